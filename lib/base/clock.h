@@ -1,0 +1,27 @@
+#ifndef RCSOCK_LIB_BASE_CLOCK_H_
+#define RCSOCK_LIB_BASE_CLOCK_H_
+
+#include <x86intrin.h>
+
+#include <cstdint>
+#include <ctime>
+
+namespace rcsock::base {
+
+inline std::uint64_t NowNs() {
+  timespec now;
+  ::clock_gettime(CLOCK_MONOTONIC, &now);
+  return static_cast<std::uint64_t>(now.tv_sec) * 1'000'000'000u +
+         static_cast<std::uint64_t>(now.tv_nsec);
+}
+
+// The time-stamp counter: for spin budgets, where a call would cost too much.
+inline std::uint64_t Ticks() { return __rdtsc(); }
+
+// Ticks per microsecond; measured once at start-up by InitClock().
+extern std::uint64_t ticks_per_us;
+void InitClock();
+
+}  // namespace rcsock::base
+
+#endif  // RCSOCK_LIB_BASE_CLOCK_H_

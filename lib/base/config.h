@@ -1,0 +1,25 @@
+#ifndef RCSOCK_LIB_BASE_CONFIG_H_
+#define RCSOCK_LIB_BASE_CONFIG_H_
+
+#include <cstdint>
+
+namespace rcsock::base {
+
+// What the environment asks for.  Read once, before the first interposed call.
+struct Config {
+  bool enabled = true;       // RCSOCK_LANES=tcp switches every lane off
+  bool shm = true;           // RCSOCK_LANES=auto|shm
+  bool rdma = true;          // RCSOCK_LANES=auto|rdma
+  char stats[256] = {};      // RCSOCK_STATS=FILE, %p is the pid; empty: none
+  std::uint32_t spin_us = 100;       // RCSOCK_SPIN_US: the longest spin before a sleep
+  std::uint32_t promote_ops = 8;    // RCSOCK_PROMOTE_OPS: calls that moved bytes
+  std::uint64_t promote_bytes = 65536;  // RCSOCK_PROMOTE_BYTES
+};
+
+const Config& GetConfig();
+// Reads the environment again (start-up, and tests).
+void LoadConfig();
+
+}  // namespace rcsock::base
+
+#endif  // RCSOCK_LIB_BASE_CONFIG_H_

@@ -1,0 +1,29 @@
+#ifndef RCSOCK_LIB_BASE_INTERNAL_H_
+#define RCSOCK_LIB_BASE_INTERNAL_H_
+
+namespace rcsock::base {
+
+// True while this thread works for rcsock and not for the application: always
+// on the conductor thread, and elsewhere while rcsock calls into other
+// libraries. The preload passes such calls straight on, and moves the
+// descriptors that they create (an io_context makes its own) to the top of the
+// range.
+//
+// constinit: without it each use would go through a wrapper that asks whether
+// the variable has been initialised.
+extern constinit thread_local bool tls_internal;
+
+class InternalScope {
+ public:
+  InternalScope() : before_(tls_internal) { tls_internal = true; }
+  ~InternalScope() { tls_internal = before_; }
+  InternalScope(const InternalScope&) = delete;
+  InternalScope& operator=(const InternalScope&) = delete;
+
+ private:
+  bool before_;
+};
+
+}  // namespace rcsock::base
+
+#endif  // RCSOCK_LIB_BASE_INTERNAL_H_

@@ -1,0 +1,63 @@
+#ifndef RCSOCK_LIB_BASE_REAL_H_
+#define RCSOCK_LIB_BASE_REAL_H_
+
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <spawn.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <sys/epoll.h>
+#include <sys/select.h>
+#include <sys/socket.h>
+#include <sys/types.h>
+#include <sys/uio.h>
+
+#include <cstddef>
+
+// The calls that the preload interposes, as libc has them: rcsock::real::recv(...)
+// never comes back to us.  Looked up at first use, so that a call made before any
+// constructor has run works too.
+namespace rcsock::real {
+
+// Finds the next definition of `name` and stores it; null if there is none.
+void* Resolve(void** slot, const char* name);
+
+namespace table {
+#define CALL(group, result, name, params, args, doc) \
+  extern result(*name) params;
+#define CALLV(group, name, params, args, doc) extern void(*name) params;
+#define VARIADIC(group, result, name, params, doc) extern result(*name) params;
+#define ALIAS(...)
+#include "lib/base/calls.def"
+#undef CALL
+#undef CALLV
+#undef VARIADIC
+#undef ALIAS
+}  // namespace table
+
+template <class F>
+inline F* Find(F** slot, const char* name) {
+  F* found = __atomic_load_n(slot, __ATOMIC_ACQUIRE);
+  if (__builtin_expect(found != nullptr, 1)) return found;
+  return reinterpret_cast<F*>(Resolve(reinterpret_cast<void**>(slot), name));
+}
+
+#define RCSOCK_REAL(name) \
+  (::rcsock::real::Find(&::rcsock::real::table::name, #name))
+
+#define CALL(group, result, name, params, args, doc) \
+  inline result name params { return RCSOCK_REAL(name) args; }
+#define CALLV(group, name, params, args, doc) \
+  inline void name params { RCSOCK_REAL(name) args; }
+#define VARIADIC(...)
+#define ALIAS(...)
+#include "lib/base/calls.def"
+#undef CALL
+#undef CALLV
+#undef VARIADIC
+#undef ALIAS
+
+}  // namespace rcsock::real
+
+#endif  // RCSOCK_LIB_BASE_REAL_H_

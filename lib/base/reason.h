@@ -1,0 +1,58 @@
+#ifndef RCSOCK_LIB_BASE_REASON_H_
+#define RCSOCK_LIB_BASE_REASON_H_
+
+#include <cstdint>
+
+namespace rcsock::base {
+
+// Why a stream is on TCP, or left its lane.  The second column is the key in the
+// statistics; the third is what a person is told.
+#define RCSOCK_REASONS(X)                                                     \
+  X(kNone, "none", "on a lane")                                               \
+  X(kShortLived, "short_lived", "ended before it had shown enough traffic")   \
+  X(kPolicy, "policy", "lanes are switched off for it")                       \
+  X(kNoDevice, "no_device", "the peer is on another host; no RDMA device")    \
+  X(kPeerPlain, "peer_without_rcsock", "the peer does not run under rcsock")  \
+  X(kPeerUid, "different_uid", "the peer runs as another user")               \
+  X(kPeerVersion, "peer_version", "the peer speaks another version")          \
+  X(kPeerRefused, "peer_refused", "the peer refused the lane")                \
+  X(kTimeout, "timeout", "the peer did not answer in time")                   \
+  X(kNoMemory, "no_memory", "out of memory or memfds")                        \
+  X(kNoFds, "no_fds", "out of file descriptors")                              \
+  X(kTooMany, "too_many_streams", "the limit of promoted streams is reached") \
+  X(kNoThread, "no_thread", "the conductor thread could not be started")      \
+  X(kPinnedFdopen, "pinned_fdopen", "pinned: stdio reads it past rcsock")     \
+  X(kPinnedScmRights, "pinned_scm_rights", "pinned: passed to a process")     \
+  X(kPinnedFork, "pinned_fork", "pinned: shared with a forked process")       \
+  X(kPinnedExec, "pinned_exec", "pinned: kept across exec")                   \
+  X(kPinnedIoUring, "pinned_io_uring", "pinned: the process uses io_uring")   \
+  X(kPinnedSyscall, "pinned_syscall", "pinned: used past rcsock")             \
+  X(kPinnedOption, "pinned_option", "pinned: an option no lane can honour")   \
+  X(kBusy, "busy", "a call in the kernel never left a gap to promote in")     \
+  X(kStarved, "starved", "demoted: the peer stopped reading")                 \
+  X(kLaneError, "lane_error", "the lane failed")                              \
+  X(kProtocol, "protocol_error", "the peer broke the protocol")               \
+  X(kPeerDemoted, "peer_demoted", "the peer asked to leave the lane")         \
+  X(kPeerGone, "peer_gone", "the peer process ended")                         \
+  X(kPending, "pending", "still looking for the peer at the end")
+
+enum class Reason : std::uint8_t {
+#define X(id, key, text) id,
+  RCSOCK_REASONS(X)
+#undef X
+      kCount,
+};
+
+constexpr const char* kReasonKeys[] = {
+#define X(id, key, text) key,
+    RCSOCK_REASONS(X)
+#undef X
+};
+
+constexpr const char* ReasonKey(Reason reason) {
+  return kReasonKeys[static_cast<int>(reason)];
+}
+
+}  // namespace rcsock::base
+
+#endif  // RCSOCK_LIB_BASE_REASON_H_

@@ -1,0 +1,72 @@
+#ifndef RCSOCK_LIB_LANE_IOV_CURSOR_H_
+#define RCSOCK_LIB_LANE_IOV_CURSOR_H_
+
+#include <sys/uio.h>
+
+#include <cstddef>
+#include <cstring>
+
+namespace rcsock::lane {
+
+// Walks through iov[0..count) from byte `skip` of it on.
+class IovCursor {
+ public:
+  IovCursor(const iovec* iov, int count, std::size_t skip)
+      : at_(iov), end_(iov + count), done_(skip) {
+    Settle();
+  }
+
+  // Bytes that are left, at most `limit`.
+  std::size_t Left(std::size_t limit) const {
+    std::size_t left = 0;
+    std::size_t skip = done_;
+    for (const iovec* at = at_; at != end_ && left < limit; ++at) {
+      left += at->iov_len - skip;
+      skip = 0;
+    }
+    return left < limit ? left : limit;
+  }
+
+  // Copies the next `n` bytes, which must be there, to or from the vector.
+  void CopyOut(void* to, std::size_t n) {
+    auto* out = static_cast<std::byte*>(to);
+    Walk(n, [&](std::byte* part, std::size_t length) {
+      std::memcpy(out, part, length);
+      out += length;
+    });
+  }
+  void CopyIn(const void* from, std::size_t n) {
+    const auto* in = static_cast<const std::byte*>(from);
+    Walk(n, [&](std::byte* part, std::size_t length) {
+      std::memcpy(part, in, length);
+      in += length;
+    });
+  }
+
+ private:
+  void Settle() {
+    while (at_ != end_ && done_ >= at_->iov_len) {
+      done_ -= at_->iov_len;
+      ++at_;
+    }
+  }
+  template <typename Copy>
+  void Walk(std::size_t n, Copy copy) {
+    while (n > 0 && at_ != end_) {
+      const std::size_t here = at_->iov_len - done_;
+      const std::size_t part = n < here ? n : here;
+      copy(static_cast<std::byte*>(at_->iov_base) + done_, part);
+      n -= part;
+      done_ += part;
+      Settle();
+    }
+  }
+
+  const iovec* at_;
+  const iovec* end_;
+  std::size_t done_;  // of *at_
+};
+
+}  // namespace rcsock::lane
+
+#endif  // RCSOCK_LIB_LANE_IOV_CURSOR_H_

@@ -1,0 +1,123 @@
+#ifndef RCSOCK_LIB_LANE_LANE_H_
+#define RCSOCK_LIB_LANE_LANE_H_
+
+#include <sys/uio.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "lib/base/reason.h"
+
+namespace rcsock::lane {
+
+enum class Kind : std::uint8_t { kShm, kRdma, kSim };
+
+// What is at the head of the receive ring.
+enum class Head : std::uint8_t {
+  kEmpty,
+  kData,  // Read() yields bytes
+  kCtl,   // ReadCtl() yields one control message
+  kDead,  // the lane has failed (error completion, malformed peer) and no more
+          // bytes can be taken from it
+};
+
+// Memory that the lane's peer or device can reach.
+struct Region {
+  std::byte* base = nullptr;
+  std::size_t length = 0;
+  std::uint64_t key = 0;  // rdma: rkey; shm: segment number
+};
+
+// How this end wants to be told of what the other end does.  Or-ed together.
+enum Notify : std::uint32_t {
+  kNotifyNone = 0,
+  kNotifyRxPoller = 1,  // new data or control: the poller must see it
+  kNotifyRxBits = 2,    // ... even without looking at this lane itself (it
+                        // watches many): sets the bit in its ready bitmap
+  kNotifyTxPoller = 4,  // credit came back: one completion kCompletionTx
+  kNotifyRxSleeper = 8,   // a thread sleeps in SleepRx
+  kNotifyTxSleeper = 16,  // a thread sleeps in SleepTx
+};
+
+// One end of one stream's lane: a ring in each direction, written by the sender,
+// credits back.
+//
+// Threads: the tx calls under the stream's tx latch, the rx calls under its rx
+// latch, Freeze and the destructor under both; SleepRx/SleepTx under none (the
+// caller pins the lane, see posix::Sock); WakeLocal, and State from anywhere.
+class Lane {
+ public:
+  virtual ~Lane() = default;
+
+  virtual Kind kind() const = 0;
+  virtual Region RxRegion() const = 0;
+  virtual Region TxRegion() const = 0;
+
+  // --- Sending ---------------------------------------------------------------
+  // Posts up to `limit` bytes of iov[0..count) from byte `skip` of it on, as one
+  // or more writes with immediate, and tells the receiver as it asked.  Returns
+  // the bytes taken: fewer than asked, 0 included, when credit runs out.
+  virtual std::size_t Post(const iovec* iov, int count, std::size_t skip,
+                           std::size_t limit) = 0;
+  // Posts one control message of at most kCtlMax bytes.  A slot is kept free for
+  // each, so that data never keeps a control message back; false: no room even
+  // so (a hostile peer) or dead.
+  static constexpr std::size_t kCtlMax = 56;
+  virtual bool PostCtl(const void* message, std::size_t length) = 0;
+  // Bytes that Post would take now, at least 1 if any; looks for new credit.
+  virtual std::size_t Writable() = 0;
+  // Data bytes posted since the lane opened, and how many of them the receiver
+  // has consumed (its credit, never a mere completion).
+  virtual std::uint64_t Posted() const = 0;
+  virtual std::uint64_t Acked() = 0;
+  // Copies posted bytes [from, from + length) out of the send ring; only those
+  // that are not acked are still there.  Returns the bytes copied.
+  virtual std::size_t CopyUnacked(std::uint64_t from, void* to,
+                                  std::size_t length) = 0;
+
+  // --- Receiving -------------------------------------------------------------
+  virtual Head Peek() = 0;
+  // Copies up to `limit` data bytes to iov[0..count) from byte `skip` of it on.
+  // Stops at a control message.  With `peek` nothing is consumed.  A null iov
+  // with count 0 drops the bytes.
+  virtual std::size_t Read(const iovec* iov, int count, std::size_t skip,
+                           std::size_t limit, bool peek) = 0;
+  // Takes one control message; returns its length, 0 if none is at the head.
+  virtual std::size_t ReadCtl(void* message, std::size_t capacity) = 0;
+  // Data bytes landed before the next control message.
+  virtual std::size_t Readable() = 0;
+  // True if anything landed since the last call: the edge of edge-triggered
+  // readiness.  Costs one look at the next slot.
+  virtual bool Arrived() = 0;
+  // Publishes the credit now, however little it is.
+  virtual void Credit() = 0;
+
+  // --- Notification ----------------------------------------------------------
+  // Replaces the poller bits (kNotifyRxPoller, kNotifyRxBits, kNotifyTxPoller)
+  // and the bell they go to; sleepers' bits are the lane's own.  Full fence: what
+  // the peer posted before it could see the change is seen by a look at the ring
+  // after this call.
+  virtual void SetNotify(std::uint32_t bits, int bell) = 0;
+  // For spinning without the latch: true if SleepRx would return at once.
+  virtual bool RxPending() const = 0;
+  // Sleep until data (credit) may have come, WakeLocal was called, the time-out
+  // (relative, null: none) passed or a signal came.  0, -EAGAIN (did not sleep:
+  // look again), -EINTR, -ETIMEDOUT.  `token` comes from SleepToken(), taken
+  // before the caller last looked.
+  virtual std::uint32_t SleepToken(bool tx) const = 0;
+  virtual int SleepRx(std::uint32_t token, const timespec* timeout) = 0;
+  virtual int SleepTx(std::uint32_t token, const timespec* timeout) = 0;
+  // Makes every sleeper of this end return.
+  virtual void WakeLocal() = 0;
+
+  // --- End -------------------------------------------------------------------
+  // kNone while the lane works; else why it does not.
+  virtual base::Reason State() const = 0;
+  // Rule 11: from now on nothing that arrives is accepted; what had landed by
+  // now stays readable (Read, CopyUnacked go on working).  Idempotent.
+  virtual void Freeze() = 0;
+};
+
+}  // namespace rcsock::lane
+
+#endif  // RCSOCK_LIB_LANE_LANE_H_

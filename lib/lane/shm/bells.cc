@@ -1,0 +1,93 @@
+#include "lib/lane/shm/bells.h"
+
+#include <sys/eventfd.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <mutex>
+#include <new>
+#include <utility>
+
+#include "lib/lane/shm/memory.h"
+
+namespace rcsock::lane::shm {
+
+void KickFd(int fd) {
+  if (fd < 0) return;
+  const int saved = errno;
+  const std::uint64_t one = 1;
+  if (::syscall(SYS_write, fd, &one, sizeof(one)) < 0 && errno == EAGAIN) {
+    // Someone filled the counter.  Nobody reads it for its value: empty it, so
+    // that one peer cannot keep the others from waking us.
+    std::uint64_t count;
+    ::syscall(SYS_read, fd, &count, sizeof(count));
+    ::syscall(SYS_write, fd, &one, sizeof(one));
+  }
+  errno = saved;
+}
+
+std::unique_ptr<Bells> Bells::Create() {
+  base::UniqueFd fd = CreateMemory("rcsock-bells", sizeof(BellPage));
+  if (!fd.ok()) return nullptr;
+  void* page = MapMemory(fd.get(), sizeof(BellPage), true);
+  if (page == nullptr) return nullptr;
+  if (!SealReadOnly(fd.get())) {
+    UnmapMemory(page, sizeof(BellPage));
+    return nullptr;
+  }
+  return std::unique_ptr<Bells>(
+      new Bells(std::move(fd), static_cast<BellPage*>(page)));
+}
+
+Bells::Bells(base::UniqueFd page_fd, BellPage* page)
+    : page_fd_(std::move(page_fd)), page_(page) {
+  for (auto& fd : fds_) fd.store(-1, std::memory_order_relaxed);
+}
+
+Bells::~Bells() {
+  for (auto& fd : fds_) {
+    const int number = fd.load(std::memory_order_relaxed);
+    if (number >= 0) base::CloseRaw(number);
+  }
+  UnmapMemory(page_, sizeof(BellPage));
+}
+
+int Bells::EnsureBell(int k) {
+  std::scoped_lock hold(latch_);
+  int fd = fds_[k].load(std::memory_order_relaxed);
+  if (fd < 0) {
+    fd = base::RelocateHigh(static_cast<int>(
+        ::syscall(SYS_eventfd2, 0, EFD_CLOEXEC | EFD_NONBLOCK)));
+    fds_[k].store(fd, std::memory_order_release);
+  }
+  return fd;
+}
+
+void Bells::Arm(int k) {
+  std::scoped_lock hold(latch_);
+  ++sleepers_[k];
+  auto& word = page_->bells[k].armed;
+  const std::uint64_t old = word.load(std::memory_order_relaxed);
+  word.store(old + 1 + (old & 1), std::memory_order_relaxed);
+  // Armed word stored -> then the caller looks for work.  A sender stores its
+  // message, then (full fence) looks at the armed word: one of us sees the
+  // other.
+  FullFence();
+}
+
+void Bells::Disarm(int k) {
+  std::scoped_lock hold(latch_);
+  if (sleepers_[k] == 0 || --sleepers_[k] != 0) return;
+  auto& word = page_->bells[k].armed;
+  word.store(word.load(std::memory_order_relaxed) + 1,
+             std::memory_order_relaxed);
+}
+
+bool Bells::Armed(int k) const {
+  return (page_->bells[k].armed.load(std::memory_order_relaxed) & 1) != 0;
+}
+
+void Bells::Kick(int k) { KickFd(bell_fd(k)); }
+
+}  // namespace rcsock::lane::shm

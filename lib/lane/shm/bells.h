@@ -1,0 +1,56 @@
+#ifndef RCSOCK_LIB_LANE_SHM_BELLS_H_
+#define RCSOCK_LIB_LANE_SHM_BELLS_H_
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+
+#include "lib/base/latch.h"
+#include "lib/base/unique_fd.h"
+#include "lib/lane/shm/layout.h"
+
+namespace rcsock::lane::shm {
+
+// This process's doorbells: one page (a memfd that peers can map but not write:
+// F_SEAL_FUTURE_WRITE after our own mapping) with an armed word per bell on a
+// line of its own, and an eventfd per bell.  One per process.
+//
+// Any thread may call anything.
+class Bells {
+ public:
+  // Null on failure (errno: EMFILE, ENOMEM, ...).
+  static std::unique_ptr<Bells> Create();
+  ~Bells();
+  Bells(const Bells&) = delete;
+  Bells& operator=(const Bells&) = delete;
+
+  int page_fd() const { return page_fd_.get(); }
+  // The eventfd of bell k, made on first use; -1 with errno on failure.
+  int EnsureBell(int k);
+  // -1: not made yet.
+  int bell_fd(int k) const { return fds_[k].load(std::memory_order_acquire); }
+  // Counts; the word becomes a new odd generation, so that peers that have
+  // kicked for an older one kick again; full fence.
+  void Arm(int k);
+  // Even again when the last sleeper has gone.
+  void Disarm(int k);
+  bool Armed(int k) const;
+  // Writes the eventfd.
+  void Kick(int k);
+
+ private:
+  Bells(base::UniqueFd page_fd, BellPage* page);
+
+  base::UniqueFd page_fd_;
+  BellPage* const page_;
+  base::Latch latch_;
+  std::uint32_t sleepers_[kBells] = {};  // under latch_
+  std::atomic<int> fds_[kBells];
+};
+
+// Adds one to an eventfd, whatever others did to its counter.
+void KickFd(int fd);
+
+}  // namespace rcsock::lane::shm
+
+#endif  // RCSOCK_LIB_LANE_SHM_BELLS_H_

@@ -1,0 +1,154 @@
+#include "lib/lane/shm/link.h"
+
+#include <bit>
+#include <new>
+#include <utility>
+
+#include "lib/lane/shm/link_state.h"
+#include "lib/lane/shm/memory.h"
+#include "lib/lane/shm/shm_lane.h"
+
+namespace rcsock::lane::shm {
+
+std::unique_ptr<Link> Link::Create() {
+  base::UniqueFd fd = CreateMemory("rcsock-link", sizeof(LinkPage));
+  if (!fd.ok()) return nullptr;
+  void* page = MapMemory(fd.get(), sizeof(LinkPage), true);
+  if (page == nullptr) return nullptr;
+  return std::unique_ptr<Link>(new Link(std::make_shared<LinkState>(
+      0, std::move(fd), static_cast<LinkPage*>(page))));
+}
+
+std::unique_ptr<Link> Link::Map(base::UniqueFd fd) {
+  if (!CheckMemory(fd.get(), sizeof(LinkPage))) return nullptr;
+  void* page = MapMemory(fd.get(), sizeof(LinkPage), true);
+  if (page == nullptr) return nullptr;
+  return std::unique_ptr<Link>(new Link(std::make_shared<LinkState>(
+      1, std::move(fd), static_cast<LinkPage*>(page))));
+}
+
+Link::Link(std::shared_ptr<LinkState> state) : state_(std::move(state)) {}
+Link::~Link() = default;
+
+int Link::side() const { return state_->side(); }
+int Link::page_fd() const { return state_->page_fd(); }
+int Link::segments() const { return state_->segments(); }
+
+base::UniqueFd Link::AddSegment() {
+  base::UniqueFd fd;
+  if (side() != 0 || segments() == kMaxSegments) return fd;
+  fd = CreateMemory("rcsock-rings", sizeof(Segment));
+  if (!fd.ok()) return fd;
+  void* memory = MapMemory(fd.get(), sizeof(Segment), true);
+  if (memory == nullptr || !state_->AddSegment(static_cast<Segment*>(memory))) {
+    UnmapMemory(memory, sizeof(Segment));
+    fd.reset();
+  }
+  return fd;
+}
+
+bool Link::MapSegment(base::UniqueFd fd) {
+  if (side() != 1 || !CheckMemory(fd.get(), sizeof(Segment))) return false;
+  void* memory = MapMemory(fd.get(), sizeof(Segment), true);
+  if (memory == nullptr) return false;
+  if (state_->AddSegment(static_cast<Segment*>(memory))) return true;
+  UnmapMemory(memory, sizeof(Segment));
+  return false;
+}
+
+bool Link::SetPeerBellPage(base::UniqueFd fd) {
+  return state_->SetPeerBellPage(std::move(fd));
+}
+
+void Link::SetPeerBell(int k, base::UniqueFd fd) {
+  state_->SetPeerBell(k, std::move(fd));
+}
+
+std::unique_ptr<Lane> Link::OpenLane(int index) {
+  if (!state_->Open(index)) return nullptr;
+  auto* lane = new (std::nothrow) ShmLane(state_, index);
+  if (lane == nullptr) state_->Close(index);
+  return std::unique_ptr<Lane>(lane);
+}
+
+void Link::Scrub(int index) {
+  StreamMemory* memory = state_->stream(index);
+  // What was never used still reads as zero: leave it untouched, unallocated.
+  if (memory == nullptr || !state_->WasOpen(index) || state_->IsOpen(index)) {
+    return;
+  }
+  for (SideControl& side : memory->side) {
+    side.control.consumed.store(0, std::memory_order_relaxed);
+    side.control.sleepers.store(0, std::memory_order_relaxed);
+    side.control.poll.store(0, std::memory_order_relaxed);
+  }
+  for (auto& direction : memory->slots) {
+    for (Slot& slot : direction) slot.head.store(0, std::memory_order_relaxed);
+  }
+  // Before the message that tells the peer to open it.
+  FullFence();
+}
+
+void Link::SetCookie(int index, void* cookie) {
+  state_->SetCookie(index, cookie);
+}
+
+int Link::Drain(int bell, Completion* out, int capacity) {
+  if (capacity <= 0) return 0;
+  const std::uint32_t error = dead() ? std::uint32_t{kCompletionError} : 0;
+  const int segments = state_->segments();
+  const int start = state_->cursor(bell);
+  int found = 0;
+  // One pass over the summary from the stream behind the last one reported, so
+  // that neither busy streams nor a peer that goes on setting bits hold up the
+  // others.
+  const int first = start / kSegmentStreams;
+  for (int i = 0; i < kMaxSegments; ++i) {
+    const int segment = (first + i) % kMaxSegments;
+    const std::uint64_t summary =
+        state_->Summary(bell, segment / 64) >> (segment % 64);
+    if (summary == 0) {
+      i += 63 - segment % 64;  // nothing in the rest of this summary word
+      continue;
+    }
+    if ((summary & 1) == 0) continue;
+    std::uint64_t bits[2];
+    if (!state_->TakeReady(bell, segment, bits)) continue;
+    // Bits of segments that do not exist are the peer's nonsense: dropped.
+    if (segment >= segments) continue;
+    const int turn = i == 0 ? start % kSegmentStreams : 0;
+    std::uint64_t left = std::rotr(bits[kReadyRx] | bits[kReadyTx], turn);
+    while (left != 0) {
+      const int at = (std::countr_zero(left) + turn) % kSegmentStreams;
+      const std::uint64_t bit = std::uint64_t{1} << at;
+      const int index = segment * kSegmentStreams + at;
+      if (found == capacity) {
+        state_->PutBack(bell, segment, bits);
+        state_->set_cursor(bell, index);
+        return found;
+      }
+      void* cookie = state_->IsOpen(index) ? state_->cookie(index) : nullptr;
+      if (cookie != nullptr) {
+        out[found++] = {
+            cookie,
+            ((bits[kReadyRx] & bit) != 0 ? std::uint32_t{kCompletionRx} : 0) |
+                ((bits[kReadyTx] & bit) != 0 ? std::uint32_t{kCompletionTx}
+                                             : 0) |
+                error};
+      }
+      bits[kReadyRx] &= ~bit;
+      bits[kReadyTx] &= ~bit;
+      left &= left - 1;
+    }
+    if (found == capacity) {
+      state_->set_cursor(bell, (segment + 1) % kMaxSegments * kSegmentStreams);
+      return found;
+    }
+  }
+  return found;
+}
+
+void Link::Kill(base::Reason why) { state_->Kill(why); }
+bool Link::dead() const { return state_->why_dead() != base::Reason::kNone; }
+
+}  // namespace rcsock::lane::shm

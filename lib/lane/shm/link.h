@@ -1,0 +1,79 @@
+#ifndef RCSOCK_LIB_LANE_SHM_LINK_H_
+#define RCSOCK_LIB_LANE_SHM_LINK_H_
+
+#include <cstdint>
+#include <memory>
+
+#include "lib/base/reason.h"
+#include "lib/base/unique_fd.h"
+#include "lib/lane/lane.h"
+#include "lib/lane/poller.h"
+#include "lib/lane/shm/bells.h"
+#include "lib/lane/shm/layout.h"
+
+namespace rcsock::lane::shm {
+
+class LinkState;
+
+// The memory shared with one peer process, seen from one side (0: the side that
+// made the link; 1: the other).
+//  - the link page: per side and bell a hierarchical ready bitmap, set by the
+//    other side;
+//  - segments of 64 streams each, made by side 0.
+// Everything in it may be scribbled on by the peer at any time.
+//
+// Any thread may call anything, but one at a time for Drain of one bell.  Lanes
+// keep the memory alive after the Link is gone.
+class Link {
+ public:
+  // Side 0.  Null: errno.
+  static std::unique_ptr<Link> Create();
+  // Side 1; checks seals and size.
+  static std::unique_ptr<Link> Map(base::UniqueFd page);
+  ~Link();
+  Link(const Link&) = delete;
+  Link& operator=(const Link&) = delete;
+
+  int side() const;
+  int page_fd() const;
+  // Side 0: makes segment number `segments()`, returns its memfd (owned by the
+  // caller: send it, then close it).
+  base::UniqueFd AddSegment();
+  // Side 1: checks size and seals.
+  bool MapSegment(base::UniqueFd fd);
+  int segments() const;
+
+  // The peer's bells: its page, and eventfds as they become known.  Only the
+  // first page, and the first eventfd of each bell, counts.
+  bool SetPeerBellPage(base::UniqueFd fd);
+  void SetPeerBell(int k, base::UniqueFd fd);
+
+  // Opens this side's end of stream `index`; null if out of range or in use.
+  // Side 0 must have called Scrub(index) before the peer opens it.
+  std::unique_ptr<Lane> OpenLane(int index);
+  // Side 0: makes the stream's slots read as empty again for reuse.  Only while
+  // neither end has it open.
+  void Scrub(int index);
+  // What completions of that stream carry (Completion::cookie); null: none.
+  void SetCookie(int index, void* cookie);
+
+  // Visits, and clears, what the peer marked for bell k.  What does not fit
+  // stays marked for the next call.
+  int Drain(int bell, Completion* out, int capacity);
+  // The peer process is gone or broke the rules: every lane of the link reports
+  // `why` from State(); sleepers wake, and Drain yields each open lane once,
+  // with kCompletionError.  The caller kicks its own bells.
+  void Kill(base::Reason why);
+  bool dead() const;
+
+ private:
+  explicit Link(std::shared_ptr<LinkState> state);
+
+  const std::shared_ptr<LinkState> state_;
+};
+
+}  // namespace rcsock::lane::shm
+
+#include "lib/lane/shm/shm_poller.h"  // IWYU pragma: export
+
+#endif  // RCSOCK_LIB_LANE_SHM_LINK_H_

@@ -1,0 +1,247 @@
+#include "lib/lane/shm/link_state.h"
+
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <charconv>
+#include <climits>
+#include <cstring>
+#include <mutex>
+#include <new>
+#include <utility>
+
+#include "lib/lane/shm/bells.h"
+#include "lib/lane/shm/memory.h"
+
+namespace rcsock::lane::shm {
+namespace {
+
+// A write to anything else might block, or mean something.
+bool IsEventFd(int fd) {
+  char path[32] = "/proc/self/fd/";
+  constexpr std::size_t kPrefix = sizeof("/proc/self/fd/") - 1;
+  *std::to_chars(path + kPrefix, path + sizeof(path) - 1, fd).ptr = '\0';
+  char target[64];
+  const long length = ::syscall(SYS_readlink, path, target, sizeof(target));
+  // Without /proc there is no way to tell; the peer is of our own uid anyway.
+  if (length < 0) return errno == ENOENT || errno == EACCES;
+  constexpr char kName[] = "anon_inode:[eventfd]";
+  return length == sizeof(kName) - 1 &&
+         std::memcmp(target, kName, sizeof(kName) - 1) == 0;
+}
+
+}  // namespace
+
+void BumpAndWake(std::atomic<std::uint32_t>& word) {
+  // The bump first: who has an old token and is not asleep yet does not fall
+  // asleep (the kernel compares under its lock); who is asleep is woken.
+  word.fetch_add(1, std::memory_order_seq_cst);
+  base::FutexWake(&word, INT_MAX, true);
+}
+
+LinkState::LinkState(int side, base::UniqueFd page_fd, LinkPage* page)
+    : side_(side), page_fd_(std::move(page_fd)), page_(page) {
+  for (auto& fd : peer_fds_) fd.store(-1, std::memory_order_relaxed);
+}
+
+LinkState::~LinkState() {
+  for (auto& entry : table_) {
+    SegmentState* segment = entry.load(std::memory_order_relaxed);
+    if (segment == nullptr) continue;
+    UnmapMemory(segment->memory, sizeof(Segment));
+    delete segment;
+  }
+  for (auto& fd : peer_fds_) {
+    const int number = fd.load(std::memory_order_relaxed);
+    if (number >= 0) base::CloseRaw(number);
+  }
+  UnmapMemory(peer_bells_.load(std::memory_order_relaxed), sizeof(BellPage));
+  UnmapMemory(page_, sizeof(LinkPage));
+}
+
+bool LinkState::AddSegment(Segment* memory) {
+  std::scoped_lock hold(latch_);
+  const int n = segments_.load(std::memory_order_relaxed);
+  if (n == kMaxSegments) return false;
+  auto* state = new (std::nothrow) SegmentState{memory};
+  if (state == nullptr) return false;
+  table_[n].store(state, std::memory_order_release);
+  segments_.store(n + 1, std::memory_order_release);
+  return true;
+}
+
+StreamMemory* LinkState::stream(int index) {
+  SegmentState* state = segment(index);
+  return state == nullptr ? nullptr
+                          : &state->memory->streams[index % kSegmentStreams];
+}
+
+bool LinkState::Open(int index) {
+  SegmentState* state = segment(index);
+  if (state == nullptr) return false;
+  state->was_open.fetch_or(Bit(index), std::memory_order_relaxed);
+  return (state->open.fetch_or(Bit(index), std::memory_order_acq_rel) &
+          Bit(index)) == 0;
+}
+
+void LinkState::Close(int index) {
+  segment(index)->open.fetch_and(~Bit(index), std::memory_order_acq_rel);
+}
+
+bool LinkState::IsOpen(int index) const {
+  const SegmentState* state = segment(index);
+  return state != nullptr &&
+         (state->open.load(std::memory_order_acquire) & Bit(index)) != 0;
+}
+
+bool LinkState::WasOpen(int index) const {
+  const SegmentState* state = segment(index);
+  return state != nullptr &&
+         (state->was_open.load(std::memory_order_acquire) & Bit(index)) != 0;
+}
+
+void LinkState::SetCookie(int index, void* cookie) {
+  if (SegmentState* state = segment(index)) {
+    state->cookies[index % kSegmentStreams].store(cookie,
+                                                  std::memory_order_release);
+  }
+}
+
+void* LinkState::cookie(int index) const {
+  const SegmentState* state = segment(index);
+  return state == nullptr ? nullptr
+                          : state->cookies[index % kSegmentStreams].load(
+                                std::memory_order_acquire);
+}
+
+void LinkState::SetBell(int index, int bell) {
+  segment(index)->bells[index % kSegmentStreams].store(
+      static_cast<std::uint8_t>(bell), std::memory_order_relaxed);
+}
+
+bool LinkState::SetPeerBellPage(base::UniqueFd fd) {
+  if (!CheckMemory(fd.get(), sizeof(BellPage))) return false;
+  void* page = MapMemory(fd.get(), sizeof(BellPage), false);
+  if (page == nullptr) return false;
+  const BellPage* none = nullptr;
+  if (!peer_bells_.compare_exchange_strong(none, static_cast<BellPage*>(page),
+                                           std::memory_order_acq_rel)) {
+    // Senders may be looking at the first one.
+    UnmapMemory(page, sizeof(BellPage));
+    return false;
+  }
+  return true;
+}
+
+void LinkState::SetPeerBell(int k, base::UniqueFd fd) {
+  if (k < 0 || k >= kBells || !fd.ok() || !IsEventFd(fd.get())) return;
+  base::UniqueFd high(base::RelocateHigh(fd.release()));
+  int none = -1;
+  // The first one stays: senders may be writing to it.
+  if (peer_fds_[k].compare_exchange_strong(none, high.get(),
+                                           std::memory_order_acq_rel)) {
+    high.release();
+  }
+}
+
+void LinkState::Mark(int side, Ready what, int bell, int index) {
+  auto& word = page_->ready[side][bell].words[what][index / kSegmentStreams];
+  const int segment = index / kSegmentStreams;
+  auto& summary = page_->summary[side][bell].words[what][segment / 64];
+  const std::uint64_t bit = Bit(index);
+  const std::uint64_t summary_bit = std::uint64_t{1} << (segment % 64);
+  // A bit that is set already needs no write: the Drain that will clear it
+  // looks at the ring after that, hence after our message, which a full fence
+  // put before this load.
+  if ((word.load(std::memory_order_seq_cst) & bit) == 0) {
+    word.fetch_or(bit, std::memory_order_seq_cst);
+  }
+  // Drain clears the summary before it takes the word.  If we see the summary
+  // set, that clearing is yet to come, and the word with our bit is taken after
+  // it. Looked at each time: the thread that set the word's first bit may have
+  // been stopped before it came to this line.
+  if ((summary.load(std::memory_order_seq_cst) & summary_bit) == 0) {
+    summary.fetch_or(summary_bit, std::memory_order_seq_cst);
+  }
+}
+
+void LinkState::Ring(int bell) {
+  const BellPage* page = peer_bells_.load(std::memory_order_acquire);
+  if (page != nullptr) {
+    const std::uint64_t armed =
+        page->bells[bell].armed.load(std::memory_order_seq_cst);
+    if ((armed & 1) == 0) return;
+    // Once a generation: who kicked has woken every sleeper that armed up to
+    // it, and each arms anew before it sleeps again.
+    if (kicked_[bell].load(std::memory_order_relaxed) == armed) return;
+    int fd = peer_fds_[bell].load(std::memory_order_acquire);
+    if (fd < 0) fd = peer_fds_[0].load(std::memory_order_acquire);
+    if (fd < 0) return;
+    // Recorded after the kick, so that a thread that skips its own knows that
+    // one has been made.
+    KickFd(fd);
+    kicked_[bell].store(armed, std::memory_order_relaxed);
+    return;
+  }
+  KickFd(peer_fds_[0].load(std::memory_order_acquire));
+}
+
+std::uint64_t LinkState::Summary(int bell, int word) const {
+  const auto& summary = page_->summary[side_][bell];
+  return summary.words[kReadyRx][word].load(std::memory_order_relaxed) |
+         summary.words[kReadyTx][word].load(std::memory_order_relaxed);
+}
+
+bool LinkState::TakeReady(int bell, int segment, std::uint64_t bits[2]) {
+  const std::uint64_t mask = std::uint64_t{1} << (segment % 64);
+  for (int what : {kReadyRx, kReadyTx}) {
+    bits[what] = 0;
+    auto& summary = page_->summary[side_][bell].words[what][segment / 64];
+    if ((summary.load(std::memory_order_relaxed) & mask) == 0) continue;
+    // Summary, then word, then (the caller) the ring: the opposite order of the
+    // one in which the peer writes them; both are full fences.
+    summary.fetch_and(~mask, std::memory_order_seq_cst);
+    bits[what] = page_->ready[side_][bell].words[what][segment].exchange(
+        0, std::memory_order_seq_cst);
+  }
+  return (bits[kReadyRx] | bits[kReadyTx]) != 0;
+}
+
+void LinkState::PutBack(int bell, int segment, const std::uint64_t bits[2]) {
+  const std::uint64_t mask = std::uint64_t{1} << (segment % 64);
+  for (int what : {kReadyRx, kReadyTx}) {
+    if (bits[what] == 0) continue;
+    page_->ready[side_][bell].words[what][segment].fetch_or(
+        bits[what], std::memory_order_seq_cst);
+    page_->summary[side_][bell].words[what][segment / 64].fetch_or(
+        mask, std::memory_order_seq_cst);
+  }
+}
+
+void LinkState::Kill(base::Reason why) {
+  base::Reason none = base::Reason::kNone;
+  if (why == base::Reason::kNone ||
+      !dead_.compare_exchange_strong(none, why, std::memory_order_seq_cst)) {
+    return;
+  }
+  // dead_ stored -> futex words bumped; a sleeper takes its token, then looks
+  // at dead_: it sees it or its token is old.  A lane that opens now sees it
+  // too.
+  for (int s = 0; s < segments(); ++s) {
+    SegmentState* state = table_[s].load(std::memory_order_acquire);
+    const std::uint64_t open = state->open.load(std::memory_order_seq_cst);
+    for (int i = 0; i < kSegmentStreams; ++i) {
+      const int index = s * kSegmentStreams + i;
+      if ((open & Bit(index)) == 0) continue;
+      FutexLine& futex = state->memory->streams[i].side[side_].futex;
+      BumpAndWake(futex.rx);
+      BumpAndWake(futex.tx);
+      const int bell = state->bells[i].load(std::memory_order_relaxed);
+      Mark(side_, kReadyRx, bell, index);
+      Mark(side_, kReadyTx, bell, index);
+    }
+  }
+}
+
+}  // namespace rcsock::lane::shm

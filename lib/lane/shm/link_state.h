@@ -1,0 +1,106 @@
+#ifndef RCSOCK_LIB_LANE_SHM_LINK_STATE_H_
+#define RCSOCK_LIB_LANE_SHM_LINK_STATE_H_
+
+#include <atomic>
+#include <cstdint>
+
+#include "lib/base/latch.h"
+#include "lib/base/reason.h"
+#include "lib/base/unique_fd.h"
+#include "lib/lane/shm/layout.h"
+
+namespace rcsock::lane::shm {
+
+// What a Link and its lanes share; it lives as long as any of them, so that no
+// lane outlives the memory under it.
+class LinkState {
+ public:
+  LinkState(int side, base::UniqueFd page_fd, LinkPage* page);
+  ~LinkState();
+  LinkState(const LinkState&) = delete;
+  LinkState& operator=(const LinkState&) = delete;
+
+  int side() const { return side_; }
+  int page_fd() const { return page_fd_.get(); }
+  int segments() const { return segments_.load(std::memory_order_acquire); }
+
+  // Takes over a mapping; false if there are too many.
+  bool AddSegment(Segment* memory);
+  // Null if out of range.
+  StreamMemory* stream(int index);
+
+  // Whether this side has the stream open.  Open: false if it is already.
+  bool Open(int index);
+  void Close(int index);
+  bool IsOpen(int index) const;
+  // Whether it was ever open.
+  bool WasOpen(int index) const;
+  void SetCookie(int index, void* cookie);
+  void* cookie(int index) const;
+  // The bell that this side's end of the stream names.
+  void SetBell(int index, int bell);
+
+  bool SetPeerBellPage(base::UniqueFd fd);
+  void SetPeerBell(int k, base::UniqueFd fd);
+  // Sets the stream's bit in the peer's bitmap for that bell.
+  void Mark(Ready what, int bell, int index) {
+    Mark(1 - side_, what, bell, index);
+  }
+  // Kicks the peer's bell if somebody sleeps by it.  A full fence must lie
+  // between what the sleeper is to see and this call.
+  void Ring(int bell);
+
+  // Takes the bits of word `segment` of the bell's bitmap: [kReadyRx],
+  // [kReadyTx].
+  bool TakeReady(int bell, int segment, std::uint64_t bits[2]);
+  void PutBack(int bell, int segment, const std::uint64_t bits[2]);
+  // True if summary bits are set for segments of this word.
+  std::uint64_t Summary(int bell, int word) const;
+  int cursor(int bell) const { return cursors_[bell]; }
+  void set_cursor(int bell, int index) { cursors_[bell] = index; }
+
+  void Kill(base::Reason why);
+  base::Reason why_dead() const {
+    return dead_.load(std::memory_order_acquire);
+  }
+
+ private:
+  // Private to this process.
+  struct SegmentState {
+    Segment* memory;
+    std::atomic<std::uint64_t> open{0};
+    std::atomic<std::uint64_t> was_open{0};
+    std::atomic<void*> cookies[kSegmentStreams] = {};
+    std::atomic<std::uint8_t> bells[kSegmentStreams] = {};
+  };
+
+  SegmentState* segment(int index) const {
+    if (index < 0 || index >= segments() * kSegmentStreams) return nullptr;
+    return table_[index / kSegmentStreams].load(std::memory_order_acquire);
+  }
+  static std::uint64_t Bit(int index) {
+    return std::uint64_t{1} << (index % kSegmentStreams);
+  }
+  void Mark(int side, Ready what, int bell, int index);
+
+  const int side_;
+  const base::UniqueFd page_fd_;
+  LinkPage* const page_;
+  base::Latch latch_;  // AddSegment
+  std::atomic<int> segments_{0};
+  std::atomic<SegmentState*> table_[kMaxSegments] = {};
+  std::atomic<base::Reason> dead_{base::Reason::kNone};
+  std::atomic<const BellPage*> peer_bells_{nullptr};
+  std::atomic<int> peer_fds_[kBells];
+  std::atomic<std::uint64_t> kicked_[kBells] =
+      {};                     // generation last kicked for
+  int cursors_[kBells] = {};  // where the next Drain begins
+};
+
+// Wakes every thread of any process that sleeps on `word`, and whoever is about
+// to with a token taken before.
+void BumpAndWake(std::atomic<std::uint32_t>& word);
+
+}  // namespace rcsock::lane::shm
+
+#endif  // RCSOCK_LIB_LANE_SHM_LINK_STATE_H_

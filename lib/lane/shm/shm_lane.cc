@@ -1,0 +1,410 @@
+#include "lib/lane/shm/shm_lane.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "lib/base/latch.h"
+#include "lib/lane/iov_cursor.h"
+#include "lib/lane/shm/link_state.h"
+
+namespace rcsock::lane::shm {
+namespace {
+
+constexpr int BellOf(std::uint32_t poll) {
+  return static_cast<int>(poll >> 8) & (kBells - 1);
+}
+static_assert((kBells & (kBells - 1)) == 0);
+
+// How much a receiver takes before it wakes a sender that waits for room: a
+// wake for each record would cost a switch of threads for each.
+constexpr std::uint32_t kWakeBytes = kRingBytes / 4;
+constexpr std::uint32_t kWakeSlots = kSlots / 4;
+
+}  // namespace
+
+ShmLane::ShmLane(std::shared_ptr<LinkState> link, int index)
+    : link_(std::move(link)),
+      index_(index),
+      own_(&link_->stream(index)->side[link_->side()]),
+      peer_(&link_->stream(index)->side[1 - link_->side()]),
+      tx_slots_(link_->stream(index)->slots[link_->side()]),
+      tx_bytes_(link_->stream(index)->bytes[link_->side()]),
+      rx_slots_(link_->stream(index)->slots[1 - link_->side()]),
+      rx_bytes_(link_->stream(index)->bytes[1 - link_->side()]),
+      tx_(table_.data(), kGeometry),
+      rx_(kGeometry) {}
+
+ShmLane::~ShmLane() {
+  own_->control.poll.store(kNotifyNone, std::memory_order_relaxed);
+  link_->Close(index_);
+}
+
+Region ShmLane::RxRegion() const {
+  return {const_cast<std::byte*>(rx_bytes_), kRingBytes,
+          static_cast<std::uint64_t>(index_ / kSegmentStreams)};
+}
+
+Region ShmLane::TxRegion() const {
+  return {tx_bytes_, kRingBytes,
+          static_cast<std::uint64_t>(index_ / kSegmentStreams)};
+}
+
+base::Reason ShmLane::State() const {
+  const base::Reason own = failed_.load(std::memory_order_acquire);
+  return own != base::Reason::kNone ? own : link_->why_dead();
+}
+
+void ShmLane::Fail() {
+  failed_.store(base::Reason::kProtocol, std::memory_order_seq_cst);
+  WakeLocal();
+}
+
+// --- Sending
+// ------------------------------------------------------------------
+
+void ShmLane::LookForCredit() {
+  const std::uint64_t credit =
+      peer_->control.consumed.load(std::memory_order_acquire);
+  if (credit == tx_.credited()) return;
+  if (!tx_.OnCredit(credit)) {
+    Fail();
+    return;
+  }
+  credit_seen_.store(credit, std::memory_order_relaxed);
+  // Cleared late, so that a sender that runs at the receiver's pace leaves the
+  // line alone; it keeps asking for a wake-up that costs nothing while nobody
+  // sleeps.
+  if (starved_ && tx_.FreeBytes() >= kRingBytes / 2 &&
+      tx_.outstanding() <= kSlots / 2) {
+    starved_ = false;
+    own_->control.sleepers.fetch_and(~kStarved, std::memory_order_relaxed);
+  }
+}
+
+void ShmLane::SetStarved() {
+  if (starved_) return;
+  starved_ = true;
+  own_->control.sleepers.fetch_or(kStarved, std::memory_order_seq_cst);
+  // Starved stored -> credit loaded (by the caller); the receiver stores the
+  // credit, fences, loads starved: either we see the credit, or it sees that we
+  // starve and notifies.
+  FullFence();
+}
+
+ring::Placement ShmLane::Reserve(std::size_t want) {
+  // Early news of credit lets the ring rewind and starved_ end; the line is
+  // shared, so that the look is cheap unless there is news.
+  if (starved_ || tx_.outstanding() >= kSlots / 4 ||
+      tx_.FreeBytes() <= kRingBytes / 2) {
+    LookForCredit();
+  }
+  ring::Placement place = tx_.ReserveData(want);
+  if (place.length != 0) return place;
+  SetStarved();
+  LookForCredit();
+  return Closed() ? ring::Placement{} : tx_.ReserveData(want);
+}
+
+void ShmLane::Publish(const ring::Placement& place) {
+  const std::uint64_t sequence = static_cast<std::uint32_t>(place.number + 1);
+  TxSlot(place.number)
+      .head.store(sequence << 32 | ring::Encode(place.imm),
+                  std::memory_order_release);
+  // Message stored -> the peer's wishes loaded.  A receiver stores its wish
+  // (SleepRx, SetNotify, Arm), fences, and looks at the slot: one sees the
+  // other.
+  FullFence();
+  const std::uint32_t sleepers =
+      peer_->control.sleepers.load(std::memory_order_relaxed);
+  const std::uint32_t poll =
+      peer_->control.poll.load(std::memory_order_relaxed);
+  if ((sleepers & kRxSleeper) != 0) {
+    // Taken away by who wakes, so that the next messages find it gone.  First
+    // the bit, then the bump: a thread that sets it again meanwhile holds a
+    // token from before the bump and does not sleep.
+    peer_->control.sleepers.fetch_and(~kRxSleeper, std::memory_order_seq_cst);
+    BumpAndWake(peer_->futex.rx);
+  }
+  if ((poll & kNotifyRxBits) != 0) {
+    link_->Mark(kReadyRx, BellOf(poll), index_);
+  }
+  if ((poll & (kNotifyRxPoller | kNotifyRxBits)) != 0) {
+    link_->Ring(BellOf(poll));
+  }
+}
+
+std::size_t ShmLane::Post(const iovec* iov, int count, std::size_t skip,
+                          std::size_t limit) {
+  if (Closed()) return 0;
+  IovCursor from(iov, count, skip);
+  const std::size_t all = from.Left(limit);
+  std::size_t done = 0;
+  while (done < all) {
+    const ring::Placement place = Reserve(all - done);
+    if (place.length == 0) break;
+    std::byte* to = (place.imm.flags & ring::kFlagInline) != 0
+                        ? TxSlot(place.number).payload
+                        : tx_bytes_ + place.offset;
+    from.CopyOut(to, place.length);
+    Publish(place);
+    done += place.length;
+  }
+  return done;
+}
+
+bool ShmLane::PostCtl(const void* message, std::size_t length) {
+  if (Closed()) return false;
+  if (tx_.outstanding() >= kSlots / 4) LookForCredit();
+  const ring::Placement place = tx_.ReserveCtl(length);
+  if (place.length == 0) return false;
+  std::memcpy(TxSlot(place.number).payload, message, place.length);
+  Publish(place);
+  return true;
+}
+
+std::size_t ShmLane::Writable() {
+  if (Closed()) return 0;
+  LookForCredit();
+  if (tx_.Writable() == 0) {
+    SetStarved();
+    LookForCredit();
+  }
+  return Closed() ? 0 : tx_.Writable();
+}
+
+std::uint64_t ShmLane::Acked() {
+  LookForCredit();
+  return tx_.acked();
+}
+
+std::size_t ShmLane::CopyUnacked(std::uint64_t from, void* to,
+                                 std::size_t length) {
+  auto* out = static_cast<std::byte*>(to);
+  std::size_t done = 0;
+  while (done < length) {
+    const ring::Piece piece = tx_.Find(from + done);
+    if (piece.length == 0) break;
+    const std::byte* at =
+        (piece.in_slot ? TxSlot(piece.number).payload : tx_bytes_) +
+        piece.offset;
+    const std::size_t n = std::min<std::size_t>(piece.length, length - done);
+    std::memcpy(out + done, at, n);
+    done += n;
+  }
+  return done;
+}
+
+// --- Receiving
+// ----------------------------------------------------------------
+
+bool ShmLane::Fill() {
+  if (rx_.active()) return true;
+  std::uint32_t imm;
+  if (!Landed(rx_.next(), &imm)) {
+    // What was latched by Freeze cannot go away again but by the peer's hand.
+    if (rx_limit_ != kNoLimit && rx_.next() < rx_limit_) {
+      rx_limit_ = rx_.next();
+      Fail();
+    }
+    return false;
+  }
+  if (rx_.Accept(imm)) return true;
+  rx_limit_ = rx_.next();
+  Fail();
+  return false;
+}
+
+Head ShmLane::Peek() {
+  if (Fill()) return rx_.data() ? Head::kData : Head::kCtl;
+  if (State() == base::Reason::kNone) return Head::kEmpty;
+  // Dead; but what landed before that still counts, and it may have landed
+  // after the first look.
+  if (Fill()) return rx_.data() ? Head::kData : Head::kCtl;
+  return Head::kDead;
+}
+
+void ShmLane::Take(std::uint32_t n) {
+  const std::uint32_t ring_bytes = rx_.in_slot() ? 0 : n;
+  unnotified_bytes_ += ring_bytes;
+  if (!rx_.Take(n)) return;
+  ++unnotified_slots_;
+  rx_next_.store(rx_.next(), std::memory_order_relaxed);
+  if (rx_.CreditDue()) {
+    PublishCredit();
+    return;
+  }
+  // A sender that waits is told of less, once there is nothing more to take:
+  // PublishCredit() decides.  This load may miss a sender that has only just
+  // begun to wait.  Then it read, after that, a credit that leaves less than
+  // what makes credit due, so it has room; or an older one, and the
+  // PublishCredit() that it missed saw it waiting, and so do the loads since.
+  if ((peer_->control.sleepers.load(std::memory_order_relaxed) &
+       (kStarved | kTxSleeper)) != 0) {
+    std::uint32_t imm;
+    if (!Landed(rx_.next(), &imm)) PublishCredit();
+  }
+}
+
+void ShmLane::PublishCredit() {
+  own_->control.consumed.store(rx_.Publish(), std::memory_order_release);
+  // Credit stored -> starvation loaded: see SetStarved and SleepTx.
+  FullFence();
+  const std::uint32_t sleepers =
+      peer_->control.sleepers.load(std::memory_order_relaxed);
+  if ((sleepers & (kStarved | kTxSleeper)) == 0) return;
+  if (unnotified_bytes_ < kWakeBytes && unnotified_slots_ < kWakeSlots) {
+    // Not yet worth a wake-up, if there is more to take: then this comes again.
+    std::uint32_t imm;
+    if (rx_.active() || Landed(rx_.next(), &imm)) return;
+  }
+  unnotified_bytes_ = 0;
+  unnotified_slots_ = 0;
+  const std::uint32_t poll =
+      peer_->control.poll.load(std::memory_order_relaxed);
+  if ((sleepers & kTxSleeper) != 0) {
+    peer_->control.sleepers.fetch_and(~kTxSleeper, std::memory_order_seq_cst);
+    BumpAndWake(peer_->futex.tx);
+  }
+  if ((poll & kNotifyTxPoller) != 0) {
+    link_->Mark(kReadyTx, BellOf(poll), index_);
+    link_->Ring(BellOf(poll));
+  }
+}
+
+void ShmLane::Credit() {
+  if (rx_.unpublished() != 0) PublishCredit();
+}
+
+std::size_t ShmLane::Read(const iovec* iov, int count, std::size_t skip,
+                          std::size_t limit, bool peek) {
+  const bool drop = iov == nullptr;
+  IovCursor to(iov, drop ? 0 : count, skip);
+  const std::size_t all = drop ? limit : to.Left(limit);
+  std::size_t done = 0;
+  if (peek) {
+    ring::Rx at = rx_;
+    while (done < all) {
+      std::uint32_t imm;
+      if (!at.active() && (!Landed(at.next(), &imm) || !at.Accept(imm))) break;
+      if (!at.data()) break;
+      const auto n = static_cast<std::uint32_t>(
+          std::min<std::size_t>(at.left(), all - done));
+      if (!drop) to.CopyIn(Bytes(at), n);
+      at.Take(n);
+      done += n;
+    }
+    return done;
+  }
+  while (done < all && Fill() && rx_.data()) {
+    const auto n = static_cast<std::uint32_t>(
+        std::min<std::size_t>(rx_.left(), all - done));
+    if (!drop) to.CopyIn(Bytes(rx_), n);
+    Take(n);
+    done += n;
+  }
+  return done;
+}
+
+std::size_t ShmLane::ReadCtl(void* message, std::size_t capacity) {
+  if (!Fill() || rx_.data()) return 0;
+  const std::uint32_t length = rx_.left();
+  const std::size_t n = std::min<std::size_t>(length, capacity);
+  std::memcpy(message, Bytes(rx_), n);
+  Take(length);
+  return n;
+}
+
+std::size_t ShmLane::Readable() {
+  std::size_t bytes = 0;
+  ring::Rx at = rx_;
+  // One lap at most: the peer may be posting all the while.
+  for (std::uint32_t i = 0; i < kSlots; ++i) {
+    std::uint32_t imm;
+    if (!at.active() && (!Landed(at.next(), &imm) || !at.Accept(imm))) break;
+    if (!at.data()) break;
+    bytes += at.left();
+    at.Take(at.left());
+  }
+  return bytes;
+}
+
+bool ShmLane::Arrived() {
+  const std::uint64_t before = std::max(arrived_, rx_.next());
+  arrived_ = before;
+  std::uint32_t imm;
+  while (arrived_ - rx_.next() < kSlots && Landed(arrived_, &imm)) ++arrived_;
+  return arrived_ != before;
+}
+
+// --- Notification
+// -------------------------------------------------------------
+
+void ShmLane::SetNotify(std::uint32_t bits, int bell) {
+  constexpr std::uint32_t kPollerBits =
+      kNotifyRxPoller | kNotifyRxBits | kNotifyTxPoller;
+  const int k = bell & (kBells - 1);
+  link_->SetBell(index_, k);
+  own_->control.poll.store((bits & kPollerBits) | static_cast<std::uint32_t>(k)
+                                                      << 8,
+                           std::memory_order_relaxed);
+  // Wish stored -> the caller looks at the ring: see Publish.
+  FullFence();
+}
+
+bool ShmLane::RxPending() const {
+  const std::uint64_t next = rx_next_.load(std::memory_order_relaxed);
+  const std::uint64_t head = RxSlot(next).head.load(std::memory_order_acquire);
+  return static_cast<std::uint32_t>(head >> 32) ==
+             static_cast<std::uint32_t>(next + 1) ||
+         Closed();
+}
+
+std::uint32_t ShmLane::SleepToken(bool tx) const {
+  const auto& word = tx ? own_->futex.tx : own_->futex.rx;
+  // Acquire: the caller's look comes after it.
+  return word.load(std::memory_order_acquire);
+}
+
+int ShmLane::SleepRx(std::uint32_t token, const timespec* timeout) {
+  own_->control.sleepers.fetch_or(kRxSleeper, std::memory_order_seq_cst);
+  // Wish stored -> slot loaded: see Publish.  The bit is left set when we do
+  // not sleep after all: another thread may, and clearing it is the waker's
+  // part.
+  FullFence();
+  if (RxPending()) return -EAGAIN;
+  return base::FutexWait(&own_->futex.rx, token, timeout, true);
+}
+
+int ShmLane::SleepTx(std::uint32_t token, const timespec* timeout) {
+  own_->control.sleepers.fetch_or(kTxSleeper, std::memory_order_seq_cst);
+  // Wish stored -> credit loaded: see PublishCredit.
+  FullFence();
+  if (peer_->control.consumed.load(std::memory_order_acquire) !=
+          credit_seen_.load(std::memory_order_relaxed) ||
+      Closed()) {
+    return -EAGAIN;
+  }
+  return base::FutexWait(&own_->futex.tx, token, timeout, true);
+}
+
+void ShmLane::WakeLocal() {
+  BumpAndWake(own_->futex.rx);
+  BumpAndWake(own_->futex.tx);
+}
+
+// --- End
+// ----------------------------------------------------------------------
+
+void ShmLane::Freeze() {
+  if (frozen_.load(std::memory_order_relaxed)) return;
+  std::uint32_t imm;
+  std::uint64_t landed = rx_.next();
+  while (landed - rx_.next() < kSlots && Landed(landed, &imm)) ++landed;
+  rx_limit_ = std::min(rx_limit_, landed);
+  frozen_.store(true, std::memory_order_seq_cst);
+  WakeLocal();
+}
+
+}  // namespace rcsock::lane::shm

@@ -1,0 +1,128 @@
+#ifndef RCSOCK_LIB_LANE_SHM_SHM_LANE_H_
+#define RCSOCK_LIB_LANE_SHM_SHM_LANE_H_
+
+#include <array>
+#include <atomic>
+#include <memory>
+
+#include "lib/lane/lane.h"
+#include "lib/lane/shm/layout.h"
+#include "lib/ring/rx.h"
+#include "lib/ring/tx.h"
+
+namespace rcsock::lane::shm {
+
+class LinkState;
+
+// One end of a stream in shared memory.  See Lane for who may call what.
+class ShmLane final : public Lane {
+ public:
+  // `index` is open in `link` (LinkState::Open) and its memory scrubbed.
+  ShmLane(std::shared_ptr<LinkState> link, int index);
+  ~ShmLane() override;
+
+  lane::Kind kind() const override { return lane::Kind::kShm; }
+  Region RxRegion() const override;
+  Region TxRegion() const override;
+
+  std::size_t Post(const iovec* iov, int count, std::size_t skip,
+                   std::size_t limit) override;
+  bool PostCtl(const void* message, std::size_t length) override;
+  std::size_t Writable() override;
+  std::uint64_t Posted() const override { return tx_.posted(); }
+  std::uint64_t Acked() override;
+  std::size_t CopyUnacked(std::uint64_t from, void* to,
+                          std::size_t length) override;
+
+  Head Peek() override;
+  std::size_t Read(const iovec* iov, int count, std::size_t skip,
+                   std::size_t limit, bool peek) override;
+  std::size_t ReadCtl(void* message, std::size_t capacity) override;
+  std::size_t Readable() override;
+  bool Arrived() override;
+  void Credit() override;
+
+  void SetNotify(std::uint32_t bits, int bell) override;
+  bool RxPending() const override;
+  std::uint32_t SleepToken(bool tx) const override;
+  int SleepRx(std::uint32_t token, const timespec* timeout) override;
+  int SleepTx(std::uint32_t token, const timespec* timeout) override;
+  void WakeLocal() override;
+
+  base::Reason State() const override;
+  void Freeze() override;
+
+ private:
+  static constexpr std::uint64_t kNoLimit = ~std::uint64_t{0};
+
+  bool Closed() const {
+    return frozen_.load(std::memory_order_relaxed) ||
+           State() != base::Reason::kNone;
+  }
+  // The lane is over: the peer broke the rules.
+  void Fail();
+
+  // Sending, under the tx latch.
+  Slot& TxSlot(std::uint64_t number) const {
+    return tx_slots_[number & (kSlots - 1)];
+  }
+  ring::Placement Reserve(std::size_t want);
+  void LookForCredit();
+  void SetStarved();
+  void Publish(const ring::Placement& place);
+
+  // Receiving, under the rx latch.
+  Slot& RxSlot(std::uint64_t number) const {
+    return rx_slots_[number & (kSlots - 1)];
+  }
+  // Message `number` has landed; its immediate.
+  bool Landed(std::uint64_t number, std::uint32_t* imm) const {
+    if (number >= rx_limit_) return false;
+    const std::uint64_t head =
+        RxSlot(number).head.load(std::memory_order_acquire);
+    *imm = static_cast<std::uint32_t>(head);
+    return static_cast<std::uint32_t>(head >> 32) ==
+           static_cast<std::uint32_t>(number + 1);
+  }
+  // Makes the next message the current one, if it has landed and is well
+  // formed.
+  bool Fill();
+  const std::byte* Bytes(const ring::Rx& rx) const {
+    return (rx.in_slot() ? RxSlot(rx.next()).payload : rx_bytes_) + rx.offset();
+  }
+  // Consumes part of the current message, and tells the sender if it is time.
+  void Take(std::uint32_t n);
+  void PublishCredit();
+
+  // Set once.
+  const std::shared_ptr<LinkState> link_;
+  const int index_;
+  SideControl* const own_;
+  SideControl* const peer_;
+  Slot* const tx_slots_;
+  std::byte* const tx_bytes_;
+  Slot* const rx_slots_;
+  const std::byte* const rx_bytes_;
+  std::atomic<base::Reason> failed_{base::Reason::kNone};
+  std::atomic<bool> frozen_{false};  // written under both latches
+
+  // Under the tx latch, but for the atomic.
+  alignas(64) ring::Tx tx_;
+  bool starved_ = false;  // kStarved is set in own_->control
+  std::atomic<std::uint64_t> credit_seen_{0};  // for SleepTx
+
+  // Under the rx latch, but for the atomic.
+  alignas(64) ring::Rx rx_;
+  std::uint64_t rx_limit_ = kNoLimit;  // no message from here on is accepted
+  std::uint64_t arrived_ = 0;          // messages that Arrived() has told of
+  std::uint32_t unnotified_bytes_ =
+      0;  // consumed since the sender was last woken
+  std::uint32_t unnotified_slots_ = 0;
+  std::atomic<std::uint64_t> rx_next_{0};  // rx_.next(), for RxPending
+
+  std::array<ring::Sent, kSlots> table_;
+};
+
+}  // namespace rcsock::lane::shm
+
+#endif  // RCSOCK_LIB_LANE_SHM_SHM_LANE_H_

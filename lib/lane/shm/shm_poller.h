@@ -1,0 +1,44 @@
+#ifndef RCSOCK_LIB_LANE_SHM_SHM_POLLER_H_
+#define RCSOCK_LIB_LANE_SHM_SHM_POLLER_H_
+
+#include <cstddef>
+#include <memory>
+#include <vector>
+
+#include "lib/base/latch.h"
+#include "lib/lane/poller.h"
+#include "lib/lane/shm/bells.h"
+
+namespace rcsock::lane::shm {
+
+class Link;
+
+// The poller of one bell over every link of the process.  AddLink and
+// RemoveLink may run beside Poll.
+class ShmPoller final : public Poller {
+ public:
+  // `bells` outlives it.
+  ShmPoller(Bells* bells, int bell);
+  ~ShmPoller() override;
+
+  void AddLink(std::shared_ptr<Link> link);
+  void RemoveLink(const Link* link);
+
+  int Poll(Completion* out, int capacity) override;
+  void Arm() override { bells_->Arm(bell_); }
+  void Disarm() override { bells_->Disarm(bell_); }
+  int fd() const override { return bells_->bell_fd(bell_); }
+  void Kick() override { bells_->Kick(bell_); }
+  int bell() const { return bell_; }
+
+ private:
+  Bells* const bells_;
+  const int bell_;
+  base::Latch latch_;  // links_, next_
+  std::vector<std::shared_ptr<Link>> links_;
+  std::size_t next_ = 0;  // the link that the next Poll begins with
+};
+
+}  // namespace rcsock::lane::shm
+
+#endif  // RCSOCK_LIB_LANE_SHM_SHM_POLLER_H_

@@ -1,0 +1,103 @@
+#ifndef RCSOCK_LIB_LANE_SIM_SIM_LANE_H_
+#define RCSOCK_LIB_LANE_SIM_SIM_LANE_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "lib/lane/lane.h"
+
+namespace rcsock::lane::sim {
+
+// One direction of a simulated lane.  What is posted is in flight until it
+// lands; what is read is not known to the sender until the credit returns.  All
+// of it is plain data: a copy of the link is a copy of that world.
+struct SimRing {
+  // Units in flight or landed: kind (0 data, 1 control), length (two bytes,
+  // little-endian), bytes.  The first may be partly read.
+  std::string units;
+  std::uint32_t landed = 0;  // units from the front that the receiver can see
+  std::uint32_t in_flight = 0;
+  std::string mirror;  // data not yet credited: what CopyUnacked reads
+  std::uint64_t posted = 0;
+  std::uint64_t consumed = 0;
+  std::uint64_t acked = 0;  // the sender's view of `consumed`
+  bool dropping = false;    // the lane is dead: what is posted is lost
+
+  bool Land();  // the next unit; false if none is in flight
+  void LandAll() {
+    while (Land()) {
+    }
+  }
+  void DropInFlight();
+  void ReturnCredit();
+};
+
+// Both ends' shared world.  `end` 0 is the connector's.
+struct SimLink {
+  explicit SimLink(std::size_t room = 64, std::size_t longest = 64)
+      : capacity(room), largest(longest) {}
+
+  SimRing ring[2];  // ring[i]: written by end i
+  std::size_t capacity;
+  std::size_t largest;     // longest single write: longer posts become several
+  bool auto_land = false;  // shared memory: what is posted has landed
+  bool auto_credit = false;  // ... and what is read is credited
+  bool frozen[2] = {false, false};
+  // Why the end believes that the lane is dead; kNone: it does not (yet).
+  base::Reason state[2] = {base::Reason::kNone, base::Reason::kNone};
+
+  void Reset();  // a fresh lane of the same size
+};
+
+// One end.  Holds nothing itself.
+class SimLane final : public Lane {
+ public:
+  SimLane() = default;
+  SimLane(SimLink* link, int end) : link_(link), end_(end) {}
+
+  Kind kind() const override { return Kind::kSim; }
+  Region RxRegion() const override { return {nullptr, link_->capacity, 0}; }
+  Region TxRegion() const override { return {nullptr, link_->capacity, 0}; }
+  std::size_t Post(const iovec* iov, int count, std::size_t skip,
+                   std::size_t limit) override;
+  bool PostCtl(const void* message, std::size_t length) override;
+  std::size_t Writable() override;
+  std::uint64_t Posted() const override { return Tx().posted; }
+  std::uint64_t Acked() override { return Tx().acked; }
+  std::size_t CopyUnacked(std::uint64_t from, void* to,
+                          std::size_t length) override;
+  Head Peek() override;
+  std::size_t Read(const iovec* iov, int count, std::size_t skip,
+                   std::size_t limit, bool peek) override;
+  std::size_t ReadCtl(void* message, std::size_t capacity) override;
+  std::size_t Readable() override;
+  bool Arrived() override { return Rx().landed != 0; }
+  void Credit() override {
+    Rx().acked = Rx().consumed;
+    TrimMirror(&Rx());
+  }
+  void SetNotify(std::uint32_t, int) override {}
+  bool RxPending() const override { return link_->ring[1 - end_].landed != 0; }
+  std::uint32_t SleepToken(bool) const override { return 0; }
+  int SleepRx(std::uint32_t, const timespec*) override { return -11; }
+  int SleepTx(std::uint32_t, const timespec*) override { return -11; }
+  void WakeLocal() override {}
+  base::Reason State() const override { return link_->state[end_]; }
+  void Freeze() override;
+
+ private:
+  friend struct SimRing;
+  static void TrimMirror(SimRing* ring);
+  SimRing& Tx() { return link_->ring[end_]; }
+  const SimRing& Tx() const { return link_->ring[end_]; }
+  SimRing& Rx() { return link_->ring[1 - end_]; }
+  void PutUnit(bool ctl, const std::string& bytes);
+
+  SimLink* link_ = nullptr;
+  int end_ = 0;
+};
+
+}  // namespace rcsock::lane::sim
+
+#endif  // RCSOCK_LIB_LANE_SIM_SIM_LANE_H_

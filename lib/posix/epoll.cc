@@ -1,0 +1,859 @@
+#include "lib/posix/epoll.h"
+
+#include <poll.h>
+#include <signal.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <new>
+
+#include "lib/base/clock.h"
+#include "lib/base/log.h"
+#include "lib/base/real.h"
+#include "lib/posix/signals.h"
+#include "lib/posix/sock.h"
+#include "lib/posix/spin.h"
+
+namespace rcsock::posix {
+
+using rendezvous::Conductor;
+
+namespace {
+
+// Guards Sock::interests, EpollSet::members_ and which side, kernel or user, has
+// an interest.
+base::Latch interest_latch;
+
+Interest* free_interests = nullptr;  // through next_of_set; interest_latch's
+EpollSet* free_sets = nullptr;
+
+std::atomic<int> next_bell{2};
+
+Interest* TakeInterest() {
+  if (free_interests == nullptr) return new (std::nothrow) Interest();
+  Interest* interest = free_interests;
+  free_interests = interest->next_of_set;
+  return interest;
+}
+
+constexpr std::uint32_t kReadable = EPOLLIN | EPOLLRDNORM | EPOLLRDHUP;
+
+}  // namespace
+
+// What needs the private parts of a set; every call has interest_latch.
+struct Registry {
+  static Interest* Find(Sock* sock, EpollSet* set, int fd) {
+    for (Interest* i = sock->interests; i != nullptr; i = i->next_of_sock) {
+      if (i->set == set && i->fd == fd) return i;
+    }
+    return nullptr;
+  }
+
+  // The first few streams of a set are looked at in every wait and need no bits;
+  // one that is in several sets always does.
+  static void ChooseDirect(Interest* interest) {
+    EpollSet* set = interest->set;
+    const bool alone = interest->sock->interests == interest &&
+                       interest->next_of_sock == nullptr;
+    if (interest->direct == alone) return;
+    if (interest->direct) {
+      interest->direct = false;
+      --set->direct_used_;
+    } else if (set->direct_used_ < EpollSet::kMostDirect) {
+      interest->direct = true;
+      ++set->direct_used_;
+    }
+    set->dirty_.store(true, std::memory_order_seq_cst);
+  }
+
+  static bool EnterUser(Interest* interest) {
+    EpollSet* set = interest->set;
+    if (!set->poller_) {
+      Conductor* conductor = Conductor::IfRunning();
+      if (conductor == nullptr) return false;
+      const int bell =
+          2 + next_bell.fetch_add(1, std::memory_order_relaxed) %
+                  (lane::shm::kBells - 2);
+      lane::shm::Bells* bells = conductor->bells();
+      if (bells->EnsureBell(bell) < 0) return false;
+      conductor->AnnounceBell(bell);
+      set->poller_.reset(new (std::nothrow)
+                             lane::shm::ShmPoller(bells, bell));
+      if (!set->poller_) return false;
+    }
+    set->ever_user_.store(true, std::memory_order_release);
+    if (!set->bell_in_kernel_) {
+      // Its data is an address that no program can know.
+      epoll_event event{};
+      event.events = EPOLLIN | EPOLLET;
+      event.data.ptr = set;
+      if (real::epoll_ctl(set->fd_, EPOLL_CTL_ADD, set->poller_->fd(),
+                          &event) != 0) {
+        return false;
+      }
+      set->bell_in_kernel_ = true;
+    }
+    interest->in_user.store(true, std::memory_order_relaxed);
+    interest->edge.store(true, std::memory_order_relaxed);
+    interest->next_of_set = set->members_;
+    set->members_ = interest;
+    set->user_count_.fetch_add(1, std::memory_order_seq_cst);
+    set->dirty_.store(true, std::memory_order_seq_cst);
+    return true;
+  }
+
+  static void LeaveUser(Interest* interest) {
+    EpollSet* set = interest->set;
+    if (!interest->in_user.load(std::memory_order_relaxed)) return;
+    interest->in_user.store(false, std::memory_order_relaxed);
+    if (interest->direct) --set->direct_used_;
+    interest->direct = false;
+    for (Interest** at = &set->members_; *at != nullptr;
+         at = &(*at)->next_of_set) {
+      if (*at == interest) {
+        *at = interest->next_of_set;
+        break;
+      }
+    }
+    set->user_count_.fetch_sub(1, std::memory_order_seq_cst);
+    set->dirty_.store(true, std::memory_order_seq_cst);
+    set->ready_latch_.lock();
+    set->UnlinkReady(interest);
+    set->ready_latch_.unlock();
+  }
+
+  static void Forget(Interest* interest) {
+    LeaveUser(interest);
+    Sock* sock = interest->sock;
+    for (Interest** at = &sock->interests; *at != nullptr;
+         at = &(*at)->next_of_sock) {
+      if (*at == interest) {
+        *at = interest->next_of_sock;
+        break;
+      }
+    }
+    interest->set = nullptr;
+    interest->sock = nullptr;
+    interest->next_of_set = free_interests;
+    free_interests = interest;
+  }
+
+  static void MakeReady(Interest* interest) {
+    EpollSet* set = interest->set;
+    interest->edge.store(true, std::memory_order_relaxed);
+    set->ready_latch_.lock();
+    set->LinkReady(interest);
+    set->ready_latch_.unlock();
+  }
+
+  static void KickSleepers(EpollSet* set) {
+    // seq_cst: a sleeper counts itself and then looks at the ready list; the
+    // list is changed before the count is looked at.
+    std::atomic_thread_fence(std::memory_order_seq_cst);
+    if (set->sleepers_.load(std::memory_order_seq_cst) > 0 && set->poller_) {
+      set->poller_->Kick();
+    }
+  }
+
+  static void WaitOutLookers(EpollSet* set) {
+    set->wait_latch_.lock();
+    set->wait_latch_.unlock();
+  }
+
+  static EpollSet* Take() {
+    if (free_sets == nullptr) return new (std::nothrow) EpollSet();
+    EpollSet* set = free_sets;
+    free_sets = set->pool_next_;
+    return set;
+  }
+
+  static void Put(EpollSet* set) {
+    set->pool_next_ = free_sets;
+    free_sets = set;
+  }
+
+  static Interest* Members(EpollSet* set) { return set->members_; }
+
+  static void ForkChild(EpollSet* set) {
+    set->wait_latch_.Reset();
+    set->ready_latch_.Reset();
+    set->sleepers_.store(0);
+    set->dirty_.store(true);
+    (void)set->poller_.release();  // the parent's bell: abandoned
+    set->bell_in_kernel_ = false;
+  }
+};
+
+// --- Registration ------------------------------------------------------------------
+
+EpollSet* EpollSet::New(int fd) {
+  Critical critical;
+  interest_latch.lock();
+  EpollSet* set = Registry::Take();
+  interest_latch.unlock();
+  if (set != nullptr) {
+    set->fd_ = fd;
+    set->nested_.store(false, std::memory_order_relaxed);
+    set->ever_user_.store(false, std::memory_order_relaxed);
+  }
+  return set;
+}
+
+void EpollSet::Free() {
+  Critical critical;
+  interest_latch.lock();
+  // Registrations of streams that are still open; found through the table, since
+  // the kernel's part of the set has no list here.
+  while (members_ != nullptr) Registry::Forget(members_);
+  const int top = fd_high.load(std::memory_order_relaxed);
+  for (int fd = 0; fd <= top && registered_ > 0; ++fd) {
+    File* file = Lookup(fd);
+    if (file == nullptr || file->kind != FileKind::kSock) continue;
+    auto* sock = static_cast<Sock*>(file);
+    for (Interest* i = sock->interests; i != nullptr;) {
+      Interest* next = i->next_of_sock;
+      if (i->set == this) {
+        --registered_;
+        Registry::Forget(i);
+      }
+      i = next;
+    }
+  }
+  registered_ = 0;
+  fd_ = -1;
+  interest_latch.unlock();
+  wait_latch_.lock();
+  poller_.reset();
+  bell_in_kernel_ = false;
+  direct_count_ = 0;
+  wait_latch_.unlock();
+  interest_latch.lock();
+  Registry::Put(this);
+  interest_latch.unlock();
+}
+
+int EpollSet::Ctl(int op, int fd, Sock* sock, epoll_event* event) {
+  if (nested_.load(std::memory_order_relaxed) && op == EPOLL_CTL_ADD) {
+    sock->Pin(base::Reason::kPinnedOption);
+  }
+  Critical critical;
+  interest_latch.lock();
+  const bool engine = sock->mode() == Mode::kEngine;
+  Interest* found = Registry::Find(sock, this, fd);
+  int result = 0;
+  bool kick = false;
+  if (op == EPOLL_CTL_ADD) {
+    if (found != nullptr) {
+      errno = EEXIST;
+      result = -1;
+    } else if (event == nullptr) {
+      errno = EFAULT;
+      result = -1;
+    } else if (Interest* interest = TakeInterest(); interest == nullptr) {
+      errno = ENOMEM;
+      result = -1;
+    } else {
+      if (!engine) {
+        result = real::epoll_ctl(fd_, op, fd, event);
+      }
+      if (result != 0) {
+        interest->next_of_set = free_interests;
+        free_interests = interest;
+      } else {
+        interest->set = this;
+        interest->sock = sock;
+        interest->fd = fd;
+        interest->events.store(event->events, std::memory_order_relaxed);
+        interest->data = event->data;
+        interest->in_kernel = !engine;
+        interest->in_user.store(false, std::memory_order_relaxed);
+        interest->spent.store(false, std::memory_order_relaxed);
+        interest->direct = false;
+        interest->next_of_sock = sock->interests;
+        sock->interests = interest;
+        ++registered_;
+        if (engine) {
+          if (Registry::EnterUser(interest)) {
+            Registry::MakeReady(interest);
+            kick = true;
+          } else {
+            Registry::Forget(interest);
+            --registered_;
+            errno = ENOMEM;
+            result = -1;
+          }
+        }
+      }
+    }
+  } else if (op == EPOLL_CTL_MOD) {
+    if (found == nullptr || event == nullptr) {
+      interest_latch.unlock();
+      return real::epoll_ctl(fd_, op, fd, event);
+    }
+    if (found->in_kernel) {
+      result = real::epoll_ctl(fd_, op, fd, event);
+    } else if (!engine && !found->in_user.load(std::memory_order_relaxed)) {
+      // A spent ONESHOT that came back from a lane.
+      result = real::epoll_ctl(fd_, EPOLL_CTL_ADD, fd, event);
+      if (result == 0) found->in_kernel = true;
+    } else if ((found->events.load() | event->events) & EPOLLEXCLUSIVE) {
+      errno = EINVAL;
+      result = -1;
+    }
+    if (result == 0) {
+      found->events.store(event->events, std::memory_order_relaxed);
+      found->data = event->data;
+      found->spent.store(false, std::memory_order_relaxed);
+      if (found->in_user.load(std::memory_order_relaxed)) {
+        Registry::MakeReady(found);
+        kick = true;
+      }
+    }
+  } else if (op == EPOLL_CTL_DEL) {
+    if (found == nullptr) {
+      interest_latch.unlock();
+      return real::epoll_ctl(fd_, op, fd, event);
+    }
+    if (found->in_kernel) result = real::epoll_ctl(fd_, op, fd, event);
+    if (result == 0) {
+      Registry::Forget(found);
+      --registered_;
+    }
+  } else {
+    errno = EINVAL;
+    result = -1;
+  }
+  interest_latch.unlock();
+  if (kick) Registry::KickSleepers(this);
+  if (result == 0 && engine) InterestsNotify(sock);
+  return result;
+}
+
+// /proc says whether the kernel has already reported a ONESHOT registration: then
+// only the flag bits of its events are left.
+static bool SpentInKernel(int set, int fd) {
+  char path[64];
+  std::snprintf(path, sizeof path, "/proc/self/fdinfo/%d", set);
+  const long file = ::syscall(SYS_openat, -100, path, 0, 0);
+  if (file < 0) return false;
+  static char text[65536];  // interest_latch's
+  std::size_t length = 0;
+  for (;;) {
+    const long n = ::syscall(SYS_read, file, text + length,
+                             sizeof text - 1 - length);
+    if (n <= 0) break;
+    length += static_cast<std::size_t>(n);
+  }
+  ::syscall(SYS_close, file);
+  text[length] = 0;
+  for (char* line = std::strstr(text, "tfd:"); line != nullptr;
+       line = std::strstr(line + 4, "tfd:")) {
+    int number = -1;
+    unsigned events = 0;
+    if (std::sscanf(line, "tfd: %d events: %x", &number, &events) == 2 &&
+        number == fd) {
+      return (events & ~(EPOLLONESHOT | EPOLLET | EPOLLEXCLUSIVE |
+                         EPOLLWAKEUP)) == 0;
+    }
+  }
+  return false;
+}
+
+void InterestsToUser(Sock* sock) {
+  Critical critical;
+  interest_latch.lock();
+  for (Interest* i = sock->interests; i != nullptr; i = i->next_of_sock) {
+    if (!i->in_kernel) continue;
+    if ((i->events.load() & EPOLLONESHOT) &&
+        SpentInKernel(i->set->fd(), i->fd)) {
+      i->spent.store(true, std::memory_order_relaxed);
+    }
+    epoll_event unused{};
+    if (!Registry::EnterUser(i)) continue;
+    real::epoll_ctl(i->set->fd(), EPOLL_CTL_DEL, i->fd, &unused);
+    i->in_kernel = false;
+    Registry::MakeReady(i);
+    Registry::KickSleepers(i->set);
+    // A thread that sleeps in the kernel since before the bell was in its set
+    // does not count as a sleeper.
+    i->set->KickBell();
+  }
+  interest_latch.unlock();
+}
+
+void InterestsToKernel(Sock* sock) {
+  Critical critical;
+  interest_latch.lock();
+  for (Interest* i = sock->interests; i != nullptr; i = i->next_of_sock) {
+    if (!i->in_user.load(std::memory_order_relaxed)) continue;
+    EpollSet* set = i->set;
+    Registry::LeaveUser(i);
+    if (i->spent.load(std::memory_order_relaxed)) continue;
+    epoll_event event{};
+    event.events = i->events.load(std::memory_order_relaxed);
+    event.data = i->data;
+    if (real::epoll_ctl(set->fd(), EPOLL_CTL_ADD, i->fd, &event) == 0) {
+      i->in_kernel = true;
+    } else {
+      base::Log("fd %d can't go back into epoll set %d: errno %d", i->fd,
+                set->fd(), errno);
+    }
+  }
+  interest_latch.unlock();
+}
+
+void InterestsRefresh(Sock* sock, bool barrier) {
+  Critical critical;
+  EpollSet* sets[16];
+  int count = 0;
+  interest_latch.lock();
+  for (Interest* i = sock->interests; i != nullptr; i = i->next_of_sock) {
+    if (!i->in_user.load(std::memory_order_relaxed)) continue;
+    i->set->MarkDirty();
+    if (count < 16) sets[count++] = i->set;
+  }
+  interest_latch.unlock();
+  if (!barrier) return;
+  for (int i = 0; i < count; ++i) Registry::WaitOutLookers(sets[i]);
+}
+
+void InterestsReady(Sock* sock) {
+  if (sock->interests == nullptr) return;
+  interest_latch.lock();
+  for (Interest* i = sock->interests; i != nullptr; i = i->next_of_sock) {
+    if (!i->in_user.load(std::memory_order_relaxed)) continue;
+    Registry::MakeReady(i);
+    Registry::KickSleepers(i->set);
+  }
+  interest_latch.unlock();
+}
+
+void InterestsDrop(Sock* sock, int fd) {
+  if (sock->interests == nullptr) return;
+  Critical critical;
+  interest_latch.lock();
+  for (Interest* i = sock->interests; i != nullptr;) {
+    Interest* next = i->next_of_sock;
+    if (fd < 0 || i->fd == fd) {
+      i->set->DropRegistered();
+      Registry::Forget(i);
+    }
+    i = next;
+  }
+  interest_latch.unlock();
+}
+
+void InterestsNotifyLatched(Sock* sock) {
+  if (sock->lane() == nullptr || sock->link() == nullptr || !sock->OnLane()) {
+    return;
+  }
+  interest_latch.lock();
+  std::uint32_t bits = 0;
+  int bell = 0;
+  for (Interest* i = sock->interests; i != nullptr; i = i->next_of_sock) {
+    if (!i->in_user.load(std::memory_order_relaxed)) continue;
+    // The stream rings one bell; whoever drains it passes on what is not his.
+    bell = i->set->bell();
+    i->set->AddLink(sock->link());
+    Registry::ChooseDirect(i);
+    bits |= lane::kNotifyRxPoller | lane::kNotifyTxPoller |
+            (i->direct ? 0u : lane::kNotifyRxBits);
+  }
+  interest_latch.unlock();
+  if (bits == sock->notify_bits() && bell == sock->bell()) return;
+  sock->SetNotify(bits, bell);
+  // What came between the look and the new bits has rung nobody's bell.
+  InterestsReady(sock);
+}
+
+void InterestsNotify(Sock* sock) {
+  Critical critical;
+  sock->tx_latch.lock();
+  sock->rx_latch.lock();
+  InterestsNotifyLatched(sock);
+  sock->rx_latch.unlock();
+  sock->tx_latch.unlock();
+}
+
+void InterestsForkLock() { interest_latch.lock(); }
+void InterestsForkUnlock() { interest_latch.unlock(); }
+
+void InterestsForkChild() {
+  const int top = fd_high.load(std::memory_order_relaxed);
+  for (int fd = 0; fd <= top; ++fd) {
+    File* file = Lookup(fd);
+    if (file != nullptr && file->kind == FileKind::kEpoll) {
+      Registry::ForkChild(static_cast<EpollSet*>(file));
+    }
+  }
+}
+
+// --- Ready list -----------------------------------------------------------------------
+
+void EpollSet::LinkReady(Interest* interest) {
+  if (interest->ready) return;
+  interest->ready = true;
+  interest->ready_next = nullptr;
+  interest->ready_prev = ready_tail_;
+  (ready_tail_ != nullptr ? ready_tail_->ready_next : ready_head_) = interest;
+  ready_tail_ = interest;
+  ready_count_.fetch_add(1, std::memory_order_seq_cst);
+}
+
+void EpollSet::UnlinkReady(Interest* interest) {
+  if (!interest->ready) return;
+  interest->ready = false;
+  (interest->ready_prev != nullptr ? interest->ready_prev->ready_next
+                                   : ready_head_) = interest->ready_next;
+  (interest->ready_next != nullptr ? interest->ready_next->ready_prev
+                                   : ready_tail_) = interest->ready_prev;
+  ready_count_.fetch_sub(1, std::memory_order_seq_cst);
+}
+
+// --- Waiting ---------------------------------------------------------------------------
+
+void EpollSet::AddLink(const std::shared_ptr<lane::shm::Link>& link) {
+  poller_->AddLink(link);
+}
+
+void EpollSet::KickBell() {
+  if (poller_) poller_->Kick();
+}
+
+// Chooses the few streams whose rings are looked at in every wait: a spinner that
+// looks at the ring itself sees a message one cache line earlier than one that
+// waits for its bit.
+void EpollSet::Rebuild() {
+  if (!dirty_.exchange(false, std::memory_order_seq_cst)) return;
+  interest_latch.lock();
+  direct_count_ = 0;
+  for (Interest* i = members_; i != nullptr && direct_count_ < kMostDirect;
+       i = i->next_of_set) {
+    if (!i->direct || !i->sock->OnLane()) continue;
+    direct_[direct_count_++] = {i, i->sock, i->sock->lane()};
+  }
+  interest_latch.unlock();
+}
+
+bool EpollSet::LookDirect() {
+  bool found = false;
+  for (int d = 0; d < direct_count_; ++d) {
+    Interest* interest = direct_[d].interest;
+    if (interest->ready || !direct_[d].lane->RxPending()) continue;
+    const std::uint32_t events =
+        interest->events.load(std::memory_order_relaxed);
+    if ((events & kReadable) == 0 ||
+        interest->spent.load(std::memory_order_relaxed)) {
+      continue;
+    }
+    if (events & EPOLLET) {
+      Sock* sock = direct_[d].sock;
+      sock->rx_latch.lock();
+      const bool edge =
+          sock->lane() == direct_[d].lane && direct_[d].lane->Arrived();
+      sock->rx_latch.unlock();
+      if (!edge) continue;
+      interest->edge.store(true, std::memory_order_relaxed);
+    }
+    ready_latch_.lock();
+    if (interest->set == this && interest->in_user.load()) LinkReady(interest);
+    ready_latch_.unlock();
+    found = true;
+  }
+  return found;
+}
+
+int EpollSet::DrainPoller() {
+  lane::Completion found[64];
+  int total = 0;
+  for (int round = 0; round < 4; ++round) {
+    const int n = poller_->Poll(found, 64);
+    if (n <= 0) break;
+    total += n;
+    interest_latch.lock();
+    ready_latch_.lock();
+    for (int c = 0; c < n; ++c) {
+      auto* sock = static_cast<Sock*>(found[c].cookie);
+      for (Interest* i = sock->interests; i != nullptr; i = i->next_of_sock) {
+        if (!i->in_user.load(std::memory_order_relaxed)) continue;
+        i->edge.store(true, std::memory_order_relaxed);
+        if (i->set == this) {
+          LinkReady(i);
+        } else {
+          ready_latch_.unlock();
+          Registry::MakeReady(i);
+          Registry::KickSleepers(i->set);
+          ready_latch_.lock();
+        }
+      }
+    }
+    ready_latch_.unlock();
+    interest_latch.unlock();
+    if (n < 64) break;
+  }
+  return total;
+}
+
+int EpollSet::Collect(epoll_event* out, int capacity) {
+  // Taken off first and put back at the end if still ready: level-triggered
+  // streams take turns, as in the kernel.
+  Interest* batch[64];
+  int filled = 0;
+  int looked = 0;
+  const int most = ready_count_.load(std::memory_order_relaxed);
+  while (filled < capacity && looked < most) {
+    int n = 0;
+    ready_latch_.lock();
+    while (n < 64 && n < capacity - filled && ready_head_ != nullptr) {
+      batch[n] = ready_head_;
+      UnlinkReady(ready_head_);
+      ++n;
+    }
+    ready_latch_.unlock();
+    if (n == 0) break;
+    looked += n;
+    for (int b = 0; b < n; ++b) {
+      Interest* interest = batch[b];
+      Sock* sock = interest->sock;
+      const std::uint32_t events =
+          interest->events.load(std::memory_order_relaxed);
+      if (interest->set != this || sock == nullptr ||
+          !interest->in_user.load(std::memory_order_relaxed) ||
+          interest->spent.load(std::memory_order_relaxed)) {
+        continue;
+      }
+      if ((events & EPOLLET) &&
+          !interest->edge.exchange(false, std::memory_order_relaxed)) {
+        continue;
+      }
+      // EPOLL* and POLL* have the same values for what a socket can be.
+      bool plain = false;
+      const std::uint32_t ready =
+          sock->Readiness((events & 0xffff) | EPOLLERR | EPOLLHUP, &plain);
+      if (ready == 0) continue;
+      out[filled].events = ready;
+      out[filled].data = interest->data;
+      ++filled;
+      if (events & EPOLLONESHOT) {
+        interest->spent.store(true, std::memory_order_relaxed);
+      } else if ((events & EPOLLET) == 0) {
+        ready_latch_.lock();
+        if (interest->set == this && interest->in_user.load()) {
+          LinkReady(interest);
+        }
+        ready_latch_.unlock();
+      }
+    }
+  }
+  return filled;
+}
+
+bool EpollSet::SomethingReady() {
+  if (ready_count_.load(std::memory_order_seq_cst) > 0) return true;
+  if (LookDirect()) return true;
+  return DrainPoller() > 0;
+}
+
+bool EpollSet::AnyReady() {
+  if (!HasUser()) return false;
+  Critical critical;
+  wait_latch_.lock();
+  Rebuild();
+  epoll_event one;
+  bool any = false;
+  if (SomethingReady()) {
+    // Looked at without being reported: an edge stays one.
+    ready_latch_.lock();
+    Interest* head = ready_head_;
+    ready_latch_.unlock();
+    const bool edge = head != nullptr && head->edge.load();
+    const bool oneshot =
+        head != nullptr && (head->events.load() & EPOLLONESHOT) != 0;
+    any = Collect(&one, 1) > 0;
+    if (any && head != nullptr) {
+      if (edge) head->edge.store(true);
+      if (oneshot) head->spent.store(false);
+      ready_latch_.lock();
+      if (head->set == this && head->in_user.load()) LinkReady(head);
+      ready_latch_.unlock();
+    }
+  }
+  wait_latch_.unlock();
+  return any;
+}
+
+int EpollSet::Wait(epoll_event* out, int capacity, std::int64_t timeout_ns,
+                   const sigset_t* mask) {
+  const std::uint32_t signals = tls_signals.any;
+  const std::uint64_t deadline =
+      timeout_ns > 0 ? base::NowNs() + static_cast<std::uint64_t>(timeout_ns)
+                     : 0;
+  const auto left = [&]() -> std::int64_t {
+    if (deadline == 0) return timeout_ns;
+    const std::uint64_t now = base::NowNs();
+    return now >= deadline ? 0 : static_cast<std::int64_t>(deadline - now);
+  };
+  if (capacity <= 0 || out == nullptr) {
+    return real::epoll_wait(fd_, out, capacity, 0);
+  }
+  while (!HasUser()) {
+    const int n = KernelWait(out, capacity, left(), mask);
+    if (n != kOnlyBell) return n;
+    if (left() == 0) return 0;
+  }
+  sigset_t before;
+  if (mask != nullptr) ::pthread_sigmask(SIG_SETMASK, mask, &before);
+  int result = 0;
+  int error = 0;
+  Spinner spin;
+  for (;;) {
+    int filled = 0;
+    bool kernel = false;
+    bool over = false;
+    {
+      Critical critical;
+      wait_latch_.lock();
+      for (;;) {
+        if (!HasUser()) {
+          over = true;
+          break;
+        }
+        Rebuild();
+        LookDirect();
+        DrainPoller();
+        if (ready_count_.load(std::memory_order_relaxed) > 0) {
+          filled = Collect(out, capacity);
+        }
+        const std::uint64_t now = base::Ticks();
+        // However busy the lanes are, kernel descriptors get their look.
+        if (filled > 0 ? ++waits_ >= 16
+                       : timeout_ns == 0 ||
+                             now - kernel_look_ > 15 * base::ticks_per_us) {
+          kernel = true;
+          waits_ = 0;
+          kernel_look_ = now;
+        }
+        if (filled > 0 || kernel) break;
+        if (wait_latch_.Contended()) wait_latch_.Yield();
+        if (!spin.Go()) {
+          over = true;
+          break;
+        }
+      }
+      wait_latch_.unlock();
+    }
+    if (kernel && filled < capacity) {
+      const int more = KernelWait(out + filled, capacity - filled, 0, nullptr);
+      if (more > 0) {
+        filled += more;
+      } else if (more < 0 && more != kOnlyBell && filled == 0) {
+        result = -1;
+        error = errno;
+        break;
+      }
+    }
+    if (filled > 0) {
+      result = filled;
+      break;
+    }
+    if (timeout_ns == 0 || left() == 0) break;
+    if (tls_signals.any != signals) {
+      result = -1;
+      error = EINTR;
+      break;
+    }
+    if (!over) continue;
+    // Arm, look, sleep.  Arm() is a full fence, and so is the sender's side
+    // between its post and its look at the armed word; sleepers_ does the same
+    // for what this process's own threads put on the ready list.
+    sleepers_.fetch_add(1, std::memory_order_seq_cst);
+    if (poller_) poller_->Arm();
+    bool ready = false;
+    {
+      Critical critical;
+      wait_latch_.lock();
+      Rebuild();
+      ready = HasUser() && SomethingReady();
+      wait_latch_.unlock();
+    }
+    int n = kOnlyBell;
+    if (!ready) {
+      const std::uint64_t start = base::NowNs();
+      if (tls_signals.any != signals) {
+        n = -1;
+        errno = EINTR;
+      } else {
+        n = KernelWait(out, capacity, left(), nullptr);
+      }
+      error = errno;
+      Spinner::Slept((base::NowNs() - start) / 1000);
+    }
+    if (poller_) poller_->Disarm();
+    sleepers_.fetch_sub(1, std::memory_order_seq_cst);
+    if (n != kOnlyBell && (n != 0 || left() == 0)) {
+      result = n;
+      break;
+    }
+    spin = Spinner();
+  }
+  // Who leaves work behind wakes the next.
+  if (result > 0 && ready_count_.load(std::memory_order_seq_cst) > 0) {
+    Registry::KickSleepers(this);
+  }
+  if (mask != nullptr) ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  if (result < 0) errno = error;
+  return result;
+}
+
+// epoll_wait of the kernel's part of the set, without the bell.  kOnlyBell if
+// nothing else was there.
+int EpollSet::KernelWait(epoll_event* out, int capacity,
+                         std::int64_t timeout_ns, const sigset_t* mask) {
+  timespec limit{static_cast<time_t>(timeout_ns / 1'000'000'000),
+                 static_cast<long>(timeout_ns % 1'000'000'000)};
+  int n = real::epoll_pwait2(fd_, out, capacity,
+                             timeout_ns < 0 ? nullptr : &limit, mask);
+  if (n < 0 && errno == ENOSYS) {
+    const int ms = timeout_ns < 0 ? -1
+                                  : static_cast<int>((timeout_ns + 999'999) /
+                                                     1'000'000);
+    n = real::epoll_pwait(fd_, out, capacity, ms, mask);
+  }
+  return n > 0 ? WithoutBell(out, n) : n;
+}
+
+int EpollSet::WithoutBell(epoll_event* events, int count) const {
+  int kept = 0;
+  for (int i = 0; i < count; ++i) {
+    if (events[i].data.ptr == this) continue;
+    if (kept != i) events[kept] = events[i];
+    ++kept;
+  }
+  return kept > 0 ? kept : kOnlyBell;
+}
+
+void EpollSet::SetNested() {
+  nested_.store(true, std::memory_order_relaxed);
+  Sock* pinned[64];
+  for (;;) {
+    int count = 0;
+    interest_latch.lock();
+    for (Interest* i = members_; i != nullptr && count < 64;
+         i = i->next_of_set) {
+      i->sock->Ref();
+      pinned[count++] = i->sock;
+    }
+    interest_latch.unlock();
+    if (count == 0) return;
+    for (int i = 0; i < count; ++i) {
+      pinned[i]->Pin(base::Reason::kPinnedOption);
+      pinned[i]->Unref();
+    }
+    if (count < 64) return;
+  }
+}
+
+}  // namespace rcsock::posix

@@ -1,0 +1,143 @@
+#ifndef RCSOCK_LIB_POSIX_EPOLL_H_
+#define RCSOCK_LIB_POSIX_EPOLL_H_
+
+#include <sys/epoll.h>
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+
+#include "lib/base/latch.h"
+#include "lib/lane/shm/link.h"
+#include "lib/posix/file.h"
+
+namespace rcsock::posix {
+
+class Sock;
+class EpollSet;
+
+// One registration of a stream in an epoll set.  From a pool, never freed.
+// While the stream is on TCP it is the kernel's (in_kernel); else it is in user
+// space, and the kernel does not know it.
+struct Interest {
+  EpollSet* set = nullptr;  // null: free
+  Sock* sock = nullptr;
+  int fd = -1;
+  std::atomic<std::uint32_t> events{0};
+  epoll_data_t data{};
+  bool in_kernel = false;
+  std::atomic<bool> in_user{false};
+  std::atomic<bool> spent{false};  // EPOLLONESHOT, reported
+  std::atomic<bool> edge{false};   // EPOLLET: something has happened since the
+                                   // last report
+  bool direct = false;  // its lane is looked at in every wait
+  Interest* next_of_sock = nullptr;
+  Interest* next_of_set = nullptr;  // of the set's interests in user space
+  Interest* ready_next = nullptr;   // set's ready list
+  Interest* ready_prev = nullptr;
+  bool ready = false;  // is on it
+};
+
+// An epoll instance of the application.
+//
+// Latches, in the order in which they may be taken: wait_latch, then a stream's
+// tx and rx, then the process's interest latch, then ready_latch.
+class EpollSet final : public File {
+ public:
+  EpollSet() : File(FileKind::kEpoll) {}
+  static EpollSet* New(int fd);
+  void Free();
+
+  int Ctl(int op, int fd, Sock* sock, epoll_event* event);
+  int Wait(epoll_event* out, int capacity, std::int64_t timeout_ns,
+           const sigset_t* mask);
+  // True if Wait would find a stream ready: for an epoll fd inside poll().
+  bool AnyReady();
+
+  // Has ever had a stream on a lane: its kernel set holds our bell.
+  bool EverUser() const {
+    return ever_user_.load(std::memory_order_acquire);
+  }
+  // Takes the bell out of what the kernel reported.
+  int WithoutBell(epoll_event* events, int count) const;
+  static constexpr int kOnlyBell = -1000;
+  // It is inside another epoll set, which can't see our readiness: its streams
+  // stay on TCP.
+  void SetNested();
+
+  bool HasUser() const {
+    return user_count_.load(std::memory_order_acquire) > 0;
+  }
+  void MarkDirty() { dirty_.store(true, std::memory_order_seq_cst); }
+  void AddLink(const std::shared_ptr<lane::shm::Link>& link);
+  void KickBell();
+  void DropRegistered() { --registered_; }  // the interest latch held
+  int fd() const { return fd_; }
+  int bell() const { return poller_ ? poller_->bell() : -1; }
+
+ private:
+  friend struct Registry;
+  struct Direct {
+    Interest* interest;
+    Sock* sock;
+    lane::Lane* lane;
+  };
+  static constexpr int kMostDirect = 8;
+
+  void Rebuild();
+  void LinkReady(Interest* interest);    // ready_latch held
+  void UnlinkReady(Interest* interest);  // ready_latch held
+  bool LookDirect();
+  int DrainPoller();
+  int Collect(epoll_event* out, int capacity);
+  bool SomethingReady();
+  int KernelWait(epoll_event* out, int capacity, std::int64_t timeout_ns,
+                 const sigset_t* mask);
+
+  int fd_ = -1;
+  std::atomic<int> user_count_{0};
+  std::atomic<bool> dirty_{false};
+  std::atomic<int> sleepers_{0};
+  base::Latch wait_latch_;
+  base::Latch ready_latch_;
+  Interest* members_ = nullptr;  // in user space; the interest latch's
+  Interest* ready_head_ = nullptr;
+  Interest* ready_tail_ = nullptr;
+  std::atomic<int> ready_count_{0};
+  Direct direct_[kMostDirect];
+  std::atomic<bool> ever_user_{false};
+  std::atomic<bool> nested_{false};
+  int direct_count_ = 0;
+  int direct_used_ = 0;  // registrations that are direct
+  int registered_ = 0;   // registrations of streams, on either side
+  std::unique_ptr<lane::shm::ShmPoller> poller_;
+  bool bell_in_kernel_ = false;
+  std::uint32_t waits_ = 0;
+  std::uint64_t kernel_look_ = 0;  // ticks
+  EpollSet* pool_next_ = nullptr;
+};
+
+// Moves a stream's registrations out of (back to) the kernel's sets, at adoption
+// (when the stream is plain again).  No latch held but, for ToUser, maybe the
+// stream's own.
+void InterestsToUser(Sock* sock);
+void InterestsToKernel(Sock* sock);
+// The stream's lane has come or is about to go: who looks at it directly looks
+// anew.  `barrier`: returns when nobody can be looking at the old one (then no
+// latch may be held).
+void InterestsRefresh(Sock* sock, bool barrier);
+// Readiness may have changed: an edge for each registration.
+void InterestsReady(Sock* sock);
+// A descriptor is closed (its last one: `fd` -1, all registrations).
+void InterestsDrop(Sock* sock, int fd);
+// The notify bits and bell that the stream's registrations ask of its lane.
+void InterestsNotify(Sock* sock);         // takes the stream's latches
+void InterestsNotifyLatched(Sock* sock);  // the caller holds both
+// Around fork, and in its child.
+void InterestsForkLock();
+void InterestsForkUnlock();
+void InterestsForkChild();
+
+}  // namespace rcsock::posix
+
+#endif  // RCSOCK_LIB_POSIX_EPOLL_H_

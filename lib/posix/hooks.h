@@ -1,0 +1,27 @@
+#ifndef RCSOCK_LIB_POSIX_HOOKS_H_
+#define RCSOCK_LIB_POSIX_HOOKS_H_
+
+#include "lib/base/real.h"
+
+// What each interposed symbol does: rcsock::posix::hook::recv(...) and so on,
+// with the signatures of lib/base/calls.def.
+namespace rcsock::posix::hook {
+
+#define CALL(group, result, name, params, args, doc) result name params;
+#define CALLV(group, name, params, args, doc) void name params;
+#define VARIADIC(...)
+#define ALIAS(...)
+#include "lib/base/calls.def"
+#undef CALL
+#undef CALLV
+#undef VARIADIC
+#undef ALIAS
+
+// The variadic ones, their argument already fetched.
+int Fcntl(int fd, int command, long argument);
+int Ioctl(int fd, unsigned long request, void* argument);
+void BeforeStdio(int fd);
+
+}  // namespace rcsock::posix::hook
+
+#endif  // RCSOCK_LIB_POSIX_HOOKS_H_

@@ -1,0 +1,327 @@
+// read, write and their families.
+
+#include <netinet/in.h>
+#include <sys/sendfile.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <climits>
+#include <cstring>
+
+#include "lib/base/internal.h"
+#include "lib/posix/hooks.h"
+#include "lib/posix/table.h"
+
+namespace rcsock::posix::hook {
+namespace {
+
+// False with errno set where the kernel would refuse the vector.
+bool Total(const iovec* iov, long count, std::size_t* total) {
+  if (count < 0 || count > IOV_MAX) {
+    errno = EINVAL;
+    return false;
+  }
+  std::size_t sum = 0;
+  for (long i = 0; i < count; ++i) {
+    if (iov[i].iov_len > static_cast<std::size_t>(SSIZE_MAX) - sum) {
+      errno = EINVAL;
+      return false;
+    }
+    sum += iov[i].iov_len;
+  }
+  *total = sum;
+  return true;
+}
+
+bool Engine(Sock* sock) { return sock->mode() == Mode::kEngine; }
+
+// Descriptors that are about to be passed to another process by SCM_RIGHTS.
+void BeforePassing(const msghdr* message) {
+  for (cmsghdr* c = CMSG_FIRSTHDR(message); c != nullptr;
+       c = CMSG_NXTHDR(const_cast<msghdr*>(message), c)) {
+    if (c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_RIGHTS) continue;
+    const std::size_t count = (c->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+    for (std::size_t i = 0; i < count; ++i) {
+      int fd;
+      std::memcpy(&fd, CMSG_DATA(c) + i * sizeof fd, sizeof fd);
+      if (Sock* sock = LookupSock(fd)) sock->Pin(base::Reason::kPinnedScmRights);
+    }
+  }
+}
+
+}  // namespace
+
+ssize_t read(int fd, void* to, size_t length) {
+  Sock* sock = LookupSock(fd);
+  if (__builtin_expect(sock == nullptr, 1)) return real::read(fd, to, length);
+  const iovec iov{to, length};
+  return sock->Recv(fd, &iov, 1, length, 0,
+                    [&] { return real::read(fd, to, length); });
+}
+
+ssize_t recv(int fd, void* to, size_t length, int flags) {
+  Sock* sock = LookupSock(fd);
+  if (sock == nullptr) return real::recv(fd, to, length, flags);
+  const iovec iov{to, length};
+  return sock->Recv(fd, &iov, 1, length, flags,
+                    [&] { return real::recv(fd, to, length, flags); });
+}
+
+ssize_t recvfrom(int fd, void* to, size_t length, int flags, sockaddr* address,
+                 socklen_t* address_length) {
+  Sock* sock = LookupSock(fd);
+  if (sock == nullptr) {
+    return real::recvfrom(fd, to, length, flags, address, address_length);
+  }
+  const iovec iov{to, length};
+  const ssize_t n = sock->Recv(fd, &iov, 1, length, flags, [&] {
+    return real::recvfrom(fd, to, length, flags, address, address_length);
+  });
+  if (n >= 0 && address != nullptr && address_length != nullptr &&
+      Engine(sock)) {
+    *address_length = 0;  // as TCP
+  }
+  return n;
+}
+
+ssize_t readv(int fd, const iovec* iov, int count) {
+  Sock* sock = LookupSock(fd);
+  if (sock == nullptr) return real::readv(fd, iov, count);
+  std::size_t total = 0;
+  if (!Total(iov, count, &total)) return -1;
+  return sock->Recv(fd, iov, count, total, 0,
+                    [&] { return real::readv(fd, iov, count); });
+}
+
+ssize_t recvmsg(int fd, msghdr* message, int flags) {
+  Sock* sock = LookupSock(fd);
+  if (sock == nullptr) return real::recvmsg(fd, message, flags);
+  std::size_t total = 0;
+  if (message == nullptr ||
+      !Total(message->msg_iov, static_cast<long>(message->msg_iovlen),
+             &total)) {
+    return real::recvmsg(fd, message, flags);
+  }
+  bool raw = false;
+  const ssize_t n = sock->Recv(fd, message->msg_iov,
+                               static_cast<int>(message->msg_iovlen), total,
+                               flags, [&] {
+                                 raw = true;
+                                 return real::recvmsg(fd, message, flags);
+                               });
+  if (n >= 0 && !raw) {
+    message->msg_namelen = 0;
+    message->msg_controllen = 0;
+    message->msg_flags = 0;
+  }
+  return n;
+}
+
+int recvmmsg(int fd, mmsghdr* messages, unsigned count, int flags,
+             timespec* timeout) {
+  Sock* sock = LookupSock(fd);
+  if (sock == nullptr) {
+    return real::recvmmsg(fd, messages, count, flags, timeout);
+  }
+  unsigned got = 0;
+  for (; got < count; ++got) {
+    int one = flags & ~MSG_WAITFORONE;
+    if (got > 0 && (flags & MSG_WAITFORONE) != 0) one |= MSG_DONTWAIT;
+    const ssize_t n = hook::recvmsg(fd, &messages[got].msg_hdr, one);
+    if (n < 0) {
+      return got > 0 ? static_cast<int>(got) : -1;
+    }
+    messages[got].msg_len = static_cast<unsigned>(n);
+    if (n == 0) {
+      ++got;
+      break;
+    }
+  }
+  return static_cast<int>(got);
+}
+
+ssize_t write(int fd, const void* from, size_t length) {
+  Sock* sock = LookupSock(fd);
+  if (__builtin_expect(sock == nullptr, 1)) {
+    return real::write(fd, from, length);
+  }
+  const iovec iov{const_cast<void*>(from), length};
+  return sock->Send(fd, &iov, 1, length, 0,
+                    [&] { return real::write(fd, from, length); });
+}
+
+ssize_t send(int fd, const void* from, size_t length, int flags) {
+  Sock* sock = LookupSock(fd);
+  if (sock == nullptr) return real::send(fd, from, length, flags);
+  if (flags & (MSG_OOB | MSG_ZEROCOPY)) sock->Pin(base::Reason::kPinnedOption);
+  const iovec iov{const_cast<void*>(from), length};
+  return sock->Send(fd, &iov, 1, length, flags,
+                    [&] { return real::send(fd, from, length, flags); });
+}
+
+ssize_t sendto(int fd, const void* from, size_t length, int flags,
+               const sockaddr* address, socklen_t address_length) {
+  Sock* sock = LookupSock(fd);
+  if (sock == nullptr) {
+    return real::sendto(fd, from, length, flags, address, address_length);
+  }
+  if (flags & (MSG_OOB | MSG_ZEROCOPY)) sock->Pin(base::Reason::kPinnedOption);
+  const iovec iov{const_cast<void*>(from), length};
+  return sock->Send(fd, &iov, 1, length, flags, [&] {
+    return real::sendto(fd, from, length, flags, address, address_length);
+  });
+}
+
+ssize_t writev(int fd, const iovec* iov, int count) {
+  Sock* sock = LookupSock(fd);
+  if (sock == nullptr) return real::writev(fd, iov, count);
+  std::size_t total = 0;
+  if (!Total(iov, count, &total)) return -1;
+  return sock->Send(fd, iov, count, total, 0,
+                    [&] { return real::writev(fd, iov, count); });
+}
+
+ssize_t sendmsg(int fd, const msghdr* message, int flags) {
+  Sock* sock = LookupSock(fd);
+  if (sock == nullptr) {
+    if (__builtin_expect(message != nullptr && message->msg_control != nullptr &&
+                             !base::tls_internal,
+                         0)) {
+      BeforePassing(message);
+    }
+    return real::sendmsg(fd, message, flags);
+  }
+  if (flags & (MSG_OOB | MSG_ZEROCOPY)) sock->Pin(base::Reason::kPinnedOption);
+  std::size_t total = 0;
+  if (message == nullptr ||
+      !Total(message->msg_iov, static_cast<long>(message->msg_iovlen),
+             &total)) {
+    return real::sendmsg(fd, message, flags);
+  }
+  return sock->Send(fd, message->msg_iov,
+                    static_cast<int>(message->msg_iovlen), total, flags,
+                    [&] { return real::sendmsg(fd, message, flags); });
+}
+
+int sendmmsg(int fd, mmsghdr* messages, unsigned count, int flags) {
+  if (LookupSock(fd) == nullptr) {
+    return real::sendmmsg(fd, messages, count, flags);
+  }
+  unsigned sent = 0;
+  for (; sent < count; ++sent) {
+    const ssize_t n = hook::sendmsg(fd, &messages[sent].msg_hdr, flags);
+    if (n < 0) return sent > 0 ? static_cast<int>(sent) : -1;
+    messages[sent].msg_len = static_cast<unsigned>(n);
+  }
+  return static_cast<int>(sent);
+}
+
+ssize_t sendfile(int out, int in, off_t* offset, size_t count) {
+  Sock* sock = LookupSock(out);
+  if (sock == nullptr) return real::sendfile(out, in, offset, count);
+  while (!Engine(sock)) {
+    bool raw = false;
+    const ssize_t n = sock->Send(out, nullptr, 0, 0, 0, [&] {
+      raw = true;
+      return real::sendfile(out, in, offset, count);
+    });
+    if (raw) return n;  // else it was promoted a moment ago
+  }
+  // By way of a buffer: the page cache can't be mapped into a ring.  What the
+  // stream did not take is read again next time: only the offset counts.
+  constexpr std::size_t kPiece = 16384;
+  char piece[kPiece];
+  std::size_t done = 0;
+  while (done < count) {
+    const std::size_t want = count - done < kPiece ? count - done : kPiece;
+    const ssize_t got = offset != nullptr ? ::pread(in, piece, want, *offset)
+                                          : real::read(in, piece, want);
+    if (got <= 0) {
+      if (got < 0 && done == 0) return -1;
+      break;
+    }
+    const ssize_t sent = send(out, piece, static_cast<std::size_t>(got), 0);
+    const int saved = errno;
+    const ssize_t taken = sent > 0 ? sent : 0;
+    if (offset != nullptr) {
+      *offset += taken;
+    } else if (taken < got) {
+      ::lseek(in, taken - got, SEEK_CUR);
+    }
+    done += static_cast<std::size_t>(taken);
+    if (sent < got) {
+      if (done == 0) {
+        errno = saved;
+        return -1;
+      }
+      break;
+    }
+  }
+  return static_cast<ssize_t>(done);
+}
+
+ssize_t sendfile64(int out, int in, off64_t* offset, size_t count) {
+  static_assert(sizeof(off64_t) == sizeof(off_t));
+  return sendfile(out, in, offset, count);
+}
+
+ssize_t splice(int in, off64_t* in_offset, int out, off64_t* out_offset,
+               size_t length, unsigned flags) {
+  if (Sock* sock = LookupSock(in)) sock->Pin(base::Reason::kPinnedSyscall);
+  if (Sock* sock = LookupSock(out)) sock->Pin(base::Reason::kPinnedSyscall);
+  return real::splice(in, in_offset, out, out_offset, length, flags);
+}
+
+ssize_t preadv2(int fd, const iovec* iov, int count, off_t offset, int flags) {
+  Sock* sock = LookupSock(fd);
+  if (sock == nullptr || offset != -1) {
+    return real::preadv2(fd, iov, count, offset, flags);
+  }
+  std::size_t total = 0;
+  if (!Total(iov, count, &total)) return -1;
+  return sock->Recv(fd, iov, count, total,
+                    (flags & RWF_NOWAIT) ? MSG_DONTWAIT : 0, [&] {
+                      return real::preadv2(fd, iov, count, offset, flags);
+                    });
+}
+
+ssize_t pwritev2(int fd, const iovec* iov, int count, off_t offset, int flags) {
+  Sock* sock = LookupSock(fd);
+  if (sock == nullptr || offset != -1) {
+    return real::pwritev2(fd, iov, count, offset, flags);
+  }
+  std::size_t total = 0;
+  if (!Total(iov, count, &total)) return -1;
+  return sock->Send(fd, iov, count, total,
+                    (flags & RWF_NOWAIT) ? MSG_DONTWAIT : 0, [&] {
+                      return real::pwritev2(fd, iov, count, offset, flags);
+                    });
+}
+
+// The checked calls of FORTIFY: glibc ends the program on an overflow, so it
+// makes that judgement itself.
+ssize_t __read_chk(int fd, void* to, size_t length, size_t size) {
+  if (length > size || LookupSock(fd) == nullptr) {
+    return real::__read_chk(fd, to, length, size);
+  }
+  return read(fd, to, length);
+}
+
+ssize_t __recv_chk(int fd, void* to, size_t length, size_t size, int flags) {
+  if (length > size || LookupSock(fd) == nullptr) {
+    return real::__recv_chk(fd, to, length, size, flags);
+  }
+  return recv(fd, to, length, flags);
+}
+
+ssize_t __recvfrom_chk(int fd, void* to, size_t length, size_t size, int flags,
+                       sockaddr* address, socklen_t* address_length) {
+  if (length > size || LookupSock(fd) == nullptr) {
+    return real::__recvfrom_chk(fd, to, length, size, flags, address,
+                                address_length);
+  }
+  return hook::recvfrom(fd, to, length, flags, address, address_length);
+}
+
+}  // namespace rcsock::posix::hook

@@ -1,0 +1,378 @@
+// Making, closing, copying and configuring descriptors; processes.
+
+#include <fcntl.h>
+#include <linux/close_range.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/eventfd.h>
+#include <sys/ioctl.h>
+#include <sys/syscall.h>
+#include <sys/timerfd.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+
+#include <linux/sockios.h>
+
+#include "lib/base/internal.h"
+#include "lib/base/unique_fd.h"
+#include "lib/posix/hooks.h"
+#include "lib/posix/process.h"
+#include "lib/posix/signals.h"
+#include "lib/posix/table.h"
+
+namespace rcsock::posix::hook {
+namespace {
+
+bool Inet(int family) { return family == AF_INET || family == AF_INET6; }
+
+// The rest of accept: the connection is new and ours to follow.
+int Accepted(int listener, int fd, const sockaddr_storage& peer,
+             socklen_t length, bool nonblock) {
+  if (fd < 0) return fd;
+  const int saved = errno;
+  Evict(fd);
+  if (Inet(peer.ss_family) && !InBorrowedMemory()) {
+    bool tcp = LookupSock(listener) != nullptr;
+    if (!tcp) {
+      // A listener that this process was started with.
+      int protocol = 0;
+      socklen_t size = sizeof protocol;
+      tcp = ::getsockopt(fd, SOL_SOCKET, SO_PROTOCOL, &protocol, &size) == 0 &&
+            protocol == IPPROTO_TCP;
+    }
+    Sock* sock = tcp ? Sock::New(stream::Role::kAcceptor, nonblock) : nullptr;
+    if (sock != nullptr) {
+      sock->SetPeer(reinterpret_cast<const sockaddr*>(&peer), length);
+      sock->SetEligible(true);
+      Bind(fd, sock);
+    }
+  }
+  errno = saved;
+  return fd;
+}
+
+void GiveAddress(const sockaddr_storage& peer, socklen_t length,
+                 sockaddr* address, socklen_t* capacity) {
+  if (address == nullptr || capacity == nullptr) return;
+  std::memcpy(address, &peer, length < *capacity ? length : *capacity);
+  *capacity = length;
+}
+
+std::uint64_t Nanoseconds(const timeval& time) {
+  return static_cast<std::uint64_t>(time.tv_sec) * 1'000'000'000 +
+         static_cast<std::uint64_t>(time.tv_usec) * 1000;
+}
+
+}  // namespace
+
+int socket(int domain, int type, int protocol) {
+  const int fd = real::socket(domain, type, protocol);
+  if (fd < 0 || base::tls_internal) return fd;
+  Evict(fd);
+  if (!Inet(domain) || (type & 0xf) != SOCK_STREAM ||
+      (protocol != 0 && protocol != IPPROTO_TCP) || InBorrowedMemory()) {
+    return fd;
+  }
+  if (Sock* sock = Sock::New(stream::Role::kConnector,
+                             (type & SOCK_NONBLOCK) != 0)) {
+    Bind(fd, sock);
+  }
+  return fd;
+}
+
+int listen(int fd, int backlog) {
+  const int result = real::listen(fd, backlog);
+  if (result == 0) {
+    if (Sock* sock = LookupSock(fd)) sock->listening.store(true);
+  }
+  return result;
+}
+
+int accept4(int fd, sockaddr* address, socklen_t* length, int flags) {
+  if (address != nullptr && length == nullptr) {
+    return real::accept4(fd, address, length, flags);
+  }
+  sockaddr_storage peer{};
+  socklen_t size = sizeof peer;
+  const int accepted =
+      real::accept4(fd, reinterpret_cast<sockaddr*>(&peer), &size, flags);
+  if (accepted >= 0) GiveAddress(peer, size, address, length);
+  return Accepted(fd, accepted, peer, size, (flags & SOCK_NONBLOCK) != 0);
+}
+
+int accept(int fd, sockaddr* address, socklen_t* length) {
+  return hook::accept4(fd, address, length, 0);
+}
+
+int connect(int fd, const sockaddr* address, socklen_t length) {
+  Sock* sock = LookupSock(fd);
+  const int result = real::connect(fd, address, length);
+  if (sock != nullptr && (result == 0 || errno == EINPROGRESS)) {
+    const int saved = errno;
+    sock->SetRole(stream::Role::kConnector);
+    sock->SetPeer(address, length);
+    sock->SetEligible(true);
+    errno = saved;
+  }
+  return result;
+}
+
+int shutdown(int fd, int how) {
+  Sock* sock = LookupSock(fd);
+  return sock == nullptr ? real::shutdown(fd, how) : sock->Shutdown(fd, how);
+}
+
+int close(int fd) {
+  if (__builtin_expect(base::IsInternalFd(fd), 0)) {
+    if (base::tls_internal) {
+      base::CloseRaw(fd);
+      return 0;
+    }
+    if (!InBorrowedMemory()) {
+      errno = EBADF;
+      return -1;
+    }
+  }
+  return CloseFd(fd);
+}
+
+int close_range(unsigned first, unsigned last, int flags) {
+  if ((flags & CLOSE_RANGE_CLOEXEC) != 0 || first > last ||
+      InBorrowedMemory()) {
+    return real::close_range(first, last, flags);
+  }
+  CloseFollowed(first, last);
+  // Around our own.
+  constexpr unsigned kHighest = 65536;
+  unsigned from = first;
+  for (unsigned fd = first; fd <= last && fd < kHighest; ++fd) {
+    if (!base::IsInternalFd(static_cast<int>(fd))) continue;
+    if (fd > from) real::close_range(from, fd - 1, flags);
+    from = fd + 1;
+  }
+  return from <= last ? real::close_range(from, last, flags) : 0;
+}
+
+void closefrom(int first) {
+  hook::close_range(static_cast<unsigned>(first < 0 ? 0 : first), ~0u, 0);
+}
+
+// --- Copies ----------------------------------------------------------------------
+
+int dup(int fd) {
+  const int copy = real::dup(fd);
+  if (copy >= 0 && !InBorrowedMemory()) CopyFd(fd, copy);
+  return copy;
+}
+
+int dup3(int from, int to, int flags) {
+  if (InBorrowedMemory() || from == to ||
+      ::syscall(SYS_fcntl, from, F_GETFD) < 0) {
+    return real::dup3(from, to, flags);
+  }
+  if (Lookup(to) != nullptr) CloseFd(to);
+  const int copy = real::dup3(from, to, flags);
+  if (copy >= 0) CopyFd(from, copy);
+  return copy;
+}
+
+int dup2(int from, int to) {
+  if (InBorrowedMemory() || from == to ||
+      ::syscall(SYS_fcntl, from, F_GETFD) < 0) {
+    return real::dup2(from, to);
+  }
+  if (Lookup(to) != nullptr) CloseFd(to);
+  const int copy = real::dup2(from, to);
+  if (copy >= 0) CopyFd(from, copy);
+  return copy;
+}
+
+int Fcntl(int fd, int command, long argument) {
+  const int result = RCSOCK_REAL(fcntl)(fd, command, argument);
+  if (result < 0 || base::tls_internal) return result;
+  switch (command) {
+    case F_DUPFD:
+    case F_DUPFD_CLOEXEC:
+      if (!InBorrowedMemory()) CopyFd(fd, result);
+      break;
+    case F_SETFL:
+      if (Sock* sock = LookupSock(fd)) {
+        const int saved = errno;
+        sock->nonblock.store((argument & O_NONBLOCK) != 0);
+        if (argument & O_ASYNC) sock->Pin(base::Reason::kPinnedOption);
+        errno = saved;
+      }
+      break;
+    default:
+      break;
+  }
+  return result;
+}
+
+int Ioctl(int fd, unsigned long request, void* argument) {
+  Sock* sock = LookupSock(fd);
+  if (sock != nullptr && !sock->listening.load(std::memory_order_relaxed)) {
+    if (request == FIONREAD && argument != nullptr &&
+        sock->ReadableBytes(static_cast<int*>(argument))) {
+      return 0;
+    }
+    if ((request == SIOCOUTQ || request == SIOCOUTQNSD) &&
+        argument != nullptr &&
+        sock->UnsentBytes(static_cast<int*>(argument))) {
+      return 0;
+    }
+  }
+  const int result = RCSOCK_REAL(ioctl)(fd, request, argument);
+  if (sock != nullptr && result == 0) {
+    if (request == FIONBIO) {
+      sock->nonblock.store(*static_cast<int*>(argument) != 0);
+    } else if (request == FIOASYNC && *static_cast<int*>(argument) != 0) {
+      sock->Pin(base::Reason::kPinnedOption);
+    }
+  }
+  return result;
+}
+
+int getsockopt(int fd, int level, int name, void* value, socklen_t* length) {
+  return real::getsockopt(fd, level, name, value, length);
+}
+
+int setsockopt(int fd, int level, int name, const void* value,
+               socklen_t length) {
+  const int result = real::setsockopt(fd, level, name, value, length);
+  Sock* sock = LookupSock(fd);
+  if (sock == nullptr || result != 0) return result;
+  int number = 0;
+  if (value != nullptr && length >= static_cast<socklen_t>(sizeof number)) {
+    std::memcpy(&number, value, sizeof number);
+  }
+  if (level == SOL_SOCKET) {
+    switch (name) {
+      case SO_RCVTIMEO:
+      case SO_SNDTIMEO:
+        if (length >= static_cast<socklen_t>(sizeof(timeval))) {
+          timeval time;
+          std::memcpy(&time, value, sizeof time);
+          (name == SO_RCVTIMEO ? sock->rcv_timeout_ns : sock->snd_timeout_ns)
+              .store(Nanoseconds(time));
+        }
+        break;
+      case SO_RCVLOWAT:
+        if (number > 1) sock->Pin(base::Reason::kPinnedOption);
+        break;
+      case SO_ZEROCOPY:
+      case SO_OOBINLINE:
+      case SO_TIMESTAMP:
+      case SO_TIMESTAMPNS:
+      case SO_TIMESTAMPING:
+      case SO_PEEK_OFF:
+        if (number != 0) sock->Pin(base::Reason::kPinnedOption);
+        break;
+      default:
+        break;
+    }
+  } else if (level == IPPROTO_TCP &&
+             (name == TCP_ULP || name == TCP_REPAIR ||
+              name == TCP_ZEROCOPY_RECEIVE)) {
+    sock->Pin(base::Reason::kPinnedOption);
+  }
+  return result;
+}
+
+int eventfd(unsigned initial, int flags) {
+  const int fd = real::eventfd(initial, flags);
+  if (fd < 0) return fd;
+  if (base::tls_internal) return base::RelocateHigh(fd);
+  Evict(fd);
+  return fd;
+}
+
+int timerfd_create(int clock, int flags) {
+  const int fd = real::timerfd_create(clock, flags);
+  if (fd < 0) return fd;
+  if (base::tls_internal) return base::RelocateHigh(fd);
+  Evict(fd);
+  return fd;
+}
+
+// --- stdio -----------------------------------------------------------------------
+
+void BeforeStdio(int fd) {
+  if (Sock* sock = LookupSock(fd)) sock->Pin(base::Reason::kPinnedFdopen);
+}
+
+FILE* fdopen(int fd, const char* mode) {
+  BeforeStdio(fd);
+  return real::fdopen(fd, mode);
+}
+
+int vdprintf(int fd, const char* format, va_list arguments) {
+  BeforeStdio(fd);
+  return real::vdprintf(fd, format, arguments);
+}
+
+int __vdprintf_chk(int fd, int flag, const char* format, va_list arguments) {
+  BeforeStdio(fd);
+  return real::__vdprintf_chk(fd, flag, format, arguments);
+}
+
+// --- Processes ---------------------------------------------------------------------
+
+int execve(const char* path, char* const argv[], char* const envp[]) {
+  BeforeExec();
+  return real::execve(path, argv, envp);
+}
+
+int execv(const char* path, char* const argv[]) {
+  BeforeExec();
+  return real::execv(path, argv);
+}
+
+int execvp(const char* file, char* const argv[]) {
+  BeforeExec();
+  return real::execvp(file, argv);
+}
+
+int execvpe(const char* file, char* const argv[], char* const envp[]) {
+  BeforeExec();
+  return real::execvpe(file, argv, envp);
+}
+
+int fexecve(int fd, char* const argv[], char* const envp[]) {
+  BeforeExec();
+  return real::fexecve(fd, argv, envp);
+}
+
+int posix_spawn_file_actions_adddup2(posix_spawn_file_actions_t* actions,
+                                     int from, int to) {
+  if (Sock* sock = LookupSock(from)) sock->Pin(base::Reason::kPinnedExec);
+  return real::posix_spawn_file_actions_adddup2(actions, from, to);
+}
+
+void _exit(int status) {
+  AtExit();
+  real::_exit(status);
+}
+
+void _Exit(int status) {
+  AtExit();
+  real::_Exit(status);
+}
+
+void quick_exit(int status) {
+  AtExit();
+  real::quick_exit(status);
+}
+
+int sigaction(int number, const struct sigaction* action,
+              struct sigaction* old) {
+  return HookedSigaction(number, action, old);
+}
+
+sighandler_t signal(int number, sighandler_t handler) {
+  return HookedSignal(number, handler);
+}
+
+}  // namespace rcsock::posix::hook

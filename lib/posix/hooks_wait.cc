@@ -1,0 +1,194 @@
+// poll, select and the epoll family.
+
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <climits>
+
+#include "lib/base/clock.h"
+#include "lib/base/internal.h"
+#include "lib/base/unique_fd.h"
+#include "lib/posix/hooks.h"
+#include "lib/posix/poll.h"
+#include "lib/posix/table.h"
+
+namespace rcsock::posix::hook {
+namespace {
+
+std::int64_t FromMs(int timeout) {
+  return timeout < 0 ? -1 : static_cast<std::int64_t>(timeout) * 1'000'000;
+}
+
+bool Valid(const timespec* timeout) {
+  return timeout->tv_sec >= 0 && timeout->tv_nsec >= 0 &&
+         timeout->tv_nsec < 1'000'000'000;
+}
+
+std::int64_t FromSpec(const timespec* timeout) {
+  if (timeout == nullptr) return -1;
+  // A century is for ever.
+  if (timeout->tv_sec > 3'000'000'000) return -1;
+  return static_cast<std::int64_t>(timeout->tv_sec) * 1'000'000'000 +
+         timeout->tv_nsec;
+}
+
+int WaitOn(int fd, epoll_event* events, int capacity, std::int64_t timeout_ns,
+           const sigset_t* mask, EpollSet* set, int result,
+           std::uint64_t start) {
+  // The kernel's answer of a set that had no stream on a lane when the call
+  // began; one may have come meanwhile.
+  if (result <= 0 || !set->EverUser()) return result;
+  const int n = set->WithoutBell(events, result);
+  if (n != EpollSet::kOnlyBell) return n;
+  (void)fd;
+  if (timeout_ns > 0) {
+    const auto spent = static_cast<std::int64_t>(base::NowNs() - start);
+    timeout_ns = timeout_ns > spent ? timeout_ns - spent : 0;
+  }
+  return set->Wait(events, capacity, timeout_ns, mask);
+}
+
+}  // namespace
+
+int poll(pollfd* fds, nfds_t count, int timeout) {
+  if (fds == nullptr || !PollNeedsEngine(fds, count)) {
+    return real::poll(fds, count, timeout);
+  }
+  return EnginePoll(fds, count, FromMs(timeout), nullptr);
+}
+
+int ppoll(pollfd* fds, nfds_t count, const timespec* timeout,
+          const sigset_t* mask) {
+  if (fds == nullptr || !PollNeedsEngine(fds, count) ||
+      (timeout != nullptr && !Valid(timeout))) {
+    return real::ppoll(fds, count, timeout, mask);
+  }
+  return EnginePoll(fds, count, FromSpec(timeout), mask);
+}
+
+int __poll_chk(pollfd* fds, nfds_t count, int timeout, size_t size) {
+  if (fds == nullptr || size / sizeof *fds < count ||
+      !PollNeedsEngine(fds, count)) {
+    return real::__poll_chk(fds, count, timeout, size);
+  }
+  return EnginePoll(fds, count, FromMs(timeout), nullptr);
+}
+
+int __ppoll_chk(pollfd* fds, nfds_t count, const timespec* timeout,
+                const sigset_t* mask, size_t size) {
+  if (fds == nullptr || size / sizeof *fds < count ||
+      !PollNeedsEngine(fds, count) ||
+      (timeout != nullptr && !Valid(timeout))) {
+    return real::__ppoll_chk(fds, count, timeout, mask, size);
+  }
+  return EnginePoll(fds, count, FromSpec(timeout), mask);
+}
+
+int select(int count, fd_set* in, fd_set* out, fd_set* except,
+           timeval* timeout) {
+  std::int64_t ns = -1;
+  if (timeout != nullptr) {
+    if (timeout->tv_sec < 0 || timeout->tv_usec < 0) {
+      return real::select(count, in, out, except, timeout);
+    }
+    const timespec spec{
+        timeout->tv_sec + timeout->tv_usec / 1'000'000,
+        static_cast<long>(timeout->tv_usec % 1'000'000) * 1000};
+    ns = FromSpec(&spec);
+  }
+  std::int64_t left = 0;
+  const int n = EngineSelect(count, in, out, except, ns, nullptr, &left);
+  if (n == kNotMine) return real::select(count, in, out, except, timeout);
+  if (timeout != nullptr && ns >= 0) {
+    timeout->tv_sec = static_cast<time_t>(left / 1'000'000'000);
+    timeout->tv_usec = static_cast<suseconds_t>(left % 1'000'000'000 / 1000);
+  }
+  return n;
+}
+
+int pselect(int count, fd_set* in, fd_set* out, fd_set* except,
+            const timespec* timeout, const sigset_t* mask) {
+  if (timeout != nullptr && !Valid(timeout)) {
+    return real::pselect(count, in, out, except, timeout, mask);
+  }
+  const int n = EngineSelect(count, in, out, except, FromSpec(timeout), mask,
+                             nullptr);
+  return n == kNotMine ? real::pselect(count, in, out, except, timeout, mask)
+                       : n;
+}
+
+int epoll_create1(int flags) {
+  int fd = real::epoll_create1(flags);
+  if (fd < 0) return fd;
+  if (base::tls_internal) return base::RelocateHigh(fd);
+  Evict(fd);
+  if (EpollSet* set = EpollSet::New(fd)) Bind(fd, set);
+  return fd;
+}
+
+int epoll_create(int size) {
+  if (size <= 0) return real::epoll_create(size);
+  return epoll_create1(0);
+}
+
+int epoll_ctl(int number, int op, int fd, epoll_event* event) {
+  EpollSet* set = LookupSet(number);
+  File* file = Lookup(fd);
+  if (set == nullptr || file == nullptr || base::tls_internal) {
+    return real::epoll_ctl(number, op, fd, event);
+  }
+  if (file->kind == FileKind::kEpoll) {
+    const int result = real::epoll_ctl(number, op, fd, event);
+    if (result == 0 && op == EPOLL_CTL_ADD) {
+      static_cast<EpollSet*>(file)->SetNested();
+    }
+    return result;
+  }
+  auto* sock = static_cast<Sock*>(file);
+  if (sock->listening.load(std::memory_order_relaxed)) {
+    return real::epoll_ctl(number, op, fd, event);
+  }
+  return set->Ctl(op, fd, sock, event);
+}
+
+int epoll_wait(int fd, epoll_event* events, int capacity, int timeout) {
+  EpollSet* set = LookupSet(fd);
+  if (set == nullptr) return real::epoll_wait(fd, events, capacity, timeout);
+  if (set->HasUser()) {
+    return set->Wait(events, capacity, FromMs(timeout), nullptr);
+  }
+  const std::uint64_t start = timeout > 0 ? base::NowNs() : 0;
+  return WaitOn(fd, events, capacity, FromMs(timeout), nullptr, set,
+                real::epoll_wait(fd, events, capacity, timeout), start);
+}
+
+int epoll_pwait(int fd, epoll_event* events, int capacity, int timeout,
+                const sigset_t* mask) {
+  EpollSet* set = LookupSet(fd);
+  if (set == nullptr) {
+    return real::epoll_pwait(fd, events, capacity, timeout, mask);
+  }
+  if (set->HasUser()) {
+    return set->Wait(events, capacity, FromMs(timeout), mask);
+  }
+  const std::uint64_t start = timeout > 0 ? base::NowNs() : 0;
+  return WaitOn(fd, events, capacity, FromMs(timeout), mask, set,
+                real::epoll_pwait(fd, events, capacity, timeout, mask), start);
+}
+
+int epoll_pwait2(int fd, epoll_event* events, int capacity,
+                 const timespec* timeout, const sigset_t* mask) {
+  EpollSet* set = LookupSet(fd);
+  if (set == nullptr || (timeout != nullptr && !Valid(timeout))) {
+    return real::epoll_pwait2(fd, events, capacity, timeout, mask);
+  }
+  if (set->HasUser()) {
+    return set->Wait(events, capacity, FromSpec(timeout), mask);
+  }
+  const std::uint64_t start = base::NowNs();
+  return WaitOn(fd, events, capacity, FromSpec(timeout), mask, set,
+                real::epoll_pwait2(fd, events, capacity, timeout, mask), start);
+}
+
+}  // namespace rcsock::posix::hook

@@ -1,0 +1,417 @@
+#include "lib/posix/poll.h"
+
+#include <sys/epoll.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <memory>
+#include <new>
+
+#include "lib/base/clock.h"
+#include "lib/base/real.h"
+#include "lib/base/unique_fd.h"
+#include "lib/posix/epoll.h"
+#include "lib/posix/signals.h"
+#include "lib/posix/sock.h"
+#include "lib/posix/spin.h"
+
+namespace rcsock::posix {
+
+using rendezvous::Conductor;
+
+namespace {
+
+constexpr nfds_t kOnStack = 64;
+
+// What a thread sleeps on for streams: an epoll set of its own, with the bells it
+// needs, edge-triggered and never read.  A shared eventfd that is read to reset it
+// could swallow the kick that another sleeper was about to see; here each kick is
+// an edge in every thread's own set.
+struct ThreadBells {
+  int set = -1;
+  std::uint32_t bells = 0;  // those already in it
+  int pid = 0;
+  ~ThreadBells() {
+    if (set >= 0 && pid == ::syscall(SYS_getpid)) base::CloseRaw(set);
+  }
+};
+thread_local ThreadBells tls_bells;
+
+bool EnsureBells(Conductor* conductor, std::uint32_t wanted) {
+  ThreadBells& mine = tls_bells;
+  const int pid = static_cast<int>(::syscall(SYS_getpid));
+  if (mine.set >= 0 && mine.pid != pid) {
+    base::CloseRaw(mine.set);  // inherited by fork
+    mine.set = -1;
+  }
+  if (mine.set < 0) {
+    mine.set = base::RelocateHigh(
+        static_cast<int>(::syscall(SYS_epoll_create1, EPOLL_CLOEXEC)));
+    mine.bells = 0;
+    mine.pid = pid;
+    if (mine.set < 0) return false;
+  }
+  for (int k = 0; k < lane::shm::kBells; ++k) {
+    if ((wanted & 1u << k) == 0 || (mine.bells & 1u << k) != 0) continue;
+    const bool is_new = conductor->bells()->bell_fd(k) < 0;
+    if (conductor->bells()->EnsureBell(k) < 0) return false;
+    if (is_new) conductor->AnnounceBell(k);
+    epoll_event event{};
+    event.events = EPOLLIN | EPOLLET;
+    if (::syscall(SYS_epoll_ctl, mine.set, EPOLL_CTL_ADD,
+                  conductor->bells()->bell_fd(k), &event) != 0) {
+      return false;
+    }
+    mine.bells |= 1u << k;
+  }
+  return true;
+}
+
+File* Followed(int fd) { return fd < 0 ? nullptr : Lookup(fd); }
+
+// The part of a poll set that is ours.
+struct Member {
+  nfds_t at;
+  File* file;
+};
+
+class Polling {
+ public:
+  Polling(pollfd* fds, nfds_t count, std::int64_t timeout_ns)
+      : fds_(fds), count_(count), timeout_ns_(timeout_ns) {
+    deadline_ = timeout_ns > 0
+                    ? base::NowNs() + static_cast<std::uint64_t>(timeout_ns)
+                    : 0;
+    if (count > kOnStack) {
+      heap_kernel_.reset(new (std::nothrow) pollfd[count + 1]);
+      heap_members_.reset(new (std::nothrow) Member[count]);
+      kernel_ = heap_kernel_.get();
+      members_ = heap_members_.get();
+    }
+  }
+  bool ok() const { return kernel_ != nullptr && members_ != nullptr; }
+
+  int Run() {
+    const std::uint32_t signals = tls_signals.any;
+    Split();
+    Spinner spin;
+    for (;;) {
+      int found = LookStreams();
+      const bool look = found > 0 ? Every16() : KernelDue();
+      if (look) {
+        const int n = LookKernel(0, false);
+        if (n < 0 && found == 0) return -1;
+        if (n > 0) found += n;
+      }
+      if (found > 0) return Merge();
+      if (timeout_ns_ == 0 || Left() == 0) return look ? 0 : LastLook();
+      if (tls_signals.any != signals) {
+        errno = EINTR;
+        return -1;
+      }
+      if (spin.Go()) continue;
+      const int n = Sleep(signals);
+      if (n < 0) return -1;
+      spin = Spinner();
+    }
+  }
+
+ private:
+  std::int64_t Left() const {
+    if (deadline_ == 0) return timeout_ns_;
+    const std::uint64_t now = base::NowNs();
+    return now >= deadline_ ? 0 : static_cast<std::int64_t>(deadline_ - now);
+  }
+
+  // Streams of the engine, and epoll sets that have some, out of the kernel's
+  // array.
+  void Split() {
+    mine_ = 0;
+    for (nfds_t i = 0; i < count_; ++i) {
+      kernel_[i] = fds_[i];
+      kernel_[i].revents = 0;
+      fds_[i].revents = 0;
+      File* file = Followed(fds_[i].fd);
+      if (file == nullptr) continue;
+      if (file->kind == FileKind::kSock) {
+        if (static_cast<Sock*>(file)->mode() != Mode::kEngine) continue;
+        kernel_[i].fd = -1;
+      } else if (!static_cast<EpollSet*>(file)->HasUser()) {
+        continue;
+      }
+      members_[mine_++] = {i, file};
+    }
+  }
+
+  int LookStreams() {
+    int found = 0;
+    bool again = false;
+    for (nfds_t m = 0; m < mine_; ++m) {
+      pollfd& one = fds_[members_[m].at];
+      if (members_[m].file->kind == FileKind::kSock) {
+        bool plain = false;
+        auto* sock = static_cast<Sock*>(members_[m].file);
+        one.revents = static_cast<short>(
+            sock->Readiness(static_cast<std::uint16_t>(one.events), &plain));
+        again |= plain;
+      } else {
+        one.revents =
+            static_cast<EpollSet*>(members_[m].file)->AnyReady()
+                ? static_cast<short>(one.events & (POLLIN | POLLRDNORM))
+                : short{0};
+      }
+      if (one.revents != 0) ++found;
+    }
+    if (again && found == 0) {
+      Split();
+      kernel_look_ = 0;
+    }
+    return found;
+  }
+
+  static bool Every16() {
+    static thread_local unsigned waits = 0;
+    return ++waits % 16 == 0;
+  }
+  bool KernelDue() {
+    const std::uint64_t now = base::Ticks();
+    if (now - kernel_look_ < 15 * base::ticks_per_us) return false;
+    kernel_look_ = now;
+    return true;
+  }
+
+  int LookKernel(std::int64_t timeout_ns, bool with_bells) {
+    timespec limit{static_cast<time_t>(timeout_ns / 1'000'000'000),
+                   static_cast<long>(timeout_ns % 1'000'000'000)};
+    nfds_t n = count_;
+    if (with_bells) kernel_[n++] = {tls_bells.set, POLLIN, 0};
+    int r = real::ppoll(kernel_, n, timeout_ns < 0 ? nullptr : &limit, nullptr);
+    if (with_bells && r > 0 && kernel_[count_].revents != 0) --r;
+    return r;
+  }
+
+  int LastLook() {
+    const int n = LookKernel(0, false);
+    return n > 0 ? Merge() : n;
+  }
+
+  int Merge() {
+    int ready = 0;
+    for (nfds_t i = 0; i < count_; ++i) {
+      fds_[i].revents = static_cast<short>(fds_[i].revents |
+                                           (kernel_[i].fd >= 0
+                                                ? kernel_[i].revents
+                                                : 0));
+      if (fds_[i].revents != 0) ++ready;
+    }
+    return ready;
+  }
+
+  // Arm, look, sleep.  0: look again; -1: errno.
+  int Sleep(std::uint32_t signals) {
+    Conductor* conductor = Conductor::IfRunning();
+    if (conductor == nullptr) {
+      // The engine is being taken down: its streams are about to be plain.
+      timespec brief{0, 100'000};
+      ::nanosleep(&brief, nullptr);
+      Split();
+      return 0;
+    }
+    std::uint32_t wanted = 1u << kPollBell;
+    for (nfds_t m = 0; m < mine_; ++m) {
+      const int bell = BellOf(members_[m].file);
+      if (bell > 0) wanted |= 1u << bell;
+    }
+    if (!EnsureBells(conductor, wanted)) {
+      timespec brief{0, 1'000'000};  // out of descriptors: slow, but right
+      ::nanosleep(&brief, nullptr);
+      return 0;
+    }
+    // Edges of kicks that were meant for looks already taken.
+    epoll_event old[lane::shm::kBells];
+    ::syscall(SYS_epoll_pwait, tls_bells.set, old, lane::shm::kBells, 0,
+              nullptr, 8);
+    for (nfds_t m = 0; m < mine_; ++m) {
+      if (members_[m].file->kind != FileKind::kSock) continue;
+      auto* sock = static_cast<Sock*>(members_[m].file);
+      sock->poll_sleepers.fetch_add(1, std::memory_order_seq_cst);
+      sock->RingForPoll(kPollBell);
+    }
+    for (int k = 0; k < lane::shm::kBells; ++k) {
+      if (wanted & 1u << k) conductor->bells()->Arm(k);
+    }
+    int result = 0;
+    const std::uint64_t start = base::NowNs();
+    bool bells_still = true;
+    for (nfds_t m = 0; m < mine_; ++m) {
+      const int bell = BellOf(members_[m].file);
+      if (bell >= 0 && (wanted & 1u << bell) == 0) bells_still = false;
+    }
+    if (LookStreams() == 0 && bells_still) {
+      if (tls_signals.any != signals) {
+        errno = EINTR;
+        result = -1;
+      } else {
+        const int n = LookKernel(Left(), true);
+        if (n < 0) result = -1;
+      }
+      const int saved = errno;
+      Spinner::Slept((base::NowNs() - start) / 1000);
+      errno = saved;
+    }
+    const int saved = errno;
+    for (int k = 0; k < lane::shm::kBells; ++k) {
+      if (wanted & 1u << k) conductor->bells()->Disarm(k);
+    }
+    for (nfds_t m = 0; m < mine_; ++m) {
+      if (members_[m].file->kind != FileKind::kSock) continue;
+      static_cast<Sock*>(members_[m].file)
+          ->poll_sleepers.fetch_sub(1, std::memory_order_seq_cst);
+    }
+    kernel_look_ = 0;
+    errno = saved;
+    return result;
+  }
+
+  static int BellOf(File* file) {
+    return file->kind == FileKind::kSock
+               ? static_cast<Sock*>(file)->bell()
+               : static_cast<EpollSet*>(file)->bell();
+  }
+
+  pollfd* fds_;
+  nfds_t count_;
+  std::int64_t timeout_ns_;
+  std::uint64_t deadline_ = 0;
+  std::uint64_t kernel_look_ = 0;
+  nfds_t mine_ = 0;
+  pollfd stack_kernel_[kOnStack + 1];
+  Member stack_members_[kOnStack];
+  std::unique_ptr<pollfd[]> heap_kernel_;
+  std::unique_ptr<Member[]> heap_members_;
+  pollfd* kernel_ = stack_kernel_;
+  Member* members_ = stack_members_;
+};
+
+}  // namespace
+
+bool PollNeedsEngine(const pollfd* fds, nfds_t count) {
+  for (nfds_t i = 0; i < count; ++i) {
+    File* file = Followed(fds[i].fd);
+    if (file == nullptr) continue;
+    if (file->kind == FileKind::kSock
+            ? static_cast<Sock*>(file)->mode() == Mode::kEngine
+            : static_cast<EpollSet*>(file)->HasUser()) {
+      return true;
+    }
+  }
+  return false;
+}
+
+int EnginePoll(pollfd* fds, nfds_t count, std::int64_t timeout_ns,
+               const sigset_t* mask) {
+  sigset_t before;
+  if (mask != nullptr) ::pthread_sigmask(SIG_SETMASK, mask, &before);
+  int result;
+  {
+    Polling polling(fds, count, timeout_ns);
+    if (!polling.ok()) {
+      errno = ENOMEM;
+      result = -1;
+    } else {
+      result = polling.Run();
+    }
+  }
+  if (mask != nullptr) {
+    const int saved = errno;
+    ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    errno = saved;
+  }
+  return result;
+}
+
+int EngineSelect(int count, fd_set* in, fd_set* out, fd_set* except,
+                 std::int64_t timeout_ns, const sigset_t* mask,
+                 std::int64_t* left_ns) {
+  if (count <= 0) return kNotMine;
+  // fd_set is an array of words; programs enlarge it past FD_SETSIZE.
+  const auto bit = [](fd_set* set, int fd) {
+    return set != nullptr &&
+           (reinterpret_cast<unsigned long*>(set)[fd / 64] >> (fd % 64) & 1);
+  };
+  int wanted = 0;
+  bool mine = false;
+  for (int fd = 0; fd < count; ++fd) {
+    if (!bit(in, fd) && !bit(out, fd) && !bit(except, fd)) continue;
+    ++wanted;
+    File* file = Lookup(fd);
+    if (file == nullptr || mine) continue;
+    mine = file->kind == FileKind::kSock
+               ? static_cast<Sock*>(file)->mode() == Mode::kEngine
+               : static_cast<EpollSet*>(file)->HasUser();
+  }
+  if (!mine) return kNotMine;
+  pollfd stack[kOnStack];
+  std::unique_ptr<pollfd[]> heap;
+  pollfd* fds = stack;
+  if (wanted > static_cast<int>(kOnStack)) {
+    heap.reset(new (std::nothrow) pollfd[static_cast<std::size_t>(wanted)]);
+    fds = heap.get();
+    if (fds == nullptr) {
+      errno = ENOMEM;
+      return -1;
+    }
+  }
+  int n = 0;
+  for (int fd = 0; fd < count; ++fd) {
+    short events = 0;
+    if (bit(in, fd)) events |= POLLIN | POLLRDNORM | POLLRDBAND;
+    if (bit(out, fd)) events |= POLLOUT | POLLWRNORM | POLLWRBAND;
+    if (bit(except, fd)) events |= POLLPRI;
+    if (events != 0) fds[n++] = {fd, events, 0};
+  }
+  const std::uint64_t start = base::NowNs();
+  const int r = EnginePoll(fds, static_cast<nfds_t>(n), timeout_ns, mask);
+  if (left_ns != nullptr) {
+    const auto spent = static_cast<std::int64_t>(base::NowNs() - start);
+    *left_ns = timeout_ns > spent ? timeout_ns - spent : 0;
+  }
+  if (r < 0) return -1;
+  for (int i = 0; i < n; ++i) {
+    if (fds[i].revents & POLLNVAL) {
+      errno = EBADF;
+      return -1;
+    }
+  }
+  const std::size_t words = (static_cast<std::size_t>(count) + 63) / 64;
+  const auto clear = [&](fd_set* set) {
+    if (set != nullptr) std::memset(set, 0, words * 8);
+  };
+  clear(in);
+  clear(out);
+  clear(except);
+  int bits = 0;
+  const auto mark = [&](fd_set* set, int fd) {
+    reinterpret_cast<unsigned long*>(set)[fd / 64] |= 1ul << (fd % 64);
+    ++bits;
+  };
+  for (int i = 0; i < n; ++i) {
+    const int ready = fds[i].revents;
+    const int asked = fds[i].events;
+    // The kernel's sets: HUP reads, an error reads and writes.
+    if ((asked & POLLIN) &&
+        (ready & (POLLIN | POLLRDNORM | POLLRDBAND | POLLHUP | POLLERR))) {
+      mark(in, fds[i].fd);
+    }
+    if ((asked & POLLOUT) &&
+        (ready & (POLLOUT | POLLWRNORM | POLLWRBAND | POLLERR))) {
+      mark(out, fds[i].fd);
+    }
+    if ((asked & POLLPRI) && (ready & POLLPRI)) mark(except, fds[i].fd);
+  }
+  return bits;
+}
+
+}  // namespace rcsock::posix

@@ -1,0 +1,226 @@
+#include "lib/posix/process.h"
+
+#include <fcntl.h>
+#include <pthread.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+
+#include "lib/base/clock.h"
+#include "lib/base/config.h"
+#include "lib/base/log.h"
+#include "lib/base/real.h"
+#include "lib/base/unique_fd.h"
+#include "lib/posix/signals.h"
+#include "lib/posix/table.h"
+#include "lib/rendezvous/rendezvous.h"
+
+namespace rcsock::posix {
+
+using rendezvous::Conductor;
+
+Stats stats;
+
+namespace {
+
+std::atomic<long> own_pid{0};
+
+template <class Each>
+void ForEachSock(Each&& each) {
+  const int top = fd_high.load(std::memory_order_relaxed);
+  for (int fd = 0; fd <= top; ++fd) {
+    Sock* sock = LookupSock(fd);
+    if (sock != nullptr && sock->fd() == fd) each(sock);
+  }
+}
+
+void ForkPrepare() {
+  if (InBorrowedMemory()) return;
+  // Both processes will hold the connections: none may stay on a lane.  All are
+  // asked first and waited for after, so that the round trips overlap.
+  bool any = false;
+  ForEachSock([&](Sock* sock) {
+    if (sock->mode() == Mode::kEngine) {
+      any = true;
+      sock->AskToPlain(base::Reason::kPinnedFork);
+    }
+  });
+  if (any) {
+    ForEachSock([](Sock* sock) {
+      if (sock->mode() == Mode::kEngine) {
+        sock->ToPlain(base::Reason::kPinnedFork);
+      }
+    });
+  }
+  ForEachSock([](Sock* sock) { sock->ShareByFork(); });
+  Conductor::ForkPrepare();
+  InterestsForkLock();
+}
+
+void ForkParent() {
+  if (InBorrowedMemory()) return;
+  InterestsForkUnlock();
+  Conductor::ForkParent();
+}
+
+void ForkChild() {
+  own_pid.store(::syscall(SYS_getpid), std::memory_order_relaxed);
+  InterestsForkUnlock();
+  stats.Clear();
+  ForEachSock([](Sock* sock) { sock->ForkChild(); });
+  InterestsForkChild();
+  Conductor::ForkChild();
+}
+
+void Append(char* text, std::size_t capacity, std::size_t* at,
+            const char* format, ...) __attribute__((format(printf, 4, 5)));
+void Append(char* text, std::size_t capacity, std::size_t* at,
+            const char* format, ...) {
+  if (*at >= capacity) return;
+  va_list arguments;
+  va_start(arguments, format);
+  const int n = std::vsnprintf(text + *at, capacity - *at, format, arguments);
+  va_end(arguments);
+  if (n > 0) *at += static_cast<std::size_t>(n);
+}
+
+unsigned long long Get(const std::atomic<std::uint64_t>& value) {
+  return value.load(std::memory_order_relaxed);
+}
+
+// Written by hand and not by a library: this runs inside a program that is
+// ending, perhaps in _exit after a fork, where the heap may be unusable.
+void WriteStats() {
+  const char* pattern = base::GetConfig().stats;
+  if (*pattern == '\0') return;
+  char path[512];
+  std::size_t length = 0;
+  const long pid = ::syscall(SYS_getpid);
+  for (const char* at = pattern; *at != '\0' && length < sizeof path - 24;
+       ++at) {
+    if (at[0] == '%' && at[1] == 'p') {
+      length += static_cast<std::size_t>(
+          std::snprintf(path + length, sizeof path - length, "%ld", pid));
+      ++at;
+    } else {
+      path[length++] = *at;
+    }
+  }
+  path[length] = '\0';
+
+  char text[4096];
+  std::size_t n = 0;
+  char program[128] = "?";
+  const long file = ::syscall(SYS_openat, AT_FDCWD, "/proc/self/comm",
+                              O_RDONLY | O_CLOEXEC, 0);
+  if (file >= 0) {
+    const long r = ::syscall(SYS_read, file, program, sizeof program - 1);
+    ::syscall(SYS_close, file);
+    if (r > 0) program[r - 1] = '\0';
+  }
+  for (char* c = program; *c != '\0'; ++c) {
+    if (*c == '"' || *c == '\\' || static_cast<unsigned char>(*c) < 32) *c = '?';
+  }
+  Append(text, sizeof text, &n,
+         "{\"pid\": %ld, \"program\": \"%s\", \"streams\": %llu, "
+         "\"promoted\": %llu, \"lanes\": {",
+         pid, program, Get(stats.streams), Get(stats.promoted));
+  const struct {
+    const char* name;
+    const LaneCounts& counts;
+  } lanes[] = {{"tcp", stats.tcp}, {"shm", stats.shm}, {"rdma", stats.rdma}};
+  for (const auto& lane : lanes) {
+    Append(text, sizeof text, &n,
+           "%s\"%s\": {\"streams\": %llu, \"tx_bytes\": %llu, "
+           "\"rx_bytes\": %llu}",
+           &lane == lanes ? "" : ", ", lane.name, Get(lane.counts.streams),
+           Get(lane.counts.tx_bytes), Get(lane.counts.rx_bytes));
+  }
+  Append(text, sizeof text, &n,
+         "}, \"demotions\": %llu, \"failovers\": %llu, \"reasons\": {",
+         Get(stats.demotions), Get(stats.failovers));
+  bool first = true;
+  for (int r = 0; r < static_cast<int>(base::Reason::kCount); ++r) {
+    const unsigned long long count = Get(stats.reasons[r]);
+    if (count == 0) continue;
+    Append(text, sizeof text, &n, "%s\"%s\": %llu", first ? "" : ", ",
+           base::kReasonKeys[r], count);
+    first = false;
+  }
+  Append(text, sizeof text, &n, "}}\n");
+  if (n > sizeof text - 1) n = sizeof text - 1;
+  const long out = ::syscall(SYS_openat, AT_FDCWD, path,
+                             O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+  if (out < 0) {
+    base::Log("can't write statistics to %s: errno %d", path, errno);
+    return;
+  }
+  ::syscall(SYS_write, out, text, n);
+  ::syscall(SYS_close, out);
+}
+
+}  // namespace
+
+void Stats::Clear() {
+  for (auto* value : {&streams, &promoted, &demotions, &failovers,
+                      &tcp.streams, &tcp.tx_bytes, &tcp.rx_bytes, &shm.streams,
+                      &shm.tx_bytes, &shm.rx_bytes, &rdma.streams,
+                      &rdma.tx_bytes, &rdma.rx_bytes}) {
+    value->store(0, std::memory_order_relaxed);
+  }
+  for (auto& reason : reasons) reason.store(0, std::memory_order_relaxed);
+}
+
+void InitProcess() {
+  if (own_pid.load(std::memory_order_relaxed) != 0) return;
+  own_pid.store(::syscall(SYS_getpid), std::memory_order_relaxed);
+  base::LoadConfig();
+  ::pthread_atfork(&ForkPrepare, &ForkParent, &ForkChild);
+}
+
+bool InBorrowedMemory() {
+  const long pid = own_pid.load(std::memory_order_relaxed);
+  return pid != 0 && pid != ::syscall(SYS_getpid);
+}
+
+void BeforeExec() {
+  if (InBorrowedMemory()) return;
+  const int saved = errno;
+  ForEachSock([](Sock* sock) {
+    if (sock->mode() != Mode::kEngine) return;
+    const long flags = ::syscall(SYS_fcntl, sock->fd(), F_GETFD);
+    if (flags >= 0 && (flags & FD_CLOEXEC) != 0) {
+      sock->FlushAtExit(base::NowNs() + 1'000'000'000);
+    } else if (!sock->Pin(base::Reason::kPinnedExec)) {
+      base::Log("fd %d: bytes read ahead are lost to the program executed",
+                sock->fd());
+    }
+  });
+  AtExit();
+  errno = saved;
+}
+
+void AtExit() {
+  if (InBorrowedMemory()) return;
+  const int saved = errno;
+  const std::uint64_t deadline = base::NowNs() + 5'000'000'000;
+  ForEachSock([&](Sock* sock) {
+    if (sock->mode() == Mode::kEngine) sock->FlushAtExit(deadline);
+    sock->Account();
+  });
+  WriteStats();
+  errno = saved;
+}
+
+void CloseFollowed(unsigned first, unsigned last) {
+  const int top = fd_high.load(std::memory_order_relaxed);
+  for (unsigned fd = first; fd <= last && static_cast<int>(fd) <= top; ++fd) {
+    if (Lookup(static_cast<int>(fd)) != nullptr) CloseFd(static_cast<int>(fd));
+  }
+}
+
+}  // namespace rcsock::posix

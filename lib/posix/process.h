@@ -1,0 +1,52 @@
+#ifndef RCSOCK_LIB_POSIX_PROCESS_H_
+#define RCSOCK_LIB_POSIX_PROCESS_H_
+
+#include <sys/types.h>
+
+#include <atomic>
+#include <cstdint>
+
+#include "lib/base/reason.h"
+
+namespace rcsock::posix {
+
+// Process-wide state that is not an object's own: it lives here and in the
+// descriptor table, nowhere else.
+struct LaneCounts {
+  std::atomic<std::uint64_t> streams{0};
+  std::atomic<std::uint64_t> tx_bytes{0};
+  std::atomic<std::uint64_t> rx_bytes{0};
+};
+struct Stats {
+  std::atomic<std::uint64_t> streams{0};
+  std::atomic<std::uint64_t> promoted{0};
+  std::atomic<std::uint64_t> demotions{0};
+  std::atomic<std::uint64_t> failovers{0};
+  LaneCounts tcp;
+  LaneCounts shm;
+  LaneCounts rdma;
+  std::atomic<std::uint64_t>
+      reasons[static_cast<int>(base::Reason::kCount)] = {};
+  void Clear();
+};
+extern Stats stats;
+
+// Reads the configuration; before the first hook does anything.
+void InitProcess();
+
+// True in a child that shares our memory (vfork, clone(CLONE_VM)): whatever it
+// does to descriptors is its own, and must not touch our tables.
+bool InBorrowedMemory();
+
+// Before exec: streams that would be inherited go to TCP.
+void BeforeExec();
+// Before _exit and at exit: TCP gets what it is owed, statistics are written.
+void AtExit();
+
+// Every descriptor in [first, last] that we follow, for close_range: closes them
+// as close() does.
+void CloseFollowed(unsigned first, unsigned last);
+
+}  // namespace rcsock::posix
+
+#endif  // RCSOCK_LIB_POSIX_PROCESS_H_

@@ -1,0 +1,157 @@
+#include "lib/posix/signals.h"
+
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cerrno>
+
+#include "lib/base/latch.h"
+#include "lib/base/real.h"
+#include "lib/lane/lane.h"
+
+namespace rcsock::posix {
+
+thread_local constinit ThreadSignals tls_signals;
+
+namespace {
+
+constexpr int kSignals = 65;
+
+// What the program installed.  Read by handlers: a slot is written before the
+// kernel can deliver to it, and fields are lone words.
+struct Installed {
+  std::atomic<void*> handler{nullptr};  // null: not wrapped
+  std::atomic<int> flags{0};
+};
+Installed installed[kSignals];
+base::Latch latch;
+
+// Faults belong to the instruction that made them: never put off.
+bool Synchronous(int number, const siginfo_t* info) {
+  switch (number) {
+    case SIGSEGV:
+    case SIGBUS:
+    case SIGFPE:
+    case SIGILL:
+    case SIGTRAP:
+    case SIGSYS:
+      return info->si_code > 0;
+    default:
+      return number == SIGABRT;
+  }
+}
+
+void Wrapper(int number, siginfo_t* info, void* context) {
+  ThreadSignals& self = tls_signals;
+  if (self.depth != 0 && !Synchronous(number, info) && self.pending < 8) {
+    self.deferred[self.pending] = {number, *info};
+    self.pending = self.pending + 1;
+    return;
+  }
+  const int flags = installed[number].flags.load(std::memory_order_relaxed);
+  void* handler = installed[number].handler.load(std::memory_order_relaxed);
+  self.any = self.any + 1;
+  if ((flags & SA_RESTART) == 0) self.interrupts = self.interrupts + 1;
+  if (auto* word = self.word) word->fetch_add(1, std::memory_order_relaxed);
+  if (auto* lane = self.lane) lane->WakeLocal();
+  if (handler == nullptr) return;
+  if (flags & SA_SIGINFO) {
+    reinterpret_cast<void (*)(int, siginfo_t*, void*)>(handler)(number, info,
+                                                                context);
+  } else {
+    reinterpret_cast<void (*)(int)>(handler)(number);
+  }
+}
+
+bool IsWrapper(const struct sigaction& action) {
+  return (action.sa_flags & SA_SIGINFO) != 0 && action.sa_sigaction == &Wrapper;
+}
+
+}  // namespace
+
+void DeliverDeferred() {
+  const int saved = errno;
+  ThreadSignals& self = tls_signals;
+  // Blocked while the list is read, so that a handler cannot add to it meanwhile.
+  std::uint64_t all = ~std::uint64_t{0};
+  std::uint64_t before = 0;
+  ::syscall(SYS_rt_sigprocmask, SIG_SETMASK, &all, &before, 8);
+  const std::uint32_t count = self.pending;
+  ThreadSignals::Deferred list[8];
+  for (std::uint32_t i = 0; i < count; ++i) list[i] = self.deferred[i];
+  self.pending = 0;
+  const long pid = ::syscall(SYS_getpid);
+  const long tid = ::syscall(SYS_gettid);
+  for (std::uint32_t i = 0; i < count; ++i) {
+    // The kernel refuses to forge some codes: a plain tgkill then.
+    if (::syscall(SYS_rt_tgsigqueueinfo, pid, tid, list[i].number,
+                  &list[i].info) != 0) {
+      ::syscall(SYS_tgkill, pid, tid, list[i].number);
+    }
+  }
+  ::syscall(SYS_rt_sigprocmask, SIG_SETMASK, &before, nullptr, 8);
+  errno = saved;
+}
+
+int HookedSigaction(int number, const struct sigaction* action,
+                    struct sigaction* old) {
+  if (number <= 0 || number >= kSignals) {
+    return real::sigaction(number, action, old);
+  }
+  latch.lock();
+  Installed& slot = installed[number];
+  void* old_handler = slot.handler.load(std::memory_order_relaxed);
+  const int old_flags = slot.flags.load(std::memory_order_relaxed);
+  struct sigaction before {};
+  int result;
+  if (action == nullptr) {
+    result = real::sigaction(number, nullptr, &before);
+  } else {
+    struct sigaction copy = *action;
+    const bool wrap = (copy.sa_flags & SA_SIGINFO) != 0
+                          ? copy.sa_sigaction != nullptr
+                          : copy.sa_handler != SIG_DFL &&
+                                copy.sa_handler != SIG_IGN;
+    if (wrap) {
+      // SA_SIGINFO and plain handlers share one field of the structure.
+      slot.flags.store(copy.sa_flags, std::memory_order_relaxed);
+      slot.handler.store(reinterpret_cast<void*>(copy.sa_sigaction),
+                         std::memory_order_relaxed);
+      copy.sa_sigaction = &Wrapper;
+      copy.sa_flags |= SA_SIGINFO;
+    }
+    result = real::sigaction(number, &copy, &before);
+    if (result != 0 && wrap) {
+      slot.flags.store(old_flags, std::memory_order_relaxed);
+      slot.handler.store(old_handler, std::memory_order_relaxed);
+    }
+  }
+  if (result == 0 && old != nullptr) {
+    *old = before;
+    if (IsWrapper(before)) {
+      old->sa_sigaction =
+          reinterpret_cast<void (*)(int, siginfo_t*, void*)>(old_handler);
+      if ((old_flags & SA_SIGINFO) == 0) old->sa_flags &= ~SA_SIGINFO;
+    }
+  }
+  latch.unlock();
+  return result;
+}
+
+sighandler_t HookedSignal(int number, sighandler_t handler) {
+  if (handler == SIG_ERR || number <= 0 || number >= kSignals) {
+    errno = EINVAL;
+    return SIG_ERR;
+  }
+  // glibc's signal(): BSD meaning, the handler stays and calls restart.
+  struct sigaction action {};
+  struct sigaction old {};
+  action.sa_handler = handler;
+  ::sigemptyset(&action.sa_mask);
+  ::sigaddset(&action.sa_mask, number);
+  action.sa_flags = SA_RESTART;
+  if (HookedSigaction(number, &action, &old) != 0) return SIG_ERR;
+  return old.sa_handler;
+}
+
+}  // namespace rcsock::posix

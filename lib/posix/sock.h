@@ -1,0 +1,332 @@
+#ifndef RCSOCK_LIB_POSIX_SOCK_H_
+#define RCSOCK_LIB_POSIX_SOCK_H_
+
+#include <sys/socket.h>
+#include <sys/uio.h>
+
+#include <atomic>
+#include <cstdint>
+#include <ctime>
+#include <memory>
+
+#include "lib/base/latch.h"
+#include "lib/base/reason.h"
+#include "lib/posix/file.h"
+#include "lib/rendezvous/rendezvous.h"
+#include "lib/stream/stream.h"
+
+namespace rcsock::posix {
+
+struct Interest;
+
+// Calls go straight to the kernel (kPlain) and are only counted, or through the
+// stream (kEngine), which then owns every byte of the anchor.
+enum class Mode : std::uint8_t { kPlain, kEngine };
+
+// A TCP socket of the application: one per open description.
+//
+// Latches: tx before rx; both for every transition of the stream.  Neither is
+// held while a thread sleeps.  `mode` changes under both.
+//
+// Life: `fds` counts descriptors, `refs_` those plus what the conductor holds; at
+// zero the object goes back to the pool.
+class Sock final : public File,
+                   public rendezvous::Seeker,
+                   public rendezvous::AnchorWatcher,
+                   public stream::Anchor {
+ public:
+  Sock();
+  // From the pool; null when out of memory.  One reference: the caller's.
+  static Sock* New(stream::Role role, bool nonblock);
+  void Ref() { refs_.fetch_add(1, std::memory_order_relaxed); }
+  void Unref();
+
+  // --- The application's calls: bytes or 0, or -1 with errno ------------------
+  // `raw` makes the same call on the kernel.
+  template <class Raw>
+  ssize_t Send(int fd, const iovec* iov, int count, std::size_t total,
+               int flags, Raw&& raw);
+  template <class Raw>
+  ssize_t Recv(int fd, const iovec* iov, int count, std::size_t total,
+               int flags, Raw&& raw);
+  int Shutdown(int fd, int how);
+  // The last descriptor goes: `fd` is closed on return.
+  int CloseLast(int fd);
+  // One of several descriptors goes; `other` is one that stays.
+  void LoseFd(int fd, int other);
+  // The last descriptor was closed past us.
+  void Vanished();
+  // POLL* of `events` (and POLLERR, POLLHUP) that hold now.  kEngine only; a
+  // stream that has gone back to the kernel meanwhile sets *plain.
+  std::uint32_t Readiness(std::uint32_t events, bool* plain);
+  bool ReadableBytes(int* bytes);
+  bool UnsentBytes(int* bytes);
+
+  // Off the lane, and never on one again: before fdopen, SCM_RIGHTS and the
+  // like.  Waits (bounded) until the kernel's socket alone has the stream's
+  // state.  False: bytes read ahead remain, or the peer did not answer.
+  bool Pin(base::Reason reason);
+  // The same without the "never again".
+  bool ToPlain(base::Reason reason);
+
+  // --- Set by the hooks ---------------------------------------------------------
+  std::atomic<bool> nonblock{false};
+  std::atomic<bool> listening{false};
+  std::atomic<std::uint64_t> rcv_timeout_ns{0};  // SO_RCVTIMEO; 0: none
+  std::atomic<std::uint64_t> snd_timeout_ns{0};
+  void SetPeer(const sockaddr* address, socklen_t length);
+  void SetRole(stream::Role role) { role_ = role; }
+  // A stream takes part only when it is connected; New() starts with `false`.
+  void SetEligible(bool eligible);
+
+  Mode mode() const { return mode_.load(std::memory_order_acquire); }
+  int fd() const { return fd_.load(std::memory_order_relaxed); }
+  void set_fd(int fd) { fd_.store(fd, std::memory_order_relaxed); }
+
+  // --- Readiness (epoll.cc, poll.cc) ---------------------------------------------
+  // Registrations; guarded by interest_latch of epoll.cc.
+  Interest* interests = nullptr;
+  lane::Lane* lane() const { return lane_.get(); }
+  // Promoted in both directions, and not leaving.
+  bool OnLane() const { return on_lane_.load(std::memory_order_acquire); }
+  const std::shared_ptr<lane::shm::Link>& link() const { return link_; }
+  // Both latches are for callers that look at a lane without the stream.
+  base::Latch tx_latch;
+  base::Latch rx_latch;
+  std::atomic<std::uint64_t> rx_edges{0};
+  // Threads in poll() that sleep on a bell for this stream.
+  std::atomic<int> poll_sleepers{0};
+  // A poller is about to sleep: a lane that rings nobody rings this bell.
+  void RingForPoll(int bell);
+  // Replaces the notify bits of the lane, if there is one.
+  void SetNotify(std::uint32_t bits, int bell);
+  int bell() const { return bell_.load(std::memory_order_relaxed); }
+  std::uint32_t notify_bits() const {
+    return notify_.load(std::memory_order_relaxed);
+  }
+  // Something came for it on a poller: control messages, a dead lane.
+  void OnCompletion(std::uint32_t flags);
+
+  // --- rendezvous::Seeker, AnchorWatcher, stream::Anchor ---------------------------
+  stream::Role role() const override { return role_; }
+  bool Names(sockaddr_storage* local, sockaddr_storage* peer) override;
+  void Adopt() override;
+  void OnLink(std::shared_ptr<lane::shm::Link> link, int index) override;
+  void LaneOpen(std::unique_ptr<lane::Lane> lane, std::uint32_t epoch,
+                const stream::Nonce& mine, const stream::Nonce& peers) override;
+  void SeekFailed(base::Reason reason, bool final) override;
+  void OnAnchor(std::uint32_t events) override;
+  ssize_t Send(const iovec* iov, int count) override;
+  ssize_t Recv(void* to, std::size_t length) override;
+  ssize_t RecvV(const iovec* iov, int count) override;
+  int ShutdownWrite() override;
+
+  // --- Processes (process.cc) --------------------------------------------------------
+  // The first half of ToPlain: asks, and does not wait.
+  void AskToPlain(base::Reason reason);
+  // Counts one more process that holds the connection.  While there are several,
+  // none may promote it.
+  void ShareByFork();
+  void ForkChild();
+  // Folds the counts into the process's statistics, once.
+  void Account();
+  // Blocks (bounded) until what TCP still owes is with the kernel.
+  void FlushAtExit(std::uint64_t deadline_ns);
+
+ private:
+  friend struct SockPool;
+  struct Wait {
+    std::uint64_t deadline_ns = 0;  // 0: none
+    std::uint32_t signals = 0;
+    bool timed = false;
+  };
+
+  void Reset();
+  bool SoleHolder() const;
+  void LeaveHolders();
+  std::shared_ptr<Sock> Share();
+  template <class Bytes>
+  void CountRaw(Bytes& bytes, ssize_t n);
+  void LeaveRaw();
+  bool TryAdopt();
+  void StartSeek();
+  // kRetry: the stream has gone back to the kernel; *done bytes were moved.
+  static constexpr ssize_t kRetry = -1000;
+  ssize_t EngineSend(const iovec* iov, int count, std::size_t total, int flags,
+                     std::size_t* done);
+  ssize_t EngineRecv(const iovec* iov, int count, std::size_t total, int flags,
+                     std::size_t* done);
+  // Called with the latch of that direction held, and returns with it released.
+  // 0: look again; -EINTR, -EAGAIN (time-out).
+  int WaitRx(Wait& wait, std::uint32_t seq);
+  int WaitTx(Wait& wait, std::uint32_t seq);
+  int SleepOn(Wait& wait, bool tx, std::uint32_t token, std::uint32_t seq,
+              lane::Lane* lane);
+  // The rest of a blocking send that began on a lane.
+  static ssize_t SendRest(int fd, const iovec* iov, int count,
+                          std::size_t skip, int flags);
+  // Acts on what the stream says has changed; both latches held.
+  void HandleChanges();
+  void UpdateWatch();
+  void WakeRx();
+  void WakeTx();
+  // On the conductor thread, no latch held: gives the lane back, then the anchor
+  // to the kernel, or ends the stream.
+  void PostSettle();
+  void Settle();
+  bool BackToPlain();
+  void Finish(bool reset);
+  bool OnlyStash();
+  void OnTimer();
+  void OnStarved();
+  void WatchStarved();
+
+  std::atomic<Mode> mode_{Mode::kPlain};
+  std::atomic<bool> wanted_{false};    // adoption waits for a gap
+  std::atomic<bool> eligible_{false};  // may look for a lane
+  std::atomic<bool> pinned_{false};
+  std::atomic<bool> seeking_{false};
+  std::atomic<bool> closed_{false};  // by the application
+  std::atomic<int> inflight_{0};     // calls inside the kernel in kPlain
+  std::atomic<int> fd_{-1};
+  std::atomic<int> refs_{0};
+  std::atomic<std::uint64_t> tx_raw_{0};
+  std::atomic<std::uint64_t> rx_raw_{0};
+  std::atomic<std::uint32_t> ops_{0};
+  std::uint32_t next_ops_ = 0;
+  std::uint64_t next_bytes_ = 0;
+  int attempts_ = 0;
+  std::atomic<bool> local_peer_{false};
+  stream::Role role_ = stream::Role::kConnector;
+
+  // Engine waits that no lane serves: bumped and woken by WakeRx/WakeTx.
+  std::atomic<std::uint32_t> rx_seq_{0};
+  std::atomic<std::uint32_t> tx_seq_{0};
+  std::atomic<int> rx_sleepers_{0};
+  std::atomic<int> tx_sleepers_{0};
+  std::atomic<int> pins_{0};  // threads that sleep on the lane's own words
+
+  std::unique_ptr<stream::Stream> stream_;
+  std::unique_ptr<lane::Lane> lane_;
+  std::shared_ptr<lane::shm::Link> link_;
+  int index_ = -1;
+  std::atomic<std::uint32_t> notify_{0};
+  std::atomic<int> bell_{0};
+  bool watched_ = false;
+  bool starve_timer_ = false;
+  std::uint64_t starve_acked_ = 0;
+  std::uint32_t watch_events_ = 0;
+  std::uint64_t timer_ = 0;
+  bool settle_posted_ = false;
+  bool rd_shut_ = false;
+  bool promoted_ = false;  // ever
+  bool accounted_ = false;
+  bool finished_ = false;
+  bool finish_done_ = false;
+  bool settled_ = false;
+  std::atomic<bool> connected_{false};
+  std::atomic<bool> on_lane_{false};
+  bool reset_ = false;
+  std::uint32_t demotions_ = 0;
+  // Of shared memory: how many processes hold the connection; -1: never forked.
+  int holders_ = -1;
+  std::uint64_t fork_tx_ = 0;  // offsets at the last fork
+  std::uint64_t fork_rx_ = 0;
+  std::uint64_t account_tx_ = 0;  // offsets at which this process began
+  std::uint64_t account_rx_ = 0;
+  bool inherited_ = false;
+  base::Reason reason_ = base::Reason::kShortLived;
+  std::uint64_t lane_tx_ = 0;
+  std::uint64_t lane_rx_ = 0;
+};
+
+// Raises SIGPIPE in this thread, as a write to a closed connection does.
+void RaiseSigpipe();
+
+// True once: whether `address` is one of this host's own.
+bool LocalAddress(const sockaddr* address);
+
+// --- Inline: the path of a stream that is on TCP ---------------------------------
+template <class Bytes>
+inline void Sock::CountRaw(Bytes& bytes, ssize_t n) {
+  bytes.fetch_add(static_cast<std::uint64_t>(n), std::memory_order_relaxed);
+  if (!eligible_.load(std::memory_order_relaxed)) return;
+  const std::uint32_t ops = ops_.fetch_add(1, std::memory_order_relaxed) + 1;
+  if (ops >= next_ops_ ||
+      tx_raw_.load(std::memory_order_relaxed) +
+              rx_raw_.load(std::memory_order_relaxed) >=
+          next_bytes_) {
+    StartSeek();
+  }
+}
+
+inline void Sock::LeaveRaw() {
+  // seq_cst: pairs with TryAdopt, which sets mode_ and then looks at inflight_;
+  // a call that is still counted there finishes its adoption here.
+  if (inflight_.fetch_sub(1, std::memory_order_seq_cst) == 1 &&
+      wanted_.load(std::memory_order_seq_cst)) {
+    TryAdopt();
+  }
+}
+
+template <class Raw>
+inline ssize_t Sock::Send(int fd, const iovec* iov, int count,
+                          std::size_t total, int flags, Raw&& raw) {
+  std::size_t done = 0;
+  for (;;) {
+    if (mode() == Mode::kEngine) {
+      const ssize_t n = EngineSend(iov, count, total, flags, &done);
+      if (n != kRetry) return n;
+      if (done == 0) continue;
+    }
+    inflight_.fetch_add(1, std::memory_order_seq_cst);
+    if (mode_.load(std::memory_order_seq_cst) == Mode::kEngine) {
+      LeaveRaw();
+      continue;
+    }
+    ssize_t n;
+    if (__builtin_expect(done == 0, 1)) {
+      n = raw();
+    } else {
+      n = SendRest(fd, iov, count, done, flags);
+    }
+    const int saved = errno;
+    if (n > 0) CountRaw(tx_raw_, n);
+    LeaveRaw();
+    errno = saved;
+    if (done == 0) return n;
+    return n >= 0 ? static_cast<ssize_t>(done) + n
+                  : static_cast<ssize_t>(done);
+  }
+}
+
+template <class Raw>
+inline ssize_t Sock::Recv(int fd, const iovec* iov, int count,
+                          std::size_t total, int flags, Raw&& raw) {
+  (void)fd;
+  std::size_t done = 0;
+  for (;;) {
+    if (mode() == Mode::kEngine) {
+      const ssize_t n = EngineRecv(iov, count, total, flags, &done);
+      if (n != kRetry) return n;
+      // MSG_WAITALL that came half over the lane: a short count is allowed.
+      if (done != 0) return static_cast<ssize_t>(done);
+      continue;
+    }
+    inflight_.fetch_add(1, std::memory_order_seq_cst);
+    if (mode_.load(std::memory_order_seq_cst) == Mode::kEngine) {
+      LeaveRaw();
+      continue;
+    }
+    const ssize_t n = raw();
+    const int saved = errno;
+    if (n > 0 && (flags & MSG_PEEK) == 0) CountRaw(rx_raw_, n);
+    LeaveRaw();
+    errno = saved;
+    return n;
+  }
+}
+
+}  // namespace rcsock::posix
+
+#endif  // RCSOCK_LIB_POSIX_SOCK_H_

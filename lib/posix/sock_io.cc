@@ -1,0 +1,527 @@
+// The calls of a stream that the engine owns: sending, receiving, waiting.
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/ioctl.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <climits>
+#include <cstring>
+
+#include "lib/base/clock.h"
+#include "lib/base/real.h"
+#include "lib/posix/epoll.h"
+#include "lib/posix/process.h"
+#include "lib/posix/signals.h"
+#include "lib/posix/sock.h"
+#include "lib/posix/spin.h"
+
+namespace rcsock::posix {
+
+using rendezvous::Conductor;
+
+namespace {
+
+// The part of an iovec array that begins `skip` bytes into it.
+class IovRest {
+ public:
+  IovRest(const iovec* iov, int count) : iov_(iov), count_(count) {}
+  const iovec* iov() const { return first_ ? local_ : iov_; }
+  int count() const { return first_ ? local_count_ : count_; }
+  // Built in pieces of kPiece elements: a caller with more of them goes round
+  // once for each piece.
+  void Skip(std::size_t skip) {
+    if (skip == 0) return;
+    first_ = true;
+    local_count_ = 0;
+    for (int i = 0; i < count_ && local_count_ < kPiece; ++i) {
+      if (skip >= iov_[i].iov_len) {
+        skip -= iov_[i].iov_len;
+        continue;
+      }
+      local_[local_count_].iov_base =
+          static_cast<char*>(iov_[i].iov_base) + skip;
+      local_[local_count_++].iov_len = iov_[i].iov_len - skip;
+      skip = 0;
+    }
+  }
+  std::size_t total() const {
+    std::size_t sum = 0;
+    for (int i = 0; i < count(); ++i) sum += iov()[i].iov_len;
+    return sum;
+  }
+
+ private:
+  static constexpr int kPiece = 16;
+  const iovec* iov_;
+  int count_;
+  bool first_ = false;
+  int local_count_ = 0;
+  iovec local_[kPiece];
+};
+
+}  // namespace
+
+void RaiseSigpipe() {
+  const int saved = errno;
+  ::syscall(SYS_tgkill, ::syscall(SYS_getpid), ::syscall(SYS_gettid), SIGPIPE);
+  errno = saved;
+}
+
+ssize_t Sock::SendRest(int fd, const iovec* iov, int count, std::size_t skip,
+                       int flags) {
+  IovRest rest(iov, count);
+  rest.Skip(skip);
+  msghdr message{};
+  message.msg_iov = const_cast<iovec*>(rest.iov());
+  message.msg_iovlen = static_cast<std::size_t>(rest.count());
+  return real::sendmsg(fd, &message, flags);
+}
+
+// --- stream::Anchor -----------------------------------------------------------------
+
+ssize_t Sock::Send(const iovec* iov, int count) {
+  msghdr message{};
+  message.msg_iov = const_cast<iovec*>(iov);
+  message.msg_iovlen = static_cast<std::size_t>(count < IOV_MAX ? count : IOV_MAX);
+  const long n = ::syscall(SYS_sendmsg, fd(), &message,
+                           MSG_DONTWAIT | MSG_NOSIGNAL);
+  return n >= 0 ? n : -errno;
+}
+
+ssize_t Sock::Recv(void* to, std::size_t length) {
+  const long n = ::syscall(SYS_recvfrom, fd(), to, length, MSG_DONTWAIT,
+                           nullptr, nullptr);
+  return n >= 0 ? n : -errno;
+}
+
+ssize_t Sock::RecvV(const iovec* iov, int count) {
+  msghdr message{};
+  message.msg_iov = const_cast<iovec*>(iov);
+  message.msg_iovlen = static_cast<std::size_t>(count < IOV_MAX ? count : IOV_MAX);
+  const long n = ::syscall(SYS_recvmsg, fd(), &message, MSG_DONTWAIT);
+  return n >= 0 ? n : -errno;
+}
+
+int Sock::ShutdownWrite() {
+  return ::syscall(SYS_shutdown, fd(), SHUT_WR) == 0 ? 0 : -errno;
+}
+
+// --- Sending -----------------------------------------------------------------------------
+
+ssize_t Sock::EngineSend(const iovec* iov, int count, std::size_t total,
+                         int flags, std::size_t* done) {
+  const bool block = (flags & MSG_DONTWAIT) == 0 &&
+                     !nonblock.load(std::memory_order_relaxed);
+  Wait wait;
+  IovRest rest(iov, count);
+  for (;;) {
+    ssize_t n;
+    const std::uint32_t seq = tx_seq_.load(std::memory_order_seq_cst);
+    {
+      Critical critical;
+      rest.Skip(*done);
+      const std::size_t left = *done == 0 ? total : rest.total();
+      tx_latch.lock();
+      if (mode() != Mode::kEngine) {
+        tx_latch.unlock();
+        return kRetry;
+      }
+      if (stream_->FastTx()) {
+        n = stream_->Write(rest.iov(), rest.count(), left);
+        if (n > 0) lane_tx_ += static_cast<std::uint64_t>(n);
+      } else {
+        rx_latch.lock();
+        n = stream_->Write(rest.iov(), rest.count(), left);
+        if (n > 0 && stream_->tx() != stream::Tx::kRaw) {
+          lane_tx_ += static_cast<std::uint64_t>(n);
+        }
+        HandleChanges();
+        if (lane_ == nullptr && n > 0 && stream_->Idle()) PostSettle();
+        rx_latch.unlock();
+      }
+      if (n > 0) *done += static_cast<std::size_t>(n);
+      if (*done == total && n >= 0) {
+        tx_latch.unlock();
+        return static_cast<ssize_t>(*done);
+      }
+      if (n < 0 && n != -EAGAIN) {
+        tx_latch.unlock();
+      } else if (!block) {
+        if (stream_->FastTx()) {
+          if (lane_->Writable() > 0) {
+            tx_latch.unlock();
+            continue;
+          }
+          WatchStarved();
+        }
+        tx_latch.unlock();
+      } else {
+        const int w = WaitTx(wait, seq);
+        if (w == 0) continue;
+        n = w;
+      }
+    }
+    if (*done > 0) return static_cast<ssize_t>(*done);
+    if (n == -EPIPE && (flags & MSG_NOSIGNAL) == 0) RaiseSigpipe();
+    errno = n < 0 ? static_cast<int>(-n) : EAGAIN;
+    return -1;
+  }
+}
+
+// A receiver that stops reading would hold a sender for whom the kernel's larger
+// buffers still had room (a program that talks to itself, say): such a stream
+// goes back to TCP.
+void Sock::WatchStarved() {
+  if (starve_timer_ || lane_ == nullptr) return;
+  Conductor* conductor = Conductor::IfRunning();
+  if (conductor == nullptr) return;
+  starve_timer_ = true;
+  starve_acked_ = lane_->Acked();
+  conductor->After(100, [self = Share()] { self->OnStarved(); });
+}
+
+void Sock::OnStarved() {
+  Critical critical;
+  tx_latch.lock();
+  rx_latch.lock();
+  starve_timer_ = false;
+  if (mode() == Mode::kEngine && stream_ != nullptr && lane_ != nullptr &&
+      stream_->FastTx() && lane_->Writable() == 0 &&
+      lane_->Acked() == starve_acked_) {
+    stream_->Demote(base::Reason::kStarved);
+    stream_->Progress(true);
+    HandleChanges();
+  }
+  rx_latch.unlock();
+  tx_latch.unlock();
+}
+
+int Sock::WaitTx(Wait& wait, std::uint32_t seq) {
+  if (!wait.timed) {
+    wait.timed = true;
+    wait.signals = tls_signals.interrupts;
+    const std::uint64_t limit = snd_timeout_ns.load(std::memory_order_relaxed);
+    if (limit != 0) wait.deadline_ns = base::NowNs() + limit;
+  }
+  if (stream_->FastTx()) {
+    Spinner spin;
+    do {
+      if (lane_->Writable() > 0) {
+        tx_latch.unlock();
+        return 0;
+      }
+      if (tx_latch.Contended()) tx_latch.Yield();
+      if (!stream_->FastTx()) {
+        tx_latch.unlock();
+        return 0;
+      }
+    } while (spin.Go());
+    WatchStarved();
+    const std::uint32_t token = lane_->SleepToken(true);
+    if (lane_->Writable() > 0) {
+      tx_latch.unlock();
+      return 0;
+    }
+    pins_.fetch_add(1, std::memory_order_seq_cst);
+    lane::Lane* lane = lane_.get();
+    tx_latch.unlock();
+    return SleepOn(wait, true, token, seq, lane);
+  }
+  tx_latch.unlock();
+  return SleepOn(wait, true, 0, seq, nullptr);
+}
+
+// --- Receiving ------------------------------------------------------------------------------
+
+ssize_t Sock::EngineRecv(const iovec* iov, int count, std::size_t total,
+                         int flags, std::size_t* done) {
+  if (flags & (MSG_OOB | MSG_ERRQUEUE)) {
+    Pin(base::Reason::kPinnedOption);
+    return kRetry;
+  }
+  const bool block = (flags & MSG_DONTWAIT) == 0 &&
+                     !nonblock.load(std::memory_order_relaxed);
+  const bool peek = (flags & MSG_PEEK) != 0;
+  const bool all = (flags & MSG_WAITALL) != 0 && !peek;
+  Wait wait;
+  IovRest rest(iov, count);
+  for (;;) {
+    ssize_t n;
+    const std::uint32_t seq = rx_seq_.load(std::memory_order_seq_cst);
+    {
+      Critical critical;
+      rest.Skip(*done);
+      const std::size_t left = *done == 0 ? total : rest.total();
+      const iovec* to = (flags & MSG_TRUNC) ? nullptr : rest.iov();
+      const int pieces = (flags & MSG_TRUNC) ? 0 : rest.count();
+      rx_latch.lock();
+      if (mode() != Mode::kEngine) {
+        rx_latch.unlock();
+        return kRetry;
+      }
+      if (stream_->FastRx()) {
+        n = stream_->Read(to, pieces, left, peek);
+        if (n > 0 && !peek) lane_rx_ += static_cast<std::uint64_t>(n);
+      } else {
+        rx_latch.unlock();
+        tx_latch.lock();
+        rx_latch.lock();
+        if (mode() != Mode::kEngine) {
+          rx_latch.unlock();
+          tx_latch.unlock();
+          return kRetry;
+        }
+        n = stream_->Read(to, pieces, left, peek);
+        HandleChanges();
+        if (lane_ == nullptr && stream_->Idle()) PostSettle();
+        tx_latch.unlock();
+      }
+      if (total == 0 && n == -EAGAIN) n = 0;
+      if (n > 0) *done += static_cast<std::size_t>(n);
+      const bool enough = n >= 0 && (!all || *done == total || n == 0);
+      if (enough || (n < 0 && n != -EAGAIN) || (n == -EAGAIN && *done > 0 && !all)) {
+        rx_latch.unlock();
+      } else if (n == -EAGAIN && rd_shut_) {
+        rx_latch.unlock();
+        n = 0;
+      } else if (!block) {
+        rx_latch.unlock();
+      } else {
+        const int w = WaitRx(wait, seq);
+        if (w == 0) continue;
+        n = w;
+      }
+    }
+    if (*done > 0) return static_cast<ssize_t>(*done);
+    if (n >= 0) return n;
+    errno = static_cast<int>(-n);
+    return -1;
+  }
+}
+
+int Sock::WaitRx(Wait& wait, std::uint32_t seq) {
+  if (!wait.timed) {
+    wait.timed = true;
+    wait.signals = tls_signals.interrupts;
+    const std::uint64_t limit = rcv_timeout_ns.load(std::memory_order_relaxed);
+    if (limit != 0) wait.deadline_ns = base::NowNs() + limit;
+  }
+  if (stream_->FastRx()) {
+    Spinner spin;
+    do {
+      if (lane_->RxPending()) {
+        rx_latch.unlock();
+        return 0;
+      }
+      if (rx_latch.Contended()) {
+        rx_latch.Yield();
+        if (!stream_ || !stream_->FastRx()) {
+          rx_latch.unlock();
+          return 0;
+        }
+      }
+    } while (spin.Go());
+    const std::uint32_t token = lane_->SleepToken(false);
+    if (lane_->RxPending()) {
+      rx_latch.unlock();
+      return 0;
+    }
+    pins_.fetch_add(1, std::memory_order_seq_cst);
+    lane::Lane* lane = lane_.get();
+    rx_latch.unlock();
+    return SleepOn(wait, false, token, seq, lane);
+  }
+  rx_latch.unlock();
+  return SleepOn(wait, false, 0, seq, nullptr);
+}
+
+// A wake-up cannot be lost.  Without a lane: `seq` was read before the stream was
+// looked at, whoever changes it bumps the word after, and the kernel compares.
+// With one: the lane does the same with its own word and `token`; and since
+// WakeRx bumps rx_seq_ before it looks at pins_, while here pins_ is counted
+// before rx_seq_ is looked at, a change of state in between is seen by one side.
+int Sock::SleepOn(Wait& wait, bool tx, std::uint32_t token, std::uint32_t seq,
+                  lane::Lane* lane) {
+  ThreadSignals& self = tls_signals;
+  std::atomic<std::uint32_t>& word = tx ? tx_seq_ : rx_seq_;
+  timespec left{};
+  timespec* limit = nullptr;
+  const std::uint64_t start = base::NowNs();
+  int result = 0;
+  if (wait.deadline_ns != 0) {
+    if (start >= wait.deadline_ns) {
+      result = -EAGAIN;
+    } else {
+      const std::uint64_t ns = wait.deadline_ns - start;
+      left = {static_cast<time_t>(ns / 1'000'000'000),
+              static_cast<long>(ns % 1'000'000'000)};
+      limit = &left;
+    }
+  }
+  if (result == 0) {
+    std::atomic<int>& sleepers = tx ? tx_sleepers_ : rx_sleepers_;
+    if (lane == nullptr) sleepers.fetch_add(1, std::memory_order_seq_cst);
+    // Outside the critical section, so that handlers run; and a handler that has
+    // run since the call began must end it.
+    self.depth = self.depth - 1;
+    std::atomic_signal_fence(std::memory_order_seq_cst);
+    if (self.pending != 0 && self.depth == 0) DeliverDeferred();
+    if (self.interrupts != wait.signals) {
+      result = -EINTR;
+    } else if (lane == nullptr) {
+      self.word = &word;
+      std::atomic_signal_fence(std::memory_order_seq_cst);
+      result = self.interrupts != wait.signals
+                   ? -EINTR
+                   : base::FutexWait(&word, seq, limit, false);
+      self.word = nullptr;
+    } else if (word.load(std::memory_order_seq_cst) == seq) {
+      self.lane = lane;
+      std::atomic_signal_fence(std::memory_order_seq_cst);
+      result = self.interrupts != wait.signals ? -EINTR
+               : tx ? lane->SleepTx(token, limit)
+                    : lane->SleepRx(token, limit);
+      self.lane = nullptr;
+    }
+    std::atomic_signal_fence(std::memory_order_seq_cst);
+    self.depth = self.depth + 1;
+    if (lane == nullptr) sleepers.fetch_sub(1, std::memory_order_seq_cst);
+    if (self.interrupts != wait.signals) result = -EINTR;
+    if (result == -EINTR && wait.deadline_ns == 0 &&
+        self.interrupts == wait.signals) {
+      result = 0;  // the handler asked for SA_RESTART
+    }
+    if (lane != nullptr && result != -EAGAIN) {
+      Spinner::Slept((base::NowNs() - start) / 1000);
+    }
+  }
+  if (lane != nullptr) pins_.fetch_sub(1, std::memory_order_seq_cst);
+  if (result == -EINTR) return -EINTR;
+  if (wait.deadline_ns != 0 && base::NowNs() >= wait.deadline_ns) {
+    return -EAGAIN;
+  }
+  return 0;
+}
+
+// --- The rest ----------------------------------------------------------------------------------
+
+int Sock::Shutdown(int number, int how) {
+  Critical critical;
+  tx_latch.lock();
+  rx_latch.lock();
+  int result;
+  if (mode() != Mode::kEngine || stream_ == nullptr) {
+    rx_latch.unlock();
+    tx_latch.unlock();
+    result = real::shutdown(number, how);
+    return result;
+  }
+  int error = 0;
+  if (how != SHUT_RD && how != SHUT_WR && how != SHUT_RDWR) {
+    error = EINVAL;
+  } else {
+    if (how != SHUT_WR) {
+      rd_shut_ = true;
+      WakeRx();
+    }
+    if (how != SHUT_RD) {
+      const int r = stream_->ShutdownWrite();
+      if (r < 0) error = -r;
+      stream_->Progress(false);
+      HandleChanges();
+      WakeTx();
+    }
+  }
+  rx_latch.unlock();
+  tx_latch.unlock();
+  if (error != 0) {
+    errno = error;
+    return -1;
+  }
+  return 0;
+}
+
+std::uint32_t Sock::Readiness(std::uint32_t events, bool* plain) {
+  Critical critical;
+  std::uint32_t ready = 0;
+  bool rx_fast = false;
+  rx_latch.lock();
+  if (mode() != Mode::kEngine) {
+    rx_latch.unlock();
+    *plain = true;
+    return 0;
+  }
+  rx_fast = stream_->FastRx();
+  if (rx_fast && (lane_->RxPending() || rd_shut_)) ready |= POLLIN | POLLRDNORM;
+  rx_latch.unlock();
+  if (rx_fast && (events & (POLLOUT | POLLWRNORM)) == 0) return ready & events;
+  tx_latch.lock();
+  if (mode() != Mode::kEngine) {
+    tx_latch.unlock();
+    *plain = true;
+    return 0;
+  }
+  if (rx_fast && stream_->FastTx()) {
+    if (lane_->Writable() > 0) {
+      ready |= POLLOUT | POLLWRNORM;
+    } else {
+      WatchStarved();
+    }
+    tx_latch.unlock();
+    return ready & events;
+  }
+  rx_latch.lock();
+  if (mode() != Mode::kEngine) {
+    *plain = true;
+    ready = 0;
+  } else {
+    ready = stream_->Readiness();
+    if (ready & POLLIN) ready |= POLLRDNORM;
+    if (ready & POLLOUT) ready |= POLLWRNORM;
+    if (rd_shut_) ready |= POLLIN | POLLRDNORM | POLLRDHUP;
+  }
+  rx_latch.unlock();
+  tx_latch.unlock();
+  return ready & (events | POLLERR | POLLHUP);
+}
+
+bool Sock::ReadableBytes(int* bytes) {
+  Critical critical;
+  tx_latch.lock();
+  rx_latch.lock();
+  const bool mine = mode() == Mode::kEngine && stream_ != nullptr;
+  if (mine) {
+    std::size_t n = stream_->Readable();
+    // What TCP still holds follows what the stream has: while rx is raw it is
+    // the application's too.
+    int more = 0;
+    if (stream_->rx() == stream::Rx::kRaw &&
+        ::syscall(SYS_ioctl, fd(), FIONREAD, &more) == 0 && more > 0) {
+      n += static_cast<std::size_t>(more);
+    }
+    *bytes = n > INT_MAX ? INT_MAX : static_cast<int>(n);
+  }
+  rx_latch.unlock();
+  tx_latch.unlock();
+  return mine;
+}
+
+bool Sock::UnsentBytes(int* bytes) {
+  Critical critical;
+  tx_latch.lock();
+  rx_latch.lock();
+  const bool mine = mode() == Mode::kEngine && stream_ != nullptr &&
+                    lane_ != nullptr;
+  if (mine) {
+    const std::uint64_t n = stream_->Unacked();
+    *bytes = n > INT_MAX ? INT_MAX : static_cast<int>(n);
+  }
+  rx_latch.unlock();
+  tx_latch.unlock();
+  return mine;
+}
+
+}  // namespace rcsock::posix

@@ -1,0 +1,72 @@
+#ifndef RCSOCK_LIB_POSIX_SPIN_H_
+#define RCSOCK_LIB_POSIX_SPIN_H_
+
+#include <sched.h>
+
+#include <cstdint>
+
+#include "lib/base/clock.h"
+#include "lib/base/config.h"
+#include "lib/base/latch.h"
+#include "lib/posix/signals.h"
+
+namespace rcsock::posix {
+
+// How long this thread spins before it sleeps.  A wake-up costs a hundred ring
+// crossings, so a spin that is long enough to meet the answer pays; one that
+// never meets it is given up by halves.
+struct SpinBudget {
+  std::uint32_t us = ~0u;  // ~0: not set yet
+};
+extern thread_local constinit SpinBudget tls_spin
+    __attribute__((tls_model("initial-exec")));
+
+// One wait's spin:  Spinner spin; while (!ready && spin.Go()) ...;
+class Spinner {
+ public:
+  Spinner() : start_(base::Ticks()) {
+    if (tls_spin.us == ~0u) tls_spin.us = base::GetConfig().spin_us;
+    budget_ = tls_spin.us * base::ticks_per_us;
+    yield_at_ = start_ + kPureUs * base::ticks_per_us;
+  }
+  // One turn.  False: the time is up, or this CPU is wanted by somebody else
+  // (perhaps by the very process that is waited for), or a signal waits.
+  bool Go() {
+    base::CpuRelax();
+    const std::uint64_t now = base::Ticks();
+    if (now - start_ >= budget_ || SignalsPending()) return false;
+    if (now >= yield_at_) {
+      // A yield that takes long has let somebody run: spinning on would starve
+      // him.
+      ::sched_yield();
+      const std::uint64_t after = base::Ticks();
+      if (after - now > kBusyUs * base::ticks_per_us) return false;
+      yield_at_ = after + kYieldEveryUs * base::ticks_per_us;
+    }
+    return true;
+  }
+  std::uint64_t start() const { return start_; }
+
+  // What came of it.  `slept_us`: how long the sleep after the spin lasted.
+  static void Slept(std::uint64_t slept_us) {
+    const std::uint32_t most = base::GetConfig().spin_us;
+    if (slept_us < 10ull * most) {
+      // Had both ends spun a little longer, neither would have slept.
+      tls_spin.us = most;
+    } else if (tls_spin.us > 2) {
+      tls_spin.us /= 2;
+    }
+  }
+
+ private:
+  static constexpr std::uint64_t kPureUs = 10;
+  static constexpr std::uint64_t kYieldEveryUs = 3;
+  static constexpr std::uint64_t kBusyUs = 8;
+  std::uint64_t start_;
+  std::uint64_t budget_;
+  std::uint64_t yield_at_;
+};
+
+}  // namespace rcsock::posix
+
+#endif  // RCSOCK_LIB_POSIX_SPIN_H_

@@ -1,0 +1,119 @@
+#include "lib/rendezvous/address.h"
+
+#include <ifaddrs.h>
+#include <netinet/in.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstring>
+
+#include "lib/base/clock.h"
+
+namespace rcsock::rendezvous {
+namespace {
+
+constexpr std::uint8_t kMappedPrefix[12] = {0, 0, 0, 0, 0,    0,
+                                            0, 0, 0, 0, 0xff, 0xff};
+
+constexpr std::uint64_t kRefreshNs = 1'000'000'000;
+
+bool IsMapped(const Address& address) {
+  return std::memcmp(address.data(), kMappedPrefix, sizeof kMappedPrefix) == 0;
+}
+
+}  // namespace
+
+bool Normalise(const sockaddr_storage& from, Address* address,
+               std::uint16_t* port) {
+  if (from.ss_family == AF_INET) {
+    sockaddr_in in;
+    std::memcpy(&in, &from, sizeof in);
+    std::memcpy(address->data(), kMappedPrefix, sizeof kMappedPrefix);
+    std::memcpy(address->data() + 12, &in.sin_addr, 4);
+    *port = ntohs(in.sin_port);
+    return true;
+  }
+  if (from.ss_family == AF_INET6) {
+    sockaddr_in6 in;
+    std::memcpy(&in, &from, sizeof in);
+    std::memcpy(address->data(), &in.sin6_addr, 16);
+    *port = ntohs(in.sin6_port);
+    return true;
+  }
+  return false;
+}
+
+Tuple MakeTuple(stream::Role role, const Address& local,
+                std::uint16_t local_port, const Address& peer,
+                std::uint16_t peer_port) {
+  const bool connector = role == stream::Role::kConnector;
+  Tuple tuple;
+  std::memcpy(tuple.c_addr, (connector ? local : peer).data(), 16);
+  std::memcpy(tuple.s_addr, (connector ? peer : local).data(), 16);
+  tuple.c_port = connector ? local_port : peer_port;
+  tuple.s_port = connector ? peer_port : local_port;
+  return tuple;
+}
+
+socklen_t MeetingName(const Tuple& tuple, sockaddr_un* name) {
+  constexpr char kPrefix[] = "rcsock/1/";
+  constexpr char kHex[] = "0123456789abcdef";
+  static_assert(1 + sizeof kPrefix - 1 + 2 * 36 <= sizeof name->sun_path);
+  std::memset(name, 0, sizeof *name);
+  name->sun_family = AF_UNIX;
+  char* out = name->sun_path + 1;  // the leading 0 makes the name abstract
+  std::memcpy(out, kPrefix, sizeof kPrefix - 1);
+  out += sizeof kPrefix - 1;
+  auto put = [&out, &kHex](std::uint8_t byte) {
+    *out++ = kHex[byte >> 4];
+    *out++ = kHex[byte & 15];
+  };
+  for (std::uint8_t byte : tuple.c_addr) put(byte);
+  put(static_cast<std::uint8_t>(tuple.c_port >> 8));
+  put(static_cast<std::uint8_t>(tuple.c_port));
+  for (std::uint8_t byte : tuple.s_addr) put(byte);
+  put(static_cast<std::uint8_t>(tuple.s_port >> 8));
+  put(static_cast<std::uint8_t>(tuple.s_port));
+  return static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) +
+                                (out - name->sun_path));
+}
+
+bool IsLoopback(const Address& address) {
+  if (IsMapped(address)) return address[12] == 127;
+  Address one{};
+  one[15] = 1;
+  return address == one;
+}
+
+bool HostAddresses::Has(const Address& address) {
+  if (IsLoopback(address)) return true;
+  auto known = [this, &address] {
+    return std::find(known_.begin(), known_.end(), address) != known_.end();
+  };
+  if (known()) return true;
+  const std::uint64_t now = base::NowNs();
+  if (looked_up_ns_ != 0 && now - looked_up_ns_ < kRefreshNs) return false;
+  looked_up_ns_ = now;
+  ifaddrs* list = nullptr;
+  if (::getifaddrs(&list) != 0) return false;
+  known_.clear();
+  for (const ifaddrs* entry = list; entry != nullptr; entry = entry->ifa_next) {
+    if (entry->ifa_addr == nullptr) continue;
+    sockaddr_storage storage{};
+    const int family = entry->ifa_addr->sa_family;
+    if (family == AF_INET) {
+      std::memcpy(&storage, entry->ifa_addr, sizeof(sockaddr_in));
+    } else if (family == AF_INET6) {
+      std::memcpy(&storage, entry->ifa_addr, sizeof(sockaddr_in6));
+    } else {
+      continue;
+    }
+    Address found;
+    std::uint16_t port;
+    if (Normalise(storage, &found, &port)) known_.push_back(found);
+  }
+  ::freeifaddrs(list);
+  return known();
+}
+
+}  // namespace rcsock::rendezvous

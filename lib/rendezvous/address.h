@@ -1,0 +1,45 @@
+#ifndef RCSOCK_LIB_RENDEZVOUS_ADDRESS_H_
+#define RCSOCK_LIB_RENDEZVOUS_ADDRESS_H_
+
+#include <sys/socket.h>
+#include <sys/un.h>
+
+#include <array>
+#include <cstdint>
+#include <vector>
+
+#include "lib/rendezvous/rendezvous.h"
+
+namespace rcsock::rendezvous {
+
+using Address = std::array<std::uint8_t, 16>;
+
+// The IPv6 form of an address (IPv4 mapped, scope dropped); false for families
+// other than the two.
+bool Normalise(const sockaddr_storage& from, Address* address,
+               std::uint16_t* port);
+
+// What both ends compute alike.
+Tuple MakeTuple(stream::Role role, const Address& local,
+                std::uint16_t local_port, const Address& peer,
+                std::uint16_t peer_port);
+
+// The abstract name at which the two ends of `tuple` meet; returns its length.
+socklen_t MeetingName(const Tuple& tuple, sockaddr_un* name);
+
+bool IsLoopback(const Address& address);
+
+// The addresses of this host, looked up again at most once a second.
+// Threads: one.
+class HostAddresses {
+ public:
+  bool Has(const Address& address);
+
+ private:
+  std::vector<Address> known_;
+  std::uint64_t looked_up_ns_ = 0;  // 0: never
+};
+
+}  // namespace rcsock::rendezvous
+
+#endif  // RCSOCK_LIB_RENDEZVOUS_ADDRESS_H_

@@ -1,0 +1,159 @@
+#include "lib/rendezvous/channel.h"
+
+#include <fcntl.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <boost/asio/post.hpp>
+#include <cerrno>
+#include <chrono>
+#include <utility>
+
+#include "lib/rendezvous/core.h"
+
+namespace rcsock::rendezvous {
+namespace {
+
+using boost::system::error_code;
+
+// Most messages taken in one turn, so that one peer's flood leaves the others
+// their turns.
+constexpr int kReadBatch = 32;
+// A socket buffer holds about 270 messages; a burst of new streams is more, and
+// the peer's thread may be off its CPU for a while.
+constexpr std::size_t kMaxQueued = 8192;
+constexpr std::chrono::seconds kStuckLimit{5};
+
+}  // namespace
+
+Channel::Channel(Core* core, base::UniqueFd fd)
+    : core_(core),
+      fd_(std::move(fd)),
+      descriptor_(core->io),
+      stuck_(core->io) {}
+
+Channel::~Channel() { Close(); }
+
+bool Channel::Start() {
+  error_code error;
+  descriptor_.assign(fd_.get(), error);
+  if (error) {
+    fd_.reset();
+    return false;
+  }
+  WaitReadable();
+  return true;
+}
+
+void Channel::Close() {
+  if (!fd_.ok()) return;
+  if (descriptor_.is_open()) descriptor_.release();
+  stuck_.cancel();
+  queue_.clear();
+  fd_.reset();
+}
+
+void Channel::End(base::Reason reason) {
+  if (!fd_.ok()) return;
+  Close();
+  boost::asio::post(core_->io, [self = shared_from_this(), reason] {
+    Step step(self->core_);
+    if (auto owner = self->owner_.lock()) owner->OnChannelEnd(reason);
+  });
+}
+
+void Channel::WaitReadable() {
+  descriptor_.async_wait(boost::asio::posix::descriptor_base::wait_read,
+                         [self = shared_from_this()](const error_code& error) {
+                           if (error) return;
+                           Step step(self->core_);
+                           self->OnReadable();
+                         });
+}
+
+void Channel::OnReadable() {
+  for (int i = 0; i < kReadBatch; ++i) {
+    if (!fd_.ok()) return;
+    Packet packet;
+    switch (Receive(fd_.get(), &packet)) {
+      case Received::kPacket:
+        // Without an owner the packet, and its descriptors, are dropped.
+        if (auto owner = owner_.lock()) owner->OnPacket(packet);
+        continue;
+      case Received::kNothing:
+        i = kReadBatch;
+        continue;
+      case Received::kEnd:
+        return End(base::Reason::kPeerGone);
+      case Received::kMalformed:
+        return End(base::Reason::kProtocol);
+      case Received::kNoFds:
+        return End(base::Reason::kNoFds);
+    }
+  }
+  if (fd_.ok()) WaitReadable();
+}
+
+void Channel::Send(const void* bytes, std::size_t length, const int* fds,
+                   int fd_count) {
+  if (!fd_.ok()) return;
+  if (queue_.empty()) {
+    const int r = SendPacket(fd_.get(), bytes, length, fds, fd_count);
+    if (r == 0) return;
+    if (r != -EAGAIN && r != -ENOBUFS) return End(base::Reason::kPeerGone);
+  }
+  if (queue_.size() >= kMaxQueued || length > kMaxPacket) {
+    return End(base::Reason::kProtocol);
+  }
+  Queued entry;
+  std::memcpy(entry.bytes.data(), bytes, length);
+  entry.length = length;
+  for (int i = 0; i < fd_count; ++i) {
+    entry.fds.emplace_back(
+        base::RelocateHigh(::fcntl(fds[i], F_DUPFD_CLOEXEC, 0)));
+    if (!entry.fds.back().ok()) return End(base::Reason::kNoFds);
+  }
+  queue_.push_back(std::move(entry));
+  if (queue_.size() == 1) WaitWritable();
+}
+
+void Channel::WaitWritable() {
+  stuck_.expires_after(kStuckLimit);
+  stuck_.async_wait([self = shared_from_this()](const error_code& error) {
+    if (error) return;
+    Step step(self->core_);
+    self->End(base::Reason::kTimeout);
+  });
+  descriptor_.async_wait(boost::asio::posix::descriptor_base::wait_write,
+                         [self = shared_from_this()](const error_code& error) {
+                           if (error) return;
+                           Step step(self->core_);
+                           self->Flush();
+                         });
+}
+
+void Channel::Flush() {
+  while (fd_.ok() && !queue_.empty()) {
+    const Queued& entry = queue_.front();
+    int fds[kMaxFds];
+    int count = 0;
+    for (const auto& fd : entry.fds) fds[count++] = fd.get();
+    const int r =
+        SendPacket(fd_.get(), entry.bytes.data(), entry.length, fds, count);
+    if (r == -EAGAIN || r == -ENOBUFS) return WaitWritable();
+    if (r != 0) return End(base::Reason::kPeerGone);
+    queue_.pop_front();
+  }
+  stuck_.cancel();
+}
+
+bool PeerHasOurUid(int fd) {
+  ucred peer{};
+  socklen_t length = sizeof peer;
+  if (::getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &length) != 0) {
+    return false;
+  }
+  return length == sizeof peer && peer.uid == ::geteuid();
+}
+
+}  // namespace rcsock::rendezvous

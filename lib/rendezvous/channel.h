@@ -1,0 +1,76 @@
+#ifndef RCSOCK_LIB_RENDEZVOUS_CHANNEL_H_
+#define RCSOCK_LIB_RENDEZVOUS_CHANNEL_H_
+
+#include <boost/asio/posix/stream_descriptor.hpp>
+#include <boost/asio/steady_timer.hpp>
+#include <deque>
+#include <memory>
+#include <vector>
+
+#include "lib/base/unique_fd.h"
+#include "lib/rendezvous/wire.h"
+
+namespace rcsock::rendezvous {
+
+class Core;
+
+class ChannelOwner {
+ public:
+  virtual ~ChannelOwner() = default;
+  virtual void OnPacket(Packet& packet) = 0;
+  // The channel has ended of itself (never because of Close).
+  virtual void OnChannelEnd(base::Reason reason) = 0;
+};
+
+// A connected SOCK_SEQPACKET socket.  It begins as the meeting of two streams
+// and may become the link of two processes: hence the owner can change, even
+// while a packet is being handled.
+//
+// Threads: the conductor's.
+class Channel : public std::enable_shared_from_this<Channel> {
+ public:
+  Channel(Core* core, base::UniqueFd fd);
+  ~Channel();
+
+  bool Start();
+  void SetOwner(std::weak_ptr<ChannelOwner> owner) { owner_ = owner; }
+  // Sends, or queues a bounded amount; a peer that does not read loses the
+  // channel.  The descriptors stay the caller's.
+  void Send(const void* bytes, std::size_t length, const int* fds = nullptr,
+            int fd_count = 0);
+  template <typename Message>
+  void Send(const Message& message, const int* fds = nullptr,
+            int fd_count = 0) {
+    Send(static_cast<const void*>(&message), sizeof message, fds, fd_count);
+  }
+  void Close();
+  bool closed() const { return !fd_.ok(); }
+  int fd() const { return fd_.get(); }
+
+ private:
+  struct Queued {
+    std::array<std::uint8_t, kMaxPacket> bytes;
+    std::size_t length;
+    std::vector<base::UniqueFd> fds;
+  };
+  void WaitReadable();
+  void OnReadable();
+  void Flush();
+  void WaitWritable();
+  // Closes, and tells the owner in a later turn: the caller may be the owner.
+  void End(base::Reason reason);
+
+  Core* core_;
+  base::UniqueFd fd_;
+  boost::asio::posix::stream_descriptor descriptor_;
+  boost::asio::steady_timer stuck_;
+  std::weak_ptr<ChannelOwner> owner_;
+  std::deque<Queued> queue_;
+};
+
+// True if the process at the other end has our effective uid.
+bool PeerHasOurUid(int fd);
+
+}  // namespace rcsock::rendezvous
+
+#endif  // RCSOCK_LIB_RENDEZVOUS_CHANNEL_H_

@@ -1,0 +1,219 @@
+#include <pthread.h>
+#include <signal.h>
+
+#include <atomic>
+#include <cerrno>
+#include <mutex>
+#include <new>
+#include <utility>
+
+#include "lib/base/clock.h"
+#include "lib/base/internal.h"
+#include "lib/base/latch.h"
+#include "lib/rendezvous/core.h"
+#include "lib/rendezvous/rendezvous.h"
+
+namespace rcsock::rendezvous {
+namespace {
+
+// What there is once in a process.  Nothing here has a destructor.
+constinit std::atomic<Core*> g_core{nullptr};
+constinit std::atomic<bool> g_stopping{false};
+constinit base::Latch g_latch;  // starting and stopping
+constinit lane::shm::Bells* g_bells = nullptr;
+constinit std::uint64_t g_failed_ns = 0;
+constinit base::Reason g_failed_why = base::Reason::kNone;
+
+constinit thread_local Core* tls_core = nullptr;    // on the conductor thread
+constinit thread_local Core* tls_forked = nullptr;  // held since ForkPrepare
+
+// A process without room for a thread or descriptors is not asked to try for
+// each of its streams.
+constexpr std::uint64_t kRetryNs = 1'000'000'000;
+// Generous for what runs on it, small where stacks are accounted for.
+constexpr std::size_t kStackSize = 1 << 20;
+
+void* ThreadMain(void* argument) {
+  ::pthread_setname_np(::pthread_self(), "rcsock");
+  tls_core = static_cast<Core*>(argument);
+  tls_core->Run();
+  return nullptr;
+}
+
+// Starts the thread and waits until it works; kNone, or why not.
+base::Reason Start(Core* core) {
+  pthread_attr_t attributes;
+  if (::pthread_attr_init(&attributes) != 0) return base::Reason::kNoThread;
+  ::pthread_attr_setstacksize(&attributes, kStackSize);
+  // Signals are the application's: the thread inherits a full mask, so that not
+  // even its first instruction can be chosen to run a handler.
+  sigset_t all;
+  sigset_t before;
+  ::sigfillset(&all);
+  ::pthread_sigmask(SIG_SETMASK, &all, &before);
+  const int r = ::pthread_create(&core->thread, &attributes, ThreadMain, core);
+  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  ::pthread_attr_destroy(&attributes);
+  if (r != 0) return base::Reason::kNoThread;
+  while (core->state.load(std::memory_order_acquire) == Core::kStarting) {
+    base::FutexWait(&core->state, Core::kStarting, nullptr, false);
+  }
+  if (core->state.load(std::memory_order_acquire) == Core::kRunning) {
+    return base::Reason::kNone;
+  }
+  ::pthread_join(core->thread, nullptr);
+  return core->why;
+}
+
+Conductor* Running(Core* core) {
+  return core->state.load(std::memory_order_acquire) == Core::kRunning
+             ? core->conductor()
+             : nullptr;
+}
+
+}  // namespace
+
+Conductor::Conductor() : core_(new Core(this)) {}
+
+Conductor* Conductor::Get(base::Reason* why) {
+  *why = base::Reason::kNoThread;
+  if (Core* core = g_core.load(std::memory_order_acquire)) return Running(core);
+  // Not waiting for a Stop: it may wait for the conductor, which may wait for a
+  // latch that the caller holds.
+  if (g_stopping.load(std::memory_order_acquire)) return nullptr;
+  std::lock_guard lock(g_latch);
+  if (Core* core = g_core.load(std::memory_order_acquire)) return Running(core);
+  const std::uint64_t now = base::NowNs();
+  if (g_failed_ns != 0 && now - g_failed_ns < kRetryNs) {
+    *why = g_failed_why;
+    return nullptr;
+  }
+  base::InternalScope internal;
+  base::Reason failed = base::Reason::kNone;
+  try {
+    if (g_bells == nullptr) {
+      errno = 0;
+      g_bells = lane::shm::Bells::Create().release();
+      if (g_bells == nullptr) {
+        failed = ErrnoReason(errno == 0 ? ENOMEM : errno);
+      }
+    }
+    if (failed == base::Reason::kNone) {
+      auto* conductor = new Conductor;  // leaked: see Core
+      conductor->core_->bells = g_bells;
+      failed = Start(conductor->core_);
+      if (failed == base::Reason::kNone) {
+        g_core.store(conductor->core_, std::memory_order_release);
+        g_failed_ns = 0;
+        *why = base::Reason::kNone;
+        return conductor;
+      }
+    }
+  } catch (...) {
+    failed = base::Reason::kNoMemory;
+  }
+  g_failed_ns = now;
+  g_failed_why = failed;
+  *why = failed;
+  return nullptr;
+}
+
+Conductor* Conductor::IfRunning() {
+  Core* core = g_core.load(std::memory_order_acquire);
+  return core == nullptr ? nullptr : Running(core);
+}
+
+void Conductor::Stop() {
+  if (tls_core != nullptr) return;  // it cannot join itself
+  std::lock_guard lock(g_latch);
+  Core* core = g_core.load(std::memory_order_acquire);
+  if (core == nullptr) return;
+  g_stopping.store(true, std::memory_order_release);
+  core->RequestStop();
+  ::pthread_join(core->thread, nullptr);
+  g_core.store(nullptr, std::memory_order_release);
+  g_stopping.store(false, std::memory_order_release);
+}
+
+void Conductor::ForkPrepare() {
+  if (tls_core != nullptr) return;
+  Core* core = g_core.load(std::memory_order_acquire);
+  if (core == nullptr) return;
+  core->step.lock();
+  tls_forked = core;
+}
+
+void Conductor::ForkParent() {
+  if (Core* core = std::exchange(tls_forked, nullptr)) core->step.unlock();
+}
+
+void Conductor::ForkChild() {
+  if (Core* core = std::exchange(tls_forked, nullptr)) core->Abandon();
+  // Another thread may have been starting or stopping it.
+  g_latch.Reset();
+  g_stopping.store(false, std::memory_order_relaxed);
+  g_core.store(nullptr, std::memory_order_release);
+  g_bells = nullptr;
+  g_failed_ns = 0;
+  // A fork from the conductor's own callbacks makes this thread an ordinary
+  // one.
+  tls_core = nullptr;
+}
+
+void Conductor::Seek(std::shared_ptr<Seeker> seeker) {
+  try {
+    core_->Seek(seeker);
+  } catch (...) {
+    // No memory to look for it: it stays on TCP.
+  }
+}
+void Conductor::Cancel(Seeker* seeker) { core_->Cancel(seeker); }
+void Conductor::Adopted(Seeker* seeker) { core_->Adopted(seeker); }
+void Conductor::ReturnLane(std::shared_ptr<Seeker> /*seeker*/,
+                           std::unique_ptr<lane::Lane> lane) {
+  core_->ReturnLane(std::move(lane));
+}
+
+bool Conductor::Watch(int fd, std::shared_ptr<AnchorWatcher> watcher,
+                      std::uint32_t events) {
+  return core_->anchors.Watch(fd, std::move(watcher), events);
+}
+void Conductor::Rewatch(int fd, std::uint32_t events) {
+  core_->anchors.Rewatch(fd, events);
+}
+void Conductor::Unwatch(int fd) { core_->anchors.Unwatch(fd); }
+
+void Conductor::Post(std::function<void()> task) {
+  core_->PostTask(std::move(task));
+}
+std::uint64_t Conductor::After(std::uint32_t ms, std::function<void()> task) {
+  try {
+    return core_->After(ms, std::move(task));
+  } catch (...) {
+    return 0;  // no memory: no handle, and no call
+  }
+}
+void Conductor::CancelTimer(std::uint64_t handle) {
+  core_->CancelTimer(handle);
+}
+void Conductor::SetCompletionHandler(
+    std::function<void(const lane::Completion&)> handler) {
+  try {
+    core_->SetHandler(std::move(handler));
+  } catch (...) {
+    // No memory: the old one stays.
+  }
+}
+
+lane::shm::Bells* Conductor::bells() { return core_->bells; }
+std::vector<std::shared_ptr<lane::shm::Link>> Conductor::Links() {
+  try {
+    return core_->Links();
+  } catch (...) {
+    return {};  // no memory
+  }
+}
+bool Conductor::OnThread() const { return tls_core == core_; }
+void Conductor::AnnounceBell(int k) { core_->AnnounceBell(k); }
+
+}  // namespace rcsock::rendezvous

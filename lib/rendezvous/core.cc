@@ -1,0 +1,492 @@
+#include "lib/rendezvous/core.h"
+
+#include <sys/random.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <boost/asio/detail/epoll_reactor.hpp>
+#include <boost/asio/executor_work_guard.hpp>
+#include <boost/asio/post.hpp>
+#include <boost/system/system_error.hpp>
+#include <cerrno>
+#include <chrono>
+#include <mutex>
+#include <utility>
+
+#include "lib/base/clock.h"
+#include "lib/base/internal.h"
+#include "lib/base/log.h"
+#include "lib/rendezvous/peer_link.h"
+#include "lib/rendezvous/session.h"
+
+namespace rcsock::rendezvous {
+namespace {
+
+using boost::asio::posix::stream_descriptor;
+using boost::system::error_code;
+
+// Completions of bell 0 handled in one turn; a peer can produce them for ever.
+constexpr int kCompletionBatch = 64;
+constexpr int kBatchesPerTurn = 4;
+
+constexpr int kMaxBinders = 256;
+constexpr std::uint64_t kPlainNs = 1'000'000'000;
+constexpr std::size_t kMaxPlain = 1024;
+
+// Asio tells nobody the descriptors of its reactor, and a forked child has to
+// close them.  Access checks do not apply to an explicit instantiation.
+template <auto Member, typename Tag>
+struct Reveal {
+  friend auto Pointer(Tag) { return Member; }
+};
+struct EpollTag {
+  friend auto Pointer(EpollTag);
+};
+struct TimerTag {
+  friend auto Pointer(TimerTag);
+};
+struct InterrupterTag {
+  friend auto Pointer(InterrupterTag);
+};
+using Reactor = boost::asio::detail::epoll_reactor;
+template struct Reveal<&Reactor::epoll_fd_, EpollTag>;
+template struct Reveal<&Reactor::timer_fd_, TimerTag>;
+template struct Reveal<&Reactor::interrupter_, InterrupterTag>;
+
+}  // namespace
+
+std::size_t Core::TupleHash::operator()(const Tuple& tuple) const {
+  // FNV-1a over all 36 bytes; chosen by local processes only.
+  std::uint64_t hash = 0xcbf29ce484222325u;
+  std::uint8_t bytes[sizeof tuple];
+  std::memcpy(bytes, &tuple, sizeof bytes);
+  for (std::uint8_t byte : bytes) hash = (hash ^ byte) * 0x100000001b3u;
+  return static_cast<std::size_t>(hash);
+}
+
+// --- The thread
+// ---------------------------------------------------------------
+
+void Core::Run() {
+  base::tls_internal = true;
+  bool running = false;
+  try {
+    if (SetUp()) {
+      boost::asio::executor_work_guard<boost::asio::io_context::executor_type>
+          work(io.get_executor());
+      running = true;
+      state.store(kRunning, std::memory_order_release);
+      base::FutexWake(&state, 1 << 30, false);
+      io.run();
+    }
+  } catch (const boost::system::system_error& error) {
+    why = ErrnoReason(error.code().value());
+  } catch (const std::bad_alloc&) {
+    why = base::Reason::kNoMemory;
+  } catch (...) {
+    why = base::Reason::kNoThread;
+  }
+  try {
+    TearDown();
+  } catch (...) {
+    // Out of memory while giving things back: what is left is leaked.
+  }
+  state.store(running ? kEnded : kFailed, std::memory_order_release);
+  base::FutexWake(&state, 1 << 30, false);
+}
+
+bool Core::SetUp() {
+  Step hold(this);
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) == 0 &&
+      limit.rlim_cur / 8 < kMaxBinders) {
+    // Small tables are the application's, not ours to fill.
+    max_binders = static_cast<int>(limit.rlim_cur / 8);
+  } else {
+    max_binders = kMaxBinders;
+  }
+  if (!RandomBytes(uuid.data(), uuid.size()) ||
+      !RandomBytes(&epoch_, sizeof epoch_)) {
+    return false;
+  }
+  if (!anchors.Init() || bells->EnsureBell(0) < 0) {
+    why = ErrnoReason(errno);
+    return false;
+  }
+  poller_ = std::make_unique<lane::shm::ShmPoller>(bells, 0);
+  bell_ = std::make_unique<stream_descriptor>(io);
+  anchor_set_ = std::make_unique<stream_descriptor>(io);
+  NoteAsioFds();
+  error_code error;
+  bell_->assign(bells->bell_fd(0), error);
+  if (!error) anchor_set_->assign(anchors.fd(), error);
+  if (error) {
+    why = ErrnoReason(error.value());
+    return false;
+  }
+  bells->Arm(0);
+  WaitBell();
+  WaitAnchors();
+  return true;
+}
+
+void Core::TearDown() {
+  Step hold(this);
+  std::vector<std::shared_ptr<Session>> sessions;
+  // Destroyed without the latch: what they hold may call CancelTimer.
+  decltype(tasks_) tasks;
+  decltype(handler_) handler;
+  {
+    std::lock_guard lock(table_latch_);
+    accepting_ = false;
+    for (auto& [seeker, session] : seekers_) sessions.push_back(session);
+    handler = std::move(handler_);
+    tasks = std::move(tasks_);
+  }
+  for (auto& session : sessions) {
+    session->Fail(base::Reason::kNoThread, false);
+  }
+  for (auto& link : std::vector(links_)) link->Die(base::Reason::kNoThread);
+  timers_.clear();
+  lanes.clear();
+  // Their descriptors belong to others.
+  if (bell_ != nullptr && bell_->is_open()) {
+    bell_->release();
+    bells->Disarm(0);
+  }
+  if (anchor_set_ != nullptr && anchor_set_->is_open()) anchor_set_->release();
+  bell_.reset();
+  anchor_set_.reset();
+  anchors.Close();
+  poller_.reset();
+  sessions.clear();
+  std::fill(std::begin(asio_fds_), std::end(asio_fds_), -1);
+  // With it goes every handler that has not run, and what it holds.
+  io_holder.reset();
+}
+
+void Core::NoteAsioFds() {
+  Reactor& reactor = boost::asio::use_service<Reactor>(io);
+  asio_fds_[0] = reactor.*Pointer(EpollTag());
+  asio_fds_[1] = reactor.*Pointer(TimerTag());
+  asio_fds_[2] = (reactor.*Pointer(InterrupterTag())).read_descriptor();
+}
+
+void Core::RequestStop() {
+  std::lock_guard lock(table_latch_);
+  if (accepting_) io.stop();
+}
+
+void Core::Abandon() {
+  auto close = [](int fd) {
+    if (fd >= 0) base::CloseRaw(fd);
+  };
+  for (int fd : asio_fds_) close(fd);
+  close(anchors.fd());
+  close(bells->page_fd());
+  for (int k = 0; k < lane::shm::kBells; ++k) close(bells->bell_fd(k));
+  for (const auto& sessions : sessions_) {
+    for (const auto& [tuple, session] : sessions) {
+      close(session->listener_fd());
+      close(session->channel_fd());
+    }
+  }
+  // links_ is never destroyed, so nobody closes these numbers a second time.
+  for (const auto& link : links_) {
+    close(link->fd());
+    close(link->link()->page_fd());
+  }
+}
+
+// --- Bell 0 and the anchors
+// -----------------------------------------------------
+
+void Core::WaitBell() {
+  bell_->async_wait(stream_descriptor::wait_read,
+                    [this](const error_code& error) {
+                      if (error) return;
+                      Step hold(this);
+                      OnBell();
+                    });
+}
+
+void Core::OnBell() {
+  std::uint64_t count;
+  // Bell 0 alone is read: nobody but this thread sleeps on it.
+  [[maybe_unused]] long n =
+      ::syscall(SYS_read, bells->bell_fd(0), &count, sizeof count);
+  // A peer that does not yet know the eventfd of bell k has kicked this one for
+  // it.
+  for (int k = 1; k < lane::shm::kBells; ++k) {
+    if (bells->bell_fd(k) >= 0 && bells->Armed(k)) bells->Kick(k);
+  }
+  // Arm before the look, as ever: a new generation, so that whoever marks a bit
+  // that the drain below misses kicks again.  Armed twice for a moment rather
+  // than not at all.
+  bells->Arm(0);
+  bells->Disarm(0);
+  if (DrainBell()) return WaitBell();
+  // More than a turn's worth: the others' turns first.
+  boost::asio::post(io, [this] {
+    Step hold(this);
+    OnBell();
+  });
+}
+
+bool Core::DrainBell() {
+  std::shared_ptr<const std::function<void(const lane::Completion&)>> handler;
+  {
+    std::lock_guard lock(table_latch_);
+    handler = handler_;
+  }
+  lane::Completion completions[kCompletionBatch];
+  for (int batch = 0; batch < kBatchesPerTurn; ++batch) {
+    const int n = poller_->Poll(completions, kCompletionBatch);
+    if (n == 0) return true;
+    if (handler == nullptr || !*handler) continue;
+    for (int i = 0; i < n; ++i) (*handler)(completions[i]);
+  }
+  return false;
+}
+
+void Core::WaitAnchors() {
+  anchor_set_->async_wait(stream_descriptor::wait_read,
+                          [this](const error_code& error) {
+                            if (error) return;
+                            Step hold(this);
+                            if (anchors.Dispatch()) {
+                              anchor_set_->release();
+                              anchors.Rebuild();
+                              error_code failed;
+                              anchor_set_->assign(anchors.fd(), failed);
+                              if (failed)
+                                throw boost::system::system_error(failed);
+                            }
+                            WaitAnchors();
+                          });
+}
+
+// --- Sessions and links
+// ---------------------------------------------------------
+
+Session* Core::FindSession(const Tuple& tuple, stream::Role role) {
+  auto& sessions = sessions_[static_cast<int>(role)];
+  auto it = sessions.find(tuple);
+  return it == sessions.end() ? nullptr : it->second;
+}
+
+bool Core::AddSession(Session* session) {
+  return sessions_[static_cast<int>(session->role())]
+      .emplace(session->tuple(), session)
+      .second;
+}
+
+void Core::RemoveSession(Session* session) {
+  sessions_[static_cast<int>(session->role())].erase(session->tuple());
+}
+
+std::shared_ptr<PeerLink> Core::FindLink(const Uuid& peer) {
+  for (const auto& link : links_) {
+    if (link->decider() && !link->dead() && link->uuid() == peer) return link;
+  }
+  return nullptr;
+}
+
+void Core::AddLink(std::shared_ptr<PeerLink> link) {
+  poller_->AddLink(link->link());
+  {
+    std::lock_guard lock(table_latch_);
+    live_links_.push_back(link->link());
+  }
+  links_.push_back(std::move(link));
+}
+
+void Core::RemoveLink(PeerLink* link) {
+  // Kill has marked each open lane for the bell it names: let them all look.
+  if (poller_ != nullptr) {
+    DrainBell();
+    poller_->RemoveLink(link->link().get());
+  }
+  for (int k = 0; k < lane::shm::kBells; ++k) {
+    if (bells->bell_fd(k) >= 0) bells->Kick(k);
+  }
+  {
+    std::lock_guard lock(table_latch_);
+    std::erase(live_links_, link->link());
+  }
+  std::erase_if(links_,
+                [link](const auto& known) { return known.get() == link; });
+}
+
+std::uint32_t Core::NextEpoch() {
+  if (++epoch_ == 0) ++epoch_;
+  return epoch_;
+}
+
+bool Core::RandomBytes(void* to, std::size_t length) {
+  return ::getrandom(to, length, 0) == static_cast<ssize_t>(length);
+}
+
+bool Core::RecentlyPlain(const Address& address, std::uint16_t port) {
+  auto it = plain_.find({address, port});
+  if (it == plain_.end()) return false;
+  if (base::NowNs() < it->second) return true;
+  plain_.erase(it);
+  return false;
+}
+
+void Core::RememberPlain(const Address& address, std::uint16_t port) {
+  const std::uint64_t now = base::NowNs();
+  if (plain_.size() >= kMaxPlain) {
+    std::erase_if(plain_,
+                  [now](const auto& item) { return item.second <= now; });
+    if (plain_.size() >= kMaxPlain) plain_.clear();
+  }
+  plain_[{address, port}] = now + kPlainNs;
+}
+
+// --- From any thread
+// --------------------------------------------------------------
+
+template <typename Task>
+bool Core::PostLocked(Task&& task) {
+  if (!accepting_) return false;
+  try {
+    boost::asio::post(io, [this, task = std::forward<Task>(task)]() mutable {
+      Step hold(this);
+      task();
+    });
+  } catch (...) {
+    return false;  // no memory
+  }
+  return true;
+}
+
+void Core::Seek(std::shared_ptr<Seeker> seeker) {
+  std::shared_ptr<Session> old;
+  std::lock_guard lock(table_latch_);
+  if (!accepting_) return;
+  auto session = std::make_shared<Session>(this, seeker);
+  std::shared_ptr<Session>& entry = seekers_[seeker.get()];
+  old = std::exchange(entry, session);
+  if (old != nullptr) {
+    old->Cancel();
+    PostLocked([old] { old->Fail(base::Reason::kNone, false); });
+  }
+  PostLocked([session] { session->Begin(); });
+}
+
+void Core::Cancel(Seeker* seeker) {
+  std::shared_ptr<Session> session;
+  std::lock_guard lock(table_latch_);
+  auto it = seekers_.find(seeker);
+  if (it == seekers_.end()) return;
+  session = std::move(it->second);
+  seekers_.erase(it);
+  session->Cancel();
+  PostLocked([session] { session->Fail(base::Reason::kNone, false); });
+}
+
+void Core::Adopted(Seeker* seeker) {
+  std::lock_guard lock(table_latch_);
+  auto it = seekers_.find(seeker);
+  if (it == seekers_.end()) return;
+  PostLocked([session = it->second] { session->Adopted(); });
+}
+
+void Core::ForgetSeeker(const Seeker* seeker, const Session* session) {
+  std::shared_ptr<Session> last;
+  std::lock_guard lock(table_latch_);
+  auto it = seekers_.find(seeker);
+  if (it == seekers_.end() || it->second.get() != session) return;
+  last = std::move(it->second);
+  seekers_.erase(it);
+}
+
+void Core::ReturnLane(std::unique_ptr<lane::Lane> lane) {
+  if (lane == nullptr) return;
+  std::lock_guard lock(table_latch_);
+  PostLocked([this, lane = std::move(lane)]() mutable {
+    auto it = lanes.find(lane.get());
+    LaneHome home;
+    if (it != lanes.end()) {
+      home = it->second;
+      lanes.erase(it);
+    }
+    lane.reset();
+    if (auto link = home.link.lock()) {
+      link->CloseOurs(home.index, home.epoch, base::Reason::kPeerDemoted);
+    }
+  });
+}
+
+bool Core::PostTask(std::function<void()> task) {
+  std::lock_guard lock(table_latch_);
+  return PostLocked(std::move(task));
+}
+
+std::uint64_t Core::After(std::uint32_t ms, std::function<void()> task) {
+  std::lock_guard lock(table_latch_);
+  const std::uint64_t handle = ++next_timer_;
+  if (!accepting_) return handle;
+  tasks_[handle] = std::make_shared<std::function<void()>>(std::move(task));
+  const auto due =
+      std::chrono::steady_clock::now() + std::chrono::milliseconds(ms);
+  PostLocked([this, handle, due] {
+    {
+      std::lock_guard inner(table_latch_);
+      if (!tasks_.contains(handle)) return;
+    }
+    auto& timer = timers_[handle];
+    timer = std::make_unique<boost::asio::steady_timer>(io, due);
+    timer->async_wait([this, handle](const error_code& error) {
+      if (error) return;
+      Step hold(this);
+      timers_.erase(handle);
+      std::shared_ptr<std::function<void()>> due_task;
+      {
+        std::lock_guard inner(table_latch_);
+        auto it = tasks_.find(handle);
+        if (it == tasks_.end()) return;
+        due_task = std::move(it->second);
+        tasks_.erase(it);
+      }
+      (*due_task)();
+    });
+  });
+  return handle;
+}
+
+void Core::CancelTimer(std::uint64_t handle) {
+  std::shared_ptr<std::function<void()>> task;
+  std::lock_guard lock(table_latch_);
+  auto it = tasks_.find(handle);
+  if (it == tasks_.end()) return;
+  task = std::move(it->second);
+  tasks_.erase(it);
+  PostLocked([this, handle] { timers_.erase(handle); });
+}
+
+void Core::AnnounceBell(int k) {
+  std::lock_guard lock(table_latch_);
+  PostLocked([this, k] {
+    for (auto& link : std::vector(links_)) link->AnnounceBell(k);
+  });
+}
+
+void Core::SetHandler(std::function<void(const lane::Completion&)> handler) {
+  auto fresh =
+      std::make_shared<const std::function<void(const lane::Completion&)>>(
+          std::move(handler));
+  std::lock_guard lock(table_latch_);
+  handler_.swap(fresh);  // the old one is destroyed after the latch is free
+}
+
+std::vector<std::shared_ptr<lane::shm::Link>> Core::Links() {
+  std::lock_guard lock(table_latch_);
+  return live_links_;
+}
+
+}  // namespace rcsock::rendezvous

@@ -1,0 +1,156 @@
+#ifndef RCSOCK_LIB_RENDEZVOUS_CORE_H_
+#define RCSOCK_LIB_RENDEZVOUS_CORE_H_
+
+#include <pthread.h>
+
+#include <atomic>
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/posix/stream_descriptor.hpp>
+#include <boost/asio/steady_timer.hpp>
+#include <map>
+#include <memory>
+#include <optional>
+#include <unordered_map>
+#include <vector>
+
+#include "lib/base/latch.h"
+#include "lib/rendezvous/address.h"
+#include "lib/rendezvous/anchors.h"
+#include "lib/rendezvous/channel.h"
+#include "lib/rendezvous/rendezvous.h"
+#include "lib/rendezvous/wire.h"
+
+namespace rcsock::rendezvous {
+
+class PeerLink;
+class Session;
+
+// What Conductor hides: the state of the one background thread.  It is never
+// destroyed: a raw Conductor pointer may be in use in any thread when it stops.
+// What costs something (descriptors, links) is let go of.
+//
+// Threads: what is marked (any) under its latch; all else on the conductor
+// thread, within a Step.
+class Core {
+ public:
+  explicit Core(Conductor* conductor) : conductor_(conductor) {}
+
+  // The thread's whole life; `state` and `why` say how it goes.
+  void Run();
+  void RequestStop();
+  Conductor* conductor() const { return conductor_; }
+
+  // --- Sessions and links
+  // ------------------------------------------------------
+  Session* FindSession(const Tuple& tuple, stream::Role role);
+  bool AddSession(Session* session);  // false: its tuple is being sought
+  void RemoveSession(Session* session);
+  // The live link made by us to that process.
+  std::shared_ptr<PeerLink> FindLink(const Uuid& uuid);
+  void AddLink(std::shared_ptr<PeerLink> link);
+  void RemoveLink(PeerLink* link);
+  std::uint32_t NextEpoch();
+  bool RandomBytes(void* to, std::size_t length);
+  bool MayBind() const { return binders < max_binders; }
+
+  // Connectors whose peer turned out plain.
+  bool RecentlyPlain(const Address& address, std::uint16_t port);
+  void RememberPlain(const Address& address, std::uint16_t port);
+
+  // --- Called by Conductor (any)
+  // -----------------------------------------------
+  void Seek(std::shared_ptr<Seeker> seeker);
+  void Cancel(Seeker* seeker);
+  void Adopted(Seeker* seeker);
+  void ReturnLane(std::unique_ptr<lane::Lane> lane);
+  bool PostTask(std::function<void()> task);
+  std::uint64_t After(std::uint32_t ms, std::function<void()> task);
+  void CancelTimer(std::uint64_t handle);
+  void AnnounceBell(int k);
+  void SetHandler(std::function<void(const lane::Completion&)> handler);
+  std::vector<std::shared_ptr<lane::shm::Link>> Links();
+  void ForgetSeeker(const Seeker* seeker, const Session* session);
+
+  // In the child of fork.
+  void Abandon();
+
+  // Let go of when the thread ends, with its descriptors; posting is under
+  // table_latch_, so that nobody posts to one that is gone.
+  std::optional<boost::asio::io_context> io_holder{std::in_place, 1};
+  boost::asio::io_context& io = *io_holder;
+  // Held in each turn of the conductor: who holds it sees nothing mid-way.
+  base::Latch step;
+  Uuid uuid{};
+  // One for the process's life: pollers outlive a conductor.
+  lane::shm::Bells* bells = nullptr;
+  Anchors anchors;
+  HostAddresses host;
+  int binders = 0;
+  int max_binders = 256;
+
+  struct LaneHome {
+    std::weak_ptr<PeerLink> link;
+    int index;
+    std::uint32_t epoch;
+  };
+  std::unordered_map<const lane::Lane*, LaneHome> lanes;
+
+  pthread_t thread{};
+  enum : std::uint32_t { kStarting, kRunning, kFailed, kEnded };
+  std::atomic<std::uint32_t> state{kStarting};
+  base::Reason why = base::Reason::kNoThread;
+
+ private:
+  bool SetUp();
+  void TearDown();
+  void WaitBell();
+  void OnBell();
+  // True if nothing was left; false after a bounded number of completions.
+  bool DrainBell();
+  void WaitAnchors();
+  void NoteAsioFds();
+  template <typename Task>
+  bool PostLocked(Task&& task);
+
+  Conductor* const conductor_;
+  std::unique_ptr<lane::shm::ShmPoller> poller_;
+  std::unique_ptr<boost::asio::posix::stream_descriptor> bell_;
+  std::unique_ptr<boost::asio::posix::stream_descriptor> anchor_set_;
+  int asio_fds_[3] = {-1, -1, -1};
+
+  struct TupleHash {
+    std::size_t operator()(const Tuple& tuple) const;
+  };
+  // One session per end of a connection: both may be ours.
+  std::unordered_map<Tuple, Session*, TupleHash> sessions_[2];
+  std::vector<std::shared_ptr<PeerLink>> links_;
+  std::uint32_t epoch_ = 0;
+  std::map<std::pair<Address, std::uint16_t>, std::uint64_t> plain_;
+  std::unordered_map<std::uint64_t, std::unique_ptr<boost::asio::steady_timer>>
+      timers_;
+
+  base::Latch table_latch_;  // (any): what follows
+  bool accepting_ = true;
+  std::unordered_map<const Seeker*, std::shared_ptr<Session>> seekers_;
+  std::unordered_map<std::uint64_t, std::shared_ptr<std::function<void()>>>
+      tasks_;
+  std::uint64_t next_timer_ = 0;
+  std::shared_ptr<const std::function<void(const lane::Completion&)>> handler_;
+  std::vector<std::shared_ptr<lane::shm::Link>> live_links_;
+};
+
+// One turn of the conductor.
+class Step {
+ public:
+  explicit Step(Core* core) : core_(core) { core_->step.lock(); }
+  ~Step() { core_->step.unlock(); }
+  Step(const Step&) = delete;
+  Step& operator=(const Step&) = delete;
+
+ private:
+  Core* core_;
+};
+
+}  // namespace rcsock::rendezvous
+
+#endif  // RCSOCK_LIB_RENDEZVOUS_CORE_H_

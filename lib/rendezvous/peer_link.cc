@@ -1,0 +1,403 @@
+#include "lib/rendezvous/peer_link.h"
+
+#include <bit>
+#include <cerrno>
+#include <chrono>
+#include <utility>
+
+#include "lib/base/log.h"
+#include "lib/rendezvous/core.h"
+#include "lib/rendezvous/session.h"
+
+namespace rcsock::rendezvous {
+namespace {
+
+using boost::system::error_code;
+using lane::shm::kBells;
+using lane::shm::kMaxSegments;
+using lane::shm::kSegmentStreams;
+
+constexpr std::chrono::seconds kAckLimit{2};
+constexpr std::uint32_t kAllBells = (1u << kBells) - 1;
+
+}  // namespace
+
+PeerLink::PeerLink(Core* core, const Uuid& uuid,
+                   std::shared_ptr<Channel> channel,
+                   std::shared_ptr<lane::shm::Link> link)
+    : core_(core),
+      uuid_(uuid),
+      channel_(std::move(channel)),
+      link_(std::move(link)),
+      timer_(core->io) {}
+
+std::shared_ptr<PeerLink> PeerLink::Make(Core* core, const Uuid& uuid,
+                                         std::shared_ptr<Channel> channel,
+                                         base::Reason* why) {
+  errno = 0;
+  std::shared_ptr<lane::shm::Link> memory = lane::shm::Link::Create();
+  if (memory == nullptr) {
+    *why = ErrnoReason(errno == 0 ? ENOMEM : errno);
+    return nullptr;
+  }
+  auto link =
+      std::make_shared<PeerLink>(core, uuid, std::move(channel), memory);
+  link->channel_->SetOwner(link);
+  auto message = NewMessage<LinkMsg>();
+  int fds[kMaxFds] = {memory->page_fd(), core->bells->page_fd()};
+  std::uint32_t mask = 0;
+  const int count = 2 + link->NewBells(fds + 2, &mask);
+  message.bells = mask;
+  link->channel_->Send(message, fds, count);
+  link->WaitForAck();
+  return link;
+}
+
+std::shared_ptr<PeerLink> PeerLink::Accept(Core* core, const Uuid& uuid,
+                                           std::shared_ptr<Channel> channel,
+                                           Packet& packet, base::Reason* why) {
+  LinkMsg message;
+  *why = base::Reason::kProtocol;
+  if (!packet.Read(&message)) return nullptr;
+  const std::uint32_t mask = message.bells;
+  if ((mask & ~kAllBells) || packet.fd_count != 2 + std::popcount(mask)) {
+    return nullptr;
+  }
+  std::shared_ptr<lane::shm::Link> memory =
+      lane::shm::Link::Map(packet.TakeFd(0));
+  if (memory == nullptr || !memory->SetPeerBellPage(packet.TakeFd(1))) {
+    *why = base::Reason::kNoMemory;
+    return nullptr;
+  }
+  auto link =
+      std::make_shared<PeerLink>(core, uuid, std::move(channel), memory);
+  link->channel_->SetOwner(link);
+  link->TakeBells(mask, packet, 2);
+  link->up_ = true;
+  auto ack = NewMessage<LinkAck>();
+  int fds[kMaxFds] = {core->bells->page_fd()};
+  std::uint32_t ours = 0;
+  const int count = 1 + link->NewBells(fds + 1, &ours);
+  ack.bells = ours;
+  link->channel_->Send(ack, fds, count);
+  return link;
+}
+
+void PeerLink::WaitForAck() {
+  timer_.expires_after(kAckLimit);
+  timer_.async_wait([self = shared_from_this()](const error_code& error) {
+    if (error) return;
+    Step step(self->core_);
+    if (!self->up_) self->Die(base::Reason::kTimeout);
+  });
+}
+
+int PeerLink::NewBells(int* fds, std::uint32_t* mask) {
+  int count = 0;
+  *mask = 0;
+  for (int k = 0; k < kBells; ++k) {
+    const int fd = core_->bells->bell_fd(k);
+    if (fd < 0 || (announced_ & 1u << k)) continue;
+    fds[count++] = fd;
+    *mask |= 1u << k;
+  }
+  announced_ |= *mask;
+  return count;
+}
+
+bool PeerLink::TakeBells(std::uint32_t mask, Packet& packet, int first) {
+  // A bell is given once: a second eventfd would put the first in use in doubt.
+  if (known_ & mask) return false;
+  known_ |= mask;
+  int i = first;
+  for (int k = 0; k < kBells; ++k) {
+    if (!(mask & 1u << k)) continue;
+    link_->SetPeerBell(k, packet.TakeFd(i++));
+  }
+  return true;
+}
+
+void PeerLink::AnnounceBell(int k) {
+  if (dead_ || k < 0 || k >= kBells || (announced_ & 1u << k)) return;
+  const int fd = core_->bells->bell_fd(k);
+  if (fd < 0) return;
+  announced_ |= 1u << k;
+  auto message = NewMessage<BellMsg>();
+  message.bell = static_cast<std::uint32_t>(k);
+  channel_->Send(message, &fd, 1);
+}
+
+void PeerLink::Open(const std::shared_ptr<Session>& session) {
+  if (!up_) {
+    pending_.push_back(session);
+    return;
+  }
+  const base::Reason why = OpenNow(session);
+  if (why != base::Reason::kNone) session->Fail(why, false);
+}
+
+base::Reason PeerLink::OpenNow(const std::shared_ptr<Session>& session) {
+  if (dead_) return base::Reason::kPeerGone;
+  if (free_.empty()) {
+    const int number = link_->segments();
+    if (number >= kMaxSegments) return base::Reason::kTooMany;
+    errno = 0;
+    base::UniqueFd segment = link_->AddSegment();
+    if (!segment.ok()) return ErrnoReason(errno == 0 ? ENOMEM : errno);
+    auto message = NewMessage<SegmentMsg>();
+    message.number = static_cast<std::uint32_t>(number);
+    const int fd = segment.get();
+    channel_->Send(message, &fd, 1);
+    const int first = number * kSegmentStreams;
+    slots_.resize(static_cast<std::size_t>(first + kSegmentStreams));
+    for (int i = kSegmentStreams - 1; i >= 0; --i) free_.push_back(first + i);
+  }
+  auto message = NewMessage<OpenMsg>();
+  if (!session->PrepareOpen(&message)) return base::Reason::kLaneError;
+  const int index = free_.back();
+  free_.pop_back();
+  const std::uint32_t epoch = core_->NextEpoch();
+  link_->Scrub(index);
+  Slot& slot = slots_[static_cast<std::size_t>(index)];
+  slot = Slot();
+  slot.epoch = epoch;
+  slot.ours = slot.theirs = true;
+  slot.session = session;
+  message.index = static_cast<std::uint32_t>(index);
+  message.epoch = epoch;
+  session->OpenSent(shared_from_this(), index, epoch);
+  channel_->Send(message);
+  return base::Reason::kNone;
+}
+
+void PeerLink::SendReady(int index, std::uint32_t epoch) {
+  auto message = NewMessage<ReadyMsg>();
+  message.index = static_cast<std::uint32_t>(index);
+  message.epoch = epoch;
+  channel_->Send(message);
+}
+
+void PeerLink::Delivered(int index, std::weak_ptr<Seeker> seeker) {
+  Slot& slot = slots_[static_cast<std::size_t>(index)];
+  slot.session.reset();
+  slot.seeker = std::move(seeker);
+}
+
+PeerLink::Slot* PeerLink::Find(std::uint32_t index, std::uint32_t epoch) {
+  if (index >= slots_.size()) return nullptr;
+  Slot& slot = slots_[index];
+  // A side says nothing of a stream after its CLOSED, and the number is used
+  // again only after both: so every mismatch is the peer's fault.
+  if (!slot.theirs || slot.epoch != epoch) return nullptr;
+  return &slot;
+}
+
+void PeerLink::FreeIfDone(int index) {
+  Slot& slot = slots_[static_cast<std::size_t>(index)];
+  if (slot.used()) return;
+  slot = Slot();
+  if (decider()) free_.push_back(index);
+}
+
+void PeerLink::CloseOurs(int index, std::uint32_t epoch, base::Reason reason) {
+  if (dead_) return;
+  Slot& slot = slots_[static_cast<std::size_t>(index)];
+  if (!slot.ours || slot.epoch != epoch) return;
+  slot.ours = false;
+  slot.session.reset();
+  slot.seeker.reset();
+  auto message = NewMessage<ClosedMsg>();
+  message.index = static_cast<std::uint32_t>(index);
+  message.epoch = epoch;
+  message.reason = static_cast<std::uint32_t>(reason);
+  channel_->Send(message);
+  FreeIfDone(index);
+}
+
+void PeerLink::OnChannelEnd(base::Reason reason) { Die(reason); }
+
+void PeerLink::Die(base::Reason reason) {
+  if (dead_) return;
+  dead_ = true;
+  const auto self = shared_from_this();
+  RCSOCK_LOG(1, "link lost: %s", base::ReasonKey(reason));
+  timer_.cancel();
+  channel_->Close();
+  link_->Kill(reason);
+  core_->RemoveLink(this);
+  for (auto& session : std::exchange(pending_, {})) {
+    session->Fail(reason, false);
+  }
+  if (auto founder = founder_.lock()) founder->Fail(reason, false);
+  for (Slot& slot : slots_) {
+    if (auto session = std::exchange(slot.session, {}).lock()) {
+      session->Fail(reason, false);
+    }
+    if (auto seeker = std::exchange(slot.seeker, {}).lock()) {
+      seeker->LinkLost(reason);
+    }
+  }
+}
+
+void PeerLink::OnPacket(Packet& packet) {
+  if (dead_) return;
+  if (!Handle(packet)) Die(base::Reason::kProtocol);
+}
+
+bool PeerLink::Handle(Packet& packet) {
+  Header header;
+  if (!packet.ReadHeader(&header)) return false;
+  if (!up_) return header.type == Type::kLinkAck && HandleAck(packet);
+  switch (header.type) {
+    case Type::kBell:
+      return HandleBell(packet);
+    case Type::kSegment:
+      return !decider() && HandleSegment(packet);
+    case Type::kOpen:
+      return !decider() && HandleOpen(packet);
+    case Type::kOpened:
+      return decider() && HandleOpened(packet);
+    case Type::kReject:
+      return decider() && HandleReject(packet);
+    case Type::kReady:
+      return HandleReady(packet);
+    case Type::kClosed:
+      return HandleClosed(packet);
+    default:
+      return false;
+  }
+}
+
+bool PeerLink::HandleAck(Packet& packet) {
+  LinkAck message;
+  if (!packet.Read(&message)) return false;
+  const std::uint32_t mask = message.bells;
+  if ((mask & ~kAllBells) || packet.fd_count != 1 + std::popcount(mask)) {
+    return false;
+  }
+  if (!link_->SetPeerBellPage(packet.TakeFd(0)) ||
+      !TakeBells(mask, packet, 1)) {
+    return false;
+  }
+  timer_.cancel();
+  up_ = true;
+  for (auto& session : std::exchange(pending_, {})) Open(session);
+  return true;
+}
+
+bool PeerLink::HandleBell(Packet& packet) {
+  BellMsg message;
+  if (!packet.Read(&message) || packet.fd_count != 1) return false;
+  const std::uint32_t bell = message.bell;
+  return bell < kBells && TakeBells(1u << bell, packet, 0);
+}
+
+bool PeerLink::HandleSegment(Packet& packet) {
+  SegmentMsg message;
+  if (!packet.Read(&message) || packet.fd_count != 1) return false;
+  const int number = link_->segments();
+  if (message.number != static_cast<std::uint32_t>(number) ||
+      number >= kMaxSegments || !link_->MapSegment(packet.TakeFd(0))) {
+    return false;
+  }
+  slots_.resize(static_cast<std::size_t>((number + 1) * kSegmentStreams));
+  return true;
+}
+
+bool PeerLink::HandleOpen(Packet& packet) {
+  OpenMsg message;
+  if (!packet.Read(&message) || packet.fd_count != 0) return false;
+  const std::uint32_t index = message.index;
+  const std::uint32_t epoch = message.epoch;
+  if (index >= slots_.size() || slots_[index].used() || message.role > 1) {
+    return false;
+  }
+  Tuple tuple;
+  std::memcpy(&tuple, message.tuple, sizeof tuple);
+  const auto role =
+      message.role == 0 ? stream::Role::kAcceptor : stream::Role::kConnector;
+  Session* session = core_->FindSession(tuple, role);
+  if (session == nullptr || !session->Expects(uuid_)) {
+    auto reject = NewMessage<RejectMsg>();
+    reject.index = index;
+    reject.epoch = epoch;
+    reject.reason = static_cast<std::uint32_t>(base::Reason::kPeerRefused);
+    channel_->Send(reject);
+    return true;
+  }
+  const auto keep = session->shared_from_this();
+  auto reply = NewMessage<OpenedMsg>();
+  reply.index = index;
+  reply.epoch = epoch;
+  stream::Nonce peers;
+  std::memcpy(peers.data(), message.nonce, peers.size());
+  Slot& slot = slots_[index];
+  slot = Slot();
+  slot.epoch = epoch;
+  slot.ours = slot.theirs = slot.answered = true;
+  slot.session = keep;
+  std::memcpy(reply.nonce, session->nonce().data(), sizeof reply.nonce);
+  channel_->Send(reply);
+  session->Opened(shared_from_this(), static_cast<int>(index), epoch, peers);
+  return true;
+}
+
+bool PeerLink::HandleOpened(Packet& packet) {
+  OpenedMsg message;
+  if (!packet.Read(&message) || packet.fd_count != 0) return false;
+  Slot* slot = Find(message.index, message.epoch);
+  if (slot == nullptr || slot->answered) return false;
+  slot->answered = true;
+  // Without a session it was given up meanwhile; our CLOSED is on its way.
+  if (auto session = slot->session.lock()) {
+    stream::Nonce peers;
+    std::memcpy(peers.data(), message.nonce, peers.size());
+    session->Opened(shared_from_this(), static_cast<int>(message.index),
+                    message.epoch, peers);
+  }
+  return true;
+}
+
+bool PeerLink::HandleReject(Packet& packet) {
+  RejectMsg message;
+  if (!packet.Read(&message) || packet.fd_count != 0) return false;
+  Slot* slot = Find(message.index, message.epoch);
+  if (slot == nullptr || slot->answered) return false;
+  auto session = slot->session.lock();
+  slot->ours = slot->theirs = false;
+  slot->session.reset();
+  const base::Reason why = CheckedReason(message.reason);
+  FreeIfDone(static_cast<int>(message.index));
+  if (session != nullptr) session->Fail(why, false);
+  return true;
+}
+
+bool PeerLink::HandleReady(Packet& packet) {
+  ReadyMsg message;
+  if (!packet.Read(&message) || packet.fd_count != 0) return false;
+  Slot* slot = Find(message.index, message.epoch);
+  if (slot == nullptr || !slot->answered) return false;
+  // Its lane delivered and READY again: nonsense, but harmless.
+  if (auto session = slot->session.lock()) session->PeerReady();
+  return true;
+}
+
+bool PeerLink::HandleClosed(Packet& packet) {
+  ClosedMsg message;
+  if (!packet.Read(&message) || packet.fd_count != 0) return false;
+  const std::uint32_t index = message.index;
+  // The decider gave up before it saw our REJECT.
+  if (!decider() && index < slots_.size() && !slots_[index].used()) return true;
+  Slot* slot = Find(index, message.epoch);
+  // The responder's first word about a stream is its answer.
+  if (slot == nullptr || !slot->answered) return false;
+  slot->theirs = false;
+  if (auto session = slot->session.lock()) {
+    session->Fail(CheckedReason(message.reason), false);  // sends our CLOSED
+  } else {
+    FreeIfDone(static_cast<int>(index));
+  }
+  return true;
+}
+
+}  // namespace rcsock::rendezvous

@@ -1,0 +1,106 @@
+#ifndef RCSOCK_LIB_RENDEZVOUS_PEER_LINK_H_
+#define RCSOCK_LIB_RENDEZVOUS_PEER_LINK_H_
+
+#include <boost/asio/steady_timer.hpp>
+#include <memory>
+#include <vector>
+
+#include "lib/lane/shm/link.h"
+#include "lib/rendezvous/channel.h"
+#include "lib/rendezvous/wire.h"
+
+namespace rcsock::rendezvous {
+
+class Core;
+class Session;
+
+// This process's half of the link with one peer process: the channel, the
+// shared memory, and who uses which stream number.  Side 0, the decider, owns
+// the numbers.
+//
+// Threads: the conductor's.
+class PeerLink : public ChannelOwner,
+                 public std::enable_shared_from_this<PeerLink> {
+ public:
+  // Side 0: turns `channel` into a link.  Null: *why.
+  static std::shared_ptr<PeerLink> Make(Core* core, const Uuid& uuid,
+                                        std::shared_ptr<Channel> channel,
+                                        base::Reason* why);
+  // Side 1: takes the LINK message that came on `channel`.  Null: *why.
+  static std::shared_ptr<PeerLink> Accept(Core* core, const Uuid& uuid,
+                                          std::shared_ptr<Channel> channel,
+                                          Packet& packet, base::Reason* why);
+  PeerLink(Core* core, const Uuid& uuid, std::shared_ptr<Channel> channel,
+           std::shared_ptr<lane::shm::Link> link);
+
+  const Uuid& uuid() const { return uuid_; }
+  bool decider() const { return link_->side() == 0; }
+  bool dead() const { return dead_; }
+  const std::shared_ptr<lane::shm::Link>& link() const { return link_; }
+  int fd() const { return channel_->fd(); }
+
+  // Side 1: the session on whose channel the link came; it fails with the link.
+  void SetFounder(std::weak_ptr<Session> founder) { founder_ = founder; }
+  // Side 0: gives the session a stream number and tells the peer, now or once
+  // the link is up.
+  void Open(const std::shared_ptr<Session>& session);
+  void SendReady(int index, std::uint32_t epoch);
+  // The session has its lane; the number stays in use until CloseOurs.
+  void Delivered(int index, std::weak_ptr<Seeker> seeker);
+  // This side has let go of the stream.
+  void CloseOurs(int index, std::uint32_t epoch, base::Reason reason);
+  void AnnounceBell(int k);
+  void Die(base::Reason reason);
+
+  void OnPacket(Packet& packet) override;
+  void OnChannelEnd(base::Reason reason) override;
+
+ private:
+  struct Slot {
+    std::uint32_t epoch = 0;
+    bool ours = false;    // this side has not sent CLOSED (or REJECT)
+    bool theirs = false;  // the peer has not
+    bool answered = false;
+    std::weak_ptr<Session> session;
+    std::weak_ptr<Seeker> seeker;
+    bool used() const { return ours || theirs; }
+  };
+
+  void WaitForAck();
+  // Bells that exist here and that the peer has not been given.
+  int NewBells(int* fds, std::uint32_t* mask);
+  bool TakeBells(std::uint32_t mask, Packet& packet, int first);
+  // The used slot that a message speaks of; null: the peer broke the protocol.
+  Slot* Find(std::uint32_t index, std::uint32_t epoch);
+  void FreeIfDone(int index);
+  base::Reason OpenNow(const std::shared_ptr<Session>& session);
+
+  // Each returns false if the peer broke the protocol.
+  bool Handle(Packet& packet);
+  bool HandleAck(Packet& packet);
+  bool HandleBell(Packet& packet);
+  bool HandleSegment(Packet& packet);
+  bool HandleOpen(Packet& packet);
+  bool HandleOpened(Packet& packet);
+  bool HandleReject(Packet& packet);
+  bool HandleReady(Packet& packet);
+  bool HandleClosed(Packet& packet);
+
+  Core* const core_;
+  const Uuid uuid_;
+  std::shared_ptr<Channel> channel_;
+  std::shared_ptr<lane::shm::Link> link_;
+  bool up_ = false;  // side 0: LINK_ACK has come; side 1: always
+  bool dead_ = false;
+  std::uint32_t announced_ = 0;  // bells the peer has been given
+  std::uint32_t known_ = 0;      // bells of the peer that we have
+  std::vector<Slot> slots_;
+  std::vector<int> free_;                          // side 0
+  std::vector<std::shared_ptr<Session>> pending_;  // side 0: until LINK_ACK
+  std::weak_ptr<Session> founder_;
+  boost::asio::steady_timer timer_;
+};
+
+}  // namespace rcsock::rendezvous
+
+#endif  // RCSOCK_LIB_RENDEZVOUS_PEER_LINK_H_

@@ -1,0 +1,131 @@
+#ifndef RCSOCK_LIB_RENDEZVOUS_RENDEZVOUS_H_
+#define RCSOCK_LIB_RENDEZVOUS_RENDEZVOUS_H_
+
+#include <sys/socket.h>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "lib/base/reason.h"
+#include "lib/lane/lane.h"
+#include "lib/lane/shm/link.h"
+#include "lib/stream/stream.h"
+
+namespace rcsock::rendezvous {
+
+class Core;
+
+// The two ends of a connection: addresses as IPv6 (IPv4 mapped), ports in host
+// order; `c` is the connector's.
+struct Tuple {
+  std::uint8_t c_addr[16];
+  std::uint8_t s_addr[16];
+  std::uint16_t c_port;
+  std::uint16_t s_port;
+  bool operator==(const Tuple&) const = default;
+};
+
+// A stream that looks for a lane.  Reference-counted by shared_ptr; every call
+// comes from the conductor thread, none holds a lock.
+class Seeker : public std::enable_shared_from_this<Seeker> {
+ public:
+  virtual ~Seeker() = default;
+  virtual stream::Role role() const = 0;
+  // getsockname/getpeername of the anchor; false if it is closed.
+  virtual bool Names(sockaddr_storage* local, sockaddr_storage* peer) = 0;
+  // Asks the stream to be adopted by the engine.  When it is (now, or at the next
+  // gap between the application's calls), it calls Conductor::Adopted(this).
+  virtual void Adopt() = 0;
+  // Both ends are adopted.  The lane comes with the shared state it lives in.
+  // `lane` is given back with Conductor::ReturnLane.
+  virtual void LaneOpen(std::unique_ptr<lane::Lane> lane, std::uint32_t epoch,
+                        const stream::Nonce& mine, const stream::Nonce& peers) = 0;
+  // The lane's owner link, for pollers: called just before LaneOpen.
+  virtual void OnLink(std::shared_ptr<lane::shm::Link> link, int index) = 0;
+  // After LaneOpen: the peer process is gone or broke the rules; the lane's
+  // State() says why, and nobody else may be told.  Not called once the lane has
+  // been returned.
+  virtual void LinkLost(base::Reason /*reason*/) {}
+  // No lane this time.  `final`: never try again on this connection.
+  virtual void SeekFailed(base::Reason reason, bool final) = 0;
+};
+
+// What the conductor does for the layer above, besides rendezvous.
+class AnchorWatcher {
+ public:
+  virtual ~AnchorWatcher() = default;
+  // epoll events of a watched anchor; conductor thread.
+  virtual void OnAnchor(std::uint32_t events) = 0;
+};
+
+// The one background thread of a process, a Boost.Asio io_context.  Started by
+// the first Seek.  All signals blocked in it.
+//
+// Threads: every method from any thread, unless said otherwise.
+class Conductor {
+ public:
+  // The process's conductor; started if need be.  Null if it can't be (reason in
+  // *why), in which case the stream stays on TCP.
+  static Conductor* Get(base::Reason* why);
+  static Conductor* IfRunning();
+  // Joins the thread, if one runs: before unshare and the like.  Links die;
+  // seekers fail; the pointers of Get() stay valid and do nothing any more.  Hold
+  // no latch that a seeker or watcher takes.  A later Get() starts a new one.
+  static void Stop();
+  // fork: Prepare in the parent before (nothing of it may be mid-way), then
+  // ParentAfter or ChildAfter.  The child abandons the parent's io_context
+  // (never destroyed), closes the inherited internal fds and has no conductor.
+  //
+  // Prepare waits for the end of the conductor's turn, in which it may call
+  // seekers and watchers: call it before taking latches that they take.  A thread
+  // that holds such latches may call anything here meanwhile: only the conductor
+  // itself stands still.
+  static void ForkPrepare();
+  static void ForkParent();
+  static void ForkChild();
+
+  // Looks for the peer of a stream, once.  Ends in LaneOpen or SeekFailed.
+  void Seek(std::shared_ptr<Seeker> seeker);
+  // The stream is closed or pinned: forget it; nothing is called afterwards
+  // except what is already running.
+  void Cancel(Seeker* seeker);
+  void Adopted(Seeker* seeker);
+  // The stream has let go of its lane (after Stream::kSettled or its end).
+  void ReturnLane(std::shared_ptr<Seeker> seeker, std::unique_ptr<lane::Lane> lane);
+
+  // Level-triggered watch of an anchor (EPOLLIN, EPOLLOUT, EPOLLRDHUP), in one
+  // internal epoll set.  `events` 0 keeps only HUP and ERR; Unwatch forgets it:
+  // call it before the fd is closed.  The watcher must outlive Unwatch plus any
+  // OnAnchor already running (hold it by shared_ptr).
+  bool Watch(int fd, std::shared_ptr<AnchorWatcher> watcher, std::uint32_t events);
+  void Rewatch(int fd, std::uint32_t events);
+  void Unwatch(int fd);
+
+  // Runs `task` on the conductor thread.
+  void Post(std::function<void()> task);
+  // Runs `task` on the conductor thread after `ms`; returns a handle for Cancel.
+  std::uint64_t After(std::uint32_t ms, std::function<void()> task);
+  void CancelTimer(std::uint64_t handle);
+
+  // Called on the conductor thread with each completion of bell 0.
+  void SetCompletionHandler(std::function<void(const lane::Completion&)> handler);
+
+  lane::shm::Bells* bells();
+  // Every live link, for new pollers.
+  std::vector<std::shared_ptr<lane::shm::Link>> Links();
+  bool OnThread() const;  // is the caller the conductor thread?
+
+  // Bells::EnsureBell(k) has made a bell: tells every peer, and those to come.
+  void AnnounceBell(int k);
+
+ private:
+  friend class Core;
+  Conductor();
+  Core* core_;
+};
+
+}  // namespace rcsock::rendezvous
+
+#endif  // RCSOCK_LIB_RENDEZVOUS_RENDEZVOUS_H_

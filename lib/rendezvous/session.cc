@@ -1,0 +1,386 @@
+#include "lib/rendezvous/session.h"
+
+#include <sys/socket.h>
+
+#include <cerrno>
+#include <utility>
+
+#include "lib/base/log.h"
+#include "lib/rendezvous/core.h"
+#include "lib/rendezvous/peer_link.h"
+
+namespace rcsock::rendezvous {
+namespace {
+
+using boost::system::error_code;
+using std::chrono::milliseconds;
+
+// How long a binder waits for its peer: both ends of a busy connection come to
+// look within milliseconds of each other.
+constexpr milliseconds kMeetLimit{1000};
+constexpr milliseconds kTalkLimit{1000};
+// The other end's application may be in a kernel call that leaves no gap.
+constexpr milliseconds kAdoptLimit{2000};
+// Somebody is between bind and listen, or has just left: 1, 2, 4, 8, 16 ms.
+constexpr int kMaxTries = 5;
+constexpr int kBacklog = 8;
+
+}  // namespace
+
+Session::Session(Core* core, std::shared_ptr<Seeker> seeker)
+    : core_(core),
+      seeker_(std::move(seeker)),
+      role_(seeker_->role()),
+      listener_(core->io),
+      timer_(core->io) {}
+
+Session::~Session() {
+  // Only a session that never began, or that TearDown has cut short, has
+  // anything left here.
+  if (listener_.is_open()) listener_.release();
+}
+
+void Session::Begin() {
+  if (cancelled()) return Finish();
+  sockaddr_storage local{};
+  sockaddr_storage peer{};
+  Address local_address;
+  std::uint16_t local_port;
+  if (!seeker_->Names(&local, &peer)) {
+    return Fail(base::Reason::kPeerGone, true);
+  }
+  if (!Normalise(local, &local_address, &local_port) ||
+      !Normalise(peer, &peer_address_, &peer_port_)) {
+    return Fail(base::Reason::kPolicy, true);
+  }
+  // A socket connected to itself (simultaneous open) has but one end.
+  if (local_address == peer_address_ && local_port == peer_port_) {
+    return Fail(base::Reason::kPolicy, true);
+  }
+  if (local_address != peer_address_ && !core_->host.Has(peer_address_)) {
+    return Fail(base::Reason::kNoDevice, true);
+  }
+  remembered_plain_ = role_ == stream::Role::kConnector &&
+                      core_->RecentlyPlain(peer_address_, peer_port_);
+  tuple_ =
+      MakeTuple(role_, local_address, local_port, peer_address_, peer_port_);
+  if (!core_->RandomBytes(mine_.data(), mine_.size())) {
+    return Fail(base::Reason::kLaneError, false);
+  }
+  if (!core_->AddSession(this)) return Fail(base::Reason::kBusy, false);
+  listed_ = true;
+  TryName();
+}
+
+void Session::TryName() {
+  base::UniqueFd fd(base::RelocateHigh(
+      ::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0)));
+  if (!fd.ok()) return Fail(ErrnoReason(errno), false);
+  sockaddr_un name;
+  const socklen_t length = MeetingName(tuple_, &name);
+  const auto* address = reinterpret_cast<const sockaddr*>(&name);
+  // Where too many wait already, or waiting was in vain a moment ago, a stream
+  // may still find a peer that waits for it.
+  const bool may_bind = core_->MayBind() && !remembered_plain_;
+  if (may_bind) {
+    if (::bind(fd.get(), address, length) == 0) return Bound(std::move(fd));
+    if (errno != EADDRINUSE) return Fail(ErrnoReason(errno), false);
+  }
+  if (::connect(fd.get(), address, length) != 0) {
+    // EAGAIN: its backlog is full, so somebody else knocks there too.
+    if (errno != ECONNREFUSED && errno != ENOENT && errno != EAGAIN) {
+      return Fail(ErrnoReason(errno), false);
+    }
+    if (!may_bind && errno != EAGAIN) {
+      return Fail(
+          remembered_plain_ ? base::Reason::kPeerPlain : base::Reason::kTooMany,
+          false);
+    }
+    return RetrySoon(base::Reason::kPeerPlain);
+  }
+  from_binder_ = false;
+  if (Connected(std::move(fd))) StartTimer(kTalkLimit);
+}
+
+void Session::RetrySoon(base::Reason if_exhausted) {
+  if (tries_ == kMaxTries) return Fail(if_exhausted, false);
+  state_ = State::kStart;
+  StartTimer(milliseconds(1 << tries_++));
+}
+
+void Session::Bound(base::UniqueFd fd) {
+  if (::listen(fd.get(), kBacklog) != 0) {
+    return Fail(ErrnoReason(errno), false);
+  }
+  error_code error;
+  listener_.assign(fd.get(), error);
+  if (error) return Fail(ErrnoReason(error.value()), false);
+  listener_fd_ = std::move(fd);
+  ++core_->binders;
+  state_ = State::kBinder;
+  StartTimer(kMeetLimit);
+  WaitAccept();
+}
+
+void Session::WaitAccept() {
+  listener_.async_wait(boost::asio::posix::descriptor_base::wait_read,
+                       [self = shared_from_this()](const error_code& error) {
+                         if (error) return;
+                         Step step(self->core_);
+                         self->OnAccept();
+                       });
+}
+
+void Session::OnAccept() {
+  if (state_ != State::kBinder || !listener_fd_.ok()) return;
+  base::UniqueFd fd(base::RelocateHigh(::accept4(
+      listener_fd_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK)));
+  if (!fd.ok()) {
+    if (errno == EMFILE || errno == ENFILE) {
+      return Fail(base::Reason::kNoFds, false);
+    }
+    return WaitAccept();
+  }
+  from_binder_ = true;
+  Connected(std::move(fd));
+}
+
+bool Session::Connected(base::UniqueFd fd) {
+  if (!PeerHasOurUid(fd.get())) {
+    Fail(base::Reason::kPeerUid, true);
+    return false;
+  }
+  channel_ = std::make_shared<Channel>(core_, std::move(fd));
+  channel_->SetOwner(weak_from_this());
+  if (!channel_->Start()) {
+    Fail(base::Reason::kNoFds, false);
+    return false;
+  }
+  state_ = State::kHello;
+  SendHello();
+  return true;
+}
+
+void Session::SendHello() {
+  auto hello = NewMessage<Hello>();
+  std::memcpy(hello.uuid, core_->uuid.data(), sizeof hello.uuid);
+  hello.pid = static_cast<std::uint32_t>(::getpid());
+  std::memcpy(hello.tuple, &tuple_, sizeof hello.tuple);
+  hello.role = static_cast<std::uint8_t>(role_);
+  channel_->Send(hello);
+}
+
+void Session::OnPacket(Packet& packet) {
+  if (cancelled()) return Fail(base::Reason::kNone, false);
+  switch (state_) {
+    case State::kHello:
+      return OnHello(packet);
+    case State::kWaitOpen:
+      return OnLinkMessage(packet);
+    default:
+      return CloseChannel();
+  }
+}
+
+void Session::OnHello(Packet& packet) {
+  Header header;
+  const bool sound = packet.ReadHeader(&header) && header.type == Type::kHello;
+  if (sound && header.version != kVersion) {
+    return Fail(base::Reason::kPeerVersion, true);
+  }
+  Hello hello;
+  if (!sound || !packet.Read(&hello) || packet.fd_count != 0 ||
+      std::memcmp(hello.tuple, &tuple_, sizeof hello.tuple) != 0 ||
+      hello.role != 1 - static_cast<std::uint8_t>(role_)) {
+    // Not my peer.  Mine may still come if it is I who hold the name.
+    CloseChannel();
+    if (!from_binder_) return Fail(base::Reason::kPeerRefused, false);
+    state_ = State::kBinder;
+    return WaitAccept();
+  }
+  std::memcpy(peer_.data(), hello.uuid, peer_.size());
+  CloseListener();
+  Decide();
+}
+
+void Session::Decide() {
+  StartTimer(kTalkLimit);
+  const bool mine = core_->uuid == peer_ ? role_ == stream::Role::kConnector
+                                         : core_->uuid < peer_;
+  if (!mine) {
+    state_ = State::kWaitOpen;
+    return;
+  }
+  state_ = State::kWaitLink;
+  std::shared_ptr<PeerLink> link = core_->FindLink(peer_);
+  if (link == nullptr) {
+    base::Reason why;
+    link = PeerLink::Make(core_, peer_, std::move(channel_), &why);
+    channel_.reset();
+    if (link == nullptr) return Fail(why, false);
+    core_->AddLink(link);
+  }
+  link->Open(shared_from_this());
+}
+
+void Session::OnLinkMessage(Packet& packet) {
+  base::Reason why;
+  std::shared_ptr<PeerLink> link =
+      PeerLink::Accept(core_, peer_, channel_, packet, &why);
+  if (link == nullptr) return Fail(why, false);
+  channel_.reset();
+  core_->AddLink(link);
+  link->SetFounder(weak_from_this());
+}
+
+bool Session::Expects(const Uuid& uuid) const {
+  return !cancelled() && (state_ == State::kHello ||
+                          (state_ == State::kWaitOpen && peer_ == uuid));
+}
+
+bool Session::PrepareOpen(OpenMsg* message) {
+  if (cancelled() || state_ != State::kWaitLink) return false;
+  std::memcpy(message->tuple, &tuple_, sizeof message->tuple);
+  message->role = static_cast<std::uint8_t>(role_);
+  std::memcpy(message->nonce, mine_.data(), sizeof message->nonce);
+  return true;
+}
+
+void Session::OpenSent(std::shared_ptr<PeerLink> link, int index,
+                       std::uint32_t epoch) {
+  state_ = State::kOpenSent;
+  link_ = std::move(link);
+  index_ = index;
+  epoch_ = epoch;
+}
+
+void Session::Opened(std::shared_ptr<PeerLink> link, int index,
+                     std::uint32_t epoch, const stream::Nonce& peers) {
+  link_ = std::move(link);
+  index_ = index;
+  epoch_ = epoch;
+  peers_ = peers;
+  CloseListener();
+  CloseChannel();
+  state_ = State::kAdopting;
+  StartTimer(kAdoptLimit);
+  if (cancelled()) return Fail(base::Reason::kNone, false);
+  seeker_->Adopt();
+}
+
+void Session::Adopted() {
+  if (state_ != State::kAdopting || adopted_) return;
+  if (cancelled()) return Fail(base::Reason::kNone, false);
+  adopted_ = true;
+  // The ring has to be there before the peer, told READY, posts.
+  errno = 0;
+  lane_ = link_->link()->OpenLane(index_);
+  if (lane_ == nullptr) {
+    return Fail(
+        errno == ENOMEM ? base::Reason::kNoMemory : base::Reason::kLaneError,
+        false);
+  }
+  link_->SendReady(index_, epoch_);
+  if (peer_ready_) Deliver();
+}
+
+void Session::PeerReady() {
+  peer_ready_ = true;
+  if (adopted_) Deliver();
+}
+
+void Session::Deliver() {
+  if (state_ != State::kAdopting) return;
+  if (cancelled() || link_->dead()) {
+    return Fail(base::Reason::kPeerGone, false);
+  }
+  const auto keep = shared_from_this();
+  const std::shared_ptr<PeerLink> link = std::move(link_);
+  link->Delivered(index_, seeker_);
+  core_->lanes[lane_.get()] = {link, index_, epoch_};
+  Finish();
+  seeker_->OnLink(link->link(), index_);
+  seeker_->LaneOpen(std::move(lane_), epoch_, mine_, peers_);
+}
+
+void Session::OnChannelEnd(base::Reason reason) {
+  switch (state_) {
+    case State::kHello:
+      CloseChannel();
+      if (!from_binder_) return RetrySoon(base::Reason::kPeerRefused);
+      state_ = State::kBinder;
+      return WaitAccept();
+    case State::kWaitOpen:
+      return Fail(reason, false);
+    default:
+      // The decider's business goes over the link.
+      return CloseChannel();
+  }
+}
+
+void Session::StartTimer(milliseconds limit) {
+  timer_.expires_after(limit);
+  timer_.async_wait([self = shared_from_this(),
+                     number = ++timer_number_](const error_code& error) {
+    if (error || number != self->timer_number_) return;
+    Step step(self->core_);
+    self->OnTimer();
+  });
+}
+
+void Session::OnTimer() {
+  if (cancelled()) return Fail(base::Reason::kNone, false);
+  switch (state_) {
+    case State::kStart:
+      return TryName();
+    case State::kBinder:
+      if (role_ == stream::Role::kConnector) {
+        core_->RememberPlain(peer_address_, peer_port_);
+      }
+      return Fail(base::Reason::kPeerPlain, false);
+    case State::kAdopting:
+      return Fail(base::Reason::kBusy, false);
+    case State::kDone:
+      return;
+    default:
+      return Fail(base::Reason::kTimeout, false);
+  }
+}
+
+void Session::CloseListener() {
+  if (!listener_fd_.ok()) return;
+  if (listener_.is_open()) listener_.release();
+  listener_fd_.reset();
+  --core_->binders;
+}
+
+void Session::CloseChannel() {
+  if (channel_ == nullptr) return;
+  channel_->Close();
+  channel_.reset();
+}
+
+void Session::Finish() {
+  state_ = State::kDone;
+  ++timer_number_;
+  timer_.cancel();
+  CloseListener();
+  CloseChannel();
+  if (std::exchange(listed_, false)) core_->RemoveSession(this);
+  core_->ForgetSeeker(seeker_.get(), this);
+}
+
+void Session::Fail(base::Reason reason, bool final) {
+  if (state_ == State::kDone) return;
+  const auto keep = shared_from_this();
+  const std::shared_ptr<PeerLink> link = std::move(link_);
+  lane_.reset();
+  Finish();
+  if (link != nullptr) link->CloseOurs(index_, epoch_, reason);
+  if (cancelled()) return;
+  RCSOCK_LOG(2, "no lane: %s%s", base::ReasonKey(reason),
+             final ? ", for good" : "");
+  seeker_->SeekFailed(reason, final);
+}
+
+}  // namespace rcsock::rendezvous

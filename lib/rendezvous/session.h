@@ -1,0 +1,118 @@
+#ifndef RCSOCK_LIB_RENDEZVOUS_SESSION_H_
+#define RCSOCK_LIB_RENDEZVOUS_SESSION_H_
+
+#include <atomic>
+#include <boost/asio/posix/stream_descriptor.hpp>
+#include <boost/asio/steady_timer.hpp>
+#include <chrono>
+#include <memory>
+
+#include "lib/rendezvous/address.h"
+#include "lib/rendezvous/channel.h"
+#include "lib/rendezvous/rendezvous.h"
+
+namespace rcsock::rendezvous {
+
+class Core;
+class PeerLink;
+
+// One attempt of one stream to find its peer and share a lane with it.
+//
+// Threads: the conductor's, but for Cancel.
+class Session : public ChannelOwner,
+                public std::enable_shared_from_this<Session> {
+ public:
+  Session(Core* core, std::shared_ptr<Seeker> seeker);
+  ~Session() override;
+
+  void Begin();
+  // Any thread: nothing of the seeker is called any more.
+  void Cancel() { cancelled_.store(true, std::memory_order_release); }
+  // Ends the attempt, with a word to the seeker unless it is cancelled.
+  void Fail(base::Reason reason, bool final);
+  void Adopted();
+
+  // --- For the link
+  // -------------------------------------------------------------- True if this
+  // process has introduced itself to `uuid` for this stream, and waits for it
+  // to decide.
+  bool Expects(const Uuid& uuid) const;
+  bool PrepareOpen(OpenMsg* message);
+  void OpenSent(std::shared_ptr<PeerLink> link, int index, std::uint32_t epoch);
+  void Opened(std::shared_ptr<PeerLink> link, int index, std::uint32_t epoch,
+              const stream::Nonce& peers);
+  void PeerReady();
+
+  const stream::Nonce& nonce() const { return mine_; }
+  const Tuple& tuple() const { return tuple_; }
+  stream::Role role() const { return role_; }
+  int listener_fd() const { return listener_fd_.get(); }
+  int channel_fd() const { return channel_ ? channel_->fd() : -1; }
+
+  void OnPacket(Packet& packet) override;
+  void OnChannelEnd(base::Reason reason) override;
+
+ private:
+  enum class State {
+    kStart,
+    kBinder,    // listening at the name
+    kHello,     // connected; HELLO sent
+    kWaitLink,  // decider: the link is being made
+    kWaitOpen,  // the other decides
+    kOpenSent,  // decider
+    kAdopting,  // a number is agreed; waiting for both streams
+    kDone,
+  };
+
+  bool cancelled() const { return cancelled_.load(std::memory_order_acquire); }
+  void TryName();
+  void RetrySoon(base::Reason if_exhausted);
+  void Bound(base::UniqueFd fd);
+  void WaitAccept();
+  void OnAccept();
+  bool Connected(base::UniqueFd fd);
+  void SendHello();
+  void OnHello(Packet& packet);
+  void Decide();
+  void OnLinkMessage(Packet& packet);
+  void StartTimer(std::chrono::milliseconds limit);
+  void OnTimer();
+  void CloseListener();
+  void CloseChannel();
+  void Deliver();
+  void Finish();
+
+  Core* const core_;
+  const std::shared_ptr<Seeker> seeker_;
+  std::atomic<bool> cancelled_{false};
+  const stream::Role role_;
+  State state_ = State::kStart;
+  Tuple tuple_{};
+  Address peer_address_{};
+  std::uint16_t peer_port_ = 0;
+  bool listed_ = false;            // in the core's table of tuples
+  bool remembered_plain_ = false;  // nobody was there a moment ago: do not wait
+  int tries_ = 0;
+
+  base::UniqueFd listener_fd_;
+  boost::asio::posix::stream_descriptor listener_;
+  boost::asio::steady_timer timer_;
+  // Tells a late timer handler from the present one.
+  std::uint32_t timer_number_ = 0;
+  std::shared_ptr<Channel> channel_;
+  bool from_binder_ = false;  // the channel was accepted at our name
+
+  Uuid peer_{};
+  stream::Nonce mine_{};
+  stream::Nonce peers_{};
+  std::shared_ptr<PeerLink> link_;
+  int index_ = -1;
+  std::uint32_t epoch_ = 0;
+  bool adopted_ = false;
+  bool peer_ready_ = false;
+  std::unique_ptr<lane::Lane> lane_;
+};
+
+}  // namespace rcsock::rendezvous
+
+#endif  // RCSOCK_LIB_RENDEZVOUS_SESSION_H_

@@ -1,0 +1,181 @@
+#ifndef RCSOCK_LIB_RENDEZVOUS_WIRE_H_
+#define RCSOCK_LIB_RENDEZVOUS_WIRE_H_
+
+#include <array>
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "lib/base/unique_fd.h"
+#include "lib/rendezvous/rendezvous.h"
+
+// The messages of docs/rendezvous.md: fixed size, little-endian, one per
+// SOCK_SEQPACKET record.
+namespace rcsock::rendezvous {
+
+static_assert(std::endian::native == std::endian::little,
+              "the structs below are the wire format");
+
+constexpr std::uint32_t kMagic = 0x6b736372;  // "rcsk"
+constexpr std::uint8_t kVersion = 1;
+
+// A link's page, a bell page and eight bells.
+constexpr int kMaxFds = 2 + lane::shm::kBells;
+constexpr std::size_t kMaxPacket = 128;
+
+enum class Type : std::uint8_t {
+  kHello = 1,
+  kLink,
+  kLinkAck,
+  kBell,
+  kSegment,
+  kOpen,
+  kOpened,
+  kReject,
+  kReady,
+  kClosed,
+};
+
+using Uuid = std::array<std::uint8_t, 16>;
+
+struct [[gnu::packed]] Header {
+  std::uint32_t magic;
+  std::uint8_t version;
+  Type type;
+  std::uint16_t length;
+};
+
+struct [[gnu::packed]] Hello {
+  static constexpr Type kType = Type::kHello;
+  Header header;
+  std::uint8_t uuid[16];
+  std::uint32_t pid;  // for logs
+  std::uint8_t tuple[36];
+  std::uint8_t role;  // 0 connector, 1 acceptor: the sender's
+  std::uint8_t zero[3];
+};
+
+// Descriptors: link page, bell page, then one eventfd per bit of `bells`.
+struct [[gnu::packed]] LinkMsg {
+  static constexpr Type kType = Type::kLink;
+  Header header;
+  std::uint32_t bells;
+};
+
+// Descriptors: bell page, then one eventfd per bit of `bells`.
+struct [[gnu::packed]] LinkAck {
+  static constexpr Type kType = Type::kLinkAck;
+  Header header;
+  std::uint32_t bells;
+};
+
+// Descriptor: the eventfd.
+struct [[gnu::packed]] BellMsg {
+  static constexpr Type kType = Type::kBell;
+  Header header;
+  std::uint32_t bell;
+};
+
+// Descriptor: the segment.
+struct [[gnu::packed]] SegmentMsg {
+  static constexpr Type kType = Type::kSegment;
+  Header header;
+  std::uint32_t number;
+};
+
+struct [[gnu::packed]] OpenMsg {
+  static constexpr Type kType = Type::kOpen;
+  Header header;
+  std::uint32_t index;
+  std::uint32_t epoch;
+  std::uint8_t tuple[36];
+  std::uint8_t role;  // the sender's
+  std::uint8_t zero[3];
+  std::uint8_t nonce[16];
+};
+
+struct [[gnu::packed]] OpenedMsg {
+  static constexpr Type kType = Type::kOpened;
+  Header header;
+  std::uint32_t index;
+  std::uint32_t epoch;
+  std::uint8_t nonce[16];
+};
+
+struct [[gnu::packed]] ReadyMsg {
+  static constexpr Type kType = Type::kReady;
+  Header header;
+  std::uint32_t index;
+  std::uint32_t epoch;
+};
+
+// REJECT answers OPEN; CLOSED says that the sender has let go of the stream.
+template <Type type>
+struct [[gnu::packed]] EndMsg {
+  static constexpr Type kType = type;
+  Header header;
+  std::uint32_t index;
+  std::uint32_t epoch;
+  std::uint32_t reason;
+};
+using RejectMsg = EndMsg<Type::kReject>;
+using ClosedMsg = EndMsg<Type::kClosed>;
+
+static_assert(sizeof(Tuple) == 36 && sizeof(Hello) <= kMaxPacket &&
+              sizeof(OpenMsg) <= kMaxPacket);
+
+// A message with all but the header zero.
+template <typename Message>
+Message NewMessage() {
+  Message message;
+  std::memset(&message, 0, sizeof message);
+  message.header = {kMagic, kVersion, Message::kType, sizeof(Message)};
+  return message;
+}
+
+// One record as it came.
+struct Packet {
+  std::uint8_t bytes[kMaxPacket];
+  std::size_t length = 0;
+  std::array<base::UniqueFd, kMaxFds> fds;
+  int fd_count = 0;
+
+  // True with the header's copy if the record has a sound header of any
+  // version.
+  bool ReadHeader(Header* header) const;
+  // True if the record is exactly a `Message` of this version.
+  template <typename Message>
+  bool Read(Message* message) const {
+    if (length != sizeof(Message)) return false;
+    std::memcpy(message, bytes, sizeof(Message));
+    return message->header.magic == kMagic &&
+           message->header.version == kVersion &&
+           message->header.type == Message::kType &&
+           message->header.length == sizeof(Message);
+  }
+  base::UniqueFd TakeFd(int i) { return std::move(fds[i]); }
+};
+
+enum class Received {
+  kPacket,
+  kNothing,    // would block
+  kEnd,        // end of file, or an error
+  kMalformed,  // too long, or with more descriptors than any message has
+  kNoFds,      // this process has no room for the descriptors sent
+};
+// Never blocks.  Every descriptor that arrives is in the packet or closed.
+Received Receive(int fd, Packet* packet);
+
+// 0 or -errno (-EAGAIN: the peer does not read).
+int SendPacket(int fd, const void* bytes, std::size_t length, const int* fds,
+               int fd_count);
+
+// What a failed system call means for a stream.
+base::Reason ErrnoReason(int error);
+// A reason as a peer sent it: kPeerRefused if it is none.
+base::Reason CheckedReason(std::uint32_t reason);
+
+}  // namespace rcsock::rendezvous
+
+#endif  // RCSOCK_LIB_RENDEZVOUS_WIRE_H_

@@ -1,0 +1,47 @@
+#ifndef RCSOCK_LIB_RING_IMM_H_
+#define RCSOCK_LIB_RING_IMM_H_
+
+#include <cstdint>
+
+namespace rcsock::ring {
+
+// The 32 bits that come with each write: kind (bits 31-29), flags (28-25),
+// length (24-0).  An RDMA immediate has room for no more, so a message's place
+// in the ring is implicit: both ends advance the same position.
+enum class Kind : std::uint8_t {
+  kNone = 0,  // never sent: an empty slot reads as zero
+  kData = 1,
+  kCtl = 2,     // a control message of lib/stream; inline
+  kCredit = 3,  // wakes a starved sender; carries nothing (rdma)
+};
+
+enum : std::uint8_t {
+  kFlagInline = 1,  // the bytes are in the slot (shm) or control slot (rdma)
+  kFlagRewind = 2,  // the bytes begin at ring offset 0: the sender saw the ring
+                    // empty, so small traffic stays in few hot lines and pages
+};
+
+constexpr std::uint32_t kMaxLength = (1u << 25) - 1;
+
+struct Imm {
+  Kind kind = Kind::kNone;
+  std::uint8_t flags = 0;
+  std::uint32_t length = 0;
+};
+
+constexpr std::uint32_t Encode(Imm imm) {
+  return static_cast<std::uint32_t>(imm.kind) << 29 |
+         static_cast<std::uint32_t>(imm.flags & 15) << 25 |
+         (imm.length & kMaxLength);
+}
+
+// Any 32 bits decode to something; whether that makes sense (kind, flags,
+// length against the ring) is checked by ring::Rx, since a peer wrote it.
+constexpr Imm Decode(std::uint32_t bits) {
+  return Imm{static_cast<Kind>(bits >> 29),
+             static_cast<std::uint8_t>(bits >> 25 & 15), bits & kMaxLength};
+}
+
+}  // namespace rcsock::ring
+
+#endif  // RCSOCK_LIB_RING_IMM_H_

@@ -1,0 +1,109 @@
+#ifndef RCSOCK_LIB_RING_RX_H_
+#define RCSOCK_LIB_RING_RX_H_
+
+#include <cstddef>
+#include <cstdint>
+
+#include "lib/ring/imm.h"
+#include "lib/ring/tx.h"
+
+namespace rcsock::ring {
+
+// The receiver's side of a ring.  It takes one message at a time, checks it,
+// and says where its bytes are.  Small enough to copy: peeking runs on a copy.
+class Rx {
+ public:
+  explicit Rx(const Geometry& geometry)
+      : geometry_(geometry),
+        due_bytes_(geometry.bytes / 4 < kDueBytes ? geometry.bytes / 4
+                                                  : kDueBytes),
+        due_slots_(geometry.slots / 4) {}
+
+  // The message to look at next (or the current one): whole messages consumed.
+  std::uint64_t next() const { return next_; }
+  // A message has been accepted and not yet consumed to its end.
+  bool active() const { return left_ != 0; }
+  // Valid while active().
+  bool data() const { return data_; }
+  bool in_slot() const { return in_slot_; }
+  std::uint32_t left() const { return left_; }
+  // Where the first of them is: in the byte ring, or in the slot.
+  std::uint32_t offset() const { return offset_; }
+
+  // Takes message number next().  Only when !active().  False: malformed, and
+  // nothing has changed; the lane must end.  Data and control only; kCredit is
+  // the lane's business.
+  //
+  // A sender that lies within these bounds (say, writes over bytes not yet
+  // consumed) spoils only what it sends itself.
+  [[nodiscard]] bool Accept(std::uint32_t bits) {
+    const Imm imm = Decode(bits);
+    const bool data = imm.kind == Kind::kData;
+    if ((!data && imm.kind != Kind::kCtl) || imm.length == 0) return false;
+    if (imm.flags == kFlagInline) {
+      if (imm.length > geometry_.inline_max) return false;
+      offset_ = 0;
+      in_slot_ = true;
+    } else {
+      if (!data || (imm.flags & ~kFlagRewind) != 0) return false;
+      const std::uint32_t offset = imm.flags == kFlagRewind ? 0 : position_;
+      // `offset` < bytes and length < 2^25: no overflow.
+      if (imm.length > geometry_.record_max ||
+          offset + imm.length > geometry_.bytes) {
+        return false;
+      }
+      offset_ = offset;
+      position_ = (offset + imm.length) & (geometry_.bytes - 1);
+      in_slot_ = false;
+    }
+    ring_length_ = in_slot_ ? 0 : imm.length;
+    data_ = data;
+    left_ = imm.length;
+    return true;
+  }
+
+  // Consumes `n` <= left() bytes of the current message.  True: that was its
+  // end.
+  bool Take(std::uint32_t n) {
+    left_ -= n;
+    offset_ += n;
+    if (left_ != 0) return false;
+    ++next_;
+    pending_bytes_ += ring_length_;
+    return true;
+  }
+
+  // Enough has been consumed since the last credit to tell the sender.
+  bool CreditDue() const {
+    return next_ - published_ >= due_slots_ || pending_bytes_ >= due_bytes_;
+  }
+  std::uint64_t unpublished() const { return next_ - published_; }
+  // The credit to write now: messages consumed.
+  std::uint64_t Publish() {
+    published_ = next_;
+    pending_bytes_ = 0;
+    return published_;
+  }
+
+ private:
+  // Often enough that a sender in full flow never waits for credit, seldom
+  // enough that the control line stays shared.
+  static constexpr std::uint32_t kDueBytes = 16 * 1024;
+
+  Geometry geometry_;
+  std::uint32_t due_bytes_;
+  std::uint32_t due_slots_;
+  std::uint64_t next_ = 0;
+  std::uint64_t published_ = 0;
+  std::uint32_t position_ = 0;  // in the byte ring, of the next message there
+  std::uint32_t pending_bytes_ = 0;  // of it, consumed and not yet published
+  std::uint32_t ring_length_ = 0;    // of it, taken up by the current message
+  std::uint32_t offset_ = 0;
+  std::uint32_t left_ = 0;
+  bool data_ = false;
+  bool in_slot_ = false;
+};
+
+}  // namespace rcsock::ring
+
+#endif  // RCSOCK_LIB_RING_RX_H_

@@ -1,0 +1,47 @@
+#include "lib/ring/tx.h"
+
+namespace rcsock::ring {
+
+Placement Tx::ReserveCtl(std::size_t length) {
+  if (length == 0 || length > geometry_.inline_max ||
+      outstanding() >= geometry_.slots) {
+    return {};
+  }
+  const auto bytes = static_cast<std::uint32_t>(length);
+  table_[sent_ & (geometry_.slots - 1)] = {posted_, 0, bytes, true, false};
+  return {sent_++, 0, bytes, {Kind::kCtl, kFlagInline, bytes}};
+}
+
+bool Tx::OnCredit(std::uint64_t consumed) {
+  if (consumed < credited_ || consumed > sent_) return false;
+  // At most `slots` turns: no more can be outstanding.
+  for (; credited_ != consumed; ++credited_) {
+    const Sent& message = table_[credited_ & (geometry_.slots - 1)];
+    if (message.data) acked_ += message.length;
+    if (!message.in_slot) used_ -= message.length;
+  }
+  return true;
+}
+
+std::size_t Tx::Writable() const {
+  const std::uint64_t limit = geometry_.slots - kCtlSlots;
+  if (outstanding() >= limit) return 0;
+  const std::uint32_t free = FreeBytes();
+  if (free < kMinRoom) return 0;
+  const std::uint64_t most =
+      (limit - outstanding()) * std::uint64_t{geometry_.record_max};
+  return free < most ? free : most;
+}
+
+Piece Tx::Find(std::uint64_t from) const {
+  if (from < acked_ || from >= posted_) return {};
+  for (std::uint64_t n = credited_; n != sent_; ++n) {
+    const Sent& message = table_[n & (geometry_.slots - 1)];
+    if (!message.data || from - message.start >= message.length) continue;
+    const auto skip = static_cast<std::uint32_t>(from - message.start);
+    return {n, message.offset + skip, message.length - skip, message.in_slot};
+  }
+  return {};
+}
+
+}  // namespace rcsock::ring

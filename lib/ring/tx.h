@@ -1,0 +1,134 @@
+#ifndef RCSOCK_LIB_RING_TX_H_
+#define RCSOCK_LIB_RING_TX_H_
+
+#include <cstddef>
+#include <cstdint>
+
+#include "lib/ring/imm.h"
+
+namespace rcsock::ring {
+
+// What both ends of a ring agree on.
+struct Geometry {
+  std::uint32_t bytes;       // of the byte ring, a power of two
+  std::uint32_t slots;       // messages in flight, a power of two, at least 16
+  std::uint32_t inline_max;  // a message of at most so many bytes is inline
+  std::uint32_t record_max;  // longest message; at most bytes / 4
+};
+
+// Data may not take the last slots: they are for control messages.
+constexpr std::uint32_t kCtlSlots = 4;
+// A free stretch shorter than this is no room for a message that wants more;
+// otherwise small leftovers would cut bulk data into small messages for ever.
+constexpr std::uint32_t kMinRoom = 4096;
+
+// One message that has been sent and not yet credited.
+struct Sent {
+  std::uint64_t start;   // of its data in the byte stream
+  std::uint32_t offset;  // in the byte ring; of no meaning if inline
+  std::uint32_t length;
+  bool in_slot;  // kFlagInline
+  bool data;
+};
+
+// Where the next message goes.
+struct Placement {
+  std::uint64_t number;  // counts messages from 0; slot = number & (slots - 1)
+  std::uint32_t offset;  // in the byte ring, unless inline
+  std::uint32_t length;  // 0: no room
+  Imm imm;
+};
+
+// A piece of the byte stream that lies in the ring.
+struct Piece {
+  std::uint64_t number;
+  std::uint32_t offset;  // in the byte ring, or in the slot if inline
+  std::uint32_t length;  // 0: not here
+  bool in_slot;
+};
+
+// The sender's side of a ring: what is free, what is outstanding and where. All
+// of it is private; nothing that the peer can write is consulted but the
+// credit, which is checked.
+class Tx {
+ public:
+  // `table` has geometry.slots entries and outlives this.
+  Tx(Sent* table, const Geometry& geometry)
+      : geometry_(geometry), table_(table) {}
+
+  // Takes the next message, of at most `want` data bytes: never across the end
+  // of the ring, never beyond the credit, never longer than a record.
+  Placement ReserveData(std::size_t want) {
+    const std::uint64_t outstanding = sent_ - credited_;
+    if (want == 0 || outstanding >= geometry_.slots - kCtlSlots) return {};
+    Placement place{sent_, 0, 0, {Kind::kData, 0, 0}};
+    if (want <= geometry_.inline_max) {
+      place.length = static_cast<std::uint32_t>(want);
+      place.imm.flags = kFlagInline;
+    } else {
+      // Everything came back: begin at the front, so that light traffic stays
+      // in the same few lines and pages.
+      if (outstanding == 0 && offset_ != 0) {
+        offset_ = 0;
+        place.imm.flags = kFlagRewind;
+      }
+      const std::uint32_t free = geometry_.bytes - used_;
+      std::uint32_t length = want < geometry_.record_max
+                                 ? static_cast<std::uint32_t>(want)
+                                 : geometry_.record_max;
+      if (free < length) {
+        if (free < kMinRoom) return {};
+        length = free;
+      }
+      if (length > geometry_.bytes - offset_)
+        length = geometry_.bytes - offset_;
+      place.length = length;
+      place.offset = offset_;
+      offset_ = (offset_ + length) & (geometry_.bytes - 1);
+      used_ += length;
+    }
+    place.imm.length = place.length;
+    table_[sent_ & (geometry_.slots - 1)] = {
+        posted_, place.offset, place.length,
+        (place.imm.flags & kFlagInline) != 0, true};
+    posted_ += place.length;
+    ++sent_;
+    return place;
+  }
+
+  // Takes the next message for a control message of `length` bytes, inline.
+  Placement ReserveCtl(std::size_t length);
+
+  // The receiver has consumed its first `consumed` messages.  False: it cannot
+  // have (it went back, or beyond what was sent).
+  [[nodiscard]] bool OnCredit(std::uint64_t consumed);
+
+  // Data bytes that a bulk sender could post now; 0 if ReserveData(large)
+  // fails.
+  std::size_t Writable() const;
+  std::uint32_t FreeBytes() const { return geometry_.bytes - used_; }
+  std::uint64_t outstanding() const { return sent_ - credited_; }
+
+  // Messages; data bytes.
+  std::uint64_t sent() const { return sent_; }
+  std::uint64_t credited() const { return credited_; }
+  std::uint64_t posted() const { return posted_; }
+  std::uint64_t acked() const { return acked_; }
+
+  // Where byte `from` of the stream lies, if acked() <= from < posted().
+  Piece Find(std::uint64_t from) const;
+
+ private:
+  const Geometry geometry_;
+  Sent* const table_;
+  std::uint64_t sent_ = 0;
+  std::uint64_t credited_ = 0;
+  std::uint64_t posted_ = 0;
+  std::uint64_t acked_ = 0;
+  std::uint32_t offset_ = 0;  // of the next message in the byte ring
+  std::uint32_t used_ = 0;    // bytes of the byte ring not yet credited
+};
+
+}  // namespace rcsock::ring
+
+#endif  // RCSOCK_LIB_RING_TX_H_

@@ -1,0 +1,81 @@
+#ifndef RCSOCK_LIB_STREAM_FRAMES_H_
+#define RCSOCK_LIB_STREAM_FRAMES_H_
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+
+namespace rcsock::stream {
+
+using Nonce = std::array<std::uint8_t, 16>;
+using Mac = std::array<std::uint8_t, 16>;
+
+// --- What travels on the anchor, once raw bytes have ended
+// --------------------
+
+enum class FrameKind : std::uint8_t {
+  kGot = 1,       // P has read all raw bytes before X_r (rule 7)
+  kLaneDown = 2,  // offset: how far the sender has accepted this direction
+  kRaw = 3,       // offset: where the raw bytes behind this frame begin
+  kFin = 4,       // offset: the end of the sender's bytes
+  kAck = 5,       // offset: everything up to the peer's FIN has been read
+  kPing = 6,      // heartbeat; nothing
+};
+
+enum : std::uint8_t { kFrameClosed = 1 };  // with kFin: nobody will read
+
+constexpr std::size_t kFrameSize = 16;
+using FrameBytes = std::array<std::uint8_t, kFrameSize>;
+
+struct Frame {
+  FrameKind kind = FrameKind::kPing;
+  std::uint8_t flags = 0;
+  std::uint32_t epoch = 0;
+  std::uint64_t offset = 0;
+};
+
+FrameBytes Encode(const Frame& frame);
+// False: not a frame.
+bool Decode(const FrameBytes& bytes, Frame* frame);
+
+// --- What travels as control messages on the lane ----------------------------
+
+enum class CtlKind : std::uint8_t {
+  kPropose = 1,  // offset: X_p; flag kCtlFlip; tail: raw bytes known
+  kAccept = 2,   // tail: raw bytes in the MAC; mac
+  kRefuse = 3,
+  kSwitch = 4,  // offset: X_r
+};
+
+enum : std::uint8_t { kCtlFlip = 1 };
+
+constexpr std::size_t kCtlSize = 40;
+using CtlBytes = std::array<std::uint8_t, kCtlSize>;
+
+struct Ctl {
+  CtlKind kind = CtlKind::kRefuse;
+  std::uint8_t flags = 0;
+  std::uint8_t tail = 0;  // <= 64
+  std::uint32_t epoch = 0;
+  std::uint64_t offset = 0;
+  Mac mac{};
+};
+
+CtlBytes Encode(const Ctl& ctl);
+bool Decode(const std::uint8_t* bytes, std::size_t length, Ctl* ctl);
+
+// --- Proofs
+// -------------------------------------------------------------------
+
+// Keyed BLAKE2b over the epoch, X_p and the last raw bytes before it.  The key
+// is both nonces, the connector's first.
+Mac TailMac(const Nonce& connector, const Nonce& acceptor, std::uint32_t epoch,
+            std::uint64_t x_p, const std::uint8_t* tail, std::size_t length);
+bool Equal(const Mac& a, const Mac& b);  // in constant time
+
+// What shows the owner of `nonce` that its lane's peer owns the connection too.
+Nonce CommitOf(const Nonce& nonce, bool flip);
+
+}  // namespace rcsock::stream
+
+#endif  // RCSOCK_LIB_STREAM_FRAMES_H_

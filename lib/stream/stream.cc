@@ -1,0 +1,490 @@
+#include "lib/stream/stream.h"
+
+#include <poll.h>
+
+namespace rcsock::stream {
+namespace {
+
+// Bounds the work of one Progress call, whatever the peer does.
+constexpr int kMaxRecvs = 64;
+constexpr std::size_t kReadAhead = 64 * 1024;
+// S's copy of what it stages before it knows that C has not proposed too.
+constexpr std::size_t kTieCopy = 64 * 1024;
+
+}  // namespace
+
+Stream::Stream(Role role, Anchor* anchor, Limits limits)
+    : anchor_(anchor), role_(role), limits_(limits) {}
+
+void Stream::Adopt(std::uint64_t tx_off, std::uint64_t rx_off) {
+  tx_off_ = tx_off;
+  rx_off_ = rx_off;
+  adopted_ = true;
+}
+
+// Rule 1.
+void Stream::LaneUp(lane::Lane* lane, std::uint32_t epoch, const Nonce& mine,
+                    const Nonce& peers, bool may_propose) {
+  lane_ = lane;
+  epoch_ = epoch;
+  mine_ = mine;
+  peers_ = peers;
+  may_propose_ = may_propose;
+  frozen_ = settled_ = used_ = flip_ = got_sent_ = accept_ = false;
+  lane_down_seen_ = false;
+  waiting_ = Waiting::kNothing;
+  x_ = rx_x_ = posted_base_ = 0;
+  limbo_.Clear();
+  if (tx_ != Tx::kRaw || rx_ != Rx::kRaw || shut_ || eof_ || tx_broken_) {
+    FreezeLane(base::Reason::kShortLived);
+  }
+  Settle();
+}
+
+void Stream::ReleaseLane() {
+  lane_ = nullptr;
+  frozen_ = settled_ = accept_ = false;
+  Settle();
+}
+
+std::uint32_t Stream::TakeChanges() {
+  std::uint32_t changes = changes_;
+  changes_ = 0;
+  return changes;
+}
+
+// --- Writing
+// ---------------------------------------------------------------------
+
+ssize_t Stream::WriteSlow(const iovec* iov, int count, std::size_t total) {
+  ssize_t n = WriteNow(iov, count, total);
+  Settle();
+  return n;
+}
+
+ssize_t Stream::WriteNow(const iovec* iov, int count, std::size_t total) {
+  if (so_error_ != 0) return -TakeError();
+  if (shut_ || tx_broken_) return -EPIPE;
+  if (total == 0) return 0;
+  switch (tx_) {
+    case Tx::kRaw:
+      if (!FlushOut()) {
+        if (so_error_ != 0) return -TakeError();
+        return tx_broken_ ? -EPIPE : -EAGAIN;
+      }
+      if (MayPropose()) {
+        int i = 0;
+        while (iov[i].iov_len == 0) ++i;
+        if (Propose(*static_cast<const std::uint8_t*>(iov[i].iov_base))) {
+          ssize_t n = StageOrPost(iov, count, total);
+          if (n > 0) return n;
+          // Rule 2: never a proposal without a staged byte.
+          Trigger(base::Reason::kLaneError);
+        }
+      }
+      return SendRaw(iov, count);
+    case Tx::kProp:
+    case Tx::kComm:
+    case Tx::kStg:
+    case Tx::kLane:
+      return LaneUsable() ? StageOrPost(iov, count, total) : -EAGAIN;
+    case Tx::kDown:
+      break;
+  }
+  return -EAGAIN;
+}
+
+ssize_t Stream::StageOrPost(const iovec* iov, int count, std::size_t total) {
+  const bool copy = tx_ == Tx::kProp && role_ == Role::kAcceptor;
+  std::size_t limit = total;
+  if (copy) {
+    limit = std::min(limit, kTieCopy - std::min(kTieCopy, tie_copy_.size()));
+    if (limit == 0 || tie_copy_.Reserve(limit) == nullptr) return -EAGAIN;
+  }
+  std::size_t n = lane_->Post(iov, count, 0, limit);
+  if (copy) {
+    std::size_t left = n;
+    for (int i = 0; i < count && left != 0; ++i) {
+      std::size_t part = std::min(iov[i].iov_len, left);
+      tie_copy_.Append(iov[i].iov_base, part);
+      left -= part;
+    }
+  }
+  tx_off_ += n;
+  return n != 0 ? static_cast<ssize_t>(n) : -EAGAIN;
+}
+
+ssize_t Stream::SendRaw(const iovec* iov, int count) {
+  ssize_t n = anchor_->Send(iov, count);
+  if (n > 0) {
+    tail_tx_.Push(iov, count, static_cast<std::size_t>(n));
+    tx_off_ += static_cast<std::uint64_t>(n);
+  } else if (n < 0 && n != -EAGAIN && n != -EINTR) {
+    // Only what the kernel itself will repeat for ever.
+    if (n == -EPIPE || n == -ECONNRESET) tx_broken_ = true;
+  }
+  return n;
+}
+
+// True if nothing is left to be written.
+bool Stream::FlushOut() {
+  if (out_.empty()) return true;
+  while (!out_.empty()) {
+    iovec iov{const_cast<std::uint8_t*>(out_.data()), out_.size()};
+    ssize_t n = anchor_->Send(&iov, 1);
+    if (n == -EAGAIN || n == -EINTR || n == 0) return false;
+    if (n < 0) {
+      // The reading side still delivers what the peer sent before it went.
+      if (n != -EPIPE) so_error_ = static_cast<int>(-n);
+      tx_broken_ = true;
+      out_.Clear();
+      Emit(kTxReady | kRxReady);
+      return false;
+    }
+    out_.Drop(static_cast<std::size_t>(n));
+  }
+  Emit(kTxReady);
+  return true;
+}
+
+// --- Reading
+// ---------------------------------------------------------------------
+
+std::size_t Stream::TakeBuffered(const iovec* iov, int count, std::size_t total,
+                                 bool peek) {
+  // Rule 14: ring up to the latch, stash, TCP; and whatever was raw before the
+  // ring is in the stash too.
+  std::size_t got = stash_.CopyTo(iov, count, 0, total);
+  if (!peek) {
+    stash_.Drop(got);
+    rx_off_ += got;
+  }
+  if (got == total || !accept_) return got;
+  std::size_t limit = total - got;
+  if (pfin_known_) {
+    std::uint64_t left = pfin_ - (peek ? rx_off_ + got : rx_off_);
+    if (limit > left) limit = static_cast<std::size_t>(left);
+  }
+  if (limit == 0) return got;
+  std::size_t n = lane_->Read(iov, count, got, limit, peek);
+  if (!peek) rx_off_ += n;
+  return got + n;
+}
+
+ssize_t Stream::ReadSlow(const iovec* iov, int count, std::size_t total,
+                         bool peek) {
+  if (total == 0) return 0;
+  ssize_t result = -EAGAIN;
+  // Each round that finds nothing reads TCP; what that brings (a frame, the
+  // end) can make bytes readable at most a few times.
+  for (int round = 0; round < 4; ++round) {
+    // A peek that asks for more than is stashed must be able to see it come.
+    if (peek && rx_ == Rx::kRaw && !eof_ && stash_.size() < total) {
+      PumpTcp(true);
+    }
+    std::size_t got = TakeBuffered(iov, count, total, peek);
+    if (got != 0) {
+      result = static_cast<ssize_t>(got);
+      break;
+    }
+    if (so_error_ != 0) {
+      result = -TakeError();
+      break;
+    }
+    if (AtEof()) {
+      result = 0;
+      break;
+    }
+    if (accept_ || eof_) break;  // frames are Progress's business
+    if (rx_ == Rx::kRaw && !peek) {
+      ssize_t n = anchor_->RecvV(iov, count);
+      if (n > 0) {
+        tail_rx_.Push(iov, count, static_cast<std::size_t>(n));
+        rx_off_ += static_cast<std::uint64_t>(n);
+        TookRaw();
+        result = n;
+        break;
+      }
+      if (n == -EAGAIN || n == -EINTR) {
+        result = n;
+        break;
+      }
+      OnTcpEnd(n == 0 ? 0 : static_cast<int>(-n));
+      continue;
+    }
+    Rx before = rx_;
+    PumpTcp(peek);
+    if (stash_.empty() && rx_ == before && !eof_ && !accept_) break;
+  }
+  Settle();
+  return result;
+}
+
+// Reads ahead into the stash.
+void Stream::PumpRaw(std::size_t want) {
+  want = std::min(want, kReadAhead);
+  std::uint8_t* to = stash_.Reserve(want);
+  ssize_t n = to == nullptr ? -EAGAIN : anchor_->Recv(to, want);
+  if (n > 0) {
+    tail_rx_.Push(to, static_cast<std::size_t>(n));
+    stash_.Commit(static_cast<std::size_t>(n));
+    Emit(kRxReady);
+    TookRaw();
+    return;
+  }
+  if (stash_.empty()) stash_.Clear();
+  if (n != -EAGAIN && n != -EINTR) OnTcpEnd(n == 0 ? 0 : static_cast<int>(-n));
+}
+
+void Stream::PumpTcp(bool read_ahead) {
+  for (int i = 0; i < kMaxRecvs && !eof_ && !failed_; ++i) {
+    if (rx_ == Rx::kRaw) {
+      std::size_t want = 0;
+      if (waiting_ == Waiting::kPropose || waiting_ == Waiting::kSwitch) {
+        // Not beyond X: what follows there decides what it is.
+        want = static_cast<std::size_t>(rx_x_ - InOff());
+      } else if (closed_) {
+        want = stash_.empty() ? 1 : 0;  // one byte is enough to answer with RST
+      } else if (read_ahead && stash_.size() < limits_.stash) {
+        want = limits_.stash - stash_.size();
+      }
+      if (want == 0) return;
+      std::uint64_t before = InOff();
+      PumpRaw(want);
+      if (InOff() == before) return;
+      continue;
+    }
+    ssize_t n = anchor_->Recv(hs_ + hs_have_, kFrameSize - hs_have_);
+    if (n == -EAGAIN || n == -EINTR) return;
+    if (n <= 0) {
+      OnTcpEnd(static_cast<int>(-n));
+      return;
+    }
+    hs_have_ = static_cast<std::uint8_t>(hs_have_ + n);
+    if (rx_ == Rx::kArm) {
+      OnArmBytes();
+    } else if (hs_have_ == kFrameSize) {
+      hs_have_ = 0;
+      if (rx_ == Rx::kArmF) {
+        OnCommitFrame();
+      } else {
+        OnFrame();
+      }
+    }
+  }
+}
+
+// Raw bytes have come in.
+void Stream::TookRaw() {
+  if (!limbo_.empty() && InOff() > rx_x_) limbo_.Clear();  // they went over TCP
+  if (pfin_known_ && InOff() > pfin_) return Fail(base::Reason::kProtocol);
+  CheckPending();
+}
+
+bool Stream::AtEof() const {
+  if (!stash_.empty()) return false;
+  return eof_ || (pfin_known_ && rx_off_ == pfin_);
+}
+
+int Stream::TakeError() {
+  int error = so_error_;
+  so_error_ = 0;
+  return error;
+}
+
+// --- Ends
+// ------------------------------------------------------------------------
+
+int Stream::ShutdownWrite() {
+  if (shut_) return 0;
+  shut_ = true;
+  if (tx_ == Tx::kLane) SendFin();
+  Settle();
+  return 0;
+}
+
+void Stream::Close(bool reset) {
+  if (closed_) return;
+  closed_ = shut_ = true;
+  reset_ = reset;
+  if (!reset && tx_ == Tx::kLane) SendFin();
+  Settle();
+}
+
+void Stream::KernelShutdown() {
+  if (kshut_) return;
+  kshut_ = true;
+  anchor_->ShutdownWrite();
+}
+
+// Rules 16 and 17.
+void Stream::MaybeShutdown() {
+  if (!shut_ || tx_broken_) return;
+  if (!kshut_ && out_.empty()) {
+    const bool all_read = pfin_known_ && (closed_ ? InOff() : rx_off_) == pfin_;
+    if (tx_ == Tx::kRaw) {
+      KernelShutdown();
+    } else if (tx_ == Tx::kLane && fin_sent_ && all_read &&
+               (fin_acked_ || (lane_ != nullptr && AckedOff() == tx_off_))) {
+      KernelShutdown();
+    } else if ((tx_ == Tx::kLane || tx_ == Tx::kDown) && fin_sent_ && eof_) {
+      // OnTcpEnd has found that the peer's end was an orderly one.
+      KernelShutdown();
+    }
+  }
+  if (kshut_ && eof_) {
+    // Both directions have ended: nothing is owed on the lane any more.
+    if (lane_ != nullptr && !frozen_) FreezeLane(why_left_);
+    tx_ = Tx::kRaw;
+    rx_ = Rx::kRaw;
+  }
+}
+
+// Rule 19.
+void Stream::MaybeFinish() {
+  if (!closed_ || finished_) return;
+  // The peer's bytes for an application that is gone.
+  if (!stash_.empty() || (accept_ && lane_->Readable() != 0)) reset_ = true;
+  // An anchor in ARM holds, or will get, the data of a peer that staged some:
+  // the kernel answers that as it does for any closed socket.  In frames the
+  // peer's RAW must come first, or our close would reset what it has not yet
+  // read.
+  const bool raw =
+      tx_ == Tx::kRaw && out_.empty() && (rx_ == Rx::kRaw || rx_ == Rx::kArm);
+  if (!failed_ && !reset_ && !tx_broken_ && !raw && !(kshut_ && eof_)) return;
+  finished_ = true;
+  if (lane_ != nullptr && !frozen_) FreezeLane(base::Reason::kNone);
+  accept_ = false;
+  tx_ = Tx::kRaw;
+  rx_ = Rx::kRaw;
+  waiting_ = Waiting::kNothing;
+  out_.Clear();
+  stash_.Clear();
+  limbo_.Clear();
+  tie_copy_.Clear();
+  tx_broken_ = eof_ = true;
+  Emit(kFinished | kTimerOff);
+  if (failed_ || reset_) Emit(kMustReset);
+}
+
+void Stream::Settle() {
+  if (accept_ && pfin_known_ && rx_off_ == pfin_ && !ack_sent_ && !kshut_ &&
+      (tx_ == Tx::kLane || tx_ == Tx::kDown)) {
+    ack_sent_ = true;
+    lane_->Credit();
+    SendFrame(FrameKind::kAck, pfin_);
+  }
+  if (!out_.empty()) FlushOut();
+  MaybeShutdown();
+  MaybeFinish();
+  if (lane_ != nullptr && frozen_ && !settled_ && tx_ == Tx::kRaw &&
+      rx_ == Rx::kRaw) {
+    settled_ = true;
+    Emit(kSettled);
+  }
+  fast_tx_ = tx_ == Tx::kLane && LaneUsable() && !shut_ && !tx_broken_ &&
+             so_error_ == 0;
+  fast_rx_ = accept_ && stash_.empty() && !pfin_known_ && so_error_ == 0;
+}
+
+// --- Events
+// ----------------------------------------------------------------------
+
+void Stream::Progress(bool read_ahead) {
+  if (finished_) return;
+  FlushOut();
+  TakeCtl();
+  PumpTcp(read_ahead);
+  TakeCtl();
+  CheckPending();
+  if (LaneUsable() && lane_->State() != base::Reason::kNone) {
+    Trigger(lane_->State());
+  }
+  Settle();
+}
+
+void Stream::Timer() {
+  if ((broken_ & kNoTimer) != 0) return;
+  // What has landed still says where staged bytes belong, and may be the answer.
+  TakeCtl();
+  if (tx_ == Tx::kProp || tx_ == Tx::kComm) Trigger(base::Reason::kTimeout);
+  Settle();
+}
+
+void Stream::Demote(base::Reason reason) {
+  TakeCtl();
+  Trigger(reason);
+  Settle();
+}
+
+// --- What is so
+// --------------------------------------------------------------------
+
+std::size_t Stream::Readable() const {
+  std::size_t n = stash_.size();
+  if (accept_) {
+    std::size_t ring = lane_->Readable();
+    if (pfin_known_) {
+      std::uint64_t left = pfin_ - InOff();
+      if (ring > left) ring = static_cast<std::size_t>(left);
+    }
+    n += ring;
+  }
+  return n;
+}
+
+std::uint64_t Stream::AckedOff() const {
+  std::uint64_t acked = lane_->Acked();
+  std::uint64_t since = acked > posted_base_ ? acked - posted_base_ : 0;
+  // A peer that owns a stale tie's credit is not ahead of us.
+  return std::min(x_ + since, tx_off_);
+}
+
+std::uint64_t Stream::Unacked() const {
+  if (tx_ == Tx::kRaw) return out_.size();
+  std::uint64_t unacked = out_.size();
+  if (lane_ != nullptr) unacked += tx_off_ - std::max(AckedOff(), x_);
+  return unacked;
+}
+
+std::uint32_t Stream::Readiness() const {
+  std::uint32_t events = 0;
+  std::size_t readable = Readable();
+  const bool end_landed = eof_ || (pfin_known_ && rx_off_ + readable == pfin_);
+  if (readable != 0 || end_landed || so_error_ != 0) events |= POLLIN;
+  if (end_landed) events |= POLLRDHUP;
+  if (so_error_ != 0) events |= POLLERR;
+  if (end_landed && (shut_ || tx_broken_)) events |= POLLHUP;
+  bool writable = false;
+  if (shut_ || tx_broken_ || so_error_ != 0) {
+    writable = true;
+  } else if (tx_ == Tx::kRaw) {
+    writable = out_.empty();
+  } else if (tx_ == Tx::kProp && role_ == Role::kAcceptor) {
+    writable = tie_copy_.size() < kTieCopy && lane_->Writable() != 0;
+  } else if (tx_ != Tx::kDown) {
+    writable = LaneUsable() && lane_->Writable() != 0;
+  }
+  if (writable) events |= POLLOUT;
+  return events;
+}
+
+bool Stream::WantsAnchorWrite() const { return !out_.empty(); }
+
+bool Stream::WantsAnchorRead() const {
+  if (eof_ || failed_ || finished_) return false;
+  if (rx_ != Rx::kRaw) return true;
+  if (waiting_ == Waiting::kPropose || waiting_ == Waiting::kSwitch)
+    return true;
+  return closed_ || stash_.size() < limits_.stash;
+}
+
+bool Stream::Adopted() const { return adopted_; }
+
+bool Stream::Idle() const {
+  return tx_ == Tx::kRaw && rx_ == Rx::kRaw && lane_ == nullptr &&
+         out_.empty() && stash_.empty() && limbo_.empty() && so_error_ == 0 &&
+         !failed_;
+}
+
+}  // namespace rcsock::stream

@@ -1,0 +1,288 @@
+#ifndef RCSOCK_LIB_STREAM_STREAM_H_
+#define RCSOCK_LIB_STREAM_STREAM_H_
+
+#include <sys/uio.h>
+
+#include <cerrno>
+#include <cstddef>
+#include <cstdint>
+
+#include "lib/base/reason.h"
+#include "lib/lane/lane.h"
+#include "lib/stream/byte_queue.h"
+#include "lib/stream/frames.h"
+
+namespace rcsock::stream {
+
+enum class Role : std::uint8_t { kConnector, kAcceptor };  // C, S
+enum class Tx : std::uint8_t { kRaw, kProp, kComm, kStg, kLane, kDown };
+enum class Rx : std::uint8_t { kRaw, kArm, kArmF, kFrames };
+
+// The kernel's TCP connection, never blocking.  Calls return -errno.
+class Anchor {
+ public:
+  virtual ~Anchor() = default;
+  virtual ssize_t Send(const iovec* iov,
+                       int count) = 0;  // -EAGAIN, -EPIPE, ...
+  virtual ssize_t Recv(void* to, std::size_t length) = 0;  // 0 is EOF
+  // Straight into the application's buffers while nothing but raw bytes can
+  // come.
+  virtual ssize_t RecvV(const iovec* iov, int count) = 0;
+  virtual int ShutdownWrite() = 0;
+};
+
+struct Limits {
+  std::size_t stash = 256 * 1024;  // most bytes read ahead from TCP (rule 21)
+};
+
+// What a call changed.  The owner looks after every call that may set them.
+enum Change : std::uint32_t {
+  kRxReady = 1,     // reading may go on: data, EOF or error; wake readers
+  kTxReady = 2,     // writing may go on, or fails now; wake writers
+  kPromotedTx = 4,  // tx has entered LANE
+  kPromotedRx = 8,  // the peer's COMMIT is verified: rx comes from the lane
+  kLeftLane = 16,   // the lane is frozen; the stream is on its way to TCP
+  kSettled = 32,    // tx RAW, rx raw, lane not needed any more: ReleaseLane()
+  kTimerOn = 64,    // start timer T (rule 23); Timer() when it fires
+  kTimerOff = 128,
+  kFinished = 256,  // after Close: all is delivered or lost; close the anchor
+  kMustReset =
+      512,  // ... and close it with SO_LINGER {1, 0}: the peer gets RST
+};
+
+// One end of one stream: rules 1 to 23 of docs/protocol.md, as a state machine
+// without I/O, threads, locks or clock.  It is handed a lane and an anchor, and
+// every byte of either direction passes through it once it is adopted.
+//
+// Threads: none of its own.  The owner holds tx and rx latches around every
+// call but the fast paths: Write while FastTx() under the tx latch alone, Read
+// while FastRx() under the rx latch alone.  Transitions happen under both, so
+// what FastTx() said under one latch stays true as long as that is held.
+class Stream {
+ public:
+  Stream(Role role, Anchor* anchor, Limits limits);
+
+  // --- The application's calls.  Bytes, or -errno; -EAGAIN: not now.  They
+  // never block; signals and flags are the owner's business.
+  // -----------------------
+  ssize_t Write(const iovec* iov, int count, std::size_t total) {
+    if (fast_tx_) [[likely]] {
+      std::size_t n = lane_->Post(iov, count, 0, total);
+      tx_off_ += n;
+      return n != 0 || total == 0 ? static_cast<ssize_t>(n) : -EAGAIN;
+    }
+    return WriteSlow(iov, count, total);
+  }
+  // 0: EOF.
+  ssize_t Read(const iovec* iov, int count, std::size_t total, bool peek) {
+    if (fast_rx_) [[likely]] {
+      std::size_t n = lane_->Read(iov, count, 0, total, peek);
+      if (!peek) rx_off_ += n;
+      return n != 0 || total == 0 ? static_cast<ssize_t>(n) : -EAGAIN;
+    }
+    return ReadSlow(iov, count, total, peek);
+  }
+  // SHUT_WR; 0 or -errno.  Acts when the state resolves (rule 16).
+  int ShutdownWrite();
+  // The last close.  `reset`: unread data or SO_LINGER {1,0}: the peer must get
+  // RST.  The stream lives on, driven by Progress, until kFinished.
+  void Close(bool reset);
+
+  // --- Events ----------------------------------------------------------------
+  // Takes over a connection that has so far been used directly.
+  void Adopt(std::uint64_t tx_off, std::uint64_t rx_off);
+  // Both ends have adopted the stream and hold this lane: rule 1.  `lane` stays
+  // valid until ReleaseLane.  Nonces: mine is the one that my peer's COMMIT
+  // must show me, `peers` the one that I show.
+  void LaneUp(lane::Lane* lane, std::uint32_t epoch, const Nonce& mine,
+              const Nonce& peers, bool may_propose);
+  // The anchor may be readable or writable, or the lane has news.  Does all
+  // that can be done now: flushes, reads frames (and ahead into the stash, up
+  // to its limit, if `read_ahead`), takes lane control messages, notices a dead
+  // lane.
+  void Progress(bool read_ahead);
+  void Timer();
+  // Own will (rule 11 ff.); also for a lane found dead by its owner.
+  void Demote(base::Reason reason);
+  // After kSettled: the caller may destroy the lane.
+  void ReleaseLane();
+  // Points a copy at the copies of its lane and anchor: simulator only.
+  void Rebind(lane::Lane* lane, Anchor* anchor) {
+    lane_ = lane_ == nullptr ? nullptr : lane;
+    anchor_ = anchor;
+  }
+
+  // The changes since the last call, or-ed; clears them.
+  std::uint32_t TakeChanges();
+
+  // --- What is so
+  // --------------------------------------------------------------
+  Tx tx() const { return tx_; }
+  Rx rx() const { return rx_; }
+  // Write is lane->Post and a counter; Read is lane->Read and a counter.
+  bool FastTx() const { return fast_tx_; }
+  bool FastRx() const { return fast_rx_; }
+  // Bytes the application could read now; and that are not yet acknowledged.
+  std::size_t Readable() const;
+  std::uint64_t Unacked() const;
+  // POLLIN | POLLOUT | POLLRDHUP | POLLHUP | POLLERR as poll(2) would say, as
+  // far as this end knows: while rx is raw the anchor may hold more to read,
+  // and while tx is RAW POLLOUT holds only if the anchor is writable: ask the
+  // kernel too.
+  std::uint32_t Readiness() const;
+  bool WantsAnchorWrite()
+      const;                     // bytes wait for the anchor to become writable
+  bool WantsAnchorRead() const;  // the stash has room, or frames may come
+  bool Adopted() const;
+  // Nothing of the engine is in use: tx RAW, rx raw, no lane, nothing queued
+  // and nothing stashed: the owner may use the anchor directly again.
+  bool Idle() const;
+  std::uint64_t tx_off() const { return tx_off_; }
+  std::uint64_t rx_off() const { return rx_off_; }
+  base::Reason why_left() const { return why_left_; }
+
+ private:
+  friend struct StreamTestAccess;
+
+  // Where the bytes that wait in the receive ring, not yet trusted, would
+  // begin.
+  enum class Waiting : std::uint8_t {
+    kNothing,
+    kTie,  // S's PROPOSE that C ignores: dropped when S's next message comes
+    kPropose,  // a PROPOSE that waits for TCP to reach X_p
+    kArm,      // ACCEPT sent
+    kSwitch,   // a SWITCH that waits for TCP to reach X_r
+    kGot,      // GOT sent, or (R) COMMIT verified and GOT awaited
+  };
+  // Single rules switched off, so that tests show that they see it.
+  enum Broken : std::uint8_t {
+    kNoFreeze = 1,
+    kRawFirst = 2,
+    kAcceptEarly = 8,
+    kNoLimbo = 16,
+    kLatePropose = 32,
+    kNoTimer = 64,
+  };
+
+  // The application's calls (stream.cc).
+  ssize_t WriteSlow(const iovec* iov, int count, std::size_t total);
+  ssize_t ReadSlow(const iovec* iov, int count, std::size_t total, bool peek);
+  ssize_t WriteNow(const iovec* iov, int count, std::size_t total);
+  ssize_t SendRaw(const iovec* iov, int count);
+  ssize_t StageOrPost(const iovec* iov, int count, std::size_t total);
+  std::size_t TakeBuffered(const iovec* iov, int count, std::size_t total,
+                           bool peek);
+  bool AtEof() const;
+  int TakeError();
+  // The anchor (stream.cc).
+  bool FlushOut();
+  void PumpTcp(bool read_ahead);
+  void PumpRaw(std::size_t want);
+  void TookRaw();
+  // The end of every slow call: shutdown, close, settle, fast-path flags.
+  void Settle();
+  void MaybeShutdown();
+  void MaybeFinish();
+  void KernelShutdown();
+
+  // The handshake and the way back (switch.cc).
+  bool MayPropose() const;
+  bool Propose(std::uint8_t first);
+  void TakeCtl();
+  void OnCtl(const Ctl& ctl);
+  void OnPropose(const Ctl& ctl);
+  void OnAccept(const Ctl& ctl);
+  void OnSwitch(const Ctl& ctl);
+  void CheckPending();
+  void Withdraw();
+  void OnArmBytes();
+  void OnCommitFrame();
+  void OnFrame();
+  void OnGot();
+  void OnLaneDown(std::uint64_t r);
+  void OnTcpEnd(int error);
+  void PeerDied(int error);
+  void FreezeLane(base::Reason reason);
+  void Trigger(base::Reason reason);
+  void GoRaw(std::uint64_t from, bool with_frame);
+  void Fail(base::Reason reason);
+  void SendFrame(FrameKind kind, std::uint64_t offset, std::uint8_t flags = 0);
+  void SendFin();
+  bool PostCtl(const Ctl& ctl);
+
+  void Emit(std::uint32_t changes) { changes_ |= changes; }
+  bool LaneUsable() const { return lane_ != nullptr && !frozen_; }
+  // Bytes accepted from the peer: what the application took, and the stash.
+  std::uint64_t InOff() const { return rx_off_ + stash_.size(); }
+  std::uint64_t AckedOff() const;
+  const Nonce& ConnectorNonce() const;
+  const Nonce& AcceptorNonce() const;
+
+  Anchor* anchor_;
+  lane::Lane* lane_ = nullptr;
+  std::uint64_t tx_off_ = 0;  // accepted from the application
+  std::uint64_t rx_off_ = 0;  // taken by the application
+  bool fast_tx_ = false;
+  bool fast_rx_ = false;
+  Role role_;
+  Tx tx_ = Tx::kRaw;
+  Rx rx_ = Rx::kRaw;
+  base::Reason why_left_ = base::Reason::kNone;
+  bool adopted_ = false;
+
+  // Of the present lane.
+  bool frozen_ = false;  // rule 11
+  bool settled_ = false;
+  bool may_propose_ = false;
+  bool used_ = false;  // proposed or accepted: one attempt per lane (rule 1)
+  bool flip_ =
+      false;  // own PROPOSE, or the peer's (the roles exclude each other)
+  bool got_sent_ = false;
+  bool accept_ = false;  // ring bytes may be taken
+  bool lane_down_seen_ = false;
+  Waiting waiting_ = Waiting::kNothing;
+  std::uint8_t their_tail_ = 0;  // tail_len of the peer's PROPOSE
+  std::uint32_t epoch_ = 0;
+  Nonce mine_{};
+  Nonce peers_{};
+  std::uint64_t x_ = 0;            // own X_p or X_r
+  std::uint64_t posted_base_ = 0;  // lane_->Posted() at x_
+  std::uint64_t rx_x_ = 0;         // the peer's X, while waiting_ != kNothing
+  // S's staged bytes while in PROP: C drops them from the ring on a tie, before
+  // S knows that there is one.
+  ByteQueue tie_copy_;
+  // What waited in the ring, not trusted, when the lane was frozen (or dropped
+  // by a tie).  Delivered only if TCP ends exactly at rx_x_: then the peer died
+  // staging (rule 19).
+  ByteQueue limbo_;
+
+  // Ends.
+  bool shut_ = false;   // the application's shutdown or close
+  bool kshut_ = false;  // the kernel's
+  bool closed_ = false;
+  bool reset_ = false;
+  bool finished_ = false;
+  bool fin_sent_ = false;
+  bool fin_acked_ = false;
+  bool ack_sent_ = false;
+  bool pfin_known_ = false;
+  bool eof_ = false;        // TCP has ended
+  bool tx_broken_ = false;  // nothing that is written can arrive
+  bool failed_ = false;     // the peer broke the rules
+  int so_error_ = 0;        // told once
+  std::uint64_t pfin_ = 0;
+
+  std::uint8_t hs_[kFrameSize] = {};  // a frame or COMMIT, partly read
+  std::uint8_t hs_have_ = 0;
+  std::uint8_t broken_ = 0;  // Broken; tests only
+  std::uint32_t changes_ = 0;
+  Limits limits_;
+  ByteQueue out_;    // frames and raw bytes for TCP, in order
+  ByteQueue stash_;  // raw read-ahead, then ring leftovers, then raw again
+  Tail tail_tx_;
+  Tail tail_rx_;
+};
+
+}  // namespace rcsock::stream
+
+#endif  // RCSOCK_LIB_STREAM_STREAM_H_

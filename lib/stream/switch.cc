@@ -1,0 +1,583 @@
+// The rules of docs/protocol.md: promotion, demotion, failover, the ends.
+
+#include "lib/base/log.h"
+#include "lib/stream/stream.h"
+
+namespace rcsock::stream {
+namespace {
+
+// Control messages, or runs of dropped data, looked at in one call.
+constexpr int kMaxCtl = 32;
+// What S may have staged behind a PROPOSE that C ignores.
+constexpr std::size_t kMaxTie = 64 * 1024;
+
+}  // namespace
+
+const Nonce& Stream::ConnectorNonce() const {
+  return role_ == Role::kConnector ? mine_ : peers_;
+}
+
+const Nonce& Stream::AcceptorNonce() const {
+  return role_ == Role::kConnector ? peers_ : mine_;
+}
+
+// --- Messages out
+// --------------------------------------------------------------------
+
+void Stream::SendFrame(FrameKind kind, std::uint64_t offset,
+                       std::uint8_t flags) {
+  Frame frame{kind, flags, epoch_, offset};
+  FrameBytes bytes = Encode(frame);
+  if (!out_.Append(bytes.data(), bytes.size())) Fail(base::Reason::kNoMemory);
+}
+
+void Stream::SendFin() {
+  if (fin_sent_) return;
+  fin_sent_ = true;
+  SendFrame(FrameKind::kFin, tx_off_, closed_ ? kFrameClosed : 0);
+}
+
+bool Stream::PostCtl(const Ctl& ctl) {
+  CtlBytes bytes = Encode(ctl);
+  return lane_->PostCtl(bytes.data(), bytes.size());
+}
+
+// --- Promotion
+// -----------------------------------------------------------------------
+
+// Rules 1 and 2.  Write has a byte to stage.
+bool Stream::MayPropose() const {
+  return LaneUsable() && may_propose_ && !used_ && tx_ == Tx::kRaw &&
+         rx_ == Rx::kRaw && waiting_ == Waiting::kNothing && !shut_ && !eof_ &&
+         out_.empty();
+}
+
+// Rule 3.
+bool Stream::Propose(std::uint8_t first) {
+  if (lane_->Writable() == 0) return false;
+  used_ = true;
+  x_ = tx_off_;
+  posted_base_ = lane_->Posted();
+  flip_ = peers_[0] == first;
+  Ctl ctl;
+  ctl.kind = CtlKind::kPropose;
+  ctl.flags = flip_ ? kCtlFlip : 0;
+  ctl.tail = static_cast<std::uint8_t>(tail_tx_.size());
+  ctl.epoch = epoch_;
+  ctl.offset = x_;
+  if (!PostCtl(ctl)) {
+    Trigger(base::Reason::kLaneError);
+    return false;
+  }
+  tx_ = Tx::kProp;
+  Emit(kTimerOn);
+  return true;
+}
+
+void Stream::TakeCtl() {
+  for (int i = 0; i < kMaxCtl && LaneUsable(); ++i) {
+    lane::Head head = lane_->Peek();
+    if (head == lane::Head::kCtl) {
+      std::uint8_t bytes[lane::Lane::kCtlMax];
+      std::size_t length = lane_->ReadCtl(bytes, sizeof bytes);
+      Ctl ctl;
+      if (!Decode(bytes, length, &ctl) || ctl.epoch != epoch_) {
+        return Trigger(base::Reason::kProtocol);
+      }
+      OnCtl(ctl);
+      continue;
+    }
+    if (head == lane::Head::kData && waiting_ == Waiting::kTie) {
+      // Rule 10: the bytes behind a PROPOSE that lost.  S has its own copy;
+      // they count only if S dies before it learns (rule 19).
+      std::size_t n = lane_->Readable();
+      if (n == 0) return;
+      std::uint8_t* to = nullptr;
+      if (limbo_.size() + n <= kMaxTie) to = limbo_.Reserve(n);
+      if (to == nullptr) return Trigger(base::Reason::kProtocol);
+      iovec iov{to, n};
+      n = lane_->Read(&iov, 1, 0, n, false);
+      limbo_.Commit(n);
+      if (n == 0) return;
+      continue;
+    }
+    if (head == lane::Head::kData && waiting_ == Waiting::kNothing &&
+        !accept_) {
+      // No PROPOSE and no SWITCH says where these bytes belong.
+      return Trigger(base::Reason::kProtocol);
+    }
+    if (head == lane::Head::kDead) {
+      base::Reason why = lane_->State();
+      return Trigger(why != base::Reason::kNone ? why
+                                                : base::Reason::kLaneError);
+    }
+    return;
+  }
+}
+
+void Stream::OnCtl(const Ctl& ctl) {
+  switch (ctl.kind) {
+    case CtlKind::kPropose:
+      return OnPropose(ctl);
+    case CtlKind::kAccept:
+      return OnAccept(ctl);
+    case CtlKind::kRefuse:
+      // Outside PROP and COMM nobody asked.
+      return Trigger(tx_ == Tx::kProp || tx_ == Tx::kComm
+                         ? base::Reason::kPeerRefused
+                         : base::Reason::kProtocol);
+    case CtlKind::kSwitch:
+      return OnSwitch(ctl);
+  }
+}
+
+void Stream::OnPropose(const Ctl& ctl) {
+  if (waiting_ != Waiting::kNothing || accept_ || got_sent_) {
+    return Trigger(base::Reason::kProtocol);
+  }
+  if (tx_ == Tx::kProp) {
+    if (role_ == Role::kConnector) {  // rule 10
+      waiting_ = Waiting::kTie;
+      rx_x_ = ctl.offset;
+      return;
+    }
+    Withdraw();
+  } else if (tx_ != Tx::kRaw || rx_ != Rx::kRaw) {
+    return Trigger(base::Reason::kProtocol);
+  }
+  used_ = true;
+  flip_ = (ctl.flags & kCtlFlip) != 0;
+  their_tail_ = ctl.tail;
+  rx_x_ = ctl.offset;
+  waiting_ = Waiting::kPropose;
+  CheckPending();
+}
+
+// Rule 10: S gives up its own PROPOSE for C's; the lane lives on.
+void Stream::Withdraw() {
+  Emit(kTimerOff | kTxReady);
+  tx_ = Tx::kRaw;
+  tail_tx_.Push(tie_copy_.data(), tie_copy_.size());
+  if (!out_.Append(tie_copy_.data(), tie_copy_.size())) {
+    return Fail(base::Reason::kNoMemory);
+  }
+  tie_copy_.Clear();
+  FlushOut();
+}
+
+// Answers a PROPOSE (rule 4) or a SWITCH (rule 7) once TCP has reached its X.
+void Stream::CheckPending() {
+  if (waiting_ != Waiting::kPropose && waiting_ != Waiting::kSwitch) return;
+  if (!LaneUsable()) return;
+  // Rule 21: looked at before the answer, never afterwards.
+  const bool too_far = rx_x_ > InOff() && rx_x_ - rx_off_ > limits_.stash;
+  if (waiting_ == Waiting::kPropose) {
+    const bool late = InOff() > rx_x_ && (broken_ & kLatePropose) == 0;
+    if (too_far || late || shut_ || eof_ || tx_ != Tx::kRaw ||
+        rx_ != Rx::kRaw) {
+      Ctl ctl;
+      ctl.kind = CtlKind::kRefuse;
+      ctl.epoch = epoch_;
+      PostCtl(ctl);
+      // The bytes behind that PROPOSE still wait, in case P dies.
+      return Trigger(base::Reason::kPeerRefused);
+    }
+    if (InOff() < rx_x_) return;
+    std::uint8_t tail = their_tail_;
+    if (tail > tail_rx_.size())
+      tail = static_cast<std::uint8_t>(tail_rx_.size());
+    Ctl ctl;
+    ctl.kind = CtlKind::kAccept;
+    ctl.epoch = epoch_;
+    ctl.tail = tail;
+    ctl.mac = TailMac(ConnectorNonce(), AcceptorNonce(), epoch_, rx_x_,
+                      tail_rx_.Last(tail), tail);
+    if (!PostCtl(ctl)) return Trigger(base::Reason::kLaneError);
+    waiting_ = Waiting::kArm;
+    rx_ = Rx::kArm;
+    hs_have_ = 0;
+    return;
+  }
+  // Rule 7.
+  if (too_far || InOff() > rx_x_) return Trigger(base::Reason::kProtocol);
+  if (InOff() < rx_x_) return;
+  waiting_ = Waiting::kGot;
+  got_sent_ = true;
+  rx_ = Rx::kArmF;
+  hs_have_ = 0;
+  SendFrame(FrameKind::kGot, 0);
+}
+
+// Rule 5.
+void Stream::OnAccept(const Ctl& ctl) {
+  if (waiting_ == Waiting::kTie) {
+    waiting_ = Waiting::kNothing;  // S has withdrawn
+    limbo_.Clear();
+  }
+  if (tx_ != Tx::kProp) return Trigger(base::Reason::kProtocol);
+  std::uint8_t tail = ctl.tail;
+  bool good = tail <= tail_tx_.size();
+  if (good) {
+    Mac mac = TailMac(ConnectorNonce(), AcceptorNonce(), epoch_, x_,
+                      tail_tx_.Last(tail), tail);
+    good = Equal(mac, ctl.mac);
+  }
+  if (!good) return Trigger(base::Reason::kProtocol);
+  Nonce commit = CommitOf(peers_, flip_);
+  if (!out_.Append(commit.data(), commit.size())) {
+    return Trigger(base::Reason::kNoMemory);
+  }
+  tx_ = Tx::kComm;
+  tie_copy_.Clear();  // C has not proposed: what is unacked stays in the ring
+}
+
+// The lane half of rule 7.
+void Stream::OnSwitch(const Ctl& ctl) {
+  if (tx_ != Tx::kComm || got_sent_ || rx_ != Rx::kRaw ||
+      waiting_ != Waiting::kNothing) {
+    return Trigger(base::Reason::kProtocol);
+  }
+  waiting_ = Waiting::kSwitch;
+  rx_x_ = ctl.offset;
+  CheckPending();
+}
+
+// Rule 6: R at X_p.
+void Stream::OnArmBytes() {
+  const Nonce commit = CommitOf(mine_, flip_);
+  for (std::uint8_t i = 0; i < hs_have_; ++i) {
+    if (hs_[i] == commit[i]) continue;
+    // They are the application's: P has withdrawn, or the lane's peer is not
+    // the owner of this connection.
+    std::uint8_t n = hs_have_;
+    hs_have_ = 0;
+    rx_ = Rx::kRaw;
+    limbo_.Clear();
+    waiting_ = Waiting::kNothing;
+    tail_rx_.Push(hs_, n);
+    if (!stash_.Append(hs_, n)) return Fail(base::Reason::kNoMemory);
+    Emit(kRxReady);
+    Trigger(base::Reason::kPeerDemoted);
+    TookRaw();
+    return;
+  }
+  if (hs_have_ < commit.size()) return;
+  hs_have_ = 0;
+  rx_ = Rx::kFrames;
+  waiting_ = Waiting::kGot;
+  if (!LaneUsable() || tx_ != Tx::kRaw || shut_ || tx_broken_) return;
+  x_ = tx_off_;
+  posted_base_ = lane_->Posted();
+  Ctl ctl;
+  ctl.kind = CtlKind::kSwitch;
+  ctl.epoch = epoch_;
+  ctl.offset = x_;
+  if (!PostCtl(ctl)) return Trigger(base::Reason::kLaneError);
+  tx_ = Tx::kStg;
+  if ((broken_ & kAcceptEarly) != 0) accept_ = true;
+  Emit(kTxReady);
+}
+
+// Rule 9: P at X_r.
+void Stream::OnCommitFrame() {
+  if (std::memcmp(hs_, mine_.data(), mine_.size()) != 0) {
+    return Fail(base::Reason::kProtocol);
+  }
+  rx_ = Rx::kFrames;
+  if (LaneUsable()) {
+    accept_ = true;
+    waiting_ = Waiting::kNothing;
+    Emit(kPromotedRx | kRxReady);
+  }
+  if (tx_ == Tx::kComm) {
+    tx_ = Tx::kLane;
+    Emit(kTimerOff | kPromotedTx | kTxReady);
+    if (shut_) SendFin();
+  }
+}
+
+// --- Frames
+// ------------------------------------------------------------------------
+
+void Stream::OnFrame() {
+  FrameBytes bytes;
+  std::memcpy(bytes.data(), hs_, bytes.size());
+  Frame frame;
+  if (!Decode(bytes, &frame) || frame.epoch != epoch_) {
+    return Fail(base::Reason::kProtocol);
+  }
+  switch (frame.kind) {
+    case FrameKind::kGot:
+      return OnGot();
+    case FrameKind::kLaneDown:
+      return OnLaneDown(frame.offset);
+    case FrameKind::kRaw:
+      // Rule 14.  A peer that goes raw from elsewhere than where we stopped has
+      // lost bytes, or repeats them.
+      if (!lane_down_seen_ || frame.offset != InOff()) {
+        return Fail(base::Reason::kProtocol);
+      }
+      rx_ = Rx::kRaw;
+      accept_ = false;
+      limbo_.Clear();
+      waiting_ = Waiting::kNothing;
+      Emit(kRxReady);
+      return;
+    case FrameKind::kFin:
+      if (pfin_known_ || frame.offset < InOff()) {
+        return Fail(base::Reason::kProtocol);
+      }
+      pfin_known_ = true;
+      pfin_ = frame.offset;
+      Emit(kRxReady);
+      return;
+    case FrameKind::kAck:
+      if (!fin_sent_ || frame.offset != tx_off_) {
+        return Fail(base::Reason::kProtocol);
+      }
+      fin_acked_ = true;
+      return;
+    case FrameKind::kPing:
+      return;
+  }
+}
+
+// Rule 8.
+void Stream::OnGot() {
+  if (tx_ != Tx::kStg) return Fail(base::Reason::kProtocol);
+  if (!out_.Append(peers_.data(), peers_.size())) {
+    return Fail(base::Reason::kNoMemory);
+  }
+  tx_ = Tx::kLane;
+  Emit(kPromotedTx | kTxReady);
+  if (shut_) SendFin();
+  if (!LaneUsable()) {
+    SendFrame(FrameKind::kLaneDown, InOff());
+    tx_ = Tx::kDown;
+    return;
+  }
+  // Only now: until GOT, P may still abort and send its staged bytes raw.
+  accept_ = true;
+  waiting_ = Waiting::kNothing;
+  Emit(kPromotedRx | kRxReady);
+}
+
+// Rule 13.
+void Stream::OnLaneDown(std::uint64_t r) {
+  lane_down_seen_ = true;
+  // In flight or not, the peer takes no more.
+  FreezeLane(base::Reason::kPeerDemoted);
+  if (kshut_) return;
+  switch (tx_) {
+    case Tx::kStg:  // before GOT: no frame, and r says nothing about us
+      return GoRaw(x_, false);
+    case Tx::kLane:
+    case Tx::kDown:
+      // Hostile: beyond what we sent, or less than it has already credited.
+      if (r > tx_off_ || (r < AckedOff() && AckedOff() > x_)) {
+        return Fail(base::Reason::kProtocol);
+      }
+      if (tx_ == Tx::kLane && (broken_ & kRawFirst) == 0) {
+        SendFrame(FrameKind::kLaneDown, InOff());
+      }
+      return GoRaw(std::max(r, x_), true);
+    case Tx::kRaw:
+      return;
+    case Tx::kProp:
+    case Tx::kComm:
+      // Its COMMIT, which comes first, would have moved us on.
+      return Fail(base::Reason::kProtocol);
+  }
+}
+
+// Rules 12 and 13: back to raw bytes, from offset `from` on.
+void Stream::GoRaw(std::uint64_t from, bool with_frame) {
+  if (with_frame) SendFrame(FrameKind::kRaw, from);
+  if (failed_) return;
+  const bool copied = role_ == Role::kAcceptor && tx_ == Tx::kProp;
+  tx_ = Tx::kRaw;
+  Emit(kTxReady);
+  std::size_t count = static_cast<std::size_t>(tx_off_ - from);
+  if (count == 0) {
+    tie_copy_.Clear();
+    return;
+  }
+  std::uint8_t* to = out_.Reserve(count);
+  if (to == nullptr) return Fail(base::Reason::kNoMemory);
+  if (copied) {
+    std::memcpy(to, tie_copy_.data(), count);
+    tie_copy_.Clear();
+  } else if (lane_ == nullptr || lane_->CopyUnacked(posted_base_ + (from - x_),
+                                                    to, count) != count) {
+    // The peer credited bytes that it now denies.
+    return Fail(base::Reason::kProtocol);
+  }
+  out_.Commit(count);
+  tail_tx_.Push(to, count);
+}
+
+// --- Abort and demotion
+// ------------------------------------------------------------
+
+// Rule 11.
+void Stream::FreezeLane(base::Reason reason) {
+  if (lane_ == nullptr || frozen_) return;
+  RCSOCK_LOG(2, "stream leaves its lane: %s", base::ReasonKey(reason));
+  frozen_ = true;
+  if ((broken_ & kNoFreeze) != 0 && accept_) return;
+  lane_->Freeze();
+  why_left_ = reason;
+  Emit(kLeftLane | kRxReady | kTxReady);
+  // What had landed: the application's, if the direction is proven.  Else it is
+  // kept apart: should the peer turn out to be dead, exactly at the offset
+  // where these bytes would begin, they are its last words (rule 19).
+  const bool keep =
+      accept_ || (waiting_ != Waiting::kNothing && (broken_ & kNoLimbo) == 0);
+  ByteQueue* to = accept_ ? &stash_ : &limbo_;
+  std::size_t room = lane_->RxRegion().length + kMaxTie;
+  while (keep && !failed_) {
+    std::size_t n = lane_->Readable();
+    if (n == 0) break;
+    std::uint8_t* bytes = n <= room ? to->Reserve(n) : nullptr;
+    if (bytes == nullptr) {
+      if (!accept_) break;
+      accept_ = false;
+      return Fail(base::Reason::kProtocol);
+    }
+    iovec iov{bytes, n};
+    // Bytes that are not accepted must not be credited either: P would find them
+    // gone from its ring when it goes raw.
+    n = lane_->Read(&iov, 1, 0, n, !accept_);
+    to->Commit(n);
+    if (n == 0 || !accept_) break;
+    room -= n;
+  }
+  accept_ = false;
+  if (waiting_ == Waiting::kPropose || waiting_ == Waiting::kSwitch) {
+    // Never answered now; limbo_ remembers rx_x_.
+    waiting_ = Waiting::kNothing;
+  }
+  if (pfin_known_ && InOff() > pfin_) Fail(base::Reason::kProtocol);
+}
+
+// Rule 12.
+void Stream::Trigger(base::Reason reason) {
+  if (lane_ == nullptr || frozen_ || failed_) return;
+  FreezeLane(reason);
+  if (kshut_ || failed_) return;
+  switch (tx_) {
+    case Tx::kProp:
+      Emit(kTimerOff);
+      GoRaw(x_, false);
+      break;
+    case Tx::kComm:
+      Emit(kTimerOff);
+      SendFrame(FrameKind::kLaneDown, InOff());
+      if (got_sent_) {
+        // R may be past STG and reading what we staged: it tells us how far.
+        tx_ = Tx::kDown;
+      } else {
+        GoRaw(x_, true);
+      }
+      break;
+    case Tx::kLane:
+      SendFrame(FrameKind::kLaneDown, InOff());
+      tx_ = Tx::kDown;
+      break;
+    case Tx::kStg:  // R may not leave STG by itself (rule 8)
+    case Tx::kDown:
+    case Tx::kRaw:
+      break;
+  }
+}
+
+// --- The end of TCP (rule 18)
+// --------------------------------------------------------
+
+void Stream::OnTcpEnd(int error) {
+  if (eof_) return;
+  // What landed before the end was noticed still says where bytes belong.
+  TakeCtl();
+  if (eof_ || failed_) return;
+  Emit(kRxReady | kTxReady);
+  if (rx_ == Rx::kFrames) {
+    if (tx_ == Tx::kLane || tx_ == Tx::kDown) {
+      FreezeLane(base::Reason::kPeerGone);
+      if (failed_) return;
+      if (pfin_known_ && InOff() == pfin_ && fin_sent_ && error == 0) {
+        // Rule 17: the peer has all of ours, or it would not have shut down.
+        eof_ = true;
+        fin_acked_ = true;
+        out_.Clear();
+        return;
+      }
+    }
+    return PeerDied(error);
+  }
+  if (rx_ != Rx::kRaw) return PeerDied(error);
+  const bool staged =
+      (waiting_ != Waiting::kNothing || !limbo_.empty()) && InOff() == rx_x_;
+  if (error != 0 || staged) return PeerDied(error);
+  // An orderly half-close: we can still send.
+  eof_ = true;
+  Trigger(base::Reason::kPeerGone);
+  FreezeLane(base::Reason::kPeerGone);
+}
+
+void Stream::PeerDied(int error) {
+  // P never ends in order with staged bytes: it flushes them raw first.  So an
+  // end exactly where they begin means that it died staging.
+  const std::uint64_t start = rx_x_;
+  const bool raw_tx = tx_ == Tx::kRaw;
+  FreezeLane(base::Reason::kPeerGone);
+  if (failed_) return;
+  if (!limbo_.empty() && InOff() == start) {
+    if (!stash_.Append(limbo_.data(), limbo_.size())) {
+      return Fail(base::Reason::kNoMemory);
+    }
+  }
+  limbo_.Clear();
+  eof_ = true;
+  // TCP would say ECONNRESET if bytes of ours were left unread.
+  if (!raw_tx && lane_ != nullptr) {
+    error = AckedOff() < tx_off_ ? ECONNRESET : 0;
+  }
+  if (so_error_ == 0) so_error_ = error;
+  tx_broken_ = true;
+  out_.Clear();
+  tie_copy_.Clear();
+  accept_ = false;
+  hs_have_ = 0;
+  tx_ = Tx::kRaw;
+  rx_ = Rx::kRaw;
+  waiting_ = Waiting::kNothing;
+  Emit(kTimerOff | kRxReady | kTxReady);
+}
+
+// The peer broke the rules, or memory ran out where bytes would be lost: the
+// stream ends as if reset.
+void Stream::Fail(base::Reason reason) {
+  if (failed_) return;
+  RCSOCK_LOG(1, "stream reset: %s", base::ReasonKey(reason));
+  failed_ = true;
+  accept_ = false;
+  if (lane_ != nullptr && !frozen_) {
+    lane_->Freeze();
+    frozen_ = true;
+    Emit(kLeftLane);
+  }
+  why_left_ = reason;
+  out_.Clear();
+  stash_.Clear();
+  limbo_.Clear();
+  tie_copy_.Clear();
+  tx_ = Tx::kRaw;
+  rx_ = Rx::kRaw;
+  waiting_ = Waiting::kNothing;
+  so_error_ = ECONNRESET;
+  eof_ = tx_broken_ = true;
+  pfin_known_ = false;
+  Emit(kMustReset | kRxReady | kTxReady | kTimerOff);
+}
+
+}  // namespace rcsock::stream

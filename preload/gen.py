@@ -1,0 +1,60 @@
+#!/usr/bin/env python3
+"""From lib/base/calls.def: the preload's version script, or docs/interposed.md.
+
+usage: gen.py exports|docs lib/base/calls.def
+"""
+
+import re
+import sys
+
+TITLES = {
+    "connection": "Making and ending connections",
+    "data": "Data",
+    "waiting": "Waiting",
+    "descriptors": "Descriptors and options",
+    "processes": "Processes",
+    "signals": "Signals",
+    "fortify": "Names that FORTIFY uses",
+    "aliases": "Other names in glibc",
+}
+
+
+def rows(path):
+    """(group, name, what) of each symbol."""
+    for line in open(path):
+        call = re.match(
+            r'(CALL|CALLV|VARIADIC)\((.*?), .*?"(.*)"\)\s*$', line)
+        if call:
+            words = [w.strip() for w in line.split("(", 1)[1].split(",")]
+            name = words[1] if call[1] == "CALLV" else words[2]
+            yield words[0], name, call[3]
+            continue
+        alias = re.match(r"ALIAS\((\w+), (\w+), (\w+),", line)
+        if alias:
+            yield alias[1], alias[2], f"As `{alias[3]}`."
+
+
+def exports(path):
+    print("{\n  global:")
+    for _, name, _ in rows(path):
+        print(f"    {name};")
+    print("  local:\n    *;\n};")
+
+
+def docs(path):
+    print("# Interposed symbols\n")
+    print("Made from `lib/base/calls.def` by `preload/gen.py`; a test keeps it "
+          "current. A descriptor\nthat is no TCP stream passes straight to the "
+          "kernel in every one of them. What glibc calls\ninside itself "
+          "(`fork` in `daemon`, for one) is followed by other means: see "
+          "`design.md`.")
+    group = None
+    for row_group, name, what in rows(path):
+        if row_group != group:
+            group = row_group
+            print(f"\n## {TITLES[group]}\n\n| symbol | on a stream |\n| --- | --- |")
+        print(f"| `{name}` | {what} |")
+
+
+if __name__ == "__main__":
+    {"exports": exports, "docs": docs}[sys.argv[1]](sys.argv[2])

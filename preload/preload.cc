@@ -1,0 +1,144 @@
+// The symbols that the preload puts before libc's, one definition for each line
+// of lib/base/calls.def, and nothing else.
+
+#include <sys/eventfd.h>
+#include <sys/ioctl.h>
+#include <sys/sendfile.h>
+#include <sys/timerfd.h>
+#include <unistd.h>
+
+#include <cerrno>
+
+#include "lib/base/real.h"
+#include "lib/posix/hooks.h"
+#include "lib/posix/process.h"
+
+#define RCSOCK_EXPORT extern "C" __attribute__((visibility("default")))
+
+namespace hook = rcsock::posix::hook;
+
+#define CALL(group, result, name, params, args, doc) \
+  RCSOCK_EXPORT result name params { return hook::name args; }
+#define CALLV(group, name, params, args, doc)                          \
+  RCSOCK_EXPORT void name params {                                     \
+    hook::name args;                                                   \
+    if constexpr (__builtin_strcmp(#name, "closefrom") != 0) __builtin_unreachable(); \
+  }
+#define VARIADIC(...)
+#define ALIAS(group, alias, name, result, params, args) \
+  RCSOCK_EXPORT result alias params { return hook::name args; }
+#include "lib/base/calls.def"
+
+// --- The variadic ones --------------------------------------------------------
+
+// A missing argument reads as garbage, which the kernel ignores where none is
+// expected: as in libc's own fcntl and ioctl.
+RCSOCK_EXPORT int fcntl(int fd, int command, ...) {
+  va_list arguments;
+  va_start(arguments, command);
+  const long argument = va_arg(arguments, long);
+  va_end(arguments);
+  return hook::Fcntl(fd, command, argument);
+}
+
+RCSOCK_EXPORT int fcntl64(int fd, int command, ...) {
+  va_list arguments;
+  va_start(arguments, command);
+  const long argument = va_arg(arguments, long);
+  va_end(arguments);
+  return hook::Fcntl(fd, command, argument);
+}
+
+RCSOCK_EXPORT int ioctl(int fd, unsigned long request, ...) {
+  va_list arguments;
+  va_start(arguments, request);
+  void* argument = va_arg(arguments, void*);
+  va_end(arguments);
+  return hook::Ioctl(fd, request, argument);
+}
+
+RCSOCK_EXPORT int dprintf(int fd, const char* format, ...) {
+  va_list arguments;
+  va_start(arguments, format);
+  const int result = hook::vdprintf(fd, format, arguments);
+  va_end(arguments);
+  return result;
+}
+
+RCSOCK_EXPORT int __dprintf_chk(int fd, int flag, const char* format, ...) {
+  va_list arguments;
+  va_start(arguments, format);
+  const int result = hook::__vdprintf_chk(fd, flag, format, arguments);
+  va_end(arguments);
+  return result;
+}
+
+namespace {
+
+// The arguments of execl and its like, up to the null that ends them.
+constexpr int kMostArguments = 4096;
+
+struct Arguments {
+  char* list[kMostArguments];
+  bool Collect(const char* first, va_list* rest) {
+    list[0] = const_cast<char*>(first);
+    int n = first == nullptr ? 0 : 1;
+    if (n == 0) return true;
+    for (;; ++n) {
+      if (n == kMostArguments) return false;
+      list[n] = va_arg(*rest, char*);
+      if (list[n] == nullptr) return true;
+    }
+  }
+};
+
+}  // namespace
+
+RCSOCK_EXPORT int execl(const char* path, const char* argument, ...) {
+  Arguments all;
+  va_list rest;
+  va_start(rest, argument);
+  const bool ok = all.Collect(argument, &rest);
+  va_end(rest);
+  if (!ok) {
+    errno = E2BIG;
+    return -1;
+  }
+  return hook::execv(path, all.list);
+}
+
+RCSOCK_EXPORT int execlp(const char* file, const char* argument, ...) {
+  Arguments all;
+  va_list rest;
+  va_start(rest, argument);
+  const bool ok = all.Collect(argument, &rest);
+  va_end(rest);
+  if (!ok) {
+    errno = E2BIG;
+    return -1;
+  }
+  return hook::execvp(file, all.list);
+}
+
+RCSOCK_EXPORT int execle(const char* path, const char* argument, ...) {
+  Arguments all;
+  va_list rest;
+  va_start(rest, argument);
+  const bool ok = all.Collect(argument, &rest);
+  char* const* environment = ok ? va_arg(rest, char* const*) : nullptr;
+  va_end(rest);
+  if (!ok) {
+    errno = E2BIG;
+    return -1;
+  }
+  return hook::execve(path, all.list, environment);
+}
+
+// --- Start and end ---------------------------------------------------------------
+
+namespace {
+
+__attribute__((constructor)) void Start() { rcsock::posix::InitProcess(); }
+__attribute__((destructor)) void End() { rcsock::posix::AtExit(); }
+
+}  // namespace

@@ -1,0 +1,179 @@
+// The cost of one request at an epoll server that has many connections, of
+// which the client uses a random one (or K at a time) for each.
+
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdint>
+#include <cstdio>
+#include <random>
+#include <vector>
+
+#include "tests/bench/net.h"
+#include "tests/bench/options.h"
+#include "tests/bench/sample.h"
+
+namespace {
+
+void Add(int epoll, int fd) {
+  epoll_event event{};
+  event.events = EPOLLIN;
+  event.data.fd = fd;
+  if (::epoll_ctl(epoll, EPOLL_CTL_ADD, fd, &event) != 0) {
+    bench::Die("epoll_ctl");
+  }
+}
+
+int Wait(int epoll, std::vector<epoll_event>* events) {
+  for (;;) {
+    const int n = ::epoll_wait(epoll, events->data(),
+                               static_cast<int>(events->size()), -1);
+    if (n >= 0) return n;
+    if (errno != EINTR) bench::Die("epoll_wait");
+  }
+}
+
+// Echoes on every connection until the last one is closed.
+void Serve(int listener) {
+  bench::RaiseDescriptorLimit();
+  const int epoll = ::epoll_create1(EPOLL_CLOEXEC);
+  if (epoll < 0) bench::Die("epoll_create1");
+  Add(epoll, listener);
+  std::vector<epoll_event> events(64);
+  std::vector<char> data(4096);
+  int open = 0;
+  do {
+    const int n = Wait(epoll, &events);
+    for (int i = 0; i < n; ++i) {
+      const int fd = events[static_cast<std::size_t>(i)].data.fd;
+      if (fd == listener) {
+        const int accepted = bench::Accept(listener);
+        bench::SetNonBlocking(accepted);
+        Add(epoll, accepted);
+        ++open;
+        continue;
+      }
+      const ssize_t got = ::recv(fd, data.data(), data.size(), 0);
+      if (got > 0) {
+        // Requests are far smaller than any socket buffer.
+        if (::send(fd, data.data(), static_cast<std::size_t>(got),
+                   MSG_NOSIGNAL) != got) {
+          bench::Die("send");
+        }
+      } else if (got == 0) {
+        ::close(fd);
+        --open;
+      } else if (errno != EAGAIN && errno != EINTR) {
+        bench::Die("recv");
+      }
+    }
+  } while (open > 0);
+}
+
+class Client {
+ public:
+  Client(const std::string& host, std::uint16_t port, int connections,
+         std::size_t size)
+      : message_(size, 'x'), events_(64) {
+    epoll_ = ::epoll_create1(EPOLL_CLOEXEC);
+    if (epoll_ < 0) bench::Die("epoll_create1");
+    for (int i = 0; i < connections; ++i) {
+      fds_.push_back(bench::Connect(host, port));
+      Add(epoll_, fds_.back());
+    }
+  }
+  ~Client() {
+    for (const int fd : fds_) ::close(fd);
+    ::close(epoll_);
+  }
+  Client(const Client&) = delete;
+  Client& operator=(const Client&) = delete;
+
+  // A few requests on every connection in turn.
+  void Touch(int times) {
+    for (int i = 0; i < times; ++i) {
+      for (const int fd : fds_) {
+        bench::WriteAll(fd, message_.data(), message_.size());
+        Receive();
+      }
+    }
+  }
+
+  void Request() {
+    const int fd = fds_[random_() % fds_.size()];
+    bench::WriteAll(fd, message_.data(), message_.size());
+  }
+
+  // Waits for answers; returns how many came.
+  int Receive() {
+    const int n = Wait(epoll_, &events_);
+    for (int i = 0; i < n; ++i) {
+      ReadAnswer(events_[static_cast<std::size_t>(i)].data.fd);
+    }
+    return n;
+  }
+
+ private:
+  void ReadAnswer(int fd) {
+    if (!bench::ReadAll(fd, message_.data(), message_.size())) {
+      errno = ECONNRESET;
+      bench::Die("recv");
+    }
+  }
+
+  std::vector<char> message_;
+  std::vector<epoll_event> events_;
+  std::vector<int> fds_;
+  std::minstd_rand random_{1};
+  int epoll_ = -1;
+};
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  CLI::App app{"Requests over many connections of one epoll server"};
+  bench::Ends ends;
+  int connections = 10;
+  int active = 1;
+  int touch = 16;
+  std::size_t size = 64;
+  std::int64_t iterations = 100'000;
+  bench::AddEnds(&app, &ends);
+  app.add_option("--connections", connections)
+      ->check(CLI::Range(1, 100'000))
+      ->capture_default_str();
+  app.add_option("--active", active, "requests in flight")
+      ->check(CLI::Range(1, 1000))
+      ->capture_default_str();
+  app.add_option("--touch", touch, "requests on each connection beforehand")
+      ->check(CLI::Range(0, 10'000))
+      ->capture_default_str();
+  app.add_option("--size", size)
+      ->check(CLI::Range(1, 4096))
+      ->capture_default_str();
+  app.add_option("--iters", iterations)
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  CLI11_PARSE(app, argc, argv);
+
+  return bench::RunEnds(ends, Serve, [&](std::uint16_t port) {
+    bench::RaiseDescriptorLimit();
+    Client client(ends.host, port, connections, size);
+    client.Touch(touch);
+    for (int i = 1; i < active; ++i) client.Request();
+    int answers = 0;
+    const bench::Cost cost = bench::Measure(iterations, [&] {
+      client.Request();
+      while (answers == 0) answers = client.Receive();
+      --answers;
+    });
+    for (int left = active - 1 - answers; left > 0;) left -= client.Receive();
+    std::printf(
+        "{\"bench\":\"many\",\"connections\":%d,\"active\":%d,\"size\":%zu,"
+        "\"iters\":%lld,\"ns\":%.1f,\"best_ns\":%.1f}\n",
+        connections, active, size, static_cast<long long>(iterations),
+        cost.median_ns, cost.best_ns);
+  });
+}

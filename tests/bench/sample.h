@@ -1,0 +1,39 @@
+#ifndef RCSOCK_TESTS_BENCH_SAMPLE_H_
+#define RCSOCK_TESTS_BENCH_SAMPLE_H_
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+#include "tests/bench/net.h"
+
+namespace bench {
+
+struct Cost {
+  double median_ns;
+  double best_ns;
+};
+
+// The cost of one call of `step`: a tenth of `iterations` to warm up, then a
+// hundred batches, of which it takes the median and the best.  The clock is
+// read once per batch.
+template <typename Step>
+Cost Measure(std::int64_t iterations, Step step) {
+  constexpr int kBatches = 100;
+  const std::int64_t batch = std::max<std::int64_t>(1, iterations / kBatches);
+  for (std::int64_t i = 0; i < batch * kBatches / 10; ++i) step();
+  std::vector<double> costs;
+  costs.reserve(kBatches);
+  for (int b = 0; b < kBatches; ++b) {
+    const std::int64_t start = NowNs();
+    for (std::int64_t i = 0; i < batch; ++i) step();
+    costs.push_back(static_cast<double>(NowNs() - start) /
+                    static_cast<double>(batch));
+  }
+  std::sort(costs.begin(), costs.end());
+  return {costs[kBatches / 2], costs[0]};
+}
+
+}  // namespace bench
+
+#endif  // RCSOCK_TESTS_BENCH_SAMPLE_H_

@@ -1,0 +1,16 @@
+// A libFuzzer target: both ends of a ring against a model.
+//   clang++ -std=c++20 -O1 -g -fsanitize=fuzzer,address,undefined -I.
+//     tests/fuzz/ring_fuzz.cc lib/ring/tx.cc -o ring_fuzz
+// tests/ring/ring_test.cc replays random inputs through the same driver.
+
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+
+#include "tests/ring/ring_driver.h"
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data,
+                                      std::size_t size) {
+  if (!rcsock::ring::test::Driver(data, size).Run().empty()) std::abort();
+  return 0;
+}

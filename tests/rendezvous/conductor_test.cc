@@ -1,0 +1,349 @@
+#include <dirent.h>
+#include <poll.h>
+#include <sys/epoll.h>
+#include <sys/resource.h>
+
+#include <atomic>
+#include <fstream>
+
+#include "tests/rendezvous/util.h"
+
+namespace rcsock::rendezvous {
+namespace {
+
+using base::Reason;
+
+timespec CpuOf(Conductor* conductor) {
+  timespec used{};
+  conductor->Post([&used] { ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &used); });
+  Drain(conductor);
+  return used;
+}
+
+long Nanoseconds(timespec t) { return t.tv_sec * 1'000'000'000 + t.tv_nsec; }
+
+// CPU that the conductor uses in 200 ms of silence.
+long IdleNs(Conductor* conductor) {
+  const timespec before = CpuOf(conductor);
+  ::usleep(200'000);
+  return Nanoseconds(CpuOf(conductor)) - Nanoseconds(before);
+}
+
+TEST(Conductor, IdleCostsNothing) {
+  ExpectSuccess(Spawn([] {
+    Conductor* conductor = GetConductor();
+    const TcpPair pair = MakeTcpPair();
+    auto c = ConnectorSeeker(pair.connector);
+    auto s = AcceptorSeeker(pair.acceptor);
+    c->Start(conductor);
+    s->Start(conductor);
+    ASSERT_TRUE(c->Wait() && s->Wait());
+    // What Drain itself costs is in it too.
+    EXPECT_LT(IdleNs(conductor), 2'000'000);
+  }));
+}
+
+TEST(Conductor, BlocksEverySignal) {
+  ExpectSuccess(Spawn([] {
+    Conductor* conductor = GetConductor();
+    sigset_t mask;
+    std::string name;
+    bool inside = false;
+    conductor->Post([&] {
+      ::pthread_sigmask(SIG_SETMASK, nullptr, &mask);
+      char text[16];
+      ::pthread_getname_np(::pthread_self(), text, sizeof text);
+      name = text;
+      inside = conductor->OnThread();
+    });
+    Drain(conductor);
+    EXPECT_EQ(name, "rcsock");
+    EXPECT_TRUE(inside);
+    EXPECT_FALSE(conductor->OnThread());
+    for (int signal = 1; signal < 32; ++signal) {
+      if (signal == SIGKILL || signal == SIGSTOP) continue;
+      EXPECT_EQ(::sigismember(&mask, signal), 1) << signal;
+    }
+    sigset_t own;
+    ::pthread_sigmask(SIG_SETMASK, nullptr, &own);
+    EXPECT_EQ(::sigismember(&own, SIGTERM), 0);
+  }));
+}
+
+TEST(Conductor, Timers) {
+  ExpectSuccess(Spawn([] {
+    Conductor* conductor = GetConductor();
+    std::atomic<int> fired{0};
+    std::atomic<bool> wrong{false};
+    const auto before = Clock::now();
+    const std::uint64_t never = conductor->After(5, [&] { wrong.store(true); });
+    conductor->CancelTimer(never);
+    conductor->After(30, [&] {
+      if (Clock::now() - before < milliseconds(30)) wrong.store(true);
+      fired.fetch_add(1);
+    });
+    conductor->After(0, [&] { fired.fetch_add(1); });
+    EXPECT_TRUE(Eventually([&] { return fired.load() == 2; }));
+    EXPECT_FALSE(wrong.load());
+  }));
+}
+
+TEST(Conductor, StopsAndStartsAgain) {
+  ExpectSuccess(Spawn([] {
+    Conductor* first = GetConductor();
+    const auto baseline = OpenFds().size();
+    const auto pairs = MakeTcpPairs(2);
+    auto c = ConnectorSeeker(pairs[0].connector);
+    auto s = AcceptorSeeker(pairs[0].acceptor);
+    c->Start(first);
+    s->Start(first);
+    ASSERT_TRUE(c->Wait() && s->Wait());
+    auto waiting = ConnectorSeeker(pairs[1].connector);
+    waiting->Start(first);
+    Drain(first);
+    Conductor::Stop();
+    EXPECT_EQ(Conductor::IfRunning(), nullptr);
+    EXPECT_FALSE(waiting->Wait());
+    EXPECT_EQ(waiting->failed, Reason::kNoThread);
+    EXPECT_NE(c->lost, Reason::kNone);
+    EXPECT_NE(c->lane->State(), Reason::kNone);
+    int threads = 0;
+    DIR* dir = ::opendir("/proc/self/task");
+    while (const dirent* entry = ::readdir(dir)) {
+      if (entry->d_name[0] != '.') ++threads;
+    }
+    ::closedir(dir);
+    EXPECT_EQ(threads, 1);
+    // The old pointer does nothing, and hurts nothing.
+    first->Post([] { ADD_FAILURE(); });
+    first->After(0, [] { ADD_FAILURE(); });
+    first->ReturnLane(c, std::move(c->lane));
+    first->ReturnLane(s, std::move(s->lane));
+    first->Seek(waiting);
+    first->Cancel(waiting.get());
+    Conductor* second = GetConductor();
+    EXPECT_NE(first, second);
+    auto c2 = ConnectorSeeker(pairs[0].connector);
+    auto s2 = AcceptorSeeker(pairs[0].acceptor);
+    c2->Start(second);
+    s2->Start(second);
+    EXPECT_TRUE(c2->Wait());
+    EXPECT_TRUE(s2->Wait());
+    c.reset();
+    s.reset();
+    Conductor::Stop();
+    Conductor::Stop();
+    c2.reset();
+    s2.reset();
+    EXPECT_LE(OpenFds().size(), baseline + 4);
+  }));
+}
+
+TEST(Conductor, ForkedChildStartsClean) {
+  ExpectSuccess(Spawn([] {
+    const auto pairs = MakeTcpPairs(3);
+    const auto before = OpenFds();
+    Conductor* conductor = GetConductor();
+    auto c = ConnectorSeeker(pairs[0].connector);
+    auto s = AcceptorSeeker(pairs[0].acceptor);
+    c->Start(conductor);
+    s->Start(conductor);
+    ASSERT_TRUE(c->Wait() && s->Wait());
+    auto waiting = ConnectorSeeker(pairs[1].connector);  // a binder
+    waiting->Start(conductor);
+    Drain(conductor);
+    Conductor::ForkPrepare();
+    const pid_t pid = ::fork();
+    if (pid == 0) {
+      Conductor::ForkChild();
+      ::alarm(kTestSeconds);
+      EXPECT_EQ(Conductor::IfRunning(), nullptr);
+      for (const auto& [fd, what] : OpenFds()) {
+        // A link's bells stay; they are eventfds that nobody waits for.
+        if (what == "anon_inode:[eventfd]") continue;
+        EXPECT_TRUE(before.contains(fd)) << fd << " " << what;
+      }
+      Conductor* own = GetConductor();
+      EXPECT_NE(own, conductor);
+      auto child_seeker = AcceptorSeeker(pairs[2].acceptor);
+      EXPECT_TRUE(child_seeker->Seek(own))
+          << base::ReasonKey(child_seeker->failed);
+      if (child_seeker->lane) ExchangeNonces(child_seeker.get());
+      // The parent ends first.
+      char byte;
+      ::close(pairs[2].connector);
+      EXPECT_EQ(::recv(child_seeker->fd(), &byte, 1, 0), 0);
+      ::_exit(::testing::Test::HasFailure() ? 1 : 0);
+    }
+    Conductor::ForkParent();
+    // The parent's lanes go on, and it meets its child.
+    SendAll(c->lane.get(), "after", 5);
+    EXPECT_EQ(ReceiveAll(s->lane.get(), 5), "after");
+    auto parent_seeker = ConnectorSeeker(pairs[2].connector);
+    EXPECT_TRUE(parent_seeker->Seek(conductor))
+        << base::ReasonKey(parent_seeker->failed);
+    if (parent_seeker->lane) ExchangeNonces(parent_seeker.get());
+    ::shutdown(pairs[2].connector, SHUT_WR);
+    ExpectSuccess(pid);
+  }));
+}
+
+TEST(Conductor, ForkUnderLoad) {
+  ExpectSuccess(Spawn([] {
+    Conductor* conductor = GetConductor();
+    const TcpPair pair = MakeTcpPair();
+    auto c = ConnectorSeeker(pair.connector);
+    auto s = AcceptorSeeker(pair.acceptor);
+    for (int i = 0; i < 100; ++i) {
+      c->Start(conductor);
+      s->Start(conductor);
+      Conductor::ForkPrepare();
+      const pid_t pid = ::fork();
+      if (pid == 0) {
+        Conductor::ForkChild();
+        ::alarm(kTestSeconds);
+        bool posted = false;
+        Conductor* own = GetConductor();
+        own->Post([&posted] { posted = true; });
+        Drain(own);
+        ::_exit(posted ? 0 : 1);
+      }
+      Conductor::ForkParent();
+      ExpectSuccess(pid);
+      ASSERT_TRUE(c->Wait()) << base::ReasonKey(c->failed);
+      ASSERT_TRUE(s->Wait()) << base::ReasonKey(s->failed);
+      conductor->ReturnLane(c, std::move(c->lane));
+      conductor->ReturnLane(s, std::move(s->lane));
+    }
+  }));
+}
+
+TEST(Conductor, BellZeroReachesTheHandler) {
+  ExpectSuccess(Spawn([] {
+    Conductor* conductor = GetConductor();
+    std::atomic<int> rx{0};
+    int cookie = 0;
+    conductor->SetCompletionHandler([&](const lane::Completion& completion) {
+      if (completion.cookie == &cookie &&
+          (completion.flags & lane::kCompletionRx)) {
+        rx.fetch_add(1);
+      }
+    });
+    const TcpPair pair = MakeTcpPair();
+    auto c = ConnectorSeeker(pair.connector);
+    auto s = AcceptorSeeker(pair.acceptor);
+    c->Start(conductor);
+    s->Start(conductor);
+    ASSERT_TRUE(c->Wait() && s->Wait());
+    s->link()->SetCookie(s->index(), &cookie);
+    s->lane->SetNotify(lane::kNotifyRxPoller | lane::kNotifyRxBits, 0);
+    // Each message comes when the conductor sleeps, or is about to: none may be
+    // lost.
+    for (int i = 0; i < 2000; ++i) {
+      const int before = rx.load();
+      SendAll(c->lane.get(), "x", 1);
+      ASSERT_TRUE(Eventually([&] { return rx.load() > before; })) << i;
+      EXPECT_EQ(ReceiveAll(s->lane.get(), 1), "x");
+    }
+  }));
+}
+
+TEST(Conductor, BellsMadeLater) {
+  for (bool announced : {true, false}) {
+    ExpectSuccess(Spawn([announced] {
+      Conductor* conductor = GetConductor();
+      const TcpPair pair = MakeTcpPair();
+      auto c = ConnectorSeeker(pair.connector);
+      auto s = AcceptorSeeker(pair.acceptor);
+      c->Start(conductor);
+      s->Start(conductor);
+      ASSERT_TRUE(c->Wait() && s->Wait());
+      const int fd = conductor->bells()->EnsureBell(3);
+      ASSERT_GE(fd, 0);
+      if (announced) {
+        conductor->AnnounceBell(3);
+        Drain(conductor);
+      }
+      s->lane->SetNotify(lane::kNotifyRxPoller | lane::kNotifyRxBits, 3);
+      conductor->bells()->Arm(3);
+      SendAll(c->lane.get(), "x", 1);
+      // Without the announcement the kick comes by bell 0.
+      pollfd rung{fd, POLLIN, 0};
+      EXPECT_EQ(::poll(&rung, 1, 10'000), 1);
+    }));
+  }
+}
+
+class CountingWatcher : public AnchorWatcher {
+ public:
+  explicit CountingWatcher(int fd) : fd_(fd) {}
+  void OnAnchor(std::uint32_t events) override {
+    seen.fetch_or(events);
+    char bytes[64];
+    while (drain && ::recv(fd_, bytes, sizeof bytes, MSG_DONTWAIT) > 0) {
+    }
+    calls.fetch_add(1);
+  }
+  std::atomic<std::uint32_t> seen{0};
+  std::atomic<int> calls{0};
+  bool drain = true;
+
+ private:
+  const int fd_;
+};
+
+TEST(Anchors, EventsComeUntilUnwatched) {
+  ExpectSuccess(Spawn([] {
+    Conductor* conductor = GetConductor();
+    const auto pairs = MakeTcpPairs(100);
+    std::vector<std::shared_ptr<CountingWatcher>> watchers;
+    for (const TcpPair& pair : pairs) {
+      watchers.push_back(std::make_shared<CountingWatcher>(pair.acceptor));
+      ASSERT_TRUE(conductor->Watch(pair.acceptor, watchers.back(), EPOLLIN));
+    }
+    for (const TcpPair& pair : pairs) ::send(pair.connector, "x", 1, 0);
+    for (auto& watcher : watchers) {
+      EXPECT_TRUE(Eventually([&] { return watcher->seen.load() & EPOLLIN; }));
+    }
+    // 0: nothing but the ends.
+    conductor->Rewatch(pairs[0].acceptor, 0);
+    Drain(conductor);
+    const int before = watchers[0]->calls.load();
+    ::send(pairs[0].connector, "x", 1, 0);
+    ::send(pairs[1].connector, "x", 1, 0);
+    EXPECT_TRUE(Eventually([&] { return watchers[1]->calls.load() >= 2; }));
+    EXPECT_EQ(watchers[0]->calls.load(), before);
+    conductor->Rewatch(pairs[0].acceptor, EPOLLIN);
+    EXPECT_TRUE(Eventually([&] { return watchers[0]->calls.load() > before; }));
+    conductor->Unwatch(pairs[0].acceptor);
+    EXPECT_EQ(watchers[0].use_count(), 1);
+    EXPECT_FALSE(conductor->Watch(-1, watchers[0], EPOLLIN));
+  }));
+}
+
+TEST(Anchors, UnremovableRegistrationDoesNotSpin) {
+  ExpectSuccess(Spawn([] {
+    Conductor* conductor = GetConductor();
+    const auto pairs = MakeTcpPairs(2);
+    auto gone = std::make_shared<CountingWatcher>(pairs[0].acceptor);
+    auto stays = std::make_shared<CountingWatcher>(pairs[1].acceptor);
+    ASSERT_TRUE(conductor->Watch(pairs[0].acceptor, gone, EPOLLIN));
+    ASSERT_TRUE(conductor->Watch(pairs[1].acceptor, stays, EPOLLIN));
+    // Closed too early, with a duplicate that keeps the registration alive.
+    const int duplicate = ::dup(pairs[0].acceptor);
+    ::close(pairs[0].acceptor);
+    conductor->Unwatch(pairs[0].acceptor);
+    ::send(pairs[0].connector, "x", 1, 0);
+    ::send(pairs[1].connector, "x", 1, 0);
+    EXPECT_TRUE(Eventually([&] { return stays->calls.load() > 0; }));
+    EXPECT_LT(IdleNs(conductor), 20'000'000);
+    const int before = stays->calls.load();
+    ::send(pairs[1].connector, "x", 1, 0);
+    EXPECT_TRUE(Eventually([&] { return stays->calls.load() > before; }));
+    EXPECT_EQ(gone->calls.load(), 0);
+    ::close(duplicate);
+  }));
+}
+
+}  // namespace
+}  // namespace rcsock::rendezvous

@@ -1,0 +1,326 @@
+// Peers that lie, flood, die and run out of things.
+#include <sys/eventfd.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/un.h>
+
+#include <random>
+
+#include "lib/rendezvous/address.h"
+#include "lib/rendezvous/wire.h"
+#include "tests/rendezvous/util.h"
+
+namespace rcsock::rendezvous {
+namespace {
+
+using base::Reason;
+
+Tuple TupleOf(int connector_fd) {
+  sockaddr_storage local;
+  sockaddr_storage peer;
+  EXPECT_TRUE(
+      TestSeeker(connector_fd, stream::Role::kConnector).Names(&local, &peer));
+  Address local_address;
+  Address peer_address;
+  std::uint16_t local_port;
+  std::uint16_t peer_port;
+  Normalise(local, &local_address, &local_port);
+  Normalise(peer, &peer_address, &peer_port);
+  return MakeTuple(stream::Role::kConnector, local_address, local_port,
+                   peer_address, peer_port);
+}
+
+// Knocks at the name of a binder, as any process of this uid can.
+int Knock(const Tuple& tuple) {
+  sockaddr_un name;
+  const socklen_t length = MeetingName(tuple, &name);
+  const int fd = ::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+  EXPECT_TRUE(Eventually([&] {
+    return ::connect(fd, reinterpret_cast<const sockaddr*>(&name), length) == 0;
+  }));
+  return fd;
+}
+
+bool ClosedByPeer(int fd) {
+  char bytes[kMaxPacket];
+  for (;;) {
+    const ssize_t n = ::recv(fd, bytes, sizeof bytes, 0);
+    if (n == 0 || (n < 0 && errno == ECONNRESET)) return true;
+    if (n < 0) return false;
+  }
+}
+
+Hello GoodHello(const Tuple& tuple, std::uint8_t uuid_byte) {
+  auto hello = NewMessage<Hello>();
+  std::memset(hello.uuid, uuid_byte, sizeof hello.uuid);
+  std::memcpy(hello.tuple, &tuple, sizeof hello.tuple);
+  hello.role = 1;  // the acceptor
+  return hello;
+}
+
+TEST(Hostile, NonsenseAtTheName) {
+  ExpectSuccess(Spawn([] {
+    Conductor* conductor = GetConductor();
+    const TcpPair pair = MakeTcpPair();
+    const Tuple tuple = TupleOf(pair.connector);
+    const std::size_t before = OpenFds().size();
+    for (int kind = 0; kind < 6; ++kind) {
+      auto c = ConnectorSeeker(pair.connector);
+      auto s = AcceptorSeeker(pair.acceptor);
+      c->Start(conductor);
+      const int fd = Knock(tuple);
+      Hello hello = GoodHello(tuple, 7);
+      char bytes[4096] = {};
+      switch (kind) {
+        case 0:  // not a message
+          std::memset(bytes, 0xa5, sizeof bytes);
+          ::send(fd, bytes, 60, 0);
+          break;
+        case 1:  // longer than any
+          ::send(fd, bytes, sizeof bytes, 0);
+          break;
+        case 2:  // another connection's
+          hello.tuple[0] ^= 1;
+          ::send(fd, &hello, sizeof hello, 0);
+          break;
+        case 3:  // my own role
+          hello.role = 0;
+          ::send(fd, &hello, sizeof hello, 0);
+          break;
+        case 4: {  // with descriptors
+          int fds[kMaxFds];
+          for (int& each : fds) each = fd;
+          ASSERT_EQ(SendPacket(fd, &hello, sizeof hello, fds, kMaxFds), 0);
+          break;
+        }
+        case 5:  // not a byte
+          ::shutdown(fd, SHUT_WR);
+          break;
+      }
+      EXPECT_TRUE(ClosedByPeer(fd)) << kind;
+      ::close(fd);
+      // The binder goes on waiting for its true peer.
+      s->Start(conductor);
+      EXPECT_TRUE(c->Wait()) << kind << base::ReasonKey(c->failed);
+      EXPECT_TRUE(s->Wait()) << kind;
+      conductor->ReturnLane(c, std::move(c->lane));
+      conductor->ReturnLane(s, std::move(s->lane));
+    }
+    Drain(conductor);
+    // The one link and its memory are all that is new.
+    EXPECT_LT(OpenFds().size(), before + 16);
+  }));
+}
+
+TEST(Hostile, OtherVersion) {
+  ExpectSuccess(Spawn([] {
+    const TcpPair pair = MakeTcpPair();
+    auto c = ConnectorSeeker(pair.connector);
+    c->Start(GetConductor());
+    const int fd = Knock(TupleOf(pair.connector));
+    Hello hello = GoodHello(TupleOf(pair.connector), 7);
+    hello.header.version = kVersion + 1;
+    ::send(fd, &hello, sizeof hello, 0);
+    EXPECT_FALSE(c->Wait());
+    EXPECT_EQ(c->failed, Reason::kPeerVersion);
+    EXPECT_TRUE(c->final);
+  }));
+}
+
+// Random records, sound headers among them, to both sides of a link.
+TEST(Hostile, NonsenseOnTheLink) {
+  ExpectSuccess(Spawn([] {
+    Conductor* conductor = GetConductor();
+    const TcpPair pair = MakeTcpPair();
+    const Tuple tuple = TupleOf(pair.connector);
+    std::mt19937 random(20261121);
+    std::size_t settled = 0;
+    for (int round = 0; round < 400; ++round) {
+      const bool victim_decides = round % 2 == 0;
+      auto c = ConnectorSeeker(pair.connector);
+      c->Start(conductor);
+      const int fd = Knock(tuple);
+      const Hello hello = GoodHello(tuple, victim_decides ? 0xff : 0);
+      ::send(fd, &hello, sizeof hello, 0);
+      const int memory =
+          ::memfd_create("rcsock-test", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+      const int bell = ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+      if (round % 4 < 2) {
+        EXPECT_EQ(::ftruncate(memory, 1 << 20), 0);
+        ::fcntl(memory, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW);
+      }
+      const int messages = 1 + static_cast<int>(random() % 6);
+      for (int i = 0; i < messages; ++i) {
+        std::uint8_t bytes[kMaxPacket];
+        for (auto& byte : bytes) {
+          byte = static_cast<std::uint8_t>(random() % 3 ? 0 : random());
+        }
+        constexpr std::size_t kSizes[] = {
+            sizeof(LinkMsg),    sizeof(LinkAck),  sizeof(BellMsg),
+            sizeof(SegmentMsg), sizeof(OpenMsg),  sizeof(OpenedMsg),
+            sizeof(RejectMsg),  sizeof(ReadyMsg), sizeof(ClosedMsg)};
+        const std::size_t kind = random() % std::size(kSizes);
+        const std::size_t length = kSizes[kind];
+        if (random() % 8 != 0) {
+          Header header{kMagic, kVersion, static_cast<Type>(kind + 2),
+                        static_cast<std::uint16_t>(length)};
+          std::memcpy(bytes, &header, sizeof header);
+        }
+        int fds[kMaxFds];
+        for (int& each : fds) each = random() % 2 ? memory : bell;
+        const int count = static_cast<int>(random() % 4);
+        SendPacket(fd, bytes, length, fds, count);
+      }
+      ::shutdown(fd, SHUT_WR);
+      EXPECT_FALSE(c->Wait());
+      EXPECT_TRUE(ClosedByPeer(fd));
+      ::close(fd);
+      ::close(memory);
+      ::close(bell);
+      Drain(conductor);
+      EXPECT_TRUE(conductor->Links().empty());
+      // Whatever a round leaves behind would add up.
+      if (round == 20) settled = OpenFds().size();
+    }
+    EXPECT_LE(OpenFds().size(), settled + 2);
+    auto c = ConnectorSeeker(pair.connector);
+    auto s = AcceptorSeeker(pair.acceptor);
+    c->Start(conductor);
+    s->Start(conductor);
+    EXPECT_TRUE(c->Wait());
+    EXPECT_TRUE(s->Wait());
+  }));
+}
+
+enum class Step { kOtherAdopts, kOtherOpens, kRunning };
+
+// The peer is killed at one step of the way; the survivor hears of it.
+void KillAt(Step step) {
+  const TcpPair pair = MakeTcpPair();
+  Barrier barrier;
+  const pid_t victim = Spawn([&] {
+    auto s = AcceptorSeeker(pair.acceptor);
+    auto die = [] { ::kill(::getpid(), SIGKILL); };
+    if (step == Step::kOtherAdopts) s->on_adopt = die;
+    if (step == Step::kOtherOpens) s->on_open = die;
+    s->Seek(GetConductor());
+    barrier.Meet(0);
+    die();
+  });
+  const pid_t survivor = Spawn([&] {
+    auto c = ConnectorSeeker(pair.connector);
+    const auto before = Clock::now();
+    Conductor* conductor = GetConductor();
+    if (c->Seek(conductor)) {
+      if (step == Step::kRunning) barrier.Meet(1);
+      EXPECT_NE(step, Step::kOtherAdopts);
+      EXPECT_TRUE(c->WaitLost());
+      EXPECT_EQ(c->lost, Reason::kPeerGone);
+      EXPECT_EQ(c->lane->State(), Reason::kPeerGone);
+      conductor->ReturnLane(c, std::move(c->lane));
+    } else {
+      EXPECT_EQ(c->failed, Reason::kPeerGone);
+      EXPECT_FALSE(c->final);
+    }
+    EXPECT_LT(Clock::now() - before, milliseconds(1500));
+    EXPECT_TRUE(Eventually([&] { return conductor->Links().empty(); }));
+  });
+  ExpectKilled(victim);
+  ExpectSuccess(survivor);
+}
+
+TEST(Death, WhileAdopting) {
+  for (int i = 0; i < 6; ++i) KillAt(Step::kOtherAdopts);
+}
+TEST(Death, WhileOpening) {
+  for (int i = 0; i < 6; ++i) KillAt(Step::kOtherOpens);
+}
+TEST(Death, WithALane) {
+  for (int i = 0; i < 6; ++i) KillAt(Step::kRunning);
+}
+
+// The peer says HELLO, lower or higher than ours, and is gone.
+TEST(Death, AfterHello) {
+  for (int uuid : {0, 0xff}) {
+    ExpectSuccess(Spawn([uuid] {
+      const TcpPair pair = MakeTcpPair();
+      const Tuple tuple = TupleOf(pair.connector);
+      auto c = ConnectorSeeker(pair.connector);
+      Conductor* conductor = GetConductor();
+      const auto before = Clock::now();
+      c->Start(conductor);
+      const int fd = Knock(tuple);
+      Hello hello;
+      EXPECT_EQ(::recv(fd, &hello, sizeof hello, 0),
+                static_cast<ssize_t>(sizeof hello));
+      hello = GoodHello(tuple, static_cast<std::uint8_t>(uuid));
+      ::send(fd, &hello, sizeof hello, 0);
+      ::close(fd);
+      EXPECT_FALSE(c->Wait());
+      EXPECT_EQ(c->failed, Reason::kPeerGone);
+      EXPECT_LT(Clock::now() - before, milliseconds(900));
+    }));
+  }
+}
+
+TEST(Scarcity, NoDescriptorsForTheConductor) {
+  ExpectSuccess(Spawn([] {
+    const int top = ::open("/dev/null", O_RDONLY | O_CLOEXEC);
+    rlimit limit{static_cast<rlim_t>(top) + 1, 4096};
+    ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &limit), 0);
+    Reason why;
+    EXPECT_EQ(Conductor::Get(&why), nullptr);
+    EXPECT_EQ(why, Reason::kNoFds);
+    limit.rlim_cur = 4096;
+    ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &limit), 0);
+    // Not at once, so that a process in need is left alone for a while.
+    EXPECT_TRUE(Eventually([&] { return Conductor::Get(&why) != nullptr; }));
+  }));
+}
+
+TEST(Scarcity, NoDescriptorsForASeeker) {
+  ExpectSuccess(Spawn([] {
+    Conductor* conductor = GetConductor();
+    const auto pairs = MakeTcpPairs(2);
+    rlimit before{};
+    ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
+    // Below every free number, after however many descriptors.
+    for (int room = 0; room < 12; ++room) {
+      std::vector<int> fillers;
+      rlimit limit{256, before.rlim_max};
+      ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &limit), 0);
+      for (;;) {
+        const int fd = ::fcntl(0, F_DUPFD_CLOEXEC, 0);
+        if (fd < 0) break;
+        fillers.push_back(fd);
+      }
+      for (int i = 0; i < room; ++i) {
+        ::close(fillers.back());
+        fillers.pop_back();
+      }
+      auto c = ConnectorSeeker(pairs[0].connector);
+      auto s = AcceptorSeeker(pairs[0].acceptor);
+      c->Start(conductor);
+      s->Start(conductor);
+      const bool c_open = c->Wait();
+      const bool s_open = s->Wait();
+      EXPECT_EQ(c_open, s_open) << room;
+      if (room == 0) {
+        EXPECT_EQ(c->failed, Reason::kNoFds);
+      }
+      for (int fd : fillers) ::close(fd);
+      if (c_open) conductor->ReturnLane(c, std::move(c->lane));
+      if (s_open) conductor->ReturnLane(s, std::move(s->lane));
+    }
+    ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
+    auto c = ConnectorSeeker(pairs[1].connector);
+    auto s = AcceptorSeeker(pairs[1].acceptor);
+    c->Start(conductor);
+    s->Start(conductor);
+    EXPECT_TRUE(c->Wait()) << base::ReasonKey(c->failed);
+    EXPECT_TRUE(s->Wait()) << base::ReasonKey(s->failed);
+  }));
+}
+
+}  // namespace
+}  // namespace rcsock::rendezvous

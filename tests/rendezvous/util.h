@@ -1,0 +1,335 @@
+#ifndef RCSOCK_TESTS_RENDEZVOUS_UTIL_H_
+#define RCSOCK_TESTS_RENDEZVOUS_UTIL_H_
+
+#include <arpa/inet.h>
+#include <dirent.h>
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <signal.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <condition_variable>
+#include <cstring>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "lib/rendezvous/rendezvous.h"
+
+namespace rcsock::rendezvous {
+
+using std::chrono::milliseconds;
+using Clock = std::chrono::steady_clock;
+
+// No process of a test outlives this.
+constexpr unsigned kTestSeconds = 50;
+
+struct TcpPair {
+  int connector = -1;
+  int acceptor = -1;
+};
+
+inline int Listen(sockaddr_in* address, bool reuse_port = false) {
+  const int fd = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  const int one = 1;
+  if (reuse_port) {
+    ::setsockopt(fd, SOL_SOCKET, SO_REUSEPORT, &one, sizeof one);
+  }
+  if (address->sin_family == 0) {
+    address->sin_family = AF_INET;
+    address->sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  }
+  socklen_t length = sizeof *address;
+  if (::bind(fd, reinterpret_cast<sockaddr*>(address), length) != 0 ||
+      ::listen(fd, 4096) != 0 ||
+      ::getsockname(fd, reinterpret_cast<sockaddr*>(address), &length) != 0) {
+    ADD_FAILURE() << "listen: " << std::strerror(errno);
+  }
+  return fd;
+}
+
+inline int Connect(const sockaddr_in& address) {
+  const int fd = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  if (::connect(fd, reinterpret_cast<const sockaddr*>(&address),
+                sizeof address) != 0) {
+    ADD_FAILURE() << "connect: " << std::strerror(errno);
+  }
+  return fd;
+}
+
+inline std::vector<TcpPair> MakeTcpPairs(int count) {
+  sockaddr_in address{};
+  const int listener = Listen(&address);
+  std::vector<TcpPair> pairs;
+  for (int i = 0; i < count; ++i) {
+    TcpPair pair;
+    pair.connector = Connect(address);
+    pair.acceptor = ::accept4(listener, nullptr, nullptr, SOCK_CLOEXEC);
+    pairs.push_back(pair);
+  }
+  ::close(listener);
+  return pairs;
+}
+
+inline TcpPair MakeTcpPair() { return MakeTcpPairs(1)[0]; }
+
+// Waits for a byte-wide rendezvous between two processes of a test.
+class Barrier {
+ public:
+  Barrier() {
+    EXPECT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds_), 0);
+  }
+  // `side` 0 or 1; false if the other has died.
+  bool Meet(int side) {
+    if (other_open_) {
+      ::close(fds_[1 - side]);
+      other_open_ = false;
+    }
+    char byte = 1;
+    return ::send(fds_[side], &byte, 1, MSG_NOSIGNAL) == 1 &&
+           ::recv(fds_[side], &byte, 1, 0) == 1;
+  }
+
+ private:
+  int fds_[2];
+  bool other_open_ = true;
+};
+
+// Runs `body` in a process of its own; its expectations count.
+inline pid_t Spawn(const std::function<void()>& body) {
+  std::fflush(nullptr);
+  const pid_t pid = ::fork();
+  if (pid != 0) return pid;
+  ::alarm(kTestSeconds);
+  body();
+  std::fflush(nullptr);
+  ::_exit(::testing::Test::HasFailure() ? 1 : 0);
+}
+
+// The process ended by itself, and none of its expectations failed.
+inline void ExpectSuccess(pid_t pid) {
+  int status = 0;
+  ASSERT_EQ(::waitpid(pid, &status, 0), pid);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0)
+      << "status " << status;
+}
+
+inline void ExpectKilled(pid_t pid) {
+  int status = 0;
+  ASSERT_EQ(::waitpid(pid, &status, 0), pid);
+  EXPECT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL)
+      << "status " << status;
+}
+
+class TestSeeker : public Seeker {
+ public:
+  TestSeeker(int fd, stream::Role role) : fd_(fd), role_(role) {}
+
+  stream::Role role() const override { return role_; }
+  bool Names(sockaddr_storage* local, sockaddr_storage* peer) override {
+    socklen_t length = sizeof *local;
+    if (::getsockname(fd_, reinterpret_cast<sockaddr*>(local), &length) != 0) {
+      return false;
+    }
+    length = sizeof *peer;
+    return ::getpeername(fd_, reinterpret_cast<sockaddr*>(peer), &length) == 0;
+  }
+  void Adopt() override {
+    if (on_adopt) on_adopt();
+    if (never_adopt) return;
+    Conductor::IfRunning()->Adopted(this);
+  }
+  void OnLink(std::shared_ptr<lane::shm::Link> link, int index) override {
+    std::lock_guard lock(mutex_);
+    link_ = std::move(link);
+    index_ = index;
+  }
+  void LaneOpen(std::unique_ptr<lane::Lane> opened, std::uint32_t its_epoch,
+                const stream::Nonce& my_nonce,
+                const stream::Nonce& peers_nonce) override {
+    if (on_open) on_open();
+    std::lock_guard lock(mutex_);
+    lane = std::move(opened);
+    epoch = its_epoch;
+    mine = my_nonce;
+    peers = peers_nonce;
+    ++answers_;
+    changed_.notify_all();
+  }
+  void LinkLost(base::Reason reason) override {
+    std::lock_guard lock(mutex_);
+    lost = reason;
+    changed_.notify_all();
+  }
+  void SeekFailed(base::Reason why, bool is_final) override {
+    std::lock_guard lock(mutex_);
+    failed = why;
+    final = is_final;
+    ++answers_;
+    changed_.notify_all();
+  }
+
+  // Starts a search and waits for its end.
+  bool Seek(Conductor* conductor) {
+    Start(conductor);
+    return Wait();
+  }
+  void Start(Conductor* conductor) {
+    {
+      std::lock_guard lock(mutex_);
+      answers_ = 0;
+      failed = base::Reason::kNone;
+    }
+    conductor->Seek(shared_from_this());
+  }
+  // True if a lane came.
+  bool Wait(milliseconds limit = milliseconds(20'000)) {
+    std::unique_lock lock(mutex_);
+    if (!changed_.wait_for(lock, limit, [this] { return answers_ > 0; })) {
+      ADD_FAILURE() << "no answer";
+    }
+    EXPECT_LE(answers_, 1);
+    return lane != nullptr;
+  }
+  bool WaitLost() {
+    std::unique_lock lock(mutex_);
+    return changed_.wait_for(lock, milliseconds(20'000),
+                             [this] { return lost != base::Reason::kNone; });
+  }
+  int answers() {
+    std::lock_guard lock(mutex_);
+    return answers_;
+  }
+  const std::shared_ptr<lane::shm::Link>& link() const { return link_; }
+  int index() const { return index_; }
+  int fd() const { return fd_; }
+
+  bool never_adopt = false;
+  std::function<void()> on_adopt;
+  std::function<void()> on_open;
+  std::unique_ptr<lane::Lane> lane;
+  std::uint32_t epoch = 0;
+  stream::Nonce mine{};
+  stream::Nonce peers{};
+  base::Reason failed = base::Reason::kNone;
+  base::Reason lost = base::Reason::kNone;
+  bool final = false;
+
+ private:
+  const int fd_;
+  const stream::Role role_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  int answers_ = 0;
+  std::shared_ptr<lane::shm::Link> link_;
+  int index_ = -1;
+};
+
+inline std::shared_ptr<TestSeeker> ConnectorSeeker(int fd) {
+  return std::make_shared<TestSeeker>(fd, stream::Role::kConnector);
+}
+inline std::shared_ptr<TestSeeker> AcceptorSeeker(int fd) {
+  return std::make_shared<TestSeeker>(fd, stream::Role::kAcceptor);
+}
+
+inline Conductor* GetConductor() {
+  base::Reason why;
+  Conductor* conductor = Conductor::Get(&why);
+  if (conductor == nullptr) {
+    ADD_FAILURE() << "no conductor: " << base::ReasonKey(why);
+    ::_exit(1);
+  }
+  return conductor;
+}
+
+inline void SendAll(lane::Lane* lane, const void* bytes, std::size_t length) {
+  iovec iov{const_cast<void*>(bytes), length};
+  std::size_t done = 0;
+  const auto limit = Clock::now() + milliseconds(20'000);
+  while (done < length) {
+    done += lane->Post(&iov, 1, done, length - done);
+    if (Clock::now() > limit) {
+      ADD_FAILURE() << "the peer does not read";
+      return;
+    }
+  }
+}
+
+inline std::string ReceiveAll(lane::Lane* lane, std::size_t length) {
+  std::string got(length, '\0');
+  iovec iov{got.data(), length};
+  std::size_t done = 0;
+  const auto limit = Clock::now() + milliseconds(20'000);
+  while (done < length) {
+    if (lane->Peek() == lane::Head::kData) {
+      done += lane->Read(&iov, 1, done, length - done, false);
+    } else if (Clock::now() > limit) {
+      ADD_FAILURE() << "got " << done << " of " << length << " bytes";
+      break;
+    } else {
+      ::usleep(0);
+    }
+  }
+  return got;
+}
+
+// What each end does with its new lane: the nonces must be each other's, and
+// bytes flow both ways.
+inline void ExchangeNonces(TestSeeker* seeker) {
+  SendAll(seeker->lane.get(), seeker->mine.data(), seeker->mine.size());
+  const std::string got = ReceiveAll(seeker->lane.get(), 16);
+  EXPECT_EQ(std::memcmp(got.data(), seeker->peers.data(), 16), 0);
+}
+
+// Descriptor number -> what it is.
+inline std::map<int, std::string> OpenFds() {
+  std::map<int, std::string> fds;
+  DIR* dir = ::opendir("/proc/self/fd");
+  while (const dirent* entry = ::readdir(dir)) {
+    if (entry->d_name[0] == '.') continue;
+    const int fd = std::atoi(entry->d_name);
+    if (fd == ::dirfd(dir)) continue;
+    char target[256];
+    const std::string path = std::string("/proc/self/fd/") + entry->d_name;
+    const ssize_t n = ::readlink(path.c_str(), target, sizeof target);
+    fds[fd] = std::string(target, n > 0 ? static_cast<std::size_t>(n) : 0);
+  }
+  ::closedir(dir);
+  return fds;
+}
+
+// Runs on the conductor after all that was posted before.
+inline void Drain(Conductor* conductor) {
+  std::mutex mutex;
+  std::condition_variable changed;
+  bool done = false;
+  conductor->Post([&] {
+    std::lock_guard lock(mutex);
+    done = true;
+    changed.notify_all();
+  });
+  std::unique_lock lock(mutex);
+  changed.wait(lock, [&] { return done; });
+}
+
+template <typename Condition>
+bool Eventually(Condition condition, int limit_ms = 10'000) {
+  const auto limit = Clock::now() + milliseconds(limit_ms);
+  while (!condition()) {
+    if (Clock::now() > limit) return false;
+    ::usleep(1000);
+  }
+  return true;
+}
+
+}  // namespace rcsock::rendezvous
+
+#endif  // RCSOCK_TESTS_RENDEZVOUS_UTIL_H_

@@ -1,0 +1,128 @@
+#include <cstdint>
+#include <random>
+#include <vector>
+
+#include "gtest/gtest.h"
+#include "tests/ring/ring_driver.h"
+
+namespace rcsock::ring {
+namespace {
+
+using test::Driver;
+
+TEST(Ring, AgreesWithAQueueOfBytes) {
+  for (std::uint32_t seed = 1; seed <= 60; ++seed) {
+    std::mt19937 random(seed);
+    std::vector<std::uint8_t> input(4000);
+    for (auto& byte : input) byte = static_cast<std::uint8_t>(random());
+    const std::string error = Driver(input.data(), input.size()).Run();
+    ASSERT_EQ(error, "") << "seed " << seed;
+  }
+}
+
+constexpr Geometry kGeometry = Driver::kGeometry;
+
+class TxTest : public testing::Test {
+ protected:
+  Sent table_[kGeometry.slots];
+  Tx tx_{table_, kGeometry};
+};
+
+TEST_F(TxTest, SplitsAtTheEndOfTheRing) {
+  EXPECT_EQ(tx_.ReserveData(4000).offset, 0u);
+  EXPECT_EQ(tx_.ReserveData(4000).offset, 4000u);
+  EXPECT_EQ(tx_.ReserveData(4000).offset, 8000u);
+  ASSERT_TRUE(tx_.OnCredit(2));
+  EXPECT_EQ(tx_.ReserveData(4000).offset, 12000u);
+  const Placement tail = tx_.ReserveData(4000);
+  EXPECT_EQ(tail.offset, 16000u);
+  EXPECT_EQ(tail.length, 384u);
+  EXPECT_EQ(tx_.ReserveData(4000).offset, 0u);
+}
+
+TEST_F(TxTest, RewindsOnlyWhenAllIsCredited) {
+  tx_.ReserveData(100);
+  tx_.ReserveCtl(8);
+  ASSERT_TRUE(tx_.OnCredit(1));
+  EXPECT_EQ(tx_.ReserveData(100).imm.flags, 0);
+  ASSERT_TRUE(tx_.OnCredit(3));
+  const Placement place = tx_.ReserveData(100);
+  EXPECT_EQ(place.imm.flags, kFlagRewind);
+  EXPECT_EQ(place.offset, 0u);
+}
+
+TEST_F(TxTest, KeepsSlotsForControl) {
+  for (std::uint32_t i = 0; i < kGeometry.slots - kCtlSlots; ++i) {
+    EXPECT_EQ(tx_.ReserveData(1).length, 1u);
+  }
+  EXPECT_EQ(tx_.ReserveData(1).length, 0u);
+  EXPECT_EQ(tx_.Writable(), 0u);
+  for (std::uint32_t i = 0; i < kCtlSlots; ++i) {
+    EXPECT_EQ(tx_.ReserveCtl(56).length, 56u);
+  }
+  EXPECT_EQ(tx_.ReserveCtl(1).length, 0u);
+}
+
+TEST_F(TxTest, DoesNotChopBulkIntoLeftovers) {
+  for (int i = 0; i < 4; ++i) tx_.ReserveData(4050);
+  // 184 bytes are free: enough for a message of 100, no room for a large one.
+  EXPECT_EQ(tx_.Writable(), 0u);
+  EXPECT_EQ(tx_.ReserveData(5000).length, 0u);
+  EXPECT_EQ(tx_.ReserveData(100).length, 100u);
+}
+
+TEST(Rx, RefusesNonsense) {
+  const Imm bad[] = {
+      {Kind::kNone, 0, 10},
+      {Kind::kCredit, 0, 10},
+      {static_cast<Kind>(7), 0, 10},
+      {Kind::kData, 0, 0},
+      {Kind::kData, kFlagInline, 0},
+      {Kind::kData, kFlagInline, 57},
+      {Kind::kData, kFlagInline | kFlagRewind, 10},
+      {Kind::kData, 4, 10},
+      {Kind::kData, 0, kGeometry.record_max + 1},
+      {Kind::kData, 0, kMaxLength},
+      {Kind::kCtl, 0, 10},
+      {Kind::kCtl, kFlagRewind, 10},
+      {Kind::kCtl, kFlagInline, 57},
+  };
+  for (const Imm& imm : bad) {
+    Rx rx(kGeometry);
+    EXPECT_FALSE(rx.Accept(Encode(imm)));
+    EXPECT_FALSE(rx.active());
+    EXPECT_TRUE(rx.Accept(Encode({Kind::kData, 0, 10})));
+    EXPECT_EQ(rx.offset(), 0u);
+  }
+}
+
+TEST(Rx, RefusesAMessageAcrossTheEnd) {
+  Rx rx(kGeometry);
+  for (int i = 0; i < 4; ++i) {
+    ASSERT_TRUE(rx.Accept(Encode({Kind::kData, 0, 4095})));
+    rx.Take(4095);
+  }
+  EXPECT_FALSE(rx.Accept(Encode({Kind::kData, 0, 5})));
+  EXPECT_TRUE(rx.Accept(Encode({Kind::kData, 0, 4})));
+}
+
+TEST(Rx, CreditIsLazyButNotTooLazy) {
+  Rx rx(kGeometry);
+  for (int i = 0; i < 3; ++i) {
+    ASSERT_TRUE(rx.Accept(Encode({Kind::kData, kFlagInline, 8})));
+    rx.Take(8);
+    EXPECT_FALSE(rx.CreditDue());
+  }
+  ASSERT_TRUE(rx.Accept(Encode({Kind::kData, kFlagInline, 8})));
+  rx.Take(8);
+  EXPECT_TRUE(rx.CreditDue());
+  EXPECT_EQ(rx.Publish(), 4u);
+  ASSERT_TRUE(rx.Accept(Encode({Kind::kData, 0, 4096})));
+  EXPECT_FALSE(rx.Take(4095));
+  EXPECT_FALSE(rx.CreditDue());
+  EXPECT_TRUE(rx.Take(1));
+  EXPECT_TRUE(rx.CreditDue());
+}
+
+}  // namespace
+}  // namespace rcsock::ring

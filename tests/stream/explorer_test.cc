@@ -1,0 +1,86 @@
+// Every interleaving of two real Streams within bounds (env: RCSOCK_EXPLORE=
+// "bytes epochs kills demotions deaths shutdowns" replaces the default ones).
+
+#include "tests/stream/explorer.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+
+namespace rcsock::stream {
+namespace {
+
+void Check(const Bounds& bounds) {
+  Result result = Explore(bounds, true);
+  std::printf("%zu states, %zu transitions, %zu quiescent, %zu promoted%s\n",
+              result.states, result.transitions, result.quiescent,
+              result.promoted, result.complete ? "" : " (not complete)");
+  ASSERT_EQ(result.error, nullptr) << result.error;
+  EXPECT_TRUE(result.complete);
+  EXPECT_GT(result.quiescent, 0u);
+  EXPECT_GT(result.promoted, 0u);
+}
+
+Bounds Of(int bytes, int epochs, int kills, int demotions, int deaths,
+          bool shutdowns) {
+  Bounds bounds;
+  bounds.bytes = bytes;
+  bounds.epochs = epochs;
+  bounds.kills = kills;
+  bounds.demotions = demotions;
+  bounds.deaths = deaths;
+  bounds.shutdowns = shutdowns;
+  return bounds;
+}
+
+TEST(ExplorerTest, OneByteEachWayEverythingAtOnce) {
+  Check(Of(1, 1, 1, 1, 1, true));
+}
+
+TEST(ExplorerTest, TwoEpochs) { Check(Of(1, 2, 0, 1, 1, true)); }
+
+TEST(ExplorerTest, TwoBytesEachWayDeathAndDemotion) {
+  Check(Of(2, 1, 0, 1, 1, false));
+}
+
+TEST(ExplorerTest, TwoBytesEachWayAndKill) { Check(Of(2, 1, 1, 0, 1, false)); }
+
+TEST(ExplorerTest, LateCreditAtTheEnd) {
+  Bounds bounds = Of(1, 1, 0, 1, 1, true);
+  bounds.ack_lag = true;
+  Check(bounds);
+}
+
+TEST(ExplorerTest, BoundsOfTheEnvironment) {
+  const char* env = std::getenv("RCSOCK_EXPLORE");
+  int b[6] = {1, 1, 0, 0, 0, 0};
+  if (env != nullptr) {
+    ASSERT_EQ(std::sscanf(env, "%d %d %d %d %d %d", &b[0], &b[1], &b[2], &b[3],
+                          &b[4], &b[5]),
+              6);
+  }
+  Check(Of(b[0], b[1], b[2], b[3], b[4], b[5] != 0));
+}
+
+// The explorer is worth something only if it sees a rule that is missing.
+class BrokenRuleTest : public testing::TestWithParam<int> {};
+
+TEST_P(BrokenRuleTest, IsFound) {
+  Bounds bounds = Of(2, 1, 1, 1, 1, false);
+  bounds.broken = GetParam();
+  Result result = Explore(bounds, false);
+  EXPECT_NE(result.error, nullptr) << "after " << result.states << " states";
+  if (result.error != nullptr) {
+    std::printf("%zu states: %s\n", result.states, result.error);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Rules, BrokenRuleTest,
+    testing::Values(1 /* 11: freeze */, 2 /* 14: own LANE_DOWN before RAW */,
+                    8 /* 9: accept staged bytes only after GOT */,
+                    16 /* 19: last words */, 32 /* 4: late PROPOSE */,
+                    64 /* 23: the timer */));
+
+}  // namespace
+}  // namespace rcsock::stream

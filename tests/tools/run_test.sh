@@ -1,0 +1,156 @@
+#!/bin/bash
+# usage: run_test RCSOCK PROBE
+#
+# `rcsock run`: where it finds the library, what it puts into the environment,
+# its exit statuses and its messages.
+set -euo pipefail
+tool=$PWD/$1 probe=$(realpath "$2")
+tmp=$(mktemp -d "${TEST_TMPDIR:-/tmp}/run.XXXXXX")
+cd "$tmp"
+unset LD_PRELOAD "${!RCSOCK_@}" RUNFILES_DIR || true
+
+failed=0
+# check NAME EXPECTED ACTUAL
+check() {
+  [[ $3 == "$2" ]] && return
+  printf 'FAILED: %s\n  expected: %q\n  actual:   %q\n' "$1" "$2" "$3"
+  failed=1
+}
+# run ARGS...: sets status, out and err
+run() {
+  status=0
+  "$rcsock" "$@" >out.txt 2>err.txt || status=$?
+  out=$(<out.txt) err=$(<err.txt)
+}
+one_line() { check "$1: one line on stderr" 1 "$(wc -l <err.txt)"; }
+
+# --- Where the library is -----------------------------------------------------
+mkdir -p beside prefix/bin prefix/lib "with space"
+cp "$tool" beside/rcsock && cp "$probe" beside/
+cp "$tool" prefix/bin/rcsock && cp "$probe" prefix/lib/
+name=librcsock_preload.so
+
+for place in beside/rcsock:beside/$name prefix/bin/rcsock:prefix/lib/$name; do
+  rcsock=$tmp/${place%:*}
+  run run -- env
+  check "$place: status" 0 "$status"
+  check "$place: LD_PRELOAD" "LD_PRELOAD=$tmp/${place#*:}" \
+    "$(grep ^LD_PRELOAD= out.txt)"
+  check "$place: loaded" "PROBE_LOADED=yes" "$(grep ^PROBE_LOADED= out.txt)"
+done
+
+ln -s ../prefix/bin/rcsock beside/link
+rcsock=$tmp/beside/link
+run run -- env
+check "by a link: LD_PRELOAD" "LD_PRELOAD=$tmp/prefix/lib/$name" \
+  "$(grep ^LD_PRELOAD= out.txt)"
+
+rcsock=$tmp/alone/rcsock
+mkdir alone && cp "$tool" alone/rcsock
+run run -- true
+check "no library: status" 1 "$status"
+one_line "no library"
+RCSOCK_PRELOAD=/nonexistent.so run run -- true
+check "wrong RCSOCK_PRELOAD: status" 1 "$status"
+one_line "wrong RCSOCK_PRELOAD"
+cp "$probe" "with space/"
+RCSOCK_PRELOAD="with space/$name" run run -- true
+check "a space in the path: status" 1 "$status"
+
+export RCSOCK_PRELOAD=prefix/lib/$name
+run run -- env
+check "RCSOCK_PRELOAD: absolute" "LD_PRELOAD=$tmp/prefix/lib/$name" \
+  "$(grep ^LD_PRELOAD= out.txt)"
+
+# --- What the command gets ----------------------------------------------------
+cp "$probe" other.so
+LD_PRELOAD=$tmp/other.so run run -- env
+check "prepended" "LD_PRELOAD=$tmp/prefix/lib/$name:$tmp/other.so" \
+  "$(grep ^LD_PRELOAD= out.txt)"
+run run -- "$rcsock" run -- env
+check "nested" "LD_PRELOAD=$tmp/prefix/lib/$name" \
+  "$(grep ^LD_PRELOAD= out.txt)"
+
+run run --lanes=shm --stats=out/%p.json --log 2 -- env
+check "--lanes" RCSOCK_LANES=shm "$(grep ^RCSOCK_LANES= out.txt)"
+check "--stats" "RCSOCK_STATS=$tmp/out/%p.json" \
+  "$(grep ^RCSOCK_STATS= out.txt)"
+check "--log" RCSOCK_LOG=2 "$(grep ^RCSOCK_LOG= out.txt)"
+run run -- env
+check "nothing asked, nothing set" "" \
+  "$(grep -E '^RCSOCK_(LANES|STATS|LOG)=' out.txt || true)"
+RCSOCK_LANES=tcp run run -- env
+check "the environment's stays" RCSOCK_LANES=tcp \
+  "$(grep ^RCSOCK_LANES= out.txt)"
+
+run run -- printf '%s,' a -- -b --log "c d" ""
+check "arguments after --" "a,--,-b,--log,c d,," "$out"
+run run printf '%s,' a -b --log "c d"
+check "arguments without --" "a,-b,--log,c d," "$out"
+run run --log 0 -- sh -c 'echo $0' zero
+check "argv" zero "$out"
+
+# --- Exit statuses and messages -----------------------------------------------
+run run -- sh -c 'exit 7'
+check "the command's status" 7 "$status"
+run run -- sh -c 'kill -TERM $$'
+check "the command's signal" 143 "$status"
+run run -- no-such-command
+check "not found: status" 127 "$status"
+one_line "not found"
+run run -- ./no/such/file
+check "no such file: status" 127 "$status"
+: >plain.txt
+run run -- ./plain.txt
+check "not executable: status" 126 "$status"
+one_line "not executable"
+run run -- "$tmp"
+check "a directory: status" 126 "$status"
+
+for bad in "" "run" "run --" "run --lanes=ib -- true" "run --log 9 -- true" \
+  "run --log x -- true" "run --nonsense -- true" "walk -- true" \
+  "run --stats=/$(printf 'x%.0s' {1..300}) -- true"; do
+  # shellcheck disable=SC2086  # a list of words
+  run $bad
+  check "rcsock $bad: status" 2 "$status"
+  check "rcsock $bad: stdout" "" "$out"
+  one_line "rcsock $bad"
+done
+
+run --version
+check "--version: status" 0 "$status"
+[[ $out == "rcsock "[0-9]* ]] || check "--version" "rcsock N" "$out"
+for help in "--help" "run --help"; do
+  # shellcheck disable=SC2086
+  run $help
+  check "$help: status" 0 "$status"
+  [[ $out == *run* ]] || check "$help" "... run ..." "$out"
+done
+
+# --- Programs that the loader does not preload into ---------------------------
+run run -- true
+check "a dynamic program: no warning" "" "$err"
+printf '#!/bin/sh\nexit 3\n' >script && chmod +x script
+run run -- ./script
+check "a script: status" 3 "$status"
+check "a script: no warning" "" "$err"
+
+# An ELF header without program headers: as much as a static program shows.
+printf '\x7fELF\x02\x01\x01\0\0\0\0\0\0\0\0\0\x02\0\x3e\0\x01\0\0\0' >static
+head -c 40 /dev/zero >>static
+chmod +x static
+run run -- ./static
+check "a static program: warned" 1 \
+  "$(grep -c 'warning: ./static is statically linked' err.txt || true)"
+
+if [[ $(id -u) == 0 ]] && cp "$(type -P true)" setuid &&
+  chown 12345 setuid 2>/dev/null && chmod 4755 setuid; then
+  run run -- ./setuid
+  check "a set-uid program: status" 0 "$status"
+  check "a set-uid program: warned" 1 \
+    "$(grep -c 'warning: ./setuid is set-uid' err.txt || true)"
+else
+  echo "not root: set-uid not tested"
+fi
+
+exit "$failed"

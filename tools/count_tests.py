@@ -1,0 +1,59 @@
+#!/usr/bin/env python3
+"""Adds up the results of several `bazel test` runs.
+
+usage: count_tests.py DIRECTORY CONFIG...
+
+DIRECTORY holds, for each CONFIG, CONFIG.json (what --build_event_json_file
+wrote) and CONFIG.status (bazel's exit status).  Lists what failed, then prints
+`N passed, N failed`, and fails if any did.
+"""
+
+import json
+import pathlib
+import sys
+
+
+def results(path):
+    """{label: passed} of the tests that ran or could not be built."""
+    tests, is_test = {}, set()
+    text = path.read_text() if path.exists() else ""
+    for line in text.splitlines():
+        try:
+            event = json.loads(line)
+        except ValueError:  # cut off: bazel died; its status tells
+            break
+        ident = event["id"]
+        if "targetConfigured" in ident:
+            kind = event.get("configured", {}).get("targetKind", "")
+            if kind.endswith(("_test rule", "test_suite rule")):
+                is_test.add(ident["targetConfigured"]["label"])
+        elif "targetCompleted" in ident:
+            label = ident["targetCompleted"]["label"]
+            if label in is_test and not event.get("completed", {}).get("success"):
+                tests[label] = False  # not built
+        elif "testSummary" in ident:
+            status = event["testSummary"]["overallStatus"]
+            tests[ident["testSummary"]["label"]] = status == "PASSED"
+    return tests
+
+
+def main():
+    directory = pathlib.Path(sys.argv[1])
+    passed, failed = 0, []
+    for config in sys.argv[2:]:
+        tests = results(directory / f"{config}.json")
+        status = int((directory / f"{config}.status").read_text())
+        passed += sum(tests.values())
+        bad = [f"{label} ({config})" for label, ok in tests.items() if not ok]
+        if (status != 0 or not tests) and not bad:
+            bad = [f"bazel itself: exit status {status}, {len(tests)} tests "
+                   f"({config})"]
+        failed += bad
+    for line in failed:
+        print(f"FAILED: {line}")
+    print(f"{passed} passed, {len(failed)} failed")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,90 @@
+// rcsock: the command-line tool.
+
+#include <CLI/CLI.hpp>
+#include <exception>
+#include <iostream>
+#include <string>
+
+#include "tools/rcsock/run.h"
+
+namespace {
+
+constexpr char kVersion[] = "rcsock 0.1.0";
+
+constexpr char kRunFooter[] = R"(
+The usual form is `rcsock run [OPTIONS] -- COMMAND [ARGS...]`.  Start both ends under
+rcsock, each as it is started today:
+
+  rcsock run -- redis-server --port 7000 &
+  rcsock run -- redis-benchmark -p 7000
+
+The TCP connection stays; once it shows traffic and both ends run under rcsock,
+its bytes move to a faster lane.  A peer without rcsock notices nothing.
+
+To see what happened:
+
+  rcsock run --stats=/tmp/%p.json -- CMD   bytes by lane, one file per process
+  rcsock run --log 1 -- CMD                promotions and demotions on stderr
+  rcsock run --lanes=tcp -- CMD            the same program with every lane off
+
+What is not given here is taken from the environment: RCSOCK_LANES,
+RCSOCK_STATS, RCSOCK_LOG.  RCSOCK_PRELOAD names the library to preload, where it
+is neither beside this program nor in ../lib.
+
+The exit status is the command's; 127 if it was not found, 126 if it could not
+be run, 2 for wrong options, 1 for a missing library.
+)";
+
+int Main(int argc, char** argv) {
+  CLI::App app{"rcsock: TCP programs, unmodified, over faster lanes", "rcsock"};
+  app.set_version_flag("--version", kVersion);
+  app.require_subcommand(1);
+  app.footer("\n`rcsock run --help` has examples.");
+
+  rcsock::tools::RunOptions options;
+  CLI::App* run =
+      app.add_subcommand("run",
+                         "Run a command with its TCP connections on "
+                         "lanes");
+  run->footer(kRunFooter);
+  run->add_option("--lanes", options.lanes,
+                  "auto: the best lane there is (default)\n"
+                  "shm: shared memory only\n"
+                  "rdma: RDMA only\n"
+                  "tcp: none")
+      ->check(CLI::IsMember({"auto", "shm", "rdma", "tcp"}))
+      ->type_name("LANES");
+  run->add_option("--stats", options.stats,
+                  "Each process writes its counters here (JSON) when it\n"
+                  "exits; %p stands for its pid")
+      ->type_name("FILE");
+  run->add_option("--log", options.log,
+                  "1: promotions, demotions, failures; 2: every step")
+      ->check(CLI::Range(0, 2))
+      ->type_name("N");
+  run->add_option("command", options.command, "The command and its arguments")
+      ->required()
+      ->type_name("");
+  // Options after the command are the command's, with or without `--`.
+  run->positionals_at_end();
+
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    if (error.get_exit_code() == 0) return app.exit(error);
+    std::cerr << "rcsock: " << error.what() << " (see `rcsock run --help`)\n";
+    return 2;
+  }
+  return rcsock::tools::Run(options);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  try {
+    return Main(argc, argv);
+  } catch (const std::exception& error) {
+    std::cerr << "rcsock: " << error.what() << "\n";
+    return 1;
+  }
+}

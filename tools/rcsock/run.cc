@@ -1,0 +1,138 @@
+#include "tools/rcsock/run.h"
+
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <iostream>
+#include <system_error>
+
+#include "lib/base/config.h"
+#include "tools/rcsock/program.h"
+
+namespace rcsock::tools {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr int kUsage = 2;
+constexpr int kNotExecutable = 126;
+constexpr int kNotFound = 127;
+constexpr char kLibrary[] = "librcsock_preload.so";
+
+int Fail(int status, const std::string& line) {
+  std::cerr << "rcsock: " << line << "\n";
+  return status;
+}
+
+std::string Environment(const char* name) {
+  const char* value = std::getenv(name);
+  return value != nullptr ? value : "";
+}
+
+// Where the library may be, best first: installed (beside the tool, or in lib
+// beside its bin), Bazel's runfiles, Bazel's output tree.
+std::vector<fs::path> Places() {
+  std::error_code error;
+  const fs::path self = fs::read_symlink("/proc/self/exe", error);
+  const fs::path here = self.parent_path();
+  std::vector<fs::path> places = {
+      here, here.parent_path() / "lib",
+      fs::path(self).concat(".runfiles") / "rcsock" / "preload"};
+  const std::string runfiles = Environment("RUNFILES_DIR");
+  if (!runfiles.empty()) {
+    places.push_back(fs::path(runfiles) / "rcsock" / "preload");
+  }
+  // bazel-bin/tools/rcsock/rcsock -> bazel-bin/preload
+  places.push_back(here.parent_path().parent_path() / "preload");
+  return places;
+}
+
+// The absolute path of the preload, or "" after telling why there is none.
+std::string FindLibrary() {
+  std::error_code error;
+  const std::string asked = Environment("RCSOCK_PRELOAD");
+  fs::path found;
+  if (!asked.empty()) {
+    if (!fs::is_regular_file(asked, error)) {
+      Fail(1, "RCSOCK_PRELOAD=" + asked + ": there is no such file");
+      return "";
+    }
+    found = asked;
+  } else {
+    for (const fs::path& place : Places()) {
+      if (fs::is_regular_file(place / kLibrary, error)) {
+        found = place / kLibrary;
+        break;
+      }
+    }
+    if (found.empty()) {
+      Fail(1, std::string(kLibrary) +
+                  " is neither beside this program nor in ../lib; set "
+                  "RCSOCK_PRELOAD to its path");
+      return "";
+    }
+  }
+  const std::string path = fs::canonical(found, error).string();
+  if (error || path.find_first_of(" :\t\n") != std::string::npos) {
+    Fail(1, found.string() +
+                ": the loader cannot preload from a path with a space or a "
+                "colon in it");
+    return "";
+  }
+  return path;
+}
+
+std::string Prepended(const std::string& library, const std::string& list) {
+  const std::string first = list.substr(0, list.find_first_of(" :"));
+  if (first == library) return list;  // `rcsock run rcsock run ...`
+  return list.empty() ? library : library + ":" + list;
+}
+
+}  // namespace
+
+int Run(const RunOptions& options) {
+  const std::string library = FindLibrary();
+  if (library.empty()) return 1;
+
+  if (options.stats) {
+    // The command may change its directory before it exits.
+    const std::string stats = fs::absolute(*options.stats).string();
+    if (stats.size() >= sizeof base::Config::stats) {
+      return Fail(kUsage, "--stats: the path is too long: " + stats);
+    }
+    ::setenv("RCSOCK_STATS", stats.c_str(), 1);
+  }
+  if (options.lanes) ::setenv("RCSOCK_LANES", options.lanes->c_str(), 1);
+  if (options.log) {
+    ::setenv("RCSOCK_LOG", std::to_string(*options.log).c_str(), 1);
+  }
+
+  const std::string& command = options.command.front();
+  const std::string path = FindProgram(command);
+  if (!path.empty()) {
+    const std::string why = WhyNotPreloadable(path);
+    if (!why.empty()) {
+      std::cerr << "rcsock: warning: " << path << " " << why
+                << ": the loader ignores the preload, and it runs over plain "
+                   "TCP\n";
+    }
+  }
+
+  const std::string preload = Prepended(library, Environment("LD_PRELOAD"));
+  ::setenv("LD_PRELOAD", preload.c_str(), 1);
+
+  std::vector<char*> argv;
+  for (const std::string& word : options.command) {
+    argv.push_back(const_cast<char*>(word.c_str()));
+  }
+  argv.push_back(nullptr);
+  ::execvp(argv[0], argv.data());
+  const int error = errno;
+  return Fail(error == ENOENT ? kNotFound : kNotExecutable,
+              command + ": " + std::strerror(error));
+}
+
+}  // namespace rcsock::tools

@@ -1,0 +1,24 @@
+#ifndef RCSOCK_TOOLS_RCSOCK_RUN_H_
+#define RCSOCK_TOOLS_RCSOCK_RUN_H_
+
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace rcsock::tools {
+
+struct RunOptions {
+  // What is not set stays as the environment has it.
+  std::optional<std::string> lanes;
+  std::optional<std::string> stats;
+  std::optional<int> log;
+  std::vector<std::string> command;
+};
+
+// Turns this process into the command, with the preload.  Returns only if that
+// failed, with the exit status for it, after one line on stderr.
+int Run(const RunOptions& options);
+
+}  // namespace rcsock::tools
+
+#endif  // RCSOCK_TOOLS_RCSOCK_RUN_H_
