@@ -8,6 +8,24 @@
 
 namespace rcsock::lane {
 
+// memcpy, without a call for what fits in a line.
+inline void CopyBytes(std::byte* to, const std::byte* from, std::size_t n) {
+  if (n > 64) {
+    std::memcpy(to, from, n);
+  } else if (n >= 16) {
+    // The last block overlaps the one before.
+    for (std::size_t i = 0; i + 16 < n; i += 16) {
+      std::memcpy(to + i, from + i, 16);
+    }
+    std::memcpy(to + n - 16, from + n - 16, 16);
+  } else if (n >= 8) {
+    std::memcpy(to, from, 8);
+    std::memcpy(to + n - 8, from + n - 8, 8);
+  } else {
+    for (std::size_t i = 0; i < n; ++i) to[i] = from[i];
+  }
+}
+
 // Walks through iov[0..count) from byte `skip` of it on.
 class IovCursor {
  public:
@@ -31,14 +49,14 @@ class IovCursor {
   void CopyOut(void* to, std::size_t n) {
     auto* out = static_cast<std::byte*>(to);
     Walk(n, [&](std::byte* part, std::size_t length) {
-      std::memcpy(out, part, length);
+      CopyBytes(out, part, length);
       out += length;
     });
   }
   void CopyIn(const void* from, std::size_t n) {
     const auto* in = static_cast<const std::byte*>(from);
     Walk(n, [&](std::byte* part, std::size_t length) {
-      std::memcpy(part, in, length);
+      CopyBytes(part, in, length);
       in += length;
     });
   }

@@ -97,6 +97,7 @@ void Sock::Reset() {
   bell_.store(0, std::memory_order_relaxed);
   watched_ = false;
   starve_timer_ = false;
+  tx_wait_ = false;
   watch_events_ = 0;
   timer_ = 0;
   settle_posted_ = false;
@@ -345,12 +346,18 @@ void Sock::OnAnchor(std::uint32_t events) {
   tx_latch.lock();
   rx_latch.lock();
   if (mode() == Mode::kEngine && stream_ != nullptr) {
+    if (tx_wait_ && (events & ~EPOLLIN) != 0) {
+      tx_wait_ = false;
+      WakeTx();
+    }
     stream_->Progress(true);
     HandleChanges();
     if ((events & (EPOLLHUP | EPOLLERR)) != 0 && watched_ &&
         !stream_->WantsAnchorRead()) {
       // HUP and ERR are level-triggered and can't be masked.
-      Conductor::IfRunning()->Unwatch(fd());
+      if (Conductor* conductor = Conductor::IfRunning()) {
+        conductor->Unwatch(fd());
+      }
       watched_ = false;
     }
   }
@@ -373,6 +380,11 @@ void Sock::OnCompletion(std::uint32_t flags) {
   }
   rx_latch.unlock();
   tx_latch.unlock();
+}
+
+void Sock::LinkLost(Reason reason) {
+  (void)reason;  // the lane says it
+  OnCompletion(lane::kCompletionError);
 }
 
 void Sock::OnTimer() {
@@ -419,7 +431,7 @@ void Sock::HandleChanges() {
     ++demotions_;
     reason_ = stream_->why_left();
     if (promoted_ && !closed_.load(std::memory_order_relaxed) &&
-        !stream_->Ended()) {
+        (stream_->Readiness() & (POLLRDHUP | POLLHUP)) == 0) {
       const bool failover = reason_ == Reason::kLaneError ||
                             reason_ == Reason::kPeerGone ||
                             reason_ == Reason::kProtocol;
@@ -451,7 +463,7 @@ void Sock::UpdateWatch() {
   if (conductor == nullptr) return;
   const std::uint32_t wanted =
       (stream_->WantsAnchorRead() ? EPOLLIN : 0u) |
-      (stream_->WantsAnchorWrite() ? EPOLLOUT : 0u);
+      (tx_wait_ || stream_->WantsAnchorWrite() ? EPOLLOUT : 0u);
   if (wanted != watch_events_) {
     watch_events_ = wanted;
     conductor->Rewatch(fd(), wanted);

@@ -115,6 +115,7 @@ class Sock final : public File,
   void LaneOpen(std::unique_ptr<lane::Lane> lane, std::uint32_t epoch,
                 const stream::Nonce& mine, const stream::Nonce& peers) override;
   void SeekFailed(base::Reason reason, bool final) override;
+  void LinkLost(base::Reason reason) override;
   void OnAnchor(std::uint32_t events) override;
   ssize_t Send(const iovec* iov, int count) override;
   ssize_t Recv(void* to, std::size_t length) override;
@@ -214,6 +215,7 @@ class Sock final : public File,
   std::atomic<int> bell_{0};
   bool watched_ = false;
   bool starve_timer_ = false;
+  bool tx_wait_ = false;  // somebody waits for the anchor to take more
   std::uint64_t starve_acked_ = 0;
   std::uint32_t watch_events_ = 0;
   std::uint64_t timer_ = 0;

@@ -118,7 +118,7 @@ ssize_t Sock::EngineSend(const iovec* iov, int count, std::size_t total,
   Wait wait;
   IovRest rest(iov, count);
   for (;;) {
-    ssize_t n;
+    ssize_t n = -EAGAIN;
     const std::uint32_t seq = tx_seq_.load(std::memory_order_seq_cst);
     {
       Critical critical;
@@ -132,12 +132,16 @@ ssize_t Sock::EngineSend(const iovec* iov, int count, std::size_t total,
       if (stream_->FastTx()) {
         n = stream_->Write(rest.iov(), rest.count(), left);
         if (n > 0) lane_tx_ += static_cast<std::uint64_t>(n);
-      } else {
+      }
+      if (n == -EAGAIN && (!stream_->FastTx() ||
+                           lane_->State() != base::Reason::kNone)) {
         rx_latch.lock();
+        if (stream_->FastTx()) stream_->Progress(false);  // a dead lane
         n = stream_->Write(rest.iov(), rest.count(), left);
         if (n > 0 && stream_->tx() != stream::Tx::kRaw) {
           lane_tx_ += static_cast<std::uint64_t>(n);
         }
+        if (n == -EAGAIN && stream_->tx() == stream::Tx::kRaw) tx_wait_ = true;
         HandleChanges();
         if (lane_ == nullptr && n > 0 && stream_->Idle()) PostSettle();
         rx_latch.unlock();
@@ -249,7 +253,7 @@ ssize_t Sock::EngineRecv(const iovec* iov, int count, std::size_t total,
   Wait wait;
   IovRest rest(iov, count);
   for (;;) {
-    ssize_t n;
+    ssize_t n = -EAGAIN;
     const std::uint32_t seq = rx_seq_.load(std::memory_order_seq_cst);
     {
       Critical critical;
@@ -265,7 +269,9 @@ ssize_t Sock::EngineRecv(const iovec* iov, int count, std::size_t total,
       if (stream_->FastRx()) {
         n = stream_->Read(to, pieces, left, peek);
         if (n > 0 && !peek) lane_rx_ += static_cast<std::uint64_t>(n);
-      } else {
+      }
+      if (n == -EAGAIN && (!stream_->FastRx() ||
+                           lane_->State() != base::Reason::kNone)) {
         rx_latch.unlock();
         tx_latch.lock();
         rx_latch.lock();
@@ -274,6 +280,7 @@ ssize_t Sock::EngineRecv(const iovec* iov, int count, std::size_t total,
           tx_latch.unlock();
           return kRetry;
         }
+        if (stream_->FastRx()) stream_->Progress(true);  // a dead lane
         n = stream_->Read(to, pieces, left, peek);
         HandleChanges();
         if (lane_ == nullptr && stream_->Idle()) PostSettle();
@@ -479,6 +486,17 @@ std::uint32_t Sock::Readiness(std::uint32_t events, bool* plain) {
     ready = 0;
   } else {
     ready = stream_->Readiness();
+    if (stream_->tx() == stream::Tx::kRaw && (ready & POLLOUT) != 0 &&
+        (events & (POLLOUT | POLLWRNORM)) != 0) {
+      // TCP says whether it takes more, and tells the conductor when it does.
+      pollfd one{fd(), POLLOUT, 0};
+      timespec now{0, 0};
+      if (::syscall(SYS_ppoll, &one, 1, &now, nullptr, 8) == 0) {
+        ready &= ~static_cast<std::uint32_t>(POLLOUT);
+        tx_wait_ = true;
+        UpdateWatch();
+      }
+    }
     if (ready & POLLIN) ready |= POLLRDNORM;
     if (ready & POLLOUT) ready |= POLLWRNORM;
     if (rd_shut_) ready |= POLLIN | POLLRDNORM | POLLRDHUP;

@@ -97,7 +97,7 @@ Mac TailMac(const Nonce& connector, const Nonce& acceptor, std::uint32_t epoch,
   Put(message, epoch);
   Put(message + 4, x_p);
   message[12] = static_cast<std::uint8_t>(length);
-  std::memcpy(message + 13, tail, length);
+  if (length != 0) std::memcpy(message + 13, tail, length);
   Mac mac{};
   crypto_generichash(mac.data(), mac.size(), message, 13 + length, key,
                      sizeof key);

@@ -405,7 +405,8 @@ void Stream::Progress(bool read_ahead) {
 
 void Stream::Timer() {
   if ((broken_ & kNoTimer) != 0) return;
-  // What has landed still says where staged bytes belong, and may be the answer.
+  // What has landed still says where staged bytes belong, and may be the
+  // answer.
   TakeCtl();
   if (tx_ == Tx::kProp || tx_ == Tx::kComm) Trigger(base::Reason::kTimeout);
   Settle();

@@ -173,8 +173,10 @@ void Stream::CheckPending() {
   const bool too_far = rx_x_ > InOff() && rx_x_ - rx_off_ > limits_.stash;
   if (waiting_ == Waiting::kPropose) {
     const bool late = InOff() > rx_x_ && (broken_ & kLatePropose) == 0;
+    // (A queue for TCP that has not drained yet must not grow by a ring for
+    // each attempt of a peer that does not read.)
     if (too_far || late || shut_ || eof_ || tx_ != Tx::kRaw ||
-        rx_ != Rx::kRaw) {
+        rx_ != Rx::kRaw || !out_.empty()) {
       Ctl ctl;
       ctl.kind = CtlKind::kRefuse;
       ctl.epoch = epoch_;
@@ -445,8 +447,8 @@ void Stream::FreezeLane(base::Reason reason) {
       return Fail(base::Reason::kProtocol);
     }
     iovec iov{bytes, n};
-    // Bytes that are not accepted must not be credited either: P would find them
-    // gone from its ring when it goes raw.
+    // Bytes that are not accepted must not be credited either: P would find
+    // them gone from its ring when it goes raw.
     n = lane_->Read(&iov, 1, 0, n, !accept_);
     to->Commit(n);
     if (n == 0 || !accept_) break;

@@ -166,7 +166,7 @@ TEST(Conductor, ForkedChildStartsClean) {
       Conductor* own = GetConductor();
       EXPECT_NE(own, conductor);
       auto child_seeker = AcceptorSeeker(pairs[2].acceptor);
-      EXPECT_TRUE(child_seeker->Seek(own))
+      EXPECT_TRUE(child_seeker->Meet(own))
           << base::ReasonKey(child_seeker->failed);
       if (child_seeker->lane) ExchangeNonces(child_seeker.get());
       // The parent ends first.
@@ -180,7 +180,7 @@ TEST(Conductor, ForkedChildStartsClean) {
     SendAll(c->lane.get(), "after", 5);
     EXPECT_EQ(ReceiveAll(s->lane.get(), 5), "after");
     auto parent_seeker = ConnectorSeeker(pairs[2].connector);
-    EXPECT_TRUE(parent_seeker->Seek(conductor))
+    EXPECT_TRUE(parent_seeker->Meet(conductor))
         << base::ReasonKey(parent_seeker->failed);
     if (parent_seeker->lane) ExchangeNonces(parent_seeker.get());
     ::shutdown(pairs[2].connector, SHUT_WR);

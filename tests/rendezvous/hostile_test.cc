@@ -203,16 +203,17 @@ void KillAt(Step step) {
     auto die = [] { ::kill(::getpid(), SIGKILL); };
     if (step == Step::kOtherAdopts) s->on_adopt = die;
     if (step == Step::kOtherOpens) s->on_open = die;
-    s->Seek(GetConductor());
+    s->Meet(GetConductor());
     barrier.Meet(0);
     die();
   });
   const pid_t survivor = Spawn([&] {
     auto c = ConnectorSeeker(pair.connector);
-    const auto before = Clock::now();
     Conductor* conductor = GetConductor();
-    if (c->Seek(conductor)) {
-      if (step == Step::kRunning) barrier.Meet(1);
+    const bool met = c->Meet(conductor);
+    if (met && step == Step::kRunning) barrier.Meet(1);
+    const auto before = Clock::now();
+    if (met) {
       EXPECT_NE(step, Step::kOtherAdopts);
       EXPECT_TRUE(c->WaitLost());
       EXPECT_EQ(c->lost, Reason::kPeerGone);

@@ -16,7 +16,7 @@ using base::Reason;
 pid_t SpawnEnd(int fd, stream::Role role, Barrier* barrier) {
   return Spawn([=] {
     auto seeker = std::make_shared<TestSeeker>(fd, role);
-    if (!seeker->Seek(GetConductor())) {
+    if (!seeker->Meet(GetConductor())) {
       ADD_FAILURE() << base::ReasonKey(seeker->failed);
       return;
     }
@@ -164,7 +164,7 @@ TEST(Meet, ReusePort) {
         char mark;
         if (::recv(fd, &mark, 1, 0) != 1 || mark == 'q') break;
         mine.push_back(AcceptorSeeker(fd));
-        ASSERT_TRUE(mine.back()->Seek(conductor))
+        ASSERT_TRUE(mine.back()->Meet(conductor))
             << base::ReasonKey(mine.back()->failed);
         ExchangeNonces(mine.back().get());
       }
@@ -178,7 +178,7 @@ TEST(Meet, ReusePort) {
       const int fd = Connect(address);
       EXPECT_EQ(::send(fd, "s", 1, 0), 1);
       mine.push_back(ConnectorSeeker(fd));
-      ASSERT_TRUE(mine.back()->Seek(conductor))
+      ASSERT_TRUE(mine.back()->Meet(conductor))
           << base::ReasonKey(mine.back()->failed);
       ExchangeNonces(mine.back().get());
     }

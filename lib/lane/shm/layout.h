@@ -17,8 +17,8 @@ constexpr int kSegmentStreams = 64;  // one word of a ready bitmap
 constexpr int kMaxSegments = 256;    // 16,384 streams between two processes
 constexpr std::size_t kPage = 4096;
 
-// 256 slots are one page table entry's worth of four pages a direction, and
-// more small messages than a receiver leaves unread while it runs.
+// More small messages than a receiver leaves unread while it runs, in four
+// pages a direction, so that both directions stay in a first-level cache.
 constexpr std::uint32_t kSlots = 256;
 // Twice the usual 128 KiB write: one half is read while the other is written,
 // and both rings of a stream stay in a second-level cache of 1 MiB.
@@ -62,9 +62,17 @@ struct alignas(128) FutexLine {
   std::atomic<std::uint32_t> tx;
 };
 
+// What this side has consumed, to the message.  Nobody looks while it lives, so
+// it costs a store to a line of its own; when it is killed, the peer can tell
+// bytes that were read from bytes that were lost.
+struct alignas(128) ReachedLine {
+  std::atomic<std::uint64_t> messages;
+};
+
 struct SideControl {
   ControlLine control;
   FutexLine futex;
+  ReachedLine reached;
 };
 
 // Index: the side that writes slots and bytes; the side that control describes.

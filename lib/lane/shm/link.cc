@@ -81,6 +81,7 @@ void Link::Scrub(int index) {
     side.control.consumed.store(0, std::memory_order_relaxed);
     side.control.sleepers.store(0, std::memory_order_relaxed);
     side.control.poll.store(0, std::memory_order_relaxed);
+    side.reached.messages.store(0, std::memory_order_relaxed);
   }
   for (auto& direction : memory->slots) {
     for (Slot& slot : direction) slot.head.store(0, std::memory_order_relaxed);

@@ -65,9 +65,12 @@ void ShmLane::Fail() {
 // ------------------------------------------------------------------
 
 void ShmLane::LookForCredit() {
-  const std::uint64_t credit =
-      peer_->control.consumed.load(std::memory_order_acquire);
-  if (credit == tx_.credited()) return;
+  TakeCredit(peer_->control.consumed.load(std::memory_order_acquire));
+}
+
+void ShmLane::TakeCredit(std::uint64_t credit) {
+  // Older than what Acked() has seen is no news.
+  if (static_cast<std::int64_t>(credit - tx_.credited()) <= 0) return;
   if (!tx_.OnCredit(credit)) {
     Fail();
     return;
@@ -175,7 +178,7 @@ std::size_t ShmLane::Writable() {
 }
 
 std::uint64_t ShmLane::Acked() {
-  LookForCredit();
+  TakeCredit(peer_->reached.messages.load(std::memory_order_acquire));
   return tx_.acked();
 }
 
@@ -231,6 +234,7 @@ void ShmLane::Take(std::uint32_t n) {
   if (!rx_.Take(n)) return;
   ++unnotified_slots_;
   rx_next_.store(rx_.next(), std::memory_order_relaxed);
+  own_->reached.messages.store(rx_.next(), std::memory_order_release);
   if (rx_.CreditDue()) {
     PublishCredit();
     return;

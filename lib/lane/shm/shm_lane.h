@@ -68,6 +68,7 @@ class ShmLane final : public Lane {
   }
   ring::Placement Reserve(std::size_t want);
   void LookForCredit();
+  void TakeCredit(std::uint64_t credit);
   void SetStarved();
   void Publish(const ring::Placement& place);
 

@@ -22,12 +22,14 @@ void ShmPoller::AddLink(std::shared_ptr<Link> link) {
 }
 
 void ShmPoller::RemoveLink(const Link* link) {
-  std::shared_ptr<Link> last;  // may be the last reference: not under the latch
   std::scoped_lock hold(latch_);
+  Forget(link);
+}
+
+void ShmPoller::Forget(const Link* link) {
   for (auto& known : links_) {
     if (known.get() != link) continue;
-    last = std::move(known);
-    known = std::move(links_.back());
+    std::swap(known, links_.back());
     links_.pop_back();
     break;
   }
@@ -38,10 +40,17 @@ int ShmPoller::Poll(Completion* out, int capacity) {
   const std::size_t count = links_.size();
   int found = 0;
   // Begins behind the link that filled the last call, so that none starves.
+  Link* dead = nullptr;
   for (std::size_t i = 0; i < count && found < capacity; ++i) {
     if (next_ >= count) next_ = 0;
-    found += links_[next_++]->Drain(bell_, out + found, capacity - found);
+    Link* link = links_[next_++].get();
+    const int n = link->Drain(bell_, out + found, capacity - found);
+    if (n == 0 && link->dead()) dead = link;
+    found += n;
   }
+  // A dead link that has told all it had to tell: a server must not keep one for
+  // every client it ever had.
+  if (dead != nullptr) Forget(dead);
   return found;
 }
 

@@ -32,6 +32,8 @@ class ShmPoller final : public Poller {
   int bell() const { return bell_; }
 
  private:
+  void Forget(const Link* link);
+
   Bells* const bells_;
   const int bell_;
   base::Latch latch_;  // links_, next_

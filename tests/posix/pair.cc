@@ -1,0 +1,419 @@
+#include "tests/posix/pair.h"
+
+#include <arpa/inet.h>
+#include <fcntl.h>
+#include <linux/tcp.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdarg>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <ctime>
+#include <vector>
+
+namespace pair {
+namespace {
+
+struct Registered {
+  const char* name;
+  End server;
+  End client;
+  Options options;
+};
+std::vector<Registered>& Cases() {
+  static auto* cases = new std::vector<Registered>();
+  return *cases;
+}
+
+bool is_client = false;
+int log_fd = 1;
+int to_other = -1;
+int from_other = -1;
+
+void WriteRaw(int fd, const void* from, std::size_t length) {
+  const char* at = static_cast<const char*>(from);
+  while (length > 0) {
+    const ssize_t n = ::write(fd, at, length);
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) return;
+    at += n;
+    length -= static_cast<std::size_t>(n);
+  }
+}
+
+bool ReadRaw(int fd, void* to, std::size_t length) {
+  char* at = static_cast<char*>(to);
+  while (length > 0) {
+    const ssize_t n = ::read(fd, at, length);
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) return false;
+    at += n;
+    length -= static_cast<std::size_t>(n);
+  }
+  return true;
+}
+
+std::string Format(const char* format, va_list arguments) {
+  char text[1024];
+  std::vsnprintf(text, sizeof text, format, arguments);
+  return text;
+}
+
+}  // namespace
+
+const char* ErrorName(int error) {
+  const char* name = ::strerrorname_np(error);
+  return name != nullptr ? name : "?";
+}
+
+void Log(const char* format, ...) {
+  const int saved = errno;
+  va_list arguments;
+  va_start(arguments, format);
+  const std::string line = "  " + Format(format, arguments) + "\n";
+  va_end(arguments);
+  WriteRaw(log_fd, line.data(), line.size());
+  errno = saved;
+}
+
+long Result(const char* what, long n) {
+  if (n < 0) {
+    Log("%s: %s", what, ErrorName(errno));
+  } else {
+    Log("%s: %ld", what, n);
+  }
+  return n;
+}
+
+void Fail(const char* format, ...) {
+  va_list arguments;
+  va_start(arguments, format);
+  const std::string text = Format(format, arguments);
+  va_end(arguments);
+  Log("FAILED %s", text.c_str());
+  // No destructors: other threads may be anywhere.
+  ::_exit(9);
+}
+
+void Barrier() {
+  const char byte = 'b';
+  WriteRaw(to_other, &byte, 1);
+  char got = 0;
+  if (!ReadRaw(from_other, &got, 1) || got != 'b') Fail("barrier");
+}
+
+void Tell(std::int64_t value) { WriteRaw(to_other, &value, sizeof value); }
+
+std::int64_t Hear() {
+  std::int64_t value = 0;
+  if (!ReadRaw(from_other, &value, sizeof value)) Fail("nobody tells");
+  return value;
+}
+
+bool IsClient() { return is_client; }
+
+int Scale(int plain) {
+  const char* text = std::getenv("PAIR_SCALE");
+  const int percent = text != nullptr ? std::atoi(text) : 100;
+  const int n = plain * percent / 100;
+  return n > 0 ? n : 1;
+}
+
+void SendAll(int fd, const void* from, std::size_t length) {
+  const char* at = static_cast<const char*>(from);
+  while (length > 0) {
+    const ssize_t n = ::send(fd, at, length, MSG_NOSIGNAL);
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0 && errno == EAGAIN) {
+      pollfd one{fd, POLLOUT, 0};
+      ::poll(&one, 1, -1);
+      continue;
+    }
+    if (n <= 0) Fail("send: %zd %s", n, ErrorName(errno));
+    at += n;
+    length -= static_cast<std::size_t>(n);
+  }
+}
+
+void RecvAll(int fd, void* to, std::size_t length) {
+  char* at = static_cast<char*>(to);
+  while (length > 0) {
+    const ssize_t n = ::recv(fd, at, length, 0);
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0 && errno == EAGAIN) {
+      pollfd one{fd, POLLIN, 0};
+      ::poll(&one, 1, -1);
+      continue;
+    }
+    if (n <= 0) Fail("recv: %zd %s", n, ErrorName(n < 0 ? errno : 0));
+    at += n;
+    length -= static_cast<std::size_t>(n);
+  }
+}
+
+std::size_t Drain(int fd, int* error) {
+  char text[8192];
+  std::size_t total = 0;
+  *error = 0;
+  for (;;) {
+    const ssize_t n = ::recv(fd, text, sizeof text, 0);
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) *error = errno;
+    if (n <= 0) return total;
+    total += static_cast<std::size_t>(n);
+  }
+}
+
+std::uint64_t TcpBytes(int fd) {
+  tcp_info info{};
+  socklen_t length = sizeof info;
+  if (::getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &length) != 0) {
+    Fail("TCP_INFO: %s", ErrorName(errno));
+  }
+  return info.tcpi_bytes_received + info.tcpi_bytes_acked;
+}
+
+void Warm(int fd) {
+  const char* warm = std::getenv("PAIR_WARM");
+  const bool lane = warm != nullptr && std::strcmp(warm, "lane") == 0;
+  char message[8] = "warming";
+  if (!is_client) {
+    do {
+      RecvAll(fd, message, sizeof message);
+      SendAll(fd, message, sizeof message);
+    } while (message[0] != 'g');
+    return;
+  }
+  const std::uint64_t start = NowMs();
+  int still = 0;
+  std::uint64_t before = 0;
+  for (int i = 0; lane ? still < 3 : i < 20; ++i) {
+    SendAll(fd, message, sizeof message);
+    RecvAll(fd, message, sizeof message);
+    if (i % 10 != 9) continue;
+    const std::uint64_t now = TcpBytes(fd);
+    still = now == before ? still + 1 : 0;
+    before = now;
+    if (lane && NowMs() - start > 10'000) Fail("still on TCP");
+  }
+  message[0] = 'g';
+  SendAll(fd, message, sizeof message);
+  RecvAll(fd, message, sizeof message);
+}
+
+std::uint64_t NowMs() {
+  timespec now;
+  ::clock_gettime(CLOCK_MONOTONIC, &now);
+  return static_cast<std::uint64_t>(now.tv_sec) * 1000 +
+         static_cast<std::uint64_t>(now.tv_nsec) / 1'000'000;
+}
+
+void SetNonblock(int fd, bool on) {
+  const int flags = ::fcntl(fd, F_GETFL);
+  CHECK_THAT(::fcntl(fd, F_SETFL,
+                     on ? flags | O_NONBLOCK : flags & ~O_NONBLOCK) == 0);
+}
+
+namespace {
+
+unsigned char ByteAt(std::uint64_t seed, std::uint64_t offset) {
+  std::uint64_t x = (offset >> 3) * 0x9e3779b97f4a7c15ull + seed;
+  x ^= x >> 29;
+  x *= 0xbf58476d1ce4e5b9ull;
+  return static_cast<unsigned char>(x >> (8 * (offset & 7)));
+}
+
+}  // namespace
+
+void Pattern(std::uint64_t seed, std::uint64_t offset, void* to,
+             std::size_t length) {
+  auto* at = static_cast<unsigned char*>(to);
+  for (std::size_t i = 0; i < length; ++i) at[i] = ByteAt(seed, offset + i);
+}
+
+bool IsPattern(std::uint64_t seed, std::uint64_t offset, const void* from,
+               std::size_t length) {
+  const auto* at = static_cast<const unsigned char*>(from);
+  for (std::size_t i = 0; i < length; ++i) {
+    if (at[i] != ByteAt(seed, offset + i)) return false;
+  }
+  return true;
+}
+
+std::uint64_t Random::Next() {
+  std::uint64_t z = (state += 0x9e3779b97f4a7c15ull);
+  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
+  z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
+  return z ^ (z >> 31);
+}
+
+std::uint64_t Seed() {
+  const char* text = std::getenv("PAIR_SEED");
+  return text != nullptr ? std::strtoull(text, nullptr, 10) : 1;
+}
+
+Case::Case(const char* name, End server, End client, Options options) {
+  Cases().push_back({name, std::move(server), std::move(client), options});
+}
+
+int Listen(int* port) {
+  const int fd = ::socket(AF_INET, SOCK_STREAM, 0);
+  CHECK_THAT(fd >= 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t length = sizeof address;
+  CHECK_THAT(::bind(fd, reinterpret_cast<sockaddr*>(&address), length) == 0);
+  CHECK_THAT(::listen(fd, 512) == 0);
+  CHECK_THAT(::getsockname(fd, reinterpret_cast<sockaddr*>(&address),
+                           &length) == 0);
+  *port = ntohs(address.sin_port);
+  return fd;
+}
+
+int Connect(int port) {
+  const int fd = ::socket(AF_INET, SOCK_STREAM, 0);
+  CHECK_THAT(fd >= 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  address.sin_port = htons(static_cast<std::uint16_t>(port));
+  CHECK_THAT(::connect(fd, reinterpret_cast<sockaddr*>(&address),
+                       sizeof address) == 0);
+  return fd;
+}
+
+namespace {
+
+void RunEnd(const Registered& one) {
+  int fd = -1;
+  if (one.options.connect) {
+    if (is_client) {
+      fd = Connect(static_cast<int>(Hear()));
+    } else {
+      int port;
+      const int listener = Listen(&port);
+      Tell(port);
+      fd = ::accept(listener, nullptr, nullptr);
+      CHECK_THAT(fd >= 0);
+      ::close(listener);
+    }
+    if (one.options.warm) Warm(fd);
+  }
+  (is_client ? one.client : one.server)(fd);
+}
+
+std::string Status(int status) {
+  if (WIFEXITED(status)) return "exit " + std::to_string(WEXITSTATUS(status));
+  return "signal " + std::to_string(WTERMSIG(status));
+}
+
+// Both ends as children, so that no case inherits anything from the one before.
+bool Run(const Registered& one) {
+  int across[2][2];
+  int logs[2][2];
+  pid_t pids[2];
+  for (int i = 0; i < 2; ++i) {
+    if (::pipe(across[i]) != 0 || ::pipe(logs[i]) != 0) return false;
+  }
+  std::fflush(nullptr);
+  for (int end = 0; end < 2; ++end) {
+    pids[end] = ::fork();
+    if (pids[end] == 0) {
+      is_client = end == 1;
+      log_fd = logs[end][1];
+      to_other = across[end][1];
+      from_other = across[1 - end][0];
+      ::close(across[end][0]);
+      ::close(across[1 - end][1]);
+      ::close(logs[1 - end][1]);
+      RunEnd(one);
+      ::exit(0);
+    }
+  }
+  for (int i = 0; i < 2; ++i) {
+    ::close(across[i][0]);
+    ::close(across[i][1]);
+    ::close(logs[i][1]);
+  }
+  // Until both logs have ended: grandchildren may hold them too.
+  std::string text[2];
+  bool open[2] = {true, true};
+  bool hang = false;
+  const std::uint64_t end =
+      NowMs() + static_cast<std::uint64_t>(one.options.seconds) * 1000;
+  while (open[0] || open[1]) {
+    pollfd fds[2] = {{open[0] ? logs[0][0] : -1, POLLIN, 0},
+                     {open[1] ? logs[1][0] : -1, POLLIN, 0}};
+    const std::uint64_t now = NowMs();
+    if (now >= end) {
+      hang = true;
+      if (std::getenv("PAIR_STAY") != nullptr) {
+        std::printf("%s hangs: pids %d %d\n", one.name, pids[0], pids[1]);
+        std::fflush(nullptr);
+        ::pause();
+      }
+      ::kill(pids[0], SIGKILL);
+      ::kill(pids[1], SIGKILL);
+      break;
+    }
+    ::poll(fds, 2, static_cast<int>(end - now));
+    for (int i = 0; i < 2; ++i) {
+      if (fds[i].revents == 0) continue;
+      char piece[4096];
+      const ssize_t n = ::read(logs[i][0], piece, sizeof piece);
+      if (n <= 0) {
+        open[i] = false;
+      } else {
+        text[i].append(piece, static_cast<std::size_t>(n));
+      }
+    }
+  }
+  std::string statuses[2];
+  for (int i = 0; i < 2; ++i) {
+    int status = 0;
+    ::waitpid(pids[i], &status, 0);
+    statuses[i] = Status(status);
+    ::close(logs[i][0]);
+  }
+  const char* names[2] = {"server", "client"};
+  bool ok = !hang;
+  for (int i = 0; i < 2; ++i) {
+    std::printf("%s %s: %s\n%s", one.name, names[i], statuses[i].c_str(),
+                text[i].c_str());
+    if (text[i].find("FAILED") != std::string::npos) ok = false;
+  }
+  if (hang) std::printf("%s HANGS\n", one.name);
+  std::fflush(nullptr);
+  return ok;
+}
+
+}  // namespace
+
+int Main(int argc, char** argv) {
+  bool ok = true;
+  int ran = 0;
+  const char* spare = std::getenv("PAIR_SKIP");
+  for (const Registered& one : Cases()) {
+    if (argc > 1 && std::strstr(one.name, argv[1]) == nullptr) continue;
+    if (spare != nullptr && std::strstr(spare, one.name) != nullptr) continue;
+    ++ran;
+    ok = Run(one) && ok;
+  }
+  if (ran == 0) {
+    std::fprintf(stderr, "no case named so\n");
+    return 2;
+  }
+  return ok ? 0 : 1;
+}
+
+}  // namespace pair
+
+int main(int argc, char** argv) { return pair::Main(argc, argv); }

@@ -1,0 +1,84 @@
+#ifndef RCSOCK_TESTS_POSIX_PAIR_H_
+#define RCSOCK_TESTS_POSIX_PAIR_H_
+
+#include <cerrno>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <string>
+
+// Programs that know sockets and nothing else.  Each case is two processes, a
+// server and a client, that tell what they saw; tests/posix/both runs a program
+// over plain TCP and under the preload and compares.
+namespace pair {
+
+// One line of what this end saw.  Only what plain TCP would always give: no
+// times, no counts that depend on how bytes happened to be cut.
+void Log(const char* format, ...) __attribute__((format(printf, 1, 2)));
+const char* ErrorName(int error);
+// Logs "what: n" or "what: ECONNRESET".  Returns n.
+long Result(const char* what, long n);
+// Ends the process, and the run, with a message.
+[[noreturn]] void Fail(const char* format, ...)
+    __attribute__((format(printf, 1, 2)));
+#define CHECK_THAT(condition)                                         \
+  do {                                                                \
+    if (!(condition)) {                                               \
+      ::pair::Fail("%s:%d: %s, errno %s", __FILE__, __LINE__,         \
+                   #condition, ::pair::ErrorName(errno));             \
+    }                                                                 \
+  } while (0)
+
+// Both ends call it; returns when both have.  Goes past the connection.
+void Barrier();
+// A number from one end to the other, past the connection.
+void Tell(std::int64_t value);
+std::int64_t Hear();
+
+bool IsClient();
+// RCSOCK or not: only for budgets, never for what is expected.
+int Scale(int plain);
+
+// Blocking helpers; Fail on anything but success.
+void SendAll(int fd, const void* from, std::size_t length);
+void RecvAll(int fd, void* to, std::size_t length);
+// Reads to EOF or an error; returns how many bytes, *error 0 or errno.
+std::size_t Drain(int fd, int* error);
+// Round trips until the bytes no longer go through the kernel's TCP (with
+// PAIR_WARM=lane in the environment; else a few), then returns on both ends.
+void Warm(int fd);
+// True if `fd` has not used TCP for a while: asks the kernel (TCP_INFO).
+std::uint64_t TcpBytes(int fd);
+
+std::uint64_t NowMs();
+void SetNonblock(int fd, bool on);
+
+// Deterministic bytes: what stands at `offset` of stream `seed`.
+void Pattern(std::uint64_t seed, std::uint64_t offset, void* to,
+             std::size_t length);
+bool IsPattern(std::uint64_t seed, std::uint64_t offset, const void* from,
+               std::size_t length);
+struct Random {
+  std::uint64_t state;
+  std::uint64_t Next();
+  std::uint64_t Below(std::uint64_t n) { return Next() % n; }
+};
+std::uint64_t Seed();  // PAIR_SEED, or 1
+
+using End = std::function<void(int fd)>;
+struct Options {
+  bool warm = true;
+  bool connect = true;  // else the ends get fd -1 / the listener's port by Hear
+  int seconds = 20;
+};
+// Registers a case; Main runs those whose name contains argv[1] (or all).
+struct Case {
+  Case(const char* name, End server, End client, Options options = {});
+};
+int Listen(int* port);
+int Connect(int port);
+int Main(int argc, char** argv);
+
+}  // namespace pair
+
+#endif  // RCSOCK_TESTS_POSIX_PAIR_H_

@@ -1,0 +1,284 @@
+// The codec byte by byte, and rules that deserve a name.
+
+#include <gtest/gtest.h>
+#include <poll.h>
+
+#include "tests/stream/explorer.h"
+
+namespace rcsock::stream {
+namespace {
+
+TEST(FramesTest, BytesAreThoseOfTheDocument) {
+  FrameBytes bytes = Encode(
+      Frame{FrameKind::kFin, kFrameClosed, 0x01020304, 0x1122334455667788});
+  const FrameBytes expected = {4,    1,    0x46, 0x52, 4,    3,    2,    1,
+                               0x88, 0x77, 0x66, 0x55, 0x44, 0x33, 0x22, 0x11};
+  EXPECT_EQ(bytes, expected);
+  Frame frame;
+  ASSERT_TRUE(Decode(bytes, &frame));
+  EXPECT_EQ(frame.kind, FrameKind::kFin);
+  EXPECT_EQ(frame.epoch, 0x01020304u);
+  EXPECT_EQ(frame.offset, 0x1122334455667788u);
+}
+
+TEST(FramesTest, NonsenseIsNotDecoded) {
+  FrameBytes good = Encode(Frame{FrameKind::kGot, 0, 1, 0});
+  Frame frame;
+  for (int kind : {0, 7, 255}) {
+    FrameBytes bytes = good;
+    bytes[0] = static_cast<std::uint8_t>(kind);
+    EXPECT_FALSE(Decode(bytes, &frame)) << kind;
+  }
+  FrameBytes flags = good;
+  flags[1] = kFrameClosed;  // only FIN has it
+  EXPECT_FALSE(Decode(flags, &frame));
+  FrameBytes magic = good;
+  magic[3] ^= 1;
+  EXPECT_FALSE(Decode(magic, &frame));
+}
+
+TEST(FramesTest, CtlRoundTripAndChecks) {
+  Ctl ctl;
+  ctl.kind = CtlKind::kPropose;
+  ctl.flags = kCtlFlip;
+  ctl.tail = 64;
+  ctl.epoch = 9;
+  ctl.offset = 1ull << 40;
+  ctl.mac.fill(0x5a);
+  CtlBytes bytes = Encode(ctl);
+  static_assert(kCtlSize <= lane::Lane::kCtlMax);
+  Ctl out;
+  ASSERT_TRUE(Decode(bytes.data(), bytes.size(), &out));
+  EXPECT_EQ(out.tail, 64);
+  EXPECT_EQ(out.offset, 1ull << 40);
+  EXPECT_EQ(out.mac, ctl.mac);
+  EXPECT_FALSE(Decode(bytes.data(), bytes.size() - 1, &out));
+  bytes[16] = 65;
+  EXPECT_FALSE(Decode(bytes.data(), bytes.size(), &out));
+}
+
+TEST(FramesTest, MacDependsOnEverything) {
+  Nonce c{}, s{};
+  c[0] = 1;
+  const std::uint8_t tail[3] = {1, 2, 3};
+  Mac mac = TailMac(c, s, 1, 10, tail, 3);
+  EXPECT_TRUE(Equal(mac, TailMac(c, s, 1, 10, tail, 3)));
+  EXPECT_FALSE(Equal(mac, TailMac(s, c, 1, 10, tail, 3)));
+  EXPECT_FALSE(Equal(mac, TailMac(c, s, 2, 10, tail, 3)));
+  EXPECT_FALSE(Equal(mac, TailMac(c, s, 1, 11, tail, 3)));
+  EXPECT_FALSE(Equal(mac, TailMac(c, s, 1, 10, tail, 2)));
+}
+
+TEST(TailTest, KeepsTheLast64) {
+  Tail tail;
+  std::string all;
+  for (int n : {3, 0, 60, 1, 64, 5, 200, 63}) {
+    std::string piece;
+    for (int i = 0; i < n; ++i) piece += static_cast<char>(all.size() + i);
+    all += piece;
+    tail.Push(piece.data(), piece.size());
+    std::size_t keep = std::min<std::size_t>(64, all.size());
+    ASSERT_EQ(tail.size(), keep);
+    EXPECT_EQ(
+        std::memcmp(tail.Last(keep), all.data() + all.size() - keep, keep), 0);
+  }
+}
+
+// Two ends with everything arriving at once.
+class PairTest : public testing::Test {
+ protected:
+  PairTest() {
+    world_.tcp.units = false;
+    world_.tcp.budget[0] = world_.tcp.budget[1] = -1;
+    world_.link = lane::sim::SimLink(4096, 64);
+    world_.link.auto_land = world_.link.auto_credit = true;
+  }
+  void Up() {
+    for (int i = 0; i < 2; ++i) {
+      S(i).LaneUp(&world_.lane[i], 1, World::NonceOf(i), World::NonceOf(1 - i),
+                  true);
+    }
+  }
+  void Go() {
+    for (int k = 0; k < 8; ++k) {
+      for (int i = 0; i < 2; ++i) {
+        S(i).Progress(false);
+        changes_[i] |= S(i).TakeChanges();
+      }
+    }
+  }
+  void Promote() {
+    Up();
+    EXPECT_EQ(Put(0, "x"), 1);
+    Go();
+    EXPECT_EQ(Get(1), "x");
+    EXPECT_TRUE(S(0).FastTx() && S(1).FastTx());
+  }
+  ssize_t Put(int i, const std::string& bytes) {
+    iovec iov{const_cast<char*>(bytes.data()), bytes.size()};
+    return S(i).Write(&iov, 1, bytes.size());
+  }
+  // Null byte and errno for an error; "" for EOF.
+  std::string Get(int i, bool peek = false) {
+    char bytes[256];
+    iovec iov{bytes, sizeof bytes};
+    ssize_t n = S(i).Read(&iov, 1, sizeof bytes, peek);
+    if (n < 0) return "error " + std::to_string(-n);
+    return std::string(bytes, static_cast<std::size_t>(n));
+  }
+  Stream& S(int i) { return world_.stream[i]; }
+
+  Bounds bounds_;
+  World world_{&bounds_};
+  std::uint32_t changes_[2] = {0, 0};
+};
+
+TEST_F(PairTest, PromotesBothDirectionsAndTellsOnce) {
+  Promote();
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_TRUE(changes_[i] & kPromotedTx) << i;
+    EXPECT_TRUE(changes_[i] & kPromotedRx) << i;
+    EXPECT_EQ(S(i).TakeChanges(), 0u) << i;
+    EXPECT_TRUE(S(i).FastRx());
+  }
+  EXPECT_TRUE(changes_[0] & kTimerOn);
+  EXPECT_TRUE(changes_[0] & kTimerOff);
+  EXPECT_EQ(Put(1, "hello"), 5);
+  EXPECT_EQ(Get(0, true), "hello");
+  EXPECT_EQ(Get(0), "hello");
+  EXPECT_EQ(world_.tcp.pipe[0].bytes.size() + world_.tcp.pipe[1].bytes.size(),
+            0u);
+}
+
+TEST_F(PairTest, DemotionKeepsOrderAcrossStashAndTcp) {
+  Promote();
+  Put(0, "abc");
+  S(1).Demote(base::Reason::kPolicy);
+  Go();
+  EXPECT_EQ(Put(0, "def"), 3);
+  EXPECT_EQ(S(1).Readable(), 3u);
+  EXPECT_EQ(Get(1), "abc");
+  EXPECT_EQ(Get(1), "def");
+  EXPECT_EQ(Put(1, "back"), 4);
+  EXPECT_EQ(Get(0), "back");
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_TRUE(changes_[i] & kSettled);
+    S(i).ReleaseLane();
+    EXPECT_TRUE(S(i).Idle());
+  }
+}
+
+TEST_F(PairTest, UnreadBytesOfAPeekGrowWhileTcpBringsMore) {
+  Promote();
+  Put(0, "abc");
+  S(1).Demote(base::Reason::kPolicy);
+  Go();
+  EXPECT_EQ(Get(1, true), "abc");
+  Put(0, "def");
+  EXPECT_EQ(Get(1, true), "abcdef");
+}
+
+TEST_F(PairTest, ShutdownAndCloseOnTheLane) {
+  Promote();
+  Put(0, "last");
+  EXPECT_EQ(S(0).ShutdownWrite(), 0);
+  EXPECT_EQ(Put(0, "no"), -EPIPE);
+  Go();
+  EXPECT_EQ(S(1).Readiness() & (POLLIN | POLLRDHUP), POLLIN | POLLRDHUP);
+  EXPECT_EQ(Get(1), "last");
+  EXPECT_EQ(Get(1), "");
+  EXPECT_EQ(Put(1, "reply"), 5);  // half-close: the other way goes on
+  EXPECT_EQ(Get(0), "reply");
+  S(1).Close(false);
+  Go();
+  EXPECT_EQ(Get(0), "");
+  S(0).Close(false);
+  Go();
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_TRUE(changes_[i] & kFinished) << i;
+    EXPECT_FALSE(changes_[i] & kMustReset) << i;
+  }
+}
+
+TEST_F(PairTest, DataForAClosedStreamIsAnsweredByReset) {
+  Promote();
+  S(1).Close(false);
+  Put(0, "nobody");
+  Go();
+  EXPECT_TRUE(changes_[1] & kFinished);
+  EXPECT_TRUE(changes_[1] & kMustReset);
+}
+
+TEST_F(PairTest, KilledPeerWithUnreadBytesGivesResetOnceAfterTheData) {
+  Promote();
+  Put(1, "words");
+  Put(0, "unread");
+  world_.link.auto_credit = false;
+  world_.Kill(1, false);
+  Go();
+  EXPECT_EQ(Get(0), "words");
+  EXPECT_EQ(Get(0), "error 104");
+  EXPECT_EQ(Get(0), "");
+  EXPECT_EQ(Put(0, "x"), -EPIPE);
+}
+
+TEST_F(PairTest, KilledPeerThatHadReadAllGivesEof) {
+  Promote();
+  world_.Kill(1, false);
+  Go();
+  EXPECT_EQ(Get(0), "");
+  EXPECT_EQ(Put(0, "x"), -EPIPE);
+}
+
+TEST_F(PairTest, WrongMacAbortsAndTheByteGoesRaw) {
+  Up();
+  // The responder has seen other bytes than the proposer sent.
+  Nonce wrong{};
+  S(1).ReleaseLane();
+  S(1).LaneUp(&world_.lane[1], 1, World::NonceOf(1), wrong, true);
+  Put(0, "x");
+  Go();
+  EXPECT_EQ(S(0).tx(), Tx::kRaw);
+  EXPECT_EQ(S(0).why_left(), base::Reason::kProtocol);
+  EXPECT_EQ(Get(1), "x");
+  EXPECT_EQ(S(1).rx(), Rx::kRaw);
+}
+
+TEST_F(PairTest, ProposalBeyondTheStashIsRefused) {
+  world_.stream[1] = Stream(Role::kAcceptor, &world_.anchor[1], Limits{4});
+  S(1).Adopt(0, 0);
+  EXPECT_EQ(Put(0, "12345678"), 8);
+  Up();
+  EXPECT_EQ(Put(0, "9"), 1);
+  Go();
+  EXPECT_EQ(S(0).why_left(), base::Reason::kPeerRefused);
+  EXPECT_EQ(S(0).tx(), Tx::kRaw);
+  std::string all;
+  for (int i = 0; i < 4; ++i) all += Get(1);
+  EXPECT_EQ(all.substr(0, 9), "123456789");
+}
+
+TEST_F(PairTest, LaneDownBeyondWhatWasSentIsHostile) {
+  Promote();
+  FrameBytes bytes = Encode(Frame{FrameKind::kLaneDown, 0, 1, 1000});
+  world_.tcp.pipe[1].bytes.append(reinterpret_cast<char*>(bytes.data()), 16);
+  Go();
+  EXPECT_TRUE(changes_[0] & kMustReset);
+  EXPECT_EQ(Get(0), "error 104");
+}
+
+TEST_F(PairTest, CollisionIsWonByTheConnector) {
+  Up();
+  Put(1, "from s");
+  Put(0, "from c");
+  EXPECT_EQ(S(0).tx(), Tx::kProp);
+  EXPECT_EQ(S(1).tx(), Tx::kProp);
+  Go();
+  // S's bytes went raw before X_r, so C must read ahead of SWITCH.
+  EXPECT_TRUE(S(0).FastTx() && S(1).FastTx());
+  EXPECT_EQ(Get(0), "from s");
+  EXPECT_EQ(Get(1), "from c");
+}
+
+}  // namespace
+}  // namespace rcsock::stream
