@@ -3,8 +3,10 @@
 
 #include <sys/uio.h>
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <ctime>
 
 #include "lib/base/reason.h"
 
@@ -100,6 +102,16 @@ class Lane {
   virtual void SetNotify(std::uint32_t bits, int bell) = 0;
   // For spinning without the latch: true if SleepRx would return at once.
   virtual bool RxPending() const = 0;
+  // The same for the innermost loop, without a call where the lane has slots in
+  // memory; may miss that the lane is dead.
+  bool RxPendingQuick() const {
+    if (quick_slots_ == nullptr) return RxPending();
+    const std::uint64_t next = quick_next_.load(std::memory_order_relaxed);
+    const auto* head = reinterpret_cast<const std::atomic<std::uint64_t>*>(
+        quick_slots_ + (next & quick_mask_) * kQuickStride);
+    return head->load(std::memory_order_acquire) >> 32 ==
+           static_cast<std::uint32_t>(next + 1);
+  }
   // Sleep until data (credit) may have come, WakeLocal was called, the time-out
   // (relative, null: none) passed or a signal came.  0, -EAGAIN (did not sleep:
   // look again), -EINTR, -ETIMEDOUT.  `token` comes from SleepToken(), taken
@@ -116,6 +128,14 @@ class Lane {
   // Rule 11: from now on nothing that arrives is accepted; what had landed by
   // now stays readable (Read, CopyUnacked go on working).  Idempotent.
   virtual void Freeze() = 0;
+
+ protected:
+  // Where RxPendingQuick looks: slots of one cache line, the upper half of whose
+  // first word is the number of the message plus one.
+  static constexpr std::size_t kQuickStride = 64;
+  const std::byte* quick_slots_ = nullptr;
+  std::uint64_t quick_mask_ = 0;
+  std::atomic<std::uint64_t> quick_next_{0};  // the next message
 };
 
 }  // namespace rcsock::lane

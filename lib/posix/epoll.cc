@@ -39,6 +39,11 @@ Interest* TakeInterest() {
   return interest;
 }
 
+// All that the kernel lets EPOLLEXCLUSIVE go with.
+constexpr std::uint32_t kWithExclusive =
+    EPOLLIN | EPOLLOUT | EPOLLERR | EPOLLHUP | EPOLLWAKEUP |
+    static_cast<std::uint32_t>(EPOLLET) | EPOLLEXCLUSIVE;
+
 constexpr std::uint32_t kReadable = EPOLLIN | EPOLLRDNORM | EPOLLRDHUP;
 
 }  // namespace
@@ -241,7 +246,8 @@ int EpollSet::Ctl(int op, int fd, Sock* sock, epoll_event* event) {
   }
   Critical critical;
   interest_latch.lock();
-  const bool engine = sock->mode() == Mode::kEngine;
+  const bool engine = sock->interests_user;
+  bool barrier = false;
   Interest* found = Registry::Find(sock, this, fd);
   int result = 0;
   bool kick = false;
@@ -251,6 +257,10 @@ int EpollSet::Ctl(int op, int fd, Sock* sock, epoll_event* event) {
       result = -1;
     } else if (event == nullptr) {
       errno = EFAULT;
+      result = -1;
+    } else if (engine && (event->events & EPOLLEXCLUSIVE) != 0 &&
+               (event->events & ~kWithExclusive) != 0) {
+      errno = EINVAL;
       result = -1;
     } else if (Interest* interest = TakeInterest(); interest == nullptr) {
       errno = ENOMEM;
@@ -319,6 +329,7 @@ int EpollSet::Ctl(int op, int fd, Sock* sock, epoll_event* event) {
     }
     if (found->in_kernel) result = real::epoll_ctl(fd_, op, fd, event);
     if (result == 0) {
+      barrier = found->direct;
       Registry::Forget(found);
       --registered_;
     }
@@ -327,6 +338,8 @@ int EpollSet::Ctl(int op, int fd, Sock* sock, epoll_event* event) {
     result = -1;
   }
   interest_latch.unlock();
+  // Nobody may still be looking at a lane whose end does not know of it any more.
+  if (barrier) Registry::WaitOutLookers(this);
   if (kick) Registry::KickSleepers(this);
   if (result == 0 && engine) InterestsNotify(sock);
   return result;
@@ -365,6 +378,12 @@ static bool SpentInKernel(int set, int fd) {
 void InterestsToUser(Sock* sock) {
   Critical critical;
   interest_latch.lock();
+  // It may have gone back meanwhile.
+  if (sock->mode() != Mode::kEngine) {
+    interest_latch.unlock();
+    return;
+  }
+  sock->interests_user = true;
   for (Interest* i = sock->interests; i != nullptr; i = i->next_of_sock) {
     if (!i->in_kernel) continue;
     if ((i->events.load() & EPOLLONESHOT) &&
@@ -387,6 +406,11 @@ void InterestsToUser(Sock* sock) {
 void InterestsToKernel(Sock* sock) {
   Critical critical;
   interest_latch.lock();
+  if (sock->mode() != Mode::kPlain) {
+    interest_latch.unlock();
+    return;
+  }
+  sock->interests_user = false;
   for (Interest* i = sock->interests; i != nullptr; i = i->next_of_sock) {
     if (!i->in_user.load(std::memory_order_relaxed)) continue;
     EpollSet* set = i->set;
@@ -395,6 +419,8 @@ void InterestsToKernel(Sock* sock) {
     epoll_event event{};
     event.events = i->events.load(std::memory_order_relaxed);
     event.data = i->data;
+    // Its number may have been closed since, and a copy be left.
+    if (Lookup(i->fd) != sock) i->fd = sock->fd();
     if (real::epoll_ctl(set->fd(), EPOLL_CTL_ADD, i->fd, &event) == 0) {
       i->in_kernel = true;
     } else {
@@ -434,16 +460,33 @@ void InterestsReady(Sock* sock) {
 void InterestsDrop(Sock* sock, int fd) {
   if (sock->interests == nullptr) return;
   Critical critical;
+  EpollSet* lookers[16];
+  int count = 0;
   interest_latch.lock();
   for (Interest* i = sock->interests; i != nullptr;) {
     Interest* next = i->next_of_sock;
     if (fd < 0 || i->fd == fd) {
+      if (i->direct && count < 16) lookers[count++] = i->set;
       i->set->DropRegistered();
       Registry::Forget(i);
     }
     i = next;
   }
   interest_latch.unlock();
+  // A direct stream is in one set only, so there are no more than its numbers.
+  for (int i = 0; i < count; ++i) Registry::WaitOutLookers(lookers[i]);
+}
+
+bool InterestsNamed(Sock* sock, int fd) {
+  if (sock->interests == nullptr) return false;
+  Critical critical;
+  interest_latch.lock();
+  bool found = false;
+  for (Interest* i = sock->interests; i != nullptr; i = i->next_of_sock) {
+    found |= i->fd == fd;
+  }
+  interest_latch.unlock();
+  return found;
 }
 
 void InterestsNotifyLatched(Sock* sock) {
@@ -453,9 +496,12 @@ void InterestsNotifyLatched(Sock* sock) {
   interest_latch.lock();
   std::uint32_t bits = 0;
   int bell = 0;
+  EpollSet* only = nullptr;
+  bool several = false;
   for (Interest* i = sock->interests; i != nullptr; i = i->next_of_sock) {
     if (!i->in_user.load(std::memory_order_relaxed)) continue;
-    // The stream rings one bell; whoever drains it passes on what is not his.
+    if (only != nullptr && only != i->set) several = true;
+    only = i->set;
     bell = i->set->bell();
     i->set->AddLink(sock->link());
     Registry::ChooseDirect(i);
@@ -463,6 +509,9 @@ void InterestsNotifyLatched(Sock* sock) {
             (i->direct ? 0u : lane::kNotifyRxBits);
   }
   interest_latch.unlock();
+  // The stream rings one bell.  Of several sets nobody may be waiting on the one
+  // whose bell it is: the conductor's then, who tells them all.
+  if (several) bell = 0;
   if (bits == sock->notify_bits() && bell == sock->bell()) return;
   sock->SetNotify(bits, bell);
   // What came between the look and the new bits has rung nobody's bell.
@@ -527,7 +576,8 @@ void EpollSet::KickBell() {
 // looks at the ring itself sees a message one cache line earlier than one that
 // waits for its bit.
 void EpollSet::Rebuild() {
-  if (!dirty_.exchange(false, std::memory_order_seq_cst)) return;
+  if (__builtin_expect(!dirty_.load(std::memory_order_acquire), 1)) return;
+  dirty_.store(false, std::memory_order_seq_cst);
   interest_latch.lock();
   direct_count_ = 0;
   for (Interest* i = members_; i != nullptr && direct_count_ < kMostDirect;
@@ -538,32 +588,72 @@ void EpollSet::Rebuild() {
   interest_latch.unlock();
 }
 
-bool EpollSet::LookDirect() {
-  bool found = false;
-  for (int d = 0; d < direct_count_; ++d) {
+// Reports the direct streams that have something to read, past the ready list.
+// What else holds for them (EPOLLOUT, the end) comes by the list.
+int EpollSet::TellDirect(epoll_event* out, int capacity) {
+  int filled = 0;
+  for (int d = 0; d < direct_count_ && filled < capacity; ++d) {
+    if (!direct_[d].lane->RxPendingQuick()) continue;
     Interest* interest = direct_[d].interest;
-    if (interest->ready || !direct_[d].lane->RxPending()) continue;
+    const std::uint32_t events =
+        interest->events.load(std::memory_order_relaxed);
+    if ((events & (EPOLLIN | EPOLLRDNORM)) == 0 ||
+        interest->spent.load(std::memory_order_relaxed)) {
+      continue;
+    }
+    Sock* sock = direct_[d].sock;
+    const bool whole = (events & (EPOLLOUT | EPOLLWRNORM | EPOLLONESHOT)) != 0;
+    if (events & EPOLLET) {
+      sock->rx_latch.lock();
+      const bool edge =
+          sock->lane() == direct_[d].lane && direct_[d].lane->Arrived();
+      sock->rx_latch.unlock();
+      if (!edge) continue;
+    }
+    if (whole || interest->ready || !sock->OnLane()) {
+      if (events & EPOLLET) {
+        interest->edge.store(true, std::memory_order_relaxed);
+      }
+      ready_latch_.lock();
+      if (interest->set == this && interest->in_user.load()) {
+        LinkReady(interest);
+      }
+      ready_latch_.unlock();
+      continue;
+    }
+    interest->told = wait_number_;
+    out[filled].events = events & (EPOLLIN | EPOLLRDNORM);
+    out[filled].data = interest->data;
+    ++filled;
+  }
+  return filled;
+}
+
+bool EpollSet::AnyDirect() {
+  for (int d = 0; d < direct_count_; ++d) {
+    if (!direct_[d].lane->RxPending()) continue;
+    Interest* interest = direct_[d].interest;
     const std::uint32_t events =
         interest->events.load(std::memory_order_relaxed);
     if ((events & kReadable) == 0 ||
         interest->spent.load(std::memory_order_relaxed)) {
       continue;
     }
-    if (events & EPOLLET) {
-      Sock* sock = direct_[d].sock;
-      sock->rx_latch.lock();
-      const bool edge =
-          sock->lane() == direct_[d].lane && direct_[d].lane->Arrived();
-      sock->rx_latch.unlock();
-      if (!edge) continue;
-      interest->edge.store(true, std::memory_order_relaxed);
-    }
+    if ((events & EPOLLET) == 0) return true;
+    // An edge is used up by the look: it goes to the list.
+    Sock* sock = direct_[d].sock;
+    sock->rx_latch.lock();
+    const bool edge =
+        sock->lane() == direct_[d].lane && direct_[d].lane->Arrived();
+    sock->rx_latch.unlock();
+    if (!edge) continue;
+    interest->edge.store(true, std::memory_order_relaxed);
     ready_latch_.lock();
     if (interest->set == this && interest->in_user.load()) LinkReady(interest);
     ready_latch_.unlock();
-    found = true;
+    return true;
   }
-  return found;
+  return false;
 }
 
 int EpollSet::DrainPoller() {
@@ -625,6 +715,15 @@ int EpollSet::Collect(epoll_event* out, int capacity) {
           interest->spent.load(std::memory_order_relaxed)) {
         continue;
       }
+      // Reported already: no descriptor twice in one wait.  It stays listed.
+      if (interest->told == wait_number_) {
+        ready_latch_.lock();
+        if (interest->set == this && interest->in_user.load()) {
+          LinkReady(interest);
+        }
+        ready_latch_.unlock();
+        continue;
+      }
       if ((events & EPOLLET) &&
           !interest->edge.exchange(false, std::memory_order_relaxed)) {
         continue;
@@ -639,7 +738,11 @@ int EpollSet::Collect(epoll_event* out, int capacity) {
       ++filled;
       if (events & EPOLLONESHOT) {
         interest->spent.store(true, std::memory_order_relaxed);
-      } else if ((events & EPOLLET) == 0) {
+      } else if ((events & EPOLLET) == 0 &&
+                 !(interest->direct && sock->OnLane() &&
+                   (events & (EPOLLOUT | EPOLLWRNORM)) == 0 &&
+                   (ready & ~std::uint32_t{EPOLLIN | EPOLLRDNORM}) == 0)) {
+        // (A direct stream that is only readable is looked at anyway.)
         ready_latch_.lock();
         if (interest->set == this && interest->in_user.load()) {
           LinkReady(interest);
@@ -653,8 +756,9 @@ int EpollSet::Collect(epoll_event* out, int capacity) {
 
 bool EpollSet::SomethingReady() {
   if (ready_count_.load(std::memory_order_seq_cst) > 0) return true;
-  if (LookDirect()) return true;
-  return DrainPoller() > 0;
+  if (AnyDirect()) return true;
+  DrainPoller();
+  return ready_count_.load(std::memory_order_seq_cst) > 0;
 }
 
 bool EpollSet::AnyReady() {
@@ -709,33 +813,53 @@ int EpollSet::Wait(epoll_event* out, int capacity, std::int64_t timeout_ns,
   int result = 0;
   int error = 0;
   Spinner spin;
+  // Where there is room for one event only, the kernel's part would never be
+  // looked at while streams are ready.
+  static thread_local unsigned singles = 0;
+  if (capacity == 1 && (++singles & 7) == 0) {
+    const int n = KernelWait(out, capacity, 0, nullptr);
+    if (n > 0) {
+      if (mask != nullptr) ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+      return n;
+    }
+  }
   for (;;) {
     int filled = 0;
     bool kernel = false;
     bool over = false;
+    unsigned turns = 0;
     {
       Critical critical;
       wait_latch_.lock();
+      ++wait_number_;
       for (;;) {
         if (!HasUser()) {
           over = true;
           break;
         }
         Rebuild();
-        LookDirect();
-        DrainPoller();
-        if (ready_count_.load(std::memory_order_relaxed) > 0) {
-          filled = Collect(out, capacity);
+        filled = TellDirect(out, capacity);
+        // The bitmaps and the list in every eighth look at most, where there
+        // are direct streams, so that these are met early.
+        if (direct_count_ == 0 || ++undrained_ >= 8 ||
+            ready_count_.load(std::memory_order_relaxed) > 0) {
+          undrained_ = 0;
+          DrainPoller();
+          if (ready_count_.load(std::memory_order_relaxed) > 0) {
+            filled += Collect(out + filled, capacity - filled);
+          }
         }
-        const std::uint64_t now = base::Ticks();
         // However busy the lanes are, kernel descriptors get their look.
-        if (filled > 0 ? ++waits_ >= 16
-                       : timeout_ns == 0 ||
-                             now - kernel_look_ > 15 * base::ticks_per_us) {
+        if (filled > 0) {
+          kernel = ++waits_ >= 16;
+        } else if (timeout_ns == 0) {
           kernel = true;
-          waits_ = 0;
-          kernel_look_ = now;
+        } else if ((++turns & 15) == 0) {
+          const std::uint64_t now = base::Ticks();
+          kernel = now - kernel_look_ > 15 * base::ticks_per_us;
+          if (kernel) kernel_look_ = now;
         }
+        if (kernel) waits_ = 0;
         if (filled > 0 || kernel) break;
         if (wait_latch_.Contended()) wait_latch_.Yield();
         if (!spin.Go()) {
@@ -780,19 +904,22 @@ int EpollSet::Wait(epoll_event* out, int capacity, std::int64_t timeout_ns,
       wait_latch_.unlock();
     }
     int n = kOnlyBell;
+    bool bell = false;
     if (!ready) {
       const std::uint64_t start = base::NowNs();
       if (tls_signals.any != signals) {
         n = -1;
         errno = EINTR;
       } else {
-        n = KernelWait(out, capacity, left(), nullptr);
+        n = KernelWait(out, capacity, left(), nullptr, &bell);
       }
       error = errno;
       Spinner::Slept((base::NowNs() - start) / 1000);
     }
     if (poller_) poller_->Disarm();
     sleepers_.fetch_sub(1, std::memory_order_seq_cst);
+    // The bell rang for this thread, which returns without a look.
+    if (bell && n > 0) Registry::KickSleepers(this);
     if (n != kOnlyBell && (n != 0 || left() == 0)) {
       result = n;
       break;
@@ -811,7 +938,8 @@ int EpollSet::Wait(epoll_event* out, int capacity, std::int64_t timeout_ns,
 // epoll_wait of the kernel's part of the set, without the bell.  kOnlyBell if
 // nothing else was there.
 int EpollSet::KernelWait(epoll_event* out, int capacity,
-                         std::int64_t timeout_ns, const sigset_t* mask) {
+                         std::int64_t timeout_ns, const sigset_t* mask,
+                         bool* bell) {
   timespec limit{static_cast<time_t>(timeout_ns / 1'000'000'000),
                  static_cast<long>(timeout_ns % 1'000'000'000)};
   int n = real::epoll_pwait2(fd_, out, capacity,
@@ -822,7 +950,10 @@ int EpollSet::KernelWait(epoll_event* out, int capacity,
                                                      1'000'000);
     n = real::epoll_pwait(fd_, out, capacity, ms, mask);
   }
-  return n > 0 ? WithoutBell(out, n) : n;
+  if (n <= 0) return n;
+  const int kept = WithoutBell(out, n);
+  if (bell != nullptr) *bell = kept != n;
+  return kept;
 }
 
 int EpollSet::WithoutBell(epoll_event* events, int count) const {

@@ -36,6 +36,7 @@ struct Interest {
   Interest* ready_next = nullptr;   // set's ready list
   Interest* ready_prev = nullptr;
   bool ready = false;  // is on it
+  std::uint64_t told = 0;  // the wait that has reported it without the list
 };
 
 // An epoll instance of the application.
@@ -87,12 +88,13 @@ class EpollSet final : public File {
   void Rebuild();
   void LinkReady(Interest* interest);    // ready_latch held
   void UnlinkReady(Interest* interest);  // ready_latch held
-  bool LookDirect();
+  int TellDirect(epoll_event* out, int capacity);
+  bool AnyDirect();
   int DrainPoller();
   int Collect(epoll_event* out, int capacity);
   bool SomethingReady();
   int KernelWait(epoll_event* out, int capacity, std::int64_t timeout_ns,
-                 const sigset_t* mask);
+                 const sigset_t* mask, bool* bell = nullptr);
 
   int fd_ = -1;
   std::atomic<int> user_count_{0};
@@ -112,7 +114,10 @@ class EpollSet final : public File {
   int registered_ = 0;   // registrations of streams, on either side
   std::unique_ptr<lane::shm::ShmPoller> poller_;
   bool bell_in_kernel_ = false;
-  std::uint32_t waits_ = 0;
+  // wait_latch's:
+  std::uint64_t wait_number_ = 0;
+  std::uint32_t waits_ = 0;      // since the last look at the kernel's part
+  std::uint32_t undrained_ = 0;  // looks since the last at the bitmaps
   std::uint64_t kernel_look_ = 0;  // ticks
   EpollSet* pool_next_ = nullptr;
 };
@@ -130,6 +135,8 @@ void InterestsRefresh(Sock* sock, bool barrier);
 void InterestsReady(Sock* sock);
 // A descriptor is closed (its last one: `fd` -1, all registrations).
 void InterestsDrop(Sock* sock, int fd);
+// Whether there is a registration under this number.
+bool InterestsNamed(Sock* sock, int fd);
 // The notify bits and bell that the stream's registrations ask of its lane.
 void InterestsNotify(Sock* sock);         // takes the stream's latches
 void InterestsNotifyLatched(Sock* sock);  // the caller holds both

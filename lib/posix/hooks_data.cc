@@ -54,7 +54,10 @@ void BeforePassing(const msghdr* message) {
 
 ssize_t read(int fd, void* to, size_t length) {
   Sock* sock = LookupSock(fd);
-  if (__builtin_expect(sock == nullptr, 1)) return real::read(fd, to, length);
+  // (The kernel's read of nothing looks at nothing; recv of nothing does.)
+  if (__builtin_expect(sock == nullptr || length == 0, 1)) {
+    return real::read(fd, to, length);
+  }
   const iovec iov{to, length};
   return sock->Recv(fd, &iov, 1, length, 0,
                     [&] { return real::read(fd, to, length); });
@@ -90,6 +93,7 @@ ssize_t readv(int fd, const iovec* iov, int count) {
   if (sock == nullptr) return real::readv(fd, iov, count);
   std::size_t total = 0;
   if (!Total(iov, count, &total)) return -1;
+  if (total == 0) return real::readv(fd, iov, count);
   return sock->Recv(fd, iov, count, total, 0,
                     [&] { return real::readv(fd, iov, count); });
 }
@@ -111,7 +115,7 @@ ssize_t recvmsg(int fd, msghdr* message, int flags) {
                                  return real::recvmsg(fd, message, flags);
                                });
   if (n >= 0 && !raw) {
-    message->msg_namelen = 0;
+    if (message->msg_name != nullptr) message->msg_namelen = 0;
     message->msg_controllen = 0;
     message->msg_flags = 0;
   }

@@ -52,37 +52,44 @@ int WaitOn(int fd, epoll_event* events, int capacity, std::int64_t timeout_ns,
 }  // namespace
 
 int poll(pollfd* fds, nfds_t count, int timeout) {
-  if (fds == nullptr || !PollNeedsEngine(fds, count)) {
-    return real::poll(fds, count, timeout);
+  if (fds == nullptr || timeout == 0) {
+    if (fds == nullptr || !PollNeedsEngine(fds, count)) {
+      return real::poll(fds, count, timeout);
+    }
+  } else if (!PollNeedsEngine(fds, count)) {
+    KernelHold hold;
+    if (hold.EnterAll(fds, count)) return real::poll(fds, count, timeout);
   }
   return EnginePoll(fds, count, FromMs(timeout), nullptr);
 }
 
 int ppoll(pollfd* fds, nfds_t count, const timespec* timeout,
           const sigset_t* mask) {
-  if (fds == nullptr || !PollNeedsEngine(fds, count) ||
-      (timeout != nullptr && !Valid(timeout))) {
+  if (fds == nullptr || (timeout != nullptr && !Valid(timeout))) {
     return real::ppoll(fds, count, timeout, mask);
+  }
+  if (!PollNeedsEngine(fds, count)) {
+    KernelHold hold;
+    if (hold.EnterAll(fds, count)) {
+      return real::ppoll(fds, count, timeout, mask);
+    }
   }
   return EnginePoll(fds, count, FromSpec(timeout), mask);
 }
 
 int __poll_chk(pollfd* fds, nfds_t count, int timeout, size_t size) {
-  if (fds == nullptr || size / sizeof *fds < count ||
-      !PollNeedsEngine(fds, count)) {
+  if (fds == nullptr || size / sizeof *fds < count) {
     return real::__poll_chk(fds, count, timeout, size);
   }
-  return EnginePoll(fds, count, FromMs(timeout), nullptr);
+  return hook::poll(fds, count, timeout);
 }
 
 int __ppoll_chk(pollfd* fds, nfds_t count, const timespec* timeout,
                 const sigset_t* mask, size_t size) {
-  if (fds == nullptr || size / sizeof *fds < count ||
-      !PollNeedsEngine(fds, count) ||
-      (timeout != nullptr && !Valid(timeout))) {
+  if (fds == nullptr || size / sizeof *fds < count) {
     return real::__ppoll_chk(fds, count, timeout, mask, size);
   }
-  return EnginePoll(fds, count, FromSpec(timeout), mask);
+  return hook::ppoll(fds, count, timeout, mask);
 }
 
 int select(int count, fd_set* in, fd_set* out, fd_set* except,
@@ -98,8 +105,18 @@ int select(int count, fd_set* in, fd_set* out, fd_set* except,
     ns = FromSpec(&spec);
   }
   std::int64_t left = 0;
-  const int n = EngineSelect(count, in, out, except, ns, nullptr, &left);
-  if (n == kNotMine) return real::select(count, in, out, except, timeout);
+  int n = EngineSelect(count, in, out, except, ns, nullptr, &left);
+  if (n == kNotMine) {
+    {
+      KernelHold hold;
+      if (hold.EnterAll(count, in, out, except)) {
+        return real::select(count, in, out, except, timeout);
+      }
+    }
+    // Promoted a moment ago.
+    n = EngineSelect(count, in, out, except, ns, nullptr, &left);
+    if (n == kNotMine) return real::select(count, in, out, except, timeout);
+  }
   if (timeout != nullptr && ns >= 0) {
     timeout->tv_sec = static_cast<time_t>(left / 1'000'000'000);
     timeout->tv_usec = static_cast<suseconds_t>(left % 1'000'000'000 / 1000);
@@ -112,8 +129,17 @@ int pselect(int count, fd_set* in, fd_set* out, fd_set* except,
   if (timeout != nullptr && !Valid(timeout)) {
     return real::pselect(count, in, out, except, timeout, mask);
   }
-  const int n = EngineSelect(count, in, out, except, FromSpec(timeout), mask,
-                             nullptr);
+  int n = EngineSelect(count, in, out, except, FromSpec(timeout), mask,
+                       nullptr);
+  if (n == kNotMine) {
+    {
+      KernelHold hold;
+      if (hold.EnterAll(count, in, out, except)) {
+        return real::pselect(count, in, out, except, timeout, mask);
+      }
+    }
+    n = EngineSelect(count, in, out, except, FromSpec(timeout), mask, nullptr);
+  }
   return n == kNotMine ? real::pselect(count, in, out, except, timeout, mask)
                        : n;
 }

@@ -87,6 +87,7 @@ class Polling {
     if (count > kOnStack) {
       heap_kernel_.reset(new (std::nothrow) pollfd[count + 1]);
       heap_members_.reset(new (std::nothrow) Member[count]);
+      if (!hold_.Reserve(count)) return;
       kernel_ = heap_kernel_.get();
       members_ = heap_members_.get();
     }
@@ -99,7 +100,9 @@ class Polling {
     Spinner spin;
     for (;;) {
       int found = LookStreams();
-      const bool look = found > 0 ? Every16() : KernelDue();
+      // (A mere look, without waiting, is complete.)
+      const bool look =
+          found > 0 ? timeout_ns_ == 0 || Every16() : KernelDue();
       if (look) {
         const int n = LookKernel(0, false);
         if (n < 0 && found == 0) return -1;
@@ -129,6 +132,7 @@ class Polling {
   // array.
   void Split() {
     mine_ = 0;
+    hold_.Release();
     for (nfds_t i = 0; i < count_; ++i) {
       kernel_[i] = fds_[i];
       kernel_[i].revents = 0;
@@ -136,7 +140,7 @@ class Polling {
       File* file = Followed(fds_[i].fd);
       if (file == nullptr) continue;
       if (file->kind == FileKind::kSock) {
-        if (static_cast<Sock*>(file)->mode() != Mode::kEngine) continue;
+        if (hold_.Enter(static_cast<Sock*>(file))) continue;
         kernel_[i].fd = -1;
       } else if (!static_cast<EpollSet*>(file)->HasUser()) {
         continue;
@@ -287,6 +291,7 @@ class Polling {
   std::uint64_t deadline_ = 0;
   std::uint64_t kernel_look_ = 0;
   nfds_t mine_ = 0;
+  KernelHold hold_;
   pollfd stack_kernel_[kOnStack + 1];
   Member stack_members_[kOnStack];
   std::unique_ptr<pollfd[]> heap_kernel_;
@@ -296,6 +301,73 @@ class Polling {
 };
 
 }  // namespace
+
+bool KernelHold::Reserve(std::size_t count) {
+  if (count <= room_) return true;
+  many_.reset(new (std::nothrow) Sock*[count]);
+  if (!many_) return false;
+  list_ = many_.get();
+  room_ = count;
+  return true;
+}
+
+bool KernelHold::Enter(Sock* sock) {
+  if (count_ == room_) return true;
+  switch (sock->EnterKernelWait()) {
+    case Sock::KernelWait::kNotNeeded:
+      return true;
+    case Sock::KernelWait::kNotTheKernels:
+      return false;
+    case Sock::KernelWait::kEntered:
+      break;
+  }
+  list_[count_++] = sock;
+  return true;
+}
+
+bool KernelHold::EnterAll(const pollfd* fds, nfds_t count) {
+  std::size_t socks = 0;
+  for (nfds_t i = 0; i < count; ++i) {
+    File* file = Followed(fds[i].fd);
+    if (file != nullptr && file->kind == FileKind::kSock) ++socks;
+  }
+  if (socks == 0) return true;
+  Reserve(socks);
+  for (nfds_t i = 0; i < count; ++i) {
+    File* file = Followed(fds[i].fd);
+    if (file == nullptr || file->kind != FileKind::kSock) continue;
+    if (!Enter(static_cast<Sock*>(file))) return false;
+  }
+  return true;
+}
+
+bool KernelHold::EnterAll(int count, const fd_set* in, const fd_set* out,
+                          const fd_set* except) {
+  const auto bit = [](const fd_set* set, int fd) {
+    return set != nullptr &&
+           (reinterpret_cast<const unsigned long*>(set)[fd / 64] >> (fd % 64) &
+            1);
+  };
+  for (int pass = 0; pass < 2; ++pass) {
+    std::size_t socks = 0;
+    for (int fd = 0; fd < count; ++fd) {
+      File* file = Lookup(fd);
+      if (file == nullptr || file->kind != FileKind::kSock) continue;
+      if (!bit(in, fd) && !bit(out, fd) && !bit(except, fd)) continue;
+      ++socks;
+      if (pass == 1 && !Enter(static_cast<Sock*>(file))) return false;
+    }
+    if (socks == 0) break;
+    Reserve(socks);
+  }
+  return true;
+}
+
+void KernelHold::Release() {
+  const int saved = errno;
+  while (count_ > 0) list_[--count_]->LeaveKernelWait();
+  errno = saved;
+}
 
 bool PollNeedsEngine(const pollfd* fds, nfds_t count) {
   for (nfds_t i = 0; i < count; ++i) {

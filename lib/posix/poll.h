@@ -14,6 +14,32 @@ namespace rcsock::posix {
 constexpr int kPollBell = 1;
 
 // True if poll() of these must look at streams itself.
+// What a thread holds while it waits in the kernel for streams that are on TCP: they
+// stay there until it returns.
+class KernelHold {
+ public:
+  KernelHold() = default;
+  ~KernelHold() { Release(); }
+  KernelHold(const KernelHold&) = delete;
+  KernelHold& operator=(const KernelHold&) = delete;
+  // Room for so many.  False: no memory.
+  bool Reserve(std::size_t count);
+  // False: the stream is not on TCP any more.
+  bool Enter(Sock* sock);
+  bool EnterAll(const pollfd* fds, nfds_t count);
+  bool EnterAll(int count, const fd_set* in, const fd_set* out,
+                const fd_set* except);
+  void Release();  // keeps errno
+
+ private:
+  static constexpr std::size_t kInline = 16;
+  Sock* few_[kInline];
+  std::unique_ptr<Sock*[]> many_;
+  Sock** list_ = few_;
+  std::size_t room_ = kInline;
+  std::size_t count_ = 0;
+};
+
 bool PollNeedsEngine(const pollfd* fds, nfds_t count);
 
 // poll(2) over kernel descriptors and streams of the engine.  timeout_ns < 0:

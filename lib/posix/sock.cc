@@ -72,6 +72,7 @@ Sock* Sock::New(stream::Role role, bool is_nonblock) {
 
 void Sock::Reset() {
   const base::Config& config = base::GetConfig();
+  interests_user = false;
   listening.store(false, std::memory_order_relaxed);
   rcv_timeout_ns.store(0, std::memory_order_relaxed);
   snd_timeout_ns.store(0, std::memory_order_relaxed);
@@ -283,6 +284,11 @@ bool Sock::TryAdopt() {
                        rx_raw_.load(std::memory_order_relaxed));
         adopted = true;
         wanted_.store(false, std::memory_order_relaxed);
+        if (Conductor* conductor = Conductor::IfRunning()) {
+          watch_events_ = EPOLLIN;
+          watched_ = conductor->Watch(
+              fd(), std::shared_ptr<AnchorWatcher>(Share()), watch_events_);
+        }
       }
     }
   }
@@ -291,13 +297,6 @@ bool Sock::TryAdopt() {
   if (!adopted) return false;
   Conductor* conductor = Conductor::IfRunning();
   if (conductor == nullptr) return false;
-  tx_latch.lock();
-  rx_latch.lock();
-  watch_events_ = EPOLLIN;
-  watched_ = conductor->Watch(
-      fd(), std::shared_ptr<AnchorWatcher>(Share()), watch_events_);
-  rx_latch.unlock();
-  tx_latch.unlock();
   InterestsToUser(this);
   conductor->Adopted(this);
   return true;
@@ -738,7 +737,14 @@ int Sock::CloseLast(int number) {
 
 void Sock::LoseFd(int number, int other) {
   Critical critical;
-  InterestsDrop(this, number);
+  // A registration belongs to the open description: it outlives its number.  In
+  // the kernel's set it could then not be moved: such a stream stays on TCP.
+  if (mode() == Mode::kPlain && InterestsNamed(this, number)) {
+    pinned_.store(true, std::memory_order_seq_cst);
+    eligible_.store(false, std::memory_order_seq_cst);
+    wanted_.store(false, std::memory_order_seq_cst);
+    reason_ = Reason::kPinnedOption;
+  }
   if (fd() != number) return;
   tx_latch.lock();
   rx_latch.lock();

@@ -79,6 +79,22 @@ class Sock final : public File,
   // A stream takes part only when it is connected; New() starts with `false`.
   void SetEligible(bool eligible);
 
+  // A thread is about to wait in the kernel for a stream that is on TCP.  Adoption
+  // would take what it waits for out of its sight, so it comes after.
+  enum class KernelWait : std::uint8_t { kNotNeeded, kEntered, kNotTheKernels };
+  KernelWait EnterKernelWait() {
+    if (!connected_.load(std::memory_order_relaxed)) {
+      return KernelWait::kNotNeeded;
+    }
+    inflight_.fetch_add(1, std::memory_order_seq_cst);
+    if (mode_.load(std::memory_order_seq_cst) != Mode::kEngine) {
+      return KernelWait::kEntered;
+    }
+    LeaveRaw();
+    return KernelWait::kNotTheKernels;
+  }
+  void LeaveKernelWait() { LeaveRaw(); }
+
   Mode mode() const { return mode_.load(std::memory_order_acquire); }
   int fd() const { return fd_.load(std::memory_order_relaxed); }
   void set_fd(int fd) { fd_.store(fd, std::memory_order_relaxed); }
@@ -86,6 +102,7 @@ class Sock final : public File,
   // --- Readiness (epoll.cc, poll.cc) ---------------------------------------------
   // Registrations; guarded by interest_latch of epoll.cc.
   Interest* interests = nullptr;
+  bool interests_user = false;  // they are in user space; the same latch's
   lane::Lane* lane() const { return lane_.get(); }
   // Promoted in both directions, and not leaving.
   bool OnLane() const { return on_lane_.load(std::memory_order_acquire); }
@@ -157,7 +174,7 @@ class Sock final : public File,
                      std::size_t* done);
   ssize_t EngineRecv(const iovec* iov, int count, std::size_t total, int flags,
                      std::size_t* done);
-  // Called with the latch of that direction held, and returns with it released.
+  // With the latch of that direction held, on return too; released for a sleep.
   // 0: look again; -EINTR, -EAGAIN (time-out).
   int WaitRx(Wait& wait, std::uint32_t seq);
   int WaitTx(Wait& wait, std::uint32_t seq);

@@ -117,62 +117,57 @@ ssize_t Sock::EngineSend(const iovec* iov, int count, std::size_t total,
                      !nonblock.load(std::memory_order_relaxed);
   Wait wait;
   IovRest rest(iov, count);
-  for (;;) {
-    ssize_t n = -EAGAIN;
-    const std::uint32_t seq = tx_seq_.load(std::memory_order_seq_cst);
-    {
-      Critical critical;
-      rest.Skip(*done);
-      const std::size_t left = *done == 0 ? total : rest.total();
-      tx_latch.lock();
-      if (mode() != Mode::kEngine) {
-        tx_latch.unlock();
-        return kRetry;
-      }
-      if (stream_->FastTx()) {
-        n = stream_->Write(rest.iov(), rest.count(), left);
-        if (n > 0) lane_tx_ += static_cast<std::uint64_t>(n);
-      }
-      if (n == -EAGAIN && (!stream_->FastTx() ||
-                           lane_->State() != base::Reason::kNone)) {
-        rx_latch.lock();
-        if (stream_->FastTx()) stream_->Progress(false);  // a dead lane
-        n = stream_->Write(rest.iov(), rest.count(), left);
-        if (n > 0 && stream_->tx() != stream::Tx::kRaw) {
-          lane_tx_ += static_cast<std::uint64_t>(n);
-        }
-        if (n == -EAGAIN && stream_->tx() == stream::Tx::kRaw) tx_wait_ = true;
-        HandleChanges();
-        if (lane_ == nullptr && n > 0 && stream_->Idle()) PostSettle();
-        rx_latch.unlock();
-      }
-      if (n > 0) *done += static_cast<std::size_t>(n);
-      if (*done == total && n >= 0) {
-        tx_latch.unlock();
-        return static_cast<ssize_t>(*done);
-      }
-      if (n < 0 && n != -EAGAIN) {
-        tx_latch.unlock();
-      } else if (!block) {
-        if (stream_->FastTx()) {
-          if (lane_->Writable() > 0) {
-            tx_latch.unlock();
-            continue;
-          }
-          WatchStarved();
-        }
-        tx_latch.unlock();
-      } else {
-        const int w = WaitTx(wait, seq);
-        if (w == 0) continue;
-        n = w;
-      }
+  ssize_t n;
+  Critical critical;
+  tx_latch.lock();
+  for (;;) {  // the tx latch is held
+    if (mode() != Mode::kEngine) {
+      tx_latch.unlock();
+      return kRetry;
     }
-    if (*done > 0) return static_cast<ssize_t>(*done);
-    if (n == -EPIPE && (flags & MSG_NOSIGNAL) == 0) RaiseSigpipe();
-    errno = n < 0 ? static_cast<int>(-n) : EAGAIN;
-    return -1;
+    const std::uint32_t seq = tx_seq_.load(std::memory_order_seq_cst);
+    std::size_t left = total;
+    if (*done != 0) {
+      rest.Skip(*done);
+      left = rest.total();
+    }
+    n = -EAGAIN;
+    if (stream_->FastTx()) {
+      n = stream_->Write(rest.iov(), rest.count(), left);
+      if (n > 0) lane_tx_ += static_cast<std::uint64_t>(n);
+    }
+    if (n == -EAGAIN && (!stream_->FastTx() ||
+                         lane_->State() != base::Reason::kNone)) {
+      rx_latch.lock();
+      if (stream_->FastTx()) stream_->Progress(false);  // a dead lane
+      n = stream_->Write(rest.iov(), rest.count(), left);
+      if (n > 0 && stream_->tx() != stream::Tx::kRaw) {
+        lane_tx_ += static_cast<std::uint64_t>(n);
+      }
+      if (n == -EAGAIN && stream_->tx() == stream::Tx::kRaw) tx_wait_ = true;
+      HandleChanges();
+      if (lane_ == nullptr && n > 0 && stream_->Idle()) PostSettle();
+      rx_latch.unlock();
+    }
+    if (n > 0) *done += static_cast<std::size_t>(n);
+    if ((*done == total && n >= 0) || (n < 0 && n != -EAGAIN)) break;
+    if (!block) {
+      if (!stream_->FastTx()) break;
+      if (lane_->Writable() > 0 && n > 0) continue;
+      WatchStarved();
+      break;
+    }
+    const int w = WaitTx(wait, seq);
+    if (w != 0) {
+      n = w;
+      break;
+    }
   }
+  tx_latch.unlock();
+  if (*done > 0 || n == 0) return static_cast<ssize_t>(*done);
+  if (n == -EPIPE && (flags & MSG_NOSIGNAL) == 0) RaiseSigpipe();
+  errno = static_cast<int>(-n);
+  return -1;
 }
 
 // A receiver that stops reading would hold a sender for whom the kernel's larger
@@ -210,32 +205,19 @@ int Sock::WaitTx(Wait& wait, std::uint32_t seq) {
     const std::uint64_t limit = snd_timeout_ns.load(std::memory_order_relaxed);
     if (limit != 0) wait.deadline_ns = base::NowNs() + limit;
   }
-  if (stream_->FastTx()) {
-    Spinner spin;
-    do {
-      if (lane_->Writable() > 0) {
-        tx_latch.unlock();
-        return 0;
-      }
-      if (tx_latch.Contended()) tx_latch.Yield();
-      if (!stream_->FastTx()) {
-        tx_latch.unlock();
-        return 0;
-      }
-    } while (spin.Go());
-    WatchStarved();
-    const std::uint32_t token = lane_->SleepToken(true);
-    if (lane_->Writable() > 0) {
-      tx_latch.unlock();
-      return 0;
+  if (!stream_->FastTx()) return SleepOn(wait, true, 0, seq, nullptr);
+  Spinner spin;
+  do {
+    if (lane_->Writable() > 0) return 0;
+    if (tx_latch.Contended()) {
+      tx_latch.Yield();
+      if (mode() != Mode::kEngine || !stream_->FastTx()) return 0;
     }
-    pins_.fetch_add(1, std::memory_order_seq_cst);
-    lane::Lane* lane = lane_.get();
-    tx_latch.unlock();
-    return SleepOn(wait, true, token, seq, lane);
-  }
-  tx_latch.unlock();
-  return SleepOn(wait, true, 0, seq, nullptr);
+  } while (spin.Go());
+  WatchStarved();
+  const std::uint32_t token = lane_->SleepToken(true);
+  if (lane_->Writable() > 0) return 0;
+  return SleepOn(wait, true, token, seq, lane_.get());
 }
 
 // --- Receiving ------------------------------------------------------------------------------
@@ -250,63 +232,62 @@ ssize_t Sock::EngineRecv(const iovec* iov, int count, std::size_t total,
                      !nonblock.load(std::memory_order_relaxed);
   const bool peek = (flags & MSG_PEEK) != 0;
   const bool all = (flags & MSG_WAITALL) != 0 && !peek;
+  const bool drop = (flags & MSG_TRUNC) != 0;
   Wait wait;
   IovRest rest(iov, count);
-  for (;;) {
-    ssize_t n = -EAGAIN;
+  ssize_t n;
+  Critical critical;
+  rx_latch.lock();
+  for (;;) {  // the rx latch is held
+    if (mode() != Mode::kEngine) {
+      rx_latch.unlock();
+      return kRetry;
+    }
     const std::uint32_t seq = rx_seq_.load(std::memory_order_seq_cst);
-    {
-      Critical critical;
+    std::size_t left = total;
+    if (*done != 0) {
       rest.Skip(*done);
-      const std::size_t left = *done == 0 ? total : rest.total();
-      const iovec* to = (flags & MSG_TRUNC) ? nullptr : rest.iov();
-      const int pieces = (flags & MSG_TRUNC) ? 0 : rest.count();
+      left = rest.total();
+    }
+    const iovec* to = drop ? nullptr : rest.iov();
+    const int pieces = drop ? 0 : rest.count();
+    n = -EAGAIN;
+    if (stream_->FastRx()) {
+      n = stream_->Read(to, pieces, left, peek);
+      if (n > 0 && !peek) lane_rx_ += static_cast<std::uint64_t>(n);
+    }
+    if (n == -EAGAIN && (!stream_->FastRx() ||
+                         lane_->State() != base::Reason::kNone)) {
+      rx_latch.unlock();
+      tx_latch.lock();
       rx_latch.lock();
       if (mode() != Mode::kEngine) {
         rx_latch.unlock();
+        tx_latch.unlock();
         return kRetry;
       }
-      if (stream_->FastRx()) {
-        n = stream_->Read(to, pieces, left, peek);
-        if (n > 0 && !peek) lane_rx_ += static_cast<std::uint64_t>(n);
-      }
-      if (n == -EAGAIN && (!stream_->FastRx() ||
-                           lane_->State() != base::Reason::kNone)) {
-        rx_latch.unlock();
-        tx_latch.lock();
-        rx_latch.lock();
-        if (mode() != Mode::kEngine) {
-          rx_latch.unlock();
-          tx_latch.unlock();
-          return kRetry;
-        }
-        if (stream_->FastRx()) stream_->Progress(true);  // a dead lane
-        n = stream_->Read(to, pieces, left, peek);
-        HandleChanges();
-        if (lane_ == nullptr && stream_->Idle()) PostSettle();
-        tx_latch.unlock();
-      }
-      if (total == 0 && n == -EAGAIN) n = 0;
-      if (n > 0) *done += static_cast<std::size_t>(n);
-      const bool enough = n >= 0 && (!all || *done == total || n == 0);
-      if (enough || (n < 0 && n != -EAGAIN) || (n == -EAGAIN && *done > 0 && !all)) {
-        rx_latch.unlock();
-      } else if (n == -EAGAIN && rd_shut_) {
-        rx_latch.unlock();
-        n = 0;
-      } else if (!block) {
-        rx_latch.unlock();
-      } else {
-        const int w = WaitRx(wait, seq);
-        if (w == 0) continue;
-        n = w;
-      }
+      if (stream_->FastRx()) stream_->Progress(true);  // a dead lane
+      n = stream_->Read(to, pieces, left, peek);
+      HandleChanges();
+      if (lane_ == nullptr && stream_->Idle()) PostSettle();
+      tx_latch.unlock();
     }
-    if (*done > 0) return static_cast<ssize_t>(*done);
-    if (n >= 0) return n;
-    errno = static_cast<int>(-n);
-    return -1;
+    if (n == -EAGAIN && (total == 0 || rd_shut_)) n = 0;
+    if (n > 0) *done += static_cast<std::size_t>(n);
+    if (n >= 0 && (!all || n == 0 || *done == total)) break;
+    if (n < 0 && (n != -EAGAIN || !block || (*done > 0 && !all))) break;
+    if (n > 0) continue;  // MSG_WAITALL: more may be there
+    const int w = WaitRx(wait, seq);
+    if (w != 0) {
+      n = w;
+      break;
+    }
   }
+  rx_latch.unlock();
+  if (*done > 0) return static_cast<ssize_t>(*done);
+  if (n >= 0) return n;
+  errno = static_cast<int>(-n);
+  return -1;
 }
 
 int Sock::WaitRx(Wait& wait, std::uint32_t seq) {
@@ -316,33 +297,18 @@ int Sock::WaitRx(Wait& wait, std::uint32_t seq) {
     const std::uint64_t limit = rcv_timeout_ns.load(std::memory_order_relaxed);
     if (limit != 0) wait.deadline_ns = base::NowNs() + limit;
   }
-  if (stream_->FastRx()) {
-    Spinner spin;
-    do {
-      if (lane_->RxPending()) {
-        rx_latch.unlock();
-        return 0;
-      }
-      if (rx_latch.Contended()) {
-        rx_latch.Yield();
-        if (!stream_ || !stream_->FastRx()) {
-          rx_latch.unlock();
-          return 0;
-        }
-      }
-    } while (spin.Go());
-    const std::uint32_t token = lane_->SleepToken(false);
-    if (lane_->RxPending()) {
-      rx_latch.unlock();
-      return 0;
+  if (!stream_->FastRx()) return SleepOn(wait, false, 0, seq, nullptr);
+  Spinner spin;
+  do {
+    if (lane_->RxPendingQuick()) return 0;
+    if (rx_latch.Contended()) {
+      rx_latch.Yield();
+      if (mode() != Mode::kEngine || !stream_->FastRx()) return 0;
     }
-    pins_.fetch_add(1, std::memory_order_seq_cst);
-    lane::Lane* lane = lane_.get();
-    rx_latch.unlock();
-    return SleepOn(wait, false, token, seq, lane);
-  }
-  rx_latch.unlock();
-  return SleepOn(wait, false, 0, seq, nullptr);
+  } while (spin.Go());
+  const std::uint32_t token = lane_->SleepToken(false);
+  if (lane_->RxPending()) return 0;
+  return SleepOn(wait, false, token, seq, lane_.get());
 }
 
 // A wake-up cannot be lost.  Without a lane: `seq` was read before the stream was
@@ -354,6 +320,9 @@ int Sock::SleepOn(Wait& wait, bool tx, std::uint32_t token, std::uint32_t seq,
                   lane::Lane* lane) {
   ThreadSignals& self = tls_signals;
   std::atomic<std::uint32_t>& word = tx ? tx_seq_ : rx_seq_;
+  base::Latch& latch = tx ? tx_latch : rx_latch;
+  if (lane != nullptr) pins_.fetch_add(1, std::memory_order_seq_cst);
+  latch.unlock();
   timespec left{};
   timespec* limit = nullptr;
   const std::uint64_t start = base::NowNs();
@@ -406,6 +375,7 @@ int Sock::SleepOn(Wait& wait, bool tx, std::uint32_t token, std::uint32_t seq,
     }
   }
   if (lane != nullptr) pins_.fetch_sub(1, std::memory_order_seq_cst);
+  latch.lock();
   if (result == -EINTR) return -EINTR;
   if (wait.deadline_ns != 0 && base::NowNs() >= wait.deadline_ns) {
     return -EAGAIN;
@@ -463,6 +433,7 @@ std::uint32_t Sock::Readiness(std::uint32_t events, bool* plain) {
   }
   rx_fast = stream_->FastRx();
   if (rx_fast && (lane_->RxPending() || rd_shut_)) ready |= POLLIN | POLLRDNORM;
+  if (rx_fast && rd_shut_) ready |= POLLRDHUP;
   rx_latch.unlock();
   if (rx_fast && (events & (POLLOUT | POLLWRNORM)) == 0) return ready & events;
   tx_latch.lock();

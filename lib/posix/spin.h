@@ -32,6 +32,9 @@ class Spinner {
   // One turn.  False: the time is up, or this CPU is wanted by somebody else
   // (perhaps by the very process that is waited for), or a signal waits.
   bool Go() {
+    // An answer that comes within a microsecond is met without the clock and
+    // without `pause`, which takes 140 cycles on some processors.
+    if (++turns_ < kQuickTurns) return true;
     base::CpuRelax();
     const std::uint64_t now = base::Ticks();
     if (now - start_ >= budget_ || SignalsPending()) return false;
@@ -59,12 +62,14 @@ class Spinner {
   }
 
  private:
+  static constexpr int kQuickTurns = 200;
   static constexpr std::uint64_t kPureUs = 10;
   static constexpr std::uint64_t kYieldEveryUs = 3;
   static constexpr std::uint64_t kBusyUs = 8;
   std::uint64_t start_;
   std::uint64_t budget_;
   std::uint64_t yield_at_;
+  int turns_ = 0;
 };
 
 }  // namespace rcsock::posix

@@ -62,6 +62,10 @@ class Rx {
     return true;
   }
 
+  // Consumes a whole inline data message that the caller has checked and copied
+  // itself.  Only when !active().
+  void TakeInline() { ++next_; }
+
   // Consumes `n` <= left() bytes of the current message.  True: that was its
   // end.
   bool Take(std::uint32_t n) {

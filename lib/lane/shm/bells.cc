@@ -78,10 +78,16 @@ void Bells::Arm(int k) {
 
 void Bells::Disarm(int k) {
   std::scoped_lock hold(latch_);
-  if (sleepers_[k] == 0 || --sleepers_[k] != 0) return;
+  if (sleepers_[k] == 0) return;
+  --sleepers_[k];
   auto& word = page_->bells[k].armed;
-  word.store(word.load(std::memory_order_relaxed) + 1,
+  // Others sleep still: a new generation for them.  The kick that ended this
+  // sleep may have woken nobody else (an epoll set wakes one thread for it), and
+  // for its generation there is no second one.
+  word.store(word.load(std::memory_order_relaxed) +
+                 (sleepers_[k] == 0 ? 1 : 2),
              std::memory_order_relaxed);
+  FullFence();
 }
 
 bool Bells::Armed(int k) const {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstddef>
 #include <cstring>
 #include <utility>
 
@@ -11,6 +12,24 @@
 
 namespace rcsock::lane::shm {
 namespace {
+
+// At most kInlineMax bytes; in line, where memcpy would be a call.
+inline void CopySmall(void* to, const void* from, std::size_t n) {
+  auto* t = static_cast<std::byte*>(to);
+  const auto* f = static_cast<const std::byte*>(from);
+  if (n >= 32) {
+    __builtin_memcpy(t, f, 32);
+    __builtin_memcpy(t + n - 32, f + n - 32, 32);
+  } else if (n >= 16) {
+    __builtin_memcpy(t, f, 16);
+    __builtin_memcpy(t + n - 16, f + n - 16, 16);
+  } else if (n >= 8) {
+    __builtin_memcpy(t, f, 8);
+    __builtin_memcpy(t + n - 8, f + n - 8, 8);
+  } else {
+    for (std::size_t i = 0; i < n; ++i) t[i] = f[i];
+  }
+}
 
 constexpr int BellOf(std::uint32_t poll) {
   return static_cast<int>(poll >> 8) & (kBells - 1);
@@ -34,7 +53,11 @@ ShmLane::ShmLane(std::shared_ptr<LinkState> link, int index)
       rx_slots_(link_->stream(index)->slots[1 - link_->side()]),
       rx_bytes_(link_->stream(index)->bytes[1 - link_->side()]),
       tx_(table_.data(), kGeometry),
-      rx_(kGeometry) {}
+      rx_(kGeometry) {
+  static_assert(sizeof(Slot) == kQuickStride && offsetof(Slot, head) == 0);
+  quick_slots_ = reinterpret_cast<const std::byte*>(rx_slots_);
+  quick_mask_ = kSlots - 1;
+}
 
 ShmLane::~ShmLane() {
   own_->control.poll.store(kNotifyNone, std::memory_order_relaxed);
@@ -61,8 +84,7 @@ void ShmLane::Fail() {
   WakeLocal();
 }
 
-// --- Sending
-// ------------------------------------------------------------------
+// --- Sending -----------------------------------------------------------------
 
 void ShmLane::LookForCredit() {
   TakeCredit(peer_->control.consumed.load(std::memory_order_acquire));
@@ -141,6 +163,22 @@ void ShmLane::Publish(const ring::Placement& place) {
 std::size_t ShmLane::Post(const iovec* iov, int count, std::size_t skip,
                           std::size_t limit) {
   if (Closed()) return 0;
+  // The common small message, without the machinery.
+  if (count == 1 && skip == 0 && iov->iov_len <= kInlineMax &&
+      iov->iov_len <= limit && !starved_ && tx_.outstanding() < kSlots / 4)
+      [[likely]] {
+    const ring::Placement place = tx_.ReserveData(iov->iov_len);
+    if (place.length != 0) {
+      CopySmall(TxSlot(place.number).payload, iov->iov_base, place.length);
+      Publish(place);
+    }
+    return place.length;
+  }
+  return PostAny(iov, count, skip, limit);
+}
+
+std::size_t ShmLane::PostAny(const iovec* iov, int count, std::size_t skip,
+                             std::size_t limit) {
   IovCursor from(iov, count, skip);
   const std::size_t all = from.Left(limit);
   std::size_t done = 0;
@@ -199,8 +237,7 @@ std::size_t ShmLane::CopyUnacked(std::uint64_t from, void* to,
   return done;
 }
 
-// --- Receiving
-// ----------------------------------------------------------------
+// --- Receiving ---------------------------------------------------------------
 
 bool ShmLane::Fill() {
   if (rx_.active()) return true;
@@ -231,9 +268,12 @@ Head ShmLane::Peek() {
 void ShmLane::Take(std::uint32_t n) {
   const std::uint32_t ring_bytes = rx_.in_slot() ? 0 : n;
   unnotified_bytes_ += ring_bytes;
-  if (!rx_.Take(n)) return;
+  if (rx_.Take(n)) Taken();
+}
+
+void ShmLane::Taken() {
   ++unnotified_slots_;
-  rx_next_.store(rx_.next(), std::memory_order_relaxed);
+  quick_next_.store(rx_.next(), std::memory_order_relaxed);
   own_->reached.messages.store(rx_.next(), std::memory_order_release);
   if (rx_.CreditDue()) {
     PublishCredit();
@@ -283,6 +323,27 @@ void ShmLane::Credit() {
 
 std::size_t ShmLane::Read(const iovec* iov, int count, std::size_t skip,
                           std::size_t limit, bool peek) {
+  // The common small message, without the machinery.  What follows it is taken
+  // too if it has landed.
+  std::uint32_t imm;
+  if (count == 1 && skip == 0 && !peek && iov != nullptr && !rx_.active() &&
+      Landed(rx_.next(), &imm) &&
+      imm >> 25 == ring::Encode({ring::Kind::kData, ring::kFlagInline, 0}) >> 25)
+      [[likely]] {
+    const std::uint32_t n = imm & ring::kMaxLength;
+    if (n - 1 < kInlineMax && n <= limit && n <= iov->iov_len) [[likely]] {
+      CopySmall(iov->iov_base, RxSlot(rx_.next()).payload, n);
+      rx_.TakeInline();
+      Taken();
+      if (n == limit || n == iov->iov_len || !RxPendingQuick()) return n;
+      return n + ReadAny(iov, 1, n, limit - n, false);
+    }
+  }
+  return ReadAny(iov, count, skip, limit, peek);
+}
+
+std::size_t ShmLane::ReadAny(const iovec* iov, int count, std::size_t skip,
+                             std::size_t limit, bool peek) {
   const bool drop = iov == nullptr;
   IovCursor to(iov, drop ? 0 : count, skip);
   const std::size_t all = drop ? limit : to.Left(limit);
@@ -342,8 +403,7 @@ bool ShmLane::Arrived() {
   return arrived_ != before;
 }
 
-// --- Notification
-// -------------------------------------------------------------
+// --- Notification ------------------------------------------------------------
 
 void ShmLane::SetNotify(std::uint32_t bits, int bell) {
   constexpr std::uint32_t kPollerBits =
@@ -358,11 +418,7 @@ void ShmLane::SetNotify(std::uint32_t bits, int bell) {
 }
 
 bool ShmLane::RxPending() const {
-  const std::uint64_t next = rx_next_.load(std::memory_order_relaxed);
-  const std::uint64_t head = RxSlot(next).head.load(std::memory_order_acquire);
-  return static_cast<std::uint32_t>(head >> 32) ==
-             static_cast<std::uint32_t>(next + 1) ||
-         Closed();
+  return RxPendingQuick() || Closed();
 }
 
 std::uint32_t ShmLane::SleepToken(bool tx) const {
@@ -398,8 +454,7 @@ void ShmLane::WakeLocal() {
   BumpAndWake(own_->futex.tx);
 }
 
-// --- End
-// ----------------------------------------------------------------------
+// --- End ---------------------------------------------------------------------
 
 void ShmLane::Freeze() {
   if (frozen_.load(std::memory_order_relaxed)) return;

@@ -71,6 +71,8 @@ class ShmLane final : public Lane {
   void TakeCredit(std::uint64_t credit);
   void SetStarved();
   void Publish(const ring::Placement& place);
+  [[gnu::noinline]] std::size_t PostAny(const iovec* iov, int count,
+                                        std::size_t skip, std::size_t limit);
 
   // Receiving, under the rx latch.
   Slot& RxSlot(std::uint64_t number) const {
@@ -93,6 +95,11 @@ class ShmLane final : public Lane {
   }
   // Consumes part of the current message, and tells the sender if it is time.
   void Take(std::uint32_t n);
+  // The current message has been consumed to its end.
+  void Taken();
+  [[gnu::noinline]] std::size_t ReadAny(const iovec* iov, int count,
+                                        std::size_t skip, std::size_t limit,
+                                        bool peek);
   void PublishCredit();
 
   // Set once.
@@ -119,7 +126,6 @@ class ShmLane final : public Lane {
   std::uint32_t unnotified_bytes_ =
       0;  // consumed since the sender was last woken
   std::uint32_t unnotified_slots_ = 0;
-  std::atomic<std::uint64_t> rx_next_{0};  // rx_.next(), for RxPending
 
   std::array<ring::Sent, kSlots> table_;
 };
