@@ -10,6 +10,8 @@
 #include <cstdint>
 #include <ctime>
 
+#include "lib/base/barrier.h"
+
 namespace rcsock::base {
 
 inline void CpuRelax() { __builtin_ia32_pause(); }
@@ -32,10 +34,16 @@ inline void FutexWake(const void* word, int count, bool shared) {
   errno = saved;
 }
 
-// A mutex of one atomic when uncontended.  Its holder can see that somebody
-// waits (`Contended`), so that a thread may spin for data with the latch held
-// and give way when asked.  Not recursive.  Works in any thread; never in a
-// signal handler that may have interrupted the holder.
+// A mutex of one atomic operation when uncontended (to lock; to unlock is a plain
+// store).  Its holder can see that somebody waits (`Contended`), so that a thread
+// may spin for data with the latch held and give way when asked.  Not recursive.
+// Works in any thread; never in a signal handler that may have interrupted the
+// holder.
+//
+// No lost wake-up: a waiter counts itself, fences, and looks at the word; the
+// holder clears the word, fences, and looks at the count.  The waiter's fence is
+// the heavy one, which makes the holder's a matter of program order; where the
+// kernel has none, the holder's is a full one.
 class Latch {
  public:
   void lock() {
@@ -49,12 +57,18 @@ class Latch {
     return word_.compare_exchange_strong(free, 1, std::memory_order_acquire);
   }
   void unlock() {
-    if (word_.exchange(0, std::memory_order_release) == 2) {
+    if (__builtin_expect(barriers.threads, 1)) {
+      word_.store(0, std::memory_order_release);
+      LightFence();
+    } else {
+      word_.exchange(0, std::memory_order_seq_cst);
+    }
+    if (__builtin_expect(waiters_.load(std::memory_order_relaxed) != 0, 0)) {
       FutexWake(&word_, 1, false);
     }
   }
   bool Contended() const {
-    return word_.load(std::memory_order_relaxed) == 2;
+    return waiters_.load(std::memory_order_relaxed) != 0;
   }
   // For a spinning holder that saw Contended(): lets the waiter run first.
   void Yield() {
@@ -64,10 +78,13 @@ class Latch {
     lock();
   }
   // In the child of fork, where no other thread is left to unlock it.
-  void Reset() { word_.store(0, std::memory_order_relaxed); }
+  void Reset() {
+    word_.store(0, std::memory_order_relaxed);
+    waiters_.store(0, std::memory_order_relaxed);
+  }
 
  private:
-  void LockSlow() {
+  [[gnu::noinline]] void LockSlow() {
     for (int i = 0; i < 100; ++i) {
       std::uint32_t free = 0;
       if (word_.load(std::memory_order_relaxed) == 0 &&
@@ -76,12 +93,20 @@ class Latch {
       }
       CpuRelax();
     }
-    while (word_.exchange(2, std::memory_order_acquire) != 0) {
-      FutexWait(&word_, 2, nullptr, false);
+    waiters_.fetch_add(1, std::memory_order_seq_cst);
+    HeavyFenceThreads();
+    std::uint32_t free = 0;
+    while (!word_.compare_exchange_strong(free, 1,
+                                          std::memory_order_acquire)) {
+      free = 0;
+      // The kernel compares: no sleep if the word has been cleared meanwhile.
+      FutexWait(&word_, 1, nullptr, false);
     }
+    waiters_.fetch_sub(1, std::memory_order_relaxed);
   }
 
-  std::atomic<std::uint32_t> word_{0};  // 0 free, 1 held, 2 held and awaited
+  std::atomic<std::uint32_t> word_{0};     // 0 free, 1 held
+  std::atomic<std::uint32_t> waiters_{0};  // threads in LockSlow
 };
 
 }  // namespace rcsock::base

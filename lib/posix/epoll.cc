@@ -50,6 +50,7 @@ constexpr std::uint32_t kReadable = EPOLLIN | EPOLLRDNORM | EPOLLRDHUP;
 
 // What needs the private parts of a set; every call has interest_latch.
 struct Registry {
+  // Also one that is dormant.
   static Interest* Find(Sock* sock, EpollSet* set, int fd) {
     for (Interest* i = sock->interests; i != nullptr; i = i->next_of_sock) {
       if (i->set == set && i->fd == fd) return i;
@@ -142,12 +143,23 @@ struct Registry {
     }
     interest->set = nullptr;
     interest->sock = nullptr;
+    interest->dormant.store(false, std::memory_order_relaxed);
     interest->next_of_set = free_interests;
     free_interests = interest;
   }
 
+  static void PutToSleep(Interest* interest) {
+    EpollSet* set = interest->set;
+    interest->dormant.store(true, std::memory_order_relaxed);
+    interest->events.store(0, std::memory_order_relaxed);
+    set->ready_latch_.lock();
+    set->UnlinkReady(interest);
+    set->ready_latch_.unlock();
+  }
+
   static void MakeReady(Interest* interest) {
     EpollSet* set = interest->set;
+    if (interest->dormant.load(std::memory_order_relaxed)) return;
     interest->edge.store(true, std::memory_order_relaxed);
     set->ready_latch_.lock();
     set->LinkReady(interest);
@@ -221,7 +233,7 @@ void EpollSet::Free() {
     for (Interest* i = sock->interests; i != nullptr;) {
       Interest* next = i->next_of_sock;
       if (i->set == this) {
-        --registered_;
+        if (!i->dormant.load(std::memory_order_relaxed)) --registered_;
         Registry::Forget(i);
       }
       i = next;
@@ -247,8 +259,12 @@ int EpollSet::Ctl(int op, int fd, Sock* sock, epoll_event* event) {
   Critical critical;
   interest_latch.lock();
   const bool engine = sock->interests_user;
-  bool barrier = false;
+  Interest* asleep = nullptr;
   Interest* found = Registry::Find(sock, this, fd);
+  if (found != nullptr && found->dormant.load(std::memory_order_relaxed)) {
+    asleep = found;
+    found = nullptr;
+  }
   int result = 0;
   bool kick = false;
   if (op == EPOLL_CTL_ADD) {
@@ -262,6 +278,14 @@ int EpollSet::Ctl(int op, int fd, Sock* sock, epoll_event* event) {
                (event->events & ~kWithExclusive) != 0) {
       errno = EINVAL;
       result = -1;
+    } else if (asleep != nullptr) {
+      asleep->events.store(event->events, std::memory_order_relaxed);
+      asleep->data = event->data;
+      asleep->spent.store(false, std::memory_order_relaxed);
+      asleep->dormant.store(false, std::memory_order_release);
+      ++registered_;
+      Registry::MakeReady(asleep);
+      kick = true;
     } else if (Interest* interest = TakeInterest(); interest == nullptr) {
       errno = ENOMEM;
       result = -1;
@@ -329,17 +353,18 @@ int EpollSet::Ctl(int op, int fd, Sock* sock, epoll_event* event) {
     }
     if (found->in_kernel) result = real::epoll_ctl(fd_, op, fd, event);
     if (result == 0) {
-      barrier = found->direct;
-      Registry::Forget(found);
       --registered_;
+      if (found->in_user.load(std::memory_order_relaxed)) {
+        Registry::PutToSleep(found);
+      } else {
+        Registry::Forget(found);
+      }
     }
   } else {
     errno = EINVAL;
     result = -1;
   }
   interest_latch.unlock();
-  // Nobody may still be looking at a lane whose end does not know of it any more.
-  if (barrier) Registry::WaitOutLookers(this);
   if (kick) Registry::KickSleepers(this);
   if (result == 0 && engine) InterestsNotify(sock);
   return result;
@@ -411,9 +436,15 @@ void InterestsToKernel(Sock* sock) {
     return;
   }
   sock->interests_user = false;
-  for (Interest* i = sock->interests; i != nullptr; i = i->next_of_sock) {
+  Interest* next = nullptr;
+  for (Interest* i = sock->interests; i != nullptr; i = next) {
+    next = i->next_of_sock;
     if (!i->in_user.load(std::memory_order_relaxed)) continue;
     EpollSet* set = i->set;
+    if (i->dormant.load(std::memory_order_relaxed)) {
+      Registry::Forget(i);
+      continue;
+    }
     Registry::LeaveUser(i);
     if (i->spent.load(std::memory_order_relaxed)) continue;
     epoll_event event{};
@@ -467,7 +498,9 @@ void InterestsDrop(Sock* sock, int fd) {
     Interest* next = i->next_of_sock;
     if (fd < 0 || i->fd == fd) {
       if (i->direct && count < 16) lookers[count++] = i->set;
-      i->set->DropRegistered();
+      if (!i->dormant.load(std::memory_order_relaxed)) {
+        i->set->DropRegistered();
+      }
       Registry::Forget(i);
     }
     i = next;
@@ -512,7 +545,11 @@ void InterestsNotifyLatched(Sock* sock) {
   // The stream rings one bell.  Of several sets nobody may be waiting on the one
   // whose bell it is: the conductor's then, who tells them all.
   if (several) bell = 0;
-  if (bits == sock->notify_bits() && bell == sock->bell()) return;
+  // Nobody watches now: the old bell stays, since a wish costs the peer's line
+  // and a heavy fence, and the next registration will want the same.
+  if (bits == 0 || (bits == sock->notify_bits() && bell == sock->bell())) {
+    return;
+  }
   sock->SetNotify(bits, bell);
   // What came between the look and the new bits has rung nobody's bell.
   InterestsReady(sock);
@@ -669,6 +706,7 @@ int EpollSet::DrainPoller() {
       auto* sock = static_cast<Sock*>(found[c].cookie);
       for (Interest* i = sock->interests; i != nullptr; i = i->next_of_sock) {
         if (!i->in_user.load(std::memory_order_relaxed)) continue;
+        if (i->dormant.load(std::memory_order_relaxed)) continue;
         i->edge.store(true, std::memory_order_relaxed);
         if (i->set == this) {
           LinkReady(i);
@@ -712,6 +750,7 @@ int EpollSet::Collect(epoll_event* out, int capacity) {
           interest->events.load(std::memory_order_relaxed);
       if (interest->set != this || sock == nullptr ||
           !interest->in_user.load(std::memory_order_relaxed) ||
+          interest->dormant.load(std::memory_order_acquire) ||
           interest->spent.load(std::memory_order_relaxed)) {
         continue;
       }

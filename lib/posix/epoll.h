@@ -30,6 +30,9 @@ struct Interest {
   std::atomic<bool> spent{false};  // EPOLLONESHOT, reported
   std::atomic<bool> edge{false};   // EPOLLET: something has happened since the
                                    // last report
+  // Deleted, but kept for the ADD that follows in programs that delete and add
+  // for each request: it reports nothing and does not exist for epoll_ctl.
+  std::atomic<bool> dormant{false};
   bool direct = false;  // its lane is looked at in every wait
   Interest* next_of_sock = nullptr;
   Interest* next_of_set = nullptr;  // of the set's interests in user space
@@ -83,7 +86,7 @@ class EpollSet final : public File {
     Sock* sock;
     lane::Lane* lane;
   };
-  static constexpr int kMostDirect = 8;
+  static constexpr int kMostDirect = 64;
 
   void Rebuild();
   void LinkReady(Interest* interest);    // ready_latch held

@@ -5,9 +5,13 @@
 #include <signal.h>
 #include <sys/select.h>
 
+#include <cstddef>
 #include <cstdint>
+#include <memory>
 
 namespace rcsock::posix {
+
+class Sock;
 
 // The bell on which every poll() and select() of the process sleeps, besides
 // those of the epoll sets that share its streams.

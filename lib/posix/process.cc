@@ -10,6 +10,7 @@
 #include <cstdio>
 #include <cstring>
 
+#include "lib/base/barrier.h"
 #include "lib/base/clock.h"
 #include "lib/base/config.h"
 #include "lib/base/log.h"
@@ -70,6 +71,7 @@ void ForkParent() {
 void ForkChild() {
   own_pid.store(::syscall(SYS_getpid), std::memory_order_relaxed);
   InterestsForkUnlock();
+  base::InitBarriers();
   stats.Clear();
   ForEachSock([](Sock* sock) { sock->ForkChild(); });
   InterestsForkChild();
@@ -179,6 +181,7 @@ void InitProcess() {
   if (own_pid.load(std::memory_order_relaxed) != 0) return;
   own_pid.store(::syscall(SYS_getpid), std::memory_order_relaxed);
   base::LoadConfig();
+  base::InitBarriers();
   ::pthread_atfork(&ForkPrepare, &ForkParent, &ForkChild);
 }
 

@@ -38,21 +38,20 @@ thread_local constinit SpinBudget tls_spin;
 
 struct SockPool {
   static inline base::Latch latch;
-  static inline Sock* free = nullptr;  // linked through interests
+  static inline Sock* free = nullptr;  // linked through pool_next_
   static Sock* Take() {
     Critical critical;
     latch.lock();
     Sock* sock = free;
-    if (sock != nullptr) free = reinterpret_cast<Sock*>(sock->interests);
+    if (sock != nullptr) free = sock->pool_next_;
     latch.unlock();
     if (sock == nullptr) return new (std::nothrow) Sock();
-    sock->interests = nullptr;
     return sock;
   }
   static void Give(Sock* sock) {
     Critical critical;
     latch.lock();
-    sock->interests = reinterpret_cast<Interest*>(free);
+    sock->pool_next_ = free;
     free = sock;
     latch.unlock();
   }
@@ -79,7 +78,11 @@ void Sock::Reset() {
   mode_.store(Mode::kPlain, std::memory_order_relaxed);
   wanted_.store(false, std::memory_order_relaxed);
   eligible_.store(false, std::memory_order_relaxed);
+  may_adopt_.store(false, std::memory_order_relaxed);
   pinned_.store(false, std::memory_order_relaxed);
+  option_pinned_.store(false, std::memory_order_relaxed);
+  exec_pinned_ = false;
+  exec_left_ = false;
   seeking_.store(false, std::memory_order_relaxed);
   closed_.store(false, std::memory_order_relaxed);
   fd_.store(-1, std::memory_order_relaxed);
@@ -101,7 +104,9 @@ void Sock::Reset() {
   tx_wait_ = false;
   watch_events_ = 0;
   timer_ = 0;
+  close_timer_ = 0;
   settle_posted_ = false;
+  settle_wait_ms_ = 1;
   rd_shut_ = false;
   promoted_ = false;
   accounted_ = false;
@@ -118,20 +123,52 @@ void Sock::Reset() {
   reason_ = Reason::kShortLived;
   lane_tx_ = 0;
   lane_rx_ = 0;
-  poll_sleepers.store(0, std::memory_order_relaxed);
+  // Not the counts of threads that sleep: each takes back its own, maybe late.
 }
 
 void Sock::Unref() {
   if (refs_.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
   Account();
-  stream_.reset();
-  link_.reset();
+  std::unique_ptr<Stream> stream;
+  std::unique_ptr<lane::Lane> lane;
+  std::shared_ptr<lane::shm::Link> link;
+  {
+    // A call that came late, by a number that is closed, may still look.
+    Critical critical;
+    tx_latch.lock();
+    rx_latch.lock();
+    mode_.store(Mode::kPlain, std::memory_order_seq_cst);
+    stream = std::move(stream_);
+    lane = std::move(lane_);
+    link = std::move(link_);
+    rx_latch.unlock();
+    tx_latch.unlock();
+  }
   SockPool::Give(this);
 }
 
 std::shared_ptr<Sock> Sock::Share() {
   Ref();
   return std::shared_ptr<Sock>(this, [](Sock* sock) { sock->Unref(); });
+}
+
+namespace {
+base::Latch hosts_latch;
+}  // namespace
+
+void SockForkLock() {
+  SockPool::latch.lock();
+  hosts_latch.lock();
+}
+
+void SockForkUnlock(bool child) {
+  if (child) {
+    hosts_latch.Reset();
+    SockPool::latch.Reset();
+  } else {
+    hosts_latch.unlock();
+    SockPool::latch.unlock();
+  }
 }
 
 bool LocalAddress(const sockaddr* address) {
@@ -143,13 +180,12 @@ bool LocalAddress(const sockaddr* address) {
   std::uint16_t port;
   if (!rendezvous::Normalise(copy, &normal, &port)) return false;
   if (rendezvous::IsLoopback(normal)) return true;
-  static base::Latch latch;
   static auto* hosts = new (std::nothrow) rendezvous::HostAddresses();
   if (hosts == nullptr) return false;
   Critical critical;
-  latch.lock();
+  hosts_latch.lock();
   const bool local = hosts->Has(normal);
-  latch.unlock();
+  hosts_latch.unlock();
   return local;
 }
 
@@ -178,7 +214,22 @@ void Sock::SetEligible(bool eligible) {
     return;
   }
   if (eligible && pinned_.load(std::memory_order_relaxed)) return;
+  may_adopt_.store(eligible, std::memory_order_seq_cst);
   eligible_.store(eligible, std::memory_order_relaxed);
+}
+
+void Sock::Inherit(const Sock& listener) {
+  rcv_timeout_ns.store(listener.rcv_timeout_ns.load());
+  snd_timeout_ns.store(listener.snd_timeout_ns.load());
+  if (listener.option_pinned_.load(std::memory_order_relaxed)) PinByOption();
+}
+
+void Sock::TryAgainLater() {
+  next_ops_ = ops_.load(std::memory_order_relaxed) +
+              base::GetConfig().promote_ops;
+  next_bytes_ = tx_raw_.load(std::memory_order_relaxed) +
+                rx_raw_.load(std::memory_order_relaxed) +
+                base::GetConfig().promote_bytes;
 }
 
 // --- Looking for a lane ----------------------------------------------------------------
@@ -187,11 +238,7 @@ void Sock::StartSeek() {
   if (!SoleHolder()) {
     // Another process may still use the connection: look again later.
     reason_ = Reason::kPinnedFork;
-    next_ops_ = ops_.load(std::memory_order_relaxed) +
-                base::GetConfig().promote_ops;
-    next_bytes_ = tx_raw_.load(std::memory_order_relaxed) +
-                  rx_raw_.load(std::memory_order_relaxed) +
-                  base::GetConfig().promote_bytes;
+    TryAgainLater();
     return;
   }
   if (!eligible_.exchange(false, std::memory_order_relaxed)) return;
@@ -201,6 +248,7 @@ void Sock::StartSeek() {
   Conductor* conductor = Conductor::Get(&why);
   if (conductor == nullptr) {
     reason_ = why;
+    may_adopt_.store(false, std::memory_order_seq_cst);
     seeking_.store(false, std::memory_order_release);
     return;
   }
@@ -245,6 +293,8 @@ void Sock::SeekFailed(Reason reason, bool final) {
                    rx_raw_.load(std::memory_order_relaxed)) *
                   8;
     eligible_.store(true, std::memory_order_relaxed);
+  } else {
+    may_adopt_.store(false, std::memory_order_seq_cst);
   }
   const bool engine = mode() == Mode::kEngine;
   rx_latch.unlock();
@@ -252,8 +302,33 @@ void Sock::SeekFailed(Reason reason, bool final) {
   if (engine) PostSettle();
 }
 
+void Sock::CancelSeek() {
+  if (!seeking_.load(std::memory_order_acquire)) return;
+  if (Conductor* conductor = Conductor::IfRunning()) conductor->Cancel(this);
+  Critical critical;
+  tx_latch.lock();
+  rx_latch.lock();
+  // What of the seek is running at this moment finds it given up: TryAdopt and
+  // LaneOpen look under the latches.
+  if (seeking_.exchange(false) && !pinned_.load() && !closed_.load()) {
+    TryAgainLater();
+    eligible_.store(true, std::memory_order_relaxed);
+  }
+  wanted_.store(false, std::memory_order_seq_cst);
+  rx_latch.unlock();
+  tx_latch.unlock();
+}
+
 void Sock::Adopt() {
-  wanted_.store(true, std::memory_order_seq_cst);
+  {
+    Critical critical;
+    tx_latch.lock();
+    rx_latch.lock();
+    wanted_.store(seeking_.load(std::memory_order_relaxed),
+                  std::memory_order_seq_cst);
+    rx_latch.unlock();
+    tx_latch.unlock();
+  }
   if (mode() == Mode::kEngine) {
     if (Conductor* conductor = Conductor::IfRunning()) conductor->Adopted(this);
     return;
@@ -267,8 +342,9 @@ bool Sock::TryAdopt() {
   rx_latch.lock();
   bool adopted = false;
   if (wanted_.load(std::memory_order_seq_cst) && mode() == Mode::kPlain &&
+      seeking_.load(std::memory_order_relaxed) &&
       !closed_.load(std::memory_order_relaxed) &&
-      !pinned_.load(std::memory_order_relaxed)) {
+      !pinned_.load(std::memory_order_relaxed) && SoleHolder()) {
     // seq_cst: a call that enters the kernel counts itself and then looks at
     // mode_; here mode_ is set first and the count looked at after, so one of
     // the two sees the other.
@@ -298,14 +374,22 @@ bool Sock::TryAdopt() {
   Conductor* conductor = Conductor::IfRunning();
   if (conductor == nullptr) return false;
   InterestsToUser(this);
+  // A thread in poll() has counted itself and then looked at mode_, which was set
+  // before the count is looked at here.
+  KickPollers();
   conductor->Adopted(this);
   return true;
 }
 
 void Sock::OnLink(std::shared_ptr<lane::shm::Link> link, int index) {
-  link_ = std::move(link);
+  Critical critical;
+  tx_latch.lock();
+  rx_latch.lock();
+  link_.swap(link);
   index_ = index;
   link_->SetCookie(index, this);
+  rx_latch.unlock();
+  tx_latch.unlock();
 }
 
 void Sock::LaneOpen(std::unique_ptr<lane::Lane> lane, std::uint32_t epoch,
@@ -313,10 +397,14 @@ void Sock::LaneOpen(std::unique_ptr<lane::Lane> lane, std::uint32_t epoch,
   Critical critical;
   tx_latch.lock();
   rx_latch.lock();
-  seeking_.store(false, std::memory_order_release);
-  if (mode() != Mode::kEngine || stream_ == nullptr ||
+  const bool sought = seeking_.exchange(false, std::memory_order_acq_rel);
+  if (!sought || mode() != Mode::kEngine || stream_ == nullptr ||
       closed_.load(std::memory_order_relaxed) ||
-      pinned_.load(std::memory_order_relaxed) || lane_ != nullptr) {
+      pinned_.load(std::memory_order_relaxed) || lane_ != nullptr ||
+      !SoleHolder()) {
+    if (mode() == Mode::kEngine && stream_ != nullptr && lane_ == nullptr) {
+      PostSettle();
+    }
     rx_latch.unlock();
     tx_latch.unlock();
     if (Conductor* conductor = Conductor::IfRunning()) {

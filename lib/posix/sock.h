@@ -18,6 +18,7 @@
 namespace rcsock::posix {
 
 struct Interest;
+struct Stats;
 
 // Calls go straight to the kernel (kPlain) and are only counted, or through the
 // stream (kEngine), which then owns every byte of the anchor.
@@ -61,6 +62,8 @@ class Sock final : public File,
   std::uint32_t Readiness(std::uint32_t events, bool* plain);
   bool ReadableBytes(int* bytes);
   bool UnsentBytes(int* bytes);
+  // SO_ERROR of the stream itself, once; 0: none.
+  int TakeError();
 
   // Off the lane, and never on one again: before fdopen, SCM_RIGHTS and the
   // like.  Waits (bounded) until the kernel's socket alone has the stream's
@@ -76,6 +79,13 @@ class Sock final : public File,
   std::atomic<std::uint64_t> snd_timeout_ns{0};
   void SetPeer(const sockaddr* address, socklen_t length);
   void SetRole(stream::Role role) { role_ = role; }
+  // Pin() for an option that accepted sockets inherit.
+  void PinByOption() {
+    option_pinned_.store(true, std::memory_order_relaxed);
+    Pin(base::Reason::kPinnedOption);
+  }
+  // What an accepted socket has from its listener.
+  void Inherit(const Sock& listener);
   // A stream takes part only when it is connected; New() starts with `false`.
   void SetEligible(bool eligible);
 
@@ -96,6 +106,23 @@ class Sock final : public File,
   void LeaveKernelWait() { LeaveRaw(); }
 
   Mode mode() const { return mode_.load(std::memory_order_acquire); }
+
+  // --- poll() and select() that sleep in the kernel (poll.cc) -------------------
+  // May it be the engine's one day?
+  bool MayAdopt() const {
+    return may_adopt_.load(std::memory_order_seq_cst);
+  }
+  bool Wanted() const { return wanted_.load(std::memory_order_seq_cst); }
+  // As for a call inside the kernel: it is not adopted before LeavePoll.  False:
+  // it is the engine's already, or about to be; nothing to leave.
+  bool EnterPoll() {
+    if (mode() == Mode::kEngine || Wanted()) return false;
+    inflight_.fetch_add(1, std::memory_order_seq_cst);
+    if (mode_.load(std::memory_order_seq_cst) == Mode::kPlain) return true;
+    LeaveRaw();
+    return false;
+  }
+  void LeavePoll() { LeaveRaw(); }
   int fd() const { return fd_.load(std::memory_order_relaxed); }
   void set_fd(int fd) { fd_.store(fd, std::memory_order_relaxed); }
 
@@ -145,9 +172,22 @@ class Sock final : public File,
   // Counts one more process that holds the connection.  While there are several,
   // none may promote it.
   void ShareByFork();
+  // The offsets at the fork, once the stream is plain.
+  void MarkFork();
   void ForkChild();
-  // Folds the counts into the process's statistics, once.
+  bool Engaged() const {
+    return mode() == Mode::kEngine || seeking_.load(std::memory_order_acquire);
+  }
+  // Pin(), until Unpin(): for an exec that may fail.
+  bool PinForExec();
+  void Unpin();
+  // Adds the counts to `to`, unless Account() has.
+  void Fold(Stats* to) { Fold(to, false); }
+  // Folds the counts into the process's statistics, once, and gives up the share
+  // in the connection.
   void Account();
+  // For a descriptor that exec closes; taken back if there was no exec.
+  void LeaveForExec();
   // Blocks (bounded) until what TCP still owes is with the kernel.
   void FlushAtExit(std::uint64_t deadline_ns);
 
@@ -160,6 +200,11 @@ class Sock final : public File,
   };
 
   void Reset();
+  void Fold(Stats* to, bool last);
+  void FoldLatched(Stats* to) const;
+  void KickPollers();
+  void CancelSeek();
+  void TryAgainLater();
   bool SoleHolder() const;
   void LeaveHolders();
   std::shared_ptr<Sock> Share();
@@ -183,6 +228,11 @@ class Sock final : public File,
   // The rest of a blocking send that began on a lane.
   static ssize_t SendRest(int fd, const iovec* iov, int count,
                           std::size_t skip, int flags);
+  // The rest of a MSG_WAITALL that began on a lane; bytes, or -1 if none.
+  static ssize_t RecvRest(int fd, const iovec* iov, int count,
+                          std::size_t skip, int flags);
+  // MSG_TRUNC without a lane: takes and forgets; both latches held.
+  ssize_t Drop(std::size_t limit, bool peek);
   // Acts on what the stream says has changed; both latches held.
   void HandleChanges();
   void UpdateWatch();
@@ -196,13 +246,20 @@ class Sock final : public File,
   void Finish(bool reset);
   bool OnlyStash();
   void OnTimer();
+  void OnLinger();
   void OnStarved();
   void WatchStarved();
 
   std::atomic<Mode> mode_{Mode::kPlain};
   std::atomic<bool> wanted_{false};    // adoption waits for a gap
   std::atomic<bool> eligible_{false};  // may look for a lane
+  std::atomic<bool> may_adopt_{false};  // connected, and not for ever on TCP
   std::atomic<bool> pinned_{false};
+  std::atomic<bool> option_pinned_{false};
+  bool exec_pinned_ = false;
+  bool exec_left_ = false;
+  base::Reason exec_reason_ = base::Reason::kNone;
+  Sock* pool_next_ = nullptr;
   std::atomic<bool> seeking_{false};
   std::atomic<bool> closed_{false};  // by the application
   std::atomic<int> inflight_{0};     // calls inside the kernel in kPlain
@@ -236,6 +293,8 @@ class Sock final : public File,
   std::uint64_t starve_acked_ = 0;
   std::uint32_t watch_events_ = 0;
   std::uint64_t timer_ = 0;
+  std::uint64_t close_timer_ = 0;
+  std::uint32_t settle_wait_ms_ = 1;
   bool settle_posted_ = false;
   bool rd_shut_ = false;
   bool promoted_ = false;  // ever
@@ -322,27 +381,28 @@ inline ssize_t Sock::Send(int fd, const iovec* iov, int count,
 template <class Raw>
 inline ssize_t Sock::Recv(int fd, const iovec* iov, int count,
                           std::size_t total, int flags, Raw&& raw) {
-  (void)fd;
   std::size_t done = 0;
   for (;;) {
     if (mode() == Mode::kEngine) {
       const ssize_t n = EngineRecv(iov, count, total, flags, &done);
       if (n != kRetry) return n;
-      // MSG_WAITALL that came half over the lane: a short count is allowed.
-      if (done != 0) return static_cast<ssize_t>(done);
-      continue;
+      if (done == 0) continue;
     }
     inflight_.fetch_add(1, std::memory_order_seq_cst);
     if (mode_.load(std::memory_order_seq_cst) == Mode::kEngine) {
       LeaveRaw();
       continue;
     }
-    const ssize_t n = raw();
+    // Bytes have come over a lane already: a MSG_WAITALL goes on in the kernel.
+    const ssize_t n = __builtin_expect(done == 0, 1)
+                          ? raw()
+                          : RecvRest(fd, iov, count, done, flags);
     const int saved = errno;
     if (n > 0 && (flags & MSG_PEEK) == 0) CountRaw(rx_raw_, n);
     LeaveRaw();
     errno = saved;
-    return n;
+    if (done == 0) return n;
+    return n > 0 ? static_cast<ssize_t>(done) + n : static_cast<ssize_t>(done);
   }
 }
 

@@ -177,7 +177,7 @@ void PeerLink::SendReady(int index, std::uint32_t epoch) {
   channel_->Send(message);
 }
 
-void PeerLink::Delivered(int index, std::weak_ptr<Seeker> seeker) {
+void PeerLink::Delivered(int index, std::shared_ptr<Seeker> seeker) {
   Slot& slot = slots_[static_cast<std::size_t>(index)];
   slot.session.reset();
   slot.seeker = std::move(seeker);
@@ -233,7 +233,7 @@ void PeerLink::Die(base::Reason reason) {
     if (auto session = std::exchange(slot.session, {}).lock()) {
       session->Fail(reason, false);
     }
-    if (auto seeker = std::exchange(slot.seeker, {}).lock()) {
+    if (auto seeker = std::exchange(slot.seeker, {})) {
       seeker->LinkLost(reason);
     }
   }

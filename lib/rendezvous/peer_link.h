@@ -46,7 +46,7 @@ class PeerLink : public ChannelOwner,
   void Open(const std::shared_ptr<Session>& session);
   void SendReady(int index, std::uint32_t epoch);
   // The session has its lane; the number stays in use until CloseOurs.
-  void Delivered(int index, std::weak_ptr<Seeker> seeker);
+  void Delivered(int index, std::shared_ptr<Seeker> seeker);
   // This side has let go of the stream.
   void CloseOurs(int index, std::uint32_t epoch, base::Reason reason);
   void AnnounceBell(int k);
@@ -62,7 +62,9 @@ class PeerLink : public ChannelOwner,
     bool theirs = false;  // the peer has not
     bool answered = false;
     std::weak_ptr<Session> session;
-    std::weak_ptr<Seeker> seeker;
+    // From Delivered until the lane is returned or the link dies: nobody else
+    // need hold what the pointer shares.
+    std::shared_ptr<Seeker> seeker;
     bool used() const { return ours || theirs; }
   };
 

@@ -29,7 +29,7 @@ struct Tuple {
 
 // A stream that looks for a lane.  Reference-counted by shared_ptr; every call
 // comes from the conductor thread, none holds a lock.
-class Seeker : public std::enable_shared_from_this<Seeker> {
+class Seeker {
  public:
   virtual ~Seeker() = default;
   virtual stream::Role role() const = 0;

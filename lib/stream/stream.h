@@ -87,6 +87,8 @@ class Stream {
   // The last close.  `reset`: unread data or SO_LINGER {1,0}: the peer must get
   // RST.  The stream lives on, driven by Progress, until kFinished.
   void Close(bool reset);
+  // SO_ERROR: the error that the next call would be told (0: none), once.
+  int TakeError();
 
   // --- Events ----------------------------------------------------------------
   // Takes over a connection that has so far been used directly.
@@ -173,7 +175,6 @@ class Stream {
   std::size_t TakeBuffered(const iovec* iov, int count, std::size_t total,
                            bool peek);
   bool AtEof() const;
-  int TakeError();
   // The anchor (stream.cc).
   bool FlushOut();
   void PumpTcp(bool read_ahead);

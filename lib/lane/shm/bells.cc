@@ -32,6 +32,8 @@ std::unique_ptr<Bells> Bells::Create() {
   if (!fd.ok()) return nullptr;
   void* page = MapMemory(fd.get(), sizeof(BellPage), true);
   if (page == nullptr) return nullptr;
+  static_cast<BellPage*>(page)->heavy.store(
+      base::barriers.processes ? 1 : 0, std::memory_order_relaxed);
   if (!SealReadOnly(fd.get())) {
     UnmapMemory(page, sizeof(BellPage));
     return nullptr;
@@ -71,9 +73,9 @@ void Bells::Arm(int k) {
   const std::uint64_t old = word.load(std::memory_order_relaxed);
   word.store(old + 1 + (old & 1), std::memory_order_relaxed);
   // Armed word stored -> then the caller looks for work.  A sender stores its
-  // message, then (full fence) looks at the armed word: one of us sees the
-  // other.
-  FullFence();
+  // message, then (its fence, light if this one is heavy) looks at the armed
+  // word: one of us sees the other.
+  base::HeavyFenceProcesses();
 }
 
 void Bells::Disarm(int k) {

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "lib/base/barrier.h"
 #include "lib/ring/tx.h"
 
 // What lies in memory shared with another process.  Only lock-free atomics and
@@ -116,7 +117,10 @@ struct BellPage {
     std::atomic<std::uint64_t> armed;
   };
   Bell bells[kBells];
-  std::byte unused[kPage - kBells * sizeof(Bell)];
+  // 1: the owner pays for the senders' fences: it makes the heavy one before it
+  // sleeps.  Written before the page is handed out.
+  alignas(128) std::atomic<std::uint32_t> heavy;
+  std::byte unused[kPage - (kBells + 1) * sizeof(Bell)];
 };
 static_assert(sizeof(BellPage) == kPage);
 
@@ -124,8 +128,8 @@ static_assert(std::atomic<std::uint64_t>::is_always_lock_free);
 static_assert(std::atomic<std::uint32_t>::is_always_lock_free);
 
 // Between this side's store and its look at what the other side stores:
-// Dekker's argument needs it on both sides.
-inline void FullFence() { std::atomic_thread_fence(std::memory_order_seq_cst); }
+// Dekker's argument needs it on both sides (lib/base/barrier.h).
+using base::FullFence;
 
 }  // namespace rcsock::lane::shm
 

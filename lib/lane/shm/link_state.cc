@@ -151,12 +151,9 @@ void LinkState::Mark(int side, Ready what, int bell, int index) {
   auto& summary = page_->summary[side][bell].words[what][segment / 64];
   const std::uint64_t bit = Bit(index);
   const std::uint64_t summary_bit = std::uint64_t{1} << (segment % 64);
-  // A bit that is set already needs no write: the Drain that will clear it
-  // looks at the ring after that, hence after our message, which a full fence
-  // put before this load.
-  if ((word.load(std::memory_order_seq_cst) & bit) == 0) {
-    word.fetch_or(bit, std::memory_order_seq_cst);
-  }
+  // Set already or not: the operation is also the full fence between our message
+  // and the Drain that clears the bit and then looks at the ring.
+  word.fetch_or(bit, std::memory_order_seq_cst);
   // Drain clears the summary before it takes the word.  If we see the summary
   // set, that clearing is yet to come, and the word with our bit is taken after
   // it. Looked at each time: the thread that set the word's first bit may have

@@ -50,6 +50,14 @@ class LinkState {
   // between what the sleeper is to see and this call.
   void Ring(int bell);
 
+  // Whether a sender's fence may be the light one: both processes have
+  // registered, and the peer makes the heavy fence before it sleeps.
+  bool PeerFences() const {
+    const BellPage* page = peer_bells_.load(std::memory_order_acquire);
+    return page != nullptr && base::barriers.processes &&
+           page->heavy.load(std::memory_order_relaxed) == 1;
+  }
+
   // Takes the bits of word `segment` of the bell's bitmap: [kReadyRx],
   // [kReadyTx].
   bool TakeReady(int bell, int segment, std::uint64_t bits[2]);

@@ -57,6 +57,7 @@ ShmLane::ShmLane(std::shared_ptr<LinkState> link, int index)
   static_assert(sizeof(Slot) == kQuickStride && offsetof(Slot, head) == 0);
   quick_slots_ = reinterpret_cast<const std::byte*>(rx_slots_);
   quick_mask_ = kSlots - 1;
+  light_fence_ = link_->PeerFences();
 }
 
 ShmLane::~ShmLane() {
@@ -139,8 +140,13 @@ void ShmLane::Publish(const ring::Placement& place) {
                   std::memory_order_release);
   // Message stored -> the peer's wishes loaded.  A receiver stores its wish
   // (SleepRx, SetNotify, Arm), fences, and looks at the slot: one sees the
-  // other.
-  FullFence();
+  // other.  A full fence here would wait for the slot's line to come from the
+  // peer, for each message; so the one who goes to sleep pays for both.
+  if (light_fence_) {
+    base::LightFence();
+  } else {
+    FullFence();
+  }
   const std::uint32_t sleepers =
       peer_->control.sleepers.load(std::memory_order_relaxed);
   const std::uint32_t poll =
@@ -414,7 +420,7 @@ void ShmLane::SetNotify(std::uint32_t bits, int bell) {
                                                       << 8,
                            std::memory_order_relaxed);
   // Wish stored -> the caller looks at the ring: see Publish.
-  FullFence();
+  base::HeavyFenceProcesses();
 }
 
 bool ShmLane::RxPending() const {
@@ -432,7 +438,7 @@ int ShmLane::SleepRx(std::uint32_t token, const timespec* timeout) {
   // Wish stored -> slot loaded: see Publish.  The bit is left set when we do
   // not sleep after all: another thread may, and clearing it is the waker's
   // part.
-  FullFence();
+  base::HeavyFenceProcesses();
   if (RxPending()) return -EAGAIN;
   return base::FutexWait(&own_->futex.rx, token, timeout, true);
 }

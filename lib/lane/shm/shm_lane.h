@@ -116,6 +116,7 @@ class ShmLane final : public Lane {
 
   // Under the tx latch, but for the atomic.
   alignas(64) ring::Tx tx_;
+  bool light_fence_ = false;  // Publish's fence is the light one; set once
   bool starved_ = false;  // kStarved is set in own_->control
   std::atomic<std::uint64_t> credit_seen_{0};  // for SleepTx
 

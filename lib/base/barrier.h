@@ -1,0 +1,63 @@
+#ifndef RCSOCK_LIB_BASE_BARRIER_H_
+#define RCSOCK_LIB_BASE_BARRIER_H_
+
+#include <linux/membarrier.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+
+namespace rcsock::base {
+
+// Dekker's argument (store mine, fence, look at yours; and so the other side)
+// wants a full fence on both sides.  Where one side is a data path and the other
+// is about to sleep, membarrier(2) lets the sleeper pay for both: it makes every
+// running thread of the processes that have registered execute a full fence, so
+// the data path needs only to keep the compiler from reordering.
+
+// What this process could register for; set once by InitBarriers, and in a
+// child of fork again.
+struct Barriers {
+  bool threads = false;    // among the threads of this process
+  bool processes = false;  // among registered processes
+};
+inline Barriers barriers;
+
+inline void InitBarriers() {
+  const int saved = errno;
+  barriers.threads =
+      ::syscall(SYS_membarrier, MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED, 0,
+                0) == 0;
+  barriers.processes =
+      ::syscall(SYS_membarrier, MEMBARRIER_CMD_REGISTER_GLOBAL_EXPEDITED, 0,
+                0) == 0;
+  errno = saved;
+}
+
+inline void FullFence() { std::atomic_thread_fence(std::memory_order_seq_cst); }
+
+// The sleeper's side.  Always a full fence here; elsewhere too, if registered.
+inline void HeavyFenceThreads() {
+  FullFence();
+  if (!barriers.threads) return;
+  const int saved = errno;
+  ::syscall(SYS_membarrier, MEMBARRIER_CMD_PRIVATE_EXPEDITED, 0, 0);
+  errno = saved;
+}
+inline void HeavyFenceProcesses() {
+  FullFence();
+  if (!barriers.processes) return;
+  const int saved = errno;
+  ::syscall(SYS_membarrier, MEMBARRIER_CMD_GLOBAL_EXPEDITED, 0, 0);
+  errno = saved;
+}
+
+// The data path's side, given that the other side's is the heavy one.
+inline void LightFence() {
+  std::atomic_signal_fence(std::memory_order_seq_cst);
+}
+
+}  // namespace rcsock::base
+
+#endif  // RCSOCK_LIB_BASE_BARRIER_H_
