@@ -545,11 +545,11 @@ void InterestsNotifyLatched(Sock* sock) {
   // The stream rings one bell.  Of several sets nobody may be waiting on the one
   // whose bell it is: the conductor's then, who tells them all.
   if (several) bell = 0;
-  // Nobody watches now: the old bell stays, since a wish costs the peer's line
-  // and a heavy fence, and the next registration will want the same.
-  if (bits == 0 || (bits == sock->notify_bits() && bell == sock->bell())) {
-    return;
-  }
+  // Nobody watches now: an epoll set's bell stays, since a wish costs the peer's
+  // line and a heavy fence, and the next registration will want the same.  (The
+  // conductor's bell is that of the switch, which is over.)
+  if (bits == 0 && sock->bell() != 0) return;
+  if (bits == sock->notify_bits() && bell == sock->bell()) return;
   sock->SetNotify(bits, bell);
   // What came between the look and the new bits has rung nobody's bell.
   InterestsReady(sock);
@@ -807,7 +807,17 @@ bool EpollSet::AnyReady() {
   Rebuild();
   epoll_event one;
   bool any = false;
-  if (SomethingReady()) {
+  // A direct level-triggered stream is on no list.
+  ++wait_number_;
+  for (int d = 0; d < direct_count_ && !any; ++d) {
+    const Interest* interest = direct_[d].interest;
+    const std::uint32_t events =
+        interest->events.load(std::memory_order_relaxed);
+    any = (events & EPOLLET) == 0 && (events & (EPOLLIN | EPOLLRDNORM)) != 0 &&
+          !interest->spent.load(std::memory_order_relaxed) &&
+          direct_[d].lane->RxPending();
+  }
+  if (!any && SomethingReady()) {
     // Looked at without being reported: an edge stays one.
     ready_latch_.lock();
     Interest* head = ready_head_;

@@ -77,6 +77,7 @@ class EpollSet final : public File {
   void KickBell();
   void DropRegistered() { --registered_; }  // the interest latch held
   int fd() const { return fd_; }
+  void set_fd(int fd) { fd_ = fd; }  // the one it had is about to be closed
   int bell() const { return poller_ ? poller_->bell() : -1; }
 
  private:

@@ -45,7 +45,11 @@ void BeforePassing(const msghdr* message) {
     for (std::size_t i = 0; i < count; ++i) {
       int fd;
       std::memcpy(&fd, CMSG_DATA(c) + i * sizeof fd, sizeof fd);
-      if (Sock* sock = LookupSock(fd)) sock->Pin(base::Reason::kPinnedScmRights);
+      if (Sock* sock = LookupSock(fd)) {
+        sock->Pin(base::Reason::kPinnedScmRights);
+      } else if (EpollSet* set = LookupSet(fd)) {
+        set->SetNested();  // its streams stay where the other process sees them
+      }
     }
   }
 }
@@ -108,12 +112,12 @@ ssize_t recvmsg(int fd, msghdr* message, int flags) {
     return real::recvmsg(fd, message, flags);
   }
   bool raw = false;
-  const ssize_t n = sock->Recv(fd, message->msg_iov,
-                               static_cast<int>(message->msg_iovlen), total,
-                               flags, [&] {
-                                 raw = true;
-                                 return real::recvmsg(fd, message, flags);
-                               });
+  const ssize_t n =
+      sock->Recv(fd, message->msg_iov, static_cast<int>(message->msg_iovlen),
+                 total, flags, [&] {
+                   raw = true;
+                   return real::recvmsg(fd, message, flags);
+                 });
   if (n >= 0 && !raw) {
     if (message->msg_name != nullptr) message->msg_namelen = 0;
     message->msg_controllen = 0;
@@ -189,7 +193,8 @@ ssize_t writev(int fd, const iovec* iov, int count) {
 ssize_t sendmsg(int fd, const msghdr* message, int flags) {
   Sock* sock = LookupSock(fd);
   if (sock == nullptr) {
-    if (__builtin_expect(message != nullptr && message->msg_control != nullptr &&
+    if (__builtin_expect(message != nullptr &&
+                             message->msg_control != nullptr &&
                              !base::tls_internal,
                          0)) {
       BeforePassing(message);
@@ -203,13 +208,18 @@ ssize_t sendmsg(int fd, const msghdr* message, int flags) {
              &total)) {
     return real::sendmsg(fd, message, flags);
   }
-  return sock->Send(fd, message->msg_iov,
-                    static_cast<int>(message->msg_iovlen), total, flags,
+  return sock->Send(fd, message->msg_iov, static_cast<int>(message->msg_iovlen),
+                    total, flags,
                     [&] { return real::sendmsg(fd, message, flags); });
 }
 
 int sendmmsg(int fd, mmsghdr* messages, unsigned count, int flags) {
   if (LookupSock(fd) == nullptr) {
+    for (unsigned i = 0; i < count && messages != nullptr; ++i) {
+      if (messages[i].msg_hdr.msg_control != nullptr && !base::tls_internal) {
+        BeforePassing(&messages[i].msg_hdr);
+      }
+    }
     return real::sendmmsg(fd, messages, count, flags);
   }
   unsigned sent = 0;
@@ -284,10 +294,9 @@ ssize_t preadv2(int fd, const iovec* iov, int count, off_t offset, int flags) {
   }
   std::size_t total = 0;
   if (!Total(iov, count, &total)) return -1;
-  return sock->Recv(fd, iov, count, total,
-                    (flags & RWF_NOWAIT) ? MSG_DONTWAIT : 0, [&] {
-                      return real::preadv2(fd, iov, count, offset, flags);
-                    });
+  return sock->Recv(
+      fd, iov, count, total, (flags & RWF_NOWAIT) ? MSG_DONTWAIT : 0,
+      [&] { return real::preadv2(fd, iov, count, offset, flags); });
 }
 
 ssize_t pwritev2(int fd, const iovec* iov, int count, off_t offset, int flags) {
@@ -297,10 +306,9 @@ ssize_t pwritev2(int fd, const iovec* iov, int count, off_t offset, int flags) {
   }
   std::size_t total = 0;
   if (!Total(iov, count, &total)) return -1;
-  return sock->Send(fd, iov, count, total,
-                    (flags & RWF_NOWAIT) ? MSG_DONTWAIT : 0, [&] {
-                      return real::pwritev2(fd, iov, count, offset, flags);
-                    });
+  return sock->Send(
+      fd, iov, count, total, (flags & RWF_NOWAIT) ? MSG_DONTWAIT : 0,
+      [&] { return real::pwritev2(fd, iov, count, offset, flags); });
 }
 
 // The checked calls of FORTIFY: glibc ends the program on an overflow, so it

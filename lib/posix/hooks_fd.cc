@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <linux/close_range.h>
+#include <linux/sockios.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <sys/eventfd.h>
@@ -12,8 +13,6 @@
 
 #include <cerrno>
 #include <cstring>
-
-#include <linux/sockios.h>
 
 #include "lib/base/internal.h"
 #include "lib/base/unique_fd.h"
@@ -26,6 +25,28 @@ namespace rcsock::posix::hook {
 namespace {
 
 bool Inet(int family) { return family == AF_INET || family == AF_INET6; }
+
+std::uint64_t Nanoseconds(const timeval& time) {
+  return static_cast<std::uint64_t>(time.tv_sec) * 1'000'000'000 +
+         static_cast<std::uint64_t>(time.tv_usec) * 1000;
+}
+
+std::uint64_t TimeOut(int fd, int name) {
+  timeval time{};
+  socklen_t size = sizeof time;
+  return real::getsockopt(fd, SOL_SOCKET, name, &time, &size) == 0
+             ? Nanoseconds(time)
+             : 0;
+}
+
+// dup2 and dup3 would take a descriptor of rcsock's own away.
+bool RefuseTarget(int to) {
+  if (!base::IsInternalFd(to) || base::tls_internal || InBorrowedMemory()) {
+    return false;
+  }
+  errno = EBUSY;
+  return true;
+}
 
 // The rest of accept: the connection is new and ours to follow.
 int Accepted(int listener, int fd, const sockaddr_storage& peer,
@@ -45,6 +66,12 @@ int Accepted(int listener, int fd, const sockaddr_storage& peer,
     Sock* sock = tcp ? Sock::New(stream::Role::kAcceptor, nonblock) : nullptr;
     if (sock != nullptr) {
       sock->SetPeer(reinterpret_cast<const sockaddr*>(&peer), length);
+      if (const Sock* from = LookupSock(listener)) {
+        sock->Inherit(*from);
+      } else {
+        sock->rcv_timeout_ns.store(TimeOut(fd, SO_RCVTIMEO));
+        sock->snd_timeout_ns.store(TimeOut(fd, SO_SNDTIMEO));
+      }
       sock->SetEligible(true);
       Bind(fd, sock);
     }
@@ -60,11 +87,6 @@ void GiveAddress(const sockaddr_storage& peer, socklen_t length,
   *capacity = length;
 }
 
-std::uint64_t Nanoseconds(const timeval& time) {
-  return static_cast<std::uint64_t>(time.tv_sec) * 1'000'000'000 +
-         static_cast<std::uint64_t>(time.tv_usec) * 1000;
-}
-
 }  // namespace
 
 int socket(int domain, int type, int protocol) {
@@ -75,8 +97,8 @@ int socket(int domain, int type, int protocol) {
       (protocol != 0 && protocol != IPPROTO_TCP) || InBorrowedMemory()) {
     return fd;
   }
-  if (Sock* sock = Sock::New(stream::Role::kConnector,
-                             (type & SOCK_NONBLOCK) != 0)) {
+  if (Sock* sock =
+          Sock::New(stream::Role::kConnector, (type & SOCK_NONBLOCK) != 0)) {
     Bind(fd, sock);
   }
   return fd;
@@ -159,7 +181,8 @@ void closefrom(int first) {
   hook::close_range(static_cast<unsigned>(first < 0 ? 0 : first), ~0u, 0);
 }
 
-// --- Copies ----------------------------------------------------------------------
+// --- Copies
+// ----------------------------------------------------------------------
 
 int dup(int fd) {
   const int copy = real::dup(fd);
@@ -168,10 +191,11 @@ int dup(int fd) {
 }
 
 int dup3(int from, int to, int flags) {
-  if (InBorrowedMemory() || from == to ||
+  if (InBorrowedMemory() || from == to || (flags & ~O_CLOEXEC) != 0 ||
       ::syscall(SYS_fcntl, from, F_GETFD) < 0) {
     return real::dup3(from, to, flags);
   }
+  if (RefuseTarget(to)) return -1;
   if (Lookup(to) != nullptr) CloseFd(to);
   const int copy = real::dup3(from, to, flags);
   if (copy >= 0) CopyFd(from, copy);
@@ -183,6 +207,7 @@ int dup2(int from, int to) {
       ::syscall(SYS_fcntl, from, F_GETFD) < 0) {
     return real::dup2(from, to);
   }
+  if (RefuseTarget(to)) return -1;
   if (Lookup(to) != nullptr) CloseFd(to);
   const int copy = real::dup2(from, to);
   if (copy >= 0) CopyFd(from, copy);
@@ -219,8 +244,7 @@ int Ioctl(int fd, unsigned long request, void* argument) {
       return 0;
     }
     if ((request == SIOCOUTQ || request == SIOCOUTQNSD) &&
-        argument != nullptr &&
-        sock->UnsentBytes(static_cast<int*>(argument))) {
+        argument != nullptr && sock->UnsentBytes(static_cast<int*>(argument))) {
       return 0;
     }
   }
@@ -236,7 +260,19 @@ int Ioctl(int fd, unsigned long request, void* argument) {
 }
 
 int getsockopt(int fd, int level, int name, void* value, socklen_t* length) {
-  return real::getsockopt(fd, level, name, value, length);
+  const int result = real::getsockopt(fd, level, name, value, length);
+  if (result == 0 && level == SOL_SOCKET && name == SO_ERROR) {
+    // The kernel's error is of the anchor; the stream may keep one of its own.
+    int error = 0;
+    Sock* sock = LookupSock(fd);
+    if (sock != nullptr && sock->mode() == Mode::kEngine &&
+        *length >= static_cast<socklen_t>(sizeof error)) {
+      std::memcpy(&error, value, sizeof error);
+      if (error == 0) error = sock->TakeError();
+      std::memcpy(value, &error, sizeof error);
+    }
+  }
+  return result;
 }
 
 int setsockopt(int fd, int level, int name, const void* value,
@@ -260,7 +296,7 @@ int setsockopt(int fd, int level, int name, const void* value,
         }
         break;
       case SO_RCVLOWAT:
-        if (number > 1) sock->Pin(base::Reason::kPinnedOption);
+        if (number > 1) sock->PinByOption();
         break;
       case SO_ZEROCOPY:
       case SO_OOBINLINE:
@@ -268,15 +304,14 @@ int setsockopt(int fd, int level, int name, const void* value,
       case SO_TIMESTAMPNS:
       case SO_TIMESTAMPING:
       case SO_PEEK_OFF:
-        if (number != 0) sock->Pin(base::Reason::kPinnedOption);
+        if (number != 0) sock->PinByOption();
         break;
       default:
         break;
     }
-  } else if (level == IPPROTO_TCP &&
-             (name == TCP_ULP || name == TCP_REPAIR ||
-              name == TCP_ZEROCOPY_RECEIVE)) {
-    sock->Pin(base::Reason::kPinnedOption);
+  } else if (level == IPPROTO_TCP && (name == TCP_ULP || name == TCP_REPAIR ||
+                                      name == TCP_ZEROCOPY_RECEIVE)) {
+    sock->PinByOption();
   }
   return result;
 }
@@ -297,7 +332,8 @@ int timerfd_create(int clock, int flags) {
   return fd;
 }
 
-// --- stdio -----------------------------------------------------------------------
+// --- stdio
+// -----------------------------------------------------------------------
 
 void BeforeStdio(int fd) {
   if (Sock* sock = LookupSock(fd)) sock->Pin(base::Reason::kPinnedFdopen);
@@ -318,31 +354,42 @@ int __vdprintf_chk(int fd, int flag, const char* format, va_list arguments) {
   return real::__vdprintf_chk(fd, flag, format, arguments);
 }
 
-// --- Processes ---------------------------------------------------------------------
+// --- Processes
+// ---------------------------------------------------------------------
 
 int execve(const char* path, char* const argv[], char* const envp[]) {
   BeforeExec();
-  return real::execve(path, argv, envp);
+  const int result = real::execve(path, argv, envp);
+  AfterExec();
+  return result;
 }
 
 int execv(const char* path, char* const argv[]) {
   BeforeExec();
-  return real::execv(path, argv);
+  const int result = real::execv(path, argv);
+  AfterExec();
+  return result;
 }
 
 int execvp(const char* file, char* const argv[]) {
   BeforeExec();
-  return real::execvp(file, argv);
+  const int result = real::execvp(file, argv);
+  AfterExec();
+  return result;
 }
 
 int execvpe(const char* file, char* const argv[], char* const envp[]) {
   BeforeExec();
-  return real::execvpe(file, argv, envp);
+  const int result = real::execvpe(file, argv, envp);
+  AfterExec();
+  return result;
 }
 
 int fexecve(int fd, char* const argv[], char* const envp[]) {
   BeforeExec();
-  return real::fexecve(fd, argv, envp);
+  const int result = real::fexecve(fd, argv, envp);
+  AfterExec();
+  return result;
 }
 
 int posix_spawn_file_actions_adddup2(posix_spawn_file_actions_t* actions,

@@ -25,10 +25,10 @@ namespace {
 
 constexpr nfds_t kOnStack = 64;
 
-// What a thread sleeps on for streams: an epoll set of its own, with the bells it
-// needs, edge-triggered and never read.  A shared eventfd that is read to reset it
-// could swallow the kick that another sleeper was about to see; here each kick is
-// an edge in every thread's own set.
+// What a thread sleeps on for streams: an epoll set of its own, with the bells
+// it needs, edge-triggered and never read.  A shared eventfd that is read to
+// reset it could swallow the kick that another sleeper was about to see; here
+// each kick is an edge in every thread's own set.
 struct ThreadBells {
   int set = -1;
   std::uint32_t bells = 0;  // those already in it
@@ -94,15 +94,20 @@ class Polling {
   }
   bool ok() const { return kernel_ != nullptr && members_ != nullptr; }
 
-  int Run() {
-    const std::uint32_t signals = tls_signals.any;
+  // `signals`: the count of handlers before the call changed the signal mask.
+  int Run(std::uint32_t signals) {
     Split();
     Spinner spin;
     for (;;) {
-      int found = LookStreams();
+      bool again = false;
+      int found = LookStreams(&again);
+      if (again && found == 0) {
+        Split();
+        kernel_look_ = 0;
+        continue;
+      }
       // (A mere look, without waiting, is complete.)
-      const bool look =
-          found > 0 ? timeout_ns_ == 0 || Every16() : KernelDue();
+      const bool look = found > 0 ? timeout_ns_ == 0 || Every16() : KernelDue();
       if (look) {
         const int n = LookKernel(0, false);
         if (n < 0 && found == 0) return -1;
@@ -117,6 +122,7 @@ class Polling {
       if (spin.Go()) continue;
       const int n = Sleep(signals);
       if (n < 0) return -1;
+      Split();
       spin = Spinner();
     }
   }
@@ -149,9 +155,9 @@ class Polling {
     }
   }
 
-  int LookStreams() {
+  // *again: one has gone back to the kernel.
+  int LookStreams(bool* again) {
     int found = 0;
-    bool again = false;
     for (nfds_t m = 0; m < mine_; ++m) {
       pollfd& one = fds_[members_[m].at];
       if (members_[m].file->kind == FileKind::kSock) {
@@ -159,7 +165,7 @@ class Polling {
         auto* sock = static_cast<Sock*>(members_[m].file);
         one.revents = static_cast<short>(
             sock->Readiness(static_cast<std::uint16_t>(one.events), &plain));
-        again |= plain;
+        *again |= plain;
       } else {
         one.revents =
             static_cast<EpollSet*>(members_[m].file)->AnyReady()
@@ -167,10 +173,6 @@ class Polling {
                 : short{0};
       }
       if (one.revents != 0) ++found;
-    }
-    if (again && found == 0) {
-      Split();
-      kernel_look_ = 0;
     }
     return found;
   }
@@ -204,10 +206,8 @@ class Polling {
   int Merge() {
     int ready = 0;
     for (nfds_t i = 0; i < count_; ++i) {
-      fds_[i].revents = static_cast<short>(fds_[i].revents |
-                                           (kernel_[i].fd >= 0
-                                                ? kernel_[i].revents
-                                                : 0));
+      fds_[i].revents = static_cast<short>(
+          fds_[i].revents | (kernel_[i].fd >= 0 ? kernel_[i].revents : 0));
       if (fds_[i].revents != 0) ++ready;
     }
     return ready;
@@ -220,7 +220,6 @@ class Polling {
       // The engine is being taken down: its streams are about to be plain.
       timespec brief{0, 100'000};
       ::nanosleep(&brief, nullptr);
-      Split();
       return 0;
     }
     std::uint32_t wanted = 1u << kPollBell;
@@ -243,6 +242,9 @@ class Polling {
       sock->poll_sleepers.fetch_add(1, std::memory_order_seq_cst);
       sock->RingForPoll(kPollBell);
     }
+    // Counted, then looked at: whoever lets a stream go or gives it another
+    // bell does so first and looks at the count after.
+    std::atomic_thread_fence(std::memory_order_seq_cst);
     for (int k = 0; k < lane::shm::kBells; ++k) {
       if (wanted & 1u << k) conductor->bells()->Arm(k);
     }
@@ -251,9 +253,11 @@ class Polling {
     bool bells_still = true;
     for (nfds_t m = 0; m < mine_; ++m) {
       const int bell = BellOf(members_[m].file);
-      if (bell >= 0 && (wanted & 1u << bell) == 0) bells_still = false;
+      // Bell 0 is the conductor's, who tells of a change by the poll bell.
+      if (bell > 0 && (wanted & 1u << bell) == 0) bells_still = false;
     }
-    if (LookStreams() == 0 && bells_still) {
+    bool again = false;
+    if (LookStreams(&again) == 0 && !again && bells_still) {
       if (tls_signals.any != signals) {
         errno = EINTR;
         result = -1;
@@ -280,9 +284,8 @@ class Polling {
   }
 
   static int BellOf(File* file) {
-    return file->kind == FileKind::kSock
-               ? static_cast<Sock*>(file)->bell()
-               : static_cast<EpollSet*>(file)->bell();
+    return file->kind == FileKind::kSock ? static_cast<Sock*>(file)->bell()
+                                         : static_cast<EpollSet*>(file)->bell();
   }
 
   pollfd* fds_;
@@ -385,6 +388,8 @@ bool PollNeedsEngine(const pollfd* fds, nfds_t count) {
 int EnginePoll(pollfd* fds, nfds_t count, std::int64_t timeout_ns,
                const sigset_t* mask) {
   sigset_t before;
+  // Counted from before the mask lets a signal through.
+  const std::uint32_t signals = tls_signals.any;
   if (mask != nullptr) ::pthread_sigmask(SIG_SETMASK, mask, &before);
   int result;
   {
@@ -393,7 +398,7 @@ int EnginePoll(pollfd* fds, nfds_t count, std::int64_t timeout_ns,
       errno = ENOMEM;
       result = -1;
     } else {
-      result = polling.Run();
+      result = polling.Run(signals);
     }
   }
   if (mask != nullptr) {

@@ -17,9 +17,8 @@ class Sock;
 // those of the epoll sets that share its streams.
 constexpr int kPollBell = 1;
 
-// True if poll() of these must look at streams itself.
-// What a thread holds while it waits in the kernel for streams that are on TCP: they
-// stay there until it returns.
+// What a thread holds while it waits in the kernel for streams that are on TCP:
+// they stay there until it returns.
 class KernelHold {
  public:
   KernelHold() = default;
@@ -36,7 +35,7 @@ class KernelHold {
   void Release();  // keeps errno
 
  private:
-  static constexpr std::size_t kInline = 16;
+  static constexpr std::size_t kInline = 64;
   Sock* few_[kInline];
   std::unique_ptr<Sock*[]> many_;
   Sock** list_ = few_;
@@ -44,6 +43,7 @@ class KernelHold {
   std::size_t count_ = 0;
 };
 
+// True if poll() of these must look at streams itself.
 bool PollNeedsEngine(const pollfd* fds, nfds_t count);
 
 // poll(2) over kernel descriptors and streams of the engine.  timeout_ns < 0:

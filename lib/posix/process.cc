@@ -39,43 +39,55 @@ void ForEachSock(Each&& each) {
   }
 }
 
+constinit thread_local bool tls_forking = false;  // since ForkPrepare
+
 void ForkPrepare() {
   if (InBorrowedMemory()) return;
-  // Both processes will hold the connections: none may stay on a lane.  All are
-  // asked first and waited for after, so that the round trips overlap.
+  tls_forking = true;
+  // Both processes will hold the connections: none may stay on a lane, nor take
+  // one from now on.  All are asked first and waited for after, so that the
+  // round trips overlap.
+  ForEachSock([](Sock* sock) { sock->ShareByFork(); });
   bool any = false;
   ForEachSock([&](Sock* sock) {
-    if (sock->mode() == Mode::kEngine) {
+    if (sock->Engaged()) {
       any = true;
       sock->AskToPlain(base::Reason::kPinnedFork);
     }
   });
   if (any) {
     ForEachSock([](Sock* sock) {
-      if (sock->mode() == Mode::kEngine) {
-        sock->ToPlain(base::Reason::kPinnedFork);
-      }
+      if (sock->Engaged()) sock->ToPlain(base::Reason::kPinnedFork);
     });
   }
-  ForEachSock([](Sock* sock) { sock->ShareByFork(); });
+  ForEachSock([](Sock* sock) { sock->MarkFork(); });
   Conductor::ForkPrepare();
   InterestsForkLock();
+  SockForkLock();
+  SignalsForkLock();
 }
 
 void ForkParent() {
-  if (InBorrowedMemory()) return;
+  if (!tls_forking) return;
+  tls_forking = false;
+  SockForkUnlock(false);
   InterestsForkUnlock();
   Conductor::ForkParent();
+  SignalsForkUnlock(false);
 }
 
 void ForkChild() {
   own_pid.store(::syscall(SYS_getpid), std::memory_order_relaxed);
+  const bool locked = tls_forking;
+  tls_forking = false;
+  SockForkUnlock(true);
   InterestsForkUnlock();
   base::InitBarriers();
   stats.Clear();
   ForEachSock([](Sock* sock) { sock->ForkChild(); });
   InterestsForkChild();
   Conductor::ForkChild();
+  if (locked) SignalsForkUnlock(true);
 }
 
 void Append(char* text, std::size_t capacity, std::size_t* at,
@@ -96,7 +108,7 @@ unsigned long long Get(const std::atomic<std::uint64_t>& value) {
 
 // Written by hand and not by a library: this runs inside a program that is
 // ending, perhaps in _exit after a fork, where the heap may be unusable.
-void WriteStats() {
+void WriteStats(const Stats& from) {
   const char* pattern = base::GetConfig().stats;
   if (*pattern == '\0') return;
   char path[512];
@@ -125,16 +137,17 @@ void WriteStats() {
     if (r > 0) program[r - 1] = '\0';
   }
   for (char* c = program; *c != '\0'; ++c) {
-    if (*c == '"' || *c == '\\' || static_cast<unsigned char>(*c) < 32) *c = '?';
+    if (*c == '"' || *c == '\\' || static_cast<unsigned char>(*c) < 32)
+      *c = '?';
   }
   Append(text, sizeof text, &n,
          "{\"pid\": %ld, \"program\": \"%s\", \"streams\": %llu, "
          "\"promoted\": %llu, \"lanes\": {",
-         pid, program, Get(stats.streams), Get(stats.promoted));
+         pid, program, Get(from.streams), Get(from.promoted));
   const struct {
     const char* name;
     const LaneCounts& counts;
-  } lanes[] = {{"tcp", stats.tcp}, {"shm", stats.shm}, {"rdma", stats.rdma}};
+  } lanes[] = {{"tcp", from.tcp}, {"shm", from.shm}, {"rdma", from.rdma}};
   for (const auto& lane : lanes) {
     Append(text, sizeof text, &n,
            "%s\"%s\": {\"streams\": %llu, \"tx_bytes\": %llu, "
@@ -144,10 +157,10 @@ void WriteStats() {
   }
   Append(text, sizeof text, &n,
          "}, \"demotions\": %llu, \"failovers\": %llu, \"reasons\": {",
-         Get(stats.demotions), Get(stats.failovers));
+         Get(from.demotions), Get(from.failovers));
   bool first = true;
   for (int r = 0; r < static_cast<int>(base::Reason::kCount); ++r) {
-    const unsigned long long count = Get(stats.reasons[r]);
+    const unsigned long long count = Get(from.reasons[r]);
     if (count == 0) continue;
     Append(text, sizeof text, &n, "%s\"%s\": %llu", first ? "" : ", ",
            base::kReasonKeys[r], count);
@@ -168,13 +181,32 @@ void WriteStats() {
 }  // namespace
 
 void Stats::Clear() {
-  for (auto* value : {&streams, &promoted, &demotions, &failovers,
-                      &tcp.streams, &tcp.tx_bytes, &tcp.rx_bytes, &shm.streams,
-                      &shm.tx_bytes, &shm.rx_bytes, &rdma.streams,
-                      &rdma.tx_bytes, &rdma.rx_bytes}) {
+  for (auto* value :
+       {&streams, &promoted, &demotions, &failovers, &tcp.streams,
+        &tcp.tx_bytes, &tcp.rx_bytes, &shm.streams, &shm.tx_bytes,
+        &shm.rx_bytes, &rdma.streams, &rdma.tx_bytes, &rdma.rx_bytes}) {
     value->store(0, std::memory_order_relaxed);
   }
   for (auto& reason : reasons) reason.store(0, std::memory_order_relaxed);
+}
+
+void Stats::CopyFrom(const Stats& other) {
+  const auto copy = [](std::atomic<std::uint64_t>& to,
+                       const std::atomic<std::uint64_t>& from) {
+    to.store(from.load(std::memory_order_relaxed), std::memory_order_relaxed);
+  };
+  copy(streams, other.streams);
+  copy(promoted, other.promoted);
+  copy(demotions, other.demotions);
+  copy(failovers, other.failovers);
+  for (auto lane : {&Stats::tcp, &Stats::shm, &Stats::rdma}) {
+    copy((this->*lane).streams, (other.*lane).streams);
+    copy((this->*lane).tx_bytes, (other.*lane).tx_bytes);
+    copy((this->*lane).rx_bytes, (other.*lane).rx_bytes);
+  }
+  for (int r = 0; r < static_cast<int>(base::Reason::kCount); ++r) {
+    copy(reasons[r], other.reasons[r]);
+  }
 }
 
 void InitProcess() {
@@ -193,17 +225,31 @@ bool InBorrowedMemory() {
 void BeforeExec() {
   if (InBorrowedMemory()) return;
   const int saved = errno;
-  ForEachSock([](Sock* sock) {
-    if (sock->mode() != Mode::kEngine) return;
+  Stats total;
+  total.CopyFrom(stats);
+  ForEachSock([&](Sock* sock) {
     const long flags = ::syscall(SYS_fcntl, sock->fd(), F_GETFD);
-    if (flags >= 0 && (flags & FD_CLOEXEC) != 0) {
-      sock->FlushAtExit(base::NowNs() + 1'000'000'000);
-    } else if (!sock->Pin(base::Reason::kPinnedExec)) {
-      base::Log("fd %d: bytes read ahead are lost to the program executed",
-                sock->fd());
+    const bool closes = flags >= 0 && (flags & FD_CLOEXEC) != 0;
+    if (sock->mode() == Mode::kEngine) {
+      if (closes) {
+        sock->FlushAtExit(base::NowNs() + 1'000'000'000);
+      } else if (!sock->PinForExec()) {
+        base::Log("fd %d: bytes read ahead are lost to the program executed",
+                  sock->fd());
+      }
     }
+    sock->Fold(&total);
+    // What stays open goes on being held, by the new program.
+    if (closes && sock->fds.load() == 1) sock->LeaveForExec();
   });
-  AtExit();
+  WriteStats(total);
+  errno = saved;
+}
+
+void AfterExec() {
+  if (InBorrowedMemory()) return;
+  const int saved = errno;
+  ForEachSock([](Sock* sock) { sock->Unpin(); });
   errno = saved;
 }
 
@@ -215,7 +261,7 @@ void AtExit() {
     if (sock->mode() == Mode::kEngine) sock->FlushAtExit(deadline);
     sock->Account();
   });
-  WriteStats();
+  WriteStats(stats);
   errno = saved;
 }
 

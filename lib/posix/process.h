@@ -25,9 +25,10 @@ struct Stats {
   LaneCounts tcp;
   LaneCounts shm;
   LaneCounts rdma;
-  std::atomic<std::uint64_t>
-      reasons[static_cast<int>(base::Reason::kCount)] = {};
+  std::atomic<std::uint64_t> reasons[static_cast<int>(base::Reason::kCount)] =
+      {};
   void Clear();
+  void CopyFrom(const Stats& other);
 };
 extern Stats stats;
 
@@ -40,11 +41,13 @@ bool InBorrowedMemory();
 
 // Before exec: streams that would be inherited go to TCP.
 void BeforeExec();
+// Exec has failed: everything is as it was before.
+void AfterExec();
 // Before _exit and at exit: TCP gets what it is owed, statistics are written.
 void AtExit();
 
-// Every descriptor in [first, last] that we follow, for close_range: closes them
-// as close() does.
+// Every descriptor in [first, last] that we follow, for close_range: closes
+// them as close() does.
 void CloseFollowed(unsigned first, unsigned last);
 
 }  // namespace rcsock::posix

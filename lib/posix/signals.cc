@@ -41,6 +41,11 @@ bool Synchronous(int number, const siginfo_t* info) {
   }
 }
 
+// SA_RESETHAND is ours to obey: the kernel would take the wrapper away when a
+// signal is merely put off.  Returns the handler to run, null if another thread
+// was first.
+void* TakeOnce(int number, int* flags);
+
 void Wrapper(int number, siginfo_t* info, void* context) {
   ThreadSignals& self = tls_signals;
   if (self.depth != 0 && !Synchronous(number, info) && self.pending < 8) {
@@ -48,19 +53,49 @@ void Wrapper(int number, siginfo_t* info, void* context) {
     self.pending = self.pending + 1;
     return;
   }
-  const int flags = installed[number].flags.load(std::memory_order_relaxed);
+  int flags = installed[number].flags.load(std::memory_order_relaxed);
   void* handler = installed[number].handler.load(std::memory_order_relaxed);
+  // On a stack of its own its addresses say nothing about who is inside whom.
+  const bool elsewhere = (flags & SA_ONSTACK) != 0;
+  std::atomic<int>* const counted = self.counted;
+  if (elsewhere) self.counted = nullptr;
+  if (flags & SA_RESETHAND) handler = TakeOnce(number, &flags);
   self.any = self.any + 1;
   if ((flags & SA_RESTART) == 0) self.interrupts = self.interrupts + 1;
   if (auto* word = self.word) word->fetch_add(1, std::memory_order_relaxed);
   if (auto* lane = self.lane) lane->WakeLocal();
-  if (handler == nullptr) return;
-  if (flags & SA_SIGINFO) {
+  if (handler == nullptr) {
+    // Nothing to run.
+  } else if (flags & SA_SIGINFO) {
     reinterpret_cast<void (*)(int, siginfo_t*, void*)>(handler)(number, info,
                                                                 context);
   } else {
     reinterpret_cast<void (*)(int)>(handler)(number);
   }
+  if (elsewhere) self.counted = counted;
+}
+
+void* TakeOnce(int number, int* flags) {
+  const int saved = errno;
+  ThreadSignals& self = tls_signals;
+  // A fault inside a critical section may have come with the latch held; nobody
+  // installs handlers at that moment then but this thread.
+  const bool alone = self.depth != 0;
+  Critical critical;
+  if (!alone) latch.lock();
+  Installed& slot = installed[number];
+  *flags = slot.flags.load(std::memory_order_relaxed);
+  void* handler = slot.handler.load(std::memory_order_relaxed);
+  if (handler != nullptr && (*flags & SA_RESETHAND)) {
+    struct sigaction fallback {};
+    fallback.sa_handler = SIG_DFL;
+    real::sigaction(number, &fallback, nullptr);
+    slot.handler.store(nullptr, std::memory_order_relaxed);
+    slot.flags.store(0, std::memory_order_relaxed);
+  }
+  if (!alone) latch.unlock();
+  errno = saved;
+  return handler;
 }
 
 bool IsWrapper(const struct sigaction& action) {
@@ -69,10 +104,43 @@ bool IsWrapper(const struct sigaction& action) {
 
 }  // namespace
 
+void UndoSleep(const void* here) {
+  ThreadSignals& self = tls_signals;
+  if (self.depth != 1 || reinterpret_cast<std::uintptr_t>(here) <
+                             reinterpret_cast<std::uintptr_t>(self.frame)) {
+    return;
+  }
+  std::atomic<int>* const count = self.counted;
+  self.counted = nullptr;
+  self.frame = nullptr;
+  self.word = nullptr;
+  self.lane = nullptr;
+  count->fetch_sub(1, std::memory_order_seq_cst);
+}
+
+void SignalsForkLock() {
+  tls_signals.depth = tls_signals.depth + 1;
+  std::atomic_signal_fence(std::memory_order_seq_cst);
+  latch.lock();
+}
+
+void SignalsForkUnlock(bool child) {
+  if (child) {
+    latch.Reset();
+    tls_signals.pending = 0;  // they are the parent's
+  } else {
+    latch.unlock();
+  }
+  std::atomic_signal_fence(std::memory_order_seq_cst);
+  tls_signals.depth = tls_signals.depth - 1;
+  if (tls_signals.pending != 0 && tls_signals.depth == 0) DeliverDeferred();
+}
+
 void DeliverDeferred() {
   const int saved = errno;
   ThreadSignals& self = tls_signals;
-  // Blocked while the list is read, so that a handler cannot add to it meanwhile.
+  // Blocked while the list is read, so that a handler cannot add to it
+  // meanwhile.
   std::uint64_t all = ~std::uint64_t{0};
   std::uint64_t before = 0;
   ::syscall(SYS_rt_sigprocmask, SIG_SETMASK, &all, &before, 8);
@@ -98,6 +166,7 @@ int HookedSigaction(int number, const struct sigaction* action,
   if (number <= 0 || number >= kSignals) {
     return real::sigaction(number, action, old);
   }
+  Critical critical;
   latch.lock();
   Installed& slot = installed[number];
   void* old_handler = slot.handler.load(std::memory_order_relaxed);
@@ -108,10 +177,10 @@ int HookedSigaction(int number, const struct sigaction* action,
     result = real::sigaction(number, nullptr, &before);
   } else {
     struct sigaction copy = *action;
-    const bool wrap = (copy.sa_flags & SA_SIGINFO) != 0
-                          ? copy.sa_sigaction != nullptr
-                          : copy.sa_handler != SIG_DFL &&
-                                copy.sa_handler != SIG_IGN;
+    const bool wrap =
+        (copy.sa_flags & SA_SIGINFO) != 0
+            ? copy.sa_sigaction != nullptr
+            : copy.sa_handler != SIG_DFL && copy.sa_handler != SIG_IGN;
     if (wrap) {
       // SA_SIGINFO and plain handlers share one field of the structure.
       slot.flags.store(copy.sa_flags, std::memory_order_relaxed);
@@ -119,6 +188,7 @@ int HookedSigaction(int number, const struct sigaction* action,
                          std::memory_order_relaxed);
       copy.sa_sigaction = &Wrapper;
       copy.sa_flags |= SA_SIGINFO;
+      copy.sa_flags &= ~static_cast<int>(SA_RESETHAND);
     }
     result = real::sigaction(number, &copy, &before);
     if (result != 0 && wrap) {
@@ -132,6 +202,7 @@ int HookedSigaction(int number, const struct sigaction* action,
       old->sa_sigaction =
           reinterpret_cast<void (*)(int, siginfo_t*, void*)>(old_handler);
       if ((old_flags & SA_SIGINFO) == 0) old->sa_flags &= ~SA_SIGINFO;
+      old->sa_flags |= old_flags & static_cast<int>(SA_RESETHAND);
     }
   }
   latch.unlock();

@@ -20,15 +20,20 @@ namespace rcsock::posix {
 // sigaction: inside a critical section the signal is put off until its end;
 // otherwise it is counted, and a sleep that is about to begin is called off.
 struct ThreadSignals {
-  volatile std::uint32_t depth = 0;        // critical sections entered
-  volatile std::uint32_t pending = 0;      // signals put off
-  volatile std::uint32_t interrupts = 0;   // handlers run without SA_RESTART
-  volatile std::uint32_t any = 0;          // handlers run
+  volatile std::uint32_t depth = 0;       // critical sections entered
+  volatile std::uint32_t pending = 0;     // signals put off
+  volatile std::uint32_t interrupts = 0;  // handlers run without SA_RESTART
+  volatile std::uint32_t any = 0;         // handlers run
   // The futex word this thread is about to sleep on: the handler bumps it, so
   // that the sleep does not begin.
   std::atomic<std::uint32_t>* volatile word = nullptr;
   // The same for a sleep on a lane's own word.
   lane::Lane* volatile lane = nullptr;
+  // The count of sleepers that this thread's sleep has raised, and an address
+  // in the sleeping frame.  A handler that jumps out of the sleep leaves them
+  // here.
+  std::atomic<int>* volatile counted = nullptr;
+  const void* volatile frame = nullptr;
   struct Deferred {
     int number;
     siginfo_t info;
@@ -42,11 +47,42 @@ extern thread_local constinit ThreadSignals tls_signals
 // returns.
 void DeliverDeferred();
 
+// Undoes what a sleep has left that a handler jumped out of.  `here` is an
+// address in the caller's frame: a handler that runs during the sleep is
+// further down the stack and must not undo it.
+void UndoSleep(const void* here);
+
+// One sleep's count: raised already, taken back at the end; by cancellation
+// too.
+class CountedSleep {
+ public:
+  explicit CountedSleep(std::atomic<int>* count)
+      : count_(count), outer_(tls_signals.counted), frame_(tls_signals.frame) {
+    tls_signals.frame = this;
+    tls_signals.counted = count;
+  }
+  ~CountedSleep() {
+    tls_signals.word = nullptr;
+    tls_signals.lane = nullptr;
+    tls_signals.counted = outer_;
+    tls_signals.frame = frame_;
+    count_->fetch_sub(1, std::memory_order_seq_cst);
+  }
+  CountedSleep(const CountedSleep&) = delete;
+  CountedSleep& operator=(const CountedSleep&) = delete;
+
+ private:
+  std::atomic<int>* const count_;
+  std::atomic<int>* const outer_;
+  const void* const frame_;
+};
+
 class Critical {
  public:
   Critical() {
     tls_signals.depth = tls_signals.depth + 1;
     std::atomic_signal_fence(std::memory_order_seq_cst);
+    if (__builtin_expect(tls_signals.counted != nullptr, 0)) UndoSleep(this);
   }
   ~Critical() {
     std::atomic_signal_fence(std::memory_order_seq_cst);
@@ -65,6 +101,10 @@ inline bool SignalsPending() { return tls_signals.pending != 0; }
 int HookedSigaction(int number, const struct sigaction* action,
                     struct sigaction* old);
 sighandler_t HookedSignal(int number, sighandler_t handler);
+
+// Around fork: Lock is a critical section, which Unlock ends.
+void SignalsForkLock();
+void SignalsForkUnlock(bool child);
 
 }  // namespace rcsock::posix
 

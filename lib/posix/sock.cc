@@ -34,7 +34,8 @@ std::atomic<int> fd_high{-1};
 
 thread_local constinit SpinBudget tls_spin;
 
-// --- Pool ------------------------------------------------------------------------
+// --- Pool
+// ------------------------------------------------------------------------
 
 struct SockPool {
   static inline base::Latch latch;
@@ -189,7 +190,8 @@ bool LocalAddress(const sockaddr* address) {
   return local;
 }
 
-// --- What the hooks tell -----------------------------------------------------------
+// --- What the hooks tell
+// -----------------------------------------------------------
 
 void Sock::SetPeer(const sockaddr* address, socklen_t length) {
   // Shorter than its family's address: an unnamed or foreign one.
@@ -225,14 +227,15 @@ void Sock::Inherit(const Sock& listener) {
 }
 
 void Sock::TryAgainLater() {
-  next_ops_ = ops_.load(std::memory_order_relaxed) +
-              base::GetConfig().promote_ops;
+  next_ops_ =
+      ops_.load(std::memory_order_relaxed) + base::GetConfig().promote_ops;
   next_bytes_ = tx_raw_.load(std::memory_order_relaxed) +
                 rx_raw_.load(std::memory_order_relaxed) +
                 base::GetConfig().promote_bytes;
 }
 
-// --- Looking for a lane ----------------------------------------------------------------
+// --- Looking for a lane
+// ----------------------------------------------------------------
 
 void Sock::StartSeek() {
   if (!SoleHolder()) {
@@ -374,9 +377,6 @@ bool Sock::TryAdopt() {
   Conductor* conductor = Conductor::IfRunning();
   if (conductor == nullptr) return false;
   InterestsToUser(this);
-  // A thread in poll() has counted itself and then looked at mode_, which was set
-  // before the count is looked at here.
-  KickPollers();
   conductor->Adopted(this);
   return true;
 }
@@ -426,7 +426,8 @@ void Sock::LaneOpen(std::unique_ptr<lane::Lane> lane, std::uint32_t epoch,
   tx_latch.unlock();
 }
 
-// --- Events ------------------------------------------------------------------------------
+// --- Events
+// ------------------------------------------------------------------------------
 
 void Sock::OnAnchor(std::uint32_t events) {
   Critical critical;
@@ -557,6 +558,14 @@ void Sock::UpdateWatch() {
   }
 }
 
+void Sock::KickPollers() {
+  if (poll_sleepers.load(std::memory_order_seq_cst) > 0) {
+    if (Conductor* conductor = Conductor::IfRunning()) {
+      conductor->bells()->Kick(kPollBell);
+    }
+  }
+}
+
 void Sock::WakeRx() {
   // seq_cst on both sides: a sleeper counts itself before it looks at the word
   // for the last time, and the word changes before the count is looked at here.
@@ -568,11 +577,7 @@ void Sock::WakeRx() {
     lane_->WakeLocal();
   }
   InterestsReady(this);
-  if (poll_sleepers.load(std::memory_order_seq_cst) > 0) {
-    if (Conductor* conductor = Conductor::IfRunning()) {
-      conductor->bells()->Kick(kPollBell);
-    }
-  }
+  KickPollers();
 }
 
 void Sock::WakeTx() {
@@ -584,17 +589,15 @@ void Sock::WakeTx() {
     lane_->WakeLocal();
   }
   InterestsReady(this);
-  if (poll_sleepers.load(std::memory_order_seq_cst) > 0) {
-    if (Conductor* conductor = Conductor::IfRunning()) {
-      conductor->bells()->Kick(kPollBell);
-    }
-  }
+  KickPollers();
 }
 
 void Sock::SetNotify(std::uint32_t bits, int number) {
   notify_.store(bits, std::memory_order_relaxed);
   bell_.store(number, std::memory_order_relaxed);
   if (lane_ != nullptr) lane_->SetNotify(bits, number);
+  // A thread in poll() sleeps on the bell that was.
+  KickPollers();
 }
 
 void Sock::RingForPoll(int number) {
@@ -602,13 +605,30 @@ void Sock::RingForPoll(int number) {
   tx_latch.lock();
   rx_latch.lock();
   if (lane_ != nullptr && OnLane() && notify_bits() == 0) {
-    SetNotify(lane::kNotifyRxPoller | lane::kNotifyTxPoller, number);
+    // It has rung nobody until now, so nobody sleeps on another bell.
+    notify_.store(lane::kNotifyRxPoller | lane::kNotifyTxPoller,
+                  std::memory_order_relaxed);
+    bell_.store(number, std::memory_order_relaxed);
+    lane_->SetNotify(notify_bits(), number);
   }
   rx_latch.unlock();
   tx_latch.unlock();
 }
 
-// --- Leaving a lane --------------------------------------------------------------------------
+namespace {
+
+// Counters that outlive a fork and are common to both sides.  Bit 31: somebody
+// who has gone since used the connection after the fork, so the offsets that
+// the others keep are wrong for ever.
+constexpr int kHolders = 1 << 20;
+constexpr std::uint32_t kTainted = 1u << 31;
+std::atomic<std::uint32_t>* holders = nullptr;
+int next_holder = 0;
+
+}  // namespace
+
+// --- Leaving a lane
+// --------------------------------------------------------------------------
 
 void Sock::PostSettle() {
   if (settle_posted_) return;
@@ -636,11 +656,15 @@ void Sock::Settle() {
     if (pins_.load(std::memory_order_seq_cst) != 0) {
       lane_->WakeLocal();
       settle_posted_ = true;
+      const std::uint32_t wait = settle_wait_ms_;
+      // A thread that has jumped out of its sleep may take its time.
+      if (wait < 64) settle_wait_ms_ = 2 * wait;
       rx_latch.unlock();
       tx_latch.unlock();
-      conductor->After(1, [self = Share()] { self->Settle(); });
+      conductor->After(wait, [self = Share()] { self->Settle(); });
       return;
     }
+    settle_wait_ms_ = 1;
     stream_->ReleaseLane();
     settled_ = false;
     lane = std::move(lane_);
@@ -679,10 +703,11 @@ bool Sock::BackToPlain() {
       const std::uint32_t shift = 3 * (demotions_ < 6 ? demotions_ : 6);
       next_ops_ = ops_.load(std::memory_order_relaxed) +
                   (base::GetConfig().promote_ops << shift);
-      next_bytes_ =
-          tx_raw_.load() + rx_raw_.load() +
-          (base::GetConfig().promote_bytes << shift);
+      next_bytes_ = tx_raw_.load() + rx_raw_.load() +
+                    (base::GetConfig().promote_bytes << shift);
       eligible_.store(true, std::memory_order_relaxed);
+    } else {
+      may_adopt_.store(false, std::memory_order_seq_cst);
     }
   }
   rx_latch.unlock();
@@ -717,13 +742,8 @@ bool Sock::ToPlain(Reason reason) {
     if (mode() == Mode::kPlain && !seeking_.load(std::memory_order_acquire)) {
       return true;
     }
+    CancelSeek();
     AskToPlain(reason);
-    if (seeking_.load(std::memory_order_acquire)) {
-      if (Conductor* conductor = Conductor::IfRunning()) {
-        conductor->Cancel(this);
-      }
-      seeking_.store(false, std::memory_order_release);
-    }
     if (mode() == Mode::kPlain) return true;
     if (lane_ == nullptr) BackToPlain();
     if (mode() == Mode::kPlain) return true;
@@ -751,12 +771,37 @@ bool Sock::OnlyStash() {
 bool Sock::Pin(Reason reason) {
   pinned_.store(true, std::memory_order_seq_cst);
   eligible_.store(false, std::memory_order_seq_cst);
+  may_adopt_.store(false, std::memory_order_seq_cst);
   const bool ok = ToPlain(reason);
   reason_ = reason;
   return ok;
 }
 
-// --- The end ------------------------------------------------------------------------------------
+bool Sock::PinForExec() {
+  if (!pinned_.load()) {
+    exec_pinned_ = true;
+    exec_reason_ = reason_;
+  }
+  return Pin(Reason::kPinnedExec);
+}
+
+void Sock::Unpin() {
+  if (exec_left_) {
+    exec_left_ = false;
+    if (holders_ >= 0) holders[holders_].fetch_add(1);
+  }
+  if (!exec_pinned_) return;
+  exec_pinned_ = false;
+  reason_ = exec_reason_;
+  pinned_.store(false, std::memory_order_seq_cst);
+  if (connected_.load() && attempts_ < 5) {
+    TryAgainLater();
+    SetEligible(true);
+  }
+}
+
+// --- The end
+// ------------------------------------------------------------------------------------
 
 int Sock::CloseLast(int number) {
   Critical critical;
@@ -785,8 +830,8 @@ int Sock::CloseLast(int number) {
     Ref();  // until Finish
     if (kept >= 0) {
       watch_events_ = EPOLLIN;
-      watched_ = conductor->Watch(
-          kept, std::shared_ptr<AnchorWatcher>(Share()), watch_events_);
+      watched_ = conductor->Watch(kept, std::shared_ptr<AnchorWatcher>(Share()),
+                                  watch_events_);
     }
     notify_.store(lane::kNotifyRxPoller | lane::kNotifyRxBits |
                   lane::kNotifyTxPoller);
@@ -804,13 +849,8 @@ int Sock::CloseLast(int number) {
       PostSettle();
     } else {
       // A peer that never reads must not keep the connection for ever.
-      conductor->After(60'000, [self = Share()] {
-        if (self->closed_.load() && !self->finished_) {
-          self->finished_ = true;
-          self->reset_ = true;
-          self->Settle();
-        }
-      });
+      close_timer_ =
+          conductor->After(60'000, [self = Share()] { self->OnLinger(); });
     }
   } else {
     result = real::close(number);
@@ -840,8 +880,8 @@ void Sock::LoseFd(int number, int other) {
   if (watched_ && conductor != nullptr) conductor->Unwatch(number);
   set_fd(other);
   if (watched_ && conductor != nullptr) {
-    watched_ = conductor->Watch(
-        other, std::shared_ptr<AnchorWatcher>(Share()), watch_events_);
+    watched_ = conductor->Watch(other, std::shared_ptr<AnchorWatcher>(Share()),
+                                watch_events_);
   }
   rx_latch.unlock();
   tx_latch.unlock();
@@ -870,7 +910,20 @@ void Sock::Vanished() {
   Unref();
 }
 
+void Sock::OnLinger() {
+  Critical critical;
+  tx_latch.lock();
+  rx_latch.lock();
+  close_timer_ = 0;
+  const bool late = closed_.load() && !finished_;
+  if (late) finished_ = reset_ = true;
+  rx_latch.unlock();
+  tx_latch.unlock();
+  if (late) Settle();
+}
+
 void Sock::Finish(bool reset) {
+  Critical critical;
   Conductor* conductor = Conductor::IfRunning();
   tx_latch.lock();
   rx_latch.lock();
@@ -882,6 +935,20 @@ void Sock::Finish(bool reset) {
   watched_ = false;
   if (timer_ != 0 && conductor != nullptr) conductor->CancelTimer(timer_);
   timer_ = 0;
+  if (close_timer_ != 0 && conductor != nullptr) {
+    conductor->CancelTimer(close_timer_);
+  }
+  close_timer_ = 0;
+  if (mode() == Mode::kEngine) {
+    // Whoever still comes with the closed number is the kernel's to answer.
+    if (stream_ != nullptr) {
+      tx_raw_.store(stream_->tx_off(), std::memory_order_relaxed);
+      rx_raw_.store(stream_->rx_off(), std::memory_order_relaxed);
+    }
+    mode_.store(Mode::kPlain, std::memory_order_seq_cst);
+    WakeRx();
+    WakeTx();
+  }
   const bool last = !finish_done_;
   finish_done_ = true;
   rx_latch.unlock();
@@ -897,33 +964,47 @@ void Sock::Finish(bool reset) {
   if (last) Unref();
 }
 
-void Sock::Account() {
-  if (accounted_ || listening.load(std::memory_order_relaxed)) return;
-  accounted_ = true;
+void Sock::Account() { Fold(&stats, true); }
+
+void Sock::Fold(Stats* to, bool last) {
+  Critical critical;
+  tx_latch.lock();
+  rx_latch.lock();
+  if (!accounted_) {
+    if (!listening.load(std::memory_order_relaxed)) FoldLatched(to);
+    if (last) {
+      accounted_ = true;
+      LeaveHolders();
+    }
+  }
+  rx_latch.unlock();
+  tx_latch.unlock();
+}
+
+void Sock::FoldLatched(Stats* to) const {
   std::uint64_t tx = tx_raw_.load(std::memory_order_relaxed);
   std::uint64_t rx = rx_raw_.load(std::memory_order_relaxed);
   if (stream_ != nullptr && mode() == Mode::kEngine) {
     tx = stream_->tx_off();
     rx = stream_->rx_off();
   }
-  LeaveHolders();
   tx -= account_tx_ < tx ? account_tx_ : tx;
   rx -= account_rx_ < rx ? account_rx_ : rx;
   if (inherited_ && tx == 0 && rx == 0) return;
   const std::uint64_t lane_tx = lane_tx_ < tx ? lane_tx_ : tx;
   const std::uint64_t lane_rx = lane_rx_ < rx ? lane_rx_ : rx;
-  stats.shm.tx_bytes.fetch_add(lane_tx, std::memory_order_relaxed);
-  stats.shm.rx_bytes.fetch_add(lane_rx, std::memory_order_relaxed);
-  stats.tcp.tx_bytes.fetch_add(tx - lane_tx, std::memory_order_relaxed);
-  stats.tcp.rx_bytes.fetch_add(rx - lane_rx, std::memory_order_relaxed);
+  to->shm.tx_bytes.fetch_add(lane_tx, std::memory_order_relaxed);
+  to->shm.rx_bytes.fetch_add(lane_rx, std::memory_order_relaxed);
+  to->tcp.tx_bytes.fetch_add(tx - lane_tx, std::memory_order_relaxed);
+  to->tcp.rx_bytes.fetch_add(rx - lane_rx, std::memory_order_relaxed);
   if (!connected_.load(std::memory_order_relaxed)) return;
-  stats.streams.fetch_add(1, std::memory_order_relaxed);
+  to->streams.fetch_add(1, std::memory_order_relaxed);
   if (promoted_) {
-    stats.shm.streams.fetch_add(1, std::memory_order_relaxed);
+    to->shm.streams.fetch_add(1, std::memory_order_relaxed);
   } else {
-    stats.tcp.streams.fetch_add(1, std::memory_order_relaxed);
-    stats.reasons[static_cast<int>(reason_)].fetch_add(
-        1, std::memory_order_relaxed);
+    to->tcp.streams.fetch_add(1, std::memory_order_relaxed);
+    to->reasons[static_cast<int>(reason_)].fetch_add(1,
+                                                     std::memory_order_relaxed);
   }
 }
 
@@ -947,33 +1028,20 @@ void Sock::FlushAtExit(std::uint64_t deadline_ns) {
   }
 }
 
-// --- Fork ---------------------------------------------------------------------------------------
-
-namespace {
-
-// Counters that outlive a fork and are common to both sides.  Bit 31: somebody
-// who has gone since used the connection after the fork, so the offsets that the
-// others keep are wrong for ever.
-constexpr int kHolders = 1 << 20;
-constexpr std::uint32_t kTainted = 1u << 31;
-std::atomic<std::uint32_t>* holders = nullptr;
-int next_holder = 0;
-
-}  // namespace
+// --- Fork
+// ---------------------------------------------------------------------------------------
 
 void Sock::ShareByFork() {
   if (holders == nullptr) {
-    void* page = ::mmap(nullptr, kHolders * sizeof *holders,
-                        PROT_READ | PROT_WRITE,
-                        MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    void* page =
+        ::mmap(nullptr, kHolders * sizeof *holders, PROT_READ | PROT_WRITE,
+               MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (page == MAP_FAILED) {
       pinned_.store(true);
       return;
     }
     holders = static_cast<std::atomic<std::uint32_t>*>(page);
   }
-  fork_tx_ = tx_raw_.load(std::memory_order_relaxed);
-  fork_rx_ = rx_raw_.load(std::memory_order_relaxed);
   if (holders_ < 0) {
     for (int i = 0; i < kHolders && holders_ < 0; ++i) {
       const int at = (next_holder + i) % kHolders;
@@ -991,6 +1059,11 @@ void Sock::ShareByFork() {
   holders[holders_].fetch_add(1);
 }
 
+void Sock::MarkFork() {
+  fork_tx_ = tx_raw_.load(std::memory_order_relaxed);
+  fork_rx_ = rx_raw_.load(std::memory_order_relaxed);
+}
+
 bool Sock::SoleHolder() const {
   return holders_ < 0 || holders[holders_].load() == 1;
 }
@@ -1005,6 +1078,17 @@ void Sock::LeaveHolders() {
   holders_ = -1;
 }
 
+void Sock::LeaveForExec() {
+  if (holders_ < 0 || exec_left_) return;
+  std::atomic<std::uint32_t>& count = holders[holders_];
+  if ((count.load() & ~kTainted) < 2) return;  // nobody else is left to see it
+  exec_left_ = true;
+  if (tx_raw_.load() != fork_tx_ || rx_raw_.load() != fork_rx_) {
+    count.fetch_or(kTainted);
+  }
+  count.fetch_sub(1);
+}
+
 void Sock::ForkChild() {
   tx_latch.Reset();
   rx_latch.Reset();
@@ -1013,6 +1097,7 @@ void Sock::ForkChild() {
   tx_sleepers_.store(0, std::memory_order_relaxed);
   pins_.store(0, std::memory_order_relaxed);
   poll_sleepers.store(0, std::memory_order_relaxed);
+  close_timer_ = 0;
   if (seeking_.exchange(false, std::memory_order_relaxed)) {
     eligible_.store(true, std::memory_order_relaxed);
   }
@@ -1027,6 +1112,7 @@ void Sock::ForkChild() {
     (void)lane_.release();
     (void)stream_.release();
     pinned_.store(true);
+    may_adopt_.store(false);
     reason_ = Reason::kPinnedFork;
     mode_.store(Mode::kPlain);
   }

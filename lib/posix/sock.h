@@ -29,8 +29,8 @@ enum class Mode : std::uint8_t { kPlain, kEngine };
 // Latches: tx before rx; both for every transition of the stream.  Neither is
 // held while a thread sleeps.  `mode` changes under both.
 //
-// Life: `fds` counts descriptors, `refs_` those plus what the conductor holds; at
-// zero the object goes back to the pool.
+// Life: `fds` counts descriptors, `refs_` those plus what the conductor holds;
+// at zero the object goes back to the pool.
 class Sock final : public File,
                    public rendezvous::Seeker,
                    public rendezvous::AnchorWatcher,
@@ -42,8 +42,8 @@ class Sock final : public File,
   void Ref() { refs_.fetch_add(1, std::memory_order_relaxed); }
   void Unref();
 
-  // --- The application's calls: bytes or 0, or -1 with errno ------------------
-  // `raw` makes the same call on the kernel.
+  // --- The application's calls: bytes or 0, or -1 with errno
+  // ------------------ `raw` makes the same call on the kernel.
   template <class Raw>
   ssize_t Send(int fd, const iovec* iov, int count, std::size_t total,
                int flags, Raw&& raw);
@@ -72,7 +72,8 @@ class Sock final : public File,
   // The same without the "never again".
   bool ToPlain(base::Reason reason);
 
-  // --- Set by the hooks ---------------------------------------------------------
+  // --- Set by the hooks
+  // ---------------------------------------------------------
   std::atomic<bool> nonblock{false};
   std::atomic<bool> listening{false};
   std::atomic<std::uint64_t> rcv_timeout_ns{0};  // SO_RCVTIMEO; 0: none
@@ -89,12 +90,13 @@ class Sock final : public File,
   // A stream takes part only when it is connected; New() starts with `false`.
   void SetEligible(bool eligible);
 
-  // A thread is about to wait in the kernel for a stream that is on TCP.  Adoption
-  // would take what it waits for out of its sight, so it comes after.
+  // A thread is about to wait in the kernel for a stream that is on TCP.
+  // Adoption would take what it waits for out of its sight, so it comes after.
   enum class KernelWait : std::uint8_t { kNotNeeded, kEntered, kNotTheKernels };
   KernelWait EnterKernelWait() {
-    if (!connected_.load(std::memory_order_relaxed)) {
-      return KernelWait::kNotNeeded;
+    if (!may_adopt_.load(std::memory_order_seq_cst)) {
+      return mode() == Mode::kEngine ? KernelWait::kNotTheKernels
+                                     : KernelWait::kNotNeeded;
     }
     inflight_.fetch_add(1, std::memory_order_seq_cst);
     if (mode_.load(std::memory_order_seq_cst) != Mode::kEngine) {
@@ -106,28 +108,12 @@ class Sock final : public File,
   void LeaveKernelWait() { LeaveRaw(); }
 
   Mode mode() const { return mode_.load(std::memory_order_acquire); }
-
-  // --- poll() and select() that sleep in the kernel (poll.cc) -------------------
-  // May it be the engine's one day?
-  bool MayAdopt() const {
-    return may_adopt_.load(std::memory_order_seq_cst);
-  }
-  bool Wanted() const { return wanted_.load(std::memory_order_seq_cst); }
-  // As for a call inside the kernel: it is not adopted before LeavePoll.  False:
-  // it is the engine's already, or about to be; nothing to leave.
-  bool EnterPoll() {
-    if (mode() == Mode::kEngine || Wanted()) return false;
-    inflight_.fetch_add(1, std::memory_order_seq_cst);
-    if (mode_.load(std::memory_order_seq_cst) == Mode::kPlain) return true;
-    LeaveRaw();
-    return false;
-  }
-  void LeavePoll() { LeaveRaw(); }
   int fd() const { return fd_.load(std::memory_order_relaxed); }
   void set_fd(int fd) { fd_.store(fd, std::memory_order_relaxed); }
 
-  // --- Readiness (epoll.cc, poll.cc) ---------------------------------------------
-  // Registrations; guarded by interest_latch of epoll.cc.
+  // --- Readiness (epoll.cc, poll.cc)
+  // --------------------------------------------- Registrations; guarded by
+  // interest_latch of epoll.cc.
   Interest* interests = nullptr;
   bool interests_user = false;  // they are in user space; the same latch's
   lane::Lane* lane() const { return lane_.get(); }
@@ -151,7 +137,8 @@ class Sock final : public File,
   // Something came for it on a poller: control messages, a dead lane.
   void OnCompletion(std::uint32_t flags);
 
-  // --- rendezvous::Seeker, AnchorWatcher, stream::Anchor ---------------------------
+  // --- rendezvous::Seeker, AnchorWatcher, stream::Anchor
+  // ---------------------------
   stream::Role role() const override { return role_; }
   bool Names(sockaddr_storage* local, sockaddr_storage* peer) override;
   void Adopt() override;
@@ -166,11 +153,12 @@ class Sock final : public File,
   ssize_t RecvV(const iovec* iov, int count) override;
   int ShutdownWrite() override;
 
-  // --- Processes (process.cc) --------------------------------------------------------
-  // The first half of ToPlain: asks, and does not wait.
+  // --- Processes (process.cc)
+  // -------------------------------------------------------- The first half of
+  // ToPlain: asks, and does not wait.
   void AskToPlain(base::Reason reason);
-  // Counts one more process that holds the connection.  While there are several,
-  // none may promote it.
+  // Counts one more process that holds the connection.  While there are
+  // several, none may promote it.
   void ShareByFork();
   // The offsets at the fork, once the stream is plain.
   void MarkFork();
@@ -183,8 +171,8 @@ class Sock final : public File,
   void Unpin();
   // Adds the counts to `to`, unless Account() has.
   void Fold(Stats* to) { Fold(to, false); }
-  // Folds the counts into the process's statistics, once, and gives up the share
-  // in the connection.
+  // Folds the counts into the process's statistics, once, and gives up the
+  // share in the connection.
   void Account();
   // For a descriptor that exec closes; taken back if there was no exec.
   void LeaveForExec();
@@ -223,14 +211,15 @@ class Sock final : public File,
   // 0: look again; -EINTR, -EAGAIN (time-out).
   int WaitRx(Wait& wait, std::uint32_t seq);
   int WaitTx(Wait& wait, std::uint32_t seq);
-  int SleepOn(Wait& wait, bool tx, std::uint32_t token, std::uint32_t seq,
-              lane::Lane* lane);
+  // Not inlined: its frame must be below those of its callers (CountedSleep).
+  [[gnu::noinline]] int SleepOn(Wait& wait, bool tx, std::uint32_t token,
+                                std::uint32_t seq, lane::Lane* lane);
   // The rest of a blocking send that began on a lane.
-  static ssize_t SendRest(int fd, const iovec* iov, int count,
-                          std::size_t skip, int flags);
+  static ssize_t SendRest(int fd, const iovec* iov, int count, std::size_t skip,
+                          int flags);
   // The rest of a MSG_WAITALL that began on a lane; bytes, or -1 if none.
-  static ssize_t RecvRest(int fd, const iovec* iov, int count,
-                          std::size_t skip, int flags);
+  static ssize_t RecvRest(int fd, const iovec* iov, int count, std::size_t skip,
+                          int flags);
   // MSG_TRUNC without a lane: takes and forgets; both latches held.
   ssize_t Drop(std::size_t limit, bool peek);
   // Acts on what the stream says has changed; both latches held.
@@ -238,8 +227,8 @@ class Sock final : public File,
   void UpdateWatch();
   void WakeRx();
   void WakeTx();
-  // On the conductor thread, no latch held: gives the lane back, then the anchor
-  // to the kernel, or ends the stream.
+  // On the conductor thread, no latch held: gives the lane back, then the
+  // anchor to the kernel, or ends the stream.
   void PostSettle();
   void Settle();
   bool BackToPlain();
@@ -251,8 +240,8 @@ class Sock final : public File,
   void WatchStarved();
 
   std::atomic<Mode> mode_{Mode::kPlain};
-  std::atomic<bool> wanted_{false};    // adoption waits for a gap
-  std::atomic<bool> eligible_{false};  // may look for a lane
+  std::atomic<bool> wanted_{false};     // adoption waits for a gap
+  std::atomic<bool> eligible_{false};   // may look for a lane
   std::atomic<bool> may_adopt_{false};  // connected, and not for ever on TCP
   std::atomic<bool> pinned_{false};
   std::atomic<bool> option_pinned_{false};
@@ -321,19 +310,23 @@ class Sock final : public File,
 // Raises SIGPIPE in this thread, as a write to a closed connection does.
 void RaiseSigpipe();
 
+// Latches that no object owns, around fork.
+void SockForkLock();
+void SockForkUnlock(bool child);
+
 // True once: whether `address` is one of this host's own.
 bool LocalAddress(const sockaddr* address);
 
-// --- Inline: the path of a stream that is on TCP ---------------------------------
+// --- Inline: the path of a stream that is on TCP
+// ---------------------------------
 template <class Bytes>
 inline void Sock::CountRaw(Bytes& bytes, ssize_t n) {
   bytes.fetch_add(static_cast<std::uint64_t>(n), std::memory_order_relaxed);
   if (!eligible_.load(std::memory_order_relaxed)) return;
   const std::uint32_t ops = ops_.fetch_add(1, std::memory_order_relaxed) + 1;
-  if (ops >= next_ops_ ||
-      tx_raw_.load(std::memory_order_relaxed) +
-              rx_raw_.load(std::memory_order_relaxed) >=
-          next_bytes_) {
+  if (ops >= next_ops_ || tx_raw_.load(std::memory_order_relaxed) +
+                                  rx_raw_.load(std::memory_order_relaxed) >=
+                              next_bytes_) {
     StartSeek();
   }
 }
@@ -373,8 +366,7 @@ inline ssize_t Sock::Send(int fd, const iovec* iov, int count,
     LeaveRaw();
     errno = saved;
     if (done == 0) return n;
-    return n >= 0 ? static_cast<ssize_t>(done) + n
-                  : static_cast<ssize_t>(done);
+    return n >= 0 ? static_cast<ssize_t>(done) + n : static_cast<ssize_t>(done);
   }
 }
 

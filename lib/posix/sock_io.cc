@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <poll.h>
+#include <pthread.h>
 #include <sys/ioctl.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -80,27 +81,48 @@ ssize_t Sock::SendRest(int fd, const iovec* iov, int count, std::size_t skip,
   return real::sendmsg(fd, &message, flags);
 }
 
-// --- stream::Anchor -----------------------------------------------------------------
+ssize_t Sock::RecvRest(int fd, const iovec* iov, int count, std::size_t skip,
+                       int flags) {
+  ssize_t done = 0;
+  for (;;) {
+    IovRest rest(iov, count);
+    rest.Skip(skip + static_cast<std::size_t>(done));
+    const std::size_t wanted = rest.total();
+    if (wanted == 0) return done;
+    msghdr message{};
+    message.msg_iov = const_cast<iovec*>(rest.iov());
+    message.msg_iovlen = static_cast<std::size_t>(rest.count());
+    const ssize_t n = real::recvmsg(fd, &message, flags);
+    if (n <= 0) return done > 0 ? done : n;
+    done += n;
+    if (static_cast<std::size_t>(n) < wanted) return done;
+  }
+}
+
+// --- stream::Anchor
+// -----------------------------------------------------------------
 
 ssize_t Sock::Send(const iovec* iov, int count) {
   msghdr message{};
   message.msg_iov = const_cast<iovec*>(iov);
-  message.msg_iovlen = static_cast<std::size_t>(count < IOV_MAX ? count : IOV_MAX);
-  const long n = ::syscall(SYS_sendmsg, fd(), &message,
-                           MSG_DONTWAIT | MSG_NOSIGNAL);
+  message.msg_iovlen =
+      static_cast<std::size_t>(count < IOV_MAX ? count : IOV_MAX);
+  const long n =
+      ::syscall(SYS_sendmsg, fd(), &message, MSG_DONTWAIT | MSG_NOSIGNAL);
   return n >= 0 ? n : -errno;
 }
 
 ssize_t Sock::Recv(void* to, std::size_t length) {
-  const long n = ::syscall(SYS_recvfrom, fd(), to, length, MSG_DONTWAIT,
-                           nullptr, nullptr);
+  const long n =
+      ::syscall(SYS_recvfrom, fd(), to, length, MSG_DONTWAIT, nullptr, nullptr);
   return n >= 0 ? n : -errno;
 }
 
 ssize_t Sock::RecvV(const iovec* iov, int count) {
   msghdr message{};
   message.msg_iov = const_cast<iovec*>(iov);
-  message.msg_iovlen = static_cast<std::size_t>(count < IOV_MAX ? count : IOV_MAX);
+  message.msg_iovlen =
+      static_cast<std::size_t>(count < IOV_MAX ? count : IOV_MAX);
   const long n = ::syscall(SYS_recvmsg, fd(), &message, MSG_DONTWAIT);
   return n >= 0 ? n : -errno;
 }
@@ -109,12 +131,13 @@ int Sock::ShutdownWrite() {
   return ::syscall(SYS_shutdown, fd(), SHUT_WR) == 0 ? 0 : -errno;
 }
 
-// --- Sending -----------------------------------------------------------------------------
+// --- Sending
+// -----------------------------------------------------------------------------
 
 ssize_t Sock::EngineSend(const iovec* iov, int count, std::size_t total,
                          int flags, std::size_t* done) {
-  const bool block = (flags & MSG_DONTWAIT) == 0 &&
-                     !nonblock.load(std::memory_order_relaxed);
+  const bool block =
+      (flags & MSG_DONTWAIT) == 0 && !nonblock.load(std::memory_order_relaxed);
   Wait wait;
   IovRest rest(iov, count);
   ssize_t n;
@@ -136,15 +159,20 @@ ssize_t Sock::EngineSend(const iovec* iov, int count, std::size_t total,
       n = stream_->Write(rest.iov(), rest.count(), left);
       if (n > 0) lane_tx_ += static_cast<std::uint64_t>(n);
     }
-    if (n == -EAGAIN && (!stream_->FastTx() ||
-                         lane_->State() != base::Reason::kNone)) {
+    if (n == -EAGAIN &&
+        (!stream_->FastTx() || lane_->State() != base::Reason::kNone)) {
       rx_latch.lock();
       if (stream_->FastTx()) stream_->Progress(false);  // a dead lane
       n = stream_->Write(rest.iov(), rest.count(), left);
       if (n > 0 && stream_->tx() != stream::Tx::kRaw) {
         lane_tx_ += static_cast<std::uint64_t>(n);
       }
-      if (n == -EAGAIN && stream_->tx() == stream::Tx::kRaw) tx_wait_ = true;
+      // After a part as after nothing: who waits for the rest (or for the edge)
+      // must be told when TCP takes more.
+      if ((n == -EAGAIN || (n > 0 && static_cast<std::size_t>(n) < left)) &&
+          stream_->tx() == stream::Tx::kRaw) {
+        tx_wait_ = true;
+      }
       HandleChanges();
       if (lane_ == nullptr && n > 0 && stream_->Idle()) PostSettle();
       rx_latch.unlock();
@@ -157,6 +185,8 @@ ssize_t Sock::EngineSend(const iovec* iov, int count, std::size_t total,
       WatchStarved();
       break;
     }
+    // TCP took a part: only its EAGAIN makes somebody watch for room.
+    if (n > 0 && !stream_->FastTx()) continue;
     const int w = WaitTx(wait, seq);
     if (w != 0) {
       n = w;
@@ -170,9 +200,9 @@ ssize_t Sock::EngineSend(const iovec* iov, int count, std::size_t total,
   return -1;
 }
 
-// A receiver that stops reading would hold a sender for whom the kernel's larger
-// buffers still had room (a program that talks to itself, say): such a stream
-// goes back to TCP.
+// A receiver that stops reading would hold a sender for whom the kernel's
+// larger buffers still had room (a program that talks to itself, say): such a
+// stream goes back to TCP.
 void Sock::WatchStarved() {
   if (starve_timer_ || lane_ == nullptr) return;
   Conductor* conductor = Conductor::IfRunning();
@@ -220,7 +250,8 @@ int Sock::WaitTx(Wait& wait, std::uint32_t seq) {
   return SleepOn(wait, true, token, seq, lane_.get());
 }
 
-// --- Receiving ------------------------------------------------------------------------------
+// --- Receiving
+// ------------------------------------------------------------------------------
 
 ssize_t Sock::EngineRecv(const iovec* iov, int count, std::size_t total,
                          int flags, std::size_t* done) {
@@ -228,8 +259,8 @@ ssize_t Sock::EngineRecv(const iovec* iov, int count, std::size_t total,
     Pin(base::Reason::kPinnedOption);
     return kRetry;
   }
-  const bool block = (flags & MSG_DONTWAIT) == 0 &&
-                     !nonblock.load(std::memory_order_relaxed);
+  const bool block =
+      (flags & MSG_DONTWAIT) == 0 && !nonblock.load(std::memory_order_relaxed);
   const bool peek = (flags & MSG_PEEK) != 0;
   const bool all = (flags & MSG_WAITALL) != 0 && !peek;
   const bool drop = (flags & MSG_TRUNC) != 0;
@@ -256,8 +287,8 @@ ssize_t Sock::EngineRecv(const iovec* iov, int count, std::size_t total,
       n = stream_->Read(to, pieces, left, peek);
       if (n > 0 && !peek) lane_rx_ += static_cast<std::uint64_t>(n);
     }
-    if (n == -EAGAIN && (!stream_->FastRx() ||
-                         lane_->State() != base::Reason::kNone)) {
+    if (n == -EAGAIN &&
+        (!stream_->FastRx() || lane_->State() != base::Reason::kNone)) {
       rx_latch.unlock();
       tx_latch.lock();
       rx_latch.lock();
@@ -267,7 +298,8 @@ ssize_t Sock::EngineRecv(const iovec* iov, int count, std::size_t total,
         return kRetry;
       }
       if (stream_->FastRx()) stream_->Progress(true);  // a dead lane
-      n = stream_->Read(to, pieces, left, peek);
+      n = drop && !stream_->FastRx() ? Drop(left, peek)
+                                     : stream_->Read(to, pieces, left, peek);
       HandleChanges();
       if (lane_ == nullptr && stream_->Idle()) PostSettle();
       tx_latch.unlock();
@@ -288,6 +320,19 @@ ssize_t Sock::EngineRecv(const iovec* iov, int count, std::size_t total,
   if (n >= 0) return n;
   errno = static_cast<int>(-n);
   return -1;
+}
+
+ssize_t Sock::Drop(std::size_t limit, bool peek) {
+  char nowhere[4096];
+  std::size_t done = 0;
+  for (;;) {
+    const std::size_t left = limit - done;
+    const iovec one{nowhere, left < sizeof nowhere ? left : sizeof nowhere};
+    const ssize_t n = stream_->Read(&one, 1, one.iov_len, peek);
+    if (n <= 0) return done > 0 ? static_cast<ssize_t>(done) : n;
+    done += static_cast<std::size_t>(n);
+    if (peek || done == limit) return static_cast<ssize_t>(done);
+  }
 }
 
 int Sock::WaitRx(Wait& wait, std::uint32_t seq) {
@@ -311,70 +356,76 @@ int Sock::WaitRx(Wait& wait, std::uint32_t seq) {
   return SleepOn(wait, false, token, seq, lane_.get());
 }
 
-// A wake-up cannot be lost.  Without a lane: `seq` was read before the stream was
-// looked at, whoever changes it bumps the word after, and the kernel compares.
-// With one: the lane does the same with its own word and `token`; and since
-// WakeRx bumps rx_seq_ before it looks at pins_, while here pins_ is counted
-// before rx_seq_ is looked at, a change of state in between is seen by one side.
+// A wake-up cannot be lost.  Without a lane: `seq` was read before the stream
+// was looked at, whoever changes it bumps the word after, and the kernel
+// compares. With one: the lane does the same with its own word and `token`; and
+// since WakeRx bumps rx_seq_ before it looks at pins_, while here pins_ is
+// counted before rx_seq_ is looked at, a change of state in between is seen by
+// one side.
 int Sock::SleepOn(Wait& wait, bool tx, std::uint32_t token, std::uint32_t seq,
                   lane::Lane* lane) {
   ThreadSignals& self = tls_signals;
   std::atomic<std::uint32_t>& word = tx ? tx_seq_ : rx_seq_;
   base::Latch& latch = tx ? tx_latch : rx_latch;
-  if (lane != nullptr) pins_.fetch_add(1, std::memory_order_seq_cst);
+  std::atomic<int>& count = lane != nullptr ? pins_
+                            : tx            ? tx_sleepers_
+                                            : rx_sleepers_;
+  count.fetch_add(1, std::memory_order_seq_cst);
   latch.unlock();
   timespec left{};
   timespec* limit = nullptr;
   const std::uint64_t start = base::NowNs();
   int result = 0;
-  if (wait.deadline_ns != 0) {
-    if (start >= wait.deadline_ns) {
-      result = -EAGAIN;
-    } else {
-      const std::uint64_t ns = wait.deadline_ns - start;
-      left = {static_cast<time_t>(ns / 1'000'000'000),
-              static_cast<long>(ns % 1'000'000'000)};
-      limit = &left;
+  {
+    CountedSleep counted(&count);
+    // No latch is held, and unwinding undoes the rest.
+    ::pthread_testcancel();
+    if (wait.deadline_ns != 0) {
+      if (start >= wait.deadline_ns) {
+        result = -EAGAIN;
+      } else {
+        const std::uint64_t ns = wait.deadline_ns - start;
+        left = {static_cast<time_t>(ns / 1'000'000'000),
+                static_cast<long>(ns % 1'000'000'000)};
+        limit = &left;
+      }
+    }
+    if (result == 0) {
+      // Outside the critical section, so that handlers run; and a handler that
+      // has run since the call began must end it.
+      self.depth = self.depth - 1;
+      std::atomic_signal_fence(std::memory_order_seq_cst);
+      if (self.pending != 0 && self.depth == 0) DeliverDeferred();
+      if (self.interrupts != wait.signals) {
+        result = -EINTR;
+      } else if (lane == nullptr) {
+        self.word = &word;
+        std::atomic_signal_fence(std::memory_order_seq_cst);
+        result = self.interrupts != wait.signals
+                     ? -EINTR
+                     : base::FutexWait(&word, seq, limit, false);
+        self.word = nullptr;
+      } else if (word.load(std::memory_order_seq_cst) == seq) {
+        self.lane = lane;
+        std::atomic_signal_fence(std::memory_order_seq_cst);
+        result = self.interrupts != wait.signals ? -EINTR
+                 : tx                            ? lane->SleepTx(token, limit)
+                                                 : lane->SleepRx(token, limit);
+        self.lane = nullptr;
+      }
+      std::atomic_signal_fence(std::memory_order_seq_cst);
+      self.depth = self.depth + 1;
+      if (self.interrupts != wait.signals) result = -EINTR;
+      if (result == -EINTR && wait.deadline_ns == 0 &&
+          self.interrupts == wait.signals) {
+        result = 0;  // the handler asked for SA_RESTART
+      }
+      if (lane != nullptr && result != -EAGAIN) {
+        Spinner::Slept((base::NowNs() - start) / 1000);
+      }
+      ::pthread_testcancel();
     }
   }
-  if (result == 0) {
-    std::atomic<int>& sleepers = tx ? tx_sleepers_ : rx_sleepers_;
-    if (lane == nullptr) sleepers.fetch_add(1, std::memory_order_seq_cst);
-    // Outside the critical section, so that handlers run; and a handler that has
-    // run since the call began must end it.
-    self.depth = self.depth - 1;
-    std::atomic_signal_fence(std::memory_order_seq_cst);
-    if (self.pending != 0 && self.depth == 0) DeliverDeferred();
-    if (self.interrupts != wait.signals) {
-      result = -EINTR;
-    } else if (lane == nullptr) {
-      self.word = &word;
-      std::atomic_signal_fence(std::memory_order_seq_cst);
-      result = self.interrupts != wait.signals
-                   ? -EINTR
-                   : base::FutexWait(&word, seq, limit, false);
-      self.word = nullptr;
-    } else if (word.load(std::memory_order_seq_cst) == seq) {
-      self.lane = lane;
-      std::atomic_signal_fence(std::memory_order_seq_cst);
-      result = self.interrupts != wait.signals ? -EINTR
-               : tx ? lane->SleepTx(token, limit)
-                    : lane->SleepRx(token, limit);
-      self.lane = nullptr;
-    }
-    std::atomic_signal_fence(std::memory_order_seq_cst);
-    self.depth = self.depth + 1;
-    if (lane == nullptr) sleepers.fetch_sub(1, std::memory_order_seq_cst);
-    if (self.interrupts != wait.signals) result = -EINTR;
-    if (result == -EINTR && wait.deadline_ns == 0 &&
-        self.interrupts == wait.signals) {
-      result = 0;  // the handler asked for SA_RESTART
-    }
-    if (lane != nullptr && result != -EAGAIN) {
-      Spinner::Slept((base::NowNs() - start) / 1000);
-    }
-  }
-  if (lane != nullptr) pins_.fetch_sub(1, std::memory_order_seq_cst);
   latch.lock();
   if (result == -EINTR) return -EINTR;
   if (wait.deadline_ns != 0 && base::NowNs() >= wait.deadline_ns) {
@@ -383,7 +434,8 @@ int Sock::SleepOn(Wait& wait, bool tx, std::uint32_t token, std::uint32_t seq,
   return 0;
 }
 
-// --- The rest ----------------------------------------------------------------------------------
+// --- The rest
+// ----------------------------------------------------------------------------------
 
 int Sock::Shutdown(int number, int how) {
   Critical critical;
@@ -391,6 +443,13 @@ int Sock::Shutdown(int number, int how) {
   rx_latch.lock();
   int result;
   if (mode() != Mode::kEngine || stream_ == nullptr) {
+    // A stream that is half closed in the kernel may not be promoted any more: the
+    // switch would take that end for the end of the peer (rule 1).
+    if (connected_.load(std::memory_order_relaxed)) {
+      pinned_.store(true, std::memory_order_seq_cst);
+      eligible_.store(false, std::memory_order_seq_cst);
+      wanted_.store(false, std::memory_order_seq_cst);
+    }
     rx_latch.unlock();
     tx_latch.unlock();
     result = real::shutdown(number, how);
@@ -477,6 +536,23 @@ std::uint32_t Sock::Readiness(std::uint32_t events, bool* plain) {
   return ready & (events | POLLERR | POLLHUP);
 }
 
+int Sock::TakeError() {
+  Critical critical;
+  tx_latch.lock();
+  rx_latch.lock();
+  int error = 0;
+  if (mode() == Mode::kEngine && stream_ != nullptr) {
+    error = stream_->TakeError();
+    if (error != 0) {
+      stream_->Progress(false);
+      HandleChanges();
+    }
+  }
+  rx_latch.unlock();
+  tx_latch.unlock();
+  return error;
+}
+
 bool Sock::ReadableBytes(int* bytes) {
   Critical critical;
   tx_latch.lock();
@@ -502,8 +578,8 @@ bool Sock::UnsentBytes(int* bytes) {
   Critical critical;
   tx_latch.lock();
   rx_latch.lock();
-  const bool mine = mode() == Mode::kEngine && stream_ != nullptr &&
-                    lane_ != nullptr;
+  const bool mine =
+      mode() == Mode::kEngine && stream_ != nullptr && lane_ != nullptr;
   if (mine) {
     const std::uint64_t n = stream_->Unacked();
     *bytes = n > INT_MAX ? INT_MAX : static_cast<int>(n);

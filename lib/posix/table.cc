@@ -43,7 +43,13 @@ void Evict(int fd) {
   File* file = Lookup(fd);
   if (file == nullptr) return;
   fd_table[fd].store(nullptr, std::memory_order_release);
-  if (file->fds.fetch_sub(1) != 1) return;
+  if (file->fds.fetch_sub(1) != 1) {
+    if (file->kind == FileKind::kEpoll) {
+      auto* set = static_cast<EpollSet*>(file);
+      if (set->fd() == fd) set->set_fd(OtherFd(file, fd));
+    }
+    return;
+  }
   if (file->kind == FileKind::kSock) {
     // The connection is gone already; only what we keep about it is left.
     static_cast<Sock*>(file)->Vanished();
@@ -59,6 +65,8 @@ int CloseFd(int fd) {
   if (file->fds.fetch_sub(1) != 1) {
     if (file->kind == FileKind::kSock) {
       static_cast<Sock*>(file)->LoseFd(fd, OtherFd(file, fd));
+    } else if (auto* set = static_cast<EpollSet*>(file); set->fd() == fd) {
+      set->set_fd(OtherFd(file, fd));
     }
     return real::close(fd);
   }

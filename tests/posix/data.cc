@@ -39,416 +39,465 @@ void AwaitBytes(int fd, int wanted) {
   Log("FIONREAD %d", n);
 }
 
-Case peek("peek", [](int fd) {
-  SendAll(fd, "0123456789", 10);
-  Barrier();
-  SendAll(fd, "abc", 3);
-  char byte;
-  Result("recv", ::recv(fd, &byte, 1, 0));
-}, [](int fd) {
-  AwaitBytes(fd, 10);
-  char text[32] = {};
-  Result("peek 4", ::recv(fd, text, 4, MSG_PEEK));
-  Log("%s", text);
-  Result("peek 20", ::recv(fd, text, 20, MSG_PEEK));
-  Log("%s", text);
-  Result("peek none", ::recv(fd, text, 0, MSG_PEEK));
-  iovec two[3] = {{text, 3}, {nullptr, 0}, {text + 16, 4}};
-  msghdr message{};
-  message.msg_iov = two;
-  message.msg_iovlen = 3;
-  Result("peek vector", ::recvmsg(fd, &message, MSG_PEEK));
-  Log("%.3s %.4s", text, text + 16);
-  AwaitBytes(fd, 10);
-  Result("recv", ::recv(fd, text, 5, 0));
-  Log("%.5s", text);
-  Result("peek", ::recv(fd, text, 20, MSG_PEEK | MSG_DONTWAIT));
-  Log("%.5s", text);
-  Result("recv", ::recv(fd, text, 20, 0));
-  Result("peek empty", ::recv(fd, text, 20, MSG_PEEK | MSG_DONTWAIT));
-  Barrier();
-  Result("peek blocking", ::recv(fd, text, 1, MSG_PEEK));
-  AwaitBytes(fd, 3);
-  Result("peek waitall", ::recv(fd, text, 3, MSG_PEEK | MSG_WAITALL));
-  Result("recv", ::recv(fd, text, 20, 0));
-  SendAll(fd, "x", 1);
-});
+Case peek(
+    "peek",
+    [](int fd) {
+      SendAll(fd, "0123456789", 10);
+      Barrier();
+      SendAll(fd, "abc", 3);
+      char byte;
+      Result("recv", ::recv(fd, &byte, 1, 0));
+    },
+    [](int fd) {
+      AwaitBytes(fd, 10);
+      char text[32] = {};
+      Result("peek 4", ::recv(fd, text, 4, MSG_PEEK));
+      Log("%s", text);
+      Result("peek 20", ::recv(fd, text, 20, MSG_PEEK));
+      Log("%s", text);
+      Result("peek none", ::recv(fd, text, 0, MSG_PEEK));
+      iovec two[3] = {{text, 3}, {nullptr, 0}, {text + 16, 4}};
+      msghdr message{};
+      message.msg_iov = two;
+      message.msg_iovlen = 3;
+      Result("peek vector", ::recvmsg(fd, &message, MSG_PEEK));
+      Log("%.3s %.4s", text, text + 16);
+      AwaitBytes(fd, 10);
+      Result("recv", ::recv(fd, text, 5, 0));
+      Log("%.5s", text);
+      Result("peek", ::recv(fd, text, 20, MSG_PEEK | MSG_DONTWAIT));
+      Log("%.5s", text);
+      Result("recv", ::recv(fd, text, 20, 0));
+      Result("peek empty", ::recv(fd, text, 20, MSG_PEEK | MSG_DONTWAIT));
+      Barrier();
+      Result("peek blocking", ::recv(fd, text, 1, MSG_PEEK));
+      AwaitBytes(fd, 3);
+      Result("peek waitall", ::recv(fd, text, 3, MSG_PEEK | MSG_WAITALL));
+      Result("recv", ::recv(fd, text, 20, 0));
+      SendAll(fd, "x", 1);
+    });
 
-Case waitall("waitall", [](int fd) {
-  std::vector<char> text(300'000);
-  Pattern(4, 0, text.data(), text.size());
-  for (std::size_t at = 0; at < text.size(); at += 1000) {
-    SendAll(fd, text.data() + at, 1000);
-    if (at % 50'000 == 0) {
-      pollfd none{-1, 0, 0};
-      ::poll(&none, 1, 1);
-    }
-  }
-  SendAll(fd, "tail", 4);
-}, [](int fd) {
-  std::vector<char> text(300'000);
-  std::size_t at = 0;
-  for (const std::size_t n : {1u, 10u, 99'989u, 200'000u}) {
-    Result("waitall", ::recv(fd, text.data(), n, MSG_WAITALL));
-    CHECK_THAT(IsPattern(4, at, text.data(), n));
-    at += n;
-  }
-  Result("waitall to the end", ::recv(fd, text.data(), 1000, MSG_WAITALL));
-  Result("at the end", ::recv(fd, text.data(), 1000, MSG_WAITALL));
-});
+Case waitall(
+    "waitall",
+    [](int fd) {
+      std::vector<char> text(300'000);
+      Pattern(4, 0, text.data(), text.size());
+      for (std::size_t at = 0; at < text.size(); at += 1000) {
+        SendAll(fd, text.data() + at, 1000);
+        if (at % 50'000 == 0) {
+          pollfd none{-1, 0, 0};
+          ::poll(&none, 1, 1);
+        }
+      }
+      SendAll(fd, "tail", 4);
+    },
+    [](int fd) {
+      std::vector<char> text(300'000);
+      std::size_t at = 0;
+      for (const std::size_t n : {1u, 10u, 99'989u, 200'000u}) {
+        Result("waitall", ::recv(fd, text.data(), n, MSG_WAITALL));
+        CHECK_THAT(IsPattern(4, at, text.data(), n));
+        at += n;
+      }
+      Result("waitall to the end", ::recv(fd, text.data(), 1000, MSG_WAITALL));
+      Result("at the end", ::recv(fd, text.data(), 1000, MSG_WAITALL));
+    });
 
-Case dontwait("dontwait", [](int fd) { Barrier(); (void)fd; }, [](int fd) {
-  char byte;
-  Result("recv", ::recv(fd, &byte, 1, MSG_DONTWAIT));
-  Result("recv waitall", ::recv(fd, &byte, 1, MSG_DONTWAIT | MSG_WAITALL));
-  Result("read none", ::read(fd, &byte, 0));
-  Result("send none", ::send(fd, "", 0, 0));
-  Result("write none", ::write(fd, "", 0));
-  SetNonblock(fd, true);
-  Result("read", ::read(fd, &byte, 1));
-  SetNonblock(fd, false);
-  int on = 1;
-  Result("FIONBIO", ::ioctl(fd, FIONBIO, &on));
-  Result("read", ::read(fd, &byte, 1));
-  Log("O_NONBLOCK %d", (::fcntl(fd, F_GETFL) & O_NONBLOCK) != 0);
-  int copy = ::dup(fd);
-  on = 0;
-  Result("FIONBIO", ::ioctl(copy, FIONBIO, &on));
-  Log("O_NONBLOCK %d", (::fcntl(fd, F_GETFL) & O_NONBLOCK) != 0);
-  on = 1;
-  ::ioctl(copy, FIONBIO, &on);
-  Result("read", ::read(fd, &byte, 1));
-  ::close(copy);
-  Barrier();
-});
+Case dontwait(
+    "dontwait",
+    [](int fd) {
+      Barrier();
+      (void)fd;
+    },
+    [](int fd) {
+      char byte;
+      Result("recv", ::recv(fd, &byte, 1, MSG_DONTWAIT));
+      Result("recv waitall", ::recv(fd, &byte, 1, MSG_DONTWAIT | MSG_WAITALL));
+      Result("read none", ::read(fd, &byte, 0));
+      Result("send none", ::send(fd, "", 0, 0));
+      Result("write none", ::write(fd, "", 0));
+      SetNonblock(fd, true);
+      Result("read", ::read(fd, &byte, 1));
+      SetNonblock(fd, false);
+      int on = 1;
+      Result("FIONBIO", ::ioctl(fd, FIONBIO, &on));
+      Result("read", ::read(fd, &byte, 1));
+      Log("O_NONBLOCK %d", (::fcntl(fd, F_GETFL) & O_NONBLOCK) != 0);
+      int copy = ::dup(fd);
+      on = 0;
+      Result("FIONBIO", ::ioctl(copy, FIONBIO, &on));
+      Log("O_NONBLOCK %d", (::fcntl(fd, F_GETFL) & O_NONBLOCK) != 0);
+      on = 1;
+      ::ioctl(copy, FIONBIO, &on);
+      Result("read", ::read(fd, &byte, 1));
+      ::close(copy);
+      Barrier();
+    });
 
-Case truncate_flag("trunc", [](int fd) {
-  SendAll(fd, "0123456789", 10);
-}, [](int fd) {
-  AwaitBytes(fd, 10);
-  char text[16] = "untouched";
-  Result("trunc 4", ::recv(fd, text, 4, MSG_TRUNC));
-  Log("%s", text);
-  Result("trunc null", ::recv(fd, nullptr, 2, MSG_TRUNC));
-  Result("recv", ::recv(fd, text, 16, 0));
-  Log("%.4s", text);
-  Result("trunc at end", ::recv(fd, text, 4, MSG_TRUNC));
-});
+Case truncate_flag(
+    "trunc", [](int fd) { SendAll(fd, "0123456789", 10); },
+    [](int fd) {
+      AwaitBytes(fd, 10);
+      char text[16] = "untouched";
+      Result("trunc 4", ::recv(fd, text, 4, MSG_TRUNC));
+      Log("%s", text);
+      Result("trunc null", ::recv(fd, nullptr, 2, MSG_TRUNC));
+      Result("recv", ::recv(fd, text, 16, 0));
+      Log("%.4s", text);
+      Result("trunc at end", ::recv(fd, text, 4, MSG_TRUNC));
+    });
 
-Case vectors("vectors", [](int fd) {
-  char a[] = "abc", b[] = "defgh", c[] = "i";
-  iovec many[6] = {{a, 3}, {nullptr, 0}, {b, 5}, {b, 0}, {c, 1}, {nullptr, 0}};
-  Result("writev", ::writev(fd, many, 6));
-  Result("writev none", ::writev(fd, many, 0));
-  Result("writev empty", ::writev(fd, many + 1, 1));
-  Result("writev -1", ::writev(fd, many, Opaque(-1)));
-  Result("writev 2000", ::writev(fd, many, Opaque(2000)));
-  msghdr message{};
-  message.msg_iov = many;
-  message.msg_iovlen = 6;
-  Result("sendmsg", ::sendmsg(fd, &message, 0));
-  message.msg_iovlen = 0;
-  Result("sendmsg none", ::sendmsg(fd, &message, 0));
-  message.msg_iovlen = 1025;
-  Result("sendmsg 1025", ::sendmsg(fd, &message, 0));
-  mmsghdr several[3] = {};
-  for (auto& one : several) {
-    one.msg_hdr.msg_iov = many;
-    one.msg_hdr.msg_iovlen = 6;
-  }
-  Result("sendmmsg", ::sendmmsg(fd, several, 3, 0));
-  for (auto& one : several) Log("len %u", one.msg_len);
-  // As many elements as there may be.
-  std::vector<iovec> most(IOV_MAX);
-  std::vector<char> bytes(IOV_MAX * 7);
-  Pattern(9, 0, bytes.data(), bytes.size());
-  for (int i = 0; i < IOV_MAX; ++i) most[i] = {bytes.data() + 7 * i, 7};
-  Result("writev most", ::writev(fd, most.data(), IOV_MAX));
-  Result("pwritev2", ::pwritev2(fd, many, 6, -1, 0));
-  Barrier();
-}, [](int fd) {
-  char text[45 + 1] = {};
-  iovec parts[4] = {{text, 4}, {nullptr, 0}, {text + 4, 1}, {text + 5, 40}};
-  AwaitBytes(fd, 45);
-  Result("readv", ::readv(fd, parts, 4));
-  Log("%s", text);
-  Result("readv none", ::readv(fd, parts, 0));
-  Result("readv -1", ::readv(fd, parts, Opaque(-1)));
-  std::vector<iovec> most(IOV_MAX);
-  std::vector<char> bytes(IOV_MAX * 7);
-  for (int i = 0; i < IOV_MAX; ++i) most[i] = {bytes.data() + 7 * i, 7};
-  msghdr message{};
-  message.msg_iov = most.data();
-  message.msg_iovlen = IOV_MAX;
-  Result("recvmsg most", ::recvmsg(fd, &message, MSG_WAITALL));
-  Log("flags %x, right %d", static_cast<unsigned>(message.msg_flags),
-      IsPattern(9, 0, bytes.data(), bytes.size()));
-  Result("preadv2", ::preadv2(fd, parts, 3, -1, 0));
-  RecvAll(fd, text, 4);
-  Result("preadv2 nowait", ::preadv2(fd, parts, 3, -1, RWF_NOWAIT));
-  Barrier();
-});
+Case vectors(
+    "vectors",
+    [](int fd) {
+      char a[] = "abc", b[] = "defgh", c[] = "i";
+      iovec many[6] = {{a, 3}, {nullptr, 0}, {b, 5},
+                       {b, 0}, {c, 1},       {nullptr, 0}};
+      Result("writev", ::writev(fd, many, 6));
+      Result("writev none", ::writev(fd, many, 0));
+      Result("writev empty", ::writev(fd, many + 1, 1));
+      Result("writev -1", ::writev(fd, many, Opaque(-1)));
+      Result("writev 2000", ::writev(fd, many, Opaque(2000)));
+      msghdr message{};
+      message.msg_iov = many;
+      message.msg_iovlen = 6;
+      Result("sendmsg", ::sendmsg(fd, &message, 0));
+      message.msg_iovlen = 0;
+      Result("sendmsg none", ::sendmsg(fd, &message, 0));
+      message.msg_iovlen = 1025;
+      Result("sendmsg 1025", ::sendmsg(fd, &message, 0));
+      mmsghdr several[3] = {};
+      for (auto& one : several) {
+        one.msg_hdr.msg_iov = many;
+        one.msg_hdr.msg_iovlen = 6;
+      }
+      Result("sendmmsg", ::sendmmsg(fd, several, 3, 0));
+      for (auto& one : several) Log("len %u", one.msg_len);
+      // As many elements as there may be.
+      std::vector<iovec> most(IOV_MAX);
+      std::vector<char> bytes(IOV_MAX * 7);
+      Pattern(9, 0, bytes.data(), bytes.size());
+      for (int i = 0; i < IOV_MAX; ++i) most[i] = {bytes.data() + 7 * i, 7};
+      Result("writev most", ::writev(fd, most.data(), IOV_MAX));
+      Result("pwritev2", ::pwritev2(fd, many, 6, -1, 0));
+      Barrier();
+    },
+    [](int fd) {
+      char text[45 + 1] = {};
+      iovec parts[4] = {{text, 4}, {nullptr, 0}, {text + 4, 1}, {text + 5, 40}};
+      AwaitBytes(fd, 45);
+      Result("readv", ::readv(fd, parts, 4));
+      Log("%s", text);
+      Result("readv none", ::readv(fd, parts, 0));
+      Result("readv -1", ::readv(fd, parts, Opaque(-1)));
+      std::vector<iovec> most(IOV_MAX);
+      std::vector<char> bytes(IOV_MAX * 7);
+      for (int i = 0; i < IOV_MAX; ++i) most[i] = {bytes.data() + 7 * i, 7};
+      msghdr message{};
+      message.msg_iov = most.data();
+      message.msg_iovlen = IOV_MAX;
+      Result("recvmsg most", ::recvmsg(fd, &message, MSG_WAITALL));
+      Log("flags %x, right %d", static_cast<unsigned>(message.msg_flags),
+          IsPattern(9, 0, bytes.data(), bytes.size()));
+      Result("preadv2", ::preadv2(fd, parts, 3, -1, 0));
+      RecvAll(fd, text, 4);
+      Result("preadv2 nowait", ::preadv2(fd, parts, 3, -1, RWF_NOWAIT));
+      Barrier();
+    });
 
-Case messages("messages", [](int fd) {
-  SendAll(fd, "0123456789", 10);
-  Barrier();
-  SendAll(fd, "0123456789", 10);
-}, [](int fd) {
-  AwaitBytes(fd, 10);
-  char text[16];
-  char name[64];
-  char control[64];
-  iovec part{text, 4};
-  msghdr message{};
-  message.msg_iov = &part;
-  message.msg_iovlen = 1;
-  message.msg_namelen = 99;
-  message.msg_control = control;
-  message.msg_controllen = sizeof control;
-  message.msg_flags = 77;
-  Result("recvmsg", ::recvmsg(fd, &message, 0));
-  Log("namelen %u controllen %zu flags %x", message.msg_namelen,
-      message.msg_controllen, static_cast<unsigned>(message.msg_flags));
-  message.msg_name = name;
-  message.msg_namelen = sizeof name;
-  Result("recvmsg", ::recvmsg(fd, &message, MSG_PEEK));
-  Log("namelen %u controllen %zu flags %x", message.msg_namelen,
-      message.msg_controllen, static_cast<unsigned>(message.msg_flags));
-  socklen_t length = sizeof name;
-  Result("recvfrom", ::recvfrom(fd, text, 2, 0,
-                                reinterpret_cast<sockaddr*>(name), &length));
-  Log("length %u", length);
-  mmsghdr several[4] = {};
-  iovec parts[4];
-  for (int i = 0; i < 4; ++i) {
-    parts[i] = {text + 2 * i, 2};
-    several[i].msg_hdr.msg_iov = &parts[i];
-    several[i].msg_hdr.msg_iovlen = 1;
-  }
-  Result("recvmmsg", ::recvmmsg(fd, several, 4, MSG_WAITFORONE, nullptr));
-  Result("recvmmsg", ::recvmmsg(fd, several, 4, MSG_DONTWAIT, nullptr));
-  Barrier();
-  Result("recvmmsg", ::recvmmsg(fd, several, 4, 0, nullptr));
-  for (auto& one : several) Log("len %u", one.msg_len);
-  Result("sendto", ::sendto(fd, "x", 1, 0, reinterpret_cast<sockaddr*>(name),
-                            sizeof(sockaddr)));
-});
+Case messages(
+    "messages",
+    [](int fd) {
+      SendAll(fd, "0123456789", 10);
+      Barrier();
+      SendAll(fd, "0123456789", 10);
+      Barrier();
+    },
+    [](int fd) {
+      AwaitBytes(fd, 10);
+      char text[16];
+      char name[64];
+      char control[64];
+      iovec part{text, 4};
+      msghdr message{};
+      message.msg_iov = &part;
+      message.msg_iovlen = 1;
+      message.msg_namelen = 99;
+      message.msg_control = control;
+      message.msg_controllen = sizeof control;
+      message.msg_flags = 77;
+      Result("recvmsg", ::recvmsg(fd, &message, 0));
+      Log("namelen %u controllen %zu flags %x", message.msg_namelen,
+          message.msg_controllen, static_cast<unsigned>(message.msg_flags));
+      message.msg_name = name;
+      message.msg_namelen = sizeof name;
+      Result("recvmsg", ::recvmsg(fd, &message, MSG_PEEK));
+      Log("namelen %u controllen %zu flags %x", message.msg_namelen,
+          message.msg_controllen, static_cast<unsigned>(message.msg_flags));
+      socklen_t length = sizeof name;
+      Result("recvfrom",
+             ::recvfrom(fd, text, 2, 0, reinterpret_cast<sockaddr*>(name),
+                        &length));
+      Log("length %u", length);
+      mmsghdr several[4] = {};
+      iovec parts[4];
+      for (int i = 0; i < 4; ++i) {
+        parts[i] = {text + 2 * i, 2};
+        several[i].msg_hdr.msg_iov = &parts[i];
+        several[i].msg_hdr.msg_iovlen = 1;
+      }
+      Result("recvmmsg", ::recvmmsg(fd, several, 4, MSG_WAITFORONE, nullptr));
+      Result("recvmmsg", ::recvmmsg(fd, several, 4, MSG_DONTWAIT, nullptr));
+      Barrier();
+      Result("recvmmsg", ::recvmmsg(fd, several, 4, 0, nullptr));
+      for (auto& one : several) Log("len %u", one.msg_len);
+      // (taken while the peer is still there)
+      Result("sendto",
+             ::sendto(fd, "x", 1, 0, reinterpret_cast<sockaddr*>(name),
+                      sizeof(sockaddr)));
+      Barrier();
+    });
 
-Case faults("faults", [](int fd) {
-  SendAll(fd, "0123456789", 10);
-  Barrier();
-}, [](int fd) {
-  AwaitBytes(fd, 10);
-  Result("recvmsg null", ::recvmsg(fd, nullptr, 0));
-  Result("sendmsg null", ::sendmsg(fd, nullptr, 0));
-  char text[16] = {};
-  Result("recv", ::recv(fd, text, 16, 0));
-  Log("%s", text);
-  Barrier();
-});
+Case faults(
+    "faults",
+    [](int fd) {
+      SendAll(fd, "0123456789", 10);
+      Barrier();
+    },
+    [](int fd) {
+      AwaitBytes(fd, 10);
+      Result("recvmsg null", ::recvmsg(fd, nullptr, 0));
+      Result("sendmsg null", ::sendmsg(fd, nullptr, 0));
+      char text[16] = {};
+      Result("recv", ::recv(fd, text, 16, 0));
+      Log("%s", text);
+      Barrier();
+    });
 
-Case timeouts("timeouts", [](int fd) { Barrier(); (void)fd; }, [](int fd) {
-  timeval time{0, 50'000};
-  CHECK_THAT(::setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &time, sizeof time) ==
-             0);
-  char byte;
-  std::uint64_t start = NowMs();
-  Result("recv", ::recv(fd, &byte, 1, 0));
-  std::uint64_t took = NowMs() - start;
-  Log("not early %d, not late %d", took >= 49, took < 500);
-  start = NowMs();
-  Result("peek", ::recv(fd, &byte, 1, MSG_PEEK));
-  took = NowMs() - start;
-  Log("not early %d, not late %d", took >= 49, took < 500);
-  timeval got{};
-  socklen_t length = sizeof got;
-  ::getsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &got, &length);
-  Log("about 50 ms %d", got.tv_usec >= 50'000 && got.tv_usec < 60'000);
-  time = {0, 0};
-  CHECK_THAT(::setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &time, sizeof time) ==
-             0);
-  Result("recv", ::recv(fd, &byte, 1, MSG_DONTWAIT));
-  time = {0, 60'000};
-  CHECK_THAT(::setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &time, sizeof time) ==
-             0);
-  // To a peer that does not read: short at first, then nothing.
-  std::vector<char> big(8 << 20);
-  start = NowMs();
-  ssize_t n;
-  int calls = 0;
-  do {
-    n = ::send(fd, big.data(), big.size(), 0);
-    ++calls;
-  } while (n > 0 && calls < 50);
-  Result("send", n);
-  took = NowMs() - start;
-  Log("not early %d, not late %d", took >= 59, took < 3000);
-  Barrier();
-});
+Case timeouts(
+    "timeouts",
+    [](int fd) {
+      Barrier();
+      (void)fd;
+    },
+    [](int fd) {
+      timeval time{0, 50'000};
+      CHECK_THAT(
+          ::setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &time, sizeof time) == 0);
+      char byte;
+      std::uint64_t start = NowMs();
+      Result("recv", ::recv(fd, &byte, 1, 0));
+      std::uint64_t took = NowMs() - start;
+      Log("not early %d, not late %d", took >= 49, took < 500);
+      start = NowMs();
+      Result("peek", ::recv(fd, &byte, 1, MSG_PEEK));
+      took = NowMs() - start;
+      Log("not early %d, not late %d", took >= 49, took < 500);
+      timeval got{};
+      socklen_t length = sizeof got;
+      ::getsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &got, &length);
+      Log("about 50 ms %d", got.tv_usec >= 50'000 && got.tv_usec < 60'000);
+      time = {0, 0};
+      CHECK_THAT(
+          ::setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &time, sizeof time) == 0);
+      Result("recv", ::recv(fd, &byte, 1, MSG_DONTWAIT));
+      time = {0, 60'000};
+      CHECK_THAT(
+          ::setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &time, sizeof time) == 0);
+      // To a peer that does not read: short at first, then nothing.
+      std::vector<char> big(8 << 20);
+      start = NowMs();
+      ssize_t n;
+      int calls = 0;
+      do {
+        n = ::send(fd, big.data(), big.size(), 0);
+        ++calls;
+      } while (n > 0 && calls < 50);
+      Result("send", n);
+      took = NowMs() - start;
+      Log("not early %d, not late %d", took >= 59, took < 3000);
+      Barrier();
+    });
 
 // EAGAIN when all buffers are full; the peer reads it all; writable again.
-Case full("full", [](int fd) {
-  const auto total = static_cast<std::uint64_t>(Hear());
-  pollfd one{fd, POLLIN, 0};
-  Result("poll", ::poll(&one, 1, -1));
-  std::vector<char> text(100'000);
-  for (std::uint64_t at = 0; at < total;) {
-    const std::size_t n = std::min<std::uint64_t>(text.size(), total - at);
-    RecvAll(fd, text.data(), n);
-    CHECK_THAT(IsPattern(6, at, text.data(), n));
-    at += n;
-  }
-  Barrier();
-  RecvAll(fd, text.data(), 3);
-  Barrier();
-  int error;
-  Log("rest %zu", Drain(fd, &error));
-}, [](int fd) {
-  SetNonblock(fd, true);
-  std::vector<char> text(50'000);
-  std::uint64_t at = 0;
-  for (;;) {
-    Pattern(6, at, text.data(), text.size());
-    const ssize_t n = ::send(fd, text.data(), text.size(), 0);
-    if (n < 0) {
-      // The kernel's buffers, too, drain a little by themselves.
-      Log("%s", ErrorName(errno));
-      break;
-    }
-    CHECK_THAT(n > 0);
-    at += static_cast<std::uint64_t>(n);
-  }
-  int unsent = 0;
-  CHECK_THAT(::ioctl(fd, SIOCOUTQ, &unsent) == 0);
-  Log("SIOCOUTQ positive %d, no more than was sent %d", unsent > 0,
-      static_cast<std::uint64_t>(unsent) <= at + 1'000'000);
-  Tell(static_cast<std::int64_t>(at));
-  pollfd one{fd, POLLOUT, 0};
-  Result("poll", ::poll(&one, 1, -1));
-  Log("revents %x", static_cast<unsigned>(one.revents));
-  Barrier();
-  Result("send", ::send(fd, "end", 3, 0));
-  Barrier();
-  // All has been read, so nothing may stay unacknowledged.
-  for (int i = 0; i < 2000; ++i) {
-    CHECK_THAT(::ioctl(fd, SIOCOUTQ, &unsent) == 0);
-    if (unsent == 0) break;
-    pollfd none{-1, 0, 0};
-    ::poll(&none, 1, 1);
-  }
-  Log("SIOCOUTQ in the end: %d", unsent);
-});
+Case full(
+    "full",
+    [](int fd) {
+      const auto total = static_cast<std::uint64_t>(Hear());
+      pollfd one{fd, POLLIN, 0};
+      Result("poll", ::poll(&one, 1, -1));
+      std::vector<char> text(100'000);
+      for (std::uint64_t at = 0; at < total;) {
+        const std::size_t n = std::min<std::uint64_t>(text.size(), total - at);
+        RecvAll(fd, text.data(), n);
+        CHECK_THAT(IsPattern(6, at, text.data(), n));
+        at += n;
+      }
+      Barrier();
+      RecvAll(fd, text.data(), 3);
+      Barrier();
+      int error;
+      Log("rest %zu", Drain(fd, &error));
+    },
+    [](int fd) {
+      SetNonblock(fd, true);
+      std::vector<char> text(50'000);
+      std::uint64_t at = 0;
+      for (;;) {
+        Pattern(6, at, text.data(), text.size());
+        const ssize_t n = ::send(fd, text.data(), text.size(), 0);
+        if (n < 0) {
+          // The kernel's buffers, too, drain a little by themselves.
+          Log("%s", ErrorName(errno));
+          break;
+        }
+        CHECK_THAT(n > 0);
+        at += static_cast<std::uint64_t>(n);
+      }
+      int unsent = 0;
+      CHECK_THAT(::ioctl(fd, SIOCOUTQ, &unsent) == 0);
+      Log("SIOCOUTQ positive %d, no more than was sent %d", unsent > 0,
+          static_cast<std::uint64_t>(unsent) <= at + 1'000'000);
+      Tell(static_cast<std::int64_t>(at));
+      pollfd one{fd, POLLOUT, 0};
+      Result("poll", ::poll(&one, 1, -1));
+      Log("revents %x", static_cast<unsigned>(one.revents));
+      Barrier();
+      Result("send", ::send(fd, "end", 3, 0));
+      Barrier();
+      // All has been read, so nothing may stay unacknowledged.
+      for (int i = 0; i < 2000; ++i) {
+        CHECK_THAT(::ioctl(fd, SIOCOUTQ, &unsent) == 0);
+        if (unsent == 0) break;
+        pollfd none{-1, 0, 0};
+        ::poll(&none, 1, 1);
+      }
+      Log("SIOCOUTQ in the end: %d", unsent);
+    });
 
-Case sendfiles("sendfile", [](int fd) {
-  char path[] = "/tmp/pair.XXXXXX";
-  const int file = ::mkstemp(path);
-  CHECK_THAT(file >= 0);
-  ::unlink(path);
-  std::vector<char> text(500'000);
-  Pattern(11, 0, text.data(), text.size());
-  CHECK_THAT(::write(file, text.data(), text.size()) ==
-             static_cast<ssize_t>(text.size()));
-  off_t offset = 1000;
-  Result("sendfile offset", ::sendfile(fd, file, &offset, 200'000));
-  Log("offset %lld, position %lld", static_cast<long long>(offset),
-      static_cast<long long>(::lseek(file, 0, SEEK_CUR)));
-  ::lseek(file, 300'000, SEEK_SET);
-  Result("sendfile", ::sendfile(fd, file, nullptr, 100'000));
-  Log("position %lld", static_cast<long long>(::lseek(file, 0, SEEK_CUR)));
-  Result("sendfile past", ::sendfile(fd, file, nullptr, 1'000'000));
-  Result("sendfile at end", ::sendfile(fd, file, nullptr, 10));
-  offset = 0;
-  Result("sendfile none", ::sendfile(fd, file, &offset, 0));
-  offset = -1;
-  Result("sendfile -1", ::sendfile(fd, file, &offset, 10));
-  Result("sendfile bad", ::sendfile(fd, -1, nullptr, 10));
-  Barrier();
-  // To a full stream.
-  SetNonblock(fd, true);
-  std::uint64_t total = 0;
-  for (;;) {
-    offset = 0;
-    const ssize_t n = ::sendfile(fd, file, &offset, text.size());
-    if (n < 0) {
-      Log("%s, offset %lld", ErrorName(errno), static_cast<long long>(offset));
-      break;
-    }
-    CHECK_THAT(n == offset);
-    total += static_cast<std::uint64_t>(n);
-    if (n < static_cast<ssize_t>(text.size())) continue;
-  }
-  Tell(static_cast<std::int64_t>(total));
-}, [](int fd) {
-  std::vector<char> text(200'000);
-  RecvAll(fd, text.data(), 200'000);
-  CHECK_THAT(IsPattern(11, 1000, text.data(), 200'000));
-  RecvAll(fd, text.data(), 200'000);
-  CHECK_THAT(IsPattern(11, 300'000, text.data(), 200'000));
-  Barrier();
-  const auto total = static_cast<std::size_t>(Hear());
-  int error;
-  Log("all came %d", Drain(fd, &error) == total);
-});
+Case sendfiles(
+    "sendfile",
+    [](int fd) {
+      char path[] = "/tmp/pair.XXXXXX";
+      const int file = ::mkstemp(path);
+      CHECK_THAT(file >= 0);
+      ::unlink(path);
+      std::vector<char> text(500'000);
+      Pattern(11, 0, text.data(), text.size());
+      CHECK_THAT(::write(file, text.data(), text.size()) ==
+                 static_cast<ssize_t>(text.size()));
+      off_t offset = 1000;
+      Result("sendfile offset", ::sendfile(fd, file, &offset, 200'000));
+      Log("offset %lld, position %lld", static_cast<long long>(offset),
+          static_cast<long long>(::lseek(file, 0, SEEK_CUR)));
+      ::lseek(file, 300'000, SEEK_SET);
+      Result("sendfile", ::sendfile(fd, file, nullptr, 100'000));
+      Log("position %lld", static_cast<long long>(::lseek(file, 0, SEEK_CUR)));
+      Result("sendfile past", ::sendfile(fd, file, nullptr, 1'000'000));
+      Result("sendfile at end", ::sendfile(fd, file, nullptr, 10));
+      offset = 0;
+      Result("sendfile none", ::sendfile(fd, file, &offset, 0));
+      offset = -1;
+      Result("sendfile -1", ::sendfile(fd, file, &offset, 10));
+      Result("sendfile bad", ::sendfile(fd, -1, nullptr, 10));
+      Barrier();
+      // To a full stream.
+      SetNonblock(fd, true);
+      std::uint64_t total = 0;
+      for (;;) {
+        offset = 0;
+        const ssize_t n = ::sendfile(fd, file, &offset, text.size());
+        if (n < 0) {
+          Log("%s, offset %lld", ErrorName(errno),
+              static_cast<long long>(offset));
+          break;
+        }
+        CHECK_THAT(n == offset);
+        total += static_cast<std::uint64_t>(n);
+        if (n < static_cast<ssize_t>(text.size())) continue;
+      }
+      Tell(static_cast<std::int64_t>(total));
+    },
+    [](int fd) {
+      std::vector<char> text(200'000);
+      RecvAll(fd, text.data(), 200'000);
+      CHECK_THAT(IsPattern(11, 1000, text.data(), 200'000));
+      RecvAll(fd, text.data(), 200'000);
+      CHECK_THAT(IsPattern(11, 300'000, text.data(), 200'000));
+      Barrier();
+      const auto total = static_cast<std::size_t>(Hear());
+      int error;
+      Log("all came %d", Drain(fd, &error) == total);
+    });
 
-Case spliced("splice", [](int fd) {
-  int pipe_fds[2];
-  CHECK_THAT(::pipe(pipe_fds) == 0);
-  CHECK_THAT(::write(pipe_fds[1], "by pipe", 7) == 7);
-  Result("splice", ::splice(pipe_fds[0], nullptr, fd, nullptr, 7, 0));
-  SendAll(fd, "after", 5);
-  Barrier();
-}, [](int fd) {
-  int pipe_fds[2];
-  CHECK_THAT(::pipe(pipe_fds) == 0);
-  std::size_t left = 12;
-  while (left > 0) {
-    const ssize_t n = ::splice(fd, nullptr, pipe_fds[1], nullptr, left, 0);
-    CHECK_THAT(n > 0);
-    left -= static_cast<std::size_t>(n);
-  }
-  char text[16] = {};
-  Result("read", ::read(pipe_fds[0], text, 12));
-  Log("%s", text);
-  Barrier();
-});
+Case spliced(
+    "splice",
+    [](int fd) {
+      int pipe_fds[2];
+      CHECK_THAT(::pipe(pipe_fds) == 0);
+      CHECK_THAT(::write(pipe_fds[1], "by pipe", 7) == 7);
+      Result("splice", ::splice(pipe_fds[0], nullptr, fd, nullptr, 7, 0));
+      SendAll(fd, "after", 5);
+      Barrier();
+    },
+    [](int fd) {
+      int pipe_fds[2];
+      CHECK_THAT(::pipe(pipe_fds) == 0);
+      std::size_t left = 12;
+      while (left > 0) {
+        const ssize_t n = ::splice(fd, nullptr, pipe_fds[1], nullptr, left, 0);
+        CHECK_THAT(n > 0);
+        left -= static_cast<std::size_t>(n);
+      }
+      char text[16] = {};
+      Result("read", ::read(pipe_fds[0], text, 12));
+      Log("%s", text);
+      Barrier();
+    });
 
 // MSG_OOB moves a stream to TCP; the mark and the byte are the kernel's.
-Case urgent("urgent", [](int fd) {
-  SendAll(fd, "normal", 6);
-  Result("send", ::send(fd, "!", 1, MSG_OOB));
-  SendAll(fd, "more", 4);
-  Barrier();
-}, [](int fd) {
-  pollfd one{fd, POLLPRI, 0};
-  Result("poll", ::poll(&one, 1, -1));
-  char text[16] = {};
-  Result("recv", ::recv(fd, text, 1, MSG_OOB));
-  Log("%s", text);
-  RecvAll(fd, text, 10);
-  Log("%s", text);
-  Barrier();
-});
+Case urgent(
+    "urgent",
+    [](int fd) {
+      SendAll(fd, "normal", 6);
+      Result("send", ::send(fd, "!", 1, MSG_OOB));
+      SendAll(fd, "more", 4);
+      Barrier();
+    },
+    [](int fd) {
+      pollfd one{fd, POLLPRI, 0};
+      Result("poll", ::poll(&one, 1, -1));
+      char text[16] = {};
+      Result("recv", ::recv(fd, text, 1, MSG_OOB));
+      Log("%s", text);
+      RecvAll(fd, text, 10);
+      Log("%s", text);
+      Barrier();
+    });
 
-Case stdio("stdio", [](int fd) {
-  std::FILE* out = ::fdopen(::dup(fd), "w");
-  std::fprintf(out, "first line\n");
-  std::fflush(out);
-  ::dprintf(fd, "second %d\n", 2);
-  Barrier();
-  std::fclose(out);
-  SendAll(fd, "third\n", 6);
-  Barrier();
-}, [](int fd) {
-  std::FILE* in = ::fdopen(fd, "r");
-  char line[64];
-  for (int i = 0; i < 2; ++i) {
-    CHECK_THAT(std::fgets(line, sizeof line, in) != nullptr);
-    Log("%.6s", line);
-  }
-  Barrier();
-  CHECK_THAT(std::fgets(line, sizeof line, in) != nullptr);
-  Log("%.5s", line);
-  Barrier();
-});
+Case stdio(
+    "stdio",
+    [](int fd) {
+      std::FILE* out = ::fdopen(::dup(fd), "w");
+      std::fprintf(out, "first line\n");
+      std::fflush(out);
+      ::dprintf(fd, "second %d\n", 2);
+      Barrier();
+      std::fclose(out);
+      SendAll(fd, "third\n", 6);
+      Barrier();
+    },
+    [](int fd) {
+      std::FILE* in = ::fdopen(fd, "r");
+      char line[64];
+      for (int i = 0; i < 2; ++i) {
+        CHECK_THAT(std::fgets(line, sizeof line, in) != nullptr);
+        Log("%.6s", line);
+      }
+      Barrier();
+      CHECK_THAT(std::fgets(line, sizeof line, in) != nullptr);
+      Log("%.5s", line);
+      Barrier();
+    });
 
 }  // namespace

@@ -57,289 +57,354 @@ void CheckBulk(int fd, std::uint64_t seed, std::size_t total) {
 }
 
 // The client says all, half-closes, and hears all.
-Case half_close_client("half_close_client", [](int fd) {
-  CheckBulk(fd, 1, 3'000'000);
-  LogDrain(fd);
-  AwaitPoll(fd, POLLIN | POLLRDHUP | POLLOUT, POLLIN | POLLRDHUP | POLLOUT);
-  Bulk(fd, 2, 3'000'000);
-  Result("close", ::close(fd));
-}, [](int fd) {
-  Bulk(fd, 1, 3'000'000);
-  Result("shutdown", ::shutdown(fd, SHUT_WR));
-  errno = 0;
-  Result("send", ::send(fd, "x", 1, MSG_NOSIGNAL));
-  CheckBulk(fd, 2, 3'000'000);
-  LogDrain(fd);
-  AwaitPoll(fd, POLLIN | POLLOUT | POLLRDHUP, POLLHUP);
-  Result("close", ::close(fd));
-});
+Case half_close_client(
+    "half_close_client",
+    [](int fd) {
+      CheckBulk(fd, 1, 3'000'000);
+      LogDrain(fd);
+      AwaitPoll(fd, POLLIN | POLLRDHUP | POLLOUT, POLLIN | POLLRDHUP | POLLOUT);
+      Bulk(fd, 2, 3'000'000);
+      Result("close", ::close(fd));
+    },
+    [](int fd) {
+      Bulk(fd, 1, 3'000'000);
+      Result("shutdown", ::shutdown(fd, SHUT_WR));
+      errno = 0;
+      Result("send", ::send(fd, "x", 1, MSG_NOSIGNAL));
+      CheckBulk(fd, 2, 3'000'000);
+      LogDrain(fd);
+      AwaitPoll(fd, POLLIN | POLLOUT | POLLRDHUP, POLLHUP);
+      Result("close", ::close(fd));
+    });
 
-Case half_close_server("half_close_server", [](int fd) {
-  Bulk(fd, 1, 1'000'000);
-  Result("shutdown", ::shutdown(fd, SHUT_WR));
-  CheckBulk(fd, 2, 1'000'000);
-  LogDrain(fd);
-  Result("close", ::close(fd));
-}, [](int fd) {
-  CheckBulk(fd, 1, 1'000'000);
-  LogDrain(fd);
-  LogDrain(fd);
-  Bulk(fd, 2, 1'000'000);
-  Result("close", ::close(fd));
-});
+Case half_close_server(
+    "half_close_server",
+    [](int fd) {
+      Bulk(fd, 1, 1'000'000);
+      Result("shutdown", ::shutdown(fd, SHUT_WR));
+      CheckBulk(fd, 2, 1'000'000);
+      LogDrain(fd);
+      Result("close", ::close(fd));
+    },
+    [](int fd) {
+      CheckBulk(fd, 1, 1'000'000);
+      LogDrain(fd);
+      LogDrain(fd);
+      Bulk(fd, 2, 1'000'000);
+      Result("close", ::close(fd));
+    });
 
-Case both_half_close("both_half_close", [](int fd) {
-  SendAll(fd, "abc", 3);
-  ::shutdown(fd, SHUT_WR);
-  LogDrain(fd);
-  AwaitPoll(fd, POLLIN | POLLOUT | POLLRDHUP, POLLHUP);
-  Barrier();
-  Result("close", ::close(fd));
-}, [](int fd) {
-  SendAll(fd, "defg", 4);
-  ::shutdown(fd, SHUT_WR);
-  LogDrain(fd);
-  AwaitPoll(fd, POLLIN | POLLOUT | POLLRDHUP, POLLHUP);
-  Barrier();
-  Result("close", ::close(fd));
-});
+Case both_half_close(
+    "both_half_close",
+    [](int fd) {
+      SendAll(fd, "abc", 3);
+      ::shutdown(fd, SHUT_WR);
+      LogDrain(fd);
+      AwaitPoll(fd, POLLIN | POLLOUT | POLLRDHUP, POLLHUP);
+      Barrier();
+      Result("close", ::close(fd));
+    },
+    [](int fd) {
+      SendAll(fd, "defg", 4);
+      ::shutdown(fd, SHUT_WR);
+      LogDrain(fd);
+      AwaitPoll(fd, POLLIN | POLLOUT | POLLRDHUP, POLLHUP);
+      Barrier();
+      Result("close", ::close(fd));
+    });
 
 // The peer closes; a write is taken, and the answer to it ends the connection.
-Case write_after_close("write_after_close", [](int fd) {
-  Result("close", ::close(fd));
-  Barrier();
-  Barrier();
-}, [](int fd) {
-  Barrier();
-  LogDrain(fd);
-  AwaitPoll(fd, POLLIN | POLLRDHUP, POLLIN | POLLRDHUP);
-  Result("first send", ::send(fd, "x", 1, MSG_NOSIGNAL));
-  for (;;) {
-    const ssize_t n = ::send(fd, "x", 1, MSG_NOSIGNAL);
-    if (n < 0) {
-      Result("a later send", n);
-      break;
-    }
-    pollfd none{-1, 0, 0};
-    ::poll(&none, 1, 1);
-  }
-  Result("send again", ::send(fd, "x", 1, MSG_NOSIGNAL));
-  char byte;
-  Result("recv", ::recv(fd, &byte, 1, 0));
-  AwaitPoll(fd, POLLIN | POLLRDHUP | POLLOUT, POLLHUP);
-  Result("close", ::close(fd));
-  Barrier();
-});
+Case write_after_close(
+    "write_after_close",
+    [](int fd) {
+      Result("close", ::close(fd));
+      Barrier();
+      Barrier();
+    },
+    [](int fd) {
+      Barrier();
+      LogDrain(fd);
+      AwaitPoll(fd, POLLIN | POLLRDHUP, POLLIN | POLLRDHUP);
+      Result("first send", ::send(fd, "x", 1, MSG_NOSIGNAL));
+      for (;;) {
+        const ssize_t n = ::send(fd, "x", 1, MSG_NOSIGNAL);
+        if (n < 0) {
+          Result("a later send", n);
+          break;
+        }
+        pollfd none{-1, 0, 0};
+        ::poll(&none, 1, 1);
+      }
+      Result("send again", ::send(fd, "x", 1, MSG_NOSIGNAL));
+      char byte;
+      Result("recv", ::recv(fd, &byte, 1, 0));
+      AwaitPoll(fd, POLLIN | POLLRDHUP | POLLOUT, POLLHUP);
+      Result("close", ::close(fd));
+      Barrier();
+    });
+
+// The peer exits: a last word to it is taken all the same.
+Case write_after_exit(
+    "write_after_exit",
+    [](int) {
+      Barrier();
+      ::_exit(0);
+    },
+    [](int fd) {
+      Barrier();
+      LogDrain(fd);
+      Result("first send", ::write(fd, "x", 1));
+    });
 
 volatile sig_atomic_t pipes = 0;
 
-Case sigpipe("sigpipe", [](int fd) {
-  ::close(fd);
-  Barrier();
-}, [](int fd) {
-  struct sigaction action {};
-  action.sa_handler = [](int) { pipes = pipes + 1; };
-  ::sigaction(SIGPIPE, &action, nullptr);
-  Barrier();
-  LogDrain(fd);
-  ssize_t n;
-  do {
-    n = ::write(fd, "x", 1);
-  } while (n > 0);
-  Result("write", n);
-  Log("SIGPIPE %d times", static_cast<int>(pipes));
-  Result("send, no signal", ::send(fd, "x", 1, MSG_NOSIGNAL));
-  Log("SIGPIPE %d times", static_cast<int>(pipes));
-  // And the default action.
-  ::signal(SIGPIPE, SIG_DFL);
-  ::write(fd, "x", 1);
-  Log("not reached");
-});
+Case sigpipe(
+    "sigpipe",
+    [](int fd) {
+      ::close(fd);
+      Barrier();
+    },
+    [](int fd) {
+      struct sigaction action {};
+      action.sa_handler = [](int) { pipes = pipes + 1; };
+      ::sigaction(SIGPIPE, &action, nullptr);
+      Barrier();
+      LogDrain(fd);
+      ssize_t n;
+      do {
+        n = ::write(fd, "x", 1);
+      } while (n > 0);
+      Result("write", n);
+      Log("SIGPIPE %d times", static_cast<int>(pipes));
+      Result("send, no signal", ::send(fd, "x", 1, MSG_NOSIGNAL));
+      Log("SIGPIPE %d times", static_cast<int>(pipes));
+      // And the default action.
+      ::signal(SIGPIPE, SIG_DFL);
+      ::write(fd, "x", 1);
+      Log("not reached");
+    });
 
-Case own_shutdown_sigpipe("own_shutdown_sigpipe", [](int fd) {
-  LogDrain(fd);
-}, [](int fd) {
-  struct sigaction action {};
-  action.sa_handler = [](int) { pipes = pipes + 1; };
-  ::sigaction(SIGPIPE, &action, nullptr);
-  ::shutdown(fd, SHUT_WR);
-  Result("write", ::write(fd, "x", 1));
-  Result("write nothing", ::write(fd, "", 0));
-  Log("SIGPIPE %d times", static_cast<int>(pipes));
-});
+Case own_shutdown_sigpipe(
+    "own_shutdown_sigpipe", [](int fd) { LogDrain(fd); },
+    [](int fd) {
+      struct sigaction action {};
+      action.sa_handler = [](int) { pipes = pipes + 1; };
+      ::sigaction(SIGPIPE, &action, nullptr);
+      ::shutdown(fd, SHUT_WR);
+      Result("write", ::write(fd, "x", 1));
+      Result("write nothing", ::write(fd, "", 0));
+      Log("SIGPIPE %d times", static_cast<int>(pipes));
+    });
 
-Case shutdown_read("shutdown_read", [](int fd) {
-  SendAll(fd, "before", 6);
-  Barrier();
-  Barrier();
-  SendAll(fd, "after", 5);
-  Barrier();
-  char text[8];
-  RecvAll(fd, text, 2);
-  Barrier();
-  Result("close", ::close(fd));
-}, [](int fd) {
-  Barrier();
-  char text[64];
-  pollfd one{fd, POLLIN, 0};
-  ::poll(&one, 1, -1);
-  Result("shutdown", ::shutdown(fd, SHUT_RD));
-  Result("recv", ::recv(fd, text, sizeof text, 0));
-  Result("recv at the end", ::recv(fd, text, sizeof text, 0));
-  Result("recv at the end", ::recv(fd, text, sizeof text, MSG_DONTWAIT));
-  AwaitPoll(fd, POLLIN | POLLOUT | POLLRDHUP, POLLIN | POLLRDHUP | POLLOUT);
-  Barrier();
-  Barrier();
-  // Linux still takes what comes after shutdown(SHUT_RD).
-  Result("send", ::send(fd, "ok", 2, 0));
-  Barrier();
-});
+Case shutdown_read(
+    "shutdown_read",
+    [](int fd) {
+      SendAll(fd, "before", 6);
+      Barrier();
+      Barrier();
+      SendAll(fd, "after", 5);
+      Barrier();
+      char text[8];
+      RecvAll(fd, text, 2);
+      Barrier();
+      Result("close", ::close(fd));
+    },
+    [](int fd) {
+      Barrier();
+      char text[64];
+      pollfd one{fd, POLLIN, 0};
+      ::poll(&one, 1, -1);
+      Result("shutdown", ::shutdown(fd, SHUT_RD));
+      Result("recv", ::recv(fd, text, sizeof text, 0));
+      Result("recv at the end", ::recv(fd, text, sizeof text, 0));
+      Result("recv at the end", ::recv(fd, text, sizeof text, MSG_DONTWAIT));
+      AwaitPoll(fd, POLLIN | POLLOUT | POLLRDHUP, POLLIN | POLLRDHUP | POLLOUT);
+      Barrier();
+      Barrier();
+      // Linux still takes what comes after shutdown(SHUT_RD).
+      Result("send", ::send(fd, "ok", 2, 0));
+      Barrier();
+    });
 
-Case shutdown_both("shutdown_both", [](int fd) {
-  Barrier();
-  LogDrain(fd);
-  Result("close", ::close(fd));
-}, [](int fd) {
-  Result("send", ::send(fd, "bye", 3, 0));
-  Result("shutdown", ::shutdown(fd, SHUT_RDWR));
-  Result("send", ::send(fd, "x", 1, MSG_NOSIGNAL));
-  char byte;
-  Result("recv", ::recv(fd, &byte, 1, 0));
-  Barrier();
-  AwaitPoll(fd, POLLIN | POLLOUT | POLLRDHUP, POLLHUP | POLLRDHUP | POLLIN);
-  Result("close", ::close(fd));
-});
+Case shutdown_both(
+    "shutdown_both",
+    [](int fd) {
+      Barrier();
+      LogDrain(fd);
+      Result("close", ::close(fd));
+    },
+    [](int fd) {
+      Result("send", ::send(fd, "bye", 3, 0));
+      Result("shutdown", ::shutdown(fd, SHUT_RDWR));
+      Result("send", ::send(fd, "x", 1, MSG_NOSIGNAL));
+      char byte;
+      Result("recv", ::recv(fd, &byte, 1, 0));
+      Barrier();
+      AwaitPoll(fd, POLLIN | POLLOUT | POLLRDHUP, POLLHUP | POLLRDHUP | POLLIN);
+      Result("close", ::close(fd));
+    });
 
-Case shutdown_bad("shutdown_bad", [](int fd) { LogDrain(fd); }, [](int fd) {
-  Result("shutdown 7", ::shutdown(fd, 7));
-  Result("shutdown -1", ::shutdown(fd, -1));
-  Result("send", ::send(fd, "ok", 2, 0));
-});
+Case shutdown_bad(
+    "shutdown_bad", [](int fd) { LogDrain(fd); },
+    [](int fd) {
+      Result("shutdown 7", ::shutdown(fd, 7));
+      Result("shutdown -1", ::shutdown(fd, -1));
+      Result("send", ::send(fd, "ok", 2, 0));
+    });
 
 // Unread data at close: the peer gets a reset.
-Case close_unread("close_unread", [](int fd) {
-  Barrier();
-  pollfd one{fd, POLLIN, 0};
-  ::poll(&one, 1, -1);
-  Result("close", ::close(fd));
-  Barrier();
-  Barrier();
-}, [](int fd) {
-  SendAll(fd, "never read", 10);
-  Barrier();
-  Barrier();
-  // The reset throws away nothing here: nothing was sent to us.
-  LogDrain(fd);
-  LogDrain(fd);
-  AwaitPoll(fd, POLLIN | POLLOUT | POLLRDHUP, POLLHUP);
-  Result("send", ::send(fd, "x", 1, MSG_NOSIGNAL));
-  Barrier();
-});
+Case close_unread(
+    "close_unread",
+    [](int fd) {
+      Barrier();
+      pollfd one{fd, POLLIN, 0};
+      ::poll(&one, 1, -1);
+      Result("close", ::close(fd));
+      Barrier();
+      Barrier();
+    },
+    [](int fd) {
+      SendAll(fd, "never read", 10);
+      Barrier();
+      Barrier();
+      // The reset throws away nothing here: nothing was sent to us.
+      LogDrain(fd);
+      LogDrain(fd);
+      AwaitPoll(fd, POLLIN | POLLOUT | POLLRDHUP, POLLHUP);
+      Result("send", ::send(fd, "x", 1, MSG_NOSIGNAL));
+      Barrier();
+    });
 
-Case linger_reset("linger_reset", [](int fd) {
-  linger option{1, 0};
-  CHECK_THAT(::setsockopt(fd, SOL_SOCKET, SO_LINGER, &option, sizeof option) ==
-             0);
-  Result("close", ::close(fd));
-  Barrier();
-}, [](int fd) {
-  LogDrain(fd);
-  LogDrain(fd);
-  Result("send", ::send(fd, "x", 1, MSG_NOSIGNAL));
-  Barrier();
-});
+Case linger_reset(
+    "linger_reset",
+    [](int fd) {
+      linger option{1, 0};
+      CHECK_THAT(
+          ::setsockopt(fd, SOL_SOCKET, SO_LINGER, &option, sizeof option) == 0);
+      Result("close", ::close(fd));
+      Barrier();
+    },
+    [](int fd) {
+      LogDrain(fd);
+      LogDrain(fd);
+      Result("send", ::send(fd, "x", 1, MSG_NOSIGNAL));
+      Barrier();
+    });
 
-Case linger_waits("linger_waits", [](int fd) {
-  linger option{1, 5};
-  CHECK_THAT(::setsockopt(fd, SOL_SOCKET, SO_LINGER, &option, sizeof option) ==
-             0);
-  Bulk(fd, 5, 200'000);
-  Result("close", ::close(fd));
-}, [](int fd) {
-  CheckBulk(fd, 5, 200'000);
-  LogDrain(fd);
-});
+Case linger_waits(
+    "linger_waits",
+    [](int fd) {
+      linger option{1, 5};
+      CHECK_THAT(
+          ::setsockopt(fd, SOL_SOCKET, SO_LINGER, &option, sizeof option) == 0);
+      Bulk(fd, 5, 200'000);
+      Result("close", ::close(fd));
+    },
+    [](int fd) {
+      CheckBulk(fd, 5, 200'000);
+      LogDrain(fd);
+    });
 
 // Everything written before close or exit arrives, however slow the reader.
-Case close_at_once("close_at_once", [](int fd) {
-  Bulk(fd, 7, 150'000);
-  Result("close", ::close(fd));
-  Barrier();
-}, [](int fd) {
-  Barrier();
-  CheckBulk(fd, 7, 150'000);
-  LogDrain(fd);
-});
+Case close_at_once(
+    "close_at_once",
+    [](int fd) {
+      Bulk(fd, 7, 150'000);
+      Result("close", ::close(fd));
+      Barrier();
+    },
+    [](int fd) {
+      Barrier();
+      CheckBulk(fd, 7, 150'000);
+      LogDrain(fd);
+    });
 
-Case exit_without_close("exit_without_close", [](int fd) {
-  Bulk(fd, 8, 150'000);
-  Barrier();
-  ::exit(0);
-}, [](int fd) {
-  Barrier();
-  CheckBulk(fd, 8, 150'000);
-  LogDrain(fd);
-});
+Case exit_without_close(
+    "exit_without_close",
+    [](int fd) {
+      Bulk(fd, 8, 150'000);
+      Barrier();
+      ::exit(0);
+    },
+    [](int fd) {
+      Barrier();
+      CheckBulk(fd, 8, 150'000);
+      LogDrain(fd);
+    });
 
-Case raw_exit("_exit_without_close", [](int fd) {
-  Bulk(fd, 8, 60'000);
-  Barrier();
-  ::_exit(3);
-}, [](int fd) {
-  Barrier();
-  CheckBulk(fd, 8, 60'000);
-  LogDrain(fd);
-});
+Case raw_exit(
+    "_exit_without_close",
+    [](int fd) {
+      Bulk(fd, 8, 60'000);
+      Barrier();
+      ::_exit(3);
+    },
+    [](int fd) {
+      Barrier();
+      CheckBulk(fd, 8, 60'000);
+      LogDrain(fd);
+    });
 
-Case exit_unread("exit_unread", [](int fd) {
-  Barrier();
-  pollfd one{fd, POLLIN, 0};
-  ::poll(&one, 1, -1);
-  ::exit(0);
-}, [](int fd) {
-  SendAll(fd, "never read", 10);
-  Barrier();
-  LogDrain(fd);
-});
+Case exit_unread(
+    "exit_unread",
+    [](int fd) {
+      Barrier();
+      pollfd one{fd, POLLIN, 0};
+      ::poll(&one, 1, -1);
+      ::exit(0);
+    },
+    [](int fd) {
+      SendAll(fd, "never read", 10);
+      Barrier();
+      LogDrain(fd);
+    });
 
-Case blocked_writer("blocked_writer_peer_closes", [](int fd) {
-  char text[1000];
-  RecvAll(fd, text, sizeof text);
-  Barrier();
-  Result("close", ::close(fd));
-}, [](int fd) {
-  std::vector<char> big(1 << 20);
-  SendAll(fd, big.data(), 2000);
-  Barrier();
-  ssize_t n;
-  do {
-    n = ::send(fd, big.data(), big.size(), MSG_NOSIGNAL);
-  } while (n > 0);
-  // Which of the two TCP gives depends on whether the close came first.
-  Log("send ends: %s",
-      errno == ECONNRESET || errno == EPIPE ? "reset" : ErrorName(errno));
-});
+Case blocked_writer(
+    "blocked_writer_peer_closes",
+    [](int fd) {
+      char text[1000];
+      RecvAll(fd, text, sizeof text);
+      Barrier();
+      Result("close", ::close(fd));
+    },
+    [](int fd) {
+      std::vector<char> big(1 << 20);
+      SendAll(fd, big.data(), 2000);
+      Barrier();
+      ssize_t n;
+      do {
+        n = ::send(fd, big.data(), big.size(), MSG_NOSIGNAL);
+      } while (n > 0);
+      // Which of the two TCP gives depends on whether the close came first.
+      Log("send ends: %s",
+          errno == ECONNRESET || errno == EPIPE ? "reset" : ErrorName(errno));
+    });
 
 // The reader closes its descriptor in the middle of the other's bulk.
-Case close_in_bulk("close_in_bulk", [](int fd) {
-  CheckBulk(fd, 3, 5'000'000);
-  Result("close", ::close(fd));
-}, [](int fd) {
-  std::vector<char> buffer(100'000);
-  std::size_t at = 0;
-  for (;;) {
-    Pattern(3, at, buffer.data(), buffer.size());
-    const ssize_t n = ::send(fd, buffer.data(), buffer.size(), MSG_NOSIGNAL);
-    if (n <= 0) break;
-    at += static_cast<std::size_t>(n);
-  }
-  Log("send ends: %s",
-      errno == ECONNRESET || errno == EPIPE ? "reset" : ErrorName(errno));
-  CHECK_THAT(at >= 5'000'000);
-});
+Case close_in_bulk(
+    "close_in_bulk",
+    [](int fd) {
+      CheckBulk(fd, 3, 5'000'000);
+      Result("close", ::close(fd));
+    },
+    [](int fd) {
+      std::vector<char> buffer(100'000);
+      std::size_t at = 0;
+      for (;;) {
+        Pattern(3, at, buffer.data(), buffer.size());
+        const ssize_t n =
+            ::send(fd, buffer.data(), buffer.size(), MSG_NOSIGNAL);
+        if (n <= 0) break;
+        at += static_cast<std::size_t>(n);
+      }
+      Log("send ends: %s",
+          errno == ECONNRESET || errno == EPIPE ? "reset" : ErrorName(errno));
+      CHECK_THAT(at >= 5'000'000);
+    });
 
-// kill -9 at a random moment: the survivor gets a prefix that holds all that the
-// victim's writes had returned for, and then an end; it never waits for ever.
+// kill -9 at a random moment: the survivor gets a prefix that holds all that
+// the victim's writes had returned for, and then an end; it never waits for
+// ever.
 void KillRound(bool kill_writer, std::uint64_t seed) {
   int port;
   const int listener = Listen(&port);
@@ -368,8 +433,8 @@ void KillRound(bool kill_writer, std::uint64_t seed) {
         ::write(told[1], &at, sizeof at);
       } else {
         const ssize_t n = ::recv(fd, buffer.data(), buffer.size(), 0);
-        if (n <= 0 || !IsPattern(seed, at, buffer.data(),
-                                 static_cast<std::size_t>(n))) {
+        if (n <= 0 ||
+            !IsPattern(seed, at, buffer.data(), static_cast<std::size_t>(n))) {
           ::_exit(1);
         }
         at += static_cast<std::size_t>(n);
@@ -397,8 +462,8 @@ void KillRound(bool kill_writer, std::uint64_t seed) {
     ssize_t n;
     if (kill_writer) {
       n = ::recv(fd, buffer.data(), 1 + random.Below(buffer.size() - 1), 0);
-      if (n > 0 && !IsPattern(seed, at, buffer.data(),
-                              static_cast<std::size_t>(n))) {
+      if (n > 0 &&
+          !IsPattern(seed, at, buffer.data(), static_cast<std::size_t>(n))) {
         Fail("foreign byte near %llu", static_cast<unsigned long long>(at));
       }
     } else {
@@ -424,8 +489,8 @@ void KillRound(bool kill_writer, std::uint64_t seed) {
       killed = true;
     }
   }
-  if (!killed) Fail("ended before the kill at %llu",
-                    static_cast<unsigned long long>(at));
+  if (!killed)
+    Fail("ended before the kill at %llu", static_cast<unsigned long long>(at));
   int status;
   CHECK_THAT(::waitpid(victim, &status, 0) == victim);
   if (kill_writer) {
@@ -444,29 +509,35 @@ void KillRound(bool kill_writer, std::uint64_t seed) {
   ::close(fd);
 }
 
-Case kills("kill_rounds", [](int) {
-  const int rounds = Scale(20);
-  for (int i = 0; i < rounds; ++i) KillRound(true, Seed() * 1000 + i);
-  Log("done");
-}, [](int) {
-  const int rounds = Scale(20);
-  for (int i = 0; i < rounds; ++i) KillRound(false, Seed() * 1000 + i);
-  Log("done");
-}, {.warm = false, .connect = false, .seconds = 60});
+Case kills(
+    "kill_rounds",
+    [](int) {
+      const int rounds = Scale(20);
+      for (int i = 0; i < rounds; ++i) KillRound(true, Seed() * 1000 + i);
+      Log("done");
+    },
+    [](int) {
+      const int rounds = Scale(20);
+      for (int i = 0; i < rounds; ++i) KillRound(false, Seed() * 1000 + i);
+      Log("done");
+    },
+    {.warm = false, .connect = false, .seconds = 60});
 
 // Out of descriptors, closed numbers.
-Case bad_fd("bad_fd", [](int fd) { LogDrain(fd); }, [](int fd) {
-  ::close(fd);
-  char byte;
-  Result("recv", ::recv(fd, &byte, 1, 0));
-  Result("send", ::send(fd, "x", 1, MSG_NOSIGNAL));
-  Result("shutdown", ::shutdown(fd, SHUT_WR));
-  Result("close", ::close(fd));
-  int n;
-  Result("ioctl", ::ioctl(fd, FIONREAD, &n));
-  pollfd one{fd, POLLIN, 0};
-  Result("poll", ::poll(&one, 1, 0));
-  Log("revents %x", static_cast<unsigned>(one.revents));
-});
+Case bad_fd(
+    "bad_fd", [](int fd) { LogDrain(fd); },
+    [](int fd) {
+      ::close(fd);
+      char byte;
+      Result("recv", ::recv(fd, &byte, 1, 0));
+      Result("send", ::send(fd, "x", 1, MSG_NOSIGNAL));
+      Result("shutdown", ::shutdown(fd, SHUT_WR));
+      Result("close", ::close(fd));
+      int n;
+      Result("ioctl", ::ioctl(fd, FIONREAD, &n));
+      pollfd one{fd, POLLIN, 0};
+      Result("poll", ::poll(&one, 1, 0));
+      Log("revents %x", static_cast<unsigned>(one.revents));
+    });
 
 }  // namespace

@@ -217,8 +217,8 @@ std::uint64_t NowMs() {
 
 void SetNonblock(int fd, bool on) {
   const int flags = ::fcntl(fd, F_GETFL);
-  CHECK_THAT(::fcntl(fd, F_SETFL,
-                     on ? flags | O_NONBLOCK : flags & ~O_NONBLOCK) == 0);
+  CHECK_THAT(
+      ::fcntl(fd, F_SETFL, on ? flags | O_NONBLOCK : flags & ~O_NONBLOCK) == 0);
 }
 
 namespace {
@@ -272,8 +272,8 @@ int Listen(int* port) {
   socklen_t length = sizeof address;
   CHECK_THAT(::bind(fd, reinterpret_cast<sockaddr*>(&address), length) == 0);
   CHECK_THAT(::listen(fd, 512) == 0);
-  CHECK_THAT(::getsockname(fd, reinterpret_cast<sockaddr*>(&address),
-                           &length) == 0);
+  CHECK_THAT(
+      ::getsockname(fd, reinterpret_cast<sockaddr*>(&address), &length) == 0);
   *port = ntohs(address.sin_port);
   return fd;
 }
@@ -326,7 +326,9 @@ bool Run(const Registered& one) {
   std::fflush(nullptr);
   for (int end = 0; end < 2; ++end) {
     pids[end] = ::fork();
+    if (pids[end] > 0) ::setpgid(pids[end], pids[end]);
     if (pids[end] == 0) {
+      ::setpgid(0, 0);
       is_client = end == 1;
       log_fd = logs[end][1];
       to_other = across[end][1];
@@ -360,8 +362,7 @@ bool Run(const Registered& one) {
         std::fflush(nullptr);
         ::pause();
       }
-      ::kill(pids[0], SIGKILL);
-      ::kill(pids[1], SIGKILL);
+      for (const pid_t pid : pids) ::kill(-pid, SIGKILL);
       break;
     }
     ::poll(fds, 2, static_cast<int>(end - now));
@@ -380,6 +381,7 @@ bool Run(const Registered& one) {
   for (int i = 0; i < 2; ++i) {
     int status = 0;
     ::waitpid(pids[i], &status, 0);
+    ::kill(-pids[i], SIGKILL);  // what it has left behind
     statuses[i] = Status(status);
     ::close(logs[i][0]);
   }

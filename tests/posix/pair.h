@@ -21,12 +21,12 @@ long Result(const char* what, long n);
 // Ends the process, and the run, with a message.
 [[noreturn]] void Fail(const char* format, ...)
     __attribute__((format(printf, 1, 2)));
-#define CHECK_THAT(condition)                                         \
-  do {                                                                \
-    if (!(condition)) {                                               \
-      ::pair::Fail("%s:%d: %s, errno %s", __FILE__, __LINE__,         \
-                   #condition, ::pair::ErrorName(errno));             \
-    }                                                                 \
+#define CHECK_THAT(condition)                                             \
+  do {                                                                    \
+    if (!(condition)) {                                                   \
+      ::pair::Fail("%s:%d: %s, errno %s", __FILE__, __LINE__, #condition, \
+                   ::pair::ErrorName(errno));                             \
+    }                                                                     \
   } while (0)
 
 // Both ends call it; returns when both have.  Goes past the connection.

@@ -54,166 +54,188 @@ void LogChild(pid_t child) {
 }
 
 // fork() while the stream is promoted; the parent goes on.
-Case fork_parent("fork_parent_goes_on", [](int fd) {
-  Echo(fd, 1000);
-  LogDrain(fd);
-}, [](int fd) {
-  Call(fd, 200);
-  const pid_t child = ::fork();
-  CHECK_THAT(child >= 0);
-  if (child == 0) {
-    ::close(fd);
-    ::_exit(7);
-  }
-  Call(fd, 400);
-  LogChild(child);
-  Call(fd, 400);
-  ::close(fd);
-});
-
-// The child holds a copy: no end of file before it has gone.
-Case fork_copy("fork_child_keeps_copy", [](int fd) {
-  Echo(fd, 100);
-  pollfd one{fd, POLLIN, 0};
-  Result("poll while the child lives", ::poll(&one, 1, 100));
-  Barrier();
-  LogDrain(fd);
-}, [](int fd) {
-  Call(fd, 100);
-  int gate[2];
-  CHECK_THAT(::pipe(gate) == 0);
-  const pid_t child = ::fork();
-  if (child == 0) {
-    ::close(gate[1]);
-    char byte;
-    ::read(gate[0], &byte, 1);
-    ::_exit(0);
-  }
-  ::close(gate[0]);
-  ::close(fd);
-  Barrier();
-  ::close(gate[1]);
-  LogChild(child);
-});
-
-Case fork_child("fork_child_goes_on", [](int fd) {
-  Echo(fd, 2000);
-  LogDrain(fd);
-}, [](int fd) {
-  Call(fd, 200);
-  const pid_t child = ::fork();
-  if (child == 0) {
-    Call(fd, 1800);
-    ::close(fd);
-    ::exit(5);
-  }
-  ::close(fd);
-  LogChild(child);
-});
-
-// In turns, on one connection.
-Case fork_turns("fork_turns", [](int fd) {
-  Echo(fd, 600);
-  LogDrain(fd);
-}, [](int fd) {
-  for (int round = 0; round < 3; ++round) {
-    Call(fd, 100);
-    const pid_t child = ::fork();
-    if (child == 0) {
-      Call(fd, 100);
-      ::_exit(round);
-    }
-    LogChild(child);
-  }
-  ::close(fd);
-});
-
-// What was read ahead of the application survives a fork.
-Case fork_unread("fork_unread", [](int fd) {
-  SendAll(fd, "abcdefghij", 10);
-  Barrier();
-  SendAll(fd, "klm", 3);
-  LogDrain(fd);
-}, [](int fd) {
-  Barrier();
-  char text[32] = {};
-  pollfd one{fd, POLLIN, 0};
-  ::poll(&one, 1, -1);
-  RecvAll(fd, text, 2);
-  const pid_t child = ::fork();
-  if (child == 0) ::_exit(0);
-  RecvAll(fd, text + 2, 11);
-  Log("%s", text);
-  LogChild(child);
-});
-
-Case prefork("prefork", [](int) {
-  int port;
-  const int listener = Listen(&port);
-  std::vector<pid_t> children;
-  for (int i = 0; i < 4; ++i) {
-    const pid_t child = ::fork();
-    if (child == 0) {
-      for (;;) {
-        const int fd = ::accept(listener, nullptr, nullptr);
-        char text[16];
-        for (;;) {
-          const ssize_t n = ::recv(fd, text, 16, MSG_WAITALL);
-          if (n == 0) break;
-          CHECK_THAT(n == 16);
-          if (text[0] == 'q') ::_exit(0);
-          SendAll(fd, text, 16);
-        }
-        ::close(fd);
-      }
-    }
-    children.push_back(child);
-  }
-  Tell(port);
-  Barrier();
-  for (const pid_t child : children) ::kill(child, SIGKILL);
-  for (const pid_t child : children) ::waitpid(child, nullptr, 0);
-  Log("done");
-}, [](int) {
-  const int port = static_cast<int>(Hear());
-  std::vector<int> fds;
-  for (int i = 0; i < 4; ++i) fds.push_back(Connect(port));
-  for (const int fd : fds) Call(fd, 500);
-  for (const int fd : fds) Call(fd, 500);
-  for (const int fd : fds) ::close(fd);
-  for (int i = 0; i < 8; ++i) {
-    const int fd = Connect(port);
-    Call(fd, 300);
-    ::close(fd);
-  }
-  Barrier();
-}, {.warm = false, .connect = false, .seconds = 30});
-
-Case forking("fork_per_connection", [](int) {
-  int port;
-  const int listener = Listen(&port);
-  Tell(port);
-  for (int i = 0; i < 8; ++i) {
-    const int fd = ::accept(listener, nullptr, nullptr);
-    CHECK_THAT(fd >= 0);
-    const pid_t child = ::fork();
-    if (child == 0) {
-      ::close(listener);
+Case fork_parent(
+    "fork_parent_goes_on",
+    [](int fd) {
       Echo(fd, 1000);
       LogDrain(fd);
-      ::exit(0);
-    }
-    ::close(fd);
-    LogChild(child);
-  }
-}, [](int) {
-  const int port = static_cast<int>(Hear());
-  for (int i = 0; i < 8; ++i) {
-    const int fd = Connect(port);
-    Call(fd, 1000);
-    ::close(fd);
-  }
-}, {.warm = false, .connect = false, .seconds = 30});
+    },
+    [](int fd) {
+      Call(fd, 200);
+      const pid_t child = ::fork();
+      CHECK_THAT(child >= 0);
+      if (child == 0) {
+        ::close(fd);
+        ::_exit(7);
+      }
+      Call(fd, 400);
+      LogChild(child);
+      Call(fd, 400);
+      ::close(fd);
+    });
+
+// The child holds a copy: no end of file before it has gone.
+Case fork_copy(
+    "fork_child_keeps_copy",
+    [](int fd) {
+      Echo(fd, 100);
+      pollfd one{fd, POLLIN, 0};
+      Result("poll while the child lives", ::poll(&one, 1, 100));
+      Barrier();
+      LogDrain(fd);
+    },
+    [](int fd) {
+      Call(fd, 100);
+      int gate[2];
+      CHECK_THAT(::pipe(gate) == 0);
+      const pid_t child = ::fork();
+      if (child == 0) {
+        ::close(gate[1]);
+        char byte;
+        ::read(gate[0], &byte, 1);
+        ::_exit(0);
+      }
+      ::close(gate[0]);
+      ::close(fd);
+      Barrier();
+      ::close(gate[1]);
+      LogChild(child);
+    });
+
+Case fork_child(
+    "fork_child_goes_on",
+    [](int fd) {
+      Echo(fd, 2000);
+      LogDrain(fd);
+    },
+    [](int fd) {
+      Call(fd, 200);
+      const pid_t child = ::fork();
+      if (child == 0) {
+        Call(fd, 1800);
+        ::close(fd);
+        ::exit(5);
+      }
+      ::close(fd);
+      LogChild(child);
+    });
+
+// In turns, on one connection.
+Case fork_turns(
+    "fork_turns",
+    [](int fd) {
+      Echo(fd, 600);
+      LogDrain(fd);
+    },
+    [](int fd) {
+      for (int round = 0; round < 3; ++round) {
+        Call(fd, 100);
+        const pid_t child = ::fork();
+        if (child == 0) {
+          Call(fd, 100);
+          ::_exit(round);
+        }
+        LogChild(child);
+      }
+      ::close(fd);
+    });
+
+// What was read ahead of the application survives a fork.
+Case fork_unread(
+    "fork_unread",
+    [](int fd) {
+      SendAll(fd, "abcdefghij", 10);
+      Barrier();
+      SendAll(fd, "klm", 3);
+      LogDrain(fd);
+    },
+    [](int fd) {
+      Barrier();
+      char text[32] = {};
+      pollfd one{fd, POLLIN, 0};
+      ::poll(&one, 1, -1);
+      RecvAll(fd, text, 2);
+      const pid_t child = ::fork();
+      if (child == 0) ::_exit(0);
+      RecvAll(fd, text + 2, 11);
+      Log("%s", text);
+      LogChild(child);
+    });
+
+Case prefork(
+    "prefork",
+    [](int) {
+      int port;
+      const int listener = Listen(&port);
+      std::vector<pid_t> children;
+      for (int i = 0; i < 4; ++i) {
+        const pid_t child = ::fork();
+        if (child == 0) {
+          for (;;) {
+            const int fd = ::accept(listener, nullptr, nullptr);
+            char text[16];
+            for (;;) {
+              const ssize_t n = ::recv(fd, text, 16, MSG_WAITALL);
+              if (n == 0) break;
+              CHECK_THAT(n == 16);
+              SendAll(fd, text, 16);
+            }
+            ::close(fd);
+          }
+        }
+        children.push_back(child);
+      }
+      Tell(port);
+      Barrier();
+      for (const pid_t child : children) ::kill(child, SIGKILL);
+      for (const pid_t child : children) ::waitpid(child, nullptr, 0);
+      Log("done");
+    },
+    [](int) {
+      const int port = static_cast<int>(Hear());
+      std::vector<int> fds;
+      for (int i = 0; i < 4; ++i) fds.push_back(Connect(port));
+      for (const int fd : fds) Call(fd, 500);
+      for (const int fd : fds) Call(fd, 500);
+      for (const int fd : fds) ::close(fd);
+      for (int i = 0; i < 8; ++i) {
+        const int fd = Connect(port);
+        Call(fd, 300);
+        ::close(fd);
+      }
+      Barrier();
+    },
+    {.warm = false, .connect = false, .seconds = 30});
+
+Case forking(
+    "fork_per_connection",
+    [](int) {
+      int port;
+      const int listener = Listen(&port);
+      Tell(port);
+      for (int i = 0; i < 8; ++i) {
+        const int fd = ::accept(listener, nullptr, nullptr);
+        CHECK_THAT(fd >= 0);
+        const pid_t child = ::fork();
+        if (child == 0) {
+          ::close(listener);
+          Echo(fd, 1000);
+          LogDrain(fd);
+          ::exit(0);
+        }
+        ::close(fd);
+        LogChild(child);
+      }
+    },
+    [](int) {
+      const int port = static_cast<int>(Hear());
+      for (int i = 0; i < 8; ++i) {
+        const int fd = Connect(port);
+        Call(fd, 1000);
+        ::close(fd);
+      }
+    },
+    {.warm = false, .connect = false, .seconds = 30});
 
 // inetd: another program with the connection as its input and output.
 void SpeakToCat(int fd) {
@@ -229,259 +251,305 @@ void SpeakToCat(int fd) {
   LogDrain(fd);
 }
 
-Case inetd("exec_cat", [](int fd) {
-  const pid_t child = ::fork();
-  if (child == 0) {
-    ::dup2(fd, 0);
-    ::dup2(fd, 1);
-    ::close(fd);
-    ::execlp("cat", "cat", static_cast<char*>(nullptr));
-    ::_exit(99);
-  }
-  ::close(fd);
-  LogChild(child);
-}, SpeakToCat);
+Case inetd(
+    "exec_cat",
+    [](int fd) {
+      const pid_t child = ::fork();
+      if (child == 0) {
+        ::dup2(fd, 0);
+        ::dup2(fd, 1);
+        ::close(fd);
+        ::execlp("cat", "cat", static_cast<char*>(nullptr));
+        ::_exit(99);
+      }
+      ::close(fd);
+      LogChild(child);
+    },
+    SpeakToCat);
 
-Case inetd_vfork("vfork_cat", [](int fd) {
-  const pid_t child = ::vfork();
-  if (child == 0) {
-    ::dup2(fd, 0);
-    ::dup2(fd, 1);
-    ::close(fd);
-    ::execlp("cat", "cat", static_cast<char*>(nullptr));
-    ::_exit(99);
-  }
-  Result("close", ::close(fd));
-  LogChild(child);
-}, SpeakToCat);
+Case inetd_vfork(
+    "vfork_cat",
+    [](int fd) {
+      const pid_t child = ::vfork();
+      if (child == 0) {
+        ::dup2(fd, 0);
+        ::dup2(fd, 1);
+        ::close(fd);
+        ::execlp("cat", "cat", static_cast<char*>(nullptr));
+        ::_exit(99);
+      }
+      Result("close", ::close(fd));
+      LogChild(child);
+    },
+    SpeakToCat);
 
 // vfork and exec of something that has nothing to do with the stream.
-Case vfork_other("vfork_other", [](int fd) {
-  Echo(fd, 600);
-  LogDrain(fd);
-}, [](int fd) {
-  ::fcntl(fd, F_SETFD, FD_CLOEXEC);
-  for (int i = 0; i < 3; ++i) {
-    Call(fd, 200);
-    const pid_t child = ::vfork();
-    if (child == 0) {
+Case vfork_other(
+    "vfork_other",
+    [](int fd) {
+      Echo(fd, 600);
+      LogDrain(fd);
+    },
+    [](int fd) {
+      ::fcntl(fd, F_SETFD, FD_CLOEXEC);
+      for (int i = 0; i < 3; ++i) {
+        Call(fd, 200);
+        const pid_t child = ::vfork();
+        if (child == 0) {
+          ::close(fd);
+          ::execlp("true", "true", static_cast<char*>(nullptr));
+          ::_exit(99);
+        }
+        LogChild(child);
+      }
       ::close(fd);
-      ::execlp("true", "true", static_cast<char*>(nullptr));
-      ::_exit(99);
-    }
-    LogChild(child);
-  }
-  ::close(fd);
-});
+    });
 
-Case spawn_cat("spawn_cat", [](int fd) {
-  posix_spawn_file_actions_t actions;
-  ::posix_spawn_file_actions_init(&actions);
-  ::posix_spawn_file_actions_adddup2(&actions, fd, 0);
-  ::posix_spawn_file_actions_adddup2(&actions, fd, 1);
-  ::posix_spawn_file_actions_addclose(&actions, fd);
-  char name[] = "cat";
-  char* argv[] = {name, nullptr};
-  pid_t child;
-  Result("posix_spawnp",
-         ::posix_spawnp(&child, "cat", &actions, nullptr, argv, environ));
-  ::posix_spawn_file_actions_destroy(&actions);
-  ::close(fd);
-  LogChild(child);
-}, SpeakToCat);
+Case spawn_cat(
+    "spawn_cat",
+    [](int fd) {
+      posix_spawn_file_actions_t actions;
+      ::posix_spawn_file_actions_init(&actions);
+      ::posix_spawn_file_actions_adddup2(&actions, fd, 0);
+      ::posix_spawn_file_actions_adddup2(&actions, fd, 1);
+      ::posix_spawn_file_actions_addclose(&actions, fd);
+      char name[] = "cat";
+      char* argv[] = {name, nullptr};
+      pid_t child;
+      Result("posix_spawnp",
+             ::posix_spawnp(&child, "cat", &actions, nullptr, argv, environ));
+      ::posix_spawn_file_actions_destroy(&actions);
+      ::close(fd);
+      LogChild(child);
+    },
+    SpeakToCat);
 
-Case shells("system_popen", [](int fd) {
-  Echo(fd, 900);
-  LogDrain(fd);
-}, [](int fd) {
-  ::fcntl(fd, F_SETFD, FD_CLOEXEC);
-  Call(fd, 300);
-  Result("system", ::system("exit 3"));
-  Call(fd, 300);
-  std::FILE* pipe = ::popen("echo hello", "r");
-  char line[32] = {};
-  CHECK_THAT(std::fgets(line, sizeof line, pipe) != nullptr);
-  Log("%.5s", line);
-  Result("pclose", ::pclose(pipe));
-  Call(fd, 300);
-  ::close(fd);
-});
+Case shells(
+    "system_popen",
+    [](int fd) {
+      Echo(fd, 900);
+      LogDrain(fd);
+    },
+    [](int fd) {
+      ::fcntl(fd, F_SETFD, FD_CLOEXEC);
+      Call(fd, 300);
+      Result("system", ::system("exit 3"));
+      Call(fd, 300);
+      std::FILE* pipe = ::popen("echo hello", "r");
+      char line[32] = {};
+      CHECK_THAT(std::fgets(line, sizeof line, pipe) != nullptr);
+      Log("%.5s", line);
+      Result("pclose", ::pclose(pipe));
+      Call(fd, 300);
+      ::close(fd);
+    });
 
 // The descriptor is inherited by a program that never uses it.
-Case inherited("system_inherits", [](int fd) {
-  Echo(fd, 600);
-  LogDrain(fd);
-}, [](int fd) {
-  Call(fd, 300);
-  Result("system", ::system("true"));
-  Call(fd, 300);
-  ::close(fd);
-});
+Case inherited(
+    "system_inherits",
+    [](int fd) {
+      Echo(fd, 600);
+      LogDrain(fd);
+    },
+    [](int fd) {
+      Call(fd, 300);
+      Result("system", ::system("true"));
+      Call(fd, 300);
+      ::close(fd);
+    });
 
-Case exec_self("exec_with_stream", [](int fd) {
-  // Bytes that are on their way while the image changes.
-  char text[5];
-  SendAll(fd, "early", 5);
-  Barrier();
-  ::shutdown(fd, SHUT_WR);
-  RecvAll(fd, text, 5);
-  Log("%.5s", text);
-  LogDrain(fd);
-}, [](int fd) {
-  Barrier();
-  ::dup2(fd, 0);
-  ::dup2(fd, 1);
-  ::close(fd);
-  ::execlp("cat", "cat", static_cast<char*>(nullptr));
-  Fail("exec");
-});
+Case exec_self(
+    "exec_with_stream",
+    [](int fd) {
+      // Bytes that are on their way while the image changes.
+      char text[5];
+      SendAll(fd, "early", 5);
+      Barrier();
+      ::shutdown(fd, SHUT_WR);
+      RecvAll(fd, text, 5);
+      Log("%.5s", text);
+      LogDrain(fd);
+    },
+    [](int fd) {
+      Barrier();
+      ::dup2(fd, 0);
+      ::dup2(fd, 1);
+      ::close(fd);
+      ::execlp("cat", "cat", static_cast<char*>(nullptr));
+      Fail("exec");
+    });
 
 // A promoted stream is given to another process.
-Case passing("scm_rights", [](int fd) {
-  Echo(fd, 800);
-  LogDrain(fd);
-}, [](int fd) {
-  Call(fd, 200);
-  int pair_fds[2];
-  CHECK_THAT(::socketpair(AF_UNIX, SOCK_STREAM, 0, pair_fds) == 0);
-  const pid_t child = ::fork();
-  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))];
-  char byte = 'f';
-  iovec part{&byte, 1};
-  msghdr message{};
-  message.msg_iov = &part;
-  message.msg_iovlen = 1;
-  message.msg_control = control;
-  message.msg_controllen = sizeof control;
-  if (child == 0) {
-    ::close(fd);
-    CHECK_THAT(::recvmsg(pair_fds[1], &message, 0) == 1);
-    int got;
-    std::memcpy(&got, CMSG_DATA(CMSG_FIRSTHDR(&message)), sizeof got);
-    Call(got, 400);
-    ::_exit(0);
-  }
-  Call(fd, 200);
-  cmsghdr* header = CMSG_FIRSTHDR(&message);
-  header->cmsg_level = SOL_SOCKET;
-  header->cmsg_type = SCM_RIGHTS;
-  header->cmsg_len = CMSG_LEN(sizeof fd);
-  std::memcpy(CMSG_DATA(header), &fd, sizeof fd);
-  Result("sendmsg", ::sendmsg(pair_fds[0], &message, 0));
-  ::close(fd);
-  LogChild(child);
-});
+Case passing(
+    "scm_rights",
+    [](int fd) {
+      Echo(fd, 800);
+      LogDrain(fd);
+    },
+    [](int fd) {
+      Call(fd, 200);
+      int pair_fds[2];
+      CHECK_THAT(::socketpair(AF_UNIX, SOCK_STREAM, 0, pair_fds) == 0);
+      const pid_t child = ::fork();
+      alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))];
+      char byte = 'f';
+      iovec part{&byte, 1};
+      msghdr message{};
+      message.msg_iov = &part;
+      message.msg_iovlen = 1;
+      message.msg_control = control;
+      message.msg_controllen = sizeof control;
+      if (child == 0) {
+        ::close(fd);
+        CHECK_THAT(::recvmsg(pair_fds[1], &message, 0) == 1);
+        int got;
+        std::memcpy(&got, CMSG_DATA(CMSG_FIRSTHDR(&message)), sizeof got);
+        Call(got, 400);
+        ::_exit(0);
+      }
+      Call(fd, 200);
+      cmsghdr* header = CMSG_FIRSTHDR(&message);
+      header->cmsg_level = SOL_SOCKET;
+      header->cmsg_type = SCM_RIGHTS;
+      header->cmsg_len = CMSG_LEN(sizeof fd);
+      std::memcpy(CMSG_DATA(header), &fd, sizeof fd);
+      Result("sendmsg", ::sendmsg(pair_fds[0], &message, 0));
+      ::close(fd);
+      LogChild(child);
+    });
 
-Case daemons("daemon", [](int fd) {
-  Echo(fd, 600);
-  LogDrain(fd);
-}, [](int fd) {
-  Call(fd, 200);
-  const pid_t child = ::fork();
-  if (child == 0) {
-    CHECK_THAT(::daemon(1, 1) == 0);
-    Call(fd, 400);
-    ::exit(0);
-  }
-  ::close(fd);
-  LogChild(child);
-});
+Case daemons(
+    "daemon",
+    [](int fd) {
+      Echo(fd, 600);
+      LogDrain(fd);
+    },
+    [](int fd) {
+      Call(fd, 200);
+      const pid_t child = ::fork();
+      if (child == 0) {
+        CHECK_THAT(::daemon(1, 1) == 0);
+        Call(fd, 400);
+        ::exit(0);
+      }
+      ::close(fd);
+      LogChild(child);
+    });
 
 // Programs that close everything they did not open.
-Case close_all("close_all", [](int fd) {
-  Echo(fd, 400);
-  LogDrain(fd);
-}, [](int fd) {
-  Call(fd, 200);
-  const int last = static_cast<int>(::sysconf(_SC_OPEN_MAX));
-  for (int i = 30; i < (last < 5000 ? last : 5000); ++i) {
-    if (i != fd) ::close(i);
-  }
-  Call(fd, 100);
-  ::close_range(30, ~0u, 0);
-  Call(fd, 100);
-  ::close(fd);
-});
+Case close_all(
+    "close_all",
+    [](int fd) {
+      Echo(fd, 400);
+      LogDrain(fd);
+    },
+    [](int fd) {
+      Call(fd, 200);
+      const int last = static_cast<int>(::sysconf(_SC_OPEN_MAX));
+      for (int i = 30; i < (last < 5000 ? last : 5000); ++i) {
+        if (i != fd) ::close(i);
+      }
+      Call(fd, 100);
+      ::close_range(30, ~0u, 0);
+      Call(fd, 100);
+      ::close(fd);
+    });
 
-Case close_stream_range("close_range_takes_stream", [](int fd) {
-  Echo(fd, 200);
-  LogDrain(fd);
-}, [](int fd) {
-  Call(fd, 200);
-  const int high = ::fcntl(fd, F_DUPFD, 50);
-  ::close(fd);
-  CHECK_THAT(high >= 50);
-  Result("close_range", ::close_range(50, ~0u, 0));
-  char byte;
-  Result("recv", ::recv(high, &byte, 1, 0));
-  // And a new connection afterwards.
-  int port;
-  const int listener = Listen(&port);
-  const int out = Connect(port);
-  const int in = ::accept(listener, nullptr, nullptr);
-  for (int i = 0; i < 500; ++i) {
-    SendAll(out, "ping", 4);
-    char text[4];
-    RecvAll(in, text, 4);
-  }
-  Log("done");
-});
+Case close_stream_range(
+    "close_range_takes_stream",
+    [](int fd) {
+      Echo(fd, 200);
+      LogDrain(fd);
+    },
+    [](int fd) {
+      Call(fd, 200);
+      const int high = ::fcntl(fd, F_DUPFD, 50);
+      ::close(fd);
+      CHECK_THAT(high >= 50);
+      Result("close_range", ::close_range(50, ~0u, 0));
+      char byte;
+      Result("recv", ::recv(high, &byte, 1, 0));
+      // And a new connection afterwards.
+      int port;
+      const int listener = Listen(&port);
+      const int out = Connect(port);
+      const int in = ::accept(listener, nullptr, nullptr);
+      for (int i = 0; i < 500; ++i) {
+        SendAll(out, "ping", 4);
+        char text[4];
+        RecvAll(in, text, 4);
+      }
+      Log("done");
+    });
 
-Case cloexec_range("close_range_cloexec", [](int fd) {
-  Echo(fd, 400);
-  LogDrain(fd);
-}, [](int fd) {
-  Call(fd, 200);
-  Result("close_range", ::close_range(3, ~0u, CLOSE_RANGE_CLOEXEC));
-  Log("cloexec %d", (::fcntl(fd, F_GETFD) & FD_CLOEXEC) != 0);
-  Call(fd, 200);
-  ::close(fd);
-});
+Case cloexec_range(
+    "close_range_cloexec",
+    [](int fd) {
+      Echo(fd, 400);
+      LogDrain(fd);
+    },
+    [](int fd) {
+      Call(fd, 200);
+      Result("close_range", ::close_range(3, ~0u, CLOSE_RANGE_CLOEXEC));
+      Log("cloexec %d", (::fcntl(fd, F_GETFD) & FD_CLOEXEC) != 0);
+      Call(fd, 200);
+      ::close(fd);
+    });
 
 // No descriptors left: the connection works as it is.
-Case no_fds("rlimit_nofile", [](int) {
-  int port;
-  const int listener = Listen(&port);
-  Tell(port);
-  const int fd = ::accept(listener, nullptr, nullptr);
-  Echo(fd, 2000);
-  LogDrain(fd);
-}, [](int) {
-  const int port = static_cast<int>(Hear());
-  const int fd = Connect(port);
-  rlimit limit{static_cast<rlim_t>(fd) + 1, static_cast<rlim_t>(fd) + 1};
-  CHECK_THAT(::setrlimit(RLIMIT_NOFILE, &limit) == 0);
-  Call(fd, 2000);
-  Result("socket", ::socket(AF_INET, SOCK_STREAM, 0));
-  Result("dup", ::dup(fd));
-  Result("close", ::close(fd));
-  Result("socket", ::socket(AF_INET, SOCK_STREAM, 0));
-}, {.warm = false, .connect = false});
+Case no_fds(
+    "rlimit_nofile",
+    [](int) {
+      int port;
+      const int listener = Listen(&port);
+      Tell(port);
+      const int fd = ::accept(listener, nullptr, nullptr);
+      Echo(fd, 2000);
+      LogDrain(fd);
+    },
+    [](int) {
+      const int port = static_cast<int>(Hear());
+      const int fd = Connect(port);
+      rlimit limit{static_cast<rlim_t>(fd) + 1, static_cast<rlim_t>(fd) + 1};
+      CHECK_THAT(::setrlimit(RLIMIT_NOFILE, &limit) == 0);
+      Call(fd, 2000);
+      Result("socket", ::socket(AF_INET, SOCK_STREAM, 0));
+      Result("dup", ::dup(fd));
+      Result("close", ::close(fd));
+      Result("socket", ::socket(AF_INET, SOCK_STREAM, 0));
+    },
+    {.warm = false, .connect = false});
 
-Case dup_over("dup2_over_stream", [](int fd) {
-  Echo(fd, 200);
-  LogDrain(fd);
-}, [](int fd) {
-  Call(fd, 200);
-  const int null = ::open("/dev/null", O_RDWR);
-  Result("dup2", ::dup2(null, fd) == fd ? 0 : -1);
-  char byte;
-  Result("read", ::read(fd, &byte, 1));
-  Result("write", ::write(fd, "x", 1));
-});
+Case dup_over(
+    "dup2_over_stream",
+    [](int fd) {
+      Echo(fd, 200);
+      LogDrain(fd);
+    },
+    [](int fd) {
+      Call(fd, 200);
+      const int null = ::open("/dev/null", O_RDWR);
+      Result("dup2", ::dup2(null, fd) == fd ? 0 : -1);
+      char byte;
+      Result("read", ::read(fd, &byte, 1));
+      Result("write", ::write(fd, "x", 1));
+    });
 
-Case dup_over_peer("reuse_number", [](int fd) {
-  Echo(fd, 200);
-  LogDrain(fd);
-}, [](int fd) {
-  Call(fd, 200);
-  ::close(fd);
-  int pipe_fds[2];
-  CHECK_THAT(::pipe(pipe_fds) == 0);
-  Log("number is taken again %d", pipe_fds[0] == fd || pipe_fds[1] == fd);
-  Result("write", ::write(pipe_fds[1], "abc", 3));
-  char text[4];
-  Result("read", ::read(pipe_fds[0], text, 4));
-});
+Case dup_over_peer(
+    "reuse_number",
+    [](int fd) {
+      Echo(fd, 200);
+      LogDrain(fd);
+    },
+    [](int fd) {
+      Call(fd, 200);
+      ::close(fd);
+      int pipe_fds[2];
+      CHECK_THAT(::pipe(pipe_fds) == 0);
+      Log("number is taken again %d", pipe_fds[0] == fd || pipe_fds[1] == fd);
+      Result("write", ::write(pipe_fds[1], "abc", 3));
+      char text[4];
+      Result("read", ::read(pipe_fds[0], text, 4));
+    });
 
 }  // namespace

@@ -65,493 +65,557 @@ void SkipEdges(int set) {
 constexpr int kQuiet = 20;
 constexpr int kLong = 5000;
 
-Case level("epoll_level", [](int fd) {
-  SendAll(fd, "abcdef", 6);
-  Barrier();
-  Barrier();
-  SendAll(fd, "g", 1);
-  Barrier();
-  ::close(fd);
-  Barrier();
-}, [](int fd) {
-  const int set = NewSet();
-  Result("add", Ctl(set, EPOLL_CTL_ADD, fd, EPOLLIN));
-  Result("add again", Ctl(set, EPOLL_CTL_ADD, fd, EPOLLIN));
-  Barrier();
-  char text[8];
-  LogWait("wait", set, kLong);
-  LogWait("wait", set, 0);
-  RecvAll(fd, text, 3);
-  LogWait("after part", set, 0);
-  RecvAll(fd, text, 3);
-  LogWait("after all", set, 0);
-  LogWait("quiet", set, kQuiet);
-  Result("mod", Ctl(set, EPOLL_CTL_MOD, fd, EPOLLIN | EPOLLOUT));
-  LogWait("in out", set, 0);
-  Result("mod", Ctl(set, EPOLL_CTL_MOD, fd, EPOLLOUT));
-  LogWait("out", set, 0);
-  Result("mod", Ctl(set, EPOLL_CTL_MOD, fd, 0));
-  Barrier();
-  Barrier();
-  LogWait("none", set, kQuiet);
-  Result("mod", Ctl(set, EPOLL_CTL_MOD, fd, EPOLLIN));
-  LogWait("in", set, kLong);
-  Result("del", Ctl(set, EPOLL_CTL_DEL, fd, 0));
-  Result("del again", Ctl(set, EPOLL_CTL_DEL, fd, 0));
-  Result("mod", Ctl(set, EPOLL_CTL_MOD, fd, EPOLLIN));
-  LogWait("deleted", set, kQuiet);
-  Result("add", Ctl(set, EPOLL_CTL_ADD, fd, EPOLLIN | EPOLLRDHUP));
-  LogWait("in again", set, kLong);
-  Barrier();
-  RecvAll(fd, text, 1);
-  LogWait("rdhup", set, kLong);
-  Result("recv", ::recv(fd, text, 1, 0));
-  LogWait("rdhup", set, 0);
-  ::shutdown(fd, SHUT_WR);
-  epoll_event event{};
-  for (int i = 0; i < 1000 && (event.events & EPOLLHUP) == 0; ++i) {
-    ::epoll_wait(set, &event, 1, 1);
-  }
-  Log("hup: %x", event.events);
-  ::close(fd);
-  LogWait("closed", set, kQuiet);
-});
+Case level(
+    "epoll_level",
+    [](int fd) {
+      SendAll(fd, "abcdef", 6);
+      Barrier();
+      Barrier();
+      SendAll(fd, "g", 1);
+      Barrier();
+      ::close(fd);
+      Barrier();
+    },
+    [](int fd) {
+      const int set = NewSet();
+      Result("add", Ctl(set, EPOLL_CTL_ADD, fd, EPOLLIN));
+      Result("add again", Ctl(set, EPOLL_CTL_ADD, fd, EPOLLIN));
+      Barrier();
+      char text[8];
+      LogWait("wait", set, kLong);
+      LogWait("wait", set, 0);
+      RecvAll(fd, text, 3);
+      LogWait("after part", set, 0);
+      RecvAll(fd, text, 3);
+      LogWait("after all", set, 0);
+      LogWait("quiet", set, kQuiet);
+      Result("mod", Ctl(set, EPOLL_CTL_MOD, fd, EPOLLIN | EPOLLOUT));
+      LogWait("in out", set, 0);
+      Result("mod", Ctl(set, EPOLL_CTL_MOD, fd, EPOLLOUT));
+      LogWait("out", set, 0);
+      Result("mod", Ctl(set, EPOLL_CTL_MOD, fd, 0));
+      Barrier();
+      Barrier();
+      LogWait("none", set, kQuiet);
+      Result("mod", Ctl(set, EPOLL_CTL_MOD, fd, EPOLLIN));
+      LogWait("in", set, kLong);
+      Result("del", Ctl(set, EPOLL_CTL_DEL, fd, 0));
+      Result("del again", Ctl(set, EPOLL_CTL_DEL, fd, 0));
+      Result("mod", Ctl(set, EPOLL_CTL_MOD, fd, EPOLLIN));
+      LogWait("deleted", set, kQuiet);
+      Result("add", Ctl(set, EPOLL_CTL_ADD, fd, EPOLLIN | EPOLLRDHUP));
+      LogWait("in again", set, kLong);
+      Barrier();
+      RecvAll(fd, text, 1);
+      LogWait("rdhup", set, kLong);
+      Result("recv", ::recv(fd, text, 1, 0));
+      LogWait("rdhup", set, 0);
+      ::shutdown(fd, SHUT_WR);
+      epoll_event event{};
+      for (int i = 0; i < 1000 && (event.events & EPOLLHUP) == 0; ++i) {
+        ::epoll_wait(set, &event, 1, 1);
+      }
+      Log("hup: %x", event.events);
+      ::close(fd);
+      LogWait("closed", set, kQuiet);
+    });
 
-Case edge("epoll_edge", [](int fd) {
-  SendAll(fd, "abcdef", 6);
-  Barrier();
-  Barrier();
-  SendAll(fd, "ghi", 3);
-  Barrier();
-  Barrier();
-}, [](int fd) {
-  const int set = NewSet();
-  Barrier();
-  char text[16];
-  pollfd one{fd, POLLIN, 0};
-  ::poll(&one, 1, -1);
-  Ctl(set, EPOLL_CTL_ADD, fd, EPOLLIN | EPOLLET);
-  LogWait("already there", set, 0);
-  // The kernel may report an edge twice, and so may we; then it is quiet.
-  SkipEdges(set);
-  RecvAll(fd, text, 2);
-  LogWait("part read: no edge", set, kQuiet);
-  Result("mod", Ctl(set, EPOLL_CTL_MOD, fd, EPOLLIN | EPOLLET));
-  LogWait("mod makes one", set, 0);
-  SkipEdges(set);
-  Barrier();
-  LogWait("new data: an edge although some was left", set, kLong);
-  Barrier();
-  SkipEdges(set);
-  RecvAll(fd, text, 7);
-  LogWait("empty", set, kQuiet);
-  Ctl(set, EPOLL_CTL_MOD, fd, EPOLLOUT | EPOLLET);
-  LogWait("out", set, kLong);
-  SkipEdges(set);
-  Barrier();
-});
+Case edge(
+    "epoll_edge",
+    [](int fd) {
+      SendAll(fd, "abcdef", 6);
+      Barrier();
+      Barrier();
+      SendAll(fd, "ghi", 3);
+      Barrier();
+      Barrier();
+    },
+    [](int fd) {
+      const int set = NewSet();
+      Barrier();
+      char text[16];
+      pollfd one{fd, POLLIN, 0};
+      ::poll(&one, 1, -1);
+      Ctl(set, EPOLL_CTL_ADD, fd, EPOLLIN | EPOLLET);
+      LogWait("already there", set, 0);
+      // The kernel may report an edge twice, and so may we; then it is quiet.
+      SkipEdges(set);
+      RecvAll(fd, text, 2);
+      LogWait("part read: no edge", set, kQuiet);
+      Result("mod", Ctl(set, EPOLL_CTL_MOD, fd, EPOLLIN | EPOLLET));
+      LogWait("mod makes one", set, 0);
+      SkipEdges(set);
+      Barrier();
+      LogWait("new data: an edge although some was left", set, kLong);
+      Barrier();
+      SkipEdges(set);
+      RecvAll(fd, text, 7);
+      LogWait("empty", set, kQuiet);
+      Ctl(set, EPOLL_CTL_MOD, fd, EPOLLOUT | EPOLLET);
+      LogWait("out", set, kLong);
+      SkipEdges(set);
+      Barrier();
+    });
 
-Case oneshot("epoll_oneshot", [](int fd) {
-  SendAll(fd, "abc", 3);
-  Barrier();
-  Barrier();
-  SendAll(fd, "def", 3);
-  Barrier();
-  Barrier();
-}, [](int fd) {
-  const int set = NewSet();
-  Ctl(set, EPOLL_CTL_ADD, fd, EPOLLIN | EPOLLONESHOT);
-  Barrier();
-  char text[16];
-  LogWait("once", set, kLong);
-  LogWait("not twice", set, kQuiet);
-  Result("mod", Ctl(set, EPOLL_CTL_MOD, fd, EPOLLIN | EPOLLONESHOT));
-  LogWait("again", set, 0);
-  RecvAll(fd, text, 3);
-  Barrier();
-  Barrier();
-  LogWait("disarmed", set, kQuiet);
-  Result("mod", Ctl(set, EPOLL_CTL_MOD, fd, EPOLLIN | EPOLLET | EPOLLONESHOT));
-  LogWait("armed", set, kLong);
-  LogWait("disarmed", set, kQuiet);
-  Barrier();
-});
+Case oneshot(
+    "epoll_oneshot",
+    [](int fd) {
+      SendAll(fd, "abc", 3);
+      Barrier();
+      Barrier();
+      SendAll(fd, "def", 3);
+      Barrier();
+      Barrier();
+    },
+    [](int fd) {
+      const int set = NewSet();
+      Ctl(set, EPOLL_CTL_ADD, fd, EPOLLIN | EPOLLONESHOT);
+      Barrier();
+      char text[16];
+      LogWait("once", set, kLong);
+      LogWait("not twice", set, kQuiet);
+      Result("mod", Ctl(set, EPOLL_CTL_MOD, fd, EPOLLIN | EPOLLONESHOT));
+      LogWait("again", set, 0);
+      RecvAll(fd, text, 3);
+      Barrier();
+      Barrier();
+      LogWait("disarmed", set, kQuiet);
+      Result("mod",
+             Ctl(set, EPOLL_CTL_MOD, fd, EPOLLIN | EPOLLET | EPOLLONESHOT));
+      LogWait("armed", set, kLong);
+      LogWait("disarmed", set, kQuiet);
+      Barrier();
+    });
 
-Case exclusive("epoll_exclusive", [](int fd) {
-  SendAll(fd, "abc", 3);
-  Barrier();
-}, [](int fd) {
-  const int set = NewSet();
-  Result("add", Ctl(set, EPOLL_CTL_ADD, fd, EPOLLIN | EPOLLEXCLUSIVE));
-  LogWait("wait", set, kLong);
-  Result("mod", Ctl(set, EPOLL_CTL_MOD, fd, EPOLLIN));
-  const int other = NewSet();
-  Result("oneshot", Ctl(other, EPOLL_CTL_ADD, fd,
-                        EPOLLIN | EPOLLEXCLUSIVE | EPOLLONESHOT));
-  Result("del", Ctl(set, EPOLL_CTL_DEL, fd, 0));
-  Barrier();
-});
+Case exclusive(
+    "epoll_exclusive",
+    [](int fd) {
+      SendAll(fd, "abc", 3);
+      Barrier();
+    },
+    [](int fd) {
+      const int set = NewSet();
+      Result("add", Ctl(set, EPOLL_CTL_ADD, fd, EPOLLIN | EPOLLEXCLUSIVE));
+      LogWait("wait", set, kLong);
+      Result("mod", Ctl(set, EPOLL_CTL_MOD, fd, EPOLLIN));
+      const int other = NewSet();
+      Result("oneshot", Ctl(other, EPOLL_CTL_ADD, fd,
+                            EPOLLIN | EPOLLEXCLUSIVE | EPOLLONESHOT));
+      Result("del", Ctl(set, EPOLL_CTL_DEL, fd, 0));
+      Barrier();
+    });
 
-Case bad_epoll("epoll_bad", [](int fd) { Barrier(); (void)fd; }, [](int fd) {
-  const int set = NewSet();
-  epoll_event event{};
-  Result("mod unknown", Ctl(set, EPOLL_CTL_MOD, fd, EPOLLIN));
-  Result("del unknown", Ctl(set, EPOLL_CTL_DEL, fd, EPOLLIN));
-  Result("op 9", Ctl(set, 9, fd, EPOLLIN));
-  Result("set is no set", Ctl(fd, EPOLL_CTL_ADD, fd, EPOLLIN));
-  Result("bad fd", Ctl(set, EPOLL_CTL_ADD, 777, EPOLLIN));
-  Result("null", ::epoll_ctl(set, EPOLL_CTL_ADD, fd, nullptr));
-  Ctl(set, EPOLL_CTL_ADD, fd, EPOLLIN);
-  Result("wait 0", ::epoll_wait(set, &event, 0, 0));
-  Result("wait -1", ::epoll_wait(set, &event, Opaque(-1), 0));
-  Result("wait on it", ::epoll_wait(fd, &event, 1, 0));
-  Barrier();
-});
+Case bad_epoll(
+    "epoll_bad",
+    [](int fd) {
+      Barrier();
+      (void)fd;
+    },
+    [](int fd) {
+      const int set = NewSet();
+      epoll_event event{};
+      Result("mod unknown", Ctl(set, EPOLL_CTL_MOD, fd, EPOLLIN));
+      Result("del unknown", Ctl(set, EPOLL_CTL_DEL, fd, EPOLLIN));
+      Result("op 9", Ctl(set, 9, fd, EPOLLIN));
+      Result("set is no set", Ctl(fd, EPOLL_CTL_ADD, fd, EPOLLIN));
+      Result("bad fd", Ctl(set, EPOLL_CTL_ADD, 777, EPOLLIN));
+      Result("null", ::epoll_ctl(set, EPOLL_CTL_ADD, fd, nullptr));
+      Ctl(set, EPOLL_CTL_ADD, fd, EPOLLIN);
+      Result("wait 0", ::epoll_wait(set, &event, 0, 0));
+      Result("wait -1", ::epoll_wait(set, &event, Opaque(-1), 0));
+      Result("wait on it", ::epoll_wait(fd, &event, 1, 0));
+      Barrier();
+    });
 
 // Writability after the buffers were full, by edge.
-Case out_edge("epoll_out_edge", [](int fd) {
-  std::vector<char> text(100'000);
-  for (int round = 0; round < 20; ++round) {
-    auto left = static_cast<std::uint64_t>(Hear());
-    while (left > 0) {
-      const std::size_t n = std::min<std::uint64_t>(left, text.size());
-      RecvAll(fd, text.data(), n);
-      left -= n;
-    }
-  }
-}, [](int fd) {
-  SetNonblock(fd, true);
-  const int set = NewSet();
-  Ctl(set, EPOLL_CTL_ADD, fd, EPOLLOUT | EPOLLIN | EPOLLET);
-  std::vector<char> text(60'000);
-  epoll_event event{};
-  for (int round = 0; round < 20; ++round) {
-    std::uint64_t sent = 0;
-    ssize_t n;
-    while ((n = ::send(fd, text.data(), text.size(), 0)) > 0) {
-      sent += static_cast<std::uint64_t>(n);
-    }
-    CHECK_THAT(errno == EAGAIN);
-    // Throw away edges of before.
-    while (::epoll_wait(set, &event, 1, 0) == 1) {
-    }
-    Tell(static_cast<std::int64_t>(sent));
-    for (;;) {
-      n = ::epoll_wait(set, &event, 1, kLong);
-      if (n != 1) Fail("no edge in round %d", round);
-      if (::send(fd, text.data(), 1, 0) == 1) break;
-    }
-    // The byte is one more than was told: count it to the next round.
-    Tell(1);
-    ++round;
-  }
-  Log("done");
-});
+Case out_edge(
+    "epoll_out_edge",
+    [](int fd) {
+      std::vector<char> text(100'000);
+      for (int round = 0; round < 20; ++round) {
+        auto left = static_cast<std::uint64_t>(Hear());
+        while (left > 0) {
+          const std::size_t n = std::min<std::uint64_t>(left, text.size());
+          RecvAll(fd, text.data(), n);
+          left -= n;
+        }
+      }
+    },
+    [](int fd) {
+      SetNonblock(fd, true);
+      const int set = NewSet();
+      Ctl(set, EPOLL_CTL_ADD, fd, EPOLLOUT | EPOLLIN | EPOLLET);
+      std::vector<char> text(60'000);
+      epoll_event event{};
+      for (int round = 0; round < 20; ++round) {
+        std::uint64_t sent = 0;
+        ssize_t n;
+        while ((n = ::send(fd, text.data(), text.size(), 0)) > 0) {
+          sent += static_cast<std::uint64_t>(n);
+        }
+        CHECK_THAT(errno == EAGAIN);
+        // Throw away edges of before.
+        while (::epoll_wait(set, &event, 1, 0) == 1) {
+        }
+        Tell(static_cast<std::int64_t>(sent));
+        for (;;) {
+          n = ::epoll_wait(set, &event, 1, kLong);
+          if (n != 1) Fail("no edge in round %d", round);
+          if (::send(fd, text.data(), 1, 0) == 1) break;
+        }
+        // The byte is one more than was told: count it to the next round.
+        Tell(1);
+        ++round;
+      }
+      Log("done");
+    });
 
-Case out_level("poll_out_level", [](int fd) {
-  const auto total = static_cast<std::uint64_t>(Hear());
-  std::vector<char> text(100'000);
-  for (std::uint64_t left = total; left > 0;) {
-    const std::size_t n = std::min<std::uint64_t>(left, text.size());
-    RecvAll(fd, text.data(), n);
-    left -= n;
-  }
-  Barrier();
-}, [](int fd) {
-  SetNonblock(fd, true);
-  const int set = NewSet();
-  Ctl(set, EPOLL_CTL_ADD, fd, EPOLLOUT);
-  LogWait("writable", set, 0);
-  std::vector<char> text(60'000);
-  std::int64_t sent = 0;
-  ssize_t n;
-  while ((n = ::send(fd, text.data(), text.size(), 0)) > 0) sent += n;
-  Log("%s", ErrorName(errno));
-  LogWait("full", set, 0);
-  pollfd one{fd, POLLOUT | POLLIN, 0};
-  Result("poll", ::poll(&one, 1, 0));
-  fd_set out;
-  FD_ZERO(&out);
-  FD_SET(fd, &out);
-  timeval none{0, 0};
-  Result("select", ::select(fd + 1, nullptr, &out, nullptr, &none));
-  Tell(sent);
-  LogWait("drained", set, kLong);
-  Result("poll", ::poll(&one, 1, kLong));
-  FD_SET(fd, &out);
-  Result("select", ::select(fd + 1, nullptr, &out, nullptr, nullptr));
-  Barrier();
-});
+Case out_level(
+    "poll_out_level",
+    [](int fd) {
+      const auto total = static_cast<std::uint64_t>(Hear());
+      std::vector<char> text(100'000);
+      for (std::uint64_t left = total; left > 0;) {
+        const std::size_t n = std::min<std::uint64_t>(left, text.size());
+        RecvAll(fd, text.data(), n);
+        left -= n;
+      }
+      Barrier();
+    },
+    [](int fd) {
+      SetNonblock(fd, true);
+      const int set = NewSet();
+      Ctl(set, EPOLL_CTL_ADD, fd, EPOLLOUT);
+      LogWait("writable", set, 0);
+      std::vector<char> text(60'000);
+      std::int64_t sent = 0;
+      ssize_t n;
+      while ((n = ::send(fd, text.data(), text.size(), 0)) > 0) sent += n;
+      Log("%s", ErrorName(errno));
+      LogWait("full", set, 0);
+      pollfd one{fd, POLLOUT | POLLIN, 0};
+      Result("poll", ::poll(&one, 1, 0));
+      fd_set out;
+      FD_ZERO(&out);
+      FD_SET(fd, &out);
+      timeval none{0, 0};
+      Result("select", ::select(fd + 1, nullptr, &out, nullptr, &none));
+      Tell(sent);
+      LogWait("drained", set, kLong);
+      Result("poll", ::poll(&one, 1, kLong));
+      FD_SET(fd, &out);
+      Result("select", ::select(fd + 1, nullptr, &out, nullptr, nullptr));
+      Barrier();
+    });
 
-Case poll_select("poll_select", [](int fd) {
-  Barrier();
-  SendAll(fd, "abc", 3);
-  Barrier();
-  Barrier();
-  ::close(fd);
-  Barrier();
-}, [](int fd) {
-  pollfd one{fd, POLLIN | POLLPRI | POLLRDHUP, 0};
-  Result("poll quiet", ::poll(&one, 1, kQuiet));
-  one.events = POLLOUT | POLLWRNORM | POLLWRBAND;
-  Result("poll out", ::poll(&one, 1, -1));
-  Log("revents %x", static_cast<unsigned>(one.revents));
-  Barrier();
-  one.events = POLLIN | POLLRDNORM | POLLRDBAND | POLLPRI;
-  Result("poll in", ::poll(&one, 1, -1));
-  Log("revents %x", static_cast<unsigned>(one.revents));
-  one.events = 0;
-  Result("poll nothing", ::poll(&one, 1, 0));
-  pollfd twice[3] = {{fd, POLLIN, 0}, {-1, POLLIN, 7}, {fd, POLLIN | POLLOUT, 0}};
-  Result("poll twice", ::poll(twice, 3, 0));
-  Log("revents %x %x %x", static_cast<unsigned>(twice[0].revents),
-      static_cast<unsigned>(twice[1].revents),
-      static_cast<unsigned>(twice[2].revents));
-  fd_set in, out, except;
-  FD_ZERO(&in);
-  FD_ZERO(&out);
-  FD_ZERO(&except);
-  FD_SET(fd, &in);
-  FD_SET(fd, &out);
-  FD_SET(fd, &except);
-  timeval time{1, 0};
-  Result("select", ::select(fd + 1, &in, &out, &except, &time));
-  Log("in %d out %d except %d", FD_ISSET(fd, &in), FD_ISSET(fd, &out),
-      FD_ISSET(fd, &except));
-  char text[8];
-  RecvAll(fd, text, 3);
-  FD_ZERO(&in);
-  FD_SET(fd, &in);
-  time = {0, 30'000};
-  const std::uint64_t start = NowMs();
-  Result("select quiet", ::select(fd + 1, &in, nullptr, nullptr, &time));
-  const std::uint64_t took = NowMs() - start;
-  Log("not early %d, in %d, left %ld", took >= 29, FD_ISSET(fd, &in),
-      static_cast<long>(time.tv_sec * 1'000'000 + time.tv_usec));
-  timespec brief{0, 20'000'000};
-  sigset_t mask;
-  ::sigfillset(&mask);
-  FD_SET(fd, &in);
-  Result("pselect", ::pselect(fd + 1, &in, nullptr, nullptr, &brief, &mask));
-  one.events = POLLIN;
-  Result("ppoll", ::ppoll(&one, 1, &brief, &mask));
-  brief.tv_nsec = -1;
-  Result("ppoll bad", ::ppoll(&one, 1, &brief, &mask));
-  time = {-1, 0};
-  Result("select bad", ::select(fd + 1, &in, nullptr, nullptr, &time));
-  Barrier();
-  Barrier();
-  one.events = POLLIN | POLLRDHUP;
-  Result("poll end", ::poll(&one, 1, -1));
-  Log("revents %x", static_cast<unsigned>(one.revents));
-  FD_SET(fd, &in);
-  Result("select end", ::select(fd + 1, &in, nullptr, nullptr, nullptr));
-  Result("recv", ::recv(fd, text, 1, 0));
-  Barrier();
-});
-
-Case timeouts("wait_times", [](int fd) { Barrier(); (void)fd; }, [](int fd) {
-  const int set = NewSet();
-  Ctl(set, EPOLL_CTL_ADD, fd, EPOLLIN);
-  epoll_event event{};
-  int early = 0;
-  int late = 0;
-  for (const int ms : {1, 2, 5, 10, 20, 40, 0, 3, 7, 60}) {
-    for (int way = 0; way < 5; ++way) {
-      timespec start, end;
-      pollfd one{fd, POLLIN, 0};
-      fd_set in;
+Case poll_select(
+    "poll_select",
+    [](int fd) {
+      Barrier();
+      SendAll(fd, "abc", 3);
+      Barrier();
+      Barrier();
+      ::close(fd);
+      Barrier();
+    },
+    [](int fd) {
+      pollfd one{fd, POLLIN | POLLPRI | POLLRDHUP, 0};
+      Result("poll quiet", ::poll(&one, 1, kQuiet));
+      one.events = POLLOUT | POLLWRNORM | POLLWRBAND;
+      Result("poll out", ::poll(&one, 1, -1));
+      Log("revents %x", static_cast<unsigned>(one.revents));
+      Barrier();
+      one.events = POLLIN | POLLRDNORM | POLLRDBAND | POLLPRI;
+      Result("poll in", ::poll(&one, 1, -1));
+      Log("revents %x", static_cast<unsigned>(one.revents));
+      one.events = 0;
+      Result("poll nothing", ::poll(&one, 1, 0));
+      pollfd twice[3] = {
+          {fd, POLLIN, 0}, {-1, POLLIN, 7}, {fd, POLLIN | POLLOUT, 0}};
+      Result("poll twice", ::poll(twice, 3, 0));
+      Log("revents %x %x %x", static_cast<unsigned>(twice[0].revents),
+          static_cast<unsigned>(twice[1].revents),
+          static_cast<unsigned>(twice[2].revents));
+      fd_set in, out, except;
+      FD_ZERO(&in);
+      FD_ZERO(&out);
+      FD_ZERO(&except);
+      FD_SET(fd, &in);
+      FD_SET(fd, &out);
+      FD_SET(fd, &except);
+      timeval time{1, 0};
+      Result("select", ::select(fd + 1, &in, &out, &except, &time));
+      Log("in %d out %d except %d", FD_ISSET(fd, &in), FD_ISSET(fd, &out),
+          FD_ISSET(fd, &except));
+      char text[8];
+      RecvAll(fd, text, 3);
       FD_ZERO(&in);
       FD_SET(fd, &in);
-      timeval time{0, ms * 1000};
-      timespec spec{0, ms * 1'000'000};
-      ::clock_gettime(CLOCK_MONOTONIC, &start);
-      int n = -1;
-      switch (way) {
-        case 0: n = ::epoll_wait(set, &event, 1, ms); break;
-        case 1: n = ::poll(&one, 1, ms); break;
-        case 2: n = ::select(fd + 1, &in, nullptr, nullptr, &time); break;
-        case 3: n = ::epoll_pwait2(set, &event, 1, &spec, nullptr); break;
-        case 4: n = ::ppoll(&one, 1, &spec, nullptr); break;
+      time = {0, 30'000};
+      const std::uint64_t start = NowMs();
+      Result("select quiet", ::select(fd + 1, &in, nullptr, nullptr, &time));
+      const std::uint64_t took = NowMs() - start;
+      Log("not early %d, in %d, left %ld", took >= 29, FD_ISSET(fd, &in),
+          static_cast<long>(time.tv_sec * 1'000'000 + time.tv_usec));
+      timespec brief{0, 20'000'000};
+      sigset_t mask;
+      ::sigfillset(&mask);
+      FD_SET(fd, &in);
+      Result("pselect",
+             ::pselect(fd + 1, &in, nullptr, nullptr, &brief, &mask));
+      one.events = POLLIN;
+      Result("ppoll", ::ppoll(&one, 1, &brief, &mask));
+      brief.tv_nsec = -1;
+      Result("ppoll bad", ::ppoll(&one, 1, &brief, &mask));
+      time = {-1, 0};
+      Result("select bad", ::select(fd + 1, &in, nullptr, nullptr, &time));
+      Barrier();
+      Barrier();
+      one.events = POLLIN | POLLRDHUP;
+      Result("poll end", ::poll(&one, 1, -1));
+      Log("revents %x", static_cast<unsigned>(one.revents));
+      FD_SET(fd, &in);
+      Result("select end", ::select(fd + 1, &in, nullptr, nullptr, nullptr));
+      Result("recv", ::recv(fd, text, 1, 0));
+      Barrier();
+    });
+
+Case timeouts(
+    "wait_times",
+    [](int fd) {
+      Barrier();
+      (void)fd;
+    },
+    [](int fd) {
+      const int set = NewSet();
+      Ctl(set, EPOLL_CTL_ADD, fd, EPOLLIN);
+      epoll_event event{};
+      int early = 0;
+      int late = 0;
+      for (const int ms : {1, 2, 5, 10, 20, 40, 0, 3, 7, 60}) {
+        for (int way = 0; way < 5; ++way) {
+          timespec start, end;
+          pollfd one{fd, POLLIN, 0};
+          fd_set in;
+          FD_ZERO(&in);
+          FD_SET(fd, &in);
+          timeval time{0, ms * 1000};
+          timespec spec{0, ms * 1'000'000};
+          ::clock_gettime(CLOCK_MONOTONIC, &start);
+          int n = -1;
+          switch (way) {
+            case 0:
+              n = ::epoll_wait(set, &event, 1, ms);
+              break;
+            case 1:
+              n = ::poll(&one, 1, ms);
+              break;
+            case 2:
+              n = ::select(fd + 1, &in, nullptr, nullptr, &time);
+              break;
+            case 3:
+              n = ::epoll_pwait2(set, &event, 1, &spec, nullptr);
+              break;
+            case 4:
+              n = ::ppoll(&one, 1, &spec, nullptr);
+              break;
+          }
+          ::clock_gettime(CLOCK_MONOTONIC, &end);
+          CHECK_THAT(n == 0);
+          const long us = (end.tv_sec - start.tv_sec) * 1'000'000 +
+                          (end.tv_nsec - start.tv_nsec) / 1000;
+          if (us < ms * 1000L) ++early;
+          if (us > ms * 1000L + 500'000) ++late;
+        }
       }
-      ::clock_gettime(CLOCK_MONOTONIC, &end);
-      CHECK_THAT(n == 0);
-      const long us = (end.tv_sec - start.tv_sec) * 1'000'000 +
-                      (end.tv_nsec - start.tv_nsec) / 1000;
-      if (us < ms * 1000L) ++early;
-      if (us > ms * 1000L + 500'000) ++late;
-    }
-  }
-  Log("early %d, late %d", early, late);
-  Barrier();
-});
+      Log("early %d, late %d", early, late);
+      Barrier();
+    });
 
 // Kernel descriptors beside a stream that is always ready.
-Case mixed("mixed_not_starved", [](int fd) {
-  SendAll(fd, "never read", 10);
-  Barrier();
-  Barrier();
-}, [](int fd) {
-  Barrier();
-  const int set = NewSet();
-  const int event_fd = ::eventfd(0, EFD_NONBLOCK);
-  const int timer = ::timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK);
-  int pipe_fds[2];
-  CHECK_THAT(::pipe(pipe_fds) == 0);
-  int port;
-  const int listener = Listen(&port);
-  for (const int one : {fd, event_fd, timer, pipe_fds[0], listener}) {
-    CHECK_THAT(Ctl(set, EPOLL_CTL_ADD, one, EPOLLIN) == 0);
-  }
-  const int caller = Connect(port);
-  itimerspec soon{{0, 0}, {0, 1'000'000}};
-  CHECK_THAT(::timerfd_settime(timer, 0, &soon, nullptr) == 0);
-  std::uint64_t value = 1;
-  CHECK_THAT(::write(event_fd, &value, 8) == 8);
-  CHECK_THAT(::write(pipe_fds[1], "p", 1) == 1);
-  for (const int capacity : {1, 2, 8}) {
-    bool seen[5] = {};
-    const std::uint64_t end = NowMs() + 3000;
-    bool all = false;
-    while (!all && NowMs() < end) {
-      epoll_event events[8];
-      const int n = ::epoll_wait(set, events, capacity, -1);
-      CHECK_THAT(n > 0 && n <= capacity);
-      for (int i = 0; i < n; ++i) {
-        const int from = events[i].data.fd;
-        seen[0] |= from == fd;
-        seen[1] |= from == event_fd;
-        seen[2] |= from == timer;
-        seen[3] |= from == pipe_fds[0];
-        seen[4] |= from == listener;
+Case mixed(
+    "mixed_not_starved",
+    [](int fd) {
+      SendAll(fd, "never read", 10);
+      Barrier();
+      Barrier();
+    },
+    [](int fd) {
+      Barrier();
+      const int set = NewSet();
+      const int event_fd = ::eventfd(0, EFD_NONBLOCK);
+      const int timer = ::timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK);
+      int pipe_fds[2];
+      CHECK_THAT(::pipe(pipe_fds) == 0);
+      int port;
+      const int listener = Listen(&port);
+      for (const int one : {fd, event_fd, timer, pipe_fds[0], listener}) {
+        CHECK_THAT(Ctl(set, EPOLL_CTL_ADD, one, EPOLLIN) == 0);
       }
-      all = seen[0] && seen[1] && seen[2] && seen[3] && seen[4];
-    }
-    Log("capacity %d: %d %d %d %d %d", capacity, seen[0], seen[1], seen[2],
-        seen[3], seen[4]);
-  }
-  pollfd fds[5] = {{fd, POLLIN, 0},
-                   {event_fd, POLLIN, 0},
-                   {timer, POLLIN, 0},
-                   {pipe_fds[0], POLLIN, 0},
-                   {listener, POLLIN, 0}};
-  // A look without waiting is complete.
-  Result("poll", ::poll(fds, 5, 0));
-  for (int i = 0; i < 100; ++i) {
-    if (::poll(fds, 5, -1) == 5) break;
-  }
-  Result("poll", ::poll(fds, 5, 0));
-  ::close(caller);
-  Barrier();
-});
+      const int caller = Connect(port);
+      itimerspec soon{{0, 0}, {0, 1'000'000}};
+      CHECK_THAT(::timerfd_settime(timer, 0, &soon, nullptr) == 0);
+      std::uint64_t value = 1;
+      CHECK_THAT(::write(event_fd, &value, 8) == 8);
+      CHECK_THAT(::write(pipe_fds[1], "p", 1) == 1);
+      for (const int capacity : {1, 2, 8}) {
+        bool seen[5] = {};
+        const std::uint64_t end = NowMs() + 3000;
+        bool all = false;
+        while (!all && NowMs() < end) {
+          epoll_event events[8];
+          const int n = ::epoll_wait(set, events, capacity, -1);
+          CHECK_THAT(n > 0 && n <= capacity);
+          for (int i = 0; i < n; ++i) {
+            const int from = events[i].data.fd;
+            seen[0] |= from == fd;
+            seen[1] |= from == event_fd;
+            seen[2] |= from == timer;
+            seen[3] |= from == pipe_fds[0];
+            seen[4] |= from == listener;
+          }
+          all = seen[0] && seen[1] && seen[2] && seen[3] && seen[4];
+        }
+        Log("capacity %d: %d %d %d %d %d", capacity, seen[0], seen[1], seen[2],
+            seen[3], seen[4]);
+      }
+      pollfd fds[5] = {{fd, POLLIN, 0},
+                       {event_fd, POLLIN, 0},
+                       {timer, POLLIN, 0},
+                       {pipe_fds[0], POLLIN, 0},
+                       {listener, POLLIN, 0}};
+      // A look without waiting is complete.
+      Result("poll", ::poll(fds, 5, 0));
+      for (int i = 0; i < 100; ++i) {
+        if (::poll(fds, 5, -1) == 5) break;
+      }
+      Result("poll", ::poll(fds, 5, 0));
+      ::close(caller);
+      Barrier();
+    });
 
 // A pipe wakes a thread that waits on a stream too.
-Case pipe_wakes("pipe_wakes", [](int fd) { Barrier(); (void)fd; }, [](int fd) {
-  const int set = NewSet();
-  int pipe_fds[2];
-  CHECK_THAT(::pipe(pipe_fds) == 0);
-  Ctl(set, EPOLL_CTL_ADD, fd, EPOLLIN);
-  Ctl(set, EPOLL_CTL_ADD, pipe_fds[0], EPOLLIN | EPOLLET);
-  const int timer = ::timerfd_create(CLOCK_MONOTONIC, 0);
-  Ctl(set, EPOLL_CTL_ADD, timer, EPOLLIN);
-  itimerspec soon{{0, 0}, {0, 30'000'000}};
-  ::timerfd_settime(timer, 0, &soon, nullptr);
-  epoll_event event{};
-  Result("wait", ::epoll_wait(set, &event, 1, -1));
-  Log("timer %d", event.data.fd == timer);
-  CHECK_THAT(::write(pipe_fds[1], "x", 1) == 1);
-  pollfd fds[2] = {{fd, POLLIN, 0}, {pipe_fds[0], POLLIN, 0}};
-  Result("poll", ::poll(fds, 2, -1));
-  Barrier();
-});
+Case pipe_wakes(
+    "pipe_wakes",
+    [](int fd) {
+      Barrier();
+      (void)fd;
+    },
+    [](int fd) {
+      const int set = NewSet();
+      int pipe_fds[2];
+      CHECK_THAT(::pipe(pipe_fds) == 0);
+      Ctl(set, EPOLL_CTL_ADD, fd, EPOLLIN);
+      Ctl(set, EPOLL_CTL_ADD, pipe_fds[0], EPOLLIN | EPOLLET);
+      const int timer = ::timerfd_create(CLOCK_MONOTONIC, 0);
+      Ctl(set, EPOLL_CTL_ADD, timer, EPOLLIN);
+      itimerspec soon{{0, 0}, {0, 30'000'000}};
+      ::timerfd_settime(timer, 0, &soon, nullptr);
+      epoll_event event{};
+      Result("wait", ::epoll_wait(set, &event, 1, -1));
+      Log("timer %d", event.data.fd == timer);
+      CHECK_THAT(::write(pipe_fds[1], "x", 1) == 1);
+      pollfd fds[2] = {{fd, POLLIN, 0}, {pipe_fds[0], POLLIN, 0}};
+      Result("poll", ::poll(fds, 2, -1));
+      Barrier();
+    });
 
-Case two_sets("two_sets", [](int fd) {
-  for (int i = 0; i < 500; ++i) {
-    SendAll(fd, "x", 1);
-    char byte;
-    RecvAll(fd, &byte, 1);
-  }
-}, [](int fd) {
-  const int first = NewSet();
-  const int second = NewSet();
-  Ctl(first, EPOLL_CTL_ADD, fd, EPOLLIN | EPOLLET);
-  Ctl(second, EPOLL_CTL_ADD, fd, EPOLLIN);
-  epoll_event event{};
-  for (int i = 0; i < 500; ++i) {
-    if (i % 2 == 0) {
-      CHECK_THAT(::epoll_wait(first, &event, 1, kLong) == 1);
-      CHECK_THAT(::epoll_wait(second, &event, 1, kLong) == 1);
-    } else {
-      CHECK_THAT(::epoll_wait(second, &event, 1, kLong) == 1);
-      CHECK_THAT(::epoll_wait(first, &event, 1, kLong) == 1);
-    }
-    char byte;
-    RecvAll(fd, &byte, 1);
-    CHECK_THAT(::epoll_wait(second, &event, 1, 0) == 0);
-    SendAll(fd, "y", 1);
-  }
-  Log("done");
-});
+Case two_sets(
+    "two_sets",
+    [](int fd) {
+      for (int i = 0; i < 500; ++i) {
+        SendAll(fd, "x", 1);
+        char byte;
+        RecvAll(fd, &byte, 1);
+      }
+    },
+    [](int fd) {
+      const int first = NewSet();
+      const int second = NewSet();
+      Ctl(first, EPOLL_CTL_ADD, fd, EPOLLIN | EPOLLET);
+      Ctl(second, EPOLL_CTL_ADD, fd, EPOLLIN);
+      epoll_event event{};
+      for (int i = 0; i < 500; ++i) {
+        if (i % 2 == 0) {
+          CHECK_THAT(::epoll_wait(first, &event, 1, kLong) == 1);
+          CHECK_THAT(::epoll_wait(second, &event, 1, kLong) == 1);
+        } else {
+          CHECK_THAT(::epoll_wait(second, &event, 1, kLong) == 1);
+          CHECK_THAT(::epoll_wait(first, &event, 1, kLong) == 1);
+        }
+        char byte;
+        RecvAll(fd, &byte, 1);
+        CHECK_THAT(::epoll_wait(second, &event, 1, 0) == 0);
+        SendAll(fd, "y", 1);
+      }
+      Log("done");
+    });
 
-Case copies("dup_keeps", [](int fd) {
-  Barrier();
-  SendAll(fd, "abc", 3);
-  Barrier();
-}, [](int fd) {
-  const int set = NewSet();
-  Ctl(set, EPOLL_CTL_ADD, fd, EPOLLIN);
-  const int copy = ::dup(fd);
-  Result("add copy", Ctl(set, EPOLL_CTL_ADD, copy, EPOLLIN | EPOLLET));
-  Barrier();
-  pollfd one{fd, POLLIN, 0};
-  ::poll(&one, 1, -1);
-  epoll_event events[4];
-  int n = ::epoll_wait(set, events, 4, kLong);
-  // The second may need a second look.
-  if (n == 1) n += ::epoll_wait(set, events + 1, 3, kQuiet);
-  Log("both %d", n >= 2);
-  Result("close the original", ::close(fd));
-  Result("wait", ::epoll_wait(set, events, 4, kQuiet));
-  char text[8];
-  Result("recv by copy", ::recv(copy, text, 3, 0));
-  Result("wait", ::epoll_wait(set, events, 4, kQuiet));
-  ::close(copy);
-  Result("wait", ::epoll_wait(set, events, 4, kQuiet));
-  Barrier();
-});
+Case copies(
+    "dup_keeps",
+    [](int fd) {
+      Barrier();
+      SendAll(fd, "abc", 3);
+      Barrier();
+    },
+    [](int fd) {
+      const int set = NewSet();
+      Ctl(set, EPOLL_CTL_ADD, fd, EPOLLIN);
+      const int copy = ::dup(fd);
+      Result("add copy", Ctl(set, EPOLL_CTL_ADD, copy, EPOLLIN | EPOLLET));
+      Barrier();
+      pollfd one{fd, POLLIN, 0};
+      ::poll(&one, 1, -1);
+      epoll_event events[4];
+      int n = ::epoll_wait(set, events, 4, kLong);
+      // The second may need a second look.
+      if (n == 1) n += ::epoll_wait(set, events + 1, 3, kQuiet);
+      Log("both %d", n >= 2);
+      Result("close the original", ::close(fd));
+      Result("wait", ::epoll_wait(set, events, 4, kQuiet));
+      char text[8];
+      Result("recv by copy", ::recv(copy, text, 3, 0));
+      Result("wait", ::epoll_wait(set, events, 4, kQuiet));
+      ::close(copy);
+      Result("wait", ::epoll_wait(set, events, 4, kQuiet));
+      Barrier();
+    });
 
-Case nested("nested", [](int fd) {
-  Barrier();
-  SendAll(fd, "abc", 3);
-  Barrier();
-  SendAll(fd, "def", 3);
-  Barrier();
-}, [](int fd) {
-  const int inner = NewSet();
-  Ctl(inner, EPOLL_CTL_ADD, fd, EPOLLIN);
-  pollfd one{inner, POLLIN, 0};
-  Result("poll quiet", ::poll(&one, 1, kQuiet));
-  Barrier();
-  Result("poll", ::poll(&one, 1, kLong));
-  Log("revents %x", static_cast<unsigned>(one.revents));
-  fd_set in;
-  FD_ZERO(&in);
-  FD_SET(inner, &in);
-  Result("select", ::select(inner + 1, &in, nullptr, nullptr, nullptr));
-  LogWait("inner", inner, 0);
-  char text[8];
-  RecvAll(fd, text, 3);
-  Result("poll quiet", ::poll(&one, 1, kQuiet));
-  const int outer = NewSet();
-  Ctl(outer, EPOLL_CTL_ADD, inner, EPOLLIN);
-  LogWait("outer quiet", outer, kQuiet);
-  Barrier();
-  LogWait("outer", outer, kLong);
-  LogWait("inner", inner, kLong);
-  RecvAll(fd, text, 3);
-  LogWait("outer quiet", outer, kQuiet);
-  Barrier();
-});
+Case nested(
+    "nested",
+    [](int fd) {
+      Barrier();
+      SendAll(fd, "abc", 3);
+      Barrier();
+      SendAll(fd, "def", 3);
+      Barrier();
+    },
+    [](int fd) {
+      const int inner = NewSet();
+      Ctl(inner, EPOLL_CTL_ADD, fd, EPOLLIN);
+      pollfd one{inner, POLLIN, 0};
+      Result("poll quiet", ::poll(&one, 1, kQuiet));
+      Barrier();
+      Result("poll", ::poll(&one, 1, kLong));
+      Log("revents %x", static_cast<unsigned>(one.revents));
+      fd_set in;
+      FD_ZERO(&in);
+      FD_SET(inner, &in);
+      Result("select", ::select(inner + 1, &in, nullptr, nullptr, nullptr));
+      LogWait("inner", inner, 0);
+      char text[8];
+      RecvAll(fd, text, 3);
+      Result("poll quiet", ::poll(&one, 1, kQuiet));
+      const int outer = NewSet();
+      Ctl(outer, EPOLL_CTL_ADD, inner, EPOLLIN);
+      LogWait("outer quiet", outer, kQuiet);
+      Barrier();
+      LogWait("outer", outer, kLong);
+      LogWait("inner", inner, kLong);
+      RecvAll(fd, text, 3);
+      LogWait("outer quiet", outer, kQuiet);
+      Barrier();
+    });
 
 // "Demote now": stdio on a copy moves a stream to TCP for good.
 void Demote(int fd) {
@@ -561,73 +625,79 @@ void Demote(int fd) {
 }
 
 // Registrations of every kind across a demotion: nothing lost, nothing spent.
-Case demotion("epoll_across_demotion", [](int fd) {
-  Barrier();
-  SendAll(fd, "abc", 3);
-  Barrier();
-  Barrier();
-  SendAll(fd, "def", 3);
-  Barrier();
-}, [](int fd) {
-  const int level_set = NewSet();
-  const int edge_set = NewSet();
-  const int spent_set = NewSet();
-  const int armed_set = NewSet();
-  Ctl(level_set, EPOLL_CTL_ADD, fd, EPOLLIN);
-  Ctl(edge_set, EPOLL_CTL_ADD, fd, EPOLLIN | EPOLLET);
-  Ctl(spent_set, EPOLL_CTL_ADD, fd, EPOLLIN | EPOLLONESHOT);
-  Ctl(armed_set, EPOLL_CTL_ADD, fd, EPOLLIN | EPOLLONESHOT);
-  Barrier();
-  LogWait("level", level_set, kLong);
-  LogWait("edge", edge_set, kLong);
-  LogWait("spent", spent_set, kLong);
-  char text[8];
-  RecvAll(fd, text, 3);
-  Demote(fd);
-  LogWait("level quiet", level_set, kQuiet);
-  LogWait("spent quiet", spent_set, kQuiet);
-  Barrier();
-  Barrier();
-  LogWait("level", level_set, kLong);
-  LogWait("edge", edge_set, kLong);
-  LogWait("still spent", spent_set, kQuiet);
-  LogWait("still armed", armed_set, kLong);
-  Result("mod", Ctl(spent_set, EPOLL_CTL_MOD, fd, EPOLLIN | EPOLLONESHOT));
-  LogWait("armed", spent_set, kLong);
-  Result("del", Ctl(level_set, EPOLL_CTL_DEL, fd, 0));
-  RecvAll(fd, text, 3);
-  Barrier();
-});
+Case demotion(
+    "epoll_across_demotion",
+    [](int fd) {
+      Barrier();
+      SendAll(fd, "abc", 3);
+      Barrier();
+      Barrier();
+      SendAll(fd, "def", 3);
+      Barrier();
+    },
+    [](int fd) {
+      const int level_set = NewSet();
+      const int edge_set = NewSet();
+      const int spent_set = NewSet();
+      const int armed_set = NewSet();
+      Ctl(level_set, EPOLL_CTL_ADD, fd, EPOLLIN);
+      Ctl(edge_set, EPOLL_CTL_ADD, fd, EPOLLIN | EPOLLET);
+      Ctl(spent_set, EPOLL_CTL_ADD, fd, EPOLLIN | EPOLLONESHOT);
+      Ctl(armed_set, EPOLL_CTL_ADD, fd, EPOLLIN | EPOLLONESHOT);
+      Barrier();
+      LogWait("level", level_set, kLong);
+      LogWait("edge", edge_set, kLong);
+      LogWait("spent", spent_set, kLong);
+      char text[8];
+      RecvAll(fd, text, 3);
+      Demote(fd);
+      LogWait("level quiet", level_set, kQuiet);
+      LogWait("spent quiet", spent_set, kQuiet);
+      Barrier();
+      Barrier();
+      LogWait("level", level_set, kLong);
+      LogWait("edge", edge_set, kLong);
+      LogWait("still spent", spent_set, kQuiet);
+      LogWait("still armed", armed_set, kLong);
+      Result("mod", Ctl(spent_set, EPOLL_CTL_MOD, fd, EPOLLIN | EPOLLONESHOT));
+      LogWait("armed", spent_set, kLong);
+      Result("del", Ctl(level_set, EPOLL_CTL_DEL, fd, 0));
+      RecvAll(fd, text, 3);
+      Barrier();
+    });
 
 // A thread of the peer demotes while this end sleeps in each kind of wait.
-Case demotion_asleep("demotion_asleep", [](int fd) {
-  char byte;
-  for (int i = 0; i < 4; ++i) {
-    RecvAll(fd, &byte, 1);
-    if (i == 1) Demote(fd);
-    pollfd none{-1, 0, 0};
-    ::poll(&none, 1, 30);  // so that the other end sleeps, usually
-    SendAll(fd, "a", 1);
-  }
-}, [](int fd) {
-  const int set = NewSet();
-  Ctl(set, EPOLL_CTL_ADD, fd, EPOLLIN | EPOLLET);
-  char byte;
-  for (int i = 0; i < 4; ++i) {
-    SendAll(fd, "q", 1);
-    if (i % 2 == 0) {
-      pollfd one{fd, POLLIN, 0};
-      Result("poll", ::poll(&one, 1, kLong));
-    } else {
-      epoll_event event{};
-      do {
-        CHECK_THAT(::epoll_wait(set, &event, 1, kLong) == 1);
-      } while (::recv(fd, &byte, 1, MSG_DONTWAIT | MSG_PEEK) != 1);
-    }
-    RecvAll(fd, &byte, 1);
-  }
-  Log("done");
-});
+Case demotion_asleep(
+    "demotion_asleep",
+    [](int fd) {
+      char byte;
+      for (int i = 0; i < 4; ++i) {
+        RecvAll(fd, &byte, 1);
+        if (i == 1) Demote(fd);
+        pollfd none{-1, 0, 0};
+        ::poll(&none, 1, 30);  // so that the other end sleeps, usually
+        SendAll(fd, "a", 1);
+      }
+    },
+    [](int fd) {
+      const int set = NewSet();
+      Ctl(set, EPOLL_CTL_ADD, fd, EPOLLIN | EPOLLET);
+      char byte;
+      for (int i = 0; i < 4; ++i) {
+        SendAll(fd, "q", 1);
+        if (i % 2 == 0) {
+          pollfd one{fd, POLLIN, 0};
+          Result("poll", ::poll(&one, 1, kLong));
+        } else {
+          epoll_event event{};
+          do {
+            CHECK_THAT(::epoll_wait(set, &event, 1, kLong) == 1);
+          } while (::recv(fd, &byte, 1, MSG_DONTWAIT | MSG_PEEK) != 1);
+        }
+        RecvAll(fd, &byte, 1);
+      }
+      Log("done");
+    });
 
 // Promotion while this end sleeps in a wait: each connection is new, so that it
 // comes at a different moment of the exchange.
@@ -648,15 +718,20 @@ void SleepyServer(int way) {
       FD_SET(fd, &in);
       int n = 1;
       switch (way) {
-        case 0: n = ::poll(&one, 1, kLong); break;
+        case 0:
+          n = ::poll(&one, 1, kLong);
+          break;
         case 1:
-        case 2: n = ::epoll_wait(set, &event, 1, kLong); break;
+        case 2:
+          n = ::epoll_wait(set, &event, 1, kLong);
+          break;
         case 3: {
           timeval time{5, 0};
           n = ::select(fd + 1, &in, nullptr, nullptr, &time);
           break;
         }
-        default: break;  // sleeps in recv
+        default:
+          break;  // sleeps in recv
       }
       if (n != 1) Fail("way %d, round %d: %d", way, round, n);
       char text[16];
@@ -693,16 +768,21 @@ void SleepyClient() {
 }
 
 constexpr Options kAlone{.warm = false, .connect = false, .seconds = 40};
-Case sleepy0("promoted_in_poll", [](int) { SleepyServer(0); },
-             [](int) { SleepyClient(); }, kAlone);
-Case sleepy1("promoted_in_epoll_edge", [](int) { SleepyServer(1); },
-             [](int) { SleepyClient(); }, kAlone);
-Case sleepy2("promoted_in_epoll_level", [](int) { SleepyServer(2); },
-             [](int) { SleepyClient(); }, kAlone);
-Case sleepy3("promoted_in_select", [](int) { SleepyServer(3); },
-             [](int) { SleepyClient(); }, kAlone);
-Case sleepy4("promoted_in_recv", [](int) { SleepyServer(4); },
-             [](int) { SleepyClient(); }, kAlone);
+Case sleepy0(
+    "promoted_in_poll", [](int) { SleepyServer(0); },
+    [](int) { SleepyClient(); }, kAlone);
+Case sleepy1(
+    "promoted_in_epoll_edge", [](int) { SleepyServer(1); },
+    [](int) { SleepyClient(); }, kAlone);
+Case sleepy2(
+    "promoted_in_epoll_level", [](int) { SleepyServer(2); },
+    [](int) { SleepyClient(); }, kAlone);
+Case sleepy3(
+    "promoted_in_select", [](int) { SleepyServer(3); },
+    [](int) { SleepyClient(); }, kAlone);
+Case sleepy4(
+    "promoted_in_recv", [](int) { SleepyServer(4); },
+    [](int) { SleepyClient(); }, kAlone);
 
 // Edges only, 100,000 of them: one that is missed hangs.
 void EdgePing(int fd, bool first) {
@@ -722,8 +802,8 @@ void EdgePing(int fd, bool first) {
     while ((got = ::recv(fd, &byte, 1, 0)) == 1) {
       ++done;
       // Who runs out of time says so with its byte; the other follows.
-      const bool stop = byte == 's' || done >= rounds ||
-                        (done % 1000 == 0 && NowMs() > end);
+      const bool stop =
+          byte == 's' || done >= rounds || (done % 1000 == 0 && NowMs() > end);
       const char answer = stop ? 's' : 'p';
       if (!(byte == 's')) SendAll(fd, &answer, 1);
       if (stop) return;
@@ -732,7 +812,15 @@ void EdgePing(int fd, bool first) {
   }
 }
 
-Case edge_ping("edge_ping", [](int fd) { EdgePing(fd, false); Barrier(); },
-               [](int fd) { EdgePing(fd, true); Barrier(); });
+Case edge_ping(
+    "edge_ping",
+    [](int fd) {
+      EdgePing(fd, false);
+      Barrier();
+    },
+    [](int fd) {
+      EdgePing(fd, true);
+      Barrier();
+    });
 
 }  // namespace

@@ -39,8 +39,9 @@ void RecvBulk(int fd, std::uint64_t seed, std::uint64_t total) {
     const std::size_t want =
         std::min<std::uint64_t>(1 + random.Below(buffer.size()), total - at);
     const ssize_t n = ::recv(fd, buffer.data(), want, 0);
-    if (n <= 0) Fail("recv at %llu: %zd %s",
-                     static_cast<unsigned long long>(at), n, ErrorName(errno));
+    if (n <= 0)
+      Fail("recv at %llu: %zd %s", static_cast<unsigned long long>(at), n,
+           ErrorName(errno));
     if (!IsPattern(seed, at, buffer.data(), static_cast<std::size_t>(n))) {
       Fail("wrong bytes near %llu", static_cast<unsigned long long>(at));
     }
@@ -60,126 +61,140 @@ void Duplex(int fd) {
 
 Case duplex("duplex", Duplex, Duplex, {.seconds = 60});
 // The same, promoted somewhere in the middle.
-Case duplex_cold("duplex_cold", Duplex, Duplex,
-                 {.warm = false, .seconds = 60});
+Case duplex_cold("duplex_cold", Duplex, Duplex, {.warm = false, .seconds = 60});
 
 // Several readers and several writers: every byte once.
-Case crowd("crowd", [](int fd) {
-  std::atomic<std::uint64_t> bytes{0};
-  std::atomic<std::uint64_t> sum{0};
-  std::vector<std::thread> readers;
-  for (int i = 0; i < 3; ++i) {
-    readers.emplace_back([&] {
-      std::vector<unsigned char> buffer(10'000);
-      for (;;) {
-        const ssize_t n = ::recv(fd, buffer.data(), buffer.size(), 0);
-        if (n < 0) Fail("recv: %s", ErrorName(errno));
-        if (n == 0) break;
-        std::uint64_t local = 0;
-        for (ssize_t k = 0; k < n; ++k) local += buffer[k];
-        bytes += static_cast<std::uint64_t>(n);
-        sum += local;
+Case crowd(
+    "crowd",
+    [](int fd) {
+      std::atomic<std::uint64_t> bytes{0};
+      std::atomic<std::uint64_t> sum{0};
+      std::vector<std::thread> readers;
+      for (int i = 0; i < 3; ++i) {
+        readers.emplace_back([&] {
+          std::vector<unsigned char> buffer(10'000);
+          for (;;) {
+            const ssize_t n = ::recv(fd, buffer.data(), buffer.size(), 0);
+            if (n < 0) Fail("recv: %s", ErrorName(errno));
+            if (n == 0) break;
+            std::uint64_t local = 0;
+            for (ssize_t k = 0; k < n; ++k) local += buffer[k];
+            bytes += static_cast<std::uint64_t>(n);
+            sum += local;
+          }
+        });
       }
+      for (auto& one : readers) one.join();
+      Log("%llu bytes, sum %llu", static_cast<unsigned long long>(bytes.load()),
+          static_cast<unsigned long long>(sum.load()));
+    },
+    [](int fd) {
+      std::vector<std::thread> writers;
+      for (int i = 0; i < 3; ++i) {
+        writers.emplace_back([&, i] { SendBulk(fd, 10 + i, 3'000'000); });
+      }
+      for (auto& one : writers) one.join();
+      ::shutdown(fd, SHUT_WR);
     });
-  }
-  for (auto& one : readers) one.join();
-  Log("%llu bytes, sum %llu", static_cast<unsigned long long>(bytes.load()),
-      static_cast<unsigned long long>(sum.load()));
-}, [](int fd) {
-  std::vector<std::thread> writers;
-  for (int i = 0; i < 3; ++i) {
-    writers.emplace_back([&, i] { SendBulk(fd, 10 + i, 3'000'000); });
-  }
-  for (auto& one : writers) one.join();
-  ::shutdown(fd, SHUT_WR);
-});
 
 // A thread in recv(), and the end comes from this side.
-Case shut_under("shutdown_under_recv", [](int fd) {
-  int error;
-  Drain(fd, &error);
-  Barrier();
-}, [](int fd) {
-  std::atomic<bool> started{false};
-  ssize_t got = -2;
-  std::thread reader([&] {
-    char byte;
-    started = true;
-    got = ::recv(fd, &byte, 1, 0);
-  });
-  while (!started) std::this_thread::yield();
-  pollfd none{-1, 0, 0};
-  ::poll(&none, 1, 30);
-  ::shutdown(fd, SHUT_RDWR);
-  reader.join();
-  Log("recv: %zd", got);
-  Barrier();
-});
+Case shut_under(
+    "shutdown_under_recv",
+    [](int fd) {
+      int error;
+      Drain(fd, &error);
+      Barrier();
+    },
+    [](int fd) {
+      std::atomic<bool> started{false};
+      ssize_t got = -2;
+      std::thread reader([&] {
+        char byte;
+        started = true;
+        got = ::recv(fd, &byte, 1, 0);
+      });
+      while (!started) std::this_thread::yield();
+      pollfd none{-1, 0, 0};
+      ::poll(&none, 1, 30);
+      ::shutdown(fd, SHUT_RDWR);
+      reader.join();
+      Log("recv: %zd", got);
+      Barrier();
+    });
 
-Case shut_read_under("shutdown_read_under_recv", [](int fd) {
-  Barrier();
-  (void)fd;
-}, [](int fd) {
-  std::atomic<bool> started{false};
-  ssize_t got = -2;
-  std::thread reader([&] {
-    char byte;
-    started = true;
-    got = ::recv(fd, &byte, 1, 0);
-  });
-  while (!started) std::this_thread::yield();
-  pollfd none{-1, 0, 0};
-  ::poll(&none, 1, 30);
-  ::shutdown(fd, SHUT_RD);
-  reader.join();
-  Log("recv: %zd", got);
-  Barrier();
-});
+Case shut_read_under(
+    "shutdown_read_under_recv",
+    [](int fd) {
+      Barrier();
+      (void)fd;
+    },
+    [](int fd) {
+      std::atomic<bool> started{false};
+      ssize_t got = -2;
+      std::thread reader([&] {
+        char byte;
+        started = true;
+        got = ::recv(fd, &byte, 1, 0);
+      });
+      while (!started) std::this_thread::yield();
+      pollfd none{-1, 0, 0};
+      ::poll(&none, 1, 30);
+      ::shutdown(fd, SHUT_RD);
+      reader.join();
+      Log("recv: %zd", got);
+      Barrier();
+    });
 
-// In the kernel a recv() that has begun outlives a close() by another thread: it
-// still gets what comes.
-Case close_under("close_under_recv", [](int fd) {
-  Barrier();
-  ::send(fd, "x", 1, MSG_NOSIGNAL);
-  Barrier();
-}, [](int fd) {
-  std::atomic<bool> started{false};
-  std::atomic<bool> ended{false};
-  std::thread reader([&] {
-    char byte;
-    started = true;
-    ::recv(fd, &byte, 1, 0);
-    ended = true;
-  });
-  while (!started) std::this_thread::yield();
-  pollfd none{-1, 0, 0};
-  ::poll(&none, 1, 30);
-  Result("close", ::close(fd));
-  Barrier();
-  reader.join();
-  Log("recv ends");
-  Barrier();
-});
+// In the kernel a recv() that has begun outlives a close() by another thread:
+// it still gets what comes.
+Case close_under(
+    "close_under_recv",
+    [](int fd) {
+      Barrier();
+      ::send(fd, "x", 1, MSG_NOSIGNAL);
+      Barrier();
+    },
+    [](int fd) {
+      std::atomic<bool> started{false};
+      std::atomic<bool> ended{false};
+      std::thread reader([&] {
+        char byte;
+        started = true;
+        ::recv(fd, &byte, 1, 0);
+        ended = true;
+      });
+      while (!started) std::this_thread::yield();
+      pollfd none{-1, 0, 0};
+      ::poll(&none, 1, 30);
+      Result("close", ::close(fd));
+      Barrier();
+      reader.join();
+      Log("recv ends");
+      Barrier();
+    });
 
-Case shut_under_poll("shutdown_under_poll", [](int fd) {
-  Barrier();
-  (void)fd;
-}, [](int fd) {
-  std::atomic<bool> started{false};
-  int got = -2;
-  pollfd one{fd, POLLIN, 0};
-  std::thread waiter([&] {
-    started = true;
-    got = ::poll(&one, 1, -1);
-  });
-  while (!started) std::this_thread::yield();
-  pollfd none{-1, 0, 0};
-  ::poll(&none, 1, 30);
-  ::shutdown(fd, SHUT_RD);
-  waiter.join();
-  Log("poll: %d %x", got, static_cast<unsigned>(one.revents));
-  Barrier();
-});
+Case shut_under_poll(
+    "shutdown_under_poll",
+    [](int fd) {
+      Barrier();
+      (void)fd;
+    },
+    [](int fd) {
+      std::atomic<bool> started{false};
+      int got = -2;
+      pollfd one{fd, POLLIN, 0};
+      std::thread waiter([&] {
+        started = true;
+        got = ::poll(&one, 1, -1);
+      });
+      while (!started) std::this_thread::yield();
+      pollfd none{-1, 0, 0};
+      ::poll(&none, 1, 30);
+      ::shutdown(fd, SHUT_RD);
+      waiter.join();
+      Log("poll: %d %x", got, static_cast<unsigned>(one.revents));
+      Barrier();
+    });
 
 volatile sig_atomic_t signals = 0;
 
@@ -195,268 +210,310 @@ void AlarmIn(int ms) {
   CHECK_THAT(::setitimer(ITIMER_REAL, &time, nullptr) == 0);
 }
 
-Case interrupted("eintr", [](int fd) {
-  Barrier();
-  (void)fd;
-}, [](int fd) {
-  Handle(SIGALRM, 0);
-  char byte;
-  for (const int ms : {1, 3, 20, 50}) {
-    AlarmIn(ms);
-    Result("recv", ::recv(fd, &byte, 1, 0));
-    AlarmIn(ms);
-    Result("peek", ::recv(fd, &byte, 1, MSG_PEEK));
-    AlarmIn(ms);
-    pollfd one{fd, POLLIN, 0};
-    Result("poll", ::poll(&one, 1, -1));
-    AlarmIn(ms);
-    fd_set in;
-    FD_ZERO(&in);
-    FD_SET(fd, &in);
-    Result("select", ::select(fd + 1, &in, nullptr, nullptr, nullptr));
-    const int set = ::epoll_create1(0);
-    epoll_event event{};
-    event.events = EPOLLIN;
-    ::epoll_ctl(set, EPOLL_CTL_ADD, fd, &event);
-    AlarmIn(ms);
-    Result("epoll_wait", ::epoll_wait(set, &event, 1, -1));
-    AlarmIn(ms);
-    Result("epoll_wait", ::epoll_wait(set, &event, 1, 4000));
-    ::close(set);
-  }
-  Log("%d signals", static_cast<int>(signals));
-  Barrier();
-});
+Case interrupted(
+    "eintr",
+    [](int fd) {
+      Barrier();
+      (void)fd;
+    },
+    [](int fd) {
+      Handle(SIGALRM, 0);
+      char byte;
+      for (const int ms : {1, 3, 20, 50}) {
+        AlarmIn(ms);
+        Result("recv", ::recv(fd, &byte, 1, 0));
+        AlarmIn(ms);
+        Result("peek", ::recv(fd, &byte, 1, MSG_PEEK));
+        AlarmIn(ms);
+        pollfd one{fd, POLLIN, 0};
+        Result("poll", ::poll(&one, 1, -1));
+        AlarmIn(ms);
+        fd_set in;
+        FD_ZERO(&in);
+        FD_SET(fd, &in);
+        Result("select", ::select(fd + 1, &in, nullptr, nullptr, nullptr));
+        const int set = ::epoll_create1(0);
+        epoll_event event{};
+        event.events = EPOLLIN;
+        ::epoll_ctl(set, EPOLL_CTL_ADD, fd, &event);
+        AlarmIn(ms);
+        Result("epoll_wait", ::epoll_wait(set, &event, 1, -1));
+        AlarmIn(ms);
+        Result("epoll_wait", ::epoll_wait(set, &event, 1, 4000));
+        ::close(set);
+      }
+      Log("%d signals", static_cast<int>(signals));
+      Barrier();
+    });
 
-Case restarted("restart", [](int fd) {
-  Barrier();
-  pollfd none{-1, 0, 0};
-  ::poll(&none, 1, 150);
-  SendAll(fd, "x", 1);
-  Barrier();
-}, [](int fd) {
-  Handle(SIGALRM, SA_RESTART);
-  itimerval time{{0, 10'000}, {0, 10'000}};
-  ::setitimer(ITIMER_REAL, &time, nullptr);
-  char byte;
-  Barrier();
-  Result("recv", ::recv(fd, &byte, 1, 0));
-  Log("signals came %d", signals > 0);
-  // poll and epoll_wait are never restarted.
-  pollfd one{fd, POLLIN, 0};
-  Result("poll", ::poll(&one, 1, -1));
-  const int set = ::epoll_create1(0);
-  epoll_event event{};
-  event.events = EPOLLIN;
-  ::epoll_ctl(set, EPOLL_CTL_ADD, fd, &event);
-  Result("epoll_wait", ::epoll_wait(set, &event, 1, -1));
-  time = {};
-  ::setitimer(ITIMER_REAL, &time, nullptr);
-  Barrier();
-});
+Case restarted(
+    "restart",
+    [](int fd) {
+      Barrier();
+      pollfd none{-1, 0, 0};
+      ::poll(&none, 1, 150);
+      SendAll(fd, "x", 1);
+      Barrier();
+    },
+    [](int fd) {
+      Handle(SIGALRM, SA_RESTART);
+      itimerval time{{0, 10'000}, {0, 10'000}};
+      ::setitimer(ITIMER_REAL, &time, nullptr);
+      char byte;
+      Barrier();
+      Result("recv", ::recv(fd, &byte, 1, 0));
+      Log("signals came %d", signals > 0);
+      // poll and epoll_wait are never restarted.
+      pollfd one{fd, POLLIN, 0};
+      Result("poll", ::poll(&one, 1, -1));
+      const int set = ::epoll_create1(0);
+      epoll_event event{};
+      event.events = EPOLLIN;
+      ::epoll_ctl(set, EPOLL_CTL_ADD, fd, &event);
+      Result("epoll_wait", ::epoll_wait(set, &event, 1, -1));
+      time = {};
+      ::setitimer(ITIMER_REAL, &time, nullptr);
+      Barrier();
+    });
 
 // A time-out makes recv() not restartable.
-Case restart_timeout("restart_with_timeout", [](int fd) {
-  Barrier();
-  (void)fd;
-}, [](int fd) {
-  Handle(SIGALRM, SA_RESTART);
-  timeval time{2, 0};
-  ::setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &time, sizeof time);
-  AlarmIn(20);
-  char byte;
-  Result("recv", ::recv(fd, &byte, 1, 0));
-  Barrier();
-});
+Case restart_timeout(
+    "restart_with_timeout",
+    [](int fd) {
+      Barrier();
+      (void)fd;
+    },
+    [](int fd) {
+      Handle(SIGALRM, SA_RESTART);
+      timeval time{2, 0};
+      ::setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &time, sizeof time);
+      AlarmIn(20);
+      char byte;
+      Result("recv", ::recv(fd, &byte, 1, 0));
+      Barrier();
+    });
 
-Case interrupted_send("eintr_send", [](int fd) {
-  Barrier();
-  int error;
-  Log("rest %d", Drain(fd, &error) > 0);
-}, [](int fd) {
-  Handle(SIGALRM, 0);
-  std::vector<char> big(32 << 20);
-  AlarmIn(300);
-  ssize_t n = ::send(fd, big.data(), big.size(), 0);
-  Log("some went %d", n > 0 && n < static_cast<ssize_t>(big.size()));
-  AlarmIn(100);
-  // The buffers may still drain a little.
-  do {
-    n = ::send(fd, big.data(), big.size(), 0);
-    if (n > 0) AlarmIn(100);
-  } while (n > 0);
-  Result("send", n);
-  Barrier();
-});
+Case interrupted_send(
+    "eintr_send",
+    [](int fd) {
+      Barrier();
+      int error;
+      Log("rest %d", Drain(fd, &error) > 0);
+    },
+    [](int fd) {
+      Handle(SIGALRM, 0);
+      std::vector<char> big(32 << 20);
+      AlarmIn(300);
+      ssize_t n = ::send(fd, big.data(), big.size(), 0);
+      Log("some went %d", n > 0 && n < static_cast<ssize_t>(big.size()));
+      AlarmIn(100);
+      // The buffers may still drain a little.
+      do {
+        n = ::send(fd, big.data(), big.size(), 0);
+        if (n > 0) AlarmIn(100);
+      } while (n > 0);
+      Result("send", n);
+      Barrier();
+    });
 
 // Every signal is handled, however the calls are cut by them.
-Case storm("signal_storm", [](int fd) {
-  char text[16];
-  for (int i = 0; i < 20'000; ++i) {
-    RecvAll(fd, text, 16);
-    SendAll(fd, text, 16);
-  }
-}, [](int fd) {
-  Handle(SIGUSR1, SA_RESTART);
-  std::atomic<bool> stop{false};
-  const pthread_t target = ::pthread_self();
-  std::thread sender([&] {
-    while (!stop) {
-      ::pthread_kill(target, SIGUSR1);
-      std::this_thread::yield();
-    }
-  });
-  char text[16] = "0123456789abcde";
-  for (int i = 0; i < 20'000; ++i) {
-    SendAll(fd, text, 16);
-    RecvAll(fd, text, 16);
-  }
-  stop = true;
-  sender.join();
-  Log("signals came %d", signals > 10);
-});
+Case storm(
+    "signal_storm",
+    [](int fd) {
+      char text[16];
+      for (int i = 0; i < 20'000; ++i) {
+        RecvAll(fd, text, 16);
+        SendAll(fd, text, 16);
+      }
+    },
+    [](int fd) {
+      Handle(SIGUSR1, SA_RESTART);
+      std::atomic<bool> stop{false};
+      const pthread_t target = ::pthread_self();
+      std::thread sender([&] {
+        while (!stop) {
+          ::pthread_kill(target, SIGUSR1);
+          std::this_thread::yield();
+        }
+      });
+      char text[16] = "0123456789abcde";
+      for (int i = 0; i < 20'000; ++i) {
+        SendAll(fd, text, 16);
+        RecvAll(fd, text, 16);
+      }
+      stop = true;
+      sender.join();
+      Log("signals came %d", signals > 10);
+    });
 
-Case once("reset_handler", [](int fd) {
-  Barrier();
-  (void)fd;
-}, [](int fd) {
-  // Handlers that the kernel takes away at delivery.
-  for (int i = 0; i < 30; ++i) {
-    Handle(SIGALRM, SA_RESETHAND);
-    AlarmIn(1 + i % 3);
-    char byte;
-    const ssize_t n = ::recv(fd, &byte, 1, 0);
-    CHECK_THAT(n < 0 && errno == EINTR);
-    struct sigaction now {};
-    ::sigaction(SIGALRM, nullptr, &now);
-    CHECK_THAT(now.sa_handler == SIG_DFL);
-  }
-  Log("%d signals", static_cast<int>(signals));
-  Barrier();
-});
+Case once(
+    "reset_handler",
+    [](int fd) {
+      Barrier();
+      (void)fd;
+    },
+    [](int fd) {
+      // Handlers that the kernel takes away at delivery.
+      for (int i = 0; i < 30; ++i) {
+        Handle(SIGALRM, SA_RESETHAND);
+        AlarmIn(1 + i % 3);
+        char byte;
+        const ssize_t n = ::recv(fd, &byte, 1, 0);
+        CHECK_THAT(n < 0 && errno == EINTR);
+        struct sigaction now {};
+        ::sigaction(SIGALRM, nullptr, &now);
+        CHECK_THAT(now.sa_handler == SIG_DFL);
+      }
+      Log("%d signals", static_cast<int>(signals));
+      Barrier();
+    });
 
-Case old_action("sigaction_old", [](int fd) { Barrier(); (void)fd; },
-                [](int fd) {
-  void (*handler)(int) = [](int) {};
-  struct sigaction action {};
-  struct sigaction old {};
-  action.sa_handler = handler;
-  action.sa_flags = SA_RESTART | SA_NODEFER;
-  ::sigaddset(&action.sa_mask, SIGUSR2);
-  Result("sigaction", ::sigaction(SIGUSR1, &action, nullptr));
-  Result("sigaction", ::sigaction(SIGUSR1, nullptr, &old));
-  Log("same handler %d, flags %x, mask %d", old.sa_handler == handler,
-      static_cast<unsigned>(old.sa_flags & (SA_RESTART | SA_NODEFER |
-                                            SA_SIGINFO | SA_RESETHAND)),
-      ::sigismember(&old.sa_mask, SIGUSR2));
-  Log("signal says %d", ::signal(SIGUSR1, SIG_IGN) == handler);
-  Log("signal says %d", ::signal(SIGUSR1, SIG_DFL) == SIG_IGN);
-  Log("signal says %d", ::signal(SIGUSR1, handler) == SIG_DFL);
-  ::signal(SIGUSR1, SIG_IGN);
-  ::raise(SIGUSR1);
-  Result("sigaction KILL", ::sigaction(SIGKILL, &action, nullptr));
-  Result("sigaction 99", ::sigaction(99, &action, nullptr));
-  Barrier();
-  (void)fd;
-});
+Case old_action(
+    "sigaction_old",
+    [](int fd) {
+      Barrier();
+      (void)fd;
+    },
+    [](int fd) {
+      void (*handler)(int) = [](int) {};
+      struct sigaction action {};
+      struct sigaction old {};
+      action.sa_handler = handler;
+      action.sa_flags = SA_RESTART | SA_NODEFER;
+      ::sigaddset(&action.sa_mask, SIGUSR2);
+      Result("sigaction", ::sigaction(SIGUSR1, &action, nullptr));
+      Result("sigaction", ::sigaction(SIGUSR1, nullptr, &old));
+      Log("same handler %d, flags %x, mask %d", old.sa_handler == handler,
+          static_cast<unsigned>(old.sa_flags & (SA_RESTART | SA_NODEFER |
+                                                SA_SIGINFO | SA_RESETHAND)),
+          ::sigismember(&old.sa_mask, SIGUSR2));
+      Log("signal says %d", ::signal(SIGUSR1, SIG_IGN) == handler);
+      Log("signal says %d", ::signal(SIGUSR1, SIG_DFL) == SIG_IGN);
+      Log("signal says %d", ::signal(SIGUSR1, handler) == SIG_DFL);
+      ::signal(SIGUSR1, SIG_IGN);
+      ::raise(SIGUSR1);
+      Result("sigaction KILL", ::sigaction(SIGKILL, &action, nullptr));
+      Result("sigaction 99", ::sigaction(99, &action, nullptr));
+      Barrier();
+      (void)fd;
+    });
 
-Case interrupt_off("siginterrupt", [](int fd) { Barrier(); (void)fd; },
-                   [](int fd) {
-  ::signal(SIGALRM, [](int) { signals = signals + 1; });
+Case interrupt_off(
+    "siginterrupt",
+    [](int fd) {
+      Barrier();
+      (void)fd;
+    },
+    [](int fd) {
+      ::signal(SIGALRM, [](int) { signals = signals + 1; });
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wdeprecated-declarations"
-  ::siginterrupt(SIGALRM, 1);
+      ::siginterrupt(SIGALRM, 1);
 #pragma GCC diagnostic pop
-  AlarmIn(20);
-  char byte;
-  Result("recv", ::recv(fd, &byte, 1, 0));
-  Barrier();
-});
+      AlarmIn(20);
+      char byte;
+      Result("recv", ::recv(fd, &byte, 1, 0));
+      Barrier();
+    });
 
 sigjmp_buf jump;
 
 // Out of the handler, past the call that was interrupted; then all goes on.
-Case jumps("siglongjmp", [](int fd) {
-  char text[8];
-  for (int i = 0; i < 40; ++i) {
-    RecvAll(fd, text, 8);
-    SendAll(fd, text, 8);
-  }
-  int error;
-  Log("%zu, %d", Drain(fd, &error), error);
-}, [](int fd) {
-  struct sigaction action {};
-  action.sa_handler = [](int) { ::siglongjmp(jump, 1); };
-  ::sigaction(SIGALRM, &action, nullptr);
-  const int set = ::epoll_create1(0);
-  epoll_event event{};
-  event.events = EPOLLIN;
-  ::epoll_ctl(set, EPOLL_CTL_ADD, fd, &event);
-  volatile int jumped = 0;
-  for (int turn = 0; turn < 40; ++turn) {
-    volatile int i = turn;
-    char text[8] = "1234567";
-    SendAll(fd, text, 8);
-    RecvAll(fd, text, 8);
-    if (::sigsetjmp(jump, 1) == 0) {
-      AlarmIn(1 + i % 5);
-      switch (i % 4) {
-        case 0: ::recv(fd, text, 1, 0); break;
-        case 1: ::epoll_wait(set, &event, 1, -1); break;
-        case 2: {
-          pollfd one{fd, POLLIN, 0};
-          ::poll(&one, 1, -1);
-          break;
-        }
-        default: {
-          fd_set in;
-          FD_ZERO(&in);
-          FD_SET(fd, &in);
-          ::select(fd + 1, &in, nullptr, nullptr, nullptr);
+Case jumps(
+    "siglongjmp",
+    [](int fd) {
+      char text[8];
+      for (int i = 0; i < 40; ++i) {
+        RecvAll(fd, text, 8);
+        SendAll(fd, text, 8);
+      }
+      int error;
+      Log("%zu, %d", Drain(fd, &error), error);
+    },
+    [](int fd) {
+      struct sigaction action {};
+      action.sa_handler = [](int) { ::siglongjmp(jump, 1); };
+      ::sigaction(SIGALRM, &action, nullptr);
+      const int set = ::epoll_create1(0);
+      epoll_event event{};
+      event.events = EPOLLIN;
+      ::epoll_ctl(set, EPOLL_CTL_ADD, fd, &event);
+      volatile int jumped = 0;
+      for (int turn = 0; turn < 40; ++turn) {
+        volatile int i = turn;
+        char text[8] = "1234567";
+        SendAll(fd, text, 8);
+        RecvAll(fd, text, 8);
+        if (::sigsetjmp(jump, 1) == 0) {
+          AlarmIn(1 + i % 5);
+          switch (i % 4) {
+            case 0:
+              ::recv(fd, text, 1, 0);
+              break;
+            case 1:
+              ::epoll_wait(set, &event, 1, -1);
+              break;
+            case 2: {
+              pollfd one{fd, POLLIN, 0};
+              ::poll(&one, 1, -1);
+              break;
+            }
+            default: {
+              fd_set in;
+              FD_ZERO(&in);
+              FD_SET(fd, &in);
+              ::select(fd + 1, &in, nullptr, nullptr, nullptr);
+            }
+          }
+        } else {
+          jumped = jumped + 1;
         }
       }
-    } else {
-      jumped = jumped + 1;
-    }
-  }
-  Log("%d jumps", static_cast<int>(jumped));
-  Result("close", ::close(fd));
-  ::close(set);
-});
+      Log("%d jumps", static_cast<int>(jumped));
+      Result("close", ::close(fd));
+      ::close(set);
+    });
 
 // epoll_wait with a mask that lets a blocked signal in.
-Case masks("pwait_masks", [](int fd) { Barrier(); (void)fd; }, [](int fd) {
-  Handle(SIGALRM, 0);
-  sigset_t blocked, open;
-  ::sigemptyset(&open);
-  ::sigemptyset(&blocked);
-  ::sigaddset(&blocked, SIGALRM);
-  ::pthread_sigmask(SIG_BLOCK, &blocked, nullptr);
-  const int set = ::epoll_create1(0);
-  epoll_event event{};
-  event.events = EPOLLIN;
-  ::epoll_ctl(set, EPOLL_CTL_ADD, fd, &event);
-  ::raise(SIGALRM);
-  Result("epoll_pwait", ::epoll_pwait(set, &event, 1, 2000, &open));
-  Log("%d", static_cast<int>(signals));
-  ::raise(SIGALRM);
-  Result("epoll_wait", ::epoll_wait(set, &event, 1, 20));
-  Log("%d", static_cast<int>(signals));
-  pollfd one{fd, POLLIN, 0};
-  timespec time{2, 0};
-  Result("ppoll", ::ppoll(&one, 1, &time, &open));
-  Log("%d", static_cast<int>(signals));
-  AlarmIn(20);
-  fd_set in;
-  FD_ZERO(&in);
-  FD_SET(fd, &in);
-  Result("pselect", ::pselect(fd + 1, &in, nullptr, nullptr, nullptr, &open));
-  Log("%d", static_cast<int>(signals));
-  sigset_t now;
-  ::pthread_sigmask(SIG_SETMASK, nullptr, &now);
-  Log("blocked again %d", ::sigismember(&now, SIGALRM));
-  Barrier();
-});
+Case masks(
+    "pwait_masks",
+    [](int fd) {
+      Barrier();
+      (void)fd;
+    },
+    [](int fd) {
+      Handle(SIGALRM, 0);
+      sigset_t blocked, open;
+      ::sigemptyset(&open);
+      ::sigemptyset(&blocked);
+      ::sigaddset(&blocked, SIGALRM);
+      ::pthread_sigmask(SIG_BLOCK, &blocked, nullptr);
+      const int set = ::epoll_create1(0);
+      epoll_event event{};
+      event.events = EPOLLIN;
+      ::epoll_ctl(set, EPOLL_CTL_ADD, fd, &event);
+      ::raise(SIGALRM);
+      Result("epoll_pwait", ::epoll_pwait(set, &event, 1, 2000, &open));
+      Log("%d", static_cast<int>(signals));
+      ::raise(SIGALRM);
+      Result("epoll_wait", ::epoll_wait(set, &event, 1, 20));
+      Log("%d", static_cast<int>(signals));
+      pollfd one{fd, POLLIN, 0};
+      timespec time{2, 0};
+      Result("ppoll", ::ppoll(&one, 1, &time, &open));
+      Log("%d", static_cast<int>(signals));
+      AlarmIn(20);
+      fd_set in;
+      FD_ZERO(&in);
+      FD_SET(fd, &in);
+      Result("pselect",
+             ::pselect(fd + 1, &in, nullptr, nullptr, nullptr, &open));
+      Log("%d", static_cast<int>(signals));
+      sigset_t now;
+      ::pthread_sigmask(SIG_SETMASK, nullptr, &now);
+      Log("blocked again %d", ::sigismember(&now, SIGALRM));
+      Barrier();
+    });
 
 // Many threads in one set: each message is taken once.
 void ManyWaiters(int fd, std::uint32_t flags) {
@@ -503,40 +560,44 @@ void FeedWaiters(int fd) {
   Barrier();
 }
 
-Case waiters_edge("waiters_edge", [](int fd) { ManyWaiters(fd, EPOLLET); },
-                  FeedWaiters);
-Case waiters_once("waiters_oneshot",
-                  [](int fd) { ManyWaiters(fd, EPOLLONESHOT); }, FeedWaiters);
-Case waiters_level("waiters_level", [](int fd) { ManyWaiters(fd, 0); },
-                   FeedWaiters);
+Case waiters_edge(
+    "waiters_edge", [](int fd) { ManyWaiters(fd, EPOLLET); }, FeedWaiters);
+Case waiters_once(
+    "waiters_oneshot", [](int fd) { ManyWaiters(fd, EPOLLONESHOT); },
+    FeedWaiters);
+Case waiters_level(
+    "waiters_level", [](int fd) { ManyWaiters(fd, 0); }, FeedWaiters);
 
 // A program that talks to itself: more than a ring before it reads.
-Case self_talk("self_talk", [](int) {
-  int port;
-  const int listener = Listen(&port);
-  const int out = Connect(port);
-  const int in = ::accept(listener, nullptr, nullptr);
-  char text[64] = {};
-  for (int i = 0; i < 500; ++i) {
-    SendAll(out, text, 64);
-    RecvAll(in, text, 64);
-    SendAll(in, text, 64);
-    RecvAll(out, text, 64);
-  }
-  // TCP over loopback takes this much without a reader.
-  std::vector<char> big(1 << 20);
-  Pattern(12, 0, big.data(), big.size());
-  SendAll(out, big.data(), big.size());
-  std::vector<char> got(1 << 20);
-  RecvAll(in, got.data(), got.size());
-  CHECK_THAT(IsPattern(12, 0, got.data(), got.size()));
-  std::thread reader([&] { RecvBulk(in, 13, 20 << 20); });
-  SendBulk(out, 13, 20 << 20);
-  reader.join();
-  Result("close", ::close(out));
-  int error;
-  Log("rest %zu", Drain(in, &error));
-}, [](int) {}, {.warm = false, .connect = false, .seconds = 30});
+Case self_talk(
+    "self_talk",
+    [](int) {
+      int port;
+      const int listener = Listen(&port);
+      const int out = Connect(port);
+      const int in = ::accept(listener, nullptr, nullptr);
+      char text[64] = {};
+      for (int i = 0; i < 500; ++i) {
+        SendAll(out, text, 64);
+        RecvAll(in, text, 64);
+        SendAll(in, text, 64);
+        RecvAll(out, text, 64);
+      }
+      // TCP over loopback takes this much without a reader.
+      std::vector<char> big(1 << 20);
+      Pattern(12, 0, big.data(), big.size());
+      SendAll(out, big.data(), big.size());
+      std::vector<char> got(1 << 20);
+      RecvAll(in, got.data(), got.size());
+      CHECK_THAT(IsPattern(12, 0, got.data(), got.size()));
+      std::thread reader([&] { RecvBulk(in, 13, 20 << 20); });
+      SendBulk(out, 13, 20 << 20);
+      reader.join();
+      Result("close", ::close(out));
+      int error;
+      Log("rest %zu", Drain(in, &error));
+    },
+    [](int) {}, {.warm = false, .connect = false, .seconds = 30});
 
 // Many connections, nonblocking, one thread each side; sizes and moments vary.
 struct Flow {
@@ -576,8 +637,7 @@ void Pump(std::vector<Flow>& flows, bool client, std::uint32_t flags) {
           const std::size_t want = std::min<std::uint64_t>(
               1 + random.Below(buffer.size()), flow.total - flow.sent);
           Pattern(out, flow.sent, buffer.data(), want);
-          const ssize_t k =
-              ::send(flow.fd, buffer.data(), want, MSG_NOSIGNAL);
+          const ssize_t k = ::send(flow.fd, buffer.data(), want, MSG_NOSIGNAL);
           if (k < 0 && errno != EAGAIN) Fail("send: %s", ErrorName(errno));
           more_out = k > 0;
           if (k > 0) flow.sent += static_cast<std::uint64_t>(k);
@@ -653,11 +713,14 @@ void ManyClient(int count, std::uint32_t flags, std::uint64_t most) {
 }
 
 constexpr Options kAlone{.warm = false, .connect = false, .seconds = 60};
-Case many_level("many_level", [](int) { ManyServer(50, 0, 1'500'000); },
-                [](int) { ManyClient(50, 0, 1'500'000); }, kAlone);
-Case many_edge("many_edge", [](int) { ManyServer(200, EPOLLET, 300'000); },
-               [](int) { ManyClient(200, EPOLLET, 300'000); }, kAlone);
-Case one_edge("one_edge", [](int) { ManyServer(1, EPOLLET, 60'000'000); },
-              [](int) { ManyClient(1, EPOLLET, 60'000'000); }, kAlone);
+Case many_level(
+    "many_level", [](int) { ManyServer(50, 0, 1'500'000); },
+    [](int) { ManyClient(50, 0, 1'500'000); }, kAlone);
+Case many_edge(
+    "many_edge", [](int) { ManyServer(200, EPOLLET, 300'000); },
+    [](int) { ManyClient(200, EPOLLET, 300'000); }, kAlone);
+Case one_edge(
+    "one_edge", [](int) { ManyServer(1, EPOLLET, 60'000'000); },
+    [](int) { ManyClient(1, EPOLLET, 60'000'000); }, kAlone);
 
 }  // namespace

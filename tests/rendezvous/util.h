@@ -129,7 +129,8 @@ inline void ExpectKilled(pid_t pid) {
       << "status " << status;
 }
 
-class TestSeeker : public Seeker {
+class TestSeeker : public Seeker,
+                   public std::enable_shared_from_this<TestSeeker> {
  public:
   TestSeeker(int fd, stream::Role role) : fd_(fd), role_(role) {}
 
