@@ -130,6 +130,20 @@ class Lane {
   virtual void Freeze() = 0;
 
  protected:
+  Lane() = default;
+  // For lanes in plain memory, which the explorer copies.
+  Lane(const Lane& other)
+      : quick_slots_(other.quick_slots_),
+        quick_mask_(other.quick_mask_),
+        quick_next_(other.quick_next_.load(std::memory_order_relaxed)) {}
+  Lane& operator=(const Lane& other) {
+    quick_slots_ = other.quick_slots_;
+    quick_mask_ = other.quick_mask_;
+    quick_next_.store(other.quick_next_.load(std::memory_order_relaxed),
+                      std::memory_order_relaxed);
+    return *this;
+  }
+
   // Where RxPendingQuick looks: slots of one cache line, the upper half of whose
   // first word is the number of the message plus one.
   static constexpr std::size_t kQuickStride = 64;

@@ -58,19 +58,31 @@ struct Registry {
     return nullptr;
   }
 
-  // The first few streams of a set are looked at in every wait and need no bits;
-  // one that is in several sets always does.
+  // The streams of a small set are looked at in every wait and need no bits; one
+  // that is in several sets always does.
   static void ChooseDirect(Interest* interest) {
     EpollSet* set = interest->set;
-    const bool alone = interest->sock->interests == interest &&
-                       interest->next_of_sock == nullptr;
-    if (interest->direct == alone) return;
+    const bool wanted = interest->sock->interests == interest &&
+                        interest->next_of_sock == nullptr &&
+                        !set->crowded_.load(std::memory_order_relaxed);
+    if (interest->direct == wanted) return;
     if (interest->direct) {
-      interest->direct = false;
-      --set->direct_used_;
+      DropDirect(interest);
     } else if (set->direct_used_ < EpollSet::kMostDirect) {
       interest->direct = true;
-      ++set->direct_used_;
+      set->direct_members_[set->direct_used_++] = interest;
+      set->dirty_.store(true, std::memory_order_seq_cst);
+    }
+  }
+
+  static void DropDirect(Interest* interest) {
+    if (!interest->direct) return;
+    EpollSet* set = interest->set;
+    interest->direct = false;
+    for (int i = 0; i < set->direct_used_; ++i) {
+      if (set->direct_members_[i] != interest) continue;
+      set->direct_members_[i] = set->direct_members_[--set->direct_used_];
+      break;
     }
     set->dirty_.store(true, std::memory_order_seq_cst);
   }
@@ -104,10 +116,14 @@ struct Registry {
     }
     interest->in_user.store(true, std::memory_order_relaxed);
     interest->edge.store(true, std::memory_order_relaxed);
+    interest->prev_of_set = nullptr;
     interest->next_of_set = set->members_;
+    if (set->members_ != nullptr) set->members_->prev_of_set = interest;
     set->members_ = interest;
-    set->user_count_.fetch_add(1, std::memory_order_seq_cst);
-    set->dirty_.store(true, std::memory_order_seq_cst);
+    if (set->user_count_.fetch_add(1, std::memory_order_seq_cst) ==
+        EpollSet::kMostDirect) {
+      set->crowded_.store(true, std::memory_order_relaxed);
+    }
     return true;
   }
 
@@ -115,17 +131,15 @@ struct Registry {
     EpollSet* set = interest->set;
     if (!interest->in_user.load(std::memory_order_relaxed)) return;
     interest->in_user.store(false, std::memory_order_relaxed);
-    if (interest->direct) --set->direct_used_;
-    interest->direct = false;
-    for (Interest** at = &set->members_; *at != nullptr;
-         at = &(*at)->next_of_set) {
-      if (*at == interest) {
-        *at = interest->next_of_set;
-        break;
-      }
+    DropDirect(interest);
+    (interest->prev_of_set != nullptr ? interest->prev_of_set->next_of_set
+                                      : set->members_) = interest->next_of_set;
+    if (interest->next_of_set != nullptr) {
+      interest->next_of_set->prev_of_set = interest->prev_of_set;
     }
-    set->user_count_.fetch_sub(1, std::memory_order_seq_cst);
-    set->dirty_.store(true, std::memory_order_seq_cst);
+    if (set->user_count_.fetch_sub(1, std::memory_order_seq_cst) == 1) {
+      set->crowded_.store(false, std::memory_order_relaxed);
+    }
     set->ready_latch_.lock();
     set->UnlinkReady(interest);
     set->ready_latch_.unlock();
@@ -241,6 +255,7 @@ void EpollSet::Free() {
   }
   registered_ = 0;
   fd_ = -1;
+  crowded_.store(false, std::memory_order_relaxed);
   interest_latch.unlock();
   wait_latch_.lock();
   poller_.reset();
@@ -469,7 +484,7 @@ void InterestsRefresh(Sock* sock, bool barrier) {
   interest_latch.lock();
   for (Interest* i = sock->interests; i != nullptr; i = i->next_of_sock) {
     if (!i->in_user.load(std::memory_order_relaxed)) continue;
-    i->set->MarkDirty();
+    if (i->direct) i->set->MarkDirty();
     if (count < 16) sets[count++] = i->set;
   }
   interest_latch.unlock();
@@ -617,12 +632,30 @@ void EpollSet::Rebuild() {
   dirty_.store(false, std::memory_order_seq_cst);
   interest_latch.lock();
   direct_count_ = 0;
-  for (Interest* i = members_; i != nullptr && direct_count_ < kMostDirect;
-       i = i->next_of_set) {
-    if (!i->direct || !i->sock->OnLane()) continue;
+  for (int d = 0; d < direct_used_; ++d) {
+    Interest* i = direct_members_[d];
+    if (!i->sock->OnLane()) continue;
     direct_[direct_count_++] = {i, i->sock, i->sock->lane()};
   }
   interest_latch.unlock();
+}
+
+// The set has outgrown direct looks: each direct stream gets its bit instead.
+// No latch held.
+void EpollSet::LeaveDirect() {
+  for (;;) {
+    Sock* sock = nullptr;
+    interest_latch.lock();
+    if (direct_used_ > 0) {
+      sock = direct_members_[0]->sock;
+      sock->Ref();
+      Registry::DropDirect(direct_members_[0]);
+    }
+    interest_latch.unlock();
+    if (sock == nullptr) return;
+    InterestsNotify(sock);
+    sock->Unref();
+  }
 }
 
 // Reports the direct streams that have something to read, past the ready list.
@@ -879,6 +912,10 @@ int EpollSet::Wait(epoll_event* out, int capacity, std::int64_t timeout_ns,
     unsigned turns = 0;
     {
       Critical critical;
+      if (__builtin_expect(crowded_.load(std::memory_order_relaxed), 0) &&
+          direct_count_ != 0) {
+        LeaveDirect();
+      }
       wait_latch_.lock();
       ++wait_number_;
       for (;;) {

@@ -36,6 +36,7 @@ struct Interest {
   bool direct = false;  // its lane is looked at in every wait
   Interest* next_of_sock = nullptr;
   Interest* next_of_set = nullptr;  // of the set's interests in user space
+  Interest* prev_of_set = nullptr;
   Interest* ready_next = nullptr;   // set's ready list
   Interest* ready_prev = nullptr;
   bool ready = false;  // is on it
@@ -90,6 +91,7 @@ class EpollSet final : public File {
   static constexpr int kMostDirect = 64;
 
   void Rebuild();
+  void LeaveDirect();
   void LinkReady(Interest* interest);    // ready_latch held
   void UnlinkReady(Interest* interest);  // ready_latch held
   int TellDirect(epoll_event* out, int capacity);
@@ -114,7 +116,11 @@ class EpollSet final : public File {
   std::atomic<bool> ever_user_{false};
   std::atomic<bool> nested_{false};
   int direct_count_ = 0;
-  int direct_used_ = 0;  // registrations that are direct
+  // Registrations that are direct; the interest latch's.
+  Interest* direct_members_[kMostDirect] = {};
+  int direct_used_ = 0;
+  // There are more streams than can be looked at directly: all use the bitmaps.
+  std::atomic<bool> crowded_{false};
   int registered_ = 0;   // registrations of streams, on either side
   std::unique_ptr<lane::shm::ShmPoller> poller_;
   bool bell_in_kernel_ = false;

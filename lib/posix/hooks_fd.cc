@@ -418,6 +418,17 @@ int sigaction(int number, const struct sigaction* action,
   return HookedSigaction(number, action, old);
 }
 
+int siginterrupt(int number, int interrupt) {
+  struct sigaction action {};
+  if (HookedSigaction(number, nullptr, &action) != 0) return -1;
+  if (interrupt != 0) {
+    action.sa_flags &= ~SA_RESTART;
+  } else {
+    action.sa_flags |= SA_RESTART;
+  }
+  return HookedSigaction(number, &action, nullptr);
+}
+
 sighandler_t signal(int number, sighandler_t handler) {
   return HookedSignal(number, handler);
 }

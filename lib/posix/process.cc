@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <pthread.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -168,6 +169,12 @@ void WriteStats(const Stats& from) {
   }
   Append(text, sizeof text, &n, "}}\n");
   if (n > sizeof text - 1) n = sizeof text - 1;
+  // Beyond this limit write sends SIGXFSZ, which would end the program.
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur < n) {
+    base::Log("can't write statistics to %s: the file size limit", path);
+    return;
+  }
   const long out = ::syscall(SYS_openat, AT_FDCWD, path,
                              O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
   if (out < 0) {

@@ -262,7 +262,8 @@ void Sock::StartSeek() {
       static_cast<Sock*>(completion.cookie)->OnCompletion(completion.flags);
     });
   }
-  reason_ = Reason::kPending;
+  // While it looks again, what it found the last time stands.
+  if (attempts_ == 0) reason_ = Reason::kPending;
   RCSOCK_LOG(2, "fd %d: looking for its peer", fd());
   conductor->Seek(Share());
 }

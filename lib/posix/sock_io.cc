@@ -287,8 +287,11 @@ ssize_t Sock::EngineRecv(const iovec* iov, int count, std::size_t total,
       n = stream_->Read(to, pieces, left, peek);
       if (n > 0 && !peek) lane_rx_ += static_cast<std::uint64_t>(n);
     }
+    // Pending and yet no data: a control message, which no honest peer sends now,
+    // and which is Progress's to take; nothing behind it can be read before.
     if (n == -EAGAIN &&
-        (!stream_->FastRx() || lane_->State() != base::Reason::kNone)) {
+        (!stream_->FastRx() || lane_->RxPendingQuick() ||
+         lane_->State() != base::Reason::kNone)) {
       rx_latch.unlock();
       tx_latch.lock();
       rx_latch.lock();
@@ -297,7 +300,7 @@ ssize_t Sock::EngineRecv(const iovec* iov, int count, std::size_t total,
         tx_latch.unlock();
         return kRetry;
       }
-      if (stream_->FastRx()) stream_->Progress(true);  // a dead lane
+      if (stream_->FastRx()) stream_->Progress(true);
       n = drop && !stream_->FastRx() ? Drop(left, peek)
                                      : stream_->Read(to, pieces, left, peek);
       HandleChanges();
@@ -443,8 +446,8 @@ int Sock::Shutdown(int number, int how) {
   rx_latch.lock();
   int result;
   if (mode() != Mode::kEngine || stream_ == nullptr) {
-    // A stream that is half closed in the kernel may not be promoted any more: the
-    // switch would take that end for the end of the peer (rule 1).
+    // A stream that is half closed in the kernel may not be promoted any more:
+    // the switch would take that end for the end of the peer (rule 1).
     if (connected_.load(std::memory_order_relaxed)) {
       pinned_.store(true, std::memory_order_seq_cst);
       eligible_.store(false, std::memory_order_seq_cst);

@@ -91,6 +91,7 @@ base::Reason ErrnoReason(int error) {
     case ENOMEM:
     case ENOSPC:
     case ENOBUFS:
+    case EFBIG:  // RLIMIT_FSIZE: CreateMemory
       return base::Reason::kNoMemory;
     default:
       return base::Reason::kLaneError;

@@ -135,7 +135,11 @@ bool Stream::FlushOut() {
     if (n == -EAGAIN || n == -EINTR || n == 0) return false;
     if (n < 0) {
       // The reading side still delivers what the peer sent before it went.
-      if (n != -EPIPE) so_error_ = static_cast<int>(-n);
+      // After its FIN a reset is EPIPE, as in the kernel, which has not seen
+      // the FIN if it came as a frame.
+      if (n != -EPIPE && so_error_ == 0) {
+        so_error_ = pfin_known_ ? EPIPE : static_cast<int>(-n);
+      }
       tx_broken_ = true;
       out_.Clear();
       Emit(kTxReady | kRxReady);
@@ -187,7 +191,9 @@ ssize_t Stream::ReadSlow(const iovec* iov, int count, std::size_t total,
       result = static_cast<ssize_t>(got);
       break;
     }
-    if (so_error_ != 0) {
+    // Behind the peer's FIN there is nothing but the end, whatever came after.
+    const bool past_fin = pfin_known_ && rx_off_ == pfin_;
+    if (so_error_ != 0 && !past_fin) {
       result = -TakeError();
       break;
     }
@@ -353,6 +359,8 @@ void Stream::MaybeFinish() {
       tx_ == Tx::kRaw && out_.empty() && (rx_ == Rx::kRaw || rx_ == Rx::kArm);
   if (!failed_ && !reset_ && !tx_broken_ && !raw && !(kshut_ && eof_)) return;
   finished_ = true;
+  // What is reset is not taken: the peer must see that it was never read.
+  if (reset_) accept_ = false;
   if (lane_ != nullptr && !frozen_) FreezeLane(base::Reason::kNone);
   accept_ = false;
   tx_ = Tx::kRaw;

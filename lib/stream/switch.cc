@@ -201,7 +201,8 @@ void Stream::CheckPending() {
     return;
   }
   // Rule 7.
-  if (too_far || InOff() > rx_x_) return Trigger(base::Reason::kProtocol);
+  if (InOff() > rx_x_) return Trigger(base::Reason::kProtocol);
+  if (too_far) return Trigger(base::Reason::kPeerRefused);
   if (InOff() < rx_x_) return;
   waiting_ = Waiting::kGot;
   got_sent_ = true;
@@ -540,12 +541,21 @@ void Stream::PeerDied(int error) {
   }
   limbo_.Clear();
   eof_ = true;
-  // TCP would say ECONNRESET if bytes of ours were left unread.
+  // TCP would say ECONNRESET if bytes of ours were left unread.  If none were,
+  // the anchor's own reset is the peer's only where no FIN was under way: a
+  // process that exits with our last frame unread gives one too.
+  const bool tcp_reset = error != 0;
   if (!raw_tx && lane_ != nullptr) {
-    error = AckedOff() < tx_off_ ? ECONNRESET : 0;
+    if (AckedOff() < tx_off_) {
+      error = ECONNRESET;
+    } else if (fin_sent_ || pfin_known_) {
+      error = 0;
+    }
   }
-  if (so_error_ == 0) so_error_ = error;
-  tx_broken_ = true;
+  if (error != 0 && so_error_ == 0) so_error_ = pfin_known_ ? EPIPE : error;
+  // After an orderly end the kernel decides what becomes of a write: it takes
+  // the first, and the answer to that ends the connection.
+  if (tcp_reset || so_error_ != 0) tx_broken_ = true;
   out_.Clear();
   tie_copy_.Clear();
   accept_ = false;

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <linux/memfd.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -18,6 +19,12 @@ namespace rcsock::lane::shm {
 // Raw system calls where the preload interposes the name.
 
 base::UniqueFd CreateMemory(const char* name, std::size_t size) {
+  // Beyond this limit ftruncate sends SIGXFSZ, which would end the program.
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur < size) {
+    errno = EFBIG;
+    return base::UniqueFd();
+  }
   base::UniqueFd fd(base::RelocateHigh(static_cast<int>(
       ::syscall(SYS_memfd_create, name, MFD_CLOEXEC | MFD_ALLOW_SEALING))));
   if (!fd.ok()) return fd;

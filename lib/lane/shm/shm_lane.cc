@@ -93,7 +93,7 @@ void ShmLane::LookForCredit() {
 
 void ShmLane::TakeCredit(std::uint64_t credit) {
   // Older than what Acked() has seen is no news.
-  if (static_cast<std::int64_t>(credit - tx_.credited()) <= 0) return;
+  if (credit <= tx_.credited()) return;
   if (!tx_.OnCredit(credit)) {
     Fail();
     return;
@@ -447,7 +447,8 @@ int ShmLane::SleepTx(std::uint32_t token, const timespec* timeout) {
   own_->control.sleepers.fetch_or(kTxSleeper, std::memory_order_seq_cst);
   // Wish stored -> credit loaded: see PublishCredit.
   FullFence();
-  if (peer_->control.consumed.load(std::memory_order_acquire) !=
+  // Not merely another value: TakeCredit takes none that is older.
+  if (peer_->control.consumed.load(std::memory_order_acquire) >
           credit_seen_.load(std::memory_order_relaxed) ||
       Closed()) {
     return -EAGAIN;

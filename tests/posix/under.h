@@ -1,0 +1,65 @@
+#ifndef RCSOCK_TESTS_POSIX_UNDER_H_
+#define RCSOCK_TESTS_POSIX_UNDER_H_
+
+#include <sys/types.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+// For tests of which one process runs under the preload and another does not:
+// the test starts itself again under it, and reads the statistics it leaves.
+namespace under {
+
+// Ends the test with a message.
+[[noreturn]] void Fail(const char* format, ...)
+    __attribute__((format(printf, 1, 2)));
+#define CHECK_THAT(condition)                                              \
+  do {                                                                     \
+    if (!(condition)) {                                                    \
+      ::under::Fail("%s:%d: %s, errno %d", __FILE__, __LINE__, #condition, \
+                    errno);                                                \
+    }                                                                      \
+  } while (0)
+
+// Runs this program with `args` under the preload `shim`; `settings` are of the
+// environment (NAME=value).  It dies with its parent.
+pid_t Start(const std::string& shim, const std::vector<std::string>& args,
+            const std::vector<std::string>& settings);
+// Waits for its end, `seconds` at most; Fail unless it ended with status 0.
+void Finish(pid_t pid, int seconds, const std::string& what);
+
+// A directory of this test's, made at first use.
+const std::string& Work();
+
+struct Stats {
+  std::string text;
+  std::map<std::string, long> reasons;
+  // The number behind "key": that follows "section" ("" for the first one).
+  long Get(const char* section, const char* key) const;
+};
+// What the process left under RCSOCK_STATS=Work()/stats.%p.
+Stats ReadStats(pid_t pid);
+
+std::uint64_t NowMs();
+// Deterministic bytes: what stands at `offset` of stream `seed`.
+std::uint8_t ByteAt(std::uint64_t seed, std::uint64_t offset);
+
+struct Random {
+  std::uint64_t state;
+  std::uint64_t Next();
+  std::uint64_t Below(std::uint64_t n) { return Next() % n; }
+};
+
+// On 127.0.0.1.
+int Listen(int* port);
+int Connect(int port);
+int Accept(int listener);
+// True if `fd` becomes readable (or ends) within `ms`.
+bool Readable(int fd, int ms);
+
+}  // namespace under
+
+#endif  // RCSOCK_TESTS_POSIX_UNDER_H_
