@@ -815,7 +815,20 @@ int Sock::CloseLast(int number) {
   rx_latch.lock();
   wanted_.store(false, std::memory_order_seq_cst);
   int result;
-  if (mode() == Mode::kEngine && stream_ != nullptr && conductor != nullptr) {
+  if (mode() == Mode::kEngine && stream_ != nullptr && conductor != nullptr &&
+      !SoleHolder() && lane_ == nullptr && stream_->tx() == stream::Tx::kRaw &&
+      stream_->rx() == stream::Rx::kRaw && !stream_->WantsAnchorWrite()) {
+    // Another process holds the connection too: this close ends nothing, and
+    // neither a reset nor a shutdown may come of what was read ahead here.
+    if (watched_) conductor->Unwatch(number);
+    watched_ = false;
+    result = real::close(number);
+    fd_.store(-1, std::memory_order_relaxed);
+    Ref();  // until Finish
+    finished_ = true;
+    PostSettle();
+  } else if (mode() == Mode::kEngine && stream_ != nullptr &&
+             conductor != nullptr) {
     // The kernel's close would end the stream before the peer has everything:
     // the conductor keeps the connection under another number until then.
     linger option{};

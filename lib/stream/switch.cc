@@ -542,13 +542,16 @@ void Stream::PeerDied(int error) {
   limbo_.Clear();
   eof_ = true;
   // TCP would say ECONNRESET if bytes of ours were left unread.  If none were,
-  // the anchor's own reset is the peer's only where no FIN was under way: a
-  // process that exits with our last frame unread gives one too.
+  // the anchor's reset may only mean that the peer exited with a frame of ours
+  // unread.  It is the application's where there can be no such frame: the peer
+  // has taken lane bytes, so it has read our COMMIT or GOT, and no FIN, ACK or
+  // LANE_DOWN is under way.
   const bool tcp_reset = error != 0;
   if (!raw_tx && lane_ != nullptr) {
-    if (AckedOff() < tx_off_) {
+    const std::uint64_t acked = AckedOff();
+    if (acked < tx_off_) {
       error = ECONNRESET;
-    } else if (fin_sent_ || pfin_known_) {
+    } else if (tx_ != Tx::kLane || acked <= x_ || fin_sent_ || pfin_known_) {
       error = 0;
     }
   }

@@ -6,6 +6,7 @@
 //
 // usage: hostile_peer SHIM [FIRST_SEED [ROUNDS [threads|epoll]]]
 
+#include <dirent.h>
 #include <fcntl.h>
 #include <poll.h>
 #include <sched.h>
@@ -379,7 +380,7 @@ class Attacker {
     stream_.TakeChanges();
   }
   void Promote() {
-    const std::uint64_t end = under::NowMs() + 300;
+    const std::uint64_t end = under::NowMs() + 100;
     while (!(stream_.FastTx() && stream_.FastRx()) && under::NowMs() < end) {
       RoundTrip(16);
     }
@@ -425,7 +426,10 @@ class Attacker {
       break;
     }
     CHECK_THAT(stream_memory_ != nullptr);
-    for (int fd = 3; fd < 65536; ++fd) {
+    DIR* dir = ::opendir("/proc/self/fd");
+    CHECK_THAT(dir != nullptr);
+    while (const dirent* entry = ::readdir(dir)) {
+      const int fd = std::atoi(entry->d_name);
       int type = 0;
       socklen_t length = sizeof type;
       if (::getsockopt(fd, SOL_SOCKET, SO_TYPE, &type, &length) == 0 &&
@@ -440,6 +444,7 @@ class Attacker {
         bells_.push_back(fd);
       }
     }
+    ::closedir(dir);
   }
   std::uint64_t Value(std::uint64_t old) {
     switch (random_.Below(7)) {
@@ -817,7 +822,7 @@ int main(int argc, char** argv) {
   ::alarm(argc > 3 ? 600 : 60);
   const std::uint64_t first =
       argc > 2 ? std::strtoull(argv[2], nullptr, 10) : 1;
-  const int rounds = argc > 3 ? std::atoi(argv[3]) : 60;
+  const int rounds = argc > 3 ? std::atoi(argv[3]) : 15;
   for (const char* mode : {"threads", "epoll"}) {
     if (argc > 4 && std::strcmp(argv[4], mode) != 0) continue;
     Run(what, mode, first, rounds);

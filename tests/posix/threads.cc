@@ -428,7 +428,8 @@ Case jumps(
         SendAll(fd, text, 8);
       }
       int error;
-      Log("%zu, %d", Drain(fd, &error), error);
+      const auto drained = Drain(fd, &error);
+      Log("%zu, %d", drained, error);
     },
     [](int fd) {
       struct sigaction action {};

@@ -86,6 +86,8 @@ const std::string& Work() {
     std::string name =
         std::string(base != nullptr ? base : "/tmp") + "/rcsock-under.XXXXXX";
     CHECK_THAT(::mkdtemp(name.data()) != nullptr);
+    // Empty by then, if all went well.
+    std::atexit([] { ::rmdir(Work().c_str()); });
     return new std::string(name);
   }();
   return *path;
