@@ -365,7 +365,9 @@ bool Sock::TryAdopt() {
         adopted = true;
         wanted_.store(false, std::memory_order_relaxed);
         if (Conductor* conductor = Conductor::IfRunning()) {
-          watch_events_ = EPOLLIN;
+          // Nothing is read yet: until the registrations have left the kernel's
+          // epoll sets, these must see what is there.
+          watch_events_ = 0;
           watched_ = conductor->Watch(
               fd(), std::shared_ptr<AnchorWatcher>(Share()), watch_events_);
         }
@@ -378,6 +380,11 @@ bool Sock::TryAdopt() {
   Conductor* conductor = Conductor::IfRunning();
   if (conductor == nullptr) return false;
   InterestsToUser(this);
+  tx_latch.lock();
+  rx_latch.lock();
+  if (mode() == Mode::kEngine && stream_ != nullptr) UpdateWatch();
+  rx_latch.unlock();
+  tx_latch.unlock();
   conductor->Adopted(this);
   return true;
 }
