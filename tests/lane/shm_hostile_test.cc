@@ -175,6 +175,16 @@ TEST_F(ShmHostile, FalseCreditEndsTheLaneOnly) {
   iovec iov{const_cast<char*>("abc"), 3};
   pair_->end(0).Post(&iov, 1, 0, 3);
   stream_->side[1].control.consumed = 2;
+  EXPECT_EQ(pair_->end(0).Writable(), 0u);
+  EXPECT_EQ(pair_->end(0).State(), base::Reason::kProtocol);
+  EXPECT_EQ(pair_->end(0).Post(&iov, 1, 0, 3), 0u);
+  EXPECT_FALSE(pair_->link(0).dead());
+}
+
+TEST_F(ShmHostile, FalseReachEndsTheLaneOnly) {
+  iovec iov{const_cast<char*>("abc"), 3};
+  pair_->end(0).Post(&iov, 1, 0, 3);
+  stream_->side[1].reached.messages = 2;
   EXPECT_EQ(pair_->end(0).Acked(), 0u);
   EXPECT_EQ(pair_->end(0).State(), base::Reason::kProtocol);
   EXPECT_EQ(pair_->end(0).Post(&iov, 1, 0, 3), 0u);

@@ -95,9 +95,9 @@ class ShmTest : public testing::Test {
 };
 
 TEST_F(ShmTest, BulkBothWaysThroughManyEpochs) {
-  for (int step = 0; step < 10000 && !HasFatalFailure(); ++step) {
+  for (int step = 0; step < 30000 && !HasFatalFailure(); ++step) {
     Step(static_cast<int>(Below(2)), true);
-    if (Below(200) == 0) {
+    if (Below(1000) == 0) {
       stream_[Below(2)].Demote(base::Reason::kPolicy);
     }
     if (Below(50) == 0) Up();
