@@ -32,7 +32,10 @@ class Anchor {
 };
 
 struct Limits {
-  std::size_t stash = 256 * 1024;  // most bytes read ahead from TCP (rule 21)
+  // Most bytes read ahead from TCP (rule 21).  A bulk sender has as much on its
+  // way as the kernel's buffers hold (6 MiB by default): with less, the receiver
+  // would refuse such a stream its lane again and again.
+  std::size_t stash = 8 * 1024 * 1024;
 };
 
 // What a call changed.  The owner looks after every call that may set them.
