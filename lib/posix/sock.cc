@@ -124,6 +124,7 @@ void Sock::Reset() {
   reason_ = Reason::kShortLived;
   lane_tx_ = 0;
   lane_rx_ = 0;
+  anchor_rx_ = 0;
   // Not the counts of threads that sleep: each takes back its own, maybe late.
 }
 
@@ -1013,7 +1014,10 @@ void Sock::FoldLatched(Stats* to) const {
   rx -= account_rx_ < rx ? account_rx_ : rx;
   if (inherited_ && tx == 0 && rx == 0) return;
   const std::uint64_t lane_tx = lane_tx_ < tx ? lane_tx_ : tx;
-  const std::uint64_t lane_rx = lane_rx_ < rx ? lane_rx_ : rx;
+  // What the engine delivered, less what it read from TCP.
+  const std::uint64_t by_lane =
+      lane_rx_ > anchor_rx_ ? lane_rx_ - anchor_rx_ : 0;
+  const std::uint64_t lane_rx = by_lane < rx ? by_lane : rx;
   to->shm.tx_bytes.fetch_add(lane_tx, std::memory_order_relaxed);
   to->shm.rx_bytes.fetch_add(lane_rx, std::memory_order_relaxed);
   to->tcp.tx_bytes.fetch_add(tx - lane_tx, std::memory_order_relaxed);
@@ -1139,7 +1143,7 @@ void Sock::ForkChild() {
   }
   on_lane_.store(false);
   // The parent counts what it did.
-  lane_tx_ = lane_rx_ = 0;
+  lane_tx_ = lane_rx_ = anchor_rx_ = 0;
   account_tx_ = tx_raw_.load();
   account_rx_ = rx_raw_.load();
   inherited_ = true;

@@ -304,7 +304,8 @@ class Sock final : public File,
   bool inherited_ = false;
   base::Reason reason_ = base::Reason::kShortLived;
   std::uint64_t lane_tx_ = 0;
-  std::uint64_t lane_rx_ = 0;
+  std::uint64_t lane_rx_ = 0;    // delivered by the engine
+  std::uint64_t anchor_rx_ = 0;  // read from TCP by the engine
 };
 
 // Raises SIGPIPE in this thread, as a write to a closed connection does.

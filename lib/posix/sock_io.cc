@@ -124,6 +124,7 @@ ssize_t Sock::RecvV(const iovec* iov, int count) {
   message.msg_iovlen =
       static_cast<std::size_t>(count < IOV_MAX ? count : IOV_MAX);
   const long n = ::syscall(SYS_recvmsg, fd(), &message, MSG_DONTWAIT);
+  if (n > 0) anchor_rx_ += static_cast<std::uint64_t>(n);
   return n >= 0 ? n : -errno;
 }
 
@@ -303,6 +304,7 @@ ssize_t Sock::EngineRecv(const iovec* iov, int count, std::size_t total,
       if (stream_->FastRx()) stream_->Progress(true);
       n = drop && !stream_->FastRx() ? Drop(left, peek)
                                      : stream_->Read(to, pieces, left, peek);
+      if (n > 0 && !peek) lane_rx_ += static_cast<std::uint64_t>(n);
       HandleChanges();
       if (lane_ == nullptr && stream_->Idle()) PostSettle();
       tx_latch.unlock();
