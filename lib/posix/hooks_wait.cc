@@ -33,7 +33,7 @@ std::int64_t FromSpec(const timespec* timeout) {
          timeout->tv_nsec;
 }
 
-int WaitOn(int fd, epoll_event* events, int capacity, std::int64_t timeout_ns,
+int WaitOn(epoll_event* events, int capacity, std::int64_t timeout_ns,
            const sigset_t* mask, EpollSet* set, int result,
            std::uint64_t start) {
   // The kernel's answer of a set that had no stream on a lane when the call
@@ -41,7 +41,6 @@ int WaitOn(int fd, epoll_event* events, int capacity, std::int64_t timeout_ns,
   if (result <= 0 || !set->EverUser()) return result;
   const int n = set->WithoutBell(events, result);
   if (n != EpollSet::kOnlyBell) return n;
-  (void)fd;
   if (timeout_ns > 0) {
     const auto spent = static_cast<std::int64_t>(base::NowNs() - start);
     timeout_ns = timeout_ns > spent ? timeout_ns - spent : 0;
@@ -185,7 +184,7 @@ int epoll_wait(int fd, epoll_event* events, int capacity, int timeout) {
     return set->Wait(events, capacity, FromMs(timeout), nullptr);
   }
   const std::uint64_t start = timeout > 0 ? base::NowNs() : 0;
-  return WaitOn(fd, events, capacity, FromMs(timeout), nullptr, set,
+  return WaitOn(events, capacity, FromMs(timeout), nullptr, set,
                 real::epoll_wait(fd, events, capacity, timeout), start);
 }
 
@@ -199,7 +198,7 @@ int epoll_pwait(int fd, epoll_event* events, int capacity, int timeout,
     return set->Wait(events, capacity, FromMs(timeout), mask);
   }
   const std::uint64_t start = timeout > 0 ? base::NowNs() : 0;
-  return WaitOn(fd, events, capacity, FromMs(timeout), mask, set,
+  return WaitOn(events, capacity, FromMs(timeout), mask, set,
                 real::epoll_pwait(fd, events, capacity, timeout, mask), start);
 }
 
@@ -213,7 +212,7 @@ int epoll_pwait2(int fd, epoll_event* events, int capacity,
     return set->Wait(events, capacity, FromSpec(timeout), mask);
   }
   const std::uint64_t start = base::NowNs();
-  return WaitOn(fd, events, capacity, FromSpec(timeout), mask, set,
+  return WaitOn(events, capacity, FromSpec(timeout), mask, set,
                 real::epoll_pwait2(fd, events, capacity, timeout, mask), start);
 }
 
