@@ -9,6 +9,7 @@
 #include <ctime>
 
 #include "lib/base/reason.h"
+#include "lib/lane/poller.h"
 
 namespace rcsock::lane {
 
@@ -52,6 +53,9 @@ class Lane {
   virtual ~Lane() = default;
 
   virtual Kind kind() const = 0;
+  // What must be drained, by whoever waits for this lane, and can be slept on;
+  // null if the peer rings the bell itself.  Outlives the lane.
+  virtual Source* source() const { return nullptr; }
   virtual Region RxRegion() const = 0;
   virtual Region TxRegion() const = 0;
 

@@ -19,9 +19,9 @@ enum : std::uint32_t {
 // What a thread polls, and what wakes it: a CQ and its completion channel
 // (rdma), ready bitmaps and a doorbell (shm).
 //
-// The order that loses no wake-up: Arm(), then look (Poll, and every lane that is
-// watched directly), then sleep on fd().  Arm() is a full fence, and so is the
-// sender's side between its post and its look at the armed word (Dekker's
+// The order that loses no wake-up: Arm(), then look (Poll, and every lane that
+// is watched directly), then sleep on fd().  Arm() is a full fence, and so is
+// the sender's side between its post and its look at the armed word (Dekker's
 // argument: at least one of the two sees the other).
 //
 // Threads: one thread at a time in Poll; Arm and Disarm from several threads,
@@ -34,11 +34,44 @@ class Poller {
   virtual void Arm() = 0;
   virtual void Disarm() = 0;
   // Becomes readable when armed and something comes.  Watch it edge-triggered
-  // and never read it: each kick is an edge in every epoll set that holds it, so
-  // that several sleepers cannot eat each other's wake-up.
+  // and never read it: each kick is an edge in every epoll set that holds it,
+  // so that several sleepers cannot eat each other's wake-up.
   virtual int fd() const = 0;
   // Wakes whoever sleeps on fd(), from this process.
   virtual void Kick() = 0;
+};
+
+// Where the events of some lanes must be fetched: a CQ and its completion
+// channel (rdma).  Lanes in plain memory have none.
+//
+// The order that loses no wake-up: Arm(), Drain(), look at the lanes, sleep on
+// fd().  Each drain gives what it finds to the lanes and to the board, whoever
+// runs it, so a watcher never depends on being the one that drains.
+//
+// Threads: any.
+class Source {
+ public:
+  virtual ~Source() = default;
+  // Takes what has come, gives it to its lanes, and wakes whoever watches them.
+  // Never blocks: if another thread is draining, it does the work.
+  virtual void Drain() = 0;
+  // One more (fewer) thread is about to sleep (has slept) on fd().  `rang`: the
+  // caller has seen fd() readable.  The source stays armed while anybody
+  // sleeps.
+  virtual void Arm() = 0;
+  virtual void Disarm(bool rang) = 0;
+  // Becomes readable when armed and something comes.  Watch it edge-triggered,
+  // never read it.
+  virtual int fd() const = 0;
+};
+
+// The doorbells of a process, as far as a lane rings them itself.
+class Ringer {
+ public:
+  virtual ~Ringer() = default;
+  // The look is ordered after all the caller wrote by a full fence of its own.
+  virtual bool Armed(int bell) const = 0;
+  virtual void Kick(int bell) = 0;
 };
 
 }  // namespace rcsock::lane

@@ -7,6 +7,7 @@
 
 #include "lib/base/latch.h"
 #include "lib/base/unique_fd.h"
+#include "lib/lane/poller.h"
 #include "lib/lane/shm/layout.h"
 
 namespace rcsock::lane::shm {
@@ -16,11 +17,11 @@ namespace rcsock::lane::shm {
 // line of its own, and an eventfd per bell.  One per process.
 //
 // Any thread may call anything.
-class Bells {
+class Bells final : public Ringer {
  public:
   // Null on failure (errno: EMFILE, ENOMEM, ...).
   static std::unique_ptr<Bells> Create();
-  ~Bells();
+  ~Bells() override;
   Bells(const Bells&) = delete;
   Bells& operator=(const Bells&) = delete;
 
@@ -34,9 +35,9 @@ class Bells {
   void Arm(int k);
   // Even again when the last sleeper has gone.
   void Disarm(int k);
-  bool Armed(int k) const;
+  bool Armed(int k) const override;
   // Writes the eventfd.
-  void Kick(int k);
+  void Kick(int k) override;
 
  private:
   Bells(base::UniqueFd page_fd, BellPage* page);

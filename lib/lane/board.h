@@ -1,0 +1,69 @@
+#ifndef RCSOCK_LIB_LANE_BOARD_H_
+#define RCSOCK_LIB_LANE_BOARD_H_
+
+#include <atomic>
+#include <cstdint>
+
+#include "lib/base/latch.h"
+#include "lib/lane/poller.h"
+
+namespace rcsock::lane {
+
+// What the drains of sources have found, sorted by the bell that the lane is to
+// ring: whoever owns the bell takes it from here.  One per process.
+//
+// Threads: any.
+class Board {
+ public:
+  static constexpr int kBells = 8;
+
+  // A lane's place on the board; part of the lane.
+  class Mark {
+   public:
+    // Set before the first Post.
+    void* cookie = nullptr;
+
+   private:
+    friend class Board;
+    Mark* next_ = nullptr;
+    Mark* prev_ = nullptr;
+    std::uint32_t flags_ = 0;
+    int bell_ = -1;  // the list it is in; -1: none
+  };
+
+  explicit Board(Ringer* ringer) : ringer_(ringer) {}
+  Board(const Board&) = delete;
+  Board& operator=(const Board&) = delete;
+
+  // Adds `flags` (kCompletion*) to what the mark has to say on `bell`, and
+  // rings it if somebody sleeps there.
+  void Post(int bell, Mark* mark, std::uint32_t flags);
+  // Nothing of the mark is told after this returns.
+  void Remove(Mark* mark);
+  // Up to `capacity` completions; never blocks.  One look at a counter if there
+  // is nothing.
+  int Poll(int bell, Completion* out, int capacity) {
+    if (count_[bell].value.load(std::memory_order_seq_cst) == 0) return 0;
+    return PollSome(bell, out, capacity);
+  }
+
+ private:
+  struct alignas(64) Count {
+    std::atomic<int> value{0};
+  };
+  struct List {
+    Mark* head = nullptr;
+    Mark* tail = nullptr;
+  };
+  int PollSome(int bell, Completion* out, int capacity);
+  void Unlink(Mark* mark);
+
+  Ringer* const ringer_;
+  base::Latch latch_;
+  List lists_[kBells];  // latch_'s, as all marks are
+  Count count_[kBells];
+};
+
+}  // namespace rcsock::lane
+
+#endif  // RCSOCK_LIB_LANE_BOARD_H_

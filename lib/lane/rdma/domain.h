@@ -1,0 +1,60 @@
+#ifndef RCSOCK_LIB_LANE_RDMA_DOMAIN_H_
+#define RCSOCK_LIB_LANE_RDMA_DOMAIN_H_
+
+#include <memory>
+
+#include "lib/base/reason.h"
+#include "lib/lane/board.h"
+#include "lib/lane/poller.h"
+#include "lib/verbs/verbs.h"
+
+namespace rcsock::lane::rdma {
+
+class RdmaLane;
+
+// Where a lane's peer writes: the ring, the control slots and the credit word
+// that the other end owns.  Goes in REP and in the first control message; see
+// docs/protocol.md.
+struct Offer {
+  std::uint64_t address;   // of the region: control slots, then the ring
+  std::uint64_t credit;    // address of the credit word
+  std::uint32_t key;       // of both
+  std::uint32_t bytes;     // of the ring, a power of two
+  std::uint16_t messages;  // credit of messages at the start
+  std::uint16_t zero[3];
+};
+constexpr std::size_t kOfferSize = 32;  // on the wire, little-endian
+void EncodeOffer(const Offer& offer, std::uint8_t* to);
+// False: it makes no sense (sizes, alignment, a wrap).
+bool DecodeOffer(const std::uint8_t* from, Offer* offer);
+
+// One device of this process: its PD, the registered slabs, and a poller for
+// each bell.  Made on first use for a context that librdmacm owns, kept until
+// the device goes.
+//
+// Threads: the conductor's, unless said otherwise.
+class Domain : public std::enable_shared_from_this<Domain> {
+ public:
+  static std::shared_ptr<Domain> Make(ibv_context* context, Board* board,
+                                      verbs::Error* error);
+  virtual ~Domain() = default;
+  virtual ibv_context* context() const = 0;
+  virtual bool iwarp() const = 0;
+  // A lane whose QP is created on `id`, its CQs and SRQ those of the poller of
+  // `bell`.  Null: *why (no memory, too many QPs, MEMLOCK), *error for the log.
+  virtual std::unique_ptr<RdmaLane> CreateLane(rdma_cm_id* id, int bell,
+                                               base::Reason* why,
+                                               verbs::Error* error) = 0;
+  // The device has failed or gone: every lane of it is dead.
+  virtual void DeviceLost() = 0;
+  // Counts, for tests and statistics; any thread.
+  struct Counts {
+    std::uint32_t lanes;
+    std::uint64_t pinned;  // bytes registered
+  };
+  virtual Counts counts() const = 0;
+};
+
+}  // namespace rcsock::lane::rdma
+
+#endif  // RCSOCK_LIB_LANE_RDMA_DOMAIN_H_

@@ -1,0 +1,116 @@
+#ifndef RCSOCK_LIB_VERBS_VERBS_H_
+#define RCSOCK_LIB_VERBS_VERBS_H_
+
+#include <infiniband/verbs.h>
+#include <rdma/rdma_cma.h>
+
+#include <memory>
+
+namespace rcsock::verbs {
+
+// A call that failed, and on which device.  Empty: none did.
+struct Error {
+  const char* call = nullptr;  // "ibv_create_qp", ...
+  int code = 0;                // errno
+  char device[32] = {};        // empty where there is none yet
+  explicit operator bool() const { return call != nullptr; }
+};
+
+// librdmacm and libibverbs are loaded when the first stream looks for a device:
+// a host without them keeps plain TCP, and a program that needs no device does
+// not load six libraries.  True once they are there.  Loads at most once; any
+// thread.
+bool Load(Error* error);
+// Whether the kernel knows any RDMA device: one look at sysfs, before any
+// library is loaded.
+bool AnyDevice();
+
+template <class T>
+struct Release {
+  void operator()(T* object) const noexcept;
+};
+template <class T>
+using Ptr = std::unique_ptr<T, Release<T>>;
+
+// Each destroys its object; what depends on another must go first.
+using Pd = Ptr<ibv_pd>;
+using Mr = Ptr<ibv_mr>;
+using Cq = Ptr<ibv_cq>;
+using Srq = Ptr<ibv_srq>;
+using Channel = Ptr<ibv_comp_channel>;
+using EventChannel = Ptr<rdma_event_channel>;
+// Destroys the QP that was created on it too.
+using Id = Ptr<rdma_cm_id>;
+
+// All return null (false) and fill *error on failure.  The descriptors of
+// channels are close-on-exec, non-blocking, and at the top of the range.
+Pd AllocPd(ibv_context* context, Error* error);
+Mr Register(ibv_pd* pd, void* base, std::size_t length, int access,
+            Error* error);
+Channel CreateChannel(ibv_context* context, Error* error);
+Cq CreateCq(ibv_context* context, int entries, ibv_comp_channel* channel,
+            Error* error);
+Srq CreateSrq(ibv_pd* pd, std::uint32_t entries, std::uint32_t sge,
+              Error* error);
+EventChannel CreateEventChannel(Error* error);
+Id CreateId(rdma_event_channel* channel, void* context, Error* error);
+// The QP belongs to the id.  Asks for the inline size in *inline_bytes and
+// halves it until the provider grants it.
+bool CreateQp(rdma_cm_id* id, ibv_pd* pd, ibv_qp_init_attr* attr,
+              std::uint32_t* inline_bytes, Error* error);
+bool ToError(ibv_qp* qp, Error* error);  // to IBV_QPS_ERR
+bool Query(ibv_context* context, ibv_device_attr* attr, Error* error);
+
+// rdma_cm's other calls, as they are: 0, or -1 with errno.  Only after Load().
+struct Calls {
+#define RCSOCK_VERBS_CALLS(X)   \
+  X(rdma_resolve_addr)          \
+  X(rdma_resolve_route)         \
+  X(rdma_bind_addr)             \
+  X(rdma_listen)                \
+  X(rdma_connect)               \
+  X(rdma_accept)                \
+  X(rdma_reject)                \
+  X(rdma_disconnect)            \
+  X(rdma_get_cm_event)          \
+  X(rdma_ack_cm_event)          \
+  X(rdma_set_option)            \
+  X(rdma_get_src_port)          \
+  X(rdma_destroy_qp)            \
+  X(rdma_destroy_id)            \
+  X(rdma_create_id)             \
+  X(rdma_create_qp)             \
+  X(rdma_create_event_channel)  \
+  X(rdma_destroy_event_channel) \
+  X(rdma_event_str)             \
+  X(ibv_alloc_pd)               \
+  X(ibv_dealloc_pd)             \
+  X(ibv_dereg_mr)               \
+  X(ibv_create_cq)              \
+  X(ibv_destroy_cq)             \
+  X(ibv_create_comp_channel)    \
+  X(ibv_destroy_comp_channel)   \
+  X(ibv_get_cq_event)           \
+  X(ibv_ack_cq_events)          \
+  X(ibv_create_srq)             \
+  X(ibv_destroy_srq)            \
+  X(ibv_modify_qp)              \
+  X(ibv_query_device)           \
+  X(ibv_query_port)             \
+  X(ibv_get_async_event)        \
+  X(ibv_ack_async_event)        \
+  X(ibv_get_device_name)        \
+  X(ibv_wc_status_str)
+#define X(name) decltype(&::name) name;
+  RCSOCK_VERBS_CALLS(X)
+#undef X
+  // A macro in the header.
+  ibv_mr* (*ibv_reg_mr)(ibv_pd*, void*, std::size_t, int);
+};
+extern Calls calls;
+
+bool IsIwarp(const ibv_context* context);
+
+}  // namespace rcsock::verbs
+
+#endif  // RCSOCK_LIB_VERBS_VERBS_H_
