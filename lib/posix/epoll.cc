@@ -13,6 +13,7 @@
 #include "lib/base/clock.h"
 #include "lib/base/log.h"
 #include "lib/base/real.h"
+#include "lib/posix/poll.h"
 #include "lib/posix/signals.h"
 #include "lib/posix/sock.h"
 #include "lib/posix/spin.h"
@@ -23,8 +24,8 @@ using rendezvous::Conductor;
 
 namespace {
 
-// Guards Sock::interests, EpollSet::members_ and which side, kernel or user, has
-// an interest.
+// Guards Sock::interests, EpollSet::members_ and which side, kernel or user,
+// has an interest.
 base::Latch interest_latch;
 
 Interest* free_interests = nullptr;  // through next_of_set; interest_latch's
@@ -58,8 +59,8 @@ struct Registry {
     return nullptr;
   }
 
-  // The streams of a small set are looked at in every wait and need no bits; one
-  // that is in several sets always does.
+  // The streams of a small set are looked at in every wait and need no bits;
+  // one that is in several sets always does.
   static void ChooseDirect(Interest* interest) {
     EpollSet* set = interest->set;
     const bool wanted = interest->sock->interests == interest &&
@@ -87,21 +88,23 @@ struct Registry {
     set->dirty_.store(true, std::memory_order_seq_cst);
   }
 
+  static bool EnsurePoller(EpollSet* set) {
+    if (set->poller_) return true;
+    Conductor* conductor = Conductor::IfRunning();
+    if (conductor == nullptr) return false;
+    const int bell = 2 + next_bell.fetch_add(1, std::memory_order_relaxed) %
+                             (lane::shm::kBells - 2);
+    lane::shm::Bells* bells = conductor->bells();
+    if (bells->EnsureBell(bell) < 0) return false;
+    conductor->AnnounceBell(bell);
+    set->board_ = conductor->board();
+    set->poller_.reset(new (std::nothrow) lane::shm::ShmPoller(bells, bell));
+    return set->poller_ != nullptr;
+  }
+
   static bool EnterUser(Interest* interest) {
     EpollSet* set = interest->set;
-    if (!set->poller_) {
-      Conductor* conductor = Conductor::IfRunning();
-      if (conductor == nullptr) return false;
-      const int bell =
-          2 + next_bell.fetch_add(1, std::memory_order_relaxed) %
-                  (lane::shm::kBells - 2);
-      lane::shm::Bells* bells = conductor->bells();
-      if (bells->EnsureBell(bell) < 0) return false;
-      conductor->AnnounceBell(bell);
-      set->poller_.reset(new (std::nothrow)
-                             lane::shm::ShmPoller(bells, bell));
-      if (!set->poller_) return false;
-    }
+    if (!EnsurePoller(set)) return false;
     set->ever_user_.store(true, std::memory_order_release);
     if (!set->bell_in_kernel_) {
       // Its data is an address that no program can know.
@@ -214,11 +217,13 @@ struct Registry {
     set->sleepers_.store(0);
     set->dirty_.store(true);
     (void)set->poller_.release();  // the parent's bell: abandoned
+    set->source_count_.store(0);
     set->bell_in_kernel_ = false;
   }
 };
 
-// --- Registration ------------------------------------------------------------------
+// --- Registration
+// ------------------------------------------------------------------
 
 EpollSet* EpollSet::New(int fd) {
   Critical critical;
@@ -236,8 +241,8 @@ EpollSet* EpollSet::New(int fd) {
 void EpollSet::Free() {
   Critical critical;
   interest_latch.lock();
-  // Registrations of streams that are still open; found through the table, since
-  // the kernel's part of the set has no list here.
+  // Registrations of streams that are still open; found through the table,
+  // since the kernel's part of the set has no list here.
   while (members_ != nullptr) Registry::Forget(members_);
   const int top = fd_high.load(std::memory_order_relaxed);
   for (int fd = 0; fd <= top && registered_ > 0; ++fd) {
@@ -260,6 +265,7 @@ void EpollSet::Free() {
   wait_latch_.lock();
   poller_.reset();
   bell_in_kernel_ = false;
+  source_count_.store(0, std::memory_order_relaxed);
   direct_count_ = 0;
   wait_latch_.unlock();
   interest_latch.lock();
@@ -385,8 +391,8 @@ int EpollSet::Ctl(int op, int fd, Sock* sock, epoll_event* event) {
   return result;
 }
 
-// /proc says whether the kernel has already reported a ONESHOT registration: then
-// only the flag bits of its events are left.
+// /proc says whether the kernel has already reported a ONESHOT registration:
+// then only the flag bits of its events are left.
 static bool SpentInKernel(int set, int fd) {
   char path[64];
   std::snprintf(path, sizeof path, "/proc/self/fdinfo/%d", set);
@@ -395,8 +401,8 @@ static bool SpentInKernel(int set, int fd) {
   static char text[65536];  // interest_latch's
   std::size_t length = 0;
   for (;;) {
-    const long n = ::syscall(SYS_read, file, text + length,
-                             sizeof text - 1 - length);
+    const long n =
+        ::syscall(SYS_read, file, text + length, sizeof text - 1 - length);
     if (n <= 0) break;
     length += static_cast<std::size_t>(n);
   }
@@ -408,8 +414,8 @@ static bool SpentInKernel(int set, int fd) {
     unsigned events = 0;
     if (std::sscanf(line, "tfd: %d events: %x", &number, &events) == 2 &&
         number == fd) {
-      return (events & ~(EPOLLONESHOT | EPOLLET | EPOLLEXCLUSIVE |
-                         EPOLLWAKEUP)) == 0;
+      return (events &
+              ~(EPOLLONESHOT | EPOLLET | EPOLLEXCLUSIVE | EPOLLWAKEUP)) == 0;
     }
   }
   return false;
@@ -538,9 +544,7 @@ bool InterestsNamed(Sock* sock, int fd) {
 }
 
 void InterestsNotifyLatched(Sock* sock) {
-  if (sock->lane() == nullptr || sock->link() == nullptr || !sock->OnLane()) {
-    return;
-  }
+  if (sock->lane() == nullptr || !sock->OnLane()) return;
   interest_latch.lock();
   std::uint32_t bits = 0;
   int bell = 0;
@@ -551,23 +555,37 @@ void InterestsNotifyLatched(Sock* sock) {
     if (only != nullptr && only != i->set) several = true;
     only = i->set;
     bell = i->set->bell();
-    i->set->AddLink(sock->link());
+    if (sock->link() != nullptr) i->set->AddLink(sock->link());
+    if (sock->source() != nullptr) i->set->AddSource(sock->source());
     Registry::ChooseDirect(i);
     bits |= lane::kNotifyRxPoller | lane::kNotifyTxPoller |
             (i->direct ? 0u : lane::kNotifyRxBits);
   }
   interest_latch.unlock();
-  // The stream rings one bell.  Of several sets nobody may be waiting on the one
-  // whose bell it is: the conductor's then, who tells them all.
+  // The stream rings one bell.  Of several sets nobody may be waiting on the
+  // one whose bell it is: the conductor's then, who tells them all.
   if (several) bell = 0;
-  // Nobody watches now: an epoll set's bell stays, since a wish costs the peer's
-  // line and a heavy fence, and the next registration will want the same.  (The
-  // conductor's bell is that of the switch, which is over.)
+  // Nobody watches now: an epoll set's bell stays, since a wish costs the
+  // peer's line and a heavy fence, and the next registration will want the
+  // same.  (The conductor's bell is that of the switch, which is over.)
   if (bits == 0 && sock->bell() != 0) return;
   if (bits == sock->notify_bits() && bell == sock->bell()) return;
   sock->SetNotify(bits, bell);
   // What came between the look and the new bits has rung nobody's bell.
   InterestsReady(sock);
+}
+
+int InterestsBell(Sock* sock) {
+  int bell = kPollBell;
+  Critical critical;
+  interest_latch.lock();
+  for (Interest* i = sock->interests; i != nullptr; i = i->next_of_sock) {
+    if (!Registry::EnsurePoller(i->set)) continue;
+    bell = i->set->bell();
+    break;
+  }
+  interest_latch.unlock();
+  return bell;
 }
 
 void InterestsNotify(Sock* sock) {
@@ -592,7 +610,8 @@ void InterestsForkChild() {
   }
 }
 
-// --- Ready list -----------------------------------------------------------------------
+// --- Ready list
+// -----------------------------------------------------------------------
 
 void EpollSet::LinkReady(Interest* interest) {
   if (interest->ready) return;
@@ -614,19 +633,41 @@ void EpollSet::UnlinkReady(Interest* interest) {
   ready_count_.fetch_sub(1, std::memory_order_seq_cst);
 }
 
-// --- Waiting ---------------------------------------------------------------------------
+// --- Waiting
+// ---------------------------------------------------------------------------
 
 void EpollSet::AddLink(const std::shared_ptr<lane::shm::Link>& link) {
   poller_->AddLink(link);
+}
+
+void EpollSet::AddSource(lane::Source* source) {
+  const int count = source_count_.load(std::memory_order_relaxed);
+  for (int i = 0; i < count; ++i) {
+    if (sources_[i] == source) return;
+  }
+  if (count == kMostSources) return;  // more devices than that: by the bell
+  epoll_event event{};
+  event.events = EPOLLIN | EPOLLET;
+  event.data.ptr = this;
+  real::epoll_ctl(fd_, EPOLL_CTL_ADD, source->fd(), &event);
+  sources_[count] = source;
+  source_count_.store(count + 1, std::memory_order_seq_cst);
+  // A thread that sleeps has not armed it.
+  Registry::KickSleepers(this);
+}
+
+void EpollSet::DrainSources() {
+  const int count = source_count_.load(std::memory_order_acquire);
+  for (int i = 0; i < count; ++i) sources_[i]->Drain();
 }
 
 void EpollSet::KickBell() {
   if (poller_) poller_->Kick();
 }
 
-// Chooses the few streams whose rings are looked at in every wait: a spinner that
-// looks at the ring itself sees a message one cache line earlier than one that
-// waits for its bit.
+// Chooses the few streams whose rings are looked at in every wait: a spinner
+// that looks at the ring itself sees a message one cache line earlier than one
+// that waits for its bit.
 void EpollSet::Rebuild() {
   if (__builtin_expect(!dirty_.load(std::memory_order_acquire), 1)) return;
   dirty_.store(false, std::memory_order_seq_cst);
@@ -729,8 +770,10 @@ bool EpollSet::AnyDirect() {
 int EpollSet::DrainPoller() {
   lane::Completion found[64];
   int total = 0;
+  DrainSources();
   for (int round = 0; round < 4; ++round) {
-    const int n = poller_->Poll(found, 64);
+    int n = poller_->Poll(found, 64);
+    if (n < 64) n += board_->Poll(poller_->bell(), found + n, 64 - n);
     if (n <= 0) break;
     total += n;
     interest_latch.lock();
@@ -827,6 +870,7 @@ int EpollSet::Collect(epoll_event* out, int capacity) {
 }
 
 bool EpollSet::SomethingReady() {
+  DrainSources();
   if (ready_count_.load(std::memory_order_seq_cst) > 0) return true;
   if (AnyDirect()) return true;
   DrainPoller();
@@ -981,6 +1025,8 @@ int EpollSet::Wait(epoll_event* out, int capacity, std::int64_t timeout_ns,
     // for what this process's own threads put on the ready list.
     sleepers_.fetch_add(1, std::memory_order_seq_cst);
     if (poller_) poller_->Arm();
+    const int armed = source_count_.load(std::memory_order_seq_cst);
+    for (int i = 0; i < armed; ++i) sources_[i]->Arm();
     bool ready = false;
     {
       Critical critical;
@@ -1002,6 +1048,7 @@ int EpollSet::Wait(epoll_event* out, int capacity, std::int64_t timeout_ns,
       error = errno;
       Spinner::Slept((base::NowNs() - start) / 1000);
     }
+    for (int i = 0; i < armed; ++i) sources_[i]->Disarm(bell);
     if (poller_) poller_->Disarm();
     sleepers_.fetch_sub(1, std::memory_order_seq_cst);
     // The bell rang for this thread, which returns without a look.
@@ -1031,9 +1078,9 @@ int EpollSet::KernelWait(epoll_event* out, int capacity,
   int n = real::epoll_pwait2(fd_, out, capacity,
                              timeout_ns < 0 ? nullptr : &limit, mask);
   if (n < 0 && errno == ENOSYS) {
-    const int ms = timeout_ns < 0 ? -1
-                                  : static_cast<int>((timeout_ns + 999'999) /
-                                                     1'000'000);
+    const int ms = timeout_ns < 0
+                       ? -1
+                       : static_cast<int>((timeout_ns + 999'999) / 1'000'000);
     n = real::epoll_pwait(fd_, out, capacity, ms, mask);
   }
   if (n <= 0) return n;

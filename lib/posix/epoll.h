@@ -8,6 +8,7 @@
 #include <memory>
 
 #include "lib/base/latch.h"
+#include "lib/lane/board.h"
 #include "lib/lane/shm/link.h"
 #include "lib/posix/file.h"
 
@@ -37,9 +38,9 @@ struct Interest {
   Interest* next_of_sock = nullptr;
   Interest* next_of_set = nullptr;  // of the set's interests in user space
   Interest* prev_of_set = nullptr;
-  Interest* ready_next = nullptr;   // set's ready list
+  Interest* ready_next = nullptr;  // set's ready list
   Interest* ready_prev = nullptr;
-  bool ready = false;  // is on it
+  bool ready = false;      // is on it
   std::uint64_t told = 0;  // the wait that has reported it without the list
 };
 
@@ -60,9 +61,7 @@ class EpollSet final : public File {
   bool AnyReady();
 
   // Has ever had a stream on a lane: its kernel set holds our bell.
-  bool EverUser() const {
-    return ever_user_.load(std::memory_order_acquire);
-  }
+  bool EverUser() const { return ever_user_.load(std::memory_order_acquire); }
   // Takes the bell out of what the kernel reported.
   int WithoutBell(epoll_event* events, int count) const;
   static constexpr int kOnlyBell = -1000;
@@ -75,6 +74,12 @@ class EpollSet final : public File {
   }
   void MarkDirty() { dirty_.store(true, std::memory_order_seq_cst); }
   void AddLink(const std::shared_ptr<lane::shm::Link>& link);
+  // The interest latch held.
+  void AddSource(lane::Source* source);
+  int source_count() const {
+    return source_count_.load(std::memory_order_acquire);
+  }
+  lane::Source* source(int i) const { return sources_[i]; }
   void KickBell();
   void DropRegistered() { --registered_; }  // the interest latch held
   int fd() const { return fd_; }
@@ -97,6 +102,7 @@ class EpollSet final : public File {
   int TellDirect(epoll_event* out, int capacity);
   bool AnyDirect();
   int DrainPoller();
+  void DrainSources();
   int Collect(epoll_event* out, int capacity);
   bool SomethingReady();
   int KernelWait(epoll_event* out, int capacity, std::int64_t timeout_ns,
@@ -121,20 +127,26 @@ class EpollSet final : public File {
   int direct_used_ = 0;
   // There are more streams than can be looked at directly: all use the bitmaps.
   std::atomic<bool> crowded_{false};
-  int registered_ = 0;   // registrations of streams, on either side
+  int registered_ = 0;  // registrations of streams, on either side
   std::unique_ptr<lane::shm::ShmPoller> poller_;
+  lane::Board* board_ = nullptr;
   bool bell_in_kernel_ = false;
+  // What the lanes of its streams come from; in the kernel's set, beside the
+  // bell.  It only grows: sources live as long as the process.
+  static constexpr int kMostSources = 32;
+  lane::Source* sources_[kMostSources] = {};
+  std::atomic<int> source_count_{0};
   // wait_latch's:
   std::uint64_t wait_number_ = 0;
-  std::uint32_t waits_ = 0;      // since the last look at the kernel's part
-  std::uint32_t undrained_ = 0;  // looks since the last at the bitmaps
+  std::uint32_t waits_ = 0;        // since the last look at the kernel's part
+  std::uint32_t undrained_ = 0;    // looks since the last at the bitmaps
   std::uint64_t kernel_look_ = 0;  // ticks
   EpollSet* pool_next_ = nullptr;
 };
 
-// Moves a stream's registrations out of (back to) the kernel's sets, at adoption
-// (when the stream is plain again).  No latch held but, for ToUser, maybe the
-// stream's own.
+// Moves a stream's registrations out of (back to) the kernel's sets, at
+// adoption (when the stream is plain again).  No latch held but, for ToUser,
+// maybe the stream's own.
 void InterestsToUser(Sock* sock);
 void InterestsToKernel(Sock* sock);
 // The stream's lane has come or is about to go: who looks at it directly looks
@@ -147,6 +159,9 @@ void InterestsReady(Sock* sock);
 void InterestsDrop(Sock* sock, int fd);
 // Whether there is a registration under this number.
 bool InterestsNamed(Sock* sock, int fd);
+// The bell of the set that watches the stream, made if need be; the poll bell
+// if none does.
+int InterestsBell(Sock* sock);
 // The notify bits and bell that the stream's registrations ask of its lane.
 void InterestsNotify(Sock* sock);         // takes the stream's latches
 void InterestsNotifyLatched(Sock* sock);  // the caller holds both

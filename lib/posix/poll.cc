@@ -26,12 +26,15 @@ namespace {
 constexpr nfds_t kOnStack = 64;
 
 // What a thread sleeps on for streams: an epoll set of its own, with the bells
-// it needs, edge-triggered and never read.  A shared eventfd that is read to
-// reset it could swallow the kick that another sleeper was about to see; here
-// each kick is an edge in every thread's own set.
+// and sources it needs, edge-triggered and never read.  A shared eventfd that
+// is read to reset it could swallow the kick that another sleeper was about to
+// see; here each kick is an edge in every thread's own set.
 struct ThreadBells {
   int set = -1;
   std::uint32_t bells = 0;  // those already in it
+  static constexpr int kMostSources = 32;
+  lane::Source* sources[kMostSources] = {};
+  int source_count = 0;
   int pid = 0;
   ~ThreadBells() {
     if (set >= 0 && pid == ::syscall(SYS_getpid)) base::CloseRaw(set);
@@ -50,6 +53,7 @@ bool EnsureBells(Conductor* conductor, std::uint32_t wanted) {
     mine.set = base::RelocateHigh(
         static_cast<int>(::syscall(SYS_epoll_create1, EPOLL_CLOEXEC)));
     mine.bells = 0;
+    mine.source_count = 0;
     mine.pid = pid;
     if (mine.set < 0) return false;
   }
@@ -66,6 +70,23 @@ bool EnsureBells(Conductor* conductor, std::uint32_t wanted) {
     }
     mine.bells |= 1u << k;
   }
+  return true;
+}
+
+// False: it cannot be slept on.
+bool EnsureSource(lane::Source* source) {
+  ThreadBells& mine = tls_bells;
+  for (int i = 0; i < mine.source_count; ++i) {
+    if (mine.sources[i] == source) return true;
+  }
+  if (mine.source_count == ThreadBells::kMostSources) return false;
+  epoll_event event{};
+  event.events = EPOLLIN | EPOLLET;
+  if (::syscall(SYS_epoll_ctl, mine.set, EPOLL_CTL_ADD, source->fd(), &event) !=
+      0) {
+    return false;
+  }
+  mine.sources[mine.source_count++] = source;
   return true;
 }
 
@@ -194,7 +215,8 @@ class Polling {
     nfds_t n = count_;
     if (with_bells) kernel_[n++] = {tls_bells.set, POLLIN, 0};
     int r = real::ppoll(kernel_, n, timeout_ns < 0 ? nullptr : &limit, nullptr);
-    if (with_bells && r > 0 && kernel_[count_].revents != 0) --r;
+    rang_ = with_bells && r > 0 && kernel_[count_].revents != 0;
+    if (rang_) --r;
     return r;
   }
 
@@ -227,15 +249,27 @@ class Polling {
       const int bell = BellOf(members_[m].file);
       if (bell > 0) wanted |= 1u << bell;
     }
-    if (!EnsureBells(conductor, wanted)) {
+    bool complete = EnsureBells(conductor, wanted);
+    source_count_ = 0;
+    for (nfds_t m = 0; m < mine_ && complete; ++m) {
+      if (members_[m].file->kind == FileKind::kSock) {
+        complete = Want(static_cast<Sock*>(members_[m].file)->source());
+        continue;
+      }
+      auto* set = static_cast<EpollSet*>(members_[m].file);
+      for (int i = 0; i < set->source_count() && complete; ++i) {
+        complete = Want(set->source(i));
+      }
+    }
+    if (!complete) {
       timespec brief{0, 1'000'000};  // out of descriptors: slow, but right
       ::nanosleep(&brief, nullptr);
       return 0;
     }
     // Edges of kicks that were meant for looks already taken.
-    epoll_event old[lane::shm::kBells];
-    ::syscall(SYS_epoll_pwait, tls_bells.set, old, lane::shm::kBells, 0,
-              nullptr, 8);
+    epoll_event old[lane::shm::kBells + ThreadBells::kMostSources];
+    ::syscall(SYS_epoll_pwait, tls_bells.set, old,
+              lane::shm::kBells + ThreadBells::kMostSources, 0, nullptr, 8);
     for (nfds_t m = 0; m < mine_; ++m) {
       if (members_[m].file->kind != FileKind::kSock) continue;
       auto* sock = static_cast<Sock*>(members_[m].file);
@@ -248,13 +282,22 @@ class Polling {
     for (int k = 0; k < lane::shm::kBells; ++k) {
       if (wanted & 1u << k) conductor->bells()->Arm(k);
     }
+    for (int i = 0; i < source_count_; ++i) {
+      sources_[i]->Arm();
+      sources_[i]->Drain();
+    }
     int result = 0;
+    rang_ = false;
     const std::uint64_t start = base::NowNs();
     bool bells_still = true;
     for (nfds_t m = 0; m < mine_; ++m) {
       const int bell = BellOf(members_[m].file);
       // Bell 0 is the conductor's, who tells of a change by the poll bell.
       if (bell > 0 && (wanted & 1u << bell) == 0) bells_still = false;
+      if (members_[m].file->kind == FileKind::kSock &&
+          !Wanted(static_cast<Sock*>(members_[m].file)->source())) {
+        bells_still = false;
+      }
     }
     bool again = false;
     if (LookStreams(&again) == 0 && !again && bells_still) {
@@ -270,6 +313,7 @@ class Polling {
       errno = saved;
     }
     const int saved = errno;
+    for (int i = 0; i < source_count_; ++i) sources_[i]->Disarm(rang_);
     for (int k = 0; k < lane::shm::kBells; ++k) {
       if (wanted & 1u << k) conductor->bells()->Disarm(k);
     }
@@ -283,6 +327,23 @@ class Polling {
     return result;
   }
 
+  bool Wanted(lane::Source* source) const {
+    if (source == nullptr) return true;
+    for (int i = 0; i < source_count_; ++i) {
+      if (sources_[i] == source) return true;
+    }
+    return false;
+  }
+
+  bool Want(lane::Source* source) {
+    if (Wanted(source)) return true;
+    if (source_count_ == ThreadBells::kMostSources || !EnsureSource(source)) {
+      return false;
+    }
+    sources_[source_count_++] = source;
+    return true;
+  }
+
   static int BellOf(File* file) {
     return file->kind == FileKind::kSock ? static_cast<Sock*>(file)->bell()
                                          : static_cast<EpollSet*>(file)->bell();
@@ -293,6 +354,9 @@ class Polling {
   std::int64_t timeout_ns_;
   std::uint64_t deadline_ = 0;
   std::uint64_t kernel_look_ = 0;
+  bool rang_ = false;  // the last look at the kernel saw a bell or a source
+  lane::Source* sources_[ThreadBells::kMostSources];
+  int source_count_ = 0;
   nfds_t mine_ = 0;
   KernelHold hold_;
   pollfd stack_kernel_[kOnStack + 1];

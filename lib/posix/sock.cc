@@ -16,6 +16,7 @@
 #include "lib/base/log.h"
 #include "lib/base/real.h"
 #include "lib/base/unique_fd.h"
+#include "lib/lane/rdma/rdma_lane.h"
 #include "lib/posix/epoll.h"
 #include "lib/posix/poll.h"
 #include "lib/posix/process.h"
@@ -100,6 +101,8 @@ void Sock::Reset() {
   index_ = -1;
   notify_.store(0, std::memory_order_relaxed);
   bell_.store(0, std::memory_order_relaxed);
+  source_.store(nullptr, std::memory_order_relaxed);
+  source_wanted_ = false;
   watched_ = false;
   starve_timer_ = false;
   tx_wait_ = false;
@@ -212,14 +215,23 @@ void Sock::SetEligible(bool eligible) {
     return;
   }
   if (eligible &&
-      (!local_peer_.load(std::memory_order_relaxed) || !config.shm)) {
-    reason_ = config.shm ? Reason::kNoDevice : Reason::kPolicy;
-    return;
+      !(config.shm && local_peer_.load(std::memory_order_relaxed))) {
+    // A local peer that shm may not reach: rdma is what the user asked for.
+    if (!config.rdma) {
+      reason_ = Reason::kPolicy;
+      return;
+    }
+    if (!rendezvous::RdmaPossible()) {
+      reason_ = Reason::kNoDevice;
+      return;
+    }
   }
   if (eligible && pinned_.load(std::memory_order_relaxed)) return;
   may_adopt_.store(eligible, std::memory_order_seq_cst);
   eligible_.store(eligible, std::memory_order_relaxed);
 }
+
+int Sock::Bell() { return InterestsBell(this); }
 
 void Sock::Inherit(const Sock& listener) {
   rcv_timeout_ns.store(listener.rcv_timeout_ns.load());
@@ -402,7 +414,8 @@ void Sock::OnLink(std::shared_ptr<lane::shm::Link> link, int index) {
 }
 
 void Sock::LaneOpen(std::unique_ptr<lane::Lane> lane, std::uint32_t epoch,
-                    const stream::Nonce& mine, const stream::Nonce& peers) {
+                    const stream::Nonce& mine, const stream::Nonce& peers,
+                    bool authenticated) {
   Critical critical;
   tx_latch.lock();
   rx_latch.lock();
@@ -422,13 +435,22 @@ void Sock::LaneOpen(std::unique_ptr<lane::Lane> lane, std::uint32_t epoch,
     return;
   }
   lane_ = std::move(lane);
+  lane_kind_ = lane_->kind();
+  if (lane_kind_ == lane::Kind::kRdma) {
+    link_.reset();
+    static_cast<lane::rdma::RdmaLane*>(lane_.get())->SetCookie(this);
+  }
+  source_.store(lane_->source(), std::memory_order_release);
   // During the switch the conductor takes the control messages.
-  notify_.store(lane::kNotifyRxPoller | lane::kNotifyRxBits |
-                lane::kNotifyTxPoller);
-  bell_.store(0);
-  lane_->SetNotify(notify_.load(), 0);
+  TellLane(lane::kNotifyRxPoller | lane::kNotifyRxBits | lane::kNotifyTxPoller,
+           0);
   RCSOCK_LOG(2, "fd %d: lane open, epoch %u", fd(), epoch);
-  stream_->LaneUp(lane_.get(), epoch, mine, peers, true);
+  // Rule 2; and who answers on an unauthenticated lane must know more of the
+  // connection than what anybody on its host can see.
+  constexpr std::uint8_t kMinTail = 16;
+  stream_->LaneUp(lane_.get(), epoch, mine, peers,
+                  authenticated || role_ == stream::Role::kConnector,
+                  authenticated ? std::uint8_t{0} : kMinTail);
   stream_->Progress(true);
   HandleChanges();
   rx_latch.unlock();
@@ -601,10 +623,27 @@ void Sock::WakeTx() {
   KickPollers();
 }
 
-void Sock::SetNotify(std::uint32_t bits, int number) {
+// A source is drained by whoever waits for its lanes; for those that ring the
+// conductor's bell, by the conductor.
+void Sock::WantSource(bool wanted) {
+  lane::Source* source = source_.load(std::memory_order_relaxed);
+  if (source == nullptr || wanted == source_wanted_) return;
+  source_wanted_ = wanted;
+  if (Conductor* conductor = Conductor::IfRunning()) {
+    conductor->SourceWanted(source, wanted ? 1 : -1);
+  }
+}
+
+void Sock::TellLane(std::uint32_t bits, int number) {
   notify_.store(bits, std::memory_order_relaxed);
   bell_.store(number, std::memory_order_relaxed);
-  if (lane_ != nullptr) lane_->SetNotify(bits, number);
+  if (lane_ == nullptr) return;
+  WantSource(bits != 0 && number == 0);
+  lane_->SetNotify(bits, number);
+}
+
+void Sock::SetNotify(std::uint32_t bits, int number) {
+  TellLane(bits, number);
   // A thread in poll() sleeps on the bell that was.
   KickPollers();
 }
@@ -615,10 +654,7 @@ void Sock::RingForPoll(int number) {
   rx_latch.lock();
   if (lane_ != nullptr && OnLane() && notify_bits() == 0) {
     // It has rung nobody until now, so nobody sleeps on another bell.
-    notify_.store(lane::kNotifyRxPoller | lane::kNotifyTxPoller,
-                  std::memory_order_relaxed);
-    bell_.store(number, std::memory_order_relaxed);
-    lane_->SetNotify(notify_bits(), number);
+    TellLane(lane::kNotifyRxPoller | lane::kNotifyTxPoller, number);
   }
   rx_latch.unlock();
   tx_latch.unlock();
@@ -676,6 +712,8 @@ void Sock::Settle() {
     settle_wait_ms_ = 1;
     stream_->ReleaseLane();
     settled_ = false;
+    WantSource(false);
+    source_.store(nullptr, std::memory_order_release);
     lane = std::move(lane_);
     notify_.store(0);
     rx_latch.unlock();
@@ -855,10 +893,8 @@ int Sock::CloseLast(int number) {
       watched_ = conductor->Watch(kept, std::shared_ptr<AnchorWatcher>(Share()),
                                   watch_events_);
     }
-    notify_.store(lane::kNotifyRxPoller | lane::kNotifyRxBits |
-                  lane::kNotifyTxPoller);
-    bell_.store(0);
-    if (lane_ != nullptr) lane_->SetNotify(notify_.load(), 0);
+    TellLane(
+        lane::kNotifyRxPoller | lane::kNotifyRxBits | lane::kNotifyTxPoller, 0);
     stream_->Close(reset || stream_->Readable() > 0);
     stream_->Progress(true);
     HandleChanges();
@@ -1018,14 +1054,15 @@ void Sock::FoldLatched(Stats* to) const {
   const std::uint64_t by_lane =
       lane_rx_ > anchor_rx_ ? lane_rx_ - anchor_rx_ : 0;
   const std::uint64_t lane_rx = by_lane < rx ? by_lane : rx;
-  to->shm.tx_bytes.fetch_add(lane_tx, std::memory_order_relaxed);
-  to->shm.rx_bytes.fetch_add(lane_rx, std::memory_order_relaxed);
+  LaneCounts& counts = lane_kind_ == lane::Kind::kRdma ? to->rdma : to->shm;
+  counts.tx_bytes.fetch_add(lane_tx, std::memory_order_relaxed);
+  counts.rx_bytes.fetch_add(lane_rx, std::memory_order_relaxed);
   to->tcp.tx_bytes.fetch_add(tx - lane_tx, std::memory_order_relaxed);
   to->tcp.rx_bytes.fetch_add(rx - lane_rx, std::memory_order_relaxed);
   if (!connected_.load(std::memory_order_relaxed)) return;
   to->streams.fetch_add(1, std::memory_order_relaxed);
   if (promoted_) {
-    to->shm.streams.fetch_add(1, std::memory_order_relaxed);
+    counts.streams.fetch_add(1, std::memory_order_relaxed);
   } else {
     to->tcp.streams.fetch_add(1, std::memory_order_relaxed);
     to->reasons[static_cast<int>(reason_)].fetch_add(1,

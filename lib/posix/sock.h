@@ -120,6 +120,10 @@ class Sock final : public File,
   // Promoted in both directions, and not leaving.
   bool OnLane() const { return on_lane_.load(std::memory_order_acquire); }
   const std::shared_ptr<lane::shm::Link>& link() const { return link_; }
+  // What whoever waits for the stream must drain; null: nothing.  Any thread.
+  lane::Source* source() const {
+    return source_.load(std::memory_order_acquire);
+  }
   // Both latches are for callers that look at a lane without the stream.
   base::Latch tx_latch;
   base::Latch rx_latch;
@@ -144,7 +148,9 @@ class Sock final : public File,
   void Adopt() override;
   void OnLink(std::shared_ptr<lane::shm::Link> link, int index) override;
   void LaneOpen(std::unique_ptr<lane::Lane> lane, std::uint32_t epoch,
-                const stream::Nonce& mine, const stream::Nonce& peers) override;
+                const stream::Nonce& mine, const stream::Nonce& peers,
+                bool authenticated) override;
+  int Bell() override;
   void SeekFailed(base::Reason reason, bool final) override;
   void LinkLost(base::Reason reason) override;
   void OnAnchor(std::uint32_t events) override;
@@ -191,6 +197,8 @@ class Sock final : public File,
   void Fold(Stats* to, bool last);
   void FoldLatched(Stats* to) const;
   void KickPollers();
+  void TellLane(std::uint32_t bits, int bell);
+  void WantSource(bool wanted);
   void CancelSeek();
   void TryAgainLater();
   bool SoleHolder() const;
@@ -276,6 +284,9 @@ class Sock final : public File,
   int index_ = -1;
   std::atomic<std::uint32_t> notify_{0};
   std::atomic<int> bell_{0};
+  std::atomic<lane::Source*> source_{nullptr};
+  bool source_wanted_ = false;               // counted with the conductor
+  lane::Kind lane_kind_ = lane::Kind::kShm;  // of the last lane
   bool watched_ = false;
   bool starve_timer_ = false;
   bool tx_wait_ = false;  // somebody waits for the anchor to take more

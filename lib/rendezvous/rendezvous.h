@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "lib/base/reason.h"
+#include "lib/lane/board.h"
 #include "lib/lane/lane.h"
 #include "lib/lane/shm/link.h"
 #include "lib/stream/stream.h"
@@ -38,10 +39,14 @@ class Seeker {
   // Asks the stream to be adopted by the engine.  When it is (now, or at the next
   // gap between the application's calls), it calls Conductor::Adopted(this).
   virtual void Adopt() = 0;
+  // The bell of the poller that will watch the stream, for what is bound to one
+  // when it is made (rdma).
+  virtual int Bell() { return 1; }
   // Both ends are adopted.  The lane comes with the shared state it lives in.
   // `lane` is given back with Conductor::ReturnLane.
   virtual void LaneOpen(std::unique_ptr<lane::Lane> lane, std::uint32_t epoch,
-                        const stream::Nonce& mine, const stream::Nonce& peers) = 0;
+                        const stream::Nonce& mine, const stream::Nonce& peers,
+                        bool authenticated) = 0;
   // The lane's owner link, for pollers: called just before LaneOpen.
   virtual void OnLink(std::shared_ptr<lane::shm::Link> link, int index) = 0;
   // After LaneOpen: the peer process is gone or broke the rules; the lane's
@@ -113,6 +118,11 @@ class Conductor {
   void SetCompletionHandler(std::function<void(const lane::Completion&)> handler);
 
   lane::shm::Bells* bells();
+  // Where the drains of sources put what they find; polled for bell 0 here.
+  lane::Board* board();
+  // `delta` more lanes of this source ring bell 0: while there is one, the
+  // conductor keeps the source armed and drains it.
+  void SourceWanted(lane::Source* source, int delta);
   // Every live link, for new pollers.
   std::vector<std::shared_ptr<lane::shm::Link>> Links();
   bool OnThread() const;  // is the caller the conductor thread?
@@ -125,6 +135,9 @@ class Conductor {
   Conductor();
   Core* core_;
 };
+
+// Whether this host has an RDMA device at all.  Looks at most once a second.
+bool RdmaPossible();
 
 }  // namespace rcsock::rendezvous
 

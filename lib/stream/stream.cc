@@ -24,12 +24,15 @@ void Stream::Adopt(std::uint64_t tx_off, std::uint64_t rx_off) {
 
 // Rule 1.
 void Stream::LaneUp(lane::Lane* lane, std::uint32_t epoch, const Nonce& mine,
-                    const Nonce& peers, bool may_propose) {
+                    const Nonce& peers, bool may_propose,
+                    std::uint8_t min_tail) {
   lane_ = lane;
   epoch_ = epoch;
   mine_ = mine;
   peers_ = peers;
   may_propose_ = may_propose;
+  min_tail_ = min_tail;
+  tail_from_ = tx_off_;
   frozen_ = settled_ = used_ = flip_ = got_sent_ = accept_ = false;
   lane_down_seen_ = false;
   waiting_ = Waiting::kNothing;

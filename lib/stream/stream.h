@@ -33,8 +33,8 @@ class Anchor {
 
 struct Limits {
   // Most bytes read ahead from TCP (rule 21).  A bulk sender has as much on its
-  // way as the kernel's buffers hold (6 MiB by default): with less, the receiver
-  // would refuse such a stream its lane again and again.
+  // way as the kernel's buffers hold (6 MiB by default): with less, the
+  // receiver would refuse such a stream its lane again and again.
   std::size_t stash = 8 * 1024 * 1024;
 };
 
@@ -98,9 +98,11 @@ class Stream {
   void Adopt(std::uint64_t tx_off, std::uint64_t rx_off);
   // Both ends have adopted the stream and hold this lane: rule 1.  `lane` stays
   // valid until ReleaseLane.  Nonces: mine is the one that my peer's COMMIT
-  // must show me, `peers` the one that I show.
+  // must show me, `peers` the one that I show.  With `min_tail`, the peer must
+  // prove to know that many raw bytes sent after this call (at most 64) before
+  // it is shown COMMIT: for a lane whose other end is not known to be the peer.
   void LaneUp(lane::Lane* lane, std::uint32_t epoch, const Nonce& mine,
-              const Nonce& peers, bool may_propose);
+              const Nonce& peers, bool may_propose, std::uint8_t min_tail = 0);
   // The anchor may be readable or writable, or the lane has news.  Does all
   // that can be done now: flushes, reads frames (and ahead into the stash, up
   // to its limit, if `read_ahead`), takes lane control messages, notices a dead
@@ -238,6 +240,8 @@ class Stream {
   bool frozen_ = false;  // rule 11
   bool settled_ = false;
   bool may_propose_ = false;
+  std::uint8_t min_tail_ = 0;
+  std::uint64_t tail_from_ = 0;  // raw bytes before this one do not count
   bool used_ = false;  // proposed or accepted: one attempt per lane (rule 1)
   bool flip_ =
       false;  // own PROPOSE, or the peer's (the roles exclude each other)

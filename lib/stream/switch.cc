@@ -49,7 +49,7 @@ bool Stream::PostCtl(const Ctl& ctl) {
 bool Stream::MayPropose() const {
   return LaneUsable() && may_propose_ && !used_ && tx_ == Tx::kRaw &&
          rx_ == Rx::kRaw && waiting_ == Waiting::kNothing && !shut_ && !eof_ &&
-         out_.empty();
+         tx_off_ - tail_from_ >= min_tail_ && out_.empty();
 }
 
 // Rule 3.
@@ -219,7 +219,7 @@ void Stream::OnAccept(const Ctl& ctl) {
   }
   if (tx_ != Tx::kProp) return Trigger(base::Reason::kProtocol);
   std::uint8_t tail = ctl.tail;
-  bool good = tail <= tail_tx_.size();
+  bool good = tail <= tail_tx_.size() && tail >= min_tail_;
   if (good) {
     Mac mac = TailMac(ConnectorNonce(), AcceptorNonce(), epoch_, x_,
                       tail_tx_.Last(tail), tail);

@@ -246,6 +246,45 @@ TEST_F(PairTest, WrongMacAbortsAndTheByteGoesRaw) {
   EXPECT_EQ(S(1).rx(), Rx::kRaw);
 }
 
+TEST_F(PairTest, UnprovenLaneWaitsForRawBytesTheOtherEndMustKnow) {
+  for (int i = 0; i < 2; ++i) {
+    S(i).LaneUp(&world_.lane[i], 1, World::NonceOf(i), World::NonceOf(1 - i),
+                i == 0, 16);
+  }
+  EXPECT_EQ(Put(1, std::string(40, 's')), 40);
+  EXPECT_EQ(S(1).tx(), Tx::kRaw);
+  EXPECT_EQ(Put(0, std::string(15, 'a')), 15);
+  EXPECT_EQ(S(0).tx(), Tx::kRaw);
+  EXPECT_EQ(Put(0, "b"), 1);
+  EXPECT_EQ(S(0).tx(), Tx::kRaw);
+  EXPECT_EQ(Put(0, "c"), 1);
+  EXPECT_EQ(S(0).tx(), Tx::kProp);
+  Go();
+  EXPECT_TRUE(S(0).FastTx() && S(1).FastTx());
+  EXPECT_EQ(Get(1), std::string(15, 'a') + "bc");
+  EXPECT_EQ(Get(0), std::string(40, 's'));
+}
+
+TEST_F(PairTest, AnAnswerThatKnowsTooLittleIsNotShownCommit) {
+  // The responder adopted the stream after those bytes had passed.
+  world_.stream[1] = Stream(Role::kAcceptor, &world_.anchor[1], Limits{});
+  for (int i = 0; i < 2; ++i) {
+    S(i).LaneUp(&world_.lane[i], 1, World::NonceOf(i), World::NonceOf(1 - i),
+                i == 0, 16);
+  }
+  EXPECT_EQ(Put(0, std::string(16, 'a')), 16);
+  std::string early;
+  early.swap(world_.tcp.pipe[0].bytes);
+  S(1).Adopt(0, early.size());
+  EXPECT_EQ(Put(0, "b"), 1);
+  EXPECT_EQ(S(0).tx(), Tx::kProp);
+  Go();
+  EXPECT_EQ(S(0).tx(), Tx::kRaw);
+  EXPECT_EQ(S(0).why_left(), base::Reason::kProtocol);
+  EXPECT_EQ(Get(1), "b");
+  EXPECT_EQ(world_.tcp.pipe[0].bytes.size(), 0u);
+}
+
 TEST_F(PairTest, ProposalBeyondTheStashIsRefused) {
   world_.stream[1] = Stream(Role::kAcceptor, &world_.anchor[1], Limits{4});
   S(1).Adopt(0, 0);
