@@ -234,6 +234,7 @@ void BeforeExec() {
   const int saved = errno;
   Stats total;
   total.CopyFrom(stats);
+  Sock::LeaveRemoteLanes(base::NowNs() + 5'000'000'000);
   ForEachSock([&](Sock* sock) {
     const long flags = ::syscall(SYS_fcntl, sock->fd(), F_GETFD);
     const bool closes = flags >= 0 && (flags & FD_CLOEXEC) != 0;
@@ -264,6 +265,7 @@ void AtExit() {
   if (InBorrowedMemory()) return;
   const int saved = errno;
   const std::uint64_t deadline = base::NowNs() + 5'000'000'000;
+  Sock::LeaveRemoteLanes(deadline);
   ForEachSock([&](Sock* sock) {
     if (sock->mode() == Mode::kEngine) sock->FlushAtExit(deadline);
     sock->Account();

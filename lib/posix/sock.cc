@@ -10,6 +10,7 @@
 #include <cerrno>
 #include <cstring>
 #include <new>
+#include <vector>
 
 #include "lib/base/clock.h"
 #include "lib/base/config.h"
@@ -103,6 +104,7 @@ void Sock::Reset() {
   bell_.store(0, std::memory_order_relaxed);
   source_.store(nullptr, std::memory_order_relaxed);
   source_wanted_ = false;
+  remote_listed_ = false;
   watched_ = false;
   starve_timer_ = false;
   tx_wait_ = false;
@@ -145,6 +147,7 @@ void Sock::Unref() {
     mode_.store(Mode::kPlain, std::memory_order_seq_cst);
     stream = std::move(stream_);
     lane = std::move(lane_);
+    UnlistRemote();
     link = std::move(link_);
     rx_latch.unlock();
     tx_latch.unlock();
@@ -159,19 +162,25 @@ std::shared_ptr<Sock> Sock::Share() {
 
 namespace {
 base::Latch hosts_latch;
+base::Latch remote_latch;
+Sock* remote_head = nullptr;
 }  // namespace
 
 void SockForkLock() {
   SockPool::latch.lock();
+  remote_latch.lock();
   hosts_latch.lock();
 }
 
 void SockForkUnlock(bool child) {
   if (child) {
     hosts_latch.Reset();
+    remote_latch.Reset();
+    remote_head = nullptr;
     SockPool::latch.Reset();
   } else {
     hosts_latch.unlock();
+    remote_latch.unlock();
     SockPool::latch.unlock();
   }
 }
@@ -439,6 +448,7 @@ void Sock::LaneOpen(std::unique_ptr<lane::Lane> lane, std::uint32_t epoch,
   if (lane_kind_ == lane::Kind::kRdma) {
     link_.reset();
     static_cast<lane::rdma::RdmaLane*>(lane_.get())->SetCookie(this);
+    ListRemote();
   }
   source_.store(lane_->source(), std::memory_order_release);
   // During the switch the conductor takes the control messages.
@@ -538,7 +548,8 @@ void Sock::HandleChanges() {
     reason_ = Reason::kNone;
     if (!on_lane_.load(std::memory_order_relaxed) && stream_->FastTx() &&
         stream_->rx() == stream::Rx::kFrames) {
-      RCSOCK_LOG(1, "fd %d: promoted to shm", fd());
+      RCSOCK_LOG(1, "fd %d: promoted to %s", fd(),
+                 lane_kind_ == lane::Kind::kRdma ? "rdma" : "shm");
       on_lane_.store(true, std::memory_order_release);
       InterestsNotifyLatched(this);
       InterestsReady(this);
@@ -714,6 +725,7 @@ void Sock::Settle() {
     settled_ = false;
     WantSource(false);
     source_.store(nullptr, std::memory_order_release);
+    UnlistRemote();
     lane = std::move(lane_);
     notify_.store(0);
     rx_latch.unlock();
@@ -1070,6 +1082,72 @@ void Sock::FoldLatched(Stats* to) const {
   }
 }
 
+void Sock::ListRemote() {
+  if (remote_listed_) return;
+  remote_latch.lock();
+  remote_listed_ = true;
+  remote_prev_ = nullptr;
+  remote_next_ = remote_head;
+  if (remote_head != nullptr) remote_head->remote_prev_ = this;
+  remote_head = this;
+  remote_latch.unlock();
+}
+
+void Sock::UnlistRemote() {
+  if (!remote_listed_) return;
+  remote_latch.lock();
+  remote_listed_ = false;
+  (remote_prev_ != nullptr ? remote_prev_->remote_next_ : remote_head) =
+      remote_next_;
+  if (remote_next_ != nullptr) remote_next_->remote_prev_ = remote_prev_;
+  remote_latch.unlock();
+}
+
+void Sock::LeaveRemoteLanes(std::uint64_t deadline_ns) {
+  Critical critical;
+  if (Conductor::IfRunning() == nullptr) return;
+  std::vector<std::shared_ptr<Sock>> leaving;
+  remote_latch.lock();
+  for (Sock* at = remote_head; at != nullptr; at = at->remote_next_) {
+    // One whose last reference goes at this moment is on its way out.
+    int refs = at->refs_.load(std::memory_order_relaxed);
+    while (refs > 0 && !at->refs_.compare_exchange_weak(refs, refs + 1)) {
+    }
+    if (refs > 0) {
+      leaving.emplace_back(at, [](Sock* sock) { sock->Unref(); });
+    }
+  }
+  remote_latch.unlock();
+  for (auto& sock : leaving) {
+    sock->tx_latch.lock();
+    sock->rx_latch.lock();
+    if (sock->mode() == Mode::kEngine && sock->stream_ != nullptr &&
+        sock->lane_ != nullptr && sock->stream_->Unacked() > 0) {
+      sock->stream_->Demote(Reason::kPolicy);
+      sock->stream_->Progress(true);
+      sock->HandleChanges();
+    }
+    sock->rx_latch.unlock();
+    sock->tx_latch.unlock();
+  }
+  for (auto& sock : leaving) {
+    for (;;) {
+      sock->tx_latch.lock();
+      sock->rx_latch.lock();
+      const bool owed = sock->mode() == Mode::kEngine &&
+                        sock->stream_ != nullptr && !sock->finished_ &&
+                        sock->stream_->tx() != stream::Tx::kRaw &&
+                        sock->stream_->Unacked() > 0;
+      sock->rx_latch.unlock();
+      sock->tx_latch.unlock();
+      if (!owed || base::NowNs() >= deadline_ns) break;
+      timespec brief{0, 100'000};  // the conductor reads the peer's answer
+      ::nanosleep(&brief, nullptr);
+    }
+  }
+  for (auto& sock : leaving) sock->FlushAtExit(deadline_ns);
+}
+
 void Sock::FlushAtExit(std::uint64_t deadline_ns) {
   Critical critical;
   for (;;) {
@@ -1168,6 +1246,9 @@ void Sock::ForkChild() {
   timer_ = 0;
   settle_posted_ = false;
   starve_timer_ = false;
+  source_.store(nullptr);
+  source_wanted_ = false;
+  remote_listed_ = false;
   if (mode() == Mode::kEngine) {
     // It could not be made plain before the fork: the lane, and what was read
     // ahead, are the parent's.

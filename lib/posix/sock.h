@@ -182,6 +182,10 @@ class Sock final : public File,
   void Account();
   // For a descriptor that exec closes; taken back if there was no exec.
   void LeaveForExec();
+  // What a peer on another host has not taken yet dies with this process's
+  // queue pairs: those bytes go to TCP, whose buffers outlive us.  Every such
+  // stream, closed ones too; blocks until the peers have answered (bounded).
+  static void LeaveRemoteLanes(std::uint64_t deadline_ns);
   // Blocks (bounded) until what TCP still owes is with the kernel.
   void FlushAtExit(std::uint64_t deadline_ns);
 
@@ -198,6 +202,8 @@ class Sock final : public File,
   void FoldLatched(Stats* to) const;
   void KickPollers();
   void TellLane(std::uint32_t bits, int bell);
+  void ListRemote();
+  void UnlistRemote();
   void WantSource(bool wanted);
   void CancelSeek();
   void TryAgainLater();
