@@ -292,6 +292,9 @@ class Sock final : public File,
   std::atomic<int> bell_{0};
   std::atomic<lane::Source*> source_{nullptr};
   bool source_wanted_ = false;               // counted with the conductor
+  Sock* remote_next_ = nullptr;  // of those on rdma lanes; remote_latch's
+  Sock* remote_prev_ = nullptr;
+  bool remote_listed_ = false;
   lane::Kind lane_kind_ = lane::Kind::kShm;  // of the last lane
   bool watched_ = false;
   bool starve_timer_ = false;
