@@ -1,5 +1,9 @@
 #include "lib/base/config.h"
 
+#include <fcntl.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
 #include <cstdlib>
 #include <cstring>
 
@@ -21,6 +25,27 @@ std::uint64_t Number(const char* name, std::uint64_t fallback) {
     return fallback;
   }
   return value;
+}
+
+// Now, and not when the first stream needs it: a daemon may change its user, its
+// directory or its root.  Whoever asks for a key and has none gets no RDMA, for
+// a lane that anybody could open is not what was asked for.
+void ReadKey(const char* path) {
+  const long fd = ::syscall(SYS_openat, AT_FDCWD, path, O_RDONLY | O_CLOEXEC);
+  std::size_t size = 0;
+  long n = fd < 0 ? -1 : 1;
+  while (n > 0 && size < sizeof config.key) {
+    n = ::syscall(SYS_read, fd, config.key + size, sizeof config.key - size);
+    if (n > 0) size += static_cast<std::size_t>(n);
+  }
+  if (fd >= 0) ::syscall(SYS_close, fd);
+  if (n < 0 || size < 32) {
+    Log("RCSOCK_KEY_FILE=%s can't be read or has less than 32 bytes: no RDMA",
+        path);
+    config.rdma = false;
+    return;
+  }
+  config.key_size = static_cast<std::uint32_t>(size);
 }
 
 }  // namespace
@@ -49,6 +74,15 @@ void LoadConfig() {
     } else {
       Log("RCSOCK_STATS is too long: ignored");
     }
+  }
+  const std::uint64_t port = Number("RCSOCK_RDMA_PORT", config.rdma_port);
+  if (port != 0 && port <= 65535) {
+    config.rdma_port = static_cast<std::uint16_t>(port);
+  } else {
+    Log("RCSOCK_RDMA_PORT is not a port: ignored");
+  }
+  if (const char* path = std::getenv("RCSOCK_KEY_FILE")) {
+    if (*path != '\0') ReadKey(path);
   }
   config.spin_us =
       static_cast<std::uint32_t>(Number("RCSOCK_SPIN_US", config.spin_us));

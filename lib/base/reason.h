@@ -5,13 +5,21 @@
 
 namespace rcsock::base {
 
-// Why a stream is on TCP, or left its lane.  The second column is the key in the
-// statistics; the third is what a person is told.
+// Why a stream is on TCP, or left its lane.  The second column is the key in
+// the statistics; the third is what a person is told.
 #define RCSOCK_REASONS(X)                                                     \
   X(kNone, "none", "on a lane")                                               \
   X(kShortLived, "short_lived", "ended before it had shown enough traffic")   \
   X(kPolicy, "policy", "lanes are switched off for it")                       \
   X(kNoDevice, "no_device", "the peer is on another host; no RDMA device")    \
+  X(kNoRdmaLibrary, "no_rdma_library", "librdmacm or libibverbs is missing")  \
+  X(kNoRoute, "no_route", "no RDMA device leads to the peer")                 \
+  X(kRdmaRejected, "rdma_rejected", "the peer's host rejected the lane")      \
+  X(kRdmaTimeout, "rdma_timeout", "the RDMA handshake got no answer")         \
+  X(kRdmaError, "rdma_error", "an RDMA call or connection failed")            \
+  X(kMemlock, "memlock", "the limit of locked memory is reached")             \
+  X(kDeviceLost, "device_lost", "the RDMA device or its port went away")      \
+  X(kPeerKey, "different_key", "the peer has another cluster key, or none")   \
   X(kPeerPlain, "peer_without_rcsock", "the peer does not run under rcsock")  \
   X(kPeerUid, "different_uid", "the peer runs as another user")               \
   X(kPeerVersion, "peer_version", "the peer speaks another version")          \

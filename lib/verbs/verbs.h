@@ -24,6 +24,8 @@ bool Load(Error* error);
 // Whether the kernel knows any RDMA device: one look at sysfs, before any
 // library is loaded.
 bool AnyDevice();
+// In the child of fork: another thread may have been loading.
+void ForkChild();
 
 template <class T>
 struct Release {
@@ -54,6 +56,10 @@ Srq CreateSrq(ibv_pd* pd, std::uint32_t entries, std::uint32_t sge,
               Error* error);
 EventChannel CreateEventChannel(Error* error);
 Id CreateId(rdma_event_channel* channel, void* context, Error* error);
+// Moves the descriptors of a context that librdmacm has opened (id->verbs) to
+// the top of the range, where they are not yet; the one of asynchronous events
+// becomes non-blocking.
+void AdoptContext(ibv_context* context);
 // The QP belongs to the id.  Asks for the inline size in *inline_bytes and
 // halves it until the provider grants it.
 bool CreateQp(rdma_cm_id* id, ibv_pd* pd, ibv_qp_init_attr* attr,
@@ -104,7 +110,8 @@ struct Calls {
 #define X(name) decltype(&::name) name;
   RCSOCK_VERBS_CALLS(X)
 #undef X
-  // A macro in the header.
+  // A macro in the header (and ibv_query_port is one too: write
+  // (calls.ibv_query_port)(...)).
   ibv_mr* (*ibv_reg_mr)(ibv_pd*, void*, std::size_t, int);
 };
 extern Calls calls;

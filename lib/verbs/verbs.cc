@@ -1,0 +1,283 @@
+#include "lib/verbs/verbs.h"
+
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <cstdint>
+#include <cstring>
+#include <mutex>
+#include <utility>
+
+#include "lib/base/internal.h"
+#include "lib/base/latch.h"
+#include "lib/base/unique_fd.h"
+
+namespace rcsock::verbs {
+
+constinit Calls calls{};
+
+namespace {
+
+enum : std::uint32_t { kNotTried, kLoaded, kMissing };
+constinit std::atomic<std::uint32_t> g_state{kNotTried};
+constinit base::Latch g_latch;
+constinit Error g_why;  // g_latch's until kMissing, constant afterwards
+
+void Fail(Error* error, const char* call, int code,
+          const ibv_context* context = nullptr) {
+  if (error == nullptr) return;
+  *error = Error{};
+  error->call = call;
+  error->code = code == 0 ? EIO : code;
+  if (context != nullptr && context->device != nullptr) {
+    std::strncpy(error->device, context->device->name,
+                 sizeof error->device - 1);
+  }
+}
+
+// The libraries export several versions of some names; dlsym gives the default
+// one, which is what the headers describe.
+template <typename F>
+bool Find(void* cm, void* verbs, const char* name, F** slot) {
+  void* found = ::dlsym(cm, name);
+  if (found == nullptr) found = ::dlsym(verbs, name);
+  *slot = reinterpret_cast<F*>(found);
+  return found != nullptr;
+}
+
+// Null, or the name of what is missing.
+const char* LoadCalls() {
+  // Never unloaded: the descriptors and threads of a provider live on.
+  void* verbs = ::dlopen("libibverbs.so.1", RTLD_NOW | RTLD_LOCAL);
+  if (verbs == nullptr) return "dlopen libibverbs.so.1";
+  void* cm = ::dlopen("librdmacm.so.1", RTLD_NOW | RTLD_LOCAL);
+  if (cm == nullptr) return "dlopen librdmacm.so.1";
+#define X(name) \
+  if (!Find(cm, verbs, #name, &calls.name)) return "dlsym " #name;
+  RCSOCK_VERBS_CALLS(X)
+#undef X
+  if (!Find(cm, verbs, "ibv_reg_mr", &calls.ibv_reg_mr)) {
+    return "dlsym ibv_reg_mr";
+  }
+  return nullptr;
+}
+
+void SetNonBlocking(int fd) {
+  const long flags = ::syscall(SYS_fcntl, fd, F_GETFL);
+  if (flags >= 0) ::syscall(SYS_fcntl, fd, F_SETFL, flags | O_NONBLOCK);
+}
+
+// A channel's descriptor is a public field that its library reads at each use.
+void Adopt(int* fd) {
+  *fd = base::RelocateHigh(*fd);
+  SetNonBlocking(*fd);
+}
+
+}  // namespace
+
+bool Load(Error* error) {
+  std::uint32_t state = g_state.load(std::memory_order_acquire);
+  if (state == kNotTried) {
+    std::lock_guard lock(g_latch);
+    state = g_state.load(std::memory_order_acquire);
+    if (state == kNotTried) {
+      base::InternalScope internal;
+      if (const char* missing = LoadCalls()) {
+        Fail(&g_why, missing, ENOENT);
+        state = kMissing;
+      } else {
+        state = kLoaded;
+      }
+      g_state.store(state, std::memory_order_release);
+    }
+  }
+  if (state == kLoaded) return true;
+  if (error != nullptr) *error = g_why;
+  return false;
+}
+
+void ForkChild() {
+  // Another thread may have been loading.  What it had loaded stays.
+  g_latch.Reset();
+}
+
+bool AnyDevice() {
+  const long fd = ::syscall(SYS_openat, AT_FDCWD, "/sys/class/infiniband_verbs",
+                            O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (fd < 0) return false;
+  const base::UniqueFd directory(base::RelocateHigh(static_cast<int>(fd)));
+  // "abi_version", ".", ".." and one "uverbsN" for each device.
+  alignas(8) char entries[2048];
+  bool found = false;
+  while (!found) {
+    const long n =
+        ::syscall(SYS_getdents64, directory.get(), entries, sizeof entries);
+    if (n <= 0) break;
+    for (long at = 0; at < n;) {
+      // d_ino(8) d_off(8) d_reclen(2) d_type(1) d_name
+      std::uint16_t length;
+      std::memcpy(&length, entries + at + 16, sizeof length);
+      if (std::strncmp(entries + at + 19, "uverbs", 6) == 0) found = true;
+      at += length;
+    }
+  }
+  return found;
+}
+
+// --- Objects
+// ---------------------------------------------------------------------
+
+template <>
+void Release<ibv_pd>::operator()(ibv_pd* pd) const noexcept {
+  calls.ibv_dealloc_pd(pd);
+}
+template <>
+void Release<ibv_mr>::operator()(ibv_mr* mr) const noexcept {
+  calls.ibv_dereg_mr(mr);
+}
+template <>
+void Release<ibv_cq>::operator()(ibv_cq* cq) const noexcept {
+  calls.ibv_destroy_cq(cq);
+}
+template <>
+void Release<ibv_srq>::operator()(ibv_srq* srq) const noexcept {
+  calls.ibv_destroy_srq(srq);
+}
+template <>
+void Release<ibv_comp_channel>::operator()(
+    ibv_comp_channel* channel) const noexcept {
+  base::InternalScope internal;  // it closes a descriptor
+  calls.ibv_destroy_comp_channel(channel);
+}
+template <>
+void Release<rdma_event_channel>::operator()(
+    rdma_event_channel* channel) const noexcept {
+  base::InternalScope internal;
+  calls.rdma_destroy_event_channel(channel);
+}
+template <>
+void Release<rdma_cm_id>::operator()(rdma_cm_id* id) const noexcept {
+  base::InternalScope internal;  // the last id of a device may close it
+  if (id->qp != nullptr) calls.rdma_destroy_qp(id);
+  calls.rdma_destroy_id(id);
+}
+
+Pd AllocPd(ibv_context* context, Error* error) {
+  errno = 0;
+  Pd pd(calls.ibv_alloc_pd(context));
+  if (pd == nullptr) Fail(error, "ibv_alloc_pd", errno, context);
+  return pd;
+}
+
+Mr Register(ibv_pd* pd, void* base, std::size_t length, int access,
+            Error* error) {
+  errno = 0;
+  Mr mr((calls.ibv_reg_mr)(pd, base, length, access));
+  if (mr == nullptr) Fail(error, "ibv_reg_mr", errno, pd->context);
+  return mr;
+}
+
+Channel CreateChannel(ibv_context* context, Error* error) {
+  base::InternalScope internal;
+  errno = 0;
+  Channel channel(calls.ibv_create_comp_channel(context));
+  if (channel == nullptr) {
+    Fail(error, "ibv_create_comp_channel", errno, context);
+  } else {
+    Adopt(&channel->fd);
+  }
+  return channel;
+}
+
+Cq CreateCq(ibv_context* context, int entries, ibv_comp_channel* channel,
+            Error* error) {
+  errno = 0;
+  Cq cq(calls.ibv_create_cq(context, entries, nullptr, channel, 0));
+  if (cq == nullptr) Fail(error, "ibv_create_cq", errno, context);
+  return cq;
+}
+
+Srq CreateSrq(ibv_pd* pd, std::uint32_t entries, std::uint32_t sge,
+              Error* error) {
+  ibv_srq_init_attr attr{};
+  attr.attr.max_wr = entries;
+  attr.attr.max_sge = sge;
+  errno = 0;
+  Srq srq(calls.ibv_create_srq(pd, &attr));
+  if (srq == nullptr) Fail(error, "ibv_create_srq", errno, pd->context);
+  return srq;
+}
+
+EventChannel CreateEventChannel(Error* error) {
+  base::InternalScope internal;
+  errno = 0;
+  EventChannel channel(calls.rdma_create_event_channel());
+  if (channel == nullptr) {
+    Fail(error, "rdma_create_event_channel", errno);
+  } else {
+    Adopt(&channel->fd);
+  }
+  return channel;
+}
+
+Id CreateId(rdma_event_channel* channel, void* context, Error* error) {
+  base::InternalScope internal;
+  rdma_cm_id* id = nullptr;
+  errno = 0;
+  if (calls.rdma_create_id(channel, &id, context, RDMA_PS_TCP) != 0) {
+    Fail(error, "rdma_create_id", errno);
+    return nullptr;
+  }
+  return Id(id);
+}
+
+void AdoptContext(ibv_context* context) {
+  if (!base::IsInternalFd(context->cmd_fd)) {
+    context->cmd_fd = base::RelocateHigh(context->cmd_fd);
+  }
+  if (!base::IsInternalFd(context->async_fd)) Adopt(&context->async_fd);
+}
+
+bool CreateQp(rdma_cm_id* id, ibv_pd* pd, ibv_qp_init_attr* attr,
+              std::uint32_t* inline_bytes, Error* error) {
+  const ibv_qp_init_attr wanted = *attr;
+  for (std::uint32_t ask = *inline_bytes;; ask /= 2) {
+    *attr = wanted;
+    attr->cap.max_inline_data = ask;
+    errno = 0;
+    if (calls.rdma_create_qp(id, pd, attr) == 0) {
+      *inline_bytes = attr->cap.max_inline_data;
+      return true;
+    }
+    // What a provider says of too much inline data differs; what is wrong for
+    // another reason is wrong without it too.
+    if (ask == 0 || errno == ENOMEM) {
+      Fail(error, "rdma_create_qp", errno, id->verbs);
+      return false;
+    }
+  }
+}
+
+bool ToError(ibv_qp* qp, Error* error) {
+  ibv_qp_attr attr{};
+  attr.qp_state = IBV_QPS_ERR;
+  const int r = calls.ibv_modify_qp(qp, &attr, IBV_QP_STATE);
+  if (r != 0) Fail(error, "ibv_modify_qp", r, qp->context);
+  return r == 0;
+}
+
+bool Query(ibv_context* context, ibv_device_attr* attr, Error* error) {
+  const int r = calls.ibv_query_device(context, attr);
+  if (r != 0) Fail(error, "ibv_query_device", r, context);
+  return r == 0;
+}
+
+bool IsIwarp(const ibv_context* context) {
+  return context->device->transport_type == IBV_TRANSPORT_IWARP;
+}
+
+}  // namespace rcsock::verbs
