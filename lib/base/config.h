@@ -7,18 +7,24 @@ namespace rcsock::base {
 
 // What the environment asks for.  Read once, before the first interposed call.
 struct Config {
-  bool enabled = true;       // RCSOCK_LANES=tcp switches every lane off
-  bool shm = true;           // RCSOCK_LANES=auto|shm
-  bool rdma = true;          // RCSOCK_LANES=auto|rdma
-  // RCSOCK_RDMA_PORT: the one RDMA port of a host where a port of the application
-  // must not be bound (iWARP), or can't be (below 1024).
+  bool enabled = true;  // RCSOCK_LANES=tcp switches every lane off
+  bool shm = true;      // RCSOCK_LANES=auto|shm
+  bool rdma = true;     // RCSOCK_LANES=auto|rdma
+  // RCSOCK_RDMA_PORT: the one RDMA port of a host where a port of the
+  // application must not be bound (iWARP), or can't be (below 1024).
   std::uint16_t rdma_port = 18591;
   // RCSOCK_KEY_FILE: what it contains; 0 bytes: no cluster key.
   std::uint8_t key[4096] = {};
   std::uint32_t key_size = 0;
-  char stats[256] = {};      // RCSOCK_STATS=FILE, %p is the pid; empty: none
-  std::uint32_t spin_us = 100;       // RCSOCK_SPIN_US: the longest spin before a sleep
-  std::uint32_t promote_ops = 8;    // RCSOCK_PROMOTE_OPS: calls that moved bytes
+  // RCSOCK_MAX_QPS: streams of this process on rdma lanes at one time.  A
+  // card's cache holds a few hundred queue pairs; past it every one is slower.
+  std::uint32_t max_qps = 512;
+  // RCSOCK_MAX_PINNED: bytes registered with devices by this process.
+  std::uint64_t max_pinned = 1u << 30;
+  char stats[256] = {};  // RCSOCK_STATS=FILE, %p is the pid; empty: none
+  std::uint32_t spin_us =
+      100;  // RCSOCK_SPIN_US: the longest spin before a sleep
+  std::uint32_t promote_ops = 8;  // RCSOCK_PROMOTE_OPS: calls that moved bytes
   std::uint64_t promote_bytes = 65536;  // RCSOCK_PROMOTE_BYTES
 };
 

@@ -37,6 +37,7 @@ namespace rcsock::base {
   X(kPinnedSyscall, "pinned_syscall", "pinned: used past rcsock")             \
   X(kPinnedOption, "pinned_option", "pinned: an option no lane can honour")   \
   X(kBusy, "busy", "a call in the kernel never left a gap to promote in")     \
+  X(kBudget, "budget", "others use the limit of RDMA lanes more")             \
   X(kStarved, "starved", "demoted: the peer stopped reading")                 \
   X(kLaneError, "lane_error", "the lane failed")                              \
   X(kProtocol, "protocol_error", "the peer broke the protocol")               \

@@ -10,7 +10,6 @@
 #include <cerrno>
 #include <cstring>
 #include <new>
-#include <vector>
 
 #include "lib/base/clock.h"
 #include "lib/base/config.h"
@@ -104,7 +103,7 @@ void Sock::Reset() {
   bell_.store(0, std::memory_order_relaxed);
   source_.store(nullptr, std::memory_order_relaxed);
   source_wanted_ = false;
-  remote_listed_ = false;
+  remote_ = Remote();
   watched_ = false;
   starve_timer_ = false;
   tx_wait_ = false;
@@ -162,25 +161,22 @@ std::shared_ptr<Sock> Sock::Share() {
 
 namespace {
 base::Latch hosts_latch;
-base::Latch remote_latch;
-Sock* remote_head = nullptr;
 }  // namespace
 
 void SockForkLock() {
   SockPool::latch.lock();
-  remote_latch.lock();
+  RemoteForkLock();
   hosts_latch.lock();
 }
 
 void SockForkUnlock(bool child) {
   if (child) {
     hosts_latch.Reset();
-    remote_latch.Reset();
-    remote_head = nullptr;
+    RemoteForkUnlock(true);
     SockPool::latch.Reset();
   } else {
     hosts_latch.unlock();
-    remote_latch.unlock();
+    RemoteForkUnlock(false);
     SockPool::latch.unlock();
   }
 }
@@ -223,8 +219,7 @@ void Sock::SetEligible(bool eligible) {
     reason_ = Reason::kPolicy;
     return;
   }
-  if (eligible &&
-      !(config.shm && local_peer_.load(std::memory_order_relaxed))) {
+  if (eligible && SeeksRemote()) {
     // A local peer that shm may not reach: rdma is what the user asked for.
     if (!config.rdma) {
       reason_ = Reason::kPolicy;
@@ -259,6 +254,11 @@ void Sock::TryAgainLater() {
 // --- Looking for a lane
 // ----------------------------------------------------------------
 
+bool Sock::SeeksRemote() const {
+  return !(base::GetConfig().shm &&
+           local_peer_.load(std::memory_order_relaxed));
+}
+
 void Sock::StartSeek() {
   if (!SoleHolder()) {
     // Another process may still use the connection: look again later.
@@ -268,6 +268,13 @@ void Sock::StartSeek() {
   }
   if (!eligible_.exchange(false, std::memory_order_relaxed)) return;
   if (seeking_.exchange(true, std::memory_order_acq_rel)) return;
+  if (SeeksRemote() && !RoomForRemote()) {
+    reason_ = Reason::kBudget;
+    TryAgainLater();
+    seeking_.store(false, std::memory_order_release);
+    eligible_.store(true, std::memory_order_relaxed);
+    return;
+  }
   Critical critical;
   Reason why = Reason::kNone;
   Conductor* conductor = Conductor::Get(&why);
@@ -309,11 +316,24 @@ void Sock::SeekFailed(Reason reason, bool final) {
   reason_ = reason;
   wanted_.store(false, std::memory_order_seq_cst);
   seeking_.store(false, std::memory_order_release);
-  ++attempts_;
-  // The peer may only have been slow: the next look is at eight times the
-  // traffic, which both ends reach together; five looks in all.
-  if (!final && attempts_ < 5 && !pinned_.load(std::memory_order_relaxed) &&
-      !closed_.load(std::memory_order_relaxed)) {
+  const bool remote = SeeksRemote();
+  const bool again = !final && !pinned_.load(std::memory_order_relaxed) &&
+                     !closed_.load(std::memory_order_relaxed);
+  if (again && remote) {
+    // A peer on another host may have its own limits, and a link its own
+    // troubles: it is asked again for as long as the connection lives, after
+    // ever more traffic.
+    if (attempts_ < 5) ++attempts_;
+    const int shift = 3 * (attempts_ - 1);
+    next_ops_ = ops_.load(std::memory_order_relaxed) +
+                (base::GetConfig().promote_ops << shift);
+    next_bytes_ = tx_raw_.load(std::memory_order_relaxed) +
+                  rx_raw_.load(std::memory_order_relaxed) +
+                  (base::GetConfig().promote_bytes << shift);
+    eligible_.store(true, std::memory_order_relaxed);
+  } else if (++attempts_; again && attempts_ < 5) {
+    // The peer may only have been slow: the next look is at eight times the
+    // traffic, which both ends reach together; five looks in all.
     next_ops_ = ops_.load(std::memory_order_relaxed) * 8;
     next_bytes_ = (tx_raw_.load(std::memory_order_relaxed) +
                    rx_raw_.load(std::memory_order_relaxed)) *
@@ -445,6 +465,7 @@ void Sock::LaneOpen(std::unique_ptr<lane::Lane> lane, std::uint32_t epoch,
   }
   lane_ = std::move(lane);
   lane_kind_ = lane_->kind();
+  attempts_ = 0;
   if (lane_kind_ == lane::Kind::kRdma) {
     link_.reset();
     static_cast<lane::rdma::RdmaLane*>(lane_.get())->SetCookie(this);
@@ -558,8 +579,13 @@ void Sock::HandleChanges() {
   if (changes & stream::kLeftLane) {
     on_lane_.store(false, std::memory_order_release);
     InterestsRefresh(this, false);
-    ++demotions_;
     reason_ = stream_->why_left();
+    // One that made room for others is as welcome as before; who asks for that
+    // is the end whose limit it was.
+    if (lane_kind_ != lane::Kind::kRdma ||
+        (reason_ != Reason::kBudget && reason_ != Reason::kPeerDemoted)) {
+      ++demotions_;
+    }
     if (promoted_ && !closed_.load(std::memory_order_relaxed) &&
         (stream_->Readiness() & (POLLRDHUP | POLLHUP)) == 0) {
       const bool failover = reason_ == Reason::kLaneError ||
@@ -757,7 +783,8 @@ bool Sock::BackToPlain() {
     if (timer_ != 0 && conductor != nullptr) conductor->CancelTimer(timer_);
     timer_ = 0;
     mode_.store(Mode::kPlain, std::memory_order_seq_cst);
-    if (!pinned_.load(std::memory_order_relaxed) && attempts_ < 5) {
+    if (!pinned_.load(std::memory_order_relaxed) &&
+        (attempts_ < 5 || SeeksRemote())) {
       // Each demotion makes the next promotion eight times as far away.
       const std::uint32_t shift = 3 * (demotions_ < 6 ? demotions_ : 6);
       next_ops_ = ops_.load(std::memory_order_relaxed) +
@@ -1082,72 +1109,6 @@ void Sock::FoldLatched(Stats* to) const {
   }
 }
 
-void Sock::ListRemote() {
-  if (remote_listed_) return;
-  remote_latch.lock();
-  remote_listed_ = true;
-  remote_prev_ = nullptr;
-  remote_next_ = remote_head;
-  if (remote_head != nullptr) remote_head->remote_prev_ = this;
-  remote_head = this;
-  remote_latch.unlock();
-}
-
-void Sock::UnlistRemote() {
-  if (!remote_listed_) return;
-  remote_latch.lock();
-  remote_listed_ = false;
-  (remote_prev_ != nullptr ? remote_prev_->remote_next_ : remote_head) =
-      remote_next_;
-  if (remote_next_ != nullptr) remote_next_->remote_prev_ = remote_prev_;
-  remote_latch.unlock();
-}
-
-void Sock::LeaveRemoteLanes(std::uint64_t deadline_ns) {
-  Critical critical;
-  if (Conductor::IfRunning() == nullptr) return;
-  std::vector<std::shared_ptr<Sock>> leaving;
-  remote_latch.lock();
-  for (Sock* at = remote_head; at != nullptr; at = at->remote_next_) {
-    // One whose last reference goes at this moment is on its way out.
-    int refs = at->refs_.load(std::memory_order_relaxed);
-    while (refs > 0 && !at->refs_.compare_exchange_weak(refs, refs + 1)) {
-    }
-    if (refs > 0) {
-      leaving.emplace_back(at, [](Sock* sock) { sock->Unref(); });
-    }
-  }
-  remote_latch.unlock();
-  for (auto& sock : leaving) {
-    sock->tx_latch.lock();
-    sock->rx_latch.lock();
-    if (sock->mode() == Mode::kEngine && sock->stream_ != nullptr &&
-        sock->lane_ != nullptr && sock->stream_->Unacked() > 0) {
-      sock->stream_->Demote(Reason::kPolicy);
-      sock->stream_->Progress(true);
-      sock->HandleChanges();
-    }
-    sock->rx_latch.unlock();
-    sock->tx_latch.unlock();
-  }
-  for (auto& sock : leaving) {
-    for (;;) {
-      sock->tx_latch.lock();
-      sock->rx_latch.lock();
-      const bool owed = sock->mode() == Mode::kEngine &&
-                        sock->stream_ != nullptr && !sock->finished_ &&
-                        sock->stream_->tx() != stream::Tx::kRaw &&
-                        sock->stream_->Unacked() > 0;
-      sock->rx_latch.unlock();
-      sock->tx_latch.unlock();
-      if (!owed || base::NowNs() >= deadline_ns) break;
-      timespec brief{0, 100'000};  // the conductor reads the peer's answer
-      ::nanosleep(&brief, nullptr);
-    }
-  }
-  for (auto& sock : leaving) sock->FlushAtExit(deadline_ns);
-}
-
 void Sock::FlushAtExit(std::uint64_t deadline_ns) {
   Critical critical;
   for (;;) {
@@ -1248,7 +1209,7 @@ void Sock::ForkChild() {
   starve_timer_ = false;
   source_.store(nullptr);
   source_wanted_ = false;
-  remote_listed_ = false;
+  remote_ = Remote();
   if (mode() == Mode::kEngine) {
     // It could not be made plain before the fork: the lane, and what was read
     // ahead, are the parent's.

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <ctime>
 #include <memory>
+#include <vector>
 
 #include "lib/base/latch.h"
 #include "lib/base/reason.h"
@@ -202,6 +203,9 @@ class Sock final : public File,
   void FoldLatched(Stats* to) const;
   void KickPollers();
   void TellLane(std::uint32_t bits, int bell);
+  static std::vector<std::shared_ptr<Sock>> Remotes();
+  static void EvictColdest(std::uint64_t newcomer);
+  bool RoomForRemote();
   void ListRemote();
   void UnlistRemote();
   void WantSource(bool wanted);
@@ -215,6 +219,8 @@ class Sock final : public File,
   void LeaveRaw();
   bool TryAdopt();
   void StartSeek();
+  // Its lane would be an rdma one.
+  bool SeeksRemote() const;
   // kRetry: the stream has gone back to the kernel; *done bytes were moved.
   static constexpr ssize_t kRetry = -1000;
   ssize_t EngineSend(const iovec* iov, int count, std::size_t total, int flags,
@@ -291,10 +297,16 @@ class Sock final : public File,
   std::atomic<std::uint32_t> notify_{0};
   std::atomic<int> bell_{0};
   std::atomic<lane::Source*> source_{nullptr};
-  bool source_wanted_ = false;               // counted with the conductor
-  Sock* remote_next_ = nullptr;  // of those on rdma lanes; remote_latch's
-  Sock* remote_prev_ = nullptr;
-  bool remote_listed_ = false;
+  bool source_wanted_ = false;  // counted with the conductor
+  // For the budget of rdma lanes (budget.cc).
+  struct Remote {
+    Sock* next = nullptr;  // of those on such a lane
+    Sock* prev = nullptr;
+    bool listed = false;
+    std::uint64_t since_ns = 0;   // on the lane
+    std::uint64_t looked_ns = 0;  // at its traffic, the last time
+    std::uint64_t looked_bytes = 0;
+  } remote_;
   lane::Kind lane_kind_ = lane::Kind::kShm;  // of the last lane
   bool watched_ = false;
   bool starve_timer_ = false;
@@ -333,6 +345,8 @@ void RaiseSigpipe();
 
 // Latches that no object owns, around fork.
 void SockForkLock();
+void RemoteForkLock();
+void RemoteForkUnlock(bool child);
 void SockForkUnlock(bool child);
 
 // True once: whether `address` is one of this host's own.
