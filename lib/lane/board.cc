@@ -10,8 +10,20 @@ void Board::Unlink(Mark* mark) {
   mark->bell_ = -1;
 }
 
+void Board::SetCookie(Mark* mark, void* cookie) {
+  latch_.lock();
+  if (mark->bell_ >= 0) Unlink(mark);
+  mark->flags_ = 0;
+  mark->cookie_ = cookie;
+  latch_.unlock();
+}
+
 void Board::Post(int bell, Mark* mark, std::uint32_t flags) {
   latch_.lock();
+  if (mark->cookie_ == nullptr) {
+    latch_.unlock();
+    return;
+  }
   mark->flags_ |= flags;
   if (mark->bell_ != bell) {
     if (mark->bell_ >= 0) Unlink(mark);
@@ -43,7 +55,7 @@ int Board::PollSome(int bell, Completion* out, int capacity) {
   latch_.lock();
   while (n < capacity && lists_[bell].head != nullptr) {
     Mark* mark = lists_[bell].head;
-    out[n++] = {mark->cookie, mark->flags_};
+    out[n++] = {mark->cookie_, mark->flags_};
     mark->flags_ = 0;
     Unlink(mark);
   }

@@ -19,12 +19,9 @@ class Board {
 
   // A lane's place on the board; part of the lane.
   class Mark {
-   public:
-    // Set before the first Post.
-    void* cookie = nullptr;
-
    private:
     friend class Board;
+    void* cookie_ = nullptr;
     Mark* next_ = nullptr;
     Mark* prev_ = nullptr;
     std::uint32_t flags_ = 0;
@@ -35,8 +32,10 @@ class Board {
   Board(const Board&) = delete;
   Board& operator=(const Board&) = delete;
 
+  // Whose completions the mark's are, from now on; null: nobody's.
+  void SetCookie(Mark* mark, void* cookie);
   // Adds `flags` (kCompletion*) to what the mark has to say on `bell`, and
-  // rings it if somebody sleeps there.
+  // rings it if somebody sleeps there.  Nothing without a cookie.
   void Post(int bell, Mark* mark, std::uint32_t flags);
   // Nothing of the mark is told after this returns.
   void Remove(Mark* mark);

@@ -12,7 +12,8 @@ enum class Kind : std::uint8_t {
   kNone = 0,  // never sent: an empty slot reads as zero
   kData = 1,
   kCtl = 2,     // a control message of lib/stream; inline
-  kCredit = 3,  // wakes a starved sender; carries nothing (rdma)
+  kCredit = 3,  // wakes a starved sender; no message, carries nothing (rdma)
+  kSetup = 4,   // a control message of the lanes themselves (rdma)
 };
 
 enum : std::uint8_t {

@@ -41,7 +41,7 @@ class Rx {
     const bool data = imm.kind == Kind::kData;
     if ((!data && imm.kind != Kind::kCtl) || imm.length == 0) return false;
     if (imm.flags == kFlagInline) {
-      if (imm.length > geometry_.inline_max) return false;
+      if (imm.length > (data ? geometry_.inline_max : kCtlMax)) return false;
       offset_ = 0;
       in_slot_ = true;
     } else {
@@ -53,7 +53,8 @@ class Rx {
         return false;
       }
       offset_ = offset;
-      position_ = (offset + imm.length) & (geometry_.bytes - 1);
+      position_ = offset + imm.length;
+      if (position_ == geometry_.bytes) position_ = 0;
       in_slot_ = false;
     }
     ring_length_ = in_slot_ ? 0 : imm.length;
@@ -62,7 +63,7 @@ class Rx {
     return true;
   }
 
-  // Consumes a whole inline data message that the caller has checked and copied
+  // Consumes a whole inline message that the caller has checked and dealt with
   // itself.  Only when !active().
   void TakeInline() { ++next_; }
 

@@ -1,15 +1,31 @@
 #include "lib/ring/tx.h"
 
+#include <algorithm>
+
 namespace rcsock::ring {
 
-Placement Tx::ReserveCtl(std::size_t length) {
-  if (length == 0 || length > geometry_.inline_max ||
-      outstanding() >= geometry_.slots) {
+std::uint32_t Tx::ExtendLast(std::size_t want) {
+  if (outstanding() == 0) return 0;
+  Sent& last = table_[(sent_ - 1) & (geometry_.slots - 1)];
+  if (!last.data || last.in_slot) return 0;
+  std::uint32_t room = geometry_.record_max - last.length;
+  room = std::min(room, geometry_.bytes - last.offset - last.length);
+  room = std::min(room, FreeBytes());
+  const auto n = static_cast<std::uint32_t>(std::min<std::size_t>(room, want));
+  if (n == 0) return 0;
+  last.length += n;
+  posted_ += n;
+  Advance(n);
+  return n;
+}
+
+Placement Tx::ReserveCtl(std::size_t length, Kind kind) {
+  if (length == 0 || length > kCtlMax || outstanding() >= geometry_.slots) {
     return {};
   }
   const auto bytes = static_cast<std::uint32_t>(length);
   table_[sent_ & (geometry_.slots - 1)] = {posted_, 0, bytes, true, false};
-  return {sent_++, 0, bytes, {Kind::kCtl, kFlagInline, bytes}};
+  return {sent_++, 0, bytes, {kind, kFlagInline, bytes}};
 }
 
 bool Tx::OnCredit(std::uint64_t consumed) {

@@ -10,14 +10,16 @@ namespace rcsock::ring {
 
 // What both ends of a ring agree on.
 struct Geometry {
-  std::uint32_t bytes;       // of the byte ring, a power of two
+  std::uint32_t bytes;       // of the byte ring
   std::uint32_t slots;       // messages in flight, a power of two, at least 16
-  std::uint32_t inline_max;  // a message of at most so many bytes is inline
+  std::uint32_t inline_max;  // data of at most so many bytes is inline; 0: none
   std::uint32_t record_max;  // longest message; at most bytes / 4
 };
 
 // Data may not take the last slots: they are for control messages.
 constexpr std::uint32_t kCtlSlots = 4;
+// A control message is in its slot, and no longer than this.
+constexpr std::uint32_t kCtlMax = 56;
 // A free stretch shorter than this is no room for a message that wants more;
 // otherwise small leftovers would cut bulk data into small messages for ever.
 constexpr std::uint32_t kMinRoom = 4096;
@@ -84,8 +86,7 @@ class Tx {
         length = geometry_.bytes - offset_;
       place.length = length;
       place.offset = offset_;
-      offset_ = (offset_ + length) & (geometry_.bytes - 1);
-      used_ += length;
+      Advance(length);
     }
     place.imm.length = place.length;
     table_[sent_ & (geometry_.slots - 1)] = {
@@ -96,8 +97,13 @@ class Tx {
     return place;
   }
 
+  // Makes the last message longer by up to `want` bytes: it is data in the byte
+  // ring, and its immediate has not been sent.  Returns how many; they follow
+  // what is there.
+  std::uint32_t ExtendLast(std::size_t want);
+
   // Takes the next message for a control message of `length` bytes, inline.
-  Placement ReserveCtl(std::size_t length);
+  Placement ReserveCtl(std::size_t length, Kind kind = Kind::kCtl);
 
   // The receiver has consumed its first `consumed` messages.  False: it cannot
   // have (it went back, or beyond what was sent).
@@ -119,6 +125,13 @@ class Tx {
   Piece Find(std::uint64_t from) const;
 
  private:
+  // No message goes across the end.
+  void Advance(std::uint32_t length) {
+    offset_ += length;
+    if (offset_ == geometry_.bytes) offset_ = 0;
+    used_ += length;
+  }
+
   const Geometry geometry_;
   Sent* const table_;
   std::uint64_t sent_ = 0;

@@ -19,7 +19,7 @@ struct Offer {
   std::uint64_t address;   // of the region: control slots, then the ring
   std::uint64_t credit;    // address of the credit word
   std::uint32_t key;       // of both
-  std::uint32_t bytes;     // of the ring, a power of two
+  std::uint32_t bytes;     // of the ring; see layout.h
   std::uint16_t messages;  // credit of messages at the start
   std::uint16_t zero[3];
 };
@@ -45,6 +45,17 @@ class Domain : public std::enable_shared_from_this<Domain> {
   virtual std::unique_ptr<RdmaLane> CreateLane(rdma_cm_id* id, int bell,
                                                base::Reason* why,
                                                verbs::Error* error) = 0;
+  // How large the receive rings of lanes made from now on are, slots and all;
+  // rounded up to a power of two from 16 KiB to 8 MiB.
+  virtual void SetRingBytes(std::size_t bytes) = 0;
+  // The poller of a bell, made if need be; null: it could not be.
+  virtual Source* source(int bell) = 0;
+  // Small sends may wait for a write to complete, or for FlushDeferred().  `fn`
+  // is called when one begins to wait and none did, by any thread, with latches
+  // held: it arranges that FlushDeferred() is called within about a
+  // millisecond.
+  virtual void SetFlushTimer(void (*fn)(void*), void* arg) = 0;
+  virtual void FlushDeferred() = 0;  // any thread
   // The device has failed or gone: every lane of it is dead.
   virtual void DeviceLost() = 0;
   // Counts, for tests and statistics; any thread.

@@ -1,0 +1,91 @@
+#include "lib/lane/rdma/chain.h"
+
+#include <arpa/inet.h>
+
+#include <cstring>
+
+#include "lib/base/log.h"
+
+namespace rcsock::lane::rdma {
+
+// A write in a stretch of writes is signalled from here on, so that what waits
+// for the window has a completion to wait for.
+constexpr std::uint64_t kSignalInFlight = 2;
+// ... and every so many anyway, so that the queue drains.
+constexpr std::uint64_t kSignalEvery = 16;
+
+void Chain::Write(const std::byte* from, std::uint32_t length,
+                  std::uint64_t to) {
+  ibv_send_wr& wr = wrs_[count_];
+  ibv_sge& sge = sges_[count_];
+  std::memset(&wr, 0, sizeof(wr));
+  sge = {reinterpret_cast<std::uintptr_t>(from), length,
+         lane_.tx_block_.lkey()};
+  wr.sg_list = &sge;
+  wr.num_sge = 1;
+  wr.opcode = IBV_WR_RDMA_WRITE;
+  if (length <= lane_.inline_bytes_) wr.send_flags = IBV_SEND_INLINE;
+  wr.wr.rdma.remote_addr = to;
+  wr.wr.rdma.rkey = lane_.peer_.key;
+  ++count_;
+}
+
+void Chain::Immediate(std::byte* staged, std::uint32_t imm) {
+  const std::uint32_t bits = htonl(imm);
+  if (!lane_.iwarp_) {
+    wrs_[count_ - 1].opcode = IBV_WR_RDMA_WRITE_WITH_IMM;
+    wrs_[count_ - 1].imm_data = bits;
+    return;
+  }
+  // No immediate there: a SEND of its four bytes after the write, which the
+  // receiver gets when the write is in place.
+  std::memcpy(staged, &bits, sizeof(bits));
+  Write(staged, sizeof(bits), 0);
+  wrs_[count_ - 1].opcode = IBV_WR_SEND;
+}
+
+void Chain::Message(const ring::Placement& place) {
+  std::byte* slot = lane_.TxSlot(place.number);
+  if ((place.imm.flags & ring::kFlagInline) != 0) {
+    Write(slot, place.length,
+          lane_.peer_.address + (place.number % kMessages) * kSlotBytes);
+  } else {
+    Write(lane_.TxRing() + place.offset, place.length,
+          lane_.peer_.address + kMessages * kSlotBytes + place.offset);
+  }
+  Immediate(slot + kImmAt, ring::Encode(place.imm));
+}
+
+void Chain::Credit(std::uint64_t word, bool wake) {
+  std::byte* base = lane_.tx_block_.base();
+  // A write that has not gone out yet may take this newer value along.
+  reinterpret_cast<std::atomic<std::uint64_t>*>(base + kCreditCopyAt)
+      ->store(word, std::memory_order_release);
+  Write(base + kCreditCopyAt, sizeof(word), lane_.peer_.credit);
+  if (wake) {
+    Immediate(base + kWakeCopyAt, ring::Encode({ring::Kind::kCredit, 0, 0}));
+  }
+}
+
+void Chain::Post() {
+  if (count_ == 0) return;
+  for (std::uint32_t i = 0; i + 1 < count_; ++i) wrs_[i].next = &wrs_[i + 1];
+  const std::uint32_t n = count_;
+  count_ = 0;
+  lane_.posted_wrs_ += n;
+  if (lane_.InFlight() >= kSignalInFlight ||
+      lane_.posted_wrs_ - lane_.signalled_wrs_ >= kSignalEvery) {
+    wrs_[n - 1].send_flags |= IBV_SEND_SIGNALED;
+    wrs_[n - 1].wr_id = lane_.posted_wrs_;
+    lane_.signalled_wrs_ = lane_.posted_wrs_;
+  }
+  if (lane_.qp_ == nullptr) return;
+  ibv_send_wr* bad = nullptr;
+  const int r = ibv_post_send(lane_.qp_, wrs_, &bad);
+  if (r == 0 || lane_.closing_.load(std::memory_order_relaxed)) return;
+  RCSOCK_LOG(1, "rdma: ibv_post_send: %d", r);
+  // What was to go stays in the mirror, for the path that takes over.
+  lane_.Lost(base::Reason::kLaneError);
+}
+
+}  // namespace rcsock::lane::rdma

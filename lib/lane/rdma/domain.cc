@@ -1,0 +1,207 @@
+#include "lib/lane/rdma/domain.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <new>
+#include <utility>
+
+#include "lib/base/internal.h"
+#include "lib/lane/rdma/layout.h"
+#include "lib/lane/rdma/memory.h"
+#include "lib/lane/rdma/qp_lane.h"
+#include "lib/lane/rdma/rdma_poller.h"
+
+namespace rcsock::lane::rdma {
+namespace {
+
+void Put(std::uint64_t value, int bytes, std::uint8_t** to) {
+  for (int i = 0; i < bytes; ++i) *(*to)++ = value >> 8 * i & 0xff;
+}
+
+std::uint64_t Get(int bytes, const std::uint8_t** from) {
+  std::uint64_t value = 0;
+  for (int i = 0; i < bytes; ++i) value |= std::uint64_t{*(*from)++} << 8 * i;
+  return value;
+}
+
+class DeviceDomain final : public Domain {
+ public:
+  DeviceDomain(ibv_context* context, Board* board)
+      : context_(context), board_(board), iwarp_(verbs::IsIwarp(context)) {}
+
+  bool Open(verbs::Error* error) {
+    ibv_device_attr attr{};
+    if (!verbs::Query(context_, &attr, error)) return false;
+    limits_.iwarp = iwarp_;
+    limits_.entries = static_cast<std::uint32_t>(std::max(attr.max_cqe, 0));
+    limits_.receives = static_cast<std::uint32_t>(std::max(attr.max_srq_wr, 0));
+    // iWARP needs two requests for a message.
+    limits_.send_depth = std::min<std::uint32_t>(
+        iwarp_ ? 128 : 64,
+        static_cast<std::uint32_t>(std::max(attr.max_qp_wr, 0)));
+    pd_ = verbs::AllocPd(context_, error);
+    if (pd_ == nullptr) return false;
+    memory_.emplace(pd_.get());
+    return true;
+  }
+
+  ibv_context* context() const override { return context_; }
+  bool iwarp() const override { return iwarp_; }
+
+  std::unique_ptr<RdmaLane> CreateLane(rdma_cm_id* id, int bell,
+                                       base::Reason* why,
+                                       verbs::Error* error) override;
+  void SetRingBytes(std::size_t bytes) override {
+    block_bytes_ = kBlockMin;
+    while (block_bytes_ < bytes && block_bytes_ < kBlockMax) block_bytes_ *= 2;
+  }
+  void SetFlushTimer(void (*fn)(void*), void* arg) override {
+    deferred_.SetTimer(fn, arg);
+  }
+  void FlushDeferred() override { deferred_.Flush(); }
+  Source* source(int bell) override {
+    verbs::Error error;
+    return Poller(bell, &error);
+  }
+  void DeviceLost() override {
+    for (auto& poller : pollers_) {
+      if (poller != nullptr) poller->LoseAll(base::Reason::kDeviceLost);
+    }
+  }
+  Counts counts() const override {
+    return {lanes_->load(std::memory_order_relaxed), memory_->pinned()};
+  }
+
+ private:
+  RdmaPoller* Poller(int bell, verbs::Error* error) {
+    auto& poller = pollers_[bell & (Board::kBells - 1)];
+    if (poller == nullptr) {
+      poller = RdmaPoller::Make(context_, pd_.get(), &*memory_, board_,
+                                &deferred_, limits_, error);
+    }
+    return poller.get();
+  }
+
+  ibv_context* const context_;
+  Board* const board_;
+  const bool iwarp_;
+  Limits limits_;
+  std::size_t block_bytes_ = kBlockMin;
+  verbs::Pd pd_;
+  std::optional<Memory> memory_;
+  Deferred deferred_;
+  std::unique_ptr<RdmaPoller> pollers_[Board::kBells];
+  std::shared_ptr<std::atomic<std::uint32_t>> lanes_ =
+      std::make_shared<std::atomic<std::uint32_t>>(0);
+};
+
+base::Reason ReasonOf(const verbs::Error& error) {
+  return error.code == ENOMEM ? base::Reason::kMemlock
+                              : base::Reason::kRdmaError;
+}
+
+std::unique_ptr<RdmaLane> DeviceDomain::CreateLane(rdma_cm_id* id, int bell,
+                                                   base::Reason* why,
+                                                   verbs::Error* error) {
+  *error = {};
+  RdmaPoller* poller = Poller(bell, error);
+  if (poller == nullptr) {
+    *why = error->code == EMFILE ? base::Reason::kNoFds : ReasonOf(*error);
+    return nullptr;
+  }
+  CqSet* set = poller->Admit(error);
+  if (set == nullptr) {
+    *why = *error ? ReasonOf(*error) : base::Reason::kTooMany;
+    return nullptr;
+  }
+  QpLaneParts parts;
+  parts.words = poller->sleepers().Get();
+  if (parts.words != nullptr) {
+    parts.rx = memory_->Get(block_bytes_, true, error);
+  }
+  if (!parts.rx) {
+    *why = parts.words == nullptr ? base::Reason::kTooMany : ReasonOf(*error);
+    if (parts.words != nullptr) poller->sleepers().Put(parts.words);
+    poller->Leave(set);
+    return nullptr;
+  }
+  ibv_qp_init_attr attr{};
+  attr.send_cq = set->cq.get();
+  attr.recv_cq = set->cq.get();
+  attr.srq = set->srq.get();
+  attr.cap.max_send_wr = limits_.send_depth;
+  attr.cap.max_send_sge = 1;
+  attr.qp_type = IBV_QPT_RC;
+  std::uint32_t inline_bytes = 256;
+  if (!verbs::CreateQp(id, pd_.get(), &attr, &inline_bytes, error)) {
+    *why = ReasonOf(*error);
+    poller->sleepers().Put(parts.words);
+    poller->Leave(set);
+    return nullptr;
+  }
+  parts.domain = shared_from_this();
+  parts.poller = poller;
+  parts.set = set;
+  parts.memory = &*memory_;
+  parts.deferred = &deferred_;
+  parts.lanes = lanes_;
+  parts.id = id;
+  parts.send_depth = limits_.send_depth;
+  parts.inline_bytes = inline_bytes;
+  parts.iwarp = iwarp_;
+  // From here on the lane gives everything back.
+  std::unique_ptr<QpLane> lane = QpLane::Make(std::move(parts));
+  if (lane == nullptr) *why = base::Reason::kNoMemory;
+  return lane;
+}
+
+}  // namespace
+
+void EncodeOffer(const Offer& offer, std::uint8_t* to) {
+  Put(offer.address, 8, &to);
+  Put(offer.credit, 8, &to);
+  Put(offer.key, 4, &to);
+  Put(offer.bytes, 4, &to);
+  Put(offer.messages, 2, &to);
+  for (int i = 0; i < 3; ++i) Put(0, 2, &to);
+}
+
+bool DecodeOffer(const std::uint8_t* from, Offer* offer) {
+  offer->address = Get(8, &from);
+  offer->credit = Get(8, &from);
+  offer->key = static_cast<std::uint32_t>(Get(4, &from));
+  offer->bytes = static_cast<std::uint32_t>(Get(4, &from));
+  offer->messages = static_cast<std::uint16_t>(Get(2, &from));
+  std::uint64_t zero = 0;
+  for (auto& part : offer->zero) {
+    part = static_cast<std::uint16_t>(Get(2, &from));
+    zero |= part;
+  }
+  // The sizes are those that SetRingBytes makes.
+  const std::uint64_t block = std::uint64_t{offer->bytes} + kRingAt;
+  if (zero != 0 || offer->messages != kMessages || block < kBlockMin ||
+      block > kBlockMax || (block & (block - 1)) != 0) {
+    return false;
+  }
+  const std::uint64_t last = offer->address + block;
+  return offer->address % 64 == 0 && offer->credit % 8 == 0 &&
+         offer->credit != 0 && offer->address != 0 && last > offer->address &&
+         offer->credit + sizeof(std::uint64_t) > offer->credit;
+}
+
+std::shared_ptr<Domain> Domain::Make(ibv_context* context, Board* board,
+                                     verbs::Error* error) {
+  *error = {};
+  try {
+    auto domain = std::make_shared<DeviceDomain>(context, board);
+    if (!domain->Open(error)) return nullptr;
+    return domain;
+  } catch (const std::bad_alloc&) {
+    error->call = "malloc";
+    error->code = ENOMEM;
+    return nullptr;
+  }
+}
+
+}  // namespace rcsock::lane::rdma

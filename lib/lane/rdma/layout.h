@@ -1,0 +1,56 @@
+#ifndef RCSOCK_LIB_LANE_RDMA_LAYOUT_H_
+#define RCSOCK_LIB_LANE_RDMA_LAYOUT_H_
+
+#include <cstddef>
+#include <cstdint>
+
+#include "lib/ring/tx.h"
+
+// What lies in a lane's registered memory.  Two blocks of the same form: the
+// receiving one, which the peer writes to, and the sending one, which mirrors
+// the peer's receiving one, offset for offset.
+//
+//   0     head line: the credit word; in the sending block, the copies that
+//         credit and wake-ups are written from
+//   64    32 control slots of 64 bytes
+//   2112  the byte ring
+//
+// An idle lane has two blocks of 16 KiB.
+namespace rcsock::lane::rdma {
+
+constexpr std::uint32_t kMessages = 32;  // in flight; the credit at the start
+constexpr std::size_t kSlotBytes = 64;
+constexpr std::size_t kSlotsAt = 64;
+constexpr std::size_t kRingAt = kSlotsAt + kMessages * kSlotBytes;
+
+constexpr std::size_t kBlockMin = 16 * 1024;
+constexpr std::size_t kBlockMax = 8 * 1024 * 1024;
+constexpr std::uint32_t RingBytes(std::size_t block) {
+  return static_cast<std::uint32_t>(block - kRingAt);
+}
+
+// In the head line of the sending block.
+constexpr std::size_t kCreditCopyAt = 0;  // the credit word as last written
+constexpr std::size_t kWakeCopyAt = 8;    // iWARP: the immediate of a wake-up
+// iWARP: the immediate of message n, behind the payload of its control slot.
+constexpr std::size_t kImmAt = 56;
+static_assert(kImmAt >= ring::kCtlMax && kImmAt + 4 <= kSlotBytes);
+
+// The credit word: messages consumed, and how many wake-ups (immediates of kind
+// kCredit) have been sent, so that the sender knows that there is something to
+// drain.
+constexpr int kWakeShift = 48;
+constexpr std::uint64_t kConsumedMask = (std::uint64_t{1} << kWakeShift) - 1;
+
+// Consumed messages whose credit goes along with a write that goes anyway.
+constexpr std::uint64_t kCreditAlong = kMessages * 3 / 8;
+
+// A few large writes in flight fill the pipe; many would only mean many
+// completions.
+constexpr ring::Geometry GeometryOf(std::uint32_t ring_bytes) {
+  return {ring_bytes, kMessages, 0, ring_bytes / 4};
+}
+
+}  // namespace rcsock::lane::rdma
+
+#endif  // RCSOCK_LIB_LANE_RDMA_LAYOUT_H_

@@ -1,0 +1,79 @@
+#ifndef RCSOCK_LIB_LANE_RDMA_MEMORY_H_
+#define RCSOCK_LIB_LANE_RDMA_MEMORY_H_
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "lib/base/latch.h"
+#include "lib/verbs/verbs.h"
+
+namespace rcsock::lane::rdma {
+
+class Memory;
+
+// Registered memory, zeroed when it is handed out.  Move-only; given back at
+// the end.
+class Block {
+ public:
+  Block() = default;
+  Block(Block&& other) noexcept { *this = static_cast<Block&&>(other); }
+  Block& operator=(Block&& other) noexcept;
+  ~Block() { reset(); }
+  void reset();
+
+  explicit operator bool() const { return base_ != nullptr; }
+  std::byte* base() const { return base_; }
+  std::size_t bytes() const { return bytes_; }
+  std::uint32_t lkey() const { return mr_->lkey; }
+  std::uint32_t rkey() const { return mr_->rkey; }
+
+ private:
+  friend class Memory;
+  Memory* memory_ = nullptr;
+  std::byte* base_ = nullptr;
+  std::size_t bytes_ = 0;
+  verbs::Mr mr_;
+};
+
+// The memory of one protection domain.  Small blocks are cut from slabs, so
+// that thousands of idle lanes need few mappings; but each has a registration
+// of its own, for exactly its bytes and for as long as it is handed out: a peer
+// can reach what was made for it, and nothing else.
+//
+// Threads: any.
+class Memory {
+ public:
+  static constexpr std::size_t kSmall = 16 * 1024;
+
+  // `pd` outlives it, and it its blocks.
+  explicit Memory(ibv_pd* pd) : pd_(pd) {}
+  ~Memory();
+  Memory(const Memory&) = delete;
+  Memory& operator=(const Memory&) = delete;
+
+  // `remote`: the peer may write to it.  Empty: no memory, or no more may be
+  // pinned.
+  Block Get(std::size_t bytes, bool remote, verbs::Error* error);
+  std::uint64_t pinned() const {
+    return pinned_.load(std::memory_order_relaxed);
+  }
+
+ private:
+  friend class Block;
+  static constexpr std::size_t kSlab = 2 * 1024 * 1024;
+
+  std::byte* Take(std::size_t bytes);
+  void Give(std::byte* base, std::size_t bytes);
+
+  ibv_pd* const pd_;
+  std::atomic<std::uint64_t> pinned_{0};
+  base::Latch latch_;
+  std::vector<std::byte*> slabs_;  // latch_'s
+  std::vector<std::byte*> free_;   // latch_'s; small blocks
+};
+
+}  // namespace rcsock::lane::rdma
+
+#endif  // RCSOCK_LIB_LANE_RDMA_MEMORY_H_

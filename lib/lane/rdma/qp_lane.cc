@@ -1,0 +1,200 @@
+#include "lib/lane/rdma/qp_lane.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <mutex>
+#include <new>
+#include <utility>
+
+#include "lib/base/critical.h"
+#include "lib/base/internal.h"
+#include "lib/base/log.h"
+
+namespace rcsock::lane::rdma {
+
+std::unique_ptr<QpLane> QpLane::Make(QpLaneParts parts) {
+  std::unique_ptr<QpLane> lane(new (std::nothrow) QpLane(std::move(parts)));
+  if (lane == nullptr) return nullptr;
+  lane->added_ = lane->poller_->Add(lane.get(), lane->qp_num_);
+  if (!lane->added_) return nullptr;
+  return lane;
+}
+
+QpLane::QpLane(QpLaneParts parts)
+    : domain_(std::move(parts.domain)),
+      poller_(parts.poller),
+      set_(parts.set),
+      words_(parts.words),
+      memory_(parts.memory),
+      deferred_(parts.deferred),
+      lanes_(std::move(parts.lanes)),
+      id_(parts.id),
+      qp_(parts.id->qp),
+      qp_num_(parts.id->qp->qp_num),
+      send_depth_(parts.send_depth),
+      inline_bytes_(parts.inline_bytes),
+      iwarp_(parts.iwarp),
+      rx_block_(std::move(parts.rx)),
+      ring_bytes_(RingBytes(rx_block_.bytes())),
+      rx_(GeometryOf(ring_bytes_)) {
+  lanes_->fetch_add(1, std::memory_order_relaxed);
+}
+
+QpLane::~QpLane() {
+  closing_.store(true, std::memory_order_seq_cst);
+  {
+    std::scoped_lock hold(post_latch_);
+    qp_ = nullptr;
+  }
+  {
+    base::InternalScope internal;
+    verbs::calls.rdma_destroy_qp(id_);
+  }
+  if (added_) poller_->Remove(qp_num_);
+  deferred_->Remove(this);
+  poller_->board()->SetCookie(&mark_, nullptr);
+  poller_->sleepers().Put(words_);
+  poller_->Leave(set_);
+  lanes_->fetch_sub(1, std::memory_order_relaxed);
+}
+
+Region QpLane::RxRegion() const {
+  return {rx_block_.base() + kRingAt, ring_bytes_, rx_block_.rkey()};
+}
+
+Region QpLane::TxRegion() const {
+  if (!tx_block_) return {};
+  return {TxRing(), peer_.bytes, tx_block_.lkey()};
+}
+
+// --- Before the stream has the lane ------------------------------------------
+
+Offer QpLane::offer() const {
+  Offer offer{};
+  const auto base = reinterpret_cast<std::uintptr_t>(rx_block_.base());
+  offer.address = base + kSlotsAt;
+  offer.credit = base;
+  offer.key = rx_block_.rkey();
+  offer.bytes = ring_bytes_;
+  offer.messages = kMessages;
+  return offer;
+}
+
+void QpLane::SetPeer(const Offer& offer) {
+  if (tx_) return;
+  verbs::Error error;
+  Block block = memory_->Get(kRingAt + offer.bytes, false, &error);
+  if (!block) {
+    RCSOCK_LOG(1, "rdma: no send buffer of %u bytes: %s: %d", offer.bytes,
+               error.call, error.code);
+    Lost(base::Reason::kNoMemory);
+    return;
+  }
+  std::scoped_lock hold(post_latch_);
+  tx_block_ = std::move(block);
+  tx_.emplace(sent_table_.data(), GeometryOf(offer.bytes));
+  peer_ = offer;
+}
+
+void QpLane::SetCookie(void* cookie) {
+  poller_->board()->SetCookie(&mark_, cookie);
+}
+
+bool QpLane::SendReady() {
+  if (State() != base::Reason::kNone) return false;
+  ready_wanted_ = true;
+  if (!tx_ || ready_sent_) return true;
+  std::uint8_t message[kOfferSize];
+  EncodeOffer(offer(), message);
+  ready_sent_ = PostControl(message, sizeof(message), ring::Kind::kSetup);
+  return ready_sent_ && State() == base::Reason::kNone;
+}
+
+bool QpLane::PeerReady() {
+  poller_->Drain();
+  if (!setup_seen_.load(std::memory_order_acquire)) return false;
+  SetPeer(setup_);
+  if (ready_wanted_ && !ready_sent_) SendReady();
+  return tx_.has_value() && State() == base::Reason::kNone;
+}
+
+void QpLane::Lost(base::Reason reason) {
+  base::Reason none = base::Reason::kNone;
+  if (!failed_.compare_exchange_strong(none, reason,
+                                       std::memory_order_seq_cst)) {
+    return;
+  }
+  // failed_ stored -> words changed; a sleeper takes its token, then looks.
+  WakeLocal();
+  poller_->board()->Post(
+      static_cast<int>(notify_.load(std::memory_order_relaxed) >> 8), &mark_,
+      kCompletionRx | kCompletionTx | kCompletionError);
+}
+
+// --- Notification ------------------------------------------------------------
+
+void QpLane::SetNotify(std::uint32_t bits, int bell) {
+  constexpr std::uint32_t kPollerBits =
+      kNotifyRxPoller | kNotifyRxBits | kNotifyTxPoller;
+  const auto k = static_cast<std::uint32_t>(bell) & (Board::kBells - 1);
+  notify_.store((bits & kPollerBits) | k << 8, std::memory_order_relaxed);
+  // Wish stored -> the caller looks: see Tell.
+  base::FullFence();
+}
+
+bool QpLane::RxPending() const {
+  const std::uint64_t next = quick_next_.load(std::memory_order_relaxed);
+  if (landed_.load(std::memory_order_acquire) != next || Closed()) return true;
+  poller_->DrainThrottled();
+  return landed_.load(std::memory_order_acquire) != next || Closed();
+}
+
+std::uint32_t QpLane::SleepToken(bool tx) const {
+  return Sleepers::Token(words_, tx);
+}
+
+int QpLane::SleepRx(std::uint32_t token, const timespec* timeout) {
+  if (landed_.load(std::memory_order_acquire) !=
+          quick_next_.load(std::memory_order_relaxed) ||
+      Closed()) {
+    return -EAGAIN;
+  }
+  return poller_->sleepers().Sleep(words_, false, token, timeout);
+}
+
+int QpLane::SleepTx(std::uint32_t token, const timespec* timeout) {
+  {
+    base::Critical critical;
+    Flush();
+  }
+  // A credit that came since the caller looked may have come without a wake-up:
+  // then the one that the receiver owes us for all that we have sent is still
+  // to come, or this sees it.
+  if ((CreditWord().load(std::memory_order_acquire) & kConsumedMask) !=
+          credit_seen_.load(std::memory_order_relaxed) ||
+      Closed()) {
+    return -EAGAIN;
+  }
+  return poller_->sleepers().Sleep(words_, true, token, timeout);
+}
+
+void QpLane::WakeLocal() { poller_->sleepers().WakeLocal(words_); }
+
+// --- End ---------------------------------------------------------------------
+
+void QpLane::Freeze() {
+  if (closing_.exchange(true, std::memory_order_seq_cst)) return;
+  {
+    std::scoped_lock hold(post_latch_);
+    verbs::Error error;
+    if (qp_ != nullptr && !verbs::ToError(qp_, &error)) {
+      RCSOCK_LOG(1, "rdma: %s: %d", error.call, error.code);
+    }
+  }
+  // The peer can write no more; what it has written is taken, and no more.
+  poller_->Settled([this] { latched_ = true; });
+  rx_limit_ = std::min(rx_limit_, landed_.load(std::memory_order_acquire));
+  WakeLocal();
+}
+
+}  // namespace rcsock::lane::rdma

@@ -1,0 +1,308 @@
+#ifndef RCSOCK_LIB_LANE_RDMA_QP_LANE_H_
+#define RCSOCK_LIB_LANE_RDMA_QP_LANE_H_
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+
+#include "lib/base/latch.h"
+#include "lib/lane/board.h"
+#include "lib/lane/iov_cursor.h"
+#include "lib/lane/rdma/layout.h"
+#include "lib/lane/rdma/memory.h"
+#include "lib/lane/rdma/rdma_lane.h"
+#include "lib/lane/rdma/rdma_poller.h"
+#include "lib/lane/rdma/sleepers.h"
+#include "lib/ring/rx.h"
+#include "lib/ring/tx.h"
+
+namespace rcsock::lane::rdma {
+
+class Chain;
+class Deferred;
+
+// What a lane needs of its domain.
+struct QpLaneParts {
+  std::shared_ptr<Domain> domain;
+  RdmaPoller* poller = nullptr;
+  CqSet* set = nullptr;
+  Sleepers::Words* words = nullptr;
+  Memory* memory = nullptr;
+  Deferred* deferred = nullptr;
+  std::shared_ptr<std::atomic<std::uint32_t>> lanes;  // counts them
+  rdma_cm_id* id = nullptr;                           // with its QP
+  Block rx;
+  std::uint32_t send_depth = 0;
+  std::uint32_t inline_bytes = 0;
+  bool iwarp = false;
+};
+
+// One end of a stream on a QP.  See Lane for who may call what.  Three latches
+// of others cover most of it: the stream's tx and rx latch, and the poller's
+// drain latch for what comes in.  post_latch_ covers the send queue, which all
+// of them use; inside it no other is taken.
+//
+// Credit.  The receiver writes the number of messages it has consumed into the
+// sender's credit word now and then, without telling anybody.  A sender that
+// finds no room in it sleeps; so once the receiver must suppose that, it sends
+// its next credit with an immediate (a wake-up, kind kCredit).  It supposes so
+// if the messages that have landed since the credit of the last wake-up
+// (`told_`) would leave a sender that knows nothing newer without room.  That
+// covers every sender that sleeps: what it knows is at least the last wake-up's
+// credit, or that wake-up is still on its way; and all that it has sent will
+// land.  The check is made where credit is published and where messages land,
+// under post_latch_: whichever comes second sees both.
+//
+// Coalescing.  While kWindow writes are in flight and nothing has come from the
+// peer since the last one, small sends are put into the mirror and into one
+// record that waits, `waiting_`.  It goes out when a write completes, with the
+// next message that cannot join it, before a thread of this process sleeps
+// (Deferred::Flush), or after a millisecond.
+class QpLane final : public RdmaLane {
+ public:
+  // Null: out of memory; the QP stays the id's.
+  static std::unique_ptr<QpLane> Make(QpLaneParts parts);
+  ~QpLane() override;
+
+  lane::Kind kind() const override { return lane::Kind::kRdma; }
+  Source* source() const override { return poller_; }
+  Region RxRegion() const override;
+  Region TxRegion() const override;
+
+  std::size_t Post(const iovec* iov, int count, std::size_t skip,
+                   std::size_t limit) override;
+  bool PostCtl(const void* message, std::size_t length) override;
+  std::size_t Writable() override;
+  std::uint64_t Posted() const override { return tx_ ? tx_->posted() : 0; }
+  std::uint64_t Acked() override;
+  std::size_t CopyUnacked(std::uint64_t from, void* to,
+                          std::size_t length) override;
+
+  Head Peek() override;
+  std::size_t Read(const iovec* iov, int count, std::size_t skip,
+                   std::size_t limit, bool peek) override;
+  std::size_t ReadCtl(void* message, std::size_t capacity) override;
+  std::size_t Readable() override;
+  bool Arrived() override;
+  void Credit() override;
+
+  void SetNotify(std::uint32_t bits, int bell) override;
+  bool RxPending() const override;
+  std::uint32_t SleepToken(bool tx) const override;
+  int SleepRx(std::uint32_t token, const timespec* timeout) override;
+  int SleepTx(std::uint32_t token, const timespec* timeout) override;
+  void WakeLocal() override;
+  base::Reason State() const override {
+    return failed_.load(std::memory_order_acquire);
+  }
+  void Freeze() override;
+
+  Offer offer() const override;
+  void SetPeer(const Offer& offer) override;
+  void SetCookie(void* cookie) override;
+  bool SendReady() override;
+  bool PeerReady() override;
+  void Lost(base::Reason reason) override;
+
+  // Posts what waits, if the send queue has room.  Any thread.  True: nothing
+  // waits any more.
+  bool Flush();
+
+  // For tests.
+  bool closed() const { return Closed(); }
+  bool Quiet() const {
+    std::scoped_lock hold(post_latch_);
+    return waiting_.length == 0 && !tell_owed_;
+  }
+  std::uint64_t sent_messages() const { return tx_ ? tx_->sent() : 0; }
+  std::uint64_t landed_messages() const {
+    return landed_.load(std::memory_order_acquire);
+  }
+  std::uint64_t published() const {
+    return published_.load(std::memory_order_acquire);
+  }
+  std::uint64_t credit_word() const {
+    return CreditWord().load(std::memory_order_acquire) & kConsumedMask;
+  }
+  std::uint32_t wakes_sent() const { return wakes_sent_; }
+  std::uint64_t wakes_seen() const {
+    return wakes_seen_.load(std::memory_order_acquire);
+  }
+
+ private:
+  friend class RdmaPoller;
+  friend class Chain;
+  friend class Deferred;
+
+  static constexpr std::uint64_t kNoLimit = ~std::uint64_t{0};
+
+  explicit QpLane(QpLaneParts parts);
+
+  bool Closed() const {
+    return closing_.load(std::memory_order_relaxed) ||
+           State() != base::Reason::kNone;
+  }
+  // Sending, under the tx latch.
+  std::byte* TxSlot(std::uint64_t number) const {
+    return tx_block_.base() + kSlotsAt + (number % kMessages) * kSlotBytes;
+  }
+  std::byte* TxRing() const { return tx_block_.base() + kRingAt; }
+  std::atomic<std::uint64_t>& CreditWord() const {
+    return *reinterpret_cast<std::atomic<std::uint64_t>*>(rx_block_.base());
+  }
+  void LookForCredit();
+  bool EnsureRoom();
+  std::size_t PostSmall(IovCursor from, std::size_t all);
+  std::size_t PostLarge(IovCursor from, std::size_t all);
+  bool PostControl(const void* message, std::size_t length, ring::Kind kind);
+
+  // Under post_latch_.
+  std::uint32_t Room() const {
+    return send_depth_ -
+           static_cast<std::uint32_t>(
+               posted_wrs_ - done_wrs_.load(std::memory_order_acquire));
+  }
+  std::uint64_t InFlight() const;
+  // Nothing has come since the last write, and the window is full.
+  bool Streaming() const;
+  bool FlushLocked();
+  // A sender that knows of no newer credit than the last wake-up's has no room.
+  bool Starves() const;
+  // Writes the credit word; with a wake-up if the sender may sleep.  False: no
+  // room in the send queue.
+  bool PublishLocked(Chain* chain);
+  void PublishCredit();
+
+  // Receiving, under the rx latch.
+  const std::byte* RxSlot(std::uint64_t number) const {
+    return rx_block_.base() + kSlotsAt + (number % kMessages) * kSlotBytes;
+  }
+  bool Landed(std::uint64_t number, std::uint32_t* imm) const {
+    if (number >= landed_.load(std::memory_order_acquire)) return false;
+    *imm = inbox_[number % kMessages].load(std::memory_order_relaxed);
+    return true;
+  }
+  bool LandedOrDrain(std::uint64_t number, std::uint32_t* imm);
+  bool Fill();
+  const std::byte* Bytes(const ring::Rx& rx) const {
+    return (rx.in_slot() ? RxSlot(rx.next()) : rx_block_.base() + kRingAt) +
+           rx.offset();
+  }
+  void Take(std::uint32_t n);
+  void Taken();
+
+  // From the poller, under its latch.
+  void OnReceive(std::uint32_t imm);
+  void OnSent(std::uint64_t wrs);
+  void OnError(int status, bool receive);
+  void Tell();
+
+  // Set once.
+  const std::shared_ptr<Domain> domain_;
+  RdmaPoller* const poller_;
+  CqSet* const set_;
+  Sleepers::Words* const words_;
+  Memory* const memory_;
+  Deferred* const deferred_;
+  const std::shared_ptr<std::atomic<std::uint32_t>> lanes_;
+  rdma_cm_id* const id_;
+  ibv_qp* qp_;  // post_latch_'s; null: gone
+  const std::uint32_t qp_num_;
+  const std::uint32_t send_depth_;
+  const std::uint32_t inline_bytes_;
+  const bool iwarp_;
+  bool added_ = false;
+  Block rx_block_;
+  const std::uint32_t ring_bytes_;
+  Offer peer_{};
+  Block tx_block_;
+
+  std::atomic<base::Reason> failed_{base::Reason::kNone};
+  std::atomic<bool> closing_{false};      // Freeze or the destructor has begun
+  std::atomic<std::uint32_t> notify_{0};  // bell << 8 | kNotify*
+  Board::Mark mark_;
+  bool ready_wanted_ = false;  // the conductor's, as the next one
+  bool ready_sent_ = false;
+
+  // The tx latch's, but for the atomics.
+  alignas(64) std::optional<ring::Tx> tx_;
+  std::array<ring::Sent, kMessages> sent_table_;
+  std::uint64_t landed_at_post_ = 0;
+  std::uint16_t wakes_drained_ = 0;
+  std::atomic<std::uint64_t> credit_seen_{0};  // for SleepTx
+  std::atomic<bool> queue_full_{false};        // Post found the send queue full
+
+  mutable base::Latch post_latch_;
+  std::uint64_t posted_wrs_ = 0;
+  std::uint64_t signalled_wrs_ = 0;
+  std::uint64_t reply_wrs_ = 0;  // those before it have had an answer
+  ring::Placement waiting_{};    // length 0: nothing waits
+  bool tell_owed_ = false;       // a credit that found no room in the queue
+  std::uint32_t wakes_sent_ = 0;
+  // Written under it: the last wake-up's credit, the bytes consumed by then,
+  // the last credit.
+  std::atomic<std::uint64_t> told_{0};
+  std::atomic<std::uint64_t> told_bytes_{0};
+  std::atomic<std::uint64_t> published_{0};
+  std::atomic<bool> waits_{false};          // waiting_ or tell_owed_
+  std::atomic<std::uint64_t> done_wrs_{0};  // written by the drainer
+  std::atomic<bool> listed_{false};         // Deferred's
+  QpLane* next_deferred_ = nullptr;
+
+  // The rx latch's, but for the atomic.
+  alignas(64) ring::Rx rx_;
+  std::uint64_t rx_limit_ = kNoLimit;  // no message from here on is accepted
+  std::uint64_t arrived_ = 0;
+  std::atomic<std::uint64_t> consumed_{0};
+
+  // The drain latch's, but for the atomics.
+  alignas(64) std::atomic<std::uint64_t> landed_{0};
+  std::array<std::atomic<std::uint32_t>, kMessages> inbox_{};
+  // Bytes in messages before number n, at n % 64: a publisher looks back at
+  // most 32.
+  std::array<std::atomic<std::uint64_t>, 64> bytes_before_{};
+  std::atomic<std::uint64_t> wakes_seen_{0};
+  std::atomic<std::uint64_t> sent_for_wakes_{0};  // messages sent, to compare
+  bool latched_ = false;                          // accepts nothing more
+  std::uint32_t news_ = 0;
+  std::uint64_t rewound_ =
+      0;  // a message told that its sender knew this credit
+  bool touched_ = false;
+  QpLane* next_touched_ = nullptr;
+  // The peer's setup message.
+  std::atomic<bool> setup_seen_{false};
+  Offer setup_{};  // written before setup_seen_
+};
+
+// The lanes of a domain that have a write waiting.
+class Deferred {
+ public:
+  // `fn` is called when something begins to wait; it arranges that Flush() is
+  // called within about a millisecond, and until then it is not called again.
+  void SetTimer(void (*fn)(void*), void* arg) {
+    arg_ = arg;
+    fn_.store(fn, std::memory_order_release);
+  }
+  void Add(QpLane* lane);
+  void Remove(QpLane* lane);
+  // Any thread; one look if nothing waits.
+  void Flush() {
+    if (count_.load(std::memory_order_seq_cst) != 0) FlushAll();
+  }
+
+ private:
+  void FlushAll();
+
+  std::atomic<void (*)(void*)> fn_{nullptr};
+  void* arg_ = nullptr;
+  std::atomic<int> count_{0};
+  base::Latch latch_;
+  QpLane* first_ = nullptr;
+};
+
+}  // namespace rcsock::lane::rdma
+
+#endif  // RCSOCK_LIB_LANE_RDMA_QP_LANE_H_

@@ -1,0 +1,330 @@
+// The receiving half of QpLane, and what comes in from the poller.
+
+#include <algorithm>
+#include <cstring>
+#include <mutex>
+
+#include "lib/base/log.h"
+#include "lib/lane/rdma/chain.h"
+#include "lib/lane/rdma/qp_lane.h"
+
+namespace rcsock::lane::rdma {
+namespace {
+
+// Consumed messages after which the credit is written for its own sake.
+constexpr std::uint64_t kCreditDue = kMessages / 2;
+// A wake-up for less than this would cost a switch of threads for each message.
+constexpr std::uint64_t kWakeDue = kMessages / 4;
+// Wake-ups that an honest peer may be ahead of the messages it has had.
+constexpr std::uint64_t kWakesAhead = 8;
+
+enum : std::uint32_t { kNewsRx = 1, kNewsTx = 2, kNewsSent = 4 };
+
+}  // namespace
+
+bool QpLane::LandedOrDrain(std::uint64_t number, std::uint32_t* imm) {
+  if (number >= rx_limit_) return false;
+  if (Landed(number, imm)) return true;
+  if (closing_.load(std::memory_order_relaxed)) return false;
+  poller_->Drain();
+  return Landed(number, imm);
+}
+
+bool QpLane::Fill() {
+  if (rx_.active()) return true;
+  std::uint32_t imm;
+  while (LandedOrDrain(rx_.next(), &imm)) {
+    if (ring::Decode(imm).kind == ring::Kind::kSetup) {
+      rx_.TakeInline();  // OnReceive has dealt with it
+      Taken();
+      continue;
+    }
+    if (rx_.Accept(imm)) return true;
+    rx_limit_ = rx_.next();
+    Lost(base::Reason::kProtocol);
+  }
+  return false;
+}
+
+Head QpLane::Peek() {
+  if (Fill()) return rx_.data() ? Head::kData : Head::kCtl;
+  if (State() == base::Reason::kNone) return Head::kEmpty;
+  // Dead; but what landed before that still counts.
+  if (Fill()) return rx_.data() ? Head::kData : Head::kCtl;
+  return Head::kDead;
+}
+
+void QpLane::Take(std::uint32_t n) {
+  if (rx_.Take(n)) Taken();
+}
+
+void QpLane::Taken() {
+  const std::uint64_t next = rx_.next();
+  quick_next_.store(next, std::memory_order_relaxed);
+  consumed_.store(next, std::memory_order_release);
+  const std::uint64_t published = published_.load(std::memory_order_relaxed);
+  if (next - published >= kCreditDue || rx_.CreditDue()) {
+    PublishCredit();
+    return;
+  }
+  // A sender that may sleep is told of less, once there is nothing more here.
+  if (next == landed_.load(std::memory_order_relaxed) && Starves()) {
+    PublishCredit();
+  }
+}
+
+bool QpLane::Starves() const {
+  const std::uint64_t landed = landed_.load(std::memory_order_seq_cst);
+  const std::uint64_t told = told_.load(std::memory_order_relaxed);
+  if (landed - told >= kMessages - ring::kCtlSlots) return true;
+  const std::uint64_t bytes =
+      bytes_before_[landed % 64].load(std::memory_order_relaxed) -
+      told_bytes_.load(std::memory_order_relaxed);
+  return bytes > ring_bytes_ - ring::kMinRoom;
+}
+
+bool QpLane::PublishLocked(Chain* chain) {
+  if (peer_.bytes == 0) return true;
+  const std::uint64_t consumed = consumed_.load(std::memory_order_acquire);
+  const std::uint64_t told = told_.load(std::memory_order_relaxed);
+  if (Room() < 6) {
+    tell_owed_ = true;
+    waits_.store(true, std::memory_order_seq_cst);
+    return false;
+  }
+  // Before the write can be seen: the drainer counts what lands against it.
+  const std::uint64_t before =
+      published_.exchange(consumed, std::memory_order_seq_cst);
+  // published_ stored -> landed_ loaded (by Starves); the drainer stores
+  // landed_, fences, and looks at published_.
+  const bool wake = consumed > told && Starves();
+  if (!wake && before == consumed) return true;
+  if (wake) {
+    told_.store(consumed, std::memory_order_relaxed);
+    told_bytes_.store(
+        bytes_before_[consumed % 64].load(std::memory_order_relaxed),
+        std::memory_order_relaxed);
+    ++wakes_sent_;
+  }
+  chain->Credit(std::uint64_t{wakes_sent_ & 0xffff} << kWakeShift |
+                    (consumed & kConsumedMask),
+                wake);
+  return true;
+}
+
+void QpLane::PublishCredit() {
+  bool owed;
+  {
+    std::scoped_lock hold(post_latch_);
+    Chain chain(this);
+    owed = !PublishLocked(&chain);
+    chain.Post();
+  }
+  if (owed && !listed_.load(std::memory_order_seq_cst)) deferred_->Add(this);
+}
+
+void QpLane::Credit() {
+  if (!closing_.load(std::memory_order_relaxed) &&
+      consumed_.load(std::memory_order_relaxed) !=
+          published_.load(std::memory_order_relaxed)) {
+    rx_.Publish();
+    PublishCredit();
+  }
+}
+
+std::size_t QpLane::Read(const iovec* iov, int count, std::size_t skip,
+                         std::size_t limit, bool peek) {
+  const bool drop = iov == nullptr;
+  IovCursor to(iov, drop ? 0 : count, skip);
+  const std::size_t all = drop ? limit : to.Left(limit);
+  std::size_t done = 0;
+  if (peek) {
+    ring::Rx at = rx_;
+    while (done < all) {
+      std::uint32_t imm;
+      if (!at.active()) {
+        if (!LandedOrDrain(at.next(), &imm)) break;
+        if (ring::Decode(imm).kind == ring::Kind::kSetup) {
+          at.TakeInline();
+          continue;
+        }
+        if (!at.Accept(imm)) break;
+      }
+      if (!at.data()) break;
+      const auto n = static_cast<std::uint32_t>(
+          std::min<std::size_t>(at.left(), all - done));
+      if (!drop) to.CopyIn(Bytes(at), n);
+      at.Take(n);
+      done += n;
+    }
+    return done;
+  }
+  while (done < all && Fill() && rx_.data()) {
+    const auto n = static_cast<std::uint32_t>(
+        std::min<std::size_t>(rx_.left(), all - done));
+    if (!drop) to.CopyIn(Bytes(rx_), n);
+    Take(n);
+    done += n;
+  }
+  return done;
+}
+
+std::size_t QpLane::ReadCtl(void* message, std::size_t capacity) {
+  if (!Fill() || rx_.data()) return 0;
+  const std::uint32_t length = rx_.left();
+  const std::size_t n = std::min<std::size_t>(length, capacity);
+  std::memcpy(message, Bytes(rx_), n);
+  Take(length);
+  return n;
+}
+
+std::size_t QpLane::Readable() {
+  std::size_t bytes = 0;
+  ring::Rx at = rx_;
+  std::uint32_t imm;
+  for (;;) {
+    if (!at.active()) {
+      if (!LandedOrDrain(at.next(), &imm)) break;
+      if (ring::Decode(imm).kind == ring::Kind::kSetup) {
+        at.TakeInline();
+        continue;
+      }
+      if (!at.Accept(imm)) break;
+    }
+    if (!at.data()) break;
+    bytes += at.left();
+    at.Take(at.left());
+  }
+  return bytes;
+}
+
+bool QpLane::Arrived() {
+  const std::uint64_t before = std::max(arrived_, rx_.next());
+  std::uint64_t landed = landed_.load(std::memory_order_acquire);
+  if (landed <= before && !closing_.load(std::memory_order_relaxed)) {
+    poller_->DrainThrottled();
+    landed = landed_.load(std::memory_order_acquire);
+  }
+  arrived_ = std::max(before, std::min(landed, rx_limit_));
+  return arrived_ != before;
+}
+
+// --- From the poller, under its latch ----------------------------------------
+
+void QpLane::OnReceive(std::uint32_t bits) {
+  if (latched_) return;
+  const ring::Imm imm = ring::Decode(bits);
+  if (imm.kind == ring::Kind::kCredit) {
+    const std::uint64_t seen = wakes_seen_.load(std::memory_order_relaxed) + 1;
+    wakes_seen_.store(seen, std::memory_order_release);
+    // Each is for something that we have sent.
+    if (seen > sent_for_wakes_.load(std::memory_order_relaxed) + kWakesAhead) {
+      latched_ = true;
+      Lost(base::Reason::kProtocol);
+    }
+    news_ |= kNewsTx;
+    return;
+  }
+  const std::uint64_t number = landed_.load(std::memory_order_relaxed);
+  // No more can be under way than the peer has credit for.
+  if (number - published_.load(std::memory_order_acquire) >= kMessages) {
+    latched_ = true;
+    Lost(base::Reason::kProtocol);
+    return;
+  }
+  if (imm.kind == ring::Kind::kSetup) {
+    Offer offer;
+    if (setup_seen_.load(std::memory_order_relaxed) ||
+        imm.flags != ring::kFlagInline || imm.length != kOfferSize ||
+        !DecodeOffer(reinterpret_cast<const std::uint8_t*>(RxSlot(number)),
+                     &offer)) {
+      latched_ = true;
+      Lost(base::Reason::kProtocol);
+      return;
+    }
+    setup_ = offer;
+    setup_seen_.store(true, std::memory_order_release);
+  }
+  const bool in_ring = (imm.flags & ring::kFlagInline) == 0;
+  if (in_ring && (imm.flags & ring::kFlagRewind) != 0) rewound_ = number;
+  inbox_[number % kMessages].store(bits, std::memory_order_relaxed);
+  bytes_before_[(number + 1) % 64].store(
+      bytes_before_[number % 64].load(std::memory_order_relaxed) +
+          (in_ring ? imm.length : 0),
+      std::memory_order_relaxed);
+  landed_.store(number + 1, std::memory_order_release);
+  news_ |= kNewsRx;
+}
+
+void QpLane::OnSent(std::uint64_t wrs) {
+  if (wrs > done_wrs_.load(std::memory_order_relaxed)) {
+    done_wrs_.store(wrs, std::memory_order_seq_cst);
+  }
+  news_ |= kNewsSent;
+}
+
+void QpLane::OnError(int status, bool receive) {
+  if (closing_.load(std::memory_order_seq_cst)) return;
+  if (State() != base::Reason::kNone) return;
+  RCSOCK_LOG(
+      1, "rdma: a %s completed with status %d (%s)",
+      receive ? "receive" : "send", status,
+      verbs::calls.ibv_wc_status_str(static_cast<ibv_wc_status>(status)));
+  Lost(base::Reason::kLaneError);
+}
+
+void QpLane::Tell() {
+  std::uint32_t news = news_;
+  news_ = 0;
+  if ((news & kNewsSent) != 0) {
+    Flush();
+    if (queue_full_.load(std::memory_order_seq_cst)) {
+      queue_full_.store(false, std::memory_order_relaxed);
+      news |= kNewsTx;
+    }
+  }
+  if ((news & (kNewsRx | kNewsTx)) == 0) return;
+  // What has landed is stored -> the wishes are loaded; SetNotify stores the
+  // wish, fences, and then the caller looks.
+  base::FullFence();
+  const std::uint32_t notify = notify_.load(std::memory_order_relaxed);
+  const int bell = static_cast<int>(notify >> 8);
+  Sleepers& sleepers = poller_->sleepers();
+  if ((news & kNewsRx) != 0) {
+    sleepers.Wake(words_, false);
+    if ((notify & (kNotifyRxPoller | kNotifyRxBits)) != 0) {
+      poller_->board()->Post(bell, &mark_, kCompletionRx);
+    }
+  }
+  if ((news & kNewsTx) != 0) {
+    sleepers.Wake(words_, true);
+    if ((notify & kNotifyTxPoller) != 0) {
+      poller_->board()->Post(bell, &mark_, kCompletionTx);
+    }
+  }
+  if ((news & kNewsRx) == 0) return;
+  const std::uint64_t rewound = std::exchange(rewound_, 0);
+  const bool starves = published_.load(std::memory_order_relaxed) >
+                           told_.load(std::memory_order_relaxed) &&
+                       Starves();
+  if (rewound == 0 && !starves) return;
+  std::scoped_lock hold(post_latch_);
+  // It began at the front, so it knew the credit of all before it.
+  const std::uint64_t known =
+      std::min(rewound, published_.load(std::memory_order_relaxed));
+  if (known > told_.load(std::memory_order_relaxed)) {
+    told_.store(known, std::memory_order_relaxed);
+    told_bytes_.store(bytes_before_[known % 64].load(std::memory_order_relaxed),
+                      std::memory_order_relaxed);
+  }
+  if (published_.load(std::memory_order_relaxed) >
+          told_.load(std::memory_order_relaxed) &&
+      Starves()) {
+    Chain chain(this);
+    // If the queue has no room, the completion that makes some brings us back.
+    PublishLocked(&chain);
+    chain.Post();
+  }
+}
+
+}  // namespace rcsock::lane::rdma

@@ -1,0 +1,290 @@
+// The sending half of QpLane.
+
+#include <algorithm>
+#include <cstring>
+
+#include "lib/lane/rdma/chain.h"
+#include "lib/lane/rdma/qp_lane.h"
+
+namespace rcsock::lane::rdma {
+namespace {
+
+// Writes in flight before small sends are put together.
+constexpr std::uint64_t kWindow = 4;
+// What is worth putting together.
+constexpr std::size_t kSmallSend = 4096;
+// A large send goes out in doorbells of about this, so that the device works on
+// one while the next is copied.
+constexpr std::size_t kDoorbell = 64 * 1024;
+// The send queue's last places are for control messages and credits.
+constexpr std::uint32_t kHeadroom = 16;
+// What a Post adds to the queue at once, at most.
+constexpr std::uint32_t kPostWrs = 20;
+
+}  // namespace
+
+std::uint64_t QpLane::InFlight() const {
+  const std::uint64_t done = done_wrs_.load(std::memory_order_seq_cst);
+  return posted_wrs_ - std::max(done, reply_wrs_);
+}
+
+bool QpLane::Streaming() const {
+  return InFlight() >= (iwarp_ ? 2 * kWindow : kWindow);
+}
+
+void QpLane::LookForCredit() {
+  const std::uint64_t word = CreditWord().load(std::memory_order_acquire);
+  const auto wakes = static_cast<std::uint16_t>(word >> kWakeShift);
+  if (wakes != wakes_drained_) {
+    // A sender that never sleeps must still take its wake-ups out of the queue.
+    wakes_drained_ = wakes;
+    poller_->Drain();
+  }
+  const std::uint64_t consumed = word & kConsumedMask;
+  if (consumed == tx_->credited()) return;
+  if (!tx_->OnCredit(consumed)) {
+    Lost(base::Reason::kProtocol);
+    return;
+  }
+  credit_seen_.store(consumed, std::memory_order_relaxed);
+}
+
+// Under the tx latch, without post_latch_: room for kPostWrs.
+bool QpLane::EnsureRoom() {
+  const auto enough = [this] {
+    std::scoped_lock hold(post_latch_);
+    return Room() >= kHeadroom + kPostWrs;
+  };
+  if (enough()) return true;
+  poller_->Drain();
+  if (enough()) return true;
+  // Said before the last look; OnSent looks at it after it has made room.
+  queue_full_.store(true, std::memory_order_seq_cst);
+  poller_->Drain();
+  return enough();
+}
+
+std::size_t QpLane::Post(const iovec* iov, int count, std::size_t skip,
+                         std::size_t limit) {
+  if (!tx_ || Closed()) return 0;
+  LookForCredit();
+  IovCursor from(iov, count, skip);
+  const std::size_t all = from.Left(limit);
+  if (all == 0 || !EnsureRoom()) return 0;
+  return all <= kSmallSend ? PostSmall(from, all) : PostLarge(from, all);
+}
+
+std::size_t QpLane::PostSmall(IovCursor from, std::size_t all) {
+  const std::uint64_t landed = landed_.load(std::memory_order_relaxed);
+  const bool reply = landed != landed_at_post_;
+  landed_at_post_ = landed;
+  post_latch_.lock();
+  if (reply) reply_wrs_ = posted_wrs_;
+  if (Streaming()) {
+    post_latch_.unlock();
+    poller_->Drain();
+    post_latch_.lock();
+  }
+  std::size_t done = 0;
+  if (waiting_.length != 0) {
+    const std::uint32_t n = tx_->ExtendLast(all);
+    from.CopyOut(TxRing() + waiting_.offset + waiting_.length, n);
+    waiting_.length += n;
+    waiting_.imm.length = waiting_.length;
+    done = n;
+  }
+  Chain chain(this);
+  while (done < all) {
+    if (waiting_.length != 0) chain.Message(waiting_);
+    waiting_ = tx_->ReserveData(all - done);
+    if (waiting_.length == 0) break;
+    from.CopyOut(TxRing() + waiting_.offset, waiting_.length);
+    done += waiting_.length;
+  }
+  const bool wait = waiting_.length != 0 && chain.empty() && done == all &&
+                    Streaming() && waiting_.length < kSmallSend;
+  if (!wait) {
+    if (waiting_.length != 0) chain.Message(waiting_);
+    waiting_.length = 0;
+    if (consumed_.load(std::memory_order_relaxed) -
+            published_.load(std::memory_order_relaxed) >=
+        kCreditAlong) {
+      PublishLocked(&chain);
+    }
+    sent_for_wakes_.store(tx_->sent(), std::memory_order_relaxed);
+    chain.Post();
+    waits_.store(tell_owed_, std::memory_order_relaxed);
+  } else {
+    waits_.store(true, std::memory_order_seq_cst);
+    // waits_ stored -> done_wrs_ loaded; OnSent stores done_wrs_, then looks at
+    // waits_.  One of the two sends it, and while the window is full a
+    // signalled write is in flight.
+    if (!Streaming()) FlushLocked();
+  }
+  const bool defer = waiting_.length != 0;
+  post_latch_.unlock();
+  // listed_ is cleared before the flush that it calls for takes the latch: if
+  // it is still set here, that flush is yet to come.
+  if (defer && !listed_.load(std::memory_order_seq_cst)) deferred_->Add(this);
+  return done;
+}
+
+std::size_t QpLane::PostLarge(IovCursor from, std::size_t all) {
+  landed_at_post_ = landed_.load(std::memory_order_relaxed);
+  Flush();
+  std::size_t done = 0;
+  while (done < all) {
+    // Copied outside the latch: nobody else touches these bytes.
+    ring::Placement places[kPostWrs / 2 - 2];
+    std::size_t count = 0;
+    std::size_t bytes = 0;
+    while (done < all && count < std::size(places) && bytes < kDoorbell) {
+      const ring::Placement place = tx_->ReserveData(all - done);
+      if (place.length == 0) break;
+      from.CopyOut(TxRing() + place.offset, place.length);
+      places[count++] = place;
+      bytes += place.length;
+      done += place.length;
+    }
+    if (count == 0) break;
+    {
+      std::scoped_lock hold(post_latch_);
+      Chain chain(this);
+      for (std::size_t i = 0; i < count; ++i) chain.Message(places[i]);
+      sent_for_wakes_.store(tx_->sent(), std::memory_order_relaxed);
+      chain.Post();
+    }
+    if (done == all) break;
+    LookForCredit();
+    if (Closed() || !EnsureRoom()) break;
+  }
+  return done;
+}
+
+bool QpLane::PostCtl(const void* message, std::size_t length) {
+  if (!tx_ || Closed()) return false;
+  LookForCredit();
+  return PostControl(message, length, ring::Kind::kCtl);
+}
+
+bool QpLane::PostControl(const void* message, std::size_t length,
+                         ring::Kind kind) {
+  EnsureRoom();
+  std::scoped_lock hold(post_latch_);
+  if (Room() < kHeadroom / 2) return false;
+  const ring::Placement place = tx_->ReserveCtl(length, kind);
+  if (place.length == 0) return false;
+  Chain chain(this);
+  if (waiting_.length != 0) chain.Message(waiting_);
+  waiting_.length = 0;
+  std::memcpy(TxSlot(place.number), message, place.length);
+  chain.Message(place);
+  sent_for_wakes_.store(tx_->sent(), std::memory_order_relaxed);
+  chain.Post();
+  waits_.store(tell_owed_, std::memory_order_relaxed);
+  return true;
+}
+
+bool QpLane::FlushLocked() {
+  if (Room() < kPostWrs / 2) return waiting_.length == 0 && !tell_owed_;
+  Chain chain(this);
+  if (waiting_.length != 0) chain.Message(waiting_);
+  waiting_.length = 0;
+  if (tell_owed_) {
+    tell_owed_ = false;
+    PublishLocked(&chain);
+  }
+  chain.Post();
+  waits_.store(false, std::memory_order_relaxed);
+  return true;
+}
+
+bool QpLane::Flush() {
+  if (!waits_.load(std::memory_order_seq_cst)) return true;
+  std::scoped_lock hold(post_latch_);
+  return FlushLocked();
+}
+
+std::size_t QpLane::Writable() {
+  if (!tx_ || Closed()) return 0;
+  LookForCredit();
+  if (Closed()) return 0;
+  const std::size_t room = tx_->Writable();
+  // Whoever waits for room sleeps next; the peer must see all of it first.
+  if (room == 0) Flush();
+  return room;
+}
+
+std::uint64_t QpLane::Acked() {
+  if (!tx_) return 0;
+  if (State() == base::Reason::kNone) LookForCredit();
+  return tx_->acked();
+}
+
+std::size_t QpLane::CopyUnacked(std::uint64_t from, void* to,
+                                std::size_t length) {
+  if (!tx_) return 0;
+  auto* out = static_cast<std::byte*>(to);
+  std::size_t done = 0;
+  while (done < length) {
+    const ring::Piece piece = tx_->Find(from + done);
+    if (piece.length == 0) break;
+    const std::byte* at =
+        (piece.in_slot ? TxSlot(piece.number) : TxRing()) + piece.offset;
+    const std::size_t n = std::min<std::size_t>(piece.length, length - done);
+    std::memcpy(out + done, at, n);
+    done += n;
+  }
+  return done;
+}
+
+// --- What waits --------------------------------------------------------------
+
+void Deferred::Add(QpLane* lane) {
+  bool first = false;
+  {
+    std::scoped_lock hold(latch_);
+    if (lane->listed_.load(std::memory_order_relaxed)) return;
+    lane->listed_.store(true, std::memory_order_seq_cst);
+    lane->next_deferred_ = first_;
+    first_ = lane;
+    first = count_.fetch_add(1, std::memory_order_seq_cst) == 0;
+  }
+  if (!first) return;
+  if (auto* fn = fn_.load(std::memory_order_acquire)) fn(arg_);
+}
+
+void Deferred::Remove(QpLane* lane) {
+  std::scoped_lock hold(latch_);
+  for (QpLane** at = &first_; *at != nullptr; at = &(*at)->next_deferred_) {
+    if (*at != lane) continue;
+    *at = lane->next_deferred_;
+    lane->listed_.store(false, std::memory_order_relaxed);
+    count_.fetch_sub(1, std::memory_order_seq_cst);
+    return;
+  }
+}
+
+void Deferred::FlushAll() {
+  bool left = false;
+  {
+    std::scoped_lock hold(latch_);
+    QpLane** at = &first_;
+    while (*at != nullptr) {
+      QpLane* lane = *at;
+      lane->listed_.store(false, std::memory_order_seq_cst);
+      if (lane->Flush()) {
+        *at = lane->next_deferred_;
+        count_.fetch_sub(1, std::memory_order_seq_cst);
+      } else {
+        lane->listed_.store(true, std::memory_order_relaxed);
+        at = &lane->next_deferred_;
+        left = true;
+      }
+    }
+  }
+  if (!left) return;
+  if (auto* fn = fn_.load(std::memory_order_acquire)) fn(arg_);
+}
+
+}  // namespace rcsock::lane::rdma

@@ -1,0 +1,362 @@
+#include "lib/lane/rdma/rdma_poller.h"
+
+#include <arpa/inet.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <iterator>
+#include <mutex>
+#include <new>
+#include <utility>
+
+#include "lib/base/clock.h"
+#include "lib/lane/rdma/qp_lane.h"
+
+namespace rcsock::lane::rdma {
+namespace {
+
+// In a receive's wr_id, so that a failed completion, whose opcode means
+// nothing, can be told from a send's.
+constexpr std::uint64_t kReceive = std::uint64_t{1} << 63;
+constexpr int kBatch = 16;
+// The first set is small: most processes have few lanes.
+constexpr std::uint32_t kFirstSet = 16;
+constexpr std::uint32_t kRefill = 32;
+constexpr std::size_t kBuffer = 8;
+constexpr std::uint32_t kEventsKept = 16;
+constexpr int kAllEvents = 1 << 20;
+
+std::size_t Hash(std::uint32_t qp_num) {
+  return qp_num * std::size_t{0x9e3779b97f4a7c15u} >> 32;
+}
+
+}  // namespace
+
+std::unique_ptr<RdmaPoller> RdmaPoller::Make(ibv_context* context, ibv_pd* pd,
+                                             Memory* memory, Board* board,
+                                             Deferred* deferred,
+                                             const Limits& limits,
+                                             verbs::Error* error) {
+  std::unique_ptr<RdmaPoller> poller(new (std::nothrow) RdmaPoller(
+      context, pd, memory, board, deferred, limits));
+  if (poller == nullptr) return nullptr;
+  poller->channel_ = verbs::CreateChannel(context, error);
+  if (poller->channel_ == nullptr) return nullptr;
+  if (!poller->sleepers_.Open()) {
+    *error = {};
+    error->call = "eventfd";
+    error->code = EMFILE;
+    return nullptr;
+  }
+  return poller;
+}
+
+RdmaPoller::~RdmaPoller() {
+  if (channel_ != nullptr) ReadEvents(kAllEvents);
+  // Destroying a CQ waits until its events have been acknowledged.
+  for (auto& set : sets_) {
+    if (set->unacked == 0) continue;
+    verbs::calls.ibv_ack_cq_events(set->cq.get(), set->unacked);
+  }
+}
+
+bool RdmaPoller::MakeSet(verbs::Error* error) {
+  const std::uint32_t per_lane = limits_.send_depth + kReceivesPerLane;
+  const std::uint32_t spare = 2 * kRefill;
+  std::uint32_t most = (limits_.entries - spare) / per_lane;
+  most = std::min(most, (limits_.receives - spare) / kReceivesPerLane);
+  std::uint32_t capacity = kFirstSet;
+  for (std::size_t i = 0; i < sets_.size() && capacity < most; ++i) {
+    capacity *= 2;
+  }
+  capacity = std::min(capacity, most);
+  if (capacity == 0) return false;
+  auto set = std::make_unique<CqSet>();
+  set->capacity = capacity;
+  set->cq =
+      verbs::CreateCq(context_, static_cast<int>(capacity * per_lane + spare),
+                      channel_.get(), error);
+  if (set->cq == nullptr) return false;
+  const std::uint32_t receives = capacity * kReceivesPerLane + spare;
+  set->srq = verbs::CreateSrq(pd_, receives, limits_.iwarp ? 1 : 0, error);
+  if (set->srq == nullptr) return false;
+  if (limits_.iwarp) {
+    const std::size_t bytes = (receives * kBuffer + 4095) / 4096 * 4096;
+    set->buffers = memory_->Get(bytes, false, error);
+    if (!set->buffers) return false;
+  }
+  for (std::uint32_t i = 0; i < receives; ++i) {
+    set->slots[set->used++] = i;
+    if (set->used == kRefill) Refill(set.get(), true);
+  }
+  Refill(set.get(), true);
+  if (set->used != 0) {
+    *error = {};
+    error->call = "ibv_post_srq_recv";
+    error->code = ENOMEM;
+    return false;
+  }
+  sets_.push_back(std::move(set));
+  return true;
+}
+
+CqSet* RdmaPoller::Admit(verbs::Error* error) {
+  std::scoped_lock hold(latch_);
+  CqSet* found = nullptr;
+  for (auto& set : sets_) {
+    if (set->lanes < set->capacity) found = set.get();
+  }
+  if (found == nullptr) {
+    try {
+      if (MakeSet(error)) found = sets_.back().get();
+    } catch (const std::bad_alloc&) {
+    }
+  }
+  if (found != nullptr) ++found->lanes;
+  return found;
+}
+
+void RdmaPoller::Leave(CqSet* set) {
+  std::scoped_lock hold(latch_);
+  --set->lanes;
+}
+
+bool RdmaPoller::Add(QpLane* lane, std::uint32_t qp_num) {
+  std::scoped_lock hold(latch_);
+  const auto put = [](std::vector<Entry>& table, Entry entry) {
+    std::size_t at = Hash(entry.qp_num);
+    while (table[at & (table.size() - 1)].lane != nullptr) ++at;
+    table[at & (table.size() - 1)] = entry;
+  };
+  if (table_.size() < 2 * (lanes_ + 1)) {
+    try {
+      std::vector<Entry> larger(std::max<std::size_t>(64, 2 * table_.size()));
+      for (const Entry& entry : table_) {
+        if (entry.lane != nullptr) put(larger, entry);
+      }
+      table_.swap(larger);
+    } catch (const std::bad_alloc&) {
+      return false;
+    }
+  }
+  put(table_, {qp_num, lane});
+  ++lanes_;
+  return true;
+}
+
+QpLane* RdmaPoller::Find(std::uint32_t qp_num) const {
+  if (table_.empty()) return nullptr;
+  for (std::size_t at = Hash(qp_num);; ++at) {
+    const Entry& entry = table_[at & (table_.size() - 1)];
+    if (entry.lane == nullptr || entry.qp_num == qp_num) return entry.lane;
+  }
+}
+
+void RdmaPoller::Remove(std::uint32_t qp_num) {
+  Settled([&] {
+    const std::size_t mask = table_.size() - 1;
+    std::size_t hole = Hash(qp_num) & mask;
+    while (table_[hole].lane == nullptr || table_[hole].qp_num != qp_num) {
+      hole = (hole + 1) & mask;
+    }
+    // What follows moves up, unless it is at home between the hole and its
+    // place.
+    for (std::size_t at = (hole + 1) & mask; table_[at].lane != nullptr;
+         at = (at + 1) & mask) {
+      const std::size_t home = Hash(table_[at].qp_num) & mask;
+      if (((at - home) & mask) < ((at - hole) & mask)) continue;
+      table_[hole] = table_[at];
+      hole = at;
+    }
+    table_[hole].lane = nullptr;
+    --lanes_;
+  });
+}
+
+void RdmaPoller::LoseAll(base::Reason reason) {
+  std::scoped_lock hold(latch_);
+  for (const Entry& entry : table_) {
+    if (entry.lane != nullptr) entry.lane->Lost(reason);
+  }
+}
+
+void RdmaPoller::Arm() {
+  armed_.fetch_add(1, std::memory_order_seq_cst);
+  // What waits for a completion would wait for as long as this thread sleeps,
+  // if nobody else drains.
+  deferred_->Flush();
+}
+
+void RdmaPoller::Disarm(bool rang) {
+  if (rang) {
+    rang_.fetch_add(1, std::memory_order_seq_cst);
+    asked_.store(true, std::memory_order_seq_cst);
+  }
+  armed_.fetch_sub(1, std::memory_order_seq_cst);
+  if (rang) DrainIfAsked();
+}
+
+void RdmaPoller::Drain() {
+  asked_.store(true, std::memory_order_seq_cst);
+  DrainIfAsked();
+}
+
+void RdmaPoller::DrainIfAsked() {
+  while (asked_.load(std::memory_order_seq_cst) && latch_.try_lock()) {
+    asked_.store(false, std::memory_order_seq_cst);
+    DrainLocked();
+    latch_.unlock();
+    // Latch free -> asked_ loaded; who asks stores asked_, then tries the
+    // latch: either it gets the latch, or we see that it has asked.
+    std::atomic_thread_fence(std::memory_order_seq_cst);
+  }
+}
+
+void RdmaPoller::DrainThrottled() {
+  const std::uint64_t now = base::Ticks();
+  if (now - drained_at_.load(std::memory_order_relaxed) <
+      base::ticks_per_us / 10) {
+    return;
+  }
+  drained_at_.store(now, std::memory_order_relaxed);
+  Drain();
+}
+
+void RdmaPoller::DrainLocked() {
+  for (;;) {
+    for (auto& set : sets_) {
+      while (PollSet(set.get()) == kBatch) {
+      }
+      if (set->used >= kRefill) Refill(set.get(), false);
+    }
+    Tell();
+    // One event for who has seen one, so that the descriptor is quiet again.
+    // Others come in while nobody sleeps; a few may stay, and end a sleep too
+    // early.
+    if (rang_.load(std::memory_order_relaxed) != 0) {
+      rang_.store(0, std::memory_order_relaxed);
+      ReadEvents(events_ > kEventsKept ? kAllEvents : 1);
+    } else if (events_ > 4 * kEventsKept) {
+      ReadEvents(kAllEvents);
+    }
+    if (armed_.load(std::memory_order_seq_cst) == 0) return;
+    bool anew = false;
+    for (auto& set : sets_) {
+      if (set->armed) continue;
+      ibv_req_notify_cq(set->cq.get(), 0);
+      set->armed = true;
+      anew = true;
+    }
+    if (!anew) return;
+  }
+}
+
+int RdmaPoller::PollSet(CqSet* set) {
+  ibv_wc wc[kBatch];
+  const int n = ibv_poll_cq(set->cq.get(), kBatch, wc);
+  if (n <= 0) return 0;
+  if (set->armed) {
+    set->armed = false;
+    ++events_;
+  }
+  for (int i = 0; i < n; ++i) Handle(set, wc[i]);
+  return n;
+}
+
+void RdmaPoller::Handle(CqSet* set, const ibv_wc& wc) {
+  QpLane* lane = Find(wc.qp_num);
+  if ((wc.wr_id & kReceive) != 0) {
+    const auto slot = static_cast<std::uint32_t>(wc.wr_id);
+    std::uint32_t imm = 0;
+    bool good = wc.status == IBV_WC_SUCCESS;
+    if (good && limits_.iwarp) {
+      good = wc.opcode == IBV_WC_RECV && wc.byte_len == sizeof(imm);
+      std::memcpy(&imm, set->buffers.base() + slot * kBuffer, sizeof(imm));
+    } else if (good) {
+      good = wc.opcode == IBV_WC_RECV_RDMA_WITH_IMM &&
+             (wc.wc_flags & IBV_WC_WITH_IMM) != 0;
+      imm = wc.imm_data;
+    }
+    if (set->used < std::size(set->slots)) set->slots[set->used++] = slot;
+    if (set->used == std::size(set->slots)) Refill(set, false);
+    if (lane == nullptr) return;
+    if (good) {
+      lane->OnReceive(ntohl(imm));
+    } else {
+      lane->OnError(wc.status, true);
+    }
+  } else {
+    if (lane == nullptr) return;
+    if (wc.status == IBV_WC_SUCCESS) {
+      lane->OnSent(wc.wr_id);
+    } else {
+      lane->OnError(wc.status, false);
+    }
+  }
+  if (!lane->touched_) {
+    lane->touched_ = true;
+    lane->next_touched_ = touched_;
+    touched_ = lane;
+  }
+}
+
+void RdmaPoller::Tell() {
+  while (touched_ != nullptr) {
+    QpLane* lane = touched_;
+    touched_ = lane->next_touched_;
+    lane->touched_ = false;
+    lane->Tell();
+  }
+}
+
+// Posts the used receives again; what the queue does not take stays for the
+// next time.
+void RdmaPoller::Refill(CqSet* set, bool all) {
+  ibv_recv_wr wrs[std::size(set->slots)];
+  ibv_sge sges[std::size(set->slots)];
+  const std::uint32_t n = set->used;
+  if (n == 0 || (n < kRefill && !all)) return;
+  for (std::uint32_t i = 0; i < n; ++i) {
+    wrs[i] = {};
+    wrs[i].wr_id = kReceive | set->slots[i];
+    wrs[i].next = i + 1 < n ? &wrs[i + 1] : nullptr;
+    if (!limits_.iwarp) continue;
+    sges[i] = {reinterpret_cast<std::uintptr_t>(set->buffers.base()) +
+                   set->slots[i] * kBuffer,
+               4, set->buffers.lkey()};
+    wrs[i].sg_list = &sges[i];
+    wrs[i].num_sge = 1;
+  }
+  ibv_recv_wr* bad = nullptr;
+  const int r = ibv_post_srq_recv(set->srq.get(), wrs, &bad);
+  std::uint32_t done = n;
+  if (r != 0 && bad != nullptr) {
+    done = static_cast<std::uint32_t>(bad - wrs);
+  }
+  std::copy(set->slots + done, set->slots + n, set->slots);
+  set->used = n - done;
+}
+
+void RdmaPoller::ReadEvents(int most) {
+  const int saved = errno;
+  for (int i = 0; i < most; ++i) {
+    ibv_cq* cq = nullptr;
+    void* context = nullptr;
+    if (verbs::calls.ibv_get_cq_event(channel_.get(), &cq, &context) != 0) {
+      events_ = 0;
+      break;
+    }
+    if (events_ > 0) --events_;
+    for (auto& set : sets_) {
+      if (set->cq.get() != cq) continue;
+      if (++set->unacked == 64) {
+        verbs::calls.ibv_ack_cq_events(cq, 64);
+        set->unacked = 0;
+      }
+    }
+  }
+  errno = saved;
+}
+
+}  // namespace rcsock::lane::rdma

@@ -1,0 +1,154 @@
+#ifndef RCSOCK_LIB_LANE_RDMA_RDMA_POLLER_H_
+#define RCSOCK_LIB_LANE_RDMA_RDMA_POLLER_H_
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "lib/base/latch.h"
+#include "lib/base/reason.h"
+#include "lib/lane/board.h"
+#include "lib/lane/poller.h"
+#include "lib/lane/rdma/memory.h"
+#include "lib/lane/rdma/sleepers.h"
+#include "lib/verbs/verbs.h"
+
+namespace rcsock::lane::rdma {
+
+class Deferred;
+class QpLane;
+
+// What a device can do, and what its lanes need.
+struct Limits {
+  bool iwarp = false;
+  std::uint32_t entries = 0;     // of one CQ
+  std::uint32_t receives = 0;    // of one SRQ
+  std::uint32_t send_depth = 0;  // WRs of one QP's send queue
+};
+
+// Receives that one lane's peer can have outstanding: its messages, and the
+// credits with an immediate (see QpLane) that this end has not drained.
+constexpr std::uint32_t kReceivesPerLane = 40;
+
+// A completion queue with the shared receive queue that feeds it, and the lanes
+// that it has room for: whatever they do, it does not overrun.
+struct CqSet {
+  verbs::Cq cq;
+  Block buffers;  // iWARP: where the SENDs go that stand in for immediates
+  verbs::Srq srq;
+  std::uint32_t capacity = 0;  // lanes
+  std::uint32_t lanes = 0;     // the poller's latch's
+  bool armed = false;          // the drain latch's, as what follows
+  std::uint32_t unacked = 0;   // events not yet acknowledged
+  std::uint32_t used = 0;      // receives to post again
+  std::uint32_t slots[64];     // iWARP: their buffers
+};
+
+// Where the completions of one bell's lanes come in.
+//
+// No lost wake-up.  The invariant is: while somebody sleeps (armed_ > 0), at
+// the end of each drain every CQ is armed, and has been found empty after that.
+// Then whatever comes makes fd() readable.  `CqSet::armed` is true only while
+// no completion has been taken since the CQ was armed, so it may be false for
+// an armed CQ (which is then armed once more), never true for one that has
+// fired. Arm() counts, then (in Drain) says that there is work, then tries the
+// latch: if somebody else has it, that thread sees the work when it lets go of
+// the latch, and drains once more, with armed_ in sight.  Whose lane the found
+// completions are does not matter: they are handed out at once.
+class RdmaPoller final : public Source {
+ public:
+  // Null on failure.  All that is handed in outlives it.
+  static std::unique_ptr<RdmaPoller> Make(ibv_context* context, ibv_pd* pd,
+                                          Memory* memory, Board* board,
+                                          Deferred* deferred,
+                                          const Limits& limits,
+                                          verbs::Error* error);
+  ~RdmaPoller() override;
+  RdmaPoller(const RdmaPoller&) = delete;
+  RdmaPoller& operator=(const RdmaPoller&) = delete;
+
+  void Drain() override;
+  void Arm() override;
+  // With false, in a signal handler too.
+  void Disarm(bool rang) override;
+  int fd() const override { return channel_->fd; }
+  // Drain, but not more than about ten times a microsecond from all threads:
+  // for who looks in a loop.
+  void DrainThrottled();
+
+  // A set with room for one more lane, counted; null: none can be had.
+  CqSet* Admit(verbs::Error* error);
+  void Leave(CqSet* set);
+  // From now on the QP's completions go to the lane.  False: out of memory.
+  bool Add(QpLane* lane, std::uint32_t qp_num);
+  // The QP has been destroyed: takes the last of its completions.  Nothing
+  // touches the lane after that.
+  void Remove(std::uint32_t qp_num);
+  // The device is gone: so are all lanes.
+  void LoseAll(base::Reason reason);
+  // Runs `f` when all that has come has been given out and nobody drains.
+  template <typename F>
+  void Settled(F f) {
+    latch_.lock();
+    DrainLocked();
+    f();
+    latch_.unlock();
+    DrainIfAsked();
+  }
+
+  Sleepers& sleepers() { return sleepers_; }
+  Board* board() const { return board_; }
+
+ private:
+  RdmaPoller(ibv_context* context, ibv_pd* pd, Memory* memory, Board* board,
+             Deferred* deferred, const Limits& limits)
+      : context_(context),
+        pd_(pd),
+        memory_(memory),
+        board_(board),
+        deferred_(deferred),
+        limits_(limits),
+        sleepers_(this) {}
+
+  struct Entry {
+    std::uint32_t qp_num;
+    QpLane* lane;  // null: free
+  };
+
+  bool MakeSet(verbs::Error* error);
+  void DrainIfAsked();
+  void DrainLocked();
+  int PollSet(CqSet* set);
+  void Handle(CqSet* set, const ibv_wc& wc);
+  void Refill(CqSet* set, bool all);
+  void ReadEvents(int most);
+  void Tell();
+  QpLane* Find(std::uint32_t qp_num) const;
+
+  ibv_context* const context_;
+  ibv_pd* const pd_;
+  Memory* const memory_;
+  Board* const board_;
+  Deferred* const deferred_;
+  const Limits limits_;
+  verbs::Channel channel_;
+  Sleepers sleepers_;
+
+  std::atomic<int> armed_{0};
+  std::atomic<bool> asked_{false};
+  std::atomic<std::uint32_t> rang_{0};        // somebody has seen fd() readable
+  std::atomic<std::uint64_t> drained_at_{0};  // Ticks()
+
+  // What follows is latch_'s, and so are all lanes' receiving ends.
+  alignas(64) base::Latch latch_;
+  std::vector<std::unique_ptr<CqSet>> sets_;
+  std::vector<Entry> table_;  // a power of two; open addressing
+  std::size_t lanes_ = 0;
+  QpLane* touched_ = nullptr;
+  std::uint32_t events_ = 0;  // may wait in the channel
+};
+
+}  // namespace rcsock::lane::rdma
+
+#endif  // RCSOCK_LIB_LANE_RDMA_RDMA_POLLER_H_

@@ -1,0 +1,91 @@
+#ifndef RCSOCK_LIB_LANE_RDMA_SLEEPERS_H_
+#define RCSOCK_LIB_LANE_RDMA_SLEEPERS_H_
+
+#include <atomic>
+#include <cstdint>
+#include <ctime>
+#include <memory>
+#include <vector>
+
+#include "lib/base/latch.h"
+#include "lib/base/unique_fd.h"
+#include "lib/lane/poller.h"
+
+namespace rcsock::lane::rdma {
+
+// Threads that each sleep on a lane of their own, when all the lanes have one
+// descriptor between them.  One of them, the leader, sleeps on the descriptor
+// and drains the source for all; the others sleep on their lane's word.  A
+// leader that leaves wakes a successor.
+//
+// A word holds the number of changes, and below it 8 bits that change when its
+// sleeper is only to look whether it can lead.
+//
+// A signal handler may end a sleep by jumping out of it, after it has called
+// WakeLocal: so WakeLocal takes back all that the sleep has left here.
+class Sleepers {
+ public:
+  // Of one lane; lives as long as the group, so that a late wake-up finds
+  // memory.
+  struct alignas(64) Words {
+    std::atomic<std::uint32_t> word[2];  // rx, tx
+    std::uint32_t index = 0;
+  };
+
+  // `source` outlives it.  Arm and Disarm of it do the arming.
+  explicit Sleepers(Source* source) : source_(source) {}
+  bool Open();  // false: no descriptor
+
+  // Null: out of memory, or too many.
+  Words* Get();
+  void Put(Words* words);
+
+  static std::uint32_t Token(const Words* words, bool tx) {
+    return words->word[tx].load(std::memory_order_seq_cst) >> kShift;
+  }
+  // As Lane::SleepRx; `token` as given by Token().  Called outside any critical
+  // section.
+  int Sleep(Words* words, bool tx, std::uint32_t token,
+            const timespec* timeout);
+  // Something has changed for this lane: its sleepers return.
+  void Wake(Words* words, bool tx);
+  // The same for both; in a signal handler too.
+  void WakeLocal(Words* words);
+
+ private:
+  static constexpr std::uint32_t kShift = 8;
+  static constexpr std::uint32_t kChange = 1u << kShift;
+  static constexpr std::uint32_t kChunk = 64;
+  static constexpr std::uint32_t kMost = 16'384;
+
+  int Lead(Words* words, bool tx, std::uint32_t token, const timespec* left,
+           bool* slept);
+  bool Resign(std::uint64_t ticket);
+  void PassOn();
+  // The bit of a sleeper that is not the leader.
+  std::atomic<std::uint64_t>& BitWord(std::uint32_t index) {
+    return waiting_[index / 32];
+  }
+  static std::uint64_t Bit(std::uint32_t index, bool tx) {
+    return std::uint64_t{1} << (index % 32 * 2 + (tx ? 1 : 0));
+  }
+  bool Futex(Words* words, bool tx);  // true: somebody slept there
+  void KickLeader();
+
+  Source* const source_;
+  base::UniqueFd wake_fd_;
+  // (index + 1) << 32 | generation, 0: none.
+  std::atomic<std::uint64_t> leader_{0};
+  std::atomic<std::uint32_t> generation_{0};
+  std::atomic<std::uint32_t> count_{0};  // Words made
+  std::atomic<std::uint64_t> waiting_[kMost / 32] = {};
+  std::atomic<Words*> chunks_[kMost / kChunk] = {};
+
+  base::Latch latch_;
+  std::vector<Words*> free_;  // latch_'s
+  std::vector<std::unique_ptr<Words[]>> owned_;
+};
+
+}  // namespace rcsock::lane::rdma
+
+#endif  // RCSOCK_LIB_LANE_RDMA_SLEEPERS_H_
