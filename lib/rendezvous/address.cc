@@ -17,11 +17,11 @@ constexpr std::uint8_t kMappedPrefix[12] = {0, 0, 0, 0, 0,    0,
 
 constexpr std::uint64_t kRefreshNs = 1'000'000'000;
 
+}  // namespace
+
 bool IsMapped(const Address& address) {
   return std::memcmp(address.data(), kMappedPrefix, sizeof kMappedPrefix) == 0;
 }
-
-}  // namespace
 
 bool Normalise(const sockaddr_storage& from, Address* address,
                std::uint16_t* port) {
@@ -53,6 +53,16 @@ Tuple MakeTuple(stream::Role role, const Address& local,
   tuple.c_port = connector ? local_port : peer_port;
   tuple.s_port = connector ? peer_port : local_port;
   return tuple;
+}
+
+std::size_t TupleHash::operator()(const Tuple& tuple) const {
+  // FNV-1a over all 36 bytes.  Who chooses the addresses and ports of many
+  // connections can make collisions; the tables that use it are bounded.
+  std::uint64_t hash = 0xcbf29ce484222325u;
+  std::uint8_t bytes[sizeof tuple];
+  std::memcpy(bytes, &tuple, sizeof bytes);
+  for (std::uint8_t byte : bytes) hash = (hash ^ byte) * 0x100000001b3u;
+  return static_cast<std::size_t>(hash);
 }
 
 socklen_t MeetingName(const Tuple& tuple, sockaddr_un* name) {

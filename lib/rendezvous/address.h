@@ -24,9 +24,14 @@ Tuple MakeTuple(stream::Role role, const Address& local,
                 std::uint16_t local_port, const Address& peer,
                 std::uint16_t peer_port);
 
+struct TupleHash {
+  std::size_t operator()(const Tuple& tuple) const;
+};
+
 // The abstract name at which the two ends of `tuple` meet; returns its length.
 socklen_t MeetingName(const Tuple& tuple, sockaddr_un* name);
 
+bool IsMapped(const Address& address);  // an IPv4 address
 bool IsLoopback(const Address& address);
 
 // The addresses of this host, looked up again at most once a second.

@@ -12,6 +12,7 @@
 #include "lib/base/latch.h"
 #include "lib/rendezvous/core.h"
 #include "lib/rendezvous/rendezvous.h"
+#include "lib/verbs/verbs.h"
 
 namespace rcsock::rendezvous {
 namespace {
@@ -21,6 +22,7 @@ constinit std::atomic<Core*> g_core{nullptr};
 constinit std::atomic<bool> g_stopping{false};
 constinit base::Latch g_latch;  // starting and stopping
 constinit lane::shm::Bells* g_bells = nullptr;
+constinit lane::Board* g_board = nullptr;
 constinit std::uint64_t g_failed_ns = 0;
 constinit base::Reason g_failed_why = base::Reason::kNone;
 
@@ -99,8 +101,10 @@ Conductor* Conductor::Get(base::Reason* why) {
       }
     }
     if (failed == base::Reason::kNone) {
+      if (g_board == nullptr) g_board = new lane::Board(g_bells);
       auto* conductor = new Conductor;  // leaked: see Core
       conductor->core_->bells = g_bells;
+      conductor->core_->board = g_board;
       failed = Start(conductor->core_);
       if (failed == base::Reason::kNone) {
         g_core.store(conductor->core_, std::memory_order_release);
@@ -154,7 +158,9 @@ void Conductor::ForkChild() {
   g_stopping.store(false, std::memory_order_relaxed);
   g_core.store(nullptr, std::memory_order_release);
   g_bells = nullptr;
+  g_board = nullptr;
   g_failed_ns = 0;
+  verbs::ForkChild();
   // A fork from the conductor's own callbacks makes this thread an ordinary
   // one.
   tls_core = nullptr;
@@ -206,6 +212,10 @@ void Conductor::SetCompletionHandler(
 }
 
 lane::shm::Bells* Conductor::bells() { return core_->bells; }
+lane::Board* Conductor::board() { return core_->board; }
+void Conductor::SourceWanted(lane::Source* source, int delta) {
+  core_->sources.Want(source, delta);
+}
 std::vector<std::shared_ptr<lane::shm::Link>> Conductor::Links() {
   try {
     return core_->Links();
@@ -215,5 +225,18 @@ std::vector<std::shared_ptr<lane::shm::Link>> Conductor::Links() {
 }
 bool Conductor::OnThread() const { return tls_core == core_; }
 void Conductor::AnnounceBell(int k) { core_->AnnounceBell(k); }
+
+bool RdmaPossible() {
+  static constinit std::atomic<std::uint64_t> looked{0};  // 0: never
+  static constinit std::atomic<bool> found{false};
+  const std::uint64_t now = base::NowNs();
+  const std::uint64_t last = looked.load(std::memory_order_relaxed);
+  if (last == 0 || now - last > kRetryNs) {
+    base::InternalScope internal;
+    found.store(verbs::AnyDevice(), std::memory_order_relaxed);
+    looked.store(now, std::memory_order_relaxed);
+  }
+  return found.load(std::memory_order_relaxed);
+}
 
 }  // namespace rcsock::rendezvous

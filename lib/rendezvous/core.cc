@@ -18,7 +18,9 @@
 #include "lib/base/clock.h"
 #include "lib/base/internal.h"
 #include "lib/base/log.h"
+#include "lib/rendezvous/connection.h"
 #include "lib/rendezvous/peer_link.h"
+#include "lib/rendezvous/rdma.h"
 #include "lib/rendezvous/session.h"
 
 namespace rcsock::rendezvous {
@@ -57,14 +59,7 @@ template struct Reveal<&Reactor::interrupter_, InterrupterTag>;
 
 }  // namespace
 
-std::size_t Core::TupleHash::operator()(const Tuple& tuple) const {
-  // FNV-1a over all 36 bytes; chosen by local processes only.
-  std::uint64_t hash = 0xcbf29ce484222325u;
-  std::uint8_t bytes[sizeof tuple];
-  std::memcpy(bytes, &tuple, sizeof bytes);
-  for (std::uint8_t byte : bytes) hash = (hash ^ byte) * 0x100000001b3u;
-  return static_cast<std::size_t>(hash);
-}
+Core::Core(Conductor* conductor) : conductor_(conductor) {}
 
 // --- The thread
 // ---------------------------------------------------------------
@@ -149,6 +144,9 @@ void Core::TearDown() {
     session->Fail(base::Reason::kNoThread, false);
   }
   for (auto& link : std::vector(links_)) link->Die(base::Reason::kNoThread);
+  sources.Close();
+  if (rdma_ != nullptr) rdma_->Close();
+  rdma_.reset();
   timers_.clear();
   lanes.clear();
   // Their descriptors belong to others.
@@ -193,6 +191,8 @@ void Core::Abandon() {
       close(session->channel_fd());
     }
   }
+  abandoned_ = true;
+  if (rdma_ != nullptr) rdma_->CloseInherited();
   // links_ is never destroyed, so nobody closes these numbers a second time.
   for (const auto& link : links_) {
     close(link->fd());
@@ -243,10 +243,17 @@ bool Core::DrainBell() {
   }
   lane::Completion completions[kCompletionBatch];
   for (int batch = 0; batch < kBatchesPerTurn; ++batch) {
-    const int n = poller_->Poll(completions, kCompletionBatch);
+    const int shm = poller_->Poll(completions, kCompletionBatch);
+    const int n =
+        shm + board->Poll(0, completions + shm, kCompletionBatch - shm);
     if (n == 0) return true;
-    if (handler == nullptr || !*handler) continue;
-    for (int i = 0; i < n; ++i) (*handler)(completions[i]);
+    for (int i = 0; i < n; ++i) {
+      if (i >= shm && Rdma::IsCookie(completions[i].cookie)) {
+        if (rdma_ != nullptr) rdma_->OnCompletion(completions[i]);
+      } else if (handler != nullptr && *handler) {
+        (*handler)(completions[i]);
+      }
+    }
   }
   return false;
 }
@@ -318,6 +325,17 @@ void Core::RemoveLink(PeerLink* link) {
   }
   std::erase_if(links_,
                 [link](const auto& known) { return known.get() == link; });
+}
+
+Rdma* Core::GetRdma(base::Reason* why_not) {
+  if (rdma_ == nullptr) rdma_ = Rdma::Make(this, why_not);
+  return rdma_.get();
+}
+
+void Core::AddRdmaLane(const lane::Lane* lane,
+                       std::shared_ptr<Connection> connection) {
+  std::lock_guard lock(table_latch_);
+  rdma_lanes_[lane] = std::move(connection);
 }
 
 std::uint32_t Core::NextEpoch() {
@@ -407,6 +425,9 @@ void Core::ForgetSeeker(const Seeker* seeker, const Session* session) {
 
 void Core::ReturnLane(std::unique_ptr<lane::Lane> lane) {
   if (lane == nullptr) return;
+  if (lane->kind() == lane::Kind::kRdma) {
+    return ReturnRdmaLane(std::move(lane));
+  }
   std::lock_guard lock(table_latch_);
   PostLocked([this, lane = std::move(lane)]() mutable {
     auto it = lanes.find(lane.get());
@@ -420,6 +441,22 @@ void Core::ReturnLane(std::unique_ptr<lane::Lane> lane) {
       link->CloseOurs(home.index, home.epoch, base::Reason::kPeerDemoted);
     }
   });
+}
+
+void Core::ReturnRdmaLane(std::unique_ptr<lane::Lane> lane) {
+  std::lock_guard lock(table_latch_);
+  auto it = rdma_lanes_.find(lane.get());
+  if (abandoned_ || it == rdma_lanes_.end()) {
+    // Its verbs objects are another process's, or its id is nobody's.
+    static_cast<void>(lane.release());
+    return;
+  }
+  std::shared_ptr<Connection> connection = std::move(it->second);
+  rdma_lanes_.erase(it);
+  connection->TakeBack(std::move(lane));
+  // On the conductor, where all else of it lives; after its end, here.
+  PostLocked(
+      [connection = std::move(connection)]() mutable { connection.reset(); });
 }
 
 bool Core::PostTask(std::function<void()> task) {

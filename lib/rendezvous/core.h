@@ -18,11 +18,14 @@
 #include "lib/rendezvous/anchors.h"
 #include "lib/rendezvous/channel.h"
 #include "lib/rendezvous/rendezvous.h"
+#include "lib/rendezvous/sources.h"
 #include "lib/rendezvous/wire.h"
 
 namespace rcsock::rendezvous {
 
+class Connection;
 class PeerLink;
+class Rdma;
 class Session;
 
 // What Conductor hides: the state of the one background thread.  It is never
@@ -33,7 +36,7 @@ class Session;
 // thread, within a Step.
 class Core {
  public:
-  explicit Core(Conductor* conductor) : conductor_(conductor) {}
+  explicit Core(Conductor* conductor);
 
   // The thread's whole life; `state` and `why` say how it goes.
   void Run();
@@ -52,6 +55,15 @@ class Core {
   std::uint32_t NextEpoch();
   bool RandomBytes(void* to, std::size_t length);
   bool MayBind() const { return binders < max_binders; }
+
+  // --- RDMA
+  // --------------------------------------------------------------------
+  // Made on first use.  Null: *why_not.
+  Rdma* GetRdma(base::Reason* why_not);
+  Rdma* rdma() const { return rdma_.get(); }
+  // The stream has it until ReturnLane.
+  void AddRdmaLane(const lane::Lane* lane,
+                   std::shared_ptr<Connection> connection);
 
   // Connectors whose peer turned out plain.
   bool RecentlyPlain(const Address& address, std::uint16_t port);
@@ -83,6 +95,8 @@ class Core {
   Uuid uuid{};
   // One for the process's life: pollers outlive a conductor.
   lane::shm::Bells* bells = nullptr;
+  lane::Board* board = nullptr;  // likewise
+  Sources sources{this};
   Anchors anchors;
   HostAddresses host;
   int binders = 0;
@@ -109,6 +123,7 @@ class Core {
   bool DrainBell();
   void WaitAnchors();
   void NoteAsioFds();
+  void ReturnRdmaLane(std::unique_ptr<lane::Lane> lane);
   template <typename Task>
   bool PostLocked(Task&& task);
 
@@ -118,12 +133,10 @@ class Core {
   std::unique_ptr<boost::asio::posix::stream_descriptor> anchor_set_;
   int asio_fds_[3] = {-1, -1, -1};
 
-  struct TupleHash {
-    std::size_t operator()(const Tuple& tuple) const;
-  };
   // One session per end of a connection: both may be ours.
   std::unordered_map<Tuple, Session*, TupleHash> sessions_[2];
   std::vector<std::shared_ptr<PeerLink>> links_;
+  std::unique_ptr<Rdma> rdma_;
   std::uint32_t epoch_ = 0;
   std::map<std::pair<Address, std::uint16_t>, std::uint64_t> plain_;
   std::unordered_map<std::uint64_t, std::unique_ptr<boost::asio::steady_timer>>
@@ -137,6 +150,10 @@ class Core {
   std::uint64_t next_timer_ = 0;
   std::shared_ptr<const std::function<void(const lane::Completion&)>> handler_;
   std::vector<std::shared_ptr<lane::shm::Link>> live_links_;
+  // Those that streams have.  They may outlive the thread.
+  std::unordered_map<const lane::Lane*, std::shared_ptr<Connection>>
+      rdma_lanes_;
+  bool abandoned_ = false;  // in a child of fork
 };
 
 // One turn of the conductor.

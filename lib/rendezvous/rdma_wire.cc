@@ -43,7 +43,7 @@ Parsed CheckHeader(const std::uint8_t* bytes, std::size_t length, RdmaType type,
     return Parsed::kForeign;
   }
   // Another version may have another size.
-  if (bytes[4] != kRdmaVersion) return Parsed::kVersion;
+  if (bytes[4] != kRdmaVersion) return Parsed::kOtherVersion;
   if (bytes[5] != static_cast<std::uint8_t>(type) ||
       Get<std::uint16_t>(bytes + 6) != size || length < size) {
     return Parsed::kForeign;
@@ -180,7 +180,7 @@ Parsed DecodeRej(const std::uint8_t* bytes, std::size_t length,
       (rej->code == RejCode::kRedirect) != (rej->port != 0)) {
     return Parsed::kForeign;
   }
-  if (rej->code == RejCode::kVersion || rej->code == RejCode::kKey) {
+  if (rej->code == RejCode::kOtherVersion || rej->code == RejCode::kKey) {
     return Parsed::kOk;
   }
   return MacIsRight(bytes, kRejSize, nullptr, 0, &req_nonce, key)

@@ -5,9 +5,12 @@
 #include <cerrno>
 #include <utility>
 
+#include "lib/base/config.h"
 #include "lib/base/log.h"
+#include "lib/rendezvous/cm.h"
 #include "lib/rendezvous/core.h"
 #include "lib/rendezvous/peer_link.h"
+#include "lib/rendezvous/rdma_meeting.h"
 
 namespace rcsock::rendezvous {
 namespace {
@@ -57,19 +60,28 @@ void Session::Begin() {
   if (local_address == peer_address_ && local_port == peer_port_) {
     return Fail(base::Reason::kPolicy, true);
   }
-  if (local_address != peer_address_ && !core_->host.Has(peer_address_)) {
-    return Fail(base::Reason::kNoDevice, true);
+  const bool here =
+      local_address == peer_address_ || core_->host.Has(peer_address_);
+  // Where shm is switched off, a device may connect a host to itself.
+  const bool by_shm = here && base::GetConfig().shm;
+  if (!by_shm && !base::GetConfig().rdma) {
+    return Fail(base::Reason::kPolicy, true);
   }
   remembered_plain_ = role_ == stream::Role::kConnector &&
                       core_->RecentlyPlain(peer_address_, peer_port_);
   tuple_ =
       MakeTuple(role_, local_address, local_port, peer_address_, peer_port_);
-  if (!core_->RandomBytes(mine_.data(), mine_.size())) {
-    return Fail(base::Reason::kLaneError, false);
-  }
+  if (!NewNonce()) return Fail(base::Reason::kLaneError, false);
   if (!core_->AddSession(this)) return Fail(base::Reason::kBusy, false);
   listed_ = true;
-  TryName();
+  if (by_shm) return TryName();
+  rdma_ = std::make_shared<RdmaMeeting>(core_, this);
+  const auto meeting = rdma_;  // it may end at once
+  meeting->Begin(local_address, ScopeOf(local), peer_address_, peer_port_);
+}
+
+bool Session::NewNonce() {
+  return core_->RandomBytes(mine_.data(), mine_.size());
 }
 
 void Session::TryName() {
@@ -269,6 +281,7 @@ void Session::Opened(std::shared_ptr<PeerLink> link, int index,
 }
 
 void Session::Adopted() {
+  if (const auto meeting = rdma_) return meeting->Adopted();
   if (state_ != State::kAdopting || adopted_) return;
   if (cancelled()) return Fail(base::Reason::kNone, false);
   adopted_ = true;
@@ -300,7 +313,7 @@ void Session::Deliver() {
   core_->lanes[lane_.get()] = {link, index_, epoch_};
   Finish();
   seeker_->OnLink(link->link(), index_);
-  seeker_->LaneOpen(std::move(lane_), epoch_, mine_, peers_);
+  seeker_->LaneOpen(std::move(lane_), epoch_, mine_, peers_, true);
 }
 
 void Session::OnChannelEnd(base::Reason reason) {
@@ -366,6 +379,7 @@ void Session::Finish() {
   timer_.cancel();
   CloseListener();
   CloseChannel();
+  if (const auto meeting = std::move(rdma_)) meeting->Close();
   if (std::exchange(listed_, false)) core_->RemoveSession(this);
   core_->ForgetSeeker(seeker_.get(), this);
 }

@@ -15,6 +15,7 @@ namespace rcsock::rendezvous {
 
 class Core;
 class PeerLink;
+class RdmaMeeting;
 
 // One attempt of one stream to find its peer and share a lane with it.
 //
@@ -43,6 +44,16 @@ class Session : public ChannelOwner,
               const stream::Nonce& peers);
   void PeerReady();
 
+  // --- For a meeting over rdma_cm
+  // ------------------------------------------------------------------------
+  const std::shared_ptr<Seeker>& seeker() const { return seeker_; }
+  bool cancelled() const { return cancelled_.load(std::memory_order_acquire); }
+  bool NewNonce();
+  // The stream is about to get its lane.
+  void Delivered() { Finish(); }
+  // Null: it meets on this host.
+  RdmaMeeting* rdma() const { return rdma_.get(); }
+
   const stream::Nonce& nonce() const { return mine_; }
   const Tuple& tuple() const { return tuple_; }
   stream::Role role() const { return role_; }
@@ -64,7 +75,6 @@ class Session : public ChannelOwner,
     kDone,
   };
 
-  bool cancelled() const { return cancelled_.load(std::memory_order_acquire); }
   void TryName();
   void RetrySoon(base::Reason if_exhausted);
   void Bound(base::UniqueFd fd);
@@ -111,6 +121,8 @@ class Session : public ChannelOwner,
   bool adopted_ = false;
   bool peer_ready_ = false;
   std::unique_ptr<lane::Lane> lane_;
+
+  std::shared_ptr<RdmaMeeting> rdma_;
 };
 
 }  // namespace rcsock::rendezvous

@@ -35,6 +35,8 @@ enum class Type : std::uint8_t {
   kReject,
   kReady,
   kClosed,
+  kDirAdd,
+  kDirRemove,
 };
 
 using Uuid = std::array<std::uint8_t, 16>;
@@ -121,6 +123,22 @@ struct [[gnu::packed]] EndMsg {
 };
 using RejectMsg = EndMsg<Type::kReject>;
 using ClosedMsg = EndMsg<Type::kClosed>;
+
+// To the directory of a port: the acceptor of `tuple` waits in the sender's
+// process, which listens at the RDMA port `port`; it waits no more.
+struct [[gnu::packed]] DirAdd {
+  static constexpr Type kType = Type::kDirAdd;
+  Header header;
+  std::uint8_t tuple[36];
+  std::uint16_t port;
+  std::uint8_t zero[2];
+};
+
+struct [[gnu::packed]] DirRemove {
+  static constexpr Type kType = Type::kDirRemove;
+  Header header;
+  std::uint8_t tuple[36];
+};
 
 static_assert(sizeof(Tuple) == 36 && sizeof(Hello) <= kMaxPacket &&
               sizeof(OpenMsg) <= kMaxPacket);

@@ -8,6 +8,7 @@
 #include <atomic>
 #include <cerrno>
 #include <cstdint>
+#include <cstdio>
 #include <cstring>
 #include <mutex>
 #include <utility>
@@ -26,6 +27,7 @@ enum : std::uint32_t { kNotTried, kLoaded, kMissing };
 constinit std::atomic<std::uint32_t> g_state{kNotTried};
 constinit base::Latch g_latch;
 constinit Error g_why;  // g_latch's until kMissing, constant afterwards
+constinit std::atomic<bool> g_used{false};  // there has been an event channel
 
 void Fail(Error* error, const char* call, int code,
           const ibv_context* context = nullptr) {
@@ -101,8 +103,23 @@ bool Load(Error* error) {
 }
 
 void ForkChild() {
-  // Another thread may have been loading.  What it had loaded stays.
+  // Another thread may have been loading.
   g_latch.Reset();
+  if (!g_used.load(std::memory_order_relaxed)) return;
+  // librdmacm keeps one context of each device for ever, and this process's are
+  // the parent's: their descriptors here only keep the parent's objects alive.
+  for (int fd = 0; fd < 65536; ++fd) {
+    if (!base::IsInternalFd(fd)) continue;
+    char path[32];
+    char target[64];
+    std::snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+    const long n = ::syscall(SYS_readlink, path, target, sizeof target - 1);
+    if (n <= 0) continue;
+    target[n] = '\0';
+    if (std::strstr(target, "infiniband") != nullptr) base::CloseRaw(fd);
+  }
+  g_why = {"fork", ENOTSUP, {}};
+  g_state.store(kMissing, std::memory_order_release);
 }
 
 bool AnyDevice() {
@@ -219,6 +236,7 @@ EventChannel CreateEventChannel(Error* error) {
   if (channel == nullptr) {
     Fail(error, "rdma_create_event_channel", errno);
   } else {
+    g_used.store(true, std::memory_order_relaxed);
     Adopt(&channel->fd);
   }
   return channel;

@@ -24,7 +24,9 @@ bool Load(Error* error);
 // Whether the kernel knows any RDMA device: one look at sysfs, before any
 // library is loaded.
 bool AnyDevice();
-// In the child of fork: another thread may have been loading.
+// In the child of fork.  If the parent has used a device, the child cannot,
+// until it executes another program: the descriptors inherited are closed, and
+// Load() fails.  Nothing made by the parent may be touched or destroyed.
 void ForkChild();
 
 template <class T>
@@ -89,6 +91,8 @@ struct Calls {
   X(rdma_create_event_channel)  \
   X(rdma_destroy_event_channel) \
   X(rdma_event_str)             \
+  X(rdma_get_devices)           \
+  X(rdma_free_devices)          \
   X(ibv_alloc_pd)               \
   X(ibv_dealloc_pd)             \
   X(ibv_dereg_mr)               \

@@ -154,14 +154,15 @@ class TestSeeker : public Seeker,
     index_ = index;
   }
   void LaneOpen(std::unique_ptr<lane::Lane> opened, std::uint32_t its_epoch,
-                const stream::Nonce& my_nonce,
-                const stream::Nonce& peers_nonce) override {
+                const stream::Nonce& my_nonce, const stream::Nonce& peers_nonce,
+                bool is_authenticated) override {
     if (on_open) on_open();
     std::lock_guard lock(mutex_);
     lane = std::move(opened);
     epoch = its_epoch;
     mine = my_nonce;
     peers = peers_nonce;
+    authenticated = is_authenticated;
     ++answers_;
     changed_.notify_all();
   }
@@ -231,6 +232,7 @@ class TestSeeker : public Seeker,
   std::uint32_t epoch = 0;
   stream::Nonce mine{};
   stream::Nonce peers{};
+  bool authenticated = false;
   base::Reason failed = base::Reason::kNone;
   base::Reason lost = base::Reason::kNone;
   bool final = false;
@@ -267,6 +269,7 @@ inline void SendAll(lane::Lane* lane, const void* bytes, std::size_t length) {
   std::size_t done = 0;
   const auto limit = Clock::now() + milliseconds(20'000);
   while (done < length) {
+    if (lane->source() != nullptr) lane->source()->Drain();
     done += lane->Post(&iov, 1, done, length - done);
     if (Clock::now() > limit) {
       ADD_FAILURE() << "the peer does not read";
@@ -281,6 +284,7 @@ inline std::string ReceiveAll(lane::Lane* lane, std::size_t length) {
   std::size_t done = 0;
   const auto limit = Clock::now() + milliseconds(20'000);
   while (done < length) {
+    if (lane->source() != nullptr) lane->source()->Drain();
     if (lane->Peek() == lane::Head::kData) {
       done += lane->Read(&iov, 1, done, length - done, false);
     } else if (Clock::now() > limit) {

@@ -1,0 +1,141 @@
+#include "lib/rendezvous/cm.h"
+
+#include <netinet/in.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "lib/base/log.h"
+#include "lib/rendezvous/core.h"
+
+namespace rcsock::rendezvous {
+namespace {
+
+using boost::asio::posix::stream_descriptor;
+using boost::system::error_code;
+
+constexpr int kEventsPerTurn = 64;
+
+}  // namespace
+
+std::shared_ptr<Cm> Cm::Make(Core* core, verbs::Error* error) {
+  verbs::EventChannel channel = verbs::CreateEventChannel(error);
+  if (channel == nullptr) return nullptr;
+  auto cm = std::make_shared<Cm>(core, std::move(channel));
+  error_code failed;
+  cm->descriptor_->assign(cm->fd(), failed);
+  if (failed) {
+    *error = {"epoll_ctl", failed.value(), {}};
+    return nullptr;
+  }
+  cm->Wait();
+  return cm;
+}
+
+Cm::Cm(Core* core, verbs::EventChannel channel)
+    : core_(core),
+      channel_(std::move(channel)),
+      descriptor_(std::make_unique<stream_descriptor>(core->io)) {}
+
+void Cm::Close() {
+  if (descriptor_ != nullptr && descriptor_->is_open()) descriptor_->release();
+  descriptor_.reset();
+}
+
+verbs::Id Cm::NewId(CmOwner* owner, verbs::Error* error) {
+  return verbs::CreateId(channel_.get(), owner, error);
+}
+
+verbs::Id Cm::Bind(CmOwner* owner, const Address& address, std::uint32_t scope,
+                   std::uint16_t port, verbs::Error* error) {
+  verbs::Id id = NewId(owner, error);
+  if (id == nullptr) return id;
+  sockaddr_storage local = ToSockaddr(address, scope, port);
+  if (verbs::calls.rdma_bind_addr(id.get(),
+                                  reinterpret_cast<sockaddr*>(&local)) != 0) {
+    *error = {"rdma_bind_addr", errno, {}};
+    return nullptr;
+  }
+  if (id->verbs == nullptr) {  // a wildcard, or an address of no device
+    *error = {"rdma_bind_addr", ENODEV, {}};
+    return nullptr;
+  }
+  verbs::AdoptContext(id->verbs);
+  return id;
+}
+
+void Cm::Wait() {
+  descriptor_->async_wait(stream_descriptor::wait_read,
+                          [weak = weak_from_this()](const error_code& error) {
+                            if (error) return;
+                            auto self = weak.lock();
+                            if (self == nullptr) return;
+                            Step step(self->core_);
+                            if (self->descriptor_ == nullptr) return;
+                            self->OnReadable();
+                            // Waiting looks at the descriptor anew, so what a
+                            // full turn has left brings us back.
+                            if (self->descriptor_ != nullptr) self->Wait();
+                          });
+}
+
+void Cm::OnReadable() {
+  for (int i = 0; i < kEventsPerTurn && descriptor_ != nullptr; ++i) {
+    rdma_cm_event* event = nullptr;
+    if (verbs::calls.rdma_get_cm_event(channel_.get(), &event) != 0) return;
+    CmEvent copy;
+    copy.type = event->event;
+    copy.status = event->status;
+    copy.id = event->id;
+    copy.length = 0;
+    if (event->param.conn.private_data != nullptr) {
+      copy.length = std::min<std::size_t>(event->param.conn.private_data_len,
+                                          copy.data.size());
+      std::memcpy(copy.data.data(), event->param.conn.private_data,
+                  copy.length);
+    }
+    auto* owner = static_cast<CmOwner*>(event->id->context);
+    if (event->id->verbs != nullptr) verbs::AdoptContext(event->id->verbs);
+    verbs::Id request;
+    if (copy.type == RDMA_CM_EVENT_CONNECT_REQUEST) request.reset(event->id);
+    RCSOCK_LOG(2, "rdma_cm: %s, status %d",
+               verbs::calls.rdma_event_str(copy.type), copy.status);
+    verbs::calls.rdma_ack_cm_event(event);
+    if (copy.type == RDMA_CM_EVENT_CONNECT_REQUEST) {
+      owner->OnRequest(std::move(request), copy);
+    } else if (owner != nullptr) {
+      owner->OnCm(copy);
+    }
+  }
+}
+
+sockaddr_storage ToSockaddr(const Address& address, std::uint32_t scope,
+                            std::uint16_t port) {
+  sockaddr_storage to{};
+  if (IsMapped(address)) {
+    sockaddr_in in{};
+    in.sin_family = AF_INET;
+    in.sin_port = htons(port);
+    std::memcpy(&in.sin_addr, address.data() + 12, 4);
+    std::memcpy(&to, &in, sizeof in);
+  } else {
+    sockaddr_in6 in{};
+    in.sin6_family = AF_INET6;
+    in.sin6_port = htons(port);
+    in.sin6_scope_id = scope;
+    std::memcpy(&in.sin6_addr, address.data(), 16);
+    std::memcpy(&to, &in, sizeof in);
+  }
+  return to;
+}
+
+std::uint32_t ScopeOf(const sockaddr_storage& from) {
+  if (from.ss_family != AF_INET6) return 0;
+  sockaddr_in6 in;
+  std::memcpy(&in, &from, sizeof in);
+  return in.sin6_scope_id;
+}
+
+}  // namespace rcsock::rendezvous

@@ -1,0 +1,97 @@
+#include "lib/rendezvous/connection.h"
+
+#include <utility>
+
+#include "lib/base/log.h"
+#include "lib/rendezvous/core.h"
+#include "lib/rendezvous/rdma.h"
+#include "lib/rendezvous/rdma_meeting.h"
+
+namespace rcsock::rendezvous {
+
+Connection::~Connection() {
+  StopDraining();
+  if (lane_ != nullptr) {
+    if (Rdma* rdma = core_->rdma()) rdma->Remove(this);
+  }
+  // The lane's end of the QP first; then the peer may know.
+  held_.reset();
+  if (connected_) verbs::calls.rdma_disconnect(id_.get());
+  id_.reset();
+  // The last user of a device that has gone lets go of it here.
+  device_.reset();
+}
+
+void Connection::SetId(verbs::Id id) {
+  id_ = std::move(id);
+  id_->context = static_cast<CmOwner*>(this);
+}
+
+bool Connection::MakeLane(int bell, void* cookie, base::Reason* why) {
+  device_ = core_->rdma()->DeviceOf(id_.get(), why);
+  if (device_ == nullptr) return false;
+  verbs::Error error;
+  *why = base::Reason::kRdmaError;
+  std::unique_ptr<lane::rdma::RdmaLane> lane =
+      device_->domain()->CreateLane(id_.get(), bell, why, &error);
+  if (lane == nullptr) {
+    LogError(error);
+    return false;
+  }
+  lane_ = lane.get();
+  held_ = std::move(lane);
+  core_->rdma()->Add(this);
+  lane_->SetCookie(cookie);
+  if (lane_->source() != nullptr) {
+    drained_ = lane_->source();
+    core_->sources.Want(drained_, 1);
+  }
+  lane_->SetNotify(lane::kNotifyRxPoller, 0);
+  return true;
+}
+
+std::unique_ptr<lane::Lane> Connection::Deliver(
+    std::shared_ptr<Seeker> seeker) {
+  meeting_ = nullptr;
+  seeker_ = std::move(seeker);
+  return std::move(held_);
+}
+
+void Connection::StopDraining() {
+  if (lane::Source* source = std::exchange(drained_, nullptr)) {
+    core_->sources.Want(source, -1);
+  }
+}
+
+void Connection::Lost(base::Reason why) {
+  if (std::exchange(lost_, true)) return;
+  if (returned_.load(std::memory_order_acquire)) return;
+  const auto keep = shared_from_this();
+  if (lane_ != nullptr) lane_->Lost(why);
+  if (meeting_ != nullptr) {
+    meeting_->OnLost(why);
+  } else if (seeker_ != nullptr) {
+    // Held no longer: it has the lane, and will return it.
+    std::shared_ptr<Seeker> seeker = std::move(seeker_);
+    seeker->LinkLost(why);
+  }
+}
+
+void Connection::OnCm(const CmEvent& event) {
+  const auto keep = shared_from_this();
+  switch (event.type) {
+    case RDMA_CM_EVENT_DEVICE_REMOVAL:
+      if (Rdma* rdma = core_->rdma()) rdma->LoseDevice(id_->verbs);
+      return Lost(base::Reason::kDeviceLost);
+    case RDMA_CM_EVENT_ADDR_CHANGE:
+      return Lost(base::Reason::kDeviceLost);
+    case RDMA_CM_EVENT_TIMEWAIT_EXIT:
+      return;
+    default:
+      break;
+  }
+  if (meeting_ != nullptr) return meeting_->OnCm(event);
+  if (event.type == RDMA_CM_EVENT_DISCONNECTED) Lost(base::Reason::kPeerGone);
+}
+
+}  // namespace rcsock::rendezvous

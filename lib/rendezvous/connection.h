@@ -1,0 +1,64 @@
+#ifndef RCSOCK_LIB_RENDEZVOUS_CONNECTION_H_
+#define RCSOCK_LIB_RENDEZVOUS_CONNECTION_H_
+
+#include <atomic>
+#include <memory>
+
+#include "lib/lane/rdma/rdma_lane.h"
+#include "lib/rendezvous/cm.h"
+#include "lib/rendezvous/device.h"
+#include "lib/rendezvous/rendezvous.h"
+
+namespace rcsock::rendezvous {
+
+class RdmaMeeting;
+
+// One id and the lane on it, from the handshake until the stream has given the
+// lane back.
+//
+// Threads: the conductor's; once that has ended, whoever returns the lane.
+class Connection : public CmOwner,
+                   public std::enable_shared_from_this<Connection> {
+ public:
+  Connection(Core* core, RdmaMeeting* meeting)
+      : core_(core), meeting_(meeting) {}
+  ~Connection() override;
+
+  rdma_cm_id* id() const { return id_.get(); }
+  lane::rdma::RdmaLane* lane() const { return lane_; }
+  void SetId(verbs::Id id);
+  // A lane on the id, whose completions have `cookie`.  False: *why.
+  bool MakeLane(int bell, void* cookie, base::Reason* why);
+  void SetConnected() { connected_ = true; }
+  // The meeting is over.
+  void LeaveMeeting() { meeting_ = nullptr; }
+  // The lane, for the stream that has it from now on.
+  std::unique_ptr<lane::Lane> Deliver(std::shared_ptr<Seeker> seeker);
+  // After the stream has said where its completions are to go.
+  void StopDraining();
+  // The stream has returned it; any thread, before the destructor.
+  void TakeBack(std::unique_ptr<lane::Lane> lane) {
+    held_ = std::move(lane);
+    returned_.store(true, std::memory_order_release);
+  }
+  // The lane is dead; whoever has it is told, once.
+  void Lost(base::Reason why);
+  void OnCm(const CmEvent& event) override;
+
+ private:
+  Core* const core_;
+  RdmaMeeting* meeting_;
+  std::shared_ptr<Device> device_;
+  verbs::Id id_;
+  std::unique_ptr<lane::Lane> held_;  // while no stream has it
+  lane::rdma::RdmaLane* lane_ = nullptr;
+  bool connected_ = false;
+  lane::Source* drained_ = nullptr;  // counted with the conductor's sources
+  std::atomic<bool> returned_{false};
+  bool lost_ = false;
+  std::shared_ptr<Seeker> seeker_;
+};
+
+}  // namespace rcsock::rendezvous
+
+#endif  // RCSOCK_LIB_RENDEZVOUS_CONNECTION_H_

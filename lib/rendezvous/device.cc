@@ -1,0 +1,175 @@
+#include "lib/rendezvous/device.h"
+
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "lib/base/internal.h"
+#include "lib/base/log.h"
+#include "lib/rendezvous/core.h"
+#include "lib/rendezvous/rdma.h"
+
+namespace rcsock::rendezvous {
+namespace {
+
+using boost::asio::posix::stream_descriptor;
+using boost::system::error_code;
+
+constexpr int kEventsPerTurn = 64;
+
+// Makes librdmacm look which devices there are, and close what it had open of
+// those that have gone: some drivers' devices can't go before.
+void SyncDevices() {
+  base::InternalScope internal;
+  int count = 0;
+  ibv_context** list = verbs::calls.rdma_get_devices(&count);
+  if (list == nullptr) return;
+  for (int i = 0; i < count; ++i) verbs::AdoptContext(list[i]);
+  verbs::calls.rdma_free_devices(list);
+}
+
+}  // namespace
+
+base::Reason VerbsReason(const verbs::Error& error) {
+  switch (error.code) {
+    case EMFILE:
+    case ENFILE:
+      return base::Reason::kNoFds;
+    case ENOMEM:
+      return error.call != nullptr && std::strcmp(error.call, "ibv_reg_mr") == 0
+                 ? base::Reason::kMemlock
+                 : base::Reason::kNoMemory;
+    case ENODEV:
+    case EADDRNOTAVAIL:
+    case ENETUNREACH:
+    case EHOSTUNREACH:
+      return base::Reason::kNoRoute;
+    case ETIMEDOUT:
+      return base::Reason::kRdmaTimeout;
+    default:
+      return base::Reason::kRdmaError;
+  }
+}
+
+void LogError(const verbs::Error& error) {
+  RCSOCK_LOG(1, "%s%s%s: %s", error.device, *error.device != '\0' ? ": " : "",
+             error.call == nullptr ? "?" : error.call,
+             std::strerror(error.code));
+}
+
+std::shared_ptr<Device> Device::Make(Core* core, std::shared_ptr<Cm> cm,
+                                     const rdma_cm_id* id, base::Reason* why) {
+  auto device = std::make_shared<Device>(core, std::move(cm));
+  verbs::Error error;
+  *why = base::Reason::kRdmaError;
+  sockaddr_storage local;
+  std::memcpy(&local, &id->route.addr.src_storage, sizeof local);
+  Address address;
+  std::uint16_t port;
+  if (!Normalise(local, &address, &port)) return nullptr;
+  device->keeper_ =
+      device->cm_->Bind(device.get(), address, ScopeOf(local), 0, &error);
+  if (device->keeper_ != nullptr && device->keeper_->verbs == id->verbs) {
+    device->domain_ = lane::rdma::Domain::Make(id->verbs, core->board, &error);
+  }
+  if (device->domain_ == nullptr) {
+    LogError(error);
+    *why = VerbsReason(error);
+    return nullptr;
+  }
+  error_code failed;
+  device->async_->assign(id->verbs->async_fd, failed);
+  if (failed) return nullptr;
+  device->WaitAsync();
+  return device;
+}
+
+Device::Device(Core* core, std::shared_ptr<Cm> cm)
+    : core_(core),
+      cm_(std::move(cm)),
+      async_(std::make_unique<stream_descriptor>(core->io)) {}
+
+Device::~Device() {
+  Close();
+  // The conductor watches no source that nobody wants any more.
+  core_->sources.Sweep();
+  domain_.reset();
+  const bool had = keeper_ != nullptr;
+  keeper_.reset();
+  if (lost_ && had) SyncDevices();
+}
+
+void Device::Close() {
+  if (async_ == nullptr) return;
+  if (async_->is_open()) async_->release();
+  async_.reset();
+}
+
+void Device::Lose() {
+  if (std::exchange(lost_, true)) return;
+  RCSOCK_LOG(1, "an RDMA device has gone or failed");
+  const auto keep = shared_from_this();
+  Close();
+  domain_->DeviceLost();
+  if (Rdma* rdma = core_->rdma()) {
+    rdma->LoseLanes(context(), 0, base::Reason::kDeviceLost);
+    rdma->Forget(this);
+  }
+}
+
+void Device::OnCm(const CmEvent& event) {
+  if (event.type == RDMA_CM_EVENT_DEVICE_REMOVAL) Lose();
+}
+
+void Device::WaitAsync() {
+  async_->async_wait(stream_descriptor::wait_read,
+                     [weak = weak_from_this()](const error_code& error) {
+                       if (error) return;
+                       auto self = weak.lock();
+                       if (self == nullptr) return;
+                       Step step(self->core_);
+                       self->OnAsync();
+                       if (self->async_ != nullptr) self->WaitAsync();
+                     });
+}
+
+void Device::OnAsync() {
+  for (int i = 0; i < kEventsPerTurn && async_ != nullptr; ++i) {
+    ibv_async_event event;
+    if (verbs::calls.ibv_get_async_event(context(), &event) != 0) {
+      // The file reports for ever once the kernel has taken the device away.
+      if (errno != EAGAIN && errno != EINTR) Lose();
+      return;
+    }
+    // The QP of an event can't be destroyed before it is acknowledged.
+    const std::uint32_t qp_num =
+        event.event_type == IBV_EVENT_QP_FATAL ||
+                event.event_type == IBV_EVENT_QP_REQ_ERR ||
+                event.event_type == IBV_EVENT_QP_ACCESS_ERR
+            ? event.element.qp->qp_num
+            : 0;
+    verbs::calls.ibv_ack_async_event(&event);
+    RCSOCK_LOG(2, "asynchronous event %d", static_cast<int>(event.event_type));
+    Rdma* rdma = core_->rdma();
+    if (rdma == nullptr) return;
+    switch (event.event_type) {
+      case IBV_EVENT_QP_FATAL:
+      case IBV_EVENT_QP_REQ_ERR:
+      case IBV_EVENT_QP_ACCESS_ERR:
+        rdma->LoseLanes(context(), qp_num, base::Reason::kLaneError);
+        break;
+      case IBV_EVENT_PORT_ERR:
+        rdma->LoseLanes(context(), 0, base::Reason::kDeviceLost);
+        break;
+      case IBV_EVENT_CQ_ERR:
+      case IBV_EVENT_SRQ_ERR:
+      case IBV_EVENT_DEVICE_FATAL:
+        Lose();
+        break;
+      default:
+        break;
+    }
+  }
+}
+
+}  // namespace rcsock::rendezvous

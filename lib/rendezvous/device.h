@@ -1,0 +1,51 @@
+#ifndef RCSOCK_LIB_RENDEZVOUS_DEVICE_H_
+#define RCSOCK_LIB_RENDEZVOUS_DEVICE_H_
+
+#include <boost/asio/posix/stream_descriptor.hpp>
+#include <memory>
+
+#include "lib/lane/rdma/domain.h"
+#include "lib/rendezvous/cm.h"
+
+namespace rcsock::rendezvous {
+
+// One device that this process uses: its domain, the events of its context, and
+// an id bound to it, without which librdmacm may close the context of a device
+// that has gone while the domain still uses it.
+//
+// Threads: the conductor's; destroyed with its last connection.
+class Device : public CmOwner, public std::enable_shared_from_this<Device> {
+ public:
+  // The device that `id` is bound to.  Null: *why.
+  static std::shared_ptr<Device> Make(Core* core, std::shared_ptr<Cm> cm,
+                                      const rdma_cm_id* id, base::Reason* why);
+  Device(Core* core, std::shared_ptr<Cm> cm);
+  ~Device() override;
+
+  lane::rdma::Domain* domain() const { return domain_.get(); }
+  ibv_context* context() const { return keeper_->verbs; }
+  // It has gone, or failed: every lane of it is dead, and no new one is made.
+  void Lose();
+  // The conductor ends; lanes may live on for a while.
+  void Close();
+  void OnCm(const CmEvent& event) override;
+
+ private:
+  void WaitAsync();
+  void OnAsync();
+
+  Core* const core_;
+  std::shared_ptr<Cm> cm_;
+  verbs::Id keeper_;
+  std::shared_ptr<lane::rdma::Domain> domain_;
+  std::unique_ptr<boost::asio::posix::stream_descriptor> async_;
+  bool lost_ = false;
+};
+
+// What a failed call means for a stream.
+base::Reason VerbsReason(const verbs::Error& error);
+void LogError(const verbs::Error& error);
+
+}  // namespace rcsock::rendezvous
+
+#endif  // RCSOCK_LIB_RENDEZVOUS_DEVICE_H_

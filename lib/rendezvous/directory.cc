@@ -1,0 +1,337 @@
+#include "lib/rendezvous/directory.h"
+
+#include <netinet/in.h>
+
+#include <cerrno>
+#include <cstddef>
+#include <cstring>
+#include <utility>
+
+#include "lib/base/log.h"
+#include "lib/rendezvous/core.h"
+#include "lib/rendezvous/device.h"
+#include "lib/rendezvous/rdma.h"
+
+namespace rcsock::rendezvous {
+namespace {
+
+using boost::asio::posix::stream_descriptor;
+using boost::system::error_code;
+using std::chrono::milliseconds;
+
+// REQs that the kernel keeps while this thread is busy.
+constexpr int kRdmaBacklog = 128;
+constexpr int kNameBacklog = 64;
+constexpr std::size_t kMaxMembers = 1024;
+constexpr std::size_t kMaxElsewhere = 1 << 18;
+// The holder of the port may be between taking it and opening its name, or be
+// ending: 1 ms, twice as long each time, a second at most.
+constexpr int kMaxDoublings = 10;
+
+}  // namespace
+
+// --- Listener
+// -------------------------------------------------------------------
+
+std::unique_ptr<Listener> Listener::Make(Rdma* rdma, Directory* directory,
+                                         const Address& address,
+                                         std::uint32_t scope,
+                                         std::uint16_t port,
+                                         verbs::Error* error) {
+  auto listener = std::make_unique<Listener>(rdma, directory);
+  listener->id_ = rdma->cm()->Bind(listener.get(), address, scope, port, error);
+  if (listener->id_ == nullptr) return nullptr;
+  if (verbs::calls.rdma_listen(listener->id_.get(), kRdmaBacklog) != 0) {
+    *error = {"rdma_listen", errno, {}};
+    return nullptr;
+  }
+  return listener;
+}
+
+std::uint16_t Listener::port() const {
+  return ntohs(verbs::calls.rdma_get_src_port(id_.get()));
+}
+
+void Listener::OnCm(const CmEvent& event) {
+  if (event.type == RDMA_CM_EVENT_DEVICE_REMOVAL) {
+    return rdma_->LoseDevice(event.id->verbs);  // and this with it
+  }
+  // What a request that is held inherits.
+  if (event.id != id_.get()) rdma_->DropHeld(event.id);
+}
+
+void Listener::OnRequest(verbs::Id id, const CmEvent& event) {
+  rdma_->OnRequest(this, std::move(id), event);
+}
+
+// --- Directory
+// ------------------------------------------------------------------
+
+class Directory::Member : public ChannelOwner {
+ public:
+  Member(Directory* directory, std::shared_ptr<Channel> channel)
+      : directory_(directory), channel_(std::move(channel)) {}
+  ~Member() override { channel_->Close(); }
+  void OnPacket(Packet& packet) override {
+    if (directory_ != nullptr && !directory_->Take(this, packet)) Leave();
+  }
+  void OnChannelEnd(base::Reason /*reason*/) override { Leave(); }
+  void Detach() { directory_ = nullptr; }
+  int fd() const { return channel_->fd(); }
+
+ private:
+  void Leave() {
+    if (Directory* directory = std::exchange(directory_, nullptr)) {
+      directory->Drop(this);  // and this object goes
+    }
+  }
+  Directory* directory_;
+  const std::shared_ptr<Channel> channel_;
+};
+
+Directory::Directory(Rdma* rdma, const Address& address, std::uint32_t scope,
+                     std::uint16_t port, std::uint16_t own_port)
+    : rdma_(rdma),
+      address_(address),
+      scope_(scope),
+      port_(port),
+      own_port_(own_port),
+      timer_(rdma->core()->io) {}
+
+Directory::~Directory() { Close(); }
+
+void Directory::Close() {
+  timer_.cancel();
+  timer_runs_ = true;  // for ever
+  if (name_ != nullptr && name_->is_open()) name_->release();
+  name_.reset();
+  name_fd_.reset();
+  for (auto& member : members_) member->Detach();
+  members_.clear();
+  elsewhere_.clear();
+  listener_.reset();
+  if (channel_ != nullptr) channel_->Close();
+  channel_.reset();
+  state_ = State::kIdle;
+}
+
+void Directory::CloseInherited() const {
+  auto close = [](int fd) {
+    if (fd >= 0) base::CloseRaw(fd);
+  };
+  close(name_fd_.get());
+  if (channel_ != nullptr) close(channel_->fd());
+  for (const auto& member : members_) close(member->fd());
+}
+
+void Directory::Add(const Tuple& tuple) {
+  waiting_.insert(tuple);
+  if (state_ == State::kMember) {
+    SendAdd(tuple);
+  } else if (state_ != State::kOwner) {
+    tries_ = 0;
+    Try();
+  }
+}
+
+void Directory::Remove(const Tuple& tuple) {
+  waiting_.erase(tuple);
+  if (state_ != State::kMember) return;
+  auto message = NewMessage<DirRemove>();
+  std::memcpy(message.tuple, &tuple, sizeof message.tuple);
+  channel_->Send(message);
+}
+
+void Directory::SendAdd(const Tuple& tuple) {
+  auto message = NewMessage<DirAdd>();
+  std::memcpy(message.tuple, &tuple, sizeof message.tuple);
+  message.port = own_port_;
+  channel_->Send(message);
+}
+
+std::uint16_t Directory::PortOf(const Tuple& tuple) const {
+  auto it = elsewhere_.find(tuple);
+  return it == elsewhere_.end() ? 0 : it->second.port;
+}
+
+void Directory::Try() {
+  if (timer_runs_ || state_ == State::kOwner || state_ == State::kMember) {
+    return;
+  }
+  if (TryOwn() || TryJoin()) return;
+  if (!waiting_.empty()) TryAgain();
+}
+
+void Directory::TryAgain() {
+  timer_runs_ = true;
+  timer_.expires_after(milliseconds(1 << tries_));
+  if (tries_ < kMaxDoublings) ++tries_;
+  timer_.async_wait(
+      [weak = weak_from_this(), core = rdma_->core()](const error_code& error) {
+        if (error) return;
+        auto self = weak.lock();
+        if (self == nullptr) return;
+        Step step(core);
+        self->timer_runs_ = false;
+        if (self->state_ == State::kOwner) {
+          self->OpenName();
+        } else {
+          self->Try();
+        }
+      });
+}
+
+bool Directory::TryOwn() {
+  verbs::Error error;
+  listener_ = Listener::Make(rdma_, this, address_, scope_, port_, &error);
+  if (listener_ == nullptr) {
+    if (error.code != EADDRINUSE && error.code != EADDRNOTAVAIL) {
+      LogError(error);
+    }
+    return false;
+  }
+  state_ = State::kOwner;
+  tries_ = 0;
+  RCSOCK_LOG(2, "RDMA port %u is ours", port_);
+  OpenName();
+  return true;
+}
+
+socklen_t Directory::Name(sockaddr_un* name) const {
+  constexpr char kPrefix[] = "rcsock/1/rdma/";
+  constexpr char kHex[] = "0123456789abcdef";
+  static_assert(1 + sizeof kPrefix - 1 + 2 * 18 <= sizeof name->sun_path);
+  std::memset(name, 0, sizeof *name);
+  name->sun_family = AF_UNIX;
+  char* out = name->sun_path + 1;  // the leading 0 makes the name abstract
+  std::memcpy(out, kPrefix, sizeof kPrefix - 1);
+  out += sizeof kPrefix - 1;
+  auto put = [&out, &kHex](std::uint8_t byte) {
+    *out++ = kHex[byte >> 4];
+    *out++ = kHex[byte & 15];
+  };
+  for (std::uint8_t byte : address_) put(byte);
+  put(static_cast<std::uint8_t>(port_ >> 8));
+  put(static_cast<std::uint8_t>(port_));
+  return static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) +
+                                (out - name->sun_path));
+}
+
+void Directory::OpenName() {
+  base::UniqueFd fd(base::RelocateHigh(
+      ::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0)));
+  sockaddr_un name;
+  const socklen_t length = Name(&name);
+  error_code error;
+  if (!fd.ok() ||
+      ::bind(fd.get(), reinterpret_cast<const sockaddr*>(&name), length) != 0 ||
+      ::listen(fd.get(), kNameBacklog) != 0) {
+    // Taken by one that is ending, or by a squatter: streams of this process
+    // are found all the same.
+    return TryAgain();
+  }
+  name_ = std::make_unique<stream_descriptor>(rdma_->core()->io);
+  name_->assign(fd.get(), error);
+  if (error) {
+    name_.reset();
+    return TryAgain();
+  }
+  name_fd_ = std::move(fd);
+  WaitAccept();
+}
+
+void Directory::WaitAccept() {
+  name_->async_wait(
+      stream_descriptor::wait_read,
+      [weak = weak_from_this(), core = rdma_->core()](const error_code& error) {
+        if (error) return;
+        auto self = weak.lock();
+        if (self == nullptr) return;
+        Step step(core);
+        if (self->name_ == nullptr) return;
+        self->OnAccept();
+        self->WaitAccept();
+      });
+}
+
+void Directory::OnAccept() {
+  base::UniqueFd fd(base::RelocateHigh(::accept4(
+      name_fd_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK)));
+  if (!fd.ok() || members_.size() >= kMaxMembers || !PeerHasOurUid(fd.get())) {
+    return;
+  }
+  auto channel = std::make_shared<Channel>(rdma_->core(), std::move(fd));
+  auto member = std::make_shared<Member>(this, channel);
+  channel->SetOwner(member);
+  if (channel->Start()) members_.push_back(std::move(member));
+}
+
+bool Directory::Take(Member* member, Packet& packet) {
+  DirAdd add;
+  DirRemove remove;
+  Tuple tuple;
+  if (packet.Read(&add) && packet.fd_count == 0) {
+    std::memcpy(&tuple, add.tuple, sizeof tuple);
+    if (add.port == 0 || elsewhere_.size() >= kMaxElsewhere) return false;
+    elsewhere_[tuple] = {add.port, member};
+    rdma_->Answer(tuple, add.port);
+    return true;
+  }
+  if (packet.Read(&remove) && packet.fd_count == 0) {
+    std::memcpy(&tuple, remove.tuple, sizeof tuple);
+    auto it = elsewhere_.find(tuple);
+    if (it != elsewhere_.end() && it->second.member == member) {
+      elsewhere_.erase(it);
+    }
+    return true;
+  }
+  return false;
+}
+
+void Directory::Drop(Member* member) {
+  std::erase_if(elsewhere_, [member](const auto& entry) {
+    return entry.second.member == member;
+  });
+  std::erase_if(members_,
+                [member](const auto& known) { return known.get() == member; });
+}
+
+bool Directory::TryJoin() {
+  base::UniqueFd fd(base::RelocateHigh(
+      ::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0)));
+  sockaddr_un name;
+  const socklen_t length = Name(&name);
+  if (!fd.ok() || ::connect(fd.get(), reinterpret_cast<const sockaddr*>(&name),
+                            length) != 0) {
+    return false;
+  }
+  if (!PeerHasOurUid(fd.get())) {
+    state_ = State::kForeign;
+    return false;
+  }
+  auto channel = std::make_shared<Channel>(rdma_->core(), std::move(fd));
+  channel->SetOwner(weak_from_this());
+  if (!channel->Start()) return false;
+  channel_ = std::move(channel);
+  state_ = State::kMember;
+  tries_ = 0;
+  RCSOCK_LOG(2, "RDMA port %u is another process's: registered there", port_);
+  for (const Tuple& tuple : waiting_) SendAdd(tuple);
+  return true;
+}
+
+void Directory::OnPacket(Packet& /*packet*/) {
+  // The holder of a directory says nothing: it is none.
+  channel_->Close();
+  OnChannelEnd(base::Reason::kProtocol);
+}
+
+void Directory::OnChannelEnd(base::Reason /*reason*/) {
+  channel_.reset();
+  state_ = State::kIdle;
+  // All the others try at this moment too; those who find nothing wait longer
+  // each time.
+  Try();
+}
+
+}  // namespace rcsock::rendezvous

@@ -1,0 +1,120 @@
+#ifndef RCSOCK_LIB_RENDEZVOUS_DIRECTORY_H_
+#define RCSOCK_LIB_RENDEZVOUS_DIRECTORY_H_
+
+#include <boost/asio/posix/stream_descriptor.hpp>
+#include <boost/asio/steady_timer.hpp>
+#include <memory>
+#include <unordered_map>
+#include <unordered_set>
+#include <vector>
+
+#include "lib/base/unique_fd.h"
+#include "lib/rendezvous/channel.h"
+#include "lib/rendezvous/cm.h"
+
+namespace rcsock::rendezvous {
+
+class Directory;
+class Rdma;
+
+// An RDMA port at which this process takes REQs.
+class Listener : public CmOwner {
+ public:
+  // Port 0: any.  Null: *error.
+  static std::unique_ptr<Listener> Make(Rdma* rdma, Directory* directory,
+                                        const Address& address,
+                                        std::uint32_t scope, std::uint16_t port,
+                                        verbs::Error* error);
+  Listener(Rdma* rdma, Directory* directory)
+      : rdma_(rdma), directory_(directory) {}
+
+  std::uint16_t port() const;
+  ibv_context* context() const { return id_->verbs; }
+  // Null: it is no directory's.
+  Directory* directory() const { return directory_; }
+  void OnCm(const CmEvent& event) override;
+  void OnRequest(verbs::Id id, const CmEvent& event) override;
+
+ private:
+  Rdma* const rdma_;
+  Directory* const directory_;
+  verbs::Id id_;
+};
+
+// Who, of the processes of this user, has the accepted ends of the connections
+// to one port.  One process holds the port in the RDMA port space and keeps the
+// directory, under an abstract AF_UNIX name; the others tell it which of their
+// streams wait.  When it ends, one of them takes over.
+//
+// Threads: the conductor's.
+class Directory : public ChannelOwner,
+                  public std::enable_shared_from_this<Directory> {
+ public:
+  Directory(Rdma* rdma, const Address& address, std::uint32_t scope,
+            std::uint16_t port, std::uint16_t own_port);
+  ~Directory() override;
+  void Close();
+
+  // A stream of this process waits; it waits no more.
+  void Add(const Tuple& tuple);
+  void Remove(const Tuple& tuple);
+  // The RDMA port of the other process in which the tuple waits; 0: none.
+  std::uint16_t PortOf(const Tuple& tuple) const;
+  // The port is held by a process of another user: nobody finds us.
+  bool foreign() const { return state_ == State::kForeign; }
+  // The port is ours.
+  bool owner() const { return state_ == State::kOwner; }
+  // Registered with whoever holds it.
+  bool member() const { return state_ == State::kMember; }
+
+  void OnPacket(Packet& packet) override;
+  void OnChannelEnd(base::Reason reason) override;
+  // In a child of fork.
+  void CloseInherited() const;
+
+ private:
+  enum class State { kIdle, kOwner, kMember, kForeign };
+  // A process that has registered with us.
+  class Member;
+
+  void Try();
+  bool TryOwn();
+  bool TryJoin();
+  void TryAgain();
+  void OpenName();
+  void WaitAccept();
+  void OnAccept();
+  void SendAdd(const Tuple& tuple);
+  bool Take(Member* member, Packet& packet);
+  void Drop(Member* member);
+  socklen_t Name(sockaddr_un* name) const;
+
+  Rdma* const rdma_;
+  const Address address_;
+  const std::uint32_t scope_;
+  const std::uint16_t port_;
+  const std::uint16_t own_port_;  // of this process's own listener
+  State state_ = State::kIdle;
+  std::unordered_set<Tuple, TupleHash> waiting_;  // here
+  boost::asio::steady_timer timer_;
+  bool timer_runs_ = false;
+  int tries_ = 0;
+
+  // kOwner
+  std::unique_ptr<Listener> listener_;
+  base::UniqueFd name_fd_;
+  std::unique_ptr<boost::asio::posix::stream_descriptor> name_;
+  std::vector<std::shared_ptr<Member>> members_;
+  struct Elsewhere {
+    std::uint16_t port;
+    const Member* member;
+  };
+  std::unordered_map<Tuple, Elsewhere, TupleHash> elsewhere_;
+
+  // kMember
+  std::shared_ptr<Channel> channel_;
+};
+
+}  // namespace rcsock::rendezvous
+
+#endif  // RCSOCK_LIB_RENDEZVOUS_DIRECTORY_H_

@@ -1,0 +1,340 @@
+#include "lib/rendezvous/rdma.h"
+
+#include <boost/asio/post.hpp>
+#include <cstring>
+#include <utility>
+
+#include "lib/base/config.h"
+#include "lib/base/log.h"
+#include "lib/rendezvous/connection.h"
+#include "lib/rendezvous/core.h"
+#include "lib/rendezvous/device.h"
+#include "lib/rendezvous/rdma_meeting.h"
+#include "lib/rendezvous/session.h"
+
+namespace rcsock::rendezvous {
+namespace {
+
+using boost::system::error_code;
+using std::chrono::milliseconds;
+
+// Handshakes of ours under way at once.
+constexpr int kMaxConnecting = 16;
+// The other end of a busy connection may be about to look for its peer.
+constexpr milliseconds kHoldLimit{300};
+constexpr std::size_t kMaxHeld = 64;
+constexpr std::size_t kMaxUsed = 16384;
+// Binding these takes a privilege that servers drop before they accept.
+constexpr std::uint16_t kFirstFreePort = 1024;
+
+}  // namespace
+
+std::unique_ptr<Rdma> Rdma::Make(Core* core, base::Reason* why) {
+  *why = base::Reason::kNoDevice;
+  if (!verbs::AnyDevice()) return nullptr;
+  verbs::Error error;
+  *why = base::Reason::kNoRdmaLibrary;
+  if (!verbs::Load(&error)) {
+    LogError(error);
+    return nullptr;
+  }
+  std::shared_ptr<Cm> cm = Cm::Make(core, &error);
+  if (cm == nullptr) {
+    LogError(error);
+    *why = VerbsReason(error);
+    if (*why == base::Reason::kNoRoute) *why = base::Reason::kNoDevice;
+    return nullptr;
+  }
+  return std::make_unique<Rdma>(core, std::move(cm));
+}
+
+Rdma::Rdma(Core* core, std::shared_ptr<Cm> cm)
+    : core_(core),
+      cm_(std::move(cm)),
+      key_(MakeClusterKey(base::GetConfig().key, base::GetConfig().key_size)),
+      held_timer_(core->io) {}
+
+Rdma::~Rdma() = default;
+
+void Rdma::Close() {
+  held_timer_.cancel();
+  held_.clear();
+  for (auto& [key, directory] : directories_) directory->Close();
+  directories_.clear();
+  own_.clear();
+  queue_.clear();
+  LoseLanes(nullptr, 0, base::Reason::kNoThread);
+  for (auto& device : devices_) device->Close();
+  devices_.clear();
+  cm_->Close();
+}
+
+void Rdma::CloseInherited() const {
+  for (const auto& [key, directory] : directories_) directory->CloseInherited();
+}
+
+std::uint16_t Rdma::ServicePort(const ibv_context* context,
+                                std::uint16_t port) {
+  // The port space of iWARP is TCP's own: the application's port is taken, or
+  // will be wanted by it.
+  return verbs::IsIwarp(context) || port < kFirstFreePort
+             ? base::GetConfig().rdma_port
+             : port;
+}
+
+// --- Devices
+// ---------------------------------------------------------------------
+
+std::shared_ptr<Device> Rdma::DeviceOf(const rdma_cm_id* id,
+                                       base::Reason* why) {
+  for (const auto& device : devices_) {
+    if (device->context() == id->verbs) return device;
+  }
+  std::shared_ptr<Device> device = Device::Make(core_, cm_, id, why);
+  if (device != nullptr) devices_.push_back(device);
+  return device;
+}
+
+void Rdma::LoseDevice(const ibv_context* context) {
+  for (const auto& device : std::vector(devices_)) {
+    if (device->context() == context) return device->Lose();
+  }
+  // Listeners alone have used it.
+  LoseLanes(context, 0, base::Reason::kDeviceLost);
+}
+
+void Rdma::Forget(Device* device) {
+  const ibv_context* context = device->context();
+  std::erase_if(
+      held_, [context](const Held& held) { return held.id->verbs == context; });
+  for (auto it = own_.begin(); it != own_.end();) {
+    if (it->second->context() != context) {
+      ++it;
+      continue;
+    }
+    // A directory of that address is one of the device's too.
+    for (auto d = directories_.begin(); d != directories_.end();) {
+      if (d->first.first == it->first) {
+        d->second->Close();
+        d = directories_.erase(d);
+      } else {
+        ++d;
+      }
+    }
+    it = own_.erase(it);
+  }
+  std::erase_if(devices_,
+                [device](const auto& known) { return known.get() == device; });
+}
+
+void Rdma::LoseLanes(const ibv_context* context, std::uint32_t qp_num,
+                     base::Reason why) {
+  std::vector<std::shared_ptr<Connection>> lost;
+  for (Connection* connection : connections_) {
+    const rdma_cm_id* id = connection->id();
+    if ((context == nullptr || id->verbs == context) &&
+        (qp_num == 0 || (id->qp != nullptr && id->qp->qp_num == qp_num))) {
+      lost.push_back(connection->shared_from_this());
+    }
+  }
+  for (const auto& connection : lost) connection->Lost(why);
+}
+
+// --- Connecting
+// ------------------------------------------------------------------
+
+bool Rdma::TakeTurn(const std::shared_ptr<RdmaMeeting>& meeting) {
+  if (connecting_ < kMaxConnecting) {
+    ++connecting_;
+    return true;
+  }
+  queue_.push_back(meeting);
+  return false;
+}
+
+void Rdma::EndTurn() {
+  --connecting_;
+  if (queue_.empty()) return;
+  // Later: the caller is in the middle of something.
+  boost::asio::post(core_->io, [core = core_] {
+    Step step(core);
+    Rdma* self = core->rdma();
+    if (self == nullptr) return;
+    while (self->connecting_ < kMaxConnecting && !self->queue_.empty()) {
+      auto next = self->queue_.front().lock();
+      self->queue_.pop_front();
+      if (next == nullptr || !next->queued()) continue;
+      ++self->connecting_;
+      next->OnTurn();
+    }
+  });
+}
+
+// --- Accepting
+// -------------------------------------------------------------------
+
+Listener* Rdma::OwnListener(const Address& address, std::uint32_t scope,
+                            base::Reason* why) {
+  auto it = own_.find(address);
+  if (it != own_.end()) return it->second.get();
+  verbs::Error error;
+  std::unique_ptr<Listener> listener;
+  // iWARP's ports are TCP's: one picked at random may be in use there.
+  for (int i = 0; i < 8 && listener == nullptr; ++i) {
+    listener = Listener::Make(this, nullptr, address, scope, 0, &error);
+    if (listener == nullptr && error.code != EADDRINUSE) break;
+  }
+  if (listener == nullptr) {
+    LogError(error);
+    *why = VerbsReason(error);
+    return nullptr;
+  }
+  return own_.emplace(address, std::move(listener)).first->second.get();
+}
+
+std::shared_ptr<Directory> Rdma::DirectoryOf(const Address& address,
+                                             std::uint32_t scope,
+                                             std::uint16_t port,
+                                             base::Reason* why) {
+  Listener* own = OwnListener(address, scope, why);
+  if (own == nullptr) return nullptr;
+  const std::uint16_t service = ServicePort(own->context(), port);
+  auto& directory = directories_[{address, service}];
+  if (directory == nullptr) {
+    directory =
+        std::make_shared<Directory>(this, address, scope, service, own->port());
+  }
+  return directory;
+}
+
+RdmaMeeting* Rdma::Waiting(const Tuple& tuple) {
+  Session* session = core_->FindSession(tuple, stream::Role::kAcceptor);
+  RdmaMeeting* meeting = session == nullptr ? nullptr : session->rdma();
+  return meeting != nullptr && meeting->waiting() ? meeting : nullptr;
+}
+
+void Rdma::OnRequest(Listener* listener, verbs::Id id, const CmEvent& event) {
+  Req req;
+  const Parsed parsed = DecodeReq(event.data.data(), event.length, &req);
+  if (parsed != Parsed::kOk) {
+    return Reject(
+        std::move(id), req.nonce,
+        {parsed == Parsed::kOtherVersion ? RejCode::kOtherVersion : RejCode::kRefused,
+         0});
+  }
+  sockaddr_storage local;
+  sockaddr_storage peer;
+  std::memcpy(&local, &id->route.addr.src_storage, sizeof local);
+  std::memcpy(&peer, &id->route.addr.dst_storage, sizeof peer);
+  Address local_address;
+  Address peer_address;
+  std::uint16_t port;  // rdma_cm's own, which says nothing
+  if (!Normalise(local, &local_address, &port) ||
+      !Normalise(peer, &peer_address, &port)) {
+    return Reject(std::move(id), req.nonce, {RejCode::kRefused, 0});
+  }
+  const Tuple tuple = MakeTuple(stream::Role::kAcceptor, local_address,
+                                req.s_port, peer_address, req.c_port);
+  if (!CheckReq(event.data.data(), tuple, key_)) {
+    return Reject(std::move(id), req.nonce, {RejCode::kKey, 0});
+  }
+  if (RdmaMeeting* meeting = Waiting(tuple)) {
+    return meeting->OnRequest(std::move(id), req);
+  }
+  if (Directory* directory = listener->directory()) {
+    if (const std::uint16_t owner = directory->PortOf(tuple)) {
+      return Reject(std::move(id), req.nonce, {RejCode::kRedirect, owner});
+    }
+  }
+  if (held_.size() >= kMaxHeld) {
+    return Reject(std::move(id), req.nonce, {RejCode::kLater, 0});
+  }
+  held_.push_back({std::move(id), tuple, req,
+                   std::chrono::steady_clock::now() + kHoldLimit});
+  WaitHeld();
+}
+
+void Rdma::Reject(verbs::Id id, const stream::Nonce& nonce, Rej rej) {
+  const RejBytes bytes = EncodeRej(rej, nonce, key_);
+  RCSOCK_LOG(2, "REQ rejected: code %d", static_cast<int>(rej.code));
+  verbs::calls.rdma_reject(id.get(), bytes.data(), bytes.size());
+}
+
+void Rdma::Answer(const Tuple& tuple, std::uint16_t port) {
+  for (auto it = held_.begin(); it != held_.end(); ++it) {
+    if (!(it->tuple == tuple)) continue;
+    Held held = std::move(*it);
+    held_.erase(it);
+    if (port != 0) {
+      return Reject(std::move(held.id), held.req.nonce,
+                    {RejCode::kRedirect, port});
+    }
+    if (RdmaMeeting* meeting = Waiting(tuple)) {
+      return meeting->OnRequest(std::move(held.id), held.req);
+    }
+    return;
+  }
+}
+
+void Rdma::DropHeld(const rdma_cm_id* id) {
+  std::erase_if(held_, [id](const Held& held) { return held.id.get() == id; });
+}
+
+void Rdma::WaitHeld() {
+  // All wait equally long, so the first is always the next.
+  if (held_waiting_ || held_.empty()) return;
+  held_waiting_ = true;
+  held_timer_.expires_at(held_.front().until);
+  held_timer_.async_wait([core = core_](const error_code& error) {
+    if (error) return;
+    Step step(core);
+    if (Rdma* self = core->rdma()) self->OnHeldTimer();
+  });
+}
+
+void Rdma::OnHeldTimer() {
+  held_waiting_ = false;
+  const auto now = std::chrono::steady_clock::now();
+  while (!held_.empty() && held_.front().until <= now) {
+    Held held = std::move(held_.front());
+    held_.pop_front();
+    Reject(std::move(held.id), held.req.nonce, {RejCode::kLater, 0});
+  }
+  WaitHeld();
+}
+
+bool Rdma::UseNonce(const stream::Nonce& nonce) {
+  if (!used_.insert(nonce).second) return false;
+  used_order_.push_back(nonce);
+  if (used_order_.size() > kMaxUsed) {
+    used_.erase(used_order_.front());
+    used_order_.pop_front();
+  }
+  return true;
+}
+
+// --- Completions
+// -----------------------------------------------------------------
+
+void* Rdma::NewCookie(RdmaMeeting* meeting) {
+  last_cookie_ += 2;
+  void* cookie = reinterpret_cast<void*>(last_cookie_ | 1);
+  cookies_[cookie] = meeting;
+  return cookie;
+}
+
+void Rdma::OnCompletion(const lane::Completion& completion) {
+  auto it = cookies_.find(completion.cookie);
+  if (it != cookies_.end()) it->second->OnCompletion();
+}
+
+Rdma::Counts Rdma::counts() const {
+  return {devices_.size(),
+          own_.size(),
+          directories_.size(),
+          held_.size(),
+          static_cast<std::size_t>(connecting_),
+          connections_.size()};
+}
+
+}  // namespace rcsock::rendezvous

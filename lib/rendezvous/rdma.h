@@ -1,0 +1,129 @@
+#ifndef RCSOCK_LIB_RENDEZVOUS_RDMA_H_
+#define RCSOCK_LIB_RENDEZVOUS_RDMA_H_
+
+#include <boost/asio/steady_timer.hpp>
+#include <chrono>
+#include <deque>
+#include <map>
+#include <memory>
+#include <set>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "lib/rendezvous/cm.h"
+#include "lib/rendezvous/directory.h"
+#include "lib/rendezvous/rdma_wire.h"
+#include "lib/rendezvous/rendezvous.h"
+
+namespace rcsock::rendezvous {
+
+class Connection;
+class Device;
+class RdmaMeeting;
+
+// What a conductor has of RDMA: made by the first stream that looks for a lane
+// on it.
+//
+// Threads: the conductor's.
+class Rdma {
+ public:
+  // Null: *why.
+  static std::unique_ptr<Rdma> Make(Core* core, base::Reason* why);
+  Rdma(Core* core, std::shared_ptr<Cm> cm);
+  ~Rdma();
+  // The conductor ends.  Every lane is lost; the sessions have gone before.
+  void Close();
+
+  Core* core() const { return core_; }
+  const std::shared_ptr<Cm>& cm() const { return cm_; }
+  const ClusterKey& key() const { return key_; }
+  // The RDMA port at which the streams of a TCP port are found.
+  static std::uint16_t ServicePort(const ibv_context* context,
+                                   std::uint16_t port);
+
+  // --- Devices
+  // The one that `id` is bound to.  Null: *why.
+  std::shared_ptr<Device> DeviceOf(const rdma_cm_id* id, base::Reason* why);
+  void LoseDevice(const ibv_context* context);
+  // It is gone: so are its listeners, and what waits there.
+  void Forget(Device* device);
+  // Every lane of a context, or the one of a QP.
+  void LoseLanes(const ibv_context* context, std::uint32_t qp_num,
+                 base::Reason why);
+  void Add(Connection* connection) { connections_.insert(connection); }
+  void Remove(Connection* connection) { connections_.erase(connection); }
+
+  // --- Connecting
+  // Handshakes under way at once are limited: each takes a QP, and in vain
+  // where the peer is plain.  False: the meeting will be told when it is its
+  // turn.
+  bool TakeTurn(const std::shared_ptr<RdmaMeeting>& meeting);
+  void EndTurn();
+
+  // --- Accepting
+  // Where this process is found at an address.  Null: *why.
+  Listener* OwnListener(const Address& address, std::uint32_t scope,
+                        base::Reason* why);
+  // Who knows the owners of the connections to a port.  Null: *why.
+  std::shared_ptr<Directory> DirectoryOf(const Address& address,
+                                         std::uint32_t scope,
+                                         std::uint16_t port, base::Reason* why);
+  void OnRequest(Listener* listener, verbs::Id id, const CmEvent& event);
+  void Reject(verbs::Id id, const stream::Nonce& nonce, Rej rej);
+  // The tuple waits now, here (port 0) or in the process that listens at
+  // `port`: answers the REQ that is held for it, if any.
+  void Answer(const Tuple& tuple, std::uint16_t port);
+  void DropHeld(const rdma_cm_id* id);
+  // A REQ is good for one lane.  False: this one has had its.
+  bool UseNonce(const stream::Nonce& nonce);
+
+  // --- Completions of lanes that no stream has yet
+  void* NewCookie(RdmaMeeting* meeting);
+  void DropCookie(void* cookie) { cookies_.erase(cookie); }
+  // Never a pointer: posix's cookies are.
+  static bool IsCookie(const void* cookie) {
+    return (reinterpret_cast<std::uintptr_t>(cookie) & 1) != 0;
+  }
+  void OnCompletion(const lane::Completion& completion);
+
+  struct Counts {
+    std::size_t devices, listeners, directories, held, connecting, connections;
+  };
+  Counts counts() const;
+  // In a child of fork: the descriptors that are not rdma_cm's or verbs'.
+  void CloseInherited() const;
+
+ private:
+  struct Held {
+    verbs::Id id;
+    Tuple tuple;
+    Req req;
+    std::chrono::steady_clock::time_point until;
+  };
+  void WaitHeld();
+  void OnHeldTimer();
+  RdmaMeeting* Waiting(const Tuple& tuple);
+
+  Core* const core_;
+  const std::shared_ptr<Cm> cm_;
+  const ClusterKey key_;
+  std::vector<std::shared_ptr<Device>> devices_;
+  std::set<Connection*> connections_;  // those that have a lane
+  std::map<Address, std::unique_ptr<Listener>> own_;
+  std::map<std::pair<Address, std::uint16_t>, std::shared_ptr<Directory>>
+      directories_;
+  std::deque<Held> held_;
+  boost::asio::steady_timer held_timer_;
+  bool held_waiting_ = false;
+  std::set<stream::Nonce> used_;
+  std::deque<stream::Nonce> used_order_;
+  int connecting_ = 0;
+  std::deque<std::weak_ptr<RdmaMeeting>> queue_;
+  std::uintptr_t last_cookie_ = 0;
+  std::unordered_map<void*, RdmaMeeting*> cookies_;
+};
+
+}  // namespace rcsock::rendezvous
+
+#endif  // RCSOCK_LIB_RENDEZVOUS_RDMA_H_

@@ -1,0 +1,407 @@
+#include "lib/rendezvous/rdma_meeting.h"
+
+#include <cerrno>
+#include <utility>
+
+#include "lib/base/log.h"
+#include "lib/rendezvous/core.h"
+#include "lib/rendezvous/device.h"
+#include "lib/rendezvous/directory.h"
+#include "lib/rendezvous/rdma.h"
+#include "lib/rendezvous/session.h"
+
+namespace rcsock::rendezvous {
+namespace {
+
+using boost::system::error_code;
+using std::chrono::milliseconds;
+
+// Waiting costs the accepting end a table entry, and the connecting one may
+// have to stand in a queue.
+constexpr milliseconds kWaitLimit{3000};
+constexpr milliseconds kQueueLimit{3000};
+// A handshake in a black hole: rdma_cm itself would go on for a minute.
+constexpr milliseconds kConnectLimit{3000};
+constexpr milliseconds kAcceptLimit{3000};
+// As on the shm lane.
+constexpr milliseconds kAdoptLimit{2000};
+constexpr int kResolveMs = 1500;
+// 4.096 us * 2^15 for each of up to eight tries: a peer that has gone is
+// noticed within a second or two, while the anchor still works.
+constexpr std::uint8_t kAckTimeout = 15;
+constexpr std::uint8_t kRetries = 7;
+// What the connection manager of IB says when nobody listens.
+constexpr int kIbNoListener = 8;
+
+rdma_conn_param Parameters(const void* data, std::size_t length) {
+  rdma_conn_param parameters{};
+  parameters.private_data = data;
+  parameters.private_data_len = static_cast<std::uint8_t>(length);
+  // No reads and no atomics are used; iWARP devices want one of each.
+  parameters.responder_resources = 1;
+  parameters.initiator_depth = 1;
+  parameters.retry_count = kRetries;
+  parameters.rnr_retry_count = kRetries;
+  return parameters;
+}
+
+void SetAckTimeout(rdma_cm_id* id) {
+  std::uint8_t timeout = kAckTimeout;
+  // Not every kernel and transport takes it.
+  verbs::calls.rdma_set_option(id, RDMA_OPTION_ID, RDMA_OPTION_ID_ACK_TIMEOUT,
+                               &timeout, sizeof timeout);
+}
+
+}  // namespace
+
+RdmaMeeting::RdmaMeeting(Core* core, Session* session)
+    : core_(core), session_(session), timer_(core->io) {}
+
+void RdmaMeeting::Begin(const Address& local, std::uint32_t scope,
+                        const Address& peer, std::uint16_t peer_port) {
+  local_ = local;
+  scope_ = scope;
+  peer_ = peer;
+  peer_port_ = peer_port;
+  base::Reason why;
+  rdma_ = core_->GetRdma(&why);
+  if (rdma_ == nullptr) {
+    return Fail(why, why == base::Reason::kNoDevice ||
+                         why == base::Reason::kNoRdmaLibrary);
+  }
+  if (session_->role() == stream::Role::kConnector) {
+    if (core_->RecentlyPlain(peer_, peer_port_)) {
+      return Fail(base::Reason::kPeerPlain, false);
+    }
+    turn_ = rdma_->TakeTurn(shared_from_this());
+    if (turn_) return Connect(0);
+    state_ = State::kQueued;
+    return StartTimer(kQueueLimit);
+  }
+  directory_ =
+      rdma_->DirectoryOf(local_, scope_, session_->tuple().s_port, &why);
+  if (directory_ == nullptr) return Fail(why, false);
+  state_ = State::kWaiting;
+  StartTimer(kWaitLimit);
+  directory_->Add(session_->tuple());
+  rdma_->Answer(session_->tuple(), 0);
+}
+
+void RdmaMeeting::Close() {
+  if (directory_ != nullptr) directory_->Remove(session_->tuple());
+  directory_.reset();
+  session_ = nullptr;
+  state_ = State::kDone;
+  ++timer_number_;
+  timer_.cancel();
+  if (cookie_ != nullptr) rdma_->DropCookie(std::exchange(cookie_, nullptr));
+  if (connection_ != nullptr) {
+    connection_->LeaveMeeting();
+    connection_.reset();
+  }
+  if (std::exchange(turn_, false)) rdma_->EndTurn();
+}
+
+void RdmaMeeting::Fail(base::Reason why, bool final) {
+  if (session_ == nullptr) return;
+  const auto keep = shared_from_this();
+  session_->Fail(why, final);  // which closes this
+}
+
+// --- Connecting
+// ------------------------------------------------------------------
+
+void RdmaMeeting::OnTurn() {
+  turn_ = true;
+  if (session_->cancelled()) return Fail(base::Reason::kNone, false);
+  // What stood before it in the queue may have found out.
+  if (core_->RecentlyPlain(peer_, peer_port_)) {
+    return Fail(base::Reason::kPeerPlain, false);
+  }
+  Connect(0);
+}
+
+// Port 0: where the peer's directory is.
+void RdmaMeeting::Connect(std::uint16_t port) {
+  state_ = State::kConnecting;
+  StartTimer(kConnectLimit);
+  if (cookie_ != nullptr) rdma_->DropCookie(std::exchange(cookie_, nullptr));
+  if (connection_ != nullptr) connection_->LeaveMeeting();
+  connection_ = std::make_shared<Connection>(core_, this);
+  verbs::Error error;
+  verbs::Id id =
+      rdma_->cm()->Bind(connection_.get(), local_, scope_, 0, &error);
+  if (id == nullptr) {
+    LogError(error);
+    return Fail(VerbsReason(error), false);
+  }
+  if (port == 0) port = Rdma::ServicePort(id->verbs, peer_port_);
+  SetAckTimeout(id.get());
+  rdma_cm_id* raw = id.get();
+  connection_->SetId(std::move(id));
+  sockaddr_storage peer = ToSockaddr(peer_, scope_, port);
+  if (verbs::calls.rdma_resolve_addr(
+          raw, nullptr, reinterpret_cast<sockaddr*>(&peer), kResolveMs) != 0) {
+    error = {"rdma_resolve_addr", errno, {}};
+    LogError(error);
+    Fail(VerbsReason(error), false);
+  }
+}
+
+void RdmaMeeting::OnCm(const CmEvent& event) {
+  if (session_ == nullptr) return;
+  if (session_->cancelled()) return Fail(base::Reason::kNone, false);
+  switch (state_) {
+    case State::kConnecting:
+      return OnConnecting(event);
+    case State::kAccepted:
+      if (event.type == RDMA_CM_EVENT_ESTABLISHED) return Established();
+      // The connecting end has gone, or did not like the REP.
+      return Fail(event.type == RDMA_CM_EVENT_UNREACHABLE
+                      ? base::Reason::kRdmaTimeout
+                      : base::Reason::kPeerRefused,
+                  false);
+    case State::kAdopting:
+      if (event.type == RDMA_CM_EVENT_DISCONNECTED ||
+          event.type == RDMA_CM_EVENT_CONNECT_ERROR) {
+        return Fail(base::Reason::kPeerRefused, false);
+      }
+      return;
+    default:
+      return;
+  }
+}
+
+void RdmaMeeting::OnConnecting(const CmEvent& event) {
+  rdma_cm_id* id = connection_->id();
+  switch (event.type) {
+    case RDMA_CM_EVENT_ADDR_RESOLVED:
+      if (verbs::calls.rdma_resolve_route(id, kResolveMs) != 0) {
+        return Fail(base::Reason::kNoRoute, false);
+      }
+      return;
+    case RDMA_CM_EVENT_ROUTE_RESOLVED:
+      return SendReq();
+    case RDMA_CM_EVENT_ADDR_ERROR:
+    case RDMA_CM_EVENT_ROUTE_ERROR:
+      return Fail(base::Reason::kNoRoute, false);
+    case RDMA_CM_EVENT_ESTABLISHED:
+      return OnRep(event);
+    case RDMA_CM_EVENT_REJECTED:
+      return OnRejected(event);
+    case RDMA_CM_EVENT_UNREACHABLE:
+      return Fail(base::Reason::kRdmaTimeout, false);
+    default:
+      return Fail(base::Reason::kRdmaError, false);
+  }
+}
+
+void RdmaMeeting::SendReq() {
+  base::Reason why;
+  cookie_ = rdma_->NewCookie(this);
+  if (!connection_->MakeLane(session_->seeker()->Bell(), cookie_, &why)) {
+    return Fail(why, false);
+  }
+  // A REQ is good once, and this may be the second one.
+  if (!session_->NewNonce()) return Fail(base::Reason::kLaneError, false);
+  epoch_ = core_->NextEpoch();
+  const ReqBytes req =
+      EncodeReq({session_->tuple().c_port, session_->tuple().s_port, epoch_,
+                 session_->nonce()},
+                session_->tuple(), rdma_->key());
+  rdma_conn_param parameters = Parameters(req.data(), req.size());
+  if (verbs::calls.rdma_connect(connection_->id(), &parameters) != 0) {
+    const verbs::Error error = {"rdma_connect", errno, {}};
+    LogError(error);
+    Fail(VerbsReason(error), false);
+  }
+}
+
+void RdmaMeeting::OnRep(const CmEvent& event) {
+  connection_->SetConnected();
+  Rep rep;
+  switch (DecodeRep(event.data.data(), event.length, session_->tuple(),
+                    session_->nonce(), rdma_->key(), &rep)) {
+    case Parsed::kOk:
+      break;
+    case Parsed::kOtherVersion:
+      return Fail(base::Reason::kPeerVersion, true);
+    case Parsed::kKey:
+      return Fail(base::Reason::kPeerKey, true);
+    case Parsed::kForeign:
+      // Some other program's listener.
+      core_->RememberPlain(peer_, peer_port_);
+      return Fail(base::Reason::kPeerPlain, false);
+  }
+  if (rep.epoch != epoch_) return Fail(base::Reason::kProtocol, false);
+  peers_ = rep.nonce;
+  connection_->lane()->SetPeer(rep.offer);
+  Established();
+}
+
+void RdmaMeeting::OnRejected(const CmEvent& event) {
+  Rej rej;
+  switch (DecodeRej(event.data.data(), event.length, session_->nonce(),
+                    rdma_->key(), &rej)) {
+    case Parsed::kOk:
+      break;
+    case Parsed::kOtherVersion:
+      return Fail(base::Reason::kPeerVersion, true);
+    case Parsed::kKey:
+      return Fail(base::Reason::kPeerKey, true);
+    case Parsed::kForeign: {
+      // Nobody listens, or not one of us.
+      const bool nobody =
+          event.status == kIbNoListener || event.status == -ECONNREFUSED;
+      RCSOCK_LOG(2, "rejected by another than us: status %d", event.status);
+      if (nobody) core_->RememberPlain(peer_, peer_port_);
+      return Fail(
+          nobody ? base::Reason::kPeerPlain : base::Reason::kRdmaRejected,
+          false);
+    }
+  }
+  switch (rej.code) {
+    case RejCode::kRedirect:
+      if (std::exchange(redirected_, true)) {
+        return Fail(base::Reason::kPeerRefused, false);
+      }
+      return Connect(rej.port);
+    case RejCode::kLater:
+      return Fail(base::Reason::kTimeout, false);
+    case RejCode::kOtherVersion:
+      return Fail(base::Reason::kPeerVersion, true);
+    case RejCode::kKey:
+      return Fail(base::Reason::kPeerKey, true);
+    case RejCode::kRefused:
+      break;
+  }
+  Fail(base::Reason::kPeerRefused, false);
+}
+
+// --- Accepting
+// -------------------------------------------------------------------
+
+void RdmaMeeting::OnRequest(verbs::Id id, const Req& req) {
+  if (session_->cancelled()) {
+    rdma_->Reject(std::move(id), req.nonce, {RejCode::kLater, 0});
+    return Fail(base::Reason::kNone, false);
+  }
+  if (!rdma_->UseNonce(req.nonce)) {
+    return rdma_->Reject(std::move(id), req.nonce, {RejCode::kRefused, 0});
+  }
+  state_ = State::kAccepted;
+  StartTimer(kAcceptLimit);
+  epoch_ = req.epoch;
+  peers_ = req.nonce;
+  SetAckTimeout(id.get());
+  connection_ = std::make_shared<Connection>(core_, this);
+  connection_->SetId(std::move(id));
+  cookie_ = rdma_->NewCookie(this);
+  base::Reason why;
+  if (!connection_->MakeLane(session_->seeker()->Bell(), cookie_, &why)) {
+    const RejBytes bytes =
+        EncodeRej({RejCode::kRefused, 0}, req.nonce, rdma_->key());
+    verbs::calls.rdma_reject(connection_->id(), bytes.data(), bytes.size());
+    return Fail(why, false);
+  }
+  const RepBytes rep =
+      EncodeRep({epoch_, session_->nonce(), connection_->lane()->offer()},
+                session_->tuple(), req.nonce, rdma_->key());
+  rdma_conn_param parameters = Parameters(rep.data(), rep.size());
+  if (verbs::calls.rdma_accept(connection_->id(), &parameters) != 0) {
+    const verbs::Error error = {"rdma_accept", errno, {}};
+    LogError(error);
+    return Fail(VerbsReason(error), false);
+  }
+}
+
+// --- Both
+// ------------------------------------------------------------------------
+
+void RdmaMeeting::Established() {
+  connection_->SetConnected();
+  if (std::exchange(turn_, false)) rdma_->EndTurn();
+  state_ = State::kAdopting;
+  StartTimer(kAdoptLimit);
+  session_->seeker()->Adopt();
+}
+
+void RdmaMeeting::Adopted() {
+  if (state_ != State::kAdopting || adopted_) return;
+  if (session_->cancelled()) return Fail(base::Reason::kNone, false);
+  adopted_ = true;
+  Progress();
+}
+
+void RdmaMeeting::OnCompletion() {
+  const auto keep = shared_from_this();
+  if (session_ == nullptr) return;
+  if (connection_->lane()->State() != base::Reason::kNone) {
+    return OnLost(connection_->lane()->State());
+  }
+  // The connecting end's READY can be faster than rdma_cm's word for it.
+  if (state_ == State::kAccepted && connection_->lane()->PeerReady()) {
+    Established();
+  }
+  if (state_ == State::kAdopting) Progress();
+}
+
+void RdmaMeeting::Progress() {
+  if (!adopted_) return;
+  lane::rdma::RdmaLane* lane = connection_->lane();
+  const bool peer_ready = lane->PeerReady();
+  // The connecting end speaks first, as iWARP demands.
+  if (!ready_sent_ &&
+      (session_->role() == stream::Role::kConnector || peer_ready)) {
+    if (!lane->SendReady()) return OnLost(base::Reason::kLaneError);
+    ready_sent_ = true;
+  }
+  if (ready_sent_ && peer_ready) Deliver();
+}
+
+void RdmaMeeting::Deliver() {
+  if (session_->cancelled()) return Fail(base::Reason::kNone, false);
+  const auto keep = shared_from_this();
+  const std::shared_ptr<Connection> connection = std::move(connection_);
+  const std::shared_ptr<Seeker> seeker = session_->seeker();
+  const stream::Nonce mine = session_->nonce();
+  const bool authenticated = rdma_->key().set;
+  session_->Delivered();  // which closes this
+  std::unique_ptr<lane::Lane> lane = connection->Deliver(seeker);
+  core_->AddRdmaLane(lane.get(), connection);
+  seeker->LaneOpen(std::move(lane), epoch_, mine, peers_, authenticated);
+  // Only now: the stream has counted its own wish by now.
+  connection->StopDraining();
+}
+
+void RdmaMeeting::OnLost(base::Reason why) { Fail(why, false); }
+
+void RdmaMeeting::StartTimer(milliseconds limit) {
+  timer_.expires_after(limit);
+  timer_.async_wait([self = shared_from_this(),
+                     number = ++timer_number_](const error_code& error) {
+    if (error || number != self->timer_number_) return;
+    Step step(self->core_);
+    self->OnTimer();
+  });
+}
+
+void RdmaMeeting::OnTimer() {
+  if (session_ == nullptr) return;
+  if (session_->cancelled()) return Fail(base::Reason::kNone, false);
+  switch (state_) {
+    case State::kWaiting:
+      return Fail(directory_->foreign() ? base::Reason::kPeerUid
+                                        : base::Reason::kPeerPlain,
+                  false);
+    case State::kAdopting:
+      return Fail(adopted_ ? base::Reason::kTimeout : base::Reason::kBusy,
+                  false);
+    case State::kQueued:
+      return Fail(base::Reason::kTimeout, false);
+    default:
+      return Fail(base::Reason::kRdmaTimeout, false);
+  }
+}
+
+}  // namespace rcsock::rendezvous

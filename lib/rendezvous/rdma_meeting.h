@@ -1,0 +1,92 @@
+#ifndef RCSOCK_LIB_RENDEZVOUS_RDMA_MEETING_H_
+#define RCSOCK_LIB_RENDEZVOUS_RDMA_MEETING_H_
+
+#include <boost/asio/steady_timer.hpp>
+#include <chrono>
+#include <memory>
+
+#include "lib/rendezvous/cm.h"
+#include "lib/rendezvous/connection.h"
+#include "lib/rendezvous/rdma_wire.h"
+#include "lib/rendezvous/rendezvous.h"
+
+namespace rcsock::rendezvous {
+
+class Directory;
+class Rdma;
+class Session;
+
+// How a session looks for its peer on another host.  The connecting end
+// connects to the RDMA port that goes with the peer's TCP port; the accepting
+// end waits until it does.
+//
+// Threads: the conductor's.
+class RdmaMeeting : public std::enable_shared_from_this<RdmaMeeting> {
+ public:
+  RdmaMeeting(Core* core, Session* session);
+
+  // `local` is the anchor's own address.
+  void Begin(const Address& local, std::uint32_t scope, const Address& peer,
+             std::uint16_t peer_port);
+  // The session is over; it calls nothing any more.
+  void Close();
+  void Adopted();
+
+  // Accepting: ready for a REQ.
+  bool waiting() const { return state_ == State::kWaiting; }
+  void OnRequest(verbs::Id id, const Req& req);
+  // Connecting: there are too many handshakes under way.
+  bool queued() const { return state_ == State::kQueued; }
+  void OnTurn();
+
+  void OnCm(const CmEvent& event);
+  void OnCompletion();
+  void OnLost(base::Reason why);
+
+ private:
+  enum class State {
+    kStart,
+    kQueued,
+    kConnecting,  // from resolving the address to the REP
+    kWaiting,
+    kAccepted,  // REP sent
+    kAdopting,  // connected; waiting for both streams
+    kDone,
+  };
+
+  void Connect(std::uint16_t port);
+  void OnConnecting(const CmEvent& event);
+  void SendReq();
+  void OnRep(const CmEvent& event);
+  void OnRejected(const CmEvent& event);
+  void Established();
+  void Progress();
+  void Deliver();
+  void Fail(base::Reason why, bool final);
+  void StartTimer(std::chrono::milliseconds limit);
+  void OnTimer();
+
+  Core* const core_;
+  Session* session_;  // null: closed
+  Rdma* rdma_ = nullptr;
+  State state_ = State::kStart;
+  Address local_{};
+  std::uint32_t scope_ = 0;
+  Address peer_{};
+  std::uint16_t peer_port_ = 0;
+  boost::asio::steady_timer timer_;
+  std::uint32_t timer_number_ = 0;
+  std::shared_ptr<Connection> connection_;
+  std::shared_ptr<Directory> directory_;
+  void* cookie_ = nullptr;
+  bool turn_ = false;  // counted among the handshakes under way
+  bool redirected_ = false;
+  std::uint32_t epoch_ = 0;
+  stream::Nonce peers_{};
+  bool adopted_ = false;
+  bool ready_sent_ = false;
+};
+
+}  // namespace rcsock::rendezvous
+
+#endif  // RCSOCK_LIB_RENDEZVOUS_RDMA_MEETING_H_
