@@ -48,6 +48,9 @@ class Poller {
 // fd().  Each drain gives what it finds to the lanes and to the board, whoever
 // runs it, so a watcher never depends on being the one that drains.
 //
+// A source is never destroyed; when its device goes, fd() becomes -1 and the
+// rest does nothing.
+//
 // Threads: any.
 class Source {
  public:

@@ -642,23 +642,26 @@ void EpollSet::AddLink(const std::shared_ptr<lane::shm::Link>& link) {
 
 void EpollSet::AddSource(lane::Source* source) {
   const int count = source_count_.load(std::memory_order_relaxed);
+  int at = count;
   for (int i = 0; i < count; ++i) {
-    if (sources_[i] == source) return;
+    lane::Source* one = sources_[i].load(std::memory_order_relaxed);
+    if (one == source) return;
+    if (one->fd() < 0) at = i;  // its device has gone
   }
-  if (count == kMostSources) return;  // more devices than that: by the bell
+  if (at == kMostSources) return;  // more devices than that: by the bell
   epoll_event event{};
   event.events = EPOLLIN | EPOLLET;
   event.data.ptr = this;
   real::epoll_ctl(fd_, EPOLL_CTL_ADD, source->fd(), &event);
-  sources_[count] = source;
-  source_count_.store(count + 1, std::memory_order_seq_cst);
+  sources_[at].store(source, std::memory_order_seq_cst);
+  if (at == count) source_count_.store(count + 1, std::memory_order_seq_cst);
   // A thread that sleeps has not armed it.
   Registry::KickSleepers(this);
 }
 
 void EpollSet::DrainSources() {
   const int count = source_count_.load(std::memory_order_acquire);
-  for (int i = 0; i < count; ++i) sources_[i]->Drain();
+  for (int i = 0; i < count; ++i) source(i)->Drain();
 }
 
 void EpollSet::KickBell() {
@@ -1026,7 +1029,8 @@ int EpollSet::Wait(epoll_event* out, int capacity, std::int64_t timeout_ns,
     sleepers_.fetch_add(1, std::memory_order_seq_cst);
     if (poller_) poller_->Arm();
     const int armed = source_count_.load(std::memory_order_seq_cst);
-    for (int i = 0; i < armed; ++i) sources_[i]->Arm();
+    lane::Source* sources[kMostSources];
+    for (int i = 0; i < armed; ++i) (sources[i] = source(i))->Arm();
     bool ready = false;
     {
       Critical critical;
@@ -1048,7 +1052,7 @@ int EpollSet::Wait(epoll_event* out, int capacity, std::int64_t timeout_ns,
       error = errno;
       Spinner::Slept((base::NowNs() - start) / 1000);
     }
-    for (int i = 0; i < armed; ++i) sources_[i]->Disarm(bell);
+    for (int i = 0; i < armed; ++i) sources[i]->Disarm(bell);
     if (poller_) poller_->Disarm();
     sleepers_.fetch_sub(1, std::memory_order_seq_cst);
     // The bell rang for this thread, which returns without a look.

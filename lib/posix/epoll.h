@@ -79,7 +79,9 @@ class EpollSet final : public File {
   int source_count() const {
     return source_count_.load(std::memory_order_acquire);
   }
-  lane::Source* source(int i) const { return sources_[i]; }
+  lane::Source* source(int i) const {
+    return sources_[i].load(std::memory_order_acquire);
+  }
   void KickBell();
   void DropRegistered() { --registered_; }  // the interest latch held
   int fd() const { return fd_; }
@@ -132,9 +134,9 @@ class EpollSet final : public File {
   lane::Board* board_ = nullptr;
   bool bell_in_kernel_ = false;
   // What the lanes of its streams come from; in the kernel's set, beside the
-  // bell.  It only grows: sources live as long as the process.
+  // bell.  Sources live as long as the process.
   static constexpr int kMostSources = 32;
-  lane::Source* sources_[kMostSources] = {};
+  std::atomic<lane::Source*> sources_[kMostSources] = {};
   std::atomic<int> source_count_{0};
   // wait_latch's:
   std::uint64_t wait_number_ = 0;

@@ -79,14 +79,19 @@ bool EnsureSource(lane::Source* source) {
   for (int i = 0; i < mine.source_count; ++i) {
     if (mine.sources[i] == source) return true;
   }
-  if (mine.source_count == ThreadBells::kMostSources) return false;
+  int at = mine.source_count;
+  for (int i = 0; i < mine.source_count; ++i) {
+    if (mine.sources[i]->fd() < 0) at = i;  // its device has gone
+  }
+  if (at == ThreadBells::kMostSources) return false;
   epoll_event event{};
   event.events = EPOLLIN | EPOLLET;
   if (::syscall(SYS_epoll_ctl, mine.set, EPOLL_CTL_ADD, source->fd(), &event) !=
       0) {
     return false;
   }
-  mine.sources[mine.source_count++] = source;
+  mine.sources[at] = source;
+  if (at == mine.source_count) ++mine.source_count;
   return true;
 }
 

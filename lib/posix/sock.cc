@@ -323,8 +323,10 @@ void Sock::SeekFailed(Reason reason, bool final) {
     // A peer on another host may have its own limits, and a link its own
     // troubles: it is asked again for as long as the connection lives, after
     // ever more traffic.
-    if (attempts_ < 5) ++attempts_;
-    const int shift = 3 * (attempts_ - 1);
+    // (The end that accepted only waits to be asked, which costs nothing.)
+    if (attempts_ < 4) ++attempts_;
+    const int shift =
+        role_ == stream::Role::kAcceptor ? 0 : 2 * (attempts_ - 1);
     next_ops_ = ops_.load(std::memory_order_relaxed) +
                 (base::GetConfig().promote_ops << shift);
     next_bytes_ = tx_raw_.load(std::memory_order_relaxed) +
@@ -786,7 +788,12 @@ bool Sock::BackToPlain() {
     if (!pinned_.load(std::memory_order_relaxed) &&
         (attempts_ < 5 || SeeksRemote())) {
       // Each demotion makes the next promotion eight times as far away.
-      const std::uint32_t shift = 3 * (demotions_ < 6 ? demotions_ : 6);
+      std::uint32_t shift = 3 * (demotions_ < 6 ? demotions_ : 6);
+      if (SeeksRemote()) {
+        shift = role_ == stream::Role::kAcceptor ? 0
+                : demotions_ < 4                 ? 2 * demotions_
+                                                 : 8;
+      }
       next_ops_ = ops_.load(std::memory_order_relaxed) +
                   (base::GetConfig().promote_ops << shift);
       next_bytes_ = tx_raw_.load() + rx_raw_.load() +

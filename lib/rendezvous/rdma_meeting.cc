@@ -26,10 +26,12 @@ constexpr milliseconds kAcceptLimit{3000};
 // As on the shm lane.
 constexpr milliseconds kAdoptLimit{2000};
 constexpr int kResolveMs = 1500;
-// 4.096 us * 2^15 for each of up to eight tries: a peer that has gone is
+// 4.096 us * 2^15 for each of up to seven tries: a peer that has gone is
 // noticed within a second or two, while the anchor still works.
 constexpr std::uint8_t kAckTimeout = 15;
-constexpr std::uint8_t kRetries = 7;
+// Not 7, which rxe takes for "without end", as all do for RNR.
+constexpr std::uint8_t kRetries = 6;
+constexpr std::uint8_t kRnrForEver = 7;
 // What the connection manager of IB says when nobody listens.
 constexpr int kIbNoListener = 8;
 
@@ -41,7 +43,7 @@ rdma_conn_param Parameters(const void* data, std::size_t length) {
   parameters.responder_resources = 1;
   parameters.initiator_depth = 1;
   parameters.retry_count = kRetries;
-  parameters.rnr_retry_count = kRetries;
+  parameters.rnr_retry_count = kRnrForEver;
   return parameters;
 }
 

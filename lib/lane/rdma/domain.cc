@@ -30,6 +30,10 @@ class DeviceDomain final : public Domain {
   DeviceDomain(ibv_context* context, Board* board)
       : context_(context), board_(board), iwarp_(verbs::IsIwarp(context)) {}
 
+  ~DeviceDomain() override {
+    for (auto& poller : pollers_) RdmaPoller::Retire(std::move(poller));
+  }
+
   bool Open(verbs::Error* error) {
     ibv_device_attr attr{};
     if (!verbs::Query(context_, &attr, error)) return false;

@@ -43,6 +43,7 @@ std::unique_ptr<RdmaPoller> RdmaPoller::Make(ibv_context* context, ibv_pd* pd,
   if (poller == nullptr) return nullptr;
   poller->channel_ = verbs::CreateChannel(context, error);
   if (poller->channel_ == nullptr) return nullptr;
+  poller->fd_.store(poller->channel_->fd, std::memory_order_relaxed);
   if (!poller->sleepers_.Open()) {
     *error = {};
     error->call = "eventfd";
@@ -52,13 +53,25 @@ std::unique_ptr<RdmaPoller> RdmaPoller::Make(ibv_context* context, ibv_pd* pd,
   return poller;
 }
 
-RdmaPoller::~RdmaPoller() {
+void RdmaPoller::Retire(std::unique_ptr<RdmaPoller> poller) {
+  if (poller == nullptr) return;
+  RdmaPoller* stays = poller.release();
+  std::scoped_lock hold(stays->latch_);
+  stays->fd_.store(-1, std::memory_order_relaxed);
+  stays->LetGo();
+}
+
+RdmaPoller::~RdmaPoller() { LetGo(); }
+
+void RdmaPoller::LetGo() {
   if (channel_ != nullptr) ReadEvents(kAllEvents);
   // Destroying a CQ waits until its events have been acknowledged.
   for (auto& set : sets_) {
     if (set->unacked == 0) continue;
     verbs::calls.ibv_ack_cq_events(set->cq.get(), set->unacked);
   }
+  sets_.clear();
+  channel_.reset();
 }
 
 bool RdmaPoller::MakeSet(verbs::Error* error) {
@@ -183,6 +196,7 @@ void RdmaPoller::LoseAll(base::Reason reason) {
 
 void RdmaPoller::Arm() {
   armed_.fetch_add(1, std::memory_order_seq_cst);
+  if (fd() < 0) return;
   // What waits for a completion would wait for as long as this thread sleeps,
   // if nobody else drains.
   deferred_->Flush();
@@ -234,7 +248,9 @@ void RdmaPoller::DrainLocked() {
     // One event for who has seen one, so that the descriptor is quiet again.
     // Others come in while nobody sleeps; a few may stay, and end a sleep too
     // early.
-    if (rang_.load(std::memory_order_relaxed) != 0) {
+    if (channel_ == nullptr) {
+      rang_.store(0, std::memory_order_relaxed);
+    } else if (rang_.load(std::memory_order_relaxed) != 0) {
       rang_.store(0, std::memory_order_relaxed);
       ReadEvents(events_ > kEventsKept ? kAllEvents : 1);
     } else if (events_ > 4 * kEventsKept) {

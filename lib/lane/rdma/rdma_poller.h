@@ -65,6 +65,9 @@ class RdmaPoller final : public Source {
                                           const Limits& limits,
                                           verbs::Error* error);
   ~RdmaPoller() override;
+  // The end of its device: lets go of all that is the device's.  The object
+  // itself stays for ever, doing nothing: epoll sets may still know it.
+  static void Retire(std::unique_ptr<RdmaPoller> poller);
   RdmaPoller(const RdmaPoller&) = delete;
   RdmaPoller& operator=(const RdmaPoller&) = delete;
 
@@ -72,7 +75,8 @@ class RdmaPoller final : public Source {
   void Arm() override;
   // With false, in a signal handler too.
   void Disarm(bool rang) override;
-  int fd() const override { return channel_->fd; }
+  // -1: retired.
+  int fd() const override { return fd_.load(std::memory_order_relaxed); }
   // Drain, but not more than about ten times a microsecond from all threads:
   // for who looks in a loop.
   void DrainThrottled();
@@ -123,6 +127,7 @@ class RdmaPoller final : public Source {
   void Handle(CqSet* set, const ibv_wc& wc);
   void Refill(CqSet* set, bool all);
   void ReadEvents(int most);
+  void LetGo();
   void Tell();
   QpLane* Find(std::uint32_t qp_num) const;
 
@@ -133,6 +138,7 @@ class RdmaPoller final : public Source {
   Deferred* const deferred_;
   const Limits limits_;
   verbs::Channel channel_;
+  std::atomic<int> fd_{-1};
   Sleepers sleepers_;
 
   std::atomic<int> armed_{0};
