@@ -138,6 +138,8 @@ class RdmaPair final : public LanePair {
   Poller* poller(int i) override { return &side[i].poller; }
   void* cookie(int i) override { return &side[i].cookie; }
   void Kill(int i) override { side[i].lane->Lost(base::Reason::kPeerGone); }
+  // Completions of sends come by the same descriptor.
+  bool ExactKicks() const override { return false; }
   // Until all that was sent has arrived.
   void Pump() override {
     const std::uint64_t limit = base::NowNs() + 5'000'000'000u;
