@@ -34,7 +34,9 @@ inline FakePair MakeFakePair(const FakeVerbs::Options& options,
     if (side.lane == nullptr) return made;
   }
   made.verbs->Connect(made.id[0], made.id[1]);
-  if (pair->Meet()) made.pair = std::move(pair);
+  if (!pair->Meet()) return made;
+  pair->Coalesce();
+  made.pair = std::move(pair);
   return made;
 }
 

@@ -232,8 +232,7 @@ int FakeVerbs::PostSend(ibv_qp* base, ibv_send_wr* wr, ibv_send_wr** bad) {
     work.address = wr->wr.rdma.remote_addr;
     work.key = wr->wr.rdma.rkey;
     const bool has_imm = wr->opcode == IBV_WR_RDMA_WRITE_WITH_IMM;
-    if (++qp->outstanding > qp->depth ||
-        (has_imm && g_fake->options_.iwarp)) {
+    if (++qp->outstanding > qp->depth || (has_imm && g_fake->options_.iwarp)) {
       *bad = wr;
       return EINVAL;
     }
@@ -264,7 +263,8 @@ bool FakeVerbs::Put(std::uint64_t address, std::uint32_t key, const void* data,
   const Mr& mr = *found->second;
   const auto base = reinterpret_cast<std::uintptr_t>(mr.mr.addr);
   if ((mr.access & IBV_ACCESS_REMOTE_WRITE) == 0 || address < base ||
-      address - base > mr.mr.length || mr.mr.length - (address - base) < length) {
+      address - base > mr.mr.length ||
+      mr.mr.length - (address - base) < length) {
     return false;
   }
   auto* to = reinterpret_cast<std::uint8_t*>(address);
@@ -290,8 +290,7 @@ void FakeVerbs::Complete(Cq* cq, const ibv_wc& wc) {
   auto* channel = reinterpret_cast<Channel*>(cq->cq.channel);
   channel->events.push_back(&cq->cq);
   const std::uint64_t one = 1;
-  [[maybe_unused]] ssize_t n =
-      ::write(channel->channel.fd, &one, sizeof(one));
+  [[maybe_unused]] ssize_t n = ::write(channel->channel.fd, &one, sizeof(one));
 }
 
 bool FakeVerbs::Receive(Qp* to, std::uint32_t imm, bool send) {

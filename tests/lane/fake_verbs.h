@@ -48,11 +48,11 @@ class FakeVerbs {
 
   // What must not happen, and what must be gone in the end.
   struct Counts {
-    int overruns = 0;   // of a CQ
-    int starved = 0;    // a message found no receive
-    int objects = 0;    // PDs, MRs, CQs, SRQs, channels, QPs
-    int posts = 0;      // calls of ibv_post_send
-    int writes = 0;     // that carried a message
+    int overruns = 0;  // of a CQ
+    int starved = 0;   // a message found no receive
+    int objects = 0;   // PDs, MRs, CQs, SRQs, channels, QPs
+    int posts = 0;     // calls of ibv_post_send
+    int writes = 0;    // that carried a message
     int arms = 0;
   };
   Counts counts();
