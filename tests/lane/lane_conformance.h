@@ -37,6 +37,8 @@ class LanePair {
   virtual void Kill(int i) = 0;
   // Whatever makes progress in between (nothing, in shared memory).
   virtual void Pump() {}
+  // Whether an armed poller is kicked for what it has asked for only.
+  virtual bool ExactKicks() const { return true; }
 };
 
 using PairFactory = std::unique_ptr<LanePair> (*)();
@@ -458,7 +460,10 @@ TEST_P(LaneConformance, SleepEnds) {
 
 TEST_P(LaneConformance, EverySleeperWakesAtTheEnd) {
   for (const bool kill : {false, true}) {
-    if (kill) SetUp();
+    if (kill) {
+      pair_.reset();
+      SetUp();
+    }
     Fill(*a_);
     std::atomic<int> returned{0};
     std::vector<std::thread> threads;
@@ -525,7 +530,9 @@ TEST_P(LaneConformance, CreditReachesThePoller) {
   b_->Credit();
   EXPECT_EQ(pair_->poller(0)->Poll(out, 8), 0) << "was not starved";
   Fill(*a_);
-  EXPECT_FALSE(Kicked(0));
+  if (pair_->ExactKicks()) {
+    EXPECT_FALSE(Kicked(0));
+  }
   while (!Read(*b_, 50'000).empty()) {
   }
   EXPECT_TRUE(Kicked(0));

@@ -120,7 +120,9 @@ inline std::unique_ptr<RdmaPair> MakeCmPair(std::size_t ring_bytes) {
     return nullptr;
   }
   pair->disconnect = [cm] { cm->Close(); };
-  return pair->Meet() ? std::move(pair) : nullptr;
+  if (!pair->Meet()) return nullptr;
+  pair->Coalesce();
+  return pair;
 }
 
 }  // namespace rcsock::lane::test

@@ -6,10 +6,13 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
+#include <condition_variable>
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <thread>
 #include <utility>
 
@@ -84,6 +87,44 @@ class BoardPoller final : public Poller {
   const int fd_ = ::epoll_create1(EPOLL_CLOEXEC);
 };
 
+// The conductor's part: flushes what waits, soon after it began to.
+class Flusher {
+ public:
+  explicit Flusher(rdma::Domain* domain) : domain_(domain) {
+    domain_->SetFlushTimer(
+        [](void* self) { static_cast<Flusher*>(self)->Ask(1); }, this);
+    thread_ = std::thread([this] {
+      std::unique_lock hold(mutex_);
+      while (asked_ != 2) {
+        some_.wait(hold, [this] { return asked_ != 0; });
+        if (asked_ == 2) return;
+        asked_ = 0;
+        hold.unlock();
+        domain_->FlushDeferred();
+        hold.lock();
+      }
+    });
+  }
+  ~Flusher() {
+    domain_->SetFlushTimer(nullptr, nullptr);
+    Ask(2);
+    thread_.join();
+  }
+
+ private:
+  void Ask(int what) {
+    std::scoped_lock hold(mutex_);
+    asked_ = std::max(asked_, what);
+    some_.notify_one();
+  }
+
+  rdma::Domain* const domain_;
+  std::mutex mutex_;
+  std::condition_variable some_;
+  int asked_ = 0;  // 2: to end
+  std::thread thread_;
+};
+
 // What one process has.
 struct RdmaSide {
   static constexpr int kBell = 2;
@@ -93,6 +134,7 @@ struct RdmaSide {
   std::shared_ptr<rdma::Domain> domain;
   std::unique_ptr<rdma::RdmaLane> lane;
   BoardPoller poller{&board, &ringer, kBell};
+  std::unique_ptr<Flusher> flusher;
   char cookie = 0;
 
   rdma::QpLane& qp_lane() { return static_cast<rdma::QpLane&>(*lane); }
@@ -101,6 +143,10 @@ struct RdmaSide {
 // Two lanes whose QPs somebody else has connected, and will take apart.
 class RdmaPair final : public LanePair {
  public:
+  // Small sends may wait from now on.
+  void Coalesce() {
+    for (auto& s : side) s.flusher = std::make_unique<Flusher>(s.domain.get());
+  }
   // Both READY; called when the QPs are connected.
   bool Meet() {
     for (int i = 0; i < 2; ++i) {
@@ -130,7 +176,10 @@ class RdmaPair final : public LanePair {
     return true;
   }
   ~RdmaPair() override {
-    for (auto& s : side) s.lane.reset();
+    for (auto& s : side) {
+      s.lane.reset();
+      s.flusher.reset();
+    }
     if (disconnect) disconnect();
   }
 
@@ -138,6 +187,8 @@ class RdmaPair final : public LanePair {
   Poller* poller(int i) override { return &side[i].poller; }
   void* cookie(int i) override { return &side[i].cookie; }
   void Kill(int i) override { side[i].lane->Lost(base::Reason::kPeerGone); }
+  // Completions of sends come by the same descriptor.
+  bool ExactKicks() const override { return false; }
   // Until all that was sent has arrived.
   void Pump() override {
     const std::uint64_t limit = base::NowNs() + 5'000'000'000u;

@@ -1,7 +1,5 @@
 #include "lib/lane/rdma/chain.h"
 
-#include <arpa/inet.h>
-
 #include <cstring>
 
 #include "lib/base/log.h"
@@ -30,17 +28,15 @@ void Chain::Write(const std::byte* from, std::uint32_t length,
   ++count_;
 }
 
-void Chain::Immediate(std::byte* staged, std::uint32_t imm) {
-  const std::uint32_t bits = htonl(imm);
+void Chain::Immediate(const std::byte* staged, std::uint32_t imm) {
   if (!lane_.iwarp_) {
     wrs_[count_ - 1].opcode = IBV_WR_RDMA_WRITE_WITH_IMM;
-    wrs_[count_ - 1].imm_data = bits;
+    wrs_[count_ - 1].imm_data = htonl(imm);
     return;
   }
   // No immediate there: a SEND of its four bytes after the write, which the
   // receiver gets when the write is in place.
-  std::memcpy(staged, &bits, sizeof(bits));
-  Write(staged, sizeof(bits), 0);
+  Write(staged, sizeof(imm), 0);
   wrs_[count_ - 1].opcode = IBV_WR_SEND;
 }
 
@@ -53,7 +49,9 @@ void Chain::Message(const ring::Placement& place) {
     Write(lane_.TxRing() + place.offset, place.length,
           lane_.peer_.address + kMessages * kSlotBytes + place.offset);
   }
-  Immediate(slot + kImmAt, ring::Encode(place.imm));
+  const std::uint32_t imm = ring::Encode(place.imm);
+  if (lane_.iwarp_) StageImmediate(slot + kImmAt, imm);
+  Immediate(slot + kImmAt, imm);
 }
 
 void Chain::Credit(std::uint64_t word, bool wake) {
@@ -63,7 +61,7 @@ void Chain::Credit(std::uint64_t word, bool wake) {
       ->store(word, std::memory_order_release);
   Write(base + kCreditCopyAt, sizeof(word), lane_.peer_.credit);
   if (wake) {
-    Immediate(base + kWakeCopyAt, ring::Encode({ring::Kind::kCredit, 0, 0}));
+    Immediate(base + kWakeCopyAt, kWakeImm);
   }
 }
 

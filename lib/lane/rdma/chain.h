@@ -1,11 +1,22 @@
 #ifndef RCSOCK_LIB_LANE_RDMA_CHAIN_H_
 #define RCSOCK_LIB_LANE_RDMA_CHAIN_H_
 
+#include <arpa/inet.h>
+
+#include <cstddef>
 #include <cstdint>
+#include <cstring>
 
 #include "lib/lane/rdma/qp_lane.h"
 
 namespace rcsock::lane::rdma {
+
+inline void StageImmediate(std::byte* to, std::uint32_t imm) {
+  const std::uint32_t bits = htonl(imm);
+  std::memcpy(to, &bits, sizeof(bits));
+}
+
+constexpr std::uint32_t kWakeImm = ring::Encode({ring::Kind::kCredit, 0, 0});
 
 // Writes that go out together, with one doorbell.  Made, filled and posted
 // under the lane's post_latch_.
@@ -25,7 +36,8 @@ class Chain {
   static constexpr std::uint32_t kMost = 24;
 
   void Write(const std::byte* from, std::uint32_t length, std::uint64_t to);
-  void Immediate(std::byte* staged, std::uint32_t imm);
+  // On iWARP its four bytes are at `staged`, as StageImmediate left them.
+  void Immediate(const std::byte* staged, std::uint32_t imm);
 
   QpLane& lane_;
   std::uint32_t count_ = 0;

@@ -50,7 +50,8 @@ class Domain : public std::enable_shared_from_this<Domain> {
   virtual void SetRingBytes(std::size_t bytes) = 0;
   // The poller of a bell, made if need be; null: it could not be.
   virtual Source* source(int bell) = 0;
-  // Small sends may wait for a write to complete, or for FlushDeferred().  `fn`
+  // From now on, small sends may wait for a write to complete, or for
+  // FlushDeferred().  `fn`
   // is called when one begins to wait and none did, by any thread, with latches
   // held: it arranges that FlushDeferred() is called within about a
   // millisecond.

@@ -9,6 +9,7 @@
 #include "lib/base/critical.h"
 #include "lib/base/internal.h"
 #include "lib/base/log.h"
+#include "lib/lane/rdma/chain.h"
 
 namespace rcsock::lane::rdma {
 
@@ -92,6 +93,7 @@ void QpLane::SetPeer(const Offer& offer) {
   }
   std::scoped_lock hold(post_latch_);
   tx_block_ = std::move(block);
+  StageImmediate(tx_block_.base() + kWakeCopyAt, kWakeImm);
   tx_.emplace(sent_table_.data(), GeometryOf(offer.bytes));
   peer_ = offer;
 }

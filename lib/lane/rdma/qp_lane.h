@@ -286,6 +286,11 @@ class Deferred {
     arg_ = arg;
     fn_.store(fn, std::memory_order_release);
   }
+  // Without a timer nothing may wait: a thread that has sent need not come
+  // back.
+  bool Enabled() const {
+    return fn_.load(std::memory_order_relaxed) != nullptr;
+  }
   void Add(QpLane* lane);
   void Remove(QpLane* lane);
   // Any thread; one look if nothing waits.

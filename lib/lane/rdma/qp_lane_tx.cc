@@ -102,7 +102,8 @@ std::size_t QpLane::PostSmall(IovCursor from, std::size_t all) {
     done += waiting_.length;
   }
   const bool wait = waiting_.length != 0 && chain.empty() && done == all &&
-                    Streaming() && waiting_.length < kSmallSend;
+                    Streaming() && waiting_.length < kSmallSend &&
+                    deferred_->Enabled();
   if (!wait) {
     if (waiting_.length != 0) chain.Message(waiting_);
     waiting_.length = 0;

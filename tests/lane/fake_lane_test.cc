@@ -1,0 +1,29 @@
+// The RDMA lane on a device in memory.
+
+#include "tests/lane/fake_pair.h"
+
+namespace rcsock::lane::test {
+namespace {
+
+template <bool kIwarp, bool kImmediate, std::size_t kRing>
+std::unique_ptr<LanePair> Make() {
+  FakeVerbs::Options options;
+  options.iwarp = kIwarp;
+  options.immediate = kImmediate;
+  options.inline_max = kIwarp ? 0 : 256;
+  return OwnedFakePair::Make(options, kRing);
+}
+
+}  // namespace
+
+constexpr std::size_t kLarge = 256 * 1024;
+INSTANTIATE_TEST_SUITE_P(Ib, LaneConformance,
+                         testing::Values(&Make<false, true, kLarge>));
+INSTANTIATE_TEST_SUITE_P(Iwarp, LaneConformance,
+                         testing::Values(&Make<true, true, kLarge>));
+INSTANTIATE_TEST_SUITE_P(IbLater, LaneConformance,
+                         testing::Values(&Make<false, false, kLarge>));
+INSTANTIATE_TEST_SUITE_P(IwarpLater, LaneConformance,
+                         testing::Values(&Make<true, false, kLarge>));
+
+}  // namespace rcsock::lane::test

@@ -1,0 +1,73 @@
+#ifndef RCSOCK_TESTS_LANE_FAKE_PAIR_H_
+#define RCSOCK_TESTS_LANE_FAKE_PAIR_H_
+
+#include <memory>
+
+#include "tests/lane/fake_verbs.h"
+#include "tests/lane/rdma_pair.h"
+
+namespace rcsock::lane::test {
+
+// Two lanes on a device in memory, which goes with them.
+struct FakePair {
+  std::unique_ptr<FakeVerbs> verbs;
+  rdma_cm_id* id[2] = {};
+  std::unique_ptr<RdmaPair> pair;  // null: failed
+};
+
+inline FakePair MakeFakePair(const FakeVerbs::Options& options,
+                             std::size_t ring_bytes) {
+  FakePair made;
+  made.verbs = std::make_unique<FakeVerbs>(options);
+  auto pair = std::make_unique<RdmaPair>();
+  verbs::Error error;
+  base::Reason why = base::Reason::kNone;
+  for (int i = 0; i < 2; ++i) {
+    RdmaSide& side = pair->side[i];
+    made.id[i] = made.verbs->NewId();
+    side.domain =
+        rdma::Domain::Make(made.verbs->context(), &side.board, &error);
+    if (side.domain == nullptr) return made;
+    side.domain->SetRingBytes(ring_bytes);
+    side.lane =
+        side.domain->CreateLane(made.id[i], RdmaSide::kBell, &why, &error);
+    if (side.lane == nullptr) return made;
+  }
+  made.verbs->Connect(made.id[0], made.id[1]);
+  if (!pair->Meet()) return made;
+  pair->Coalesce();
+  made.pair = std::move(pair);
+  return made;
+}
+
+// As a LanePair.
+class OwnedFakePair final : public LanePair {
+ public:
+  static std::unique_ptr<LanePair> Make(const FakeVerbs::Options& options,
+                                        std::size_t ring_bytes) {
+    auto pair = std::make_unique<OwnedFakePair>();
+    pair->made_ = MakeFakePair(options, ring_bytes);
+    if (pair->made_.pair == nullptr) return nullptr;
+    return pair;
+  }
+  ~OwnedFakePair() override {
+    const FakeVerbs::Counts counts = made_.verbs->counts();
+    EXPECT_EQ(counts.overruns, 0);
+    EXPECT_EQ(counts.starved, 0);
+    made_.pair.reset();
+    EXPECT_EQ(made_.verbs->counts().objects, 0);
+  }
+  Lane& end(int i) override { return made_.pair->end(i); }
+  Poller* poller(int i) override { return made_.pair->poller(i); }
+  void* cookie(int i) override { return made_.pair->cookie(i); }
+  void Kill(int i) override { made_.pair->Kill(i); }
+  void Pump() override { made_.pair->Pump(); }
+  bool ExactKicks() const override { return false; }
+
+ private:
+  FakePair made_;
+};
+
+}  // namespace rcsock::lane::test
+
+#endif  // RCSOCK_TESTS_LANE_FAKE_PAIR_H_

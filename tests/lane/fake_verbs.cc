@@ -1,0 +1,467 @@
+#include "tests/lane/fake_verbs.h"
+
+#include <arpa/inet.h>
+#include <fcntl.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+
+namespace rcsock::lane::test {
+
+FakeVerbs* FakeVerbs::g_fake = nullptr;
+
+FakeVerbs::FakeVerbs(const Options& options) : options_(options) {
+  g_fake = this;
+  device_.transport_type =
+      options.iwarp ? IBV_TRANSPORT_IWARP : IBV_TRANSPORT_IB;
+  std::strcpy(device_.name, "fake0");
+  context_.device = &device_;
+  context_.ops.post_send = &PostSend;
+  context_.ops.poll_cq = &PollCq;
+  context_.ops.req_notify_cq = &Arm;
+  context_.ops.post_srq_recv = &PostReceive;
+  Install();
+  if (!options.immediate) thread_ = std::thread([this] { Run(); });
+}
+
+FakeVerbs::~FakeVerbs() {
+  if (thread_.joinable()) {
+    {
+      std::scoped_lock hold(mutex_);
+      stop_ = true;
+    }
+    some_.notify_all();
+    thread_.join();
+  }
+}
+
+void FakeVerbs::Install() {
+  verbs::Calls& calls = verbs::calls;
+  calls.ibv_query_device = [](ibv_context*, ibv_device_attr* attr) {
+    *attr = {};
+    attr->max_cqe = g_fake->options_.max_cqe;
+    attr->max_srq_wr = g_fake->options_.max_srq_wr;
+    attr->max_qp_wr = 1024;
+    return 0;
+  };
+  calls.ibv_alloc_pd = [](ibv_context* context) {
+    std::scoped_lock hold(g_fake->mutex_);
+    ++g_fake->counts_.objects;
+    auto* pd = new ibv_pd{};
+    pd->context = context;
+    return pd;
+  };
+  calls.ibv_dealloc_pd = [](ibv_pd* pd) {
+    std::scoped_lock hold(g_fake->mutex_);
+    --g_fake->counts_.objects;
+    delete pd;
+    return 0;
+  };
+  calls.ibv_reg_mr = [](ibv_pd* pd, void* base, std::size_t length,
+                        int access) {
+    std::scoped_lock hold(g_fake->mutex_);
+    ++g_fake->counts_.objects;
+    auto* mr = new Mr{};
+    mr->mr.context = pd->context;
+    mr->mr.pd = pd;
+    mr->mr.addr = base;
+    mr->mr.length = length;
+    mr->mr.lkey = mr->mr.rkey = g_fake->next_key_++;
+    mr->access = access;
+    g_fake->mrs_[mr->mr.rkey] = mr;
+    return &mr->mr;
+  };
+  calls.ibv_dereg_mr = [](ibv_mr* mr) {
+    std::scoped_lock hold(g_fake->mutex_);
+    --g_fake->counts_.objects;
+    g_fake->mrs_.erase(mr->rkey);
+    delete reinterpret_cast<Mr*>(mr);
+    return 0;
+  };
+  calls.ibv_create_comp_channel = [](ibv_context* context) {
+    std::scoped_lock hold(g_fake->mutex_);
+    ++g_fake->counts_.objects;
+    auto* channel = new Channel{};
+    channel->channel.context = context;
+    channel->channel.fd =
+        ::eventfd(0, EFD_SEMAPHORE | EFD_CLOEXEC | EFD_NONBLOCK);
+    return &channel->channel;
+  };
+  calls.ibv_destroy_comp_channel = [](ibv_comp_channel* channel) {
+    std::scoped_lock hold(g_fake->mutex_);
+    --g_fake->counts_.objects;
+    ::close(channel->fd);
+    delete reinterpret_cast<Channel*>(channel);
+    return 0;
+  };
+  calls.ibv_get_cq_event = [](ibv_comp_channel* channel, ibv_cq** cq,
+                              void** context) {
+    std::scoped_lock hold(g_fake->mutex_);
+    auto& events = reinterpret_cast<Channel*>(channel)->events;
+    if (events.empty()) {
+      errno = EAGAIN;
+      return -1;
+    }
+    std::uint64_t count;
+    [[maybe_unused]] ssize_t n = ::read(channel->fd, &count, sizeof(count));
+    *cq = events.front();
+    *context = (*cq)->cq_context;
+    events.pop_front();
+    return 0;
+  };
+  calls.ibv_ack_cq_events = [](ibv_cq*, unsigned) {};
+  calls.ibv_create_cq = [](ibv_context* context, int entries, void* user,
+                           ibv_comp_channel* channel, int) {
+    std::scoped_lock hold(g_fake->mutex_);
+    ++g_fake->counts_.objects;
+    auto* cq = new Cq{};
+    cq->cq.context = context;
+    cq->cq.channel = channel;
+    cq->cq.cq_context = user;
+    cq->cq.cqe = entries;
+    return &cq->cq;
+  };
+  calls.ibv_destroy_cq = [](ibv_cq* cq) {
+    std::scoped_lock hold(g_fake->mutex_);
+    --g_fake->counts_.objects;
+    delete reinterpret_cast<Cq*>(cq);
+    return 0;
+  };
+  calls.ibv_create_srq = [](ibv_pd* pd, ibv_srq_init_attr* attr) {
+    std::scoped_lock hold(g_fake->mutex_);
+    ++g_fake->counts_.objects;
+    auto* srq = new Srq{};
+    srq->srq.context = pd->context;
+    srq->srq.pd = pd;
+    srq->size = attr->attr.max_wr;
+    return &srq->srq;
+  };
+  calls.ibv_destroy_srq = [](ibv_srq* srq) {
+    std::scoped_lock hold(g_fake->mutex_);
+    --g_fake->counts_.objects;
+    delete reinterpret_cast<Srq*>(srq);
+    return 0;
+  };
+  calls.rdma_create_qp = [](rdma_cm_id* id, ibv_pd* pd,
+                            ibv_qp_init_attr* attr) {
+    std::scoped_lock hold(g_fake->mutex_);
+    if (attr->cap.max_inline_data > g_fake->options_.inline_max) {
+      errno = EINVAL;
+      return -1;
+    }
+    ++g_fake->counts_.objects;
+    auto* qp = new Qp{};
+    qp->qp.context = pd->context;
+    qp->qp.pd = pd;
+    qp->qp.send_cq = attr->send_cq;
+    qp->qp.recv_cq = attr->recv_cq;
+    qp->qp.srq = attr->srq;
+    qp->qp.qp_num = g_fake->next_qp_++;
+    qp->depth = attr->cap.max_send_wr;
+    id->qp = &qp->qp;
+    g_fake->qps_.insert(qp);
+    return 0;
+  };
+  calls.rdma_destroy_qp = [](rdma_cm_id* id) {
+    std::scoped_lock hold(g_fake->mutex_);
+    auto* qp = reinterpret_cast<Qp*>(id->qp);
+    if (qp == nullptr) return;
+    --g_fake->counts_.objects;
+    std::deque<Work> left;
+    for (Work& work : g_fake->queue_) {
+      if (work.from != qp) left.push_back(std::move(work));
+    }
+    g_fake->queue_.swap(left);
+    if (qp->peer != nullptr) qp->peer->peer = nullptr;
+    g_fake->qps_.erase(qp);
+    delete qp;
+    id->qp = nullptr;
+  };
+  calls.ibv_modify_qp = [](ibv_qp* qp, ibv_qp_attr* attr, int) {
+    std::scoped_lock hold(g_fake->mutex_);
+    if (attr->qp_state == IBV_QPS_ERR) {
+      g_fake->FailQp(reinterpret_cast<Qp*>(qp));
+    }
+    return 0;
+  };
+  calls.ibv_wc_status_str = [](ibv_wc_status) { return "fake"; };
+}
+
+rdma_cm_id* FakeVerbs::NewId() {
+  ids_.push_back(std::make_unique<rdma_cm_id>());
+  rdma_cm_id* id = ids_.back().get();
+  *id = {};
+  id->verbs = &context_;
+  return id;
+}
+
+void FakeVerbs::Connect(rdma_cm_id* a, rdma_cm_id* b) {
+  std::scoped_lock hold(mutex_);
+  auto* qa = reinterpret_cast<Qp*>(a->qp);
+  auto* qb = reinterpret_cast<Qp*>(b->qp);
+  qa->peer = qb;
+  qb->peer = qa;
+}
+
+FakeVerbs::Counts FakeVerbs::counts() {
+  std::scoped_lock hold(mutex_);
+  return counts_;
+}
+
+bool FakeVerbs::QpFailed(rdma_cm_id* id) {
+  std::scoped_lock hold(mutex_);
+  return reinterpret_cast<Qp*>(id->qp)->failed;
+}
+
+// --- The data path -----------------------------------------------------------
+
+int FakeVerbs::PostSend(ibv_qp* base, ibv_send_wr* wr, ibv_send_wr** bad) {
+  std::scoped_lock hold(g_fake->mutex_);
+  auto* qp = reinterpret_cast<Qp*>(base);
+  ++g_fake->counts_.posts;
+  for (; wr != nullptr; wr = wr->next) {
+    Work work{};
+    work.from = qp;
+    work.opcode = wr->opcode;
+    work.wr_id = wr->wr_id;
+    work.signalled = (wr->send_flags & IBV_SEND_SIGNALED) != 0;
+    work.length = wr->num_sge == 0 ? 0 : wr->sg_list[0].length;
+    work.imm = wr->imm_data;
+    work.address = wr->wr.rdma.remote_addr;
+    work.key = wr->wr.rdma.rkey;
+    const bool has_imm = wr->opcode == IBV_WR_RDMA_WRITE_WITH_IMM;
+    if (++qp->outstanding > qp->depth || (has_imm && g_fake->options_.iwarp)) {
+      *bad = wr;
+      return EINVAL;
+    }
+    if (work.length != 0) {
+      const auto* at = reinterpret_cast<const void*>(wr->sg_list[0].addr);
+      if ((wr->send_flags & IBV_SEND_INLINE) != 0) {
+        const auto* bytes = static_cast<const std::uint8_t*>(at);
+        work.bytes.assign(bytes, bytes + work.length);
+      } else {
+        work.at = at;
+      }
+    }
+    g_fake->queue_.push_back(std::move(work));
+  }
+  if (!g_fake->options_.immediate) {
+    g_fake->some_.notify_one();
+  } else if (!g_fake->held_) {
+    while (g_fake->Step()) {
+    }
+  }
+  return 0;
+}
+
+bool FakeVerbs::Put(std::uint64_t address, std::uint32_t key, const void* data,
+                    std::size_t length) {
+  const auto found = mrs_.find(key);
+  if (found == mrs_.end()) return false;
+  const Mr& mr = *found->second;
+  const auto base = reinterpret_cast<std::uintptr_t>(mr.mr.addr);
+  if ((mr.access & IBV_ACCESS_REMOTE_WRITE) == 0 || address < base ||
+      address - base > mr.mr.length ||
+      mr.mr.length - (address - base) < length) {
+    return false;
+  }
+  auto* to = reinterpret_cast<std::uint8_t*>(address);
+  if (length == 8 && address % 8 == 0) {
+    // As a device writes a word that others may be reading.
+    std::uint64_t word;
+    std::memcpy(&word, data, 8);
+    reinterpret_cast<std::atomic<std::uint64_t>*>(to)->store(
+        word, std::memory_order_release);
+  } else if (length != 0) {
+    std::memcpy(to, data, length);
+  }
+  return true;
+}
+
+void FakeVerbs::Complete(Cq* cq, const ibv_wc& wc) {
+  if (cq->entries.size() >= static_cast<std::size_t>(cq->cq.cqe)) {
+    ++counts_.overruns;
+  }
+  cq->entries.push_back(wc);
+  if (!cq->armed) return;
+  cq->armed = false;
+  auto* channel = reinterpret_cast<Channel*>(cq->cq.channel);
+  channel->events.push_back(&cq->cq);
+  const std::uint64_t one = 1;
+  [[maybe_unused]] ssize_t n = ::write(channel->channel.fd, &one, sizeof(one));
+}
+
+bool FakeVerbs::Receive(Qp* to, std::uint32_t imm, bool send) {
+  auto* srq = reinterpret_cast<Srq*>(to->qp.srq);
+  if (srq->receives.empty()) {
+    ++counts_.starved;
+    return false;
+  }
+  const ibv_recv_wr wr = srq->receives.front();
+  const ibv_sge sge = srq->sges.front();
+  srq->receives.pop_front();
+  srq->sges.pop_front();
+  ibv_wc wc{};
+  wc.wr_id = wr.wr_id;
+  wc.qp_num = to->qp.qp_num;
+  wc.status = IBV_WC_SUCCESS;
+  if (send) {
+    wc.opcode = IBV_WC_RECV;
+    wc.byte_len = 4;
+    std::memcpy(reinterpret_cast<void*>(sge.addr), &imm, 4);
+  } else {
+    wc.opcode = IBV_WC_RECV_RDMA_WITH_IMM;
+    wc.wc_flags = IBV_WC_WITH_IMM;
+    wc.imm_data = imm;
+  }
+  Complete(reinterpret_cast<Cq*>(to->qp.recv_cq), wc);
+  return true;
+}
+
+bool FakeVerbs::Apply(Work& work) {
+  Qp* to = work.from->peer;
+  if (to == nullptr || to->failed) return false;
+  const void* data = work.at;
+  std::uint64_t word;
+  if (work.at == nullptr) {
+    data = work.bytes.data();
+  } else if (work.length == 8 &&
+             reinterpret_cast<std::uintptr_t>(work.at) % 8 == 0) {
+    word = static_cast<const std::atomic<std::uint64_t>*>(work.at)->load(
+        std::memory_order_acquire);
+    data = &word;
+  }
+  if (work.opcode == IBV_WR_SEND) {
+    if (work.length != 4) return false;
+    std::uint32_t imm;
+    std::memcpy(&imm, data, 4);
+    ++counts_.writes;
+    return Receive(to, imm, true);
+  }
+  if (!Put(work.address, work.key, data, work.length)) return false;
+  if (work.opcode != IBV_WR_RDMA_WRITE_WITH_IMM) return true;
+  ++counts_.writes;
+  return Receive(to, work.imm, false);
+}
+
+bool FakeVerbs::Step() {
+  if (queue_.empty()) return false;
+  Work work = std::move(queue_.front());
+  queue_.pop_front();
+  Qp* qp = work.from;
+  ibv_wc wc{};
+  wc.wr_id = work.wr_id;
+  wc.qp_num = qp->qp.qp_num;
+  if (qp->failed) {
+    wc.status = IBV_WC_WR_FLUSH_ERR;
+  } else if (!Apply(work)) {
+    wc.status = IBV_WC_RETRY_EXC_ERR;
+  }
+  --qp->outstanding;
+  if (wc.status != IBV_WC_SUCCESS || work.signalled) {
+    Complete(reinterpret_cast<Cq*>(qp->qp.send_cq), wc);
+  }
+  if (wc.status != IBV_WC_SUCCESS && !qp->failed) FailQp(qp);
+  return true;
+}
+
+void FakeVerbs::FailQp(Qp* qp) {
+  qp->failed = true;
+  std::deque<Work> left;
+  for (Work& work : queue_) {
+    if (work.from != qp) {
+      left.push_back(std::move(work));
+      continue;
+    }
+    ibv_wc wc{};
+    wc.wr_id = work.wr_id;
+    wc.qp_num = qp->qp.qp_num;
+    wc.status = IBV_WC_WR_FLUSH_ERR;
+    --qp->outstanding;
+    Complete(reinterpret_cast<Cq*>(qp->qp.send_cq), wc);
+  }
+  queue_.swap(left);
+}
+
+void FakeVerbs::Run() {
+  std::mt19937 random(7);
+  std::unique_lock hold(mutex_);
+  while (!stop_) {
+    if (queue_.empty() || held_) {
+      some_.wait(hold);
+      continue;
+    }
+    // Some at a time, so that all interleavings of both ends come up.
+    for (std::uint32_t n = 1 + random() % 4; n > 0 && Step(); --n) {
+    }
+    hold.unlock();
+    if (random() % 4 == 0) std::this_thread::yield();
+    hold.lock();
+  }
+}
+
+void FakeVerbs::Hold(bool hold) {
+  std::scoped_lock lock(mutex_);
+  held_ = hold;
+  if (hold) return;
+  if (options_.immediate) {
+    while (Step()) {
+    }
+  }
+  some_.notify_one();
+}
+
+void FakeVerbs::Deliver(std::size_t writes) {
+  std::scoped_lock lock(mutex_);
+  while (writes-- > 0 && Step()) {
+  }
+}
+
+bool FakeVerbs::Write(rdma_cm_id*, std::uint64_t address, std::uint32_t key,
+                      const void* data, std::size_t length) {
+  std::scoped_lock lock(mutex_);
+  return Put(address, key, data, length);
+}
+
+bool FakeVerbs::Immediate(rdma_cm_id* from, std::uint32_t bits, bool send) {
+  std::scoped_lock lock(mutex_);
+  Qp* to = reinterpret_cast<Qp*>(from->qp)->peer;
+  return to != nullptr && !to->failed &&
+         Receive(to, htonl(bits), send || options_.iwarp);
+}
+
+int FakeVerbs::PollCq(ibv_cq* base, int most, ibv_wc* out) {
+  std::scoped_lock hold(g_fake->mutex_);
+  auto* cq = reinterpret_cast<Cq*>(base);
+  int n = 0;
+  while (n < most && !cq->entries.empty()) {
+    out[n++] = cq->entries.front();
+    cq->entries.pop_front();
+  }
+  return n;
+}
+
+int FakeVerbs::Arm(ibv_cq* cq, int) {
+  std::scoped_lock hold(g_fake->mutex_);
+  reinterpret_cast<Cq*>(cq)->armed = true;
+  ++g_fake->counts_.arms;
+  return 0;
+}
+
+int FakeVerbs::PostReceive(ibv_srq* base, ibv_recv_wr* wr, ibv_recv_wr** bad) {
+  std::scoped_lock hold(g_fake->mutex_);
+  auto* srq = reinterpret_cast<Srq*>(base);
+  for (; wr != nullptr; wr = wr->next) {
+    if (srq->receives.size() >= srq->size) {
+      *bad = wr;
+      return ENOMEM;
+    }
+    srq->receives.push_back(*wr);
+    srq->sges.push_back(wr->num_sge != 0 ? *wr->sg_list : ibv_sge{});
+  }
+  return 0;
+}
+
+}  // namespace rcsock::lane::test

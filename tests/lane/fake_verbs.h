@@ -1,0 +1,136 @@
+#ifndef RCSOCK_TESTS_LANE_FAKE_VERBS_H_
+#define RCSOCK_TESTS_LANE_FAKE_VERBS_H_
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <random>
+#include <set>
+#include <thread>
+#include <vector>
+
+#include "lib/verbs/verbs.h"
+
+namespace rcsock::lane::test {
+
+// A device in memory, with as much of a Reliable Connection as a lane uses: for
+// sanitizers, and for what no driver would do when asked.  One at a time: it
+// puts itself into verbs::calls.
+class FakeVerbs {
+ public:
+  struct Options {
+    bool iwarp = false;
+    bool immediate = true;  // posted is delivered; else a thread does it
+    std::uint32_t inline_max = 256;
+    int max_cqe = 32'767;
+    int max_srq_wr = 32'767;
+  };
+  explicit FakeVerbs(const Options& options);
+  ~FakeVerbs();
+
+  ibv_context* context() { return &context_; }
+  // An id for CreateLane; Connect joins the QPs made on two of them.
+  rdma_cm_id* NewId();
+  void Connect(rdma_cm_id* a, rdma_cm_id* b);
+  // Nothing is delivered while it is held.
+  void Hold(bool hold);
+  // Delivers the oldest so many writes that are held.
+  void Deliver(std::size_t writes);
+  // As a raw peer: writes to what `key` covers, and an immediate.  False: the
+  // device refuses.
+  bool Write(rdma_cm_id* from, std::uint64_t address, std::uint32_t key,
+             const void* data, std::size_t length);
+  bool Immediate(rdma_cm_id* from, std::uint32_t bits, bool send = false);
+
+  // What must not happen, and what must be gone in the end.
+  struct Counts {
+    int overruns = 0;  // of a CQ
+    int starved = 0;   // a message found no receive
+    int objects = 0;   // PDs, MRs, CQs, SRQs, channels, QPs
+    int posts = 0;     // calls of ibv_post_send
+    int writes = 0;    // that carried a message
+    int arms = 0;
+  };
+  Counts counts();
+  bool QpFailed(rdma_cm_id* id);
+
+ private:
+  struct Channel {
+    ibv_comp_channel channel;  // first
+    std::deque<ibv_cq*> events;
+  };
+  struct Cq {
+    ibv_cq cq;  // first
+    std::deque<ibv_wc> entries;
+    bool armed = false;
+  };
+  struct Srq {
+    ibv_srq srq;  // first
+    std::deque<ibv_recv_wr> receives;
+    std::deque<ibv_sge> sges;
+    std::size_t size = 0;
+  };
+  struct Mr {
+    ibv_mr mr;  // first
+    int access;
+  };
+  struct Qp {
+    ibv_qp qp;  // first
+    Qp* peer = nullptr;
+    bool failed = false;
+    std::uint32_t outstanding = 0;
+    std::uint32_t depth = 0;
+  };
+  struct Work {
+    Qp* from;
+    ibv_wr_opcode opcode;
+    std::uint64_t wr_id;
+    bool signalled;
+    std::vector<std::uint8_t> bytes;  // inline
+    const void* at = nullptr;         // not inline
+    std::uint32_t length;
+    std::uint64_t address;
+    std::uint32_t key;
+    std::uint32_t imm;
+  };
+
+  static FakeVerbs* g_fake;
+  static int PostSend(ibv_qp* qp, ibv_send_wr* wr, ibv_send_wr** bad);
+  static int PollCq(ibv_cq* cq, int most, ibv_wc* out);
+  static int Arm(ibv_cq* cq, int solicited);
+  static int PostReceive(ibv_srq* srq, ibv_recv_wr* wr, ibv_recv_wr** bad);
+
+  void Install();
+  bool Step();  // delivers one; false: nothing to do
+  bool Apply(Work& work);
+  bool Put(std::uint64_t address, std::uint32_t key, const void* data,
+           std::size_t length);
+  bool Receive(Qp* to, std::uint32_t imm, bool send);
+  void Complete(Cq* cq, const ibv_wc& wc);
+  void FailQp(Qp* qp);
+  void Run();
+
+  const Options options_;
+  ibv_device device_{};
+  ibv_context context_{};
+  std::mutex mutex_;
+  std::condition_variable some_;
+  std::deque<Work> queue_;
+  std::map<std::uint32_t, Mr*> mrs_;
+  std::set<Qp*> qps_;
+  std::vector<std::unique_ptr<rdma_cm_id>> ids_;
+  std::uint32_t next_key_ = 1;
+  std::uint32_t next_qp_ = 17;
+  Counts counts_;
+  bool held_ = false;
+  bool stop_ = false;
+  std::thread thread_;
+};
+
+}  // namespace rcsock::lane::test
+
+#endif  // RCSOCK_TESTS_LANE_FAKE_VERBS_H_
