@@ -20,6 +20,17 @@ Connection::~Connection() {
   id_.reset();
   // The last user of a device that has gone lets go of it here.
   device_.reset();
+  GiveTurn();
+}
+
+void Connection::GiveTurn() {
+  if (!std::exchange(turn_, false)) return;
+  if (Rdma* rdma = core_->rdma()) rdma->EndTurn();
+}
+
+bool Connection::MustPark() const {
+  return handshake_ && id_ != nullptr && id_->verbs != nullptr &&
+         verbs::IsIwarp(id_->verbs);
 }
 
 void Connection::SetId(verbs::Id id) {
@@ -89,6 +100,12 @@ void Connection::OnCm(const CmEvent& event) {
       return;
     default:
       break;
+  }
+  // Whatever it is, a handshake is over now but for the steps before it.
+  if (event.type != RDMA_CM_EVENT_ADDR_RESOLVED &&
+      event.type != RDMA_CM_EVENT_ROUTE_RESOLVED) {
+    handshake_ = false;
+    if (Rdma* rdma = core_->rdma()) rdma->Unpark(this);
   }
   if (meeting_ != nullptr) return meeting_->OnCm(event);
   if (event.type == RDMA_CM_EVENT_DISCONNECTED) Lost(base::Reason::kPeerGone);

@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <memory>
+#include <utility>
 
 #include "lib/lane/rdma/rdma_lane.h"
 #include "lib/rendezvous/cm.h"
@@ -29,7 +30,19 @@ class Connection : public CmOwner,
   void SetId(verbs::Id id);
   // A lane on the id, whose completions have `cookie`.  False: *why.
   bool MakeLane(int bell, void* cookie, base::Reason* why);
-  void SetConnected() { connected_ = true; }
+  // rdma_connect or rdma_accept has been called; its outcome is known.
+  void BeginHandshake() { handshake_ = true; }
+  void SetConnected() {
+    handshake_ = false;
+    connected_ = true;
+    GiveTurn();
+  }
+  // Its turn to connect (Rdma::TakeTurn), until it has connected or failed.
+  void SetTurn() { turn_ = true; }
+  bool TakeTurn() { return std::exchange(turn_, false); }
+  // The kernel's part of iWARP makes who destroys an id wait for the end of its
+  // handshake.
+  bool MustPark() const;
   // The meeting is over.
   void LeaveMeeting() { meeting_ = nullptr; }
   // The lane, for the stream that has it from now on.
@@ -46,13 +59,17 @@ class Connection : public CmOwner,
   void OnCm(const CmEvent& event) override;
 
  private:
+  void GiveTurn();
+
   Core* const core_;
   RdmaMeeting* meeting_;
   std::shared_ptr<Device> device_;
   verbs::Id id_;
   std::unique_ptr<lane::Lane> held_;  // while no stream has it
   lane::rdma::RdmaLane* lane_ = nullptr;
+  bool handshake_ = false;
   bool connected_ = false;
+  bool turn_ = false;
   lane::Source* drained_ = nullptr;  // counted with the conductor's sources
   std::atomic<bool> returned_{false};
   bool lost_ = false;

@@ -30,6 +30,15 @@ void SyncDevices() {
 
 }  // namespace
 
+bool ConnectBlocks(ibv_context* context) {
+  constexpr std::uint32_t kSiw = 0x626d74;
+  constexpr std::uint32_t kErdma = 0x1ded;
+  if (!verbs::IsIwarp(context)) return false;
+  ibv_device_attr attr;
+  return !verbs::Query(context, &attr, nullptr) || attr.vendor_id == kSiw ||
+         attr.vendor_id == kErdma;
+}
+
 base::Reason VerbsReason(const verbs::Error& error) {
   switch (error.code) {
     case EMFILE:
@@ -44,6 +53,8 @@ base::Reason VerbsReason(const verbs::Error& error) {
     case ENETUNREACH:
     case EHOSTUNREACH:
       return base::Reason::kNoRoute;
+    case ECONNREFUSED:
+      return base::Reason::kPeerPlain;
     case ETIMEDOUT:
       return base::Reason::kRdmaTimeout;
     default:

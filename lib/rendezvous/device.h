@@ -42,6 +42,9 @@ class Device : public CmOwner, public std::enable_shared_from_this<Device> {
   bool lost_ = false;
 };
 
+// Whether rdma_connect on this device does not return before the peer answers.
+bool ConnectBlocks(ibv_context* context);
+
 // What a failed call means for a stream.
 base::Reason VerbsReason(const verbs::Error& error);
 void LogError(const verbs::Error& error);

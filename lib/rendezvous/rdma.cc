@@ -66,6 +66,11 @@ void Rdma::Close() {
   LoseLanes(nullptr, 0, base::Reason::kNoThread);
   for (auto& device : devices_) device->Close();
   devices_.clear();
+  // Whoever stops the conductor cannot wait for them.
+  for (auto& connection : parked_) {
+    static_cast<void>(new std::shared_ptr<Connection>(connection));
+  }
+  parked_.clear();
   cm_->Close();
 }
 
@@ -152,6 +157,16 @@ bool Rdma::TakeTurn(const std::shared_ptr<RdmaMeeting>& meeting) {
   return false;
 }
 
+void Rdma::Park(std::shared_ptr<Connection> connection) {
+  parked_.push_back(std::move(connection));
+}
+
+void Rdma::Unpark(Connection* connection) {
+  std::erase_if(parked_, [connection](const auto& parked) {
+    return parked.get() == connection;
+  });
+}
+
 void Rdma::EndTurn() {
   --connecting_;
   if (queue_.empty()) return;
@@ -217,10 +232,10 @@ void Rdma::OnRequest(Listener* listener, verbs::Id id, const CmEvent& event) {
   Req req;
   const Parsed parsed = DecodeReq(event.data.data(), event.length, &req);
   if (parsed != Parsed::kOk) {
-    return Reject(
-        std::move(id), req.nonce,
-        {parsed == Parsed::kOtherVersion ? RejCode::kOtherVersion : RejCode::kRefused,
-         0});
+    return Reject(std::move(id), req.nonce,
+                  {parsed == Parsed::kOtherVersion ? RejCode::kOtherVersion
+                                                   : RejCode::kRefused,
+                   0});
   }
   sockaddr_storage local;
   sockaddr_storage peer;
@@ -334,7 +349,8 @@ Rdma::Counts Rdma::counts() const {
           directories_.size(),
           held_.size(),
           static_cast<std::size_t>(connecting_),
-          connections_.size()};
+          connections_.size(),
+          parked_.size()};
 }
 
 }  // namespace rcsock::rendezvous

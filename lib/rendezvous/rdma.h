@@ -60,6 +60,9 @@ class Rdma {
   // turn.
   bool TakeTurn(const std::shared_ptr<RdmaMeeting>& meeting);
   void EndTurn();
+  // Keeps a connection nobody wants until it may be destroyed.
+  void Park(std::shared_ptr<Connection> connection);
+  void Unpark(Connection* connection);
 
   // --- Accepting
   // Where this process is found at an address.  Null: *why.
@@ -88,7 +91,8 @@ class Rdma {
   void OnCompletion(const lane::Completion& completion);
 
   struct Counts {
-    std::size_t devices, listeners, directories, held, connecting, connections;
+    std::size_t devices, listeners, directories, held, connecting, connections,
+        parked;
   };
   Counts counts() const;
   // In a child of fork: the descriptors that are not rdma_cm's or verbs'.
@@ -110,6 +114,7 @@ class Rdma {
   const ClusterKey key_;
   std::vector<std::shared_ptr<Device>> devices_;
   std::set<Connection*> connections_;  // those that have a lane
+  std::vector<std::shared_ptr<Connection>> parked_;
   std::map<Address, std::unique_ptr<Listener>> own_;
   std::map<std::pair<Address, std::uint16_t>, std::shared_ptr<Directory>>
       directories_;

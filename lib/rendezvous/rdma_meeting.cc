@@ -20,6 +20,12 @@ using std::chrono::milliseconds;
 // have to stand in a queue.
 constexpr milliseconds kWaitLimit{3000};
 constexpr milliseconds kQueueLimit{3000};
+// How long the connecting end looks for one that listens and waits: after 10
+// ms, 30, 90, 270 and 810.
+constexpr milliseconds kMeetLimit{1500};
+constexpr milliseconds kFirstPause{10};
+// A little longer than a plain peer is remembered.
+constexpr milliseconds kPlainLimit{1010};
 // A handshake in a black hole: rdma_cm itself would go on for a minute.
 constexpr milliseconds kConnectLimit{3000};
 constexpr milliseconds kAcceptLimit{3000};
@@ -57,7 +63,7 @@ void SetAckTimeout(rdma_cm_id* id) {
 }  // namespace
 
 RdmaMeeting::RdmaMeeting(Core* core, Session* session)
-    : core_(core), session_(session), timer_(core->io) {}
+    : core_(core), session_(session), timer_(core->io), pause_(kFirstPause) {}
 
 void RdmaMeeting::Begin(const Address& local, std::uint32_t scope,
                         const Address& peer, std::uint16_t peer_port) {
@@ -72,13 +78,12 @@ void RdmaMeeting::Begin(const Address& local, std::uint32_t scope,
                          why == base::Reason::kNoRdmaLibrary);
   }
   if (session_->role() == stream::Role::kConnector) {
-    if (core_->RecentlyPlain(peer_, peer_port_)) {
-      return Fail(base::Reason::kPeerPlain, false);
-    }
-    turn_ = rdma_->TakeTurn(shared_from_this());
-    if (turn_) return Connect(0);
-    state_ = State::kQueued;
-    return StartTimer(kQueueLimit);
+    give_up_ = std::chrono::steady_clock::now() + kMeetLimit;
+    if (!core_->RecentlyPlain(peer_, peer_port_)) return Queue();
+    // One look, once that is forgotten.
+    give_up_ = {};
+    state_ = State::kPausing;
+    return StartTimer(kPlainLimit);
   }
   directory_ =
       rdma_->DirectoryOf(local_, scope_, session_->tuple().s_port, &why);
@@ -96,12 +101,18 @@ void RdmaMeeting::Close() {
   state_ = State::kDone;
   ++timer_number_;
   timer_.cancel();
-  if (cookie_ != nullptr) rdma_->DropCookie(std::exchange(cookie_, nullptr));
-  if (connection_ != nullptr) {
-    connection_->LeaveMeeting();
-    connection_.reset();
-  }
+  LeaveConnection();
   if (std::exchange(turn_, false)) rdma_->EndTurn();
+}
+
+void RdmaMeeting::LeaveConnection() {
+  if (probe_ != nullptr) probe_->Close();
+  probe_.reset();
+  if (cookie_ != nullptr) rdma_->DropCookie(std::exchange(cookie_, nullptr));
+  if (connection_ == nullptr) return;
+  connection_->LeaveMeeting();
+  if (connection_->MustPark()) rdma_->Park(std::move(connection_));
+  connection_.reset();
 }
 
 void RdmaMeeting::Fail(base::Reason why, bool final) {
@@ -112,6 +123,13 @@ void RdmaMeeting::Fail(base::Reason why, bool final) {
 
 // --- Connecting
 // ------------------------------------------------------------------
+
+void RdmaMeeting::Queue() {
+  turn_ = rdma_->TakeTurn(shared_from_this());
+  if (turn_) return Connect(0);
+  state_ = State::kQueued;
+  StartTimer(kQueueLimit);
+}
 
 void RdmaMeeting::OnTurn() {
   turn_ = true;
@@ -127,9 +145,10 @@ void RdmaMeeting::OnTurn() {
 void RdmaMeeting::Connect(std::uint16_t port) {
   state_ = State::kConnecting;
   StartTimer(kConnectLimit);
-  if (cookie_ != nullptr) rdma_->DropCookie(std::exchange(cookie_, nullptr));
-  if (connection_ != nullptr) connection_->LeaveMeeting();
+  if (connection_ != nullptr) turn_ = connection_->TakeTurn();
+  LeaveConnection();
   connection_ = std::make_shared<Connection>(core_, this);
+  if (std::exchange(turn_, false)) connection_->SetTurn();
   verbs::Error error;
   verbs::Id id =
       rdma_->cm()->Bind(connection_.get(), local_, scope_, 0, &error);
@@ -137,11 +156,11 @@ void RdmaMeeting::Connect(std::uint16_t port) {
     LogError(error);
     return Fail(VerbsReason(error), false);
   }
-  if (port == 0) port = Rdma::ServicePort(id->verbs, peer_port_);
+  port_ = port != 0 ? port : Rdma::ServicePort(id->verbs, peer_port_);
   SetAckTimeout(id.get());
   rdma_cm_id* raw = id.get();
   connection_->SetId(std::move(id));
-  sockaddr_storage peer = ToSockaddr(peer_, scope_, port);
+  sockaddr_storage peer = ToSockaddr(peer_, scope_, port_);
   if (verbs::calls.rdma_resolve_addr(
           raw, nullptr, reinterpret_cast<sockaddr*>(&peer), kResolveMs) != 0) {
     error = {"rdma_resolve_addr", errno, {}};
@@ -183,7 +202,7 @@ void RdmaMeeting::OnConnecting(const CmEvent& event) {
       }
       return;
     case RDMA_CM_EVENT_ROUTE_RESOLVED:
-      return SendReq();
+      return ConnectBlocks(id->verbs) ? StartProbe() : SendReq();
     case RDMA_CM_EVENT_ADDR_ERROR:
     case RDMA_CM_EVENT_ROUTE_ERROR:
       return Fail(base::Reason::kNoRoute, false);
@@ -196,6 +215,45 @@ void RdmaMeeting::OnConnecting(const CmEvent& event) {
     default:
       return Fail(base::Reason::kRdmaError, false);
   }
+}
+
+void RdmaMeeting::StartProbe() {
+  probe_ = std::make_shared<Probe>(core_);
+  const bool started = probe_->Start(
+      ToSockaddr(local_, scope_, 0), ToSockaddr(peer_, scope_, port_),
+      [weak = weak_from_this()](int result) {
+        const auto self = weak.lock();
+        if (self == nullptr || self->session_ == nullptr) return;
+        if (result == 0) return self->SendReq();
+        self->ConnectFailed({"connect", result, {}});
+      });
+  if (!started) ConnectFailed({"connect", errno, {}});
+}
+
+void RdmaMeeting::ConnectFailed(const verbs::Error& error) {
+  if (error.code == ECONNREFUSED) {
+    RCSOCK_LOG(2, "%s: nobody listens at port %u", error.call, port_);
+    return TryAgain(base::Reason::kPeerPlain);
+  }
+  LogError(error);
+  Fail(VerbsReason(error), false);
+}
+
+// Nobody listens there, or nobody waits for this connection: the other end may
+// be about to.
+void RdmaMeeting::TryAgain(base::Reason if_late) {
+  if (std::chrono::steady_clock::now() + pause_ < give_up_) {
+    LeaveConnection();
+    redirected_ = false;
+    state_ = State::kPausing;
+    StartTimer(pause_);
+    pause_ *= 3;
+    return;
+  }
+  if (if_late == base::Reason::kPeerPlain) {
+    core_->RememberPlain(peer_, peer_port_);
+  }
+  Fail(if_late, false);
 }
 
 void RdmaMeeting::SendReq() {
@@ -213,10 +271,9 @@ void RdmaMeeting::SendReq() {
                 session_->tuple(), rdma_->key());
   rdma_conn_param parameters = Parameters(req.data(), req.size());
   if (verbs::calls.rdma_connect(connection_->id(), &parameters) != 0) {
-    const verbs::Error error = {"rdma_connect", errno, {}};
-    LogError(error);
-    Fail(VerbsReason(error), false);
+    return ConnectFailed({"rdma_connect", errno, {}});
   }
+  connection_->BeginHandshake();
 }
 
 void RdmaMeeting::OnRep(const CmEvent& event) {
@@ -256,10 +313,8 @@ void RdmaMeeting::OnRejected(const CmEvent& event) {
       const bool nobody =
           event.status == kIbNoListener || event.status == -ECONNREFUSED;
       RCSOCK_LOG(2, "rejected by another than us: status %d", event.status);
-      if (nobody) core_->RememberPlain(peer_, peer_port_);
-      return Fail(
-          nobody ? base::Reason::kPeerPlain : base::Reason::kRdmaRejected,
-          false);
+      if (nobody) return TryAgain(base::Reason::kPeerPlain);
+      return Fail(base::Reason::kRdmaRejected, false);
     }
   }
   switch (rej.code) {
@@ -269,7 +324,7 @@ void RdmaMeeting::OnRejected(const CmEvent& event) {
       }
       return Connect(rej.port);
     case RejCode::kLater:
-      return Fail(base::Reason::kTimeout, false);
+      return TryAgain(base::Reason::kTimeout);
     case RejCode::kOtherVersion:
       return Fail(base::Reason::kPeerVersion, true);
     case RejCode::kKey:
@@ -315,6 +370,7 @@ void RdmaMeeting::OnRequest(verbs::Id id, const Req& req) {
     LogError(error);
     return Fail(VerbsReason(error), false);
   }
+  connection_->BeginHandshake();
 }
 
 // --- Both
@@ -322,7 +378,6 @@ void RdmaMeeting::OnRequest(verbs::Id id, const Req& req) {
 
 void RdmaMeeting::Established() {
   connection_->SetConnected();
-  if (std::exchange(turn_, false)) rdma_->EndTurn();
   state_ = State::kAdopting;
   StartTimer(kAdoptLimit);
   session_->seeker()->Adopt();
@@ -399,6 +454,8 @@ void RdmaMeeting::OnTimer() {
     case State::kAdopting:
       return Fail(adopted_ ? base::Reason::kTimeout : base::Reason::kBusy,
                   false);
+    case State::kPausing:
+      return Queue();
     case State::kQueued:
       return Fail(base::Reason::kTimeout, false);
     default:

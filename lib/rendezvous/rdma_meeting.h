@@ -7,6 +7,7 @@
 
 #include "lib/rendezvous/cm.h"
 #include "lib/rendezvous/connection.h"
+#include "lib/rendezvous/probe.h"
 #include "lib/rendezvous/rdma_wire.h"
 #include "lib/rendezvous/rendezvous.h"
 
@@ -47,6 +48,7 @@ class RdmaMeeting : public std::enable_shared_from_this<RdmaMeeting> {
   enum class State {
     kStart,
     kQueued,
+    kPausing,     // nobody was there: again in a moment
     kConnecting,  // from resolving the address to the REP
     kWaiting,
     kAccepted,  // REP sent
@@ -54,8 +56,13 @@ class RdmaMeeting : public std::enable_shared_from_this<RdmaMeeting> {
     kDone,
   };
 
+  void Queue();
   void Connect(std::uint16_t port);
+  void TryAgain(base::Reason if_late);
+  void LeaveConnection();
   void OnConnecting(const CmEvent& event);
+  void StartProbe();
+  void ConnectFailed(const verbs::Error& error);
   void SendReq();
   void OnRep(const CmEvent& event);
   void OnRejected(const CmEvent& event);
@@ -77,9 +84,13 @@ class RdmaMeeting : public std::enable_shared_from_this<RdmaMeeting> {
   boost::asio::steady_timer timer_;
   std::uint32_t timer_number_ = 0;
   std::shared_ptr<Connection> connection_;
+  std::shared_ptr<Probe> probe_;
+  std::uint16_t port_ = 0;  // the RDMA port connected to
   std::shared_ptr<Directory> directory_;
   void* cookie_ = nullptr;
-  bool turn_ = false;  // counted among the handshakes under way
+  std::chrono::steady_clock::time_point give_up_{};
+  std::chrono::milliseconds pause_;
+  bool turn_ = false;  // to connect, and not yet the connection's
   bool redirected_ = false;
   std::uint32_t epoch_ = 0;
   stream::Nonce peers_{};

@@ -42,11 +42,11 @@ struct Rep {
 };
 
 enum class RejCode : std::uint8_t {
-  kLater = 1,     // no such stream waits here now
-  kRedirect = 2,  // its owner listens at `port`
+  kLater = 1,         // no such stream waits here now
+  kRedirect = 2,      // its owner listens at `port`
   kOtherVersion = 3,  // this version is not understood
-  kRefused = 4,   // malformed, or no resources
-  kKey = 5,       // the MAC is wrong, or missing
+  kRefused = 4,       // malformed, or no resources
+  kKey = 5,           // the MAC is wrong, or missing
 };
 
 struct Rej {
@@ -83,8 +83,8 @@ Parsed DecodeRep(const std::uint8_t* bytes, std::size_t length,
                  const Tuple& tuple, const stream::Nonce& req_nonce,
                  const ClusterKey& key, Rep* rep);
 // A refusal that is not ours, or that its sender can't prove, is kForeign or
-// kKey: nothing to follow.  kOtherVersion and kKey codes need no MAC: who says so
-// may have no key.
+// kKey: nothing to follow.  kOtherVersion and kKey codes need no MAC: who says
+// so may have no key.
 Parsed DecodeRej(const std::uint8_t* bytes, std::size_t length,
                  const stream::Nonce& req_nonce, const ClusterKey& key,
                  Rej* rej);
