@@ -68,6 +68,17 @@ void LogError(const verbs::Error& error) {
              std::strerror(error.code));
 }
 
+// What a stream has put off in order to send it with more must not wait for ever
+// for a thread of the program to come by.
+static void FlushSoon(void* arg) {
+  auto* domain = static_cast<lane::rdma::Domain*>(arg);
+  Conductor* conductor = Conductor::IfRunning();
+  if (conductor == nullptr) return;
+  conductor->After(1, [weak = domain->weak_from_this()] {
+    if (auto alive = weak.lock()) alive->FlushDeferred();
+  });
+}
+
 std::shared_ptr<Device> Device::Make(Core* core, std::shared_ptr<Cm> cm,
                                      const rdma_cm_id* id, base::Reason* why) {
   auto device = std::make_shared<Device>(core, std::move(cm));
@@ -82,6 +93,9 @@ std::shared_ptr<Device> Device::Make(Core* core, std::shared_ptr<Cm> cm,
       device->cm_->Bind(device.get(), address, ScopeOf(local), 0, &error);
   if (device->keeper_ != nullptr && device->keeper_->verbs == id->verbs) {
     device->domain_ = lane::rdma::Domain::Make(id->verbs, core->board, &error);
+  }
+  if (device->domain_ != nullptr) {
+    device->domain_->SetFlushTimer(&FlushSoon, device->domain_.get());
   }
   if (device->domain_ == nullptr) {
     LogError(error);
