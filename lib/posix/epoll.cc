@@ -446,7 +446,7 @@ void InterestsToUser(Sock* sock) {
 void InterestsToKernel(Sock* sock) {
   Critical critical;
   interest_latch.lock();
-  if (sock->mode() != Mode::kPlain) {
+  if (sock->mode() == Mode::kEngine) {
     interest_latch.unlock();
     return;
   }

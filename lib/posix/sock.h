@@ -12,6 +12,7 @@
 #include "lib/base/latch.h"
 #include "lib/base/reason.h"
 #include "lib/posix/file.h"
+#include "lib/posix/unread.h"
 #include "lib/rendezvous/rendezvous.h"
 #include "lib/stream/stream.h"
 
@@ -21,8 +22,10 @@ struct Interest;
 struct Stats;
 
 // Calls go straight to the kernel (kPlain) and are only counted, or through the
-// stream (kEngine), which then owns every byte of the anchor.
-enum class Mode : std::uint8_t { kPlain, kEngine };
+// stream (kEngine), which then owns every byte of the anchor.  kUnread: as
+// kPlain, but what the application reads comes first from memory that is shared
+// with other holders of the connection.
+enum class Mode : std::uint8_t { kPlain, kEngine, kUnread };
 
 // A TCP socket of the application: one per open description.
 //
@@ -66,8 +69,9 @@ class Sock final : public File,
   int TakeError();
 
   // Off the lane, and never on one again: before fdopen, SCM_RIGHTS and the
-  // like.  Waits (bounded) until the kernel's socket alone has the stream's
-  // state.  False: bytes read ahead remain, or the peer did not answer.
+  // like.  Waits (bounded) until the stream is the kernel's, but for bytes that
+  // were read ahead of the application (UnreadBytes).  False: the peer did not
+  // answer.
   bool Pin(base::Reason reason);
   // The same without the "never again".
   bool ToPlain(base::Reason reason);
@@ -154,12 +158,31 @@ class Sock final : public File,
   int ShutdownWrite() override;
 
   // --- Processes (process.cc)
-  // -------------------------------------------------------- The first half of
-  // ToPlain: asks, and does not wait.
-  void AskToPlain(base::Reason reason);
+  // -------------------------------------------------------- One step of
+  // ToPlain, without waiting.  True: it is the kernel's.
+  bool StepToPlain(base::Reason reason);
+  // It did not get there.
+  void StopLeaving();
+  // The same asked by a child that borrows our memory, but not our descriptors:
+  // the conductor does it.
+  void AskFromBorrowed();
+  std::uint64_t inode() const {
+    return inode_.load(std::memory_order_relaxed);
+  }
   // Counts one more process that holds the connection.  While there are
   // several, none may promote it.
-  void ShareByFork();
+  void ShareByFork(std::uint32_t fork);
+  // There was no fork after all.
+  void UnshareByFork(std::uint32_t fork);
+  // Bytes read ahead that are shared; kUnread only.
+  std::size_t UnreadBytes();
+  std::uint64_t UnreadSocket() const { return unread_.socket(); }
+  // A descriptor of them for a program about to be executed; -1: none.
+  int UnreadFd();
+  // This program was executed with bytes of this connection left over.
+  bool InheritUnread(int memory);
+  // A program that is not followed may hold it from now on.
+  void GivenAway() { given_away_.store(true, std::memory_order_relaxed); }
   // The offsets at the fork, once the stream is plain.
   void MarkFork();
   void ForkChild();
@@ -188,6 +211,11 @@ class Sock final : public File,
   };
 
   void Reset();
+  ssize_t UnreadRecv(int fd, const iovec* iov, int count, std::size_t total,
+                     int flags, std::size_t* done);
+  bool SpillLatched();
+  void PutDeadSocket();
+  void EndUnreadLatched();
   void Fold(Stats* to, bool last);
   void FoldLatched(Stats* to) const;
   void KickPollers();
@@ -232,8 +260,8 @@ class Sock final : public File,
   void PostSettle();
   void Settle();
   bool BackToPlain();
+  bool StuckOnStash();
   void Finish(bool reset);
-  bool OnlyStash();
   void OnTimer();
   void OnLinger();
   void OnStarved();
@@ -245,6 +273,10 @@ class Sock final : public File,
   std::atomic<bool> may_adopt_{false};  // connected, and not for ever on TCP
   std::atomic<bool> pinned_{false};
   std::atomic<bool> option_pinned_{false};
+  // On its way to the kernel for somebody who does not know the stream: bytes
+  // read ahead do not hold it.
+  std::atomic<bool> leaving_{false};
+  std::atomic<bool> given_away_{false};
   bool exec_pinned_ = false;
   bool exec_left_ = false;
   base::Reason exec_reason_ = base::Reason::kNone;
@@ -296,7 +328,8 @@ class Sock final : public File,
   bool reset_ = false;
   std::uint32_t demotions_ = 0;
   // Of shared memory: how many processes hold the connection; -1: never forked.
-  int holders_ = -1;
+  std::atomic<int> holders_{-1};
+  std::uint32_t fork_ = 0;  // the last that has counted itself there
   std::uint64_t fork_tx_ = 0;  // offsets at the last fork
   std::uint64_t fork_rx_ = 0;
   std::uint64_t account_tx_ = 0;  // offsets at which this process began
@@ -306,6 +339,8 @@ class Sock final : public File,
   std::uint64_t lane_tx_ = 0;
   std::uint64_t lane_rx_ = 0;    // delivered by the engine
   std::uint64_t anchor_rx_ = 0;  // read from TCP by the engine
+  std::atomic<std::uint64_t> inode_{0};  // of the socket, once adopted
+  Unread unread_;                        // rx_latch's
 };
 
 // Raises SIGPIPE in this thread, as a write to a closed connection does.
@@ -376,13 +411,19 @@ inline ssize_t Sock::Recv(int fd, const iovec* iov, int count,
                           std::size_t total, int flags, Raw&& raw) {
   std::size_t done = 0;
   for (;;) {
-    if (mode() == Mode::kEngine) {
-      const ssize_t n = EngineRecv(iov, count, total, flags, &done);
+    const Mode now = mode();
+    // (Urgent data and errors are never read ahead.)
+    if (now == Mode::kEngine ||
+        (now == Mode::kUnread && (flags & (MSG_OOB | MSG_ERRQUEUE)) == 0)) {
+      const ssize_t n =
+          now == Mode::kEngine
+              ? EngineRecv(iov, count, total, flags, &done)
+              : UnreadRecv(fd, iov, count, total, flags, &done);
       if (n != kRetry) return n;
-      if (done == 0) continue;
+      continue;
     }
     inflight_.fetch_add(1, std::memory_order_seq_cst);
-    if (mode_.load(std::memory_order_seq_cst) == Mode::kEngine) {
+    if (mode_.load(std::memory_order_seq_cst) != now) {
       LeaveRaw();
       continue;
     }

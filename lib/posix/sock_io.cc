@@ -14,6 +14,7 @@
 #include "lib/base/clock.h"
 #include "lib/base/real.h"
 #include "lib/posix/epoll.h"
+#include "lib/posix/iov_rest.h"
 #include "lib/posix/process.h"
 #include "lib/posix/signals.h"
 #include "lib/posix/sock.h"
@@ -22,48 +23,6 @@
 namespace rcsock::posix {
 
 using rendezvous::Conductor;
-
-namespace {
-
-// The part of an iovec array that begins `skip` bytes into it.
-class IovRest {
- public:
-  IovRest(const iovec* iov, int count) : iov_(iov), count_(count) {}
-  const iovec* iov() const { return first_ ? local_ : iov_; }
-  int count() const { return first_ ? local_count_ : count_; }
-  // Built in pieces of kPiece elements: a caller with more of them goes round
-  // once for each piece.
-  void Skip(std::size_t skip) {
-    if (skip == 0) return;
-    first_ = true;
-    local_count_ = 0;
-    for (int i = 0; i < count_ && local_count_ < kPiece; ++i) {
-      if (skip >= iov_[i].iov_len) {
-        skip -= iov_[i].iov_len;
-        continue;
-      }
-      local_[local_count_].iov_base =
-          static_cast<char*>(iov_[i].iov_base) + skip;
-      local_[local_count_++].iov_len = iov_[i].iov_len - skip;
-      skip = 0;
-    }
-  }
-  std::size_t total() const {
-    std::size_t sum = 0;
-    for (int i = 0; i < count(); ++i) sum += iov()[i].iov_len;
-    return sum;
-  }
-
- private:
-  static constexpr int kPiece = 16;
-  const iovec* iov_;
-  int count_;
-  bool first_ = false;
-  int local_count_ = 0;
-  iovec local_[kPiece];
-};
-
-}  // namespace
 
 void RaiseSigpipe() {
   const int saved = errno;
@@ -562,13 +521,15 @@ bool Sock::ReadableBytes(int* bytes) {
   Critical critical;
   tx_latch.lock();
   rx_latch.lock();
-  const bool mine = mode() == Mode::kEngine && stream_ != nullptr;
+  const bool unread = mode() == Mode::kUnread;
+  const bool mine =
+      unread || (mode() == Mode::kEngine && stream_ != nullptr);
   if (mine) {
-    std::size_t n = stream_->Readable();
+    std::size_t n = unread ? unread_.size() : stream_->Readable();
     // What TCP still holds follows what the stream has: while rx is raw it is
     // the application's too.
     int more = 0;
-    if (stream_->rx() == stream::Rx::kRaw &&
+    if ((unread || stream_->rx() == stream::Rx::kRaw) &&
         ::syscall(SYS_ioctl, fd(), FIONREAD, &more) == 0 && more > 0) {
       n += static_cast<std::size_t>(more);
     }

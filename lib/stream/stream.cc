@@ -32,6 +32,7 @@ void Stream::LaneUp(lane::Lane* lane, std::uint32_t epoch, const Nonce& mine,
   may_propose_ = may_propose;
   frozen_ = settled_ = used_ = flip_ = got_sent_ = accept_ = false;
   lane_down_seen_ = false;
+  ahead_ = true;
   waiting_ = Waiting::kNothing;
   x_ = rx_x_ = posted_base_ = 0;
   limbo_.Clear();
@@ -251,6 +252,9 @@ void Stream::PumpTcp(bool read_ahead) {
         want = static_cast<std::size_t>(rx_x_ - InOff());
       } else if (closed_) {
         want = stash_.empty() ? 1 : 0;  // one byte is enough to answer with RST
+      } else if (read_ahead && !ahead_) {
+        // One byte tells a peer that went raw from one that died staging.
+        want = limbo_.empty() ? 0 : 1;
       } else if (read_ahead && stash_.size() < limits_.stash) {
         want = limits_.stash - stash_.size();
       }
@@ -420,9 +424,12 @@ void Stream::Timer() {
   Settle();
 }
 
-void Stream::Demote(base::Reason reason) {
+void Stream::Demote(base::Reason reason, bool leave) {
   TakeCtl();
+  if (leave) ahead_ = false;
+  leave_ = leave;
   Trigger(reason);
+  leave_ = false;
   Settle();
 }
 
@@ -485,6 +492,7 @@ bool Stream::WantsAnchorRead() const {
   if (rx_ != Rx::kRaw) return true;
   if (waiting_ == Waiting::kPropose || waiting_ == Waiting::kSwitch)
     return true;
+  if (!ahead_) return closed_ || !limbo_.empty();
   return closed_ || stash_.size() < limits_.stash;
 }
 
@@ -494,6 +502,18 @@ bool Stream::Idle() const {
   return tx_ == Tx::kRaw && rx_ == Rx::kRaw && lane_ == nullptr &&
          out_.empty() && stash_.empty() && limbo_.empty() && so_error_ == 0 &&
          !failed_;
+}
+
+bool Stream::OnlyStash() const {
+  return tx_ == Tx::kRaw && rx_ == Rx::kRaw && lane_ == nullptr &&
+         out_.empty() && !stash_.empty() && limbo_.empty() && !failed_ &&
+         !closed_;
+}
+
+ByteQueue Stream::TakeStash() {
+  ByteQueue taken;
+  taken.Swap(stash_);
+  return taken;
 }
 
 }  // namespace rcsock::stream

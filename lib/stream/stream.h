@@ -108,7 +108,19 @@ class Stream {
   void Progress(bool read_ahead);
   void Timer();
   // Own will (rule 11 ff.); also for a lane found dead by its owner.
-  void Demote(base::Reason reason);
+  //
+  // `leave`: the anchor is about to be shared with somebody who does not know
+  // this stream (another process, stdio).  What has landed on the lane and is
+  // unread stays the peer's, who sends it again over TCP, and nothing more is
+  // read ahead: so it ends in the kernel's queue, which all can read.
+  void Demote(base::Reason reason, bool leave = false);
+  // Ends what `leave` began, if nothing came of it.
+  void ReadAheadAgain() { ahead_ = true; }
+  // Bytes read ahead are all that keeps the owner from using the anchor
+  // directly: TakeStash, and it may.
+  bool OnlyStash() const;
+  ByteQueue TakeStash();
+  void GiveStash(ByteQueue bytes) { stash_.Swap(bytes); }
   // After kSettled: the caller may destroy the lane.
   void ReleaseLane();
   // Points a copy at the copies of its lane and anchor: simulator only.
@@ -233,10 +245,12 @@ class Stream {
   Rx rx_ = Rx::kRaw;
   base::Reason why_left_ = base::Reason::kNone;
   bool adopted_ = false;
+  bool ahead_ = true;  // may read ahead
 
   // Of the present lane.
   bool frozen_ = false;  // rule 11
   bool settled_ = false;
+  bool leave_ = false;  // within Demote
   bool may_propose_ = false;
   bool used_ = false;  // proposed or accepted: one attempt per lane (rule 1)
   bool flip_ =

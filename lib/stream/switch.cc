@@ -433,26 +433,32 @@ void Stream::FreezeLane(base::Reason reason) {
   Emit(kLeftLane | kRxReady | kTxReady);
   // What had landed: the application's, if the direction is proven.  Else it is
   // kept apart: should the peer turn out to be dead, exactly at the offset
-  // where these bytes would begin, they are its last words (rule 19).
+  // where these bytes would begin, they are its last words (rule 19).  So is
+  // what is left to the peer on purpose: it has not been credited.
+  if (accept_ && leave_) {
+    rx_x_ = InOff();
+    limbo_.Clear();
+  }
+  const bool take = accept_ && !leave_;
   const bool keep =
       accept_ || (waiting_ != Waiting::kNothing && (broken_ & kNoLimbo) == 0);
-  ByteQueue* to = accept_ ? &stash_ : &limbo_;
+  ByteQueue* to = take ? &stash_ : &limbo_;
   std::size_t room = lane_->RxRegion().length + kMaxTie;
   while (keep && !failed_) {
     std::size_t n = lane_->Readable();
     if (n == 0) break;
     std::uint8_t* bytes = n <= room ? to->Reserve(n) : nullptr;
     if (bytes == nullptr) {
-      if (!accept_) break;
+      if (!take) break;
       accept_ = false;
       return Fail(base::Reason::kProtocol);
     }
     iovec iov{bytes, n};
     // Bytes that are not accepted must not be credited either: P would find
     // them gone from its ring when it goes raw.
-    n = lane_->Read(&iov, 1, 0, n, !accept_);
+    n = lane_->Read(&iov, 1, 0, n, !take);
     to->Commit(n);
-    if (n == 0 || !accept_) break;
+    if (n == 0 || !take) break;
     room -= n;
   }
   accept_ = false;
