@@ -320,6 +320,7 @@ int EpollSet::Ctl(int op, int fd, Sock* sock, epoll_event* event) {
         interest->in_kernel = !engine;
         interest->in_user.store(false, std::memory_order_relaxed);
         interest->spent.store(false, std::memory_order_relaxed);
+        interest->edge.store(true, std::memory_order_relaxed);
         interest->direct = false;
         interest->next_of_sock = sock->interests;
         sock->interests = interest;
@@ -356,6 +357,7 @@ int EpollSet::Ctl(int op, int fd, Sock* sock, epoll_event* event) {
       found->events.store(event->events, std::memory_order_relaxed);
       found->data = event->data;
       found->spent.store(false, std::memory_order_relaxed);
+      found->edge.store(true, std::memory_order_relaxed);
       if (found->in_user.load(std::memory_order_relaxed)) {
         Registry::MakeReady(found);
         kick = true;
@@ -469,6 +471,7 @@ void InterestsToKernel(Sock* sock) {
     if (Lookup(i->fd) != sock) i->fd = sock->fd();
     if (real::epoll_ctl(set->fd(), EPOLL_CTL_ADD, i->fd, &event) == 0) {
       i->in_kernel = true;
+      i->edge.store(true, std::memory_order_relaxed);
     } else {
       base::Log("fd %d can't go back into epoll set %d: errno %d", i->fd,
                 set->fd(), errno);
@@ -532,6 +535,39 @@ bool InterestsNamed(Sock* sock, int fd) {
   bool found = false;
   for (Interest* i = sock->interests; i != nullptr; i = i->next_of_sock) {
     found |= i->fd == fd;
+  }
+  interest_latch.unlock();
+  return found;
+}
+
+int InterestsUnread(Sock* sock, EpollSet* set, epoll_event* out,
+                    int capacity) {
+  Critical critical;
+  int found = 0;
+  interest_latch.lock();
+  for (Interest* i = sock->interests; i != nullptr && found < capacity;
+       i = i->next_of_sock) {
+    const std::uint32_t events = i->events.load(std::memory_order_relaxed);
+    if (i->set != set || !i->in_kernel ||
+        (events & (EPOLLIN | EPOLLRDNORM)) == 0 ||
+        ((events & EPOLLET) != 0 && !i->edge.exchange(false))) {
+      continue;
+    }
+    out[found].events = events & (EPOLLIN | EPOLLRDNORM);
+    out[found].data = i->data;
+    if ((events & EPOLLET) == 0) {
+      // What else holds belongs into this report, if there is room for one only.
+      pollfd one{i->fd, static_cast<short>(events & 0xffff), 0};
+      real::poll(&one, 1, 0);
+      out[found].events |= static_cast<std::uint16_t>(one.revents);
+    }
+    if (events & EPOLLONESHOT) {
+      epoll_event unused{};
+      real::epoll_ctl(set->fd(), EPOLL_CTL_DEL, i->fd, &unused);
+      i->in_kernel = false;
+      i->spent.store(true, std::memory_order_relaxed);
+    }
+    ++found;
   }
   interest_latch.unlock();
   return found;

@@ -147,6 +147,9 @@ void InterestsReady(Sock* sock);
 void InterestsDrop(Sock* sock, int fd);
 // Whether there is a registration under this number.
 bool InterestsNamed(Sock* sock, int fd);
+// The stream is the kernel's, but has unread bytes that the kernel does not know
+// of: what `set` should report of them now; how many events.
+int InterestsUnread(Sock* sock, EpollSet* set, epoll_event* out, int capacity);
 // The notify bits and bell that the stream's registrations ask of its lane.
 void InterestsNotify(Sock* sock);         // takes the stream's latches
 void InterestsNotifyLatched(Sock* sock);  // the caller holds both

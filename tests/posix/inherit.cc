@@ -302,6 +302,62 @@ Case in_epoll(
     },
     {.warm = false});
 
+// Nothing but what was read ahead: the kernel's own queue is empty.
+Case few(
+    "unread_nothing_else",
+    [](int fd) {
+      char text[kPiece];
+      RecvAll(fd, text, 1);
+      Pattern(kSeed, 0, text, kPiece);
+      SendAll(fd, text, kPiece);
+      Barrier();
+      RecvAll(fd, text, 4);
+      SendAll(fd, text, 4);
+      LogDrain(fd);
+    },
+    [](int fd) {
+      const int level = ::epoll_create1(0);
+      const int edge = ::epoll_create1(0);
+      const int once = ::epoll_create1(0);
+      epoll_event event{};
+      event.data.u32 = 5;
+      event.events = EPOLLIN | EPOLLOUT;
+      CHECK_THAT(::epoll_ctl(level, EPOLL_CTL_ADD, fd, &event) == 0);
+      event.events = EPOLLIN | EPOLLET;
+      CHECK_THAT(::epoll_ctl(edge, EPOLL_CTL_ADD, fd, &event) == 0);
+      event.events = EPOLLIN | EPOLLOUT | EPOLLONESHOT;
+      CHECK_THAT(::epoll_ctl(once, EPOLL_CTL_ADD, fd, &event) == 0);
+      SendAll(fd, "x", 1);
+      Barrier();
+      // Time to be read ahead.
+      ::poll(nullptr, 0, 100);
+      const pid_t child = ::fork();
+      if (child == 0) {
+        LogReadiness(fd);
+        Expect(fd, 0, 4);
+        ::_exit(0);
+      }
+      LogChild(child);
+      LogReadiness(fd);
+      LogEpoll(level, "level");
+      LogEpoll(level, "level again");
+      LogEpoll(level, "level, room for one", 1);
+      LogEpoll(edge, "edge");
+      LogEpoll(edge, "edge again");
+      LogEpoll(once, "once");
+      LogEpoll(once, "once again");
+      event.events = EPOLLIN | EPOLLONESHOT;
+      Result("rearm", ::epoll_ctl(once, EPOLL_CTL_MOD, fd, &event));
+      LogEpoll(once, "once rearmed");
+      Expect(fd, 4, kPiece - 5);
+      LogEpoll(level, "level, one byte left");
+      Expect(fd, kPiece - 1, 1);
+      LogEpoll(level, "level, nothing left");
+      PingPong(fd);
+      ::close(fd);
+    },
+    {.warm = false});
+
 Case flags(
     "unread_flags",
     [](int fd) {
