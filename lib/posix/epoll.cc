@@ -9,6 +9,7 @@
 #include <cstdio>
 #include <cstring>
 #include <new>
+#include <optional>
 
 #include "lib/base/clock.h"
 #include "lib/base/log.h"
@@ -1027,6 +1028,14 @@ int EpollSet::Wait(epoll_event* out, int capacity, std::int64_t timeout_ns,
     }
     int n = kOnlyBell;
     bool bell = false;
+    struct Undo {  // by cancellation in the kernel's wait too
+      EpollSet* set;
+      ~Undo() {
+        if (set->poller_) set->poller_->Disarm();
+        set->sleepers_.fetch_sub(1, std::memory_order_seq_cst);
+      }
+    };
+    std::optional<Undo> undo(std::in_place, this);
     if (!ready) {
       const std::uint64_t start = base::NowNs();
       if (tls_signals.any != signals) {
@@ -1038,8 +1047,7 @@ int EpollSet::Wait(epoll_event* out, int capacity, std::int64_t timeout_ns,
       error = errno;
       Spinner::Slept((base::NowNs() - start) / 1000);
     }
-    if (poller_) poller_->Disarm();
-    sleepers_.fetch_sub(1, std::memory_order_seq_cst);
+    undo.reset();
     // The bell rang for this thread, which returns without a look.
     if (bell && n > 0) Registry::KickSleepers(this);
     if (n != kOnlyBell && (n != 0 || left() == 0)) {

@@ -1,6 +1,7 @@
 // read, write and their families.
 
 #include <netinet/in.h>
+#include <pthread.h>
 #include <sys/sendfile.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -244,6 +245,12 @@ ssize_t sendfile(int out, int in, off_t* offset, size_t count) {
   }
   // By way of a buffer: the page cache can't be mapped into a ring.  What the
   // stream did not take is read again next time: only the offset counts.
+  // No place for cancellation, and not to be unwound: sendfile throws nothing.
+  struct NoCancel {
+    NoCancel() { ::pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &before); }
+    ~NoCancel() { ::pthread_setcancelstate(before, nullptr); }
+    int before;
+  } no_cancel;
   constexpr std::size_t kPiece = 16384;
   char piece[kPiece];
   std::size_t done = 0;

@@ -242,6 +242,7 @@ class Polling {
       sock->poll_sleepers.fetch_add(1, std::memory_order_seq_cst);
       sock->RingForPoll(kPollBell);
     }
+    const Undo undo{this, conductor, wanted};
     // Counted, then looked at: whoever lets a stream go or gives it another
     // bell does so first and looks at the count after.
     std::atomic_thread_fence(std::memory_order_seq_cst);
@@ -269,19 +270,29 @@ class Polling {
       Spinner::Slept((base::NowNs() - start) / 1000);
       errno = saved;
     }
-    const int saved = errno;
-    for (int k = 0; k < lane::shm::kBells; ++k) {
-      if (wanted & 1u << k) conductor->bells()->Disarm(k);
-    }
-    for (nfds_t m = 0; m < mine_; ++m) {
-      if (members_[m].file->kind != FileKind::kSock) continue;
-      static_cast<Sock*>(members_[m].file)
-          ->poll_sleepers.fetch_sub(1, std::memory_order_seq_cst);
-    }
     kernel_look_ = 0;
-    errno = saved;
     return result;
   }
+
+  // The end of Sleep, by cancellation in the kernel's poll too.
+  struct Undo {
+    Polling* polling;
+    Conductor* conductor;
+    std::uint32_t wanted;
+    ~Undo() {
+      const int saved = errno;
+      for (int k = 0; k < lane::shm::kBells; ++k) {
+        if (wanted & 1u << k) conductor->bells()->Disarm(k);
+      }
+      for (nfds_t m = 0; m < polling->mine_; ++m) {
+        File* file = polling->members_[m].file;
+        if (file->kind != FileKind::kSock) continue;
+        static_cast<Sock*>(file)->poll_sleepers.fetch_sub(
+            1, std::memory_order_seq_cst);
+      }
+      errno = saved;
+    }
+  };
 
   static int BellOf(File* file) {
     return file->kind == FileKind::kSock ? static_cast<Sock*>(file)->bell()

@@ -13,6 +13,7 @@
 
 #include "lib/base/clock.h"
 #include "lib/base/real.h"
+#include "lib/base/sleep.h"
 #include "lib/posix/epoll.h"
 #include "lib/posix/iov_rest.h"
 #include "lib/posix/process.h"
@@ -339,27 +340,22 @@ int Sock::SleepOn(Wait& wait, bool tx, std::uint32_t token, std::uint32_t seq,
   timespec left{};
   timespec* limit = nullptr;
   const std::uint64_t start = base::NowNs();
-  int result = 0;
+  const bool late = wait.deadline_ns != 0 && start >= wait.deadline_ns;
+  int result = late ? -EAGAIN : 0;
   {
     CountedSleep counted(&count);
     // No latch is held, and unwinding undoes the rest.
     ::pthread_testcancel();
-    if (wait.deadline_ns != 0) {
-      if (start >= wait.deadline_ns) {
-        result = -EAGAIN;
-      } else {
+    if (!late) {
+      if (wait.deadline_ns != 0) {
         const std::uint64_t ns = wait.deadline_ns - start;
         left = {static_cast<time_t>(ns / 1'000'000'000),
                 static_cast<long>(ns % 1'000'000'000)};
         limit = &left;
       }
-    }
-    if (result == 0) {
       // Outside the critical section, so that handlers run; and a handler that
       // has run since the call began must end it.
-      self.depth = self.depth - 1;
-      std::atomic_signal_fence(std::memory_order_seq_cst);
-      if (self.pending != 0 && self.depth == 0) DeliverDeferred();
+      OutsideCritical outside;
       if (self.interrupts != wait.signals) {
         result = -EINTR;
       } else if (lane == nullptr) {
@@ -367,7 +363,7 @@ int Sock::SleepOn(Wait& wait, bool tx, std::uint32_t token, std::uint32_t seq,
         std::atomic_signal_fence(std::memory_order_seq_cst);
         result = self.interrupts != wait.signals
                      ? -EINTR
-                     : base::FutexWait(&word, seq, limit, false);
+                     : base::FutexSleep(&word, seq, limit, false);
         self.word = nullptr;
       } else if (word.load(std::memory_order_seq_cst) == seq) {
         self.lane = lane;
@@ -377,8 +373,8 @@ int Sock::SleepOn(Wait& wait, bool tx, std::uint32_t token, std::uint32_t seq,
                                                  : lane->SleepRx(token, limit);
         self.lane = nullptr;
       }
-      std::atomic_signal_fence(std::memory_order_seq_cst);
-      self.depth = self.depth + 1;
+    }
+    if (!late) {
       if (self.interrupts != wait.signals) result = -EINTR;
       if (result == -EINTR && wait.deadline_ns == 0 &&
           self.interrupts == wait.signals) {
