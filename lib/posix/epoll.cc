@@ -1098,23 +1098,37 @@ int EpollSet::WithoutBell(epoll_event* events, int count) const {
 
 void EpollSet::SetNested() {
   nested_.store(true, std::memory_order_relaxed);
-  Sock* pinned[64];
-  for (;;) {
-    int count = 0;
-    interest_latch.lock();
-    for (Interest* i = members_; i != nullptr && count < 64;
-         i = i->next_of_set) {
-      i->sock->Ref();
-      pinned[count++] = i->sock;
+  // On either side; those that come later are pinned when they are added.
+  const int top = fd_high.load(std::memory_order_relaxed);
+  for (int fd = 0; fd <= top; ++fd) {
+    Sock* member = nullptr;
+    {
+      Critical critical;
+      interest_latch.lock();
+      File* file = registered_ > 0 ? Lookup(fd) : nullptr;
+      if (file != nullptr && file->kind == FileKind::kSock) {
+        auto* sock = static_cast<Sock*>(file);
+        for (Interest* i = sock->interests; i != nullptr && member == nullptr;
+             i = i->next_of_sock) {
+          if (i->set == this) member = sock;
+        }
+      }
+      if (member != nullptr) member->Ref();
+      interest_latch.unlock();
     }
-    interest_latch.unlock();
-    if (count == 0) return;
-    for (int i = 0; i < count; ++i) {
-      pinned[i]->Pin(base::Reason::kPinnedOption);
-      pinned[i]->Unref();
-    }
-    if (count < 64) return;
+    if (member == nullptr) continue;
+    member->Pin(base::Reason::kPinnedOption);
+    member->Unref();
   }
+  Critical critical;
+  interest_latch.lock();
+  if (members_ == nullptr && bell_in_kernel_) {
+    // Nobody needs it any more, and it would look like something to read.
+    epoll_event unused{};
+    real::epoll_ctl(fd_, EPOLL_CTL_DEL, poller_->fd(), &unused);
+    bell_in_kernel_ = false;
+  }
+  interest_latch.unlock();
 }
 
 }  // namespace rcsock::posix

@@ -69,6 +69,12 @@ class EpollSet final : public File {
   // It is inside another epoll set, which can't see our readiness: its streams
   // stay on TCP.
   void SetNested();
+  // The same for poll() and select(), which see all that is in the kernel's set,
+  // the bell too.  True if it has streams in user space all the same.
+  bool LookedAtFromOutside() {
+    if (!nested_.load(std::memory_order_relaxed)) SetNested();
+    return HasUser();
+  }
 
   bool HasUser() const {
     return user_count_.load(std::memory_order_acquire) > 0;

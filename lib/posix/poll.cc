@@ -389,7 +389,7 @@ bool PollNeedsEngine(const pollfd* fds, nfds_t count) {
     if (file == nullptr) continue;
     if (file->kind == FileKind::kSock
             ? static_cast<Sock*>(file)->mode() == Mode::kEngine
-            : static_cast<EpollSet*>(file)->HasUser()) {
+            : static_cast<EpollSet*>(file)->LookedAtFromOutside()) {
       return true;
     }
   }
@@ -438,7 +438,7 @@ int EngineSelect(int count, fd_set* in, fd_set* out, fd_set* except,
     if (file == nullptr || mine) continue;
     mine = file->kind == FileKind::kSock
                ? static_cast<Sock*>(file)->mode() == Mode::kEngine
-               : static_cast<EpollSet*>(file)->HasUser();
+               : static_cast<EpollSet*>(file)->LookedAtFromOutside();
   }
   if (!mine) return kNotMine;
   pollfd stack[kOnStack];

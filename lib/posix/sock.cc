@@ -105,6 +105,7 @@ void Sock::Reset() {
   watched_ = false;
   starve_timer_ = false;
   tx_wait_ = false;
+  rx_wait_ = false;
   watch_events_ = 0;
   timer_ = 0;
   close_timer_ = 0;
@@ -452,6 +453,10 @@ void Sock::OnAnchor(std::uint32_t events) {
       tx_wait_ = false;
       WakeTx();
     }
+    if (rx_wait_ && (events & ~EPOLLOUT) != 0) {
+      rx_wait_ = false;
+      WakeRx();
+    }
     stream_->Progress(true);
     HandleChanges();
     if ((events & (EPOLLHUP | EPOLLERR)) != 0 && watched_ &&
@@ -564,7 +569,7 @@ void Sock::UpdateWatch() {
   Conductor* conductor = Conductor::IfRunning();
   if (conductor == nullptr) return;
   const std::uint32_t wanted =
-      (stream_->WantsAnchorRead() ? EPOLLIN : 0u) |
+      (rx_wait_ || stream_->WantsAnchorRead() ? EPOLLIN : 0u) |
       (tx_wait_ || stream_->WantsAnchorWrite() ? EPOLLOUT : 0u);
   if (wanted != watch_events_) {
     watch_events_ = wanted;
@@ -692,9 +697,11 @@ bool Sock::BackToPlain() {
               lane_ == nullptr && !closed_.load(std::memory_order_relaxed) &&
               !seeking_.load(std::memory_order_relaxed);
   bool spilled = false;
+  const bool leaving = leaving_.load(std::memory_order_relaxed);
   if (back && !stream_->Idle()) {
-    back = spilled =
-        leaving_.load(std::memory_order_relaxed) && SpillLatched();
+    back = spilled = leaving && SpillLatched();
+  } else if (back && stream_->TxBroken() && !leaving) {
+    back = false;  // what the application has been told must stay true
   }
   if (back) {
     tx_raw_.store(stream_->tx_off(), std::memory_order_relaxed);
@@ -772,11 +779,6 @@ void Sock::StopLeaving() {
   tx_latch.lock();
   rx_latch.lock();
   leaving_.store(false, std::memory_order_relaxed);
-  if (mode() == Mode::kEngine && stream_ != nullptr) {
-    stream_->ReadAheadAgain();
-    stream_->Progress(true);
-    HandleChanges();
-  }
   rx_latch.unlock();
   tx_latch.unlock();
 }

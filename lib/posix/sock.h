@@ -311,6 +311,7 @@ class Sock final : public File,
   bool watched_ = false;
   bool starve_timer_ = false;
   bool tx_wait_ = false;  // somebody waits for the anchor to take more
+  bool rx_wait_ = false;  // ... to have something, which nobody reads ahead
   std::uint64_t starve_acked_ = 0;
   std::uint32_t watch_events_ = 0;
   std::uint64_t timer_ = 0;

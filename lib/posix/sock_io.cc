@@ -181,7 +181,7 @@ void Sock::OnStarved() {
   if (mode() == Mode::kEngine && stream_ != nullptr && lane_ != nullptr &&
       stream_->FastTx() && lane_->Writable() == 0 &&
       lane_->Acked() == starve_acked_) {
-    stream_->Demote(base::Reason::kStarved);
+    stream_->Demote(base::Reason::kStarved, true);
     stream_->Progress(true);
     HandleChanges();
   }
@@ -265,6 +265,7 @@ ssize_t Sock::EngineRecv(const iovec* iov, int count, std::size_t total,
       n = drop && !stream_->FastRx() ? Drop(left, peek)
                                      : stream_->Read(to, pieces, left, peek);
       if (n > 0 && !peek) lane_rx_ += static_cast<std::uint64_t>(n);
+      if (n == -EAGAIN && stream_->AtKernel()) rx_wait_ = true;
       HandleChanges();
       if (lane_ == nullptr && stream_->Idle()) PostSettle();
       tx_latch.unlock();
@@ -484,6 +485,16 @@ std::uint32_t Sock::Readiness(std::uint32_t events, bool* plain) {
       if (::syscall(SYS_ppoll, &one, 1, &now, nullptr, 8) == 0) {
         ready &= ~static_cast<std::uint32_t>(POLLOUT);
         tx_wait_ = true;
+        UpdateWatch();
+      }
+    }
+    if (stream_->AtKernel()) {
+      pollfd one{fd(), POLLIN | POLLPRI | POLLRDHUP, 0};
+      timespec now{0, 0};
+      ::syscall(SYS_ppoll, &one, 1, &now, nullptr, 8);
+      ready |= static_cast<std::uint16_t>(one.revents);
+      if ((ready & events & (POLLIN | POLLRDNORM | POLLPRI | POLLRDHUP)) == 0) {
+        rx_wait_ = true;
         UpdateWatch();
       }
     }

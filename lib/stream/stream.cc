@@ -185,7 +185,10 @@ ssize_t Stream::ReadSlow(const iovec* iov, int count, std::size_t total,
   for (int round = 0; round < 4; ++round) {
     // A peek that asks for more than is stashed must be able to see it come.
     if (peek && rx_ == Rx::kRaw && !eof_ && stash_.size() < total) {
+      const bool ahead = ahead_;
+      ahead_ = true;
       PumpTcp(true);
+      ahead_ = ahead;
     }
     std::size_t got = TakeBuffered(iov, count, total, peek);
     if (got != 0) {

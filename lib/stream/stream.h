@@ -114,8 +114,13 @@ class Stream {
   // unread stays the peer's, who sends it again over TCP, and nothing more is
   // read ahead: so it ends in the kernel's queue, which all can read.
   void Demote(base::Reason reason, bool leave = false);
-  // Ends what `leave` began, if nothing came of it.
+  // Simulator only, where nothing takes the place of the kernel's own queue.
   void ReadAheadAgain() { ahead_ = true; }
+  // What TCP has is for Read alone to take: nobody reads ahead, so the owner
+  // must ask the kernel what there is.
+  bool AtKernel() const {
+    return rx_ == Rx::kRaw && !ahead_ && !eof_ && !failed_ && !closed_;
+  }
   // Bytes read ahead are all that keeps the owner from using the anchor
   // directly: TakeStash, and it may.
   bool OnlyStash() const;
@@ -154,6 +159,8 @@ class Stream {
   // Nothing of the engine is in use: tx RAW, rx raw, no lane, nothing queued
   // and nothing stashed: the owner may use the anchor directly again.
   bool Idle() const;
+  // Every write fails from now on, whatever the kernel would say to the next.
+  bool TxBroken() const { return tx_broken_; }
   std::uint64_t tx_off() const { return tx_off_; }
   std::uint64_t rx_off() const { return rx_off_; }
   base::Reason why_left() const { return why_left_; }

@@ -368,8 +368,15 @@ void Stream::OnGot() {
 // Rule 13.
 void Stream::OnLaneDown(std::uint64_t r) {
   lane_down_seen_ = true;
-  // In flight or not, the peer takes no more.
+  // In flight or not, the peer takes no more.  It may have left for the sake of
+  // something that only TCP can carry (urgent data), which nobody may read past:
+  // so what is unread goes the same way.
+  if (!kshut_) {
+    leave_ = true;
+    ahead_ = false;
+  }
   FreezeLane(base::Reason::kPeerDemoted);
+  leave_ = false;
   if (kshut_) return;
   switch (tx_) {
     case Tx::kStg:  // before GOT: no frame, and r says nothing about us
