@@ -65,6 +65,10 @@ ssize_t Stream::WriteSlow(const iovec* iov, int count, std::size_t total) {
 
 ssize_t Stream::WriteNow(const iovec* iov, int count, std::size_t total) {
   if (so_error_ != 0) return -TakeError();
+  if (last_write_ && !shut_ && total != 0) {
+    last_write_ = false;
+    return static_cast<ssize_t>(total);
+  }
   if (shut_ || tx_broken_) return -EPIPE;
   if (total == 0) return 0;
   switch (tx_) {

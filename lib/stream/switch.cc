@@ -572,6 +572,9 @@ void Stream::PeerDied(int error) {
   // After an orderly end the kernel decides what becomes of a write: it takes
   // the first, and the answer to that ends the connection.
   if (tcp_reset || so_error_ != 0) tx_broken_ = true;
+  // (The reset is of our frames' making: without them this end would have seen
+  // an orderly one, and the answer to the next write is the reset.)
+  last_write_ = tcp_reset && so_error_ == 0;
   out_.Clear();
   tie_copy_.Clear();
   accept_ = false;
