@@ -17,6 +17,7 @@
 #include "lib/posix/signals.h"
 #include "lib/posix/sock.h"
 #include "lib/posix/spin.h"
+#include "lib/posix/unread_wait.h"
 
 namespace rcsock::posix {
 
@@ -923,6 +924,10 @@ int EpollSet::Wait(epoll_event* out, int capacity, std::int64_t timeout_ns,
     return real::epoll_wait(fd_, out, capacity, 0);
   }
   while (!HasUser()) {
+    if (AnyUnread()) {
+      const int n = EpollFindsUnread(this, out, capacity);
+      if (n > 0) return n;
+    }
     const int n = KernelWait(out, capacity, left(), mask);
     if (n != kOnlyBell) return n;
     if (left() == 0) return 0;
@@ -1026,6 +1031,11 @@ int EpollSet::Wait(epoll_event* out, int capacity, std::int64_t timeout_ns,
       ready = HasUser() && SomethingReady();
       wait_latch_.unlock();
     }
+    // A stream that has gone to the kernel since leaves that list, and maybe
+    // bytes that the kernel does not know of.
+    if (!ready && AnyUnread()) {
+      result = EpollFindsUnread(this, out, capacity);
+    }
     int n = kOnlyBell;
     bool bell = false;
     struct Undo {  // by cancellation in the kernel's wait too
@@ -1036,6 +1046,7 @@ int EpollSet::Wait(epoll_event* out, int capacity, std::int64_t timeout_ns,
       }
     };
     std::optional<Undo> undo(std::in_place, this);
+    if (result > 0) break;
     if (!ready) {
       const std::uint64_t start = base::NowNs();
       if (tls_signals.any != signals) {

@@ -83,11 +83,12 @@ ssize_t recvfrom(int fd, void* to, size_t length, int flags, sockaddr* address,
     return real::recvfrom(fd, to, length, flags, address, address_length);
   }
   const iovec iov{to, length};
+  bool raw = false;
   const ssize_t n = sock->Recv(fd, &iov, 1, length, flags, [&] {
+    raw = true;
     return real::recvfrom(fd, to, length, flags, address, address_length);
   });
-  if (n >= 0 && address != nullptr && address_length != nullptr &&
-      Engine(sock)) {
+  if (n >= 0 && address != nullptr && address_length != nullptr && !raw) {
     *address_length = 0;  // as TCP
   }
   return n;

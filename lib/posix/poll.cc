@@ -16,6 +16,7 @@
 #include "lib/posix/signals.h"
 #include "lib/posix/sock.h"
 #include "lib/posix/spin.h"
+#include "lib/posix/unread_wait.h"
 
 namespace rcsock::posix {
 
@@ -99,6 +100,11 @@ class Polling {
     Split();
     Spinner spin;
     for (;;) {
+      // One that was ours a moment ago may have left some.
+      if (AnyUnread() && PollFindsUnread(fds_, count_)) {
+        LookKernel(0, false);
+        return AddUnread(fds_, count_, Merge());
+      }
       bool again = false;
       int found = LookStreams(&again);
       if (again && found == 0) {

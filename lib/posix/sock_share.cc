@@ -125,6 +125,7 @@ bool Sock::InheritUnread(int memory) {
   reason_ = Reason::kPinnedExec;
   pinned_.store(true, std::memory_order_relaxed);
   inode_.store(unread_.socket(), std::memory_order_relaxed);
+  inherited_ = true;
   // Whoever started this program may read too.
   GivenAway();
   unread_streams.fetch_add(1, std::memory_order_relaxed);
