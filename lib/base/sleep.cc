@@ -19,14 +19,14 @@ namespace rcsock::base {
   register const timespec* limit asm("r10") = timeout;
   register const void* second asm("r8") = nullptr;
   register long mask asm("r9") = 0;
-  asm volatile("syscall"
-               : "+a"(result)
-               : "D"(word),
-                 "S"(static_cast<long>(FUTEX_WAIT |
-                                       (shared ? 0 : FUTEX_PRIVATE_FLAG))),
-                 "d"(static_cast<unsigned long>(expected)), "r"(limit),
-                 "r"(second), "r"(mask)
-               : "rcx", "r11", "memory");
+  asm volatile(
+      "syscall"
+      : "+a"(result)
+      : "D"(word),
+        "S"(static_cast<long>(FUTEX_WAIT | (shared ? 0 : FUTEX_PRIVATE_FLAG))),
+        "d"(static_cast<unsigned long>(expected)), "r"(limit), "r"(second),
+        "r"(mask)
+      : "rcx", "r11", "memory");
   ::pthread_setcanceltype(type, nullptr);
   return static_cast<int>(result);
 }

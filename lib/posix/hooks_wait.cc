@@ -62,7 +62,7 @@ int PollNow(pollfd* fds, nfds_t count, int timeout) {
 }
 
 int PpollNow(pollfd* fds, nfds_t count, const timespec* timeout,
-          const sigset_t* mask) {
+             const sigset_t* mask) {
   if (fds == nullptr || (timeout != nullptr && !Valid(timeout))) {
     return real::ppoll(fds, count, timeout, mask);
   }
@@ -76,15 +76,14 @@ int PpollNow(pollfd* fds, nfds_t count, const timespec* timeout,
 }
 
 int SelectNow(int count, fd_set* in, fd_set* out, fd_set* except,
-           timeval* timeout) {
+              timeval* timeout) {
   std::int64_t ns = -1;
   if (timeout != nullptr) {
     if (timeout->tv_sec < 0 || timeout->tv_usec < 0) {
       return real::select(count, in, out, except, timeout);
     }
-    const timespec spec{
-        timeout->tv_sec + timeout->tv_usec / 1'000'000,
-        static_cast<long>(timeout->tv_usec % 1'000'000) * 1000};
+    const timespec spec{timeout->tv_sec + timeout->tv_usec / 1'000'000,
+                        static_cast<long>(timeout->tv_usec % 1'000'000) * 1000};
     ns = FromSpec(&spec);
   }
   std::int64_t left = 0;
@@ -108,12 +107,12 @@ int SelectNow(int count, fd_set* in, fd_set* out, fd_set* except,
 }
 
 int PselectNow(int count, fd_set* in, fd_set* out, fd_set* except,
-            const timespec* timeout, const sigset_t* mask) {
+               const timespec* timeout, const sigset_t* mask) {
   if (timeout != nullptr && !Valid(timeout)) {
     return real::pselect(count, in, out, except, timeout, mask);
   }
-  int n = EngineSelect(count, in, out, except, FromSpec(timeout), mask,
-                       nullptr);
+  int n =
+      EngineSelect(count, in, out, except, FromSpec(timeout), mask, nullptr);
   if (n == kNotMine) {
     {
       KernelHold hold;
@@ -139,7 +138,7 @@ int EpollNow(int fd, epoll_event* events, int capacity, int timeout) {
 }
 
 int EpollPwaitNow(int fd, epoll_event* events, int capacity, int timeout,
-                const sigset_t* mask) {
+                  const sigset_t* mask) {
   EpollSet* set = LookupSet(fd);
   if (set == nullptr) {
     return real::epoll_pwait(fd, events, capacity, timeout, mask);
@@ -153,7 +152,7 @@ int EpollPwaitNow(int fd, epoll_event* events, int capacity, int timeout,
 }
 
 int EpollPwait2Now(int fd, epoll_event* events, int capacity,
-                 const timespec* timeout, const sigset_t* mask) {
+                   const timespec* timeout, const sigset_t* mask) {
   EpollSet* set = LookupSet(fd);
   if (set == nullptr || (timeout != nullptr && !Valid(timeout))) {
     return real::epoll_pwait2(fd, events, capacity, timeout, mask);
@@ -176,9 +175,8 @@ int WithUnread(int fd, epoll_event* events, int capacity, Wait&& wait) {
   const int found =
       set != nullptr ? EpollFindsUnread(set, events, capacity) : 0;
   if (found == 0) return wait(events, capacity, false);
-  const int more = found < capacity
-                       ? wait(events + found, capacity - found, true)
-                       : 0;
+  const int more =
+      found < capacity ? wait(events + found, capacity - found, true) : 0;
   return MergeEvents(events, found, more > 0 ? more : 0);
 }
 
@@ -216,8 +214,7 @@ int pselect(int count, fd_set* in, fd_set* out, fd_set* except,
   if (AnyUnread()) {
     SelectUnread unread;
     if (unread.Look(count, in)) {
-      return unread.Add(in,
-                        PselectNow(count, in, out, except, &kNoTime, mask));
+      return unread.Add(in, PselectNow(count, in, out, except, &kNoTime, mask));
     }
   }
   return PselectNow(count, in, out, except, timeout, mask);
@@ -273,26 +270,26 @@ int epoll_ctl(int number, int op, int fd, epoll_event* event) {
 }
 
 int epoll_wait(int fd, epoll_event* events, int capacity, int timeout) {
-  return WithUnread(fd, events, capacity, [&](epoll_event* to, int room,
-                                              bool now) {
-    return EpollNow(fd, to, room, now ? 0 : timeout);
-  });
+  return WithUnread(fd, events, capacity,
+                    [&](epoll_event* to, int room, bool now) {
+                      return EpollNow(fd, to, room, now ? 0 : timeout);
+                    });
 }
 
 int epoll_pwait(int fd, epoll_event* events, int capacity, int timeout,
                 const sigset_t* mask) {
-  return WithUnread(fd, events, capacity, [&](epoll_event* to, int room,
-                                              bool now) {
-    return EpollPwaitNow(fd, to, room, now ? 0 : timeout, mask);
-  });
+  return WithUnread(
+      fd, events, capacity, [&](epoll_event* to, int room, bool now) {
+        return EpollPwaitNow(fd, to, room, now ? 0 : timeout, mask);
+      });
 }
 
 int epoll_pwait2(int fd, epoll_event* events, int capacity,
                  const timespec* timeout, const sigset_t* mask) {
-  return WithUnread(fd, events, capacity, [&](epoll_event* to, int room,
-                                              bool now) {
-    return EpollPwait2Now(fd, to, room, now ? &kNoTime : timeout, mask);
-  });
+  return WithUnread(
+      fd, events, capacity, [&](epoll_event* to, int room, bool now) {
+        return EpollPwait2Now(fd, to, room, now ? &kNoTime : timeout, mask);
+      });
 }
 
 }  // namespace rcsock::posix::hook

@@ -41,7 +41,7 @@ void ForEachSock(Each&& each) {
   }
 }
 
-constinit thread_local bool tls_forking = false;  // since ForkPrepare
+constinit thread_local bool tls_forking = false;    // since ForkPrepare
 constinit thread_local std::uint32_t tls_fork = 0;  // its number
 
 void ForkPrepare() {

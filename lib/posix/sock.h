@@ -166,9 +166,7 @@ class Sock final : public File,
   // The same asked by a child that borrows our memory, but not our descriptors:
   // the conductor does it.
   void AskFromBorrowed();
-  std::uint64_t inode() const {
-    return inode_.load(std::memory_order_relaxed);
-  }
+  std::uint64_t inode() const { return inode_.load(std::memory_order_relaxed); }
   // Counts one more process that holds the connection.  While there are
   // several, none may promote it.
   void ShareByFork(std::uint32_t fork);
@@ -330,7 +328,7 @@ class Sock final : public File,
   std::uint32_t demotions_ = 0;
   // Of shared memory: how many processes hold the connection; -1: never forked.
   std::atomic<int> holders_{-1};
-  std::uint32_t fork_ = 0;  // the last that has counted itself there
+  std::uint32_t fork_ = 0;     // the last that has counted itself there
   std::uint64_t fork_tx_ = 0;  // offsets at the last fork
   std::uint64_t fork_rx_ = 0;
   std::uint64_t account_tx_ = 0;  // offsets at which this process began
@@ -338,8 +336,8 @@ class Sock final : public File,
   bool inherited_ = false;
   base::Reason reason_ = base::Reason::kShortLived;
   std::uint64_t lane_tx_ = 0;
-  std::uint64_t lane_rx_ = 0;    // delivered by the engine
-  std::uint64_t anchor_rx_ = 0;  // read from TCP by the engine
+  std::uint64_t lane_rx_ = 0;            // delivered by the engine
+  std::uint64_t anchor_rx_ = 0;          // read from TCP by the engine
   std::atomic<std::uint64_t> inode_{0};  // of the socket, once adopted
   Unread unread_;                        // rx_latch's
 };
@@ -416,10 +414,9 @@ inline ssize_t Sock::Recv(int fd, const iovec* iov, int count,
     // (Urgent data and errors are never read ahead.)
     if (now == Mode::kEngine ||
         (now == Mode::kUnread && (flags & (MSG_OOB | MSG_ERRQUEUE)) == 0)) {
-      const ssize_t n =
-          now == Mode::kEngine
-              ? EngineRecv(iov, count, total, flags, &done)
-              : UnreadRecv(fd, iov, count, total, flags, &done);
+      const ssize_t n = now == Mode::kEngine
+                            ? EngineRecv(iov, count, total, flags, &done)
+                            : UnreadRecv(fd, iov, count, total, flags, &done);
       if (n != kRetry) return n;
       continue;
     }

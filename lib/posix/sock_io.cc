@@ -248,11 +248,11 @@ ssize_t Sock::EngineRecv(const iovec* iov, int count, std::size_t total,
       n = stream_->Read(to, pieces, left, peek);
       if (n > 0 && !peek) lane_rx_ += static_cast<std::uint64_t>(n);
     }
-    // Pending and yet no data: a control message, which no honest peer sends now,
-    // and which is Progress's to take; nothing behind it can be read before.
-    if (n == -EAGAIN &&
-        (!stream_->FastRx() || lane_->RxPendingQuick() ||
-         lane_->State() != base::Reason::kNone)) {
+    // Pending and yet no data: a control message, which no honest peer sends
+    // now, and which is Progress's to take; nothing behind it can be read
+    // before.
+    if (n == -EAGAIN && (!stream_->FastRx() || lane_->RxPendingQuick() ||
+                         lane_->State() != base::Reason::kNone)) {
       rx_latch.unlock();
       tx_latch.lock();
       rx_latch.lock();
@@ -529,8 +529,7 @@ bool Sock::ReadableBytes(int* bytes) {
   tx_latch.lock();
   rx_latch.lock();
   const bool unread = mode() == Mode::kUnread;
-  const bool mine =
-      unread || (mode() == Mode::kEngine && stream_ != nullptr);
+  const bool mine = unread || (mode() == Mode::kEngine && stream_ != nullptr);
   if (mine) {
     std::size_t n = unread ? unread_.size() : stream_->Readable();
     // What TCP still holds follows what the stream has: while rx is raw it is

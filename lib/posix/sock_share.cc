@@ -112,9 +112,8 @@ std::size_t Sock::UnreadBytes() {
 int Sock::UnreadFd() {
   Critical critical;
   rx_latch.lock();
-  const int number = mode() == Mode::kUnread && unread_.size() > 0
-                         ? unread_.fd()
-                         : -1;
+  const int number =
+      mode() == Mode::kUnread && unread_.size() > 0 ? unread_.fd() : -1;
   rx_latch.unlock();
   return number;
 }

@@ -37,14 +37,13 @@ bool Unread::Make(const void* bytes, std::size_t count, std::uint64_t socket) {
   base::UniqueFd fd(base::RelocateHigh(static_cast<int>(::syscall(
       SYS_memfd_create, "rcsock-unread", MFD_CLOEXEC | MFD_ALLOW_SEALING))));
   // Without a descriptor the pages can still be had, for fork alone.
-  if (fd.ok() &&
-      (::syscall(SYS_ftruncate, fd.get(), length) != 0 ||
-       ::syscall(SYS_fcntl, fd.get(), F_ADD_SEALS, kSeals) != 0)) {
+  if (fd.ok() && (::syscall(SYS_ftruncate, fd.get(), length) != 0 ||
+                  ::syscall(SYS_fcntl, fd.get(), F_ADD_SEALS, kSeals) != 0)) {
     fd.reset();
   }
-  void* map = ::mmap(nullptr, length, PROT_READ | PROT_WRITE,
-                     fd.ok() ? MAP_SHARED : MAP_SHARED | MAP_ANONYMOUS,
-                     fd.get(), 0);
+  void* map =
+      ::mmap(nullptr, length, PROT_READ | PROT_WRITE,
+             fd.ok() ? MAP_SHARED : MAP_SHARED | MAP_ANONYMOUS, fd.get(), 0);
   if (map == MAP_FAILED) return false;
   map_ = map;
   mapped_ = length;

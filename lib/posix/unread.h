@@ -59,8 +59,8 @@ class Unread {
 // calls that wait ask nothing more.
 extern std::atomic<int> unread_streams;
 inline bool AnyUnread() {
-  return __builtin_expect(
-      unread_streams.load(std::memory_order_relaxed) != 0, 0);
+  return __builtin_expect(unread_streams.load(std::memory_order_relaxed) != 0,
+                          0);
 }
 
 // The inode number of the socket behind `fd`; 0: none.

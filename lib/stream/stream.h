@@ -33,8 +33,8 @@ class Anchor {
 
 struct Limits {
   // Most bytes read ahead from TCP (rule 21).  A bulk sender has as much on its
-  // way as the kernel's buffers hold (6 MiB by default): with less, the receiver
-  // would refuse such a stream its lane again and again.
+  // way as the kernel's buffers hold (6 MiB by default): with less, the
+  // receiver would refuse such a stream its lane again and again.
   std::size_t stash = 8 * 1024 * 1024;
 };
 
@@ -291,11 +291,11 @@ class Stream {
   bool fin_acked_ = false;
   bool ack_sent_ = false;
   bool pfin_known_ = false;
-  bool eof_ = false;        // TCP has ended
-  bool tx_broken_ = false;  // nothing that is written can arrive
+  bool eof_ = false;         // TCP has ended
+  bool tx_broken_ = false;   // nothing that is written can arrive
   bool last_write_ = false;  // ... but TCP would not know it yet
-  bool failed_ = false;     // the peer broke the rules
-  int so_error_ = 0;        // told once
+  bool failed_ = false;      // the peer broke the rules
+  int so_error_ = 0;         // told once
   std::uint64_t pfin_ = 0;
 
   std::uint8_t hs_[kFrameSize] = {};  // a frame or COMMIT, partly read

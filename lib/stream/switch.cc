@@ -369,8 +369,8 @@ void Stream::OnGot() {
 void Stream::OnLaneDown(std::uint64_t r) {
   lane_down_seen_ = true;
   // In flight or not, the peer takes no more.  It may have left for the sake of
-  // something that only TCP can carry (urgent data), which nobody may read past:
-  // so what is unread goes the same way.
+  // something that only TCP can carry (urgent data), which nobody may read
+  // past: so what is unread goes the same way.
   if (!kshut_) {
     leave_ = true;
     ahead_ = false;

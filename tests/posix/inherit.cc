@@ -72,7 +72,7 @@ void LetSay(int fd) {
     CHECK_THAT(::ioctl(fd, FIONREAD, &there) == 0);
     ::poll(nullptr, 0, 1);
   }
-  Log("unread %d", there);
+  Log("all is there");
 }
 
 void Expect(int fd, std::size_t from, std::size_t count) {
@@ -97,108 +97,106 @@ void PingPong(int fd) {
   Log("%.4s", text);
 }
 
-Case child_reads(
-    "unread_child_then_parent", ServerThenEcho,
-    [](int fd) {
-      LetSay(fd);
-      Expect(fd, 0, 10);
-      const pid_t child = ::fork();
-      if (child == 0) {
-        Expect(fd, 10, 990);
-        ::_exit(0);
-      }
-      LogChild(child);
-      Expect(fd, 1000, kTotal - 1000);
-      PingPong(fd);
-      ::close(fd);
-    },
-    {.warm = false});
+Case child_reads("unread_child_then_parent", ServerThenEcho,
+                 [](int fd) {
+                   LetSay(fd);
+                   Expect(fd, 0, 10);
+                   const pid_t child = ::fork();
+                   if (child == 0) {
+                     Expect(fd, 10, 990);
+                     ::_exit(0);
+                   }
+                   LogChild(child);
+                   Expect(fd, 1000, kTotal - 1000);
+                   PingPong(fd);
+                   ::close(fd);
+                 },
+                 {.warm = false});
 
-Case parent_reads(
-    "unread_parent_then_child", ServerThenEcho,
-    [](int fd) {
-      LetSay(fd);
-      int gate[2];
-      CHECK_THAT(::pipe(gate) == 0);
-      const pid_t child = ::fork();
-      if (child == 0) {
-        char byte;
-        ::close(gate[1]);
-        ::read(gate[0], &byte, 1);
-        Expect(fd, 700, kTotal - 700);
-        PingPong(fd);
-        ::_exit(0);
-      }
-      Expect(fd, 0, 700);
-      ::close(gate[1]);
-      ::close(fd);
-      LogChild(child);
-    },
-    {.warm = false});
+Case parent_reads("unread_parent_then_child", ServerThenEcho,
+                  [](int fd) {
+                    LetSay(fd);
+                    int gate[2];
+                    CHECK_THAT(::pipe(gate) == 0);
+                    const pid_t child = ::fork();
+                    if (child == 0) {
+                      char byte;
+                      ::close(gate[1]);
+                      ::read(gate[0], &byte, 1);
+                      Expect(fd, 700, kTotal - 700);
+                      PingPong(fd);
+                      ::_exit(0);
+                    }
+                    Expect(fd, 0, 700);
+                    ::close(gate[1]);
+                    ::close(fd);
+                    LogChild(child);
+                  },
+                  {.warm = false});
 
 // Four processes read at once: together they get each byte once.
-Case all_read(
-    "unread_all_at_once", ServerThenEcho,
-    [](int fd) {
-      LetSay(fd);
-      auto* seen = static_cast<std::atomic<int>*>(
-          ::mmap(nullptr, 4096 * 4, PROT_READ | PROT_WRITE,
-                 MAP_SHARED | MAP_ANONYMOUS, -1, 0));
-      CHECK_THAT(seen != MAP_FAILED);
-      // Which byte it is shows in its value only where values differ, so the
-      // sums are compared.
-      std::atomic<int>* count = seen + 512;
-      pid_t children[3];
-      for (pid_t& child : children) {
-        child = ::fork();
-        if (child == 0) break;
-      }
-      while (*count < static_cast<int>(kTotal)) {
-        unsigned char text[7];
-        const ssize_t n = ::recv(fd, text, sizeof text, MSG_DONTWAIT);
-        if (n < 0) continue;
-        CHECK_THAT(n > 0);
-        for (ssize_t i = 0; i < n; ++i) ++seen[text[i]];
-        *count += static_cast<int>(n);
-      }
-      if (children[0] == 0 || children[1] == 0 || children[2] == 0) ::_exit(0);
-      for (const pid_t child : children) LogChild(child);
-      std::vector<unsigned char> all(kTotal);
-      Pattern(kSeed, 0, all.data(), kTotal);
-      for (const unsigned char byte : all) --seen[byte];
-      for (int i = 0; i < 256; ++i) CHECK_THAT(seen[i] == 0);
-      Log("each byte once");
-      PingPong(fd);
-      ::close(fd);
-    },
-    {.warm = false});
+Case all_read("unread_all_at_once", ServerThenEcho,
+              [](int fd) {
+                LetSay(fd);
+                auto* seen = static_cast<std::atomic<int>*>(
+                    ::mmap(nullptr, 4096 * 4, PROT_READ | PROT_WRITE,
+                           MAP_SHARED | MAP_ANONYMOUS, -1, 0));
+                CHECK_THAT(seen != MAP_FAILED);
+                // Which byte it is shows in its value only where values differ,
+                // so the sums are compared.
+                std::atomic<int>* count = seen + 512;
+                pid_t children[3];
+                for (pid_t& child : children) {
+                  child = ::fork();
+                  if (child == 0) break;
+                }
+                while (*count < static_cast<int>(kTotal)) {
+                  unsigned char text[7];
+                  const ssize_t n = ::recv(fd, text, sizeof text, MSG_DONTWAIT);
+                  if (n < 0) continue;
+                  CHECK_THAT(n > 0);
+                  for (ssize_t i = 0; i < n; ++i) ++seen[text[i]];
+                  *count += static_cast<int>(n);
+                }
+                if (children[0] == 0 || children[1] == 0 || children[2] == 0)
+                  ::_exit(0);
+                for (const pid_t child : children) LogChild(child);
+                std::vector<unsigned char> all(kTotal);
+                Pattern(kSeed, 0, all.data(), kTotal);
+                for (const unsigned char byte : all) --seen[byte];
+                for (int i = 0; i < 256; ++i) CHECK_THAT(seen[i] == 0);
+                Log("each byte once");
+                PingPong(fd);
+                ::close(fd);
+              },
+              {.warm = false});
 
 // A reader that dies while it reads takes nothing away from the others but what
 // it has read.
-Case killed_reader(
-    "unread_killed_reader", ServerThenEcho,
-    [](int fd) {
-      LetSay(fd);
-      auto* read_by_child = static_cast<std::atomic<std::size_t>*>(
-          ::mmap(nullptr, 4096, PROT_READ | PROT_WRITE,
-                 MAP_SHARED | MAP_ANONYMOUS, -1, 0));
-      const pid_t child = ::fork();
-      if (child == 0) {
-        char byte;
-        while (*read_by_child < 500) {
-          RecvAll(fd, &byte, 1);
-          ++*read_by_child;
-        }
-        ::pause();
-      }
-      while (*read_by_child < 500) ::poll(nullptr, 0, 1);
-      ::kill(child, SIGKILL);
-      LogChild(child);
-      Expect(fd, 500, kTotal - 500);
-      PingPong(fd);
-      ::close(fd);
-    },
-    {.warm = false});
+Case killed_reader("unread_killed_reader", ServerThenEcho,
+                   [](int fd) {
+                     LetSay(fd);
+                     auto* read_by_child =
+                         static_cast<std::atomic<std::size_t>*>(
+                             ::mmap(nullptr, 4096, PROT_READ | PROT_WRITE,
+                                    MAP_SHARED | MAP_ANONYMOUS, -1, 0));
+                     const pid_t child = ::fork();
+                     if (child == 0) {
+                       char byte;
+                       while (*read_by_child < 500) {
+                         RecvAll(fd, &byte, 1);
+                         ++*read_by_child;
+                       }
+                       ::pause();
+                     }
+                     while (*read_by_child < 500) ::poll(nullptr, 0, 1);
+                     ::kill(child, SIGKILL);
+                     LogChild(child);
+                     Expect(fd, 500, kTotal - 500);
+                     PingPong(fd);
+                     ::close(fd);
+                   },
+                   {.warm = false});
 
 void LogReadiness(int fd) {
   pollfd one{fd, POLLIN | POLLOUT, 0};
@@ -231,76 +229,75 @@ void LogEpoll(int set, const char* what, std::size_t most = 4) {
   }
 }
 
-Case readiness(
-    "unread_readiness", ServerThenEcho,
-    [](int fd) {
-      LetSay(fd);
-      int gate[2];
-      CHECK_THAT(::pipe(gate) == 0);
-      const pid_t child = ::fork();
-      if (child == 0) {
-        char byte;
-        ::close(gate[1]);
-        ::read(gate[0], &byte, 1);
-        LogReadiness(fd);
-        Expect(fd, 0, kTotal);
-        pollfd one{fd, POLLIN, 0};
-        Result("poll", ::poll(&one, 1, 0));
-        ::_exit(0);
-      }
-      ::close(gate[0]);
-      LogReadiness(fd);
-      ::close(gate[1]);
-      LogChild(child);
-      // The child has taken all of it.
-      pollfd one{fd, POLLIN, 0};
-      Result("poll", ::poll(&one, 1, 0));
-      char byte;
-      Result("recv", ::recv(fd, &byte, 1, MSG_DONTWAIT));
-      PingPong(fd);
-      ::close(fd);
-    },
-    {.warm = false});
+Case readiness("unread_readiness", ServerThenEcho,
+               [](int fd) {
+                 LetSay(fd);
+                 int gate[2];
+                 CHECK_THAT(::pipe(gate) == 0);
+                 const pid_t child = ::fork();
+                 if (child == 0) {
+                   char byte;
+                   ::close(gate[1]);
+                   ::read(gate[0], &byte, 1);
+                   LogReadiness(fd);
+                   Expect(fd, 0, kTotal);
+                   pollfd one{fd, POLLIN, 0};
+                   Result("poll", ::poll(&one, 1, 0));
+                   ::_exit(0);
+                 }
+                 ::close(gate[0]);
+                 LogReadiness(fd);
+                 ::close(gate[1]);
+                 LogChild(child);
+                 // The child has taken all of it.
+                 pollfd one{fd, POLLIN, 0};
+                 Result("poll", ::poll(&one, 1, 0));
+                 char byte;
+                 Result("recv", ::recv(fd, &byte, 1, MSG_DONTWAIT));
+                 PingPong(fd);
+                 ::close(fd);
+               },
+               {.warm = false});
 
-Case in_epoll(
-    "unread_epoll", ServerThenEcho,
-    [](int fd) {
-      const int level = ::epoll_create1(0);
-      const int edge = ::epoll_create1(0);
-      const int once = ::epoll_create1(0);
-      epoll_event event{};
-      event.data.u32 = 5;
-      event.events = EPOLLIN | EPOLLOUT;
-      CHECK_THAT(::epoll_ctl(level, EPOLL_CTL_ADD, fd, &event) == 0);
-      event.events = EPOLLIN | EPOLLET;
-      CHECK_THAT(::epoll_ctl(edge, EPOLL_CTL_ADD, fd, &event) == 0);
-      event.events = EPOLLIN | EPOLLONESHOT;
-      CHECK_THAT(::epoll_ctl(once, EPOLL_CTL_ADD, fd, &event) == 0);
-      LetSay(fd);
-      const pid_t child = ::fork();
-      if (child == 0) ::_exit(0);
-      LogChild(child);
-      LogEpoll(level, "level");
-      LogEpoll(level, "level again");
-      LogEpoll(level, "level, room for one", 1);
-      LogEpoll(edge, "edge");
-      LogEpoll(edge, "edge again");
-      LogEpoll(once, "once");
-      LogEpoll(once, "once again");
-      event.events = EPOLLIN | EPOLLONESHOT;
-      Result("rearm", ::epoll_ctl(once, EPOLL_CTL_MOD, fd, &event));
-      LogEpoll(once, "once rearmed");
-      // All but one byte, then the last.
-      Expect(fd, 0, kTotal - 1);
-      LogEpoll(level, "level, one byte left");
-      Expect(fd, kTotal - 1, 1);
-      LogEpoll(level, "level, nothing left");
-      Result("delete", ::epoll_ctl(level, EPOLL_CTL_DEL, fd, nullptr));
-      LogEpoll(level, "deleted");
-      PingPong(fd);
-      ::close(fd);
-    },
-    {.warm = false});
+Case in_epoll("unread_epoll", ServerThenEcho,
+              [](int fd) {
+                const int level = ::epoll_create1(0);
+                const int edge = ::epoll_create1(0);
+                const int once = ::epoll_create1(0);
+                epoll_event event{};
+                event.data.u32 = 5;
+                event.events = EPOLLIN | EPOLLOUT;
+                CHECK_THAT(::epoll_ctl(level, EPOLL_CTL_ADD, fd, &event) == 0);
+                event.events = EPOLLIN | EPOLLET;
+                CHECK_THAT(::epoll_ctl(edge, EPOLL_CTL_ADD, fd, &event) == 0);
+                event.events = EPOLLIN | EPOLLONESHOT;
+                CHECK_THAT(::epoll_ctl(once, EPOLL_CTL_ADD, fd, &event) == 0);
+                LetSay(fd);
+                const pid_t child = ::fork();
+                if (child == 0) ::_exit(0);
+                LogChild(child);
+                LogEpoll(level, "level");
+                LogEpoll(level, "level again");
+                LogEpoll(level, "level, room for one", 1);
+                LogEpoll(edge, "edge");
+                LogEpoll(edge, "edge again");
+                LogEpoll(once, "once");
+                LogEpoll(once, "once again");
+                event.events = EPOLLIN | EPOLLONESHOT;
+                Result("rearm", ::epoll_ctl(once, EPOLL_CTL_MOD, fd, &event));
+                LogEpoll(once, "once rearmed");
+                // All but one byte, then the last.
+                Expect(fd, 0, kTotal - 1);
+                LogEpoll(level, "level, one byte left");
+                Expect(fd, kTotal - 1, 1);
+                LogEpoll(level, "level, nothing left");
+                Result("delete",
+                       ::epoll_ctl(level, EPOLL_CTL_DEL, fd, nullptr));
+                LogEpoll(level, "deleted");
+                PingPong(fd);
+                ::close(fd);
+              },
+              {.warm = false});
 
 // Nothing but what was read ahead: the kernel's own queue is empty.
 Case few(
@@ -381,8 +378,7 @@ Case flags(
       CHECK_THAT(::readv(fd, parts, 2) == 10);
       CHECK_THAT(IsPattern(kSeed, 20, a, 3) && IsPattern(kSeed, 23, b, 7));
       // Across the border to what is the kernel's, for sure.
-      const ssize_t n =
-          ::recv(fd, text.data(), kTotal + 4 - 30, MSG_WAITALL);
+      const ssize_t n = ::recv(fd, text.data(), kTotal + 4 - 30, MSG_WAITALL);
       Result("all", n);
       CHECK_THAT(IsPattern(kSeed, 30, text.data(), kTotal - 30));
       Log("%.4s", text.data() + kTotal - 30);
@@ -442,8 +438,8 @@ void ToCat(int fd, Way way) {
       ::posix_spawn_file_actions_addclose(&actions, out[0]);
       char name[] = "cat";
       char* argv[] = {name, nullptr};
-      CHECK_THAT(::posix_spawnp(&child, "cat", &actions, nullptr, argv,
-                                environ) == 0);
+      CHECK_THAT(
+          ::posix_spawnp(&child, "cat", &actions, nullptr, argv, environ) == 0);
       ::posix_spawn_file_actions_destroy(&actions);
       break;
     }
@@ -474,12 +470,12 @@ Case to_fork("unread_fork_exec", SayAndEnd,
              [](int fd) { ToCat(fd, Way::kForkExec); }, {.warm = false});
 Case to_vfork("unread_vfork_exec", SayAndEnd,
               [](int fd) { ToCat(fd, Way::kVfork); }, {.warm = false});
-Case to_spawn("unread_spawn", SayAndEnd,
-              [](int fd) { ToCat(fd, Way::kSpawn); }, {.warm = false});
+Case to_spawn("unread_spawn", SayAndEnd, [](int fd) { ToCat(fd, Way::kSpawn); },
+              {.warm = false});
 Case to_system("unread_system", SayAndEnd,
                [](int fd) { ToCat(fd, Way::kSystem); }, {.warm = false});
-Case to_popen("unread_popen", SayAndEnd,
-              [](int fd) { ToCat(fd, Way::kPopen); }, {.warm = false});
+Case to_popen("unread_popen", SayAndEnd, [](int fd) { ToCat(fd, Way::kPopen); },
+              {.warm = false});
 
 // The same process goes on as another program, the descriptor close-on-exec and
 // its copy not.
@@ -504,17 +500,16 @@ Case to_self(
     {.warm = false});
 
 // An exec that fails changes nothing.
-Case fails(
-    "unread_exec_fails", ServerThenEcho,
-    [](int fd) {
-      LetSay(fd);
-      Result("exec", ::execlp("/nowhere/nothing", "nothing",
-                              static_cast<char*>(nullptr)));
-      Expect(fd, 0, kTotal);
-      PingPong(fd);
-      ::close(fd);
-    },
-    {.warm = false});
+Case fails("unread_exec_fails", ServerThenEcho,
+           [](int fd) {
+             LetSay(fd);
+             Result("exec", ::execlp("/nowhere/nothing", "nothing",
+                                     static_cast<char*>(nullptr)));
+             Expect(fd, 0, kTotal);
+             PingPong(fd);
+             ::close(fd);
+           },
+           {.warm = false});
 
 // The peer is gone when the connection changes hands: nobody can send again
 // what lies unread.

@@ -217,7 +217,8 @@ void SetNonblock(int fd, bool on) {
 void Pattern(std::uint64_t seed, std::uint64_t offset, void* to,
              std::size_t length) {
   auto* at = static_cast<unsigned char*>(to);
-  for (std::size_t i = 0; i < length; ++i) at[i] = posix_test::ByteAt(seed, offset + i);
+  for (std::size_t i = 0; i < length; ++i)
+    at[i] = posix_test::ByteAt(seed, offset + i);
 }
 
 bool IsPattern(std::uint64_t seed, std::uint64_t offset, const void* from,
