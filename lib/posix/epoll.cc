@@ -297,7 +297,7 @@ int EpollSet::Ctl(int op, int fd, Sock* sock, epoll_event* event) {
       result = -1;
     } else if (asleep != nullptr) {
       asleep->events.store(event->events, std::memory_order_relaxed);
-      asleep->data = event->data;
+      asleep->data.store(event->data.u64, std::memory_order_relaxed);
       asleep->spent.store(false, std::memory_order_relaxed);
       asleep->dormant.store(false, std::memory_order_release);
       ++registered_;
@@ -318,7 +318,7 @@ int EpollSet::Ctl(int op, int fd, Sock* sock, epoll_event* event) {
         interest->sock = sock;
         interest->fd = fd;
         interest->events.store(event->events, std::memory_order_relaxed);
-        interest->data = event->data;
+        interest->data.store(event->data.u64, std::memory_order_relaxed);
         interest->in_kernel = !engine;
         interest->in_user.store(false, std::memory_order_relaxed);
         interest->spent.store(false, std::memory_order_relaxed);
@@ -357,7 +357,7 @@ int EpollSet::Ctl(int op, int fd, Sock* sock, epoll_event* event) {
     }
     if (result == 0) {
       found->events.store(event->events, std::memory_order_relaxed);
-      found->data = event->data;
+      found->data.store(event->data.u64, std::memory_order_relaxed);
       found->spent.store(false, std::memory_order_relaxed);
       found->edge.store(true, std::memory_order_relaxed);
       if (found->in_user.load(std::memory_order_relaxed)) {
@@ -468,7 +468,7 @@ void InterestsToKernel(Sock* sock) {
     if (i->spent.load(std::memory_order_relaxed)) continue;
     epoll_event event{};
     event.events = i->events.load(std::memory_order_relaxed);
-    event.data = i->data;
+    event.data.u64 = i->data.load(std::memory_order_relaxed);
     // Its number may have been closed since, and a copy be left.
     if (Lookup(i->fd) != sock) i->fd = sock->fd();
     if (real::epoll_ctl(set->fd(), EPOLL_CTL_ADD, i->fd, &event) == 0) {
@@ -556,7 +556,7 @@ int InterestsUnread(Sock* sock, EpollSet* set, epoll_event* out,
       continue;
     }
     out[found].events = events & (EPOLLIN | EPOLLRDNORM);
-    out[found].data = i->data;
+    out[found].data.u64 = i->data.load(std::memory_order_relaxed);
     if ((events & EPOLLET) == 0) {
       // What else holds belongs into this report, if there is room for one only.
       pollfd one{i->fd, static_cast<short>(events & 0xffff), 0};
@@ -731,7 +731,7 @@ int EpollSet::TellDirect(epoll_event* out, int capacity) {
     }
     interest->told = wait_number_;
     out[filled].events = events & (EPOLLIN | EPOLLRDNORM);
-    out[filled].data = interest->data;
+    out[filled].data.u64 = interest->data.load(std::memory_order_relaxed);
     ++filled;
   }
   return filled;
@@ -844,7 +844,7 @@ int EpollSet::Collect(epoll_event* out, int capacity) {
           sock->Readiness((events & 0xffff) | EPOLLERR | EPOLLHUP, &plain);
       if (ready == 0) continue;
       out[filled].events = ready;
-      out[filled].data = interest->data;
+      out[filled].data.u64 = interest->data.load(std::memory_order_relaxed);
       ++filled;
       if (events & EPOLLONESHOT) {
         interest->spent.store(true, std::memory_order_relaxed);

@@ -24,7 +24,7 @@ struct Interest {
   Sock* sock = nullptr;
   int fd = -1;
   std::atomic<std::uint32_t> events{0};
-  epoll_data_t data{};
+  std::atomic<std::uint64_t> data{0};  // epoll_data_t::u64
   bool in_kernel = false;
   std::atomic<bool> in_user{false};
   std::atomic<bool> spent{false};  // EPOLLONESHOT, reported

@@ -287,8 +287,8 @@ class Sock final : public File,
   std::atomic<std::uint64_t> tx_raw_{0};
   std::atomic<std::uint64_t> rx_raw_{0};
   std::atomic<std::uint32_t> ops_{0};
-  std::uint32_t next_ops_ = 0;
-  std::uint64_t next_bytes_ = 0;
+  std::atomic<std::uint32_t> next_ops_{0};
+  std::atomic<std::uint64_t> next_bytes_{0};
   int attempts_ = 0;
   std::atomic<bool> local_peer_{false};
   stream::Role role_ = stream::Role::kConnector;
@@ -359,9 +359,10 @@ inline void Sock::CountRaw(Bytes& bytes, ssize_t n) {
   bytes.fetch_add(static_cast<std::uint64_t>(n), std::memory_order_relaxed);
   if (!eligible_.load(std::memory_order_relaxed)) return;
   const std::uint32_t ops = ops_.fetch_add(1, std::memory_order_relaxed) + 1;
-  if (ops >= next_ops_ || tx_raw_.load(std::memory_order_relaxed) +
-                                  rx_raw_.load(std::memory_order_relaxed) >=
-                              next_bytes_) {
+  if (ops >= next_ops_.load(std::memory_order_relaxed) ||
+      tx_raw_.load(std::memory_order_relaxed) +
+              rx_raw_.load(std::memory_order_relaxed) >=
+          next_bytes_.load(std::memory_order_relaxed)) {
     StartSeek();
   }
 }
