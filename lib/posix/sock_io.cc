@@ -75,6 +75,9 @@ ssize_t Sock::Send(const iovec* iov, int count) {
 ssize_t Sock::Recv(void* to, std::size_t length) {
   const long n =
       ::syscall(SYS_recvfrom, fd(), to, length, MSG_DONTWAIT, nullptr, nullptr);
+  if (n > 0 && stream_->rx() == stream::Rx::kRaw) {
+    anchor_rx_ += static_cast<std::uint64_t>(n);
+  }
   return n >= 0 ? n : -errno;
 }
 
