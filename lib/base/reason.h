@@ -33,6 +33,7 @@ namespace rcsock::base {
   X(kPinnedScmRights, "pinned_scm_rights", "pinned: passed to a process")     \
   X(kPinnedFork, "pinned_fork", "pinned: shared with a forked process")       \
   X(kPinnedExec, "pinned_exec", "pinned: kept across exec")                   \
+  X(kUnreadExec, "unread_exec", "unread bytes lost to a program without it")  \
   X(kPinnedIoUring, "pinned_io_uring", "pinned: the process uses io_uring")   \
   X(kPinnedSyscall, "pinned_syscall", "pinned: used past rcsock")             \
   X(kPinnedOption, "pinned_option", "pinned: an option no lane can honour")   \

@@ -157,7 +157,15 @@ void Sock::EvictColdest(std::uint64_t newcomer) {
   }
   RCSOCK_LOG(2, "fd %d: %llu bytes/s: makes room", coldest->fd(),
              static_cast<unsigned long long>(coldest_rate));
-  coldest->AskToPlain(Reason::kBudget);
+  coldest->tx_latch.lock();
+  coldest->rx_latch.lock();
+  if (coldest->mode() == Mode::kEngine && coldest->stream_ != nullptr) {
+    coldest->stream_->Demote(Reason::kBudget, false);
+    coldest->stream_->Progress(true);
+    coldest->HandleChanges();
+  }
+  coldest->rx_latch.unlock();
+  coldest->tx_latch.unlock();
 }
 
 void Sock::LeaveRemoteLanes(std::uint64_t deadline_ns) {
@@ -172,7 +180,7 @@ void Sock::LeaveRemoteLanes(std::uint64_t deadline_ns) {
     sock->rx_latch.lock();
     if (sock->mode() == Mode::kEngine && sock->stream_ != nullptr &&
         sock->lane_ != nullptr && sock->stream_->Unacked() > 0) {
-      sock->stream_->Demote(Reason::kPolicy);
+      sock->stream_->Demote(Reason::kPolicy, false);
       sock->stream_->Progress(true);
       sock->HandleChanges();
     }

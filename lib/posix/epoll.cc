@@ -9,6 +9,7 @@
 #include <cstdio>
 #include <cstring>
 #include <new>
+#include <optional>
 
 #include "lib/base/clock.h"
 #include "lib/base/log.h"
@@ -17,6 +18,7 @@
 #include "lib/posix/signals.h"
 #include "lib/posix/sock.h"
 #include "lib/posix/spin.h"
+#include "lib/posix/unread_wait.h"
 
 namespace rcsock::posix {
 
@@ -301,7 +303,7 @@ int EpollSet::Ctl(int op, int fd, Sock* sock, epoll_event* event) {
       result = -1;
     } else if (asleep != nullptr) {
       asleep->events.store(event->events, std::memory_order_relaxed);
-      asleep->data = event->data;
+      asleep->data.store(event->data.u64, std::memory_order_relaxed);
       asleep->spent.store(false, std::memory_order_relaxed);
       asleep->dormant.store(false, std::memory_order_release);
       ++registered_;
@@ -322,10 +324,11 @@ int EpollSet::Ctl(int op, int fd, Sock* sock, epoll_event* event) {
         interest->sock = sock;
         interest->fd = fd;
         interest->events.store(event->events, std::memory_order_relaxed);
-        interest->data = event->data;
+        interest->data.store(event->data.u64, std::memory_order_relaxed);
         interest->in_kernel = !engine;
         interest->in_user.store(false, std::memory_order_relaxed);
         interest->spent.store(false, std::memory_order_relaxed);
+        interest->edge.store(true, std::memory_order_relaxed);
         interest->direct = false;
         interest->next_of_sock = sock->interests;
         sock->interests = interest;
@@ -360,8 +363,9 @@ int EpollSet::Ctl(int op, int fd, Sock* sock, epoll_event* event) {
     }
     if (result == 0) {
       found->events.store(event->events, std::memory_order_relaxed);
-      found->data = event->data;
+      found->data.store(event->data.u64, std::memory_order_relaxed);
       found->spent.store(false, std::memory_order_relaxed);
+      found->edge.store(true, std::memory_order_relaxed);
       if (found->in_user.load(std::memory_order_relaxed)) {
         Registry::MakeReady(found);
         kick = true;
@@ -452,7 +456,7 @@ void InterestsToUser(Sock* sock) {
 void InterestsToKernel(Sock* sock) {
   Critical critical;
   interest_latch.lock();
-  if (sock->mode() != Mode::kPlain) {
+  if (sock->mode() == Mode::kEngine) {
     interest_latch.unlock();
     return;
   }
@@ -470,11 +474,12 @@ void InterestsToKernel(Sock* sock) {
     if (i->spent.load(std::memory_order_relaxed)) continue;
     epoll_event event{};
     event.events = i->events.load(std::memory_order_relaxed);
-    event.data = i->data;
+    event.data.u64 = i->data.load(std::memory_order_relaxed);
     // Its number may have been closed since, and a copy be left.
     if (Lookup(i->fd) != sock) i->fd = sock->fd();
     if (real::epoll_ctl(set->fd(), EPOLL_CTL_ADD, i->fd, &event) == 0) {
       i->in_kernel = true;
+      i->edge.store(true, std::memory_order_relaxed);
     } else {
       base::Log("fd %d can't go back into epoll set %d: errno %d", i->fd,
                 set->fd(), errno);
@@ -538,6 +543,39 @@ bool InterestsNamed(Sock* sock, int fd) {
   bool found = false;
   for (Interest* i = sock->interests; i != nullptr; i = i->next_of_sock) {
     found |= i->fd == fd;
+  }
+  interest_latch.unlock();
+  return found;
+}
+
+int InterestsUnread(Sock* sock, EpollSet* set, epoll_event* out,
+                    int capacity) {
+  Critical critical;
+  int found = 0;
+  interest_latch.lock();
+  for (Interest* i = sock->interests; i != nullptr && found < capacity;
+       i = i->next_of_sock) {
+    const std::uint32_t events = i->events.load(std::memory_order_relaxed);
+    if (i->set != set || !i->in_kernel ||
+        (events & (EPOLLIN | EPOLLRDNORM)) == 0 ||
+        ((events & EPOLLET) != 0 && !i->edge.exchange(false))) {
+      continue;
+    }
+    out[found].events = events & (EPOLLIN | EPOLLRDNORM);
+    out[found].data.u64 = i->data.load(std::memory_order_relaxed);
+    if ((events & EPOLLET) == 0) {
+      // What else holds belongs into this report, if there is room for one only.
+      pollfd one{i->fd, static_cast<short>(events & 0xffff), 0};
+      real::poll(&one, 1, 0);
+      out[found].events |= static_cast<std::uint16_t>(one.revents);
+    }
+    if (events & EPOLLONESHOT) {
+      epoll_event unused{};
+      real::epoll_ctl(set->fd(), EPOLL_CTL_DEL, i->fd, &unused);
+      i->in_kernel = false;
+      i->spent.store(true, std::memory_order_relaxed);
+    }
+    ++found;
   }
   interest_latch.unlock();
   return found;
@@ -737,7 +775,7 @@ int EpollSet::TellDirect(epoll_event* out, int capacity) {
     }
     interest->told = wait_number_;
     out[filled].events = events & (EPOLLIN | EPOLLRDNORM);
-    out[filled].data = interest->data;
+    out[filled].data.u64 = interest->data.load(std::memory_order_relaxed);
     ++filled;
   }
   return filled;
@@ -852,7 +890,7 @@ int EpollSet::Collect(epoll_event* out, int capacity) {
           sock->Readiness((events & 0xffff) | EPOLLERR | EPOLLHUP, &plain);
       if (ready == 0) continue;
       out[filled].events = ready;
-      out[filled].data = interest->data;
+      out[filled].data.u64 = interest->data.load(std::memory_order_relaxed);
       ++filled;
       if (events & EPOLLONESHOT) {
         interest->spent.store(true, std::memory_order_relaxed);
@@ -933,6 +971,10 @@ int EpollSet::Wait(epoll_event* out, int capacity, std::int64_t timeout_ns,
     return real::epoll_wait(fd_, out, capacity, 0);
   }
   while (!HasUser()) {
+    if (AnyUnread()) {
+      const int n = EpollFindsUnread(this, out, capacity);
+      if (n > 0) return n;
+    }
     const int n = KernelWait(out, capacity, left(), mask);
     if (n != kOnlyBell) return n;
     if (left() == 0) return 0;
@@ -1039,8 +1081,26 @@ int EpollSet::Wait(epoll_event* out, int capacity, std::int64_t timeout_ns,
       ready = HasUser() && SomethingReady();
       wait_latch_.unlock();
     }
+    // A stream that has gone to the kernel since leaves that list, and maybe
+    // bytes that the kernel does not know of.
+    if (!ready && AnyUnread()) {
+      result = EpollFindsUnread(this, out, capacity);
+    }
     int n = kOnlyBell;
     bool bell = false;
+    struct Undo {  // by cancellation in the kernel's wait too
+      EpollSet* set;
+      int armed;
+      lane::Source** sources;
+      bool bell = false;
+      ~Undo() {
+        for (int i = 0; i < armed; ++i) sources[i]->Disarm(bell);
+        if (set->poller_) set->poller_->Disarm();
+        set->sleepers_.fetch_sub(1, std::memory_order_seq_cst);
+      }
+    };
+    std::optional<Undo> undo(Undo{this, armed, sources});
+    if (result > 0) break;
     if (!ready) {
       const std::uint64_t start = base::NowNs();
       if (tls_signals.any != signals) {
@@ -1052,9 +1112,8 @@ int EpollSet::Wait(epoll_event* out, int capacity, std::int64_t timeout_ns,
       error = errno;
       Spinner::Slept((base::NowNs() - start) / 1000);
     }
-    for (int i = 0; i < armed; ++i) sources[i]->Disarm(bell);
-    if (poller_) poller_->Disarm();
-    sleepers_.fetch_sub(1, std::memory_order_seq_cst);
+    undo->bell = bell;
+    undo.reset();
     // The bell rang for this thread, which returns without a look.
     if (bell && n > 0) Registry::KickSleepers(this);
     if (n != kOnlyBell && (n != 0 || left() == 0)) {
@@ -1105,23 +1164,37 @@ int EpollSet::WithoutBell(epoll_event* events, int count) const {
 
 void EpollSet::SetNested() {
   nested_.store(true, std::memory_order_relaxed);
-  Sock* pinned[64];
-  for (;;) {
-    int count = 0;
-    interest_latch.lock();
-    for (Interest* i = members_; i != nullptr && count < 64;
-         i = i->next_of_set) {
-      i->sock->Ref();
-      pinned[count++] = i->sock;
+  // On either side; those that come later are pinned when they are added.
+  const int top = fd_high.load(std::memory_order_relaxed);
+  for (int fd = 0; fd <= top; ++fd) {
+    Sock* member = nullptr;
+    {
+      Critical critical;
+      interest_latch.lock();
+      File* file = registered_ > 0 ? Lookup(fd) : nullptr;
+      if (file != nullptr && file->kind == FileKind::kSock) {
+        auto* sock = static_cast<Sock*>(file);
+        for (Interest* i = sock->interests; i != nullptr && member == nullptr;
+             i = i->next_of_sock) {
+          if (i->set == this) member = sock;
+        }
+      }
+      if (member != nullptr) member->Ref();
+      interest_latch.unlock();
     }
-    interest_latch.unlock();
-    if (count == 0) return;
-    for (int i = 0; i < count; ++i) {
-      pinned[i]->Pin(base::Reason::kPinnedOption);
-      pinned[i]->Unref();
-    }
-    if (count < 64) return;
+    if (member == nullptr) continue;
+    member->Pin(base::Reason::kPinnedOption);
+    member->Unref();
   }
+  Critical critical;
+  interest_latch.lock();
+  if (members_ == nullptr && bell_in_kernel_) {
+    // Nobody needs it any more, and it would look like something to read.
+    epoll_event unused{};
+    real::epoll_ctl(fd_, EPOLL_CTL_DEL, poller_->fd(), &unused);
+    bell_in_kernel_ = false;
+  }
+  interest_latch.unlock();
 }
 
 }  // namespace rcsock::posix

@@ -25,7 +25,7 @@ struct Interest {
   Sock* sock = nullptr;
   int fd = -1;
   std::atomic<std::uint32_t> events{0};
-  epoll_data_t data{};
+  std::atomic<std::uint64_t> data{0};  // epoll_data_t::u64
   bool in_kernel = false;
   std::atomic<bool> in_user{false};
   std::atomic<bool> spent{false};  // EPOLLONESHOT, reported
@@ -68,6 +68,12 @@ class EpollSet final : public File {
   // It is inside another epoll set, which can't see our readiness: its streams
   // stay on TCP.
   void SetNested();
+  // The same for poll() and select(), which see all that is in the kernel's set,
+  // the bell too.  True if it has streams in user space all the same.
+  bool LookedAtFromOutside() {
+    if (!nested_.load(std::memory_order_relaxed)) SetNested();
+    return HasUser();
+  }
 
   bool HasUser() const {
     return user_count_.load(std::memory_order_acquire) > 0;
@@ -164,6 +170,9 @@ bool InterestsNamed(Sock* sock, int fd);
 // The bell of the set that watches the stream, made if need be; the poll bell
 // if none does.
 int InterestsBell(Sock* sock);
+// The stream is the kernel's, but has unread bytes that the kernel does not know
+// of: what `set` should report of them now; how many events.
+int InterestsUnread(Sock* sock, EpollSet* set, epoll_event* out, int capacity);
 // The notify bits and bell that the stream's registrations ask of its lane.
 void InterestsNotify(Sock* sock);         // takes the stream's latches
 void InterestsNotifyLatched(Sock* sock);  // the caller holds both

@@ -1,6 +1,7 @@
 // read, write and their families.
 
 #include <netinet/in.h>
+#include <pthread.h>
 #include <sys/sendfile.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -82,11 +83,12 @@ ssize_t recvfrom(int fd, void* to, size_t length, int flags, sockaddr* address,
     return real::recvfrom(fd, to, length, flags, address, address_length);
   }
   const iovec iov{to, length};
+  bool raw = false;
   const ssize_t n = sock->Recv(fd, &iov, 1, length, flags, [&] {
+    raw = true;
     return real::recvfrom(fd, to, length, flags, address, address_length);
   });
-  if (n >= 0 && address != nullptr && address_length != nullptr &&
-      Engine(sock)) {
+  if (n >= 0 && address != nullptr && address_length != nullptr && !raw) {
     *address_length = 0;  // as TCP
   }
   return n;
@@ -244,6 +246,12 @@ ssize_t sendfile(int out, int in, off_t* offset, size_t count) {
   }
   // By way of a buffer: the page cache can't be mapped into a ring.  What the
   // stream did not take is read again next time: only the offset counts.
+  // No place for cancellation, and not to be unwound: sendfile throws nothing.
+  struct NoCancel {
+    NoCancel() { ::pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &before); }
+    ~NoCancel() { ::pthread_setcancelstate(before, nullptr); }
+    int before;
+  } no_cancel;
   constexpr std::size_t kPiece = 16384;
   char piece[kPiece];
   std::size_t done = 0;

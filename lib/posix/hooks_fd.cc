@@ -1,5 +1,6 @@
 // Making, closing, copying and configuring descriptors; processes.
 
+#include <alloca.h>
 #include <fcntl.h>
 #include <linux/close_range.h>
 #include <linux/sockios.h>
@@ -16,6 +17,7 @@
 
 #include "lib/base/internal.h"
 #include "lib/base/unique_fd.h"
+#include "lib/posix/handover.h"
 #include "lib/posix/hooks.h"
 #include "lib/posix/process.h"
 #include "lib/posix/signals.h"
@@ -152,20 +154,18 @@ int close(int fd) {
       base::CloseRaw(fd);
       return 0;
     }
-    if (!InBorrowedMemory()) {
-      errno = EBADF;
-      return -1;
-    }
+    // (In a child of vfork too: it may have to wake the conductor.)
+    errno = EBADF;
+    return -1;
   }
   return CloseFd(fd);
 }
 
 int close_range(unsigned first, unsigned last, int flags) {
-  if ((flags & CLOSE_RANGE_CLOEXEC) != 0 || first > last ||
-      InBorrowedMemory()) {
+  if ((flags & CLOSE_RANGE_CLOEXEC) != 0 || first > last) {
     return real::close_range(first, last, flags);
   }
-  CloseFollowed(first, last);
+  if (!InBorrowedMemory()) CloseFollowed(first, last);
   // Around our own.
   constexpr unsigned kHighest = 65536;
   unsigned from = first;
@@ -357,39 +357,99 @@ int __vdprintf_chk(int fd, int flag, const char* format, va_list arguments) {
 // --- Processes
 // ---------------------------------------------------------------------
 
+namespace {
+
+// Runs `call` with the environment that the new program is to find.
+template <class Call>
+int WithHandover(bool spawn, char* const environment[], Call&& call) {
+  Handover over(spawn, environment);
+  if (over.variable() == nullptr) return call(environment);
+  // On the stack: the caller may be a child of vfork.
+  auto** extended = static_cast<char**>(
+      ::alloca(Handover::Room(environment) * sizeof(char*)));
+  over.Extend(environment, extended);
+  return call(extended);
+}
+
+}  // namespace
+
+int fork() {
+  const pid_t child = real::fork();
+  if (child < 0) {
+    const int saved = errno;
+    ForkFailed();
+    errno = saved;
+  }
+  return child;
+}
+
 int execve(const char* path, char* const argv[], char* const envp[]) {
-  BeforeExec();
-  const int result = real::execve(path, argv, envp);
-  AfterExec();
-  return result;
+  return WithHandover(false, envp, [&](char* const* environment) {
+    return real::execve(path, argv, environment);
+  });
 }
 
 int execv(const char* path, char* const argv[]) {
-  BeforeExec();
-  const int result = real::execv(path, argv);
-  AfterExec();
-  return result;
+  return hook::execve(path, argv, environ);
 }
 
 int execvp(const char* file, char* const argv[]) {
-  BeforeExec();
-  const int result = real::execvp(file, argv);
-  AfterExec();
-  return result;
+  return hook::execvpe(file, argv, environ);
 }
 
 int execvpe(const char* file, char* const argv[], char* const envp[]) {
-  BeforeExec();
-  const int result = real::execvpe(file, argv, envp);
-  AfterExec();
-  return result;
+  return WithHandover(false, envp, [&](char* const* environment) {
+    return real::execvpe(file, argv, environment);
+  });
 }
 
 int fexecve(int fd, char* const argv[], char* const envp[]) {
-  BeforeExec();
-  const int result = real::fexecve(fd, argv, envp);
-  AfterExec();
-  return result;
+  return WithHandover(false, envp, [&](char* const* environment) {
+    return real::fexecve(fd, argv, environment);
+  });
+}
+
+int posix_spawn(pid_t* pid, const char* path,
+                const posix_spawn_file_actions_t* actions,
+                const posix_spawnattr_t* attributes, char* const argv[],
+                char* const envp[]) {
+  return WithHandover(true, envp, [&](char* const* environment) {
+    return real::posix_spawn(pid, path, actions, attributes, argv, environment);
+  });
+}
+
+int posix_spawnp(pid_t* pid, const char* file,
+                 const posix_spawn_file_actions_t* actions,
+                 const posix_spawnattr_t* attributes, char* const argv[],
+                 char* const envp[]) {
+  return WithHandover(true, envp, [&](char* const* environment) {
+    return real::posix_spawnp(pid, file, actions, attributes, argv,
+                              environment);
+  });
+}
+
+// These two take the environment from the variable, past any argument.
+int system(const char* command) {
+  if (command == nullptr) return real::system(command);
+  char** const before = environ;
+  return WithHandover(true, before, [&](char* const* environment) {
+    environ = const_cast<char**>(environment);
+    const int result = real::system(command);
+    environ = before;
+    return result;
+  });
+}
+
+FILE* popen(const char* command, const char* type) {
+  char** const before = environ;
+  FILE* pipe = nullptr;
+  WithHandover(true, before, [&](char* const* environment) {
+    environ = const_cast<char**>(environment);
+    pipe = real::popen(command, type);
+    environ = before;
+    return 0;
+  });
+  return pipe;
 }
 
 int posix_spawn_file_actions_adddup2(posix_spawn_file_actions_t* actions,

@@ -12,6 +12,7 @@
 #include "lib/posix/hooks.h"
 #include "lib/posix/poll.h"
 #include "lib/posix/table.h"
+#include "lib/posix/unread_wait.h"
 
 namespace rcsock::posix::hook {
 namespace {
@@ -48,9 +49,7 @@ int WaitOn(epoll_event* events, int capacity, std::int64_t timeout_ns,
   return set->Wait(events, capacity, timeout_ns, mask);
 }
 
-}  // namespace
-
-int poll(pollfd* fds, nfds_t count, int timeout) {
+int PollNow(pollfd* fds, nfds_t count, int timeout) {
   if (fds == nullptr || timeout == 0) {
     if (fds == nullptr || !PollNeedsEngine(fds, count)) {
       return real::poll(fds, count, timeout);
@@ -62,8 +61,8 @@ int poll(pollfd* fds, nfds_t count, int timeout) {
   return EnginePoll(fds, count, FromMs(timeout), nullptr);
 }
 
-int ppoll(pollfd* fds, nfds_t count, const timespec* timeout,
-          const sigset_t* mask) {
+int PpollNow(pollfd* fds, nfds_t count, const timespec* timeout,
+             const sigset_t* mask) {
   if (fds == nullptr || (timeout != nullptr && !Valid(timeout))) {
     return real::ppoll(fds, count, timeout, mask);
   }
@@ -76,31 +75,15 @@ int ppoll(pollfd* fds, nfds_t count, const timespec* timeout,
   return EnginePoll(fds, count, FromSpec(timeout), mask);
 }
 
-int __poll_chk(pollfd* fds, nfds_t count, int timeout, size_t size) {
-  if (fds == nullptr || size / sizeof *fds < count) {
-    return real::__poll_chk(fds, count, timeout, size);
-  }
-  return hook::poll(fds, count, timeout);
-}
-
-int __ppoll_chk(pollfd* fds, nfds_t count, const timespec* timeout,
-                const sigset_t* mask, size_t size) {
-  if (fds == nullptr || size / sizeof *fds < count) {
-    return real::__ppoll_chk(fds, count, timeout, mask, size);
-  }
-  return hook::ppoll(fds, count, timeout, mask);
-}
-
-int select(int count, fd_set* in, fd_set* out, fd_set* except,
-           timeval* timeout) {
+int SelectNow(int count, fd_set* in, fd_set* out, fd_set* except,
+              timeval* timeout) {
   std::int64_t ns = -1;
   if (timeout != nullptr) {
     if (timeout->tv_sec < 0 || timeout->tv_usec < 0) {
       return real::select(count, in, out, except, timeout);
     }
-    const timespec spec{
-        timeout->tv_sec + timeout->tv_usec / 1'000'000,
-        static_cast<long>(timeout->tv_usec % 1'000'000) * 1000};
+    const timespec spec{timeout->tv_sec + timeout->tv_usec / 1'000'000,
+                        static_cast<long>(timeout->tv_usec % 1'000'000) * 1000};
     ns = FromSpec(&spec);
   }
   std::int64_t left = 0;
@@ -123,13 +106,13 @@ int select(int count, fd_set* in, fd_set* out, fd_set* except,
   return n;
 }
 
-int pselect(int count, fd_set* in, fd_set* out, fd_set* except,
-            const timespec* timeout, const sigset_t* mask) {
+int PselectNow(int count, fd_set* in, fd_set* out, fd_set* except,
+               const timespec* timeout, const sigset_t* mask) {
   if (timeout != nullptr && !Valid(timeout)) {
     return real::pselect(count, in, out, except, timeout, mask);
   }
-  int n = EngineSelect(count, in, out, except, FromSpec(timeout), mask,
-                       nullptr);
+  int n =
+      EngineSelect(count, in, out, except, FromSpec(timeout), mask, nullptr);
   if (n == kNotMine) {
     {
       KernelHold hold;
@@ -141,6 +124,115 @@ int pselect(int count, fd_set* in, fd_set* out, fd_set* except,
   }
   return n == kNotMine ? real::pselect(count, in, out, except, timeout, mask)
                        : n;
+}
+
+int EpollNow(int fd, epoll_event* events, int capacity, int timeout) {
+  EpollSet* set = LookupSet(fd);
+  if (set == nullptr) return real::epoll_wait(fd, events, capacity, timeout);
+  if (set->HasUser()) {
+    return set->Wait(events, capacity, FromMs(timeout), nullptr);
+  }
+  const std::uint64_t start = timeout > 0 ? base::NowNs() : 0;
+  return WaitOn(events, capacity, FromMs(timeout), nullptr, set,
+                real::epoll_wait(fd, events, capacity, timeout), start);
+}
+
+int EpollPwaitNow(int fd, epoll_event* events, int capacity, int timeout,
+                  const sigset_t* mask) {
+  EpollSet* set = LookupSet(fd);
+  if (set == nullptr) {
+    return real::epoll_pwait(fd, events, capacity, timeout, mask);
+  }
+  if (set->HasUser()) {
+    return set->Wait(events, capacity, FromMs(timeout), mask);
+  }
+  const std::uint64_t start = timeout > 0 ? base::NowNs() : 0;
+  return WaitOn(events, capacity, FromMs(timeout), mask, set,
+                real::epoll_pwait(fd, events, capacity, timeout, mask), start);
+}
+
+int EpollPwait2Now(int fd, epoll_event* events, int capacity,
+                   const timespec* timeout, const sigset_t* mask) {
+  EpollSet* set = LookupSet(fd);
+  if (set == nullptr || (timeout != nullptr && !Valid(timeout))) {
+    return real::epoll_pwait2(fd, events, capacity, timeout, mask);
+  }
+  if (set->HasUser()) {
+    return set->Wait(events, capacity, FromSpec(timeout), mask);
+  }
+  const std::uint64_t start = base::NowNs();
+  return WaitOn(events, capacity, FromSpec(timeout), mask, set,
+                real::epoll_pwait2(fd, events, capacity, timeout, mask), start);
+}
+
+constexpr timespec kNoTime{0, 0};
+
+// `wait(events, capacity, now)` is the call itself.
+template <class Wait>
+int WithUnread(int fd, epoll_event* events, int capacity, Wait&& wait) {
+  if (!AnyUnread()) return wait(events, capacity, false);
+  EpollSet* set = LookupSet(fd);
+  const int found =
+      set != nullptr ? EpollFindsUnread(set, events, capacity) : 0;
+  if (found == 0) return wait(events, capacity, false);
+  const int more =
+      found < capacity ? wait(events + found, capacity - found, true) : 0;
+  return MergeEvents(events, found, more > 0 ? more : 0);
+}
+
+}  // namespace
+
+int poll(pollfd* fds, nfds_t count, int timeout) {
+  if (AnyUnread() && fds != nullptr && PollFindsUnread(fds, count)) {
+    return AddUnread(fds, count, PollNow(fds, count, 0));
+  }
+  return PollNow(fds, count, timeout);
+}
+
+int ppoll(pollfd* fds, nfds_t count, const timespec* timeout,
+          const sigset_t* mask) {
+  if (AnyUnread() && fds != nullptr && PollFindsUnread(fds, count)) {
+    return AddUnread(fds, count, PpollNow(fds, count, &kNoTime, mask));
+  }
+  return PpollNow(fds, count, timeout, mask);
+}
+
+int select(int count, fd_set* in, fd_set* out, fd_set* except,
+           timeval* timeout) {
+  if (AnyUnread()) {
+    SelectUnread unread;
+    if (unread.Look(count, in)) {
+      timeval now{0, 0};
+      return unread.Add(in, SelectNow(count, in, out, except, &now));
+    }
+  }
+  return SelectNow(count, in, out, except, timeout);
+}
+
+int pselect(int count, fd_set* in, fd_set* out, fd_set* except,
+            const timespec* timeout, const sigset_t* mask) {
+  if (AnyUnread()) {
+    SelectUnread unread;
+    if (unread.Look(count, in)) {
+      return unread.Add(in, PselectNow(count, in, out, except, &kNoTime, mask));
+    }
+  }
+  return PselectNow(count, in, out, except, timeout, mask);
+}
+
+int __poll_chk(pollfd* fds, nfds_t count, int timeout, size_t size) {
+  if (fds == nullptr || size / sizeof *fds < count) {
+    return real::__poll_chk(fds, count, timeout, size);
+  }
+  return hook::poll(fds, count, timeout);
+}
+
+int __ppoll_chk(pollfd* fds, nfds_t count, const timespec* timeout,
+                const sigset_t* mask, size_t size) {
+  if (fds == nullptr || size / sizeof *fds < count) {
+    return real::__ppoll_chk(fds, count, timeout, mask, size);
+  }
+  return hook::ppoll(fds, count, timeout, mask);
 }
 
 int epoll_create1(int flags) {
@@ -178,42 +270,26 @@ int epoll_ctl(int number, int op, int fd, epoll_event* event) {
 }
 
 int epoll_wait(int fd, epoll_event* events, int capacity, int timeout) {
-  EpollSet* set = LookupSet(fd);
-  if (set == nullptr) return real::epoll_wait(fd, events, capacity, timeout);
-  if (set->HasUser()) {
-    return set->Wait(events, capacity, FromMs(timeout), nullptr);
-  }
-  const std::uint64_t start = timeout > 0 ? base::NowNs() : 0;
-  return WaitOn(events, capacity, FromMs(timeout), nullptr, set,
-                real::epoll_wait(fd, events, capacity, timeout), start);
+  return WithUnread(fd, events, capacity,
+                    [&](epoll_event* to, int room, bool now) {
+                      return EpollNow(fd, to, room, now ? 0 : timeout);
+                    });
 }
 
 int epoll_pwait(int fd, epoll_event* events, int capacity, int timeout,
                 const sigset_t* mask) {
-  EpollSet* set = LookupSet(fd);
-  if (set == nullptr) {
-    return real::epoll_pwait(fd, events, capacity, timeout, mask);
-  }
-  if (set->HasUser()) {
-    return set->Wait(events, capacity, FromMs(timeout), mask);
-  }
-  const std::uint64_t start = timeout > 0 ? base::NowNs() : 0;
-  return WaitOn(events, capacity, FromMs(timeout), mask, set,
-                real::epoll_pwait(fd, events, capacity, timeout, mask), start);
+  return WithUnread(
+      fd, events, capacity, [&](epoll_event* to, int room, bool now) {
+        return EpollPwaitNow(fd, to, room, now ? 0 : timeout, mask);
+      });
 }
 
 int epoll_pwait2(int fd, epoll_event* events, int capacity,
                  const timespec* timeout, const sigset_t* mask) {
-  EpollSet* set = LookupSet(fd);
-  if (set == nullptr || (timeout != nullptr && !Valid(timeout))) {
-    return real::epoll_pwait2(fd, events, capacity, timeout, mask);
-  }
-  if (set->HasUser()) {
-    return set->Wait(events, capacity, FromSpec(timeout), mask);
-  }
-  const std::uint64_t start = base::NowNs();
-  return WaitOn(events, capacity, FromSpec(timeout), mask, set,
-                real::epoll_pwait2(fd, events, capacity, timeout, mask), start);
+  return WithUnread(
+      fd, events, capacity, [&](epoll_event* to, int room, bool now) {
+        return EpollPwait2Now(fd, to, room, now ? &kNoTime : timeout, mask);
+      });
 }
 
 }  // namespace rcsock::posix::hook

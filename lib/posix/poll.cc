@@ -16,6 +16,7 @@
 #include "lib/posix/signals.h"
 #include "lib/posix/sock.h"
 #include "lib/posix/spin.h"
+#include "lib/posix/unread_wait.h"
 
 namespace rcsock::posix {
 
@@ -125,6 +126,11 @@ class Polling {
     Split();
     Spinner spin;
     for (;;) {
+      // One that was ours a moment ago may have left some.
+      if (AnyUnread() && PollFindsUnread(fds_, count_)) {
+        LookKernel(0, false);
+        return AddUnread(fds_, count_, Merge());
+      }
       bool again = false;
       int found = LookStreams(&again);
       if (again && found == 0) {
@@ -281,16 +287,15 @@ class Polling {
       sock->poll_sleepers.fetch_add(1, std::memory_order_seq_cst);
       sock->RingForPoll(kPollBell);
     }
+    for (int i = 0; i < source_count_; ++i) sources_[i]->Arm();
+    const Undo undo{this, conductor, wanted};
     // Counted, then looked at: whoever lets a stream go or gives it another
     // bell does so first and looks at the count after.
     std::atomic_thread_fence(std::memory_order_seq_cst);
     for (int k = 0; k < lane::shm::kBells; ++k) {
       if (wanted & 1u << k) conductor->bells()->Arm(k);
     }
-    for (int i = 0; i < source_count_; ++i) {
-      sources_[i]->Arm();
-      sources_[i]->Drain();
-    }
+    for (int i = 0; i < source_count_; ++i) sources_[i]->Drain();
     int result = 0;
     rang_ = false;
     const std::uint64_t start = base::NowNs();
@@ -317,18 +322,7 @@ class Polling {
       Spinner::Slept((base::NowNs() - start) / 1000);
       errno = saved;
     }
-    const int saved = errno;
-    for (int i = 0; i < source_count_; ++i) sources_[i]->Disarm(rang_);
-    for (int k = 0; k < lane::shm::kBells; ++k) {
-      if (wanted & 1u << k) conductor->bells()->Disarm(k);
-    }
-    for (nfds_t m = 0; m < mine_; ++m) {
-      if (members_[m].file->kind != FileKind::kSock) continue;
-      static_cast<Sock*>(members_[m].file)
-          ->poll_sleepers.fetch_sub(1, std::memory_order_seq_cst);
-    }
     kernel_look_ = 0;
-    errno = saved;
     return result;
   }
 
@@ -348,6 +342,28 @@ class Polling {
     sources_[source_count_++] = source;
     return true;
   }
+  // The end of Sleep, by cancellation in the kernel's poll too.
+  struct Undo {
+    Polling* polling;
+    Conductor* conductor;
+    std::uint32_t wanted;
+    ~Undo() {
+      const int saved = errno;
+      for (int i = 0; i < polling->source_count_; ++i) {
+        polling->sources_[i]->Disarm(polling->rang_);
+      }
+      for (int k = 0; k < lane::shm::kBells; ++k) {
+        if (wanted & 1u << k) conductor->bells()->Disarm(k);
+      }
+      for (nfds_t m = 0; m < polling->mine_; ++m) {
+        File* file = polling->members_[m].file;
+        if (file->kind != FileKind::kSock) continue;
+        static_cast<Sock*>(file)->poll_sleepers.fetch_sub(
+            1, std::memory_order_seq_cst);
+      }
+      errno = saved;
+    }
+  };
 
   static int BellOf(File* file) {
     return file->kind == FileKind::kSock ? static_cast<Sock*>(file)->bell()
@@ -447,7 +463,7 @@ bool PollNeedsEngine(const pollfd* fds, nfds_t count) {
     if (file == nullptr) continue;
     if (file->kind == FileKind::kSock
             ? static_cast<Sock*>(file)->mode() == Mode::kEngine
-            : static_cast<EpollSet*>(file)->HasUser()) {
+            : static_cast<EpollSet*>(file)->LookedAtFromOutside()) {
       return true;
     }
   }
@@ -496,7 +512,7 @@ int EngineSelect(int count, fd_set* in, fd_set* out, fd_set* except,
     if (file == nullptr || mine) continue;
     mine = file->kind == FileKind::kSock
                ? static_cast<Sock*>(file)->mode() == Mode::kEngine
-               : static_cast<EpollSet*>(file)->HasUser();
+               : static_cast<EpollSet*>(file)->LookedAtFromOutside();
   }
   if (!mine) return kNotMine;
   pollfd stack[kOnStack];

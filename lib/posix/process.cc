@@ -17,6 +17,7 @@
 #include "lib/base/log.h"
 #include "lib/base/real.h"
 #include "lib/base/unique_fd.h"
+#include "lib/posix/handover.h"
 #include "lib/posix/signals.h"
 #include "lib/posix/table.h"
 #include "lib/rendezvous/rendezvous.h"
@@ -40,7 +41,8 @@ void ForEachSock(Each&& each) {
   }
 }
 
-constinit thread_local bool tls_forking = false;  // since ForkPrepare
+constinit thread_local bool tls_forking = false;    // since ForkPrepare
+constinit thread_local std::uint32_t tls_fork = 0;  // its number
 
 void ForkPrepare() {
   if (InBorrowedMemory()) return;
@@ -48,12 +50,14 @@ void ForkPrepare() {
   // Both processes will hold the connections: none may stay on a lane, nor take
   // one from now on.  All are asked first and waited for after, so that the
   // round trips overlap.
-  ForEachSock([](Sock* sock) { sock->ShareByFork(); });
+  static std::atomic<std::uint32_t> forks{0};
+  tls_fork = forks.fetch_add(1, std::memory_order_relaxed) + 1;
+  ForEachSock([](Sock* sock) { sock->ShareByFork(tls_fork); });
   bool any = false;
   ForEachSock([&](Sock* sock) {
     if (sock->Engaged()) {
       any = true;
-      sock->AskToPlain(base::Reason::kPinnedFork);
+      sock->StepToPlain(base::Reason::kPinnedFork);
     }
   });
   if (any) {
@@ -216,12 +220,19 @@ void Stats::CopyFrom(const Stats& other) {
   }
 }
 
+long OwnPid() { return own_pid.load(std::memory_order_relaxed); }
+
+void ForkFailed() {
+  ForEachSock([](Sock* sock) { sock->UnshareByFork(tls_fork); });
+}
+
 void InitProcess() {
   if (own_pid.load(std::memory_order_relaxed) != 0) return;
   own_pid.store(::syscall(SYS_getpid), std::memory_order_relaxed);
   base::LoadConfig();
   base::InitBarriers();
   ::pthread_atfork(&ForkPrepare, &ForkParent, &ForkChild);
+  TakeInherited();
 }
 
 bool InBorrowedMemory() {
@@ -229,36 +240,51 @@ bool InBorrowedMemory() {
   return pid != 0 && pid != ::syscall(SYS_getpid);
 }
 
-void BeforeExec() {
-  if (InBorrowedMemory()) return;
-  const int saved = errno;
+bool KeptByExec(Sock* sock) {
+  const auto kept = [](int fd) {
+    const long flags = ::syscall(SYS_fcntl, fd, F_GETFD);
+    return flags >= 0 && (flags & FD_CLOEXEC) == 0;
+  };
+  if (kept(sock->fd())) return true;
+  if (sock->fds.load(std::memory_order_relaxed) == 1) return false;
+  const int top = fd_high.load(std::memory_order_relaxed);
+  for (int fd = 0; fd <= top; ++fd) {
+    if (Lookup(fd) == sock && kept(fd)) return true;
+  }
+  return false;
+}
+
+void BeforeExec(bool spawn) {
+  if (spawn) {
+    ForEachSock([](Sock* sock) {
+      if (!KeptByExec(sock)) return;
+      sock->GivenAway();
+      if (sock->Engaged()) sock->Pin(base::Reason::kPinnedExec);
+    });
+    return;
+  }
   Stats total;
   total.CopyFrom(stats);
   Sock::LeaveRemoteLanes(base::NowNs() + 5'000'000'000);
   ForEachSock([&](Sock* sock) {
-    const long flags = ::syscall(SYS_fcntl, sock->fd(), F_GETFD);
-    const bool closes = flags >= 0 && (flags & FD_CLOEXEC) != 0;
+    const bool closes = !KeptByExec(sock);
     if (sock->mode() == Mode::kEngine) {
       if (closes) {
         sock->FlushAtExit(base::NowNs() + 1'000'000'000);
       } else if (!sock->PinForExec()) {
-        base::Log("fd %d: bytes read ahead are lost to the program executed",
-                  sock->fd());
+        base::Log("fd %d: its peer did not answer before exec", sock->fd());
       }
     }
     sock->Fold(&total);
     // What stays open goes on being held, by the new program.
-    if (closes && sock->fds.load() == 1) sock->LeaveForExec();
+    if (closes) sock->LeaveForExec();
   });
   WriteStats(total);
-  errno = saved;
 }
 
 void AfterExec() {
   if (InBorrowedMemory()) return;
-  const int saved = errno;
   ForEachSock([](Sock* sock) { sock->Unpin(); });
-  errno = saved;
 }
 
 void AtExit() {

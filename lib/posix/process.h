@@ -39,10 +39,19 @@ void InitProcess();
 // does to descriptors is its own, and must not touch our tables.
 bool InBorrowedMemory();
 
-// Before exec: streams that would be inherited go to TCP.
-void BeforeExec();
+// ... and the process whose memory it is.
+long OwnPid();
+
+class Sock;
+// Whether a number that names it stays open across exec.
+bool KeptByExec(Sock* sock);
+// Before exec: streams that would be inherited go to TCP.  `spawn`: in a child,
+// so that this process goes on, and shares them from then on.
+void BeforeExec(bool spawn);
 // Exec has failed: everything is as it was before.
 void AfterExec();
+// Around fork(): a fork that failed has shared nothing.
+void ForkFailed();
 // Before _exit and at exit: TCP gets what it is owed, statistics are written.
 void AtExit();
 

@@ -96,6 +96,22 @@ class Critical {
   Critical& operator=(const Critical&) = delete;
 };
 
+// The inside of a sleep: handlers run.  Undone by cancellation too.
+class OutsideCritical {
+ public:
+  OutsideCritical() {
+    tls_signals.depth = tls_signals.depth - 1;
+    std::atomic_signal_fence(std::memory_order_seq_cst);
+    if (tls_signals.pending != 0 && tls_signals.depth == 0) DeliverDeferred();
+  }
+  ~OutsideCritical() {
+    std::atomic_signal_fence(std::memory_order_seq_cst);
+    tls_signals.depth = tls_signals.depth + 1;
+  }
+  OutsideCritical(const OutsideCritical&) = delete;
+  OutsideCritical& operator=(const OutsideCritical&) = delete;
+};
+
 inline bool SignalsPending() { return tls_signals.pending != 0; }
 
 int HookedSigaction(int number, const struct sigaction* action,

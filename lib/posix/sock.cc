@@ -3,7 +3,6 @@
 #include <fcntl.h>
 #include <netinet/in.h>
 #include <poll.h>
-#include <sys/mman.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -83,6 +82,9 @@ void Sock::Reset() {
   may_adopt_.store(false, std::memory_order_relaxed);
   pinned_.store(false, std::memory_order_relaxed);
   option_pinned_.store(false, std::memory_order_relaxed);
+  leaving_.store(false, std::memory_order_relaxed);
+  given_away_.store(false, std::memory_order_relaxed);
+  inode_.store(0, std::memory_order_relaxed);
   exec_pinned_ = false;
   exec_left_ = false;
   seeking_.store(false, std::memory_order_relaxed);
@@ -107,6 +109,7 @@ void Sock::Reset() {
   watched_ = false;
   starve_timer_ = false;
   tx_wait_ = false;
+  rx_wait_ = false;
   watch_events_ = 0;
   timer_ = 0;
   close_timer_ = 0;
@@ -122,7 +125,8 @@ void Sock::Reset() {
   reset_ = false;
   connected_.store(false, std::memory_order_relaxed);
   demotions_ = 0;
-  holders_ = -1;
+  holders_.store(-1, std::memory_order_relaxed);
+  fork_ = 0;
   inherited_ = false;
   account_tx_ = account_rx_ = 0;
   reason_ = Reason::kShortLived;
@@ -143,6 +147,7 @@ void Sock::Unref() {
     Critical critical;
     tx_latch.lock();
     rx_latch.lock();
+    EndUnreadLatched();
     mode_.store(Mode::kPlain, std::memory_order_seq_cst);
     stream = std::move(stream_);
     lane = std::move(lane_);
@@ -407,6 +412,7 @@ bool Sock::TryAdopt() {
         stream_->Adopt(tx_raw_.load(std::memory_order_relaxed),
                        rx_raw_.load(std::memory_order_relaxed));
         adopted = true;
+        inode_.store(SocketInode(fd()), std::memory_order_relaxed);
         wanted_.store(false, std::memory_order_relaxed);
         if (Conductor* conductor = Conductor::IfRunning()) {
           // Nothing is read yet: until the registrations have left the kernel's
@@ -501,6 +507,10 @@ void Sock::OnAnchor(std::uint32_t events) {
     if (tx_wait_ && (events & ~EPOLLIN) != 0) {
       tx_wait_ = false;
       WakeTx();
+    }
+    if (rx_wait_ && (events & ~EPOLLOUT) != 0) {
+      rx_wait_ = false;
+      WakeRx();
     }
     stream_->Progress(true);
     HandleChanges();
@@ -620,7 +630,7 @@ void Sock::UpdateWatch() {
   Conductor* conductor = Conductor::IfRunning();
   if (conductor == nullptr) return;
   const std::uint32_t wanted =
-      (stream_->WantsAnchorRead() ? EPOLLIN : 0u) |
+      (rx_wait_ || stream_->WantsAnchorRead() ? EPOLLIN : 0u) |
       (tx_wait_ || stream_->WantsAnchorWrite() ? EPOLLOUT : 0u);
   if (wanted != watch_events_) {
     watch_events_ = wanted;
@@ -699,18 +709,6 @@ void Sock::RingForPoll(int number) {
   tx_latch.unlock();
 }
 
-namespace {
-
-// Counters that outlive a fork and are common to both sides.  Bit 31: somebody
-// who has gone since used the connection after the fork, so the offsets that
-// the others keep are wrong for ever.
-constexpr int kHolders = 1 << 20;
-constexpr std::uint32_t kTainted = 1u << 31;
-std::atomic<std::uint32_t>* holders = nullptr;
-int next_holder = 0;
-
-}  // namespace
-
 // --- Leaving a lane
 // --------------------------------------------------------------------------
 
@@ -773,10 +771,16 @@ bool Sock::BackToPlain() {
   Conductor* conductor = Conductor::IfRunning();
   tx_latch.lock();
   rx_latch.lock();
-  const bool back = mode() == Mode::kEngine && stream_ != nullptr &&
-                    lane_ == nullptr && stream_->Idle() &&
-                    !closed_.load(std::memory_order_relaxed) &&
-                    !seeking_.load(std::memory_order_relaxed);
+  bool back = mode() == Mode::kEngine && stream_ != nullptr &&
+              lane_ == nullptr && !closed_.load(std::memory_order_relaxed) &&
+              !seeking_.load(std::memory_order_relaxed);
+  bool spilled = false;
+  const bool leaving = leaving_.load(std::memory_order_relaxed);
+  if (back && !stream_->Idle()) {
+    back = spilled = leaving && SpillLatched();
+  } else if (back && stream_->TxBroken() && !leaving) {
+    back = false;  // what the application has been told must stay true
+  }
   if (back) {
     tx_raw_.store(stream_->tx_off(), std::memory_order_relaxed);
     rx_raw_.store(stream_->rx_off(), std::memory_order_relaxed);
@@ -784,9 +788,15 @@ bool Sock::BackToPlain() {
     watched_ = false;
     if (timer_ != 0 && conductor != nullptr) conductor->CancelTimer(timer_);
     timer_ = 0;
-    mode_.store(Mode::kPlain, std::memory_order_seq_cst);
-    if (!pinned_.load(std::memory_order_relaxed) &&
-        (attempts_ < 5 || SeeksRemote())) {
+    leaving_.store(false, std::memory_order_relaxed);
+    mode_.store(spilled ? Mode::kUnread : Mode::kPlain,
+                std::memory_order_seq_cst);
+    if (spilled) {
+      // Not adopted while the offset of what TCP brings is ahead of the
+      // application's; EndUnreadLatched allows it again.
+      may_adopt_.store(false, std::memory_order_seq_cst);
+    } else if (!pinned_.load(std::memory_order_relaxed) &&
+               (attempts_ < 5 || SeeksRemote())) {
       // Each demotion makes the next promotion eight times as far away.
       std::uint32_t shift = 3 * (demotions_ < 6 ? demotions_ : 6);
       if (SeeksRemote()) {
@@ -816,49 +826,57 @@ bool Sock::BackToPlain() {
   return true;
 }
 
-void Sock::AskToPlain(Reason reason) {
-  Critical critical;
-  tx_latch.lock();
-  rx_latch.lock();
-  wanted_.store(false, std::memory_order_seq_cst);
-  if (mode() == Mode::kEngine && stream_ != nullptr) {
-    stream_->Demote(reason);
-    stream_->Progress(true);
-    HandleChanges();
+bool Sock::StepToPlain(Reason reason) {
+  if (Engaged()) {
+    CancelSeek();
+    Critical critical;
+    tx_latch.lock();
+    rx_latch.lock();
+    wanted_.store(false, std::memory_order_seq_cst);
+    if (mode() == Mode::kEngine && stream_ != nullptr) {
+      leaving_.store(true, std::memory_order_relaxed);
+      stream_->Demote(reason, true);
+      stream_->Progress(true);
+      HandleChanges();
+    }
+    rx_latch.unlock();
+    tx_latch.unlock();
+    if (mode() == Mode::kEngine) BackToPlain();
   }
-  rx_latch.unlock();
-  tx_latch.unlock();
+  return mode() != Mode::kEngine;
 }
 
 bool Sock::ToPlain(Reason reason) {
   for (int i = 0; i < 200; ++i) {
-    if (mode() == Mode::kPlain && !seeking_.load(std::memory_order_acquire)) {
-      return true;
-    }
-    CancelSeek();
-    AskToPlain(reason);
-    if (mode() == Mode::kPlain) return true;
-    if (lane_ == nullptr) BackToPlain();
-    if (mode() == Mode::kPlain) return true;
-    if (lane_ == nullptr && OnlyStash()) return false;
+    if (StepToPlain(reason)) return true;
+    if (StuckOnStash()) break;
     // The peer's background thread answers within a round trip or two.
     timespec brief{0, i < 50 ? 100'000 : 10'000'000};
     ::nanosleep(&brief, nullptr);
   }
-  return false;
+  StopLeaving();
+  return mode() != Mode::kEngine;
 }
 
-bool Sock::OnlyStash() {
+void Sock::StopLeaving() {
   Critical critical;
   tx_latch.lock();
   rx_latch.lock();
-  const bool only = mode() == Mode::kEngine && stream_ != nullptr &&
-                    stream_->tx() == stream::Tx::kRaw &&
-                    stream_->rx() == stream::Rx::kRaw &&
-                    !stream_->WantsAnchorWrite() && stream_->Readable() > 0;
+  leaving_.store(false, std::memory_order_relaxed);
   rx_latch.unlock();
   tx_latch.unlock();
-  return only;
+}
+
+// There was no memory to share it in.
+bool Sock::StuckOnStash() {
+  Critical critical;
+  tx_latch.lock();
+  rx_latch.lock();
+  const bool stuck = mode() == Mode::kEngine && stream_ != nullptr &&
+                     lane_ == nullptr && stream_->OnlyStash();
+  rx_latch.unlock();
+  tx_latch.unlock();
+  return stuck;
 }
 
 bool Sock::Pin(Reason reason) {
@@ -868,29 +886,6 @@ bool Sock::Pin(Reason reason) {
   const bool ok = ToPlain(reason);
   reason_ = reason;
   return ok;
-}
-
-bool Sock::PinForExec() {
-  if (!pinned_.load()) {
-    exec_pinned_ = true;
-    exec_reason_ = reason_;
-  }
-  return Pin(Reason::kPinnedExec);
-}
-
-void Sock::Unpin() {
-  if (exec_left_) {
-    exec_left_ = false;
-    if (holders_ >= 0) holders[holders_].fetch_add(1);
-  }
-  if (!exec_pinned_) return;
-  exec_pinned_ = false;
-  reason_ = exec_reason_;
-  pinned_.store(false, std::memory_order_seq_cst);
-  if (connected_.load() && attempts_ < 5) {
-    TryAgainLater();
-    SetEligible(true);
-  }
 }
 
 // --- The end
@@ -957,6 +952,12 @@ int Sock::CloseLast(int number) {
           conductor->After(60'000, [self = Share()] { self->OnLinger(); });
     }
   } else {
+    if (mode() == Mode::kUnread && unread_.size() > 0 && SoleHolder()) {
+      // Unread data at close is a reset, and the kernel does not know of it.
+      linger now{1, 0};
+      ::syscall(SYS_setsockopt, number, SOL_SOCKET, SO_LINGER, &now,
+                sizeof now);
+    }
     result = real::close(number);
     fd_.store(-1, std::memory_order_relaxed);
   }
@@ -1134,107 +1135,6 @@ void Sock::FlushAtExit(std::uint64_t deadline_ns) {
     timespec left{0, 10'000'000};
     ::syscall(SYS_ppoll, &one, 1, &left, nullptr, 8);
   }
-}
-
-// --- Fork
-// ---------------------------------------------------------------------------------------
-
-void Sock::ShareByFork() {
-  if (holders == nullptr) {
-    void* page =
-        ::mmap(nullptr, kHolders * sizeof *holders, PROT_READ | PROT_WRITE,
-               MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (page == MAP_FAILED) {
-      pinned_.store(true);
-      return;
-    }
-    holders = static_cast<std::atomic<std::uint32_t>*>(page);
-  }
-  if (holders_ < 0) {
-    for (int i = 0; i < kHolders && holders_ < 0; ++i) {
-      const int at = (next_holder + i) % kHolders;
-      std::uint32_t free = 0;
-      if (holders[at].compare_exchange_strong(free, 1)) {
-        holders_ = at;
-        next_holder = at + 1;
-      }
-    }
-    if (holders_ < 0) {
-      pinned_.store(true);
-      return;
-    }
-  }
-  holders[holders_].fetch_add(1);
-}
-
-void Sock::MarkFork() {
-  fork_tx_ = tx_raw_.load(std::memory_order_relaxed);
-  fork_rx_ = rx_raw_.load(std::memory_order_relaxed);
-}
-
-bool Sock::SoleHolder() const {
-  return holders_ < 0 || holders[holders_].load() == 1;
-}
-
-void Sock::LeaveHolders() {
-  if (holders_ < 0) return;
-  std::atomic<std::uint32_t>& count = holders[holders_];
-  if (tx_raw_.load() != fork_tx_ || rx_raw_.load() != fork_rx_) {
-    count.fetch_or(kTainted);
-  }
-  if ((count.fetch_sub(1) & ~kTainted) == 1) count.store(0);
-  holders_ = -1;
-}
-
-void Sock::LeaveForExec() {
-  if (holders_ < 0 || exec_left_) return;
-  std::atomic<std::uint32_t>& count = holders[holders_];
-  if ((count.load() & ~kTainted) < 2) return;  // nobody else is left to see it
-  exec_left_ = true;
-  if (tx_raw_.load() != fork_tx_ || rx_raw_.load() != fork_rx_) {
-    count.fetch_or(kTainted);
-  }
-  count.fetch_sub(1);
-}
-
-void Sock::ForkChild() {
-  tx_latch.Reset();
-  rx_latch.Reset();
-  inflight_.store(0, std::memory_order_relaxed);
-  rx_sleepers_.store(0, std::memory_order_relaxed);
-  tx_sleepers_.store(0, std::memory_order_relaxed);
-  pins_.store(0, std::memory_order_relaxed);
-  poll_sleepers.store(0, std::memory_order_relaxed);
-  close_timer_ = 0;
-  if (seeking_.exchange(false, std::memory_order_relaxed)) {
-    eligible_.store(true, std::memory_order_relaxed);
-  }
-  wanted_.store(false, std::memory_order_relaxed);
-  watched_ = false;
-  timer_ = 0;
-  settle_posted_ = false;
-  starve_timer_ = false;
-  source_.store(nullptr);
-  source_wanted_ = false;
-  remote_ = Remote();
-  if (mode() == Mode::kEngine) {
-    // It could not be made plain before the fork: the lane, and what was read
-    // ahead, are the parent's.
-    (void)lane_.release();
-    (void)stream_.release();
-    pinned_.store(true);
-    may_adopt_.store(false);
-    reason_ = Reason::kPinnedFork;
-    mode_.store(Mode::kPlain);
-  }
-  on_lane_.store(false);
-  // The parent counts what it did.
-  lane_tx_ = lane_rx_ = anchor_rx_ = 0;
-  account_tx_ = tx_raw_.load();
-  account_rx_ = rx_raw_.load();
-  inherited_ = true;
-  promoted_ = false;
-  refs_.store(1);
 }
 
 }  // namespace rcsock::posix

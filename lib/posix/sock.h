@@ -13,6 +13,7 @@
 #include "lib/base/latch.h"
 #include "lib/base/reason.h"
 #include "lib/posix/file.h"
+#include "lib/posix/unread.h"
 #include "lib/rendezvous/rendezvous.h"
 #include "lib/stream/stream.h"
 
@@ -22,8 +23,10 @@ struct Interest;
 struct Stats;
 
 // Calls go straight to the kernel (kPlain) and are only counted, or through the
-// stream (kEngine), which then owns every byte of the anchor.
-enum class Mode : std::uint8_t { kPlain, kEngine };
+// stream (kEngine), which then owns every byte of the anchor.  kUnread: as
+// kPlain, but what the application reads comes first from memory that is shared
+// with other holders of the connection.
+enum class Mode : std::uint8_t { kPlain, kEngine, kUnread };
 
 // A TCP socket of the application: one per open description.
 //
@@ -67,8 +70,9 @@ class Sock final : public File,
   int TakeError();
 
   // Off the lane, and never on one again: before fdopen, SCM_RIGHTS and the
-  // like.  Waits (bounded) until the kernel's socket alone has the stream's
-  // state.  False: bytes read ahead remain, or the peer did not answer.
+  // like.  Waits (bounded) until the stream is the kernel's, but for bytes that
+  // were read ahead of the application (UnreadBytes).  False: the peer did not
+  // answer.
   bool Pin(base::Reason reason);
   // The same without the "never again".
   bool ToPlain(base::Reason reason);
@@ -161,12 +165,29 @@ class Sock final : public File,
   int ShutdownWrite() override;
 
   // --- Processes (process.cc)
-  // -------------------------------------------------------- The first half of
-  // ToPlain: asks, and does not wait.
-  void AskToPlain(base::Reason reason);
+  // -------------------------------------------------------- One step of
+  // ToPlain, without waiting.  True: it is the kernel's.
+  bool StepToPlain(base::Reason reason);
+  // It did not get there.
+  void StopLeaving();
+  // The same asked by a child that borrows our memory, but not our descriptors:
+  // the conductor does it.
+  void AskFromBorrowed();
+  std::uint64_t inode() const { return inode_.load(std::memory_order_relaxed); }
   // Counts one more process that holds the connection.  While there are
   // several, none may promote it.
-  void ShareByFork();
+  void ShareByFork(std::uint32_t fork);
+  // There was no fork after all.
+  void UnshareByFork(std::uint32_t fork);
+  // Bytes read ahead that are shared; kUnread only.
+  std::size_t UnreadBytes();
+  std::uint64_t UnreadSocket() const { return unread_.socket(); }
+  // A descriptor of them for a program about to be executed; -1: none.
+  int UnreadFd();
+  // This program was executed with bytes of this connection left over.
+  bool InheritUnread(int memory);
+  // A program that is not followed may hold it from now on.
+  void GivenAway() { given_away_.store(true, std::memory_order_relaxed); }
   // The offsets at the fork, once the stream is plain.
   void MarkFork();
   void ForkChild();
@@ -199,6 +220,11 @@ class Sock final : public File,
   };
 
   void Reset();
+  ssize_t UnreadRecv(int fd, const iovec* iov, int count, std::size_t total,
+                     int flags, std::size_t* done);
+  bool SpillLatched();
+  void PutDeadSocket();
+  void EndUnreadLatched();
   void Fold(Stats* to, bool last);
   void FoldLatched(Stats* to) const;
   void KickPollers();
@@ -252,8 +278,8 @@ class Sock final : public File,
   void PostSettle();
   void Settle();
   bool BackToPlain();
+  bool StuckOnStash();
   void Finish(bool reset);
-  bool OnlyStash();
   void OnTimer();
   void OnLinger();
   void OnStarved();
@@ -265,6 +291,10 @@ class Sock final : public File,
   std::atomic<bool> may_adopt_{false};  // connected, and not for ever on TCP
   std::atomic<bool> pinned_{false};
   std::atomic<bool> option_pinned_{false};
+  // On its way to the kernel for somebody who does not know the stream: bytes
+  // read ahead do not hold it.
+  std::atomic<bool> leaving_{false};
+  std::atomic<bool> given_away_{false};
   bool exec_pinned_ = false;
   bool exec_left_ = false;
   base::Reason exec_reason_ = base::Reason::kNone;
@@ -277,8 +307,8 @@ class Sock final : public File,
   std::atomic<std::uint64_t> tx_raw_{0};
   std::atomic<std::uint64_t> rx_raw_{0};
   std::atomic<std::uint32_t> ops_{0};
-  std::uint32_t next_ops_ = 0;
-  std::uint64_t next_bytes_ = 0;
+  std::atomic<std::uint32_t> next_ops_{0};
+  std::atomic<std::uint64_t> next_bytes_{0};
   int attempts_ = 0;
   std::atomic<bool> local_peer_{false};
   stream::Role role_ = stream::Role::kConnector;
@@ -311,6 +341,7 @@ class Sock final : public File,
   bool watched_ = false;
   bool starve_timer_ = false;
   bool tx_wait_ = false;  // somebody waits for the anchor to take more
+  bool rx_wait_ = false;  // ... to have something, which nobody reads ahead
   std::uint64_t starve_acked_ = 0;
   std::uint32_t watch_events_ = 0;
   std::uint64_t timer_ = 0;
@@ -328,7 +359,8 @@ class Sock final : public File,
   bool reset_ = false;
   std::uint32_t demotions_ = 0;
   // Of shared memory: how many processes hold the connection; -1: never forked.
-  int holders_ = -1;
+  std::atomic<int> holders_{-1};
+  std::uint32_t fork_ = 0;     // the last that has counted itself there
   std::uint64_t fork_tx_ = 0;  // offsets at the last fork
   std::uint64_t fork_rx_ = 0;
   std::uint64_t account_tx_ = 0;  // offsets at which this process began
@@ -336,8 +368,10 @@ class Sock final : public File,
   bool inherited_ = false;
   base::Reason reason_ = base::Reason::kShortLived;
   std::uint64_t lane_tx_ = 0;
-  std::uint64_t lane_rx_ = 0;    // delivered by the engine
-  std::uint64_t anchor_rx_ = 0;  // read from TCP by the engine
+  std::uint64_t lane_rx_ = 0;            // delivered by the engine
+  std::uint64_t anchor_rx_ = 0;          // read from TCP by the engine
+  std::atomic<std::uint64_t> inode_{0};  // of the socket, once adopted
+  Unread unread_;                        // rx_latch's
 };
 
 // Raises SIGPIPE in this thread, as a write to a closed connection does.
@@ -359,9 +393,10 @@ inline void Sock::CountRaw(Bytes& bytes, ssize_t n) {
   bytes.fetch_add(static_cast<std::uint64_t>(n), std::memory_order_relaxed);
   if (!eligible_.load(std::memory_order_relaxed)) return;
   const std::uint32_t ops = ops_.fetch_add(1, std::memory_order_relaxed) + 1;
-  if (ops >= next_ops_ || tx_raw_.load(std::memory_order_relaxed) +
-                                  rx_raw_.load(std::memory_order_relaxed) >=
-                              next_bytes_) {
+  if (ops >= next_ops_.load(std::memory_order_relaxed) ||
+      tx_raw_.load(std::memory_order_relaxed) +
+              rx_raw_.load(std::memory_order_relaxed) >=
+          next_bytes_.load(std::memory_order_relaxed)) {
     StartSeek();
   }
 }
@@ -410,13 +445,18 @@ inline ssize_t Sock::Recv(int fd, const iovec* iov, int count,
                           std::size_t total, int flags, Raw&& raw) {
   std::size_t done = 0;
   for (;;) {
-    if (mode() == Mode::kEngine) {
-      const ssize_t n = EngineRecv(iov, count, total, flags, &done);
+    const Mode now = mode();
+    // (Urgent data and errors are never read ahead.)
+    if (now == Mode::kEngine ||
+        (now == Mode::kUnread && (flags & (MSG_OOB | MSG_ERRQUEUE)) == 0)) {
+      const ssize_t n = now == Mode::kEngine
+                            ? EngineRecv(iov, count, total, flags, &done)
+                            : UnreadRecv(fd, iov, count, total, flags, &done);
       if (n != kRetry) return n;
-      if (done == 0) continue;
+      continue;
     }
     inflight_.fetch_add(1, std::memory_order_seq_cst);
-    if (mode_.load(std::memory_order_seq_cst) == Mode::kEngine) {
+    if (mode_.load(std::memory_order_seq_cst) != now) {
       LeaveRaw();
       continue;
     }

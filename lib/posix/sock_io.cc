@@ -13,7 +13,9 @@
 
 #include "lib/base/clock.h"
 #include "lib/base/real.h"
+#include "lib/base/sleep.h"
 #include "lib/posix/epoll.h"
+#include "lib/posix/iov_rest.h"
 #include "lib/posix/process.h"
 #include "lib/posix/signals.h"
 #include "lib/posix/sock.h"
@@ -22,48 +24,6 @@
 namespace rcsock::posix {
 
 using rendezvous::Conductor;
-
-namespace {
-
-// The part of an iovec array that begins `skip` bytes into it.
-class IovRest {
- public:
-  IovRest(const iovec* iov, int count) : iov_(iov), count_(count) {}
-  const iovec* iov() const { return first_ ? local_ : iov_; }
-  int count() const { return first_ ? local_count_ : count_; }
-  // Built in pieces of kPiece elements: a caller with more of them goes round
-  // once for each piece.
-  void Skip(std::size_t skip) {
-    if (skip == 0) return;
-    first_ = true;
-    local_count_ = 0;
-    for (int i = 0; i < count_ && local_count_ < kPiece; ++i) {
-      if (skip >= iov_[i].iov_len) {
-        skip -= iov_[i].iov_len;
-        continue;
-      }
-      local_[local_count_].iov_base =
-          static_cast<char*>(iov_[i].iov_base) + skip;
-      local_[local_count_++].iov_len = iov_[i].iov_len - skip;
-      skip = 0;
-    }
-  }
-  std::size_t total() const {
-    std::size_t sum = 0;
-    for (int i = 0; i < count(); ++i) sum += iov()[i].iov_len;
-    return sum;
-  }
-
- private:
-  static constexpr int kPiece = 16;
-  const iovec* iov_;
-  int count_;
-  bool first_ = false;
-  int local_count_ = 0;
-  iovec local_[kPiece];
-};
-
-}  // namespace
 
 void RaiseSigpipe() {
   const int saved = errno;
@@ -115,6 +75,9 @@ ssize_t Sock::Send(const iovec* iov, int count) {
 ssize_t Sock::Recv(void* to, std::size_t length) {
   const long n =
       ::syscall(SYS_recvfrom, fd(), to, length, MSG_DONTWAIT, nullptr, nullptr);
+  if (n > 0 && stream_->rx() == stream::Rx::kRaw) {
+    anchor_rx_ += static_cast<std::uint64_t>(n);
+  }
   return n >= 0 ? n : -errno;
 }
 
@@ -221,7 +184,7 @@ void Sock::OnStarved() {
   if (mode() == Mode::kEngine && stream_ != nullptr && lane_ != nullptr &&
       stream_->FastTx() && lane_->Writable() == 0 &&
       lane_->Acked() == starve_acked_) {
-    stream_->Demote(base::Reason::kStarved);
+    stream_->Demote(base::Reason::kStarved, true);
     stream_->Progress(true);
     HandleChanges();
   }
@@ -288,11 +251,11 @@ ssize_t Sock::EngineRecv(const iovec* iov, int count, std::size_t total,
       n = stream_->Read(to, pieces, left, peek);
       if (n > 0 && !peek) lane_rx_ += static_cast<std::uint64_t>(n);
     }
-    // Pending and yet no data: a control message, which no honest peer sends now,
-    // and which is Progress's to take; nothing behind it can be read before.
-    if (n == -EAGAIN &&
-        (!stream_->FastRx() || lane_->RxPendingQuick() ||
-         lane_->State() != base::Reason::kNone)) {
+    // Pending and yet no data: a control message, which no honest peer sends
+    // now, and which is Progress's to take; nothing behind it can be read
+    // before.
+    if (n == -EAGAIN && (!stream_->FastRx() || lane_->RxPendingQuick() ||
+                         lane_->State() != base::Reason::kNone)) {
       rx_latch.unlock();
       tx_latch.lock();
       rx_latch.lock();
@@ -305,6 +268,7 @@ ssize_t Sock::EngineRecv(const iovec* iov, int count, std::size_t total,
       n = drop && !stream_->FastRx() ? Drop(left, peek)
                                      : stream_->Read(to, pieces, left, peek);
       if (n > 0 && !peek) lane_rx_ += static_cast<std::uint64_t>(n);
+      if (n == -EAGAIN && stream_->AtKernel()) rx_wait_ = true;
       HandleChanges();
       if (lane_ == nullptr && stream_->Idle()) PostSettle();
       tx_latch.unlock();
@@ -380,27 +344,22 @@ int Sock::SleepOn(Wait& wait, bool tx, std::uint32_t token, std::uint32_t seq,
   timespec left{};
   timespec* limit = nullptr;
   const std::uint64_t start = base::NowNs();
-  int result = 0;
+  const bool late = wait.deadline_ns != 0 && start >= wait.deadline_ns;
+  int result = late ? -EAGAIN : 0;
   {
     CountedSleep counted(&count);
     // No latch is held, and unwinding undoes the rest.
     ::pthread_testcancel();
-    if (wait.deadline_ns != 0) {
-      if (start >= wait.deadline_ns) {
-        result = -EAGAIN;
-      } else {
+    if (!late) {
+      if (wait.deadline_ns != 0) {
         const std::uint64_t ns = wait.deadline_ns - start;
         left = {static_cast<time_t>(ns / 1'000'000'000),
                 static_cast<long>(ns % 1'000'000'000)};
         limit = &left;
       }
-    }
-    if (result == 0) {
       // Outside the critical section, so that handlers run; and a handler that
       // has run since the call began must end it.
-      self.depth = self.depth - 1;
-      std::atomic_signal_fence(std::memory_order_seq_cst);
-      if (self.pending != 0 && self.depth == 0) DeliverDeferred();
+      OutsideCritical outside;
       if (self.interrupts != wait.signals) {
         result = -EINTR;
       } else if (lane == nullptr) {
@@ -408,7 +367,7 @@ int Sock::SleepOn(Wait& wait, bool tx, std::uint32_t token, std::uint32_t seq,
         std::atomic_signal_fence(std::memory_order_seq_cst);
         result = self.interrupts != wait.signals
                      ? -EINTR
-                     : base::FutexWait(&word, seq, limit, false);
+                     : base::FutexSleep(&word, seq, limit, false);
         self.word = nullptr;
       } else if (word.load(std::memory_order_seq_cst) == seq) {
         self.lane = lane;
@@ -418,8 +377,8 @@ int Sock::SleepOn(Wait& wait, bool tx, std::uint32_t token, std::uint32_t seq,
                                                  : lane->SleepRx(token, limit);
         self.lane = nullptr;
       }
-      std::atomic_signal_fence(std::memory_order_seq_cst);
-      self.depth = self.depth + 1;
+    }
+    if (!late) {
       if (self.interrupts != wait.signals) result = -EINTR;
       if (result == -EINTR && wait.deadline_ns == 0 &&
           self.interrupts == wait.signals) {
@@ -532,6 +491,16 @@ std::uint32_t Sock::Readiness(std::uint32_t events, bool* plain) {
         UpdateWatch();
       }
     }
+    if (stream_->AtKernel()) {
+      pollfd one{fd(), POLLIN | POLLPRI | POLLRDHUP, 0};
+      timespec now{0, 0};
+      ::syscall(SYS_ppoll, &one, 1, &now, nullptr, 8);
+      ready |= static_cast<std::uint16_t>(one.revents);
+      if ((ready & events & (POLLIN | POLLRDNORM | POLLPRI | POLLRDHUP)) == 0) {
+        rx_wait_ = true;
+        UpdateWatch();
+      }
+    }
     if (ready & POLLIN) ready |= POLLRDNORM;
     if (ready & POLLOUT) ready |= POLLWRNORM;
     if (rd_shut_) ready |= POLLIN | POLLRDNORM | POLLRDHUP;
@@ -562,13 +531,14 @@ bool Sock::ReadableBytes(int* bytes) {
   Critical critical;
   tx_latch.lock();
   rx_latch.lock();
-  const bool mine = mode() == Mode::kEngine && stream_ != nullptr;
+  const bool unread = mode() == Mode::kUnread;
+  const bool mine = unread || (mode() == Mode::kEngine && stream_ != nullptr);
   if (mine) {
-    std::size_t n = stream_->Readable();
+    std::size_t n = unread ? unread_.size() : stream_->Readable();
     // What TCP still holds follows what the stream has: while rx is raw it is
     // the application's too.
     int more = 0;
-    if (stream_->rx() == stream::Rx::kRaw &&
+    if ((unread || stream_->rx() == stream::Rx::kRaw) &&
         ::syscall(SYS_ioctl, fd(), FIONREAD, &more) == 0 && more > 0) {
       n += static_cast<std::size_t>(more);
     }

@@ -35,6 +35,7 @@ void Stream::LaneUp(lane::Lane* lane, std::uint32_t epoch, const Nonce& mine,
   tail_from_ = tx_off_;
   frozen_ = settled_ = used_ = flip_ = got_sent_ = accept_ = false;
   lane_down_seen_ = false;
+  ahead_ = true;
   waiting_ = Waiting::kNothing;
   x_ = rx_x_ = posted_base_ = 0;
   limbo_.Clear();
@@ -67,6 +68,10 @@ ssize_t Stream::WriteSlow(const iovec* iov, int count, std::size_t total) {
 
 ssize_t Stream::WriteNow(const iovec* iov, int count, std::size_t total) {
   if (so_error_ != 0) return -TakeError();
+  if (last_write_ && !shut_ && total != 0) {
+    last_write_ = false;
+    return static_cast<ssize_t>(total);
+  }
   if (shut_ || tx_broken_) return -EPIPE;
   if (total == 0) return 0;
   switch (tx_) {
@@ -187,7 +192,10 @@ ssize_t Stream::ReadSlow(const iovec* iov, int count, std::size_t total,
   for (int round = 0; round < 4; ++round) {
     // A peek that asks for more than is stashed must be able to see it come.
     if (peek && rx_ == Rx::kRaw && !eof_ && stash_.size() < total) {
+      const bool ahead = ahead_;
+      ahead_ = true;
       PumpTcp(true);
+      ahead_ = ahead;
     }
     std::size_t got = TakeBuffered(iov, count, total, peek);
     if (got != 0) {
@@ -254,6 +262,9 @@ void Stream::PumpTcp(bool read_ahead) {
         want = static_cast<std::size_t>(rx_x_ - InOff());
       } else if (closed_) {
         want = stash_.empty() ? 1 : 0;  // one byte is enough to answer with RST
+      } else if (read_ahead && !ahead_) {
+        // One byte tells a peer that went raw from one that died staging.
+        want = limbo_.empty() ? 0 : 1;
       } else if (read_ahead && stash_.size() < limits_.stash) {
         want = limits_.stash - stash_.size();
       }
@@ -423,9 +434,12 @@ void Stream::Timer() {
   Settle();
 }
 
-void Stream::Demote(base::Reason reason) {
+void Stream::Demote(base::Reason reason, bool leave) {
   TakeCtl();
+  if (leave) ahead_ = false;
+  leave_ = leave;
   Trigger(reason);
+  leave_ = false;
   Settle();
 }
 
@@ -488,6 +502,7 @@ bool Stream::WantsAnchorRead() const {
   if (rx_ != Rx::kRaw) return true;
   if (waiting_ == Waiting::kPropose || waiting_ == Waiting::kSwitch)
     return true;
+  if (!ahead_) return closed_ || !limbo_.empty();
   return closed_ || stash_.size() < limits_.stash;
 }
 
@@ -497,6 +512,18 @@ bool Stream::Idle() const {
   return tx_ == Tx::kRaw && rx_ == Rx::kRaw && lane_ == nullptr &&
          out_.empty() && stash_.empty() && limbo_.empty() && so_error_ == 0 &&
          !failed_;
+}
+
+bool Stream::OnlyStash() const {
+  return tx_ == Tx::kRaw && rx_ == Rx::kRaw && lane_ == nullptr &&
+         out_.empty() && !stash_.empty() && limbo_.empty() && !failed_ &&
+         !closed_;
+}
+
+ByteQueue Stream::TakeStash() {
+  ByteQueue taken;
+  taken.Swap(stash_);
+  return taken;
 }
 
 }  // namespace rcsock::stream

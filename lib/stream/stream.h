@@ -110,7 +110,24 @@ class Stream {
   void Progress(bool read_ahead);
   void Timer();
   // Own will (rule 11 ff.); also for a lane found dead by its owner.
-  void Demote(base::Reason reason);
+  //
+  // `leave`: the anchor is about to be shared with somebody who does not know
+  // this stream (another process, stdio).  What has landed on the lane and is
+  // unread stays the peer's, who sends it again over TCP, and nothing more is
+  // read ahead: so it ends in the kernel's queue, which all can read.
+  void Demote(base::Reason reason, bool leave = false);
+  // Simulator only, where nothing takes the place of the kernel's own queue.
+  void ReadAheadAgain() { ahead_ = true; }
+  // What TCP has is for Read alone to take: nobody reads ahead, so the owner
+  // must ask the kernel what there is.
+  bool AtKernel() const {
+    return rx_ == Rx::kRaw && !ahead_ && !eof_ && !failed_ && !closed_;
+  }
+  // Bytes read ahead are all that keeps the owner from using the anchor
+  // directly: TakeStash, and it may.
+  bool OnlyStash() const;
+  ByteQueue TakeStash();
+  void GiveStash(ByteQueue bytes) { stash_.Swap(bytes); }
   // After kSettled: the caller may destroy the lane.
   void ReleaseLane();
   // Points a copy at the copies of its lane and anchor: simulator only.
@@ -144,6 +161,8 @@ class Stream {
   // Nothing of the engine is in use: tx RAW, rx raw, no lane, nothing queued
   // and nothing stashed: the owner may use the anchor directly again.
   bool Idle() const;
+  // Every write fails from now on, whatever the kernel would say to the next.
+  bool TxBroken() const { return tx_broken_; }
   std::uint64_t tx_off() const { return tx_off_; }
   std::uint64_t rx_off() const { return rx_off_; }
   base::Reason why_left() const { return why_left_; }
@@ -235,10 +254,12 @@ class Stream {
   Rx rx_ = Rx::kRaw;
   base::Reason why_left_ = base::Reason::kNone;
   bool adopted_ = false;
+  bool ahead_ = true;  // may read ahead
 
   // Of the present lane.
   bool frozen_ = false;  // rule 11
   bool settled_ = false;
+  bool leave_ = false;  // within Demote
   bool may_propose_ = false;
   std::uint8_t min_tail_ = 0;
   std::uint64_t tail_from_ = 0;  // raw bytes before this one do not count
@@ -274,10 +295,11 @@ class Stream {
   bool fin_acked_ = false;
   bool ack_sent_ = false;
   bool pfin_known_ = false;
-  bool eof_ = false;        // TCP has ended
-  bool tx_broken_ = false;  // nothing that is written can arrive
-  bool failed_ = false;     // the peer broke the rules
-  int so_error_ = 0;        // told once
+  bool eof_ = false;         // TCP has ended
+  bool tx_broken_ = false;   // nothing that is written can arrive
+  bool last_write_ = false;  // ... but TCP would not know it yet
+  bool failed_ = false;      // the peer broke the rules
+  int so_error_ = 0;         // told once
   std::uint64_t pfin_ = 0;
 
   std::uint8_t hs_[kFrameSize] = {};  // a frame or COMMIT, partly read

@@ -368,8 +368,15 @@ void Stream::OnGot() {
 // Rule 13.
 void Stream::OnLaneDown(std::uint64_t r) {
   lane_down_seen_ = true;
-  // In flight or not, the peer takes no more.
+  // In flight or not, the peer takes no more.  It may have left for the sake of
+  // something that only TCP can carry (urgent data), which nobody may read
+  // past: so what is unread goes the same way.
+  if (!kshut_) {
+    leave_ = true;
+    ahead_ = false;
+  }
   FreezeLane(base::Reason::kPeerDemoted);
+  leave_ = false;
   if (kshut_) return;
   switch (tx_) {
     case Tx::kStg:  // before GOT: no frame, and r says nothing about us
@@ -433,26 +440,32 @@ void Stream::FreezeLane(base::Reason reason) {
   Emit(kLeftLane | kRxReady | kTxReady);
   // What had landed: the application's, if the direction is proven.  Else it is
   // kept apart: should the peer turn out to be dead, exactly at the offset
-  // where these bytes would begin, they are its last words (rule 19).
+  // where these bytes would begin, they are its last words (rule 19).  So is
+  // what is left to the peer on purpose: it has not been credited.
+  if (accept_ && leave_) {
+    rx_x_ = InOff();
+    limbo_.Clear();
+  }
+  const bool take = accept_ && !leave_;
   const bool keep =
       accept_ || (waiting_ != Waiting::kNothing && (broken_ & kNoLimbo) == 0);
-  ByteQueue* to = accept_ ? &stash_ : &limbo_;
+  ByteQueue* to = take ? &stash_ : &limbo_;
   std::size_t room = lane_->RxRegion().length + kMaxTie;
   while (keep && !failed_) {
     std::size_t n = lane_->Readable();
     if (n == 0) break;
     std::uint8_t* bytes = n <= room ? to->Reserve(n) : nullptr;
     if (bytes == nullptr) {
-      if (!accept_) break;
+      if (!take) break;
       accept_ = false;
       return Fail(base::Reason::kProtocol);
     }
     iovec iov{bytes, n};
     // Bytes that are not accepted must not be credited either: P would find
     // them gone from its ring when it goes raw.
-    n = lane_->Read(&iov, 1, 0, n, !accept_);
+    n = lane_->Read(&iov, 1, 0, n, !take);
     to->Commit(n);
-    if (n == 0 || !accept_) break;
+    if (n == 0 || !take) break;
     room -= n;
   }
   accept_ = false;
@@ -559,6 +572,9 @@ void Stream::PeerDied(int error) {
   // After an orderly end the kernel decides what becomes of a write: it takes
   // the first, and the answer to that ends the connection.
   if (tcp_reset || so_error_ != 0) tx_broken_ = true;
+  // (The reset is of our frames' making: without them this end would have seen
+  // an orderly one, and the answer to the next write is the reset.)
+  last_write_ = tcp_reset && so_error_ == 0;
   out_.Clear();
   tie_copy_.Clear();
   accept_ = false;

@@ -208,50 +208,26 @@ void Warm(int fd) {
   RecvAll(fd, message, sizeof message);
 }
 
-std::uint64_t NowMs() {
-  timespec now;
-  ::clock_gettime(CLOCK_MONOTONIC, &now);
-  return static_cast<std::uint64_t>(now.tv_sec) * 1000 +
-         static_cast<std::uint64_t>(now.tv_nsec) / 1'000'000;
-}
-
 void SetNonblock(int fd, bool on) {
   const int flags = ::fcntl(fd, F_GETFL);
   CHECK_THAT(
       ::fcntl(fd, F_SETFL, on ? flags | O_NONBLOCK : flags & ~O_NONBLOCK) == 0);
 }
 
-namespace {
-
-unsigned char ByteAt(std::uint64_t seed, std::uint64_t offset) {
-  std::uint64_t x = (offset >> 3) * 0x9e3779b97f4a7c15ull + seed;
-  x ^= x >> 29;
-  x *= 0xbf58476d1ce4e5b9ull;
-  return static_cast<unsigned char>(x >> (8 * (offset & 7)));
-}
-
-}  // namespace
-
 void Pattern(std::uint64_t seed, std::uint64_t offset, void* to,
              std::size_t length) {
   auto* at = static_cast<unsigned char*>(to);
-  for (std::size_t i = 0; i < length; ++i) at[i] = ByteAt(seed, offset + i);
+  for (std::size_t i = 0; i < length; ++i)
+    at[i] = posix_test::ByteAt(seed, offset + i);
 }
 
 bool IsPattern(std::uint64_t seed, std::uint64_t offset, const void* from,
                std::size_t length) {
   const auto* at = static_cast<const unsigned char*>(from);
   for (std::size_t i = 0; i < length; ++i) {
-    if (at[i] != ByteAt(seed, offset + i)) return false;
+    if (at[i] != posix_test::ByteAt(seed, offset + i)) return false;
   }
   return true;
-}
-
-std::uint64_t Random::Next() {
-  std::uint64_t z = (state += 0x9e3779b97f4a7c15ull);
-  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
-  z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
-  return z ^ (z >> 31);
 }
 
 std::uint64_t Seed() {
@@ -266,9 +242,7 @@ Case::Case(const char* name, End server, End client, Options options) {
 int Listen(int* port) {
   const int fd = ::socket(AF_INET, SOCK_STREAM, 0);
   CHECK_THAT(fd >= 0);
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  sockaddr_in address = posix_test::Loopback(0);
   socklen_t length = sizeof address;
   CHECK_THAT(::bind(fd, reinterpret_cast<sockaddr*>(&address), length) == 0);
   CHECK_THAT(::listen(fd, 512) == 0);
@@ -281,10 +255,7 @@ int Listen(int* port) {
 int Connect(int port) {
   const int fd = ::socket(AF_INET, SOCK_STREAM, 0);
   CHECK_THAT(fd >= 0);
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  address.sin_port = htons(static_cast<std::uint16_t>(port));
+  sockaddr_in address = posix_test::Loopback(port);
   CHECK_THAT(::connect(fd, reinterpret_cast<sockaddr*>(&address),
                        sizeof address) == 0);
   return fd;

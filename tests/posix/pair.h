@@ -7,6 +7,8 @@
 #include <functional>
 #include <string>
 
+#include "tests/posix/common.h"
+
 // Programs that know sockets and nothing else.  Each case is two processes, a
 // server and a client, that tell what they saw; tests/posix/both runs a program
 // over plain TCP and under the preload and compares.
@@ -50,7 +52,7 @@ void Warm(int fd);
 // True if `fd` has not used TCP for a while: asks the kernel (TCP_INFO).
 std::uint64_t TcpBytes(int fd);
 
-std::uint64_t NowMs();
+using posix_test::NowMs;
 void SetNonblock(int fd, bool on);
 
 // Deterministic bytes: what stands at `offset` of stream `seed`.
@@ -58,11 +60,7 @@ void Pattern(std::uint64_t seed, std::uint64_t offset, void* to,
              std::size_t length);
 bool IsPattern(std::uint64_t seed, std::uint64_t offset, const void* from,
                std::size_t length);
-struct Random {
-  std::uint64_t state;
-  std::uint64_t Next();
-  std::uint64_t Below(std::uint64_t n) { return Next() % n; }
-};
+using posix_test::Random;
 std::uint64_t Seed();  // PAIR_SEED, or 1
 
 using End = std::function<void(int fd)>;

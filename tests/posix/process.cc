@@ -251,17 +251,20 @@ void SpeakToCat(int fd) {
   LogDrain(fd);
 }
 
+// In a child, of vfork too.
+[[noreturn]] void BecomeCat(int fd) {
+  ::dup2(fd, 0);
+  ::dup2(fd, 1);
+  ::close(fd);
+  ::execlp("cat", "cat", static_cast<char*>(nullptr));
+  ::_exit(99);
+}
+
 Case inetd(
     "exec_cat",
     [](int fd) {
       const pid_t child = ::fork();
-      if (child == 0) {
-        ::dup2(fd, 0);
-        ::dup2(fd, 1);
-        ::close(fd);
-        ::execlp("cat", "cat", static_cast<char*>(nullptr));
-        ::_exit(99);
-      }
+      if (child == 0) BecomeCat(fd);
       ::close(fd);
       LogChild(child);
     },
@@ -271,13 +274,7 @@ Case inetd_vfork(
     "vfork_cat",
     [](int fd) {
       const pid_t child = ::vfork();
-      if (child == 0) {
-        ::dup2(fd, 0);
-        ::dup2(fd, 1);
-        ::close(fd);
-        ::execlp("cat", "cat", static_cast<char*>(nullptr));
-        ::_exit(99);
-      }
+      if (child == 0) BecomeCat(fd);
       Result("close", ::close(fd));
       LogChild(child);
     },
@@ -372,11 +369,7 @@ Case exec_self(
     },
     [](int fd) {
       Barrier();
-      ::dup2(fd, 0);
-      ::dup2(fd, 1);
-      ::close(fd);
-      ::execlp("cat", "cat", static_cast<char*>(nullptr));
-      Fail("exec");
+      BecomeCat(fd);
     });
 
 // A promoted stream is given to another process.

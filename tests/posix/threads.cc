@@ -98,6 +98,23 @@ Case crowd(
     });
 
 // A thread in recv(), and the end comes from this side.
+void ShutUnderRecv(int fd, int how) {
+  std::atomic<bool> started{false};
+  ssize_t got = -2;
+  std::thread reader([&] {
+    char byte;
+    started = true;
+    got = ::recv(fd, &byte, 1, 0);
+  });
+  while (!started) std::this_thread::yield();
+  pollfd none{-1, 0, 0};
+  ::poll(&none, 1, 30);
+  ::shutdown(fd, how);
+  reader.join();
+  Log("recv: %zd", got);
+  Barrier();
+}
+
 Case shut_under(
     "shutdown_under_recv",
     [](int fd) {
@@ -105,45 +122,11 @@ Case shut_under(
       Drain(fd, &error);
       Barrier();
     },
-    [](int fd) {
-      std::atomic<bool> started{false};
-      ssize_t got = -2;
-      std::thread reader([&] {
-        char byte;
-        started = true;
-        got = ::recv(fd, &byte, 1, 0);
-      });
-      while (!started) std::this_thread::yield();
-      pollfd none{-1, 0, 0};
-      ::poll(&none, 1, 30);
-      ::shutdown(fd, SHUT_RDWR);
-      reader.join();
-      Log("recv: %zd", got);
-      Barrier();
-    });
+    [](int fd) { ShutUnderRecv(fd, SHUT_RDWR); });
 
 Case shut_read_under(
-    "shutdown_read_under_recv",
-    [](int fd) {
-      Barrier();
-      (void)fd;
-    },
-    [](int fd) {
-      std::atomic<bool> started{false};
-      ssize_t got = -2;
-      std::thread reader([&] {
-        char byte;
-        started = true;
-        got = ::recv(fd, &byte, 1, 0);
-      });
-      while (!started) std::this_thread::yield();
-      pollfd none{-1, 0, 0};
-      ::poll(&none, 1, 30);
-      ::shutdown(fd, SHUT_RD);
-      reader.join();
-      Log("recv: %zd", got);
-      Barrier();
-    });
+    "shutdown_read_under_recv", [](int) { Barrier(); },
+    [](int fd) { ShutUnderRecv(fd, SHUT_RD); });
 
 // In the kernel a recv() that has begun outlives a close() by another thread:
 // it still gets what comes.

@@ -127,42 +127,9 @@ Stats ReadStats(pid_t pid) {
   return stats;
 }
 
-std::uint64_t NowMs() {
-  timespec now;
-  ::clock_gettime(CLOCK_MONOTONIC, &now);
-  return static_cast<std::uint64_t>(now.tv_sec) * 1000 +
-         static_cast<std::uint64_t>(now.tv_nsec) / 1'000'000;
-}
-
-std::uint8_t ByteAt(std::uint64_t seed, std::uint64_t offset) {
-  std::uint64_t x = (offset >> 3) * 0x9e3779b97f4a7c15ull + seed;
-  x ^= x >> 29;
-  x *= 0xbf58476d1ce4e5b9ull;
-  return static_cast<std::uint8_t>(x >> (8 * (offset & 7)));
-}
-
-std::uint64_t Random::Next() {
-  std::uint64_t z = (state += 0x9e3779b97f4a7c15ull);
-  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
-  z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
-  return z ^ (z >> 31);
-}
-
-namespace {
-
-sockaddr_in Local(int port) {
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  address.sin_port = htons(static_cast<std::uint16_t>(port));
-  return address;
-}
-
-}  // namespace
-
 int Listen(int* port) {
   const int fd = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  sockaddr_in address = Local(0);
+  sockaddr_in address = posix_test::Loopback(0);
   socklen_t length = sizeof address;
   CHECK_THAT(::bind(fd, reinterpret_cast<sockaddr*>(&address), length) == 0);
   CHECK_THAT(::listen(fd, 512) == 0);
@@ -174,7 +141,7 @@ int Listen(int* port) {
 
 int Connect(int port) {
   const int fd = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  const sockaddr_in address = Local(port);
+  const sockaddr_in address = posix_test::Loopback(port);
   CHECK_THAT(::connect(fd, reinterpret_cast<const sockaddr*>(&address),
                        sizeof address) == 0);
   return fd;

@@ -9,6 +9,8 @@
 #include <string>
 #include <vector>
 
+#include "tests/posix/common.h"
+
 // For tests of which one process runs under the preload and another does not:
 // the test starts itself again under it, and reads the statistics it leaves.
 namespace under {
@@ -43,15 +45,9 @@ struct Stats {
 // What the process left under RCSOCK_STATS=Work()/stats.%p.
 Stats ReadStats(pid_t pid);
 
-std::uint64_t NowMs();
-// Deterministic bytes: what stands at `offset` of stream `seed`.
-std::uint8_t ByteAt(std::uint64_t seed, std::uint64_t offset);
-
-struct Random {
-  std::uint64_t state;
-  std::uint64_t Next();
-  std::uint64_t Below(std::uint64_t n) { return Next() % n; }
-};
+using posix_test::ByteAt;
+using posix_test::NowMs;
+using posix_test::Random;
 
 // On 127.0.0.1.
 int Listen(int* port);

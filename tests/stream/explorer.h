@@ -17,6 +17,7 @@ struct Bounds {
   int demotions = 1;
   int deaths = 1;  // of the lane, per epoch
   bool ack_lag = false;
+  bool leave = false;  // demotions leave unread bytes to the peer
   bool shutdowns = true;
   bool greedy = false;  // the application reads at once
   int broken = 0;       // Stream::Broken
@@ -243,7 +244,7 @@ struct World {
           return false;
         }
         ++demotions;
-        s.Demote(base::Reason::kPolicy);
+        s.Demote(base::Reason::kPolicy, bounds->leave);
         break;
       case Act::kKill:
       case Act::kKillLossy:
@@ -260,7 +261,10 @@ struct World {
         while (!app[k].saw_end && AppRead(k)) {
         }
       }
-      if ((stream[k].TakeChanges() & kSettled) != 0) stream[k].ReleaseLane();
+      if ((stream[k].TakeChanges() & kSettled) != 0) {
+        stream[k].ReleaseLane();
+        stream[k].ReadAheadAgain();  // the kernel would see the rest
+      }
       stream[k].TakeChanges();
       if (StreamTestAccess::Failed(stream[k])) {
         error = "one honest end takes the other for hostile";

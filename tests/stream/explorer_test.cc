@@ -45,6 +45,16 @@ TEST(ExplorerTest, TwoBytesEachWayDeathAndDemotion) {
 
 TEST(ExplorerTest, TwoBytesEachWayAndKill) { Check(Of(2, 1, 1, 0, 1, false)); }
 
+// What has landed goes back to the peer, which may die before it has sent it.
+TEST(ExplorerTest, DemotionThatLeavesUnreadBytes) {
+  Bounds bounds = Of(2, 1, 1, 1, 0, false);
+  bounds.leave = true;
+  Check(bounds);
+  bounds = Of(1, 1, 0, 1, 1, true);
+  bounds.leave = true;
+  Check(bounds);
+}
+
 TEST(ExplorerTest, LateCreditAtTheEnd) {
   Bounds bounds = Of(1, 1, 0, 1, 1, true);
   bounds.ack_lag = true;

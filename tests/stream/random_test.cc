@@ -160,7 +160,10 @@ class RandomWorld {
           s.Timer();
         break;
       case 19:
-        if (Below(8) == 0) s.Demote(base::Reason::kPolicy);
+        if (Below(8) == 0) {
+          s.Demote(base::Reason::kPolicy,
+                   StreamTestAccess::HasLane(s) && Below(2) == 0);
+        }
         break;
       case 20:
         if (Below(12) == 0 && StreamTestAccess::HasLane(s)) {
@@ -290,7 +293,10 @@ class RandomWorld {
     if (!a.alive) return;
     std::uint32_t changes = stream_[i].TakeChanges();
     if ((changes & kPromotedTx) != 0) ++promotions_;
-    if ((changes & kSettled) != 0) stream_[i].ReleaseLane();
+    if ((changes & kSettled) != 0) {
+      stream_[i].ReleaseLane();
+      stream_[i].ReadAheadAgain();  // the kernel would see the rest
+    }
     changes |= stream_[i].TakeChanges();
     if (StreamTestAccess::Failed(stream_[i]) && Peer(i).alive) {
       error_ = "one honest end takes the other for hostile";

@@ -169,7 +169,7 @@ struct StreamTestAccess {
     u8(s.pfin_known_ | s.eof_ << 1 | s.tx_broken_ << 2 | s.failed_ << 3 |
        (s.so_error_ != 0 ? 16 : 0));
     u64(s.pfin_);
-    u8(s.hs_have_);
+    u8(s.hs_have_ | s.last_write_ << 6 | s.ahead_ << 7);
     to->append(reinterpret_cast<const char*>(s.hs_), s.hs_have_);
     queue(s.out_);
     queue(s.stash_);

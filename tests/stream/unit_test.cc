@@ -168,6 +168,34 @@ TEST_F(PairTest, DemotionKeepsOrderAcrossStashAndTcp) {
   }
 }
 
+TEST_F(PairTest, DemotionThatLeavesPutsUnreadBytesBackOnTcp) {
+  Promote();
+  Put(0, "abc");
+  S(1).Demote(base::Reason::kPinnedFork, true);
+  Go();
+  EXPECT_EQ(S(1).Readable(), 0u);
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_TRUE(changes_[i] & kSettled);
+    S(i).ReleaseLane();
+    EXPECT_TRUE(S(i).Idle());
+  }
+  S(1).Progress(true);
+  EXPECT_EQ(world_.tcp.pipe[0].bytes, "abc");
+  EXPECT_EQ(Get(1), "abc");
+}
+
+TEST_F(PairTest, BytesLeftToAPeerThatDiesAreItsLastWords) {
+  Promote();
+  Put(0, "abc");
+  world_.Kill(0, false);
+  S(1).Demote(base::Reason::kPinnedFork, true);
+  Go();
+  EXPECT_EQ(S(1).Readable(), 3u);
+  S(1).ReleaseLane();
+  EXPECT_TRUE(S(1).OnlyStash());
+  EXPECT_EQ(S(1).TakeStash().size(), 3u);
+}
+
 TEST_F(PairTest, UnreadBytesOfAPeekGrowWhileTcpBringsMore) {
   Promote();
   Put(0, "abc");

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "lib/base/latch.h"
+#include "lib/base/sleep.h"
 #include "lib/lane/iov_cursor.h"
 #include "lib/lane/shm/link_state.h"
 
@@ -440,7 +441,7 @@ int ShmLane::SleepRx(std::uint32_t token, const timespec* timeout) {
   // part.
   base::HeavyFenceProcesses();
   if (RxPending()) return -EAGAIN;
-  return base::FutexWait(&own_->futex.rx, token, timeout, true);
+  return base::FutexSleep(&own_->futex.rx, token, timeout, true);
 }
 
 int ShmLane::SleepTx(std::uint32_t token, const timespec* timeout) {
@@ -453,7 +454,7 @@ int ShmLane::SleepTx(std::uint32_t token, const timespec* timeout) {
       Closed()) {
     return -EAGAIN;
   }
-  return base::FutexWait(&own_->futex.tx, token, timeout, true);
+  return base::FutexSleep(&own_->futex.tx, token, timeout, true);
 }
 
 void ShmLane::WakeLocal() {

@@ -1,0 +1,48 @@
+#ifndef RCSOCK_LIB_POSIX_HANDOVER_H_
+#define RCSOCK_LIB_POSIX_HANDOVER_H_
+
+#include <cstddef>
+
+namespace rcsock::posix {
+
+// What a program about to be executed must find of the streams it inherits:
+// the kernel's TCP connections with all that is to come, and, by descriptors
+// that an environment variable names, the bytes that were read ahead of them.
+//
+// One of these is alive while exec, posix_spawn, system or popen runs.  Its end
+// means that exec has failed, or that there is a child now; `spawn` says which.
+// It uses neither heap nor tables where the caller is a child of vfork.
+class Handover {
+ public:
+  Handover(bool spawn, char* const environment[]);
+  ~Handover();
+  Handover(const Handover&) = delete;
+  Handover& operator=(const Handover&) = delete;
+
+  // Null: the environment needs nothing.
+  const char* variable() const { return count_ > 0 ? variable_ : nullptr; }
+  // `to` has room for Room(from) pointers.
+  static std::size_t Room(char* const from[]);
+  void Extend(char* const from[], char** to) const;
+
+ private:
+  static constexpr int kMost = 64;
+  void FromOurs();
+  void FromBorrowed();
+  void Pass(int memory, bool ours);
+  void Lost(int fd) const;
+
+  const bool spawn_;
+  const bool known_;  // the new program will run under the preload, if it can
+  int count_ = 0;
+  std::size_t length_ = 0;
+  int passed_[kMost];
+  char variable_[32 + kMost * 8];
+};
+
+// At start: what another program has left for this one.
+void TakeInherited();
+
+}  // namespace rcsock::posix
+
+#endif  // RCSOCK_LIB_POSIX_HANDOVER_H_

@@ -1,0 +1,50 @@
+#ifndef RCSOCK_LIB_POSIX_IOV_REST_H_
+#define RCSOCK_LIB_POSIX_IOV_REST_H_
+
+#include <sys/uio.h>
+
+#include <cstddef>
+
+namespace rcsock::posix {
+
+// The part of an iovec array that begins `skip` bytes into it.
+class IovRest {
+ public:
+  IovRest(const iovec* iov, int count) : iov_(iov), count_(count) {}
+  const iovec* iov() const { return first_ ? local_ : iov_; }
+  int count() const { return first_ ? local_count_ : count_; }
+  // Built in pieces of kPiece elements: a caller with more of them goes round
+  // once for each piece.
+  void Skip(std::size_t skip) {
+    if (skip == 0) return;
+    first_ = true;
+    local_count_ = 0;
+    for (int i = 0; i < count_ && local_count_ < kPiece; ++i) {
+      if (skip >= iov_[i].iov_len) {
+        skip -= iov_[i].iov_len;
+        continue;
+      }
+      local_[local_count_].iov_base =
+          static_cast<char*>(iov_[i].iov_base) + skip;
+      local_[local_count_++].iov_len = iov_[i].iov_len - skip;
+      skip = 0;
+    }
+  }
+  std::size_t total() const {
+    std::size_t sum = 0;
+    for (int i = 0; i < count(); ++i) sum += iov()[i].iov_len;
+    return sum;
+  }
+
+ private:
+  static constexpr int kPiece = 16;
+  const iovec* iov_;
+  int count_;
+  bool first_ = false;
+  int local_count_ = 0;
+  iovec local_[kPiece];
+};
+
+}  // namespace rcsock::posix
+
+#endif  // RCSOCK_LIB_POSIX_IOV_REST_H_

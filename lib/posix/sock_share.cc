@@ -1,0 +1,299 @@
+// Connections that several processes hold: fork, exec, and the bytes that were
+// read ahead of all of them.
+
+#include <fcntl.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cerrno>
+
+#include "lib/base/log.h"
+#include "lib/posix/iov_rest.h"
+#include "lib/posix/signals.h"
+#include "lib/posix/sock.h"
+
+namespace rcsock::posix {
+
+using base::Reason;
+using rendezvous::Conductor;
+
+namespace {
+
+// Counters that outlive a fork and are common to both sides.  Bit 31: somebody
+// who has gone since used the connection after the fork, so the offsets that
+// the others keep are wrong for ever.
+constexpr int kHolders = 1 << 20;
+constexpr std::uint32_t kTainted = 1u << 31;
+std::atomic<std::uint32_t>* holders = nullptr;
+int next_holder = 0;
+
+}  // namespace
+
+// --- Bytes read ahead that are shared
+// -------------------------------------------------------------------
+
+bool Sock::SpillLatched() {
+  if (!stream_->OnlyStash()) return false;
+  stream::ByteQueue bytes = stream_->TakeStash();
+  if (!unread_.Make(bytes.data(), bytes.size(), inode())) {
+    stream_->GiveStash(std::move(bytes));
+    return false;
+  }
+  unread_streams.fetch_add(1, std::memory_order_relaxed);
+  RCSOCK_LOG(1, "fd %d: %zu unread bytes are shared", fd(), bytes.size());
+  return true;
+}
+
+void Sock::EndUnreadLatched() {
+  if (mode() != Mode::kUnread) return;
+  unread_.Close();
+  unread_streams.fetch_sub(1, std::memory_order_relaxed);
+  if (connected_.load(std::memory_order_relaxed) && attempts_ < 5 &&
+      !closed_.load(std::memory_order_relaxed) &&
+      !pinned_.load(std::memory_order_relaxed) && stream_ != nullptr) {
+    TryAgainLater();
+    may_adopt_.store(true, std::memory_order_seq_cst);
+    eligible_.store(true, std::memory_order_relaxed);
+  }
+  mode_.store(Mode::kPlain, std::memory_order_seq_cst);
+}
+
+ssize_t Sock::UnreadRecv(int number, const iovec* iov, int count,
+                         std::size_t total, int flags, std::size_t* done) {
+  Critical critical;
+  rx_latch.lock();
+  std::size_t n = 0;
+  if (mode() == Mode::kUnread && total > *done) {
+    IovRest rest(iov, count);
+    rest.Skip(*done);
+    const bool drop = (flags & MSG_TRUNC) != 0;
+    n = unread_.Take(drop ? nullptr : rest.iov(), rest.count(), total - *done,
+                     (flags & MSG_PEEK) != 0);
+    if (unread_.size() == 0) EndUnreadLatched();
+  }
+  rx_latch.unlock();
+  if (n == 0) {
+    if (total > *done || mode() != Mode::kUnread) return kRetry;
+    return static_cast<ssize_t>(*done);
+  }
+  if ((flags & MSG_PEEK) == 0) {
+    rx_raw_.fetch_add(n, std::memory_order_relaxed);
+  }
+  *done += n;
+  if (*done == total) return static_cast<ssize_t>(total);
+  if ((flags & (MSG_WAITALL | MSG_PEEK)) == MSG_WAITALL) return kRetry;
+  // What the kernel has goes with it, as it would in one queue: a reader may
+  // take a short answer for the end of what there is.
+  int more = 0;
+  if (::syscall(SYS_ioctl, number, FIONREAD, &more) == 0 && more > 0) {
+    const ssize_t m = RecvRest(number, iov, count, *done, flags | MSG_DONTWAIT);
+    if (m > 0) {
+      if ((flags & MSG_PEEK) == 0) {
+        rx_raw_.fetch_add(static_cast<std::uint64_t>(m),
+                          std::memory_order_relaxed);
+      }
+      *done += static_cast<std::size_t>(m);
+    }
+  }
+  return static_cast<ssize_t>(*done);
+}
+
+std::size_t Sock::UnreadBytes() {
+  if (mode() != Mode::kUnread) return 0;
+  Critical critical;
+  rx_latch.lock();
+  const std::size_t n = mode() == Mode::kUnread ? unread_.size() : 0;
+  rx_latch.unlock();
+  return n;
+}
+
+int Sock::UnreadFd() {
+  Critical critical;
+  rx_latch.lock();
+  const int number =
+      mode() == Mode::kUnread && unread_.size() > 0 ? unread_.fd() : -1;
+  rx_latch.unlock();
+  return number;
+}
+
+bool Sock::InheritUnread(int memory) {
+  if (!unread_.Open(memory)) return false;
+  connected_.store(true, std::memory_order_relaxed);
+  reason_ = Reason::kPinnedExec;
+  pinned_.store(true, std::memory_order_relaxed);
+  inode_.store(unread_.socket(), std::memory_order_relaxed);
+  inherited_ = true;
+  // Whoever started this program may read too.
+  GivenAway();
+  unread_streams.fetch_add(1, std::memory_order_relaxed);
+  mode_.store(Mode::kUnread, std::memory_order_seq_cst);
+  return true;
+}
+
+// --- Fork
+// -----------------------------------------------------------------------------------------------
+
+void Sock::ShareByFork(std::uint32_t fork) {
+  if (holders == nullptr) {
+    void* page =
+        ::mmap(nullptr, kHolders * sizeof *holders, PROT_READ | PROT_WRITE,
+               MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (page == MAP_FAILED) {
+      pinned_.store(true);
+      return;
+    }
+    holders = static_cast<std::atomic<std::uint32_t>*>(page);
+  }
+  if (holders_ < 0) {
+    for (int i = 0; i < kHolders && holders_ < 0; ++i) {
+      const int at = (next_holder + i) % kHolders;
+      std::uint32_t free = 0;
+      if (holders[at].compare_exchange_strong(free, 1)) {
+        holders_ = at;
+        next_holder = at + 1;
+      }
+    }
+    if (holders_ < 0) {
+      pinned_.store(true);
+      return;
+    }
+  }
+  holders[holders_].fetch_add(1);
+  fork_ = fork;
+}
+
+void Sock::UnshareByFork(std::uint32_t fork) {
+  // (Another thread's fork may have counted itself meanwhile: then one too many
+  // stays, which only keeps the stream on TCP.)
+  if (holders_ >= 0 && fork_ == fork) holders[holders_].fetch_sub(1);
+}
+
+void Sock::MarkFork() {
+  fork_tx_ = tx_raw_.load(std::memory_order_relaxed);
+  fork_rx_ = rx_raw_.load(std::memory_order_relaxed);
+}
+
+bool Sock::SoleHolder() const {
+  if (given_away_.load(std::memory_order_relaxed)) return false;
+  return holders_ < 0 || holders[holders_].load() == 1;
+}
+
+void Sock::LeaveHolders() {
+  if (holders_ < 0) return;
+  std::atomic<std::uint32_t>& count = holders[holders_];
+  if (tx_raw_.load() != fork_tx_ || rx_raw_.load() != fork_rx_) {
+    count.fetch_or(kTainted);
+  }
+  if ((count.fetch_sub(1) & ~kTainted) == 1) count.store(0);
+  holders_ = -1;
+}
+
+void Sock::LeaveForExec() {
+  if (holders_ < 0 || exec_left_) return;
+  std::atomic<std::uint32_t>& count = holders[holders_];
+  if ((count.load() & ~kTainted) < 2) return;  // nobody else is left to see it
+  exec_left_ = true;
+  if (tx_raw_.load() != fork_tx_ || rx_raw_.load() != fork_rx_) {
+    count.fetch_or(kTainted);
+  }
+  count.fetch_sub(1);
+}
+
+void Sock::ForkChild() {
+  tx_latch.Reset();
+  rx_latch.Reset();
+  inflight_.store(0, std::memory_order_relaxed);
+  rx_sleepers_.store(0, std::memory_order_relaxed);
+  tx_sleepers_.store(0, std::memory_order_relaxed);
+  pins_.store(0, std::memory_order_relaxed);
+  poll_sleepers.store(0, std::memory_order_relaxed);
+  close_timer_ = 0;
+  if (seeking_.exchange(false, std::memory_order_relaxed)) {
+    eligible_.store(true, std::memory_order_relaxed);
+  }
+  wanted_.store(false, std::memory_order_relaxed);
+  watched_ = false;
+  timer_ = 0;
+  settle_posted_ = false;
+  starve_timer_ = false;
+  source_.store(nullptr);
+  source_wanted_ = false;
+  remote_ = Remote();
+  if (mode() == Mode::kEngine) {
+    // It could not be made plain before the fork: all of it is the parent's.  A
+    // byte of ours on this connection would be taken for one of its frames.
+    PutDeadSocket();
+    (void)lane_.release();
+    (void)stream_.release();
+    pinned_.store(true);
+    may_adopt_.store(false);
+    reason_ = Reason::kPinnedFork;
+    mode_.store(Mode::kPlain);
+  }
+  on_lane_.store(false);
+  // The parent counts what it did.
+  lane_tx_ = lane_rx_ = anchor_rx_ = 0;
+  account_tx_ = tx_raw_.load();
+  account_rx_ = rx_raw_.load();
+  inherited_ = true;
+  promoted_ = false;
+  refs_.store(1);
+}
+
+// In place of a connection that must not be touched here.
+void Sock::PutDeadSocket() {
+  const long dead =
+      ::syscall(SYS_socket, AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  if (dead < 0) return;
+  const int top = fd_high.load(std::memory_order_relaxed);
+  for (int number = 0; number <= top; ++number) {
+    if (Lookup(number) != this) continue;
+    base::Log("fd %d: its peer did not answer before fork; closed here",
+              number);
+    const long flags = ::syscall(SYS_fcntl, number, F_GETFD);
+    ::syscall(SYS_dup3, dead, number,
+              flags > 0 && (flags & FD_CLOEXEC) != 0 ? O_CLOEXEC : 0);
+  }
+  ::syscall(SYS_close, dead);
+}
+
+// --- Exec
+// -----------------------------------------------------------------------------------------------
+
+// Runs in a child of vfork, whose descriptors are not those that the stream's
+// numbers mean: nothing here but memory, and the conductor's ear.
+void Sock::AskFromBorrowed() {
+  GivenAway();
+  pinned_.store(true, std::memory_order_seq_cst);
+  eligible_.store(false, std::memory_order_seq_cst);
+  Conductor* conductor = Conductor::IfRunning();
+  if (conductor == nullptr) return;
+  conductor->Post([self = Share()] { self->StepToPlain(Reason::kPinnedExec); });
+}
+
+bool Sock::PinForExec() {
+  if (!pinned_.load()) {
+    exec_pinned_ = true;
+    exec_reason_ = reason_;
+  }
+  return Pin(Reason::kPinnedExec);
+}
+
+void Sock::Unpin() {
+  if (exec_left_) {
+    exec_left_ = false;
+    if (holders_ >= 0) holders[holders_].fetch_add(1);
+  }
+  if (!exec_pinned_) return;
+  exec_pinned_ = false;
+  reason_ = exec_reason_;
+  pinned_.store(false, std::memory_order_seq_cst);
+  if (connected_.load() && attempts_ < 5) {
+    TryAgainLater();
+    SetEligible(true);
+  }
+}
+
+}  // namespace rcsock::posix

@@ -1,0 +1,137 @@
+#include "lib/posix/unread.h"
+
+#include <fcntl.h>
+#include <linux/memfd.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cstring>
+
+namespace rcsock::posix {
+
+std::atomic<int> unread_streams{0};
+
+struct Unread::Header {
+  std::uint64_t magic;
+  std::uint64_t socket;
+  std::uint64_t length;
+  std::atomic<std::uint64_t> head;
+  std::uint64_t unused[4];
+};
+
+namespace {
+
+constexpr std::uint64_t kMagic = 0x31746e756b736372;  // "rcskunt1"
+constexpr std::size_t kData = 64;
+constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
+
+}  // namespace
+
+bool Unread::Make(const void* bytes, std::size_t count, std::uint64_t socket) {
+  static_assert(sizeof(Header) == kData);
+  Close();
+  if (count == 0 || count > kMost) return false;
+  const std::size_t length = kData + count;
+  base::UniqueFd fd(base::RelocateHigh(static_cast<int>(::syscall(
+      SYS_memfd_create, "rcsock-unread", MFD_CLOEXEC | MFD_ALLOW_SEALING))));
+  // Without a descriptor the pages can still be had, for fork alone.
+  if (fd.ok() && (::syscall(SYS_ftruncate, fd.get(), length) != 0 ||
+                  ::syscall(SYS_fcntl, fd.get(), F_ADD_SEALS, kSeals) != 0)) {
+    fd.reset();
+  }
+  void* map =
+      ::mmap(nullptr, length, PROT_READ | PROT_WRITE,
+             fd.ok() ? MAP_SHARED : MAP_SHARED | MAP_ANONYMOUS, fd.get(), 0);
+  if (map == MAP_FAILED) return false;
+  map_ = map;
+  mapped_ = length;
+  length_ = count;
+  socket_ = socket;
+  fd_ = std::move(fd);
+  header()->socket = socket;
+  header()->length = count;
+  std::memcpy(static_cast<char*>(map) + kData, bytes, count);
+  header()->magic = kMagic;
+  return true;
+}
+
+bool Unread::Open(int fd) {
+  struct stat status {};
+  if (::fstat(fd, &status) != 0 || !S_ISREG(status.st_mode) ||
+      status.st_uid != ::geteuid()) {
+    return false;
+  }
+  // Without the seals a read of it could end in SIGBUS.
+  const long seals = ::syscall(SYS_fcntl, fd, F_GET_SEALS);
+  if (seals < 0 || (seals & kSeals) != kSeals) return false;
+  const auto length = static_cast<std::uint64_t>(status.st_size);
+  if (length <= kData || length > kData + kMost) return false;
+  void* map =
+      ::mmap(nullptr, length, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  if (map == MAP_FAILED) return false;
+  auto* at = static_cast<Header*>(map);
+  if (at->magic != kMagic || at->length != length - kData) {
+    ::munmap(map, length);
+    return false;
+  }
+  Close();
+  map_ = map;
+  mapped_ = length;
+  length_ = length - kData;
+  socket_ = at->socket;
+  fd_.reset(base::RelocateHigh(fd));
+  return true;
+}
+
+void Unread::Close() {
+  if (map_ != nullptr) ::munmap(map_, mapped_);
+  map_ = nullptr;
+  mapped_ = 0;
+  length_ = 0;
+  fd_.reset();
+}
+
+std::size_t Unread::size() const {
+  if (map_ == nullptr) return 0;
+  const std::uint64_t head = header()->head.load(std::memory_order_acquire);
+  return head < length_ ? static_cast<std::size_t>(length_ - head) : 0;
+}
+
+std::size_t Unread::Take(const iovec* iov, int count, std::size_t total,
+                         bool peek) {
+  if (map_ == nullptr) return 0;
+  const char* bytes = static_cast<const char*>(map_) + kData;
+  std::uint64_t head = header()->head.load(std::memory_order_acquire);
+  for (;;) {
+    if (head >= length_) return 0;
+    const std::size_t left = static_cast<std::size_t>(length_ - head);
+    std::size_t n = 0;
+    if (iov == nullptr) {
+      n = left < total ? left : total;
+    } else {
+      for (int i = 0; i < count && n < left; ++i) {
+        const std::size_t room = iov[i].iov_len;
+        const std::size_t part = room < left - n ? room : left - n;
+        std::memcpy(iov[i].iov_base, bytes + head + n, part);
+        n += part;
+      }
+    }
+    // The bytes never change, so a copy made before the head has moved is good.
+    if (peek || header()->head.compare_exchange_strong(
+                    head, head + n, std::memory_order_acq_rel)) {
+      return n;
+    }
+  }
+}
+
+std::uint64_t SocketInode(int fd) {
+  struct stat status {};
+  if (fd < 0 || ::fstat(fd, &status) != 0 || !S_ISSOCK(status.st_mode)) {
+    return 0;
+  }
+  return status.st_ino;
+}
+
+}  // namespace rcsock::posix

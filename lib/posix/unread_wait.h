@@ -1,0 +1,43 @@
+#ifndef RCSOCK_LIB_POSIX_UNREAD_WAIT_H_
+#define RCSOCK_LIB_POSIX_UNREAD_WAIT_H_
+
+#include <poll.h>
+#include <sys/epoll.h>
+#include <sys/select.h>
+
+namespace rcsock::posix {
+
+class EpollSet;
+
+// Streams with shared unread bytes are the kernel's, which does not know that
+// they are readable.  Unread bytes only ever become fewer, so nobody has to be
+// woken for them: a call that waits looks once, and if it finds some it asks
+// the kernel without waiting and adds them.  Call these only if AnyUnread().
+
+// Whether poll would find some; and then, after it has been called without a
+// time-out, adds them to its answer.
+bool PollFindsUnread(const pollfd* fds, nfds_t count);
+int AddUnread(pollfd* fds, nfds_t count, int found);
+
+// The same for select: `in` as it was asked, for Add.
+class SelectUnread {
+ public:
+  // False: there are none.
+  bool Look(int count, const fd_set* in);
+  int Add(fd_set* in, int found) const;
+
+ private:
+  static constexpr int kMost = 64;
+  int fds_[kMost];
+  int found_ = 0;
+};
+
+// Fills in what an epoll set should report of them; how many.
+int EpollFindsUnread(EpollSet* set, epoll_event* events, int capacity);
+// The kernel's `more` events stand behind the `found` ones: makes one of two
+// that are of the same registration.  Returns how many there are.
+int MergeEvents(epoll_event* events, int found, int more);
+
+}  // namespace rcsock::posix
+
+#endif  // RCSOCK_LIB_POSIX_UNREAD_WAIT_H_

@@ -1,0 +1,167 @@
+// pthread_cancel ends a thread that waits for a connection, as in the kernel's
+// calls, and the connection goes on.
+#include <poll.h>
+#include <pthread.h>
+#include <sys/epoll.h>
+#include <sys/select.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <vector>
+
+#include "tests/posix/pair.h"
+
+namespace {
+
+using namespace pair;
+
+struct Work {
+  int fd;
+  void (*call)(int fd);
+  std::atomic<bool> started{false};
+  std::atomic<bool> cleaned{false};
+};
+
+void Cancel(const char* what, int fd, void (*call)(int fd)) {
+  Work work{fd, call};
+  pthread_t thread;
+  CHECK_THAT(::pthread_create(
+                 &thread, nullptr,
+                 [](void* argument) -> void* {
+                   auto* mine = static_cast<Work*>(argument);
+                   struct Last {
+                     Work* of;
+                     ~Last() { of->cleaned = true; }
+                   } last{mine};
+                   mine->started = true;
+                   mine->call(mine->fd);
+                   return nullptr;
+                 },
+                 &work) == 0);
+  while (!work.started) ::sched_yield();
+  // Asleep by now, mostly; it must end either way.
+  ::poll(nullptr, 0, 20);
+  CHECK_THAT(::pthread_cancel(thread) == 0);
+  void* result = nullptr;
+  CHECK_THAT(::pthread_join(thread, &result) == 0);
+  Log("%s: %s, cleaned up %d", what,
+      result == PTHREAD_CANCELED ? "cancelled" : "returned",
+      work.cleaned.load());
+}
+
+void Say(int fd, int count) {
+  char text[4];
+  for (int i = 0; i < count; ++i) {
+    RecvAll(fd, text, 4);
+    SendAll(fd, text, 4);
+  }
+}
+
+void Ask(int fd) {
+  char text[4];
+  for (int i = 0; i < 50; ++i) {
+    SendAll(fd, "ping", 4);
+    RecvAll(fd, text, 4);
+  }
+}
+
+Case waits(
+    "cancel_waits", [](int fd) { Say(fd, 300); },
+    [](int fd) {
+      Cancel("recv", fd, [](int on) {
+        char byte;
+        ::recv(on, &byte, 1, 0);
+      });
+      Ask(fd);
+      Cancel("recv with a time-out", fd, [](int on) {
+        timeval limit{30, 0};
+        ::setsockopt(on, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
+        char byte;
+        ::recv(on, &byte, 1, 0);
+      });
+      Ask(fd);
+      Cancel("poll", fd, [](int on) {
+        pollfd one{on, POLLIN, 0};
+        ::poll(&one, 1, -1);
+      });
+      Ask(fd);
+      Cancel("select", fd, [](int on) {
+        fd_set in;
+        FD_ZERO(&in);
+        FD_SET(on, &in);
+        ::select(on + 1, &in, nullptr, nullptr, nullptr);
+      });
+      Ask(fd);
+      Cancel("epoll_wait", fd, [](int on) {
+        const int set = ::epoll_create1(0);
+        epoll_event event{};
+        event.events = EPOLLIN;
+        ::epoll_ctl(set, EPOLL_CTL_ADD, on, &event);
+        ::epoll_wait(set, &event, 1, -1);
+      });
+      Ask(fd);
+      // Many times, at whatever point of the call.
+      for (int i = 0; i < 200; ++i) {
+        pthread_t thread;
+        CHECK_THAT(::pthread_create(
+                       &thread, nullptr,
+                       [](void* on) -> void* {
+                         char byte;
+                         ::recv(*static_cast<int*>(on), &byte, 1, 0);
+                         return nullptr;
+                       },
+                       &fd) == 0);
+        for (int k = 0; k < i % 7; ++k) ::sched_yield();
+        if (i % 20 == 0) ::poll(nullptr, 0, 1);
+        CHECK_THAT(::pthread_cancel(thread) == 0);
+        void* result = nullptr;
+        CHECK_THAT(::pthread_join(thread, &result) == 0);
+        CHECK_THAT(result == PTHREAD_CANCELED);
+      }
+      Ask(fd);
+      Log("done");
+      ::close(fd);
+    });
+
+Case sender(
+    "cancel_send",
+    [](int fd) {
+      Barrier();
+      int error;
+      const std::size_t n = Drain(fd, &error);
+      Log("something came %d, %s", n > 0,
+          error == 0 ? "EOF" : ErrorName(error));
+    },
+    [](int fd) {
+      Cancel("send", fd, [](int on) {
+        std::vector<char> much(16 << 20);
+        for (;;) ::send(on, much.data(), much.size(), 0);
+      });
+      Barrier();
+      ::close(fd);
+    });
+
+Case disabled(
+    "cancel_disabled",
+    [](int fd) {
+      char text[4];
+      RecvAll(fd, text, 4);
+      SendAll(fd, "late", 4);
+      Say(fd, 50);
+    },
+    [](int fd) {
+      Cancel("disabled, recv", fd, [](int on) {
+        int state;
+        ::pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &state);
+        ::poll(nullptr, 0, 50);  // the cancellation comes in here
+        char text[4];
+        SendAll(on, "now!", 4);
+        RecvAll(on, text, 4);
+        Log("%.4s", text);
+      });
+      Ask(fd);
+      ::close(fd);
+    });
+
+}  // namespace
