@@ -108,6 +108,7 @@ void Sock::Reset() {
   close_timer_ = 0;
   settle_posted_ = false;
   settle_wait_ms_ = 1;
+  kept_options_ = 0;
   rd_shut_ = false;
   promoted_ = false;
   accounted_ = false;
@@ -706,6 +707,7 @@ bool Sock::BackToPlain() {
     watched_ = false;
     if (timer_ != 0 && conductor != nullptr) conductor->CancelTimer(timer_);
     timer_ = 0;
+    PushOptions();
     mode_.store(Mode::kPlain, std::memory_order_seq_cst);
     if (!pinned_.load(std::memory_order_relaxed) && attempts_ < 5) {
       // Each demotion makes the next promotion eight times as far away.

@@ -64,6 +64,9 @@ class Sock final : public File,
   bool UnsentBytes(int* bytes);
   // SO_ERROR of the stream itself, once; 0: none.
   int TakeError();
+  // TCP_CORK, TCP_NODELAY.  KeepOption: false if the kernel is to be told.
+  bool KeepOption(int name, bool on);
+  bool KeptOption(int name, int* value);
 
   // Off the lane, and never on one again: before fdopen, SCM_RIGHTS and the
   // like.  Waits (bounded) until the kernel's socket alone has the stream's
@@ -207,6 +210,14 @@ class Sock final : public File,
                      std::size_t* done);
   ssize_t EngineRecv(const iovec* iov, int count, std::size_t total, int flags,
                      std::size_t* done);
+  // The same when not everything went at once: the latch of that direction is
+  // held, and released on return.
+  [[gnu::noinline]] ssize_t SendLatched(const iovec* iov, int count,
+                                        std::size_t total, int flags,
+                                        std::size_t* done);
+  [[gnu::noinline]] ssize_t RecvLatched(const iovec* iov, int count,
+                                        std::size_t total, int flags,
+                                        std::size_t* done);
   // With the latch of that direction held, on return too; released for a sleep.
   // 0: look again; -EINTR, -EAGAIN (time-out).
   int WaitRx(Wait& wait, std::uint32_t seq);
@@ -232,6 +243,7 @@ class Sock final : public File,
   void PostSettle();
   void Settle();
   bool BackToPlain();
+  void PushOptions();
   void Finish(bool reset);
   bool OnlyStash();
   void OnTimer();
@@ -285,6 +297,7 @@ class Sock final : public File,
   std::uint64_t close_timer_ = 0;
   std::uint32_t settle_wait_ms_ = 1;
   bool settle_posted_ = false;
+  std::uint8_t kept_options_ = 0;  // sock_options.cc; the tx latch's
   bool rd_shut_ = false;
   bool promoted_ = false;  // ever
   bool accounted_ = false;
