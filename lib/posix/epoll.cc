@@ -23,8 +23,8 @@ using rendezvous::Conductor;
 
 namespace {
 
-// Guards Sock::interests, EpollSet::members_ and which side, kernel or user, has
-// an interest.
+// Guards Sock::interests, EpollSet::members_ and which side, kernel or user,
+// has an interest.
 base::Latch interest_latch;
 
 Interest* free_interests = nullptr;  // through next_of_set; interest_latch's
@@ -58,8 +58,8 @@ struct Registry {
     return nullptr;
   }
 
-  // The streams of a small set are looked at in every wait and need no bits; one
-  // that is in several sets always does.
+  // The streams of a small set are looked at in every wait and need no bits;
+  // one that is in several sets always does.
   static void ChooseDirect(Interest* interest) {
     EpollSet* set = interest->set;
     const bool wanted = interest->sock->interests == interest &&
@@ -73,6 +73,13 @@ struct Registry {
       set->direct_members_[set->direct_used_++] = interest;
       set->dirty_.store(true, std::memory_order_seq_cst);
     }
+  }
+
+  // It is not, and there is room again.
+  static bool MayBeDirect(const Interest* interest) {
+    const EpollSet* set = interest->set;
+    return !interest->direct && set->direct_used_ < EpollSet::kMostDirect &&
+           !set->crowded_.load(std::memory_order_relaxed);
   }
 
   static void DropDirect(Interest* interest) {
@@ -92,14 +99,12 @@ struct Registry {
     if (!set->poller_) {
       Conductor* conductor = Conductor::IfRunning();
       if (conductor == nullptr) return false;
-      const int bell =
-          2 + next_bell.fetch_add(1, std::memory_order_relaxed) %
-                  (lane::shm::kBells - 2);
+      const int bell = 2 + next_bell.fetch_add(1, std::memory_order_relaxed) %
+                               (lane::shm::kBells - 2);
       lane::shm::Bells* bells = conductor->bells();
       if (bells->EnsureBell(bell) < 0) return false;
       conductor->AnnounceBell(bell);
-      set->poller_.reset(new (std::nothrow)
-                             lane::shm::ShmPoller(bells, bell));
+      set->poller_.reset(new (std::nothrow) lane::shm::ShmPoller(bells, bell));
       if (!set->poller_) return false;
     }
     set->ever_user_.store(true, std::memory_order_release);
@@ -181,9 +186,10 @@ struct Registry {
   }
 
   static void KickSleepers(EpollSet* set) {
-    // seq_cst: a sleeper counts itself and then looks at the ready list; the
-    // list is changed before the count is looked at.
-    std::atomic_thread_fence(std::memory_order_seq_cst);
+    // seq_cst, all four: a sleeper counts itself and then looks at
+    // ready_count_; LinkReady has changed ready_count_ before the count is
+    // looked at here.  (Of what was on the list already, whoever linked it
+    // tells the sleepers.)
     if (set->sleepers_.load(std::memory_order_seq_cst) > 0 && set->poller_) {
       set->poller_->Kick();
     }
@@ -218,7 +224,8 @@ struct Registry {
   }
 };
 
-// --- Registration ------------------------------------------------------------------
+// --- Registration
+// ------------------------------------------------------------------
 
 EpollSet* EpollSet::New(int fd) {
   Critical critical;
@@ -236,8 +243,8 @@ EpollSet* EpollSet::New(int fd) {
 void EpollSet::Free() {
   Critical critical;
   interest_latch.lock();
-  // Registrations of streams that are still open; found through the table, since
-  // the kernel's part of the set has no list here.
+  // Registrations of streams that are still open; found through the table,
+  // since the kernel's part of the set has no list here.
   while (members_ != nullptr) Registry::Forget(members_);
   const int top = fd_high.load(std::memory_order_relaxed);
   for (int fd = 0; fd <= top && registered_ > 0; ++fd) {
@@ -282,6 +289,7 @@ int EpollSet::Ctl(int op, int fd, Sock* sock, epoll_event* event) {
   }
   int result = 0;
   bool kick = false;
+  bool notify = false;  // what the lane is asked to tell may have changed
   if (op == EPOLL_CTL_ADD) {
     if (found != nullptr) {
       errno = EEXIST;
@@ -301,6 +309,7 @@ int EpollSet::Ctl(int op, int fd, Sock* sock, epoll_event* event) {
       ++registered_;
       Registry::MakeReady(asleep);
       kick = true;
+      notify = Registry::MayBeDirect(asleep);
     } else if (Interest* interest = TakeInterest(); interest == nullptr) {
       errno = ENOMEM;
       result = -1;
@@ -324,6 +333,7 @@ int EpollSet::Ctl(int op, int fd, Sock* sock, epoll_event* event) {
         interest->next_of_sock = sock->interests;
         sock->interests = interest;
         ++registered_;
+        notify = true;
         if (engine) {
           if (Registry::EnterUser(interest)) {
             Registry::MakeReady(interest);
@@ -359,6 +369,7 @@ int EpollSet::Ctl(int op, int fd, Sock* sock, epoll_event* event) {
       if (found->in_user.load(std::memory_order_relaxed)) {
         Registry::MakeReady(found);
         kick = true;
+        notify = Registry::MayBeDirect(found);
       }
     }
   } else if (op == EPOLL_CTL_DEL) {
@@ -373,6 +384,7 @@ int EpollSet::Ctl(int op, int fd, Sock* sock, epoll_event* event) {
         Registry::PutToSleep(found);
       } else {
         Registry::Forget(found);
+        notify = true;
       }
     }
   } else {
@@ -381,12 +393,12 @@ int EpollSet::Ctl(int op, int fd, Sock* sock, epoll_event* event) {
   }
   interest_latch.unlock();
   if (kick) Registry::KickSleepers(this);
-  if (result == 0 && engine) InterestsNotify(sock);
+  if (result == 0 && engine && notify) InterestsNotify(sock);
   return result;
 }
 
-// /proc says whether the kernel has already reported a ONESHOT registration: then
-// only the flag bits of its events are left.
+// /proc says whether the kernel has already reported a ONESHOT registration:
+// then only the flag bits of its events are left.
 static bool SpentInKernel(int set, int fd) {
   char path[64];
   std::snprintf(path, sizeof path, "/proc/self/fdinfo/%d", set);
@@ -395,8 +407,8 @@ static bool SpentInKernel(int set, int fd) {
   static char text[65536];  // interest_latch's
   std::size_t length = 0;
   for (;;) {
-    const long n = ::syscall(SYS_read, file, text + length,
-                             sizeof text - 1 - length);
+    const long n =
+        ::syscall(SYS_read, file, text + length, sizeof text - 1 - length);
     if (n <= 0) break;
     length += static_cast<std::size_t>(n);
   }
@@ -408,8 +420,8 @@ static bool SpentInKernel(int set, int fd) {
     unsigned events = 0;
     if (std::sscanf(line, "tfd: %d events: %x", &number, &events) == 2 &&
         number == fd) {
-      return (events & ~(EPOLLONESHOT | EPOLLET | EPOLLEXCLUSIVE |
-                         EPOLLWAKEUP)) == 0;
+      return (events &
+              ~(EPOLLONESHOT | EPOLLET | EPOLLEXCLUSIVE | EPOLLWAKEUP)) == 0;
     }
   }
   return false;
@@ -557,12 +569,12 @@ void InterestsNotifyLatched(Sock* sock) {
             (i->direct ? 0u : lane::kNotifyRxBits);
   }
   interest_latch.unlock();
-  // The stream rings one bell.  Of several sets nobody may be waiting on the one
-  // whose bell it is: the conductor's then, who tells them all.
+  // The stream rings one bell.  Of several sets nobody may be waiting on the
+  // one whose bell it is: the conductor's then, who tells them all.
   if (several) bell = 0;
-  // Nobody watches now: an epoll set's bell stays, since a wish costs the peer's
-  // line and a heavy fence, and the next registration will want the same.  (The
-  // conductor's bell is that of the switch, which is over.)
+  // Nobody watches now: an epoll set's bell stays, since a wish costs the
+  // peer's line and a heavy fence, and the next registration will want the
+  // same.  (The conductor's bell is that of the switch, which is over.)
   if (bits == 0 && sock->bell() != 0) return;
   if (bits == sock->notify_bits() && bell == sock->bell()) return;
   sock->SetNotify(bits, bell);
@@ -592,7 +604,8 @@ void InterestsForkChild() {
   }
 }
 
-// --- Ready list -----------------------------------------------------------------------
+// --- Ready list
+// -----------------------------------------------------------------------
 
 void EpollSet::LinkReady(Interest* interest) {
   if (interest->ready) return;
@@ -614,7 +627,8 @@ void EpollSet::UnlinkReady(Interest* interest) {
   ready_count_.fetch_sub(1, std::memory_order_seq_cst);
 }
 
-// --- Waiting ---------------------------------------------------------------------------
+// --- Waiting
+// ---------------------------------------------------------------------------
 
 void EpollSet::AddLink(const std::shared_ptr<lane::shm::Link>& link) {
   poller_->AddLink(link);
@@ -624,9 +638,9 @@ void EpollSet::KickBell() {
   if (poller_) poller_->Kick();
 }
 
-// Chooses the few streams whose rings are looked at in every wait: a spinner that
-// looks at the ring itself sees a message one cache line earlier than one that
-// waits for its bit.
+// Chooses the few streams whose rings are looked at in every wait: a spinner
+// that looks at the ring itself sees a message one cache line earlier than one
+// that waits for its bit.
 void EpollSet::Rebuild() {
   if (__builtin_expect(!dirty_.load(std::memory_order_acquire), 1)) return;
   dirty_.store(false, std::memory_order_seq_cst);
@@ -871,15 +885,32 @@ bool EpollSet::AnyReady() {
   return any;
 }
 
+bool EpollSet::TimeForKernel() {
+  const std::uint64_t now = base::Ticks();
+  if (now - kernel_look_.load(std::memory_order_relaxed) <=
+      kKernelLookUs * base::ticks_per_us) {
+    return false;
+  }
+  kernel_look_.store(now, std::memory_order_relaxed);
+  return true;
+}
+
+// Several threads may miss each other's count: then one of them looks later.
+bool EpollSet::KernelDue() {
+  const std::uint32_t waits = waits_.load(std::memory_order_relaxed) + 1;
+  waits_.store(waits, std::memory_order_relaxed);
+  return (waits & 3) == 0 && TimeForKernel();
+}
+
 int EpollSet::Wait(epoll_event* out, int capacity, std::int64_t timeout_ns,
                    const sigset_t* mask) {
   const std::uint32_t signals = tls_signals.any;
-  const std::uint64_t deadline =
-      timeout_ns > 0 ? base::NowNs() + static_cast<std::uint64_t>(timeout_ns)
-                     : 0;
+  // Set when the first look has found nothing: what is ready costs no clock.
+  std::uint64_t deadline = 0;
   const auto left = [&]() -> std::int64_t {
-    if (deadline == 0) return timeout_ns;
+    if (timeout_ns <= 0) return timeout_ns;
     const std::uint64_t now = base::NowNs();
+    if (deadline == 0) deadline = now + static_cast<std::uint64_t>(timeout_ns);
     return now >= deadline ? 0 : static_cast<std::int64_t>(deadline - now);
   };
   if (capacity <= 0 || out == nullptr) {
@@ -895,14 +926,15 @@ int EpollSet::Wait(epoll_event* out, int capacity, std::int64_t timeout_ns,
   int result = 0;
   int error = 0;
   Spinner spin;
-  // Where there is room for one event only, the kernel's part would never be
-  // looked at while streams are ready.
-  static thread_local unsigned singles = 0;
-  if (capacity == 1 && (++singles & 7) == 0) {
-    const int n = KernelWait(out, capacity, 0, nullptr);
-    if (n > 0) {
+  // However busy the lanes are, kernel descriptors get their look; first, so
+  // that ready streams cannot take all the room.
+  int first = 0;
+  if (KernelDue()) {
+    const int n = KernelWait(out, capacity > 1 ? capacity / 2 : 1, 0, nullptr);
+    if (n > 0) first = n;
+    if (first == capacity) {
       if (mask != nullptr) ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
-      return n;
+      return first;
     }
   }
   for (;;) {
@@ -919,12 +951,13 @@ int EpollSet::Wait(epoll_event* out, int capacity, std::int64_t timeout_ns,
       wait_latch_.lock();
       ++wait_number_;
       for (;;) {
+        filled = first;
         if (!HasUser()) {
           over = true;
           break;
         }
         Rebuild();
-        filled = TellDirect(out, capacity);
+        filled += TellDirect(out + filled, capacity - filled);
         // The bitmaps and the list in every eighth look at most, where there
         // are direct streams, so that these are met early.
         if (direct_count_ == 0 || ++undrained_ >= 8 ||
@@ -935,17 +968,14 @@ int EpollSet::Wait(epoll_event* out, int capacity, std::int64_t timeout_ns,
             filled += Collect(out + filled, capacity - filled);
           }
         }
-        // However busy the lanes are, kernel descriptors get their look.
-        if (filled > 0) {
-          kernel = ++waits_ >= 16;
-        } else if (timeout_ns == 0) {
-          kernel = true;
-        } else if ((++turns & 15) == 0) {
-          const std::uint64_t now = base::Ticks();
-          kernel = now - kernel_look_ > 15 * base::ticks_per_us;
-          if (kernel) kernel_look_ = now;
+        if (filled == 0) {
+          if (timeout_ns == 0) {
+            kernel = true;
+          } else if ((++turns & 15) == 0) {
+            if (deadline == 0) left();
+            kernel = TimeForKernel();
+          }
         }
-        if (kernel) waits_ = 0;
         if (filled > 0 || kernel) break;
         if (wait_latch_.Contended()) wait_latch_.Yield();
         if (!spin.Go()) {
@@ -955,11 +985,11 @@ int EpollSet::Wait(epoll_event* out, int capacity, std::int64_t timeout_ns,
       }
       wait_latch_.unlock();
     }
-    if (kernel && filled < capacity) {
-      const int more = KernelWait(out + filled, capacity - filled, 0, nullptr);
+    if (kernel) {
+      const int more = KernelWait(out, capacity, 0, nullptr);
       if (more > 0) {
-        filled += more;
-      } else if (more < 0 && more != kOnlyBell && filled == 0) {
+        filled = more;
+      } else if (more < 0 && more != kOnlyBell) {
         result = -1;
         error = errno;
         break;
@@ -1031,9 +1061,9 @@ int EpollSet::KernelWait(epoll_event* out, int capacity,
   int n = real::epoll_pwait2(fd_, out, capacity,
                              timeout_ns < 0 ? nullptr : &limit, mask);
   if (n < 0 && errno == ENOSYS) {
-    const int ms = timeout_ns < 0 ? -1
-                                  : static_cast<int>((timeout_ns + 999'999) /
-                                                     1'000'000);
+    const int ms = timeout_ns < 0
+                       ? -1
+                       : static_cast<int>((timeout_ns + 999'999) / 1'000'000);
     n = real::epoll_pwait(fd_, out, capacity, ms, mask);
   }
   if (n <= 0) return n;

@@ -37,9 +37,9 @@ struct Interest {
   Interest* next_of_sock = nullptr;
   Interest* next_of_set = nullptr;  // of the set's interests in user space
   Interest* prev_of_set = nullptr;
-  Interest* ready_next = nullptr;   // set's ready list
+  Interest* ready_next = nullptr;  // set's ready list
   Interest* ready_prev = nullptr;
-  bool ready = false;  // is on it
+  bool ready = false;      // is on it
   std::uint64_t told = 0;  // the wait that has reported it without the list
 };
 
@@ -60,9 +60,7 @@ class EpollSet final : public File {
   bool AnyReady();
 
   // Has ever had a stream on a lane: its kernel set holds our bell.
-  bool EverUser() const {
-    return ever_user_.load(std::memory_order_acquire);
-  }
+  bool EverUser() const { return ever_user_.load(std::memory_order_acquire); }
   // Takes the bell out of what the kernel reported.
   int WithoutBell(epoll_event* events, int count) const;
   static constexpr int kOnlyBell = -1000;
@@ -99,6 +97,9 @@ class EpollSet final : public File {
   int DrainPoller();
   int Collect(epoll_event* out, int capacity);
   bool SomethingReady();
+  static constexpr std::uint64_t kKernelLookUs = 20;
+  bool TimeForKernel();
+  bool KernelDue();
   int KernelWait(epoll_event* out, int capacity, std::int64_t timeout_ns,
                  const sigset_t* mask, bool* bell = nullptr);
 
@@ -121,20 +122,21 @@ class EpollSet final : public File {
   int direct_used_ = 0;
   // There are more streams than can be looked at directly: all use the bitmaps.
   std::atomic<bool> crowded_{false};
-  int registered_ = 0;   // registrations of streams, on either side
+  int registered_ = 0;  // registrations of streams, on either side
   std::unique_ptr<lane::shm::ShmPoller> poller_;
   bool bell_in_kernel_ = false;
   // wait_latch's:
   std::uint64_t wait_number_ = 0;
-  std::uint32_t waits_ = 0;      // since the last look at the kernel's part
   std::uint32_t undrained_ = 0;  // looks since the last at the bitmaps
-  std::uint64_t kernel_look_ = 0;  // ticks
+  // When to look at the kernel's part of the set again; nobody's.
+  std::atomic<std::uint32_t> waits_{0};
+  std::atomic<std::uint64_t> kernel_look_{0};  // ticks of the last look
   EpollSet* pool_next_ = nullptr;
 };
 
-// Moves a stream's registrations out of (back to) the kernel's sets, at adoption
-// (when the stream is plain again).  No latch held but, for ToUser, maybe the
-// stream's own.
+// Moves a stream's registrations out of (back to) the kernel's sets, at
+// adoption (when the stream is plain again).  No latch held but, for ToUser,
+// maybe the stream's own.
 void InterestsToUser(Sock* sock);
 void InterestsToKernel(Sock* sock);
 // The stream's lane has come or is about to go: who looks at it directly looks

@@ -133,16 +133,14 @@ ring::Placement ShmLane::Reserve(std::size_t want) {
   return Closed() ? ring::Placement{} : tx_.ReserveData(want);
 }
 
-void ShmLane::Publish(const ring::Placement& place) {
-  const std::uint64_t sequence = static_cast<std::uint32_t>(place.number + 1);
-  TxSlot(place.number)
-      .head.store(sequence << 32 | ring::Encode(place.imm),
-                  std::memory_order_release);
+inline void ShmLane::Publish(std::uint64_t number, std::uint32_t imm) {
+  const std::uint64_t sequence = static_cast<std::uint32_t>(number + 1);
+  TxSlot(number).head.store(sequence << 32 | imm, std::memory_order_release);
   // Message stored -> the peer's wishes loaded.  A receiver stores its wish
   // (SleepRx, SetNotify, Arm), fences, and looks at the slot: one sees the
   // other.  A full fence here would wait for the slot's line to come from the
   // peer, for each message; so the one who goes to sleep pays for both.
-  if (light_fence_) {
+  if (light_fence_) [[likely]] {
     base::LightFence();
   } else {
     FullFence();
@@ -151,6 +149,13 @@ void ShmLane::Publish(const ring::Placement& place) {
       peer_->control.sleepers.load(std::memory_order_relaxed);
   const std::uint32_t poll =
       peer_->control.poll.load(std::memory_order_relaxed);
+  if (((sleepers & kRxSleeper) | (poll & (kNotifyRxPoller | kNotifyRxBits))) !=
+      0) {
+    TellReceiver(sleepers, poll);
+  }
+}
+
+void ShmLane::TellReceiver(std::uint32_t sleepers, std::uint32_t poll) {
   if ((sleepers & kRxSleeper) != 0) {
     // Taken away by who wakes, so that the next messages find it gone.  First
     // the bit, then the bump: a thread that sets it again meanwhile holds a
@@ -168,17 +173,21 @@ void ShmLane::Publish(const ring::Placement& place) {
 
 std::size_t ShmLane::Post(const iovec* iov, int count, std::size_t skip,
                           std::size_t limit) {
-  if (Closed()) return 0;
+  if (Closed()) [[unlikely]]
+    return 0;
   // The common small message, without the machinery.
-  if (count == 1 && skip == 0 && iov->iov_len <= kInlineMax &&
+  if (count == 1 && skip == 0 && iov->iov_len - 1 < kInlineMax &&
       iov->iov_len <= limit && !starved_ && tx_.outstanding() < kSlots / 4)
       [[likely]] {
-    const ring::Placement place = tx_.ReserveData(iov->iov_len);
-    if (place.length != 0) {
-      CopySmall(TxSlot(place.number).payload, iov->iov_base, place.length);
-      Publish(place);
-    }
-    return place.length;
+    const std::size_t length = iov->iov_len;
+    static_assert(kSlots / 4 <= kSlots - ring::kCtlSlots);
+    constexpr std::uint32_t kBits =
+        ring::Encode({ring::Kind::kData, ring::kFlagInline, 0});
+    const std::uint64_t number =
+        tx_.ReserveInline(static_cast<std::uint32_t>(length));
+    CopySmall(TxSlot(number).payload, iov->iov_base, length);
+    Publish(number, kBits | static_cast<std::uint32_t>(length));
+    return length;
   }
   return PostAny(iov, count, skip, limit);
 }
@@ -195,7 +204,7 @@ std::size_t ShmLane::PostAny(const iovec* iov, int count, std::size_t skip,
                         ? TxSlot(place.number).payload
                         : tx_bytes_ + place.offset;
     from.CopyOut(to, place.length);
-    Publish(place);
+    Publish(place.number, ring::Encode(place.imm));
     done += place.length;
   }
   return done;
@@ -207,7 +216,7 @@ bool ShmLane::PostCtl(const void* message, std::size_t length) {
   const ring::Placement place = tx_.ReserveCtl(length);
   if (place.length == 0) return false;
   std::memcpy(TxSlot(place.number).payload, message, place.length);
-  Publish(place);
+  Publish(place.number, ring::Encode(place.imm));
   return true;
 }
 
@@ -334,8 +343,8 @@ std::size_t ShmLane::Read(const iovec* iov, int count, std::size_t skip,
   std::uint32_t imm;
   if (count == 1 && skip == 0 && !peek && iov != nullptr && !rx_.active() &&
       Landed(rx_.next(), &imm) &&
-      imm >> 25 == ring::Encode({ring::Kind::kData, ring::kFlagInline, 0}) >> 25)
-      [[likely]] {
+      imm >> 25 == ring::Encode({ring::Kind::kData, ring::kFlagInline, 0}) >>
+                       25) [[likely]] {
     const std::uint32_t n = imm & ring::kMaxLength;
     if (n - 1 < kInlineMax && n <= limit && n <= iov->iov_len) [[likely]] {
       CopySmall(iov->iov_base, RxSlot(rx_.next()).payload, n);
@@ -423,9 +432,7 @@ void ShmLane::SetNotify(std::uint32_t bits, int bell) {
   base::HeavyFenceProcesses();
 }
 
-bool ShmLane::RxPending() const {
-  return RxPendingQuick() || Closed();
-}
+bool ShmLane::RxPending() const { return RxPendingQuick() || Closed(); }
 
 std::uint32_t ShmLane::SleepToken(bool tx) const {
   const auto& word = tx ? own_->futex.tx : own_->futex.rx;

@@ -70,7 +70,9 @@ class ShmLane final : public Lane {
   void LookForCredit();
   void TakeCredit(std::uint64_t credit);
   void SetStarved();
-  void Publish(const ring::Placement& place);
+  void Publish(std::uint64_t number, std::uint32_t imm);
+  [[gnu::noinline]] void TellReceiver(std::uint32_t sleepers,
+                                      std::uint32_t poll);
   [[gnu::noinline]] std::size_t PostAny(const iovec* iov, int count,
                                         std::size_t skip, std::size_t limit);
 
@@ -113,11 +115,12 @@ class ShmLane final : public Lane {
   const std::byte* const rx_bytes_;
   std::atomic<base::Reason> failed_{base::Reason::kNone};
   std::atomic<bool> frozen_{false};  // written under both latches
+  bool light_fence_ = false;  // Publish's fence is the light one; set once
+  // Under the tx latch; here, so that a small message finds it in this line:
+  bool starved_ = false;  // kStarved is set in own_->control
 
   // Under the tx latch, but for the atomic.
   alignas(64) ring::Tx tx_;
-  bool light_fence_ = false;  // Publish's fence is the light one; set once
-  bool starved_ = false;  // kStarved is set in own_->control
   std::atomic<std::uint64_t> credit_seen_{0};  // for SleepTx
 
   // Under the rx latch, but for the atomic.
