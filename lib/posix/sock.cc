@@ -14,6 +14,7 @@
 #include "lib/base/clock.h"
 #include "lib/base/config.h"
 #include "lib/base/log.h"
+#include "lib/base/pool.h"
 #include "lib/base/real.h"
 #include "lib/base/unique_fd.h"
 #include "lib/posix/epoll.h"
@@ -57,6 +58,14 @@ struct SockPool {
     latch.unlock();
   }
 };
+
+namespace {
+constinit base::Pool socks(sizeof(Sock));
+}  // namespace
+
+void* Sock::operator new(std::size_t, const std::nothrow_t&) noexcept {
+  return socks.Take();
+}
 
 Sock::Sock() : File(FileKind::kSock) {}
 
@@ -132,6 +141,7 @@ void Sock::Reset() {
 void Sock::Unref() {
   if (refs_.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
   Account();
+  Critical outer;  // what ends here goes back to pools
   std::unique_ptr<Stream> stream;
   std::unique_ptr<lane::Lane> lane;
   std::shared_ptr<lane::shm::Link> link;
@@ -162,9 +172,11 @@ base::Latch hosts_latch;
 void SockForkLock() {
   SockPool::latch.lock();
   hosts_latch.lock();
+  base::PoolsForkLock();
 }
 
 void SockForkUnlock(bool child) {
+  base::PoolsForkUnlock(child);
   if (child) {
     hosts_latch.Reset();
     SockPool::latch.Reset();

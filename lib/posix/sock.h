@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <ctime>
 #include <memory>
+#include <new>
 
 #include "lib/base/latch.h"
 #include "lib/base/reason.h"
@@ -31,7 +32,7 @@ enum class Mode : std::uint8_t { kPlain, kEngine };
 //
 // Life: `fds` counts descriptors, `refs_` those plus what the conductor holds;
 // at zero the object goes back to the pool.
-class Sock final : public File,
+class alignas(64) Sock final : public File,
                    public rendezvous::Seeker,
                    public rendezvous::AnchorWatcher,
                    public stream::Anchor {
@@ -39,6 +40,7 @@ class Sock final : public File,
   Sock();
   // From the pool; null when out of memory.  One reference: the caller's.
   static Sock* New(stream::Role role, bool nonblock);
+  static void* operator new(std::size_t size, const std::nothrow_t&) noexcept;
   void Ref() { refs_.fetch_add(1, std::memory_order_relaxed); }
   void Unref();
 
@@ -59,7 +61,9 @@ class Sock final : public File,
   void Vanished();
   // POLL* of `events` (and POLLERR, POLLHUP) that hold now.  kEngine only; a
   // stream that has gone back to the kernel meanwhile sets *plain.
-  std::uint32_t Readiness(std::uint32_t events, bool* plain);
+  // With `warm` its lane is brought near as well.
+  std::uint32_t Readiness(std::uint32_t events, bool* plain,
+                          bool warm = false);
   bool ReadableBytes(int* bytes);
   bool UnsentBytes(int* bytes);
   // SO_ERROR of the stream itself, once; 0: none.
@@ -137,6 +141,13 @@ class Sock final : public File,
   std::uint32_t notify_bits() const {
     return notify_.load(std::memory_order_relaxed);
   }
+  // It is about to be looked at: hints only.
+  void Warm() const {
+    const auto* at = reinterpret_cast<const char*>(this);
+    for (std::size_t line = 0; line < kHotBytes; line += 64) {
+      __builtin_prefetch(at + line, 1);
+    }
+  }
   // Something came for it on a poller: control messages, a dead lane.
   void OnCompletion(std::uint32_t flags);
 
@@ -189,6 +200,9 @@ class Sock final : public File,
     std::uint32_t signals = 0;
     bool timed = false;
   };
+
+  // What sending and receiving touch of it begins so early.
+  static constexpr std::size_t kHotBytes = 384;
 
   void Reset();
   void Fold(Stats* to, bool last);

@@ -518,7 +518,7 @@ int Sock::Shutdown(int number, int how) {
   return 0;
 }
 
-std::uint32_t Sock::Readiness(std::uint32_t events, bool* plain) {
+std::uint32_t Sock::Readiness(std::uint32_t events, bool* plain, bool warm) {
   Critical critical;
   std::uint32_t ready = 0;
   bool rx_fast = false;
@@ -528,6 +528,7 @@ std::uint32_t Sock::Readiness(std::uint32_t events, bool* plain) {
     *plain = true;
     return 0;
   }
+  if (warm && lane_ != nullptr) lane_->Warm();
   rx_fast = stream_->FastRx();
   if (rx_fast && (lane_->RxPending() || rd_shut_)) ready |= POLLIN | POLLRDNORM;
   if (rx_fast && rd_shut_) ready |= POLLRDHUP;

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "lib/base/latch.h"
+#include "lib/base/pool.h"
 #include "lib/lane/iov_cursor.h"
 #include "lib/lane/shm/link_state.h"
 
@@ -42,6 +43,15 @@ constexpr std::uint32_t kWakeBytes = kRingBytes / 4;
 constexpr std::uint32_t kWakeSlots = kSlots / 4;
 
 }  // namespace
+
+namespace {
+constinit base::Pool lanes(sizeof(ShmLane));
+}  // namespace
+
+void* ShmLane::operator new(std::size_t, const std::nothrow_t&) noexcept {
+  return lanes.Take();
+}
+void ShmLane::operator delete(void* at) noexcept { lanes.Give(at); }
 
 ShmLane::ShmLane(std::shared_ptr<LinkState> link, int index)
     : link_(std::move(link)),
@@ -136,6 +146,7 @@ ring::Placement ShmLane::Reserve(std::size_t want) {
 inline void ShmLane::Publish(std::uint64_t number, std::uint32_t imm) {
   const std::uint64_t sequence = static_cast<std::uint32_t>(number + 1);
   TxSlot(number).head.store(sequence << 32 | imm, std::memory_order_release);
+  sent_.store(number + 1, std::memory_order_relaxed);
   // Message stored -> the peer's wishes loaded.  A receiver stores its wish
   // (SleepRx, SetNotify, Arm), fences, and looks at the slot: one sees the
   // other.  A full fence here would wait for the slot's line to come from the
@@ -416,6 +427,22 @@ bool ShmLane::Arrived() {
   std::uint32_t imm;
   while (arrived_ - rx_.next() < kSlots && Landed(arrived_, &imm)) ++arrived_;
   return arrived_ != before;
+}
+
+void ShmLane::Warm() const {
+  // Own memory first: where the shared lines are is said there.
+  __builtin_prefetch(&failed_);
+  __builtin_prefetch(&tx_, 1);
+  __builtin_prefetch(&credit_seen_, 1);
+  __builtin_prefetch(&rx_, 1);
+  __builtin_prefetch(&rx_limit_, 1);
+  __builtin_prefetch(&own_->reached, 1);
+  __builtin_prefetch(&peer_->control);
+  __builtin_prefetch(rx_bytes_);
+  const std::uint64_t sent = sent_.load(std::memory_order_relaxed);
+  __builtin_prefetch(&TxSlot(sent), 1);
+  __builtin_prefetch(&table_[sent & (kSlots - 1)], 1);
+  __builtin_prefetch(tx_bytes_, 1);
 }
 
 // --- Notification ------------------------------------------------------------

@@ -4,6 +4,7 @@
 #include <array>
 #include <atomic>
 #include <memory>
+#include <new>
 
 #include "lib/lane/lane.h"
 #include "lib/lane/shm/layout.h"
@@ -20,6 +21,10 @@ class ShmLane final : public Lane {
   // `index` is open in `link` (LinkState::Open) and its memory scrubbed.
   ShmLane(std::shared_ptr<LinkState> link, int index);
   ~ShmLane() override;
+  // From a pool of their own.
+  static void* operator new(std::size_t size,
+                            const std::nothrow_t&) noexcept;
+  static void operator delete(void* at) noexcept;
 
   lane::Kind kind() const override { return lane::Kind::kShm; }
   Region RxRegion() const override;
@@ -41,6 +46,7 @@ class ShmLane final : public Lane {
   std::size_t Readable() override;
   bool Arrived() override;
   void Credit() override;
+  void Warm() const override;
 
   void SetNotify(std::uint32_t bits, int bell) override;
   bool RxPending() const override;
@@ -118,6 +124,7 @@ class ShmLane final : public Lane {
   bool light_fence_ = false;  // Publish's fence is the light one; set once
   // Under the tx latch; here, so that a small message finds it in this line:
   bool starved_ = false;  // kStarved is set in own_->control
+  std::atomic<std::uint64_t> sent_{0};  // messages; for Warm
 
   // Under the tx latch, but for the atomic.
   alignas(64) ring::Tx tx_;
