@@ -25,8 +25,9 @@ bool Pool::Grow() {
     pools_latch.unlock();
   }
   // Doubled each time, so that a program of few streams has little.
-  const std::size_t size =
-      chunk_ == 0 ? kFirst : chunk_ < kHuge ? 2 * chunk_ : kHuge;
+  const std::size_t size = chunk_ == 0      ? kFirst
+                           : chunk_ < kHuge ? 2 * chunk_
+                                            : kHuge;
   const int saved = errno;
   // A huge page must begin at a multiple of its size.
   const std::size_t room = size == kHuge ? 2 * kHuge : size;
@@ -55,7 +56,7 @@ bool Pool::Grow() {
 
 void* Pool::Take() noexcept {
 #if defined(__SANITIZE_ADDRESS__)
-  return ::operator new(size_, std::align_val_t{kLine}, std::nothrow);
+  return ::operator new (size_, std::align_val_t{kLine}, std::nothrow);
 #endif
   latch_.lock();
   void* block = free_;
@@ -72,7 +73,7 @@ void* Pool::Take() noexcept {
 void Pool::Give(void* block) noexcept {
   if (block == nullptr) return;
 #if defined(__SANITIZE_ADDRESS__)
-  ::operator delete(block, std::align_val_t{kLine});
+  ::operator delete (block, std::align_val_t{kLine});
   return;
 #endif
   latch_.lock();

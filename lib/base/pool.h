@@ -7,10 +7,11 @@
 
 namespace rcsock::base {
 
-// Memory for objects of one kind, side by side, in lines of their own.  A server
-// of thousands of streams touches a few objects of one of them for each event;
-// scattered over the heap each would cost a miss of the TLB besides that of the
-// cache, so many of them lie in huge pages.  Never given back to the system.
+// Memory for objects of one kind, side by side, in lines of their own.  A
+// server of thousands of streams touches a few objects of one of them for each
+// event; scattered over the heap each would cost a miss of the TLB besides that
+// of the cache, so many of them lie in huge pages.  Never given back to the
+// system.
 //
 // Of static storage only (constinit).
 class Pool {

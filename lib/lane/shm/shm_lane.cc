@@ -18,7 +18,10 @@ namespace {
 inline void CopySmall(void* to, const void* from, std::size_t n) {
   auto* t = static_cast<std::byte*>(to);
   const auto* f = static_cast<const std::byte*>(from);
-  if (n >= 32) {
+  if (n > 64) {
+    __builtin_memcpy(t, f, 64);
+    __builtin_memcpy(t + n - 64, f + n - 64, 64);
+  } else if (n >= 32) {
     __builtin_memcpy(t, f, 32);
     __builtin_memcpy(t + n - 32, f + n - 32, 32);
   } else if (n >= 16) {
@@ -58,13 +61,13 @@ ShmLane::ShmLane(std::shared_ptr<LinkState> link, int index)
       index_(index),
       own_(&link_->stream(index)->side[link_->side()]),
       peer_(&link_->stream(index)->side[1 - link_->side()]),
-      tx_slots_(link_->stream(index)->slots[link_->side()]),
+      tx_slots_(&link_->stream(index)->slots[0][link_->side()]),
       tx_bytes_(link_->stream(index)->bytes[link_->side()]),
-      rx_slots_(link_->stream(index)->slots[1 - link_->side()]),
+      rx_slots_(&link_->stream(index)->slots[0][1 - link_->side()]),
       rx_bytes_(link_->stream(index)->bytes[1 - link_->side()]),
       tx_(table_.data(), kGeometry),
       rx_(kGeometry) {
-  static_assert(sizeof(Slot) == kQuickStride && offsetof(Slot, head) == 0);
+  static_assert(2 * sizeof(Slot) == kQuickStride && offsetof(Slot, head) == 0);
   quick_slots_ = reinterpret_cast<const std::byte*>(rx_slots_);
   quick_mask_ = kSlots - 1;
   light_fence_ = link_->PeerFences();
@@ -222,7 +225,7 @@ std::size_t ShmLane::PostAny(const iovec* iov, int count, std::size_t skip,
 }
 
 bool ShmLane::PostCtl(const void* message, std::size_t length) {
-  if (Closed()) return false;
+  if (length > kCtlMax || Closed()) return false;
   if (tx_.outstanding() >= kSlots / 4) LookForCredit();
   const ring::Placement place = tx_.ReserveCtl(length);
   if (place.length == 0) return false;
@@ -276,7 +279,10 @@ bool ShmLane::Fill() {
     }
     return false;
   }
-  if (rx_.Accept(imm)) return true;
+  const ring::Imm what = ring::Decode(imm);
+  const bool too_long =
+      what.kind == ring::Kind::kCtl && what.length > kCtlMax;
+  if (!too_long && rx_.Accept(imm)) return true;
   rx_limit_ = rx_.next();
   Fail();
   return false;

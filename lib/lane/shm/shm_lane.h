@@ -22,8 +22,7 @@ class ShmLane final : public Lane {
   ShmLane(std::shared_ptr<LinkState> link, int index);
   ~ShmLane() override;
   // From a pool of their own.
-  static void* operator new(std::size_t size,
-                            const std::nothrow_t&) noexcept;
+  static void* operator new(std::size_t size, const std::nothrow_t&) noexcept;
   static void operator delete(void* at) noexcept;
 
   lane::Kind kind() const override { return lane::Kind::kShm; }
@@ -70,7 +69,7 @@ class ShmLane final : public Lane {
 
   // Sending, under the tx latch.
   Slot& TxSlot(std::uint64_t number) const {
-    return tx_slots_[number & (kSlots - 1)];
+    return tx_slots_[2 * (number & (kSlots - 1))];
   }
   ring::Placement Reserve(std::size_t want);
   void LookForCredit();
@@ -84,7 +83,7 @@ class ShmLane final : public Lane {
 
   // Receiving, under the rx latch.
   Slot& RxSlot(std::uint64_t number) const {
-    return rx_slots_[number & (kSlots - 1)];
+    return rx_slots_[2 * (number & (kSlots - 1))];
   }
   // Message `number` has landed; its immediate.
   bool Landed(std::uint64_t number, std::uint32_t* imm) const {
@@ -115,7 +114,7 @@ class ShmLane final : public Lane {
   const int index_;
   SideControl* const own_;
   SideControl* const peer_;
-  Slot* const tx_slots_;
+  Slot* const tx_slots_;  // every other one
   std::byte* const tx_bytes_;
   Slot* const rx_slots_;
   const std::byte* const rx_bytes_;
@@ -123,7 +122,7 @@ class ShmLane final : public Lane {
   std::atomic<bool> frozen_{false};  // written under both latches
   bool light_fence_ = false;  // Publish's fence is the light one; set once
   // Under the tx latch; here, so that a small message finds it in this line:
-  bool starved_ = false;  // kStarved is set in own_->control
+  bool starved_ = false;                // kStarved is set in own_->control
   std::atomic<std::uint64_t> sent_{0};  // messages; for Warm
 
   // Under the tx latch, but for the atomic.
