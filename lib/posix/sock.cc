@@ -89,6 +89,7 @@ void Sock::Reset() {
   wanted_.store(false, std::memory_order_relaxed);
   eligible_.store(false, std::memory_order_relaxed);
   may_adopt_.store(false, std::memory_order_relaxed);
+  never_.store(false, std::memory_order_relaxed);
   pinned_.store(false, std::memory_order_relaxed);
   option_pinned_.store(false, std::memory_order_relaxed);
   exec_pinned_ = false;
@@ -220,8 +221,10 @@ void Sock::SetPeer(const sockaddr* address, socklen_t length) {
 void Sock::SetEligible(bool eligible) {
   if (eligible) connected_.store(true, std::memory_order_relaxed);
   const base::Config& config = base::GetConfig();
+  if (eligible && never_.load(std::memory_order_relaxed)) return;
   if (eligible && !config.enabled) {
     reason_ = Reason::kPolicy;
+    never_.store(true, std::memory_order_relaxed);
     return;
   }
   if (eligible &&
@@ -313,6 +316,10 @@ void Sock::SeekFailed(Reason reason, bool final) {
     eligible_.store(true, std::memory_order_relaxed);
   } else {
     may_adopt_.store(false, std::memory_order_seq_cst);
+    // A pin may end, a look that was the last one does not.
+    if (mode() == Mode::kPlain && (final || attempts_ >= 5)) {
+      never_.store(true, std::memory_order_relaxed);
+    }
   }
   const bool engine = mode() == Mode::kEngine;
   rx_latch.unlock();

@@ -33,9 +33,9 @@ enum class Mode : std::uint8_t { kPlain, kEngine };
 // Life: `fds` counts descriptors, `refs_` those plus what the conductor holds;
 // at zero the object goes back to the pool.
 class alignas(64) Sock final : public File,
-                   public rendezvous::Seeker,
-                   public rendezvous::AnchorWatcher,
-                   public stream::Anchor {
+                               public rendezvous::Seeker,
+                               public rendezvous::AnchorWatcher,
+                               public stream::Anchor {
  public:
   Sock();
   // From the pool; null when out of memory.  One reference: the caller's.
@@ -62,8 +62,7 @@ class alignas(64) Sock final : public File,
   // POLL* of `events` (and POLLERR, POLLHUP) that hold now.  kEngine only; a
   // stream that has gone back to the kernel meanwhile sets *plain.
   // With `warm` its lane is brought near as well.
-  std::uint32_t Readiness(std::uint32_t events, bool* plain,
-                          bool warm = false);
+  std::uint32_t Readiness(std::uint32_t events, bool* plain, bool warm = false);
   bool ReadableBytes(int* bytes);
   bool UnsentBytes(int* bytes);
   // SO_ERROR of the stream itself, once; 0: none.
@@ -215,6 +214,15 @@ class alignas(64) Sock final : public File,
   std::shared_ptr<Sock> Share();
   template <class Bytes>
   void CountRaw(Bytes& bytes, ssize_t n);
+  // For the statistics alone: threads that send at once may lose a count.  (The
+  // descriptor may have been closed meanwhile, and this be another connection.)
+  template <class Bytes>
+  void CountOnly(Bytes& bytes, ssize_t n) {
+    if (!never_.load(std::memory_order_relaxed)) return;
+    bytes.store(bytes.load(std::memory_order_relaxed) +
+                    static_cast<std::uint64_t>(n),
+                std::memory_order_relaxed);
+  }
   void LeaveRaw();
   bool TryAdopt();
   void StartSeek();
@@ -269,6 +277,9 @@ class alignas(64) Sock final : public File,
   std::atomic<bool> wanted_{false};     // adoption waits for a gap
   std::atomic<bool> eligible_{false};   // may look for a lane
   std::atomic<bool> may_adopt_{false};  // connected, and not for ever on TCP
+  // No lane will ever come, so calls are the kernel's and need not be counted
+  // as inside it.  Never taken back while the descriptor lives.
+  std::atomic<bool> never_{false};
   std::atomic<bool> pinned_{false};
   std::atomic<bool> option_pinned_{false};
   bool exec_pinned_ = false;
@@ -371,6 +382,11 @@ inline void Sock::LeaveRaw() {
 template <class Raw>
 inline ssize_t Sock::Send(int fd, const iovec* iov, int count,
                           std::size_t total, int flags, Raw&& raw) {
+  if (never_.load(std::memory_order_relaxed)) {
+    const ssize_t n = raw();
+    if (n > 0) CountOnly(tx_raw_, n);
+    return n;
+  }
   std::size_t done = 0;
   for (;;) {
     if (mode() == Mode::kEngine) {
@@ -401,6 +417,11 @@ inline ssize_t Sock::Send(int fd, const iovec* iov, int count,
 template <class Raw>
 inline ssize_t Sock::Recv(int fd, const iovec* iov, int count,
                           std::size_t total, int flags, Raw&& raw) {
+  if (never_.load(std::memory_order_relaxed)) {
+    const ssize_t n = raw();
+    if (n > 0 && (flags & MSG_PEEK) == 0) CountOnly(rx_raw_, n);
+    return n;
+  }
   std::size_t done = 0;
   for (;;) {
     if (mode() == Mode::kEngine) {
