@@ -34,6 +34,7 @@ pid {dir}/nginx.pid;
 events {{ worker_connections 1024; }}
 http {{
   access_log off;
+  open_file_cache max=100;
   sendfile on;
   tcp_nopush on;
   types {{ text/html html; }}

@@ -95,6 +95,9 @@ class Lane {
   // True if anything landed since the last call: the edge of edge-triggered
   // readiness.  Costs one look at the next slot.
   virtual bool Arrived() = 0;
+  // It is about to be read and answered: brings near what that will touch.  Under
+  // the rx latch, beside a sender: only hints.
+  virtual void Warm() const {}
   // Publishes the credit now, however little it is.
   virtual void Credit() = 0;
 
@@ -148,9 +151,9 @@ class Lane {
     return *this;
   }
 
-  // Where RxPendingQuick looks: slots of one cache line, the upper half of whose
-  // first word is the number of the message plus one.
-  static constexpr std::size_t kQuickStride = 64;
+  // Where RxPendingQuick looks: slots so far apart, the upper half of whose first
+  // word is the number of the message plus one.
+  static constexpr std::size_t kQuickStride = 256;
   const std::byte* quick_slots_ = nullptr;
   std::uint64_t quick_mask_ = 0;
   std::atomic<std::uint64_t> quick_next_{0};  // the next message

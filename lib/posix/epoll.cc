@@ -13,6 +13,7 @@
 
 #include "lib/base/clock.h"
 #include "lib/base/log.h"
+#include "lib/base/pool.h"
 #include "lib/base/real.h"
 #include "lib/posix/poll.h"
 #include "lib/posix/signals.h"
@@ -36,7 +37,11 @@ EpollSet* free_sets = nullptr;
 std::atomic<int> next_bell{2};
 
 Interest* TakeInterest() {
-  if (free_interests == nullptr) return new (std::nothrow) Interest();
+  if (free_interests == nullptr) {
+    static constinit base::Pool pool(sizeof(Interest));
+    void* at = pool.Take();
+    return at == nullptr ? nullptr : new (at) Interest();
+  }
   Interest* interest = free_interests;
   free_interests = interest->next_of_set;
   return interest;
@@ -76,6 +81,13 @@ struct Registry {
       set->direct_members_[set->direct_used_++] = interest;
       set->dirty_.store(true, std::memory_order_seq_cst);
     }
+  }
+
+  // It is not, and there is room again.
+  static bool MayBeDirect(const Interest* interest) {
+    const EpollSet* set = interest->set;
+    return !interest->direct && set->direct_used_ < EpollSet::kMostDirect &&
+           !set->crowded_.load(std::memory_order_relaxed);
   }
 
   static void DropDirect(Interest* interest) {
@@ -186,9 +198,10 @@ struct Registry {
   }
 
   static void KickSleepers(EpollSet* set) {
-    // seq_cst: a sleeper counts itself and then looks at the ready list; the
-    // list is changed before the count is looked at.
-    std::atomic_thread_fence(std::memory_order_seq_cst);
+    // seq_cst, all four: a sleeper counts itself and then looks at
+    // ready_count_; LinkReady has changed ready_count_ before the count is
+    // looked at here.  (Of what was on the list already, whoever linked it
+    // tells the sleepers.)
     if (set->sleepers_.load(std::memory_order_seq_cst) > 0 && set->poller_) {
       set->poller_->Kick();
     }
@@ -290,6 +303,7 @@ int EpollSet::Ctl(int op, int fd, Sock* sock, epoll_event* event) {
   }
   int result = 0;
   bool kick = false;
+  bool notify = false;  // what the lane is asked to tell may have changed
   if (op == EPOLL_CTL_ADD) {
     if (found != nullptr) {
       errno = EEXIST;
@@ -309,6 +323,7 @@ int EpollSet::Ctl(int op, int fd, Sock* sock, epoll_event* event) {
       ++registered_;
       Registry::MakeReady(asleep);
       kick = true;
+      notify = Registry::MayBeDirect(asleep);
     } else if (Interest* interest = TakeInterest(); interest == nullptr) {
       errno = ENOMEM;
       result = -1;
@@ -333,6 +348,7 @@ int EpollSet::Ctl(int op, int fd, Sock* sock, epoll_event* event) {
         interest->next_of_sock = sock->interests;
         sock->interests = interest;
         ++registered_;
+        notify = true;
         if (engine) {
           if (Registry::EnterUser(interest)) {
             Registry::MakeReady(interest);
@@ -369,6 +385,7 @@ int EpollSet::Ctl(int op, int fd, Sock* sock, epoll_event* event) {
       if (found->in_user.load(std::memory_order_relaxed)) {
         Registry::MakeReady(found);
         kick = true;
+        notify = Registry::MayBeDirect(found);
       }
     }
   } else if (op == EPOLL_CTL_DEL) {
@@ -383,6 +400,7 @@ int EpollSet::Ctl(int op, int fd, Sock* sock, epoll_event* event) {
         Registry::PutToSleep(found);
       } else {
         Registry::Forget(found);
+        notify = true;
       }
     }
   } else {
@@ -391,7 +409,7 @@ int EpollSet::Ctl(int op, int fd, Sock* sock, epoll_event* event) {
   }
   interest_latch.unlock();
   if (kick) Registry::KickSleepers(this);
-  if (result == 0 && engine) InterestsNotify(sock);
+  if (result == 0 && engine && notify) InterestsNotify(sock);
   return result;
 }
 
@@ -548,8 +566,7 @@ bool InterestsNamed(Sock* sock, int fd) {
   return found;
 }
 
-int InterestsUnread(Sock* sock, EpollSet* set, epoll_event* out,
-                    int capacity) {
+int InterestsUnread(Sock* sock, EpollSet* set, epoll_event* out, int capacity) {
   Critical critical;
   int found = 0;
   interest_latch.lock();
@@ -564,7 +581,8 @@ int InterestsUnread(Sock* sock, EpollSet* set, epoll_event* out,
     out[found].events = events & (EPOLLIN | EPOLLRDNORM);
     out[found].data.u64 = i->data.load(std::memory_order_relaxed);
     if ((events & EPOLLET) == 0) {
-      // What else holds belongs into this report, if there is room for one only.
+      // What else holds belongs into this report, if there is room for one
+      // only.
       pollfd one{i->fd, static_cast<short>(events & 0xffff), 0};
       real::poll(&one, 1, 0);
       out[found].events |= static_cast<std::uint16_t>(one.revents);
@@ -817,6 +835,11 @@ int EpollSet::DrainPoller() {
     if (n < 64) n += board_->Poll(poller_->bell(), found + n, 64 - n);
     if (n <= 0) break;
     total += n;
+    // A stream of thousands is in no cache, and each latch would wait for one
+    // line after the other.
+    for (int c = 0; c < n; ++c) {
+      static_cast<Sock*>(found[c].cookie)->Warm();
+    }
     interest_latch.lock();
     ready_latch_.lock();
     for (int c = 0; c < n; ++c) {
@@ -887,7 +910,8 @@ int EpollSet::Collect(epoll_event* out, int capacity) {
       // EPOLL* and POLL* have the same values for what a socket can be.
       bool plain = false;
       const std::uint32_t ready =
-          sock->Readiness((events & 0xffff) | EPOLLERR | EPOLLHUP, &plain);
+          sock->Readiness((events & 0xffff) | EPOLLERR | EPOLLHUP, &plain,
+                          crowded_.load(std::memory_order_relaxed));
       if (ready == 0) continue;
       out[filled].events = ready;
       out[filled].data.u64 = interest->data.load(std::memory_order_relaxed);
@@ -956,15 +980,32 @@ bool EpollSet::AnyReady() {
   return any;
 }
 
+bool EpollSet::TimeForKernel() {
+  const std::uint64_t now = base::Ticks();
+  if (now - kernel_look_.load(std::memory_order_relaxed) <=
+      kKernelLookUs * base::ticks_per_us) {
+    return false;
+  }
+  kernel_look_.store(now, std::memory_order_relaxed);
+  return true;
+}
+
+// Several threads may miss each other's count: then one of them looks later.
+bool EpollSet::KernelDue() {
+  const std::uint32_t waits = waits_.load(std::memory_order_relaxed) + 1;
+  waits_.store(waits, std::memory_order_relaxed);
+  return (waits & 3) == 0 && TimeForKernel();
+}
+
 int EpollSet::Wait(epoll_event* out, int capacity, std::int64_t timeout_ns,
                    const sigset_t* mask) {
   const std::uint32_t signals = tls_signals.any;
-  const std::uint64_t deadline =
-      timeout_ns > 0 ? base::NowNs() + static_cast<std::uint64_t>(timeout_ns)
-                     : 0;
+  // Set when the first look has found nothing: what is ready costs no clock.
+  std::uint64_t deadline = 0;
   const auto left = [&]() -> std::int64_t {
-    if (deadline == 0) return timeout_ns;
+    if (timeout_ns <= 0) return timeout_ns;
     const std::uint64_t now = base::NowNs();
+    if (deadline == 0) deadline = now + static_cast<std::uint64_t>(timeout_ns);
     return now >= deadline ? 0 : static_cast<std::int64_t>(deadline - now);
   };
   if (capacity <= 0 || out == nullptr) {
@@ -984,14 +1025,15 @@ int EpollSet::Wait(epoll_event* out, int capacity, std::int64_t timeout_ns,
   int result = 0;
   int error = 0;
   Spinner spin;
-  // Where there is room for one event only, the kernel's part would never be
-  // looked at while streams are ready.
-  static thread_local unsigned singles = 0;
-  if (capacity == 1 && (++singles & 7) == 0) {
-    const int n = KernelWait(out, capacity, 0, nullptr);
-    if (n > 0) {
+  // However busy the lanes are, kernel descriptors get their look; first, so
+  // that ready streams cannot take all the room.
+  int first = 0;
+  if (KernelDue()) {
+    const int n = KernelWait(out, capacity > 1 ? capacity / 2 : 1, 0, nullptr);
+    if (n > 0) first = n;
+    if (first == capacity) {
       if (mask != nullptr) ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
-      return n;
+      return first;
     }
   }
   for (;;) {
@@ -1008,12 +1050,13 @@ int EpollSet::Wait(epoll_event* out, int capacity, std::int64_t timeout_ns,
       wait_latch_.lock();
       ++wait_number_;
       for (;;) {
+        filled = first;
         if (!HasUser()) {
           over = true;
           break;
         }
         Rebuild();
-        filled = TellDirect(out, capacity);
+        filled += TellDirect(out + filled, capacity - filled);
         // The bitmaps and the list in every eighth look at most, where there
         // are direct streams, so that these are met early.
         if (direct_count_ == 0 || ++undrained_ >= 8 ||
@@ -1024,17 +1067,14 @@ int EpollSet::Wait(epoll_event* out, int capacity, std::int64_t timeout_ns,
             filled += Collect(out + filled, capacity - filled);
           }
         }
-        // However busy the lanes are, kernel descriptors get their look.
-        if (filled > 0) {
-          kernel = ++waits_ >= 16;
-        } else if (timeout_ns == 0) {
-          kernel = true;
-        } else if ((++turns & 15) == 0) {
-          const std::uint64_t now = base::Ticks();
-          kernel = now - kernel_look_ > 15 * base::ticks_per_us;
-          if (kernel) kernel_look_ = now;
+        if (filled == 0) {
+          if (timeout_ns == 0) {
+            kernel = true;
+          } else if ((++turns & 15) == 0) {
+            if (deadline == 0) left();
+            kernel = TimeForKernel();
+          }
         }
-        if (kernel) waits_ = 0;
         if (filled > 0 || kernel) break;
         if (wait_latch_.Contended()) wait_latch_.Yield();
         if (!spin.Go()) {
@@ -1044,11 +1084,11 @@ int EpollSet::Wait(epoll_event* out, int capacity, std::int64_t timeout_ns,
       }
       wait_latch_.unlock();
     }
-    if (kernel && filled < capacity) {
-      const int more = KernelWait(out + filled, capacity - filled, 0, nullptr);
+    if (kernel) {
+      const int more = KernelWait(out, capacity, 0, nullptr);
       if (more > 0) {
-        filled += more;
-      } else if (more < 0 && more != kOnlyBell && filled == 0) {
+        filled = more;
+      } else if (more < 0 && more != kOnlyBell) {
         result = -1;
         error = errno;
         break;

@@ -68,8 +68,8 @@ class EpollSet final : public File {
   // It is inside another epoll set, which can't see our readiness: its streams
   // stay on TCP.
   void SetNested();
-  // The same for poll() and select(), which see all that is in the kernel's set,
-  // the bell too.  True if it has streams in user space all the same.
+  // The same for poll() and select(), which see all that is in the kernel's
+  // set, the bell too.  True if it has streams in user space all the same.
   bool LookedAtFromOutside() {
     if (!nested_.load(std::memory_order_relaxed)) SetNested();
     return HasUser();
@@ -113,6 +113,9 @@ class EpollSet final : public File {
   void DrainSources();
   int Collect(epoll_event* out, int capacity);
   bool SomethingReady();
+  static constexpr std::uint64_t kKernelLookUs = 20;
+  bool TimeForKernel();
+  bool KernelDue();
   int KernelWait(epoll_event* out, int capacity, std::int64_t timeout_ns,
                  const sigset_t* mask, bool* bell = nullptr);
 
@@ -146,9 +149,10 @@ class EpollSet final : public File {
   std::atomic<int> source_count_{0};
   // wait_latch's:
   std::uint64_t wait_number_ = 0;
-  std::uint32_t waits_ = 0;        // since the last look at the kernel's part
-  std::uint32_t undrained_ = 0;    // looks since the last at the bitmaps
-  std::uint64_t kernel_look_ = 0;  // ticks
+  std::uint32_t undrained_ = 0;  // looks since the last at the bitmaps
+  // When to look at the kernel's part of the set again; nobody's.
+  std::atomic<std::uint32_t> waits_{0};
+  std::atomic<std::uint64_t> kernel_look_{0};  // ticks of the last look
   EpollSet* pool_next_ = nullptr;
 };
 
@@ -170,8 +174,8 @@ bool InterestsNamed(Sock* sock, int fd);
 // The bell of the set that watches the stream, made if need be; the poll bell
 // if none does.
 int InterestsBell(Sock* sock);
-// The stream is the kernel's, but has unread bytes that the kernel does not know
-// of: what `set` should report of them now; how many events.
+// The stream is the kernel's, but has unread bytes that the kernel does not
+// know of: what `set` should report of them now; how many events.
 int InterestsUnread(Sock* sock, EpollSet* set, epoll_event* out, int capacity);
 // The notify bits and bell that the stream's registrations ask of its lane.
 void InterestsNotify(Sock* sock);         // takes the stream's latches

@@ -260,6 +260,16 @@ int Ioctl(int fd, unsigned long request, void* argument) {
 }
 
 int getsockopt(int fd, int level, int name, void* value, socklen_t* length) {
+  if (level == IPPROTO_TCP && value != nullptr && length != nullptr &&
+      static_cast<int>(*length) >= 0) {
+    Sock* sock = LookupSock(fd);
+    int kept = 0;
+    if (sock != nullptr && sock->KeptOption(name, &kept)) {
+      if (*length > sizeof kept) *length = sizeof kept;
+      std::memcpy(value, &kept, *length);
+      return 0;
+    }
+  }
   const int result = real::getsockopt(fd, level, name, value, length);
   if (result == 0 && level == SOL_SOCKET && name == SO_ERROR) {
     // The kernel's error is of the anchor; the stream may keep one of its own.
@@ -277,8 +287,15 @@ int getsockopt(int fd, int level, int name, void* value, socklen_t* length) {
 
 int setsockopt(int fd, int level, int name, const void* value,
                socklen_t length) {
-  const int result = real::setsockopt(fd, level, name, value, length);
   Sock* sock = LookupSock(fd);
+  if (sock != nullptr && level == IPPROTO_TCP && value != nullptr &&
+      length >= static_cast<socklen_t>(sizeof(int)) &&
+      sock->mode() == Mode::kEngine) {
+    int number;
+    std::memcpy(&number, value, sizeof number);
+    if (sock->KeepOption(name, number != 0)) return 0;
+  }
+  const int result = real::setsockopt(fd, level, name, value, length);
   if (sock == nullptr || result != 0) return result;
   int number = 0;
   if (value != nullptr && length >= static_cast<socklen_t>(sizeof number)) {

@@ -13,6 +13,7 @@
 #include "lib/base/clock.h"
 #include "lib/base/config.h"
 #include "lib/base/log.h"
+#include "lib/base/pool.h"
 #include "lib/base/real.h"
 #include "lib/base/unique_fd.h"
 #include "lib/lane/rdma/rdma_lane.h"
@@ -58,6 +59,14 @@ struct SockPool {
   }
 };
 
+namespace {
+constinit base::Pool socks(sizeof(Sock));
+}  // namespace
+
+void* Sock::operator new(std::size_t, const std::nothrow_t&) noexcept {
+  return socks.Take();
+}
+
 Sock::Sock() : File(FileKind::kSock) {}
 
 Sock* Sock::New(stream::Role role, bool is_nonblock) {
@@ -80,6 +89,7 @@ void Sock::Reset() {
   wanted_.store(false, std::memory_order_relaxed);
   eligible_.store(false, std::memory_order_relaxed);
   may_adopt_.store(false, std::memory_order_relaxed);
+  never_.store(false, std::memory_order_relaxed);
   pinned_.store(false, std::memory_order_relaxed);
   option_pinned_.store(false, std::memory_order_relaxed);
   leaving_.store(false, std::memory_order_relaxed);
@@ -115,6 +125,7 @@ void Sock::Reset() {
   close_timer_ = 0;
   settle_posted_ = false;
   settle_wait_ms_ = 1;
+  kept_options_ = 0;
   rd_shut_ = false;
   promoted_ = false;
   accounted_ = false;
@@ -139,6 +150,7 @@ void Sock::Reset() {
 void Sock::Unref() {
   if (refs_.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
   Account();
+  Critical outer;  // what ends here goes back to pools
   std::unique_ptr<Stream> stream;
   std::unique_ptr<lane::Lane> lane;
   std::shared_ptr<lane::shm::Link> link;
@@ -172,9 +184,11 @@ void SockForkLock() {
   SockPool::latch.lock();
   RemoteForkLock();
   hosts_latch.lock();
+  base::PoolsForkLock();
 }
 
 void SockForkUnlock(bool child) {
+  base::PoolsForkUnlock(child);
   if (child) {
     hosts_latch.Reset();
     RemoteForkUnlock(true);
@@ -220,8 +234,10 @@ void Sock::SetPeer(const sockaddr* address, socklen_t length) {
 void Sock::SetEligible(bool eligible) {
   if (eligible) connected_.store(true, std::memory_order_relaxed);
   const base::Config& config = base::GetConfig();
+  if (eligible && never_.load(std::memory_order_relaxed)) return;
   if (eligible && !config.enabled) {
     reason_ = Reason::kPolicy;
+    never_.store(true, std::memory_order_relaxed);
     return;
   }
   if (eligible && SeeksRemote()) {
@@ -348,6 +364,10 @@ void Sock::SeekFailed(Reason reason, bool final) {
     eligible_.store(true, std::memory_order_relaxed);
   } else {
     may_adopt_.store(false, std::memory_order_seq_cst);
+    // A pin may end, a look that was the last one does not.
+    if (mode() == Mode::kPlain && (final || attempts_ >= 5)) {
+      never_.store(true, std::memory_order_relaxed);
+    }
   }
   const bool engine = mode() == Mode::kEngine;
   rx_latch.unlock();
@@ -788,6 +808,7 @@ bool Sock::BackToPlain() {
     watched_ = false;
     if (timer_ != 0 && conductor != nullptr) conductor->CancelTimer(timer_);
     timer_ = 0;
+    PushOptions();
     leaving_.store(false, std::memory_order_relaxed);
     mode_.store(spilled ? Mode::kUnread : Mode::kPlain,
                 std::memory_order_seq_cst);

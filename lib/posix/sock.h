@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <ctime>
 #include <memory>
+#include <new>
 #include <vector>
 
 #include "lib/base/latch.h"
@@ -35,14 +36,15 @@ enum class Mode : std::uint8_t { kPlain, kEngine, kUnread };
 //
 // Life: `fds` counts descriptors, `refs_` those plus what the conductor holds;
 // at zero the object goes back to the pool.
-class Sock final : public File,
-                   public rendezvous::Seeker,
-                   public rendezvous::AnchorWatcher,
-                   public stream::Anchor {
+class alignas(64) Sock final : public File,
+                               public rendezvous::Seeker,
+                               public rendezvous::AnchorWatcher,
+                               public stream::Anchor {
  public:
   Sock();
   // From the pool; null when out of memory.  One reference: the caller's.
   static Sock* New(stream::Role role, bool nonblock);
+  static void* operator new(std::size_t size, const std::nothrow_t&) noexcept;
   void Ref() { refs_.fetch_add(1, std::memory_order_relaxed); }
   void Unref();
 
@@ -63,11 +65,15 @@ class Sock final : public File,
   void Vanished();
   // POLL* of `events` (and POLLERR, POLLHUP) that hold now.  kEngine only; a
   // stream that has gone back to the kernel meanwhile sets *plain.
-  std::uint32_t Readiness(std::uint32_t events, bool* plain);
+  // With `warm` its lane is brought near as well.
+  std::uint32_t Readiness(std::uint32_t events, bool* plain, bool warm = false);
   bool ReadableBytes(int* bytes);
   bool UnsentBytes(int* bytes);
   // SO_ERROR of the stream itself, once; 0: none.
   int TakeError();
+  // TCP_CORK, TCP_NODELAY.  KeepOption: false if the kernel is to be told.
+  bool KeepOption(int name, bool on);
+  bool KeptOption(int name, int* value);
 
   // Off the lane, and never on one again: before fdopen, SCM_RIGHTS and the
   // like.  Waits (bounded) until the stream is the kernel's, but for bytes that
@@ -142,6 +148,13 @@ class Sock final : public File,
   int bell() const { return bell_.load(std::memory_order_relaxed); }
   std::uint32_t notify_bits() const {
     return notify_.load(std::memory_order_relaxed);
+  }
+  // It is about to be looked at: hints only.
+  void Warm() const {
+    const auto* at = reinterpret_cast<const char*>(this);
+    for (std::size_t line = 0; line < kHotBytes; line += 64) {
+      __builtin_prefetch(at + line, 1);
+    }
   }
   // Something came for it on a poller: control messages, a dead lane.
   void OnCompletion(std::uint32_t flags);
@@ -219,6 +232,9 @@ class Sock final : public File,
     bool timed = false;
   };
 
+  // What sending and receiving touch of it begins so early.
+  static constexpr std::size_t kHotBytes = 384;
+
   void Reset();
   ssize_t UnreadRecv(int fd, const iovec* iov, int count, std::size_t total,
                      int flags, std::size_t* done);
@@ -242,6 +258,15 @@ class Sock final : public File,
   std::shared_ptr<Sock> Share();
   template <class Bytes>
   void CountRaw(Bytes& bytes, ssize_t n);
+  // For the statistics alone: threads that send at once may lose a count.  (The
+  // descriptor may have been closed meanwhile, and this be another connection.)
+  template <class Bytes>
+  void CountOnly(Bytes& bytes, ssize_t n) {
+    if (!never_.load(std::memory_order_relaxed)) return;
+    bytes.store(
+        bytes.load(std::memory_order_relaxed) + static_cast<std::uint64_t>(n),
+        std::memory_order_relaxed);
+  }
   void LeaveRaw();
   bool TryAdopt();
   void StartSeek();
@@ -253,6 +278,14 @@ class Sock final : public File,
                      std::size_t* done);
   ssize_t EngineRecv(const iovec* iov, int count, std::size_t total, int flags,
                      std::size_t* done);
+  // The same when not everything went at once: the latch of that direction is
+  // held, and released on return.
+  [[gnu::noinline]] ssize_t SendLatched(const iovec* iov, int count,
+                                        std::size_t total, int flags,
+                                        std::size_t* done);
+  [[gnu::noinline]] ssize_t RecvLatched(const iovec* iov, int count,
+                                        std::size_t total, int flags,
+                                        std::size_t* done);
   // With the latch of that direction held, on return too; released for a sleep.
   // 0: look again; -EINTR, -EAGAIN (time-out).
   int WaitRx(Wait& wait, std::uint32_t seq);
@@ -279,6 +312,7 @@ class Sock final : public File,
   void Settle();
   bool BackToPlain();
   bool StuckOnStash();
+  void PushOptions();
   void Finish(bool reset);
   void OnTimer();
   void OnLinger();
@@ -289,6 +323,9 @@ class Sock final : public File,
   std::atomic<bool> wanted_{false};     // adoption waits for a gap
   std::atomic<bool> eligible_{false};   // may look for a lane
   std::atomic<bool> may_adopt_{false};  // connected, and not for ever on TCP
+  // No lane will ever come, so calls are the kernel's and need not be counted
+  // as inside it.  Never taken back while the descriptor lives.
+  std::atomic<bool> never_{false};
   std::atomic<bool> pinned_{false};
   std::atomic<bool> option_pinned_{false};
   // On its way to the kernel for somebody who does not know the stream: bytes
@@ -348,6 +385,7 @@ class Sock final : public File,
   std::uint64_t close_timer_ = 0;
   std::uint32_t settle_wait_ms_ = 1;
   bool settle_posted_ = false;
+  std::uint8_t kept_options_ = 0;  // sock_options.cc; the tx latch's
   bool rd_shut_ = false;
   bool promoted_ = false;  // ever
   bool accounted_ = false;
@@ -413,6 +451,11 @@ inline void Sock::LeaveRaw() {
 template <class Raw>
 inline ssize_t Sock::Send(int fd, const iovec* iov, int count,
                           std::size_t total, int flags, Raw&& raw) {
+  if (never_.load(std::memory_order_relaxed)) {
+    const ssize_t n = raw();
+    if (n > 0) CountOnly(tx_raw_, n);
+    return n;
+  }
   std::size_t done = 0;
   for (;;) {
     if (mode() == Mode::kEngine) {
@@ -443,6 +486,11 @@ inline ssize_t Sock::Send(int fd, const iovec* iov, int count,
 template <class Raw>
 inline ssize_t Sock::Recv(int fd, const iovec* iov, int count,
                           std::size_t total, int flags, Raw&& raw) {
+  if (never_.load(std::memory_order_relaxed) && mode() == Mode::kPlain) {
+    const ssize_t n = raw();
+    if (n > 0 && (flags & MSG_PEEK) == 0) CountOnly(rx_raw_, n);
+    return n;
+  }
   std::size_t done = 0;
   for (;;) {
     const Mode now = mode();

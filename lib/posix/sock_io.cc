@@ -100,13 +100,30 @@ int Sock::ShutdownWrite() {
 
 ssize_t Sock::EngineSend(const iovec* iov, int count, std::size_t total,
                          int flags, std::size_t* done) {
+  Critical critical;
+  tx_latch.lock();
+  // The common case, without what waiting needs.
+  if (*done == 0 && mode() == Mode::kEngine && stream_->FastTx()) [[likely]] {
+    const ssize_t n = stream_->Write(iov, count, total);
+    if (n > 0) {
+      lane_tx_ += static_cast<std::uint64_t>(n);
+      if (static_cast<std::size_t>(n) == total) [[likely]] {
+        tx_latch.unlock();
+        return n;
+      }
+      *done = static_cast<std::size_t>(n);
+    }
+  }
+  return SendLatched(iov, count, total, flags, done);
+}
+
+ssize_t Sock::SendLatched(const iovec* iov, int count, std::size_t total,
+                          int flags, std::size_t* done) {
   const bool block =
       (flags & MSG_DONTWAIT) == 0 && !nonblock.load(std::memory_order_relaxed);
   Wait wait;
   IovRest rest(iov, count);
   ssize_t n;
-  Critical critical;
-  tx_latch.lock();
   for (;;) {  // the tx latch is held
     if (mode() != Mode::kEngine) {
       tx_latch.unlock();
@@ -219,10 +236,28 @@ int Sock::WaitTx(Wait& wait, std::uint32_t seq) {
 
 ssize_t Sock::EngineRecv(const iovec* iov, int count, std::size_t total,
                          int flags, std::size_t* done) {
-  if (flags & (MSG_OOB | MSG_ERRQUEUE)) {
+  if (flags & (MSG_OOB | MSG_ERRQUEUE)) [[unlikely]] {
     Pin(base::Reason::kPinnedOption);
     return kRetry;
   }
+  Critical critical;
+  rx_latch.lock();
+  // As in EngineSend.
+  constexpr int kSpecial = MSG_PEEK | MSG_WAITALL | MSG_TRUNC;
+  if ((flags & kSpecial) == 0 && *done == 0 && mode() == Mode::kEngine &&
+      stream_->FastRx()) [[likely]] {
+    const ssize_t n = stream_->Read(iov, count, total, false);
+    if (n > 0) [[likely]] {
+      lane_rx_ += static_cast<std::uint64_t>(n);
+      rx_latch.unlock();
+      return n;
+    }
+  }
+  return RecvLatched(iov, count, total, flags, done);
+}
+
+ssize_t Sock::RecvLatched(const iovec* iov, int count, std::size_t total,
+                          int flags, std::size_t* done) {
   const bool block =
       (flags & MSG_DONTWAIT) == 0 && !nonblock.load(std::memory_order_relaxed);
   const bool peek = (flags & MSG_PEEK) != 0;
@@ -231,8 +266,6 @@ ssize_t Sock::EngineRecv(const iovec* iov, int count, std::size_t total,
   Wait wait;
   IovRest rest(iov, count);
   ssize_t n;
-  Critical critical;
-  rx_latch.lock();
   for (;;) {  // the rx latch is held
     if (mode() != Mode::kEngine) {
       rx_latch.unlock();
@@ -444,7 +477,7 @@ int Sock::Shutdown(int number, int how) {
   return 0;
 }
 
-std::uint32_t Sock::Readiness(std::uint32_t events, bool* plain) {
+std::uint32_t Sock::Readiness(std::uint32_t events, bool* plain, bool warm) {
   Critical critical;
   std::uint32_t ready = 0;
   bool rx_fast = false;
@@ -454,6 +487,7 @@ std::uint32_t Sock::Readiness(std::uint32_t events, bool* plain) {
     *plain = true;
     return 0;
   }
+  if (warm && lane_ != nullptr) lane_->Warm();
   rx_fast = stream_->FastRx();
   if (rx_fast && (lane_->RxPending() || rd_shut_)) ready |= POLLIN | POLLRDNORM;
   if (rx_fast && rd_shut_) ready |= POLLRDHUP;

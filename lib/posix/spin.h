@@ -24,11 +24,6 @@ extern thread_local constinit SpinBudget tls_spin
 // One wait's spin:  Spinner spin; while (!ready && spin.Go()) ...;
 class Spinner {
  public:
-  Spinner() : start_(base::Ticks()) {
-    if (tls_spin.us == ~0u) tls_spin.us = base::GetConfig().spin_us;
-    budget_ = tls_spin.us * base::ticks_per_us;
-    yield_at_ = start_ + kPureUs * base::ticks_per_us;
-  }
   // One turn.  False: the time is up, or this CPU is wanted by somebody else
   // (perhaps by the very process that is waited for), or a signal waits.
   bool Go() {
@@ -37,6 +32,7 @@ class Spinner {
     if (++turns_ < kQuickTurns) return true;
     base::CpuRelax();
     const std::uint64_t now = base::Ticks();
+    if (start_ == 0) Start(now);
     if (now - start_ >= budget_ || SignalsPending()) return false;
     if (now >= yield_at_) {
       // A yield that takes long has let somebody run: spinning on would starve
@@ -48,7 +44,6 @@ class Spinner {
     }
     return true;
   }
-  std::uint64_t start() const { return start_; }
 
   // What came of it.  `slept_us`: how long the sleep after the spin lasted.
   static void Slept(std::uint64_t slept_us) {
@@ -66,9 +61,16 @@ class Spinner {
   static constexpr std::uint64_t kPureUs = 10;
   static constexpr std::uint64_t kYieldEveryUs = 3;
   static constexpr std::uint64_t kBusyUs = 8;
-  std::uint64_t start_;
-  std::uint64_t budget_;
-  std::uint64_t yield_at_;
+  [[gnu::noinline]] void Start(std::uint64_t now) {
+    if (tls_spin.us == ~0u) tls_spin.us = base::GetConfig().spin_us;
+    start_ = now;
+    budget_ = tls_spin.us * base::ticks_per_us;
+    yield_at_ = now + kPureUs * base::ticks_per_us;
+  }
+
+  std::uint64_t start_ = 0;  // 0: still in the quick turns
+  std::uint64_t budget_ = 0;
+  std::uint64_t yield_at_ = 0;
   int turns_ = 0;
 };
 

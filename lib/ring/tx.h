@@ -102,6 +102,14 @@ class Tx {
   // what is there.
   std::uint32_t ExtendLast(std::size_t want);
 
+  // ReserveData of what fits in a slot, without its questions: 0 < length <=
+  // inline_max, and fewer than slots - kCtlSlots outstanding.  Its number.
+  std::uint64_t ReserveInline(std::uint32_t length) {
+    table_[sent_ & (geometry_.slots - 1)] = {posted_, 0, length, true, true};
+    posted_ += length;
+    return sent_++;
+  }
+
   // Takes the next message for a control message of `length` bytes, inline.
   Placement ReserveCtl(std::size_t length, Kind kind = Kind::kCtl);
 

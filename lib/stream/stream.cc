@@ -2,6 +2,8 @@
 
 #include <poll.h>
 
+#include "lib/base/pool.h"
+
 namespace rcsock::stream {
 namespace {
 
@@ -12,6 +14,16 @@ constexpr std::size_t kReadAhead = 64 * 1024;
 constexpr std::size_t kTieCopy = 64 * 1024;
 
 }  // namespace
+
+namespace {
+constinit base::Pool streams(sizeof(Stream));
+}  // namespace
+
+void* Stream::operator new(std::size_t) noexcept { return streams.Take(); }
+void* Stream::operator new(std::size_t, const std::nothrow_t&) noexcept {
+  return streams.Take();
+}
+void Stream::operator delete(void* at) noexcept { streams.Give(at); }
 
 Stream::Stream(Role role, Anchor* anchor, Limits limits)
     : anchor_(anchor), role_(role), limits_(limits) {}

@@ -6,6 +6,7 @@
 #include <cerrno>
 #include <cstddef>
 #include <cstdint>
+#include <new>
 
 #include "lib/base/reason.h"
 #include "lib/lane/lane.h"
@@ -64,6 +65,11 @@ enum Change : std::uint32_t {
 class Stream {
  public:
   Stream(Role role, Anchor* anchor, Limits limits);
+  // From a pool of their own; null when out of memory.
+  static void* operator new(std::size_t size) noexcept;
+  static void* operator new(std::size_t size, const std::nothrow_t&) noexcept;
+  static void* operator new(std::size_t, void* at) noexcept { return at; }
+  static void operator delete(void* at) noexcept;
 
   // --- The application's calls.  Bytes, or -errno; -EAGAIN: not now.  They
   // never block; signals and flags are the owner's business.

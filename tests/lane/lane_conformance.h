@@ -140,7 +140,7 @@ TEST_P(LaneConformance, VectorsSkipAndLimit) {
 }
 
 TEST_P(LaneConformance, PartialReadsAndPeek) {
-  for (std::size_t size : {20u, 56u, 57u, 3000u, 70'000u}) {
+  for (std::size_t size : {20u, 56u, 57u, 120u, 121u, 3000u, 70'000u}) {
     const std::uint64_t start = a_->Posted();
     ASSERT_EQ(PostPattern(*a_, size), size);
     EXPECT_EQ(b_->Readable(), size);

@@ -147,7 +147,7 @@ TEST_F(ShmHostile, ScribblesOverAllOfIt) {
         Scribble(page_->ready, sizeof(page_->ready), noise, 20);
         // Slots that look new: nearly right, so that checks further in are met.
         const std::uint32_t n = noise() % 40;
-        stream_->slots[1][n % shm::kSlots].head.store(
+        stream_->slots[n % shm::kSlots][1].head.store(
             std::uint64_t{n + 1} << 32 |
             ring::Encode({static_cast<ring::Kind>(1 + noise() % 2),
                           static_cast<std::uint8_t>(noise() % 3),
@@ -194,7 +194,9 @@ TEST_F(ShmHostile, FalseReachEndsTheLaneOnly) {
 TEST_F(ShmHostile, MalformedMessageEndsTheLane) {
   for (const ring::Imm imm :
        {ring::Imm{ring::Kind::kData, 0, 16 * 1024 + 1},
-        ring::Imm{ring::Kind::kCtl, 0, 8}, ring::Imm{ring::Kind::kData, 1, 57},
+        ring::Imm{ring::Kind::kCtl, 0, 8},
+        ring::Imm{ring::Kind::kCtl, 1, Lane::kCtlMax + 1},
+        ring::Imm{ring::Kind::kData, 1, shm::kInlineMax + 1},
         ring::Imm{ring::Kind::kNone, 1, 8},
         ring::Imm{ring::Kind::kCredit, 1, 8}}) {
     iovec iov{const_cast<char*>("abc"), 3};
@@ -216,7 +218,7 @@ TEST_F(ShmHostile, WhatWasLatchedCannotBeTakenBack) {
   iovec iov{const_cast<char*>("abc"), 3};
   pair_->end(1).Post(&iov, 1, 0, 3);
   pair_->end(0).Freeze();
-  stream_->slots[1][0].head = 0;
+  stream_->slots[0][1].head = 0;
   EXPECT_EQ(pair_->end(0).Peek(), Head::kDead);
   EXPECT_EQ(pair_->end(0).State(), base::Reason::kProtocol);
 }

@@ -481,10 +481,11 @@ class Attacker {
   }
   // Messages with the right number and anything in them.
   void ForgeSlot() {
-    auto& slots = stream_memory_->slots[random_.Below(2)];
+    auto& slots = stream_memory_->slots;
+    const std::uint64_t side = random_.Below(2);
     const std::uint64_t first = random_.Below(lane::shm::kSlots);
     for (std::uint64_t k = 0; k < 1 + random_.Below(20); ++k) {
-      auto& slot = slots[(first + k) % lane::shm::kSlots];
+      auto& slot = slots[(first + k) % lane::shm::kSlots][side];
       std::uint64_t number = slot.head.load(std::memory_order_relaxed) >> 32;
       if (random_.Below(2) == 0) number += lane::shm::kSlots;
       if (number == 0) number = (first + k) % lane::shm::kSlots + 1;

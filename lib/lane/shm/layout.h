@@ -18,14 +18,16 @@ constexpr int kSegmentStreams = 64;  // one word of a ready bitmap
 constexpr int kMaxSegments = 256;    // 16,384 streams between two processes
 constexpr std::size_t kPage = 4096;
 
-// More small messages than a receiver leaves unread while it runs, in four
-// pages a direction, so that both directions stay in a first-level cache.
-constexpr std::uint32_t kSlots = 256;
+// More small messages than a receiver leaves unread while it runs, in eight
+// pages for both directions, so that they stay in a first-level cache.
+constexpr std::uint32_t kSlots = 128;
 // Twice the usual 128 KiB write: one half is read while the other is written,
 // and both rings of a stream stay in a second-level cache of 1 MiB.
 constexpr std::uint32_t kRingBytes = 256 * 1024;
-// What a slot's own cache line has room for.
-constexpr std::uint32_t kInlineMax = 56;
+// What a slot has room for: up to 56 bytes are in its first cache line; what
+// the second one holds comes with it (processors fetch lines in pairs), and
+// needs no other page.
+constexpr std::uint32_t kInlineMax = 120;
 // A large write goes in pieces of this, so that the receiver copies one while
 // the sender copies the next.  Measured: tests/bench/lane_bench.cc.
 constexpr std::uint32_t kRecordMax = 16 * 1024;
@@ -36,11 +38,11 @@ constexpr ring::Geometry kGeometry = {kRingBytes, kSlots, kInlineMax,
 // One message.  The head is sequence << 32 | immediate, where the sequence of
 // message n is uint32(n + 1): a slot of the lap before never looks new, and a
 // scrubbed one reads 0.
-struct alignas(64) Slot {
+struct alignas(128) Slot {
   std::atomic<std::uint64_t> head;
   std::byte payload[kInlineMax];
 };
-static_assert(sizeof(Slot) == 64);
+static_assert(sizeof(Slot) == 128);
 
 // In ControlLine::sleepers.
 enum : std::uint32_t {
@@ -76,11 +78,13 @@ struct SideControl {
   ReachedLine reached;
 };
 
-// Index: the side that writes slots and bytes; the side that control describes.
+// Index `side`: the side that writes slots and bytes; the side that control
+// describes.  A request and its answer are about as far in their directions, so
+// that their slots lie side by side, in one page.
 struct StreamMemory {
   SideControl side[2];
   std::byte unused[kPage - 2 * sizeof(SideControl)];
-  Slot slots[2][kSlots];
+  Slot slots[kSlots][2];  // message; side
   std::byte bytes[2][kRingBytes];
 };
 static_assert(sizeof(StreamMemory) % kPage == 0);

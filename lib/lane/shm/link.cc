@@ -83,8 +83,8 @@ void Link::Scrub(int index) {
     side.control.poll.store(0, std::memory_order_relaxed);
     side.reached.messages.store(0, std::memory_order_relaxed);
   }
-  for (auto& direction : memory->slots) {
-    for (Slot& slot : direction) slot.head.store(0, std::memory_order_relaxed);
+  for (auto& sides : memory->slots) {
+    for (Slot& slot : sides) slot.head.store(0, std::memory_order_relaxed);
   }
   // Before the message that tells the peer to open it.
   FullFence();

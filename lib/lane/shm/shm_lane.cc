@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "lib/base/latch.h"
+#include "lib/base/pool.h"
 #include "lib/base/sleep.h"
 #include "lib/lane/iov_cursor.h"
 #include "lib/lane/shm/link_state.h"
@@ -18,7 +19,10 @@ namespace {
 inline void CopySmall(void* to, const void* from, std::size_t n) {
   auto* t = static_cast<std::byte*>(to);
   const auto* f = static_cast<const std::byte*>(from);
-  if (n >= 32) {
+  if (n > 64) {
+    __builtin_memcpy(t, f, 64);
+    __builtin_memcpy(t + n - 64, f + n - 64, 64);
+  } else if (n >= 32) {
     __builtin_memcpy(t, f, 32);
     __builtin_memcpy(t + n - 32, f + n - 32, 32);
   } else if (n >= 16) {
@@ -44,18 +48,27 @@ constexpr std::uint32_t kWakeSlots = kSlots / 4;
 
 }  // namespace
 
+namespace {
+constinit base::Pool lanes(sizeof(ShmLane));
+}  // namespace
+
+void* ShmLane::operator new(std::size_t, const std::nothrow_t&) noexcept {
+  return lanes.Take();
+}
+void ShmLane::operator delete(void* at) noexcept { lanes.Give(at); }
+
 ShmLane::ShmLane(std::shared_ptr<LinkState> link, int index)
     : link_(std::move(link)),
       index_(index),
       own_(&link_->stream(index)->side[link_->side()]),
       peer_(&link_->stream(index)->side[1 - link_->side()]),
-      tx_slots_(link_->stream(index)->slots[link_->side()]),
+      tx_slots_(&link_->stream(index)->slots[0][link_->side()]),
       tx_bytes_(link_->stream(index)->bytes[link_->side()]),
-      rx_slots_(link_->stream(index)->slots[1 - link_->side()]),
+      rx_slots_(&link_->stream(index)->slots[0][1 - link_->side()]),
       rx_bytes_(link_->stream(index)->bytes[1 - link_->side()]),
       tx_(table_.data(), kGeometry),
       rx_(kGeometry) {
-  static_assert(sizeof(Slot) == kQuickStride && offsetof(Slot, head) == 0);
+  static_assert(2 * sizeof(Slot) == kQuickStride && offsetof(Slot, head) == 0);
   quick_slots_ = reinterpret_cast<const std::byte*>(rx_slots_);
   quick_mask_ = kSlots - 1;
   light_fence_ = link_->PeerFences();
@@ -134,16 +147,15 @@ ring::Placement ShmLane::Reserve(std::size_t want) {
   return Closed() ? ring::Placement{} : tx_.ReserveData(want);
 }
 
-void ShmLane::Publish(const ring::Placement& place) {
-  const std::uint64_t sequence = static_cast<std::uint32_t>(place.number + 1);
-  TxSlot(place.number)
-      .head.store(sequence << 32 | ring::Encode(place.imm),
-                  std::memory_order_release);
+inline void ShmLane::Publish(std::uint64_t number, std::uint32_t imm) {
+  const std::uint64_t sequence = static_cast<std::uint32_t>(number + 1);
+  TxSlot(number).head.store(sequence << 32 | imm, std::memory_order_release);
+  sent_.store(number + 1, std::memory_order_relaxed);
   // Message stored -> the peer's wishes loaded.  A receiver stores its wish
   // (SleepRx, SetNotify, Arm), fences, and looks at the slot: one sees the
   // other.  A full fence here would wait for the slot's line to come from the
   // peer, for each message; so the one who goes to sleep pays for both.
-  if (light_fence_) {
+  if (light_fence_) [[likely]] {
     base::LightFence();
   } else {
     FullFence();
@@ -152,6 +164,13 @@ void ShmLane::Publish(const ring::Placement& place) {
       peer_->control.sleepers.load(std::memory_order_relaxed);
   const std::uint32_t poll =
       peer_->control.poll.load(std::memory_order_relaxed);
+  if (((sleepers & kRxSleeper) | (poll & (kNotifyRxPoller | kNotifyRxBits))) !=
+      0) {
+    TellReceiver(sleepers, poll);
+  }
+}
+
+void ShmLane::TellReceiver(std::uint32_t sleepers, std::uint32_t poll) {
   if ((sleepers & kRxSleeper) != 0) {
     // Taken away by who wakes, so that the next messages find it gone.  First
     // the bit, then the bump: a thread that sets it again meanwhile holds a
@@ -169,17 +188,21 @@ void ShmLane::Publish(const ring::Placement& place) {
 
 std::size_t ShmLane::Post(const iovec* iov, int count, std::size_t skip,
                           std::size_t limit) {
-  if (Closed()) return 0;
+  if (Closed()) [[unlikely]]
+    return 0;
   // The common small message, without the machinery.
-  if (count == 1 && skip == 0 && iov->iov_len <= kInlineMax &&
+  if (count == 1 && skip == 0 && iov->iov_len - 1 < kInlineMax &&
       iov->iov_len <= limit && !starved_ && tx_.outstanding() < kSlots / 4)
       [[likely]] {
-    const ring::Placement place = tx_.ReserveData(iov->iov_len);
-    if (place.length != 0) {
-      CopySmall(TxSlot(place.number).payload, iov->iov_base, place.length);
-      Publish(place);
-    }
-    return place.length;
+    const std::size_t length = iov->iov_len;
+    static_assert(kSlots / 4 <= kSlots - ring::kCtlSlots);
+    constexpr std::uint32_t kBits =
+        ring::Encode({ring::Kind::kData, ring::kFlagInline, 0});
+    const std::uint64_t number =
+        tx_.ReserveInline(static_cast<std::uint32_t>(length));
+    CopySmall(TxSlot(number).payload, iov->iov_base, length);
+    Publish(number, kBits | static_cast<std::uint32_t>(length));
+    return length;
   }
   return PostAny(iov, count, skip, limit);
 }
@@ -196,19 +219,19 @@ std::size_t ShmLane::PostAny(const iovec* iov, int count, std::size_t skip,
                         ? TxSlot(place.number).payload
                         : tx_bytes_ + place.offset;
     from.CopyOut(to, place.length);
-    Publish(place);
+    Publish(place.number, ring::Encode(place.imm));
     done += place.length;
   }
   return done;
 }
 
 bool ShmLane::PostCtl(const void* message, std::size_t length) {
-  if (Closed()) return false;
+  if (length > kCtlMax || Closed()) return false;
   if (tx_.outstanding() >= kSlots / 4) LookForCredit();
   const ring::Placement place = tx_.ReserveCtl(length);
   if (place.length == 0) return false;
   std::memcpy(TxSlot(place.number).payload, message, place.length);
-  Publish(place);
+  Publish(place.number, ring::Encode(place.imm));
   return true;
 }
 
@@ -257,7 +280,9 @@ bool ShmLane::Fill() {
     }
     return false;
   }
-  if (rx_.Accept(imm)) return true;
+  const ring::Imm what = ring::Decode(imm);
+  const bool too_long = what.kind == ring::Kind::kCtl && what.length > kCtlMax;
+  if (!too_long && rx_.Accept(imm)) return true;
   rx_limit_ = rx_.next();
   Fail();
   return false;
@@ -335,8 +360,8 @@ std::size_t ShmLane::Read(const iovec* iov, int count, std::size_t skip,
   std::uint32_t imm;
   if (count == 1 && skip == 0 && !peek && iov != nullptr && !rx_.active() &&
       Landed(rx_.next(), &imm) &&
-      imm >> 25 == ring::Encode({ring::Kind::kData, ring::kFlagInline, 0}) >> 25)
-      [[likely]] {
+      imm >> 25 == ring::Encode({ring::Kind::kData, ring::kFlagInline, 0}) >>
+                       25) [[likely]] {
     const std::uint32_t n = imm & ring::kMaxLength;
     if (n - 1 < kInlineMax && n <= limit && n <= iov->iov_len) [[likely]] {
       CopySmall(iov->iov_base, RxSlot(rx_.next()).payload, n);
@@ -410,6 +435,22 @@ bool ShmLane::Arrived() {
   return arrived_ != before;
 }
 
+void ShmLane::Warm() const {
+  // Own memory first: where the shared lines are is said there.
+  __builtin_prefetch(&failed_);
+  __builtin_prefetch(&tx_, 1);
+  __builtin_prefetch(&credit_seen_, 1);
+  __builtin_prefetch(&rx_, 1);
+  __builtin_prefetch(&rx_limit_, 1);
+  __builtin_prefetch(&own_->reached, 1);
+  __builtin_prefetch(&peer_->control);
+  __builtin_prefetch(rx_bytes_);
+  const std::uint64_t sent = sent_.load(std::memory_order_relaxed);
+  __builtin_prefetch(&TxSlot(sent), 1);
+  __builtin_prefetch(&table_[sent & (kSlots - 1)], 1);
+  __builtin_prefetch(tx_bytes_, 1);
+}
+
 // --- Notification ------------------------------------------------------------
 
 void ShmLane::SetNotify(std::uint32_t bits, int bell) {
@@ -424,9 +465,7 @@ void ShmLane::SetNotify(std::uint32_t bits, int bell) {
   base::HeavyFenceProcesses();
 }
 
-bool ShmLane::RxPending() const {
-  return RxPendingQuick() || Closed();
-}
+bool ShmLane::RxPending() const { return RxPendingQuick() || Closed(); }
 
 std::uint32_t ShmLane::SleepToken(bool tx) const {
   const auto& word = tx ? own_->futex.tx : own_->futex.rx;

@@ -4,6 +4,7 @@
 #include <array>
 #include <atomic>
 #include <memory>
+#include <new>
 
 #include "lib/lane/lane.h"
 #include "lib/lane/shm/layout.h"
@@ -20,6 +21,9 @@ class ShmLane final : public Lane {
   // `index` is open in `link` (LinkState::Open) and its memory scrubbed.
   ShmLane(std::shared_ptr<LinkState> link, int index);
   ~ShmLane() override;
+  // From a pool of their own.
+  static void* operator new(std::size_t size, const std::nothrow_t&) noexcept;
+  static void operator delete(void* at) noexcept;
 
   lane::Kind kind() const override { return lane::Kind::kShm; }
   Region RxRegion() const override;
@@ -41,6 +45,7 @@ class ShmLane final : public Lane {
   std::size_t Readable() override;
   bool Arrived() override;
   void Credit() override;
+  void Warm() const override;
 
   void SetNotify(std::uint32_t bits, int bell) override;
   bool RxPending() const override;
@@ -64,19 +69,21 @@ class ShmLane final : public Lane {
 
   // Sending, under the tx latch.
   Slot& TxSlot(std::uint64_t number) const {
-    return tx_slots_[number & (kSlots - 1)];
+    return tx_slots_[2 * (number & (kSlots - 1))];
   }
   ring::Placement Reserve(std::size_t want);
   void LookForCredit();
   void TakeCredit(std::uint64_t credit);
   void SetStarved();
-  void Publish(const ring::Placement& place);
+  void Publish(std::uint64_t number, std::uint32_t imm);
+  [[gnu::noinline]] void TellReceiver(std::uint32_t sleepers,
+                                      std::uint32_t poll);
   [[gnu::noinline]] std::size_t PostAny(const iovec* iov, int count,
                                         std::size_t skip, std::size_t limit);
 
   // Receiving, under the rx latch.
   Slot& RxSlot(std::uint64_t number) const {
-    return rx_slots_[number & (kSlots - 1)];
+    return rx_slots_[2 * (number & (kSlots - 1))];
   }
   // Message `number` has landed; its immediate.
   bool Landed(std::uint64_t number, std::uint32_t* imm) const {
@@ -107,17 +114,19 @@ class ShmLane final : public Lane {
   const int index_;
   SideControl* const own_;
   SideControl* const peer_;
-  Slot* const tx_slots_;
+  Slot* const tx_slots_;  // every other one
   std::byte* const tx_bytes_;
   Slot* const rx_slots_;
   const std::byte* const rx_bytes_;
   std::atomic<base::Reason> failed_{base::Reason::kNone};
   std::atomic<bool> frozen_{false};  // written under both latches
+  bool light_fence_ = false;  // Publish's fence is the light one; set once
+  // Under the tx latch; here, so that a small message finds it in this line:
+  bool starved_ = false;                // kStarved is set in own_->control
+  std::atomic<std::uint64_t> sent_{0};  // messages; for Warm
 
   // Under the tx latch, but for the atomic.
   alignas(64) ring::Tx tx_;
-  bool light_fence_ = false;  // Publish's fence is the light one; set once
-  bool starved_ = false;  // kStarved is set in own_->control
   std::atomic<std::uint64_t> credit_seen_{0};  // for SleepTx
 
   // Under the rx latch, but for the atomic.

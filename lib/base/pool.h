@@ -1,0 +1,50 @@
+#ifndef RCSOCK_LIB_BASE_POOL_H_
+#define RCSOCK_LIB_BASE_POOL_H_
+
+#include <cstddef>
+
+#include "lib/base/latch.h"
+
+namespace rcsock::base {
+
+// Memory for objects of one kind, side by side, in lines of their own.  A
+// server of thousands of streams touches a few objects of one of them for each
+// event; scattered over the heap each would cost a miss of the TLB besides that
+// of the cache, so many of them lie in huge pages.  Never given back to the
+// system.
+//
+// Of static storage only (constinit).
+class Pool {
+ public:
+  explicit constexpr Pool(std::size_t size)
+      : size_((size + kLine - 1) / kLine * kLine) {}
+  Pool(const Pool&) = delete;
+  Pool& operator=(const Pool&) = delete;
+
+  // Null when out of memory.
+  void* Take() noexcept;
+  void Give(void* block) noexcept;
+
+ private:
+  friend void PoolsForkLock();
+  friend void PoolsForkUnlock(bool child);
+  static constexpr std::size_t kLine = 64;
+
+  bool Grow();
+
+  const std::size_t size_;
+  Latch latch_;
+  void* free_ = nullptr;  // each holds the address of the next
+  std::byte* at_ = nullptr;
+  std::byte* end_ = nullptr;
+  std::size_t chunk_ = 0;  // bytes of the last one
+  Pool* next_ = nullptr;   // of all that have been used
+};
+
+// Around fork; the last latches taken, and the first given back.
+void PoolsForkLock();
+void PoolsForkUnlock(bool child);
+
+}  // namespace rcsock::base
+
+#endif  // RCSOCK_LIB_BASE_POOL_H_

@@ -1,0 +1,77 @@
+// TCP_CORK and TCP_NODELAY of a stream that the engine owns.  They say when the
+// kernel sends what it was given; on a lane everything is sent at once, so
+// nothing is left for them to do, and programs set them for every answer.  They
+// are kept here, and told to the kernel when the stream goes back to it.
+
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cerrno>
+
+#include "lib/posix/signals.h"
+#include "lib/posix/sock.h"
+
+namespace rcsock::posix {
+namespace {
+
+constexpr int kNames[] = {TCP_CORK, TCP_NODELAY};
+
+// Two bits for each name: it is kept here; its value.
+constexpr unsigned Kept(int i) { return 1u << (2 * i); }
+constexpr unsigned Value(int i) { return 2u << (2 * i); }
+
+int IndexOf(int name) {
+  return name == TCP_CORK ? 0 : name == TCP_NODELAY ? 1 : -1;
+}
+
+}  // namespace
+
+bool Sock::KeepOption(int name, bool on) {
+  const int i = IndexOf(name);
+  if (i < 0) return false;
+  Critical critical;
+  tx_latch.lock();
+  // The mode changes under both latches, so this holds until the bits are set.
+  const bool mine = mode() == Mode::kEngine;
+  if (mine) {
+    if (name == TCP_CORK && (kept_options_ & Kept(i)) == 0) {
+      // What was corked before the stream came here flows now.
+      const int saved = errno;
+      const int off = 0;
+      ::syscall(SYS_setsockopt, fd(), IPPROTO_TCP, TCP_CORK, &off, sizeof off);
+      errno = saved;
+    }
+    kept_options_ = static_cast<std::uint8_t>((kept_options_ & ~Value(i)) |
+                                              Kept(i) | (on ? Value(i) : 0u));
+  }
+  tx_latch.unlock();
+  return mine;
+}
+
+bool Sock::KeptOption(int name, int* value) {
+  const int i = IndexOf(name);
+  if (i < 0) return false;
+  Critical critical;
+  tx_latch.lock();
+  const unsigned kept = kept_options_;
+  tx_latch.unlock();
+  *value = (kept & Value(i)) != 0 ? 1 : 0;
+  return (kept & Kept(i)) != 0;
+}
+
+void Sock::PushOptions() {
+  if (kept_options_ == 0) return;
+  const int saved = errno;
+  for (int i = 0; i < 2; ++i) {
+    if ((kept_options_ & Kept(i)) == 0) continue;
+    const int value = (kept_options_ & Value(i)) != 0 ? 1 : 0;
+    ::syscall(SYS_setsockopt, fd(), IPPROTO_TCP, kNames[i], &value,
+              sizeof value);
+  }
+  kept_options_ = 0;
+  errno = saved;
+}
+
+}  // namespace rcsock::posix
