@@ -53,11 +53,11 @@ on_hardware() { [[ -n ${RCSOCK_TEST_DEVICE:-} ]]; }
 hardware_environment() {
   RDMA_DEV=${RCSOCK_TEST_DEVICE%%/*}
   RDMA_NETDEV=$(rdma link show "$RDMA_DEV/${RCSOCK_TEST_PORT:-1}" 2>/dev/null |
-    sed -n 's/.* netdev \([^ ]*\).*/\1/p')
+    sed -n 's/.* netdev \([^ ]*\).*/\1/p') || true
   [[ -n $RDMA_NETDEV ]] || die "$RDMA_DEV: no such device, or it has no netdev"
   RDMA_IP=$(address -4) RDMA_IP6=$(address -6)
   [[ -n $RDMA_IP ]] || die "$RDMA_DEV: $RDMA_NETDEV has no IPv4 address"
-  export RDMA_DEV RDMA_NETDEV RDMA_IP RDMA_IP6 PATH="$here/bin:$PATH"
+  export RDMA_DEV RDMA_NETDEV RDMA_IP RDMA_IP6 PATH="$here/bin:$PATH" IN_GUEST=''
 }
 address() {
   ip -o "$1" addr show dev "$RDMA_NETDEV" scope global |
@@ -84,9 +84,10 @@ memory_directory() {
 }
 
 # boot JOB CPU KERNEL_ARGS... -- COMMAND...: runs the command in a guest and
-# returns its status.  JOB is an empty directory.
+# returns its status.  JOB is an empty directory.  While it runs, guest is the
+# process to end; it also ends when this shell does.
 boot() {
-  local job=$1 cpu=$2 status=0
+  local job=$1 cpu=$2 status=0 start
   local -a args=() pin=()
   shift 2
   while [[ $1 != -- ]]; do
@@ -111,15 +112,18 @@ boot() {
   local -a env=(-u LD_PRELOAD TMPDIR="$(memory_directory)")
   [[ -z $idle ]] || env+=(UML_IDLE_PROCESSES=1)
   # Its first two terminals are what the command writes; stderr is the kernel's.
-  env "${env[@]}" timeout -k 2 "$limit" "${pin[@]}" "$kernel" mem="${memory}M" \
+  start=$SECONDS
+  env "${env[@]}" setpriv --pdeathsig TERM timeout -k 2 "$limit" "${pin[@]}" "$kernel" mem="${memory}M" \
     root=/dev/root rootfstype=hostfs rootflags=/ ro init="$here/init" \
     guest_job="$job" console=stderr0 con=null con0=null,fd:1 con1=null,fd:7 quiet \
     loglevel="${GUEST_LOGLEVEL:-3}" panic=-1 noreboot "${args[@]}" \
-    </dev/null 7>&2 2>"$job/kernel" || status=$?
+    </dev/null 7>&2 2>"$job/kernel" &
+  guest=$!
+  wait "$guest" 2>/dev/null || status=$?
   [[ -z $verbose ]] || sed 's/^/kernel: /' "$job/kernel" >&2
   if [[ -s $job/status ]]; then
     return "$(<"$job/status")"
-  elif [[ $status == 124 || $status == 137 ]]; then
+  elif ((status != 0 && SECONDS - start >= limit)); then
     echo "guest: time limit of $limit s" >&2
     return 124
   fi
