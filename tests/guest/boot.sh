@@ -111,13 +111,14 @@ boot() {
   taskset -c "$cpu" true 2>/dev/null && pin=(taskset -c "$cpu")
   local -a env=(-u LD_PRELOAD TMPDIR="$(memory_directory)")
   [[ -z $idle ]] || env+=(UML_IDLE_PROCESSES=1)
-  # Its first two terminals are what the command writes; stderr is the kernel's.
+  # Its first two terminals are what the command writes; the rest is the kernel's,
+  # which may panic once it has powered off.
   start=$SECONDS
   env "${env[@]}" setpriv --pdeathsig TERM timeout -k 2 "$limit" "${pin[@]}" "$kernel" mem="${memory}M" \
     root=/dev/root rootfstype=hostfs rootflags=/ ro init="$here/init" \
-    guest_job="$job" console=stderr0 con=null con0=null,fd:1 con1=null,fd:7 quiet \
+    guest_job="$job" console=stderr0 con=null con0=null,fd:6 con1=null,fd:7 quiet \
     loglevel="${GUEST_LOGLEVEL:-3}" panic=-1 noreboot "${args[@]}" \
-    </dev/null 7>&2 2>"$job/kernel" &
+    </dev/null 6>&1 7>&2 >"$job/kernel" 2>&1 &
   guest=$!
   wait "$guest" 2>/dev/null || status=$?
   [[ -z $verbose ]] || sed 's/^/kernel: /' "$job/kernel" >&2
