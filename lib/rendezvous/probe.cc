@@ -21,14 +21,17 @@ socklen_t SizeOf(const sockaddr_storage& address) {
 
 }  // namespace
 
-Probe::Probe(Core* core) : core_(core), descriptor_(core->io) {}
+Probe::Probe(Core* core)
+    : core_(core), descriptor_(core->io), timer_(core->io) {}
 
-Probe::~Probe() { Close(); }
-
-void Probe::Close() {
-  done_ = nullptr;
+Probe::~Probe() {
   if (descriptor_.is_open()) descriptor_.release();
-  fd_.reset();
+}
+
+void Probe::Retire() {
+  done_ = nullptr;
+  timer_.expires_after(std::chrono::seconds(2));
+  timer_.async_wait([self = shared_from_this()](const error_code&) {});
 }
 
 bool Probe::Start(const sockaddr_storage& local, const sockaddr_storage& peer,
@@ -36,9 +39,6 @@ bool Probe::Start(const sockaddr_storage& local, const sockaddr_storage& peer,
   fd_.reset(base::RelocateHigh(
       ::socket(peer.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0)));
   if (!fd_.ok()) return false;
-  // A reset at the end: no port is left waiting.
-  const linger now{1, 0};
-  ::setsockopt(fd_.get(), SOL_SOCKET, SO_LINGER, &now, sizeof now);
   if (::bind(fd_.get(), reinterpret_cast<const sockaddr*>(&local),
              SizeOf(local)) != 0 ||
       (::connect(fd_.get(), reinterpret_cast<const sockaddr*>(&peer),
@@ -64,9 +64,7 @@ bool Probe::Start(const sockaddr_storage& local, const sockaddr_storage& peer,
                                             SO_ERROR, &result, &length) != 0) {
                              result = errno;
                            }
-                           const auto call = std::move(self->done_);
-                           self->Close();
-                           call(result);
+                           std::exchange(self->done_, nullptr)(result);
                          });
   return true;
 }

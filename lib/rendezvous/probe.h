@@ -4,6 +4,7 @@
 #include <sys/socket.h>
 
 #include <boost/asio/posix/stream_descriptor.hpp>
+#include <boost/asio/steady_timer.hpp>
 #include <functional>
 #include <memory>
 
@@ -26,13 +27,15 @@ class Probe : public std::enable_shared_from_this<Probe> {
   // errno.
   bool Start(const sockaddr_storage& local, const sockaddr_storage& peer,
              std::function<void(int)> done);
-  void Close();
-  int fd() const { return fd_.get(); }
+  // Closes the connection after a while: siw gives up listening if one of its
+  // connections ends before it has accepted it.
+  void Retire();
 
  private:
   Core* const core_;
   base::UniqueFd fd_;
   boost::asio::posix::stream_descriptor descriptor_;
+  boost::asio::steady_timer timer_;
   std::function<void(int)> done_;
 };
 

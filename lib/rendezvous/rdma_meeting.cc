@@ -106,7 +106,7 @@ void RdmaMeeting::Close() {
 }
 
 void RdmaMeeting::LeaveConnection() {
-  if (probe_ != nullptr) probe_->Close();
+  if (probe_ != nullptr) probe_->Retire();
   probe_.reset();
   if (cookie_ != nullptr) rdma_->DropCookie(std::exchange(cookie_, nullptr));
   if (connection_ == nullptr) return;
