@@ -1133,13 +1133,17 @@ int EpollSet::Wait(epoll_event* out, int capacity, std::int64_t timeout_ns,
       int armed;
       lane::Source** sources;
       bool bell = false;
+      Undo(EpollSet* of, int count, lane::Source** them)
+          : set(of), armed(count), sources(them) {}
+      Undo(const Undo&) = delete;
+      Undo& operator=(const Undo&) = delete;
       ~Undo() {
         for (int i = 0; i < armed; ++i) sources[i]->Disarm(bell);
         if (set->poller_) set->poller_->Disarm();
         set->sleepers_.fetch_sub(1, std::memory_order_seq_cst);
       }
     };
-    std::optional<Undo> undo(Undo{this, armed, sources});
+    std::optional<Undo> undo(std::in_place, this, armed, sources);
     if (result > 0) break;
     if (!ready) {
       const std::uint64_t start = base::NowNs();
