@@ -535,6 +535,14 @@ std::uint32_t Sock::Readiness(std::uint32_t events, bool* plain, bool warm) {
         UpdateWatch();
       }
     }
+    if (stream_->rx() == stream::Rx::kRaw && !stream_->AtKernel() &&
+        (ready & POLLIN) == 0 && (events & (POLLIN | POLLRDNORM)) != 0) {
+      // What TCP has brought and the conductor has not read ahead yet.
+      pollfd one{fd(), POLLIN, 0};
+      timespec now{0, 0};
+      ::syscall(SYS_ppoll, &one, 1, &now, nullptr, 8);
+      ready |= static_cast<std::uint16_t>(one.revents) & POLLIN;
+    }
     if (ready & POLLIN) ready |= POLLRDNORM;
     if (ready & POLLOUT) ready |= POLLWRNORM;
     if (rd_shut_) ready |= POLLIN | POLLRDNORM | POLLRDHUP;
