@@ -163,8 +163,8 @@ struct RawPair {
       return false;
     }
     for (int i = 0; i < 2; ++i) {
-      end[i].remote = reinterpret_cast<std::uintptr_t>(end[1 - i].memory) +
-                      kRawBuffer;
+      end[i].remote =
+          reinterpret_cast<std::uintptr_t>(end[1 - i].memory) + kRawBuffer;
       end[i].key = end[1 - i].mr->rkey;
     }
     return true;

@@ -310,7 +310,8 @@ bool FakeVerbs::Receive(Qp* to, std::uint32_t imm, bool send) {
   if (send) {
     wc.opcode = IBV_WC_RECV;
     wc.byte_len = 4;
-    std::memcpy(reinterpret_cast<void*>(sge.addr), &imm, 4);
+    if (sge.length != 0)
+      std::memcpy(reinterpret_cast<void*>(sge.addr), &imm, 4);
   } else {
     wc.opcode = IBV_WC_RECV_RDMA_WITH_IMM;
     wc.wc_flags = IBV_WC_WITH_IMM;

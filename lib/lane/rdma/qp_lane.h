@@ -242,11 +242,12 @@ class QpLane final : public RdmaLane {
   ring::Placement waiting_{};    // length 0: nothing waits
   bool tell_owed_ = false;       // a credit that found no room in the queue
   std::uint32_t wakes_sent_ = 0;
-  // Written under it: the last wake-up's credit, the bytes consumed by then,
-  // the last credit.
+  // Written under it: the last wake-up's credit, the last credit, and the bytes
+  // consumed by then.
   std::atomic<std::uint64_t> told_{0};
   std::atomic<std::uint64_t> told_bytes_{0};
   std::atomic<std::uint64_t> published_{0};
+  std::atomic<std::uint64_t> published_bytes_{0};
   std::atomic<bool> waits_{false};          // waiting_ or tell_owed_
   std::atomic<std::uint64_t> done_wrs_{0};  // written by the drainer
   std::atomic<bool> listed_{false};         // Deferred's

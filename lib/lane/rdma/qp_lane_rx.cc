@@ -13,8 +13,6 @@ namespace {
 
 // Consumed messages after which the credit is written for its own sake.
 constexpr std::uint64_t kCreditDue = kMessages / 2;
-// A wake-up for less than this would cost a switch of threads for each message.
-constexpr std::uint64_t kWakeDue = kMessages / 4;
 // Wake-ups that an honest peer may be ahead of the messages it has had.
 constexpr std::uint64_t kWakesAhead = 8;
 
@@ -62,8 +60,12 @@ void QpLane::Taken() {
   const std::uint64_t next = rx_.next();
   quick_next_.store(next, std::memory_order_relaxed);
   consumed_.store(next, std::memory_order_release);
-  const std::uint64_t published = published_.load(std::memory_order_relaxed);
-  if (next - published >= kCreditDue || rx_.CreditDue()) {
+  const std::uint64_t unpublished =
+      next - published_.load(std::memory_order_relaxed);
+  const std::uint64_t bytes =
+      bytes_before_[next % 64].load(std::memory_order_relaxed) -
+      published_bytes_.load(std::memory_order_relaxed);
+  if (unpublished >= kCreditDue || bytes >= ring_bytes_ / 4) {
     PublishCredit();
     return;
   }
@@ -99,11 +101,12 @@ bool QpLane::PublishLocked(Chain* chain) {
   // landed_, fences, and looks at published_.
   const bool wake = consumed > told && Starves();
   if (!wake && before == consumed) return true;
+  const std::uint64_t bytes =
+      bytes_before_[consumed % 64].load(std::memory_order_relaxed);
+  published_bytes_.store(bytes, std::memory_order_relaxed);
   if (wake) {
     told_.store(consumed, std::memory_order_relaxed);
-    told_bytes_.store(
-        bytes_before_[consumed % 64].load(std::memory_order_relaxed),
-        std::memory_order_relaxed);
+    told_bytes_.store(bytes, std::memory_order_relaxed);
     ++wakes_sent_;
   }
   chain->Credit(std::uint64_t{wakes_sent_ & 0xffff} << kWakeShift |
@@ -127,7 +130,6 @@ void QpLane::Credit() {
   if (!closing_.load(std::memory_order_relaxed) &&
       consumed_.load(std::memory_order_relaxed) !=
           published_.load(std::memory_order_relaxed)) {
-    rx_.Publish();
     PublishCredit();
   }
 }

@@ -11,8 +11,9 @@ namespace {
 
 // Writes in flight before small sends are put together.
 constexpr std::uint64_t kWindow = 4;
-// What is worth putting together.
-constexpr std::size_t kSmallSend = 4096;
+// Sends that are put together, and how long their record grows.
+constexpr std::size_t kSmallSend = 8 * 1024;
+constexpr std::uint32_t kJoined = 16 * 1024;
 // A large send goes out in doorbells of about this, so that the device works on
 // one while the next is copied.
 constexpr std::size_t kDoorbell = 64 * 1024;
@@ -102,7 +103,7 @@ std::size_t QpLane::PostSmall(IovCursor from, std::size_t all) {
     done += waiting_.length;
   }
   const bool wait = waiting_.length != 0 && chain.empty() && done == all &&
-                    Streaming() && waiting_.length < kSmallSend &&
+                    Streaming() && waiting_.length < kJoined &&
                     deferred_->Enabled();
   if (!wait) {
     if (waiting_.length != 0) chain.Message(waiting_);

@@ -77,8 +77,9 @@ void RdmaPoller::LetGo() {
 bool RdmaPoller::MakeSet(verbs::Error* error) {
   const std::uint32_t per_lane = limits_.send_depth + kReceivesPerLane;
   const std::uint32_t spare = 2 * kRefill;
-  std::uint32_t most = (limits_.entries - spare) / per_lane;
-  most = std::min(most, (limits_.receives - spare) / kReceivesPerLane);
+  const std::uint32_t most =
+      std::min((std::max(limits_.entries, spare) - spare) / per_lane,
+               (std::max(limits_.receives, spare) - spare) / kReceivesPerLane);
   std::uint32_t capacity = kFirstSet;
   for (std::size_t i = 0; i < sets_.size() && capacity < most; ++i) {
     capacity *= 2;

@@ -1,0 +1,382 @@
+// What a peer of an RDMA lane may do without harm to anybody but itself; and
+// what the lane promises about its use of the device.
+
+#include <dirent.h>
+
+#include <limits>
+#include <string>
+
+#include "tests/lane/fake_pair.h"
+
+namespace rcsock::lane::test {
+namespace {
+
+using ring::Encode;
+using ring::Kind;
+
+int OpenFds() {
+  int count = 0;
+  DIR* directory = ::opendir("/proc/self/fd");
+  while (::readdir(directory) != nullptr) ++count;
+  ::closedir(directory);
+  return count;
+}
+
+// Lane 0 is the one under test; its peer is lane 1, or whoever writes in its
+// name.
+class Hostile : public testing::TestWithParam<bool> {
+ protected:
+  void SetUp() override {
+    fds_ = OpenFds();
+    Open();
+  }
+  void TearDown() override {
+    Close();
+    EXPECT_EQ(OpenFds(), fds_) << "descriptors are left";
+  }
+  void Open() {
+    FakeVerbs::Options options;
+    options.iwarp = GetParam();
+    made_ = MakeFakePair(options, 64 * 1024);
+    ASSERT_NE(made_.pair, nullptr);
+    lane_ = &made_.pair->side[0].qp_lane();
+    peer_ = &made_.pair->side[1].qp_lane();
+    base_ = reinterpret_cast<std::uintptr_t>(lane_->RxRegion().base) -
+            rdma::kRingAt;
+    key_ = static_cast<std::uint32_t>(lane_->RxRegion().key);
+  }
+  void Close() {
+    if (made_.verbs == nullptr) return;
+    made_.pair.reset();
+    EXPECT_EQ(made_.verbs->counts().objects, 0) << "objects are left";
+    made_.verbs.reset();
+  }
+  void Again() {
+    Close();
+    Open();
+  }
+  void Say(std::uint32_t bits) {
+    made_.verbs->Immediate(made_.id[1], bits);
+    lane_->source()->Drain();
+  }
+  bool WriteWord(std::uint64_t at, std::uint64_t word) {
+    return made_.verbs->Write(made_.id[1], at, key_, &word, sizeof(word));
+  }
+  void ExpectDead(const char* why) {
+    // Whatever the application does next.
+    char bytes[100];
+    iovec iov{bytes, sizeof(bytes)};
+    for (int i = 0; i < 50; ++i) {
+      lane_->Peek();
+      lane_->Read(&iov, 1, 0, sizeof(bytes), i % 2 == 0);
+      lane_->ReadCtl(bytes, sizeof(bytes));
+      lane_->Readable();
+      lane_->Arrived();
+      lane_->Writable();
+    }
+    EXPECT_EQ(lane_->State(), base::Reason::kProtocol) << why;
+    EXPECT_EQ(lane_->Peek(), Head::kDead) << why;
+    EXPECT_EQ(lane_->Post(&iov, 1, 0, 10), 0u) << why;
+    EXPECT_FALSE(lane_->PostCtl("x", 1)) << why;
+  }
+  std::size_t Post(Lane* lane, std::size_t size) {
+    std::string bytes(size, 'b');
+    iovec iov{bytes.data(), size};
+    return lane->Post(&iov, 1, 0, size);
+  }
+
+  int fds_ = 0;
+  FakePair made_;
+  rdma::QpLane* lane_ = nullptr;
+  rdma::QpLane* peer_ = nullptr;
+  std::uint64_t base_ = 0;  // of the receive block
+  std::uint32_t key_ = 0;
+};
+
+TEST_P(Hostile, ForgedImmediates) {
+  const std::uint32_t forged[] = {
+      0,
+      ~0u,
+      Encode({Kind::kNone, 0, 10}),
+      Encode({static_cast<Kind>(5), 0, 10}),
+      Encode({static_cast<Kind>(7), 0, 10}),
+      Encode({Kind::kData, 0, 0}),
+      Encode({Kind::kData, ring::kFlagInline, 8}),
+      Encode({Kind::kData, 8, 8}),
+      Encode({Kind::kData, 0, ring::kMaxLength}),
+      Encode({Kind::kData, 0, 64 * 1024}),
+      Encode({Kind::kCtl, 0, 8}),
+      Encode({Kind::kCtl, ring::kFlagInline, 0}),
+      Encode({Kind::kCtl, ring::kFlagInline, 57}),
+      Encode({Kind::kSetup, ring::kFlagInline, 32}),  // a second one
+      Encode({Kind::kSetup, 0, 32}),
+  };
+  for (const std::uint32_t bits : forged) {
+    Say(bits);
+    ExpectDead(std::to_string(bits).c_str());
+    Again();
+  }
+}
+
+TEST_P(Hostile, MoreMessagesThanCredit) {
+  for (std::uint32_t i = 0; i < rdma::kMessages + 1; ++i) {
+    EXPECT_EQ(lane_->State(), base::Reason::kNone) << i;
+    Say(Encode({Kind::kCtl, ring::kFlagInline, 8}));
+    lane_->source()->Drain();
+    if (lane_->State() != base::Reason::kNone) {
+      EXPECT_GE(i, rdma::kMessages - 2) << "READY was one";
+      break;
+    }
+  }
+  EXPECT_EQ(lane_->State(), base::Reason::kProtocol);
+  // What it had credit for can still be read.
+  char message[64];
+  for (std::uint32_t i = 0; i + 2 < rdma::kMessages; ++i) {
+    EXPECT_EQ(lane_->ReadCtl(message, sizeof(message)), 8u);
+  }
+}
+
+TEST_P(Hostile, WakeUpsForNothing) {
+  for (int i = 0; i < 40 && lane_->State() == base::Reason::kNone; ++i) {
+    Say(Encode({Kind::kCredit, 0, 0}));
+  }
+  ExpectDead("wake-ups");
+}
+
+TEST_P(Hostile, ForgedCredit) {
+  const auto beyond = [this] { return lane_->sent_messages() + 1; };
+  std::uint64_t forged[] = {beyond(), beyond() + 1000, rdma::kConsumedMask,
+                            std::numeric_limits<std::uint64_t>::max()};
+  for (const std::uint64_t word : forged) {
+    ASSERT_TRUE(WriteWord(base_, word));
+    ExpectDead(std::to_string(word).c_str());
+    Again();
+  }
+  // Going back.
+  for (int i = 0; i < 20; ++i) Post(lane_, 10);
+  made_.pair->Pump();
+  std::vector<char> sink(1000);
+  iovec iov{sink.data(), sink.size()};
+  peer_->Read(&iov, 1, 0, sink.size(), false);
+  made_.pair->Pump();
+  lane_->Writable();
+  ASSERT_TRUE(WriteWord(base_, 1));
+  ExpectDead("going back");
+}
+
+TEST_P(Hostile, CreditThatNeverComes) {
+  std::size_t posted = 0;
+  while (Post(lane_, 1000) != 0) ++posted;
+  EXPECT_GT(posted, 10u);
+  EXPECT_EQ(lane_->Writable(), 0u);
+  int controls = 0;
+  while (lane_->PostCtl("x", 1)) ++controls;
+  EXPECT_LE(controls, static_cast<int>(rdma::kMessages));
+  EXPECT_EQ(lane_->State(), base::Reason::kNone);
+  const timespec brief{0, 1'000'000};
+  EXPECT_EQ(lane_->SleepTx(lane_->SleepToken(true), &brief), -ETIMEDOUT);
+  std::string all(lane_->Posted(), 0);
+  EXPECT_EQ(lane_->CopyUnacked(0, all.data(), all.size()), all.size());
+}
+
+TEST_P(Hostile, CannotWriteElsewhere) {
+  // Its own ring and the credit word, to the last byte; not behind them, and
+  // not what we send from.
+  const std::uint64_t end = base_ + rdma::kRingAt + lane_->RxRegion().length;
+  EXPECT_TRUE(WriteWord(end - 8, 1));
+  EXPECT_FALSE(WriteWord(end - 4, 1));
+  EXPECT_FALSE(WriteWord(base_ - 8, 1));
+  const Region tx = lane_->TxRegion();
+  const std::uint64_t word = 1;
+  EXPECT_FALSE(made_.verbs->Write(
+      made_.id[1], reinterpret_cast<std::uintptr_t>(tx.base),
+      static_cast<std::uint32_t>(tx.key), &word, sizeof(word)));
+}
+
+TEST_P(Hostile, AnotherKindOfReceive) {
+  if (GetParam()) GTEST_SKIP() << "a SEND is what comes there";
+  made_.verbs->Immediate(made_.id[1], Encode({Kind::kData, 0, 10}), true);
+  lane_->source()->Drain();
+  EXPECT_NE(lane_->State(), base::Reason::kNone);
+}
+
+TEST_P(Hostile, BytesThatArriveAfterFreezeAreNotTaken) {
+  Post(peer_, 100);
+  made_.pair->Pump();
+  lane_->Freeze();
+  for (int i = 0; i < 10; ++i) Say(Encode({Kind::kData, 0, 10}));
+  char bytes[400];
+  iovec iov{bytes, sizeof(bytes)};
+  EXPECT_EQ(lane_->Read(&iov, 1, 0, sizeof(bytes), false), 100u);
+  EXPECT_EQ(lane_->Peek(), Head::kEmpty);
+}
+
+TEST_P(Hostile, SmallSendsJoinWhileTheWindowIsFull) {
+  made_.verbs->Hold(true);
+  const int before = made_.verbs->counts().posts;
+  for (int i = 0; i < 150; ++i) {
+    char byte = static_cast<char>(i);
+    iovec iov{&byte, 1};
+    ASSERT_EQ(lane_->Post(&iov, 1, 0, 1), 1u);
+  }
+  // Whether the flusher comes between is a matter of chance; it joins all the
+  // same.
+  EXPECT_LT(made_.verbs->counts().posts - before, 60);
+  made_.verbs->Hold(false);
+  made_.pair->Pump();
+  char got[150];
+  iovec iov{got, sizeof(got)};
+  ASSERT_EQ(peer_->Read(&iov, 1, 0, sizeof(got), false), 150u);
+  for (int i = 0; i < 150; ++i) EXPECT_EQ(got[i], static_cast<char>(i));
+}
+
+TEST_P(Hostile, RepliesNeverWait) {
+  made_.pair->side[0].flusher.reset();
+  made_.pair->side[0].domain->SetFlushTimer([](void*) {}, nullptr);
+  char byte = 0;
+  iovec iov{&byte, 1};
+  for (int i = 0; i < 200; ++i) {
+    // No pump, and no completion is looked at: it must have gone.
+    ASSERT_EQ(lane_->Post(&iov, 1, 0, 1), 1u);
+    ASSERT_TRUE(lane_->Quiet());
+    ASSERT_EQ(peer_->Read(&iov, 1, 0, 1, false), 1u);
+    ASSERT_EQ(peer_->Post(&iov, 1, 0, 1), 1u);
+    peer_->Flush();
+    ASSERT_EQ(lane_->Read(&iov, 1, 0, 1, false), 1u);
+  }
+}
+
+TEST_P(Hostile, WhoSleepsOrWaitsForTheTimerFlushes) {
+  made_.pair->side[0].flusher.reset();
+  std::atomic<int> asked{0};
+  made_.pair->side[0].domain->SetFlushTimer(
+      [](void* count) { ++*static_cast<std::atomic<int>*>(count); }, &asked);
+  const timespec brief{0, 1'000};
+  for (const int way : {0, 1, 2, 3}) {
+    made_.verbs->Hold(true);
+    for (int i = 0; i < 20; ++i) Post(lane_, 1);
+    ASSERT_FALSE(lane_->Quiet());
+    EXPECT_EQ(asked, 1);
+    switch (way) {
+      case 0:
+        lane_->SleepRx(lane_->SleepToken(false), &brief);
+        break;
+      case 1:
+        lane_->SleepTx(lane_->SleepToken(true), &brief);
+        break;
+      case 2:
+        lane_->source()->Arm();
+        lane_->source()->Disarm(false);
+        break;
+      default:
+        made_.pair->side[0].domain->FlushDeferred();
+    }
+    EXPECT_TRUE(lane_->Quiet()) << way;
+    made_.verbs->Hold(false);
+    std::string sink(100, 0);
+    iovec iov{sink.data(), sink.size()};
+    EXPECT_EQ(peer_->Read(&iov, 1, 0, 100, false), 20u);
+    made_.pair->side[0].domain->FlushDeferred();
+    asked = 0;
+  }
+}
+
+TEST_P(Hostile, LightTrafficCostsNoWakeUps) {
+  char byte = 0;
+  iovec iov{&byte, 1};
+  for (int i = 0; i < 2000; ++i) {
+    lane_->Post(&iov, 1, 0, 1);
+    made_.pair->Pump();
+    peer_->Read(&iov, 1, 0, 1, false);
+    peer_->Post(&iov, 1, 0, 1);
+    made_.pair->Pump();
+    lane_->Read(&iov, 1, 0, 1, false);
+  }
+  EXPECT_LT(peer_->wakes_sent(), 10u);
+}
+
+INSTANTIATE_TEST_SUITE_P(Ib, Hostile, testing::Values(false));
+INSTANTIATE_TEST_SUITE_P(Iwarp, Hostile, testing::Values(true));
+
+TEST(Offer, RefusesNonsense) {
+  rdma::Offer good{};
+  good.address = 0x10000 + 64;
+  good.credit = 0x10000;
+  good.key = 7;
+  good.bytes = rdma::RingBytes(rdma::kBlockMin);
+  good.messages = rdma::kMessages;
+  const auto decodes = [](const rdma::Offer& offer) {
+    std::uint8_t bytes[rdma::kOfferSize];
+    rdma::EncodeOffer(offer, bytes);
+    rdma::Offer out;
+    return rdma::DecodeOffer(bytes, &out) && out.address == offer.address &&
+           out.credit == offer.credit && out.key == offer.key &&
+           out.bytes == offer.bytes;
+  };
+  EXPECT_TRUE(decodes(good));
+  const auto refuse = [&](auto change) {
+    rdma::Offer offer = good;
+    change(&offer);
+    EXPECT_FALSE(decodes(offer));
+  };
+  refuse([](rdma::Offer* o) { o->address = 0; });
+  refuse([](rdma::Offer* o) { o->address += 8; });
+  refuse([](rdma::Offer* o) { o->address = ~std::uint64_t{63}; });
+  refuse([](rdma::Offer* o) { o->credit = 0; });
+  refuse([](rdma::Offer* o) { o->credit += 4; });
+  refuse([](rdma::Offer* o) { o->credit = ~std::uint64_t{7}; });
+  refuse([](rdma::Offer* o) { o->bytes = 0; });
+  refuse([](rdma::Offer* o) { o->bytes -= 64; });
+  refuse([](rdma::Offer* o) { o->bytes = 0xffffffff; });
+  refuse(
+      [](rdma::Offer* o) { o->bytes = rdma::RingBytes(2 * rdma::kBlockMax); });
+  refuse([](rdma::Offer* o) { o->messages = 0; });
+  refuse([](rdma::Offer* o) { o->messages = 64; });
+  std::uint8_t bytes[rdma::kOfferSize];
+  rdma::EncodeOffer(good, bytes);
+  rdma::Offer out;
+  EXPECT_TRUE(rdma::DecodeOffer(bytes, &out));
+  bytes[rdma::kOfferSize - 1] = 1;
+  EXPECT_FALSE(rdma::DecodeOffer(bytes, &out));
+}
+
+TEST(Admission, EndsWhereTheDeviceDoes) {
+  FakeVerbs::Options options;
+  options.max_cqe = 20;
+  FakeVerbs verbs(options);
+  RdmaSide side;
+  verbs::Error error;
+  base::Reason why = base::Reason::kNone;
+  side.domain = rdma::Domain::Make(verbs.context(), &side.board, &error);
+  ASSERT_NE(side.domain, nullptr);
+  EXPECT_EQ(side.domain->CreateLane(verbs.NewId(), 2, &why, &error), nullptr);
+  EXPECT_EQ(why, base::Reason::kTooMany);
+}
+
+TEST(Admission, ManyLanesGetMoreQueues) {
+  FakeVerbs::Options options;
+  options.max_cqe = 4096;
+  FakeVerbs verbs(options);
+  {
+    RdmaSide side;
+    verbs::Error error;
+    base::Reason why = base::Reason::kNone;
+    side.domain = rdma::Domain::Make(verbs.context(), &side.board, &error);
+    std::vector<std::unique_ptr<rdma::RdmaLane>> lanes;
+    for (int i = 0; i < 200; ++i) {
+      lanes.push_back(side.domain->CreateLane(verbs.NewId(), 2, &why, &error));
+      ASSERT_NE(lanes.back(), nullptr) << i;
+    }
+    EXPECT_EQ(side.domain->counts().lanes, 200u);
+    EXPECT_EQ(side.domain->counts().pinned, 200 * rdma::kBlockMin);
+    // In another order than they came in.
+    for (int i = 0; i < 200; i += 3) lanes[i].reset();
+    lanes.clear();
+    EXPECT_EQ(side.domain->counts().lanes, 0u);
+    EXPECT_EQ(side.domain->counts().pinned, 0u);
+  }
+  EXPECT_EQ(verbs.counts().objects, 0);
+}
+
+}  // namespace
+}  // namespace rcsock::lane::test
