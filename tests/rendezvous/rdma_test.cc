@@ -1,52 +1,16 @@
 // Rendezvous over rdma_cm.  Needs a device: $RDMA_IP is its address (see
 // tests/guest).
 
-#include <algorithm>
-#include <cstdlib>
-#include <fstream>
-#include <set>
+#include <sys/prctl.h>
 
-#include "lib/base/config.h"
-#include "lib/rendezvous/address.h"
-#include "lib/verbs/verbs.h"
-#include "tests/rendezvous/util.h"
+#include <fstream>
+
+#include "tests/rendezvous/rdma_util.h"
 
 namespace rcsock::rendezvous {
 namespace {
 
 using base::Reason;
-
-sockaddr_in DeviceAddress() {
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  const char* text = std::getenv("RDMA_IP");
-  if (text != nullptr) ::inet_pton(AF_INET, text, &address.sin_addr);
-  return address;
-}
-
-// A connection over the device's address, both ends in this process.
-TcpPair MakeDevicePair() {
-  sockaddr_in address = DeviceAddress();
-  const int listener = Listen(&address);
-  TcpPair pair;
-  pair.connector = Connect(address);
-  pair.acceptor = ::accept4(listener, nullptr, nullptr, SOCK_CLOEXEC);
-  ::close(listener);
-  return pair;
-}
-
-class RdmaTest : public ::testing::Test {
- protected:
-  void SetUp() override {
-    const char* device = std::getenv("RDMA_DEV");
-    if (device == nullptr || *device == '\0') {
-      GTEST_SKIP() << "no RDMA device: run it by tests/guest";
-    }
-    ::setenv("RCSOCK_LANES", "rdma", 1);
-    ::unsetenv("RCSOCK_KEY_FILE");
-    base::LoadConfig();
-  }
-};
 
 void UseLane(TestSeeker* seeker) {
   EXPECT_EQ(seeker->lane->kind(), lane::Kind::kRdma);
@@ -104,6 +68,440 @@ TEST_F(RdmaTest, OneProcessWithItself) {
       EXPECT_EQ(ReceiveAll(c->lane.get(), 4), "back");
       conductor->ReturnLane(c, std::move(c->lane));
       conductor->ReturnLane(s, std::move(s->lane));
+    }
+  }));
+}
+
+// Servers that share a port: whoever accepts a connection is found, whichever
+// of them holds the RDMA port.
+TEST_F(RdmaTest, Prefork) {
+  constexpr int kChildren = 3;
+  constexpr int kEach = 2;
+  sockaddr_in address = DeviceAddress();
+  const int listener = Listen(&address);
+  Barrier barriers[kChildren];
+  std::vector<pid_t> children;
+  for (auto& barrier : barriers) {
+    children.push_back(Spawn([&] {
+      Conductor* conductor = GetConductor();
+      std::vector<std::shared_ptr<TestSeeker>> mine;
+      for (int k = 0; k < kEach; ++k) {
+        const int fd = ::accept4(listener, nullptr, nullptr, SOCK_CLOEXEC);
+        mine.push_back(AcceptorSeeker(fd));
+        ASSERT_TRUE(barrier.Meet(0));
+      }
+      for (auto& seeker : mine) seeker->Start(conductor);
+      for (auto& seeker : mine) {
+        if (!seeker->Wait() && !seeker->Meet(conductor)) {
+          ADD_FAILURE() << base::ReasonKey(seeker->failed);
+          return;
+        }
+      }
+      for (auto& seeker : mine) UseLane(seeker.get());
+      EXPECT_TRUE(barrier.Meet(0));
+    }));
+  }
+  const pid_t client = Spawn([&] {
+    Conductor* conductor = GetConductor();
+    std::vector<std::shared_ptr<TestSeeker>> all;
+    for (int i = 0; i < kChildren * kEach; ++i) {
+      all.push_back(ConnectorSeeker(Connect(address)));
+    }
+    // Each child has accepted one, then another: in some order.
+    for (int k = 0; k < kEach; ++k) {
+      for (auto& barrier : barriers) ASSERT_TRUE(barrier.Meet(1));
+    }
+    for (auto& seeker : all) seeker->Start(conductor);
+    for (auto& seeker : all) {
+      if (!seeker->Wait() && !seeker->Meet(conductor)) {
+        ADD_FAILURE() << base::ReasonKey(seeker->failed);
+        return;
+      }
+    }
+    for (auto& seeker : all) UseLane(seeker.get());
+    for (auto& barrier : barriers) EXPECT_TRUE(barrier.Meet(1));
+  });
+  ExpectSuccess(client);
+  for (pid_t child : children) ExpectSuccess(child);
+}
+
+// The process that holds the port dies; another takes it over.
+TEST_F(RdmaTest, AnotherTakesTheDirectoryOver) {
+  const TcpPair first = MakeDevicePair();
+  sockaddr_in address{};
+  socklen_t length = sizeof address;
+  ::getsockname(first.acceptor, reinterpret_cast<sockaddr*>(&address), &length);
+  const TcpPair second = MakeDevicePair(ntohs(address.sin_port));
+  const TcpPair third = MakeDevicePair(ntohs(address.sin_port));
+  Barrier held;
+  const pid_t holder = Spawn([&] {
+    auto seeker = AcceptorSeeker(first.acceptor);
+    EXPECT_FALSE(seeker->Seek(GetConductor()));
+    held.Meet(0);
+    ::pause();
+  });
+  ASSERT_TRUE(held.Meet(1));  // it holds the port
+  Barrier met;
+  const pid_t server = Spawn([&] {
+    auto seeker = AcceptorSeeker(second.acceptor);
+    ASSERT_TRUE(seeker->Meet(GetConductor()))
+        << base::ReasonKey(seeker->failed);
+    UseLane(seeker.get());
+    EXPECT_TRUE(met.Meet(0));
+    EXPECT_TRUE(met.Meet(0));
+    auto late = AcceptorSeeker(third.acceptor);
+    ASSERT_TRUE(late->Meet(GetConductor())) << base::ReasonKey(late->failed);
+    UseLane(late.get());
+    EXPECT_TRUE(met.Meet(0));
+  });
+  const pid_t client = Spawn([&] {
+    auto seeker = ConnectorSeeker(second.connector);
+    ASSERT_TRUE(seeker->Meet(GetConductor()))
+        << base::ReasonKey(seeker->failed);
+    UseLane(seeker.get());
+    EXPECT_TRUE(met.Meet(1));
+    ::kill(holder, SIGKILL);
+    EXPECT_TRUE(met.Meet(1));
+    auto late = ConnectorSeeker(third.connector);
+    ASSERT_TRUE(late->Meet(GetConductor())) << base::ReasonKey(late->failed);
+    UseLane(late.get());
+    EXPECT_TRUE(met.Meet(1));
+  });
+  ExpectSuccess(client);
+  ExpectSuccess(server);
+  ExpectKilled(holder);
+}
+
+TEST_F(RdmaTest, PlainServer) {
+  ExpectSuccess(Spawn([] {
+    Conductor* conductor = GetConductor();
+    const TcpPair pair = MakeDevicePair();
+    auto c = ConnectorSeeker(pair.connector);
+    const auto start = Clock::now();
+    EXPECT_FALSE(c->Seek(conductor));
+    EXPECT_EQ(c->failed, Reason::kPeerPlain);
+    EXPECT_FALSE(c->final);
+    // Nothing was said on TCP.
+    char byte;
+    EXPECT_EQ(::recv(pair.acceptor, &byte, 1, MSG_DONTWAIT), -1);
+    EXPECT_EQ(errno, EAGAIN);
+    // Again, while that is remembered.
+    EXPECT_FALSE(c->Seek(conductor));
+    EXPECT_EQ(c->failed, Reason::kPeerPlain);
+    EXPECT_LT(Clock::now() - start, milliseconds(6000));
+  }));
+}
+
+// The server is one of ours, but its end of this connection looks for nobody.
+TEST_F(RdmaTest, NobodyWaits) {
+  Barrier barrier;
+  const TcpPair waiting = MakeDevicePair();
+  sockaddr_in address{};
+  socklen_t length = sizeof address;
+  ::getsockname(waiting.acceptor, reinterpret_cast<sockaddr*>(&address),
+                &length);
+  const TcpPair other = MakeDevicePair(ntohs(address.sin_port));
+  const pid_t server = Spawn([&] {
+    auto s = AcceptorSeeker(waiting.acceptor);
+    EXPECT_FALSE(s->Seek(GetConductor()));
+    EXPECT_EQ(s->failed, Reason::kPeerPlain);
+    EXPECT_TRUE(barrier.Meet(0));
+    EXPECT_TRUE(barrier.Meet(0));
+  });
+  const pid_t client = Spawn([&] {
+    EXPECT_TRUE(barrier.Meet(1));  // the port is held
+    auto c = ConnectorSeeker(other.connector);
+    EXPECT_FALSE(c->Seek(GetConductor()));
+    EXPECT_EQ(c->failed, Reason::kTimeout);
+    EXPECT_TRUE(barrier.Meet(1));
+  });
+  ExpectSuccess(client);
+  ExpectSuccess(server);
+}
+
+// --- Keys
+
+std::string WriteKey(const char* name, char fill) {
+  const std::string path =
+      std::string(::testing::TempDir()) + "/rcsock_key_" + name;
+  std::ofstream(path) << std::string(40, fill);
+  return path;
+}
+
+void UseKey(const std::string& path) {
+  if (!path.empty()) ::setenv("RCSOCK_KEY_FILE", path.c_str(), 1);
+  base::LoadConfig();
+}
+
+void MeetWithKeys(const std::string& c_key, const std::string& s_key,
+                  bool success) {
+  Barrier barrier;
+  const TcpPair pair = MakeDevicePair();
+  const pid_t server = Spawn([&] {
+    UseKey(s_key);
+    auto s = AcceptorSeeker(pair.acceptor);
+    if (success) {
+      ASSERT_TRUE(s->Meet(GetConductor())) << base::ReasonKey(s->failed);
+      EXPECT_TRUE(s->authenticated);
+      UseLane(s.get());
+    } else {
+      s->Start(GetConductor());
+      s->Wait();
+      EXPECT_EQ(s->failed, Reason::kPeerPlain);
+    }
+    EXPECT_TRUE(barrier.Meet(0));
+  });
+  const pid_t client = Spawn([&] {
+    UseKey(c_key);
+    auto c = ConnectorSeeker(pair.connector);
+    if (success) {
+      ASSERT_TRUE(c->Meet(GetConductor())) << base::ReasonKey(c->failed);
+      EXPECT_TRUE(c->authenticated);
+      UseLane(c.get());
+    } else {
+      c->Meet(GetConductor());
+      EXPECT_EQ(c->lane, nullptr);
+      EXPECT_EQ(c->failed, Reason::kPeerKey);
+      EXPECT_TRUE(c->final);
+    }
+    EXPECT_TRUE(barrier.Meet(1));
+  });
+  ExpectSuccess(client);
+  ExpectSuccess(server);
+}
+
+TEST_F(RdmaTest, SameKey) {
+  const std::string key = WriteKey("a", 'a');
+  MeetWithKeys(key, key, true);
+}
+TEST_F(RdmaTest, DifferentKeys) {
+  MeetWithKeys(WriteKey("a", 'a'), WriteKey("b", 'b'), false);
+}
+TEST_F(RdmaTest, OnlyTheConnectorHasAKey) {
+  MeetWithKeys(WriteKey("a", 'a'), "", false);
+}
+TEST_F(RdmaTest, OnlyTheAcceptorHasAKey) {
+  MeetWithKeys("", WriteKey("a", 'a'), false);
+}
+
+TEST_F(RdmaTest, AKeyThatCannotBeReadMeansNoRdma) {
+  ::setenv("RCSOCK_KEY_FILE", "/nonexistent", 1);
+  base::LoadConfig();
+  EXPECT_FALSE(base::GetConfig().rdma);
+  ::unsetenv("RCSOCK_KEY_FILE");
+}
+
+// --- Addresses
+
+TEST_F(RdmaTest, Ipv6) {
+  const char* text = std::getenv("RDMA_IP6");
+  if (text == nullptr || *text == '\0') GTEST_SKIP() << "no IPv6 address";
+  ExpectSuccess(Spawn([text] {
+    sockaddr_in6 address{};
+    address.sin6_family = AF_INET6;
+    ASSERT_EQ(::inet_pton(AF_INET6, text, &address.sin6_addr), 1);
+    const int listener = ::socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    socklen_t length = sizeof address;
+    auto* any = reinterpret_cast<sockaddr*>(&address);
+    ASSERT_EQ(::bind(listener, any, length), 0) << errno;
+    ASSERT_EQ(::listen(listener, 5), 0);
+    ASSERT_EQ(::getsockname(listener, any, &length), 0);
+    const int connector = ::socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    ASSERT_EQ(::connect(connector, any, length), 0);
+    const int acceptor = ::accept(listener, nullptr, nullptr);
+    Conductor* conductor = GetConductor();
+    auto c = ConnectorSeeker(connector);
+    auto s = AcceptorSeeker(acceptor);
+    s->Start(conductor);
+    c->Start(conductor);
+    ASSERT_TRUE(c->Wait()) << base::ReasonKey(c->failed);
+    ASSERT_TRUE(s->Wait()) << base::ReasonKey(s->failed);
+    SendAll(c->lane.get(), "there", 5);
+    EXPECT_EQ(ReceiveAll(s->lane.get(), 5), "there");
+  }));
+}
+
+// A server that has bound such a port no longer may.
+TEST_F(RdmaTest, PortBelow1024) {
+  ExpectSuccess(Spawn([] {
+    Conductor* conductor = GetConductor();
+    const TcpPair pair = MakeDevicePair(700);
+    auto c = ConnectorSeeker(pair.connector);
+    auto s = AcceptorSeeker(pair.acceptor);
+    s->Start(conductor);
+    c->Start(conductor);
+    ASSERT_TRUE(c->Wait()) << base::ReasonKey(c->failed);
+    ASSERT_TRUE(s->Wait()) << base::ReasonKey(s->failed);
+    RawCm probe;
+    EXPECT_TRUE(OnIwarp() || probe.Listen(700)) << "bound after all";
+  }));
+}
+
+// --- Ends
+
+TEST_F(RdmaTest, PeerIsKilled) {
+  Barrier barrier;
+  const TcpPair pair = MakeDevicePair();
+  const pid_t victim = Spawn([&] {
+    auto s = AcceptorSeeker(pair.acceptor);
+    ASSERT_TRUE(s->Meet(GetConductor())) << base::ReasonKey(s->failed);
+    UseLane(s.get());
+    barrier.Meet(0);
+    ::pause();
+  });
+  const pid_t survivor = Spawn([&] {
+    auto c = ConnectorSeeker(pair.connector);
+    ASSERT_TRUE(c->Meet(GetConductor())) << base::ReasonKey(c->failed);
+    UseLane(c.get());
+    barrier.Meet(1);
+    ::kill(victim, SIGKILL);
+    EXPECT_TRUE(c->WaitLost());
+    EXPECT_EQ(c->lost, Reason::kPeerGone);
+    EXPECT_NE(c->lane->State(), Reason::kNone);
+    Conductor::IfRunning()->ReturnLane(c, std::move(c->lane));
+  });
+  ExpectSuccess(survivor);
+  ExpectKilled(victim);
+}
+
+TEST_F(RdmaTest, NothingLeaks) {
+  ExpectSuccess(Spawn([] {
+    Conductor* conductor = GetConductor();
+    std::map<std::string, int> before;
+    std::size_t fds = 0;
+    for (int round = 0; round < 3; ++round) {
+      for (int i = 0; i < 8; ++i) {
+        const TcpPair pair = MakeDevicePair();
+        auto c = ConnectorSeeker(pair.connector);
+        auto s = AcceptorSeeker(pair.acceptor);
+        if (i == 7) c->never_adopt = true;
+        s->Start(conductor);
+        if (i == 5) {  // given up midway
+          c->Start(conductor);
+          conductor->Cancel(c.get());
+          conductor->Cancel(s.get());
+        } else if (i == 6) {  // nobody connects
+          s->Wait();
+        } else {
+          c->Start(conductor);
+          EXPECT_EQ(c->Wait(), i != 7) << base::ReasonKey(c->failed);
+          EXPECT_EQ(s->Wait(), i != 7) << base::ReasonKey(s->failed);
+          if (i == 7) {
+            EXPECT_EQ(c->failed, Reason::kBusy);
+          }
+        }
+        conductor->ReturnLane(c, std::move(c->lane));
+        conductor->ReturnLane(s, std::move(s->lane));
+        ::close(pair.connector);
+        ::close(pair.acceptor);
+      }
+      Drain(conductor);
+      // The directory of each port stays: they are compared per round.
+      const auto open = OpenFds();
+      int listeners = 0;
+      for (const auto& [fd, what] : open) {
+        if (what.find("socket") == 0) ++listeners;
+      }
+      for (const char* kind : {"qp", "cq", "pd", "mr"}) {
+        const int count = Resources(kind);
+        if (round == 1) {
+          before[kind] = count;
+        } else if (round == 2) {
+          // What an iWARP id leaves behind goes with its handshake.
+          EXPECT_TRUE(Eventually(
+              [&] { return Resources(kind) <= before[kind]; }, 15'000))
+              << kind << " " << Resources(kind) << " > " << before[kind];
+        }
+      }
+      const std::size_t others =
+          open.size() - static_cast<std::size_t>(listeners);
+      if (round == 1) fds = others;
+      if (round == 2) {
+        EXPECT_LE(others, fds);
+      }
+    }
+  }));
+}
+
+TEST_F(RdmaTest, StopEndsLanes) {
+  ExpectSuccess(Spawn([] {
+    std::size_t fds = 0;
+    for (int round = 0; round < 3; ++round) {
+      Conductor* conductor = GetConductor();
+      const TcpPair pair = MakeDevicePair();
+      auto c = ConnectorSeeker(pair.connector);
+      auto s = AcceptorSeeker(pair.acceptor);
+      s->Start(conductor);
+      c->Start(conductor);
+      ASSERT_TRUE(c->Wait()) << base::ReasonKey(c->failed);
+      ASSERT_TRUE(s->Wait()) << base::ReasonKey(s->failed);
+      auto waiting = AcceptorSeeker(pair.acceptor);
+      waiting->Start(conductor);
+      Conductor::Stop();
+      EXPECT_TRUE(c->WaitLost());
+      EXPECT_TRUE(s->WaitLost());
+      EXPECT_EQ(c->lost, Reason::kNoThread);
+      EXPECT_NE(c->lane->State(), Reason::kNone);
+      EXPECT_FALSE(waiting->Wait());
+      EXPECT_EQ(waiting->failed, Reason::kNoThread);
+      conductor->ReturnLane(c, std::move(c->lane));
+      conductor->ReturnLane(s, std::move(s->lane));
+      ::close(pair.connector);
+      ::close(pair.acceptor);
+      const std::size_t now = OpenFds().size();
+      if (round > 0) {
+        EXPECT_LE(now, fds);
+      }
+      fds = now;
+      EXPECT_TRUE(Eventually([] { return Resources("qp") <= 1; }));
+    }
+  }));
+}
+
+TEST_F(RdmaTest, ChildOfForkHoldsNothing) {
+  ExpectSuccess(Spawn([] {
+    Conductor* conductor = GetConductor();
+    const TcpPair pair = MakeDevicePair();
+    auto c = ConnectorSeeker(pair.connector);
+    auto s = AcceptorSeeker(pair.acceptor);
+    s->Start(conductor);
+    c->Start(conductor);
+    ASSERT_TRUE(c->Wait() && s->Wait()) << base::ReasonKey(c->failed);
+    Conductor::ForkPrepare();
+    const pid_t child = ::fork();
+    if (child == 0) {
+      Conductor::ForkChild();
+      for (const auto& [fd, what] : OpenFds()) {
+        EXPECT_EQ(what.find("infiniband"), std::string::npos)
+            << fd << " " << what;
+      }
+      // It has a conductor again, but no device.
+      auto again = ConnectorSeeker(pair.connector);
+      EXPECT_FALSE(again->Seek(GetConductor()));
+      EXPECT_EQ(again->failed, Reason::kNoRdmaLibrary);
+      // Its copy of the lane is not its own to destroy.
+      conductor->ReturnLane(c, std::move(c->lane));
+      ::_exit(::testing::Test::HasFailure() ? 1 : 0);
+    }
+    Conductor::ForkParent();
+    ExpectSuccess(child);
+    SendAll(c->lane.get(), "there", 5);
+    EXPECT_EQ(ReceiveAll(s->lane.get(), 5), "there");
+  }));
+}
+
+TEST_F(RdmaTest, MoreThanConnectAtOnce) {
+  ExpectSuccess(Spawn([] {
+    Conductor* conductor = GetConductor();
+    std::vector<std::shared_ptr<TestSeeker>> all;
+    for (int i = 0; i < 24; ++i) {
+      const TcpPair pair = MakeDevicePair();
+      all.push_back(AcceptorSeeker(pair.acceptor));
+      all.push_back(ConnectorSeeker(pair.connector));
+    }
+    for (auto& seeker : all) seeker->Start(conductor);
+    for (auto& seeker : all) {
+      EXPECT_TRUE(seeker->Wait()) << base::ReasonKey(seeker->failed);
     }
   }));
 }
