@@ -1,0 +1,119 @@
+# Sourced by run and pair: their common options, and one guest.
+# shellcheck shell=bash
+
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+
+device=rxe memory=1024 limit=600 work=${TEST_TMPDIR:-$PWD} mtu=9000
+verbose= idle= wait_port= both=
+
+usage() {
+  sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//p}' "$0" >&2
+  exit 125
+}
+die() {
+  echo "guest: $*" >&2
+  exit 125
+}
+# options OPTSTRING ARGS...: sets the variables above, and OPTIND
+options() {
+  local letters=$1 option
+  shift
+  while getopts "$letters" option; do
+    case $option in
+      b) both=1 ;;
+      d) device=$OPTARG ;;
+      i) idle=1 ;;
+      m) memory=$OPTARG ;;
+      M) mtu=$OPTARG ;;
+      p) wait_port=$OPTARG ;;
+      t) limit=$OPTARG ;;
+      v) verbose=1 ;;
+      w) work=$OPTARG ;;
+      *) usage ;;
+    esac
+  done
+  case $device in
+    rxe | siw | none) ;;
+    *) die "no such device: $device" ;;
+  esac
+  work=$(cd "$work" 2>/dev/null && pwd) || die "no such directory"
+}
+
+# What the guest's environment has of this one's, as shell commands.
+environment() {
+  local name
+  for name in "${!RCSOCK_@}" "${!GTEST_@}" "${!TEST_@}" RUNFILES_DIR \
+    ${PASS_ENV:-}; do
+    if [[ -v $name ]]; then printf 'export %s=%q\n' "$name" "${!name}"; fi
+  done
+}
+
+# With RCSOCK_TEST_DEVICE there is no guest: the command runs here, on it.
+on_hardware() { [[ -n ${RCSOCK_TEST_DEVICE:-} ]]; }
+hardware_environment() {
+  RDMA_DEV=${RCSOCK_TEST_DEVICE%%/*}
+  RDMA_NETDEV=$(rdma link show "$RDMA_DEV/${RCSOCK_TEST_PORT:-1}" 2>/dev/null |
+    sed -n 's/.* netdev \([^ ]*\).*/\1/p')
+  [[ -n $RDMA_NETDEV ]] || die "$RDMA_DEV: no such device, or it has no netdev"
+  RDMA_IP=$(address -4) RDMA_IP6=$(address -6)
+  [[ -n $RDMA_IP ]] || die "$RDMA_DEV: $RDMA_NETDEV has no IPv4 address"
+  export RDMA_DEV RDMA_NETDEV RDMA_IP RDMA_IP6 PATH="$here/bin:$PATH"
+}
+address() {
+  ip -o "$1" addr show dev "$RDMA_NETDEV" scope global |
+    awk '{sub("/.*", "", $4); print $4; exit}'
+}
+
+# The nth CPU of those that this process may use, counted from 0 and around.
+cpu() {
+  local -a cpus
+  mapfile -t cpus < <(python3 -c \
+    'import os; print(*sorted(os.sched_getaffinity(0)), sep="\n")')
+  echo "${cpus[$1 % ${#cpus[@]}]}"
+}
+
+# boot JOB CPU KERNEL_ARGS... -- COMMAND...: runs the command in a guest and
+# returns its status.  JOB is an empty directory.
+boot() {
+  local job=$1 cpu=$2 status=0
+  local -a args=() pin=()
+  shift 2
+  while [[ $1 != -- ]]; do
+    args+=("$1")
+    shift
+  done
+  shift
+  {
+    printf '%s=%q\n' device "$device" mtu "$mtu" verbose "$verbose" work "$work" \
+      wait_port "$wait_port" cwd "$PWD" own "${own:-1}" peer "${peer:-}" \
+      mhz "$(awk '/^cpu MHz/ {print $4; exit}' /proc/cpuinfo)"
+  } >"$job/settings"
+  {
+    environment
+    printf 'exec'
+    printf ' %q' "$@"
+    echo
+  } >"$job/command"
+
+  # The kernel and the processes that it traces belong on one CPU: 3x faster.
+  taskset -c "$cpu" true 2>/dev/null && pin=(taskset -c "$cpu")
+  # The guest's memory is a file in TMPDIR, already unlinked.
+  local -a env=(-u LD_PRELOAD TMPDIR=/dev/shm)
+  [[ -z $idle ]] || env+=(UML_IDLE_PROCESSES=1)
+  # Its console is what the command writes; the kernel's messages go to stderr.
+  env "${env[@]}" timeout -k 2 "$limit" "${pin[@]}" "$kernel" mem="${memory}M" \
+    root=/dev/root rootfstype=hostfs rootflags=/ ro init="$here/init" \
+    guest_job="$job" console=stderr0 con=null con0=null,fd:1 quiet \
+    loglevel="${GUEST_LOGLEVEL:-3}" panic=-1 noreboot "${args[@]}" \
+    </dev/null 2>"$job/kernel" || status=$?
+  [[ -z $verbose ]] || sed 's/^/kernel: /' "$job/kernel" >&2
+  if [[ -s $job/status ]]; then
+    return "$(<"$job/status")"
+  elif [[ $status == 124 || $status == 137 ]]; then
+    echo "guest: time limit of $limit s" >&2
+    return 124
+  fi
+  [[ -n $verbose ]] || sed 's/^/kernel: /' "$job/kernel" >&2
+  echo "guest: died ($status)" >&2
+  return 125
+}
