@@ -4,8 +4,9 @@
 usage: count_tests.py DIRECTORY CONFIG...
 
 DIRECTORY holds, for each CONFIG, CONFIG.json (what --build_event_json_file
-wrote) and CONFIG.status (bazel's exit status).  Lists what failed, then prints
-`N passed, N failed`, and fails if any did.
+wrote), CONFIG.status (bazel's exit status), and if tests were left out
+CONFIG.skipped (their labels).  Lists what was skipped and what failed, then
+prints `N passed, N failed, N skipped`, and fails if any failed.
 """
 
 import json
@@ -40,7 +41,7 @@ def results(path):
 
 def main():
     directory = pathlib.Path(sys.argv[1])
-    passed, failed = 0, []
+    passed, failed, skipped = 0, [], []
     for config in sys.argv[2:]:
         tests = results(directory / f"{config}.json")
         status = int((directory / f"{config}.status").read_text())
@@ -50,9 +51,15 @@ def main():
             bad = [f"bazel itself: exit status {status}, {len(tests)} tests "
                    f"({config})"]
         failed += bad
+        left_out = directory / f"{config}.skipped"
+        if left_out.exists():
+            skipped += [f"{label} ({config})"
+                        for label in left_out.read_text().split()]
+    for line in skipped:
+        print(f"SKIPPED: {line}")
     for line in failed:
         print(f"FAILED: {line}")
-    print(f"{passed} passed, {len(failed)} failed")
+    print(f"{passed} passed, {len(failed)} failed, {len(skipped)} skipped")
     return 1 if failed else 0
 
 

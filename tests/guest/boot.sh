@@ -1,10 +1,10 @@
 # Sourced by run and pair: their common options, and one guest.
-# shellcheck shell=bash
+# shellcheck shell=bash disable=SC2034
 
-here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+here=$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")
 
 device=rxe memory=1024 limit=600 work=${TEST_TMPDIR:-$PWD} mtu=9000
-verbose= idle= wait_port= both=
+verbose='' idle='' wait_port='' both=''
 
 usage() {
   sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//p}' "$0" >&2
@@ -72,6 +72,17 @@ cpu() {
   echo "${cpus[$1 % ${#cpus[@]}]}"
 }
 
+# Where the guest's memory, a file, can be: it is executed from.
+memory_directory() {
+  local dir
+  for dir in /dev/shm "${TMPDIR:-/tmp}"; do
+    [[ -d $dir && ",$(findmnt -no OPTIONS -T "$dir")," != *,noexec,* ]] &&
+      (($(df --output=avail -m "$dir" | tail -n 1) > memory)) &&
+      echo "$dir" && return
+  done
+  die "neither /dev/shm nor ${TMPDIR:-/tmp} can hold $memory MiB of memory"
+}
+
 # boot JOB CPU KERNEL_ARGS... -- COMMAND...: runs the command in a guest and
 # returns its status.  JOB is an empty directory.
 boot() {
@@ -97,15 +108,14 @@ boot() {
 
   # The kernel and the processes that it traces belong on one CPU: 3x faster.
   taskset -c "$cpu" true 2>/dev/null && pin=(taskset -c "$cpu")
-  # The guest's memory is a file in TMPDIR, already unlinked.
-  local -a env=(-u LD_PRELOAD TMPDIR=/dev/shm)
+  local -a env=(-u LD_PRELOAD TMPDIR="$(memory_directory)")
   [[ -z $idle ]] || env+=(UML_IDLE_PROCESSES=1)
-  # Its console is what the command writes; the kernel's messages go to stderr.
+  # Its first two terminals are what the command writes; stderr is the kernel's.
   env "${env[@]}" timeout -k 2 "$limit" "${pin[@]}" "$kernel" mem="${memory}M" \
     root=/dev/root rootfstype=hostfs rootflags=/ ro init="$here/init" \
-    guest_job="$job" console=stderr0 con=null con0=null,fd:1 quiet \
+    guest_job="$job" console=stderr0 con=null con0=null,fd:1 con1=null,fd:7 quiet \
     loglevel="${GUEST_LOGLEVEL:-3}" panic=-1 noreboot "${args[@]}" \
-    </dev/null 2>"$job/kernel" || status=$?
+    </dev/null 7>&2 2>"$job/kernel" || status=$?
   [[ -z $verbose ]] || sed 's/^/kernel: /' "$job/kernel" >&2
   if [[ -s $job/status ]]; then
     return "$(<"$job/status")"

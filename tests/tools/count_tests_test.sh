@@ -1,7 +1,8 @@
 #!/bin/bash
 # usage: count_tests_test COUNT_TESTS
 #
-# A failure, a target that does not build, and a bazel that dies must all count.
+# A failure, a target that does not build, a bazel that dies, and what was left out
+# must all count.
 set -euo pipefail
 count=$PWD/$1
 tmp=$(mktemp -d "${TEST_TMPDIR:-/tmp}/count.XXXXXX")
@@ -38,22 +39,28 @@ expect() {
 }
 
 good >good.json && echo 0 >good.status
-expect good 0 "1 passed, 0 failed" good
-expect twice 0 "2 passed, 0 failed" good good
+expect good 0 "1 passed, 0 failed, 0 skipped" good
+expect twice 0 "2 passed, 0 failed, 0 skipped" good good
 
 { good && configured //a:u cc_test && completed //a:u '"success":true' &&
   summary //a:u FAILED; } >red.json
 echo 3 >red.status
-expect red 1 "1 passed, 1 failed" red
-expect both 1 "2 passed, 1 failed" good red
+expect red 1 "1 passed, 1 failed, 0 skipped" red
+expect both 1 "2 passed, 1 failed, 0 skipped" good red
 
 { good && configured //a:u cc_test && completed //a:u ''; } >unbuilt.json
 echo 1 >unbuilt.status
-expect unbuilt 1 "1 passed, 1 failed" unbuilt
+expect unbuilt 1 "1 passed, 1 failed, 0 skipped" unbuilt
 
 { good && echo '{"id":{"cut'; } >dead.json
 echo 37 >dead.status
-expect dead 1 "1 passed, 1 failed" dead
+expect dead 1 "1 passed, 1 failed, 0 skipped" dead
 
 echo 4 >none.status
-expect none 1 "0 passed, 1 failed" none
+expect none 1 "0 passed, 1 failed, 0 skipped" none
+
+good >less.json && echo 0 >less.status
+printf '//a:guest\n//b:guest\n' >less.skipped
+expect less 0 "1 passed, 0 failed, 2 skipped" less
+grep -qxF 'SKIPPED: //b:guest (less)' out.txt
+expect less_and_red 1 "2 passed, 1 failed, 2 skipped" less red
