@@ -11,7 +11,7 @@ TAGS = [
     "notsan",
 ]
 
-def guest_test(name, binary, args = [], data = [], devices = ["rxe", "siw"], seconds = 240, **kwargs):
+def guest_test(name, binary, args = [], data = [], devices = ["rxe", "siw"], seconds = 240, tags = [], **kwargs):
     """Runs a test program in a guest, once with each device: NAME_rxe, NAME_siw.
 
     Args:
@@ -21,6 +21,7 @@ def guest_test(name, binary, args = [], data = [], devices = ["rxe", "siw"], sec
       data: what else it reads.
       devices: of "rxe", "siw", "none".
       seconds: its time limit.
+      tags: beside those that all these tests have.
       **kwargs: for sh_test.
     """
     for device in devices:
@@ -29,6 +30,6 @@ def guest_test(name, binary, args = [], data = [], devices = ["rxe", "siw"], sec
             srcs = ["//tests/guest:run"],
             args = ["-d", device, "-t", str(seconds), "$(location %s)" % binary] + args,
             data = [binary, "//tests/guest"] + data,
-            tags = TAGS + kwargs.pop("tags", []),
+            tags = TAGS + tags,
             **kwargs
         )
