@@ -10,6 +10,8 @@
 #include <cerrno>
 #include <cstdint>
 #include <cstdio>
+#include <cstdlib>
+#include <string>
 #include <vector>
 
 #include "tests/bench/net.h"
@@ -31,6 +33,8 @@ struct Options {
   bench::Ends ends;
   bench::Pattern pattern;
   int settle_ms = 50;
+  bool rsocket = false;
+  int per_port = 1024;
 };
 
 // What the connections of one end have in common.
@@ -188,14 +192,22 @@ class Client {
   Client(const Options& options, std::uint16_t port)
       : pattern_(options.pattern),
         settle_ns_(options.settle_ms * 1'000'000LL),
+        must_be_socket_(!options.rsocket),
         wire_(options.pattern),
         message_(std::max(pattern_.size, kSettleSize), 'x') {
     for (int i = 0; i < pattern_.connections; ++i) {
-      wire_.Add(bench::Connect(options.ends.host, port));
+      wire_.Add(bench::Connect(
+          options.ends.host,
+          static_cast<std::uint16_t>(port + i / options.per_port)));
     }
   }
 
   void Run() {
+    if (KernelSocket() != must_be_socket_) {
+      std::fprintf(stderr, "the descriptor is %s kernel socket\n",
+                   must_be_socket_ ? "no" : "a");
+      std::exit(1);
+    }
     // Paced, so that these bytes stay few beside those that are measured.
     const std::int64_t end = bench::NowNs() + settle_ns_;
     do {
@@ -230,6 +242,15 @@ class Client {
   }
 
  private:
+  // librspreload falls back to TCP without a word; its own descriptors are
+  // those of /dev/null.
+  bool KernelSocket() const {
+    const std::string path = "/proc/self/fd/" + std::to_string(wire_.fd(0));
+    char target[64] = {};
+    return ::readlink(path.c_str(), target, sizeof target - 1) > 0 &&
+           std::string(target).rfind("socket:", 0) == 0;
+  }
+
   void Settle(char what) {
     message_[0] = what;
     for (std::size_t i = 0; i < wire_.size(); ++i) {
@@ -256,6 +277,7 @@ class Client {
 
   const bench::Pattern pattern_;
   const std::int64_t settle_ns_;
+  const bool must_be_socket_;
   Wire wire_;
   std::vector<char> message_;
 };
@@ -271,6 +293,11 @@ int main(int argc, char** argv) {
                  "small traffic before the measurement")
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
+  app.add_flag("--rsocket", options.rsocket,
+               "fail if the connection is the kernel's after all");
+  app.add_option("--per-port", options.per_port,
+                 "connect to the next port after so many connections")
+      ->check(CLI::PositiveNumber);
   CLI11_PARSE(app, argc, argv);
   bench::Limit(options.pattern);
 

@@ -303,19 +303,23 @@ void Links::Sleep() {
 }
 
 void Links::Completed(const ibv_wc& completion) {
-  Expect(completion, "receive");
   const auto index = static_cast<std::size_t>(completion.wr_id >> 32);
   const std::size_t slot = completion.wr_id & 0xffffffff;
   Link& link = *links_[index];
+  // A peer that has said goodbye may be gone.
+  if (completion.status == IBV_WC_WR_FLUSH_ERR && link.ended_) return;
+  Expect(completion, "receive");
   std::uint32_t what = completion.imm_data;
   if (iwarp_) {
     std::memcpy(
         &what, link.tx_ + (link.tx_ - link.memory_.get()) + slot * kReceiveSize,
         sizeof what);
   }
-  link.PostReceive(slot);
-  messages_.push_back(
-      {static_cast<int>(index), static_cast<What>(ntohl(what))});
+  const Message message{static_cast<int>(index),
+                        static_cast<What>(ntohl(what))};
+  link.ended_ = message.what == What::kBye;
+  if (!link.ended_) link.PostReceive(slot);
+  messages_.push_back(message);
 }
 
 }  // namespace bench

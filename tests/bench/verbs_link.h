@@ -71,13 +71,14 @@ class Link {
   std::uint64_t posted_ = 0;     // work requests
   std::uint64_t signalled_ = 0;  // of them, up to the last signalled one
   std::uint64_t reaped_ = 0;     // of them, known to be complete
+  bool ended_ = false;           // the peer has said goodbye
   friend class Links;
 };
 
 // All connections of one end; they share their completion queues.
 class Links {
  public:
-  explicit Links(const Pattern& pattern, std::size_t window);
+  Links(const Pattern& pattern, std::size_t window);
   ~Links();
   Links(const Links&) = delete;
   Links& operator=(const Links&) = delete;
