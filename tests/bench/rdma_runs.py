@@ -11,127 +11,17 @@ import json
 import os
 import pathlib
 import re
-import signal
-import socket
-import subprocess
 import sys
-import tempfile
 import time
 
-CONTROL_PORT = 19999
+HERE = pathlib.Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent / "guest"))
+import hosts  # noqa: E402
+from hosts import STATS, Failed, Host, RemoteHost  # noqa: E402
+
 FIRST_PORT = 20000
 PERFTEST = ("perftest",)
 MIB = 1 << 20
-
-
-class Failed(Exception):
-    """One run did not work; the others go on."""
-
-
-class Host:
-    """Starts and ends the servers on this host."""
-
-    def __init__(self):
-        self.directory = pathlib.Path(tempfile.mkdtemp(prefix="rdma-runs-"))
-        self.runs = {}
-
-    def start(self, key, words, env, until, limit):
-        """Starts a server; returns when it can be connected to."""
-        stats = self.directory / f"stats-{key}"
-        stats.mkdir()
-        log = (self.directory / f"log-{key}").open("w+b")
-        words = [w.replace("@STATS@", str(stats)) for w in words]
-        env = {k: v.replace("@STATS@", str(stats)) for k, v in env.items()}
-        process = subprocess.Popen(
-            words, env={**os.environ, **env}, stdin=subprocess.DEVNULL,
-            stdout=log, stderr=log, start_new_session=True)
-        self.runs[key] = (process, log, stats)
-        end = time.monotonic() + limit
-        while not self._listens(until, log):
-            if process.poll() is not None:
-                raise Failed(f"the server ended: {self._tail(log)}")
-            if time.monotonic() > end:
-                raise Failed("the server does not listen")
-            time.sleep(0.01)
-        return {}
-
-    @staticmethod
-    def _listens(until, log):
-        if isinstance(until, int):
-            return subprocess.run(["guestctl", "listening", str(until), "0"],
-                                  capture_output=True,
-                                  check=False).returncode == 0
-        return until in Host._text(log)
-
-    @staticmethod
-    def _text(log):
-        log.flush()
-        return pathlib.Path(log.name).read_text(errors="replace")
-
-    @staticmethod
-    def _tail(log):
-        return Host._text(log).strip()[-300:]
-
-    def finish(self, key, limit):
-        """Waits for the end of a server, or ends it; returns what it left."""
-        process, log, stats = self.runs.pop(key)
-        try:
-            process.wait(timeout=limit)
-        except subprocess.TimeoutExpired:
-            pass
-        status = process.poll()
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        files = {f.name: f.read_text() for f in stats.iterdir()}
-        text = self._tail(log)
-        log.close()
-        return {"status": status, "files": files, "text": text}
-
-
-class RemoteHost:
-    """The same, by the process that serves on the other host."""
-
-    def __init__(self, address):
-        end = time.monotonic() + 20
-        while True:
-            try:
-                self.socket = socket.create_connection((address, CONTROL_PORT))
-                break
-            except OSError:
-                if time.monotonic() > end:
-                    raise
-                time.sleep(0.05)
-        self.file = self.socket.makefile("rw")
-
-    def _call(self, *request):
-        self.file.write(json.dumps(request) + "\n")
-        self.file.flush()
-        answer = json.loads(self.file.readline())
-        if "failed" in answer:
-            raise Failed(answer["failed"])
-        return answer
-
-    def start(self, *arguments):
-        return self._call("start", *arguments)
-
-    def finish(self, *arguments):
-        return self._call("finish", *arguments)
-
-
-def serve():
-    host = Host()
-    with socket.create_server(("", CONTROL_PORT)) as listener:
-        connection, _ = listener.accept()
-    with connection, connection.makefile("rw") as file:
-        for line in file:
-            what, *arguments = json.loads(line)
-            try:
-                answer = getattr(host, what)(*arguments)
-            except Failed as failed:
-                answer = {"failed": str(failed)}
-            file.write(json.dumps(answer) + "\n")
-            file.flush()
 
 
 class Driver:
@@ -156,11 +46,15 @@ class Driver:
     def count(self, case, transport):
         us = self.rates.get((case["name"], transport), self.guess(case))
         count = int(self.plan["seconds"] * 1e6 / us)
-        # Round trips are timed in a hundred batches.
-        count = max(100, case["connections"] * 4, min(count, 200000))
-        return count // case["connections"] * case["connections"]
+        # Round trips are timed in a hundred batches of equal length.
+        unit = 100 if case["kind"] == "pingpong" else case["connections"]
+        return max(100, unit, min(count, 200000)) // unit * unit
 
-    def words(self, case, transport, role, port, count):
+    def settle_limit(self, case):
+        """In milliseconds; it ends sooner, when all connections have a lane."""
+        return 1000 + self.plan["settle_each_ms"] * case["connections"]
+
+    def words(self, case, transport, role, port, count, traced):
         program = "verbs" if transport == "verbs" else "sockets"
         words = [self.plan["programs"][program], "--role", role, "--host",
                  self.address, "--port", port, "--pattern", case["kind"],
@@ -171,7 +65,8 @@ class Driver:
         if program == "sockets" and role == "client":
             settle = self.plan["settle_ms"]
             if transport == "rcsock":
-                settle += self.plan["settle_each_ms"] * case["connections"]
+                settle = self.settle_limit(case) * (10 if traced else 1)
+                words.append("--until-off-tcp")
             words += ["--settle-ms", settle]
             if transport == "rsocket":
                 words.append("--rsocket")
@@ -182,33 +77,12 @@ class Driver:
             return {"LD_PRELOAD": self.plan["rspreload"]}
         if transport == "rcsock":
             env = {"LD_PRELOAD": self.plan["shim"],
-                   "RCSOCK_STATS": "@STATS@/%p.json", "RCSOCK_LANES": "rdma",
+                   "RCSOCK_STATS": f"{STATS}/%p.json", "RCSOCK_LANES": "rdma",
                    "RCSOCK_PROMOTE_OPS": "1"}
             if not self.spin:
                 env["RCSOCK_SPIN_US"] = "0"  # asleep, as the others
             return env | self.plan.get("env", {})
         return {}
-
-    def client(self, words, env, limit):
-        stats = pathlib.Path(tempfile.mkdtemp(dir=self.local.directory))
-        env = {k: v.replace("@STATS@", str(stats)) for k, v in env.items()}
-        words = [w.replace("@STATS@", str(stats)) for w in words]
-        process = subprocess.Popen(
-            words, env={**os.environ, **env}, stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-            start_new_session=True)
-        try:
-            out, err = process.communicate(timeout=limit)
-        except subprocess.TimeoutExpired:
-            raise Failed(f"the client still ran after {limit:.0f} s") from None
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-        if process.returncode != 0:
-            raise Failed(f"the client's status is {process.returncode}: "
-                         f"{err.strip()[-300:]}")
-        return out, {f.name: f.read_text() for f in stats.iterdir()}
 
     def run(self, case, transport, traced=False):
         """One run of both ends: what goes into the results."""
@@ -216,9 +90,11 @@ class Driver:
             return self.perftest(case)
         count = self.count(case, transport)
         if traced:
-            count = min(count, case["connections"] * 1000)
+            count = min(count, 1000)
         env = self.env(transport)
         limit = self.plan["limit"]
+        if transport == "rcsock":
+            limit += self.settle_limit(case) / 1000
         share = max(1, case["connections"])
         if transport == "rsocket":
             share = min(share, self.plan["rsocket_accepts"])
@@ -230,23 +106,28 @@ class Driver:
                 left -= own
                 words = self.words({**case, "connections": own}, transport,
                                    "server", self.port,
-                                   count * own // case["connections"])
+                                   count * own // case["connections"],
+                                   traced)
                 servers.append(self.start(words, env, traced, "listening\n"))
                 self.port += 1
-            words = self.words(case, transport, "client", port, count)
+            words = self.words(case, transport, "client", port, count, traced)
             if transport == "rsocket" and len(servers) > 1:
                 words += ["--per-port", str(share)]
-            out, files = self.client(*self.traced(words, env, traced), limit)
+            out, err, files = self.local.run(
+                *self.traced(words, env, traced), limit)
             figures = json.loads(out)
-            ends = [self.remote.finish(key, 3) for key in servers]
+            ends = [self.remote.finish(key, None, 3) for key in servers]
             servers = []
         finally:
             for key in servers:
                 with contextlib.suppress(Failed):
-                    self.remote.finish(key, 0)
+                    self.remote.finish(key, None, 0)
         result = {"figures": figures, "count": count}
         if transport == "rcsock":
-            result["lanes"] = lanes([files, *(e["files"] for e in ends)])
+            result["lanes"] = hosts.lane_bytes(
+                [files, *(e["files"] for e in ends)])
+            result["client_bytes"] = sum(hosts.lane_bytes([files]).values())
+            result["tcp_bytes"] = int(re.search(r"tcp_bytes (-?\d+)", err)[1])
         if traced:
             result["client_calls"] = json.loads(files["calls"])
             result["server_calls"] = [json.loads(e["files"]["calls"])
@@ -261,7 +142,7 @@ class Driver:
         """The same command, with its system calls counted."""
         if not traced:
             return words, env
-        return [self.plan["programs"]["count_syscalls"], "@STATS@/calls",
+        return [self.plan["programs"]["count_syscalls"], f"{STATS}/calls",
                 "env", *(f"{k}={v}" for k, v in env.items()), *words], {}
 
     def start(self, words, env, traced, until):
@@ -272,7 +153,7 @@ class Driver:
                               until, self.plan["limit"])
         except Failed:
             with contextlib.suppress(Failed):
-                self.remote.finish(self.keys, 0)
+                self.remote.finish(self.keys, None, 0)
             raise
         return self.keys
 
@@ -285,10 +166,10 @@ class Driver:
         self.port += 1
         key = self.start(words, {}, False, self.port - 1)
         try:
-            out, _ = self.client([*words, self.address], {},
+            out, _, _ = self.local.run([*words, self.address], {},
                                  self.plan["limit"])
         finally:
-            self.remote.finish(key, 1)
+            self.remote.finish(key, None, 1)
         found = re.search(rf"^ *{case['size']} +\d+ +(.*)$", out, re.MULTILINE)
         if not found:
             raise Failed(f"perftest printed: {out[-300:]}")
@@ -332,23 +213,10 @@ class Driver:
         self.results.flush()
 
 
-def lanes(all_files):
-    """Bytes by lane over the processes of one run."""
-    total = {"tcp": 0, "shm": 0, "rdma": 0}
-    for files in all_files:
-        stats = [text for name, text in files.items() if name.endswith(".json")]
-        if not stats:
-            raise Failed("a process under rcsock left no stats")
-        for text in stats:
-            for lane, counts in json.loads(text)["lanes"].items():
-                total[lane] += counts["tx_bytes"] + counts["rx_bytes"]
-    return total
-
-
 def main():
     plan = json.loads(pathlib.Path(sys.argv[2]).read_text())
     if sys.argv[1] == "serve":
-        serve()
+        hosts.serve()
     else:
         Driver(plan).drive()
     return 0

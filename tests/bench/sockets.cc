@@ -2,6 +2,8 @@
 // sockets program that also runs under librspreload.  That interposes neither
 // epoll nor accept4 nor SOCK_CLOEXEC, so poll and plain flags it is.
 
+#include <linux/tcp.h>  // glibc's tcp_info has no counters of bytes
+#include <netinet/in.h>
 #include <poll.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -24,6 +26,7 @@ namespace {
 // Before the measurement small messages go to and fro for a while, as a
 // connection has to show traffic before it gets a lane.
 constexpr std::size_t kSettleSize = 8;
+constexpr int kQuietRounds = 5;
 constexpr char kPing = 'p';
 constexpr char kGo = 'g';
 constexpr std::size_t kDoneSize = 8;
@@ -33,6 +36,7 @@ struct Options {
   bench::Ends ends;
   bench::Pattern pattern;
   int settle_ms = 50;
+  bool until_off_tcp = false;
   bool rsocket = false;
   int per_port = 1024;
 };
@@ -192,6 +196,7 @@ class Client {
   Client(const Options& options, std::uint16_t port)
       : pattern_(options.pattern),
         settle_ns_(options.settle_ms * 1'000'000LL),
+        until_off_tcp_(options.until_off_tcp),
         must_be_socket_(!options.rsocket),
         wire_(options.pattern),
         message_(std::max(pattern_.size, kSettleSize), 'x') {
@@ -210,10 +215,16 @@ class Client {
     }
     // Paced, so that these bytes stay few beside those that are measured.
     const std::int64_t end = bench::NowNs() + settle_ns_;
+    long long before = 0;
+    int quiet = 0;
     do {
       Settle(kPing);
       ::usleep(2000);
-    } while (bench::NowNs() < end);
+      if (!until_off_tcp_) continue;
+      const long long now = TcpBytes();
+      quiet = now == before ? quiet + 1 : 0;
+      before = now;
+    } while (bench::NowNs() < end && quiet < kQuietRounds);
     Settle(kGo);
     if (pattern_.oneway()) {
       Stream(pattern_.WarmUpEach());
@@ -238,10 +249,28 @@ class Client {
       bench::Mark();
       bench::PrintRoundTrips("sockets", pattern_, cost);
     }
+    std::fprintf(stderr, "tcp_bytes %lld\n", TcpBytes());
     for (std::size_t i = 0; i < wire_.size(); ++i) wire_.Forget(i);
   }
 
  private:
+  // What the kernel's connections have carried in truth, both ways; whoever
+  // started us can compare it with what a preload says of itself.
+  long long TcpBytes() const {
+    long long bytes = 0;
+    for (std::size_t i = 0; i < wire_.size(); ++i) {
+      tcp_info info{};
+      socklen_t length = sizeof info;
+      if (::getsockopt(wire_.fd(i), IPPROTO_TCP, TCP_INFO, &info, &length) !=
+          0) {
+        return -1;
+      }
+      bytes += static_cast<long long>(info.tcpi_bytes_acked +
+                                      info.tcpi_bytes_received);
+    }
+    return bytes;
+  }
+
   // librspreload falls back to TCP without a word; its own descriptors are
   // those of /dev/null.
   bool KernelSocket() const {
@@ -277,6 +306,7 @@ class Client {
 
   const bench::Pattern pattern_;
   const std::int64_t settle_ns_;
+  const bool until_off_tcp_;
   const bool must_be_socket_;
   Wire wire_;
   std::vector<char> message_;
@@ -293,6 +323,9 @@ int main(int argc, char** argv) {
                  "small traffic before the measurement")
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
+  app.add_flag("--until-off-tcp", options.until_off_tcp,
+               "less of it, once nothing of it moves over the kernel's "
+               "connections");
   app.add_flag("--rsocket", options.rsocket,
                "fail if the connection is the kernel's after all");
   app.add_option("--per-port", options.per_port,
