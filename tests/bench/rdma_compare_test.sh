@@ -22,6 +22,5 @@ assert len(kinds) == 3 * 2 * 2 + 2, sorted(kinds)
 for row in rows:
     for transport in "tcp", "verbs", "rcsock":
         assert row[transport] and row[transport] > 0, (transport, row)
-    # What is moved before a connection has its lane weighs little.
-    assert row["lane_share"] > 0.8, row
+    assert row["lane_share"] > 0.95, row
 END

@@ -127,7 +127,9 @@ class Driver:
             result["lanes"] = hosts.lane_bytes(
                 [files, *(e["files"] for e in ends)])
             result["client_bytes"] = sum(hosts.lane_bytes([files]).values())
-            result["tcp_bytes"] = int(re.search(r"tcp_bytes (-?\d+)", err)[1])
+            (result["tcp_bytes"], result["measured_tcp_bytes"],
+             result["measured_bytes"]) = (int(n) for n in re.search(
+                 r"tcp_bytes (\d+), measured (\d+) of (\d+)", err).groups())
         if traced:
             result["client_calls"] = json.loads(files["calls"])
             result["server_calls"] = [json.loads(e["files"]["calls"])

@@ -226,6 +226,8 @@ class Client {
       before = now;
     } while (bench::NowNs() < end && quiet < kQuietRounds);
     Settle(kGo);
+    const long long settled = TcpBytes();
+    moved_ = 0;
     if (pattern_.oneway()) {
       Stream(pattern_.WarmUpEach());
       bench::Mark();
@@ -240,7 +242,7 @@ class Client {
     } else {
       std::size_t next = 0;
       const auto step = [&] {
-        wire_.Write(next, message_.data(), pattern_.size);
+        Send(next, pattern_.size);
         Expect(next, pattern_.size);
         next = (next + 1) % wire_.size();
       };
@@ -249,7 +251,9 @@ class Client {
       bench::Mark();
       bench::PrintRoundTrips("sockets", pattern_, cost);
     }
-    std::fprintf(stderr, "tcp_bytes %lld\n", TcpBytes());
+    const long long tcp = TcpBytes();
+    std::fprintf(stderr, "tcp_bytes %lld, measured %lld of %lld\n", tcp,
+                 tcp - settled, moved_);
     for (std::size_t i = 0; i < wire_.size(); ++i) wire_.Forget(i);
   }
 
@@ -283,12 +287,18 @@ class Client {
   void Settle(char what) {
     message_[0] = what;
     for (std::size_t i = 0; i < wire_.size(); ++i) {
-      wire_.Write(i, message_.data(), kSettleSize);
+      Send(i, kSettleSize);
       Expect(i, kSettleSize);
     }
   }
 
+  void Send(std::size_t i, std::size_t size) {
+    moved_ += static_cast<long long>(size);
+    wire_.Write(i, message_.data(), size);
+  }
+
   void Expect(std::size_t i, std::size_t size) {
+    moved_ += static_cast<long long>(size);
     if (wire_.Read(i, message_.data(), size)) return;
     errno = ECONNRESET;
     bench::Die("recv");
@@ -298,7 +308,7 @@ class Client {
   void Stream(std::int64_t each) {
     for (std::int64_t n = 0; n < each; ++n) {
       for (std::size_t i = 0; i < wire_.size(); ++i) {
-        wire_.Write(i, message_.data(), pattern_.size);
+        Send(i, pattern_.size);
       }
     }
     for (std::size_t i = 0; i < wire_.size(); ++i) Expect(i, kDoneSize);
@@ -310,6 +320,7 @@ class Client {
   const bool must_be_socket_;
   Wire wire_;
   std::vector<char> message_;
+  long long moved_ = 0;  // bytes, both ways
 };
 
 }  // namespace
