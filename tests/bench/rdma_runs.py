@@ -15,7 +15,7 @@ import sys
 import time
 
 HERE = pathlib.Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent / "guest"))
+sys.path.insert(0, str(HERE.parent / "guest/apps"))
 import hosts  # noqa: E402
 from hosts import STATS, Failed, Host, RemoteHost  # noqa: E402
 
