@@ -1,10 +1,12 @@
 #!/bin/bash
-# usage: bench_test BARE_PINGPONG BARE_RING MANY ONEWAY PINGPONG
+# usage: bench_test BARE_PINGPONG BARE_RING MANY ONEWAY PINGPONG SOCKETS
+#                   COUNT_SYSCALLS
 #
 # Each program runs, in one command and in two, and prints one line of JSON.
 # Speed is not looked at.
 set -euo pipefail
 bare_pingpong=$1 bare_ring=$2 many=$3 oneway=$4 pingpong=$5
+sockets=$6 count_syscalls=$7
 
 # expect KEY COMMAND...: one line of JSON in which KEY is a positive number
 expect() {
@@ -39,3 +41,37 @@ timeout 60 "$pingpong" --role server --port "$port" &
 server=$!
 expect ns "$pingpong" --role client --port "$port" --iters 1000
 wait "$server"
+
+# sockets has two commands only, and prints that it listens.
+# both KEY OPTIONS...
+both() {
+  local key=$1
+  shift
+  timeout 60 "$sockets" --role server --port "$port" "$@" >/dev/null &
+  server=$!
+  expect "$key" "$sockets" --role client --port "$port" --settle-ms 5 "$@"
+  wait "$server"
+}
+for connections in 1 4; do
+  for spin in "" --spin; do
+    # shellcheck disable=SC2086  # no word or one
+    both us --size 1000 --connections "$connections" $spin
+    # shellcheck disable=SC2086
+    both MBps --pattern oneway --size 100000 --connections "$connections" $spin
+  done
+done
+
+# What is counted is exact: one send and one receive for each round trip.
+counts=$(mktemp)
+trap 'rm -f "$counts"' EXIT
+timeout 60 "$sockets" --role server --port "$port" >/dev/null &
+server=$!
+timeout 60 "$count_syscalls" "$counts" \
+  "$sockets" --role client --port "$port" --count 1000 >/dev/null
+wait "$server"
+python3 -c '
+import json, sys
+counts = json.load(open(sys.argv[1]))
+calls = counts["calls"]
+assert counts["marks"] == 2, counts
+assert (calls["sendto"], calls["recvfrom"]) == (1100, 1100), counts' "$counts"

@@ -31,7 +31,8 @@ sockaddr_in Address(const std::string& host, std::uint16_t port) {
 }
 
 int Socket() {
-  const int fd = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  // No SOCK_CLOEXEC and no accept4: librspreload knows neither.
+  const int fd = ::socket(AF_INET, SOCK_STREAM, 0);
   if (fd < 0) Die("socket");
   return fd;
 }
@@ -62,7 +63,7 @@ int Listen(const std::string& host, std::uint16_t* port) {
 
 int Accept(int listener) {
   for (;;) {
-    const int fd = ::accept4(listener, nullptr, nullptr, SOCK_CLOEXEC);
+    const int fd = ::accept(listener, nullptr, nullptr);
     if (fd >= 0) {
       SetNoDelay(fd);
       return fd;

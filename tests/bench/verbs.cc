@@ -1,0 +1,189 @@
+// Round trips and one-way streams over raw verbs: what sockets.cc does, by a
+// program made for RDMA.  A message is one write with immediate data (iWARP: a
+// write and a small send), one doorbell, inline where the device grants it,
+// signalled only now and then.
+
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+#include <vector>
+
+#include "tests/bench/net.h"
+#include "tests/bench/options.h"
+#include "tests/bench/pattern.h"
+#include "tests/bench/sample.h"
+#include "tests/bench/verbs_link.h"
+
+namespace {
+
+using bench::Link;
+using bench::Links;
+using bench::Message;
+using bench::Pattern;
+using bench::What;
+
+[[noreturn]] void Unexpected() {
+  std::fprintf(stderr, "an unexpected message\n");
+  std::exit(1);
+}
+
+// A credit gives back a quarter of the slots at once.
+std::size_t Quarter(const Links& links) { return links.slots() / 4; }
+
+class Server {
+ public:
+  Server(const Pattern& pattern, Links* links)
+      : pattern_(pattern),
+        links_(*links),
+        received_(links->size()),
+        open_(links->size()) {}
+
+  void Run() {
+    bench::Mark();
+    while (open_ > 0) {
+      for (const Message& message : links_.Receive()) {
+        const auto i = static_cast<std::size_t>(message.link);
+        if (message.what == What::kBye) {
+          --open_;
+        } else if (message.what != What::kData) {
+          Unexpected();
+        } else if (pattern_.oneway()) {
+          Sink(i);
+        } else {
+          links_[i].SendData(0);
+        }
+      }
+    }
+    bench::Mark();
+  }
+
+ private:
+  void Sink(std::size_t i) {
+    const std::int64_t n = ++received_[i];
+    if (n % static_cast<std::int64_t>(Quarter(links_)) == 0) {
+      links_[i].Send(What::kCredit);
+    }
+    if (n == pattern_.WarmUpEach() ||
+        n == pattern_.WarmUpEach() + pattern_.MeasuredEach()) {
+      links_[i].Send(What::kDone);
+    }
+  }
+
+  const Pattern pattern_;
+  Links& links_;
+  std::vector<std::int64_t> received_;
+  std::size_t open_;
+};
+
+class Client {
+ public:
+  Client(const Pattern& pattern, Links* links)
+      : pattern_(pattern),
+        links_(*links),
+        senders_(links->size(), {links->slots(), 0}) {}
+
+  void Run() {
+    if (pattern_.oneway()) {
+      Stream(pattern_.WarmUpEach());
+      bench::Mark();
+      const std::int64_t start = bench::NowNs();
+      Stream(pattern_.MeasuredEach());
+      const std::int64_t took = bench::NowNs() - start;
+      bench::Mark();
+      bench::PrintOneWay(
+          "verbs", pattern_,
+          pattern_.MeasuredEach() * static_cast<std::int64_t>(links_.size()),
+          took);
+    } else {
+      std::size_t next = 0;
+      bench::Mark();
+      const bench::Cost cost = bench::Measure(pattern_.count, [&] {
+        links_[next].SendData(0);
+        next = (next + 1) % links_.size();
+        const std::vector<Message>& messages = links_.Receive();
+        if (messages.size() != 1 || messages[0].what != What::kData) {
+          Unexpected();
+        }
+      });
+      bench::Mark();
+      bench::PrintRoundTrips("verbs", pattern_, cost);
+    }
+    for (std::size_t i = 0; i < links_.size(); ++i) {
+      links_[i].Send(What::kBye);
+      links_[i].Flush();
+    }
+  }
+
+ private:
+  struct Sender {
+    std::size_t credits;
+    std::size_t slot;
+  };
+
+  void Stream(std::int64_t each) {
+    done_ = 0;
+    for (std::int64_t n = 0; n < each; ++n) {
+      for (std::size_t i = 0; i < links_.size(); ++i) {
+        Sender& sender = senders_[i];
+        while (sender.credits == 0) Receive();
+        --sender.credits;
+        links_[i].SendData(sender.slot);
+        if (++sender.slot == links_.slots()) sender.slot = 0;
+      }
+    }
+    while (done_ < links_.size()) Receive();
+  }
+
+  void Receive() {
+    for (const Message& message : links_.Receive()) {
+      if (message.what == What::kCredit) {
+        senders_[static_cast<std::size_t>(message.link)].credits +=
+            Quarter(links_);
+      } else if (message.what == What::kDone) {
+        ++done_;
+      } else {
+        Unexpected();
+      }
+    }
+  }
+
+  const Pattern pattern_;
+  Links& links_;
+  std::vector<Sender> senders_;
+  std::size_t done_ = 0;
+};
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  CLI::App app{"Round trips and streams over raw verbs"};
+  Pattern pattern;
+  std::string role;
+  std::string host;
+  std::uint16_t port = 0;
+  std::size_t window = 1 << 20;
+  app.add_option("--role", role)
+      ->check(CLI::IsMember({"server", "client"}))
+      ->required();
+  app.add_option("--host", host, "the address of the server's RDMA device")
+      ->required();
+  app.add_option("--port", port)->required();
+  app.add_option("--window", window,
+                 "bytes under way on each connection (oneway); at least 8, at "
+                 "most 256 messages")
+      ->capture_default_str();
+  bench::AddPattern(&app, &pattern);
+  CLI11_PARSE(app, argc, argv);
+  bench::Limit(pattern);
+
+  Links links(pattern, window);
+  if (role == "server") {
+    links.Accept(host, port);
+    Server(pattern, &links).Run();
+  } else {
+    links.Connect(host, port);
+    Client(pattern, &links).Run();
+  }
+  return 0;
+}

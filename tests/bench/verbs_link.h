@@ -1,0 +1,119 @@
+#ifndef RCSOCK_TESTS_BENCH_VERBS_LINK_H_
+#define RCSOCK_TESTS_BENCH_VERBS_LINK_H_
+
+#include <rdma/rdma_cma.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tests/bench/pattern.h"
+
+// Reliable connections by rdma_cm and messages over them by writes with
+// immediate data, as a program made for verbs would send them.  Nothing of
+// rcsock is in here.
+
+namespace bench {
+
+// What a message is, beside the bytes of its write.
+enum class What : std::uint32_t { kData, kCredit, kDone, kBye };
+
+struct Message {
+  int link;
+  What what;
+};
+
+class Links;
+
+// One connection.
+class Link {
+ public:
+  Link(Links* links, int index, rdma_cm_id* id);
+  ~Link();
+  Link(const Link&) = delete;
+  Link& operator=(const Link&) = delete;
+
+  rdma_conn_param* Parameters();
+  void Established(const rdma_cm_event* event);
+
+  // Writes slot `slot` of the peer and tells it.
+  void SendData(std::size_t slot);
+  // Only tells.
+  void Send(What what);
+  // Until the peer's device has everything.
+  void Flush();
+  void PostReceive(std::size_t slot);
+
+ private:
+  // What the peer has to know, in the private data of the connection.
+  struct Target {
+    std::uint64_t address;
+    std::uint32_t key;
+    std::uint32_t size;
+  };
+
+  void Post(ibv_send_wr* first, ibv_send_wr* last, unsigned count, bool flush);
+  void Reap();
+
+  Links* const links_;
+  const int index_;
+  rdma_cm_id* const id_;
+  std::unique_ptr<std::byte, decltype(&std::free)> memory_;
+  ibv_mr* region_ = nullptr;
+  std::byte* tx_ = nullptr;
+  Target here_{};
+  Target there_{};
+  rdma_conn_param parameters_{};
+  std::uint32_t inline_ = 0;
+  std::uint64_t posted_ = 0;     // work requests
+  std::uint64_t signalled_ = 0;  // of them, up to the last signalled one
+  std::uint64_t reaped_ = 0;     // of them, known to be complete
+  bool ended_ = false;           // the peer has said goodbye
+  friend class Links;
+};
+
+// All connections of one end; they share their completion queues.
+class Links {
+ public:
+  Links(const Pattern& pattern, std::size_t window);
+  ~Links();
+  Links(const Links&) = delete;
+  Links& operator=(const Links&) = delete;
+
+  void Accept(const std::string& host, std::uint16_t port);
+  void Connect(const std::string& host, std::uint16_t port);
+
+  Link& operator[](std::size_t i) { return *links_[i]; }
+  std::size_t size() const { return links_.size(); }
+  std::size_t slots() const { return slots_; }
+
+  // Messages that have come; waits for the first, asleep or spinning.  Valid
+  // until the next call.
+  const std::vector<Message>& Receive();
+
+ private:
+  friend class Link;
+  void Open(ibv_context* context);
+  int Poll();
+  void Sleep();
+  void Completed(const ibv_wc& completion);
+
+  const Pattern pattern_;
+  const std::size_t slots_;
+  ibv_pd* domain_ = nullptr;
+  ibv_comp_channel* channel_ = nullptr;
+  ibv_cq* received_ = nullptr;
+  ibv_cq* sent_ = nullptr;
+  bool iwarp_ = false;
+  bool armed_ = false;
+  unsigned events_ = 0;  // not yet acknowledged
+  std::vector<std::unique_ptr<Link>> links_;
+  std::vector<Message> messages_;
+};
+
+}  // namespace bench
+
+#endif  // RCSOCK_TESTS_BENCH_VERBS_LINK_H_
