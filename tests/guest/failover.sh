@@ -44,6 +44,13 @@ case $role in
     # Does to its device what the client asks, until it has its answer.
     (
       set +e
+      case $event in
+        cut)
+          guestctl await delete 300 >/dev/null && guestctl cut rdma-in && guestctl tell deleted
+          guestctl await restore 300 >/dev/null && guestctl mend && guestctl tell restored
+          exit
+          ;;
+      esac
       guestctl await delete 300 >/dev/null && guestctl device del && guestctl tell deleted
       guestctl await restore 300 >/dev/null && guestctl device add && guestctl tell restored
     ) &
@@ -68,7 +75,11 @@ before=$(bytes)
 until_true "traffic on the lane" beyond $((before + 1000000))
 
 case $event in
-  cut) guestctl cut rdma ;;
+  cut)
+    guestctl cut rdma-in
+    guestctl tell delete
+    guestctl await deleted >/dev/null
+    ;;
   device) guestctl device del ;;
   peer)
     guestctl tell delete
@@ -79,7 +90,11 @@ until_true "four streams back on TCP" left 4
 before=$(bytes)
 until_true "traffic without the device" beyond $((before + 1000000))
 case $event in
-  cut) guestctl mend ;;
+  cut)
+    guestctl mend
+    guestctl tell restore
+    guestctl await restored >/dev/null
+    ;;
   device) guestctl device add ;;
   peer)
     guestctl tell restore
