@@ -40,6 +40,7 @@ namespace rcsock::base {
   X(kBusy, "busy", "a call in the kernel never left a gap to promote in")     \
   X(kBudget, "budget", "others use the limit of RDMA lanes more")             \
   X(kStarved, "starved", "demoted: the peer stopped reading")                 \
+  X(kLaneStalled, "lane_stalled", "what the lane had taken did not arrive")   \
   X(kLaneError, "lane_error", "the lane failed")                              \
   X(kProtocol, "protocol_error", "the peer broke the protocol")               \
   X(kPeerDemoted, "peer_demoted", "the peer asked to leave the lane")         \

@@ -11,6 +11,7 @@
 #include "lib/base/clock.h"
 #include "lib/base/config.h"
 #include "lib/base/log.h"
+#include "lib/lane/rdma/rdma_lane.h"
 #include "lib/posix/signals.h"
 #include "lib/posix/sock.h"
 
@@ -24,6 +25,8 @@ namespace {
 base::Latch remote_latch;
 Sock* remote_head = nullptr;
 std::atomic<std::uint32_t> remote_count{0};
+std::atomic<bool> probing{false};  // a look is arranged
+constexpr std::uint32_t kProbeMs = 250;
 // The last time that somebody was asked to leave.
 std::atomic<std::uint64_t> last_eviction_ns{0};
 
@@ -43,6 +46,7 @@ void RemoteForkUnlock(bool child) {
   if (child) {
     remote_head = nullptr;
     remote_count.store(0, std::memory_order_relaxed);
+    probing.store(false, std::memory_order_relaxed);
     remote_latch.Reset();
   } else {
     remote_latch.unlock();
@@ -63,6 +67,7 @@ void Sock::ListRemote() {
   remote_head = this;
   remote_latch.unlock();
   remote_count.fetch_add(1, std::memory_order_relaxed);
+  static_cast<lane::rdma::RdmaLane*>(lane_.get())->OnNextPost(&ProbeSoon);
 }
 
 void Sock::UnlistRemote() {
@@ -94,6 +99,38 @@ std::vector<std::shared_ptr<Sock>> Sock::Remotes() {
   }
   remote_latch.unlock();
   return all;
+}
+
+// A lane tells of its next message, and from then on it is asked now and then
+// whether all has landed, until it has: a silent one costs nothing.
+void Sock::ProbeSoon() {
+  if (probing.exchange(true, std::memory_order_acq_rel)) return;
+  Conductor* conductor = Conductor::IfRunning();
+  if (conductor != nullptr) conductor->After(kProbeMs, [] { ProbeRemotes(); });
+}
+
+void Sock::ProbeRemotes() {
+  Critical critical;
+  // First, so that a lane that is told to tell may do so during the look.
+  probing.store(false, std::memory_order_release);
+  bool again = false;
+  for (const std::shared_ptr<Sock>& sock : Remotes()) {
+    sock->tx_latch.lock();
+    sock->rx_latch.lock();
+    if (sock->mode() == Mode::kEngine && sock->stream_ != nullptr &&
+        sock->lane_ != nullptr && sock->lane_kind_ == lane::Kind::kRdma) {
+      if (sock->stream_->Probe()) {
+        again = true;
+      } else {
+        static_cast<lane::rdma::RdmaLane*>(sock->lane_.get())
+            ->OnNextPost(&ProbeSoon);
+      }
+      sock->HandleChanges();
+    }
+    sock->rx_latch.unlock();
+    sock->tx_latch.unlock();
+  }
+  if (again) ProbeSoon();
 }
 
 bool Sock::RoomForRemote() {

@@ -620,9 +620,10 @@ void Sock::HandleChanges() {
     }
     if (promoted_ && !closed_.load(std::memory_order_relaxed) &&
         (stream_->Readiness() & (POLLRDHUP | POLLHUP)) == 0) {
-      const bool failover = reason_ == Reason::kLaneError ||
-                            reason_ == Reason::kPeerGone ||
-                            reason_ == Reason::kProtocol;
+      const bool failover =
+          reason_ == Reason::kLaneError || reason_ == Reason::kLaneStalled ||
+          reason_ == Reason::kDeviceLost || reason_ == Reason::kRdmaError ||
+          reason_ == Reason::kPeerGone || reason_ == Reason::kProtocol;
       (failover ? stats.failovers : stats.demotions)
           .fetch_add(1, std::memory_order_relaxed);
     }

@@ -247,6 +247,8 @@ class alignas(64) Sock final : public File,
   void TellLane(std::uint32_t bits, int bell);
   static std::vector<std::shared_ptr<Sock>> Remotes();
   static void EvictColdest(std::uint64_t newcomer);
+  static void ProbeRemotes();
+  static void ProbeSoon();
   bool RoomForRemote();
   void ListRemote();
   void UnlistRemote();

@@ -20,6 +20,8 @@ enum class FrameKind : std::uint8_t {
   kFin = 4,       // offset: the end of the sender's bytes
   kAck = 5,       // offset: everything up to the peer's FIN has been read
   kPing = 6,      // heartbeat; nothing
+  kProbe = 7,     // offset: what has been posted on the lane; asks for LANDED
+  kLanded = 8,    // offset: what has landed
 };
 
 enum : std::uint8_t { kFrameClosed = 1 };  // with kFin: nobody will read

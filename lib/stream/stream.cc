@@ -45,6 +45,9 @@ void Stream::LaneUp(lane::Lane* lane, std::uint32_t epoch, const Nonce& mine,
   may_propose_ = may_propose;
   min_tail_ = min_tail;
   tail_from_ = tx_off_;
+  probed_ = probe_at_ = probe_landed_ = probe_acked_ = 0;
+  probe_stalled_ = 0;
+  probe_out_ = false;
   frozen_ = settled_ = used_ = flip_ = got_sent_ = accept_ = false;
   lane_down_seen_ = false;
   ahead_ = true;
@@ -476,6 +479,25 @@ std::uint64_t Stream::AckedOff() const {
   std::uint64_t since = acked > posted_base_ ? acked - posted_base_ : 0;
   // A peer that owns a stale tie's credit is not ahead of us.
   return std::min(x_ + since, tx_off_);
+}
+
+bool Stream::Probe() {
+  if (!LaneUsable() || tx_ != Tx::kLane || kshut_ || fin_sent_) return false;
+  const std::uint64_t acked = AckedOff();
+  if (acked >= tx_off_ || probed_ >= tx_off_) return false;
+  if (acked != probe_acked_) {
+    probe_acked_ = acked;
+    probe_stalled_ = 0;
+    return true;
+  }
+  if (!probe_out_) {
+    probe_out_ = true;
+    probe_at_ = tx_off_;
+    SendFrame(FrameKind::kProbe, tx_off_);
+    FlushOut();
+    Settle();
+  }
+  return true;
 }
 
 std::uint64_t Stream::Unacked() const {

@@ -115,6 +115,12 @@ class Stream {
   // lane.
   void Progress(bool read_ahead);
   void Timer();
+  // Now and then, for a lane that can lose what it has taken without a word (a
+  // dead link, a transport that retries for ever): asks the peer by TCP what
+  // has landed, unless its credit says so already; a lane on which nothing
+  // moves in several answers is given up.  True: something is still to be
+  // confirmed.
+  bool Probe();
   // Own will (rule 11 ff.); also for a lane found dead by its owner.
   //
   // `leave`: the anchor is about to be shared with somebody who does not know
@@ -230,6 +236,8 @@ class Stream {
   void OnCommitFrame();
   void OnFrame();
   void OnGot();
+  void OnProbe();
+  void OnLanded(std::uint64_t offset);
   void OnLaneDown(std::uint64_t r);
   void OnTcpEnd(int error);
   void PeerDied(int error);
@@ -269,6 +277,14 @@ class Stream {
   bool may_propose_ = false;
   std::uint8_t min_tail_ = 0;
   std::uint64_t tail_from_ = 0;  // raw bytes before this one do not count
+  // Probe: up to where it has been confirmed, where it was asked, what the last
+  // answer said, how many answers have said the same.
+  std::uint64_t probed_ = 0;
+  std::uint64_t probe_at_ = 0;
+  std::uint64_t probe_landed_ = 0;
+  std::uint64_t probe_acked_ = 0;
+  std::uint8_t probe_stalled_ = 0;
+  bool probe_out_ = false;
   bool used_ = false;  // proposed or accepted: one attempt per lane (rule 1)
   bool flip_ =
       false;  // own PROPOSE, or the peer's (the roles exclude each other)

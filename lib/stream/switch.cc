@@ -342,6 +342,10 @@ void Stream::OnFrame() {
       return;
     case FrameKind::kPing:
       return;
+    case FrameKind::kProbe:
+      return OnProbe();
+    case FrameKind::kLanded:
+      return OnLanded(frame.offset);
   }
 }
 
@@ -363,6 +367,28 @@ void Stream::OnGot() {
   accept_ = true;
   waiting_ = Waiting::kNothing;
   Emit(kPromotedRx | kRxReady);
+}
+
+void Stream::OnProbe() {
+  // Elsewhere a frame of ours may not be legal, or the lane is over anyway.
+  if (tx_ != Tx::kLane || kshut_ || !accept_ || !LaneUsable()) return;
+  SendFrame(FrameKind::kLanded, InOff() + lane_->Readable());
+}
+
+void Stream::OnLanded(std::uint64_t offset) {
+  constexpr std::uint8_t kMostStalled = 3;
+  if (!probe_out_ || offset > tx_off_) return Fail(base::Reason::kProtocol);
+  probe_out_ = false;
+  if (tx_ != Tx::kLane || !LaneUsable()) return;
+  if (offset >= probe_at_) {
+    probed_ = probe_at_;
+    probe_stalled_ = 0;
+  } else if (offset != probe_landed_) {
+    probe_stalled_ = 0;
+  } else if (++probe_stalled_ >= kMostStalled) {
+    Trigger(base::Reason::kLaneStalled);
+  }
+  probe_landed_ = offset;
 }
 
 // Rule 13.

@@ -48,6 +48,9 @@ environment() {
   done
 }
 
+# The kernel looks there at boot, and dies if there is none.
+export HOME=${HOME:-/}
+
 # With RCSOCK_TEST_DEVICE there is no guest: the command runs here, on it.
 on_hardware() { [[ -n ${RCSOCK_TEST_DEVICE:-} ]]; }
 hardware_environment() {

@@ -13,7 +13,6 @@ role=$1 shim=$2 soak=$3 event=$4
 port=7990
 dir=$(mktemp -d)
 export RCSOCK_LANES=rdma RCSOCK_PROMOTE_OPS=4 RCSOCK_LOG=1
-export PATH=$PATH:$(cd "$(dirname "$0")" && pwd)/bin
 
 fail() {
   echo "failover $event: $*" >&2

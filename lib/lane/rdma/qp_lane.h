@@ -105,6 +105,7 @@ class QpLane final : public RdmaLane {
   void SetCookie(void* cookie) override;
   bool SendReady() override;
   bool PeerReady() override;
+  void OnNextPost(void (*fn)()) override { next_post_ = fn; }
   void Lost(base::Reason reason) override;
 
   // Posts what waits, if the send queue has room.  Any thread.  True: nothing
@@ -231,6 +232,7 @@ class QpLane final : public RdmaLane {
   alignas(64) std::optional<ring::Tx> tx_;
   std::array<ring::Sent, kMessages> sent_table_;
   std::uint64_t landed_at_post_ = 0;
+  void (*next_post_)() = nullptr;
   std::uint16_t wakes_drained_ = 0;
   std::atomic<std::uint64_t> credit_seen_{0};  // for SleepTx
   std::atomic<bool> queue_full_{false};        // Post found the send queue full

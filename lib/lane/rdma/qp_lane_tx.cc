@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "lib/lane/rdma/chain.h"
 #include "lib/lane/rdma/qp_lane.h"
@@ -68,6 +69,9 @@ bool QpLane::EnsureRoom() {
 std::size_t QpLane::Post(const iovec* iov, int count, std::size_t skip,
                          std::size_t limit) {
   if (!tx_ || Closed()) return 0;
+  if (next_post_ != nullptr) [[unlikely]] {
+    std::exchange(next_post_, nullptr)();
+  }
   LookForCredit();
   IovCursor from(iov, count, skip);
   const std::size_t all = from.Left(limit);

@@ -26,6 +26,8 @@ class RdmaLane : public Lane {
   virtual bool SendReady() = 0;
   // The peer's READY has come (a completion kCompletionRx tells when to look).
   virtual bool PeerReady() = 0;
+  // Calls `fn` once, at the next Post; under the tx latch, as that.
+  virtual void OnNextPost(void (*fn)()) = 0;
   // rdma_cm says that the connection or its device is gone.  Any thread.
   virtual void Lost(base::Reason reason) = 0;
 };
