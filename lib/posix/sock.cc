@@ -810,6 +810,8 @@ bool Sock::BackToPlain() {
     if (timer_ != 0 && conductor != nullptr) conductor->CancelTimer(timer_);
     timer_ = 0;
     PushOptions();
+    // The kernel has not been told: it would let a reader sleep.
+    if (rd_shut_) ::syscall(SYS_shutdown, fd(), SHUT_RD);
     leaving_.store(false, std::memory_order_relaxed);
     mode_.store(spilled ? Mode::kUnread : Mode::kPlain,
                 std::memory_order_seq_cst);

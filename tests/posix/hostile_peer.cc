@@ -243,8 +243,8 @@ class Seeking : public rendezvous::Seeker {
     index = its_index;
   }
   void LaneOpen(std::unique_ptr<lane::Lane> opened, std::uint32_t its_epoch,
-                const stream::Nonce& my_nonce,
-                const stream::Nonce& peers_nonce) override {
+                const stream::Nonce& my_nonce, const stream::Nonce& peers_nonce,
+                bool /*authenticated*/) override {
     lane = std::move(opened);
     epoch = its_epoch;
     mine = my_nonce;
