@@ -20,6 +20,8 @@ enum : std::uint8_t {
   kFlagInline = 1,  // the bytes are in the slot (shm) or control slot (rdma)
   kFlagRewind = 2,  // the bytes begin at ring offset 0: the sender saw the ring
                     // empty, so small traffic stays in few hot lines and pages
+  kFlagRing = 4,    // data: the first in the ring that was offered last, at
+                    // offset 0; credit: offers one (rdma)
 };
 
 constexpr std::uint32_t kMaxLength = (1u << 25) - 1;

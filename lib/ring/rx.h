@@ -45,7 +45,17 @@ class Rx {
       offset_ = 0;
       in_slot_ = true;
     } else {
-      if (!data || (imm.flags & ~kFlagRewind) != 0) return false;
+      if (!data) return false;
+      if (imm.flags == kFlagRing && next_bytes_ != 0) {
+        if (imm.length > next_bytes_ / 4) return false;
+        geometry_.bytes = next_bytes_;
+        geometry_.record_max = next_bytes_ / 4;
+        next_bytes_ = 0;
+        position_ = 0;
+        ring_ ^= 1;
+      } else if (imm.flags != 0 && imm.flags != kFlagRewind) {
+        return false;
+      }
       const std::uint32_t offset = imm.flags == kFlagRewind ? 0 : position_;
       // `offset` < bytes and length < 2^25: no overflow.
       if (imm.length > geometry_.record_max ||
@@ -62,6 +72,12 @@ class Rx {
     left_ = imm.length;
     return true;
   }
+
+  // The sender may go over to a ring of so many bytes, with records of up to a
+  // quarter.
+  void Expect(std::uint32_t bytes) { next_bytes_ = bytes; }
+  // 0 and 1 in turn: the ring of the last data message.
+  std::uint8_t ring() const { return ring_; }
 
   // Consumes a whole inline message that the caller has checked and dealt with
   // itself.  Only when !active().
@@ -105,6 +121,8 @@ class Rx {
   std::uint32_t ring_length_ = 0;    // of it, taken up by the current message
   std::uint32_t offset_ = 0;
   std::uint32_t left_ = 0;
+  std::uint32_t next_bytes_ = 0;  // of the ring that is offered; 0: none
+  std::uint8_t ring_ = 0;
   bool data_ = false;
   bool in_slot_ = false;
 };

@@ -7,7 +7,7 @@ namespace rcsock::ring {
 std::uint32_t Tx::ExtendLast(std::size_t want) {
   if (outstanding() == 0) return 0;
   Sent& last = table_[(sent_ - 1) & (geometry_.slots - 1)];
-  if (!last.data || last.in_slot) return 0;
+  if (!last.data || last.in_slot || last.ring != ring_) return 0;
   std::uint32_t room = geometry_.record_max - last.length;
   room = std::min(room, geometry_.bytes - last.offset - last.length);
   room = std::min(room, FreeBytes());
@@ -24,7 +24,8 @@ Placement Tx::ReserveCtl(std::size_t length, Kind kind) {
     return {};
   }
   const auto bytes = static_cast<std::uint32_t>(length);
-  table_[sent_ & (geometry_.slots - 1)] = {posted_, 0, bytes, true, false};
+  table_[sent_ & (geometry_.slots - 1)] = {posted_, 0,     bytes,
+                                           true,    false, ring_};
   return {sent_++, 0, bytes, {kind, kFlagInline, bytes}};
 }
 
@@ -34,7 +35,7 @@ bool Tx::OnCredit(std::uint64_t consumed) {
   for (; credited_ != consumed; ++credited_) {
     const Sent& message = table_[credited_ & (geometry_.slots - 1)];
     if (message.data) acked_ += message.length;
-    if (!message.in_slot) used_ -= message.length;
+    if (!message.in_slot && message.ring == ring_) used_ -= message.length;
   }
   return true;
 }
@@ -55,7 +56,8 @@ Piece Tx::Find(std::uint64_t from) const {
     const Sent& message = table_[n & (geometry_.slots - 1)];
     if (!message.data || from - message.start >= message.length) continue;
     const auto skip = static_cast<std::uint32_t>(from - message.start);
-    return {n, message.offset + skip, message.length - skip, message.in_slot};
+    return {n, message.offset + skip, message.length - skip, message.in_slot,
+            message.ring};
   }
   return {};
 }

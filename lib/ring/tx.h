@@ -31,6 +31,7 @@ struct Sent {
   std::uint32_t length;
   bool in_slot;  // kFlagInline
   bool data;
+  std::uint8_t ring;  // Tx::ring() at that time
 };
 
 // Where the next message goes.
@@ -47,6 +48,7 @@ struct Piece {
   std::uint32_t offset;  // in the byte ring, or in the slot if inline
   std::uint32_t length;  // 0: not here
   bool in_slot;
+  std::uint8_t ring;
 };
 
 // The sender's side of a ring: what is free, what is outstanding and where. All
@@ -70,7 +72,9 @@ class Tx {
     } else {
       // Everything came back: begin at the front, so that light traffic stays
       // in the same few lines and pages.
-      if (outstanding == 0 && offset_ != 0) {
+      if (fresh_) {
+        place.imm.flags = kFlagRing;
+      } else if (outstanding == 0 && offset_ != 0) {
         offset_ = 0;
         place.imm.flags = kFlagRewind;
       }
@@ -86,12 +90,14 @@ class Tx {
         length = geometry_.bytes - offset_;
       place.length = length;
       place.offset = offset_;
+      fresh_ = false;
       Advance(length);
     }
     place.imm.length = place.length;
     table_[sent_ & (geometry_.slots - 1)] = {
-        posted_, place.offset, place.length,
-        (place.imm.flags & kFlagInline) != 0, true};
+        posted_,      place.offset,
+        place.length, (place.imm.flags & kFlagInline) != 0,
+        true,         ring_};
     posted_ += place.length;
     ++sent_;
     return place;
@@ -105,10 +111,26 @@ class Tx {
   // ReserveData of what fits in a slot, without its questions: 0 < length <=
   // inline_max, and fewer than slots - kCtlSlots outstanding.  Its number.
   std::uint64_t ReserveInline(std::uint32_t length) {
-    table_[sent_ & (geometry_.slots - 1)] = {posted_, 0, length, true, true};
+    table_[sent_ & (geometry_.slots - 1)] = {posted_, 0,    length,
+                                             true,    true, ring_};
     posted_ += length;
     return sent_++;
   }
+
+  // From the next data message on, another ring is written to.  What is in the
+  // old one stays there until it is credited; only then may it change again.
+  void Switch(std::uint32_t bytes, std::uint32_t record_max) {
+    geometry_.bytes = bytes;
+    geometry_.record_max = record_max;
+    ring_ ^= 1;
+    offset_ = 0;
+    used_ = 0;
+    fresh_ = true;
+    switched_at_ = sent_;
+  }
+  // 0 and 1 in turn.
+  std::uint8_t ring() const { return ring_; }
+  bool OldCredited() const { return credited_ >= switched_at_; }
 
   // Takes the next message for a control message of `length` bytes, inline.
   Placement ReserveCtl(std::size_t length, Kind kind = Kind::kCtl);
@@ -140,7 +162,7 @@ class Tx {
     used_ += length;
   }
 
-  const Geometry geometry_;
+  Geometry geometry_;
   Sent* const table_;
   std::uint64_t sent_ = 0;
   std::uint64_t credited_ = 0;
@@ -148,6 +170,9 @@ class Tx {
   std::uint64_t acked_ = 0;
   std::uint32_t offset_ = 0;  // of the next message in the byte ring
   std::uint32_t used_ = 0;    // bytes of the byte ring not yet credited
+  std::uint8_t ring_ = 0;
+  bool fresh_ = false;  // nothing has been sent in this ring
+  std::uint64_t switched_at_ = 0;
 };
 
 }  // namespace rcsock::ring

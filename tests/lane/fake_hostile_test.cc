@@ -281,6 +281,125 @@ TEST_P(Hostile, WhoSleepsOrWaitsForTheTimerFlushes) {
   }
 }
 
+// Sends `all` bytes from the lane to its peer, as much at a time as there is
+// room for, and checks them.
+class Growing : public Hostile {
+ protected:
+  void SetUp() override {
+    fds_ = OpenFds();
+    FakeVerbs::Options options;
+    options.iwarp = GetParam();
+    made_ = MakeFakePair(options, rdma::kBlockMin, 256 * 1024);
+    ASSERT_NE(made_.pair, nullptr);
+    lane_ = &made_.pair->side[0].qp_lane();
+    peer_ = &made_.pair->side[1].qp_lane();
+  }
+  void Stream(std::size_t all, std::size_t piece) {
+    std::size_t sent = lane_->Posted();
+    std::size_t read = sent;
+    const std::size_t end = sent + all;
+    std::vector<char> bytes(piece);
+    while (read < end) {
+      const std::size_t want = std::min(piece, end - sent);
+      for (std::size_t i = 0; i < want; ++i) bytes[i] = Byte(sent + i);
+      iovec iov{bytes.data(), want};
+      sent += lane_->Post(&iov, 1, 0, want);
+      made_.pair->Pump();
+      // What is not credited can be had again, out of whichever ring.
+      const std::uint64_t from = lane_->Acked();
+      std::vector<char> copy(lane_->Posted() - from);
+      ASSERT_EQ(lane_->CopyUnacked(from, copy.data(), copy.size()),
+                copy.size());
+      for (std::size_t i = 0; i < copy.size(); i += 7) {
+        ASSERT_EQ(copy[i], Byte(from + i));
+      }
+      iovec out{bytes.data(), piece};
+      const std::size_t n = peer_->Read(&out, 1, 0, piece, false);
+      for (std::size_t i = 0; i < n; ++i) ASSERT_EQ(bytes[i], Byte(read + i));
+      read += n;
+      made_.pair->Pump();
+    }
+  }
+  static char Byte(std::size_t at) {
+    return static_cast<char>(at * 31 + (at >> 9));
+  }
+  void Fill(std::size_t bytes) {
+    std::vector<char> some(bytes, 'x');
+    iovec iov{some.data(), bytes};
+    lane_->Post(&iov, 1, 0, bytes);
+  }
+  std::uint64_t Pinned(int i) {
+    return made_.pair->side[i].domain->counts().pinned;
+  }
+};
+
+TEST_P(Growing, UnderBulkToTheLimitAndNotBeyond) {
+  const std::uint64_t sender = Pinned(0);
+  const std::uint64_t receiver = Pinned(1);
+  Stream(3'000'000, 60'000);
+  EXPECT_EQ(Pinned(0), sender + 256 * 1024) << "the old mirrors are gone";
+  EXPECT_EQ(Pinned(1), receiver + 256 * 1024) << "the old rings are gone";
+  EXPECT_EQ(lane_->State(), base::Reason::kNone);
+  EXPECT_GT(lane_->Writable(), 200'000u);
+}
+
+TEST_P(Growing, NotForLightTraffic) {
+  const std::uint64_t before = Pinned(1);
+  Stream(100'000, 200);
+  EXPECT_EQ(Pinned(1), before);
+}
+
+TEST_P(Growing, ForgedOffersOfARing) {
+  struct {
+    std::uint64_t address;
+    std::uint32_t key;
+    std::uint32_t bytes;
+  } forged[] = {
+      {0, 1, 65'536},
+      {0x10008, 1, 65'536},
+      {~std::uint64_t{4095}, 1, 65'536},
+      {0x10000, 1, 0},
+      {0x10000, 1, 4096},
+      {0x10000, 1, 65'537},
+      {0x10000, 1, 2 * rdma::kBlockMax},
+      {0x10000, 1, 0xffffffff},
+  };
+  for (const auto& offer : forged) {
+    base_ = reinterpret_cast<std::uintptr_t>(lane_->RxRegion().base) -
+            rdma::kRingAt;
+    key_ = static_cast<std::uint32_t>(lane_->RxRegion().key);
+    ASSERT_TRUE(WriteWord(base_ + rdma::kRingOfferAt, offer.address));
+    ASSERT_TRUE(WriteWord(base_ + rdma::kRingOfferAt + 8,
+                          offer.key | std::uint64_t{offer.bytes} << 32));
+    Say(Encode({Kind::kCredit, ring::kFlagRing, 0}));
+    lane_->Writable();
+    ExpectDead(std::to_string(offer.bytes).c_str());
+    Close();
+    SetUp();
+  }
+  // One that is well formed and leads nowhere: the write fails, and the lane.
+  base_ =
+      reinterpret_cast<std::uintptr_t>(lane_->RxRegion().base) - rdma::kRingAt;
+  key_ = static_cast<std::uint32_t>(lane_->RxRegion().key);
+  ASSERT_TRUE(WriteWord(base_ + rdma::kRingOfferAt, 0x10000));
+  ASSERT_TRUE(WriteWord(base_ + rdma::kRingOfferAt + 8,
+                        9999 | std::uint64_t{65'536} << 32));
+  Say(Encode({Kind::kCredit, ring::kFlagRing, 0}));
+  Fill(100);
+  made_.pair->side[0].domain->FlushDeferred();
+  lane_->source()->Drain();
+  EXPECT_EQ(lane_->State(), base::Reason::kLaneError);
+  char copy[100];
+  EXPECT_EQ(lane_->CopyUnacked(lane_->Posted() - 100, copy, 100), 100u);
+}
+
+TEST_P(Growing, ARingThatWasNotOffered) {
+  base_ =
+      reinterpret_cast<std::uintptr_t>(lane_->RxRegion().base) - rdma::kRingAt;
+  Say(Encode({Kind::kData, ring::kFlagRing, 100}));
+  ExpectDead("no such ring");
+}
+
 TEST_P(Hostile, LightTrafficCostsNoWakeUps) {
   char byte = 0;
   iovec iov{&byte, 1};
@@ -297,6 +416,8 @@ TEST_P(Hostile, LightTrafficCostsNoWakeUps) {
 
 INSTANTIATE_TEST_SUITE_P(Ib, Hostile, testing::Values(false));
 INSTANTIATE_TEST_SUITE_P(Iwarp, Hostile, testing::Values(true));
+INSTANTIATE_TEST_SUITE_P(Ib, Growing, testing::Values(false));
+INSTANTIATE_TEST_SUITE_P(Iwarp, Growing, testing::Values(true));
 
 TEST(Offer, RefusesNonsense) {
   rdma::Offer good{};

@@ -5,13 +5,14 @@
 namespace rcsock::lane::test {
 namespace {
 
-template <bool kIwarp, bool kImmediate, std::size_t kRing>
+template <bool kIwarp, bool kImmediate, std::size_t kRing,
+          std::size_t kMost = 0>
 std::unique_ptr<LanePair> Make() {
   FakeVerbs::Options options;
   options.iwarp = kIwarp;
   options.immediate = kImmediate;
   options.inline_max = kIwarp ? 0 : 256;
-  return OwnedFakePair::Make(options, kRing);
+  return OwnedFakePair::Make(options, kRing, kMost);
 }
 
 }  // namespace
@@ -25,5 +26,11 @@ INSTANTIATE_TEST_SUITE_P(IbLater, LaneConformance,
                          testing::Values(&Make<false, false, kLarge>));
 INSTANTIATE_TEST_SUITE_P(IwarpLater, LaneConformance,
                          testing::Values(&Make<true, false, kLarge>));
+
+// Rings that grow under way.
+INSTANTIATE_TEST_SUITE_P(IbGrows, LaneConformance,
+                         testing::Values(&Make<false, true, 32'768, kLarge>));
+INSTANTIATE_TEST_SUITE_P(IwarpLaterGrows, LaneConformance,
+                         testing::Values(&Make<true, false, 32'768, kLarge>));
 
 }  // namespace rcsock::lane::test

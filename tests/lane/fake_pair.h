@@ -16,7 +16,7 @@ struct FakePair {
 };
 
 inline FakePair MakeFakePair(const FakeVerbs::Options& options,
-                             std::size_t ring_bytes) {
+                             std::size_t ring_bytes, std::size_t most = 0) {
   FakePair made;
   made.verbs = std::make_unique<FakeVerbs>(options);
   auto pair = std::make_unique<RdmaPair>();
@@ -28,7 +28,7 @@ inline FakePair MakeFakePair(const FakeVerbs::Options& options,
     side.domain =
         rdma::Domain::Make(made.verbs->context(), &side.board, &error);
     if (side.domain == nullptr) return made;
-    side.domain->SetRingBytes(ring_bytes);
+    side.domain->SetRingBytes(ring_bytes, most == 0 ? ring_bytes : most);
     side.lane =
         side.domain->CreateLane(made.id[i], RdmaSide::kBell, &why, &error);
     if (side.lane == nullptr) return made;
@@ -44,10 +44,12 @@ inline FakePair MakeFakePair(const FakeVerbs::Options& options,
 class OwnedFakePair final : public LanePair {
  public:
   static std::unique_ptr<LanePair> Make(const FakeVerbs::Options& options,
-                                        std::size_t ring_bytes) {
+                                        std::size_t ring_bytes,
+                                        std::size_t most = 0) {
     auto pair = std::make_unique<OwnedFakePair>();
-    pair->made_ = MakeFakePair(options, ring_bytes);
+    pair->made_ = MakeFakePair(options, ring_bytes, most);
     if (pair->made_.pair == nullptr) return nullptr;
+    pair->large_ = ring_bytes > 150'000;
     return pair;
   }
   ~OwnedFakePair() override {
@@ -63,8 +65,10 @@ class OwnedFakePair final : public LanePair {
   void Kill(int i) override { made_.pair->Kill(i); }
   void Pump() override { made_.pair->Pump(); }
   bool ExactKicks() const override { return false; }
+  bool Large() const override { return large_; }
 
  private:
+  bool large_ = true;
   FakePair made_;
 };
 

@@ -37,6 +37,8 @@ class LanePair {
   virtual void Kill(int i) = 0;
   // Whatever makes progress in between (nothing, in shared memory).
   virtual void Pump() {}
+  // Whether a fresh lane takes 100,000 bytes without running out of room.
+  virtual bool Large() const { return true; }
   // Whether an armed poller is kicked for what it has asked for only.
   virtual bool ExactKicks() const { return true; }
 };
@@ -141,6 +143,7 @@ TEST_P(LaneConformance, VectorsSkipAndLimit) {
 
 TEST_P(LaneConformance, PartialReadsAndPeek) {
   for (std::size_t size : {20u, 56u, 57u, 120u, 121u, 3000u, 70'000u}) {
+    if (size > 10'000 && !pair_->Large()) break;
     const std::uint64_t start = a_->Posted();
     ASSERT_EQ(PostPattern(*a_, size), size);
     EXPECT_EQ(b_->Readable(), size);
@@ -521,7 +524,7 @@ TEST_P(LaneConformance, AnArmedPollerIsKicked) {
 }
 
 TEST_P(LaneConformance, CreditReachesThePoller) {
-  if (pair_->poller(0) == nullptr) GTEST_SKIP();
+  if (pair_->poller(0) == nullptr || !pair_->Large()) GTEST_SKIP();
   Completion out[8];
   a_->SetNotify(kNotifyTxPoller, pair_->bell());
   pair_->poller(0)->Arm();

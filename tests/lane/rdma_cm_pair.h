@@ -96,7 +96,8 @@ class CmConnector {
   rdma_cm_id* requested_ = nullptr;
 };
 
-inline std::unique_ptr<RdmaPair> MakeCmPair(std::size_t ring_bytes) {
+inline std::unique_ptr<RdmaPair> MakeCmPair(std::size_t ring_bytes,
+                                            std::size_t most = 0) {
   auto cm = std::make_shared<CmConnector>();
   if (!cm->Open()) return nullptr;
   auto pair = std::make_unique<RdmaPair>();
@@ -105,7 +106,7 @@ inline std::unique_ptr<RdmaPair> MakeCmPair(std::size_t ring_bytes) {
   for (auto& side : pair->side) {
     side.domain = rdma::Domain::Make(cm->id(0)->verbs, &side.board, &error);
     if (side.domain == nullptr) return nullptr;
-    side.domain->SetRingBytes(ring_bytes);
+    side.domain->SetRingBytes(ring_bytes, most == 0 ? ring_bytes : most);
   }
   const auto make = [&](int i, rdma_cm_id* id) {
     pair->side[i].lane =

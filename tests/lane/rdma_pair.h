@@ -195,8 +195,11 @@ class RdmaPair final : public LanePair {
     while (!Settled() && base::NowNs() < limit) std::this_thread::yield();
   }
 
+  bool Large() const override { return large; }
+
   RdmaSide side[2];
   std::function<void()> disconnect;
+  bool large = true;
 
  private:
   bool Settled() {

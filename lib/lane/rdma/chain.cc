@@ -12,19 +12,18 @@ constexpr std::uint64_t kSignalInFlight = 2;
 // ... and every so many anyway, so that the queue drains.
 constexpr std::uint64_t kSignalEvery = 16;
 
-void Chain::Write(const std::byte* from, std::uint32_t length,
-                  std::uint64_t to) {
+void Chain::Write(const std::byte* from, std::uint32_t length, std::uint64_t to,
+                  std::uint32_t lkey, std::uint32_t rkey) {
   ibv_send_wr& wr = wrs_[count_];
   ibv_sge& sge = sges_[count_];
   std::memset(&wr, 0, sizeof(wr));
-  sge = {reinterpret_cast<std::uintptr_t>(from), length,
-         lane_.tx_block_.lkey()};
+  sge = {reinterpret_cast<std::uintptr_t>(from), length, lkey};
   wr.sg_list = &sge;
   wr.num_sge = 1;
   wr.opcode = IBV_WR_RDMA_WRITE;
   if (length <= lane_.inline_bytes_) wr.send_flags = IBV_SEND_INLINE;
   wr.wr.rdma.remote_addr = to;
-  wr.wr.rdma.rkey = lane_.peer_.key;
+  wr.wr.rdma.rkey = rkey;
   ++count_;
 }
 
@@ -36,22 +35,37 @@ void Chain::Immediate(const std::byte* staged, std::uint32_t imm) {
   }
   // No immediate there: a SEND of its four bytes after the write, which the
   // receiver gets when the write is in place.
-  Write(staged, sizeof(imm), 0);
+  Control(staged, sizeof(imm), 0);
   wrs_[count_ - 1].opcode = IBV_WR_SEND;
 }
 
 void Chain::Message(const ring::Placement& place) {
   std::byte* slot = lane_.TxSlot(place.number);
   if ((place.imm.flags & ring::kFlagInline) != 0) {
-    Write(slot, place.length,
-          lane_.peer_.address + (place.number % kMessages) * kSlotBytes);
+    Control(slot, place.length,
+            lane_.peer_.address + (place.number % kMessages) * kSlotBytes);
   } else {
-    Write(lane_.TxRing() + place.offset, place.length,
-          lane_.peer_.address + kMessages * kSlotBytes + place.offset);
+    const QpLane::TxRingPlace& ring = lane_.tx_ring_;
+    Write(ring.mirror + place.offset, place.length, ring.address + place.offset,
+          ring.lkey, ring.rkey);
   }
   const std::uint32_t imm = ring::Encode(place.imm);
   if (lane_.iwarp_) StageImmediate(slot + kImmAt, imm);
   Immediate(slot + kImmAt, imm);
+}
+
+void Chain::Control(const std::byte* from, std::uint32_t length,
+                    std::uint64_t to) {
+  Write(from, length, to, lane_.tx_block_.lkey(), lane_.peer_.key);
+}
+
+void Chain::CreditAndRing(std::uint64_t word, const std::uint8_t* offer) {
+  std::byte* base = lane_.tx_block_.base();
+  std::memcpy(base + kRingOfferAt, offer, kRingOfferSize);
+  Control(base + kRingOfferAt, kRingOfferSize,
+          lane_.peer_.credit + kRingOfferAt);
+  Credit(word, false);
+  Immediate(base + kOfferCopyAt, kOfferImm);
 }
 
 void Chain::Credit(std::uint64_t word, bool wake) {
@@ -59,7 +73,7 @@ void Chain::Credit(std::uint64_t word, bool wake) {
   // A write that has not gone out yet may take this newer value along.
   reinterpret_cast<std::atomic<std::uint64_t>*>(base + kCreditCopyAt)
       ->store(word, std::memory_order_release);
-  Write(base + kCreditCopyAt, sizeof(word), lane_.peer_.credit);
+  Control(base + kCreditCopyAt, sizeof(word), lane_.peer_.credit);
   if (wake) {
     Immediate(base + kWakeCopyAt, kWakeImm);
   }

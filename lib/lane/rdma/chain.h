@@ -17,6 +17,8 @@ inline void StageImmediate(std::byte* to, std::uint32_t imm) {
 }
 
 constexpr std::uint32_t kWakeImm = ring::Encode({ring::Kind::kCredit, 0, 0});
+constexpr std::uint32_t kOfferImm =
+    ring::Encode({ring::Kind::kCredit, ring::kFlagRing, 0});
 
 // Writes that go out together, with one doorbell.  Made, filled and posted
 // under the lane's post_latch_.
@@ -28,6 +30,8 @@ class Chain {
   void Message(const ring::Placement& place);
   // The credit word; with a wake-up or without.
   void Credit(std::uint64_t word, bool wake);
+  // The same with a wake-up that offers a larger ring.
+  void CreditAndRing(std::uint64_t word, const std::uint8_t* offer);
   bool empty() const { return count_ == 0; }
   bool Full() const { return count_ + 4 > kMost; }
   void Post();
@@ -35,7 +39,10 @@ class Chain {
  private:
   static constexpr std::uint32_t kMost = 24;
 
-  void Write(const std::byte* from, std::uint32_t length, std::uint64_t to);
+  void Write(const std::byte* from, std::uint32_t length, std::uint64_t to,
+             std::uint32_t lkey, std::uint32_t rkey);
+  // Between the blocks that every lane has.
+  void Control(const std::byte* from, std::uint32_t length, std::uint64_t to);
   // On iWARP its four bytes are at `staged`, as StageImmediate left them.
   void Immediate(const std::byte* staged, std::uint32_t imm);
 

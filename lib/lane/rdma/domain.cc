@@ -1,5 +1,7 @@
 #include "lib/lane/rdma/domain.h"
 
+#include <sys/resource.h>
+
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
@@ -47,6 +49,12 @@ class DeviceDomain final : public Domain {
     pd_ = verbs::AllocPd(context_, error);
     if (pd_ == nullptr) return false;
     memory_.emplace(pd_.get());
+    // New lanes, and the program's own locked memory, come first.
+    rlimit limit{};
+    if (::getrlimit(RLIMIT_MEMLOCK, &limit) == 0 &&
+        limit.rlim_cur != RLIM_INFINITY) {
+      memory_->SetBudget(limit.rlim_cur / 2);
+    }
     return true;
   }
 
@@ -56,9 +64,14 @@ class DeviceDomain final : public Domain {
   std::unique_ptr<RdmaLane> CreateLane(rdma_cm_id* id, int bell,
                                        base::Reason* why,
                                        verbs::Error* error) override;
-  void SetRingBytes(std::size_t bytes) override {
-    block_bytes_ = kBlockMin;
-    while (block_bytes_ < bytes && block_bytes_ < kBlockMax) block_bytes_ *= 2;
+  void SetRingBytes(std::size_t first, std::size_t most) override {
+    const auto round = [](std::size_t bytes) {
+      std::size_t to = kBlockMin;
+      while (to < bytes && to < kBlockMax) to *= 2;
+      return to;
+    };
+    block_bytes_ = round(first);
+    most_ring_ = round(most);
   }
   void SetFlushTimer(void (*fn)(void*), void* arg) override {
     deferred_.SetTimer(fn, arg);
@@ -92,6 +105,7 @@ class DeviceDomain final : public Domain {
   const bool iwarp_;
   Limits limits_;
   std::size_t block_bytes_ = kBlockMin;
+  std::size_t most_ring_ = 1024 * 1024;
   verbs::Pd pd_;
   std::optional<Memory> memory_;
   Deferred deferred_;
@@ -153,6 +167,7 @@ std::unique_ptr<RdmaLane> DeviceDomain::CreateLane(rdma_cm_id* id, int bell,
   parts.id = id;
   parts.send_depth = limits_.send_depth;
   parts.inline_bytes = inline_bytes;
+  parts.most_ring = most_ring_;
   parts.iwarp = iwarp_;
   // From here on the lane gives everything back.
   std::unique_ptr<QpLane> lane = QpLane::Make(std::move(parts));

@@ -45,9 +45,10 @@ class Domain : public std::enable_shared_from_this<Domain> {
   virtual std::unique_ptr<RdmaLane> CreateLane(rdma_cm_id* id, int bell,
                                                base::Reason* why,
                                                verbs::Error* error) = 0;
-  // How large the receive rings of lanes made from now on are, slots and all;
-  // rounded up to a power of two from 16 KiB to 8 MiB.
-  virtual void SetRingBytes(std::size_t bytes) = 0;
+  // How large the receive rings of lanes made from now on are at first, slots
+  // and all, and how large they may grow; rounded up to powers of two from 16
+  // KiB to 8 MiB.  By default 16 KiB and 1 MiB.
+  virtual void SetRingBytes(std::size_t first, std::size_t most) = 0;
   // The poller of a bell, made if need be; null: it could not be.
   virtual Source* source(int bell) = 0;
   // From now on, small sends may wait for a write to complete, or for

@@ -10,12 +10,15 @@
 // receiving one, which the peer writes to, and the sending one, which mirrors
 // the peer's receiving one, offset for offset.
 //
-//   0     head line: the credit word; in the sending block, the copies that
-//         credit and wake-ups are written from
+//   0     head line: the credit word, and at 16 a larger ring that is offered;
+//   in
+//         the sending block, the copies that these are written from
 //   64    32 control slots of 64 bytes
 //   2112  the byte ring
 //
-// An idle lane has two blocks of 16 KiB.
+// An idle lane has two blocks of 16 KiB.  When its sender runs out of room
+// again and again, the receiver offers a larger ring, a block of its own; slots
+// and head line stay where they are.
 namespace rcsock::lane::rdma {
 
 constexpr std::uint32_t kMessages = 32;  // in flight; the credit at the start
@@ -29,9 +32,14 @@ constexpr std::uint32_t RingBytes(std::size_t block) {
   return static_cast<std::uint32_t>(block - kRingAt);
 }
 
+// A larger ring: its address (8), key (4), bytes (4); little-endian.
+constexpr std::size_t kRingOfferAt = 16;
+constexpr std::size_t kRingOfferSize = 16;
+
 // In the head line of the sending block.
 constexpr std::size_t kCreditCopyAt = 0;  // the credit word as last written
-constexpr std::size_t kWakeCopyAt = 8;    // iWARP: the immediate of a wake-up
+constexpr std::size_t kWakeCopyAt = 8;    // iWARP: the immediate of a wake-up,
+constexpr std::size_t kOfferCopyAt = 12;  // and of one that offers a ring
 // iWARP: the immediate of message n, behind the payload of its control slot.
 constexpr std::size_t kImmAt = 56;
 static_assert(kImmAt >= ring::kCtlMax && kImmAt + 4 <= kSlotBytes);

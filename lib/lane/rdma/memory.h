@@ -56,6 +56,9 @@ class Memory {
   // `remote`: the peer may write to it.  Empty: no memory, or no more may be
   // pinned.
   Block Get(std::size_t bytes, bool remote, verbs::Error* error);
+  // How much may be pinned for the sake of speed.
+  void SetBudget(std::uint64_t bytes) { budget_ = bytes; }
+  bool MayGrow(std::size_t bytes) const { return pinned() + bytes <= budget_; }
   std::uint64_t pinned() const {
     return pinned_.load(std::memory_order_relaxed);
   }
@@ -68,6 +71,7 @@ class Memory {
   void Give(std::byte* base, std::size_t bytes);
 
   ibv_pd* const pd_;
+  std::uint64_t budget_ = ~std::uint64_t{0};
   std::atomic<std::uint64_t> pinned_{0};
   base::Latch latch_;
   std::vector<std::byte*> slabs_;  // latch_'s

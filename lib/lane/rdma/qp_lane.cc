@@ -37,7 +37,10 @@ QpLane::QpLane(QpLaneParts parts)
       iwarp_(parts.iwarp),
       rx_block_(std::move(parts.rx)),
       ring_bytes_(RingBytes(rx_block_.bytes())),
-      rx_(GeometryOf(ring_bytes_)) {
+      most_ring_(parts.most_ring),
+      rx_(GeometryOf(ring_bytes_)),
+      rx_ring_bytes_(ring_bytes_) {
+  rx_rings_[0] = rx_block_.base() + kRingAt;
   lanes_->fetch_add(1, std::memory_order_relaxed);
 }
 
@@ -60,12 +63,18 @@ QpLane::~QpLane() {
 }
 
 Region QpLane::RxRegion() const {
-  return {rx_block_.base() + kRingAt, ring_bytes_, rx_block_.rkey()};
+  // What may be unread: the old ring too, while there are two.
+  std::size_t length = ring_bytes_;
+  for (const Block& grown : rx_grown_) {
+    if (grown) length += grown.bytes();
+  }
+  return {const_cast<std::byte*>(rx_rings_[rx_.ring()]), length,
+          rx_block_.rkey()};
 }
 
 Region QpLane::TxRegion() const {
   if (!tx_block_) return {};
-  return {TxRing(), peer_.bytes, tx_block_.lkey()};
+  return {TxRing(), peer_.bytes, tx_ring_.lkey};
 }
 
 // --- Before the stream has the lane ------------------------------------------
@@ -94,6 +103,11 @@ void QpLane::SetPeer(const Offer& offer) {
   std::scoped_lock hold(post_latch_);
   tx_block_ = std::move(block);
   StageImmediate(tx_block_.base() + kWakeCopyAt, kWakeImm);
+  StageImmediate(tx_block_.base() + kOfferCopyAt, kOfferImm);
+  tx_ring_ = {tx_block_.base() + kRingAt,
+              offer.address + kMessages * kSlotBytes, tx_block_.lkey(),
+              offer.key};
+  tx_mirrors_[0] = tx_ring_.mirror;
   tx_.emplace(sent_table_.data(), GeometryOf(offer.bytes));
   peer_ = offer;
 }

@@ -37,6 +37,7 @@ struct QpLaneParts {
   Block rx;
   std::uint32_t send_depth = 0;
   std::uint32_t inline_bytes = 0;
+  std::size_t most_ring = 0;
   bool iwarp = false;
 };
 
@@ -149,11 +150,19 @@ class QpLane final : public RdmaLane {
   std::byte* TxSlot(std::uint64_t number) const {
     return tx_block_.base() + kSlotsAt + (number % kMessages) * kSlotBytes;
   }
-  std::byte* TxRing() const { return tx_block_.base() + kRingAt; }
+  std::byte* TxRing() const { return tx_ring_.mirror; }
   std::atomic<std::uint64_t>& CreditWord() const {
     return *reinterpret_cast<std::atomic<std::uint64_t>*>(rx_block_.base());
   }
+  // Where data goes now.
+  struct TxRingPlace {
+    std::byte* mirror = nullptr;
+    std::uint64_t address = 0;
+    std::uint32_t lkey = 0;
+    std::uint32_t rkey = 0;
+  };
   void LookForCredit();
+  void TakeRing();
   bool EnsureRoom();
   std::size_t PostSmall(IovCursor from, std::size_t all);
   std::size_t PostLarge(IovCursor from, std::size_t all);
@@ -171,9 +180,12 @@ class QpLane final : public RdmaLane {
   bool FlushLocked();
   // A sender that knows of no newer credit than the last wake-up's has no room.
   bool Starves() const;
+  bool StarvesForBytes(std::uint64_t landed) const;
   // Writes the credit word; with a wake-up if the sender may sleep.  False: no
   // room in the send queue.
   bool PublishLocked(Chain* chain);
+  // The credit word for `consumed`, as that of a wake-up if it is one.
+  std::uint64_t Word(std::uint64_t consumed, bool wake);
   void PublishCredit();
 
   // Receiving, under the rx latch.
@@ -188,9 +200,11 @@ class QpLane final : public RdmaLane {
   bool LandedOrDrain(std::uint64_t number, std::uint32_t* imm);
   bool Fill();
   const std::byte* Bytes(const ring::Rx& rx) const {
-    return (rx.in_slot() ? RxSlot(rx.next()) : rx_block_.base() + kRingAt) +
+    return (rx.in_slot() ? RxSlot(rx.next()) : rx_rings_[rx.ring()]) +
            rx.offset();
   }
+  void GrowRing();
+  void RingChanged();
   void Take(std::uint32_t n);
   void Taken();
 
@@ -216,7 +230,8 @@ class QpLane final : public RdmaLane {
   const bool iwarp_;
   bool added_ = false;
   Block rx_block_;
-  const std::uint32_t ring_bytes_;
+  const std::uint32_t ring_bytes_;  // of rx_block_'s ring
+  const std::size_t most_ring_;     // how large a ring may grow
   Offer peer_{};
   Block tx_block_;
 
@@ -234,13 +249,21 @@ class QpLane final : public RdmaLane {
   std::uint16_t wakes_drained_ = 0;
   std::atomic<std::uint64_t> credit_seen_{0};  // for SleepTx
   std::atomic<bool> queue_full_{false};        // Post found the send queue full
+  std::uint32_t rings_taken_ = 0;              // of ring_offers_
+  // The mirrors; the index is Tx::ring().  Those of offered rings are blocks of
+  // their own.
+  std::byte* tx_mirrors_[2] = {};
+  Block tx_grown_[2];
+  bool old_mirror_ = false;  // the old one is still there
 
   mutable base::Latch post_latch_;
   std::uint64_t posted_wrs_ = 0;
   std::uint64_t signalled_wrs_ = 0;
-  std::uint64_t reply_wrs_ = 0;  // those before it have had an answer
-  ring::Placement waiting_{};    // length 0: nothing waits
-  bool tell_owed_ = false;       // a credit that found no room in the queue
+  std::uint64_t reply_wrs_ = 0;   // those before it have had an answer
+  std::uint64_t switch_wrs_ = 0;  // posted before the ring was changed
+  TxRingPlace tx_ring_;           // written under the tx latch as well
+  ring::Placement waiting_{};     // length 0: nothing waits
+  bool tell_owed_ = false;        // a credit that found no room in the queue
   std::uint32_t wakes_sent_ = 0;
   // Written under it: the last wake-up's credit, the last credit, and the bytes
   // consumed by then.
@@ -258,6 +281,13 @@ class QpLane final : public RdmaLane {
   std::uint64_t rx_limit_ = kNoLimit;  // no message from here on is accepted
   std::uint64_t arrived_ = 0;
   std::atomic<std::uint64_t> consumed_{0};
+  const std::byte* rx_rings_[2] = {};  // the index is Rx::ring()
+  Block rx_grown_[2];
+  std::uint8_t ring_seen_ = 0;
+  bool grow_stopped_ = false;
+  // Wake-ups for want of bytes since the last offer.
+  std::atomic<std::uint32_t> starves_{0};
+  std::atomic<std::uint32_t> offered_bytes_{0};  // a ring not yet gone over to
 
   // The drain latch's, but for the atomics.
   alignas(64) std::atomic<std::uint64_t> landed_{0};
@@ -266,11 +296,15 @@ class QpLane final : public RdmaLane {
   // most 32.
   std::array<std::atomic<std::uint64_t>, 64> bytes_before_{};
   std::atomic<std::uint64_t> wakes_seen_{0};
+  std::atomic<std::uint32_t> rx_ring_bytes_;  // of the ring of what has landed
+  // The ring that the peer has offered last, and how many it has.
+  std::atomic<std::uint64_t> ring_address_{0};
+  std::atomic<std::uint64_t> ring_key_bytes_{0};  // key << 32 | bytes
+  std::atomic<std::uint32_t> ring_offers_{0};
   std::atomic<std::uint64_t> sent_for_wakes_{0};  // messages sent, to compare
   bool latched_ = false;                          // accepts nothing more
   std::uint32_t news_ = 0;
-  std::uint64_t rewound_ =
-      0;  // a message told that its sender knew this credit
+  std::uint64_t rewound_ = 0;  // a credit that the sender has shown to know
   bool touched_ = false;
   QpLane* next_touched_ = nullptr;
   // The peer's setup message.

@@ -13,6 +13,8 @@ namespace {
 
 // Consumed messages after which the credit is written for its own sake.
 constexpr std::uint64_t kCreditDue = kMessages / 2;
+// Wake-ups for want of bytes before a larger ring is worth its memory.
+constexpr std::uint32_t kGrowAfter = 2;
 // Wake-ups that an honest peer may be ahead of the messages it has had.
 constexpr std::uint64_t kWakesAhead = 8;
 
@@ -37,7 +39,10 @@ bool QpLane::Fill() {
       Taken();
       continue;
     }
-    if (rx_.Accept(imm)) return true;
+    if (rx_.Accept(imm)) {
+      if (rx_.ring() != ring_seen_) RingChanged();
+      return true;
+    }
     rx_limit_ = rx_.next();
     Lost(base::Reason::kProtocol);
   }
@@ -65,8 +70,10 @@ void QpLane::Taken() {
   const std::uint64_t bytes =
       bytes_before_[next % 64].load(std::memory_order_relaxed) -
       published_bytes_.load(std::memory_order_relaxed);
-  if (unpublished >= kCreditDue || bytes >= ring_bytes_ / 4) {
+  if (unpublished >= kCreditDue ||
+      bytes >= rx_ring_bytes_.load(std::memory_order_relaxed) / 4) {
     PublishCredit();
+    if (starves_.load(std::memory_order_relaxed) >= kGrowAfter) GrowRing();
     return;
   }
   // A sender that may sleep is told of less, once there is nothing more here.
@@ -79,10 +86,15 @@ bool QpLane::Starves() const {
   const std::uint64_t landed = landed_.load(std::memory_order_seq_cst);
   const std::uint64_t told = told_.load(std::memory_order_relaxed);
   if (landed - told >= kMessages - ring::kCtlSlots) return true;
+  return StarvesForBytes(landed);
+}
+
+bool QpLane::StarvesForBytes(std::uint64_t landed) const {
   const std::uint64_t bytes =
       bytes_before_[landed % 64].load(std::memory_order_relaxed) -
       told_bytes_.load(std::memory_order_relaxed);
-  return bytes > ring_bytes_ - ring::kMinRoom;
+  return bytes >
+         rx_ring_bytes_.load(std::memory_order_relaxed) - ring::kMinRoom;
 }
 
 bool QpLane::PublishLocked(Chain* chain) {
@@ -100,7 +112,15 @@ bool QpLane::PublishLocked(Chain* chain) {
   // published_ stored -> landed_ loaded (by Starves); the drainer stores
   // landed_, fences, and looks at published_.
   const bool wake = consumed > told && Starves();
+  if (wake && StarvesForBytes(landed_.load(std::memory_order_relaxed))) {
+    starves_.fetch_add(1, std::memory_order_relaxed);
+  }
   if (!wake && before == consumed) return true;
+  chain->Credit(Word(consumed, wake), wake);
+  return true;
+}
+
+std::uint64_t QpLane::Word(std::uint64_t consumed, bool wake) {
   const std::uint64_t bytes =
       bytes_before_[consumed % 64].load(std::memory_order_relaxed);
   published_bytes_.store(bytes, std::memory_order_relaxed);
@@ -109,10 +129,62 @@ bool QpLane::PublishLocked(Chain* chain) {
     told_bytes_.store(bytes, std::memory_order_relaxed);
     ++wakes_sent_;
   }
-  chain->Credit(std::uint64_t{wakes_sent_ & 0xffff} << kWakeShift |
-                    (consumed & kConsumedMask),
-                wake);
-  return true;
+  return std::uint64_t{wakes_sent_ & 0xffff} << kWakeShift |
+         (consumed & kConsumedMask);
+}
+
+// The sender has run out of bytes again and again: offers it a larger ring.  It
+// goes over with a message that says so.
+void QpLane::GrowRing() {
+  if (grow_stopped_ || offered_bytes_.load(std::memory_order_relaxed) != 0) {
+    return;
+  }
+  starves_.store(0, std::memory_order_relaxed);
+  std::size_t bytes = 4 * kBlockMin;
+  while (bytes <
+         4 * std::size_t{rx_ring_bytes_.load(std::memory_order_relaxed)}) {
+    bytes *= 2;
+  }
+  bytes = std::min(bytes, most_ring_);
+  verbs::Error error;
+  Block block;
+  if (bytes > rx_ring_bytes_.load(std::memory_order_relaxed) &&
+      memory_->MayGrow(bytes)) {
+    block = memory_->Get(bytes, true, &error);
+  }
+  if (!block) {
+    grow_stopped_ = true;
+    return;
+  }
+  RCSOCK_LOG(2, "rdma: offers a ring of %zu bytes", bytes);
+  std::uint8_t offer[kRingOfferSize];
+  const auto address = reinterpret_cast<std::uintptr_t>(block.base());
+  const std::uint64_t key_bytes =
+      std::uint64_t{block.rkey()} | std::uint64_t{bytes} << 32;
+  for (int i = 0; i < 8; ++i) {
+    offer[i] = address >> 8 * i & 0xff;
+    offer[8 + i] = key_bytes >> 8 * i & 0xff;
+  }
+  std::scoped_lock hold(post_latch_);
+  if (Room() < 8) return;
+  const std::uint8_t next = rx_.ring() ^ 1;
+  rx_rings_[next] = block.base();
+  rx_grown_[next] = std::move(block);
+  rx_.Expect(static_cast<std::uint32_t>(bytes));
+  offered_bytes_.store(static_cast<std::uint32_t>(bytes),
+                       std::memory_order_release);
+  const std::uint64_t consumed = consumed_.load(std::memory_order_relaxed);
+  published_.store(consumed, std::memory_order_seq_cst);
+  Chain chain(this);
+  chain.CreditAndRing(Word(consumed, true), offer);
+  chain.Post();
+}
+
+// The first message of the new ring: nothing in the old one is unread.
+void QpLane::RingChanged() {
+  rx_grown_[ring_seen_].reset();
+  ring_seen_ = rx_.ring();
+  offered_bytes_.store(0, std::memory_order_relaxed);
 }
 
 void QpLane::PublishCredit() {
@@ -224,6 +296,21 @@ void QpLane::OnReceive(std::uint32_t bits) {
       latched_ = true;
       Lost(base::Reason::kProtocol);
     }
+    if ((imm.flags & ring::kFlagRing) != 0) {
+      const auto* at = reinterpret_cast<const std::uint8_t*>(rx_block_.base() +
+                                                             kRingOfferAt);
+      std::uint64_t address = 0;
+      std::uint64_t key_bytes = 0;
+      for (int i = 0; i < 8; ++i) {
+        address |= std::uint64_t{at[i]} << 8 * i;
+        key_bytes |= std::uint64_t{at[8 + i]} << 8 * i;
+      }
+      // TakeRing checks what it takes.
+      ring_address_.store(address, std::memory_order_relaxed);
+      ring_key_bytes_.store(key_bytes >> 32 | key_bytes << 32,
+                            std::memory_order_relaxed);
+      ring_offers_.fetch_add(1, std::memory_order_release);
+    }
     news_ |= kNewsTx;
     return;
   }
@@ -249,6 +336,10 @@ void QpLane::OnReceive(std::uint32_t bits) {
   }
   const bool in_ring = (imm.flags & ring::kFlagInline) == 0;
   if (in_ring && (imm.flags & ring::kFlagRewind) != 0) rewound_ = number;
+  if (in_ring && (imm.flags & ring::kFlagRing) != 0) {
+    const std::uint32_t bytes = offered_bytes_.load(std::memory_order_acquire);
+    if (bytes != 0) rx_ring_bytes_.store(bytes, std::memory_order_relaxed);
+  }
   inbox_[number % kMessages].store(bits, std::memory_order_relaxed);
   bytes_before_[(number + 1) % 64].store(
       bytes_before_[number % 64].load(std::memory_order_relaxed) +

@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
+#include "lib/base/log.h"
 #include "lib/lane/rdma/chain.h"
 #include "lib/lane/rdma/qp_lane.h"
 
@@ -42,12 +44,58 @@ void QpLane::LookForCredit() {
     poller_->Drain();
   }
   const std::uint64_t consumed = word & kConsumedMask;
-  if (consumed == tx_->credited()) return;
-  if (!tx_->OnCredit(consumed)) {
+  if (consumed != tx_->credited()) {
+    if (!tx_->OnCredit(consumed)) {
+      Lost(base::Reason::kProtocol);
+      return;
+    }
+    credit_seen_.store(consumed, std::memory_order_relaxed);
+  }
+  if (old_mirror_ ||
+      ring_offers_.load(std::memory_order_acquire) != rings_taken_) {
+    TakeRing();
+  }
+}
+
+// Goes over to the ring that the peer has offered, as soon as the one before
+// the present one is no longer needed.
+void QpLane::TakeRing() {
+  // Credited, and the device has done with it: it might send it once more.
+  if (!tx_->OldCredited() ||
+      done_wrs_.load(std::memory_order_acquire) < switch_wrs_) {
+    return;
+  }
+  if (old_mirror_) {
+    tx_grown_[tx_->ring() ^ 1].reset();
+    old_mirror_ = false;
+  }
+  const std::uint32_t offers = ring_offers_.load(std::memory_order_acquire);
+  if (offers == rings_taken_ || !Flush()) return;
+  rings_taken_ = offers;
+  const std::uint64_t address = ring_address_.load(std::memory_order_relaxed);
+  const std::uint64_t key_bytes =
+      ring_key_bytes_.load(std::memory_order_relaxed);
+  const auto bytes = static_cast<std::uint32_t>(key_bytes);
+  // Only ever larger: what a peer can make us do here has an end.
+  if (bytes <= peer_.bytes || bytes > kBlockMax || bytes % 4096 != 0 ||
+      address == 0 || address % 64 != 0 || address + bytes < address) {
     Lost(base::Reason::kProtocol);
     return;
   }
-  credit_seen_.store(consumed, std::memory_order_relaxed);
+  verbs::Error error;
+  if (!memory_->MayGrow(bytes)) return;
+  Block block = memory_->Get(bytes, false, &error);
+  if (!block) return;
+  RCSOCK_LOG(2, "rdma: sends into a ring of %u bytes", bytes);
+  std::scoped_lock hold(post_latch_);
+  peer_.bytes = bytes;
+  tx_->Switch(bytes, bytes / 4);
+  tx_ring_ = {block.base(), address, block.lkey(),
+              static_cast<std::uint32_t>(key_bytes >> 32)};
+  tx_mirrors_[tx_->ring()] = block.base();
+  tx_grown_[tx_->ring()] = std::move(block);
+  old_mirror_ = true;
+  switch_wrs_ = posted_wrs_;
 }
 
 // Under the tx latch, without post_latch_: room for kPostWrs.
@@ -232,7 +280,8 @@ std::size_t QpLane::CopyUnacked(std::uint64_t from, void* to,
     const ring::Piece piece = tx_->Find(from + done);
     if (piece.length == 0) break;
     const std::byte* at =
-        (piece.in_slot ? TxSlot(piece.number) : TxRing()) + piece.offset;
+        (piece.in_slot ? TxSlot(piece.number) : tx_mirrors_[piece.ring]) +
+        piece.offset;
     const std::size_t n = std::min<std::size_t>(piece.length, length - done);
     std::memcpy(out + done, at, n);
     done += n;
