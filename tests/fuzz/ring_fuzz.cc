@@ -12,5 +12,6 @@
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data,
                                       std::size_t size) {
   if (!rcsock::ring::test::Driver(data, size).Run().empty()) std::abort();
+  if (!rcsock::ring::test::RdmaDriver(data, size).Run().empty()) std::abort();
   return 0;
 }

@@ -16,15 +16,18 @@
 namespace rcsock::ring::test {
 
 // Runs a ring's two ends against a model, a queue of bytes, as the input says.
-// Run() returns what is wrong, or "".
-class Driver {
+// Run() returns what is wrong, or "".  With `inline_max` 0 no data is inline,
+// the ring is no power of two, messages wait and grow, and the ring changes
+// under way, as over RDMA.
+template <std::uint32_t kInlineMax>
+class DriverOf {
  public:
-  Driver(const std::uint8_t* input, std::size_t size)
+  DriverOf(const std::uint8_t* input, std::size_t size)
       : input_(input), size_(size) {}
 
   std::string Run() {
     while (at_ < size_ && error_.empty()) {
-      switch (Byte() % 8) {
+      switch (Byte() % (kRdma ? 10 : 8)) {
         case 0:
           Send(Byte());
           break;
@@ -49,12 +52,20 @@ class Driver {
         case 7:
           Lie(Byte() << 24 | Byte() << 16 | Byte() << 8 | Byte());
           break;
+        case 8:
+          Extend(Byte() * 8);
+          break;
+        case 9:
+          Change();
+          break;
       }
     }
     return error_;
   }
 
-  static constexpr Geometry kGeometry = {16384, 16, 56, 4096};
+  static constexpr bool kRdma = kInlineMax == 0;
+  static constexpr std::uint32_t kBytes = kRdma ? 14'272 : 16'384;
+  static constexpr Geometry kGeometry = {kBytes, 16, kInlineMax, kBytes / 4};
 
  private:
   struct Unread {  // a message that is in the ring
@@ -69,18 +80,19 @@ class Driver {
   std::uint32_t Slot(std::uint64_t number) { return number % kGeometry.slots; }
 
   void Send(std::uint32_t want) {
+    Settle();
     const std::uint64_t outstanding = tx_.outstanding();
     const Placement place = tx_.ReserveData(want);
     if (place.length == 0) {
       Check(want == 0 || outstanding >= kGeometry.slots - kCtlSlots ||
-                outstanding_bytes_ + kMinRoom > kGeometry.bytes ||
-                outstanding_bytes_ + want > kGeometry.bytes,
+                outstanding_bytes_ + kMinRoom > size_now_ ||
+                outstanding_bytes_ + want > size_now_,
             "no room, though there is");
       if (want >= kMinRoom) Check(tx_.Writable() == 0, "writable but no room");
       return;
     }
     Check(outstanding < kGeometry.slots - kCtlSlots, "took a control slot");
-    Check(place.length <= want && place.length <= kGeometry.record_max,
+    Check(place.length <= want && place.length <= size_now_ / 4,
           "longer than asked");
     const bool in_slot = (place.imm.flags & kFlagInline) != 0;
     Check(place.imm.length == place.length && place.imm.kind == Kind::kData,
@@ -91,24 +103,70 @@ class Driver {
         payload_[Slot(place.number)][i] = Next();
       }
     } else {
-      Check(place.offset + place.length <= kGeometry.bytes, "across the end");
-      outstanding_bytes_ += place.length;
-      Check(outstanding_bytes_ <= kGeometry.bytes, "beyond the credit");
-      if (!error_.empty()) return;
-      for (std::uint32_t i = 0; i < place.length; ++i) {
-        Check(owner_[place.offset + i] == 0, "over bytes not yet credited");
-        owner_[place.offset + i] = 1;
-        bytes_[place.offset + i] = Next();
-      }
+      Check((place.imm.flags == kFlagRing) == fresh_, "first in its ring");
+      if (fresh_) Check(place.offset == 0, "not at its front");
+      fresh_ = false;
+      if (!PutBytes(place.offset, place.length)) return;
     }
-    Land(place, in_slot ? 0 : place.length);
     posted_ += place.length;
+    Check(tx_.posted() == posted_, "posted");
+    if (kRdma) {
+      waiting_ = place;  // Extend may add to it
+    } else {
+      Land(place, in_slot ? 0 : place.length);
+    }
+  }
+
+  bool PutBytes(std::uint32_t offset, std::uint32_t length) {
+    Check(offset + length <= size_now_, "across the end");
+    outstanding_bytes_ += length;
+    Check(outstanding_bytes_ <= size_now_, "beyond the credit");
+    if (!error_.empty()) return false;
+    for (std::uint32_t i = 0; i < length; ++i) {
+      Check(owner_[ring_][offset + i] == 0, "over bytes not yet credited");
+      owner_[ring_][offset + i] = 1;
+      bytes_[ring_][offset + i] = Next();
+    }
+    return true;
+  }
+
+  // What waits is posted.
+  void Settle() {
+    if (waiting_.length == 0) return;
+    waiting_.imm.length = waiting_.length;
+    Land(waiting_, waiting_.length);
+    waiting_.length = 0;
+  }
+
+  void Extend(std::uint32_t want) {
+    if (waiting_.length == 0) return;
+    const std::uint32_t n = tx_.ExtendLast(want);
+    Check(n <= want && waiting_.length + n <= size_now_ / 4, "grew too long");
+    if (n != 0 && !PutBytes(waiting_.offset + waiting_.length, n)) return;
+    waiting_.length += n;
+    posted_ += n;
     Check(tx_.posted() == posted_, "posted");
   }
 
+  // The receiver offers another ring; the sender goes over at once.
+  void Change() {
+    Settle();
+    if (!tx_.OldCredited() || offered_ || fresh_ || size_now_ > 40'000) return;
+    size_now_ += 1024;
+    rx_.Expect(size_now_);
+    offered_ = true;
+    tx_.Switch(size_now_, size_now_ / 4);
+    ring_ ^= 1;
+    Check(ring_ == tx_.ring(), "which ring");
+    std::memset(owner_[ring_], 0, sizeof(owner_[ring_]));
+    outstanding_bytes_ = 0;
+    fresh_ = true;
+  }
+
   void SendCtl(std::uint32_t length) {
-    const bool fits = length >= 1 && length <= kGeometry.inline_max &&
-                      tx_.outstanding() < kGeometry.slots;
+    const bool fits =
+        length >= 1 && length <= kCtlMax && tx_.outstanding() < kGeometry.slots;
+    Settle();
     const Placement place = tx_.ReserveCtl(length);
     Check((place.length != 0) == fits, "room for control or not");
     if (place.length == 0) return;
@@ -121,7 +179,8 @@ class Driver {
     imm_[Slot(place.number)] = Encode(place.imm);
     unread_.push_back({place.imm.kind == Kind::kData, place.length});
     uncredited_.push_back({place.offset, ring_bytes,
-                           place.imm.kind == Kind::kData ? place.length : 0});
+                           place.imm.kind == Kind::kData ? place.length : 0,
+                           ring_});
   }
 
   void Receive(std::uint32_t most) {
@@ -129,6 +188,9 @@ class Driver {
       if (!rx_.active()) {
         Check(rx_.next() == consumed_, "next");
         Check(rx_.Accept(imm_[Slot(rx_.next())]), "refused an honest message");
+        if (Decode(imm_[Slot(rx_.next())]).flags == kFlagRing) {
+          offered_ = false;
+        }
         if (!error_.empty()) return;
       }
       Check(rx_.data() == unread_.front().data, "kind");
@@ -136,7 +198,7 @@ class Driver {
       const std::uint32_t n = std::min(most, rx_.left());
       if (rx_.data()) {
         const std::uint8_t* from =
-            rx_.in_slot() ? payload_[Slot(rx_.next())] : bytes_;
+            rx_.in_slot() ? payload_[Slot(rx_.next())] : bytes_[rx_.ring()];
         for (std::uint32_t i = 0; i < n; ++i) {
           Check(from[rx_.offset() + i] == stream_.front(), "wrong byte");
           stream_.pop_front();
@@ -167,14 +229,14 @@ class Driver {
     for (; credited_ < credit; ++credited_) {
       const Uncredited& message = uncredited_.front();
       for (std::uint32_t i = 0; i < message.ring_bytes; ++i) {
-        owner_[message.offset + i] = 0;
+        owner_[message.ring][message.offset + i] = 0;
       }
-      outstanding_bytes_ -= message.ring_bytes;
+      if (message.ring == ring_) outstanding_bytes_ -= message.ring_bytes;
       acked_ += message.data;
       uncredited_.pop_front();
     }
     Check(tx_.acked() == acked_, "acked");
-    Check(tx_.FreeBytes() == kGeometry.bytes - outstanding_bytes_, "free");
+    Check(tx_.FreeBytes() == size_now_ - outstanding_bytes_, "free");
   }
 
   // Every byte from `from` on that is not acked is found, and is the right one.
@@ -188,7 +250,7 @@ class Driver {
       const Piece piece = tx_.Find(from);
       Check(piece.length != 0, "not found");
       const std::uint8_t* at =
-          (piece.in_slot ? payload_[Slot(piece.number)] : bytes_) +
+          (piece.in_slot ? payload_[Slot(piece.number)] : bytes_[piece.ring]) +
           piece.offset;
       for (std::uint32_t i = 0; i < piece.length; ++i) {
         Check(at[i] == static_cast<std::uint8_t>((from + i) * 7),
@@ -219,8 +281,7 @@ class Driver {
         if (!rx.Accept(bits)) continue;
         const std::uint32_t end = rx.offset() + rx.left();
         Check(rx.left() > 0, "empty message");
-        Check(end <= (rx.in_slot() ? kGeometry.inline_max : kGeometry.bytes),
-              "out of bounds");
+        Check(end <= (rx.in_slot() ? kCtlMax : size_now_), "out of bounds");
         Check(rx.data() || rx.in_slot(), "control outside its slot");
         rx.Take(rx.left());
       }
@@ -237,6 +298,7 @@ class Driver {
     std::uint32_t offset;
     std::uint32_t ring_bytes;
     std::uint32_t data;
+    std::uint8_t ring;
   };
 
   const std::uint8_t* input_;
@@ -248,9 +310,15 @@ class Driver {
   Tx tx_{table_, kGeometry};
   Rx rx_{kGeometry};
   std::uint32_t imm_[kGeometry.slots] = {};
-  std::uint8_t payload_[kGeometry.slots][kGeometry.inline_max] = {};
-  std::uint8_t bytes_[kGeometry.bytes] = {};
-  std::uint8_t owner_[kGeometry.bytes] = {};  // 1: holds an uncredited byte
+  static constexpr std::uint32_t kMost = 42'000;
+  std::uint8_t payload_[kGeometry.slots][kCtlMax] = {};
+  std::uint8_t bytes_[2][kMost] = {};
+  std::uint8_t owner_[2][kMost] = {};  // 1: holds an uncredited byte
+  std::uint32_t size_now_ = kBytes;
+  std::uint8_t ring_ = 0;
+  bool fresh_ = false;    // nothing has been sent in it
+  bool offered_ = false;  // and the receiver has not come to it
+  Placement waiting_{};
 
   std::deque<std::uint8_t> stream_;  // sent and not yet received
   std::deque<Unread> unread_;
@@ -264,6 +332,9 @@ class Driver {
   std::uint64_t credited_ = 0;
   std::uint32_t outstanding_bytes_ = 0;
 };
+
+using Driver = DriverOf<56>;
+using RdmaDriver = DriverOf<0>;
 
 }  // namespace rcsock::ring::test
 

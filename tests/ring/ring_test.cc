@@ -1,4 +1,5 @@
 #include <cstdint>
+#include <memory>
 #include <random>
 #include <vector>
 
@@ -10,15 +11,19 @@ namespace {
 
 using test::Driver;
 
-TEST(Ring, AgreesWithAQueueOfBytes) {
+template <typename D>
+void Agree() {
   for (std::uint32_t seed = 1; seed <= 60; ++seed) {
     std::mt19937 random(seed);
     std::vector<std::uint8_t> input(4000);
     for (auto& byte : input) byte = static_cast<std::uint8_t>(random());
-    const std::string error = Driver(input.data(), input.size()).Run();
-    ASSERT_EQ(error, "") << "seed " << seed;
+    const auto driver = std::make_unique<D>(input.data(), input.size());
+    ASSERT_EQ(driver->Run(), "") << "seed " << seed;
   }
 }
+
+TEST(Ring, AgreesWithAQueueOfBytes) { Agree<Driver>(); }
+TEST(Ring, AgreesOverRdmaToo) { Agree<test::RdmaDriver>(); }
 
 constexpr Geometry kGeometry = Driver::kGeometry;
 
