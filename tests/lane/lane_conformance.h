@@ -200,7 +200,8 @@ TEST_P(LaneConformance, FullRingTakesControlAndCreditComesBack) {
   pair_->Pump();
   EXPECT_EQ(a_->Acked(), capacity);
   EXPECT_GE(a_->Writable(), capacity / 2);
-  EXPECT_EQ(Fill(*a_), capacity);
+  // A ring may have grown meanwhile.
+  EXPECT_GE(Fill(*a_), capacity);
 }
 
 TEST_P(LaneConformance, ManySmallMessagesFillItTooAndItRecovers) {
