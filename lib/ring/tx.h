@@ -111,7 +111,8 @@ class Tx {
   // ReserveData of what fits in a slot, without its questions: 0 < length <=
   // inline_max, and fewer than slots - kCtlSlots outstanding.  Its number.
   std::uint64_t ReserveInline(std::uint32_t length) {
-    table_[sent_ & (geometry_.slots - 1)] = {posted_, 0, length, true, true, ring_};
+    table_[sent_ & (geometry_.slots - 1)] = {posted_, 0,    length,
+                                             true,    true, ring_};
     posted_ += length;
     return sent_++;
   }

@@ -315,8 +315,11 @@ void QpLane::OnReceive(std::uint32_t bits) {
     return;
   }
   const std::uint64_t number = landed_.load(std::memory_order_relaxed);
-  // No more can be under way than the peer has credit for.
-  if (number - published_.load(std::memory_order_acquire) >= kMessages) {
+  // READY comes first; and no more can be under way than the peer has credit
+  // for.
+  if ((imm.kind != ring::Kind::kSetup &&
+       !setup_seen_.load(std::memory_order_relaxed)) ||
+      number - published_.load(std::memory_order_acquire) >= kMessages) {
     latched_ = true;
     Lost(base::Reason::kProtocol);
     return;

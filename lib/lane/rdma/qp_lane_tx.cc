@@ -183,8 +183,13 @@ std::size_t QpLane::PostSmall(IovCursor from, std::size_t all) {
 }
 
 std::size_t QpLane::PostLarge(IovCursor from, std::size_t all) {
-  landed_at_post_ = landed_.load(std::memory_order_relaxed);
-  Flush();
+  const std::uint64_t landed = landed_.load(std::memory_order_relaxed);
+  {
+    std::scoped_lock hold(post_latch_);
+    if (landed != landed_at_post_) reply_wrs_ = posted_wrs_;
+    if (!FlushLocked()) return 0;  // what waits goes first
+  }
+  landed_at_post_ = landed;
   std::size_t done = 0;
   while (done < all) {
     // Copied outside the latch: nobody else touches these bytes.
