@@ -72,6 +72,7 @@ void RdmaPoller::LetGo() {
   }
   sets_.clear();
   channel_.reset();
+  sleepers_.Close();
 }
 
 bool RdmaPoller::MakeSet(verbs::Error* error) {
