@@ -340,6 +340,7 @@ TEST_P(LaneConformance, ArrivedIsAnEdge) {
   EXPECT_FALSE(b_->Arrived());
   Read(*b_, 5000);
   a_->PostCtl("x", 1);
+  pair_->Pump();
   EXPECT_TRUE(b_->Arrived());
   Fill(*a_);
   EXPECT_TRUE(b_->Arrived());
@@ -508,6 +509,7 @@ TEST_P(LaneConformance, ReadyBitsReachThePoller) {
   EXPECT_EQ(pair_->poller(1)->Poll(out, 8), 0);
   EXPECT_FALSE(Kicked(1)) << "nobody is armed";
   a_->PostCtl("c", 1);
+  pair_->Pump();
   EXPECT_EQ(pair_->poller(1)->Poll(out, 8), 1);
   b_->SetNotify(kNotifyNone, pair_->bell());
   PostPattern(*a_, 10);

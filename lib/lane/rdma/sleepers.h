@@ -35,7 +35,7 @@ class Sleepers {
   // `source` outlives it.  Arm and Disarm of it do the arming.
   explicit Sleepers(Source* source) : source_(source) {}
   bool Open();  // false: no descriptor
-  // Nobody sleeps any more, or will.
+  // There are no lanes any more, and will be none.
   void Close() { wake_fd_.reset(); }
 
   // Null: out of memory, or too many.
