@@ -583,5 +583,54 @@ TEST_F(RdmaTest, DeviceGoesAndComesBack) {
   }));
 }
 
+// The same while this process only listens.
+TEST_F(RdmaTest, DeviceOfAListenerGoesAndComesBack) {
+  if (std::getenv("IN_GUEST") == nullptr) GTEST_SKIP() << "not in a guest";
+  ExpectSuccess(Spawn([] {
+    Conductor* conductor = GetConductor();
+    const TcpPair pair = MakeDevicePair();
+    auto s = AcceptorSeeker(pair.acceptor);
+    s->Start(conductor);
+    Drain(conductor);
+    ASSERT_TRUE(Guest("device del"));
+    ASSERT_TRUE(Guest("device add"));
+    EXPECT_FALSE(s->Wait());
+    auto c = ConnectorSeeker(pair.connector);
+    s->Start(conductor);
+    c->Start(conductor);
+    EXPECT_TRUE(c->Wait()) << base::ReasonKey(c->failed);
+    EXPECT_TRUE(s->Wait()) << base::ReasonKey(s->failed);
+  }));
+}
+
+// A process of another user holds the port.
+TEST_F(RdmaTest, ForeignHolder) {
+  if (::geteuid() != 0) GTEST_SKIP() << "not root";
+  const TcpPair pair = MakeDevicePair();
+  sockaddr_in address{};
+  socklen_t length = sizeof address;
+  ::getsockname(pair.acceptor, reinterpret_cast<sockaddr*>(&address), &length);
+  const TcpPair other = MakeDevicePair(ntohs(address.sin_port));
+  Barrier held;
+  const pid_t holder = Spawn([&] {
+    ASSERT_EQ(::setgid(65534), 0);
+    ASSERT_EQ(::setuid(65534), 0);
+    auto s = AcceptorSeeker(pair.acceptor);
+    EXPECT_FALSE(s->Seek(GetConductor()));
+    EXPECT_EQ(s->failed, Reason::kPeerPlain) << base::ReasonKey(s->failed);
+    EXPECT_TRUE(held.Meet(0));
+    EXPECT_TRUE(held.Meet(0));
+  });
+  const pid_t server = Spawn([&] {
+    EXPECT_TRUE(held.Meet(1));
+    auto s = AcceptorSeeker(other.acceptor);
+    EXPECT_FALSE(s->Seek(GetConductor()));
+    EXPECT_EQ(s->failed, Reason::kPeerUid) << base::ReasonKey(s->failed);
+    EXPECT_TRUE(held.Meet(1));
+  });
+  ExpectSuccess(holder);
+  ExpectSuccess(server);
+}
+
 }  // namespace
 }  // namespace rcsock::rendezvous
