@@ -387,7 +387,10 @@ TEST_F(RdmaTest, NothingLeaks) {
           EXPECT_EQ(c->Wait(), i != 7) << base::ReasonKey(c->failed);
           EXPECT_EQ(s->Wait(), i != 7) << base::ReasonKey(s->failed);
           if (i == 7) {
-            EXPECT_EQ(c->failed, Reason::kBusy);
+            // Or the other end, which waits equally long, was faster.
+            EXPECT_TRUE(c->failed == Reason::kBusy ||
+                        c->failed == Reason::kPeerRefused)
+                << base::ReasonKey(c->failed);
           }
         }
         conductor->ReturnLane(c, std::move(c->lane));
