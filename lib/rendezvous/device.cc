@@ -68,8 +68,8 @@ void LogError(const verbs::Error& error) {
              std::strerror(error.code));
 }
 
-// What a stream has put off in order to send it with more must not wait for ever
-// for a thread of the program to come by.
+// What a stream has put off in order to send it with more must not wait for
+// ever for a thread of the program to come by.
 static void FlushSoon(void* arg) {
   auto* domain = static_cast<lane::rdma::Domain*>(arg);
   Conductor* conductor = Conductor::IfRunning();

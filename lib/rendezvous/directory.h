@@ -29,6 +29,7 @@ class Listener : public CmOwner {
       : rdma_(rdma), directory_(directory) {}
 
   std::uint16_t port() const;
+  const rdma_cm_id* id() const { return id_.get(); }
   ibv_context* context() const { return id_->verbs; }
   // Null: it is no directory's.
   Directory* directory() const { return directory_; }

@@ -104,8 +104,6 @@ void Rdma::LoseDevice(const ibv_context* context) {
   for (const auto& device : std::vector(devices_)) {
     if (device->context() == context) return device->Lose();
   }
-  // Listeners alone have used it.
-  LoseLanes(context, 0, base::Reason::kDeviceLost);
 }
 
 void Rdma::Forget(Device* device) {
@@ -204,6 +202,8 @@ Listener* Rdma::OwnListener(const Address& address, std::uint32_t scope,
     *why = VerbsReason(error);
     return nullptr;
   }
+  // Its device is watched from now on: else nobody would notice that it goes.
+  if (DeviceOf(listener->id(), why) == nullptr) return nullptr;
   return own_.emplace(address, std::move(listener)).first->second.get();
 }
 

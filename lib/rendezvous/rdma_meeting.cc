@@ -236,6 +236,8 @@ void RdmaMeeting::ConnectFailed(const verbs::Error& error) {
     return TryAgain(base::Reason::kPeerPlain);
   }
   LogError(error);
+  // On iWARP, the port that rdma_cm has picked can be one that TCP uses.
+  if (error.code == EADDRINUSE) return TryAgain(VerbsReason(error));
   Fail(VerbsReason(error), false);
 }
 

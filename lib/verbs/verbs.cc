@@ -36,8 +36,8 @@ void Fail(Error* error, const char* call, int code,
   error->call = call;
   error->code = code == 0 ? EIO : code;
   if (context != nullptr && context->device != nullptr) {
-    std::strncpy(error->device, context->device->name,
-                 sizeof error->device - 1);
+    std::memcpy(error->device, context->device->name,
+                ::strnlen(context->device->name, sizeof error->device - 1));
   }
 }
 

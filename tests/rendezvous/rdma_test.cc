@@ -387,7 +387,10 @@ TEST_F(RdmaTest, NothingLeaks) {
           EXPECT_EQ(c->Wait(), i != 7) << base::ReasonKey(c->failed);
           EXPECT_EQ(s->Wait(), i != 7) << base::ReasonKey(s->failed);
           if (i == 7) {
-            EXPECT_EQ(c->failed, Reason::kBusy);
+            // Or the other end, which waits equally long, was faster.
+            EXPECT_TRUE(c->failed == Reason::kBusy ||
+                        c->failed == Reason::kPeerRefused)
+                << base::ReasonKey(c->failed);
           }
         }
         conductor->ReturnLane(c, std::move(c->lane));
@@ -450,7 +453,9 @@ TEST_F(RdmaTest, StopEndsLanes) {
       ::close(pair.acceptor);
       const std::size_t now = OpenFds().size();
       if (round > 0) {
-        EXPECT_LE(now, fds);
+        // A source whose device has gone keeps an eventfd: threads may sleep on
+        // it.
+        EXPECT_LE(now, fds + 1);
       }
       fds = now;
       EXPECT_TRUE(Eventually([] { return Resources("qp") <= 1; }));
@@ -504,6 +509,130 @@ TEST_F(RdmaTest, MoreThanConnectAtOnce) {
       EXPECT_TRUE(seeker->Wait()) << base::ReasonKey(seeker->failed);
     }
   }));
+}
+
+// --- What happens to the network
+
+// `guestctl` does things to the guest that a test must not do to a host.
+bool Guest(const char* command) {
+  return std::system((std::string("guestctl ") + command).c_str()) == 0;
+}
+
+TEST_F(RdmaTest, BlackHole) {
+  if (std::getenv("IN_GUEST") == nullptr) GTEST_SKIP() << "not in a guest";
+  if (!OnIwarp()) GTEST_SKIP() << "rxe's own host is beyond any filter";
+  ExpectSuccess(Spawn([] {
+    Conductor* conductor = GetConductor();
+    const TcpPair pair = MakeDevicePair();
+    auto s = AcceptorSeeker(pair.acceptor);
+    s->Start(conductor);
+    Drain(conductor);
+    ASSERT_TRUE(Guest("cut rdma"));
+    auto c = ConnectorSeeker(pair.connector);
+    const auto start = Clock::now();
+    c->Start(conductor);
+    // Nothing else waits for it.
+    while (c->answers() == 0 && Clock::now() - start < milliseconds(10'000)) {
+      const auto before = Clock::now();
+      Drain(conductor);
+      EXPECT_LT(Clock::now() - before, milliseconds(300));
+      ::usleep(10'000);
+    }
+    EXPECT_EQ(c->failed, Reason::kRdmaTimeout) << base::ReasonKey(c->failed);
+    EXPECT_LT(Clock::now() - start, milliseconds(4000));
+    s->Wait();
+    EXPECT_TRUE(Guest("mend"));
+    s->Start(conductor);
+    EXPECT_TRUE(c->Meet(conductor)) << base::ReasonKey(c->failed);
+  }));
+}
+
+TEST_F(RdmaTest, DeviceGoesAndComesBack) {
+  if (std::getenv("IN_GUEST") == nullptr) GTEST_SKIP() << "not in a guest";
+  ExpectSuccess(Spawn([] {
+    Conductor* conductor = GetConductor();
+    for (int round = 0; round < 2; ++round) {
+      const TcpPair pair = MakeDevicePair();
+      auto c = ConnectorSeeker(pair.connector);
+      auto s = AcceptorSeeker(pair.acceptor);
+      s->Start(conductor);
+      c->Start(conductor);
+      ASSERT_TRUE(c->Wait()) << base::ReasonKey(c->failed);
+      ASSERT_TRUE(s->Wait()) << base::ReasonKey(s->failed);
+      // rxe's cannot go while its context is open: whoever has the lanes gives
+      // them back, and the context is closed with the last one.
+      const pid_t remover = ::fork();
+      if (remover == 0) {
+        ::execlp("guestctl", "guestctl", "device", "del", nullptr);
+        ::_exit(1);
+      }
+      ASSERT_TRUE(c->WaitLost());
+      ASSERT_TRUE(s->WaitLost());
+      // siw ends its connections first.
+      EXPECT_TRUE(c->lost == Reason::kDeviceLost ||
+                  (OnIwarp() && c->lost == Reason::kPeerGone))
+          << base::ReasonKey(c->lost);
+      c->lost = s->lost = Reason::kNone;
+      conductor->ReturnLane(c, std::move(c->lane));
+      conductor->ReturnLane(s, std::move(s->lane));
+      ExpectSuccess(remover);
+      auto none = ConnectorSeeker(pair.connector);
+      EXPECT_FALSE(none->Seek(conductor));
+      EXPECT_TRUE(none->failed == Reason::kNoRoute ||
+                  none->failed == Reason::kNoDevice)
+          << base::ReasonKey(none->failed);
+      ASSERT_TRUE(Guest("device add"));
+    }
+  }));
+}
+
+// The same while this process only listens.
+TEST_F(RdmaTest, DeviceOfAListenerGoesAndComesBack) {
+  if (std::getenv("IN_GUEST") == nullptr) GTEST_SKIP() << "not in a guest";
+  ExpectSuccess(Spawn([] {
+    Conductor* conductor = GetConductor();
+    const TcpPair pair = MakeDevicePair();
+    auto s = AcceptorSeeker(pair.acceptor);
+    s->Start(conductor);
+    Drain(conductor);
+    ASSERT_TRUE(Guest("device del"));
+    ASSERT_TRUE(Guest("device add"));
+    EXPECT_FALSE(s->Wait());
+    auto c = ConnectorSeeker(pair.connector);
+    s->Start(conductor);
+    c->Start(conductor);
+    EXPECT_TRUE(c->Wait()) << base::ReasonKey(c->failed);
+    EXPECT_TRUE(s->Wait()) << base::ReasonKey(s->failed);
+  }));
+}
+
+// A process of another user holds the port.
+TEST_F(RdmaTest, ForeignHolder) {
+  if (::geteuid() != 0) GTEST_SKIP() << "not root";
+  const TcpPair pair = MakeDevicePair();
+  sockaddr_in address{};
+  socklen_t length = sizeof address;
+  ::getsockname(pair.acceptor, reinterpret_cast<sockaddr*>(&address), &length);
+  const TcpPair other = MakeDevicePair(ntohs(address.sin_port));
+  Barrier held;
+  const pid_t holder = Spawn([&] {
+    ASSERT_EQ(::setgid(65534), 0);
+    ASSERT_EQ(::setuid(65534), 0);
+    auto s = AcceptorSeeker(pair.acceptor);
+    EXPECT_FALSE(s->Seek(GetConductor()));
+    EXPECT_EQ(s->failed, Reason::kPeerPlain) << base::ReasonKey(s->failed);
+    EXPECT_TRUE(held.Meet(0));
+    EXPECT_TRUE(held.Meet(0));
+  });
+  const pid_t server = Spawn([&] {
+    EXPECT_TRUE(held.Meet(1));
+    auto s = AcceptorSeeker(other.acceptor);
+    EXPECT_FALSE(s->Seek(GetConductor()));
+    EXPECT_EQ(s->failed, Reason::kPeerUid) << base::ReasonKey(s->failed);
+    EXPECT_TRUE(held.Meet(1));
+  });
+  ExpectSuccess(holder);
+  ExpectSuccess(server);
 }
 
 }  // namespace
