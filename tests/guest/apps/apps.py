@@ -89,6 +89,7 @@ class Session:
         self.driver = driver
         self.address = driver.address
         self.port = driver.next_port()
+        self.env, self.server_env = dict(driver.env), dict(driver.env)
         self.left = []     # the files of processes under rcsock
         self.servers = []  # (key, signal)
 
@@ -97,15 +98,21 @@ class Session:
         return [self.driver.rcsock, "run", f"--lanes={self.driver.lanes}",
                 f"--stats={STATS}/%p.json", "--", *words]
 
+    def use_key(self):
+        """Both ends get a key (RCSOCK_KEY_FILE), each in a file of its own."""
+        text = "a key that both hosts have: " + 32 * "k"
+        self.env["RCSOCK_KEY_FILE"] = self.driver.local.write("key", text)
+        self.server_env["RCSOCK_KEY_FILE"] = self.driver.remote.write("key", text)
+
     def serve(self, *words, how=signal.SIGTERM):
         key = self.driver.next_key()
         self.servers.append((key, None if how is None else int(how)))
-        self.driver.remote.start(key, self.under(words), self.driver.env,
+        self.driver.remote.start(key, self.under(words), self.server_env,
                                  self.port, 20)
 
     def load(self, *words):
-        out, _, files = self.driver.local.run(self.under(words),
-                                              self.driver.env, LIMIT)
+        out, _, files = self.driver.local.run(self.under(words), self.env,
+                                              LIMIT)
         self.left.append(files)
         return out
 
@@ -182,8 +189,10 @@ def nginx(s):
     return f"{found[1]} requests/s"
 
 
-def iperf3(*options, bits):
+def iperf3(*options, bits, key=False):
     def run(s):
+        if key:
+            s.use_key()
         # One test, after which the server ends by itself.
         s.serve("iperf3", "-s", "-1", "-B", s.address, "-p", s.port, how=None)
         # Not as fast as TCP can: what goes over it before a stream has its lane
@@ -206,7 +215,9 @@ CASES = {
     "nginx": nginx,
     "iperf3": iperf3(bits="160M"),
     "iperf3-P4": iperf3("-P", 4, bits="40M"),
-    "iperf3-R": iperf3("-R", bits="160M"),
+    # Without a key the end that connected has to prove itself by the last bytes it
+    # has sent, and here it sends none.
+    "iperf3-R": iperf3("-R", bits="160M", key=True),
 }
 
 
