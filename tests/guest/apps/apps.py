@@ -4,8 +4,8 @@
     apps.py drive RCSOCK LANES NAME...    in the only guest, or the client's
 
 Each case runs an unmodified server and its load tool, both under rcsock, checks
-what the load tool says of itself, and which lane the bytes took.  LANES is given
-to `rcsock run`; with tcp the same cases run, and nothing may leave TCP.
+what the load tool says of itself, and which lane the bytes took.  LANES is
+given to `rcsock run`; with tcp the same cases run, and nothing may leave TCP.
 """
 
 import csv
@@ -102,7 +102,8 @@ class Session:
         """Both ends get a key (RCSOCK_KEY_FILE), each in a file of its own."""
         text = "a key that both hosts have: " + 32 * "k"
         self.env["RCSOCK_KEY_FILE"] = self.driver.local.write("key", text)
-        self.server_env["RCSOCK_KEY_FILE"] = self.driver.remote.write("key", text)
+        self.server_env["RCSOCK_KEY_FILE"] = self.driver.remote.write(
+            "key", text)
 
     def serve(self, *words, how=signal.SIGTERM):
         key = self.driver.next_key()
@@ -215,8 +216,8 @@ CASES = {
     "nginx": nginx,
     "iperf3": iperf3(bits="160M"),
     "iperf3-P4": iperf3("-P", 4, bits="40M"),
-    # Without a key the end that connected has to prove itself by the last bytes it
-    # has sent, and here it sends none.
+    # Without a key the end that connected has to prove itself by the last bytes
+    # it has sent, and here it sends none.
     "iperf3-R": iperf3("-R", bits="160M", key=True),
 }
 
@@ -252,10 +253,11 @@ class Driver:
             # Both ends count each byte.  Headers and acknowledgements are few
             # beside bulk, and a lane's frames beside what it carries.
             if counter and self.lanes != "tcp":
-                share = min(share, 1 - counter.bytes() / (sum(moved.values()) / 2))
+                in_truth = 1 - 2 * counter.bytes() / sum(moved.values())
+                share = min(share, in_truth)
             if share < (1 if self.lanes == "tcp" else MINIMUM_SHARE):
-                raise Failed(f"{share:.1%} over {self.lanes}; the processes say "
-                             f"{moved}, and {says}")
+                raise Failed(f"{share:.1%} over {self.lanes}; the processes "
+                             f"say {moved}, and {says}")
         except (Failed, OSError, ValueError, KeyError,
                 ZeroDivisionError) as error:
             print(f"FAILED {name}: {error or repr(error)} "
