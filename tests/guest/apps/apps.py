@@ -180,7 +180,7 @@ def nginx(s):
     config = config.replace("@PORT@", str(s.port))
     s.serve("/usr/sbin/nginx", "-e", f"{directory}/nginx.log", "-c",
             write("nginx.conf", config), how=signal.SIGQUIT)
-    text = s.load("wrk", "-t", 1, "-c", 8, "-d", "5s", "--timeout", "10s",
+    text = s.load("wrk", "-t", 1, "-c", 8, "-d", "10s", "--timeout", "10s",
                   f"http://{s.address}:{s.port}/page.txt")
     found = re.search(r"Requests/sec:\s+([\d.]+)", text)
     if (not found or float(found[1]) == 0 or "Non-2xx" in text or

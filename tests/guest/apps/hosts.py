@@ -76,7 +76,7 @@ class Host:
         return text.strip()[-500:]
 
     def finish(self, key, how, limit):
-        """Sends a server a signal, if `how` is one; it has `limit` seconds then.
+        """Sends a server a signal, if `how` is one; it then has `limit` s.
         Returns its status, None if it had to be killed, and what it left."""
         process, log, stats = self.runs.pop(key)
         if how is not None and process.poll() is None:
