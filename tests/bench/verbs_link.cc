@@ -210,7 +210,7 @@ void Link::Reap() {
 Links::Links(const Pattern& pattern, std::size_t window)
     : pattern_(pattern),
       slots_(pattern.oneway()
-                 ? std::clamp<std::size_t>(window / pattern.size, 8, 256)
+                 ? std::clamp<std::size_t>(window / pattern.size, 4, 256)
                  : 1) {}
 
 // As in ~Link.
@@ -252,18 +252,25 @@ void Links::Accept(const std::string& host, std::uint16_t port) {
 
 void Links::Connect(const std::string& host, std::uint16_t port) {
   for (int i = 0; i < pattern_.connections; ++i) {
-    rdma_cm_id* id = nullptr;
-    sockaddr_in address = Address(host, port);
-    Check(::rdma_create_id(nullptr, &id, nullptr, RDMA_PS_TCP) == 0,
-          "rdma_create_id");
-    Check(
-        ::rdma_resolve_addr(id, nullptr, reinterpret_cast<sockaddr*>(&address),
-                            kResolveMs) == 0,
-        "rdma_resolve_addr");
-    Check(::rdma_resolve_route(id, kResolveMs) == 0, "rdma_resolve_route");
-    links_.push_back(std::make_unique<Link>(this, i, id));
-    Check(::rdma_connect(id, links_.back()->Parameters()) == 0, "rdma_connect");
-    links_.back()->Established(id->event);
+    // siw may choose a local port that is taken.
+    for (int tries = 1;; ++tries) {
+      rdma_cm_id* id = nullptr;
+      sockaddr_in address = Address(host, port);
+      Check(::rdma_create_id(nullptr, &id, nullptr, RDMA_PS_TCP) == 0,
+            "rdma_create_id");
+      Check(::rdma_resolve_addr(id, nullptr,
+                                reinterpret_cast<sockaddr*>(&address),
+                                kResolveMs) == 0,
+            "rdma_resolve_addr");
+      Check(::rdma_resolve_route(id, kResolveMs) == 0, "rdma_resolve_route");
+      links_.push_back(std::make_unique<Link>(this, i, id));
+      if (::rdma_connect(id, links_.back()->Parameters()) == 0) {
+        links_.back()->Established(id->event);
+        break;
+      }
+      Check(errno == EADDRINUSE && tries < 5, "rdma_connect");
+      links_.pop_back();
+    }
   }
 }
 
