@@ -68,7 +68,7 @@ Link::Link(Links* links, int index, rdma_cm_id* id)
   attributes.qp_type = IBV_QPT_RC;
   attributes.send_cq = links->sent_;
   attributes.recv_cq = links->received_;
-  attributes.cap.max_send_wr = static_cast<std::uint32_t>(4 * receives);
+  attributes.cap.max_send_wr = static_cast<std::uint32_t>(links->Requests());
   attributes.cap.max_recv_wr = static_cast<std::uint32_t>(receives);
   attributes.cap.max_send_sge = 1;
   attributes.cap.max_recv_sge = 1;
@@ -177,7 +177,7 @@ void Link::Send(What what) {
 // the send queue needs it.
 void Link::Post(ibv_send_wr* first, ibv_send_wr* last, unsigned count,
                 bool flush) {
-  const std::uint64_t room = 4 * (links_->slots() + kSpareReceives) - 4;
+  const std::uint64_t room = links_->Requests() - 4;
   while (posted_ - reaped_ > room) Reap();
   posted_ += count;
   if (flush || posted_ - signalled_ >= room / 4) {
@@ -215,6 +215,11 @@ Links::Links(const Pattern& pattern, std::size_t window)
 
 // As in ~Link.
 Links::~Links() = default;
+
+// At least 512: with 256, siw refuses the twelfth queue pair of a process.
+std::size_t Links::Requests() const {
+  return std::max<std::size_t>(512, 4 * (slots_ + kSpareReceives));
+}
 
 void Links::Open(ibv_context* context) {
   if (domain_ != nullptr) return;
