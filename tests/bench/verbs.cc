@@ -170,7 +170,7 @@ int main(int argc, char** argv) {
       ->required();
   app.add_option("--port", port)->required();
   app.add_option("--window", window,
-                 "bytes under way on each connection (oneway); at least 8, at "
+                 "bytes under way on each connection (oneway); at least 4, at "
                  "most 256 messages")
       ->capture_default_str();
   bench::AddPattern(&app, &pattern);

@@ -68,7 +68,7 @@ Link::Link(Links* links, int index, rdma_cm_id* id)
   attributes.qp_type = IBV_QPT_RC;
   attributes.send_cq = links->sent_;
   attributes.recv_cq = links->received_;
-  attributes.cap.max_send_wr = static_cast<std::uint32_t>(4 * receives);
+  attributes.cap.max_send_wr = static_cast<std::uint32_t>(links->Requests());
   attributes.cap.max_recv_wr = static_cast<std::uint32_t>(receives);
   attributes.cap.max_send_sge = 1;
   attributes.cap.max_recv_sge = 1;
@@ -177,7 +177,7 @@ void Link::Send(What what) {
 // the send queue needs it.
 void Link::Post(ibv_send_wr* first, ibv_send_wr* last, unsigned count,
                 bool flush) {
-  const std::uint64_t room = 4 * (links_->slots() + kSpareReceives) - 4;
+  const std::uint64_t room = links_->Requests() - 4;
   while (posted_ - reaped_ > room) Reap();
   posted_ += count;
   if (flush || posted_ - signalled_ >= room / 4) {
@@ -210,11 +210,16 @@ void Link::Reap() {
 Links::Links(const Pattern& pattern, std::size_t window)
     : pattern_(pattern),
       slots_(pattern.oneway()
-                 ? std::clamp<std::size_t>(window / pattern.size, 8, 256)
+                 ? std::clamp<std::size_t>(window / pattern.size, 4, 256)
                  : 1) {}
 
 // As in ~Link.
 Links::~Links() = default;
+
+// At least 512: with 256, siw refuses the twelfth queue pair of a process.
+std::size_t Links::Requests() const {
+  return std::max<std::size_t>(512, 4 * (slots_ + kSpareReceives));
+}
 
 void Links::Open(ibv_context* context) {
   if (domain_ != nullptr) return;
@@ -252,18 +257,25 @@ void Links::Accept(const std::string& host, std::uint16_t port) {
 
 void Links::Connect(const std::string& host, std::uint16_t port) {
   for (int i = 0; i < pattern_.connections; ++i) {
-    rdma_cm_id* id = nullptr;
-    sockaddr_in address = Address(host, port);
-    Check(::rdma_create_id(nullptr, &id, nullptr, RDMA_PS_TCP) == 0,
-          "rdma_create_id");
-    Check(
-        ::rdma_resolve_addr(id, nullptr, reinterpret_cast<sockaddr*>(&address),
-                            kResolveMs) == 0,
-        "rdma_resolve_addr");
-    Check(::rdma_resolve_route(id, kResolveMs) == 0, "rdma_resolve_route");
-    links_.push_back(std::make_unique<Link>(this, i, id));
-    Check(::rdma_connect(id, links_.back()->Parameters()) == 0, "rdma_connect");
-    links_.back()->Established(id->event);
+    // siw may choose a local port that is taken.
+    for (int tries = 1;; ++tries) {
+      rdma_cm_id* id = nullptr;
+      sockaddr_in address = Address(host, port);
+      Check(::rdma_create_id(nullptr, &id, nullptr, RDMA_PS_TCP) == 0,
+            "rdma_create_id");
+      Check(::rdma_resolve_addr(id, nullptr,
+                                reinterpret_cast<sockaddr*>(&address),
+                                kResolveMs) == 0,
+            "rdma_resolve_addr");
+      Check(::rdma_resolve_route(id, kResolveMs) == 0, "rdma_resolve_route");
+      links_.push_back(std::make_unique<Link>(this, i, id));
+      if (::rdma_connect(id, links_.back()->Parameters()) == 0) {
+        links_.back()->Established(id->event);
+        break;
+      }
+      Check(errno == EADDRINUSE && tries < 5, "rdma_connect");
+      links_.pop_back();
+    }
   }
 }
 

@@ -96,6 +96,8 @@ class Links {
 
  private:
   friend class Link;
+  // Work requests that a link's send queue holds.
+  std::size_t Requests() const;
   void Open(ibv_context* context);
   int Poll();
   void Sleep();

@@ -4,8 +4,8 @@
     apps.py drive RCSOCK LANES NAME...    in the only guest, or the client's
 
 Each case runs an unmodified server and its load tool, both under rcsock, checks
-what the load tool says of itself, and which lane the bytes took.  LANES is given
-to `rcsock run`; with tcp the same cases run, and nothing may leave TCP.
+what the load tool says of itself, and which lane the bytes took.  LANES is
+given to `rcsock run`; with tcp the same cases run, and nothing may leave TCP.
 """
 
 import csv
@@ -89,6 +89,7 @@ class Session:
         self.driver = driver
         self.address = driver.address
         self.port = driver.next_port()
+        self.env, self.server_env = dict(driver.env), dict(driver.env)
         self.left = []     # the files of processes under rcsock
         self.servers = []  # (key, signal)
 
@@ -97,15 +98,22 @@ class Session:
         return [self.driver.rcsock, "run", f"--lanes={self.driver.lanes}",
                 f"--stats={STATS}/%p.json", "--", *words]
 
+    def use_key(self):
+        """Both ends get a key (RCSOCK_KEY_FILE), each in a file of its own."""
+        text = "a key that both hosts have: " + 32 * "k"
+        self.env["RCSOCK_KEY_FILE"] = self.driver.local.write("key", text)
+        self.server_env["RCSOCK_KEY_FILE"] = self.driver.remote.write(
+            "key", text)
+
     def serve(self, *words, how=signal.SIGTERM):
         key = self.driver.next_key()
         self.servers.append((key, None if how is None else int(how)))
-        self.driver.remote.start(key, self.under(words), self.driver.env,
+        self.driver.remote.start(key, self.under(words), self.server_env,
                                  self.port, 20)
 
     def load(self, *words):
-        out, _, files = self.driver.local.run(self.under(words),
-                                              self.driver.env, LIMIT)
+        out, _, files = self.driver.local.run(self.under(words), self.env,
+                                              LIMIT)
         self.left.append(files)
         return out
 
@@ -172,7 +180,7 @@ def nginx(s):
     config = config.replace("@PORT@", str(s.port))
     s.serve("/usr/sbin/nginx", "-e", f"{directory}/nginx.log", "-c",
             write("nginx.conf", config), how=signal.SIGQUIT)
-    text = s.load("wrk", "-t", 1, "-c", 8, "-d", "5s", "--timeout", "10s",
+    text = s.load("wrk", "-t", 1, "-c", 8, "-d", "10s", "--timeout", "10s",
                   f"http://{s.address}:{s.port}/page.txt")
     found = re.search(r"Requests/sec:\s+([\d.]+)", text)
     if (not found or float(found[1]) == 0 or "Non-2xx" in text or
@@ -182,8 +190,10 @@ def nginx(s):
     return f"{found[1]} requests/s"
 
 
-def iperf3(*options, bits):
+def iperf3(*options, bits, key=False):
     def run(s):
+        if key:
+            s.use_key()
         # One test, after which the server ends by itself.
         s.serve("iperf3", "-s", "-1", "-B", s.address, "-p", s.port, how=None)
         # Not as fast as TCP can: what goes over it before a stream has its lane
@@ -206,7 +216,9 @@ CASES = {
     "nginx": nginx,
     "iperf3": iperf3(bits="160M"),
     "iperf3-P4": iperf3("-P", 4, bits="40M"),
-    "iperf3-R": iperf3("-R", bits="160M"),
+    # Without a key the end that connected has to prove itself by the last bytes
+    # it has sent, and here it sends none.
+    "iperf3-R": iperf3("-R", bits="160M", key=True),
 }
 
 
@@ -241,10 +253,11 @@ class Driver:
             # Both ends count each byte.  Headers and acknowledgements are few
             # beside bulk, and a lane's frames beside what it carries.
             if counter and self.lanes != "tcp":
-                share = min(share, 1 - counter.bytes() / (sum(moved.values()) / 2))
+                in_truth = 1 - 2 * counter.bytes() / sum(moved.values())
+                share = min(share, in_truth)
             if share < (1 if self.lanes == "tcp" else MINIMUM_SHARE):
-                raise Failed(f"{share:.1%} over {self.lanes}; the processes say "
-                             f"{moved}, and {says}")
+                raise Failed(f"{share:.1%} over {self.lanes}; the processes "
+                             f"say {moved}, and {says}")
         except (Failed, OSError, ValueError, KeyError,
                 ZeroDivisionError) as error:
             print(f"FAILED {name}: {error or repr(error)} "

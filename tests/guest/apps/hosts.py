@@ -1,8 +1,8 @@
 """Processes on the hosts of a test in guests, driven from one of them.
 
-With one guest there is only Host; in a pair the server's guest runs serve(), and
-the client's drives it by a RemoteHost.  Only for tests: whoever can connect to
-the port can start programs.
+With one guest there is only Host; in a pair the server's guest runs serve(),
+and the client's drives it by a RemoteHost.  Only for tests: whoever can connect
+to the port can start programs.
 """
 
 import contextlib
@@ -72,10 +72,11 @@ class Host:
 
     @staticmethod
     def _tail(log):
-        return pathlib.Path(log.name).read_text(errors="replace").strip()[-500:]
+        text = pathlib.Path(log.name).read_text(errors="replace")
+        return text.strip()[-500:]
 
     def finish(self, key, how, limit):
-        """Sends a server a signal, if `how` is one; then it has `limit` seconds.
+        """Sends a server a signal, if `how` is one; it then has `limit` s.
         Returns its status, None if it had to be killed, and what it left."""
         process, log, stats = self.runs.pop(key)
         if how is not None and process.poll() is None:
