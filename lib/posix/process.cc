@@ -14,6 +14,7 @@
 #include "lib/base/barrier.h"
 #include "lib/base/clock.h"
 #include "lib/base/config.h"
+#include "lib/base/critical.h"
 #include "lib/base/log.h"
 #include "lib/base/real.h"
 #include "lib/base/unique_fd.h"
@@ -229,6 +230,7 @@ void ForkFailed() {
 void InitProcess() {
   if (own_pid.load(std::memory_order_relaxed) != 0) return;
   own_pid.store(::syscall(SYS_getpid), std::memory_order_relaxed);
+  base::critical_hooks = {&EnterCritical, &LeaveCritical};
   base::LoadConfig();
   base::InitBarriers();
   ::pthread_atfork(&ForkPrepare, &ForkParent, &ForkChild);

@@ -161,6 +161,17 @@ void DeliverDeferred() {
   errno = saved;
 }
 
+void EnterCritical() {
+  tls_signals.depth = tls_signals.depth + 1;
+  std::atomic_signal_fence(std::memory_order_seq_cst);
+}
+
+void LeaveCritical() {
+  std::atomic_signal_fence(std::memory_order_seq_cst);
+  tls_signals.depth = tls_signals.depth - 1;
+  if (tls_signals.pending != 0 && tls_signals.depth == 0) DeliverDeferred();
+}
+
 int HookedSigaction(int number, const struct sigaction* action,
                     struct sigaction* old) {
   if (number <= 0 || number >= kSignals) {

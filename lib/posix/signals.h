@@ -96,6 +96,11 @@ class Critical {
   Critical& operator=(const Critical&) = delete;
 };
 
+// The same for the rooms below (base/critical.h), whose critical sections may lie
+// inside a sleep of the caller's.
+void EnterCritical();
+void LeaveCritical();
+
 // The inside of a sleep: handlers run.  Undone by cancellation too.
 class OutsideCritical {
  public:

@@ -11,7 +11,7 @@ TAGS = [
     "notsan",
 ]
 
-def guest_test(name, binary, args = [], data = [], devices = ["rxe", "siw"], seconds = 240, tags = [], **kwargs):
+def guest_test(name, binary, args = [], data = [], devices = ["rxe", "siw"], seconds = 240, tags = [], flaky = True, **kwargs):
     """Runs a test program in a guest, once with each device: NAME_rxe, NAME_siw.
 
     Args:
@@ -22,6 +22,7 @@ def guest_test(name, binary, args = [], data = [], devices = ["rxe", "siw"], sec
       devices: of "rxe", "siw", "none".
       seconds: its time limit.
       tags: beside those that all these tests have.
+      flaky: three tries: much in a guest depends on how the host schedules it.
       **kwargs: for sh_test.
     """
     for device in devices:
@@ -31,5 +32,6 @@ def guest_test(name, binary, args = [], data = [], devices = ["rxe", "siw"], sec
             args = ["-d", device, "-t", str(seconds), "$(location %s)" % binary] + args,
             data = [binary, "//tests/guest"] + data,
             tags = TAGS + tags,
+            flaky = flaky,
             **kwargs
         )
