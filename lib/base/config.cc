@@ -14,7 +14,8 @@ namespace {
 
 Config config;
 
-// A number of the environment; what is not one leaves `fallback` and is reported.
+// A number of the environment; what is not one leaves `fallback` and is
+// reported.
 std::uint64_t Number(const char* name, std::uint64_t fallback) {
   const char* text = std::getenv(name);
   if (text == nullptr || *text == '\0') return fallback;
@@ -27,9 +28,9 @@ std::uint64_t Number(const char* name, std::uint64_t fallback) {
   return value;
 }
 
-// Now, and not when the first stream needs it: a daemon may change its user, its
-// directory or its root.  Whoever asks for a key and has none gets no RDMA, for
-// a lane that anybody could open is not what was asked for.
+// Now, and not when the first stream needs it: a daemon may change its user,
+// its directory or its root.  Whoever asks for a key and has none gets no RDMA,
+// for a lane that anybody could open is not what was asked for.
 void ReadKey(const char* path) {
   const long fd = ::syscall(SYS_openat, AT_FDCWD, path, O_RDONLY | O_CLOEXEC);
   std::size_t size = 0;
@@ -84,6 +85,8 @@ void LoadConfig() {
   if (const char* path = std::getenv("RCSOCK_KEY_FILE")) {
     if (*path != '\0') ReadKey(path);
   }
+  // With one CPU whoever is waited for cannot run during the spin.
+  if (::sysconf(_SC_NPROCESSORS_ONLN) == 1) config.spin_us = 0;
   config.spin_us =
       static_cast<std::uint32_t>(Number("RCSOCK_SPIN_US", config.spin_us));
   config.promote_ops = static_cast<std::uint32_t>(

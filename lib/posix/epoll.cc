@@ -1146,7 +1146,7 @@ int EpollSet::Wait(epoll_event* out, int capacity, std::int64_t timeout_ns,
     std::optional<Undo> undo(std::in_place, this, armed, sources);
     if (result > 0) break;
     if (!ready) {
-      const std::uint64_t start = base::NowNs();
+      const std::uint64_t start = base::Ticks();
       if (tls_signals.any != signals) {
         n = -1;
         errno = EINTR;
@@ -1154,7 +1154,7 @@ int EpollSet::Wait(epoll_event* out, int capacity, std::int64_t timeout_ns,
         n = KernelWait(out, capacity, left(), nullptr, &bell);
       }
       error = errno;
-      Spinner::Slept((base::NowNs() - start) / 1000);
+      Spinner::Slept(start);
     }
     undo->bell = bell;
     undo.reset();

@@ -19,8 +19,8 @@ struct File {
   std::atomic<int> fds{0};
 };
 
-// Descriptors above this are never followed, so they stay on TCP.  (The table is
-// zero pages until touched.)
+// Descriptors above this are never followed, so they stay on TCP.  (The table
+// is zero pages until touched.)
 constexpr int kMaxFds = 1 << 20;
 extern std::atomic<File*> fd_table[kMaxFds];
 

@@ -298,7 +298,7 @@ class Polling {
     for (int i = 0; i < source_count_; ++i) sources_[i]->Drain();
     int result = 0;
     rang_ = false;
-    const std::uint64_t start = base::NowNs();
+    const std::uint64_t start = base::Ticks();
     bool bells_still = true;
     for (nfds_t m = 0; m < mine_; ++m) {
       const int bell = BellOf(members_[m].file);
@@ -319,7 +319,7 @@ class Polling {
         if (n < 0) result = -1;
       }
       const int saved = errno;
-      Spinner::Slept((base::NowNs() - start) / 1000);
+      Spinner::Slept(start);
       errno = saved;
     }
     kernel_look_ = 0;

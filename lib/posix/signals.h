@@ -96,8 +96,8 @@ class Critical {
   Critical& operator=(const Critical&) = delete;
 };
 
-// The same for the rooms below (base/critical.h), whose critical sections may lie
-// inside a sleep of the caller's.
+// The same for the rooms below (base/critical.h), whose critical sections may
+// lie inside a sleep of the caller's.
 void EnterCritical();
 void LeaveCritical();
 

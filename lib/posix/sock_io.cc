@@ -376,8 +376,9 @@ int Sock::SleepOn(Wait& wait, bool tx, std::uint32_t token, std::uint32_t seq,
   latch.unlock();
   timespec left{};
   timespec* limit = nullptr;
-  const std::uint64_t start = base::NowNs();
-  const bool late = wait.deadline_ns != 0 && start >= wait.deadline_ns;
+  const std::uint64_t start = base::Ticks();
+  const std::uint64_t now = wait.deadline_ns != 0 ? base::NowNs() : 0;
+  const bool late = wait.deadline_ns != 0 && now >= wait.deadline_ns;
   int result = late ? -EAGAIN : 0;
   {
     CountedSleep counted(&count);
@@ -385,7 +386,7 @@ int Sock::SleepOn(Wait& wait, bool tx, std::uint32_t token, std::uint32_t seq,
     ::pthread_testcancel();
     if (!late) {
       if (wait.deadline_ns != 0) {
-        const std::uint64_t ns = wait.deadline_ns - start;
+        const std::uint64_t ns = wait.deadline_ns - now;
         left = {static_cast<time_t>(ns / 1'000'000'000),
                 static_cast<long>(ns % 1'000'000'000)};
         limit = &left;
@@ -418,7 +419,7 @@ int Sock::SleepOn(Wait& wait, bool tx, std::uint32_t token, std::uint32_t seq,
         result = 0;  // the handler asked for SA_RESTART
       }
       if (lane != nullptr && result != -EAGAIN) {
-        Spinner::Slept((base::NowNs() - start) / 1000);
+        Spinner::Slept(start);
       }
       ::pthread_testcancel();
     }

@@ -29,7 +29,9 @@ class Spinner {
   bool Go() {
     // An answer that comes within a microsecond is met without the clock and
     // without `pause`, which takes 140 cycles on some processors.
-    if (++turns_ < kQuickTurns) return true;
+    if (++turns_ < kQuickTurns && (turns_ < kFewTurns || tls_spin.us > 2)) {
+      return true;
+    }
     base::CpuRelax();
     const std::uint64_t now = base::Ticks();
     if (start_ == 0) Start(now);
@@ -45,8 +47,10 @@ class Spinner {
     return true;
   }
 
-  // What came of it.  `slept_us`: how long the sleep after the spin lasted.
-  static void Slept(std::uint64_t slept_us) {
+  // What came of it.  `since`: base::Ticks() when the sleep after the spin
+  // began.  (Not the clock: where there is no vDSO that is a system call.)
+  static void Slept(std::uint64_t since) {
+    const std::uint64_t slept_us = (base::Ticks() - since) / base::ticks_per_us;
     const std::uint32_t most = base::GetConfig().spin_us;
     if (slept_us < 10ull * most) {
       // Had both ends spun a little longer, neither would have slept.
@@ -58,6 +62,9 @@ class Spinner {
 
  private:
   static constexpr int kQuickTurns = 200;
+  // For a thread that has given up spinning, or must not: a look may cost a
+  // drain of a completion queue.
+  static constexpr int kFewTurns = 3;
   static constexpr std::uint64_t kPureUs = 10;
   static constexpr std::uint64_t kYieldEveryUs = 3;
   static constexpr std::uint64_t kBusyUs = 8;

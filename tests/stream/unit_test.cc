@@ -24,7 +24,7 @@ TEST(FramesTest, BytesAreThoseOfTheDocument) {
 TEST(FramesTest, NonsenseIsNotDecoded) {
   FrameBytes good = Encode(Frame{FrameKind::kGot, 0, 1, 0});
   Frame frame;
-  for (int kind : {0, 7, 255}) {
+  for (int kind : {0, 9, 255}) {
     FrameBytes bytes = good;
     bytes[0] = static_cast<std::uint8_t>(kind);
     EXPECT_FALSE(Decode(bytes, &frame)) << kind;
@@ -311,6 +311,41 @@ TEST_F(PairTest, AnAnswerThatKnowsTooLittleIsNotShownCommit) {
   EXPECT_EQ(S(0).why_left(), base::Reason::kProtocol);
   EXPECT_EQ(Get(1), "b");
   EXPECT_EQ(world_.tcp.pipe[0].bytes.size(), 0u);
+}
+
+TEST_F(PairTest, ProbesAreSilentOnceAllHasLanded) {
+  Promote();
+  world_.link.auto_credit = false;
+  EXPECT_EQ(Put(0, "posted"), 6);
+  EXPECT_TRUE(
+      S(0).Probe());  // credit has come since the last: nothing is asked
+  EXPECT_TRUE(S(0).Probe());
+  Go();  // PROBE and LANDED
+  EXPECT_FALSE(S(0).Probe());
+  EXPECT_EQ(world_.tcp.pipe[0].bytes.size(), 0u);
+  EXPECT_TRUE(S(0).FastTx());
+  EXPECT_EQ(Get(1), "posted");
+}
+
+TEST_F(PairTest, ALaneThatLosesWithoutAWordIsGivenUp) {
+  Promote();
+  world_.link.auto_land = false;  // what is posted stays on the way
+  EXPECT_EQ(Put(0, "lost"), 4);
+  for (int round = 0; round < 8 && S(0).FastTx(); ++round) {
+    EXPECT_TRUE(S(0).Probe());
+    Go();
+  }
+  EXPECT_FALSE(S(0).FastTx());
+  EXPECT_EQ(S(0).why_left(), base::Reason::kLaneStalled);
+  EXPECT_EQ(Get(1), "lost");
+}
+
+TEST_F(PairTest, AnAnswerBeyondWhatWasPostedIsHostile) {
+  Promote();
+  FrameBytes bytes = Encode(Frame{FrameKind::kLanded, 0, 1, 1000});
+  world_.tcp.pipe[1].bytes.append(reinterpret_cast<char*>(bytes.data()), 16);
+  Go();
+  EXPECT_TRUE(changes_[0] & kMustReset);
 }
 
 TEST_F(PairTest, ProposalBeyondTheStashIsRefused) {
