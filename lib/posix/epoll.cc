@@ -131,6 +131,7 @@ struct Registry {
       }
       set->bell_in_kernel_ = true;
     }
+    set->moves_.fetch_add(1, std::memory_order_seq_cst);
     interest->in_user.store(true, std::memory_order_relaxed);
     interest->edge.store(true, std::memory_order_relaxed);
     interest->prev_of_set = nullptr;
@@ -997,6 +998,22 @@ bool EpollSet::KernelDue() {
   return (waits & 3) == 0 && TimeForKernel();
 }
 
+// A program may close a descriptor at its first event: a second in the same batch
+// would be of a number that is gone, or another's.
+int EpollSet::WithoutTwins(epoll_event* events, int first, int filled) {
+  int kept = first;
+  for (int i = first; i < filled; ++i) {
+    int twin = 0;
+    while (twin < first && events[twin].data.u64 != events[i].data.u64) ++twin;
+    if (twin < first) {
+      events[twin].events |= events[i].events;
+    } else {
+      events[kept++] = events[i];
+    }
+  }
+  return kept;
+}
+
 int EpollSet::Wait(epoll_event* out, int capacity, std::int64_t timeout_ns,
                    const sigset_t* mask) {
   const std::uint32_t signals = tls_signals.any;
@@ -1028,6 +1045,7 @@ int EpollSet::Wait(epoll_event* out, int capacity, std::int64_t timeout_ns,
   // However busy the lanes are, kernel descriptors get their look; first, so
   // that ready streams cannot take all the room.
   int first = 0;
+  const std::uint32_t moves = moves_.load(std::memory_order_seq_cst);
   if (KernelDue()) {
     const int n = KernelWait(out, capacity > 1 ? capacity / 2 : 1, 0, nullptr);
     if (n > 0) first = n;
@@ -1095,6 +1113,10 @@ int EpollSet::Wait(epoll_event* out, int capacity, std::int64_t timeout_ns,
       }
     }
     if (filled > 0) {
+      if (first > 0 && filled > first &&
+          moves_.load(std::memory_order_seq_cst) != moves) {
+        filled = WithoutTwins(out, first, filled);
+      }
       result = filled;
       break;
     }

@@ -116,6 +116,7 @@ class EpollSet final : public File {
   static constexpr std::uint64_t kKernelLookUs = 20;
   bool TimeForKernel();
   bool KernelDue();
+  static int WithoutTwins(epoll_event* events, int first, int filled);
   int KernelWait(epoll_event* out, int capacity, std::int64_t timeout_ns,
                  const sigset_t* mask, bool* bell = nullptr);
 
@@ -131,6 +132,9 @@ class EpollSet final : public File {
   std::atomic<int> ready_count_{0};
   Direct direct_[kMostDirect];
   std::atomic<bool> ever_user_{false};
+  // Registrations that have left the kernel: one that does so during a wait could
+  // be reported by both.
+  std::atomic<std::uint32_t> moves_{0};
   std::atomic<bool> nested_{false};
   int direct_count_ = 0;
   // Registrations that are direct; the interest latch's.

@@ -22,7 +22,7 @@ from hosts import STATS, Failed, Host, RemoteHost
 
 LIMIT = 60
 PORTS = "21000-21999"
-MINIMUM_SHARE = 0.95
+MINIMUM_SHARE = 0.9
 
 NGINX = """\
 daemon off;
