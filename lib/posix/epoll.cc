@@ -914,6 +914,9 @@ int EpollSet::Collect(epoll_event* out, int capacity) {
           sock->Readiness((events & 0xffff) | EPOLLERR | EPOLLHUP, &plain,
                           crowded_.load(std::memory_order_relaxed));
       if (ready == 0) continue;
+      // The list may have become shorter meanwhile: what has been put back
+      // would come again.
+      interest->told = wait_number_;
       out[filled].events = ready;
       out[filled].data.u64 = interest->data.load(std::memory_order_relaxed);
       ++filled;
@@ -998,8 +1001,8 @@ bool EpollSet::KernelDue() {
   return (waits & 3) == 0 && TimeForKernel();
 }
 
-// A program may close a descriptor at its first event: a second in the same batch
-// would be of a number that is gone, or another's.
+// A program may close a descriptor at its first event: a second in the same
+// batch would be of a number that is gone, or another's.
 int EpollSet::WithoutTwins(epoll_event* events, int first, int filled) {
   int kept = first;
   for (int i = first; i < filled; ++i) {

@@ -132,8 +132,8 @@ class EpollSet final : public File {
   std::atomic<int> ready_count_{0};
   Direct direct_[kMostDirect];
   std::atomic<bool> ever_user_{false};
-  // Registrations that have left the kernel: one that does so during a wait could
-  // be reported by both.
+  // Registrations that have left the kernel: one that does so during a wait
+  // could be reported by both.
   std::atomic<std::uint32_t> moves_{0};
   std::atomic<bool> nested_{false};
   int direct_count_ = 0;

@@ -139,6 +139,7 @@ class RdmaPoller final : public Source {
   const Limits limits_;
   verbs::Channel channel_;
   std::atomic<int> fd_{-1};
+  RdmaPoller* next_retired_ = nullptr;
   Sleepers sleepers_;
 
   std::atomic<int> armed_{0};
