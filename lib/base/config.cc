@@ -94,7 +94,6 @@ void LoadConfig() {
   config.promote_bytes = Number("RCSOCK_PROMOTE_BYTES", config.promote_bytes);
   config.max_qps =
       static_cast<std::uint32_t>(Number("RCSOCK_MAX_QPS", config.max_qps));
-  config.max_pinned = Number("RCSOCK_MAX_PINNED", config.max_pinned);
 }
 
 }  // namespace rcsock::base

@@ -43,13 +43,6 @@ void Board::Post(int bell, Mark* mark, std::uint32_t flags) {
   if (ringer_->Armed(bell)) ringer_->Kick(bell);
 }
 
-void Board::Remove(Mark* mark) {
-  latch_.lock();
-  if (mark->bell_ >= 0) Unlink(mark);
-  mark->flags_ = 0;
-  latch_.unlock();
-}
-
 int Board::PollSome(int bell, Completion* out, int capacity) {
   int n = 0;
   latch_.lock();

@@ -37,8 +37,6 @@ class Board {
   // Adds `flags` (kCompletion*) to what the mark has to say on `bell`, and
   // rings it if somebody sleeps there.  Nothing without a cookie.
   void Post(int bell, Mark* mark, std::uint32_t flags);
-  // Nothing of the mark is told after this returns.
-  void Remove(Mark* mark);
   // Up to `capacity` completions; never blocks.  One look at a counter if there
   // is nothing.
   int Poll(int bell, Completion* out, int capacity) {

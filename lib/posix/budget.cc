@@ -22,6 +22,8 @@ using rendezvous::Conductor;
 
 namespace {
 
+using Shared = std::shared_ptr<Sock>;
+
 base::Latch remote_latch;
 Sock* remote_head = nullptr;
 std::atomic<std::uint32_t> remote_count{0};
@@ -81,14 +83,8 @@ void Sock::UnlistRemote() {
   remote_count.fetch_sub(1, std::memory_order_relaxed);
 }
 
-namespace {
-
-using Shared = std::shared_ptr<Sock>;
-
-}  // namespace
-
 // A reference to each stream of the list that is not on its way out.
-std::vector<std::shared_ptr<Sock>> Sock::Remotes() {
+std::vector<Shared> Sock::Remotes() {
   std::vector<Shared> all;
   remote_latch.lock();
   for (Sock* at = remote_head; at != nullptr; at = at->remote_.next) {
@@ -114,7 +110,7 @@ void Sock::ProbeRemotes() {
   // First, so that a lane that is told to tell may do so during the look.
   probing.store(false, std::memory_order_release);
   bool again = false;
-  for (const std::shared_ptr<Sock>& sock : Remotes()) {
+  for (const Shared& sock : Remotes()) {
     sock->tx_latch.lock();
     sock->rx_latch.lock();
     if (sock->mode() == Mode::kEngine && sock->stream_ != nullptr &&
