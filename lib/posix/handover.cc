@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -51,17 +52,25 @@ bool IsTcp(int fd) {
          protocol == IPPROTO_TCP;
 }
 
-// The stream of ours that is the connection `inode`; usually that of the same
-// number.
+// The stream of the parent that is the connection `inode`; usually that of the
+// same number.  One that was never adopted does not know its own yet, but may
+// be adopted at any moment: the parent's descriptor tells.
 Sock* FindInode(std::uint64_t inode, int number) {
-  Sock* sock = LookupSock(number);
-  if (sock != nullptr && sock->inode() == inode) return sock;
+  const auto is = [inode](int fd) -> Sock* {
+    Sock* sock = LookupSock(fd);
+    if (sock == nullptr) return nullptr;
+    if (sock->inode() == 0) {
+      char path[64];
+      std::snprintf(path, sizeof path, "/proc/%ld/fd/%d", OwnPid(), fd);
+      struct stat status {};
+      if (::stat(path, &status) == 0) sock->set_inode(status.st_ino);
+    }
+    return sock->inode() == inode ? sock : nullptr;
+  };
+  Sock* sock = is(number);
   const int top = fd_high.load(std::memory_order_relaxed);
-  for (int fd = 0; fd <= top; ++fd) {
-    sock = LookupSock(fd);
-    if (sock != nullptr && sock->inode() == inode) return sock;
-  }
-  return nullptr;
+  for (int fd = 0; sock == nullptr && fd <= top; ++fd) sock = is(fd);
+  return sock;
 }
 
 }  // namespace
@@ -111,6 +120,8 @@ void Handover::FromBorrowed() {
     if (inode == 0) continue;
     Sock* sock = FindInode(inode, fd);
     if (sock == nullptr) continue;
+    // First, so that TryAdopt sees it if this does not see what TryAdopt did.
+    sock->GivenAway();
     for (int i = 0; sock->mode() == Mode::kEngine && i < 200; ++i) {
       if (i % 10 == 0) sock->AskFromBorrowed();
       timespec brief{0, i < 50 ? 100'000 : 10'000'000};
@@ -119,7 +130,6 @@ void Handover::FromBorrowed() {
     if (sock->mode() == Mode::kEngine) {
       base::Log("fd %d: its peer did not answer before exec", fd);
     }
-    sock->GivenAway();
     if (sock->UnreadBytes() == 0) continue;
     if (!known_) {
       Lost(fd);

@@ -422,7 +422,7 @@ bool Sock::TryAdopt() {
     // mode_; here mode_ is set first and the count looked at after, so one of
     // the two sees the other.
     mode_.store(Mode::kEngine, std::memory_order_seq_cst);
-    if (inflight_.load(std::memory_order_seq_cst) != 0) {
+    if (inflight_.load(std::memory_order_seq_cst) != 0 || !SoleHolder()) {
       mode_.store(Mode::kPlain, std::memory_order_seq_cst);
     } else {
       stream_.reset(new (std::nothrow) Stream(role_, this, stream::Limits{}));

@@ -187,6 +187,9 @@ class alignas(64) Sock final : public File,
   // the conductor does it.
   void AskFromBorrowed();
   std::uint64_t inode() const { return inode_.load(std::memory_order_relaxed); }
+  void set_inode(std::uint64_t inode) {
+    inode_.store(inode, std::memory_order_relaxed);
+  }
   // Counts one more process that holds the connection.  While there are
   // several, none may promote it.
   void ShareByFork(std::uint32_t fork);
@@ -200,7 +203,9 @@ class alignas(64) Sock final : public File,
   // This program was executed with bytes of this connection left over.
   bool InheritUnread(int memory);
   // A program that is not followed may hold it from now on.
-  void GivenAway() { given_away_.store(true, std::memory_order_relaxed); }
+  // seq_cst: whoever gives it away looks at mode_ after, and TryAdopt, which
+  // sets mode_, at this after: one of the two sees the other.
+  void GivenAway() { given_away_.store(true, std::memory_order_seq_cst); }
   // The offsets at the fork, once the stream is plain.
   void MarkFork();
   void ForkChild();
@@ -410,7 +415,7 @@ class alignas(64) Sock final : public File,
   std::uint64_t lane_tx_ = 0;
   std::uint64_t lane_rx_ = 0;            // delivered by the engine
   std::uint64_t anchor_rx_ = 0;          // read from TCP by the engine
-  std::atomic<std::uint64_t> inode_{0};  // of the socket, once adopted
+  std::atomic<std::uint64_t> inode_{0};  // of the socket, once somebody asked
   Unread unread_;                        // rx_latch's
 };
 

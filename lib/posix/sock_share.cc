@@ -176,7 +176,7 @@ void Sock::MarkFork() {
 }
 
 bool Sock::SoleHolder() const {
-  if (given_away_.load(std::memory_order_relaxed)) return false;
+  if (given_away_.load(std::memory_order_seq_cst)) return false;
   return holders_ < 0 || holders[holders_].load() == 1;
 }
 
