@@ -136,6 +136,11 @@ Case sender(
     [](int fd) {
       Cancel("send", fd, [](int on) {
         std::vector<char> much(16 << 20);
+        // Else the cancellation may come before anything was sent.
+        int state;
+        ::pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &state);
+        SendAll(on, "1", 1);
+        ::pthread_setcancelstate(PTHREAD_CANCEL_ENABLE, &state);
         for (;;) ::send(on, much.data(), much.size(), 0);
       });
       Barrier();
