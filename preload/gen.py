@@ -38,6 +38,13 @@ def exports(path):
     print("{\n  global:")
     for _, name, _ in rows(path):
         print(f"    {name};")
+    # library/: how it finds the preload, and what it leaves to it.
+    for name in ("rcsock_preloaded", "rcs_get_lane", "rcs_get_reason",
+                 "rcs_get_stream_info", "rcs_get_process_info",
+                 "rcs_set_policy", "rcs_get_policy", "rcs_promote",
+                 "rcs_demote", "rcs_register_buffer",
+                 "rcs_unregister_buffer"):
+        print(f"    {name};")
     print("  local:\n    *;\n};")
 
 

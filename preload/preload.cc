@@ -10,6 +10,7 @@
 #include <cerrno>
 
 #include "lib/base/real.h"
+#include "lib/posix/arguments.h"
 #include "lib/posix/hooks.h"
 #include "lib/posix/process.h"
 
@@ -73,29 +74,8 @@ RCSOCK_EXPORT int __dprintf_chk(int fd, int flag, const char* format, ...) {
   return result;
 }
 
-namespace {
-
-// The arguments of execl and its like, up to the null that ends them.
-constexpr int kMostArguments = 4096;
-
-struct Arguments {
-  char* list[kMostArguments];
-  bool Collect(const char* first, va_list* rest) {
-    list[0] = const_cast<char*>(first);
-    int n = first == nullptr ? 0 : 1;
-    if (n == 0) return true;
-    for (;; ++n) {
-      if (n == kMostArguments) return false;
-      list[n] = va_arg(*rest, char*);
-      if (list[n] == nullptr) return true;
-    }
-  }
-};
-
-}  // namespace
-
 RCSOCK_EXPORT int execl(const char* path, const char* argument, ...) {
-  Arguments all;
+  rcsock::posix::Arguments all;
   va_list rest;
   va_start(rest, argument);
   const bool ok = all.Collect(argument, &rest);
@@ -108,7 +88,7 @@ RCSOCK_EXPORT int execl(const char* path, const char* argument, ...) {
 }
 
 RCSOCK_EXPORT int execlp(const char* file, const char* argument, ...) {
-  Arguments all;
+  rcsock::posix::Arguments all;
   va_list rest;
   va_start(rest, argument);
   const bool ok = all.Collect(argument, &rest);
@@ -121,7 +101,7 @@ RCSOCK_EXPORT int execlp(const char* file, const char* argument, ...) {
 }
 
 RCSOCK_EXPORT int execle(const char* path, const char* argument, ...) {
-  Arguments all;
+  rcsock::posix::Arguments all;
   va_list rest;
   va_start(rest, argument);
   const bool ok = all.Collect(argument, &rest);
@@ -134,11 +114,14 @@ RCSOCK_EXPORT int execle(const char* path, const char* argument, ...) {
   return hook::execve(path, all.list, environment);
 }
 
+// A library of ours in the same process finds it and leaves the work to us.
+RCSOCK_EXPORT const int rcsock_preloaded = 1;
+
 // --- Start and end ---------------------------------------------------------------
 
 namespace {
 
-__attribute__((constructor)) void Start() { rcsock::posix::InitProcess(); }
+__attribute__((constructor)) void Start() { rcsock::posix::InitProcess(rcsock::posix::Face::kPreload); }
 __attribute__((destructor)) void End() { rcsock::posix::AtExit(); }
 
 }  // namespace

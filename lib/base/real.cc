@@ -2,6 +2,7 @@
 
 #include <dlfcn.h>
 
+#include <atomic>
 #include <cerrno>
 
 #include "lib/base/log.h"
@@ -15,10 +16,25 @@ long Missing() {
   return -1;
 }
 
+std::atomic<bool> behind_first{false};
+
+void* Look(const char* name) {
+  if (behind_first.load(std::memory_order_relaxed)) {
+    return ::dlsym(RTLD_DEFAULT, name);
+  }
+  // librcsock_posix has the same names, and would only send us back; and a
+  // program may be linked so that libc comes before us.
+  if (::dlsym(RTLD_NEXT, "rcsock_posix_names") == nullptr) {
+    if (void* next = ::dlsym(RTLD_NEXT, name)) return next;
+  }
+  void* libc = ::dlopen("libc.so.6", RTLD_LAZY | RTLD_NOLOAD);
+  return libc != nullptr ? ::dlsym(libc, name) : nullptr;
+}
+
 }  // namespace
 
 void* Resolve(void** slot, const char* name) {
-  void* found = ::dlsym(RTLD_NEXT, name);
+  void* found = Look(name);
   if (found == nullptr) {
     found = reinterpret_cast<void*>(&Missing);
     base::Log("libc has no %s", name);
@@ -42,5 +58,21 @@ namespace table {
 #undef VARIADIC
 #undef ALIAS
 }  // namespace table
+
+void UseFirstDefinitions() {
+  behind_first.store(true, std::memory_order_relaxed);
+#define CALL(group, result, name, params, args, doc) \
+  __atomic_store_n(&table::name, nullptr, __ATOMIC_RELEASE);
+#define CALLV(group, name, params, args, doc) \
+  __atomic_store_n(&table::name, nullptr, __ATOMIC_RELEASE);
+#define VARIADIC(group, result, name, params, doc) \
+  __atomic_store_n(&table::name, nullptr, __ATOMIC_RELEASE);
+#define ALIAS(...)
+#include "lib/base/calls.def"
+#undef CALL
+#undef CALLV
+#undef VARIADIC
+#undef ALIAS
+}
 
 }  // namespace rcsock::real

@@ -23,6 +23,10 @@ namespace rcsock::real {
 // Finds the next definition of `name` and stores it; null if there is none.
 void* Resolve(void** slot, const char* name);
 
+// From now on the first definition in the process counts, and not the next one:
+// another copy of rcsock does the work.
+void UseFirstDefinitions();
+
 namespace table {
 #define CALL(group, result, name, params, args, doc) \
   extern result(*name) params;

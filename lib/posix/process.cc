@@ -32,6 +32,7 @@ Stats stats;
 namespace {
 
 std::atomic<long> own_pid{0};
+std::atomic<Face> own_face{Face::kPreload};
 
 template <class Each>
 void ForEachSock(Each&& each) {
@@ -221,13 +222,28 @@ void Stats::CopyFrom(const Stats& other) {
   }
 }
 
+std::unique_ptr<Stats> CountAll() {
+  std::unique_ptr<Stats> all(new (std::nothrow) Stats);
+  if (all == nullptr) return all;
+  all->CopyFrom(stats);
+  ForEachSock([&](Sock* sock) { sock->Fold(all.get()); });
+  return all;
+}
+
 long OwnPid() { return own_pid.load(std::memory_order_relaxed); }
 
 void ForkFailed() {
   ForEachSock([](Sock* sock) { sock->UnshareByFork(tls_fork); });
 }
 
-void InitProcess() {
+Face OwnFace() { return own_face.load(std::memory_order_relaxed); }
+
+void InitProcess(Face face) {
+  own_face.store(face, std::memory_order_relaxed);
+  if (face == Face::kBehind) {
+    real::UseFirstDefinitions();
+    return;
+  }
   if (own_pid.load(std::memory_order_relaxed) != 0) return;
   own_pid.store(::syscall(SYS_getpid), std::memory_order_relaxed);
   base::critical_hooks = {&EnterCritical, &LeaveCritical};
@@ -290,6 +306,7 @@ void AfterExec() {
 }
 
 void AtExit() {
+  if (OwnFace() == Face::kBehind) return;
   if (InBorrowedMemory()) return;
   const int saved = errno;
   const std::uint64_t deadline = base::NowNs() + 5'000'000'000;

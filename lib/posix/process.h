@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <memory>
 
 #include "lib/base/reason.h"
 
@@ -31,9 +32,20 @@ struct Stats {
   void CopyFrom(const Stats& other);
 };
 extern Stats stats;
+// With the streams that are still open; null when out of memory.
+std::unique_ptr<Stats> CountAll();
+
+// Who calls the hooks.
+enum class Face : std::uint8_t {
+  kPreload,  // every call of the process comes through them
+  kLibrary,  // those that the program makes by rcsock's names
+  kBehind,   // as kLibrary, but another copy of rcsock is interposed and does
+             // the work: nothing is followed here
+};
 
 // Reads the configuration; before the first hook does anything.
-void InitProcess();
+void InitProcess(Face face);
+Face OwnFace();
 
 // True in a child that shares our memory (vfork, clone(CLONE_VM)): whatever it
 // does to descriptors is its own, and must not touch our tables.

@@ -92,6 +92,7 @@ void Sock::Reset() {
   never_.store(false, std::memory_order_relaxed);
   pinned_.store(false, std::memory_order_relaxed);
   option_pinned_.store(false, std::memory_order_relaxed);
+  policy_.store(Policy::kAuto, std::memory_order_relaxed);
   leaving_.store(false, std::memory_order_relaxed);
   given_away_.store(false, std::memory_order_relaxed);
   inode_.store(0, std::memory_order_relaxed);
@@ -262,6 +263,7 @@ void Sock::Inherit(const Sock& listener) {
   rcv_timeout_ns.store(listener.rcv_timeout_ns.load());
   snd_timeout_ns.store(listener.snd_timeout_ns.load());
   if (listener.option_pinned_.load(std::memory_order_relaxed)) PinByOption();
+  if (listener.policy() != Policy::kAuto) SetPolicy(listener.policy());
 }
 
 void Sock::TryAgainLater() {
@@ -413,6 +415,15 @@ bool Sock::TryAdopt() {
   Critical critical;
   tx_latch.lock();
   rx_latch.lock();
+  if (OwnFace() == Face::kLibrary && mode() == Mode::kPlain && UsedPastUs()) {
+    pinned_.store(true, std::memory_order_seq_cst);
+    may_adopt_.store(false, std::memory_order_seq_cst);
+    reason_ = Reason::kPinnedSyscall;
+    rx_latch.unlock();
+    tx_latch.unlock();
+    CancelSeek();
+    return false;
+  }
   bool adopted = false;
   if (wanted_.load(std::memory_order_seq_cst) && mode() == Mode::kPlain &&
       seeking_.load(std::memory_order_relaxed) &&
@@ -432,6 +443,7 @@ bool Sock::TryAdopt() {
         stream_->Adopt(tx_raw_.load(std::memory_order_relaxed),
                        rx_raw_.load(std::memory_order_relaxed));
         adopted = true;
+        if (OwnFace() == Face::kLibrary) LearnOptions();
         inode_.store(SocketInode(fd()), std::memory_order_relaxed);
         wanted_.store(false, std::memory_order_relaxed);
         if (Conductor* conductor = Conductor::IfRunning()) {

@@ -75,6 +75,25 @@ class alignas(64) Sock final : public File,
   bool KeepOption(int name, bool on);
   bool KeptOption(int name, int* value);
 
+  // --- What a program that is linked with rcsock may ask (sock_control.cc)
+  struct Info {
+    bool on_lane = false;
+    lane::Kind kind = lane::Kind::kShm;
+    base::Reason reason = base::Reason::kNone;
+    std::uint64_t tx_bytes = 0;
+    std::uint64_t rx_bytes = 0;
+    std::uint64_t lane_tx_bytes = 0;
+    std::uint64_t lane_rx_bytes = 0;
+    std::uint64_t demotions = 0;
+  };
+  Info Describe();
+  enum class Policy : std::uint8_t { kAuto, kTcp, kEager };
+  void SetPolicy(Policy policy);
+  Policy policy() const { return policy_.load(std::memory_order_relaxed); }
+  // 0 or an errno.
+  int PromoteNow();
+  int DemoteNow(std::uint64_t deadline_ns);
+
   // Off the lane, and never on one again: before fdopen, SCM_RIGHTS and the
   // like.  Waits (bounded) until the stream is the kernel's, but for bytes that
   // were read ahead of the application (UnreadBytes).  False: the peer did not
@@ -276,6 +295,10 @@ class alignas(64) Sock final : public File,
   }
   void LeaveRaw();
   bool TryAdopt();
+  // Whether bytes of the connection went past us, in a program that also makes
+  // plain calls; what such calls have set is taken over.  Both latches held.
+  bool UsedPastUs();
+  void LearnOptions();
   void StartSeek();
   // Its lane would be an rdma one.
   bool SeeksRemote() const;
@@ -335,6 +358,7 @@ class alignas(64) Sock final : public File,
   std::atomic<bool> never_{false};
   std::atomic<bool> pinned_{false};
   std::atomic<bool> option_pinned_{false};
+  std::atomic<Policy> policy_{Policy::kAuto};
   // On its way to the kernel for somebody who does not know the stream: bytes
   // read ahead do not hold it.
   std::atomic<bool> leaving_{false};

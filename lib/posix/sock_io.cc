@@ -366,6 +366,14 @@ int Sock::WaitRx(Wait& wait, std::uint32_t seq) {
 // one side.
 int Sock::SleepOn(Wait& wait, bool tx, std::uint32_t token, std::uint32_t seq,
                   lane::Lane* lane) {
+  if (OwnFace() == Face::kLibrary && !nonblock.load(std::memory_order_relaxed)) {
+    // A plain fcntl may have said that nobody is to sleep.
+    const long flags = ::syscall(SYS_fcntl, fd(), F_GETFL);
+    if (flags >= 0 && (flags & O_NONBLOCK) != 0) {
+      nonblock.store(true, std::memory_order_relaxed);
+      return -EAGAIN;
+    }
+  }
   ThreadSignals& self = tls_signals;
   std::atomic<std::uint32_t>& word = tx ? tx_seq_ : rx_seq_;
   base::Latch& latch = tx ? tx_latch : rx_latch;

@@ -28,9 +28,14 @@ int OtherFd(const File* file, int except) {
 
 void Bind(int fd, File* file) {
   Evict(fd);
-  if (static_cast<unsigned>(fd) >= static_cast<unsigned>(kMaxFds)) {
+  if (static_cast<unsigned>(fd) >= static_cast<unsigned>(kMaxFds) ||
+      OwnFace() == Face::kBehind) {
     // Not followed: plain TCP for ever.
-    if (file->kind == FileKind::kSock) static_cast<Sock*>(file)->Unref();
+    if (file->kind == FileKind::kSock) {
+      static_cast<Sock*>(file)->Unref();
+    } else {
+      static_cast<EpollSet*>(file)->Free();
+    }
     return;
   }
   file->fds.store(1, std::memory_order_relaxed);

@@ -1,0 +1,221 @@
+#ifndef RCSOCK_RCSOCK_H_
+#define RCSOCK_RCSOCK_H_
+
+/* Sockets over shared memory and RDMA: link with -lrcsock (pkg-config rcsock).
+ *
+ * rcs_X is POSIX's or Linux's X: the same parameters, results, errno and
+ * meaning, on the same file descriptors.  A TCP connection made by rcs_socket
+ * or rcs_accept is a stream: its bytes move to a faster lane when its peer uses
+ * rcsock too.  Every other descriptor passes straight through.
+ *
+ * From the moment a descriptor is a stream, what sends, receives, waits for it,
+ * copies, configures or closes it is an rcs_ call; getpeername and the like may
+ * be plain.  See rcs_socket(3).
+ */
+
+#include <poll.h>
+#include <signal.h>
+#include <spawn.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <sys/epoll.h>
+#include <sys/select.h>
+#include <sys/socket.h>
+#include <sys/types.h>
+#include <sys/uio.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+struct mmsghdr; /* <sys/socket.h> with _GNU_SOURCE */
+struct sigaction;
+
+/* --- Making and ending connections */
+int rcs_socket(int domain, int type, int protocol);
+int rcs_bind(int fd, const struct sockaddr* address, socklen_t length);
+int rcs_listen(int fd, int backlog);
+int rcs_accept(int fd, struct sockaddr* address, socklen_t* length);
+int rcs_accept4(int fd, struct sockaddr* address, socklen_t* length, int flags);
+int rcs_connect(int fd, const struct sockaddr* address, socklen_t length);
+int rcs_getsockname(int fd, struct sockaddr* address, socklen_t* length);
+int rcs_getpeername(int fd, struct sockaddr* address, socklen_t* length);
+int rcs_shutdown(int fd, int how);
+int rcs_close(int fd);
+int rcs_close_range(unsigned first, unsigned last, int flags);
+void rcs_closefrom(int first);
+
+/* --- Data */
+ssize_t rcs_read(int fd, void* to, size_t length);
+ssize_t rcs_readv(int fd, const struct iovec* iov, int count);
+ssize_t rcs_recv(int fd, void* to, size_t length, int flags);
+ssize_t rcs_recvfrom(int fd, void* to, size_t length, int flags,
+                     struct sockaddr* address, socklen_t* address_length);
+ssize_t rcs_recvmsg(int fd, struct msghdr* message, int flags);
+int rcs_recvmmsg(int fd, struct mmsghdr* messages, unsigned count, int flags,
+                 struct timespec* timeout);
+ssize_t rcs_write(int fd, const void* from, size_t length);
+ssize_t rcs_writev(int fd, const struct iovec* iov, int count);
+ssize_t rcs_send(int fd, const void* from, size_t length, int flags);
+ssize_t rcs_sendto(int fd, const void* from, size_t length, int flags,
+                   const struct sockaddr* address, socklen_t address_length);
+ssize_t rcs_sendmsg(int fd, const struct msghdr* message, int flags);
+int rcs_sendmmsg(int fd, struct mmsghdr* messages, unsigned count, int flags);
+ssize_t rcs_sendfile(int out, int in, off_t* offset, size_t count);
+ssize_t rcs_splice(int in, off_t* in_offset, int out, off_t* out_offset,
+                   size_t length, unsigned flags);
+ssize_t rcs_preadv2(int fd, const struct iovec* iov, int count, off_t offset,
+                    int flags);
+ssize_t rcs_pwritev2(int fd, const struct iovec* iov, int count, off_t offset,
+                     int flags);
+
+/* --- Waiting */
+int rcs_poll(struct pollfd* fds, nfds_t count, int timeout);
+int rcs_ppoll(struct pollfd* fds, nfds_t count, const struct timespec* timeout,
+              const sigset_t* mask);
+int rcs_select(int count, fd_set* in, fd_set* out, fd_set* except,
+               struct timeval* timeout);
+int rcs_pselect(int count, fd_set* in, fd_set* out, fd_set* except,
+                const struct timespec* timeout, const sigset_t* mask);
+int rcs_epoll_create(int size);
+int rcs_epoll_create1(int flags);
+int rcs_epoll_ctl(int set, int op, int fd, struct epoll_event* event);
+int rcs_epoll_wait(int set, struct epoll_event* events, int capacity,
+                   int timeout);
+int rcs_epoll_pwait(int set, struct epoll_event* events, int capacity,
+                    int timeout, const sigset_t* mask);
+int rcs_epoll_pwait2(int set, struct epoll_event* events, int capacity,
+                     const struct timespec* timeout, const sigset_t* mask);
+
+/* --- Descriptors and options */
+int rcs_fcntl(int fd, int command, ...);
+int rcs_ioctl(int fd, unsigned long request, ...);
+int rcs_getsockopt(int fd, int level, int name, void* value, socklen_t* length);
+int rcs_setsockopt(int fd, int level, int name, const void* value,
+                   socklen_t length);
+int rcs_dup(int fd);
+int rcs_dup2(int from, int to);
+int rcs_dup3(int from, int to, int flags);
+int rcs_eventfd(unsigned initial, int flags);
+int rcs_timerfd_create(int clock, int flags);
+FILE* rcs_fdopen(int fd, const char* mode);
+int rcs_vdprintf(int fd, const char* format, va_list arguments)
+    __attribute__((format(printf, 2, 0)));
+int rcs_dprintf(int fd, const char* format, ...)
+    __attribute__((format(printf, 2, 3)));
+
+/* --- Processes */
+int rcs_execve(const char* path, char* const argv[], char* const envp[]);
+int rcs_execv(const char* path, char* const argv[]);
+int rcs_execvp(const char* file, char* const argv[]);
+int rcs_execvpe(const char* file, char* const argv[], char* const envp[]);
+int rcs_fexecve(int fd, char* const argv[], char* const envp[]);
+int rcs_execl(const char* path, const char* argument, ...)
+    __attribute__((sentinel));
+int rcs_execlp(const char* file, const char* argument, ...)
+    __attribute__((sentinel));
+int rcs_execle(const char* path, const char* argument, ...)
+    __attribute__((sentinel(1)));
+int rcs_fork(void);
+int rcs_posix_spawn(pid_t* pid, const char* path,
+                    const posix_spawn_file_actions_t* actions,
+                    const posix_spawnattr_t* attributes, char* const argv[],
+                    char* const envp[]);
+int rcs_posix_spawnp(pid_t* pid, const char* file,
+                     const posix_spawn_file_actions_t* actions,
+                     const posix_spawnattr_t* attributes, char* const argv[],
+                     char* const envp[]);
+int rcs_system(const char* command);
+FILE* rcs_popen(const char* command, const char* type);
+int rcs_posix_spawn_file_actions_adddup2(posix_spawn_file_actions_t* actions,
+                                         int from, int to);
+void rcs_immediate_exit(int status) __attribute__((noreturn)); /* _exit */
+void rcs_quick_exit(int status) __attribute__((noreturn));
+
+/* --- Signals */
+int rcs_sigaction(int number, const struct sigaction* action,
+                  struct sigaction* old);
+int rcs_siginterrupt(int number, int interrupt);
+void (*rcs_signal(int number, void (*handler)(int)))(int);
+
+/* --- Beyond POSIX
+ * All return -1 with errno: EBADF (not open), ENOTSOCK, EOPNOTSUPP (a socket,
+ * but no stream), EINVAL. */
+
+#define RCS_TCP 0
+#define RCS_SHM 1
+#define RCS_RDMA 2
+
+/* Where the bytes of a stream go at this moment: RCS_TCP, RCS_SHM, RCS_RDMA. */
+int rcs_get_lane(int fd);
+
+/* Why it is on TCP, or left its last lane: a key of docs/library.md, "none" on
+ * a lane.  Null with errno. */
+const char* rcs_get_reason(int fd);
+
+struct rcs_stream_info {
+  int32_t lane;
+  int32_t policy;
+  char reason[32];
+  uint64_t tx_bytes; /* since the connection began, over whichever path */
+  uint64_t rx_bytes;
+  uint64_t lane_tx_bytes; /* of those, over lanes */
+  uint64_t lane_rx_bytes;
+  uint64_t demotions; /* times it left a lane */
+};
+
+/* Fills the first `size` bytes of what this version of the library knows;
+ * returns how many that are. */
+int rcs_get_stream_info(int fd, struct rcs_stream_info* info, size_t size);
+
+struct rcs_lane_counts {
+  uint64_t streams; /* for TCP: that never left it */
+  uint64_t tx_bytes;
+  uint64_t rx_bytes;
+};
+
+/* Of the whole process: streams that have ended, and those that live. */
+struct rcs_process_info {
+  uint64_t streams;
+  uint64_t promoted;
+  uint64_t demotions;
+  uint64_t failovers;
+  struct rcs_lane_counts lanes[3]; /* by RCS_TCP, ... */
+};
+int rcs_get_process_info(struct rcs_process_info* info, size_t size);
+
+/* What a stream may do.  A listener's policy is that of what it accepts. */
+#define RCS_POLICY_AUTO                                                        \
+  0                        /* look for a lane after some traffic (the default) \
+                            */
+#define RCS_POLICY_TCP 1   /* stay on TCP; a stream on a lane comes back */
+#define RCS_POLICY_EAGER 2 /* look for a lane with the first byte */
+int rcs_set_policy(int fd, int policy);
+int rcs_get_policy(int fd);
+
+/* Looks for a lane now, and not after the usual traffic.  The peer must do the
+ * same, or see traffic; the stream moves with the next bytes it sends. */
+int rcs_promote(int fd);
+
+/* Back to TCP; waits until it is there, `timeout_ms` at most (-1: as long as
+ * fork would, some seconds).  errno ETIMEDOUT: the peer does not answer; it
+ * goes there when it can.  Later traffic may promote it again. */
+int rcs_demote(int fd, int timeout_ms);
+
+/* Memory from which much will be sent.  A hint: it may be pinned and registered
+ * with the RDMA device until it is taken back; sending from any other memory
+ * works as well. */
+int rcs_register_buffer(void* address, size_t length);
+int rcs_unregister_buffer(void* address, size_t length);
+
+/* 0xMMmmpp: major, minor, patch; of this header, and of the library in use. */
+#define RCSOCK_VERSION 0x000100u
+uint32_t rcs_version(void);
+
+#ifdef __cplusplus
+} /* extern "C" */
+#endif
+
+#endif /* RCSOCK_RCSOCK_H_ */

@@ -1,0 +1,160 @@
+// What a program that is linked with rcsock asks of a stream, and what is
+// looked at because such a program makes plain calls too.
+
+#include <fcntl.h>
+#include <linux/sockios.h>
+#include <linux/tcp.h>
+#include <netinet/in.h>
+#include <sys/ioctl.h>
+#include <sys/syscall.h>
+#include <sys/time.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstddef>
+#include <ctime>
+
+#include "lib/base/clock.h"
+#include "lib/base/config.h"
+#include "lib/posix/signals.h"
+#include "lib/posix/sock.h"
+
+namespace rcsock::posix {
+
+using base::Reason;
+
+Sock::Info Sock::Describe() {
+  Critical critical;
+  Info info;
+  tx_latch.lock();
+  rx_latch.lock();
+  info.on_lane = on_lane_.load(std::memory_order_relaxed);
+  info.kind = lane_kind_;
+  info.reason = reason_;
+  info.tx_bytes = tx_raw_.load(std::memory_order_relaxed);
+  info.rx_bytes = rx_raw_.load(std::memory_order_relaxed);
+  if (stream_ != nullptr && mode() == Mode::kEngine) {
+    info.tx_bytes = stream_->tx_off();
+    info.rx_bytes = stream_->rx_off();
+  }
+  info.lane_tx_bytes = lane_tx_ < info.tx_bytes ? lane_tx_ : info.tx_bytes;
+  const std::uint64_t by_lane =
+      lane_rx_ > anchor_rx_ ? lane_rx_ - anchor_rx_ : 0;
+  info.lane_rx_bytes = by_lane < info.rx_bytes ? by_lane : info.rx_bytes;
+  info.demotions = demotions_;
+  rx_latch.unlock();
+  tx_latch.unlock();
+  return info;
+}
+
+void Sock::SetPolicy(Policy policy) {
+  const Policy before = policy_.exchange(policy, std::memory_order_relaxed);
+  if (policy == Policy::kTcp) {
+    // A stream that is pinned for a reason of its own keeps that.
+    if (!pinned_.load(std::memory_order_relaxed)) Pin(Reason::kPolicy);
+    return;
+  }
+  Critical critical;
+  tx_latch.lock();
+  rx_latch.lock();
+  const bool unpin = before == Policy::kTcp && reason_ == Reason::kPolicy &&
+                     !never_.load(std::memory_order_relaxed);
+  if (unpin) {
+    pinned_.store(false, std::memory_order_seq_cst);
+    reason_ = Reason::kShortLived;
+  }
+  if (policy == Policy::kEager) {
+    next_ops_.store(0, std::memory_order_relaxed);
+  } else {
+    TryAgainLater();
+  }
+  const bool look = unpin && connected_.load(std::memory_order_relaxed);
+  rx_latch.unlock();
+  tx_latch.unlock();
+  if (look) SetEligible(true);
+}
+
+int Sock::PromoteNow() {
+  if (!connected_.load(std::memory_order_relaxed)) return ENOTCONN;
+  if (OnLane() || seeking_.load(std::memory_order_acquire)) return 0;
+  Critical critical;
+  tx_latch.lock();
+  rx_latch.lock();
+  const bool may = mode() == Mode::kPlain &&
+                   !never_.load(std::memory_order_relaxed) &&
+                   !pinned_.load(std::memory_order_relaxed) &&
+                   !closed_.load(std::memory_order_relaxed);
+  const bool engine = mode() == Mode::kEngine;
+  if (may) attempts_ = 0;
+  rx_latch.unlock();
+  tx_latch.unlock();
+  if (engine) return 0;  // on its way to a lane or from one
+  if (!may) return EPERM;
+  SetEligible(true);
+  if (!eligible_.load(std::memory_order_relaxed)) return EPERM;
+  StartSeek();
+  return 0;
+}
+
+int Sock::DemoteNow(std::uint64_t deadline_ns) {
+  for (int i = 0;; ++i) {
+    if (StepToPlain(Reason::kPolicy)) return 0;
+    if (StuckOnStash() || base::NowNs() >= deadline_ns) break;
+    timespec brief{0, i < 50 ? 100'000 : 2'000'000};
+    ::nanosleep(&brief, nullptr);
+  }
+  StopLeaving();
+  return mode() != Mode::kEngine ? 0 : ETIMEDOUT;
+}
+
+bool Sock::UsedPastUs() {
+  // After a first lane TCP has carried frames as well.
+  if (promoted_ || attempts_ != 0 || stream_ != nullptr) return false;
+  const auto queued = [&](unsigned long what) {
+    int bytes = 0;
+    return ::syscall(SYS_ioctl, fd(), what, &bytes) == 0 ? bytes : -1;
+  };
+  for (int i = 0; i < 8; ++i) {
+    const int unread = queued(SIOCINQ);
+    const int unsent = queued(SIOCOUTQ);
+    struct tcp_info info {};
+    socklen_t size = sizeof info;
+    if (unread < 0 || unsent < 0 ||
+        ::syscall(SYS_getsockopt, fd(), IPPROTO_TCP, TCP_INFO, &info, &size) !=
+            0 ||
+        size < offsetof(struct tcp_info, tcpi_bytes_received) + 8) {
+      return false;
+    }
+    // Bytes may come and be acknowledged meanwhile: look until they don't.
+    if (queued(SIOCINQ) != unread || queued(SIOCOUTQ) != unsent) continue;
+    const auto differ = [](std::uint64_t kernel, std::uint64_t ours) {
+      // The kernel counts SYN and FIN as a byte in some states.
+      return kernel + 1 < ours || kernel > ours + 2;
+    };
+    return differ(info.tcpi_bytes_acked + static_cast<unsigned>(unsent),
+                  tx_raw_.load(std::memory_order_relaxed)) ||
+           differ(info.tcpi_bytes_received - static_cast<unsigned>(unread),
+                  rx_raw_.load(std::memory_order_relaxed));
+  }
+  return false;
+}
+
+void Sock::LearnOptions() {
+  const long flags = ::syscall(SYS_fcntl, fd(), F_GETFL);
+  if (flags >= 0) {
+    nonblock.store((flags & O_NONBLOCK) != 0, std::memory_order_relaxed);
+  }
+  const auto learn = [&](int name, std::atomic<std::uint64_t>* to) {
+    timeval time{};
+    socklen_t size = sizeof time;
+    if (::syscall(SYS_getsockopt, fd(), SOL_SOCKET, name, &time, &size) == 0) {
+      to->store(static_cast<std::uint64_t>(time.tv_sec) * 1'000'000'000 +
+                    static_cast<std::uint64_t>(time.tv_usec) * 1000,
+                std::memory_order_relaxed);
+    }
+  };
+  learn(SO_RCVTIMEO, &rcv_timeout_ns);
+  learn(SO_SNDTIMEO, &snd_timeout_ns);
+}
+
+}  // namespace rcsock::posix

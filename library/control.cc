@@ -1,0 +1,168 @@
+// What rcsock.h has beyond POSIX.
+
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+
+#include "lib/base/clock.h"
+#include "lib/base/reason.h"
+#include "lib/include/rcsock/rcsock.h"
+#include "lib/posix/process.h"
+#include "lib/posix/table.h"
+
+#define RCSOCK_EXPORT extern "C" __attribute__((visibility("default")))
+
+namespace posix = rcsock::posix;
+using posix::Sock;
+
+namespace {
+
+// The stream behind `fd`; null with errno.
+Sock* Find(int fd) {
+  if (Sock* sock = posix::LookupSock(fd)) return sock;
+  int type = 0;
+  socklen_t size = sizeof type;
+  // (The kernel says EBADF or ENOTSOCK.)
+  if (::getsockopt(fd, SOL_SOCKET, SO_TYPE, &type, &size) == 0) {
+    errno = EOPNOTSUPP;
+  }
+  return nullptr;
+}
+
+int Fail(int error) {
+  errno = error;
+  return -1;
+}
+
+std::int32_t LaneOf(const Sock::Info& info) {
+  if (!info.on_lane) return RCS_TCP;
+  return info.kind == rcsock::lane::Kind::kRdma ? RCS_RDMA : RCS_SHM;
+}
+
+int Give(const void* from, std::size_t have, void* to, std::size_t size) {
+  const std::size_t n = size < have ? size : have;
+  std::memcpy(to, from, n);
+  return static_cast<int>(n);
+}
+
+rcs_lane_counts Counts(const posix::LaneCounts& of) {
+  return {of.streams.load(), of.tx_bytes.load(), of.rx_bytes.load()};
+}
+
+}  // namespace
+
+// Behind the preload its own copy of these answers (it comes first, so that a
+// linked program never gets here; one that has asked dlsym does).
+#define RCSOCK_FORWARD(name, fallback, ...)                              \
+  if (posix::OwnFace() == posix::Face::kBehind) {                        \
+    static const auto first =                                            \
+        reinterpret_cast<decltype(&name)>(::dlsym(RTLD_DEFAULT, #name)); \
+    if (first != nullptr && first != &name) return first(__VA_ARGS__);   \
+    errno = EOPNOTSUPP;                                                  \
+    return fallback;                                                     \
+  }
+
+RCSOCK_EXPORT int rcs_get_lane(int fd) {
+  RCSOCK_FORWARD(rcs_get_lane, -1, fd)
+  Sock* sock = Find(fd);
+  return sock == nullptr ? -1 : LaneOf(sock->Describe());
+}
+
+RCSOCK_EXPORT const char* rcs_get_reason(int fd) {
+  RCSOCK_FORWARD(rcs_get_reason, nullptr, fd)
+  Sock* sock = Find(fd);
+  return sock == nullptr ? nullptr
+                         : rcsock::base::ReasonKey(sock->Describe().reason);
+}
+
+RCSOCK_EXPORT int rcs_get_stream_info(int fd, rcs_stream_info* info,
+                                      size_t size) {
+  RCSOCK_FORWARD(rcs_get_stream_info, -1, fd, info, size)
+  Sock* sock = Find(fd);
+  if (sock == nullptr) return -1;
+  if (info == nullptr) return Fail(EFAULT);
+  const Sock::Info from = sock->Describe();
+  rcs_stream_info all{};
+  all.lane = LaneOf(from);
+  all.policy = static_cast<std::int32_t>(sock->policy());
+  std::strncpy(all.reason, rcsock::base::ReasonKey(from.reason),
+               sizeof all.reason - 1);
+  all.tx_bytes = from.tx_bytes;
+  all.rx_bytes = from.rx_bytes;
+  all.lane_tx_bytes = from.lane_tx_bytes;
+  all.lane_rx_bytes = from.lane_rx_bytes;
+  all.demotions = from.demotions;
+  return Give(&all, sizeof all, info, size);
+}
+
+RCSOCK_EXPORT int rcs_get_process_info(rcs_process_info* info, size_t size) {
+  RCSOCK_FORWARD(rcs_get_process_info, -1, info, size)
+  if (info == nullptr) return Fail(EFAULT);
+  const auto now = posix::CountAll();
+  if (now == nullptr) return Fail(ENOMEM);
+  rcs_process_info all{};
+  all.streams = now->streams.load();
+  all.promoted = now->promoted.load();
+  all.demotions = now->demotions.load();
+  all.failovers = now->failovers.load();
+  all.lanes[RCS_TCP] = Counts(now->tcp);
+  all.lanes[RCS_SHM] = Counts(now->shm);
+  all.lanes[RCS_RDMA] = Counts(now->rdma);
+  return Give(&all, sizeof all, info, size);
+}
+
+RCSOCK_EXPORT int rcs_set_policy(int fd, int policy) {
+  RCSOCK_FORWARD(rcs_set_policy, -1, fd, policy)
+  Sock* sock = Find(fd);
+  if (sock == nullptr) return -1;
+  if (policy < RCS_POLICY_AUTO || policy > RCS_POLICY_EAGER) {
+    return Fail(EINVAL);
+  }
+  const int saved = errno;
+  sock->SetPolicy(static_cast<Sock::Policy>(policy));
+  errno = saved;
+  return 0;
+}
+
+RCSOCK_EXPORT int rcs_get_policy(int fd) {
+  RCSOCK_FORWARD(rcs_get_policy, -1, fd)
+  Sock* sock = Find(fd);
+  return sock == nullptr ? -1 : static_cast<int>(sock->policy());
+}
+
+RCSOCK_EXPORT int rcs_promote(int fd) {
+  RCSOCK_FORWARD(rcs_promote, -1, fd)
+  Sock* sock = Find(fd);
+  if (sock == nullptr) return -1;
+  const int saved = errno;
+  const int error = sock->PromoteNow();
+  errno = saved;
+  return error == 0 ? 0 : Fail(error);
+}
+
+RCSOCK_EXPORT int rcs_demote(int fd, int timeout_ms) {
+  RCSOCK_FORWARD(rcs_demote, -1, fd, timeout_ms)
+  Sock* sock = Find(fd);
+  if (sock == nullptr) return -1;
+  const int saved = errno;
+  const std::uint64_t limit =
+      timeout_ms < 0 ? 5000 : static_cast<std::uint64_t>(timeout_ms);
+  const int error = sock->DemoteNow(rcsock::base::NowNs() + limit * 1'000'000);
+  errno = saved;
+  return error == 0 ? 0 : Fail(error);
+}
+
+RCSOCK_EXPORT int rcs_register_buffer(void* address, size_t length) {
+  // No lane sends from the application's memory yet: nothing to prepare.
+  return address == nullptr || length == 0 ? Fail(EINVAL) : 0;
+}
+
+RCSOCK_EXPORT int rcs_unregister_buffer(void* address, size_t length) {
+  return address == nullptr || length == 0 ? Fail(EINVAL) : 0;
+}
+
+RCSOCK_EXPORT uint32_t rcs_version(void) { return RCSOCK_VERSION; }

@@ -1,0 +1,143 @@
+// The C library: rcs_X is the hook that the preload puts before libc's X.
+
+#include "lib/include/rcsock/rcsock.h"
+
+#include <dlfcn.h>
+#include <unistd.h>
+
+#include <cerrno>
+
+#include "lib/base/real.h"
+#include "lib/posix/arguments.h"
+#include "lib/posix/hooks.h"
+#include "lib/posix/process.h"
+
+#define RCSOCK_EXPORT extern "C" __attribute__((visibility("default")))
+
+namespace hook = rcsock::posix::hook;
+using rcsock::posix::Arguments;
+using rcsock::posix::Face;
+
+// --- The calls of lib/base/calls.def
+
+#define RCSOCK_DEFINE(result, name, params, args) \
+  RCSOCK_EXPORT result rcs_##name params { return hook::name args; }
+#define CALL_connection RCSOCK_DEFINE
+#define CALL_data RCSOCK_DEFINE
+#define CALL_waiting RCSOCK_DEFINE
+#define CALL_descriptors RCSOCK_DEFINE
+#define CALL_processes RCSOCK_DEFINE
+#define CALL_signals RCSOCK_DEFINE
+#define CALL_fortify(...)
+#define CALL(group, result, name, params, args, doc) \
+  CALL_##group(result, name, params, args)
+#define CALLV(...)
+#define VARIADIC(...)
+#define ALIAS(...)
+#include "lib/base/calls.def"
+
+RCSOCK_EXPORT void rcs_closefrom(int first) { hook::closefrom(first); }
+
+RCSOCK_EXPORT void rcs_immediate_exit(int status) {
+  hook::_exit(status);
+  __builtin_unreachable();
+}
+
+RCSOCK_EXPORT void rcs_quick_exit(int status) {
+  hook::quick_exit(status);
+  __builtin_unreachable();
+}
+
+// --- Those that need nothing of ours
+
+RCSOCK_EXPORT int rcs_bind(int fd, const sockaddr* address, socklen_t length) {
+  return ::bind(fd, address, length);
+}
+
+RCSOCK_EXPORT int rcs_getsockname(int fd, sockaddr* address,
+                                  socklen_t* length) {
+  return ::getsockname(fd, address, length);
+}
+
+RCSOCK_EXPORT int rcs_getpeername(int fd, sockaddr* address,
+                                  socklen_t* length) {
+  return ::getpeername(fd, address, length);
+}
+
+// --- The variadic ones
+
+RCSOCK_EXPORT int rcs_fcntl(int fd, int command, ...) {
+  va_list arguments;
+  va_start(arguments, command);
+  const long argument = va_arg(arguments, long);
+  va_end(arguments);
+  return hook::Fcntl(fd, command, argument);
+}
+
+RCSOCK_EXPORT int rcs_ioctl(int fd, unsigned long request, ...) {
+  va_list arguments;
+  va_start(arguments, request);
+  void* argument = va_arg(arguments, void*);
+  va_end(arguments);
+  return hook::Ioctl(fd, request, argument);
+}
+
+RCSOCK_EXPORT int rcs_dprintf(int fd, const char* format, ...) {
+  va_list arguments;
+  va_start(arguments, format);
+  const int result = hook::vdprintf(fd, format, arguments);
+  va_end(arguments);
+  return result;
+}
+
+namespace {
+
+int TooMany() {
+  errno = E2BIG;
+  return -1;
+}
+
+}  // namespace
+
+RCSOCK_EXPORT int rcs_execl(const char* path, const char* argument, ...) {
+  Arguments all;
+  va_list rest;
+  va_start(rest, argument);
+  const bool ok = all.Collect(argument, &rest);
+  va_end(rest);
+  return ok ? hook::execv(path, all.list) : TooMany();
+}
+
+RCSOCK_EXPORT int rcs_execlp(const char* file, const char* argument, ...) {
+  Arguments all;
+  va_list rest;
+  va_start(rest, argument);
+  const bool ok = all.Collect(argument, &rest);
+  va_end(rest);
+  return ok ? hook::execvp(file, all.list) : TooMany();
+}
+
+RCSOCK_EXPORT int rcs_execle(const char* path, const char* argument, ...) {
+  Arguments all;
+  va_list rest;
+  va_start(rest, argument);
+  const bool ok = all.Collect(argument, &rest);
+  char* const* environment = ok ? va_arg(rest, char* const*) : nullptr;
+  va_end(rest);
+  return ok ? hook::execve(path, all.list, environment) : TooMany();
+}
+
+// --- Start and end
+
+namespace {
+
+// A program under `rcsock run` has an engine already: the preload's, which all
+// its calls reach.  Two that each took a connection for theirs would lose it.
+__attribute__((constructor)) void Start() {
+  const bool preloaded = ::dlsym(RTLD_DEFAULT, "rcsock_preloaded") != nullptr;
+  rcsock::posix::InitProcess(preloaded ? Face::kBehind : Face::kLibrary);
+}
+
+__attribute__((destructor)) void End() { rcsock::posix::AtExit(); }
+
+}  // namespace
