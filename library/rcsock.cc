@@ -127,6 +127,22 @@ RCSOCK_EXPORT int rcs_execle(const char* path, const char* argument, ...) {
   return ok ? hook::execve(path, all.list, environment) : TooMany();
 }
 
+// --- Calls that libraries inside this one make
+
+// The preload sees them by the names alone; here the linker sends them round
+// (--wrap), so that an io_context's descriptors stay out of the program's
+// range.
+extern "C" int __wrap_close(int fd) { return hook::close(fd); }
+extern "C" int __wrap_eventfd(unsigned initial, int flags) {
+  return hook::eventfd(initial, flags);
+}
+extern "C" int __wrap_timerfd_create(int clock, int flags) {
+  return hook::timerfd_create(clock, flags);
+}
+extern "C" int __wrap_epoll_create1(int flags) {
+  return hook::epoll_create1(flags);
+}
+
 // --- Start and end
 
 namespace {

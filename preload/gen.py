@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""From lib/base/calls.def: the preload's version script, or docs/interposed.md.
+"""From lib/base/calls.def: the version scripts of the preload and of
+librcsock_posix, or docs/interposed.md.
 
-usage: gen.py exports|docs lib/base/calls.def
+usage: gen.py exports|posix|docs lib/base/calls.def
 """
 
 import re
@@ -34,10 +35,13 @@ def rows(path):
             yield alias[1], alias[2], f"As `{alias[3]}`."
 
 
-def exports(path):
+def exports(path, posix=False):
     print("{\n  global:")
     for _, name, _ in rows(path):
         print(f"    {name};")
+    if posix:
+        print("    rcsock_posix_names;\n  local:\n    *;\n};")
+        return
     # library/: how it finds the preload, and what it leaves to it.
     for name in ("rcsock_preloaded", "rcs_get_lane", "rcs_get_reason",
                  "rcs_get_stream_info", "rcs_get_process_info",
@@ -64,4 +68,5 @@ def docs(path):
 
 
 if __name__ == "__main__":
-    {"exports": exports, "docs": docs}[sys.argv[1]](sys.argv[2])
+    {"exports": exports, "posix": lambda path: exports(path, True),
+     "docs": docs}[sys.argv[1]](sys.argv[2])

@@ -415,16 +415,8 @@ bool Sock::TryAdopt() {
   Critical critical;
   tx_latch.lock();
   rx_latch.lock();
-  if (OwnFace() == Face::kLibrary && mode() == Mode::kPlain && UsedPastUs()) {
-    pinned_.store(true, std::memory_order_seq_cst);
-    may_adopt_.store(false, std::memory_order_seq_cst);
-    reason_ = Reason::kPinnedSyscall;
-    rx_latch.unlock();
-    tx_latch.unlock();
-    CancelSeek();
-    return false;
-  }
   bool adopted = false;
+  bool foreign = false;
   if (wanted_.load(std::memory_order_seq_cst) && mode() == Mode::kPlain &&
       seeking_.load(std::memory_order_relaxed) &&
       !closed_.load(std::memory_order_relaxed) &&
@@ -435,6 +427,12 @@ bool Sock::TryAdopt() {
     mode_.store(Mode::kEngine, std::memory_order_seq_cst);
     if (inflight_.load(std::memory_order_seq_cst) != 0 || !SoleHolder()) {
       mode_.store(Mode::kPlain, std::memory_order_seq_cst);
+    } else if (OwnFace() == Face::kLibrary && UsedPastUs()) {
+      mode_.store(Mode::kPlain, std::memory_order_seq_cst);
+      pinned_.store(true, std::memory_order_seq_cst);
+      may_adopt_.store(false, std::memory_order_seq_cst);
+      reason_ = Reason::kPinnedSyscall;
+      foreign = true;
     } else {
       stream_.reset(new (std::nothrow) Stream(role_, this, stream::Limits{}));
       if (stream_ == nullptr) {
@@ -458,6 +456,7 @@ bool Sock::TryAdopt() {
   }
   rx_latch.unlock();
   tx_latch.unlock();
+  if (foreign) CancelSeek();
   if (!adopted) return false;
   Conductor* conductor = Conductor::IfRunning();
   if (conductor == nullptr) return false;

@@ -15,7 +15,7 @@
 #include <ctime>
 
 #include "lib/base/clock.h"
-#include "lib/base/config.h"
+#include "lib/base/log.h"
 #include "lib/posix/signals.h"
 #include "lib/posix/sock.h"
 
@@ -127,14 +127,24 @@ bool Sock::UsedPastUs() {
     }
     // Bytes may come and be acknowledged meanwhile: look until they don't.
     if (queued(SIOCINQ) != unread || queued(SIOCOUTQ) != unsent) continue;
+    // The kernel counts SYN and FIN as a byte in some states.
     const auto differ = [](std::uint64_t kernel, std::uint64_t ours) {
-      // The kernel counts SYN and FIN as a byte in some states.
       return kernel + 1 < ours || kernel > ours + 2;
     };
-    return differ(info.tcpi_bytes_acked + static_cast<unsigned>(unsent),
-                  tx_raw_.load(std::memory_order_relaxed)) ||
-           differ(info.tcpi_bytes_received - static_cast<unsigned>(unread),
-                  rx_raw_.load(std::memory_order_relaxed));
+    const std::uint64_t tx =
+        info.tcpi_bytes_acked + static_cast<unsigned>(unsent);
+    const std::uint64_t rx =
+        info.tcpi_bytes_received - static_cast<unsigned>(unread);
+    if (!differ(tx, tx_raw_.load(std::memory_order_relaxed)) &&
+        !differ(rx, rx_raw_.load(std::memory_order_relaxed))) {
+      return false;
+    }
+    RCSOCK_LOG(1, "fd %d: %llu bytes went out and %llu in, %llu and %llu by us",
+               fd(), static_cast<unsigned long long>(tx),
+               static_cast<unsigned long long>(rx),
+               static_cast<unsigned long long>(tx_raw_.load()),
+               static_cast<unsigned long long>(rx_raw_.load()));
+    return true;
   }
   return false;
 }
