@@ -1,0 +1,520 @@
+#include "library/rsocket/channel.h"
+
+#include <poll.h>
+#include <sched.h>
+#include <sys/random.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "lib/include/rcsock/rcsock.h"
+
+namespace rcsock::rsocket {
+
+namespace {
+
+constexpr unsigned char kMagic[8] = {0xf5, 'r', 'c', 's', 'r', 'i', 'o', 1};
+// The most that one record carries: what is not taken at once is kept.
+constexpr std::size_t kMostPayload = 256 * 1024;
+constexpr std::size_t kMostMaps = 4096;
+
+enum Type : std::uint32_t { kData = 1, kMap, kUnmap, kWrite, kAsk, kTaken };
+constexpr std::size_t kMostOwed = 4 << 20;
+
+std::uint64_t PidNamespace() {
+  struct stat status {};
+  return ::stat("/proc/self/ns/pid", &status) == 0 ? status.st_ino : 0;
+}
+
+bool ReadPeer(int pid, std::uint64_t at, void* to, std::size_t length) {
+  const iovec here{to, length};
+  const iovec there{reinterpret_cast<void*>(at), length};
+  return ::process_vm_readv(pid, &here, 1, &there, 1, 0) ==
+         static_cast<ssize_t>(length);
+}
+
+// The first `length` bytes of a vector.
+int Cut(const iovec* from, int count, std::size_t length, iovec* to) {
+  int n = 0;
+  for (int i = 0; i < count && length > 0; ++i) {
+    const std::size_t piece = std::min(from[i].iov_len, length);
+    if (piece == 0) continue;
+    to[n++] = {from[i].iov_base, piece};
+    length -= piece;
+  }
+  return n;
+}
+
+constexpr int kMostPieces = 64;
+
+}  // namespace
+
+struct Channel::Hello {
+  unsigned char magic[8];
+  std::uint32_t iomap_size;
+  std::uint32_t pid;
+  std::uint64_t pid_namespace;
+  std::uint64_t cookie_at;
+  std::uint64_t busy_at;
+  unsigned char cookie[16];
+};
+
+// On the wire as it is in memory: both ends are x86-64.
+struct Channel::Record {
+  std::uint32_t type;
+  std::uint32_t length;  // of the payload
+  std::uint64_t offset;
+  std::uint64_t extent;   // kMap
+  std::uint64_t address;  // kMap
+  std::uint64_t valid;    // kMap
+};
+
+// --- Handshake
+
+void Channel::Accepted(const Channel* listener) {
+  if (listener != nullptr) {
+    for (int i = 0; i < 4; ++i) options[i] = listener->options[i].load();
+  }
+  phase_ = Phase::kMaybe;
+}
+
+void Channel::SendHello() {
+  if (::getrandom(cookie_, sizeof cookie_, 0) !=
+      static_cast<ssize_t>(sizeof cookie_)) {
+    std::memset(cookie_, 0, sizeof cookie_);
+  }
+  Hello hello{};
+  std::memcpy(hello.magic, kMagic, sizeof kMagic);
+  hello.iomap_size = static_cast<std::uint32_t>(iomap_size());
+  hello.pid = static_cast<std::uint32_t>(::getpid());
+  hello.pid_namespace = PidNamespace();
+  hello.cookie_at = reinterpret_cast<std::uintptr_t>(cookie_);
+  hello.busy_at = reinterpret_cast<std::uintptr_t>(&busy_);
+  std::memcpy(hello.cookie, cookie_, sizeof cookie_);
+  // The first bytes of a connection: its buffers are empty.
+  if (rcs_send(fd_, &hello, sizeof hello, MSG_DONTWAIT | MSG_NOSIGNAL) !=
+      static_cast<ssize_t>(sizeof hello)) {
+    phase_ = Phase::kPlain;
+  }
+}
+
+void Channel::TakeHello(const Hello& hello) {
+  peer_iomap_ =
+      static_cast<int>(std::min<std::uint32_t>(hello.iomap_size, kMostMaps));
+  peer_pid_ = hello.pid_namespace != 0 && hello.pid_namespace == PidNamespace()
+                  ? static_cast<int>(hello.pid)
+                  : 0;
+  peer_cookie_at_ = hello.cookie_at;
+  peer_busy_at_ = hello.busy_at;
+  std::memcpy(peer_cookie_, hello.cookie, sizeof peer_cookie_);
+}
+
+void Channel::Step() {
+  const std::lock_guard hold(rx_);
+  if (phase() == Phase::kConnecting) {
+    pollfd one{fd_, POLLOUT, 0};
+    if (rcs_poll(&one, 1, 0) <= 0) return;
+    sockaddr_storage peer;
+    socklen_t size = sizeof peer;
+    if (rcs_getpeername(fd_, reinterpret_cast<sockaddr*>(&peer), &size) != 0) {
+      phase_ = Phase::kPlain;  // the application asks for the error
+      return;
+    }
+    phase_ = Phase::kHello;
+    SendHello();
+  }
+  const Phase now = phase();
+  if (now != Phase::kHello && now != Phase::kMaybe) return;
+  Hello hello{};
+  const ssize_t n =
+      rcs_recv(fd_, &hello, sizeof hello, MSG_PEEK | MSG_DONTWAIT);
+  if (n < 0 && errno == EAGAIN) return;
+  if (n <= 0 || std::memcmp(hello.magic, kMagic,
+                            std::min<std::size_t>(static_cast<std::size_t>(n),
+                                                  sizeof kMagic)) != 0) {
+    phase_ = Phase::kPlain;
+    return;
+  }
+  if (n < static_cast<ssize_t>(sizeof hello)) return;
+  if (rcs_recv(fd_, &hello, sizeof hello, MSG_DONTWAIT) != n) {
+    phase_ = Phase::kPlain;
+    return;
+  }
+  TakeHello(hello);
+  if (now == Phase::kMaybe) SendHello();
+  if (phase() == now) phase_ = Phase::kFramed;
+}
+
+// --- Receiving
+
+// The peer has broken the rules: nothing more can be told apart.
+void Channel::BreakLatched() {
+  rcs_shutdown(fd_, SHUT_RDWR);
+  data_left_ = write_left_ = 0;
+  end_ = true;
+}
+
+bool Channel::TakeRecord() {
+  static_assert(sizeof(Record) == sizeof head_);
+  Record record;
+  std::memcpy(&record, head_, sizeof record);
+  head_have_ = 0;
+  switch (record.type) {
+    case kData:
+      if (record.length == 0 || record.length > kMostPayload) return false;
+      data_left_ = record.length;
+      return true;
+    case kMap:
+      if (record.length != 0 || record.extent == 0 ||
+          record.offset + record.extent < record.offset ||
+          remotes_.size() >= static_cast<std::size_t>(iomap_size())) {
+        return false;
+      }
+      remotes_.push_back(
+          {record.offset, record.extent, record.address, record.valid});
+      return true;
+    case kUnmap:
+      std::erase_if(remotes_,
+                    [&](const Remote& r) { return r.offset == record.offset; });
+      return record.length == 0;
+    case kWrite: {
+      if (record.length == 0 || record.length > kMostPayload) return false;
+      for (const Local& local : locals_) {
+        if (record.offset >= local.offset &&
+            record.offset - local.offset <= local.length &&
+            record.length <= local.length - (record.offset - local.offset)) {
+          write_to_ = static_cast<unsigned char*>(local.buffer) +
+                      (record.offset - local.offset);
+          write_left_ = record.length;
+          return true;
+        }
+      }
+      // Unmapped while it was under way.
+      write_to_ = nullptr;
+      write_left_ = record.length;
+      return true;
+    }
+    case kAsk:
+      // All that came before it is in its place by now.
+      record.type = kTaken;
+      Queue(record);
+      return record.length == 0 && owed_.size() <= kMostOwed;
+    case kTaken:
+      writes_taken_ = std::min(record.offset, writes_asked_);
+      return record.length == 0;
+    default:
+      return false;
+  }
+}
+
+// Behind what is owed already.
+void Channel::Queue(const Record& record) {
+  const std::lock_guard hold(tx_);
+  const auto* bytes = reinterpret_cast<const unsigned char*>(&record);
+  FlushLatched();
+  owed_.insert(owed_.end(), bytes, bytes + sizeof record);
+  FlushLatched();
+}
+
+void Channel::ProgressLatched() {
+  while (!end_ && data_left_ == 0) {
+    ssize_t n;
+    if (write_left_ > 0) {
+      unsigned char nowhere[4096];
+      n = write_to_ != nullptr
+              ? rcs_recv(fd_, write_to_, write_left_, MSG_DONTWAIT)
+              : rcs_recv(fd_, nowhere,
+                         std::min<std::size_t>(write_left_, sizeof nowhere),
+                         MSG_DONTWAIT);
+      if (n > 0) {
+        write_left_ -= static_cast<std::size_t>(n);
+        if (write_to_ != nullptr) write_to_ += n;
+      }
+    } else {
+      n = rcs_recv(fd_, head_ + head_have_, sizeof(Record) - head_have_,
+                   MSG_DONTWAIT);
+      if (n > 0) {
+        head_have_ += static_cast<std::size_t>(n);
+        if (head_have_ == sizeof(Record) && !TakeRecord()) BreakLatched();
+      }
+    }
+    if (n == 0) end_ = true;
+    if (n < 0) return;  // EAGAIN, or an error that the next call gets as well
+  }
+}
+
+void Channel::Progress() {
+  if (!framed()) return;
+  {
+    const std::lock_guard hold(rx_);
+    ProgressLatched();
+  }
+  const std::lock_guard hold(tx_);
+  FlushLatched();
+}
+
+bool Channel::Readable() {
+  const std::lock_guard hold(rx_);
+  if (end_) return true;
+  if (data_left_ == 0) return false;
+  pollfd one{fd_, POLLIN, 0};
+  return rcs_poll(&one, 1, 0) > 0;
+}
+
+ssize_t Channel::Recv(const iovec* iov, int count, int flags) {
+  const std::lock_guard hold(rx_);
+  ProgressLatched();
+  if (end_) return 0;
+  if (data_left_ == 0) {
+    // The stream's own error, if it has one.
+    char nothing;
+    const ssize_t n = rcs_recv(fd_, &nothing, 1, MSG_PEEK | MSG_DONTWAIT);
+    if (n >= 0) errno = EAGAIN;
+    return n == 0 ? 0 : -1;
+  }
+  iovec pieces[kMostPieces];
+  msghdr message{};
+  message.msg_iov = pieces;
+  message.msg_iovlen = static_cast<std::size_t>(
+      Cut(iov, std::min(count, kMostPieces), data_left_, pieces));
+  if (message.msg_iovlen == 0) return 0;
+  const ssize_t n =
+      rcs_recvmsg(fd_, &message, (flags & ~MSG_WAITALL) | MSG_DONTWAIT);
+  if (n == 0) end_ = true;
+  if (n > 0 && (flags & MSG_PEEK) == 0) {
+    data_left_ -= static_cast<std::uint64_t>(n);
+  }
+  return n;
+}
+
+// --- Sending
+
+bool Channel::FlushLatched() {
+  while (owed_at_ < owed_.size()) {
+    const ssize_t n =
+        rcs_send(fd_, owed_.data() + owed_at_, owed_.size() - owed_at_,
+                 MSG_DONTWAIT | MSG_NOSIGNAL);
+    if (n < 0) return false;
+    owed_at_ += static_cast<std::size_t>(n);
+  }
+  owed_.clear();
+  owed_at_ = 0;
+  return true;
+}
+
+bool Channel::SendOwed() {
+  const std::lock_guard hold(tx_);
+  return !FlushLatched() && errno == EAGAIN;
+}
+
+ssize_t Channel::SendRecord(const Record& record, const iovec* iov, int count,
+                            std::size_t length) {
+  if (!FlushLatched()) return -1;
+  // Room first: what has been begun must be ended.
+  owed_.reserve(sizeof record + length);
+  iovec pieces[kMostPieces + 1];
+  pieces[0] = {const_cast<Record*>(&record), sizeof record};
+  const int n_pieces = 1 + Cut(iov, count, length, pieces + 1);
+  msghdr message{};
+  message.msg_iov = pieces;
+  message.msg_iovlen = static_cast<std::size_t>(n_pieces);
+  const ssize_t n = rcs_sendmsg(fd_, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+  if (n < 0) return -1;
+  std::size_t done = static_cast<std::size_t>(n);
+  for (int i = 0; i < n_pieces; ++i) {
+    const std::size_t taken = std::min(done, pieces[i].iov_len);
+    done -= taken;
+    const auto* rest = static_cast<unsigned char*>(pieces[i].iov_base);
+    owed_.insert(owed_.end(), rest + taken, rest + pieces[i].iov_len);
+  }
+  return static_cast<ssize_t>(length);
+}
+
+ssize_t Channel::Send(const iovec* iov, int count) {
+  count = std::min(count, kMostPieces);
+  std::size_t total = 0;
+  for (int i = 0; i < count; ++i) {
+    total =
+        std::min(kMostPayload, total + std::min(iov[i].iov_len, kMostPayload));
+  }
+  if (total == 0) return 0;
+  Record record{};
+  record.type = kData;
+  record.length = static_cast<std::uint32_t>(total);
+  const std::lock_guard hold(tx_);
+  return SendRecord(record, iov, count, total);
+}
+
+// --- Mappings
+
+int Channel::Map(void* buffer, std::size_t length, off_t* offset) {
+  const std::lock_guard hold(rx_);
+  if (locals_.size() >= static_cast<std::size_t>(peer_iomap_)) return ENOBUFS;
+  const auto at =
+      *offset == -1
+          ? static_cast<std::uint64_t>(reinterpret_cast<std::uintptr_t>(buffer))
+          : static_cast<std::uint64_t>(*offset);
+  for (const Local& local : locals_) {
+    if (at < local.offset + local.length && local.offset < at + length) {
+      return EINVAL;
+    }
+  }
+  locals_.push_back(
+      {buffer, length, at, std::make_unique<std::atomic<std::uint32_t>>(1)});
+  Record record{};
+  record.type = kMap;
+  record.offset = at;
+  record.extent = length;
+  record.address = reinterpret_cast<std::uintptr_t>(buffer);
+  record.valid = reinterpret_cast<std::uintptr_t>(locals_.back().valid.get());
+  Queue(record);
+  mapped_ = true;
+  *offset = static_cast<off_t>(at);
+  return 0;
+}
+
+void Channel::Revoke(Local& local) {
+  // The peer sets its busy word, then looks at `valid`; here `valid` changes
+  // first and the busy word is looked at after.  Both are sequentially
+  // consistent (the system call orders as well), so one sees the other: no
+  // write goes on after this returns.
+  local.valid->store(0, std::memory_order_seq_cst);
+  if (peer_pid_ > 0) {
+    std::uint32_t busy = 0;
+    while (ReadPeer(peer_pid_, peer_busy_at_, &busy, sizeof busy) &&
+           busy != 0) {
+      unsigned char cookie[sizeof peer_cookie_];
+      if (!ReadPeer(peer_pid_, peer_cookie_at_, cookie, sizeof cookie) ||
+          std::memcmp(cookie, peer_cookie_, sizeof cookie) != 0) {
+        break;  // another process by now
+      }
+      ::sched_yield();
+    }
+  }
+  // A peer that has not heard of it yet still looks at the word.
+  (void)local.valid.release();
+}
+
+int Channel::Unmap(void* buffer, std::size_t length) {
+  const std::lock_guard hold(rx_);
+  const auto found =
+      std::find_if(locals_.begin(), locals_.end(), [&](const Local& local) {
+        return local.buffer == buffer && local.length == length;
+      });
+  if (found == locals_.end()) return EINVAL;
+  Revoke(*found);
+  Record record{};
+  record.type = kUnmap;
+  record.offset = found->offset;
+  if (write_left_ > 0 && write_to_ >= buffer &&
+      write_to_ < static_cast<unsigned char*>(buffer) + length) {
+    write_to_ = nullptr;
+  }
+  locals_.erase(found);
+  Queue(record);
+  return 0;
+}
+
+// Only on a shared-memory lane, whose two processes have shown that they are of
+// one user on one host: what the peer says of its memory then gives it nothing
+// that it does not have.  The cookie shows that the number is that process.
+bool Channel::PeerReachable() {
+  if (direct_ == Direct::kNo || peer_pid_ <= 0 ||
+      rcs_get_lane(fd_) != RCS_SHM) {
+    return false;
+  }
+  if (direct_ == Direct::kUnknown) {
+    unsigned char cookie[sizeof peer_cookie_];
+    direct_ = ReadPeer(peer_pid_, peer_cookie_at_, cookie, sizeof cookie) &&
+                      std::memcmp(cookie, peer_cookie_, sizeof cookie) == 0
+                  ? Direct::kYes
+                  : Direct::kNo;
+  }
+  return direct_ == Direct::kYes;
+}
+
+ssize_t Channel::WriteDirect(const Remote& to, const void* from,
+                             std::size_t length, std::uint64_t offset) {
+  std::uint32_t valid = 0;
+  busy_.store(1, std::memory_order_seq_cst);
+  ssize_t n = 0;
+  if (!ReadPeer(peer_pid_, to.valid, &valid, sizeof valid)) {
+    direct_ = Direct::kNo;
+  } else if (valid == 1) {
+    const iovec here{const_cast<void*>(from), length};
+    const iovec there{
+        reinterpret_cast<void*>(to.address + (offset - to.offset)), length};
+    n = ::process_vm_writev(peer_pid_, &here, 1, &there, 1, 0);
+    if (n <= 0) direct_ = Direct::kNo;
+  }
+  busy_.store(0, std::memory_order_seq_cst);
+  return n > 0 ? n : 0;
+}
+
+// A write that goes straight there must not come before one that went as a
+// record.
+bool Channel::CaughtUp() {
+  if (writes_taken_ == writes_sent_) return true;
+  if (asks_left_ == 0) return false;
+  --asks_left_;
+  Record record{};
+  record.type = kAsk;
+  record.offset = writes_asked_ = writes_sent_;
+  Queue(record);
+  // The peer answers from a thread of its own.
+  for (int i = 0; i < 10 && data_left_ == 0 && !end_; ++i) {
+    pollfd one{fd_, POLLIN, 0};
+    rcs_poll(&one, 1, 1);
+    ProgressLatched();
+    if (writes_taken_ == writes_sent_) return true;
+  }
+  return false;
+}
+
+ssize_t Channel::Write(const void* from, std::size_t length,
+                       std::uint64_t offset) {
+  const std::lock_guard hold(rx_);
+  ProgressLatched();
+  const auto found =
+      std::find_if(remotes_.begin(), remotes_.end(), [&](const Remote& r) {
+        return offset >= r.offset && offset - r.offset < r.length;
+      });
+  if (found == remotes_.end()) {
+    errno = EINVAL;
+    return -1;
+  }
+  const Remote to = *found;
+  length = std::min<std::uint64_t>(length, to.length - (offset - to.offset));
+  if (length == 0) return 0;
+  if (PeerReachable() && CaughtUp()) {
+    const ssize_t n = WriteDirect(to, from, length, offset);
+    if (n > 0) return n;
+  }
+  const std::size_t piece = std::min(length, kMostPayload);
+  const iovec iov{const_cast<void*>(from), piece};
+  Record record{};
+  record.type = kWrite;
+  record.length = static_cast<std::uint32_t>(piece);
+  record.offset = offset;
+  const std::lock_guard send(tx_);
+  const ssize_t n = SendRecord(record, &iov, 1, piece);
+  if (n > 0) ++writes_sent_;
+  return n;
+}
+
+void Channel::Close() {
+  const std::lock_guard hold(rx_);
+  for (Local& local : locals_) Revoke(local);
+  locals_.clear();
+  const std::lock_guard send(tx_);
+  FlushLatched();
+  phase_ = Phase::kPlain;
+  mapped_ = false;
+  fd_ = -1;
+}
+
+}  // namespace rcsock::rsocket

@@ -1,0 +1,153 @@
+#ifndef RCSOCK_LIBRARY_RSOCKET_CHANNEL_H_
+#define RCSOCK_LIBRARY_RSOCKET_CHANNEL_H_
+
+#include <sys/types.h>
+#include <sys/uio.h>
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+namespace rcsock::rsocket {
+
+// What an rsocket has beyond a socket: memory that its peer may write to.
+//
+// A stream on which the connecting end has asked for such mappings
+// (RDMA_IOMAPSIZE) begins with a hello each way and carries records from then
+// on: data, a mapping, its end, bytes for a mapping.  Every other stream is the
+// bytes alone, as any TCP peer understands them.
+//
+// Bytes for a mapping go straight into the peer's memory where both processes
+// are on one shared-memory lane (process_vm_writev); elsewhere they are a
+// record that the peer copies, from its receive ring into the mapping.
+//
+// Latches: rx before tx; `maps` is under rx.  No call sleeps with one held.
+class Channel {
+ public:
+  enum class Phase : std::uint8_t {
+    kPlain,       // nothing of this
+    kIdle,        // options only
+    kConnecting,  // the kernel's connect has not ended
+    kHello,       // ours is sent, the peer's has not come
+    kMaybe,       // accepted: the first bytes will tell
+    kFramed,
+  };
+
+  explicit Channel(int fd) : fd_(fd) {}
+  Phase phase() const { return phase_.load(std::memory_order_acquire); }
+  bool framed() const { return phase() == Phase::kFramed; }
+  bool handshaking() const {
+    return phase() == Phase::kConnecting || phase() == Phase::kHello;
+  }
+
+  // SOL_RDMA: SQSIZE, RQSIZE, INLINE, IOMAPSIZE.
+  std::atomic<int> options[4] = {384, 384, 64, 0};
+  int iomap_size() const { return options[3].load(); }
+
+  void Connecting() { phase_ = Phase::kConnecting; }
+  void Accepted(const Channel* listener);
+  // Goes on with what the handshake waits for, as far as it can.
+  void Step();
+
+  // Takes what has come up to the next byte of data, and sends what is owed.
+  void Progress();
+  // POLLIN of the data; call after Progress().
+  bool Readable();
+  bool SendOwed();  // something still waits to be sent
+
+  // -1 with errno; EAGAIN: nothing now.  No sleep.
+  ssize_t Recv(const iovec* iov, int count, int flags);
+  ssize_t Send(const iovec* iov, int count);
+  ssize_t Write(const void* from, std::size_t length, std::uint64_t offset);
+  // 0, or an errno.
+  int Map(void* buffer, std::size_t length, off_t* offset);
+  int Unmap(void* buffer, std::size_t length);
+  bool mapped() const { return mapped_.load(std::memory_order_relaxed); }
+  int fd() const { return fd_; }
+
+  // Ends the use of the descriptor's number: the pump must not touch it.
+  void Close();
+
+  // The pump waits for the application to take data.
+  bool parked = false;  // rx_'s
+  std::mutex& rx() { return rx_; }
+  bool DataFirst() const { return data_left_ > 0; }  // rx_ held
+  bool Ended() const { return end_; }                // rx_ held
+
+ private:
+  struct Hello;
+  struct Record;
+  struct Local {
+    void* buffer;
+    std::size_t length;
+    std::uint64_t offset;
+    // 1 while the peer may write; it looks here before each write.
+    std::unique_ptr<std::atomic<std::uint32_t>> valid;
+  };
+  struct Remote {
+    std::uint64_t offset;
+    std::uint64_t length;
+    std::uint64_t address;
+    std::uint64_t valid;  // address of the peer's word
+  };
+
+  void SendHello();
+  void TakeHello(const Hello& hello);
+  bool TakeRecord();
+  void ProgressLatched();
+  bool FlushLatched();
+  // Bytes of payload that were taken; the rest of the record is owed.
+  ssize_t SendRecord(const Record& record, const iovec* iov, int count,
+                     std::size_t length);
+  bool PeerReachable();
+  // Whether every record for a mapping has been taken; asks and waits a little.
+  bool CaughtUp();
+  void Revoke(Local& local);
+  void Queue(const Record& record);
+  // Bytes; 0: not possible.
+  ssize_t WriteDirect(const Remote& to, const void* from, std::size_t length,
+                      std::uint64_t offset);
+  void BreakLatched();
+
+  int fd_;
+  std::atomic<Phase> phase_{Phase::kIdle};
+  std::atomic<bool> mapped_{false};
+  bool end_ = false;  // of what comes: rx_'s
+
+  std::mutex rx_;
+  unsigned char head_[40] = {};
+  std::size_t head_have_ = 0;
+  std::uint64_t data_left_ = 0;   // of a record of data
+  std::uint64_t write_left_ = 0;  // of one for a mapping
+  unsigned char* write_to_ = nullptr;
+  std::vector<Local> locals_;
+  std::vector<Remote> remotes_;
+
+  std::mutex tx_;
+  std::vector<unsigned char> owed_;
+  std::size_t owed_at_ = 0;
+
+  // Of the peer's process.
+  int peer_pid_ = 0;
+  int peer_iomap_ = 0;
+  std::uint64_t peer_cookie_at_ = 0;
+  std::uint64_t peer_busy_at_ = 0;
+  unsigned char peer_cookie_[16] = {};
+  enum class Direct : std::uint8_t { kUnknown, kYes, kNo };
+  Direct direct_ = Direct::kUnknown;  // rx_'s
+  // Records for mappings: sent, asked about, known to be taken; rx_'s.
+  std::uint64_t writes_sent_ = 0;
+  std::uint64_t writes_asked_ = 0;
+  std::uint64_t writes_taken_ = 0;
+  int asks_left_ = 8;
+
+  unsigned char cookie_[16] = {};
+  std::atomic<std::uint32_t> busy_{0};  // a direct write of ours is under way
+};
+
+}  // namespace rcsock::rsocket
+
+#endif  // RCSOCK_LIBRARY_RSOCKET_CHANNEL_H_

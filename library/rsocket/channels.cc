@@ -1,0 +1,144 @@
+#include "library/rsocket/channels.h"
+
+#include <poll.h>
+#include <signal.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <map>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "lib/include/rcsock/rcsock.h"
+
+namespace rcsock::rsocket {
+namespace {
+
+constexpr int kMost = 65536;
+std::atomic<bool> present[kMost];
+
+// Leaked: a thread may still wait when the process ends.
+struct Registry {
+  std::mutex latch;
+  std::map<int, std::shared_ptr<Channel>> channels;
+  int pump_pid = 0;
+  int kick = -1;
+};
+Registry& All() {
+  static auto* registry = new Registry;
+  return *registry;
+}
+
+void Kick() {
+  const std::uint64_t one = 1;
+  const int fd = All().kick;
+  if (fd >= 0 && ::write(fd, &one, sizeof one) < 0) {
+    // Full: it is awake anyway.
+  }
+}
+
+void Run(int kick) {
+  std::vector<std::shared_ptr<Channel>> mine;
+  std::vector<pollfd> fds;
+  for (;;) {
+    mine.clear();
+    fds.assign(1, {kick, POLLIN, 0});
+    {
+      const std::lock_guard hold(All().latch);
+      for (const auto& [fd, channel] : All().channels) {
+        if (channel->mapped() && channel->framed()) mine.push_back(channel);
+      }
+    }
+    for (const auto& channel : mine) {
+      channel->Progress();
+      short events = channel->SendOwed() ? POLLOUT : 0;
+      int fd;
+      {
+        const std::lock_guard hold(channel->rx());
+        fd = channel->fd();
+        // Data is the application's to take, and what follows it comes after.
+        channel->parked = channel->DataFirst() || channel->Ended();
+        if (!channel->parked) events |= POLLIN;
+      }
+      fds.push_back({events != 0 ? fd : -1, events, 0});
+    }
+    if (rcs_poll(fds.data(), fds.size(), -1) < 0) continue;
+    if ((fds[0].revents & POLLIN) != 0) {
+      std::uint64_t count;
+      if (::read(kick, &count, sizeof count) < 0) continue;
+    }
+  }
+}
+
+}  // namespace
+
+bool Channels::Has(int fd) {
+  return static_cast<unsigned>(fd) < kMost &&
+         present[fd].load(std::memory_order_acquire);
+}
+
+std::shared_ptr<Channel> Channels::Find(int fd) {
+  if (!Has(fd)) return nullptr;
+  const std::lock_guard hold(All().latch);
+  const auto found = All().channels.find(fd);
+  return found == All().channels.end() ? nullptr : found->second;
+}
+
+std::shared_ptr<Channel> Channels::Make(int fd) {
+  if (static_cast<unsigned>(fd) >= kMost) throw std::bad_alloc();
+  const std::lock_guard hold(All().latch);
+  std::shared_ptr<Channel>& slot = All().channels[fd];
+  if (slot == nullptr) slot = std::make_shared<Channel>(fd);
+  present[fd].store(true, std::memory_order_release);
+  return slot;
+}
+
+void Channels::Forget(int fd) {
+  if (!Has(fd)) return;
+  std::shared_ptr<Channel> gone;
+  {
+    const std::lock_guard hold(All().latch);
+    present[fd].store(false, std::memory_order_release);
+    const auto found = All().channels.find(fd);
+    if (found == All().channels.end()) return;
+    gone = std::move(found->second);
+    All().channels.erase(found);
+  }
+  const bool pumped = gone->mapped();
+  gone->Close();
+  if (pumped) Kick();
+}
+
+void Channels::Pump(const std::shared_ptr<Channel>&) {
+  {
+    const std::lock_guard hold(All().latch);
+    // A thread does not come along through fork.
+    if (All().pump_pid != ::getpid()) {
+      const int kick = ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+      if (kick < 0) throw std::bad_alloc();
+      sigset_t all, before;
+      ::sigfillset(&all);
+      ::pthread_sigmask(SIG_SETMASK, &all, &before);
+      std::thread(Run, kick).detach();
+      ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+      All().pump_pid = ::getpid();
+      All().kick = kick;
+    }
+  }
+  Kick();
+}
+
+void Channels::Taken(const std::shared_ptr<Channel>& channel) {
+  if (!channel->mapped()) return;
+  bool parked;
+  {
+    const std::lock_guard hold(channel->rx());
+    parked = channel->parked && !channel->DataFirst();
+    if (parked) channel->parked = false;
+  }
+  if (parked) Kick();
+}
+
+}  // namespace rcsock::rsocket

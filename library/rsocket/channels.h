@@ -1,0 +1,28 @@
+#ifndef RCSOCK_LIBRARY_RSOCKET_CHANNELS_H_
+#define RCSOCK_LIBRARY_RSOCKET_CHANNELS_H_
+
+#include <memory>
+
+#include "library/rsocket/channel.h"
+
+namespace rcsock::rsocket {
+
+// The rsockets of this process that are more than a stream, by descriptor; and
+// the thread that takes records for the memory of those that have mapped some,
+// since their program may do no more than look at that memory.
+class Channels {
+ public:
+  // Whether `fd` may have a channel: one load.
+  static bool Has(int fd);
+  static std::shared_ptr<Channel> Find(int fd);
+  static std::shared_ptr<Channel> Make(int fd);
+  static void Forget(int fd);
+
+  static void Pump(const std::shared_ptr<Channel>& channel);
+  // The application has taken data of it.
+  static void Taken(const std::shared_ptr<Channel>& channel);
+};
+
+}  // namespace rcsock::rsocket
+
+#endif  // RCSOCK_LIBRARY_RSOCKET_CHANNELS_H_
