@@ -76,7 +76,9 @@ Sock* FindInode(std::uint64_t inode, int number) {
 }  // namespace
 
 Handover::Handover(bool spawn, char* const environment[])
-    : spawn_(spawn), known_(PreloadIn(environment)) {
+    : spawn_(spawn),
+      // Whether a program is linked with us nobody can tell before.
+      known_(PreloadIn(environment) || OwnFace() == Face::kLibrary) {
   const int saved = errno;
   std::memcpy(variable_, kName, kNameLength);
   length_ = kNameLength;

@@ -298,11 +298,16 @@ bool Channel::FlushLatched() {
     const ssize_t n =
         rcs_send(fd_, owed_.data() + owed_at_, owed_.size() - owed_at_,
                  MSG_DONTWAIT | MSG_NOSIGNAL);
-    if (n < 0) return false;
+    if (n < 0) {
+      // Beyond repair: nobody need try again.
+      owes_ = errno == EAGAIN;
+      return false;
+    }
     owed_at_ += static_cast<std::size_t>(n);
   }
   owed_.clear();
   owed_at_ = 0;
+  owes_ = false;
   return true;
 }
 
@@ -331,6 +336,7 @@ ssize_t Channel::SendRecord(const Record& record, const iovec* iov, int count,
     const auto* rest = static_cast<unsigned char*>(pieces[i].iov_base);
     owed_.insert(owed_.end(), rest + taken, rest + pieces[i].iov_len);
   }
+  if (!owed_.empty()) owes_ = true;
   return static_cast<ssize_t>(length);
 }
 

@@ -57,6 +57,8 @@ class Channel {
   // POLLIN of the data; call after Progress().
   bool Readable();
   bool SendOwed();  // something still waits to be sent
+  // What was taken from the application and not sent: somebody must send it.
+  bool owes() const { return owes_.load(std::memory_order_acquire); }
 
   // -1 with errno; EAGAIN: nothing now.  No sleep.
   ssize_t Recv(const iovec* iov, int count, int flags);
@@ -128,6 +130,7 @@ class Channel {
 
   std::mutex tx_;
   std::vector<unsigned char> owed_;
+  std::atomic<bool> owes_{false};
   std::size_t owed_at_ = 0;
 
   // Of the peer's process.

@@ -48,7 +48,9 @@ void Run(int kick) {
     {
       const std::lock_guard hold(All().latch);
       for (const auto& [fd, channel] : All().channels) {
-        if (channel->mapped() && channel->framed()) mine.push_back(channel);
+        if (channel->framed() && (channel->mapped() || channel->owes())) {
+          mine.push_back(channel);
+        }
       }
     }
     for (const auto& channel : mine) {
@@ -59,7 +61,8 @@ void Run(int kick) {
         const std::lock_guard hold(channel->rx());
         fd = channel->fd();
         // Data is the application's to take, and what follows it comes after.
-        channel->parked = channel->DataFirst() || channel->Ended();
+        channel->parked =
+            channel->DataFirst() || channel->Ended() || !channel->mapped();
         if (!channel->parked) events |= POLLIN;
       }
       fds.push_back({events != 0 ? fd : -1, events, 0});
@@ -111,7 +114,7 @@ void Channels::Forget(int fd) {
   if (pumped) Kick();
 }
 
-void Channels::Pump(const std::shared_ptr<Channel>&) {
+void Channels::Pump() {
   {
     const std::lock_guard hold(All().latch);
     // A thread does not come along through fork.

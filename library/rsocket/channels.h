@@ -18,7 +18,8 @@ class Channels {
   static std::shared_ptr<Channel> Make(int fd);
   static void Forget(int fd);
 
-  static void Pump(const std::shared_ptr<Channel>& channel);
+  // Something has come up for the thread to do.
+  static void Pump();
   // The application has taken data of it.
   static void Taken(const std::shared_ptr<Channel>& channel);
 };

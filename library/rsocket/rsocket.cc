@@ -178,8 +178,10 @@ ssize_t SendVector(const Shared& channel, int fd, const iovec* iov, int count,
     }
     std::size_t first = 0;
     while (first + 1 < rest.size() && rest[first].iov_len == 0) ++first;
-    return channel->Send(rest.data() + first,
-                         static_cast<int>(rest.size() - first));
+    const ssize_t n = channel->Send(rest.data() + first,
+                                    static_cast<int>(rest.size() - first));
+    if (channel->owes()) Channels::Pump();
+    return n;
   });
 }
 
@@ -546,7 +548,7 @@ RCSOCK_EXPORT off_t riomap(int fd, void* buffer, size_t length, int protection,
     if ((protection & PROT_WRITE) == 0) return offset == -1 ? 0 : offset;
     const int error = channel->Map(buffer, length, &offset);
     if (error != 0) return Fail(error);
-    Channels::Pump(channel);
+    Channels::Pump();
     return offset;
   });
 }
@@ -570,8 +572,11 @@ RCSOCK_EXPORT size_t riowrite(int fd, const void* from, size_t count,
     if (from == nullptr && count > 0) return Fail(EFAULT);
     const auto* bytes = static_cast<const char*>(from);
     return Repeat(fd, flags, count, [&](std::size_t done) -> ssize_t {
-      return channel->Write(bytes + done, count - done,
-                            static_cast<std::uint64_t>(offset) + done);
+      const ssize_t n =
+          channel->Write(bytes + done, count - done,
+                         static_cast<std::uint64_t>(offset) + done);
+      if (channel->owes()) Channels::Pump();
+      return n;
     });
   }));
 }
