@@ -305,6 +305,7 @@ int EpollSet::Ctl(int op, int fd, Sock* sock, epoll_event* event) {
   int result = 0;
   bool kick = false;
   bool notify = false;  // what the lane is asked to tell may have changed
+  const bool had_user = HasUser();
   if (op == EPOLL_CTL_ADD) {
     if (found != nullptr) {
       errno = EEXIST;
@@ -346,6 +347,7 @@ int EpollSet::Ctl(int op, int fd, Sock* sock, epoll_event* event) {
         interest->spent.store(false, std::memory_order_relaxed);
         interest->edge.store(true, std::memory_order_relaxed);
         interest->direct = false;
+        interest->told = 0;  // of another set's waits
         interest->next_of_sock = sock->interests;
         sock->interests = interest;
         ++registered_;
@@ -409,7 +411,12 @@ int EpollSet::Ctl(int op, int fd, Sock* sock, epoll_event* event) {
     result = -1;
   }
   interest_latch.unlock();
-  if (kick) Registry::KickSleepers(this);
+  if (kick) {
+    Registry::KickSleepers(this);
+    // A thread that sleeps since before the set had a stream in user space does
+    // not count as a sleeper; the bell is in its set by now.
+    if (!had_user) KickBell();
+  }
   if (result == 0 && engine && notify) InterestsNotify(sock);
   return result;
 }
@@ -781,7 +788,11 @@ int EpollSet::TellDirect(epoll_event* out, int capacity) {
       sock->rx_latch.unlock();
       if (!edge) continue;
     }
-    if (whole || interest->ready || !sock->OnLane()) {
+    // (A lane that says it has something may only be dead, if it is not in
+    // memory.)
+    if (whole || interest->ready || !sock->OnLane() ||
+        (sock->source() != nullptr &&
+         direct_[d].lane->State() != base::Reason::kNone)) {
       if (events & EPOLLET) {
         interest->edge.store(true, std::memory_order_relaxed);
       }

@@ -188,6 +188,8 @@ ssize_t writev(int fd, const iovec* iov, int count) {
   if (sock == nullptr) return real::writev(fd, iov, count);
   std::size_t total = 0;
   if (!Total(iov, count, &total)) return -1;
+  // The kernel's writev of nothing does not ask the socket; its write does.
+  if (total == 0) return real::writev(fd, iov, count);
   return sock->Send(fd, iov, count, total, 0,
                     [&] { return real::writev(fd, iov, count); });
 }
@@ -302,6 +304,7 @@ ssize_t preadv2(int fd, const iovec* iov, int count, off_t offset, int flags) {
   }
   std::size_t total = 0;
   if (!Total(iov, count, &total)) return -1;
+  if (total == 0) return real::preadv2(fd, iov, count, offset, flags);
   return sock->Recv(
       fd, iov, count, total, (flags & RWF_NOWAIT) ? MSG_DONTWAIT : 0,
       [&] { return real::preadv2(fd, iov, count, offset, flags); });
@@ -314,6 +317,7 @@ ssize_t pwritev2(int fd, const iovec* iov, int count, off_t offset, int flags) {
   }
   std::size_t total = 0;
   if (!Total(iov, count, &total)) return -1;
+  if (total == 0) return real::pwritev2(fd, iov, count, offset, flags);
   return sock->Send(
       fd, iov, count, total, (flags & RWF_NOWAIT) ? MSG_DONTWAIT : 0,
       [&] { return real::pwritev2(fd, iov, count, offset, flags); });

@@ -260,6 +260,17 @@ ssize_t Sock::RecvLatched(const iovec* iov, int count, std::size_t total,
                           int flags, std::size_t* done) {
   const bool block =
       (flags & MSG_DONTWAIT) == 0 && !nonblock.load(std::memory_order_relaxed);
+  // As TCP, a recv of nothing waits until there is something.
+  char first;
+  const iovec look{&first, 1};
+  const bool nothing = total == 0;
+  if (nothing) {
+    iov = &look;
+    count = 1;
+    total = 1;
+    flags |= MSG_PEEK;
+    flags &= ~MSG_TRUNC;
+  }
   const bool peek = (flags & MSG_PEEK) != 0;
   const bool all = (flags & MSG_WAITALL) != 0 && !peek;
   const bool drop = (flags & MSG_TRUNC) != 0;
@@ -306,7 +317,7 @@ ssize_t Sock::RecvLatched(const iovec* iov, int count, std::size_t total,
       if (lane_ == nullptr && stream_->Idle()) PostSettle();
       tx_latch.unlock();
     }
-    if (n == -EAGAIN && (total == 0 || rd_shut_)) n = 0;
+    if (n == -EAGAIN && rd_shut_) n = 0;
     if (n > 0) *done += static_cast<std::size_t>(n);
     if (n >= 0 && (!all || n == 0 || *done == total)) break;
     if (n < 0 && (n != -EAGAIN || !block || (*done > 0 && !all))) break;
@@ -318,6 +329,10 @@ ssize_t Sock::RecvLatched(const iovec* iov, int count, std::size_t total,
     }
   }
   rx_latch.unlock();
+  if (nothing && n > 0) {
+    *done = 0;
+    return 0;
+  }
   if (*done > 0) return static_cast<ssize_t>(*done);
   if (n >= 0) return n;
   errno = static_cast<int>(-n);
@@ -498,10 +513,18 @@ std::uint32_t Sock::Readiness(std::uint32_t events, bool* plain, bool warm) {
   }
   if (warm && lane_ != nullptr) lane_->Warm();
   rx_fast = stream_->FastRx();
-  if (rx_fast && (lane_->RxPending() || rd_shut_)) ready |= POLLIN | POLLRDNORM;
+  bool pending = rx_fast && lane_->RxPending();
+  if (pending && lane_->State() != base::Reason::kNone) [[unlikely]] {
+    // A dead lane is "pending" whether or not there is anything to read.
+    rx_fast = pending = false;
+  }
+  if (pending || (rx_fast && rd_shut_)) ready |= POLLIN | POLLRDNORM;
   if (rx_fast && rd_shut_) ready |= POLLRDHUP;
+  if (rx_fast && rd_shut_ && stream_->Shut()) ready |= POLLHUP;
   rx_latch.unlock();
-  if (rx_fast && (events & (POLLOUT | POLLWRNORM)) == 0) return ready & events;
+  if (rx_fast && (events & (POLLOUT | POLLWRNORM)) == 0) {
+    return ready & (events | POLLHUP);
+  }
   tx_latch.lock();
   if (mode() != Mode::kEngine) {
     tx_latch.unlock();
@@ -555,6 +578,7 @@ std::uint32_t Sock::Readiness(std::uint32_t events, bool* plain, bool warm) {
     if (ready & POLLIN) ready |= POLLRDNORM;
     if (ready & POLLOUT) ready |= POLLWRNORM;
     if (rd_shut_) ready |= POLLIN | POLLRDNORM | POLLRDHUP;
+    if (rd_shut_ && stream_->Shut()) ready |= POLLHUP;
   }
   rx_latch.unlock();
   tx_latch.unlock();

@@ -93,6 +93,8 @@ class Stream {
   }
   // SHUT_WR; 0 or -errno.  Acts when the state resolves (rule 16).
   int ShutdownWrite();
+  // It has been asked for, by close too; either latch.
+  bool Shut() const { return shut_; }
   // The last close.  `reset`: unread data or SO_LINGER {1,0}: the peer must get
   // RST.  The stream lives on, driven by Progress, until kFinished.
   void Close(bool reset);

@@ -1,0 +1,232 @@
+// usage: differential AGENT SHIM [--seconds N] [--seed N] [--without STEP]...
+//        differential AGENT SHIM --replay FILE...
+//
+// Makes cases and runs each over plain TCP and under the preload; what its
+// calls give and what can be seen between them must be the same.  A case that
+// differs is made smaller, printed and kept as a file for --replay.
+#include <rapidcheck.h>
+#include <stdlib.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+#include <fstream>
+#include <iostream>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "tests/differential/world.h"
+#include "tests/posix/common.h"
+
+namespace differential {
+
+// For RapidCheck.
+void showValue(const Case& one, std::ostream& to);
+void showValue(const Case& one, std::ostream& to) { to << "\n" << Text(one); }
+
+namespace {
+
+using posix_test::NowMs;
+
+class Comparison {
+ public:
+  Comparison(const std::string& agent, const std::string& shim)
+      : plain_(agent, ""), shim_(agent, shim) {}
+
+  // Empty if there is no difference.
+  std::string Run(const Case& one) {
+    std::vector<Moment> expected, got;
+    std::string why;
+    if (!plain_.Run(one, nullptr, 0, &expected, &why)) {
+      plain_.Stop();
+      return "over plain TCP: " + why + "\n";
+    }
+    const bool ran = shim_.Run(one, &expected, patience_ms_, &got, &why);
+    std::string text;
+    if (!ran || Differs(one, expected, got)) {
+      text = Report(one, expected, got);
+      if (!ran) text += "under rcsock: " + why + "\n";
+    } else {
+      return "";
+    }
+    plain_.Stop();
+    shim_.Stop();
+    // What follows only makes the case smaller.
+    patience_ms_ = 1000;
+    return text;
+  }
+
+ private:
+  static bool Differs(const Case& one, const std::vector<Moment>& expected,
+                      const std::vector<Moment>& got) {
+    if (got.size() != expected.size()) return true;
+    const Moment& a = expected.back();
+    const Moment& b = got.back();
+    return a.seen[0] != b.seen[0] || a.seen[1] != b.seen[1] ||
+           (!one.ops.empty() && !Allowed(one.ops.back(), a.call, b.call));
+  }
+
+  static std::string Report(const Case& one,
+                            const std::vector<Moment>& expected,
+                            const std::vector<Moment>& got) {
+    std::string text;
+    std::istringstream lines(Text(one));
+    std::string line;
+    for (std::size_t i = 0; i < got.size() && std::getline(lines, line); ++i) {
+      const Moment& a = expected[i];
+      const Moment& b = got[i];
+      text += line + "\n    " + a.call + "\n";
+      if (a.call != b.call) text += "  ! " + b.call + "\n";
+      for (int end = 0; end < 2; ++end) {
+        text += "      " + std::to_string(end) + ":" + a.seen[end] + "\n";
+        if (a.seen[end] == b.seen[end]) continue;
+        text += "  !   " + std::to_string(end) + ":" + b.seen[end] + "\n";
+      }
+    }
+    return text;
+  }
+
+  World plain_;
+  World shim_;
+  int patience_ms_ = 4000;
+};
+
+rc::Gen<Op> AnyOp(const std::vector<Kind>& without) {
+  std::vector<std::pair<std::size_t, Kind>> kinds = {
+      {20, Kind::kSend},      {20, Kind::kRecv},     {3, Kind::kShutdown},
+      {2, Kind::kClose},      {2, Kind::kDup},       {12, Kind::kEpollCtl},
+      {14, Kind::kEpollWait}, {3, Kind::kOption},    {1, Kind::kError},
+      {2, Kind::kSelect},     {2, Kind::kFork},      {2, Kind::kSendfile},
+      {1, Kind::kSplice},     {1, Kind::kPrint},     {1, Kind::kUrgent},
+      {6, Kind::kChat},       {2, Kind::kBulk},      {2, Kind::kFail},
+      {5, Kind::kAsyncRecv},  {3, Kind::kAsyncPoll}, {2, Kind::kAsyncSelect},
+      {4, Kind::kAsyncWait},  {4, Kind::kSignal},
+  };
+  // As often in a list as it weighs: weightedElement takes no vector.
+  std::vector<Kind> list;
+  for (const auto& [weight, kind] : kinds) {
+    if (std::find(without.begin(), without.end(), kind) != without.end()) {
+      continue;
+    }
+    list.insert(list.end(), weight, kind);
+  }
+  const auto kind = rc::gen::elementOf(list);
+  // Mostly the first slot of each: more happens to one connection.
+  const auto small = [](int n) {
+    return rc::gen::map(rc::gen::inRange(0, n),
+                        [](int i) { return static_cast<std::uint8_t>(i); });
+  };
+  const auto slot =
+      rc::gen::weightedElement<std::uint8_t>({{12, std::uint8_t{0}},
+                                              {4, std::uint8_t{1}},
+                                              {2, std::uint8_t{2}},
+                                              {1, std::uint8_t{3}}});
+  return rc::gen::noShrink(rc::gen::build<Op>(
+      rc::gen::set(&Op::kind, kind), rc::gen::set(&Op::end, small(2)),
+      rc::gen::set(&Op::slot, slot), rc::gen::set(&Op::a, small(9)),
+      rc::gen::set(&Op::b, small(12)), rc::gen::set(&Op::c, small(24))));
+}
+
+rc::Gen<Case> AnyCase(const std::vector<Kind>& without) {
+  // Half of them begin on a lane.
+  const auto warmth = rc::gen::map(rc::gen::inRange(0, 4), [](int i) {
+    return static_cast<Warmth>(i < 3 ? i : 2);
+  });
+  return rc::gen::build<Case>(
+      rc::gen::set(&Case::warmth, rc::gen::noShrink(warmth)),
+      rc::gen::set(&Case::ops,
+                   rc::gen::container<std::vector<Op>>(AnyOp(without))));
+}
+
+std::string ReadFile(const std::string& path) {
+  std::ifstream file(path);
+  std::ostringstream text;
+  text << file.rdbuf();
+  return text.str();
+}
+
+int Usage() {
+  std::fprintf(stderr,
+               "usage: differential AGENT SHIM [--seconds N] [--seed N] "
+               "[--without STEP]...\n"
+               "       differential AGENT SHIM --replay FILE...\n");
+  return 2;
+}
+
+int Main(int argc, char** argv) {
+  if (argc < 3) return Usage();
+  Comparison comparison(argv[1], argv[2]);
+  std::uint64_t seconds = 15;
+  std::uint64_t seed = 1;
+  std::vector<Kind> without;
+  bool ok = true;
+  for (int i = 3; i < argc; ++i) {
+    const std::string word = argv[i];
+    if (word == "--replay") {
+      while (++i < argc) {
+        Case one;
+        if (!Parse(ReadFile(argv[i]), &one) || one.ops.empty()) {
+          std::fprintf(stderr, "%s: no case\n", argv[i]);
+          return 2;
+        }
+        const std::string difference = comparison.Run(one);
+        if (!difference.empty()) {
+          ok = false;
+          std::printf("%s: differs\n%s", argv[i], difference.c_str());
+        }
+      }
+      std::printf("%s\n", ok ? "all as over TCP" : "FAILED");
+      return ok ? 0 : 1;
+    }
+    if (i + 1 == argc) return Usage();
+    if (word == "--without") {
+      Case one;
+      if (!Parse(std::string(argv[++i]) + " 0 0 0 0 0", &one)) return Usage();
+      without.push_back(one.ops[0].kind);
+      continue;
+    }
+    const std::uint64_t value = std::strtoull(argv[++i], nullptr, 10);
+    if (word == "--seconds") {
+      seconds = value;
+    } else if (word == "--seed") {
+      seed = value;
+    } else {
+      return Usage();
+    }
+  }
+  const std::string parameters =
+      "seed=" + std::to_string(seed) + " max_success=1000000 max_size=40";
+  ::setenv("RC_PARAMS", parameters.c_str(), 1);
+  const std::uint64_t end = NowMs() + 1000 * seconds;
+  long cases = 0;
+  long steps = 0;
+  std::string last;
+  std::uint64_t shrink_end = 0;
+  ok = rc::check("a program under rcsock sees what it sees over TCP", [&] {
+    // Once time is up there is nothing more to find.
+    if (last.empty() && NowMs() > end) return;
+    const Case one = *AnyCase(without);
+    if (one.ops.empty() || (shrink_end != 0 && NowMs() > shrink_end)) return;
+    ++cases;
+    steps += static_cast<long>(one.ops.size());
+    const std::string difference = comparison.Run(one);
+    if (difference.empty()) return;
+    if (shrink_end == 0) shrink_end = NowMs() + 60'000;
+    last = difference;
+    const char* directory = ::getenv("TEST_UNDECLARED_OUTPUTS_DIR");
+    const std::string path =
+        std::string(directory != nullptr ? directory : "/tmp") +
+        "/differential." + std::to_string(seed) + ".case";
+    std::ofstream(path) << Text(one);
+    RC_FAIL("kept in " + path);
+  });
+  std::printf("%ld cases, %ld steps\n", cases, steps);
+  if (!ok) std::printf("%s", last.c_str());
+  return ok ? 0 : 1;
+}
+
+}  // namespace
+}  // namespace differential
+
+int main(int argc, char** argv) { return differential::Main(argc, argv); }

@@ -1,0 +1,48 @@
+#ifndef RCSOCK_TESTS_DIFFERENTIAL_PROTOCOL_H_
+#define RCSOCK_TESTS_DIFFERENTIAL_PROTOCOL_H_
+
+#include <cstdint>
+
+#include "tests/differential/op.h"
+
+// What the driver and an agent say to each other: one Request, one Reply, over
+// a socket pair that the agent inherits as kControl.
+namespace differential {
+
+constexpr int kControl = 200;
+
+enum class Ask : std::uint8_t {
+  kListen,   // -> value: the port
+  kBegin,    // new sets; connection `number`: to `port`, or accepted
+  kWarm,     // `number` of connections, `port`: Warmth
+  kStep,     // op
+  kPartner,  // op, which the other end makes: the part of this one
+  kLook,     // what can be seen without changing it
+  kEnd,      // closes all
+};
+
+struct Request {
+  Ask ask;
+  std::uint8_t number = 0;
+  Op op;
+  std::int32_t port = 0;
+};
+
+struct SlotLook {
+  std::int32_t connection;  // -1: no descriptor
+  std::int32_t revents;
+  std::int32_t readable;
+};
+
+struct Reply {
+  std::int64_t value;
+  // What is compared.
+  char text[256];
+  SlotLook slots[kSlots];
+  std::int32_t pending;  // 0 none, 1 a thread is inside a call, 2 it has ended
+  char ended[128];       // with that
+};
+
+}  // namespace differential
+
+#endif  // RCSOCK_TESTS_DIFFERENTIAL_PROTOCOL_H_

@@ -1,0 +1,329 @@
+#include "tests/differential/world.h"
+
+#include <poll.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdarg>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+
+#include "tests/posix/common.h"
+
+namespace differential {
+namespace {
+
+using posix_test::NowMs;
+
+// Small enough for every buffer there is, so that no outcome depends on one.
+constexpr long kMostUnread = 60'000;
+constexpr int kMostSends = 24;
+// Longer than anything an agent waits for by itself.
+constexpr int kPatienceMs = 25'000;
+
+void Brief(long us) {
+  timespec brief{0, us * 1000};
+  ::nanosleep(&brief, nullptr);
+}
+
+std::string Format(const char* format, ...)
+    __attribute__((format(printf, 1, 2)));
+std::string Format(const char* format, ...) {
+  char text[512];
+  va_list arguments;
+  va_start(arguments, format);
+  std::vsnprintf(text, sizeof text, format, arguments);
+  va_end(arguments);
+  return text;
+}
+
+bool Sends(Kind kind) {
+  return kind == Kind::kSend || kind == Kind::kSendfile ||
+         kind == Kind::kPrint || kind == Kind::kUrgent || kind == Kind::kFork;
+}
+
+}  // namespace
+
+World::World(std::string agent, std::string shim)
+    : agent_(std::move(agent)), shim_(std::move(shim)) {}
+
+World::~World() { Stop(); }
+
+bool World::Start() {
+  if (agents_[0].pid > 0) return true;
+  for (Agent& agent : agents_) {
+    int pair[2];
+    if (::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) != 0) {
+      return false;
+    }
+    agent.pid = ::fork();
+    if (agent.pid < 0) return false;
+    if (agent.pid == 0) {
+      ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+      if (::dup2(pair[1], kControl) < 0) ::_exit(126);
+      if (!shim_.empty()) {
+        const char* first = std::getenv("SANITIZER_PRELOAD");
+        const std::string both =
+            first != nullptr ? std::string(first) + ":" + shim_ : shim_;
+        ::setenv("LD_PRELOAD", both.c_str(), 1);
+        ::setenv("RCSOCK_PROMOTE_OPS", "1", 0);
+      }
+      ::execl(agent_.c_str(), agent_.c_str(), static_cast<char*>(nullptr));
+      ::_exit(127);
+    }
+    ::close(pair[1]);
+    agent.control = pair[0];
+  }
+  Request request{};
+  request.ask = Ask::kListen;
+  Reply reply;
+  if (!Call(1, request, &reply)) return false;
+  port_ = static_cast<int>(reply.value);
+  return true;
+}
+
+void World::Stop() {
+  for (Agent& agent : agents_) {
+    if (agent.pid <= 0) continue;
+    ::close(agent.control);
+    const std::uint64_t end = NowMs() + 3000;
+    int status;
+    while (::waitpid(agent.pid, &status, WNOHANG) == 0) {
+      if (NowMs() > end) {
+        ::kill(agent.pid, SIGKILL);
+        ::waitpid(agent.pid, &status, 0);
+        break;
+      }
+      Brief(500);
+    }
+    agent = Agent{};
+  }
+}
+
+bool World::Send(int end, const Request& request) {
+  return ::send(agents_[end].control, &request, sizeof request, MSG_NOSIGNAL) ==
+         sizeof request;
+}
+
+bool World::Receive(int end, Reply* reply) {
+  pollfd one{agents_[end].control, POLLIN, 0};
+  if (::poll(&one, 1, kPatienceMs) != 1) return false;
+  return ::recv(agents_[end].control, reply, sizeof *reply, 0) == sizeof *reply;
+}
+
+bool World::Call(int end, const Request& request, Reply* reply) {
+  return Send(end, request) && Receive(end, reply);
+}
+
+bool World::Dead(int end, std::string* why) {
+  int status = 0;
+  Brief(20'000);
+  const pid_t pid = ::waitpid(agents_[end].pid, &status, WNOHANG);
+  if (pid == 0) {
+    *why = Format("end %d does not answer", end);
+    if (std::getenv("DIFFERENTIAL_STAY") != nullptr) {
+      std::fprintf(stderr, "pids %d %d\n", agents_[0].pid, agents_[1].pid);
+      ::pause();
+    }
+    ::kill(agents_[end].pid, SIGKILL);
+  } else {
+    *why = Format("end %d died: status %x", end, static_cast<unsigned>(status));
+    agents_[end].pid = -1;
+    ::close(agents_[end].control);
+  }
+  return false;
+}
+
+bool World::Begin(const Case& one, std::string* why) {
+  if (!Start()) {
+    *why = "the agents do not start";
+    return false;
+  }
+  std::memset(unread_, 0, sizeof unread_);
+  std::memset(sends_, 0, sizeof sends_);
+  Request request{};
+  Reply replies[2];
+  for (int i = 0; i < kConnections; ++i) {
+    request.number = static_cast<std::uint8_t>(i);
+    request.port = port_;
+    request.ask = Ask::kBegin;
+    for (int end = 0; end < 2; ++end) {
+      if (!Call(end, request, &replies[end])) return Dead(end, why);
+    }
+    if (one.warmth == Warmth::kCold) continue;
+    request.ask = Ask::kWarm;
+    request.port = shim_.empty() ? static_cast<int>(Warmth::kSome)
+                                 : static_cast<int>(one.warmth);
+    for (int end = 0; end < 2; ++end) Send(end, request);
+    for (int end = 0; end < 2; ++end) {
+      if (!Receive(end, &replies[end])) return Dead(end, why);
+    }
+    for (const Reply& reply : replies) {
+      if (std::strcmp(reply.text, "warm") != 0) {
+        *why = Format("warming up: %s", reply.text);
+        return false;
+      }
+    }
+  }
+  return true;
+}
+
+bool World::LookBoth() {
+  Request request{};
+  request.ask = Ask::kLook;
+  for (int end = 0; end < 2; ++end) {
+    if (!Send(end, request)) return false;
+  }
+  for (int end = 0; end < 2; ++end) {
+    if (!Receive(end, &looks_[end])) return false;
+  }
+  return true;
+}
+
+std::string World::Seen(int end) const {
+  std::string text;
+  const Reply& look = looks_[end];
+  for (int i = 0; i < kSlots; ++i) {
+    const SlotLook& slot = look.slots[i];
+    if (slot.connection < 0) continue;
+    text += Format(" %d: poll %x, %d readable;", i,
+                   static_cast<unsigned>(slot.revents), slot.readable);
+  }
+  if (look.pending == 1) text += " the thread waits";
+  if (look.pending == 2) text += Format(" the thread had %s", look.ended);
+  return text;
+}
+
+bool World::Settle(const Moment* expected, int patience_ms, Moment* moment) {
+  const std::uint64_t end = NowMs() + static_cast<std::uint64_t>(patience_ms);
+  int same = 0;
+  for (;;) {
+    if (!LookBoth()) return false;
+    bool good = true;
+    for (int i = 0; i < 2; ++i) {
+      std::string seen = Seen(i);
+      if (expected != nullptr) {
+        good = good && seen == expected->seen[i];
+      } else if (seen != moment->seen[i]) {
+        same = 0;
+      }
+      moment->seen[i] = std::move(seen);
+    }
+    if (expected != nullptr ? good || NowMs() > end : ++same > 4) return true;
+    Brief(expected != nullptr ? 100 : 200);
+  }
+}
+
+// Both ends of the step's connection are open, empty and idle.
+bool World::Quiet(const Op* op) {
+  const SlotLook& slot = looks_[op->end].slots[op->slot];
+  if (slot.connection < 0) return false;
+  bool there = false;
+  for (int end = 0; end < 2; ++end) {
+    if (looks_[end].pending == 1) return false;
+    for (const SlotLook& look : looks_[end].slots) {
+      if (look.connection != slot.connection) continue;
+      if (look.revents != POLLOUT || look.readable != 0) return false;
+      there = there || end != op->end;
+    }
+  }
+  return there;
+}
+
+bool World::Step(const Op& op, Moment* moment, std::string* why) {
+  const SlotLook slot = looks_[op.end].slots[op.slot];
+  const int connection = slot.connection;
+  Request request{};
+  request.ask = Ask::kStep;
+  request.op = op;
+  Reply reply{};
+  if (op.kind == Kind::kChat || op.kind == Kind::kBulk) {
+    if (!Quiet(&op)) {
+      moment->call = "skip";
+      return true;
+    }
+    Request partner = request;
+    partner.ask = Ask::kPartner;
+    partner.op.slot = static_cast<std::uint8_t>(connection);
+    Reply other;
+    Send(op.end, request);
+    Send(1 - op.end, partner);
+    if (!Receive(op.end, &reply)) return Dead(op.end, why);
+    if (!Receive(1 - op.end, &other)) return Dead(1 - op.end, why);
+    moment->call = std::string(reply.text) + ", " + other.text;
+    return true;
+  }
+  if (connection >= 0 && Sends(op.kind) &&
+      (unread_[connection][op.end] + static_cast<long>(Length(op.a)) >
+           kMostUnread ||
+       sends_[connection][op.end] >= kMostSends)) {
+    moment->call = "skip";
+    return true;
+  }
+  if (!Call(op.end, request, &reply)) return Dead(op.end, why);
+  moment->call = reply.text;
+  if (connection < 0) return true;
+  if (Sends(op.kind)) {
+    if (reply.value > 0) {
+      unread_[connection][op.end] += reply.value;
+      ++sends_[connection][op.end];
+    } else {
+      unread_[connection][1 - op.end] += reply.value;  // read by a child
+    }
+  } else if (op.kind == Kind::kRecv || op.kind == Kind::kSplice) {
+    long& left = unread_[connection][1 - op.end];
+    left -= reply.value;
+    if (left <= 0) sends_[connection][1 - op.end] = 0;
+  }
+  return true;
+}
+
+bool World::Run(const Case& one, const std::vector<Moment>* expected,
+                int patience_ms, std::vector<Moment>* moments,
+                std::string* why) {
+  moments->clear();
+  if (!Begin(one, why)) return false;
+  Op none;
+  for (std::size_t i = 0; i <= one.ops.size(); ++i) {
+    // The first moment is before all steps.
+    const Op* op = i > 0 ? &one.ops[i - 1] : nullptr;
+    Moment moment;
+    if (op != nullptr && !Step(*op, &moment, why)) return false;
+    const Moment* wanted = expected != nullptr ? &(*expected)[i] : nullptr;
+    const bool right = wanted == nullptr || Allowed(op != nullptr ? *op : none,
+                                                    wanted->call, moment.call);
+    if (!Settle(wanted, right ? patience_ms : 0, &moment)) {
+      return Dead(0, why);
+    }
+    moments->push_back(moment);
+    if (wanted != nullptr && (!right || moment.seen[0] != wanted->seen[0] ||
+                              moment.seen[1] != wanted->seen[1])) {
+      return true;
+    }
+  }
+  Request request{};
+  request.ask = Ask::kEnd;
+  Reply replies[2];
+  for (int end = 0; end < 2; ++end) Send(end, request);
+  for (int end = 0; end < 2; ++end) {
+    if (!Receive(end, &replies[end])) return Dead(end, why);
+    if (std::strcmp(replies[end].text, "ended") != 0) {
+      *why = replies[end].text;
+      return false;
+    }
+  }
+  return true;
+}
+
+bool Allowed(const Op& op, const std::string& expected,
+             const std::string& got) {
+  (void)op;
+  return expected == got;
+}
+
+}  // namespace differential

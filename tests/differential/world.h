@@ -1,0 +1,72 @@
+#ifndef RCSOCK_TESTS_DIFFERENTIAL_WORLD_H_
+#define RCSOCK_TESTS_DIFFERENTIAL_WORLD_H_
+
+#include <sys/types.h>
+
+#include <string>
+#include <vector>
+
+#include "tests/differential/protocol.h"
+
+namespace differential {
+
+// What happened at a step: what the call gave, and what both ends could see
+// once it was quiet again.
+struct Moment {
+  std::string call;
+  std::string seen[2];
+};
+
+// Two agents, over plain TCP or under the preload.
+class World {
+ public:
+  // Empty `shim`: plain TCP.
+  World(std::string agent, std::string shim);
+  ~World();
+  World(const World&) = delete;
+  World& operator=(const World&) = delete;
+
+  // Runs a case.  Without `expected`: waits after each step until nothing
+  // changes any more.  With it: until both ends see what they saw there, for
+  // `patience_ms` at most, and ends at the first difference.  False: an agent
+  // has died, or something that must always work did not; *why says what.
+  bool Run(const Case& one, const std::vector<Moment>* expected,
+           int patience_ms, std::vector<Moment>* moments, std::string* why);
+  // New agents for the next case.
+  void Stop();
+
+ private:
+  struct Agent {
+    pid_t pid = -1;
+    int control = -1;
+  };
+
+  bool Start();
+  bool Send(int end, const Request& request);
+  bool Receive(int end, Reply* reply);
+  bool Call(int end, const Request& request, Reply* reply);
+  bool Begin(const Case& one, std::string* why);
+  bool Quiet(const Op* op);
+  bool Step(const Op& op, Moment* moment, std::string* why);
+  bool LookBoth();
+  bool Settle(const Moment* expected, int patience_ms, Moment* moment);
+  std::string Seen(int end) const;
+  bool Dead(int end, std::string* why);
+
+  std::string agent_;
+  std::string shim_;
+  Agent agents_[2];
+  int port_ = 0;
+  Reply looks_[2];
+  // Bytes that are on their way or unread, and the sends they came by.
+  long unread_[kConnections][2];
+  int sends_[kConnections][2];
+};
+
+// Whether a wait under the preload may give what it did, if TCP gave
+// `expected`.
+bool Allowed(const Op& op, const std::string& expected, const std::string& got);
+
+}  // namespace differential
+
+#endif  // RCSOCK_TESTS_DIFFERENTIAL_WORLD_H_
