@@ -47,7 +47,8 @@ def exports(path, posix=False):
                  "rcs_get_stream_info", "rcs_get_process_info",
                  "rcs_set_policy", "rcs_get_policy", "rcs_promote",
                  "rcs_demote", "rcs_register_buffer",
-                 "rcs_unregister_buffer"):
+                 "rcs_unregister_buffer", "rcs_epoll_look", "rcs_epoll_arm",
+                 "rcs_epoll_disarm"):
         print(f"    {name};")
     print("  local:\n    *;\n};")
 

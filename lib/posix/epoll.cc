@@ -235,6 +235,7 @@ struct Registry {
     (void)set->poller_.release();  // the parent's bell: abandoned
     set->source_count_.store(0);
     set->bell_in_kernel_ = false;
+    set->armed_outside_ = false;
   }
 };
 
@@ -250,12 +251,15 @@ EpollSet* EpollSet::New(int fd) {
     set->fd_ = fd;
     set->nested_.store(false, std::memory_order_relaxed);
     set->ever_user_.store(false, std::memory_order_relaxed);
+    set->outside_.store(false, std::memory_order_relaxed);
+    set->idle_since_ = 0;
   }
   return set;
 }
 
 void EpollSet::Free() {
   Critical critical;
+  DisarmOutside();
   interest_latch.lock();
   // Registrations of streams that are still open; found through the table,
   // since the kernel's part of the set has no list here.
@@ -1243,6 +1247,7 @@ int EpollSet::WithoutBell(epoll_event* events, int count) const {
 }
 
 void EpollSet::SetNested() {
+  if (outside_.load(std::memory_order_relaxed)) return;
   nested_.store(true, std::memory_order_relaxed);
   // On either side; those that come later are pinned when they are added.
   const int top = fd_high.load(std::memory_order_relaxed);

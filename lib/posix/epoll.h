@@ -60,6 +60,17 @@ class EpollSet final : public File {
   // True if Wait would find a stream ready: for an epoll fd inside poll().
   bool AnyReady();
 
+  // --- For an event loop that is not ours and has this set in its own
+  // (epoll_nested.cc); one thread at a time.
+  // What the lanes have; the kernel is not asked.  Spins at most so long.
+  // -1 with errno: ENODATA: no stream of the set is on a lane; EAGAIN: nothing,
+  // and this thread has spun long enough.
+  int Look(epoll_event* out, int capacity, std::uint32_t spin_us);
+  // From now on the set's descriptor becomes readable when something comes.
+  // False: something has, look first.
+  bool ArmOutside();
+  void DisarmOutside();
+
   // Has ever had a stream on a lane: its kernel set holds our bell.
   bool EverUser() const { return ever_user_.load(std::memory_order_acquire); }
   // Takes the bell out of what the kernel reported.
@@ -157,6 +168,15 @@ class EpollSet final : public File {
   // When to look at the kernel's part of the set again; nobody's.
   std::atomic<std::uint32_t> waits_{0};
   std::atomic<std::uint64_t> kernel_look_{0};  // ticks of the last look
+  // Somebody arms it from outside, so it may be inside another set.
+  std::atomic<bool> outside_{false};
+  // ArmOutside's, for the Disarm that follows.
+  bool armed_outside_ = false;
+  bool armed_poller_ = false;
+  int armed_sources_ = 0;
+  lane::Source* armed_source_[kMostSources] = {};
+  std::uint64_t armed_since_ = 0;
+  std::uint64_t idle_since_ = 0;  // ticks; of Look
   EpollSet* pool_next_ = nullptr;
 };
 

@@ -89,6 +89,24 @@ int rcs_epoll_pwait(int set, struct epoll_event* events, int capacity,
 int rcs_epoll_pwait2(int set, struct epoll_event* events, int capacity,
                      const struct timespec* timeout, const sigset_t* mask);
 
+/* A set inside an event loop that is not rcsock's (a program's own, or Asio's):
+ * a plain epoll or poll of `set` sees what the kernel has, and what the lanes
+ * have only while the set is armed.  So, by one thread at a time:
+ *
+ *   1. rcs_epoll_look: what the lanes have; spins for `spin_us` at most, and
+ *      does not ask the kernel.  The number of events, 0, or -1: EAGAIN: nothing
+ *      for so long that it is better to sleep; ENODATA: no stream of the set is
+ *      on a lane, so that the kernel's word is enough.
+ *   2. rcs_epoll_arm: 0: `set` becomes readable when something comes; 1: look
+ *      again, something has come.
+ *   3. the loop's own wait;
+ *   4. rcs_epoll_disarm, then, if `set` was readable, rcs_epoll_wait(set, ..., 0)
+ *      until it returns 0. */
+int rcs_epoll_look(int set, struct epoll_event* events, int capacity,
+                   int spin_us);
+int rcs_epoll_arm(int set);
+int rcs_epoll_disarm(int set);
+
 /* --- Descriptors and options */
 int rcs_fcntl(int fd, int command, ...);
 int rcs_ioctl(int fd, unsigned long request, ...);

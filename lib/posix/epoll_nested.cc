@@ -1,0 +1,118 @@
+// An epoll set inside an event loop that is not ours (rcsock/asio.hpp has one in
+// Asio's reactor): the loop looks at the lanes while they are busy, and arms the
+// set before it goes to sleep in its own way.
+
+#include <sched.h>
+
+#include <cerrno>
+
+#include "lib/base/clock.h"
+#include "lib/base/config.h"
+#include "lib/lane/shm/shm_poller.h"
+#include "lib/posix/epoll.h"
+#include "lib/posix/signals.h"
+#include "lib/posix/spin.h"
+
+namespace rcsock::posix {
+
+int EpollSet::Look(epoll_event* out, int capacity, std::uint32_t spin_us) {
+  // A yield that takes so long has let somebody run, perhaps the very process
+  // that is waited for.
+  constexpr std::uint64_t kBusyUs = 8;
+  constexpr std::uint64_t kPureUs = 10;
+  if (!HasUser()) {
+    errno = ENODATA;
+    return -1;
+  }
+  int filled = 0;
+  bool over = false;
+  std::uint64_t now = 0;
+  {
+    Critical critical;
+    if (__builtin_expect(crowded_.load(std::memory_order_relaxed), 0) &&
+        direct_count_ != 0) {
+      LeaveDirect();
+    }
+    wait_latch_.lock();
+    ++wait_number_;
+    std::uint64_t start = 0;
+    for (unsigned turns = 1;; ++turns) {
+      Rebuild();
+      filled = TellDirect(out, capacity);
+      if (direct_count_ == 0 || ++undrained_ >= 8 || spin_us == 0 ||
+          ready_count_.load(std::memory_order_relaxed) > 0) {
+        undrained_ = 0;
+        DrainPoller();
+        if (ready_count_.load(std::memory_order_relaxed) > 0) {
+          filled += Collect(out + filled, capacity - filled);
+        }
+      }
+      if (filled > 0 || spin_us == 0) break;
+      if ((turns & 15) != 0) continue;
+      base::CpuRelax();
+      if (wait_latch_.Contended()) wait_latch_.Yield();
+      now = base::Ticks();
+      if (start == 0) start = now;
+      if (now - start >= spin_us * base::ticks_per_us || !HasUser()) break;
+    }
+    if (filled > 0) {
+      idle_since_ = 0;
+    } else if (now != 0) {
+      if (idle_since_ == 0) idle_since_ = now;
+      if (tls_spin.us == ~0u) tls_spin.us = base::GetConfig().spin_us;
+      over = now - idle_since_ >= tls_spin.us * base::ticks_per_us;
+    }
+    wait_latch_.unlock();
+  }
+  if (filled > 0 || now == 0) return filled;
+  if (!over && now - idle_since_ > kPureUs * base::ticks_per_us) {
+    ::sched_yield();
+    over = base::Ticks() - now > kBusyUs * base::ticks_per_us;
+  }
+  if (!over) return 0;
+  idle_since_ = 0;
+  errno = EAGAIN;
+  return -1;
+}
+
+bool EpollSet::ArmOutside() {
+  outside_.store(true, std::memory_order_relaxed);
+  if (armed_outside_) return true;
+  armed_outside_ = true;
+  armed_since_ = base::Ticks();
+  // Arm, look, sleep, as Wait does.  seq_cst, and Arm() is a full fence: who
+  // makes something ready after our look sees the count, or the armed word, and
+  // rings the bell, which is in the kernel's set.
+  sleepers_.fetch_add(1, std::memory_order_seq_cst);
+  armed_poller_ = poller_ != nullptr;
+  if (armed_poller_) poller_->Arm();
+  armed_sources_ = source_count_.load(std::memory_order_seq_cst);
+  for (int i = 0; i < armed_sources_; ++i) {
+    (armed_source_[i] = source(i))->Arm();
+  }
+  bool ready = false;
+  {
+    Critical critical;
+    wait_latch_.lock();
+    Rebuild();
+    ready = HasUser() && SomethingReady();
+    // A first stream has come since: its bell was not armed.
+    ready |= !armed_poller_ && poller_ != nullptr;
+    wait_latch_.unlock();
+  }
+  if (!ready) return true;
+  DisarmOutside();
+  return false;
+}
+
+void EpollSet::DisarmOutside() {
+  if (!armed_outside_) return;
+  armed_outside_ = false;
+  idle_since_ = 0;
+  for (int i = 0; i < armed_sources_; ++i) armed_source_[i]->Disarm(false);
+  if (armed_poller_) poller_->Disarm();
+  sleepers_.fetch_sub(1, std::memory_order_seq_cst);
+  if (HasUser()) Spinner::Slept(armed_since_);
+}
+
+}  // namespace rcsock::posix
