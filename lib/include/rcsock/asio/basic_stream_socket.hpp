@@ -249,8 +249,10 @@ class basic_stream_socket : public net::socket_base {
     net::detail::throw_error(ec, "non_blocking");
   }
   error_code non_blocking(bool mode, error_code& ec) {
-    native_non_blocking(mode, ec);
-    if (!ec) user_non_blocking_ = mode;
+    if (!check(ec)) return ec;
+    if (!set_fd_non_blocking(state_->fd, mode)) return ec = detail::last_error();
+    user_non_blocking_ = mode;
+    if (!mode) native_non_blocking_ = false;
     return ec;
   }
   bool native_non_blocking() const { return native_non_blocking_; }

@@ -186,7 +186,8 @@ class engine_service
     mutex::scoped_lock lock(mutex_);
     // An armed set tells of whatever comes; of lanes it is learnt sooner by
     // looking for a while.
-    if (looking_ || queued_ || (armed_ && !lanes_)) return;
+    // (An edge that came while nothing was pending has not been looked at.)
+    if (looking_ || queued_ || (armed_ && !lanes_ && !edge_)) return;
     kick_ = true;
     post_pump(lock);
   }
@@ -316,7 +317,7 @@ class engine_service
     clock::time_point end{};
     mutex::scoped_lock lock(mutex_);
     queued_ = false;
-    if (looking_ || (armed_ && !kick_)) return;
+    if (looking_ || (armed_ && !kick_ && done_.empty())) return;
     looking_ = true;
     const std::uint64_t me = ++owner_;
     for (;;) {
