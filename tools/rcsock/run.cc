@@ -50,7 +50,8 @@ std::vector<fs::path> Places() {
   return places;
 }
 
-// The absolute path of the preload, or "" after telling why there is none.
+}  // namespace
+
 std::string FindLibrary() {
   std::error_code error;
   const std::string asked = Environment("RCSOCK_PRELOAD");
@@ -84,6 +85,8 @@ std::string FindLibrary() {
   }
   return path;
 }
+
+namespace {
 
 std::string Prepended(const std::string& library, const std::string& list) {
   const std::string first = list.substr(0, list.find_first_of(" :"));

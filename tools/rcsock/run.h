@@ -15,6 +15,10 @@ struct RunOptions {
   std::vector<std::string> command;
 };
 
+// The absolute path of the preload, or "" after telling on stderr why there is
+// none.
+std::string FindLibrary();
+
 // Turns this process into the command, with the preload.  Returns only if that
 // failed, with the exit status for it, after one line on stderr.
 int Run(const RunOptions& options);
