@@ -24,6 +24,13 @@ enum class Head : std::uint8_t {
           // bytes can be taken from it
 };
 
+// Messages that a sender may still send before it hears from the receiver, and
+// how many at most.
+struct Credits {
+  std::uint32_t left = 0;
+  std::uint32_t most = 0;
+};
+
 // Memory that the lane's peer or device can reach.
 struct Region {
   std::byte* base = nullptr;
@@ -76,6 +83,7 @@ class Lane {
   // has consumed (its credit, never a mere completion).
   virtual std::uint64_t Posted() const = 0;
   virtual std::uint64_t Acked() = 0;
+  virtual Credits credits() const { return {}; }
   // Copies posted bytes [from, from + length) out of the send ring; only those
   // that are not acked are still there.  Returns the bytes copied.
   virtual std::size_t CopyUnacked(std::uint64_t from, void* to,

@@ -21,6 +21,7 @@
 #include "lib/posix/poll.h"
 #include "lib/posix/process.h"
 #include "lib/posix/signals.h"
+#include "lib/posix/snapshot.h"
 #include "lib/posix/spin.h"
 #include "lib/rendezvous/address.h"
 
@@ -75,7 +76,8 @@ Sock* Sock::New(stream::Role role, bool is_nonblock) {
   sock->Reset();
   sock->role_ = role;
   sock->nonblock.store(is_nonblock, std::memory_order_relaxed);
-  sock->refs_.store(1, std::memory_order_relaxed);
+  // release: TryRef may find it by a number that was its.
+  sock->refs_.store(1, std::memory_order_release);
   return sock;
 }
 
@@ -137,6 +139,7 @@ void Sock::Reset() {
   reset_ = false;
   connected_.store(false, std::memory_order_relaxed);
   demotions_ = 0;
+  promotions_ = left_ = failed_over_ = 0;
   holders_.store(-1, std::memory_order_relaxed);
   fork_ = 0;
   inherited_ = false;
@@ -310,6 +313,7 @@ void Sock::StartSeek() {
   static std::atomic<Conductor*> known{nullptr};
   if (known.exchange(conductor) != conductor) {
     base::InitClock();
+    conductor->SetInspector(&TakeSnapshot);
     conductor->SetCompletionHandler([](const lane::Completion& completion) {
       static_cast<Sock*>(completion.cookie)->OnCompletion(completion.flags);
     });
@@ -615,6 +619,7 @@ void Sock::HandleChanges() {
       RCSOCK_LOG(1, "fd %d: promoted to %s", fd(),
                  lane_kind_ == lane::Kind::kRdma ? "rdma" : "shm");
       on_lane_.store(true, std::memory_order_release);
+      ++promotions_;
       InterestsNotifyLatched(this);
       InterestsReady(this);
     }
@@ -635,6 +640,7 @@ void Sock::HandleChanges() {
           reason_ == Reason::kLaneError || reason_ == Reason::kLaneStalled ||
           reason_ == Reason::kDeviceLost || reason_ == Reason::kRdmaError ||
           reason_ == Reason::kPeerGone || reason_ == Reason::kProtocol;
+      ++(failover ? failed_over_ : left_);
       (failover ? stats.failovers : stats.demotions)
           .fetch_add(1, std::memory_order_relaxed);
     }
@@ -1121,7 +1127,7 @@ void Sock::Fold(Stats* to, bool last) {
   tx_latch.unlock();
 }
 
-void Sock::FoldLatched(Stats* to) const {
+Sock::Traffic Sock::TrafficLatched() const {
   std::uint64_t tx = tx_raw_.load(std::memory_order_relaxed);
   std::uint64_t rx = rx_raw_.load(std::memory_order_relaxed);
   if (stream_ != nullptr && mode() == Mode::kEngine) {
@@ -1130,12 +1136,15 @@ void Sock::FoldLatched(Stats* to) const {
   }
   tx -= account_tx_ < tx ? account_tx_ : tx;
   rx -= account_rx_ < rx ? account_rx_ : rx;
-  if (inherited_ && tx == 0 && rx == 0) return;
-  const std::uint64_t lane_tx = lane_tx_ < tx ? lane_tx_ : tx;
   // What the engine delivered, less what it read from TCP.
   const std::uint64_t by_lane =
       lane_rx_ > anchor_rx_ ? lane_rx_ - anchor_rx_ : 0;
-  const std::uint64_t lane_rx = by_lane < rx ? by_lane : rx;
+  return {tx, rx, lane_tx_ < tx ? lane_tx_ : tx, by_lane < rx ? by_lane : rx};
+}
+
+void Sock::FoldLatched(Stats* to) const {
+  const auto [tx, rx, lane_tx, lane_rx] = TrafficLatched();
+  if (inherited_ && tx == 0 && rx == 0) return;
   LaneCounts& counts = lane_kind_ == lane::Kind::kRdma ? to->rdma : to->shm;
   counts.tx_bytes.fetch_add(lane_tx, std::memory_order_relaxed);
   counts.rx_bytes.fetch_add(lane_rx, std::memory_order_relaxed);
@@ -1147,8 +1156,8 @@ void Sock::FoldLatched(Stats* to) const {
     counts.streams.fetch_add(1, std::memory_order_relaxed);
   } else {
     to->tcp.streams.fetch_add(1, std::memory_order_relaxed);
-    to->reasons[static_cast<int>(reason_)].fetch_add(1,
-                                                     std::memory_order_relaxed);
+    to->reasons[static_cast<int>(reason_.load())].fetch_add(
+        1, std::memory_order_relaxed);
   }
 }
 

@@ -21,6 +21,7 @@
 namespace rcsock::posix {
 
 struct Interest;
+struct SnapshotStream;
 struct Stats;
 
 // Calls go straight to the kernel (kPlain) and are only counted, or through the
@@ -47,6 +48,8 @@ class alignas(64) Sock final : public File,
   static void* operator new(std::size_t size, const std::nothrow_t&) noexcept;
   void Ref() { refs_.fetch_add(1, std::memory_order_relaxed); }
   void Unref();
+  // Ref() by one who has none; false: it is gone.
+  bool TryRef();
 
   // --- The application's calls: bytes or 0, or -1 with errno
   // ------------------ `raw` makes the same call on the kernel.
@@ -236,6 +239,8 @@ class alignas(64) Sock final : public File,
   void Unpin();
   // Adds the counts to `to`, unless Account() has.
   void Fold(Stats* to) { Fold(to, false); }
+  // For `rcsock stat`; false: it is no connection (any more).
+  bool Describe(SnapshotStream* to);
   // Folds the counts into the process's statistics, once, and gives up the
   // share in the connection.
   void Account();
@@ -267,6 +272,14 @@ class alignas(64) Sock final : public File,
   void EndUnreadLatched();
   void Fold(Stats* to, bool last);
   void FoldLatched(Stats* to) const;
+  // Bytes of this process; those over a lane apart.
+  struct Traffic {
+    std::uint64_t tx;
+    std::uint64_t rx;
+    std::uint64_t lane_tx;
+    std::uint64_t lane_rx;
+  };
+  Traffic TrafficLatched() const;
   void KickPollers();
   void TellLane(std::uint32_t bits, int bell);
   static std::vector<std::shared_ptr<Sock>> Remotes();
@@ -427,6 +440,10 @@ class alignas(64) Sock final : public File,
   std::atomic<bool> on_lane_{false};
   bool reset_ = false;
   std::uint32_t demotions_ = 0;
+  // What `rcsock stat` shows.
+  std::uint32_t promotions_ = 0;
+  std::uint32_t left_ = 0;
+  std::uint32_t failed_over_ = 0;
   // Of shared memory: how many processes hold the connection; -1: never forked.
   std::atomic<int> holders_{-1};
   std::uint32_t fork_ = 0;     // the last that has counted itself there
@@ -435,7 +452,7 @@ class alignas(64) Sock final : public File,
   std::uint64_t account_tx_ = 0;  // offsets at which this process began
   std::uint64_t account_rx_ = 0;
   bool inherited_ = false;
-  base::Reason reason_ = base::Reason::kShortLived;
+  std::atomic<base::Reason> reason_{base::Reason::kShortLived};
   std::uint64_t lane_tx_ = 0;
   std::uint64_t lane_rx_ = 0;            // delivered by the engine
   std::uint64_t anchor_rx_ = 0;          // read from TCP by the engine

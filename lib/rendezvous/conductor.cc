@@ -211,6 +211,10 @@ void Conductor::SetCompletionHandler(
   }
 }
 
+void Conductor::SetInspector(int (*inspector)()) {
+  core_->SetInspector(inspector);
+}
+
 lane::shm::Bells* Conductor::bells() { return core_->bells; }
 lane::Board* Conductor::board() { return core_->board; }
 void Conductor::SourceWanted(lane::Source* source, int delta) {

@@ -124,6 +124,7 @@ bool Core::SetUp() {
   bells->Arm(0);
   WaitBell();
   WaitAnchors();
+  inspection_.Open();
   return true;
 }
 
@@ -145,6 +146,7 @@ void Core::TearDown() {
   }
   for (auto& link : std::vector(links_)) link->Die(base::Reason::kNoThread);
   sources.Close();
+  inspection_.Close();
   if (rdma_ != nullptr) rdma_->Close();
   rdma_.reset();
   timers_.clear();
@@ -183,6 +185,7 @@ void Core::Abandon() {
   };
   for (int fd : asio_fds_) close(fd);
   close(anchors.fd());
+  close(inspection_.fd());
   close(bells->page_fd());
   for (int k = 0; k < lane::shm::kBells; ++k) close(bells->bell_fd(k));
   for (const auto& sessions : sessions_) {

@@ -17,6 +17,7 @@
 #include "lib/rendezvous/address.h"
 #include "lib/rendezvous/anchors.h"
 #include "lib/rendezvous/channel.h"
+#include "lib/rendezvous/inspection.h"
 #include "lib/rendezvous/rendezvous.h"
 #include "lib/rendezvous/sources.h"
 #include "lib/rendezvous/wire.h"
@@ -80,8 +81,17 @@ class Core {
   void CancelTimer(std::uint64_t handle);
   void AnnounceBell(int k);
   void SetHandler(std::function<void(const lane::Completion&)> handler);
+  void SetInspector(int (*inspector)()) {
+    inspector_.store(inspector, std::memory_order_release);
+  }
   std::vector<std::shared_ptr<lane::shm::Link>> Links();
   void ForgetSeeker(const Seeker* seeker, const Session* session);
+
+  // A descriptor of what this process tells of itself, or -1.
+  int Inspect() const {
+    int (*inspector)() = inspector_.load(std::memory_order_acquire);
+    return inspector == nullptr ? -1 : inspector();
+  }
 
   // In the child of fork.
   void Abandon();
@@ -128,6 +138,8 @@ class Core {
   bool PostLocked(Task&& task);
 
   Conductor* const conductor_;
+  std::atomic<int (*)()> inspector_{nullptr};
+  Inspection inspection_{this};
   std::unique_ptr<lane::shm::ShmPoller> poller_;
   std::unique_ptr<boost::asio::posix::stream_descriptor> bell_;
   std::unique_ptr<boost::asio::posix::stream_descriptor> anchor_set_;

@@ -117,6 +117,10 @@ class Conductor {
   // Called on the conductor thread with each completion of bell 0.
   void SetCompletionHandler(std::function<void(const lane::Completion&)> handler);
 
+  // Called on the conductor thread when somebody asks what this process does
+  // (`rcsock stat`): a new descriptor of the answer, or -1.
+  void SetInspector(int (*inspector)());
+
   lane::shm::Bells* bells();
   // Where the drains of sources put what they find; polled for bell 0 here.
   lane::Board* board();

@@ -37,6 +37,7 @@ enum class Type : std::uint8_t {
   kClosed,
   kDirAdd,
   kDirRemove,
+  kStat,
 };
 
 using Uuid = std::array<std::uint8_t, 16>;
@@ -138,6 +139,14 @@ struct [[gnu::packed]] DirRemove {
   static constexpr Type kType = Type::kDirRemove;
   Header header;
   std::uint8_t tuple[36];
+};
+
+// What a process answers `rcsock stat`, with one descriptor, a memfd
+// (posix::SnapshotHead), or none if it could not make one.
+constexpr char kStatPrefix[] = "rcsock/1/stat/";
+struct [[gnu::packed]] StatMsg {
+  static constexpr Type kType = Type::kStat;
+  Header header;
 };
 
 static_assert(sizeof(Tuple) == 36 && sizeof(Hello) <= kMaxPacket &&

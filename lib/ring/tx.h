@@ -144,6 +144,8 @@ class Tx {
   std::size_t Writable() const;
   std::uint32_t FreeBytes() const { return geometry_.bytes - used_; }
   std::uint64_t outstanding() const { return sent_ - credited_; }
+  // Data messages that may be outstanding.
+  std::uint32_t most_outstanding() const { return geometry_.slots - kCtlSlots; }
 
   // Messages; data bytes.
   std::uint64_t sent() const { return sent_; }

@@ -77,6 +77,17 @@ Region QpLane::TxRegion() const {
   return {TxRing(), peer_.bytes, tx_ring_.lkey};
 }
 
+Credits QpLane::credits() const {
+  if (!tx_) return {};
+  const std::uint32_t most = tx_->most_outstanding();
+  const std::uint64_t out = tx_->outstanding();
+  return {out < most ? most - static_cast<std::uint32_t>(out) : 0, most};
+}
+
+const char* QpLane::device() const {
+  return domain_->context()->device->name;
+}
+
 // --- Before the stream has the lane ------------------------------------------
 
 Offer QpLane::offer() const {

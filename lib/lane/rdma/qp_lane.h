@@ -79,6 +79,8 @@ class QpLane final : public RdmaLane {
   std::size_t Writable() override;
   std::uint64_t Posted() const override { return tx_ ? tx_->posted() : 0; }
   std::uint64_t Acked() override;
+  Credits credits() const override;
+  const char* device() const override;
   std::size_t CopyUnacked(std::uint64_t from, void* to,
                           std::size_t length) override;
 

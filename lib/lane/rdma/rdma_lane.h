@@ -28,6 +28,8 @@ class RdmaLane : public Lane {
   virtual bool PeerReady() = 0;
   // Calls `fn` once, at the next Post; under the tx latch, as that.
   virtual void OnNextPost(void (*fn)()) = 0;
+  // The name of its device.
+  virtual const char* device() const = 0;
   // rdma_cm says that the connection or its device is gone.  Any thread.
   virtual void Lost(base::Reason reason) = 0;
 };

@@ -89,6 +89,12 @@ Region ShmLane::TxRegion() const {
           static_cast<std::uint64_t>(index_ / kSegmentStreams)};
 }
 
+Credits ShmLane::credits() const {
+  const std::uint32_t most = tx_.most_outstanding();
+  const std::uint64_t out = tx_.outstanding();
+  return {out < most ? most - static_cast<std::uint32_t>(out) : 0, most};
+}
+
 base::Reason ShmLane::State() const {
   const base::Reason own = failed_.load(std::memory_order_acquire);
   return own != base::Reason::kNone ? own : link_->why_dead();

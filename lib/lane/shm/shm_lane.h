@@ -35,6 +35,7 @@ class ShmLane final : public Lane {
   std::size_t Writable() override;
   std::uint64_t Posted() const override { return tx_.posted(); }
   std::uint64_t Acked() override;
+  Credits credits() const override;
   std::size_t CopyUnacked(std::uint64_t from, void* to,
                           std::size_t length) override;
 

@@ -1,0 +1,234 @@
+#include "lib/base/policy.h"
+
+#include <fnmatch.h>
+
+#include <cstring>
+
+#include "lib/base/config.h"
+
+namespace rcsock::base {
+namespace {
+
+// A piece of text that is not copied.
+struct Piece {
+  const char* begin;
+  const char* end;
+  bool Is(const char* word) const {
+    const std::size_t length = std::strlen(word);
+    return static_cast<std::size_t>(end - begin) == length &&
+           std::memcmp(begin, word, length) == 0;
+  }
+  // Up to `separator`, which goes as well.
+  Piece Cut(char separator) {
+    const char* at = begin;
+    while (at != end && *at != separator) ++at;
+    const Piece first{begin, at};
+    begin = at == end ? end : at + 1;
+    return first;
+  }
+  bool empty() const { return begin == end; }
+};
+
+bool Number(Piece piece, std::uint64_t most, std::uint64_t* value) {
+  if (piece.empty()) return false;
+  std::uint64_t sum = 0;
+  for (const char* at = piece.begin; at != piece.end; ++at) {
+    if (*at < '0' || *at > '9') return false;
+    const auto digit = static_cast<std::uint64_t>(*at - '0');
+    if (sum > (most - digit) / 10) return false;
+    sum = sum * 10 + digit;
+  }
+  *value = sum;
+  return true;
+}
+
+int Digit(char c) {
+  if (c >= '0' && c <= '9') return c - '0';
+  if (c >= 'a' && c <= 'f') return c - 'a' + 10;
+  return -1;
+}
+
+bool Prefix(Piece piece, Rule* rule) {
+  Piece hex = piece.Cut('/');
+  std::uint64_t bits;
+  if (hex.end - hex.begin != 32 || !Number(piece, 128, &bits)) return false;
+  for (int i = 0; i < 16; ++i) {
+    const int high = Digit(hex.begin[2 * i]);
+    const int low = Digit(hex.begin[2 * i + 1]);
+    if (high < 0 || low < 0) return false;
+    rule->prefix[i] = static_cast<std::uint8_t>(high << 4 | low);
+  }
+  rule->prefix_bits = static_cast<std::uint8_t>(bits);
+  return true;
+}
+
+bool Ports(Piece piece, Rule* rule) {
+  const Piece first = piece.Cut('-');
+  std::uint64_t low;
+  std::uint64_t high;
+  if (!Number(first, 65535, &low) || !Number(piece, 65535, &high) ||
+      low > high) {
+    return false;
+  }
+  rule->first_port = static_cast<std::uint16_t>(low);
+  rule->last_port = static_cast<std::uint16_t>(high);
+  return true;
+}
+
+bool Lanes(Piece piece, Rule* rule) {
+  rule->sets_lanes = true;
+  if (piece.Is("tcp")) return true;
+  if (piece.empty()) return false;
+  while (!piece.empty()) {
+    const Piece one = piece.Cut('+');
+    if (one.Is("shm")) {
+      rule->shm = true;
+    } else if (one.Is("rdma")) {
+      rule->rdma = true;
+    } else {
+      return false;
+    }
+  }
+  return true;
+}
+
+bool Promote(Piece piece, Rule* rule) {
+  if (piece.Is("eager")) {
+    rule->promote = Rule::Promote::kEager;
+  } else if (piece.Is("adaptive")) {
+    rule->promote = Rule::Promote::kAdaptive;
+  } else if (piece.Is("never")) {
+    rule->promote = Rule::Promote::kNever;
+  } else {
+    return false;
+  }
+  return true;
+}
+
+bool Fits(Piece glob, const char* program, const char* comm) {
+  char pattern[128];
+  const auto length = static_cast<std::size_t>(glob.end - glob.begin);
+  if (length >= sizeof pattern) return false;
+  std::memcpy(pattern, glob.begin, length);
+  pattern[length] = '\0';
+  return ::fnmatch(pattern, program, 0) == 0 ||
+         ::fnmatch(pattern, comm, 0) == 0;
+}
+
+bool ParseRule(Piece text, const char* program, const char* comm,
+               Rules* rules) {
+  Rule rule;
+  bool fits = true;
+  bool of_streams = false;
+  Rules process;
+  while (!text.empty()) {
+    Piece value = text.Cut(',');
+    const Piece key = value.Cut('=');
+    std::uint64_t number = 0;
+    bool good = true;
+    if (key.Is("prog")) {
+      fits = fits && Fits(value, program, comm);
+    } else if (key.Is("dir")) {
+      of_streams = true;
+      good = value.Is("in") || value.Is("out");
+      rule.directions = value.Is("in") ? Rule::kIn : Rule::kOut;
+    } else if (key.Is("addr")) {
+      of_streams = true;
+      good = Prefix(value, &rule);
+    } else if (key.Is("port")) {
+      of_streams = true;
+      good = Ports(value, &rule);
+    } else if (key.Is("lanes")) {
+      good = Lanes(value, &rule);
+    } else if (key.Is("promote")) {
+      good = Promote(value, &rule);
+    } else if (key.Is("spin")) {
+      good = process.sets_spin = Number(value, ~std::uint32_t{0}, &number);
+      process.spin_us = static_cast<std::uint32_t>(number);
+    } else if (key.Is("qps")) {
+      good = process.sets_qps = Number(value, ~std::uint32_t{0}, &number);
+      process.max_qps = static_cast<std::uint32_t>(number);
+    } else if (key.Is("pinned")) {
+      good = process.sets_pinned =
+          Number(value, ~std::uint64_t{0} / 2, &number);
+      process.max_pinned = number;
+    } else {
+      return false;
+    }
+    if (!good) return false;
+  }
+  const bool of_process =
+      process.sets_spin || process.sets_qps || process.sets_pinned;
+  if (of_process && of_streams) return false;
+  if (!fits) return true;
+  if (process.sets_spin && !rules->sets_spin) {
+    rules->sets_spin = true;
+    rules->spin_us = process.spin_us;
+  }
+  if (process.sets_qps && !rules->sets_qps) {
+    rules->sets_qps = true;
+    rules->max_qps = process.max_qps;
+  }
+  if (process.sets_pinned && !rules->sets_pinned) {
+    rules->sets_pinned = true;
+    rules->max_pinned = process.max_pinned;
+  }
+  if (!rule.sets_lanes && rule.promote == Rule::Promote::kUnset) return true;
+  if (rules->count == kMaxRules) return false;
+  rules->rules[rules->count++] = rule;
+  return true;
+}
+
+bool HasPrefix(const std::uint8_t* address, const Rule& rule) {
+  const int whole = rule.prefix_bits / 8;
+  if (std::memcmp(address, rule.prefix, static_cast<std::size_t>(whole)) != 0) {
+    return false;
+  }
+  const int rest = rule.prefix_bits % 8;
+  return rest == 0 || (address[whole] ^ rule.prefix[whole]) >> (8 - rest) == 0;
+}
+
+}  // namespace
+
+bool ParseRules(const char* text, const char* program, const char* comm,
+                Rules* rules) {
+  *rules = Rules();
+  Piece all{text, text + std::strlen(text)};
+  while (!all.empty()) {
+    if (!ParseRule(all.Cut(';'), program, comm, rules)) {
+      *rules = Rules();
+      return false;
+    }
+  }
+  return true;
+}
+
+Terms TermsFor(const Config& config, const std::uint8_t* peer,
+               std::uint16_t port, bool accepted) {
+  Terms terms = config.terms;
+  bool lanes = config.lanes_given;
+  bool promote = config.promote_given;
+  bool never = false;
+  const std::uint8_t direction = accepted ? Rule::kIn : Rule::kOut;
+  for (int i = 0; i < config.rules.count && !(lanes && promote); ++i) {
+    const Rule& rule = config.rules.rules[i];
+    if ((rule.directions & direction) == 0 || port < rule.first_port ||
+        port > rule.last_port || !HasPrefix(peer, rule)) {
+      continue;
+    }
+    if (rule.sets_lanes && !lanes) {
+      lanes = true;
+      terms.shm = rule.shm;
+      terms.rdma = rule.rdma;
+    }
+    if (rule.promote != Rule::Promote::kUnset && !promote) {
+      promote = true;
+      never = rule.promote == Rule::Promote::kNever;
+      if (rule.promote == Rule::Promote::kEager) terms.promote_ops = 1;
+    }
+  }
+  if (never) terms.shm = terms.rdma = false;
+  return terms;
+}
+
+}  // namespace rcsock::base

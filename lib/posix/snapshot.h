@@ -1,0 +1,85 @@
+#ifndef RCSOCK_LIB_POSIX_SNAPSHOT_H_
+#define RCSOCK_LIB_POSIX_SNAPSHOT_H_
+
+#include <cstdint>
+
+// What a process answers `rcsock stat`: one SnapshotHead and then its streams,
+// in a sealed memfd.  Another version of rcsock may read it, and a hostile
+// process may have written it: sizes are in the head, and whoever reads checks
+// them, and every value that selects something.
+namespace rcsock::posix {
+
+constexpr std::uint32_t kSnapshotMagic = 0x74736372;  // "rcst"
+// Fields are only ever added at the end; a change of meaning is a new version.
+constexpr std::uint16_t kSnapshotVersion = 1;
+
+enum class SnapshotLane : std::uint8_t { kTcp, kShm, kRdma };
+enum class SnapshotState : std::uint8_t {
+  kTcp,        // no lane is looked for now
+  kSeeking,    // looking for its peer
+  kSwitching,  // between TCP and its lane
+  kOnLane,
+};
+
+struct SnapshotCounts {
+  std::uint64_t streams;
+  std::uint64_t tx_bytes;
+  std::uint64_t rx_bytes;
+};
+
+// Totals since the process began, streams that have ended included.
+struct SnapshotHead {
+  std::uint32_t magic;
+  std::uint16_t version;
+  std::uint16_t head_size;
+  std::uint32_t stream_size;
+  std::uint32_t count;  // of streams that follow
+  std::uint64_t monotonic_ns;
+  std::uint64_t streams;
+  std::uint64_t promoted;
+  std::uint64_t demotions;
+  std::uint64_t failovers;
+  SnapshotCounts lanes[3];    // by SnapshotLane
+  std::uint64_t reasons[64];  // by base::Reason
+};
+
+struct SnapshotStream {
+  std::uint8_t local[16];  // IPv6; IPv4 as a mapped address
+  std::uint8_t peer[16];
+  std::uint16_t local_port;
+  std::uint16_t peer_port;
+  std::int32_t fd;
+  std::uint64_t inode;  // of the socket
+  SnapshotLane lane;    // that it is on
+  SnapshotState state;
+  std::uint8_t reason;    // base::Reason: why it is on TCP, or left its lane
+  std::uint8_t acceptor;  // 1: the end that accepted
+  std::uint32_t promotions;
+  std::uint32_t demotions;
+  std::uint32_t failovers;
+  // Since the connection began, in this process; those over a lane apart.
+  std::uint64_t tcp_tx_bytes;
+  std::uint64_t tcp_rx_bytes;
+  std::uint64_t lane_tx_bytes;
+  std::uint64_t lane_rx_bytes;
+  // While it has a lane: rings in bytes, what is in them and not consumed yet,
+  // and how many messages the sender may still send.
+  std::uint64_t tx_ring;
+  std::uint64_t rx_ring;
+  std::uint64_t tx_fill;
+  std::uint64_t rx_fill;
+  std::uint32_t credit_left;
+  std::uint32_t credit_most;
+  char device[32];         // of an rdma lane
+  SnapshotLane lane_kind;  // of the lane that lane_*_bytes went over
+  std::uint8_t zero[7];
+};
+static_assert(sizeof(SnapshotHead) % 8 == 0 && sizeof(SnapshotStream) % 8 == 0);
+
+// The state of this process at this moment; the caller's descriptor, -1 with
+// errno.  On the conductor thread: it asks one stream after the other.
+int TakeSnapshot();
+
+}  // namespace rcsock::posix
+
+#endif  // RCSOCK_LIB_POSIX_SNAPSHOT_H_

@@ -1,0 +1,207 @@
+#include "tools/rcsock/stat/ask.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstddef>
+#include <cstring>
+#include <fstream>
+#include <string>
+
+#include "lib/base/clock.h"
+#include "lib/base/unique_fd.h"
+#include "lib/rendezvous/wire.h"
+
+namespace rcsock::tools {
+namespace {
+
+using posix::SnapshotHead;
+using posix::SnapshotStream;
+
+// What a process may answer at most: a million streams.
+constexpr std::uint32_t kMostStreams = 1 << 20;
+// Descriptors that are open at one time.
+constexpr std::size_t kAtOnce = 256;
+
+// The abstract names of those that can be asked.
+std::vector<std::string> Names() {
+  const std::string prefix = std::string("@") + rendezvous::kStatPrefix;
+  std::vector<std::string> names;
+  std::ifstream file("/proc/net/unix");
+  for (std::string line; std::getline(file, line);) {
+    const std::size_t at = line.find(prefix);
+    if (at != std::string::npos) names.push_back(line.substr(at + 1));
+  }
+  // Connections to them are listed too, under the same name.
+  std::sort(names.begin(), names.end());
+  names.erase(std::unique(names.begin(), names.end()), names.end());
+  return names;
+}
+
+struct Question {
+  base::UniqueFd fd;
+  ProcessPicture process;
+  bool wanted = false;   // it is a process that this user may ask
+  bool waiting = false;  // for its answer
+};
+
+Question Ask(const std::string& name, pid_t only) {
+  Question question;
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  if (name.size() + 1 > sizeof address.sun_path) return question;
+  std::memcpy(address.sun_path + 1, name.data(), name.size());
+  const auto length =
+      static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
+  question.fd.reset(
+      ::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (!question.fd.ok()) return question;
+  const int connected = ::connect(
+      question.fd.get(), reinterpret_cast<sockaddr*>(&address), length);
+  // EAGAIN: others wait for it, and it does not answer.  It will be found among
+  // those under the preload.
+  if (connected != 0) return question;
+  ucred peer{};
+  socklen_t size = sizeof peer;
+  if (::getsockopt(question.fd.get(), SOL_SOCKET, SO_PEERCRED, &peer, &size) !=
+      0) {
+    return question;
+  }
+  if ((::geteuid() != 0 && peer.uid != ::geteuid()) ||
+      (only != 0 && peer.pid != only)) {
+    return question;
+  }
+  question.process.pid = peer.pid;
+  question.process.uid = peer.uid;
+  question.process.source = Source::kSilent;
+  question.wanted = true;
+  question.waiting = true;
+  return question;
+}
+
+bool ReadAt(int fd, void* to, std::size_t length, off_t at) {
+  return ::pread(fd, to, length, at) == static_cast<ssize_t>(length);
+}
+
+// What is in the descriptor, or why it is not to be trusted.
+std::string Take(int file, ProcessPicture* process) {
+  // Sealed: it is plain memory, which no reading can block on, and it stays as
+  // it is.
+  constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_WRITE;
+  const int seals = ::fcntl(file, F_GET_SEALS);
+  struct stat info {};
+  if (seals < 0 || (seals & kSeals) != kSeals || ::fstat(file, &info) != 0) {
+    return "its answer is malformed";
+  }
+  const auto size = static_cast<std::uint64_t>(info.st_size);
+  // The part that every version has.
+  constexpr std::size_t kFixed = offsetof(SnapshotHead, monotonic_ns);
+  SnapshotHead head{};
+  if (size < kFixed || !ReadAt(file, &head, kFixed, 0) ||
+      head.magic != posix::kSnapshotMagic) {
+    return "its answer is malformed";
+  }
+  if (head.version != posix::kSnapshotVersion) {
+    return "it runs under another version of rcsock";
+  }
+  const std::uint64_t count = head.count;
+  const std::uint64_t each = head.stream_size;
+  const std::uint64_t first = head.head_size;
+  if (count > kMostStreams || each == 0 || each > 65536 || first < kFixed ||
+      size != first + count * each ||
+      !ReadAt(file, &head, std::min<std::size_t>(first, sizeof head), 0)) {
+    return "its answer is malformed";
+  }
+  std::vector<StreamPicture> streams(count);
+  std::vector<char> bytes(each * std::min<std::uint64_t>(count, 1024));
+  for (std::uint64_t i = 0; i < count;) {
+    const std::uint64_t n = std::min<std::uint64_t>(count - i, 1024);
+    if (!ReadAt(file, bytes.data(), n * each,
+                static_cast<off_t>(first + i * each))) {
+      return "its answer cannot be read";
+    }
+    for (std::uint64_t k = 0; k < n; ++k, ++i) {
+      SnapshotStream& stream = streams[i].is;
+      std::memcpy(&stream, bytes.data() + k * each,
+                  std::min<std::size_t>(each, sizeof stream));
+      stream.device[sizeof stream.device - 1] = '\0';
+    }
+  }
+  process->total = head;
+  process->streams = std::move(streams);
+  process->source = Source::kAnswer;
+  return "";
+}
+
+void OnReadable(Question* question) {
+  rendezvous::Packet packet;
+  rendezvous::StatMsg message;
+  switch (rendezvous::Receive(question->fd.get(), &packet)) {
+    case rendezvous::Received::kNothing:
+      return;
+    case rendezvous::Received::kPacket:
+      if (!packet.Read(&message)) {
+        question->process.trouble = "its answer is malformed";
+      } else if (packet.fd_count != 1) {
+        question->process.trouble = "it has no memory or descriptors to answer";
+      } else {
+        question->process.trouble =
+            Take(packet.fds[0].get(), &question->process);
+      }
+      break;
+    default:
+      question->process.trouble = "it ended the conversation";
+      break;
+  }
+  question->waiting = false;
+}
+
+void AwaitAnswers(std::vector<Question>* questions, std::uint64_t deadline_ns) {
+  for (;;) {
+    std::vector<pollfd> polls;
+    std::vector<Question*> asked;
+    for (Question& question : *questions) {
+      if (!question.waiting) continue;
+      polls.push_back({question.fd.get(), POLLIN, 0});
+      asked.push_back(&question);
+    }
+    const std::uint64_t now = base::NowNs();
+    if (polls.empty() || now >= deadline_ns) return;
+    const int left_ms = static_cast<int>((deadline_ns - now) / 1'000'000) + 1;
+    const int n = ::poll(polls.data(), polls.size(), left_ms);
+    if (n < 0 && errno != EINTR) return;
+    for (std::size_t i = 0; n > 0 && i < polls.size(); ++i) {
+      if (polls[i].revents != 0) OnReadable(asked[i]);
+    }
+  }
+}
+
+}  // namespace
+
+std::vector<ProcessPicture> AskAll(const CollectOptions& options) {
+  const std::uint64_t deadline =
+      base::NowNs() +
+      static_cast<std::uint64_t>(options.timeout_ms) * 1'000'000;
+  const std::vector<std::string> names = Names();
+  std::vector<ProcessPicture> found;
+  for (std::size_t at = 0; at < names.size(); at += kAtOnce) {
+    std::vector<Question> questions;
+    const std::size_t end = std::min(names.size(), at + kAtOnce);
+    for (std::size_t i = at; i < end; ++i) {
+      questions.push_back(Ask(names[i], options.pid));
+    }
+    AwaitAnswers(&questions, deadline);
+    for (Question& question : questions) {
+      if (question.wanted) found.push_back(std::move(question.process));
+    }
+  }
+  return found;
+}
+
+}  // namespace rcsock::tools

@@ -1,0 +1,15 @@
+#ifndef RCSOCK_TOOLS_RCSOCK_STAT_ASK_H_
+#define RCSOCK_TOOLS_RCSOCK_STAT_ASK_H_
+
+#include <vector>
+
+#include "tools/rcsock/stat/picture.h"
+
+namespace rcsock::tools {
+
+// Asks every process that can be asked (those with a conductor), all at once.
+std::vector<ProcessPicture> AskAll(const CollectOptions& options);
+
+}  // namespace rcsock::tools
+
+#endif  // RCSOCK_TOOLS_RCSOCK_STAT_ASK_H_

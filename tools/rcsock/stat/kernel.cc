@@ -1,0 +1,215 @@
+#include "tools/rcsock/stat/kernel.h"
+
+#include <linux/inet_diag.h>
+#include <linux/netlink.h>
+#include <linux/rtnetlink.h>
+#include <linux/sock_diag.h>
+#include <linux/tcp.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <system_error>
+#include <unordered_set>
+
+#include "lib/base/unique_fd.h"
+
+namespace rcsock::tools {
+namespace {
+
+namespace fs = std::filesystem;
+using posix::SnapshotStream;
+
+std::string Proc(pid_t pid, const char* name) {
+  return "/proc/" + std::to_string(pid) + "/" + name;
+}
+
+bool Number(const std::string& text, long* value) {
+  const char* end = text.data() + text.size();
+  return !text.empty() && std::from_chars(text.data(), end, *value).ptr == end;
+}
+
+bool HasPreload(pid_t pid) {
+  std::ifstream maps(Proc(pid, "maps"));
+  for (std::string line; std::getline(maps, line);) {
+    if (line.find("/librcsock_preload.so") != std::string::npos) return true;
+  }
+  return false;
+}
+
+void Copy(const inet_diag_msg& from, SnapshotStream* to) {
+  const auto address = [&](const __be32* bytes, std::uint8_t* out) {
+    if (from.idiag_family == AF_INET6) {
+      std::memcpy(out, bytes, 16);
+    } else {
+      out[10] = out[11] = 0xff;
+      std::memcpy(out + 12, bytes, 4);
+    }
+  };
+  address(from.id.idiag_src, to->local);
+  address(from.id.idiag_dst, to->peer);
+  to->local_port = ntohs(from.id.idiag_sport);
+  to->peer_port = ntohs(from.id.idiag_dport);
+  to->inode = from.idiag_inode;
+}
+
+void CopyBytes(const rtattr* attribute, std::size_t length,
+               SnapshotStream* to) {
+  for (; RTA_OK(attribute, length); attribute = RTA_NEXT(attribute, length)) {
+    if (attribute->rta_type != INET_DIAG_INFO) continue;
+    tcp_info info{};
+    std::memcpy(&info, RTA_DATA(attribute),
+                std::min<std::size_t>(RTA_PAYLOAD(attribute), sizeof info));
+    to->tcp_tx_bytes = info.tcpi_bytes_acked;
+    to->tcp_rx_bytes = info.tcpi_bytes_received;
+  }
+}
+
+void Dump(int family,
+          std::unordered_map<std::uint64_t, SnapshotStream>* sockets) {
+  base::UniqueFd fd(
+      ::socket(AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC, NETLINK_SOCK_DIAG));
+  if (!fd.ok()) return;
+  timeval limit{1, 0};
+  ::setsockopt(fd.get(), SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
+  struct {
+    nlmsghdr header;
+    inet_diag_req_v2 request;
+  } ask{};
+  ask.header.nlmsg_len = sizeof ask;
+  ask.header.nlmsg_type = SOCK_DIAG_BY_FAMILY;
+  ask.header.nlmsg_flags = NLM_F_REQUEST | NLM_F_DUMP;
+  ask.request.sdiag_family = static_cast<__u8>(family);
+  ask.request.sdiag_protocol = IPPROTO_TCP;
+  ask.request.idiag_ext = 1 << (INET_DIAG_INFO - 1);
+  // Connected, or half closed: not listening, not TIME_WAIT.
+  constexpr unsigned kListen = 10;
+  constexpr unsigned kTimeWait = 6;
+  ask.request.idiag_states = ~((1u << kListen) | (1u << kTimeWait));
+  if (::send(fd.get(), &ask, sizeof ask, 0) < 0) return;
+  std::vector<char> buffer(1 << 18);
+  for (;;) {
+    const ssize_t n = ::recv(fd.get(), buffer.data(), buffer.size(), 0);
+    if (n <= 0) return;
+    auto left = static_cast<std::size_t>(n);
+    for (auto* header = reinterpret_cast<const nlmsghdr*>(buffer.data());
+         NLMSG_OK(header, left); header = NLMSG_NEXT(header, left)) {
+      if (header->nlmsg_type == NLMSG_DONE ||
+          header->nlmsg_type == NLMSG_ERROR) {
+        return;
+      }
+      if (header->nlmsg_len < NLMSG_LENGTH(sizeof(inet_diag_msg))) continue;
+      const auto* socket =
+          static_cast<const inet_diag_msg*>(NLMSG_DATA(header));
+      if (socket->idiag_inode == 0) continue;
+      SnapshotStream& stream = (*sockets)[socket->idiag_inode];
+      Copy(*socket, &stream);
+      CopyBytes(reinterpret_cast<const rtattr*>(socket + 1),
+                header->nlmsg_len - NLMSG_LENGTH(sizeof(inet_diag_msg)),
+                &stream);
+    }
+  }
+}
+
+}  // namespace
+
+std::vector<pid_t> PreloadedProcesses() {
+  std::vector<pid_t> found;
+  std::error_code error;
+  for (const auto& entry : fs::directory_iterator("/proc", error)) {
+    long pid;
+    if (!Number(entry.path().filename().string(), &pid) || pid == ::getpid()) {
+      continue;
+    }
+    struct stat info {};
+    if (::stat(entry.path().c_str(), &info) != 0) continue;
+    if (::geteuid() != 0 && info.st_uid != ::geteuid()) continue;
+    if (HasPreload(static_cast<pid_t>(pid))) {
+      found.push_back(static_cast<pid_t>(pid));
+    }
+  }
+  return found;
+}
+
+std::string ProgramOf(pid_t pid) {
+  std::ifstream file(Proc(pid, "comm"));
+  std::string name;
+  std::getline(file, name);
+  // Whatever a program calls itself: no control characters on a terminal.
+  std::replace_if(
+      name.begin(), name.end(),
+      [](char c) { return static_cast<unsigned char>(c) < 32 || c == 127; },
+      '?');
+  return name.empty() ? "?" : name;
+}
+
+char StateOf(pid_t pid) {
+  std::ifstream file(Proc(pid, "stat"));
+  std::string line;
+  std::getline(file, line);
+  const std::size_t at = line.rfind(')');
+  return at == std::string::npos || at + 2 >= line.size() ? '\0' : line[at + 2];
+}
+
+uid_t UserOf(pid_t pid) {
+  struct stat info {};
+  return ::stat(Proc(pid, "").c_str(), &info) == 0 ? info.st_uid : ~uid_t{0};
+}
+
+bool InOurNetwork(pid_t pid) {
+  std::error_code error;
+  const fs::path theirs = fs::read_symlink(Proc(pid, "ns/net"), error);
+  if (error) return true;  // it cannot be told
+  return theirs == fs::read_symlink("/proc/self/ns/net", error);
+}
+
+std::string VariableOf(pid_t pid, const std::string& name) {
+  std::ifstream file(Proc(pid, "environ"), std::ios::binary);
+  for (std::string entry; std::getline(file, entry, '\0');) {
+    if (entry.rfind(name + "=", 0) == 0) return entry.substr(name.size() + 1);
+  }
+  return "";
+}
+
+std::unordered_map<std::uint64_t, SnapshotStream> TcpSockets() {
+  std::unordered_map<std::uint64_t, SnapshotStream> sockets;
+  Dump(AF_INET, &sockets);
+  Dump(AF_INET6, &sockets);
+  return sockets;
+}
+
+std::vector<StreamPicture> StreamsOf(
+    pid_t pid, const std::unordered_map<std::uint64_t, SnapshotStream>& all) {
+  std::vector<StreamPicture> streams;
+  std::unordered_set<std::uint64_t> seen;
+  std::error_code error;
+  for (const auto& entry : fs::directory_iterator(Proc(pid, "fd"), error)) {
+    std::error_code gone;
+    const std::string target = fs::read_symlink(entry.path(), gone).string();
+    long inode;
+    long fd;
+    if (gone || target.rfind("socket:[", 0) != 0 ||
+        !Number(target.substr(8, target.size() - 9), &inode) ||
+        !Number(entry.path().filename().string(), &fd)) {
+      continue;
+    }
+    const auto it = all.find(static_cast<std::uint64_t>(inode));
+    if (it == all.end() || !seen.insert(it->first).second) continue;
+    StreamPicture stream;
+    stream.is = it->second;
+    stream.is.fd = static_cast<int>(fd);
+    streams.push_back(stream);
+  }
+  std::sort(streams.begin(), streams.end(),
+            [](const auto& a, const auto& b) { return a.is.fd < b.is.fd; });
+  return streams;
+}
+
+}  // namespace rcsock::tools

@@ -1,0 +1,188 @@
+#include "tools/rcsock/stat/picture.h"
+
+#include <arpa/inet.h>
+#include <fmt/format.h>
+#include <netinet/in.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <iterator>
+#include <utility>
+
+#include "lib/base/clock.h"
+#include "lib/base/reason.h"
+#include "lib/rendezvous/address.h"
+#include "lib/verbs/verbs.h"
+#include "tools/rcsock/stat/ask.h"
+#include "tools/rcsock/stat/kernel.h"
+
+namespace rcsock::tools {
+namespace {
+
+constexpr const char* kReasonTexts[] = {
+#define X(id, key, text) text,
+    RCSOCK_REASONS(X)
+#undef X
+};
+
+// Why a stream has not looked for a lane, as far as can be seen from outside:
+// the process has no thread that could say it.
+base::Reason Guess(const std::string& lanes,
+                   const posix::SnapshotStream& stream) {
+  if (lanes == "tcp") return base::Reason::kPolicy;
+  static rendezvous::HostAddresses host;
+  rendezvous::Address peer;
+  std::memcpy(peer.data(), stream.peer, sizeof stream.peer);
+  const bool local = rendezvous::IsLoopback(peer) || host.Has(peer);
+  if (!local && lanes == "shm") return base::Reason::kPolicy;
+  if (!local && !verbs::AnyDevice()) return base::Reason::kNoDevice;
+  return base::Reason::kShortLived;
+}
+
+}  // namespace
+
+Picture Collect(const CollectOptions& options) {
+  Picture picture;
+  picture.processes = AskAll(options);
+  const auto known = [&](pid_t pid) {
+    return std::any_of(picture.processes.begin(), picture.processes.end(),
+                       [pid](const auto& one) { return one.pid == pid; });
+  };
+  for (const pid_t pid : PreloadedProcesses()) {
+    if ((options.pid != 0 && pid != options.pid) || known(pid)) continue;
+    ProcessPicture process;
+    process.pid = pid;
+    process.uid = UserOf(pid);
+    process.source = InOurNetwork(pid) ? Source::kTcpOnly : Source::kElsewhere;
+    picture.processes.push_back(std::move(process));
+  }
+  picture.monotonic_ns = base::NowNs();
+  std::unordered_map<std::uint64_t, posix::SnapshotStream> sockets;
+  bool looked = false;
+  for (ProcessPicture& process : picture.processes) {
+    process.program = ProgramOf(process.pid);
+    if (process.source == Source::kAnswer ||
+        process.source == Source::kElsewhere) {
+      continue;
+    }
+    if (!std::exchange(looked, true)) sockets = TcpSockets();
+    process.streams = StreamsOf(process.pid, sockets);
+    const std::string lanes = VariableOf(process.pid, "RCSOCK_LANES");
+    for (StreamPicture& stream : process.streams) {
+      stream.is.reason =
+          process.source == Source::kSilent
+              ? 0xff  // nobody can tell
+              : static_cast<std::uint8_t>(Guess(lanes, stream.is));
+    }
+    if (process.source == Source::kSilent && process.trouble.empty()) {
+      const char state = StateOf(process.pid);
+      process.trouble = state == 'T' || state == 't' ? "it is stopped"
+                        : state == 'Z' || state == 0 ? "it has ended"
+                                                     : "no answer in time";
+    }
+  }
+  // One that has ended meanwhile is not worth a line.
+  std::erase_if(picture.processes, [](const ProcessPicture& process) {
+    return process.source == Source::kSilent && StateOf(process.pid) == 0;
+  });
+  std::sort(picture.processes.begin(), picture.processes.end(),
+            [](const auto& a, const auto& b) { return a.pid < b.pid; });
+  return picture;
+}
+
+void AddRates(const Picture& before, Picture* now) {
+  std::map<std::pair<pid_t, std::uint64_t>, const posix::SnapshotStream*> old;
+  std::map<pid_t, std::uint64_t> then;
+  const auto time = [](const Picture& picture, const ProcessPicture& process) {
+    return process.source == Source::kAnswer ? process.total.monotonic_ns
+                                             : picture.monotonic_ns;
+  };
+  for (const ProcessPicture& process : before.processes) {
+    then[process.pid] = time(before, process);
+    for (const StreamPicture& stream : process.streams) {
+      old[{process.pid, stream.is.inode}] = &stream.is;
+    }
+  }
+  for (ProcessPicture& process : now->processes) {
+    const std::uint64_t at = time(*now, process);
+    const std::uint64_t from = then[process.pid];
+    if (from == 0 || at <= from) continue;
+    const double seconds = static_cast<double>(at - from) * 1e-9;
+    for (StreamPicture& stream : process.streams) {
+      const auto it = old.find({process.pid, stream.is.inode});
+      if (it == old.end()) continue;
+      const auto rate = [&](std::uint64_t new_bytes, std::uint64_t old_bytes) {
+        return new_bytes < old_bytes
+                   ? 0.0
+                   : static_cast<double>(new_bytes - old_bytes) / seconds;
+      };
+      const posix::SnapshotStream& was = *it->second;
+      const posix::SnapshotStream& is = stream.is;
+      stream.has_rate = true;
+      stream.tx_rate = rate(is.tcp_tx_bytes + is.lane_tx_bytes,
+                            was.tcp_tx_bytes + was.lane_tx_bytes);
+      stream.rx_rate = rate(is.tcp_rx_bytes + is.lane_rx_bytes,
+                            was.tcp_rx_bytes + was.lane_rx_bytes);
+    }
+  }
+}
+
+std::map<std::string, DeviceTotals> Devices(const Picture& picture) {
+  std::map<std::string, DeviceTotals> devices;
+  for (const ProcessPicture& process : picture.processes) {
+    for (const StreamPicture& stream : process.streams) {
+      if (stream.is.device[0] == '\0') continue;
+      DeviceTotals& totals = devices[stream.is.device];
+      ++totals.streams;
+      totals.tx_bytes += stream.is.lane_tx_bytes;
+      totals.rx_bytes += stream.is.lane_rx_bytes;
+    }
+  }
+  return devices;
+}
+
+const char* LaneName(posix::SnapshotLane lane) {
+  constexpr const char* kNames[] = {"tcp", "shm", "rdma"};
+  const auto at = static_cast<std::size_t>(lane);
+  return at < std::size(kNames) ? kNames[at] : "?";
+}
+
+const char* StateName(posix::SnapshotState state) {
+  constexpr const char* kNames[] = {"tcp", "seeking", "switching", "on_lane"};
+  const auto at = static_cast<std::size_t>(state);
+  return at < std::size(kNames) ? kNames[at] : "?";
+}
+
+const char* ReasonName(std::uint8_t reason) {
+  return reason < static_cast<int>(base::Reason::kCount)
+             ? base::kReasonKeys[reason]
+             : "?";
+}
+
+std::string ReasonWords(std::uint8_t reason) {
+  if (reason >= static_cast<int>(base::Reason::kCount)) return "";
+  switch (static_cast<base::Reason>(reason)) {
+    case base::Reason::kNone:
+      return "";
+    case base::Reason::kShortLived:
+      return "has not shown enough traffic yet";
+    case base::Reason::kPending:
+      return "looking for its peer";
+    default:
+      return kReasonTexts[reason];
+  }
+}
+
+std::string AddressText(const std::uint8_t* address, std::uint16_t port) {
+  constexpr std::uint8_t kMapped[12] = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 255, 255};
+  char text[INET6_ADDRSTRLEN] = "?";
+  if (std::memcmp(address, kMapped, sizeof kMapped) == 0) {
+    ::inet_ntop(AF_INET, address + 12, text, sizeof text);
+    return fmt::format("{}:{}", text, port);
+  }
+  ::inet_ntop(AF_INET6, address, text, sizeof text);
+  return fmt::format("[{}]:{}", text, port);
+}
+
+}  // namespace rcsock::tools

@@ -1,0 +1,79 @@
+#ifndef RCSOCK_TOOLS_RCSOCK_STAT_PICTURE_H_
+#define RCSOCK_TOOLS_RCSOCK_STAT_PICTURE_H_
+
+#include <sys/types.h>
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "lib/posix/snapshot.h"
+
+namespace rcsock::tools {
+
+// Where what is known of a process comes from.
+enum class Source {
+  kAnswer,     // it said so
+  kTcpOnly,    // the kernel: it has never looked for a lane
+  kSilent,     // the kernel: it should have answered, and did not
+  kElsewhere,  // nowhere: it is in another network namespace
+};
+
+struct StreamPicture {
+  posix::SnapshotStream is{};
+  bool has_rate = false;
+  double tx_rate = 0;  // bytes a second, whichever path
+  double rx_rate = 0;
+};
+
+struct ProcessPicture {
+  pid_t pid = 0;
+  uid_t uid = 0;
+  std::string program;
+  Source source = Source::kTcpOnly;
+  std::string trouble;          // kSilent: what is known of why
+  posix::SnapshotHead total{};  // kAnswer
+  std::vector<StreamPicture> streams;
+};
+
+struct Picture {
+  std::uint64_t monotonic_ns = 0;
+  std::vector<ProcessPicture> processes;  // by pid
+};
+
+struct DeviceTotals {
+  std::uint64_t streams = 0;
+  std::uint64_t tx_bytes = 0;
+  std::uint64_t rx_bytes = 0;
+};
+std::map<std::string, DeviceTotals> Devices(const Picture& picture);
+
+struct CollectOptions {
+  pid_t pid = 0;  // 0: all of them
+  int timeout_ms = 500;
+};
+// Everything under rcsock that this user may ask; never waits longer than the
+// time-out for all of them together.
+Picture Collect(const CollectOptions& options);
+
+// Fills in the rates of `now`, for streams that `before` has too.
+void AddRates(const Picture& before, Picture* now);
+
+// Of enums as they came from another process: "?" if there is no such value.
+const char* LaneName(posix::SnapshotLane lane);
+const char* StateName(posix::SnapshotState state);
+const char* ReasonName(std::uint8_t reason);
+// In words; "" for one that is on a lane.
+std::string ReasonWords(std::uint8_t reason);
+// "1.2.3.4:80", "[::1]:80".
+std::string AddressText(const std::uint8_t* address, std::uint16_t port);
+
+// The outputs.
+std::string AsText(const Picture& picture, bool colour);
+std::string AsJson(const Picture& picture, bool pretty);
+std::string AsPrometheus(const Picture& picture);
+
+}  // namespace rcsock::tools
+
+#endif  // RCSOCK_TOOLS_RCSOCK_STAT_PICTURE_H_

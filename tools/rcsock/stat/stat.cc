@@ -1,0 +1,129 @@
+#include "tools/rcsock/stat/stat.h"
+
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <chrono>
+#include <cstdlib>
+#include <iostream>
+#include <string>
+#include <thread>
+
+#include "tools/rcsock/stat/picture.h"
+
+namespace rcsock::tools {
+namespace {
+
+constexpr int kSilentStatus = 3;
+
+constexpr char kFooter[] = R"(
+As ss(8), for connections under rcsock: of this user, or of all for root, in this
+network namespace.  Processes are not slowed down; each answers within --timeout,
+or its lines show what the kernel knows.
+
+  rcsock stat                    every connection, its lane, or why it is on TCP
+  rcsock stat --watch            again each second, with rates
+  rcsock stat --over 5           once, with rates over five seconds
+  rcsock stat --json | jq ...    for scripts; every number is exact
+  rcsock stat --prometheus > /var/lib/prometheus/node-exporter/rcsock.prom
+
+LANE    tcp, shm (shared memory) or rdma
+STATE   tcp, seeking its peer, switching, on_lane
+RING    bytes of the lane's rings; FILL: in them, and not yet read
+CREDIT  messages that may be sent before the peer answers, of how many
+P/D/F   promotions, demotions, failovers
+
+Exit status: 0; 1 if nothing could be asked; 2 for wrong options; 3 if a process did
+not answer.
+)";
+
+bool Terminal() { return ::isatty(STDOUT_FILENO) == 1; }
+
+bool Colour() {
+  const char* no = std::getenv("NO_COLOR");
+  return Terminal() && (no == nullptr || *no == '\0');
+}
+
+void Sleep(double seconds) {
+  std::this_thread::sleep_for(std::chrono::duration<double>(seconds));
+}
+
+std::string Render(const Picture& picture, const StatOptions& options) {
+  if (options.json) return AsJson(picture, !options.watch);
+  if (options.prometheus) return AsPrometheus(picture);
+  return AsText(picture, Colour());
+}
+
+int Status(const Picture& picture) {
+  return std::any_of(picture.processes.begin(), picture.processes.end(),
+                     [](const ProcessPicture& process) {
+                       return process.source == Source::kSilent;
+                     })
+             ? kSilentStatus
+             : 0;
+}
+
+}  // namespace
+
+CLI::App* AddStat(CLI::App* app, StatOptions* options) {
+  CLI::App* stat = app->add_subcommand(
+      "stat", "Show connections, their lanes, and why some are on TCP");
+  stat->footer(kFooter);
+  auto* json = stat->add_flag("--json", options->json,
+                              "One JSON object (a line for each with --watch)");
+  stat->add_flag("--prometheus", options->prometheus,
+                 "Totals in Prometheus' text format")
+      ->excludes(json);
+  auto* watch = stat->add_option("--watch", options->watch,
+                                 "Again every SECONDS (1), until interrupted")
+                    ->check(CLI::Range(0.1, 86400.0))
+                    ->expected(0, 1)
+                    ->default_str("1")
+                    ->type_name("SECONDS");
+  stat->add_option("--over", options->over,
+                   "Two looks, so many seconds apart, for the rates")
+      ->check(CLI::Range(0.01, 86400.0))
+      ->type_name("SECONDS")
+      ->excludes(watch);
+  stat->add_option("--pid", options->pid, "This process alone")
+      ->check(CLI::Range(1, 1 << 30))
+      ->type_name("PID");
+  stat->add_option("--timeout", options->timeout_ms,
+                   "How long to wait for all answers (500)")
+      ->check(CLI::Range(1, 60000))
+      ->type_name("MS");
+  return stat;
+}
+
+int Stat(const StatOptions& options) {
+  const CollectOptions collect{options.pid, options.timeout_ms};
+  Picture picture = Collect(collect);
+  if (options.pid != 0 && picture.processes.empty()) {
+    std::cerr << "rcsock: process " << options.pid
+              << " does not run under rcsock, or is not this user's\n";
+    return 1;
+  }
+  if (options.over) {
+    Sleep(*options.over);
+    Picture again = Collect(collect);
+    AddRates(picture, &again);
+    picture = std::move(again);
+  }
+  for (;;) {
+    // Home, and each screen cleared as it is written: no flicker.
+    if (options.watch && Terminal() && !options.json) {
+      std::cout << "\033[H\033[2J";
+    }
+    std::cout << Render(picture, options) << std::flush;
+    if (!std::cout) return 1;
+    if (!options.watch) return Status(picture);
+    if (!Terminal() && !options.json) std::cout << "\n";
+    Sleep(*options.watch);
+    Picture again = Collect(collect);
+    AddRates(picture, &again);
+    picture = std::move(again);
+  }
+}
+
+}  // namespace rcsock::tools

@@ -1,0 +1,174 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <string>
+
+#include "tools/rcsock/stat/picture.h"
+
+namespace rcsock::tools {
+namespace {
+
+using posix::SnapshotLane;
+using posix::SnapshotState;
+using posix::SnapshotStream;
+
+constexpr const char* kBold = "\033[1m";
+constexpr const char* kGreen = "\033[32m";
+constexpr const char* kYellow = "\033[33m";
+constexpr const char* kRed = "\033[31m";
+constexpr const char* kPlain = "\033[0m";
+
+// "0", "999", "1.2K", "34M": four characters at most.
+std::string Short(double value) {
+  constexpr const char* kUnits[] = {"", "K", "M", "G", "T", "P", "E"};
+  std::size_t unit = 0;
+  while (value >= 999.5 && unit + 1 < std::size(kUnits)) {
+    value /= 1024;
+    ++unit;
+  }
+  return unit == 0 || value >= 9.95
+             ? fmt::format("{:.0f}{}", value, kUnits[unit])
+             : fmt::format("{:.1f}{}", value, kUnits[unit]);
+}
+
+std::string Pair(double tx, double rx) { return Short(tx) + "/" + Short(rx); }
+
+double Number(std::uint64_t value) { return static_cast<double>(value); }
+
+enum Column {
+  kProcess,
+  kLocal,
+  kPeer,
+  kLane,
+  kState,
+  kTcp,
+  kOverLane,
+  kRate,
+  kRing,
+  kFill,
+  kCredit,
+  kMoves,
+  kWhy,
+  kColumns
+};
+using Row = std::array<std::string, kColumns>;
+
+Row Header() {
+  return {"PROCESS",   "LOCAL",      "PEER",       "LANE",       "STATE",
+          "TCP tx/rx", "LANE tx/rx", "RATE tx/rx", "RING tx/rx", "FILL tx/rx",
+          "CREDIT",    "P/D/F",      "WHY ON TCP"};
+}
+
+Row RowOf(const ProcessPicture& process, const StreamPicture& stream) {
+  const SnapshotStream& is = stream.is;
+  Row row;
+  row[kProcess] = fmt::format("{}/{}", process.program, process.pid);
+  row[kLocal] = AddressText(is.local, is.local_port);
+  row[kPeer] = AddressText(is.peer, is.peer_port);
+  const bool known = process.source != Source::kSilent;
+  row[kLane] = known ? LaneName(is.lane) : "?";
+  row[kState] = known ? StateName(is.state) : "?";
+  row[kTcp] = Pair(Number(is.tcp_tx_bytes), Number(is.tcp_rx_bytes));
+  row[kOverLane] =
+      process.source == Source::kAnswer
+          ? Pair(Number(is.lane_tx_bytes), Number(is.lane_rx_bytes))
+          : "-";
+  row[kRate] = stream.has_rate ? Pair(stream.tx_rate, stream.rx_rate) : "-";
+  const bool rings = is.tx_ring != 0 || is.rx_ring != 0;
+  row[kRing] = rings ? Pair(Number(is.tx_ring), Number(is.rx_ring)) : "-";
+  row[kFill] = rings ? Pair(Number(is.tx_fill), Number(is.rx_fill)) : "-";
+  row[kCredit] =
+      rings ? fmt::format("{}/{}", is.credit_left, is.credit_most) : "-";
+  row[kMoves] =
+      process.source == Source::kAnswer
+          ? fmt::format("{}/{}/{}", is.promotions, is.demotions, is.failovers)
+          : "-";
+  if (known && is.lane == SnapshotLane::kTcp) {
+    row[kWhy] =
+        fmt::format("{}: {}", ReasonName(is.reason), ReasonWords(is.reason));
+  }
+  return row;
+}
+
+std::string Totals(const ProcessPicture& process) {
+  const posix::SnapshotHead& total = process.total;
+  std::string text = fmt::format(
+      "{}/{}: {} streams since it began, {} promoted, {} demotions, {} "
+      "failovers;",
+      process.program, process.pid, total.streams, total.promoted,
+      total.demotions, total.failovers);
+  for (int lane = 0; lane < 3; ++lane) {
+    const posix::SnapshotCounts& counts = total.lanes[lane];
+    text += fmt::format(" {} {}", LaneName(static_cast<SnapshotLane>(lane)),
+                        Pair(Number(counts.tx_bytes), Number(counts.rx_bytes)));
+  }
+  return text + "\n";
+}
+
+}  // namespace
+
+std::string AsText(const Picture& picture, bool colour) {
+  std::vector<Row> rows = {Header()};
+  std::vector<const char*> colours = {kBold};
+  for (const ProcessPicture& process : picture.processes) {
+    for (const StreamPicture& stream : process.streams) {
+      rows.push_back(RowOf(process, stream));
+      colours.push_back(process.source == Source::kSilent           ? kRed
+                        : stream.is.state == SnapshotState::kOnLane ? kGreen
+                        : stream.is.failovers > 0                   ? kYellow
+                                                                    : "");
+    }
+  }
+  std::array<std::size_t, kColumns> widths{};
+  for (const Row& row : rows) {
+    for (int c = 0; c < kColumns; ++c) {
+      widths[c] = std::max(widths[c], row[c].size());
+    }
+  }
+  std::string text;
+  if (picture.processes.empty()) {
+    return "no process of this user runs under rcsock\n";
+  }
+  for (std::size_t r = 0; r < rows.size() && rows.size() > 1; ++r) {
+    std::string line;
+    for (int c = 0; c < kColumns; ++c) {
+      line += fmt::format("{:<{}}", rows[r][c], widths[c] + 2);
+    }
+    line.erase(line.find_last_not_of(' ') + 1);
+    if (colour && *colours[r] != '\0') {
+      line = fmt::format("{}{}{}", colours[r], line, kPlain);
+    }
+    text += line + "\n";
+  }
+  if (rows.size() > 1) text += "\n";
+  for (const ProcessPicture& process : picture.processes) {
+    const std::string name = fmt::format("{}/{}", process.program, process.pid);
+    switch (process.source) {
+      case Source::kAnswer:
+        text += Totals(process);
+        break;
+      case Source::kTcpOnly:
+        text += fmt::format("{}: no stream has looked for a lane yet\n", name);
+        break;
+      case Source::kSilent:
+        text += fmt::format(
+            "{}: does not answer ({}); its lines show what the kernel knows\n",
+            name, process.trouble);
+        break;
+      case Source::kElsewhere:
+        text += fmt::format(
+            "{}: in another network namespace; ask there: nsenter -t {} -n "
+            "rcsock stat\n",
+            name, process.pid);
+        break;
+    }
+  }
+  for (const auto& [name, totals] : Devices(picture)) {
+    text += fmt::format("device {}: {} streams, {}\n", name, totals.streams,
+                        Pair(Number(totals.tx_bytes), Number(totals.rx_bytes)));
+  }
+  return text;
+}
+
+}  // namespace rcsock::tools
