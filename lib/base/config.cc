@@ -28,6 +28,37 @@ std::uint64_t Number(const char* name, std::uint64_t fallback) {
   return value;
 }
 
+// The same with K, M or G behind it.
+std::uint64_t Bytes(const char* name, std::uint64_t fallback) {
+  const char* text = std::getenv(name);
+  if (text == nullptr || *text == '\0') return fallback;
+  char* end = nullptr;
+  const unsigned long long value = std::strtoull(text, &end, 10);
+  int shift = 0;
+  switch (*end) {
+    case 'k':
+    case 'K':
+      shift = 10;
+      break;
+    case 'm':
+    case 'M':
+      shift = 20;
+      break;
+    case 'g':
+    case 'G':
+      shift = 30;
+      break;
+    default:
+      break;
+  }
+  if (end == text || *text == '-' || *(end + (shift != 0)) != '\0' ||
+      value > ~std::uint64_t{0} >> shift) {
+    Log("%s=%s is not a number of bytes (K, M, G): ignored", name, text);
+    return fallback;
+  }
+  return value << shift;
+}
+
 // Now, and not when the first stream needs it: a daemon may change its user,
 // its directory or its root.  Whoever asks for a key and has none gets no RDMA,
 // for a lane that anybody could open is not what was asked for.
@@ -94,6 +125,7 @@ void LoadConfig() {
   config.promote_bytes = Number("RCSOCK_PROMOTE_BYTES", config.promote_bytes);
   config.max_qps =
       static_cast<std::uint32_t>(Number("RCSOCK_MAX_QPS", config.max_qps));
+  config.max_pinned = Bytes("RCSOCK_MAX_PINNED", config.max_pinned);
 }
 
 }  // namespace rcsock::base

@@ -19,6 +19,9 @@ struct Config {
   // RCSOCK_MAX_QPS: streams of this process on rdma lanes at one time.  A
   // card's cache holds a few hundred queue pairs; past it every one is slower.
   std::uint32_t max_qps = 512;
+  // RCSOCK_MAX_PINNED: bytes that the rings of rdma lanes may take together; 0:
+  // what RLIMIT_MEMLOCK allows.
+  std::uint64_t max_pinned = 0;
   char stats[256] = {};  // RCSOCK_STATS=FILE, %p is the pid; empty: none
   std::uint32_t spin_us =
       100;  // RCSOCK_SPIN_US: the longest spin before a sleep

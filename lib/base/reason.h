@@ -39,6 +39,9 @@ namespace rcsock::base {
   X(kPinnedOption, "pinned_option", "pinned: an option no lane can honour")   \
   X(kBusy, "busy", "a call in the kernel never left a gap to promote in")     \
   X(kBudget, "budget", "others use the limit of RDMA lanes more")             \
+  X(kPeerBudget, "peer_budget", "others use the peer's limit of RDMA lanes")  \
+  X(kIdleRings, "idle_rings", "idle: its large rings were given back")        \
+  X(kUnproven, "unproven", "only the accepting end sends; no cluster key")    \
   X(kStarved, "starved", "demoted: the peer stopped reading")                 \
   X(kLaneStalled, "lane_stalled", "what the lane had taken did not arrive")   \
   X(kLaneError, "lane_error", "the lane failed")                              \

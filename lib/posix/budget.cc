@@ -6,12 +6,15 @@
 
 #include <algorithm>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "lib/base/clock.h"
 #include "lib/base/config.h"
 #include "lib/base/log.h"
+#include "lib/lane/rdma/memory.h"
 #include "lib/lane/rdma/rdma_lane.h"
+#include "lib/posix/process.h"
 #include "lib/posix/signals.h"
 #include "lib/posix/sock.h"
 
@@ -27,18 +30,63 @@ using Shared = std::shared_ptr<Sock>;
 base::Latch remote_latch;
 Sock* remote_head = nullptr;
 std::atomic<std::uint32_t> remote_count{0};
-std::atomic<bool> probing{false};  // a look is arranged
+std::atomic<std::uint32_t> places{0};   // handshakes under way
+std::atomic<std::uint32_t> leaving{0};  // listed, and on their way to TCP
+std::atomic<bool> probing{false};       // a look is arranged
 constexpr std::uint32_t kProbeMs = 250;
-// The last time that somebody was asked to leave.
-std::atomic<std::uint64_t> last_eviction_ns{0};
 
-// Not oftener: each look visits every promoted stream.
-constexpr std::uint64_t kBetweenEvictionsNs = 2'000'000;
-// A stream that has just been promoted must have had time to show what it does.
-constexpr std::uint64_t kResidencyNs = 200'000'000;
-// How much hotter the newcomer must be: a promotion costs both hosts a
-// handshake of milliseconds.
+// What an idle lane pins: the block that the peer writes to, and the mirror of
+// the peer's.
+constexpr std::uint64_t kIdlePinned = 2 * lane::rdma::Memory::kSmall;
+
+// --- Who leaves for whom
+//
+// A stream that finds no room has to be clearly hotter than one that has it: a
+// promotion costs both hosts a handshake of milliseconds, and where all are
+// equally active nobody's leaving is worth that.  Both are measured over a
+// second at least, and over enough calls that chance does not decide; and a
+// resident over about as long a time as the newcomer.
+constexpr std::uint64_t kSpanNs = 1'000'000'000;
+constexpr std::uint32_t kLeastOps = 32;
 constexpr std::uint64_t kHotter = 4;
+// Not oftener: each look visits every promoted stream.
+constexpr std::uint64_t kBetweenEvictionsNs = 5'000'000;
+std::atomic<std::uint64_t> last_eviction_ns{0};
+// For a while after that the place is not for just anybody.
+constexpr std::uint64_t kAdmissionNs = 2'000'000'000;
+std::atomic<std::uint64_t> admission_until_ns{0};
+std::atomic<std::uint64_t> admission_rate{0};
+
+// --- Memory: streams that have grown rings and are idle give them back, sooner
+// when others want some.
+constexpr std::uint32_t kMemoryLookMs = 1000;
+constexpr std::uint64_t kIdleNs = 4'000'000'000;
+std::atomic<bool> memory_look{false};  // is arranged
+std::atomic<bool> memory_short{false};
+
+void LookAtMemorySoon() {
+  if (memory_look.exchange(true, std::memory_order_acq_rel)) return;
+  Conductor* conductor = Conductor::IfRunning();
+  if (conductor != nullptr) {
+    conductor->After(kMemoryLookMs, Sock::MemoryLook);
+  }
+}
+
+void MemoryRefused() {
+  memory_short.store(true, std::memory_order_relaxed);
+  LookAtMemorySoon();
+}
+
+bool RoomNow() {
+  const base::Config& config = base::GetConfig();
+  const std::uint32_t under_way = places.load(std::memory_order_relaxed);
+  const std::uint32_t used =
+      remote_count.load(std::memory_order_relaxed) + under_way;
+  return used < config.max_qps &&
+         (config.max_pinned == 0 ||
+          lane::rdma::Memory::Total() + kIdlePinned * (under_way + 1) <=
+              config.max_pinned);
+}
 
 }  // namespace
 
@@ -48,6 +96,9 @@ void RemoteForkUnlock(bool child) {
   if (child) {
     remote_head = nullptr;
     remote_count.store(0, std::memory_order_relaxed);
+    places.store(0, std::memory_order_relaxed);
+    leaving.store(0, std::memory_order_relaxed);
+    memory_look.store(false, std::memory_order_relaxed);
     probing.store(false, std::memory_order_relaxed);
     remote_latch.Reset();
   } else {
@@ -58,9 +109,13 @@ void RemoteForkUnlock(bool child) {
 void Sock::ListRemote() {
   if (remote_.listed) return;
   const std::uint64_t now = base::NowNs();
-  remote_.since_ns = now;
-  remote_.looked_ns = now;
-  remote_.looked_bytes = stream_->tx_off() + stream_->rx_off();
+  const std::uint64_t bytes = stream_->tx_off() + stream_->rx_off();
+  remote_.looks[0] = remote_.looks[1] = {now, bytes, 0};
+  remote_.active_ns = now;
+  remote_.grown_bytes = bytes;
+  remote_.grown_ns = now;
+  remote_.leaving = false;
+  lane::rdma::Memory::SetHooks(&LookAtMemorySoon, &MemoryRefused);
   remote_latch.lock();
   remote_.listed = true;
   remote_.prev = nullptr;
@@ -80,7 +135,17 @@ void Sock::UnlistRemote() {
       remote_.next;
   if (remote_.next != nullptr) remote_.next->remote_.prev = remote_.prev;
   remote_latch.unlock();
+  if (std::exchange(remote_.leaving, false)) {
+    leaving.fetch_sub(1, std::memory_order_relaxed);
+  }
+  // What it was measured by there says nothing about its traffic on TCP.
+  remote_.looks[0] = remote_.looks[1] = {};
   remote_count.fetch_sub(1, std::memory_order_relaxed);
+}
+
+void Sock::LeavesRemote() {
+  if (!remote_.listed || std::exchange(remote_.leaving, true)) return;
+  leaving.fetch_add(1, std::memory_order_relaxed);
 }
 
 // A reference to each stream of the list that is not on its way out.
@@ -129,76 +194,205 @@ void Sock::ProbeRemotes() {
   if (again) ProbeSoon();
 }
 
-bool Sock::RoomForRemote() {
-  const std::uint32_t most = base::GetConfig().max_qps;
-  if (remote_count.load(std::memory_order_relaxed) < most) return true;
-  const std::uint64_t now = base::NowNs();
-  const std::uint64_t bytes = tx_raw_.load(std::memory_order_relaxed) +
-                              rx_raw_.load(std::memory_order_relaxed);
-  // Bytes a second since it was last told that there is no room.
-  const std::uint64_t rate =
-      remote_.looked_ns == 0
-          ? 0
-          : (bytes - std::min(bytes, remote_.looked_bytes)) * 1'000'000 /
-                std::max<std::uint64_t>(1, (now - remote_.looked_ns) / 1000);
-  remote_.looked_ns = now;
-  remote_.looked_bytes = bytes;
-  std::uint64_t last = last_eviction_ns.load(std::memory_order_relaxed);
-  if (now - last >= kBetweenEvictionsNs &&
-      last_eviction_ns.compare_exchange_strong(last, now)) {
-    if (Conductor* conductor = Conductor::IfRunning()) {
-      conductor->Post([rate] { EvictColdest(rate); });
-    }
+// --- Room
+// ------------------------------------------------------------------------
+
+Sock::Pace Sock::Remote::Take(std::uint64_t now, std::uint64_t bytes,
+                              std::uint32_t ops) {
+  Pace pace;
+  if (looks[0].ns == 0) {
+    looks[0] = looks[1] = {now, bytes, ops};
+    return pace;
   }
-  return false;
+  const std::uint64_t span = now - looks[0].ns;
+  if (span < kSpanNs) return pace;
+  pace.span_ns = span;
+  pace.rate =
+      (bytes - std::min(bytes, looks[0].bytes)) * 1'000'000 / (span / 1000);
+  pace.ops = ops - looks[0].ops;
+  if (bytes != looks[1].bytes) active_ns = now;
+  if (now - looks[1].ns >= kSpanNs) {
+    looks[0] = looks[1];
+    looks[1] = {now, bytes, ops};
+  }
+  return pace;
+}
+
+// For the end that connects, before it asks its conductor; seeking_ is its own.
+bool Sock::RoomForRemote() {
+  if (role_ == stream::Role::kAcceptor) return true;
+  const std::uint64_t now = base::NowNs();
+  const bool full = !RoomNow();
+  const bool contested =
+      now < admission_until_ns.load(std::memory_order_relaxed);
+  if (!full && !contested) return true;
+  const Pace mine =
+      remote_.Take(now, RawBytes(), ops_.load(std::memory_order_relaxed));
+  if (mine.span_ns == 0) return false;
+  if (full) {
+    if (mine.ops >= kLeastOps) Challenge(mine);
+    return false;
+  }
+  return mine.rate >= admission_rate.load(std::memory_order_relaxed);
+}
+
+// On the conductor thread, just before a lane is made.
+bool Sock::TakePlace(base::Reason* why) {
+  const std::uint64_t now = base::NowNs();
+  *why = Reason::kBudget;
+  if (role_ == stream::Role::kConnector) {
+    // It has stood in the queue for long, and has nothing to say any more.
+    if (RawBytes() == remote_.sought_bytes &&
+        now - remote_.sought_ns > kSpanNs) {
+      *why = Reason::kTimeout;
+      return false;
+    }
+    if (!RoomNow()) return false;
+  } else if (!RoomNow()) {
+    if (leaving.load(std::memory_order_relaxed) > 0) {
+      *why = Reason::kPending;
+      return false;
+    }
+    // The connecting end comes again as long as there is traffic.
+    const Pace mine = remote_.Take(now, RawBytes(), 0);
+    if (mine.span_ns != 0) Challenge(mine);
+    return false;
+  }
+  places.fetch_add(1, std::memory_order_relaxed);
+  return true;
+}
+
+void Sock::LeavePlace() { places.fetch_sub(1, std::memory_order_relaxed); }
+
+void Sock::Challenge(const Pace& mine) {
+  const std::uint64_t now = base::NowNs();
+  std::uint64_t last = last_eviction_ns.load(std::memory_order_relaxed);
+  if (now - last < kBetweenEvictionsNs ||
+      !last_eviction_ns.compare_exchange_strong(last, now)) {
+    return;
+  }
+  if (Conductor* conductor = Conductor::IfRunning()) {
+    conductor->Post([mine] { EvictFor(mine); });
+  }
 }
 
 // On the conductor thread.
-void Sock::EvictColdest(std::uint64_t newcomer) {
+void Sock::EvictFor(const Pace& newcomer) {
   Critical critical;
+  // Enough are leaving already; or nobody has come for a place yet.
+  if (RoomNow() || leaving.load(std::memory_order_relaxed) >
+                       std::min(base::GetConfig().max_qps / 16, 16u)) {
+    return;
+  }
   const std::uint64_t now = base::NowNs();
   Sock* coldest = nullptr;
   std::uint64_t coldest_rate = 0;
+  std::uint64_t coldest_active = 0;
   const std::vector<Shared> all = Remotes();
   for (const Shared& sock : all) {
     sock->tx_latch.lock();
     sock->rx_latch.lock();
     if (sock->mode() == Mode::kEngine && sock->stream_ != nullptr &&
-        sock->lane_ != nullptr &&
-        now - sock->remote_.since_ns >= kResidencyNs) {
-      const std::uint64_t bytes =
-          sock->stream_->tx_off() + sock->stream_->rx_off();
-      const std::uint64_t rate =
-          (bytes - sock->remote_.looked_bytes) * 1'000'000 /
-          std::max<std::uint64_t>(1, (now - sock->remote_.looked_ns) / 1000);
-      // A look over too short a time would take a pause for the end.
-      if (now - sock->remote_.looked_ns >= kResidencyNs) {
-        sock->remote_.looked_ns = now;
-        sock->remote_.looked_bytes = bytes;
-      }
-      if (coldest == nullptr || rate < coldest_rate) {
+        sock->lane_ != nullptr) {
+      const Pace pace = sock->remote_.Take(
+          now, sock->stream_->tx_off() + sock->stream_->rx_off(), 0);
+      const std::uint64_t active = sock->remote_.active_ns;
+      // A pause that the newcomer might have made too is no end.
+      const bool idle = pace.span_ns != 0 &&
+                        now - active >= std::max(kSpanNs, 2 * newcomer.span_ns);
+      const bool known = idle || (pace.span_ns != 0 && pace.rate != 0 &&
+                                  pace.span_ns >= newcomer.span_ns / 2);
+      const std::uint64_t rate = idle ? 0 : pace.rate;
+      if (known && (coldest == nullptr || rate < coldest_rate ||
+                    (rate == coldest_rate && active < coldest_active))) {
         coldest = sock.get();
         coldest_rate = rate;
+        coldest_active = active;
       }
     }
     sock->rx_latch.unlock();
     sock->tx_latch.unlock();
   }
   if (coldest == nullptr ||
-      (coldest_rate != 0 && newcomer / kHotter < coldest_rate)) {
+      (coldest_rate != 0 && newcomer.rate / kHotter < coldest_rate)) {
     return;
   }
-  RCSOCK_LOG(2, "fd %d: %llu bytes/s: makes room", coldest->fd(),
-             static_cast<unsigned long long>(coldest_rate));
-  coldest->tx_latch.lock();
-  coldest->rx_latch.lock();
-  if (coldest->mode() == Mode::kEngine && coldest->stream_ != nullptr) {
-    coldest->stream_->Demote(Reason::kBudget, false);
-    coldest->stream_->Progress(true);
-    coldest->HandleChanges();
+  RCSOCK_LOG(2, "fd %d: %llu bytes/s: makes room for one of %llu",
+             coldest->fd(), static_cast<unsigned long long>(coldest_rate),
+             static_cast<unsigned long long>(newcomer.rate));
+  admission_rate.store(newcomer.rate / 2, std::memory_order_relaxed);
+  admission_until_ns.store(now + kAdmissionNs, std::memory_order_relaxed);
+  stats.evicted_budget.fetch_add(1, std::memory_order_relaxed);
+  coldest->Evict(Reason::kBudget);
+}
+
+void Sock::Evict(Reason reason) {
+  tx_latch.lock();
+  rx_latch.lock();
+  if (mode() == Mode::kEngine && stream_ != nullptr) {
+    stream_->Demote(reason, false);
+    stream_->Progress(true);
+    HandleChanges();
   }
-  coldest->rx_latch.unlock();
-  coldest->tx_latch.unlock();
+  rx_latch.unlock();
+  tx_latch.unlock();
+}
+
+// On the conductor thread, while there are lanes with large rings.
+void Sock::MemoryLook() {
+  Critical critical;
+  // First, so that what grows during the look is seen by the next one.
+  memory_look.store(false, std::memory_order_release);
+  const bool wanted = memory_short.exchange(false, std::memory_order_relaxed);
+  const std::uint64_t now = base::NowNs();
+  bool grown = false;
+  Shared coldest;
+  std::uint64_t coldest_rate = 0;
+  std::uint64_t hottest_rate = 0;
+  std::vector<Shared> idle;
+  for (const Shared& sock : Remotes()) {
+    sock->tx_latch.lock();
+    sock->rx_latch.lock();
+    if (sock->mode() == Mode::kEngine && sock->stream_ != nullptr &&
+        sock->lane_ != nullptr) {
+      Remote& its = sock->remote_;
+      const std::uint64_t bytes =
+          sock->stream_->tx_off() + sock->stream_->rx_off();
+      const Pace pace = its.Take(now, bytes, 0);
+      hottest_rate = std::max(hottest_rate, pace.rate);
+      if (its.grown_bytes != bytes) {
+        its.grown_bytes = bytes;
+        its.grown_ns = now;
+      }
+      if (static_cast<lane::rdma::RdmaLane*>(sock->lane_.get())->Pinned() >
+          kIdlePinned) {
+        grown = true;
+        if (sock->stream_->Unacked() == 0 &&
+            now - its.grown_ns >= (wanted ? kIdleNs / 4 : kIdleNs)) {
+          idle.push_back(sock);
+        } else if (pace.span_ns != 0 &&
+                   (coldest == nullptr || pace.rate < coldest_rate)) {
+          coldest = sock;
+          coldest_rate = pace.rate;
+        }
+      }
+    }
+    sock->rx_latch.unlock();
+    sock->tx_latch.unlock();
+  }
+  for (const Shared& sock : idle) {
+    RCSOCK_LOG(2, "fd %d: idle: gives its rings back", sock->fd());
+    stats.evicted_idle.fetch_add(1, std::memory_order_relaxed);
+    sock->Evict(Reason::kIdleRings);
+  }
+  if (wanted && idle.empty() && coldest != nullptr &&
+      hottest_rate / kHotter >= coldest_rate) {
+    RCSOCK_LOG(2, "fd %d: %llu bytes/s: gives its rings back", coldest->fd(),
+               static_cast<unsigned long long>(coldest_rate));
+    stats.evicted_memory.fetch_add(1, std::memory_order_relaxed);
+    coldest->Evict(Reason::kBudget);
+  }
+  if (grown) LookAtMemorySoon();
 }
 
 void Sock::LeaveRemoteLanes(std::uint64_t deadline_ns) {

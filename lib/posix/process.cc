@@ -18,6 +18,7 @@
 #include "lib/base/log.h"
 #include "lib/base/real.h"
 #include "lib/base/unique_fd.h"
+#include "lib/lane/rdma/memory.h"
 #include "lib/posix/handover.h"
 #include "lib/posix/signals.h"
 #include "lib/posix/table.h"
@@ -163,8 +164,13 @@ void WriteStats(const Stats& from) {
            Get(lane.counts.tx_bytes), Get(lane.counts.rx_bytes));
   }
   Append(text, sizeof text, &n,
-         "}, \"demotions\": %llu, \"failovers\": %llu, \"reasons\": {",
-         Get(from.demotions), Get(from.failovers));
+         "}, \"demotions\": %llu, \"failovers\": %llu, \"evicted\": "
+         "{\"budget\": %llu, \"memory\": %llu, \"idle_rings\": %llu}, "
+         "\"pinned\": {\"bytes\": %llu, \"peak\": %llu}, \"reasons\": {",
+         Get(from.demotions), Get(from.failovers), Get(from.evicted_budget),
+         Get(from.evicted_memory), Get(from.evicted_idle),
+         static_cast<unsigned long long>(lane::rdma::Memory::Total()),
+         static_cast<unsigned long long>(lane::rdma::Memory::Peak()));
   bool first = true;
   for (int r = 0; r < static_cast<int>(base::Reason::kCount); ++r) {
     const unsigned long long count = Get(from.reasons[r]);
@@ -195,9 +201,10 @@ void WriteStats(const Stats& from) {
 
 void Stats::Clear() {
   for (auto* value :
-       {&streams, &promoted, &demotions, &failovers, &tcp.streams,
-        &tcp.tx_bytes, &tcp.rx_bytes, &shm.streams, &shm.tx_bytes,
-        &shm.rx_bytes, &rdma.streams, &rdma.tx_bytes, &rdma.rx_bytes}) {
+       {&streams, &promoted, &demotions, &failovers, &evicted_budget,
+        &evicted_memory, &evicted_idle, &tcp.streams, &tcp.tx_bytes,
+        &tcp.rx_bytes, &shm.streams, &shm.tx_bytes, &shm.rx_bytes,
+        &rdma.streams, &rdma.tx_bytes, &rdma.rx_bytes}) {
     value->store(0, std::memory_order_relaxed);
   }
   for (auto& reason : reasons) reason.store(0, std::memory_order_relaxed);
@@ -212,6 +219,9 @@ void Stats::CopyFrom(const Stats& other) {
   copy(promoted, other.promoted);
   copy(demotions, other.demotions);
   copy(failovers, other.failovers);
+  copy(evicted_budget, other.evicted_budget);
+  copy(evicted_memory, other.evicted_memory);
+  copy(evicted_idle, other.evicted_idle);
   for (auto lane : {&Stats::tcp, &Stats::shm, &Stats::rdma}) {
     copy((this->*lane).streams, (other.*lane).streams);
     copy((this->*lane).tx_bytes, (other.*lane).tx_bytes);

@@ -23,6 +23,11 @@ struct Stats {
   std::atomic<std::uint64_t> promoted{0};
   std::atomic<std::uint64_t> demotions{0};
   std::atomic<std::uint64_t> failovers{0};
+  // Streams that were asked to leave an rdma lane: for hotter ones, for others
+  // that want larger rings, because they were idle and had large ones.
+  std::atomic<std::uint64_t> evicted_budget{0};
+  std::atomic<std::uint64_t> evicted_memory{0};
+  std::atomic<std::uint64_t> evicted_idle{0};
   LaneCounts tcp;
   LaneCounts shm;
   LaneCounts rdma;

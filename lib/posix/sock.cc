@@ -6,6 +6,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <new>
@@ -295,6 +296,7 @@ void Sock::StartSeek() {
   if (!eligible_.exchange(false, std::memory_order_relaxed)) return;
   if (seeking_.exchange(true, std::memory_order_acq_rel)) return;
   if (SeeksRemote() && !RoomForRemote()) {
+    // (An accepting end only waits, and is asked again when it has been found.)
     reason_ = Reason::kBudget;
     TryAgainLater();
     seeking_.store(false, std::memory_order_release);
@@ -321,6 +323,8 @@ void Sock::StartSeek() {
   // While it looks again, what it found the last time stands.
   if (attempts_ == 0) reason_ = Reason::kPending;
   RCSOCK_LOG(2, "fd %d: looking for its peer", fd());
+  remote_.sought_ns = base::NowNs();
+  remote_.sought_bytes = RawBytes();
   conductor->Seek(Share());
 }
 
@@ -351,9 +355,11 @@ void Sock::SeekFailed(Reason reason, bool final) {
     // troubles: it is asked again for as long as the connection lives, after
     // ever more traffic.
     // (The end that accepted only waits to be asked, which costs nothing.)
-    if (attempts_ < 4) ++attempts_;
-    const int shift =
-        role_ == stream::Role::kAcceptor ? 0 : 2 * (attempts_ - 1);
+    // (One that lacks nothing but room may have it as soon as it earns it.)
+    if (attempts_ < 4 && reason != Reason::kBudget) ++attempts_;
+    const int shift = role_ == stream::Role::kAcceptor || attempts_ == 0
+                          ? 0
+                          : 2 * (attempts_ - 1);
     next_ops_ = ops_.load(std::memory_order_relaxed) +
                 (base::GetConfig().promote_ops << shift);
     next_bytes_ = tx_raw_.load(std::memory_order_relaxed) +
@@ -511,6 +517,9 @@ void Sock::LaneOpen(std::unique_ptr<lane::Lane> lane, std::uint32_t epoch,
   attempts_ = 0;
   if (lane_kind_ == lane::Kind::kRdma) {
     link_.reset();
+    // Until the switch: it may never come, if this end or the other one does
+    // not send.
+    if (!authenticated && !promoted_) reason_ = Reason::kUnproven;
     static_cast<lane::rdma::RdmaLane*>(lane_.get())->SetCookie(this);
     ListRemote();
   }
@@ -598,6 +607,24 @@ void Sock::OnTimer() {
   tx_latch.unlock();
 }
 
+namespace {
+
+// How long a switch to an rdma lane may take, in a process and on a host as
+// busy as they are: all switches under way share their conductors.
+constexpr std::uint32_t kPatienceMs = 1000;
+constexpr std::uint32_t kMostPatienceMs = 8000;
+std::atomic<std::uint32_t> patience_ms{kPatienceMs};
+
+void PatienceLost() {
+  patience_ms.store(std::min(2 * patience_ms.load(), kMostPatienceMs));
+}
+
+void PatienceKept() {
+  patience_ms.store(std::max(patience_ms.load() * 63 / 64, kPatienceMs));
+}
+
+}  // namespace
+
 void Sock::HandleChanges() {
   const std::uint32_t changes = stream_->TakeChanges();
   if (changes != 0) {
@@ -620,6 +647,7 @@ void Sock::HandleChanges() {
                  lane_kind_ == lane::Kind::kRdma ? "rdma" : "shm");
       on_lane_.store(true, std::memory_order_release);
       ++promotions_;
+      if (lane_kind_ == lane::Kind::kRdma) PatienceKept();
       InterestsNotifyLatched(this);
       InterestsReady(this);
     }
@@ -630,8 +658,13 @@ void Sock::HandleChanges() {
     reason_ = stream_->why_left();
     // One that made room for others is as welcome as before; who asks for that
     // is the end whose limit it was.
+    if (lane_kind_ == lane::Kind::kRdma) {
+      LeavesRemote();
+      if (reason_ == Reason::kTimeout) PatienceLost();
+    }
     if (lane_kind_ != lane::Kind::kRdma ||
-        (reason_ != Reason::kBudget && reason_ != Reason::kPeerDemoted)) {
+        (reason_ != Reason::kBudget && reason_ != Reason::kPeerDemoted &&
+         reason_ != Reason::kIdleRings)) {
       ++demotions_;
     }
     if (promoted_ && !closed_.load(std::memory_order_relaxed) &&
@@ -654,7 +687,9 @@ void Sock::HandleChanges() {
   }
   if ((changes & stream::kTimerOn) && timer_ == 0 && conductor != nullptr) {
     // Rule 23: for liveness only; any value is safe.
-    timer_ = conductor->After(200, [self = Share()] { self->OnTimer(); });
+    timer_ = conductor->After(
+        lane_kind_ == lane::Kind::kRdma ? patience_ms.load() : 200,
+        [self = Share()] { self->OnTimer(); });
   }
   if (changes & stream::kMustReset) reset_ = true;
   if (changes & stream::kFinished) finished_ = true;

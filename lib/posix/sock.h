@@ -191,6 +191,8 @@ class alignas(64) Sock final : public File,
                 const stream::Nonce& mine, const stream::Nonce& peers,
                 bool authenticated) override;
   int Bell() override;
+  bool TakePlace(base::Reason* why) override;
+  void LeavePlace() override;
   void SeekFailed(base::Reason reason, bool final) override;
   void LinkLost(base::Reason reason) override;
   void OnAnchor(std::uint32_t events) override;
@@ -250,6 +252,8 @@ class alignas(64) Sock final : public File,
   // queue pairs: those bytes go to TCP, whose buffers outlive us.  Every such
   // stream, closed ones too; blocks until the peers have answered (bounded).
   static void LeaveRemoteLanes(std::uint64_t deadline_ns);
+  // Streams that have grown rings and do not use them leave their lanes.
+  static void MemoryLook();
   // Blocks (bounded) until what TCP still owes is with the kernel.
   void FlushAtExit(std::uint64_t deadline_ns);
 
@@ -283,10 +287,23 @@ class alignas(64) Sock final : public File,
   void KickPollers();
   void TellLane(std::uint32_t bits, int bell);
   static std::vector<std::shared_ptr<Sock>> Remotes();
-  static void EvictColdest(std::uint64_t newcomer);
+  // What a stream moves, over at least a second; span 0: not known yet.
+  struct Pace {
+    std::uint64_t rate = 0;  // bytes a second
+    std::uint64_t span_ns = 0;
+    std::uint32_t ops = 0;
+  };
+  static void EvictFor(const Pace& newcomer);
+  void Evict(base::Reason reason);
   static void ProbeRemotes();
   static void ProbeSoon();
   bool RoomForRemote();
+  void Challenge(const Pace& mine);
+  std::uint64_t RawBytes() const {
+    return tx_raw_.load(std::memory_order_relaxed) +
+           rx_raw_.load(std::memory_order_relaxed);
+  }
+  void LeavesRemote();
   void ListRemote();
   void UnlistRemote();
   void WantSource(bool wanted);
@@ -414,9 +431,19 @@ class alignas(64) Sock final : public File,
     Sock* next = nullptr;  // of those on such a lane
     Sock* prev = nullptr;
     bool listed = false;
-    std::uint64_t since_ns = 0;   // on the lane
-    std::uint64_t looked_ns = 0;  // at its traffic, the last time
-    std::uint64_t looked_bytes = 0;
+    bool leaving = false;
+    // Two earlier looks at its traffic; the first is older.
+    struct Look {
+      std::uint64_t ns = 0;
+      std::uint64_t bytes = 0;
+      std::uint32_t ops = 0;
+    } looks[2];
+    std::uint64_t active_ns = 0;     // the last look that found traffic
+    std::uint64_t grown_bytes = 0;   // at the last look at its rings
+    std::uint64_t grown_ns = 0;      // ... and since when it has not changed
+    std::uint64_t sought_ns = 0;     // when it began to look for a lane
+    std::uint64_t sought_bytes = 0;  // ... and what it had moved by then
+    Pace Take(std::uint64_t now, std::uint64_t bytes, std::uint32_t ops);
   } remote_;
   lane::Kind lane_kind_ = lane::Kind::kShm;  // of the last lane
   bool watched_ = false;

@@ -18,8 +18,8 @@ using std::chrono::milliseconds;
 
 // Waiting costs the accepting end a table entry, and the connecting one may
 // have to stand in a queue.
-constexpr milliseconds kWaitLimit{3000};
-constexpr milliseconds kQueueLimit{3000};
+constexpr milliseconds kWaitLimit{10'000};
+constexpr milliseconds kQueueLimit{60'000};
 // How long the connecting end looks for one that listens and waits: after 10
 // ms, 30, 90, 270 and 810.
 constexpr milliseconds kMeetLimit{1500};
@@ -97,12 +97,14 @@ void RdmaMeeting::Begin(const Address& local, std::uint32_t scope,
 void RdmaMeeting::Close() {
   if (directory_ != nullptr) directory_->Remove(session_->tuple());
   directory_.reset();
+  const std::shared_ptr<Seeker> seeker = session_->seeker();
   session_ = nullptr;
   state_ = State::kDone;
   ++timer_number_;
   timer_.cancel();
   LeaveConnection();
   if (std::exchange(turn_, false)) rdma_->EndTurn();
+  if (std::exchange(place_, false)) seeker->LeavePlace();
 }
 
 void RdmaMeeting::LeaveConnection() {
@@ -126,7 +128,7 @@ void RdmaMeeting::Fail(base::Reason why, bool final) {
 
 void RdmaMeeting::Queue() {
   turn_ = rdma_->TakeTurn(shared_from_this());
-  if (turn_) return Connect(0);
+  if (turn_) return TakePlace();
   state_ = State::kQueued;
   StartTimer(kQueueLimit);
 }
@@ -138,6 +140,13 @@ void RdmaMeeting::OnTurn() {
   if (core_->RecentlyPlain(peer_, peer_port_)) {
     return Fail(base::Reason::kPeerPlain, false);
   }
+  TakePlace();
+}
+
+void RdmaMeeting::TakePlace() {
+  base::Reason why;
+  if (!place_) place_ = session_->seeker()->TakePlace(&why);
+  if (!place_) return Fail(why, false);
   Connect(0);
 }
 
@@ -331,6 +340,8 @@ void RdmaMeeting::OnRejected(const CmEvent& event) {
       return Fail(base::Reason::kPeerVersion, true);
     case RejCode::kKey:
       return Fail(base::Reason::kPeerKey, true);
+    case RejCode::kFull:
+      return Fail(base::Reason::kPeerBudget, false);
     case RejCode::kRefused:
       break;
   }
@@ -347,6 +358,14 @@ void RdmaMeeting::OnRequest(verbs::Id id, const Req& req) {
   }
   if (!rdma_->UseNonce(req.nonce)) {
     return rdma_->Reject(std::move(id), req.nonce, {RejCode::kRefused, 0});
+  }
+  base::Reason full;
+  if (!place_) place_ = session_->seeker()->TakePlace(&full);
+  if (!place_) {
+    // One is about to leave: it will be different in a moment.
+    const RejCode code =
+        full == base::Reason::kPending ? RejCode::kLater : RejCode::kFull;
+    return rdma_->Reject(std::move(id), req.nonce, {code, 0});
   }
   state_ = State::kAccepted;
   StartTimer(kAcceptLimit);
@@ -425,12 +444,14 @@ void RdmaMeeting::Deliver() {
   const std::shared_ptr<Seeker> seeker = session_->seeker();
   const stream::Nonce mine = session_->nonce();
   const bool authenticated = rdma_->key().set;
+  const bool place = std::exchange(place_, false);
   session_->Delivered();  // which closes this
   std::unique_ptr<lane::Lane> lane = connection->Deliver(seeker);
   core_->AddRdmaLane(lane.get(), connection);
   seeker->LaneOpen(std::move(lane), epoch_, mine, peers_, authenticated);
-  // Only now: the stream has counted its own wish by now.
+  // Only now: the stream has counted its own wish by now, and itself.
   connection->StopDraining();
+  if (place) seeker->LeavePlace();
 }
 
 void RdmaMeeting::OnLost(base::Reason why) { Fail(why, false); }

@@ -57,6 +57,7 @@ class RdmaMeeting : public std::enable_shared_from_this<RdmaMeeting> {
   };
 
   void Queue();
+  void TakePlace();
   void Connect(std::uint16_t port);
   void TryAgain(base::Reason if_late);
   void LeaveConnection();
@@ -90,7 +91,8 @@ class RdmaMeeting : public std::enable_shared_from_this<RdmaMeeting> {
   void* cookie_ = nullptr;
   std::chrono::steady_clock::time_point give_up_{};
   std::chrono::milliseconds pause_;
-  bool turn_ = false;  // to connect, and not yet the connection's
+  bool turn_ = false;   // to connect, and not yet the connection's
+  bool place_ = false;  // of the stream's limit of lanes
   bool redirected_ = false;
   std::uint32_t epoch_ = 0;
   stream::Nonce peers_{};

@@ -176,7 +176,7 @@ Parsed DecodeRej(const std::uint8_t* bytes, std::size_t length,
   if (header != Parsed::kOk) return header;
   rej->code = static_cast<RejCode>(bytes[8]);
   rej->port = Get<std::uint16_t>(bytes + 10);
-  if (bytes[8] < 1 || bytes[8] > 5 || bytes[9] != 0 ||
+  if (bytes[8] < 1 || bytes[8] > 6 || bytes[9] != 0 ||
       (rej->code == RejCode::kRedirect) != (rej->port != 0)) {
     return Parsed::kForeign;
   }

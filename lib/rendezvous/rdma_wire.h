@@ -47,6 +47,7 @@ enum class RejCode : std::uint8_t {
   kOtherVersion = 3,  // this version is not understood
   kRefused = 4,       // malformed, or no resources
   kKey = 5,           // the MAC is wrong, or missing
+  kFull = 6,          // no lane to spare for it
 };
 
 struct Rej {

@@ -36,8 +36,14 @@ class Seeker {
   virtual stream::Role role() const = 0;
   // getsockname/getpeername of the anchor; false if it is closed.
   virtual bool Names(sockaddr_storage* local, sockaddr_storage* peer) = 0;
-  // Asks the stream to be adopted by the engine.  When it is (now, or at the next
-  // gap between the application's calls), it calls Conductor::Adopted(this).
+  // A lane on a device is about to be made, on this end: may there be one more?
+  // Each one that may is followed by LeavePlace, when its lane is open
+  // (LaneOpen has returned) or will not be.  False: *why.
+  virtual bool TakePlace(base::Reason* /*why*/) { return true; }
+  virtual void LeavePlace() {}
+  // Asks the stream to be adopted by the engine.  When it is (now, or at the
+  // next gap between the application's calls), it calls
+  // Conductor::Adopted(this).
   virtual void Adopt() = 0;
   // The bell of the poller that will watch the stream, for what is bound to one
   // when it is made (rdma).
@@ -50,8 +56,8 @@ class Seeker {
   // The lane's owner link, for pollers: called just before LaneOpen.
   virtual void OnLink(std::shared_ptr<lane::shm::Link> link, int index) = 0;
   // After LaneOpen: the peer process is gone or broke the rules; the lane's
-  // State() says why, and nobody else may be told.  Not called once the lane has
-  // been returned.
+  // State() says why, and nobody else may be told.  Not called once the lane
+  // has been returned.
   virtual void LinkLost(base::Reason /*reason*/) {}
   // No lane this time.  `final`: never try again on this connection.
   virtual void SeekFailed(base::Reason reason, bool final) = 0;
@@ -71,22 +77,23 @@ class AnchorWatcher {
 // Threads: every method from any thread, unless said otherwise.
 class Conductor {
  public:
-  // The process's conductor; started if need be.  Null if it can't be (reason in
-  // *why), in which case the stream stays on TCP.
+  // The process's conductor; started if need be.  Null if it can't be (reason
+  // in *why), in which case the stream stays on TCP.
   static Conductor* Get(base::Reason* why);
   static Conductor* IfRunning();
   // Joins the thread, if one runs: before unshare and the like.  Links die;
-  // seekers fail; the pointers of Get() stay valid and do nothing any more.  Hold
-  // no latch that a seeker or watcher takes.  A later Get() starts a new one.
+  // seekers fail; the pointers of Get() stay valid and do nothing any more.
+  // Hold no latch that a seeker or watcher takes.  A later Get() starts a new
+  // one.
   static void Stop();
   // fork: Prepare in the parent before (nothing of it may be mid-way), then
   // ParentAfter or ChildAfter.  The child abandons the parent's io_context
   // (never destroyed), closes the inherited internal fds and has no conductor.
   //
   // Prepare waits for the end of the conductor's turn, in which it may call
-  // seekers and watchers: call it before taking latches that they take.  A thread
-  // that holds such latches may call anything here meanwhile: only the conductor
-  // itself stands still.
+  // seekers and watchers: call it before taking latches that they take.  A
+  // thread that holds such latches may call anything here meanwhile: only the
+  // conductor itself stands still.
   static void ForkPrepare();
   static void ForkParent();
   static void ForkChild();
@@ -98,24 +105,28 @@ class Conductor {
   void Cancel(Seeker* seeker);
   void Adopted(Seeker* seeker);
   // The stream has let go of its lane (after Stream::kSettled or its end).
-  void ReturnLane(std::shared_ptr<Seeker> seeker, std::unique_ptr<lane::Lane> lane);
+  void ReturnLane(std::shared_ptr<Seeker> seeker,
+                  std::unique_ptr<lane::Lane> lane);
 
   // Level-triggered watch of an anchor (EPOLLIN, EPOLLOUT, EPOLLRDHUP), in one
   // internal epoll set.  `events` 0 keeps only HUP and ERR; Unwatch forgets it:
   // call it before the fd is closed.  The watcher must outlive Unwatch plus any
   // OnAnchor already running (hold it by shared_ptr).
-  bool Watch(int fd, std::shared_ptr<AnchorWatcher> watcher, std::uint32_t events);
+  bool Watch(int fd, std::shared_ptr<AnchorWatcher> watcher,
+             std::uint32_t events);
   void Rewatch(int fd, std::uint32_t events);
   void Unwatch(int fd);
 
   // Runs `task` on the conductor thread.
   void Post(std::function<void()> task);
-  // Runs `task` on the conductor thread after `ms`; returns a handle for Cancel.
+  // Runs `task` on the conductor thread after `ms`; returns a handle for
+  // Cancel.
   std::uint64_t After(std::uint32_t ms, std::function<void()> task);
   void CancelTimer(std::uint64_t handle);
 
   // Called on the conductor thread with each completion of bell 0.
-  void SetCompletionHandler(std::function<void(const lane::Completion&)> handler);
+  void SetCompletionHandler(
+      std::function<void(const lane::Completion&)> handler);
 
   // Called on the conductor thread when somebody asks what this process does
   // (`rcsock stat`): a new descriptor of the answer, or -1.

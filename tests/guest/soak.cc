@@ -1,6 +1,7 @@
 // usage: soak server PORT [--connections N]
 //        soak client ADDRESS PORT [--connections N] [--bytes B] [--message M]
-//             [--active A] [--moves K] [--report FILE] [--stop FILE]
+//             [--active A] [--moves K] [--stay MS] [--pause MS]
+//             [--report FILE] [--stop FILE] [--linger FILE]
 //
 // Full-duplex traffic on N connections whose every byte is known beforehand: a
 // byte lost, doubled or out of place is seen at once.  An unmodified program of
@@ -10,8 +11,10 @@
 // sends messages of M bytes of a sequence made from the number and the offset;
 // the server answers each byte with one of another such sequence.  Only A
 // connections are active at a time; after each K-th part of the bytes the next
-// A are.  B is per connection and turn.  With --stop it goes on until FILE
-// exists.
+// A are (with --stay, after so many milliseconds).  B is per connection and
+// turn.  With --stop it goes on until FILE
+// exists.  --pause: so long after each turn.  --linger: at the end, while FILE
+// exists, all is silent.
 //
 // --report: a line "bytes N" is rewritten in FILE now and then, so that a
 // script can act in mid-transfer.  Exit status 0: every byte was right.
@@ -30,6 +33,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <ctime>
 #include <memory>
 #include <string>
 #include <vector>
@@ -47,11 +51,21 @@ struct Options {
   int moves = 1;
   std::string report;
   std::string stop;
+  std::string linger;
+  int pause_ms = 0;
+  int stay_ms = 0;
 };
 
 [[noreturn]] void Die(const char* what) {
   std::fprintf(stderr, "soak: %s: %s\n", what, std::strerror(errno));
   std::exit(1);
+}
+
+std::uint64_t NowMs() {
+  timespec now{};
+  ::clock_gettime(CLOCK_MONOTONIC, &now);
+  return static_cast<std::uint64_t>(now.tv_sec) * 1000 +
+         static_cast<std::uint64_t>(now.tv_nsec) / 1'000'000;
 }
 
 // Byte `at` of sequence `id`.
@@ -236,14 +250,22 @@ int Client(const Options& options) {
   const int active = options.active < options.connections ? options.active
                                                           : options.connections;
   const std::size_t message = options.message;
+  std::size_t turn = 0;  // whose it is
+  std::uint64_t since = NowMs();
   for (int move = 0;
        options.stop.empty() ? move < options.moves
                             : ::access(options.stop.c_str(), F_OK) != 0;
        ++move) {
     int busy = 0;
+    if (options.stay_ms == 0) {
+      turn = static_cast<unsigned>(move);
+    } else if (NowMs() - since >= static_cast<unsigned>(options.stay_ms)) {
+      since = NowMs();
+      ++turn;
+    }
     // A ping-pong of messages: the next goes when the last has been answered.
     for (int a = 0; a < active; ++a) {
-      Connection* c = all[(std::size_t{static_cast<unsigned>(move)} * active +
+      Connection* c = all[(turn * static_cast<unsigned>(active) +
                            static_cast<unsigned>(a)) %
                           all.size()]
                           .get();
@@ -281,6 +303,12 @@ int Client(const Options& options) {
       }
       report(false);
     }
+    if (options.pause_ms > 0) ::usleep(1000 * options.pause_ms);
+  }
+  report(true);
+  while (!options.linger.empty() &&
+         ::access(options.linger.c_str(), F_OK) == 0) {
+    ::usleep(50'000);
   }
   for (auto& c : all) {
     if (::shutdown(c->fd, SHUT_WR) != 0) Die("shutdown");
@@ -320,6 +348,12 @@ int main(int argc, char** argv) {
       options.active = std::atoi(value);
     else if (word == "--moves")
       options.moves = std::atoi(value);
+    else if (word == "--pause")
+      options.pause_ms = std::atoi(value);
+    else if (word == "--stay")
+      options.stay_ms = std::atoi(value);
+    else if (word == "--linger")
+      options.linger = value;
     else if (word == "--report")
       options.report = value;
     else if (word == "--stop")

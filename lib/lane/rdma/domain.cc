@@ -8,6 +8,7 @@
 #include <new>
 #include <utility>
 
+#include "lib/base/config.h"
 #include "lib/base/internal.h"
 #include "lib/lane/rdma/layout.h"
 #include "lib/lane/rdma/memory.h"
@@ -50,11 +51,13 @@ class DeviceDomain final : public Domain {
     if (pd_ == nullptr) return false;
     memory_.emplace(pd_.get());
     // New lanes, and the program's own locked memory, come first.
+    std::uint64_t most = base::GetConfig().max_pinned;
     rlimit limit{};
-    if (::getrlimit(RLIMIT_MEMLOCK, &limit) == 0 &&
+    if (most == 0 && ::getrlimit(RLIMIT_MEMLOCK, &limit) == 0 &&
         limit.rlim_cur != RLIM_INFINITY) {
-      memory_->SetBudget(limit.rlim_cur / 2);
+      most = limit.rlim_cur;
     }
+    if (most != 0) memory_->SetBudget(most / 2);
     return true;
   }
 

@@ -22,7 +22,42 @@ std::byte* Map(std::size_t bytes) {
   return static_cast<std::byte*>(at);
 }
 
+constinit std::atomic<std::uint64_t> total{0};
+constinit std::atomic<std::uint64_t> peak{0};
+constinit std::atomic<void (*)()> on_grown{nullptr};
+constinit std::atomic<void (*)()> on_refused{nullptr};
+
+void Call(const std::atomic<void (*)()>& hook) {
+  if (auto* fn = hook.load(std::memory_order_acquire)) fn();
+}
+
 }  // namespace
+
+std::uint64_t Memory::Total() { return total.load(std::memory_order_relaxed); }
+
+std::uint64_t Memory::Peak() { return peak.load(std::memory_order_relaxed); }
+
+void Memory::SetHooks(void (*grown)(), void (*refused)()) {
+  on_grown.store(grown, std::memory_order_release);
+  on_refused.store(refused, std::memory_order_release);
+}
+
+void Memory::Count(std::int64_t bytes) {
+  const auto delta = static_cast<std::uint64_t>(bytes);
+  pinned_.fetch_add(delta, std::memory_order_relaxed);
+  const std::uint64_t now =
+      total.fetch_add(delta, std::memory_order_relaxed) + delta;
+  std::uint64_t most = peak.load(std::memory_order_relaxed);
+  while (bytes > 0 && now > most &&
+         !peak.compare_exchange_weak(most, now, std::memory_order_relaxed)) {
+  }
+}
+
+bool Memory::MayGrow(std::size_t bytes) const {
+  if (bytes <= kSmall || Total() + bytes <= budget_) return true;
+  Call(on_refused);
+  return false;
+}
 
 Block& Block::operator=(Block&& other) noexcept {
   if (this == &other) return *this;
@@ -37,7 +72,7 @@ Block& Block::operator=(Block&& other) noexcept {
 void Block::reset() {
   if (base_ == nullptr) return;
   mr_.reset();
-  memory_->pinned_.fetch_sub(bytes_, std::memory_order_relaxed);
+  memory_->Count(-static_cast<std::int64_t>(bytes_));
   memory_->Give(base_, bytes_);
   base_ = nullptr;
 }
@@ -102,7 +137,8 @@ Block Memory::Get(std::size_t bytes, bool remote, verbs::Error* error) {
   block.base_ = base;
   block.bytes_ = bytes;
   block.mr_ = std::move(mr);
-  pinned_.fetch_add(bytes, std::memory_order_relaxed);
+  Count(static_cast<std::int64_t>(bytes));
+  if (bytes > kSmall) Call(on_grown);
   return block;
 }
 

@@ -56,15 +56,25 @@ class Memory {
   // `remote`: the peer may write to it.  Empty: no memory, or no more may be
   // pinned.
   Block Get(std::size_t bytes, bool remote, verbs::Error* error);
-  // How much may be pinned for the sake of speed.
+  // How much may be pinned for the sake of speed, by all of the process's.
   void SetBudget(std::uint64_t bytes) { budget_ = bytes; }
-  bool MayGrow(std::size_t bytes) const { return pinned() + bytes <= budget_; }
+  // False, once more memory than a new lane has is not to be had: whoever has
+  // set the hooks is told.
+  bool MayGrow(std::size_t bytes) const;
   std::uint64_t pinned() const {
     return pinned_.load(std::memory_order_relaxed);
   }
 
+  // What all of them have pinned, now and at most.
+  static std::uint64_t Total();
+  static std::uint64_t Peak();
+  // `grown` is called when a block is handed out that is larger than an idle
+  // lane's, `refused` when MayGrow says no; by any thread, with latches held.
+  static void SetHooks(void (*grown)(), void (*refused)());
+
  private:
   friend class Block;
+  void Count(std::int64_t bytes);
   static constexpr std::size_t kSlab = 2 * 1024 * 1024;
 
   std::byte* Take(std::size_t bytes);

@@ -72,6 +72,15 @@ Region QpLane::RxRegion() const {
           rx_block_.rkey()};
 }
 
+std::size_t QpLane::Pinned() const {
+  std::size_t bytes = 0;
+  for (const Block* block : {&rx_block_, &tx_block_, &rx_grown_[0],
+                             &rx_grown_[1], &tx_grown_[0], &tx_grown_[1]}) {
+    if (*block) bytes += block->bytes();
+  }
+  return bytes;
+}
+
 Region QpLane::TxRegion() const {
   if (!tx_block_) return {};
   return {TxRing(), peer_.bytes, tx_ring_.lkey};

@@ -109,6 +109,7 @@ class QpLane final : public RdmaLane {
   bool SendReady() override;
   bool PeerReady() override;
   void OnNextPost(void (*fn)()) override { next_post_ = fn; }
+  std::size_t Pinned() const override;
   void Lost(base::Reason reason) override;
 
   // Posts what waits, if the send queue has room.  Any thread.  True: nothing

@@ -148,8 +148,9 @@ void QpLane::GrowRing() {
   bytes = std::min(bytes, most_ring_);
   verbs::Error error;
   Block block;
-  if (bytes > rx_ring_bytes_.load(std::memory_order_relaxed) &&
-      memory_->MayGrow(bytes)) {
+  if (bytes > rx_ring_bytes_.load(std::memory_order_relaxed)) {
+    // There may be some later.
+    if (!memory_->MayGrow(bytes)) return;
     block = memory_->Get(bytes, true, &error);
   }
   if (!block) {

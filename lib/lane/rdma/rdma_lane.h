@@ -30,6 +30,8 @@ class RdmaLane : public Lane {
   virtual void OnNextPost(void (*fn)()) = 0;
   // The name of its device.
   virtual const char* device() const = 0;
+  // Bytes registered for it; under both latches.
+  virtual std::size_t Pinned() const { return 0; }
   // rdma_cm says that the connection or its device is gone.  Any thread.
   virtual void Lost(base::Reason reason) = 0;
 };

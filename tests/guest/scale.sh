@@ -1,0 +1,112 @@
+#!/bin/bash
+# usage: scale.sh SHIM SOAK all|uniform|moving|rings CONNECTIONS QPS [SECONDS]
+#
+# Many connections and a limit of lanes, inside one guest; every byte is checked
+# by soak.  Prints what came of it, as JSON.
+#   all      all of CONNECTIONS are promoted, at one time (QPS is at least that)
+#   uniform  all are equally active, and more than QPS: those that have a lane
+#            keep it
+#   moving   three quarters of QPS are active, others every SECONDS / 4: they
+#            have the lanes most of the time
+#   rings    rings grow, all is silent, and what is pinned then is what idle
+#            lanes pin
+set -euo pipefail
+shim=$1 soak=$2 kind=$3 connections=$4 qps=$5 seconds=${6:-20}
+port=${SCALE_PORT:-7991}
+dir=$(mktemp -d)
+ulimit -n $((connections * 2 + 4096))
+ulimit -l unlimited
+export RCSOCK_LANES=rdma RCSOCK_PROMOTE_OPS=${RCSOCK_PROMOTE_OPS:-8} \
+  RCSOCK_LOG=${RCSOCK_LOG:-1} RCSOCK_MAX_QPS=$qps
+
+fail() {
+  echo "scale $kind: $*" >&2
+  local end
+  for end in client server; do
+    echo "$end: $(promoted $end) promotions" >&2
+    sed -n 's/.*\(left its lane: .*\|no lane: .*\)/\1/p' "$dir/log.$end" |
+      sort | uniq -c >&2
+    tail -n 5 "$dir/log.$end" >&2
+  done
+  exit 1
+}
+# until_true SECONDS WHAT COMMAND...: a safety net.
+until_true() {
+  local end=$((SECONDS + $1)) what=$2
+  shift 2
+  until "$@"; do
+    kill -0 $client 2>/dev/null || fail "the client has ended"
+    ((SECONDS < end)) || fail "never: $what"
+    sleep 0.1
+  done
+}
+promoted() { grep -c 'promoted to rdma' "$dir/log.$1" || true; }
+all_promoted() { (($(promoted client) >= connections && $(promoted server) >= connections)); }
+gone_by() { ((SECONDS >= $1)); }
+pinned() { awk '/^VmPin:/ {print $2}' "/proc/$1/status"; }
+# Idle lanes, whose small rings are all that is pinned at either end.
+all_idle() {
+  (($(pinned $client) <= 32 * connections && $(pinned $server) <= 32 * connections))
+}
+
+LD_PRELOAD=$shim RCSOCK_STATS=$dir/stats.server "$soak" server "$port" \
+  --connections "$connections" --message 65536 2>"$dir/log.server" &
+server=$!
+guestctl listening "$port"
+case $kind in
+  all | uniform) traffic=(--message 64 --bytes 64 --pause 5) ;;
+  moving)
+    active=$((qps * 3 / 4))
+    traffic=(--active $active --message 512 --bytes 512 --stay $((seconds * 250)))
+    ;;
+  rings)
+    touch "$dir/silent"
+    traffic=(--message 65536 --bytes 4000000 --moves 2 --linger "$dir/silent")
+    ;;
+esac
+[[ $kind == rings ]] || traffic+=(--stop "$dir/stop")
+LD_PRELOAD=$shim RCSOCK_STATS=$dir/stats.client "$soak" client "$RDMA_IP" "$port" \
+  --connections "$connections" --report "$dir/report" "${traffic[@]}" \
+  2>"$dir/log.client" >"$dir/right" &
+client=$!
+start=$SECONDS
+case $kind in
+  all) until_true "$seconds" "all on rdma" all_promoted ;;
+  uniform | moving) until_true $((seconds + 5)) "the end" gone_by $((start + seconds)) ;;
+  rings)
+    until_true "$seconds" "large rings" grep -q 'left its lane: idle_rings' "$dir/log.client"
+    until_true "$seconds" "small rings" all_idle
+    rm "$dir/silent"
+    ;;
+esac
+took=$((SECONDS - start))
+touch "$dir/stop"
+wait $client || fail "a byte was wrong, or the end"
+wait $server || fail "a byte was wrong at the server, or the end"
+python3 - "$dir" "$kind" "$connections" "$qps" "$took" <<'END' || fail "see above"
+import json, sys
+dir, kind, connections, qps, took = sys.argv[1], sys.argv[2], *map(int, sys.argv[3:])
+ends = {}
+for end in "client", "server":
+    s = json.load(open(f"{dir}/stats.{end}"))
+    lanes = s["lanes"]
+    moved = {k: v["tx_bytes"] + v["rx_bytes"] for k, v in lanes.items()}
+    ends[end] = {
+        "share": round(moved["rdma"] / max(1, sum(moved.values())), 3),
+        "bytes": sum(moved.values()),
+        "promoted": s["promoted"],
+        **{k: s[k] for k in ("demotions", "failovers", "evicted", "pinned", "reasons")},
+    }
+print(json.dumps({"kind": kind, "connections": connections, "qps": qps, "seconds": took, **ends}))
+evicted = sum(e["evicted"]["budget"] for e in ends.values())
+share = min(e["share"] for e in ends.values())
+failed = sum(e["failovers"] for e in ends.values())
+wrong = failed > 0 and f"{failed} failovers"
+if kind == "uniform" and evicted > qps // 4:
+    wrong = f"{evicted} evictions"
+if kind == "moving" and share < 0.5:
+    wrong = f"lane share {share}"
+if wrong:
+    sys.exit(f"scale {kind}: {wrong}")
+END
+echo "scale $kind: right"
