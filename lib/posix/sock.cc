@@ -106,7 +106,8 @@ void Sock::Reset() {
   fd_.store(-1, std::memory_order_relaxed);
   tx_raw_.store(0, std::memory_order_relaxed);
   rx_raw_.store(0, std::memory_order_relaxed);
-  ops_.store(0, std::memory_order_relaxed);
+  // What is inside stays counted: each call takes back its own, maybe late.
+  gate_.fetch_and(kInside, std::memory_order_relaxed);
   next_ops_ = config.promote_ops;
   next_bytes_ = config.promote_bytes;
   attempts_ = 0;
@@ -271,8 +272,7 @@ void Sock::Inherit(const Sock& listener) {
 }
 
 void Sock::TryAgainLater() {
-  next_ops_ =
-      ops_.load(std::memory_order_relaxed) + base::GetConfig().promote_ops;
+  next_ops_ = ops() + base::GetConfig().promote_ops;
   next_bytes_ = tx_raw_.load(std::memory_order_relaxed) +
                 rx_raw_.load(std::memory_order_relaxed) +
                 base::GetConfig().promote_bytes;
@@ -284,6 +284,18 @@ void Sock::TryAgainLater() {
 bool Sock::SeeksRemote() const {
   return !(base::GetConfig().shm &&
            local_peer_.load(std::memory_order_relaxed));
+}
+
+void Sock::LastOut() {
+  const int saved = errno;
+  TryAdopt();
+  errno = saved;
+}
+
+void Sock::SeekAfterCall() {
+  const int saved = errno;
+  StartSeek();
+  errno = saved;
 }
 
 void Sock::StartSeek() {
@@ -360,7 +372,7 @@ void Sock::SeekFailed(Reason reason, bool final) {
     const int shift = role_ == stream::Role::kAcceptor || attempts_ == 0
                           ? 0
                           : 2 * (attempts_ - 1);
-    next_ops_ = ops_.load(std::memory_order_relaxed) +
+    next_ops_ = ops() +
                 (base::GetConfig().promote_ops << shift);
     next_bytes_ = tx_raw_.load(std::memory_order_relaxed) +
                   rx_raw_.load(std::memory_order_relaxed) +
@@ -369,7 +381,7 @@ void Sock::SeekFailed(Reason reason, bool final) {
   } else if (++attempts_; again && attempts_ < 5) {
     // The peer may only have been slow: the next look is at eight times the
     // traffic, which both ends reach together; five looks in all.
-    next_ops_ = ops_.load(std::memory_order_relaxed) * 8;
+    next_ops_ = ops() * 8;
     next_bytes_ = (tx_raw_.load(std::memory_order_relaxed) +
                    rx_raw_.load(std::memory_order_relaxed)) *
                   8;
@@ -435,7 +447,7 @@ bool Sock::TryAdopt() {
     // mode_; here mode_ is set first and the count looked at after, so one of
     // the two sees the other.
     mode_.store(Mode::kEngine, std::memory_order_seq_cst);
-    if (inflight_.load(std::memory_order_seq_cst) != 0 || !SoleHolder()) {
+    if (Inside() || !SoleHolder()) {
       mode_.store(Mode::kPlain, std::memory_order_seq_cst);
     } else if (OwnFace() == Face::kLibrary && UsedPastUs()) {
       mode_.store(Mode::kPlain, std::memory_order_seq_cst);
@@ -880,8 +892,7 @@ bool Sock::BackToPlain() {
                 : demotions_ < 4                 ? 2 * demotions_
                                                  : 8;
       }
-      next_ops_ = ops_.load(std::memory_order_relaxed) +
-                  (base::GetConfig().promote_ops << shift);
+      next_ops_ = ops() + (base::GetConfig().promote_ops << shift);
       next_bytes_ = tx_raw_.load() + rx_raw_.load() +
                     (base::GetConfig().promote_bytes << shift);
       eligible_.store(true, std::memory_order_relaxed);

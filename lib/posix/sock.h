@@ -41,6 +41,24 @@ class alignas(64) Sock final : public File,
                                public rendezvous::Seeker,
                                public rendezvous::AnchorWatcher,
                                public stream::Anchor {
+  // What a call of a stream on TCP touches: one cache line, with what precedes
+  // it.  (The kernel has just been there, so every further line is a miss.)
+  //
+  // Calls inside the kernel in kPlain, and above kInside how many have moved
+  // bytes.
+  std::atomic<std::uint64_t> gate_{0};
+  std::atomic<std::uint64_t> tx_raw_{0};
+  std::atomic<std::uint64_t> rx_raw_{0};
+  std::atomic<std::uint32_t> next_ops_{0};
+  std::atomic<Mode> mode_{Mode::kPlain};
+  // No lane will ever come, so calls are the kernel's and need not be counted
+  // as inside it.  Never taken back while the descriptor lives.
+  std::atomic<bool> never_{false};
+  std::atomic<bool> eligible_{false};  // may look for a lane
+  std::atomic<bool> wanted_{false};    // adoption waits for a gap
+  static constexpr std::uint64_t kOneCall = 1 << 20;
+  static constexpr std::uint64_t kInside = kOneCall - 1;
+
  public:
   Sock();
   // From the pool; null when out of memory.  One reference: the caller's.
@@ -131,7 +149,7 @@ class alignas(64) Sock final : public File,
       return mode() == Mode::kEngine ? KernelWait::kNotTheKernels
                                      : KernelWait::kNotNeeded;
     }
-    inflight_.fetch_add(1, std::memory_order_seq_cst);
+    gate_.fetch_add(1, std::memory_order_seq_cst);
     if (mode_.load(std::memory_order_seq_cst) != Mode::kEngine) {
       return KernelWait::kEntered;
     }
@@ -312,8 +330,17 @@ class alignas(64) Sock final : public File,
   bool SoleHolder() const;
   void LeaveHolders();
   std::shared_ptr<Sock> Share();
+  std::uint32_t ops() const {
+    return static_cast<std::uint32_t>(gate_.load(std::memory_order_relaxed) /
+                                      kOneCall);
+  }
+  bool Inside() const {
+    return (gate_.load(std::memory_order_seq_cst) & kInside) != 0;
+  }
   template <class Bytes>
-  void CountRaw(Bytes& bytes, ssize_t n);
+  void LeaveRawWith(Bytes& bytes, ssize_t n);
+  [[gnu::noinline]] void LastOut();
+  [[gnu::noinline]] void SeekAfterCall();
   // For the statistics alone: threads that send at once may lose a count.  (The
   // descriptor may have been closed meanwhile, and this be another connection.)
   template <class Bytes>
@@ -379,13 +406,7 @@ class alignas(64) Sock final : public File,
   void OnStarved();
   void WatchStarved();
 
-  std::atomic<Mode> mode_{Mode::kPlain};
-  std::atomic<bool> wanted_{false};     // adoption waits for a gap
-  std::atomic<bool> eligible_{false};   // may look for a lane
   std::atomic<bool> may_adopt_{false};  // connected, and not for ever on TCP
-  // No lane will ever come, so calls are the kernel's and need not be counted
-  // as inside it.  Never taken back while the descriptor lives.
-  std::atomic<bool> never_{false};
   std::atomic<bool> pinned_{false};
   std::atomic<bool> option_pinned_{false};
   std::atomic<Policy> policy_{Policy::kAuto};
@@ -399,13 +420,8 @@ class alignas(64) Sock final : public File,
   Sock* pool_next_ = nullptr;
   std::atomic<bool> seeking_{false};
   std::atomic<bool> closed_{false};  // by the application
-  std::atomic<int> inflight_{0};     // calls inside the kernel in kPlain
   std::atomic<int> fd_{-1};
   std::atomic<int> refs_{0};
-  std::atomic<std::uint64_t> tx_raw_{0};
-  std::atomic<std::uint64_t> rx_raw_{0};
-  std::atomic<std::uint32_t> ops_{0};
-  std::atomic<std::uint32_t> next_ops_{0};
   std::atomic<std::uint64_t> next_bytes_{0};
   int attempts_ = 0;
   std::atomic<bool> local_peer_{false};
@@ -501,25 +517,34 @@ bool LocalAddress(const sockaddr* address);
 
 // --- Inline: the path of a stream that is on TCP
 // ---------------------------------
-template <class Bytes>
-inline void Sock::CountRaw(Bytes& bytes, ssize_t n) {
-  bytes.fetch_add(static_cast<std::uint64_t>(n), std::memory_order_relaxed);
-  if (!eligible_.load(std::memory_order_relaxed)) return;
-  const std::uint32_t ops = ops_.fetch_add(1, std::memory_order_relaxed) + 1;
-  if (ops >= next_ops_.load(std::memory_order_relaxed) ||
-      tx_raw_.load(std::memory_order_relaxed) +
-              rx_raw_.load(std::memory_order_relaxed) >=
-          next_bytes_.load(std::memory_order_relaxed)) {
-    StartSeek();
+inline void Sock::LeaveRaw() {
+  // seq_cst: pairs with TryAdopt, which sets mode_ and then looks at gate_; a
+  // call that is still counted there finishes its adoption here.
+  if ((gate_.fetch_sub(1, std::memory_order_seq_cst) & kInside) == 1 &&
+      wanted_.load(std::memory_order_seq_cst)) {
+    LastOut();
   }
 }
 
-inline void Sock::LeaveRaw() {
-  // seq_cst: pairs with TryAdopt, which sets mode_ and then looks at inflight_;
-  // a call that is still counted there finishes its adoption here.
-  if (inflight_.fetch_sub(1, std::memory_order_seq_cst) == 1 &&
-      wanted_.load(std::memory_order_seq_cst)) {
-    TryAdopt();
+// Of a call that has moved bytes.
+template <class Bytes>
+inline void Sock::LeaveRawWith(Bytes& bytes, ssize_t n) {
+  bytes.fetch_add(static_cast<std::uint64_t>(n), std::memory_order_relaxed);
+  // As in LeaveRaw.
+  const std::uint64_t before =
+      gate_.fetch_add(kOneCall - 1, std::memory_order_seq_cst);
+  if ((before & kInside) == 1 && wanted_.load(std::memory_order_seq_cst)) {
+    LastOut();
+  }
+  if (!eligible_.load(std::memory_order_relaxed)) return;
+  const auto calls = static_cast<std::uint32_t>(before / kOneCall + 1);
+  // (The bytes are on another line, and small calls do not make many of them.)
+  if (calls >= next_ops_.load(std::memory_order_relaxed) ||
+      ((n >= 1024 || calls % 16 == 0) &&
+       tx_raw_.load(std::memory_order_relaxed) +
+               rx_raw_.load(std::memory_order_relaxed) >=
+           next_bytes_.load(std::memory_order_relaxed))) {
+    SeekAfterCall();
   }
 }
 
@@ -538,7 +563,7 @@ inline ssize_t Sock::Send(int fd, const iovec* iov, int count,
       if (n != kRetry) return n;
       if (done == 0) continue;
     }
-    inflight_.fetch_add(1, std::memory_order_seq_cst);
+    gate_.fetch_add(1, std::memory_order_seq_cst);
     if (mode_.load(std::memory_order_seq_cst) == Mode::kEngine) {
       LeaveRaw();
       continue;
@@ -549,10 +574,7 @@ inline ssize_t Sock::Send(int fd, const iovec* iov, int count,
     } else {
       n = SendRest(fd, iov, count, done, flags);
     }
-    const int saved = errno;
-    if (n > 0) CountRaw(tx_raw_, n);
-    LeaveRaw();
-    errno = saved;
+    n > 0 ? LeaveRawWith(tx_raw_, n) : LeaveRaw();
     if (done == 0) return n;
     return n >= 0 ? static_cast<ssize_t>(done) + n : static_cast<ssize_t>(done);
   }
@@ -578,7 +600,7 @@ inline ssize_t Sock::Recv(int fd, const iovec* iov, int count,
       if (n != kRetry) return n;
       continue;
     }
-    inflight_.fetch_add(1, std::memory_order_seq_cst);
+    gate_.fetch_add(1, std::memory_order_seq_cst);
     if (mode_.load(std::memory_order_seq_cst) != now) {
       LeaveRaw();
       continue;
@@ -587,10 +609,7 @@ inline ssize_t Sock::Recv(int fd, const iovec* iov, int count,
     const ssize_t n = __builtin_expect(done == 0, 1)
                           ? raw()
                           : RecvRest(fd, iov, count, done, flags);
-    const int saved = errno;
-    if (n > 0 && (flags & MSG_PEEK) == 0) CountRaw(rx_raw_, n);
-    LeaveRaw();
-    errno = saved;
+    n > 0 && (flags & MSG_PEEK) == 0 ? LeaveRawWith(rx_raw_, n) : LeaveRaw();
     if (done == 0) return n;
     return n > 0 ? static_cast<ssize_t>(done) + n : static_cast<ssize_t>(done);
   }

@@ -204,7 +204,7 @@ void Sock::LeaveForExec() {
 void Sock::ForkChild() {
   tx_latch.Reset();
   rx_latch.Reset();
-  inflight_.store(0, std::memory_order_relaxed);
+  gate_.fetch_and(~kInside, std::memory_order_relaxed);
   rx_sleepers_.store(0, std::memory_order_relaxed);
   tx_sleepers_.store(0, std::memory_order_relaxed);
   pins_.store(0, std::memory_order_relaxed);
