@@ -80,6 +80,7 @@ struct Calls {
   X(rdma_accept)                \
   X(rdma_reject)                \
   X(rdma_disconnect)            \
+  X(rdma_get_request)           \
   X(rdma_get_cm_event)          \
   X(rdma_ack_cm_event)          \
   X(rdma_set_option)            \

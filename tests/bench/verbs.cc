@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <exception>
 #include <string>
 #include <vector>
 
@@ -13,15 +14,15 @@
 #include "tests/bench/options.h"
 #include "tests/bench/pattern.h"
 #include "tests/bench/sample.h"
-#include "tests/bench/verbs_link.h"
+#include "tools/rcsock/perf/verbs_link.h"
 
 namespace {
 
-using bench::Link;
-using bench::Links;
-using bench::Message;
 using bench::Pattern;
-using bench::What;
+using rcsock::perf::LinkOptions;
+using rcsock::perf::Links;
+using rcsock::perf::Message;
+using rcsock::perf::What;
 
 [[noreturn]] void Unexpected() {
   std::fprintf(stderr, "an unexpected message\n");
@@ -177,13 +178,24 @@ int main(int argc, char** argv) {
   CLI11_PARSE(app, argc, argv);
   bench::Limit(pattern);
 
-  Links links(pattern, window);
-  if (role == "server") {
-    links.Accept(host, port);
-    Server(pattern, &links).Run();
-  } else {
-    links.Connect(host, port);
-    Client(pattern, &links).Run();
+  LinkOptions options;
+  options.size = pattern.size;
+  options.slots =
+      pattern.oneway() ? LinkOptions::SlotsFor(window, pattern.size) : 1;
+  options.connections = static_cast<std::size_t>(pattern.connections);
+  options.spin_ns = pattern.spin ? -1 : 0;
+  try {
+    Links links(options);
+    if (role == "server") {
+      links.Accept(host, port, [](std::uint16_t) { bench::SayListening(); });
+      Server(pattern, &links).Run();
+    } else {
+      links.Connect(host, port);
+      Client(pattern, &links).Run();
+    }
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "%s\n", error.what());
+    return 1;
   }
   return 0;
 }

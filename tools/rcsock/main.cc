@@ -5,6 +5,7 @@
 #include <iostream>
 #include <string>
 
+#include "tools/rcsock/perf/command.h"
 #include "tools/rcsock/run.h"
 
 namespace {
@@ -68,13 +69,20 @@ int Main(int argc, char** argv) {
   // Options after the command are the command's, with or without `--`.
   run->positionals_at_end();
 
+  rcsock::perf::Command perf(&app);
+
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
     if (error.get_exit_code() == 0) return app.exit(error);
-    std::cerr << "rcsock: " << error.what() << " (see `rcsock run --help`)\n";
+    const auto used = app.get_subcommands();
+    std::cerr << "rcsock: " << error.what() << " (see `rcsock "
+              << (used.empty() ? "run" : used.front()->get_name())
+              << " --help`)\n";
     return 2;
   }
+  int status = 0;
+  if (perf.Run(&status)) return status;
   return rcsock::tools::Run(options);
 }
 

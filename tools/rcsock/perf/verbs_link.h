@@ -1,25 +1,37 @@
-#ifndef RCSOCK_TESTS_BENCH_VERBS_LINK_H_
-#define RCSOCK_TESTS_BENCH_VERBS_LINK_H_
+#ifndef RCSOCK_TOOLS_RCSOCK_PERF_VERBS_LINK_H_
+#define RCSOCK_TOOLS_RCSOCK_PERF_VERBS_LINK_H_
 
 #include <rdma/rdma_cma.h>
 
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
-#include "tests/bench/pattern.h"
-
 // Reliable connections by rdma_cm and messages over them by writes with
 // immediate data, as a program made for verbs would send them.  Nothing of
-// rcsock is in here.
+// rcsock is in here but the way libibverbs and librdmacm are loaded.  Whatever
+// fails throws Error.
 
-namespace bench {
+namespace rcsock::perf {
 
-// What a message is, beside the bytes of its write.
-enum class What : std::uint32_t { kData, kCredit, kDone, kBye };
+// What a message is, beside the bytes of its write.  After kBye and its answer,
+// kEnd, nothing comes.
+enum class What : std::uint32_t { kData, kCredit, kDone, kBye, kEnd };
+
+struct LinkOptions {
+  std::size_t size = 64;  // of a message
+  std::size_t slots = 1;  // messages under way, each way
+  std::size_t connections = 1;
+  // How long a wait polls before it sleeps; negative: for ever.
+  std::int64_t spin_ns = 0;
+
+  // Slots for so many bytes under way: at least 4, at most 256.
+  static std::size_t SlotsFor(std::size_t window, std::size_t size);
+};
 
 struct Message {
   int link;
@@ -78,17 +90,20 @@ class Link {
 // All connections of one end; they share their completion queues.
 class Links {
  public:
-  Links(const Pattern& pattern, std::size_t window);
+  explicit Links(const LinkOptions& options);
   ~Links();
   Links(const Links&) = delete;
   Links& operator=(const Links&) = delete;
 
-  void Accept(const std::string& host, std::uint16_t port);
+  // Accepts all connections; `listening` is told the port before the first
+  // (for `port` 0 it is chosen).
+  void Accept(const std::string& host, std::uint16_t port,
+              const std::function<void(std::uint16_t)>& listening);
   void Connect(const std::string& host, std::uint16_t port);
 
   Link& operator[](std::size_t i) { return *links_[i]; }
   std::size_t size() const { return links_.size(); }
-  std::size_t slots() const { return slots_; }
+  std::size_t slots() const { return options_.slots; }
 
   // Messages that have come; waits for the first, asleep or spinning.  Valid
   // until the next call.
@@ -100,11 +115,10 @@ class Links {
   std::size_t Requests() const;
   void Open(ibv_context* context);
   int Poll();
-  void Sleep();
+  void SleepOrArm();
   void Completed(const ibv_wc& completion);
 
-  const Pattern pattern_;
-  const std::size_t slots_;
+  const LinkOptions options_;
   ibv_pd* domain_ = nullptr;
   ibv_comp_channel* channel_ = nullptr;
   ibv_cq* received_ = nullptr;
@@ -116,6 +130,6 @@ class Links {
   std::vector<Message> messages_;
 };
 
-}  // namespace bench
+}  // namespace rcsock::perf
 
-#endif  // RCSOCK_TESTS_BENCH_VERBS_LINK_H_
+#endif  // RCSOCK_TOOLS_RCSOCK_PERF_VERBS_LINK_H_

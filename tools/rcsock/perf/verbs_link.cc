@@ -1,4 +1,4 @@
-#include "tests/bench/verbs_link.h"
+#include "tools/rcsock/perf/verbs_link.h"
 
 #include <arpa/inet.h>
 #include <sched.h>
@@ -6,13 +6,16 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <cstdio>
 #include <cstring>
 
-#include "tests/bench/net.h"
+#include "lib/verbs/verbs.h"
+#include "tools/rcsock/perf/error.h"
+#include "tools/rcsock/perf/net.h"
 
-namespace bench {
+namespace rcsock::perf {
 namespace {
+
+using verbs::calls;
 
 constexpr std::size_t kPage = 4096;
 // Receives beyond the data slots: credits, and what ends a phase.
@@ -23,7 +26,7 @@ constexpr unsigned kBatch = 32;
 constexpr int kResolveMs = 2000;
 
 void Check(bool good, const char* what) {
-  if (!good) Die(what);
+  if (!good) FailErrno("{}", what);
 }
 
 std::size_t RoundUp(std::size_t n, std::size_t unit) {
@@ -32,17 +35,14 @@ std::size_t RoundUp(std::size_t n, std::size_t unit) {
 
 void Expect(const ibv_wc& completion, const char* what) {
   if (completion.status == IBV_WC_SUCCESS) return;
-  std::fprintf(stderr, "%s: %s\n", what, ibv_wc_status_str(completion.status));
-  std::exit(1);
+  Fail("{}: {}", what, calls.ibv_wc_status_str(completion.status));
 }
 
-sockaddr_in Address(const std::string& host, std::uint16_t port) {
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_port = htons(port);
-  errno = EINVAL;
-  Check(::inet_pton(AF_INET, host.c_str(), &address.sin_addr) == 1, "address");
-  return address;
+void LoadLibraries() {
+  verbs::Error error;
+  if (!verbs::Load(&error)) {
+    Fail("no verbs here ({}: {})", error.call, std::strerror(error.code));
+  }
 }
 
 }  // namespace
@@ -54,12 +54,13 @@ Link::Link(Links* links, int index, rdma_cm_id* id)
   links->Open(id->verbs);
   const std::size_t slots = links->slots();
   const std::size_t receives = slots + kSpareReceives;
-  const std::size_t side = RoundUp(slots * links->pattern_.size, kPage);
+  const std::size_t side = RoundUp(slots * links->options_.size, kPage);
   const std::size_t size = 2 * side + RoundUp(receives * kReceiveSize, kPage);
   memory_.reset(static_cast<std::byte*>(std::aligned_alloc(kPage, size)));
   Check(memory_ != nullptr, "memory");
   std::memset(memory_.get(), 'x', size);
-  region_ = ::ibv_reg_mr(links->domain_, memory_.get(), size,
+  region_ =
+      (calls.ibv_reg_mr)(links->domain_, memory_.get(), size,
                          IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
   Check(region_ != nullptr, "ibv_reg_mr");
   tx_ = memory_.get() + side;
@@ -75,7 +76,7 @@ Link::Link(Links* links, int index, rdma_cm_id* id)
   // Providers refuse what is more than they have.
   for (std::uint32_t wanted = 512;; wanted /= 2) {
     attributes.cap.max_inline_data = wanted;
-    if (::rdma_create_qp(id_, links->domain_, &attributes) == 0) break;
+    if (calls.rdma_create_qp(id_, links->domain_, &attributes) == 0) break;
     Check(wanted != 0, "rdma_create_qp");
   }
   inline_ = attributes.cap.max_inline_data;
@@ -83,7 +84,7 @@ Link::Link(Links* links, int index, rdma_cm_id* id)
 
   here_.address = reinterpret_cast<std::uint64_t>(memory_.get());
   here_.key = region_->rkey;
-  here_.size = static_cast<std::uint32_t>(links->pattern_.size);
+  here_.size = static_cast<std::uint32_t>(links->options_.size);
   parameters_.private_data = &here_;
   parameters_.private_data_len = sizeof here_;
   parameters_.responder_resources = 1;
@@ -101,8 +102,7 @@ void Link::Established(const rdma_cm_event* event) {
   errno = EPROTO;
   Check(event->param.conn.private_data_len >= sizeof there_, "private data");
   std::memcpy(&there_, event->param.conn.private_data, sizeof there_);
-  errno = EPROTO;
-  Check(there_.size == here_.size, "the ends differ in --size");
+  if (there_.size != here_.size) Fail("the ends differ in the message size");
 }
 
 void Link::PostReceive(std::size_t slot) {
@@ -123,7 +123,7 @@ void Link::PostReceive(std::size_t slot) {
 }
 
 void Link::SendData(std::size_t slot) {
-  const std::size_t size = links_->pattern_.size;
+  const std::size_t size = links_->options_.size;
   ibv_sge place{};
   place.addr = reinterpret_cast<std::uint64_t>(tx_ + slot * size);
   place.length = static_cast<std::uint32_t>(size);
@@ -170,7 +170,7 @@ void Link::Send(What what) {
     request.wr.rdma.remote_addr = there_.address;
     request.wr.rdma.rkey = there_.key;
   }
-  Post(&request, &request, 1, what == What::kBye);
+  Post(&request, &request, 1, what == What::kBye || what == What::kEnd);
 }
 
 // One doorbell for the chain.  Its last request is signalled only as often as
@@ -207,69 +207,78 @@ void Link::Reap() {
   if (n == 0) ::sched_yield();
 }
 
-Links::Links(const Pattern& pattern, std::size_t window)
-    : pattern_(pattern),
-      slots_(pattern.oneway()
-                 ? std::clamp<std::size_t>(window / pattern.size, 4, 256)
-                 : 1) {}
+std::size_t LinkOptions::SlotsFor(std::size_t window, std::size_t size) {
+  return std::clamp<std::size_t>(window / size, 4, 256);
+}
+
+Links::Links(const LinkOptions& options) : options_(options) {
+  LoadLibraries();
+}
 
 // As in ~Link.
 Links::~Links() = default;
 
 // At least 512: with 256, siw refuses the twelfth queue pair of a process.
 std::size_t Links::Requests() const {
-  return std::max<std::size_t>(512, 4 * (slots_ + kSpareReceives));
+  return std::max<std::size_t>(512, 4 * (options_.slots + kSpareReceives));
 }
 
 void Links::Open(ibv_context* context) {
   if (domain_ != nullptr) return;
-  const std::size_t receives = (slots_ + kSpareReceives) *
-                               static_cast<std::size_t>(pattern_.connections);
+  const std::size_t receives =
+      (options_.slots + kSpareReceives) * options_.connections;
   iwarp_ = context->device->transport_type == IBV_TRANSPORT_IWARP;
-  domain_ = ::ibv_alloc_pd(context);
+  domain_ = calls.ibv_alloc_pd(context);
   Check(domain_ != nullptr, "ibv_alloc_pd");
-  channel_ = ::ibv_create_comp_channel(context);
+  channel_ = calls.ibv_create_comp_channel(context);
   Check(channel_ != nullptr, "ibv_create_comp_channel");
-  received_ = ::ibv_create_cq(context, static_cast<int>(receives), nullptr,
-                              channel_, 0);
-  sent_ =
-      ::ibv_create_cq(context, static_cast<int>(receives), nullptr, nullptr, 0);
+  received_ = calls.ibv_create_cq(context, static_cast<int>(receives), nullptr,
+                                  channel_, 0);
+  sent_ = calls.ibv_create_cq(context, static_cast<int>(receives), nullptr,
+                              nullptr, 0);
   Check(received_ != nullptr && sent_ != nullptr, "ibv_create_cq");
 }
 
-void Links::Accept(const std::string& host, std::uint16_t port) {
+void Links::Accept(const std::string& host, std::uint16_t port,
+                   const std::function<void(std::uint16_t)>& listening) {
   rdma_cm_id* listener = nullptr;
-  sockaddr_in address = Address(host, port);
-  Check(::rdma_create_id(nullptr, &listener, nullptr, RDMA_PS_TCP) == 0,
+  Address address = Resolve(host, port);
+  Check(calls.rdma_create_id(nullptr, &listener, nullptr, RDMA_PS_TCP) == 0,
         "rdma_create_id");
-  Check(::rdma_bind_addr(listener, reinterpret_cast<sockaddr*>(&address)) == 0,
+  Check(calls.rdma_bind_addr(
+            listener, reinterpret_cast<sockaddr*>(&address.storage)) == 0,
         "rdma_bind_addr");
-  Check(::rdma_listen(listener, pattern_.connections) == 0, "rdma_listen");
-  SayListening();
-  for (int i = 0; i < pattern_.connections; ++i) {
+  Check(
+      calls.rdma_listen(listener, static_cast<int>(options_.connections)) == 0,
+      "rdma_listen");
+  listening(ntohs(calls.rdma_get_src_port(listener)));
+  for (std::size_t i = 0; i < options_.connections; ++i) {
     rdma_cm_id* id = nullptr;
-    Check(::rdma_get_request(listener, &id) == 0, "rdma_get_request");
-    links_.push_back(std::make_unique<Link>(this, i, id));
+    Check(calls.rdma_get_request(listener, &id) == 0, "rdma_get_request");
+    links_.push_back(std::make_unique<Link>(this, static_cast<int>(i), id));
     links_.back()->Established(id->event);
-    Check(::rdma_accept(id, links_.back()->Parameters()) == 0, "rdma_accept");
+    Check(calls.rdma_accept(id, links_.back()->Parameters()) == 0,
+          "rdma_accept");
   }
 }
 
 void Links::Connect(const std::string& host, std::uint16_t port) {
-  for (int i = 0; i < pattern_.connections; ++i) {
+  for (std::size_t i = 0; i < options_.connections; ++i) {
     // siw may choose a local port that is taken.
     for (int tries = 1;; ++tries) {
       rdma_cm_id* id = nullptr;
-      sockaddr_in address = Address(host, port);
-      Check(::rdma_create_id(nullptr, &id, nullptr, RDMA_PS_TCP) == 0,
+      Address address = Resolve(host, port);
+      Check(calls.rdma_create_id(nullptr, &id, nullptr, RDMA_PS_TCP) == 0,
             "rdma_create_id");
-      Check(::rdma_resolve_addr(id, nullptr,
-                                reinterpret_cast<sockaddr*>(&address),
-                                kResolveMs) == 0,
-            "rdma_resolve_addr");
-      Check(::rdma_resolve_route(id, kResolveMs) == 0, "rdma_resolve_route");
-      links_.push_back(std::make_unique<Link>(this, i, id));
-      if (::rdma_connect(id, links_.back()->Parameters()) == 0) {
+      if (calls.rdma_resolve_addr(id, nullptr,
+                                  reinterpret_cast<sockaddr*>(&address.storage),
+                                  kResolveMs) != 0) {
+        FailErrno("no RDMA device leads to {}", address.Host());
+      }
+      Check(calls.rdma_resolve_route(id, kResolveMs) == 0,
+            "rdma_resolve_route");
+      links_.push_back(std::make_unique<Link>(this, static_cast<int>(i), id));
+      if (calls.rdma_connect(id, links_.back()->Parameters()) == 0) {
         links_.back()->Established(id->event);
         break;
       }
@@ -281,9 +290,17 @@ void Links::Connect(const std::string& host, std::uint16_t port) {
 
 const std::vector<Message>& Links::Receive() {
   messages_.clear();
-  while (Poll() == 0) {
-    if (!pattern_.spin) Sleep();
+  if (Poll() > 0) return messages_;
+  const std::int64_t spin = options_.spin_ns;
+  if (spin != 0) {
+    const std::int64_t until = spin < 0 ? INT64_MAX : NowNs() + spin;
+    do {
+      if (Poll() > 0) return messages_;
+    } while (spin < 0 || NowNs() < until);
   }
+  do {
+    SleepOrArm();
+  } while (Poll() == 0);
   return messages_;
 }
 
@@ -297,7 +314,7 @@ int Links::Poll() {
 }
 
 // Arm, look again, and only then sleep.
-void Links::Sleep() {
+void Links::SleepOrArm() {
   if (!armed_) {
     Check(::ibv_req_notify_cq(received_, 0) == 0, "ibv_req_notify_cq");
     armed_ = true;
@@ -305,11 +322,11 @@ void Links::Sleep() {
   }
   ibv_cq* queue = nullptr;
   void* context = nullptr;
-  Check(::ibv_get_cq_event(channel_, &queue, &context) == 0,
+  Check(calls.ibv_get_cq_event(channel_, &queue, &context) == 0,
         "ibv_get_cq_event");
   armed_ = false;
   if (++events_ == kBatch) {
-    ::ibv_ack_cq_events(received_, events_);
+    calls.ibv_ack_cq_events(received_, events_);
     events_ = 0;
   }
 }
@@ -329,9 +346,9 @@ void Links::Completed(const ibv_wc& completion) {
   }
   const Message message{static_cast<int>(index),
                         static_cast<What>(ntohl(what))};
-  link.ended_ = message.what == What::kBye;
+  link.ended_ = message.what == What::kBye || message.what == What::kEnd;
   if (!link.ended_) link.PostReceive(slot);
   messages_.push_back(message);
 }
 
-}  // namespace bench
+}  // namespace rcsock::perf

@@ -1,0 +1,50 @@
+#ifndef RCSOCK_TOOLS_RCSOCK_PERF_CHILD_H_
+#define RCSOCK_TOOLS_RCSOCK_PERF_CHILD_H_
+
+#include <sys/types.h>
+
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+
+#include "tools/rcsock/perf/net.h"
+#include "tools/rcsock/perf/spec.h"
+
+namespace rcsock::perf {
+
+// A process that measures: this program again, under the preload if the
+// transport wants it, told by lines of JSON on its stdin and telling on its
+// stdout.  It does not outlive this process.
+class Child {
+ public:
+  explicit Child(const Spec& spec);
+  // Kills it if it is still there.
+  ~Child();
+  Child(const Child&) = delete;
+  Child& operator=(const Child&) = delete;
+
+  int fd() const { return out_.get(); }  // readable: Fill()
+  void Tell(const nlohmann::json& line);
+  // Reads what has come, without waiting.  False once it is gone.
+  bool Fill();
+  std::optional<nlohmann::json> Take();
+  // After its end: how it ended, in words.
+  std::string Ended();
+  // What the preload has counted, once the process has ended; null if
+  // nothing.
+  nlohmann::json Stats();
+
+ private:
+  void Wait();
+
+  pid_t pid_ = -1;
+  int status_ = 0;
+  Fd in_;
+  Fd out_;
+  Fd stats_;
+  std::string buffer_;
+};
+
+}  // namespace rcsock::perf
+
+#endif  // RCSOCK_TOOLS_RCSOCK_PERF_CHILD_H_

@@ -1,0 +1,427 @@
+#include "tools/rcsock/perf/command.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <fstream>
+#include <iostream>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "tools/rcsock/perf/client.h"
+#include "tools/rcsock/perf/compare.h"
+#include "tools/rcsock/perf/error.h"
+#include "tools/rcsock/perf/print.h"
+#include "tools/rcsock/perf/report.h"
+#include "tools/rcsock/perf/server.h"
+#include "tools/rcsock/perf/worker.h"
+
+namespace rcsock::perf {
+namespace {
+
+constexpr char kFooter[] = R"(
+Start a server at one end, then measure from the other:
+
+  rcsock perf -s
+  rcsock perf -c HOST                        a stream for ten seconds, over the best lane
+  rcsock perf -c HOST --latency              round trips, with percentiles
+  rcsock perf -c HOST --short                connections made and ended, per second
+  rcsock perf -c HOST --connections 10000 --active 64
+                                             round trips over very many connections
+  rcsock perf -c HOST --compare              tcp, shm, rdma and verbs in turn
+  rcsock perf -c HOST --report out.html      all of that, as one page with plots
+
+The measuring processes are started under rcsock by themselves (for `tcp` and
+`verbs` without it): do not use `rcsock run`.  Nothing but the server's port has
+to be free; data connections use ports that the kernel chooses.
+
+What counts as "on the lane" is what the kernel's TCP has not carried, by the
+kernel's own count.  Exit status: 0; 1 if it failed; 2 for wrong options; 3 if it
+ran, but less than 95% of the bytes were on the lane that --transport names; 130
+after Ctrl-C.
+)";
+
+// "64K" is 65,536.
+std::uint64_t ParseSize(const std::string& text) {
+  std::size_t end = 0;
+  std::uint64_t value = 0;
+  try {
+    if (text.empty() || text[0] < '0' || text[0] > '9') throw 0;
+    value = std::stoull(text, &end);
+  } catch (...) {
+    throw CLI::ValidationError(text + " is not a size");
+  }
+  unsigned shift = 0;
+  if (end + 1 == text.size()) {
+    switch (text[end++]) {
+      case 'k':
+      case 'K':
+        shift = 10;
+        break;
+      case 'm':
+      case 'M':
+        shift = 20;
+        break;
+      case 'g':
+      case 'G':
+        shift = 30;
+        break;
+      default:
+        end = 0;
+    }
+  }
+  if (end != text.size() || value > UINT64_MAX >> shift) {
+    throw CLI::ValidationError(text + " is not a size (64, 4K, 1M, 2G)");
+  }
+  return value << shift;
+}
+
+// A size between its bounds.
+CLI::Validator SizeWithin(std::uint64_t low, std::uint64_t high) {
+  return CLI::Validator(
+      [=](std::string& text) -> std::string {
+        try {
+          const std::uint64_t value = ParseSize(text);
+          if (value >= low && value <= high) {
+            text = std::to_string(value);
+            return "";
+          }
+        } catch (const CLI::ValidationError& error) {
+          return error.what();
+        }
+        return fmt::format("{} is not from {} to {}", text, low, high);
+      },
+      "SIZE");
+}
+
+}  // namespace
+
+struct Options {
+  bool server = false;
+  std::string host;
+  std::string bind;
+  std::uint16_t port = kDefaultPort;
+  bool once = false;
+  std::optional<double> seconds;
+  std::uint64_t bytes = 0;
+  std::uint64_t parallel = 1;
+  std::optional<std::uint64_t> size;
+  std::optional<double> interval;
+  double settle = 3;
+  bool reverse = false;
+  bool both = false;
+  bool latency = false;
+  bool brief = false;
+  std::uint64_t connections = 0;
+  std::optional<std::uint64_t> active;
+  std::vector<std::string> transports;
+  bool compare = false;
+  int rounds = 3;
+  std::string report;
+  bool syscalls = false;
+  bool json = false;
+};
+
+namespace {
+
+[[noreturn]] void Wrong(const std::string& line) {
+  throw Error(line + " (see `rcsock perf --help`)", kUsage);
+}
+
+Mode ModeOf(const Options& options) {
+  if (options.brief) return Mode::kShort;
+  if (options.latency || options.connections > 0) return Mode::kMessages;
+  return Mode::kStream;
+}
+
+// What options contradict each other.
+void Check(const Options& options) {
+  const Mode mode = ModeOf(options);
+  if (options.server == !options.host.empty()) {
+    Wrong("either -s or -c HOST");
+  }
+  if (options.latency + options.brief + (options.connections > 0) > 1) {
+    Wrong("only one of --latency, --short and --connections");
+  }
+  if (options.reverse && options.both) Wrong("only one of -R and --bidir");
+  if (mode != Mode::kStream &&
+      (options.reverse || options.both || options.bytes > 0)) {
+    Wrong("-R, --bidir and -n are for streams");
+  }
+  if (options.bytes > 0 && options.seconds) Wrong("only one of -t and -n");
+  if (options.active && options.connections == 0) {
+    Wrong("--active needs --connections");
+  }
+  if (options.active && *options.active > options.connections) {
+    Wrong("--active can't be more than --connections");
+  }
+  if (options.connections > 0 && options.parallel > 1) {
+    Wrong("only one of -P and --connections");
+  }
+  if (!options.compare && options.report.empty() &&
+      options.transports.size() > 1) {
+    Wrong("several transports need --compare or --report");
+  }
+  if (!options.report.empty() && (mode != Mode::kStream || options.compare ||
+                                  options.bytes > 0 || options.syscalls)) {
+    Wrong("--report chooses itself what to measure");
+  }
+}
+
+Spec SpecOf(const Options& options) {
+  Spec spec;
+  spec.mode = ModeOf(options);
+  spec.direction = options.both      ? Direction::kBoth
+                   : options.reverse ? Direction::kReverse
+                                     : Direction::kForward;
+  spec.seconds = options.seconds.value_or(!options.report.empty() ? 0.5
+                                          : options.compare       ? 2
+                                                                  : 10);
+  spec.bytes = options.bytes;
+  spec.size =
+      options.size.value_or(spec.mode == Mode::kStream ? 128 << 10 : 64);
+  spec.connections =
+      options.connections > 0 ? options.connections : options.parallel;
+  spec.active = options.connections == 0
+                    ? spec.connections
+                    : options.active.value_or(
+                          std::min<std::uint64_t>(options.connections, 64));
+  spec.settle = options.settle;
+  return spec;
+}
+
+std::vector<Transport> TransportsOf(const Options& options) {
+  std::vector<Transport> transports;
+  for (const std::string& name : options.transports) {
+    Transport transport;
+    if (!FromName(name, &transport)) Wrong(name + " is not a transport");
+    transports.push_back(transport);
+  }
+  if (!transports.empty()) return transports;
+  if (!options.compare && options.report.empty()) return {Transport::kAuto};
+  return {Transport::kTcp, Transport::kShm, Transport::kRdma,
+          Transport::kVerbs};
+}
+
+// Tracing slows everything down, so it gets a short run of its own.
+void CountCalls(Client* client, Outcome* outcome) {
+  Spec spec = outcome->spec;
+  spec.traced = true;
+  spec.seconds = std::min(spec.seconds, 1.0);
+  spec.bytes = 0;
+  const Outcome counted = client->Run(spec, 0, nullptr);
+  const auto scale = [&](const Calls& calls) {
+    Calls scaled = calls;
+    for (auto& [name, n] : scaled) {
+      n = static_cast<std::uint64_t>(
+          static_cast<double>(n) *
+          static_cast<double>(outcome->client.messages) /
+          static_cast<double>(
+              std::max<std::uint64_t>(1, counted.client.messages)));
+    }
+    return scaled;
+  };
+  outcome->client_calls = scale(*counted.client_calls);
+  outcome->server_calls = scale(*counted.server_calls);
+}
+
+int RunOnce(const Options& options) {
+  Spec spec = SpecOf(options);
+  spec.transport = TransportsOf(options).front();
+  Client client(options.host, options.port);
+  const bool lines = !options.json &&
+                     (options.interval || ::isatty(STDOUT_FILENO) == 1) &&
+                     options.interval.value_or(1) > 0;
+  if (!options.json) PrintHeader(options.host, options.port, spec);
+  Outcome outcome = client.Run(spec, options.interval.value_or(1),
+                               [&](const Interval& interval) {
+                                 if (lines) PrintInterval(spec, interval);
+                               });
+  if (options.syscalls) CountCalls(&client, &outcome);
+  if (options.json) {
+    fmt::print("{}\n", ToJson(outcome).dump(2));
+  } else {
+    PrintOutcome(outcome);
+  }
+  std::fflush(stdout);
+  if (outcome.LaneUsed()) return 0;
+  throw Error(fmt::format("only {} of the bytes were on the {} lane",
+                          Percent(outcome.Share()), Name(spec.transport)),
+              kNotOnLane);
+}
+
+int RunCompare(const Options& options) {
+  const Spec spec = SpecOf(options);
+  Rounds rounds(options.host, options.port, TransportsOf(options));
+  std::vector<Row> rows = Compare(&rounds, spec, options.rounds);
+  if (options.syscalls) {
+    Client client(options.host, options.port);
+    for (Row& row : rows) {
+      if (!row.good()) continue;
+      for (Outcome& run : row.runs) CountCalls(&client, &run);
+    }
+  }
+  if (options.json) {
+    nlohmann::json json = {{"spec", ToJson(spec)}, {"compare", ToJson(rows)}};
+    fmt::print("{}\n", json.dump(2));
+    std::fflush(stdout);
+  } else {
+    PrintComparison(spec, rows);
+  }
+  // What was named must have worked.
+  for (const Row& row : rows) {
+    if (!row.good() && !options.transports.empty()) return kNotOnLane;
+  }
+  return 0;
+}
+
+int RunReport(const Options& options) {
+  // Before the minutes, not after them.
+  std::ofstream file(options.report);
+  if (!file) FailErrno("cannot write {}", options.report);
+  Rounds rounds(options.host, options.port, TransportsOf(options));
+  const Report report = Measure(&rounds, SpecOf(options), options.host);
+  file << Page(report);
+  file.close();
+  if (!file) FailErrno("cannot write {}", options.report);
+  if (options.json) {
+    fmt::print("{}\n", ToJson(report).dump(2));
+  } else {
+    PrintReport(report);
+    fmt::print("{}: written\n", options.report);
+  }
+  std::fflush(stdout);
+  return 0;
+}
+
+int Run(const Options& options) {
+  Check(options);
+  if (options.server) {
+    return Serve({options.bind, options.port, options.once, options.json});
+  }
+  if (!options.report.empty()) return RunReport(options);
+  return options.compare ? RunCompare(options) : RunOnce(options);
+}
+
+}  // namespace
+
+Command::Command(CLI::App* app)
+    : perf_(app->add_subcommand("perf",
+                                "Measure the way to another host, over each "
+                                "lane")),
+      worker_(app->add_subcommand("perf-worker", "")),
+      options_(std::make_unique<Options>()) {
+  worker_->group("");
+  Options& o = *options_;
+  perf_->footer(kFooter);
+  perf_->add_flag("-s,--server", o.server, "Serve clients, one at a time");
+  perf_->add_option("-c,--client", o.host, "Measure with the server at HOST")
+      ->type_name("HOST");
+  perf_->add_option("-p,--port", o.port, "The server's port")
+      ->check(CLI::Range(1, 65535))
+      ->capture_default_str()
+      ->type_name("N");
+  perf_->add_option("-B,--bind", o.bind, "Serve at this address only")
+      ->type_name("ADDRESS");
+  perf_->add_flag("-1,--once", o.once, "Serve one client, then end");
+  perf_
+      ->add_option("-t,--time", o.seconds,
+                   "Seconds to measure (10; --compare: 2 for each run,\n"
+                   "--report: 0.5)")
+      ->check(CLI::Range(kMinSeconds, kMaxSeconds))
+      ->type_name("SEC");
+  perf_
+      ->add_option("-n,--bytes", o.bytes,
+                   "Bytes to send, instead of -t (K, M, G)")
+      ->transform(SizeWithin(1, kMaxBytes))
+      ->type_name("SIZE");
+  perf_
+      ->add_option("-P,--parallel", o.parallel,
+                   "Connections at a time, each with threads of its own")
+      ->check(CLI::Range(std::uint64_t{1}, kMaxParallel))
+      ->type_name("N");
+  perf_
+      ->add_option("-l,--length", o.size,
+                   "Bytes of a message (128K; round trips: 64)")
+      ->transform(SizeWithin(1, kMaxSize))
+      ->type_name("SIZE");
+  perf_->add_flag("-R,--reverse", o.reverse, "The server sends");
+  perf_->add_flag("--bidir", o.both, "Both send");
+  perf_
+      ->add_option("-i,--interval", o.interval,
+                   "Seconds between reports (1 on a terminal; 0: none)")
+      ->check(CLI::Validator(
+          [](const std::string& text) {
+            return text == "0" ? std::string() : CLI::Range(0.1, 3600.0)(text);
+          },
+          "0 or 0.1 to 3600"))
+      ->type_name("SEC");
+  perf_->add_flag("--latency", o.latency, "Measure round trips");
+  perf_->add_flag("--short", o.brief,
+                  "Measure how fast connections are made: each carries one\n"
+                  "round trip");
+  perf_
+      ->add_option("--connections", o.connections,
+                   "Measure round trips over so many connections in turn")
+      ->check(CLI::Range(std::uint64_t{1}, kMaxConnections))
+      ->type_name("N");
+  perf_
+      ->add_option("--active", o.active,
+                   "So many round trips of them under way at a time (64)")
+      ->check(CLI::Range(std::uint64_t{1}, kMaxActive))
+      ->type_name("N");
+  perf_
+      ->add_option("--transport", o.transports,
+                   "auto: rcsock with the best lane there is (default)\n"
+                   "shm, rdma: rcsock with this lane\n"
+                   "tcp: the kernel's TCP, without rcsock\n"
+                   "verbs: raw RDMA writes, without sockets\n"
+                   "With --compare a list: tcp,shm")
+      ->delimiter(',')
+      ->check(CLI::IsMember({"auto", "shm", "rdma", "tcp", "verbs"}))
+      ->type_name("NAME");
+  perf_->add_flag("--compare", o.compare,
+                  "Run the transports in turn and compare them");
+  perf_->add_option("--rounds", o.rounds, "Of --compare")
+      ->check(CLI::Range(1, 99))
+      ->capture_default_str()
+      ->type_name("N");
+  perf_
+      ->add_option("--report", o.report,
+                   "Measure latency, throughput over size and rate over\n"
+                   "connections, and write one HTML page with plots")
+      ->type_name("FILE");
+  perf_->add_flag("--syscalls", o.syscalls,
+                  "Count system calls too, in a short run of its own under\n"
+                  "ptrace");
+  perf_
+      ->add_option("--settle", o.settle,
+                   "At most so many seconds until the lanes are there")
+      ->check(CLI::Range(0.0, kMaxSettle))
+      ->capture_default_str()
+      ->type_name("SEC");
+  perf_->add_flag("-J,--json", o.json, "Print JSON");
+}
+
+Command::~Command() = default;
+
+bool Command::Run(int* status) {
+  if (worker_->parsed()) {
+    *status = RunWorker();
+    return true;
+  }
+  if (!perf_->parsed()) return false;
+  try {
+    *status = perf::Run(*options_);
+  } catch (const Error& error) {
+    std::cout.flush();
+    std::cerr << "rcsock: " << error.what() << "\n";
+    *status = error.status;
+  }
+  return true;
+}
+
+}  // namespace rcsock::perf

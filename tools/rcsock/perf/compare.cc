@@ -1,0 +1,183 @@
+#include "tools/rcsock/perf/compare.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdio>
+
+#include "tools/rcsock/perf/error.h"
+
+namespace rcsock::perf {
+namespace {
+
+// What keeps verbs from a kind of measurement that sockets can do.
+std::string WhyNotVerbs(const Spec& spec) {
+  constexpr std::uint64_t kMaxLinks = 256;
+  if (spec.mode == Mode::kShort) return "has no short connections";
+  if (spec.mode == Mode::kStream && spec.direction != Direction::kForward) {
+    return "streams to the server only";
+  }
+  if (spec.connections > kMaxLinks) {
+    return fmt::format("at most {} connections", kMaxLinks);
+  }
+  return "";
+}
+
+std::string WhyNotUsed(const Outcome& outcome) {
+  const std::string why = outcome.WhyTcp();
+  return fmt::format("NOT USED: {} of the bytes on the lane{}",
+                     Percent(outcome.Share()),
+                     why.empty() ? "" : " (" + why + ")");
+}
+
+// How often better than `base`.
+double Ratio(const Outcome& outcome, const Outcome& base) {
+  const double a = outcome.Figure();
+  const double b = base.Figure();
+  if (a <= 0 || b <= 0) return 0;
+  return outcome.MoreIsBetter() ? a / b : b / a;
+}
+
+const Row* Base(const std::vector<Row>& rows) {
+  for (const Row& row : rows) {
+    if (row.transport == Transport::kTcp && row.good()) return &row;
+  }
+  return nullptr;
+}
+
+}  // namespace
+
+const Outcome& Row::Median() const {
+  std::vector<const Outcome*> sorted;
+  for (const Outcome& run : runs) sorted.push_back(&run);
+  std::sort(sorted.begin(), sorted.end(),
+            [](const Outcome* a, const Outcome* b) {
+              return a->Figure() < b->Figure();
+            });
+  return *sorted[sorted.size() / 2];
+}
+
+Rounds::Rounds(std::string host, std::uint16_t port,
+               const std::vector<Transport>& transports)
+    : host_(std::move(host)),
+      port_(port),
+      client_(std::make_unique<Client>(host_, port_)) {
+  for (const Transport transport : transports) {
+    entries_.push_back({transport, ""});
+  }
+}
+
+std::vector<Row> Rounds::Run(Spec spec, const std::string& what) {
+  std::vector<Row> rows;
+  for (Entry& entry : entries_) {
+    Row& row = rows.emplace_back();
+    row.transport = spec.transport = entry.transport;
+    row.failed = entry.failed;
+    if (row.failed.empty() && entry.transport == Transport::kVerbs) {
+      row.failed = WhyNotVerbs(spec);
+    }
+    if (!row.failed.empty()) continue;
+    progress_.Show(fmt::format("{}: {}", what, Name(spec.transport)));
+    try {
+      if (!client_) client_ = std::make_unique<Client>(host_, port_);
+      Outcome outcome = client_->Run(spec, 0, nullptr);
+      if (outcome.LaneUsed()) {
+        row.runs.push_back(std::move(outcome));
+      } else {
+        row.failed = entry.failed = WhyNotUsed(outcome);
+      }
+    } catch (const Error& error) {
+      client_.reset();
+      // Without the base line there is nothing to compare with.
+      if (error.status == kInterrupted || spec.transport == Transport::kTcp) {
+        throw;
+      }
+      row.failed = entry.failed = error.what();
+    }
+  }
+  progress_.Clear();
+  return rows;
+}
+
+std::vector<Row> Compare(Rounds* rounds, const Spec& spec, int count) {
+  std::vector<Row> all;
+  for (int round = 1; round <= count; ++round) {
+    std::vector<Row> rows =
+        rounds->Run(spec, fmt::format("round {} of {}", round, count));
+    if (all.empty()) {
+      all = std::move(rows);
+      continue;
+    }
+    for (std::size_t i = 0; i < rows.size(); ++i) {
+      for (Outcome& run : rows[i].runs) all[i].runs.push_back(std::move(run));
+      if (!rows[i].failed.empty()) all[i].failed = rows[i].failed;
+    }
+  }
+  return all;
+}
+
+void PrintComparison(const Spec& spec, const std::vector<Row>& rows) {
+  const Row* base = Base(rows);
+  const bool latency =
+      spec.mode == Mode::kMessages && spec.connections == spec.active;
+  fmt::print("{}\n", Describe(spec));
+  fmt::print("{:<10} {:>14} {:>7} {}{:>12} {:>12} {:>12}{}\n", "transport",
+             FigureName(spec), "vs tcp",
+             latency ? fmt::format("{:>10} ", "p99") : "", "on the lane",
+             "client CPU", "server CPU", spec.traced ? "   calls c/s" : "");
+  for (const Row& row : rows) {
+    if (!row.good()) {
+      fmt::print("{:<10} {:>14}  {}\n", Name(row.transport), "-", row.failed);
+      continue;
+    }
+    const Outcome& run = row.Median();
+    const std::string ratio =
+        base != nullptr ? fmt::format("{:.2f}", Ratio(run, base->Median()))
+                        : "";
+    const std::string share =
+        !UnderRcsock(row.transport) || spec.mode == Mode::kShort
+            ? "-"
+            : Percent(run.Share());
+    std::string p99;
+    if (latency) {
+      p99 = fmt::format(
+          "{:>10} ",
+          Micros(static_cast<double>(run.client.latency.Percentile(0.99)) /
+                 1000));
+    }
+    std::string calls;
+    if (run.client_calls && run.server_calls) {
+      const std::uint64_t n = run.client.messages;
+      calls =
+          fmt::format("   {:.2f}/{:.2f}", CallsPerMessage(*run.client_calls, n),
+                      CallsPerMessage(*run.server_calls, n));
+    }
+    fmt::print("{:<10} {:>14} {:>7} {}{:>12} {:>12} {:>12}{}\n",
+               Name(row.transport), Figure(run), ratio, p99, share,
+               Micros(run.CpuPerMessage(run.client)),
+               Micros(run.CpuPerMessage(run.server)), calls);
+  }
+  std::fflush(stdout);
+}
+
+nlohmann::json ToJson(const std::vector<Row>& rows) {
+  const Row* base = Base(rows);
+  nlohmann::json json = nlohmann::json::array();
+  for (const Row& row : rows) {
+    nlohmann::json& entry =
+        json.emplace_back(nlohmann::json{{"transport", Name(row.transport)}});
+    if (!row.good()) {
+      entry["failed"] = row.failed;
+      continue;
+    }
+    const Outcome& run = row.Median();
+    entry["median"] = ToJson(run);
+    if (base != nullptr) entry["vs_tcp"] = Ratio(run, base->Median());
+    for (const Outcome& each : row.runs) {
+      entry["figures"].push_back(each.Figure());
+    }
+  }
+  return json;
+}
+
+}  // namespace rcsock::perf

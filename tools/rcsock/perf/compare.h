@@ -1,0 +1,57 @@
+#ifndef RCSOCK_TOOLS_RCSOCK_PERF_COMPARE_H_
+#define RCSOCK_TOOLS_RCSOCK_PERF_COMPARE_H_
+
+#include <cstdint>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "tools/rcsock/perf/client.h"
+#include "tools/rcsock/perf/outcome.h"
+#include "tools/rcsock/perf/print.h"
+
+namespace rcsock::perf {
+
+// What became of one transport in a comparison.
+struct Row {
+  Transport transport = Transport::kTcp;
+  std::vector<Outcome> runs;
+  std::string failed;  // why there is no figure; empty: there is one
+
+  // The run with the median figure.
+  const Outcome& Median() const;
+  bool good() const { return failed.empty() && !runs.empty(); }
+};
+
+// Transports run in turn with one server.  One that fails, or whose bytes go
+// over TCP all the same, is left out from then on, with the reason.
+class Rounds {
+ public:
+  Rounds(std::string host, std::uint16_t port,
+         const std::vector<Transport>& transports);
+
+  // One more run of each, as `spec` says.  `what` is for the progress line.
+  // Returns a row for each transport, with at most one run.
+  std::vector<Row> Run(Spec spec, const std::string& what);
+
+ private:
+  struct Entry {
+    Transport transport;
+    std::string failed;
+  };
+
+  const std::string host_;
+  const std::uint16_t port_;
+  std::vector<Entry> entries_;
+  std::unique_ptr<Client> client_;
+  Progress progress_;
+};
+
+std::vector<Row> Compare(Rounds* rounds, const Spec& spec, int count);
+void PrintComparison(const Spec& spec, const std::vector<Row>& rows);
+nlohmann::json ToJson(const std::vector<Row>& rows);
+
+}  // namespace rcsock::perf
+
+#endif  // RCSOCK_TOOLS_RCSOCK_PERF_COMPARE_H_

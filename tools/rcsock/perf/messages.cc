@@ -1,0 +1,246 @@
+// Round trips: by a thread for each connection, or by one epoll loop for very
+// many.
+
+#include <sys/epoll.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <deque>
+
+#include "tools/rcsock/perf/error.h"
+#include "tools/rcsock/perf/meter.h"
+
+namespace rcsock::perf {
+namespace {
+
+constexpr int kEvents = 256;
+
+void Ask(Meter* meter, const Spec& spec, int fd, Tally* tally) {
+  std::vector<char> message(spec.size, 'x');
+  std::int64_t last = NowNs();
+  while (!meter->stopped()) {
+    SendAll(fd, message.data(), message.size());
+    Tally::Add(&tally->tx, spec.size);
+    if (!ReceiveAll(fd, message.data(), message.size())) {
+      Fail("the server has closed a connection");
+    }
+    const std::int64_t now = NowNs();
+    tally->latency.Record(static_cast<std::uint64_t>(now - last));
+    last = now;
+    Tally::Add(&tally->rx, spec.size);
+    Tally::Add(&tally->messages, 1);
+  }
+}
+
+void Answer(const Spec& spec, int fd, Tally* tally) {
+  std::vector<char> message(spec.size);
+  while (ReceiveAll(fd, message.data(), message.size())) {
+    Tally::Add(&tally->rx, spec.size);
+    SendAll(fd, message.data(), message.size());
+    Tally::Add(&tally->tx, spec.size);
+    Tally::Add(&tally->messages, 1);
+  }
+}
+
+// One loop over all connections, without waiting in any.
+class Loop {
+ public:
+  Loop(const Spec& spec, const std::vector<Fd>& fds, Tally* tally)
+      : spec_(spec),
+        tally_(tally),
+        set_(::epoll_create1(EPOLL_CLOEXEC)),
+        states_(fds.size()),
+        buffer_(std::max<std::size_t>(spec.size, kSettleSize), 'x') {
+    if (!set_) FailErrno("epoll_create1");
+    for (std::size_t i = 0; i < fds.size(); ++i) {
+      states_[i].fd = fds[i].get();
+      Control(EPOLL_CTL_ADD, i, EPOLLIN);
+    }
+  }
+
+ protected:
+  struct State {
+    int fd = -1;
+    std::size_t got = 0;   // of the message that comes
+    std::size_t left = 0;  // of the one that goes
+    std::int64_t asked = 0;
+    bool settled = false;
+    bool watched = false;  // for room to send
+  };
+
+  void Control(int what, std::size_t i, std::uint32_t events) {
+    epoll_event event{};
+    event.events = events;
+    event.data.u64 = i;
+    if (::epoll_ctl(set_.get(), what, states_[i].fd, &event) != 0) {
+      FailErrno("epoll_ctl");
+    }
+  }
+
+  template <typename Each>
+  void Wait(Each each) {
+    std::array<epoll_event, kEvents> events;
+    const int n = ::epoll_wait(set_.get(), events.data(), kEvents, 1000);
+    if (n < 0 && errno != EINTR) FailErrno("epoll_wait");
+    for (int e = 0; e < n; ++e) {
+      const epoll_event& event = events[static_cast<std::size_t>(e)];
+      const auto i = static_cast<std::size_t>(event.data.u64);
+      if ((event.events & EPOLLOUT) != 0) Push(i);
+      if ((event.events & ~std::uint32_t{EPOLLOUT}) != 0) each(i);
+    }
+  }
+
+  void Post(std::size_t i, std::size_t size) {
+    states_[i].left = size;
+    Push(i);
+  }
+
+  // What is sent is always the same, so nothing needs to be kept.
+  void Push(std::size_t i) {
+    State& state = states_[i];
+    while (state.left > 0) {
+      const ssize_t n = ::send(state.fd, buffer_.data(), state.left,
+                               MSG_DONTWAIT | MSG_NOSIGNAL);
+      if (n < 0 && errno == EINTR) continue;
+      if (n < 0 && errno != EAGAIN) FailErrno("send");
+      if (n < 0) break;
+      state.left -= static_cast<std::size_t>(n);
+      if (state.settled) Tally::Add(&tally_->tx, static_cast<std::uint64_t>(n));
+    }
+    const bool watch = state.left > 0;
+    if (watch == state.watched) return;
+    state.watched = watch;
+    Control(EPOLL_CTL_MOD, i, EPOLLIN | (watch ? EPOLLOUT : 0u));
+  }
+
+  enum class Got { kPart, kAll, kEnd };
+  // Reads on with the message of `size` bytes, into `to`.
+  Got Pull(std::size_t i, std::size_t size, char* to) {
+    State& state = states_[i];
+    const ssize_t n =
+        ::recv(state.fd, to + state.got, size - state.got, MSG_DONTWAIT);
+    if (n < 0 && (errno == EINTR || errno == EAGAIN)) return Got::kPart;
+    if (n < 0) FailErrno("receive");
+    if (n == 0) return Got::kEnd;
+    state.got += static_cast<std::size_t>(n);
+    if (state.settled) Tally::Add(&tally_->rx, static_cast<std::uint64_t>(n));
+    if (state.got < size) return Got::kPart;
+    state.got = 0;
+    return Got::kAll;
+  }
+
+  const Spec spec_;
+  Tally* const tally_;
+  Fd set_;
+  std::vector<State> states_;
+  std::vector<char> buffer_;
+};
+
+class AskLoop : public Loop {
+ public:
+  using Loop::Loop;
+
+  void Run(Meter* meter) {
+    std::vector<char> answer(spec_.size);
+    for (std::size_t i = 0; i < states_.size(); ++i) {
+      states_[i].settled = true;
+      idle_.push_back(i);
+    }
+    std::size_t under_way = 0;
+    for (; under_way < spec_.active; ++under_way) AskNext(NowNs());
+    while (under_way > 0) {
+      Wait([&](std::size_t i) {
+        const Got got = Pull(i, spec_.size, answer.data());
+        if (got == Got::kEnd) Fail("the server has closed a connection");
+        if (got == Got::kPart) return;
+        const std::int64_t now = NowNs();
+        tally_->latency.Record(
+            static_cast<std::uint64_t>(now - states_[i].asked));
+        Tally::Add(&tally_->messages, 1);
+        idle_.push_back(i);
+        if (meter->stopped()) {
+          --under_way;
+        } else {
+          AskNext(now);
+        }
+      });
+    }
+  }
+
+ private:
+  // The connection that has been idle longest.
+  void AskNext(std::int64_t now) {
+    const std::size_t i = idle_.front();
+    idle_.pop_front();
+    states_[i].asked = now;
+    Post(i, spec_.size);
+  }
+
+  std::deque<std::size_t> idle_;
+};
+
+class AnswerLoop : public Loop {
+ public:
+  using Loop::Loop;
+
+  void Run(Meter* meter) {
+    std::size_t open = states_.size();
+    std::vector<char> question(buffer_.size());
+    while (open > 0) {
+      Wait([&](std::size_t i) {
+        State& state = states_[i];
+        if (state.fd < 0) return;
+        const std::size_t size = state.settled ? spec_.size : kSettleSize;
+        const Got got = Pull(i, size, question.data());
+        if (got == Got::kPart) return;
+        if (got == Got::kEnd) {
+          Control(EPOLL_CTL_DEL, i, 0);
+          state.fd = -1;
+          --open;
+          return;
+        }
+        Post(i, size);
+        if (state.settled) {
+          Tally::Add(&tally_->messages, 1);
+        } else if (question[0] == kGo) {
+          state.settled = true;
+          meter->Begin();
+        }
+      });
+    }
+  }
+};
+
+}  // namespace
+
+void MessageThreads(Meter* meter, const Job& job, const std::vector<Fd>& fds) {
+  for (const Fd& each : fds) {
+    const int fd = each.get();
+    meter->StartThread([=, &job](Tally* tally) {
+      if (job.server) {
+        if (!SettleEcho(fd)) Fail("the client has closed a connection");
+        meter->Begin();
+        Answer(job.spec, fd, tally);
+      } else {
+        meter->Begin();
+        Ask(meter, job.spec, fd, tally);
+        ::shutdown(fd, SHUT_WR);
+      }
+    });
+  }
+}
+
+void MessageLoop(Meter* meter, const Job& job, const std::vector<Fd>& fds) {
+  meter->StartThread([meter, &job, &fds](Tally* tally) {
+    if (job.server) {
+      AnswerLoop(job.spec, fds, tally).Run(meter);
+      return;
+    }
+    meter->Begin();
+    AskLoop(job.spec, fds, tally).Run(meter);
+    for (const Fd& fd : fds) ::shutdown(fd.get(), SHUT_WR);
+  });
+}
+
+}  // namespace rcsock::perf

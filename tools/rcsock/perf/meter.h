@@ -1,0 +1,120 @@
+#ifndef RCSOCK_TOOLS_RCSOCK_PERF_METER_H_
+#define RCSOCK_TOOLS_RCSOCK_PERF_METER_H_
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "tools/rcsock/perf/net.h"
+#include "tools/rcsock/perf/side.h"
+#include "tools/rcsock/perf/spec.h"
+
+namespace rcsock::perf {
+
+// What a measuring process is told first.
+struct Job {
+  Spec spec;
+  bool server = false;
+  std::string host;        // to bind, or to connect to
+  std::uint16_t port = 0;  // client
+  std::string token;       // what each data connection begins with
+  double interval = 1;     // client, seconds
+};
+
+constexpr std::size_t kTokenSize = 16;
+
+// One line for who has started this process.
+void Emit(const nlohmann::json& line);
+
+// What one thread counts.  Only it writes; the counters are read meanwhile, the
+// rest after its end.
+struct alignas(64) Tally {
+  std::atomic<std::uint64_t> tx{0};
+  std::atomic<std::uint64_t> rx{0};
+  std::atomic<std::uint64_t> messages{0};
+  std::int64_t tx_end = 0;
+  std::int64_t rx_end = 0;
+  Histogram latency;
+  Histogram connect;
+
+  static void Add(std::atomic<std::uint64_t>* counter, std::uint64_t n) {
+    counter->store(counter->load(std::memory_order_relaxed) + n,
+                   std::memory_order_relaxed);
+  }
+};
+
+// The threads that measure, and the time they have.
+class Meter {
+ public:
+  explicit Meter(const Job& job);
+
+  void StartThread(std::function<void(Tally*)> body);
+
+  // The measured time begins with the first call.  Any thread.
+  void Begin();
+  bool stopped() const { return stop_.load(std::memory_order_relaxed); }
+
+  // Waits for all threads, reporting intervals; `on_finish` is called when the
+  // other end has finished.  Ends the process if one of them fails, if nothing
+  // moves, or if whoever has started the process is gone.
+  Side Drive(const std::function<void()>& on_finish);
+
+ private:
+  struct Sum {
+    std::uint64_t tx = 0;
+    std::uint64_t rx = 0;
+    std::uint64_t messages = 0;
+  };
+
+  Sum Total() const;
+  void Report(std::int64_t now);
+  void ReadStdin(const std::function<void()>& on_finish);
+
+  const Job job_;
+  Fd done_;
+  std::atomic<bool> begun_{false};
+  std::atomic<std::int64_t> begin_{0};
+  std::atomic<bool> stop_{false};
+  std::atomic<std::size_t> running_{0};
+  double user_ = 0;  // CPU until the beginning
+  double system_ = 0;
+  std::uint64_t switches_ = 0;
+  Sum reported_;
+  std::int64_t reported_at_ = 0;
+  std::vector<std::unique_ptr<Tally>> tallies_;
+  std::vector<std::thread> threads_;
+};
+
+// What the kinds of measurement have in common.
+
+// As many connections as the job wants, each known by its token.
+std::vector<Fd> AcceptAll(int listener, const Job& job);
+std::vector<Fd> ConnectAll(const Job& job, Histogram* took);
+
+// Small messages go to and fro until the connections have found their lanes:
+// nothing of them moves over the kernel's TCP any more, or the time is up.  The
+// last one says that the measurement begins.
+constexpr std::size_t kSettleSize = 8;
+constexpr char kGo = 'g';
+void Settle(const Job& job, const std::vector<Fd>& connections);
+// The server's part, on one connection.  False if it has ended.
+bool SettleEcho(int fd);
+
+std::uint64_t TcpBytes(const std::vector<Fd>& connections);
+
+void StreamThreads(Meter* meter, const Job& job, const std::vector<Fd>& fds);
+void MessageThreads(Meter* meter, const Job& job, const std::vector<Fd>& fds);
+void MessageLoop(Meter* meter, const Job& job, const std::vector<Fd>& fds);
+void ShortClient(Meter* meter, const Job& job);
+void ShortServer(Meter* meter, const Job& job, int listener);
+// The whole of it.
+Side RunVerbs(const Job& job);
+
+}  // namespace rcsock::perf
+
+#endif  // RCSOCK_TOOLS_RCSOCK_PERF_METER_H_

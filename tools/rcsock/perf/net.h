@@ -1,0 +1,85 @@
+#ifndef RCSOCK_TOOLS_RCSOCK_PERF_NET_H_
+#define RCSOCK_TOOLS_RCSOCK_PERF_NET_H_
+
+#include <netinet/in.h>
+#include <sys/socket.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <utility>
+
+// Plain sockets, as any program uses them: nothing here knows of lanes.
+// Whatever fails throws Error.
+
+namespace rcsock::perf {
+
+// A descriptor, closed by close(2) of libc, so that a preload sees it.
+class Fd {
+ public:
+  Fd() = default;
+  explicit Fd(int fd) : fd_(fd) {}
+  Fd(Fd&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+  Fd& operator=(Fd&& other) noexcept {
+    if (this != &other) {
+      Close();
+      fd_ = std::exchange(other.fd_, -1);
+    }
+    return *this;
+  }
+  ~Fd() { Close(); }
+
+  void Close();
+  int get() const { return fd_; }
+  explicit operator bool() const { return fd_ >= 0; }
+
+ private:
+  int fd_ = -1;
+};
+
+struct Address {
+  sockaddr_storage storage{};
+  socklen_t length = 0;
+
+  const sockaddr* get() const {
+    return reinterpret_cast<const sockaddr*>(&storage);
+  }
+  std::uint16_t port() const;
+  void SetPort(std::uint16_t port);
+  // The numeric address alone; an IPv4 address that is mapped into IPv6 as
+  // IPv4.
+  std::string Host() const;
+};
+
+// The first address of `host`.  An empty one is every address of this host.
+Address Resolve(const std::string& host, std::uint16_t port);
+// The local end, and the other end, of a socket.
+Address LocalAddress(int fd);
+Address PeerAddress(int fd);
+
+Fd Listen(const std::string& host, std::uint16_t port);
+// At most `seconds` for the handshake.  errno stays as it was on failure, and
+// the result is empty.
+Fd TryConnect(const Address& address, double seconds);
+
+void SetNoDelay(int fd);
+void SetNonBlocking(int fd);
+// How long a blocking send, receive or connect may take; 0: for ever.
+void SetTimeout(int fd, double seconds);
+
+// For blocking sockets.
+void SendAll(int fd, const void* data, std::size_t size);
+// False if the stream ends before the first byte; an end in the middle throws.
+bool ReceiveAll(int fd, void* data, std::size_t size);
+
+// Bytes that the kernel's TCP has carried, both ways.
+std::uint64_t TcpBytes(int fd);
+
+// Throws if this process cannot have `count` more descriptors.
+void NeedDescriptors(std::uint64_t count);
+
+std::int64_t NowNs();
+
+}  // namespace rcsock::perf
+
+#endif  // RCSOCK_TOOLS_RCSOCK_PERF_NET_H_

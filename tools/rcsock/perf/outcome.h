@@ -1,0 +1,74 @@
+#ifndef RCSOCK_TOOLS_RCSOCK_PERF_OUTCOME_H_
+#define RCSOCK_TOOLS_RCSOCK_PERF_OUTCOME_H_
+
+#include <cstdint>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "tools/rcsock/perf/side.h"
+#include "tools/rcsock/perf/spec.h"
+
+namespace rcsock::perf {
+
+struct Interval {
+  double from = 0;  // seconds
+  double to = 0;
+  std::uint64_t tx_bytes = 0;
+  std::uint64_t rx_bytes = 0;
+  std::uint64_t messages = 0;
+};
+
+// System calls of one end while it measured, by name.
+using Calls = std::map<std::string, std::uint64_t>;
+
+// A run, as the client knows it afterwards.
+struct Outcome {
+  Spec spec;
+  Side client;
+  Side server;
+  std::vector<Interval> intervals;
+  // By the preload's own count, of the client's process: bytes by lane, and
+  // why connections were on TCP.
+  std::map<std::string, std::uint64_t> lanes;
+  std::map<std::string, std::uint64_t> reasons;
+  std::optional<Calls> client_calls;
+  std::optional<Calls> server_calls;
+
+  // Bytes a second, as received; both directions together.
+  double Throughput() const;
+  // Messages, round trips or connections a second.
+  double Rate() const;
+  // The part of the measured bytes that did not move over the kernel's TCP.
+  double Share() const;
+  // What carried them: "tcp", "shm", "rdma", "verbs", "shm+rdma".
+  std::string Lane() const;
+  // False if a lane was asked for by name and the bytes went over TCP.  Short
+  // connections never ask for one.
+  bool LaneUsed() const;
+  // Why not, in rcsock's words; "" if it has none.
+  std::string WhyTcp() const;
+  // The figure that counts for the mode, in Unit(): throughput, the median
+  // round trip or the rate; and whether more is better.
+  double Figure() const;
+  bool MoreIsBetter() const;
+  // CPU of one end, microseconds for each message.
+  double CpuPerMessage(const Side& side) const;
+};
+
+// Below this share of its bytes a lane has not been measured.
+constexpr double kGoodShare = 0.95;
+
+// Reading the clock is left out: where there is no vDSO (in a guest) it is a
+// system call, and only who measures reads it.
+double CallsPerMessage(const Calls& calls, std::uint64_t messages);
+Calls CallsFromJson(const nlohmann::json& json);
+
+// For people's programs: see docs/perf.md.
+nlohmann::json ToJson(const Outcome& outcome);
+
+}  // namespace rcsock::perf
+
+#endif  // RCSOCK_TOOLS_RCSOCK_PERF_OUTCOME_H_

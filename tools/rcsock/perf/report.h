@@ -1,0 +1,38 @@
+#ifndef RCSOCK_TOOLS_RCSOCK_PERF_REPORT_H_
+#define RCSOCK_TOOLS_RCSOCK_PERF_REPORT_H_
+
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "tools/rcsock/perf/compare.h"
+
+namespace rcsock::perf {
+
+// One place on a plot's horizontal axis, measured with each transport.
+struct Point {
+  std::uint64_t at = 0;
+  std::vector<Row> rows;
+};
+
+struct Report {
+  std::string host;  // the server
+  std::string here;  // kernel, CPUs
+  std::string date;
+  double seconds = 0;  // of each run
+  std::vector<Row> latency;
+  std::vector<Point> sizes;        // throughput
+  std::vector<Point> connections;  // round trips a second
+};
+
+// `spec` gives the duration and the settling; the rest is chosen here.
+Report Measure(Rounds* rounds, const Spec& spec, const std::string& host);
+void PrintReport(const Report& report);
+nlohmann::json ToJson(const Report& report);
+// One page of HTML that needs nothing beside it.
+std::string Page(const Report& report);
+
+}  // namespace rcsock::perf
+
+#endif  // RCSOCK_TOOLS_RCSOCK_PERF_REPORT_H_

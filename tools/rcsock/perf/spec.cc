@@ -1,0 +1,90 @@
+#include "tools/rcsock/perf/spec.h"
+
+#include <algorithm>
+#include <array>
+
+#include "tools/rcsock/perf/error.h"
+#include "tools/rcsock/perf/fields.h"
+
+namespace rcsock::perf {
+namespace {
+
+constexpr std::array kModes = {"stream", "messages", "short"};
+constexpr std::array kTransports = {"tcp", "shm", "rdma", "auto", "verbs"};
+constexpr std::array kDirections = {"forward", "reverse", "both"};
+
+template <typename Enum, std::size_t kSize>
+bool Find(const std::array<const char*, kSize>& names, const std::string& name,
+          Enum* value) {
+  const auto found = std::find(names.begin(), names.end(), name);
+  if (found == names.end()) return false;
+  *value = static_cast<Enum>(found - names.begin());
+  return true;
+}
+
+template <typename Enum, std::size_t kSize>
+Enum EnumField(const nlohmann::json& json, const char* field,
+               const std::array<const char*, kSize>& names) {
+  Enum value{};
+  if (!Find(names, TextField(json, field, 16), &value)) BadField(field);
+  return value;
+}
+
+}  // namespace
+
+const char* Name(Mode mode) { return kModes[static_cast<std::size_t>(mode)]; }
+const char* Name(Transport transport) {
+  return kTransports[static_cast<std::size_t>(transport)];
+}
+const char* Name(Direction direction) {
+  return kDirections[static_cast<std::size_t>(direction)];
+}
+
+bool FromName(const std::string& name, Transport* transport) {
+  return Find(kTransports, name, transport);
+}
+
+bool UnderRcsock(Transport transport) {
+  return transport != Transport::kTcp && transport != Transport::kVerbs;
+}
+
+bool Spec::Threads() const {
+  return mode != Mode::kMessages || (active == connections && active <= 32);
+}
+
+std::uint64_t Spec::BytesEach() const {
+  return bytes == 0 ? 0 : std::max<std::uint64_t>(1, bytes / connections);
+}
+
+nlohmann::json ToJson(const Spec& spec) {
+  return {{"mode", Name(spec.mode)},
+          {"transport", Name(spec.transport)},
+          {"direction", Name(spec.direction)},
+          {"seconds", spec.seconds},
+          {"bytes", spec.bytes},
+          {"size", spec.size},
+          {"connections", spec.connections},
+          {"active", spec.active},
+          {"settle", spec.settle},
+          {"traced", spec.traced}};
+}
+
+Spec SpecFromJson(const nlohmann::json& json) {
+  Spec spec;
+  spec.mode = EnumField<Mode>(json, "mode", kModes);
+  spec.transport = EnumField<Transport>(json, "transport", kTransports);
+  spec.direction = EnumField<Direction>(json, "direction", kDirections);
+  spec.seconds = RealField(json, "seconds", kMinSeconds, kMaxSeconds);
+  spec.bytes = NumberField(json, "bytes", 0, kMaxBytes);
+  spec.size = NumberField(json, "size", 1, kMaxSize);
+  spec.connections = NumberField(
+      json, "connections", 1,
+      spec.mode == Mode::kMessages ? kMaxConnections : kMaxParallel);
+  spec.active = NumberField(
+      json, "active", 1, std::min<std::uint64_t>(spec.connections, kMaxActive));
+  spec.settle = RealField(json, "settle", 0, kMaxSettle);
+  spec.traced = BoolField(json, "traced");
+  return spec;
+}
+
+}  // namespace rcsock::perf

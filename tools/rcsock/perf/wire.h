@@ -1,0 +1,62 @@
+#ifndef RCSOCK_TOOLS_RCSOCK_PERF_WIRE_H_
+#define RCSOCK_TOOLS_RCSOCK_PERF_WIRE_H_
+
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+
+#include "tools/rcsock/perf/net.h"
+
+namespace rcsock::perf {
+
+// The control connection between the client and the server.  Each end first
+// sends a hello of 16 bytes: "RCSKPERF", the version and a zero (32 bits each,
+// the highest byte first).  Then messages follow, both ways: the length (32
+// bits, at most kMaxMessage), then that much JSON, an object with a "type".
+//
+//   client -> server  test    the spec and a token: get ready
+//   server -> client  ready   the port of the data connections
+//   client -> server  finish  the client has measured
+//   server -> client  result  what the server has measured
+//   either            error   in words; nothing comes after it
+//
+// A connection carries any number of tests in turn.  What comes in is hostile
+// until it has been looked at.
+constexpr std::uint32_t kVersion = 1;
+constexpr std::size_t kMaxMessage = 1 << 20;
+constexpr std::uint16_t kDefaultPort = 18592;
+
+class Wire {
+ public:
+  // `peer` is how messages call the other end.
+  Wire(Fd fd, std::string peer);
+
+  int fd() const { return fd_.get(); }
+  const std::string& peer() const { return peer_; }
+
+  void SendHello();
+  void Send(const nlohmann::json& message);
+  // Best effort: the peer may be gone.
+  void SendError(const std::string& line);
+
+  // Reads what has come, without waiting.  False once the peer has closed.
+  bool Fill();
+  // True once the hello has come; throws if it is not one, or of another
+  // version.
+  bool TakeHello();
+  // The next whole message; throws for what is none.
+  std::optional<nlohmann::json> Take();
+
+ private:
+  Fd fd_;
+  const std::string peer_;
+  std::string buffer_;
+};
+
+// The "type" of a message.
+std::string TypeOf(const nlohmann::json& message);
+
+}  // namespace rcsock::perf
+
+#endif  // RCSOCK_TOOLS_RCSOCK_PERF_WIRE_H_
