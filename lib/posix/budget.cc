@@ -227,7 +227,7 @@ bool Sock::RoomForRemote() {
       now < admission_until_ns.load(std::memory_order_relaxed);
   if (!full && !contested) return true;
   const Pace mine =
-      remote_.Take(now, RawBytes(), ops_.load(std::memory_order_relaxed));
+      remote_.Take(now, RawBytes(), ops());
   if (mine.span_ns == 0) return false;
   if (full) {
     if (mine.ops >= kLeastOps) Challenge(mine);
