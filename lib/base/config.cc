@@ -75,9 +75,46 @@ void ReadKey(const char* path) {
     Log("RCSOCK_KEY_FILE=%s can't be read or has less than 32 bytes: no RDMA",
         path);
     config.rdma = false;
+    config.no_rdma = true;
     return;
   }
   config.key_size = static_cast<std::uint32_t>(size);
+}
+
+bool Given(const char* name) {
+  const char* text = std::getenv(name);
+  return text != nullptr && *text != '\0';
+}
+
+// The names of this program: of its file, and what a script is called.
+void ReadNames(char* program, char* comm, std::size_t size) {
+  program[0] = comm[0] = '\0';
+  long n = ::syscall(SYS_readlink, "/proc/self/exe", program, size - 1);
+  program[n > 0 ? n : 0] = '\0';
+  if (const char* slash = std::strrchr(program, '/')) {
+    std::memmove(program, slash + 1, std::strlen(slash + 1) + 1);
+  }
+  const long fd =
+      ::syscall(SYS_openat, AT_FDCWD, "/proc/self/comm", O_RDONLY | O_CLOEXEC);
+  if (fd < 0) return;
+  n = ::syscall(SYS_read, fd, comm, size - 1);
+  ::syscall(SYS_close, fd);
+  comm[n > 0 ? n - 1 : 0] = '\0';  // without its line feed
+}
+
+void ReadRules(const char* text) {
+  char program[256];
+  char comm[256];
+  ReadNames(program, comm, sizeof program);
+  if (!ParseRules(text, program, comm, &config.rules)) {
+    Log("RCSOCK_RULES is malformed: staying on TCP");
+    config.enabled = config.shm = config.rdma = false;
+    return;
+  }
+  const Rules& rules = config.rules;
+  if (rules.sets_spin) config.spin_us = rules.spin_us;
+  if (rules.sets_qps) config.max_qps = rules.max_qps;
+  if (rules.sets_pinned) config.max_pinned = rules.max_pinned;
 }
 
 }  // namespace
@@ -118,6 +155,7 @@ void LoadConfig() {
   }
   // With one CPU whoever is waited for cannot run during the spin.
   if (::sysconf(_SC_NPROCESSORS_ONLN) == 1) config.spin_us = 0;
+  if (Given("RCSOCK_RULES")) ReadRules(std::getenv("RCSOCK_RULES"));
   config.spin_us =
       static_cast<std::uint32_t>(Number("RCSOCK_SPIN_US", config.spin_us));
   config.promote_ops = static_cast<std::uint32_t>(
@@ -126,6 +164,11 @@ void LoadConfig() {
   config.max_qps =
       static_cast<std::uint32_t>(Number("RCSOCK_MAX_QPS", config.max_qps));
   config.max_pinned = Bytes("RCSOCK_MAX_PINNED", config.max_pinned);
+  config.lanes_given = Given("RCSOCK_LANES");
+  config.promote_given =
+      Given("RCSOCK_PROMOTE_OPS") || Given("RCSOCK_PROMOTE_BYTES");
+  config.terms = {config.shm, config.rdma, config.promote_ops,
+                  config.promote_bytes};
 }
 
 }  // namespace rcsock::base

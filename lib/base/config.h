@@ -3,6 +3,8 @@
 
 #include <cstdint>
 
+#include "lib/base/policy.h"
+
 namespace rcsock::base {
 
 // What the environment asks for.  Read once, before the first interposed call.
@@ -27,6 +29,13 @@ struct Config {
       100;  // RCSOCK_SPIN_US: the longest spin before a sleep
   std::uint32_t promote_ops = 8;  // RCSOCK_PROMOTE_OPS: calls that moved bytes
   std::uint64_t promote_bytes = 65536;  // RCSOCK_PROMOTE_BYTES
+  // What holds where no rule says otherwise: the above.
+  Terms terms;
+  // The environment says it, so no rule does.
+  bool lanes_given = false;
+  bool promote_given = false;
+  bool no_rdma = false;  // RCSOCK_KEY_FILE can't be read
+  Rules rules;           // RCSOCK_RULES
 };
 
 const Config& GetConfig();

@@ -228,6 +228,7 @@ Terms TermsFor(const Config& config, const std::uint8_t* peer,
     }
   }
   if (never) terms.shm = terms.rdma = false;
+  if (config.no_rdma) terms.rdma = false;
   return terms;
 }
 

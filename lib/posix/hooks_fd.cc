@@ -67,7 +67,7 @@ int Accepted(int listener, int fd, const sockaddr_storage& peer,
     }
     Sock* sock = tcp ? Sock::New(stream::Role::kAcceptor, nonblock) : nullptr;
     if (sock != nullptr) {
-      sock->SetPeer(reinterpret_cast<const sockaddr*>(&peer), length);
+      sock->SetPeer(fd, reinterpret_cast<const sockaddr*>(&peer), length);
       if (const Sock* from = LookupSock(listener)) {
         sock->Inherit(*from);
       } else {
@@ -136,7 +136,7 @@ int connect(int fd, const sockaddr* address, socklen_t length) {
   if (sock != nullptr && (result == 0 || errno == EINPROGRESS)) {
     const int saved = errno;
     sock->SetRole(stream::Role::kConnector);
-    sock->SetPeer(address, length);
+    sock->SetPeer(fd, address, length);
     sock->SetEligible(true);
     errno = saved;
   }

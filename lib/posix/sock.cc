@@ -108,8 +108,9 @@ void Sock::Reset() {
   rx_raw_.store(0, std::memory_order_relaxed);
   // What is inside stays counted: each call takes back its own, maybe late.
   gate_.fetch_and(kInside, std::memory_order_relaxed);
-  next_ops_ = config.promote_ops;
-  next_bytes_ = config.promote_bytes;
+  terms_ = config.terms;
+  next_ops_ = terms_.promote_ops;
+  next_bytes_ = terms_.promote_bytes;
   attempts_ = 0;
   local_peer_.store(false, std::memory_order_relaxed);
   stream_.reset();
@@ -227,7 +228,7 @@ bool LocalAddress(const sockaddr* address) {
 // --- What the hooks tell
 // -----------------------------------------------------------
 
-void Sock::SetPeer(const sockaddr* address, socklen_t length) {
+void Sock::SetPeer(int fd, const sockaddr* address, socklen_t length) {
   // Shorter than its family's address: an unnamed or foreign one.
   if (address == nullptr || length < sizeof(sockaddr_in) ||
       (address->sa_family != AF_INET &&
@@ -235,20 +236,43 @@ void Sock::SetPeer(const sockaddr* address, socklen_t length) {
     return;
   }
   local_peer_.store(LocalAddress(address), std::memory_order_relaxed);
+  if (base::GetConfig().rules.count > 0) ApplyRules(fd, address);
+}
+
+void Sock::ApplyRules(int fd, const sockaddr* address) {
+  sockaddr_storage copy{};
+  std::memcpy(&copy, address,
+              address->sa_family == AF_INET ? sizeof(sockaddr_in)
+                                            : sizeof(sockaddr_in6));
+  rendezvous::Address peer;
+  std::uint16_t port;
+  if (!rendezvous::Normalise(copy, &peer, &port)) return;
+  const bool accepted = role_ == stream::Role::kAcceptor;
+  if (accepted) {
+    sockaddr_storage own{};
+    socklen_t length = sizeof own;
+    rendezvous::Address address_of_ours;
+    if (::getsockname(fd, reinterpret_cast<sockaddr*>(&own), &length) != 0 ||
+        !rendezvous::Normalise(own, &address_of_ours, &port)) {
+      return;
+    }
+  }
+  terms_ = base::TermsFor(base::GetConfig(), peer.data(), port, accepted);
+  next_ops_ = terms_.promote_ops;
+  next_bytes_ = terms_.promote_bytes;
 }
 
 void Sock::SetEligible(bool eligible) {
   if (eligible) connected_.store(true, std::memory_order_relaxed);
-  const base::Config& config = base::GetConfig();
   if (eligible && never_.load(std::memory_order_relaxed)) return;
-  if (eligible && !config.enabled) {
+  if (eligible && !terms_.shm && !terms_.rdma) {
     reason_ = Reason::kPolicy;
     never_.store(true, std::memory_order_relaxed);
     return;
   }
   if (eligible && SeeksRemote()) {
     // A local peer that shm may not reach: rdma is what the user asked for.
-    if (!config.rdma) {
+    if (!terms_.rdma) {
       reason_ = Reason::kPolicy;
       return;
     }
@@ -272,18 +296,16 @@ void Sock::Inherit(const Sock& listener) {
 }
 
 void Sock::TryAgainLater() {
-  next_ops_ = ops() + base::GetConfig().promote_ops;
+  next_ops_ = ops() + terms_.promote_ops;
   next_bytes_ = tx_raw_.load(std::memory_order_relaxed) +
-                rx_raw_.load(std::memory_order_relaxed) +
-                base::GetConfig().promote_bytes;
+                rx_raw_.load(std::memory_order_relaxed) + terms_.promote_bytes;
 }
 
 // --- Looking for a lane
 // ----------------------------------------------------------------
 
 bool Sock::SeeksRemote() const {
-  return !(base::GetConfig().shm &&
-           local_peer_.load(std::memory_order_relaxed));
+  return !(terms_.shm && local_peer_.load(std::memory_order_relaxed));
 }
 
 void Sock::LastOut() {
@@ -372,11 +394,10 @@ void Sock::SeekFailed(Reason reason, bool final) {
     const int shift = role_ == stream::Role::kAcceptor || attempts_ == 0
                           ? 0
                           : 2 * (attempts_ - 1);
-    next_ops_ = ops() +
-                (base::GetConfig().promote_ops << shift);
+    next_ops_ = ops() + (terms_.promote_ops << shift);
     next_bytes_ = tx_raw_.load(std::memory_order_relaxed) +
                   rx_raw_.load(std::memory_order_relaxed) +
-                  (base::GetConfig().promote_bytes << shift);
+                  (terms_.promote_bytes << shift);
     eligible_.store(true, std::memory_order_relaxed);
   } else if (++attempts_; again && attempts_ < 5) {
     // The peer may only have been slow: the next look is at eight times the
@@ -892,9 +913,9 @@ bool Sock::BackToPlain() {
                 : demotions_ < 4                 ? 2 * demotions_
                                                  : 8;
       }
-      next_ops_ = ops() + (base::GetConfig().promote_ops << shift);
-      next_bytes_ = tx_raw_.load() + rx_raw_.load() +
-                    (base::GetConfig().promote_bytes << shift);
+      next_ops_ = ops() + (terms_.promote_ops << shift);
+      next_bytes_ =
+          tx_raw_.load() + rx_raw_.load() + (terms_.promote_bytes << shift);
       eligible_.store(true, std::memory_order_relaxed);
     } else {
       may_adopt_.store(false, std::memory_order_seq_cst);

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "lib/base/latch.h"
+#include "lib/base/policy.h"
 #include "lib/base/reason.h"
 #include "lib/posix/file.h"
 #include "lib/posix/unread.h"
@@ -129,7 +130,8 @@ class alignas(64) Sock final : public File,
   std::atomic<bool> listening{false};
   std::atomic<std::uint64_t> rcv_timeout_ns{0};  // SO_RCVTIMEO; 0: none
   std::atomic<std::uint64_t> snd_timeout_ns{0};
-  void SetPeer(const sockaddr* address, socklen_t length);
+  // `fd` is its number; the role is set.
+  void SetPeer(int fd, const sockaddr* address, socklen_t length);
   void SetRole(stream::Role role) { role_ = role; }
   // Pin() for an option that accepted sockets inherit.
   void PinByOption() {
@@ -202,6 +204,8 @@ class alignas(64) Sock final : public File,
   // --- rendezvous::Seeker, AnchorWatcher, stream::Anchor
   // ---------------------------
   stream::Role role() const override { return role_; }
+  bool MayShm() const override { return terms_.shm; }
+  bool MayRdma() const override { return terms_.rdma; }
   bool Names(sockaddr_storage* local, sockaddr_storage* peer) override;
   void Adopt() override;
   void OnLink(std::shared_ptr<lane::shm::Link> link, int index) override;
@@ -287,6 +291,7 @@ class alignas(64) Sock final : public File,
   static constexpr std::size_t kHotBytes = 384;
 
   void Reset();
+  void ApplyRules(int fd, const sockaddr* address);
   ssize_t UnreadRecv(int fd, const iovec* iov, int count, std::size_t total,
                      int flags, std::size_t* done);
   bool SpillLatched();
@@ -426,6 +431,7 @@ class alignas(64) Sock final : public File,
   int attempts_ = 0;
   std::atomic<bool> local_peer_{false};
   stream::Role role_ = stream::Role::kConnector;
+  base::Terms terms_;  // by the rules for its peer
 
   // Engine waits that no lane serves: bumped and woken by WakeRx/WakeTx.
   std::atomic<std::uint32_t> rx_seq_{0};

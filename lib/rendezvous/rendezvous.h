@@ -8,6 +8,7 @@
 #include <memory>
 #include <vector>
 
+#include "lib/base/config.h"
 #include "lib/base/reason.h"
 #include "lib/lane/board.h"
 #include "lib/lane/lane.h"
@@ -36,6 +37,9 @@ class Seeker {
   virtual stream::Role role() const = 0;
   // getsockname/getpeername of the anchor; false if it is closed.
   virtual bool Names(sockaddr_storage* local, sockaddr_storage* peer) = 0;
+  // The lanes it may have.
+  virtual bool MayShm() const { return base::GetConfig().shm; }
+  virtual bool MayRdma() const { return base::GetConfig().rdma; }
   // A lane on a device is about to be made, on this end: may there be one more?
   // Each one that may is followed by LeavePlace, when its lane is open
   // (LaneOpen has returned) or will not be.  False: *why.

@@ -63,8 +63,8 @@ void Session::Begin() {
   const bool here =
       local_address == peer_address_ || core_->host.Has(peer_address_);
   // Where shm is switched off, a device may connect a host to itself.
-  const bool by_shm = here && base::GetConfig().shm;
-  if (!by_shm && !base::GetConfig().rdma) {
+  const bool by_shm = here && seeker_->MayShm();
+  if (!by_shm && !seeker_->MayRdma()) {
     return Fail(base::Reason::kPolicy, true);
   }
   remembered_plain_ = role_ == stream::Role::kConnector &&
