@@ -8,6 +8,7 @@ tool=$PWD/$1 probe=$(realpath "$2")
 tmp=$(mktemp -d "${TEST_TMPDIR:-/tmp}/run.XXXXXX")
 cd "$tmp"
 unset LD_PRELOAD "${!RCSOCK_@}" RUNFILES_DIR || true
+export XDG_CONFIG_HOME=$tmp/no-config
 
 failed=0
 # check NAME EXPECTED ACTUAL

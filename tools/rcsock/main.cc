@@ -5,8 +5,11 @@
 #include <iostream>
 #include <string>
 
+#include "tools/rcsock/doctor/doctor.h"
+#include "tools/rcsock/doctor/probe.h"
 #include "tools/rcsock/perf/command.h"
 #include "tools/rcsock/run.h"
+#include "tools/rcsock/stat/stat.h"
 
 namespace {
 
@@ -37,6 +40,10 @@ be run, 2 for wrong options, 1 for a missing library.
 )";
 
 int Main(int argc, char** argv) {
+  // What `rcsock doctor` starts.
+  if (argc > 1 && std::string(argv[1]) == "doctor-probe") {
+    return rcsock::tools::ProbeMain(argc - 1, argv + 1);
+  }
   CLI::App app{"rcsock: TCP programs, unmodified, over faster lanes", "rcsock"};
   app.set_version_flag("--version", kVersion);
   app.require_subcommand(1);
@@ -55,6 +62,12 @@ int Main(int argc, char** argv) {
                   "tcp: none")
       ->check(CLI::IsMember({"auto", "shm", "rdma", "tcp"}))
       ->type_name("LANES");
+  run->add_option("--config", options.config,
+                  "A configuration file (see rcsock-run(1)), instead of\n"
+                  "~/.config/rcsock.conf and /etc/rcsock.conf")
+      ->type_name("FILE")
+      ->excludes(run->add_flag("--no-config", options.no_config,
+                               "No configuration file at all"));
   run->add_option("--stats", options.stats,
                   "Each process writes its counters here (JSON) when it\n"
                   "exits; %p stands for its pid")
@@ -69,6 +82,12 @@ int Main(int argc, char** argv) {
   // Options after the command are the command's, with or without `--`.
   run->positionals_at_end();
 
+  rcsock::tools::StatOptions stat_options;
+  const CLI::App* stat = rcsock::tools::AddStat(&app, &stat_options);
+
+  rcsock::tools::DoctorOptions doctor_options;
+  const CLI::App* doctor = rcsock::tools::AddDoctor(&app, &doctor_options);
+
   rcsock::perf::Command perf(&app);
 
   try {
@@ -77,12 +96,14 @@ int Main(int argc, char** argv) {
     if (error.get_exit_code() == 0) return app.exit(error);
     const auto used = app.get_subcommands();
     std::cerr << "rcsock: " << error.what() << " (see `rcsock "
-              << (used.empty() ? "run" : used.front()->get_name())
-              << " --help`)\n";
+              << (used.empty() ? "" : used.front()->get_name() + " ")
+              << "--help`)\n";
     return 2;
   }
   int status = 0;
   if (perf.Run(&status)) return status;
+  if (stat->parsed()) return rcsock::tools::Stat(stat_options);
+  if (doctor->parsed()) return rcsock::tools::Doctor(doctor_options);
   return rcsock::tools::Run(options);
 }
 

@@ -10,6 +10,7 @@
 #include <system_error>
 
 #include "lib/base/config.h"
+#include "tools/rcsock/config/config.h"
 #include "tools/rcsock/program.h"
 
 namespace rcsock::tools {
@@ -88,6 +89,24 @@ std::string FindLibrary() {
 
 namespace {
 
+// Whatever is wrong with it, the command runs: over plain TCP, and said.
+void ApplyConfig(const RunOptions& options) {
+  if (options.no_config) {
+    ::unsetenv("RCSOCK_RULES");
+    return;
+  }
+  const Policy policy = ReadPolicy(options.config);
+  if (!policy.error.empty()) {
+    std::cerr << "rcsock: " << policy.error << ": running over plain TCP\n";
+    ::unsetenv("RCSOCK_RULES");
+    ::setenv("RCSOCK_LANES", "tcp", 1);
+  } else if (!policy.rules.empty()) {
+    ::setenv("RCSOCK_RULES", policy.rules.c_str(), 1);
+  } else if (options.config) {
+    ::unsetenv("RCSOCK_RULES");
+  }
+}
+
 std::string Prepended(const std::string& library, const std::string& list) {
   const std::string first = list.substr(0, list.find_first_of(" :"));
   if (first == library) return list;  // `rcsock run rcsock run ...`
@@ -112,6 +131,8 @@ int Run(const RunOptions& options) {
   if (options.log) {
     ::setenv("RCSOCK_LOG", std::to_string(*options.log).c_str(), 1);
   }
+
+  ApplyConfig(options);
 
   const std::string& command = options.command.front();
   const std::string path = FindProgram(command);

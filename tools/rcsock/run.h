@@ -12,6 +12,8 @@ struct RunOptions {
   std::optional<std::string> lanes;
   std::optional<std::string> stats;
   std::optional<int> log;
+  std::optional<std::string> config;  // a file, instead of the usual ones
+  bool no_config = false;
   std::vector<std::string> command;
 };
 

@@ -67,12 +67,17 @@ void CopyBytes(const rtattr* attribute, std::size_t length,
     tcp_info info{};
     std::memcpy(&info, RTA_DATA(attribute),
                 std::min<std::size_t>(RTA_PAYLOAD(attribute), sizeof info));
-    to->tcp_tx_bytes = info.tcpi_bytes_acked;
+    // (What is acknowledged counts the SYN too.)
+    to->tcp_tx_bytes = info.tcpi_bytes_sent - info.tcpi_bytes_retrans;
     to->tcp_rx_bytes = info.tcpi_bytes_received;
   }
 }
 
-void Dump(int family,
+// Connected, or half closed: not listening, not TIME_WAIT.
+constexpr std::uint32_t kListen = 1u << 10;
+constexpr std::uint32_t kConnected = ~(kListen | 1u << 6);
+
+void Dump(int family, std::uint32_t states,
           std::unordered_map<std::uint64_t, SnapshotStream>* sockets) {
   base::UniqueFd fd(
       ::socket(AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC, NETLINK_SOCK_DIAG));
@@ -89,10 +94,7 @@ void Dump(int family,
   ask.request.sdiag_family = static_cast<__u8>(family);
   ask.request.sdiag_protocol = IPPROTO_TCP;
   ask.request.idiag_ext = 1 << (INET_DIAG_INFO - 1);
-  // Connected, or half closed: not listening, not TIME_WAIT.
-  constexpr unsigned kListen = 10;
-  constexpr unsigned kTimeWait = 6;
-  ask.request.idiag_states = ~((1u << kListen) | (1u << kTimeWait));
+  ask.request.idiag_states = states;
   if (::send(fd.get(), &ask, sizeof ask, 0) < 0) return;
   std::vector<char> buffer(1 << 18);
   for (;;) {
@@ -125,9 +127,7 @@ std::vector<pid_t> PreloadedProcesses() {
   std::error_code error;
   for (const auto& entry : fs::directory_iterator("/proc", error)) {
     long pid;
-    if (!Number(entry.path().filename().string(), &pid) || pid == ::getpid()) {
-      continue;
-    }
+    if (!Number(entry.path().filename().string(), &pid)) continue;
     struct stat info {};
     if (::stat(entry.path().c_str(), &info) != 0) continue;
     if (::geteuid() != 0 && info.st_uid != ::geteuid()) continue;
@@ -163,11 +163,26 @@ uid_t UserOf(pid_t pid) {
   return ::stat(Proc(pid, "").c_str(), &info) == 0 ? info.st_uid : ~uid_t{0};
 }
 
+bool HasConductor(pid_t pid) {
+  std::error_code error;
+  for (const auto& entry : fs::directory_iterator(Proc(pid, "task"), error)) {
+    std::ifstream file(entry.path() / "comm");
+    std::string name;
+    if (std::getline(file, name) && name == "rcsock") return true;
+  }
+  return false;
+}
+
 bool InOurNetwork(pid_t pid) {
   std::error_code error;
   const fs::path theirs = fs::read_symlink(Proc(pid, "ns/net"), error);
   if (error) return true;  // it cannot be told
   return theirs == fs::read_symlink("/proc/self/ns/net", error);
+}
+
+std::string FileOf(pid_t pid) {
+  std::error_code error;
+  return fs::read_symlink(Proc(pid, "exe"), error).filename().string();
 }
 
 std::string VariableOf(pid_t pid, const std::string& name) {
@@ -180,8 +195,17 @@ std::string VariableOf(pid_t pid, const std::string& name) {
 
 std::unordered_map<std::uint64_t, SnapshotStream> TcpSockets() {
   std::unordered_map<std::uint64_t, SnapshotStream> sockets;
-  Dump(AF_INET, &sockets);
-  Dump(AF_INET6, &sockets);
+  Dump(AF_INET, kConnected, &sockets);
+  Dump(AF_INET6, kConnected, &sockets);
+  // An end with the number of a port that listens was accepted.
+  std::unordered_map<std::uint64_t, SnapshotStream> listening;
+  Dump(AF_INET, kListen, &listening);
+  Dump(AF_INET6, kListen, &listening);
+  std::unordered_set<std::uint16_t> ports;
+  for (const auto& [inode, one] : listening) ports.insert(one.local_port);
+  for (auto& [inode, one] : sockets) {
+    one.acceptor = ports.contains(one.local_port) ? 1 : 0;
+  }
   return sockets;
 }
 

@@ -13,10 +13,13 @@ namespace rcsock::tools {
 
 // The processes with the preload in their memory that this user may look at.
 std::vector<pid_t> PreloadedProcesses();
-std::string ProgramOf(pid_t pid);
+std::string ProgramOf(pid_t pid);  // as ps(1) has it
+std::string FileOf(pid_t pid);     // the name of its file
 // The state letter of /proc/PID/stat ('T': stopped), 0 if there is none.
 char StateOf(pid_t pid);
 uid_t UserOf(pid_t pid);
+// It has the thread that answers, by its name.
+bool HasConductor(pid_t pid);
 bool InOurNetwork(pid_t pid);
 // A variable of the environment that it was started with, or "".
 std::string VariableOf(pid_t pid, const std::string& name);

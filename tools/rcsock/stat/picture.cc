@@ -11,6 +11,8 @@
 #include <utility>
 
 #include "lib/base/clock.h"
+#include "lib/base/config.h"
+#include "lib/base/policy.h"
 #include "lib/base/reason.h"
 #include "lib/rendezvous/address.h"
 #include "lib/verbs/verbs.h"
@@ -28,17 +30,37 @@ constexpr const char* kReasonTexts[] = {
 
 // Why a stream has not looked for a lane, as far as can be seen from outside:
 // the process has no thread that could say it.
-base::Reason Guess(const std::string& lanes,
-                   const posix::SnapshotStream& stream) {
-  if (lanes == "tcp") return base::Reason::kPolicy;
-  static rendezvous::HostAddresses host;
-  rendezvous::Address peer;
-  std::memcpy(peer.data(), stream.peer, sizeof stream.peer);
-  const bool local = rendezvous::IsLoopback(peer) || host.Has(peer);
-  if (!local && lanes == "shm") return base::Reason::kPolicy;
-  if (!local && !verbs::AnyDevice()) return base::Reason::kNoDevice;
-  return base::Reason::kShortLived;
-}
+class Guess {
+ public:
+  explicit Guess(const ProcessPicture& process) {
+    const std::string lanes = VariableOf(process.pid, "RCSOCK_LANES");
+    config_.lanes_given = !lanes.empty();
+    config_.terms.shm = lanes != "tcp" && lanes != "rdma";
+    config_.terms.rdma = lanes != "tcp" && lanes != "shm";
+    const std::string rules = VariableOf(process.pid, "RCSOCK_RULES");
+    base::ParseRules(rules.c_str(), FileOf(process.pid).c_str(),
+                     process.program.c_str(), &config_.rules);
+  }
+  base::Reason Why(const posix::SnapshotStream& stream) const {
+    const bool accepted = stream.acceptor != 0;
+    const base::Terms terms =
+        TermsFor(config_, stream.peer,
+                 accepted ? stream.local_port : stream.peer_port, accepted);
+    if (!terms.shm && !terms.rdma) return base::Reason::kPolicy;
+    static rendezvous::HostAddresses host;
+    rendezvous::Address peer;
+    std::memcpy(peer.data(), stream.peer, sizeof stream.peer);
+    if (terms.shm && (rendezvous::IsLoopback(peer) || host.Has(peer))) {
+      return base::Reason::kShortLived;
+    }
+    if (!terms.rdma) return base::Reason::kPolicy;
+    return verbs::AnyDevice() ? base::Reason::kShortLived
+                              : base::Reason::kNoDevice;
+  }
+
+ private:
+  base::Config config_;
+};
 
 }  // namespace
 
@@ -54,7 +76,11 @@ Picture Collect(const CollectOptions& options) {
     ProcessPicture process;
     process.pid = pid;
     process.uid = UserOf(pid);
-    process.source = InOurNetwork(pid) ? Source::kTcpOnly : Source::kElsewhere;
+    // One with a conductor that was not asked: its queue is full, or it is of
+    // another version.
+    process.source = !InOurNetwork(pid)  ? Source::kElsewhere
+                     : HasConductor(pid) ? Source::kSilent
+                                         : Source::kTcpOnly;
     picture.processes.push_back(std::move(process));
   }
   picture.monotonic_ns = base::NowNs();
@@ -68,12 +94,11 @@ Picture Collect(const CollectOptions& options) {
     }
     if (!std::exchange(looked, true)) sockets = TcpSockets();
     process.streams = StreamsOf(process.pid, sockets);
-    const std::string lanes = VariableOf(process.pid, "RCSOCK_LANES");
+    const Guess guess(process);
     for (StreamPicture& stream : process.streams) {
-      stream.is.reason =
-          process.source == Source::kSilent
-              ? 0xff  // nobody can tell
-              : static_cast<std::uint8_t>(Guess(lanes, stream.is));
+      stream.is.reason = process.source == Source::kSilent
+                             ? 0xff  // nobody can tell
+                             : static_cast<std::uint8_t>(guess.Why(stream.is));
     }
     if (process.source == Source::kSilent && process.trouble.empty()) {
       const char state = StateOf(process.pid);

@@ -1,0 +1,169 @@
+#!/bin/bash
+# usage: config_test RCSOCK PRELOAD CHAT
+#
+# Configuration files of `rcsock run`: what they say, what holds, what is wrong.
+set -euo pipefail
+tool=$(realpath "$1") chat=$(realpath "$3")
+preload=$(realpath "$2")
+tmp=$(mktemp -d "${TEST_TMPDIR:-/tmp}/config.XXXXXX")
+cd "$tmp"
+unset LD_PRELOAD "${!RCSOCK_@}" || true
+export RCSOCK_PRELOAD=$preload XDG_CONFIG_HOME=$tmp/xdg
+trap 'jobs -p | xargs -r kill -KILL 2>/dev/null; wait 2>/dev/null || true' EXIT
+
+failed=0
+# check NAME EXPECTED ACTUAL
+check() {
+  [[ $3 == "$2" ]] && return
+  printf 'FAILED: %s\n  expected: %q\n  actual:   %q\n' "$1" "$2" "$3"
+  failed=1
+}
+# rules ARGS...: what a command gets; err.txt
+rules() {
+  "$tool" run "$@" -- sh -c 'echo "$RCSOCK_RULES|${RCSOCK_LANES-}"' 2>err.txt
+}
+# compiles NAME EXPECTED: the file config.toml
+compiles() {
+  check "$1" "$2|" "$(rules --config config.toml)"
+  check "$1: nothing said" "" "$(<err.txt)"
+}
+# wrong NAME LINE PATTERN: the file config.toml
+wrong() {
+  check "$1: plain TCP" "|tcp" "$(rules --config config.toml)"
+  check "$1: one line" 1 "$(wc -l <err.txt)"
+  check "$1: it says where" 1 \
+    "$(grep -cE "^rcsock: config.toml:$2: .*$3.*: running over plain TCP$" err.txt || true)"
+}
+
+# --- What files become -----------------------------------------------------------
+check "no file: nothing set" "|" "$(rules)"
+: >config.toml
+compiles "an empty file" ""
+cat >config.toml <<'END'
+# A comment.
+promote = "adaptive"
+lanes = ["shm", "rdma"]
+spin_us = 50
+
+[[rule]]
+program = ["redis-server", "redis-*"]
+address = ["10.0.0.0/8", "fd00::/16"]
+port = [6379, "7000-7010"]
+direction = "in"
+lanes = "tcp"
+
+[[rule]]
+program = "nginx"
+max_qps = 128
+max_pinned = "64M"
+END
+ten=addr=00000000000000000000ffff0a000000/104
+fd=addr=fd000000000000000000000000000000/16
+all=$(rules --config config.toml)
+for one in "$ten" "$fd" dir=in port=6379-6379 port=7000-7010 prog=redis-server \
+  'prog=redis-\*' lanes=tcp; do
+  check "a combination has $one" 1 "$(grep -cE "$one" <<<"$all" || true)"
+done
+check "all combinations" 10 "$(rules --config config.toml | tr ';' '\n' | wc -l)"
+check "the rest" "max_pinned and what is outside of rules" \
+  "$(rules --config config.toml | grep -qE ';prog=nginx,qps=128,pinned=67108864;|;prog=nginx,pinned=67108864,qps=128;' &&
+    rules --config config.toml | grep -qE ';lanes=shm\+rdma,promote=adaptive,spin=50\|$' &&
+    echo "max_pinned and what is outside of rules")"
+
+mkdir xdg
+echo 'promote = "eager"' >xdg/rcsock.conf
+check "the user's file" "promote=eager|" "$(rules)"
+check "--no-config" "|" "$(rules --no-config)"
+check "a nested run" "promote=eager|" \
+  "$("$tool" run -- "$tool" run -- sh -c 'echo "$RCSOCK_RULES|${RCSOCK_LANES-}"')"
+rm xdg/rcsock.conf
+mkdir -p home/.config
+echo 'promote = "never"' >home/.config/rcsock.conf
+check "~/.config" "promote=never|" "$(unset XDG_CONFIG_HOME && HOME=$tmp/home rules)"
+
+# --- What is wrong ------------------------------------------------------------------
+# case PATTERN TEXT: one line that is wrong, after another one
+bad() {
+  printf 'spin_us = 50\n%s\n' "$2" >config.toml
+  wrong "$2" 2 "$1"
+}
+bad 'lanes' 'lanes = "ib"'
+bad 'lanes' 'lanes = 5'
+bad 'lanes' 'lanes = ["auto", "shm"]'
+bad 'lanes' 'lanes = []'
+bad 'promote' 'promote = "fast"'
+bad 'spin_us|redefine|key' 'spin_us = -1'
+bad 'max_qps' 'max_qps = "many"'
+bad 'max_pinned' 'max_pinned = "64X"'
+bad '"colour" is not known' 'colour = "red"'
+bad '"program" is not known' 'program = "x"'
+bad '.' 'promote = '
+bad '.' '[[rule'
+bad 'rules are written' 'rule = 5'
+rule() {
+  printf '[[rule]]\nlanes = "tcp"\n%s\n' "$2" >config.toml
+  wrong "$2" 3 "$1"
+}
+rule 'address' 'address = "10.0.0.0/33"'
+rule 'address' 'address = "host"'
+rule 'address' 'address = "10.0.0.0/"'
+rule 'port' 'port = 0'
+rule 'port' 'port = 65536'
+rule 'port' 'port = "9-8"'
+rule 'port' 'port = "http"'
+rule 'direction' 'direction = "both"'
+rule 'program' 'program = "/usr/bin/x"'
+rule 'program' 'program = "a,b"'
+rule '"colour" is not known' 'colour = "red"'
+printf '[[rule]]\nport = 80\n' >config.toml
+wrong "a rule that sets nothing" 1 "sets nothing"
+printf '[[rule]]\nport = 80\nmax_qps = 5\n' >config.toml
+wrong "of a process, not of a port" 3 "whole process"
+check "no such file: plain TCP" "|tcp" "$(rules --config nowhere.toml)"
+check "no such file: one line" 1 "$(grep -c 'nowhere.toml: there is no such file' err.txt)"
+status=0
+"$tool" run --config config.toml -- sh -c 'exit 7' 2>/dev/null || status=$?
+check "a wrong file: the command's status" 7 "$status"
+
+# --- What holds ----------------------------------------------------------------------
+# lane CONFIG: the lane of a connection whose both ends have it, and why
+lane() {
+  printf '%s\n' "$1" >config.toml
+  "$tool" run --config config.toml -- "$chat" serve >port.txt &
+  local server=$! i line
+  for ((i = 0; i < 1000; i++)); do
+    [[ -s port.txt ]] && break
+    sleep 0.01
+  done
+  coproc talk { exec "$tool" run --config config.toml -- "$chat" connect "$(<port.txt)" 1; }
+  local client=$talk_PID
+  for ((i = 0; i < 100; i++)); do
+    echo "${2:-20}" >&"${talk[1]}"
+    read -r -t 30 line <&"${talk[0]}"
+    got=$("$tool" stat --pid "$client" --json | python3 -c '
+import json, sys
+for p in json.load(sys.stdin)["processes"]:
+  for s in p["streams"]: print(s["lane"], s["reason"])')
+    [[ $got != "tcp short_lived" && $got != "tcp pending" && $got != "tcp none" ]] && break
+  done
+  local write=${talk[1]}
+  exec {write}>&-
+  wait "$client" || true
+  kill "$server"
+  wait "$server" 2>/dev/null || true
+  rm -f port.txt
+}
+lane 'lanes = "shm"'
+check "shm" "shm none" "$got"
+lane $'[[rule]]\nprogram = "ch*"\npromote = "never"'
+check "a rule for the program" "tcp policy" "$got"
+lane $'[[rule]]\nprogram = "other"\nlanes = "tcp"'
+check "a rule for another one" "shm none" "$got"
+lane $'lanes = "tcp"\n[[rule]]\naddress = "127.0.0.0/8"\nlanes = "shm"'
+check "a rule for the address" "shm none" "$got"
+lane $'[[rule]]\ndirection = "out"\nport = "1-65535"\nlanes = "tcp"'
+check "a rule for connecting ends" "tcp policy" "$got"
+RCSOCK_LANES=shm lane 'lanes = "tcp"'
+check "the environment overrides" "shm none" "$got"
+
+exit "$failed"

@@ -1,0 +1,102 @@
+#!/bin/bash
+# usage: doctor_test RCSOCK PRELOAD
+#
+# `rcsock doctor` on this host: the loop through the shm lane, a peer that
+# listens, peers that do not.
+set -euo pipefail
+tool=$(realpath "$1")
+RCSOCK_PRELOAD=$(realpath "$2")
+export RCSOCK_PRELOAD
+tmp=$(mktemp -d "${TEST_TMPDIR:-/tmp}/doctor.XXXXXX")
+cd "$tmp"
+unset LD_PRELOAD RCSOCK_LANES RCSOCK_STATS RCSOCK_LOG
+trap 'jobs -p | xargs -r kill -KILL 2>/dev/null; wait 2>/dev/null || true' EXIT
+port=${DOCTOR_PORT:-25900}
+
+failed=0
+# check NAME EXPECTED ACTUAL
+check() {
+  [[ $3 == "$2" ]] && return
+  printf 'FAILED: %s\n  expected: %q\n  actual:   %q\n' "$1" "$2" "$3"
+  cat out.txt err.txt
+  failed=1
+}
+# doctor ARGS...: sets status; out.txt, err.txt
+doctor() {
+  status=0
+  "$tool" doctor "$@" >out.txt 2>err.txt || status=$?
+}
+# has NAME PATTERN
+has() { check "$1" 1 "$(grep -cE "$2" out.txt || true)"; }
+
+doctor
+has "the shm loop" '^ok +shm lane +lane shm open .* 500 round trips verified'
+if [[ ! -e /sys/class/infiniband ]] || [[ -z $(ls /sys/class/infiniband) ]]; then
+  check "healthy without a device: status" 0 "$status"
+  has "no device" '^note +devices '
+  has "... and how to get one" 'mend: .*rdma link add'
+fi
+
+"$tool" doctor --listen --port "$port" >listen.txt 2>&1 &
+listener=$!
+for ((i = 0; i < 1000; i++)); do
+  [[ -s listen.txt ]] && break
+  sleep 0.01
+done
+doctor "127.0.0.1:$port"
+has "a peer" '^ok +to 127.0.0.1 +lane shm open .* 500 round trips verified'
+doctor --json "127.0.0.1:$port"
+check "JSON" True "$(python3 -c '
+import json
+j = json.load(open("out.txt"))
+one = [f for f in j["findings"] if f["about"] == "to 127.0.0.1"]
+print(len(one) == 1 and one[0]["verdict"] == "good")')"
+RCSOCK_LANES=tcp doctor "localhost:$port"
+check "no lane: status" 1 "$status"
+has "no lane: why" '^BAD +to localhost +no lane: .*\(policy\)'
+has "no lane: how to mend it" 'mend: see RCSOCK_LANES'
+doctor --listen --port "$port"
+check "busy port: status" 1 "$status"
+check "busy port: one line" 1 "$(wc -l <err.txt)"
+kill -KILL "$listener"
+wait "$listener" 2>/dev/null || true
+
+doctor "127.0.0.1:$port"
+check "nobody listens: status" 1 "$status"
+has "nobody listens: how to mend it" 'mend: start `rcsock doctor --listen` there'
+doctor "host.invalid"
+check "unknown host: status" 1 "$status"
+has "unknown host" '^BAD +to host.invalid'
+
+# Something else listens there.
+python3 -c '
+import socket, sys
+s = socket.socket()
+s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+s.bind(("127.0.0.1", int(sys.argv[1])))
+s.listen()
+print("ready", flush=True)
+while True:
+    c, _ = s.accept()
+    c.sendall(b"220 mail.example ESMTP\r\n" + b" " * 100)
+    c.close()' "$port" >other.txt &
+other=$!
+for ((i = 0; i < 1000; i++)); do
+  [[ -s other.txt ]] && break
+  sleep 0.01
+done
+doctor "127.0.0.1:$port"
+check "something else: status" 1 "$status"
+has "something else" '^BAD +to 127.0.0.1 '
+kill "$other"
+wait "$other" 2>/dev/null || true
+
+for bad in "host:0" "host:x" "host:99999" "--port 5000" "--listen --port 0" \
+  "--listen host" "--listen --json" "a b"; do
+  # shellcheck disable=SC2086  # a list of words
+  doctor $bad
+  check "doctor $bad: status" 2 "$status"
+  check "doctor $bad: one line" 1 "$(wc -l <err.txt)"
+done
+
+exit "$failed"

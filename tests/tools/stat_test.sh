@@ -1,0 +1,209 @@
+#!/bin/bash
+# usage: stat_test RCSOCK PRELOAD CHAT
+#
+# `rcsock stat` against real processes under rcsock: what it shows is exact, and a
+# process that is stopped, dies or lies neither holds it up nor fools it.
+set -euo pipefail
+tool=$(realpath "$1") chat=$(realpath "$3")
+RCSOCK_PRELOAD=$(realpath "$2")
+export RCSOCK_PRELOAD
+tmp=$(mktemp -d "${TEST_TMPDIR:-/tmp}/stat.XXXXXX")
+cd "$tmp"
+unset LD_PRELOAD RCSOCK_LANES RCSOCK_STATS RCSOCK_LOG
+export XDG_CONFIG_HOME=$tmp/none RCSOCK_PROMOTE_OPS=1 RCSOCK_SPIN_US=0
+trap 'jobs -p | xargs -r kill -KILL 2>/dev/null; wait 2>/dev/null || true' EXIT
+
+failed=0
+# check NAME EXPECTED ACTUAL
+check() {
+  [[ $3 == "$2" ]] && return
+  printf 'FAILED: %s\n  expected: %q\n  actual:   %q\n' "$1" "$2" "$3"
+  failed=1
+}
+# ask EXPRESSION: of `j`, the object in json.txt
+ask() {
+  python3 -c '
+import json, sys
+j = json.load(open("json.txt"))
+p = {one["pid"]: one for one in j["processes"]}
+print(eval(sys.argv[1], {"j": j, "p": p, "sorted": sorted}))' "$1"
+}
+# look PID: sets status; json.txt
+look() {
+  status=0
+  "$tool" stat --json --pid "$1" >json.txt 2>err.txt || status=$?
+}
+# rounds N: N round trips over each connection
+rounds() {
+  echo "$1" >&"${talk[1]}"
+  local line
+  read -r -t 30 line <&"${talk[0]}"
+  check "round trips" done "$line"
+}
+
+# start LANES: a server and a client with three connections; sets server, client
+start() {
+  RCSOCK_LANES=$1 "$tool" run -- "$chat" serve >port.txt &
+  server=$!
+  local i
+  for ((i = 0; i < 1000; i++)); do
+    [[ -s port.txt ]] && break
+    sleep 0.01
+  done
+  port=$(<port.txt)
+  coproc talk { RCSOCK_LANES=$1 exec "$tool" run -- "$chat" connect "$port" 3; }
+  client=$talk_PID
+}
+finish() {
+  exec {talk[1]}>&-
+  wait "$client" || true
+  kill "$server" && wait "$server" || true
+  rm -f port.txt
+}
+
+# --- On a lane -----------------------------------------------------------------
+start auto
+total=0
+for ((i = 0; i < 200; i++)); do
+  rounds 20
+  total=$((total + 20))
+  look "$client"
+  [[ $(ask "[s['state'] for p in j['processes'] for s in p['streams']]") == \
+    "['on_lane', 'on_lane', 'on_lane']" ]] && break
+done
+rounds 500
+total=$((total + 500))
+for pid in "$client" "$server"; do
+  look "$pid"
+  check "$pid: status" 0 "$status"
+  check "$pid: one process" "[$pid]" "$(ask 'list(p)')"
+  check "$pid: it answers" "True process chat" \
+    "$(ask "p[$pid]['answers'], p[$pid]['source'], p[$pid]['program']" |
+      tr -d "(),'")"
+  check "$pid: lanes" "['shm', 'shm', 'shm']" \
+    "$(ask "[s['lane'] for s in p[$pid]['streams']]")"
+  check "$pid: reasons" "['none', 'none', 'none']" \
+    "$(ask "[s['reason'] for s in p[$pid]['streams']]")"
+  check "$pid: promotions" "[(1, 0, 0)]" \
+    "$(ask "sorted({(s['promotions'], s['demotions'], s['failovers']) for s in p[$pid]['streams']})")"
+  for way in tx rx; do
+    check "$pid: ${way}_bytes, each exact" "[$((100 * total))]" \
+      "$(ask "sorted({s['tcp']['${way}_bytes'] + s['shm']['${way}_bytes'] for s in p[$pid]['streams']})")"
+    check "$pid: ${way}_bytes over the lane" True \
+      "$(ask "all(s['shm']['${way}_bytes'] >= 50000 for s in p[$pid]['streams'])")"
+    check "$pid: ${way}_bytes of the process" $((300 * total)) \
+      "$(ask "sum(l['${way}_bytes'] for l in p[$pid]['totals']['lanes'].values())")"
+  done
+  check "$pid: rings" True \
+    "$(ask "all(s['ring']['tx_bytes'] == 262144 and s['ring']['tx_fill'] == 0 and s['credits']['left'] <= s['credits']['most'] > 0 for s in p[$pid]['streams'])")"
+done
+look "$client"
+check "the peer's address" "['127.0.0.1:$port']" \
+  "$(ask "sorted({s['peer'] for s in p[$client]['streams']})")"
+ask "sorted(s['local'] for s in p[$client]['streams'])" >locals.txt
+look "$server"
+check "as the other end has it" "$(<locals.txt)" \
+  "$(ask "sorted(s['peer'] for s in p[$server]['streams'])")"
+
+# --- Text, rates, Prometheus ---------------------------------------------------
+"$tool" stat --pid "$client" >text.txt
+check "lines of text" 3 "$(grep -c "^chat/$client .* shm  *on_lane" text.txt)"
+check "no colours in a file" 0 "$(grep -c $'\033' text.txt || true)"
+echo 20000 >&"${talk[1]}"
+"$tool" stat --pid "$client" --over 0.2 --json >json.txt
+read -r -t 60 _ <&"${talk[0]}"
+check "rates" True \
+  "$(ask "all(s['rate']['tx_bytes_per_second'] > 0 for s in p[$client]['streams'])")"
+"$tool" stat --pid "$client" --prometheus >prom.txt
+check "Prometheus: a gauge" 1 \
+  "$(grep -c "^rcsock_open_streams{program=\"chat\",pid=\"$client\",lane=\"shm\"} 3$" prom.txt)"
+check "Prometheus: its type" 1 \
+  "$(grep -c '^# TYPE rcsock_sent_bytes_total counter$' prom.txt)"
+timeout 2 "$tool" stat --pid "$client" --json --watch 0.1 >watch.txt || true
+check "--watch: several objects, a line each" True \
+  "$(python3 -c 'import json; print(len([json.loads(l) for l in open("watch.txt")]) > 3)')"
+
+# --- A process that is stopped -------------------------------------------------
+kill -STOP "$server"
+begin=${EPOCHREALTIME/./}
+look "$server"
+took=$((${EPOCHREALTIME/./} - begin))
+check "stopped: status" 3 "$status"
+check "stopped: in time" 1 $((took < 5000000))
+check "stopped: said so" "it is stopped" "$(ask "p[$server]['trouble']")"
+check "stopped: what the kernel knows" "3 None" \
+  "$(ask "str(len(p[$server]['streams'])) + ' ' + str(p[$server]['streams'][0]['lane'])")"
+look "$client"
+check "stopped: the other one answers" 0 "$status"
+# More readers than its queue has room for.
+for ((i = 0; i < 20; i++)); do
+  "$tool" stat --timeout 20 >/dev/null || true
+done
+look "$server"
+check "stopped, its queue full: status" 3 "$status"
+kill -CONT "$server"
+for ((i = 0; i < 50; i++)); do
+  look "$server"
+  [[ $status == 0 ]] && break
+done
+check "goes on: it answers" 0 "$status"
+
+# --- One that dies -------------------------------------------------------------
+kill -KILL "$server"
+wait "$server" 2>/dev/null || true
+look "$server"
+check "dead: status" 1 "$status"
+check "dead: one line" 1 "$(wc -l <err.txt)"
+# A connection that is over is not shown; one that is, says why.
+for ((i = 0; i < 50; i++)); do
+  look "$client"
+  [[ $(ask "{s['lane'] for s in p[$client]['streams']} <= {'tcp'}") == True ]] && break
+done
+check "its peer: status" 0 "$status"
+check "its peer's streams say why" True \
+  "$(ask "{s['reason'] for s in p[$client]['streams']} <= {'peer_gone'}")"
+exec {talk[1]}>&-
+wait "$client" 2>/dev/null || true
+rm port.txt
+
+# --- On TCP, and why -------------------------------------------------------------
+start tcp
+rounds 5
+look "$client"
+check "on TCP: status" 0 "$status"
+check "on TCP: from the kernel" kernel "$(ask "p[$client]['source']")"
+check "on TCP: why" "[('tcp', 'policy')]" \
+  "$(ask "sorted({(s['lane'], s['reason']) for s in p[$client]['streams']})")"
+check "on TCP: bytes" "[500]" \
+  "$(ask "sorted({s['tcp']['tx_bytes'] for s in p[$client]['streams']})")"
+finish
+
+# --- Processes that lie ----------------------------------------------------------
+for mode in silent garbage file count version; do
+  "$chat" fake "$mode" >fake.txt &
+  liar=$!
+  for ((i = 0; i < 1000; i++)); do
+    [[ -s fake.txt ]] && break
+    sleep 0.01
+  done
+  begin=${EPOCHREALTIME/./}
+  look "$liar"
+  check "$mode: status" 3 "$status"
+  check "$mode: in time" 1 $((${EPOCHREALTIME/./} - begin < 5000000))
+  check "$mode: no streams" "0" "$(ask "len(p[$liar]['streams'])")"
+  kill -KILL "$liar"
+  wait "$liar" 2>/dev/null || true
+  rm fake.txt
+done
+
+# --- Wrong options ---------------------------------------------------------------
+for bad in "--watch 0" "--watch x" "--over 1 --watch 1" "--pid 0" "--pid x" \
+  "--timeout 0" "--json --prometheus" "--nonsense" "word"; do
+  status=0
+  # shellcheck disable=SC2086  # a list of words
+  "$tool" stat $bad >out.txt 2>err.txt || status=$?
+  check "stat $bad: status" 2 "$status"
+  check "stat $bad: one line" 1 "$(wc -l <err.txt)"
+done
+
+exit "$failed"

@@ -1,0 +1,82 @@
+# bash completion for rcsock(1)                            -*- shell-script -*-
+
+_rcsock() {
+  local cur prev words cword split
+  _init_completion -s || return
+
+  local i command=
+  for ((i = 1; i < cword; i++)); do
+    if [[ ${words[i]} != -* ]]; then
+      command=${words[i]}
+      break
+    fi
+  done
+  if [[ -z $command ]]; then
+    mapfile -t COMPREPLY < <(compgen -W \
+      'run stat doctor perf --help --version' -- "$cur")
+    return
+  fi
+
+  # What follows the options of `run` is a command with arguments of its own.
+  if [[ $command == run ]]; then
+    for ((i++; i < cword; i++)); do
+      case ${words[i]} in
+        --)
+          _command_offset $((i + 1))
+          return
+          ;;
+        --lanes | --stats | --log | --config)
+          [[ ${words[i + 1]:-} == = ]] && ((i++))
+          ((i++))
+          ;;
+        -*) ;;
+        *)
+          _command_offset "$i"
+          return
+          ;;
+      esac
+    done
+  fi
+
+  case $prev in
+    --lanes)
+      mapfile -t COMPREPLY < <(compgen -W 'auto shm rdma tcp' -- "$cur")
+      return
+      ;;
+    --transport)
+      mapfile -t COMPREPLY < <(compgen -W 'auto shm rdma tcp verbs' -- "$cur")
+      return
+      ;;
+    --log)
+      mapfile -t COMPREPLY < <(compgen -W '0 1 2' -- "$cur")
+      return
+      ;;
+    --stats | --config | --report)
+      _filedir
+      return
+      ;;
+    --pid)
+      _pids
+      return
+      ;;
+    --watch | --over | --timeout | --port)
+      return
+      ;;
+  esac
+  $split && return
+
+  case $command:$cur in
+    *:-*)
+      # The options are those that the command itself tells of.
+      mapfile -t COMPREPLY < <(compgen -W "$("$1" "$command" --help 2>/dev/null |
+        grep -oE -- '(^ +|,)--?[a-zA-Z][-a-zA-Z]*' | tr -d ' ,')" -- "$cur")
+      ;;
+    run:*)
+      mapfile -t COMPREPLY < <(compgen -c -- "$cur")
+      ;;
+    doctor:*)
+      _known_hosts_real -- "$cur"
+      ;;
+  esac
+} &&
+  complete -F _rcsock rcsock

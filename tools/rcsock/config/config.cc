@@ -1,0 +1,372 @@
+#include "tools/rcsock/config/config.h"
+
+#include <arpa/inet.h>
+#include <fmt/format.h>
+#include <netinet/in.h>
+#include <toml++/toml.h>
+
+#include <charconv>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <initializer_list>
+#include <limits>
+#include <stdexcept>
+#include <string_view>
+#include <system_error>
+#include <vector>
+
+#include "lib/base/policy.h"
+
+namespace rcsock::tools {
+namespace {
+
+namespace fs = std::filesystem;
+using Strings = std::vector<std::string>;
+
+struct Wrong : std::runtime_error {
+  Wrong(const toml::node& where, const std::string& what)
+      : std::runtime_error(what), line(where.source().begin.line) {}
+  std::uint32_t line;
+};
+
+bool OneOf(std::string_view word, std::initializer_list<const char*> words) {
+  for (const char* one : words) {
+    if (word == one) return true;
+  }
+  return false;
+}
+
+// A string, or a list of strings.
+Strings StringsOf(const toml::node& node, const char* key) {
+  Strings all;
+  const auto add = [&](const toml::node& one) {
+    const auto text = one.value_exact<std::string>();
+    if (!text || text->empty()) {
+      throw Wrong(
+          one, fmt::format("{} is a word in quotes, or a list of such", key));
+    }
+    all.push_back(*text);
+  };
+  if (const toml::array* list = node.as_array()) {
+    for (const toml::node& one : *list) add(one);
+    if (all.empty()) throw Wrong(node, fmt::format("{} is an empty list", key));
+  } else {
+    add(node);
+  }
+  return all;
+}
+
+std::uint64_t NumberOf(const toml::node& node, const char* key,
+                       std::uint64_t most) {
+  const auto value = node.value_exact<std::int64_t>();
+  if (!value || *value < 0 || static_cast<std::uint64_t>(*value) > most) {
+    throw Wrong(node, fmt::format("{} is a number from 0 to {}", key, most));
+  }
+  return static_cast<std::uint64_t>(*value);
+}
+
+// A number, or "64M".
+std::uint64_t BytesOf(const toml::node& node, const char* key) {
+  if (node.is_integer()) {
+    return NumberOf(node, key, std::numeric_limits<std::int64_t>::max());
+  }
+  const auto text = node.value_exact<std::string>();
+  std::uint64_t value = 0;
+  int shift = -1;
+  if (text && !text->empty()) {
+    const char* end = text->data() + text->size();
+    const auto parsed = std::from_chars(text->data(), end, value);
+    const std::string_view unit(parsed.ptr,
+                                static_cast<std::size_t>(end - parsed.ptr));
+    if (parsed.ec == std::errc() && parsed.ptr != text->data()) {
+      shift = unit.empty()  ? 0
+              : unit == "K" ? 10
+              : unit == "M" ? 20
+              : unit == "G" ? 30
+                            : -1;
+    }
+  }
+  if (shift < 0 || value > (std::uint64_t{1} << 62) >> shift) {
+    throw Wrong(node, fmt::format("{} is a number of bytes, as 1048576, "
+                                  "\"64M\" or \"2G\"",
+                                  key));
+  }
+  return value << shift;
+}
+
+std::string ProgramOf(const std::string& glob, const toml::node& node) {
+  if (glob.find_first_of(",;=/") != std::string::npos || glob.size() > 120) {
+    throw Wrong(node, fmt::format("program \"{}\": a name without a path, as "
+                                  "\"redis-*\"",
+                                  glob));
+  }
+  return "prog=" + glob;
+}
+
+std::string AddressOf(const std::string& text, const toml::node& node) {
+  const std::size_t slash = text.find('/');
+  const std::string host = text.substr(0, slash);
+  std::uint8_t bytes[16] = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff};
+  int most = 32;
+  bool good = ::inet_pton(AF_INET, host.c_str(), bytes + 12) == 1;
+  if (!good) {
+    most = 128;
+    good = ::inet_pton(AF_INET6, host.c_str(), bytes) == 1;
+  }
+  int bits = most;
+  if (good && slash != std::string::npos) {
+    const char* begin = text.data() + slash + 1;
+    const char* end = text.data() + text.size();
+    const auto parsed = std::from_chars(begin, end, bits);
+    good = parsed.ec == std::errc() && parsed.ptr == end && bits >= 0 &&
+           bits <= most;
+  }
+  if (!good) {
+    throw Wrong(node, fmt::format("address \"{}\" is no prefix, as "
+                                  "\"10.0.0.0/8\" or \"fd00::/8\"",
+                                  text));
+  }
+  std::string result = "addr=";
+  for (std::uint8_t byte : bytes) result += fmt::format("{:02x}", byte);
+  return fmt::format("{}/{}", result, most == 32 ? bits + 96 : bits);
+}
+
+std::string PortOf(const toml::node& node) {
+  constexpr char kForm[] = "port is a number, or a range as \"6000-6999\"";
+  std::uint64_t first = 0;
+  std::uint64_t last = 0;
+  if (node.is_integer()) {
+    first = last = NumberOf(node, "port", 65535);
+  } else {
+    const auto text = node.value_exact<std::string>();
+    if (!text) throw Wrong(node, kForm);
+    const std::size_t dash = text->find('-');
+    const auto number = [&](std::string_view part) {
+      std::uint64_t value = 0;
+      const auto parsed =
+          std::from_chars(part.data(), part.data() + part.size(), value);
+      if (parsed.ec != std::errc() || parsed.ptr != part.data() + part.size() ||
+          value > 65535) {
+        throw Wrong(node, kForm);
+      }
+      return value;
+    };
+    first = number(std::string_view(*text).substr(0, dash));
+    last = dash == std::string::npos
+               ? first
+               : number(std::string_view(*text).substr(dash + 1));
+  }
+  if (first == 0 || first > last) throw Wrong(node, kForm);
+  return fmt::format("port={}-{}", first, last);
+}
+
+std::string LanesOf(const toml::node& node) {
+  std::string lanes;
+  for (const std::string& one : StringsOf(node, "lanes")) {
+    if (one == "auto" || one == "tcp") {
+      if (node.is_array() && node.as_array()->size() > 1) {
+        throw Wrong(node, fmt::format("lanes: \"{}\" stands alone", one));
+      }
+      return one == "tcp" ? "lanes=tcp" : "lanes=shm+rdma";
+    }
+    if (!OneOf(one, {"shm", "rdma"})) {
+      throw Wrong(node, fmt::format("lanes: \"{}\" is none of auto, shm, rdma, "
+                                    "tcp",
+                                    one));
+    }
+    lanes += (lanes.empty() ? "lanes=" : "+") + one;
+  }
+  return lanes;
+}
+
+std::string PromoteOf(const toml::node& node) {
+  const auto text = node.value_exact<std::string>();
+  if (!text || !OneOf(*text, {"eager", "adaptive", "never"})) {
+    throw Wrong(node, "promote is \"eager\", \"adaptive\" or \"never\"");
+  }
+  return "promote=" + *text;
+}
+
+// The conditions of a rule are lists; it becomes a rule for each combination.
+class Compiler {
+ public:
+  explicit Compiler(bool top) : top_(top) {}
+
+  void Take(std::string_view key, const toml::node& node) {
+    if (key == "lanes") {
+      Set(LanesOf(node));
+    } else if (key == "promote") {
+      Set(PromoteOf(node));
+    } else if (key == "spin_us") {
+      SetProcess(node, key,
+                 fmt::format("spin={}", NumberOf(node, "spin_us", 1'000'000)));
+    } else if (key == "max_qps") {
+      SetProcess(node, key,
+                 fmt::format("qps={}", NumberOf(node, "max_qps", 1'000'000)));
+    } else if (key == "max_pinned") {
+      SetProcess(node, key,
+                 fmt::format("pinned={}", BytesOf(node, "max_pinned")));
+    } else if (top_) {
+      throw Wrong(node, fmt::format("\"{}\" is not known here", key));
+    } else if (key == "program") {
+      Strings all;
+      for (const std::string& one : StringsOf(node, "program")) {
+        all.push_back(ProgramOf(one, node));
+      }
+      Multiply(all);
+    } else if (key == "address") {
+      of_streams_ = true;
+      Strings all;
+      for (const std::string& one : StringsOf(node, "address")) {
+        all.push_back(AddressOf(one, node));
+      }
+      Multiply(all);
+    } else if (key == "port") {
+      of_streams_ = true;
+      Strings all;
+      if (const toml::array* list = node.as_array()) {
+        for (const toml::node& one : *list) all.push_back(PortOf(one));
+        if (all.empty()) throw Wrong(node, "port is an empty list");
+      } else {
+        all.push_back(PortOf(node));
+      }
+      Multiply(all);
+    } else if (key == "direction") {
+      of_streams_ = true;
+      const auto text = node.value_exact<std::string>();
+      if (!text || !OneOf(*text, {"in", "out"})) {
+        throw Wrong(node, "direction is \"in\" (accepted) or \"out\"");
+      }
+      Multiply({"dir=" + *text});
+    } else {
+      throw Wrong(node, fmt::format("\"{}\" is not known in a rule", key));
+    }
+  }
+
+  Strings Finish(const toml::node& where) const {
+    if (process_ != nullptr && of_streams_) {
+      throw Wrong(*process_, process_key_ +
+                                 " is of a whole process: the rule may only "
+                                 "name programs");
+    }
+    if (settings_.empty()) {
+      if (top_) return {};
+      throw Wrong(where, "the rule sets nothing");
+    }
+    Strings all;
+    for (const std::string& conditions : conditions_) {
+      all.push_back(conditions + settings_);
+    }
+    return all;
+  }
+
+ private:
+  void Set(const std::string& setting) {
+    settings_ += (settings_.empty() ? "" : ",") + setting;
+  }
+  void SetProcess(const toml::node& node, std::string_view key,
+                  const std::string& setting) {
+    process_ = &node;
+    process_key_ = key;
+    Set(setting);
+  }
+  void Multiply(const Strings& with) {
+    Strings all;
+    for (const std::string& before : conditions_) {
+      for (const std::string& one : with) all.push_back(before + one + ",");
+    }
+    conditions_ = std::move(all);
+  }
+
+  const bool top_;
+  bool of_streams_ = false;
+  const toml::node* process_ = nullptr;
+  std::string process_key_;
+  std::string settings_;
+  Strings conditions_ = {""};
+};
+
+// The rules of one file.
+Strings ReadFile(const std::string& path) {
+  const toml::table file = toml::parse_file(path);
+  Strings rules;
+  Compiler top(true);
+  for (const auto& [key, node] : file) {
+    if (key.str() != "rule") {
+      top.Take(key.str(), node);
+      continue;
+    }
+    const toml::array* list = node.as_array();
+    if (list == nullptr || !list->is_array_of_tables()) {
+      throw Wrong(node, "rules are written [[rule]]");
+    }
+    for (const toml::node& one : *list) {
+      Compiler rule(false);
+      for (const auto& [name, value] : *one.as_table()) {
+        rule.Take(name.str(), value);
+      }
+      for (std::string& text : rule.Finish(one)) {
+        rules.push_back(std::move(text));
+      }
+    }
+  }
+  // What is outside of rules holds where none does.
+  for (std::string& text : top.Finish(file)) rules.push_back(std::move(text));
+  return rules;
+}
+
+std::string UserFile() {
+  const char* home = std::getenv("XDG_CONFIG_HOME");
+  if (home != nullptr && *home == '/') {
+    return std::string(home) + "/rcsock.conf";
+  }
+  home = std::getenv("HOME");
+  return home == nullptr || *home == '\0'
+             ? ""
+             : std::string(home) + "/.config/rcsock.conf";
+}
+
+}  // namespace
+
+Policy ReadPolicy(const std::optional<std::string>& file) {
+  Strings paths;
+  std::error_code error;
+  if (file) {
+    paths = {*file};
+  } else {
+    for (const std::string& path :
+         {UserFile(), std::string("/etc/rcsock.conf")}) {
+      if (!path.empty() && fs::exists(path, error)) paths.push_back(path);
+    }
+  }
+  Policy policy;
+  std::size_t count = 0;
+  for (const std::string& path : paths) {
+    try {
+      if (!fs::is_regular_file(path, error)) {
+        policy.error = path + ": there is no such file";
+        return policy;
+      }
+      for (const std::string& rule : ReadFile(path)) {
+        policy.rules += (policy.rules.empty() ? "" : ";") + rule;
+        ++count;
+      }
+    } catch (const toml::parse_error& wrong) {
+      policy.error = fmt::format("{}:{}: {}", path, wrong.source().begin.line,
+                                 wrong.description());
+      return policy;
+    } catch (const Wrong& wrong) {
+      policy.error = fmt::format("{}:{}: {}", path, wrong.line, wrong.what());
+      return policy;
+    }
+  }
+  if (count > static_cast<std::size_t>(base::kMaxRules)) {
+    policy.error = fmt::format("{}: more than {} rules, lists multiplied out",
+                               paths.front(), base::kMaxRules);
+  }
+  return policy;
+}
+
+}  // namespace rcsock::tools

@@ -1,0 +1,182 @@
+#include "tools/rcsock/doctor/doctor.h"
+
+#include <fmt/format.h>
+#include <netdb.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <charconv>
+#include <cstdlib>
+#include <cstring>
+#include <iostream>
+#include <memory>
+#include <string>
+
+#include "tools/rcsock/doctor/findings.h"
+#include "tools/rcsock/doctor/host.h"
+#include "tools/rcsock/doctor/probe.h"
+
+namespace rcsock::tools {
+namespace {
+
+constexpr char kFooter[] = R"(
+Says in plain words which lanes this host can open, tries each of them, and names the
+command that mends what is wrong.
+
+  rcsock doctor                 devices, limits, permissions; a loop through each lane
+  rcsock doctor --listen        on one host, and then
+  rcsock doctor HOST            on the other: the lane between the two
+
+Exit status: 0; 1 if something is bad; 2 for wrong options.
+)";
+
+bool Colour() {
+  const char* no = std::getenv("NO_COLOR");
+  return ::isatty(STDOUT_FILENO) == 1 && (no == nullptr || *no == '\0');
+}
+
+// What helps against a reason; "" if nothing is to be done.
+std::string MendOf(const std::string& reason) {
+  struct Entry {
+    const char* reason;
+    const char* mend;
+  };
+  constexpr Entry kEntries[] = {
+      {"policy", "see RCSOCK_LANES, and the configuration of `rcsock run`"},
+      {"no_device", "rdma link add rxe0 type rxe netdev NETDEV, or an HCA"},
+      {"no_rdma_library", "apt install librdmacm1 ibverbs-providers"},
+      {"no_route", "ip route get PEER must show a device's network device"},
+      {"rdma_rejected", "run `rcsock doctor` on the other host"},
+      {"rdma_timeout", "a firewall? RoCE v2 is UDP port 4791, iWARP is TCP"},
+      {"memlock", "ulimit -l unlimited, on both hosts"},
+      {"different_key", "the same RCSOCK_KEY_FILE on both hosts"},
+      {"peer_without_rcsock", "rcsock run -- PROGRAM on the other end, too"},
+      {"different_uid", "both programs as the same user"},
+      {"peer_version", "the same version of rcsock at both ends"},
+      {"no_memory", "free memory; on containers, the limit of /dev/shm"},
+      {"no_fds", "ulimit -n 65536"},
+      {"no_thread", "ulimit -u"},
+      {"timeout", "run it again; the peer was busy"},
+  };
+  for (const Entry& entry : kEntries) {
+    if (reason == entry.reason) return entry.mend;
+  }
+  return "";
+}
+
+void Report(const std::string& about, const std::string& wanted,
+            const ProbeResult& result, Findings* findings) {
+  if (!result.error.empty()) {
+    findings->Bad(about, result.error,
+                  result.refused ? "start `rcsock doctor --listen` there" : "");
+    return;
+  }
+  const std::string works =
+      fmt::format("{} round trips verified, {:.1f} us each (median)",
+                  result.round_trips, result.median_us);
+  if (result.lane != "tcp" && (wanted.empty() || result.lane == wanted)) {
+    findings->Good(
+        about, fmt::format("lane {}{} open after {:.0f} ms; {}", result.lane,
+                           result.device.empty() ? "" : " on " + result.device,
+                           result.promoted_ms, works));
+    return;
+  }
+  findings->Bad(about,
+                fmt::format("no lane: {} ({}); TCP works: {}",
+                            result.reason_text, result.reason, works),
+                MendOf(result.reason));
+  if (!result.peer_reason.empty() && result.peer_reason != result.reason) {
+    findings->Note(about,
+                   fmt::format("the other end says: {}", result.peer_reason));
+  }
+}
+
+// "HOST", "HOST:PORT", "[V6]:PORT", "V6".
+bool SplitPeer(const std::string& text, std::string* host,
+               std::uint16_t* port) {
+  std::size_t colon = text.rfind(':');
+  if (text[0] == '[') {
+    const std::size_t close = text.find(']');
+    if (close == std::string::npos) return false;
+    *host = text.substr(1, close - 1);
+    if (close + 1 == text.size()) return !host->empty();
+    if (text[close + 1] != ':') return false;
+    colon = close + 1;
+  } else if (colon == std::string::npos || text.find(':') != colon) {
+    *host = text;
+    return true;
+  } else {
+    *host = text.substr(0, colon);
+  }
+  const char* end = text.data() + text.size();
+  const auto parsed = std::from_chars(text.data() + colon + 1, end, *port);
+  return !host->empty() && parsed.ec == std::errc() && parsed.ptr == end &&
+         *port != 0;
+}
+
+// An address of the peer, for the route alone.
+bool Resolve(const std::string& host, sockaddr_storage* address) {
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_STREAM;
+  addrinfo* found = nullptr;
+  if (::getaddrinfo(host.c_str(), "1", &hints, &found) != 0) return false;
+  std::memcpy(address, found->ai_addr, found->ai_addrlen);
+  ::freeaddrinfo(found);
+  return true;
+}
+
+}  // namespace
+
+CLI::App* AddDoctor(CLI::App* app, DoctorOptions* options) {
+  CLI::App* doctor = app->add_subcommand(
+      "doctor", "Say which lanes can open here, and mend what cannot");
+  doctor->footer(kFooter);
+  auto* listen = doctor->add_flag("--listen", options->listen,
+                                  "Answer the doctor of another host");
+  doctor
+      ->add_option("-p,--port", options->port,
+                   fmt::format("The port to listen on ({})", kDoctorPort))
+      ->check(CLI::Range(1, 65535))
+      ->needs(listen)
+      ->type_name("PORT");
+  doctor->add_flag("--json", options->json, "One JSON object")
+      ->excludes(listen);
+  doctor
+      ->add_option("peer", options->peer,
+                   "The host where `rcsock doctor --listen` runs")
+      ->excludes(listen)
+      ->type_name("HOST[:PORT]");
+  return doctor;
+}
+
+int Doctor(const DoctorOptions& options) {
+  if (options.listen) {
+    return Listen(options.port == 0 ? kDoctorPort : options.port);
+  }
+  std::string host;
+  std::uint16_t port = kDoctorPort;
+  if (!options.peer.empty() && !SplitPeer(options.peer, &host, &port)) {
+    std::cerr << "rcsock: " << options.peer << " is not HOST[:PORT]\n";
+    return 2;
+  }
+  Findings findings;
+  findings.ShowAs(!options.json, Colour());
+  const bool verbs = ExamineHost(&findings);
+  if (verbs) {
+    for (const DeviceAddress& one : ExamineDevices(&findings)) {
+      ExamineVerbs(one, &findings);
+    }
+  }
+  Report("shm lane", "shm", ProbeHere("shm"), &findings);
+  if (!host.empty()) {
+    sockaddr_storage address{};
+    if (verbs && Resolve(host, &address)) {
+      ExamineRoute(address, host, &findings);
+    }
+    Report("to " + host, "", Probe(host, port, ""), &findings);
+  }
+  if (options.json) std::cout << findings.Json();
+  return findings.AnyBad() ? 1 : 0;
+}
+
+}  // namespace rcsock::tools

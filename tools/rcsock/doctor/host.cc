@@ -1,0 +1,159 @@
+#include "tools/rcsock/doctor/host.h"
+
+#include <arpa/inet.h>
+#include <fmt/format.h>
+#include <netinet/in.h>
+#include <sys/resource.h>
+#include <sys/utsname.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <system_error>
+
+#include "lib/verbs/verbs.h"
+
+namespace rcsock::tools {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::string FirstLine(const std::string& path) {
+  std::ifstream file(path);
+  std::string line;
+  std::getline(file, line);
+  return line;
+}
+
+bool Exists(const std::string& path) {
+  std::error_code error;
+  return fs::exists(path, error);
+}
+
+// What a stream pins when it is promoted and idle; docs/design.md.
+constexpr std::uint64_t kIdlePinned = 32 * 1024;
+
+void ExamineMemlock(Findings* findings) {
+  rlimit limit{};
+  ::getrlimit(RLIMIT_MEMLOCK, &limit);
+  if (limit.rlim_cur == RLIM_INFINITY) {
+    findings->Good("memlock", "no limit of locked memory");
+    return;
+  }
+  const std::uint64_t streams = limit.rlim_cur / kIdlePinned;
+  const std::string words =
+      fmt::format("{} KiB of locked memory: some {} idle streams on rdma lanes",
+                  limit.rlim_cur / 1024, streams);
+  const std::string mend =
+      "ulimit -l unlimited, or LimitMEMLOCK=infinity in the systemd unit";
+  if (streams < 2) {
+    findings->Bad("memlock", words, mend);
+  } else if (streams < 1024) {
+    findings->Warn("memlock", words, mend);
+  } else {
+    findings->Good("memlock", words);
+  }
+}
+
+void ExamineNamespaces(Findings* findings) {
+  // ib_core's own; absent where it is built without namespaces.
+  const std::string mode =
+      FirstLine("/sys/module/ib_core/parameters/netns_mode");
+  if (mode == "N") {
+    findings->Note("netns mode",
+                   "exclusive: a device belongs to one network namespace",
+                   "rdma system set netns shared, or give a container its "
+                   "own: rdma dev set DEVICE netns NAME");
+  } else if (mode == "Y") {
+    findings->Good("netns mode",
+                   "shared: every network namespace sees the devices");
+  }
+  if (Exists("/.dockerenv") || Exists("/run/.containerenv") ||
+      std::getenv("container") != nullptr) {
+    findings->Note(
+        "container",
+        "this is one: rdma needs the devices, shm needs a common network "
+        "namespace with the peer",
+        "docker run --device=/dev/infiniband --ulimit memlock=-1 "
+        "(--network=host, or --network=container:PEER for shm)");
+  }
+}
+
+void ExamineAccess(Findings* findings) {
+  std::error_code error;
+  bool any = false;
+  bool refused = false;
+  for (const auto& entry : fs::directory_iterator("/dev/infiniband", error)) {
+    const std::string name = entry.path().filename().string();
+    if (name != "rdma_cm" && name.rfind("uverbs", 0) != 0) continue;
+    any = true;
+    if (::access(entry.path().c_str(), R_OK | W_OK) != 0) {
+      refused = true;
+      findings->Bad("/dev/infiniband",
+                    fmt::format("{} may not be opened by this user",
+                                entry.path().string()),
+                    fmt::format("chmod 666 {} (rdma-core's udev rules do it)",
+                                entry.path().string()));
+    }
+  }
+  if (!any) {
+    findings->Bad("/dev/infiniband",
+                  "there are devices, but nothing of them in /dev",
+                  "modprobe ib_uverbs rdma_ucm; in a container: "
+                  "--device=/dev/infiniband");
+  } else if (!refused) {
+    findings->Good("/dev/infiniband", "this user may use verbs and rdma_cm");
+  }
+  if (!Exists("/dev/infiniband/rdma_cm")) {
+    findings->Bad("rdma_cm", "/dev/infiniband/rdma_cm is missing",
+                  "modprobe rdma_ucm");
+  }
+}
+
+}  // namespace
+
+bool ExamineHost(Findings* findings) {
+  utsname system{};
+  ::uname(&system);
+  findings->Note(
+      "host",
+      fmt::format(
+          "{}, Linux {}, {} CPU{}", system.nodename, system.release,
+          ::sysconf(_SC_NPROCESSORS_ONLN),
+          ::sysconf(_SC_NPROCESSORS_ONLN) == 1 ? ": nothing spins here" : "s"));
+  ExamineNamespaces(findings);
+  if (!verbs::AnyDevice()) {
+    findings->Note("devices",
+                   "no RDMA device: lanes to other hosts are not possible; "
+                   "those on this host need none",
+                   "an HCA with its driver, or in software: rdma link add "
+                   "rxe0 type rxe netdev eth0");
+    return false;
+  }
+  verbs::Error error;
+  if (!verbs::Load(&error)) {
+    findings->Bad("libraries", "librdmacm or libibverbs is not installed",
+                  "apt install librdmacm1 ibverbs-providers");
+    return false;
+  }
+  findings->Good("libraries", "librdmacm and libibverbs are there");
+  ExamineAccess(findings);
+  ExamineMemlock(findings);
+  return true;
+}
+
+std::string HostText(const sockaddr_storage& address) {
+  char text[INET6_ADDRSTRLEN] = "?";
+  if (address.ss_family == AF_INET) {
+    ::inet_ntop(AF_INET,
+                &reinterpret_cast<const sockaddr_in&>(address).sin_addr, text,
+                sizeof text);
+  } else {
+    ::inet_ntop(AF_INET6,
+                &reinterpret_cast<const sockaddr_in6&>(address).sin6_addr, text,
+                sizeof text);
+  }
+  return text;
+}
+
+}  // namespace rcsock::tools

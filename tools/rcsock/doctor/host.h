@@ -1,0 +1,37 @@
+#ifndef RCSOCK_TOOLS_RCSOCK_DOCTOR_HOST_H_
+#define RCSOCK_TOOLS_RCSOCK_DOCTOR_HOST_H_
+
+#include <sys/socket.h>
+
+#include <string>
+#include <vector>
+
+#include "tools/rcsock/doctor/findings.h"
+
+namespace rcsock::tools {
+
+// An address of this host that leads to an RDMA device.
+struct DeviceAddress {
+  std::string device;
+  std::string text;  // of the address
+  sockaddr_storage address;
+};
+
+// Kernel, limits, permissions, namespaces.  True if there is a device whose
+// verbs may be used.
+bool ExamineHost(Findings* findings);
+// Each device and each of its ports; the addresses that lead to devices.
+std::vector<DeviceAddress> ExamineDevices(Findings* findings);
+// Two QPs of this process on the device, connected through rdma_cm: SEND,
+// WRITE, READ and WRITE_WITH_IMM, each verified.
+void ExamineVerbs(const DeviceAddress& address, Findings* findings);
+// Whether an RDMA device leads from here to the peer.
+void ExamineRoute(const sockaddr_storage& peer, const std::string& name,
+                  Findings* findings);
+
+// The text of an address, without its port.
+std::string HostText(const sockaddr_storage& address);
+
+}  // namespace rcsock::tools
+
+#endif  // RCSOCK_TOOLS_RCSOCK_DOCTOR_HOST_H_

@@ -1,0 +1,43 @@
+#ifndef RCSOCK_TOOLS_RCSOCK_DOCTOR_PROBE_H_
+#define RCSOCK_TOOLS_RCSOCK_DOCTOR_PROBE_H_
+
+#include <cstdint>
+#include <functional>
+#include <string>
+
+namespace rcsock::tools {
+
+// The port of `rcsock doctor --listen` where none is named.
+constexpr std::uint16_t kDoctorPort = 18592;
+
+// What became of a connection that two doctors made.
+struct ProbeResult {
+  std::string error;     // it could not be tried: why, in words
+  bool refused = false;  // ... nobody listens there
+  std::string lane;      // "tcp", "shm", "rdma"
+  std::string device;
+  std::string reason;  // a key of base::Reason: why it is on TCP
+  std::string reason_text;
+  std::string peer_lane;  // the same as the other end sees it
+  std::string peer_reason;
+  double promoted_ms = 0;
+  double median_us = 0;           // of round trips of 64 bytes
+  std::uint64_t round_trips = 0;  // each verified
+};
+
+// This program again, under the preload, which connects to a doctor that
+// listens and tries its lane.  `lanes`: RCSOCK_LANES, "" for the user's own.
+ProbeResult Probe(const std::string& host, std::uint16_t port,
+                  const std::string& lanes);
+// Both ends on this host: through a lane of that kind.
+ProbeResult ProbeHere(const std::string& lanes);
+// Becomes the process that answers probes, until it is killed.  The exit
+// status.
+int Listen(std::uint16_t port);
+
+// The hidden command that those run: "doctor-probe MODE ...".
+int ProbeMain(int argc, char** argv);
+
+}  // namespace rcsock::tools
+
+#endif  // RCSOCK_TOOLS_RCSOCK_DOCTOR_PROBE_H_

@@ -1,0 +1,174 @@
+// Starts the processes of probe.cc, under the preload.
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <charconv>
+#include <csignal>
+#include <cstdlib>
+#include <cstring>
+#include <iostream>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "lib/base/clock.h"
+#include "lib/base/unique_fd.h"
+#include "tools/rcsock/doctor/probe.h"
+#include "tools/rcsock/run.h"
+
+namespace rcsock::tools {
+namespace {
+
+// Longer than a probe takes at most.
+constexpr int kLimitMs = 40'000;
+
+// In the process that becomes a probe.  A second message serves to promote.
+void SetEnvironment(const std::string& library, const std::string& lanes) {
+  const char* before = std::getenv("LD_PRELOAD");
+  const std::string preload =
+      before == nullptr || *before == '\0' ||
+              std::string(before).find(library) != std::string::npos
+          ? library
+          : library + ":" + before;
+  ::setenv("LD_PRELOAD", preload.c_str(), 1);
+  if (!lanes.empty()) ::setenv("RCSOCK_LANES", lanes.c_str(), 1);
+  ::setenv("RCSOCK_PROMOTE_OPS", "1", 1);
+  ::unsetenv("RCSOCK_STATS");
+}
+
+[[noreturn]] void Become(const std::vector<std::string>& arguments) {
+  std::vector<char*> argv;
+  for (const std::string& one : arguments) {
+    argv.push_back(const_cast<char*>(one.c_str()));
+  }
+  argv.push_back(nullptr);
+  ::execv("/proc/self/exe", argv.data());
+  ::_exit(127);
+}
+
+// A process that does not outlive this one.
+class Child {
+ public:
+  Child(const std::vector<std::string>& arguments, const std::string& library,
+        const std::string& lanes) {
+    int ends[2];
+    if (::pipe2(ends, O_CLOEXEC) != 0) return;
+    out_.reset(ends[0]);
+    const base::UniqueFd theirs(ends[1]);
+    const pid_t parent = ::getpid();
+    pid_ = ::fork();
+    if (pid_ != 0) return;
+    ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (::getppid() != parent) ::_exit(127);
+    ::dup2(theirs.get(), STDOUT_FILENO);
+    SetEnvironment(library, lanes);
+    Become(arguments);
+  }
+  ~Child() {
+    if (pid_ <= 0) return;
+    ::kill(pid_, SIGKILL);
+    while (::waitpid(pid_, nullptr, 0) < 0 && errno == EINTR) {
+    }
+  }
+  Child(const Child&) = delete;
+  Child& operator=(const Child&) = delete;
+
+  // The first line that it writes, "" if it ends or takes too long.
+  std::string Line() {
+    std::string line;
+    const std::uint64_t deadline =
+        base::NowNs() + std::uint64_t{kLimitMs} * 1'000'000;
+    while (line.find('\n') == std::string::npos) {
+      const std::uint64_t now = base::NowNs();
+      pollfd fd{out_.get(), POLLIN, 0};
+      if (now >= deadline ||
+          ::poll(&fd, 1, static_cast<int>((deadline - now) / 1'000'000) + 1) ==
+              0) {
+        return "";
+      }
+      char buffer[4096];
+      const ssize_t n = ::read(out_.get(), buffer, sizeof buffer);
+      if (n < 0 && errno == EINTR) continue;
+      if (n <= 0) return "";
+      line.append(buffer, static_cast<std::size_t>(n));
+    }
+    return line.substr(0, line.find('\n'));
+  }
+
+ private:
+  pid_t pid_ = -1;
+  base::UniqueFd out_;
+};
+
+ProbeResult Connect(const std::string& library, const std::string& host,
+                    std::uint16_t port, const std::string& lanes) {
+  ProbeResult result;
+  Child client(
+      {"rcsock", "doctor-probe", "connect", host, std::to_string(port)},
+      library, lanes);
+  const auto json =
+      nlohmann::json::parse(client.Line(), nullptr, /*exceptions=*/false);
+  if (!json.is_object()) {
+    result.error = "the process that tries it has died";
+    return result;
+  }
+  result.error = json.value("error", "");
+  result.refused = json.value("refused", false);
+  result.lane = json.value("lane", "");
+  result.device = json.value("device", "");
+  result.reason = json.value("reason", "");
+  result.reason_text = json.value("reason_text", "");
+  result.peer_lane = json.value("peer_lane", "");
+  result.peer_reason = json.value("peer_reason", "");
+  result.promoted_ms = json.value("promoted_ms", 0.0);
+  result.median_us = json.value("median_us", 0.0);
+  result.round_trips = json.value("round_trips", std::uint64_t{0});
+  return result;
+}
+
+}  // namespace
+
+ProbeResult Probe(const std::string& host, std::uint16_t port,
+                  const std::string& lanes) {
+  ProbeResult result;
+  const std::string library = FindLibrary();
+  if (library.empty()) {
+    result.error = "the library to preload is missing";
+    return result;
+  }
+  return Connect(library, host, port, lanes);
+}
+
+ProbeResult ProbeHere(const std::string& lanes) {
+  ProbeResult result;
+  const std::string library = FindLibrary();
+  if (library.empty()) {
+    result.error = "the library to preload is missing";
+    return result;
+  }
+  Child server({"rcsock", "doctor-probe", "listen", "127.0.0.1", "0"}, library,
+               lanes);
+  const std::string line = server.Line();
+  std::uint16_t port = 0;
+  std::from_chars(line.data(), line.data() + line.size(), port);
+  if (port == 0) {
+    result.error = "no port to listen on at 127.0.0.1";
+    return result;
+  }
+  return Connect(library, "127.0.0.1", port, lanes);
+}
+
+int Listen(std::uint16_t port) {
+  const std::string library = FindLibrary();
+  if (library.empty()) return 1;
+  SetEnvironment(library, "");
+  Become({"rcsock", "doctor-probe", "listen", "", std::to_string(port)});
+}
+
+}  // namespace rcsock::tools
