@@ -217,10 +217,8 @@ void CountCalls(Client* client, Outcome* outcome) {
     Calls scaled = calls;
     for (auto& [name, n] : scaled) {
       n = static_cast<std::uint64_t>(
-          static_cast<double>(n) *
-          static_cast<double>(outcome->client.messages) /
-          static_cast<double>(
-              std::max<std::uint64_t>(1, counted.client.messages)));
+          static_cast<double>(n) * static_cast<double>(outcome->Messages()) /
+          static_cast<double>(std::max<std::uint64_t>(1, counted.Messages())));
     }
     return scaled;
   };

@@ -147,7 +147,7 @@ void PrintComparison(const Spec& spec, const std::vector<Row>& rows) {
     }
     std::string calls;
     if (run.client_calls && run.server_calls) {
-      const std::uint64_t n = run.client.messages;
+      const std::uint64_t n = run.Messages();
       calls =
           fmt::format("   {:.2f}/{:.2f}", CallsPerMessage(*run.client_calls, n),
                       CallsPerMessage(*run.server_calls, n));

@@ -128,7 +128,8 @@ Side Meter::Drive(const std::function<void()>& on_finish) {
   while (running_.load() > 0) {
     const std::int64_t now = NowNs();
     const std::int64_t begin = begin_.load(std::memory_order_acquire);
-    std::int64_t next = now + 1'000'000'000;
+    // It begins without telling.
+    std::int64_t next = now + (begin == 0 ? 20'000'000 : 1'000'000'000);
     if (begin != 0) {
       if (reported_at_ == 0) reported_at_ = begin;
       if (timed && !stopped()) {
@@ -160,6 +161,7 @@ Side Meter::Drive(const std::function<void()>& on_finish) {
   for (std::thread& thread : threads_) thread.join();
 
   const std::int64_t begin = begin_.load(std::memory_order_acquire);
+  if (reported_at_ == 0) reported_at_ = begin;
   // What is left after the last interval, if it is worth a line.
   if (!job_.server && interval > 0 && begin != 0 &&
       end - reported_at_ > interval / 10) {

@@ -40,8 +40,7 @@ nlohmann::json EndToJson(const Outcome& outcome, const Side& side,
                          {"cpu_us_per_message", outcome.CpuPerMessage(side)},
                          {"context_switches", side.switches}};
   if (calls) {
-    json["syscalls_per_message"] =
-        CallsPerMessage(*calls, outcome.client.messages);
+    json["syscalls_per_message"] = CallsPerMessage(*calls, outcome.Messages());
     json["syscalls"] = *calls;
   }
   return json;
@@ -59,6 +58,11 @@ double Outcome::Throughput() const {
     sum += Over(client.rx_bytes, client.rx_seconds);
   }
   return sum;
+}
+
+std::uint64_t Outcome::Messages() const {
+  if (spec.mode != Mode::kStream) return client.messages;
+  return client.messages + server.messages;
 }
 
 double Outcome::Rate() const {
@@ -121,9 +125,8 @@ bool Outcome::MoreIsBetter() const {
 }
 
 double Outcome::CpuPerMessage(const Side& side) const {
-  return client.messages == 0
-             ? 0
-             : side.Cpu() * 1e6 / static_cast<double>(client.messages);
+  const std::uint64_t n = Messages();
+  return n == 0 ? 0 : side.Cpu() * 1e6 / static_cast<double>(n);
 }
 
 double CallsPerMessage(const Calls& calls, std::uint64_t messages) {

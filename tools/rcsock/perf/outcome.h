@@ -39,6 +39,8 @@ struct Outcome {
 
   // Bytes a second, as received; both directions together.
   double Throughput() const;
+  // Sent, both ways together, or round trips, or connections.
+  std::uint64_t Messages() const;
   // Messages, round trips or connections a second.
   double Rate() const;
   // The part of the measured bytes that did not move over the kernel's TCP.

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstdio>
 #include <utility>
 #include <vector>
@@ -85,7 +86,11 @@ std::string Bytes(double bytes) {
     bytes /= 1024;
     ++i;
   }
-  return fmt::format("{:.3g} {}", bytes, kPrefixes[i]);
+  if (bytes == std::floor(bytes)) {
+    return fmt::format("{:.0f} {}", bytes, kPrefixes[i]);
+  }
+  const int digits = bytes < 9.995 ? 2 : bytes < 99.95 ? 1 : 0;
+  return fmt::format("{:.{}f} {}", bytes, digits, kPrefixes[i]);
 }
 
 std::string Count(double n) {
@@ -216,7 +221,7 @@ void PrintOutcome(const Outcome& outcome) {
   Line(fmt::format("{:<14} client {}, server {}", "CPU", CpuOf(outcome, client),
                    CpuOf(outcome, server)));
   if (outcome.client_calls && outcome.server_calls) {
-    const std::uint64_t n = client.messages;
+    const std::uint64_t n = outcome.Messages();
     Line(fmt::format("{:<14} client {:.2f} a message{}, server {:.2f}{}",
                      "system calls", CallsPerMessage(*outcome.client_calls, n),
                      TopCalls(*outcome.client_calls, n),

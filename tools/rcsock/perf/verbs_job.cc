@@ -59,10 +59,10 @@ void Serve(const Spec& spec, Links* links, Meter* meter, Tally* tally) {
       }
       if (message.what != What::kData) Unexpected();
       Tally::Add(&tally->rx, spec.size);
-      Tally::Add(&tally->messages, 1);
       if (!stream) {
         (*links)[i].SendData(0);
         Tally::Add(&tally->tx, spec.size);
+        Tally::Add(&tally->messages, 1);
       } else if (++received[i] % Quarter(*links) == 0) {
         (*links)[i].Send(What::kCredit);
       }

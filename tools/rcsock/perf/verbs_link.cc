@@ -40,6 +40,7 @@ void Expect(const ibv_wc& completion, const char* what) {
 
 void LoadLibraries() {
   verbs::Error error;
+  if (!verbs::AnyDevice()) Fail("no RDMA device here");
   if (!verbs::Load(&error)) {
     Fail("no verbs here ({}: {})", error.call, std::strerror(error.code));
   }

@@ -1,0 +1,45 @@
+#ifndef RCSOCK_TOOLS_RCSOCK_PERF_PLOT_H_
+#define RCSOCK_TOOLS_RCSOCK_PERF_PLOT_H_
+
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace rcsock::perf {
+
+// One line of a plot.  `style` is its class in the page's style sheet and
+// chooses the marker.
+struct Series {
+  std::string name;
+  std::string style;
+  std::vector<std::pair<double, double>> points;
+  bool markers = true;
+};
+
+struct Axis {
+  std::string label;
+  bool log = false;
+  // Where the ticks are; the axis goes from the first to the last.
+  std::vector<double> ticks;
+  std::function<std::string(double)> text;
+};
+
+// Ticks that hold all values of the axis: 1-2-5 steps from zero, or powers of
+// ten.
+std::vector<double> LinearTicks(double max);
+std::vector<double> DecadeTicks(double min, double max);
+
+// An SVG for the middle of a page of HTML.  Its text is readable at the width
+// of a phone.  `title` is for who cannot see it.
+std::string Plot(const std::string& title, const Axis& x, const Axis& y,
+                 const std::vector<Series>& series);
+
+// A series' marker alone, for a legend.
+std::string LegendKey(const std::string& style);
+
+std::string Escaped(const std::string& text);
+
+}  // namespace rcsock::perf
+
+#endif  // RCSOCK_TOOLS_RCSOCK_PERF_PLOT_H_
