@@ -84,6 +84,16 @@ Client::Client(const std::string& host, std::uint16_t port)
   }
 }
 
+void Client::Tell(Test* test, const nlohmann::json& message) {
+  try {
+    wire_->Send(message);
+  } catch (const Error&) {
+    // It has closed; perhaps it said why before.
+    TakeFromServer(test);
+    Fail("the perf server at {} has gone away", wire_->peer());
+  }
+}
+
 void Client::TakeFromServer(Test* test) {
   const bool open = wire_->Fill();
   while (const auto message = wire_->Take()) {
@@ -161,7 +171,7 @@ Outcome Client::Run(const Spec& spec, double interval,
   Test test(report);
   test.outcome.spec = spec;
   const std::string token = NewToken();
-  wire_->Send({{"type", "test"}, {"spec", ToJson(spec)}, {"token", token}});
+  Tell(&test, {{"type", "test"}, {"spec", ToJson(spec)}, {"token", token}});
   while (test.port == 0) Pump(&test, NowNs() + kAnswer, "an answer");
 
   test.child = std::make_unique<Child>(spec);
@@ -173,7 +183,7 @@ Outcome Client::Run(const Spec& spec, double interval,
                     {"interval", interval}});
   // It gives up by itself when nothing moves any more.
   while (!test.child_done) Pump(&test, 0, "");
-  wire_->Send({{"type", "finish"}});
+  Tell(&test, {{"type", "finish"}});
   const std::int64_t deadline = NowNs() + kAnswer;
   while (!test.server_done) Pump(&test, deadline, "a result");
   while (!test.child_gone) Pump(&test, deadline, "an end");

@@ -25,6 +25,7 @@ class Client {
  private:
   struct Test;
 
+  void Tell(Test* test, const nlohmann::json& message);
   // Waits until something has come, at most until `deadline` (0: for ever).
   void Pump(Test* test, std::int64_t deadline, const char* what);
   void TakeFromServer(Test* test);

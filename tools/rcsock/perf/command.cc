@@ -110,7 +110,7 @@ struct Options {
   std::uint64_t parallel = 1;
   std::optional<std::uint64_t> size;
   std::optional<double> interval;
-  double settle = 3;
+  std::optional<double> settle;
   bool reverse = false;
   bool both = false;
   bool latency = false;
@@ -189,7 +189,9 @@ Spec SpecOf(const Options& options) {
                     ? spec.connections
                     : options.active.value_or(
                           std::min<std::uint64_t>(options.connections, 64));
-  spec.settle = options.settle;
+  // Lanes are made one after the other.
+  spec.settle = options.settle.value_or(
+      std::min(kMaxSettle, 3 + 0.002 * static_cast<double>(spec.connections)));
   return spec;
 }
 
@@ -255,12 +257,9 @@ int RunCompare(const Options& options) {
   const Spec spec = SpecOf(options);
   Rounds rounds(options.host, options.port, TransportsOf(options));
   std::vector<Row> rows = Compare(&rounds, spec, options.rounds);
-  if (options.syscalls) {
-    Client client(options.host, options.port);
-    for (Row& row : rows) {
-      if (!row.good()) continue;
-      for (Outcome& run : row.runs) CountCalls(&client, &run);
-    }
+  for (Row& row : rows) {
+    if (!options.syscalls || !row.good()) continue;
+    for (Outcome& run : row.runs) CountCalls(rounds.client(), &run);
   }
   if (options.json) {
     nlohmann::json json = {{"spec", ToJson(spec)}, {"compare", ToJson(rows)}};

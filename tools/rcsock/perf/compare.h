@@ -24,8 +24,8 @@ struct Row {
   bool good() const { return failed.empty() && !runs.empty(); }
 };
 
-// Transports run in turn with one server.  One that fails, or whose bytes go
-// over TCP all the same, is left out from then on, with the reason.
+// Transports run in turn with one server.  One that fails, or that carries
+// nothing at all, is left out from then on, with the reason.
 class Rounds {
  public:
   Rounds(std::string host, std::uint16_t port,
@@ -34,6 +34,8 @@ class Rounds {
   // One more run of each, as `spec` says.  `what` is for the progress line.
   // Returns a row for each transport, with at most one run.
   std::vector<Row> Run(Spec spec, const std::string& what);
+
+  Client* client();
 
  private:
   struct Entry {

@@ -97,6 +97,17 @@ std::string Card(const std::string& title, const std::string& note,
 
 std::string Cell(const std::string& text) { return "<td>" + text + "</td>"; }
 
+// "100 M": a tick of an axis.
+std::string Short(double n) {
+  constexpr const char* kPrefixes[] = {"", " k", " M", " G", " T"};
+  std::size_t i = 0;
+  while (n >= 1000 && i < 4) {
+    n /= 1000;
+    ++i;
+  }
+  return fmt::format("{:g}{}", n, kPrefixes[i]);
+}
+
 double UsAt(const Histogram& histogram, double part) {
   return static_cast<double>(histogram.Percentile(part)) / 1000;
 }
@@ -156,11 +167,11 @@ std::string LatencyCard(const std::vector<Row>& rows) {
 }
 
 // One plot and one table of what `value` says of each point.
-template <typename Value, typename Text>
+template <typename Value, typename Text, typename Tick>
 std::string PointsCard(const std::string& title, const std::string& note,
                        const std::vector<Point>& points, Axis x,
                        const std::string& y_label, bool y_log, Value value,
-                       Text text) {
+                       Text text, Tick tick) {
   std::vector<Series> all;
   double low = 1e300;
   double high = 0;
@@ -196,7 +207,7 @@ std::string PointsCard(const std::string& title, const std::string& note,
     table += "<tr>" + Cell(x.text(at)) + lines[i] + "</tr>";
   }
   const Axis y{y_label, y_log,
-               y_log ? DecadeTicks(low, high) : LinearTicks(high), text};
+               y_log ? DecadeTicks(low, high) : LinearTicks(high), text, tick};
   return Card(title, note, x, y, all, table + "</table>");
 }
 
@@ -283,15 +294,16 @@ std::string Page(const Report& report) {
       "Throughput",
       "One connection, one way, over the size of the messages. Higher is "
       "better; each line of the grid is ten times the one below.",
-      report.sizes, size, "received", true,
-      [](const Outcome& run) { return run.Throughput(); }, Bits);
+      report.sizes, size, "bits a second, received", true,
+      [](const Outcome& run) { return run.Throughput() * 8; },
+      [](double bits) { return Bits(bits / 8); }, Short);
   const std::string rate = PointsCard(
       "Many connections",
       "64-byte round trips a second over all connections in turn, at most 64 "
       "under way. Higher is better.",
       report.connections, connections, "round trips a second", false,
       [](const Outcome& run) { return run.Rate(); },
-      [](double n) { return n == 0 ? std::string("0") : Count(n); });
+      [](double n) { return Count(n) + "/s"; }, Short);
   return fmt::format(
       "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\n"
       "<meta name=\"viewport\" content=\"width=device-width, "

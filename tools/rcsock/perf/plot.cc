@@ -10,7 +10,7 @@ namespace {
 
 constexpr double kWidth = 360;
 constexpr double kHeight = 256;
-constexpr double kLeft = 52;
+constexpr double kLeft = 46;
 constexpr double kRight = 12;
 constexpr double kTop = 20;
 constexpr double kBottom = 36;
@@ -25,6 +25,10 @@ double Place(const Axis& axis, double value, double from, double to) {
   }
   const double part = high > low ? (value - low) / (high - low) : 0.5;
   return from + (to - from) * std::clamp(part, 0.0, 1.0);
+}
+
+std::string TickText(const Axis& axis, double value) {
+  return axis.tick ? axis.tick(value) : axis.text(value);
 }
 
 double X(const Axis& axis, double value) {
@@ -125,7 +129,8 @@ std::string Plot(const std::string& title, const Axis& x, const Axis& y,
         "<path class=\"grid\" d=\"M{} {:.1f}H{}\"/>"
         "<text class=\"tick\" x=\"{}\" y=\"{:.1f}\" text-anchor=\"end\">{}"
         "</text>\n",
-        kLeft, at, kWidth - kRight, kLeft - 6, at + 4, Escaped(y.text(tick)));
+        kLeft, at, kWidth - kRight, kLeft - 6, at + 4,
+        Escaped(TickText(y, tick)));
   }
   // As many labels as there is room for.
   const std::size_t every = (x.ticks.size() + 5) / 6;
@@ -135,9 +140,11 @@ std::string Plot(const std::string& title, const Axis& x, const Axis& y,
                        kHeight - kBottom);
     if (i % every != 0) continue;
     svg += fmt::format(
-        "<text class=\"tick\" x=\"{:.1f}\" y=\"{}\" text-anchor=\"middle\">{}"
+        "<text class=\"tick\" x=\"{:.1f}\" y=\"{}\" text-anchor=\"{}\">{}"
         "</text>\n",
-        at, kHeight - kBottom + 16, Escaped(x.text(x.ticks[i])));
+        at, kHeight - kBottom + 16,
+        at > kWidth - kRight - 15 ? "end" : "middle",
+        Escaped(TickText(x, x.ticks[i])));
   }
   svg += fmt::format(
       "<text class=\"axis\" x=\"{}\" y=\"11\">{}</text>"

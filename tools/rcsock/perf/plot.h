@@ -23,6 +23,8 @@ struct Axis {
   // Where the ticks are; the axis goes from the first to the last.
   std::vector<double> ticks;
   std::function<std::string(double)> text;
+  // On the axis, where there is little room; as `text` if there is none.
+  std::function<std::string(double)> tick = nullptr;
 };
 
 // Ticks that hold all values of the axis: 1-2-5 steps from zero, or powers of

@@ -5,6 +5,7 @@
 #include <sys/utsname.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <ctime>
 
@@ -50,12 +51,15 @@ Report Measure(Rounds* rounds, const Spec& spec, const std::string& host) {
   for (const std::uint64_t connections : kConnections) {
     run.connections = connections;
     run.active = std::min(connections, kActive);
+    run.settle = std::min(
+        kMaxSettle, spec.settle + 0.002 * static_cast<double>(connections));
     report.connections.push_back(
         {connections,
          rounds->Run(run, fmt::format("{} connections", connections))});
   }
   run.mode = Mode::kStream;
   run.connections = run.active = 1;
+  run.settle = spec.settle;
   for (const std::uint64_t size : kSizes) {
     run.size = size;
     report.sizes.push_back(
