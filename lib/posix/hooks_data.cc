@@ -17,16 +17,17 @@
 namespace rcsock::posix::hook {
 namespace {
 
-// False with errno set where the kernel would refuse the vector.
+// (The kernel says EFAULT for any bad address; here it is the program's fault.)
+bool Null(const void* pointer) {
+  return reinterpret_cast<std::uintptr_t>(pointer) < 4096;
+}
+
+// False where the kernel refuses the vector, and says why better than we could.
 bool Total(const iovec* iov, long count, std::size_t* total) {
-  if (count < 0 || count > IOV_MAX) {
-    errno = EINVAL;
-    return false;
-  }
+  if (count < 0 || count > IOV_MAX || (count > 0 && Null(iov))) return false;
   std::size_t sum = 0;
   for (long i = 0; i < count; ++i) {
     if (iov[i].iov_len > static_cast<std::size_t>(SSIZE_MAX) - sum) {
-      errno = EINVAL;
       return false;
     }
     sum += iov[i].iov_len;
@@ -98,7 +99,7 @@ ssize_t readv(int fd, const iovec* iov, int count) {
   Sock* sock = LookupSock(fd);
   if (sock == nullptr) return real::readv(fd, iov, count);
   std::size_t total = 0;
-  if (!Total(iov, count, &total)) return -1;
+  if (!Total(iov, count, &total)) return real::readv(fd, iov, count);
   if (total == 0) return real::readv(fd, iov, count);
   return sock->Recv(fd, iov, count, total, 0,
                     [&] { return real::readv(fd, iov, count); });
@@ -131,7 +132,7 @@ ssize_t recvmsg(int fd, msghdr* message, int flags) {
 int recvmmsg(int fd, mmsghdr* messages, unsigned count, int flags,
              timespec* timeout) {
   Sock* sock = LookupSock(fd);
-  if (sock == nullptr) {
+  if (sock == nullptr || Null(messages)) {
     return real::recvmmsg(fd, messages, count, flags, timeout);
   }
   unsigned got = 0;
@@ -187,9 +188,9 @@ ssize_t writev(int fd, const iovec* iov, int count) {
   Sock* sock = LookupSock(fd);
   if (sock == nullptr) return real::writev(fd, iov, count);
   std::size_t total = 0;
-  if (!Total(iov, count, &total)) return -1;
   // The kernel's writev of nothing does not ask the socket; its write does.
-  if (total == 0) return real::writev(fd, iov, count);
+  if (!Total(iov, count, &total) || total == 0)
+    return real::writev(fd, iov, count);
   return sock->Send(fd, iov, count, total, 0,
                     [&] { return real::writev(fd, iov, count); });
 }
@@ -226,6 +227,7 @@ int sendmmsg(int fd, mmsghdr* messages, unsigned count, int flags) {
     }
     return real::sendmmsg(fd, messages, count, flags);
   }
+  if (Null(messages)) return real::sendmmsg(fd, messages, count, flags);
   unsigned sent = 0;
   for (; sent < count; ++sent) {
     const ssize_t n = hook::sendmsg(fd, &messages[sent].msg_hdr, flags);
@@ -303,7 +305,9 @@ ssize_t preadv2(int fd, const iovec* iov, int count, off_t offset, int flags) {
     return real::preadv2(fd, iov, count, offset, flags);
   }
   std::size_t total = 0;
-  if (!Total(iov, count, &total)) return -1;
+  if (!Total(iov, count, &total)) {
+    return real::preadv2(fd, iov, count, offset, flags);
+  }
   if (total == 0) return real::preadv2(fd, iov, count, offset, flags);
   return sock->Recv(
       fd, iov, count, total, (flags & RWF_NOWAIT) ? MSG_DONTWAIT : 0,
@@ -316,7 +320,9 @@ ssize_t pwritev2(int fd, const iovec* iov, int count, off_t offset, int flags) {
     return real::pwritev2(fd, iov, count, offset, flags);
   }
   std::size_t total = 0;
-  if (!Total(iov, count, &total)) return -1;
+  if (!Total(iov, count, &total)) {
+    return real::pwritev2(fd, iov, count, offset, flags);
+  }
   if (total == 0) return real::pwritev2(fd, iov, count, offset, flags);
   return sock->Send(
       fd, iov, count, total, (flags & RWF_NOWAIT) ? MSG_DONTWAIT : 0,

@@ -292,6 +292,21 @@ class alignas(64) Sock final : public File,
 
   void Reset();
   void ApplyRules(int fd, const sockaddr* address);
+  // Whether a lane could not read or write there although the kernel would only
+  // say EFAULT: null, and what lies beside it.  (Any other bad address ends the
+  // program, as it does in memcpy.)
+  static bool Null(const iovec* iov, int count) {
+    for (int i = 0; i < count; ++i) {
+      if (reinterpret_cast<std::uintptr_t>(iov[i].iov_base) < 4096 &&
+          iov[i].iov_len > 0) [[unlikely]] {
+        return true;
+      }
+    }
+    return false;
+  }
+  // What the kernel would say then.
+  [[gnu::noinline]] ssize_t SendNull(int flags, std::size_t* done);
+  [[gnu::noinline]] ssize_t RecvNull(int flags, std::size_t* done);
   ssize_t UnreadRecv(int fd, const iovec* iov, int count, std::size_t total,
                      int flags, std::size_t* done);
   bool SpillLatched();
@@ -565,7 +580,9 @@ inline ssize_t Sock::Send(int fd, const iovec* iov, int count,
   std::size_t done = 0;
   for (;;) {
     if (mode() == Mode::kEngine) {
-      const ssize_t n = EngineSend(iov, count, total, flags, &done);
+      const ssize_t n = Null(iov, count)
+                            ? SendNull(flags, &done)
+                            : EngineSend(iov, count, total, flags, &done);
       if (n != kRetry) return n;
       if (done == 0) continue;
     }
@@ -600,7 +617,9 @@ inline ssize_t Sock::Recv(int fd, const iovec* iov, int count,
     // (Urgent data and errors are never read ahead.)
     if (now == Mode::kEngine ||
         (now == Mode::kUnread && (flags & (MSG_OOB | MSG_ERRQUEUE)) == 0)) {
-      const ssize_t n = now == Mode::kEngine
+      const ssize_t n = Null(iov, count) && (flags & MSG_TRUNC) == 0
+                            ? RecvNull(flags, &done)
+                        : now == Mode::kEngine
                             ? EngineRecv(iov, count, total, flags, &done)
                             : UnreadRecv(fd, iov, count, total, flags, &done);
       if (n != kRetry) return n;

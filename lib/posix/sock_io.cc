@@ -181,6 +181,27 @@ ssize_t Sock::SendLatched(const iovec* iov, int count, std::size_t total,
   return -1;
 }
 
+ssize_t Sock::SendNull(int flags, std::size_t* done) {
+  const ssize_t n = EngineSend(nullptr, 0, 0, flags, done);
+  if (n < 0) return n;
+  errno = EFAULT;
+  return -1;
+}
+
+ssize_t Sock::RecvNull(int flags, std::size_t* done) {
+  // Only what would be put there is a fault.
+  char byte;
+  const iovec one{&byte, 1};
+  const ssize_t n =
+      mode() == Mode::kEngine
+          ? EngineRecv(&one, 1, 1, (flags & ~MSG_WAITALL) | MSG_PEEK, done)
+          : 1;
+  if (n <= 0) return n;
+  *done = 0;
+  errno = EFAULT;
+  return -1;
+}
+
 // A receiver that stops reading would hold a sender for whom the kernel's
 // larger buffers still had room (a program that talks to itself, say): such a
 // stream goes back to TCP.

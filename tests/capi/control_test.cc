@@ -1,0 +1,253 @@
+// What rcsock.h has beyond POSIX, and a program that makes plain calls too.
+
+#include <arpa/inet.h>
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <rcsock/rcsock.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <ctime>
+#include <string>
+#include <thread>
+
+namespace {
+
+class ControlTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    listener_ = rcs_socket(AF_INET, SOCK_STREAM, 0);
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    ASSERT_EQ(rcs_bind(listener_, reinterpret_cast<sockaddr*>(&address),
+                       sizeof address),
+              0);
+    ASSERT_EQ(rcs_listen(listener_, 5), 0);
+  }
+
+  void Connect() {
+    sockaddr_in address{};
+    socklen_t size = sizeof address;
+    ASSERT_EQ(rcs_getsockname(listener_, reinterpret_cast<sockaddr*>(&address),
+                              &size),
+              0);
+    one_ = rcs_socket(AF_INET, SOCK_STREAM, 0);
+    ASSERT_EQ(rcs_connect(one_, reinterpret_cast<sockaddr*>(&address), size),
+              0);
+    other_ = rcs_accept(listener_, nullptr, nullptr);
+    ASSERT_GE(other_, 0);
+  }
+
+  void TearDown() override {
+    for (int fd : {one_, other_, listener_}) {
+      if (fd >= 0) {
+        EXPECT_EQ(rcs_close(fd), 0);
+      }
+    }
+  }
+
+  void PingPong() {
+    char byte = 'x';
+    ASSERT_EQ(rcs_send(one_, &byte, 1, 0), 1);
+    ASSERT_EQ(rcs_recv(other_, &byte, 1, 0), 1);
+    ASSERT_EQ(rcs_send(other_, &byte, 1, 0), 1);
+    ASSERT_EQ(rcs_recv(one_, &byte, 1, 0), 1);
+  }
+
+  // Until both are on a lane; false after 20 s.
+  bool Promoted() {
+    const time_t end = time(nullptr) + 20;
+    while (rcs_get_lane(one_) != RCS_SHM || rcs_get_lane(other_) != RCS_SHM) {
+      PingPong();
+      if (HasFatalFailure() || time(nullptr) > end) return false;
+    }
+    return true;
+  }
+
+  // Until neither looks for one any more.
+  void Settle() {
+    for (int i = 0; i < 2000; ++i) PingPong();
+  }
+
+  int listener_ = -1;
+  int one_ = -1;
+  int other_ = -1;
+};
+
+TEST_F(ControlTest, WrongDescriptors) {
+  int pipe[2];
+  ASSERT_EQ(::pipe(pipe), 0);
+  const int udp = rcs_socket(AF_INET, SOCK_DGRAM, 0);
+  const struct {
+    int fd;
+    int error;
+  } cases[] = {
+      {-1, EBADF}, {999999, EBADF}, {pipe[0], ENOTSOCK}, {udp, EOPNOTSUPP}};
+  for (const auto& one : cases) {
+    rcs_stream_info info;
+    const auto fails = [&](int result) {
+      EXPECT_EQ(result, -1) << one.fd;
+      EXPECT_EQ(errno, one.error) << one.fd;
+    };
+    fails(rcs_get_lane(one.fd));
+    fails(rcs_get_stream_info(one.fd, &info, sizeof info));
+    fails(rcs_set_policy(one.fd, RCS_POLICY_TCP));
+    fails(rcs_get_policy(one.fd));
+    fails(rcs_promote(one.fd));
+    fails(rcs_demote(one.fd, 10));
+    EXPECT_EQ(rcs_get_reason(one.fd), nullptr);
+    EXPECT_EQ(errno, one.error);
+  }
+  EXPECT_EQ(rcs_promote(listener_), -1);
+  EXPECT_EQ(errno, ENOTCONN);
+  EXPECT_EQ(rcs_get_stream_info(listener_, nullptr, 8), -1);
+  EXPECT_EQ(errno, EFAULT);
+  EXPECT_EQ(rcs_set_policy(listener_, 77), -1);
+  EXPECT_EQ(errno, EINVAL);
+  EXPECT_EQ(rcs_register_buffer(nullptr, 8), -1);
+  EXPECT_EQ(errno, EINVAL);
+  for (int fd : {pipe[0], pipe[1], udp}) rcs_close(fd);
+  EXPECT_EQ(rcs_version(), RCSOCK_VERSION);
+}
+
+TEST_F(ControlTest, LaneReasonAndCounts) {
+  Connect();
+  EXPECT_EQ(rcs_get_lane(one_), RCS_TCP);
+  EXPECT_STREQ(rcs_get_reason(one_), "short_lived");
+  ASSERT_TRUE(Promoted());
+  EXPECT_STREQ(rcs_get_reason(one_), "none");
+  rcs_stream_info before{};
+  ASSERT_EQ(rcs_get_stream_info(one_, &before, sizeof before),
+            static_cast<int>(sizeof before));
+  PingPong();
+  rcs_stream_info info{};
+  ASSERT_EQ(rcs_get_stream_info(one_, &info, sizeof info),
+            static_cast<int>(sizeof info));
+  EXPECT_EQ(info.lane, RCS_SHM);
+  EXPECT_EQ(info.tx_bytes, before.tx_bytes + 1);
+  EXPECT_EQ(info.lane_tx_bytes, before.lane_tx_bytes + 1);
+  EXPECT_EQ(info.rx_bytes, before.rx_bytes + 1);
+  EXPECT_LT(info.lane_tx_bytes, info.tx_bytes);
+  // A caller that knows less of it gets less.
+  rcs_stream_info part{};
+  part.policy = 77;
+  EXPECT_EQ(rcs_get_stream_info(one_, &part, 4), 4);
+  EXPECT_EQ(part.lane, RCS_SHM);
+  EXPECT_EQ(part.policy, 77);
+  rcs_process_info process{};
+  ASSERT_EQ(rcs_get_process_info(&process, sizeof process),
+            static_cast<int>(sizeof process));
+  EXPECT_GE(process.promoted, 2u);
+  EXPECT_GE(process.lanes[RCS_SHM].tx_bytes, 2u);
+}
+
+TEST_F(ControlTest, DemoteAndPromote) {
+  Connect();
+  ASSERT_TRUE(Promoted());
+  ASSERT_EQ(rcs_demote(one_, 5000), 0) << std::strerror(errno);
+  EXPECT_EQ(rcs_get_lane(one_), RCS_TCP);
+  EXPECT_STREQ(rcs_get_reason(one_), "policy");
+  PingPong();
+  rcs_stream_info info{};
+  ASSERT_GT(rcs_get_stream_info(one_, &info, sizeof info), 0);
+  EXPECT_EQ(info.demotions, 1u);
+  ASSERT_EQ(rcs_promote(one_), 0) << std::strerror(errno);
+  ASSERT_EQ(rcs_promote(other_), 0) << std::strerror(errno);
+  EXPECT_TRUE(Promoted()) << rcs_get_reason(one_);
+}
+
+TEST_F(ControlTest, PolicyTcp) {
+  ASSERT_EQ(rcs_set_policy(listener_, RCS_POLICY_TCP), 0);
+  Connect();
+  EXPECT_EQ(rcs_get_policy(other_), RCS_POLICY_TCP);
+  EXPECT_EQ(rcs_get_policy(one_), RCS_POLICY_AUTO);
+  Settle();
+  EXPECT_EQ(rcs_get_lane(one_), RCS_TCP);
+  EXPECT_STREQ(rcs_get_reason(other_), "policy");
+  EXPECT_EQ(rcs_promote(other_), -1);
+  EXPECT_EQ(errno, EPERM);
+  ASSERT_EQ(rcs_set_policy(other_, RCS_POLICY_AUTO), 0);
+  ASSERT_EQ(rcs_promote(other_), 0) << rcs_get_reason(other_);
+  ASSERT_EQ(rcs_promote(one_), 0) << rcs_get_reason(one_);
+  EXPECT_TRUE(Promoted()) << rcs_get_reason(one_) << rcs_get_reason(other_);
+  // And back, from a lane.
+  ASSERT_EQ(rcs_set_policy(one_, RCS_POLICY_TCP), 0);
+  EXPECT_EQ(rcs_get_lane(one_), RCS_TCP);
+  PingPong();
+}
+
+TEST_F(ControlTest, PolicyEager) {
+  ASSERT_EQ(rcs_set_policy(listener_, RCS_POLICY_EAGER), 0);
+  Connect();
+  ASSERT_EQ(rcs_set_policy(one_, RCS_POLICY_EAGER), 0);
+  for (int i = 0; i < 2; ++i) PingPong();
+  // Two calls each way are too few for the default; so these looked early.
+  EXPECT_NE(std::string(rcs_get_reason(one_)), "short_lived");
+  EXPECT_TRUE(Promoted());
+}
+
+// Bytes that plain calls have moved are noticed before the stream would leave
+// TCP: it stays there, where all calls see the same bytes.
+TEST_F(ControlTest, PlainCallsFirst) {
+  Connect();
+  char text[8] = "plain";
+  ASSERT_EQ(::write(one_, text, 6), 6);
+  ASSERT_EQ(rcs_read(other_, text, 6), 6);
+  Settle();
+  EXPECT_EQ(rcs_get_lane(one_), RCS_TCP);
+  EXPECT_STREQ(rcs_get_reason(one_), "pinned_syscall");
+  ASSERT_EQ(::write(one_, text, 6), 6);
+  ASSERT_EQ(::read(other_, text, 6), 6);
+  EXPECT_STREQ(text, "plain");
+}
+
+// O_NONBLOCK and time-outs may be set by plain calls.
+TEST_F(ControlTest, PlainOptions) {
+  Connect();
+  ASSERT_TRUE(Promoted());
+  char byte;
+  ASSERT_EQ(::fcntl(one_, F_SETFL, O_NONBLOCK), 0);
+  EXPECT_EQ(rcs_recv(one_, &byte, 1, 0), -1);
+  EXPECT_EQ(errno, EAGAIN);
+  sockaddr_in name{};
+  socklen_t size = sizeof name;
+  EXPECT_EQ(::getpeername(one_, reinterpret_cast<sockaddr*>(&name), &size), 0);
+}
+
+// fork() is plain here, and followed all the same.
+TEST_F(ControlTest, Fork) {
+  Connect();
+  ASSERT_TRUE(Promoted());
+  const pid_t child = ::fork();
+  if (child == 0) {
+    char byte = 0;
+    const bool ok = rcs_recv(other_, &byte, 1, 0) == 1 && byte == 'f' &&
+                    rcs_send(other_, &byte, 1, 0) == 1;
+    ::_exit(ok ? 0 : 1);
+  }
+  char byte = 'f';
+  ASSERT_EQ(rcs_send(one_, &byte, 1, 0), 1);
+  int status = -1;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+  ASSERT_EQ(rcs_recv(one_, &byte, 1, 0), 1);
+  EXPECT_EQ(byte, 'f');
+}
+
+// What the engine opens for itself stays out of the program's numbers.
+TEST_F(ControlTest, LowNumbersAreThePrograms) {
+  Connect();
+  const int before = ::dup(0);
+  ::close(before);
+  ASSERT_TRUE(Promoted());
+  const int after = ::dup(0);
+  EXPECT_EQ(after, before);
+  ::close(after);
+}
+
+}  // namespace
