@@ -61,7 +61,7 @@ rcs_lane_counts Counts(const posix::LaneCounts& of) {
   if (posix::OwnFace() == posix::Face::kBehind) {                        \
     static const auto first =                                            \
         reinterpret_cast<decltype(&name)>(::dlsym(RTLD_DEFAULT, #name)); \
-    if (first != nullptr && first != &name) return first(__VA_ARGS__);   \
+    if (first != nullptr) return first(__VA_ARGS__);                     \
     errno = EOPNOTSUPP;                                                  \
     return fallback;                                                     \
   }
