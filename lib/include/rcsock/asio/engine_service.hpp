@@ -5,8 +5,12 @@
 
 #include <rcsock/rcsock.h>
 
+// First: Asio's detail headers are not complete without it.
+#include <boost/asio/io_context.hpp>
+
 #include <algorithm>
 #include <atomic>
+#include <boost/asio/cancellation_type.hpp>
 #include <boost/asio/detail/mutex.hpp>
 #include <boost/asio/detail/op_queue.hpp>
 #include <boost/asio/detail/reactor.hpp>
