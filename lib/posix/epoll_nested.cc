@@ -1,6 +1,6 @@
-// An epoll set inside an event loop that is not ours (rcsock/asio.hpp has one in
-// Asio's reactor): the loop looks at the lanes while they are busy, and arms the
-// set before it goes to sleep in its own way.
+// An epoll set inside an event loop that is not ours (rcsock/asio.hpp has one
+// in Asio's reactor): the loop looks at the lanes while they are busy, and arms
+// the set before it goes to sleep in its own way.
 
 #include <sched.h>
 

@@ -55,7 +55,8 @@ TYPED_TEST(Cancel, AtEveryPoint) {
   for (int when = 0; when < kMoments; ++when) {
     for (int how = 0; how < kHows; ++how) {
       for (int what = 0; what < kWhats; ++what) {
-        SCOPED_TRACE(std::to_string(when) + std::to_string(how) + std::to_string(what));
+        SCOPED_TRACE(std::to_string(when) + std::to_string(how) +
+                     std::to_string(what));
         net::io_context io;
         Pair<TypeParam> p(io);
         net::cancellation_signal signal;
@@ -64,10 +65,11 @@ TYPED_TEST(Cancel, AtEveryPoint) {
         int calls = 0;
         error_code got;
         const auto handler = [&] {
-          return net::bind_cancellation_slot(signal.slot(), [&](error_code e, auto...) {
-            ++calls;
-            got = e;
-          });
+          return net::bind_cancellation_slot(signal.slot(),
+                                             [&](error_code e, auto...) {
+                                               ++calls;
+                                               got = e;
+                                             });
         };
         const auto cancel = [&] {
           error_code ignored;
@@ -79,7 +81,8 @@ TYPED_TEST(Cancel, AtEveryPoint) {
         const auto start = [&] {
           if (what == kRead) p.a.async_read_some(net::buffer(in), handler());
           if (what == kWait) p.a.async_wait(tcp::socket::wait_read, handler());
-          if (what == kWrite) p.a.async_write_some(net::buffer(much), handler());
+          if (what == kWrite)
+            p.a.async_write_some(net::buffer(much), handler());
         };
         if (what == kWrite) {
           // No room, so that it waits.
@@ -144,13 +147,14 @@ TYPED_TEST(Cancel, FromAnotherThreadWhileDataFlow) {
   std::array<char, 64> in;
   int aborted = 0;
   std::function<void()> read = [&] {
-    p.a.async_read_some(net::buffer(in),
-                        net::bind_executor(strand, [&](error_code e, std::size_t n) {
-                          got += n;
-                          aborted += e == net::error::operation_aborted;
-                          over = e && e != net::error::operation_aborted;
-                          if (!over) read();
-                        }));
+    p.a.async_read_some(
+        net::buffer(in),
+        net::bind_executor(strand, [&](error_code e, std::size_t n) {
+          got += n;
+          aborted += e == net::error::operation_aborted;
+          over = e && e != net::error::operation_aborted;
+          if (!over) read();
+        }));
   };
   net::post(strand, read);
   std::thread run([&] { this->io_.run(); });
@@ -172,10 +176,11 @@ TYPED_TEST(Cancel, SlotOfABlockedWrite) {
   error_code got;
   std::size_t sent = 0;
   net::async_write(p.a, net::buffer(much),
-                   net::bind_cancellation_slot(signal.slot(), [&](error_code e, std::size_t n) {
-                     got = e;
-                     sent = n;
-                   }));
+                   net::bind_cancellation_slot(
+                       signal.slot(), [&](error_code e, std::size_t n) {
+                         got = e;
+                         sent = n;
+                       }));
   this->io_.run_for(std::chrono::milliseconds(20));
   EXPECT_FALSE(got);
   signal.emit(net::cancellation_type::partial);
@@ -194,7 +199,8 @@ TYPED_TEST(Cancel, AcceptAndConnect) {
   net::cancellation_signal signal;
   error_code accepted;
   acceptor.async_accept(net::bind_cancellation_slot(
-      signal.slot(), [&](error_code e, typename TypeParam::socket) { accepted = e; }));
+      signal.slot(),
+      [&](error_code e, typename TypeParam::socket) { accepted = e; }));
   this->io_.poll();
   signal.emit(net::cancellation_type::terminal);
   this->io_.restart();

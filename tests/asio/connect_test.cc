@@ -41,7 +41,8 @@ TYPED_TEST(Connect, Refused) {
 
 TYPED_TEST(Connect, Range) {
   typename TypeParam::acceptor acceptor(this->io_, Loopback());
-  std::vector<tcp::endpoint> ends{Loopback(Dead(this->io_)), acceptor.local_endpoint(),
+  std::vector<tcp::endpoint> ends{Loopback(Dead(this->io_)),
+                                  acceptor.local_endpoint(),
                                   Loopback(Dead(this->io_))};
   typename TypeParam::socket s(this->io_), peer(this->io_);
   bool inside = true;
@@ -91,7 +92,8 @@ TYPED_TEST(Connect, Resolver) {
   bool connected = false;
   const auto talk = [&]() -> net::awaitable<void> {
     auto found = co_await resolver.async_resolve(
-        "127.0.0.1", std::to_string(acceptor.local_endpoint().port()), net::use_awaitable);
+        "127.0.0.1", std::to_string(acceptor.local_endpoint().port()),
+        net::use_awaitable);
     typename TypeParam::socket s(co_await net::this_coro::executor);
     auto to = co_await async_connect(s, found, net::use_awaitable);
     EXPECT_EQ(to, acceptor.local_endpoint());
@@ -106,9 +108,10 @@ TYPED_TEST(Connect, CancelledRange) {
   std::vector<tcp::endpoint> ends(3, {net::ip::make_address("192.0.2.1"), 9});
   net::cancellation_signal signal;
   error_code got;
-  async_connect(s, ends,
-                net::bind_cancellation_slot(signal.slot(),
-                                            [&](error_code e, tcp::endpoint) { got = e; }));
+  async_connect(
+      s, ends,
+      net::bind_cancellation_slot(
+          signal.slot(), [&](error_code e, tcp::endpoint) { got = e; }));
   signal.emit(net::cancellation_type::terminal);
   this->io_.run();
   EXPECT_TRUE(got);

@@ -5,10 +5,10 @@
 // Each test runs with all of them; Asio's own say what is right.
 
 #include <gtest/gtest.h>
-#include <rcsock/asio.hpp>
 
 #include <boost/asio.hpp>
 #include <chrono>
+#include <rcsock/asio.hpp>
 #include <string>
 
 namespace rcsock::asio_test {
@@ -97,7 +97,8 @@ struct KindNames {
 // Runs until `done`; a test that hangs fails.
 template <class Done>
 void RunUntil(net::io_context& io, Done&& done) {
-  const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+  const auto until =
+      std::chrono::steady_clock::now() + std::chrono::seconds(20);
   while (!done()) {
     ASSERT_LT(std::chrono::steady_clock::now(), until);
     io.restart();

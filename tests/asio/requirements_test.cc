@@ -30,12 +30,12 @@ static_assert(std::is_same_v<stream_socket::protocol_type, tcp>);
 static_assert(std::is_nothrow_move_constructible_v<stream_socket>);
 static_assert(!std::is_copy_constructible_v<stream_socket>);
 static_assert(std::is_move_assignable_v<stream_socket>);
-using strand_socket =
-    rcsock::asio::basic_stream_socket<net::strand<net::io_context::executor_type>>;
-static_assert(std::is_same_v<
-              stream_socket::rebind_executor<
-                  net::strand<net::io_context::executor_type>>::other,
-              strand_socket>);
+using strand_socket = rcsock::asio::basic_stream_socket<
+    net::strand<net::io_context::executor_type>>;
+static_assert(
+    std::is_same_v<stream_socket::rebind_executor<
+                       net::strand<net::io_context::executor_type>>::other,
+                   strand_socket>);
 
 template <class Kind>
 class Stream : public ::testing::Test {
@@ -46,13 +46,16 @@ TYPED_TEST_SUITE(Stream, Kinds, KindNames);
 
 TYPED_TEST(Stream, SyncReadAndWrite) {
   Pair<TypeParam> p(this->io_);
-  std::vector<net::const_buffer> out{net::buffer("hel", 3), net::buffer("lo", 2)};
+  std::vector<net::const_buffer> out{net::buffer("hel", 3),
+                                     net::buffer("lo", 2)};
   EXPECT_EQ(p.a.write_some(out), 5u);
   char first[3], second[7];
   std::vector<net::mutable_buffer> in{net::buffer(first), net::buffer(second)};
   std::size_t n = 0;
-  while (n < 5) n += p.b.read_some(n < 3 ? in : std::vector<net::mutable_buffer>{
-                                                   net::buffer(second) + (n - 3)});
+  while (n < 5)
+    n += p.b.read_some(n < 3 ? in
+                             : std::vector<net::mutable_buffer>{
+                                   net::buffer(second) + (n - 3)});
   EXPECT_EQ(std::string(first, 3) + std::string(second, 2), "hello");
 }
 
@@ -106,11 +109,11 @@ TYPED_TEST(Stream, HandlersNeverRunInsideTheInitiatingCall) {
   typename TypeParam::socket closed(this->io_);
   const auto all = [&] {
     inside = true;
-    p.a.async_read_some(net::buffer(in), count);          // there is something
-    p.a.async_write_some(net::buffer("z", 1), count);     // there is room
-    p.a.async_wait(tcp::socket::wait_write, count);       // is ready
+    p.a.async_read_some(net::buffer(in), count);       // there is something
+    p.a.async_write_some(net::buffer("z", 1), count);  // there is room
+    p.a.async_wait(tcp::socket::wait_write, count);    // is ready
     p.b.async_read_some(net::buffer(other), count);
-    closed.async_read_some(net::buffer(other), count);    // fails at once
+    closed.async_read_some(net::buffer(other), count);  // fails at once
     closed.async_write_some(net::buffer(other), count);
     closed.async_wait(tcp::socket::wait_read, count);
     inside = false;
@@ -152,7 +155,8 @@ TYPED_TEST(Stream, ClosedSocket) {
   s.close(ec);
   EXPECT_FALSE(ec);
   error_code got;
-  s.async_read_some(net::buffer(in), [&](error_code e, std::size_t) { got = e; });
+  s.async_read_some(net::buffer(in),
+                    [&](error_code e, std::size_t) { got = e; });
   this->io_.run();
   EXPECT_EQ(got, net::error::bad_descriptor);
   // An empty buffer changes nothing of that.
@@ -184,7 +188,8 @@ TYPED_TEST(Stream, NonBlocking) {
   EXPECT_EQ(ec, net::error::invalid_argument);
   // Asynchronous operations wait all the same.
   error_code got = net::error::fault;
-  p.a.async_read_some(net::buffer(in), [&](error_code e, std::size_t) { got = e; });
+  p.a.async_read_some(net::buffer(in),
+                      [&](error_code e, std::size_t) { got = e; });
   net::write(p.b, net::buffer("q", 1));
   this->io_.run();
   EXPECT_FALSE(got);
@@ -260,11 +265,12 @@ TYPED_TEST(Stream, ReadsAreServedInOrder) {
   char in[3];
   std::string order;
   for (int i = 0; i < 3; ++i) {
-    p.a.async_read_some(net::buffer(in + i, 1), [&, i](error_code e, std::size_t n) {
-      EXPECT_FALSE(e);
-      EXPECT_EQ(n, 1u);
-      order += static_cast<char>('0' + i);
-    });
+    p.a.async_read_some(net::buffer(in + i, 1),
+                        [&, i](error_code e, std::size_t n) {
+                          EXPECT_FALSE(e);
+                          EXPECT_EQ(n, 1u);
+                          order += static_cast<char>('0' + i);
+                        });
   }
   net::write(p.b, net::buffer("abc", 3));
   this->io_.run();
@@ -275,7 +281,8 @@ TYPED_TEST(Stream, ReadsAreServedInOrder) {
 TYPED_TEST(Stream, FullDuplexBulk) {
   Pair<TypeParam> p(this->io_);
   std::vector<char> out(8 << 20), in_a(out.size()), in_b(out.size());
-  for (std::size_t i = 0; i < out.size(); ++i) out[i] = static_cast<char>(i * 7 + i / 511);
+  for (std::size_t i = 0; i < out.size(); ++i)
+    out[i] = static_cast<char>(i * 7 + i / 511);
   int done = 0;
   const auto finish = [&](error_code e, std::size_t n) {
     EXPECT_FALSE(e);
@@ -315,11 +322,11 @@ TYPED_TEST(Stream, AssociatedExecutor) {
   net::io_context other;
   bool done = false;
   char in[4];
-  p.a.async_read_some(net::buffer(in),
-                      net::bind_executor(other, [&](error_code, std::size_t) {
-                        EXPECT_TRUE(other.get_executor().running_in_this_thread());
-                        done = true;
-                      }));
+  p.a.async_read_some(
+      net::buffer(in), net::bind_executor(other, [&](error_code, std::size_t) {
+        EXPECT_TRUE(other.get_executor().running_in_this_thread());
+        done = true;
+      }));
   net::write(p.b, net::buffer("m", 1));
   // Its work counts there while the operation waits.
   RunUntil(other, [&] {
@@ -342,7 +349,8 @@ TYPED_TEST(Stream, Strand) {
     p.b.async_read_some(net::buffer(in_b), [&](error_code e, std::size_t) {
       enter();
       if (!e) {
-        net::async_write(p.b, net::buffer(in_b), [](error_code, std::size_t) {});
+        net::async_write(p.b, net::buffer(in_b),
+                         [](error_code, std::size_t) {});
         next_b();
       }
       leave();
@@ -400,11 +408,13 @@ TYPED_TEST(Stream, Coroutines) {
     net::steady_timer timer(co_await net::this_coro::executor,
                             std::chrono::milliseconds(20));
     // The loser of an `or` is cancelled by its slot.
-    auto winner = co_await (p.a.async_read_some(net::buffer(in), net::use_awaitable) ||
-                            timer.async_wait(net::use_awaitable));
+    auto winner =
+        co_await (p.a.async_read_some(net::buffer(in), net::use_awaitable) ||
+                  timer.async_wait(net::use_awaitable));
     EXPECT_EQ(winner.index(), 1u);
     co_await net::async_write(p.b, net::buffer("x", 1), net::use_awaitable);
-    EXPECT_EQ(co_await p.a.async_read_some(net::buffer(in), net::use_awaitable), 1u);
+    EXPECT_EQ(co_await p.a.async_read_some(net::buffer(in), net::use_awaitable),
+              1u);
   };
   std::exception_ptr failed;
   net::co_spawn(this->io_, talk(), [&](std::exception_ptr e) { failed = e; });
@@ -420,7 +430,8 @@ TYPED_TEST(Stream, HandlerThatThrows) {
   p.a.async_read_some(net::buffer(in), [](error_code, std::size_t) {
     throw std::runtime_error("from a handler");
   });
-  p.b.async_read_some(net::buffer(other), [&](error_code, std::size_t) { second = true; });
+  p.b.async_read_some(net::buffer(other),
+                      [&](error_code, std::size_t) { second = true; });
   net::write(p.a, net::buffer("x", 1));
   net::write(p.b, net::buffer("x", 1));
   bool thrown = false;
@@ -440,7 +451,8 @@ TYPED_TEST(Stream, HandlerThatRunsTheContextItself) {
   char in[1], other[1];
   bool inner = false, outer = false;
   p.a.async_read_some(net::buffer(in), [&](error_code, std::size_t) {
-    p.b.async_read_some(net::buffer(other), [&](error_code, std::size_t) { inner = true; });
+    p.b.async_read_some(net::buffer(other),
+                        [&](error_code, std::size_t) { inner = true; });
     net::async_write(p.a, net::buffer("x", 1), [](error_code, std::size_t) {});
     RunUntil(this->io_, [&] { return inner; });
     outer = true;
@@ -460,7 +472,8 @@ TYPED_TEST(Stream, ALongHandlerHoldsNobodyUp) {
     in_time = served.get_future().wait_for(std::chrono::seconds(10)) ==
               std::future_status::ready;
   });
-  q.a.async_read_some(net::buffer(other), [&](error_code, std::size_t) { served.set_value(); });
+  q.a.async_read_some(net::buffer(other),
+                      [&](error_code, std::size_t) { served.set_value(); });
   net::write(p.b, net::buffer("x", 1));
   std::thread second([&] { this->io_.run(); });
   this->io_.run();
@@ -533,7 +546,8 @@ TYPED_TEST(Stream, ContextThatEndsWithOperationsWaiting) {
     net::io_context io;
     auto p = std::make_shared<Pair<TypeParam>>(io);
     auto in = std::make_shared<std::array<char, 4>>();
-    p->a.async_read_some(net::buffer(*in), [p, in, token](error_code, std::size_t) { FAIL(); });
+    p->a.async_read_some(net::buffer(*in),
+                         [p, in, token](error_code, std::size_t) { FAIL(); });
     p->b.async_wait(tcp::socket::wait_read, [p, token](error_code) { FAIL(); });
     io.poll();
   }
@@ -557,7 +571,8 @@ TYPED_TEST(Stream, ReleaseAndAssign) {
   Pair<TypeParam> p(this->io_);
   error_code got;
   char in[4];
-  p.a.async_read_some(net::buffer(in), [&](error_code e, std::size_t) { got = e; });
+  p.a.async_read_some(net::buffer(in),
+                      [&](error_code e, std::size_t) { got = e; });
   const int fd = p.a.release();
   EXPECT_FALSE(p.a.is_open());
   this->io_.run();
@@ -571,7 +586,8 @@ TYPED_TEST(Stream, ResetByPeer) {
   Pair<TypeParam> p(this->io_);
   error_code got;
   char in[4];
-  p.a.async_read_some(net::buffer(in), [&](error_code e, std::size_t) { got = e; });
+  p.a.async_read_some(net::buffer(in),
+                      [&](error_code e, std::size_t) { got = e; });
   p.b.set_option(tcp::socket::linger(true, 0));
   p.b.close();
   this->io_.run();

@@ -2,8 +2,8 @@
 #define RCSOCK_ASIO_HPP_
 
 // rcsock for Boost.Asio 1.81: rcsock::asio::stream_socket and acceptor in place
-// of boost::asio::ip::tcp::socket and acceptor; endpoints, resolver, options and
-// executors are Asio's.  Link with -lrcsock.  See docs/asio.md.
+// of boost::asio::ip::tcp::socket and acceptor; endpoints, resolver, options
+// and executors are Asio's.  Link with -lrcsock.  See docs/asio.md.
 
 #include <rcsock/asio/basic_acceptor.hpp>
 #include <rcsock/asio/basic_stream_socket.hpp>

@@ -3,12 +3,11 @@
 
 // Part of rcsock/asio.hpp: the listener.
 
-#include <rcsock/asio/basic_stream_socket.hpp>
-
 #include <boost/asio/basic_socket_acceptor.hpp>
 #include <boost/asio/cancellation_state.hpp>
 #include <boost/asio/compose.hpp>
 #include <memory>
+#include <rcsock/asio/basic_stream_socket.hpp>
 
 namespace rcsock::asio {
 
@@ -30,9 +29,8 @@ class basic_acceptor : public net::socket_base {
 
   explicit basic_acceptor(const executor_type& ex)
       : shared_(std::make_shared<shared>(ex)) {}
-  template <class Context,
-            class = std::enable_if_t<
-                std::is_convertible_v<Context&, net::execution_context&>>>
+  template <class Context, class = std::enable_if_t<std::is_convertible_v<
+                               Context&, net::execution_context&>>>
   explicit basic_acceptor(Context& context)
       : basic_acceptor(executor_type(context.get_executor())) {}
   template <class Where>
@@ -269,13 +267,13 @@ class basic_acceptor : public net::socket_base {
         move_op<Executor>{shared_, get_executor()}, token, shared_->kernel);
   }
   // The socket is to use this executor.
-  template <class Executor1,
-            class Token = net::default_completion_token_t<executor_type>,
-            class = std::enable_if_t<
-                net::execution::is_executor<Executor1>::value>>
+  template <
+      class Executor1,
+      class Token = net::default_completion_token_t<executor_type>,
+      class = std::enable_if_t<net::execution::is_executor<Executor1>::value>>
   auto async_accept(const Executor1& ex, Token&& token = Token()) {
-    return net::async_compose<
-        Token, void(error_code, basic_stream_socket<Executor1>)>(
+    return net::async_compose<Token,
+                              void(error_code, basic_stream_socket<Executor1>)>(
         move_op<Executor1>{shared_, ex}, token, shared_->kernel);
   }
   template <class Context,
@@ -301,8 +299,8 @@ class basic_acceptor : public net::socket_base {
     for (;;) {
       endpoint_type address;
       auto size = static_cast<socklen_t>(address.capacity());
-      const int fd = ::rcs_accept4(of.kernel.native_handle(), address.data(),
-                                   &size, 0);
+      const int fd =
+          ::rcs_accept4(of.kernel.native_handle(), address.data(), &size, 0);
       if (fd >= 0) {
         ec.clear();
         if (from != nullptr) {
@@ -392,8 +390,8 @@ class basic_acceptor : public net::socket_base {
         if (peer.assign(family(), fd, ec)) ::rcs_close(fd);
         return ec;
       }
-      if (non_blocking() || (ec != net::error::would_block &&
-                             ec != net::error::try_again)) {
+      if (non_blocking() ||
+          (ec != net::error::would_block && ec != net::error::try_again)) {
         return ec;
       }
       kernel().wait(wait_read, ec);

@@ -4,7 +4,6 @@
 // Part of rcsock/asio.hpp: the stream.
 
 #include <netinet/in.h>
-#include <rcsock/asio/operations.hpp>
 #include <sys/ioctl.h>
 
 #include <boost/asio/any_io_executor.hpp>
@@ -12,6 +11,7 @@
 #include <boost/asio/ip/tcp.hpp>
 #include <boost/asio/query.hpp>
 #include <boost/asio/socket_base.hpp>
+#include <rcsock/asio/operations.hpp>
 
 namespace rcsock::asio {
 
@@ -35,9 +35,8 @@ class basic_stream_socket : public net::socket_base {
 
   explicit basic_stream_socket(const executor_type& ex)
       : executor_(ex), service_(find(executor_)) {}
-  template <class Context,
-            class = std::enable_if_t<
-                std::is_convertible_v<Context&, net::execution_context&>>>
+  template <class Context, class = std::enable_if_t<std::is_convertible_v<
+                               Context&, net::execution_context&>>>
   explicit basic_stream_socket(Context& context)
       : basic_stream_socket(executor_type(context.get_executor())) {}
   template <class Where>
@@ -62,10 +61,9 @@ class basic_stream_socket : public net::socket_base {
     take(other);
   }
   // Another executor of the same context.
-  template <class Executor1,
-            class = std::enable_if_t<
-                std::is_convertible_v<Executor1, Executor> &&
-                !std::is_same_v<Executor1, Executor>>>
+  template <class Executor1, class = std::enable_if_t<
+                                 std::is_convertible_v<Executor1, Executor> &&
+                                 !std::is_same_v<Executor1, Executor>>>
   basic_stream_socket(basic_stream_socket<Executor1>&& other)
       : executor_(other.executor_), service_(other.service_) {
     take(other);
@@ -250,7 +248,8 @@ class basic_stream_socket : public net::socket_base {
   }
   error_code non_blocking(bool mode, error_code& ec) {
     if (!check(ec)) return ec;
-    if (!set_fd_non_blocking(state_->fd, mode)) return ec = detail::last_error();
+    if (!set_fd_non_blocking(state_->fd, mode))
+      return ec = detail::last_error();
     user_non_blocking_ = mode;
     if (!mode) native_non_blocking_ = false;
     return ec;
@@ -267,7 +266,8 @@ class basic_stream_socket : public net::socket_base {
       // As Asio: the two would contradict each other.
       return ec = net::error::invalid_argument;
     }
-    if (!set_fd_non_blocking(state_->fd, mode)) return ec = detail::last_error();
+    if (!set_fd_non_blocking(state_->fd, mode))
+      return ec = detail::last_error();
     native_non_blocking_ = mode;
     return ec;
   }
@@ -316,20 +316,19 @@ class basic_stream_socket : public net::socket_base {
       return ec;
     }
     ec = detail::last_error();
-    if (user_non_blocking_ || (ec != net::error::in_progress &&
-                               ec != net::error::would_block)) {
+    if (user_non_blocking_ ||
+        (ec != net::error::in_progress && ec != net::error::would_block)) {
       return ec;
     }
     if (!wait_blocking(POLLOUT, ec)) return ec;
     return ec = detail::connect_result(state_->fd);
   }
   template <class Token = net::default_completion_token_t<executor_type>>
-  auto async_connect(const endpoint_type& endpoint,
-                     Token&& token = Token()) {
+  auto async_connect(const endpoint_type& endpoint, Token&& token = Token()) {
     error_code ec;
     if (!is_open()) open(endpoint.protocol(), ec);
-    return net::async_initiate<Token, void(error_code)>(
-        initiate_connect{this}, token, endpoint, ec);
+    return net::async_initiate<Token, void(error_code)>(initiate_connect{this},
+                                                        token, endpoint, ec);
   }
   void wait(wait_type what) {
     raise(&basic_stream_socket::wait_with, "wait", what);
@@ -411,8 +410,7 @@ class basic_stream_socket : public net::socket_base {
   template <class Buffers,
             class Token = net::default_completion_token_t<executor_type>>
   auto async_receive(const Buffers& buffers, Token&& token = Token()) {
-    return async_receive(buffers, message_flags{0},
-                         std::forward<Token>(token));
+    return async_receive(buffers, message_flags{0}, std::forward<Token>(token));
   }
   template <class Buffers,
             class Token = net::default_completion_token_t<executor_type>>
@@ -436,8 +434,7 @@ class basic_stream_socket : public net::socket_base {
   template <class Buffers,
             class Token = net::default_completion_token_t<executor_type>>
   auto async_read_some(const Buffers& buffers, Token&& token = Token()) {
-    return async_receive(buffers, message_flags{0},
-                         std::forward<Token>(token));
+    return async_receive(buffers, message_flags{0}, std::forward<Token>(token));
   }
   template <class Buffers,
             class Token = net::default_completion_token_t<executor_type>>
@@ -486,10 +483,9 @@ class basic_stream_socket : public net::socket_base {
           s.is_open() &&
           net::detail::buffer_sequence_adapter<net::const_buffer,
                                                Buffers>::all_empty(buffers);
-      detail::initiate<true>(
-          *s.service_, s.state_, detail::descriptor::write,
-          detail::try_send<Buffers>{buffers, flags}, h.value, s.executor_,
-          nothing);
+      detail::initiate<true>(*s.service_, s.state_, detail::descriptor::write,
+                             detail::try_send<Buffers>{buffers, flags}, h.value,
+                             s.executor_, nothing);
     }
   };
   struct initiate_wait : initiation {
@@ -578,9 +574,8 @@ class basic_stream_socket : public net::socket_base {
     return assign(protocol, fd, ec);
   }
   error_code bind_with(const endpoint_type& endpoint, error_code& ec) {
-    if (check(ec) &&
-        ::rcs_bind(state_->fd, endpoint.data(),
-                   static_cast<socklen_t>(endpoint.size())) != 0) {
+    if (check(ec) && ::rcs_bind(state_->fd, endpoint.data(),
+                                static_cast<socklen_t>(endpoint.size())) != 0) {
       ec = detail::last_error();
     }
     return ec;
@@ -637,8 +632,8 @@ class basic_stream_socket : public net::socket_base {
       const ssize_t n = call(&message);
       if (n >= 0) return static_cast<std::size_t>(n);
       ec = detail::last_error();
-      if (user_non_blocking_ || (ec != net::error::would_block &&
-                                 ec != net::error::try_again)) {
+      if (user_non_blocking_ ||
+          (ec != net::error::would_block && ec != net::error::try_again)) {
         return 0;
       }
       if (!wait_blocking(event, ec)) return 0;

@@ -4,11 +4,10 @@
 // Beast's WebSocket over a stream, and over TLS on one: include this too.
 // (HTTP needs nothing.)
 
-#include <rcsock/asio/basic_stream_socket.hpp>
-
 #include <boost/asio/compose.hpp>
 #include <boost/beast/core/role.hpp>
 #include <memory>
+#include <rcsock/asio/basic_stream_socket.hpp>
 
 namespace rcsock::asio {
 

@@ -3,12 +3,11 @@
 
 // Part of rcsock/asio.hpp: to the first of several endpoints that answers.
 
-#include <rcsock/asio/basic_stream_socket.hpp>
-
 #include <boost/asio/cancellation_state.hpp>
 #include <boost/asio/compose.hpp>
 #include <boost/asio/connect.hpp>
 #include <memory>
+#include <rcsock/asio/basic_stream_socket.hpp>
 
 namespace rcsock::asio {
 
@@ -57,7 +56,8 @@ struct connect_op {
     }
     if (at == range->end()) {
       // Never inside the initiating function.
-      return net::post(socket.get_executor(), finish<Self>{std::move(self), ec});
+      return net::post(socket.get_executor(),
+                       finish<Self>{std::move(self), ec});
     }
     boost::system::error_code ignored;
     socket.close(ignored);
@@ -69,15 +69,14 @@ struct connect_op {
   struct finish {
     Self self;
     boost::system::error_code ec;
-    void operator()() {
-      self.complete(ec, typename Socket::endpoint_type());
-    }
+    void operator()() { self.complete(ec, typename Socket::endpoint_type()); }
   };
 };
 
 }  // namespace detail
 
-// As boost::asio::connect and async_connect, which take Asio's own sockets only.
+// As boost::asio::connect and async_connect, which take Asio's own sockets
+// only.
 template <class Executor, class Range, class Condition,
           class = detail::if_endpoints<Range>>
 typename basic_stream_socket<Executor>::endpoint_type connect(
@@ -118,9 +117,8 @@ auto async_connect(basic_stream_socket<Executor>& socket, const Range& range,
   using socket_type = basic_stream_socket<Executor>;
   auto kept = std::make_shared<const Range>(range);
   auto begin = kept->begin();
-  return net::async_compose<Token,
-                            void(boost::system::error_code,
-                                 typename socket_type::endpoint_type)>(
+  return net::async_compose<Token, void(boost::system::error_code,
+                                        typename socket_type::endpoint_type)>(
       detail::connect_op<socket_type, Range, Condition>{
           socket, std::move(kept), begin, std::move(condition)},
       token, socket);
@@ -133,9 +131,8 @@ auto async_connect(basic_stream_socket<Executor>& socket, const Range& range,
   using socket_type = basic_stream_socket<Executor>;
   auto kept = std::make_shared<const Range>(range);
   auto begin = kept->begin();
-  return net::async_compose<Token,
-                            void(boost::system::error_code,
-                                 typename socket_type::endpoint_type)>(
+  return net::async_compose<Token, void(boost::system::error_code,
+                                        typename socket_type::endpoint_type)>(
       detail::connect_op<socket_type, Range, detail::any_endpoint>{
           socket, std::move(kept), begin, detail::any_endpoint()},
       token, socket);

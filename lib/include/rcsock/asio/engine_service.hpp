@@ -1,13 +1,12 @@
 #ifndef RCSOCK_ASIO_ENGINE_SERVICE_HPP_
 #define RCSOCK_ASIO_ENGINE_SERVICE_HPP_
 
-// Part of rcsock/asio.hpp: how the readiness of streams reaches an Asio context.
+// Part of rcsock/asio.hpp: how the readiness of streams reaches an Asio
+// context.
 
 #include <rcsock/rcsock.h>
 
 // First: Asio's detail headers are not complete without it.
-#include <boost/asio/io_context.hpp>
-
 #include <algorithm>
 #include <atomic>
 #include <boost/asio/cancellation_type.hpp>
@@ -19,13 +18,15 @@
 #include <boost/asio/detail/throw_error.hpp>
 #include <boost/asio/error.hpp>
 #include <boost/asio/execution_context.hpp>
+#include <boost/asio/io_context.hpp>
 #include <cerrno>
 #include <chrono>
 #include <cstdint>
 #include <memory>
 #include <vector>
 
-#if !defined(BOOST_ASIO_HAS_EPOLL) || defined(BOOST_ASIO_HAS_IO_URING_AS_DEFAULT)
+#if !defined(BOOST_ASIO_HAS_EPOLL) || \
+    defined(BOOST_ASIO_HAS_IO_URING_AS_DEFAULT)
 #error "rcsock/asio.hpp needs Asio's epoll reactor"
 #endif
 
@@ -48,7 +49,7 @@ struct descriptor {
   enum queue { read, write, except, queues };
   mutex lock;
   int fd = -1;
-  std::uint32_t events = 0;   // asked of the engine's set; 0: not in it
+  std::uint32_t events = 0;    // asked of the engine's set; 0: not in it
   unsigned without_write = 0;  // reads since a write has last waited
   op_queue<reactor_op> ops[queues];
   descriptor* next_free = nullptr;
@@ -64,8 +65,9 @@ struct descriptor {
 // makes it readable when something comes, and leaves the rest to the reactor.
 //
 // Before it runs a handler the pump is either in the context's queue again or
-// the set is armed.  So a handler that blocks, throws or runs the context itself
-// holds nobody up: another thread, or the nested run, takes the pump over.
+// the set is armed.  So a handler that blocks, throws or runs the context
+// itself holds nobody up: another thread, or the nested run, takes the pump
+// over.
 class engine_service
     : public net::detail::execution_context_service_base<engine_service> {
  public:
@@ -260,8 +262,7 @@ class engine_service
       d->without_write = 0;
     } else if (which == descriptor::except) {
       events |= EPOLLPRI;
-    } else if ((events & EPOLLOUT) != 0 &&
-               d->ops[descriptor::write].empty() &&
+    } else if ((events & EPOLLOUT) != 0 && d->ops[descriptor::write].empty() &&
                ++d->without_write > kForgetWrites) {
       // To be told of room costs something with each message.
       events &= ~static_cast<std::uint32_t>(EPOLLOUT);
@@ -368,8 +369,8 @@ class engine_service
       bool over = false;
       if (edge) n = std::max(0, ::rcs_epoll_wait(set_, events, kBatch, 0));
       if (n < kBatch) {
-        const int more = ::rcs_epoll_look(set_, events + n, kBatch - n,
-                                          edge ? 0 : kIdleUs);
+        const int more =
+            ::rcs_epoll_look(set_, events + n, kBatch - n, edge ? 0 : kIdleUs);
         lanes = more >= 0 || errno != ENODATA;
         over = more < 0 && !edge;
         n += std::max(0, more);
@@ -430,7 +431,7 @@ class engine_service
   bool kick_ = false;   // something for the pump to do since it last looked
   bool edge_ = false;   // the set has become readable
   bool lanes_ = false;  // it had streams on lanes at the last look
-  std::uint64_t owner_ = 0;  // the turn
+  std::uint64_t owner_ = 0;   // the turn
   op_queue<operation> done_;  // their results are known
   std::vector<std::unique_ptr<descriptor>> descriptors_;
   descriptor* free_ = nullptr;
@@ -442,9 +443,9 @@ class cancel_op {
   cancel_op(engine_service* service, descriptor* d, int which)
       : service_(service), descriptor_(d), which_(which) {}
   void operator()(net::cancellation_type_t type) {
-    if (!!(type & (net::cancellation_type::terminal |
-                   net::cancellation_type::partial |
-                   net::cancellation_type::total))) {
+    if (!!(type &
+           (net::cancellation_type::terminal | net::cancellation_type::partial |
+            net::cancellation_type::total))) {
       service_->cancel_key(descriptor_, which_, this);
     }
   }

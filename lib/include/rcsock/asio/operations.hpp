@@ -4,7 +4,6 @@
 // Part of rcsock/asio.hpp: what an asynchronous operation is made of.
 
 #include <poll.h>
-#include <rcsock/asio/engine_service.hpp>
 
 #include <boost/asio/associated_cancellation_slot.hpp>
 #include <boost/asio/buffer.hpp>
@@ -14,6 +13,7 @@
 #include <boost/asio/detail/handler_alloc_helpers.hpp>
 #include <boost/asio/detail/handler_work.hpp>
 #include <memory>
+#include <rcsock/asio/engine_service.hpp>
 #include <type_traits>
 #include <utility>
 
@@ -139,8 +139,7 @@ class io_op : public reactor_op {
         return net::detail::binder2<Handler, error_code, std::size_t>(
             op->handler_, op->ec_, op->bytes_transferred_);
       } else {
-        return net::detail::binder1<Handler, error_code>(op->handler_,
-                                                         op->ec_);
+        return net::detail::binder1<Handler, error_code>(op->handler_, op->ec_);
       }
     }();
     p.h = std::addressof(bound.handler_);
