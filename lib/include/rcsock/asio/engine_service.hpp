@@ -7,6 +7,10 @@
 #include <rcsock/rcsock.h>
 
 // First: Asio's detail headers are not complete without it.
+// clang-format off
+#include <boost/asio/io_context.hpp>
+// clang-format on
+
 #include <algorithm>
 #include <atomic>
 #include <boost/asio/cancellation_type.hpp>
@@ -18,7 +22,6 @@
 #include <boost/asio/detail/throw_error.hpp>
 #include <boost/asio/error.hpp>
 #include <boost/asio/execution_context.hpp>
-#include <boost/asio/io_context.hpp>
 #include <cerrno>
 #include <chrono>
 #include <cstdint>
