@@ -40,7 +40,7 @@ std::vector<fs::path> Places() {
   const fs::path self = fs::read_symlink("/proc/self/exe", error);
   const fs::path here = self.parent_path();
   std::vector<fs::path> places = {
-      here, here.parent_path() / "lib",
+      here, here.parent_path() / "lib", here.parent_path() / "lib" / "rcsock",
       fs::path(self).concat(".runfiles") / "rcsock" / "preload"};
   const std::string runfiles = Environment("RUNFILES_DIR");
   if (!runfiles.empty()) {

@@ -1,0 +1,103 @@
+#!/bin/bash
+# Installs what has been built, then builds and runs programs outside the tree
+# against it: by pkg-config, by CMake, and with --bazel by Bazel.
+#
+# usage: install_test.sh [--bazel]   in the tree's layout (runfiles)
+set -euo pipefail
+
+here=$PWD
+work=${TEST_TMPDIR:-$(mktemp -d)}
+prefix=$work/prefix
+fail() {
+  echo "FAILED: $*" >&2
+  exit 1
+}
+
+# --- The same files, with DESTDIR and without
+tools/install.sh "$prefix" >/dev/null
+DESTDIR=$work/stage tools/install.sh /usr >/dev/null
+(cd "$prefix" && find . | sort) >"$work/plain"
+(cd "$work/stage/usr" && find . | sort) >"$work/staged"
+diff "$work/plain" "$work/staged" || fail "DESTDIR changes what is installed"
+[[ $(find "$work/stage" -mindepth 1 -maxdepth 1) == "$work/stage/usr" ]] ||
+  fail "something outside the prefix"
+if grep -rl --binary-files=without-match "$work" "$work/stage"; then
+  fail "the staging directory's name is in an installed file"
+fi
+if grep -rl '@[A-Z]*@' "$prefix/lib/pkgconfig" "$prefix/lib/cmake" "$prefix/share/rcsock"; then
+  fail "a place was not filled in"
+fi
+for file in bin/rcsock lib/librcsock_preload.so lib/librcsock.so.0 lib/librcsock.so \
+  include/rcsock/rcsock.h include/rcsock/asio.hpp include/rcsock/asio/connect.hpp \
+  lib/pkgconfig/rcsock.pc lib/cmake/rcsock/rcsock-config.cmake \
+  share/doc/rcsock/examples/rcsock.conf share/doc/rcsock/LICENSE; do
+  [[ -e $prefix/$file ]] || fail "$file is missing"
+done
+"$prefix/bin/rcsock" run -- true || fail "the installed program does not run"
+
+# --- Bad use: one line, no files
+for bad in relative/path --nonsense; do
+  if tools/install.sh "$bad" 2>"$work/err"; then fail "took $bad"; fi
+  [[ $(wc -l <"$work/err") == 1 ]] || fail "$bad: more than a line"
+done
+
+export LD_LIBRARY_PATH=$prefix/lib
+# A copy, so that nothing of the tree is near.
+mkdir -p "$work/app"
+cp -L tests/install/consumer.c "$work/app/"
+awk '/^```cpp/{p=1;next} /^```/{p=0} p' docs/asio.md >"$work/app/echo.cc"
+cd "$work/app"
+
+# --- pkg-config
+export PKG_CONFIG_PATH=$prefix/lib/pkgconfig
+# shellcheck disable=SC2046
+cc -std=c99 -Wall -Wextra -Wpedantic -Wconversion -Werror -o by_pkg consumer.c \
+  $(pkg-config --cflags --libs rcsock)
+[[ $(./by_pkg) == hello ]] || fail "pkg-config"
+[[ $(pkg-config --modversion rcsock) == 0.1.0 ]] || fail "pkg-config version"
+
+# --- CMake, C and Asio
+cat >CMakeLists.txt <<'CMAKE'
+cmake_minimum_required(VERSION 3.16)
+project(consumer C CXX)
+find_package(rcsock 0.1 REQUIRED)
+add_executable(by_cmake consumer.c)
+target_link_libraries(by_cmake rcsock::rcsock)
+add_executable(echo echo.cc)
+target_compile_features(echo PRIVATE cxx_std_20)
+target_link_libraries(echo rcsock::asio)
+CMAKE
+cmake -B build -DCMAKE_PREFIX_PATH="$prefix" . >cmake.log || { cat cmake.log; fail "cmake"; }
+cmake --build build >cmake.log || { cat cmake.log; fail "cmake --build"; }
+[[ $(build/by_cmake) == hello ]] || fail "CMake"
+lane=$(build/echo)
+[[ $lane == shm || $lane == tcp ]] || fail "CMake, Asio: $lane"
+
+# --- Bazel
+if [[ ${1:-} == --bazel ]]; then
+  # Bazel 4 fetches some repositories of its own; the tree has stand-ins.
+  compat=$(dirname "$(realpath "$here/tests/install/install_test.sh")")/../../third_party/bazel_compat
+  compat=$(realpath "$compat")
+  cat >WORKSPACE <<WORKSPACE
+workspace(name = "consumer")
+local_repository(name = "rcsock", path = "$prefix/share/rcsock/bazel")
+$(for name in rules_cc rules_java rules_shell remote_coverage_tools; do
+    echo "local_repository(name = \"$name\", path = \"$compat/$name\")"
+  done)
+WORKSPACE
+  cat >BUILD <<'BUILD'
+cc_binary(
+    name = "by_bazel",
+    srcs = ["consumer.c"],
+    deps = ["@rcsock//:rcsock"],
+)
+BUILD
+  # (CMake's directory has names that Bazel would look into.)
+  rm -rf build
+  bazel --batch --output_user_root="$work/bazel" build --noshow_progress \
+    --spawn_strategy=local //:by_bazel >bazel.log 2>&1 ||
+    { cat bazel.log; fail "bazel build"; }
+  [[ $(bazel-bin/by_bazel) == hello ]] || fail "Bazel"
+  chmod -R u+w "$work/bazel" && rm -rf "$work/bazel"
+fi
+echo "ok"
