@@ -367,8 +367,7 @@ void Sock::MemoryLook() {
       if (static_cast<lane::rdma::RdmaLane*>(sock->lane_.get())->Pinned() >
           kIdlePinned) {
         grown = true;
-        if (sock->stream_->Unacked() == 0 &&
-            now - its.grown_ns >= (wanted ? kIdleNs / 4 : kIdleNs)) {
+        if (now - its.grown_ns >= (wanted ? kIdleNs / 4 : kIdleNs)) {
           idle.push_back(sock);
         } else if (pace.span_ns != 0 &&
                    (coldest == nullptr || pace.rate < coldest_rate)) {

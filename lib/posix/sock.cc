@@ -644,7 +644,7 @@ namespace {
 
 // How long a switch to an rdma lane may take, in a process and on a host as
 // busy as they are: all switches under way share their conductors.
-constexpr std::uint32_t kPatienceMs = 1000;
+constexpr std::uint32_t kPatienceMs = 2000;
 constexpr std::uint32_t kMostPatienceMs = 8000;
 std::atomic<std::uint32_t> patience_ms{kPatienceMs};
 

@@ -61,7 +61,7 @@ case $kind in
     ;;
   rings)
     touch "$dir/silent"
-    traffic=(--message 65536 --bytes 4000000 --moves 2 --linger "$dir/silent")
+    traffic=(--message 30000 --bytes 600000 --moves 3 --linger "$dir/silent")
     ;;
 esac
 [[ $kind == rings ]] || traffic+=(--stop "$dir/stop")
@@ -74,8 +74,9 @@ case $kind in
   all) until_true "$seconds" "all on rdma" all_promoted ;;
   uniform | moving) until_true $((seconds + 5)) "the end" gone_by $((start + seconds)) ;;
   rings)
-    until_true "$seconds" "large rings" grep -q 'left its lane: idle_rings' "$dir/log.client"
+    until_true "$seconds" "large rings" grep -q "left its lane: idle_rings" "$dir/log.client" "$dir/log.server"
     until_true "$seconds" "small rings" all_idle
+    echo "pinned: $(pinned $client) $(pinned $server) KiB"
     rm "$dir/silent"
     ;;
 esac
