@@ -180,7 +180,11 @@ void Sock::ProbeRemotes() {
     sock->rx_latch.lock();
     if (sock->mode() == Mode::kEngine && sock->stream_ != nullptr &&
         sock->lane_ != nullptr && sock->lane_kind_ == lane::Kind::kRdma) {
-      if (sock->stream_->Probe()) {
+      // What comes from the peer needs our acknowledgements, so the way to it
+      // is there; and thousands of busy streams need not ask each.
+      const std::uint64_t rx = sock->stream_->rx_off();
+      if (std::exchange(sock->remote_.probe_rx, rx) != rx ||
+          sock->stream_->Probe()) {
         again = true;
       } else {
         static_cast<lane::rdma::RdmaLane*>(sock->lane_.get())

@@ -40,7 +40,8 @@ until_true() {
     sleep 0.1
   done
 }
-promoted() { grep -c 'promoted to rdma' "$dir/log.$1" || true; }
+# Connections that have been on a lane; how many switches there were.
+promoted() { grep 'promoted to rdma' "$dir/log.$1" | sort -u | wc -l || true; }
 all_promoted() { (($(promoted client) >= connections && $(promoted server) >= connections)); }
 gone_by() { ((SECONDS >= $1)); }
 pinned() { awk '/^VmPin:/ {print $2}' "/proc/$1/status"; }
