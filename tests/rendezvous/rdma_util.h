@@ -82,7 +82,7 @@ class RdmaTest : public ::testing::Test {
 // rdma_cm without any rendezvous, one step after the other.
 class RawCm {
  public:
-  RawCm() {
+  explicit RawCm(std::uint32_t depth = 8) : depth_(depth) {
     verbs::Error error;
     EXPECT_TRUE(verbs::Load(&error));
     channel_ = verbs::calls.rdma_create_event_channel();
@@ -100,6 +100,8 @@ class RawCm {
     verbs::calls.rdma_destroy_id(id_);
     id_ = nullptr;
   }
+
+  rdma_cm_id* id() const { return id_; }
 
   struct Event {
     int type = -1;  // -1: none within the time
@@ -174,7 +176,7 @@ class RawCm {
   void MakeQp() {
     ibv_qp_init_attr attr{};
     attr.qp_type = IBV_QPT_RC;
-    attr.cap = {8, 8, 1, 1, 0};
+    attr.cap = {depth_, depth_, 1, 1, 0};
     EXPECT_EQ(verbs::calls.rdma_create_qp(id_, nullptr, &attr), 0);
   }
   static rdma_conn_param Parameters(const void* data, std::size_t length) {
@@ -186,6 +188,7 @@ class RawCm {
     return parameters;
   }
 
+  const std::uint32_t depth_;
   rdma_event_channel* channel_ = nullptr;
   rdma_cm_id* id_ = nullptr;
   rdma_cm_id* listener_ = nullptr;
