@@ -117,6 +117,8 @@ class Lane {
   virtual void SetNotify(std::uint32_t bits, int bell) = 0;
   // For spinning without the latch: true if SleepRx would return at once.
   virtual bool RxPending() const = 0;
+  // The same by a caller that has drained source() just now.
+  virtual bool RxLanded() const { return RxPending(); }
   // The same for the innermost loop, without a call where the lane has slots in
   // memory; may miss that the lane is dead.
   bool RxPendingQuick() const {

@@ -1178,8 +1178,9 @@ int EpollSet::Wait(epoll_event* out, int capacity, std::int64_t timeout_ns,
       Undo(const Undo&) = delete;
       Undo& operator=(const Undo&) = delete;
       ~Undo() {
-        for (int i = 0; i < armed; ++i) sources[i]->Disarm(bell);
+        // The bell first: what is drained on the way need not ring for us.
         if (set->poller_) set->poller_->Disarm();
+        for (int i = 0; i < armed; ++i) sources[i]->Disarm(bell);
         set->sleepers_.fetch_sub(1, std::memory_order_seq_cst);
       }
     };
@@ -1220,6 +1221,8 @@ int EpollSet::Wait(epoll_event* out, int capacity, std::int64_t timeout_ns,
 int EpollSet::KernelWait(epoll_event* out, int capacity,
                          std::int64_t timeout_ns, const sigset_t* mask,
                          bool* bell) {
+  // This is the look that is due.
+  if (timeout_ns != 0) waits_.store(0, std::memory_order_relaxed);
   timespec limit{static_cast<time_t>(timeout_ns / 1'000'000'000),
                  static_cast<long>(timeout_ns % 1'000'000'000)};
   int n = real::epoll_pwait2(fd_, out, capacity,

@@ -13,6 +13,7 @@
 #include "lib/base/real.h"
 #include "lib/base/unique_fd.h"
 #include "lib/posix/epoll.h"
+#include "lib/posix/process.h"
 #include "lib/posix/signals.h"
 #include "lib/posix/sock.h"
 #include "lib/posix/spin.h"
@@ -25,6 +26,8 @@ using rendezvous::Conductor;
 namespace {
 
 constexpr nfds_t kOnStack = 64;
+// Streams that are looked at in no time.
+constexpr nfds_t kFew = 4;
 
 // What a thread sleeps on for streams: an epoll set of its own, with the bells
 // and sources it needs, edge-triggered and never read.  A shared eventfd that
@@ -45,7 +48,7 @@ thread_local ThreadBells tls_bells;
 
 bool EnsureBells(Conductor* conductor, std::uint32_t wanted) {
   ThreadBells& mine = tls_bells;
-  const int pid = static_cast<int>(::syscall(SYS_getpid));
+  const int pid = static_cast<int>(OwnPid());
   if (mine.set >= 0 && mine.pid != pid) {
     base::CloseRaw(mine.set);  // inherited by fork
     mine.set = -1;
@@ -98,6 +101,25 @@ bool EnsureSource(lane::Source* source) {
 
 File* Followed(int fd) { return fd < 0 ? nullptr : Lookup(fd); }
 
+// The thread's bells and sources: how many have rung; -1: errno.  With
+// `timeout` null it waits for ever.
+int WaitBells(const timespec* timeout) {
+  epoll_event events[lane::shm::kBells + ThreadBells::kMostSources];
+  constexpr int kMost = lane::shm::kBells + ThreadBells::kMostSources;
+  const int n =
+      real::epoll_pwait2(tls_bells.set, events, kMost, timeout, nullptr);
+  if (n >= 0 || errno != ENOSYS) return n;
+  constexpr long kMostMs = 1'000'000'000;
+  int ms = -1;
+  if (timeout != nullptr) {
+    ms = timeout->tv_sec >= kMostMs / 1000
+             ? static_cast<int>(kMostMs)
+             : static_cast<int>(timeout->tv_sec * 1000 +
+                                (timeout->tv_nsec + 999'999) / 1'000'000);
+  }
+  return real::epoll_pwait(tls_bells.set, events, kMost, ms, nullptr);
+}
+
 // The part of a poll set that is ours.
 struct Member {
   nfds_t at;
@@ -124,7 +146,7 @@ class Polling {
   // `signals`: the count of handlers before the call changed the signal mask.
   int Run(std::uint32_t signals) {
     Split();
-    Spinner spin;
+    Spinner spin = NewSpin();
     for (;;) {
       // One that was ours a moment ago may have left some.
       if (AnyUnread() && PollFindsUnread(fds_, count_)) {
@@ -155,7 +177,7 @@ class Polling {
       const int n = Sleep(signals);
       if (n < 0) return -1;
       Split();
-      spin = Spinner();
+      spin = NewSpin();
     }
   }
 
@@ -166,20 +188,27 @@ class Polling {
     return now >= deadline_ ? 0 : static_cast<std::int64_t>(deadline_ - now);
   }
 
+  Spinner NewSpin() const {
+    return mine_ > kFew ? Spinner::ForLongLooks() : Spinner();
+  }
+
   // Streams of the engine, and epoll sets that have some, out of the kernel's
   // array.
   void Split() {
     mine_ = 0;
+    kernels_ = 0;
     hold_.Release();
     for (nfds_t i = 0; i < count_; ++i) {
       kernel_[i] = fds_[i];
       kernel_[i].revents = 0;
       fds_[i].revents = 0;
       File* file = Followed(fds_[i].fd);
+      if (fds_[i].fd >= 0) ++kernels_;
       if (file == nullptr) continue;
       if (file->kind == FileKind::kSock) {
         if (hold_.Enter(static_cast<Sock*>(file))) continue;
         kernel_[i].fd = -1;
+        --kernels_;
       } else if (!static_cast<EpollSet*>(file)->HasUser()) {
         continue;
       }
@@ -190,13 +219,20 @@ class Polling {
   // *again: one has gone back to the kernel.
   int LookStreams(bool* again) {
     int found = 0;
+    lane::Source* drained = nullptr;
     for (nfds_t m = 0; m < mine_; ++m) {
       pollfd& one = fds_[members_[m].at];
       if (members_[m].file->kind == FileKind::kSock) {
         bool plain = false;
         auto* sock = static_cast<Sock*>(members_[m].file);
+        lane::Source* source = sock->source();
+        if (source != nullptr && source != drained) {
+          source->Drain();
+          drained = source;
+        }
         one.revents = static_cast<short>(
-            sock->Readiness(static_cast<std::uint16_t>(one.events), &plain));
+            sock->Readiness(static_cast<std::uint16_t>(one.events), &plain,
+                            false, source != nullptr && source == drained));
         *again |= plain;
       } else {
         one.revents =
@@ -223,11 +259,24 @@ class Polling {
   int LookKernel(std::int64_t timeout_ns, bool with_bells) {
     timespec limit{static_cast<time_t>(timeout_ns / 1'000'000'000),
                    static_cast<long>(timeout_ns % 1'000'000'000)};
+    if (kernels_ == 0) {
+      // Nothing but streams: the bells' own set tells, and forgets it.
+      if (!with_bells) return 0;
+      const int woken = WaitBells(timeout_ns < 0 ? nullptr : &limit);
+      rang_ = woken > 0;
+      return woken < 0 ? -1 : 0;
+    }
     nfds_t n = count_;
     if (with_bells) kernel_[n++] = {tls_bells.set, POLLIN, 0};
     int r = real::ppoll(kernel_, n, timeout_ns < 0 ? nullptr : &limit, nullptr);
     rang_ = with_bells && r > 0 && kernel_[count_].revents != 0;
-    if (rang_) --r;
+    if (rang_) {
+      --r;
+      const int saved = errno;
+      constexpr timespec kNow{0, 0};
+      WaitBells(&kNow);  // only to forget it
+      errno = saved;
+    }
     return r;
   }
 
@@ -277,10 +326,8 @@ class Polling {
       ::nanosleep(&brief, nullptr);
       return 0;
     }
-    // Edges of kicks that were meant for looks already taken.
-    epoll_event old[lane::shm::kBells + ThreadBells::kMostSources];
-    ::syscall(SYS_epoll_pwait, tls_bells.set, old,
-              lane::shm::kBells + ThreadBells::kMostSources, 0, nullptr, 8);
+    // (An edge of a kick that was meant for a look already taken ends the sleep
+    // too early, once.)
     for (nfds_t m = 0; m < mine_; ++m) {
       if (members_[m].file->kind != FileKind::kSock) continue;
       auto* sock = static_cast<Sock*>(members_[m].file);
@@ -316,7 +363,10 @@ class Polling {
         result = -1;
       } else {
         const int n = LookKernel(Left(), true);
-        if (n < 0) result = -1;
+        // SIGCONT ends the wait of an epoll set, but not poll().
+        const bool stopped = n < 0 && errno == EINTR && kernels_ == 0 &&
+                             tls_signals.any == signals;
+        if (n < 0 && !stopped) result = -1;
       }
       const int saved = errno;
       Spinner::Slept(start);
@@ -349,11 +399,12 @@ class Polling {
     std::uint32_t wanted;
     ~Undo() {
       const int saved = errno;
-      for (int i = 0; i < polling->source_count_; ++i) {
-        polling->sources_[i]->Disarm(polling->rang_);
-      }
+      // The bells first: what is drained on the way need not ring for us.
       for (int k = 0; k < lane::shm::kBells; ++k) {
         if (wanted & 1u << k) conductor->bells()->Disarm(k);
+      }
+      for (int i = 0; i < polling->source_count_; ++i) {
+        polling->sources_[i]->Disarm(polling->rang_);
       }
       for (nfds_t m = 0; m < polling->mine_; ++m) {
         File* file = polling->members_[m].file;
@@ -379,6 +430,7 @@ class Polling {
   lane::Source* sources_[ThreadBells::kMostSources];
   int source_count_ = 0;
   nfds_t mine_ = 0;
+  nfds_t kernels_ = 0;  // descriptors that the kernel is to be asked about
   KernelHold hold_;
   pollfd stack_kernel_[kOnStack + 1];
   Member stack_members_[kOnStack];

@@ -804,6 +804,8 @@ void Sock::SetNotify(std::uint32_t bits, int number) {
 }
 
 void Sock::RingForPoll(int number) {
+  // Who takes the wish back looks at poll_sleepers after that.
+  if (notify_.load(std::memory_order_seq_cst) != 0) return;
   Critical critical;
   tx_latch.lock();
   rx_latch.lock();

@@ -88,7 +88,9 @@ class alignas(64) Sock final : public File,
   // POLL* of `events` (and POLLERR, POLLHUP) that hold now.  kEngine only; a
   // stream that has gone back to the kernel meanwhile sets *plain.
   // With `warm` its lane is brought near as well.
-  std::uint32_t Readiness(std::uint32_t events, bool* plain, bool warm = false);
+  // With `drained` the caller has drained source() just now.
+  std::uint32_t Readiness(std::uint32_t events, bool* plain, bool warm = false,
+                          bool drained = false);
   bool ReadableBytes(int* bytes);
   bool UnsentBytes(int* bytes);
   // SO_ERROR of the stream itself, once; 0: none.

@@ -522,7 +522,8 @@ int Sock::Shutdown(int number, int how) {
   return 0;
 }
 
-std::uint32_t Sock::Readiness(std::uint32_t events, bool* plain, bool warm) {
+std::uint32_t Sock::Readiness(std::uint32_t events, bool* plain, bool warm,
+                              bool drained) {
   Critical critical;
   std::uint32_t ready = 0;
   bool rx_fast = false;
@@ -534,7 +535,8 @@ std::uint32_t Sock::Readiness(std::uint32_t events, bool* plain, bool warm) {
   }
   if (warm && lane_ != nullptr) lane_->Warm();
   rx_fast = stream_->FastRx();
-  bool pending = rx_fast && lane_->RxPending();
+  bool pending =
+      rx_fast && (drained ? lane_->RxLanded() : lane_->RxPending());
   if (pending && lane_->State() != base::Reason::kNone) [[unlikely]] {
     // A dead lane is "pending" whether or not there is anything to read.
     rx_fast = pending = false;

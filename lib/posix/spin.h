@@ -24,6 +24,13 @@ extern thread_local constinit SpinBudget tls_spin
 // One wait's spin:  Spinner spin; while (!ready && spin.Go()) ...;
 class Spinner {
  public:
+  Spinner() = default;
+  // For one whose look is long: no turns but those that the budget allows.
+  static Spinner ForLongLooks() {
+    Spinner spin;
+    spin.turns_ = kQuickTurns;
+    return spin;
+  }
   // One turn.  False: the time is up, or this CPU is wanted by somebody else
   // (perhaps by the very process that is waited for), or a signal waits.
   bool Go() {

@@ -44,7 +44,7 @@ std::shared_ptr<PeerLink> PeerLink::Make(Core* core, const Uuid& uuid,
       std::make_shared<PeerLink>(core, uuid, std::move(channel), memory);
   link->channel_->SetOwner(link);
   auto message = NewMessage<LinkMsg>();
-  int fds[kMaxFds] = {memory->page_fd(), core->bells->page_fd()};
+  int fds[kMaxFds] = {memory->page_fd(), core->bells->SharePage()};
   std::uint32_t mask = 0;
   const int count = 2 + link->NewBells(fds + 2, &mask);
   message.bells = mask;
@@ -75,7 +75,7 @@ std::shared_ptr<PeerLink> PeerLink::Accept(Core* core, const Uuid& uuid,
   link->TakeBells(mask, packet, 2);
   link->up_ = true;
   auto ack = NewMessage<LinkAck>();
-  int fds[kMaxFds] = {core->bells->page_fd()};
+  int fds[kMaxFds] = {core->bells->SharePage()};
   std::uint32_t ours = 0;
   const int count = 1 + link->NewBells(fds + 1, &ours);
   ack.bells = ours;

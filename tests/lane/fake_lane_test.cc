@@ -6,11 +6,12 @@ namespace rcsock::lane::test {
 namespace {
 
 template <bool kIwarp, bool kImmediate, std::size_t kRing,
-          std::size_t kMost = 0>
+          std::size_t kMost = 0, bool kSoftware = false>
 std::unique_ptr<LanePair> Make() {
   FakeVerbs::Options options;
   options.iwarp = kIwarp;
   options.immediate = kImmediate;
+  options.software = kSoftware;
   options.inline_max = kIwarp ? 0 : 256;
   return OwnedFakePair::Make(options, kRing, kMost);
 }
@@ -26,6 +27,12 @@ INSTANTIATE_TEST_SUITE_P(IbLater, LaneConformance,
                          testing::Values(&Make<false, false, kLarge>));
 INSTANTIATE_TEST_SUITE_P(IwarpLater, LaneConformance,
                          testing::Values(&Make<true, false, kLarge>));
+
+// Whose events stay in the channel for a while.
+INSTANTIATE_TEST_SUITE_P(IbSoftware, LaneConformance,
+                         testing::Values(&Make<false, true, kLarge, 0, true>));
+INSTANTIATE_TEST_SUITE_P(IwarpSoftwareLater, LaneConformance,
+                         testing::Values(&Make<true, false, kLarge, 0, true>));
 
 // Rings that grow under way.
 INSTANTIATE_TEST_SUITE_P(IbGrows, LaneConformance,

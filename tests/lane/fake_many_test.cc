@@ -12,14 +12,16 @@
 namespace rcsock::lane::test {
 namespace {
 
-// Two processes, with some lanes between them.
-class ManyLanes : public testing::Test {
+// Two processes, with some lanes between them.  The parameter: the device is
+// one in software.
+class ManyLanes : public testing::TestWithParam<bool> {
  protected:
   static constexpr int kLanes = 6;
 
   void SetUp() override {
     FakeVerbs::Options options;
     options.immediate = false;
+    options.software = GetParam();
     verbs_ = std::make_unique<FakeVerbs>(options);
     verbs::Error error;
     base::Reason why;
@@ -60,6 +62,8 @@ class ManyLanes : public testing::Test {
     EXPECT_EQ(verbs_->counts().objects, 0);
     EXPECT_EQ(verbs_->counts().overruns, 0);
     EXPECT_EQ(verbs_->counts().starved, 0);
+    EXPECT_EQ(verbs_->counts().late_arms, 0);
+    EXPECT_EQ(verbs_->counts().lost_events, 0);
   }
 
   static void Post(Lane& lane, const char* bytes, std::size_t size) {
@@ -88,7 +92,7 @@ class ManyLanes : public testing::Test {
   std::vector<std::unique_ptr<rdma::RdmaLane>> lane_[2];
 };
 
-TEST_F(ManyLanes, EachThreadIsWokenForItsOwn) {
+TEST_P(ManyLanes, EachThreadIsWokenForItsOwn) {
   constexpr int kTurns = 400;
   std::atomic<int> wrong{0};
   std::vector<std::thread> threads;
@@ -113,7 +117,7 @@ TEST_F(ManyLanes, EachThreadIsWokenForItsOwn) {
   EXPECT_EQ(wrong, 0);
 }
 
-TEST_F(ManyLanes, BothWaysAtOnceWhileOthersLeave) {
+TEST_P(ManyLanes, BothWaysAtOnceWhileOthersLeave) {
   // Half of the sleepers are called off again and again, by time-out and by
   // WakeLocal; the others' bytes must flow.
   constexpr std::size_t kAll = 600'000;
@@ -154,7 +158,7 @@ TEST_F(ManyLanes, BothWaysAtOnceWhileOthersLeave) {
   for (auto& thread : restless) thread.join();
 }
 
-TEST_F(ManyLanes, TheLastOneOutLeavesNobodyAsleep) {
+TEST_P(ManyLanes, TheLastOneOutLeavesNobodyAsleep) {
   // All sleep without a limit; each is woken by one byte, in any order.
   std::mt19937 random(1);
   for (int round = 0; round < 60; ++round) {
@@ -174,6 +178,9 @@ TEST_F(ManyLanes, TheLastOneOutLeavesNobodyAsleep) {
     for (auto& thread : threads) thread.join();
   }
 }
+
+INSTANTIATE_TEST_SUITE_P(Real, ManyLanes, testing::Values(false));
+INSTANTIATE_TEST_SUITE_P(Software, ManyLanes, testing::Values(true));
 
 }  // namespace
 }  // namespace rcsock::lane::test

@@ -56,6 +56,8 @@ class OwnedFakePair final : public LanePair {
     const FakeVerbs::Counts counts = made_.verbs->counts();
     EXPECT_EQ(counts.overruns, 0);
     EXPECT_EQ(counts.starved, 0);
+    EXPECT_EQ(counts.late_arms, 0);
+    EXPECT_EQ(counts.lost_events, 0);
     made_.pair.reset();
     EXPECT_EQ(made_.verbs->counts().objects, 0);
   }

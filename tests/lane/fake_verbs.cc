@@ -2,7 +2,6 @@
 
 #include <arpa/inet.h>
 #include <fcntl.h>
-#include <sys/eventfd.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -41,6 +40,7 @@ void FakeVerbs::Install() {
   verbs::Calls& calls = verbs::calls;
   calls.ibv_query_device = [](ibv_context*, ibv_device_attr* attr) {
     *attr = {};
+    attr->vendor_id = g_fake->options_.software ? 0xffffff : 0x15b3;
     attr->max_cqe = g_fake->options_.max_cqe;
     attr->max_srq_wr = g_fake->options_.max_srq_wr;
     attr->max_qp_wr = 1024;
@@ -85,30 +85,27 @@ void FakeVerbs::Install() {
     ++g_fake->counts_.objects;
     auto* channel = new Channel{};
     channel->channel.context = context;
-    channel->channel.fd =
-        ::eventfd(0, EFD_SEMAPHORE | EFD_CLOEXEC | EFD_NONBLOCK);
+    // Eight bytes for each event, as the kernel's.
+    int ends[2] = {-1, -1};
+    if (::pipe2(ends, O_CLOEXEC | O_NONBLOCK) != 0) ends[0] = ends[1] = -1;
+    channel->channel.fd = ends[0];
+    channel->tell = ends[1];
     return &channel->channel;
   };
   calls.ibv_destroy_comp_channel = [](ibv_comp_channel* channel) {
     std::scoped_lock hold(g_fake->mutex_);
     --g_fake->counts_.objects;
     ::close(channel->fd);
+    ::close(reinterpret_cast<Channel*>(channel)->tell);
     delete reinterpret_cast<Channel*>(channel);
     return 0;
   };
   calls.ibv_get_cq_event = [](ibv_comp_channel* channel, ibv_cq** cq,
                               void** context) {
     std::scoped_lock hold(g_fake->mutex_);
-    auto& events = reinterpret_cast<Channel*>(channel)->events;
-    if (events.empty()) {
-      errno = EAGAIN;
-      return -1;
-    }
-    std::uint64_t count;
-    [[maybe_unused]] ssize_t n = ::read(channel->fd, &count, sizeof(count));
-    *cq = events.front();
+    if (::read(channel->fd, cq, sizeof(*cq)) != sizeof(*cq)) return -1;
     *context = (*cq)->cq_context;
-    events.pop_front();
+    --reinterpret_cast<Cq*>(*cq)->unfetched;
     return 0;
   };
   calls.ibv_ack_cq_events = [](ibv_cq*, unsigned) {};
@@ -288,9 +285,11 @@ void FakeVerbs::Complete(Cq* cq, const ibv_wc& wc) {
   if (!cq->armed) return;
   cq->armed = false;
   auto* channel = reinterpret_cast<Channel*>(cq->cq.channel);
-  channel->events.push_back(&cq->cq);
-  const std::uint64_t one = 1;
-  [[maybe_unused]] ssize_t n = ::write(channel->channel.fd, &one, sizeof(one));
+  ++cq->unfetched;
+  const ibv_cq* event = &cq->cq;
+  if (::write(channel->tell, &event, sizeof(event)) != sizeof(event)) {
+    ++counts_.lost_events;
+  }
 }
 
 bool FakeVerbs::Receive(Qp* to, std::uint32_t imm, bool send) {
@@ -444,10 +443,17 @@ int FakeVerbs::PollCq(ibv_cq* base, int most, ibv_wc* out) {
   return n;
 }
 
-int FakeVerbs::Arm(ibv_cq* cq, int) {
+int FakeVerbs::Arm(ibv_cq* base, int) {
   std::scoped_lock hold(g_fake->mutex_);
-  reinterpret_cast<Cq*>(cq)->armed = true;
+  auto* cq = reinterpret_cast<Cq*>(base);
   ++g_fake->counts_.arms;
+  // Real devices arm by the number of events fetched, and take this for a
+  // request that they have served.
+  if (!g_fake->options_.software && cq->unfetched > 0) {
+    ++g_fake->counts_.late_arms;
+  } else {
+    cq->armed = true;
+  }
   return 0;
 }
 

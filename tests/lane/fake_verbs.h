@@ -25,6 +25,7 @@ class FakeVerbs {
   struct Options {
     bool iwarp = false;
     bool immediate = true;  // posted is delivered; else a thread does it
+    bool software = false;  // its identity is Soft-RoCE's
     std::uint32_t inline_max = 256;
     int max_cqe = 32'767;
     int max_srq_wr = 32'767;
@@ -54,19 +55,22 @@ class FakeVerbs {
     int posts = 0;     // calls of ibv_post_send
     int writes = 0;    // that carried a message
     int arms = 0;
+    int late_arms = 0;    // an event of the CQ had not been fetched
+    int lost_events = 0;  // a channel was full
   };
   Counts counts();
   bool QpFailed(rdma_cm_id* id);
 
  private:
   struct Channel {
-    ibv_comp_channel channel;  // first
-    std::deque<ibv_cq*> events;
+    ibv_comp_channel channel;  // first; its descriptor is of a pipe
+    int tell = -1;
   };
   struct Cq {
     ibv_cq cq;  // first
     std::deque<ibv_wc> entries;
     bool armed = false;
+    int unfetched = 0;
   };
   struct Srq {
     ibv_srq srq;  // first

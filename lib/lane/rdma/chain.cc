@@ -6,8 +6,9 @@
 
 namespace rcsock::lane::rdma {
 
-// A write in a stretch of writes is signalled from here on, so that what waits
-// for the window has a completion to wait for.
+// Writes behind so many others are signalled, and what fills the window, so
+// that what waits for it has a completion to wait for.  The first are not: the
+// completion of a request would wake who sleeps for the answer.
 constexpr std::uint64_t kSignalInFlight = 2;
 // ... and every so many anyway, so that the queue drains.
 constexpr std::uint64_t kSignalEvery = 16;
@@ -85,7 +86,7 @@ void Chain::Post() {
   const std::uint32_t n = count_;
   count_ = 0;
   lane_.posted_wrs_ += n;
-  if (lane_.InFlight() >= kSignalInFlight ||
+  if (lane_.Streaming() || lane_.InFlight() >= n + kSignalInFlight ||
       lane_.posted_wrs_ - lane_.signalled_wrs_ >= kSignalEvery) {
     wrs_[n - 1].send_flags |= IBV_SEND_SIGNALED;
     wrs_[n - 1].wr_id = lane_.posted_wrs_;

@@ -28,6 +28,11 @@ std::uint64_t Get(int bytes, const std::uint8_t** from) {
   return value;
 }
 
+// Soft-RoCE and siw.
+bool IsSoftware(const ibv_device_attr& attr) {
+  return attr.vendor_id == 0xffffff || attr.vendor_id == 0x626d74;
+}
+
 class DeviceDomain final : public Domain {
  public:
   DeviceDomain(ibv_context* context, Board* board)
@@ -43,6 +48,7 @@ class DeviceDomain final : public Domain {
     limits_.iwarp = iwarp_;
     limits_.entries = static_cast<std::uint32_t>(std::max(attr.max_cqe, 0));
     limits_.receives = static_cast<std::uint32_t>(std::max(attr.max_srq_wr, 0));
+    limits_.lazy_events = IsSoftware(attr);
     // iWARP needs two requests for a message.
     limits_.send_depth = std::min<std::uint32_t>(
         iwarp_ ? 128 : 64,

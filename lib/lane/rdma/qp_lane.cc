@@ -179,10 +179,15 @@ void QpLane::SetNotify(std::uint32_t bits, int bell) {
 }
 
 bool QpLane::RxPending() const {
-  const std::uint64_t next = quick_next_.load(std::memory_order_relaxed);
-  if (landed_.load(std::memory_order_acquire) != next || Closed()) return true;
+  if (RxLanded()) return true;
   poller_->DrainThrottled();
-  return landed_.load(std::memory_order_acquire) != next || Closed();
+  return RxLanded();
+}
+
+bool QpLane::RxLanded() const {
+  return landed_.load(std::memory_order_acquire) !=
+             quick_next_.load(std::memory_order_relaxed) ||
+         Closed();
 }
 
 std::uint32_t QpLane::SleepToken(bool tx) const {
@@ -190,11 +195,7 @@ std::uint32_t QpLane::SleepToken(bool tx) const {
 }
 
 int QpLane::SleepRx(std::uint32_t token, const timespec* timeout) {
-  if (landed_.load(std::memory_order_acquire) !=
-          quick_next_.load(std::memory_order_relaxed) ||
-      Closed()) {
-    return -EAGAIN;
-  }
+  if (RxLanded()) return -EAGAIN;
   return poller_->sleepers().Sleep(words_, false, token, timeout);
 }
 

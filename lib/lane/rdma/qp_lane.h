@@ -60,8 +60,11 @@ struct QpLaneParts {
 // Coalescing.  While kWindow writes are in flight and nothing has come from the
 // peer since the last one, small sends are put into the mirror and into one
 // record that waits, `waiting_`.  It goes out when a write completes, with the
-// next message that cannot join it, before a thread of this process sleeps
-// (Deferred::Flush), or after a millisecond.
+// next message that cannot join it, before a thread of this process sleeps or
+// looks for something to receive (Deferred::Flush), or after a millisecond.
+// The same in a burst: kBurst sends with nothing from the peer in between, by a
+// thread that does next to nothing but send.  Then completions do not send it (a device may complete a
+// write before the call returns), so that records fill up.
 class QpLane final : public RdmaLane {
  public:
   // Null: out of memory; the QP stays the id's.
@@ -94,6 +97,7 @@ class QpLane final : public RdmaLane {
 
   void SetNotify(std::uint32_t bits, int bell) override;
   bool RxPending() const override;
+  bool RxLanded() const override;
   std::uint32_t SleepToken(bool tx) const override;
   int SleepRx(std::uint32_t token, const timespec* timeout) override;
   int SleepTx(std::uint32_t token, const timespec* timeout) override;
@@ -181,6 +185,8 @@ class QpLane final : public RdmaLane {
   std::uint64_t InFlight() const;
   // Nothing has come since the last write, and the window is full.
   bool Streaming() const;
+  bool Bursts(bool reply);  // under the tx latch
+  bool CreditAlong() const;
   bool FlushLocked();
   // A sender that knows of no newer credit than the last wake-up's has no room.
   bool Starves() const;
@@ -250,6 +256,7 @@ class QpLane final : public RdmaLane {
   alignas(64) std::optional<ring::Tx> tx_;
   std::array<ring::Sent, kMessages> sent_table_;
   std::uint64_t landed_at_post_ = 0;
+  std::uint32_t burst_ = 0;  // sends, up to kBurst
   void (*next_post_)() = nullptr;
   std::uint16_t wakes_drained_ = 0;
   std::atomic<std::uint64_t> credit_seen_{0};  // for SleepTx
@@ -277,6 +284,7 @@ class QpLane final : public RdmaLane {
   std::atomic<std::uint64_t> published_{0};
   std::atomic<std::uint64_t> published_bytes_{0};
   std::atomic<bool> waits_{false};          // waiting_ or tell_owed_
+  std::atomic<bool> bursts_{false};         // ... for no completion's sake
   std::atomic<std::uint64_t> done_wrs_{0};  // written by the drainer
   std::atomic<bool> listed_{false};         // Deferred's
   QpLane* next_deferred_ = nullptr;

@@ -71,7 +71,7 @@ void QpLane::Taken() {
       bytes_before_[next % 64].load(std::memory_order_relaxed) -
       published_bytes_.load(std::memory_order_relaxed);
   if (unpublished >= kCreditDue ||
-      bytes >= rx_ring_bytes_.load(std::memory_order_relaxed) / 4) {
+      bytes > rx_ring_bytes_.load(std::memory_order_relaxed) / 2) {
     PublishCredit();
     if (starves_.load(std::memory_order_relaxed) >= kGrowAfter) GrowRing();
     return;
@@ -103,6 +103,7 @@ bool QpLane::PublishLocked(Chain* chain) {
   const std::uint64_t told = told_.load(std::memory_order_relaxed);
   if (Room() < 6) {
     tell_owed_ = true;
+    bursts_.store(false, std::memory_order_relaxed);
     waits_.store(true, std::memory_order_seq_cst);
     return false;
   }
@@ -374,7 +375,7 @@ void QpLane::Tell() {
   std::uint32_t news = news_;
   news_ = 0;
   if ((news & kNewsSent) != 0) {
-    Flush();
+    if (!bursts_.load(std::memory_order_seq_cst)) Flush();
     if (queue_full_.load(std::memory_order_seq_cst)) {
       queue_full_.store(false, std::memory_order_relaxed);
       news |= kNewsTx;

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <utility>
 
+#include "lib/base/clock.h"
 #include "lib/base/log.h"
 #include "lib/lane/rdma/chain.h"
 #include "lib/lane/rdma/qp_lane.h"
@@ -13,6 +14,10 @@ namespace {
 
 // Writes in flight before small sends are put together.
 constexpr std::uint64_t kWindow = 4;
+// Sends of a thread that follow each other within so many microseconds make a
+// burst, and from so many on a lane they are put together.
+constexpr std::uint64_t kGapUs = 10;
+constexpr std::uint32_t kBurst = 16;
 // Sends that are put together, and how long their record grows.
 constexpr std::size_t kSmallSend = 8 * 1024;
 constexpr std::uint32_t kJoined = 16 * 1024;
@@ -23,6 +28,10 @@ constexpr std::size_t kDoorbell = 64 * 1024;
 constexpr std::uint32_t kHeadroom = 16;
 // What a Post adds to the queue at once, at most.
 constexpr std::uint32_t kPostWrs = 20;
+
+// When this thread has last sent on any lane.
+thread_local constinit std::uint64_t tls_post_ended
+    __attribute__((tls_model("initial-exec"))) = 0;
 
 }  // namespace
 
@@ -35,13 +44,32 @@ bool QpLane::Streaming() const {
   return InFlight() >= (iwarp_ ? 2 * kWindow : kWindow);
 }
 
+bool QpLane::Bursts(bool reply) {
+  if (reply || base::Ticks() - tls_post_ended > kGapUs * base::ticks_per_us) {
+    burst_ = 0;
+  } else if (burst_ < kBurst) {
+    ++burst_;
+  }
+  return burst_ == kBurst;
+}
+
+// Enough has been consumed to go along with a write that goes anyway.
+bool QpLane::CreditAlong() const {
+  const std::uint64_t consumed = consumed_.load(std::memory_order_relaxed);
+  return consumed - published_.load(std::memory_order_relaxed) >=
+             kCreditAlong ||
+         bytes_before_[consumed % 64].load(std::memory_order_relaxed) -
+                 published_bytes_.load(std::memory_order_relaxed) >=
+             rx_ring_bytes_.load(std::memory_order_relaxed) / 4;
+}
+
 void QpLane::LookForCredit() {
   const std::uint64_t word = CreditWord().load(std::memory_order_acquire);
   const auto wakes = static_cast<std::uint16_t>(word >> kWakeShift);
   if (wakes != wakes_drained_) {
     // A sender that never sleeps must still take its wake-ups out of the queue.
     wakes_drained_ = wakes;
-    poller_->Drain();
+    poller_->Collect();
   }
   const std::uint64_t consumed = word & kConsumedMask;
   if (consumed != tx_->credited()) {
@@ -105,11 +133,11 @@ bool QpLane::EnsureRoom() {
     return Room() >= kHeadroom + kPostWrs;
   };
   if (enough()) return true;
-  poller_->Drain();
+  poller_->Collect();
   if (enough()) return true;
   // Said before the last look; OnSent looks at it after it has made room.
   queue_full_.store(true, std::memory_order_seq_cst);
-  poller_->Drain();
+  poller_->Collect();
   return enough();
 }
 
@@ -130,11 +158,12 @@ std::size_t QpLane::PostSmall(IovCursor from, std::size_t all) {
   const std::uint64_t landed = landed_.load(std::memory_order_relaxed);
   const bool reply = landed != landed_at_post_;
   landed_at_post_ = landed;
+  const bool burst = Bursts(reply);
   post_latch_.lock();
   if (reply) reply_wrs_ = posted_wrs_;
-  if (Streaming()) {
+  if (!burst && Streaming()) {
     post_latch_.unlock();
-    poller_->Drain();
+    poller_->Collect();
     post_latch_.lock();
   }
   std::size_t done = 0;
@@ -154,31 +183,30 @@ std::size_t QpLane::PostSmall(IovCursor from, std::size_t all) {
     done += waiting_.length;
   }
   const bool wait = waiting_.length != 0 && chain.empty() && done == all &&
-                    Streaming() && waiting_.length < kJoined &&
+                    (burst || Streaming()) && waiting_.length < kJoined &&
                     deferred_->Enabled();
   if (!wait) {
     if (waiting_.length != 0) chain.Message(waiting_);
     waiting_.length = 0;
-    if (consumed_.load(std::memory_order_relaxed) -
-            published_.load(std::memory_order_relaxed) >=
-        kCreditAlong) {
-      PublishLocked(&chain);
-    }
+    if (CreditAlong()) PublishLocked(&chain);
     sent_for_wakes_.store(tx_->sent(), std::memory_order_relaxed);
     chain.Post();
     waits_.store(tell_owed_, std::memory_order_relaxed);
   } else {
+    bursts_.store(burst && !tell_owed_, std::memory_order_seq_cst);
     waits_.store(true, std::memory_order_seq_cst);
     // waits_ stored -> done_wrs_ loaded; OnSent stores done_wrs_, then looks at
     // waits_.  One of the two sends it, and while the window is full a
-    // signalled write is in flight.
-    if (!Streaming()) FlushLocked();
+    // signalled write is in flight.  In a burst neither does: whoever stops
+    // sending sleeps or looks, or the timer comes.
+    if (!burst && !Streaming()) FlushLocked();
   }
   const bool defer = waiting_.length != 0;
   post_latch_.unlock();
   // listed_ is cleared before the flush that it calls for takes the latch: if
   // it is still set here, that flush is yet to come.
   if (defer && !listed_.load(std::memory_order_seq_cst)) deferred_->Add(this);
+  tls_post_ended = base::Ticks();
   return done;
 }
 
@@ -209,6 +237,7 @@ std::size_t QpLane::PostLarge(IovCursor from, std::size_t all) {
       std::scoped_lock hold(post_latch_);
       Chain chain(this);
       for (std::size_t i = 0; i < count; ++i) chain.Message(places[i]);
+      if (CreditAlong()) PublishLocked(&chain);
       sent_for_wakes_.store(tx_->sent(), std::memory_order_relaxed);
       chain.Post();
     }

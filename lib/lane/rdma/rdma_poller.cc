@@ -1,6 +1,9 @@
 #include "lib/lane/rdma/rdma_poller.h"
 
 #include <arpa/inet.h>
+#include <sys/syscall.h>
+#include <sys/uio.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -24,8 +27,8 @@ constexpr int kBatch = 16;
 constexpr std::uint32_t kFirstSet = 16;
 constexpr std::uint32_t kRefill = 32;
 constexpr std::size_t kBuffer = 8;
-constexpr std::uint32_t kEventsKept = 16;
-constexpr int kAllEvents = 1 << 20;
+// Events that may wait in the channel, and are then read by one call.
+constexpr std::uint32_t kEventsKept = 64;
 
 std::size_t Hash(std::uint32_t qp_num) {
   return qp_num * std::size_t{0x9e3779b97f4a7c15u} >> 32;
@@ -69,7 +72,7 @@ void RdmaPoller::Retire(std::unique_ptr<RdmaPoller> poller) {
 RdmaPoller::~RdmaPoller() { LetGo(); }
 
 void RdmaPoller::LetGo() {
-  if (channel_ != nullptr) ReadEvents(kAllEvents);
+  if (channel_ != nullptr) FetchEvents();
   // Destroying a CQ waits until its events have been acknowledged.
   for (auto& set : sets_) {
     if (set->unacked == 0) continue;
@@ -210,15 +213,18 @@ void RdmaPoller::Arm() {
 }
 
 void RdmaPoller::Disarm(bool rang) {
-  if (rang) {
-    rang_.fetch_add(1, std::memory_order_seq_cst);
-    asked_.store(true, std::memory_order_seq_cst);
-  }
+  if (rang) asked_.store(true, std::memory_order_seq_cst);
   armed_.fetch_sub(1, std::memory_order_seq_cst);
   if (rang) DrainIfAsked();
 }
 
+// Who looks for something to take has turned from sending.
 void RdmaPoller::Drain() {
+  deferred_->Flush();
+  Collect();
+}
+
+void RdmaPoller::Collect() {
   asked_.store(true, std::memory_order_seq_cst);
   DrainIfAsked();
 }
@@ -252,21 +258,17 @@ void RdmaPoller::DrainLocked() {
       if (set->used >= kRefill) Refill(set.get(), false);
     }
     Tell();
-    // One event for who has seen one, so that the descriptor is quiet again.
-    // Others come in while nobody sleeps; a few may stay, and end a sleep too
-    // early.
-    if (channel_ == nullptr) {
-      rang_.store(0, std::memory_order_relaxed);
-    } else if (rang_.load(std::memory_order_relaxed) != 0) {
-      rang_.store(0, std::memory_order_relaxed);
-      ReadEvents(events_ > kEventsKept ? kAllEvents : 1);
-    } else if (events_ > 4 * kEventsKept) {
-      ReadEvents(kAllEvents);
-    }
     if (armed_.load(std::memory_order_seq_cst) == 0) return;
     bool anew = false;
+    if (!limits_.lazy_events) {
+      bool fired = false;
+      for (auto& set : sets_) fired = fired || set->fired;
+      if (fired) FetchEvents();
+    } else if (events_ >= kEventsKept) {
+      FetchEvents();
+    }
     for (auto& set : sets_) {
-      if (set->armed) continue;
+      if (set->armed || set->fired) continue;
       ibv_req_notify_cq(set->cq.get(), 0);
       set->armed = true;
       anew = true;
@@ -281,6 +283,7 @@ int RdmaPoller::PollSet(CqSet* set) {
   if (n <= 0) return 0;
   if (set->armed) {
     set->armed = false;
+    set->fired = !limits_.lazy_events;
     ++events_;
   }
   for (int i = 0; i < n; ++i) Handle(set, wc[i]);
@@ -361,25 +364,50 @@ void RdmaPoller::Refill(CqSet* set, bool all) {
   set->used = n - done;
 }
 
-void RdmaPoller::ReadEvents(int most) {
-  const int saved = errno;
-  for (int i = 0; i < most; ++i) {
-    ibv_cq* cq = nullptr;
-    void* context = nullptr;
-    if (verbs::calls.ibv_get_cq_event(channel_.get(), &cq, &context) != 0) {
-      events_ = 0;
-      break;
-    }
-    if (events_ > 0) --events_;
-    for (auto& set : sets_) {
-      if (set->cq.get() != cq) continue;
-      if (++set->unacked == 64) {
-        verbs::calls.ibv_ack_cq_events(cq, 64);
-        set->unacked = 0;
-      }
+void RdmaPoller::ReadEvent(const ibv_cq* cq) {
+  for (auto& set : sets_) {
+    if (set->cq.get() != cq) continue;
+    set->fired = false;
+    set->armed = false;
+    if (++set->unacked == 64) {
+      verbs::calls.ibv_ack_cq_events(set->cq.get(), 64);
+      set->unacked = 0;
     }
   }
+}
+
+// All that are there.  Who is about to sleep may have been shown one of them
+// only: its CQ counts as not armed, so that it is armed and polled once more.
+void RdmaPoller::FetchEvents() {
+  const int saved = errno;
+  if (limits_.lazy_events) {
+    ReadAllEvents();
+  } else {
+    ibv_cq* cq = nullptr;
+    void* context = nullptr;
+    while (verbs::calls.ibv_get_cq_event(channel_.get(), &cq, &context) == 0) {
+      ReadEvent(cq);
+    }
+  }
+  events_ = 0;
   errno = saved;
+}
+
+// What ibv_get_cq_event does for one.  The kernel gives one event for each
+// piece of a vector, so one call empties the channel.
+void RdmaPoller::ReadAllEvents() {
+  std::uint64_t events[kEventsKept];  // ib_uverbs_comp_event_desc
+  iovec pieces[kEventsKept];
+  for (std::uint32_t i = 0; i < kEventsKept; ++i) {
+    pieces[i] = {&events[i], sizeof(events[i])};
+  }
+  long n;
+  do {
+    n = ::syscall(SYS_readv, channel_->fd, pieces, kEventsKept);
+    for (long i = 0; i * static_cast<long>(sizeof(events[0])) < n; ++i) {
+      ReadEvent(reinterpret_cast<const ibv_cq*>(events[i]));
+    }
+  } while (n == static_cast<long>(sizeof(events)));
 }
 
 }  // namespace rcsock::lane::rdma

@@ -25,6 +25,9 @@ struct Limits {
   std::uint32_t entries = 0;     // of one CQ
   std::uint32_t receives = 0;    // of one SRQ
   std::uint32_t send_depth = 0;  // WRs of one QP's send queue
+  // A device in software, whose provider keeps no account of the events that
+  // are fetched: they may stay in the channel until many are read at once.
+  bool lazy_events = false;
 };
 
 // Receives that one lane's peer can have outstanding: its messages, and the
@@ -40,6 +43,7 @@ struct CqSet {
   std::uint32_t capacity = 0;  // lanes
   std::uint32_t lanes = 0;     // the poller's latch's
   bool armed = false;          // the drain latch's, as what follows
+  bool fired = false;          // armed once, and completions taken since
   std::uint32_t unacked = 0;   // events not yet acknowledged
   std::uint32_t used = 0;      // receives to post again
   std::uint32_t slots[64];     // iWARP: their buffers
@@ -52,10 +56,18 @@ struct CqSet {
 // Then whatever comes makes fd() readable.  `CqSet::armed` is true only while
 // no completion has been taken since the CQ was armed, so it may be false for
 // an armed CQ (which is then armed once more), never true for one that has
-// fired. Arm() counts, then (in Drain) says that there is work, then tries the
+// fired.  Arm() counts, then (in Drain) says that there is work, then tries the
 // latch: if somebody else has it, that thread sees the work when it lets go of
 // the latch, and drains once more, with armed_ in sight.  Whose lane the found
 // completions are does not matter: they are handed out at once.
+//
+// Events.  What has been read from the channel tells nothing that polling does
+// not; who sleeps does so edge-triggered, so an event that nobody reads wakes
+// nobody twice.  Providers of real devices count the events that are fetched,
+// and arm by that count: there, a CQ that has been armed and has given
+// completions is armed anew only when its event has been fetched.  If that is
+// not there yet, it either comes (and is an edge for who sleeps now) or the
+// completions were older than the arming, which then still holds.
 class RdmaPoller final : public Source {
  public:
   // Null on failure.  All that is handed in outlives it.
@@ -80,6 +92,8 @@ class RdmaPoller final : public Source {
   // Drain, but not more than about ten times a microsecond from all threads:
   // for who looks in a loop.
   void DrainThrottled();
+  // Drain for a sender: what waits to be joined by more goes on waiting.
+  void Collect();
 
   // A set with room for one more lane, counted; null: none can be had.
   CqSet* Admit(verbs::Error* error);
@@ -126,7 +140,9 @@ class RdmaPoller final : public Source {
   int PollSet(CqSet* set);
   void Handle(CqSet* set, const ibv_wc& wc);
   void Refill(CqSet* set, bool all);
-  void ReadEvents(int most);
+  void FetchEvents();
+  void ReadAllEvents();
+  void ReadEvent(const ibv_cq* cq);
   void LetGo();
   void Tell();
   QpLane* Find(std::uint32_t qp_num) const;
@@ -144,7 +160,6 @@ class RdmaPoller final : public Source {
 
   std::atomic<int> armed_{0};
   std::atomic<bool> asked_{false};
-  std::atomic<std::uint32_t> rang_{0};        // somebody has seen fd() readable
   std::atomic<std::uint64_t> drained_at_{0};  // Ticks()
 
   // What follows is latch_'s, and so are all lanes' receiving ends.
@@ -153,7 +168,7 @@ class RdmaPoller final : public Source {
   std::vector<Entry> table_;  // a power of two; open addressing
   std::size_t lanes_ = 0;
   QpLane* touched_ = nullptr;
-  std::uint32_t events_ = 0;  // may wait in the channel
+  std::uint32_t events_ = 0;  // may wait in the channel; lazy_events
 };
 
 }  // namespace rcsock::lane::rdma

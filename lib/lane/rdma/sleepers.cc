@@ -1,6 +1,6 @@
 #include "lib/lane/rdma/sleepers.h"
 
-#include <poll.h>
+#include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -16,11 +16,79 @@
 #include "lib/base/critical.h"
 
 namespace rcsock::lane::rdma {
+namespace {
+
+// The set that this thread has taken and not put back: a handler has jumped out
+// of its sleep.
+struct Held {
+  std::uint64_t group = 0;
+  int slot = 0;
+};
+thread_local constinit Held tls_held __attribute__((tls_model("initial-exec")));
+
+bool Watch(int set, int fd) {
+  epoll_event event{};
+  event.events = EPOLLIN | EPOLLET;
+  return ::syscall(SYS_epoll_ctl, set, EPOLL_CTL_ADD, fd, &event) == 0;
+}
+
+std::uint64_t NextGroup() {
+  static constinit std::atomic<std::uint64_t> last{0};
+  return last.fetch_add(1, std::memory_order_relaxed) + 1;
+}
+
+}  // namespace
+
+Sleepers::Sleepers(Source* source) : source_(source), id_(NextGroup()) {
+  for (auto& set : sets_) set.store(kNone, std::memory_order_relaxed);
+}
 
 bool Sleepers::Open() {
   wake_fd_.reset(base::RelocateHigh(static_cast<int>(
       ::syscall(SYS_eventfd2, 0, EFD_CLOEXEC | EFD_NONBLOCK))));
   return wake_fd_.ok();
+}
+
+void Sleepers::Close() {
+  wake_fd_.reset();
+  for (auto& set : sets_) {
+    const int fd = set.exchange(kNone, std::memory_order_seq_cst);
+    if (fd >= 0) base::CloseRaw(fd);
+  }
+}
+
+// Alone with it until PutSet: the edges in it are for one sleeper.
+int Sleepers::TakeSet() {
+  if (tls_held.group == id_) return tls_held.slot;
+  for (int slot = 0; slot < kMostSets; ++slot) {
+    int fd = sets_[slot].load(std::memory_order_relaxed);
+    if (fd == kTaken || !sets_[slot].compare_exchange_strong(
+                            fd, kTaken, std::memory_order_seq_cst)) {
+      continue;
+    }
+    if (fd == kNone) {
+      const int saved = errno;
+      fd = base::RelocateHigh(
+          static_cast<int>(::syscall(SYS_epoll_create1, EPOLL_CLOEXEC)));
+      if (fd < 0 || !Watch(fd, source_->fd()) || !Watch(fd, wake_fd_.get())) {
+        if (fd >= 0) base::CloseRaw(fd);
+        sets_[slot].store(kNone, std::memory_order_seq_cst);
+        errno = saved;
+        return -1;
+      }
+      errno = saved;
+    }
+    set_fds_[slot] = fd;
+    tls_held = {id_, slot};
+    return slot;
+  }
+  return -1;
+}
+
+void Sleepers::PutSet(int slot) {
+  if (slot < 0) return;
+  tls_held = {};
+  sets_[slot].store(set_fds_[slot], std::memory_order_seq_cst);
 }
 
 Sleepers::Words* Sleepers::Get() {
@@ -83,7 +151,8 @@ void Sleepers::Wake(Words* words, bool tx) {
     waiting.fetch_and(~bit, std::memory_order_seq_cst);
     Futex(words, tx);
   }
-  if (leader_.load(std::memory_order_seq_cst) >> 32 == words->index + 1) {
+  const std::uint64_t leader = leader_.load(std::memory_order_seq_cst);
+  if ((leader & kAsleep) != 0 && leader >> 32 == words->index + 1) {
     KickLeader();
   }
 }
@@ -140,43 +209,78 @@ void Sleepers::PassOn() {
 int Sleepers::Lead(Words* words, bool tx, std::uint32_t token,
                    const timespec* left, bool* slept) {
   std::uint64_t ticket = 0;
+  int slot = -1;
   {
     base::Critical critical;
     const std::uint32_t generation =
         generation_.fetch_add(1, std::memory_order_relaxed);
-    ticket = std::uint64_t{words->index + 1} << 32 | generation;
+    ticket = std::uint64_t{words->index + 1} << 32 | (generation & ~kAsleep);
     std::uint64_t none = 0;
     if (!leader_.compare_exchange_strong(none, ticket,
                                          std::memory_order_seq_cst)) {
       return 0;
     }
+    slot = TakeSet();
     source_->Arm();
     source_->Drain();
+    // Said to be asleep, then the word is looked at; Wake changes the word,
+    // then looks whether the leader is asleep.  So what the drain above has
+    // found for this lane rings for nobody.
+    if (!leader_.compare_exchange_strong(ticket, ticket | kAsleep,
+                                         std::memory_order_seq_cst)) {
+      PutSet(slot);
+      return 0;  // who has resigned for us has disarmed, too
+    }
+    ticket |= kAsleep;
     if (Token(words, tx) != token) {
+      PutSet(slot);
       if (Resign(ticket)) source_->Disarm(false);
       return 0;
     }
   }
-  // A handler that runs here, or has been put off to here, has called
-  // WakeLocal: then the descriptor is readable.
-  pollfd fds[2] = {{source_->fd(), POLLIN, 0}, {wake_fd_.get(), POLLIN, 0}};
-  const int saved = errno;
-  const long r = ::syscall(SYS_ppoll, fds, 2, left, nullptr, 0);
-  const int why = r < 0 ? errno : 0;
-  errno = saved;
+  const int result = Doze(slot < 0 ? -1 : set_fds_[slot], left);
   *slept = true;
   base::Critical critical;
+  PutSet(slot);
   // First of all, so that a change that the drain finds for this very lane does
   // not ring for it.  Who has resigned for us has disarmed, too.
   if (!Resign(ticket)) source_->Arm();
-  if (r > 0 && fds[1].revents != 0) {
-    std::uint64_t count;
-    [[maybe_unused]] long n =
-        ::syscall(SYS_read, wake_fd_.get(), &count, sizeof(count));
-    errno = saved;
-  }
-  source_->Disarm(r > 0 && fds[0].revents != 0);
+  source_->Disarm(false);
   source_->Drain();
+  return result;
+}
+
+// A handler that runs here, or has been put off to here, has called WakeLocal:
+// then there is an edge, also for who is only about to sleep.
+int Sleepers::Doze(int set, const timespec* left) {
+  const int saved = errno;
+  long r;
+  if (set < 0) {
+    // Out of descriptors, or the device has gone: slow, but right.
+    timespec brief{0, 1'000'000};
+    if (left != nullptr && left->tv_sec == 0 && left->tv_nsec < brief.tv_nsec) {
+      brief = *left;
+    }
+    r = ::syscall(SYS_nanosleep, &brief, nullptr) == 0 ? 1 : -1;
+  } else {
+    epoll_event events[2];
+    if (left == nullptr) {
+      r = ::syscall(SYS_epoll_wait, set, events, 2, -1);
+    } else {
+      r = ::syscall(SYS_epoll_pwait2, set, events, 2, left, nullptr, 8);
+      if (r < 0 && errno == ENOSYS) {
+        // Longer than an int of milliseconds: it ends early, and is looked at.
+        constexpr long kMostMs = 1'000'000'000;
+        const long ms =
+            left->tv_sec >= kMostMs / 1000
+                ? kMostMs
+                : left->tv_sec * 1000 + (left->tv_nsec + 999'999) / 1'000'000;
+        r = ::syscall(SYS_epoll_wait, set, events, 2, static_cast<int>(ms));
+      }
+    }
+  }
+  const int why = r < 0 ? errno : 0;
+  errno = saved;
   return r == 0 ? -ETIMEDOUT : -why;
 }
 

@@ -21,6 +21,11 @@ namespace rcsock::lane::rdma {
 // A word holds the number of changes, and below it 8 bits that change when its
 // sleeper is only to look whether it can lead.
 //
+// A leader sleeps on an epoll set that is its alone meanwhile, in which the
+// descriptors are edge-triggered; nobody reads them, so nobody can take a
+// wake-up away from another (one that has been told to resign and has not gone
+// to sleep yet, say), and a sleep is one system call.
+//
 // A signal handler may end a sleep by jumping out of it, after it has called
 // WakeLocal: so WakeLocal takes back all that the sleep has left here.
 class Sleepers {
@@ -33,10 +38,10 @@ class Sleepers {
   };
 
   // `source` outlives it.  Arm and Disarm of it do the arming.
-  explicit Sleepers(Source* source) : source_(source) {}
+  explicit Sleepers(Source* source);
   bool Open();  // false: no descriptor
   // There are no lanes any more, and will be none.
-  void Close() { wake_fd_.reset(); }
+  void Close();
 
   // Null: out of memory, or too many.
   Words* Get();
@@ -62,6 +67,9 @@ class Sleepers {
 
   int Lead(Words* words, bool tx, std::uint32_t token, const timespec* left,
            bool* slept);
+  int TakeSet();  // -1: there is none to be had
+  void PutSet(int slot);
+  int Doze(int set, const timespec* left);
   bool Resign(std::uint64_t ticket);
   void PassOn();
   // The bit of a sleeper that is not the leader.
@@ -74,9 +82,21 @@ class Sleepers {
   bool Futex(Words* words, bool tx);  // true: somebody slept there
   void KickLeader();
 
+  // In a leader's ticket: it sleeps, or will without another look.  Until then
+  // it need not be kicked.
+  static constexpr std::uint64_t kAsleep = std::uint64_t{1} << 31;
+
   Source* const source_;
+  const std::uint64_t id_;  // never given twice
   base::UniqueFd wake_fd_;
-  // (index + 1) << 32 | generation, 0: none.
+  // Epoll sets that nobody sleeps on.  There is one, but for the leaders that
+  // have been told to resign and those that a handler has jumped out of.
+  static constexpr int kMostSets = 16;
+  static constexpr int kNone = -1;
+  static constexpr int kTaken = -2;
+  std::atomic<int> sets_[kMostSets];
+  int set_fds_[kMostSets] = {};  // its taker's
+  // (index + 1) << 32 | kAsleep | generation, 0: none.
   std::atomic<std::uint64_t> leader_{0};
   std::atomic<std::uint32_t> generation_{0};
   std::atomic<std::uint32_t> count_{0};  // Words made

@@ -32,8 +32,8 @@ std::unique_ptr<Bells> Bells::Create() {
   if (!fd.ok()) return nullptr;
   void* page = MapMemory(fd.get(), sizeof(BellPage), true);
   if (page == nullptr) return nullptr;
-  static_cast<BellPage*>(page)->heavy.store(
-      base::barriers.processes ? 1 : 0, std::memory_order_relaxed);
+  static_cast<BellPage*>(page)->heavy.store(base::barriers.processes ? 1 : 0,
+                                            std::memory_order_relaxed);
   if (!SealReadOnly(fd.get())) {
     UnmapMemory(page, sizeof(BellPage));
     return nullptr;
@@ -75,7 +75,12 @@ void Bells::Arm(int k) {
   // Armed word stored -> then the caller looks for work.  A sender stores its
   // message, then (its fence, light if this one is heavy) looks at the armed
   // word: one of us sees the other.
-  base::HeavyFenceProcesses();
+  //
+  // The heavy fence is a system call, and for other processes only (in this one
+  // all fence in full: lane::Board).  If shared_ is still false after this
+  // fence, the word was stored before any other process could map it.
+  base::FullFence();
+  if (shared_.load(std::memory_order_seq_cst)) base::HeavyFenceProcesses();
 }
 
 void Bells::Disarm(int k) {
@@ -84,10 +89,9 @@ void Bells::Disarm(int k) {
   --sleepers_[k];
   auto& word = page_->bells[k].armed;
   // Others sleep still: a new generation for them.  The kick that ended this
-  // sleep may have woken nobody else (an epoll set wakes one thread for it), and
-  // for its generation there is no second one.
-  word.store(word.load(std::memory_order_relaxed) +
-                 (sleepers_[k] == 0 ? 1 : 2),
+  // sleep may have woken nobody else (an epoll set wakes one thread for it),
+  // and for its generation there is no second one.
+  word.store(word.load(std::memory_order_relaxed) + (sleepers_[k] == 0 ? 1 : 2),
              std::memory_order_relaxed);
   FullFence();
 }

@@ -26,6 +26,11 @@ class Bells final : public Ringer {
   Bells& operator=(const Bells&) = delete;
 
   int page_fd() const { return page_fd_.get(); }
+  // The same, to give it to another process.
+  int SharePage() {
+    shared_.store(true, std::memory_order_seq_cst);
+    return page_fd_.get();
+  }
   // The eventfd of bell k, made on first use; -1 with errno on failure.
   int EnsureBell(int k);
   // -1: not made yet.
@@ -44,6 +49,7 @@ class Bells final : public Ringer {
 
   base::UniqueFd page_fd_;
   BellPage* const page_;
+  std::atomic<bool> shared_{false};  // others may map the page
   base::Latch latch_;
   std::uint32_t sleepers_[kBells] = {};  // under latch_
   std::atomic<int> fds_[kBells];
