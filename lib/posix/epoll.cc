@@ -925,9 +925,11 @@ int EpollSet::Collect(epoll_event* out, int capacity) {
       }
       // EPOLL* and POLL* have the same values for what a socket can be.
       bool plain = false;
+      const std::uint32_t holds = sock->Readiness(
+          (events & 0xffff) | EPOLLERR | EPOLLHUP | EPOLLRDHUP, &plain,
+          crowded_.load(std::memory_order_relaxed));
       const std::uint32_t ready =
-          sock->Readiness((events & 0xffff) | EPOLLERR | EPOLLHUP, &plain,
-                          crowded_.load(std::memory_order_relaxed));
+          holds & ((events & 0xffff) | EPOLLERR | EPOLLHUP);
       if (ready == 0) continue;
       // The list may have become shorter meanwhile: what has been put back
       // would come again.
@@ -940,8 +942,9 @@ int EpollSet::Collect(epoll_event* out, int capacity) {
       } else if ((events & EPOLLET) == 0 &&
                  !(interest->direct && sock->OnLane() &&
                    (events & (EPOLLOUT | EPOLLWRNORM)) == 0 &&
-                   (ready & ~std::uint32_t{EPOLLIN | EPOLLRDNORM}) == 0)) {
-        // (A direct stream that is only readable is looked at anyway.)
+                   (holds & ~std::uint32_t{EPOLLIN | EPOLLRDNORM}) == 0)) {
+        // (A direct stream that only has something to read is looked at anyway;
+        // the look does not see the end, nor its own SHUT_RD.)
         ready_latch_.lock();
         if (interest->set == this && interest->in_user.load()) {
           LinkReady(interest);

@@ -451,6 +451,15 @@ void Stream::Timer() {
 
 void Stream::Demote(base::Reason reason, bool leave) {
   TakeCtl();
+  if (LaneUsable() && tx_ == Tx::kRaw && rx_ == Rx::kRaw &&
+      waiting_ == Waiting::kNothing && !closed_) {
+    // Nobody has proposed yet: on TCP there is no frame to say it by, and the
+    // peer would wait for a PROPOSE, and read ahead, for ever.
+    Ctl ctl;
+    ctl.kind = CtlKind::kRefuse;
+    ctl.epoch = epoch_;
+    PostCtl(ctl);
+  }
   if (leave) ahead_ = false;
   leave_ = leave;
   Trigger(reason);

@@ -122,9 +122,11 @@ void Stream::OnCtl(const Ctl& ctl) {
     case CtlKind::kAccept:
       return OnAccept(ctl);
     case CtlKind::kRefuse:
-      // Outside PROP and COMM nobody asked.
+      // An answer; or the peer has changed its mind before anybody asked.
       return Trigger(tx_ == Tx::kProp || tx_ == Tx::kComm
                          ? base::Reason::kPeerRefused
+                     : tx_ == Tx::kRaw && rx_ == Rx::kRaw
+                         ? base::Reason::kPeerDemoted
                          : base::Reason::kProtocol);
     case CtlKind::kSwitch:
       return OnSwitch(ctl);

@@ -49,6 +49,7 @@ int listener = -1;
 int file = -1;
 bool accepts = false;
 std::atomic<int> sigpipes{0};
+std::atomic<int> signals{0};
 
 std::string Print(const char* format, ...)
     __attribute__((format(printf, 1, 2)));
@@ -149,6 +150,14 @@ void JoinPending() {
   ::pthread_join(pending->thread, nullptr);
   delete pending;
   pending = nullptr;
+}
+
+// The same call once more.
+void PendingAgain() {
+  if (pending == nullptr) return;
+  std::function<std::string()> call = pending->call;
+  JoinPending();
+  StartPending(std::move(call));
 }
 
 bool IsPending() { return pending != nullptr && !pending->done.load(); }
@@ -280,7 +289,9 @@ std::string DoWait(int set, int timeout) {
     if (i == 12) Brief();
   }
   std::string text = Print("%zu", seen.size());
-  for (const auto& [slot, events] : seen) text += Print(" %u:%x", slot, events);
+  for (const auto& [slot, events] : seen) {
+    text += Print(" %u%s:%x", slot % 16, slot >= 16 ? "e" : "", events);
+  }
   return text;
 }
 
@@ -288,6 +299,9 @@ std::string DoOption(int fd, const Op& op) {
   int value = op.b & 1;
   int level = SOL_SOCKET;
   int name = 0;
+  // (Whether a call blocks is settled when it begins, but under rcsock only
+  // while its stream does not move.)
+  if (op.a % 7 < 2 && IsPending()) return "skip";
   switch (op.a % 7) {
     case 0: {
       const int flags = ::fcntl(fd, F_GETFL);
@@ -468,9 +482,14 @@ bool Move(int fd, bool send, char* bytes, std::size_t length) {
   const std::uint64_t end = NowMs() + 20'000;
   std::size_t at = 0;
   int tries = 0;
+  // TCP wakes nobody for less than SO_RCVLOWAT, whatever is asked for.
+  int mark = 1;
+  socklen_t size = sizeof mark;
+  ::getsockopt(fd, SOL_SOCKET, SO_RCVLOWAT, &mark, &size);
+  const int flags = mark > 1 ? MSG_DONTWAIT : 0;
   while (at < length) {
     const ssize_t n = send ? ::send(fd, bytes + at, length - at, MSG_NOSIGNAL)
-                           : ::recv(fd, bytes + at, length - at, 0);
+                           : ::recv(fd, bytes + at, length - at, flags);
     if (n > 0) {
       at += static_cast<std::size_t>(n);
       tries = 0;
@@ -478,7 +497,6 @@ bool Move(int fd, bool send, char* bytes, std::size_t length) {
     }
     if (n == 0 || (errno != EAGAIN && errno != EINTR)) return false;
     if (NowMs() > end) return false;
-    // Not poll: SO_RCVLOWAT would let it wait for more than there will be.
     if (++tries > 50) {
       Brief();
     } else {
@@ -581,7 +599,11 @@ std::string Step(const Op& op, long* value) {
     case Kind::kEpollCtl: {
       epoll_event event{};
       event.events = Events(op.c);
+      // Edges are marked as such: there may be more of them.
       event.data.u32 = op.slot % kSlots;
+      if ((event.events & (EPOLLET | EPOLLONESHOT)) == EPOLLET) {
+        event.data.u32 += 16;
+      }
       constexpr int kOps[] = {EPOLL_CTL_ADD, EPOLL_CTL_ADD, EPOLL_CTL_MOD,
                               EPOLL_CTL_DEL};
       return Outcome(
@@ -655,10 +677,13 @@ std::string Step(const Op& op, long* value) {
       }
       return StartPending(
           [set = sets[op.a % kSets]] { return DoWait(set, -1); });
-    case Kind::kSignal:
+    case Kind::kSignal: {
       if (!IsPending()) return "skip";
+      const int before = signals.load();
       ::pthread_kill(pending->thread, op.a % 2 == 0 ? SIGUSR1 : SIGUSR2);
+      while (signals.load() == before) Brief();
       return "sent";
+    }
     case Kind::kCount:
       break;
   }
@@ -688,6 +713,7 @@ void Look(Reply* reply) {
       look.readable = -errno;
     }
   }
+  reply->busy = IsPending() && !Asleep(pending->tid.load());
   reply->pending = pending == nullptr ? 0 : IsPending() ? 1 : 2;
   std::memset(reply->ended, 0, sizeof reply->ended);
   if (reply->pending == 2) {
@@ -778,6 +804,9 @@ void Serve(const Request& request, Reply* reply) {
     case Ask::kPartner:
       text = Partner(request.op);
       break;
+    case Ask::kAgain:
+      PendingAgain();
+      break;
     case Ask::kLook:
       Look(reply);
       break;
@@ -796,7 +825,7 @@ int main() {
   struct sigaction action {};
   action.sa_handler = [](int) { sigpipes.fetch_add(1); };
   ::sigaction(SIGPIPE, &action, nullptr);
-  action.sa_handler = [](int) {};
+  action.sa_handler = [](int) { signals.fetch_add(1); };
   ::sigaction(SIGUSR1, &action, nullptr);
   action.sa_flags = SA_RESTART;
   ::sigaction(SIGUSR2, &action, nullptr);

@@ -17,6 +17,7 @@ enum class Ask : std::uint8_t {
   kWarm,     // `number` of connections, `port`: Warmth
   kStep,     // op
   kPartner,  // op, which the other end makes: the part of this one
+  kAgain,    // the thread's call, which has ended, once more
   kLook,     // what can be seen without changing it
   kEnd,      // closes all
 };
@@ -41,6 +42,7 @@ struct Reply {
   SlotLook slots[kSlots];
   std::int32_t pending;  // 0 none, 1 a thread is inside a call, 2 it has ended
   char ended[128];       // with that
+  bool busy;             // the thread is not asleep: it may be about to end
 };
 
 }  // namespace differential

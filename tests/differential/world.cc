@@ -12,6 +12,8 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <map>
+#include <sstream>
 
 #include "tests/posix/common.h"
 
@@ -206,10 +208,18 @@ bool World::Settle(const Moment* expected, int patience_ms, Moment* moment) {
     if (!LookBoth()) return false;
     bool good = true;
     for (int i = 0; i < 2; ++i) {
+      if (expected != nullptr && looks_[i].pending == 2 &&
+          OnlyEdges(looks_[i].ended) &&
+          expected->seen[i].find("the thread waits") != std::string::npos) {
+        Request request{};
+        request.ask = Ask::kAgain;
+        Reply reply;
+        if (!Call(i, request, &reply)) return false;
+      }
       std::string seen = Seen(i);
       if (expected != nullptr) {
         good = good && seen == expected->seen[i];
-      } else if (seen != moment->seen[i]) {
+      } else if (seen != moment->seen[i] || looks_[i].busy) {
         same = 0;
       }
       moment->seen[i] = std::move(seen);
@@ -283,10 +293,20 @@ bool World::Step(const Op& op, Moment* moment, std::string* why) {
   return true;
 }
 
+// What the thread of the step's end has been told: an edge that TCP makes
+// twice may come only once.
+std::string World::Told(const Op* op, const std::vector<Moment>& before) {
+  if (op == nullptr || before.empty()) return "";
+  const std::string& seen = before.back().seen[op->end];
+  const std::size_t at = seen.find("the thread had ");
+  return at == std::string::npos ? "" : seen.substr(at + 15);
+}
+
 bool World::Run(const Case& one, const std::vector<Moment>* expected,
                 int patience_ms, std::vector<Moment>* moments,
                 std::string* why) {
   moments->clear();
+  why->clear();
   if (!Begin(one, why)) return false;
   Op none;
   for (std::size_t i = 0; i <= one.ops.size(); ++i) {
@@ -295,14 +315,16 @@ bool World::Run(const Case& one, const std::vector<Moment>* expected,
     Moment moment;
     if (op != nullptr && !Step(*op, &moment, why)) return false;
     const Moment* wanted = expected != nullptr ? &(*expected)[i] : nullptr;
-    const bool right = wanted == nullptr || Allowed(op != nullptr ? *op : none,
-                                                    wanted->call, moment.call);
+    const bool right =
+        wanted == nullptr || Allowed(op != nullptr ? *op : none, wanted->call,
+                                     moment.call, Told(op, *moments));
     if (!Settle(wanted, right ? patience_ms : 0, &moment)) {
       return Dead(0, why);
     }
     moments->push_back(moment);
     if (wanted != nullptr && (!right || moment.seen[0] != wanted->seen[0] ||
                               moment.seen[1] != wanted->seen[1])) {
+      *why = "not as over TCP";
       return true;
     }
   }
@@ -320,10 +342,52 @@ bool World::Run(const Case& one, const std::vector<Moment>* expected,
   return true;
 }
 
-bool Allowed(const Op& op, const std::string& expected,
-             const std::string& got) {
-  (void)op;
-  return expected == got;
+namespace {
+
+// "1e:5" -> {"1e", 5}.
+std::map<std::string, unsigned> Events(const std::string& text) {
+  std::map<std::string, unsigned> events;
+  std::istringstream words(text);
+  std::string word;
+  words >> word;  // how many
+  while (words >> word) {
+    const std::size_t colon = word.find(':');
+    if (colon == std::string::npos) continue;
+    events[word.substr(0, colon)] = static_cast<unsigned>(
+        std::strtoul(word.c_str() + colon + 1, nullptr, 16));
+  }
+  return events;
+}
+
+}  // namespace
+
+bool Allowed(const Op& op, const std::string& expected, const std::string& got,
+             const std::string& told) {
+  if (expected == got) return true;
+  if (op.kind != Kind::kEpollWait) return false;
+  const auto before = Events(told);
+  const auto wanted = Events(expected);
+  const auto seen = Events(got);
+  for (const auto& [name, events] : wanted) {
+    const auto found = seen.find(name);
+    if (found == seen.end() && name.back() == 'e' && before.count(name) != 0) {
+      continue;
+    }
+    if (found == seen.end() || (found->second & events) != events) return false;
+    if (name.back() != 'e' && found->second != events) return false;
+  }
+  for (const auto& [name, events] : seen) {
+    if (name.back() != 'e' && wanted.count(name) == 0) return false;
+  }
+  return !got.empty() && got[0] >= '0' && got[0] <= '9';
+}
+
+bool OnlyEdges(const std::string& got) {
+  const auto seen = Events(got);
+  for (const auto& [name, events] : seen) {
+    if (name.back() != 'e') return false;
+  }
+  return !seen.empty();
 }
 
 }  // namespace differential

@@ -28,12 +28,16 @@ class World {
 
   // Runs a case.  Without `expected`: waits after each step until nothing
   // changes any more.  With it: until both ends see what they saw there, for
-  // `patience_ms` at most, and ends at the first difference.  False: an agent
+  // `patience_ms` at most, and ends at the first difference, of which *why
+  // tells.  False: an agent
   // has died, or something that must always work did not; *why says what.
   bool Run(const Case& one, const std::vector<Moment>* expected,
            int patience_ms, std::vector<Moment>* moments, std::string* why);
   // New agents for the next case.
   void Stop();
+
+  // What a wait of the end's thread has reported before this step.
+  static std::string Told(const Op* op, const std::vector<Moment>& before);
 
  private:
   struct Agent {
@@ -63,9 +67,13 @@ class World {
   int sends_[kConnections][2];
 };
 
-// Whether a wait under the preload may give what it did, if TCP gave
-// `expected`.
-bool Allowed(const Op& op, const std::string& expected, const std::string& got);
+// Whether the call may give what it did under the preload, if TCP gave
+// `expected`.  A stream that moves makes an edge for each EPOLLET registration
+// for which it is ready: one too many is no difference, one too few is.
+bool Allowed(const Op& op, const std::string& expected, const std::string& got,
+             const std::string& told);
+// A wait ended by nothing but such registrations.
+bool OnlyEdges(const std::string& got);
 
 }  // namespace differential
 
