@@ -85,6 +85,7 @@ ssize_t Stream::WriteNow(const iovec* iov, int count, std::size_t total) {
   if (so_error_ != 0) return -TakeError();
   if (last_write_ && !shut_ && total != 0) {
     last_write_ = false;
+    Emit(kRxReady | kTxReady);  // now it has hung up
     return static_cast<ssize_t>(total);
   }
   if (shut_ || tx_broken_) return -EPIPE;
@@ -523,7 +524,7 @@ std::uint32_t Stream::Readiness() const {
   if (readable != 0 || end_landed || so_error_ != 0) events |= POLLIN;
   if (end_landed) events |= POLLRDHUP;
   if (so_error_ != 0) events |= POLLERR;
-  if (end_landed && (shut_ || tx_broken_)) events |= POLLHUP;
+  if (end_landed && (shut_ || (tx_broken_ && !last_write_))) events |= POLLHUP;
   bool writable = false;
   if (shut_ || tx_broken_ || so_error_ != 0) {
     writable = true;

@@ -600,9 +600,10 @@ void Stream::PeerDied(int error) {
   // After an orderly end the kernel decides what becomes of a write: it takes
   // the first, and the answer to that ends the connection.
   if (tcp_reset || so_error_ != 0) tx_broken_ = true;
-  // (The reset is of our frames' making: without them this end would have seen
-  // an orderly one, and the answer to the next write is the reset.)
-  last_write_ = tcp_reset && so_error_ == 0;
+  // (The reset is of our frames' making, or will be: without them this end would
+  // have seen an orderly one, and the answer to the next write is the reset.)
+  last_write_ = (tcp_reset || !raw_tx) && so_error_ == 0;
+  if (last_write_) tx_broken_ = true;
   out_.Clear();
   tie_copy_.Clear();
   accept_ = false;
