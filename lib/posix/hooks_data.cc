@@ -17,9 +17,10 @@
 namespace rcsock::posix::hook {
 namespace {
 
-// (The kernel says EFAULT for any bad address; here it is the program's fault.)
+// Null, near it, or the kernel's half: what no program can have mapped.  (The
+// kernel says EFAULT for any bad address; others end the program here.)
 bool Null(const void* pointer) {
-  return reinterpret_cast<std::uintptr_t>(pointer) < 4096;
+  return reinterpret_cast<std::intptr_t>(pointer) < 4096;
 }
 
 // False where the kernel refuses the vector, and says why better than we could.

@@ -295,11 +295,11 @@ class alignas(64) Sock final : public File,
   void Reset();
   void ApplyRules(int fd, const sockaddr* address);
   // Whether a lane could not read or write there although the kernel would only
-  // say EFAULT: null, and what lies beside it.  (Any other bad address ends the
-  // program, as it does in memcpy.)
+  // say EFAULT: null, what lies beside it, and the kernel's half.  (Any other bad
+  // address ends the program, as it does in memcpy.)
   static bool Null(const iovec* iov, int count) {
     for (int i = 0; i < count; ++i) {
-      if (reinterpret_cast<std::uintptr_t>(iov[i].iov_base) < 4096 &&
+      if (reinterpret_cast<std::intptr_t>(iov[i].iov_base) < 4096 &&
           iov[i].iov_len > 0) [[unlikely]] {
         return true;
       }
