@@ -106,7 +106,10 @@ ssize_t RecvVector(int fd, const iovec* iov, int count, int flags,
         if (channel != nullptr) {
           n = Fail(EAGAIN);
         } else {
-          return rcs_readv(fd, rest.data(), static_cast<int>(rest.size()));
+          msghdr message{};
+          message.msg_iov = rest.data();
+          message.msg_iovlen = rest.size();
+          return rcs_recvmsg(fd, &message, flags);
         }
       } else {
         n = channel->Recv(rest.data(), static_cast<int>(rest.size()), flags);
@@ -167,7 +170,12 @@ ssize_t SendVector(const Shared& channel, int fd, const iovec* iov, int count,
       channel->Step();
       if (channel->handshaking()) return Fail(EAGAIN);
     }
-    if (!channel->framed()) return rcs_writev(fd, iov, count);
+    if (!channel->framed()) {
+      msghdr message{};
+      message.msg_iov = const_cast<iovec*>(iov);
+      message.msg_iovlen = static_cast<std::size_t>(count);
+      return rcs_sendmsg(fd, &message, flags);
+    }
     std::size_t skip = done - skipped;
     skipped = done;
     for (iovec& one : rest) {

@@ -1,0 +1,232 @@
+// rsocket's names: what Debian's programs do not try.
+
+#include <arpa/inet.h>
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <rcsock/rcsock.h>
+#include <rcsock/rsocket.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <ctime>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace {
+
+class RsocketTest : public testing::Test {
+ protected:
+  void Listen(int maps) {
+    listener_ = rsocket(AF_INET, SOCK_STREAM, 0);
+    address_.sin_family = AF_INET;
+    address_.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    socklen_t size = sizeof address_;
+    auto* const name = reinterpret_cast<sockaddr*>(&address_);
+    ASSERT_EQ(rbind(listener_, name, size), 0);
+    ASSERT_EQ(rlisten(listener_, 5), 0);
+    ASSERT_EQ(rgetsockname(listener_, name, &size), 0);
+    Allow(listener_, maps);
+  }
+
+  static void Allow(int fd, int maps) {
+    ASSERT_EQ(rsetsockopt(fd, SOL_RDMA, RDMA_IOMAPSIZE, &maps, sizeof maps), 0);
+  }
+
+  void Connect(int maps, int policy = RCS_POLICY_AUTO) {
+    Listen(maps);
+    ASSERT_EQ(rcs_set_policy(listener_, policy), 0);
+    one_ = rsocket(AF_INET, SOCK_STREAM, 0);
+    ASSERT_EQ(rcs_set_policy(one_, policy), 0);
+    Allow(one_, maps);
+    std::thread accept(
+        [this] { other_ = raccept(listener_, nullptr, nullptr); });
+    const int result =
+        rconnect(one_, reinterpret_cast<sockaddr*>(&address_), sizeof address_);
+    accept.join();
+    ASSERT_EQ(result, 0) << std::strerror(errno);
+    ASSERT_GE(other_, 0);
+  }
+
+  void Sync() {
+    char byte = 's';
+    ASSERT_EQ(rsend(other_, &byte, 1, 0), 1);
+    ASSERT_EQ(rrecv(one_, &byte, 1, MSG_WAITALL), 1);
+    ASSERT_EQ(rsend(one_, &byte, 1, 0), 1);
+    ASSERT_EQ(rrecv(other_, &byte, 1, MSG_WAITALL), 1);
+  }
+
+  // Writes by `one_` into memory that `other_` has mapped, many times.
+  void WriteAndLook() {
+    std::vector<unsigned char> memory(100'000), from(memory.size());
+    ASSERT_EQ(riomap(other_, memory.data(), memory.size(), PROT_WRITE, 0, 1000),
+              1000);
+    Sync();
+    for (int round = 1; round < 40; ++round) {
+      std::fill(from.begin(), from.end(), static_cast<unsigned char>(round));
+      ASSERT_EQ(riowrite(one_, from.data(), from.size(), 1000, 0), from.size());
+      Sync();
+      ASSERT_EQ(memory, from) << round;
+    }
+    // A part, in the middle.
+    const char text[] = "text";
+    ASSERT_EQ(riowrite(one_, text, sizeof text, 1500, 0), sizeof text);
+    Sync();
+    EXPECT_EQ(std::memcmp(memory.data() + 500, text, sizeof text), 0);
+    ASSERT_EQ(riounmap(other_, memory.data(), memory.size()), 0);
+    EXPECT_EQ(riounmap(other_, memory.data(), memory.size()), -1);
+    const auto before = memory;
+    // Perhaps it has not heard yet; then nothing comes of it.
+    std::fill(from.begin(), from.end(), 77);
+    riowrite(one_, from.data(), from.size(), 1000, 0);
+    Sync();
+    EXPECT_EQ(memory, before);
+    EXPECT_EQ(riowrite(one_, from.data(), 1, 1000, 0), ~std::size_t{0});
+    EXPECT_EQ(errno, EINVAL);
+  }
+
+  void TearDown() override {
+    for (int fd : {one_, other_, listener_}) {
+      if (fd >= 0) {
+        EXPECT_EQ(rclose(fd), 0);
+      }
+    }
+  }
+
+  sockaddr_in address_{};
+  int listener_ = -1;
+  int one_ = -1;
+  int other_ = -1;
+};
+
+TEST_F(RsocketTest, WritesOnALane) {
+  Connect(4);
+  WriteAndLook();
+  EXPECT_EQ(rcs_get_lane(one_), RCS_SHM) << rcs_get_reason(one_);
+}
+
+TEST_F(RsocketTest, WritesOverTcp) {
+  Connect(4, RCS_POLICY_TCP);
+  WriteAndLook();
+  EXPECT_EQ(rcs_get_lane(one_), RCS_TCP);
+}
+
+TEST_F(RsocketTest, MapsAreCounted) {
+  Connect(2);
+  char memory[300];
+  EXPECT_EQ(riomap(other_, memory, 100, PROT_WRITE, 0, 0), 0);
+  EXPECT_EQ(riomap(other_, memory + 100, 100, PROT_WRITE, 0, 50), -1);
+  EXPECT_EQ(errno, EINVAL);
+  EXPECT_EQ(riomap(other_, memory + 100, 100, PROT_WRITE, 0, -1),
+            static_cast<off_t>(reinterpret_cast<std::uintptr_t>(memory + 100)));
+  EXPECT_EQ(riomap(other_, memory + 200, 100, PROT_WRITE, 0, 500), -1);
+  EXPECT_EQ(errno, ENOBUFS);
+  EXPECT_EQ(riomap(other_, memory, 100, PROT_EXEC, 0, 0), -1);
+  EXPECT_EQ(errno, EINVAL);
+  EXPECT_EQ(riomap(-1, memory, 100, PROT_WRITE, 0, 0), -1);
+  EXPECT_EQ(errno, EBADF);
+}
+
+TEST_F(RsocketTest, WithoutMapsItIsAStream) {
+  Listen(0);
+  // A peer that knows nothing of us.
+  const int peer = ::socket(AF_INET, SOCK_STREAM, 0);
+  ASSERT_EQ(
+      ::connect(peer, reinterpret_cast<sockaddr*>(&address_), sizeof address_),
+      0);
+  other_ = raccept(listener_, nullptr, nullptr);
+  ASSERT_GE(other_, 0);
+  char memory[100];
+  EXPECT_EQ(riomap(other_, memory, 100, PROT_WRITE, 0, 0), -1);
+  EXPECT_EQ(errno, EINVAL);
+  ASSERT_EQ(::write(peer, "abc", 3), 3);
+  std::thread later([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    EXPECT_EQ(::write(peer, "def", 3), 3);
+  });
+  EXPECT_EQ(rrecv(other_, memory, 6, MSG_WAITALL), 6);
+  later.join();
+  EXPECT_EQ(std::string(memory, 6), "abcdef");
+  EXPECT_EQ(rsend(other_, "xyz", 3, 0), 3);
+  EXPECT_EQ(::read(peer, memory, 100), 3);
+  ::close(peer);
+  EXPECT_EQ(rrecv(other_, memory, 6, 0), 0);
+}
+
+TEST_F(RsocketTest, PollAndSelect) {
+  Connect(2);
+  pollfd one{other_, POLLIN | POLLOUT, 0};
+  ASSERT_EQ(rpoll(&one, 1, 1000), 1);
+  EXPECT_EQ(one.revents, POLLOUT);
+  one.events = POLLIN;
+  EXPECT_EQ(rpoll(&one, 1, 10), 0);
+  // A mapping is nothing to read.
+  char memory[100];
+  ASSERT_EQ(riomap(one_, memory, 100, PROT_WRITE, 0, 0), 0);
+  EXPECT_EQ(rpoll(&one, 1, 10), 0);
+  ASSERT_EQ(rsend(one_, "x", 1, 0), 1);
+  EXPECT_EQ(rpoll(&one, 1, 5000), 1);
+  EXPECT_EQ(one.revents, POLLIN);
+  fd_set in;
+  FD_ZERO(&in);
+  FD_SET(other_, &in);
+  timeval limit{5, 0};
+  EXPECT_EQ(rselect(other_ + 1, &in, nullptr, nullptr, &limit), 1);
+  EXPECT_TRUE(FD_ISSET(other_, &in));
+  char byte;
+  EXPECT_EQ(rrecv(other_, &byte, 1, 0), 1);
+  limit = {0, 10'000};
+  EXPECT_EQ(rselect(other_ + 1, &in, nullptr, nullptr, &limit), 0);
+  EXPECT_EQ(rrecv(other_, &byte, 1, MSG_DONTWAIT), -1);
+  EXPECT_EQ(errno, EAGAIN);
+}
+
+// A peer that says hello and then anything: the stream ends, nothing else does.
+TEST_F(RsocketTest, HostileRecords) {
+  const unsigned char magic[8] = {0xf5, 'r', 'c', 's', 'r', 'i', 'o', 1};
+  for (unsigned seed = 0; seed < 64; ++seed) {
+    SCOPED_TRACE(seed);
+    RsocketTest::TearDown();
+    listener_ = one_ = other_ = -1;
+    Listen(4);
+    const int peer = ::socket(AF_INET, SOCK_STREAM, 0);
+    ASSERT_EQ(::connect(peer, reinterpret_cast<sockaddr*>(&address_),
+                        sizeof address_),
+              0);
+    unsigned char hello[56] = {};
+    std::memcpy(hello, magic, sizeof magic);
+    hello[8] = 4;
+    ASSERT_EQ(::write(peer, hello, sizeof hello),
+              static_cast<ssize_t>(sizeof hello));
+    other_ = raccept(listener_, nullptr, nullptr);
+    char memory[64] = {};
+    ASSERT_EQ(riomap(other_, memory, sizeof memory, PROT_WRITE, 0, 0), 0);
+    // {type, length, offset, extent, address, valid}: out of range in one way
+    // or another.
+    struct {
+      std::uint32_t type, length;
+      std::uint64_t offset, extent, address, valid;
+    } record = {};
+    record.type = seed % 8;
+    record.length = seed & 8 ? 0xffffffffu : seed & 16 ? 0 : 128;
+    record.offset = seed & 32 ? ~std::uint64_t{0} - 3 : 32;
+    record.extent = seed & 16 ? ~std::uint64_t{0} : 0;
+    ASSERT_EQ(::write(peer, &record, sizeof record),
+              static_cast<ssize_t>(sizeof record));
+    char rest[256];
+    std::memset(rest, 'r', sizeof rest);
+    ASSERT_EQ(::send(peer, rest, sizeof rest, MSG_NOSIGNAL),
+              static_cast<ssize_t>(sizeof rest));
+    ::shutdown(peer, SHUT_WR);
+    char got[512];
+    while (rrecv(other_, got, sizeof got, 0) > 0) {
+    }
+    for (char byte : memory) EXPECT_EQ(byte, 0);
+    ::close(peer);
+  }
+}
+
+}  // namespace
