@@ -22,7 +22,7 @@ RCSOCK_BUILT=$here dpkg-buildpackage -us -uc -b -d >../log 2>&1 || {
   fail "dpkg-buildpackage"
 }
 cd ..
-lintian --allow-root --fail-on error,warning --no-tag-display-limit ./*.changes ||
+lintian --allow-root --fail-on error,warning ./*.changes ||
   fail "lintian"
 
 for deb in rcsock_*.deb librcsock0_*.deb librcsock-dev_*.deb; do
