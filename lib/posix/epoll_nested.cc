@@ -4,6 +4,7 @@
 
 #include <sched.h>
 
+#include <algorithm>
 #include <cerrno>
 
 #include "lib/base/clock.h"
@@ -24,8 +25,11 @@ int EpollSet::Look(epoll_event* out, int capacity, std::uint32_t spin_us) {
     errno = ENODATA;
     return -1;
   }
+  if (tls_spin.us == ~0u) tls_spin.us = base::GetConfig().spin_us;
+  // A thread that has given up spinning, or must not, looks once.
+  const std::uint32_t most = std::min(spin_us, tls_spin.us);
   int filled = 0;
-  bool over = false;
+  bool over = spin_us > 0 && most == 0;
   std::uint64_t now = 0;
   {
     Critical critical;
@@ -39,7 +43,7 @@ int EpollSet::Look(epoll_event* out, int capacity, std::uint32_t spin_us) {
     for (unsigned turns = 1;; ++turns) {
       Rebuild();
       filled = TellDirect(out, capacity);
-      if (direct_count_ == 0 || ++undrained_ >= 8 || spin_us == 0 ||
+      if (direct_count_ == 0 || ++undrained_ >= 8 || most == 0 ||
           ready_count_.load(std::memory_order_relaxed) > 0) {
         undrained_ = 0;
         DrainPoller();
@@ -47,24 +51,23 @@ int EpollSet::Look(epoll_event* out, int capacity, std::uint32_t spin_us) {
           filled += Collect(out + filled, capacity - filled);
         }
       }
-      if (filled > 0 || spin_us == 0) break;
+      if (filled > 0 || most == 0) break;
       if ((turns & 15) != 0) continue;
       base::CpuRelax();
       if (wait_latch_.Contended()) wait_latch_.Yield();
       now = base::Ticks();
       if (start == 0) start = now;
-      if (now - start >= spin_us * base::ticks_per_us || !HasUser()) break;
+      if (now - start >= most * base::ticks_per_us || !HasUser()) break;
     }
     if (filled > 0) {
       idle_since_ = 0;
     } else if (now != 0) {
       if (idle_since_ == 0) idle_since_ = now;
-      if (tls_spin.us == ~0u) tls_spin.us = base::GetConfig().spin_us;
       over = now - idle_since_ >= tls_spin.us * base::ticks_per_us;
     }
     wait_latch_.unlock();
   }
-  if (filled > 0 || now == 0) return filled;
+  if (filled > 0 || spin_us == 0) return filled;
   if (!over && now - idle_since_ > kPureUs * base::ticks_per_us) {
     ::sched_yield();
     over = base::Ticks() - now > kBusyUs * base::ticks_per_us;
@@ -109,8 +112,10 @@ void EpollSet::DisarmOutside() {
   if (!armed_outside_) return;
   armed_outside_ = false;
   idle_since_ = 0;
-  for (int i = 0; i < armed_sources_; ++i) armed_source_[i]->Disarm(false);
+  // The bell first: what is drained on the way need not ring for us.  Whether a
+  // source has rung only the caller's loop knows: as if it had.
   if (armed_poller_) poller_->Disarm();
+  for (int i = 0; i < armed_sources_; ++i) armed_source_[i]->Disarm(true);
   sleepers_.fetch_sub(1, std::memory_order_seq_cst);
   if (HasUser()) Spinner::Slept(armed_since_);
 }
