@@ -41,7 +41,7 @@ for bad in relative/path --nonsense; do
   [[ $(wc -l <"$work/err") == 1 ]] || fail "$bad: more than a line"
 done
 
-export LD_LIBRARY_PATH=$prefix/lib
+export HOME=$work USER=${USER:-root} LD_LIBRARY_PATH=$prefix/lib
 # A copy, so that nothing of the tree is near.
 mkdir -p "$work/app"
 cp -L tests/install/consumer.c "$work/app/"
