@@ -12,6 +12,7 @@
 
 #include "lib/base/clock.h"
 #include "lib/base/unique_fd.h"
+#include "lib/lane/rdma/memory.h"
 #include "lib/lane/rdma/rdma_lane.h"
 #include "lib/posix/process.h"
 #include "lib/posix/signals.h"
@@ -40,6 +41,11 @@ void FillHead(const Stats& total, std::uint32_t count, SnapshotHead* head) {
   head->promoted = Get(total.promoted);
   head->demotions = Get(total.demotions);
   head->failovers = Get(total.failovers);
+  head->evicted_budget = Get(total.evicted_budget);
+  head->evicted_memory = Get(total.evicted_memory);
+  head->evicted_idle = Get(total.evicted_idle);
+  head->pinned_bytes = lane::rdma::Memory::Total();
+  head->pinned_peak = lane::rdma::Memory::Peak();
   head->lanes[0] = Counts(total.tcp);
   head->lanes[1] = Counts(total.shm);
   head->lanes[2] = Counts(total.rdma);

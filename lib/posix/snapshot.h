@@ -41,6 +41,13 @@ struct SnapshotHead {
   std::uint64_t failovers;
   SnapshotCounts lanes[3];    // by SnapshotLane
   std::uint64_t reasons[64];  // by base::Reason
+  // Streams that were asked to leave an rdma lane: for hotter ones, for others
+  // that want larger rings, because they were idle and had large ones.
+  std::uint64_t evicted_budget;
+  std::uint64_t evicted_memory;
+  std::uint64_t evicted_idle;
+  std::uint64_t pinned_bytes;  // registered with devices; the most so far
+  std::uint64_t pinned_peak;
 };
 
 struct SnapshotStream {

@@ -78,6 +78,10 @@ ordered_json TotalsJson(const posix::SnapshotHead& total) {
   json["promoted"] = total.promoted;
   json["demotions"] = total.demotions;
   json["failovers"] = total.failovers;
+  json["evicted"] = {{"budget", total.evicted_budget},
+                     {"memory", total.evicted_memory},
+                     {"idle_rings", total.evicted_idle}};
+  json["pinned"] = {{"bytes", total.pinned_bytes}, {"peak", total.pinned_peak}};
   for (int lane = 0; lane < 3; ++lane) {
     const posix::SnapshotCounts& counts = total.lanes[lane];
     ordered_json& one =

@@ -91,6 +91,8 @@ void AddProcess(const ProcessPicture& process, Page* page) {
                 total.demotions);
   page->Counter("rcsock_failovers_total", "Times that a lane died under one",
                 who, total.failovers);
+  page->Gauge("rcsock_pinned_bytes", "Memory registered with RDMA devices", who,
+              total.pinned_bytes);
   for (int i = 0; i < 3; ++i) {
     const char* lane = LaneName(static_cast<posix::SnapshotLane>(i));
     page->Counter("rcsock_sent_bytes_total", "Bytes sent, by lane",

@@ -103,6 +103,9 @@ std::string Totals(const ProcessPicture& process) {
     text += fmt::format(" {} {}", LaneName(static_cast<SnapshotLane>(lane)),
                         Pair(Number(counts.tx_bytes), Number(counts.rx_bytes)));
   }
+  if (total.pinned_bytes != 0) {
+    text += fmt::format("; {} pinned", Short(Number(total.pinned_bytes)));
+  }
   return text + "\n";
 }
 
