@@ -157,6 +157,13 @@ std::vector<DeviceAddress> ExamineDevices(Findings* findings) {
     }
     const int family = at->ifa_addr->sa_family;
     if (family != AF_INET && family != AF_INET6) continue;
+    // A link-local one names its interface too; a lane can use it, but to try
+    // the device any other does.
+    if (family == AF_INET6 &&
+        IN6_IS_ADDR_LINKLOCAL(
+            &reinterpret_cast<const sockaddr_in6*>(at->ifa_addr)->sin6_addr)) {
+      continue;
+    }
     DeviceAddress one{};
     std::memcpy(&one.address, at->ifa_addr,
                 family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6));

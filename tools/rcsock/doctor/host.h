@@ -23,8 +23,11 @@ bool ExamineHost(Findings* findings);
 // Each device and each of its ports; the addresses that lead to devices.
 std::vector<DeviceAddress> ExamineDevices(Findings* findings);
 // Two QPs of this process on the device, connected through rdma_cm: SEND,
-// WRITE, READ and WRITE_WITH_IMM, each verified.
+// WRITE, READ and WRITE_WITH_IMM, each verified.  In a process of its own, for
+// a driver may block in such a call for minutes.
 void ExamineVerbs(const DeviceAddress& address, Findings* findings);
+// That process: prints one line of JSON.
+int VerbsMain(const std::string& address);
 // Whether an RDMA device leads from here to the peer.
 void ExamineRoute(const sockaddr_storage& peer, const std::string& name,
                   Findings* findings);

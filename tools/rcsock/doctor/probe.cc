@@ -24,6 +24,7 @@
 #include <vector>
 
 #include "lib/base/clock.h"
+#include "tools/rcsock/doctor/host.h"
 #include "tools/rcsock/stat/ask.h"
 #include "tools/rcsock/stat/picture.h"
 
@@ -329,6 +330,7 @@ int ProbeMain(int argc, char** argv) {
   std::uint16_t port = 0;
   std::from_chars(text.data(), text.data() + text.size(), port);
   if (mode == "listen") return RunServer(host, port);
+  if (mode == "verbs") return VerbsMain(host);
   const ProbeResult result = RunClient(host, port);
   const nlohmann::json json = {{"error", result.error},
                                {"refused", result.refused},

@@ -1,4 +1,6 @@
-// Starts the processes of probe.cc, under the preload.
+// Starts the processes of probe.cc and pingpong.cc.
+
+#include "tools/rcsock/doctor/spawn.h"
 
 #include <fcntl.h>
 #include <poll.h>
@@ -18,7 +20,6 @@
 #include <vector>
 
 #include "lib/base/clock.h"
-#include "lib/base/unique_fd.h"
 #include "tools/rcsock/doctor/probe.h"
 #include "tools/rcsock/run.h"
 
@@ -29,7 +30,8 @@ namespace {
 constexpr int kLimitMs = 40'000;
 
 // In the process that becomes a probe.  A second message serves to promote.
-void SetEnvironment(const std::string& library, const std::string& lanes) {
+void SetEnvironment(const Under& under) {
+  const std::string& library = under.library;
   const char* before = std::getenv("LD_PRELOAD");
   const std::string preload =
       before == nullptr || *before == '\0' ||
@@ -37,7 +39,9 @@ void SetEnvironment(const std::string& library, const std::string& lanes) {
           ? library
           : library + ":" + before;
   ::setenv("LD_PRELOAD", preload.c_str(), 1);
-  if (!lanes.empty()) ::setenv("RCSOCK_LANES", lanes.c_str(), 1);
+  if (!under.lanes.empty()) {
+    ::setenv("RCSOCK_LANES", under.lanes.c_str(), 1);
+  }
   ::setenv("RCSOCK_PROMOTE_OPS", "1", 1);
   ::unsetenv("RCSOCK_STATS");
 }
@@ -52,68 +56,61 @@ void SetEnvironment(const std::string& library, const std::string& lanes) {
   ::_exit(127);
 }
 
-// A process that does not outlive this one.
-class Child {
- public:
-  Child(const std::vector<std::string>& arguments, const std::string& library,
-        const std::string& lanes) {
-    int ends[2];
-    if (::pipe2(ends, O_CLOEXEC) != 0) return;
-    out_.reset(ends[0]);
-    const base::UniqueFd theirs(ends[1]);
-    const pid_t parent = ::getpid();
-    pid_ = ::fork();
-    if (pid_ != 0) return;
-    ::prctl(PR_SET_PDEATHSIG, SIGKILL);
-    if (::getppid() != parent) ::_exit(127);
-    ::dup2(theirs.get(), STDOUT_FILENO);
-    SetEnvironment(library, lanes);
-    Become(arguments);
+}  // namespace
+
+Child::Child(const std::vector<std::string>& arguments, const Under* under) {
+  int ends[2];
+  if (::pipe2(ends, O_CLOEXEC) != 0) return;
+  out_.reset(ends[0]);
+  const base::UniqueFd theirs(ends[1]);
+  const pid_t parent = ::getpid();
+  pid_ = ::fork();
+  if (pid_ != 0) return;
+  ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+  if (::getppid() != parent) ::_exit(127);
+  ::dup2(theirs.get(), STDOUT_FILENO);
+  if (under != nullptr) SetEnvironment(*under);
+  Become(arguments);
+}
+
+Child::~Child() {
+  if (pid_ <= 0) return;
+  ::kill(pid_, SIGKILL);
+  while (::waitpid(pid_, nullptr, 0) < 0 && errno == EINTR) {
   }
-  ~Child() {
-    if (pid_ <= 0) return;
-    ::kill(pid_, SIGKILL);
-    while (::waitpid(pid_, nullptr, 0) < 0 && errno == EINTR) {
+}
+
+std::string Child::Line(int limit_ms) {
+  std::string line;
+  const std::uint64_t deadline =
+      base::NowNs() + static_cast<std::uint64_t>(limit_ms) * 1'000'000;
+  while (line.find('\n') == std::string::npos) {
+    const std::uint64_t now = base::NowNs();
+    pollfd fd{out_.get(), POLLIN, 0};
+    if (now >= deadline ||
+        ::poll(&fd, 1, static_cast<int>((deadline - now) / 1'000'000) + 1) ==
+            0) {
+      return "";
     }
+    char buffer[4096];
+    const ssize_t n = ::read(out_.get(), buffer, sizeof buffer);
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) return "";
+    line.append(buffer, static_cast<std::size_t>(n));
   }
-  Child(const Child&) = delete;
-  Child& operator=(const Child&) = delete;
+  return line.substr(0, line.find('\n'));
+}
 
-  // The first line that it writes, "" if it ends or takes too long.
-  std::string Line() {
-    std::string line;
-    const std::uint64_t deadline =
-        base::NowNs() + std::uint64_t{kLimitMs} * 1'000'000;
-    while (line.find('\n') == std::string::npos) {
-      const std::uint64_t now = base::NowNs();
-      pollfd fd{out_.get(), POLLIN, 0};
-      if (now >= deadline ||
-          ::poll(&fd, 1, static_cast<int>((deadline - now) / 1'000'000) + 1) ==
-              0) {
-        return "";
-      }
-      char buffer[4096];
-      const ssize_t n = ::read(out_.get(), buffer, sizeof buffer);
-      if (n < 0 && errno == EINTR) continue;
-      if (n <= 0) return "";
-      line.append(buffer, static_cast<std::size_t>(n));
-    }
-    return line.substr(0, line.find('\n'));
-  }
+namespace {
 
- private:
-  pid_t pid_ = -1;
-  base::UniqueFd out_;
-};
-
-ProbeResult Connect(const std::string& library, const std::string& host,
-                    std::uint16_t port, const std::string& lanes) {
+ProbeResult Connect(const Under& under, const std::string& host,
+                    std::uint16_t port) {
   ProbeResult result;
   Child client(
       {"rcsock", "doctor-probe", "connect", host, std::to_string(port)},
-      library, lanes);
-  const auto json =
-      nlohmann::json::parse(client.Line(), nullptr, /*exceptions=*/false);
+      &under);
+  const auto json = nlohmann::json::parse(client.Line(kLimitMs), nullptr,
+                                          /*exceptions=*/false);
   if (!json.is_object()) {
     result.error = "the process that tries it has died";
     return result;
@@ -142,7 +139,7 @@ ProbeResult Probe(const std::string& host, std::uint16_t port,
     result.error = "the library to preload is missing";
     return result;
   }
-  return Connect(library, host, port, lanes);
+  return Connect({library, lanes}, host, port);
 }
 
 ProbeResult ProbeHere(const std::string& lanes) {
@@ -152,22 +149,22 @@ ProbeResult ProbeHere(const std::string& lanes) {
     result.error = "the library to preload is missing";
     return result;
   }
-  Child server({"rcsock", "doctor-probe", "listen", "127.0.0.1", "0"}, library,
-               lanes);
-  const std::string line = server.Line();
+  const Under under{library, lanes};
+  Child server({"rcsock", "doctor-probe", "listen", "127.0.0.1", "0"}, &under);
+  const std::string line = server.Line(kLimitMs);
   std::uint16_t port = 0;
   std::from_chars(line.data(), line.data() + line.size(), port);
   if (port == 0) {
     result.error = "no port to listen on at 127.0.0.1";
     return result;
   }
-  return Connect(library, "127.0.0.1", port, lanes);
+  return Connect(under, "127.0.0.1", port);
 }
 
 int Listen(std::uint16_t port) {
   const std::string library = FindLibrary();
   if (library.empty()) return 1;
-  SetEnvironment(library, "");
+  SetEnvironment({library, ""});
   Become({"rcsock", "doctor-probe", "listen", "", std::to_string(port)});
 }
 
