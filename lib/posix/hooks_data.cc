@@ -1,6 +1,7 @@
 // read, write and their families.
 
 #include <netinet/in.h>
+#include <poll.h>
 #include <pthread.h>
 #include <sys/sendfile.h>
 #include <sys/syscall.h>
@@ -293,9 +294,36 @@ ssize_t sendfile64(int out, int in, off64_t* offset, size_t count) {
   return sendfile(out, in, offset, count);
 }
 
+// From bytes that were read ahead and are shared: the kernel does not have
+// them. 0: there are none (any more).
+static ssize_t SpliceUnread(Sock* sock, int in, int out, size_t length,
+                            unsigned flags) {
+  std::size_t most = sock->UnreadBytes();
+  char piece[4096];  // what a pipe with any room takes as one
+  if (most > sizeof piece) most = sizeof piece;
+  if (most > length) most = length;
+  if (most == 0) return 0;
+  pollfd room{out, POLLOUT, 0};
+  if ((flags & SPLICE_F_NONBLOCK) != 0 && real::poll(&room, 1, 0) == 0) {
+    errno = EAGAIN;
+    return -1;
+  }
+  const ssize_t seen = hook::recv(in, piece, most, MSG_PEEK | MSG_DONTWAIT);
+  if (seen <= 0) return seen;
+  const ssize_t n = real::write(out, piece, static_cast<std::size_t>(seen));
+  if (n > 0) hook::recv(in, piece, static_cast<std::size_t>(n), MSG_DONTWAIT);
+  return n;
+}
+
 ssize_t splice(int in, off64_t* in_offset, int out, off64_t* out_offset,
                size_t length, unsigned flags) {
-  if (Sock* sock = LookupSock(in)) sock->Pin(base::Reason::kPinnedSyscall);
+  if (Sock* sock = LookupSock(in)) {
+    sock->Pin(base::Reason::kPinnedSyscall);
+    if (in_offset == nullptr && out_offset == nullptr) {
+      const ssize_t n = SpliceUnread(sock, in, out, length, flags);
+      if (n != 0) return n;
+    }
+  }
   if (Sock* sock = LookupSock(out)) sock->Pin(base::Reason::kPinnedSyscall);
   return real::splice(in, in_offset, out, out_offset, length, flags);
 }

@@ -1237,6 +1237,11 @@ void Sock::FlushAtExit(std::uint64_t deadline_ns) {
     rx_latch.lock();
     bool owed = false;
     if (mode() == Mode::kEngine && stream_ != nullptr && fd() >= 0) {
+      // What is staged for a peer that has not agreed yet, and may never have
+      // had the lane, is still TCP's to deliver.
+      if (stream_->tx() == stream::Tx::kProp) {
+        stream_->Demote(Reason::kShortLived, false);
+      }
       stream_->Progress(false);
       owed = stream_->WantsAnchorWrite();
     }

@@ -341,6 +341,9 @@ int Stream::ShutdownWrite() {
 
 void Stream::Close(bool reset) {
   if (closed_) return;
+  // Nobody has agreed to take what is staged, and a process that closes may be
+  // about to exit: TCP outlives it.
+  if (!reset && tx_ == Tx::kProp) Trigger(base::Reason::kShortLived);
   closed_ = shut_ = true;
   reset_ = reset;
   if (!reset && tx_ == Tx::kLane) SendFin();
