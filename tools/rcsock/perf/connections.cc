@@ -4,9 +4,11 @@
 #include <sys/epoll.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <map>
+#include <span>
 
 #include "tools/rcsock/perf/error.h"
 #include "tools/rcsock/perf/meter.h"
@@ -19,6 +21,9 @@ constexpr double kConnectSeconds = 10;
 constexpr std::size_t kMaxPending = 1024;
 constexpr int kQuietRounds = 5;
 constexpr int kFewRounds = 4;
+constexpr std::size_t kGroup = 128;
+constexpr std::int64_t kPatienceNs = 3'000'000'000;
+constexpr std::int64_t kLittlePatienceNs = 300'000'000;
 constexpr char kPing = 'p';
 
 struct Pending {
@@ -42,7 +47,7 @@ Known ReadToken(const std::string& token, Pending* pending) {
   return pending->got.size() == kTokenSize ? Known::kYes : Known::kNotYet;
 }
 
-void Round(const std::vector<Fd>& connections, char what) {
+void Round(std::span<const Fd> connections, char what) {
   std::array<char, kSettleSize> message{};
   message[0] = what;
   for (const Fd& fd : connections) {
@@ -53,6 +58,22 @@ void Round(const std::vector<Fd>& connections, char what) {
       Fail("the server has closed a connection");
     }
   }
+}
+
+// False if they still use TCP at `end`.
+bool Quieten(std::span<const Fd> connections, std::int64_t end) {
+  std::uint64_t before = 0;
+  int quiet = 0;
+  do {
+    Round(connections, kPing);
+    // Paced: a lane is made in the background.
+    ::usleep(2000);
+    std::uint64_t now = 0;
+    for (const Fd& fd : connections) now += TcpBytes(fd.get());
+    quiet = now == before ? quiet + 1 : 0;
+    before = now;
+  } while (quiet < kQuietRounds && NowNs() < end);
+  return quiet == kQuietRounds;
 }
 
 }  // namespace
@@ -124,19 +145,21 @@ std::vector<Fd> ConnectAll(const Job& job, Histogram* took) {
 void Settle(const Job& job, const std::vector<Fd>& connections) {
   const std::int64_t end =
       NowNs() + static_cast<std::int64_t>(job.spec.settle * 1e9);
-  const bool lanes = UnderRcsock(job.spec.transport);
-  std::uint64_t before = 0;
-  int quiet = 0;
-  for (int round = 0; round < kFewRounds || lanes; ++round) {
-    Round(connections, kPing);
-    // Paced: a lane is made in the background.
-    ::usleep(2000);
-    const std::uint64_t now = TcpBytes(connections);
-    quiet = now == before ? quiet + 1 : 0;
-    before = now;
-    if (quiet == kQuietRounds || NowNs() > end) break;
+  std::int64_t patience = kPatienceNs;
+  const std::span<const Fd> all(connections);
+  if (!UnderRcsock(job.spec.transport)) {
+    for (int round = 0; round < kFewRounds; ++round) Round(all, kPing);
+  } else {
+    // A few at a time: thousands that look for their lanes at once find that
+    // too many others do.
+    for (std::size_t at = 0; at < all.size() && NowNs() < end; at += kGroup) {
+      const auto group = all.subspan(at, std::min(kGroup, all.size() - at));
+      if (!Quieten(group, std::min(end, NowNs() + patience))) {
+        patience = kLittlePatienceNs;
+      }
+    }
   }
-  Round(connections, kGo);
+  Round(all, kGo);
 }
 
 bool SettleEcho(int fd) {

@@ -176,15 +176,20 @@ std::string PointsCard(const std::string& title, const std::string& note,
   double low = 1e300;
   double high = 0;
   std::string head = "<tr><th>" + x.label + "</th>";
+  std::string missing;
   std::vector<std::string> lines(points.size());
   const std::size_t count = points.empty() ? 0 : points.front().rows.size();
   for (std::size_t t = 0; t < count; ++t) {
     Series series = NewSeries(points.front().rows[t].transport);
     std::vector<std::string> cells;
+    std::string gaps;
     for (const Point& point : points) {
       const Row& row = point.rows[t];
       if (!row.good()) {
         cells.push_back("-");
+        gaps += fmt::format("<p class=\"soft\">{} at {}: {}</p>", series.name,
+                            x.text(static_cast<double>(point.at)),
+                            Escaped(row.failed));
         continue;
       }
       const double figure = value(row.Median());
@@ -195,6 +200,7 @@ std::string PointsCard(const std::string& title, const std::string& note,
       high = std::max(high, figure);
     }
     if (series.points.empty()) continue;
+    missing += gaps;
     head += "<th>" + series.name + "</th>";
     for (std::size_t i = 0; i < points.size(); ++i) lines[i] += Cell(cells[i]);
     all.push_back(std::move(series));
@@ -208,7 +214,7 @@ std::string PointsCard(const std::string& title, const std::string& note,
   }
   const Axis y{y_label, y_log,
                y_log ? DecadeTicks(low, high) : LinearTicks(high), text, tick};
-  return Card(title, note, x, y, all, table + "</table>");
+  return Card(title, note, x, y, all, table + "</table>" + missing);
 }
 
 std::string Times(double ratio) {

@@ -133,7 +133,7 @@ std::string Plot(const std::string& title, const Axis& x, const Axis& y,
         Escaped(TickText(y, tick)));
   }
   // As many labels as there is room for.
-  const std::size_t every = (x.ticks.size() + 5) / 6;
+  const std::size_t every = (x.ticks.size() + 4) / 5;
   for (std::size_t i = 0; i < x.ticks.size(); ++i) {
     const double at = X(x, x.ticks[i]);
     svg += fmt::format("<path class=\"grid\" d=\"M{:.1f} {}v4\"/>", at,
