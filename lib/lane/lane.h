@@ -41,16 +41,16 @@ struct Region {
 // How this end wants to be told of what the other end does.  Or-ed together.
 enum Notify : std::uint32_t {
   kNotifyNone = 0,
-  kNotifyRxPoller = 1,  // new data or control: the poller must see it
-  kNotifyRxBits = 2,    // ... even without looking at this lane itself (it
-                        // watches many): sets the bit in its ready bitmap
-  kNotifyTxPoller = 4,  // credit came back: one completion kCompletionTx
+  kNotifyRxPoller = 1,    // new data or control: the poller must see it
+  kNotifyRxBits = 2,      // ... even without looking at this lane itself (it
+                          // watches many): sets the bit in its ready bitmap
+  kNotifyTxPoller = 4,    // credit came back: one completion kCompletionTx
   kNotifyRxSleeper = 8,   // a thread sleeps in SleepRx
   kNotifyTxSleeper = 16,  // a thread sleeps in SleepTx
 };
 
-// One end of one stream's lane: a ring in each direction, written by the sender,
-// credits back.
+// One end of one stream's lane: a ring in each direction, written by the
+// sender, credits back.
 //
 // Threads: the tx calls under the stream's tx latch, the rx calls under its rx
 // latch, Freeze and the destructor under both; SleepRx/SleepTx under none (the
@@ -67,14 +67,15 @@ class Lane {
   virtual Region TxRegion() const = 0;
 
   // --- Sending ---------------------------------------------------------------
-  // Posts up to `limit` bytes of iov[0..count) from byte `skip` of it on, as one
-  // or more writes with immediate, and tells the receiver as it asked.  Returns
-  // the bytes taken: fewer than asked, 0 included, when credit runs out.
+  // Posts up to `limit` bytes of iov[0..count) from byte `skip` of it on, as
+  // one or more writes with immediate, and tells the receiver as it asked.
+  // Returns the bytes taken: fewer than asked, 0 included, when credit runs
+  // out.
   virtual std::size_t Post(const iovec* iov, int count, std::size_t skip,
                            std::size_t limit) = 0;
-  // Posts one control message of at most kCtlMax bytes.  A slot is kept free for
-  // each, so that data never keeps a control message back; false: no room even
-  // so (a hostile peer) or dead.
+  // Posts one control message of at most kCtlMax bytes.  A slot is kept free
+  // for each, so that data never keeps a control message back; false: no room
+  // even so (a hostile peer) or dead.
   static constexpr std::size_t kCtlMax = 56;
   virtual bool PostCtl(const void* message, std::size_t length) = 0;
   // Bytes that Post would take now, at least 1 if any; looks for new credit.
@@ -103,17 +104,17 @@ class Lane {
   // True if anything landed since the last call: the edge of edge-triggered
   // readiness.  Costs one look at the next slot.
   virtual bool Arrived() = 0;
-  // It is about to be read and answered: brings near what that will touch.  Under
-  // the rx latch, beside a sender: only hints.
+  // It is about to be read and answered: brings near what that will touch.
+  // Under the rx latch, beside a sender: only hints.
   virtual void Warm() const {}
   // Publishes the credit now, however little it is.
   virtual void Credit() = 0;
 
   // --- Notification ----------------------------------------------------------
   // Replaces the poller bits (kNotifyRxPoller, kNotifyRxBits, kNotifyTxPoller)
-  // and the bell they go to; sleepers' bits are the lane's own.  Full fence: what
-  // the peer posted before it could see the change is seen by a look at the ring
-  // after this call.
+  // and the bell they go to; sleepers' bits are the lane's own.  Full fence:
+  // what the peer posted before it could see the change is seen by a look at
+  // the ring after this call.
   virtual void SetNotify(std::uint32_t bits, int bell) = 0;
   // For spinning without the latch: true if SleepRx would return at once.
   virtual bool RxPending() const = 0;
@@ -124,10 +125,9 @@ class Lane {
   bool RxPendingQuick() const {
     if (quick_slots_ == nullptr) return RxPending();
     const std::uint64_t next = quick_next_.load(std::memory_order_relaxed);
-    const auto* head = reinterpret_cast<const std::atomic<std::uint64_t>*>(
-        quick_slots_ + (next & quick_mask_) * kQuickStride);
-    return head->load(std::memory_order_acquire) >> 32 ==
-           static_cast<std::uint32_t>(next + 1);
+    const auto sequence = static_cast<std::uint32_t>((next >> kQuickShift) + 1);
+    return Sequence(quick_slots_) == sequence ||
+           Sequence(QuickSlot(next & kQuickSlot)) == sequence;
   }
   // Sleep until data (credit) may have come, WakeLocal was called, the time-out
   // (relative, null: none) passed or a signal came.  0, -EAGAIN (did not sleep:
@@ -151,22 +151,39 @@ class Lane {
   // For lanes in plain memory, which the explorer copies.
   Lane(const Lane& other)
       : quick_slots_(other.quick_slots_),
-        quick_mask_(other.quick_mask_),
+        quick_more_(other.quick_more_),
         quick_next_(other.quick_next_.load(std::memory_order_relaxed)) {}
   Lane& operator=(const Lane& other) {
     quick_slots_ = other.quick_slots_;
-    quick_mask_ = other.quick_mask_;
+    quick_more_ = other.quick_more_;
     quick_next_.store(other.quick_next_.load(std::memory_order_relaxed),
                       std::memory_order_relaxed);
     return *this;
   }
 
-  // Where RxPendingQuick looks: slots so far apart, the upper half of whose first
-  // word is the number of the message plus one.
+  // Where RxPendingQuick looks: slots so far apart, the upper half of whose
+  // first word is the number of the message plus one.  The next message is in
+  // slot 0, or in the one behind that of the last.
   static constexpr std::size_t kQuickStride = 256;
+  static constexpr std::uint64_t kQuickFirst = 2;  // slots before quick_more_
+  static constexpr int kQuickShift = 8;
+  static constexpr std::uint64_t kQuickSlot = (1 << kQuickShift) - 1;
+  const std::byte* QuickSlot(std::uint64_t slot) const {
+    return slot < kQuickFirst
+               ? quick_slots_ + slot * kQuickStride
+               : quick_more_ + (slot - kQuickFirst) * kQuickStride;
+  }
+  static std::uint32_t Sequence(const std::byte* slot) {
+    return static_cast<std::uint32_t>(
+        reinterpret_cast<const std::atomic<std::uint64_t>*>(slot)->load(
+            std::memory_order_acquire) >>
+        32);
+  }
   const std::byte* quick_slots_ = nullptr;
-  std::uint64_t quick_mask_ = 0;
-  std::atomic<std::uint64_t> quick_next_{0};  // the next message
+  const std::byte* quick_more_ = nullptr;
+  // The next message, and below kQuickShift the slot behind that of the last.
+  // (A lane without slots may keep something else here.)
+  std::atomic<std::uint64_t> quick_next_{0};
 };
 
 }  // namespace rcsock::lane

@@ -856,6 +856,9 @@ int EpollSet::DrainPoller() {
     for (int c = 0; c < n; ++c) {
       static_cast<Sock*>(found[c].cookie)->Warm();
     }
+    for (int c = 0; c < n; ++c) {
+      static_cast<Sock*>(found[c].cookie)->WarmMore();
+    }
     interest_latch.lock();
     ready_latch_.lock();
     for (int c = 0; c < n; ++c) {
@@ -1096,9 +1099,9 @@ int EpollSet::Wait(epoll_event* out, int capacity, std::int64_t timeout_ns,
         }
         Rebuild();
         filled += TellDirect(out + filled, capacity - filled);
-        // The bitmaps and the list in every eighth look at most, where there
-        // are direct streams, so that these are met early.
-        if (direct_count_ == 0 || ++undrained_ >= 8 ||
+        // The bitmaps and the list in few of the looks, where there are direct
+        // streams, so that these are met early.
+        if (direct_count_ == 0 || ++undrained_ >= kDirectLooks ||
             ready_count_.load(std::memory_order_relaxed) > 0) {
           undrained_ = 0;
           DrainPoller();

@@ -20,12 +20,18 @@ class EpollSet;
 // One registration of a stream in an epoll set.  From a pool, never freed.
 // While the stream is on TCP it is the kernel's (in_kernel); else it is in user
 // space, and the kernel does not know it.
-struct Interest {
+//
+// What each report needs fits in one cache line.
+struct alignas(64) Interest {
   EpollSet* set = nullptr;  // null: free
   Sock* sock = nullptr;
-  int fd = -1;
-  std::atomic<std::uint32_t> events{0};
   std::atomic<std::uint64_t> data{0};  // epoll_data_t::u64
+  std::atomic<std::uint32_t> events{0};
+  std::uint32_t told = 0;  // the wait that has reported it without the list
+  Interest* next_of_sock = nullptr;
+  Interest* ready_next = nullptr;  // set's ready list
+  Interest* ready_prev = nullptr;
+  bool ready = false;  // is on it
   bool in_kernel = false;
   std::atomic<bool> in_user{false};
   std::atomic<bool> spent{false};  // EPOLLONESHOT, reported
@@ -35,13 +41,10 @@ struct Interest {
   // for each request: it reports nothing and does not exist for epoll_ctl.
   std::atomic<bool> dormant{false};
   bool direct = false;  // its lane is looked at in every wait
-  Interest* next_of_sock = nullptr;
+
+  int fd = -1;
   Interest* next_of_set = nullptr;  // of the set's interests in user space
   Interest* prev_of_set = nullptr;
-  Interest* ready_next = nullptr;  // set's ready list
-  Interest* ready_prev = nullptr;
-  bool ready = false;      // is on it
-  std::uint64_t told = 0;  // the wait that has reported it without the list
 };
 
 // An epoll instance of the application.
@@ -113,6 +116,7 @@ class EpollSet final : public File {
     lane::Lane* lane;
   };
   static constexpr int kMostDirect = 64;
+  static constexpr std::uint32_t kDirectLooks = 32;
 
   void Rebuild();
   void LeaveDirect();
@@ -163,7 +167,7 @@ class EpollSet final : public File {
   std::atomic<lane::Source*> sources_[kMostSources] = {};
   std::atomic<int> source_count_{0};
   // wait_latch's:
-  std::uint64_t wait_number_ = 0;
+  std::uint32_t wait_number_ = 0;
   std::uint32_t undrained_ = 0;  // looks since the last at the bitmaps
   // When to look at the kernel's part of the set again; nobody's.
   std::atomic<std::uint32_t> waits_{0};

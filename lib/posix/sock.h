@@ -60,7 +60,22 @@ class alignas(64) Sock final : public File,
   static constexpr std::uint64_t kOneCall = 1 << 20;
   static constexpr std::uint64_t kInside = kOneCall - 1;
 
+  // And what those of a stream on a lane touch, besides the mode.
+  alignas(64) std::unique_ptr<stream::Stream> stream_;
+  std::unique_ptr<lane::Lane> lane_;
+  std::uint64_t lane_tx_ = 0;
+  std::uint64_t lane_rx_ = 0;  // delivered by the engine
+  bool rd_shut_ = false;
+  std::atomic<bool> on_lane_{false};
+
  public:
+  std::atomic<bool> nonblock{false};
+  // Both latches are for callers that look at a lane without the stream.
+  base::Latch tx_latch;
+  base::Latch rx_latch;
+  // Registrations; guarded by interest_latch of epoll.cc.
+  Interest* interests = nullptr;
+
   Sock();
   // From the pool; null when out of memory.  One reference: the caller's.
   static Sock* New(stream::Role role, bool nonblock);
@@ -128,7 +143,6 @@ class alignas(64) Sock final : public File,
 
   // --- Set by the hooks
   // ---------------------------------------------------------
-  std::atomic<bool> nonblock{false};
   std::atomic<bool> listening{false};
   std::atomic<std::uint64_t> rcv_timeout_ns{0};  // SO_RCVTIMEO; 0: none
   std::atomic<std::uint64_t> snd_timeout_ns{0};
@@ -167,10 +181,8 @@ class alignas(64) Sock final : public File,
   void set_fd(int fd) { fd_.store(fd, std::memory_order_relaxed); }
 
   // --- Readiness (epoll.cc, poll.cc)
-  // --------------------------------------------- Registrations; guarded by
-  // interest_latch of epoll.cc.
-  Interest* interests = nullptr;
-  bool interests_user = false;  // they are in user space; the same latch's
+  // ---------------------------------------------
+  bool interests_user = false;  // they are in user space; interest_latch's
   lane::Lane* lane() const { return lane_.get(); }
   // Promoted in both directions, and not leaving.
   bool OnLane() const { return on_lane_.load(std::memory_order_acquire); }
@@ -179,9 +191,6 @@ class alignas(64) Sock final : public File,
   lane::Source* source() const {
     return source_.load(std::memory_order_acquire);
   }
-  // Both latches are for callers that look at a lane without the stream.
-  base::Latch tx_latch;
-  base::Latch rx_latch;
   std::atomic<std::uint64_t> rx_edges{0};
   // Threads in poll() that sleep on a bell for this stream.
   std::atomic<int> poll_sleepers{0};
@@ -199,6 +208,16 @@ class alignas(64) Sock final : public File,
     for (std::size_t line = 0; line < kHotBytes; line += 64) {
       __builtin_prefetch(at + line, 1);
     }
+  }
+  // The same of what these lines name, once they are near.  (Without a latch:
+  // the addresses may be stale, and are not followed.)
+  void WarmMore() const {
+    __builtin_prefetch(interests, 1);
+    __builtin_prefetch(stream_.get(), 1);
+    const auto* lane = reinterpret_cast<const char*>(lane_.get());
+    __builtin_prefetch(lane, 1);
+    __builtin_prefetch(lane + 64, 1);
+    __builtin_prefetch(lane + 192, 1);
   }
   // Something came for it on a poller: control messages, a dead lane.
   void OnCompletion(std::uint32_t flags);
@@ -290,7 +309,7 @@ class alignas(64) Sock final : public File,
   };
 
   // What sending and receiving touch of it begins so early.
-  static constexpr std::size_t kHotBytes = 384;
+  static constexpr std::size_t kHotBytes = 128;
 
   void Reset();
   void ApplyRules(int fd, const sockaddr* address);
@@ -457,8 +476,6 @@ class alignas(64) Sock final : public File,
   std::atomic<int> tx_sleepers_{0};
   std::atomic<int> pins_{0};  // threads that sleep on the lane's own words
 
-  std::unique_ptr<stream::Stream> stream_;
-  std::unique_ptr<lane::Lane> lane_;
   std::shared_ptr<lane::shm::Link> link_;
   int index_ = -1;
   std::atomic<std::uint32_t> notify_{0};
@@ -497,14 +514,12 @@ class alignas(64) Sock final : public File,
   std::uint32_t settle_wait_ms_ = 1;
   bool settle_posted_ = false;
   std::uint8_t kept_options_ = 0;  // sock_options.cc; the tx latch's
-  bool rd_shut_ = false;
-  bool promoted_ = false;  // ever
+  bool promoted_ = false;          // ever
   bool accounted_ = false;
   bool finished_ = false;
   bool finish_done_ = false;
   bool settled_ = false;
   std::atomic<bool> connected_{false};
-  std::atomic<bool> on_lane_{false};
   bool reset_ = false;
   std::uint32_t demotions_ = 0;
   // What `rcsock stat` shows.
@@ -520,8 +535,6 @@ class alignas(64) Sock final : public File,
   std::uint64_t account_rx_ = 0;
   bool inherited_ = false;
   std::atomic<base::Reason> reason_{base::Reason::kShortLived};
-  std::uint64_t lane_tx_ = 0;
-  std::uint64_t lane_rx_ = 0;            // delivered by the engine
   std::uint64_t anchor_rx_ = 0;          // read from TCP by the engine
   std::atomic<std::uint64_t> inode_{0};  // of the socket, once somebody asked
   Unread unread_;                        // rx_latch's

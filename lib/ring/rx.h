@@ -14,13 +14,18 @@ namespace rcsock::ring {
 class Rx {
  public:
   explicit Rx(const Geometry& geometry)
-      : geometry_(geometry),
-        due_bytes_(geometry.bytes / 4 < kDueBytes ? geometry.bytes / 4
+      : due_bytes_(geometry.bytes / 4 < kDueBytes ? geometry.bytes / 4
                                                   : kDueBytes),
-        due_slots_(geometry.slots / 4) {}
+        due_slots_(geometry.slots / 4),
+        slots_(geometry.slots),
+        geometry_(geometry) {}
 
   // The message to look at next (or the current one): whole messages consumed.
   std::uint64_t next() const { return next_; }
+  // Its slot, or slot 0 instead: see Tx::At.
+  std::uint32_t slot() const { return slot_; }
+  // It is slot 0.
+  void ToFirstSlot() { slot_ = 0; }
   // A message has been accepted and not yet consumed to its end.
   bool active() const { return left_ != 0; }
   // Valid while active().
@@ -81,7 +86,10 @@ class Rx {
 
   // Consumes a whole inline message that the caller has checked and dealt with
   // itself.  Only when !active().
-  void TakeInline() { ++next_; }
+  void TakeInline() {
+    ++next_;
+    slot_ = (slot_ + 1) & (slots_ - 1);
+  }
 
   // Consumes `n` <= left() bytes of the current message.  True: that was its
   // end.
@@ -89,7 +97,7 @@ class Rx {
     left_ -= n;
     offset_ += n;
     if (left_ != 0) return false;
-    ++next_;
+    TakeInline();
     pending_bytes_ += ring_length_;
     return true;
   }
@@ -111,20 +119,23 @@ class Rx {
   // enough that the control line stays shared.
   static constexpr std::uint32_t kDueBytes = 16 * 1024;
 
-  Geometry geometry_;
-  std::uint32_t due_bytes_;
-  std::uint32_t due_slots_;
+  // What every message needs comes first, side by side.
   std::uint64_t next_ = 0;
   std::uint64_t published_ = 0;
-  std::uint32_t position_ = 0;  // in the byte ring, of the next message there
-  std::uint32_t pending_bytes_ = 0;  // of it, consumed and not yet published
-  std::uint32_t ring_length_ = 0;    // of it, taken up by the current message
-  std::uint32_t offset_ = 0;
   std::uint32_t left_ = 0;
+  std::uint32_t slot_ = 0;
+  std::uint32_t pending_bytes_ = 0;  // consumed and not yet published
+  std::uint32_t due_bytes_;
+  std::uint32_t due_slots_;
+  std::uint32_t slots_;
+  std::uint32_t offset_ = 0;
+  std::uint32_t ring_length_ = 0;  // taken up by the current message
+  std::uint32_t position_ = 0;    // in the byte ring, of the next message there
   std::uint32_t next_bytes_ = 0;  // of the ring that is offered; 0: none
   std::uint8_t ring_ = 0;
   bool data_ = false;
   bool in_slot_ = false;
+  Geometry geometry_;
 };
 
 }  // namespace rcsock::ring

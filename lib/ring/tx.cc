@@ -6,7 +6,7 @@ namespace rcsock::ring {
 
 std::uint32_t Tx::ExtendLast(std::size_t want) {
   if (outstanding() == 0) return 0;
-  Sent& last = table_[(sent_ - 1) & (geometry_.slots - 1)];
+  Sent& last = table_[At(sent_ - 1)];
   if (!last.data || last.in_slot || last.ring != ring_) return 0;
   std::uint32_t room = geometry_.record_max - last.length;
   room = std::min(room, geometry_.bytes - last.offset - last.length);
@@ -20,28 +20,16 @@ std::uint32_t Tx::ExtendLast(std::size_t want) {
 }
 
 Placement Tx::ReserveCtl(std::size_t length, Kind kind) {
-  if (length == 0 || length > kCtlMax || outstanding() >= geometry_.slots) {
+  if (length == 0 || length > kCtlMax || outstanding() >= slots_) {
     return {};
   }
   const auto bytes = static_cast<std::uint32_t>(length);
-  table_[sent_ & (geometry_.slots - 1)] = {posted_, 0,     bytes,
-                                           true,    false, ring_};
+  Next() = {posted_, 0, bytes, true, false, ring_};
   return {sent_++, 0, bytes, {kind, kFlagInline, bytes}};
 }
 
-bool Tx::OnCredit(std::uint64_t consumed) {
-  if (consumed < credited_ || consumed > sent_) return false;
-  // At most `slots` turns: no more can be outstanding.
-  for (; credited_ != consumed; ++credited_) {
-    const Sent& message = table_[credited_ & (geometry_.slots - 1)];
-    if (message.data) acked_ += message.length;
-    if (!message.in_slot && message.ring == ring_) used_ -= message.length;
-  }
-  return true;
-}
-
 std::size_t Tx::Writable() const {
-  const std::uint64_t limit = geometry_.slots - kCtlSlots;
+  const std::uint64_t limit = slots_ - kCtlSlots;
   if (outstanding() >= limit) return 0;
   const std::uint32_t free = FreeBytes();
   if (free < kMinRoom) return 0;
@@ -53,7 +41,7 @@ std::size_t Tx::Writable() const {
 Piece Tx::Find(std::uint64_t from) const {
   if (from < acked_ || from >= posted_) return {};
   for (std::uint64_t n = credited_; n != sent_; ++n) {
-    const Sent& message = table_[n & (geometry_.slots - 1)];
+    const Sent& message = table_[At(n)];
     if (!message.data || from - message.start >= message.length) continue;
     const auto skip = static_cast<std::uint32_t>(from - message.start);
     return {n, message.offset + skip, message.length - skip, message.in_slot,

@@ -36,7 +36,7 @@ struct Sent {
 
 // Where the next message goes.
 struct Placement {
-  std::uint64_t number;  // counts messages from 0; slot = number & (slots - 1)
+  std::uint64_t number;  // counts messages from 0; Tx::At says its slot
   std::uint32_t offset;  // in the byte ring, unless inline
   std::uint32_t length;  // 0: no room
   Imm imm;
@@ -58,13 +58,20 @@ class Tx {
  public:
   // `table` has geometry.slots entries and outlives this.
   Tx(Sent* table, const Geometry& geometry)
-      : geometry_(geometry), table_(table) {}
+      : table_(table), slots_(geometry.slots), geometry_(geometry) {}
+
+  // The slot of a message that is not yet credited.  The first message that is
+  // sent when all others have been credited is in slot 0, the next in slot 1
+  // and so on, round and round: so light traffic stays in the first slots.
+  std::uint32_t At(std::uint64_t number) const {
+    return (static_cast<std::uint32_t>(number) - first_) & (slots_ - 1);
+  }
 
   // Takes the next message, of at most `want` data bytes: never across the end
   // of the ring, never beyond the credit, never longer than a record.
   Placement ReserveData(std::size_t want) {
     const std::uint64_t outstanding = sent_ - credited_;
-    if (want == 0 || outstanding >= geometry_.slots - kCtlSlots) return {};
+    if (want == 0 || outstanding >= slots_ - kCtlSlots) return {};
     Placement place{sent_, 0, 0, {Kind::kData, 0, 0}};
     if (want <= geometry_.inline_max) {
       place.length = static_cast<std::uint32_t>(want);
@@ -94,10 +101,9 @@ class Tx {
       Advance(length);
     }
     place.imm.length = place.length;
-    table_[sent_ & (geometry_.slots - 1)] = {
-        posted_,      place.offset,
-        place.length, (place.imm.flags & kFlagInline) != 0,
-        true,         ring_};
+    Next() = {posted_,      place.offset,
+              place.length, (place.imm.flags & kFlagInline) != 0,
+              true,         ring_};
     posted_ += place.length;
     ++sent_;
     return place;
@@ -111,8 +117,7 @@ class Tx {
   // ReserveData of what fits in a slot, without its questions: 0 < length <=
   // inline_max, and fewer than slots - kCtlSlots outstanding.  Its number.
   std::uint64_t ReserveInline(std::uint32_t length) {
-    table_[sent_ & (geometry_.slots - 1)] = {posted_, 0,    length,
-                                             true,    true, ring_};
+    Next() = {posted_, 0, length, true, true, ring_};
     posted_ += length;
     return sent_++;
   }
@@ -137,7 +142,23 @@ class Tx {
 
   // The receiver has consumed its first `consumed` messages.  False: it cannot
   // have (it went back, or beyond what was sent).
-  [[nodiscard]] bool OnCredit(std::uint64_t consumed);
+  [[nodiscard]] bool OnCredit(std::uint64_t consumed) {
+    if (consumed < credited_ || consumed > sent_) return false;
+    // At most `slots` turns: no more can be outstanding.
+    for (; credited_ != consumed; ++credited_) {
+      const Sent& message = table_[At(credited_)];
+      if (message.data) acked_ += message.length;
+      if (!message.in_slot && message.ring == ring_) used_ -= message.length;
+    }
+    return true;
+  }
+
+  // OnCredit(sent()), at once.
+  void OnAllCredited() {
+    credited_ = sent_;
+    acked_ = posted_;
+    used_ = 0;
+  }
 
   // Data bytes that a bulk sender could post now; 0 if ReserveData(large)
   // fails.
@@ -157,6 +178,11 @@ class Tx {
   Piece Find(std::uint64_t from) const;
 
  private:
+  // What is kept of the message about to be sent.
+  Sent& Next() {
+    if (sent_ == credited_) first_ = static_cast<std::uint32_t>(sent_);
+    return table_[At(sent_)];
+  }
   // No message goes across the end.
   void Advance(std::uint32_t length) {
     offset_ += length;
@@ -164,16 +190,19 @@ class Tx {
     used_ += length;
   }
 
-  Geometry geometry_;
-  Sent* const table_;
+  // What every message needs comes first, side by side.
+  Sent* const table_;  // by slot
   std::uint64_t sent_ = 0;
   std::uint64_t credited_ = 0;
   std::uint64_t posted_ = 0;
   std::uint64_t acked_ = 0;
+  const std::uint32_t slots_;
+  std::uint32_t first_ = 0;  // the message in slot 0, of those not credited
+  std::uint8_t ring_ = 0;
+  bool fresh_ = false;        // nothing has been sent in this ring
   std::uint32_t offset_ = 0;  // of the next message in the byte ring
   std::uint32_t used_ = 0;    // bytes of the byte ring not yet credited
-  std::uint8_t ring_ = 0;
-  bool fresh_ = false;  // nothing has been sent in this ring
+  Geometry geometry_;
   std::uint64_t switched_at_ = 0;
 };
 

@@ -1,12 +1,12 @@
 #!/bin/bash
-# usage: bench_test BARE_PINGPONG BARE_RING MANY ONEWAY PINGPONG SOCKETS
-#                   COUNT_SYSCALLS
+# usage: bench_test BARE_MANY BARE_PINGPONG BARE_RING MANY ONEWAY PINGPONG
+#                   SOCKETS COUNT_SYSCALLS
 #
 # Each program runs, in one command and in two, and prints one line of JSON.
 # Speed is not looked at.
 set -euo pipefail
-bare_pingpong=$1 bare_ring=$2 many=$3 oneway=$4 pingpong=$5
-sockets=$6 count_syscalls=$7
+bare_many=$1 bare_pingpong=$2 bare_ring=$3 many=$4 oneway=$5 pingpong=$6
+sockets=$7 count_syscalls=$8
 
 # expect KEY COMMAND...: one line of JSON in which KEY is a positive number
 expect() {
@@ -20,6 +20,7 @@ assert json.loads(lines[0])[sys.argv[1]] > 0, lines
 print(lines[0])' "$key"
 }
 
+expect ns "$bare_many" --pairs 100 --iters 10000
 expect ns "$bare_pingpong" --iters 10000
 expect bytes_per_s "$bare_ring" --seconds 0.05
 expect ns "$many" --connections 50 --iters 2000

@@ -31,7 +31,7 @@ class ShmHostile : public testing::Test {
  protected:
   void SetUp() override {
     Connect();
-    ASSERT_NE(stream_, nullptr);
+    ASSERT_NE(stream_.hot, nullptr);
   }
   void TearDown() override { Disconnect(); }
 
@@ -42,7 +42,7 @@ class ShmHostile : public testing::Test {
     ASSERT_NE(segment_, nullptr);
     page_ = MapAgain<LinkPage>(pair_->link(0).page_fd());
     ASSERT_NE(page_, nullptr);
-    stream_ = &segment_->streams[kIndex];
+    stream_ = shm::StreamOf(segment_, kIndex);
   }
   void Disconnect() {
     pair_.reset();
@@ -126,7 +126,7 @@ class ShmHostile : public testing::Test {
   std::unique_ptr<ShmPair> pair_;
   Segment* segment_ = nullptr;
   LinkPage* page_ = nullptr;
-  StreamMemory* stream_ = nullptr;
+  StreamMemory stream_;
 };
 
 #if !defined(__SANITIZE_THREAD__)  // the races are the point
@@ -140,20 +140,22 @@ TEST_F(ShmHostile, ScribblesOverAllOfIt) {
     std::thread scribbler([&, life] {
       std::mt19937_64 noise(life);
       while (!stop) {
-        Scribble(stream_->side, sizeof(stream_->side), noise, 20);
-        Scribble(stream_->slots, sizeof(stream_->slots), noise, 200);
-        Scribble(stream_->bytes, sizeof(stream_->bytes), noise, 20);
+        Scribble(stream_.hot, sizeof(*stream_.hot), noise, 40);
+        Scribble(stream_.more, sizeof(segment_->slots[0]), noise, 200);
+        Scribble(stream_.bytes, sizeof(segment_->bytes[0]), noise, 20);
         Scribble(page_->summary, sizeof(page_->summary), noise, 20);
         Scribble(page_->ready, sizeof(page_->ready), noise, 20);
         // Slots that look new: nearly right, so that checks further in are met.
         const std::uint32_t n = noise() % 40;
-        stream_->slots[n % shm::kSlots][1].head.store(
+        shm::Slot& slot = stream_.slot(noise() % 2 == 0 ? n : 0, 1);
+        slot.credit.store(noise() % 8);
+        slot.head.store(
             std::uint64_t{n + 1} << 32 |
             ring::Encode({static_cast<ring::Kind>(1 + noise() % 2),
                           static_cast<std::uint8_t>(noise() % 3),
                           static_cast<std::uint32_t>(
                               noise() % (noise() % 2 == 0 ? 60 : 17'000))}));
-        stream_->side[1].control.consumed.store(noise() % 8);
+        stream_.hot->side[1].control.consumed.store(noise() % 8);
       }
     });
     for (int i = 0; i < 400; ++i) {
@@ -174,8 +176,22 @@ TEST_F(ShmHostile, ScribblesOverAllOfIt) {
 TEST_F(ShmHostile, FalseCreditEndsTheLaneOnly) {
   iovec iov{const_cast<char*>("abc"), 3};
   pair_->end(0).Post(&iov, 1, 0, 3);
-  stream_->side[1].control.consumed = 2;
+  stream_.hot->side[1].control.consumed = 2;
   EXPECT_EQ(pair_->end(0).Writable(), 0u);
+  EXPECT_EQ(pair_->end(0).State(), base::Reason::kProtocol);
+  EXPECT_EQ(pair_->end(0).Post(&iov, 1, 0, 3), 0u);
+  EXPECT_FALSE(pair_->link(0).dead());
+}
+
+TEST_F(ShmHostile, FalseCreditInAMessageEndsTheLaneOnly) {
+  iovec iov{const_cast<char*>("abc"), 3};
+  pair_->end(0).Post(&iov, 1, 0, 3);
+  pair_->end(1).Post(&iov, 1, 0, 3);
+  stream_.slot(0, 1).credit = 2;
+  char got[100];
+  iovec to{got, sizeof(got)};
+  EXPECT_EQ(pair_->end(0).Read(&to, 1, 0, sizeof(got), false), 3u);
+  pair_->end(0).Post(&iov, 1, 0, 3);
   EXPECT_EQ(pair_->end(0).State(), base::Reason::kProtocol);
   EXPECT_EQ(pair_->end(0).Post(&iov, 1, 0, 3), 0u);
   EXPECT_FALSE(pair_->link(0).dead());
@@ -184,7 +200,7 @@ TEST_F(ShmHostile, FalseCreditEndsTheLaneOnly) {
 TEST_F(ShmHostile, FalseReachEndsTheLaneOnly) {
   iovec iov{const_cast<char*>("abc"), 3};
   pair_->end(0).Post(&iov, 1, 0, 3);
-  stream_->side[1].reached.messages = 2;
+  stream_.hot->side[1].reached.messages = 2;
   EXPECT_EQ(pair_->end(0).Acked(), 0u);
   EXPECT_EQ(pair_->end(0).State(), base::Reason::kProtocol);
   EXPECT_EQ(pair_->end(0).Post(&iov, 1, 0, 3), 0u);
@@ -201,7 +217,7 @@ TEST_F(ShmHostile, MalformedMessageEndsTheLane) {
         ring::Imm{ring::Kind::kCredit, 1, 8}}) {
     iovec iov{const_cast<char*>("abc"), 3};
     pair_->end(1).Post(&iov, 1, 0, 3);
-    stream_->slots[1][1].head = std::uint64_t{2} << 32 | ring::Encode(imm);
+    stream_.slot(1, 1).head = std::uint64_t{2} << 32 | ring::Encode(imm);
     char got[100];
     iovec to{got, sizeof(got)};
     EXPECT_EQ(pair_->end(0).Readable(), 3u);
@@ -218,7 +234,7 @@ TEST_F(ShmHostile, WhatWasLatchedCannotBeTakenBack) {
   iovec iov{const_cast<char*>("abc"), 3};
   pair_->end(1).Post(&iov, 1, 0, 3);
   pair_->end(0).Freeze();
-  stream_->slots[0][1].head = 0;
+  stream_.slot(0, 1).head = 0;
   EXPECT_EQ(pair_->end(0).Peek(), Head::kDead);
   EXPECT_EQ(pair_->end(0).State(), base::Reason::kProtocol);
 }

@@ -411,21 +411,24 @@ class Attacker {
     CHECK_THAT(ranges_.size() >= 2);
     const auto* bytes =
         reinterpret_cast<const std::byte*>(seeking_->lane->TxRegion().base);
-    constexpr std::size_t kMemory = sizeof(lane::shm::StreamMemory);
+    using lane::shm::Segment;
+    constexpr std::size_t kBytes = sizeof(Segment::bytes[0]);
     for (const Range& range : ranges_) {
       const auto at = reinterpret_cast<std::uintptr_t>(bytes);
       if (at < range.from || at >= range.to) continue;
-      stream_memory_ = reinterpret_cast<lane::shm::StreamMemory*>(
-          range.from + (at - range.from) / kMemory * kMemory);
-      ranges_.push_back({reinterpret_cast<std::uintptr_t>(stream_memory_),
-                         reinterpret_cast<std::uintptr_t>(stream_memory_) +
-                             lane::shm::kPage});
-      ranges_.push_back(
-          {reinterpret_cast<std::uintptr_t>(stream_memory_->slots),
-           reinterpret_cast<std::uintptr_t>(stream_memory_->bytes)});
+      const std::size_t offset = at - range.from;
+      if (offset < offsetof(Segment, bytes)) continue;
+      const auto i =
+          static_cast<int>((offset - offsetof(Segment, bytes)) / kBytes);
+      auto* segment = reinterpret_cast<Segment*>(range.from);
+      stream_memory_ = lane::shm::StreamOf(segment, i);
+      const auto hot = reinterpret_cast<std::uintptr_t>(stream_memory_.hot);
+      const auto more = reinterpret_cast<std::uintptr_t>(stream_memory_.more);
+      ranges_.push_back({hot, hot + sizeof(lane::shm::HotMemory)});
+      ranges_.push_back({more, more + sizeof(segment->slots[0])});
       break;
     }
-    CHECK_THAT(stream_memory_ != nullptr);
+    CHECK_THAT(stream_memory_.hot != nullptr);
     DIR* dir = ::opendir("/proc/self/fd");
     CHECK_THAT(dir != nullptr);
     while (const dirent* entry = ::readdir(dir)) {
@@ -472,7 +475,7 @@ class Attacker {
           random_.Below(2) == 0
               ? range.to - range.from
               : std::min<std::size_t>(range.to - range.from,
-                                      4 * sizeof(lane::shm::StreamMemory));
+                                      4 * sizeof(lane::shm::Segment::bytes[0]));
       auto* word = reinterpret_cast<std::atomic<std::uint64_t>*>(
           range.from + random_.Below(size / 8) * 8);
       word->store(Value(word->load(std::memory_order_relaxed)),
@@ -481,11 +484,12 @@ class Attacker {
   }
   // Messages with the right number and anything in them.
   void ForgeSlot() {
-    auto& slots = stream_memory_->slots;
     const std::uint64_t side = random_.Below(2);
     const std::uint64_t first = random_.Below(lane::shm::kSlots);
     for (std::uint64_t k = 0; k < 1 + random_.Below(20); ++k) {
-      auto& slot = slots[(first + k) % lane::shm::kSlots][side];
+      auto& slot = stream_memory_.slot(
+          static_cast<std::uint32_t>((first + k) % lane::shm::kSlots),
+          static_cast<int>(side));
       std::uint64_t number = slot.head.load(std::memory_order_relaxed) >> 32;
       if (random_.Below(2) == 0) number += lane::shm::kSlots;
       if (number == 0) number = (first + k) % lane::shm::kSlots + 1;
@@ -496,6 +500,7 @@ class Attacker {
                               static_cast<std::uint8_t>(random_.Below(4)),
                               static_cast<std::uint32_t>(
                                   random_.Below(2 * lane::shm::kRecordMax))});
+      if (random_.Below(2) == 0) slot.credit.store(Value(slot.credit.load()));
       slot.head.store(number << 32 | imm, std::memory_order_release);
     }
   }
@@ -626,7 +631,7 @@ class Attacker {
   std::shared_ptr<Seeking> seeking_;
   bool up_ = false;
   std::vector<Range> ranges_;
-  lane::shm::StreamMemory* stream_memory_ = nullptr;
+  lane::shm::StreamMemory stream_memory_;
   std::vector<int> channels_;
   std::vector<int> bells_;
 };

@@ -21,13 +21,16 @@ constexpr std::size_t kPage = 4096;
 // More small messages than a receiver leaves unread while it runs, in eight
 // pages for both directions, so that they stay in a first-level cache.
 constexpr std::uint32_t kSlots = 128;
+// Of these, so many lie beside the control words: a stream that has one request
+// under way uses no others.
+constexpr std::uint32_t kHotSlots = 2;
 // Twice the usual 128 KiB write: one half is read while the other is written,
 // and both rings of a stream stay in a second-level cache of 1 MiB.
 constexpr std::uint32_t kRingBytes = 256 * 1024;
-// What a slot has room for: up to 56 bytes are in its first cache line; what
+// What a slot has room for: up to 48 bytes are in its first cache line; what
 // the second one holds comes with it (processors fetch lines in pairs), and
 // needs no other page.
-constexpr std::uint32_t kInlineMax = 120;
+constexpr std::uint32_t kInlineMax = 112;
 // A large write goes in pieces of this, so that the receiver copies one while
 // the sender copies the next.  Measured: tests/bench/lane_bench.cc.
 constexpr std::uint32_t kRecordMax = 16 * 1024;
@@ -36,10 +39,16 @@ constexpr ring::Geometry kGeometry = {kRingBytes, kSlots, kInlineMax,
                                       kRecordMax};
 
 // One message.  The head is sequence << 32 | immediate, where the sequence of
-// message n is uint32(n + 1): a slot of the lap before never looks new, and a
+// message n is uint32(n + 1): what was in a slot before never looks new, and a
 // scrubbed one reads 0.
+//
+// Each message carries a credit for the other direction, so that request and
+// reply need no other line for it, and each finds all that went before
+// consumed: then it goes into slot 0 (ring::Tx::At).  The receiver looks there
+// and behind the last one.
 struct alignas(128) Slot {
   std::atomic<std::uint64_t> head;
+  std::atomic<std::uint64_t> credit;  // messages consumed by the sender of this
   std::byte payload[kInlineMax];
 };
 static_assert(sizeof(Slot) == 128);
@@ -53,14 +62,14 @@ enum : std::uint32_t {
 
 // What one side tells the other about a stream; written by that side, but for
 // the sleepers' bits, which the peer takes away when it wakes them.
-struct alignas(128) ControlLine {
+struct alignas(64) ControlLine {
   std::atomic<std::uint64_t> consumed;  // credit: messages consumed
   std::atomic<std::uint32_t> sleepers;
   std::atomic<std::uint32_t> poll;  // bell << 8 | kNotify* of the poller
 };
 
 // On lines of their own: the peer bumps them.
-struct alignas(128) FutexLine {
+struct alignas(64) FutexLine {
   std::atomic<std::uint32_t> rx;
   std::atomic<std::uint32_t> tx;
 };
@@ -68,32 +77,51 @@ struct alignas(128) FutexLine {
 // What this side has consumed, to the message.  Nobody looks while it lives, so
 // it costs a store to a line of its own; when it is killed, the peer can tell
 // bytes that were read from bytes that were lost.
-struct alignas(128) ReachedLine {
+struct alignas(64) ReachedLine {
   std::atomic<std::uint64_t> messages;
 };
 
-struct SideControl {
+struct alignas(256) SideControl {
   ControlLine control;
   FutexLine futex;
   ReachedLine reached;
 };
 
 // Index `side`: the side that writes slots and bytes; the side that control
-// describes.  A request and its answer are about as far in their directions, so
-// that their slots lie side by side, in one page.
-struct StreamMemory {
+// describes.
+//
+// What small messages touch of a stream is in one place, and that of the
+// segment's streams in a row: four streams to a page.  A miss of the TLB costs
+// more than one of the cache, and its page tables are memory as well.
+struct HotMemory {
   SideControl side[2];
-  std::byte unused[kPage - 2 * sizeof(SideControl)];
-  Slot slots[kSlots][2];  // message; side
-  std::byte bytes[2][kRingBytes];
+  Slot slots[kHotSlots][2];  // slot; side
 };
-static_assert(sizeof(StreamMemory) % kPage == 0);
-static_assert(offsetof(StreamMemory, slots) == kPage);
-static_assert(offsetof(StreamMemory, bytes) % kPage == 0);
+static_assert(sizeof(HotMemory) == 1024);
 
 struct Segment {
-  StreamMemory streams[kSegmentStreams];
+  HotMemory hot[kSegmentStreams];
+  Slot slots[kSegmentStreams][kSlots - kHotSlots][2];
+  std::byte bytes[kSegmentStreams][2][kRingBytes];
 };
+static_assert(sizeof(Segment) % kPage == 0);
+static_assert(offsetof(Segment, slots) % kPage == 0);
+static_assert(offsetof(Segment, bytes) % kPage == 0);
+
+// What is one stream's.
+struct StreamMemory {
+  HotMemory* hot = nullptr;
+  Slot (*more)[2] = nullptr;  // from slot kHotSlots on
+  std::byte (*bytes)[kRingBytes] = nullptr;
+
+  Slot& slot(std::uint32_t number, int side) const {
+    return number < kHotSlots ? hot->slots[number][side]
+                              : more[number - kHotSlots][side];
+  }
+};
+inline StreamMemory StreamOf(Segment* segment, int i) {
+  return {&segment->hot[i], segment->slots[i], segment->bytes[i]};
+}
 
 // The streams of one direction of readiness that the peer marked for one bell.
 // A summary bit says that its word may have bits.

@@ -72,19 +72,22 @@ std::unique_ptr<Lane> Link::OpenLane(int index) {
 }
 
 void Link::Scrub(int index) {
-  StreamMemory* memory = state_->stream(index);
+  const StreamMemory memory = state_->stream(index);
   // What was never used still reads as zero: leave it untouched, unallocated.
-  if (memory == nullptr || !state_->WasOpen(index) || state_->IsOpen(index)) {
+  if (memory.hot == nullptr || !state_->WasOpen(index) ||
+      state_->IsOpen(index)) {
     return;
   }
-  for (SideControl& side : memory->side) {
+  for (SideControl& side : memory.hot->side) {
     side.control.consumed.store(0, std::memory_order_relaxed);
     side.control.sleepers.store(0, std::memory_order_relaxed);
     side.control.poll.store(0, std::memory_order_relaxed);
     side.reached.messages.store(0, std::memory_order_relaxed);
   }
-  for (auto& sides : memory->slots) {
-    for (Slot& slot : sides) slot.head.store(0, std::memory_order_relaxed);
+  for (std::uint32_t n = 0; n < kSlots; ++n) {
+    for (int side = 0; side < 2; ++side) {
+      memory.slot(n, side).head.store(0, std::memory_order_relaxed);
+    }
   }
   // Before the message that tells the peer to open it.
   FullFence();
@@ -119,6 +122,9 @@ int Link::Drain(int bell, Completion* out, int capacity) {
     if (segment >= segments) continue;
     const int turn = i == 0 ? start % kSegmentStreams : 0;
     std::uint64_t left = std::rotr(bits[kReadyRx] | bits[kReadyTx], turn);
+    // The way from here to a stream's message is long; its memory need not be
+    // waited for at the end of it.
+    state_->WarmSlots(segment, bits[kReadyRx]);
     while (left != 0) {
       const int at = (std::countr_zero(left) + turn) % kSegmentStreams;
       const std::uint64_t bit = std::uint64_t{1} << at;

@@ -71,10 +71,10 @@ bool LinkState::AddSegment(Segment* memory) {
   return true;
 }
 
-StreamMemory* LinkState::stream(int index) {
+StreamMemory LinkState::stream(int index) const {
   SegmentState* state = segment(index);
-  return state == nullptr ? nullptr
-                          : &state->memory->streams[index % kSegmentStreams];
+  return state == nullptr ? StreamMemory{}
+                          : StreamOf(state->memory, index % kSegmentStreams);
 }
 
 bool LinkState::Open(int index) {
@@ -151,8 +151,8 @@ void LinkState::Mark(int side, Ready what, int bell, int index) {
   auto& summary = page_->summary[side][bell].words[what][segment / 64];
   const std::uint64_t bit = Bit(index);
   const std::uint64_t summary_bit = std::uint64_t{1} << (segment % 64);
-  // Set already or not: the operation is also the full fence between our message
-  // and the Drain that clears the bit and then looks at the ring.
+  // Set already or not: the operation is also the full fence between our
+  // message and the Drain that clears the bit and then looks at the ring.
   word.fetch_or(bit, std::memory_order_seq_cst);
   // Drain clears the summary before it takes the word.  If we see the summary
   // set, that clearing is yet to come, and the word with our bit is taken after
@@ -231,7 +231,7 @@ void LinkState::Kill(base::Reason why) {
     for (int i = 0; i < kSegmentStreams; ++i) {
       const int index = s * kSegmentStreams + i;
       if ((open & Bit(index)) == 0) continue;
-      FutexLine& futex = state->memory->streams[i].side[side_].futex;
+      FutexLine& futex = state->memory->hot[i].side[side_].futex;
       BumpAndWake(futex.rx);
       BumpAndWake(futex.tx);
       const int bell = state->bells[i].load(std::memory_order_relaxed);

@@ -2,6 +2,8 @@
 #define RCSOCK_LIB_LANE_SHM_LINK_STATE_H_
 
 #include <atomic>
+#include <bit>
+#include <cstddef>
 #include <cstdint>
 
 #include "lib/base/latch.h"
@@ -26,8 +28,8 @@ class LinkState {
 
   // Takes over a mapping; false if there are too many.
   bool AddSegment(Segment* memory);
-  // Null if out of range.
-  StreamMemory* stream(int index);
+  // All null if out of range.
+  StreamMemory stream(int index) const;
 
   // Whether this side has the stream open.  Open: false if it is already.
   bool Open(int index);
@@ -66,6 +68,18 @@ class LinkState {
   std::uint64_t Summary(int bell, int word) const;
   int cursor(int bell) const { return cursors_[bell]; }
   void set_cursor(int bell, int index) { cursors_[bell] = index; }
+
+  // Hints only: these streams' first slots are about to be read.
+  void WarmSlots(int segment, std::uint64_t streams) const {
+    const SegmentState* state = table_[segment].load(std::memory_order_acquire);
+    for (int most = 4; streams != 0 && most > 0; --most) {
+      const auto* slot = reinterpret_cast<const std::byte*>(
+          &state->memory->hot[std::countr_zero(streams)].slots[0][1 - side_]);
+      __builtin_prefetch(slot);
+      __builtin_prefetch(slot + 64);
+      streams &= streams - 1;
+    }
+  }
 
   void Kill(base::Reason why);
   base::Reason why_dead() const {

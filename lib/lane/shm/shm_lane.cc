@@ -58,24 +58,25 @@ void* ShmLane::operator new(std::size_t, const std::nothrow_t&) noexcept {
 void ShmLane::operator delete(void* at) noexcept { lanes.Give(at); }
 
 ShmLane::ShmLane(std::shared_ptr<LinkState> link, int index)
-    : link_(std::move(link)),
-      index_(index),
-      own_(&link_->stream(index)->side[link_->side()]),
-      peer_(&link_->stream(index)->side[1 - link_->side()]),
-      tx_slots_(&link_->stream(index)->slots[0][link_->side()]),
-      tx_bytes_(link_->stream(index)->bytes[link_->side()]),
-      rx_slots_(&link_->stream(index)->slots[0][1 - link_->side()]),
-      rx_bytes_(link_->stream(index)->bytes[1 - link_->side()]),
+    : hot_(link->stream(index).hot),
+      more_(link->stream(index).more),
+      link_(link.get()),
+      light_fence_(link->PeerFences()),
+      side_(static_cast<std::uint8_t>(link->side())),
       tx_(table_.data(), kGeometry),
-      rx_(kGeometry) {
+      rx_(kGeometry),
+      link_owner_(std::move(link)),
+      index_(index),
+      tx_bytes_(link_->stream(index).bytes[side_]),
+      rx_bytes_(link_->stream(index).bytes[1 - side_]) {
   static_assert(2 * sizeof(Slot) == kQuickStride && offsetof(Slot, head) == 0);
-  quick_slots_ = reinterpret_cast<const std::byte*>(rx_slots_);
-  quick_mask_ = kSlots - 1;
-  light_fence_ = link_->PeerFences();
+  static_assert(kHotSlots == kQuickFirst && kSlots <= kQuickSlot + 1);
+  quick_slots_ = reinterpret_cast<const std::byte*>(&hot_->slots[0][1 - side_]);
+  quick_more_ = reinterpret_cast<const std::byte*>(&more_[0][1 - side_]);
 }
 
 ShmLane::~ShmLane() {
-  own_->control.poll.store(kNotifyNone, std::memory_order_relaxed);
+  own().control.poll.store(kNotifyNone, std::memory_order_relaxed);
   link_->Close(index_);
 }
 
@@ -108,31 +109,33 @@ void ShmLane::Fail() {
 // --- Sending -----------------------------------------------------------------
 
 void ShmLane::LookForCredit() {
-  TakeCredit(peer_->control.consumed.load(std::memory_order_acquire));
+  const std::uint64_t credit =
+      peer().control.consumed.load(std::memory_order_acquire);
+  credit_seen_.store(credit, std::memory_order_relaxed);
+  TakeCredit(credit);
 }
 
 void ShmLane::TakeCredit(std::uint64_t credit) {
-  // Older than what Acked() has seen is no news.
+  // Older than what has come with a message, or Acked() has seen, is no news.
   if (credit <= tx_.credited()) return;
   if (!tx_.OnCredit(credit)) {
     Fail();
     return;
   }
-  credit_seen_.store(credit, std::memory_order_relaxed);
   // Cleared late, so that a sender that runs at the receiver's pace leaves the
   // line alone; it keeps asking for a wake-up that costs nothing while nobody
   // sleeps.
   if (starved_ && tx_.FreeBytes() >= kRingBytes / 2 &&
       tx_.outstanding() <= kSlots / 2) {
     starved_ = false;
-    own_->control.sleepers.fetch_and(~kStarved, std::memory_order_relaxed);
+    own().control.sleepers.fetch_and(~kStarved, std::memory_order_relaxed);
   }
 }
 
 void ShmLane::SetStarved() {
   if (starved_) return;
   starved_ = true;
-  own_->control.sleepers.fetch_or(kStarved, std::memory_order_seq_cst);
+  own().control.sleepers.fetch_or(kStarved, std::memory_order_seq_cst);
   // Starved stored -> credit loaded (by the caller); the receiver stores the
   // credit, fences, loads starved: either we see the credit, or it sees that we
   // starve and notifies.
@@ -153,10 +156,11 @@ ring::Placement ShmLane::Reserve(std::size_t want) {
   return Closed() ? ring::Placement{} : tx_.ReserveData(want);
 }
 
-inline void ShmLane::Publish(std::uint64_t number, std::uint32_t imm) {
+inline void ShmLane::Publish(Slot& slot, std::uint64_t number,
+                             std::uint32_t imm) {
   const std::uint64_t sequence = static_cast<std::uint32_t>(number + 1);
-  TxSlot(number).head.store(sequence << 32 | imm, std::memory_order_release);
-  sent_.store(number + 1, std::memory_order_relaxed);
+  slot.credit.store(Consumed(), std::memory_order_relaxed);
+  slot.head.store(sequence << 32 | imm, std::memory_order_release);
   // Message stored -> the peer's wishes loaded.  A receiver stores its wish
   // (SleepRx, SetNotify, Arm), fences, and looks at the slot: one sees the
   // other.  A full fence here would wait for the slot's line to come from the
@@ -167,9 +171,9 @@ inline void ShmLane::Publish(std::uint64_t number, std::uint32_t imm) {
     FullFence();
   }
   const std::uint32_t sleepers =
-      peer_->control.sleepers.load(std::memory_order_relaxed);
+      peer().control.sleepers.load(std::memory_order_relaxed);
   const std::uint32_t poll =
-      peer_->control.poll.load(std::memory_order_relaxed);
+      peer().control.poll.load(std::memory_order_relaxed);
   if (((sleepers & kRxSleeper) | (poll & (kNotifyRxPoller | kNotifyRxBits))) !=
       0) {
     TellReceiver(sleepers, poll);
@@ -181,8 +185,8 @@ void ShmLane::TellReceiver(std::uint32_t sleepers, std::uint32_t poll) {
     // Taken away by who wakes, so that the next messages find it gone.  First
     // the bit, then the bump: a thread that sets it again meanwhile holds a
     // token from before the bump and does not sleep.
-    peer_->control.sleepers.fetch_and(~kRxSleeper, std::memory_order_seq_cst);
-    BumpAndWake(peer_->futex.rx);
+    peer().control.sleepers.fetch_and(~kRxSleeper, std::memory_order_seq_cst);
+    BumpAndWake(peer().futex.rx);
   }
   if ((poll & kNotifyRxBits) != 0) {
     link_->Mark(kReadyRx, BellOf(poll), index_);
@@ -196,6 +200,7 @@ std::size_t ShmLane::Post(const iovec* iov, int count, std::size_t skip,
                           std::size_t limit) {
   if (Closed()) [[unlikely]]
     return 0;
+  TakeHeard();
   // The common small message, without the machinery.
   if (count == 1 && skip == 0 && iov->iov_len - 1 < kInlineMax &&
       iov->iov_len <= limit && !starved_ && tx_.outstanding() < kSlots / 4)
@@ -206,8 +211,9 @@ std::size_t ShmLane::Post(const iovec* iov, int count, std::size_t skip,
         ring::Encode({ring::Kind::kData, ring::kFlagInline, 0});
     const std::uint64_t number =
         tx_.ReserveInline(static_cast<std::uint32_t>(length));
-    CopySmall(TxSlot(number).payload, iov->iov_base, length);
-    Publish(number, kBits | static_cast<std::uint32_t>(length));
+    Slot& slot = TxSlot(number);
+    CopySmall(slot.payload, iov->iov_base, length);
+    Publish(slot, number, kBits | static_cast<std::uint32_t>(length));
     return length;
   }
   return PostAny(iov, count, skip, limit);
@@ -221,11 +227,12 @@ std::size_t ShmLane::PostAny(const iovec* iov, int count, std::size_t skip,
   while (done < all) {
     const ring::Placement place = Reserve(all - done);
     if (place.length == 0) break;
+    Slot& slot = TxSlot(place.number);
     std::byte* to = (place.imm.flags & ring::kFlagInline) != 0
-                        ? TxSlot(place.number).payload
+                        ? slot.payload
                         : tx_bytes_ + place.offset;
     from.CopyOut(to, place.length);
-    Publish(place.number, ring::Encode(place.imm));
+    Publish(slot, place.number, ring::Encode(place.imm));
     done += place.length;
   }
   return done;
@@ -233,11 +240,13 @@ std::size_t ShmLane::PostAny(const iovec* iov, int count, std::size_t skip,
 
 bool ShmLane::PostCtl(const void* message, std::size_t length) {
   if (length > kCtlMax || Closed()) return false;
+  TakeHeard();
   if (tx_.outstanding() >= kSlots / 4) LookForCredit();
   const ring::Placement place = tx_.ReserveCtl(length);
   if (place.length == 0) return false;
-  std::memcpy(TxSlot(place.number).payload, message, place.length);
-  Publish(place.number, ring::Encode(place.imm));
+  Slot& slot = TxSlot(place.number);
+  std::memcpy(slot.payload, message, place.length);
+  Publish(slot, place.number, ring::Encode(place.imm));
   return true;
 }
 
@@ -252,7 +261,7 @@ std::size_t ShmLane::Writable() {
 }
 
 std::uint64_t ShmLane::Acked() {
-  TakeCredit(peer_->reached.messages.load(std::memory_order_acquire));
+  TakeCredit(peer().reached.messages.load(std::memory_order_acquire));
   return tx_.acked();
 }
 
@@ -278,7 +287,7 @@ std::size_t ShmLane::CopyUnacked(std::uint64_t from, void* to,
 bool ShmLane::Fill() {
   if (rx_.active()) return true;
   std::uint32_t imm;
-  if (!Landed(rx_.next(), &imm)) {
+  if (!Landed(&rx_, &imm)) {
     // What was latched by Freeze cannot go away again but by the peer's hand.
     if (rx_limit_ != kNoLimit && rx_.next() < rx_limit_) {
       rx_limit_ = rx_.next();
@@ -288,7 +297,10 @@ bool ShmLane::Fill() {
   }
   const ring::Imm what = ring::Decode(imm);
   const bool too_long = what.kind == ring::Kind::kCtl && what.length > kCtlMax;
-  if (!too_long && rx_.Accept(imm)) return true;
+  if (!too_long && rx_.Accept(imm)) {
+    Hear(RxSlot(rx_.slot()));
+    return true;
+  }
   rx_limit_ = rx_.next();
   Fail();
   return false;
@@ -309,10 +321,12 @@ void ShmLane::Take(std::uint32_t n) {
   if (rx_.Take(n)) Taken();
 }
 
-void ShmLane::Taken() {
+inline void ShmLane::Taken() {
   ++unnotified_slots_;
-  quick_next_.store(rx_.next(), std::memory_order_relaxed);
-  own_->reached.messages.store(rx_.next(), std::memory_order_release);
+  // Release: what is consumed has been read.  See Publish.
+  quick_next_.store(rx_.next() << kQuickShift | rx_.slot(),
+                    std::memory_order_release);
+  own().reached.messages.store(rx_.next(), std::memory_order_release);
   if (rx_.CreditDue()) {
     PublishCredit();
     return;
@@ -322,32 +336,32 @@ void ShmLane::Taken() {
   // begun to wait.  Then it read, after that, a credit that leaves less than
   // what makes credit due, so it has room; or an older one, and the
   // PublishCredit() that it missed saw it waiting, and so do the loads since.
-  if ((peer_->control.sleepers.load(std::memory_order_relaxed) &
+  if ((peer().control.sleepers.load(std::memory_order_relaxed) &
        (kStarved | kTxSleeper)) != 0) {
     std::uint32_t imm;
-    if (!Landed(rx_.next(), &imm)) PublishCredit();
+    if (!Landed(&rx_, &imm)) PublishCredit();
   }
 }
 
 void ShmLane::PublishCredit() {
-  own_->control.consumed.store(rx_.Publish(), std::memory_order_release);
+  own().control.consumed.store(rx_.Publish(), std::memory_order_release);
   // Credit stored -> starvation loaded: see SetStarved and SleepTx.
   FullFence();
   const std::uint32_t sleepers =
-      peer_->control.sleepers.load(std::memory_order_relaxed);
+      peer().control.sleepers.load(std::memory_order_relaxed);
   if ((sleepers & (kStarved | kTxSleeper)) == 0) return;
   if (unnotified_bytes_ < kWakeBytes && unnotified_slots_ < kWakeSlots) {
     // Not yet worth a wake-up, if there is more to take: then this comes again.
     std::uint32_t imm;
-    if (rx_.active() || Landed(rx_.next(), &imm)) return;
+    if (rx_.active() || Landed(&rx_, &imm)) return;
   }
   unnotified_bytes_ = 0;
   unnotified_slots_ = 0;
   const std::uint32_t poll =
-      peer_->control.poll.load(std::memory_order_relaxed);
+      peer().control.poll.load(std::memory_order_relaxed);
   if ((sleepers & kTxSleeper) != 0) {
-    peer_->control.sleepers.fetch_and(~kTxSleeper, std::memory_order_seq_cst);
-    BumpAndWake(peer_->futex.tx);
+    peer().control.sleepers.fetch_and(~kTxSleeper, std::memory_order_seq_cst);
+    BumpAndWake(peer().futex.tx);
   }
   if ((poll & kNotifyTxPoller) != 0) {
     link_->Mark(kReadyTx, BellOf(poll), index_);
@@ -365,12 +379,14 @@ std::size_t ShmLane::Read(const iovec* iov, int count, std::size_t skip,
   // too if it has landed.
   std::uint32_t imm;
   if (count == 1 && skip == 0 && !peek && iov != nullptr && !rx_.active() &&
-      Landed(rx_.next(), &imm) &&
+      Landed(&rx_, &imm) &&
       imm >> 25 == ring::Encode({ring::Kind::kData, ring::kFlagInline, 0}) >>
                        25) [[likely]] {
     const std::uint32_t n = imm & ring::kMaxLength;
     if (n - 1 < kInlineMax && n <= limit && n <= iov->iov_len) [[likely]] {
-      CopySmall(iov->iov_base, RxSlot(rx_.next()).payload, n);
+      const Slot& slot = RxSlot(rx_.slot());
+      CopySmall(iov->iov_base, slot.payload, n);
+      Hear(slot);
       rx_.TakeInline();
       Taken();
       if (n == limit || n == iov->iov_len || !RxPendingQuick()) return n;
@@ -390,7 +406,7 @@ std::size_t ShmLane::ReadAny(const iovec* iov, int count, std::size_t skip,
     ring::Rx at = rx_;
     while (done < all) {
       std::uint32_t imm;
-      if (!at.active() && (!Landed(at.next(), &imm) || !at.Accept(imm))) break;
+      if (!at.active() && (!Landed(&at, &imm) || !at.Accept(imm))) break;
       if (!at.data()) break;
       const auto n = static_cast<std::uint32_t>(
           std::min<std::size_t>(at.left(), all - done));
@@ -425,7 +441,7 @@ std::size_t ShmLane::Readable() {
   // One lap at most: the peer may be posting all the while.
   for (std::uint32_t i = 0; i < kSlots; ++i) {
     std::uint32_t imm;
-    if (!at.active() && (!Landed(at.next(), &imm) || !at.Accept(imm))) break;
+    if (!at.active() && (!Landed(&at, &imm) || !at.Accept(imm))) break;
     if (!at.data()) break;
     bytes += at.left();
     at.Take(at.left());
@@ -437,24 +453,23 @@ bool ShmLane::Arrived() {
   const std::uint64_t before = std::max(arrived_, rx_.next());
   arrived_ = before;
   std::uint32_t imm;
-  while (arrived_ - rx_.next() < kSlots && Landed(arrived_, &imm)) ++arrived_;
+  for (std::uint64_t ahead; (ahead = arrived_ - rx_.next()) < kSlots;) {
+    if (!(ahead == 0 ? Landed(&rx_, &imm) : LandedToo(ahead))) break;
+    ++arrived_;
+  }
   return arrived_ != before;
 }
 
 void ShmLane::Warm() const {
-  // Own memory first: where the shared lines are is said there.
-  __builtin_prefetch(&failed_);
-  __builtin_prefetch(&tx_, 1);
-  __builtin_prefetch(&credit_seen_, 1);
+  __builtin_prefetch(&heard_, 1);
   __builtin_prefetch(&rx_, 1);
-  __builtin_prefetch(&rx_limit_, 1);
-  __builtin_prefetch(&own_->reached, 1);
-  __builtin_prefetch(&peer_->control);
-  __builtin_prefetch(rx_bytes_);
-  const std::uint64_t sent = sent_.load(std::memory_order_relaxed);
-  __builtin_prefetch(&TxSlot(sent), 1);
-  __builtin_prefetch(&table_[sent & (kSlots - 1)], 1);
-  __builtin_prefetch(tx_bytes_, 1);
+  __builtin_prefetch(&table_[0], 1);
+  __builtin_prefetch(&own().reached, 1);
+  __builtin_prefetch(&peer().control);
+  __builtin_prefetch(&RxSlot(1));
+  const auto* slot = reinterpret_cast<const std::byte*>(&hot_->slots[0][side_]);
+  __builtin_prefetch(slot, 1);
+  __builtin_prefetch(slot + 64, 1);
 }
 
 // --- Notification ------------------------------------------------------------
@@ -464,7 +479,7 @@ void ShmLane::SetNotify(std::uint32_t bits, int bell) {
       kNotifyRxPoller | kNotifyRxBits | kNotifyTxPoller;
   const int k = bell & (kBells - 1);
   link_->SetBell(index_, k);
-  own_->control.poll.store((bits & kPollerBits) | static_cast<std::uint32_t>(k)
+  own().control.poll.store((bits & kPollerBits) | static_cast<std::uint32_t>(k)
                                                       << 8,
                            std::memory_order_relaxed);
   // Wish stored -> the caller looks at the ring: see Publish.
@@ -474,37 +489,37 @@ void ShmLane::SetNotify(std::uint32_t bits, int bell) {
 bool ShmLane::RxPending() const { return RxPendingQuick() || Closed(); }
 
 std::uint32_t ShmLane::SleepToken(bool tx) const {
-  const auto& word = tx ? own_->futex.tx : own_->futex.rx;
+  const auto& word = tx ? own().futex.tx : own().futex.rx;
   // Acquire: the caller's look comes after it.
   return word.load(std::memory_order_acquire);
 }
 
 int ShmLane::SleepRx(std::uint32_t token, const timespec* timeout) {
-  own_->control.sleepers.fetch_or(kRxSleeper, std::memory_order_seq_cst);
+  own().control.sleepers.fetch_or(kRxSleeper, std::memory_order_seq_cst);
   // Wish stored -> slot loaded: see Publish.  The bit is left set when we do
   // not sleep after all: another thread may, and clearing it is the waker's
   // part.
   base::HeavyFenceProcesses();
   if (RxPending()) return -EAGAIN;
-  return base::FutexSleep(&own_->futex.rx, token, timeout, true);
+  return base::FutexSleep(&own().futex.rx, token, timeout, true);
 }
 
 int ShmLane::SleepTx(std::uint32_t token, const timespec* timeout) {
-  own_->control.sleepers.fetch_or(kTxSleeper, std::memory_order_seq_cst);
+  own().control.sleepers.fetch_or(kTxSleeper, std::memory_order_seq_cst);
   // Wish stored -> credit loaded: see PublishCredit.
   FullFence();
   // Not merely another value: TakeCredit takes none that is older.
-  if (peer_->control.consumed.load(std::memory_order_acquire) >
+  if (peer().control.consumed.load(std::memory_order_acquire) >
           credit_seen_.load(std::memory_order_relaxed) ||
       Closed()) {
     return -EAGAIN;
   }
-  return base::FutexSleep(&own_->futex.tx, token, timeout, true);
+  return base::FutexSleep(&own().futex.tx, token, timeout, true);
 }
 
 void ShmLane::WakeLocal() {
-  BumpAndWake(own_->futex.rx);
-  BumpAndWake(own_->futex.tx);
+  BumpAndWake(own().futex.rx);
+  BumpAndWake(own().futex.tx);
 }
 
 // --- End ---------------------------------------------------------------------
@@ -513,7 +528,10 @@ void ShmLane::Freeze() {
   if (frozen_.load(std::memory_order_relaxed)) return;
   std::uint32_t imm;
   std::uint64_t landed = rx_.next();
-  while (landed - rx_.next() < kSlots && Landed(landed, &imm)) ++landed;
+  if (Landed(&rx_, &imm)) {
+    do ++landed;
+    while (landed - rx_.next() < kSlots && LandedToo(landed - rx_.next()));
+  }
   rx_limit_ = std::min(rx_limit_, landed);
   frozen_.store(true, std::memory_order_seq_cst);
   WakeLocal();

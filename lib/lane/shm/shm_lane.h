@@ -70,36 +70,71 @@ class ShmLane final : public Lane {
 
   // Sending, under the tx latch.
   Slot& TxSlot(std::uint64_t number) const {
-    return tx_slots_[2 * (number & (kSlots - 1))];
+    const std::uint32_t at = tx_.At(number);
+    return at < kHotSlots ? hot_->slots[at][side_]
+                          : more_[at - kHotSlots][side_];
   }
   ring::Placement Reserve(std::size_t want);
   void LookForCredit();
   void TakeCredit(std::uint64_t credit);
+  // The credit that has come with messages.
+  void TakeHeard() {
+    const std::uint64_t heard = heard_.load(std::memory_order_acquire);
+    if (heard == tx_.sent() && !starved_) [[likely]] {
+      tx_.OnAllCredited();
+    } else if (heard > tx_.credited()) {
+      TakeCredit(heard);
+    }
+  }
   void SetStarved();
-  void Publish(std::uint64_t number, std::uint32_t imm);
+  void Publish(Slot& slot, std::uint64_t number, std::uint32_t imm);
+  SideControl& own() const { return hot_->side[side_]; }
+  SideControl& peer() const { return hot_->side[1 - side_]; }
   [[gnu::noinline]] void TellReceiver(std::uint32_t sleepers,
                                       std::uint32_t poll);
   [[gnu::noinline]] std::size_t PostAny(const iovec* iov, int count,
                                         std::size_t skip, std::size_t limit);
 
   // Receiving, under the rx latch.
-  Slot& RxSlot(std::uint64_t number) const {
-    return rx_slots_[2 * (number & (kSlots - 1))];
+  const Slot& RxSlot(std::uint32_t slot) const {
+    return *reinterpret_cast<const Slot*>(QuickSlot(slot));
   }
-  // Message `number` has landed; its immediate.
-  bool Landed(std::uint64_t number, std::uint32_t* imm) const {
-    if (number >= rx_limit_) return false;
-    const std::uint64_t head =
-        RxSlot(number).head.load(std::memory_order_acquire);
+  // The next message of `rx` has landed; its immediate.  Finds its slot, which
+  // may be the first one again.
+  bool Landed(ring::Rx* rx, std::uint32_t* imm) const {
+    if (rx->next() >= rx_limit_) return false;
+    const auto sequence = static_cast<std::uint32_t>(rx->next() + 1);
+    std::uint64_t head = RxSlot(0).head.load(std::memory_order_acquire);
+    if (static_cast<std::uint32_t>(head >> 32) == sequence) {
+      rx->ToFirstSlot();
+    } else {
+      head = RxSlot(rx->slot()).head.load(std::memory_order_acquire);
+      if (static_cast<std::uint32_t>(head >> 32) != sequence) return false;
+    }
     *imm = static_cast<std::uint32_t>(head);
-    return static_cast<std::uint32_t>(head >> 32) ==
-           static_cast<std::uint32_t>(number + 1);
+    return true;
+  }
+  // The next message has landed, and so has the one that is `ahead` > 0 behind
+  // it, which nobody can have put into the first slot: not all is consumed.
+  bool LandedToo(std::uint64_t ahead) const {
+    const std::uint64_t number = rx_.next() + ahead;
+    const auto slot =
+        static_cast<std::uint32_t>(rx_.slot() + ahead) & (kSlots - 1);
+    return number < rx_limit_ &&
+           RxSlot(slot).head.load(std::memory_order_acquire) >> 32 ==
+               static_cast<std::uint32_t>(number + 1);
+  }
+  // Takes note of the credit that a message carries.
+  void Hear(const Slot& slot) {
+    // Release, with TakeHeard: nothing is sent into what the peer still reads.
+    heard_.store(slot.credit.load(std::memory_order_relaxed),
+                 std::memory_order_release);
   }
   // Makes the next message the current one, if it has landed and is well
   // formed.
   bool Fill();
   const std::byte* Bytes(const ring::Rx& rx) const {
-    return (rx.in_slot() ? RxSlot(rx.next()).payload : rx_bytes_) + rx.offset();
+    return (rx.in_slot() ? RxSlot(rx.slot()).payload : rx_bytes_) + rx.offset();
   }
   // Consumes part of the current message, and tells the sender if it is time.
   void Take(std::uint32_t n);
@@ -108,35 +143,41 @@ class ShmLane final : public Lane {
   [[gnu::noinline]] std::size_t ReadAny(const iovec* iov, int count,
                                         std::size_t skip, std::size_t limit,
                                         bool peek);
-  void PublishCredit();
+  [[gnu::noinline]] void PublishCredit();
 
-  // Set once.
-  const std::shared_ptr<LinkState> link_;
-  const int index_;
-  SideControl* const own_;
-  SideControl* const peer_;
-  Slot* const tx_slots_;  // every other one
-  std::byte* const tx_bytes_;
-  Slot* const rx_slots_;
-  const std::byte* const rx_bytes_;
+  // Written by Read and seen by Publish, which may be in another thread.
+  std::uint64_t Consumed() const {
+    return quick_next_.load(std::memory_order_acquire) >> kQuickShift;
+  }
+
+  // A server of thousands of streams finds none of this in its caches, so what
+  // a small message needs is in three lines: this one, with the base's part,
+  HotMemory* const hot_;
+  Slot (*const more_)[2];
+  LinkState* const link_;
   std::atomic<base::Reason> failed_{base::Reason::kNone};
   std::atomic<bool> frozen_{false};  // written under both latches
-  bool light_fence_ = false;  // Publish's fence is the light one; set once
-  // Under the tx latch; here, so that a small message finds it in this line:
-  bool starved_ = false;                // kStarved is set in own_->control
-  std::atomic<std::uint64_t> sent_{0};  // messages; for Warm
+  bool light_fence_ = false;         // Publish's fence is the light one
+  bool starved_ = false;             // kStarved is set; the tx latch's
+  const std::uint8_t side_;
 
-  // Under the tx latch, but for the atomic.
-  alignas(64) ring::Tx tx_;
-  std::atomic<std::uint64_t> credit_seen_{0};  // for SleepTx
+  // one that the tx latch guards, but for the atomic,
+  alignas(64) std::atomic<std::uint64_t> heard_{0};  // see Slot::credit
+  ring::Tx tx_;
+  std::atomic<std::uint64_t> credit_seen_{0};  // in the control line; SleepTx
 
-  // Under the rx latch, but for the atomic.
+  // and one that the rx latch guards.
   alignas(64) ring::Rx rx_;
   std::uint64_t rx_limit_ = kNoLimit;  // no message from here on is accepted
   std::uint64_t arrived_ = 0;          // messages that Arrived() has told of
   std::uint32_t unnotified_bytes_ =
       0;  // consumed since the sender was last woken
   std::uint32_t unnotified_slots_ = 0;
+
+  const std::shared_ptr<LinkState> link_owner_;
+  const int index_;
+  std::byte* const tx_bytes_;
+  const std::byte* const rx_bytes_;
 
   std::array<ring::Sent, kSlots> table_;
 };
