@@ -208,8 +208,9 @@ std::vector<Transport> TransportsOf(const Options& options) {
           Transport::kVerbs};
 }
 
-// Tracing slows everything down, so it gets a short run of its own.
-void CountCalls(Client* client, Outcome* outcome) {
+// Tracing slows everything down, so it gets a short run of its own.  Returns
+// why it could not be; the figures stand all the same.
+std::string CountCalls(Client* client, Outcome* outcome) try {
   Spec spec = outcome->spec;
   spec.traced = true;
   spec.seconds = std::min(spec.seconds, 1.0);
@@ -226,6 +227,14 @@ void CountCalls(Client* client, Outcome* outcome) {
   };
   outcome->client_calls = scale(*counted.client_calls);
   outcome->server_calls = scale(*counted.server_calls);
+  return "";
+} catch (const Error& error) {
+  if (error.status == kInterrupted) throw;
+  return error.what();
+}
+
+void PrintUncounted(const std::string& why) {
+  if (!why.empty()) fmt::print("{:<14} not counted: {}\n", "system calls", why);
 }
 
 int RunOnce(const Options& options) {
@@ -240,11 +249,15 @@ int RunOnce(const Options& options) {
                                [&](const Interval& interval) {
                                  if (lines) PrintInterval(spec, interval);
                                });
-  if (options.syscalls) CountCalls(&client, &outcome);
+  std::string uncounted;
+  if (options.syscalls) uncounted = CountCalls(&client, &outcome);
   if (options.json) {
-    fmt::print("{}\n", ToJson(outcome).dump(2));
+    nlohmann::json json = ToJson(outcome);
+    if (!uncounted.empty()) json["syscalls_failed"] = uncounted;
+    fmt::print("{}\n", json.dump(2));
   } else {
     PrintOutcome(outcome);
+    PrintUncounted(uncounted);
   }
   std::fflush(stdout);
   if (outcome.LaneUsed()) return 0;
@@ -257,16 +270,21 @@ int RunCompare(const Options& options) {
   const Spec spec = SpecOf(options);
   Rounds rounds(options.host, options.port, TransportsOf(options));
   std::vector<Row> rows = Compare(&rounds, spec, options.rounds);
+  std::string uncounted;
   for (Row& row : rows) {
     if (!options.syscalls || !row.good()) continue;
-    for (Outcome& run : row.runs) CountCalls(rounds.client(), &run);
+    for (Outcome& run : row.runs) {
+      if (uncounted.empty()) uncounted = CountCalls(rounds.client(), &run);
+    }
   }
   if (options.json) {
     nlohmann::json json = {{"spec", ToJson(spec)}, {"compare", ToJson(rows)}};
+    if (!uncounted.empty()) json["syscalls_failed"] = uncounted;
     fmt::print("{}\n", json.dump(2));
     std::fflush(stdout);
   } else {
     PrintComparison(spec, rows);
+    PrintUncounted(uncounted);
   }
   // What was named must have worked.
   for (const Row& row : rows) {

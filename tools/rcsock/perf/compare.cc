@@ -125,11 +125,14 @@ void PrintComparison(const Spec& spec, const std::vector<Row>& rows) {
   const Row* base = Base(rows);
   const bool latency =
       spec.mode == Mode::kMessages && spec.connections == spec.active;
+  const bool counted = std::any_of(
+      rows.begin(), rows.end(),
+      [](const Row& row) { return row.good() && row.Median().client_calls; });
   fmt::print("{}\n", Describe(spec));
   fmt::print("{:<10} {:>14} {:>7} {}{:>12} {:>12} {:>12}{}\n", "transport",
              FigureName(spec), "vs tcp",
              latency ? fmt::format("{:>10} ", "p99") : "", "on the lane",
-             "client CPU", "server CPU", spec.traced ? "   calls c/s" : "");
+             "client CPU", "server CPU", counted ? "   calls c/s" : "");
   for (const Row& row : rows) {
     if (!row.good()) {
       fmt::print("{:<10} {:>14}  {}\n", Name(row.transport), "-", row.failed);
