@@ -6,10 +6,11 @@
 #include <netinet/in.h>
 #include <rcsock/rcsock.h>
 #include <rcsock/rsocket.h>
+#include <sched.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <cerrno>
-#include <chrono>
 #include <cstring>
 #include <ctime>
 #include <string>
@@ -22,6 +23,7 @@ class RsocketTest : public testing::Test {
  protected:
   void Listen(int maps) {
     listener_ = rsocket(AF_INET, SOCK_STREAM, 0);
+    address_ = {};
     address_.sin_family = AF_INET;
     address_.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
     socklen_t size = sizeof address_;
@@ -144,7 +146,11 @@ TEST_F(RsocketTest, WithoutMapsItIsAStream) {
   EXPECT_EQ(errno, EINVAL);
   ASSERT_EQ(::write(peer, "abc", 3), 3);
   std::thread later([&] {
-    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    // Once the receiver has what there is, and wants more.
+    int left = 1;
+    while (::ioctl(other_, FIONREAD, &left) == 0 && left > 0) {
+      ::sched_yield();
+    }
     EXPECT_EQ(::write(peer, "def", 3), 3);
   });
   EXPECT_EQ(rrecv(other_, memory, 6, MSG_WAITALL), 6);
