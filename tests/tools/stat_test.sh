@@ -125,6 +125,7 @@ check "--watch: several objects, a line each" True \
 
 # --- A process that is stopped -------------------------------------------------
 kill -STOP "$server"
+until grep -q '^State:.*stopped' "/proc/$server/status"; do :; done
 begin=${EPOCHREALTIME/./}
 look "$server"
 took=$((${EPOCHREALTIME/./} - begin))

@@ -276,7 +276,10 @@ void AwaitLane(int fd, ProbeResult* result) {
     }
     if (!on_lane) {
       result->reason = ReasonName(stream.reason);
-      result->reason_text = ReasonWords(stream.reason);
+      result->reason_text =
+          result->reason == "?"
+              ? "rcsock's own thread is stuck in a call to the driver"
+              : ReasonWords(stream.reason);
     }
     return;
   }
