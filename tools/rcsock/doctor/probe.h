@@ -8,7 +8,7 @@
 namespace rcsock::tools {
 
 // The port of `rcsock doctor --listen` where none is named.
-constexpr std::uint16_t kDoctorPort = 18592;
+constexpr std::uint16_t kDoctorPort = 18593;
 
 // What became of a connection that two doctors made.
 struct ProbeResult {
