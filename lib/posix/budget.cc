@@ -230,8 +230,7 @@ bool Sock::RoomForRemote() {
   const bool contested =
       now < admission_until_ns.load(std::memory_order_relaxed);
   if (!full && !contested) return true;
-  const Pace mine =
-      remote_.Take(now, RawBytes(), ops());
+  const Pace mine = remote_.Take(now, RawBytes(), ops());
   if (mine.span_ns == 0) return false;
   if (full) {
     if (mine.ops >= kLeastOps) Challenge(mine);
@@ -297,7 +296,7 @@ void Sock::EvictFor(const Pace& newcomer) {
     sock->tx_latch.lock();
     sock->rx_latch.lock();
     if (sock->mode() == Mode::kEngine && sock->stream_ != nullptr &&
-        sock->lane_ != nullptr) {
+        sock->lane_ != nullptr && !sock->remote_.leaving) {
       const Pace pace = sock->remote_.Take(
           now, sock->stream_->tx_off() + sock->stream_->rx_off(), 0);
       const std::uint64_t active = sock->remote_.active_ns;
@@ -358,7 +357,7 @@ void Sock::MemoryLook() {
     sock->tx_latch.lock();
     sock->rx_latch.lock();
     if (sock->mode() == Mode::kEngine && sock->stream_ != nullptr &&
-        sock->lane_ != nullptr) {
+        sock->lane_ != nullptr && !sock->remote_.leaving) {
       Remote& its = sock->remote_;
       const std::uint64_t bytes =
           sock->stream_->tx_off() + sock->stream_->rx_off();

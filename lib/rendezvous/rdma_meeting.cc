@@ -18,7 +18,7 @@ using std::chrono::milliseconds;
 
 // Waiting costs the accepting end a table entry, and the connecting one may
 // have to stand in a queue.
-constexpr milliseconds kWaitLimit{10'000};
+constexpr milliseconds kWaitLimit{5000};
 constexpr milliseconds kQueueLimit{60'000};
 // How long the connecting end looks for one that listens and waits: after 10
 // ms, 30, 90, 270 and 810.
@@ -130,11 +130,14 @@ void RdmaMeeting::Queue() {
   turn_ = rdma_->TakeTurn(shared_from_this());
   if (turn_) return TakePlace();
   state_ = State::kQueued;
+  queued_ = std::chrono::steady_clock::now();
   StartTimer(kQueueLimit);
 }
 
 void RdmaMeeting::OnTurn() {
   turn_ = true;
+  // It has not looked meanwhile.
+  give_up_ += std::chrono::steady_clock::now() - queued_;
   if (session_->cancelled()) return Fail(base::Reason::kNone, false);
   // What stood before it in the queue may have found out.
   if (core_->RecentlyPlain(peer_, peer_port_)) {

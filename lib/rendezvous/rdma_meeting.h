@@ -90,6 +90,7 @@ class RdmaMeeting : public std::enable_shared_from_this<RdmaMeeting> {
   std::shared_ptr<Directory> directory_;
   void* cookie_ = nullptr;
   std::chrono::steady_clock::time_point give_up_{};
+  std::chrono::steady_clock::time_point queued_{};
   std::chrono::milliseconds pause_;
   bool turn_ = false;   // to connect, and not yet the connection's
   bool place_ = false;  // of the stream's limit of lanes
