@@ -688,7 +688,9 @@ void Sock::HandleChanges() {
   if (changes & stream::kLeftLane) {
     on_lane_.store(false, std::memory_order_release);
     InterestsRefresh(this, false);
-    reason_ = stream_->why_left();
+    if (promoted_ || reason_ != Reason::kUnproven) {
+      reason_ = stream_->why_left();
+    }
     // One that made room for others is as welcome as before; who asks for that
     // is the end whose limit it was.
     if (lane_kind_ == lane::Kind::kRdma) {
