@@ -54,12 +54,15 @@ class Driver:
         """In milliseconds; it ends sooner, when all connections have a lane."""
         return 1000 + self.plan["settle_each_ms"] * case["connections"]
 
+    def limit(self, traced):
+        return self.plan["limit"] * (3 if traced else 1)
+
     def words(self, case, transport, role, port, count, traced):
         program = "verbs" if transport == "verbs" else "sockets"
         words = [self.plan["programs"][program], "--role", role, "--host",
                  self.address, "--port", port, "--pattern", case["kind"],
                  "--size", case["size"], "--connections", case["connections"],
-                 "--count", count, "--limit", self.plan["limit"]]
+                 "--count", count, "--limit", self.limit(traced)]
         if self.spin:
             words.append("--spin")
         if program == "sockets" and role == "client":
@@ -90,9 +93,11 @@ class Driver:
             return self.perftest(case)
         count = self.count(case, transport)
         if traced:
-            count = min(count, 1000)
+            # Enough that a ring that grows and the last words of a connection
+            # do not count.
+            count = 2000
         env = self.env(transport)
-        limit = self.plan["limit"]
+        limit = self.limit(traced)
         if transport == "rcsock":
             limit += self.settle_limit(case) / 1000
         share = max(1, case["connections"])
