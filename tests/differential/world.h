@@ -36,8 +36,8 @@ class World {
   // New agents for the next case.
   void Stop();
 
-  // What a wait of the end's thread has reported before this step.
-  static std::string Told(const Op* op, const std::vector<Moment>& before);
+  // The edges that the end of the next step has been told of.
+  static std::string Told(const Case& one, const std::vector<Moment>& before);
 
  private:
   struct Agent {
