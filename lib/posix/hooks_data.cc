@@ -111,9 +111,8 @@ ssize_t recvmsg(int fd, msghdr* message, int flags) {
   Sock* sock = LookupSock(fd);
   if (sock == nullptr) return real::recvmsg(fd, message, flags);
   std::size_t total = 0;
-  if (message == nullptr ||
-      !Total(message->msg_iov, static_cast<long>(message->msg_iovlen),
-             &total)) {
+  if (Null(message) || !Total(message->msg_iov,
+                              static_cast<long>(message->msg_iovlen), &total)) {
     return real::recvmsg(fd, message, flags);
   }
   bool raw = false;
@@ -200,8 +199,7 @@ ssize_t writev(int fd, const iovec* iov, int count) {
 ssize_t sendmsg(int fd, const msghdr* message, int flags) {
   Sock* sock = LookupSock(fd);
   if (sock == nullptr) {
-    if (__builtin_expect(message != nullptr &&
-                             message->msg_control != nullptr &&
+    if (__builtin_expect(!Null(message) && message->msg_control != nullptr &&
                              !base::tls_internal,
                          0)) {
       BeforePassing(message);
@@ -210,9 +208,8 @@ ssize_t sendmsg(int fd, const msghdr* message, int flags) {
   }
   if (flags & (MSG_OOB | MSG_ZEROCOPY)) sock->Pin(base::Reason::kPinnedOption);
   std::size_t total = 0;
-  if (message == nullptr ||
-      !Total(message->msg_iov, static_cast<long>(message->msg_iovlen),
-             &total)) {
+  if (Null(message) || !Total(message->msg_iov,
+                              static_cast<long>(message->msg_iovlen), &total)) {
     return real::sendmsg(fd, message, flags);
   }
   return sock->Send(fd, message->msg_iov, static_cast<int>(message->msg_iovlen),

@@ -123,11 +123,12 @@ void Stream::OnCtl(const Ctl& ctl) {
       return OnAccept(ctl);
     case CtlKind::kRefuse:
       // An answer; or the peer has changed its mind before anybody asked.
-      return Trigger(tx_ == Tx::kProp || tx_ == Tx::kComm
-                         ? base::Reason::kPeerRefused
-                     : tx_ == Tx::kRaw && rx_ == Rx::kRaw
-                         ? base::Reason::kPeerDemoted
-                         : base::Reason::kProtocol);
+      // (Then maybe for urgent data: see OnLaneDown.)
+      if (tx_ == Tx::kRaw && rx_ == Rx::kRaw) ahead_ = false;
+      return Trigger(
+          tx_ == Tx::kProp || tx_ == Tx::kComm ? base::Reason::kPeerRefused
+          : tx_ == Tx::kRaw && rx_ == Rx::kRaw ? base::Reason::kPeerDemoted
+                                               : base::Reason::kProtocol);
     case CtlKind::kSwitch:
       return OnSwitch(ctl);
   }
@@ -600,8 +601,9 @@ void Stream::PeerDied(int error) {
   // After an orderly end the kernel decides what becomes of a write: it takes
   // the first, and the answer to that ends the connection.
   if (tcp_reset || so_error_ != 0) tx_broken_ = true;
-  // (The reset is of our frames' making, or will be: without them this end would
-  // have seen an orderly one, and the answer to the next write is the reset.)
+  // (The reset is of our frames' making, or will be: without them this end
+  // would have seen an orderly one, and the answer to the next write is the
+  // reset.)
   last_write_ = (tcp_reset || !raw_tx) && so_error_ == 0;
   if (last_write_) tx_broken_ = true;
   out_.Clear();
