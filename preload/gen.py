@@ -42,7 +42,7 @@ def exports(path, posix=False):
     if posix:
         print("    rcsock_posix_names;\n  local:\n    *;\n};")
         return
-    # library/: how it finds the preload, and what it leaves to it.
+    # lib/api: how it finds the preload, and what it leaves to it.
     for name in ("rcsock_preloaded", "rcs_get_lane", "rcs_get_reason",
                  "rcs_get_stream_info", "rcs_get_process_info",
                  "rcs_set_policy", "rcs_get_policy", "rcs_promote",

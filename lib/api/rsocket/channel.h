@@ -1,5 +1,5 @@
-#ifndef RCSOCK_LIBRARY_RSOCKET_CHANNEL_H_
-#define RCSOCK_LIBRARY_RSOCKET_CHANNEL_H_
+#ifndef RCSOCK_LIB_API_RSOCKET_CHANNEL_H_
+#define RCSOCK_LIB_API_RSOCKET_CHANNEL_H_
 
 #include <sys/types.h>
 #include <sys/uio.h>
@@ -153,4 +153,4 @@ class Channel {
 
 }  // namespace rcsock::rsocket
 
-#endif  // RCSOCK_LIBRARY_RSOCKET_CHANNEL_H_
+#endif  // RCSOCK_LIB_API_RSOCKET_CHANNEL_H_

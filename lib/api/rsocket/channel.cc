@@ -1,4 +1,4 @@
-#include "library/rsocket/channel.h"
+#include "lib/api/rsocket/channel.h"
 
 #include <poll.h>
 #include <sched.h>

@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "lib/include/rcsock/rcsock.h"
-#include "library/rsocket/channels.h"
+#include "lib/api/rsocket/channels.h"
 
 #define RCSOCK_EXPORT extern "C" __attribute__((visibility("default")))
 

@@ -1,9 +1,9 @@
-#ifndef RCSOCK_LIBRARY_RSOCKET_CHANNELS_H_
-#define RCSOCK_LIBRARY_RSOCKET_CHANNELS_H_
+#ifndef RCSOCK_LIB_API_RSOCKET_CHANNELS_H_
+#define RCSOCK_LIB_API_RSOCKET_CHANNELS_H_
 
 #include <memory>
 
-#include "library/rsocket/channel.h"
+#include "lib/api/rsocket/channel.h"
 
 namespace rcsock::rsocket {
 
@@ -26,4 +26,4 @@ class Channels {
 
 }  // namespace rcsock::rsocket
 
-#endif  // RCSOCK_LIBRARY_RSOCKET_CHANNELS_H_
+#endif  // RCSOCK_LIB_API_RSOCKET_CHANNELS_H_

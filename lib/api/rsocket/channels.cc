@@ -1,4 +1,4 @@
-#include "library/rsocket/channels.h"
+#include "lib/api/rsocket/channels.h"
 
 #include <poll.h>
 #include <signal.h>
