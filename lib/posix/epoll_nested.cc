@@ -4,7 +4,6 @@
 
 #include <sched.h>
 
-#include <algorithm>
 #include <cerrno>
 
 #include "lib/base/clock.h"
@@ -25,11 +24,8 @@ int EpollSet::Look(epoll_event* out, int capacity, std::uint32_t spin_us) {
     errno = ENODATA;
     return -1;
   }
-  if (tls_spin.us == ~0u) tls_spin.us = base::GetConfig().spin_us;
-  // A thread that has given up spinning, or must not, looks once.
-  const std::uint32_t most = std::min(spin_us, tls_spin.us);
   int filled = 0;
-  bool over = spin_us > 0 && most == 0;
+  bool over = false;
   std::uint64_t now = 0;
   {
     Critical critical;
@@ -43,7 +39,7 @@ int EpollSet::Look(epoll_event* out, int capacity, std::uint32_t spin_us) {
     for (unsigned turns = 1;; ++turns) {
       Rebuild();
       filled = TellDirect(out, capacity);
-      if (direct_count_ == 0 || ++undrained_ >= 8 || most == 0 ||
+      if (direct_count_ == 0 || ++undrained_ >= 8 || spin_us == 0 ||
           ready_count_.load(std::memory_order_relaxed) > 0) {
         undrained_ = 0;
         DrainPoller();
@@ -51,23 +47,24 @@ int EpollSet::Look(epoll_event* out, int capacity, std::uint32_t spin_us) {
           filled += Collect(out + filled, capacity - filled);
         }
       }
-      if (filled > 0 || most == 0) break;
+      if (filled > 0 || spin_us == 0) break;
       if ((turns & 15) != 0) continue;
       base::CpuRelax();
       if (wait_latch_.Contended()) wait_latch_.Yield();
       now = base::Ticks();
       if (start == 0) start = now;
-      if (now - start >= most * base::ticks_per_us || !HasUser()) break;
+      if (now - start >= spin_us * base::ticks_per_us || !HasUser()) break;
     }
     if (filled > 0) {
       idle_since_ = 0;
     } else if (now != 0) {
       if (idle_since_ == 0) idle_since_ = now;
+      if (tls_spin.us == ~0u) tls_spin.us = base::GetConfig().spin_us;
       over = now - idle_since_ >= tls_spin.us * base::ticks_per_us;
     }
     wait_latch_.unlock();
   }
-  if (filled > 0 || spin_us == 0) return filled;
+  if (filled > 0 || now == 0) return filled;
   if (!over && now - idle_since_ > kPureUs * base::ticks_per_us) {
     ::sched_yield();
     over = base::Ticks() - now > kBusyUs * base::ticks_per_us;
