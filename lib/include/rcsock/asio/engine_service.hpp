@@ -315,6 +315,10 @@ class engine_service
     ~work_finished() { scheduler.work_finished(); }
   };
 
+  // The reactor will tell of whatever comes, and nothing is left to do: an edge
+  // that came while the last ones were served counts.  mutex_ held.
+  bool settled() const { return armed_ && done_.empty() && !edge_; }
+
   void disarm() {  // mutex_ held
     if (!armed_) return;
     armed_ = false;
@@ -325,7 +329,7 @@ class engine_service
     clock::time_point end{};
     mutex::scoped_lock lock(mutex_);
     queued_ = false;
-    if (looking_ || (armed_ && !kick_ && done_.empty())) return;
+    if (looking_ || (settled() && !kick_)) return;
     looking_ = true;
     const std::uint64_t me = ++owner_;
     for (;;) {
@@ -333,7 +337,7 @@ class engine_service
       if (operation* op = done_.front()) {
         done_.pop();
         looking_ = false;
-        if (queued_ || (armed_ && done_.empty())) {
+        if (queued_ || settled()) {
           lock.unlock();
         } else {
           post_pump(lock);
@@ -350,10 +354,10 @@ class engine_service
         // Taken over by another thread, or by a run inside that handler.
         if (looking_ || owner_ != me) return;
         if (stopped || now > end) {
-          if (!queued_ && (!done_.empty() || !armed_)) post_pump(lock);
+          if (!queued_ && !settled()) post_pump(lock);
           return;
         }
-        if (armed_ && done_.empty()) return;
+        if (settled()) return;
         looking_ = true;
         continue;
       }
