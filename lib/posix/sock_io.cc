@@ -402,7 +402,8 @@ int Sock::WaitRx(Wait& wait, std::uint32_t seq) {
 // one side.
 int Sock::SleepOn(Wait& wait, bool tx, std::uint32_t token, std::uint32_t seq,
                   lane::Lane* lane) {
-  if (OwnFace() == Face::kLibrary && !nonblock.load(std::memory_order_relaxed)) {
+  if (OwnFace() == Face::kLibrary &&
+      !nonblock.load(std::memory_order_relaxed)) {
     // A plain fcntl may have said that nobody is to sleep.
     const long flags = ::syscall(SYS_fcntl, fd(), F_GETFL);
     if (flags >= 0 && (flags & O_NONBLOCK) != 0) {
@@ -535,8 +536,7 @@ std::uint32_t Sock::Readiness(std::uint32_t events, bool* plain, bool warm,
   }
   if (warm && lane_ != nullptr) lane_->Warm();
   rx_fast = stream_->FastRx();
-  bool pending =
-      rx_fast && (drained ? lane_->RxLanded() : lane_->RxPending());
+  bool pending = rx_fast && (drained ? lane_->RxLanded() : lane_->RxPending());
   if (pending && lane_->State() != base::Reason::kNone) [[unlikely]] {
     // A dead lane is "pending" whether or not there is anything to read.
     rx_fast = pending = false;
@@ -597,6 +597,14 @@ std::uint32_t Sock::Readiness(std::uint32_t events, bool* plain, bool warm,
       timespec now{0, 0};
       ::syscall(SYS_ppoll, &one, 1, &now, nullptr, 8);
       ready |= static_cast<std::uint16_t>(one.revents) & POLLIN;
+    }
+    if (stream_->rx() == stream::Rx::kRaw && !stream_->AtKernel() &&
+        (events & POLLPRI) != 0) {
+      // Urgent data is never read ahead, only what is before it.
+      pollfd one{fd(), POLLPRI, 0};
+      timespec now{0, 0};
+      ::syscall(SYS_ppoll, &one, 1, &now, nullptr, 8);
+      ready |= static_cast<std::uint16_t>(one.revents) & POLLPRI;
     }
     if (ready & POLLIN) ready |= POLLRDNORM;
     if (ready & POLLOUT) ready |= POLLWRNORM;
