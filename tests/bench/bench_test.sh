@@ -1,12 +1,12 @@
 #!/bin/bash
 # usage: bench_test BARE_MANY BARE_PINGPONG BARE_RING MANY ONEWAY PINGPONG
-#                   SOCKETS COUNT_SYSCALLS
+#                   PLAIN_COST SOCKETS COUNT_SYSCALLS
 #
 # Each program runs, in one command and in two, and prints one line of JSON.
 # Speed is not looked at.
 set -euo pipefail
 bare_many=$1 bare_pingpong=$2 bare_ring=$3 many=$4 oneway=$5 pingpong=$6
-sockets=$7 count_syscalls=$8
+plain_cost=$7 sockets=$8 count_syscalls=$9
 
 # expect KEY COMMAND...: one line of JSON in which KEY is a positive number
 expect() {
@@ -25,6 +25,7 @@ expect ns "$bare_pingpong" --iters 10000
 expect bytes_per_s "$bare_ring" --seconds 0.05
 expect ns "$many" --connections 50 --iters 2000
 expect ns "$many" --connections 50 --active 8 --iters 2000
+expect direct_ns "$plain_cost" --batches 20 --warm 10
 expect bytes_per_s "$oneway" --size 64 --seconds 0.05
 expect bytes_per_s "$oneway" --size 131072 --seconds 0.05
 for mode in blocking epoll nonblocking; do
