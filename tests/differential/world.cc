@@ -300,11 +300,14 @@ std::string World::Told(const Case& one, const std::vector<Moment>& before) {
   if (before.empty() || before.size() > one.ops.size()) return "";
   const int end = one.ops[before.size() - 1].end;
   const std::string& now = before.back().seen[end];
+  const auto slots = [](const std::string& seen) {
+    return seen.substr(0, seen.find(" the thread"));
+  };
   const std::size_t at = now.find("the thread had ");
   std::string told = at == std::string::npos ? "" : now.substr(at + 15);
   for (std::size_t i = before.size() - 1; i > 0; --i) {
     const Op& op = one.ops[i - 1];
-    if (before[i].seen[end] != now) break;
+    if (slots(before[i].seen[end]) != slots(now)) break;
     if (op.kind == Kind::kEpollWait && op.end == end) {
       told += " " + before[i].call;
     }
