@@ -484,6 +484,7 @@ bool Sock::TryAdopt() {
         stream_->Adopt(tx_raw_.load(std::memory_order_relaxed),
                        rx_raw_.load(std::memory_order_relaxed));
         adopted = true;
+        TakeOptions();
         if (OwnFace() == Face::kLibrary) LearnOptions();
         inode_.store(SocketInode(fd()), std::memory_order_relaxed);
         wanted_.store(false, std::memory_order_relaxed);

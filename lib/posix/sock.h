@@ -440,6 +440,7 @@ class alignas(64) Sock final : public File,
   void Settle();
   bool BackToPlain();
   bool StuckOnStash();
+  void TakeOptions();
   void PushOptions();
   void Finish(bool reset);
   void OnTimer();

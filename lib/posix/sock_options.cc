@@ -1,7 +1,9 @@
 // TCP_CORK and TCP_NODELAY of a stream that the engine owns.  They say when the
 // kernel sends what it was given; on a lane everything is sent at once, so
 // nothing is left for them to do, and programs set them for every answer.  They
-// are kept here, and told to the kernel when the stream goes back to it.
+// are kept here, and told to the kernel when the stream goes back to it.  What is
+// left on TCP meanwhile, the frames of the switch above all, must not wait for an
+// acknowledgement that the peer delays (40 ms), nor behind a cork (200 ms).
 
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -59,6 +61,22 @@ bool Sock::KeptOption(int name, int* value) {
   tx_latch.unlock();
   *value = (kept & Value(i)) != 0 ? 1 : 0;
   return (kept & Kept(i)) != 0;
+}
+
+void Sock::TakeOptions() {
+  const int saved = errno;
+  for (int i = 0; i < 2; ++i) {
+    const int flowing = kNames[i] == TCP_NODELAY ? 1 : 0;
+    int value = flowing;
+    socklen_t size = sizeof value;
+    ::syscall(SYS_getsockopt, fd(), IPPROTO_TCP, kNames[i], &value, &size);
+    if ((value != 0) == (flowing != 0)) continue;
+    ::syscall(SYS_setsockopt, fd(), IPPROTO_TCP, kNames[i], &flowing,
+              sizeof flowing);
+    kept_options_ = static_cast<std::uint8_t>(
+        (kept_options_ & ~Value(i)) | Kept(i) | (value != 0 ? Value(i) : 0u));
+  }
+  errno = saved;
 }
 
 void Sock::PushOptions() {

@@ -34,8 +34,6 @@ constexpr int kCompletionBatch = 64;
 constexpr int kBatchesPerTurn = 4;
 
 constexpr int kMaxBinders = 256;
-constexpr std::uint64_t kPlainNs = 1'000'000'000;
-constexpr std::size_t kMaxPlain = 1024;
 
 // Asio tells nobody the descriptors of its reactor, and a forked child has to
 // close them.  Access checks do not apply to an explicit instantiation.
@@ -350,22 +348,20 @@ bool Core::RandomBytes(void* to, std::size_t length) {
   return ::getrandom(to, length, 0) == static_cast<ssize_t>(length);
 }
 
-bool Core::RecentlyPlain(const Address& address, std::uint16_t port) {
-  auto it = plain_.find({address, port});
-  if (it == plain_.end()) return false;
-  if (base::NowNs() < it->second) return true;
-  plain_.erase(it);
-  return false;
+void Core::Enqueue(std::weak_ptr<Session> session) {
+  queue_.push_back(std::move(session));
 }
 
-void Core::RememberPlain(const Address& address, std::uint16_t port) {
-  const std::uint64_t now = base::NowNs();
-  if (plain_.size() >= kMaxPlain) {
-    std::erase_if(plain_,
-                  [now](const auto& item) { return item.second <= now; });
-    if (plain_.size() >= kMaxPlain) plain_.clear();
-  }
-  plain_[{address, port}] = now + kPlainNs;
+void Core::NextInQueue() {
+  if (queue_.empty()) return;
+  boost::asio::post(io, [this] {
+    Step hold(this);
+    while (MayBind() && !queue_.empty()) {
+      const std::shared_ptr<Session> next = queue_.front().lock();
+      queue_.pop_front();
+      if (next != nullptr) next->FromQueue();
+    }
+  });
 }
 
 // --- From any thread

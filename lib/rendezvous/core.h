@@ -7,7 +7,7 @@
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/posix/stream_descriptor.hpp>
 #include <boost/asio/steady_timer.hpp>
-#include <map>
+#include <deque>
 #include <memory>
 #include <optional>
 #include <unordered_map>
@@ -18,6 +18,7 @@
 #include "lib/rendezvous/anchors.h"
 #include "lib/rendezvous/channel.h"
 #include "lib/rendezvous/inspection.h"
+#include "lib/rendezvous/recent.h"
 #include "lib/rendezvous/rendezvous.h"
 #include "lib/rendezvous/sources.h"
 #include "lib/rendezvous/wire.h"
@@ -56,6 +57,10 @@ class Core {
   std::uint32_t NextEpoch();
   bool RandomBytes(void* to, std::size_t length);
   bool MayBind() const { return binders < max_binders; }
+  // Calls its FromQueue when it may bind, in the order of coming.
+  void Enqueue(std::weak_ptr<Session> session);
+  // A binder has gone.
+  void NextInQueue();
 
   // --- RDMA
   // --------------------------------------------------------------------
@@ -66,9 +71,10 @@ class Core {
   void AddRdmaLane(const lane::Lane* lane,
                    std::shared_ptr<Connection> connection);
 
-  // Connectors whose peer turned out plain.
-  bool RecentlyPlain(const Address& address, std::uint16_t port);
-  void RememberPlain(const Address& address, std::uint16_t port);
+  // Where a connector found nobody under rcsock.
+  Recent plain{1'000'000'000};
+  // Where one found its peer: whoever is missing there is late, not plain.
+  Recent met{10'000'000'000};
 
   // --- Called by Conductor (any)
   // -----------------------------------------------
@@ -150,7 +156,7 @@ class Core {
   std::vector<std::shared_ptr<PeerLink>> links_;
   std::unique_ptr<Rdma> rdma_;
   std::uint32_t epoch_ = 0;
-  std::map<std::pair<Address, std::uint16_t>, std::uint64_t> plain_;
+  std::deque<std::weak_ptr<Session>> queue_;
   std::unordered_map<std::uint64_t, std::unique_ptr<boost::asio::steady_timer>>
       timers_;
 

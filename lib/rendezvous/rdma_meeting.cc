@@ -79,7 +79,7 @@ void RdmaMeeting::Begin(const Address& local, std::uint32_t scope,
   }
   if (session_->role() == stream::Role::kConnector) {
     give_up_ = std::chrono::steady_clock::now() + kMeetLimit;
-    if (!core_->RecentlyPlain(peer_, peer_port_)) return Queue();
+    if (!core_->plain.Has(peer_, peer_port_)) return Queue();
     // One look, once that is forgotten.
     give_up_ = {};
     state_ = State::kPausing;
@@ -140,7 +140,7 @@ void RdmaMeeting::OnTurn() {
   give_up_ += std::chrono::steady_clock::now() - queued_;
   if (session_->cancelled()) return Fail(base::Reason::kNone, false);
   // What stood before it in the queue may have found out.
-  if (core_->RecentlyPlain(peer_, peer_port_)) {
+  if (core_->plain.Has(peer_, peer_port_)) {
     return Fail(base::Reason::kPeerPlain, false);
   }
   TakePlace();
@@ -265,7 +265,7 @@ void RdmaMeeting::TryAgain(base::Reason if_late) {
     return;
   }
   if (if_late == base::Reason::kPeerPlain) {
-    core_->RememberPlain(peer_, peer_port_);
+    core_->plain.Note(peer_, peer_port_);
   }
   Fail(if_late, false);
 }
@@ -303,7 +303,7 @@ void RdmaMeeting::OnRep(const CmEvent& event) {
       return Fail(base::Reason::kPeerKey, true);
     case Parsed::kForeign:
       // Some other program's listener.
-      core_->RememberPlain(peer_, peer_port_);
+      core_->plain.Note(peer_, peer_port_);
       return Fail(base::Reason::kPeerPlain, false);
   }
   if (rep.epoch != epoch_) return Fail(base::Reason::kProtocol, false);

@@ -22,6 +22,11 @@ using std::chrono::milliseconds;
 // look within milliseconds of each other.
 constexpr milliseconds kMeetLimit{1000};
 constexpr milliseconds kTalkLimit{1000};
+// A burst of thousands passes by a few hundred at a time.
+constexpr milliseconds kQueueLimit{20000};
+// Who has accepted cannot know that it was a service under rcsock that
+// connected.
+constexpr milliseconds kAcceptorLimit{5000};
 // The other end's application may be in a kernel call that leaves no gap.
 constexpr milliseconds kAdoptLimit{2000};
 // Somebody is between bind and listen, or has just left: 1, 2, 4, 8, 16 ms.
@@ -68,7 +73,8 @@ void Session::Begin() {
     return Fail(base::Reason::kPolicy, true);
   }
   remembered_plain_ = role_ == stream::Role::kConnector &&
-                      core_->RecentlyPlain(peer_address_, peer_port_);
+                      core_->plain.Has(peer_address_, peer_port_);
+  local_port_ = local_port;
   tuple_ =
       MakeTuple(role_, local_address, local_port, peer_address_, peer_port_);
   if (!NewNonce()) return Fail(base::Reason::kLaneError, false);
@@ -104,9 +110,8 @@ void Session::TryName() {
       return Fail(ErrnoReason(errno), false);
     }
     if (!may_bind && errno != EAGAIN) {
-      return Fail(
-          remembered_plain_ ? base::Reason::kPeerPlain : base::Reason::kTooMany,
-          false);
+      if (!remembered_plain_) return Queue();
+      return Fail(base::Reason::kPeerPlain, false);
     }
     return RetrySoon(base::Reason::kPeerPlain);
   }
@@ -118,6 +123,25 @@ void Session::RetrySoon(base::Reason if_exhausted) {
   if (tries_ == kMaxTries) return Fail(if_exhausted, false);
   state_ = State::kStart;
   StartTimer(milliseconds(1 << tries_++));
+}
+
+void Session::Queue() {
+  const auto now = std::chrono::steady_clock::now();
+  if (!patience_) {
+    patience_ = now + (role_ == stream::Role::kConnector ? kQueueLimit
+                                                         : kAcceptorLimit);
+  }
+  if (now >= *patience_) return Fail(base::Reason::kTooMany, false);
+  state_ = State::kQueued;
+  StartTimer(std::chrono::ceil<milliseconds>(*patience_ - now));
+  core_->Enqueue(weak_from_this());
+}
+
+void Session::FromQueue() {
+  if (state_ != State::kQueued) return;
+  if (cancelled()) return Fail(base::Reason::kNone, false);
+  state_ = State::kStart;
+  TryName();
 }
 
 void Session::Bound(base::UniqueFd fd) {
@@ -311,6 +335,7 @@ void Session::Deliver() {
   const std::shared_ptr<PeerLink> link = std::move(link_);
   link->Delivered(index_, seeker_);
   core_->lanes[lane_.get()] = {link, index_, epoch_};
+  core_->met.Note(peer_address_, ServicePort());
   Finish();
   seeker_->OnLink(link->link(), index_);
   seeker_->LaneOpen(std::move(lane_), epoch_, mine_, peers_, true);
@@ -347,10 +372,19 @@ void Session::OnTimer() {
     case State::kStart:
       return TryName();
     case State::kBinder:
+      if (core_->met.Has(peer_address_, ServicePort())) {
+        // It is late, or in its process's queue: to the end of ours.
+        CloseListener();
+        Queue();
+        core_->NextInQueue();
+        return;
+      }
       if (role_ == stream::Role::kConnector) {
-        core_->RememberPlain(peer_address_, peer_port_);
+        core_->plain.Note(peer_address_, peer_port_);
       }
       return Fail(base::Reason::kPeerPlain, false);
+    case State::kQueued:
+      return Fail(base::Reason::kTooMany, false);
     case State::kAdopting:
       return Fail(base::Reason::kBusy, false);
     case State::kDone:
@@ -365,6 +399,7 @@ void Session::CloseListener() {
   if (listener_.is_open()) listener_.release();
   listener_fd_.reset();
   --core_->binders;
+  core_->NextInQueue();
 }
 
 void Session::CloseChannel() {

@@ -6,6 +6,7 @@
 #include <boost/asio/steady_timer.hpp>
 #include <chrono>
 #include <memory>
+#include <optional>
 
 #include "lib/rendezvous/address.h"
 #include "lib/rendezvous/channel.h"
@@ -32,6 +33,8 @@ class Session : public ChannelOwner,
   // Ends the attempt, with a word to the seeker unless it is cancelled.
   void Fail(base::Reason reason, bool final);
   void Adopted();
+  // A place to wait at its name is free.
+  void FromQueue();
 
   // --- For the link
   // -------------------------------------------------------------- True if this
@@ -66,6 +69,7 @@ class Session : public ChannelOwner,
  private:
   enum class State {
     kStart,
+    kQueued,    // too many are waited for
     kBinder,    // listening at the name
     kHello,     // connected; HELLO sent
     kWaitLink,  // decider: the link is being made
@@ -77,6 +81,10 @@ class Session : public ChannelOwner,
 
   void TryName();
   void RetrySoon(base::Reason if_exhausted);
+  void Queue();
+  std::uint16_t ServicePort() const {
+    return role_ == stream::Role::kConnector ? peer_port_ : local_port_;
+  }
   void Bound(base::UniqueFd fd);
   void WaitAccept();
   void OnAccept();
@@ -100,9 +108,12 @@ class Session : public ChannelOwner,
   Tuple tuple_{};
   Address peer_address_{};
   std::uint16_t peer_port_ = 0;
+  std::uint16_t local_port_ = 0;
   bool listed_ = false;            // in the core's table of tuples
   bool remembered_plain_ = false;  // nobody was there a moment ago: do not wait
   int tries_ = 0;
+  // How long it has to find its peer; none until it has queued.
+  std::optional<std::chrono::steady_clock::time_point> patience_;
 
   base::UniqueFd listener_fd_;
   boost::asio::posix::stream_descriptor listener_;
