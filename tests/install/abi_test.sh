@@ -2,18 +2,20 @@
 # The library exports what its symbols file says, no more and no less: a symbol
 # that goes breaks programs, one that comes belongs into the file with its version.
 #
-# usage: abi_test.sh LIBRARY SYMBOLS-FILE
+# usage: abi_test.sh SYMBOLS-FILE LIBRARY...
 set -euo pipefail
-library=$(realpath "$1")
-symbols=$(realpath "$2")
+symbols=$(realpath "$1")
+shift
+libraries=()
+for library; do libraries+=("-e$(realpath "$library")"); done
 work=${TEST_TMPDIR:-$(mktemp -d)}
 mkdir -p "$work/debian"
 cd "$work"
 printf 'Source: rcsock\n\nPackage: librcsock0\nArchitecture: amd64\n' >debian/control
-dpkg-gensymbols -v0.1.0 -plibrcsock0 "-e$library" "-I$symbols" -c4 -O/dev/null
+dpkg-gensymbols -v0.1.0 -plibrcsock0 "${libraries[@]}" "-I$symbols" -c4 -O/dev/null
 # The check can fail: without one of its lines it does.
 grep -v ' rcs_epoll_arm@' "$symbols" >less
-if dpkg-gensymbols -v0.1.0 -plibrcsock0 "-e$library" -Iless -c4 -O/dev/null >/dev/null 2>&1; then
+if dpkg-gensymbols -v0.1.0 -plibrcsock0 "${libraries[@]}" -Iless -c4 -O/dev/null >/dev/null 2>&1; then
   echo "FAILED: a new symbol was not noticed" >&2
   exit 1
 fi
