@@ -29,11 +29,13 @@ constexpr std::uint32_t kHeadroom = 16;
 // What a Post adds to the queue at once, at most.
 constexpr std::uint32_t kPostWrs = 20;
 
-// When this thread has last sent on any lane.
-thread_local constinit std::uint64_t tls_post_ended
-    __attribute__((tls_model("initial-exec"))) = 0;
-
 }  // namespace
+
+// When this thread has last sent on any lane.  (In no anonymous namespace: see
+// sleepers.cc.)
+extern thread_local constinit std::uint64_t tls_post_ended
+    __attribute__((tls_model("initial-exec")));
+thread_local constinit std::uint64_t tls_post_ended = 0;
 
 std::uint64_t QpLane::InFlight() const {
   const std::uint64_t done = done_wrs_.load(std::memory_order_seq_cst);

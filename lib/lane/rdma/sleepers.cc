@@ -16,15 +16,20 @@
 #include "lib/base/critical.h"
 
 namespace rcsock::lane::rdma {
-namespace {
 
 // The set that this thread has taken and not put back: a handler has jumped out
 // of its sleep.
-struct Held {
+struct HeldSet {
   std::uint64_t group = 0;
   int slot = 0;
 };
-thread_local constinit Held tls_held __attribute__((tls_model("initial-exec")));
+// (In no anonymous namespace: gold loses the symbol of a local variable of this
+// model, and the address is then another variable's.)
+extern thread_local constinit HeldSet tls_held
+    __attribute__((tls_model("initial-exec")));
+thread_local constinit HeldSet tls_held;
+
+namespace {
 
 bool Watch(int set, int fd) {
   epoll_event event{};
