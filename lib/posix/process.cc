@@ -302,6 +302,9 @@ void BeforeExec(bool spawn) {
       } else if (!sock->PinForExec()) {
         base::Log("fd %d: its peer did not answer before exec", sock->fd());
       }
+    } else if (!closes && sock->Engaged()) {
+      // Adopted between here and the exec, what it read would go with us.
+      sock->PinForExec();
     }
     sock->Fold(&total);
     // What stays open goes on being held, by the new program.
