@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "lib/base/bytes.h"
 #include "lib/base/log.h"
 
 namespace rcsock::base {
@@ -32,31 +33,10 @@ std::uint64_t Number(const char* name, std::uint64_t fallback) {
 std::uint64_t Bytes(const char* name, std::uint64_t fallback) {
   const char* text = std::getenv(name);
   if (text == nullptr || *text == '\0') return fallback;
-  char* end = nullptr;
-  const unsigned long long value = std::strtoull(text, &end, 10);
-  int shift = 0;
-  switch (*end) {
-    case 'k':
-    case 'K':
-      shift = 10;
-      break;
-    case 'm':
-    case 'M':
-      shift = 20;
-      break;
-    case 'g':
-    case 'G':
-      shift = 30;
-      break;
-    default:
-      break;
-  }
-  if (end == text || *text == '-' || *(end + (shift != 0)) != '\0' ||
-      value > ~std::uint64_t{0} >> shift) {
-    Log("%s=%s is not a number of bytes (K, M, G): ignored", name, text);
-    return fallback;
-  }
-  return value << shift;
+  std::uint64_t bytes = 0;
+  if (ParseBytes(text, &bytes)) return bytes;
+  Log("%s=%s is not a number of bytes (K, M, G): ignored", name, text);
+  return fallback;
 }
 
 // Now, and not when the first stream needs it: a daemon may change its user,

@@ -18,12 +18,6 @@
 namespace rcsock::posix::hook {
 namespace {
 
-// Null, near it, or the kernel's half: what no program can have mapped.  (The
-// kernel says EFAULT for any bad address; others end the program here.)
-bool Null(const void* pointer) {
-  return reinterpret_cast<std::intptr_t>(pointer) < 4096;
-}
-
 // False where the kernel refuses the vector, and says why better than we could.
 bool Total(const iovec* iov, long count, std::size_t* total) {
   if (count < 0 || count > IOV_MAX || (count > 0 && Null(iov))) return false;
@@ -101,8 +95,9 @@ ssize_t readv(int fd, const iovec* iov, int count) {
   Sock* sock = LookupSock(fd);
   if (sock == nullptr) return real::readv(fd, iov, count);
   std::size_t total = 0;
-  if (!Total(iov, count, &total)) return real::readv(fd, iov, count);
-  if (total == 0) return real::readv(fd, iov, count);
+  if (!Total(iov, count, &total) || total == 0) {
+    return real::readv(fd, iov, count);
+  }
   return sock->Recv(fd, iov, count, total, 0,
                     [&] { return real::readv(fd, iov, count); });
 }
@@ -331,10 +326,9 @@ ssize_t preadv2(int fd, const iovec* iov, int count, off_t offset, int flags) {
     return real::preadv2(fd, iov, count, offset, flags);
   }
   std::size_t total = 0;
-  if (!Total(iov, count, &total)) {
+  if (!Total(iov, count, &total) || total == 0) {
     return real::preadv2(fd, iov, count, offset, flags);
   }
-  if (total == 0) return real::preadv2(fd, iov, count, offset, flags);
   return sock->Recv(
       fd, iov, count, total, (flags & RWF_NOWAIT) ? MSG_DONTWAIT : 0,
       [&] { return real::preadv2(fd, iov, count, offset, flags); });
@@ -346,10 +340,9 @@ ssize_t pwritev2(int fd, const iovec* iov, int count, off_t offset, int flags) {
     return real::pwritev2(fd, iov, count, offset, flags);
   }
   std::size_t total = 0;
-  if (!Total(iov, count, &total)) {
+  if (!Total(iov, count, &total) || total == 0) {
     return real::pwritev2(fd, iov, count, offset, flags);
   }
-  if (total == 0) return real::pwritev2(fd, iov, count, offset, flags);
   return sock->Send(
       fd, iov, count, total, (flags & RWF_NOWAIT) ? MSG_DONTWAIT : 0,
       [&] { return real::pwritev2(fd, iov, count, offset, flags); });

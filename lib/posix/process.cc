@@ -296,15 +296,14 @@ void BeforeExec(bool spawn) {
   Sock::LeaveRemoteLanes(base::NowNs() + 5'000'000'000);
   ForEachSock([&](Sock* sock) {
     const bool closes = !KeptByExec(sock);
-    if (sock->mode() == Mode::kEngine) {
-      if (closes) {
+    if (closes) {
+      if (sock->mode() == Mode::kEngine) {
         sock->FlushAtExit(base::NowNs() + 1'000'000'000);
-      } else if (!sock->PinForExec()) {
-        base::Log("fd %d: its peer did not answer before exec", sock->fd());
       }
-    } else if (!closes && sock->Engaged()) {
-      // Adopted between here and the exec, what it read would go with us.
-      sock->PinForExec();
+    } else if (sock->Engaged() && !sock->PinForExec()) {
+      // (One that only looks for its peer is pinned too: adopted on the way,
+      // what it reads would go with us.)
+      base::Log("fd %d: its peer did not answer before exec", sock->fd());
     }
     sock->Fold(&total);
     // What stays open goes on being held, by the new program.

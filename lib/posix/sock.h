@@ -31,6 +31,13 @@ struct Stats;
 // with other holders of the connection.
 enum class Mode : std::uint8_t { kPlain, kEngine, kUnread };
 
+// Null, what lies beside it, or the kernel's half: what no program can have
+// mapped.  (The kernel says EFAULT for any bad address; with any other one the
+// program ends here, as it does in memcpy.)
+inline bool Null(const void* pointer) {
+  return reinterpret_cast<std::intptr_t>(pointer) < 4096;
+}
+
 // A TCP socket of the application: one per open description.
 //
 // Latches: tx before rx; both for every transition of the stream.  Neither is
@@ -313,13 +320,10 @@ class alignas(64) Sock final : public File,
 
   void Reset();
   void ApplyRules(int fd, const sockaddr* address);
-  // Whether a lane could not read or write there although the kernel would only
-  // say EFAULT: null, what lies beside it, and the kernel's half.  (Any other bad
-  // address ends the program, as it does in memcpy.)
+  // Whether a lane could not read or write there.
   static bool Null(const iovec* iov, int count) {
     for (int i = 0; i < count; ++i) {
-      if (reinterpret_cast<std::intptr_t>(iov[i].iov_base) < 4096 &&
-          iov[i].iov_len > 0) [[unlikely]] {
+      if (posix::Null(iov[i].iov_base) && iov[i].iov_len > 0) [[unlikely]] {
         return true;
       }
     }

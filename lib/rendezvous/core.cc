@@ -348,19 +348,13 @@ bool Core::RandomBytes(void* to, std::size_t length) {
   return ::getrandom(to, length, 0) == static_cast<ssize_t>(length);
 }
 
-void Core::Enqueue(std::weak_ptr<Session> session) {
-  queue_.push_back(std::move(session));
-}
-
 void Core::NextInQueue() {
-  if (queue_.empty()) return;
+  if (queue.empty()) return;
+  // Later: the caller is in the middle of something.
   boost::asio::post(io, [this] {
     Step hold(this);
-    while (MayBind() && !queue_.empty()) {
-      const std::shared_ptr<Session> next = queue_.front().lock();
-      queue_.pop_front();
-      if (next != nullptr) next->FromQueue();
-    }
+    queue.Advance([this] { return MayBind(); },
+                  [](Session* next) { next->FromQueue(); });
   });
 }
 

@@ -7,7 +7,6 @@
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/posix/stream_descriptor.hpp>
 #include <boost/asio/steady_timer.hpp>
-#include <deque>
 #include <memory>
 #include <optional>
 #include <unordered_map>
@@ -21,6 +20,7 @@
 #include "lib/rendezvous/recent.h"
 #include "lib/rendezvous/rendezvous.h"
 #include "lib/rendezvous/sources.h"
+#include "lib/rendezvous/waiting_line.h"
 #include "lib/rendezvous/wire.h"
 
 namespace rcsock::rendezvous {
@@ -57,8 +57,8 @@ class Core {
   std::uint32_t NextEpoch();
   bool RandomBytes(void* to, std::size_t length);
   bool MayBind() const { return binders < max_binders; }
-  // Calls its FromQueue when it may bind, in the order of coming.
-  void Enqueue(std::weak_ptr<Session> session);
+  // Of sessions that may bind when fewer others do.
+  WaitingLine<Session> queue;
   // A binder has gone.
   void NextInQueue();
 
@@ -156,7 +156,6 @@ class Core {
   std::vector<std::shared_ptr<PeerLink>> links_;
   std::unique_ptr<Rdma> rdma_;
   std::uint32_t epoch_ = 0;
-  std::deque<std::weak_ptr<Session>> queue_;
   std::unordered_map<std::uint64_t, std::unique_ptr<boost::asio::steady_timer>>
       timers_;
 

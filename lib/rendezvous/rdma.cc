@@ -151,7 +151,7 @@ bool Rdma::TakeTurn(const std::shared_ptr<RdmaMeeting>& meeting) {
     ++connecting_;
     return true;
   }
-  queue_.push_back(meeting);
+  queue_.Add(meeting);
   return false;
 }
 
@@ -173,13 +173,11 @@ void Rdma::EndTurn() {
     Step step(core);
     Rdma* self = core->rdma();
     if (self == nullptr) return;
-    while (self->connecting_ < kMaxConnecting && !self->queue_.empty()) {
-      auto next = self->queue_.front().lock();
-      self->queue_.pop_front();
-      if (next == nullptr || !next->queued()) continue;
-      ++self->connecting_;
-      next->OnTurn();
-    }
+    self->queue_.Advance([self] { return self->connecting_ < kMaxConnecting; },
+                         [self](RdmaMeeting* next) {
+                           ++self->connecting_;
+                           next->OnTurn();
+                         });
   });
 }
 

@@ -15,6 +15,7 @@
 #include "lib/rendezvous/directory.h"
 #include "lib/rendezvous/rdma_wire.h"
 #include "lib/rendezvous/rendezvous.h"
+#include "lib/rendezvous/waiting_line.h"
 
 namespace rcsock::rendezvous {
 
@@ -124,7 +125,7 @@ class Rdma {
   std::set<stream::Nonce> used_;
   std::deque<stream::Nonce> used_order_;
   int connecting_ = 0;
-  std::deque<std::weak_ptr<RdmaMeeting>> queue_;
+  WaitingLine<RdmaMeeting> queue_;
   std::uintptr_t last_cookie_ = 0;
   std::unordered_map<void*, RdmaMeeting*> cookies_;
 };

@@ -134,11 +134,10 @@ void Session::Queue() {
   if (now >= *patience_) return Fail(base::Reason::kTooMany, false);
   state_ = State::kQueued;
   StartTimer(std::chrono::ceil<milliseconds>(*patience_ - now));
-  core_->Enqueue(weak_from_this());
+  core_->queue.Add(weak_from_this());
 }
 
 void Session::FromQueue() {
-  if (state_ != State::kQueued) return;
   if (cancelled()) return Fail(base::Reason::kNone, false);
   state_ = State::kStart;
   TryName();

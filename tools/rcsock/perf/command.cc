@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "lib/base/bytes.h"
 #include "tools/rcsock/perf/client.h"
 #include "tools/rcsock/perf/compare.h"
 #include "tools/rcsock/perf/error.h"
@@ -46,37 +47,9 @@ after Ctrl-C.
 
 // "64K" is 65,536.
 std::uint64_t ParseSize(const std::string& text) {
-  std::size_t end = 0;
-  std::uint64_t value = 0;
-  try {
-    if (text.empty() || text[0] < '0' || text[0] > '9') throw 0;
-    value = std::stoull(text, &end);
-  } catch (...) {
-    throw CLI::ValidationError(text + " is not a size");
-  }
-  unsigned shift = 0;
-  if (end + 1 == text.size()) {
-    switch (text[end++]) {
-      case 'k':
-      case 'K':
-        shift = 10;
-        break;
-      case 'm':
-      case 'M':
-        shift = 20;
-        break;
-      case 'g':
-      case 'G':
-        shift = 30;
-        break;
-      default:
-        end = 0;
-    }
-  }
-  if (end != text.size() || value > UINT64_MAX >> shift) {
-    throw CLI::ValidationError(text + " is not a size (64, 4K, 1M, 2G)");
-  }
-  return value << shift;
+  std::uint64_t bytes = 0;
+  if (base::ParseBytes(text.c_str(), &bytes)) return bytes;
+  throw CLI::ValidationError(text + " is not a size (64, 4K, 1M, 2G)");
 }
 
 // A size between its bounds.
