@@ -5,8 +5,9 @@ usage: count_tests.py DIRECTORY CONFIG...
 
 DIRECTORY holds, for each CONFIG, CONFIG.json (what --build_event_json_file
 wrote), CONFIG.status (bazel's exit status), and if tests were left out
-CONFIG.skipped (their labels).  Lists what was skipped and what failed, then
-prints `N passed, N failed, N skipped`, and fails if any failed.
+CONFIG.skipped (their labels).  Lists what was skipped, what passed only on a
+second or third try, and what failed, then prints `N passed, N failed, N
+skipped`, and fails if any failed.
 """
 
 import json
@@ -15,8 +16,9 @@ import sys
 
 
 def results(path):
-    """{label: passed} of the tests that ran or could not be built."""
-    tests, is_test = {}, set()
+    """{label: passed} of the tests that ran or could not be built, and those
+    of them that needed more than one try."""
+    tests, is_test, retried = {}, set(), []
     text = path.read_text() if path.exists() else ""
     for line in text.splitlines():
         try:
@@ -34,16 +36,20 @@ def results(path):
                 tests[label] = False  # not built
         elif "testSummary" in ident:
             status = event["testSummary"]["overallStatus"]
-            # FLAKY: a target that says it may need a second try has passed.
-            tests[ident["testSummary"]["label"]] = status in ("PASSED", "FLAKY")
-    return tests
+            label = ident["testSummary"]["label"]
+            # FLAKY: it has passed, but not at once.
+            tests[label] = status in ("PASSED", "FLAKY")
+            if status == "FLAKY":
+                retried.append(label)
+    return tests, retried
 
 
 def main():
     directory = pathlib.Path(sys.argv[1])
-    passed, failed, skipped = 0, [], []
+    passed, failed, skipped, again = 0, [], [], []
     for config in sys.argv[2:]:
-        tests = results(directory / f"{config}.json")
+        tests, retried = results(directory / f"{config}.json")
+        again += [f"{label} ({config})" for label in retried]
         status = int((directory / f"{config}.status").read_text())
         passed += sum(tests.values())
         bad = [f"{label} ({config})" for label, ok in tests.items() if not ok]
@@ -57,6 +63,8 @@ def main():
                         for label in left_out.read_text().split()]
     for line in skipped:
         print(f"SKIPPED: {line}")
+    for line in again:
+        print(f"NOT AT ONCE: {line}")
     for line in failed:
         print(f"FAILED: {line}")
     print(f"{passed} passed, {len(failed)} failed, {len(skipped)} skipped")
