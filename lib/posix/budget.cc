@@ -403,8 +403,8 @@ void Sock::LeaveRemoteLanes(std::uint64_t deadline_ns) {
       Conductor::IfRunning() == nullptr) {
     return;
   }
-  const std::vector<Shared> leaving = Remotes();
-  for (const Shared& sock : leaving) {
+  const std::vector<Shared> remotes = Remotes();
+  for (const Shared& sock : remotes) {
     sock->tx_latch.lock();
     sock->rx_latch.lock();
     if (sock->mode() == Mode::kEngine && sock->stream_ != nullptr &&
@@ -416,7 +416,7 @@ void Sock::LeaveRemoteLanes(std::uint64_t deadline_ns) {
     sock->rx_latch.unlock();
     sock->tx_latch.unlock();
   }
-  for (const Shared& sock : leaving) {
+  for (const Shared& sock : remotes) {
     for (;;) {
       sock->tx_latch.lock();
       sock->rx_latch.lock();
@@ -431,7 +431,7 @@ void Sock::LeaveRemoteLanes(std::uint64_t deadline_ns) {
       ::nanosleep(&brief, nullptr);
     }
   }
-  for (const Shared& sock : leaving) sock->FlushAtExit(deadline_ns);
+  for (const Shared& sock : remotes) sock->FlushAtExit(deadline_ns);
 }
 
 }  // namespace rcsock::posix

@@ -67,14 +67,14 @@ std::size_t TupleHash::operator()(const Tuple& tuple) const {
 
 socklen_t MeetingName(const Tuple& tuple, sockaddr_un* name) {
   constexpr char kPrefix[] = "rcsock/1/";
-  constexpr char kHex[] = "0123456789abcdef";
+  static constexpr char kHex[] = "0123456789abcdef";
   static_assert(1 + sizeof kPrefix - 1 + 2 * 36 <= sizeof name->sun_path);
   std::memset(name, 0, sizeof *name);
   name->sun_family = AF_UNIX;
   char* out = name->sun_path + 1;  // the leading 0 makes the name abstract
   std::memcpy(out, kPrefix, sizeof kPrefix - 1);
   out += sizeof kPrefix - 1;
-  auto put = [&out, &kHex](std::uint8_t byte) {
+  auto put = [&out](std::uint8_t byte) {
     *out++ = kHex[byte >> 4];
     *out++ = kHex[byte & 15];
   };

@@ -199,14 +199,14 @@ bool Directory::TryOwn() {
 
 socklen_t Directory::Name(sockaddr_un* name) const {
   constexpr char kPrefix[] = "rcsock/1/rdma/";
-  constexpr char kHex[] = "0123456789abcdef";
+  static constexpr char kHex[] = "0123456789abcdef";
   static_assert(1 + sizeof kPrefix - 1 + 2 * 18 <= sizeof name->sun_path);
   std::memset(name, 0, sizeof *name);
   name->sun_family = AF_UNIX;
   char* out = name->sun_path + 1;  // the leading 0 makes the name abstract
   std::memcpy(out, kPrefix, sizeof kPrefix - 1);
   out += sizeof kPrefix - 1;
-  auto put = [&out, &kHex](std::uint8_t byte) {
+  auto put = [&out](std::uint8_t byte) {
     *out++ = kHex[byte >> 4];
     *out++ = kHex[byte & 15];
   };

@@ -63,7 +63,7 @@ ShmLane::ShmLane(std::shared_ptr<LinkState> link, int index)
       link_(link.get()),
       light_fence_(link->PeerFences()),
       side_(static_cast<std::uint8_t>(link->side())),
-      tx_(table_.data(), kGeometry),
+      tx_(table_, kGeometry),
       rx_(kGeometry),
       link_owner_(std::move(link)),
       index_(index),

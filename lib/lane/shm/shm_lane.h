@@ -1,7 +1,6 @@
 #ifndef RCSOCK_LIB_LANE_SHM_SHM_LANE_H_
 #define RCSOCK_LIB_LANE_SHM_SHM_LANE_H_
 
-#include <array>
 #include <atomic>
 #include <memory>
 #include <new>
@@ -179,7 +178,7 @@ class ShmLane final : public Lane {
   std::byte* const tx_bytes_;
   const std::byte* const rx_bytes_;
 
-  std::array<ring::Sent, kSlots> table_;
+  ring::Sent table_[kSlots];
 };
 
 }  // namespace rcsock::lane::shm
