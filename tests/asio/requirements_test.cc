@@ -253,7 +253,8 @@ TYPED_TEST(Stream, Wait) {
     EXPECT_FALSE(e);
     calls += 10;
   });
-  this->io_.run_for(std::chrono::milliseconds(50));
+  RunUntil(this->io_, [&] { return calls >= 10; });
+  this->io_.poll();
   EXPECT_EQ(calls, 10);
   net::write(p.b, net::buffer("abc", 3));
   RunUntil(this->io_, [&] { return calls == 11; });
