@@ -1,5 +1,6 @@
 #include "lib/rendezvous/rdma_meeting.h"
 
+#include <algorithm>
 #include <cerrno>
 #include <utility>
 
@@ -51,6 +52,13 @@ rdma_conn_param Parameters(const void* data, std::size_t length) {
   parameters.retry_count = kRetries;
   parameters.rnr_retry_count = kRnrForEver;
   return parameters;
+}
+
+// No private data; rxe gives zeros.
+bool IsEmpty(const CmEvent& event) {
+  return std::all_of(event.data.begin(),
+                     event.data.begin() + static_cast<long>(event.length),
+                     [](std::uint8_t byte) { return byte == 0; });
 }
 
 void SetAckTimeout(rdma_cm_id* id) {
@@ -323,11 +331,13 @@ void RdmaMeeting::OnRejected(const CmEvent& event) {
     case Parsed::kKey:
       return Fail(base::Reason::kPeerKey, true);
     case Parsed::kForeign: {
-      // Nobody listens, or not one of us.
+      // Nobody listens, or not one of us.  Without a word: from the kernel, for
+      // a directory whose process has just died; another is about to take over.
       const bool nobody =
           event.status == kIbNoListener || event.status == -ECONNREFUSED;
       RCSOCK_LOG(2, "rejected by another than us: status %d", event.status);
       if (nobody) return TryAgain(base::Reason::kPeerPlain);
+      if (IsEmpty(event)) return TryAgain(base::Reason::kRdmaRejected);
       return Fail(base::Reason::kRdmaRejected, false);
     }
   }

@@ -172,6 +172,36 @@ TEST_F(RdmaTest, AnotherTakesTheDirectoryOver) {
   ExpectKilled(holder);
 }
 
+// The process that holds the port dies with the REQ in its hands, and the
+// kernel answers for it; the connector finds the one that comes after it.
+TEST_F(RdmaTest, TheHolderDiesWithTheRequest) {
+  const TcpPair pair = MakeDevicePair();
+  Barrier held;
+  const pid_t holder = Spawn([&] {
+    RawCm raw;
+    ASSERT_TRUE(raw.Listen(ServicePortOf(pair))) << errno;
+    EXPECT_TRUE(held.Meet(0));
+    EXPECT_TRUE(raw.Expect(RDMA_CM_EVENT_CONNECT_REQUEST));
+    ::raise(SIGKILL);
+  });
+  ASSERT_TRUE(held.Meet(1));
+  const pid_t client = Spawn([&] {
+    auto seeker = ConnectorSeeker(pair.connector);
+    ASSERT_TRUE(seeker->Meet(GetConductor()))
+        << base::ReasonKey(seeker->failed);
+    UseLane(seeker.get());
+  });
+  ExpectKilled(holder);
+  const pid_t server = Spawn([&] {
+    auto seeker = AcceptorSeeker(pair.acceptor);
+    ASSERT_TRUE(seeker->Meet(GetConductor()))
+        << base::ReasonKey(seeker->failed);
+    UseLane(seeker.get());
+  });
+  ExpectSuccess(client);
+  ExpectSuccess(server);
+}
+
 TEST_F(RdmaTest, PlainServer) {
   ExpectSuccess(Spawn([] {
     Conductor* conductor = GetConductor();
