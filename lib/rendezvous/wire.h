@@ -18,7 +18,8 @@ static_assert(std::endian::native == std::endian::little,
               "the structs below are the wire format");
 
 constexpr std::uint32_t kMagic = 0x6b736372;  // "rcsk"
-constexpr std::uint8_t kVersion = 1;
+// Of the messages and of the memory that they lead to.
+constexpr std::uint8_t kVersion = lane::shm::kMemoryVersion;
 
 // A link's page, a bell page and eight bells.
 constexpr int kMaxFds = 2 + lane::shm::kBells;

@@ -159,6 +159,42 @@ static_assert(sizeof(BellPage) == kPage);
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free);
 static_assert(std::atomic<std::uint32_t>::is_always_lock_free);
 
+// Two processes may have different builds.  Whoever changes the shape of this
+// memory or what is in it gives it another number: the version of the
+// rendezvous, which keeps them apart.
+constexpr std::uint8_t kMemoryVersion = 2;
+
+// Notices most changes of shape.
+constexpr std::uint64_t Fingerprint() {
+  std::uint64_t hash = 0xcbf29ce484222325;  // FNV-1a
+  for (std::uint64_t part : {std::uint64_t{kBells},
+                             std::uint64_t{kSegmentStreams},
+                             std::uint64_t{kMaxSegments},
+                             std::uint64_t{kSlots},
+                             std::uint64_t{kHotSlots},
+                             std::uint64_t{kRingBytes},
+                             std::uint64_t{kInlineMax},
+                             std::uint64_t{kRecordMax},
+                             std::uint64_t{sizeof(HotMemory)},
+                             std::uint64_t{sizeof(SideControl)},
+                             std::uint64_t{sizeof(Segment)},
+                             std::uint64_t{sizeof(LinkPage)},
+                             std::uint64_t{offsetof(HotMemory, slots)},
+                             std::uint64_t{offsetof(Slot, credit)},
+                             std::uint64_t{offsetof(SideControl, futex)},
+                             std::uint64_t{offsetof(SideControl, reached)},
+                             std::uint64_t{offsetof(ControlLine, sleepers)},
+                             std::uint64_t{offsetof(ControlLine, poll)},
+                             std::uint64_t{offsetof(Segment, slots)},
+                             std::uint64_t{offsetof(Segment, bytes)},
+                             std::uint64_t{offsetof(LinkPage, ready)},
+                             std::uint64_t{offsetof(BellPage, heavy)}}) {
+    hash = (hash ^ part) * 0x100000001b3;
+  }
+  return hash;
+}
+static_assert(Fingerprint() == 0xd4f389b524dcf173, "then kMemoryVersion too");
+
 // Between this side's store and its look at what the other side stores:
 // Dekker's argument needs it on both sides (lib/base/barrier.h).
 using base::FullFence;
