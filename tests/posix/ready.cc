@@ -247,7 +247,7 @@ Case out_edge(
       Ctl(set, EPOLL_CTL_ADD, fd, EPOLLOUT | EPOLLIN | EPOLLET);
       std::vector<char> text(60'000);
       epoll_event event{};
-      for (int round = 0; round < 20; ++round) {
+      for (int round = 0; round < 20; round += 2) {
         std::uint64_t sent = 0;
         ssize_t n;
         while ((n = ::send(fd, text.data(), text.size(), 0)) > 0) {
@@ -263,9 +263,8 @@ Case out_edge(
           if (n != 1) Fail("no edge in round %d", round);
           if (::send(fd, text.data(), 1, 0) == 1) break;
         }
-        // The byte is one more than was told: count it to the next round.
+        // The byte is one more than was told: a round of its own.
         Tell(1);
-        ++round;
       }
       Log("done");
     });
