@@ -95,6 +95,7 @@ void ReadRules(const char* text) {
   if (rules.sets_spin) config.spin_us = rules.spin_us;
   if (rules.sets_qps) config.max_qps = rules.max_qps;
   if (rules.sets_pinned) config.max_pinned = rules.max_pinned;
+  if (rules.sets_ring) config.max_ring = rules.max_ring;
 }
 
 }  // namespace
@@ -144,6 +145,13 @@ void LoadConfig() {
   config.max_qps =
       static_cast<std::uint32_t>(Number("RCSOCK_MAX_QPS", config.max_qps));
   config.max_pinned = Bytes("RCSOCK_MAX_PINNED", config.max_pinned);
+  const std::uint64_t ring = Bytes("RCSOCK_MAX_RING", config.max_ring);
+  if (ring == 0 || ring >= kLeastMaxRing) {
+    config.max_ring = ring;
+  } else {
+    Log("RCSOCK_MAX_RING=%s is less than 16K: ignored",
+        std::getenv("RCSOCK_MAX_RING"));
+  }
   config.lanes_given = Given("RCSOCK_LANES");
   config.promote_given =
       Given("RCSOCK_PROMOTE_OPS") || Given("RCSOCK_PROMOTE_BYTES");

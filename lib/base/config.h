@@ -7,6 +7,9 @@
 
 namespace rcsock::base {
 
+// The smallest bound for a ring: what an idle rdma lane has.
+constexpr std::uint64_t kLeastMaxRing = 16 * 1024;
+
 // What the environment asks for.  Read once, before the first interposed call.
 struct Config {
   bool enabled = true;  // RCSOCK_LANES=tcp switches every lane off
@@ -24,6 +27,9 @@ struct Config {
   // RCSOCK_MAX_PINNED: bytes that the rings of rdma lanes may take together; 0:
   // what RLIMIT_MEMLOCK allows.
   std::uint64_t max_pinned = 0;
+  // RCSOCK_MAX_RING: bytes that a ring of a lane may have, rounded down to a
+  // power of two; 0: what each lane finds right.  The smaller of both ends'.
+  std::uint64_t max_ring = 0;
   char stats[256] = {};  // RCSOCK_STATS=FILE, %p is the pid; empty: none
   std::uint32_t spin_us =
       100;  // RCSOCK_SPIN_US: the longest spin before a sleep

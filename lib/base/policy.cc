@@ -152,13 +152,18 @@ bool ParseRule(Piece text, const char* program, const char* comm,
       good = process.sets_pinned =
           Number(value, ~std::uint64_t{0} / 2, &number);
       process.max_pinned = number;
+    } else if (key.Is("ring")) {
+      good = process.sets_ring =
+          Number(value, ~std::uint64_t{0} / 2, &number) &&
+          number >= kLeastMaxRing;
+      process.max_ring = number;
     } else {
       return false;
     }
     if (!good) return false;
   }
-  const bool of_process =
-      process.sets_spin || process.sets_qps || process.sets_pinned;
+  const bool of_process = process.sets_spin || process.sets_qps ||
+                          process.sets_pinned || process.sets_ring;
   if (of_process && of_streams) return false;
   if (!fits) return true;
   if (process.sets_spin && !rules->sets_spin) {
@@ -172,6 +177,10 @@ bool ParseRule(Piece text, const char* program, const char* comm,
   if (process.sets_pinned && !rules->sets_pinned) {
     rules->sets_pinned = true;
     rules->max_pinned = process.max_pinned;
+  }
+  if (process.sets_ring && !rules->sets_ring) {
+    rules->sets_ring = true;
+    rules->max_ring = process.max_ring;
   }
   if (!rule.sets_lanes && rule.promote == Rule::Promote::kUnset) return true;
   if (rules->count == kMaxRules) return false;

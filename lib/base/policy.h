@@ -14,7 +14,8 @@
 //                     stream, the own one of an accepted
 //   lanes=LANE+LANE   of shm, rdma; or tcp for none
 //   promote=eager|adaptive|never
-//   spin=N qps=N pinned=BYTES   of the process: never beside dir, addr, port
+//   spin=N qps=N pinned=BYTES ring=BYTES
+//                     of the process: never beside dir, addr, port
 //
 // For each setting, the first rule that fits and names it decides.
 namespace rcsock::base {
@@ -50,9 +51,11 @@ struct Rules {
   bool sets_spin = false;
   bool sets_qps = false;
   bool sets_pinned = false;
+  bool sets_ring = false;
   std::uint32_t spin_us = 0;
   std::uint32_t max_qps = 0;
   std::uint64_t max_pinned = 0;
+  std::uint64_t max_ring = 0;
 };
 
 // The rules for a program of these names.  False: `text` is malformed.

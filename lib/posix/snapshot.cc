@@ -11,6 +11,7 @@
 #include <cstring>
 
 #include "lib/base/clock.h"
+#include "lib/base/config.h"
 #include "lib/base/unique_fd.h"
 #include "lib/lane/rdma/memory.h"
 #include "lib/lane/rdma/rdma_lane.h"
@@ -46,6 +47,10 @@ void FillHead(const Stats& total, std::uint32_t count, SnapshotHead* head) {
   head->evicted_idle = Get(total.evicted_idle);
   head->pinned_bytes = lane::rdma::Memory::Total();
   head->pinned_peak = lane::rdma::Memory::Peak();
+  const base::Config& config = base::GetConfig();
+  head->max_qps = config.max_qps;
+  head->max_pinned = config.max_pinned;
+  head->max_ring = config.max_ring;
   head->lanes[0] = Counts(total.tcp);
   head->lanes[1] = Counts(total.shm);
   head->lanes[2] = Counts(total.rdma);

@@ -48,6 +48,10 @@ struct SnapshotHead {
   std::uint64_t evicted_idle;
   std::uint64_t pinned_bytes;  // registered with devices; the most so far
   std::uint64_t pinned_peak;
+  // Its budgets: base::Config.
+  std::uint64_t max_qps;
+  std::uint64_t max_pinned;
+  std::uint64_t max_ring;
 };
 
 struct SnapshotStream {

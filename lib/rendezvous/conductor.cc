@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "lib/base/clock.h"
+#include "lib/base/config.h"
 #include "lib/base/internal.h"
 #include "lib/base/latch.h"
 #include "lib/rendezvous/core.h"
@@ -95,7 +96,7 @@ Conductor* Conductor::Get(base::Reason* why) {
   try {
     if (g_bells == nullptr) {
       errno = 0;
-      g_bells = lane::shm::Bells::Create().release();
+      g_bells = lane::shm::Bells::Create(base::GetConfig().max_ring).release();
       if (g_bells == nullptr) {
         failed = ErrnoReason(errno == 0 ? ENOMEM : errno);
       }

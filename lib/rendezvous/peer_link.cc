@@ -65,7 +65,8 @@ std::shared_ptr<PeerLink> PeerLink::Accept(Core* core, const Uuid& uuid,
   }
   std::shared_ptr<lane::shm::Link> memory =
       lane::shm::Link::Map(packet.TakeFd(0));
-  if (memory == nullptr || !memory->SetPeerBellPage(packet.TakeFd(1))) {
+  if (memory == nullptr ||
+      !memory->SetPeerBellPage(packet.TakeFd(1), core->bells->most_ring())) {
     *why = base::Reason::kNoMemory;
     return nullptr;
   }
@@ -275,7 +276,7 @@ bool PeerLink::HandleAck(Packet& packet) {
   if ((mask & ~kAllBells) || packet.fd_count != 1 + std::popcount(mask)) {
     return false;
   }
-  if (!link_->SetPeerBellPage(packet.TakeFd(0)) ||
+  if (!link_->SetPeerBellPage(packet.TakeFd(0), core_->bells->most_ring()) ||
       !TakeBells(mask, packet, 1)) {
     return false;
   }

@@ -81,6 +81,7 @@ class Rx {
   // The sender may go over to a ring of so many bytes, with records of up to a
   // quarter.
   void Expect(std::uint32_t bytes) { next_bytes_ = bytes; }
+  std::uint32_t ring_bytes() const { return geometry_.bytes; }
   // 0 and 1 in turn: the ring of the last data message.
   std::uint8_t ring() const { return ring_; }
 

@@ -163,6 +163,7 @@ class Tx {
   // Data bytes that a bulk sender could post now; 0 if ReserveData(large)
   // fails.
   std::size_t Writable() const;
+  std::uint32_t ring_bytes() const { return geometry_.bytes; }
   std::uint32_t FreeBytes() const { return geometry_.bytes - used_; }
   std::uint64_t outstanding() const { return sent_ - credited_; }
   // Data messages that may be outstanding.

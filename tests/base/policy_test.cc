@@ -103,15 +103,34 @@ TEST_F(Policy, Programs) {
   EXPECT_EQ(8u, config.rules.spin_us);
   EXPECT_EQ(3u, config.rules.max_qps);
   EXPECT_FALSE(config.rules.sets_pinned);
+  ASSERT_TRUE(Load("prog=other,ring=16384;prog=prog,ring=65536;ring=1048576"));
+  EXPECT_TRUE(config.rules.sets_ring);
+  EXPECT_EQ(65536u, config.rules.max_ring);
 }
 
 TEST_F(Policy, Malformed) {
-  for (const char* bad :
-       {"x=1",       "lanes",         "lanes=",          "lanes=ib",
-        "dir=both",  "port=80",       "port=2-1",        "port=1-65536",
-        "port=-1-2", "port=a-b",      "addr=10.0.0.0/8", "addr=00/8",
-        "promote=",  "promote=fast",  "spin=",           "spin=4294967296",
-        "qps=x",     "dir=in,spin=1", "port=1-2,qps=1",  "lanes=tcp;x"}) {
+  for (const char* bad : {"x=1",
+                          "lanes",
+                          "lanes=",
+                          "lanes=ib",
+                          "dir=both",
+                          "port=80",
+                          "port=2-1",
+                          "port=1-65536",
+                          "port=-1-2",
+                          "port=a-b",
+                          "addr=10.0.0.0/8",
+                          "addr=00/8",
+                          "promote=",
+                          "promote=fast",
+                          "spin=",
+                          "spin=4294967296",
+                          "qps=x",
+                          "ring=16383",
+                          "dir=in,ring=65536",
+                          "dir=in,spin=1",
+                          "port=1-2,qps=1",
+                          "lanes=tcp;x"}) {
     EXPECT_FALSE(Load(bad)) << bad;
     EXPECT_EQ(0, config.rules.count) << bad;
   }

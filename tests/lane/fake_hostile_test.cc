@@ -343,6 +343,29 @@ TEST_P(Growing, UnderBulkToTheLimitAndNotBeyond) {
   EXPECT_GT(lane_->Writable(), 200'000u);
 }
 
+TEST_P(Growing, ToTheSmallerBoundOfBothEnds) {
+  for (const std::size_t sender : {32, 64}) {
+    made_ = {};
+    FakeVerbs::Options options;
+    options.iwarp = GetParam();
+    made_ = MakeFakePair(options, rdma::kBlockMin, 256 * 1024, sender * 1024);
+    ASSERT_NE(made_.pair, nullptr);
+    lane_ = &made_.pair->side[0].qp_lane();
+    peer_ = &made_.pair->side[1].qp_lane();
+    const std::uint64_t idle[2] = {Pinned(0), Pinned(1)};
+    Stream(1'000'000, 60'000);
+    EXPECT_EQ(Pinned(0), idle[0] + sender * 1024);
+    EXPECT_EQ(Pinned(1), idle[1] + sender * 1024) << "no more than is used";
+    EXPECT_EQ(peer_->RxRegion().length - rdma::RingBytes(rdma::kBlockMin),
+              sender * 1024);
+    std::swap(lane_, peer_);
+    Stream(1'000'000, 60'000);
+    EXPECT_EQ(Pinned(0), idle[0] + 2 * sender * 1024);
+    EXPECT_EQ(Pinned(1), idle[1] + 2 * sender * 1024);
+    EXPECT_EQ(lane_->State(), base::Reason::kNone);
+  }
+}
+
 TEST_P(Growing, NotForLightTraffic) {
   const std::uint64_t before = Pinned(1);
   Stream(100'000, 200);
@@ -457,6 +480,11 @@ TEST(Offer, RefusesNonsense) {
   rdma::EncodeOffer(good, bytes);
   rdma::Offer out;
   EXPECT_TRUE(rdma::DecodeOffer(bytes, &out));
+  EXPECT_EQ(out.most_ring, 0);
+  good.most_ring = 16;
+  rdma::EncodeOffer(good, bytes);
+  EXPECT_TRUE(rdma::DecodeOffer(bytes, &out));
+  EXPECT_EQ(out.most_ring, 16);
   bytes[rdma::kOfferSize - 1] = 1;
   EXPECT_FALSE(rdma::DecodeOffer(bytes, &out));
 }

@@ -15,8 +15,10 @@ struct FakePair {
   std::unique_ptr<RdmaPair> pair;  // null: failed
 };
 
+// `most_first`: how large rings may grow for end 0, if not `most`.
 inline FakePair MakeFakePair(const FakeVerbs::Options& options,
-                             std::size_t ring_bytes, std::size_t most = 0) {
+                             std::size_t ring_bytes, std::size_t most = 0,
+                             std::size_t most_first = 0) {
   FakePair made;
   made.verbs = std::make_unique<FakeVerbs>(options);
   auto pair = std::make_unique<RdmaPair>();
@@ -28,7 +30,8 @@ inline FakePair MakeFakePair(const FakeVerbs::Options& options,
     side.domain =
         rdma::Domain::Make(made.verbs->context(), &side.board, &error);
     if (side.domain == nullptr) return made;
-    side.domain->SetRingBytes(ring_bytes, most == 0 ? ring_bytes : most);
+    const std::size_t bound = i == 0 && most_first != 0 ? most_first : most;
+    side.domain->SetRingBytes(ring_bytes, bound == 0 ? ring_bytes : bound);
     side.lane =
         side.domain->CreateLane(made.id[i], RdmaSide::kBell, &why, &error);
     if (side.lane == nullptr) return made;

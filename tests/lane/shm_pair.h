@@ -4,6 +4,8 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <array>
+#include <cstdint>
 #include <memory>
 #include <utility>
 
@@ -20,7 +22,9 @@ inline base::UniqueFd Dup(int fd) {
 // stream.
 class ShmPair final : public LanePair {
  public:
-  static std::unique_ptr<ShmPair> Make(int index = 5) {
+  // `most_ring`: of each side's; 0: any.
+  static std::unique_ptr<ShmPair> Make(
+      int index = 5, std::array<std::uint64_t, 2> most_ring = {}) {
     auto pair = std::make_unique<ShmPair>();
     pair->link_[0] = shm::Link::Create();
     if (pair->link_[0] == nullptr) return nullptr;
@@ -30,7 +34,7 @@ class ShmPair final : public LanePair {
     pair->segment_fd_ = Dup(segment.get());
     if (!pair->link_[1]->MapSegment(std::move(segment))) return nullptr;
     for (int i = 0; i < 2; ++i) {
-      pair->bells_[i] = shm::Bells::Create();
+      pair->bells_[i] = shm::Bells::Create(most_ring[i]);
       if (pair->bells_[i] == nullptr) return nullptr;
       pair->bells_[i]->EnsureBell(0);
       pair->poller_[i] =
@@ -39,8 +43,10 @@ class ShmPair final : public LanePair {
     }
     for (int i = 0; i < 2; ++i) {
       shm::Link& link = *pair->link_[1 - i];
-      if (!link.SetPeerBellPage(Dup(pair->bells_[i]->page_fd())))
+      if (!link.SetPeerBellPage(Dup(pair->bells_[i]->page_fd()),
+                                pair->bells_[1 - i]->most_ring())) {
         return nullptr;
+      }
       for (int k : {0, 2})
         link.SetPeerBell(k, Dup(pair->bells_[i]->bell_fd(k)));
     }

@@ -23,6 +23,7 @@
 #include <thread>
 #include <vector>
 
+#include "lib/lane/shm/layout.h"
 #include "lib/posix/snapshot.h"
 
 namespace {
@@ -137,8 +138,9 @@ int Fake(const std::string& mode) {
   for (;;) {
     const int fd = ::accept(listener, nullptr, nullptr);
     if (fd < 0) Die("accept");
-    // Magic, version 1, type 13, length 8: as lib/rendezvous/wire.h has it.
-    unsigned char header[8] = {'r', 'c', 's', 'k', 1, 13, 8, 0};
+    // Magic, version, type 13, length 8: as lib/rendezvous/wire.h has it.
+    unsigned char header[8] = {
+        'r', 'c', 's', 'k', rcsock::lane::shm::kMemoryVersion, 13, 8, 0};
     if (mode == "garbage") header[0] = 'x';
     iovec iov{header, sizeof header};
     alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};

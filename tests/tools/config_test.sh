@@ -95,6 +95,9 @@ bad 'promote' 'promote = "fast"'
 bad 'spin_us|redefine|key' 'spin_us = -1'
 bad 'max_qps' 'max_qps = "many"'
 bad 'max_pinned' 'max_pinned = "64X"'
+bad 'max_ring' 'max_ring = "64X"'
+bad 'max_ring is at least .16K.' 'max_ring = "15K"'
+bad 'max_ring is at least .16K.' 'max_ring = 0'
 bad '"colour" is not known' 'colour = "red"'
 bad '"program" is not known' 'program = "x"'
 bad '.' 'promote = '
@@ -140,9 +143,10 @@ lane() {
   for ((i = 0; i < 100; i++)); do
     echo "${2:-20}" >&"${talk[1]}"
     read -r -t 30 line <&"${talk[0]}"
-    got=$("$tool" stat --pid "$client" --json | python3 -c '
-import json, sys
-for p in json.load(sys.stdin)["processes"]:
+    "$tool" stat --pid "$client" --json >stat.json
+    got=$(python3 -c '
+import json
+for p in json.load(open("stat.json"))["processes"]:
   for s in p["streams"]: print(s["lane"], s["reason"])')
     [[ $got != "tcp short_lived" && $got != "tcp pending" && $got != "tcp none" ]] && break
   done
@@ -165,5 +169,24 @@ lane $'[[rule]]\ndirection = "out"\nport = "1-65535"\nlanes = "tcp"'
 check "a rule for connecting ends" "tcp policy" "$got"
 RCSOCK_LANES=shm lane 'lanes = "tcp"'
 check "the environment overrides" "shm none" "$got"
+
+# rings: what the connecting end's `rcsock stat` says of its rings and its budget
+rings() {
+  python3 -c '
+import json
+p = json.load(open("stat.json"))["processes"][0]
+s = p["streams"][0]["ring"]
+print(s["tx_bytes"], s["rx_bytes"], p["totals"]["budget"]["max_ring"])'
+}
+lane 'max_ring = "64K"'
+check "max_ring" "65536 65536 65536" "$(rings)"
+lane $'[[rule]]\nprogram = "chat"\nmax_ring = 20000\n[[rule]]\nmax_ring = "1M"'
+check "max_ring of a program, rounded down" "16384 16384 20000" "$(rings)"
+RCSOCK_MAX_RING=32k lane 'max_ring = "64K"'
+check "RCSOCK_MAX_RING overrides" "32768 32768 32768" "$(rings)"
+RCSOCK_MAX_RING=15K lane 'lanes = "shm"' 2>err.txt
+check "RCSOCK_MAX_RING too small: said" 2 \
+  "$(grep -c 'RCSOCK_MAX_RING=15K is less than 16K: ignored' err.txt)"
+check "RCSOCK_MAX_RING too small: ignored" "262144 262144 None" "$(rings)"
 
 exit "$failed"

@@ -25,7 +25,7 @@ ENV = {k: v for k, v in os.environ.items() if not k.startswith("RCSOCK_")}
 ENV.update(RCSOCK_PRELOAD=PRELOAD, PERF_TEST=MARK)
 ENV.pop("LD_PRELOAD", None)
 MAGIC = b"RCSKPERF"
-VERSION = 1
+VERSION = 2
 LIMIT = 60
 
 
@@ -354,7 +354,7 @@ def answer(s):
 
 SPEC = {"mode": "messages", "transport": "tcp", "direction": "forward",
         "seconds": 1, "bytes": 0, "size": 64, "connections": 1, "active": 1,
-        "settle": 0, "traced": False}
+        "settle": 0, "traced": False, "client_cpu": None, "server_cpu": None}
 
 
 def test_other_clients():
@@ -374,6 +374,8 @@ def test_other_clients():
         for spoilt in (
             {"size": 1 << 60}, {"connections": 10 ** 9}, {"transport": "../x"},
             {"seconds": "1"}, {"seconds": 1e300}, {"mode": None},
+            {"server_cpu": -1}, {"server_cpu": 1 << 40}, {"client_cpu": "0"},
+            {"transport": "verbs", "connections": 257, "active": 1},
         ):
             with server.connect() as s:
                 receive(s, 16)

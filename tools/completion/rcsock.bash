@@ -59,7 +59,7 @@ _rcsock() {
       _pids
       return
       ;;
-    --watch | --over | --timeout | --port)
+    --watch | --over | --timeout | --port | -p | --affinity | -A)
       return
       ;;
   esac

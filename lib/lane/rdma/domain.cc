@@ -64,6 +64,11 @@ class DeviceDomain final : public Domain {
       most = limit.rlim_cur;
     }
     if (most != 0) memory_->SetBudget(most / 2);
+    const std::uint64_t ring = base::GetConfig().max_ring;
+    if (ring != 0) {
+      most_ring_ = kBlockMax;
+      while (most_ring_ > ring && most_ring_ > kBlockMin) most_ring_ /= 2;
+    }
     return true;
   }
 
@@ -114,7 +119,7 @@ class DeviceDomain final : public Domain {
   const bool iwarp_;
   Limits limits_;
   std::size_t block_bytes_ = kBlockMin;
-  std::size_t most_ring_ = 1024 * 1024;
+  std::size_t most_ring_ = kRingMax;
   verbs::Pd pd_;
   std::optional<Memory> memory_;
   Deferred deferred_;
@@ -192,7 +197,8 @@ void EncodeOffer(const Offer& offer, std::uint8_t* to) {
   Put(offer.key, 4, &to);
   Put(offer.bytes, 4, &to);
   Put(offer.messages, 2, &to);
-  for (int i = 0; i < 3; ++i) Put(0, 2, &to);
+  Put(offer.most_ring, 2, &to);
+  for (int i = 0; i < 2; ++i) Put(0, 2, &to);
 }
 
 bool DecodeOffer(const std::uint8_t* from, Offer* offer) {
@@ -201,6 +207,7 @@ bool DecodeOffer(const std::uint8_t* from, Offer* offer) {
   offer->key = static_cast<std::uint32_t>(Get(4, &from));
   offer->bytes = static_cast<std::uint32_t>(Get(4, &from));
   offer->messages = static_cast<std::uint16_t>(Get(2, &from));
+  offer->most_ring = static_cast<std::uint16_t>(Get(2, &from));
   std::uint64_t zero = 0;
   for (auto& part : offer->zero) {
     part = static_cast<std::uint16_t>(Get(2, &from));

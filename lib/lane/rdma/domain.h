@@ -16,12 +16,14 @@ class RdmaLane;
 // that the other end owns.  Goes in REP and in the first control message; see
 // docs/protocol.md.
 struct Offer {
-  std::uint64_t address;   // of the region: control slots, then the ring
-  std::uint64_t credit;    // address of the credit word
-  std::uint32_t key;       // of both
-  std::uint32_t bytes;     // of the ring; see layout.h
-  std::uint16_t messages;  // credit of messages at the start
-  std::uint16_t zero[3];
+  std::uint64_t address;    // of the region: control slots, then the ring
+  std::uint64_t credit;     // address of the credit word
+  std::uint32_t key;        // of both
+  std::uint32_t bytes;      // of the ring; see layout.h
+  std::uint16_t messages;   // credit of messages at the start
+  std::uint16_t most_ring;  // pages of 4 KiB that its owner's rings may have at
+                            // most; 0: it does not say
+  std::uint16_t zero[2];
 };
 constexpr std::size_t kOfferSize = 32;  // on the wire, little-endian
 void EncodeOffer(const Offer& offer, std::uint8_t* to);

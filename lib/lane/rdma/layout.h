@@ -28,6 +28,10 @@ constexpr std::size_t kRingAt = kSlotsAt + kMessages * kSlotBytes;
 
 constexpr std::size_t kBlockMin = 16 * 1024;
 constexpr std::size_t kBlockMax = 8 * 1024 * 1024;
+constexpr std::size_t kRingMax = 1024 * 1024;  // unless RCSOCK_MAX_RING is set
+// Offer::most_ring is in these.
+constexpr std::size_t kOfferPage = 4096;
+static_assert(kBlockMax / kOfferPage <= 0xffff);
 constexpr std::uint32_t RingBytes(std::size_t block) {
   return static_cast<std::uint32_t>(block - kRingAt);
 }

@@ -38,6 +38,7 @@ QpLane::QpLane(QpLaneParts parts)
       rx_block_(std::move(parts.rx)),
       ring_bytes_(RingBytes(rx_block_.bytes())),
       most_ring_(parts.most_ring),
+      most_rx_ring_(parts.most_ring),
       rx_(GeometryOf(ring_bytes_)),
       rx_ring_bytes_(ring_bytes_) {
   rx_rings_[0] = rx_block_.base() + kRingAt;
@@ -93,9 +94,7 @@ Credits QpLane::credits() const {
   return {out < most ? most - static_cast<std::uint32_t>(out) : 0, most};
 }
 
-const char* QpLane::device() const {
-  return domain_->context()->device->name;
-}
+const char* QpLane::device() const { return domain_->context()->device->name; }
 
 // --- Before the stream has the lane ------------------------------------------
 
@@ -107,6 +106,7 @@ Offer QpLane::offer() const {
   offer.key = rx_block_.rkey();
   offer.bytes = ring_bytes_;
   offer.messages = kMessages;
+  offer.most_ring = static_cast<std::uint16_t>(most_ring_ / kOfferPage);
   return offer;
 }
 
@@ -130,6 +130,12 @@ void QpLane::SetPeer(const Offer& offer) {
   tx_mirrors_[0] = tx_ring_.mirror;
   tx_.emplace(sent_table_.data(), GeometryOf(offer.bytes));
   peer_ = offer;
+  // The peer has a mirror of what it writes to, of the same size.
+  if (offer.most_ring != 0) {
+    most_rx_ring_.store(
+        std::min(most_ring_, std::size_t{offer.most_ring} * kOfferPage),
+        std::memory_order_relaxed);
+  }
 }
 
 void QpLane::SetCookie(void* cookie) {

@@ -63,8 +63,9 @@ struct QpLaneParts {
 // next message that cannot join it, before a thread of this process sleeps or
 // looks for something to receive (Deferred::Flush), or after a millisecond.
 // The same in a burst: kBurst sends with nothing from the peer in between, by a
-// thread that does next to nothing but send.  Then completions do not send it (a device may complete a
-// write before the call returns), so that records fill up.
+// thread that does next to nothing but send.  Then completions do not send it
+// (a device may complete a write before the call returns), so that records fill
+// up.
 class QpLane final : public RdmaLane {
  public:
   // Null: out of memory; the QP stays the id's.
@@ -241,7 +242,9 @@ class QpLane final : public RdmaLane {
   bool added_ = false;
   Block rx_block_;
   const std::uint32_t ring_bytes_;  // of rx_block_'s ring
-  const std::size_t most_ring_;     // how large a ring may grow
+  // How large a ring may grow; and so that the peer goes along.
+  const std::size_t most_ring_;
+  std::atomic<std::size_t> most_rx_ring_;
   Offer peer_{};
   Block tx_block_;
 

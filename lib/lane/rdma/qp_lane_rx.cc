@@ -146,7 +146,7 @@ void QpLane::GrowRing() {
          4 * std::size_t{rx_ring_bytes_.load(std::memory_order_relaxed)}) {
     bytes *= 2;
   }
-  bytes = std::min(bytes, most_ring_);
+  bytes = std::min(bytes, most_rx_ring_.load(std::memory_order_relaxed));
   verbs::Error error;
   Block block;
   if (bytes > rx_ring_bytes_.load(std::memory_order_relaxed)) {

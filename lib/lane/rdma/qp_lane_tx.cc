@@ -113,7 +113,7 @@ void QpLane::TakeRing() {
     return;
   }
   verbs::Error error;
-  if (!memory_->MayGrow(bytes)) return;
+  if (bytes > most_ring_ || !memory_->MayGrow(bytes)) return;
   Block block = memory_->Get(bytes, false, &error);
   if (!block) return;
   RCSOCK_LOG(2, "rdma: sends into a ring of %u bytes", bytes);

@@ -27,23 +27,26 @@ void KickFd(int fd) {
   errno = saved;
 }
 
-std::unique_ptr<Bells> Bells::Create() {
+std::unique_ptr<Bells> Bells::Create(std::uint64_t most_ring) {
   base::UniqueFd fd = CreateMemory("rcsock-bells", sizeof(BellPage));
   if (!fd.ok()) return nullptr;
   void* page = MapMemory(fd.get(), sizeof(BellPage), true);
   if (page == nullptr) return nullptr;
   static_cast<BellPage*>(page)->heavy.store(base::barriers.processes ? 1 : 0,
                                             std::memory_order_relaxed);
+  const std::uint32_t ring = most_ring == 0 ? kRingBytes : RingFor(most_ring);
+  static_cast<BellPage*>(page)->most_ring.store(ring,
+                                                std::memory_order_relaxed);
   if (!SealReadOnly(fd.get())) {
     UnmapMemory(page, sizeof(BellPage));
     return nullptr;
   }
   return std::unique_ptr<Bells>(
-      new Bells(std::move(fd), static_cast<BellPage*>(page)));
+      new Bells(std::move(fd), static_cast<BellPage*>(page), ring));
 }
 
-Bells::Bells(base::UniqueFd page_fd, BellPage* page)
-    : page_fd_(std::move(page_fd)), page_(page) {
+Bells::Bells(base::UniqueFd page_fd, BellPage* page, std::uint32_t most_ring)
+    : page_fd_(std::move(page_fd)), page_(page), most_ring_(most_ring) {
   for (auto& fd : fds_) fd.store(-1, std::memory_order_relaxed);
 }
 

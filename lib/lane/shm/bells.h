@@ -19,13 +19,15 @@ namespace rcsock::lane::shm {
 // Any thread may call anything.
 class Bells final : public Ringer {
  public:
-  // Null on failure (errno: EMFILE, ENOMEM, ...).
-  static std::unique_ptr<Bells> Create();
+  // `most_ring`: the largest ring that this process wants; 0: any.  Null on
+  // failure (errno: EMFILE, ENOMEM, ...).
+  static std::unique_ptr<Bells> Create(std::uint64_t most_ring = 0);
   ~Bells() override;
   Bells(const Bells&) = delete;
   Bells& operator=(const Bells&) = delete;
 
   int page_fd() const { return page_fd_.get(); }
+  std::uint32_t most_ring() const { return most_ring_; }
   // The same, to give it to another process.
   int SharePage() {
     shared_.store(true, std::memory_order_seq_cst);
@@ -45,10 +47,11 @@ class Bells final : public Ringer {
   void Kick(int k) override;
 
  private:
-  Bells(base::UniqueFd page_fd, BellPage* page);
+  Bells(base::UniqueFd page_fd, BellPage* page, std::uint32_t most_ring);
 
   base::UniqueFd page_fd_;
   BellPage* const page_;
+  const std::uint32_t most_ring_;
   std::atomic<bool> shared_{false};  // others may map the page
   base::Latch latch_;
   std::uint32_t sleepers_[kBells] = {};  // under latch_

@@ -35,8 +35,20 @@ constexpr std::uint32_t kInlineMax = 112;
 // the sender copies the next.  Measured: tests/bench/lane_bench.cc.
 constexpr std::uint32_t kRecordMax = 16 * 1024;
 
-constexpr ring::Geometry kGeometry = {kRingBytes, kSlots, kInlineMax,
-                                      kRecordMax};
+// A smaller ring takes the first part of its place.  Both ends use the smaller
+// of what they have told each other (BellPage::most_ring).
+constexpr std::uint32_t kLeastRingBytes = 16 * 1024;
+static_assert(kLeastRingBytes / 4 >= ring::kMinRoom);
+// Rounded down to a power of two, into what is possible.
+constexpr std::uint32_t RingFor(std::uint64_t most) {
+  std::uint32_t bytes = kRingBytes;
+  while (bytes > kLeastRingBytes && bytes > most) bytes /= 2;
+  return bytes;
+}
+constexpr ring::Geometry GeometryOf(std::uint32_t ring_bytes) {
+  return {ring_bytes, kSlots, kInlineMax,
+          ring_bytes / 4 < kRecordMax ? ring_bytes / 4 : kRecordMax};
+}
 
 // One message.  The head is sequence << 32 | immediate, where the sequence of
 // message n is uint32(n + 1): what was in a slot before never looks new, and a
@@ -152,6 +164,8 @@ struct BellPage {
   // 1: the owner pays for the senders' fences: it makes the heavy one before it
   // sleeps.  Written before the page is handed out.
   alignas(128) std::atomic<std::uint32_t> heavy;
+  // The largest ring that the owner wants; 0: no opinion.  Written as early.
+  std::atomic<std::uint32_t> most_ring;
   std::byte unused[kPage - (kBells + 1) * sizeof(Bell)];
 };
 static_assert(sizeof(BellPage) == kPage);
@@ -162,7 +176,7 @@ static_assert(std::atomic<std::uint32_t>::is_always_lock_free);
 // Two processes may have different builds.  Whoever changes the shape of this
 // memory or what is in it gives it another number: the version of the
 // rendezvous, which keeps them apart.
-constexpr std::uint8_t kMemoryVersion = 2;
+constexpr std::uint8_t kMemoryVersion = 3;
 
 // Notices most changes of shape.
 constexpr std::uint64_t Fingerprint() {
@@ -188,12 +202,13 @@ constexpr std::uint64_t Fingerprint() {
                              std::uint64_t{offsetof(Segment, slots)},
                              std::uint64_t{offsetof(Segment, bytes)},
                              std::uint64_t{offsetof(LinkPage, ready)},
-                             std::uint64_t{offsetof(BellPage, heavy)}}) {
+                             std::uint64_t{offsetof(BellPage, heavy)},
+                             std::uint64_t{offsetof(BellPage, most_ring)}}) {
     hash = (hash ^ part) * 0x100000001b3;
   }
   return hash;
 }
-static_assert(Fingerprint() == 0xd4f389b524dcf173, "then kMemoryVersion too");
+static_assert(Fingerprint() == 0xb6c875cda3751935, "then kMemoryVersion too");
 
 // Between this side's store and its look at what the other side stores:
 // Dekker's argument needs it on both sides (lib/base/barrier.h).

@@ -56,8 +56,8 @@ bool Link::MapSegment(base::UniqueFd fd) {
   return false;
 }
 
-bool Link::SetPeerBellPage(base::UniqueFd fd) {
-  return state_->SetPeerBellPage(std::move(fd));
+bool Link::SetPeerBellPage(base::UniqueFd fd, std::uint32_t most_ring) {
+  return state_->SetPeerBellPage(std::move(fd), most_ring);
 }
 
 void Link::SetPeerBell(int k, base::UniqueFd fd) {

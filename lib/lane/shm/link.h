@@ -44,8 +44,10 @@ class Link {
   int segments() const;
 
   // The peer's bells: its page, and eventfds as they become known.  Only the
-  // first page, and the first eventfd of each bell, counts.
-  bool SetPeerBellPage(base::UniqueFd fd);
+  // first page, and the first eventfd of each bell, counts.  `most_ring`: what
+  // this side's own page says; before the first OpenLane, for both ends of a
+  // lane must come to the same size.
+  bool SetPeerBellPage(base::UniqueFd fd, std::uint32_t most_ring = kRingBytes);
   void SetPeerBell(int k, base::UniqueFd fd);
 
   // Opens this side's end of stream `index`; null if out of range or in use.

@@ -3,6 +3,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <charconv>
 #include <climits>
@@ -120,7 +121,7 @@ void LinkState::SetBell(int index, int bell) {
       static_cast<std::uint8_t>(bell), std::memory_order_relaxed);
 }
 
-bool LinkState::SetPeerBellPage(base::UniqueFd fd) {
+bool LinkState::SetPeerBellPage(base::UniqueFd fd, std::uint32_t most_ring) {
   if (!CheckMemory(fd.get(), sizeof(BellPage))) return false;
   void* page = MapMemory(fd.get(), sizeof(BellPage), false);
   if (page == nullptr) return false;
@@ -131,6 +132,13 @@ bool LinkState::SetPeerBellPage(base::UniqueFd fd) {
     UnmapMemory(page, sizeof(BellPage));
     return false;
   }
+  // Read once.  A peer that says one thing here and another later disagrees
+  // with us about where its bytes lie, and harms its own streams.
+  const std::uint32_t theirs =
+      static_cast<BellPage*>(page)->most_ring.load(std::memory_order_relaxed);
+  ring_bytes_.store(
+      RingFor(theirs == 0 ? most_ring : std::min(theirs, most_ring)),
+      std::memory_order_relaxed);
   return true;
 }
 

@@ -42,7 +42,11 @@ class LinkState {
   // The bell that this side's end of the stream names.
   void SetBell(int index, int bell);
 
-  bool SetPeerBellPage(base::UniqueFd fd);
+  bool SetPeerBellPage(base::UniqueFd fd, std::uint32_t most_ring);
+  // Of the lanes of this link.
+  std::uint32_t ring_bytes() const {
+    return ring_bytes_.load(std::memory_order_relaxed);
+  }
   void SetPeerBell(int k, base::UniqueFd fd);
   // Sets the stream's bit in the peer's bitmap for that bell.
   void Mark(Ready what, int bell, int index) {
@@ -112,6 +116,7 @@ class LinkState {
   std::atomic<int> segments_{0};
   std::atomic<SegmentState*> table_[kMaxSegments] = {};
   std::atomic<base::Reason> dead_{base::Reason::kNone};
+  std::atomic<std::uint32_t> ring_bytes_{kRingBytes};
   std::atomic<const BellPage*> peer_bells_{nullptr};
   std::atomic<int> peer_fds_[kBells];
   std::atomic<std::uint64_t> kicked_[kBells] =

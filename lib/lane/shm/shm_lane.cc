@@ -41,9 +41,9 @@ constexpr int BellOf(std::uint32_t poll) {
 }
 static_assert((kBells & (kBells - 1)) == 0);
 
-// How much a receiver takes before it wakes a sender that waits for room: a
-// wake for each record would cost a switch of threads for each.
-constexpr std::uint32_t kWakeBytes = kRingBytes / 4;
+// How much a receiver takes before it wakes a sender that waits for room (of
+// bytes, a quarter of the ring): a wake for each record would cost a switch of
+// threads for each.
 constexpr std::uint32_t kWakeSlots = kSlots / 4;
 
 }  // namespace
@@ -63,8 +63,8 @@ ShmLane::ShmLane(std::shared_ptr<LinkState> link, int index)
       link_(link.get()),
       light_fence_(link->PeerFences()),
       side_(static_cast<std::uint8_t>(link->side())),
-      tx_(table_, kGeometry),
-      rx_(kGeometry),
+      tx_(table_, GeometryOf(link->ring_bytes())),
+      rx_(GeometryOf(link->ring_bytes())),
       link_owner_(std::move(link)),
       index_(index),
       tx_bytes_(link_->stream(index).bytes[side_]),
@@ -81,12 +81,12 @@ ShmLane::~ShmLane() {
 }
 
 Region ShmLane::RxRegion() const {
-  return {const_cast<std::byte*>(rx_bytes_), kRingBytes,
+  return {const_cast<std::byte*>(rx_bytes_), rx_.ring_bytes(),
           static_cast<std::uint64_t>(index_ / kSegmentStreams)};
 }
 
 Region ShmLane::TxRegion() const {
-  return {tx_bytes_, kRingBytes,
+  return {tx_bytes_, tx_.ring_bytes(),
           static_cast<std::uint64_t>(index_ / kSegmentStreams)};
 }
 
@@ -125,7 +125,7 @@ void ShmLane::TakeCredit(std::uint64_t credit) {
   // Cleared late, so that a sender that runs at the receiver's pace leaves the
   // line alone; it keeps asking for a wake-up that costs nothing while nobody
   // sleeps.
-  if (starved_ && tx_.FreeBytes() >= kRingBytes / 2 &&
+  if (starved_ && tx_.FreeBytes() >= tx_.ring_bytes() / 2 &&
       tx_.outstanding() <= kSlots / 2) {
     starved_ = false;
     own().control.sleepers.fetch_and(~kStarved, std::memory_order_relaxed);
@@ -146,7 +146,7 @@ ring::Placement ShmLane::Reserve(std::size_t want) {
   // Early news of credit lets the ring rewind and starved_ end; the line is
   // shared, so that the look is cheap unless there is news.
   if (starved_ || tx_.outstanding() >= kSlots / 4 ||
-      tx_.FreeBytes() <= kRingBytes / 2) {
+      tx_.FreeBytes() <= tx_.ring_bytes() / 2) {
     LookForCredit();
   }
   ring::Placement place = tx_.ReserveData(want);
@@ -350,7 +350,8 @@ void ShmLane::PublishCredit() {
   const std::uint32_t sleepers =
       peer().control.sleepers.load(std::memory_order_relaxed);
   if ((sleepers & (kStarved | kTxSleeper)) == 0) return;
-  if (unnotified_bytes_ < kWakeBytes && unnotified_slots_ < kWakeSlots) {
+  if (unnotified_bytes_ < rx_.ring_bytes() / 4 &&
+      unnotified_slots_ < kWakeSlots) {
     // Not yet worth a wake-up, if there is more to take: then this comes again.
     std::uint32_t imm;
     if (rx_.active() || Landed(&rx_, &imm)) return;

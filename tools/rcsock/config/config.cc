@@ -17,6 +17,7 @@
 #include <system_error>
 #include <vector>
 
+#include "lib/base/config.h"
 #include "lib/base/policy.h"
 
 namespace rcsock::tools {
@@ -208,6 +209,12 @@ class Compiler {
     } else if (key == "max_pinned") {
       SetProcess(node, key,
                  fmt::format("pinned={}", BytesOf(node, "max_pinned")));
+    } else if (key == "max_ring") {
+      const std::uint64_t bytes = BytesOf(node, "max_ring");
+      if (bytes < base::kLeastMaxRing) {
+        throw Wrong(node, "max_ring is at least \"16K\"");
+      }
+      SetProcess(node, key, fmt::format("ring={}", bytes));
     } else if (top_) {
       throw Wrong(node, fmt::format("\"{}\" is not known here", key));
     } else if (key == "program") {

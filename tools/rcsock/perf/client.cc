@@ -175,12 +175,15 @@ Outcome Client::Run(const Spec& spec, double interval,
   while (test.port == 0) Pump(&test, NowNs() + kAnswer, "an answer");
 
   test.child = std::make_unique<Child>(spec);
-  test.child->Tell({{"spec", ToJson(spec)},
-                    {"server", false},
-                    {"host", PeerAddress(wire_->fd()).Host()},
-                    {"port", test.port},
-                    {"token", token},
-                    {"interval", interval}});
+  test.child->Tell(
+      {{"spec", ToJson(spec)},
+       {"server", false},
+       {"host", PeerAddress(wire_->fd()).Host()},
+       {"port", test.port},
+       {"token", token},
+       {"interval", interval},
+       {"cpu", spec.client_cpu < 0 ? nlohmann::json()
+                                   : nlohmann::json(spec.client_cpu)}});
   // It gives up by itself when nothing moves any more.
   while (!test.child_done) Pump(&test, 0, "");
   Tell(&test, {{"type", "finish"}});

@@ -4,11 +4,14 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <charconv>
 #include <cstdio>
 #include <fstream>
 #include <iostream>
 #include <optional>
 #include <string>
+#include <string_view>
+#include <system_error>
 #include <vector>
 
 #include "lib/base/bytes.h"
@@ -95,6 +98,7 @@ struct Options {
   int rounds = 3;
   std::string report;
   bool syscalls = false;
+  std::string affinity;
   bool json = false;
 };
 
@@ -144,6 +148,25 @@ void Check(const Options& options) {
   }
 }
 
+// "1", "1,3": of the own process, and of the server's.
+void TakeAffinity(const std::string& text, int* own, int* server) {
+  const auto number = [&](std::string_view part) {
+    int cpu = -1;
+    const auto parsed =
+        std::from_chars(part.data(), part.data() + part.size(), cpu);
+    if (parsed.ec != std::errc() || parsed.ptr != part.data() + part.size() ||
+        cpu < 0 || cpu > kMaxCpu) {
+      Wrong("--affinity " + text + ": a CPU from 0, or two as 0,1");
+    }
+    return cpu;
+  };
+  const std::size_t comma = text.find(',');
+  *own = number(std::string_view(text).substr(0, comma));
+  if (comma != std::string::npos) {
+    *server = number(std::string_view(text).substr(comma + 1));
+  }
+}
+
 Spec SpecOf(const Options& options) {
   Spec spec;
   spec.mode = ModeOf(options);
@@ -165,6 +188,9 @@ Spec SpecOf(const Options& options) {
   // Lanes are made one after the other.
   spec.settle = options.settle.value_or(
       std::min(kMaxSettle, 3 + 0.002 * static_cast<double>(spec.connections)));
+  if (!options.affinity.empty()) {
+    TakeAffinity(options.affinity, &spec.client_cpu, &spec.server_cpu);
+  }
   return spec;
 }
 
@@ -213,6 +239,8 @@ void PrintUncounted(const std::string& why) {
 int RunOnce(const Options& options) {
   Spec spec = SpecOf(options);
   spec.transport = TransportsOf(options).front();
+  const std::string why_not = spec.WhyNot();
+  if (!why_not.empty()) Wrong(why_not);
   Client client(options.host, options.port);
   const bool lines = !options.json &&
                      (options.interval || ::isatty(STDOUT_FILENO) == 1) &&
@@ -288,7 +316,11 @@ int RunReport(const Options& options) {
 int Run(const Options& options) {
   Check(options);
   if (options.server) {
-    return Serve({options.bind, options.port, options.once, options.json});
+    int cpu = -1;
+    int other = -1;
+    if (!options.affinity.empty()) TakeAffinity(options.affinity, &cpu, &other);
+    if (other >= 0) Wrong("-s has one CPU");
+    return Serve({options.bind, options.port, options.once, options.json, cpu});
   }
   if (!options.report.empty()) return RunReport(options);
   return options.compare ? RunCompare(options) : RunOnce(options);
@@ -391,6 +423,11 @@ Command::Command(CLI::App* app)
       ->check(CLI::Range(0.0, kMaxSettle))
       ->capture_default_str()
       ->type_name("SEC");
+  perf_
+      ->add_option(
+          "-A,--affinity", o.affinity,
+          "Bind the measuring process to CPU N, and the server's\nto M")
+      ->type_name("N[,M]");
   perf_->add_flag("-J,--json", o.json, "Print JSON");
 }
 

@@ -10,19 +10,6 @@
 namespace rcsock::perf {
 namespace {
 
-// What keeps verbs from a kind of measurement that sockets can do.
-std::string WhyNotVerbs(const Spec& spec) {
-  constexpr std::uint64_t kMaxLinks = 256;
-  if (spec.mode == Mode::kShort) return "has no short connections";
-  if (spec.mode == Mode::kStream && spec.direction != Direction::kForward) {
-    return "streams to the server only";
-  }
-  if (spec.connections > kMaxLinks) {
-    return fmt::format("at most {} connections", kMaxLinks);
-  }
-  return "";
-}
-
 std::string WhyNotUsed(const Outcome& outcome) {
   const std::string why = outcome.WhyTcp();
   return fmt::format("NOT USED: {} of the bytes on the lane{}",
@@ -73,9 +60,7 @@ std::vector<Row> Rounds::Run(Spec spec, const std::string& what) {
     Row& row = rows.emplace_back();
     row.transport = spec.transport = entry.transport;
     row.failed = entry.failed;
-    if (row.failed.empty() && entry.transport == Transport::kVerbs) {
-      row.failed = WhyNotVerbs(spec);
-    }
+    if (row.failed.empty()) row.failed = spec.WhyNot();
     if (!row.failed.empty()) continue;
     progress_.Show(fmt::format("{}: {}", what, Name(spec.transport)));
     try {

@@ -24,6 +24,7 @@ struct Job {
   std::uint16_t port = 0;  // client
   std::string token;       // what each data connection begins with
   double interval = 1;     // client, seconds
+  int cpu = -1;            // to be bound to; -1: any
 };
 
 constexpr std::size_t kTokenSize = 16;
@@ -114,6 +115,7 @@ void ShortClient(Meter* meter, const Job& job);
 void ShortServer(Meter* meter, const Job& job, int listener);
 // The whole of it.
 Side RunVerbs(const Job& job);
+Side RunVerbsShort(const Job& job);
 
 }  // namespace rcsock::perf
 

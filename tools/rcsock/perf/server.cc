@@ -72,12 +72,14 @@ class Session {
       result_.reset();
       calls_.reset();
       child_ = std::make_unique<Child>(spec_);
+      const int cpu = spec_.server_cpu >= 0 ? spec_.server_cpu : options_.cpu;
       child_->Tell({{"spec", ToJson(spec_)},
                     {"server", true},
                     {"host", LocalAddress(wire_.fd()).Host()},
                     {"port", 0},
                     {"token", token},
-                    {"interval", 0}});
+                    {"interval", 0},
+                    {"cpu", cpu < 0 ? nlohmann::json() : nlohmann::json(cpu)}});
       deadline_ = 0;
     } else if (type == "finish" && child_) {
       child_->Tell({{"finish", true}});

@@ -11,6 +11,7 @@ struct ServerOptions {
   std::uint16_t port = 0;
   bool once = false;  // end after the first client
   bool json = false;  // a line of JSON for each test
+  int cpu = -1;       // where a client names none
 };
 
 // Serves one client at a time until a signal ends it.  Returns the exit status;

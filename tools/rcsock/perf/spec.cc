@@ -1,5 +1,7 @@
 #include "tools/rcsock/perf/spec.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <array>
 
@@ -30,6 +32,16 @@ Enum EnumField(const nlohmann::json& json, const char* field,
   return value;
 }
 
+nlohmann::json CpuToJson(int cpu) {
+  return cpu < 0 ? nlohmann::json() : nlohmann::json(cpu);
+}
+
+int CpuFromJson(const nlohmann::json& json, const char* field) {
+  return Field(json, field).is_null()
+             ? -1
+             : static_cast<int>(NumberField(json, field, 0, kMaxCpu));
+}
+
 }  // namespace
 
 const char* Name(Mode mode) { return kModes[static_cast<std::size_t>(mode)]; }
@@ -56,6 +68,13 @@ std::uint64_t Spec::BytesEach() const {
   return bytes == 0 ? 0 : std::max<std::uint64_t>(1, bytes / connections);
 }
 
+std::string Spec::WhyNot() const {
+  if (transport == Transport::kVerbs && connections > kMaxLinks) {
+    return fmt::format("verbs: at most {} connections", kMaxLinks);
+  }
+  return "";
+}
+
 nlohmann::json ToJson(const Spec& spec) {
   return {{"mode", Name(spec.mode)},
           {"transport", Name(spec.transport)},
@@ -66,7 +85,9 @@ nlohmann::json ToJson(const Spec& spec) {
           {"connections", spec.connections},
           {"active", spec.active},
           {"settle", spec.settle},
-          {"traced", spec.traced}};
+          {"traced", spec.traced},
+          {"client_cpu", CpuToJson(spec.client_cpu)},
+          {"server_cpu", CpuToJson(spec.server_cpu)}};
 }
 
 Spec SpecFromJson(const nlohmann::json& json) {
@@ -84,6 +105,10 @@ Spec SpecFromJson(const nlohmann::json& json) {
       json, "active", 1, std::min<std::uint64_t>(spec.connections, kMaxActive));
   spec.settle = RealField(json, "settle", 0, kMaxSettle);
   spec.traced = BoolField(json, "traced");
+  spec.client_cpu = CpuFromJson(json, "client_cpu");
+  spec.server_cpu = CpuFromJson(json, "server_cpu");
+  const std::string why_not = spec.WhyNot();
+  if (!why_not.empty()) Fail("{}", why_not);
   return spec;
 }
 

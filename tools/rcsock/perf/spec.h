@@ -39,11 +39,16 @@ struct Spec {
   std::uint64_t active = 1;        // kMessages: round trips under way
   double settle = 3;    // at most so long until the lane is there, seconds
   bool traced = false;  // count system calls
+  // The CPU that the measuring process of each end is bound to; -1: any.
+  int client_cpu = -1;
+  int server_cpu = -1;
 
   // One thread for each connection, or one epoll loop for all.
   bool Threads() const;
   // Bytes that one connection sends in one direction; 0: until the time is up.
   std::uint64_t BytesEach() const;
+  // Why the transport can't do it; "": it can.
+  std::string WhyNot() const;
 };
 
 // Each option's bounds: for the command line, and for what a client asks.
@@ -54,6 +59,8 @@ constexpr std::uint64_t kMaxSize = 16 << 20;
 constexpr std::uint64_t kMaxParallel = 256;
 constexpr std::uint64_t kMaxConnections = 100000;
 constexpr std::uint64_t kMaxActive = 4096;
+constexpr int kMaxCpu = 8191;
+constexpr std::uint64_t kMaxLinks = 256;  // of verbs
 constexpr double kMaxSettle = 60;
 
 nlohmann::json ToJson(const Spec& spec);

@@ -71,16 +71,31 @@ void Serve(const Spec& spec, Links* links, Meter* meter, Tally* tally) {
   tally->rx_end = NowNs();
 }
 
-void Stream(const Spec& spec, Links* links, Meter* meter, Tally* tally) {
-  struct Sender {
-    std::size_t credits;
-    std::size_t slot = 0;
-    std::uint64_t left;
-  };
+struct Sender {
+  std::size_t credits;
+  std::size_t slot;
+  std::uint64_t left;  // messages
+};
+
+std::vector<Sender> Senders(const Spec& spec, const Links& links) {
   const std::uint64_t each =
       spec.bytes == 0 ? UINT64_MAX
                       : (spec.BytesEach() + spec.size - 1) / spec.size;
-  std::vector<Sender> senders(links->size(), {links->slots(), 0, each});
+  return std::vector<Sender>(links.size(), {links.slots(), 0, each});
+}
+
+void SendNext(const Spec& spec, Link* link, Sender* sender, std::size_t slots,
+              Tally* tally) {
+  --sender->credits;
+  --sender->left;
+  link->SendData(sender->slot);
+  if (++sender->slot == slots) sender->slot = 0;
+  Tally::Add(&tally->tx, spec.size);
+  Tally::Add(&tally->messages, 1);
+}
+
+void Stream(const Spec& spec, Links* links, Meter* meter, Tally* tally) {
+  std::vector<Sender> senders = Senders(spec, *links);
   const auto credit = [&](const Message& message) {
     if (message.what != What::kCredit) Unexpected();
     senders[IndexOf(message)].credits += Quarter(*links);
@@ -96,16 +111,65 @@ void Stream(const Spec& spec, Links* links, Meter* meter, Tally* tally) {
       while (sender.credits == 0) {
         for (const Message& message : links->Receive()) credit(message);
       }
-      --sender.credits;
-      --sender.left;
-      (*links)[i].SendData(sender.slot);
-      if (++sender.slot == links->slots()) sender.slot = 0;
-      Tally::Add(&tally->tx, spec.size);
-      Tally::Add(&tally->messages, 1);
+      SendNext(spec, &(*links)[i], &sender, links->slots(), tally);
     }
   }
   tally->tx_end = NowNs();
   SayBye(links, credit);
+}
+
+// Both ends send and receive, on the same connections.
+void Exchange(const Spec& spec, Links* links, Meter* meter, Tally* tally) {
+  std::vector<Sender> senders = Senders(spec, *links);
+  std::vector<std::uint64_t> received(links->size());
+  std::vector<bool> said_bye(links->size());
+  // Until the peer has said goodbye on each link, and has answered ours.
+  std::size_t left = 2 * links->size();
+  const auto take = [&](const Message& message) {
+    const std::size_t i = IndexOf(message);
+    Link& link = (*links)[i];
+    switch (message.what) {
+      case What::kData:
+        Tally::Add(&tally->rx, spec.size);
+        if (++received[i] % Quarter(*links) == 0) link.Send(What::kCredit);
+        return;
+      case What::kCredit:
+        senders[i].credits += Quarter(*links);
+        return;
+      case What::kBye:
+        tally->rx_end = NowNs();
+        link.Send(What::kEnd);
+        link.Flush();
+        --left;
+        return;
+      case What::kEnd:
+        --left;
+        return;
+      default:
+        Unexpected();
+    }
+  };
+  meter->Begin();
+  while (left > 0) {
+    bool sent = false;
+    for (std::size_t i = 0; i < links->size(); ++i) {
+      Sender& sender = senders[i];
+      if (said_bye[i]) continue;
+      if (sender.left == 0 || meter->stopped()) {
+        said_bye[i] = true;
+        tally->tx_end = NowNs();
+        (*links)[i].Send(What::kBye);
+        (*links)[i].Flush();
+      } else if (sender.credits != 0) {
+        SendNext(spec, &(*links)[i], &sender, links->slots(), tally);
+        sent = true;
+      }
+    }
+    // Who has nothing to send waits for what comes.
+    for (const Message& message : sent ? links->Look() : links->Receive()) {
+      take(message);
+    }
+  }
 }
 
 void Ask(const Spec& spec, Links* links, Meter* meter, Tally* tally) {
@@ -145,9 +209,12 @@ void Ask(const Spec& spec, Links* links, Meter* meter, Tally* tally) {
 
 Side RunVerbs(const Job& job) {
   const Spec& spec = job.spec;
+  if (spec.mode == Mode::kShort) return RunVerbsShort(job);
   LinkOptions options;
   options.size = spec.size;
   options.connections = spec.connections;
+  options.both =
+      spec.mode == Mode::kStream && spec.direction == Direction::kBoth;
   options.slots = spec.mode == Mode::kStream
                       ? LinkOptions::SlotsFor(kWindow, spec.size)
                       : 1;
@@ -162,7 +229,10 @@ Side RunVerbs(const Job& job) {
   }
   Meter meter(job);
   meter.StartThread([&](Tally* tally) {
-    if (job.server) {
+    if (options.both) {
+      Exchange(spec, &links, &meter, tally);
+    } else if (job.server != (spec.mode == Mode::kStream &&
+                              spec.direction == Direction::kReverse)) {
       Serve(spec, &links, &meter, tally);
     } else if (spec.mode == Mode::kStream) {
       Stream(spec, &links, &meter, tally);

@@ -289,9 +289,14 @@ void Links::Connect(const std::string& host, std::uint16_t port) {
   }
 }
 
-const std::vector<Message>& Links::Receive() {
+const std::vector<Message>& Links::Look() {
   messages_.clear();
-  if (Poll() > 0) return messages_;
+  Poll();
+  return messages_;
+}
+
+const std::vector<Message>& Links::Receive() {
+  if (!Look().empty()) return messages_;
   const std::int64_t spin = options_.spin_ns;
   if (spin != 0) {
     const std::int64_t until = spin < 0 ? INT64_MAX : NowNs() + spin;
@@ -347,7 +352,8 @@ void Links::Completed(const ibv_wc& completion) {
   }
   const Message message{static_cast<int>(index),
                         static_cast<What>(ntohl(what))};
-  link.ended_ = message.what == What::kBye || message.what == What::kEnd;
+  link.ended_ = message.what == What::kEnd ||
+                (message.what == What::kBye && !options_.both);
   if (!link.ended_) link.PostReceive(slot);
   messages_.push_back(message);
 }

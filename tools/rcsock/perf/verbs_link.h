@@ -26,6 +26,8 @@ struct LinkOptions {
   std::size_t size = 64;  // of a message
   std::size_t slots = 1;  // messages under way, each way
   std::size_t connections = 1;
+  // Each end says goodbye: the peer's is not the last that comes from it.
+  bool both = false;
   // How long a wait polls before it sleeps; negative: for ever.
   std::int64_t spin_ns = 0;
 
@@ -108,6 +110,8 @@ class Links {
   // Messages that have come; waits for the first, asleep or spinning.  Valid
   // until the next call.
   const std::vector<Message>& Receive();
+  // The same without the wait.
+  const std::vector<Message>& Look();
 
  private:
   friend class Link;

@@ -23,7 +23,7 @@ namespace rcsock::perf {
 //
 // A connection carries any number of tests in turn.  What comes in is hostile
 // until it has been looked at.
-constexpr std::uint32_t kVersion = 1;
+constexpr std::uint32_t kVersion = 2;
 constexpr std::size_t kMaxMessage = 1 << 20;
 constexpr std::uint16_t kDefaultPort = 18592;
 

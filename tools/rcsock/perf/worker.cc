@@ -1,5 +1,7 @@
 #include "tools/rcsock/perf/worker.h"
 
+#include <sched.h>
+#include <sys/prctl.h>
 #include <unistd.h>
 
 #include <csignal>
@@ -27,8 +29,22 @@ Job ReadJob() {
   job.port = static_cast<std::uint16_t>(NumberField(json, "port", 0, 65535));
   job.token = TextField(json, "token", kTokenSize);
   if (job.token.size() != kTokenSize) BadField("token");
+  if (!Field(json, "cpu").is_null()) {
+    job.cpu = static_cast<int>(NumberField(json, "cpu", 0, kMaxCpu));
+  }
   job.interval = RealField(json, "interval", 0, kMaxSeconds);
   return job;
+}
+
+// Before there are threads, which inherit it.
+void Bind(int cpu) {
+  if (cpu < 0) return;
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  if (cpu < CPU_SETSIZE) CPU_SET(cpu, &set);
+  if (::sched_setaffinity(0, sizeof set, &set) != 0) {
+    Fail("this host has no CPU {} for it", cpu);
+  }
 }
 
 Side RunServer(const Job& job) {
@@ -78,8 +94,11 @@ Side RunClient(const Job& job) {
 
 int RunWorker() {
   ::signal(SIGPIPE, SIG_IGN);
+  // For ps and `rcsock stat`; it was started by another name, "exe".
+  ::prctl(PR_SET_NAME, "rcsock-perf");
   try {
     const Job job = ReadJob();
+    Bind(job.cpu);
     const Side side = job.spec.transport == Transport::kVerbs ? RunVerbs(job)
                       : job.server                            ? RunServer(job)
                                                               : RunClient(job);

@@ -82,6 +82,13 @@ ordered_json TotalsJson(const posix::SnapshotHead& total) {
                      {"memory", total.evicted_memory},
                      {"idle_rings", total.evicted_idle}};
   json["pinned"] = {{"bytes", total.pinned_bytes}, {"peak", total.pinned_peak}};
+  // null: no bound of its own.
+  const auto bound = [](std::uint64_t bytes) {
+    return bytes == 0 ? ordered_json() : ordered_json(bytes);
+  };
+  json["budget"] = {{"max_qps", total.max_qps},
+                    {"max_pinned", bound(total.max_pinned)},
+                    {"max_ring", bound(total.max_ring)}};
   for (int lane = 0; lane < 3; ++lane) {
     const posix::SnapshotCounts& counts = total.lanes[lane];
     ordered_json& one =

@@ -106,6 +106,12 @@ std::string Totals(const ProcessPicture& process) {
   if (total.pinned_bytes != 0) {
     text += fmt::format("; {} pinned", Short(Number(total.pinned_bytes)));
   }
+  if (total.max_pinned != 0) {
+    text += fmt::format("; at most {} pinned", Short(Number(total.max_pinned)));
+  }
+  if (total.max_ring != 0) {
+    text += fmt::format("; rings of at most {}", Short(Number(total.max_ring)));
+  }
   return text + "\n";
 }
 
