@@ -334,7 +334,7 @@ void Sock::Evict(Reason reason) {
   rx_latch.lock();
   if (mode() == Mode::kEngine && stream_ != nullptr) {
     stream_->Demote(reason, false);
-    stream_->Progress(true);
+    stream_->Progress();
     HandleChanges();
   }
   rx_latch.unlock();
@@ -410,7 +410,7 @@ void Sock::LeaveRemoteLanes(std::uint64_t deadline_ns) {
     if (sock->mode() == Mode::kEngine && sock->stream_ != nullptr &&
         sock->lane_ != nullptr && sock->stream_->Unacked() > 0) {
       sock->stream_->Demote(Reason::kPolicy, false);
-      sock->stream_->Progress(true);
+      sock->stream_->Progress();
       sock->HandleChanges();
     }
     sock->rx_latch.unlock();

@@ -325,6 +325,7 @@ void AtExit() {
   Sock::LeaveRemoteLanes(deadline);
   ForEachSock([&](Sock* sock) {
     if (sock->mode() == Mode::kEngine) sock->FlushAtExit(deadline);
+    sock->ResetAtExit();
     sock->Account();
   });
   WriteStats(stats);

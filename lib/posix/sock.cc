@@ -125,7 +125,6 @@ void Sock::Reset() {
   watched_ = false;
   starve_timer_ = false;
   tx_wait_ = false;
-  rx_wait_ = false;
   watch_events_ = 0;
   timer_ = 0;
   close_timer_ = 0;
@@ -568,7 +567,7 @@ void Sock::LaneOpen(std::unique_ptr<lane::Lane> lane, std::uint32_t epoch,
   stream_->LaneUp(lane_.get(), epoch, mine, peers,
                   authenticated || role_ == stream::Role::kConnector,
                   authenticated ? std::uint8_t{0} : kMinTail);
-  stream_->Progress(true);
+  stream_->Progress();
   HandleChanges();
   rx_latch.unlock();
   tx_latch.unlock();
@@ -586,14 +585,11 @@ void Sock::OnAnchor(std::uint32_t events) {
       tx_wait_ = false;
       WakeTx();
     }
-    if (rx_wait_ && (events & ~EPOLLOUT) != 0) {
-      rx_wait_ = false;
-      WakeRx();
-    }
-    stream_->Progress(true);
+    if (stream_->AtKernel() && (events & ~EPOLLOUT) != 0) WakeRx();
+    stream_->Progress();
     HandleChanges();
     if ((events & (EPOLLHUP | EPOLLERR)) != 0 && watched_ &&
-        !stream_->WantsAnchorRead()) {
+        !stream_->WantsAnchorRead() && !stream_->AtKernel()) {
       // HUP and ERR are level-triggered and can't be masked.
       if (Conductor* conductor = Conductor::IfRunning()) {
         conductor->Unwatch(fd());
@@ -611,7 +607,7 @@ void Sock::OnCompletion(std::uint32_t flags) {
   tx_latch.lock();
   rx_latch.lock();
   if (mode() == Mode::kEngine && stream_ != nullptr) {
-    stream_->Progress(true);
+    stream_->Progress();
     HandleChanges();
     if (lane_ != nullptr) {
       WakeRx();
@@ -634,7 +630,7 @@ void Sock::OnTimer() {
   timer_ = 0;
   if (mode() == Mode::kEngine && stream_ != nullptr) {
     stream_->Timer();
-    stream_->Progress(true);
+    stream_->Progress();
     HandleChanges();
   }
   rx_latch.unlock();
@@ -738,9 +734,18 @@ void Sock::UpdateWatch() {
   if (!watched_) return;
   Conductor* conductor = Conductor::IfRunning();
   if (conductor == nullptr) return;
-  const std::uint32_t wanted =
-      (rx_wait_ || stream_->WantsAnchorRead() ? EPOLLIN : 0u) |
-      (tx_wait_ || stream_->WantsAnchorWrite() ? EPOLLOUT : 0u);
+  std::uint32_t wanted =
+      tx_wait_ || stream_->WantsAnchorWrite() ? EPOLLOUT : 0u;
+  if (stream_->WantsAnchorRead()) {
+    wanted |= EPOLLIN;
+  } else if (stream_->AtKernel()) {
+    // The application reads, when it likes; whoever waits for it here, or for
+    // an edge, is told of each arrival as the kernel would.  (Nothing is lost:
+    // the change of the registration reports what is there already, and all
+    // that is done for EPOLLOUT ends with EAGAIN.)
+    wanted |=
+        EPOLLIN | EPOLLPRI | EPOLLRDHUP | static_cast<std::uint32_t>(EPOLLET);
+  }
   if (wanted != watch_events_) {
     watch_events_ = wanted;
     conductor->Rewatch(fd(), wanted);
@@ -949,7 +954,7 @@ bool Sock::StepToPlain(Reason reason) {
     if (mode() == Mode::kEngine && stream_ != nullptr) {
       leaving_.store(true, std::memory_order_relaxed);
       stream_->Demote(reason, true);
-      stream_->Progress(true);
+      stream_->Progress();
       HandleChanges();
     }
     rx_latch.unlock();
@@ -1004,6 +1009,16 @@ bool Sock::Pin(Reason reason) {
 // --- The end
 // ------------------------------------------------------------------------------------
 
+namespace {
+
+// Unread data at close is a reset, and the kernel does not know of it.
+void ResetOnClose(int number) {
+  linger now{1, 0};
+  ::syscall(SYS_setsockopt, number, SOL_SOCKET, SO_LINGER, &now, sizeof now);
+}
+
+}  // namespace
+
 int Sock::CloseLast(int number) {
   Critical critical;
   closed_.store(true, std::memory_order_seq_cst);
@@ -1049,8 +1064,8 @@ int Sock::CloseLast(int number) {
     }
     TellLane(
         lane::kNotifyRxPoller | lane::kNotifyRxBits | lane::kNotifyTxPoller, 0);
-    stream_->Close(reset || stream_->Readable() > 0);
-    stream_->Progress(true);
+    stream_->Close(reset);
+    stream_->Progress();
     HandleChanges();
     WakeRx();
     WakeTx();
@@ -1066,10 +1081,7 @@ int Sock::CloseLast(int number) {
     }
   } else {
     if (mode() == Mode::kUnread && unread_.size() > 0 && SoleHolder()) {
-      // Unread data at close is a reset, and the kernel does not know of it.
-      linger now{1, 0};
-      ::syscall(SYS_setsockopt, number, SOL_SOCKET, SO_LINGER, &now,
-                sizeof now);
+      ResetOnClose(number);
     }
     result = real::close(number);
     fd_.store(-1, std::memory_order_relaxed);
@@ -1172,11 +1184,7 @@ void Sock::Finish(bool reset) {
   rx_latch.unlock();
   tx_latch.unlock();
   if (mine) {
-    if (reset) {
-      linger now{1, 0};
-      ::syscall(SYS_setsockopt, number, SOL_SOCKET, SO_LINGER, &now,
-                sizeof now);
-    }
+    if (reset) ResetOnClose(number);
     base::CloseRaw(number);
   }
   if (last) Unref();
@@ -1233,6 +1241,18 @@ void Sock::FoldLatched(Stats* to) const {
   }
 }
 
+void Sock::ResetAtExit() {
+  Critical critical;
+  tx_latch.lock();
+  rx_latch.lock();
+  const bool untaken = mode() == Mode::kEngine
+                           ? stream_ != nullptr && stream_->Untaken()
+                           : mode() == Mode::kUnread && unread_.size() > 0;
+  if (untaken && SoleHolder()) ResetOnClose(fd());
+  rx_latch.unlock();
+  tx_latch.unlock();
+}
+
 void Sock::FlushAtExit(std::uint64_t deadline_ns) {
   Critical critical;
   for (;;) {
@@ -1245,7 +1265,7 @@ void Sock::FlushAtExit(std::uint64_t deadline_ns) {
       if (stream_->tx() == stream::Tx::kProp) {
         stream_->Demote(Reason::kShortLived, false);
       }
-      stream_->Progress(false);
+      stream_->Progress();
       owed = stream_->WantsAnchorWrite();
     }
     rx_latch.unlock();

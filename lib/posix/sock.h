@@ -248,7 +248,7 @@ class alignas(64) Sock final : public File,
   void OnAnchor(std::uint32_t events) override;
   ssize_t Send(const iovec* iov, int count) override;
   ssize_t Recv(void* to, std::size_t length) override;
-  ssize_t RecvV(const iovec* iov, int count) override;
+  ssize_t RecvV(const iovec* iov, int count, bool peek) override;
   int ShutdownWrite() override;
 
   // --- Processes (process.cc)
@@ -306,6 +306,9 @@ class alignas(64) Sock final : public File,
   static void MemoryLook();
   // Blocks (bounded) until what TCP still owes is with the kernel.
   void FlushAtExit(std::uint64_t deadline_ns);
+  // The process ends, and the kernel closes the connection: with a reset if
+  // what the peer has sent was not read, also where the kernel can't know that.
+  void ResetAtExit();
 
  private:
   friend struct SockPool;
@@ -511,7 +514,6 @@ class alignas(64) Sock final : public File,
   bool watched_ = false;
   bool starve_timer_ = false;
   bool tx_wait_ = false;  // somebody waits for the anchor to take more
-  bool rx_wait_ = false;  // ... to have something, which nobody reads ahead
   std::uint64_t starve_acked_ = 0;
   std::uint32_t watch_events_ = 0;
   std::uint64_t timer_ = 0;

@@ -81,13 +81,14 @@ ssize_t Sock::Recv(void* to, std::size_t length) {
   return n >= 0 ? n : -errno;
 }
 
-ssize_t Sock::RecvV(const iovec* iov, int count) {
+ssize_t Sock::RecvV(const iovec* iov, int count, bool peek) {
   msghdr message{};
   message.msg_iov = const_cast<iovec*>(iov);
   message.msg_iovlen =
       static_cast<std::size_t>(count < IOV_MAX ? count : IOV_MAX);
-  const long n = ::syscall(SYS_recvmsg, fd(), &message, MSG_DONTWAIT);
-  if (n > 0) anchor_rx_ += static_cast<std::uint64_t>(n);
+  const long n = ::syscall(SYS_recvmsg, fd(), &message,
+                           MSG_DONTWAIT | (peek ? MSG_PEEK : 0));
+  if (n > 0 && !peek) anchor_rx_ += static_cast<std::uint64_t>(n);
   return n >= 0 ? n : -errno;
 }
 
@@ -143,7 +144,7 @@ ssize_t Sock::SendLatched(const iovec* iov, int count, std::size_t total,
     if (n == -EAGAIN &&
         (!stream_->FastTx() || lane_->State() != base::Reason::kNone)) {
       rx_latch.lock();
-      if (stream_->FastTx()) stream_->Progress(false);  // a dead lane
+      if (stream_->FastTx()) stream_->Progress();  // a dead lane
       n = stream_->Write(rest.iov(), rest.count(), left);
       if (n > 0 && stream_->tx() != stream::Tx::kRaw) {
         lane_tx_ += static_cast<std::uint64_t>(n);
@@ -223,7 +224,7 @@ void Sock::OnStarved() {
       stream_->FastTx() && lane_->Writable() == 0 &&
       lane_->Acked() == starve_acked_) {
     stream_->Demote(base::Reason::kStarved, true);
-    stream_->Progress(true);
+    stream_->Progress();
     HandleChanges();
   }
   rx_latch.unlock();
@@ -329,11 +330,10 @@ ssize_t Sock::RecvLatched(const iovec* iov, int count, std::size_t total,
         tx_latch.unlock();
         return kRetry;
       }
-      if (stream_->FastRx()) stream_->Progress(true);
+      if (stream_->FastRx()) stream_->Progress();
       n = drop && !stream_->FastRx() ? Drop(left, peek)
                                      : stream_->Read(to, pieces, left, peek);
       if (n > 0 && !peek) lane_rx_ += static_cast<std::uint64_t>(n);
-      if (n == -EAGAIN && stream_->AtKernel()) rx_wait_ = true;
       HandleChanges();
       if (lane_ == nullptr && stream_->Idle()) PostSettle();
       tx_latch.unlock();
@@ -509,7 +509,7 @@ int Sock::Shutdown(int number, int how) {
     if (how != SHUT_RD) {
       const int r = stream_->ShutdownWrite();
       if (r < 0) error = -r;
-      stream_->Progress(false);
+      stream_->Progress();
       HandleChanges();
       WakeTx();
     }
@@ -585,26 +585,6 @@ std::uint32_t Sock::Readiness(std::uint32_t events, bool* plain, bool warm,
       timespec now{0, 0};
       ::syscall(SYS_ppoll, &one, 1, &now, nullptr, 8);
       ready |= static_cast<std::uint16_t>(one.revents);
-      if ((ready & events & (POLLIN | POLLRDNORM | POLLPRI | POLLRDHUP)) == 0) {
-        rx_wait_ = true;
-        UpdateWatch();
-      }
-    }
-    if (stream_->rx() == stream::Rx::kRaw && !stream_->AtKernel() &&
-        (ready & POLLIN) == 0 && (events & (POLLIN | POLLRDNORM)) != 0) {
-      // What TCP has brought and the conductor has not read ahead yet.
-      pollfd one{fd(), POLLIN, 0};
-      timespec now{0, 0};
-      ::syscall(SYS_ppoll, &one, 1, &now, nullptr, 8);
-      ready |= static_cast<std::uint16_t>(one.revents) & POLLIN;
-    }
-    if (stream_->rx() == stream::Rx::kRaw && !stream_->AtKernel() &&
-        (events & POLLPRI) != 0) {
-      // Urgent data is never read ahead, only what is before it.
-      pollfd one{fd(), POLLPRI, 0};
-      timespec now{0, 0};
-      ::syscall(SYS_ppoll, &one, 1, &now, nullptr, 8);
-      ready |= static_cast<std::uint16_t>(one.revents) & POLLPRI;
     }
     if (ready & POLLIN) ready |= POLLRDNORM;
     if (ready & POLLOUT) ready |= POLLWRNORM;
@@ -624,7 +604,7 @@ int Sock::TakeError() {
   if (mode() == Mode::kEngine && stream_ != nullptr) {
     error = stream_->TakeError();
     if (error != 0) {
-      stream_->Progress(false);
+      stream_->Progress();
       HandleChanges();
     }
   }

@@ -50,7 +50,6 @@ void Stream::LaneUp(lane::Lane* lane, std::uint32_t epoch, const Nonce& mine,
   probe_out_ = false;
   frozen_ = settled_ = used_ = flip_ = got_sent_ = accept_ = false;
   lane_down_seen_ = false;
-  ahead_ = true;
   waiting_ = Waiting::kNothing;
   x_ = rx_x_ = posted_base_ = 0;
   limbo_.Clear();
@@ -206,14 +205,12 @@ ssize_t Stream::ReadSlow(const iovec* iov, int count, std::size_t total,
   // Each round that finds nothing reads TCP; what that brings (a frame, the
   // end) can make bytes readable at most a few times.
   for (int round = 0; round < 4; ++round) {
-    // A peek that asks for more than is stashed must be able to see it come.
-    if (peek && rx_ == Rx::kRaw && !eof_ && stash_.size() < total) {
-      const bool ahead = ahead_;
-      ahead_ = true;
-      PumpTcp(true);
-      ahead_ = ahead;
-    }
     std::size_t got = TakeBuffered(iov, count, total, peek);
+    if (got != 0 && got < total && rx_ == Rx::kRaw && !eof_ && !failed_) {
+      // What the kernel has goes with it, as it would in one queue: a reader
+      // may take a short answer for the end of what there is.
+      got += RecvRest(iov, count, got, peek);
+    }
     if (got != 0) {
       result = static_cast<ssize_t>(got);
       break;
@@ -229,12 +226,9 @@ ssize_t Stream::ReadSlow(const iovec* iov, int count, std::size_t total,
       break;
     }
     if (accept_ || eof_) break;  // frames are Progress's business
-    if (rx_ == Rx::kRaw && !peek) {
-      ssize_t n = anchor_->RecvV(iov, count);
+    if (rx_ == Rx::kRaw) {
+      ssize_t n = RecvRaw(iov, count, peek);
       if (n > 0) {
-        tail_rx_.Push(iov, count, static_cast<std::size_t>(n));
-        rx_off_ += static_cast<std::uint64_t>(n);
-        TookRaw();
         result = n;
         break;
       }
@@ -246,11 +240,44 @@ ssize_t Stream::ReadSlow(const iovec* iov, int count, std::size_t total,
       continue;
     }
     Rx before = rx_;
-    PumpTcp(peek);
+    PumpTcp();
     if (stash_.empty() && rx_ == before && !eof_ && !accept_) break;
   }
   Settle();
   return result;
+}
+
+// For the application: bytes, 0 at the end, or -errno.
+ssize_t Stream::RecvRaw(const iovec* iov, int count, bool peek) {
+  const ssize_t n = anchor_->RecvV(iov, count, peek);
+  if (n > 0 && !peek) {
+    tail_rx_.Push(iov, count, static_cast<std::size_t>(n));
+    rx_off_ += static_cast<std::uint64_t>(n);
+    TookRaw();
+  }
+  return n;
+}
+
+// The same behind the first `skip` bytes of the vector; 0: nothing, for now.
+std::size_t Stream::RecvRest(const iovec* iov, int count, std::size_t skip,
+                             bool peek) {
+  for (int i = 0; i < count; ++i) {
+    if (skip >= iov[i].iov_len) {
+      skip -= iov[i].iov_len;
+      continue;
+    }
+    const iovec first{static_cast<char*>(iov[i].iov_base) + skip,
+                      iov[i].iov_len - skip};
+    ssize_t n = RecvRaw(&first, 1, peek);
+    if (n <= 0) return 0;  // an end or an error is for the next call
+    auto got = static_cast<std::size_t>(n);
+    if (got == first.iov_len && i + 1 < count && !peek) {
+      n = RecvRaw(iov + i + 1, count - i - 1, false);
+      if (n > 0) got += static_cast<std::size_t>(n);
+    }
+    return got;
+  }
+  return 0;
 }
 
 // Reads ahead into the stash.
@@ -269,7 +296,7 @@ void Stream::PumpRaw(std::size_t want) {
   if (n != -EAGAIN && n != -EINTR) OnTcpEnd(n == 0 ? 0 : static_cast<int>(-n));
 }
 
-void Stream::PumpTcp(bool read_ahead) {
+void Stream::PumpTcp() {
   for (int i = 0; i < kMaxRecvs && !eof_ && !failed_; ++i) {
     if (rx_ == Rx::kRaw) {
       std::size_t want = 0;
@@ -278,11 +305,10 @@ void Stream::PumpTcp(bool read_ahead) {
         want = static_cast<std::size_t>(rx_x_ - InOff());
       } else if (closed_) {
         want = stash_.empty() ? 1 : 0;  // one byte is enough to answer with RST
-      } else if (read_ahead && !ahead_) {
-        // One byte tells a peer that went raw from one that died staging.
-        want = limbo_.empty() ? 0 : 1;
-      } else if (read_ahead && stash_.size() < limits_.stash) {
-        want = limits_.stash - stash_.size();
+      } else if (!limbo_.empty() || (pfin_known_ && InOff() == pfin_)) {
+        // One byte tells a peer that went raw from one that died staging.  And
+        // behind the peer's FIN there is only the end of TCP.
+        want = 1;
       }
       if (want == 0) return;
       std::uint64_t before = InOff();
@@ -341,6 +367,8 @@ int Stream::ShutdownWrite() {
 
 void Stream::Close(bool reset) {
   if (closed_) return;
+  TakeCtl();
+  reset = reset || Untaken();
   // Nobody has agreed to take what is staged, and a process that closes may be
   // about to exit: TCP outlives it.
   if (!reset && tx_ == Tx::kProp) Trigger(base::Reason::kShortLived);
@@ -431,11 +459,11 @@ void Stream::Settle() {
 // --- Events
 // ----------------------------------------------------------------------
 
-void Stream::Progress(bool read_ahead) {
+void Stream::Progress() {
   if (finished_) return;
   FlushOut();
   TakeCtl();
-  PumpTcp(read_ahead);
+  PumpTcp();
   TakeCtl();
   CheckPending();
   if (LaneUsable() && lane_->State() != base::Reason::kNone) {
@@ -464,7 +492,6 @@ void Stream::Demote(base::Reason reason, bool leave) {
     ctl.epoch = epoch_;
     PostCtl(ctl);
   }
-  if (leave) ahead_ = false;
   leave_ = leave;
   Trigger(reason);
   leave_ = false;
@@ -549,8 +576,15 @@ bool Stream::WantsAnchorRead() const {
   if (rx_ != Rx::kRaw) return true;
   if (waiting_ == Waiting::kPropose || waiting_ == Waiting::kSwitch)
     return true;
-  if (!ahead_) return closed_ || !limbo_.empty();
-  return closed_ || stash_.size() < limits_.stash;
+  return closed_ || !limbo_.empty() || (pfin_known_ && InOff() == pfin_);
+}
+
+bool Stream::Untaken() const {
+  if (Readable() != 0 || !limbo_.empty()) return true;
+  // A PROPOSE is never without bytes behind it (rule 2).
+  return waiting_ == Waiting::kPropose ||
+         (waiting_ != Waiting::kNothing && LaneUsable() &&
+          lane_->Readable() != 0);
 }
 
 bool Stream::Adopted() const { return adopted_; }

@@ -28,13 +28,13 @@ class Anchor {
   virtual ssize_t Recv(void* to, std::size_t length) = 0;  // 0 is EOF
   // Straight into the application's buffers while nothing but raw bytes can
   // come.
-  virtual ssize_t RecvV(const iovec* iov, int count) = 0;
+  virtual ssize_t RecvV(const iovec* iov, int count, bool peek) = 0;
   virtual int ShutdownWrite() = 0;
 };
 
 struct Limits {
-  // Most bytes read ahead from TCP (rule 21).  A bulk sender has as much on its
-  // way as the kernel's buffers hold (6 MiB by default): with less, the
+  // Most bytes read ahead from TCP (rules 4, 7, 21).  A bulk sender has as much
+  // on its way as the kernel's buffers hold (6 MiB by default): with less, the
   // receiver would refuse such a stream its lane again and again.
   std::size_t stash = 8 * 1024 * 1024;
 };
@@ -112,10 +112,9 @@ class Stream {
   void LaneUp(lane::Lane* lane, std::uint32_t epoch, const Nonce& mine,
               const Nonce& peers, bool may_propose, std::uint8_t min_tail = 0);
   // The anchor may be readable or writable, or the lane has news.  Does all
-  // that can be done now: flushes, reads frames (and ahead into the stash, up
-  // to its limit, if `read_ahead`), takes lane control messages, notices a dead
-  // lane.
-  void Progress(bool read_ahead);
+  // that can be done now: flushes, reads frames (and ahead into the stash what
+  // the switch waits for), takes lane control messages, notices a dead lane.
+  void Progress();
   void Timer();
   // Now and then, for a lane that can lose what it has taken without a word (a
   // dead link, a transport that retries for ever): asks the peer by TCP what
@@ -127,16 +126,20 @@ class Stream {
   //
   // `leave`: the anchor is about to be shared with somebody who does not know
   // this stream (another process, stdio).  What has landed on the lane and is
-  // unread stays the peer's, who sends it again over TCP, and nothing more is
-  // read ahead: so it ends in the kernel's queue, which all can read.
+  // unread stays the peer's, who sends it again over TCP: so it ends in the
+  // kernel's queue, which all can read.
   void Demote(base::Reason reason, bool leave = false);
-  // Simulator only, where nothing takes the place of the kernel's own queue.
-  void ReadAheadAgain() { ahead_ = true; }
-  // What TCP has is for Read alone to take: nobody reads ahead, so the owner
-  // must ask the kernel what there is.
+  // What TCP has is for Read alone to take, so the owner must ask the kernel
+  // what there is.  Nothing is read ahead of the application but what a switch
+  // waits for: what is in the kernel's queue is reset by the kernel if this
+  // process dies, is subject to its flow control, and may be followed by urgent
+  // data.
   bool AtKernel() const {
-    return rx_ == Rx::kRaw && !ahead_ && !eof_ && !failed_ && !closed_;
+    return rx_ == Rx::kRaw && !eof_ && !failed_ && !closed_;
   }
+  // The peer has sent what nobody here has taken: a close, or the end of the
+  // process, is a reset.
+  bool Untaken() const;
   // Bytes read ahead are all that keeps the owner from using the anchor
   // directly: TakeStash, and it may.
   bool OnlyStash() const;
@@ -215,7 +218,10 @@ class Stream {
   bool AtEof() const;
   // The anchor (stream.cc).
   bool FlushOut();
-  void PumpTcp(bool read_ahead);
+  ssize_t RecvRaw(const iovec* iov, int count, bool peek);
+  std::size_t RecvRest(const iovec* iov, int count, std::size_t skip,
+                       bool peek);
+  void PumpTcp();
   void PumpRaw(std::size_t want);
   void TookRaw();
   // The end of every slow call: shutdown, close, settle, fast-path flags.
@@ -270,7 +276,6 @@ class Stream {
   Rx rx_ = Rx::kRaw;
   base::Reason why_left_ = base::Reason::kNone;
   bool adopted_ = false;
-  bool ahead_ = true;  // may read ahead
 
   // Of the present lane.
   bool frozen_ = false;  // rule 11

@@ -123,8 +123,6 @@ void Stream::OnCtl(const Ctl& ctl) {
       return OnAccept(ctl);
     case CtlKind::kRefuse:
       // An answer; or the peer has changed its mind before anybody asked.
-      // (Then maybe for urgent data: see OnLaneDown.)
-      if (tx_ == Tx::kRaw && rx_ == Rx::kRaw) ahead_ = false;
       return Trigger(
           tx_ == Tx::kProp || tx_ == Tx::kComm ? base::Reason::kPeerRefused
           : tx_ == Tx::kRaw && rx_ == Rx::kRaw ? base::Reason::kPeerDemoted
@@ -400,10 +398,7 @@ void Stream::OnLaneDown(std::uint64_t r) {
   // In flight or not, the peer takes no more.  It may have left for the sake of
   // something that only TCP can carry (urgent data), which nobody may read
   // past: so what is unread goes the same way.
-  if (!kshut_) {
-    leave_ = true;
-    ahead_ = false;
-  }
+  leave_ = !kshut_;
   FreezeLane(base::Reason::kPeerDemoted);
   leave_ = false;
   if (kshut_) return;

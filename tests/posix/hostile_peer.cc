@@ -209,11 +209,12 @@ class SocketAnchor : public stream::Anchor {
     const ssize_t n = ::recv(fd_, to, length, MSG_DONTWAIT);
     return n < 0 ? -errno : n;
   }
-  ssize_t RecvV(const iovec* iov, int count) override {
+  ssize_t RecvV(const iovec* iov, int count, bool peek) override {
     msghdr message{};
     message.msg_iov = const_cast<iovec*>(iov);
     message.msg_iovlen = static_cast<std::size_t>(count);
-    const ssize_t n = ::recvmsg(fd_, &message, MSG_DONTWAIT);
+    const ssize_t n =
+        ::recvmsg(fd_, &message, MSG_DONTWAIT | (peek ? MSG_PEEK : 0));
     return n < 0 ? -errno : n;
   }
   int ShutdownWrite() override {
@@ -366,7 +367,7 @@ class Attacker {
     std::size_t got = 0;
     const std::uint64_t end = under::NowMs() + 5;
     while (sent > 0 && got < static_cast<std::size_t>(sent)) {
-      stream_.Progress(true);
+      stream_.Progress();
       iovec to{bytes.data(), length};
       const ssize_t n = stream_.Read(&to, 1, length, false);
       if (n > 0) {

@@ -176,12 +176,14 @@ struct World {
         }
         if (StreamTestAccess::TcpEnded(s)) return false;
         tcp.budget[i] = 1;
-        s.Progress(true);
+        s.Progress();
+        // What is raw is the application's to read.
+        if (tcp.budget[i] == 1 && !a.saw_end) AppRead(i);
         tcp.budget[i] = 0;
         break;
       case Act::kLand:
         if (!link.ring[1 - i].Land()) return false;
-        s.Progress(false);
+        s.Progress();
         break;
       case Act::kCredit:
         if (!bounds->ack_lag || link.ring[i].acked == link.ring[i].consumed ||
@@ -189,7 +191,7 @@ struct World {
           return false;
         }
         link.ring[i].ReturnCredit();
-        s.Progress(false);
+        s.Progress();
         break;
       case Act::kTimer:
         if (s.tx() != Tx::kProp && s.tx() != Tx::kComm) return false;
@@ -200,7 +202,7 @@ struct World {
         if (!dead_lane || (mask >> i & 1) == 0 || !lane_open) return false;
         if (link.state[i] != base::Reason::kNone) return false;
         link.state[i] = base::Reason::kLaneError;
-        s.Progress(false);
+        s.Progress();
         break;
       case Act::kLaneUp:
         if (!up[i]) {
@@ -263,7 +265,6 @@ struct World {
       }
       if ((stream[k].TakeChanges() & kSettled) != 0) {
         stream[k].ReleaseLane();
-        stream[k].ReadAheadAgain();  // the kernel would see the rest
       }
       stream[k].TakeChanges();
       if (StreamTestAccess::Failed(stream[k])) {

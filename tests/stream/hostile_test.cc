@@ -43,7 +43,7 @@ class Hostile {
     }
     tcp_.pipe[1].fin = true;
     for (int i = 0; i < 200; ++i) {
-      stream_.Progress(true);
+      stream_.Progress();
       Look();
       std::uint8_t bytes[64];
       iovec iov{bytes, sizeof bytes};
@@ -59,7 +59,7 @@ class Hostile {
                           << static_cast<int>(stream_.rx());
     }
     if (!finished_) stream_.Close(Below(2) == 0);
-    stream_.Progress(true);
+    stream_.Progress();
     Look();
     EXPECT_TRUE(finished_);
   }
@@ -115,12 +115,12 @@ class Hostile {
         FrameBytes got = Encode(Frame{FrameKind::kGot, 0, epoch_, 0});
         ToTcp(got.data(), got.size());
       }
-      stream_.Progress(true);
+      stream_.Progress();
       return;
     }
     CtlBytes bytes = Encode(ctl);
     evil_.PostCtl(bytes.data(), bytes.size());
-    stream_.Progress(true);
+    stream_.Progress();
   }
 
   void Step() {
@@ -239,7 +239,7 @@ class Hostile {
         break;
       default:
         tcp_.pipe[0].bytes.clear();
-        stream_.Progress(Below(2) == 0);
+        stream_.Progress();
         break;
     }
   }

@@ -49,7 +49,7 @@ class RandomWorld {
         if (stream_[end].tx() == Tx::kProp || stream_[end].tx() == Tx::kComm) {
           if (i % 64 == 63) stream_[end].Timer();
         }
-        stream_[end].Progress(Below(2) == 0);
+        stream_[end].Progress();
         Look(end);
         if (a.alive && !a.closed) DoRead(end);
         done = done && (!a.alive || (a.end && (!Peer(end).alive || Shut(end))));
@@ -138,14 +138,14 @@ class RandomWorld {
       case 8:
       case 9:
       case 10:
-        s.Progress(Below(2) == 0);
+        s.Progress();
         break;
       case 11:
       case 12:
       case 13:
         for (std::uint64_t n = 1 + Below(3); n != 0; --n)
           link_.ring[1 - i].Land();
-        if (Below(2) == 0) s.Progress(false);
+        if (Below(2) == 0) s.Progress();
         break;
       case 14:
       case 15:
@@ -295,7 +295,6 @@ class RandomWorld {
     if ((changes & kPromotedTx) != 0) ++promotions_;
     if ((changes & kSettled) != 0) {
       stream_[i].ReleaseLane();
-      stream_[i].ReadAheadAgain();  // the kernel would see the rest
     }
     changes |= stream_[i].TakeChanges();
     if (StreamTestAccess::Failed(stream_[i]) && Peer(i).alive) {

@@ -67,7 +67,7 @@ class ShmTest : public testing::Test {
           << "byte " << read_[i] + k;
     }
     if (n > 0) read_[i] += static_cast<std::uint64_t>(n);
-    if (Below(3) == 0 || !write) s.Progress(Below(2) == 0);
+    if (Below(3) == 0 || !write) s.Progress();
     // The owner's timer T: it alone resolves a proposal whose answer was lost.
     if (++waited_[i] == 2000 || s.tx() == Tx::kRaw || s.tx() == Tx::kLane) {
       if (waited_[i] == 2000) s.Timer();

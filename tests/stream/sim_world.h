@@ -96,9 +96,14 @@ class SimAnchor final : public Anchor {
     from.bytes.erase(0, n);
     return static_cast<ssize_t>(n);
   }
-  ssize_t RecvV(const iovec* iov, int count) override {
+  ssize_t RecvV(const iovec* iov, int count, bool peek) override {
     for (int i = 0; i < count; ++i) {
-      if (iov[i].iov_len != 0) return Recv(iov[i].iov_base, iov[i].iov_len);
+      if (iov[i].iov_len == 0) continue;
+      SimPipe& from = tcp_->pipe[1 - end_];
+      const std::string before = peek ? from.bytes : std::string();
+      const ssize_t n = Recv(iov[i].iov_base, iov[i].iov_len);
+      if (peek && n > 0) from.bytes = before;
+      return n;
     }
     return -EAGAIN;
   }
@@ -169,7 +174,7 @@ struct StreamTestAccess {
     u8(s.pfin_known_ | s.eof_ << 1 | s.tx_broken_ << 2 | s.failed_ << 3 |
        (s.so_error_ != 0 ? 16 : 0));
     u64(s.pfin_);
-    u8(s.hs_have_ | s.last_write_ << 6 | s.ahead_ << 7);
+    u8(s.hs_have_ | s.last_write_ << 6);
     to->append(reinterpret_cast<const char*>(s.hs_), s.hs_have_);
     queue(s.out_);
     queue(s.stash_);
