@@ -682,8 +682,8 @@ void InterestsForkChild() {
 // -----------------------------------------------------------------------
 
 void EpollSet::LinkReady(Interest* interest) {
-  if (interest->ready) return;
-  interest->ready = true;
+  if (interest->ready.load(std::memory_order_relaxed)) return;
+  interest->ready.store(true, std::memory_order_relaxed);
   interest->ready_next = nullptr;
   interest->ready_prev = ready_tail_;
   (ready_tail_ != nullptr ? ready_tail_->ready_next : ready_head_) = interest;
@@ -692,8 +692,8 @@ void EpollSet::LinkReady(Interest* interest) {
 }
 
 void EpollSet::UnlinkReady(Interest* interest) {
-  if (!interest->ready) return;
-  interest->ready = false;
+  if (!interest->ready.load(std::memory_order_relaxed)) return;
+  interest->ready.store(false, std::memory_order_relaxed);
   (interest->ready_prev != nullptr ? interest->ready_prev->ready_next
                                    : ready_head_) = interest->ready_next;
   (interest->ready_next != nullptr ? interest->ready_next->ready_prev
@@ -793,8 +793,10 @@ int EpollSet::TellDirect(epoll_event* out, int capacity) {
       if (!edge) continue;
     }
     // (A lane that says it has something may only be dead, if it is not in
-    // memory.)
-    if (whole || interest->ready || !sock->OnLane() ||
+    // memory.  One that is put on the list just now is told of here: `told`
+    // keeps the list from telling it again.)
+    if (whole || interest->ready.load(std::memory_order_relaxed) ||
+        !sock->OnLane() ||
         (sock->source() != nullptr &&
          direct_[d].lane->State() != base::Reason::kNone)) {
       if (events & EPOLLET) {

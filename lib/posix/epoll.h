@@ -31,7 +31,7 @@ struct alignas(64) Interest {
   Interest* next_of_sock = nullptr;
   Interest* ready_next = nullptr;  // set's ready list
   Interest* ready_prev = nullptr;
-  bool ready = false;  // is on it
+  std::atomic<bool> ready{false};  // is on it; written with the list's latch
   bool in_kernel = false;
   std::atomic<bool> in_user{false};
   std::atomic<bool> spent{false};  // EPOLLONESHOT, reported

@@ -843,7 +843,10 @@ void Sock::Settle() {
   tx_latch.lock();
   rx_latch.lock();
   settle_posted_ = false;
-  const bool settled = settled_ || finished_;
+  // What comes later has posted another call.
+  const bool finished = finished_;
+  const bool reset = reset_;
+  const bool settled = settled_ || finished;
   rx_latch.unlock();
   tx_latch.unlock();
   if (settled && lane_ != nullptr) {
@@ -875,8 +878,8 @@ void Sock::Settle() {
     if (link_ != nullptr) link_->SetCookie(index_, nullptr);
     conductor->ReturnLane(Share(), std::move(lane));
   }
-  if (finished_) {
-    Finish(reset_);
+  if (finished) {
+    Finish(reset);
     return;
   }
   BackToPlain();

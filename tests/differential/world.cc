@@ -70,9 +70,11 @@ bool World::Start() {
       if (::dup2(pair[1], kControl) < 0) ::_exit(126);
       if (!shim_.empty()) {
         const char* first = std::getenv("SANITIZER_PRELOAD");
-        const std::string both =
-            first != nullptr ? std::string(first) + ":" + shim_ : shim_;
-        ::setenv("LD_PRELOAD", both.c_str(), 1);
+        const char* last = std::getenv("SANITIZER_BEHIND");
+        const std::string all =
+            (first != nullptr ? std::string(first) + ":" : "") + shim_ +
+            (last != nullptr ? std::string(":") + last : "");
+        ::setenv("LD_PRELOAD", all.c_str(), 1);
         ::setenv("RCSOCK_PROMOTE_OPS", "1", 0);
       }
       ::execl(agent_.c_str(), agent_.c_str(), static_cast<char*>(nullptr));

@@ -40,9 +40,11 @@ pid_t Start(const std::string& shim, const std::vector<std::string>& args,
   CHECK_THAT(pid >= 0);
   if (pid > 0) return pid;
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
-  const char* sanitizer = std::getenv("SANITIZER_PRELOAD");
+  const char* first = std::getenv("SANITIZER_PRELOAD");
+  const char* last = std::getenv("SANITIZER_BEHIND");
   const std::string preload =
-      (sanitizer != nullptr ? sanitizer + std::string(":") : "") + shim;
+      (first != nullptr ? first + std::string(":") : "") + shim +
+      (last != nullptr ? std::string(":") + last : "");
   ::setenv("LD_PRELOAD", preload.c_str(), 1);
   ::setenv("RCSOCK_STATS", stats.c_str(), 1);
   for (const std::string& setting : settings) {

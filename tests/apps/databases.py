@@ -1,0 +1,150 @@
+"""redis, memcached and MariaDB."""
+
+import csv
+import re
+
+from harness import Failed, app, wait_until
+
+VALUE = "".join(f"{i:07d} " for i in range(12500))
+
+
+def cli(run, port, *words, **options):
+    return run.call("redis-cli", "-h", run.address, "-p", port, *words,
+                    **options).strip()
+
+
+def info(run, port, section):
+    return dict(line.split(":", 1)
+                for line in cli(run, port, "info", section).splitlines()
+                if ":" in line)
+
+
+def pipe_commands(count):
+    """What redis-cli --pipe wants: the protocol's own form."""
+    out = []
+    for i in range(count):
+        words = ["SET", f"key:{i}", f"{i * 7919:09d}" * 20]
+        out.append(f"*{len(words)}\r\n" + "".join(
+            f"${len(w)}\r\n{w}\r\n" for w in words))
+    return "".join(out)
+
+
+@app("redis", "redis-server", "redis-cli", "redis-benchmark")
+def redis(run):
+    """A server that appends and rewrites its file by fork, and a replica."""
+    port, copy_port = run.port(), run.port()
+    common = ["--bind", run.address, "--protected-mode", "no",
+              "--enable-debug-command", "yes"]
+    run.write("master/empty", "")
+    run.write("copy/empty", "")
+    master = run.start("redis-server", "--port", port, *common, "--appendonly",
+                       "yes", "--dir", run.directory / "master", port=port)
+    commands = pipe_commands(20000)
+    said = cli(run, port, "--pipe", input=commands)
+    if "errors: 0, replies: 20000" not in said:
+        raise Failed(f"redis-cli --pipe: {said}")
+    cli(run, port, "-x", "set", "big", input=VALUE)
+    copy = run.start("redis-server", "--port", copy_port, *common,
+                     "--replicaof", f"{run.address} {port}", "--dir",
+                     run.directory / "copy", port=copy_port)
+    wait_until(lambda: info(run, copy_port, "replication").get(
+        "master_link_status") == "up", 30, "the replica is not in step")
+    # Traffic while the file is rewritten by a child.
+    cli(run, port, "bgrewriteaof")
+    text = run.call("redis-benchmark", "-h", run.address, "-p", port, "-t",
+                    "set,get,lpush,mset", "-c", 20, "-d", 200, "-n", 20000,
+                    "--csv", limit=120)
+    rates = {row[0]: float(row[1]) for row in csv.reader(text.splitlines())
+             if row and row[0] in ("SET", "GET")}
+    if len(rates) != 2:
+        raise Failed(f"redis-benchmark printed: {text}")
+    wait_until(lambda: info(run, port, "persistence")
+               ["aof_rewrite_in_progress"] == "0", 30, "the rewrite goes on")
+    rewritten = info(run, port, "persistence")["aof_last_bgrewrite_status"]
+
+    def in_step():
+        return (info(run, copy_port, "replication").get("slave_repl_offset") ==
+                info(run, port, "replication").get("master_repl_offset"))
+
+    wait_until(in_step, 30, "the replica stays behind")
+    digests = [cli(run, p, "debug", "digest") for p in (port, copy_port)]
+    if digests[0] != digests[1]:
+        raise Failed("the replica has other data")
+    if cli(run, port, "get", "big") != VALUE.strip():
+        raise Failed("a value came back changed")
+    size = cli(run, copy_port, "dbsize")
+    run.stop(copy)
+    run.stop(master)
+    # What was appended is what there was.
+    again = run.start("redis-server", "--port", port, *common, "--appendonly",
+                      "yes", "--dir", run.directory / "master", port=port)
+    wait_until(lambda: info(run, port, "persistence").get("loading") == "0", 30,
+               "still loading")
+    reloaded = cli(run, port, "debug", "digest") == digests[0]
+    run.stop(again)
+    return ({"rewritten": rewritten, "keys": size, "reloaded": reloaded,
+             "digest": digests[0]},
+            f"SET {rates['SET']:.0f}/s, GET {rates['GET']:.0f}/s")
+
+
+@app("memcached", "memcached", "memcaslap")
+def memcached(run):
+    port = run.port()
+    server = run.start("memcached", "-u", "root", "-l", run.address, "-p", port,
+                       "-U", 0, "-t", 4, "-m", 512, "-c", 4096, port=port)
+    # It verifies a tenth of what it reads.
+    text = run.call("memcaslap", "-s", f"{run.address}:{port}", "-T", 2, "-c",
+                    32, "-t", "4s", "-v", "0.1")
+    found = re.search(r"TPS: (\d+)", text)
+    wrong = re.search(r"(get_misses|verify_misses|verify_failed): [1-9]", text)
+    if not found or int(found[1]) == 0 or wrong:
+        raise Failed(f"memcaslap printed: {text}")
+    run.stop(server)
+    return {}, f"{found[1]} requests/s"
+
+
+SQL = """\
+create database if not exists t; use t;
+create table n (i int primary key, s varchar(200), b longtext);
+{inserts}
+select count(*), sum(i), sum(length(s)), md5(group_concat(s order by i)) from n;
+update n set b = repeat(s, 1000);
+select i, length(b), b from n where i % 10 = 0 order by i;
+"""
+
+
+@app("mariadb", "mariadbd", "mariadb-install-db", "mariadb-slap", "mariadb")
+def mariadb(run):
+    port = run.port()
+    data = run.directory / "data"
+    run.call("mariadb-install-db", "--no-defaults", f"--datadir={data}",
+             "--auth-root-authentication-method=normal", "--skip-test-db",
+             "--user=root", limit=120, LD_PRELOAD="")
+    server = run.start(
+        "mariadbd", "--no-defaults", f"--datadir={data}", "--user=root",
+        f"--port={port}", f"--bind-address={run.address}",
+        f"--socket={run.directory}/socket", "--skip-name-resolve",
+        "--skip-grant-tables", "--innodb-flush-log-at-trx-commit=0",
+        "--innodb-buffer-pool-size=64M", port=port, limit=60)
+    there = ["--no-defaults", "--protocol=tcp", f"--host={run.address}",
+             f"--port={port}", "--user=root"]
+    inserts = "".join(f"insert into n values ({i}, '{str(i) * 30}', '');\n"
+                      for i in range(300))
+    answer = run.call("mariadb", *there, "--batch",
+                      input="set group_concat_max_len=1000000;"
+                      + SQL.format(inserts=inserts))
+    text = run.call(
+        "mariadb-slap", *there, "--auto-generate-sql",
+        "--auto-generate-sql-load-type=mixed",
+        "--auto-generate-sql-guid-primary", "--concurrency=8", "--iterations=2",
+        "--number-of-queries=4000", "--number-char-cols=4", limit=120)
+    found = re.search(r"Average number of seconds.*?: ([\d.]+)", text)
+    if not found:
+        raise Failed(f"mariadb-slap printed: {text}")
+    run.stop(server, limit=60)
+    return {"answer": hash_of(answer)}, f"{found[1]} s for 4000 queries"
+
+
+def hash_of(text):
+    import hashlib  # pylint: disable=import-outside-toplevel
+    return hashlib.sha256(text.encode()).hexdigest()

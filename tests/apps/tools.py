@@ -1,0 +1,161 @@
+"""iperf3, socat, the netcats, stress-ng and git."""
+
+import hashlib
+import json
+import re
+import signal
+import subprocess
+
+from harness import Failed, app
+
+# What goes over TCP until the lane is there is to be little beside it.
+SIZE = 384 << 20
+
+
+def content():
+    return hashlib.sha256(b"nc").digest() * (SIZE // 32)
+
+
+def digest(path):
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+@app("iperf3", "iperf3")
+def iperf3(run):
+    speeds, same = [], {}
+    for name, options in {"one": [], "four": ["-P", 4], "back": ["-R"],
+                          "both": ["--bidir"], "small": ["-l", 200]}.items():
+        port = run.port()
+        # One test, after which the server ends by itself.
+        server = run.start("iperf3", "-s", "-1", "-B", run.address, "-p", port,
+                           port=port)
+        text = run.call("iperf3", "-c", run.address, "-p", port, "-t", 2, "-J",
+                        *options)
+        report = json.loads(text)
+        end = report["end"]
+        sent, received = end["sum_sent"], end["sum_received"]
+        if received["bytes"] == 0 or received["bytes"] > sent["bytes"]:
+            raise Failed(f"iperf3: {sent} {received}")
+        run.stop(server, how=None)
+        speeds.append(f"{name} {received['bits_per_second'] / 1e9:.1f}")
+        same[name] = "error" in report
+    return same, ", ".join(speeds) + " Gbit/s"
+
+
+def netcat(run, server_words, client_words):
+    """A file from the client to the server."""
+    port = run.port()
+    run.write("in", content())
+    out = run.directory / "out"
+    with out.open("wb") as file:
+        # An end of its input would shut the connection before it is used.
+        server = run.start(*server_words(port), port=port, output=file,
+                           stdin=subprocess.PIPE)
+    run.call("sh", "-c", f"exec {client_words(port)} <in", limit=60)
+    run.stop(server, how=None, limit=30)
+    return {"file": digest(out)}, f"{SIZE >> 20} MiB"
+
+
+@app("nc-openbsd", "nc.openbsd")
+def nc_openbsd(run):
+    return netcat(run, lambda p: ("nc.openbsd", "-l", run.address, p),
+                  lambda p: f"nc.openbsd -N {run.address} {p}")
+
+
+@app("nc-traditional", "nc.traditional")
+def nc_traditional(run):
+    return netcat(
+        run, lambda p: ("nc.traditional", "-l", "-s", run.address, "-p", p),
+        lambda p: f"nc.traditional -q 0 {run.address} {p}")
+
+
+@app("ncat", "ncat")
+def ncat(run):
+    return netcat(
+        run, lambda p: ("ncat", "-l", "--recv-only", run.address, p),
+        lambda p: f"ncat --send-only {run.address} {p}")
+
+
+@app("socat", "socat")
+def socat(run):
+    return netcat(
+        run, lambda p: ("socat", "-u",
+                        f"TCP-LISTEN:{p},bind={run.address},reuseaddr", "-"),
+        lambda p: f"socat -u - TCP:{run.address}:{p}")
+
+
+@app("socat-relay", "socat", "nc.openbsd", share=0,
+     why="its far end is cat, by exec: rule 3")
+def socat_relay(run):
+    """Client, a relay that forks, and a server that is cat by exec."""
+    port, front = run.port(), run.port()
+    back = run.start("socat",
+                     f"TCP-LISTEN:{port},bind={run.address},reuseaddr,fork",
+                     "EXEC:cat,nofork", port=port)
+    relay = run.start("socat",
+                      f"TCP-LISTEN:{front},bind={run.address},reuseaddr,fork",
+                      f"TCP:{run.address}:{port}", port=front)
+    data = content()[:4 << 20]
+    run.write("in", data)
+    answers = []
+    for _ in range(3):
+        got = run.call("sh", "-c",
+                       f"exec socat -t 20 - TCP:{run.address}:{front} <in",
+                       text=False)
+        answers.append(hashlib.sha256(got).hexdigest())
+    for server in (relay, back):
+        run.stop(server, statuses=(0, 143))
+    return {"answers": answers}, "3 times 4 MiB"
+
+
+STRESSORS = ["sock", "sockmany", "sockabuse", "sockfd", "sockpair", "sendfile",
+             "epoll", "poll", "splice", "udp", "fork", "vfork", "clone"]
+
+
+@app("stress-ng", "stress-ng", share=0,
+     why="connections of milliseconds between a process and its own fork")
+def stress_ng(run):
+    """Each socket stressor, and some that fork, for 2 seconds with --verify."""
+    same = {}
+    for name in STRESSORS:
+        port = run.port()
+        more = [f"--{name}-port", port] if name in (
+            "sock", "sockmany", "sockabuse", "epoll") else []
+        text = run.call("stress-ng", f"--{name}", 2, "-t", 2, "--verify",
+                        "--metrics-brief", "--temp-path", run.directory, *more,
+                        limit=60, statuses=range(256), text=False)
+        del text
+        same[name] = "ran"
+    return same, "done"
+
+
+@app("git", "git", share=0, why="git-daemon serves by exec: rule 3")
+def git(run):
+    work, port = run.directory, run.port()
+    who = {"GIT_AUTHOR_NAME": "a", "GIT_AUTHOR_EMAIL": "a@a",
+           "GIT_COMMITTER_NAME": "a", "GIT_COMMITTER_EMAIL": "a@a",
+           "GIT_AUTHOR_DATE": "2020-01-01T00:00:00Z",
+           "GIT_COMMITTER_DATE": "2020-01-01T00:00:00Z"}
+    plain = {"LD_PRELOAD": "", **who}
+    run.call("git", "init", "-q", "-b", "main", "origin", **plain)
+    for i in range(3):
+        for j in range(20):
+            run.write(f"origin/d{j}/f{i}", hashlib.sha256(
+                f"{i} {j}".encode()).digest() * 4000)
+        run.call("git", "-C", "origin", "add", ".", **plain)
+        run.call("git", "-C", "origin", "commit", "-q", "-m", f"{i}", **plain)
+    server = run.start("git", "daemon", "--reuseaddr", f"--port={port}",
+                       f"--listen={run.address}", "--export-all",
+                       "--enable=receive-pack", f"--base-path={work}", port=port)
+    url = f"git://{run.address}:{port}/origin"
+    run.call("git", "clone", "-q", url, "copy", **who)
+    run.call("git", "-C", "copy", "fsck", "--full", **plain)
+    run.write("copy/new", content()[:8 << 20])
+    run.call("git", "-C", "copy", "add", ".", **plain)
+    run.call("git", "-C", "copy", "commit", "-q", "-m", "new", **plain)
+    run.call("git", "-C", "copy", "push", "-q", "origin", "HEAD:refs/heads/b",
+             **who)
+    heads = run.call("git", "ls-remote", url, **who)
+    run.call("git", "-C", "origin", "fsck", "--full", **plain)
+    run.stop(server, how=signal.SIGTERM, statuses=(0, 143))
+    return {"heads": re.sub(r"\s+", " ", heads)}, "clone, push, ls-remote"

@@ -1,0 +1,230 @@
+"""nginx, Apache httpd, curl and wget."""
+
+import hashlib
+import os
+import re
+import signal
+
+from harness import Failed, app, wait_until
+
+PAGE = "all work and no play\n" * 1000
+# What goes over TCP until the lane is there is to be little beside it.
+LARGE = 320 << 20
+
+NGINX = """\
+worker_processes 3;
+user root;
+error_log @DIR@/nginx.log;
+pid @DIR@/nginx.pid;
+worker_shutdown_timeout 20s;
+events {{ worker_connections 512; }}
+http {{
+  access_log off;
+  sendfile on;
+  tcp_nopush on;
+  keepalive_requests 1000000;
+  client_max_body_size 200m;
+  client_body_temp_path @DIR@/body;
+  proxy_temp_path @DIR@/proxy;
+  fastcgi_temp_path @DIR@/fastcgi;
+  uwsgi_temp_path @DIR@/uwsgi;
+  scgi_temp_path @DIR@/scgi;
+  upstream back {{ server {address}:{port}; keepalive 16; }}
+  server {{
+    listen {address}:{port} reuseport;
+    root @DIR@/www;
+  }}
+  server {{
+    listen {address}:{front};
+    location / {{
+      proxy_pass http://back;
+      proxy_http_version 1.1;
+      proxy_set_header Connection "";
+    }}
+  }}
+}}
+"""
+
+
+def large_bytes():
+    return (hashlib.sha256(b"large").digest() * 1024) * (LARGE // (32 * 1024))
+
+
+class Nginx:
+    """A daemon with workers, and in front of it another server as a proxy."""
+
+    def __init__(self, run):
+        self.run = run
+        self.port, self.front = run.port(), run.port()
+        run.write("www/page.txt", PAGE)
+        run.write("www/large", large_bytes())
+        text = NGINX.format(address=run.address, port=self.port,
+                            front=self.front)
+        self.config = run.write(
+            "nginx.conf", text.replace("@DIR@", str(run.directory)))
+        # `daemon on` is what it does by itself: the process that was started
+        # ends when the daemon is ready.
+        run.start(*self.words(), port=self.front, daemon=True)
+        pid_file = run.directory / "nginx.pid"
+        self.pid = int(wait_until(
+            lambda: pid_file.exists() and pid_file.read_text().strip(), 20,
+            "nginx has no pid file"))
+
+    def words(self, *more):
+        return ("nginx", "-e", self.run.directory / "nginx.log", "-c",
+                self.config, *more)
+
+    def url(self, front=False):
+        return f"http://{self.run.address}:{self.front if front else self.port}"
+
+    def stop(self):
+        os.kill(self.pid, signal.SIGQUIT)
+        pid_file = self.run.directory / "nginx.pid"
+        wait_until(lambda: not pid_file.exists(), 30, "nginx does not end")
+        text = (self.run.directory / "nginx.log").read_text()
+        if re.search(r"\[(alert|emerg|crit)\]", text):
+            raise Failed(f"nginx's log: {text[-500:]}")
+
+
+def rate(text):
+    found = re.search(r"Requests/sec:\s+([\d.]+)", text)
+    if (not found or float(found[1]) == 0 or "Non-2xx" in text or
+            "Socket errors" in text):
+        raise Failed(f"wrk printed: {text}")
+    return float(found[1])
+
+
+@app("nginx", "nginx", "wrk")
+def nginx(run):
+    server = Nginx(run)
+    wrk = ("wrk", "-t", 2, "-c", 30, "--timeout", "10s")
+    straight = rate(run.call(*wrk, "-d", "2s", server.url() + "/page.txt"))
+    proxied = rate(run.call(*wrk, "-d", "2s", server.url(True) + "/page.txt"))
+    rate(run.call("wrk", "-t", 1, "-c", 4, "--timeout", "20s", "-d", "2s",
+                  server.url() + "/large"))
+    server.stop()
+    return {}, f"{straight:.0f} requests/s, {proxied:.0f} by proxy"
+
+
+@app("nginx-reload", "nginx", "wrk")
+def nginx_reload(run):
+    """New workers take over three times; no request fails on the way."""
+    server = Nginx(run)
+    out = (run.directory / "wrk.out").open("wb")
+    load = run.start("wrk", "-t", 1, "-c", 20, "-d", "5s", "--timeout", "10s",
+                     server.url(True) + "/page.txt", output=out)
+
+    def workers():
+        return {int(pid) for pid in re.findall(
+            r"\d+", run.call("ps", "-o", "pid=", "--ppid", server.pid,
+                             LD_PRELOAD="", statuses=(0, 1)))}
+
+    changes = 0
+    for _ in range(3):
+        before = workers()
+        os.kill(server.pid, signal.SIGHUP)
+        wait_until(lambda b=before: workers() - b, 10, "no new workers")
+        changes += 1
+    run.stop(load, how=None, limit=30)
+    text = (run.directory / "wrk.out").read_text()
+    errors = re.search(r"Socket errors: connect (\d+), read (\d+), "
+                       r"write (\d+), timeout (\d+)", text)
+    found = re.search(r"Requests/sec:\s+([\d.]+)", text)
+    if not found or "Non-2xx" in text:
+        raise Failed(f"wrk printed: {text}")
+    server.stop()
+    # A worker that goes closes its idle keep-alive connections, and wrk may
+    # have just written to one: a read error, as over TCP.
+    return ({"reloads": changes,
+             "hard errors": [errors[1], errors[4]] if errors else ["0", "0"]},
+            f"{found[1]} requests/s")
+
+
+@app("curl", "nginx", "curl")
+def curl(run):
+    server = Nginx(run)
+    got = run.call("curl", "-sS", "--fail", server.url() + "/large",
+                   text=False, limit=60)
+    pages = run.call("curl", "-sS", "--fail",
+                     f"{server.url(True)}/page.txt?[1-300]", text=False)
+    both = run.call("curl", "-sS", "--fail", "--parallel", "--parallel-max",
+                    2, *[w for i in range(2) for w in (
+                        "-o", f"{run.directory}/part{i}",
+                        "-r", f"{i << 20}-{(i + 300 << 20) - 1}",
+                        server.url() + "/large")])
+    parts = [digest((run.directory / f"part{i}").read_bytes())
+             for i in range(2)]
+    server.stop()
+    return ({"large": digest(got), "pages": digest(pages), "parts": parts,
+             "text": both}, "done")
+
+
+@app("wget", "nginx", "wget")
+def wget(run):
+    server = Nginx(run)
+    run.call("wget", "-q", "-O", "large.out", server.url() + "/large")
+    urls = run.write("urls", "".join(f"{server.url()}/page.txt?{i}\n"
+                                     for i in range(200)))
+    run.call("wget", "-q", "-O", "pages.out", "-i", urls)
+    # One that goes on where another stopped.
+    whole = large_bytes()
+    run.write("part", whole[:5_000_000])
+    os.chmod(run.directory / "part", 0o666)
+    run.call("wget", "-q", "-c", "-O", "part", server.url() + "/large")
+    files = {name: digest((run.directory / name).read_bytes())
+             for name in ("large.out", "pages.out", "part")}
+    server.stop()
+    return files, "done"
+
+
+APACHE = """\
+ServerRoot {dir}
+ServerName test
+Listen {address}:{port}
+PidFile {dir}/httpd.pid
+ErrorLog {dir}/error.log
+LoadModule mpm_{mpm}_module {modules}/mod_mpm_{mpm}.so
+LoadModule authz_core_module {modules}/mod_authz_core.so
+DocumentRoot {dir}/www
+KeepAlive On
+MaxKeepAliveRequests 0
+StartServers 3
+EnableSendfile On
+<Directory />
+Require all granted
+</Directory>
+"""
+
+
+def apache(run, mpm):
+    port = run.port()
+    run.write("www/page.txt", PAGE)
+    run.write("www/large", large_bytes())
+    config = run.write("httpd.conf", APACHE.format(
+        dir=run.directory, address=run.address, port=port, mpm=mpm,
+        modules="/usr/lib/apache2/modules"))
+    server = run.start("apache2", "-f", config, "-DFOREGROUND", port=port)
+    url = f"http://{run.address}:{port}"
+    text = run.call("ab", "-q", "-k", "-c", 20, "-n", 20000, url + "/page.txt")
+    found = re.search(r"Requests per second:\s+([\d.]+)", text)
+    failed = re.search(r"Failed requests:\s+(\d+)", text)
+    if not found or not failed:
+        raise Failed(f"ab printed: {text}")
+    large = run.call("curl", "-sS", "--fail", url + "/large", text=False)
+    run.stop(server, limit=30)
+    return ({"failed": failed[1], "large": digest(large)},
+            f"{found[1]} requests/s")
+
+
+@app("apache-prefork", "apache2", "ab", "curl", user="www-data")
+def apache_prefork(run):
+    return apache(run, "prefork")
+
+
+@app("apache-event", "apache2", "ab", "curl", user="www-data")
+def apache_event(run):
+    return apache(run, "event")
+
+
+def digest(content):
+    return f"{len(content)} {hashlib.sha256(content).hexdigest()[:16]}"
