@@ -36,6 +36,7 @@ int EpollSet::Look(epoll_event* out, int capacity, std::uint32_t spin_us) {
     wait_latch_.lock();
     ++wait_number_;
     std::uint64_t start = 0;
+    std::uint64_t last = 0;
     for (unsigned turns = 1;; ++turns) {
       Rebuild();
       filled = TellDirect(out, capacity);
@@ -52,8 +53,14 @@ int EpollSet::Look(epoll_event* out, int capacity, std::uint32_t spin_us) {
       base::CpuRelax();
       if (wait_latch_.Contended()) wait_latch_.Yield();
       now = base::Ticks();
-      if (start == 0) start = now;
+      if (start == 0) {
+        start = now;
+      } else {
+        tls_spin.Lost(now - last, now);
+      }
+      last = now;
       if (now - start >= spin_us * base::ticks_per_us || !HasUser()) break;
+      if (tls_spin.Held(now)) break;
     }
     if (filled > 0) {
       idle_since_ = 0;
@@ -67,7 +74,9 @@ int EpollSet::Look(epoll_event* out, int capacity, std::uint32_t spin_us) {
   if (filled > 0 || now == 0) return filled;
   if (!over && now - idle_since_ > kPureUs * base::ticks_per_us) {
     ::sched_yield();
-    over = base::Ticks() - now > kBusyUs * base::ticks_per_us;
+    const std::uint64_t after = base::Ticks();
+    tls_spin.Lost(after - now, after);
+    over = after - now > kBusyUs * base::ticks_per_us;
   }
   if (!over) return 0;
   idle_since_ = 0;

@@ -15,8 +15,48 @@ namespace rcsock::posix {
 // How long this thread spins before it sleeps.  A wake-up costs a hundred ring
 // crossings, so a spin that is long enough to meet the answer pays; one that
 // never meets it is given up by halves.
+//
+// One that loses its CPU to somebody with work of his own costs a whole slice
+// of his, milliseconds, whereas a thread that sleeps is woken at once.  So
+// after such a loss the thread sleeps at once for a while (the hold), twice as
+// long each time that it happens again soon.
 struct SpinBudget {
-  std::uint32_t us = ~0u;  // ~0: not set yet
+  std::uint32_t us = ~0u;      // ~0: not set yet; 0 in a hold
+  std::uint32_t held_us = 0;   // what `us` is after it
+  std::uint64_t hold = 0;      // how long the last one was; in ticks, as these
+  std::uint64_t hold_end = 0;  // when it ends, or ended
+  bool held = false;
+
+  // Whether there is a hold; ends it when it is over.
+  bool Held(std::uint64_t now) {
+    if (held && now >= hold_end) {
+      held = false;
+      us = held_us;
+    }
+    return held;
+  }
+  // It has cost so long to be scheduled again, until `now`.
+  void Lost(std::uint64_t ticks, std::uint64_t now) {
+    // More than a peer needs to answer, less than a slice.
+    constexpr std::uint64_t kSliceUs = 100;
+    if (ticks > kSliceUs * base::ticks_per_us) Hold(now);
+  }
+
+ private:
+  [[gnu::noinline]] void Hold(std::uint64_t now) {
+    constexpr std::uint64_t kLeastUs = 2'000;
+    constexpr std::uint64_t kMostUs = 128'000;
+    const std::uint64_t least = kLeastUs * base::ticks_per_us;
+    const std::uint64_t most = kMostUs * base::ticks_per_us;
+    if (held) return;
+    hold = hold == 0 || now - hold_end > 4 * hold ? least
+           : 2 * hold < most                      ? 2 * hold
+                                                  : most;
+    hold_end = now + hold;
+    held_us = us;
+    us = 0;
+    held = true;
+  }
 };
 extern thread_local constinit SpinBudget tls_spin
     __attribute__((tls_model("initial-exec")));
@@ -41,15 +81,23 @@ class Spinner {
     }
     base::CpuRelax();
     const std::uint64_t now = base::Ticks();
-    if (start_ == 0) Start(now);
-    if (now - start_ >= budget_ || SignalsPending()) return false;
+    if (start_ == 0) {
+      Start(now);
+    } else {
+      tls_spin.Lost(now - last_, now);
+    }
+    last_ = now;
+    if (now - start_ >= budget_ || tls_spin.held || SignalsPending()) {
+      return false;
+    }
     if (now >= yield_at_) {
       // A yield that takes long has let somebody run: spinning on would starve
       // him.
       ::sched_yield();
-      const std::uint64_t after = base::Ticks();
-      if (after - now > kBusyUs * base::ticks_per_us) return false;
-      yield_at_ = after + kYieldEveryUs * base::ticks_per_us;
+      last_ = base::Ticks();
+      tls_spin.Lost(last_ - now, last_);
+      if (last_ - now > kBusyUs * base::ticks_per_us) return false;
+      yield_at_ = last_ + kYieldEveryUs * base::ticks_per_us;
     }
     return true;
   }
@@ -59,6 +107,7 @@ class Spinner {
   static void Slept(std::uint64_t since) {
     const std::uint64_t slept_us = (base::Ticks() - since) / base::ticks_per_us;
     const std::uint32_t most = base::GetConfig().spin_us;
+    if (tls_spin.held) return;
     if (slept_us < 10ull * most) {
       // Had both ends spun a little longer, neither would have slept.
       tls_spin.us = most;
@@ -77,12 +126,14 @@ class Spinner {
   static constexpr std::uint64_t kBusyUs = 8;
   [[gnu::noinline]] void Start(std::uint64_t now) {
     if (tls_spin.us == ~0u) tls_spin.us = base::GetConfig().spin_us;
+    tls_spin.Held(now);
     start_ = now;
     budget_ = tls_spin.us * base::ticks_per_us;
     yield_at_ = now + kPureUs * base::ticks_per_us;
   }
 
   std::uint64_t start_ = 0;  // 0: still in the quick turns
+  std::uint64_t last_ = 0;   // when it last read the clock
   std::uint64_t budget_ = 0;
   std::uint64_t yield_at_ = 0;
   int turns_ = 0;
