@@ -167,7 +167,7 @@ void Conductor::ForkChild() {
   tls_core = nullptr;
 }
 
-void Conductor::Seek(std::shared_ptr<Seeker> seeker) {
+void Conductor::Seek(const std::shared_ptr<Seeker>& seeker) {
   try {
     core_->Seek(seeker);
   } catch (...) {
@@ -176,7 +176,7 @@ void Conductor::Seek(std::shared_ptr<Seeker> seeker) {
 }
 void Conductor::Cancel(Seeker* seeker) { core_->Cancel(seeker); }
 void Conductor::Adopted(Seeker* seeker) { core_->Adopted(seeker); }
-void Conductor::ReturnLane(std::shared_ptr<Seeker> /*seeker*/,
+void Conductor::ReturnLane(const std::shared_ptr<Seeker>& /*seeker*/,
                            std::unique_ptr<lane::Lane> lane) {
   core_->ReturnLane(std::move(lane));
 }

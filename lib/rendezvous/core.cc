@@ -375,7 +375,7 @@ bool Core::PostLocked(Task&& task) {
   return true;
 }
 
-void Core::Seek(std::shared_ptr<Seeker> seeker) {
+void Core::Seek(const std::shared_ptr<Seeker>& seeker) {
   std::shared_ptr<Session> old;
   std::lock_guard lock(table_latch_);
   if (!accepting_) return;

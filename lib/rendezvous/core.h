@@ -78,7 +78,7 @@ class Core {
 
   // --- Called by Conductor (any)
   // -----------------------------------------------
-  void Seek(std::shared_ptr<Seeker> seeker);
+  void Seek(const std::shared_ptr<Seeker>& seeker);
   void Cancel(Seeker* seeker);
   void Adopted(Seeker* seeker);
   void ReturnLane(std::unique_ptr<lane::Lane> lane);

@@ -103,13 +103,13 @@ class Conductor {
   static void ForkChild();
 
   // Looks for the peer of a stream, once.  Ends in LaneOpen or SeekFailed.
-  void Seek(std::shared_ptr<Seeker> seeker);
+  void Seek(const std::shared_ptr<Seeker>& seeker);
   // The stream is closed or pinned: forget it; nothing is called afterwards
   // except what is already running.
   void Cancel(Seeker* seeker);
   void Adopted(Seeker* seeker);
   // The stream has let go of its lane (after Stream::kSettled or its end).
-  void ReturnLane(std::shared_ptr<Seeker> seeker,
+  void ReturnLane(const std::shared_ptr<Seeker>& seeker,
                   std::unique_ptr<lane::Lane> lane);
 
   // Level-triggered watch of an anchor (EPOLLIN, EPOLLOUT, EPOLLRDHUP), in one
