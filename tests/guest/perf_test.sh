@@ -44,7 +44,10 @@ run "eight connections" rdma --transport rdma --connections 8 --active 4
 for size in 64 64K; do
   run "a stream of $size" verbs --transport verbs -l $size
 done
+run "a stream back" verbs --transport verbs -R
+run "both ways" verbs --transport verbs --bidir
 run "two streams" verbs --transport verbs -P 2
+run "short connections" verbs --transport verbs --short
 run "round trips" verbs --transport verbs --latency
 run "three connections" verbs --transport verbs --connections 3 --active 2
 

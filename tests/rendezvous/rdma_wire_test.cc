@@ -169,7 +169,7 @@ TEST(RdmaWire, VersionsAndTruncation) {
     EXPECT_EQ(DecodeReq(bytes.data(), length, &req), Parsed::kForeign);
   }
   EXPECT_EQ(DecodeReq(nullptr, 0, &req), Parsed::kForeign);
-  bytes[4] = 2;
+  bytes[4] = kRdmaVersion + 1;
   EXPECT_EQ(DecodeReq(bytes.data(), bytes.size(), &req), Parsed::kOtherVersion);
   // A later version's message may be shorter.
   EXPECT_EQ(DecodeReq(bytes.data(), 8, &req), Parsed::kOtherVersion);

@@ -91,6 +91,12 @@ has "something else" '^BAD +to 127.0.0.1 '
 kill "$other"
 wait "$other" 2>/dev/null || true
 
+# A limit that no lane fits into.
+status=0
+(ulimit -f 1000 && exec "$tool" doctor) >out.txt 2>err.txt || status=$?
+check "file size: status" 1 "$status"
+has "file size" '^BAD +file size +files may have 1000 KiB'
+
 for bad in "host:0" "host:x" "host:99999" "--port 5000" "--listen --port 0" \
   "--listen host" "--listen --json" "a b"; do
   # shellcheck disable=SC2086  # a list of words

@@ -12,6 +12,7 @@
 #include <system_error>
 
 #include "lib/verbs/verbs.h"
+#include "tools/rcsock/doctor/limits.h"
 
 namespace rcsock::tools {
 namespace {
@@ -122,6 +123,7 @@ bool ExamineHost(Findings* findings) {
           ::sysconf(_SC_NPROCESSORS_ONLN),
           ::sysconf(_SC_NPROCESSORS_ONLN) == 1 ? ": nothing spins here" : "s"));
   ExamineNamespaces(findings);
+  ExamineLimits(findings);
   if (!verbs::AnyDevice()) {
     findings->Note("devices",
                    "no RDMA device: lanes to other hosts are not possible; "
