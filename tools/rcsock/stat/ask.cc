@@ -141,12 +141,14 @@ std::string Take(int file, ProcessPicture* process) {
 
 void OnReadable(Question* question) {
   rendezvous::Packet packet;
-  rendezvous::StatMsg message;
+  rendezvous::Header header;
   switch (rendezvous::Receive(question->fd.get(), &packet)) {
     case rendezvous::Received::kNothing:
       return;
     case rendezvous::Received::kPacket:
-      if (!packet.Read(&message)) {
+      // Of any version: what is in the descriptor has one of its own.
+      if (!packet.ReadHeader(&header) ||
+          header.type != rendezvous::StatMsg::kType) {
         question->process.trouble = "its answer is malformed";
       } else if (packet.fd_count != 1) {
         question->process.trouble = "it has no memory or descriptors to answer";
