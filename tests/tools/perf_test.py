@@ -193,6 +193,35 @@ def test_system_calls():
             check("recvfrom" in run[end]["syscalls"], run[end])
 
 
+def test_affinity():
+    cpu = max(os.sched_getaffinity(0))
+    with Server() as server:
+        client = started(server, "--transport", "shm", "-A", f"{cpu},{cpu}")
+        workers = [pid for pid, line in ours().items() if b"perf-worker" in line]
+        check(len(workers) == 2, workers)
+        for pid in workers:
+            check(os.sched_getaffinity(pid) == {cpu}, pid)
+        shown = subprocess.run([TOOL, "stat", "--json"], env=ENV, text=True,
+                               capture_output=True, timeout=LIMIT)
+        names = {p["pid"]: p["program"]
+                 for p in json.loads(shown.stdout)["processes"]}
+        check({names[pid] for pid in workers} == {"rcsock-perf"}, names)
+        client.kill()
+        client.communicate()
+        eventually(lambda: list(ours()) == [server.process.pid], "the client")
+        run = server.json("--transport", "tcp", "-t", 0.1)
+        check(run["spec"]["client_cpu"] is None, run["spec"])
+        failed(server.client("-A", 8000), 1, "no CPU 8000")
+        failed(server.client("-A", f"{cpu},8000"), 1, "no CPU 8000", "port")
+        on(server.json("--transport", "tcp", "-t", 0.1), "tcp")
+    with Server("-A", str(cpu)) as server:
+        client = started(server, "--transport", "tcp")
+        check(sorted(os.sched_getaffinity(pid) == {cpu} for pid, line in
+                     ours().items() if b"perf-worker" in line)[-1], "the server")
+        client.kill()
+        client.communicate()
+
+
 def test_fallback_is_no_success():
     if os.path.exists("/sys/class/infiniband"):
         return
@@ -268,6 +297,9 @@ def test_wrong_options():
         [*client, "--transport", "ib"], [*client, "--transport", "tcp,shm"],
         [*client, "--rounds", 0], [*client, "--rounds", 1000],
         [*client, "--report", "x", "--latency"], [*client, "--nonsense"],
+        [*client, "-A", "x"], [*client, "-A", "-1"], [*client, "-A", "1,"],
+        [*client, "-A", 8192], ["-s", "-A", "0,1"],
+        [*client, "--transport", "verbs", "--connections", 257],
     ):
         result = perf(*bad)
         failed(result, 2, "perf --help")
