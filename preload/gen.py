@@ -48,7 +48,8 @@ def exports(path, posix=False):
                  "rcs_set_policy", "rcs_get_policy", "rcs_promote",
                  "rcs_demote", "rcs_register_buffer",
                  "rcs_unregister_buffer", "rcs_epoll_look", "rcs_epoll_arm",
-                 "rcs_epoll_disarm"):
+                 "rcs_epoll_disarm", "rcs_expose", "rcs_hide", "rcs_place",
+                 "rcs_placed"):
         print(f"    {name};")
     print("  local:\n    *;\n};")
 

@@ -11,6 +11,7 @@
 #include "lib/base/clock.h"
 #include "lib/base/reason.h"
 #include "lib/include/rcsock/rcsock.h"
+#include "lib/lane/rdma/user_memory.h"
 #include "lib/posix/process.h"
 #include "lib/posix/table.h"
 
@@ -18,6 +19,7 @@
 
 namespace posix = rcsock::posix;
 using posix::Sock;
+using rcsock::lane::rdma::UserMemory;
 
 namespace {
 
@@ -96,6 +98,7 @@ RCSOCK_EXPORT int rcs_get_stream_info(int fd, rcs_stream_info* info,
   all.lane_tx_bytes = from.lane_tx_bytes;
   all.lane_rx_bytes = from.lane_rx_bytes;
   all.demotions = from.demotions;
+  all.lane_id = from.on_lane ? from.epoch : 0;
   return Give(&all, sizeof all, info, size);
 }
 
@@ -157,12 +160,74 @@ RCSOCK_EXPORT int rcs_demote(int fd, int timeout_ms) {
 }
 
 RCSOCK_EXPORT int rcs_register_buffer(void* address, size_t length) {
-  // No lane sends from the application's memory yet: nothing to prepare.
-  return address == nullptr || length == 0 ? Fail(EINVAL) : 0;
+  RCSOCK_FORWARD(rcs_register_buffer, -1, address, length)
+  const int error = UserMemory::Add(address, length);
+  return error == 0 ? 0 : Fail(error);
 }
 
 RCSOCK_EXPORT int rcs_unregister_buffer(void* address, size_t length) {
-  return address == nullptr || length == 0 ? Fail(EINVAL) : 0;
+  RCSOCK_FORWARD(rcs_unregister_buffer, -1, address, length)
+  const int error = UserMemory::Remove(address, length);
+  return error == 0 ? 0 : Fail(error);
+}
+
+RCSOCK_EXPORT int rcs_expose(int fd, void* address, size_t length,
+                             rcs_exposure* what) {
+  RCSOCK_FORWARD(rcs_expose, -1, fd, address, length, what)
+  Sock* sock = Find(fd);
+  if (sock == nullptr) return -1;
+  if (what == nullptr || address == nullptr) return Fail(EFAULT);
+  const auto at = reinterpret_cast<std::uintptr_t>(address);
+  if (length == 0 || at + length < at) return Fail(EINVAL);
+  rcs_exposure made{at, length, 0, 0};
+  const int error = sock->Expose(address, length, &made.lane_id, &made.key);
+  if (error != 0) return Fail(error);
+  *what = made;
+  return 0;
+}
+
+RCSOCK_EXPORT int rcs_hide(int fd, const rcs_exposure* what) {
+  RCSOCK_FORWARD(rcs_hide, -1, fd, what)
+  Sock* sock = Find(fd);
+  if (sock == nullptr) return -1;
+  if (what == nullptr) return Fail(EFAULT);
+  const int saved = errno;
+  sock->Hide(what->lane_id, what->key);
+  errno = saved;
+  return 0;
+}
+
+RCSOCK_EXPORT int64_t rcs_place(int fd, const rcs_exposure* where,
+                                uint64_t offset, const void* from,
+                                size_t length) {
+  RCSOCK_FORWARD(rcs_place, -1, fd, where, offset, from, length)
+  Sock* sock = Find(fd);
+  if (sock == nullptr) return -1;
+  if (where == nullptr || from == nullptr) return Fail(EFAULT);
+  // The peer's word: it is only its own memory that it can put at risk.
+  const rcs_exposure to = *where;
+  if (length == 0 || offset > to.length || length > to.length - offset ||
+      to.address + to.length < to.address) {
+    return Fail(EINVAL);
+  }
+  const int saved = errno;
+  const std::int64_t ticket =
+      sock->Place(to.lane_id, from, length, to.address + offset, to.key);
+  errno = saved;
+  return ticket > 0 ? ticket : Fail(static_cast<int>(-ticket));
+}
+
+RCSOCK_EXPORT int rcs_placed(int fd, const rcs_exposure* where,
+                             int64_t ticket) {
+  RCSOCK_FORWARD(rcs_placed, -1, fd, where, ticket)
+  Sock* sock = Find(fd);
+  if (sock == nullptr) return -1;
+  if (where == nullptr) return Fail(EFAULT);
+  if (ticket <= 0) return Fail(EINVAL);
+  const int saved = errno;
+  const int result = sock->Placed(where->lane_id, ticket);
+  errno = saved;
+  return result >= 0 ? result : Fail(-result);
 }
 
 RCSOCK_EXPORT uint32_t rcs_version(void) { return RCSOCK_VERSION; }

@@ -4,6 +4,7 @@
 #include <sys/uio.h>
 
 #include <atomic>
+#include <cerrno>
 #include <cstddef>
 #include <cstdint>
 #include <ctime>
@@ -89,6 +90,22 @@ class Lane {
   // that are not acked are still there.  Returns the bytes copied.
   virtual std::size_t CopyUnacked(std::uint64_t from, void* to,
                                   std::size_t length) = 0;
+
+  // --- Direct placement -----------------------------------------------------
+  // RDMA alone.  Lets the peer write to this memory, by a key, for as long as
+  // the lane works; under the rx latch, as Hide.  -errno.
+  virtual int Expose(void*, std::size_t, std::uint32_t*) { return -EOPNOTSUPP; }
+  virtual void Hide(std::uint32_t) {}
+  // Writes to what the peer has exposed, before anything that is posted later;
+  // under the tx latch, as Placed.  `from` lies in registered memory of the
+  // application (rdma::UserMemory) and stays as it is until Placed says so.  A
+  // ticket; 0: no room now; or -errno.
+  virtual std::int64_t Place(const void*, std::size_t, std::uint64_t,
+                             std::uint32_t) {
+    return -EOPNOTSUPP;
+  }
+  // Whether it is in the peer's memory for certain.
+  virtual bool Placed(std::int64_t) { return false; }
 
   // --- Receiving -------------------------------------------------------------
   virtual Head Peek() = 0;

@@ -547,6 +547,7 @@ void Sock::LaneOpen(std::unique_ptr<lane::Lane> lane, std::uint32_t epoch,
   }
   lane_ = std::move(lane);
   lane_kind_ = lane_->kind();
+  lane_epoch_ = epoch;
   attempts_ = 0;
   if (lane_kind_ == lane::Kind::kRdma) {
     link_.reset();

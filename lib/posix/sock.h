@@ -131,8 +131,17 @@ class alignas(64) Sock final : public File,
     std::uint64_t lane_tx_bytes = 0;
     std::uint64_t lane_rx_bytes = 0;
     std::uint64_t demotions = 0;
+    std::uint32_t epoch = 0;  // of the lane
   };
   Info Describe();
+  // Direct placement (sock_place.cc); errno ESTALE: not on that lane.  Expose:
+  // 0 or an errno.  Place: a ticket or -errno.  Placed: 1, 0 or -errno.
+  int Expose(void* at, std::size_t length, std::uint32_t* epoch,
+             std::uint32_t* key);
+  void Hide(std::uint32_t epoch, std::uint32_t key);
+  std::int64_t Place(std::uint32_t epoch, const void* from, std::size_t length,
+                     std::uint64_t to, std::uint32_t key);
+  int Placed(std::uint32_t epoch, std::int64_t ticket);
   enum class Policy : std::uint8_t { kAuto, kTcp, kEager };
   void SetPolicy(Policy policy);
   Policy policy() const { return policy_.load(std::memory_order_relaxed); }
@@ -369,6 +378,7 @@ class alignas(64) Sock final : public File,
     return tx_raw_.load(std::memory_order_relaxed) +
            rx_raw_.load(std::memory_order_relaxed);
   }
+  lane::Lane* PlacingLane(std::uint32_t epoch);
   void LeavesRemote();
   void ListRemote();
   void UnlistRemote();
@@ -511,6 +521,7 @@ class alignas(64) Sock final : public File,
     Pace Take(std::uint64_t now, std::uint64_t bytes, std::uint32_t ops);
   } remote_;
   lane::Kind lane_kind_ = lane::Kind::kShm;  // of the last lane
+  std::uint32_t lane_epoch_ = 0;             // ... too
   bool watched_ = false;
   bool starve_timer_ = false;
   bool tx_wait_ = false;  // somebody waits for the anchor to take more

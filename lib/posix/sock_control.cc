@@ -30,6 +30,7 @@ Sock::Info Sock::Describe() {
   rx_latch.lock();
   info.on_lane = on_lane_.load(std::memory_order_relaxed);
   info.kind = lane_kind_;
+  info.epoch = lane_epoch_;
   info.reason = reason_;
   info.tx_bytes = tx_raw_.load(std::memory_order_relaxed);
   info.rx_bytes = rx_raw_.load(std::memory_order_relaxed);

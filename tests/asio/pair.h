@@ -8,6 +8,7 @@
 
 #include <boost/asio.hpp>
 #include <chrono>
+#include <cstdlib>
 #include <rcsock/asio.hpp>
 #include <string>
 
@@ -17,7 +18,10 @@ namespace net = boost::asio;
 using boost::system::error_code;
 using net::ip::tcp;
 
+// In a guest, the address of its device.
 inline tcp::endpoint Loopback(std::uint16_t port = 0) {
+  const char* rdma = std::getenv("RDMA_IP");
+  if (rdma != nullptr) return {net::ip::make_address(rdma), port};
   return {net::ip::address_v4::loopback(), port};
 }
 
@@ -55,8 +59,9 @@ struct Lane {
     ::rcs_set_policy(b.native_handle(), RCS_POLICY_EAGER);
     // A few more, so that the switch is over in both directions.
     for (int more = 0; more < 50;) {
-      if (::rcs_get_lane(a.native_handle()) != RCS_TCP &&
-          ::rcs_get_lane(b.native_handle()) != RCS_TCP) {
+      const int lane = std::getenv("RDMA_IP") != nullptr ? RCS_RDMA : RCS_SHM;
+      if (::rcs_get_lane(a.native_handle()) == lane &&
+          ::rcs_get_lane(b.native_handle()) == lane) {
         ++more;
       }
       ASSERT_LT(std::chrono::steady_clock::now(), until)

@@ -340,6 +340,19 @@ bool FakeVerbs::Apply(Work& work) {
     ++counts_.writes;
     return Receive(to, imm, true);
   }
+  if (work.opcode == IBV_WR_RDMA_READ) {
+    const auto found = mrs_.find(work.key);
+    if (found == mrs_.end()) return false;
+    const Mr& mr = *found->second;
+    const auto base = reinterpret_cast<std::uintptr_t>(mr.mr.addr);
+    if ((mr.access & IBV_ACCESS_REMOTE_READ) == 0 || work.length != 8 ||
+        work.address < base || work.address - base > mr.mr.length - 8) {
+      return false;
+    }
+    std::memcpy(const_cast<void*>(work.at),
+                reinterpret_cast<const void*>(work.address), 8);
+    return true;
+  }
   if (!Put(work.address, work.key, data, work.length)) return false;
   if (work.opcode != IBV_WR_RDMA_WRITE_WITH_IMM) return true;
   ++counts_.writes;

@@ -11,6 +11,7 @@
 #include <cerrno>
 #include <cstring>
 
+#include "lib/api/rsocket/record.h"
 #include "lib/include/rcsock/rcsock.h"
 
 namespace rcsock::rsocket {
@@ -18,23 +19,13 @@ namespace rcsock::rsocket {
 namespace {
 
 constexpr unsigned char kMagic[8] = {0xf5, 'r', 'c', 's', 'r', 'i', 'o', 1};
-// The most that one record carries: what is not taken at once is kept.
-constexpr std::size_t kMostPayload = 256 * 1024;
 constexpr std::size_t kMostMaps = 4096;
 
-enum Type : std::uint32_t { kData = 1, kMap, kUnmap, kWrite, kAsk, kTaken };
 constexpr std::size_t kMostOwed = 4 << 20;
 
 std::uint64_t PidNamespace() {
   struct stat status {};
   return ::stat("/proc/self/ns/pid", &status) == 0 ? status.st_ino : 0;
-}
-
-bool ReadPeer(int pid, std::uint64_t at, void* to, std::size_t length) {
-  const iovec here{to, length};
-  const iovec there{reinterpret_cast<void*>(at), length};
-  return ::process_vm_readv(pid, &here, 1, &there, 1, 0) ==
-         static_cast<ssize_t>(length);
 }
 
 // The first `length` bytes of a vector.
@@ -61,16 +52,6 @@ struct Channel::Hello {
   std::uint64_t cookie_at;
   std::uint64_t busy_at;
   unsigned char cookie[16];
-};
-
-// On the wire as it is in memory: both ends are x86-64.
-struct Channel::Record {
-  std::uint32_t type;
-  std::uint32_t length;  // of the payload
-  std::uint64_t offset;
-  std::uint64_t extent;   // kMap
-  std::uint64_t address;  // kMap
-  std::uint64_t valid;    // kMap
 };
 
 // --- Handshake
@@ -175,7 +156,7 @@ bool Channel::TakeRecord() {
         return false;
       }
       remotes_.push_back(
-          {record.offset, record.extent, record.address, record.valid});
+          {record.offset, record.extent, record.address, record.valid, {}, 0});
       return true;
     case kUnmap:
       std::erase_if(remotes_,
@@ -205,6 +186,18 @@ bool Channel::TakeRecord() {
       return record.length == 0 && owed_.size() <= kMostOwed;
     case kTaken:
       writes_taken_ = std::min(record.offset, writes_asked_);
+      return record.length == 0;
+    case kWantKey:
+      GiveKey(record.offset);
+      return record.length == 0 && owed_.size() <= kMostOwed;
+    case kKey:
+      for (Remote& remote : remotes_) {
+        if (remote.offset != record.offset) continue;
+        if (remote.length != record.extent) return false;
+        remote.exposed = {record.address, record.extent,
+                          static_cast<std::uint32_t>(record.valid >> 32),
+                          static_cast<std::uint32_t>(record.valid)};
+      }
       return record.length == 0;
     default:
       return false;
@@ -352,6 +345,7 @@ ssize_t Channel::Send(const iovec* iov, int count) {
   record.type = kData;
   record.length = static_cast<std::uint32_t>(total);
   const std::lock_guard hold(tx_);
+  SettlePlacedLatched();
   return SendRecord(record, iov, count, total);
 }
 
@@ -369,8 +363,11 @@ int Channel::Map(void* buffer, std::size_t length, off_t* offset) {
       return EINVAL;
     }
   }
-  locals_.push_back(
-      {buffer, length, at, std::make_unique<std::atomic<std::uint32_t>>(1)});
+  locals_.push_back({buffer,
+                     length,
+                     at,
+                     std::make_unique<std::atomic<std::uint32_t>>(1),
+                     {}});
   Record record{};
   record.type = kMap;
   record.offset = at;
@@ -413,6 +410,7 @@ int Channel::Unmap(void* buffer, std::size_t length) {
       });
   if (found == locals_.end()) return EINVAL;
   Revoke(*found);
+  Hide(*found);
   Record record{};
   record.type = kUnmap;
   record.offset = found->offset;
@@ -425,99 +423,17 @@ int Channel::Unmap(void* buffer, std::size_t length) {
   return 0;
 }
 
-// Only on a shared-memory lane, whose two processes have shown that they are of
-// one user on one host: what the peer says of its memory then gives it nothing
-// that it does not have.  The cookie shows that the number is that process.
-bool Channel::PeerReachable() {
-  if (direct_ == Direct::kNo || peer_pid_ <= 0 ||
-      rcs_get_lane(fd_) != RCS_SHM) {
-    return false;
-  }
-  if (direct_ == Direct::kUnknown) {
-    unsigned char cookie[sizeof peer_cookie_];
-    direct_ = ReadPeer(peer_pid_, peer_cookie_at_, cookie, sizeof cookie) &&
-                      std::memcmp(cookie, peer_cookie_, sizeof cookie) == 0
-                  ? Direct::kYes
-                  : Direct::kNo;
-  }
-  return direct_ == Direct::kYes;
-}
-
-ssize_t Channel::WriteDirect(const Remote& to, const void* from,
-                             std::size_t length, std::uint64_t offset) {
-  std::uint32_t valid = 0;
-  busy_.store(1, std::memory_order_seq_cst);
-  ssize_t n = 0;
-  if (!ReadPeer(peer_pid_, to.valid, &valid, sizeof valid)) {
-    direct_ = Direct::kNo;
-  } else if (valid == 1) {
-    const iovec here{const_cast<void*>(from), length};
-    const iovec there{
-        reinterpret_cast<void*>(to.address + (offset - to.offset)), length};
-    n = ::process_vm_writev(peer_pid_, &here, 1, &there, 1, 0);
-    if (n <= 0) direct_ = Direct::kNo;
-  }
-  busy_.store(0, std::memory_order_seq_cst);
-  return n > 0 ? n : 0;
-}
-
-// A write that goes straight there must not come before one that went as a
-// record.
-bool Channel::CaughtUp() {
-  if (writes_taken_ == writes_sent_) return true;
-  if (asks_left_ == 0) return false;
-  --asks_left_;
-  Record record{};
-  record.type = kAsk;
-  record.offset = writes_asked_ = writes_sent_;
-  Queue(record);
-  // The peer answers from a thread of its own.
-  for (int i = 0; i < 10 && data_left_ == 0 && !end_; ++i) {
-    pollfd one{fd_, POLLIN, 0};
-    rcs_poll(&one, 1, 1);
-    ProgressLatched();
-    if (writes_taken_ == writes_sent_) return true;
-  }
-  return false;
-}
-
-ssize_t Channel::Write(const void* from, std::size_t length,
-                       std::uint64_t offset) {
-  const std::lock_guard hold(rx_);
-  ProgressLatched();
-  const auto found =
-      std::find_if(remotes_.begin(), remotes_.end(), [&](const Remote& r) {
-        return offset >= r.offset && offset - r.offset < r.length;
-      });
-  if (found == remotes_.end()) {
-    errno = EINVAL;
-    return -1;
-  }
-  const Remote to = *found;
-  length = std::min<std::uint64_t>(length, to.length - (offset - to.offset));
-  if (length == 0) return 0;
-  if (PeerReachable() && CaughtUp()) {
-    const ssize_t n = WriteDirect(to, from, length, offset);
-    if (n > 0) return n;
-  }
-  const std::size_t piece = std::min(length, kMostPayload);
-  const iovec iov{const_cast<void*>(from), piece};
-  Record record{};
-  record.type = kWrite;
-  record.length = static_cast<std::uint32_t>(piece);
-  record.offset = offset;
-  const std::lock_guard send(tx_);
-  const ssize_t n = SendRecord(record, &iov, 1, piece);
-  if (n > 0) ++writes_sent_;
-  return n;
-}
-
 void Channel::Close() {
   const std::lock_guard hold(rx_);
-  for (Local& local : locals_) Revoke(local);
+  for (Local& local : locals_) {
+    Revoke(local);
+    Hide(local);
+  }
   locals_.clear();
   const std::lock_guard send(tx_);
   FlushLatched();
+  placed_.Release();
+  placing_ = false;
   phase_ = Phase::kPlain;
   mapped_ = false;
   fd_ = -1;

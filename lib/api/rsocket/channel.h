@@ -11,6 +11,8 @@
 #include <mutex>
 #include <vector>
 
+#include "lib/api/rsocket/placing.h"
+
 namespace rcsock::rsocket {
 
 // What an rsocket has beyond a socket: memory that its peer may write to.
@@ -21,10 +23,13 @@ namespace rcsock::rsocket {
 // bytes alone, as any TCP peer understands them.
 //
 // Bytes for a mapping go straight into the peer's memory where both processes
-// are on one shared-memory lane (process_vm_writev); elsewhere they are a
-// record that the peer copies, from its receive ring into the mapping.
+// are on one shared-memory lane (process_vm_writev) or on an RDMA lane
+// (rcs_place, by a key that the peer gives for each lane when it is asked);
+// elsewhere they are a record that the peer copies, from its receive ring into
+// the mapping.
 //
-// Latches: rx before tx; `maps` is under rx.  No call sleeps with one held.
+// Latches: rx before tx; `maps` is under rx.  No call sleeps with one held, but
+// for what a device needs to acknowledge what has been placed.
 class Channel {
  public:
   enum class Phase : std::uint8_t {
@@ -59,6 +64,13 @@ class Channel {
   bool SendOwed();  // something still waits to be sent
   // What was taken from the application and not sent: somebody must send it.
   bool owes() const { return owes_.load(std::memory_order_acquire); }
+  // What has been placed may be lost with its lane: somebody must look, and
+  // send it again.  The second, once for each time that begins.
+  bool placing() const { return placing_.load(std::memory_order_acquire); }
+  bool StartedPlacing() { return started_.exchange(false); }
+  void LookPlaced();
+  // Until it is known to have arrived, or is owed as records.
+  void SettlePlaced();
 
   // -1 with errno; EAGAIN: nothing now.  No sleep.
   ssize_t Recv(const iovec* iov, int count, int flags);
@@ -88,12 +100,15 @@ class Channel {
     std::uint64_t offset;
     // 1 while the peer may write; it looks here before each write.
     std::unique_ptr<std::atomic<std::uint32_t>> valid;
+    rcs_exposure exposed{};  // on its lane; none: lane_id 0
   };
   struct Remote {
     std::uint64_t offset;
     std::uint64_t length;
     std::uint64_t address;
     std::uint64_t valid;  // address of the peer's word
+    rcs_exposure exposed{};
+    std::uint32_t asked = 0;  // the lane for which its key has been asked
   };
 
   void SendHello();
@@ -104,7 +119,18 @@ class Channel {
   // Bytes of payload that were taken; the rest of the record is owed.
   ssize_t SendRecord(const Record& record, const iovec* iov, int count,
                      std::size_t length);
-  bool PeerReachable();
+  bool PeerReachable(int lane);
+  void GiveKey(std::uint64_t offset);
+  void Hide(Local& local);
+  Remote* FindRemote(std::uint64_t offset);
+  // Its key for the present lane is here; asks for it, once a lane.
+  bool Placeable(Remote& to, const rcs_stream_info& info);
+  ssize_t Place(const Remote& to, const void* from, std::size_t length,
+                std::uint64_t offset);
+  void LookPlacedLatched();
+  void SettleFirst();
+  void SettlePlacedLatched();
+  void Redo();
   // Whether every record for a mapping has been taken; asks and waits a little.
   bool CaughtUp();
   void Revoke(Local& local);
@@ -132,6 +158,9 @@ class Channel {
   std::vector<unsigned char> owed_;
   std::atomic<bool> owes_{false};
   std::size_t owed_at_ = 0;
+  Placing placed_;  // tx_'s, as well
+  std::atomic<bool> placing_{false};
+  std::atomic<bool> started_{false};
 
   // Of the peer's process.
   int peer_pid_ = 0;
@@ -142,10 +171,11 @@ class Channel {
   enum class Direct : std::uint8_t { kUnknown, kYes, kNo };
   Direct direct_ = Direct::kUnknown;  // rx_'s
   // Records for mappings: sent, asked about, known to be taken; rx_'s.
-  std::uint64_t writes_sent_ = 0;
+  std::atomic<std::uint64_t> writes_sent_{0};
   std::uint64_t writes_asked_ = 0;
   std::uint64_t writes_taken_ = 0;
-  int asks_left_ = 8;
+  static constexpr int kAsks = 8;
+  int asks_left_ = kAsks;
 
   unsigned char cookie_[16] = {};
   std::atomic<std::uint32_t> busy_{0};  // a direct write of ours is under way

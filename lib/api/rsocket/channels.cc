@@ -17,6 +17,7 @@ namespace rcsock::rsocket {
 namespace {
 
 constexpr int kMost = 65536;
+constexpr int kLookMs = 50;
 std::atomic<bool> present[kMost];
 
 // Leaked: a thread may still wait when the process ends.
@@ -48,13 +49,17 @@ void Run(int kick) {
     {
       const std::lock_guard hold(All().latch);
       for (const auto& [fd, channel] : All().channels) {
-        if (channel->framed() && (channel->mapped() || channel->owes())) {
+        if (channel->framed() &&
+            (channel->mapped() || channel->owes() || channel->placing())) {
           mine.push_back(channel);
         }
       }
     }
+    bool placing = false;
     for (const auto& channel : mine) {
       channel->Progress();
+      channel->LookPlaced();
+      placing = placing || channel->placing();
       short events = channel->SendOwed() ? POLLOUT : 0;
       int fd;
       {
@@ -67,7 +72,9 @@ void Run(int kick) {
       }
       fds.push_back({events != 0 ? fd : -1, events, 0});
     }
-    if (rcs_poll(fds.data(), fds.size(), -1) < 0) continue;
+    // A lane that dies says nothing to whoever waits for bytes.
+    const int timeout = placing ? kLookMs : -1;
+    if (rcs_poll(fds.data(), fds.size(), timeout) < 0) continue;
     if ((fds[0].revents & POLLIN) != 0) {
       std::uint64_t count;
       if (::read(kick, &count, sizeof count) < 0) continue;

@@ -16,8 +16,8 @@
 #include <ctime>
 #include <vector>
 
-#include "lib/include/rcsock/rcsock.h"
 #include "lib/api/rsocket/channels.h"
+#include "lib/include/rcsock/rcsock.h"
 
 #define RCSOCK_EXPORT extern "C" __attribute__((visibility("default")))
 
@@ -256,6 +256,7 @@ RCSOCK_EXPORT int rshutdown(int fd, int how) {
   return Guarded([&] {
     const Shared channel = Channels::Find(fd);
     if (channel != nullptr && channel->framed() && how != SHUT_RD) {
+      channel->SettlePlaced();
       const std::int64_t end = NowMs() + 5000;
       while (channel->SendOwed() && NowMs() < end) WaitFor(fd, POLLOUT, 100);
     }
@@ -266,6 +267,7 @@ RCSOCK_EXPORT int rshutdown(int fd, int how) {
 RCSOCK_EXPORT int rclose(int fd) {
   return Guarded([&] {
     if (const Shared channel = Channels::Find(fd)) {
+      channel->SettlePlaced();
       const std::int64_t end = NowMs() + 5000;
       while (channel->framed() && channel->SendOwed() && NowMs() < end) {
         WaitFor(fd, POLLOUT, 100);
@@ -583,7 +585,7 @@ RCSOCK_EXPORT size_t riowrite(int fd, const void* from, size_t count,
       const ssize_t n =
           channel->Write(bytes + done, count - done,
                          static_cast<std::uint64_t>(offset) + done);
-      if (channel->owes()) Channels::Pump();
+      if (channel->owes() || channel->StartedPlacing()) Channels::Pump();
       return n;
     });
   }));

@@ -94,14 +94,14 @@ int rcs_epoll_pwait2(int set, struct epoll_event* events, int capacity,
  * have only while the set is armed.  So, by one thread at a time:
  *
  *   1. rcs_epoll_look: what the lanes have; spins for `spin_us` at most, and
- *      does not ask the kernel.  The number of events, 0, or -1: EAGAIN: nothing
- *      for so long that it is better to sleep; ENODATA: no stream of the set is
- *      on a lane, so that the kernel's word is enough.
+ *      does not ask the kernel.  The number of events, 0, or -1: EAGAIN:
+ * nothing for so long that it is better to sleep; ENODATA: no stream of the set
+ * is on a lane, so that the kernel's word is enough.
  *   2. rcs_epoll_arm: 0: `set` becomes readable when something comes; 1: look
  *      again, something has come.
  *   3. the loop's own wait;
- *   4. rcs_epoll_disarm, then, if `set` was readable, rcs_epoll_wait(set, ..., 0)
- *      until it returns 0. */
+ *   4. rcs_epoll_disarm, then, if `set` was readable, rcs_epoll_wait(set, ...,
+ * 0) until it returns 0. */
 int rcs_epoll_look(int set, struct epoll_event* events, int capacity,
                    int spin_us);
 int rcs_epoll_arm(int set);
@@ -182,6 +182,8 @@ struct rcs_stream_info {
   uint64_t lane_tx_bytes; /* of those, over lanes */
   uint64_t lane_rx_bytes;
   uint64_t demotions; /* times it left a lane */
+  uint32_t lane_id;   /* another one each time it goes to a lane */
+  uint32_t reserved;
 };
 
 /* Fills the first `size` bytes of what this version of the library knows;
@@ -222,11 +224,39 @@ int rcs_promote(int fd);
  * goes there when it can.  Later traffic may promote it again. */
 int rcs_demote(int fd, int timeout_ms);
 
-/* Memory from which much will be sent.  A hint: it may be pinned and registered
- * with the RDMA device until it is taken back; sending from any other memory
- * works as well. */
+/* Memory from which much will be sent: an RDMA device that sends from it pins
+ * it until it is taken back.  Sending from any other memory works as well.
+ * EEXIST: it overlaps what is there.  ENOENT: it is none of them. */
 int rcs_register_buffer(void* address, size_t length);
 int rcs_unregister_buffer(void* address, size_t length);
+
+/* --- Direct placement, on an RDMA lane
+ *
+ * One end exposes memory and tells the other what is in rcs_exposure, by any
+ * way it likes; the other's device then writes there, without the first end's
+ * doing anything.  Bytes that are sent on the stream later are read later.  All
+ * of it ends with the lane (errno ESTALE, also where there is none): what has
+ * been placed and of which rcs_placed has not said 1 may be there or not, and
+ * is to be sent in another way.  rsocket.h's riowrite is made of this. */
+struct rcs_exposure {
+  uint64_t address;
+  uint64_t length;
+  uint32_t key;
+  uint32_t lane_id;
+};
+int rcs_expose(int fd, void* address, size_t length, struct rcs_exposure* what);
+/* Nothing more is written there.  What the peer writes too late ends the lane.
+ */
+int rcs_hide(int fd, const struct rcs_exposure* what);
+/* Begins to write `length` bytes to `offset` in the peer's memory.  `from` is
+ * in a registered buffer, and stays as it is until rcs_placed says 1.  A
+ * ticket, or -1: EAGAIN: not now; ENOBUFS: not registered, or the device
+ * refuses it. */
+int64_t rcs_place(int fd, const struct rcs_exposure* where, uint64_t offset,
+                  const void* from, size_t length);
+/* 1: that, and all that was placed before, is in the peer's memory.  0: not
+ * yet. */
+int rcs_placed(int fd, const struct rcs_exposure* where, int64_t ticket);
 
 /* 0xMMmmpp: major, minor, patch; of this header, and of the library in use. */
 #define RCSOCK_VERSION 0x000100u

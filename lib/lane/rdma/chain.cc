@@ -60,6 +60,13 @@ void Chain::Control(const std::byte* from, std::uint32_t length,
   Write(from, length, to, lane_.tx_block_.lkey(), lane_.peer_.key);
 }
 
+void Chain::Fence() {
+  Control(lane_.tx_block_.base() + kFenceAt, sizeof(std::uint64_t),
+          lane_.peer_.credit);
+  wrs_[count_ - 1].opcode = IBV_WR_RDMA_READ;
+  wrs_[count_ - 1].send_flags = 0;
+}
+
 void Chain::CreditAndRing(std::uint64_t word, const std::uint8_t* offer) {
   std::byte* base = lane_.tx_block_.base();
   std::memcpy(base + kRingOfferAt, offer, kRingOfferSize);
@@ -86,8 +93,13 @@ void Chain::Post() {
   const std::uint32_t n = count_;
   count_ = 0;
   lane_.posted_wrs_ += n;
-  if (lane_.Streaming() || lane_.InFlight() >= n + kSignalInFlight ||
-      lane_.posted_wrs_ - lane_.signalled_wrs_ >= kSignalEvery) {
+  if (ticket_) {
+    ticket_ = false;
+    wrs_[n - 1].send_flags |= IBV_SEND_SIGNALED;
+    wrs_[n - 1].wr_id = kTicket | lane_.posted_wrs_;
+    lane_.signalled_wrs_ = lane_.posted_wrs_;
+  } else if (lane_.Streaming() || lane_.InFlight() >= n + kSignalInFlight ||
+             lane_.posted_wrs_ - lane_.signalled_wrs_ >= kSignalEvery) {
     wrs_[n - 1].send_flags |= IBV_SEND_SIGNALED;
     wrs_[n - 1].wr_id = lane_.posted_wrs_;
     lane_.signalled_wrs_ = lane_.posted_wrs_;

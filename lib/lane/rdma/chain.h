@@ -32,6 +32,15 @@ class Chain {
   void Credit(std::uint64_t word, bool wake);
   // The same with a wake-up that offers a larger ring.
   void CreditAndRing(std::uint64_t word, const std::uint8_t* offer);
+  // From memory of the application's to memory that the peer has exposed.
+  void Place(const void* from, std::uint32_t length, std::uint32_t lkey,
+             std::uint64_t to, std::uint32_t rkey) {
+    Write(static_cast<const std::byte*>(from), length, to, lkey, rkey);
+  }
+  // iWARP: its answer tells that every write before it is in its place.
+  void Fence();
+  // The completion of the last one is that of all that has been placed.
+  void Ticket() { ticket_ = true; }
   bool empty() const { return count_ == 0; }
   bool Full() const { return count_ + 4 > kMost; }
   void Post();
@@ -48,6 +57,7 @@ class Chain {
 
   QpLane& lane_;
   std::uint32_t count_ = 0;
+  bool ticket_ = false;
   ibv_send_wr wrs_[kMost];
   ibv_sge sges_[kMost];
 };

@@ -14,6 +14,7 @@
 #include "lib/lane/rdma/memory.h"
 #include "lib/lane/rdma/qp_lane.h"
 #include "lib/lane/rdma/rdma_poller.h"
+#include "lib/lane/rdma/user_memory.h"
 
 namespace rcsock::lane::rdma {
 namespace {
@@ -39,6 +40,7 @@ class DeviceDomain final : public Domain {
       : context_(context), board_(board), iwarp_(verbs::IsIwarp(context)) {}
 
   ~DeviceDomain() override {
+    UserMemory::Forget(pd_.get());
     for (auto& poller : pollers_) RdmaPoller::Retire(std::move(poller));
   }
 

@@ -44,6 +44,7 @@ constexpr std::size_t kRingOfferSize = 16;
 constexpr std::size_t kCreditCopyAt = 0;  // the credit word as last written
 constexpr std::size_t kWakeCopyAt = 8;    // iWARP: the immediate of a wake-up,
 constexpr std::size_t kOfferCopyAt = 12;  // and of one that offers a ring
+constexpr std::size_t kFenceAt = 32;      // iWARP: where a READ's answer goes
 // iWARP: the immediate of message n, behind the payload of its control slot.
 constexpr std::size_t kImmAt = 56;
 static_assert(kImmAt >= ring::kCtlMax && kImmAt + 4 <= kSlotBytes);

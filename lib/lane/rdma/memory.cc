@@ -113,6 +113,19 @@ void Memory::Give(std::byte* base, std::size_t bytes) {
   free_.push_back(base);
 }
 
+namespace {
+
+int Access(const ibv_pd* pd, bool remote) {
+  int access = IBV_ACCESS_LOCAL_WRITE;
+  if (remote) access |= IBV_ACCESS_REMOTE_WRITE;
+  // On iWARP an answered READ is all that tells that a WRITE is in its place.
+  // What is read is what the same peer has written.
+  if (remote && verbs::IsIwarp(pd->context)) access |= IBV_ACCESS_REMOTE_READ;
+  return access;
+}
+
+}  // namespace
+
 Block Memory::Get(std::size_t bytes, bool remote, verbs::Error* error) {
   Block block;
   std::byte* base = Take(bytes);
@@ -124,11 +137,7 @@ Block Memory::Get(std::size_t bytes, bool remote, verbs::Error* error) {
   }
   // What an earlier peer has sent is nothing to the next one.
   if (bytes == kSmall) std::memset(base, 0, bytes);
-  verbs::Mr mr =
-      verbs::Register(pd_, base, bytes,
-                      remote ? IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE
-                             : IBV_ACCESS_LOCAL_WRITE,
-                      error);
+  verbs::Mr mr = verbs::Register(pd_, base, bytes, Access(pd_, remote), error);
   if (mr == nullptr) {
     Give(base, bytes);
     return block;

@@ -56,6 +56,7 @@ class Memory {
   // `remote`: the peer may write to it.  Empty: no memory, or no more may be
   // pinned.
   Block Get(std::size_t bytes, bool remote, verbs::Error* error);
+  ibv_pd* pd() const { return pd_; }
   // How much may be pinned for the sake of speed, by all of the process's.
   void SetBudget(std::uint64_t bytes) { budget_ = bytes; }
   // False, once more memory than a new lane has is not to be had: whoever has

@@ -7,6 +7,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <vector>
 
 #include "lib/base/latch.h"
 #include "lib/lane/board.h"
@@ -16,6 +17,7 @@
 #include "lib/lane/rdma/rdma_lane.h"
 #include "lib/lane/rdma/rdma_poller.h"
 #include "lib/lane/rdma/sleepers.h"
+#include "lib/lane/rdma/user_memory.h"
 #include "lib/ring/rx.h"
 #include "lib/ring/tx.h"
 
@@ -23,6 +25,10 @@ namespace rcsock::lane::rdma {
 
 class Chain;
 class Deferred;
+
+// In the wr_id of a request whose completion says that what was placed before
+// it is in the peer's memory.
+constexpr std::uint64_t kTicket = std::uint64_t{1} << 62;
 
 // What a lane needs of its domain.
 struct QpLaneParts {
@@ -87,6 +93,12 @@ class QpLane final : public RdmaLane {
   const char* device() const override;
   std::size_t CopyUnacked(std::uint64_t from, void* to,
                           std::size_t length) override;
+
+  int Expose(void* at, std::size_t length, std::uint32_t* key) override;
+  void Hide(std::uint32_t key) override;
+  std::int64_t Place(const void* from, std::size_t length, std::uint64_t to,
+                     std::uint32_t key) override;
+  bool Placed(std::int64_t ticket) override;
 
   Head Peek() override;
   std::size_t Read(const iovec* iov, int count, std::size_t skip,
@@ -254,6 +266,11 @@ class QpLane final : public RdmaLane {
   Board::Mark mark_;
   bool ready_wanted_ = false;  // the conductor's, as the next one
   bool ready_sent_ = false;
+  std::vector<verbs::Mr> exposed_;            // the rx latch's
+  std::shared_ptr<UserMemory> placing_from_;  // the tx latch's, as what follows
+  std::uint64_t placed_wrs_ = 0;              // the last that places something
+  std::uint64_t fence_wrs_ = 0;               // the last whose end says so
+  std::atomic<std::uint64_t> fenced_wrs_{0};  // ... that has ended
 
   // The tx latch's, but for the atomics.
   alignas(64) std::optional<ring::Tx> tx_;

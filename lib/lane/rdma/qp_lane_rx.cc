@@ -355,6 +355,10 @@ void QpLane::OnReceive(std::uint32_t bits) {
 }
 
 void QpLane::OnSent(std::uint64_t wrs) {
+  if ((wrs & kTicket) != 0) {
+    wrs &= ~kTicket;
+    fenced_wrs_.store(wrs, std::memory_order_release);
+  }
   if (wrs > done_wrs_.load(std::memory_order_relaxed)) {
     done_wrs_.store(wrs, std::memory_order_seq_cst);
   }

@@ -1,0 +1,55 @@
+#ifndef RCSOCK_LIB_API_RSOCKET_PLACING_H_
+#define RCSOCK_LIB_API_RSOCKET_PLACING_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+
+#include "lib/include/rcsock/rcsock.h"
+
+namespace rcsock::rsocket {
+
+// The writes to the peer's memory that an RDMA device has been given and that
+// are not known to have arrived.  Their bytes are kept in registered memory,
+// from which the device sends them, and from which they are sent again if the
+// lane dies: in order, so that the last one wins there too.
+class Placing {
+ public:
+  struct Write {
+    std::uint64_t offset;  // in the mappings
+    const unsigned char* from;
+    std::size_t length;
+    std::size_t skipped;  // of the memory, before it
+    rcs_exposure where;
+    std::int64_t ticket;
+  };
+
+  Placing() = default;
+  ~Placing() { Release(); }
+  Placing(const Placing&) = delete;
+  Placing& operator=(const Placing&) = delete;
+
+  // Room for up to `want` bytes in a row; null: none now.  Filled and then
+  // added, or not.
+  unsigned char* Room(std::size_t want, std::size_t* have);
+  void Add(const Write& write);
+  const Write& front() const { return writes_.front(); }
+  void Pop();
+  bool empty() const { return writes_.empty(); }
+  // There is no memory for it, and will not be.
+  bool refused() const { return refused_; }
+  void Refuse() { refused_ = true; }
+  void Release();
+
+ private:
+  std::deque<Write> writes_;
+  unsigned char* memory_ = nullptr;
+  std::size_t begin_ = 0;  // of the oldest
+  std::size_t used_ = 0;   // with what was skipped at the end
+  std::size_t skip_ = 0;   // by the last Room
+  bool refused_ = false;
+};
+
+}  // namespace rcsock::rsocket
+
+#endif  // RCSOCK_LIB_API_RSOCKET_PLACING_H_

@@ -1,0 +1,285 @@
+// The writing half of a mapping: into the peer's memory straight away where
+// that is possible, or as a record.
+
+#include <poll.h>
+#include <sched.h>
+#include <sys/uio.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <ctime>
+
+#include "lib/api/rsocket/channel.h"
+#include "lib/api/rsocket/record.h"
+#include "lib/include/rcsock/rcsock.h"
+
+namespace rcsock::rsocket {
+namespace {
+
+// A device that has not acknowledged for so long will not: its lane is left.
+constexpr std::int64_t kPatienceNs = 3'000'000'000;
+constexpr std::int64_t kSpinNs = 200'000;
+
+std::int64_t NowNs() {
+  timespec now{};
+  ::clock_gettime(CLOCK_MONOTONIC, &now);
+  return now.tv_sec * std::int64_t{1'000'000'000} + now.tv_nsec;
+}
+
+}  // namespace
+
+// --- Shared memory: the peer's process
+
+// Only on a shared-memory lane, whose two processes have shown that they are of
+// one user on one host: what the peer says of its memory then gives it nothing
+// that it does not have.  The cookie shows that the number is that process.
+bool Channel::PeerReachable(int lane) {
+  if (direct_ == Direct::kNo || peer_pid_ <= 0 || lane != RCS_SHM) {
+    return false;
+  }
+  if (direct_ == Direct::kUnknown) {
+    unsigned char cookie[sizeof peer_cookie_];
+    direct_ = ReadPeer(peer_pid_, peer_cookie_at_, cookie, sizeof cookie) &&
+                      std::memcmp(cookie, peer_cookie_, sizeof cookie) == 0
+                  ? Direct::kYes
+                  : Direct::kNo;
+  }
+  return direct_ == Direct::kYes;
+}
+
+ssize_t Channel::WriteDirect(const Remote& to, const void* from,
+                             std::size_t length, std::uint64_t offset) {
+  std::uint32_t valid = 0;
+  busy_.store(1, std::memory_order_seq_cst);
+  ssize_t n = 0;
+  if (!ReadPeer(peer_pid_, to.valid, &valid, sizeof valid)) {
+    direct_ = Direct::kNo;
+  } else if (valid == 1) {
+    const iovec here{const_cast<void*>(from), length};
+    const iovec there{
+        reinterpret_cast<void*>(to.address + (offset - to.offset)), length};
+    n = ::process_vm_writev(peer_pid_, &here, 1, &there, 1, 0);
+    if (n <= 0) direct_ = Direct::kNo;
+  }
+  busy_.store(0, std::memory_order_seq_cst);
+  return n > 0 ? n : 0;
+}
+
+// A write that goes straight there must not come before one that went as a
+// record.
+bool Channel::CaughtUp() {
+  if (writes_taken_ == writes_sent_) return true;
+  if (asks_left_ == 0) return false;
+  --asks_left_;
+  Record record{};
+  record.type = kAsk;
+  record.offset = writes_asked_ = writes_sent_.load();
+  Queue(record);
+  // The peer answers from a thread of its own.
+  for (int i = 0; i < 10 && data_left_ == 0 && !end_; ++i) {
+    pollfd one{fd_, POLLIN, 0};
+    rcs_poll(&one, 1, 1);
+    ProgressLatched();
+    if (writes_taken_ == writes_sent_) return true;
+  }
+  return false;
+}
+
+// --- RDMA: the peer's device
+
+void Channel::Hide(Local& local) {
+  if (local.exposed.lane_id != 0) rcs_hide(fd_, &local.exposed);
+  local.exposed = {};
+}
+
+void Channel::GiveKey(std::uint64_t offset) {
+  for (Local& local : locals_) {
+    if (local.offset != offset) continue;
+    rcs_stream_info info{};
+    if (rcs_get_stream_info(fd_, &info, sizeof info) < 0) return;
+    if (local.exposed.lane_id == 0 || local.exposed.lane_id != info.lane_id) {
+      Hide(local);
+      if (rcs_expose(fd_, local.buffer, local.length, &local.exposed) != 0) {
+        local.exposed = {};
+        return;  // so the peer goes on sending records
+      }
+    }
+    Record record{};
+    record.type = kKey;
+    record.offset = local.offset;
+    record.extent = local.length;
+    record.address = local.exposed.address;
+    record.valid =
+        std::uint64_t{local.exposed.key} << 32 | local.exposed.lane_id;
+    Queue(record);
+    return;
+  }
+}
+
+bool Channel::Placeable(Remote& to, const rcs_stream_info& info) {
+  if (info.lane != RCS_RDMA || info.lane_id == 0 || placed_.refused()) {
+    return false;
+  }
+  if (to.exposed.lane_id == info.lane_id) return true;
+  if (to.asked != info.lane_id) {
+    to.asked = info.lane_id;
+    asks_left_ = kAsks;
+    Record record{};
+    record.type = kWantKey;
+    record.offset = to.offset;
+    Queue(record);
+  }
+  return false;
+}
+
+// Bytes; 0: as a record, after all.
+ssize_t Channel::Place(const Remote& to, const void* from, std::size_t length,
+                       std::uint64_t offset) {
+  const std::lock_guard hold(tx_);
+  if (!placed_.empty() && placed_.front().where.lane_id != to.exposed.lane_id) {
+    SettlePlacedLatched();
+  }
+  std::size_t n = 0;
+  unsigned char* copy = placed_.Room(length, &n);
+  while (copy == nullptr && !placed_.empty()) {
+    // As soon as the first of them has arrived.
+    SettleFirst();
+    copy = placed_.Room(length, &n);
+  }
+  // (What was sent again must be taken first.)
+  if (copy == nullptr || writes_sent_ != writes_taken_) return 0;
+  std::memcpy(copy, from, n);
+  std::int64_t ticket;
+  for (const std::int64_t end = NowNs() + kPatienceNs;;) {
+    ticket = rcs_place(fd_, &to.exposed, offset - to.offset, copy, n);
+    if (ticket > 0 || errno != EAGAIN || NowNs() >= end) break;
+    LookPlacedLatched();
+    ::sched_yield();
+  }
+  if (ticket <= 0) {
+    // What was placed before is then sent again first.
+    if (errno == ENOBUFS) placed_.Refuse();
+    return 0;
+  }
+  placed_.Add({offset, copy, n, 0, to.exposed, ticket});
+  if (!placing_.exchange(true)) started_ = true;
+  return static_cast<ssize_t>(n);
+}
+
+void Channel::LookPlacedLatched() {
+  while (!placed_.empty()) {
+    const Placing::Write& first = placed_.front();
+    const int there = rcs_placed(fd_, &first.where, first.ticket);
+    if (there == 0) return;
+    if (there < 0) return Redo();
+    placed_.Pop();
+  }
+  placing_ = false;
+}
+
+// The lane is gone, and nobody knows what has arrived: all of it goes once
+// more, before anything else.
+void Channel::Redo() {
+  for (; !placed_.empty(); placed_.Pop()) {
+    const Placing::Write& first = placed_.front();
+    Record record{};
+    record.type = kWrite;
+    record.length = static_cast<std::uint32_t>(first.length);
+    record.offset = first.offset;
+    const auto* bytes = reinterpret_cast<const unsigned char*>(&record);
+    owed_.insert(owed_.end(), bytes, bytes + sizeof record);
+    owed_.insert(owed_.end(), first.from, first.from + first.length);
+    ++writes_sent_;
+  }
+  placing_ = false;
+  FlushLatched();
+  if (!owed_.empty()) owes_ = true;
+}
+
+void Channel::SettleFirst() {
+  const std::int64_t begin = NowNs();
+  const std::int64_t ticket = placed_.front().ticket;
+  for (bool left = false;;) {
+    LookPlacedLatched();
+    if (placed_.empty() || placed_.front().ticket != ticket) return;
+    const std::int64_t waited = NowNs() - begin;
+    if (waited > kPatienceNs && !left) {
+      // Then the next look finds it gone.
+      rcs_demote(fd_, 0);
+      left = true;
+    }
+    if (waited > kSpinNs) {
+      const timespec brief{0, 50'000};
+      ::nanosleep(&brief, nullptr);
+    }
+  }
+}
+
+void Channel::SettlePlacedLatched() {
+  while (!placed_.empty()) SettleFirst();
+}
+
+void Channel::LookPlaced() {
+  if (!placing()) return;
+  const std::lock_guard hold(tx_);
+  LookPlacedLatched();
+}
+
+void Channel::SettlePlaced() {
+  if (!placing()) return;
+  const std::lock_guard hold(tx_);
+  SettlePlacedLatched();
+}
+
+// --- All of them
+
+Channel::Remote* Channel::FindRemote(std::uint64_t offset) {
+  for (Remote& r : remotes_) {
+    if (offset >= r.offset && offset - r.offset < r.length) return &r;
+  }
+  return nullptr;
+}
+
+ssize_t Channel::Write(const void* from, std::size_t length,
+                       std::uint64_t offset) {
+  const std::lock_guard hold(rx_);
+  ProgressLatched();
+  rcs_stream_info info{};
+  rcs_get_stream_info(fd_, &info, sizeof info);
+  Remote* const found = FindRemote(offset);
+  if (found == nullptr) {
+    errno = EINVAL;
+    return -1;
+  }
+  const Remote to = *found;
+  const bool placeable = Placeable(*found, info);
+  length = std::min<std::uint64_t>(length, to.length - (offset - to.offset));
+  if (length == 0) return 0;
+  if (PeerReachable(info.lane) && CaughtUp()) {
+    const ssize_t n = WriteDirect(to, from, length, offset);
+    if (n > 0) return n;
+  }
+  if (placeable && CaughtUp()) {
+    // The wait for the peer may have brought the mapping's end.
+    if (FindRemote(offset) == nullptr) {
+      errno = EINVAL;
+      return -1;
+    }
+    const ssize_t n = Place(to, from, length, offset);
+    if (n > 0) return n;
+  }
+  const std::size_t piece = std::min(length, kMostPayload);
+  const iovec iov{const_cast<void*>(from), piece};
+  Record record{};
+  record.type = kWrite;
+  record.length = static_cast<std::uint32_t>(piece);
+  record.offset = offset;
+  const std::lock_guard send(tx_);
+  SettlePlacedLatched();
+  const ssize_t n = SendRecord(record, &iov, 1, piece);
+  if (n > 0) ++writes_sent_;
+  return n;
+}
+
+}  // namespace rcsock::rsocket

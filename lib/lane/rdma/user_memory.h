@@ -1,0 +1,52 @@
+#ifndef RCSOCK_LIB_LANE_RDMA_USER_MEMORY_H_
+#define RCSOCK_LIB_LANE_RDMA_USER_MEMORY_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+#include "lib/base/latch.h"
+#include "lib/verbs/verbs.h"
+
+namespace rcsock::lane::rdma {
+
+// Memory of the application that it has named for sending.  It is registered
+// with a device when the first lane of that device sends from it, and stays so
+// until it is taken back and no lane uses it any more.
+//
+// Threads: any.
+class UserMemory {
+ public:
+  static constexpr int kDevices = 4;  // one more is not sent from directly
+
+  ~UserMemory();
+  // 0, or an errno: EINVAL, ENOMEM, EEXIST (overlaps one that is there).
+  static int Add(void* base, std::size_t length);
+  // ENOENT: not such a one.
+  static int Remove(void* base, std::size_t length);
+  // The one that has all of these bytes; null.
+  static std::shared_ptr<UserMemory> Find(const void* from, std::size_t length);
+  // What the protection domain has registered goes with it.
+  static void Forget(ibv_pd* pd);
+
+  // Registers it if need be.  False: that is refused.
+  bool LocalKey(ibv_pd* pd, std::uint32_t* key);
+
+  UserMemory(std::byte* base, std::size_t length);
+
+ private:
+  struct Device {
+    ibv_pd* pd = nullptr;
+    bool refused = false;
+    verbs::Mr mr;
+  };
+  std::byte* const base_;
+  const std::size_t length_;
+  const int process_;  // a child of fork must not touch its parent's
+  base::Latch latch_;
+  Device devices_[kDevices];
+};
+
+}  // namespace rcsock::lane::rdma
+
+#endif  // RCSOCK_LIB_LANE_RDMA_USER_MEMORY_H_

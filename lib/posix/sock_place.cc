@@ -1,0 +1,72 @@
+// Direct placement: memory of one end that the other end's device writes to,
+// while both are on an RDMA lane.  The lane knows how; here it is told from the
+// stream's other lanes, before and after.
+
+#include <cerrno>
+
+#include "lib/posix/signals.h"
+#include "lib/posix/sock.h"
+
+namespace rcsock::posix {
+
+// Both latches, or those that the caller needs: of the lane `epoch`, or of any
+// with 0.
+lane::Lane* Sock::PlacingLane(std::uint32_t epoch) {
+  if (mode() != Mode::kEngine || lane_ == nullptr ||
+      lane_kind_ != lane::Kind::kRdma || (epoch != 0 && epoch != lane_epoch_)) {
+    return nullptr;
+  }
+  return lane_->State() == base::Reason::kNone ? lane_.get() : nullptr;
+}
+
+int Sock::Expose(void* at, std::size_t length, std::uint32_t* epoch,
+                 std::uint32_t* key) {
+  Critical critical;
+  tx_latch.lock();
+  rx_latch.lock();
+  lane::Lane* const lane = PlacingLane(0);
+  const int result = lane == nullptr ? -ESTALE : lane->Expose(at, length, key);
+  *epoch = lane_epoch_;
+  rx_latch.unlock();
+  tx_latch.unlock();
+  return -result;
+}
+
+void Sock::Hide(std::uint32_t epoch, std::uint32_t key) {
+  Critical critical;
+  tx_latch.lock();
+  rx_latch.lock();
+  // (A lane that has failed still has its registrations.)
+  if (lane_ != nullptr && lane_epoch_ == epoch) lane_->Hide(key);
+  rx_latch.unlock();
+  tx_latch.unlock();
+}
+
+std::int64_t Sock::Place(std::uint32_t epoch, const void* from,
+                         std::size_t length, std::uint64_t to,
+                         std::uint32_t key) {
+  Critical critical;
+  tx_latch.lock();
+  lane::Lane* const lane = PlacingLane(epoch);
+  const std::int64_t ticket = lane == nullptr || !stream_->FastTx()
+                                  ? -ESTALE
+                                  : lane->Place(from, length, to, key);
+  tx_latch.unlock();
+  return ticket == 0 ? -EAGAIN : ticket;
+}
+
+int Sock::Placed(std::uint32_t epoch, std::int64_t ticket) {
+  Critical critical;
+  tx_latch.lock();
+  lane::Lane* lane = PlacingLane(epoch);
+  int result = -ESTALE;
+  if (lane != nullptr) {
+    result = lane->Placed(ticket) ? 1 : 0;
+    // What it has fetched may be the lane's end.
+    if (result == 0 && PlacingLane(epoch) == nullptr) result = -ESTALE;
+  }
+  tx_latch.unlock();
+  return result;
+}
+
+}  // namespace rcsock::posix

@@ -1,0 +1,5 @@
+#!/bin/bash
+# usage: rdma_test PROGRAM ARGUMENTS...: in a guest, with RDMA lanes alone
+set -euo pipefail
+export RCSOCK_LANES=rdma RCSOCK_PROMOTE_OPS=1
+exec "$@"

@@ -1,0 +1,148 @@
+// Writes straight into memory that the peer has exposed, on a device in memory.
+
+#include <gtest/gtest.h>
+
+#include <cerrno>
+#include <string>
+#include <vector>
+
+#include "lib/lane/rdma/user_memory.h"
+#include "tests/lane/fake_pair.h"
+
+namespace rcsock::lane::test {
+namespace {
+
+using rdma::UserMemory;
+
+class PlaceTest : public testing::TestWithParam<bool> {
+ protected:
+  void SetUp() override {
+    FakeVerbs::Options options;
+    options.iwarp = GetParam();
+    made_ = MakeFakePair(options, 64 * 1024);
+    ASSERT_NE(made_.pair, nullptr);
+    ASSERT_EQ(UserMemory::Add(from_.data(), from_.size()), 0);
+    for (std::size_t i = 0; i < from_.size(); ++i) {
+      from_[i] = static_cast<char>('a' + i % 26);
+    }
+  }
+  void TearDown() override {
+    EXPECT_EQ(UserMemory::Remove(from_.data(), from_.size()), 0);
+    made_.pair.reset();
+    EXPECT_EQ(made_.verbs->counts().objects, 0);
+  }
+  Lane& one() { return made_.pair->end(0); }
+  Lane& other() { return made_.pair->end(1); }
+  std::uint64_t At(std::size_t i) const {
+    return reinterpret_cast<std::uintptr_t>(to_.data()) + i;
+  }
+  // Until the lane says so; false: never.
+  bool Arrives(std::int64_t ticket) {
+    for (int i = 0; i < 1000; ++i) {
+      if (one().Placed(ticket)) return true;
+    }
+    return false;
+  }
+
+  FakePair made_;
+  std::vector<char> from_ = std::vector<char>(100'000);
+  std::vector<char> to_ = std::vector<char>(100'000);
+  std::uint32_t key_ = 0;
+};
+
+TEST_P(PlaceTest, ArrivesBeforeWhatIsPostedLater) {
+  ASSERT_EQ(other().Expose(to_.data(), to_.size(), &key_), 0);
+  for (std::size_t length : {1u, 8u, 64u, 300u, 20'000u, 90'000u}) {
+    SCOPED_TRACE(length);
+    std::fill(to_.begin(), to_.end(), '-');
+    const std::int64_t ticket =
+        one().Place(from_.data() + 3, length, At(5), key_);
+    ASSERT_GT(ticket, 0);
+    char byte = 'x';
+    iovec iov{&byte, 1};
+    ASSERT_EQ(one().Post(&iov, 1, 0, 1), 1u);
+    ASSERT_EQ(other().Peek(), Head::kData);
+    ASSERT_EQ(other().Read(&iov, 1, 0, 1, false), 1u);
+    EXPECT_EQ(std::string(to_.data() + 5, length),
+              std::string(from_.data() + 3, length));
+    EXPECT_EQ(to_[4], '-');
+    EXPECT_EQ(to_[5 + length], '-');
+    EXPECT_TRUE(Arrives(ticket));
+  }
+}
+
+TEST_P(PlaceTest, ManyWithoutALook) {
+  ASSERT_EQ(other().Expose(to_.data(), to_.size(), &key_), 0);
+  std::int64_t last = 0;
+  for (int i = 0; i < 5000; ++i) {
+    const auto at = static_cast<std::size_t>(i) % to_.size();
+    const std::int64_t ticket = one().Place(from_.data() + at, 1, At(at), key_);
+    if (ticket == 0) {
+      // Room comes with what has arrived.
+      ASSERT_TRUE(Arrives(last));
+      --i;
+      continue;
+    }
+    ASSERT_GT(ticket, last);
+    last = ticket;
+  }
+  ASSERT_TRUE(Arrives(last));
+  EXPECT_EQ(std::string(to_.data(), 5000), std::string(from_.data(), 5000));
+  EXPECT_EQ(one().State(), base::Reason::kNone);
+}
+
+TEST_P(PlaceTest, NothingElseCanBeReached) {
+  ASSERT_EQ(other().Expose(to_.data() + 100, 100, &key_), 0);
+  const std::vector<char> before = to_;
+  // Not registered.
+  EXPECT_EQ(one().Place(to_.data(), 1, At(100), key_), -ENOBUFS);
+  EXPECT_EQ(one().Place(from_.data() + 99'999, 2, At(100), key_), -ENOBUFS);
+  // One byte beyond what is exposed ends the lane, and is never "there".
+  const std::int64_t ticket = one().Place(from_.data(), 101, At(100), key_);
+  ASSERT_GT(ticket, 0);
+  EXPECT_FALSE(Arrives(ticket));
+  EXPECT_NE(one().State(), base::Reason::kNone);
+  EXPECT_EQ(to_, before);
+  EXPECT_EQ(one().Place(from_.data(), 1, At(100), key_), -ESTALE);
+}
+
+TEST_P(PlaceTest, HiddenIsHidden) {
+  ASSERT_EQ(other().Expose(to_.data(), to_.size(), &key_), 0);
+  ASSERT_TRUE(Arrives(one().Place(from_.data(), 10, At(0), key_)));
+  const std::vector<char> before = to_;
+  other().Hide(key_);
+  const std::int64_t ticket = one().Place(from_.data() + 1, 10, At(0), key_);
+  EXPECT_FALSE(Arrives(ticket));
+  EXPECT_EQ(to_, before);
+}
+
+INSTANTIATE_TEST_SUITE_P(Devices, PlaceTest, testing::Bool(),
+                         [](const auto& param) {
+                           return param.param ? "Iwarp" : "Rocev2";
+                         });
+
+TEST(UserMemoryTest, RegionsDoNotOverlap) {
+  std::vector<char> bytes(1000);
+  char* const at = bytes.data();
+  EXPECT_EQ(UserMemory::Add(at + 100, 100), 0);
+  EXPECT_EQ(UserMemory::Add(at + 300, 100), 0);
+  EXPECT_EQ(UserMemory::Add(at + 100, 100), EEXIST);
+  EXPECT_EQ(UserMemory::Add(at + 199, 1), EEXIST);
+  EXPECT_EQ(UserMemory::Add(at, 101), EEXIST);
+  EXPECT_EQ(UserMemory::Add(at, 1000), EEXIST);
+  EXPECT_EQ(UserMemory::Add(at + 200, 100), 0);
+  EXPECT_EQ(UserMemory::Add(at, 0), EINVAL);
+  EXPECT_EQ(UserMemory::Add(nullptr, 10), EINVAL);
+  EXPECT_NE(UserMemory::Find(at + 150, 50), nullptr);
+  EXPECT_EQ(UserMemory::Find(at + 150, 51), nullptr);
+  EXPECT_EQ(UserMemory::Find(at + 99, 1), nullptr);
+  EXPECT_EQ(UserMemory::Remove(at + 100, 99), ENOENT);
+  for (int i : {100, 200, 300}) {
+    EXPECT_EQ(UserMemory::Remove(at + i, 100), 0);
+  }
+  EXPECT_EQ(UserMemory::Remove(at + 100, 100), ENOENT);
+  EXPECT_EQ(UserMemory::Find(at + 150, 1), nullptr);
+}
+
+}  // namespace
+}  // namespace rcsock::lane::test
