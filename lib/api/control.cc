@@ -7,12 +7,18 @@
 
 #include <cerrno>
 #include <cstring>
+#include <memory>
+#include <mutex>
+#include <utility>
 
 #include "lib/base/clock.h"
 #include "lib/base/reason.h"
 #include "lib/include/rcsock/rcsock.h"
+#include "lib/lane/rdma/qp_lane.h"
 #include "lib/lane/rdma/user_memory.h"
+#include "lib/posix/hooks.h"
 #include "lib/posix/process.h"
+#include "lib/posix/signals.h"
 #include "lib/posix/table.h"
 
 #define RCSOCK_EXPORT extern "C" __attribute__((visibility("default")))
@@ -169,6 +175,96 @@ RCSOCK_EXPORT int rcs_unregister_buffer(void* address, size_t length) {
   RCSOCK_FORWARD(rcs_unregister_buffer, -1, address, length)
   const int error = UserMemory::Remove(address, length);
   return error == 0 ? 0 : Fail(error);
+}
+
+namespace {
+
+// Shorter, it costs less to copy them.
+constexpr std::size_t kLeastDirect = 16 * 1024;
+
+// Runs `f` with the stream's RDMA lane, under the latch of sending.  False:
+// there is none.
+template <class F>
+bool WithDevice(Sock* sock, F&& f) {
+  using rcsock::lane::rdma::QpLane;
+  posix::Critical critical;
+  const std::scoped_lock hold(sock->tx_latch);
+  rcsock::lane::Lane* lane =
+      sock->mode() == posix::Mode::kEngine ? sock->lane() : nullptr;
+  if (lane == nullptr || lane->kind() != rcsock::lane::Kind::kRdma) {
+    return false;
+  }
+  f(static_cast<QpLane*>(lane));
+  return true;
+}
+
+// What is posted while it lives may go straight from the memory.  (An object,
+// since a cancelled thread leaves the call by unwinding.)
+class DirectSend {
+ public:
+  DirectSend(Sock* sock, std::shared_ptr<UserMemory> memory, rcs_sent* sent)
+      : sock_(sock), sent_(sent) {
+    WithDevice(sock_, [&](auto* lane) {
+      lane_ = lane->serial();
+      before_ = lane->SentTicket();
+      lane->SendFrom(std::move(memory));
+    });
+  }
+  ~DirectSend() {
+    if (lane_ == 0) return;
+    WithDevice(sock_, [&](auto* lane) {
+      if (lane->serial() != lane_) return;
+      lane->SendFrom(nullptr);
+      if (lane->SentTicket() == before_) return;
+      *sent_ = {lane_, 0, lane->Posted(), lane->SentTicket()};
+    });
+  }
+  DirectSend(const DirectSend&) = delete;
+  DirectSend& operator=(const DirectSend&) = delete;
+
+ private:
+  Sock* const sock_;
+  rcs_sent* const sent_;
+  std::uint32_t lane_ = 0;
+  std::int64_t before_ = 0;
+};
+
+}  // namespace
+
+RCSOCK_EXPORT ssize_t rcs_send_registered(int fd, const void* from,
+                                          size_t length, int flags,
+                                          rcs_sent* sent) {
+  RCSOCK_FORWARD(rcs_send_registered, -1, fd, from, length, flags, sent)
+  Sock* sock = Find(fd);
+  if (sock == nullptr) return -1;
+  if (sent == nullptr || from == nullptr) return Fail(EFAULT);
+  auto memory = UserMemory::Find(from, length);
+  if (memory == nullptr) return Fail(EINVAL);
+  *sent = {0, 1, 0, 0};
+  if (length < kLeastDirect) return posix::hook::send(fd, from, length, flags);
+  const DirectSend direct(sock, std::move(memory), sent);
+  return posix::hook::send(fd, from, length, flags);
+}
+
+RCSOCK_EXPORT int rcs_sent_done(int fd, rcs_sent* sent, int may_copy) {
+  RCSOCK_FORWARD(rcs_sent_done, -1, fd, sent, may_copy)
+  Sock* sock = Find(fd);
+  if (sock == nullptr) return -1;
+  if (sent == nullptr) return Fail(EFAULT);
+  if (sent->lane == 0) return 1;
+  const int saved = errno;
+  bool done = true;
+  bool copied = true;
+  WithDevice(sock, [&](auto* lane) {
+    // A stream leaves its lane with a copy of what the peer has not taken.
+    if (lane->serial() != sent->lane) return;
+    done = lane->SentDone(sent->ticket, sent->posted, may_copy != 0, &copied);
+  });
+  errno = saved;
+  if (!done) return 0;
+  sent->lane = 0;
+  sent->copied = copied ? 1 : 0;
+  return 1;
 }
 
 RCSOCK_EXPORT int rcs_expose(int fd, void* address, size_t length,

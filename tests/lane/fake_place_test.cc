@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cerrno>
+#include <cstring>
 #include <string>
 #include <vector>
 
@@ -115,6 +116,94 @@ TEST_P(PlaceTest, HiddenIsHidden) {
   EXPECT_FALSE(Arrives(ticket));
   EXPECT_EQ(to_, before);
 }
+
+// The stream's own bytes, from where the program has them.
+class DirectTest : public PlaceTest {
+ protected:
+  rdma::QpLane& lane() { return static_cast<rdma::QpLane&>(one()); }
+  void SendDirect(std::size_t length) {
+    lane().SendFrom(UserMemory::Find(from_.data(), from_.size()));
+    iovec iov{from_.data() + 1, length};
+    ASSERT_EQ(one().Post(&iov, 1, 0, length), length);
+    lane().SendFrom(nullptr);
+  }
+  std::string Unacked(std::size_t length) {
+    std::string bytes(length, '-');
+    EXPECT_EQ(one().CopyUnacked(0, bytes.data(), length), length);
+    return bytes;
+  }
+  bool Mirrored(std::size_t length) {
+    return std::memcmp(one().TxRegion().base, from_.data() + 1, length) == 0;
+  }
+};
+
+TEST_P(DirectTest, IsTheProgramsUntilThePeerHasTakenIt) {
+  constexpr std::size_t kLength = 30'000;
+  SendDirect(kLength);
+  EXPECT_FALSE(Mirrored(kLength));
+  EXPECT_EQ(UserMemory::Remove(from_.data(), from_.size()), EBUSY);
+  const std::int64_t ticket = lane().SentTicket();
+  bool copied = true;
+  EXPECT_FALSE(lane().SentDone(ticket, one().Posted(), false, &copied));
+  // Should it have to go again, it is there.
+  EXPECT_EQ(Unacked(kLength), std::string(from_.data() + 1, kLength));
+  std::string got(kLength, '-');
+  iovec to{got.data(), got.size()};
+  ASSERT_EQ(other().Read(&to, 1, 0, kLength, false), kLength);
+  EXPECT_EQ(got, std::string(from_.data() + 1, kLength));
+  other().Credit();
+  EXPECT_TRUE(lane().SentDone(ticket, one().Posted(), false, &copied));
+  EXPECT_FALSE(copied);
+  EXPECT_EQ(UserMemory::Remove(from_.data(), from_.size()), 0);
+  EXPECT_EQ(UserMemory::Add(from_.data(), from_.size()), 0);
+}
+
+TEST_P(DirectTest, CopiedWhenItIsWantedBack) {
+  constexpr std::size_t kLength = 30'000;
+  SendDirect(kLength);
+  const std::string sent(from_.data() + 1, kLength);
+  const std::int64_t ticket = lane().SentTicket();
+  bool copied = false;
+  bool done = false;
+  for (int i = 0; i < 1000 && !done; ++i) {
+    done = lane().SentDone(ticket, one().Posted(), true, &copied);
+  }
+  ASSERT_TRUE(done);
+  EXPECT_TRUE(copied);
+  std::fill(from_.begin(), from_.end(), '?');
+  EXPECT_EQ(Unacked(kLength), sent);
+  std::string got(kLength, '-');
+  iovec to{got.data(), got.size()};
+  ASSERT_EQ(other().Read(&to, 1, 0, kLength, false), kLength);
+  EXPECT_EQ(got, sent);
+}
+
+TEST_P(DirectTest, BesideCopiedOnes) {
+  // Round the ring several times, in turn.
+  std::string all, got;
+  for (int i = 0; i < 50; ++i) {
+    const std::size_t length = 2000 + static_cast<std::size_t>(i) * 311;
+    if (i % 2 == 0) {
+      SendDirect(length);
+    } else {
+      iovec iov{from_.data() + 1, length};
+      ASSERT_EQ(one().Post(&iov, 1, 0, length), length);
+    }
+    all.append(from_.data() + 1, length);
+    std::string part(length, '-');
+    iovec to{part.data(), part.size()};
+    ASSERT_EQ(other().Read(&to, 1, 0, length, false), length);
+    got += part;
+    other().Credit();
+    EXPECT_EQ(one().Acked(), all.size());
+  }
+  EXPECT_EQ(got, all);
+}
+
+INSTANTIATE_TEST_SUITE_P(Devices, DirectTest, testing::Bool(),
+                         [](const auto& param) {
+                           return param.param ? "Iwarp" : "Rocev2";
+                         });
 
 INSTANTIATE_TEST_SUITE_P(Devices, PlaceTest, testing::Bool(),
                          [](const auto& param) {

@@ -226,9 +226,27 @@ int rcs_demote(int fd, int timeout_ms);
 
 /* Memory from which much will be sent: an RDMA device that sends from it pins
  * it until it is taken back.  Sending from any other memory works as well.
- * EEXIST: it overlaps what is there.  ENOENT: it is none of them. */
+ * EEXIST: it overlaps what is there.  ENOENT: it is none of them.  EBUSY: what
+ * was sent from it may have to be sent again. */
 int rcs_register_buffer(void* address, size_t length);
 int rcs_unregister_buffer(void* address, size_t length);
+
+/* Zero copy.  rcs_send of bytes in a registered buffer that stay as they are
+ * until rcs_sent_done says 1.  An RDMA device sends 16 KiB and more straight
+ * from there; all else is copied, as rcs_send does, and done at once.  (What
+ * MSG_ZEROCOPY and its error queue are to the kernel's TCP.) */
+struct rcs_sent {
+  uint32_t lane;   /* 0: nothing is needed any more */
+  uint32_t copied; /* as SO_EE_CODE_ZEROCOPY_COPIED, in the end */
+  uint64_t posted;
+  int64_t ticket;
+};
+ssize_t rcs_send_registered(int fd, const void* from, size_t length, int flags,
+                            struct rcs_sent* sent);
+/* 1: the buffer is the program's again.  0: not yet.  The peer says that it has
+ * taken bytes when it sees fit: with `may_copy` those that it has and has not
+ * taken are copied now, and needed no more. */
+int rcs_sent_done(int fd, struct rcs_sent* sent, int may_copy);
 
 /* --- Direct placement, on an RDMA lane
  *

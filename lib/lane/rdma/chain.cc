@@ -55,6 +55,16 @@ void Chain::Message(const ring::Placement& place) {
   Immediate(slot + kImmAt, imm);
 }
 
+void Chain::MessageFrom(const ring::Placement& place, const std::byte* from,
+                        std::uint32_t lkey) {
+  const QpLane::TxRingPlace& ring = lane_.tx_ring_;
+  Write(from, place.length, ring.address + place.offset, lkey, ring.rkey);
+  const std::uint32_t imm = ring::Encode(place.imm);
+  std::byte* slot = lane_.TxSlot(place.number);
+  if (lane_.iwarp_) StageImmediate(slot + kImmAt, imm);
+  Immediate(slot + kImmAt, imm);
+}
+
 void Chain::Control(const std::byte* from, std::uint32_t length,
                     std::uint64_t to) {
   Write(from, length, to, lane_.tx_block_.lkey(), lane_.peer_.key);

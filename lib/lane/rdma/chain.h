@@ -32,6 +32,9 @@ class Chain {
   void Credit(std::uint64_t word, bool wake);
   // The same with a wake-up that offers a larger ring.
   void CreditAndRing(std::uint64_t word, const std::uint8_t* offer);
+  // ... or at `from`, in memory of the application's.
+  void MessageFrom(const ring::Placement& place, const std::byte* from,
+                   std::uint32_t lkey);
   // From memory of the application's to memory that the peer has exposed.
   void Place(const void* from, std::uint32_t length, std::uint32_t lkey,
              std::uint64_t to, std::uint32_t rkey) {

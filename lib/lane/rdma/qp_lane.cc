@@ -57,6 +57,7 @@ QpLane::~QpLane() {
   }
   if (added_) poller_->Remove(qp_num_);
   deferred_->Remove(this);
+  for (Direct& one : direct_) DropDirect(&one);
   poller_->board()->SetCookie(&mark_, nullptr);
   poller_->sleepers().Put(words_);
   poller_->Leave(set_);

@@ -100,6 +100,22 @@ class QpLane final : public RdmaLane {
                      std::uint32_t key) override;
   bool Placed(std::int64_t ticket) override;
 
+  // Under the tx latch.  Until it is called with null, what this thread posts
+  // may be sent straight from this memory, if it lies there and nobody changes
+  // it.
+  void SendFrom(std::shared_ptr<UserMemory> memory);
+  // A number of this lane, of no other one in the process.
+  std::uint32_t serial() const { return serial_; }
+  // Of what has been posted so far: SentDone(ticket, posted) tells whether the
+  // memory it was sent from is needed no more: the peer has taken it, or
+  // (*copied) it is in its memory, and was copied for the case that it must go
+  // again by another way.  `copy`: do that now, if need be.
+  std::int64_t SentTicket() const {
+    return static_cast<std::int64_t>(direct_wrs_);
+  }
+  bool SentDone(std::int64_t ticket, std::uint64_t posted, bool copy,
+                bool* copied);
+
   Head Peek() override;
   std::size_t Read(const iovec* iov, int count, std::size_t skip,
                    std::size_t limit, bool peek) override;
@@ -160,6 +176,7 @@ class QpLane final : public RdmaLane {
   friend class Deferred;
 
   static constexpr std::uint64_t kNoLimit = ~std::uint64_t{0};
+  struct Direct;
 
   explicit QpLane(QpLaneParts parts);
 
@@ -187,6 +204,10 @@ class QpLane final : public RdmaLane {
   bool EnsureRoom();
   std::size_t PostSmall(IovCursor from, std::size_t all);
   std::size_t PostLarge(IovCursor from, std::size_t all);
+  std::size_t PostDirect(const std::byte* from, std::size_t all);
+  void DropDirect(Direct* one);
+  void DropCredited();
+  static std::uint32_t NextSerial();
   bool PostControl(const void* message, std::size_t length, ring::Kind kind);
 
   // Under post_latch_.
@@ -271,6 +292,22 @@ class QpLane final : public RdmaLane {
   std::uint64_t placed_wrs_ = 0;              // the last that places something
   std::uint64_t fence_wrs_ = 0;               // the last whose end says so
   std::atomic<std::uint64_t> fenced_wrs_{0};  // ... that has ended
+  // What is sent from the application's memory, by message % kMessages: the
+  // bytes of the mirror are there instead.
+  struct Direct {
+    std::uint64_t number = 0;
+    std::uint64_t start = 0;           // in the byte stream
+    const std::byte* bytes = nullptr;  // null: not so
+    std::uint32_t length = 0;
+    std::byte* mirror = nullptr;
+    std::shared_ptr<UserMemory> memory;
+  };
+  std::array<Direct, kMessages> direct_;
+  std::uint32_t directs_ = 0;  // of them
+  std::uint64_t direct_wrs_ = 0;
+  std::shared_ptr<UserMemory> send_from_;
+  const void* send_thread_ = nullptr;
+  const std::uint32_t serial_ = NextSerial();
 
   // The tx latch's, but for the atomics.
   alignas(64) std::optional<ring::Tx> tx_;

@@ -1,6 +1,8 @@
 // The part of QpLane that writes straight into memory that the peer exposes.
 
+#include <atomic>
 #include <cerrno>
+#include <cstring>
 #include <mutex>
 #include <new>
 #include <utility>
@@ -81,6 +83,90 @@ bool QpLane::Placed(std::int64_t ticket) {
     fence_wrs_ = posted_wrs_;
   }
   return false;
+}
+
+// --- The stream's own bytes, without a copy ----------------------------------
+
+std::uint32_t QpLane::NextSerial() {
+  static constinit std::atomic<std::uint32_t> last{0};
+  return last.fetch_add(1, std::memory_order_relaxed) + 1;
+}
+
+void QpLane::DropDirect(Direct* one) {
+  if (one->bytes == nullptr) return;
+  one->memory->LetGo();
+  *one = Direct();
+  --directs_;
+}
+
+void QpLane::DropCredited() {
+  for (Direct& one : direct_) {
+    if (one.bytes != nullptr && one.number < tx_->credited()) DropDirect(&one);
+  }
+}
+
+// As PostLarge, but what the device reads is the application's, and the mirror
+// stays empty there: who must send it again finds it by direct_.
+std::size_t QpLane::PostDirect(const std::byte* from, std::size_t all) {
+  std::uint32_t lkey = 0;
+  const iovec iov{const_cast<std::byte*>(from), all};
+  if (!send_from_->LocalKey(memory_->pd(), &lkey)) {
+    return PostLarge(IovCursor(&iov, 1, 0), all);
+  }
+  const std::uint64_t landed = landed_.load(std::memory_order_relaxed);
+  {
+    std::scoped_lock hold(post_latch_);
+    if (landed != landed_at_post_) reply_wrs_ = posted_wrs_;
+    if (!FlushLocked()) return 0;
+  }
+  landed_at_post_ = landed;
+  std::size_t done = 0;
+  while (done < all) {
+    const ring::Placement place = tx_->ReserveData(all - done);
+    if (place.length == 0) break;
+    Direct& one = direct_[place.number % kMessages];
+    DropDirect(&one);
+    one.number = place.number;
+    one.start = tx_->posted() - place.length;
+    one.bytes = from + done;
+    one.length = place.length;
+    one.mirror = TxRing() + place.offset;
+    one.memory = send_from_;
+    one.memory->Hold();
+    ++directs_;
+    {
+      std::scoped_lock hold(post_latch_);
+      Chain chain(this);
+      chain.MessageFrom(place, from + done, lkey);
+      if (CreditAlong()) PublishLocked(&chain);
+      if (!iwarp_) chain.Ticket();
+      sent_for_wakes_.store(tx_->sent(), std::memory_order_relaxed);
+      chain.Post();
+      direct_wrs_ = posted_wrs_;
+      if (!iwarp_) fence_wrs_ = posted_wrs_;
+    }
+    done += place.length;
+    if (done == all) break;
+    LookForCredit();
+    if (Closed() || !EnsureRoom()) break;
+  }
+  return done;
+}
+
+bool QpLane::SentDone(std::int64_t ticket, std::uint64_t posted, bool copy,
+                      bool* copied) {
+  *copied = false;
+  if (Acked() >= posted) return true;
+  // The device is done with it only when the peer has it: until then it may
+  // read it again, for a packet that was lost.
+  if (!copy || Closed() || !Placed(ticket)) return false;
+  for (Direct& one : direct_) {
+    if (one.bytes == nullptr || one.start >= posted) continue;
+    std::memcpy(one.mirror, one.bytes, one.length);
+    DropDirect(&one);
+  }
+  *copied = true;
+  return true;
 }
 
 }  // namespace rcsock::lane::rdma

@@ -80,6 +80,8 @@ void QpLane::LookForCredit() {
       return;
     }
     credit_seen_.store(consumed, std::memory_order_relaxed);
+    if (directs_ != 0) [[unlikely]]
+      DropCredited();
   }
   if (old_mirror_ ||
       ring_offers_.load(std::memory_order_acquire) != rings_taken_) {
@@ -143,6 +145,11 @@ bool QpLane::EnsureRoom() {
   return enough();
 }
 
+void QpLane::SendFrom(std::shared_ptr<UserMemory> memory) {
+  send_from_ = std::move(memory);
+  send_thread_ = &tls_post_ended;
+}
+
 std::size_t QpLane::Post(const iovec* iov, int count, std::size_t skip,
                          std::size_t limit) {
   if (!tx_ || Closed()) return 0;
@@ -153,6 +160,11 @@ std::size_t QpLane::Post(const iovec* iov, int count, std::size_t skip,
   IovCursor from(iov, count, skip);
   const std::size_t all = from.Left(limit);
   if (all == 0 || !EnsureRoom()) return 0;
+  if (send_from_ != nullptr && send_thread_ == &tls_post_ended && count == 1)
+      [[unlikely]] {
+    const auto* at = static_cast<const std::byte*>(iov[0].iov_base) + skip;
+    if (send_from_->Has(at, all)) return PostDirect(at, all);
+  }
   return all <= kSmallSend ? PostSmall(from, all) : PostLarge(from, all);
 }
 
@@ -321,6 +333,10 @@ std::size_t QpLane::CopyUnacked(std::uint64_t from, void* to,
     const std::byte* at =
         (piece.in_slot ? TxSlot(piece.number) : tx_mirrors_[piece.ring]) +
         piece.offset;
+    const Direct& direct = direct_[piece.number % kMessages];
+    if (direct.bytes != nullptr && direct.number == piece.number) {
+      at = direct.bytes + (at - direct.mirror);
+    }
     const std::size_t n = std::min<std::size_t>(piece.length, length - done);
     std::memcpy(out + done, at, n);
     done += n;

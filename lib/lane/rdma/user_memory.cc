@@ -82,6 +82,7 @@ int UserMemory::Remove(void* base, std::size_t length) {
       all.ends[i] != begin + length) {
     return ENOENT;
   }
+  if (all.list[i]->holds_.load(std::memory_order_acquire) != 0) return EBUSY;
   gone = std::move(all.list[i]);
   all.list.erase(all.list.begin() + at);
   all.begins.erase(all.begins.begin() + at);

@@ -1,6 +1,7 @@
 #ifndef RCSOCK_LIB_LANE_RDMA_USER_MEMORY_H_
 #define RCSOCK_LIB_LANE_RDMA_USER_MEMORY_H_
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -22,7 +23,7 @@ class UserMemory {
   ~UserMemory();
   // 0, or an errno: EINVAL, ENOMEM, EEXIST (overlaps one that is there).
   static int Add(void* base, std::size_t length);
-  // ENOENT: not such a one.
+  // ENOENT: not such a one.  EBUSY: a lane may still have to send it again.
   static int Remove(void* base, std::size_t length);
   // The one that has all of these bytes; null.
   static std::shared_ptr<UserMemory> Find(const void* from, std::size_t length);
@@ -31,6 +32,14 @@ class UserMemory {
 
   // Registers it if need be.  False: that is refused.
   bool LocalKey(ibv_pd* pd, std::uint32_t* key);
+
+  bool Has(const std::byte* from, std::size_t length) const {
+    return from >= base_ && length <= length_ &&
+           static_cast<std::size_t>(from - base_) <= length_ - length;
+  }
+  // A lane needs its bytes as they are.
+  void Hold() { holds_.fetch_add(1, std::memory_order_relaxed); }
+  void LetGo() { holds_.fetch_sub(1, std::memory_order_release); }
 
   UserMemory(std::byte* base, std::size_t length);
 
@@ -42,6 +51,7 @@ class UserMemory {
   };
   std::byte* const base_;
   const std::size_t length_;
+  std::atomic<int> holds_{0};
   const int process_;  // a child of fork must not touch its parent's
   base::Latch latch_;
   Device devices_[kDevices];
