@@ -52,9 +52,9 @@ class Rx {
     } else {
       if (!data) return false;
       if (imm.flags == kFlagRing && next_bytes_ != 0) {
-        if (imm.length > next_bytes_ / 4) return false;
+        if (imm.length > next_bytes_ / 2) return false;
         geometry_.bytes = next_bytes_;
-        geometry_.record_max = next_bytes_ / 4;
+        geometry_.record_max = next_bytes_ / 2;
         next_bytes_ = 0;
         position_ = 0;
         ring_ ^= 1;
@@ -78,8 +78,8 @@ class Rx {
     return true;
   }
 
-  // The sender may go over to a ring of so many bytes, with records of up to a
-  // quarter.
+  // The sender may go over to a ring of so many bytes, with records of up to
+  // half of it.
   void Expect(std::uint32_t bytes) { next_bytes_ = bytes; }
   std::uint32_t ring_bytes() const { return geometry_.bytes; }
   // 0 and 1 in turn: the ring of the last data message.

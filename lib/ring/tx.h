@@ -13,7 +13,7 @@ struct Geometry {
   std::uint32_t bytes;       // of the byte ring
   std::uint32_t slots;       // messages in flight, a power of two, at least 16
   std::uint32_t inline_max;  // data of at most so many bytes is inline; 0: none
-  std::uint32_t record_max;  // longest message; at most bytes / 4
+  std::uint32_t record_max;  // longest message
 };
 
 // Data may not take the last slots: they are for control messages.

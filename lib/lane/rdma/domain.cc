@@ -67,9 +67,8 @@ class DeviceDomain final : public Domain {
     }
     if (most != 0) memory_->SetBudget(most / 2);
     const std::uint64_t ring = base::GetConfig().max_ring;
-    if (ring != 0) {
-      most_ring_ = kBlockMax;
-      while (most_ring_ > ring && most_ring_ > kBlockMin) most_ring_ /= 2;
+    while (ring != 0 && most_ring_ > ring && most_ring_ > kBlockMin) {
+      most_ring_ /= 2;
     }
     return true;
   }
@@ -121,7 +120,7 @@ class DeviceDomain final : public Domain {
   const bool iwarp_;
   Limits limits_;
   std::size_t block_bytes_ = kBlockMin;
-  std::size_t most_ring_ = kRingMax;
+  std::size_t most_ring_ = kBlockMax;
   verbs::Pd pd_;
   std::optional<Memory> memory_;
   Deferred deferred_;
@@ -185,6 +184,7 @@ std::unique_ptr<RdmaLane> DeviceDomain::CreateLane(rdma_cm_id* id, int bell,
   parts.inline_bytes = inline_bytes;
   parts.most_ring = most_ring_;
   parts.iwarp = iwarp_;
+  parts.sizes = limits_.lazy_events ? kSoftware : kHardware;
   // From here on the lane gives everything back.
   std::unique_ptr<QpLane> lane = QpLane::Make(std::move(parts));
   if (lane == nullptr) *why = base::Reason::kNoMemory;

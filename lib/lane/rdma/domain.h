@@ -49,7 +49,7 @@ class Domain : public std::enable_shared_from_this<Domain> {
                                                verbs::Error* error) = 0;
   // How large the receive rings of lanes made from now on are at first, slots
   // and all, and how large they may grow; rounded up to powers of two from 16
-  // KiB to 8 MiB.  By default 16 KiB and 1 MiB.
+  // KiB to 8 MiB.  By default 16 KiB and 8 MiB.
   virtual void SetRingBytes(std::size_t first, std::size_t most) = 0;
   // The poller of a bell, made if need be; null: it could not be.
   virtual Source* source(int bell) = 0;

@@ -28,7 +28,6 @@ constexpr std::size_t kRingAt = kSlotsAt + kMessages * kSlotBytes;
 
 constexpr std::size_t kBlockMin = 16 * 1024;
 constexpr std::size_t kBlockMax = 8 * 1024 * 1024;
-constexpr std::size_t kRingMax = 1024 * 1024;  // unless RCSOCK_MAX_RING is set
 // Offer::most_ring is in these.
 constexpr std::size_t kOfferPage = 4096;
 static_assert(kBlockMax / kOfferPage <= 0xffff);
@@ -58,11 +57,26 @@ constexpr std::uint64_t kConsumedMask = (std::uint64_t{1} << kWakeShift) - 1;
 // Consumed messages whose credit goes along with a write that goes anyway.
 constexpr std::uint64_t kCreditAlong = kMessages * 3 / 8;
 
-// A few large writes in flight fill the pipe; many would only mean many
-// completions.
-constexpr ring::Geometry GeometryOf(std::uint32_t ring_bytes) {
-  return {ring_bytes, kMessages, 0, ring_bytes / 4};
+// How much of a ring one message may take: a message that is cut in two costs
+// two completions, and one that fills the ring leaves the sender nothing to do.
+constexpr std::uint32_t RecordMax(std::uint32_t ring_bytes) {
+  return ring_bytes / 2;
 }
+constexpr ring::Geometry GeometryOf(std::uint32_t ring_bytes) {
+  return {ring_bytes, kMessages, 0, RecordMax(ring_bytes)};
+}
+
+// How large rings grow, and the longest record, by the device.
+struct Sizes {
+  std::uint32_t piece;   // a longer send goes out in several
+  std::uint32_t enough;  // a ring that grows further only for long records
+};
+// Between the copying of one piece and the next, the device works and the
+// receiver copies.
+constexpr Sizes kHardware = {256 * 1024, 1024 * 1024};
+// Nothing works beside the CPU, which has the ring in its cache; and each piece
+// may cost both ends a sleep.
+constexpr Sizes kSoftware = {static_cast<std::uint32_t>(kBlockMax), 256 * 1024};
 
 }  // namespace rcsock::lane::rdma
 

@@ -45,6 +45,7 @@ struct QpLaneParts {
   std::uint32_t inline_bytes = 0;
   std::size_t most_ring = 0;
   bool iwarp = false;
+  Sizes sizes = kHardware;
 };
 
 // One end of a stream on a QP.  See Lane for who may call what.  Three latches
@@ -220,7 +221,7 @@ class QpLane final : public RdmaLane {
   // Nothing has come since the last write, and the window is full.
   bool Streaming() const;
   bool Bursts(bool reply);  // under the tx latch
-  bool CreditAlong() const;
+  bool CreditAlong();
   bool FlushLocked();
   // A sender that knows of no newer credit than the last wake-up's has no room.
   bool Starves() const;
@@ -247,6 +248,7 @@ class QpLane final : public RdmaLane {
     return (rx.in_slot() ? RxSlot(rx.next()) : rx_rings_[rx.ring()]) +
            rx.offset();
   }
+  void CountRecord(std::uint32_t length);
   void GrowRing();
   void RingChanged();
   void Take(std::uint32_t n);
@@ -272,6 +274,7 @@ class QpLane final : public RdmaLane {
   const std::uint32_t send_depth_;
   const std::uint32_t inline_bytes_;
   const bool iwarp_;
+  const Sizes sizes_;
   bool added_ = false;
   Block rx_block_;
   const std::uint32_t ring_bytes_;  // of rx_block_'s ring
@@ -355,7 +358,8 @@ class QpLane final : public RdmaLane {
   Block rx_grown_[2];
   std::uint8_t ring_seen_ = 0;
   bool grow_stopped_ = false;
-  // Wake-ups for want of bytes since the last offer.
+  std::uint32_t longest_ = 0;  // record, since the last offer
+  // How often the ring has been small since the last offer: see kGrowAfter.
   std::atomic<std::uint32_t> starves_{0};
   std::atomic<std::uint32_t> offered_bytes_{0};  // a ring not yet gone over to
 

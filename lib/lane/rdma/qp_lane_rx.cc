@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <mutex>
+#include <utility>
 
 #include "lib/base/log.h"
 #include "lib/lane/rdma/chain.h"
@@ -13,8 +14,10 @@ namespace {
 
 // Consumed messages after which the credit is written for its own sake.
 constexpr std::uint64_t kCreditDue = kMessages / 2;
-// Wake-ups for want of bytes before a larger ring is worth its memory.
-constexpr std::uint32_t kGrowAfter = 2;
+// A larger ring is worth its memory after two wake-ups for want of bytes, or
+// eight messages that were cut, or answers that had to take credit along.
+constexpr std::uint32_t kGrowAfter = 8;
+constexpr std::uint32_t kStarved = 4;
 // Wake-ups that an honest peer may be ahead of the messages it has had.
 constexpr std::uint64_t kWakesAhead = 8;
 
@@ -41,12 +44,22 @@ bool QpLane::Fill() {
     }
     if (rx_.Accept(imm)) {
       if (rx_.ring() != ring_seen_) RingChanged();
+      if (!rx_.in_slot()) CountRecord(rx_.left());
       return true;
     }
     rx_limit_ = rx_.next();
     Lost(base::Reason::kProtocol);
   }
   return false;
+}
+
+void QpLane::CountRecord(std::uint32_t length) {
+  longest_ = std::max(longest_, length);
+  if (length < RecordMax(rx_ring_bytes_.load(std::memory_order_relaxed))) {
+    return;
+  }
+  // A message may have been cut for want of a larger ring.
+  starves_.fetch_add(1, std::memory_order_relaxed);
 }
 
 Head QpLane::Peek() {
@@ -73,12 +86,12 @@ void QpLane::Taken() {
   if (unpublished >= kCreditDue ||
       bytes > rx_ring_bytes_.load(std::memory_order_relaxed) / 2) {
     PublishCredit();
-    if (starves_.load(std::memory_order_relaxed) >= kGrowAfter) GrowRing();
-    return;
-  }
-  // A sender that may sleep is told of less, once there is nothing more here.
-  if (next == landed_.load(std::memory_order_relaxed) && Starves()) {
+  } else if (next == landed_.load(std::memory_order_relaxed) && Starves()) {
+    // A sender that may sleep is told of less, once there is nothing more here.
     PublishCredit();
+  }
+  if (starves_.load(std::memory_order_relaxed) >= kGrowAfter) [[unlikely]] {
+    GrowRing();
   }
 }
 
@@ -114,7 +127,7 @@ bool QpLane::PublishLocked(Chain* chain) {
   // landed_, fences, and looks at published_.
   const bool wake = consumed > told && Starves();
   if (wake && StarvesForBytes(landed_.load(std::memory_order_relaxed))) {
-    starves_.fetch_add(1, std::memory_order_relaxed);
+    starves_.fetch_add(kStarved, std::memory_order_relaxed);
   }
   if (!wake && before == consumed) return true;
   chain->Credit(Word(consumed, wake), wake);
@@ -141,15 +154,16 @@ void QpLane::GrowRing() {
     return;
   }
   starves_.store(0, std::memory_order_relaxed);
+  const std::uint32_t now = rx_ring_bytes_.load(std::memory_order_relaxed);
+  const std::uint32_t longest = std::exchange(longest_, 0);
+  // The next one may be longer.
+  if (now >= sizes_.enough && longest <= now / 4) return;
   std::size_t bytes = 4 * kBlockMin;
-  while (bytes <
-         4 * std::size_t{rx_ring_bytes_.load(std::memory_order_relaxed)}) {
-    bytes *= 2;
-  }
+  while (bytes < 4 * std::size_t{now}) bytes *= 2;
   bytes = std::min(bytes, most_rx_ring_.load(std::memory_order_relaxed));
   verbs::Error error;
   Block block;
-  if (bytes > rx_ring_bytes_.load(std::memory_order_relaxed)) {
+  if (bytes > now) {
     // There may be some later.
     if (!memory_->MayGrow(bytes)) return;
     block = memory_->Get(bytes, true, &error);

@@ -24,6 +24,9 @@ constexpr std::uint32_t kJoined = 16 * 1024;
 // A large send goes out in doorbells of about this, so that the device works on
 // one while the next is copied.
 constexpr std::size_t kDoorbell = 64 * 1024;
+// From such a send on, credit that goes along goes first: then who has the
+// message has the credit, and begins at the front of the ring again.
+constexpr std::size_t kCreditFirst = 2 * 1024;
 // The send queue's last places are for control messages and credits.
 constexpr std::uint32_t kHeadroom = 16;
 // What a Post adds to the queue at once, at most.
@@ -56,13 +59,20 @@ bool QpLane::Bursts(bool reply) {
 }
 
 // Enough has been consumed to go along with a write that goes anyway.
-bool QpLane::CreditAlong() const {
+bool QpLane::CreditAlong() {
   const std::uint64_t consumed = consumed_.load(std::memory_order_relaxed);
-  return consumed - published_.load(std::memory_order_relaxed) >=
-             kCreditAlong ||
-         bytes_before_[consumed % 64].load(std::memory_order_relaxed) -
-                 published_bytes_.load(std::memory_order_relaxed) >=
-             rx_ring_bytes_.load(std::memory_order_relaxed) / 4;
+  if (consumed - published_.load(std::memory_order_relaxed) >= kCreditAlong) {
+    return true;
+  }
+  const std::uint32_t ring = rx_ring_bytes_.load(std::memory_order_relaxed);
+  if (bytes_before_[consumed % 64].load(std::memory_order_relaxed) -
+          published_bytes_.load(std::memory_order_relaxed) <
+      ring / 4) {
+    return false;
+  }
+  // With each answer, soon: a write that a somewhat larger ring saves.
+  if (ring < kBlockMin) starves_.fetch_add(1, std::memory_order_relaxed);
+  return true;
 }
 
 void QpLane::LookForCredit() {
@@ -121,7 +131,7 @@ void QpLane::TakeRing() {
   RCSOCK_LOG(2, "rdma: sends into a ring of %u bytes", bytes);
   std::scoped_lock hold(post_latch_);
   peer_.bytes = bytes;
-  tx_->Switch(bytes, bytes / 4);
+  tx_->Switch(bytes, std::min(RecordMax(bytes), sizes_.piece));
   tx_ring_ = {block.base(), address, block.lkey(),
               static_cast<std::uint32_t>(key_bytes >> 32)};
   tx_mirrors_[tx_->ring()] = block.base();
@@ -200,9 +210,11 @@ std::size_t QpLane::PostSmall(IovCursor from, std::size_t all) {
                     (burst || Streaming()) && waiting_.length < kJoined &&
                     deferred_->Enabled();
   if (!wait) {
+    const bool along = CreditAlong();
+    if (along && all >= kCreditFirst) PublishLocked(&chain);
     if (waiting_.length != 0) chain.Message(waiting_);
     waiting_.length = 0;
-    if (CreditAlong()) PublishLocked(&chain);
+    if (along && all < kCreditFirst) PublishLocked(&chain);
     sent_for_wakes_.store(tx_->sent(), std::memory_order_relaxed);
     chain.Post();
     waits_.store(tell_owed_, std::memory_order_relaxed);
@@ -250,8 +262,8 @@ std::size_t QpLane::PostLarge(IovCursor from, std::size_t all) {
     {
       std::scoped_lock hold(post_latch_);
       Chain chain(this);
-      for (std::size_t i = 0; i < count; ++i) chain.Message(places[i]);
       if (CreditAlong()) PublishLocked(&chain);
+      for (std::size_t i = 0; i < count; ++i) chain.Message(places[i]);
       sent_for_wakes_.store(tx_->sent(), std::memory_order_relaxed);
       chain.Post();
     }
