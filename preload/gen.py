@@ -35,6 +35,22 @@ def rows(path):
             yield alias[1], alias[2], f"As `{alias[3]}`."
 
 
+# Defined by hand in preload/raw.cc, by the preload alone.
+RAW = [
+    ("syscall", "A call on a stream or a set of ours is as the call of that "
+     "name; the rest is the kernel's."),
+    ("io_uring_queue_init", "From liburing. Every stream of the process moves "
+     "to TCP, for good: nobody sees what is put into a ring."),
+    ("io_uring_queue_init_params", "As `io_uring_queue_init`."),
+    ("io_uring_queue_init_mem", "As `io_uring_queue_init`."),
+    ("io_uring_setup", "As `io_uring_queue_init`."),
+    ("io_submit", "From libaio. The streams that it names move to TCP first, "
+     "for good."),
+    ("pidfd_getfd", "A connection of this process that is taken so moves to "
+     "TCP, for good."),
+]
+
+
 def exports(path, posix=False):
     print("{\n  global:")
     for _, name, _ in rows(path):
@@ -42,6 +58,8 @@ def exports(path, posix=False):
     if posix:
         print("    rcsock_posix_names;\n  local:\n    *;\n};")
         return
+    for name, _ in RAW:
+        print(f"    {name};")
     # lib/api: how it finds the preload, and what it leaves to it.
     for name in ("rcsock_preloaded", "rcs_get_lane", "rcs_get_reason",
                  "rcs_get_stream_info", "rcs_get_process_info",
@@ -66,6 +84,9 @@ def docs(path):
         if row_group != group:
             group = row_group
             print(f"\n## {TITLES[group]}\n\n| symbol | on a stream |\n| --- | --- |")
+        print(f"| `{name}` | {what} |")
+    print("\n## Past libc\n\n| symbol | on a stream |\n| --- | --- |")
+    for name, what in RAW:
         print(f"| `{name}` | {what} |")
 
 

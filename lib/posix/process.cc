@@ -34,6 +34,7 @@ namespace {
 
 std::atomic<long> own_pid{0};
 std::atomic<Face> own_face{Face::kPreload};
+std::atomic<base::Reason> process_pinned{base::Reason::kNone};
 
 template <class Each>
 void ForEachSock(Each&& each) {
@@ -266,6 +267,24 @@ void InitProcess(Face face) {
 bool InBorrowedMemory() {
   const long pid = own_pid.load(std::memory_order_relaxed);
   return pid != 0 && pid != ::syscall(SYS_getpid);
+}
+
+void PinProcess(base::Reason reason) {
+  // seq_cst: whoever makes a stream eligible looks at this after.
+  process_pinned.store(reason, std::memory_order_seq_cst);
+  ForEachSock([&](Sock* sock) {
+    if (!sock->listening.load(std::memory_order_relaxed)) sock->Pin(reason);
+  });
+}
+
+base::Reason ProcessPinned() {
+  return process_pinned.load(std::memory_order_relaxed);
+}
+
+void PinBySocket(std::uint64_t inode, base::Reason reason) {
+  ForEachSock([&](Sock* sock) {
+    if (SocketInode(sock->fd()) == inode) sock->Pin(reason);
+  });
 }
 
 bool KeptByExec(Sock* sock) {

@@ -60,6 +60,12 @@ bool InBorrowedMemory();
 long OwnPid();
 
 class Sock;
+// Every stream of the process goes to TCP, and none looks for a lane any more.
+void PinProcess(base::Reason reason);
+// kNone, or why.
+base::Reason ProcessPinned();
+// The stream whose socket has this inode number.
+void PinBySocket(std::uint64_t inode, base::Reason reason);
 // Whether a number that names it stays open across exec.
 bool KeptByExec(Sock* sock);
 // Before exec: streams that would be inherited go to TCP.  `spawn`: in a child,

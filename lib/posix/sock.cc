@@ -264,6 +264,11 @@ void Sock::ApplyRules(int fd, const sockaddr* address) {
 void Sock::SetEligible(bool eligible) {
   if (eligible) connected_.store(true, std::memory_order_relaxed);
   if (eligible && never_.load(std::memory_order_relaxed)) return;
+  if (eligible && ProcessPinned() != Reason::kNone) {
+    reason_ = ProcessPinned();
+    never_.store(true, std::memory_order_relaxed);
+    return;
+  }
   if (eligible && !terms_.shm && !terms_.rdma) {
     reason_ = Reason::kPolicy;
     never_.store(true, std::memory_order_relaxed);
@@ -540,6 +545,7 @@ void Sock::LaneOpen(std::unique_ptr<lane::Lane> lane, std::uint32_t epoch,
     }
     rx_latch.unlock();
     tx_latch.unlock();
+    Stream::Refuse(lane.get(), epoch);
     if (Conductor* conductor = Conductor::IfRunning()) {
       conductor->ReturnLane(Share(), std::move(lane));
     }

@@ -101,7 +101,9 @@ void Channel::Send(const void* bytes, std::size_t length, const int* fds,
   if (!fd_.ok()) return;
   if (queue_.empty()) {
     const int r = SendPacket(fd_.get(), bytes, length, fds, fd_count);
-    if (r == 0) return;
+    // Of a peer that has gone there may be something left to read: OnReadable
+    // finds the end behind it.
+    if (r == 0 || r == -EPIPE || r == -ECONNRESET) return;
     if (r != -EAGAIN && r != -ENOBUFS) return End(base::Reason::kPeerGone);
   }
   if (queue_.size() >= kMaxQueued || length > kMaxPacket) {
@@ -143,6 +145,10 @@ void Channel::Flush() {
     const int r =
         SendPacket(fd_.get(), entry.bytes.data(), entry.length, fds, count);
     if (r == -EAGAIN || r == -ENOBUFS) return WaitWritable();
+    if (r == -EPIPE || r == -ECONNRESET) {
+      queue_.clear();
+      break;
+    }
     if (r != 0) return End(base::Reason::kPeerGone);
     queue_.pop_front();
   }

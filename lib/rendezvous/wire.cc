@@ -23,7 +23,12 @@ Received Receive(int fd, Packet* packet) {
   message.msg_iovlen = 1;
   message.msg_control = control;
   message.msg_controllen = sizeof control;
-  const ssize_t n = ::recvmsg(fd, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+  ssize_t n = ::recvmsg(fd, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+  if (n < 0 && errno == ECONNRESET) {
+    // The peer died and had not read all of ours.  This is said once, and
+    // before what it had sent.
+    n = ::recvmsg(fd, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+  }
   if (n < 0) {
     return errno == EAGAIN || errno == EINTR ? Received::kNothing
                                              : Received::kEnd;

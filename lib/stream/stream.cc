@@ -305,10 +305,13 @@ void Stream::PumpTcp() {
         want = static_cast<std::size_t>(rx_x_ - InOff());
       } else if (closed_) {
         want = stash_.empty() ? 1 : 0;  // one byte is enough to answer with RST
-      } else if (!limbo_.empty() || (pfin_known_ && InOff() == pfin_)) {
-        // One byte tells a peer that went raw from one that died staging.  And
-        // behind the peer's FIN there is only the end of TCP.
-        want = 1;
+      } else if (!limbo_.empty()) {
+        // One byte behind X tells a peer that went raw from one that died
+        // staging.
+        const std::uint64_t in = InOff();
+        want = static_cast<std::size_t>(in < rx_x_ ? rx_x_ - in + 1 : 1);
+      } else if (pfin_known_ && InOff() == pfin_) {
+        want = 1;  // there is nothing but the end of TCP
       }
       if (want == 0) return;
       std::uint64_t before = InOff();
@@ -487,10 +490,7 @@ void Stream::Demote(base::Reason reason, bool leave) {
       waiting_ == Waiting::kNothing && !closed_) {
     // Nobody has proposed yet: on TCP there is no frame to say it by, and the
     // peer would wait for a PROPOSE, and read ahead, for ever.
-    Ctl ctl;
-    ctl.kind = CtlKind::kRefuse;
-    ctl.epoch = epoch_;
-    PostCtl(ctl);
+    Refuse(lane_, epoch_);
   }
   leave_ = leave;
   Trigger(reason);

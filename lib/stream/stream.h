@@ -145,6 +145,9 @@ class Stream {
   bool OnlyStash() const;
   ByteQueue TakeStash();
   void GiveStash(ByteQueue bytes) { stash_.Swap(bytes); }
+  // Tells the peer that a lane is not taken: it need not wait for an answer to
+  // its PROPOSE.
+  static void Refuse(lane::Lane* lane, std::uint32_t epoch);
   // After kSettled: the caller may destroy the lane.
   void ReleaseLane();
   // Points a copy at the copies of its lane and anchor: simulator only.

@@ -42,6 +42,14 @@ bool Stream::PostCtl(const Ctl& ctl) {
   return lane_->PostCtl(bytes.data(), bytes.size());
 }
 
+void Stream::Refuse(lane::Lane* lane, std::uint32_t epoch) {
+  Ctl ctl;
+  ctl.kind = CtlKind::kRefuse;
+  ctl.epoch = epoch;
+  const CtlBytes bytes = Encode(ctl);
+  lane->PostCtl(bytes.data(), bytes.size());
+}
+
 // --- Promotion
 // -----------------------------------------------------------------------
 
@@ -178,10 +186,7 @@ void Stream::CheckPending() {
     // each attempt of a peer that does not read.)
     if (too_far || late || shut_ || eof_ || tx_ != Tx::kRaw ||
         rx_ != Rx::kRaw || !out_.empty()) {
-      Ctl ctl;
-      ctl.kind = CtlKind::kRefuse;
-      ctl.epoch = epoch_;
-      PostCtl(ctl);
+      Refuse(lane_, epoch_);
       // The bytes behind that PROPOSE still wait, in case P dies.
       return Trigger(base::Reason::kPeerRefused);
     }

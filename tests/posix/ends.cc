@@ -3,10 +3,12 @@
 #include <poll.h>
 #include <signal.h>
 #include <sys/ioctl.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cstring>
 #include <vector>
 
@@ -519,6 +521,78 @@ Case kills(
     [](int) {
       const int rounds = Scale(20);
       for (int i = 0; i < rounds; ++i) KillRound(false, Seed() * 1000 + i);
+      Log("done");
+    },
+    {.warm = false, .connect = false, .seconds = 60});
+
+// kill -9 while the connection moves to a lane, at some moment of the first
+// writes: every byte of a write that has returned arrives.
+void KillItself(bool connects, std::uint64_t seed) {
+  int port;
+  const int listener = Listen(&port);
+  auto* written = static_cast<std::atomic<std::uint64_t>*>(
+      ::mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS,
+             -1, 0));
+  CHECK_THAT(written != MAP_FAILED);
+  const pid_t victim = ::fork();
+  CHECK_THAT(victim >= 0);
+  const bool child = victim == 0;
+  int fd;
+  if (child == connects) {
+    ::close(listener);
+    fd = Connect(port);
+  } else {
+    fd = ::accept(listener, nullptr, nullptr);
+    CHECK_THAT(fd >= 0);
+    ::close(listener);
+  }
+  char message[64];
+  for (int i = 0; i < 20; ++i) {
+    if (child) SendAll(fd, message, sizeof message);
+    RecvAll(fd, message, sizeof message);
+    if (!child) SendAll(fd, message, sizeof message);
+  }
+  if (child) {
+    Random random{seed};
+    const std::uint64_t writes = random.Below(60);
+    for (std::uint64_t i = 0; i < writes; ++i) {
+      Pattern(seed, *written, message, sizeof message);
+      SendAll(fd, message, sizeof message);
+      *written += sizeof message;
+      for (std::uint64_t n = random.Below(20'000); n > 0; --n) {
+        std::atomic_signal_fence(std::memory_order_seq_cst);
+      }
+    }
+    ::kill(::getpid(), SIGKILL);
+  }
+  std::uint64_t at = 0;
+  for (;;) {
+    const ssize_t n = ::recv(fd, message, sizeof message, 0);
+    if (n < 0) Fail("recv: %s", ErrorName(errno));
+    if (n == 0) break;
+    CHECK_THAT(IsPattern(seed, at, message, static_cast<std::size_t>(n)));
+    at += static_cast<std::uint64_t>(n);
+  }
+  int status;
+  CHECK_THAT(::waitpid(victim, &status, 0) == victim);
+  if (at != *written) {
+    Fail("seed %llu: %llu written, %llu came",
+         static_cast<unsigned long long>(seed),
+         static_cast<unsigned long long>(*written),
+         static_cast<unsigned long long>(at));
+  }
+  ::munmap(written, 4096);
+  ::close(fd);
+}
+
+Case kills_in_switch(
+    "killed_in_the_switch",
+    [](int) {
+      for (int i = 0; i < Scale(40); ++i) KillItself(true, Seed() * 1000 + i);
+      Log("done");
+    },
+    [](int) {
+      for (int i = 0; i < Scale(40); ++i) KillItself(false, Seed() * 1000 + i);
       Log("done");
     },
     {.warm = false, .connect = false, .seconds = 60});

@@ -1,0 +1,216 @@
+#include "lib/posix/hooks_raw.h"
+
+#include <linux/aio_abi.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cerrno>
+
+#include "lib/posix/hooks.h"
+#include "lib/posix/process.h"
+#include "lib/posix/sock.h"
+#include "lib/posix/table.h"
+
+namespace rcsock::posix::raw {
+namespace {
+
+template <class T>
+T* At(long argument) {
+  return reinterpret_cast<T*>(argument);
+}
+int Fd(long argument) { return static_cast<int>(argument); }
+unsigned Word(long argument) { return static_cast<unsigned>(argument); }
+std::size_t Size(long argument) { return static_cast<std::size_t>(argument); }
+
+bool Ours(long argument) { return Lookup(Fd(argument)) != nullptr; }
+
+// A connection of this process under a new number, which no table knows.
+void Taken(int fd) {
+  struct stat what {};
+  if (::fstat(fd, &what) != 0 || !S_ISSOCK(what.st_mode)) return;
+  PinBySocket(what.st_ino, base::Reason::kPinnedScmRights);
+}
+
+// Calls on one descriptor, the first argument, which is followed.  False: not
+// one of these.
+bool OnDescriptor(long number, const long (&a)[kArguments], long* result) {
+  const int fd = Fd(a[0]);
+  switch (number) {
+    case SYS_read:
+      *result = hook::read(fd, At<void>(a[1]), Size(a[2]));
+      return true;
+    case SYS_write:
+      *result = hook::write(fd, At<void>(a[1]), Size(a[2]));
+      return true;
+    case SYS_readv:
+      *result = hook::readv(fd, At<iovec>(a[1]), Fd(a[2]));
+      return true;
+    case SYS_writev:
+      *result = hook::writev(fd, At<iovec>(a[1]), Fd(a[2]));
+      return true;
+    case SYS_recvfrom:
+      *result = hook::recvfrom(fd, At<void>(a[1]), Size(a[2]), Fd(a[3]),
+                               At<sockaddr>(a[4]), At<socklen_t>(a[5]));
+      return true;
+    case SYS_sendto:
+      *result = hook::sendto(fd, At<void>(a[1]), Size(a[2]), Fd(a[3]),
+                             At<sockaddr>(a[4]), Word(a[5]));
+      return true;
+    case SYS_recvmsg:
+      *result = hook::recvmsg(fd, At<msghdr>(a[1]), Fd(a[2]));
+      return true;
+    case SYS_sendmsg:
+      *result = hook::sendmsg(fd, At<msghdr>(a[1]), Fd(a[2]));
+      return true;
+    case SYS_recvmmsg:
+      *result = hook::recvmmsg(fd, At<mmsghdr>(a[1]), Word(a[2]), Fd(a[3]),
+                               At<timespec>(a[4]));
+      return true;
+    case SYS_sendmmsg:
+      *result = hook::sendmmsg(fd, At<mmsghdr>(a[1]), Word(a[2]), Fd(a[3]));
+      return true;
+    // (The offset comes in two halves; the upper one means nothing here.)
+    case SYS_preadv2:
+      *result = hook::preadv2(fd, At<iovec>(a[1]), Fd(a[2]), a[3], Fd(a[5]));
+      return true;
+    case SYS_pwritev2:
+      *result = hook::pwritev2(fd, At<iovec>(a[1]), Fd(a[2]), a[3], Fd(a[5]));
+      return true;
+    case SYS_accept:
+      *result = hook::accept(fd, At<sockaddr>(a[1]), At<socklen_t>(a[2]));
+      return true;
+    case SYS_accept4:
+      *result =
+          hook::accept4(fd, At<sockaddr>(a[1]), At<socklen_t>(a[2]), Fd(a[3]));
+      return true;
+    case SYS_connect:
+      *result = hook::connect(fd, At<sockaddr>(a[1]), Word(a[2]));
+      return true;
+    case SYS_listen:
+      *result = hook::listen(fd, Fd(a[1]));
+      return true;
+    case SYS_shutdown:
+      *result = hook::shutdown(fd, Fd(a[1]));
+      return true;
+    case SYS_close:
+      *result = hook::close(fd);
+      return true;
+    case SYS_dup:
+      *result = hook::dup(fd);
+      return true;
+    case SYS_fcntl:
+      *result = hook::Fcntl(fd, Fd(a[1]), a[2]);
+      return true;
+    case SYS_ioctl:
+      *result =
+          hook::Ioctl(fd, static_cast<unsigned long>(a[1]), At<void>(a[2]));
+      return true;
+    case SYS_getsockopt:
+      *result = hook::getsockopt(fd, Fd(a[1]), Fd(a[2]), At<void>(a[3]),
+                                 At<socklen_t>(a[4]));
+      return true;
+    case SYS_setsockopt:
+      *result =
+          hook::setsockopt(fd, Fd(a[1]), Fd(a[2]), At<void>(a[3]), Word(a[4]));
+      return true;
+    case SYS_epoll_ctl:
+      *result = hook::epoll_ctl(fd, Fd(a[1]), Fd(a[2]), At<epoll_event>(a[3]));
+      return true;
+    case SYS_epoll_wait:
+      *result = hook::epoll_wait(fd, At<epoll_event>(a[1]), Fd(a[2]), Fd(a[3]));
+      return true;
+    case SYS_epoll_pwait:
+      *result = hook::epoll_pwait(fd, At<epoll_event>(a[1]), Fd(a[2]), Fd(a[3]),
+                                  At<sigset_t>(a[4]));
+      return true;
+    case SYS_epoll_pwait2:
+      *result = hook::epoll_pwait2(fd, At<epoll_event>(a[1]), Fd(a[2]),
+                                   At<timespec>(a[3]), At<sigset_t>(a[4]));
+      return true;
+    default:
+      return false;
+  }
+}
+
+}  // namespace
+
+long Syscall(long number, const long (&a)[kArguments]) {
+  const auto kernel = [&] {
+    return ::syscall(number, a[0], a[1], a[2], a[3], a[4], a[5]);
+  };
+  if (base::tls_internal) return kernel();
+  switch (number) {
+    case SYS_socket:
+      return hook::socket(Fd(a[0]), Fd(a[1]), Fd(a[2]));
+    case SYS_epoll_create1:
+      return hook::epoll_create1(Fd(a[0]));
+    case SYS_dup2:
+      if (!Ours(a[0]) && !Ours(a[1])) return kernel();
+      return hook::dup2(Fd(a[0]), Fd(a[1]));
+    case SYS_dup3:
+      if (!Ours(a[0]) && !Ours(a[1])) return kernel();
+      return hook::dup3(Fd(a[0]), Fd(a[1]), Fd(a[2]));
+    case SYS_close_range:
+      return hook::close_range(Word(a[0]), Word(a[1]), Fd(a[2]));
+    case SYS_sendfile:
+      if (!Ours(a[0]) && !Ours(a[1])) return kernel();
+      return hook::sendfile64(Fd(a[0]), Fd(a[1]), At<off64_t>(a[2]),
+                              Size(a[3]));
+    case SYS_splice:
+      if (!Ours(a[0]) && !Ours(a[2])) return kernel();
+      return hook::splice(Fd(a[0]), At<off64_t>(a[1]), Fd(a[2]),
+                          At<off64_t>(a[3]), Size(a[4]), Word(a[5]));
+    case SYS_poll:
+      return hook::poll(At<pollfd>(a[0]), static_cast<nfds_t>(a[1]), Fd(a[2]));
+    case SYS_ppoll:
+      return hook::ppoll(At<pollfd>(a[0]), static_cast<nfds_t>(a[1]),
+                         At<timespec>(a[2]), At<sigset_t>(a[3]));
+    case SYS_select:
+      return hook::select(Fd(a[0]), At<fd_set>(a[1]), At<fd_set>(a[2]),
+                          At<fd_set>(a[3]), At<timeval>(a[4]));
+    case SYS_execve:
+      return hook::execve(At<char>(a[0]), At<char*>(a[1]), At<char*>(a[2]));
+    case SYS_fork:
+      return hook::fork();
+    case SYS_exit_group:
+      hook::_exit(Fd(a[0]));
+      break;
+    case SYS_io_uring_setup:
+      BeforeIoUring();
+      break;
+    case SYS_io_submit:
+      BeforeAio(a[1], At<void*>(a[2]));
+      break;
+    case SYS_pidfd_getfd: {
+      const long fd = kernel();
+      const int saved = errno;
+      if (fd >= 0) Taken(Fd(fd));
+      errno = saved;
+      return fd;
+    }
+    default:
+      if (long result; Ours(a[0]) && OnDescriptor(number, a, &result)) {
+        return result;
+      }
+      break;
+  }
+  return kernel();
+}
+
+void BeforeIoUring() {
+  if (!InBorrowedMemory()) PinProcess(base::Reason::kPinnedIoUring);
+}
+
+void BeforeAio(long count, void** blocks) {
+  if (count <= 0 || Null(blocks)) return;
+  for (long i = 0; i < count; ++i) {
+    if (Null(blocks[i])) return;
+    const auto* block = static_cast<const iocb*>(blocks[i]);
+    if (Sock* sock = LookupSock(static_cast<int>(block->aio_fildes))) {
+      sock->Pin(base::Reason::kPinnedSyscall);
+    }
+  }
+}
+
+}  // namespace rcsock::posix::raw

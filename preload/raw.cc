@@ -1,0 +1,101 @@
+// syscall(2), and the libraries that enter the kernel past libc.  The linker
+// sends the calls of this library's own code to __wrap_syscall (--wrap), so
+// that only the program's come to the exported symbol.
+
+#include <sys/syscall.h>
+
+#include <cerrno>
+#include <cstdarg>
+
+#include "lib/posix/hooks_raw.h"
+
+#define RCSOCK_EXPORT extern "C" __attribute__((visibility("default")))
+
+namespace raw = rcsock::posix::raw;
+
+static_assert(raw::kArguments == 6);
+
+extern "C" long __wrap_syscall(long number, ...) {
+  va_list arguments;
+  va_start(arguments, number);
+  long a[raw::kArguments];
+  for (long& one : a) one = va_arg(arguments, long);
+  va_end(arguments);
+  register long r10 __asm__("r10") = a[3];
+  register long r8 __asm__("r8") = a[4];
+  register long r9 __asm__("r9") = a[5];
+  long result;
+  __asm__ volatile("syscall"
+                   : "=a"(result)
+                   : "a"(number), "D"(a[0]), "S"(a[1]), "d"(a[2]), "r"(r10),
+                     "r"(r8), "r"(r9)
+                   : "rcx", "r11", "memory");
+  if (result < 0 && result > -4096) {
+    errno = static_cast<int>(-result);
+    return -1;
+  }
+  return result;
+}
+
+RCSOCK_EXPORT long syscall(long number, ...) {
+  va_list arguments;
+  va_start(arguments, number);
+  long a[raw::kArguments];
+  for (long& one : a) one = va_arg(arguments, long);
+  va_end(arguments);
+  return raw::Syscall(number, a);
+}
+
+// Without --wrap the calls above would come back to themselves: no such library
+// can be linked.
+extern "C" long __real_syscall(long number, ...);
+extern "C" __attribute__((used)) long (*const rcsock_needs_wrap)(long, ...) =
+    &__real_syscall;
+
+// --- liburing and libaio
+// ----------------------------------------------------------------
+
+RCSOCK_EXPORT int io_uring_queue_init(unsigned entries, void* ring,
+                                      unsigned flags) {
+  raw::BeforeIoUring();
+  static void* next = nullptr;
+  return raw::Next<int(unsigned, void*, unsigned)>(
+      &next, "io_uring_queue_init")(entries, ring, flags);
+}
+
+RCSOCK_EXPORT int io_uring_queue_init_params(unsigned entries, void* ring,
+                                             void* parameters) {
+  raw::BeforeIoUring();
+  static void* next = nullptr;
+  return raw::Next<int(unsigned, void*, void*)>(
+      &next, "io_uring_queue_init_params")(entries, ring, parameters);
+}
+
+RCSOCK_EXPORT int io_uring_queue_init_mem(unsigned entries, void* ring,
+                                          void* parameters, void* memory,
+                                          unsigned long size) {
+  raw::BeforeIoUring();
+  static void* next = nullptr;
+  return raw::Next<int(unsigned, void*, void*, void*, unsigned long)>(
+      &next, "io_uring_queue_init_mem")(entries, ring, parameters, memory,
+                                        size);
+}
+
+RCSOCK_EXPORT int io_uring_setup(unsigned entries, void* parameters) {
+  raw::BeforeIoUring();
+  static void* next = nullptr;
+  return raw::Next<int(unsigned, void*)>(&next, "io_uring_setup")(entries,
+                                                                  parameters);
+}
+
+RCSOCK_EXPORT int io_submit(void* context, long count, void** blocks) {
+  raw::BeforeAio(count, blocks);
+  static void* next = nullptr;
+  return raw::Next<int(void*, long, void**)>(&next, "io_submit")(context, count,
+                                                                 blocks);
+}
+
+RCSOCK_EXPORT int pidfd_getfd(int process, int number, unsigned flags) {
+  const long a[raw::kArguments] = {process, number, static_cast<long>(flags)};
+  return static_cast<int>(raw::Syscall(SYS_pidfd_getfd, a));
+}
