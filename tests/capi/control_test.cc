@@ -9,13 +9,23 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
 #include <ctime>
 #include <string>
 #include <thread>
+#include <vector>
 
 namespace {
+
+// In a guest (rdma_test.sh), the device's.
+const char* Address() {
+  const char* rdma = std::getenv("RDMA_IP");
+  return rdma != nullptr ? rdma : "127.0.0.1";
+}
+bool Rdma() { return std::getenv("RDMA_IP") != nullptr; }
 
 class ControlTest : public testing::Test {
  protected:
@@ -23,7 +33,7 @@ class ControlTest : public testing::Test {
     listener_ = rcs_socket(AF_INET, SOCK_STREAM, 0);
     sockaddr_in address{};
     address.sin_family = AF_INET;
-    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    address.sin_addr.s_addr = inet_addr(Address());
     ASSERT_EQ(rcs_bind(listener_, reinterpret_cast<sockaddr*>(&address),
                        sizeof address),
               0);
@@ -62,7 +72,8 @@ class ControlTest : public testing::Test {
   // Until both are on a lane; false after 20 s.
   bool Promoted() {
     const time_t end = time(nullptr) + 20;
-    while (rcs_get_lane(one_) != RCS_SHM || rcs_get_lane(other_) != RCS_SHM) {
+    const int lane = Rdma() ? RCS_RDMA : RCS_SHM;
+    while (rcs_get_lane(one_) != lane || rcs_get_lane(other_) != lane) {
       PingPong();
       if (HasFatalFailure() || time(nullptr) > end) return false;
     }
@@ -100,6 +111,14 @@ TEST_F(ControlTest, WrongDescriptors) {
     fails(rcs_get_policy(one.fd));
     fails(rcs_promote(one.fd));
     fails(rcs_demote(one.fd, 10));
+    rcs_exposure where{};
+    fails(rcs_expose(one.fd, &info, sizeof info, &where));
+    fails(rcs_hide(one.fd, &where));
+    fails(static_cast<int>(rcs_place(one.fd, &where, 0, &info, 1)));
+    fails(rcs_placed(one.fd, &where, 1));
+    rcs_sent sent{};
+    fails(static_cast<int>(rcs_send_registered(one.fd, &info, 1, 0, &sent)));
+    fails(rcs_sent_done(one.fd, &sent, 0));
     EXPECT_EQ(rcs_get_reason(one.fd), nullptr);
     EXPECT_EQ(errno, one.error);
   }
@@ -253,6 +272,141 @@ TEST_F(ControlTest, LowNumbersAreThePrograms) {
   const int after = ::dup(0);
   EXPECT_EQ(after, before);
   ::close(after);
+}
+
+// Bytes sent from registered memory, which is used again as soon as it may be.
+class RegisteredTest : public ControlTest {
+ protected:
+  void Fill(int round) {
+    for (std::size_t i = 0; i < from_.size(); ++i) {
+      from_[i] = static_cast<char>(static_cast<std::size_t>(round) * 7 +
+                                   i * 13 + i / 251);
+    }
+  }
+  void SetUp() override {
+    ControlTest::SetUp();
+    ASSERT_EQ(rcs_register_buffer(from_.data(), from_.size()), 0);
+  }
+  // Sends it, and looks at what comes; what is kept of it in *sent.
+  void SendOne(int round, rcs_sent* sent) {
+    Fill(round);
+    const std::vector<char> copy = from_;
+    std::thread send([&] {
+      const ssize_t n =
+          rcs_send_registered(one_, from_.data(), from_.size(), 0, sent);
+      EXPECT_EQ(n, static_cast<ssize_t>(from_.size())) << std::strerror(errno);
+    });
+    std::vector<char> got(from_.size());
+    ASSERT_EQ(rcs_recv(other_, got.data(), got.size(), MSG_WAITALL),
+              static_cast<ssize_t>(got.size()));
+    send.join();
+    ASSERT_EQ(got, copy) << round;
+  }
+  bool Done(rcs_sent* sent) {
+    const time_t end = time(nullptr) + 20;
+    int done;
+    while ((done = rcs_sent_done(one_, sent, 1)) == 0) {
+      if (time(nullptr) > end) return false;
+    }
+    return done == 1;
+  }
+  std::vector<char> from_ = std::vector<char>(1'000'000);
+};
+
+TEST_F(RegisteredTest, Registered) {
+  Connect();
+  rcs_sent sent{};
+  // On TCP: copied, and done.
+  SendOne(1, &sent);
+  EXPECT_EQ(rcs_sent_done(one_, &sent, 0), 1);
+  EXPECT_EQ(sent.copied, 1u);
+  ASSERT_TRUE(Promoted()) << rcs_get_reason(one_);
+  int pending = 0;
+  for (int round = 2; round < 30; ++round) {
+    SendOne(round, &sent);
+    if (HasFatalFailure()) return;
+    pending += sent.lane != 0;
+    ASSERT_TRUE(Done(&sent));
+  }
+  // On shared memory it is copied; an RDMA device reads it.
+  EXPECT_EQ(pending, Rdma() ? 28 : 0);
+  // Taken by the peer, and said so: nothing was copied.
+  if (Rdma()) {
+    SendOne(30, &sent);
+    ASSERT_EQ(rcs_shutdown(other_, SHUT_WR), 0);
+    char byte;
+    ASSERT_EQ(rcs_recv(one_, &byte, 1, 0), 0);
+    ASSERT_TRUE(Done(&sent));
+  }
+  EXPECT_EQ(rcs_unregister_buffer(from_.data(), from_.size()), 0);
+  EXPECT_EQ(rcs_send_registered(one_, from_.data(), 10, 0, &sent), -1);
+  EXPECT_EQ(errno, EINVAL);
+  EXPECT_EQ(rcs_send_registered(one_, from_.data(), 10, 0, nullptr), -1);
+  EXPECT_EQ(errno, EFAULT);
+}
+
+TEST_F(ControlTest, DirectPlacement) {
+  Connect();
+  ASSERT_TRUE(Promoted()) << rcs_get_reason(one_);
+  std::vector<char> from(100'000, 'f'), to(100'000, 't');
+  rcs_exposure where{};
+  if (!Rdma()) {
+    EXPECT_EQ(rcs_expose(other_, to.data(), to.size(), &where), -1);
+    EXPECT_EQ(errno, ESTALE);
+    where = {1000, 1000, 1, 1};
+    EXPECT_EQ(rcs_place(one_, &where, 0, from.data(), 10), -1);
+    EXPECT_EQ(errno, ESTALE);
+    EXPECT_EQ(rcs_placed(one_, &where, 1), -1);
+    EXPECT_EQ(errno, ESTALE);
+  } else {
+    ASSERT_EQ(rcs_expose(other_, to.data(), to.size(), &where), 0);
+    EXPECT_EQ(rcs_place(one_, &where, 0, from.data(), 10), -1);
+    EXPECT_EQ(errno, ENOBUFS);
+    ASSERT_EQ(rcs_register_buffer(from.data(), from.size()), 0);
+    const std::int64_t ticket =
+        rcs_place(one_, &where, 10, from.data(), from.size() - 10);
+    ASSERT_GT(ticket, 0) << std::strerror(errno);
+    PingPong();
+    EXPECT_EQ(std::string(to.data(), 10), std::string(10, 't'));
+    EXPECT_TRUE(std::equal(to.begin() + 10, to.end(), from.begin() + 10));
+    int there;
+    const time_t end = time(nullptr) + 20;
+    while ((there = rcs_placed(one_, &where, ticket)) == 0 &&
+           time(nullptr) < end) {
+    }
+    EXPECT_EQ(there, 1);
+    ASSERT_EQ(rcs_hide(other_, &where), 0);
+    ASSERT_EQ(rcs_unregister_buffer(from.data(), from.size()), 0);
+  }
+  EXPECT_EQ(rcs_place(one_, &where, 1, from.data(), where.length), -1);
+  EXPECT_EQ(errno, EINVAL);
+  EXPECT_EQ(rcs_place(one_, &where, ~0ull, from.data(), 2), -1);
+  EXPECT_EQ(errno, EINVAL);
+  EXPECT_EQ(rcs_place(one_, nullptr, 0, from.data(), 2), -1);
+  EXPECT_EQ(errno, EFAULT);
+  EXPECT_EQ(rcs_placed(one_, &where, 0), -1);
+  EXPECT_EQ(errno, EINVAL);
+  EXPECT_EQ(rcs_expose(other_, to.data(), 0, &where), -1);
+  EXPECT_EQ(errno, EINVAL);
+}
+
+// In a guest, where the link can be cut while TCP to the own address goes on.
+class CutTest : public RegisteredTest {};
+
+TEST_F(CutTest, RegisteredBytesGoOnOverTcp) {
+  if (!Rdma() || std::getenv("IN_GUEST") == nullptr) GTEST_SKIP();
+  Connect();
+  ASSERT_TRUE(Promoted()) << rcs_get_reason(one_);
+  rcs_sent sent{};
+  SendOne(1, &sent);
+  ASSERT_TRUE(Done(&sent));
+  ASSERT_EQ(std::system("ip link set net0 down"), 0);
+  SendOne(2, &sent);
+  ASSERT_TRUE(Done(&sent));
+  EXPECT_EQ(rcs_get_lane(one_), RCS_TCP);
+  SendOne(3, &sent);
+  EXPECT_EQ(sent.lane, 0u);
+  EXPECT_EQ(rcs_unregister_buffer(from_.data(), from_.size()), 0);
 }
 
 }  // namespace

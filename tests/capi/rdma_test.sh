@@ -1,5 +1,10 @@
 #!/bin/bash
-# usage: rdma_test PROGRAM ARGUMENTS...: in a guest, with RDMA lanes alone
+# usage: rdma_test PROGRAM FILTER...: in a guest, with RDMA lanes alone; a process
+# for each of the filters.
 set -euo pipefail
 export RCSOCK_LANES=rdma RCSOCK_PROMOTE_OPS=1
-exec "$@"
+program=$1
+shift
+for filter; do
+  "$program" --gtest_filter="$filter"
+done
