@@ -7,6 +7,7 @@
 
 #include <cerrno>
 
+#include "lib/base/internal.h"
 #include "lib/posix/hooks.h"
 #include "lib/posix/process.h"
 #include "lib/posix/sock.h"

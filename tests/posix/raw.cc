@@ -1,0 +1,313 @@
+// Programs that enter the kernel past libc's names: syscall(2), io_uring,
+// libaio, pidfd_getfd.
+#include <libaio.h>
+#include <liburing.h>
+#include <poll.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include "tests/posix/pair.h"
+
+namespace {
+
+using namespace pair;
+
+constexpr std::size_t kBulk = 400'000;
+
+void Bulk(int fd, std::uint64_t seed) {
+  std::vector<char> buffer(kBulk);
+  Pattern(seed, 0, buffer.data(), kBulk);
+  SendAll(fd, buffer.data(), kBulk);
+}
+
+void CheckBulk(int fd, std::uint64_t seed) {
+  std::vector<char> buffer(kBulk);
+  RecvAll(fd, buffer.data(), kBulk);
+  Log("bulk %d", IsPattern(seed, 0, buffer.data(), kBulk));
+}
+
+// One end moves bytes by the way under test, in turn with named calls; the
+// other one by named calls alone.
+template <class Read>
+void ReadBulk(int fd, std::uint64_t seed, Read&& read_some) {
+  std::vector<char> buffer(20'000);
+  std::size_t at = 0;
+  for (int i = 0; at < kBulk; ++i) {
+    const std::size_t room = std::min(buffer.size(), kBulk - at);
+    const long n = i % 3 == 2 ? ::recv(fd, buffer.data(), room, 0)
+                              : read_some(buffer.data(), room);
+    if (n <= 0) Fail("read %ld at %zu: %s", n, at, ErrorName(errno));
+    if (!IsPattern(seed, at, buffer.data(), static_cast<std::size_t>(n))) {
+      Fail("foreign bytes at %zu", at);
+    }
+    at += static_cast<std::size_t>(n);
+  }
+  Log("read all");
+}
+
+template <class Write>
+void WriteBulk(int fd, std::uint64_t seed, Write&& write_some) {
+  std::vector<char> buffer(20'000);
+  std::size_t at = 0;
+  for (int i = 0; at < kBulk; ++i) {
+    const std::size_t room = std::min(buffer.size(), kBulk - at);
+    Pattern(seed, at, buffer.data(), room);
+    const long n = i % 3 == 2 ? ::send(fd, buffer.data(), room, MSG_NOSIGNAL)
+                              : write_some(buffer.data(), room);
+    if (n <= 0) Fail("write %ld at %zu: %s", n, at, ErrorName(errno));
+    at += static_cast<std::size_t>(n);
+  }
+  Log("wrote all");
+}
+
+// --- syscall(2)
+// -------------------------------------------------------------------------------
+
+Case raw_data(
+    "raw_data",
+    [](int fd) {
+      Bulk(fd, 1);
+      CheckBulk(fd, 2);
+    },
+    [](int fd) {
+      int turn = 0;
+      ReadBulk(fd, 1, [&](void* to, std::size_t room) {
+        iovec iov{to, room};
+        msghdr message{};
+        message.msg_iov = &iov;
+        message.msg_iovlen = 1;
+        switch (turn++ % 4) {
+          case 0:
+            return ::syscall(SYS_read, fd, to, room);
+          case 1:
+            return ::syscall(SYS_recvfrom, fd, to, room, 0, nullptr, nullptr);
+          case 2:
+            return ::syscall(SYS_readv, fd, &iov, 1);
+          default:
+            return ::syscall(SYS_recvmsg, fd, &message, 0);
+        }
+      });
+      WriteBulk(fd, 2, [&](void* from, std::size_t room) {
+        iovec iov{from, room};
+        msghdr message{};
+        message.msg_iov = &iov;
+        message.msg_iovlen = 1;
+        switch (turn++ % 4) {
+          case 0:
+            return ::syscall(SYS_write, fd, from, room);
+          case 1:
+            return ::syscall(SYS_sendto, fd, from, room, MSG_NOSIGNAL, nullptr,
+                             0);
+          case 2:
+            return ::syscall(SYS_writev, fd, &iov, 1);
+          default:
+            return ::syscall(SYS_sendmsg, fd, &message, MSG_NOSIGNAL);
+        }
+      });
+    });
+
+Case raw_waits(
+    "raw_waits",
+    [](int fd) {
+      Barrier();
+      SendAll(fd, "ab", 2);
+      Barrier();
+      Barrier();
+      ::close(fd);
+    },
+    [](int fd) {
+      const int set = ::epoll_create1(0);
+      epoll_event event{};
+      event.events = EPOLLIN;
+      Result("epoll_ctl",
+             ::syscall(SYS_epoll_ctl, set, EPOLL_CTL_ADD, fd, &event));
+      Result("epoll_wait", ::syscall(SYS_epoll_wait, set, &event, 1, 0));
+      Barrier();
+      Result("epoll_wait", ::syscall(SYS_epoll_wait, set, &event, 1, -1));
+      pollfd one{fd, POLLIN, 0};
+      Result("poll", ::syscall(SYS_poll, &one, 1, -1));
+      Log("revents %x", static_cast<unsigned>(one.revents));
+      char text[4];
+      Result("read", ::syscall(SYS_read, fd, text, sizeof text));
+      Barrier();
+      const int copy = static_cast<int>(::syscall(SYS_dup, fd));
+      Result("close", ::syscall(SYS_close, fd));
+      Barrier();
+      Result("read", ::syscall(SYS_read, copy, text, sizeof text));
+      Result("close", ::syscall(SYS_close, copy));
+      Result("read closed", ::syscall(SYS_read, copy, text, sizeof text));
+      Result("read null", ::syscall(SYS_read, -1, nullptr, 1));
+    });
+
+Case raw_close(
+    "raw_close",
+    [](int fd) {
+      int error;
+      const std::size_t n = Drain(fd, &error);
+      Log("drained %zu, %s", n, error == 0 ? "EOF" : ErrorName(error));
+    },
+    [](int fd) {
+      Bulk(fd, 1);
+      Result("shutdown", ::syscall(SYS_shutdown, fd, SHUT_WR));
+      char byte;
+      Result("read", ::syscall(SYS_read, fd, &byte, 1));
+      ::syscall(SYS_exit_group, 0);
+    });
+
+// --- io_uring
+// ---------------------------------------------------------------------------------
+
+class Ring {
+ public:
+  Ring() {
+    const int r = ::io_uring_queue_init(8, &ring_, 0);
+    Log("ring: %s", r == 0 ? "made" : ErrorName(-r));
+    ok_ = r == 0;
+  }
+  bool ok() const { return ok_; }
+  template <class Fill>
+  long Do(Fill&& fill) {
+    io_uring_sqe* sqe = ::io_uring_get_sqe(&ring_);
+    fill(sqe);
+    if (::io_uring_submit(&ring_) != 1) Fail("submit");
+    io_uring_cqe* cqe = nullptr;
+    if (::io_uring_wait_cqe(&ring_, &cqe) != 0) Fail("wait");
+    const long result = cqe->res;
+    ::io_uring_cqe_seen(&ring_, cqe);
+    if (result < 0) errno = static_cast<int>(-result);
+    return result;
+  }
+
+ private:
+  io_uring ring_{};
+  bool ok_ = false;
+};
+
+void ByRing(int fd, Ring& ring) {
+  ReadBulk(fd, 1, [&](void* to, std::size_t room) {
+    return ring.Do(
+        [&](io_uring_sqe* sqe) { ::io_uring_prep_recv(sqe, fd, to, room, 0); });
+  });
+  WriteBulk(fd, 2, [&](void* from, std::size_t room) {
+    return ring.Do([&](io_uring_sqe* sqe) {
+      ::io_uring_prep_write(sqe, fd, from, static_cast<unsigned>(room), 0);
+    });
+  });
+}
+
+Case ring_late(
+    "io_uring",
+    [](int fd) {
+      Bulk(fd, 1);
+      CheckBulk(fd, 2);
+    },
+    [](int fd) {
+      Ring ring;
+      if (ring.ok()) {
+        ByRing(fd, ring);
+      } else {
+        CheckBulk(fd, 1);
+        Bulk(fd, 2);
+      }
+    });
+
+Case ring_early(
+    "io_uring_first",
+    [](int fd) {
+      char message[8];
+      for (int i = 0; i < 100; ++i) {
+        RecvAll(fd, message, sizeof message);
+        SendAll(fd, message, sizeof message);
+      }
+      Bulk(fd, 1);
+      CheckBulk(fd, 2);
+    },
+    [](int fd) {
+      Ring ring;
+      char message[8] = "message";
+      for (int i = 0; i < 100; ++i) {
+        SendAll(fd, message, sizeof message);
+        RecvAll(fd, message, sizeof message);
+      }
+      if (ring.ok()) {
+        ByRing(fd, ring);
+      } else {
+        CheckBulk(fd, 1);
+        Bulk(fd, 2);
+      }
+    },
+    {.warm = false});
+
+// --- libaio
+// -----------------------------------------------------------------------------------
+
+Case aio(
+    "libaio",
+    [](int fd) {
+      Bulk(fd, 1);
+      CheckBulk(fd, 2);
+    },
+    [](int fd) {
+      io_context_t context{};
+      const int r = ::io_setup(4, &context);
+      Log("context: %s", r == 0 ? "made" : ErrorName(-r));
+      if (r != 0) {
+        CheckBulk(fd, 1);
+        Bulk(fd, 2);
+        return;
+      }
+      const auto run = [&](iocb* block) -> long {
+        if (::io_submit(context, 1, &block) != 1) Fail("io_submit");
+        io_event event{};
+        if (::io_getevents(context, 1, 1, &event, nullptr) != 1) {
+          Fail("io_getevents");
+        }
+        return static_cast<long>(event.res);
+      };
+      ReadBulk(fd, 1, [&](void* to, std::size_t room) {
+        iocb block{};
+        ::io_prep_pread(&block, fd, to, room, 0);
+        return run(&block);
+      });
+      WriteBulk(fd, 2, [&](void* from, std::size_t room) {
+        iocb block{};
+        ::io_prep_pwrite(&block, fd, from, room, 0);
+        return run(&block);
+      });
+    });
+
+// --- pidfd_getfd
+// ------------------------------------------------------------------------------
+
+Case pidfd(
+    "pidfd_of_itself",
+    [](int fd) {
+      Bulk(fd, 1);
+      CheckBulk(fd, 2);
+    },
+    [](int fd) {
+      const int self =
+          static_cast<int>(::syscall(SYS_pidfd_open, ::getpid(), 0));
+      const int copy =
+          static_cast<int>(::syscall(SYS_pidfd_getfd, self, fd, 0));
+      Log("taken %d", copy >= 0);
+      if (copy < 0) {
+        CheckBulk(fd, 1);
+        Bulk(fd, 2);
+        return;
+      }
+      ReadBulk(fd, 1, [&](void* to, std::size_t room) {
+        return ::read(copy, to, room);
+      });
+      WriteBulk(fd, 2, [&](void* from, std::size_t room) {
+        return ::write(copy, from, room);
+      });
+    });
+
+}  // namespace
