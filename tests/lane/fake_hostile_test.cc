@@ -345,6 +345,7 @@ TEST_P(Growing, UnderBulkToTheLimitAndNotBeyond) {
 
 TEST_P(Growing, ToTheSmallerBoundOfBothEnds) {
   for (const std::size_t sender : {32, 64}) {
+    made_.pair.reset();
     made_ = {};
     FakeVerbs::Options options;
     options.iwarp = GetParam();

@@ -26,6 +26,7 @@ class ShmPair final : public LanePair {
   static std::unique_ptr<ShmPair> Make(
       int index = 5, std::array<std::uint64_t, 2> most_ring = {}) {
     auto pair = std::make_unique<ShmPair>();
+    pair->large_ = most_ring[0] == 0 && most_ring[1] == 0;
     pair->link_[0] = shm::Link::Create();
     if (pair->link_[0] == nullptr) return nullptr;
     pair->link_[1] = shm::Link::Map(Dup(pair->link_[0]->page_fd()));
@@ -60,6 +61,7 @@ class ShmPair final : public LanePair {
 
   Lane& end(int i) override { return *lane_[i]; }
   Poller* poller(int i) override { return poller_[i].get(); }
+  bool Large() const override { return large_; }
   void* cookie(int i) override { return &cookies_[i]; }
   void Kill(int i) override { link_[i]->Kill(base::Reason::kPeerGone); }
 
@@ -76,6 +78,7 @@ class ShmPair final : public LanePair {
   std::unique_ptr<Lane> lane_[2];
   base::UniqueFd segment_fd_;
   char cookies_[2] = {};
+  bool large_ = true;
 };
 
 }  // namespace rcsock::lane::test

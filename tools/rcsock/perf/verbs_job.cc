@@ -25,6 +25,11 @@ std::size_t IndexOf(const Message& message) {
   return static_cast<std::size_t>(message.link);
 }
 
+void SayGo(Links* links) {
+  for (std::size_t i = 0; i < links->size(); ++i)
+    (*links)[i].Send(What::kStart);
+}
+
 // Says goodbye on each link, and waits until the peer has everything.
 void SayBye(Links* links, const std::function<void(const Message&)>& other) {
   for (std::size_t i = 0; i < links->size(); ++i) {
@@ -94,7 +99,15 @@ void SendNext(const Spec& spec, Link* link, Sender* sender, std::size_t slots,
   Tally::Add(&tally->messages, 1);
 }
 
-void Stream(const Spec& spec, Links* links, Meter* meter, Tally* tally) {
+// `wait`: until the other end says go.
+void Stream(const Spec& spec, bool wait, Links* links, Meter* meter,
+            Tally* tally) {
+  for (std::size_t missing = wait ? links->size() : 0; missing > 0;) {
+    for (const Message& message : links->Receive()) {
+      if (message.what != What::kStart) Unexpected();
+      --missing;
+    }
+  }
   std::vector<Sender> senders = Senders(spec, *links);
   const auto credit = [&](const Message& message) {
     if (message.what != What::kCredit) Unexpected();
@@ -119,10 +132,12 @@ void Stream(const Spec& spec, Links* links, Meter* meter, Tally* tally) {
 }
 
 // Both ends send and receive, on the same connections.
-void Exchange(const Spec& spec, Links* links, Meter* meter, Tally* tally) {
+void Exchange(const Spec& spec, bool wait, Links* links, Meter* meter,
+              Tally* tally) {
   std::vector<Sender> senders = Senders(spec, *links);
   std::vector<std::uint64_t> received(links->size());
   std::vector<bool> said_bye(links->size());
+  std::vector<bool> may_send(links->size(), !wait);
   // Until the peer has said goodbye on each link, and has answered ours.
   std::size_t left = 2 * links->size();
   const auto take = [&](const Message& message) {
@@ -135,6 +150,9 @@ void Exchange(const Spec& spec, Links* links, Meter* meter, Tally* tally) {
         return;
       case What::kCredit:
         senders[i].credits += Quarter(*links);
+        return;
+      case What::kStart:
+        may_send[i] = true;
         return;
       case What::kBye:
         tally->rx_end = NowNs();
@@ -154,7 +172,7 @@ void Exchange(const Spec& spec, Links* links, Meter* meter, Tally* tally) {
     bool sent = false;
     for (std::size_t i = 0; i < links->size(); ++i) {
       Sender& sender = senders[i];
-      if (said_bye[i]) continue;
+      if (said_bye[i] || !may_send[i]) continue;
       if (sender.left == 0 || meter->stopped()) {
         said_bye[i] = true;
         tally->tx_end = NowNs();
@@ -230,12 +248,14 @@ Side RunVerbs(const Job& job) {
   Meter meter(job);
   meter.StartThread([&](Tally* tally) {
     if (options.both) {
-      Exchange(spec, &links, &meter, tally);
+      if (!job.server) SayGo(&links);
+      Exchange(spec, job.server, &links, &meter, tally);
     } else if (job.server != (spec.mode == Mode::kStream &&
                               spec.direction == Direction::kReverse)) {
+      if (!job.server) SayGo(&links);
       Serve(spec, &links, &meter, tally);
     } else if (spec.mode == Mode::kStream) {
-      Stream(spec, &links, &meter, tally);
+      Stream(spec, job.server, &links, &meter, tally);
     } else {
       Ask(spec, &links, &meter, tally);
     }

@@ -20,7 +20,8 @@ namespace rcsock::perf {
 
 // What a message is, beside the bytes of its write.  After kBye and its answer,
 // kEnd, nothing comes.
-enum class What : std::uint32_t { kData, kCredit, kDone, kBye, kEnd };
+// kStart: the accepting end may send; on iWARP it must not be the first to.
+enum class What : std::uint32_t { kData, kCredit, kDone, kBye, kEnd, kStart };
 
 struct LinkOptions {
   std::size_t size = 64;  // of a message
