@@ -68,6 +68,27 @@ for row in rows:
     assert row["vs_tcp"] > 0, row
 END
 
+# A bound for rings that one end has holds for both.
+RCSOCK_MAX_RING=32K "$RCSOCK_TOOL" perf -c "$PEER_IP" --transport rdma -t 3 >"$tmp/out" &
+python3 - "$RCSOCK_TOOL" <<'END'
+import json
+import subprocess
+import sys
+
+for _ in range(200):
+    out = subprocess.run([sys.argv[1], "stat", "--json", "--over", "0.05"],
+                         stdout=subprocess.PIPE).stdout
+    for process in json.loads(out)["processes"]:
+        for stream in process["streams"]:
+            if stream.get("rdma", {}).get("tx_bytes", 0) > 4_000_000:
+                assert stream["ring"]["tx_bytes"] == 32768, stream
+                assert process["totals"]["budget"]["max_ring"] == 32768, process
+                print("rings of 32 KiB")
+                sys.exit()
+sys.exit("no stream has got far enough")
+END
+wait $!
+
 # What cannot be: one line, and why.
 status=0
 "$RCSOCK_TOOL" perf -c "$PEER_IP" --transport shm -t 0.2 --settle 1 >"$tmp/out" 2>"$tmp/err" ||
