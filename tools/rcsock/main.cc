@@ -90,6 +90,14 @@ int Main(int argc, char** argv) {
 
   rcsock::perf::Command perf(&app);
 
+  if (argc > 1 && argv[1][0] != '-' &&
+      app.get_subcommands(
+             [&](CLI::App* one) { return one->get_name() == argv[1]; })
+          .empty()) {
+    std::cerr << "rcsock: " << argv[1]
+              << " is none of its commands (see `rcsock --help`)\n";
+    return 2;
+  }
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

@@ -119,6 +119,9 @@ int Run(const RunOptions& options) {
   const std::string library = FindLibrary();
   if (library.empty()) return 1;
 
+  if (options.stats && options.stats->empty()) {
+    return Fail(kUsage, "--stats: the name of a file is missing");
+  }
   if (options.stats) {
     // The command may change its directory before it exits.
     const std::string stats = fs::absolute(*options.stats).string();

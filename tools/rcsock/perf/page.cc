@@ -47,6 +47,15 @@ svg.key { display: inline-block; width: 24px; height: 12px; vertical-align: midd
 .dot { stroke: var(--card); stroke-width: 1.2; }
 .dot.tcp { fill: var(--tcp); } .dot.shm { fill: var(--shm); } .dot.rdma { fill: var(--rdma); }
 .dot.verbs { fill: var(--verbs); } .dot.auto { fill: var(--auto); }
+code { white-space: nowrap; }
+@media (max-width: 560px) {
+  .overview table, .overview tbody { display: block; }
+  .overview tr { display: grid; grid-template-columns: 1fr auto 3.6em; padding: 6px 0; }
+  .overview tr:first-child { display: none; }
+  .overview td { padding: 2px 0; } .overview td:first-child { grid-column: 1 / -1; font-weight: 600; }
+  .overview td[data-what] { display: contents; }
+  .overview td[data-what]::before { content: attr(data-what); color: var(--soft); text-align: left; }
+}
 details { margin-top: .5em; } summary { cursor: pointer; color: var(--soft); font-size: .9rem; }
 @media print { body { max-width: none; } .card { break-inside: avoid; } }
 )";
@@ -96,6 +105,11 @@ std::string Card(const std::string& title, const std::string& note,
 }
 
 std::string Cell(const std::string& text) { return "<td>" + text + "</td>"; }
+
+// `what` stands beside it where the table has no room for its head.
+std::string Cell(const std::string& text, const std::string& what) {
+  return fmt::format("<td data-what=\"{}\">{}</td>", what, text);
+}
 
 // "100 M": a tick of an axis.
 std::string Short(double n) {
@@ -229,10 +243,11 @@ const Row* Find(const std::vector<Row>& rows, Transport transport) {
 }
 
 // The figure of one transport and how often better than TCP's.
-std::string Summary(const std::vector<Row>& rows, Transport transport) {
+std::string Summary(const std::vector<Row>& rows, Transport transport,
+                    const std::string& what) {
   const Row* row = Find(rows, transport);
   const Row* base = Find(rows, Transport::kTcp);
-  if (row == nullptr) return Cell("-") + Cell("");
+  if (row == nullptr) return Cell("-", what) + Cell("");
   const Outcome& run = row->Median();
   double ratio = 0;
   if (base != nullptr && base != row) {
@@ -240,7 +255,7 @@ std::string Summary(const std::vector<Row>& rows, Transport transport) {
     const double b = base->Median().Figure();
     if (a > 0 && b > 0) ratio = run.MoreIsBetter() ? a / b : b / a;
   }
-  return Cell(Figure(run)) + Cell("<b>" + Times(ratio) + "</b>");
+  return Cell(Figure(run), what) + Cell("<b>" + Times(ratio) + "</b>");
 }
 
 // The smallest share over all of a transport's runs: none hides another.
@@ -263,13 +278,20 @@ std::string Overview(const Report& report) {
       report.sizes.empty() ? none : report.sizes.back().rows;
   const std::vector<Row>& many =
       report.connections.empty() ? none : report.connections.back().rows;
+  const std::string round_trip = "round trip, median";
+  const std::string stream =
+      "stream, " + (report.sizes.empty()
+                        ? ""
+                        : Bytes(static_cast<double>(report.sizes.back().at)));
+  const std::string connections =
+      (report.connections.empty() ? "0"
+                                  : Number(report.connections.back().at)) +
+      " connections";
   std::string html = fmt::format(
-      "<section class=\"card scroll\"><table><tr><th></th><th>round trip, "
-      "median</th><th></th><th>stream, {}</th><th></th><th>{} connections</th>"
+      "<section class=\"card scroll overview\"><table><tr><th></th>"
+      "<th>{}</th><th></th><th>{}</th><th></th><th>{}</th>"
       "<th></th><th>on the lane</th></tr>\n",
-      report.sizes.empty() ? ""
-                           : Bytes(static_cast<double>(report.sizes.back().at)),
-      report.connections.empty() ? "0" : Number(report.connections.back().at));
+      round_trip, stream, connections);
   std::string left_out;
   for (const Row& row : report.latency) {
     const Transport transport = row.transport;
@@ -279,10 +301,12 @@ std::string Overview(const Report& report) {
       continue;
     }
     html += "<tr>" + Cell(LegendKey(Name(transport)) + Title(transport)) +
-            Summary(report.latency, transport) + Summary(large, transport) +
-            Summary(many, transport) +
+            Summary(report.latency, transport, round_trip) +
+            Summary(large, transport, stream) +
+            Summary(many, transport, connections) +
             Cell(UnderRcsock(transport) ? Percent(LeastShare(report, transport))
-                                        : "-") +
+                                        : "-",
+                 "on the lane") +
             "</tr>\n";
   }
   return html + "</table></section>\n" + left_out;

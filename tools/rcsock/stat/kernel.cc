@@ -173,6 +173,25 @@ bool HasConductor(pid_t pid) {
   return false;
 }
 
+std::string ConductorInKernel(pid_t pid) {
+  std::error_code error;
+  for (const auto& entry : fs::directory_iterator(Proc(pid, "task"), error)) {
+    std::ifstream comm(entry.path() / "comm");
+    std::string name;
+    if (!std::getline(comm, name) || name != "rcsock") continue;
+    std::ifstream stat(entry.path() / "stat");
+    std::string line;
+    std::getline(stat, line);
+    const std::size_t at = line.rfind(')');
+    if (at == std::string::npos || line.compare(at, 3, ") D") != 0) return "";
+    std::ifstream wchan(entry.path() / "wchan");
+    std::string where;
+    std::getline(wchan, where);
+    return where.empty() || where == "0" ? "a call" : where;
+  }
+  return "";
+}
+
 bool InOurNetwork(pid_t pid) {
   std::error_code error;
   const fs::path theirs = fs::read_symlink(Proc(pid, "ns/net"), error);

@@ -20,6 +20,9 @@ char StateOf(pid_t pid);
 uid_t UserOf(pid_t pid);
 // It has the thread that answers, by its name.
 bool HasConductor(pid_t pid);
+// Where that thread waits in the kernel and cannot be interrupted, as it may
+// while a driver takes a connection apart; "": it does not.
+std::string ConductorInKernel(pid_t pid);
 bool InOurNetwork(pid_t pid);
 // A variable of the environment that it was started with, or "".
 std::string VariableOf(pid_t pid, const std::string& name);

@@ -105,6 +105,10 @@ Picture Collect(const CollectOptions& options) {
       process.trouble = state == 'T' || state == 't' ? "it is stopped"
                         : state == 'Z' || state == 0 ? "it has ended"
                                                      : "no answer in time";
+      const std::string where = ConductorInKernel(process.pid);
+      if (!where.empty()) {
+        process.trouble = "its background thread waits in the kernel: " + where;
+      }
     }
   }
   // One that has ended meanwhile is not worth a line.
