@@ -14,6 +14,7 @@ TITLES = {
     "waiting": "Waiting",
     "descriptors": "Descriptors and options",
     "processes": "Processes",
+    "sandbox": "Filters of system calls",
     "signals": "Signals",
     "fortify": "Names that FORTIFY uses",
     "aliases": "Other names in glibc",
@@ -53,7 +54,9 @@ RAW = [
 
 def exports(path, posix=False):
     print("{\n  global:")
-    for _, name, _ in rows(path):
+    for group, name, _ in rows(path):
+        if posix and group == "sandbox":
+            continue  # the preload's alone
         print(f"    {name};")
     if posix:
         print("    rcsock_posix_names;\n  local:\n    *;\n};")

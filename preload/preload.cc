@@ -3,6 +3,7 @@
 
 #include <sys/eventfd.h>
 #include <sys/ioctl.h>
+#include <sys/prctl.h>
 #include <sys/sendfile.h>
 #include <sys/timerfd.h>
 #include <unistd.h>
@@ -56,6 +57,15 @@ RCSOCK_EXPORT int ioctl(int fd, unsigned long request, ...) {
   void* argument = va_arg(arguments, void*);
   va_end(arguments);
   return hook::Ioctl(fd, request, argument);
+}
+
+RCSOCK_EXPORT int prctl(int option, ...) {
+  unsigned long all[4];
+  va_list arguments;
+  va_start(arguments, option);
+  for (unsigned long& one : all) one = va_arg(arguments, unsigned long);
+  va_end(arguments);
+  return hook::Prctl(option, all);
 }
 
 RCSOCK_EXPORT int dprintf(int fd, const char* format, ...) {

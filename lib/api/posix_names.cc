@@ -28,6 +28,7 @@ RCSOCK_EXPORT const int rcsock_posix_names = 1;
 #define CALL_processes RCSOCK_DEFINE
 #define CALL_signals RCSOCK_DEFINE
 #define CALL_fortify(...)
+#define CALL_sandbox(...)
 #define CALL(group, result, name, params, args, doc) \
   CALL_##group(result, name, params, args)
 #define CALLV(...)

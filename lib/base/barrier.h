@@ -11,28 +11,41 @@
 namespace rcsock::base {
 
 // Dekker's argument (store mine, fence, look at yours; and so the other side)
-// wants a full fence on both sides.  Where one side is a data path and the other
-// is about to sleep, membarrier(2) lets the sleeper pay for both: it makes every
-// running thread of the processes that have registered execute a full fence, so
-// the data path needs only to keep the compiler from reordering.
+// wants a full fence on both sides.  Where one side is a data path and the
+// other is about to sleep, membarrier(2) lets the sleeper pay for both: it
+// makes every running thread of the processes that have registered execute a
+// full fence, so the data path needs only to keep the compiler from reordering.
 
-// What this process could register for; set once by InitBarriers, and in a
-// child of fork again.
+// What this process could register for; set by InitBarriers, and in a child of
+// fork again.  A filter of system calls that comes later may take it away.
 struct Barriers {
-  bool threads = false;    // among the threads of this process
-  bool processes = false;  // among registered processes
+  std::atomic<bool> threads{false};    // among the threads of this process
+  std::atomic<bool> processes{false};  // among registered processes
 };
-inline Barriers barriers;
+inline constinit Barriers barriers;
+
+// Called by the thread whose barrier among processes is refused from now on: no
+// sleep on a lane can be trusted any more.
+using BarriersLost = void (*)();
+inline constinit BarriersLost barriers_lost = nullptr;
 
 inline void InitBarriers() {
   const int saved = errno;
-  barriers.threads =
+  barriers.threads.store(
       ::syscall(SYS_membarrier, MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED, 0,
-                0) == 0;
-  barriers.processes =
+                0) == 0,
+      std::memory_order_relaxed);
+  barriers.processes.store(
       ::syscall(SYS_membarrier, MEMBARRIER_CMD_REGISTER_GLOBAL_EXPEDITED, 0,
-                0) == 0;
+                0) == 0,
+      std::memory_order_relaxed);
   errno = saved;
+}
+
+// From now on nobody makes one.
+inline void ForgetBarriers() {
+  barriers.threads.store(false, std::memory_order_relaxed);
+  barriers.processes.store(false, std::memory_order_relaxed);
 }
 
 inline void FullFence() { std::atomic_thread_fence(std::memory_order_seq_cst); }
@@ -40,16 +53,21 @@ inline void FullFence() { std::atomic_thread_fence(std::memory_order_seq_cst); }
 // The sleeper's side.  Always a full fence here; elsewhere too, if registered.
 inline void HeavyFenceThreads() {
   FullFence();
-  if (!barriers.threads) return;
+  if (!barriers.threads.load(std::memory_order_relaxed)) return;
   const int saved = errno;
-  ::syscall(SYS_membarrier, MEMBARRIER_CMD_PRIVATE_EXPEDITED, 0, 0);
+  if (::syscall(SYS_membarrier, MEMBARRIER_CMD_PRIVATE_EXPEDITED, 0, 0) != 0) {
+    barriers.threads.store(false, std::memory_order_relaxed);
+  }
   errno = saved;
 }
 inline void HeavyFenceProcesses() {
   FullFence();
-  if (!barriers.processes) return;
+  if (!barriers.processes.load(std::memory_order_relaxed)) return;
   const int saved = errno;
-  ::syscall(SYS_membarrier, MEMBARRIER_CMD_GLOBAL_EXPEDITED, 0, 0);
+  if (::syscall(SYS_membarrier, MEMBARRIER_CMD_GLOBAL_EXPEDITED, 0, 0) != 0) {
+    ForgetBarriers();
+    if (barriers_lost != nullptr) barriers_lost();
+  }
   errno = saved;
 }
 

@@ -16,14 +16,14 @@ namespace rcsock::base {
 
 inline void CpuRelax() { __builtin_ia32_pause(); }
 
-// Sleeps while `*word == expected`; `timeout` (relative) may be null.  Returns 0
-// or -errno (EAGAIN, EINTR, ETIMEDOUT).  A raw system call: the preload must not
-// see it.  `shared` for words in memory that another process maps.
+// Sleeps while `*word == expected`; `timeout` (relative) may be null.  Returns
+// 0 or -errno (EAGAIN, EINTR, ETIMEDOUT).  A raw system call: the preload must
+// not see it.  `shared` for words in memory that another process maps.
 inline int FutexWait(const void* word, std::uint32_t expected,
                      const timespec* timeout, bool shared) {
-  long r = ::syscall(SYS_futex, word,
-                     FUTEX_WAIT | (shared ? 0 : FUTEX_PRIVATE_FLAG), expected,
-                     timeout, nullptr, 0);
+  long r =
+      ::syscall(SYS_futex, word, FUTEX_WAIT | (shared ? 0 : FUTEX_PRIVATE_FLAG),
+                expected, timeout, nullptr, 0);
   return r == 0 ? 0 : -errno;
 }
 
@@ -34,16 +34,18 @@ inline void FutexWake(const void* word, int count, bool shared) {
   errno = saved;
 }
 
-// A mutex of one atomic operation when uncontended (to lock; to unlock is a plain
-// store).  Its holder can see that somebody waits (`Contended`), so that a thread
-// may spin for data with the latch held and give way when asked.  Not recursive.
-// Works in any thread; never in a signal handler that may have interrupted the
-// holder.
+// A mutex of one atomic operation when uncontended (to lock; to unlock is a
+// plain store).  Its holder can see that somebody waits (`Contended`), so that
+// a thread may spin for data with the latch held and give way when asked.  Not
+// recursive. Works in any thread; never in a signal handler that may have
+// interrupted the holder.
 //
 // No lost wake-up: a waiter counts itself, fences, and looks at the word; the
-// holder clears the word, fences, and looks at the count.  The waiter's fence is
-// the heavy one, which makes the holder's a matter of program order; where the
-// kernel has none, the holder's is a full one.
+// holder clears the word, fences, and looks at the count.  The waiter's fence
+// is the heavy one, which makes the holder's a matter of program order; where
+// the kernel has none, the holder's is a full one.  (A barrier that is refused
+// later, by a filter of system calls, may leave a holder that still counts on
+// it: from then on waiters look again by themselves.)
 class Latch {
  public:
   void lock() {
@@ -57,7 +59,7 @@ class Latch {
     return word_.compare_exchange_strong(free, 1, std::memory_order_acquire);
   }
   void unlock() {
-    if (__builtin_expect(barriers.threads, 1)) {
+    if (__builtin_expect(barriers.threads.load(std::memory_order_relaxed), 1)) {
       word_.store(0, std::memory_order_release);
       LightFence();
     } else {
@@ -96,11 +98,14 @@ class Latch {
     waiters_.fetch_add(1, std::memory_order_seq_cst);
     HeavyFenceThreads();
     std::uint32_t free = 0;
-    while (!word_.compare_exchange_strong(free, 1,
-                                          std::memory_order_acquire)) {
+    while (!word_.compare_exchange_strong(free, 1, std::memory_order_acquire)) {
       free = 0;
       // The kernel compares: no sleep if the word has been cleared meanwhile.
-      FutexWait(&word_, 1, nullptr, false);
+      const timespec bound{0, 10'000'000};
+      FutexWait(
+          &word_, 1,
+          barriers.threads.load(std::memory_order_relaxed) ? nullptr : &bound,
+          false);
     }
     waiters_.fetch_sub(1, std::memory_order_relaxed);
   }

@@ -37,6 +37,7 @@ namespace rcsock::base {
   X(kPinnedIoUring, "pinned_io_uring", "pinned: the process uses io_uring")   \
   X(kPinnedSyscall, "pinned_syscall", "pinned: used past rcsock")             \
   X(kPinnedOption, "pinned_option", "pinned: an option no lane can honour")   \
+  X(kSandboxed, "sandboxed", "the process filters its system calls")          \
   X(kBusy, "busy", "a call in the kernel never left a gap to promote in")     \
   X(kBudget, "budget", "others use the limit of RDMA lanes more")             \
   X(kPeerBudget, "peer_budget", "others use the peer's limit of RDMA lanes")  \

@@ -166,12 +166,15 @@ struct Registry {
   static void Forget(Interest* interest) {
     LeaveUser(interest);
     Sock* sock = interest->sock;
-    for (Interest** at = &sock->interests; *at != nullptr;
-         at = &(*at)->next_of_sock) {
-      if (*at == interest) {
-        *at = interest->next_of_sock;
-        break;
-      }
+    Interest* before = nullptr;
+    for (Interest* i = sock->interests; i != nullptr && i != interest;
+         i = i->next_of_sock) {
+      before = i;
+    }
+    if (before == nullptr) {
+      sock->interests = interest->next_of_sock;
+    } else {
+      before->next_of_sock = interest->next_of_sock;
     }
     interest->set = nullptr;
     interest->sock = nullptr;
@@ -534,6 +537,9 @@ void InterestsRefresh(Sock* sock, bool barrier) {
 }
 
 void InterestsReady(Sock* sock) {
+  // Without the latch: what is to be reported was stored with one of the
+  // stream's latches held, and a registration looks for it, by the same latch,
+  // after it has put itself here.  So one of the two sees the other.
   if (sock->interests == nullptr) return;
   interest_latch.lock();
   for (Interest* i = sock->interests; i != nullptr; i = i->next_of_sock) {
@@ -930,9 +936,9 @@ int EpollSet::Collect(epoll_event* out, int capacity) {
       }
       // EPOLL* and POLL* have the same values for what a socket can be.
       bool plain = false;
-      const std::uint32_t holds = sock->Readiness(
-          (events & 0xffff) | EPOLLERR | EPOLLHUP | EPOLLRDHUP, &plain,
-          crowded_.load(std::memory_order_relaxed));
+      const std::uint32_t holds =
+          sock->Readiness((events & 0xffff) | EPOLLERR | EPOLLHUP | EPOLLRDHUP,
+                          &plain, crowded_.load(std::memory_order_relaxed));
       const std::uint32_t ready =
           holds & ((events & 0xffff) | EPOLLERR | EPOLLHUP);
       if (ready == 0) continue;

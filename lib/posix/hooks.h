@@ -20,6 +20,7 @@ namespace rcsock::posix::hook {
 // The variadic ones, their argument already fetched.
 int Fcntl(int fd, int command, long argument);
 int Ioctl(int fd, unsigned long request, void* argument);
+int Prctl(int option, const unsigned long (&arguments)[4]);
 void BeforeStdio(int fd);
 
 }  // namespace rcsock::posix::hook

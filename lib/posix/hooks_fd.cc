@@ -8,6 +8,7 @@
 #include <netinet/tcp.h>
 #include <sys/eventfd.h>
 #include <sys/ioctl.h>
+#include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <sys/timerfd.h>
 #include <unistd.h>
@@ -369,6 +370,24 @@ int vdprintf(int fd, const char* format, va_list arguments) {
 int __vdprintf_chk(int fd, int flag, const char* format, va_list arguments) {
   BeforeStdio(fd);
   return real::__vdprintf_chk(fd, flag, format, arguments);
+}
+
+// --- Filters of system calls
+// -----------------------------------------------------------------------
+
+int Prctl(int option, const unsigned long (&arguments)[4]) {
+  if (option == PR_SET_SECCOMP) {
+    const int saved = errno;
+    EnterSandbox();
+    errno = saved;
+  }
+  return RCSOCK_REAL(prctl)(option, arguments[0], arguments[1], arguments[2],
+                            arguments[3]);
+}
+
+int seccomp_load(void* filter) {
+  EnterSandbox();
+  return real::seccomp_load(filter);
 }
 
 // --- Processes

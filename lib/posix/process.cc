@@ -91,7 +91,7 @@ void ForkChild() {
   tls_forking = false;
   SockForkUnlock(true);
   InterestsForkUnlock();
-  base::InitBarriers();
+  if (ProcessPinned() != base::Reason::kSandboxed) base::InitBarriers();
   stats.Clear();
   ForEachSock([](Sock* sock) { sock->ForkChild(); });
   InterestsForkChild();
@@ -198,6 +198,23 @@ void WriteStats(const Stats& from) {
   ::syscall(SYS_close, out);
 }
 
+// A filter that nobody has told us of refuses membarrier, so a sender may miss
+// that somebody here sleeps: the conductor, which never sleeps on a lane, takes
+// all streams to TCP, and that ends every sleep.
+void BarriersLost() {
+  if (process_pinned.exchange(base::Reason::kSandboxed) ==
+      base::Reason::kSandboxed) {
+    return;
+  }
+  Conductor* conductor = Conductor::IfRunning();
+  if (conductor == nullptr) return;
+  base::Log("a filter refuses membarrier: all streams go to TCP");
+  conductor->Post([] {
+    ForEachSock(
+        [](Sock* sock) { sock->LeaveForGood(base::Reason::kSandboxed); });
+  });
+}
+
 }  // namespace
 
 void Stats::Clear() {
@@ -259,6 +276,7 @@ void InitProcess(Face face) {
   own_pid.store(::syscall(SYS_getpid), std::memory_order_relaxed);
   base::critical_hooks = {&EnterCritical, &LeaveCritical};
   base::LoadConfig();
+  base::barriers_lost = &BarriersLost;
   base::InitBarriers();
   ::pthread_atfork(&ForkPrepare, &ForkParent, &ForkChild);
   TakeInherited();
@@ -271,7 +289,8 @@ bool InBorrowedMemory() {
 
 void PinProcess(base::Reason reason) {
   // seq_cst: whoever makes a stream eligible looks at this after.
-  process_pinned.store(reason, std::memory_order_seq_cst);
+  auto none = base::Reason::kNone;
+  process_pinned.compare_exchange_strong(none, reason);
   ForEachSock([&](Sock* sock) {
     if (!sock->listening.load(std::memory_order_relaxed)) sock->Pin(reason);
   });
@@ -336,9 +355,29 @@ void AfterExec() {
   ForEachSock([](Sock* sock) { sock->Unpin(); });
 }
 
+void EnterSandbox() {
+  if (OwnFace() == Face::kBehind || InBorrowedMemory()) return;
+  if (process_pinned.exchange(base::Reason::kSandboxed) ==
+      base::Reason::kSandboxed) {
+    return;
+  }
+  // All are asked first and waited for after, as by fork.
+  ForEachSock([](Sock* sock) {
+    if (sock->Engaged()) sock->StepToPlain(base::Reason::kSandboxed);
+  });
+  ForEachSock([](Sock* sock) { sock->Pin(base::Reason::kSandboxed); });
+  base::ForgetBarriers();
+  // Nothing can be opened later; what comes after this is not counted.
+  Stats total;
+  total.CopyFrom(stats);
+  ForEachSock([&](Sock* sock) { sock->Fold(&total); });
+  WriteStats(total);
+}
+
 void AtExit() {
   if (OwnFace() == Face::kBehind) return;
   if (InBorrowedMemory()) return;
+  if (ProcessPinned() == base::Reason::kSandboxed) return;
   const int saved = errno;
   const std::uint64_t deadline = base::NowNs() + 5'000'000'000;
   Sock::LeaveRemoteLanes(deadline);

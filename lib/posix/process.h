@@ -75,6 +75,9 @@ void BeforeExec(bool spawn);
 void AfterExec();
 // Around fork(): a fork that failed has shared nothing.
 void ForkFailed();
+// Before the process filters its own system calls: streams go to TCP for good,
+// and nothing is called from now on that a lane alone needs.
+void EnterSandbox();
 // Before _exit and at exit: TCP gets what it is owed, statistics are written.
 void AtExit();
 

@@ -1007,6 +1007,13 @@ bool Sock::StuckOnStash() {
   return stuck;
 }
 
+void Sock::LeaveForGood(Reason reason) {
+  pinned_.store(true, std::memory_order_seq_cst);
+  eligible_.store(false, std::memory_order_seq_cst);
+  may_adopt_.store(false, std::memory_order_seq_cst);
+  StepToPlain(reason);
+}
+
 bool Sock::Pin(Reason reason) {
   pinned_.store(true, std::memory_order_seq_cst);
   eligible_.store(false, std::memory_order_seq_cst);

@@ -81,7 +81,7 @@ class alignas(64) Sock final : public File,
   base::Latch tx_latch;
   base::Latch rx_latch;
   // Registrations; guarded by interest_latch of epoll.cc.
-  Interest* interests = nullptr;
+  std::atomic<Interest*> interests{nullptr};
 
   Sock();
   // From the pool; null when out of memory.  One reference: the caller's.
@@ -264,6 +264,8 @@ class alignas(64) Sock final : public File,
   // -------------------------------------------------------- One step of
   // ToPlain, without waiting.  True: it is the kernel's.
   bool StepToPlain(base::Reason reason);
+  // The same for good, without waiting for the peer.
+  void LeaveForGood(base::Reason reason);
   // It did not get there.
   void StopLeaving();
   // The same asked by a child that borrows our memory, but not our descriptors:

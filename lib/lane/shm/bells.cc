@@ -32,8 +32,8 @@ std::unique_ptr<Bells> Bells::Create(std::uint64_t most_ring) {
   if (!fd.ok()) return nullptr;
   void* page = MapMemory(fd.get(), sizeof(BellPage), true);
   if (page == nullptr) return nullptr;
-  static_cast<BellPage*>(page)->heavy.store(base::barriers.processes ? 1 : 0,
-                                            std::memory_order_relaxed);
+  static_cast<BellPage*>(page)->heavy.store(
+      base::barriers.processes.load() ? 1 : 0, std::memory_order_relaxed);
   const std::uint32_t ring = most_ring == 0 ? kRingBytes : RingFor(most_ring);
   static_cast<BellPage*>(page)->most_ring.store(ring,
                                                 std::memory_order_relaxed);

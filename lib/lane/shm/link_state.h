@@ -60,7 +60,8 @@ class LinkState {
   // registered, and the peer makes the heavy fence before it sleeps.
   bool PeerFences() const {
     const BellPage* page = peer_bells_.load(std::memory_order_acquire);
-    return page != nullptr && base::barriers.processes &&
+    return page != nullptr &&
+           base::barriers.processes.load(std::memory_order_relaxed) &&
            page->heavy.load(std::memory_order_relaxed) == 1;
   }
 

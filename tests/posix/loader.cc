@@ -1,0 +1,275 @@
+// What programs do to their loader and their system calls: libraries opened
+// late, children that no preload reaches, filters.
+#include <dlfcn.h>
+#include <linux/audit.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <poll.h>
+#include <stddef.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <ctime>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "tests/posix/pair.h"
+
+namespace {
+
+using namespace pair;
+
+void Echo(int fd, int count) {
+  char text[16];
+  for (int i = 0; i < count; ++i) {
+    RecvAll(fd, text, 16);
+    SendAll(fd, text, 16);
+  }
+}
+
+void LogDrain(int fd) {
+  int error;
+  const std::size_t n = Drain(fd, &error);
+  Log("rest %zu, %s", n, error == 0 ? "EOF" : ErrorName(error));
+}
+
+// By read and write, as a sandbox lets one.
+void Call(int fd, int count) {
+  for (int i = 0; i < count; ++i) {
+    char text[16];
+    char back[16];
+    Pattern(21, static_cast<std::uint64_t>(i) * 16, text, 16);
+    CHECK_THAT(::write(fd, text, 16) == 16);
+    std::size_t got = 0;
+    while (got < 16) {
+      pollfd one{fd, POLLIN, 0};
+      CHECK_THAT(::poll(&one, 1, -1) == 1);
+      const ssize_t n = ::read(fd, back + got, 16 - got);
+      CHECK_THAT(n > 0);
+      got += static_cast<std::size_t>(n);
+    }
+    CHECK_THAT(std::memcmp(text, back, 16) == 0);
+  }
+}
+
+// A file beside this program.
+std::string Beside(const char* name) {
+  char path[4096];
+  const ssize_t n = ::readlink("/proc/self/exe", path, sizeof path);
+  CHECK_THAT(n > 0);
+  std::string all(path, static_cast<std::size_t>(n));
+  return all.substr(0, all.rfind('/') + 1) + name;
+}
+
+// --- Filters
+
+sock_filter Load(unsigned at) { return BPF_STMT(BPF_LD | BPF_W | BPF_ABS, at); }
+
+using Numbers = std::vector<unsigned>;
+
+// `these` calls get `with`, all others get `others`.
+std::vector<sock_filter> Filter(const Numbers& these, unsigned with,
+                                unsigned others) {
+  std::vector<sock_filter> all = {Load(offsetof(seccomp_data, nr))};
+  for (const unsigned number : these) {
+    all.push_back(BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, number, 0, 1));
+    all.push_back(BPF_STMT(BPF_RET | BPF_K, with));
+  }
+  all.push_back(BPF_STMT(BPF_RET | BPF_K, others));
+  return all;
+}
+
+// What OpenSSH leaves to the process that speaks to the network before
+// authentication, and the program's end.
+const Numbers kOpenSsh = {
+    SYS_brk,       SYS_clock_gettime,  SYS_clock_nanosleep,
+    SYS_close,     SYS_exit,           SYS_exit_group,
+    SYS_futex,     SYS_getpgid,        SYS_getpid,
+    SYS_getrandom, SYS_gettimeofday,   SYS_getuid,
+    SYS_madvise,   SYS_mmap,           SYS_mprotect,
+    SYS_mremap,    SYS_munmap,         SYS_nanosleep,
+    SYS_poll,      SYS_ppoll,          SYS_pselect6,
+    SYS_read,      SYS_rt_sigprocmask, SYS_select,
+    SYS_shutdown,  SYS_time,           SYS_write,
+};
+
+enum class How { kPrctl, kPastLibc };
+
+void Install(std::vector<sock_filter> filter, How how) {
+  sock_fprog program{static_cast<unsigned short>(filter.size()), filter.data()};
+  CHECK_THAT(::prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0);
+  if (how == How::kPrctl) {
+    CHECK_THAT(::prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0);
+    return;
+  }
+  long result;
+  asm volatile("syscall"
+               : "=a"(result)
+               : "a"(SYS_seccomp), "D"(SECCOMP_SET_MODE_FILTER), "S"(0),
+                 "d"(&program)
+               : "rcx", "r11", "memory");
+  CHECK_THAT(result == 0);
+}
+
+// A call that is not on the list ends the process.
+Case seccomp_kill(
+    "seccomp_kill",
+    [](int fd) {
+      Echo(fd, 700);
+      LogDrain(fd);
+    },
+    [](int fd) {
+      Call(fd, 200);
+      Install(Filter(kOpenSsh, SECCOMP_RET_ALLOW, SECCOMP_RET_KILL_PROCESS),
+              How::kPrctl);
+      Call(fd, 500);
+      Result("shutdown", ::shutdown(fd, SHUT_WR));
+      char byte;
+      Result("read", ::read(fd, &byte, 1));
+      Result("close", ::close(fd));
+    });
+
+// Calls that a lane needs are refused from now on.
+const Numbers kRefused = {SYS_membarrier, SYS_memfd_create,  SYS_eventfd2,
+                          SYS_socket,     SYS_openat,        SYS_clone3,
+                          SYS_clone,      SYS_io_uring_setup};
+
+Case seccomp_errno(
+    "seccomp_errno",
+    [](int fd) {
+      Echo(fd, 1200);
+      LogDrain(fd);
+    },
+    [](int fd) {
+      Call(fd, 200);
+      Install(Filter(kRefused, SECCOMP_RET_ERRNO | EPERM, SECCOMP_RET_ALLOW),
+              How::kPrctl);
+      Call(fd, 1000);
+      Result("close", ::close(fd));
+    });
+
+// The filter comes past libc, so nobody could leave the lane before it.  Every
+// sleep must end all the same, and the bytes be on TCP in the end.
+Case seccomp_past_libc(
+    "seccomp_past_libc",
+    [](int fd) {
+      char text[16];
+      for (int i = 0; i < 400; ++i) {
+        RecvAll(fd, text, 16);
+        // Longer than anybody spins: the client sleeps.
+        if (i % 4 == 0) {
+          timespec brief{0, 1'000'000};
+          ::nanosleep(&brief, nullptr);
+        }
+        SendAll(fd, text, 16);
+      }
+      LogDrain(fd);
+    },
+    [](int fd) {
+      Call(fd, 100);
+      Install(Filter(kRefused, SECCOMP_RET_ERRNO | EPERM, SECCOMP_RET_ALLOW),
+              How::kPastLibc);
+      Call(fd, 200);
+      const std::uint64_t before = TcpBytes(fd);
+      Call(fd, 100);
+      Log("over TCP: %d", TcpBytes(fd) - before >= 3200);
+      Result("close", ::close(fd));
+    });
+
+// --- Libraries
+
+// Accepts one connection and echoes on it; then the first one goes on.
+void ServeLibrary(int fd) {
+  int port;
+  const int listener = Listen(&port);
+  Tell(port);
+  const int other = ::accept(listener, nullptr, nullptr);
+  CHECK_THAT(other >= 0);
+  Echo(other, 500);
+  LogDrain(other);
+  ::close(other);
+  ::close(listener);
+  Echo(fd, 300);
+  LogDrain(fd);
+}
+
+// `both`: the library is given the stream of this program too.
+void UseLibrary(int fd, void* library, bool both) {
+  if (library == nullptr) Fail("dlopen: %s", ::dlerror());
+  using Talk = int (*)(int, int);
+  const auto talk = reinterpret_cast<Talk>(::dlsym(library, "Talk"));
+  const auto on = reinterpret_cast<Talk>(::dlsym(library, "TalkOn"));
+  CHECK_THAT(talk != nullptr && on != nullptr);
+  Result("its own connection", talk(static_cast<int>(Hear()), 500));
+  if (both) {
+    Result("ours", on(fd, 300));
+  } else {
+    Call(fd, 300);
+  }
+  Result("close", ::close(fd));
+  Result("dlclose", ::dlclose(library));
+}
+
+Case late_library("dlopen", ServeLibrary, [](int fd) {
+  const std::string path = Beside("libtalk.so");
+  UseLibrary(fd, ::dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL), true);
+});
+
+// It looks into its own libc first, past every preload: plain TCP for what it
+// opens itself.
+Case deep_library("dlopen_deepbind", ServeLibrary, [](int fd) {
+  const std::string path = Beside("libtalk.so");
+  UseLibrary(fd, ::dlopen(path.c_str(), RTLD_NOW | RTLD_DEEPBIND), false);
+});
+
+// The same, with a libc of its own.
+Case apart_library("dlmopen", ServeLibrary, [](int fd) {
+  const std::string path = Beside("libtalk.so");
+  UseLibrary(fd, ::dlmopen(LM_ID_NEWLM, path.c_str(), RTLD_NOW), false);
+});
+
+// --- Programs that no preload reaches
+
+void SpeakToCat(int fd) {
+  char text[64];
+  for (int i = 0; i < 300; ++i) {
+    const int n = std::snprintf(text, sizeof text, "line %d\n", i);
+    SendAll(fd, text, static_cast<std::size_t>(n));
+    char back[64] = {};
+    RecvAll(fd, back, static_cast<std::size_t>(n));
+    CHECK_THAT(std::memcmp(text, back, static_cast<std::size_t>(n)) == 0);
+  }
+  ::shutdown(fd, SHUT_WR);
+  LogDrain(fd);
+}
+
+void BecomeOther(int fd, const char* name) {
+  const std::string path = Beside(name);
+  const pid_t child = ::fork();
+  if (child == 0) {
+    ::dup2(fd, 0);
+    ::dup2(fd, 1);
+    ::close(fd);
+    ::execl(path.c_str(), name, static_cast<char*>(nullptr));
+    ::_exit(99);
+  }
+  ::close(fd);
+  int status = 0;
+  CHECK_THAT(::waitpid(child, &status, 0) == child);
+  Log("child: %x", static_cast<unsigned>(status));
+}
+
+Case static_pie(
+    "exec_static_pie", [](int fd) { BecomeOther(fd, "cat_static_pie"); },
+    SpeakToCat);
+Case half_width(
+    "exec_32_bit", [](int fd) { BecomeOther(fd, "cat_32"); }, SpeakToCat);
+
+}  // namespace
