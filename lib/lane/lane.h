@@ -182,7 +182,7 @@ class Lane {
   // first word is the number of the message plus one.  The next message is in
   // slot 0, or in the one behind that of the last.
   static constexpr std::size_t kQuickStride = 256;
-  static constexpr std::uint64_t kQuickFirst = 2;  // slots before quick_more_
+  static constexpr std::uint64_t kQuickFirst = 1;  // slots before quick_more_
   static constexpr int kQuickShift = 8;
   static constexpr std::uint64_t kQuickSlot = (1 << kQuickShift) - 1;
   const std::byte* QuickSlot(std::uint64_t slot) const {

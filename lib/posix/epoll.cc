@@ -867,6 +867,10 @@ int EpollSet::DrainPoller() {
     for (int c = 0; c < n; ++c) {
       static_cast<Sock*>(found[c].cookie)->WarmMore();
     }
+    // (Of a single one when it is looked at.)
+    for (int c = 0; c < n && n > 1; ++c) {
+      static_cast<Sock*>(found[c].cookie)->WarmLane();
+    }
     interest_latch.lock();
     ready_latch_.lock();
     for (int c = 0; c < n; ++c) {
@@ -936,9 +940,9 @@ int EpollSet::Collect(epoll_event* out, int capacity) {
       }
       // EPOLL* and POLL* have the same values for what a socket can be.
       bool plain = false;
-      const std::uint32_t holds =
-          sock->Readiness((events & 0xffff) | EPOLLERR | EPOLLHUP | EPOLLRDHUP,
-                          &plain, crowded_.load(std::memory_order_relaxed));
+      const std::uint32_t holds = sock->Readiness(
+          (events & 0xffff) | EPOLLERR | EPOLLHUP | EPOLLRDHUP, &plain,
+          most == 1 && crowded_.load(std::memory_order_relaxed));
       const std::uint32_t ready =
           holds & ((events & 0xffff) | EPOLLERR | EPOLLHUP);
       if (ready == 0) continue;

@@ -15,6 +15,7 @@
 #include "lib/base/policy.h"
 #include "lib/base/reason.h"
 #include "lib/posix/file.h"
+#include "lib/posix/signals.h"
 #include "lib/posix/unread.h"
 #include "lib/rendezvous/rendezvous.h"
 #include "lib/stream/stream.h"
@@ -233,7 +234,14 @@ class alignas(64) Sock final : public File,
     const auto* lane = reinterpret_cast<const char*>(lane_.get());
     __builtin_prefetch(lane, 1);
     __builtin_prefetch(lane + 64, 1);
-    __builtin_prefetch(lane + 192, 1);
+    __builtin_prefetch(lane + 128, 1);
+  }
+  // And of what the lane names.
+  void WarmLane() {
+    Critical critical;
+    if (!rx_latch.try_lock()) return;
+    if (lane_ != nullptr) lane_->Warm();
+    rx_latch.unlock();
   }
   // Something came for it on a poller: control messages, a dead lane.
   void OnCompletion(std::uint32_t flags);

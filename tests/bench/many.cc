@@ -1,14 +1,19 @@
 // The cost of one request at an epoll server that has many connections, of
 // which the client uses a random one (or K at a time) for each.
+//
+// With --burst the server's part alone: it is held back while the client sends
+// requests on so many connections, and then takes its time for all of them.
 
 #include <sys/epoll.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdint>
 #include <cstdio>
 #include <random>
+#include <utility>
 #include <vector>
 
 #include "tests/bench/net.h"
@@ -35,8 +40,18 @@ int Wait(int epoll, std::vector<epoll_event>* events) {
   }
 }
 
+// What the client says on the first connection, which is its own, in a burst.
+constexpr char kHold = 'h';  // look at nothing else; answered by a byte
+constexpr char kGo = 'g';    // answered by the nanoseconds of the burst
+
+void Exactly(bool done) {
+  if (done) return;
+  errno = ECONNRESET;
+  bench::Die("control");
+}
+
 // Echoes on every connection until the last one is closed.
-void Serve(int listener) {
+void Serve(int listener, int burst) {
   bench::RaiseDescriptorLimit();
   const int epoll = ::epoll_create1(EPOLL_CLOEXEC);
   if (epoll < 0) bench::Die("epoll_create1");
@@ -44,15 +59,35 @@ void Serve(int listener) {
   std::vector<epoll_event> events(64);
   std::vector<char> data(4096);
   int open = 0;
+  int control = -1;
+  int left = 0;  // of the burst
+  std::int64_t start = 0;
   do {
     const int n = Wait(epoll, &events);
     for (int i = 0; i < n; ++i) {
       const int fd = events[static_cast<std::size_t>(i)].data.fd;
       if (fd == listener) {
         const int accepted = bench::Accept(listener);
-        bench::SetNonBlocking(accepted);
+        if (burst > 0 && control < 0) {
+          control = accepted;
+        } else {
+          bench::SetNonBlocking(accepted);
+        }
         Add(epoll, accepted);
         ++open;
+        continue;
+      }
+      if (fd == control) {
+        char word;
+        if (!bench::ReadAll(control, &word, 1)) {
+          ::close(control);
+          --open;
+          continue;
+        }
+        bench::WriteAll(control, &kHold, 1);
+        Exactly(bench::ReadAll(control, &word, 1));
+        left = burst;
+        start = bench::NowNs();
         continue;
       }
       const ssize_t got = ::recv(fd, data.data(), data.size(), 0);
@@ -61,6 +96,10 @@ void Serve(int listener) {
         if (::send(fd, data.data(), static_cast<std::size_t>(got),
                    MSG_NOSIGNAL) != got) {
           bench::Die("send");
+        }
+        if (left > 0 && --left == 0) {
+          const std::int64_t took = bench::NowNs() - start;
+          bench::WriteAll(control, &took, sizeof took);
         }
       } else if (got == 0) {
         ::close(fd);
@@ -75,8 +114,9 @@ void Serve(int listener) {
 class Client {
  public:
   Client(const std::string& host, std::uint16_t port, int connections,
-         std::size_t size)
+         std::size_t size, bool control)
       : message_(size, 'x'), events_(64) {
+    if (control) control_ = bench::Connect(host, port);
     epoll_ = ::epoll_create1(EPOLL_CLOEXEC);
     if (epoll_ < 0) bench::Die("epoll_create1");
     for (int i = 0; i < connections; ++i) {
@@ -86,6 +126,7 @@ class Client {
   }
   ~Client() {
     for (const int fd : fds_) ::close(fd);
+    if (control_ >= 0) ::close(control_);
     ::close(epoll_);
   }
   Client(const Client&) = delete;
@@ -115,6 +156,24 @@ class Client {
     return n;
   }
 
+  // Requests on so many different connections; what each costs the server.
+  double Burst(int requests) {
+    bench::WriteAll(control_, &kHold, 1);
+    char held;
+    Exactly(bench::ReadAll(control_, &held, 1));
+    for (int i = 0; i < requests; ++i) {
+      // The first part of a shuffle.
+      const std::size_t at = static_cast<std::size_t>(i);
+      std::swap(fds_[at], fds_[at + random_() % (fds_.size() - at)]);
+      bench::WriteAll(fds_[at], message_.data(), message_.size());
+    }
+    bench::WriteAll(control_, &kGo, 1);
+    std::int64_t took;
+    Exactly(bench::ReadAll(control_, &took, sizeof took));
+    for (int left = requests; left > 0;) left -= Receive();
+    return static_cast<double>(took) / requests;
+  }
+
  private:
   void ReadAnswer(int fd) {
     if (!bench::ReadAll(fd, message_.data(), message_.size())) {
@@ -128,6 +187,7 @@ class Client {
   std::vector<int> fds_;
   std::minstd_rand random_{1};
   int epoll_ = -1;
+  int control_ = -1;
 };
 
 }  // namespace
@@ -138,6 +198,7 @@ int main(int argc, char** argv) {
   int connections = 10;
   int active = 1;
   int touch = 16;
+  int burst = 0;
   std::size_t size = 64;
   std::int64_t iterations = 100'000;
   bench::AddEnds(&app, &ends);
@@ -150,6 +211,9 @@ int main(int argc, char** argv) {
   app.add_option("--touch", touch, "requests on each connection beforehand")
       ->check(CLI::Range(0, 10'000))
       ->capture_default_str();
+  app.add_option("--burst", burst, "measure the server alone, so many at once")
+      ->check(CLI::Range(1, 1000))
+      ->capture_default_str();
   app.add_option("--size", size)
       ->check(CLI::Range(1, 4096))
       ->capture_default_str();
@@ -158,10 +222,25 @@ int main(int argc, char** argv) {
       ->capture_default_str();
   CLI11_PARSE(app, argc, argv);
 
-  return bench::RunEnds(ends, Serve, [&](std::uint16_t port) {
+  const auto serve = [&](int listener) { Serve(listener, burst); };
+  return bench::RunEnds(ends, serve, [&](std::uint16_t port) {
     bench::RaiseDescriptorLimit();
-    Client client(ends.host, port, connections, size);
+    Client client(ends.host, port, connections, size, burst > 0);
     client.Touch(touch);
+    if (burst > 0) {
+      burst = std::min(burst, connections);
+      std::vector<double> costs;
+      for (std::int64_t i = 0; i < iterations; i += burst) {
+        costs.push_back(client.Burst(burst));
+      }
+      std::sort(costs.begin(), costs.end());
+      std::printf(
+          "{\"bench\":\"many\",\"connections\":%d,\"burst\":%d,\"size\":%zu,"
+          "\"iters\":%lld,\"ns\":%.1f,\"tenth_ns\":%.1f}\n",
+          connections, burst, size, static_cast<long long>(iterations),
+          costs[costs.size() / 2], costs[costs.size() / 10]);
+      return;
+    }
     for (int i = 1; i < active; ++i) client.Request();
     int answers = 0;
     const bench::Cost cost = bench::Measure(iterations, [&] {

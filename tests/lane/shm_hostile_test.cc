@@ -42,7 +42,7 @@ class ShmHostile : public testing::Test {
     ASSERT_NE(segment_, nullptr);
     page_ = MapAgain<LinkPage>(pair_->link(0).page_fd());
     ASSERT_NE(page_, nullptr);
-    stream_ = shm::StreamOf(segment_, kIndex);
+    stream_ = shm::StreamOf(segment_, segment_->hot, kIndex);
   }
   void Disconnect() {
     pair_.reset();
@@ -155,7 +155,7 @@ TEST_F(ShmHostile, ScribblesOverAllOfIt) {
                           static_cast<std::uint8_t>(noise() % 3),
                           static_cast<std::uint32_t>(
                               noise() % (noise() % 2 == 0 ? 60 : 17'000))}));
-        stream_.hot->side[1].control.consumed.store(noise() % 8);
+        stream_.hot->control[1].consumed.store(noise() % 8);
       }
     });
     for (int i = 0; i < 400; ++i) {
@@ -176,7 +176,7 @@ TEST_F(ShmHostile, ScribblesOverAllOfIt) {
 TEST_F(ShmHostile, FalseCreditEndsTheLaneOnly) {
   iovec iov{const_cast<char*>("abc"), 3};
   pair_->end(0).Post(&iov, 1, 0, 3);
-  stream_.hot->side[1].control.consumed = 2;
+  stream_.hot->control[1].consumed = 2;
   EXPECT_EQ(pair_->end(0).Writable(), 0u);
   EXPECT_EQ(pair_->end(0).State(), base::Reason::kProtocol);
   EXPECT_EQ(pair_->end(0).Post(&iov, 1, 0, 3), 0u);
@@ -200,7 +200,7 @@ TEST_F(ShmHostile, FalseCreditInAMessageEndsTheLaneOnly) {
 TEST_F(ShmHostile, FalseReachEndsTheLaneOnly) {
   iovec iov{const_cast<char*>("abc"), 3};
   pair_->end(0).Post(&iov, 1, 0, 3);
-  stream_.hot->side[1].reached.messages = 2;
+  stream_.hot->reached[1].messages = 2;
   EXPECT_EQ(pair_->end(0).Acked(), 0u);
   EXPECT_EQ(pair_->end(0).State(), base::Reason::kProtocol);
   EXPECT_EQ(pair_->end(0).Post(&iov, 1, 0, 3), 0u);

@@ -422,7 +422,7 @@ class Attacker {
       const auto i =
           static_cast<int>((offset - offsetof(Segment, bytes)) / kBytes);
       auto* segment = reinterpret_cast<Segment*>(range.from);
-      stream_memory_ = lane::shm::StreamOf(segment, i);
+      stream_memory_ = lane::shm::StreamOf(segment, segment->hot, i);
       const auto hot = reinterpret_cast<std::uintptr_t>(stream_memory_.hot);
       const auto more = reinterpret_cast<std::uintptr_t>(stream_memory_.more);
       ranges_.push_back({hot, hot + sizeof(lane::shm::HotMemory)});

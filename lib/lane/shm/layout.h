@@ -23,7 +23,9 @@ constexpr std::size_t kPage = 4096;
 constexpr std::uint32_t kSlots = 128;
 // Of these, so many lie beside the control words: a stream that has one request
 // under way uses no others.
-constexpr std::uint32_t kHotSlots = 2;
+constexpr std::uint32_t kHotSlots = 1;
+// Segments that have the hot memory of their streams in the first of them.
+constexpr int kHotGroup = 64;
 // Twice the usual 128 KiB write: one half is read while the other is written,
 // and both rings of a stream stay in a second-level cache of 1 MiB.
 constexpr std::uint32_t kRingBytes = 256 * 1024;
@@ -93,37 +95,37 @@ struct alignas(64) ReachedLine {
   std::atomic<std::uint64_t> messages;
 };
 
-struct alignas(256) SideControl {
-  ControlLine control;
-  FutexLine futex;
-  ReachedLine reached;
-};
-
 // Index `side`: the side that writes slots and bytes; the side that control
 // describes.
 //
-// What small messages touch of a stream is in one place, and that of the
-// segment's streams in a row: four streams to a page.  A miss of the TLB costs
-// more than one of the cache, and its page tables are memory as well.
-struct HotMemory {
-  SideControl side[2];
+// What small messages touch of a stream is in one place, and that of many
+// segments' streams in a row: eight streams to a page, and the pages next to
+// each other.  A miss of the TLB costs more than one of the cache, and its page
+// tables are memory as well.
+struct alignas(512) HotMemory {
+  ControlLine control[2];
+  ReachedLine reached[2];
   Slot slots[kHotSlots][2];  // slot; side
 };
-static_assert(sizeof(HotMemory) == 1024);
+static_assert(sizeof(HotMemory) == 512);
 
 struct Segment {
-  HotMemory hot[kSegmentStreams];
+  // Of the first segment of a group only: never touched in the others.
+  HotMemory hot[kHotGroup * kSegmentStreams];
+  FutexLine futex[kSegmentStreams][2];
   Slot slots[kSegmentStreams][kSlots - kHotSlots][2];
   std::byte bytes[kSegmentStreams][2][kRingBytes];
 };
 static_assert(sizeof(Segment) % kPage == 0);
+static_assert(offsetof(Segment, futex) % kPage == 0);
 static_assert(offsetof(Segment, slots) % kPage == 0);
 static_assert(offsetof(Segment, bytes) % kPage == 0);
 
 // What is one stream's.
 struct StreamMemory {
   HotMemory* hot = nullptr;
-  Slot (*more)[2] = nullptr;  // from slot kHotSlots on
+  FutexLine* futex = nullptr;  // [2]
+  Slot (*more)[2] = nullptr;   // from slot kHotSlots on
   std::byte (*bytes)[kRingBytes] = nullptr;
 
   Slot& slot(std::uint32_t number, int side) const {
@@ -131,8 +133,13 @@ struct StreamMemory {
                               : more[number - kHotSlots][side];
   }
 };
-inline StreamMemory StreamOf(Segment* segment, int i) {
-  return {&segment->hot[i], segment->slots[i], segment->bytes[i]};
+// `hot` is that of the segment's first stream.
+inline StreamMemory StreamOf(Segment* segment, HotMemory* hot, int i) {
+  return {&hot[i], segment->futex[i], segment->slots[i], segment->bytes[i]};
+}
+// Where that is, for segment number `number`.
+inline HotMemory* HotOf(Segment* first_of_group, int number) {
+  return first_of_group->hot + number % kHotGroup * kSegmentStreams;
 }
 
 // The streams of one direction of readiness that the peer marked for one bell.
@@ -176,7 +183,7 @@ static_assert(std::atomic<std::uint32_t>::is_always_lock_free);
 // Two processes may have different builds.  Whoever changes the shape of this
 // memory or what is in it gives it another number: the version of the
 // rendezvous, which keeps them apart.
-constexpr std::uint8_t kMemoryVersion = 3;
+constexpr std::uint8_t kMemoryVersion = 4;
 
 // Notices most changes of shape.
 constexpr std::uint64_t Fingerprint() {
@@ -190,15 +197,15 @@ constexpr std::uint64_t Fingerprint() {
                              std::uint64_t{kInlineMax},
                              std::uint64_t{kRecordMax},
                              std::uint64_t{sizeof(HotMemory)},
-                             std::uint64_t{sizeof(SideControl)},
+                             std::uint64_t{kHotGroup},
                              std::uint64_t{sizeof(Segment)},
                              std::uint64_t{sizeof(LinkPage)},
                              std::uint64_t{offsetof(HotMemory, slots)},
                              std::uint64_t{offsetof(Slot, credit)},
-                             std::uint64_t{offsetof(SideControl, futex)},
-                             std::uint64_t{offsetof(SideControl, reached)},
+                             std::uint64_t{offsetof(HotMemory, reached)},
                              std::uint64_t{offsetof(ControlLine, sleepers)},
                              std::uint64_t{offsetof(ControlLine, poll)},
+                             std::uint64_t{offsetof(Segment, futex)},
                              std::uint64_t{offsetof(Segment, slots)},
                              std::uint64_t{offsetof(Segment, bytes)},
                              std::uint64_t{offsetof(LinkPage, ready)},
@@ -208,7 +215,7 @@ constexpr std::uint64_t Fingerprint() {
   }
   return hash;
 }
-static_assert(Fingerprint() == 0xb6c875cda3751935, "then kMemoryVersion too");
+static_assert(Fingerprint() == 0x9aae84af733e398c, "then kMemoryVersion too");
 
 // Between this side's store and its look at what the other side stores:
 // Dekker's argument needs it on both sides (lib/base/barrier.h).

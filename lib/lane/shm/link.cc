@@ -78,11 +78,12 @@ void Link::Scrub(int index) {
       state_->IsOpen(index)) {
     return;
   }
-  for (SideControl& side : memory.hot->side) {
-    side.control.consumed.store(0, std::memory_order_relaxed);
-    side.control.sleepers.store(0, std::memory_order_relaxed);
-    side.control.poll.store(0, std::memory_order_relaxed);
-    side.reached.messages.store(0, std::memory_order_relaxed);
+  for (int side = 0; side < 2; ++side) {
+    ControlLine& control = memory.hot->control[side];
+    control.consumed.store(0, std::memory_order_relaxed);
+    control.sleepers.store(0, std::memory_order_relaxed);
+    control.poll.store(0, std::memory_order_relaxed);
+    memory.hot->reached[side].messages.store(0, std::memory_order_relaxed);
   }
   for (std::uint32_t n = 0; n < kSlots; ++n) {
     for (int side = 0; side < 2; ++side) {
@@ -105,50 +106,77 @@ int Link::Drain(int bell, Completion* out, int capacity) {
   int found = 0;
   // One pass over the summary from the stream behind the last one reported, so
   // that neither busy streams nor a peer that goes on setting bits hold up the
-  // others.
+  // others.  In groups, of which each step is made for all before the next:
+  // where few of thousands of streams are ready, every word, every cookie and
+  // every slot is a miss, and so they are waited for together.
   const int first = start / kSegmentStreams;
-  for (int i = 0; i < kMaxSegments; ++i) {
-    const int segment = (first + i) % kMaxSegments;
-    const std::uint64_t summary =
-        state_->Summary(bell, segment / 64) >> (segment % 64);
-    if (summary == 0) {
-      i += 63 - segment % 64;  // nothing in the rest of this summary word
-      continue;
+  for (int i = 0; i < kMaxSegments;) {
+    constexpr int kGroup = 16;
+    struct Taken {
+      int segment;
+      int turn;
+      std::uint64_t bits[2];
+    } group[kGroup];
+    int wanted = 0;
+    while (i < kMaxSegments && wanted < kGroup) {
+      const int segment = (first + i) % kMaxSegments;
+      const std::uint64_t summary =
+          state_->Summary(bell, segment / 64) >> (segment % 64);
+      if (summary == 0) {
+        i += 64 - segment % 64;  // nothing in the rest of this summary word
+        continue;
+      }
+      if ((summary & 1) != 0) {
+        state_->WarmReady(bell, segment);
+        group[wanted++] = {
+            segment, i == 0 ? start % kSegmentStreams : 0, {0, 0}};
+      }
+      ++i;
     }
-    if ((summary & 1) == 0) continue;
-    std::uint64_t bits[2];
-    if (!state_->TakeReady(bell, segment, bits)) continue;
-    // Bits of segments that do not exist are the peer's nonsense: dropped.
-    if (segment >= segments) continue;
-    const int turn = i == 0 ? start % kSegmentStreams : 0;
-    std::uint64_t left = std::rotr(bits[kReadyRx] | bits[kReadyTx], turn);
-    // The way from here to a stream's message is long; its memory need not be
-    // waited for at the end of it.
-    state_->WarmSlots(segment, bits[kReadyRx]);
-    while (left != 0) {
-      const int at = (std::countr_zero(left) + turn) % kSegmentStreams;
-      const std::uint64_t bit = std::uint64_t{1} << at;
-      const int index = segment * kSegmentStreams + at;
-      if (found == capacity) {
-        state_->PutBack(bell, segment, bits);
-        state_->set_cursor(bell, index);
-        return found;
+    int taken = 0;
+    for (int g = 0; g < wanted; ++g) {
+      group[taken] = group[g];
+      Taken& one = group[taken];
+      if (!state_->TakeReady(bell, one.segment, one.bits)) continue;
+      // Bits of segments that do not exist are the peer's nonsense: dropped.
+      if (one.segment >= segments) continue;
+      state_->WarmStreams(one.segment, one.bits[kReadyRx]);
+      ++taken;
+    }
+    for (int g = 0; g < taken; ++g) {
+      Taken& one = group[g];
+      const int turn = one.turn;
+      std::uint64_t left =
+          std::rotr(one.bits[kReadyRx] | one.bits[kReadyTx], turn);
+      while (left != 0) {
+        const int at = (std::countr_zero(left) + turn) % kSegmentStreams;
+        const std::uint64_t bit = std::uint64_t{1} << at;
+        const int index = one.segment * kSegmentStreams + at;
+        if (found == capacity) {
+          for (int rest = g; rest < taken; ++rest) {
+            state_->PutBack(bell, group[rest].segment, group[rest].bits);
+          }
+          state_->set_cursor(bell, index);
+          return found;
+        }
+        void* cookie = state_->IsOpen(index) ? state_->cookie(index) : nullptr;
+        if (cookie != nullptr) {
+          out[found++] = {cookie, ((one.bits[kReadyRx] & bit) != 0
+                                       ? std::uint32_t{kCompletionRx}
+                                       : 0) |
+                                      ((one.bits[kReadyTx] & bit) != 0
+                                           ? std::uint32_t{kCompletionTx}
+                                           : 0) |
+                                      error};
+        }
+        one.bits[kReadyRx] &= ~bit;
+        one.bits[kReadyTx] &= ~bit;
+        left &= left - 1;
       }
-      void* cookie = state_->IsOpen(index) ? state_->cookie(index) : nullptr;
-      if (cookie != nullptr) {
-        out[found++] = {
-            cookie,
-            ((bits[kReadyRx] & bit) != 0 ? std::uint32_t{kCompletionRx} : 0) |
-                ((bits[kReadyTx] & bit) != 0 ? std::uint32_t{kCompletionTx}
-                                             : 0) |
-                error};
-      }
-      bits[kReadyRx] &= ~bit;
-      bits[kReadyTx] &= ~bit;
-      left &= left - 1;
     }
     if (found == capacity) {
-      state_->set_cursor(bell, (segment + 1) % kMaxSegments * kSegmentStreams);
+      const int next = taken > 0 ? group[taken - 1].segment + 1 : first;
+      state_->set_cursor(bell, next % kMaxSegments * kSegmentStreams);
       return found;
     }
   }

@@ -67,6 +67,11 @@ bool LinkState::AddSegment(Segment* memory) {
   if (n == kMaxSegments) return false;
   auto* state = new (std::nothrow) SegmentState{memory};
   if (state == nullptr) return false;
+  const int leader = n - n % kHotGroup;
+  state->hot = HotOf(
+      leader == n ? memory
+                  : table_[leader].load(std::memory_order_relaxed)->memory,
+      n);
   table_[n].store(state, std::memory_order_release);
   segments_.store(n + 1, std::memory_order_release);
   return true;
@@ -74,8 +79,9 @@ bool LinkState::AddSegment(Segment* memory) {
 
 StreamMemory LinkState::stream(int index) const {
   SegmentState* state = segment(index);
-  return state == nullptr ? StreamMemory{}
-                          : StreamOf(state->memory, index % kSegmentStreams);
+  return state == nullptr
+             ? StreamMemory{}
+             : StreamOf(state->memory, state->hot, index % kSegmentStreams);
 }
 
 bool LinkState::Open(int index) {
@@ -239,7 +245,7 @@ void LinkState::Kill(base::Reason why) {
     for (int i = 0; i < kSegmentStreams; ++i) {
       const int index = s * kSegmentStreams + i;
       if ((open & Bit(index)) == 0) continue;
-      FutexLine& futex = state->memory->hot[i].side[side_].futex;
+      FutexLine& futex = state->memory->futex[i][side_];
       BumpAndWake(futex.rx);
       BumpAndWake(futex.tx);
       const int bell = state->bells[i].load(std::memory_order_relaxed);

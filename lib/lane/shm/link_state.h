@@ -74,16 +74,34 @@ class LinkState {
   int cursor(int bell) const { return cursors_[bell]; }
   void set_cursor(int bell, int index) { cursors_[bell] = index; }
 
-  // Hints only: these streams' first slots are about to be read.
-  void WarmSlots(int segment, std::uint64_t streams) const {
+  // Hints only.  The word of a segment is about to be taken;
+  void WarmReady(int bell, int segment) const {
+    __builtin_prefetch(&page_->ready[side_][bell].words[kReadyRx][segment], 1);
+    if (const SegmentState* state =
+            table_[segment].load(std::memory_order_acquire)) {
+      __builtin_prefetch(&state->open);
+    }
+  }
+  // these streams' cookies and first slots are about to be read.
+  void WarmStreams(int segment, std::uint64_t streams) const {
     const SegmentState* state = table_[segment].load(std::memory_order_acquire);
-    for (int most = 4; streams != 0 && most > 0; --most) {
+    for (int most = 8; streams != 0 && most > 0; --most) {
+      const int at = std::countr_zero(streams);
+      __builtin_prefetch(&state->cookies[at]);
       const auto* slot = reinterpret_cast<const std::byte*>(
-          &state->memory->hot[std::countr_zero(streams)].slots[0][1 - side_]);
+          &state->hot[at].slots[0][1 - side_]);
       __builtin_prefetch(slot);
       __builtin_prefetch(slot + 64);
       streams &= streams - 1;
     }
+  }
+  // The stream's word in the peer's bitmap is about to be written.
+  void WarmMark(int bell, int index) const {
+    const int segment = index / kSegmentStreams;
+    __builtin_prefetch(&page_->ready[1 - side_][bell].words[kReadyRx][segment],
+                       1);
+    __builtin_prefetch(
+        &page_->summary[1 - side_][bell].words[kReadyRx][segment / 64], 1);
   }
 
   void Kill(base::Reason why);
@@ -95,6 +113,7 @@ class LinkState {
   // Private to this process.
   struct SegmentState {
     Segment* memory;
+    HotMemory* hot = nullptr;  // of its first stream
     std::atomic<std::uint64_t> open{0};
     std::atomic<std::uint64_t> was_open{0};
     std::atomic<void*> cookies[kSegmentStreams] = {};

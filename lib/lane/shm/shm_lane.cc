@@ -67,6 +67,8 @@ ShmLane::ShmLane(std::shared_ptr<LinkState> link, int index)
       rx_(GeometryOf(link->ring_bytes())),
       link_owner_(std::move(link)),
       index_(index),
+      own_futex_(link_->stream(index).futex[side_]),
+      peer_futex_(link_->stream(index).futex[1 - side_]),
       tx_bytes_(link_->stream(index).bytes[side_]),
       rx_bytes_(link_->stream(index).bytes[1 - side_]) {
   static_assert(2 * sizeof(Slot) == kQuickStride && offsetof(Slot, head) == 0);
@@ -76,7 +78,7 @@ ShmLane::ShmLane(std::shared_ptr<LinkState> link, int index)
 }
 
 ShmLane::~ShmLane() {
-  own().control.poll.store(kNotifyNone, std::memory_order_relaxed);
+  own().poll.store(kNotifyNone, std::memory_order_relaxed);
   link_->Close(index_);
 }
 
@@ -109,8 +111,7 @@ void ShmLane::Fail() {
 // --- Sending -----------------------------------------------------------------
 
 void ShmLane::LookForCredit() {
-  const std::uint64_t credit =
-      peer().control.consumed.load(std::memory_order_acquire);
+  const std::uint64_t credit = peer().consumed.load(std::memory_order_acquire);
   credit_seen_.store(credit, std::memory_order_relaxed);
   TakeCredit(credit);
 }
@@ -128,14 +129,14 @@ void ShmLane::TakeCredit(std::uint64_t credit) {
   if (starved_ && tx_.FreeBytes() >= tx_.ring_bytes() / 2 &&
       tx_.outstanding() <= kSlots / 2) {
     starved_ = false;
-    own().control.sleepers.fetch_and(~kStarved, std::memory_order_relaxed);
+    own().sleepers.fetch_and(~kStarved, std::memory_order_relaxed);
   }
 }
 
 void ShmLane::SetStarved() {
   if (starved_) return;
   starved_ = true;
-  own().control.sleepers.fetch_or(kStarved, std::memory_order_seq_cst);
+  own().sleepers.fetch_or(kStarved, std::memory_order_seq_cst);
   // Starved stored -> credit loaded (by the caller); the receiver stores the
   // credit, fences, loads starved: either we see the credit, or it sees that we
   // starve and notifies.
@@ -171,9 +172,8 @@ inline void ShmLane::Publish(Slot& slot, std::uint64_t number,
     FullFence();
   }
   const std::uint32_t sleepers =
-      peer().control.sleepers.load(std::memory_order_relaxed);
-  const std::uint32_t poll =
-      peer().control.poll.load(std::memory_order_relaxed);
+      peer().sleepers.load(std::memory_order_relaxed);
+  const std::uint32_t poll = peer().poll.load(std::memory_order_relaxed);
   if (((sleepers & kRxSleeper) | (poll & (kNotifyRxPoller | kNotifyRxBits))) !=
       0) {
     TellReceiver(sleepers, poll);
@@ -185,8 +185,8 @@ void ShmLane::TellReceiver(std::uint32_t sleepers, std::uint32_t poll) {
     // Taken away by who wakes, so that the next messages find it gone.  First
     // the bit, then the bump: a thread that sets it again meanwhile holds a
     // token from before the bump and does not sleep.
-    peer().control.sleepers.fetch_and(~kRxSleeper, std::memory_order_seq_cst);
-    BumpAndWake(peer().futex.rx);
+    peer().sleepers.fetch_and(~kRxSleeper, std::memory_order_seq_cst);
+    BumpAndWake(peer_futex_.rx);
   }
   if ((poll & kNotifyRxBits) != 0) {
     link_->Mark(kReadyRx, BellOf(poll), index_);
@@ -261,7 +261,7 @@ std::size_t ShmLane::Writable() {
 }
 
 std::uint64_t ShmLane::Acked() {
-  TakeCredit(peer().reached.messages.load(std::memory_order_acquire));
+  TakeCredit(hot_->reached[1 - side_].messages.load(std::memory_order_acquire));
   return tx_.acked();
 }
 
@@ -326,7 +326,7 @@ inline void ShmLane::Taken() {
   // Release: what is consumed has been read.  See Publish.
   quick_next_.store(rx_.next() << kQuickShift | rx_.slot(),
                     std::memory_order_release);
-  own().reached.messages.store(rx_.next(), std::memory_order_release);
+  hot_->reached[side_].messages.store(rx_.next(), std::memory_order_release);
   if (rx_.CreditDue()) {
     PublishCredit();
     return;
@@ -336,7 +336,7 @@ inline void ShmLane::Taken() {
   // begun to wait.  Then it read, after that, a credit that leaves less than
   // what makes credit due, so it has room; or an older one, and the
   // PublishCredit() that it missed saw it waiting, and so do the loads since.
-  if ((peer().control.sleepers.load(std::memory_order_relaxed) &
+  if ((peer().sleepers.load(std::memory_order_relaxed) &
        (kStarved | kTxSleeper)) != 0) {
     std::uint32_t imm;
     if (!Landed(&rx_, &imm)) PublishCredit();
@@ -344,11 +344,11 @@ inline void ShmLane::Taken() {
 }
 
 void ShmLane::PublishCredit() {
-  own().control.consumed.store(rx_.Publish(), std::memory_order_release);
+  own().consumed.store(rx_.Publish(), std::memory_order_release);
   // Credit stored -> starvation loaded: see SetStarved and SleepTx.
   FullFence();
   const std::uint32_t sleepers =
-      peer().control.sleepers.load(std::memory_order_relaxed);
+      peer().sleepers.load(std::memory_order_relaxed);
   if ((sleepers & (kStarved | kTxSleeper)) == 0) return;
   if (unnotified_bytes_ < rx_.ring_bytes() / 4 &&
       unnotified_slots_ < kWakeSlots) {
@@ -358,11 +358,10 @@ void ShmLane::PublishCredit() {
   }
   unnotified_bytes_ = 0;
   unnotified_slots_ = 0;
-  const std::uint32_t poll =
-      peer().control.poll.load(std::memory_order_relaxed);
+  const std::uint32_t poll = peer().poll.load(std::memory_order_relaxed);
   if ((sleepers & kTxSleeper) != 0) {
-    peer().control.sleepers.fetch_and(~kTxSleeper, std::memory_order_seq_cst);
-    BumpAndWake(peer().futex.tx);
+    peer().sleepers.fetch_and(~kTxSleeper, std::memory_order_seq_cst);
+    BumpAndWake(peer_futex_.tx);
   }
   if ((poll & kNotifyTxPoller) != 0) {
     link_->Mark(kReadyTx, BellOf(poll), index_);
@@ -463,11 +462,10 @@ bool ShmLane::Arrived() {
 
 void ShmLane::Warm() const {
   __builtin_prefetch(&heard_, 1);
-  __builtin_prefetch(&rx_, 1);
+  __builtin_prefetch(&rx_limit_, 1);
   __builtin_prefetch(&table_[0], 1);
-  __builtin_prefetch(&own().reached, 1);
-  __builtin_prefetch(&peer().control);
-  __builtin_prefetch(&RxSlot(1));
+  __builtin_prefetch(&hot_->reached[side_], 1);
+  __builtin_prefetch(&peer());
   const auto* slot = reinterpret_cast<const std::byte*>(&hot_->slots[0][side_]);
   __builtin_prefetch(slot, 1);
   __builtin_prefetch(slot + 64, 1);
@@ -480,9 +478,8 @@ void ShmLane::SetNotify(std::uint32_t bits, int bell) {
       kNotifyRxPoller | kNotifyRxBits | kNotifyTxPoller;
   const int k = bell & (kBells - 1);
   link_->SetBell(index_, k);
-  own().control.poll.store((bits & kPollerBits) | static_cast<std::uint32_t>(k)
-                                                      << 8,
-                           std::memory_order_relaxed);
+  own().poll.store((bits & kPollerBits) | static_cast<std::uint32_t>(k) << 8,
+                   std::memory_order_relaxed);
   // Wish stored -> the caller looks at the ring: see Publish.
   base::HeavyFenceProcesses();
 }
@@ -490,37 +487,37 @@ void ShmLane::SetNotify(std::uint32_t bits, int bell) {
 bool ShmLane::RxPending() const { return RxPendingQuick() || Closed(); }
 
 std::uint32_t ShmLane::SleepToken(bool tx) const {
-  const auto& word = tx ? own().futex.tx : own().futex.rx;
+  const auto& word = tx ? own_futex_.tx : own_futex_.rx;
   // Acquire: the caller's look comes after it.
   return word.load(std::memory_order_acquire);
 }
 
 int ShmLane::SleepRx(std::uint32_t token, const timespec* timeout) {
-  own().control.sleepers.fetch_or(kRxSleeper, std::memory_order_seq_cst);
+  own().sleepers.fetch_or(kRxSleeper, std::memory_order_seq_cst);
   // Wish stored -> slot loaded: see Publish.  The bit is left set when we do
   // not sleep after all: another thread may, and clearing it is the waker's
   // part.
   base::HeavyFenceProcesses();
   if (RxPending()) return -EAGAIN;
-  return base::FutexSleep(&own().futex.rx, token, timeout, true);
+  return base::FutexSleep(&own_futex_.rx, token, timeout, true);
 }
 
 int ShmLane::SleepTx(std::uint32_t token, const timespec* timeout) {
-  own().control.sleepers.fetch_or(kTxSleeper, std::memory_order_seq_cst);
+  own().sleepers.fetch_or(kTxSleeper, std::memory_order_seq_cst);
   // Wish stored -> credit loaded: see PublishCredit.
   FullFence();
   // Not merely another value: TakeCredit takes none that is older.
-  if (peer().control.consumed.load(std::memory_order_acquire) >
+  if (peer().consumed.load(std::memory_order_acquire) >
           credit_seen_.load(std::memory_order_relaxed) ||
       Closed()) {
     return -EAGAIN;
   }
-  return base::FutexSleep(&own().futex.tx, token, timeout, true);
+  return base::FutexSleep(&own_futex_.tx, token, timeout, true);
 }
 
 void ShmLane::WakeLocal() {
-  BumpAndWake(own().futex.rx);
-  BumpAndWake(own().futex.tx);
+  BumpAndWake(own_futex_.rx);
+  BumpAndWake(own_futex_.tx);
 }
 
 // --- End ---------------------------------------------------------------------

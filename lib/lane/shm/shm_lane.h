@@ -87,8 +87,8 @@ class ShmLane final : public Lane {
   }
   void SetStarved();
   void Publish(Slot& slot, std::uint64_t number, std::uint32_t imm);
-  SideControl& own() const { return hot_->side[side_]; }
-  SideControl& peer() const { return hot_->side[1 - side_]; }
+  ControlLine& own() const { return hot_->control[side_]; }
+  ControlLine& peer() const { return hot_->control[1 - side_]; }
   [[gnu::noinline]] void TellReceiver(std::uint32_t sleepers,
                                       std::uint32_t poll);
   [[gnu::noinline]] std::size_t PostAny(const iovec* iov, int count,
@@ -166,15 +166,18 @@ class ShmLane final : public Lane {
   std::atomic<std::uint64_t> credit_seen_{0};  // in the control line; SleepTx
 
   // and one that the rx latch guards.
-  alignas(64) ring::Rx rx_;
-  std::uint64_t rx_limit_ = kNoLimit;  // no message from here on is accepted
-  std::uint64_t arrived_ = 0;          // messages that Arrived() has told of
-  std::uint32_t unnotified_bytes_ =
-      0;  // consumed since the sender was last woken
+  alignas(64) std::uint64_t rx_limit_ =
+      kNoLimit;  // no message from here on is accepted
+  // Consumed since the sender was last woken.
+  std::uint32_t unnotified_bytes_ = 0;
   std::uint32_t unnotified_slots_ = 0;
+  ring::Rx rx_;
+  std::uint64_t arrived_ = 0;  // messages that Arrived() has told of
 
   const std::shared_ptr<LinkState> link_owner_;
   const int index_;
+  FutexLine& own_futex_;
+  FutexLine& peer_futex_;
   std::byte* const tx_bytes_;
   const std::byte* const rx_bytes_;
 

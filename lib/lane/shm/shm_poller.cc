@@ -48,8 +48,8 @@ int ShmPoller::Poll(Completion* out, int capacity) {
     if (n == 0 && link->dead()) dead = link;
     found += n;
   }
-  // A dead link that has told all it had to tell: a server must not keep one for
-  // every client it ever had.
+  // A dead link that has told all it had to tell: a server must not keep one
+  // for every client it ever had.
   if (dead != nullptr) Forget(dead);
   return found;
 }
