@@ -142,6 +142,7 @@ void Sock::Reset() {
   connected_.store(false, std::memory_order_relaxed);
   demotions_ = 0;
   promotions_ = left_ = failed_over_ = 0;
+  leave_uncounted_ = false;
   holders_.store(-1, std::memory_order_relaxed);
   fork_ = 0;
   inherited_ = false;
@@ -701,21 +702,12 @@ void Sock::HandleChanges() {
       LeavesRemote();
       if (reason_ == Reason::kTimeout) PatienceLost();
     }
-    if (lane_kind_ != lane::Kind::kRdma ||
-        (reason_ != Reason::kBudget && reason_ != Reason::kPeerDemoted &&
-         reason_ != Reason::kIdleRings)) {
-      ++demotions_;
-    }
-    if (promoted_ && !closed_.load(std::memory_order_relaxed) &&
-        (stream_->Readiness() & (POLLRDHUP | POLLHUP)) == 0) {
-      const bool failover =
-          reason_ == Reason::kLaneError || reason_ == Reason::kLaneStalled ||
-          reason_ == Reason::kDeviceLost || reason_ == Reason::kRdmaError ||
-          reason_ == Reason::kPeerGone || reason_ == Reason::kProtocol;
-      ++(failover ? failed_over_ : left_);
-      (failover ? stats.failovers : stats.demotions)
-          .fetch_add(1, std::memory_order_relaxed);
-    }
+    // Whether the peer has left or the lane has failed is known for certain
+    // when the stream is back on TCP: see Stream::OnLaneDown.
+    leave_uncounted_ =
+        lane_kind_ == lane::Kind::kRdma &&
+        (reason_ == Reason::kPeerGone || reason_ == Reason::kLaneError);
+    if (!leave_uncounted_) CountLeave();
     RCSOCK_LOG(1, "fd %d: left its lane: %s", fd(), base::ReasonKey(reason_));
   }
   if (changes & stream::kRxReady) WakeRx();
@@ -732,9 +724,30 @@ void Sock::HandleChanges() {
   }
   if (changes & stream::kMustReset) reset_ = true;
   if (changes & stream::kFinished) finished_ = true;
-  if (changes & stream::kSettled) settled_ = true;
+  if (changes & stream::kSettled) {
+    settled_ = true;
+    if (std::exchange(leave_uncounted_, false)) {
+      reason_ = stream_->why_left();
+      CountLeave();
+    }
+  }
   if (changes & (stream::kSettled | stream::kFinished)) PostSettle();
   UpdateWatch();
+}
+
+void Sock::CountLeave() {
+  if (lane_kind_ != lane::Kind::kRdma ||
+      (reason_ != Reason::kBudget && reason_ != Reason::kPeerDemoted &&
+       reason_ != Reason::kIdleRings)) {
+    ++demotions_;
+  }
+  if (promoted_ && !closed_.load(std::memory_order_relaxed) &&
+      (stream_->Readiness() & (POLLRDHUP | POLLHUP)) == 0) {
+    const bool failover = stream::IsFailover(reason_);
+    ++(failover ? failed_over_ : left_);
+    (failover ? stats.failovers : stats.demotions)
+        .fetch_add(1, std::memory_order_relaxed);
+  }
 }
 
 void Sock::UpdateWatch() {

@@ -458,6 +458,7 @@ class alignas(64) Sock final : public File,
   ssize_t Drop(std::size_t limit, bool peek);
   // Acts on what the stream says has changed; both latches held.
   void HandleChanges();
+  void CountLeave();
   void UpdateWatch();
   void WakeRx();
   void WakeTx();
@@ -554,6 +555,7 @@ class alignas(64) Sock final : public File,
   std::uint32_t promotions_ = 0;
   std::uint32_t left_ = 0;
   std::uint32_t failed_over_ = 0;
+  bool leave_uncounted_ = false;
   // Of shared memory: how many processes hold the connection; -1: never forked.
   std::atomic<int> holders_{-1};
   std::uint32_t fork_ = 0;     // the last that has counted itself there

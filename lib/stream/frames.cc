@@ -47,7 +47,9 @@ bool Decode(const FrameBytes& bytes, Frame* frame) {
   }
   frame->kind = static_cast<FrameKind>(bytes[0]);
   frame->flags = bytes[1];
-  std::uint8_t legal = frame->kind == FrameKind::kFin ? kFrameClosed : 0;
+  std::uint8_t legal = 0;
+  if (frame->kind == FrameKind::kFin) legal = kFrameClosed;
+  if (frame->kind == FrameKind::kLaneDown) legal = kFrameLeaves;
   if ((frame->flags & ~legal) != 0) return false;
   frame->epoch = Get<std::uint32_t>(&bytes[4]);
   frame->offset = Get<std::uint64_t>(&bytes[8]);

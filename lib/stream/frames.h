@@ -24,7 +24,10 @@ enum class FrameKind : std::uint8_t {
   kLanded = 8,    // offset: what has landed
 };
 
-enum : std::uint8_t { kFrameClosed = 1 };  // with kFin: nobody will read
+enum : std::uint8_t {
+  kFrameClosed = 1,  // with kFin: nobody will read
+  kFrameLeaves = 2,  // with kLaneDown: of its own accord, not for a failure
+};
 
 constexpr std::size_t kFrameSize = 16;
 using FrameBytes = std::array<std::uint8_t, kFrameSize>;

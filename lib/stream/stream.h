@@ -54,6 +54,14 @@ enum Change : std::uint32_t {
       512,  // ... and close it with SO_LINGER {1, 0}: the peer gets RST
 };
 
+// Whether it is the lane, or what it runs over, that has failed.
+constexpr bool IsFailover(base::Reason reason) {
+  using base::Reason;
+  return reason == Reason::kLaneError || reason == Reason::kLaneStalled ||
+         reason == Reason::kDeviceLost || reason == Reason::kRdmaError ||
+         reason == Reason::kPeerGone || reason == Reason::kProtocol;
+}
+
 // One end of one stream: rules 1 to 23 of docs/protocol.md, as a state machine
 // without I/O, threads, locks or clock.  It is handed a lane and an anchor, and
 // every byte of either direction passes through it once it is adopted.
@@ -249,7 +257,8 @@ class Stream {
   void OnGot();
   void OnProbe();
   void OnLanded(std::uint64_t offset);
-  void OnLaneDown(std::uint64_t r);
+  void SendLaneDown();
+  void OnLaneDown(std::uint64_t r, bool leaves);
   void OnTcpEnd(int error);
   void PeerDied(int error);
   void FreezeLane(base::Reason reason);

@@ -31,6 +31,11 @@ void Stream::SendFrame(FrameKind kind, std::uint64_t offset,
   if (!out_.Append(bytes.data(), bytes.size())) Fail(base::Reason::kNoMemory);
 }
 
+void Stream::SendLaneDown() {
+  SendFrame(FrameKind::kLaneDown, InOff(),
+            IsFailover(why_left_) ? 0 : kFrameLeaves);
+}
+
 void Stream::SendFin() {
   if (fin_sent_) return;
   fin_sent_ = true;
@@ -319,7 +324,7 @@ void Stream::OnFrame() {
     case FrameKind::kGot:
       return OnGot();
     case FrameKind::kLaneDown:
-      return OnLaneDown(frame.offset);
+      return OnLaneDown(frame.offset, (frame.flags & kFrameLeaves) != 0);
     case FrameKind::kRaw:
       // Rule 14.  A peer that goes raw from elsewhere than where we stopped has
       // lost bytes, or repeats them.
@@ -365,7 +370,7 @@ void Stream::OnGot() {
   Emit(kPromotedTx | kTxReady);
   if (shut_) SendFin();
   if (!LaneUsable()) {
-    SendFrame(FrameKind::kLaneDown, InOff());
+    SendLaneDown();
     tx_ = Tx::kDown;
     return;
   }
@@ -398,8 +403,14 @@ void Stream::OnLanded(std::uint64_t offset) {
 }
 
 // Rule 13.
-void Stream::OnLaneDown(std::uint64_t r) {
+void Stream::OnLaneDown(std::uint64_t r, bool leaves) {
   lane_down_seen_ = true;
+  // On iWARP the lane's end can come before the peer's word for it.
+  if (leaves && frozen_ &&
+      (why_left_ == base::Reason::kPeerGone ||
+       why_left_ == base::Reason::kLaneError)) {
+    why_left_ = base::Reason::kPeerDemoted;
+  }
   // In flight or not, the peer takes no more.  It may have left for the sake of
   // something that only TCP can carry (urgent data), which nobody may read
   // past: so what is unread goes the same way.
@@ -417,7 +428,7 @@ void Stream::OnLaneDown(std::uint64_t r) {
         return Fail(base::Reason::kProtocol);
       }
       if (tx_ == Tx::kLane && (broken_ & kRawFirst) == 0) {
-        SendFrame(FrameKind::kLaneDown, InOff());
+        SendLaneDown();
       }
       return GoRaw(std::max(r, x_), true);
     case Tx::kRaw:
@@ -517,7 +528,7 @@ void Stream::Trigger(base::Reason reason) {
       break;
     case Tx::kComm:
       Emit(kTimerOff);
-      SendFrame(FrameKind::kLaneDown, InOff());
+      SendLaneDown();
       if (got_sent_) {
         // R may be past STG and reading what we staged: it tells us how far.
         tx_ = Tx::kDown;
@@ -526,7 +537,7 @@ void Stream::Trigger(base::Reason reason) {
       }
       break;
     case Tx::kLane:
-      SendFrame(FrameKind::kLaneDown, InOff());
+      SendLaneDown();
       tx_ = Tx::kDown;
       break;
     case Tx::kStg:  // R may not leave STG by itself (rule 8)

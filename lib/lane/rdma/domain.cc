@@ -184,7 +184,7 @@ std::unique_ptr<RdmaLane> DeviceDomain::CreateLane(rdma_cm_id* id, int bell,
   parts.inline_bytes = inline_bytes;
   parts.most_ring = most_ring_;
   parts.iwarp = iwarp_;
-  parts.sizes = limits_.lazy_events ? kSoftware : kHardware;
+  parts.piece = limits_.lazy_events ? kSoftwarePiece : kPiece;
   // From here on the lane gives everything back.
   std::unique_ptr<QpLane> lane = QpLane::Make(std::move(parts));
   if (lane == nullptr) *why = base::Reason::kNoMemory;

@@ -66,17 +66,13 @@ constexpr ring::Geometry GeometryOf(std::uint32_t ring_bytes) {
   return {ring_bytes, kMessages, 0, RecordMax(ring_bytes)};
 }
 
-// How large rings grow, and the longest record, by the device.
-struct Sizes {
-  std::uint32_t piece;   // a longer send goes out in several
-  std::uint32_t enough;  // a ring that grows further only for long records
-};
-// Between the copying of one piece and the next, the device works and the
-// receiver copies.
-constexpr Sizes kHardware = {256 * 1024, 1024 * 1024};
-// Nothing works beside the CPU, which has the ring in its cache; and each piece
-// may cost both ends a sleep.
-constexpr Sizes kSoftware = {static_cast<std::uint32_t>(kBlockMax), 256 * 1024};
+// A ring of so many bytes grows further for long records only.
+constexpr std::uint32_t kRingEnough = 1024 * 1024;
+// The longest record.  A longer send goes out in several: between the copying
+// of one and the next the device works, and the receiver copies.  A device in
+// software has no time of its own, and each record may cost both ends a sleep.
+constexpr std::uint32_t kPiece = 256 * 1024;
+constexpr std::uint32_t kSoftwarePiece = kBlockMax;
 
 }  // namespace rcsock::lane::rdma
 

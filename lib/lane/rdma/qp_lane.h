@@ -45,7 +45,7 @@ struct QpLaneParts {
   std::uint32_t inline_bytes = 0;
   std::size_t most_ring = 0;
   bool iwarp = false;
-  Sizes sizes = kHardware;
+  std::uint32_t piece = kPiece;
 };
 
 // One end of a stream on a QP.  See Lane for who may call what.  Three latches
@@ -274,7 +274,7 @@ class QpLane final : public RdmaLane {
   const std::uint32_t send_depth_;
   const std::uint32_t inline_bytes_;
   const bool iwarp_;
-  const Sizes sizes_;
+  const std::uint32_t piece_;  // the longest record
   bool added_ = false;
   Block rx_block_;
   const std::uint32_t ring_bytes_;  // of rx_block_'s ring

@@ -131,7 +131,7 @@ void QpLane::TakeRing() {
   RCSOCK_LOG(2, "rdma: sends into a ring of %u bytes", bytes);
   std::scoped_lock hold(post_latch_);
   peer_.bytes = bytes;
-  tx_->Switch(bytes, std::min(RecordMax(bytes), sizes_.piece));
+  tx_->Switch(bytes, std::min(RecordMax(bytes), piece_));
   tx_ring_ = {block.base(), address, block.lkey(),
               static_cast<std::uint32_t>(key_bytes >> 32)};
   tx_mirrors_[tx_->ring()] = block.base();
