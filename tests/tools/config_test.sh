@@ -140,7 +140,8 @@ lane() {
   done
   coproc talk { exec "$tool" run --config config.toml -- "$chat" connect "$(<port.txt)" 1; }
   local client=$talk_PID
-  for ((i = 0; i < 100; i++)); do
+  local end=$((SECONDS + 30))
+  while ((SECONDS < end)); do
     echo "${2:-20}" >&"${talk[1]}"
     read -r -t 30 line <&"${talk[0]}"
     "$tool" stat --pid "$client" --json >stat.json
@@ -148,7 +149,8 @@ lane() {
 import json
 for p in json.load(open("stat.json"))["processes"]:
   for s in p["streams"]: print(s["lane"], s["reason"])')
-    [[ $got != "tcp short_lived" && $got != "tcp pending" && $got != "tcp none" ]] && break
+    # On a busy machine it is looked for again.
+    [[ $got != "tcp "@(short_lived|pending|none|timeout|peer_gone) ]] && break
   done
   local write=${talk[1]}
   exec {write}>&-
@@ -175,8 +177,8 @@ rings() {
   python3 -c '
 import json
 p = json.load(open("stat.json"))["processes"][0]
-s = p["streams"][0]["ring"]
-print(s["tx_bytes"], s["rx_bytes"], p["totals"]["budget"]["max_ring"])'
+s = p["streams"][0].get("ring", {})
+print(s.get("tx_bytes"), s.get("rx_bytes"), p["totals"]["budget"]["max_ring"])'
 }
 lane 'max_ring = "64K"'
 check "max_ring" "65536 65536 65536" "$(rings)"

@@ -109,7 +109,7 @@ run run -- "$tmp"
 check "a directory: status" 126 "$status"
 
 for bad in "" "run" "run --" "run --lanes=ib -- true" "run --log 9 -- true" \
-  "run --log x -- true" "run --nonsense -- true" "walk -- true" "run --stats= -- true" \
+  "run --log x -- true" "run --nonsense -- true" "walk -- true" \
   "run --stats=/$(printf 'x%.0s' {1..300}) -- true"; do
   # shellcheck disable=SC2086  # a list of words
   run $bad
@@ -117,6 +117,10 @@ for bad in "" "run" "run --" "run --lanes=ib -- true" "run --log 9 -- true" \
   check "rcsock $bad: stdout" "" "$out"
   one_line "rcsock $bad"
 done
+
+run run --stats "" -- true
+check "--stats without a name: status" 2 "$status"
+one_line "--stats without a name"
 
 run --version
 check "--version: status" 0 "$status"
