@@ -1,6 +1,8 @@
 #include "lib/posix/hooks_raw.h"
 
 #include <linux/aio_abi.h>
+#include <linux/seccomp.h>
+#include <sys/prctl.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -176,6 +178,17 @@ long Syscall(long number, const long (&a)[kArguments]) {
       return hook::fork();
     case SYS_exit_group:
       hook::_exit(Fd(a[0]));
+      break;
+    case SYS_prctl:
+      if (a[0] != PR_SET_SECCOMP) break;
+      EnterSandbox();
+      break;
+    case SYS_seccomp:
+      // (Without a filter it only asks what the kernel knows.)
+      if (a[0] == SECCOMP_SET_MODE_STRICT ||
+          (a[0] == SECCOMP_SET_MODE_FILTER && a[2] != 0)) {
+        EnterSandbox();
+      }
       break;
     case SYS_io_uring_setup:
       BeforeIoUring();
