@@ -183,11 +183,18 @@ std::string ConductorInKernel(pid_t pid) {
     std::string line;
     std::getline(stat, line);
     const std::size_t at = line.rfind(')');
-    if (at == std::string::npos || line.compare(at, 3, ") D") != 0) return "";
+    const char state =
+        at == std::string::npos || at + 2 >= line.size() ? '?' : line[at + 2];
     std::ifstream wchan(entry.path() / "wchan");
     std::string where;
     std::getline(wchan, where);
-    return where.empty() || where == "0" ? "a call" : where;
+    if (where == "0") where.clear();
+    if (state == 'D') return where.empty() ? "a call" : where;
+    // Asleep where it waits for work, or elsewhere: siw's connect, say.
+    for (const char* usual : {"epoll", "ep_poll", "futex", "um_"}) {
+      if (where.find(usual) != std::string::npos) return "";
+    }
+    return state == 'S' ? where : "";
   }
   return "";
 }

@@ -20,8 +20,8 @@ char StateOf(pid_t pid);
 uid_t UserOf(pid_t pid);
 // It has the thread that answers, by its name.
 bool HasConductor(pid_t pid);
-// Where that thread waits in the kernel and cannot be interrupted, as it may
-// while a driver takes a connection apart; "": it does not.
+// The kernel's function where that thread waits, and not for work: a driver may
+// keep it while a connection is made or ends; "": it does not, or nobody tells.
 std::string ConductorInKernel(pid_t pid);
 bool InOurNetwork(pid_t pid);
 // A variable of the environment that it was started with, or "".
