@@ -941,7 +941,8 @@ int EpollSet::Collect(epoll_event* out, int capacity) {
       // EPOLL* and POLL* have the same values for what a socket can be.
       bool plain = false;
       const std::uint32_t holds = sock->Readiness(
-          (events & 0xffff) | EPOLLERR | EPOLLHUP | EPOLLRDHUP, &plain,
+          (events & 0xffff) | EPOLLERR | EPOLLHUP | EPOLLRDHUP | Sock::kInRing,
+          &plain,
           most == 1 && crowded_.load(std::memory_order_relaxed));
       const std::uint32_t ready =
           holds & ((events & 0xffff) | EPOLLERR | EPOLLHUP);
@@ -957,9 +958,11 @@ int EpollSet::Collect(epoll_event* out, int capacity) {
       } else if ((events & EPOLLET) == 0 &&
                  !(interest->direct && sock->OnLane() &&
                    (events & (EPOLLOUT | EPOLLWRNORM)) == 0 &&
-                   (holds & ~std::uint32_t{EPOLLIN | EPOLLRDNORM}) == 0)) {
-        // (A direct stream that only has something to read is looked at anyway;
-        // the look does not see the end, nor its own SHUT_RD.)
+                   (holds & ~std::uint32_t{EPOLLRDNORM}) ==
+                       (EPOLLIN | Sock::kInRing))) {
+        // (A direct stream that only has something to read in its ring is
+        // looked at anyway; the look does not see the stash, nor the end, nor
+        // its own SHUT_RD.)
         ready_latch_.lock();
         if (interest->set == this && interest->in_user.load()) {
           LinkReady(interest);

@@ -112,6 +112,10 @@ class alignas(64) Sock final : public File,
   // stream that has gone back to the kernel meanwhile sets *plain.
   // With `warm` its lane is brought near as well.
   // With `drained` the caller has drained source() just now.
+  // kInRing, if asked for: there is something to read in the ring itself, so
+  // that a look at it alone finds it (and nothing comes before it in the
+  // stash).
+  static constexpr std::uint32_t kInRing = 1u << 16;
   std::uint32_t Readiness(std::uint32_t events, bool* plain, bool warm = false,
                           bool drained = false);
   bool ReadableBytes(int* bytes);

@@ -541,6 +541,7 @@ std::uint32_t Sock::Readiness(std::uint32_t events, bool* plain, bool warm,
     // A dead lane is "pending" whether or not there is anything to read.
     rx_fast = pending = false;
   }
+  if (pending) ready |= kInRing;
   if (pending || (rx_fast && rd_shut_)) ready |= POLLIN | POLLRDNORM;
   if (rx_fast && rd_shut_) ready |= POLLRDHUP;
   if (rx_fast && rd_shut_ && stream_->Shut()) ready |= POLLHUP;

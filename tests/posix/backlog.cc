@@ -1,0 +1,170 @@
+// A switch that finds a backlog: megabytes that TCP has brought and nobody has
+// read.  The engine reads them ahead of the application, which must go on being
+// told of them, however it waits, with nothing new coming.
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/epoll.h>
+#include <sys/select.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdint>
+#include <vector>
+
+#include "tests/posix/pair.h"
+
+namespace {
+
+using namespace pair;
+
+constexpr std::size_t kRequest = 220;
+constexpr std::size_t kReply = 5;
+constexpr std::size_t kRequests = 12'000;
+constexpr int kConnections = 12;
+constexpr int kLong = 8000;
+
+enum class Way { kPoll, kLevel, kEdge, kOneshot, kSelect, kRecv };
+
+// Waits until `fd` can be read (or written, if so asked).
+class Waiter {
+ public:
+  Waiter(Way way, int fd) : way_(way), fd_(fd), set_(::epoll_create1(0)) {
+    CHECK_THAT(set_ >= 0);
+    epoll_event event{};
+    event.events = EPOLLIN | (way == Way::kEdge      ? EPOLLET
+                              : way == Way::kOneshot ? EPOLLONESHOT
+                                                     : 0u);
+    CHECK_THAT(::epoll_ctl(set_, EPOLL_CTL_ADD, fd, &event) == 0);
+  }
+  ~Waiter() { ::close(set_); }
+  Waiter(const Waiter&) = delete;
+  Waiter& operator=(const Waiter&) = delete;
+
+  void Readable(std::size_t so_far) {
+    int n = 1;
+    epoll_event event{};
+    switch (way_) {
+      case Way::kPoll: {
+        pollfd one{fd_, POLLIN, 0};
+        n = ::poll(&one, 1, kLong);
+        break;
+      }
+      case Way::kSelect: {
+        fd_set in;
+        FD_ZERO(&in);
+        FD_SET(fd_, &in);
+        timeval time{kLong / 1000, 0};
+        n = ::select(fd_ + 1, &in, nullptr, nullptr, &time);
+        break;
+      }
+      case Way::kRecv:
+        break;
+      case Way::kOneshot:
+        event.events = EPOLLIN | EPOLLONESHOT;
+        CHECK_THAT(::epoll_ctl(set_, EPOLL_CTL_MOD, fd_, &event) == 0);
+        [[fallthrough]];
+      default:
+        n = ::epoll_wait(set_, &event, 1, kLong);
+    }
+    if (n != 1) Fail("%zu bytes were read, and no more are told of", so_far);
+  }
+
+ private:
+  Way way_;
+  int fd_;
+  int set_;
+};
+
+// Answers each request with a few bytes, as soon as it has all of it.
+void Serve(Way way) {
+  int port;
+  const int listener = Listen(&port);
+  Tell(port);
+  std::vector<char> buffer(16 * 1024);
+  for (int c = 0; c < kConnections; ++c) {
+    const int fd = ::accept(listener, nullptr, nullptr);
+    CHECK_THAT(fd >= 0);
+    SetNonblock(fd, way != Way::kRecv);
+    Waiter waiter(way, fd);
+    std::size_t got = 0;
+    std::size_t answered = 0;
+    bool drained = true;
+    while (got < kRequests * kRequest) {
+      // (An edge is owed only to one who has read all.)
+      if (way != Way::kEdge || drained) waiter.Readable(got);
+      const ssize_t n = ::recv(fd, buffer.data(), buffer.size(), 0);
+      drained = n < 0;
+      if (n < 0 && errno == EAGAIN) continue;
+      CHECK_THAT(n > 0);
+      CHECK_THAT(IsPattern(1, got, buffer.data(), static_cast<std::size_t>(n)));
+      got += static_cast<std::size_t>(n);
+      while ((answered + 1) * kRequest <= got) {
+        SendAll(fd, "+OK\r\n", kReply);
+        ++answered;
+      }
+    }
+    // Until the other end has closed.
+    SetNonblock(fd, false);
+    CHECK_THAT(::recv(fd, buffer.data(), buffer.size(), 0) == 0);
+    ::close(fd);
+  }
+  ::close(listener);
+  Log("done");
+}
+
+// Writes as fast as it can, and takes the answers as they come.
+void Ask() {
+  const int port = static_cast<int>(Hear());
+  std::vector<char> text(kRequests * kRequest);
+  Pattern(1, 0, text.data(), text.size());
+  std::vector<char> answers(64 * 1024);
+  for (int c = 0; c < kConnections; ++c) {
+    const int fd = Connect(port);
+    SetNonblock(fd, true);
+    std::size_t sent = 0;
+    std::size_t got = 0;
+    while (got < kRequests * kReply) {
+      pollfd one{fd, POLLIN, 0};
+      if (sent < text.size()) one.events |= POLLOUT;
+      if (::poll(&one, 1, kLong) != 1) {
+        Fail("connection %d: %zu sent, %zu answered", c, sent, got / kReply);
+      }
+      if ((one.revents & POLLIN) != 0) {
+        const ssize_t n = ::recv(fd, answers.data(), answers.size(), 0);
+        CHECK_THAT(n > 0 || (n < 0 && errno == EAGAIN));
+        if (n > 0) got += static_cast<std::size_t>(n);
+      }
+      if ((one.revents & POLLOUT) != 0) {
+        const std::size_t left = text.size() - sent;
+        const ssize_t n =
+            ::send(fd, text.data() + sent, left < 65'536 ? left : 65'536, 0);
+        CHECK_THAT(n > 0 || (n < 0 && errno == EAGAIN));
+        if (n > 0) sent += static_cast<std::size_t>(n);
+      }
+    }
+    CHECK_THAT(got == kRequests * kReply);
+    ::close(fd);
+  }
+  Log("done");
+}
+
+constexpr Options kAlone{.warm = false, .connect = false, .seconds = 120};
+Case poll_case(
+    "backlog_poll", [](int) { Serve(Way::kPoll); }, [](int) { Ask(); }, kAlone);
+Case level_case(
+    "backlog_epoll_level", [](int) { Serve(Way::kLevel); }, [](int) { Ask(); },
+    kAlone);
+Case edge_case(
+    "backlog_epoll_edge", [](int) { Serve(Way::kEdge); }, [](int) { Ask(); },
+    kAlone);
+Case oneshot_case(
+    "backlog_epoll_oneshot", [](int) { Serve(Way::kOneshot); },
+    [](int) { Ask(); }, kAlone);
+Case select_case(
+    "backlog_select", [](int) { Serve(Way::kSelect); }, [](int) { Ask(); },
+    kAlone);
+Case recv_case(
+    "backlog_recv", [](int) { Serve(Way::kRecv); }, [](int) { Ask(); }, kAlone);
+
+}  // namespace
