@@ -94,7 +94,7 @@ def memcached(run):
                        "-U", 0, "-t", 4, "-m", 512, "-c", 4096, port=port)
     # It verifies a tenth of what it reads.
     text = run.call("memcaslap", "-s", f"{run.address}:{port}", "-T", 2, "-c",
-                    32, "-t", "4s", "-v", "0.1")
+                    32, "-t", "2s", "-v", "0.1")
     found = re.search(r"TPS: (\d+)", text)
     wrong = re.search(r"(get_misses|verify_misses|verify_failed): [1-9]", text)
     if not found or int(found[1]) == 0 or wrong:
