@@ -376,11 +376,7 @@ int __vdprintf_chk(int fd, int flag, const char* format, va_list arguments) {
 // -----------------------------------------------------------------------
 
 int Prctl(int option, const unsigned long (&arguments)[4]) {
-  if (option == PR_SET_SECCOMP) {
-    const int saved = errno;
-    EnterSandbox();
-    errno = saved;
-  }
+  if (option == PR_SET_SECCOMP) EnterSandbox();
   return RCSOCK_REAL(prctl)(option, arguments[0], arguments[1], arguments[2],
                             arguments[3]);
 }

@@ -198,14 +198,17 @@ void WriteStats(const Stats& from) {
   ::syscall(SYS_close, out);
 }
 
+// True for the first only: streams leave their lanes, and no other comes after.
+bool FirstSandboxed() {
+  return process_pinned.exchange(base::Reason::kSandboxed) !=
+         base::Reason::kSandboxed;
+}
+
 // A filter that nobody has told us of refuses membarrier, so a sender may miss
 // that somebody here sleeps: the conductor, which never sleeps on a lane, takes
 // all streams to TCP, and that ends every sleep.
 void BarriersLost() {
-  if (process_pinned.exchange(base::Reason::kSandboxed) ==
-      base::Reason::kSandboxed) {
-    return;
-  }
+  if (!FirstSandboxed()) return;
   Conductor* conductor = Conductor::IfRunning();
   if (conductor == nullptr) return;
   base::Log("a filter refuses membarrier: all streams go to TCP");
@@ -357,10 +360,8 @@ void AfterExec() {
 
 void EnterSandbox() {
   if (OwnFace() == Face::kBehind || InBorrowedMemory()) return;
-  if (process_pinned.exchange(base::Reason::kSandboxed) ==
-      base::Reason::kSandboxed) {
-    return;
-  }
+  if (!FirstSandboxed()) return;
+  const int saved = errno;
   // All are asked first and waited for after, as by fork.
   ForEachSock([](Sock* sock) {
     if (sock->Engaged()) sock->StepToPlain(base::Reason::kSandboxed);
@@ -372,6 +373,7 @@ void EnterSandbox() {
   total.CopyFrom(stats);
   ForEachSock([&](Sock* sock) { sock->Fold(&total); });
   WriteStats(total);
+  errno = saved;
 }
 
 void AtExit() {

@@ -1020,17 +1020,19 @@ bool Sock::StuckOnStash() {
   return stuck;
 }
 
-void Sock::LeaveForGood(Reason reason) {
+void Sock::KeepPlain() {
   pinned_.store(true, std::memory_order_seq_cst);
   eligible_.store(false, std::memory_order_seq_cst);
   may_adopt_.store(false, std::memory_order_seq_cst);
+}
+
+void Sock::LeaveForGood(Reason reason) {
+  KeepPlain();
   StepToPlain(reason);
 }
 
 bool Sock::Pin(Reason reason) {
-  pinned_.store(true, std::memory_order_seq_cst);
-  eligible_.store(false, std::memory_order_seq_cst);
-  may_adopt_.store(false, std::memory_order_seq_cst);
+  KeepPlain();
   const bool ok = ToPlain(reason);
   reason_ = reason;
   return ok;

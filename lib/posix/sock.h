@@ -360,6 +360,7 @@ class alignas(64) Sock final : public File,
   [[gnu::noinline]] ssize_t RecvNull(int flags, std::size_t* done);
   ssize_t UnreadRecv(int fd, const iovec* iov, int count, std::size_t total,
                      int flags, std::size_t* done);
+  void KeepPlain();
   bool SpillLatched();
   void PutDeadSocket();
   void EndUnreadLatched();

@@ -65,27 +65,33 @@ std::size_t TupleHash::operator()(const Tuple& tuple) const {
   return static_cast<std::size_t>(hash);
 }
 
-socklen_t MeetingName(const Tuple& tuple, sockaddr_un* name) {
-  constexpr char kPrefix[] = "rcsock/1/";
+socklen_t AbstractName(std::string_view prefix,
+                       std::initializer_list<Endpoint> endpoints,
+                       sockaddr_un* name) {
   static constexpr char kHex[] = "0123456789abcdef";
-  static_assert(1 + sizeof kPrefix - 1 + 2 * 36 <= sizeof name->sun_path);
+  // The longest prefix that is used, and both ends.
+  static_assert(1 + 14 + 2 * 36 <= sizeof name->sun_path);
   std::memset(name, 0, sizeof *name);
   name->sun_family = AF_UNIX;
   char* out = name->sun_path + 1;  // the leading 0 makes the name abstract
-  std::memcpy(out, kPrefix, sizeof kPrefix - 1);
-  out += sizeof kPrefix - 1;
-  auto put = [&out](std::uint8_t byte) {
+  out = std::copy(prefix.begin(), prefix.end(), out);
+  const auto put = [&out](std::uint8_t byte) {
     *out++ = kHex[byte >> 4];
     *out++ = kHex[byte & 15];
   };
-  for (std::uint8_t byte : tuple.c_addr) put(byte);
-  put(static_cast<std::uint8_t>(tuple.c_port >> 8));
-  put(static_cast<std::uint8_t>(tuple.c_port));
-  for (std::uint8_t byte : tuple.s_addr) put(byte);
-  put(static_cast<std::uint8_t>(tuple.s_port >> 8));
-  put(static_cast<std::uint8_t>(tuple.s_port));
+  for (const Endpoint& end : endpoints) {
+    for (std::uint8_t byte : end.address) put(byte);
+    put(static_cast<std::uint8_t>(end.port >> 8));
+    put(static_cast<std::uint8_t>(end.port));
+  }
   return static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) +
                                 (out - name->sun_path));
+}
+
+socklen_t MeetingName(const Tuple& tuple, sockaddr_un* name) {
+  return AbstractName(
+      "rcsock/1/", {{tuple.c_addr, tuple.c_port}, {tuple.s_addr, tuple.s_port}},
+      name);
 }
 
 bool IsLoopback(const Address& address) {

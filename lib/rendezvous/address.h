@@ -6,6 +6,9 @@
 
 #include <array>
 #include <cstdint>
+#include <initializer_list>
+#include <span>
+#include <string_view>
 #include <vector>
 
 #include "lib/rendezvous/rendezvous.h"
@@ -28,7 +31,16 @@ struct TupleHash {
   std::size_t operator()(const Tuple& tuple) const;
 };
 
-// The abstract name at which the two ends of `tuple` meet; returns its length.
+struct Endpoint {
+  std::span<const std::uint8_t, 16> address;
+  std::uint16_t port;
+};
+// The abstract AF_UNIX name `prefix`, then each endpoint in hexadecimal;
+// returns its length.
+socklen_t AbstractName(std::string_view prefix,
+                       std::initializer_list<Endpoint> endpoints,
+                       sockaddr_un* name);
+// The one at which the two ends of `tuple` meet.
 socklen_t MeetingName(const Tuple& tuple, sockaddr_un* name);
 
 bool IsMapped(const Address& address);  // an IPv4 address

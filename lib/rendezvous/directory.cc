@@ -198,23 +198,7 @@ bool Directory::TryOwn() {
 }
 
 socklen_t Directory::Name(sockaddr_un* name) const {
-  constexpr char kPrefix[] = "rcsock/1/rdma/";
-  static constexpr char kHex[] = "0123456789abcdef";
-  static_assert(1 + sizeof kPrefix - 1 + 2 * 18 <= sizeof name->sun_path);
-  std::memset(name, 0, sizeof *name);
-  name->sun_family = AF_UNIX;
-  char* out = name->sun_path + 1;  // the leading 0 makes the name abstract
-  std::memcpy(out, kPrefix, sizeof kPrefix - 1);
-  out += sizeof kPrefix - 1;
-  auto put = [&out](std::uint8_t byte) {
-    *out++ = kHex[byte >> 4];
-    *out++ = kHex[byte & 15];
-  };
-  for (std::uint8_t byte : address_) put(byte);
-  put(static_cast<std::uint8_t>(port_ >> 8));
-  put(static_cast<std::uint8_t>(port_));
-  return static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) +
-                                (out - name->sun_path));
+  return AbstractName("rcsock/1/rdma/", {{address_, port_}}, name);
 }
 
 void Directory::OpenName() {

@@ -95,14 +95,6 @@ class LinkState {
       streams &= streams - 1;
     }
   }
-  // The stream's word in the peer's bitmap is about to be written.
-  void WarmMark(int bell, int index) const {
-    const int segment = index / kSegmentStreams;
-    __builtin_prefetch(&page_->ready[1 - side_][bell].words[kReadyRx][segment],
-                       1);
-    __builtin_prefetch(
-        &page_->summary[1 - side_][bell].words[kReadyRx][segment / 64], 1);
-  }
 
   void Kill(base::Reason why);
   base::Reason why_dead() const {
