@@ -379,10 +379,17 @@ int EpollSet::Ctl(int op, int fd, Sock* sock, epoll_event* event) {
     }
     if (found->in_kernel) {
       result = real::epoll_ctl(fd_, op, fd, event);
-    } else if (!engine && !found->in_user.load(std::memory_order_relaxed)) {
-      // A spent ONESHOT that came back from a lane.
-      result = real::epoll_ctl(fd_, EPOLL_CTL_ADD, fd, event);
-      if (result == 0) found->in_kernel = true;
+    } else if (!found->in_user.load(std::memory_order_relaxed)) {
+      // A spent ONESHOT that came back from a lane, and was on no side since.
+      if (!engine) {
+        result = real::epoll_ctl(fd_, EPOLL_CTL_ADD, fd, event);
+        if (result == 0) found->in_kernel = true;
+      } else if (Registry::EnterUser(found)) {
+        notify = true;
+      } else {
+        errno = ENOMEM;
+        result = -1;
+      }
     } else if ((found->events.load() | event->events) & EPOLLEXCLUSIVE) {
       errno = EINVAL;
       result = -1;
@@ -395,7 +402,7 @@ int EpollSet::Ctl(int op, int fd, Sock* sock, epoll_event* event) {
       if (found->in_user.load(std::memory_order_relaxed)) {
         Registry::MakeReady(found);
         kick = true;
-        notify = Registry::MayBeDirect(found);
+        notify = notify || Registry::MayBeDirect(found);
       }
     }
   } else if (op == EPOLL_CTL_DEL) {

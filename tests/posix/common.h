@@ -5,6 +5,7 @@
 #include <netinet/in.h>
 
 #include <cstdint>
+#include <cstdlib>
 #include <ctime>
 
 // What the two kinds of test programs here, pair and under, have in common.
@@ -36,10 +37,14 @@ struct Random {
   std::uint64_t Below(std::uint64_t n) { return Next() % n; }
 };
 
+// PAIR_ADDRESS: the address of an RDMA device of this host, in its place.
 inline sockaddr_in Loopback(int port) {
   sockaddr_in address{};
   address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  const char* other = std::getenv("PAIR_ADDRESS");
+  if (other == nullptr || inet_pton(AF_INET, other, &address.sin_addr) != 1) {
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  }
   address.sin_port = htons(static_cast<std::uint16_t>(port));
   return address;
 }
