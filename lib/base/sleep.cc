@@ -4,29 +4,70 @@
 #include <pthread.h>
 #include <sys/syscall.h>
 
+#include <cerrno>
+
 namespace rcsock::base {
 
 // While cancellation is asynchronous the thread may be unwound from any
-// instruction.  So this function has nothing to clean up (then the unwinder
-// does not ask its tables where a call may throw), and the system call is made
-// here and not by syscall(), which is declared to throw nothing.  libc's own
-// blocking calls do the same.
+// instruction.  So the functions that let it be so have nothing to clean up
+// (then the unwinder does not ask their tables where a call may throw), and the
+// system call is made here and not by syscall(), which is declared to throw
+// nothing.  libc's own blocking calls do the same.
+
+namespace {
+
+[[gnu::always_inline]] inline long Call(long number, long a, long b, long c,
+                                        const timespec* limit) {
+  long result = number;
+  register const timespec* fourth asm("r10") = limit;
+  register const void* fifth asm("r8") = nullptr;
+  register long sixth asm("r9") =
+      8;  // a signal mask's size, had there been one
+  asm volatile("syscall"
+               : "+a"(result)
+               : "D"(a), "S"(b), "d"(c), "r"(fourth), "r"(fifth), "r"(sixth)
+               : "rcx", "r11", "memory");
+  return result;
+}
+
+}  // namespace
+
 [[gnu::noinline]] int FutexSleep(const void* word, std::uint32_t expected,
                                  const timespec* timeout, bool shared) {
   int type;
   ::pthread_setcanceltype(PTHREAD_CANCEL_ASYNCHRONOUS, &type);
-  long result = SYS_futex;
-  register const timespec* limit asm("r10") = timeout;
-  register const void* second asm("r8") = nullptr;
-  register long mask asm("r9") = 0;
-  asm volatile(
-      "syscall"
-      : "+a"(result)
-      : "D"(word),
-        "S"(static_cast<long>(FUTEX_WAIT | (shared ? 0 : FUTEX_PRIVATE_FLAG))),
-        "d"(static_cast<unsigned long>(expected)), "r"(limit), "r"(second),
-        "r"(mask)
-      : "rcx", "r11", "memory");
+  const long result = Call(SYS_futex, reinterpret_cast<long>(word),
+                           FUTEX_WAIT | (shared ? 0 : FUTEX_PRIVATE_FLAG),
+                           static_cast<long>(expected), timeout);
+  ::pthread_setcanceltype(type, nullptr);
+  return static_cast<int>(result);
+}
+
+[[gnu::noinline]] int EpollSleep(int set, epoll_event* events, int capacity,
+                                 const timespec* timeout) {
+  int type;
+  ::pthread_setcanceltype(PTHREAD_CANCEL_ASYNCHRONOUS, &type);
+  long result = Call(SYS_epoll_pwait2, set, reinterpret_cast<long>(events),
+                     capacity, timeout);
+  if (result == -ENOSYS) {
+    // Longer than an int of milliseconds: it ends early, and is looked at.
+    constexpr long kMostMs = 1'000'000'000;
+    long ms = -1;
+    if (timeout != nullptr) {
+      ms = timeout->tv_sec >= kMostMs / 1000
+               ? kMostMs
+               : timeout->tv_sec * 1000 +
+                     (timeout->tv_nsec + 999'999) / 1'000'000;
+    }
+    long out = SYS_epoll_wait;
+    register long fourth asm("r10") = ms;
+    asm volatile("syscall"
+                 : "+a"(out)
+                 : "D"(static_cast<long>(set)), "S"(events),
+                   "d"(static_cast<long>(capacity)), "r"(fourth)
+                 : "rcx", "r11", "memory");
+    result = out;
+  }
   ::pthread_setcanceltype(type, nullptr);
   return static_cast<int>(result);
 }

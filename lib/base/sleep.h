@@ -1,16 +1,23 @@
 #ifndef RCSOCK_LIB_BASE_SLEEP_H_
 #define RCSOCK_LIB_BASE_SLEEP_H_
 
+#include <sys/epoll.h>
+
 #include <cstdint>
 #include <ctime>
 
 namespace rcsock::base {
 
-// FutexWait for the sleep of an application's call: a point at which
-// pthread_cancel ends the thread, asleep or about to be, as it does in the
-// kernel's blocking calls.  The callers' frames are unwound.
+// For the sleep of an application's call: points at which pthread_cancel ends
+// the thread, asleep or about to be, as it does in the kernel's blocking calls.
+// The callers' frames are unwound.
+
+// FutexWait.
 int FutexSleep(const void* word, std::uint32_t expected,
                const timespec* timeout, bool shared);
+// epoll_wait on a set of ours; how many events, or -errno.  timeout null: none.
+int EpollSleep(int set, epoll_event* events, int capacity,
+               const timespec* timeout);
 
 }  // namespace rcsock::base
 

@@ -100,6 +100,7 @@ void Sock::Reset() {
   given_away_.store(false, std::memory_order_relaxed);
   inode_.store(0, std::memory_order_relaxed);
   exec_pinned_ = false;
+  half_closed_ = false;
   exec_left_ = false;
   seeking_.store(false, std::memory_order_relaxed);
   closed_.store(false, std::memory_order_relaxed);
@@ -468,7 +469,8 @@ bool Sock::TryAdopt() {
   if (wanted_.load(std::memory_order_seq_cst) && mode() == Mode::kPlain &&
       seeking_.load(std::memory_order_relaxed) &&
       !closed_.load(std::memory_order_relaxed) &&
-      !pinned_.load(std::memory_order_relaxed) && SoleHolder()) {
+      !pinned_.load(std::memory_order_relaxed) && !half_closed_ &&
+      SoleHolder()) {
     // seq_cst: a call that enters the kernel counts itself and then looks at
     // mode_; here mode_ is set first and the count looked at after, so one of
     // the two sees the other.
@@ -905,6 +907,15 @@ void Sock::Settle() {
   BackToPlain();
 }
 
+// A stream that is half closed in the kernel may not be promoted any more: the
+// switch would take that end for the end of the peer (rule 1).
+void Sock::HalfClosed() {
+  half_closed_ = true;
+  pinned_.store(true, std::memory_order_seq_cst);
+  eligible_.store(false, std::memory_order_seq_cst);
+  wanted_.store(false, std::memory_order_seq_cst);
+}
+
 bool Sock::BackToPlain() {
   Critical critical;
   Conductor* conductor = Conductor::IfRunning();
@@ -931,6 +942,10 @@ bool Sock::BackToPlain() {
     // The kernel has not been told: it would let a reader sleep.
     if (rd_shut_) ::syscall(SYS_shutdown, fd(), SHUT_RD);
     leaving_.store(false, std::memory_order_relaxed);
+    // The next Stream would not know of it.
+    if (stream_->Shut() || (stream_->Readiness() & POLLRDHUP) != 0) {
+      HalfClosed();
+    }
     mode_.store(spilled ? Mode::kUnread : Mode::kPlain,
                 std::memory_order_seq_cst);
     if (spilled) {

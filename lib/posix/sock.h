@@ -361,6 +361,7 @@ class alignas(64) Sock final : public File,
   ssize_t UnreadRecv(int fd, const iovec* iov, int count, std::size_t total,
                      int flags, std::size_t* done);
   void KeepPlain();
+  void HalfClosed();  // both latches held
   bool SpillLatched();
   void PutDeadSocket();
   void EndUnreadLatched();
@@ -490,6 +491,7 @@ class alignas(64) Sock final : public File,
   std::atomic<bool> leaving_{false};
   std::atomic<bool> given_away_{false};
   bool exec_pinned_ = false;
+  bool half_closed_ = false;  // both latches': shut down, or ended by the peer
   bool exec_left_ = false;
   base::Reason exec_reason_ = base::Reason::kNone;
   Sock* pool_next_ = nullptr;

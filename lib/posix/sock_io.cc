@@ -486,13 +486,7 @@ int Sock::Shutdown(int number, int how) {
   rx_latch.lock();
   int result;
   if (mode() != Mode::kEngine || stream_ == nullptr) {
-    // A stream that is half closed in the kernel may not be promoted any more:
-    // the switch would take that end for the end of the peer (rule 1).
-    if (connected_.load(std::memory_order_relaxed)) {
-      pinned_.store(true, std::memory_order_seq_cst);
-      eligible_.store(false, std::memory_order_seq_cst);
-      wanted_.store(false, std::memory_order_seq_cst);
-    }
+    if (connected_.load(std::memory_order_relaxed)) HalfClosed();
     rx_latch.unlock();
     tx_latch.unlock();
     result = real::shutdown(number, how);

@@ -626,7 +626,9 @@ void Pump(std::vector<Flow>& flows, bool client, std::uint32_t flags) {
               1 + random.Below(buffer.size()), flow.total - flow.sent);
           Pattern(out, flow.sent, buffer.data(), want);
           const ssize_t k = ::send(flow.fd, buffer.data(), want, MSG_NOSIGNAL);
-          if (k < 0 && errno != EAGAIN) Fail("send: %s", ErrorName(errno));
+          if (k < 0 && errno != EAGAIN)
+            Fail("send on %d of %llu: %s", flow.fd,
+                 static_cast<unsigned long long>(i), ErrorName(errno));
           more_out = k > 0;
           if (k > 0) flow.sent += static_cast<std::uint64_t>(k);
         } else if (!flow.shut) {
@@ -643,7 +645,9 @@ void Pump(std::vector<Flow>& flows, bool client, std::uint32_t flags) {
         if (!flow.ended) {
           const ssize_t k = ::recv(flow.fd, buffer.data(),
                                    1 + random.Below(buffer.size() - 1), 0);
-          if (k < 0 && errno != EAGAIN) Fail("recv: %s", ErrorName(errno));
+          if (k < 0 && errno != EAGAIN)
+            Fail("recv on %d of %llu: %s", flow.fd,
+                 static_cast<unsigned long long>(i), ErrorName(errno));
           more_in = k > 0;
           if (k > 0) {
             if (!IsPattern(in, flow.got, buffer.data(),

@@ -1,5 +1,6 @@
 #include "lib/lane/rdma/sleepers.h"
 
+#include <pthread.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/syscall.h>
@@ -14,6 +15,7 @@
 
 #include "lib/base/clock.h"
 #include "lib/base/critical.h"
+#include "lib/base/sleep.h"
 
 namespace rcsock::lane::rdma {
 
@@ -243,50 +245,48 @@ int Sleepers::Lead(Words* words, bool tx, std::uint32_t token,
       return 0;
     }
   }
-  const int result = Doze(slot < 0 ? -1 : set_fds_[slot], left);
+  // By cancellation in the sleep, too.
+  struct Led {
+    Sleepers* of;
+    std::uint64_t ticket;
+    int slot;
+    Led(Sleepers* one, std::uint64_t number, int set)
+        : of(one), ticket(number), slot(set) {}
+    Led(const Led&) = delete;
+    Led& operator=(const Led&) = delete;
+    ~Led() {
+      base::Critical critical;
+      of->PutSet(slot);
+      // First of all, so that a change that the drain finds for this very lane
+      // does not ring for it.  Who has resigned for us has disarmed, too.
+      if (!of->Resign(ticket)) of->source_->Arm();
+      of->source_->Disarm(false);
+      of->source_->Drain();
+    }
+  };
+  const Led led(this, ticket, slot);
   *slept = true;
-  base::Critical critical;
-  PutSet(slot);
-  // First of all, so that a change that the drain finds for this very lane does
-  // not ring for it.  Who has resigned for us has disarmed, too.
-  if (!Resign(ticket)) source_->Arm();
-  source_->Disarm(false);
-  source_->Drain();
-  return result;
+  return Doze(slot < 0 ? -1 : set_fds_[slot], left);
 }
 
 // A handler that runs here, or has been put off to here, has called WakeLocal:
 // then there is an edge, also for who is only about to sleep.
 int Sleepers::Doze(int set, const timespec* left) {
-  const int saved = errno;
-  long r;
-  if (set < 0) {
-    // Out of descriptors, or the device has gone: slow, but right.
-    timespec brief{0, 1'000'000};
-    if (left != nullptr && left->tv_sec == 0 && left->tv_nsec < brief.tv_nsec) {
-      brief = *left;
-    }
-    r = ::syscall(SYS_nanosleep, &brief, nullptr) == 0 ? 1 : -1;
-  } else {
+  if (set >= 0) {
     epoll_event events[2];
-    if (left == nullptr) {
-      r = ::syscall(SYS_epoll_wait, set, events, 2, -1);
-    } else {
-      r = ::syscall(SYS_epoll_pwait2, set, events, 2, left, nullptr, 8);
-      if (r < 0 && errno == ENOSYS) {
-        // Longer than an int of milliseconds: it ends early, and is looked at.
-        constexpr long kMostMs = 1'000'000'000;
-        const long ms =
-            left->tv_sec >= kMostMs / 1000
-                ? kMostMs
-                : left->tv_sec * 1000 + (left->tv_nsec + 999'999) / 1'000'000;
-        r = ::syscall(SYS_epoll_wait, set, events, 2, static_cast<int>(ms));
-      }
-    }
+    const int n = base::EpollSleep(set, events, 2, left);
+    return n == 0 ? -ETIMEDOUT : n > 0 ? 0 : n;
   }
-  const int why = r < 0 ? errno : 0;
+  // Out of descriptors, or the device has gone: slow, but right.
+  ::pthread_testcancel();
+  const int saved = errno;
+  timespec brief{0, 1'000'000};
+  if (left != nullptr && left->tv_sec == 0 && left->tv_nsec < brief.tv_nsec) {
+    brief = *left;
+  }
+  const int why = ::syscall(SYS_nanosleep, &brief, nullptr) == 0 ? 0 : errno;
   errno = saved;
-  return r == 0 ? -ETIMEDOUT : -why;
+  return -why;
 }
 
 int Sleepers::Sleep(Words* words, bool tx, std::uint32_t token,
@@ -305,7 +305,15 @@ int Sleepers::Sleep(Words* words, bool tx, std::uint32_t token,
   const timespec* limit = timeout != nullptr ? &left : nullptr;
   bool slept = false;
   int result = 0;
+  // Who was woken to lead and does not lets another: by cancellation, too.
+  struct Next {
+    Sleepers* of;
+    ~Next() { of->PassOn(); }
+  };
+  const Next next{this};
   for (;;) {
+    // (Before the word: a handler that has run here has changed it.)
+    if (result == -EINTR) break;
     const std::uint32_t seen = word.load(std::memory_order_seq_cst);
     if (seen >> kShift != token) {
       result = slept ? 0 : -EAGAIN;
@@ -327,12 +335,11 @@ int Sleepers::Sleep(Words* words, bool tx, std::uint32_t token,
     }
     waiting.fetch_or(bit, std::memory_order_seq_cst);
     if (leader_.load(std::memory_order_seq_cst) != 0) {
-      result = base::FutexWait(&word, seen, limit, false);
+      result = base::FutexSleep(&word, seen, limit, false);
       slept = slept || result == 0;
       if (result == -EAGAIN) result = 0;
     }
   }
-  PassOn();
   return result;
 }
 
