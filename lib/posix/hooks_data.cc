@@ -12,6 +12,7 @@
 #include <cstring>
 
 #include "lib/base/internal.h"
+#include "lib/base/no_cancel.h"
 #include "lib/posix/hooks.h"
 #include "lib/posix/table.h"
 
@@ -245,11 +246,7 @@ ssize_t sendfile(int out, int in, off_t* offset, size_t count) {
   // By way of a buffer: the page cache can't be mapped into a ring.  What the
   // stream did not take is read again next time: only the offset counts.
   // No place for cancellation, and not to be unwound: sendfile throws nothing.
-  struct NoCancel {
-    NoCancel() { ::pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &before); }
-    ~NoCancel() { ::pthread_setcancelstate(before, nullptr); }
-    int before;
-  } no_cancel;
+  const base::NoCancel no_cancel;
   constexpr std::size_t kPiece = 16384;
   char piece[kPiece];
   std::size_t done = 0;

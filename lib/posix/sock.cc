@@ -14,6 +14,7 @@
 #include "lib/base/clock.h"
 #include "lib/base/config.h"
 #include "lib/base/log.h"
+#include "lib/base/no_cancel.h"
 #include "lib/base/pool.h"
 #include "lib/base/real.h"
 #include "lib/base/unique_fd.h"
@@ -1068,6 +1069,7 @@ void ResetOnClose(int number) {
 
 int Sock::CloseLast(int number) {
   Critical critical;
+  const base::NoCancel no_cancel;
   closed_.store(true, std::memory_order_seq_cst);
   eligible_.store(false, std::memory_order_relaxed);
   Conductor* conductor = Conductor::IfRunning();

@@ -637,6 +637,12 @@ bool Sock::UnsentBytes(int* bytes) {
   const bool mine =
       mode() == Mode::kEngine && stream_ != nullptr && lane_ != nullptr;
   if (mine) {
+    // A lane of another host gives credit when it is needed, not when the bytes
+    // have come.
+    if (lane_kind_ == lane::Kind::kRdma) {
+      stream_->AskLanded();
+      HandleChanges();
+    }
     const std::uint64_t n = stream_->Unacked();
     *bytes = n > INT_MAX ? INT_MAX : static_cast<int>(n);
   }

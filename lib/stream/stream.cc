@@ -2,6 +2,8 @@
 
 #include <poll.h>
 
+#include <algorithm>
+
 #include "lib/base/pool.h"
 
 namespace rcsock::stream {
@@ -47,7 +49,7 @@ void Stream::LaneUp(lane::Lane* lane, std::uint32_t epoch, const Nonce& mine,
   tail_from_ = tx_off_;
   probed_ = probe_at_ = probe_landed_ = probe_acked_ = 0;
   probe_stalled_ = 0;
-  probe_out_ = false;
+  probe_out_ = probe_asked_ = false;
   frozen_ = settled_ = used_ = flip_ = got_sent_ = accept_ = false;
   lane_down_seen_ = false;
   waiting_ = Waiting::kNothing;
@@ -540,10 +542,24 @@ bool Stream::Probe() {
   return true;
 }
 
+void Stream::AskLanded() {
+  if (!LaneUsable() || tx_ != Tx::kLane || kshut_ || fin_sent_ || probe_out_ ||
+      std::max(AckedOff(), probe_landed_) >= tx_off_) {
+    return;
+  }
+  probe_out_ = probe_asked_ = true;
+  probe_at_ = tx_off_;
+  SendFrame(FrameKind::kProbe, tx_off_);
+  FlushOut();
+  Settle();
+}
+
 std::uint64_t Stream::Unacked() const {
   if (tx_ == Tx::kRaw) return out_.size();
   std::uint64_t unacked = out_.size();
-  if (lane_ != nullptr) unacked += tx_off_ - std::max(AckedOff(), x_);
+  if (lane_ != nullptr) {
+    unacked += tx_off_ - std::max({AckedOff(), x_, probe_landed_});
+  }
   return unacked;
 }
 

@@ -130,6 +130,9 @@ class Stream {
   // moves in several answers is given up.  True: something is still to be
   // confirmed.
   bool Probe();
+  // The same question for an application that wants to know what is unsent:
+  // Unacked() tells the answer.  It judges nothing.
+  void AskLanded();
   // Own will (rule 11 ff.); also for a lane found dead by its owner.
   //
   // `leave`: the anchor is about to be shared with somebody who does not know
@@ -304,6 +307,7 @@ class Stream {
   std::uint64_t probe_acked_ = 0;
   std::uint8_t probe_stalled_ = 0;
   bool probe_out_ = false;
+  bool probe_asked_ = false;  // by AskLanded
   bool used_ = false;  // proposed or accepted: one attempt per lane (rule 1)
   bool flip_ =
       false;  // own PROPOSE, or the peer's (the roles exclude each other)

@@ -390,12 +390,15 @@ void Stream::OnLanded(std::uint64_t offset) {
   constexpr std::uint8_t kMostStalled = 3;
   if (!probe_out_ || offset > tx_off_) return Fail(base::Reason::kProtocol);
   probe_out_ = false;
+  const bool asked = std::exchange(probe_asked_, false);
   if (tx_ != Tx::kLane || !LaneUsable()) return;
   if (offset >= probe_at_) {
     probed_ = probe_at_;
     probe_stalled_ = 0;
   } else if (offset != probe_landed_) {
     probe_stalled_ = 0;
+  } else if (asked) {
+    // An application may ask more often than a slow lane moves.
   } else if (++probe_stalled_ >= kMostStalled) {
     Trigger(base::Reason::kLaneStalled);
   }

@@ -15,6 +15,7 @@
 
 #include "lib/base/internal.h"
 #include "lib/base/latch.h"
+#include "lib/base/no_cancel.h"
 #include "lib/base/unique_fd.h"
 
 namespace rcsock::verbs {
@@ -154,6 +155,7 @@ void Release<ibv_pd>::operator()(ibv_pd* pd) const noexcept {
 }
 template <>
 void Release<ibv_mr>::operator()(ibv_mr* mr) const noexcept {
+  const base::NoCancel no_cancel;
   calls.ibv_dereg_mr(mr);
 }
 template <>
@@ -192,6 +194,7 @@ Pd AllocPd(ibv_context* context, Error* error) {
 
 Mr Register(ibv_pd* pd, void* base, std::size_t length, int access,
             Error* error) {
+  const base::NoCancel no_cancel;
   errno = 0;
   Mr mr((calls.ibv_reg_mr)(pd, base, length, access));
   if (mr == nullptr) Fail(error, "ibv_reg_mr", errno, pd->context);

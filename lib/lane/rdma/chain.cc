@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "lib/base/log.h"
+#include "lib/base/no_cancel.h"
 
 namespace rcsock::lane::rdma {
 
@@ -119,6 +120,7 @@ void Chain::Post() {
   }
   if (lane_.qp_ == nullptr) return;
   ibv_send_wr* bad = nullptr;
+  const base::NoCancel no_cancel;
   const int r = ibv_post_send(lane_.qp_, wrs_, &bad);
   if (r == 0 || lane_.closing_.load(std::memory_order_relaxed)) return;
   RCSOCK_LOG(1, "rdma: ibv_post_send: %d", r);

@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "lib/base/clock.h"
+#include "lib/base/no_cancel.h"
 #include "lib/lane/rdma/qp_lane.h"
 
 namespace rcsock::lane::rdma {
@@ -269,6 +270,7 @@ void RdmaPoller::DrainLocked() {
     }
     for (auto& set : sets_) {
       if (set->armed || set->fired) continue;
+      const base::NoCancel no_cancel;
       ibv_req_notify_cq(set->cq.get(), 0);
       set->armed = true;
       anew = true;
@@ -355,6 +357,7 @@ void RdmaPoller::Refill(CqSet* set, bool all) {
     wrs[i].num_sge = 1;
   }
   ibv_recv_wr* bad = nullptr;
+  const base::NoCancel no_cancel;
   const int r = ibv_post_srq_recv(set->srq.get(), wrs, &bad);
   std::uint32_t done = n;
   if (r != 0 && bad != nullptr) {
@@ -379,6 +382,7 @@ void RdmaPoller::ReadEvent(const ibv_cq* cq) {
 // All that are there.  Who is about to sleep may have been shown one of them
 // only: its CQ counts as not armed, so that it is armed and polled once more.
 void RdmaPoller::FetchEvents() {
+  const base::NoCancel no_cancel;
   const int saved = errno;
   if (limits_.lazy_events) {
     ReadAllEvents();
