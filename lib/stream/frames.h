@@ -22,6 +22,8 @@ enum class FrameKind : std::uint8_t {
   kPing = 6,      // heartbeat; nothing
   kProbe = 7,     // offset: what has been posted on the lane; asks for LANDED
   kLanded = 8,    // offset: what has landed
+  kBack = 9,      // offset: where the raw bytes behind this frame, up to the
+                  // peer's X, begin: they are the peer's, to be sent again
 };
 
 enum : std::uint8_t {

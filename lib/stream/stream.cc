@@ -321,11 +321,23 @@ void Stream::PumpTcp() {
       if (InOff() == before) return;
       continue;
     }
-    ssize_t n = anchor_->Recv(hs_ + hs_have_, kFrameSize - hs_have_);
+    std::uint8_t* to = hs_ + hs_have_;
+    std::size_t want = kFrameSize - hs_have_;
+    if (back_left_ != 0) {
+      want = std::min(back_left_, kReadAhead);
+      to = back_.Reserve(want);
+      if (to == nullptr) return Fail(base::Reason::kNoMemory);
+    }
+    ssize_t n = anchor_->Recv(to, want);
     if (n == -EAGAIN || n == -EINTR) return;
     if (n <= 0) {
       OnTcpEnd(static_cast<int>(-n));
       return;
+    }
+    if (back_left_ != 0) {
+      back_.Commit(static_cast<std::size_t>(n));
+      back_left_ -= static_cast<std::size_t>(n);
+      continue;
     }
     hs_have_ = static_cast<std::uint8_t>(hs_have_ + n);
     if (rx_ == Rx::kArm) {
@@ -436,6 +448,8 @@ void Stream::MaybeFinish() {
   stash_.Clear();
   limbo_.Clear();
   tie_copy_.Clear();
+  back_.Clear();
+  back_left_ = 0;
   tx_broken_ = eof_ = true;
   Emit(kFinished | kTimerOff);
   if (failed_ || reset_) Emit(kMustReset);

@@ -138,7 +138,8 @@ class Stream {
   // `leave`: the anchor is about to be shared with somebody who does not know
   // this stream (another process, stdio).  What has landed on the lane and is
   // unread stays the peer's, who sends it again over TCP: so it ends in the
-  // kernel's queue, which all can read.
+  // kernel's queue, which all can read.  What was read ahead is handed back to
+  // the peer for that.
   void Demote(base::Reason reason, bool leave = false);
   // What TCP has is for Read alone to take, so the owner must ask the kernel
   // what there is.  Nothing is read ahead of the application but what a switch
@@ -219,6 +220,7 @@ class Stream {
     kNoLimbo = 16,
     kLatePropose = 32,
     kNoTimer = 64,
+    kLoseBack = 128,
   };
 
   // The application's calls (stream.cc).
@@ -261,6 +263,9 @@ class Stream {
   void OnProbe();
   void OnLanded(std::uint64_t offset);
   void SendLaneDown();
+  bool MayHandBack() const;
+  void HandBack();
+  void OnBack(std::uint64_t offset);
   void OnLaneDown(std::uint64_t r, bool leaves);
   void OnTcpEnd(int error);
   void PeerDied(int error);
@@ -329,6 +334,10 @@ class Stream {
   // by a tie).  Delivered only if TCP ends exactly at rx_x_: then the peer died
   // staging (rule 19).
   ByteQueue limbo_;
+  // Own bytes that the peer has handed back, to go before those from x_ on; how
+  // many of them are still to come.
+  ByteQueue back_;
+  std::size_t back_left_ = 0;
 
   // Ends.
   bool shut_ = false;   // the application's shutdown or close

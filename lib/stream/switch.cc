@@ -10,6 +10,8 @@ namespace {
 constexpr int kMaxCtl = 32;
 // What S may have staged behind a PROPOSE that C ignores.
 constexpr std::size_t kMaxTie = 64 * 1024;
+// What one end hands back to the other at most.
+constexpr std::size_t kMaxBack = 8 * 1024 * 1024;
 
 }  // namespace
 
@@ -34,6 +36,29 @@ void Stream::SendFrame(FrameKind kind, std::uint64_t offset,
 void Stream::SendLaneDown() {
   SendFrame(FrameKind::kLaneDown, InOff(),
             IsFailover(why_left_) ? 0 : kFrameLeaves);
+}
+
+// After own FIN the peer may have ended its side of TCP, and takes nothing
+// back.
+bool Stream::MayHandBack() const {
+  return leave_ && accept_ && !stash_.empty() && stash_.size() <= kMaxBack &&
+         tx_ == Tx::kLane && !fin_sent_;
+}
+
+// What was read ahead of the application lies before everything of this lane,
+// so the peer has no copy.  The kernel's queue takes it from nobody but the
+// peer.
+void Stream::HandBack() {
+  if (out_.Reserve(kFrameSize + stash_.size()) == nullptr) return;
+  if (limbo_.size() != 0 && !stash_.Append(limbo_.data(), limbo_.size()))
+    return;
+  const std::size_t count = stash_.size() - limbo_.size();
+  SendFrame(FrameKind::kBack, rx_off_);
+  out_.Append(stash_.data(), count);
+  // If the peer dies before it has sent them, they are its last words.
+  limbo_.Clear();
+  limbo_.Swap(stash_);
+  rx_x_ = rx_off_;
 }
 
 void Stream::SendFin() {
@@ -357,6 +382,8 @@ void Stream::OnFrame() {
       return OnProbe();
     case FrameKind::kLanded:
       return OnLanded(frame.offset);
+    case FrameKind::kBack:
+      return OnBack(frame.offset);
   }
 }
 
@@ -405,6 +432,14 @@ void Stream::OnLanded(std::uint64_t offset) {
   probe_landed_ = offset;
 }
 
+void Stream::OnBack(std::uint64_t offset) {
+  if ((tx_ != Tx::kLane && tx_ != Tx::kDown) || lane_down_seen_ ||
+      !back_.empty() || offset >= x_ || x_ - offset > kMaxBack) {
+    return Fail(base::Reason::kProtocol);
+  }
+  back_left_ = static_cast<std::size_t>(x_ - offset);
+}
+
 // Rule 13.
 void Stream::OnLaneDown(std::uint64_t r, bool leaves) {
   lane_down_seen_ = true;
@@ -418,6 +453,7 @@ void Stream::OnLaneDown(std::uint64_t r, bool leaves) {
   // something that only TCP can carry (urgent data), which nobody may read
   // past: so what is unread goes the same way.
   leave_ = !kshut_;
+  const bool hand_back = MayHandBack();
   FreezeLane(base::Reason::kPeerDemoted);
   leave_ = false;
   if (kshut_) return;
@@ -430,7 +466,11 @@ void Stream::OnLaneDown(std::uint64_t r, bool leaves) {
       if (r > tx_off_ || (r < AckedOff() && AckedOff() > x_)) {
         return Fail(base::Reason::kProtocol);
       }
+      if (!back_.empty() && r + back_.size() != x_) {
+        return Fail(base::Reason::kProtocol);
+      }
       if (tx_ == Tx::kLane && (broken_ & kRawFirst) == 0) {
+        if (hand_back) HandBack();
         SendLaneDown();
       }
       return GoRaw(std::max(r, x_), true);
@@ -445,8 +485,15 @@ void Stream::OnLaneDown(std::uint64_t r, bool leaves) {
 
 // Rules 12 and 13: back to raw bytes, from offset `from` on.
 void Stream::GoRaw(std::uint64_t from, bool with_frame) {
-  if (with_frame) SendFrame(FrameKind::kRaw, from);
+  if (with_frame) SendFrame(FrameKind::kRaw, from - back_.size());
   if (failed_) return;
+  if (!back_.empty() && (broken_ & kLoseBack) == 0) {
+    if (!out_.Append(back_.data(), back_.size())) {
+      return Fail(base::Reason::kNoMemory);
+    }
+    tail_tx_.Push(back_.data(), back_.size());
+  }
+  back_.Clear();
   const bool copied = role_ == Role::kAcceptor && tx_ == Tx::kProp;
   tx_ = Tx::kRaw;
   Emit(kTxReady);
@@ -522,6 +569,7 @@ void Stream::FreezeLane(base::Reason reason) {
 // Rule 12.
 void Stream::Trigger(base::Reason reason) {
   if (lane_ == nullptr || frozen_ || failed_) return;
+  const bool hand_back = MayHandBack();
   FreezeLane(reason);
   if (kshut_ || failed_) return;
   switch (tx_) {
@@ -540,6 +588,7 @@ void Stream::Trigger(base::Reason reason) {
       }
       break;
     case Tx::kLane:
+      if (hand_back) HandBack();
       SendLaneDown();
       tx_ = Tx::kDown;
       break;
@@ -622,6 +671,8 @@ void Stream::PeerDied(int error) {
   if (last_write_) tx_broken_ = true;
   out_.Clear();
   tie_copy_.Clear();
+  back_.Clear();
+  back_left_ = 0;
   accept_ = false;
   hs_have_ = 0;
   tx_ = Tx::kRaw;
@@ -647,6 +698,8 @@ void Stream::Fail(base::Reason reason) {
   stash_.Clear();
   limbo_.Clear();
   tie_copy_.Clear();
+  back_.Clear();
+  back_left_ = 0;
   tx_ = Tx::kRaw;
   rx_ = Rx::kRaw;
   waiting_ = Waiting::kNothing;

@@ -408,7 +408,15 @@ void SayAndEnd(int fd) {
   LogDrain(fd);
 }
 
-enum class Way { kForkExec, kVfork, kSpawn, kSystem, kPopen };
+enum class Way {
+  kForkExec,
+  kVfork,
+  kSpawn,
+  kSystem,
+  kPopen,
+  kAlone,
+  kVforkAlone
+};
 
 void ToCat(int fd, Way way) {
   LetSay(fd);
@@ -419,12 +427,20 @@ void ToCat(int fd, Way way) {
   switch (way) {
     case Way::kForkExec:
     case Way::kVfork:
-      child = way == Way::kVfork ? ::vfork() : ::fork();
+    case Way::kAlone:
+    case Way::kVforkAlone:
+      child =
+          way == Way::kVfork || way == Way::kVforkAlone ? ::vfork() : ::fork();
       if (child == 0) {
         ::dup2(fd, 0);
         ::dup2(out[1], 1);
         ::close(out[0]);
         ::close(fd);
+        if (way == Way::kAlone || way == Way::kVforkAlone) {
+          // A program that nothing follows.
+          char* const nothing[] = {nullptr};
+          ::execle("/bin/cat", "cat", static_cast<char*>(nullptr), nothing);
+        }
         ::execlp("cat", "cat", static_cast<char*>(nullptr));
         ::_exit(99);
       }
@@ -470,6 +486,11 @@ Case to_fork("unread_fork_exec", SayAndEnd,
              [](int fd) { ToCat(fd, Way::kForkExec); }, {.warm = false});
 Case to_vfork("unread_vfork_exec", SayAndEnd,
               [](int fd) { ToCat(fd, Way::kVfork); }, {.warm = false});
+Case to_alone("unread_fork_exec_alone", SayAndEnd,
+              [](int fd) { ToCat(fd, Way::kAlone); }, {.warm = false});
+Case to_vfork_alone("unread_vfork_exec_alone", SayAndEnd,
+                    [](int fd) { ToCat(fd, Way::kVforkAlone); },
+                    {.warm = false});
 Case to_spawn("unread_spawn", SayAndEnd, [](int fd) { ToCat(fd, Way::kSpawn); },
               {.warm = false});
 Case to_system("unread_system", SayAndEnd,
@@ -512,7 +533,7 @@ Case fails("unread_exec_fails", ServerThenEcho,
            {.warm = false});
 
 // The peer is gone when the connection changes hands: nobody can send again
-// what lies unread.
+// what lies unread, and only a program that is followed can be told of it.
 Case dead_peer(
     "unread_of_the_dead",
     [](int fd) {
@@ -532,7 +553,10 @@ Case dead_peer(
       if (child == 0) {
         ::dup2(out[1], 1);
         ::close(out[0]);
-        ::execlp("cat", "cat", static_cast<char*>(nullptr));
+        // (PAIR_CAT: one that is linked with the library.)
+        const char* cat = std::getenv("PAIR_CAT");
+        if (cat == nullptr) cat = "cat";
+        ::execlp(cat, "cat", static_cast<char*>(nullptr));
         ::_exit(99);
       }
       ::close(out[1]);

@@ -78,6 +78,11 @@ class BrokenRuleTest : public testing::TestWithParam<int> {};
 TEST_P(BrokenRuleTest, IsFound) {
   Bounds bounds = Of(2, 1, 1, 1, 1, false);
   bounds.broken = GetParam();
+  if (GetParam() == 128) {
+    bounds = Of(2, 1, 0, 1, 0, false);
+    bounds.broken = 128;
+    bounds.leave = true;
+  }
   Result result = Explore(bounds, false);
   EXPECT_NE(result.error, nullptr) << "after " << result.states << " states";
   if (result.error != nullptr) {
@@ -90,7 +95,8 @@ INSTANTIATE_TEST_SUITE_P(
     testing::Values(1 /* 11: freeze */, 2 /* 14: own LANE_DOWN before RAW */,
                     8 /* 9: accept staged bytes only after GOT */,
                     16 /* 19: last words */, 32 /* 4: late PROPOSE */,
-                    64 /* 23: the timer */));
+                    64 /* 23: the timer */,
+                    128 /* what is handed back is sent again */));
 
 }  // namespace
 }  // namespace rcsock::stream

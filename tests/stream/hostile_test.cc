@@ -197,7 +197,7 @@ class Hostile {
       case 7:
       case 8: {
         Frame frame;
-        frame.kind = static_cast<FrameKind>(1 + Below(6));
+        frame.kind = static_cast<FrameKind>(1 + Below(9));
         frame.epoch = Below(12) == 0 ? 7 : epoch_;
         frame.offset = SomeOffset();
         if (frame.kind == FrameKind::kFin && Below(2) == 0)
@@ -206,6 +206,10 @@ class Hostile {
         if (Below(12) == 0) bytes[Below(kFrameSize)] ^= 1 << Below(8);
         if (stream_.rx() != Rx::kRaw || Below(4) == 0)
           ToTcp(bytes.data(), bytes.size());
+        if (frame.kind == FrameKind::kBack && Below(4) != 0) {
+          const std::string back(Below(64), 'b');
+          ToTcp(back.data(), back.size());
+        }
         break;
       }
       case 9: {

@@ -178,6 +178,8 @@ struct StreamTestAccess {
     to->append(reinterpret_cast<const char*>(s.hs_), s.hs_have_);
     queue(s.out_);
     queue(s.stash_);
+    queue(s.back_);
+    u64(s.back_left_);
     tail(s.tail_tx_);
     tail(s.tail_rx_);
   }

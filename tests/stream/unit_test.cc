@@ -24,7 +24,7 @@ TEST(FramesTest, BytesAreThoseOfTheDocument) {
 TEST(FramesTest, NonsenseIsNotDecoded) {
   FrameBytes good = Encode(Frame{FrameKind::kGot, 0, 1, 0});
   Frame frame;
-  for (int kind : {0, 9, 255}) {
+  for (int kind : {0, 10, 255}) {
     FrameBytes bytes = good;
     bytes[0] = static_cast<std::uint8_t>(kind);
     EXPECT_FALSE(Decode(bytes, &frame)) << kind;
@@ -93,10 +93,10 @@ class PairTest : public testing::Test {
     world_.link = lane::sim::SimLink(4096, 64);
     world_.link.auto_land = world_.link.auto_credit = true;
   }
-  void Up() {
+  void Up(std::uint32_t epoch = 1) {
     for (int i = 0; i < 2; ++i) {
-      S(i).LaneUp(&world_.lane[i], 1, World::NonceOf(i), World::NonceOf(1 - i),
-                  true);
+      S(i).LaneUp(&world_.lane[i], epoch, World::NonceOf(i),
+                  World::NonceOf(1 - i), true);
     }
   }
   void Go() {
@@ -193,6 +193,127 @@ TEST_F(PairTest, BytesLeftToAPeerThatDiesAreItsLastWords) {
   S(1).ReleaseLane();
   EXPECT_TRUE(S(1).OnlyStash());
   EXPECT_EQ(S(1).TakeStash().size(), 3u);
+}
+
+// Bytes that were read ahead of the application are in no kernel's queue: only
+// the peer can put them there again.
+class HandBackTest : public PairTest {
+ protected:
+  void PromoteUnread() {
+    EXPECT_EQ(Put(0, "raw "), 4);
+    Up();
+    EXPECT_EQ(Put(0, "ring"), 4);
+    Go();
+    ASSERT_TRUE(S(0).FastTx() && S(1).FastTx());
+    EXPECT_EQ(S(1).Readable(), 8u);
+    EXPECT_EQ(Get(1, true), "raw ring");
+  }
+  void Settle() {
+    for (int i = 0; i < 2; ++i) {
+      EXPECT_TRUE(changes_[i] & kSettled) << i;
+      S(i).ReleaseLane();
+      EXPECT_TRUE(S(i).Idle()) << i;
+    }
+  }
+};
+
+TEST_F(HandBackTest, WhatWasReadAheadGoesBackOnTcp) {
+  PromoteUnread();
+  S(1).Demote(base::Reason::kPinnedExec, true);
+  Go();
+  Settle();
+  EXPECT_EQ(world_.tcp.pipe[0].bytes, "raw ring");
+  EXPECT_EQ(Get(1), "raw ring");
+  // The next lane's proof covers bytes that went twice.
+  world_.link.Reset();
+  Up(2);
+  EXPECT_EQ(Put(0, "x"), 1);
+  Go();
+  EXPECT_EQ(Get(1), "x");
+  EXPECT_TRUE(S(0).FastTx() && S(1).FastTx());
+}
+
+TEST_F(HandBackTest, PartlyReadAndBothLeave) {
+  PromoteUnread();
+  EXPECT_EQ(Put(1, "other"), 5);
+  char some[2];
+  iovec iov{some, 2};
+  EXPECT_EQ(S(1).Read(&iov, 1, 2, false), 2);
+  S(0).Demote(base::Reason::kPinnedExec, true);
+  S(1).Demote(base::Reason::kPinnedExec, true);
+  Go();
+  Settle();
+  EXPECT_EQ(world_.tcp.pipe[0].bytes, "w ring");
+  EXPECT_EQ(world_.tcp.pipe[1].bytes, "other");
+}
+
+TEST_F(HandBackTest, WhoeverLeavesFirst) {
+  PromoteUnread();
+  S(0).Demote(base::Reason::kStarved, true);
+  Go();
+  Settle();
+  EXPECT_EQ(world_.tcp.pipe[0].bytes, "raw ring");
+}
+
+TEST_F(HandBackTest, APeerThatDiesLeavesThemHere) {
+  PromoteUnread();
+  world_.Kill(0, false);
+  S(1).Demote(base::Reason::kPinnedExec, true);
+  Go();
+  EXPECT_EQ(Get(1), "raw ring");
+  EXPECT_EQ(Get(1), "");
+}
+
+TEST_F(HandBackTest, BehindOwnFinTheyStay) {
+  PromoteUnread();
+  S(1).ShutdownWrite();
+  S(1).Demote(base::Reason::kPinnedExec, true);
+  Go();
+  EXPECT_EQ(Get(1), "raw ring");
+}
+
+TEST_F(HandBackTest, TheEndComesBehindThem) {
+  PromoteUnread();
+  S(0).ShutdownWrite();
+  Go();
+  S(1).Demote(base::Reason::kPinnedExec, true);
+  Go();
+  EXPECT_EQ(world_.tcp.pipe[0].bytes, "raw ring");
+  EXPECT_TRUE(world_.tcp.kshut[0]);
+  EXPECT_EQ(Get(1), "raw ring");
+  EXPECT_EQ(Get(1), "");
+}
+
+// What it hands back must be what lies before our X, no more and no less.
+TEST_F(HandBackTest, AnythingElseHandedBackIsHostile) {
+  for (const std::uint64_t offset : {4u, 5u, 1000u}) {
+    world_.~World();
+    new (&world_) World(&bounds_);
+    world_.tcp.units = false;
+    world_.tcp.budget[0] = world_.tcp.budget[1] = -1;
+    world_.link = lane::sim::SimLink(4096, 64);
+    world_.link.auto_land = world_.link.auto_credit = true;
+    changes_[0] = 0;
+    PromoteUnread();
+    const FrameBytes bytes = Encode(Frame{FrameKind::kBack, 0, 1, offset});
+    world_.tcp.pipe[1].bytes.append(reinterpret_cast<const char*>(bytes.data()),
+                                    16);
+    Go();
+    EXPECT_TRUE(changes_[0] & kMustReset) << offset;
+  }
+}
+
+TEST_F(HandBackTest, LaneDownMustNameWhereTheyBegin) {
+  PromoteUnread();
+  for (const Frame& frame : {Frame{FrameKind::kBack, 0, 1, 2},
+                             Frame{FrameKind::kLaneDown, 0, 1, 3}}) {
+    const FrameBytes bytes = Encode(frame);
+    world_.tcp.pipe[1].bytes.append(reinterpret_cast<const char*>(bytes.data()),
+                                    16);
+    if (frame.kind == FrameKind::kBack) world_.tcp.pipe[1].bytes += "w ";
+  }
+  Go();
+  EXPECT_TRUE(changes_[0] & kMustReset);
 }
 
 TEST_F(PairTest, UnreadBytesOfAPeekGrowWhileTcpBringsMore) {
