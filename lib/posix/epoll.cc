@@ -592,18 +592,20 @@ bool InterestsNamed(Sock* sock, int fd) {
 }
 
 int InterestsUnread(Sock* sock, EpollSet* set, epoll_event* out, int capacity) {
+  const bool unread = sock->UnreadBytes() > 0;
   Critical critical;
   int found = 0;
   interest_latch.lock();
   for (Interest* i = sock->interests; i != nullptr && found < capacity;
        i = i->next_of_sock) {
     const std::uint32_t events = i->events.load(std::memory_order_relaxed);
-    if (i->set != set || !i->in_kernel ||
-        (events & (EPOLLIN | EPOLLRDNORM)) == 0 ||
+    std::uint32_t holds = unread ? events & (EPOLLIN | EPOLLRDNORM) : 0;
+    if (sock->Completions()) holds |= EPOLLERR;
+    if (i->set != set || !i->in_kernel || holds == 0 ||
         ((events & EPOLLET) != 0 && !i->edge.exchange(false))) {
       continue;
     }
-    out[found].events = events & (EPOLLIN | EPOLLRDNORM);
+    out[found].events = holds;
     out[found].data.u64 = i->data.load(std::memory_order_relaxed);
     if ((events & EPOLLET) == 0) {
       // What else holds belongs into this report, if there is room for one

@@ -15,6 +15,7 @@
 #include "lib/base/no_cancel.h"
 #include "lib/posix/hooks.h"
 #include "lib/posix/table.h"
+#include "lib/posix/zero_copy.h"
 
 namespace rcsock::posix::hook {
 namespace {
@@ -70,6 +71,12 @@ ssize_t recv(int fd, void* to, size_t length, int flags) {
   Sock* sock = LookupSock(fd);
   if (sock == nullptr) return real::recv(fd, to, length, flags);
   const iovec iov{to, length};
+  if (__builtin_expect((flags & MSG_ERRQUEUE) != 0, 0)) {
+    msghdr message{};
+    message.msg_iov = const_cast<iovec*>(&iov);
+    message.msg_iovlen = 1;
+    return sock->RecvErrors(fd, &message, flags);
+  }
   return sock->Recv(fd, &iov, 1, length, flags,
                     [&] { return real::recv(fd, to, length, flags); });
 }
@@ -79,6 +86,13 @@ ssize_t recvfrom(int fd, void* to, size_t length, int flags, sockaddr* address,
   Sock* sock = LookupSock(fd);
   if (sock == nullptr) {
     return real::recvfrom(fd, to, length, flags, address, address_length);
+  }
+  if (__builtin_expect((flags & MSG_ERRQUEUE) != 0, 0)) {
+    const ssize_t n = recv(fd, to, length, flags);
+    if (n >= 0 && address != nullptr && address_length != nullptr) {
+      *address_length = 0;
+    }
+    return n;
   }
   const iovec iov{to, length};
   bool raw = false;
@@ -106,6 +120,9 @@ ssize_t readv(int fd, const iovec* iov, int count) {
 ssize_t recvmsg(int fd, msghdr* message, int flags) {
   Sock* sock = LookupSock(fd);
   if (sock == nullptr) return real::recvmsg(fd, message, flags);
+  if (__builtin_expect((flags & MSG_ERRQUEUE) != 0, 0) && !Null(message)) {
+    return sock->RecvErrors(fd, message, flags);
+  }
   std::size_t total = 0;
   if (Null(message) || !Total(message->msg_iov,
                               static_cast<long>(message->msg_iovlen), &total)) {
@@ -159,13 +176,36 @@ ssize_t write(int fd, const void* from, size_t length) {
                     [&] { return real::write(fd, from, length); });
 }
 
+// With the flags that a lane does not know.
+template <class Raw>
+static ssize_t SendFlagged(Sock* sock, int fd, const iovec* iov, int count,
+                           std::size_t total, int flags, Raw&& raw) {
+  if (__builtin_expect((flags & (MSG_OOB | MSG_ZEROCOPY)) == 0, 1)) {
+    return sock->Send(fd, iov, count, total, flags, raw);
+  }
+  if (flags & MSG_OOB) sock->Pin(base::Reason::kPinnedOption);
+  ZeroCopy* const zero_copy =
+      flags & MSG_ZEROCOPY ? sock->ForZeroCopy() : nullptr;
+  bool by_kernel = false;
+  // (What TCP takes of a call of which a lane has taken some is copied too.)
+  const ssize_t n =
+      sock->Send(fd, iov, count, total, flags & ~MSG_ZEROCOPY, [&] {
+        by_kernel = true;
+        const ssize_t taken = raw();
+        // Here, where no lane can come in between.
+        if (taken > 0 && zero_copy != nullptr) zero_copy->ByKernel();
+        return taken;
+      });
+  if (n > 0 && !by_kernel && zero_copy != nullptr) sock->CopiedInstead();
+  return n;
+}
+
 ssize_t send(int fd, const void* from, size_t length, int flags) {
   Sock* sock = LookupSock(fd);
   if (sock == nullptr) return real::send(fd, from, length, flags);
-  if (flags & (MSG_OOB | MSG_ZEROCOPY)) sock->Pin(base::Reason::kPinnedOption);
   const iovec iov{const_cast<void*>(from), length};
-  return sock->Send(fd, &iov, 1, length, flags,
-                    [&] { return real::send(fd, from, length, flags); });
+  return SendFlagged(sock, fd, &iov, 1, length, flags,
+                     [&] { return real::send(fd, from, length, flags); });
 }
 
 ssize_t sendto(int fd, const void* from, size_t length, int flags,
@@ -174,9 +214,8 @@ ssize_t sendto(int fd, const void* from, size_t length, int flags,
   if (sock == nullptr) {
     return real::sendto(fd, from, length, flags, address, address_length);
   }
-  if (flags & (MSG_OOB | MSG_ZEROCOPY)) sock->Pin(base::Reason::kPinnedOption);
   const iovec iov{const_cast<void*>(from), length};
-  return sock->Send(fd, &iov, 1, length, flags, [&] {
+  return SendFlagged(sock, fd, &iov, 1, length, flags, [&] {
     return real::sendto(fd, from, length, flags, address, address_length);
   });
 }
@@ -202,15 +241,14 @@ ssize_t sendmsg(int fd, const msghdr* message, int flags) {
     }
     return real::sendmsg(fd, message, flags);
   }
-  if (flags & (MSG_OOB | MSG_ZEROCOPY)) sock->Pin(base::Reason::kPinnedOption);
   std::size_t total = 0;
   if (Null(message) || !Total(message->msg_iov,
                               static_cast<long>(message->msg_iovlen), &total)) {
     return real::sendmsg(fd, message, flags);
   }
-  return sock->Send(fd, message->msg_iov, static_cast<int>(message->msg_iovlen),
-                    total, flags,
-                    [&] { return real::sendmsg(fd, message, flags); });
+  return SendFlagged(sock, fd, message->msg_iov,
+                     static_cast<int>(message->msg_iovlen), total, flags,
+                     [&] { return real::sendmsg(fd, message, flags); });
 }
 
 int sendmmsg(int fd, mmsghdr* messages, unsigned count, int flags) {

@@ -317,6 +317,8 @@ int setsockopt(int fd, int level, int name, const void* value,
         if (number > 1) sock->PinByOption();
         break;
       case SO_ZEROCOPY:
+        sock->SetZeroCopy(number != 0);
+        break;
       case SO_OOBINLINE:
       case SO_TIMESTAMP:
       case SO_TIMESTAMPNS:

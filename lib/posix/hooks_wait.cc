@@ -201,9 +201,9 @@ int select(int count, fd_set* in, fd_set* out, fd_set* except,
            timeval* timeout) {
   if (AnyUnread()) {
     SelectUnread unread;
-    if (unread.Look(count, in)) {
+    if (unread.Look(count, in, out)) {
       timeval now{0, 0};
-      return unread.Add(in, SelectNow(count, in, out, except, &now));
+      return unread.Add(in, out, SelectNow(count, in, out, except, &now));
     }
   }
   return SelectNow(count, in, out, except, timeout);
@@ -213,8 +213,8 @@ int pselect(int count, fd_set* in, fd_set* out, fd_set* except,
             const timespec* timeout, const sigset_t* mask) {
   if (AnyUnread()) {
     SelectUnread unread;
-    if (unread.Look(count, in)) {
-      return unread.Add(in, PselectNow(count, in, out, except, &kNoTime, mask));
+    if (unread.Look(count, in, out)) {
+      return unread.Add(in, out, PselectNow(count, in, out, except, &kNoTime, mask));
     }
   }
   return PselectNow(count, in, out, except, timeout, mask);

@@ -96,6 +96,7 @@ void Sock::Reset() {
   never_.store(false, std::memory_order_relaxed);
   pinned_.store(false, std::memory_order_relaxed);
   option_pinned_.store(false, std::memory_order_relaxed);
+  zero_copy_on_.store(false, std::memory_order_relaxed);
   policy_.store(Policy::kAuto, std::memory_order_relaxed);
   leaving_.store(false, std::memory_order_relaxed);
   given_away_.store(false, std::memory_order_relaxed);
@@ -169,6 +170,7 @@ void Sock::Unref() {
     tx_latch.lock();
     rx_latch.lock();
     EndUnreadLatched();
+    ForgetCompletions();
     mode_.store(Mode::kPlain, std::memory_order_seq_cst);
     stream = std::move(stream_);
     lane = std::move(lane_);
@@ -299,6 +301,7 @@ void Sock::Inherit(const Sock& listener) {
   rcv_timeout_ns.store(listener.rcv_timeout_ns.load());
   snd_timeout_ns.store(listener.snd_timeout_ns.load());
   if (listener.option_pinned_.load(std::memory_order_relaxed)) PinByOption();
+  if (listener.zero_copy_on_.load(std::memory_order_relaxed)) SetZeroCopy(true);
   if (listener.policy() != Policy::kAuto) SetPolicy(listener.policy());
 }
 
@@ -597,6 +600,7 @@ void Sock::OnAnchor(std::uint32_t events) {
       WakeTx();
     }
     if (stream_->AtKernel() && (events & ~EPOLLOUT) != 0) WakeRx();
+    if ((events & EPOLLERR) != 0) LookForErrorsLatched();
     stream_->Progress();
     HandleChanges();
     if ((events & (EPOLLHUP | EPOLLERR)) != 0 && watched_ &&

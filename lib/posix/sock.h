@@ -1,6 +1,7 @@
 #ifndef RCSOCK_LIB_POSIX_SOCK_H_
 #define RCSOCK_LIB_POSIX_SOCK_H_
 
+#include <poll.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
 
@@ -46,6 +47,8 @@ inline bool Null(const void* pointer) {
 //
 // Life: `fds` counts descriptors, `refs_` those plus what the conductor holds;
 // at zero the object goes back to the pool.
+class ZeroCopy;
+
 class alignas(64) Sock final : public File,
                                public rendezvous::Seeker,
                                public rendezvous::AnchorWatcher,
@@ -75,6 +78,7 @@ class alignas(64) Sock final : public File,
   std::uint64_t lane_rx_ = 0;  // delivered by the engine
   bool rd_shut_ = false;
   std::atomic<bool> on_lane_{false};
+  std::atomic<bool> completions_{false};  // zero_copy_ has some to tell
 
  public:
   std::atomic<bool> nonblock{false};
@@ -117,7 +121,12 @@ class alignas(64) Sock final : public File,
   // stash).
   static constexpr std::uint32_t kInRing = 1u << 16;
   std::uint32_t Readiness(std::uint32_t events, bool* plain, bool warm = false,
-                          bool drained = false);
+                          bool drained = false) {
+    const std::uint32_t ready = EngineReadiness(events, plain, warm, drained);
+    if (Completions() && !*plain) [[unlikely]]
+      return ready | POLLERR;
+    return ready;
+  }
   bool ReadableBytes(int* bytes);
   bool UnsentBytes(int* bytes);
   // SO_ERROR of the stream itself, once; 0: none.
@@ -125,6 +134,20 @@ class alignas(64) Sock final : public File,
   // TCP_CORK, TCP_NODELAY.  KeepOption: false if the kernel is to be told.
   bool KeepOption(int name, bool on);
   bool KeptOption(int name, int* value);
+
+  // --- MSG_ZEROCOPY (sock_zero_copy.cc)
+  // SO_ZEROCOPY has been set.
+  void SetZeroCopy(bool on);
+  // A call with the flag is about to be made: where it is counted; null: the
+  // flag means nothing, or is the kernel's alone (the stream is pinned then).
+  ZeroCopy* ForZeroCopy();
+  // It was copied.
+  void CopiedInstead();
+  // recvmsg with MSG_ERRQUEUE.
+  ssize_t RecvErrors(int fd, msghdr* message, int flags);
+  bool Completions() const {
+    return completions_.load(std::memory_order_relaxed);
+  }
 
   // --- What a program that is linked with rcsock may ask (sock_control.cc)
   struct Info {
@@ -473,6 +496,11 @@ class alignas(64) Sock final : public File,
   void PostSettle();
   void Settle();
   bool BackToPlain();
+  std::uint32_t EngineReadiness(std::uint32_t events, bool* plain, bool warm,
+                                bool drained);
+  void LookForErrorsLatched();
+  void CompletionsChanged();
+  void ForgetCompletions();
   bool StuckOnStash();
   void TakeOptions();
   void PushOptions();
@@ -485,6 +513,8 @@ class alignas(64) Sock final : public File,
   std::atomic<bool> may_adopt_{false};  // connected, and not for ever on TCP
   std::atomic<bool> pinned_{false};
   std::atomic<bool> option_pinned_{false};
+  std::atomic<bool> zero_copy_on_{false};
+  std::atomic<ZeroCopy*> zero_copy_{nullptr};  // kept by the pool
   std::atomic<Policy> policy_{Policy::kAuto};
   // On its way to the kernel for somebody who does not know the stream: bytes
   // read ahead do not hold it.

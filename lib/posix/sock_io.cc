@@ -258,7 +258,7 @@ int Sock::WaitTx(Wait& wait, std::uint32_t seq) {
 
 ssize_t Sock::EngineRecv(const iovec* iov, int count, std::size_t total,
                          int flags, std::size_t* done) {
-  if (flags & (MSG_OOB | MSG_ERRQUEUE)) [[unlikely]] {
+  if (flags & MSG_OOB) [[unlikely]] {
     Pin(base::Reason::kPinnedOption);
     return kRetry;
   }
@@ -517,8 +517,8 @@ int Sock::Shutdown(int number, int how) {
   return 0;
 }
 
-std::uint32_t Sock::Readiness(std::uint32_t events, bool* plain, bool warm,
-                              bool drained) {
+std::uint32_t Sock::EngineReadiness(std::uint32_t events, bool* plain,
+                                    bool warm, bool drained) {
   Critical critical;
   std::uint32_t ready = 0;
   bool rx_fast = false;

@@ -12,13 +12,24 @@ bool HasUnread(int fd) {
   return sock != nullptr && sock->UnreadBytes() > 0;
 }
 
+bool HasCompletions(int fd) {
+  Sock* sock = LookupSock(fd);
+  return sock != nullptr && sock->Completions();
+}
+
 unsigned long Bit(int fd) { return 1ul << (fd % 64); }
+
+bool IsSet(const fd_set* set, int fd) {
+  const auto* words = reinterpret_cast<const unsigned long*>(set);
+  return (words[fd / 64] & Bit(fd)) != 0;
+}
 
 }  // namespace
 
 bool PollFindsUnread(const pollfd* fds, nfds_t count) {
   for (nfds_t i = 0; i < count; ++i) {
     if ((fds[i].events & kReadable) != 0 && HasUnread(fds[i].fd)) return true;
+    if (HasCompletions(fds[i].fd)) return true;
   }
   return false;
 }
@@ -26,32 +37,41 @@ bool PollFindsUnread(const pollfd* fds, nfds_t count) {
 int AddUnread(pollfd* fds, nfds_t count, int found) {
   if (found < 0) return found;
   for (nfds_t i = 0; i < count; ++i) {
-    if ((fds[i].events & kReadable) == 0 || !HasUnread(fds[i].fd)) continue;
+    int more = 0;
+    if ((fds[i].events & kReadable) != 0 && HasUnread(fds[i].fd)) {
+      more = fds[i].events & kReadable;
+    }
+    if (HasCompletions(fds[i].fd)) more |= POLLERR;
+    if (more == 0) continue;
     if (fds[i].revents == 0) ++found;
-    fds[i].revents =
-        static_cast<short>(fds[i].revents | (fds[i].events & kReadable));
+    fds[i].revents = static_cast<short>(fds[i].revents | more);
   }
   return found;
 }
 
-bool SelectUnread::Look(int count, const fd_set* in) {
-  if (in == nullptr) return false;
-  const auto* words = reinterpret_cast<const unsigned long*>(in);
+bool SelectUnread::Look(int count, const fd_set* in, const fd_set* out) {
   const int top = fd_high.load(std::memory_order_relaxed);
   for (int fd = 0; fd < count && fd <= top && found_ < kMost; ++fd) {
-    if ((words[fd / 64] & Bit(fd)) != 0 && HasUnread(fd)) fds_[found_++] = fd;
+    const bool error = HasCompletions(fd);
+    const bool reads =
+        in != nullptr && IsSet(in, fd) && (error || HasUnread(fd));
+    const bool writes = out != nullptr && IsSet(out, fd) && error;
+    if (reads || writes) fds_[found_++] = {fd, reads, writes};
   }
   return found_ > 0;
 }
 
-int SelectUnread::Add(fd_set* in, int found) const {
+int SelectUnread::Add(fd_set* in, fd_set* out, int found) const {
   if (found < 0) return found;
-  auto* words = reinterpret_cast<unsigned long*>(in);
-  for (int i = 0; i < found_; ++i) {
-    unsigned long& word = words[fds_[i] / 64];
-    if ((word & Bit(fds_[i])) != 0) continue;
-    word |= Bit(fds_[i]);
+  const auto add = [&found](fd_set* set, int fd) {
+    unsigned long& word = reinterpret_cast<unsigned long*>(set)[fd / 64];
+    if ((word & Bit(fd)) != 0) return;
+    word |= Bit(fd);
     ++found;
+  };
+  for (int i = 0; i < found_; ++i) {
+    if (fds_[i].reads) add(in, fds_[i].fd);
+    if (fds_[i].writes) add(out, fds_[i].fd);
   }
   return found;
 }
@@ -62,7 +82,8 @@ int EpollFindsUnread(EpollSet* set, epoll_event* events, int capacity) {
   const int top = fd_high.load(std::memory_order_relaxed);
   for (int fd = 0; fd <= top && found < capacity; ++fd) {
     Sock* sock = LookupSock(fd);
-    if (sock == nullptr || sock->fd() != fd || sock->UnreadBytes() == 0) {
+    if (sock == nullptr || sock->fd() != fd ||
+        (sock->UnreadBytes() == 0 && !sock->Completions())) {
       continue;
     }
     found += InterestsUnread(sock, set, events + found, capacity - found);

@@ -13,22 +13,29 @@ class EpollSet;
 // they are readable.  Unread bytes only ever become fewer, so nobody has to be
 // woken for them: a call that waits looks once, and if it finds some it asks
 // the kernel without waiting and adds them.  Call these only if AnyUnread().
+// The same of completions of MSG_ZEROCOPY that the kernel does not know of,
+// which are an error to whoever waits.
 
 // Whether poll would find some; and then, after it has been called without a
 // time-out, adds them to its answer.
 bool PollFindsUnread(const pollfd* fds, nfds_t count);
 int AddUnread(pollfd* fds, nfds_t count, int found);
 
-// The same for select: `in` as it was asked, for Add.
+// The same for select: the sets as they were asked, for Add.
 class SelectUnread {
  public:
   // False: there are none.
-  bool Look(int count, const fd_set* in);
-  int Add(fd_set* in, int found) const;
+  bool Look(int count, const fd_set* in, const fd_set* out);
+  int Add(fd_set* in, fd_set* out, int found) const;
 
  private:
   static constexpr int kMost = 64;
-  int fds_[kMost];
+  struct Found {
+    int fd;
+    bool reads;
+    bool writes;
+  };
+  Found fds_[kMost];
   int found_ = 0;
 };
 

@@ -8,12 +8,14 @@
 #include <sys/epoll.h>
 #include <sys/ioctl.h>
 #include <sys/resource.h>
+#include <sys/select.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <cstring>
+#include <thread>
 #include <vector>
 
 #include "tests/posix/pair.h"
@@ -197,6 +199,252 @@ Case zerocopy(
         told = error.ee_data + 1;
       }
       Log("all told %d", told == sends);
+    });
+
+// --- MSG_ZEROCOPY
+
+void AllowZeroCopy(int fd) {
+  const int on = 1;
+  CHECK_THAT(::setsockopt(fd, SOL_SOCKET, SO_ZEROCOPY, &on, sizeof on) == 0);
+}
+
+constexpr std::size_t kZeroCopyPiece = 5000;
+
+// The server's half: takes `pieces` of them, and says so.
+void TakePieces(int fd, int pieces) {
+  std::vector<char> text(kZeroCopyPiece);
+  for (int i = 0; i < pieces; ++i) {
+    RecvAll(fd, text.data(), text.size());
+    CHECK_THAT(IsPattern(13, 0, text.data(), text.size()));
+  }
+  Barrier();
+}
+
+// One call, of which the kernel takes all.
+void SendPiece(int fd, int flags) {
+  // (Which the kernel may still read afterwards.)
+  static std::vector<char> text(kZeroCopyPiece);
+  Pattern(13, 0, text.data(), text.size());
+  CHECK_THAT(::send(fd, text.data(), text.size(), flags) ==
+             static_cast<ssize_t>(text.size()));
+}
+
+// Reads what is told until `count` calls are; each must be told once.  (In what
+// order, and how many at a time, is left open.)
+void HearOf(int fd, std::uint32_t first, std::uint32_t count) {
+  std::vector<int> told(first + count);
+  for (std::uint32_t heard = 0; heard < count;) {
+    pollfd one{fd, 0, 0};
+    CHECK_THAT(::poll(&one, 1, 5000) == 1);
+    CHECK_THAT((one.revents & POLLERR) != 0);
+    alignas(cmsghdr) char control[200];
+    char data[10];
+    iovec iov{data, sizeof data};
+    sockaddr_in name{};
+    msghdr message{};
+    message.msg_name = &name;
+    message.msg_namelen = sizeof name;
+    message.msg_iov = &iov;
+    message.msg_iovlen = 1;
+    message.msg_control = control;
+    message.msg_controllen = sizeof control;
+    CHECK_THAT(::recvmsg(fd, &message, MSG_ERRQUEUE) == 0);
+    if (heard == 0) {
+      Log("flags %x, name %u, control %zu",
+          static_cast<unsigned>(message.msg_flags), message.msg_namelen,
+          message.msg_controllen);
+    }
+    const cmsghdr* header = CMSG_FIRSTHDR(&message);
+    CHECK_THAT(header != nullptr && header->cmsg_level == SOL_IP &&
+               header->cmsg_type == IP_RECVERR);
+    sock_extended_err error;
+    std::memcpy(&error, CMSG_DATA(header), sizeof error);
+    CHECK_THAT(error.ee_errno == 0 && error.ee_type == 0);
+    CHECK_THAT(error.ee_origin == SO_EE_ORIGIN_ZEROCOPY);
+    CHECK_THAT(error.ee_code == SO_EE_CODE_ZEROCOPY_COPIED);
+    CHECK_THAT(error.ee_info >= first && error.ee_info <= error.ee_data);
+    CHECK_THAT(error.ee_data < told.size());
+    for (std::uint32_t i = error.ee_info; i <= error.ee_data; ++i) {
+      CHECK_THAT(++told[i] == 1);
+      ++heard;
+    }
+  }
+  pollfd one{fd, 0, 0};
+  Result("poll", ::poll(&one, 1, 0));
+  char byte;
+  Result("no more", ::recv(fd, &byte, 1, MSG_ERRQUEUE));
+  Log("told of %u from %u", count, first);
+}
+
+// Some calls on TCP, some on a lane, some back on TCP: one row of numbers.
+Case zerocopy_numbers(
+    "zerocopy_numbers",
+    [](int fd) {
+      TakePieces(fd, 4);
+      Warm(fd);
+      TakePieces(fd, 5);
+      TakePieces(fd, 3);
+      Warm(fd);
+      TakePieces(fd, 2);
+    },
+    [](int fd) {
+      AllowZeroCopy(fd);
+      for (int i = 0; i < 3; ++i) SendPiece(fd, MSG_ZEROCOPY);
+      SendPiece(fd, 0);  // takes no number
+      Barrier();
+      Warm(fd);
+      for (int i = 0; i < 2; ++i) SendPiece(fd, MSG_ZEROCOPY);
+      SendPiece(fd, 0);
+      for (int i = 0; i < 2; ++i) SendPiece(fd, MSG_ZEROCOPY);
+      Barrier();
+      HearOf(fd, 0, 7);
+      const pid_t child = ::fork();
+      if (child == 0) ::_exit(0);
+      CHECK_THAT(::waitpid(child, nullptr, 0) == child);
+      for (int i = 0; i < 3; ++i) SendPiece(fd, MSG_ZEROCOPY);
+      Barrier();
+      HearOf(fd, 7, 3);
+      Warm(fd);
+      for (int i = 0; i < 2; ++i) SendPiece(fd, MSG_ZEROCOPY);
+      Barrier();
+      HearOf(fd, 10, 2);
+    },
+    {.warm = false});
+
+// Not yet read when the connection leaves its lane, and is shared.
+Case zerocopy_leaves(
+    "zerocopy_leaves",
+    [](int fd) {
+      TakePieces(fd, 3);
+      TakePieces(fd, 2);
+    },
+    [](int fd) {
+      AllowZeroCopy(fd);
+      const int set = ::epoll_create1(0);
+      epoll_event event{};
+      event.data.u32 = 5;
+      CHECK_THAT(::epoll_ctl(set, EPOLL_CTL_ADD, fd, &event) == 0);
+      for (int i = 0; i < 3; ++i) SendPiece(fd, MSG_ZEROCOPY);
+      Barrier();
+      const pid_t child = ::fork();
+      if (child == 0) ::_exit(0);
+      CHECK_THAT(::waitpid(child, nullptr, 0) == child);
+      for (int i = 0; i < 2; ++i) SendPiece(fd, MSG_ZEROCOPY);
+      Barrier();
+      epoll_event seen{};
+      Result("epoll", ::epoll_wait(set, &seen, 1, 5000));
+      Log("error %d of %u", (seen.events & EPOLLERR) != 0, seen.data.u32);
+      fd_set in;
+      fd_set out;
+      FD_ZERO(&in);
+      FD_ZERO(&out);
+      FD_SET(fd, &in);
+      FD_SET(fd, &out);
+      Result("select", ::select(fd + 1, &in, &out, nullptr, nullptr));
+      HearOf(fd, 0, 5);
+      Result("epoll", ::epoll_wait(set, &seen, 1, 0));
+      ::close(set);
+    });
+
+void LogError(int set, const char* what) {
+  epoll_event event{};
+  const int n = ::epoll_wait(set, &event, 1, 0);
+  Log("%s: %d, error %d", what, n, n > 0 && (event.events & EPOLLERR) != 0);
+}
+
+Case zerocopy_readiness(
+    "zerocopy_readiness",
+    [](int fd) {
+      TakePieces(fd, 1);
+      TakePieces(fd, 1);
+    },
+    [](int fd) {
+      AllowZeroCopy(fd);
+      const int level = ::epoll_create1(0);
+      const int edge = ::epoll_create1(0);
+      const int once = ::epoll_create1(0);
+      epoll_event event{};
+      event.events = 0;
+      CHECK_THAT(::epoll_ctl(level, EPOLL_CTL_ADD, fd, &event) == 0);
+      event.events = EPOLLIN | EPOLLET;
+      CHECK_THAT(::epoll_ctl(edge, EPOLL_CTL_ADD, fd, &event) == 0);
+      event.events = EPOLLIN | EPOLLONESHOT;
+      CHECK_THAT(::epoll_ctl(once, EPOLL_CTL_ADD, fd, &event) == 0);
+      LogError(level, "level, before");
+      LogError(once, "once, before");
+      SendPiece(fd, MSG_ZEROCOPY);
+      Barrier();
+      pollfd one{fd, POLLIN, 0};
+      Result("poll", ::poll(&one, 1, 5000));
+      Log("revents %x", static_cast<unsigned>(one.revents));
+      LogError(level, "level");
+      LogError(level, "level again");
+      LogError(edge, "edge");
+      LogError(edge, "edge again");
+      LogError(once, "once");
+      LogError(once, "once again");
+      fd_set in;
+      fd_set out;
+      fd_set except;
+      FD_ZERO(&in);
+      FD_ZERO(&out);
+      FD_ZERO(&except);
+      FD_SET(fd, &in);
+      FD_SET(fd, &except);
+      Result("select", ::select(fd + 1, &in, &out, &except, nullptr));
+      Log("in %d except %d", FD_ISSET(fd, &in), FD_ISSET(fd, &except));
+      int error = -1;
+      socklen_t size = sizeof error;
+      Result("SO_ERROR", ::getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &size));
+      Log("error %d", error);
+      char text[4];
+      Result("recv", ::recv(fd, text, 4, MSG_DONTWAIT));
+      // Without room for what it says, it is gone.
+      msghdr message{};
+      Result("recvmsg", ::recvmsg(fd, &message, MSG_ERRQUEUE));
+      Log("flags %x", static_cast<unsigned>(message.msg_flags));
+      LogError(level, "level, read");
+      SendPiece(fd, MSG_ZEROCOPY);
+      Barrier();
+      Result("poll", ::poll(&one, 1, 5000));
+      LogError(edge, "a new edge");
+      Result("recv", ::recv(fd, text, 4, MSG_ERRQUEUE));
+      Result("recv", ::recv(fd, text, 4, MSG_ERRQUEUE));
+      for (const int set : {level, edge, once}) ::close(set);
+    });
+
+// Somebody sleeps when the call is made.
+Case zerocopy_wakes(
+    "zerocopy_wakes", [](int fd) { TakePieces(fd, 1); },
+    [](int fd) {
+      AllowZeroCopy(fd);
+      std::thread sleeper([fd] {
+        pollfd one{fd, 0, 0};
+        Result("poll", ::poll(&one, 1, 10'000));
+        Log("error %d", (one.revents & POLLERR) != 0);
+      });
+      // (Asleep or not yet, it must be told.)
+      ::poll(nullptr, 0, 50);
+      SendPiece(fd, MSG_ZEROCOPY);
+      Barrier();
+      sleeper.join();
+      HearOf(fd, 0, 1);
+    });
+
+Case zerocopy_not_allowed(
+    "zerocopy_not_allowed", [](int fd) { TakePieces(fd, 2); },
+    [](int fd) {
+      SendPiece(fd, MSG_ZEROCOPY);
+      AllowZeroCopy(fd);
+      const int off = 0;
+      CHECK_THAT(::setsockopt(fd, SOL_SOCKET, SO_ZEROCOPY, &off, sizeof off) ==
+                 0);
+      SendPiece(fd, MSG_ZEROCOPY);
+      Barrier();
+      pollfd one{fd, 0, 0};
+      Result("poll", ::poll(&one, 1, 0));
+      char byte;
+      Result("recv", ::recv(fd, &byte, 1, MSG_ERRQUEUE));
     });
 
 Case info(

@@ -233,8 +233,9 @@ int rcs_unregister_buffer(void* address, size_t length);
 
 /* Zero copy.  rcs_send of bytes in a registered buffer that stay as they are
  * until rcs_sent_done says 1.  An RDMA device sends 16 KiB and more straight
- * from there; all else is copied, as rcs_send does, and done at once.  (What
- * MSG_ZEROCOPY and its error queue are to the kernel's TCP.) */
+ * from there; all else is copied, as rcs_send does, and done at once.
+ * (MSG_ZEROCOPY works too, and tells by its error queue; on a lane it copies.)
+ */
 struct rcs_sent {
   uint32_t lane;   /* 0: nothing is needed any more */
   uint32_t copied; /* as SO_EE_CODE_ZEROCOPY_COPIED, in the end */
