@@ -60,6 +60,7 @@ class DeviceDomain final : public Domain {
     memory_.emplace(pd_.get());
     // New lanes, and the program's own locked memory, come first.
     std::uint64_t most = base::GetConfig().max_pinned;
+    Memory::SetLimit(most);
     rlimit limit{};
     if (most == 0 && ::getrlimit(RLIMIT_MEMLOCK, &limit) == 0 &&
         limit.rlim_cur != RLIM_INFINITY) {

@@ -24,6 +24,7 @@ std::byte* Map(std::size_t bytes) {
 
 constinit std::atomic<std::uint64_t> total{0};
 constinit std::atomic<std::uint64_t> peak{0};
+constinit std::atomic<std::uint64_t> limit{0};
 constinit std::atomic<void (*)()> on_grown{nullptr};
 constinit std::atomic<void (*)()> on_refused{nullptr};
 
@@ -31,7 +32,42 @@ void Call(const std::atomic<void (*)()>& hook) {
   if (auto* fn = hook.load(std::memory_order_acquire)) fn();
 }
 
+void NotePeak(std::uint64_t now) {
+  std::uint64_t most = peak.load(std::memory_order_relaxed);
+  while (now > most &&
+         !peak.compare_exchange_weak(most, now, std::memory_order_relaxed)) {
+  }
+}
+
 }  // namespace
+
+UserPin& UserPin::operator=(UserPin&& other) noexcept {
+  if (this == &other) return *this;
+  reset();
+  bytes_ = std::exchange(other.bytes_, 0);
+  return *this;
+}
+
+bool UserPin::Take(std::size_t bytes) {
+  reset();
+  const std::uint64_t most = limit.load(std::memory_order_relaxed);
+  std::uint64_t now = total.load(std::memory_order_relaxed);
+  do {
+    if (most != 0 && (now > most || bytes > most - now)) return false;
+  } while (!total.compare_exchange_weak(now, now + bytes,
+                                        std::memory_order_relaxed));
+  bytes_ = bytes;
+  NotePeak(now + bytes);
+  return true;
+}
+
+void UserPin::reset() {
+  total.fetch_sub(std::exchange(bytes_, 0), std::memory_order_relaxed);
+}
+
+void Memory::SetLimit(std::uint64_t bytes) {
+  limit.store(bytes, std::memory_order_relaxed);
+}
 
 std::uint64_t Memory::Total() { return total.load(std::memory_order_relaxed); }
 
@@ -45,12 +81,7 @@ void Memory::SetHooks(void (*grown)(), void (*refused)()) {
 void Memory::Count(std::int64_t bytes) {
   const auto delta = static_cast<std::uint64_t>(bytes);
   pinned_.fetch_add(delta, std::memory_order_relaxed);
-  const std::uint64_t now =
-      total.fetch_add(delta, std::memory_order_relaxed) + delta;
-  std::uint64_t most = peak.load(std::memory_order_relaxed);
-  while (bytes > 0 && now > most &&
-         !peak.compare_exchange_weak(most, now, std::memory_order_relaxed)) {
-  }
+  NotePeak(total.fetch_add(delta, std::memory_order_relaxed) + delta);
 }
 
 bool Memory::MayGrow(std::size_t bytes) const {

@@ -37,6 +37,22 @@ class Block {
   verbs::Mr mr_;
 };
 
+// Memory of the program's own that a device may reach (registered for sending,
+// or exposed): counted with the rings, within the same limit, while this lives.
+class UserPin {
+ public:
+  UserPin() = default;
+  UserPin(UserPin&& other) noexcept { *this = static_cast<UserPin&&>(other); }
+  UserPin& operator=(UserPin&& other) noexcept;
+  ~UserPin() { reset(); }
+  // False: no more may be pinned.
+  bool Take(std::size_t bytes);
+  void reset();
+
+ private:
+  std::size_t bytes_ = 0;
+};
+
 // The memory of one protection domain.  Small blocks are cut from slabs, so
 // that thousands of idle lanes need few mappings; but each has a registration
 // of its own, for exactly its bytes and for as long as it is handed out: a peer
@@ -66,7 +82,9 @@ class Memory {
     return pinned_.load(std::memory_order_relaxed);
   }
 
-  // What all of them have pinned, now and at most.
+  // The limit of all that the process pins; 0: none but the kernel's.
+  static void SetLimit(std::uint64_t bytes);
+  // What all of them have pinned, now and at most, with the program's own.
   static std::uint64_t Total();
   static std::uint64_t Peak();
   // `grown` is called when a block is handed out that is larger than an idle

@@ -290,7 +290,11 @@ class QpLane final : public RdmaLane {
   Board::Mark mark_;
   bool ready_wanted_ = false;  // the conductor's, as the next one
   bool ready_sent_ = false;
-  std::vector<verbs::Mr> exposed_;            // the rx latch's
+  struct Exposed {
+    verbs::Mr mr;
+    UserPin pin;
+  };
+  std::vector<Exposed> exposed_;              // the rx latch's
   std::shared_ptr<UserMemory> placing_from_;  // the tx latch's, as what follows
   std::uint64_t placed_wrs_ = 0;              // the last that places something
   std::uint64_t fence_wrs_ = 0;               // the last whose end says so

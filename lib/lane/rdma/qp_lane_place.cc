@@ -7,6 +7,7 @@
 #include <new>
 #include <utility>
 
+#include "lib/base/log.h"
 #include "lib/lane/rdma/chain.h"
 #include "lib/lane/rdma/qp_lane.h"
 
@@ -27,19 +28,25 @@ int QpLane::Expose(void* at, std::size_t length, std::uint32_t* key) {
   } catch (const std::bad_alloc&) {
     return -ENOMEM;
   }
+  UserPin pin;
+  if (!pin.Take(length)) {
+    RCSOCK_LOG(1, "rdma: %zu bytes to expose are beyond RCSOCK_MAX_PINNED",
+               length);
+    return -ENOBUFS;
+  }
   verbs::Error error;
   verbs::Mr mr =
       verbs::Register(memory_->pd(), at, length,
                       IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE, &error);
   if (mr == nullptr) return error.code == EFAULT ? -EFAULT : -ENOMEM;
   *key = mr->rkey;
-  exposed_.push_back(std::move(mr));
+  exposed_.push_back({std::move(mr), std::move(pin)});
   return 0;
 }
 
 void QpLane::Hide(std::uint32_t key) {
   std::erase_if(exposed_,
-                [&](const verbs::Mr& one) { return one->rkey == key; });
+                [&](const Exposed& one) { return one.mr->rkey == key; });
 }
 
 // The device carries out the requests of a QP in their order, and tells the

@@ -123,11 +123,18 @@ bool UserMemory::LocalKey(ibv_pd* pd, std::uint32_t* key) {
   for (Device& device : devices_) {
     if (device.pd != nullptr && device.pd != pd) continue;
     if (device.pd == nullptr) {
+      // (Room may come; what the device refuses it will go on refusing.)
+      if (!device.pin.Take(length_)) {
+        RCSOCK_LOG(2, "rdma: %zu bytes to send from are beyond the limit",
+                   length_);
+        return false;
+      }
       verbs::Error error;
       device.pd = pd;
       device.mr = verbs::Register(pd, base_, length_, 0, &error);
       device.refused = device.mr == nullptr;
       if (device.refused) {
+        device.pin.reset();
         RCSOCK_LOG(1, "rdma: %zu bytes of the program's: %s: %d", length_,
                    error.call, error.code);
       }

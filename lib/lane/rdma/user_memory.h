@@ -7,6 +7,7 @@
 #include <memory>
 
 #include "lib/base/latch.h"
+#include "lib/lane/rdma/memory.h"
 #include "lib/verbs/verbs.h"
 
 namespace rcsock::lane::rdma {
@@ -30,7 +31,7 @@ class UserMemory {
   // What the protection domain has registered goes with it.
   static void Forget(ibv_pd* pd);
 
-  // Registers it if need be.  False: that is refused.
+  // Registers it if need be.  False: that is refused, or does not fit now.
   bool LocalKey(ibv_pd* pd, std::uint32_t* key);
 
   bool Has(const std::byte* from, std::size_t length) const {
@@ -48,6 +49,7 @@ class UserMemory {
     ibv_pd* pd = nullptr;
     bool refused = false;
     verbs::Mr mr;
+    UserPin pin;
   };
   std::byte* const base_;
   const std::size_t length_;
