@@ -17,8 +17,9 @@
 namespace rcsock::rsocket {
 namespace {
 
-// A device that has not acknowledged for so long will not: its lane is left.
-constexpr std::int64_t kPatienceNs = 3'000'000'000;
+// A device that has not acknowledged for so long will not, or its link is no
+// faster than TCP: its lane is left.  (As long as PROBE takes to find that.)
+constexpr std::int64_t kPatienceNs = 1'000'000'000;
 constexpr std::int64_t kSpinNs = 200'000;
 
 std::int64_t NowNs() {
