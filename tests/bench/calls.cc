@@ -1,0 +1,104 @@
+// Round trips of 8 bytes between the two ends of a connection that one thread
+// holds, after it has left TCP.  For count_instructions: a breakpoint before
+// the round trips and one after them.
+//
+// usage: calls blocking|epoll ROUND_TRIPS
+#include <linux/tcp.h>
+#include <netinet/in.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+
+namespace {
+
+[[noreturn]] void Fail(const char* what) {
+  std::perror(what);
+  std::exit(1);
+}
+
+int ends[2];
+int sets[2] = {-1, -1};
+
+void Pass(int from) {
+  const int to = 1 - from;
+  char text[8] = "1234567";
+  if (send(ends[from], text, sizeof text, 0) != sizeof text) Fail("send");
+  if (sets[to] >= 0) {
+    epoll_event event;
+    if (epoll_wait(sets[to], &event, 1, -1) != 1) Fail("epoll_wait");
+  }
+  if (recv(ends[to], text, sizeof text, 0) != sizeof text) Fail("recv");
+}
+
+void Connect() {
+  sockaddr_in address{};
+  socklen_t size = sizeof address;
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  auto* name = reinterpret_cast<sockaddr*>(&address);
+  const int listener = socket(AF_INET, SOCK_STREAM, 0);
+  ends[0] = socket(AF_INET, SOCK_STREAM, 0);
+  if (bind(listener, name, size) != 0 || listen(listener, 1) != 0 ||
+      getsockname(listener, name, &size) != 0 ||
+      connect(ends[0], name, size) != 0) {
+    Fail("connect");
+  }
+  ends[1] = accept(listener, nullptr, nullptr);
+  if (ends[1] < 0) Fail("accept");
+}
+
+std::uint64_t TcpBytes() {
+  tcp_info info{};
+  socklen_t size = sizeof info;
+  if (getsockopt(ends[0], IPPROTO_TCP, TCP_INFO, &info, &size) != 0) {
+    Fail("TCP_INFO");
+  }
+  return info.tcpi_bytes_acked + info.tcpi_bytes_received;
+}
+
+// Until TCP carries nothing any more.
+void Warm() {
+  std::uint64_t before = 0;
+  for (int i = 0, still = 0; still < 20; ++i) {
+    if (i == 1000) Fail("no lane");
+    for (int k = 0; k < 20; ++k) Pass(k % 2);
+    usleep(500);
+    const std::uint64_t now = TcpBytes();
+    still = now == before ? still + 1 : 0;
+    before = now;
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const long count = argc == 3 ? std::atol(argv[2]) : 0;
+  if (count <= 0) {
+    std::fprintf(stderr, "usage: calls blocking|epoll ROUND_TRIPS\n");
+    return 2;
+  }
+  Connect();
+  if (std::strcmp(argv[1], "epoll") == 0) {
+    for (int i = 0; i < 2; ++i) {
+      epoll_event event{};
+      event.events = EPOLLIN;
+      sets[i] = epoll_create1(0);
+      if (epoll_ctl(sets[i], EPOLL_CTL_ADD, ends[i], &event) != 0) {
+        Fail("epoll_ctl");
+      }
+    }
+  }
+  Warm();
+  __asm__ volatile("int3");
+  for (long i = 0; i < count; ++i) {
+    Pass(0);
+    Pass(1);
+  }
+  __asm__ volatile("int3");
+  return 0;
+}
