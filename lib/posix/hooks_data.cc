@@ -158,7 +158,7 @@ int recvmmsg(int fd, mmsghdr* messages, unsigned count, int flags,
       return got > 0 ? static_cast<int>(got) : -1;
     }
     messages[got].msg_len = static_cast<unsigned>(n);
-    if (n == 0) {
+    if (n == 0 && (flags & MSG_ERRQUEUE) == 0) {
       ++got;
       break;
     }
