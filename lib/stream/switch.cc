@@ -569,8 +569,14 @@ void Stream::FreezeLane(base::Reason reason) {
 // Rule 12.
 void Stream::Trigger(base::Reason reason) {
   if (lane_ == nullptr || frozen_ || failed_) return;
+  // A lane that ends by itself may do so because the peer is leaving it, whose
+  // word for that comes later (iWARP): the same is done as for that word.
+  const bool asked = leave_;
+  leave_ = asked || IsFailover(reason);
   const bool hand_back = MayHandBack();
+  leave_ = asked || hand_back;
   FreezeLane(reason);
+  leave_ = asked;
   if (kshut_ || failed_) return;
   switch (tx_) {
     case Tx::kProp:

@@ -255,6 +255,14 @@ TEST_F(HandBackTest, WhoeverLeavesFirst) {
   EXPECT_EQ(world_.tcp.pipe[0].bytes, "raw ring");
 }
 
+TEST_F(HandBackTest, ALaneThatFails) {
+  PromoteUnread();
+  for (auto& state : world_.link.state) state = base::Reason::kLaneError;
+  Go();
+  Settle();
+  EXPECT_EQ(world_.tcp.pipe[0].bytes, "raw ring");
+}
+
 TEST_F(HandBackTest, APeerThatDiesLeavesThemHere) {
   PromoteUnread();
   world_.Kill(0, false);
