@@ -951,8 +951,7 @@ int EpollSet::Collect(epoll_event* out, int capacity) {
       bool plain = false;
       const std::uint32_t holds = sock->Readiness(
           (events & 0xffff) | EPOLLERR | EPOLLHUP | EPOLLRDHUP | Sock::kInRing,
-          &plain,
-          most == 1 && crowded_.load(std::memory_order_relaxed));
+          &plain, most == 1 && crowded_.load(std::memory_order_relaxed));
       const std::uint32_t ready =
           holds & ((events & 0xffff) | EPOLLERR | EPOLLHUP);
       if (ready == 0) continue;

@@ -214,7 +214,8 @@ int pselect(int count, fd_set* in, fd_set* out, fd_set* except,
   if (AnyUnread()) {
     SelectUnread unread;
     if (unread.Look(count, in, out)) {
-      return unread.Add(in, out, PselectNow(count, in, out, except, &kNoTime, mask));
+      return unread.Add(in, out,
+                        PselectNow(count, in, out, except, &kNoTime, mask));
     }
   }
   return PselectNow(count, in, out, except, timeout, mask);

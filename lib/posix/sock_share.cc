@@ -13,6 +13,7 @@
 #include "lib/posix/iov_rest.h"
 #include "lib/posix/signals.h"
 #include "lib/posix/sock.h"
+#include "lib/posix/zero_copy.h"
 
 namespace rcsock::posix {
 
@@ -210,6 +211,10 @@ void Sock::ForkChild() {
   pins_.store(0, std::memory_order_relaxed);
   poll_sleepers.store(0, std::memory_order_relaxed);
   close_timer_ = 0;
+  if (ZeroCopy* zero_copy = zero_copy_.load(std::memory_order_relaxed)) {
+    zero_copy->ForkChild();
+    CompletionsChanged();
+  }
   if (seeking_.exchange(false, std::memory_order_relaxed)) {
     eligible_.store(true, std::memory_order_relaxed);
   }

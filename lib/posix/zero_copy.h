@@ -22,6 +22,12 @@ class ZeroCopy {
  public:
   // Of another connection from now on.
   void Reset();
+  // In the child: what waits is told by the parent, whose threads may have held
+  // the latch.
+  void ForkChild() {
+    latch_.Reset();
+    waiting_.store(0, std::memory_order_relaxed);
+  }
   // A call that the kernel has taken bytes of.
   void ByKernel();
   // One that was copied.  False: that can't be told apart from the kernel's any

@@ -181,8 +181,8 @@ static_assert(std::atomic<std::uint64_t>::is_always_lock_free);
 static_assert(std::atomic<std::uint32_t>::is_always_lock_free);
 
 // Two processes may have different builds.  Whoever changes the shape of this
-// memory, what is in it, or the frames beside it gives it another number: the version of the
-// rendezvous, which keeps them apart.
+// memory, what is in it, or the frames beside it gives it another number: the
+// version of the rendezvous, which keeps them apart.
 constexpr std::uint8_t kMemoryVersion = 5;
 
 // Notices most changes of shape.
