@@ -17,6 +17,9 @@ using boost::asio::posix::stream_descriptor;
 using boost::system::error_code;
 
 constexpr int kEventsPerTurn = 64;
+// Not 7, which rxe takes for "without end", as all do for RNR.
+constexpr std::uint8_t kRetries = 6;
+constexpr std::uint8_t kRnrForEver = 7;
 
 }  // namespace
 
@@ -109,6 +112,18 @@ void Cm::OnReadable() {
       owner->OnCm(copy);
     }
   }
+}
+
+rdma_conn_param ConnectParameters(const void* data, std::size_t length) {
+  rdma_conn_param parameters{};
+  parameters.private_data = data;
+  parameters.private_data_len = static_cast<std::uint8_t>(length);
+  // No atomics are used; iWARP devices want one of each.
+  parameters.responder_resources = 1;
+  parameters.initiator_depth = 1;
+  parameters.retry_count = kRetries;
+  parameters.rnr_retry_count = kRnrForEver;
+  return parameters;
 }
 
 sockaddr_storage ToSockaddr(const Address& address, std::uint32_t scope,

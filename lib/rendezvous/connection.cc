@@ -61,6 +61,17 @@ bool Connection::MakeLane(int bell, void* cookie, base::Reason* why) {
   return true;
 }
 
+void Connection::ConnectReturned(int error) {
+  // Else there is an event to come, or it has been.
+  if (error == 0) return;
+  const auto keep = shared_from_this();
+  handshake_ = false;
+  if (Rdma* rdma = core_->rdma()) rdma->Unpark(this);
+  if (meeting_ != nullptr) {
+    meeting_->ConnectFailed({"rdma_connect", error, {}});
+  }
+}
+
 std::unique_ptr<lane::Lane> Connection::Deliver(
     std::shared_ptr<Seeker> seeker) {
   meeting_ = nullptr;

@@ -32,6 +32,10 @@ class Connection : public CmOwner,
   bool MakeLane(int bell, void* cookie, base::Reason* why);
   // rdma_connect or rdma_accept has been called; its outcome is known.
   void BeginHandshake() { handshake_ = true; }
+  // What has come of an rdma_connect off the conductor: 0 or an errno.
+  void ConnectReturned(int error);
+  // It has not been called, and will not be.
+  void EndHandshake() { handshake_ = false; }
   void SetConnected() {
     handshake_ = false;
     connected_ = true;

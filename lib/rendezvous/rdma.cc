@@ -52,7 +52,8 @@ Rdma::Rdma(Core* core, std::shared_ptr<Cm> cm)
     : core_(core),
       cm_(std::move(cm)),
       key_(MakeClusterKey(base::GetConfig().key, base::GetConfig().key_size)),
-      held_timer_(core->io) {}
+      held_timer_(core->io),
+      connects_(core) {}
 
 Rdma::~Rdma() = default;
 
@@ -66,6 +67,7 @@ void Rdma::Close() {
   LoseLanes(nullptr, 0, base::Reason::kNoThread);
   for (auto& device : devices_) device->Close();
   devices_.clear();
+  connects_.Close();
   // Whoever stops the conductor cannot wait for them.
   for (auto& connection : parked_) {
     static_cast<void>(new std::shared_ptr<Connection>(connection));
@@ -348,7 +350,8 @@ Rdma::Counts Rdma::counts() const {
           held_.size(),
           static_cast<std::size_t>(connecting_),
           connections_.size(),
-          parked_.size()};
+          parked_.size(),
+          connects_.size()};
 }
 
 }  // namespace rcsock::rendezvous

@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "lib/rendezvous/blocking_connects.h"
 #include "lib/rendezvous/cm.h"
 #include "lib/rendezvous/directory.h"
 #include "lib/rendezvous/rdma_wire.h"
@@ -61,6 +62,7 @@ class Rdma {
   // turn.
   bool TakeTurn(const std::shared_ptr<RdmaMeeting>& meeting);
   void EndTurn();
+  BlockingConnects* connects() { return &connects_; }
   // Keeps a connection nobody wants until it may be destroyed.
   void Park(std::shared_ptr<Connection> connection);
   void Unpark(Connection* connection);
@@ -93,7 +95,7 @@ class Rdma {
 
   struct Counts {
     std::size_t devices, listeners, directories, held, connecting, connections,
-        parked;
+        parked, calls;
   };
   Counts counts() const;
   // In a child of fork: the descriptors that are not rdma_cm's or verbs'.
@@ -126,6 +128,7 @@ class Rdma {
   std::deque<stream::Nonce> used_order_;
   int connecting_ = 0;
   WaitingLine<RdmaMeeting> queue_;
+  BlockingConnects connects_;
   std::uintptr_t last_cookie_ = 0;
   std::unordered_map<void*, RdmaMeeting*> cookies_;
 };

@@ -32,27 +32,14 @@ constexpr milliseconds kConnectLimit{3000};
 constexpr milliseconds kAcceptLimit{3000};
 // As on the shm lane.
 constexpr milliseconds kAdoptLimit{2000};
+// See RdmaLane::Nudge: after 20 ms, 40, 80 and so on.
+constexpr milliseconds kFirstNudge{20};
 constexpr int kResolveMs = 1500;
 // 4.096 us * 2^15 for each of up to seven tries: a peer that has gone is
 // noticed within a second or two, while the anchor still works.
 constexpr std::uint8_t kAckTimeout = 15;
-// Not 7, which rxe takes for "without end", as all do for RNR.
-constexpr std::uint8_t kRetries = 6;
-constexpr std::uint8_t kRnrForEver = 7;
 // What the connection manager of IB says when nobody listens.
 constexpr int kIbNoListener = 8;
-
-rdma_conn_param Parameters(const void* data, std::size_t length) {
-  rdma_conn_param parameters{};
-  parameters.private_data = data;
-  parameters.private_data_len = static_cast<std::uint8_t>(length);
-  // No reads and no atomics are used; iWARP devices want one of each.
-  parameters.responder_resources = 1;
-  parameters.initiator_depth = 1;
-  parameters.retry_count = kRetries;
-  parameters.rnr_retry_count = kRnrForEver;
-  return parameters;
-}
 
 // No private data; rxe gives zeros.
 bool IsEmpty(const CmEvent& event) {
@@ -71,7 +58,12 @@ void SetAckTimeout(rdma_cm_id* id) {
 }  // namespace
 
 RdmaMeeting::RdmaMeeting(Core* core, Session* session)
-    : core_(core), session_(session), timer_(core->io), pause_(kFirstPause) {}
+    : core_(core),
+      session_(session),
+      timer_(core->io),
+      nudge_timer_(core->io),
+      nudge_pause_(kFirstNudge),
+      pause_(kFirstPause) {}
 
 void RdmaMeeting::Begin(const Address& local, std::uint32_t scope,
                         const Address& peer, std::uint16_t peer_port) {
@@ -110,6 +102,7 @@ void RdmaMeeting::Close() {
   state_ = State::kDone;
   ++timer_number_;
   timer_.cancel();
+  nudge_timer_.cancel();
   LeaveConnection();
   if (std::exchange(turn_, false)) rdma_->EndTurn();
   if (std::exchange(place_, false)) seeker->LeavePlace();
@@ -121,6 +114,7 @@ void RdmaMeeting::LeaveConnection() {
   if (cookie_ != nullptr) rdma_->DropCookie(std::exchange(cookie_, nullptr));
   if (connection_ == nullptr) return;
   connection_->LeaveMeeting();
+  if (rdma_->connects()->Leave(connection_.get())) connection_->EndHandshake();
   if (connection_->MustPark()) rdma_->Park(std::move(connection_));
   connection_.reset();
 }
@@ -238,6 +232,9 @@ void RdmaMeeting::OnConnecting(const CmEvent& event) {
 }
 
 void RdmaMeeting::StartProbe() {
+  if (rdma_->connects()->Stuck(peer_)) {
+    return Fail(base::Reason::kRdmaTimeout, false);
+  }
   probe_ = std::make_shared<Probe>(core_);
   const bool started = probe_->Start(
       ToSockaddr(local_, scope_, 0), ToSockaddr(peer_, scope_, port_),
@@ -291,7 +288,15 @@ void RdmaMeeting::SendReq() {
       EncodeReq({session_->tuple().c_port, session_->tuple().s_port, epoch_,
                  session_->nonce()},
                 session_->tuple(), rdma_->key());
-  rdma_conn_param parameters = Parameters(req.data(), req.size());
+  if (ConnectBlocks(connection_->id()->verbs)) {
+    connection_->BeginHandshake();
+    if (const int error = rdma_->connects()->Start(peer_, connection_, req)) {
+      connection_->EndHandshake();
+      ConnectFailed({"pthread_create", error, {}});
+    }
+    return;
+  }
+  rdma_conn_param parameters = ConnectParameters(req.data(), req.size());
   if (verbs::calls.rdma_connect(connection_->id(), &parameters) != 0) {
     return ConnectFailed({"rdma_connect", errno, {}});
   }
@@ -398,7 +403,7 @@ void RdmaMeeting::OnRequest(verbs::Id id, const Req& req) {
   const RepBytes rep =
       EncodeRep({epoch_, session_->nonce(), connection_->lane()->offer()},
                 session_->tuple(), req.nonce, rdma_->key());
-  rdma_conn_param parameters = Parameters(rep.data(), rep.size());
+  rdma_conn_param parameters = ConnectParameters(rep.data(), rep.size());
   if (verbs::calls.rdma_accept(connection_->id(), &parameters) != 0) {
     const verbs::Error error = {"rdma_accept", errno, {}};
     LogError(error);
@@ -446,8 +451,27 @@ void RdmaMeeting::Progress() {
       (session_->role() == stream::Role::kConnector || peer_ready)) {
     if (!lane->SendReady()) return OnLost(base::Reason::kLaneError);
     ready_sent_ = true;
+    if (!peer_ready && ConnectBlocks(connection_->id()->verbs)) {
+      nudge_pause_ = kFirstNudge;
+      StartNudge();
+    }
   }
   if (ready_sent_ && peer_ready) Deliver();
+}
+
+void RdmaMeeting::StartNudge() {
+  nudge_timer_.expires_after(nudge_pause_);
+  nudge_pause_ *= 2;
+  nudge_timer_.async_wait([weak = weak_from_this()](const error_code& error) {
+    const auto self = weak.lock();
+    if (error || self == nullptr) return;
+    Step step(self->core_);
+    if (self->state_ != State::kAdopting || self->connection_ == nullptr) {
+      return;
+    }
+    self->connection_->lane()->Nudge();
+    self->StartNudge();
+  });
 }
 
 void RdmaMeeting::Deliver() {

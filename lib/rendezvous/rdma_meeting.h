@@ -43,6 +43,7 @@ class RdmaMeeting : public std::enable_shared_from_this<RdmaMeeting> {
   void OnCm(const CmEvent& event);
   void OnCompletion();
   void OnLost(base::Reason why);
+  void ConnectFailed(const verbs::Error& error);
 
  private:
   enum class State {
@@ -63,12 +64,12 @@ class RdmaMeeting : public std::enable_shared_from_this<RdmaMeeting> {
   void LeaveConnection();
   void OnConnecting(const CmEvent& event);
   void StartProbe();
-  void ConnectFailed(const verbs::Error& error);
   void SendReq();
   void OnRep(const CmEvent& event);
   void OnRejected(const CmEvent& event);
   void Established();
   void Progress();
+  void StartNudge();
   void Deliver();
   void Fail(base::Reason why, bool final);
   void StartTimer(std::chrono::milliseconds limit);
@@ -83,6 +84,8 @@ class RdmaMeeting : public std::enable_shared_from_this<RdmaMeeting> {
   Address peer_{};
   std::uint16_t peer_port_ = 0;
   boost::asio::steady_timer timer_;
+  boost::asio::steady_timer nudge_timer_;
+  std::chrono::milliseconds nudge_pause_;
   std::uint32_t timer_number_ = 0;
   std::shared_ptr<Connection> connection_;
   std::shared_ptr<Probe> probe_;

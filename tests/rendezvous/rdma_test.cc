@@ -577,6 +577,91 @@ TEST_F(RdmaTest, BlackHole) {
   }));
 }
 
+// A filter that lets the probe through, and then swallows what the kernel sends
+// inside rdma_connect.
+TEST_F(RdmaTest, ConnectThatBlocks) {
+  if (std::getenv("IN_GUEST") == nullptr) GTEST_SKIP() << "not in a guest";
+  if (!OnIwarp()) GTEST_SKIP() << "rxe's rdma_connect does not block";
+  ExpectSuccess(Spawn([] {
+    const int before = Resources("cm_id");
+    Conductor* conductor = GetConductor();
+    ASSERT_TRUE(Guest("cut rdma-connect"));
+    std::vector<TcpPair> pairs;
+    std::vector<std::shared_ptr<TestSeeker>> cs;
+    std::vector<std::shared_ptr<TestSeeker>> ss;
+    // More than may block at a time.
+    for (int i = 0; i < 6; ++i) {
+      pairs.push_back(MakeDevicePair());
+      cs.push_back(ConnectorSeeker(pairs[i].connector));
+      ss.push_back(AcceptorSeeker(pairs[i].acceptor));
+      ss[i]->Start(conductor);
+      cs[i]->Start(conductor);
+    }
+    const auto blocked = [] {
+      return std::system("test $(ss -Htn state syn-sent | wc -l) -ge 4") == 0;
+    };
+    const auto limit = Clock::now() + milliseconds(30'000);
+    while (!blocked() && Clock::now() < limit) ::usleep(10'000);
+    ASSERT_TRUE(blocked());
+
+    // Other streams' lanes go on meanwhile, and a fork.
+    ::setenv("RCSOCK_LANES", "shm", 1);
+    base::LoadConfig();
+    const TcpPair local = MakeDevicePair();
+    auto shm_c = ConnectorSeeker(local.connector);
+    auto shm_s = AcceptorSeeker(local.acceptor);
+    shm_s->Start(conductor);
+    shm_c->Start(conductor);
+    EXPECT_TRUE(shm_c->Wait()) << base::ReasonKey(shm_c->failed);
+    EXPECT_TRUE(shm_s->Wait()) << base::ReasonKey(shm_s->failed);
+    Conductor::ForkPrepare();
+    const pid_t child = ::fork();
+    if (child == 0) {
+      Conductor::ForkChild();
+      ::_exit(0);
+    }
+    Conductor::ForkParent();
+    ExpectSuccess(child);
+    ::setenv("RCSOCK_LANES", "rdma", 1);
+    base::LoadConfig();
+    for (auto& c : cs) {
+      EXPECT_FALSE(c->Wait());
+      EXPECT_EQ(c->failed, Reason::kRdmaTimeout) << base::ReasonKey(c->failed);
+    }
+    EXPECT_TRUE(blocked());  // nobody has waited for it
+    // As many as there may be hang: the next is not even tried.
+    EXPECT_FALSE(cs[0]->Seek(conductor));
+    EXPECT_EQ(cs[0]->failed, Reason::kRdmaTimeout);
+    ASSERT_TRUE(Guest("mend"));
+    for (auto& s : ss) s->Wait();
+    // Once the kernel has tried again.
+    const auto mended = Clock::now() + milliseconds(100'000);
+    bool met = false;
+    while (!met && Clock::now() < mended) {
+      ss[1]->Start(conductor);
+      met = cs[1]->Seek(conductor);
+    }
+    EXPECT_TRUE(met) << base::ReasonKey(cs[1]->failed);
+    EXPECT_TRUE(ss[1]->Wait()) << base::ReasonKey(ss[1]->failed);
+    // Nothing is left of those that nobody wanted any more: two listeners, the
+    // device's own, and both ends of one lane.
+    while (Resources("cm_id") - before > 5 && Clock::now() < mended) {
+      ::usleep(10'000);
+    }
+    EXPECT_LE(Resources("cm_id") - before, 5);
+    // To end while one hangs takes no time.
+    ASSERT_TRUE(Guest("cut rdma-connect"));
+    ss[2]->Start(conductor);
+    cs[2]->Start(conductor);
+    const auto again = Clock::now() + milliseconds(30'000);
+    const char* one = "test $(ss -Htn state syn-sent | wc -l) -ge 1";
+    while (std::system(one) != 0 && Clock::now() < again) ::usleep(10'000);
+    Conductor::Stop();
+    EXPECT_EQ(std::system(one), 0);
+    EXPECT_TRUE(Guest("mend"));
+  }));
+}
+
 TEST_F(RdmaTest, DeviceGoesAndComesBack) {
   if (std::getenv("IN_GUEST") == nullptr) GTEST_SKIP() << "not in a guest";
   ExpectSuccess(Spawn([] {

@@ -162,6 +162,14 @@ bool QpLane::PeerReady() {
   return tx_.has_value() && State() == base::Reason::kNone;
 }
 
+void QpLane::Nudge() {
+  std::scoped_lock hold(post_latch_);
+  if (peer_.bytes == 0 || Room() < 6) return;
+  Chain chain(this);
+  chain.Credit(Word(published_.load(std::memory_order_relaxed), false), false);
+  chain.Post();
+}
+
 void QpLane::Lost(base::Reason reason) {
   base::Reason none = base::Reason::kNone;
   if (!failed_.compare_exchange_strong(none, reason,

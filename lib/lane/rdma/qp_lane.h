@@ -142,6 +142,7 @@ class QpLane final : public RdmaLane {
   void SetCookie(void* cookie) override;
   bool SendReady() override;
   bool PeerReady() override;
+  void Nudge() override;
   void OnNextPost(void (*fn)()) override { next_post_ = fn; }
   std::size_t Pinned() const override;
   void Lost(base::Reason reason) override;

@@ -26,6 +26,9 @@ class RdmaLane : public Lane {
   virtual bool SendReady() = 0;
   // The peer's READY has come (a completion kCompletionRx tells when to look).
   virtual bool PeerReady() = 0;
+  // Writes something that tells the peer nothing new.  siw loses what comes
+  // while its rdma_accept is still at work, until more comes.
+  virtual void Nudge() {}
   // Calls `fn` once, at the next Post; under the tx latch, as that.
   virtual void OnNextPost(void (*fn)()) = 0;
   // The name of its device.

@@ -26,6 +26,12 @@ constexpr int kResolveMs = 2000;
 constexpr int kBacklog = 256;
 // A connection that got no further for so long is given up.
 constexpr int kPatienceMs = 5000;
+// siw loses what comes while its rdma_accept is still at work (siw_accept sends
+// its reply before it has the socket's wake-ups), until more comes: one that
+// waits for so long on iWARP sends again, and again after twice that.
+constexpr int kNudgeMs = 20;
+constexpr int kNudges = 3;
+constexpr std::uint32_t kRequests = 1 + kNudges;
 
 void Check(bool good, const char* what) {
   if (!good) FailErrno("{}", what);
@@ -61,33 +67,35 @@ class Kit {
   }
   // What is registered stays until the process ends.
 
-  // The QP of `id`, with a receive that waits.
+  // The QP of `id`, with receives that wait.
   void Prepare(rdma_cm_id* id) {
     Open(id->verbs);
     ibv_qp_init_attr attributes{};
     attributes.qp_type = IBV_QPT_RC;
     attributes.send_cq = queue_;
     attributes.recv_cq = queue_;
-    attributes.cap.max_send_wr = 4;
-    attributes.cap.max_recv_wr = 4;
+    attributes.cap.max_send_wr = kRequests;
+    attributes.cap.max_recv_wr = kRequests;
     attributes.cap.max_send_sge = 1;
     attributes.cap.max_recv_sge = 1;
     Check(calls.rdma_create_qp(id, domain_, &attributes) == 0,
           "rdma_create_qp");
-    number_ = id->qp->qp_num;
+    ++number_;
     ibv_sge place = Place(size_);
     ibv_recv_wr request{};
-    request.wr_id = kReceive;
+    request.wr_id = number_ << 1 | kReceive;
     request.sg_list = &place;
     request.num_sge = 1;
-    ibv_recv_wr* bad = nullptr;
-    Check(::ibv_post_recv(id->qp, &request, &bad) == 0, "ibv_post_recv");
+    for (std::uint32_t i = 0; i < kRequests; ++i) {
+      ibv_recv_wr* bad = nullptr;
+      Check(::ibv_post_recv(id->qp, &request, &bad) == 0, "ibv_post_recv");
+    }
     got_[kSend] = got_[kReceive] = false;
   }
   void Send(rdma_cm_id* id) {
     ibv_sge place = Place(0);
     ibv_send_wr request{};
-    request.wr_id = kSend;
+    request.wr_id = number_ << 1 | kSend;
     request.sg_list = &place;
     request.num_sge = 1;
     request.opcode = IBV_WR_SEND;
@@ -96,8 +104,11 @@ class Kit {
     errno = ::ibv_post_send(id->qp, &request, &bad);
     Check(errno == 0, "ibv_post_send");
   }
-  // False: the connection has failed.
-  bool Await(std::uint64_t what) {
+  // False: the connection has failed.  `nudged`: its peer may have missed what
+  // was sent.
+  bool Await(std::uint64_t what, rdma_cm_id* nudged = nullptr) {
+    int nudges = nudged != nullptr ? kNudges : 0;
+    int patience = nudged != nullptr ? kNudgeMs : kPatienceMs;
     while (!got_[what]) {
       ibv_wc done;
       int n = ::ibv_poll_cq(queue_, 1, &done);
@@ -109,7 +120,12 @@ class Kit {
       Check(n >= 0, "ibv_poll_cq");
       if (n == 0) {
         pollfd fd{channel_->fd, POLLIN, 0};
-        if (::poll(&fd, 1, kPatienceMs) == 0) return false;
+        if (::poll(&fd, 1, patience) == 0) {
+          if (nudges == 0) return false;
+          patience = --nudges == 0 ? kPatienceMs : 2 * patience;
+          Send(nudged);
+          continue;
+        }
         ibv_cq* queue = nullptr;
         void* context = nullptr;
         Check(calls.ibv_get_cq_event(channel_, &queue, &context) == 0,
@@ -117,8 +133,8 @@ class Kit {
         calls.ibv_ack_cq_events(queue, 1);
         continue;
       }
-      // Left by the one before.
-      if (done.qp_num != number_) continue;
+      // Left by one before, whose QP may have had the same number.
+      if (done.wr_id >> 1 != number_) continue;
       if (done.status != IBV_WC_SUCCESS) return false;
       got_[done.wr_id & 1] = true;
     }
@@ -152,7 +168,7 @@ class Kit {
   ibv_comp_channel* channel_ = nullptr;
   ibv_cq* queue_ = nullptr;
   ibv_mr* region_ = nullptr;
-  std::uint32_t number_ = 0;  // of the QP in use
+  std::uint64_t number_ = 0;  // of the connection
   bool got_[2] = {};
 };
 
@@ -187,7 +203,8 @@ void Connection(const Job& job, Address address, Kit* kit, Tally* tally) {
     }
     tally->connect.Record(static_cast<std::uint64_t>(NowNs() - start));
     kit->Send(id.get());
-    if (!kit->Await(Kit::kReceive)) {
+    if (!kit->Await(Kit::kReceive,
+                    verbs::IsIwarp(id->verbs) ? id.get() : nullptr)) {
       Fail("the server has not answered a connection");
     }
     calls.rdma_disconnect(id.get());

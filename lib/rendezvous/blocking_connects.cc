@@ -1,0 +1,137 @@
+#include "lib/rendezvous/blocking_connects.h"
+
+#include <pthread.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <utility>
+
+#include "lib/base/internal.h"
+#include "lib/rendezvous/connection.h"
+#include "lib/rendezvous/core.h"
+#include "lib/rendezvous/rdma.h"
+
+namespace rcsock::rendezvous {
+namespace {
+
+constexpr std::size_t kMaxThreads = 16;
+constexpr std::ptrdiff_t kMaxOfPeer = 4;
+// The thread makes two calls; what the program has as thread-local memory is
+// taken from it too.
+constexpr std::size_t kStackSize = 256 << 10;
+
+}  // namespace
+
+// What the thread has.  The id outlives the call: running_ keeps it, or it is
+// left to the kernel.
+struct BlockingConnects::Call {
+  Core* core;
+  std::uint64_t number;
+  rdma_cm_id* id;
+  ReqBytes req;
+};
+
+void* BlockingConnects::Thread(void* argument) {
+  ::pthread_setname_np(::pthread_self(), "rcsock-connect");
+  base::tls_internal = true;
+  const std::unique_ptr<Call> call(static_cast<Call*>(argument));
+  rdma_conn_param parameters =
+      ConnectParameters(call->req.data(), call->req.size());
+  const int error =
+      verbs::calls.rdma_connect(call->id, &parameters) == 0 ? 0 : errno;
+  Core* core = call->core;  // is never destroyed
+  try {
+    core->PostTask([core, number = call->number, error] {
+      if (Rdma* rdma = core->rdma()) rdma->connects()->Returned(number, error);
+    });
+  } catch (...) {
+    // No memory: its connection stays among those that run.
+  }
+  return nullptr;
+}
+
+bool BlockingConnects::Stuck(const Address& peer) const {
+  return std::count_if(running_.begin(), running_.end(), [&](const auto& it) {
+           return it.second.left && it.second.peer == peer;
+         }) >= kMaxOfPeer;
+}
+
+bool BlockingConnects::Room(const Address& peer) const {
+  return running_.size() < kMaxThreads &&
+         std::count_if(running_.begin(), running_.end(), [&](const auto& it) {
+           return it.second.peer == peer;
+         }) < kMaxOfPeer;
+}
+
+int BlockingConnects::Start(const Address& peer,
+                            std::shared_ptr<Connection> connection,
+                            const ReqBytes& req) {
+  Entry entry{peer, std::move(connection), req};
+  if (Room(peer)) return Run(std::move(entry));
+  waiting_.push_back(std::move(entry));
+  return 0;
+}
+
+int BlockingConnects::Run(Entry entry) {
+  const std::uint64_t number = ++last_;
+  auto call = std::make_unique<Call>(
+      Call{core_, number, entry.connection->id(), entry.req});
+  pthread_attr_t attributes;
+  if (::pthread_attr_init(&attributes) != 0) return EAGAIN;
+  ::pthread_attr_setstacksize(&attributes, kStackSize);
+  ::pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
+  // It inherits the conductor's mask: signals are the application's.  It can
+  // report only after this turn, when its entry is there.
+  pthread_t thread;
+  const int error = ::pthread_create(&thread, &attributes, &Thread, call.get());
+  ::pthread_attr_destroy(&attributes);
+  if (error != 0) return error;
+  static_cast<void>(call.release());
+  running_.emplace(number, std::move(entry));
+  return 0;
+}
+
+void BlockingConnects::Returned(std::uint64_t number, int error) {
+  const auto it = running_.find(number);
+  if (it == running_.end()) return;
+  const std::shared_ptr<Connection> connection =
+      std::move(it->second.connection);
+  running_.erase(it);
+  // A place for another, of this peer or of any.
+  const auto next =
+      std::find_if(waiting_.begin(), waiting_.end(),
+                   [this](const Entry& entry) { return Room(entry.peer); });
+  if (next != waiting_.end()) {
+    Entry entry = std::move(*next);
+    waiting_.erase(next);
+    const std::shared_ptr<Connection> started = entry.connection;
+    if (const int failed = Run(std::move(entry))) {
+      started->ConnectReturned(failed);
+    }
+  }
+  connection->ConnectReturned(error);
+}
+
+bool BlockingConnects::Leave(const Connection* connection) {
+  for (auto it = waiting_.begin(); it != waiting_.end(); ++it) {
+    if (it->connection.get() != connection) continue;
+    waiting_.erase(it);
+    return true;
+  }
+  for (auto& [number, entry] : running_) {
+    if (entry.connection.get() == connection) entry.left = true;
+  }
+  return false;
+}
+
+void BlockingConnects::Close() {
+  waiting_.clear();
+  // To destroy an id is to wait for the call.
+  for (auto& [number, entry] : running_) {
+    static_cast<void>(
+        new std::shared_ptr<Connection>(std::move(entry.connection)));
+  }
+  running_.clear();
+}
+
+}  // namespace rcsock::rendezvous
