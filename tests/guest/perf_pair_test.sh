@@ -11,4 +11,4 @@ RCSOCK_TOOL=$(realpath "$3")
 RCSOCK_PRELOAD=$(realpath "$4")
 export RCSOCK_TOOL RCSOCK_PRELOAD
 exec "$pair" -d "$device" -t 120 -p 18592 \
-  "$RCSOCK_TOOL" perf -s -- bash "$here/perf_pair_client.sh" "$device"
+  "$RCSOCK_TOOL" perf -s -- bash "$here/perf_pair_client.sh"
