@@ -132,6 +132,10 @@ boot() {
     return 124
   fi
   [[ -n $verbose ]] || sed 's/^/kernel: /' "$job/kernel" >&2
+  if [[ -s $job/why ]]; then
+    echo "guest: $(<"$job/why")" >&2
+    return 125
+  fi
   echo "guest: died ($status)" >&2
   return 125
 }
