@@ -57,8 +57,9 @@ constexpr std::uint64_t kAdmissionNs = 2'000'000'000;
 std::atomic<std::uint64_t> admission_until_ns{0};
 std::atomic<std::uint64_t> admission_rate{0};
 
-// --- Memory: streams that have grown rings and are idle give them back, sooner
-// when others want some.
+// --- Memory: streams that have grown rings and are idle, or as good as idle,
+// give them back, sooner when others want some.  A ring does not shrink in its
+// place: it changes by a message of its sender's, and an idle one sends none.
 constexpr std::uint32_t kMemoryLookMs = 1000;
 constexpr std::uint64_t kIdleNs = 4'000'000'000;
 std::atomic<bool> memory_look{false};  // is arranged
@@ -363,7 +364,8 @@ void Sock::MemoryLook() {
           sock->stream_->tx_off() + sock->stream_->rx_off();
       const Pace pace = its.Take(now, bytes, 0);
       hottest_rate = std::max(hottest_rate, pace.rate);
-      if (its.grown_bytes != bytes) {
+      // What small rings would carry as well is no use of large ones.
+      if (bytes - its.grown_bytes > lane::rdma::Memory::kSmall) {
         its.grown_bytes = bytes;
         its.grown_ns = now;
       }

@@ -561,8 +561,8 @@ class alignas(64) Sock final : public File,
       std::uint32_t ops = 0;
     } looks[2];
     std::uint64_t active_ns = 0;     // the last look that found traffic
-    std::uint64_t grown_bytes = 0;   // at the last look at its rings
-    std::uint64_t grown_ns = 0;      // ... and since when it has not changed
+    std::uint64_t grown_bytes = 0;   // when its rings were last of use
+    std::uint64_t grown_ns = 0;      // ... and when that was
     std::uint64_t probe_rx = 0;      // rx_off at the last ProbeRemotes
     std::uint64_t sought_ns = 0;     // when it began to look for a lane
     std::uint64_t sought_bytes = 0;  // ... and what it had moved by then

@@ -1,5 +1,5 @@
 #!/bin/bash
-# usage: scale.sh SHIM SOAK all|uniform|pinned|moving|rings CONNECTIONS QPS [SECONDS]
+# usage: scale.sh SHIM SOAK all|uniform|pinned|moving|rings|whisper CONNECTIONS QPS [SECONDS]
 #
 # Many connections and a limit of lanes, inside one guest; every byte is checked
 # by soak.  Prints what came of it, as JSON.
@@ -10,6 +10,7 @@
 #            have the lanes most of the time
 #   rings    rings grow, all is silent, and what is pinned then is what idle
 #            lanes pin
+#   whisper  rings grow, and then next to nothing goes over them: small rings
 #   pinned   all are equally active; memory for a third of them
 # With RCSOCK_MAX_PINNED no end may ever have pinned more.
 set -euo pipefail
@@ -56,6 +57,12 @@ all_idle() {
   (($(pinned $client) <= 32 * connections && $(pinned $server) <= 32 * connections))
 }
 
+# ... and there are lanes, at both ends.
+small_again() {
+  (($(pinned $client) > 0 && $(pinned $server) > 0)) && all_idle &&
+    (($(grep -c 'promoted to rdma' "$dir/log.client") > connections))
+}
+
 LD_PRELOAD=$shim RCSOCK_STATS=$dir/stats.server "$soak" server "$port" \
   --connections "$connections" --message 65536 2>"$dir/log.server" &
 server=$!
@@ -66,12 +73,13 @@ case $kind in
     active=$((qps * 3 / 4))
     traffic=(--active $active --message 512 --bytes 512 --stay $((seconds * 250)))
     ;;
-  rings)
+  rings | whisper)
     touch "$dir/silent"
     traffic=(--message 30000 --bytes 600000 --moves 3 --linger "$dir/silent")
+    [[ $kind == rings ]] || traffic+=(--whisper 300)
     ;;
 esac
-[[ $kind == rings ]] || traffic+=(--stop "$dir/stop")
+[[ $kind == rings || $kind == whisper ]] || traffic+=(--stop "$dir/stop")
 LD_PRELOAD=$shim RCSOCK_STATS=$dir/stats.client "$soak" client "$RDMA_IP" "$port" \
   --connections "$connections" --report "$dir/report" "${traffic[@]}" \
   2>"$dir/log.client" >"$dir/right" &
@@ -80,9 +88,10 @@ start=$SECONDS
 case $kind in
   all) until_true "$seconds" "all on rdma" all_promoted ;;
   uniform | pinned | moving) until_true $((seconds + 5)) "the end" gone_by $((start + seconds)) ;;
-  rings)
+  rings | whisper)
     until_true "$seconds" "large rings" grep -q "left its lane: idle_rings" "$dir/log.client" "$dir/log.server"
     until_true "$seconds" "small rings" all_idle
+    [[ $kind == rings ]] || until_true "$seconds" "lanes with small rings" small_again
     echo "pinned: $(pinned $client) $(pinned $server) KiB"
     rm "$dir/silent"
     ;;

@@ -1,7 +1,7 @@
 // usage: soak server PORT [--connections N]
 //        soak client ADDRESS PORT [--connections N] [--bytes B] [--message M]
 //             [--active A] [--moves K] [--stay MS] [--pause MS]
-//             [--report FILE] [--stop FILE] [--linger FILE]
+//             [--report FILE] [--stop FILE] [--linger FILE] [--whisper MS]
 //
 // Full-duplex traffic on N connections whose every byte is known beforehand: a
 // byte lost, doubled or out of place is seen at once.  An unmodified program of
@@ -14,7 +14,8 @@
 // A are (with --stay, after so many milliseconds).  B is per connection and
 // turn.  With --stop it goes on until FILE
 // exists.  --pause: so long after each turn.  --linger: at the end, while FILE
-// exists, all is silent.
+// exists, all is silent; with --whisper each connection has a round trip of 64
+// bytes now and then.
 //
 // --report: a line "bytes N" is rewritten in FILE now and then, so that a
 // script can act in mid-transfer.  Exit status 0: every byte was right.
@@ -52,6 +53,7 @@ struct Options {
   std::string report;
   std::string stop;
   std::string linger;
+  int whisper_ms = 0;
   int pause_ms = 0;
   int stay_ms = 0;
 };
@@ -252,10 +254,18 @@ int Client(const Options& options) {
   const std::size_t message = options.message;
   std::size_t turn = 0;  // whose it is
   std::uint64_t since = NowMs();
-  for (int move = 0;
-       options.stop.empty() ? move < options.moves
-                            : ::access(options.stop.c_str(), F_OK) != 0;
-       ++move) {
+  const auto lingers = [&options] {
+    return !options.linger.empty() &&
+           ::access(options.linger.c_str(), F_OK) == 0;
+  };
+  const auto goes_on = [&](int move) {
+    if (!options.stop.empty()) {
+      return ::access(options.stop.c_str(), F_OK) != 0;
+    }
+    return move < options.moves || (options.whisper_ms > 0 && lingers());
+  };
+  for (int move = 0; goes_on(move); ++move) {
+    const bool whispers = options.stop.empty() && move >= options.moves;
     int busy = 0;
     if (options.stay_ms == 0) {
       turn = static_cast<unsigned>(move);
@@ -270,7 +280,7 @@ int Client(const Options& options) {
                           all.size()]
                           .get();
       if (c->target != c->sent) continue;
-      c->target = c->sent + options.bytes;
+      c->target = c->sent + (whispers ? 64 : options.bytes);
       ++busy;
       Push(set, c, c->id, std::min<std::uint64_t>(c->target, c->sent + message),
            message);
@@ -303,13 +313,11 @@ int Client(const Options& options) {
       }
       report(false);
     }
-    if (options.pause_ms > 0) ::usleep(1000 * options.pause_ms);
+    const int pause_ms = whispers ? options.whisper_ms : options.pause_ms;
+    if (pause_ms > 0) ::usleep(1000 * pause_ms);
   }
   report(true);
-  while (!options.linger.empty() &&
-         ::access(options.linger.c_str(), F_OK) == 0) {
-    ::usleep(50'000);
-  }
+  while (lingers()) ::usleep(50'000);
   for (auto& c : all) {
     if (::shutdown(c->fd, SHUT_WR) != 0) Die("shutdown");
   }
@@ -352,6 +360,8 @@ int main(int argc, char** argv) {
       options.pause_ms = std::atoi(value);
     else if (word == "--stay")
       options.stay_ms = std::atoi(value);
+    else if (word == "--whisper")
+      options.whisper_ms = std::atoi(value);
     else if (word == "--linger")
       options.linger = value;
     else if (word == "--report")

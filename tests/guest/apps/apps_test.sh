@@ -11,7 +11,11 @@ export RCSOCK_PRELOAD
 here=$(dirname "$(realpath "${BASH_SOURCE[0]}")")
 shift 7
 names=("$@")
-((${#names[@]} > 0)) || names=(redis memcached nginx iperf3 iperf3-P4 iperf3-R)
+if ((${#names[@]} == 0)); then
+  names=(redis nginx iperf3)
+  # What one host has shown need not be shown again between two.
+  [[ $hosts == 2 ]] || names+=(memcached iperf3-P4 iperf3-R)
+fi
 
 for program in iperf3 memcached memcaslap nginx redis-benchmark redis-server wrk; do
   PATH=$PATH:/usr/sbin type -P "$program" >/dev/null || {
