@@ -465,8 +465,7 @@ TEST_F(RdmaTest, StopEndsLanes) {
       auto c = ConnectorSeeker(pair.connector);
       auto s = AcceptorSeeker(pair.acceptor);
       s->Start(conductor);
-      c->Start(conductor);
-      ASSERT_TRUE(c->Wait()) << base::ReasonKey(c->failed);
+      ASSERT_TRUE(c->Meet(conductor)) << base::ReasonKey(c->failed);
       ASSERT_TRUE(s->Wait()) << base::ReasonKey(s->failed);
       auto waiting = AcceptorSeeker(pair.acceptor);
       waiting->Start(conductor);
