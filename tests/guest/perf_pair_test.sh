@@ -10,5 +10,5 @@ export TMPDIR=${TEST_TMPDIR:-${TMPDIR:-/tmp}}
 RCSOCK_TOOL=$(realpath "$3")
 RCSOCK_PRELOAD=$(realpath "$4")
 export RCSOCK_TOOL RCSOCK_PRELOAD
-exec "$pair" -d "$device" -t 120 -p 18592 \
+exec "$pair" -d "$device" -t 240 -p 18592 \
   "$RCSOCK_TOOL" perf -s -- bash "$here/perf_pair_client.sh"
