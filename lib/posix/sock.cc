@@ -220,6 +220,10 @@ bool LocalAddress(const sockaddr* address) {
   std::uint16_t port;
   if (!rendezvous::Normalise(copy, &normal, &port)) return false;
   if (rendezvous::IsLoopback(normal)) return true;
+  // Who connects to no address in particular is connected to this host.
+  rendezvous::Address none{};
+  if (rendezvous::IsMapped(normal)) none[10] = none[11] = 0xff;
+  if (normal == none) return true;
   static auto* hosts = new (std::nothrow) rendezvous::HostAddresses();
   if (hosts == nullptr) return false;
   Critical critical;
@@ -1301,7 +1305,10 @@ void Sock::ResetAtExit() {
   const bool untaken = mode() == Mode::kEngine
                            ? stream_ != nullptr && stream_->Untaken()
                            : mode() == Mode::kUnread && unread_.size() > 0;
-  if (untaken && SoleHolder()) ResetOnClose(fd());
+  if (untaken && SoleHolder()) {
+    if (mode() == Mode::kEngine) stream_->TellReset();
+    ResetOnClose(fd());
+  }
   rx_latch.unlock();
   tx_latch.unlock();
 }

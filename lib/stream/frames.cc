@@ -42,7 +42,7 @@ FrameBytes Encode(const Frame& frame) {
 bool Decode(const FrameBytes& bytes, Frame* frame) {
   if (Get<std::uint16_t>(&bytes[2]) != kFrameMagic) return false;
   if (bytes[0] < static_cast<std::uint8_t>(FrameKind::kGot) ||
-      bytes[0] > static_cast<std::uint8_t>(FrameKind::kBack)) {
+      bytes[0] > static_cast<std::uint8_t>(FrameKind::kReset)) {
     return false;
   }
   frame->kind = static_cast<FrameKind>(bytes[0]);

@@ -24,6 +24,7 @@ enum class FrameKind : std::uint8_t {
   kLanded = 8,    // offset: what has landed
   kBack = 9,      // offset: where the raw bytes behind this frame, up to the
                   // peer's X, begin: they are the peer's, to be sent again
+  kReset = 10,    // the anchor's reset that follows is the application's
 };
 
 enum : std::uint8_t {

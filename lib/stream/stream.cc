@@ -395,6 +395,15 @@ void Stream::Close(bool reset) {
   Settle();
 }
 
+// (PROP, STG and RAW have no need: the peer has no frame of ours that could be
+// unread, or bytes of its own are, which says the same.)
+void Stream::TellReset() {
+  if (kshut_ || tx_broken_ || failed_) return;
+  if (tx_ != Tx::kComm && tx_ != Tx::kLane && tx_ != Tx::kDown) return;
+  SendFrame(FrameKind::kReset, 0);
+  if (!failed_) FlushOut();
+}
+
 void Stream::KernelShutdown() {
   if (kshut_) return;
   kshut_ = true;
@@ -403,7 +412,8 @@ void Stream::KernelShutdown() {
 
 // Rules 16 and 17.
 void Stream::MaybeShutdown() {
-  if (!shut_ || tx_broken_) return;
+  // A FIN before the reset would be an orderly end to who reads it in time.
+  if (!shut_ || tx_broken_ || reset_) return;
   if (!kshut_ && out_.empty()) {
     const bool all_read = pfin_known_ && (closed_ ? InOff() : rx_off_) == pfin_;
     if (tx_ == Tx::kRaw) {
@@ -437,6 +447,7 @@ void Stream::MaybeFinish() {
       tx_ == Tx::kRaw && out_.empty() && (rx_ == Rx::kRaw || rx_ == Rx::kArm);
   if (!failed_ && !reset_ && !tx_broken_ && !raw && !(kshut_ && eof_)) return;
   finished_ = true;
+  if (reset_) TellReset();
   // What is reset is not taken: the peer must see that it was never read.
   if (reset_) accept_ = false;
   if (lane_ != nullptr && !frozen_) FreezeLane(base::Reason::kNone);

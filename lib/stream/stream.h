@@ -106,6 +106,10 @@ class Stream {
   // The last close.  `reset`: unread data or SO_LINGER {1,0}: the peer must get
   // RST.  The stream lives on, driven by Progress, until kFinished.
   void Close(bool reset);
+  // The anchor is about to be reset, for unread data or by the application's
+  // wish: says so while frames can, for the peer cannot tell it from a reset
+  // that only a frame left unread has caused.
+  void TellReset();
   // SO_ERROR: the error that the next call would be told (0: none), once.
   int TakeError();
 
@@ -349,7 +353,8 @@ class Stream {
   bool fin_acked_ = false;
   bool ack_sent_ = false;
   bool pfin_known_ = false;
-  bool eof_ = false;         // TCP has ended
+  bool peer_resets_ = false;  // it has said RESET
+  bool eof_ = false;          // TCP has ended
   bool tx_broken_ = false;   // nothing that is written can arrive
   bool last_write_ = false;  // ... but TCP would not know it yet
   bool failed_ = false;      // the peer broke the rules

@@ -384,6 +384,11 @@ void Stream::OnFrame() {
       return OnLanded(frame.offset);
     case FrameKind::kBack:
       return OnBack(frame.offset);
+    case FrameKind::kReset:
+      // By itself it changes nothing: what ends the stream is the anchor.
+      if (frame.offset != 0) return Fail(base::Reason::kProtocol);
+      peer_resets_ = true;
+      return;
   }
 }
 
@@ -656,13 +661,14 @@ void Stream::PeerDied(int error) {
   // the anchor's reset may only mean that the peer exited with a frame of ours
   // unread.  It is the application's where there can be no such frame: the peer
   // has taken lane bytes, so it has read our COMMIT or GOT, and no FIN, ACK or
-  // LANE_DOWN is under way.
+  // LANE_DOWN is under way; or where the peer has said so.
   const bool tcp_reset = error != 0;
   if (!raw_tx && lane_ != nullptr) {
     const std::uint64_t acked = AckedOff();
     if (acked < tx_off_) {
       error = ECONNRESET;
-    } else if (tx_ != Tx::kLane || acked <= x_ || fin_sent_ || pfin_known_) {
+    } else if (!peer_resets_ && (tx_ != Tx::kLane || acked <= x_ ||
+                                 fin_sent_ || pfin_known_)) {
       error = 0;
     }
   }

@@ -551,7 +551,7 @@ class Attacker {
       std::memcpy(bytes, commit.data(), length);
     } else {
       stream::Frame frame;
-      frame.kind = static_cast<stream::FrameKind>(1 + random_.Below(6));
+      frame.kind = static_cast<stream::FrameKind>(1 + random_.Below(11));
       frame.flags = static_cast<std::uint8_t>(random_.Below(3));
       frame.epoch = Epoch();
       frame.offset = Offset();

@@ -197,7 +197,7 @@ class Hostile {
       case 7:
       case 8: {
         Frame frame;
-        frame.kind = static_cast<FrameKind>(1 + Below(9));
+        frame.kind = static_cast<FrameKind>(1 + Below(11));
         frame.epoch = Below(12) == 0 ? 7 : epoch_;
         frame.offset = SomeOffset();
         if (frame.kind == FrameKind::kFin && Below(2) == 0)

@@ -172,7 +172,7 @@ struct StreamTestAccess {
        s.finished_ << 4 | s.fin_sent_ << 5 | s.fin_acked_ << 6 |
        s.ack_sent_ << 7);
     u8(s.pfin_known_ | s.eof_ << 1 | s.tx_broken_ << 2 | s.failed_ << 3 |
-       (s.so_error_ != 0 ? 16 : 0));
+       (s.so_error_ != 0 ? 16 : 0) | s.peer_resets_ << 5);
     u64(s.pfin_);
     u8(s.hs_have_ | s.last_write_ << 6);
     to->append(reinterpret_cast<const char*>(s.hs_), s.hs_have_);
