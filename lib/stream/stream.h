@@ -355,10 +355,10 @@ class Stream {
   bool pfin_known_ = false;
   bool peer_resets_ = false;  // it has said RESET
   bool eof_ = false;          // TCP has ended
-  bool tx_broken_ = false;   // nothing that is written can arrive
-  bool last_write_ = false;  // ... but TCP would not know it yet
-  bool failed_ = false;      // the peer broke the rules
-  int so_error_ = 0;         // told once
+  bool tx_broken_ = false;    // nothing that is written can arrive
+  bool last_write_ = false;   // ... but TCP would not know it yet
+  bool failed_ = false;       // the peer broke the rules
+  int so_error_ = 0;          // told once
   std::uint64_t pfin_ = 0;
 
   std::uint8_t hs_[kFrameSize] = {};  // a frame or COMMIT, partly read

@@ -667,8 +667,8 @@ void Stream::PeerDied(int error) {
     const std::uint64_t acked = AckedOff();
     if (acked < tx_off_) {
       error = ECONNRESET;
-    } else if (!peer_resets_ && (tx_ != Tx::kLane || acked <= x_ ||
-                                 fin_sent_ || pfin_known_)) {
+    } else if (!peer_resets_ &&
+               (tx_ != Tx::kLane || acked <= x_ || fin_sent_ || pfin_known_)) {
       error = 0;
     }
   }

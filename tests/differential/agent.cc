@@ -50,6 +50,7 @@ int file = -1;
 bool accepts = false;
 std::atomic<int> sigpipes{0};
 std::atomic<int> signals{0};
+std::atomic<int> urgents{0};
 
 std::string Print(const char* format, ...)
     __attribute__((format(printf, 1, 2)));
@@ -92,16 +93,18 @@ std::vector<char> Bytes(int connection, std::size_t length) {
   return bytes;
 }
 
-// --- A call in a thread of its own -----------------------------------------
+// --- Calls in threads of their own -----------------------------------------
 
 struct Pending {
   pthread_t thread;
   std::function<std::string()> call;
+  int connection;  // -1: a set
+  bool takes;      // bytes, so that others would see a race
   std::atomic<int> tid{0};
   std::atomic<bool> done{false};
   std::string result;
 };
-Pending* pending = nullptr;
+Pending* threads[kThreads] = {};
 
 bool Asleep(int tid) {
   char path[64];
@@ -130,37 +133,83 @@ void Brief() {
   ::nanosleep(&brief, nullptr);
 }
 
+bool IsPending(int i) {
+  return threads[i] != nullptr && !threads[i]->done.load();
+}
+
+bool IsPending() {
+  for (int i = 0; i < kThreads; ++i) {
+    if (IsPending(i)) return true;
+  }
+  return false;
+}
+
 // Returns once the thread sleeps in its call, or has come back.
-std::string StartPending(std::function<std::string()> call) {
-  pending = new Pending();
-  pending->call = std::move(call);
-  if (::pthread_create(&pending->thread, nullptr, RunPending, pending) != 0) {
+void StartPending(int i, Pending* one) {
+  threads[i] = one;
+  if (::pthread_create(&one->thread, nullptr, RunPending, one) != 0) {
     Die("thread");
   }
   int quiet = 0;
-  while (!pending->done.load() && quiet < 3) {
+  while (!one->done.load() && quiet < 3) {
     Brief();
-    const int tid = pending->tid.load();
+    const int tid = one->tid.load();
     quiet = tid != 0 && Asleep(tid) ? quiet + 1 : 0;
   }
+}
+
+void JoinPending(int i) {
+  if (threads[i] == nullptr) return;
+  ::pthread_join(threads[i]->thread, nullptr);
+  delete threads[i];
+  threads[i] = nullptr;
+}
+
+// Two that wait for the same thing, of whom one takes it, are a race over TCP
+// as well.
+bool Races(const Pending& one, const Pending& other) {
+  const bool waits = one.connection < 0 || other.connection < 0;
+  if (one.takes || other.takes) {
+    return waits || one.connection == other.connection;
+  }
+  return waits && one.connection == other.connection;
+}
+
+// In a thread that has nothing to do.
+std::string StartPending(int connection, bool takes,
+                         std::function<std::string()> call) {
+  auto* one = new Pending();
+  one->connection = connection;
+  one->takes = takes;
+  one->call = std::move(call);
+  int free = -1;
+  for (int i = kThreads - 1; i >= 0; --i) {
+    if (!IsPending(i)) {
+      free = i;
+    } else if (Races(*one, *threads[i])) {
+      delete one;
+      return "skip";
+    }
+  }
+  if (free < 0) {
+    delete one;
+    return "skip";
+  }
+  JoinPending(free);
+  StartPending(free, one);
   return "started";
 }
 
-void JoinPending() {
-  ::pthread_join(pending->thread, nullptr);
-  delete pending;
-  pending = nullptr;
-}
-
 // The same call once more.
-void PendingAgain() {
-  if (pending == nullptr) return;
-  std::function<std::string()> call = pending->call;
-  JoinPending();
-  StartPending(std::move(call));
+void PendingAgain(int i) {
+  if (threads[i] == nullptr || IsPending(i)) return;
+  auto* one = new Pending();
+  one->connection = threads[i]->connection;
+  one->takes = threads[i]->takes;
+  one->call = threads[i]->call;
+  JoinPending(i);
+  StartPending(i, one);
 }
-
-bool IsPending() { return pending != nullptr && !pending->done.load(); }
 
 // --- Steps -----------------------------------------------------------------
 
@@ -570,6 +619,44 @@ int SlotOf(int connection) {
   return -1;
 }
 
+std::string Async(const Slot& slot, const Op& op) {
+  const int set = op.a % kSets;
+  if (op.kind == Kind::kAsyncWait) {
+    return StartPending(-1 - set, false,
+                        [set = sets[set]] { return DoWait(set, -1); });
+  }
+  const int fd = slot.fd;
+  const int connection = slot.connection < 0 ? 0 : slot.connection;
+  if (op.kind == Kind::kAsyncRecv) {
+    // (read and readv know no MSG_PEEK.)
+    const bool peeks = (op.c & 1) != 0 && op.b % 6 != 1 && op.b % 6 != 2;
+    // (Nothing: TCP's waits end by whatever wakes them.)
+    return StartPending(connection, !peeks, [fd, op] {
+      return DoRecv(fd, std::max<std::size_t>(1, Length(op.a)), op.b, op.c,
+                    true, nullptr);
+    });
+  }
+  if (op.kind == Kind::kAsyncPoll) {
+    return StartPending(connection, false, [fd, op]() -> std::string {
+      pollfd one{fd, static_cast<short>(Events(op.a % 6)), 0};
+      const int n = ::poll(&one, 1, -1);
+      return Outcome(n) + Print(" %x", static_cast<unsigned>(one.revents));
+    });
+  }
+  return StartPending(connection, false,
+                      [fd] { return DoSelect(fd, nullptr); });
+}
+
+// Whom SIGURG is for; what has come is told by Look from then on.
+std::string DoOwner(int fd, const Op& op) {
+  if (op.a % 3 == 2) {
+    const int owner = ::fcntl(fd, F_GETOWN);
+    return owner == ::getpid() ? "this process" : Outcome(owner);
+  }
+  urgents.store(0);
+  return Outcome(::fcntl(fd, F_SETOWN, op.a % 3 == 0 ? ::getpid() : 0));
+}
+
 std::string Step(const Op& op, long* value) {
   Slot& slot = slots[op.slot % kSlots];
   switch (op.kind) {
@@ -656,31 +743,14 @@ std::string Step(const Op& op, long* value) {
     case Kind::kAsyncPoll:
     case Kind::kAsyncSelect:
     case Kind::kAsyncWait:
-      if (IsPending()) return "skip";
-      if (pending != nullptr) JoinPending();
-      if (op.kind == Kind::kAsyncRecv) {
-        // (Nothing: TCP's waits end by whatever wakes them.)
-        return StartPending([fd = slot.fd, op] {
-          return DoRecv(fd, std::max<std::size_t>(1, Length(op.a)), op.b, op.c,
-                        true, nullptr);
-        });
-      }
-      if (op.kind == Kind::kAsyncPoll) {
-        return StartPending([fd = slot.fd, op]() -> std::string {
-          pollfd one{fd, static_cast<short>(Events(op.a % 6)), 0};
-          const int n = ::poll(&one, 1, -1);
-          return Outcome(n) + Print(" %x", static_cast<unsigned>(one.revents));
-        });
-      }
-      if (op.kind == Kind::kAsyncSelect) {
-        return StartPending([fd = slot.fd] { return DoSelect(fd, nullptr); });
-      }
-      return StartPending(
-          [set = sets[op.a % kSets]] { return DoWait(set, -1); });
+      return Async(slot, op);
+    case Kind::kOwner:
+      return DoOwner(slot.fd, op);
     case Kind::kSignal: {
-      if (!IsPending()) return "skip";
+      const int to = IsPending(op.b % kThreads) ? op.b % kThreads : 0;
+      if (!IsPending(to)) return "skip";
       const int before = signals.load();
-      ::pthread_kill(pending->thread, op.a % 2 == 0 ? SIGUSR1 : SIGUSR2);
+      ::pthread_kill(threads[to]->thread, op.a % 2 == 0 ? SIGUSR1 : SIGUSR2);
       while (signals.load() == before) Brief();
       return "sent";
     }
@@ -713,12 +783,18 @@ void Look(Reply* reply) {
       look.readable = -errno;
     }
   }
-  reply->busy = IsPending() && !Asleep(pending->tid.load());
-  reply->pending = pending == nullptr ? 0 : IsPending() ? 1 : 2;
-  std::memset(reply->ended, 0, sizeof reply->ended);
-  if (reply->pending == 2) {
-    std::snprintf(reply->ended, sizeof reply->ended, "%s",
-                  pending->result.c_str());
+  reply->urgent = urgents.load() != 0;
+  for (int i = 0; i < kThreads; ++i) {
+    Reply::Thread& thread = reply->threads[i];
+    thread = {};
+    if (threads[i] == nullptr) continue;
+    thread.state = IsPending(i) ? 1 : 2;
+    if (thread.state == 1) {
+      reply->busy = reply->busy || !Asleep(threads[i]->tid.load());
+    } else {
+      std::snprintf(thread.ended, sizeof thread.ended, "%s",
+                    threads[i]->result.c_str());
+    }
   }
 }
 
@@ -726,6 +802,7 @@ void Begin(const Request& request) {
   if (request.number == 0) {
     for (int& set : sets) set = ::epoll_create1(EPOLL_CLOEXEC);
     for (std::uint64_t& at : tx_at) at = 0;
+    urgents.store(0);
   }
   int fd = -1;
   if (accepts) {
@@ -751,12 +828,14 @@ std::string End() {
     if (slot.fd >= 0) ::shutdown(slot.fd, SHUT_RDWR);
   }
   const std::uint64_t end = NowMs() + 10'000;
-  while (IsPending()) {
-    ::pthread_kill(pending->thread, SIGUSR1);
-    Brief();
-    if (NowMs() > end) return "a thread does not come back";
+  for (int i = 0; i < kThreads; ++i) {
+    while (IsPending(i)) {
+      ::pthread_kill(threads[i]->thread, SIGUSR1);
+      Brief();
+      if (NowMs() > end) return "a thread does not come back";
+    }
+    JoinPending(i);
   }
-  if (pending != nullptr) JoinPending();
   for (Slot& slot : slots) {
     if (slot.fd >= 0) ::close(slot.fd);
     slot = Slot{};
@@ -805,7 +884,7 @@ void Serve(const Request& request, Reply* reply) {
       text = Partner(request.op);
       break;
     case Ask::kAgain:
-      PendingAgain();
+      PendingAgain(request.number);
       break;
     case Ask::kLook:
       Look(reply);
@@ -829,6 +908,8 @@ int main() {
   ::sigaction(SIGUSR1, &action, nullptr);
   action.sa_flags = SA_RESTART;
   ::sigaction(SIGUSR2, &action, nullptr);
+  action.sa_handler = [](int) { urgents.fetch_add(1); };
+  ::sigaction(SIGURG, &action, nullptr);
   file = ::memfd_create("bytes", MFD_CLOEXEC);
   std::vector<char> bytes(30'000);
   for (std::size_t i = 0; i < bytes.size(); ++i) {

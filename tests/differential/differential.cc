@@ -92,7 +92,7 @@ rc::Gen<Op> AnyOp(const std::vector<Kind>& without) {
       {1, Kind::kSplice},     {1, Kind::kPrint},     {1, Kind::kUrgent},
       {6, Kind::kChat},       {2, Kind::kBulk},      {2, Kind::kFail},
       {5, Kind::kAsyncRecv},  {3, Kind::kAsyncPoll}, {2, Kind::kAsyncSelect},
-      {4, Kind::kAsyncWait},  {4, Kind::kSignal},
+      {4, Kind::kAsyncWait},  {4, Kind::kSignal},    {2, Kind::kOwner},
   };
   // As often in a list as it weighs: weightedElement takes no vector.
   std::vector<Kind> list;

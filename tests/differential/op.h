@@ -15,6 +15,9 @@ namespace differential {
 constexpr int kConnections = 2;
 constexpr int kSlots = 4;
 constexpr int kSets = 2;
+// Calls that an end may be inside of at once, besides those that its steps
+// make.
+constexpr int kThreads = 2;
 
 #define DIFFERENTIAL_KINDS(X)                                             \
   X(Send, "send")           /* slot, length, way, flags */                \
@@ -39,7 +42,8 @@ constexpr int kSets = 2;
   X(AsyncPoll, "apoll")     /* slot, events */                            \
   X(AsyncSelect, "aselect") /* slot */                                    \
   X(AsyncWait, "await")     /* -, set */                                  \
-  X(Signal, "signal")       /* -, to the thread; restart or not */
+  X(Signal, "signal")       /* -, restart or not, to which thread */      \
+  X(Owner, "owner")         /* slot, who gets SIGURG, or who that is */
 
 enum class Kind : std::uint8_t {
 #define X(name, text) k##name,

@@ -40,9 +40,12 @@ struct Reply {
   // What is compared.
   char text[256];
   SlotLook slots[kSlots];
-  std::int32_t pending;  // 0 none, 1 a thread is inside a call, 2 it has ended
-  char ended[128];       // with that
-  bool busy;             // the thread is not asleep: it may be about to end
+  struct Thread {
+    std::int32_t state;  // 0 none, 1 it is inside a call, 2 that has ended
+    char ended[128];     // with this
+  } threads[kThreads];
+  bool busy;    // a thread is not asleep: it may be about to end
+  bool urgent;  // SIGURG has come
 };
 
 }  // namespace differential

@@ -198,8 +198,14 @@ std::string World::Seen(int end) const {
     text += Format(" %d: poll %x, %d readable;", i,
                    static_cast<unsigned>(slot.revents), slot.readable);
   }
-  if (look.pending == 1) text += " the thread waits";
-  if (look.pending == 2) text += Format(" the thread had %s", look.ended);
+  if (look.urgent) text += " SIGURG";
+  for (int i = 0; i < kThreads; ++i) {
+    const Reply::Thread& thread = look.threads[i];
+    if (thread.state == 1) text += Format(" the thread %d waits", i);
+    if (thread.state == 2) {
+      text += Format(" the thread %d had %s", i, thread.ended);
+    }
+  }
   return text;
 }
 
@@ -210,11 +216,16 @@ bool World::Settle(const Moment* expected, int patience_ms, Moment* moment) {
     if (!LookBoth()) return false;
     bool good = true;
     for (int i = 0; i < 2; ++i) {
-      if (expected != nullptr && looks_[i].pending == 2 &&
-          OnlyEdges(looks_[i].ended) &&
-          expected->seen[i].find("the thread waits") != std::string::npos) {
+      for (int k = 0; expected != nullptr && k < kThreads; ++k) {
+        const Reply::Thread& thread = looks_[i].threads[k];
+        if (thread.state != 2 || !OnlyEdges(thread.ended) ||
+            expected->seen[i].find(Format("the thread %d waits", k)) ==
+                std::string::npos) {
+          continue;
+        }
         Request request{};
         request.ask = Ask::kAgain;
+        request.number = static_cast<std::uint8_t>(k);
         Reply reply;
         if (!Call(i, request, &reply)) return false;
       }
@@ -237,7 +248,9 @@ bool World::Quiet(const Op* op) {
   if (slot.connection < 0) return false;
   bool there = false;
   for (int end = 0; end < 2; ++end) {
-    if (looks_[end].pending == 1) return false;
+    for (const Reply::Thread& thread : looks_[end].threads) {
+      if (thread.state == 1) return false;
+    }
     for (const SlotLook& look : looks_[end].slots) {
       if (look.connection != slot.connection) continue;
       if (look.revents != POLLOUT || look.readable != 0) return false;
@@ -305,8 +318,8 @@ std::string World::Told(const Case& one, const std::vector<Moment>& before) {
   const auto slots = [](const std::string& seen) {
     return seen.substr(0, seen.find(" the thread"));
   };
-  const std::size_t at = now.find("the thread had ");
-  std::string told = at == std::string::npos ? "" : now.substr(at + 15);
+  const std::size_t at = now.find(" the thread");
+  std::string told = at == std::string::npos ? "" : now.substr(at);
   for (std::size_t i = before.size() - 1; i > 0; --i) {
     const Op& op = one.ops[i - 1];
     if (slots(before[i].seen[end]) != slots(now)) break;

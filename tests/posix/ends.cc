@@ -277,6 +277,30 @@ Case close_unread(
       Barrier();
     });
 
+// No address in particular means this host.
+Case connect_any(
+    "connect_to_no_address",
+    [](int) {
+      int port;
+      const int listener = Listen(&port);
+      Tell(port);
+      const int fd = ::accept(listener, nullptr, nullptr);
+      CHECK_THAT(fd >= 0);
+      Warm(fd);
+      LogDrain(fd);
+    },
+    [](int) {
+      sockaddr_in to{};
+      to.sin_family = AF_INET;
+      to.sin_port = htons(static_cast<std::uint16_t>(Hear()));
+      const int fd = ::socket(AF_INET, SOCK_STREAM, 0);
+      CHECK_THAT(::connect(fd, reinterpret_cast<sockaddr*>(&to), sizeof to) ==
+                 0);
+      Warm(fd);
+      Result("close", ::close(fd));
+    },
+    {.warm = false, .connect = false});
+
 Case linger_reset(
     "linger_reset",
     [](int fd) {

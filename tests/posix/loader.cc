@@ -1,17 +1,20 @@
 // What programs do to their loader and their system calls: libraries opened
 // late, children that no preload reaches, filters.
 #include <dlfcn.h>
+#include <fcntl.h>
 #include <linux/audit.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
 #include <poll.h>
 #include <stddef.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -67,6 +70,78 @@ std::string Beside(const char* name) {
   std::string all(path, static_cast<std::size_t>(n));
   return all.substr(0, all.rfind('/') + 1) + name;
 }
+
+// --- A million descriptors
+
+// Kilobytes that this process has in memory.
+long Resident() {
+  FILE* file = std::fopen("/proc/self/statm", "r");
+  CHECK_THAT(file != nullptr);
+  long total = 0, resident = 0;
+  CHECK_THAT(std::fscanf(file, "%ld %ld", &total, &resident) == 2);
+  std::fclose(file);
+  return resident * (::sysconf(_SC_PAGESIZE) / 1024);
+}
+
+void Fork() {
+  const pid_t child = ::fork();
+  CHECK_THAT(child >= 0);
+  if (child == 0) ::_exit(0);
+  int status = 0;
+  CHECK_THAT(::waitpid(child, &status, 0) == child && status == 0);
+}
+
+// Raises the limit to a million, closes them all as daemons do, and uses the
+// last ones: for no more memory than the numbers take that are in use.
+Case million(
+    "million_descriptors",
+    [](int fd) {
+      Echo(fd, 600);
+      LogDrain(fd);
+    },
+    [](int fd) {
+      Call(fd, 100);
+      rlimit limit{};
+      ::getrlimit(RLIMIT_NOFILE, &limit);
+      const rlimit all{1'001'000, std::max<rlim_t>(limit.rlim_max, 1'001'000)};
+      if (::setrlimit(RLIMIT_NOFILE, &all) == 0) {
+        limit = all;
+      } else {  // who may not raise it that far
+        limit.rlim_cur = limit.rlim_max;
+        CHECK_THAT(::setrlimit(RLIMIT_NOFILE, &limit) == 0);
+      }
+      const int last = static_cast<int>(limit.rlim_cur) - 1000;
+      Fork();
+      const long before = Resident();
+      const long long start = NowMs();
+      for (int i = 30; i < last; ++i) {
+        if (i != fd) ::close(i);
+      }
+      const long long closed = NowMs();
+      Call(fd, 100);
+      ::close_range(30, ~0u, 0);
+      Call(fd, 100);
+      const int copy = ::fcntl(fd, F_DUPFD, last - 1);
+      CHECK_THAT(copy >= last - 1);
+      Call(copy, 100);
+      // Whatever looks at every number.
+      const long long forks = NowMs();
+      for (int i = 0; i < 5; ++i) Fork();
+      const long long forked = NowMs();
+      Call(copy, 100);
+      const long after = Resident();
+      if (std::getenv("PAIR_TIMES") != nullptr) {
+        std::fprintf(stderr, "up to %d: %lld ms, a fork %lld ms, %ld KiB\n",
+                     last, closed - start, (forked - forks) / 5,
+                     after - before);
+      }
+      if (after - before > 2048) Fail("%ld KiB more", after - before);
+      CHECK_THAT(::close(fd) == 0);
+      Call(copy, 100);
+      CHECK_THAT(::close(copy) == 0);
+      Log("done");
+    },
+    {.seconds = 40});
 
 // --- Filters
 
