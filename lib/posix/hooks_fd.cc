@@ -270,6 +270,8 @@ int getsockopt(int fd, int level, int name, void* value, socklen_t* length) {
       std::memcpy(value, &kept, *length);
       return 0;
     }
+    // It receives.
+    if (sock != nullptr && name == TCP_ZEROCOPY_RECEIVE) sock->PinByOption();
   }
   const int result = real::getsockopt(fd, level, name, value, length);
   if (result == 0 && level == SOL_SOCKET && name == SO_ERROR) {
@@ -330,7 +332,7 @@ int setsockopt(int fd, int level, int name, const void* value,
         break;
     }
   } else if (level == IPPROTO_TCP && (name == TCP_ULP || name == TCP_REPAIR ||
-                                      name == TCP_ZEROCOPY_RECEIVE)) {
+                                      (name == TCP_INQ && number != 0))) {
     sock->PinByOption();
   }
   return result;

@@ -308,6 +308,30 @@ bool World::Step(const Op& op, Moment* moment, std::string* why) {
   return true;
 }
 
+namespace {
+
+// The descriptors that are in both, and nothing of threads.
+bool SameSlots(const std::string& one, const std::string& other) {
+  const auto parse = [](const std::string& seen) {
+    std::map<std::string, std::string> slots;
+    std::istringstream parts(seen.substr(0, seen.find(" the thread")));
+    std::string part;
+    while (std::getline(parts, part, ';')) {
+      const std::size_t colon = part.find(':');
+      if (colon != std::string::npos) slots[part.substr(0, colon)] = part;
+    }
+    return slots;
+  };
+  const auto others = parse(other);
+  for (const auto& [name, what] : parse(one)) {
+    const auto found = others.find(name);
+    if (found != others.end() && found->second != what) return false;
+  }
+  return true;
+}
+
+}  // namespace
+
 // TCP may make an edge twice, the second one late (a FIN that is acknowledged).
 // So one that this end has been told of, and since which it sees no change, may
 // be missing.
@@ -315,14 +339,11 @@ std::string World::Told(const Case& one, const std::vector<Moment>& before) {
   if (before.empty() || before.size() > one.ops.size()) return "";
   const int end = one.ops[before.size() - 1].end;
   const std::string& now = before.back().seen[end];
-  const auto slots = [](const std::string& seen) {
-    return seen.substr(0, seen.find(" the thread"));
-  };
   const std::size_t at = now.find(" the thread");
   std::string told = at == std::string::npos ? "" : now.substr(at);
   for (std::size_t i = before.size() - 1; i > 0; --i) {
     const Op& op = one.ops[i - 1];
-    if (slots(before[i].seen[end]) != slots(now)) break;
+    if (!SameSlots(before[i].seen[end], now)) break;
     if (op.kind == Kind::kEpollWait && op.end == end) {
       told += " " + before[i].call;
     }
