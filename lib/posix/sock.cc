@@ -429,6 +429,7 @@ void Sock::SeekFailed(Reason reason, bool final) {
     }
   }
   const bool engine = mode() == Mode::kEngine;
+  if (engine) WakeRx();  // HoldsEnd
   rx_latch.unlock();
   tx_latch.unlock();
   if (engine) PostSettle();
@@ -447,6 +448,7 @@ void Sock::CancelSeek() {
     eligible_.store(true, std::memory_order_relaxed);
   }
   wanted_.store(false, std::memory_order_seq_cst);
+  if (mode() == Mode::kEngine) WakeRx();  // HoldsEnd
   rx_latch.unlock();
   tx_latch.unlock();
 }
@@ -552,6 +554,7 @@ void Sock::LaneOpen(std::unique_ptr<lane::Lane> lane, std::uint32_t epoch,
       pinned_.load(std::memory_order_relaxed) || lane_ != nullptr ||
       !SoleHolder()) {
     if (mode() == Mode::kEngine && stream_ != nullptr && lane_ == nullptr) {
+      WakeRx();  // HoldsEnd
       PostSettle();
     }
     rx_latch.unlock();
@@ -587,6 +590,7 @@ void Sock::LaneOpen(std::unique_ptr<lane::Lane> lane, std::uint32_t epoch,
                   authenticated ? std::uint8_t{0} : kMinTail);
   stream_->Progress();
   HandleChanges();
+  WakeRx();  // HoldsEnd
   rx_latch.unlock();
   tx_latch.unlock();
 }

@@ -59,6 +59,17 @@ ssize_t Sock::RecvRest(int fd, const iovec* iov, int count, std::size_t skip,
   }
 }
 
+namespace {
+
+// The end of TCP is not the end of the stream while this end does not have the
+// lane yet that both have agreed upon: the peer may have had it, put its last
+// bytes into it, and died.  Its word that it has it is in a queue of the
+// conductor's by then, so the wait is a short one; the kernel will say again
+// that this is the end.
+bool HoldsEnd(long n, bool lane_to_come) { return n == 0 && lane_to_come; }
+
+}  // namespace
+
 // --- stream::Anchor
 // -----------------------------------------------------------------
 
@@ -75,6 +86,7 @@ ssize_t Sock::Send(const iovec* iov, int count) {
 ssize_t Sock::Recv(void* to, std::size_t length) {
   const long n =
       ::syscall(SYS_recvfrom, fd(), to, length, MSG_DONTWAIT, nullptr, nullptr);
+  if (HoldsEnd(n, lane_ == nullptr && seeking_.load())) return -EAGAIN;
   if (n > 0 && stream_->rx() == stream::Rx::kRaw) {
     anchor_rx_ += static_cast<std::uint64_t>(n);
   }
@@ -88,6 +100,7 @@ ssize_t Sock::RecvV(const iovec* iov, int count, bool peek) {
       static_cast<std::size_t>(count < IOV_MAX ? count : IOV_MAX);
   const long n = ::syscall(SYS_recvmsg, fd(), &message,
                            MSG_DONTWAIT | (peek ? MSG_PEEK : 0));
+  if (HoldsEnd(n, lane_ == nullptr && seeking_.load())) return -EAGAIN;
   if (n > 0 && !peek) anchor_rx_ += static_cast<std::uint64_t>(n);
   return n >= 0 ? n : -errno;
 }
