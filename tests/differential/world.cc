@@ -339,11 +339,15 @@ std::string World::Told(const Case& one, const std::vector<Moment>& before) {
   if (before.empty() || before.size() > one.ops.size()) return "";
   const int end = one.ops[before.size() - 1].end;
   const std::string& now = before.back().seen[end];
-  const std::size_t at = now.find(" the thread");
-  std::string told = at == std::string::npos ? "" : now.substr(at);
+  const auto threads = [](const std::string& seen) {
+    const std::size_t at = seen.find(" the thread");
+    return at == std::string::npos ? "" : seen.substr(at);
+  };
+  std::string told = threads(now);
   for (std::size_t i = before.size() - 1; i > 0; --i) {
     const Op& op = one.ops[i - 1];
     if (!SameSlots(before[i].seen[end], now)) break;
+    told += threads(before[i].seen[end]);
     if (op.kind == Kind::kEpollWait && op.end == end) {
       told += " " + before[i].call;
     }
