@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <netinet/in.h>
 #include <poll.h>
+#include <sys/ioctl.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -1110,7 +1111,14 @@ int Sock::CloseLast(int number) {
     linger option{};
     socklen_t length = sizeof option;
     ::getsockopt(number, SOL_SOCKET, SO_LINGER, &option, &length);
-    const bool reset = option.l_onoff != 0 && option.l_linger == 0;
+    // (Bytes that nobody has read, also where they are the kernel's still: a
+    // FIN would come before the reset that its close makes of them.)
+    int unread = 0;
+    if (stream_->AtKernel()) {
+      ::syscall(SYS_ioctl, number, FIONREAD, &unread);
+    }
+    const bool reset =
+        (option.l_onoff != 0 && option.l_linger == 0) || unread > 0;
     if (watched_) conductor->Unwatch(number);
     watched_ = false;
     const int kept = base::RelocateHigh(
