@@ -1114,7 +1114,7 @@ int Sock::CloseLast(int number) {
     // (Bytes that nobody has read, also where they are the kernel's still: a
     // FIN would come before the reset that its close makes of them.)
     int unread = 0;
-    if (stream_->AtKernel()) {
+    if (stream_->AtKernel() && SoleHolder()) {
       ::syscall(SYS_ioctl, number, FIONREAD, &unread);
     }
     const bool reset =
