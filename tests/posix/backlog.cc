@@ -82,7 +82,7 @@ void Serve(Way way) {
   const int listener = Listen(&port);
   Tell(port);
   std::vector<char> buffer(16 * 1024);
-  for (int c = 0; c < kConnections; ++c) {
+  for (int c = 0; c < Scale(kConnections); ++c) {
     const int fd = ::accept(listener, nullptr, nullptr);
     CHECK_THAT(fd >= 0);
     SetNonblock(fd, way != Way::kRecv);
@@ -119,7 +119,7 @@ void Ask() {
   std::vector<char> text(kRequests * kRequest);
   Pattern(1, 0, text.data(), text.size());
   std::vector<char> answers(64 * 1024);
-  for (int c = 0; c < kConnections; ++c) {
+  for (int c = 0; c < Scale(kConnections); ++c) {
     const int fd = Connect(port);
     SetNonblock(fd, true);
     std::size_t sent = 0;
