@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <iterator>
 #include <mutex>
 #include <new>
 #include <vector>
@@ -18,15 +19,22 @@ namespace {
 // Leaked: a thread may still send when the process ends.
 struct All {
   base::Latch latch;
-  std::vector<std::shared_ptr<UserMemory>> list;  // sorted
-  std::vector<std::uintptr_t> begins;
-  std::vector<std::uintptr_t> ends;
+  std::vector<std::shared_ptr<UserMemory>> list;  // sorted; none overlaps
 };
 All& Registry() {
   static auto* all = new All;
   return *all;
 }
 constinit std::atomic<bool> any{false};
+
+// The first that begins after `at`.
+auto FirstAfter(std::vector<std::shared_ptr<UserMemory>>& list,
+                std::uintptr_t at) {
+  return std::upper_bound(list.begin(), list.end(), at,
+                          [](std::uintptr_t value, const auto& one) {
+                            return value < one->begin();
+                          });
+}
 
 int Process() { return static_cast<int>(::syscall(SYS_getpid)); }
 
@@ -48,18 +56,11 @@ int UserMemory::Add(void* base, std::size_t length) {
         std::make_shared<UserMemory>(static_cast<std::byte*>(base), length);
     All& all = Registry();
     std::scoped_lock hold(all.latch);
-    const auto at = std::upper_bound(all.begins.begin(), all.begins.end(),
-                                     begin + length - 1) -
-                    all.begins.begin();
-    if (at > 0 && all.ends[static_cast<std::size_t>(at) - 1] > begin) {
+    const auto after = FirstAfter(all.list, begin + length - 1);
+    if (after != all.list.begin() && (*std::prev(after))->end() > begin) {
       return EEXIST;
     }
-    all.list.reserve(all.list.size() + 1);
-    all.begins.reserve(all.begins.size() + 1);
-    all.ends.reserve(all.ends.size() + 1);
-    all.list.insert(all.list.begin() + at, std::move(one));
-    all.begins.insert(all.begins.begin() + at, begin);
-    all.ends.insert(all.ends.begin() + at, begin + length);
+    all.list.insert(after, std::move(one));
     any.store(true, std::memory_order_release);
     return 0;
   } catch (const std::bad_alloc&) {
@@ -74,19 +75,13 @@ int UserMemory::Remove(void* base, std::size_t length) {
   std::shared_ptr<UserMemory> gone;
   All& all = Registry();
   std::scoped_lock hold(all.latch);
-  const auto at =
-      std::lower_bound(all.begins.begin(), all.begins.end(), begin) -
-      all.begins.begin();
-  const auto i = static_cast<std::size_t>(at);
-  if (i == all.begins.size() || all.begins[i] != begin ||
-      all.ends[i] != begin + length) {
-    return ENOENT;
-  }
-  if (all.list[i]->holds_.load(std::memory_order_acquire) != 0) return EBUSY;
-  gone = std::move(all.list[i]);
-  all.list.erase(all.list.begin() + at);
-  all.begins.erase(all.begins.begin() + at);
-  all.ends.erase(all.ends.begin() + at);
+  auto found = FirstAfter(all.list, begin);
+  if (found == all.list.begin()) return ENOENT;
+  --found;
+  if ((*found)->begin() != begin || (*found)->length_ != length) return ENOENT;
+  if ((*found)->holds_.load(std::memory_order_acquire) != 0) return EBUSY;
+  gone = std::move(*found);
+  all.list.erase(found);
   any.store(!all.list.empty(), std::memory_order_release);
   return 0;
 }
@@ -97,13 +92,10 @@ std::shared_ptr<UserMemory> UserMemory::Find(const void* from,
   const auto begin = reinterpret_cast<std::uintptr_t>(from);
   All& all = Registry();
   std::scoped_lock hold(all.latch);
-  const auto at =
-      std::upper_bound(all.begins.begin(), all.begins.end(), begin) -
-      all.begins.begin();
-  if (at == 0) return nullptr;
-  const auto i = static_cast<std::size_t>(at) - 1;
-  if (begin >= all.ends[i] || length > all.ends[i] - begin) return nullptr;
-  return all.list[i];
+  const auto after = FirstAfter(all.list, begin);
+  if (after == all.list.begin()) return nullptr;
+  const std::shared_ptr<UserMemory>& one = *std::prev(after);
+  return one->Has(static_cast<const std::byte*>(from), length) ? one : nullptr;
 }
 
 void UserMemory::Forget(ibv_pd* pd) {

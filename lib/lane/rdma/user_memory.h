@@ -38,6 +38,10 @@ class UserMemory {
     return from >= base_ && length <= length_ &&
            static_cast<std::size_t>(from - base_) <= length_ - length;
   }
+  std::uintptr_t begin() const {
+    return reinterpret_cast<std::uintptr_t>(base_);
+  }
+  std::uintptr_t end() const { return begin() + length_; }
   // A lane needs its bytes as they are.
   void Hold() { holds_.fetch_add(1, std::memory_order_relaxed); }
   void LetGo() { holds_.fetch_sub(1, std::memory_order_release); }
