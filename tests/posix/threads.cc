@@ -193,6 +193,16 @@ void AlarmIn(int ms) {
   CHECK_THAT(::setitimer(ITIMER_REAL, &time, nullptr) == 0);
 }
 
+// Again and again: on a slow machine the first may come before the call.
+template <class Call>
+void Interrupted(const char* what, int ms, Call&& call) {
+  const itimerval often{{ms / 1000, (ms % 1000) * 1000},
+                        {ms / 1000, (ms % 1000) * 1000}};
+  CHECK_THAT(::setitimer(ITIMER_REAL, &often, nullptr) == 0);
+  Result(what, call());
+  AlarmIn(0);
+}
+
 Case interrupted(
     "eintr",
     [](int fd) {
@@ -202,30 +212,28 @@ Case interrupted(
     [](int fd) {
       Handle(SIGALRM, 0);
       char byte;
-      for (const int ms : {1, 3, 20, 50}) {
-        AlarmIn(ms);
-        Result("recv", ::recv(fd, &byte, 1, 0));
-        AlarmIn(ms);
-        Result("peek", ::recv(fd, &byte, 1, MSG_PEEK));
-        AlarmIn(ms);
+      for (const int ms : {2, 5, 20, 50}) {
+        Interrupted("recv", ms, [&] { return ::recv(fd, &byte, 1, 0); });
+        Interrupted("peek", ms, [&] { return ::recv(fd, &byte, 1, MSG_PEEK); });
         pollfd one{fd, POLLIN, 0};
-        Result("poll", ::poll(&one, 1, -1));
-        AlarmIn(ms);
+        Interrupted("poll", ms, [&] { return ::poll(&one, 1, -1); });
         fd_set in;
         FD_ZERO(&in);
         FD_SET(fd, &in);
-        Result("select", ::select(fd + 1, &in, nullptr, nullptr, nullptr));
+        Interrupted("select", ms, [&] {
+          return ::select(fd + 1, &in, nullptr, nullptr, nullptr);
+        });
         const int set = ::epoll_create1(0);
         epoll_event event{};
         event.events = EPOLLIN;
         ::epoll_ctl(set, EPOLL_CTL_ADD, fd, &event);
-        AlarmIn(ms);
-        Result("epoll_wait", ::epoll_wait(set, &event, 1, -1));
-        AlarmIn(ms);
-        Result("epoll_wait", ::epoll_wait(set, &event, 1, 4000));
+        Interrupted("epoll_wait", ms,
+                    [&] { return ::epoll_wait(set, &event, 1, -1); });
+        Interrupted("epoll_wait", ms,
+                    [&] { return ::epoll_wait(set, &event, 1, 4000); });
         ::close(set);
       }
-      Log("%d signals", static_cast<int>(signals));
+      Log("signals %d", signals >= 24);
       Barrier();
     });
 
