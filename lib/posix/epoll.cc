@@ -557,6 +557,14 @@ void InterestsReady(Sock* sock) {
   interest_latch.unlock();
 }
 
+void InterestsKick(Sock* sock) {
+  interest_latch.lock();
+  for (Interest* i = sock->interests; i != nullptr; i = i->next_of_sock) {
+    i->set->KickBell();
+  }
+  interest_latch.unlock();
+}
+
 void InterestsDrop(Sock* sock, int fd) {
   if (sock->interests == nullptr) return;
   Critical critical;

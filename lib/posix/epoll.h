@@ -195,6 +195,8 @@ void InterestsToKernel(Sock* sock);
 void InterestsRefresh(Sock* sock, bool barrier);
 // Readiness may have changed: an edge for each registration.
 void InterestsReady(Sock* sock);
+// Whoever sleeps in one of its sets, on whatever side it is, looks again.
+void InterestsKick(Sock* sock);
 // A descriptor is closed (its last one: `fd` -1, all registrations).
 void InterestsDrop(Sock* sock, int fd);
 // Whether there is a registration under this number.

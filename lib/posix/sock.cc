@@ -476,6 +476,11 @@ bool Sock::TryAdopt() {
   tx_latch.lock();
   rx_latch.lock();
   bool adopted = false;
+  // Not now, nor later: the peer is not to wait for it.
+  const bool refused = wanted_.load(std::memory_order_seq_cst) &&
+                       mode() == Mode::kPlain &&
+                       (pinned_.load(std::memory_order_relaxed) ||
+                        half_closed_ || !SoleHolder());
   bool foreign = false;
   if (wanted_.load(std::memory_order_seq_cst) && mode() == Mode::kPlain &&
       seeking_.load(std::memory_order_relaxed) &&
@@ -518,7 +523,7 @@ bool Sock::TryAdopt() {
   }
   rx_latch.unlock();
   tx_latch.unlock();
-  if (foreign) CancelSeek();
+  if (foreign || refused) CancelSeek();
   if (!adopted) return false;
   Conductor* conductor = Conductor::IfRunning();
   if (conductor == nullptr) return false;
@@ -957,7 +962,8 @@ bool Sock::BackToPlain() {
     if (rd_shut_) ::syscall(SYS_shutdown, fd(), SHUT_RD);
     leaving_.store(false, std::memory_order_relaxed);
     // The next Stream would not know of it.
-    if (stream_->Shut() || (stream_->Readiness() & POLLRDHUP) != 0) {
+    if (rd_shut_ || stream_->Shut() ||
+        (stream_->Readiness() & POLLRDHUP) != 0) {
       HalfClosed();
     }
     mode_.store(spilled ? Mode::kUnread : Mode::kPlain,

@@ -502,6 +502,8 @@ int Sock::Shutdown(int number, int how) {
     if (connected_.load(std::memory_order_relaxed)) HalfClosed();
     rx_latch.unlock();
     tx_latch.unlock();
+    // The peer holds back the end of TCP for as long as a lane is agreed.
+    CancelSeek();
     result = real::shutdown(number, how);
     return result;
   }

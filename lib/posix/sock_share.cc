@@ -295,7 +295,7 @@ void Sock::Unpin() {
   exec_pinned_ = false;
   reason_ = exec_reason_;
   pinned_.store(false, std::memory_order_seq_cst);
-  if (connected_.load() && attempts_ < 5) {
+  if (connected_.load() && attempts_ < 5 && !half_closed_) {
     TryAgainLater();
     SetEligible(true);
   }

@@ -4,6 +4,7 @@
 #include <new>
 
 #include "lib/base/real.h"
+#include "lib/posix/epoll.h"
 #include "lib/posix/signals.h"
 #include "lib/posix/sock.h"
 #include "lib/posix/zero_copy.h"
@@ -61,6 +62,8 @@ void Sock::CopiedInstead() {
     rx_latch.lock();
     CompletionsChanged();
     WakeRx();
+    // It has gone back to the kernel, which does not know of the completion.
+    if (mode() != Mode::kEngine) InterestsKick(this);
     rx_latch.unlock();
     tx_latch.unlock();
   }

@@ -557,7 +557,9 @@ bool Stream::Probe() {
     probe_stalled_ = 0;
     return true;
   }
-  if (!probe_out_) {
+  if (probe_out_) {
+    probe_asked_ = false;  // its answer counts: who asks all the time hides it
+  } else {
     probe_out_ = true;
     probe_at_ = tx_off_;
     SendFrame(FrameKind::kProbe, tx_off_);
