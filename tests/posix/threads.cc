@@ -351,7 +351,7 @@ Case once(
       // Handlers that the kernel takes away at delivery.
       for (int i = 0; i < 30; ++i) {
         Handle(SIGALRM, SA_RESETHAND);
-        AlarmIn(1 + i % 3);
+        AlarmIn(20 + i % 3);
         char byte;
         const ssize_t n = ::recv(fd, &byte, 1, 0);
         CHECK_THAT(n < 0 && errno == EINTR);
