@@ -17,9 +17,9 @@ namespace rcsock::base {
 namespace {
 
 [[gnu::always_inline]] inline long Call(long number, long a, long b, long c,
-                                        const timespec* limit) {
+                                        long d) {
   long result = number;
-  register const timespec* fourth asm("r10") = limit;
+  register long fourth asm("r10") = d;
   register const void* fifth asm("r8") = nullptr;
   register long sixth asm("r9") =
       8;  // a signal mask's size, had there been one
@@ -36,9 +36,10 @@ namespace {
                                  const timespec* timeout, bool shared) {
   int type;
   ::pthread_setcanceltype(PTHREAD_CANCEL_ASYNCHRONOUS, &type);
-  const long result = Call(SYS_futex, reinterpret_cast<long>(word),
-                           FUTEX_WAIT | (shared ? 0 : FUTEX_PRIVATE_FLAG),
-                           static_cast<long>(expected), timeout);
+  const long result =
+      Call(SYS_futex, reinterpret_cast<long>(word),
+           FUTEX_WAIT | (shared ? 0 : FUTEX_PRIVATE_FLAG),
+           static_cast<long>(expected), reinterpret_cast<long>(timeout));
   ::pthread_setcanceltype(type, nullptr);
   return static_cast<int>(result);
 }
@@ -48,7 +49,7 @@ namespace {
   int type;
   ::pthread_setcanceltype(PTHREAD_CANCEL_ASYNCHRONOUS, &type);
   long result = Call(SYS_epoll_pwait2, set, reinterpret_cast<long>(events),
-                     capacity, timeout);
+                     capacity, reinterpret_cast<long>(timeout));
   if (result == -ENOSYS) {
     // Longer than an int of milliseconds: it ends early, and is looked at.
     constexpr long kMostMs = 1'000'000'000;
@@ -59,14 +60,8 @@ namespace {
                : timeout->tv_sec * 1000 +
                      (timeout->tv_nsec + 999'999) / 1'000'000;
     }
-    long out = SYS_epoll_wait;
-    register long fourth asm("r10") = ms;
-    asm volatile("syscall"
-                 : "+a"(out)
-                 : "D"(static_cast<long>(set)), "S"(events),
-                   "d"(static_cast<long>(capacity)), "r"(fourth)
-                 : "rcx", "r11", "memory");
-    result = out;
+    result =
+        Call(SYS_epoll_wait, set, reinterpret_cast<long>(events), capacity, ms);
   }
   ::pthread_setcanceltype(type, nullptr);
   return static_cast<int>(result);

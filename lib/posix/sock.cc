@@ -476,17 +476,14 @@ bool Sock::TryAdopt() {
   tx_latch.lock();
   rx_latch.lock();
   bool adopted = false;
-  // Not now, nor later: the peer is not to wait for it.
-  const bool refused = wanted_.load(std::memory_order_seq_cst) &&
-                       mode() == Mode::kPlain &&
-                       (pinned_.load(std::memory_order_relaxed) ||
-                        half_closed_ || !SoleHolder());
+  const bool wanted =
+      wanted_.load(std::memory_order_seq_cst) && mode() == Mode::kPlain;
+  // The peer is not to wait for an adoption that does not come.
+  const bool refused = wanted && (pinned_.load(std::memory_order_relaxed) ||
+                                  half_closed_ || !SoleHolder());
   bool foreign = false;
-  if (wanted_.load(std::memory_order_seq_cst) && mode() == Mode::kPlain &&
-      seeking_.load(std::memory_order_relaxed) &&
-      !closed_.load(std::memory_order_relaxed) &&
-      !pinned_.load(std::memory_order_relaxed) && !half_closed_ &&
-      SoleHolder()) {
+  if (wanted && !refused && seeking_.load(std::memory_order_relaxed) &&
+      !closed_.load(std::memory_order_relaxed)) {
     // seq_cst: a call that enters the kernel counts itself and then looks at
     // mode_; here mode_ is set first and the count looked at after, so one of
     // the two sees the other.

@@ -40,6 +40,8 @@ inline bool Null(const void* pointer) {
   return reinterpret_cast<std::intptr_t>(pointer) < 4096;
 }
 
+class ZeroCopy;
+
 // A TCP socket of the application: one per open description.
 //
 // Latches: tx before rx; both for every transition of the stream.  Neither is
@@ -47,8 +49,6 @@ inline bool Null(const void* pointer) {
 //
 // Life: `fds` counts descriptors, `refs_` those plus what the conductor holds;
 // at zero the object goes back to the pool.
-class ZeroCopy;
-
 class alignas(64) Sock final : public File,
                                public rendezvous::Seeker,
                                public rendezvous::AnchorWatcher,

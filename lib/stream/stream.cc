@@ -560,13 +560,17 @@ bool Stream::Probe() {
   if (probe_out_) {
     probe_asked_ = false;  // its answer counts: who asks all the time hides it
   } else {
-    probe_out_ = true;
-    probe_at_ = tx_off_;
-    SendFrame(FrameKind::kProbe, tx_off_);
-    FlushOut();
-    Settle();
+    SendProbe();
   }
   return true;
+}
+
+void Stream::SendProbe() {
+  probe_out_ = true;
+  probe_at_ = tx_off_;
+  SendFrame(FrameKind::kProbe, tx_off_);
+  FlushOut();
+  Settle();
 }
 
 void Stream::AskLanded() {
@@ -574,11 +578,8 @@ void Stream::AskLanded() {
       std::max(AckedOff(), probe_landed_) >= tx_off_) {
     return;
   }
-  probe_out_ = probe_asked_ = true;
-  probe_at_ = tx_off_;
-  SendFrame(FrameKind::kProbe, tx_off_);
-  FlushOut();
-  Settle();
+  probe_asked_ = true;
+  SendProbe();
 }
 
 std::uint64_t Stream::Unacked() const {

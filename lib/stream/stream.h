@@ -264,6 +264,7 @@ class Stream {
   void OnCommitFrame();
   void OnFrame();
   void OnGot();
+  void SendProbe();
   void OnProbe();
   void OnLanded(std::uint64_t offset);
   void SendLaneDown();
