@@ -36,15 +36,37 @@ def rows(path):
             yield alias[1], alias[2], f"As `{alias[3]}`."
 
 
-# Defined by hand in preload/raw.cc, by the preload alone.
+SUBMITS = ("From liburing. The streams that the requests name move to TCP "
+           "first, for good.")
+REGISTERS = "From liburing. The streams among them move to TCP first, for good."
+PINS = "Every stream of the process moves to TCP, for good: nobody sees what "
+
+# Defined by hand in preload/raw.cc and preload/uring.cc, by the preload alone.
 RAW = [
     ("syscall", "A call on a stream or a set of ours is as the call of that "
      "name; the rest is the kernel's."),
-    ("io_uring_queue_init", "From liburing. Every stream of the process moves "
-     "to TCP, for good: nobody sees what is put into a ring."),
+    ("io_uring_queue_init", "From liburing. Streams stay where they are, "
+     "unless the ring has flags, or liburing a version, that we do not know: "
+     "then all streams of the process move to TCP, for good."),
     ("io_uring_queue_init_params", "As `io_uring_queue_init`."),
     ("io_uring_queue_init_mem", "As `io_uring_queue_init`."),
-    ("io_uring_setup", "As `io_uring_queue_init`."),
+    ("io_uring_queue_init_try_nosqarr", "As `io_uring_queue_init`."),
+    ("io_uring_setup", PINS + "is put into this ring."),
+    ("io_uring_enter", "If it submits: " + PINS[0].lower() + PINS[1:] +
+     "was put into the ring."),
+    ("io_uring_enter2", "As `io_uring_enter`."),
+    ("io_uring_submit", SUBMITS),
+] + [(name, "As `io_uring_submit`.") for name in (
+    "io_uring_submit_and_wait", "io_uring_submit_and_get_events",
+    "io_uring_submit_and_wait_timeout", "io_uring_submit_and_wait_min_timeout",
+    "io_uring_submit_and_wait_reg", "io_uring_wait_cqes",
+    "io_uring_wait_cqes_min_timeout", "io_uring_wait_cqe_timeout",
+    "__io_uring_get_cqe")] + [
+    ("io_uring_register_files", REGISTERS),
+    ("io_uring_register_files_tags", "As `io_uring_register_files`."),
+    ("io_uring_register_files_update", "As `io_uring_register_files`."),
+    ("io_uring_register_files_update_tag", "As `io_uring_register_files`."),
+    ("io_uring_register", "If it registers files: as `io_uring_setup`."),
     ("io_submit", "From libaio. The streams that it names move to TCP first, "
      "for good."),
     ("pidfd_getfd", "A connection of this process that is taken so moves to "

@@ -8,6 +8,7 @@
 #include <cstdarg>
 
 #include "lib/posix/hooks_raw.h"
+#include "preload/library.h"
 
 #define RCSOCK_EXPORT extern "C" __attribute__((visibility("default")))
 
@@ -56,47 +57,17 @@ extern "C" long __real_syscall(long number, ...);
 extern "C" __attribute__((used)) long (*const rcsock_needs_wrap)(long, ...) =
     &__real_syscall;
 
-// --- liburing and libaio
+// --- libaio
 // ----------------------------------------------------------------
 
-RCSOCK_EXPORT int io_uring_queue_init(unsigned entries, void* ring,
-                                      unsigned flags) {
-  raw::BeforeIoUring();
-  static void* next = nullptr;
-  return raw::Next<int(unsigned, void*, unsigned)>(
-      &next, "io_uring_queue_init")(entries, ring, flags);
-}
-
-RCSOCK_EXPORT int io_uring_queue_init_params(unsigned entries, void* ring,
-                                             void* parameters) {
-  raw::BeforeIoUring();
-  static void* next = nullptr;
-  return raw::Next<int(unsigned, void*, void*)>(
-      &next, "io_uring_queue_init_params")(entries, ring, parameters);
-}
-
-RCSOCK_EXPORT int io_uring_queue_init_mem(unsigned entries, void* ring,
-                                          void* parameters, void* memory,
-                                          unsigned long size) {
-  raw::BeforeIoUring();
-  static void* next = nullptr;
-  return raw::Next<int(unsigned, void*, void*, void*, unsigned long)>(
-      &next, "io_uring_queue_init_mem")(entries, ring, parameters, memory,
-                                        size);
-}
-
-RCSOCK_EXPORT int io_uring_setup(unsigned entries, void* parameters) {
-  raw::BeforeIoUring();
-  static void* next = nullptr;
-  return raw::Next<int(unsigned, void*)>(&next, "io_uring_setup")(entries,
-                                                                  parameters);
-}
-
 RCSOCK_EXPORT int io_submit(void* context, long count, void** blocks) {
+  static constexpr const char* kSonames[] = {"libaio.so.1", "libaio.so.1t64",
+                                             nullptr};
+  static constinit rcsock::preload::Library<int(void*, long, void**)> next(
+      "io_submit", kSonames);
   raw::BeforeAio(count, blocks);
-  static void* next = nullptr;
-  return raw::Next<int(void*, long, void**)>(&next, "io_submit")(context, count,
-                                                                 blocks);
+  auto* submit = next.Get();
+  return submit != nullptr ? submit(context, count, blocks) : -ENOSYS;
 }
 
 RCSOCK_EXPORT int pidfd_getfd(int process, int number, unsigned flags) {

@@ -34,7 +34,7 @@ namespace rcsock::base {
   X(kPinnedFork, "pinned_fork", "pinned: shared with a forked process")       \
   X(kPinnedExec, "pinned_exec", "pinned: kept across exec")                   \
   X(kUnreadExec, "unread_exec", "unread bytes lost to a program without it")  \
-  X(kPinnedIoUring, "pinned_io_uring", "pinned: the process uses io_uring")   \
+  X(kPinnedIoUring, "pinned_io_uring", "pinned: io_uring may use it")        \
   X(kPinnedSyscall, "pinned_syscall", "pinned: used past rcsock")             \
   X(kPinnedOption, "pinned_option", "pinned: an option no lane can honour")   \
   X(kSandboxed, "sandboxed", "the process filters its system calls")          \

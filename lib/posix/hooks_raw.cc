@@ -14,6 +14,7 @@
 #include "lib/posix/process.h"
 #include "lib/posix/sock.h"
 #include "lib/posix/table.h"
+#include "lib/posix/uring.h"
 
 namespace rcsock::posix::raw {
 namespace {
@@ -190,8 +191,15 @@ long Syscall(long number, const long (&a)[kArguments]) {
         EnterSandbox();
       }
       break;
+    // (liburing's functions do not come here.)
     case SYS_io_uring_setup:
-      BeforeIoUring();
+      uring::PinAll();
+      break;
+    case SYS_io_uring_enter:
+      if (a[1] > 0) uring::PinAll();
+      break;
+    case SYS_io_uring_register:
+      uring::BeforeRegister(Word(a[1]));
       break;
     case SYS_io_submit:
       BeforeAio(a[1], At<void*>(a[2]));
@@ -210,10 +218,6 @@ long Syscall(long number, const long (&a)[kArguments]) {
       break;
   }
   return kernel();
-}
-
-void BeforeIoUring() {
-  if (!InBorrowedMemory()) PinProcess(base::Reason::kPinnedIoUring);
 }
 
 void BeforeAio(long count, void** blocks) {

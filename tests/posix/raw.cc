@@ -9,9 +9,12 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstddef>
+#include <cstdlib>
 #include <cstring>
 #include <vector>
 
+#include "lib/posix/uring.h"
 #include "tests/posix/pair.h"
 
 namespace {
@@ -171,6 +174,7 @@ class Ring {
     ok_ = r == 0;
   }
   bool ok() const { return ok_; }
+  io_uring* get() { return &ring_; }
   template <class Fill>
   long Do(Fill&& fill) {
     io_uring_sqe* sqe = ::io_uring_get_sqe(&ring_);
@@ -243,6 +247,128 @@ Case ring_early(
       }
     },
     {.warm = false});
+
+// Once a ring is there, requests that do not name the connection leave it on
+// its lane.
+Case ring_of_files(
+    "io_uring_files",
+    [](int fd) {
+      Barrier();
+      for (int i = 0; i < 4; ++i) Bulk(fd, 1);
+      CheckBulk(fd, 2);
+    },
+    [](int fd) {
+      Ring ring;
+      int ends[2];
+      CHECK_THAT(::pipe(ends) == 0);
+      const std::uint64_t before = TcpBytes(fd);
+      Barrier();
+      char message[8] = "message", back[8];
+      for (int i = 0; i < 4; ++i) {
+        CheckBulk(fd, 1);
+        if (!ring.ok()) continue;
+        ring.Do([&](io_uring_sqe* sqe) {
+          ::io_uring_prep_write(sqe, ends[1], message, sizeof message, 0);
+        });
+        Result("of the pipe", ring.Do([&](io_uring_sqe* sqe) {
+          ::io_uring_prep_read(sqe, ends[0], back, sizeof back, 0);
+        }));
+      }
+      // (A connection that only waits asks for little.)
+      if (const char* warm = std::getenv("PAIR_WARM");
+          warm != nullptr && std::strcmp(warm, "lane") == 0 &&
+          TcpBytes(fd) - before > kBulk) {
+        Fail("%lu bytes went over TCP",
+             static_cast<unsigned long>(TcpBytes(fd) - before));
+      }
+      Bulk(fd, 2);
+    });
+
+// Requests that name it by its place in a table, as the source of a splice, or
+// that wait for it.
+Case ring_registered(
+    "io_uring_registered",
+    [](int fd) {
+      Bulk(fd, 1);
+      CheckBulk(fd, 2);
+    },
+    [](int fd) {
+      Ring ring;
+      if (ring.ok()) {
+        Log("nothing there: %s",
+            ErrorName(-::io_uring_register_files(
+                ring.get(), reinterpret_cast<int*>(16), 1)));
+        const int table[] = {-1, fd};
+        Result("register", ::io_uring_register_files(ring.get(), table, 2));
+        ReadBulk(fd, 1, [&](void* to, std::size_t room) {
+          return ring.Do([&](io_uring_sqe* sqe) {
+            ::io_uring_prep_recv(sqe, 1, to, room, 0);
+            sqe->flags |= IOSQE_FIXED_FILE;
+          });
+        });
+      } else {
+        CheckBulk(fd, 1);
+      }
+      Bulk(fd, 2);
+    });
+
+Case ring_splice(
+    "io_uring_splice",
+    [](int fd) {
+      Bulk(fd, 1);
+      CheckBulk(fd, 2);
+    },
+    [](int fd) {
+      Ring ring;
+      if (ring.ok()) {
+        int ends[2];
+        CHECK_THAT(::pipe(ends) == 0);
+        ReadBulk(fd, 1, [&](void* to, std::size_t room) -> long {
+          const long n = ring.Do([&](io_uring_sqe* sqe) {
+            ::io_uring_prep_splice(sqe, fd, -1, ends[1], -1,
+                                   static_cast<unsigned>(room), 0);
+          });
+          return n <= 0 ? n : ::read(ends[0], to, static_cast<std::size_t>(n));
+        });
+      } else {
+        CheckBulk(fd, 1);
+      }
+      Bulk(fd, 2);
+    });
+
+Case ring_poll(
+    "io_uring_poll",
+    [](int fd) {
+      Barrier();
+      Bulk(fd, 1);
+      CheckBulk(fd, 2);
+    },
+    [](int fd) {
+      Ring ring;
+      const int set = ::epoll_create1(0);
+      epoll_event event{.events = EPOLLIN, .data = {.fd = fd}};
+      CHECK_THAT(::epoll_ctl(set, EPOLL_CTL_ADD, fd, &event) == 0);
+      Barrier();
+      if (ring.ok()) {
+        // The set itself is what the kernel waits for.
+        Result("poll", ring.Do([&](io_uring_sqe* sqe) {
+          ::io_uring_prep_poll_add(sqe, set, POLLIN);
+        }));
+      }
+      CheckBulk(fd, 1);
+      Bulk(fd, 2);
+    });
+
+// The part of liburing's struct that rcsock reads.
+namespace uring = rcsock::posix::uring;
+static_assert(offsetof(io_uring, sq.kring_mask) ==
+              offsetof(uring::Ring, kring_mask));
+static_assert(offsetof(io_uring, sq.sqes) == offsetof(uring::Ring, sqes));
+static_assert(offsetof(io_uring, sq.sqe_head) ==
+              offsetof(uring::Ring, sqe_head));
+static_assert(offsetof(io_uring, sq.sqe_tail) ==
+              offsetof(uring::Ring, sqe_tail));
+static_assert(offsetof(io_uring, flags) == offsetof(uring::Ring, flags));
 
 // --- libaio
 // -----------------------------------------------------------------------------------

@@ -1,0 +1,241 @@
+// liburing's functions that make a ring, register descriptors with it or submit
+// what was put into it.  The rest of liburing works on memory alone.
+
+#include "lib/posix/uring.h"
+
+#include <signal.h>
+#include <sys/types.h>
+
+#include <cerrno>
+#include <cstddef>
+
+#include "preload/library.h"
+
+#define RCSOCK_EXPORT extern "C" __attribute__((visibility("default")))
+
+namespace uring = rcsock::posix::uring;
+using uring::Ring;
+
+namespace {
+
+constexpr const char* kSonames[] = {"liburing.so.2", "liburing-ffi.so.2",
+                                    "liburing.so.1", nullptr};
+
+// liburing's function of the same name and type.
+template <class F, class... A>
+auto Call(rcsock::preload::Library<F>& next, A... a)
+    -> decltype(next.Get()(a...)) {
+  if (F* function = next.Get()) return function(a...);
+  return -ENOSYS;
+}
+
+int Version() {
+  static constinit rcsock::preload::Library<int()> major(
+      "io_uring_major_version", kSonames);
+  static constinit rcsock::preload::Library<int()> minor(
+      "io_uring_minor_version", kSonames);
+  if (major.Get() == nullptr || minor.Get() == nullptr) return 0;
+  return major.Get()() * 1000 + minor.Get()();
+}
+
+// struct io_uring_params begins so.
+struct Parameters {
+  unsigned sq_entries, cq_entries, flags;
+};
+
+void BeforeMaking(const void* parameters) {
+  if (parameters == nullptr) return;
+  uring::BeforeMaking(static_cast<const Parameters*>(parameters)->flags,
+                      Version());
+}
+
+}  // namespace
+
+// NEXT(result, name, parameter types...): the library's own, as `next`.
+#define NEXT(result, name, ...)                                        \
+  static constinit rcsock::preload::Library<result(__VA_ARGS__)> next( \
+      #name, kSonames)
+
+// --- making a ring
+
+RCSOCK_EXPORT int io_uring_queue_init(unsigned entries, void* ring,
+                                      unsigned flags) {
+  NEXT(int, io_uring_queue_init, unsigned, void*, unsigned);
+  uring::BeforeMaking(flags, Version());
+  return Call(next, entries, ring, flags);
+}
+
+RCSOCK_EXPORT int io_uring_queue_init_params(unsigned entries, void* ring,
+                                             void* parameters) {
+  NEXT(int, io_uring_queue_init_params, unsigned, void*, void*);
+  BeforeMaking(parameters);
+  return Call(next, entries, ring, parameters);
+}
+
+RCSOCK_EXPORT int io_uring_queue_init_mem(unsigned entries, void* ring,
+                                          void* parameters, void* memory,
+                                          std::size_t size) {
+  NEXT(int, io_uring_queue_init_mem, unsigned, void*, void*, void*,
+       std::size_t);
+  BeforeMaking(parameters);
+  return Call(next, entries, ring, parameters, memory, size);
+}
+
+RCSOCK_EXPORT int io_uring_queue_init_try_nosqarr(unsigned entries, void* ring,
+                                                  void* parameters,
+                                                  void* memory,
+                                                  std::size_t size) {
+  NEXT(int, io_uring_queue_init_try_nosqarr, unsigned, void*, void*, void*,
+       std::size_t);
+  BeforeMaking(parameters);
+  return Call(next, entries, ring, parameters, memory, size);
+}
+
+// Who makes it himself fills it himself.
+RCSOCK_EXPORT int io_uring_setup(unsigned entries, void* parameters) {
+  NEXT(int, io_uring_setup, unsigned, void*);
+  uring::PinAll();
+  return Call(next, entries, parameters);
+}
+
+RCSOCK_EXPORT int io_uring_enter(unsigned fd, unsigned submit, unsigned wait,
+                                 unsigned flags, sigset_t* signals) {
+  NEXT(int, io_uring_enter, unsigned, unsigned, unsigned, unsigned, sigset_t*);
+  if (submit > 0) uring::PinAll();
+  return Call(next, fd, submit, wait, flags, signals);
+}
+
+RCSOCK_EXPORT int io_uring_enter2(unsigned fd, unsigned submit, unsigned wait,
+                                  unsigned flags, void* signals,
+                                  std::size_t size) {
+  NEXT(int, io_uring_enter2, unsigned, unsigned, unsigned, unsigned, void*,
+       std::size_t);
+  if (submit > 0) uring::PinAll();
+  return Call(next, fd, submit, wait, flags, signals, size);
+}
+
+// --- submitting
+
+RCSOCK_EXPORT int io_uring_submit(Ring* ring) {
+  NEXT(int, io_uring_submit, Ring*);
+  uring::BeforeSubmit(ring);
+  return Call(next, ring);
+}
+
+RCSOCK_EXPORT int io_uring_submit_and_wait(Ring* ring, unsigned wait) {
+  NEXT(int, io_uring_submit_and_wait, Ring*, unsigned);
+  uring::BeforeSubmit(ring);
+  return Call(next, ring, wait);
+}
+
+RCSOCK_EXPORT int io_uring_submit_and_get_events(Ring* ring) {
+  NEXT(int, io_uring_submit_and_get_events, Ring*);
+  uring::BeforeSubmit(ring);
+  return Call(next, ring);
+}
+
+RCSOCK_EXPORT int io_uring_submit_and_wait_timeout(Ring* ring, void** done,
+                                                   unsigned wait, void* timeout,
+                                                   sigset_t* signals) {
+  NEXT(int, io_uring_submit_and_wait_timeout, Ring*, void**, unsigned, void*,
+       sigset_t*);
+  uring::BeforeSubmit(ring);
+  return Call(next, ring, done, wait, timeout, signals);
+}
+
+RCSOCK_EXPORT int io_uring_submit_and_wait_min_timeout(Ring* ring, void** done,
+                                                       unsigned wait,
+                                                       void* timeout,
+                                                       unsigned least,
+                                                       sigset_t* signals) {
+  NEXT(int, io_uring_submit_and_wait_min_timeout, Ring*, void**, unsigned,
+       void*, unsigned, sigset_t*);
+  uring::BeforeSubmit(ring);
+  return Call(next, ring, done, wait, timeout, least, signals);
+}
+
+RCSOCK_EXPORT int io_uring_submit_and_wait_reg(Ring* ring, void** done,
+                                               unsigned wait, int place) {
+  NEXT(int, io_uring_submit_and_wait_reg, Ring*, void**, unsigned, int);
+  uring::BeforeSubmit(ring);
+  return Call(next, ring, done, wait, place);
+}
+
+// On an old kernel the waits with a time submit it as a request, and with it
+// what is there.
+
+RCSOCK_EXPORT int io_uring_wait_cqes(Ring* ring, void** done, unsigned wait,
+                                     void* timeout, sigset_t* signals) {
+  NEXT(int, io_uring_wait_cqes, Ring*, void**, unsigned, void*, sigset_t*);
+  uring::BeforeSubmit(ring);
+  return Call(next, ring, done, wait, timeout, signals);
+}
+
+RCSOCK_EXPORT int io_uring_wait_cqes_min_timeout(Ring* ring, void** done,
+                                                 unsigned wait, void* timeout,
+                                                 unsigned least,
+                                                 sigset_t* signals) {
+  NEXT(int, io_uring_wait_cqes_min_timeout, Ring*, void**, unsigned, void*,
+       unsigned, sigset_t*);
+  uring::BeforeSubmit(ring);
+  return Call(next, ring, done, wait, timeout, least, signals);
+}
+
+RCSOCK_EXPORT int io_uring_wait_cqe_timeout(Ring* ring, void** done,
+                                            void* timeout) {
+  NEXT(int, io_uring_wait_cqe_timeout, Ring*, void**, void*);
+  uring::BeforeSubmit(ring);
+  return Call(next, ring, done, timeout);
+}
+
+// The inline waits: they submit nothing, and say so.
+RCSOCK_EXPORT int __io_uring_get_cqe(Ring* ring, void** done, unsigned submit,
+                                     unsigned wait, sigset_t* signals) {
+  NEXT(int, __io_uring_get_cqe, Ring*, void**, unsigned, unsigned, sigset_t*);
+  if (submit > 0) uring::BeforeSubmit(ring);
+  return Call(next, ring, done, submit, wait, signals);
+}
+
+// --- registering
+
+RCSOCK_EXPORT int io_uring_register_files(Ring* ring, const int* files,
+                                          unsigned count) {
+  NEXT(int, io_uring_register_files, Ring*, const int*, unsigned);
+  uring::BeforeRegister(files, count);
+  return Call(next, ring, files, count);
+}
+
+RCSOCK_EXPORT int io_uring_register_files_tags(Ring* ring, const int* files,
+                                               const void* tags,
+                                               unsigned count) {
+  NEXT(int, io_uring_register_files_tags, Ring*, const int*, const void*,
+       unsigned);
+  uring::BeforeRegister(files, count);
+  return Call(next, ring, files, tags, count);
+}
+
+RCSOCK_EXPORT int io_uring_register_files_update(Ring* ring, unsigned at,
+                                                 const int* files,
+                                                 unsigned count) {
+  NEXT(int, io_uring_register_files_update, Ring*, unsigned, const int*,
+       unsigned);
+  uring::BeforeRegister(files, count);
+  return Call(next, ring, at, files, count);
+}
+
+RCSOCK_EXPORT int io_uring_register_files_update_tag(Ring* ring, unsigned at,
+                                                     const int* files,
+                                                     const void* tags,
+                                                     unsigned count) {
+  NEXT(int, io_uring_register_files_update_tag, Ring*, unsigned, const int*,
+       const void*, unsigned);
+  uring::BeforeRegister(files, count);
+  return Call(next, ring, at, files, tags, count);
+}
+
+RCSOCK_EXPORT int io_uring_register(unsigned fd, unsigned operation,
+                                    const void* argument, unsigned count) {
+  NEXT(int, io_uring_register, unsigned, unsigned, const void*, unsigned);
+  uring::BeforeRegister(operation);
+  return Call(next, fd, operation, argument, count);
+}
