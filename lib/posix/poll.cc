@@ -295,8 +295,26 @@ class Polling {
     return ready;
   }
 
+  // The only member, if it is a stream in plain memory that is to be read.
+  Sock* Reader() const {
+    constexpr int kInput = POLLIN | POLLRDNORM;
+    constexpr int kOutput = POLLOUT | POLLWRNORM | POLLWRBAND;
+    if (count_ != 1 || mine_ != 1 || members_[0].file->kind != FileKind::kSock)
+      return nullptr;
+    if ((fds_[0].events & kInput) == 0 || (fds_[0].events & kOutput) != 0) {
+      return nullptr;
+    }
+    auto* sock = static_cast<Sock*>(members_[0].file);
+    return sock->source() == nullptr ? sock : nullptr;
+  }
+
   // Arm, look, sleep.  0: look again; -1: errno.
   int Sleep(std::uint32_t signals) {
+    if (Sock* reader = Reader();
+        reader != nullptr && reader->SleepForInput(deadline_, signals)) {
+      kernel_look_ = 0;
+      return 0;
+    }
     Conductor* conductor = Conductor::IfRunning();
     if (conductor == nullptr) {
       // The engine is being taken down: its streams are about to be plain.

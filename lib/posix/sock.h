@@ -240,6 +240,11 @@ class alignas(64) Sock final : public File,
   std::atomic<int> poll_sleepers{0};
   // A poller is about to sleep: a lane that rings nobody rings this bell.
   void RingForPoll(int bell);
+  // A thread that waits for nothing but input here sleeps where a read would:
+  // it is woken alone, and by the peer itself.  Until there may be some, any
+  // handler has run since `signals` (tls_signals.any) was read, or the deadline
+  // (0: none) has come.  False: it cannot be slept so now.
+  bool SleepForInput(std::uint64_t deadline_ns, std::uint32_t signals);
   // Replaces the notify bits of the lane, if there is one.
   void SetNotify(std::uint32_t bits, int bell);
   int bell() const { return bell_.load(std::memory_order_relaxed); }
@@ -362,6 +367,8 @@ class alignas(64) Sock final : public File,
     std::uint64_t deadline_ns = 0;  // 0: none
     std::uint32_t signals = 0;
     bool timed = false;
+    // A poll: any handler ends it, whatever the descriptor's flags are.
+    bool poll = false;
   };
 
   // What sending and receiving touch of it begins so early.

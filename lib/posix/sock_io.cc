@@ -415,7 +415,7 @@ int Sock::WaitRx(Wait& wait, std::uint32_t seq) {
 // one side.
 int Sock::SleepOn(Wait& wait, bool tx, std::uint32_t token, std::uint32_t seq,
                   lane::Lane* lane) {
-  if (OwnFace() == Face::kLibrary &&
+  if (!wait.poll && OwnFace() == Face::kLibrary &&
       !nonblock.load(std::memory_order_relaxed)) {
     // A plain fcntl may have said that nobody is to sleep.
     const long flags = ::syscall(SYS_fcntl, fd(), F_GETFL);
@@ -425,6 +425,8 @@ int Sock::SleepOn(Wait& wait, bool tx, std::uint32_t token, std::uint32_t seq,
     }
   }
   ThreadSignals& self = tls_signals;
+  const volatile std::uint32_t& handlers =
+      wait.poll ? self.any : self.interrupts;
   std::atomic<std::uint32_t>& word = tx ? tx_seq_ : rx_seq_;
   base::Latch& latch = tx ? tx_latch : rx_latch;
   std::atomic<int>& count = lane != nullptr ? pins_
@@ -452,29 +454,29 @@ int Sock::SleepOn(Wait& wait, bool tx, std::uint32_t token, std::uint32_t seq,
       // Outside the critical section, so that handlers run; and a handler that
       // has run since the call began must end it.
       OutsideCritical outside;
-      if (self.interrupts != wait.signals) {
+      if (handlers != wait.signals) {
         result = -EINTR;
       } else if (lane == nullptr) {
         self.word = &word;
         std::atomic_signal_fence(std::memory_order_seq_cst);
-        result = self.interrupts != wait.signals
+        result = handlers != wait.signals
                      ? -EINTR
                      : base::FutexSleep(&word, seq, limit, false);
         self.word = nullptr;
       } else if (word.load(std::memory_order_seq_cst) == seq) {
         self.lane = lane;
         std::atomic_signal_fence(std::memory_order_seq_cst);
-        result = self.interrupts != wait.signals ? -EINTR
-                 : tx                            ? lane->SleepTx(token, limit)
-                                                 : lane->SleepRx(token, limit);
+        result = handlers != wait.signals ? -EINTR
+                 : tx                     ? lane->SleepTx(token, limit)
+                                          : lane->SleepRx(token, limit);
         self.lane = nullptr;
       }
     }
     if (!late) {
-      if (self.interrupts != wait.signals) result = -EINTR;
-      if (result == -EINTR && wait.deadline_ns == 0 &&
-          self.interrupts == wait.signals) {
-        result = 0;  // the handler asked for SA_RESTART
+      if (handlers != wait.signals) result = -EINTR;
+      if (result == -EINTR && (wait.poll || wait.deadline_ns == 0) &&
+          handlers == wait.signals) {
+        result = 0;  // the handler asked for SA_RESTART, or there was none
       }
       if (lane != nullptr && result != -EAGAIN) {
         Spinner::Slept(start);
@@ -488,6 +490,26 @@ int Sock::SleepOn(Wait& wait, bool tx, std::uint32_t token, std::uint32_t seq,
     return -EAGAIN;
   }
   return 0;
+}
+
+bool Sock::SleepForInput(std::uint64_t deadline_ns, std::uint32_t signals) {
+  Critical critical;
+  rx_latch.lock();
+  const std::uint32_t seq = rx_seq_.load(std::memory_order_seq_cst);
+  if (mode() != Mode::kEngine || lane_ == nullptr || !stream_->FastRx()) {
+    rx_latch.unlock();
+    return false;
+  }
+  const std::uint32_t token = lane_->SleepToken(false);
+  if (!lane_->RxPending() && !rd_shut_) {
+    Wait wait{.deadline_ns = deadline_ns,
+              .signals = signals,
+              .timed = true,
+              .poll = true};
+    SleepOn(wait, false, token, seq, lane_.get());
+  }
+  rx_latch.unlock();
+  return true;
 }
 
 // --- The rest

@@ -115,6 +115,46 @@ void ShutUnderRecv(int fd, int how) {
   Barrier();
 }
 
+// Several threads that wait for the same connection by poll() and then read
+// what is there: a message wakes somebody, the end wakes all.
+Case crowd_polls(
+    "crowd_polls",
+    [](int fd) {
+      std::atomic<std::uint64_t> sum{0};
+      std::vector<std::thread> readers;
+      for (int i = 0; i < 4; ++i) {
+        readers.emplace_back([&, i] {
+          for (;;) {
+            pollfd one{fd, POLLIN | POLLPRI, 0};
+            // With a time and without.
+            const int n = ::poll(&one, 1, i % 2 == 0 ? -1 : 15'000);
+            if (n != 1) Fail("poll: %d %s", n, ErrorName(errno));
+            unsigned char bytes[3];
+            const ssize_t got = ::recv(fd, bytes, sizeof bytes, MSG_DONTWAIT);
+            if (got == 0) break;
+            for (ssize_t k = 0; k < got; ++k) sum += bytes[k];
+            if (got < 0 && errno != EAGAIN) Fail("recv: %s", ErrorName(errno));
+          }
+        });
+      }
+      for (auto& reader : readers) reader.join();
+      Log("sum %llu", static_cast<unsigned long long>(sum));
+    },
+    [](int fd) {
+      Random random{Seed()};
+      for (int i = 0; i < Scale(4000); ++i) {
+        const unsigned char bytes[] = {1, 2, 3, 4, 5, 6};
+        SendAll(fd, bytes, 1 + random.Below(sizeof bytes));
+        // Now and then long enough for all to have gone to sleep.
+        const timespec pause{0, static_cast<long>(random.Below(200'000))};
+        if (random.Below(4) == 0) ::nanosleep(&pause, nullptr);
+      }
+      ::shutdown(fd, SHUT_WR);
+      char byte;
+      Result("recv", ::recv(fd, &byte, 1, 0));
+    },
+    {.seconds = 60});
+
 Case shut_under(
     "shutdown_under_recv",
     [](int fd) {
