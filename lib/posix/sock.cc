@@ -665,18 +665,32 @@ void Sock::OnTimer() {
 
 namespace {
 
-// How long a switch to an rdma lane may take, in a process and on a host as
-// busy as they are: all switches under way share their conductors.
-constexpr std::uint32_t kPatienceMs = 2000;
-constexpr std::uint32_t kMostPatienceMs = 8000;
-std::atomic<std::uint32_t> patience_ms{kPatienceMs};
+// How long a switch may take, in a process and on a host as busy as they are:
+// all switches under way share their conductors, and each of its steps waits
+// for threads that hold the stream's latches and have lost their CPU.
+class Patience {
+ public:
+  constexpr Patience(std::uint32_t least_ms, std::uint32_t most_ms)
+      : least_ms_(least_ms), most_ms_(most_ms), ms_(least_ms) {}
+  std::uint32_t ms() const { return ms_.load(std::memory_order_relaxed); }
+  void Lost() {
+    ms_.store(std::min(2 * ms(), most_ms_), std::memory_order_relaxed);
+  }
+  void Kept() {
+    ms_.store(std::max(ms() * 63 / 64, least_ms_), std::memory_order_relaxed);
+  }
 
-void PatienceLost() {
-  patience_ms.store(std::min(2 * patience_ms.load(), kMostPatienceMs));
-}
+ private:
+  const std::uint32_t least_ms_;
+  const std::uint32_t most_ms_;
+  std::atomic<std::uint32_t> ms_;
+};
 
-void PatienceKept() {
-  patience_ms.store(std::max(patience_ms.load() * 63 / 64, kPatienceMs));
+constinit Patience shm_patience(300, 4000);
+constinit Patience rdma_patience(2000, 8000);
+
+Patience& PatienceFor(lane::Kind kind) {
+  return kind == lane::Kind::kRdma ? rdma_patience : shm_patience;
 }
 
 }  // namespace
@@ -703,7 +717,7 @@ void Sock::HandleChanges() {
                  lane_kind_ == lane::Kind::kRdma ? "rdma" : "shm");
       on_lane_.store(true, std::memory_order_release);
       ++promotions_;
-      if (lane_kind_ == lane::Kind::kRdma) PatienceKept();
+      PatienceFor(lane_kind_).Kept();
       InterestsNotifyLatched(this);
       InterestsReady(this);
     }
@@ -718,8 +732,8 @@ void Sock::HandleChanges() {
     // is the end whose limit it was.
     if (lane_kind_ == lane::Kind::kRdma) {
       LeavesRemote();
-      if (reason_ == Reason::kTimeout) PatienceLost();
     }
+    if (reason_ == Reason::kTimeout) PatienceFor(lane_kind_).Lost();
     // Whether the peer has left or the lane has failed is known for certain
     // when the stream is back on TCP: see Stream::OnLaneDown.
     leave_uncounted_ =
@@ -736,9 +750,8 @@ void Sock::HandleChanges() {
   }
   if ((changes & stream::kTimerOn) && timer_ == 0 && conductor != nullptr) {
     // Rule 23: for liveness only; any value is safe.
-    timer_ = conductor->After(
-        lane_kind_ == lane::Kind::kRdma ? patience_ms.load() : 200,
-        [self = Share()] { self->OnTimer(); });
+    timer_ = conductor->After(PatienceFor(lane_kind_).ms(),
+                              [self = Share()] { self->OnTimer(); });
   }
   if (changes & stream::kMustReset) reset_ = true;
   if (changes & stream::kFinished) finished_ = true;

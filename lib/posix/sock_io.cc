@@ -219,13 +219,17 @@ ssize_t Sock::RecvNull(int flags, std::size_t* done) {
 // A receiver that stops reading would hold a sender for whom the kernel's
 // larger buffers still had room (a program that talks to itself, say): such a
 // stream goes back to TCP.
+constexpr std::uint32_t kStarvedMs = 100;
+constexpr int kMostLate = 5;
+
 void Sock::WatchStarved() {
   if (starve_timer_ || lane_ == nullptr) return;
   Conductor* conductor = Conductor::IfRunning();
   if (conductor == nullptr) return;
   starve_timer_ = true;
   starve_acked_ = lane_->Acked();
-  conductor->After(100, [self = Share()] { self->OnStarved(); });
+  starve_since_ns_ = base::NowNs();
+  conductor->After(kStarvedMs, [self = Share()] { self->OnStarved(); });
 }
 
 void Sock::OnStarved() {
@@ -233,9 +237,17 @@ void Sock::OnStarved() {
   tx_latch.lock();
   rx_latch.lock();
   starve_timer_ = false;
-  if (mode() == Mode::kEngine && stream_ != nullptr && lane_ != nullptr &&
-      stream_->FastTx() && lane_->Writable() == 0 &&
-      lane_->Acked() == starve_acked_) {
+  if (mode() != Mode::kEngine || stream_ == nullptr || lane_ == nullptr ||
+      !stream_->FastTx() || lane_->Writable() > 0 ||
+      lane_->Acked() != starve_acked_) {
+    starve_late_ = 0;
+  } else if (base::NowNs() - starve_since_ns_ >
+                 3 * kStarvedMs * 1'000'000ull / 2 &&
+             ++starve_late_ < kMostLate) {
+    // Where this thread is late, the receiver may be, too.
+    WatchStarved();
+  } else {
+    starve_late_ = 0;
     stream_->Demote(base::Reason::kStarved, true);
     stream_->Progress();
     HandleChanges();
