@@ -599,6 +599,19 @@ bool InterestsNamed(Sock* sock, int fd) {
   return found;
 }
 
+bool InterestsKept(Sock* sock) {
+  if (sock->interests == nullptr) return false;
+  Critical critical;
+  interest_latch.lock();
+  bool kept = false;
+  for (Interest* i = sock->interests; i != nullptr; i = i->next_of_sock) {
+    const long flags = ::syscall(SYS_fcntl, i->set->fd(), F_GETFD);
+    kept |= flags >= 0 && (flags & FD_CLOEXEC) == 0;
+  }
+  interest_latch.unlock();
+  return kept;
+}
+
 int InterestsUnread(Sock* sock, EpollSet* set, epoll_event* out, int capacity) {
   const bool unread = sock->UnreadBytes() > 0;
   Critical critical;

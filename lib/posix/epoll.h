@@ -201,6 +201,9 @@ void InterestsKick(Sock* sock);
 void InterestsDrop(Sock* sock, int fd);
 // Whether there is a registration under this number.
 bool InterestsNamed(Sock* sock, int fd);
+// Whether one is in a set that stays open across exec, where nobody will know
+// of it.
+bool InterestsKept(Sock* sock);
 // The bell of the set that watches the stream, made if need be; the poll bell
 // if none does.
 int InterestsBell(Sock* sock);

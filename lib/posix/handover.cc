@@ -1,7 +1,9 @@
 #include "lib/posix/handover.h"
 
+#include <dirent.h>
 #include <fcntl.h>
 #include <netinet/in.h>
+#include <sys/auxv.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -12,9 +14,11 @@
 #include <cstdlib>
 #include <cstring>
 #include <ctime>
+#include <utility>
 
 #include "lib/base/log.h"
 #include "lib/base/unique_fd.h"
+#include "lib/posix/holders.h"
 #include "lib/posix/process.h"
 #include "lib/posix/table.h"
 
@@ -23,8 +27,6 @@ namespace {
 
 constexpr char kName[] = "RCSOCK_INHERIT";
 constexpr std::size_t kNameLength = sizeof kName - 1;
-// Inherited connections are looked for among so many descriptors.
-constexpr int kLook = 4096;
 
 bool Names(const char* entry, const char* name, std::size_t length) {
   return std::strncmp(entry, name, length) == 0 && entry[length] == '=';
@@ -38,6 +40,18 @@ bool PreloadIn(char* const environment[]) {
     }
   }
   return false;
+}
+
+// The last part of the name of a program, in short.  What is passed on is for
+// this program alone: one without rcsock in between may have forked, and then
+// others hold the connection whom nobody has counted.
+unsigned NameSum(const char* path) {
+  const char* name = std::strrchr(path, '/');
+  unsigned sum = 2166136261u;
+  for (name = name == nullptr ? path : name + 1; *name != '\0'; ++name) {
+    sum = (sum ^ static_cast<unsigned char>(*name)) * 16777619u;
+  }
+  return sum;
 }
 
 bool Kept(int fd) {
@@ -75,8 +89,9 @@ Sock* FindInode(std::uint64_t inode, int number) {
 
 }  // namespace
 
-Handover::Handover(bool spawn, char* const environment[])
+Handover::Handover(bool spawn, const char* program, char* const environment[])
     : spawn_(spawn),
+      program_(program),
       // Whether a program is linked with us nobody can tell before.
       known_(PreloadIn(environment) || OwnFace() == Face::kLibrary) {
   const int saved = errno;
@@ -90,22 +105,52 @@ Handover::Handover(bool spawn, char* const environment[])
   errno = saved;
 }
 
+// Whether the new program can be told of connections.
+bool Handover::Follows() {
+  if (!known_ || program_ == nullptr || OwnFace() != Face::kPreload ||
+      heirlooms_ == kMost) {
+    return false;
+  }
+  if (table_ < 0 && HoldingsFd() >= 0) {
+    table_ = static_cast<int>(::syscall(SYS_fcntl, HoldingsFd(), F_DUPFD, 64));
+    if (table_ >= 0) Add("t%ld", table_, 0, 0);
+  }
+  return table_ >= 0;
+}
+
 void Handover::FromOurs() {
-  BeforeExec(spawn_);
-  if (!AnyUnread()) return;
+  if (!spawn_) BeforeExec();
   const int top = fd_high.load(std::memory_order_relaxed);
   for (int fd = 0; fd <= top; ++fd) {
     Sock* sock = LookupSock(fd);
-    if (sock == nullptr || sock->fd() != fd || sock->UnreadBytes() == 0) {
-      continue;
+    if (sock == nullptr || sock->fd() != fd) continue;
+    const bool kept =
+        KeptByExec(sock) || (spawn_ && sock->in_spawn_actions.load());
+    bool follows = false;
+    if (kept) {
+      follows = sock->MayBequeath() && Follows();
+      if (spawn_) {
+        // First, so that LaneOpen and TryAdopt see it if this does not see what
+        // they did.
+        follows ? sock->Lend() : sock->GivenAway();
+        if (sock->Engaged() && !sock->ToPlain(base::Reason::kPinnedExec)) {
+          base::Log("fd %d: its peer did not answer before exec", fd);
+          sock->GivenAway();
+          follows = false;
+        }
+      }
+      const int number = follows ? sock->Bequeath(SocketInode(fd)) : -1;
+      follows = number >= 0;
+      if (follows) PassHolding(number);
     }
+    if (sock->UnreadBytes() == 0) continue;
     // (The file actions of posix_spawn may give it one that is closed here.)
-    if (!spawn_ && !KeptByExec(sock)) continue;
+    if (!spawn_ && !kept) continue;
     if (!known_) {
-      if (KeptByExec(sock)) Lost(fd);
+      if (kept) Lost(fd);
       continue;
     }
-    if (spawn_) sock->GivenAway();
+    if (spawn_ && !follows) sock->GivenAway();
     Pass(sock->UnreadFd(), true);
   }
 }
@@ -122,8 +167,10 @@ void Handover::FromBorrowed() {
     if (inode == 0) continue;
     Sock* sock = FindInode(inode, fd);
     if (sock == nullptr) continue;
+    if (Passed(sock->holding())) continue;
     // First, so that TryAdopt sees it if this does not see what TryAdopt did.
-    sock->GivenAway();
+    bool follows = sock->MayBequeath() && Follows();
+    follows ? sock->Lend() : sock->GivenAway();
     for (int i = 0; sock->mode() == Mode::kEngine && i < 200; ++i) {
       if (i % 10 == 0) sock->AskFromBorrowed();
       timespec brief{0, i < 50 ? 100'000 : 10'000'000};
@@ -131,7 +178,11 @@ void Handover::FromBorrowed() {
     }
     if (sock->mode() == Mode::kEngine) {
       base::Log("fd %d: its peer did not answer before exec", fd);
+      sock->GivenAway();
+      follows = false;
     }
+    const int number = follows ? sock->Bequeath(inode) : -1;
+    if (number >= 0) PassHolding(number);
     if (sock->UnreadBytes() == 0) continue;
     if (!known_) {
       Lost(fd);
@@ -163,15 +214,36 @@ void Handover::Pass(int memory, bool ours) {
     return;
   }
   passed_[count_] = static_cast<int>(passed);
-  length_ += static_cast<std::size_t>(
-      std::snprintf(variable_ + length_, sizeof variable_ - length_, "%c%d",
-                    count_ == 0 ? '=' : ',', static_cast<int>(passed)));
+  Add("%ld", passed, 0, 0);
   ++count_;
+}
+
+void Handover::Add(const char* format, long a, long b, unsigned c) {
+  variable_[length_] = length_ == kNameLength ? '=' : ',';
+  ++length_;
+  length_ += static_cast<std::size_t>(std::snprintf(
+      variable_ + length_, sizeof variable_ - length_, format, a, b, c));
+}
+
+// `c`: for the process that this one becomes; `s`: for a child of it.
+void Handover::PassHolding(int number) {
+  Add(spawn_ ? "s%ld:%ld:%x" : "c%ld:%ld:%x", number, ::syscall(SYS_getpid),
+      NameSum(program_));
+  RCSOCK_LOG(2, "connection %d goes to %s", number, program_);
+  heirloom_[heirlooms_++] = number;
+}
+
+bool Handover::Passed(int number) const {
+  for (int i = 0; i < heirlooms_; ++i) {
+    if (heirloom_[i] == number) return true;
+  }
+  return false;
 }
 
 Handover::~Handover() {
   const int saved = errno;
   for (int i = 0; i < count_; ++i) ::syscall(SYS_close, passed_[i]);
+  if (table_ >= 0) ::syscall(SYS_close, table_);
   if (!spawn_) AfterExec();
   errno = saved;
 }
@@ -191,38 +263,132 @@ void Handover::Extend(char* const from[], char** to) const {
   to[n] = nullptr;
 }
 
-void TakeInherited() {
-  const char* list = ::getenv(kName);
-  if (list == nullptr) return;
-  const char* at = list;
-  for (int taken = 0; *at != '\0' && taken < 64; ++taken) {
-    char* end = nullptr;
-    const long number = std::strtol(at, &end, 10);
-    if (end == at || number < 0 || number > (1 << 24)) break;
-    at = *end == ',' ? end + 1 : end;
-    const int memory = static_cast<int>(number);
-    Sock* sock = Sock::New(stream::Role::kConnector, false);
-    if (sock == nullptr) break;
-    if (!sock->InheritUnread(memory)) {
-      sock->Unref();
+namespace {
+
+// Calls each(number) for every descriptor of the process below `end`.  False:
+// nobody can tell which there are.
+template <class Each>
+bool EachDescriptor(int end, Each&& each) {
+  const long list = ::syscall(SYS_openat, AT_FDCWD, "/proc/self/fd",
+                              O_RDONLY | O_DIRECTORY | O_CLOEXEC, 0);
+  if (list < 0) {
+    for (int fd = 0; fd < end && fd < 4096; ++fd) each(fd);
+    return false;
+  }
+  alignas(dirent64) char entries[2048];
+  long n;
+  while ((n = ::syscall(SYS_getdents64, list, entries, sizeof entries)) > 0) {
+    for (long at = 0; at < n;) {
+      const auto* entry = reinterpret_cast<const dirent64*>(entries + at);
+      at += entry->d_reclen;
+      const int fd = std::atoi(entry->d_name);
+      if (entry->d_name[0] != '.' && fd != list && fd < end) each(fd);
+    }
+  }
+  ::syscall(SYS_close, list);
+  return n == 0;
+}
+
+enum class Found : std::uint8_t { kYes, kNo, kUnknown };
+
+// Every number below `end` that names the connection, wherever it was put:
+// `make(fd)` gives what the first names, or null.
+template <class Make>
+Found TakeConnection(std::uint64_t inode, int end, Make&& make) {
+  Sock* sock = nullptr;
+  bool found = false;
+  const bool all = EachDescriptor(end, [&](int fd) {
+    if (SocketInode(fd) != inode || !IsTcp(fd)) return;
+    if (sock != nullptr) {
+      CopyFd(sock->fd(), fd);
+    } else if (!std::exchange(found, true) && (sock = make(fd)) != nullptr) {
+      const long flags = ::syscall(SYS_fcntl, fd, F_GETFL);
+      sock->nonblock.store(flags >= 0 && (flags & O_NONBLOCK) != 0);
+      Bind(fd, sock);
+    }
+  });
+  return found ? Found::kYes : all ? Found::kNo : Found::kUnknown;
+}
+
+void TakeHolding(int number) {
+  Holding* all = FindHolding(number);
+  if (all == nullptr) return;
+  const std::uint64_t inode = all->inode.load();
+  if (inode == 0) return;
+  Sock* sock = nullptr;
+  const Found found = TakeConnection(inode, kMaxFds, [&](int fd) {
+    return sock = Sock::Inherited(number, fd);
+  });
+  if (sock != nullptr) sock->SetEligible(true);
+  if (found == Found::kNo) all->Leave();
+  RCSOCK_LOG(2, "connection %d: %s, %x have it", number,
+             found == Found::kYes ? "inherited" : "not inherited",
+             all->count.load());
+}
+
+void TakeUnread(int memory) {
+  const std::uint64_t inode = Unread::Claimed(memory);
+  if (inode == 0) return;
+  const int top = fd_high.load(std::memory_order_relaxed);
+  for (int fd = 0; fd <= top; ++fd) {
+    Sock* sock = LookupSock(fd);
+    if (sock == nullptr || sock->inode() != inode) continue;
+    sock->InheritUnread(memory);
+    return;
+  }
+  Sock* sock = Sock::New(stream::Role::kConnector, false);
+  if (sock == nullptr) return;
+  if (!sock->InheritUnread(memory) ||
+      TakeConnection(sock->UnreadSocket(), kMaxFds,
+                     [&](int) { return sock; }) != Found::kYes) {
+    sock->Unref();
+  }
+}
+
+// A server's usual places for a connection that somebody else has accepted.
+void TakeUnknown() {
+  if (OwnFace() != Face::kPreload) return;
+  for (int fd = 0; fd < 3; ++fd) {
+    const std::uint64_t inode = SocketInode(fd);
+    sockaddr_storage peer{};
+    socklen_t length = sizeof peer;
+    if (inode == 0 || Lookup(fd) != nullptr || !IsTcp(fd) ||
+        ::getpeername(fd, reinterpret_cast<sockaddr*>(&peer), &length) != 0) {
       continue;
     }
-    // Every number that names the connection, wherever it was put.
-    int first = -1;
-    for (int fd = 0; fd < kLook; ++fd) {
-      if (SocketInode(fd) != sock->UnreadSocket() || !IsTcp(fd)) continue;
-      if (first < 0) {
-        first = fd;
-        const long flags = ::syscall(SYS_fcntl, fd, F_GETFL);
-        sock->nonblock.store(flags >= 0 && (flags & O_NONBLOCK) != 0);
-        Bind(fd, sock);
-      } else {
-        CopyFd(first, fd);
-      }
+    TakeConnection(inode, 3, [](int) { return Sock::Unknown(); });
+  }
+}
+
+}  // namespace
+
+void TakeInherited() {
+  const char* at = ::getenv(kName);
+  const char* own = reinterpret_cast<const char*>(::getauxval(AT_EXECFN));
+  const bool preload = OwnFace() == Face::kPreload;
+  const long pid = ::syscall(SYS_getpid);
+  const long parent = ::syscall(SYS_getppid);
+  for (int taken = 0; at != nullptr && *at != '\0' && taken < 160; ++taken) {
+    const char kind = *at >= '0' && *at <= '9' ? 'u' : *at++;
+    char* rest = nullptr;
+    const long number = std::strtol(at, &rest, 10);
+    if (rest == at || number < 0 || number > (1 << 24)) break;
+    long process = 0;
+    unsigned long sum = 0;
+    if (*rest == ':') process = std::strtol(rest + 1, &rest, 10);
+    if (*rest == ':') sum = std::strtoul(rest + 1, &rest, 16);
+    at = *rest == ',' ? rest + 1 : "";
+    if (kind == 'u') {
+      TakeUnread(static_cast<int>(number));
+    } else if (kind == 't') {
+      if (!preload || !TakeHoldings(static_cast<int>(number))) break;
+    } else if (own != nullptr && sum == NameSum(own) && preload &&
+               process == (kind == 'c' ? pid : parent)) {
+      TakeHolding(static_cast<int>(number));
     }
-    if (first < 0) sock->Unref();
   }
   ::unsetenv(kName);
+  TakeUnknown();
 }
 
 }  // namespace rcsock::posix

@@ -397,8 +397,9 @@ namespace {
 
 // Runs `call` with the environment that the new program is to find.
 template <class Call>
-int WithHandover(bool spawn, char* const environment[], Call&& call) {
-  Handover over(spawn, environment);
+int WithHandover(bool spawn, const char* program, char* const environment[],
+                 Call&& call) {
+  Handover over(spawn, program, environment);
   if (over.variable() == nullptr) return call(environment);
   // On the stack: the caller may be a child of vfork.
   auto** extended = static_cast<char**>(
@@ -420,7 +421,7 @@ int fork() {
 }
 
 int execve(const char* path, char* const argv[], char* const envp[]) {
-  return WithHandover(false, envp, [&](char* const* environment) {
+  return WithHandover(false, path, envp, [&](char* const* environment) {
     return real::execve(path, argv, environment);
   });
 }
@@ -434,13 +435,13 @@ int execvp(const char* file, char* const argv[]) {
 }
 
 int execvpe(const char* file, char* const argv[], char* const envp[]) {
-  return WithHandover(false, envp, [&](char* const* environment) {
+  return WithHandover(false, file, envp, [&](char* const* environment) {
     return real::execvpe(file, argv, environment);
   });
 }
 
 int fexecve(int fd, char* const argv[], char* const envp[]) {
-  return WithHandover(false, envp, [&](char* const* environment) {
+  return WithHandover(false, nullptr, envp, [&](char* const* environment) {
     return real::fexecve(fd, argv, environment);
   });
 }
@@ -449,7 +450,7 @@ int posix_spawn(pid_t* pid, const char* path,
                 const posix_spawn_file_actions_t* actions,
                 const posix_spawnattr_t* attributes, char* const argv[],
                 char* const envp[]) {
-  return WithHandover(true, envp, [&](char* const* environment) {
+  return WithHandover(true, path, envp, [&](char* const* environment) {
     return real::posix_spawn(pid, path, actions, attributes, argv, environment);
   });
 }
@@ -458,7 +459,7 @@ int posix_spawnp(pid_t* pid, const char* file,
                  const posix_spawn_file_actions_t* actions,
                  const posix_spawnattr_t* attributes, char* const argv[],
                  char* const envp[]) {
-  return WithHandover(true, envp, [&](char* const* environment) {
+  return WithHandover(true, file, envp, [&](char* const* environment) {
     return real::posix_spawnp(pid, file, actions, attributes, argv,
                               environment);
   });
@@ -468,7 +469,7 @@ int posix_spawnp(pid_t* pid, const char* file,
 int system(const char* command) {
   if (command == nullptr) return real::system(command);
   char** const before = environ;
-  return WithHandover(true, before, [&](char* const* environment) {
+  return WithHandover(true, "sh", before, [&](char* const* environment) {
     environ = const_cast<char**>(environment);
     const int result = real::system(command);
     environ = before;
@@ -479,7 +480,7 @@ int system(const char* command) {
 FILE* popen(const char* command, const char* type) {
   char** const before = environ;
   FILE* pipe = nullptr;
-  WithHandover(true, before, [&](char* const* environment) {
+  WithHandover(true, "sh", before, [&](char* const* environment) {
     environ = const_cast<char**>(environment);
     pipe = real::popen(command, type);
     environ = before;
@@ -490,7 +491,7 @@ FILE* popen(const char* command, const char* type) {
 
 int posix_spawn_file_actions_adddup2(posix_spawn_file_actions_t* actions,
                                      int from, int to) {
-  if (Sock* sock = LookupSock(from)) sock->Pin(base::Reason::kPinnedExec);
+  if (Sock* sock = LookupSock(from)) sock->in_spawn_actions.store(true);
   return real::posix_spawn_file_actions_adddup2(actions, from, to);
 }
 

@@ -323,15 +323,7 @@ bool KeptByExec(Sock* sock) {
   return false;
 }
 
-void BeforeExec(bool spawn) {
-  if (spawn) {
-    ForEachSock([](Sock* sock) {
-      if (!KeptByExec(sock)) return;
-      sock->GivenAway();
-      if (sock->Engaged()) sock->Pin(base::Reason::kPinnedExec);
-    });
-    return;
-  }
+void BeforeExec() {
   Stats total;
   total.CopyFrom(stats);
   Sock::LeaveRemoteLanes(base::NowNs() + 5'000'000'000);

@@ -68,9 +68,8 @@ base::Reason ProcessPinned();
 void PinBySocket(std::uint64_t inode, base::Reason reason);
 // Whether a number that names it stays open across exec.
 bool KeptByExec(Sock* sock);
-// Before exec: streams that would be inherited go to TCP.  `spawn`: in a child,
-// so that this process goes on, and shares them from then on.
-void BeforeExec(bool spawn);
+// Before exec: streams that would be inherited go to TCP.
+void BeforeExec();
 // Exec has failed: everything is as it was before.
 void AfterExec();
 // Around fork(): a fork that failed has shared nothing.

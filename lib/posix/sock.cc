@@ -149,6 +149,8 @@ void Sock::Reset() {
   leave_uncounted_ = false;
   holders_.store(-1, std::memory_order_relaxed);
   fork_ = 0;
+  told_tx_ = told_rx_ = 0;
+  in_spawn_actions.store(false, std::memory_order_relaxed);
   inherited_ = false;
   account_tx_ = account_rx_ = 0;
   reason_ = Reason::kShortLived;
@@ -488,7 +490,9 @@ bool Sock::TryAdopt() {
     // mode_; here mode_ is set first and the count looked at after, so one of
     // the two sees the other.
     mode_.store(Mode::kEngine, std::memory_order_seq_cst);
-    if (Inside() || !SoleHolder()) {
+    const bool alone = !Inside() && SoleHolder();
+    if (alone) HearMovedLatched();
+    if (!alone) {
       mode_.store(Mode::kPlain, std::memory_order_seq_cst);
     } else if (OwnFace() == Face::kLibrary && UsedPastUs()) {
       mode_.store(Mode::kPlain, std::memory_order_seq_cst);
@@ -939,6 +943,7 @@ void Sock::Settle() {
 // A stream that is half closed in the kernel may not be promoted any more: the
 // switch would take that end for the end of the peer (rule 1).
 void Sock::HalfClosed() {
+  Spoil();
   half_closed_ = true;
   pinned_.store(true, std::memory_order_seq_cst);
   eligible_.store(false, std::memory_order_seq_cst);
@@ -1072,11 +1077,13 @@ void Sock::KeepPlain() {
 }
 
 void Sock::LeaveForGood(Reason reason) {
+  Spoil();
   KeepPlain();
   StepToPlain(reason);
 }
 
 bool Sock::Pin(Reason reason) {
+  Spoil();
   KeepPlain();
   const bool ok = ToPlain(reason);
   reason_ = reason;

@@ -331,8 +331,22 @@ class alignas(64) Sock final : public File,
   // seq_cst: whoever gives it away looks at mode_ after, and TryAdopt, which
   // sets mode_, at this after: one of the two sees the other.
   void GivenAway() { given_away_.store(true, std::memory_order_seq_cst); }
-  // The offsets at the fork, once the stream is plain.
+  // Tells the offsets to who will hold it too, once the stream is plain.
   void MarkFork();
+  int holding() const { return holders_.load(); }
+  // --- For a program about to be executed that will follow it (handover.cc)
+  // Whether it could.
+  bool MayBequeath();
+  // ... in another process: one more holder.
+  void Lend();
+  // The number of the Holding; -1: it is not the kernel's yet.
+  int Bequeath(std::uint64_t inode);
+  // There: `fd` is one of its numbers.  Null: not such a connection.
+  static Sock* Inherited(int number, int fd);
+  // A connection that came with the program, from one that told nothing.
+  static Sock* Unknown();
+  // posix_spawn may give it to a program, whatever close-on-exec says.
+  std::atomic<bool> in_spawn_actions{false};
   void ForkChild();
   bool Engaged() const {
     return mode() == Mode::kEngine || seeking_.load(std::memory_order_acquire);
@@ -433,6 +447,11 @@ class alignas(64) Sock final : public File,
   void TryAgainLater();
   bool SoleHolder() const;
   void LeaveHolders();
+  bool Hold();  // there is a Holding
+  void Spoil();
+  // To the other holders, and from them; both latches held.
+  void TellMovedLatched();
+  void HearMovedLatched();
   std::shared_ptr<Sock> Share();
   std::uint32_t ops() const {
     return static_cast<std::uint32_t>(gate_.load(std::memory_order_relaxed) /
@@ -602,11 +621,11 @@ class alignas(64) Sock final : public File,
   std::uint32_t left_ = 0;
   std::uint32_t failed_over_ = 0;
   bool leave_uncounted_ = false;
-  // Of shared memory: how many processes hold the connection; -1: never forked.
+  // A Holding; -1: no other process has ever held the connection.
   std::atomic<int> holders_{-1};
   std::uint32_t fork_ = 0;     // the last that has counted itself there
-  std::uint64_t fork_tx_ = 0;  // offsets at the last fork
-  std::uint64_t fork_rx_ = 0;
+  std::uint64_t told_tx_ = 0;  // of what this process moved, what is told there
+  std::uint64_t told_rx_ = 0;
   std::uint64_t account_tx_ = 0;  // offsets at which this process began
   std::uint64_t account_rx_ = 0;
   bool inherited_ = false;

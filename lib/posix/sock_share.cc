@@ -8,8 +8,11 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <utility>
 
 #include "lib/base/log.h"
+#include "lib/posix/epoll.h"
+#include "lib/posix/holders.h"
 #include "lib/posix/iov_rest.h"
 #include "lib/posix/signals.h"
 #include "lib/posix/sock.h"
@@ -19,18 +22,6 @@ namespace rcsock::posix {
 
 using base::Reason;
 using rendezvous::Conductor;
-
-namespace {
-
-// Counters that outlive a fork and are common to both sides.  Bit 31: somebody
-// who has gone since used the connection after the fork, so the offsets that
-// the others keep are wrong for ever.
-constexpr int kHolders = 1 << 20;
-constexpr std::uint32_t kTainted = 1u << 31;
-std::atomic<std::uint32_t>* holders = nullptr;
-int next_holder = 0;
-
-}  // namespace
 
 // --- Bytes read ahead that are shared
 // -------------------------------------------------------------------
@@ -122,12 +113,17 @@ int Sock::UnreadFd() {
 bool Sock::InheritUnread(int memory) {
   if (!unread_.Open(memory)) return false;
   connected_.store(true, std::memory_order_relaxed);
-  reason_ = Reason::kPinnedExec;
-  pinned_.store(true, std::memory_order_relaxed);
   inode_.store(unread_.socket(), std::memory_order_relaxed);
   inherited_ = true;
-  // Whoever started this program may read too.
-  GivenAway();
+  if (holders_ < 0) {
+    // Whoever started this program may read too.
+    reason_ = Reason::kPinnedExec;
+    pinned_.store(true, std::memory_order_relaxed);
+    GivenAway();
+  }
+  // Not adopted before they are read: see BackToPlain.
+  may_adopt_.store(false, std::memory_order_seq_cst);
+  eligible_.store(false, std::memory_order_relaxed);
   unread_streams.fetch_add(1, std::memory_order_relaxed);
   mode_.store(Mode::kUnread, std::memory_order_seq_cst);
   return true;
@@ -136,70 +132,99 @@ bool Sock::InheritUnread(int memory) {
 // --- Fork
 // -----------------------------------------------------------------------------------------------
 
+bool Sock::Hold() {
+  if (holders_.load() >= 0) return true;
+  const int number = MakeHolding();
+  if (number < 0) return false;
+  int none = -1;
+  if (!holders_.compare_exchange_strong(none, number)) {
+    FindHolding(number)->Leave();
+  }
+  return true;
+}
+
 void Sock::ShareByFork(std::uint32_t fork) {
-  if (holders == nullptr) {
-    void* page =
-        ::mmap(nullptr, kHolders * sizeof *holders, PROT_READ | PROT_WRITE,
-               MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (page == MAP_FAILED) {
-      pinned_.store(true);
-      return;
-    }
-    holders = static_cast<std::atomic<std::uint32_t>*>(page);
+  if (!Hold()) {
+    pinned_.store(true);
+    return;
   }
-  if (holders_ < 0) {
-    for (int i = 0; i < kHolders && holders_ < 0; ++i) {
-      const int at = (next_holder + i) % kHolders;
-      std::uint32_t free = 0;
-      if (holders[at].compare_exchange_strong(free, 1)) {
-        holders_ = at;
-        next_holder = at + 1;
-      }
-    }
-    if (holders_ < 0) {
-      pinned_.store(true);
-      return;
-    }
-  }
-  holders[holders_].fetch_add(1);
+  FindHolding(holders_)->count.fetch_add(1);
   fork_ = fork;
 }
 
 void Sock::UnshareByFork(std::uint32_t fork) {
   // (Another thread's fork may have counted itself meanwhile: then one too many
   // stays, which only keeps the stream on TCP.)
-  if (holders_ >= 0 && fork_ == fork) holders[holders_].fetch_sub(1);
+  if (holders_ >= 0 && fork_ == fork) FindHolding(holders_)->Leave();
+}
+
+void Sock::TellMovedLatched() {
+  Holding* all = FindHolding(holders_);
+  if (all == nullptr) return;
+  const std::uint64_t tx = tx_raw_.load(std::memory_order_relaxed);
+  const std::uint64_t rx = rx_raw_.load(std::memory_order_relaxed);
+  all->tx.fetch_add(tx - told_tx_, std::memory_order_relaxed);
+  all->rx.fetch_add(rx - told_rx_, std::memory_order_relaxed);
+  told_tx_ = tx;
+  told_rx_ = rx;
+}
+
+void Sock::HearMovedLatched() {
+  const Holding* all = FindHolding(holders_);
+  if (all == nullptr) return;
+  TellMovedLatched();
+  const std::uint64_t tx = all->tx.load(std::memory_order_relaxed);
+  const std::uint64_t rx = all->rx.load(std::memory_order_relaxed);
+  // What others have moved they have counted.
+  account_tx_ += tx - told_tx_;
+  account_rx_ += rx - told_rx_;
+  tx_raw_.store(tx, std::memory_order_relaxed);
+  rx_raw_.store(rx, std::memory_order_relaxed);
+  told_tx_ = tx;
+  told_rx_ = rx;
 }
 
 void Sock::MarkFork() {
-  fork_tx_ = tx_raw_.load(std::memory_order_relaxed);
-  fork_rx_ = rx_raw_.load(std::memory_order_relaxed);
+  Critical critical;
+  tx_latch.lock();
+  rx_latch.lock();
+  TellMovedLatched();
+  rx_latch.unlock();
+  tx_latch.unlock();
 }
 
 bool Sock::SoleHolder() const {
   if (given_away_.load(std::memory_order_seq_cst)) return false;
-  return holders_ < 0 || holders[holders_].load() == 1;
+  const Holding* all = FindHolding(holders_);
+  return all == nullptr || all->Alone();
+}
+
+void Sock::Spoil() {
+  if (Holding* all = FindHolding(holders_)) {
+    all->count.fetch_or(Holding::kSpoilt);
+  }
 }
 
 void Sock::LeaveHolders() {
-  if (holders_ < 0) return;
-  std::atomic<std::uint32_t>& count = holders[holders_];
-  if (tx_raw_.load() != fork_tx_ || rx_raw_.load() != fork_rx_) {
-    count.fetch_or(kTainted);
-  }
-  if ((count.fetch_sub(1) & ~kTainted) == 1) count.store(0);
+  Holding* all = FindHolding(holders_);
+  if (all == nullptr) return;
+  // (Then its counts are for the statistics only.)
+  if (never_.load(std::memory_order_relaxed)) Spoil();
+  TellMovedLatched();
+  all->Leave();
+  RCSOCK_LOG(2, "connection %d: now of %x", holders_.load(), all->count.load());
   holders_ = -1;
+  told_tx_ = told_rx_ = 0;
 }
 
 void Sock::LeaveForExec() {
-  if (holders_ < 0 || exec_left_) return;
-  std::atomic<std::uint32_t>& count = holders[holders_];
-  if ((count.load() & ~kTainted) < 2) return;  // nobody else is left to see it
+  Holding* all = FindHolding(holders_);
+  if (all == nullptr || exec_left_) return;
+  // Nobody else is left to see it.
+  if ((all->count.load() & ~Holding::kSpoilt) < 2) return;
+  MarkFork();
   exec_left_ = true;
-  if (tx_raw_.load() != fork_tx_ || rx_raw_.load() != fork_rx_) {
-    count.fetch_or(kTainted);
-  }
-  count.fetch_sub(1);
+  all->Leave();
 }
 
 void Sock::ForkChild() {
@@ -242,6 +267,8 @@ void Sock::ForkChild() {
   lane_tx_ = lane_rx_ = anchor_rx_ = 0;
   account_tx_ = tx_raw_.load();
   account_rx_ = rx_raw_.load();
+  told_tx_ = account_tx_;
+  told_rx_ = account_rx_;
   inherited_ = true;
   promoted_ = false;
   refs_.store(1);
@@ -270,9 +297,6 @@ void Sock::PutDeadSocket() {
 // Runs in a child of vfork, whose descriptors are not those that the stream's
 // numbers mean: nothing here but memory, and the conductor's ear.
 void Sock::AskFromBorrowed() {
-  GivenAway();
-  pinned_.store(true, std::memory_order_seq_cst);
-  eligible_.store(false, std::memory_order_seq_cst);
   Conductor* conductor = Conductor::IfRunning();
   if (conductor == nullptr) return;
   conductor->Post([self = Share()] { self->StepToPlain(Reason::kPinnedExec); });
@@ -283,13 +307,70 @@ bool Sock::PinForExec() {
     exec_pinned_ = true;
     exec_reason_ = reason_;
   }
-  return Pin(Reason::kPinnedExec);
+  KeepPlain();
+  const bool ok = ToPlain(Reason::kPinnedExec);
+  reason_ = Reason::kPinnedExec;
+  return ok;
+}
+
+bool Sock::MayBequeath() {
+  return connected_.load() && !closed_.load() && !given_away_.load() &&
+         !half_closed_ && (!pinned_.load() || exec_pinned_) && !never_.load() &&
+         !zero_copy_on_.load() && Hold() && HoldingsFd() >= 0 &&
+         !InterestsKept(this);
+}
+
+void Sock::Lend() { FindHolding(holders_)->count.fetch_add(1); }
+
+int Sock::Bequeath(std::uint64_t inode) {
+  Holding* all = FindHolding(holders_);
+  if (mode() == Mode::kEngine || all == nullptr) return -1;
+  MarkFork();
+  all->role.store(role_ == stream::Role::kAcceptor ? 1 : 0);
+  all->inode.store(inode);
+  return holders_;
+}
+
+Sock* Sock::Inherited(int number, int fd) {
+  const Holding* all = FindHolding(number);
+  sockaddr_storage peer{};
+  socklen_t length = sizeof peer;
+  auto* address = reinterpret_cast<sockaddr*>(&peer);
+  if (all == nullptr || ::getpeername(fd, address, &length) != 0) {
+    return nullptr;
+  }
+  Sock* sock = New(all->role.load() == 1 ? stream::Role::kAcceptor
+                                         : stream::Role::kConnector,
+                   false);
+  if (sock == nullptr) return nullptr;
+  sock->holders_ = number;
+  sock->told_tx_ = sock->account_tx_ = all->tx.load();
+  sock->told_rx_ = sock->account_rx_ = all->rx.load();
+  sock->tx_raw_.store(sock->told_tx_);
+  sock->rx_raw_.store(sock->told_rx_);
+  sock->inherited_ = true;
+  sock->set_fd(fd);
+  sock->set_inode(all->inode.load());
+  sock->LearnOptions();
+  sock->SetPeer(fd, address, length);
+  return sock;
+}
+
+Sock* Sock::Unknown() {
+  Sock* sock = New(stream::Role::kConnector, false);
+  if (sock == nullptr) return nullptr;
+  sock->connected_.store(true, std::memory_order_relaxed);
+  sock->never_.store(true, std::memory_order_relaxed);
+  sock->reason_ = Reason::kPinnedExec;
+  sock->inherited_ = true;
+  sock->GivenAway();
+  return sock;
 }
 
 void Sock::Unpin() {
   if (exec_left_) {
     exec_left_ = false;
-    if (holders_ >= 0) holders[holders_].fetch_add(1);
+    if (Holding* all = FindHolding(holders_)) all->count.fetch_add(1);
   }
   if (!exec_pinned_) return;
   exec_pinned_ = false;

@@ -7,6 +7,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <cstddef>
 #include <cstring>
 
 namespace rcsock::posix {
@@ -83,6 +84,14 @@ bool Unread::Open(int fd) {
   socket_ = at->socket;
   fd_.reset(base::RelocateHigh(fd));
   return true;
+}
+
+std::uint64_t Unread::Claimed(int fd) {
+  std::uint64_t socket = 0;
+  return ::syscall(SYS_pread64, fd, &socket, sizeof socket,
+                   offsetof(Header, socket)) == sizeof socket
+             ? socket
+             : 0;
 }
 
 void Unread::Close() {

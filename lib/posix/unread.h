@@ -34,6 +34,8 @@ class Unread {
   // what it should be.  Else `fd` is this object's.
   bool Open(int fd);
   void Close();
+  // The connection that those of another program say they belong to; 0: none.
+  static std::uint64_t Claimed(int fd);
 
   bool open() const { return map_ != nullptr; }
   std::uint64_t socket() const { return socket_; }

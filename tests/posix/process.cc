@@ -321,6 +321,123 @@ Case spawn_cat(
     },
     SpeakToCat);
 
+// A connection that is inherited leaves TCP again, whoever it was that had it
+// before: Warm waits for that.
+void WarmCat(int fd) {
+  Warm(fd);
+  SpeakToCat(fd);
+}
+
+Case after_exec(
+    "exec_warm_cat",
+    [](int fd) {
+      const pid_t child = ::fork();
+      if (child == 0) BecomeCat(fd);
+      ::close(fd);
+      LogChild(child);
+    },
+    WarmCat);
+
+Case after_exec_alone("exec_warm_cat_alone", BecomeCat, WarmCat,
+                      {.warm = false});
+
+// A shell in between, which does not stay.
+Case after_system(
+    "system_warm_cat",
+    [](int fd) {
+      char command[64];
+      std::snprintf(command, sizeof command, "exec cat <&%d >&%d %d<&-", fd, fd,
+                    fd);
+      const pid_t child = ::fork();
+      if (child == 0) {
+        ::execl("/bin/sh", "sh", "-c", command, static_cast<char*>(nullptr));
+        ::_exit(99);
+      }
+      ::close(fd);
+      LogChild(child);
+    },
+    WarmCat);
+
+Case after_spawn(
+    "spawn_warm_cat",
+    [](int fd) {
+      posix_spawn_file_actions_t actions;
+      ::posix_spawn_file_actions_init(&actions);
+      ::posix_spawn_file_actions_adddup2(&actions, fd, 0);
+      ::posix_spawn_file_actions_adddup2(&actions, fd, 1);
+      ::posix_spawn_file_actions_addclose(&actions, fd);
+      char name[] = "cat";
+      char* argv[] = {name, nullptr};
+      pid_t child;
+      Result("posix_spawnp",
+             ::posix_spawnp(&child, "cat", &actions, nullptr, argv, environ));
+      ::posix_spawn_file_actions_destroy(&actions);
+      ::close(fd);
+      LogChild(child);
+    },
+    WarmCat);
+
+// vfork in a process that has forked.
+Case after_vfork(
+    "vfork_warm_cat",
+    [](int fd) {
+      const pid_t first = ::fork();
+      if (first == 0) ::_exit(0);
+      LogChild(first);
+      const pid_t child = ::vfork();
+      if (child == 0) BecomeCat(fd);
+      ::close(fd);
+      LogChild(child);
+    },
+    WarmCat);
+
+// One process reads, then another one, then the first again: each knows how far
+// the others have come.
+Case after_turns(
+    "exec_turns_warm",
+    [](int fd) {
+      Warm(fd);
+      Echo(fd, 10);
+      for (int i = 0; i < 2; ++i) {
+        const pid_t child = ::fork();
+        if (child == 0) {
+          Echo(fd, 7);
+          ::dup2(fd, 0);
+          ::close(fd);
+          ::execl("/bin/sh", "sh", "-c", "head -c 33 >/dev/null",
+                    static_cast<char*>(nullptr));
+          ::_exit(99);
+        }
+        LogChild(child);
+        Warm(fd);
+      }
+      LogDrain(fd);
+    },
+    [](int fd) {
+      Warm(fd);
+      Call(fd, 10);
+      for (int i = 0; i < 2; ++i) {
+        Call(fd, 7);
+        char text[33] = {};
+        SendAll(fd, text, sizeof text);
+        Warm(fd);
+      }
+      ::close(fd);
+    });
+
+// The program that inherits it never uses it, and ends.
+Case after_system_inherits(
+    "system_inherits_warm",
+    [](int fd) {
+      Warm(fd);
+      LogDrain(fd);
+    },
+    [](int fd) {
+      Result("system", ::system("true"));
+      Warm(fd);
+      ::close(fd);
+    });
+
 Case shells(
     "system_popen",
     [](int fd) {

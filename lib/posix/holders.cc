@@ -1,0 +1,126 @@
+#include "lib/posix/holders.h"
+
+#include <fcntl.h>
+#include <linux/memfd.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "lib/base/latch.h"
+#include "lib/base/unique_fd.h"
+#include "lib/posix/process.h"
+#include "lib/posix/signals.h"
+
+namespace rcsock::posix {
+namespace {
+
+static_assert(sizeof(Holding) == 64);
+
+constexpr int kMost = 1 << 17;
+// The first place says what this is.
+constexpr std::size_t kLength = (kMost + 1) * sizeof(Holding);
+constexpr std::uint64_t kMagic = 0x31646c686b736372;  // "rcskhld1"
+constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
+
+std::atomic<Holding*> table{nullptr};
+std::atomic<int> table_fd{-1};
+std::atomic<int> next{0};
+
+void* Map(int fd) {
+  void* at = ::mmap(nullptr, kLength, PROT_READ | PROT_WRITE,
+                    fd >= 0 ? MAP_SHARED | MAP_NORESERVE
+                            : MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE,
+                    fd, 0);
+  return at == MAP_FAILED ? nullptr : at;
+}
+
+Holding* MakeTable() {
+  // It would be in the child's descriptor table alone.
+  if (InBorrowedMemory()) return nullptr;
+  base::UniqueFd fd;
+  rlimit limit{};
+  // Beyond this limit ftruncate sends SIGXFSZ.
+  if (::getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur >= kLength) {
+    fd.reset(base::RelocateHigh(static_cast<int>(::syscall(
+        SYS_memfd_create, "rcsock-holders", MFD_CLOEXEC | MFD_ALLOW_SEALING))));
+    if (fd.ok() && (::syscall(SYS_ftruncate, fd.get(), kLength) != 0 ||
+                    ::syscall(SYS_fcntl, fd.get(), F_ADD_SEALS, kSeals) != 0)) {
+      fd.reset();
+    }
+  }
+  // Without a descriptor it can still be shared by fork.
+  auto* made = static_cast<Holding*>(Map(fd.get()));
+  if (made == nullptr) return nullptr;
+  made->inode.store(kMagic, std::memory_order_relaxed);
+  Holding* none = nullptr;
+  if (!table.compare_exchange_strong(none, made)) {
+    ::munmap(made, kLength);
+    return none;
+  }
+  table_fd.store(fd.release());
+  return made;
+}
+
+}  // namespace
+
+void Holding::Leave() {
+  // release: what was told before is seen by who is alone after.
+  if ((count.fetch_sub(1, std::memory_order_acq_rel) & ~kSpoilt) == 1) {
+    count.store(0, std::memory_order_release);
+  }
+}
+
+int MakeHolding() {
+  Holding* at = table.load(std::memory_order_acquire);
+  if (at == nullptr) at = MakeTable();
+  if (at == nullptr) return -1;
+  const int first = next.load(std::memory_order_relaxed);
+  for (int i = 0; i < kMost; ++i) {
+    const int number = (first + i) % kMost;
+    Holding& one = at[1 + number];
+    std::uint32_t free = 0;
+    if (one.count.load(std::memory_order_relaxed) != 0 ||
+        !one.count.compare_exchange_strong(free, 1)) {
+      continue;
+    }
+    one.inode.store(0, std::memory_order_relaxed);
+    one.tx.store(0, std::memory_order_relaxed);
+    one.rx.store(0, std::memory_order_relaxed);
+    next.store(number + 1, std::memory_order_relaxed);
+    return number;
+  }
+  return -1;
+}
+
+Holding* FindHolding(int number) {
+  Holding* at = table.load(std::memory_order_acquire);
+  return at == nullptr || number < 0 || number >= kMost ? nullptr
+                                                        : at + 1 + number;
+}
+
+int HoldingsFd() { return table_fd.load(std::memory_order_acquire); }
+
+bool TakeHoldings(int fd) {
+  struct stat status {};
+  if (table.load() != nullptr || ::fstat(fd, &status) != 0 ||
+      !S_ISREG(status.st_mode) || status.st_uid != ::geteuid() ||
+      static_cast<std::uint64_t>(status.st_size) != kLength) {
+    return false;
+  }
+  // Without the seals a look at it could end in SIGBUS.
+  const long seals = ::syscall(SYS_fcntl, fd, F_GET_SEALS);
+  if (seals < 0 || (seals & kSeals) != kSeals) return false;
+  auto* at = static_cast<Holding*>(Map(fd));
+  if (at == nullptr) return false;
+  if (at->inode.load(std::memory_order_relaxed) != kMagic) {
+    ::munmap(at, kLength);
+    return false;
+  }
+  table.store(at, std::memory_order_release);
+  table_fd.store(base::RelocateHigh(fd), std::memory_order_release);
+  return true;
+}
+
+}  // namespace rcsock::posix
