@@ -9,7 +9,7 @@ namespace rcsock::base {
 // the statistics; the third is what a person is told.
 #define RCSOCK_REASONS(X)                                                     \
   X(kNone, "none", "on a lane")                                               \
-  X(kShortLived, "short_lived", "ended before it had shown enough traffic")   \
+  X(kShortLived, "short_lived", "ended before a lane was worth it, or there") \
   X(kPolicy, "policy", "lanes are switched off for it")                       \
   X(kNoDevice, "no_device", "the peer is on another host; no RDMA device")    \
   X(kNoRdmaLibrary, "no_rdma_library", "librdmacm or libibverbs is missing")  \

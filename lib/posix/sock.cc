@@ -1289,6 +1289,11 @@ void Sock::Fold(Stats* to, bool last) {
   tx_latch.lock();
   rx_latch.lock();
   if (!accounted_) {
+    // A look for the peer that was not even over.
+    if (last && reason_ == Reason::kPending &&
+        base::NowNs() - remote_.sought_ns < 1'000'000'000) {
+      reason_ = Reason::kShortLived;
+    }
     if (!listening.load(std::memory_order_relaxed)) FoldLatched(to);
     if (last) {
       accounted_ = true;

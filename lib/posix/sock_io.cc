@@ -65,7 +65,8 @@ namespace {
 // lane yet that both have agreed upon: the peer may have had it, put its last
 // bytes into it, and died.  Its word that it has it is in a queue of the
 // conductor's by then, so the wait is a short one; the kernel will say again
-// that this is the end.
+// that this is the end.  (A reset is not held: the kernel loses what it has not
+// delivered by then, too, see killed_with_unread in tests/posix/ends.)
 bool HoldsEnd(long n, bool lane_to_come) { return n == 0 && lane_to_come; }
 
 }  // namespace

@@ -4,6 +4,8 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
+#include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <sys/epoll.h>
 #include <sys/ioctl.h>
@@ -14,6 +16,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
+#include <cerrno>
 #include <cstring>
 #include <thread>
 #include <vector>
@@ -412,6 +416,86 @@ Case zerocopy_readiness(
       Result("recv", ::recv(fd, text, 4, MSG_ERRQUEUE));
       for (const int set : {level, edge, once}) ::close(set);
     });
+
+// The connection goes back to TCP in the middle of a call: a handler that comes
+// while the bytes are copied runs right behind that, and forks.  Who sleeps in
+// the kernel then must still hear of the completion.
+std::atomic<int> forks{0};
+void ForkInHandler(int) {
+  const int saved = errno;
+  const pid_t child = ::fork();
+  if (child == 0) ::_exit(0);
+  int status;
+  ::waitpid(child, &status, 0);
+  ::poll(nullptr, 0, 10);  // until the sleeper sleeps again
+  ++forks;
+  errno = saved;
+}
+
+void WakesAfterFork(int fd) {
+  AllowZeroCopy(fd);
+  const int set = ::epoll_create1(0);
+  epoll_event event{};
+  CHECK_THAT(::epoll_ctl(set, EPOLL_CTL_ADD, fd, &event) == 0);
+  std::thread sleeper([set] {
+    epoll_event heard{};
+    CHECK_THAT(::epoll_wait(set, &heard, 1, 5'000) == 1);
+    CHECK_THAT((heard.events & EPOLLERR) != 0);
+  });
+  ::poll(nullptr, 0, 5);
+  std::atomic<bool> now{false};
+  const pthread_t sender = ::pthread_self();
+  std::thread other([&now, sender] {
+    while (!now) std::atomic_signal_fence(std::memory_order_seq_cst);
+    ::pthread_kill(sender, SIGUSR1);
+  });
+  std::vector<char> bytes(100'000);
+  const int before = forks;
+  now = true;
+  std::size_t at = 0;
+  while (at < bytes.size()) {
+    const ssize_t n =
+        ::send(fd, bytes.data() + at, bytes.size() - at, MSG_ZEROCOPY);
+    CHECK_THAT(n > 0);
+    at += static_cast<std::size_t>(n);
+  }
+  while (forks == before) ::sched_yield();
+  other.join();
+  sleeper.join();
+  ::close(set);
+}
+
+Case zerocopy_fork(
+    "zerocopy_wakes_after_a_switch",
+    [](int) {
+      int port;
+      const int listener = Listen(&port);
+      Tell(port);
+      for (int i = 0; i < Scale(20); ++i) {
+        const int fd = ::accept(listener, nullptr, nullptr);
+        CHECK_THAT(fd >= 0);
+        Warm(fd);
+        int error;
+        if (Drain(fd, &error) != 100'000) Fail("not all has come");
+        ::close(fd);
+      }
+      Log("done");
+    },
+    [](int) {
+      struct sigaction action {};
+      action.sa_handler = &ForkInHandler;
+      action.sa_flags = SA_RESTART;
+      CHECK_THAT(::sigaction(SIGUSR1, &action, nullptr) == 0);
+      const int port = static_cast<int>(Hear());
+      for (int i = 0; i < Scale(20); ++i) {
+        const int fd = Connect(port);
+        Warm(fd);
+        WakesAfterFork(fd);
+        ::close(fd);
+      }
+      Log("done");
+    },
+    {.warm = false, .connect = false, .seconds = 60});
 
 // Somebody sleeps when the call is made.
 Case zerocopy_wakes(

@@ -551,7 +551,9 @@ Case kills(
 
 // kill -9 while the connection moves to a lane, at some moment of the first
 // writes: every byte of a write that has returned arrives.
-void KillItself(bool connects, std::uint64_t seed) {
+// `unread`: what the other end has sent last is not read, so TCP ends by a
+// reset, and what has not been read by then may be lost.
+void KillItself(bool connects, bool unread, std::uint64_t seed) {
   int port;
   const int listener = Listen(&port);
   auto* written = static_cast<std::atomic<std::uint64_t>*>(
@@ -576,7 +578,10 @@ void KillItself(bool connects, std::uint64_t seed) {
     RecvAll(fd, message, sizeof message);
     if (!child) SendAll(fd, message, sizeof message);
   }
+  if (unread && !child) SendAll(fd, message, sizeof message);
   if (child) {
+    pollfd sent{fd, POLLIN, 0};
+    if (unread) CHECK_THAT(::poll(&sent, 1, 5000) == 1);
     Random random{seed};
     const std::uint64_t writes = random.Below(60);
     for (std::uint64_t i = 0; i < writes; ++i) {
@@ -592,6 +597,8 @@ void KillItself(bool connects, std::uint64_t seed) {
   std::uint64_t at = 0;
   for (;;) {
     const ssize_t n = ::recv(fd, message, sizeof message, 0);
+    // (Or EOF, in a switch: docs/compatibility.md.)
+    if (n < 0 && unread && errno == ECONNRESET) break;
     if (n < 0) Fail("recv: %s", ErrorName(errno));
     if (n == 0) break;
     CHECK_THAT(IsPattern(seed, at, message, static_cast<std::size_t>(n)));
@@ -599,7 +606,7 @@ void KillItself(bool connects, std::uint64_t seed) {
   }
   int status;
   CHECK_THAT(::waitpid(victim, &status, 0) == victim);
-  if (at != *written) {
+  if (unread ? at > *written : at != *written) {
     Fail("seed %llu: %llu written, %llu came",
          static_cast<unsigned long long>(seed),
          static_cast<unsigned long long>(*written),
@@ -609,17 +616,103 @@ void KillItself(bool connects, std::uint64_t seed) {
   ::close(fd);
 }
 
+void KillRounds(bool connects, bool unread) {
+  for (int i = 0; i < Scale(40); ++i) {
+    KillItself(connects, unread, Seed() * 1000 + i);
+  }
+  Log("done");
+}
+
 Case kills_in_switch(
-    "killed_in_the_switch",
+    "killed_in_the_switch", [](int) { KillRounds(true, false); },
+    [](int) { KillRounds(false, false); },
+    {.warm = false, .connect = false, .seconds = 60});
+
+Case kills_with_unread(
+    "killed_with_unread_in_the_switch", [](int) { KillRounds(true, true); },
+    [](int) { KillRounds(false, true); },
+    {.warm = false, .connect = false, .seconds = 60});
+
+// One end shuts down for writing while both look for a lane: the other sees the
+// end at once, and does not wait for a lane that will not come.
+Case half_close_early(
+    "half_close_while_seeking",
     [](int) {
-      for (int i = 0; i < Scale(40); ++i) KillItself(true, Seed() * 1000 + i);
+      int port;
+      const int listener = Listen(&port);
+      Tell(port);
+      for (int i = 0; i < 60; ++i) {
+        const int fd = ::accept(listener, nullptr, nullptr);
+        CHECK_THAT(fd >= 0);
+        char text[16];
+        for (int k = 0; k < 3; ++k) {
+          RecvAll(fd, text, sizeof text);
+          SendAll(fd, text, sizeof text);
+        }
+        // In no call, so that the engine may have the stream when the end
+        // comes.
+        ::poll(nullptr, 0, 5);
+        const std::uint64_t start = NowMs();
+        CHECK_THAT(::recv(fd, text, sizeof text, 0) == 0);
+        if (NowMs() - start > 1500) Fail("the end came late");
+        ::close(fd);
+      }
       Log("done");
     },
     [](int) {
-      for (int i = 0; i < Scale(40); ++i) KillItself(false, Seed() * 1000 + i);
+      const int port = static_cast<int>(Hear());
+      Random random{Seed()};
+      for (int i = 0; i < 60; ++i) {
+        const int fd = Connect(port);
+        char text[16] = {};
+        for (int k = 0; k < 3; ++k) {
+          SendAll(fd, text, sizeof text);
+          RecvAll(fd, text, sizeof text);
+        }
+        for (std::uint64_t n = random.Below(2'000'000); n > 0; --n) {
+          std::atomic_signal_fence(std::memory_order_seq_cst);
+        }
+        ::shutdown(fd, SHUT_WR);
+        CHECK_THAT(::recv(fd, text, sizeof text, 0) == 0);
+        ::close(fd);
+      }
       Log("done");
     },
     {.warm = false, .connect = false, .seconds = 60});
+
+// SHUT_RD, then back to TCP: a lane would have no way to say so, and the peer
+// would be reset.
+Case shut_rd_then_tcp(
+    "shutdown_read_then_tcp",
+    [](int fd) {
+      Result("shutdown", ::shutdown(fd, SHUT_RD));
+      const pid_t child = ::fork();
+      if (child == 0) ::_exit(0);
+      int status;
+      CHECK_THAT(::waitpid(child, &status, 0) == child);
+      char text[16] = {};
+      for (int round = 0; round < 40; ++round) {
+        for (int i = 0; i < 50; ++i) SendAll(fd, text, sizeof text);
+        Barrier();
+      }
+      Result("send", ::send(fd, "end", 3, MSG_NOSIGNAL));
+      Barrier();
+    },
+    [](int fd) {
+      char text[16] = {};
+      for (int round = 0; round < 40; ++round) {
+        for (int i = 0; i < 50; ++i) {
+          RecvAll(fd, text, sizeof text);
+          SendAll(fd, text, sizeof text);
+        }
+        Barrier();
+      }
+      Result("send", ::send(fd, text, sizeof text, MSG_NOSIGNAL));
+      RecvAll(fd, text, 3);
+      Log("%.3s", text);
+      Barrier();
+      ::close(fd);
+    });
 
 // Out of descriptors, closed numbers.
 Case bad_fd(

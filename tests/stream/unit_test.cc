@@ -545,6 +545,21 @@ TEST_F(PairTest, ALaneThatLosesWithoutAWordIsGivenUp) {
   EXPECT_EQ(Get(1), "lost");
 }
 
+// (SIOCOUTQ in a loop: each question is one of its own.)
+TEST_F(PairTest, AskingAllTheTimeDoesNotHideIt) {
+  Promote();
+  world_.link.auto_land = false;
+  EXPECT_EQ(Put(0, "lost"), 4);
+  for (int round = 0; round < 8 && S(0).FastTx(); ++round) {
+    S(0).Probe();
+    S(0).AskLanded();
+    Go();
+    S(0).AskLanded();
+  }
+  EXPECT_FALSE(S(0).FastTx());
+  EXPECT_EQ(S(0).why_left(), base::Reason::kLaneStalled);
+}
+
 TEST_F(PairTest, AnAnswerBeyondWhatWasPostedIsHostile) {
   Promote();
   FrameBytes bytes = Encode(Frame{FrameKind::kLanded, 0, 1, 1000});
