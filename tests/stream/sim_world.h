@@ -22,6 +22,7 @@ struct SimTcp {
   SimPipe pipe[2];  // pipe[i]: sent by end i
   bool kshut[2] = {false, false};
   bool dead[2] = {false, false};
+  bool resets[2] = {false, false};  // answers what this end sends
   std::size_t capacity = 1 << 20;
   // Successful Recv calls that each end may still make; negative: no limit.
   int budget[2] = {-1, -1};
@@ -52,6 +53,7 @@ class SimAnchor final : public Anchor {
       tcp_->error = "written after the kernel shutdown";
       return -EPIPE;
     }
+    if (tcp_->resets[end_]) return -ECONNRESET;
     if (tcp_->dead[1 - end_]) {
       // The first write after the peer's end is answered by RST.
       if (tcp_->rng == 0 || tcp_->Random() % 2 == 0) {

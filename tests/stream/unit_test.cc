@@ -447,6 +447,23 @@ TEST_F(PairTest, AWordOfResetIsNothingWithoutTheReset) {
   EXPECT_EQ(Get(1), "");
 }
 
+// The peer has closed, and its process ends before it has read our FIN: TCP
+// answers that with a reset, which is of our frames' making.
+TEST_F(PairTest, AFrameThatIsAnsweredByAResetIsNoError) {
+  Promote();
+  EXPECT_EQ(Put(1, "all"), 3);
+  EXPECT_EQ(Get(0), "all");
+  S(1).Close(false);
+  Go();
+  EXPECT_EQ(Get(0), "");
+  world_.tcp.resets[0] = true;
+  EXPECT_EQ(S(0).ShutdownWrite(), 0);
+  S(0).Progress();
+  EXPECT_EQ(S(0).Readiness() & (POLLERR | POLLHUP), POLLHUP);
+  EXPECT_EQ(S(0).TakeError(), 0);
+  EXPECT_EQ(Get(0), "");
+}
+
 TEST_F(PairTest, AResetWithAnOffsetIsHostile) {
   Promote();
   FrameBytes bytes = Encode(Frame{FrameKind::kReset, 0, 1, 1});
