@@ -431,11 +431,12 @@ void Sock::SeekFailed(Reason reason, bool final) {
       never_.store(true, std::memory_order_relaxed);
     }
   }
-  const bool engine = mode() == Mode::kEngine;
-  if (engine) WakeRx();  // HoldsEnd
+  if (mode() == Mode::kEngine) {
+    WakeRx();  // HoldsEnd
+    PostSettle();
+  }
   rx_latch.unlock();
   tx_latch.unlock();
-  if (engine) PostSettle();
 }
 
 void Sock::CancelSeek() {

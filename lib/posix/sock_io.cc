@@ -239,9 +239,12 @@ void Sock::OnStarved() {
   rx_latch.lock();
   starve_timer_ = false;
   if (mode() != Mode::kEngine || stream_ == nullptr || lane_ == nullptr ||
-      !stream_->FastTx() || lane_->Writable() > 0 ||
-      lane_->Acked() != starve_acked_) {
+      !stream_->FastTx() || lane_->Writable() > 0) {
     starve_late_ = 0;
+  } else if (lane_->Acked() != starve_acked_) {
+    starve_late_ = 0;
+    // Who waits now may have begun while this timer ran, and armed none.
+    WatchStarved();
   } else if (base::NowNs() - starve_since_ns_ >
                  3 * kStarvedMs * 1'000'000ull / 2 &&
              ++starve_late_ < kMostLate) {

@@ -31,7 +31,8 @@ def pipe_commands(count):
 
 @app("redis", "redis-server", "redis-cli", "redis-benchmark")
 def redis(run):
-    """A server that appends and rewrites its file by fork, and a replica."""
+    """Append-only file rewritten by fork, a replica, redis-cli --pipe,
+    redis-benchmark; both data sets compared, and what is loaded again."""
     port, copy_port = run.port(), run.port()
     common = ["--bind", run.address, "--protected-mode", "no",
               "--enable-debug-command", "yes"]
@@ -89,6 +90,7 @@ def redis(run):
 
 @app("memcached", "memcached", "memcaslap")
 def memcached(run):
+    """4 threads, memcaslap with 32 connections, values verified."""
     port = run.port()
     server = run.start("memcached", "-u", "root", "-l", run.address, "-p", port,
                        "-U", 0, "-t", 4, "-m", 512, "-c", 4096, port=port)
@@ -115,6 +117,7 @@ select i, length(b), b from n where i % 10 = 0 order by i;
 
 @app("mariadb", "mariadbd", "mariadb-install-db", "mariadb-slap", "mariadb")
 def mariadb(run):
+    """mariadb, and mariadb-slap with 8 clients."""
     port = run.port()
     data = run.directory / "data"
     run.call("mariadb-install-db", "--no-defaults", f"--datadir={data}",

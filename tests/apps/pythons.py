@@ -27,18 +27,21 @@ def python_http(run):
 
 @app("python-asyncio", "python3")
 def python_asyncio(run):
+    """30 asyncio clients."""
     return part(run, "asyncio"), "done"
 
 
 @app("python-multiprocessing", "python3")
 def python_multiprocessing(run):
+    """Connections and managers over TCP."""
     return part(run, "multiprocessing"), "done"
 
 
 @app("python-suites", "python3", share=0, rdma=False,
      why="tests of a few bytes each, most of them no streams")
 def python_suites(run):
-    """No test that passes over TCP may fail."""
+    """CPython's own tests (socket without VSOCK, socketserver, select,
+    selectors, epoll, http, ftp, smtp, ...): none that passes plain may fail."""
     names = {}
     for suite in SUITES:
         report = run.directory / f"{suite}.xml"

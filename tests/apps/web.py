@@ -99,6 +99,8 @@ def rate(text):
 
 @app("nginx", "nginx", "wrk")
 def nginx(run):
+    """daemon on, 3 workers, sendfile of 320 MiB, proxy with kept connections,
+    wrk."""
     server = Nginx(run)
     wrk = ("wrk", "-t", 2, "-c", 30, "--timeout", "10s")
     straight = rate(run.call(*wrk, "-d", "2s", server.url() + "/page.txt"))
@@ -111,7 +113,7 @@ def nginx(run):
 
 @app("nginx-reload", "nginx", "wrk")
 def nginx_reload(run):
-    """New workers take over three times; no request fails on the way."""
+    """Three reloads while wrk runs through the proxy: no failed connection."""
     server = Nginx(run)
     out = (run.directory / "wrk.out").open("wb")
     load = run.start("wrk", "-t", 1, "-c", 20, "-d", "5s", "--timeout", "10s",
@@ -145,6 +147,7 @@ def nginx_reload(run):
 
 @app("curl", "nginx", "curl")
 def curl(run):
+    """Large files, 200 small ones, ranges in parallel."""
     server = Nginx(run)
     got = run.call("curl", "-sS", "--fail", server.url() + "/large",
                    text=False, limit=60)
@@ -164,6 +167,7 @@ def curl(run):
 
 @app("wget", "nginx", "wget")
 def wget(run):
+    """A large file, 300 small ones, one that goes on."""
     server = Nginx(run)
     run.call("wget", "-q", "-O", "large.out", server.url() + "/large")
     urls = run.write("urls", "".join(f"{server.url()}/page.txt?{i}\n"
@@ -221,11 +225,13 @@ def apache(run, mpm):
 
 @app("apache-prefork", "apache2", "ab", "curl", user="www-data")
 def apache_prefork(run):
+    """ab -k with 20 connections; a large file."""
     return apache(run, "prefork")
 
 
 @app("apache-event", "apache2", "ab", "curl", user="www-data")
 def apache_event(run):
+    """ab -k with 20 connections; a large file."""
     return apache(run, "event")
 
 
