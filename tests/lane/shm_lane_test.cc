@@ -1,3 +1,5 @@
+#include <cerrno>
+#include <ctime>
 #include <vector>
 
 #include "tests/lane/shm_pair.h"
@@ -34,6 +36,25 @@ TEST(ShmRing, TheSmallerOfBothBoundsHoldsInBothDirections) {
   EXPECT_EQ(rings(100 * kK, 0), 64 * kK) << "down to a power of two";
   EXPECT_EQ(rings(1, 0), 16 * kK);
   EXPECT_EQ(rings(1ull << 40, 0), 256 * kK);
+}
+
+// A thread finds the ring full and is on its way to sleep when credit comes,
+// which another thread (a timer, a poll) hears of first.
+TEST(ShmSleep, CreditThatAnotherThreadTakesIsNotSleptThrough) {
+  auto pair = ShmPair::Make();
+  Lane& from = pair->end(0);
+  std::vector<char> bytes(1 << 20, 'x');
+  iovec iov{bytes.data(), bytes.size()};
+  const std::size_t posted = from.Post(&iov, 1, 0, bytes.size());
+  const std::uint32_t token = from.SleepToken(true);
+  ASSERT_EQ(from.Writable(), 0u);
+  // The latch is free here.
+  std::vector<char> out(posted);
+  iovec to{out.data(), out.size()};
+  EXPECT_EQ(pair->end(1).Read(&to, 1, 0, posted, false), posted);
+  EXPECT_GT(from.Writable(), 0u);
+  const timespec limit{2, 0};
+  EXPECT_EQ(from.SleepTx(token, &limit), -EAGAIN);
 }
 
 TEST(ShmRing, NothingBeyondTheBoundIsTouched) {

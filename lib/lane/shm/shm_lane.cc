@@ -112,7 +112,14 @@ void ShmLane::Fail() {
 
 void ShmLane::LookForCredit() {
   const std::uint64_t credit = peer().consumed.load(std::memory_order_acquire);
-  credit_seen_.store(credit, std::memory_order_relaxed);
+  if (credit > credit_seen_.load(std::memory_order_relaxed)) {
+    // News that this thread takes is no news to one that has let go of the
+    // latch and is on its way to sleep: its token is an old one from here on.
+    // The bump first, then what SleepTx compares: who finds the second finds
+    // the first, and does not fall asleep.
+    own_futex_.tx.fetch_add(1, std::memory_order_relaxed);
+    credit_seen_.store(credit, std::memory_order_release);
+  }
   TakeCredit(credit);
 }
 
@@ -508,7 +515,7 @@ int ShmLane::SleepTx(std::uint32_t token, const timespec* timeout) {
   FullFence();
   // Not merely another value: TakeCredit takes none that is older.
   if (peer().consumed.load(std::memory_order_acquire) >
-          credit_seen_.load(std::memory_order_relaxed) ||
+          credit_seen_.load(std::memory_order_acquire) ||
       Closed()) {
     return -EAGAIN;
   }
