@@ -163,8 +163,9 @@ bool Stream::FlushOut() {
       // After its FIN a reset is EPIPE, as in the kernel, which has not seen
       // the FIN if it came as a frame; and nothing at all if only frames were
       // still to go: to TCP its end would have been an orderly one.
-      const bool nothing = pfin_known_ && tx_ == Tx::kLane &&
-                           lane_ != nullptr && AckedOff() == tx_off_;
+      const bool nothing =
+          pfin_known_ && tx_ == Tx::kLane &&
+          (fin_acked_ || (lane_ != nullptr && AckedOff() == tx_off_));
       if (n != -EPIPE && so_error_ == 0 && !nothing) {
         so_error_ = pfin_known_ ? EPIPE : static_cast<int>(-n);
       }
