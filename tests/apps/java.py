@@ -9,6 +9,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 
 @app("java", "java", "javac")
 def java(run):
+    """Work.java: both ends in one process, as threads of it."""
     # Three ports in a row; nobody else of this harness takes those between.
     ports = [run.port() for _ in range(3)]
     while ports[2] != ports[0] + 2:
