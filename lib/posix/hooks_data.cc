@@ -54,22 +54,25 @@ void BeforePassing(const msghdr* message) {
   }
 }
 
-}  // namespace
+// What may go the short way.
+bool QuickSends(const Sock* sock, const void* from, size_t length) {
+  return length - 1 < Sock::kQuickMost && sock->mode() == Mode::kEngine &&
+         !Null(from);
+}
+bool QuickRecvs(const Sock* sock, const void* to, size_t length) {
+  return length != 0 && sock->mode() == Mode::kEngine && !Null(to);
+}
 
-ssize_t read(int fd, void* to, size_t length) {
-  Sock* sock = LookupSock(fd);
-  // (The kernel's read of nothing looks at nothing; recv of nothing does.)
-  if (__builtin_expect(sock == nullptr || length == 0, 1)) {
-    return real::read(fd, to, length);
-  }
+// The long way is out of line, so that the short one saves few registers.
+[[gnu::noinline]] ssize_t LongRead(Sock* sock, int fd, void* to,
+                                   size_t length) {
   const iovec iov{to, length};
   return sock->Recv(fd, &iov, 1, length, 0,
                     [&] { return real::read(fd, to, length); });
 }
 
-ssize_t recv(int fd, void* to, size_t length, int flags) {
-  Sock* sock = LookupSock(fd);
-  if (sock == nullptr) return real::recv(fd, to, length, flags);
+[[gnu::noinline]] ssize_t LongRecv(Sock* sock, int fd, void* to, size_t length,
+                                   int flags) {
   const iovec iov{to, length};
   if (__builtin_expect((flags & MSG_ERRQUEUE) != 0, 0)) {
     msghdr message{};
@@ -81,11 +84,45 @@ ssize_t recv(int fd, void* to, size_t length, int flags) {
                     [&] { return real::recv(fd, to, length, flags); });
 }
 
+[[gnu::noinline]] ssize_t LongWrite(Sock* sock, int fd, const void* from,
+                                    size_t length) {
+  const iovec iov{const_cast<void*>(from), length};
+  return sock->Send(fd, &iov, 1, length, 0,
+                    [&] { return real::write(fd, from, length); });
+}
+
+}  // namespace
+
+ssize_t read(int fd, void* to, size_t length) {
+  Sock* sock = LookupSock(fd);
+  // (The kernel's read of nothing looks at nothing; recv of nothing does.)
+  if (__builtin_expect(sock == nullptr || length == 0, 1)) {
+    return real::read(fd, to, length);
+  }
+  if (QuickRecvs(sock, to, length)) {
+    if (const ssize_t n = sock->QuickRecv(to, length, 0)) return n;
+  }
+  return LongRead(sock, fd, to, length);
+}
+
+ssize_t recv(int fd, void* to, size_t length, int flags) {
+  Sock* sock = LookupSock(fd);
+  if (sock == nullptr) return real::recv(fd, to, length, flags);
+  if ((flags & ~MSG_DONTWAIT) == 0 && QuickRecvs(sock, to, length)) {
+    if (const ssize_t n = sock->QuickRecv(to, length, flags)) return n;
+  }
+  return LongRecv(sock, fd, to, length, flags);
+}
+
 ssize_t recvfrom(int fd, void* to, size_t length, int flags, sockaddr* address,
                  socklen_t* address_length) {
   Sock* sock = LookupSock(fd);
   if (sock == nullptr) {
     return real::recvfrom(fd, to, length, flags, address, address_length);
+  }
+  if (address == nullptr && (flags & ~MSG_DONTWAIT) == 0 &&
+      QuickRecvs(sock, to, length)) {
+    if (const ssize_t n = sock->QuickRecv(to, length, flags)) return n;
   }
   if (__builtin_expect((flags & MSG_ERRQUEUE) != 0, 0)) {
     const ssize_t n = recv(fd, to, length, flags);
@@ -171,9 +208,10 @@ ssize_t write(int fd, const void* from, size_t length) {
   if (__builtin_expect(sock == nullptr, 1)) {
     return real::write(fd, from, length);
   }
-  const iovec iov{const_cast<void*>(from), length};
-  return sock->Send(fd, &iov, 1, length, 0,
-                    [&] { return real::write(fd, from, length); });
+  if (QuickSends(sock, from, length)) {
+    if (const ssize_t n = sock->QuickSend(from, length)) return n;
+  }
+  return LongWrite(sock, fd, from, length);
 }
 
 // With the flags that a lane does not know.
@@ -200,12 +238,21 @@ static ssize_t SendFlagged(Sock* sock, int fd, const iovec* iov, int count,
   return n;
 }
 
-ssize_t send(int fd, const void* from, size_t length, int flags) {
-  Sock* sock = LookupSock(fd);
-  if (sock == nullptr) return real::send(fd, from, length, flags);
+[[gnu::noinline]] static ssize_t LongSend(Sock* sock, int fd, const void* from,
+                                          size_t length, int flags) {
   const iovec iov{const_cast<void*>(from), length};
   return SendFlagged(sock, fd, &iov, 1, length, flags,
                      [&] { return real::send(fd, from, length, flags); });
+}
+
+ssize_t send(int fd, const void* from, size_t length, int flags) {
+  Sock* sock = LookupSock(fd);
+  if (sock == nullptr) return real::send(fd, from, length, flags);
+  if ((flags & (MSG_OOB | MSG_ZEROCOPY)) == 0 &&
+      QuickSends(sock, from, length)) {
+    if (const ssize_t n = sock->QuickSend(from, length)) return n;
+  }
+  return LongSend(sock, fd, from, length, flags);
 }
 
 ssize_t sendto(int fd, const void* from, size_t length, int flags,

@@ -119,6 +119,7 @@ void Sock::Reset() {
   local_peer_.store(false, std::memory_order_relaxed);
   stream_.reset();
   lane_.reset();
+  lane_is_shm_ = false;
   link_.reset();
   index_ = -1;
   notify_.store(0, std::memory_order_relaxed);
@@ -177,6 +178,7 @@ void Sock::Unref() {
     mode_.store(Mode::kPlain, std::memory_order_seq_cst);
     stream = std::move(stream_);
     lane = std::move(lane_);
+    lane_is_shm_ = false;
     UnlistRemote();
     link = std::move(link_);
     rx_latch.unlock();
@@ -574,6 +576,7 @@ void Sock::LaneOpen(std::unique_ptr<lane::Lane> lane, std::uint32_t epoch,
     return;
   }
   lane_ = std::move(lane);
+  lane_is_shm_ = lane_->kind() == lane::Kind::kShm;
   lane_kind_ = lane_->kind();
   lane_epoch_ = epoch;
   attempts_ = 0;
@@ -928,6 +931,7 @@ void Sock::Settle() {
     source_.store(nullptr, std::memory_order_release);
     UnlistRemote();
     lane = std::move(lane_);
+    lane_is_shm_ = false;
     notify_.store(0);
     rx_latch.unlock();
     tx_latch.unlock();

@@ -79,6 +79,8 @@ class alignas(64) Sock final : public File,
   bool rd_shut_ = false;
   std::atomic<bool> on_lane_{false};
   std::atomic<bool> completions_{false};  // zero_copy_ has some to tell
+  // Latches: as lane_.
+  bool lane_is_shm_ = false;
 
  public:
   std::atomic<bool> nonblock{false};
@@ -105,6 +107,12 @@ class alignas(64) Sock final : public File,
   template <class Raw>
   ssize_t Recv(int fd, const iovec* iov, int count, std::size_t total,
                int flags, Raw&& raw);
+  // The same for a small message of a stream that is on a lane in shared
+  // memory, with no flag but MSG_DONTWAIT: bytes, or 0: nothing has happened,
+  // and the call above knows what to do.
+  static constexpr std::size_t kQuickMost = lane::shm::kInlineMax;
+  [[gnu::noinline]] ssize_t QuickSend(const void* from, std::size_t length);
+  [[gnu::noinline]] ssize_t QuickRecv(void* to, std::size_t length, int flags);
   int Shutdown(int fd, int how);
   // The last descriptor goes: `fd` is closed on return.
   int CloseLast(int fd);

@@ -14,6 +14,7 @@
 #include "lib/base/clock.h"
 #include "lib/base/real.h"
 #include "lib/base/sleep.h"
+#include "lib/lane/shm/shm_lane.h"
 #include "lib/posix/epoll.h"
 #include "lib/posix/iov_rest.h"
 #include "lib/posix/process.h"
@@ -112,6 +113,19 @@ int Sock::ShutdownWrite() {
 
 // --- Sending
 // -----------------------------------------------------------------------------
+
+ssize_t Sock::QuickSend(const void* from, std::size_t length) {
+  Critical critical;
+  if (!tx_latch.try_lock()) return 0;
+  std::size_t n = 0;
+  if (mode() == Mode::kEngine && lane_is_shm_ && stream_->FastTx()) [[likely]] {
+    n = static_cast<lane::shm::ShmLane*>(lane_.get())->PostQuick(from, length);
+    stream_->Posted(n);
+    lane_tx_ += n;
+  }
+  tx_latch.unlock();
+  return static_cast<ssize_t>(n);
+}
 
 ssize_t Sock::EngineSend(const iovec* iov, int count, std::size_t total,
                          int flags, std::size_t* done) {
@@ -284,6 +298,33 @@ int Sock::WaitTx(Wait& wait, std::uint32_t seq) {
 
 // --- Receiving
 // ------------------------------------------------------------------------------
+
+ssize_t Sock::QuickRecv(void* to, std::size_t length, int flags) {
+  Critical critical;
+  if (!rx_latch.try_lock()) return 0;
+  std::size_t n = 0;
+  if (mode() == Mode::kEngine && lane_is_shm_ && stream_->FastRx()) [[likely]] {
+    auto* const lane = static_cast<lane::shm::ShmLane*>(lane_.get());
+    n = lane->ReadQuick(to, length);
+    if (n == 0 && (flags & MSG_DONTWAIT) == 0 &&
+        !nonblock.load(std::memory_order_relaxed)) {
+      // An answer that comes within a microsecond is met here, with nothing
+      // left to do but to take it.
+      for (int turns = Spinner::QuickTurns(); turns > 0; --turns) {
+        if (!lane->RxPendingQuick()) [[likely]] {
+          if (rx_latch.Contended()) break;
+          continue;
+        }
+        n = lane->ReadQuick(to, length);
+        break;
+      }
+    }
+    stream_->Took(n);
+    lane_rx_ += n;
+  }
+  rx_latch.unlock();
+  return static_cast<ssize_t>(n);
+}
 
 ssize_t Sock::EngineRecv(const iovec* iov, int count, std::size_t total,
                          int flags, std::size_t* done) {

@@ -122,6 +122,16 @@ class Tx {
     return sent_++;
   }
 
+  // ReserveInline where all before has been credited: OnAllCredited() as well,
+  // and the message goes into slot 0.
+  std::uint64_t ReserveAlone(std::uint32_t length) {
+    OnAllCredited();
+    first_ = static_cast<std::uint32_t>(sent_);
+    table_[0] = {posted_, 0, length, true, true, ring_};
+    posted_ += length;
+    return sent_++;
+  }
+
   // From the next data message on, another ring is written to.  What is in the
   // old one stays there until it is credited; only then may it change again.
   void Switch(std::uint32_t bytes, std::uint32_t record_max) {

@@ -99,6 +99,10 @@ class Stream {
     }
     return ReadSlow(iov, count, total, peek);
   }
+  // The owner has posted (read) so much on the lane itself, while FastTx()
+  // (FastRx()).
+  void Posted(std::size_t n) { tx_off_ += n; }
+  void Took(std::size_t n) { rx_off_ += n; }
   // SHUT_WR; 0 or -errno.  Acts when the state resolves (rule 16).
   int ShutdownWrite();
   // It has been asked for, by close too; either latch.

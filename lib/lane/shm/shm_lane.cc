@@ -15,27 +15,6 @@
 namespace rcsock::lane::shm {
 namespace {
 
-// At most kInlineMax bytes; in line, where memcpy would be a call.
-inline void CopySmall(void* to, const void* from, std::size_t n) {
-  auto* t = static_cast<std::byte*>(to);
-  const auto* f = static_cast<const std::byte*>(from);
-  if (n > 64) {
-    __builtin_memcpy(t, f, 64);
-    __builtin_memcpy(t + n - 64, f + n - 64, 64);
-  } else if (n >= 32) {
-    __builtin_memcpy(t, f, 32);
-    __builtin_memcpy(t + n - 32, f + n - 32, 32);
-  } else if (n >= 16) {
-    __builtin_memcpy(t, f, 16);
-    __builtin_memcpy(t + n - 16, f + n - 16, 16);
-  } else if (n >= 8) {
-    __builtin_memcpy(t, f, 8);
-    __builtin_memcpy(t + n - 8, f + n - 8, 8);
-  } else {
-    for (std::size_t i = 0; i < n; ++i) t[i] = f[i];
-  }
-}
-
 constexpr int BellOf(std::uint32_t poll) {
   return static_cast<int>(poll >> 8) & (kBells - 1);
 }
@@ -164,29 +143,6 @@ ring::Placement ShmLane::Reserve(std::size_t want) {
   return Closed() ? ring::Placement{} : tx_.ReserveData(want);
 }
 
-inline void ShmLane::Publish(Slot& slot, std::uint64_t number,
-                             std::uint32_t imm) {
-  const std::uint64_t sequence = static_cast<std::uint32_t>(number + 1);
-  slot.credit.store(Consumed(), std::memory_order_relaxed);
-  slot.head.store(sequence << 32 | imm, std::memory_order_release);
-  // Message stored -> the peer's wishes loaded.  A receiver stores its wish
-  // (SleepRx, SetNotify, Arm), fences, and looks at the slot: one sees the
-  // other.  A full fence here would wait for the slot's line to come from the
-  // peer, for each message; so the one who goes to sleep pays for both.
-  if (light_fence_) [[likely]] {
-    base::LightFence();
-  } else {
-    FullFence();
-  }
-  const std::uint32_t sleepers =
-      peer().sleepers.load(std::memory_order_relaxed);
-  const std::uint32_t poll = peer().poll.load(std::memory_order_relaxed);
-  if (((sleepers & kRxSleeper) | (poll & (kNotifyRxPoller | kNotifyRxBits))) !=
-      0) {
-    TellReceiver(sleepers, poll);
-  }
-}
-
 void ShmLane::TellReceiver(std::uint32_t sleepers, std::uint32_t poll) {
   if ((sleepers & kRxSleeper) != 0) {
     // Taken away by who wakes, so that the next messages find it gone.  First
@@ -205,24 +161,14 @@ void ShmLane::TellReceiver(std::uint32_t sleepers, std::uint32_t poll) {
 
 std::size_t ShmLane::Post(const iovec* iov, int count, std::size_t skip,
                           std::size_t limit) {
+  if (count == 1 && skip == 0 && iov->iov_len <= limit) {
+    const std::size_t n = PostQuick(iov->iov_base, iov->iov_len);
+    if (n != 0) [[likely]]
+      return n;
+  }
   if (Closed()) [[unlikely]]
     return 0;
   TakeHeard();
-  // The common small message, without the machinery.
-  if (count == 1 && skip == 0 && iov->iov_len - 1 < kInlineMax &&
-      iov->iov_len <= limit && !starved_ && tx_.outstanding() < kSlots / 4)
-      [[likely]] {
-    const std::size_t length = iov->iov_len;
-    static_assert(kSlots / 4 <= kSlots - ring::kCtlSlots);
-    constexpr std::uint32_t kBits =
-        ring::Encode({ring::Kind::kData, ring::kFlagInline, 0});
-    const std::uint64_t number =
-        tx_.ReserveInline(static_cast<std::uint32_t>(length));
-    Slot& slot = TxSlot(number);
-    CopySmall(slot.payload, iov->iov_base, length);
-    Publish(slot, number, kBits | static_cast<std::uint32_t>(length));
-    return length;
-  }
   return PostAny(iov, count, skip, limit);
 }
 
@@ -328,28 +274,6 @@ void ShmLane::Take(std::uint32_t n) {
   if (rx_.Take(n)) Taken();
 }
 
-inline void ShmLane::Taken() {
-  ++unnotified_slots_;
-  // Release: what is consumed has been read.  See Publish.
-  quick_next_.store(rx_.next() << kQuickShift | rx_.slot(),
-                    std::memory_order_release);
-  hot_->reached[side_].messages.store(rx_.next(), std::memory_order_release);
-  if (rx_.CreditDue()) {
-    PublishCredit();
-    return;
-  }
-  // A sender that waits is told of less, once there is nothing more to take:
-  // PublishCredit() decides.  This load may miss a sender that has only just
-  // begun to wait.  Then it read, after that, a credit that leaves less than
-  // what makes credit due, so it has room; or an older one, and the
-  // PublishCredit() that it missed saw it waiting, and so do the loads since.
-  if ((peer().sleepers.load(std::memory_order_relaxed) &
-       (kStarved | kTxSleeper)) != 0) {
-    std::uint32_t imm;
-    if (!Landed(&rx_, &imm)) PublishCredit();
-  }
-}
-
 void ShmLane::PublishCredit() {
   own().consumed.store(rx_.Publish(), std::memory_order_release);
   // Credit stored -> starvation loaded: see SetStarved and SleepTx.
@@ -382,25 +306,18 @@ void ShmLane::Credit() {
 
 std::size_t ShmLane::Read(const iovec* iov, int count, std::size_t skip,
                           std::size_t limit, bool peek) {
-  // The common small message, without the machinery.  What follows it is taken
-  // too if it has landed.
-  std::uint32_t imm;
-  if (count == 1 && skip == 0 && !peek && iov != nullptr && !rx_.active() &&
-      Landed(&rx_, &imm) &&
-      imm >> 25 == ring::Encode({ring::Kind::kData, ring::kFlagInline, 0}) >>
-                       25) [[likely]] {
-    const std::uint32_t n = imm & ring::kMaxLength;
-    if (n - 1 < kInlineMax && n <= limit && n <= iov->iov_len) [[likely]] {
-      const Slot& slot = RxSlot(rx_.slot());
-      CopySmall(iov->iov_base, slot.payload, n);
-      Hear(slot);
-      rx_.TakeInline();
-      Taken();
-      if (n == limit || n == iov->iov_len || !RxPendingQuick()) return n;
-      return n + ReadAny(iov, 1, n, limit - n, false);
-    }
+  if (count == 1 && skip == 0 && !peek && iov != nullptr) {
+    const std::size_t n =
+        ReadQuick(iov->iov_base, std::min(iov->iov_len, limit));
+    if (n != 0) [[likely]]
+      return n;
   }
   return ReadAny(iov, count, skip, limit, peek);
+}
+
+std::size_t ShmLane::ReadMore(void* to, std::size_t length) {
+  const iovec rest{to, length};
+  return ReadAny(&rest, 1, 0, length, false);
 }
 
 std::size_t ShmLane::ReadAny(const iovec* iov, int count, std::size_t skip,

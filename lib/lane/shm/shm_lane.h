@@ -2,17 +2,18 @@
 #define RCSOCK_LIB_LANE_SHM_SHM_LANE_H_
 
 #include <atomic>
+#include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <new>
 
 #include "lib/lane/lane.h"
 #include "lib/lane/shm/layout.h"
+#include "lib/lane/shm/link_state.h"
 #include "lib/ring/rx.h"
 #include "lib/ring/tx.h"
 
 namespace rcsock::lane::shm {
-
-class LinkState;
 
 // One end of a stream in shared memory.  See Lane for who may call what.
 class ShmLane final : public Lane {
@@ -47,6 +48,11 @@ class ShmLane final : public Lane {
   void Credit() override;
   void Warm() const override;
 
+  // Post and Read of what fits in a slot, for callers who know what the lane
+  // is: 0 if it is not to be had so simply.
+  std::size_t PostQuick(const void* from, std::size_t length);
+  std::size_t ReadQuick(void* to, std::size_t length);
+
   void SetNotify(std::uint32_t bits, int bell) override;
   bool RxPending() const override;
   std::uint32_t SleepToken(bool tx) const override;
@@ -62,7 +68,8 @@ class ShmLane final : public Lane {
 
   bool Closed() const {
     return frozen_.load(std::memory_order_relaxed) ||
-           State() != base::Reason::kNone;
+           failed_.load(std::memory_order_acquire) != base::Reason::kNone ||
+           link_->why_dead() != base::Reason::kNone;
   }
   // The lane is over: the peer broke the rules.
   void Fail();
@@ -142,6 +149,7 @@ class ShmLane final : public Lane {
   [[gnu::noinline]] std::size_t ReadAny(const iovec* iov, int count,
                                         std::size_t skip, std::size_t limit,
                                         bool peek);
+  [[gnu::noinline]] std::size_t ReadMore(void* to, std::size_t length);
   [[gnu::noinline]] void PublishCredit();
 
   // Written by Read and seen by Publish, which may be in another thread.
@@ -183,6 +191,118 @@ class ShmLane final : public Lane {
 
   ring::Sent table_[kSlots];
 };
+
+// --- What a small message takes
+// ------------------------------------------------
+
+// At most kInlineMax bytes; in line, where memcpy would be a call.
+inline void CopySmall(void* to, const void* from, std::size_t n) {
+  auto* t = static_cast<std::byte*>(to);
+  const auto* f = static_cast<const std::byte*>(from);
+  if (n > 64) {
+    __builtin_memcpy(t, f, 64);
+    __builtin_memcpy(t + n - 64, f + n - 64, 64);
+  } else if (n >= 32) {
+    __builtin_memcpy(t, f, 32);
+    __builtin_memcpy(t + n - 32, f + n - 32, 32);
+  } else if (n >= 16) {
+    __builtin_memcpy(t, f, 16);
+    __builtin_memcpy(t + n - 16, f + n - 16, 16);
+  } else if (n >= 8) {
+    __builtin_memcpy(t, f, 8);
+    __builtin_memcpy(t + n - 8, f + n - 8, 8);
+  } else {
+    for (std::size_t i = 0; i < n; ++i) t[i] = f[i];
+  }
+}
+
+inline void ShmLane::Publish(Slot& slot, std::uint64_t number,
+                             std::uint32_t imm) {
+  const std::uint64_t sequence = static_cast<std::uint32_t>(number + 1);
+  slot.credit.store(Consumed(), std::memory_order_relaxed);
+  slot.head.store(sequence << 32 | imm, std::memory_order_release);
+  // Message stored -> the peer's wishes loaded.  A receiver stores its wish
+  // (SleepRx, SetNotify, Arm), fences, and looks at the slot: one sees the
+  // other.  A full fence here would wait for the slot's line to come from the
+  // peer, for each message; so the one who goes to sleep pays for both.
+  if (light_fence_) [[likely]] {
+    base::LightFence();
+  } else {
+    FullFence();
+  }
+  const std::uint32_t sleepers =
+      peer().sleepers.load(std::memory_order_relaxed);
+  const std::uint32_t poll = peer().poll.load(std::memory_order_relaxed);
+  if (((sleepers & kRxSleeper) | (poll & (kNotifyRxPoller | kNotifyRxBits))) !=
+      0) {
+    TellReceiver(sleepers, poll);
+  }
+}
+
+inline std::size_t ShmLane::PostQuick(const void* from, std::size_t length) {
+  if (length - 1 >= kInlineMax || Closed()) [[unlikely]]
+    return 0;
+  const auto bytes = static_cast<std::uint32_t>(length);
+  const std::uint64_t heard = heard_.load(std::memory_order_acquire);
+  std::uint64_t number;
+  Slot* slot;
+  if (heard == tx_.sent() && !starved_) [[likely]] {
+    number = tx_.ReserveAlone(bytes);
+    slot = &hot_->slots[0][side_];
+  } else {
+    if (heard > tx_.credited()) TakeCredit(heard);
+    static_assert(kSlots / 4 <= kSlots - ring::kCtlSlots);
+    if (starved_ || tx_.outstanding() >= kSlots / 4) return 0;
+    number = tx_.ReserveInline(bytes);
+    slot = &TxSlot(number);
+  }
+  constexpr std::uint32_t kBits =
+      ring::Encode({ring::Kind::kData, ring::kFlagInline, 0});
+  CopySmall(slot->payload, from, length);
+  Publish(*slot, number, kBits | bytes);
+  return length;
+}
+
+inline void ShmLane::Taken() {
+  ++unnotified_slots_;
+  // Release: what is consumed has been read.  See Publish.
+  quick_next_.store(rx_.next() << kQuickShift | rx_.slot(),
+                    std::memory_order_release);
+  hot_->reached[side_].messages.store(rx_.next(), std::memory_order_release);
+  if (rx_.CreditDue()) {
+    PublishCredit();
+    return;
+  }
+  // A sender that waits is told of less, once there is nothing more to take:
+  // PublishCredit() decides.  This load may miss a sender that has only just
+  // begun to wait.  Then it read, after that, a credit that leaves less than
+  // what makes credit due, so it has room; or an older one, and the
+  // PublishCredit() that it missed saw it waiting, and so do the loads since.
+  if ((peer().sleepers.load(std::memory_order_relaxed) &
+       (kStarved | kTxSleeper)) != 0) {
+    std::uint32_t imm;
+    if (!Landed(&rx_, &imm)) PublishCredit();
+  }
+}
+
+inline std::size_t ShmLane::ReadQuick(void* to, std::size_t length) {
+  std::uint32_t imm;
+  if (rx_.active() || !Landed(&rx_, &imm)) return 0;
+  constexpr std::uint32_t kBits =
+      ring::Encode({ring::Kind::kData, ring::kFlagInline, 0});
+  // (Anything else has a larger difference.)
+  const std::uint32_t n = imm - kBits;
+  if (n - 1 >= kInlineMax || n > length) [[unlikely]]
+    return 0;
+  const Slot& slot = RxSlot(rx_.slot());
+  CopySmall(to, slot.payload, n);
+  Hear(slot);
+  rx_.TakeInline();
+  Taken();
+  // What follows is taken too if it has landed.
+  if (n == length || !RxPendingQuick()) return n;
+  return n + ReadMore(static_cast<std::byte*>(to) + n, length - n);
+}
 
 }  // namespace rcsock::lane::shm
 
