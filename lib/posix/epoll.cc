@@ -1066,6 +1066,44 @@ bool EpollSet::KernelDue() {
   return (waits & 3) == 0 && TimeForKernel();
 }
 
+// What KernelDue() would say.
+bool EpollSet::KernelDueNext() const {
+  return (waits_.load(std::memory_order_relaxed) & 3) == 3 &&
+         base::Ticks() - kernel_look_.load(std::memory_order_relaxed) >
+             kKernelLookUs * base::ticks_per_us;
+}
+
+int EpollSet::QuickWait(epoll_event* out, int capacity, bool may_wait) {
+  if (crowded_.load(std::memory_order_relaxed) || KernelDueNext()) return 0;
+  Critical critical;
+  if (!wait_latch_.try_lock()) return 0;
+  int filled = 0;
+  ++wait_number_;
+  int turns = may_wait ? Spinner::QuickTurns() : 0;
+  do {
+    // (Without registrations there may still be some that Rebuild drops.)
+    if (!HasUser() || ready_count_.load(std::memory_order_relaxed) > 0) break;
+    Rebuild();
+    if (direct_count_ == 0) break;
+    filled = TellDirect(out, capacity);
+    if (filled > 0) {
+      waits_.store(waits_.load(std::memory_order_relaxed) + 1,
+                   std::memory_order_relaxed);
+      break;
+    }
+    if (++undrained_ >= kDirectLooks) {
+      undrained_ = 0;
+      DrainPoller();
+    }
+  } while (--turns > 0 && !wait_latch_.Contended());
+  wait_latch_.unlock();
+  // As in Wait.
+  if (filled > 0 && ready_count_.load(std::memory_order_seq_cst) > 0) {
+    Registry::KickSleepers(this);
+  }
+  return filled;
+}
+
 // A program may close a descriptor at its first event: a second in the same
 // batch would be of a number that is gone, or another's.
 int EpollSet::WithoutTwins(epoll_event* events, int first, int filled) {

@@ -60,6 +60,9 @@ class EpollSet final : public File {
   int Ctl(int op, int fd, Sock* sock, epoll_event* event);
   int Wait(epoll_event* out, int capacity, std::int64_t timeout_ns,
            const sigset_t* mask);
+  // Wait's answer, if it is one of the streams that are looked at in every wait
+  // and comes within a microsecond; 0: nothing has happened, call Wait.
+  int QuickWait(epoll_event* out, int capacity, bool may_wait);
   // True if Wait would find a stream ready: for an epoll fd inside poll().
   bool AnyReady();
 
@@ -124,13 +127,14 @@ class EpollSet final : public File {
   void UnlinkReady(Interest* interest);  // ready_latch held
   int TellDirect(epoll_event* out, int capacity);
   bool AnyDirect();
-  int DrainPoller();
+  [[gnu::noinline]] int DrainPoller();
   void DrainSources();
   int Collect(epoll_event* out, int capacity);
   bool SomethingReady();
   static constexpr std::uint64_t kKernelLookUs = 20;
   bool TimeForKernel();
   bool KernelDue();
+  bool KernelDueNext() const;
   static int WithoutTwins(epoll_event* events, int first, int filled);
   int KernelWait(epoll_event* out, int capacity, std::int64_t timeout_ns,
                  const sigset_t* mask, bool* bell = nullptr);

@@ -180,6 +180,14 @@ int WithUnread(int fd, epoll_event* events, int capacity, Wait&& wait) {
   return MergeEvents(events, found, more > 0 ? more : 0);
 }
 
+int QuickEpoll(int fd, epoll_event* events, int capacity, bool may_wait) {
+  EpollSet* set = LookupSet(fd);
+  return set != nullptr && set->HasUser() && capacity > 0 && !Null(events) &&
+                 !AnyUnread()
+             ? set->QuickWait(events, capacity, may_wait)
+             : 0;
+}
+
 }  // namespace
 
 int poll(pollfd* fds, nfds_t count, int timeout) {
@@ -271,6 +279,7 @@ int epoll_ctl(int number, int op, int fd, epoll_event* event) {
 }
 
 int epoll_wait(int fd, epoll_event* events, int capacity, int timeout) {
+  if (const int n = QuickEpoll(fd, events, capacity, timeout != 0)) return n;
   return WithUnread(fd, events, capacity,
                     [&](epoll_event* to, int room, bool now) {
                       return EpollNow(fd, to, room, now ? 0 : timeout);
@@ -279,6 +288,9 @@ int epoll_wait(int fd, epoll_event* events, int capacity, int timeout) {
 
 int epoll_pwait(int fd, epoll_event* events, int capacity, int timeout,
                 const sigset_t* mask) {
+  if (mask == nullptr) {
+    if (const int n = QuickEpoll(fd, events, capacity, timeout != 0)) return n;
+  }
   return WithUnread(
       fd, events, capacity, [&](epoll_event* to, int room, bool now) {
         return EpollPwaitNow(fd, to, room, now ? 0 : timeout, mask);
