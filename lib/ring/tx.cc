@@ -6,7 +6,7 @@ namespace rcsock::ring {
 
 std::uint32_t Tx::ExtendLast(std::size_t want) {
   if (outstanding() == 0) return 0;
-  Sent& last = table_[At(sent_ - 1)];
+  Sent& last = Entry(sent_ - 1);
   if (!last.data || last.in_slot || last.ring != ring_) return 0;
   std::uint32_t room = geometry_.record_max - last.length;
   room = std::min(room, geometry_.bytes - last.offset - last.length);
@@ -41,7 +41,7 @@ std::size_t Tx::Writable() const {
 Piece Tx::Find(std::uint64_t from) const {
   if (from < acked_ || from >= posted_) return {};
   for (std::uint64_t n = credited_; n != sent_; ++n) {
-    const Sent& message = table_[At(n)];
+    const Sent& message = Entry(n);
     if (!message.data || from - message.start >= message.length) continue;
     const auto skip = static_cast<std::uint32_t>(from - message.start);
     return {n, message.offset + skip, message.length - skip, message.in_slot,

@@ -56,7 +56,8 @@ struct Piece {
 // credit, which is checked.
 class Tx {
  public:
-  // `table` has geometry.slots entries and outlives this.
+  // `table` has geometry.slots entries and outlives this; the first of them is
+  // never touched.
   Tx(Sent* table, const Geometry& geometry)
       : table_(table), slots_(geometry.slots), geometry_(geometry) {}
 
@@ -127,7 +128,7 @@ class Tx {
   std::uint64_t ReserveAlone(std::uint32_t length) {
     OnAllCredited();
     first_ = static_cast<std::uint32_t>(sent_);
-    table_[0] = {posted_, 0, length, true, true, ring_};
+    alone_ = {posted_, 0, length, true, true, ring_};
     posted_ += length;
     return sent_++;
   }
@@ -156,7 +157,7 @@ class Tx {
     if (consumed < credited_ || consumed > sent_) return false;
     // At most `slots` turns: no more can be outstanding.
     for (; credited_ != consumed; ++credited_) {
-      const Sent& message = table_[At(credited_)];
+      const Sent& message = Entry(credited_);
       if (message.data) acked_ += message.length;
       if (!message.in_slot && message.ring == ring_) used_ -= message.length;
     }
@@ -192,7 +193,14 @@ class Tx {
   // What is kept of the message about to be sent.
   Sent& Next() {
     if (sent_ == credited_) first_ = static_cast<std::uint32_t>(sent_);
-    return table_[At(sent_)];
+    return Entry(sent_);
+  }
+  Sent& Entry(std::uint64_t number) {
+    const std::uint32_t at = At(number);
+    return at == 0 ? alone_ : table_[at];
+  }
+  const Sent& Entry(std::uint64_t number) const {
+    return const_cast<Tx*>(this)->Entry(number);
   }
   // No message goes across the end.
   void Advance(std::uint32_t length) {
@@ -213,6 +221,7 @@ class Tx {
   bool fresh_ = false;        // nothing has been sent in this ring
   std::uint32_t offset_ = 0;  // of the next message in the byte ring
   std::uint32_t used_ = 0;    // bytes of the byte ring not yet credited
+  Sent alone_{};  // slot 0: light traffic needs no line of the table
   Geometry geometry_;
   std::uint64_t switched_at_ = 0;
 };

@@ -80,6 +80,10 @@ struct alignas(64) ControlLine {
   std::atomic<std::uint64_t> consumed;  // credit: messages consumed
   std::atomic<std::uint32_t> sleepers;
   std::atomic<std::uint32_t> poll;  // bell << 8 | kNotify* of the poller
+  // 1: since this side's last message in slot 0 it has begun another.  A
+  // receiver that has taken that one is spared a look at a line, and a page,
+  // that it needs for nothing else.
+  std::atomic<std::uint32_t> more;
 };
 
 // On lines of their own: the peer bumps them.
@@ -183,7 +187,7 @@ static_assert(std::atomic<std::uint32_t>::is_always_lock_free);
 // Two processes may have different builds.  Whoever changes the shape of this
 // memory, what is in it, or the frames beside it gives it another number: the
 // version of the rendezvous, which keeps them apart.
-constexpr std::uint8_t kMemoryVersion = 5;
+constexpr std::uint8_t kMemoryVersion = 6;
 
 // Notices most changes of shape.
 constexpr std::uint64_t Fingerprint() {
@@ -205,6 +209,7 @@ constexpr std::uint64_t Fingerprint() {
                              std::uint64_t{offsetof(HotMemory, reached)},
                              std::uint64_t{offsetof(ControlLine, sleepers)},
                              std::uint64_t{offsetof(ControlLine, poll)},
+                             std::uint64_t{offsetof(ControlLine, more)},
                              std::uint64_t{offsetof(Segment, futex)},
                              std::uint64_t{offsetof(Segment, slots)},
                              std::uint64_t{offsetof(Segment, bytes)},
@@ -215,7 +220,7 @@ constexpr std::uint64_t Fingerprint() {
   }
   return hash;
 }
-static_assert(Fingerprint() == 0x9aae84af733e398c, "then kMemoryVersion too");
+static_assert(Fingerprint() == 0x6db283cc018350bc, "then kMemoryVersion too");
 
 // Between this side's store and its look at what the other side stores:
 // Dekker's argument needs it on both sides (lib/base/barrier.h).

@@ -66,7 +66,7 @@ void Link::SetPeerBell(int k, base::UniqueFd fd) {
 
 std::unique_ptr<Lane> Link::OpenLane(int index) {
   if (!state_->Open(index)) return nullptr;
-  auto* lane = new (std::nothrow) ShmLane(state_, index);
+  auto* lane = ShmLane::New(state_, index);
   if (lane == nullptr) state_->Close(index);
   return std::unique_ptr<Lane>(lane);
 }
@@ -83,6 +83,7 @@ void Link::Scrub(int index) {
     control.consumed.store(0, std::memory_order_relaxed);
     control.sleepers.store(0, std::memory_order_relaxed);
     control.poll.store(0, std::memory_order_relaxed);
+    control.more.store(0, std::memory_order_relaxed);
     memory.hot->reached[side].messages.store(0, std::memory_order_relaxed);
   }
   for (std::uint32_t n = 0; n < kSlots; ++n) {

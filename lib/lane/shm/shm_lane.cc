@@ -29,27 +29,36 @@ constexpr std::uint32_t kWakeSlots = kSlots / 4;
 
 namespace {
 constinit base::Pool lanes(sizeof(ShmLane));
+constinit base::Pool tables(kSlots * sizeof(ring::Sent));
 }  // namespace
 
-void* ShmLane::operator new(std::size_t, const std::nothrow_t&) noexcept {
-  return lanes.Take();
+ShmLane* ShmLane::New(const std::shared_ptr<LinkState>& link, int index) {
+  void* at = lanes.Take();
+  auto* table = static_cast<ring::Sent*>(tables.Take());
+  if (at == nullptr || table == nullptr) {
+    lanes.Give(at);
+    tables.Give(table);
+    return nullptr;
+  }
+  return ::new (at) ShmLane(link, index, table);
 }
 void ShmLane::operator delete(void* at) noexcept { lanes.Give(at); }
 
-ShmLane::ShmLane(std::shared_ptr<LinkState> link, int index)
+ShmLane::ShmLane(std::shared_ptr<LinkState> link, int index, ring::Sent* table)
     : hot_(link->stream(index).hot),
       more_(link->stream(index).more),
       link_(link.get()),
       light_fence_(link->PeerFences()),
       side_(static_cast<std::uint8_t>(link->side())),
-      tx_(table_, GeometryOf(link->ring_bytes())),
+      tx_(table, GeometryOf(link->ring_bytes())),
       rx_(GeometryOf(link->ring_bytes())),
       link_owner_(std::move(link)),
       index_(index),
       own_futex_(link_->stream(index).futex[side_]),
       peer_futex_(link_->stream(index).futex[1 - side_]),
       tx_bytes_(link_->stream(index).bytes[side_]),
-      rx_bytes_(link_->stream(index).bytes[1 - side_]) {
+      rx_bytes_(link_->stream(index).bytes[1 - side_]),
+      table_(table) {
   static_assert(2 * sizeof(Slot) == kQuickStride && offsetof(Slot, head) == 0);
   static_assert(kHotSlots == kQuickFirst && kSlots <= kQuickSlot + 1);
   quick_slots_ = reinterpret_cast<const std::byte*>(&hot_->slots[0][1 - side_]);
@@ -59,6 +68,7 @@ ShmLane::ShmLane(std::shared_ptr<LinkState> link, int index)
 ShmLane::~ShmLane() {
   own().poll.store(kNotifyNone, std::memory_order_relaxed);
   link_->Close(index_);
+  tables.Give(table_);
 }
 
 Region ShmLane::RxRegion() const {
@@ -387,7 +397,8 @@ bool ShmLane::Arrived() {
 void ShmLane::Warm() const {
   __builtin_prefetch(&heard_, 1);
   __builtin_prefetch(&rx_limit_, 1);
-  __builtin_prefetch(&table_[0], 1);
+  __builtin_prefetch(reinterpret_cast<const std::byte*>(&heard_) + 64, 1);
+  __builtin_prefetch(reinterpret_cast<const std::byte*>(&rx_limit_) + 64, 1);
   __builtin_prefetch(&hot_->reached[side_], 1);
   __builtin_prefetch(&peer());
   const auto* slot = reinterpret_cast<const std::byte*>(&hot_->slots[0][side_]);

@@ -18,11 +18,10 @@ namespace rcsock::lane::shm {
 // One end of a stream in shared memory.  See Lane for who may call what.
 class ShmLane final : public Lane {
  public:
-  // `index` is open in `link` (LinkState::Open) and its memory scrubbed.
-  ShmLane(std::shared_ptr<LinkState> link, int index);
+  // `index` is open in `link` (LinkState::Open) and its memory scrubbed.  From
+  // a pool of their own; null when out of memory.
+  static ShmLane* New(const std::shared_ptr<LinkState>& link, int index);
   ~ShmLane() override;
-  // From a pool of their own.
-  static void* operator new(std::size_t size, const std::nothrow_t&) noexcept;
   static void operator delete(void* at) noexcept;
 
   lane::Kind kind() const override { return lane::Kind::kShm; }
@@ -64,6 +63,8 @@ class ShmLane final : public Lane {
   void Freeze() override;
 
  private:
+  ShmLane(std::shared_ptr<LinkState> link, int index, ring::Sent* table);
+
   static constexpr std::uint64_t kNoLimit = ~std::uint64_t{0};
 
   bool Closed() const {
@@ -94,6 +95,23 @@ class ShmLane final : public Lane {
   }
   void SetStarved();
   void Publish(Slot& slot, std::uint64_t number, std::uint32_t imm);
+  // Before a message is published: it is (not) in slot 0.
+  void TellMore(bool more) {
+    if (more == more_told_) [[likely]]
+      return;
+    more_told_ = more;
+    own().more.store(more ? 1 : 0, std::memory_order_release);
+  }
+  // A small message has been taken: whether something may have landed behind
+  // it.  What is begun after this look rings after it.
+  bool RxMore() const {
+    if (rx_.slot() == 1 && peer().more.load(std::memory_order_acquire) == 0)
+        [[likely]] {
+      return Sequence(quick_slots_) ==
+             static_cast<std::uint32_t>(rx_.next() + 1);
+    }
+    return RxPendingQuick();
+  }
   ControlLine& own() const { return hot_->control[side_]; }
   ControlLine& peer() const { return hot_->control[1 - side_]; }
   [[gnu::noinline]] void TellReceiver(std::uint32_t sleepers,
@@ -166,6 +184,7 @@ class ShmLane final : public Lane {
   std::atomic<bool> frozen_{false};  // written under both latches
   bool light_fence_ = false;         // Publish's fence is the light one
   bool starved_ = false;             // kStarved is set; the tx latch's
+  bool more_told_ = false;           // ControlLine::more; the tx latch's
   const std::uint8_t side_;
 
   // one that the tx latch guards, but for the atomic,
@@ -189,7 +208,8 @@ class ShmLane final : public Lane {
   std::byte* const tx_bytes_;
   const std::byte* const rx_bytes_;
 
-  ring::Sent table_[kSlots];
+  // Apart, so that the lanes of thousands of streams lie on few pages.
+  ring::Sent* const table_;
 };
 
 // --- What a small message takes
@@ -219,6 +239,7 @@ inline void CopySmall(void* to, const void* from, std::size_t n) {
 inline void ShmLane::Publish(Slot& slot, std::uint64_t number,
                              std::uint32_t imm) {
   const std::uint64_t sequence = static_cast<std::uint32_t>(number + 1);
+  TellMore(tx_.At(number) != 0);
   slot.credit.store(Consumed(), std::memory_order_relaxed);
   slot.head.store(sequence << 32 | imm, std::memory_order_release);
   // Message stored -> the peer's wishes loaded.  A receiver stores its wish
@@ -300,7 +321,7 @@ inline std::size_t ShmLane::ReadQuick(void* to, std::size_t length) {
   rx_.TakeInline();
   Taken();
   // What follows is taken too if it has landed.
-  if (n == length || !RxPendingQuick()) return n;
+  if (n == length || !RxMore()) return n;
   return n + ReadMore(static_cast<std::byte*>(to) + n, length - n);
 }
 
