@@ -131,7 +131,7 @@ class EpollSet final : public File {
   void DrainSources();
   int Collect(epoll_event* out, int capacity);
   bool SomethingReady();
-  static constexpr std::uint64_t kKernelLookUs = 20;
+  static constexpr std::uint64_t kKernelLookUs = 50;
   bool TimeForKernel();
   bool KernelDue();
   bool KernelDueNext() const;

@@ -15,6 +15,7 @@
 #include "lib/base/latch.h"
 #include "lib/base/policy.h"
 #include "lib/base/reason.h"
+#include "lib/lane/shm/layout.h"
 #include "lib/posix/file.h"
 #include "lib/posix/signals.h"
 #include "lib/posix/unread.h"
