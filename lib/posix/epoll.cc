@@ -1073,18 +1073,28 @@ bool EpollSet::KernelDueNext() const {
              kKernelLookUs * base::ticks_per_us;
 }
 
-int EpollSet::QuickWait(epoll_event* out, int capacity, bool may_wait) {
+[[gnu::flatten]] int EpollSet::QuickWait(epoll_event* out, int capacity,
+                                         bool may_wait) {
   if (crowded_.load(std::memory_order_relaxed) || KernelDueNext()) return 0;
   Critical critical;
   if (!wait_latch_.try_lock()) return 0;
   int filled = 0;
   ++wait_number_;
-  int turns = may_wait ? Spinner::QuickTurns() : 0;
+  constexpr int kLooks = 8;
+  int turns = may_wait ? Spinner::QuickTurns() / kLooks : 0;
   do {
-    // (Without registrations there may still be some that Rebuild drops.)
     if (!HasUser() || ready_count_.load(std::memory_order_relaxed) > 0) break;
     Rebuild();
     if (direct_count_ == 0) break;
+    // Few streams are looked at several times for each look at all the rest.
+    for (int look = 1; look < kLooks && turns > 0 && direct_count_ <= 4;
+         ++look) {
+      bool pending = false;
+      for (int d = 0; d < direct_count_; ++d) {
+        pending |= direct_[d].lane->RxPendingQuick();
+      }
+      if (pending) break;
+    }
     filled = TellDirect(out, capacity);
     if (filled > 0) {
       waits_.store(waits_.load(std::memory_order_relaxed) + 1,

@@ -180,7 +180,8 @@ int WithUnread(int fd, epoll_event* events, int capacity, Wait&& wait) {
   return MergeEvents(events, found, more > 0 ? more : 0);
 }
 
-int QuickEpoll(int fd, epoll_event* events, int capacity, bool may_wait) {
+[[gnu::always_inline]] inline int QuickEpoll(int fd, epoll_event* events,
+                                             int capacity, bool may_wait) {
   EpollSet* set = LookupSet(fd);
   return set != nullptr && set->HasUser() && capacity > 0 && !Null(events) &&
                  !AnyUnread()

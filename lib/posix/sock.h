@@ -109,8 +109,8 @@ class alignas(64) Sock final : public File,
   ssize_t Recv(int fd, const iovec* iov, int count, std::size_t total,
                int flags, Raw&& raw);
   // The same for a small message of a stream that is on a lane in shared
-  // memory, with no flag but MSG_DONTWAIT: bytes, or 0: nothing has happened,
-  // and the call above knows what to do.
+  // memory, with no flag but MSG_DONTWAIT: what that call says, or 0: nothing
+  // has happened, and it must be made.
   static constexpr std::size_t kQuickMost = lane::shm::kInlineMax;
   [[gnu::noinline]] ssize_t QuickSend(const void* from, std::size_t length);
   [[gnu::noinline]] ssize_t QuickRecv(void* to, std::size_t length, int flags);

@@ -302,28 +302,30 @@ int Sock::WaitTx(Wait& wait, std::uint32_t seq) {
 ssize_t Sock::QuickRecv(void* to, std::size_t length, int flags) {
   Critical critical;
   if (!rx_latch.try_lock()) return 0;
-  std::size_t n = 0;
+  ssize_t result = 0;
   if (mode() == Mode::kEngine && lane_is_shm_ && stream_->FastRx()) [[likely]] {
     auto* const lane = static_cast<lane::shm::ShmLane*>(lane_.get());
-    n = lane->ReadQuick(to, length);
-    if (n == 0 && (flags & MSG_DONTWAIT) == 0 &&
-        !nonblock.load(std::memory_order_relaxed)) {
+    const bool block = (flags & MSG_DONTWAIT) == 0 &&
+                       !nonblock.load(std::memory_order_relaxed);
+    if (block && !lane->RxPendingQuick()) {
       // An answer that comes within a microsecond is met here, with nothing
       // left to do but to take it.
-      for (int turns = Spinner::QuickTurns(); turns > 0; --turns) {
-        if (!lane->RxPendingQuick()) [[likely]] {
-          if (rx_latch.Contended()) break;
-          continue;
-        }
-        n = lane->ReadQuick(to, length);
-        break;
+      int turns = Spinner::QuickTurns();
+      while (turns > 0 && !lane->RxPendingQuick() && !rx_latch.Contended()) {
+        --turns;
       }
     }
+    const std::size_t n = lane->ReadQuick(to, length);
     stream_->Took(n);
     lane_rx_ += n;
+    result = static_cast<ssize_t>(n);
+    if (n == 0 && !block && !rd_shut_ && !lane->RxPending()) {
+      errno = EAGAIN;  // it works, and there is nothing
+      result = -1;
+    }
   }
   rx_latch.unlock();
-  return static_cast<ssize_t>(n);
+  return result;
 }
 
 ssize_t Sock::EngineRecv(const iovec* iov, int count, std::size_t total,

@@ -49,8 +49,9 @@ class ShmLane final : public Lane {
 
   // Post and Read of what fits in a slot, for callers who know what the lane
   // is: 0 if it is not to be had so simply.
-  std::size_t PostQuick(const void* from, std::size_t length);
-  std::size_t ReadQuick(void* to, std::size_t length);
+  [[gnu::always_inline]] std::size_t PostQuick(const void* from,
+                                               std::size_t length);
+  [[gnu::always_inline]] std::size_t ReadQuick(void* to, std::size_t length);
 
   void SetNotify(std::uint32_t bits, int bell) override;
   bool RxPending() const override;
