@@ -217,6 +217,7 @@ TEST_F(ShmHostile, MalformedMessageEndsTheLane) {
         ring::Imm{ring::Kind::kCredit, 1, 8}}) {
     iovec iov{const_cast<char*>("abc"), 3};
     pair_->end(1).Post(&iov, 1, 0, 3);
+    stream_.hot->control[1].more = 1;
     stream_.slot(1, 1).head = std::uint64_t{2} << 32 | ring::Encode(imm);
     char got[100];
     iovec to{got, sizeof(got)};

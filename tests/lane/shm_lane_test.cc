@@ -1,5 +1,6 @@
 #include <cerrno>
 #include <ctime>
+#include <random>
 #include <vector>
 
 #include "tests/lane/shm_pair.h"
@@ -81,6 +82,32 @@ TEST(ShmRing, NothingBeyondTheBoundIsTouched) {
     read += n;
     sent += from.Post(&iov, 1, 0, bytes.size());
     ASSERT_LE(sent - read, 32u * 1024);
+  }
+}
+
+// However few lines a read looks at: what is read is what has landed, in
+// whatever slots it is.
+TEST(ShmRing, AReadTakesAllThatHasLanded) {
+  auto pair = ShmPair::Make();
+  std::mt19937 random(1);
+  const std::vector<char> bytes(2000, 'x');
+  std::vector<char> out(100'000);
+  std::size_t landed[2] = {};
+  for (int step = 0; step < 200'000; ++step) {
+    const int end = static_cast<int>(random() % 2);
+    if (random() % 2 == 0) {
+      iovec to{out.data(), out.size()};
+      ASSERT_EQ(pair->end(end).Read(&to, 1, 0, out.size(), false), landed[end])
+          << step;
+      landed[end] = 0;
+      continue;
+    }
+    for (unsigned left = 1 + random() % 3; left > 0; --left) {
+      const std::size_t length =
+          random() % 8 == 0 ? 1 + random() % 2000 : 1 + random() % 100;
+      iovec from{const_cast<char*>(bytes.data()), length};
+      landed[1 - end] += pair->end(end).Post(&from, 1, 0, length);
+    }
   }
 }
 
