@@ -44,7 +44,7 @@ struct SpinBudget {
 
  private:
   [[gnu::noinline]] void Hold(std::uint64_t now) {
-    constexpr std::uint64_t kLeastUs = 16'000;
+    constexpr std::uint64_t kLeastUs = 2'000;
     constexpr std::uint64_t kMostUs = 128'000;
     const std::uint64_t least = kLeastUs * base::ticks_per_us;
     const std::uint64_t most = kMostUs * base::ticks_per_us;
