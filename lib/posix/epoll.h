@@ -125,6 +125,9 @@ class EpollSet final : public File {
   void LeaveDirect();
   void LinkReady(Interest* interest);    // ready_latch held
   void UnlinkReady(Interest* interest);  // ready_latch held
+  // One look, or looks for so many ticks: Look's.  The clock, if it was read.
+  int LookFor(epoll_event* out, int capacity, std::uint64_t ticks,
+              std::uint64_t* now);
   int TellDirect(epoll_event* out, int capacity);
   bool AnyDirect();
   [[gnu::noinline]] int DrainPoller();
@@ -184,7 +187,9 @@ class EpollSet final : public File {
   int armed_sources_ = 0;
   lane::Source* armed_source_[kMostSources] = {};
   std::uint64_t armed_since_ = 0;
-  std::uint64_t idle_since_ = 0;  // ticks; of Look
+  std::atomic<std::uint64_t> idle_since_{0};  // ticks; of Look
+  // The last yield of Look's has brought what was waited for.
+  std::atomic<bool> shares_cpu_{false};
   EpollSet* pool_next_ = nullptr;
 };
 

@@ -5,6 +5,7 @@
 #include <sched.h>
 
 #include <cerrno>
+#include <mutex>
 
 #include "lib/base/clock.h"
 #include "lib/base/config.h"
@@ -15,71 +16,86 @@
 
 namespace rcsock::posix {
 
+int EpollSet::LookFor(epoll_event* out, int capacity, std::uint64_t ticks,
+                      std::uint64_t* now) {
+  Critical critical;
+  if (__builtin_expect(crowded_.load(std::memory_order_relaxed), 0) &&
+      direct_count_ != 0) {
+    LeaveDirect();
+  }
+  const std::scoped_lock hold(wait_latch_);
+  ++wait_number_;
+  int filled = 0;
+  std::uint64_t start = 0;
+  std::uint64_t last = 0;
+  for (unsigned turns = 1;; ++turns) {
+    Rebuild();
+    filled = TellDirect(out, capacity);
+    if (direct_count_ == 0 || ++undrained_ >= 8 || ticks == 0 ||
+        ready_count_.load(std::memory_order_relaxed) > 0) {
+      undrained_ = 0;
+      DrainPoller();
+      if (ready_count_.load(std::memory_order_relaxed) > 0) {
+        filled += Collect(out + filled, capacity - filled);
+      }
+    }
+    if (filled > 0 || ticks == 0) break;
+    if ((turns & 15) != 0) continue;
+    base::CpuRelax();
+    if (wait_latch_.Contended()) wait_latch_.Yield();
+    *now = base::Ticks();
+    if (start == 0) {
+      start = *now;
+    } else {
+      tls_spin.Lost(*now - last, *now);
+    }
+    last = *now;
+    if (*now - start >= ticks || !HasUser() || tls_spin.Held(*now)) break;
+  }
+  if (filled > 0) idle_since_.store(0, std::memory_order_relaxed);
+  return filled;
+}
+
 int EpollSet::Look(epoll_event* out, int capacity, std::uint32_t spin_us) {
-  // A yield that takes so long has let somebody run, perhaps the very process
-  // that is waited for.
+  // A yield that takes so long has let somebody run, ...
+  constexpr std::uint64_t kSomebodyUs = 1;
+  // ... who has work of his own.
   constexpr std::uint64_t kBusyUs = 8;
   constexpr std::uint64_t kPureUs = 10;
   if (!HasUser()) {
     errno = ENODATA;
     return -1;
   }
-  int filled = 0;
-  bool over = false;
   std::uint64_t now = 0;
-  {
-    Critical critical;
-    if (__builtin_expect(crowded_.load(std::memory_order_relaxed), 0) &&
-        direct_count_ != 0) {
-      LeaveDirect();
-    }
-    wait_latch_.lock();
-    ++wait_number_;
-    std::uint64_t start = 0;
-    std::uint64_t last = 0;
-    for (unsigned turns = 1;; ++turns) {
-      Rebuild();
-      filled = TellDirect(out, capacity);
-      if (direct_count_ == 0 || ++undrained_ >= 8 || spin_us == 0 ||
-          ready_count_.load(std::memory_order_relaxed) > 0) {
-        undrained_ = 0;
-        DrainPoller();
-        if (ready_count_.load(std::memory_order_relaxed) > 0) {
-          filled += Collect(out + filled, capacity - filled);
-        }
-      }
-      if (filled > 0 || spin_us == 0) break;
-      if ((turns & 15) != 0) continue;
-      base::CpuRelax();
-      if (wait_latch_.Contended()) wait_latch_.Yield();
-      now = base::Ticks();
-      if (start == 0) {
-        start = now;
-      } else {
-        tls_spin.Lost(now - last, now);
-      }
-      last = now;
-      if (now - start >= spin_us * base::ticks_per_us || !HasUser()) break;
-      if (tls_spin.Held(now)) break;
-    }
-    if (filled > 0) {
-      idle_since_ = 0;
-    } else if (now != 0) {
-      if (idle_since_ == 0) idle_since_ = now;
-      if (tls_spin.us == ~0u) tls_spin.us = base::GetConfig().spin_us;
-      over = now - idle_since_ >= tls_spin.us * base::ticks_per_us;
-    }
-    wait_latch_.unlock();
-  }
+  const bool shared = shares_cpu_.load(std::memory_order_relaxed);
+  const std::uint64_t ticks = spin_us * base::ticks_per_us;
+  // (One tick: sixteen looks.)
+  int filled = LookFor(out, capacity, shared && ticks != 0 ? 1 : ticks, &now);
   if (filled > 0 || now == 0) return filled;
-  if (!over && now - idle_since_ > kPureUs * base::ticks_per_us) {
+  if (idle_since_.load(std::memory_order_relaxed) == 0) {
+    idle_since_.store(now, std::memory_order_relaxed);
+  }
+  const std::uint64_t idle = now - idle_since_.load(std::memory_order_relaxed);
+  if (tls_spin.us == ~0u) tls_spin.us = base::GetConfig().spin_us;
+  bool over = idle >= tls_spin.us * base::ticks_per_us;
+  if (!over && (shared || idle > kPureUs * base::ticks_per_us)) {
     ::sched_yield();
     const std::uint64_t after = base::Ticks();
-    tls_spin.Lost(after - now, after);
-    over = after - now > kBusyUs * base::ticks_per_us;
+    const std::uint64_t away = after - now;
+    tls_spin.Lost(away, after);
+    if (away > kSomebodyUs * base::ticks_per_us) {
+      filled = LookFor(out, capacity, 0, &now);
+      // Then the one who ran here is the one who is waited for, and spinning
+      // only keeps him from it.
+      shares_cpu_.store(filled > 0, std::memory_order_relaxed);
+      if (filled > 0) return filled;
+      over = away > kBusyUs * base::ticks_per_us;
+    } else {
+      shares_cpu_.store(false, std::memory_order_relaxed);
+    }
   }
   if (!over) return 0;
-  idle_since_ = 0;
+  idle_since_.store(0, std::memory_order_relaxed);
   errno = EAGAIN;
   return -1;
 }
@@ -117,7 +133,7 @@ bool EpollSet::ArmOutside() {
 void EpollSet::DisarmOutside() {
   if (!armed_outside_) return;
   armed_outside_ = false;
-  idle_since_ = 0;
+  idle_since_.store(0, std::memory_order_relaxed);
   // The bell first: what is drained on the way need not ring for us.  Whether a
   // source has rung only the caller's loop knows: as if it had.
   if (armed_poller_) poller_->Disarm();
