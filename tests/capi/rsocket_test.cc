@@ -175,6 +175,40 @@ TEST_F(RsocketTest, WritesAreDirectOnALane) {
   EXPECT_LT(Sent() - before, from.size());
 }
 
+// A lane is left before anybody has asked whether what was placed is there:
+// what the peer's program has made of it since stays.
+TEST_F(RsocketTest, WritesComeOnce) {
+  Connect(4);
+  ASSERT_TRUE(Promoted()) << rcs_get_reason(one_);
+  std::vector<unsigned char> memory(100'000);
+  ASSERT_TRUE(MapUntilDirect(&memory));
+  Sync();
+  for (unsigned char round = 100; round < 104; ++round) {
+    SCOPED_TRACE(int{round});
+    const std::vector<unsigned char> from(memory.size(), round);
+    const std::uint64_t before = Sent();
+    ASSERT_EQ(riowrite(one_, from.data(), from.size(), 0, 0), from.size());
+    ASSERT_LT(Sent() - before, from.size());
+    const time_t end = std::time(nullptr) + 20;
+    volatile unsigned char* const last = &memory.back();
+    while (*last != round && std::time(nullptr) < end) ::sched_yield();
+    ASSERT_EQ(*last, round);
+    std::fill(memory.begin(), memory.end(), 1);
+    ASSERT_EQ(rcs_demote(one_, -1), 0) << std::strerror(errno);
+    Sync();
+    EXPECT_EQ(memory, std::vector<unsigned char>(memory.size(), 1));
+    // And the next one comes, by whichever way, with the last of its bytes.
+    ASSERT_EQ(riowrite(one_, from.data(), from.size(), 0, 0), from.size());
+    Sync();
+    EXPECT_EQ(memory, from);
+    ASSERT_EQ(rcs_promote(one_), 0) << std::strerror(errno);
+    ASSERT_TRUE(Promoted()) << rcs_get_reason(one_);
+    ASSERT_EQ(riounmap(other_, memory.data(), memory.size()), 0);
+    ASSERT_TRUE(MapUntilDirect(&memory));
+    Sync();
+  }
+}
+
 // In a guest, where the link can be cut: TCP to the own address goes on.
 class CutTest : public RsocketTest {
  protected:
@@ -289,8 +323,8 @@ TEST_F(RsocketTest, PollAndSelect) {
 
 // A peer that says hello and then anything: the stream ends, nothing else does.
 TEST_F(RsocketTest, HostileRecords) {
-  const unsigned char magic[8] = {0xf5, 'r', 'c', 's', 'r', 'i', 'o', 1};
-  for (unsigned seed = 0; seed < 64; ++seed) {
+  const unsigned char magic[8] = {0xf5, 'r', 'c', 's', 'r', 'i', 'o', 2};
+  for (unsigned seed = 0; seed < 88; ++seed) {
     SCOPED_TRACE(seed);
     RsocketTest::TearDown();
     listener_ = one_ = other_ = -1;
@@ -313,7 +347,7 @@ TEST_F(RsocketTest, HostileRecords) {
       std::uint32_t type, length;
       std::uint64_t offset, extent, address, valid;
     } record = {};
-    record.type = seed % 8;
+    record.type = seed % 11;
     record.length = seed & 8 ? 0xffffffffu : seed & 16 ? 0 : 128;
     record.offset = seed & 32 ? ~std::uint64_t{0} - 3 : 32;
     record.extent = seed & 16 ? ~std::uint64_t{0} : 0;

@@ -18,7 +18,7 @@ namespace rcsock::rsocket {
 
 namespace {
 
-constexpr unsigned char kMagic[8] = {0xf5, 'r', 'c', 's', 'r', 'i', 'o', 1};
+constexpr unsigned char kMagic[8] = {0xf5, 'r', 'c', 's', 'r', 'i', 'o', 2};
 constexpr std::size_t kMostMaps = 4096;
 
 constexpr std::size_t kMostOwed = 4 << 20;
@@ -164,20 +164,25 @@ bool Channel::TakeRecord() {
       return record.length == 0;
     case kWrite: {
       if (record.length == 0 || record.length > kMostPayload) return false;
+      write_to_ = nullptr;
+      write_left_ = record.length;
+      // A device has placed it already; the program may have changed it since.
+      // (Its lane has been left, or this would not be here: nothing counts any
+      // more.)
+      if (record.extent != 0 && counter_ != nullptr &&
+          record.extent <= std::atomic_ref(*counter_).load()) {
+        return true;
+      }
       for (const Local& local : locals_) {
         if (record.offset >= local.offset &&
             record.offset - local.offset <= local.length &&
             record.length <= local.length - (record.offset - local.offset)) {
           write_to_ = static_cast<unsigned char*>(local.buffer) +
                       (record.offset - local.offset);
-          write_left_ = record.length;
           return true;
         }
       }
-      // Unmapped while it was under way.
-      write_to_ = nullptr;
-      write_left_ = record.length;
-      return true;
+      return true;  // unmapped while it was under way
     }
     case kAsk:
       // All that came before it is in its place by now.
@@ -198,6 +203,12 @@ bool Channel::TakeRecord() {
                           static_cast<std::uint32_t>(record.valid >> 32),
                           static_cast<std::uint32_t>(record.valid)};
       }
+      return record.length == 0;
+    case kCounter:
+      if (record.extent != sizeof *counter_) return false;
+      peer_counter_ = {record.address, record.extent,
+                       static_cast<std::uint32_t>(record.valid >> 32),
+                       static_cast<std::uint32_t>(record.valid)};
       return record.length == 0;
     default:
       return false;
@@ -430,6 +441,7 @@ void Channel::Close() {
     Hide(local);
   }
   locals_.clear();
+  DropCounter();
   const std::lock_guard send(tx_);
   FlushLatched();
   placed_.Release();

@@ -121,6 +121,9 @@ class Channel {
                      std::size_t length);
   bool PeerReachable(int lane);
   void GiveKey(std::uint64_t offset);
+  // The peer's device has somewhere to count on this lane.
+  bool GiveCounter(std::uint32_t lane_id);
+  void DropCounter();
   void Hide(Local& local);
   Remote* FindRemote(std::uint64_t offset);
   // Its key for the present lane is here; asks for it, once a lane.
@@ -153,12 +156,18 @@ class Channel {
   unsigned char* write_to_ = nullptr;
   std::vector<Local> locals_;
   std::vector<Remote> remotes_;
+  // How many of the peer's writes its device has placed here: written by that
+  // device behind each.  A page of its own, for it is registered.
+  std::uint64_t* counter_ = nullptr;
+  rcs_exposure counter_exposed_{};
+  rcs_exposure peer_counter_{};  // where ours counts
 
   std::mutex tx_;
   std::vector<unsigned char> owed_;
   std::atomic<bool> owes_{false};
   std::size_t owed_at_ = 0;
-  Placing placed_;  // tx_'s, as well
+  Placing placed_;                  // tx_'s, as well
+  std::uint64_t place_number_ = 0;  // the last; tx_'s
   std::atomic<bool> placing_{false};
   std::atomic<bool> started_{false};
 

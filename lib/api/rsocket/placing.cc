@@ -28,7 +28,7 @@ unsigned char* Placing::Room(std::size_t want, std::size_t* have) {
     memory_ = static_cast<unsigned char*>(memory);
   }
   if (used_ == 0) begin_ = 0;
-  want = std::min(want, kMostPiece);
+  want = std::min(want, kMostPiece) + kNumberBytes;
   const std::size_t least = std::min(want, kLeastPiece);
   std::size_t end = begin_ + used_;
   if (end >= kBytes) end -= kBytes;
@@ -42,19 +42,19 @@ unsigned char* Placing::Room(std::size_t want, std::size_t* have) {
     free = begin_;
   }
   if (free < least) return nullptr;
-  *have = std::min(want, free);
+  *have = std::min(want, free) - kNumberBytes;
   return memory_ + end;
 }
 
 void Placing::Add(const Write& write) {
   writes_.push_back(write);
   writes_.back().skipped = skip_;
-  used_ += skip_ + write.length;
+  used_ += skip_ + write.length + kNumberBytes;
 }
 
 void Placing::Pop() {
   const Write& first = writes_.front();
-  const std::size_t gone = first.skipped + first.length;
+  const std::size_t gone = first.skipped + first.length + kNumberBytes;
   begin_ = (begin_ + gone) % kBytes;
   used_ -= gone;
   writes_.pop_front();

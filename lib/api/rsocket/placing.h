@@ -19,7 +19,8 @@ class Placing {
     std::uint64_t offset;  // in the mappings
     const unsigned char* from;
     std::size_t length;
-    std::size_t skipped;  // of the memory, before it
+    std::uint64_t number;  // of all that this stream has placed; from 1
+    std::size_t skipped;   // of the memory, before it
     rcs_exposure where;
     std::int64_t ticket;
   };
@@ -29,8 +30,11 @@ class Placing {
   Placing(const Placing&) = delete;
   Placing& operator=(const Placing&) = delete;
 
-  // Room for up to `want` bytes in a row; null: none now.  Filled and then
-  // added, or not.
+  // Behind the bytes of each: its number, which is placed as well.
+  static constexpr std::size_t kNumberBytes = sizeof(std::uint64_t);
+
+  // Room for up to `want` bytes in a row, and a number; null: none now.  Filled
+  // and then added, or not.
   unsigned char* Room(std::size_t want, std::size_t* have);
   void Add(const Write& write);
   const Write& front() const { return writes_.front(); }

@@ -24,6 +24,7 @@ enum Type : std::uint32_t {
   kTaken,
   kWantKey,  // of the mapping `offset`, for the lane there is
   kKey,      // of the mapping `offset`: `valid` is key and lane
+  kCounter,  // where the number of what has been placed goes; as kKey
 };
 
 // On the wire as it is in memory: both ends are x86-64.
@@ -31,7 +32,7 @@ struct Channel::Record {
   std::uint32_t type;
   std::uint32_t length;  // of the payload
   std::uint64_t offset;
-  std::uint64_t extent;   // kMap
+  std::uint64_t extent;   // kMap; kWrite that may be there: its number
   std::uint64_t address;  // kMap
   std::uint64_t valid;    // kMap
 };

@@ -3,6 +3,7 @@
 
 #include <poll.h>
 #include <sched.h>
+#include <sys/mman.h>
 #include <sys/uio.h>
 
 #include <algorithm>
@@ -21,6 +22,7 @@ namespace {
 // faster than TCP: its lane is left.  (As long as PROBE takes to find that.)
 constexpr std::int64_t kPatienceNs = 1'000'000'000;
 constexpr std::int64_t kSpinNs = 200'000;
+constexpr std::size_t kPage = 4096;
 
 std::int64_t NowNs() {
   timespec now{};
@@ -94,11 +96,44 @@ void Channel::Hide(Local& local) {
   local.exposed = {};
 }
 
+bool Channel::GiveCounter(std::uint32_t lane_id) {
+  if (lane_id != 0 && counter_exposed_.lane_id == lane_id) return true;
+  if (counter_ == nullptr) {
+    void* memory = ::mmap(nullptr, kPage, PROT_READ | PROT_WRITE,
+                          MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (memory == MAP_FAILED) return false;
+    counter_ = static_cast<std::uint64_t*>(memory);
+  }
+  if (counter_exposed_.lane_id != 0) rcs_hide(fd_, &counter_exposed_);
+  if (rcs_expose(fd_, counter_, sizeof *counter_, &counter_exposed_) != 0) {
+    counter_exposed_ = {};
+    return false;
+  }
+  Record record{};
+  record.type = kCounter;
+  record.extent = sizeof *counter_;
+  record.address = counter_exposed_.address;
+  record.valid =
+      std::uint64_t{counter_exposed_.key} << 32 | counter_exposed_.lane_id;
+  Queue(record);
+  return true;
+}
+
+void Channel::DropCounter() {
+  if (counter_ == nullptr) return;
+  if (counter_exposed_.lane_id != 0) rcs_hide(fd_, &counter_exposed_);
+  counter_exposed_ = {};
+  ::munmap(counter_, kPage);
+  counter_ = nullptr;
+}
+
 void Channel::GiveKey(std::uint64_t offset) {
   for (Local& local : locals_) {
     if (local.offset != offset) continue;
     rcs_stream_info info{};
     if (rcs_get_stream_info(fd_, &info, sizeof info) < 0) return;
+    // (Without it the peer goes on sending records.)
+    if (!GiveCounter(info.lane_id)) return;
     if (local.exposed.lane_id == 0 || local.exposed.lane_id != info.lane_id) {
       Hide(local);
       if (rcs_expose(fd_, local.buffer, local.length, &local.exposed) != 0) {
@@ -122,7 +157,10 @@ bool Channel::Placeable(Remote& to, const rcs_stream_info& info) {
   if (info.lane != RCS_RDMA || info.lane_id == 0 || placed_.refused()) {
     return false;
   }
-  if (to.exposed.lane_id == info.lane_id) return true;
+  if (to.exposed.lane_id == info.lane_id &&
+      peer_counter_.lane_id == info.lane_id) {
+    return true;
+  }
   if (to.asked != info.lane_id) {
     to.asked = info.lane_id;
     asks_left_ = kAsks;
@@ -151,19 +189,29 @@ ssize_t Channel::Place(const Remote& to, const void* from, std::size_t length,
   // (What was sent again must be taken first.)
   if (copy == nullptr || writes_sent_ != writes_taken_) return 0;
   std::memcpy(copy, from, n);
-  std::int64_t ticket;
-  for (const std::int64_t end = NowNs() + kPatienceNs;;) {
-    ticket = rcs_place(fd_, &to.exposed, offset - to.offset, copy, n);
-    if (ticket > 0 || errno != EAGAIN || NowNs() >= end) break;
-    LookPlacedLatched();
-    ::sched_yield();
-  }
+  const auto place = [&](const rcs_exposure& where, std::uint64_t at,
+                         const unsigned char* bytes, std::size_t count) {
+    for (const std::int64_t end = NowNs() + kPatienceNs;;) {
+      const std::int64_t t = rcs_place(fd_, &where, at, bytes, count);
+      if (t > 0 || errno != EAGAIN || NowNs() >= end) return t;
+      LookPlacedLatched();
+      ::sched_yield();
+    }
+  };
+  std::int64_t ticket = place(to.exposed, offset - to.offset, copy, n);
   if (ticket <= 0) {
     // What was placed before is then sent again first.
     if (errno == ENOBUFS) placed_.Refuse();
     return 0;
   }
-  placed_.Add({offset, copy, n, 0, to.exposed, ticket});
+  // Behind it, in the order of the queue pair, its number: so the peer knows
+  // what it has had, should the lane die before this end does.  (A number that
+  // can't be placed is covered by the next.)
+  const std::uint64_t number = ++place_number_;
+  std::memcpy(copy + n, &number, sizeof number);
+  ticket = std::max(ticket,
+                    place(peer_counter_, 0, copy + n, Placing::kNumberBytes));
+  placed_.Add({offset, copy, n, number, 0, to.exposed, ticket});
   if (!placing_.exchange(true)) started_ = true;
   return static_cast<ssize_t>(n);
 }
@@ -179,8 +227,8 @@ void Channel::LookPlacedLatched() {
   placing_ = false;
 }
 
-// The lane is gone, and nobody knows what has arrived: all of it goes once
-// more, before anything else.
+// The lane is gone, and only the peer can know what has arrived: all of it goes
+// once more with its numbers, before anything else.
 void Channel::Redo() {
   for (; !placed_.empty(); placed_.Pop()) {
     const Placing::Write& first = placed_.front();
@@ -188,6 +236,7 @@ void Channel::Redo() {
     record.type = kWrite;
     record.length = static_cast<std::uint32_t>(first.length);
     record.offset = first.offset;
+    record.extent = first.number;
     const auto* bytes = reinterpret_cast<const unsigned char*>(&record);
     owed_.insert(owed_.end(), bytes, bytes + sizeof record);
     owed_.insert(owed_.end(), first.from, first.from + first.length);
