@@ -119,7 +119,7 @@ bool Handover::Follows() {
 }
 
 void Handover::FromOurs() {
-  if (!spawn_) BeforeExec();
+  if (!spawn_) BeforeExec(known_);
   const int top = fd_high.load(std::memory_order_relaxed);
   for (int fd = 0; fd <= top; ++fd) {
     Sock* sock = LookupSock(fd);
@@ -147,7 +147,7 @@ void Handover::FromOurs() {
     // (The file actions of posix_spawn may give it one that is closed here.)
     if (!spawn_ && !kept) continue;
     if (!known_) {
-      if (kept) Lost(fd);
+      if (spawn_ && kept) CountLost(sock, sock->UnreadBytes(), &stats);
       continue;
     }
     if (spawn_ && !follows) sock->GivenAway();
@@ -185,17 +185,11 @@ void Handover::FromBorrowed() {
     if (number >= 0) PassHolding(number);
     if (sock->UnreadBytes() == 0) continue;
     if (!known_) {
-      Lost(fd);
+      CountLost(sock, sock->UnreadBytes(), &stats);
       continue;
     }
     Pass(sock->UnreadFd(), false);
   }
-}
-
-void Handover::Lost(int fd) const {
-  base::Log("fd %d: bytes read ahead are lost to a program without rcsock", fd);
-  stats.reasons[static_cast<int>(base::Reason::kUnreadExec)].fetch_add(
-      1, std::memory_order_relaxed);
 }
 
 void Handover::Pass(int memory, bool ours) {

@@ -39,7 +39,6 @@ class Handover {
   bool Passed(int number) const;
   bool Follows();
   void Add(const char* format, long a, long b, unsigned c);
-  void Lost(int fd) const;
 
   const bool spawn_;
   const char* const program_;

@@ -165,11 +165,13 @@ void WriteStats(const Stats& from) {
            Get(lane.counts.tx_bytes), Get(lane.counts.rx_bytes));
   }
   Append(text, sizeof text, &n,
-         "}, \"demotions\": %llu, \"failovers\": %llu, \"evicted\": "
+         "}, \"demotions\": %llu, \"failovers\": %llu, "
+         "\"lost_bytes\": %llu, \"evicted\": "
          "{\"budget\": %llu, \"memory\": %llu, \"idle_rings\": %llu}, "
          "\"pinned\": {\"bytes\": %llu, \"peak\": %llu}, \"reasons\": {",
-         Get(from.demotions), Get(from.failovers), Get(from.evicted_budget),
-         Get(from.evicted_memory), Get(from.evicted_idle),
+         Get(from.demotions), Get(from.failovers), Get(from.lost_bytes),
+         Get(from.evicted_budget), Get(from.evicted_memory),
+         Get(from.evicted_idle),
          static_cast<unsigned long long>(lane::rdma::Memory::Total()),
          static_cast<unsigned long long>(lane::rdma::Memory::Peak()));
   bool first = true;
@@ -223,9 +225,9 @@ void BarriersLost() {
 void Stats::Clear() {
   for (auto* value :
        {&streams, &promoted, &demotions, &failovers, &evicted_budget,
-        &evicted_memory, &evicted_idle, &tcp.streams, &tcp.tx_bytes,
-        &tcp.rx_bytes, &shm.streams, &shm.tx_bytes, &shm.rx_bytes,
-        &rdma.streams, &rdma.tx_bytes, &rdma.rx_bytes}) {
+        &evicted_memory, &evicted_idle, &lost_bytes, &tcp.streams,
+        &tcp.tx_bytes, &tcp.rx_bytes, &shm.streams, &shm.tx_bytes,
+        &shm.rx_bytes, &rdma.streams, &rdma.tx_bytes, &rdma.rx_bytes}) {
     value->store(0, std::memory_order_relaxed);
   }
   for (auto& reason : reasons) reason.store(0, std::memory_order_relaxed);
@@ -243,6 +245,7 @@ void Stats::CopyFrom(const Stats& other) {
   copy(evicted_budget, other.evicted_budget);
   copy(evicted_memory, other.evicted_memory);
   copy(evicted_idle, other.evicted_idle);
+  copy(lost_bytes, other.lost_bytes);
   for (auto lane : {&Stats::tcp, &Stats::shm, &Stats::rdma}) {
     copy((this->*lane).streams, (other.*lane).streams);
     copy((this->*lane).tx_bytes, (other.*lane).tx_bytes);
@@ -323,7 +326,15 @@ bool KeptByExec(Sock* sock) {
   return false;
 }
 
-void BeforeExec() {
+void CountLost(Sock* sock, std::size_t bytes, Stats* in) {
+  base::Log("fd %d: %zu bytes read ahead are lost to a program without rcsock",
+            sock->fd(), bytes);
+  in->lost_bytes.fetch_add(bytes, std::memory_order_relaxed);
+  in->reasons[static_cast<int>(base::Reason::kUnreadExec)].fetch_add(
+      1, std::memory_order_relaxed);
+}
+
+void BeforeExec(bool followed) {
   Stats total;
   total.CopyFrom(stats);
   Sock::LeaveRemoteLanes(base::NowNs() + 5'000'000'000);
@@ -337,6 +348,12 @@ void BeforeExec() {
       // (One that only looks for its peer is pinned too: adopted on the way,
       // what it reads would go with us.)
       base::Log("fd %d: its peer did not answer before exec", sock->fd());
+    }
+    // (Not in `stats`: an exec that fails loses nothing.)
+    if (!closes && !followed) {
+      if (const std::size_t n = sock->UnreadBytes()) {
+        CountLost(sock, n, &total);
+      }
     }
     sock->Fold(&total);
     // What stays open goes on being held, by the new program.

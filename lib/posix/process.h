@@ -28,6 +28,8 @@ struct Stats {
   std::atomic<std::uint64_t> evicted_budget{0};
   std::atomic<std::uint64_t> evicted_memory{0};
   std::atomic<std::uint64_t> evicted_idle{0};
+  // That were read ahead, and that a program without rcsock can't be told of.
+  std::atomic<std::uint64_t> lost_bytes{0};
   LaneCounts tcp;
   LaneCounts shm;
   LaneCounts rdma;
@@ -68,8 +70,11 @@ base::Reason ProcessPinned();
 void PinBySocket(std::uint64_t inode, base::Reason reason);
 // Whether a number that names it stays open across exec.
 bool KeptByExec(Sock* sock);
-// Before exec: streams that would be inherited go to TCP.
-void BeforeExec();
+// Before exec: streams that would be inherited go to TCP.  `followed`: the new
+// program is told what has been read ahead.
+void BeforeExec(bool followed);
+// So many are lost: said, and counted.
+void CountLost(Sock* sock, std::size_t bytes, Stats* in);
 // Exec has failed: everything is as it was before.
 void AfterExec();
 // Around fork(): a fork that failed has shared nothing.

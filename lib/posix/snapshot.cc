@@ -45,6 +45,7 @@ void FillHead(const Stats& total, std::uint32_t count, SnapshotHead* head) {
   head->evicted_budget = Get(total.evicted_budget);
   head->evicted_memory = Get(total.evicted_memory);
   head->evicted_idle = Get(total.evicted_idle);
+  head->lost_bytes = Get(total.lost_bytes);
   head->pinned_bytes = lane::rdma::Memory::Total();
   head->pinned_peak = lane::rdma::Memory::Peak();
   const base::Config& config = base::GetConfig();

@@ -52,6 +52,8 @@ struct SnapshotHead {
   std::uint64_t max_qps;
   std::uint64_t max_pinned;
   std::uint64_t max_ring;
+  // That were read ahead, and that a program without rcsock can't be told of.
+  std::uint64_t lost_bytes;
 };
 
 struct SnapshotStream {

@@ -91,6 +91,10 @@ void AddProcess(const ProcessPicture& process, Page* page) {
                 total.demotions);
   page->Counter("rcsock_failovers_total", "Times that a lane died under one",
                 who, total.failovers);
+  page->Counter("rcsock_lost_bytes_total",
+                "Unread bytes lost to a program that exec started without "
+                "rcsock",
+                who, total.lost_bytes);
   page->Gauge("rcsock_pinned_bytes", "Memory registered with RDMA devices", who,
               total.pinned_bytes);
   for (int i = 0; i < 3; ++i) {
