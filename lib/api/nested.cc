@@ -1,7 +1,10 @@
 // An epoll set of rcsock's inside an event loop that is not rcsock's.
 
 #include <dlfcn.h>
-#include <fcntl.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <cstdint>
@@ -26,8 +29,18 @@ namespace posix = rcsock::posix;
 
 namespace {
 
-// A set that rcsock does not follow has kernel descriptors only.
-bool IsOpen(int set) { return ::fcntl(set, F_GETFD) >= 0; }
+// A set that rcsock does not follow has kernel descriptors only.  The kernel
+// says what is none: asked to take out something that is in no set.
+bool IsSet(int set) {
+  const int saved = errno;
+  const int other = static_cast<int>(::syscall(SYS_eventfd2, 0, EFD_CLOEXEC));
+  if (other < 0) return false;
+  ::syscall(SYS_epoll_ctl, set, EPOLL_CTL_DEL, other, nullptr);
+  const int error = errno;
+  ::syscall(SYS_close, other);
+  errno = error == ENOENT ? saved : error;
+  return error == ENOENT;
+}
 
 }  // namespace
 
@@ -35,7 +48,7 @@ RCSOCK_EXPORT int rcs_epoll_look(int set, epoll_event* events, int capacity,
                                  int spin_us) {
   RCSOCK_FORWARD(rcs_epoll_look, set, events, capacity, spin_us)
   posix::EpollSet* found = posix::LookupSet(set);
-  if (found == nullptr && !IsOpen(set)) return -1;
+  if (found == nullptr && !IsSet(set)) return -1;
   if (capacity <= 0 || spin_us < 0 || events == nullptr) {
     errno = events == nullptr && capacity > 0 ? EFAULT : EINVAL;
     return -1;
@@ -50,14 +63,14 @@ RCSOCK_EXPORT int rcs_epoll_look(int set, epoll_event* events, int capacity,
 RCSOCK_EXPORT int rcs_epoll_arm(int set) {
   RCSOCK_FORWARD(rcs_epoll_arm, set)
   posix::EpollSet* found = posix::LookupSet(set);
-  if (found == nullptr) return IsOpen(set) ? 0 : -1;
+  if (found == nullptr) return IsSet(set) ? 0 : -1;
   return found->ArmOutside() ? 0 : 1;
 }
 
 RCSOCK_EXPORT int rcs_epoll_disarm(int set) {
   RCSOCK_FORWARD(rcs_epoll_disarm, set)
   posix::EpollSet* found = posix::LookupSet(set);
-  if (found == nullptr) return IsOpen(set) ? 0 : -1;
+  if (found == nullptr) return IsSet(set) ? 0 : -1;
   found->DisarmOutside();
   return 0;
 }

@@ -11,6 +11,7 @@
 #include <iterator>
 #include <mutex>
 #include <new>
+#include <type_traits>
 #include <utility>
 
 #include "lib/base/clock.h"
@@ -341,8 +342,9 @@ void RdmaPoller::Tell() {
 // Posts the used receives again; what the queue does not take stays for the
 // next time.
 void RdmaPoller::Refill(CqSet* set, bool all) {
-  ibv_recv_wr wrs[std::size(set->slots)];
-  ibv_sge sges[std::size(set->slots)];
+  constexpr std::size_t kSlots = std::extent_v<decltype(CqSet::slots)>;
+  ibv_recv_wr wrs[kSlots];
+  ibv_sge sges[kSlots];
   const std::uint32_t n = set->used;
   if (n == 0 || (n < kRefill && !all)) return;
   for (std::uint32_t i = 0; i < n; ++i) {
