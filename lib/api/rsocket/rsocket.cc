@@ -416,7 +416,9 @@ RCSOCK_EXPORT int rpoll(pollfd* fds, nfds_t count, int timeout) {
           if (shaking) {
             // Connected: that is what POLLOUT says here.
             got = static_cast<short>(got & ~(POLLIN | POLLOUT));
-            if (!channel->handshaking()) got |= fds[i].events & POLLOUT;
+            if (!channel->handshaking()) {
+              got = static_cast<short>(got | (fds[i].events & POLLOUT));
+            }
           } else if (channel->framed()) {
             if ((got & POLLIN) != 0 && !channel->Readable()) {
               got = static_cast<short>(got & ~(POLLIN | POLLRDNORM));
