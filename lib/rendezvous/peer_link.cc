@@ -150,7 +150,7 @@ base::Reason PeerLink::OpenNow(const std::shared_ptr<Session>& session) {
     const int fd = segment.get();
     channel_->Send(message, &fd, 1);
     const int first = number * kSegmentStreams;
-    slots_.resize(static_cast<std::size_t>(first + kSegmentStreams));
+    slots_.resize(static_cast<std::size_t>(first) + kSegmentStreams);
     for (int i = kSegmentStreams - 1; i >= 0; --i) free_.push_back(first + i);
   }
   auto message = NewMessage<OpenMsg>();
@@ -301,7 +301,7 @@ bool PeerLink::HandleSegment(Packet& packet) {
       number >= kMaxSegments || !link_->MapSegment(packet.TakeFd(0))) {
     return false;
   }
-  slots_.resize(static_cast<std::size_t>((number + 1) * kSegmentStreams));
+  slots_.resize((static_cast<std::size_t>(number) + 1) * kSegmentStreams);
   return true;
 }
 
