@@ -1188,6 +1188,7 @@ int EpollSet::Wait(epoll_event* out, int capacity, std::int64_t timeout_ns,
         filled = first;
         if (!HasUser()) {
           over = true;
+          kernel = timeout_ns == 0 && filled == 0;
           break;
         }
         Rebuild();

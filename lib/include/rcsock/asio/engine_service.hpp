@@ -391,8 +391,10 @@ class engine_service
       }
       lock.lock();
       lanes_ = lanes;
-      // What the kernel has is fetched whole once it has rung.
-      if (edge && (n == kBatch || (n > 0 && lanes))) edge_ = true;
+      // What the kernel has is fetched whole once it has rung.  (It may be
+      // asked for half a batch, and what is rcsock's own among that is left
+      // out.)
+      if (edge && (n >= kBatch / 4 || (n > 0 && lanes))) edge_ = true;
       if (armed) armed_ = true;
       done_.push(ready);
       if (!done_.empty()) continue;
