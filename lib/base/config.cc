@@ -66,6 +66,23 @@ bool Given(const char* name) {
   return text != nullptr && *text != '\0';
 }
 
+void ReadPeers(const char* text) {
+  while (*text != '\0') {
+    char* end;
+    const unsigned long uid = std::strtoul(text, &end, 10);
+    if (*text < '0' || *text > '9' || uid >= ~std::uint32_t{0} ||
+        (*end != ',' && *end != '\0') ||
+        config.peer_count == Config::kMostPeers) {
+      Log("RCSOCK_PEERS is no list of at most %d uids: it names nobody",
+          Config::kMostPeers);
+      config.peer_count = 0;
+      return;
+    }
+    config.peers[config.peer_count++] = static_cast<std::uint32_t>(uid);
+    text = *end == ',' ? end + 1 : end;
+  }
+}
+
 // The names of this program: of its file, and what a script is called.
 void ReadNames(char* program, char* comm, std::size_t size) {
   program[0] = comm[0] = '\0';
@@ -134,6 +151,7 @@ void LoadConfig() {
   if (const char* path = std::getenv("RCSOCK_KEY_FILE")) {
     if (*path != '\0') ReadKey(path);
   }
+  if (Given("RCSOCK_PEERS")) ReadPeers(std::getenv("RCSOCK_PEERS"));
   // With one CPU whoever is waited for cannot run during the spin.
   if (::sysconf(_SC_NPROCESSORS_ONLN) == 1) config.spin_us = 0;
   if (Given("RCSOCK_RULES")) ReadRules(std::getenv("RCSOCK_RULES"));

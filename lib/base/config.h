@@ -30,6 +30,11 @@ struct Config {
   // RCSOCK_MAX_RING: bytes that a ring of a lane may have, rounded down to a
   // power of two; 0: what each lane finds right.  The smaller of both ends'.
   std::uint64_t max_ring = 0;
+  // RCSOCK_PEERS: users, beside our own, with whose processes shared memory may
+  // be used (uids, with commas between).
+  static constexpr int kMostPeers = 16;
+  std::uint32_t peers[kMostPeers] = {};
+  int peer_count = 0;
   char stats[256] = {};  // RCSOCK_STATS=FILE, %p is the pid; empty: none
   std::uint32_t spin_us =
       100;  // RCSOCK_SPIN_US: the longest spin before a sleep

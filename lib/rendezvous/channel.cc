@@ -4,11 +4,13 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <boost/asio/post.hpp>
 #include <cerrno>
 #include <chrono>
 #include <utility>
 
+#include "lib/base/config.h"
 #include "lib/rendezvous/core.h"
 
 namespace rcsock::rendezvous {
@@ -155,13 +157,33 @@ void Channel::Flush() {
   stuck_.cancel();
 }
 
-bool PeerHasOurUid(int fd) {
+namespace {
+
+// As of when it made the connection; false: it can't be told.
+bool PeerUid(int fd, uid_t* uid) {
   ucred peer{};
   socklen_t length = sizeof peer;
-  if (::getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &length) != 0) {
+  if (::getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &length) != 0 ||
+      length != sizeof peer) {
     return false;
   }
-  return length == sizeof peer && peer.uid == ::geteuid();
+  *uid = peer.uid;
+  return true;
+}
+
+}  // namespace
+
+bool PeerHasOurUid(int fd) {
+  uid_t uid;
+  return PeerUid(fd, &uid) && uid == ::geteuid();
+}
+
+bool PeerIsTrusted(int fd) {
+  uid_t uid;
+  if (!PeerUid(fd, &uid)) return false;
+  const base::Config& config = base::GetConfig();
+  const auto* end = config.peers + config.peer_count;
+  return uid == ::geteuid() || std::find(config.peers, end, uid) != end;
 }
 
 }  // namespace rcsock::rendezvous

@@ -68,8 +68,10 @@ class Channel : public std::enable_shared_from_this<Channel> {
   std::deque<Queued> queue_;
 };
 
-// True if the process at the other end has our effective uid.
+// Whether the process at the other end has our effective uid ...
 bool PeerHasOurUid(int fd);
+// ... or one of those that shared memory may be used with (Config::peers).
+bool PeerIsTrusted(int fd);
 
 }  // namespace rcsock::rendezvous
 

@@ -181,7 +181,7 @@ void Session::OnAccept() {
 }
 
 bool Session::Connected(base::UniqueFd fd) {
-  if (!PeerHasOurUid(fd.get())) {
+  if (!PeerIsTrusted(fd.get())) {
     Fail(base::Reason::kPeerUid, true);
     return false;
   }

@@ -2,8 +2,11 @@
 #include <sys/resource.h>
 #include <sys/un.h>
 
+#include <cstdlib>
+#include <cstring>
 #include <set>
 
+#include "lib/base/config.h"
 #include "lib/rendezvous/address.h"
 #include "tests/rendezvous/util.h"
 
@@ -304,6 +307,29 @@ TEST(Refusal, DifferentUid) {
   });
   ExpectSuccess(a);
   ExpectSuccess(b);
+}
+
+// Two users that have named each other; and where one has not.
+TEST(Meet, UsersThatAreNamed) {
+  if (::geteuid() != 0) GTEST_SKIP() << "needs root";
+  for (const char* named : {"65534", "1,65534", "1", "65534,", "-2", "x"}) {
+    SCOPED_TRACE(named);
+    const bool met = std::strstr(named, "65534") != nullptr;
+    const TcpPair pair = MakeTcpPair();
+    auto run = [met](std::shared_ptr<TestSeeker> seeker, const char* peers) {
+      ::setenv("RCSOCK_PEERS", peers, 1);
+      base::LoadConfig();
+      EXPECT_EQ(seeker->Seek(GetConductor()), met)
+          << base::ReasonKey(seeker->failed);
+    };
+    const pid_t a = Spawn([&] { run(ConnectorSeeker(pair.connector), named); });
+    const pid_t b = Spawn([&] {
+      ASSERT_EQ(::setresuid(65534, 65534, 65534), 0);
+      run(AcceptorSeeker(pair.acceptor), "0");
+    });
+    ExpectSuccess(a);
+    ExpectSuccess(b);
+  }
 }
 
 sockaddr_un NameOf(int fd, stream::Role role, socklen_t* length) {

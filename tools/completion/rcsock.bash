@@ -25,7 +25,7 @@ _rcsock() {
           _command_offset $((i + 1))
           return
           ;;
-        --lanes | --stats | --log | --config)
+        --lanes | --peers | --stats | --log | --config)
           [[ ${words[i + 1]:-} == = ]] && ((i++))
           ((i++))
           ;;
@@ -41,6 +41,10 @@ _rcsock() {
   case $prev in
     --lanes)
       mapfile -t COMPREPLY < <(compgen -W 'auto shm rdma tcp' -- "$cur")
+      return
+      ;;
+    --peers)
+      mapfile -t COMPREPLY < <(compgen -u -- "$cur")
       return
       ;;
     --transport)

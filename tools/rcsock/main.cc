@@ -62,6 +62,10 @@ int Main(int argc, char** argv) {
                   "tcp: none")
       ->check(CLI::IsMember({"auto", "shm", "rdma", "tcp"}))
       ->type_name("LANES");
+  run->add_option("--peers", options.peers,
+                  "Users, with commas between, whose processes on this host\n"
+                  "are as good as our own: shared memory with them, too")
+      ->type_name("USERS");
   run->add_option("--config", options.config,
                   "A configuration file (see rcsock-run(1)), instead of\n"
                   "~/.config/rcsock.conf and /etc/rcsock.conf")

@@ -1,5 +1,6 @@
 #include "tools/rcsock/run.h"
 
+#include <pwd.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -7,6 +8,7 @@
 #include <cstring>
 #include <filesystem>
 #include <iostream>
+#include <sstream>
 #include <system_error>
 
 #include "lib/base/config.h"
@@ -107,6 +109,27 @@ void ApplyConfig(const RunOptions& options) {
   }
 }
 
+// The uids of `users` (names or numbers, with commas between); returns what is
+// wrong with them.
+std::string Uids(const std::string& users, std::string* uids) {
+  std::stringstream words(users);
+  int count = 0;
+  for (std::string word; std::getline(words, word, ',');) {
+    std::string uid = word;
+    if (word.empty() ||
+        word.find_first_not_of("0123456789") != std::string::npos) {
+      const passwd* user = ::getpwnam(word.c_str());
+      if (user == nullptr) return "there is no user \"" + word + "\"";
+      uid = std::to_string(user->pw_uid);
+    }
+    *uids += (count++ == 0 ? "" : ",") + uid;
+  }
+  if (count > base::Config::kMostPeers) {
+    return "more than " + std::to_string(base::Config::kMostPeers) + " users";
+  }
+  return "";
+}
+
 std::string Prepended(const std::string& library, const std::string& list) {
   const std::string first = list.substr(0, list.find_first_of(" :"));
   if (first == library) return list;  // `rcsock run rcsock run ...`
@@ -133,6 +156,14 @@ int Run(const RunOptions& options) {
   if (options.lanes) ::setenv("RCSOCK_LANES", options.lanes->c_str(), 1);
   if (options.log) {
     ::setenv("RCSOCK_LOG", std::to_string(*options.log).c_str(), 1);
+  }
+
+  if (options.peers) {
+    std::string uids;
+    if (const std::string bad = Uids(*options.peers, &uids); !bad.empty()) {
+      return Fail(kUsage, "--peers: " + bad);
+    }
+    ::setenv("RCSOCK_PEERS", uids.c_str(), 1);
   }
 
   ApplyConfig(options);

@@ -11,6 +11,7 @@ struct RunOptions {
   // What is not set stays as the environment has it.
   std::optional<std::string> lanes;
   std::optional<std::string> stats;
+  std::optional<std::string> peers;  // users, with commas between
   std::optional<int> log;
   std::optional<std::string> config;  // a file, instead of the usual ones
   bool no_config = false;
