@@ -91,7 +91,8 @@ Sock* FindInode(std::uint64_t inode, int number) {
 
 Handover::Handover(bool spawn, const char* program, char* const environment[])
     : spawn_(spawn),
-      program_(program),
+      lends_(spawn || InBorrowedMemory()),
+      program_(Null(program) ? nullptr : program),
       // Whether a program is linked with us nobody can tell before.
       known_(PreloadIn(environment) || OwnFace() == Face::kLibrary) {
   const int saved = errno;
@@ -242,6 +243,12 @@ Handover::~Handover() {
   errno = saved;
 }
 
+void Handover::TakeBack() {
+  for (int i = 0; lends_ && i < heirlooms_; ++i) {
+    if (Holding* holding = FindHolding(heirloom_[i])) holding->Leave();
+  }
+}
+
 std::size_t Handover::Room(char* const from[]) {
   std::size_t n = 2;
   for (std::size_t i = 0; from != nullptr && from[i] != nullptr; ++i) ++n;
@@ -375,7 +382,8 @@ void TakeInherited() {
     if (kind == 'u') {
       TakeUnread(static_cast<int>(number));
     } else if (kind == 't') {
-      if (!preload || !TakeHoldings(static_cast<int>(number))) break;
+      // (Another user's, after setuid, say: then the connections stay on TCP.)
+      if (preload) TakeHoldings(static_cast<int>(number));
     } else if (own != nullptr && sum == NameSum(own) && preload &&
                process == (kind == 'c' ? pid : parent)) {
       TakeHolding(static_cast<int>(number));

@@ -19,6 +19,8 @@ class Handover {
   // `program` may be null: then it follows nothing.
   Handover(bool spawn, const char* program, char* const environment[]);
   ~Handover();
+  // Nobody has been executed: who would hold connections with us does not.
+  void TakeBack();
   Handover(const Handover&) = delete;
   Handover& operator=(const Handover&) = delete;
 
@@ -41,6 +43,7 @@ class Handover {
   void Add(const char* format, long a, long b, unsigned c);
 
   const bool spawn_;
+  const bool lends_;  // the new program will hold them beside somebody else
   const char* const program_;
   int table_ = -1;    // for the new program
   const bool known_;  // the new program will run under the preload, if it can

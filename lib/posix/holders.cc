@@ -67,7 +67,8 @@ Holding* MakeTable() {
 
 void Holding::Leave() {
   // release: what was told before is seen by who is alone after.
-  if ((count.fetch_sub(1, std::memory_order_acq_rel) & ~kSpoilt) == 1) {
+  // Without the mark it is free by that; with it nobody else can take it yet.
+  if (count.fetch_sub(1, std::memory_order_acq_rel) == (kSpoilt | 1)) {
     count.store(0, std::memory_order_release);
   }
 }
@@ -77,7 +78,9 @@ int MakeHolding() {
   if (at == nullptr) at = MakeTable();
   if (at == nullptr) return -1;
   const int first = next.load(std::memory_order_relaxed);
-  for (int i = 0; i < kMost; ++i) {
+  // A full table is not looked through for each of many connections.
+  constexpr int kMostLooks = 512;
+  for (int i = 0; i < kMostLooks; ++i) {
     const int number = (first + i) % kMost;
     Holding& one = at[1 + number];
     std::uint32_t free = 0;
@@ -91,6 +94,7 @@ int MakeHolding() {
     next.store(number + 1, std::memory_order_relaxed);
     return number;
   }
+  next.store((first + kMostLooks) % kMost, std::memory_order_relaxed);
   return -1;
 }
 

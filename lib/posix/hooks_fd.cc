@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
 
 #include "lib/base/internal.h"
@@ -21,6 +22,7 @@
 #include "lib/posix/handover.h"
 #include "lib/posix/hooks.h"
 #include "lib/posix/process.h"
+#include "lib/posix/shell.h"
 #include "lib/posix/signals.h"
 #include "lib/posix/table.h"
 
@@ -400,13 +402,47 @@ template <class Call>
 int WithHandover(bool spawn, const char* program, char* const environment[],
                  Call&& call) {
   Handover over(spawn, program, environment);
-  if (over.variable() == nullptr) return call(environment);
+  int result;
+  if (over.variable() == nullptr) {
+    result = call(environment);
+    if (!spawn || result != 0) over.TakeBack();
+    return result;
+  }
   // On the stack: the caller may be a child of vfork.
   auto** extended = static_cast<char**>(
       ::alloca(Handover::Room(environment) * sizeof(char*)));
   over.Extend(environment, extended);
-  return call(extended);
+  result = call(extended);
+  if (!spawn || result != 0) over.TakeBack();
+  return result;
 }
+
+// What `environ` is while popen() runs.  Other threads may look at
+// it then, and after: so it is never freed.  (There is one only if bytes have
+// been read ahead of a connection that the command inherits.)
+class Environment {
+ public:
+  explicit Environment(char* const* with) : before_(environ) {
+    if (with == before_) return;
+    std::size_t count = 0;
+    while (with[count] != nullptr) ++count;
+    mine_ = static_cast<char**>(std::malloc((count + 1) * sizeof(char*)));
+    if (mine_ == nullptr) return;
+    std::memcpy(mine_, with, (count + 1) * sizeof(char*));
+    // The last is on the stack.
+    mine_[count - 1] = ::strdup(with[count - 1]);
+    environ = mine_;
+  }
+  ~Environment() {
+    if (mine_ != nullptr && environ == mine_) environ = before_;
+  }
+  Environment(const Environment&) = delete;
+  Environment& operator=(const Environment&) = delete;
+
+ private:
+  char** const before_;
+  char** mine_ = nullptr;
+};
 
 }  // namespace
 
@@ -468,22 +504,17 @@ int posix_spawnp(pid_t* pid, const char* file,
 // These two take the environment from the variable, past any argument.
 int system(const char* command) {
   if (command == nullptr) return real::system(command);
-  char** const before = environ;
-  return WithHandover(true, "sh", before, [&](char* const* environment) {
-    environ = const_cast<char**>(environment);
-    const int result = real::system(command);
-    environ = before;
-    return result;
+  return WithHandover(true, "sh", environ, [&](char* const* environment) {
+    return environment == environ ? real::system(command)
+                                  : SystemWith(command, environment);
   });
 }
 
 FILE* popen(const char* command, const char* type) {
-  char** const before = environ;
   FILE* pipe = nullptr;
-  WithHandover(true, "sh", before, [&](char* const* environment) {
-    environ = const_cast<char**>(environment);
+  WithHandover(true, nullptr, environ, [&](char* const* environment) {
+    const Environment during(environment);
     pipe = real::popen(command, type);
-    environ = before;
     return 0;
   });
   return pipe;

@@ -20,6 +20,7 @@
 #include "lib/base/unique_fd.h"
 #include "lib/lane/rdma/memory.h"
 #include "lib/posix/handover.h"
+#include "lib/posix/shell.h"
 #include "lib/posix/signals.h"
 #include "lib/posix/table.h"
 #include "lib/rendezvous/rendezvous.h"
@@ -73,12 +74,14 @@ void ForkPrepare() {
   Conductor::ForkPrepare();
   InterestsForkLock();
   SockForkLock();
+  ShellForkLock();
   SignalsForkLock();
 }
 
 void ForkParent() {
   if (!tls_forking) return;
   tls_forking = false;
+  ShellForkUnlock();
   SockForkUnlock(false);
   InterestsForkUnlock();
   Conductor::ForkParent();
@@ -89,6 +92,7 @@ void ForkChild() {
   own_pid.store(::syscall(SYS_getpid), std::memory_order_relaxed);
   const bool locked = tls_forking;
   tls_forking = false;
+  if (locked) ShellForkUnlock();
   SockForkUnlock(true);
   InterestsForkUnlock();
   if (ProcessPinned() != base::Reason::kSandboxed) base::InitBarriers();

@@ -560,7 +560,8 @@ bool Sock::SleepForInput(std::uint64_t deadline_ns, std::uint32_t signals) {
     return false;
   }
   const std::uint32_t token = lane_->SleepToken(false);
-  if (!lane_->RxPending() && !rd_shut_) {
+  // (All that Readiness tells of a stream that is asked for input.)
+  if (!lane_->RxPending() && !rd_shut_ && !Completions()) {
     Wait wait{.deadline_ns = deadline_ns,
               .signals = signals,
               .timed = true,

@@ -23,6 +23,12 @@ constexpr int kNewestKnown = 2008;
 constexpr unsigned kKnownFlags = (1u << 17) - 1;
 constexpr unsigned kSqe128 = 1u << 10;  // IORING_SETUP_SQE128
 
+// IORING_OP_*, newer than the headers of Debian 12.
+constexpr int kWaitid = 50;
+constexpr int kFutexWait = 51;
+constexpr int kFutexWake = 52;
+constexpr int kFutexWaitv = 53;
+
 constexpr unsigned kSpliceFdInFixed = 1u << 31;  // SPLICE_F_FD_IN_FIXED
 
 void Leave(int fd) {
@@ -47,7 +53,20 @@ void Look(const io_uring_sqe& request) {
     case IORING_OP_TIMEOUT_REMOVE:
     case IORING_OP_ASYNC_CANCEL:
     case IORING_OP_POLL_REMOVE:
+    // What stands in the place of the descriptor is something else.
+    case IORING_OP_PROVIDE_BUFFERS:
+    case IORING_OP_REMOVE_BUFFERS:
+    case IORING_OP_SETXATTR:
+    case IORING_OP_GETXATTR:
+    case IORING_OP_SOCKET:
+    case kWaitid:
+    case kFutexWait:
+    case kFutexWake:
+    case kFutexWaitv:
       return;
+    case IORING_OP_CLOSE:
+      if (request.file_index != 0) return;
+      break;
     case IORING_OP_FILES_UPDATE:
       // An array of descriptors, which the kernel reads later.
       PinAll();
@@ -93,11 +112,14 @@ void BeforeRegister(const int* fds, unsigned count) {
     const iovec here{some, n * sizeof some[0]};
     const iovec there{const_cast<int*>(fds + from), here.iov_len};
     const ssize_t got = ::process_vm_readv(::getpid(), &here, 1, &there, 1, 0);
-    if (got != static_cast<ssize_t>(here.iov_len)) {
-      if (got < 0 && errno != EFAULT) PinAll();  // a filter forbids to look
+    if (got < 0) {
+      if (errno != EFAULT) PinAll();  // a filter forbids to look
       return;
     }
-    for (unsigned i = 0; i < n; ++i) Leave(some[i]);
+    // Up to a fault the kernel, too, takes what there is.
+    const auto whole = static_cast<unsigned>(got) / sizeof some[0];
+    for (unsigned i = 0; i < whole; ++i) Leave(some[i]);
+    if (whole < n) return;
     from += n;
   }
 }

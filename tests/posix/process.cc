@@ -9,9 +9,11 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <thread>
 #include <vector>
 
 #include "tests/posix/pair.h"
@@ -405,7 +407,7 @@ Case after_turns(
           ::dup2(fd, 0);
           ::close(fd);
           ::execl("/bin/sh", "sh", "-c", "head -c 33 >/dev/null",
-                    static_cast<char*>(nullptr));
+                  static_cast<char*>(nullptr));
           ::_exit(99);
         }
         LogChild(child);
@@ -435,6 +437,35 @@ Case after_system_inherits(
     [](int fd) {
       Result("system", ::system("true"));
       Warm(fd);
+      ::close(fd);
+    });
+
+// Several threads do so at once, and others look at the environment meanwhile.
+Case system_threads(
+    "system_threads", [](int fd) { LogDrain(fd); },
+    [](int fd) {
+      char** const before = environ;
+      std::atomic<int> running{3};
+      std::vector<std::thread> threads;
+      for (int i = 0; i < 3; ++i) {
+        threads.emplace_back([&running, i] {
+          for (int n = 0; n < 10; ++n) {
+            CHECK_THAT(::system(i == 0 ? "sleep 0.02; exit 3" : "exit 3") ==
+                       3 << 8);
+          }
+          --running;
+        });
+      }
+      while (running > 0) {
+        CHECK_THAT(::getenv("PATH") != nullptr && environ == before);
+        ::sched_yield();
+      }
+      for (auto& thread : threads) thread.join();
+      Result("killed", ::system("kill -9 $$"));
+      Result("interrupted", ::system("kill -INT $$"));
+      struct sigaction now {};
+      CHECK_THAT(::sigaction(SIGINT, nullptr, &now) == 0);
+      Log("as before: %d", now.sa_handler == SIG_DFL);
       ::close(fd);
     });
 
