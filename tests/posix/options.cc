@@ -404,15 +404,20 @@ const std::vector<Row>& Rows() {
          ::fcntl(pair.b, F_SETFD, FD_CLOEXEC);
          return Said(::system("true"));
        }},
-      {"calls", "system, the stream inherited",
-       [](const Pair&) { return Said(::system("true")); }},
-      {"calls", "posix_spawn, the stream inherited",
-       [](const Pair&) {
+      {"calls", "system, the stream inherited, once it has ended",
+       [](const Pair& pair) {
+         const int status = ::system("true");
+         Warm(pair);
+         return Said(status);
+       }},
+      {"calls", "posix_spawn, the stream inherited, once it has ended",
+       [](const Pair& pair) {
          char name[] = "true";
          char* const argv[] = {name, nullptr};
          pid_t child = -1;
          errno = ::posix_spawnp(&child, name, nullptr, nullptr, argv, environ);
          Reap(child);
+         Warm(pair);
          return 0;
        }},
   };
