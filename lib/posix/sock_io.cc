@@ -552,6 +552,11 @@ int Sock::SleepOn(Wait& wait, bool tx, std::uint32_t token, std::uint32_t seq,
 }
 
 bool Sock::SleepForInput(std::uint64_t deadline_ns, std::uint32_t signals) {
+  // With a time the kernel ends the sleep for any handler, as it ends poll(),
+  // and not only for one without SA_RESTART; also for one that we know nothing
+  // of.
+  constexpr std::uint64_t kHourNs = 3'600'000'000'000;
+  if (deadline_ns == 0) deadline_ns = base::NowNs() + kHourNs;
   Critical critical;
   rx_latch.lock();
   const std::uint32_t seq = rx_seq_.load(std::memory_order_seq_cst);
