@@ -397,7 +397,8 @@ int seccomp_load(void* filter) {
 
 namespace {
 
-// Runs `call` with the environment that the new program is to find.
+// Runs `call` with the environment that the new program is to find.  It returns
+// something else than 0 if there is no new program.
 template <class Call>
 int WithHandover(bool spawn, const char* program, char* const environment[],
                  Call&& call) {
@@ -504,10 +505,13 @@ int posix_spawnp(pid_t* pid, const char* file,
 // These two take the environment from the variable, past any argument.
 int system(const char* command) {
   if (command == nullptr) return real::system(command);
-  return WithHandover(true, "sh", environ, [&](char* const* environment) {
-    return environment == environ ? real::system(command)
-                                  : SystemWith(command, environment);
+  int status = -1;
+  WithHandover(true, "sh", environ, [&](char* const* environment) {
+    status = environment == environ ? real::system(command)
+                                    : SystemWith(command, environment);
+    return 0;  // what the command says is not that there was none
   });
+  return status;
 }
 
 FILE* popen(const char* command, const char* type) {

@@ -432,10 +432,13 @@ Case after_system_inherits(
     "system_inherits_warm",
     [](int fd) {
       Warm(fd);
+      Warm(fd);
       LogDrain(fd);
     },
     [](int fd) {
       Result("system", ::system("true"));
+      Warm(fd);
+      for (int i = 0; i < 3; ++i) Result("system", ::system("exit 3"));
       Warm(fd);
       ::close(fd);
     });
