@@ -106,13 +106,14 @@ Handover::Handover(bool spawn, const char* program, char* const environment[])
   errno = saved;
 }
 
-// Whether the new program can be told of connections.
-bool Handover::Follows() {
+// Whether the new program can be told of the connection.  (MayBequeath, which
+// makes what it needs, last.)
+bool Handover::Follows(Sock* sock) {
   if (!known_ || program_ == nullptr || OwnFace() != Face::kPreload ||
-      heirlooms_ == kMost) {
+      heirlooms_ == kMost || !sock->MayBequeath()) {
     return false;
   }
-  if (table_ < 0 && HoldingsFd() >= 0) {
+  if (table_ < 0) {
     table_ = static_cast<int>(::syscall(SYS_fcntl, HoldingsFd(), F_DUPFD, 64));
     if (table_ >= 0) Add("t%ld", table_, 0, 0);
   }
@@ -129,7 +130,7 @@ void Handover::FromOurs() {
         KeptByExec(sock) || (spawn_ && sock->in_spawn_actions.load());
     bool follows = false;
     if (kept) {
-      follows = sock->MayBequeath() && Follows();
+      follows = Follows(sock);
       if (spawn_) {
         // First, so that LaneOpen and TryAdopt see it if this does not see what
         // they did.
@@ -140,9 +141,7 @@ void Handover::FromOurs() {
           follows = false;
         }
       }
-      const int number = follows ? sock->Bequeath(SocketInode(fd)) : -1;
-      follows = number >= 0;
-      if (follows) PassHolding(number);
+      follows = follows && Bequeath(sock, SocketInode(fd));
     }
     if (sock->UnreadBytes() == 0) continue;
     // (The file actions of posix_spawn may give it one that is closed here.)
@@ -170,7 +169,7 @@ void Handover::FromBorrowed() {
     if (sock == nullptr) continue;
     if (Passed(sock->holding())) continue;
     // First, so that TryAdopt sees it if this does not see what TryAdopt did.
-    bool follows = sock->MayBequeath() && Follows();
+    bool follows = Follows(sock);
     follows ? sock->Lend() : sock->GivenAway();
     for (int i = 0; sock->mode() == Mode::kEngine && i < 200; ++i) {
       if (i % 10 == 0) sock->AskFromBorrowed();
@@ -182,8 +181,7 @@ void Handover::FromBorrowed() {
       sock->GivenAway();
       follows = false;
     }
-    const int number = follows ? sock->Bequeath(inode) : -1;
-    if (number >= 0) PassHolding(number);
+    if (follows) Bequeath(sock, inode);
     if (sock->UnreadBytes() == 0) continue;
     if (!known_) {
       CountLost(sock, sock->UnreadBytes(), &stats);
@@ -221,11 +219,14 @@ void Handover::Add(const char* format, long a, long b, unsigned c) {
 }
 
 // `c`: for the process that this one becomes; `s`: for a child of it.
-void Handover::PassHolding(int number) {
+bool Handover::Bequeath(Sock* sock, std::uint64_t inode) {
+  const int number = sock->Bequeath(inode);
+  if (number < 0) return false;
   Add(spawn_ ? "s%ld:%ld:%x" : "c%ld:%ld:%x", number, ::syscall(SYS_getpid),
       NameSum(program_));
   RCSOCK_LOG(2, "connection %d goes to %s", number, program_);
   heirloom_[heirlooms_++] = number;
+  return true;
 }
 
 bool Handover::Passed(int number) const {

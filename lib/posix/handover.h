@@ -2,8 +2,11 @@
 #define RCSOCK_LIB_POSIX_HANDOVER_H_
 
 #include <cstddef>
+#include <cstdint>
 
 namespace rcsock::posix {
+
+class Sock;
 
 // What a program about to be executed must find of the streams it inherits:
 // the kernel's TCP connections with all that is to come, and, by what an
@@ -37,9 +40,9 @@ class Handover {
   void FromOurs();
   void FromBorrowed();
   void Pass(int memory, bool ours);
-  void PassHolding(int number);
+  bool Bequeath(Sock* sock, std::uint64_t inode);
   bool Passed(int number) const;
-  bool Follows();
+  bool Follows(Sock* sock);
   void Add(const char* format, long a, long b, unsigned c);
 
   const bool spawn_;

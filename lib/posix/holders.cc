@@ -8,10 +8,8 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "lib/base/latch.h"
 #include "lib/base/unique_fd.h"
 #include "lib/posix/process.h"
-#include "lib/posix/signals.h"
 
 namespace rcsock::posix {
 namespace {

@@ -96,6 +96,7 @@ class Waiting {
   sigset_t mask_;
   pid_t child_ = 0;
 };
+
 }  // namespace
 
 int SystemWith(const char* command, char* const environment[]) {

@@ -262,15 +262,30 @@ void SpeakToCat(int fd) {
   ::_exit(99);
 }
 
-Case inetd(
-    "exec_cat",
-    [](int fd) {
-      const pid_t child = ::fork();
-      if (child == 0) BecomeCat(fd);
-      ::close(fd);
-      LogChild(child);
-    },
-    SpeakToCat);
+void ForkCat(int fd) {
+  const pid_t child = ::fork();
+  if (child == 0) BecomeCat(fd);
+  ::close(fd);
+  LogChild(child);
+}
+
+void SpawnCat(int fd) {
+  posix_spawn_file_actions_t actions;
+  ::posix_spawn_file_actions_init(&actions);
+  ::posix_spawn_file_actions_adddup2(&actions, fd, 0);
+  ::posix_spawn_file_actions_adddup2(&actions, fd, 1);
+  ::posix_spawn_file_actions_addclose(&actions, fd);
+  char name[] = "cat";
+  char* argv[] = {name, nullptr};
+  pid_t child;
+  Result("posix_spawnp",
+         ::posix_spawnp(&child, "cat", &actions, nullptr, argv, environ));
+  ::posix_spawn_file_actions_destroy(&actions);
+  ::close(fd);
+  LogChild(child);
+}
+
+Case inetd("exec_cat", ForkCat, SpeakToCat);
 
 Case inetd_vfork(
     "vfork_cat",
@@ -304,24 +319,7 @@ Case vfork_other(
       ::close(fd);
     });
 
-Case spawn_cat(
-    "spawn_cat",
-    [](int fd) {
-      posix_spawn_file_actions_t actions;
-      ::posix_spawn_file_actions_init(&actions);
-      ::posix_spawn_file_actions_adddup2(&actions, fd, 0);
-      ::posix_spawn_file_actions_adddup2(&actions, fd, 1);
-      ::posix_spawn_file_actions_addclose(&actions, fd);
-      char name[] = "cat";
-      char* argv[] = {name, nullptr};
-      pid_t child;
-      Result("posix_spawnp",
-             ::posix_spawnp(&child, "cat", &actions, nullptr, argv, environ));
-      ::posix_spawn_file_actions_destroy(&actions);
-      ::close(fd);
-      LogChild(child);
-    },
-    SpeakToCat);
+Case spawn_cat("spawn_cat", SpawnCat, SpeakToCat);
 
 // A connection that is inherited leaves TCP again, whoever it was that had it
 // before: Warm waits for that.
@@ -330,15 +328,7 @@ void WarmCat(int fd) {
   SpeakToCat(fd);
 }
 
-Case after_exec(
-    "exec_warm_cat",
-    [](int fd) {
-      const pid_t child = ::fork();
-      if (child == 0) BecomeCat(fd);
-      ::close(fd);
-      LogChild(child);
-    },
-    WarmCat);
+Case after_exec("exec_warm_cat", ForkCat, WarmCat);
 
 Case after_exec_alone("exec_warm_cat_alone", BecomeCat, WarmCat,
                       {.warm = false});
@@ -360,24 +350,7 @@ Case after_system(
     },
     WarmCat);
 
-Case after_spawn(
-    "spawn_warm_cat",
-    [](int fd) {
-      posix_spawn_file_actions_t actions;
-      ::posix_spawn_file_actions_init(&actions);
-      ::posix_spawn_file_actions_adddup2(&actions, fd, 0);
-      ::posix_spawn_file_actions_adddup2(&actions, fd, 1);
-      ::posix_spawn_file_actions_addclose(&actions, fd);
-      char name[] = "cat";
-      char* argv[] = {name, nullptr};
-      pid_t child;
-      Result("posix_spawnp",
-             ::posix_spawnp(&child, "cat", &actions, nullptr, argv, environ));
-      ::posix_spawn_file_actions_destroy(&actions);
-      ::close(fd);
-      LogChild(child);
-    },
-    WarmCat);
+Case after_spawn("spawn_warm_cat", SpawnCat, WarmCat);
 
 // vfork in a process that has forked.
 Case after_vfork(

@@ -35,6 +35,12 @@ void CheckBulk(int fd, std::uint64_t seed) {
   Log("bulk %d", IsPattern(seed, 0, buffer.data(), kBulk));
 }
 
+// The other end of most cases.
+void SendThenCheck(int fd) {
+  Bulk(fd, 1);
+  CheckBulk(fd, 2);
+}
+
 // One end moves bytes by the way under test, in turn with named calls; the
 // other one by named calls alone.
 template <class Read>
@@ -72,48 +78,41 @@ void WriteBulk(int fd, std::uint64_t seed, Write&& write_some) {
 // --- syscall(2)
 // -------------------------------------------------------------------------------
 
-Case raw_data(
-    "raw_data",
-    [](int fd) {
-      Bulk(fd, 1);
-      CheckBulk(fd, 2);
-    },
-    [](int fd) {
-      int turn = 0;
-      ReadBulk(fd, 1, [&](void* to, std::size_t room) {
-        iovec iov{to, room};
-        msghdr message{};
-        message.msg_iov = &iov;
-        message.msg_iovlen = 1;
-        switch (turn++ % 4) {
-          case 0:
-            return ::syscall(SYS_read, fd, to, room);
-          case 1:
-            return ::syscall(SYS_recvfrom, fd, to, room, 0, nullptr, nullptr);
-          case 2:
-            return ::syscall(SYS_readv, fd, &iov, 1);
-          default:
-            return ::syscall(SYS_recvmsg, fd, &message, 0);
-        }
-      });
-      WriteBulk(fd, 2, [&](void* from, std::size_t room) {
-        iovec iov{from, room};
-        msghdr message{};
-        message.msg_iov = &iov;
-        message.msg_iovlen = 1;
-        switch (turn++ % 4) {
-          case 0:
-            return ::syscall(SYS_write, fd, from, room);
-          case 1:
-            return ::syscall(SYS_sendto, fd, from, room, MSG_NOSIGNAL, nullptr,
-                             0);
-          case 2:
-            return ::syscall(SYS_writev, fd, &iov, 1);
-          default:
-            return ::syscall(SYS_sendmsg, fd, &message, MSG_NOSIGNAL);
-        }
-      });
-    });
+Case raw_data("raw_data", SendThenCheck, [](int fd) {
+  int turn = 0;
+  ReadBulk(fd, 1, [&](void* to, std::size_t room) {
+    iovec iov{to, room};
+    msghdr message{};
+    message.msg_iov = &iov;
+    message.msg_iovlen = 1;
+    switch (turn++ % 4) {
+      case 0:
+        return ::syscall(SYS_read, fd, to, room);
+      case 1:
+        return ::syscall(SYS_recvfrom, fd, to, room, 0, nullptr, nullptr);
+      case 2:
+        return ::syscall(SYS_readv, fd, &iov, 1);
+      default:
+        return ::syscall(SYS_recvmsg, fd, &message, 0);
+    }
+  });
+  WriteBulk(fd, 2, [&](void* from, std::size_t room) {
+    iovec iov{from, room};
+    msghdr message{};
+    message.msg_iov = &iov;
+    message.msg_iovlen = 1;
+    switch (turn++ % 4) {
+      case 0:
+        return ::syscall(SYS_write, fd, from, room);
+      case 1:
+        return ::syscall(SYS_sendto, fd, from, room, MSG_NOSIGNAL, nullptr, 0);
+      case 2:
+        return ::syscall(SYS_writev, fd, &iov, 1);
+      default:
+        return ::syscall(SYS_sendmsg, fd, &message, MSG_NOSIGNAL);
+    }
+  });
+});
 
 Case raw_waits(
     "raw_waits",
@@ -205,21 +204,15 @@ void ByRing(int fd, Ring& ring) {
   });
 }
 
-Case ring_late(
-    "io_uring",
-    [](int fd) {
-      Bulk(fd, 1);
-      CheckBulk(fd, 2);
-    },
-    [](int fd) {
-      Ring ring;
-      if (ring.ok()) {
-        ByRing(fd, ring);
-      } else {
-        CheckBulk(fd, 1);
-        Bulk(fd, 2);
-      }
-    });
+Case ring_late("io_uring", SendThenCheck, [](int fd) {
+  Ring ring;
+  if (ring.ok()) {
+    ByRing(fd, ring);
+  } else {
+    CheckBulk(fd, 1);
+    Bulk(fd, 2);
+  }
+});
 
 Case ring_early(
     "io_uring_first",
@@ -291,55 +284,42 @@ Case ring_of_files(
 
 // Requests that name it by its place in a table, as the source of a splice, or
 // that wait for it.
-Case ring_registered(
-    "io_uring_registered",
-    [](int fd) {
-      Bulk(fd, 1);
-      CheckBulk(fd, 2);
-    },
-    [](int fd) {
-      Ring ring;
-      if (ring.ok()) {
-        Log("nothing there: %s",
-            ErrorName(-::io_uring_register_files(
-                ring.get(), reinterpret_cast<int*>(16), 1)));
-        const int table[] = {-1, fd};
-        Result("register", ::io_uring_register_files(ring.get(), table, 2));
-        ReadBulk(fd, 1, [&](void* to, std::size_t room) {
-          return ring.Do([&](io_uring_sqe* sqe) {
-            ::io_uring_prep_recv(sqe, 1, to, room, 0);
-            sqe->flags |= IOSQE_FIXED_FILE;
-          });
-        });
-      } else {
-        CheckBulk(fd, 1);
-      }
-      Bulk(fd, 2);
+Case ring_registered("io_uring_registered", SendThenCheck, [](int fd) {
+  Ring ring;
+  if (ring.ok()) {
+    Log("nothing there: %s", ErrorName(-::io_uring_register_files(
+                                 ring.get(), reinterpret_cast<int*>(16), 1)));
+    const int table[] = {-1, fd};
+    Result("register", ::io_uring_register_files(ring.get(), table, 2));
+    ReadBulk(fd, 1, [&](void* to, std::size_t room) {
+      return ring.Do([&](io_uring_sqe* sqe) {
+        ::io_uring_prep_recv(sqe, 1, to, room, 0);
+        sqe->flags |= IOSQE_FIXED_FILE;
+      });
     });
+  } else {
+    CheckBulk(fd, 1);
+  }
+  Bulk(fd, 2);
+});
 
-Case ring_splice(
-    "io_uring_splice",
-    [](int fd) {
-      Bulk(fd, 1);
-      CheckBulk(fd, 2);
-    },
-    [](int fd) {
-      Ring ring;
-      if (ring.ok()) {
-        int ends[2];
-        CHECK_THAT(::pipe(ends) == 0);
-        ReadBulk(fd, 1, [&](void* to, std::size_t room) -> long {
-          const long n = ring.Do([&](io_uring_sqe* sqe) {
-            ::io_uring_prep_splice(sqe, fd, -1, ends[1], -1,
-                                   static_cast<unsigned>(room), 0);
-          });
-          return n <= 0 ? n : ::read(ends[0], to, static_cast<std::size_t>(n));
-        });
-      } else {
-        CheckBulk(fd, 1);
-      }
-      Bulk(fd, 2);
+Case ring_splice("io_uring_splice", SendThenCheck, [](int fd) {
+  Ring ring;
+  if (ring.ok()) {
+    int ends[2];
+    CHECK_THAT(::pipe(ends) == 0);
+    ReadBulk(fd, 1, [&](void* to, std::size_t room) -> long {
+      const long n = ring.Do([&](io_uring_sqe* sqe) {
+        ::io_uring_prep_splice(sqe, fd, -1, ends[1], -1,
+                               static_cast<unsigned>(room), 0);
+      });
+      return n <= 0 ? n : ::read(ends[0], to, static_cast<std::size_t>(n));
     });
+  } else {
+    CheckBulk(fd, 1);
+  }
+  Bulk(fd, 2);
+});
 
 Case ring_poll(
     "io_uring_poll",
@@ -378,67 +358,52 @@ static_assert(offsetof(io_uring, flags) == offsetof(uring::Ring, flags));
 // --- libaio
 // -----------------------------------------------------------------------------------
 
-Case aio(
-    "libaio",
-    [](int fd) {
-      Bulk(fd, 1);
-      CheckBulk(fd, 2);
-    },
-    [](int fd) {
-      io_context_t context{};
-      const int r = ::io_setup(4, &context);
-      Log("context: %s", r == 0 ? "made" : ErrorName(-r));
-      if (r != 0) {
-        CheckBulk(fd, 1);
-        Bulk(fd, 2);
-        return;
-      }
-      const auto run = [&](iocb* block) -> long {
-        if (::io_submit(context, 1, &block) != 1) Fail("io_submit");
-        io_event event{};
-        if (::io_getevents(context, 1, 1, &event, nullptr) != 1) {
-          Fail("io_getevents");
-        }
-        return static_cast<long>(event.res);
-      };
-      ReadBulk(fd, 1, [&](void* to, std::size_t room) {
-        iocb block{};
-        ::io_prep_pread(&block, fd, to, room, 0);
-        return run(&block);
-      });
-      WriteBulk(fd, 2, [&](void* from, std::size_t room) {
-        iocb block{};
-        ::io_prep_pwrite(&block, fd, from, room, 0);
-        return run(&block);
-      });
-    });
+Case aio("libaio", SendThenCheck, [](int fd) {
+  io_context_t context{};
+  const int r = ::io_setup(4, &context);
+  Log("context: %s", r == 0 ? "made" : ErrorName(-r));
+  if (r != 0) {
+    CheckBulk(fd, 1);
+    Bulk(fd, 2);
+    return;
+  }
+  const auto run = [&](iocb* block) -> long {
+    if (::io_submit(context, 1, &block) != 1) Fail("io_submit");
+    io_event event{};
+    if (::io_getevents(context, 1, 1, &event, nullptr) != 1) {
+      Fail("io_getevents");
+    }
+    return static_cast<long>(event.res);
+  };
+  ReadBulk(fd, 1, [&](void* to, std::size_t room) {
+    iocb block{};
+    ::io_prep_pread(&block, fd, to, room, 0);
+    return run(&block);
+  });
+  WriteBulk(fd, 2, [&](void* from, std::size_t room) {
+    iocb block{};
+    ::io_prep_pwrite(&block, fd, from, room, 0);
+    return run(&block);
+  });
+});
 
 // --- pidfd_getfd
 // ------------------------------------------------------------------------------
 
-Case pidfd(
-    "pidfd_of_itself",
-    [](int fd) {
-      Bulk(fd, 1);
-      CheckBulk(fd, 2);
-    },
-    [](int fd) {
-      const int self =
-          static_cast<int>(::syscall(SYS_pidfd_open, ::getpid(), 0));
-      const int copy =
-          static_cast<int>(::syscall(SYS_pidfd_getfd, self, fd, 0));
-      Log("taken %d", copy >= 0);
-      if (copy < 0) {
-        CheckBulk(fd, 1);
-        Bulk(fd, 2);
-        return;
-      }
-      ReadBulk(fd, 1, [&](void* to, std::size_t room) {
-        return ::read(copy, to, room);
-      });
-      WriteBulk(fd, 2, [&](void* from, std::size_t room) {
-        return ::write(copy, from, room);
-      });
-    });
+Case pidfd("pidfd_of_itself", SendThenCheck, [](int fd) {
+  const int self = static_cast<int>(::syscall(SYS_pidfd_open, ::getpid(), 0));
+  const int copy = static_cast<int>(::syscall(SYS_pidfd_getfd, self, fd, 0));
+  Log("taken %d", copy >= 0);
+  if (copy < 0) {
+    CheckBulk(fd, 1);
+    Bulk(fd, 2);
+    return;
+  }
+  ReadBulk(fd, 1,
+           [&](void* to, std::size_t room) { return ::read(copy, to, room); });
+  WriteBulk(fd, 2, [&](void* from, std::size_t room) {
+    return ::write(copy, from, room);
+  });
+});
 
 }  // namespace
