@@ -328,6 +328,7 @@ int EpollSet::Ctl(int op, int fd, Sock* sock, epoll_event* event) {
     } else if (asleep != nullptr) {
       asleep->events.store(event->events, std::memory_order_relaxed);
       asleep->data.store(event->data.u64, std::memory_order_relaxed);
+      asleep->told_by_kernel = false;
       asleep->spent.store(false, std::memory_order_relaxed);
       asleep->dormant.store(false, std::memory_order_release);
       ++registered_;
@@ -355,6 +356,7 @@ int EpollSet::Ctl(int op, int fd, Sock* sock, epoll_event* event) {
         interest->spent.store(false, std::memory_order_relaxed);
         interest->edge.store(true, std::memory_order_relaxed);
         interest->direct = false;
+        interest->told_by_kernel = false;
         interest->told = 0;  // of another set's waits
         interest->next_of_sock = sock->interests;
         sock->interests = interest;
@@ -398,6 +400,7 @@ int EpollSet::Ctl(int op, int fd, Sock* sock, epoll_event* event) {
     if (result == 0) {
       found->events.store(event->events, std::memory_order_relaxed);
       found->data.store(event->data.u64, std::memory_order_relaxed);
+      found->told_by_kernel = false;
       found->spent.store(false, std::memory_order_relaxed);
       found->edge.store(true, std::memory_order_relaxed);
       if (found->in_user.load(std::memory_order_relaxed)) {
@@ -443,27 +446,31 @@ static bool SpentInKernel(int set, int fd) {
   std::snprintf(path, sizeof path, "/proc/self/fdinfo/%d", set);
   const long file = ::syscall(SYS_openat, -100, path, 0, 0);
   if (file < 0) return false;
-  static char text[65536];  // interest_latch's
+  static char text[16384];  // interest_latch's
   std::size_t length = 0;
-  for (;;) {
+  bool spent = false;
+  for (bool found = false; !found;) {
     const long n =
         ::syscall(SYS_read, file, text + length, sizeof text - 1 - length);
     if (n <= 0) break;
     length += static_cast<std::size_t>(n);
+    text[length] = 0;
+    char* line = text;
+    for (char* end; !found && (end = std::strchr(line, '\n')) != nullptr;
+         line = end + 1) {
+      int number = -1;
+      unsigned events = 0;
+      found = std::sscanf(line, "tfd: %d events: %x", &number, &events) == 2 &&
+              number == fd;
+      spent = found && (events & ~(EPOLLONESHOT | EPOLLET | EPOLLEXCLUSIVE |
+                                   EPOLLWAKEUP)) == 0;
+    }
+    // The rest of a line comes with the next read.
+    length -= static_cast<std::size_t>(line - text);
+    std::memmove(text, line, length);
   }
   ::syscall(SYS_close, file);
-  text[length] = 0;
-  for (char* line = std::strstr(text, "tfd:"); line != nullptr;
-       line = std::strstr(line + 4, "tfd:")) {
-    int number = -1;
-    unsigned events = 0;
-    if (std::sscanf(line, "tfd: %d events: %x", &number, &events) == 2 &&
-        number == fd) {
-      return (events &
-              ~(EPOLLONESHOT | EPOLLET | EPOLLEXCLUSIVE | EPOLLWAKEUP)) == 0;
-    }
-  }
-  return false;
+  return spent;
 }
 
 void InterestsToUser(Sock* sock) {
@@ -477,12 +484,12 @@ void InterestsToUser(Sock* sock) {
   sock->interests_user = true;
   for (Interest* i = sock->interests; i != nullptr; i = i->next_of_sock) {
     if (!i->in_kernel) continue;
-    if ((i->events.load() & EPOLLONESHOT) &&
-        SpentInKernel(i->set->fd(), i->fd)) {
-      i->spent.store(true, std::memory_order_relaxed);
-    }
     epoll_event unused{};
+    // It counts as moved before the look, for WithoutSpent.
     if (!Registry::EnterUser(i)) continue;
+    i->told_by_kernel = (i->events.load() & EPOLLONESHOT) != 0 &&
+                        SpentInKernel(i->set->fd(), i->fd);
+    if (i->told_by_kernel) i->spent.store(true, std::memory_order_relaxed);
     real::epoll_ctl(i->set->fd(), EPOLL_CTL_DEL, i->fd, &unused);
     i->in_kernel = false;
     Registry::MakeReady(i);
@@ -977,19 +984,22 @@ int EpollSet::Collect(epoll_event* out, int capacity) {
       const std::uint32_t ready =
           holds & ((events & 0xffff) | EPOLLERR | EPOLLHUP);
       if (ready == 0) continue;
+      // (ToldByLane may have come first.)
+      if ((events & EPOLLONESHOT) != 0 &&
+          interest->spent.exchange(true, std::memory_order_relaxed)) {
+        continue;
+      }
       // The list may have become shorter meanwhile: what has been put back
       // would come again.
       interest->told = wait_number_;
       out[filled].events = ready;
       out[filled].data.u64 = interest->data.load(std::memory_order_relaxed);
       ++filled;
-      if (events & EPOLLONESHOT) {
-        interest->spent.store(true, std::memory_order_relaxed);
-      } else if ((events & EPOLLET) == 0 &&
-                 !(interest->direct && sock->OnLane() &&
-                   (events & (EPOLLOUT | EPOLLWRNORM)) == 0 &&
-                   (holds & ~std::uint32_t{EPOLLRDNORM}) ==
-                       (EPOLLIN | Sock::kInRing))) {
+      if ((events & (EPOLLET | EPOLLONESHOT)) == 0 &&
+          !(interest->direct && sock->OnLane() &&
+            (events & (EPOLLOUT | EPOLLWRNORM)) == 0 &&
+            (holds & ~std::uint32_t{EPOLLRDNORM}) ==
+                (EPOLLIN | Sock::kInRing))) {
         // (A direct stream that only has something to read in its ring is
         // looked at anyway; the look does not see the stash, nor the end, nor
         // its own SHUT_RD.)
@@ -1325,6 +1335,7 @@ int EpollSet::KernelWait(epoll_event* out, int capacity,
   if (timeout_ns != 0) waits_.store(0, std::memory_order_relaxed);
   timespec limit{static_cast<time_t>(timeout_ns / 1'000'000'000),
                  static_cast<long>(timeout_ns % 1'000'000'000)};
+  const std::uint32_t before = moves();
   int n = real::epoll_pwait2(fd_, out, capacity,
                              timeout_ns < 0 ? nullptr : &limit, mask);
   if (n < 0 && errno == ENOSYS) {
@@ -1334,19 +1345,47 @@ int EpollSet::KernelWait(epoll_event* out, int capacity,
     n = real::epoll_pwait(fd_, out, capacity, ms, mask);
   }
   if (n <= 0) return n;
-  const int kept = WithoutBell(out, n);
-  if (bell != nullptr) *bell = kept != n;
-  return kept;
+  return OfKernel(out, n, before, bell);
 }
 
-int EpollSet::WithoutBell(epoll_event* events, int count) const {
+int EpollSet::OfKernel(epoll_event* events, int count, std::uint32_t before,
+                       bool* bell) {
+  const bool moved = moves() != before;
   int kept = 0;
   for (int i = 0; i < count; ++i) {
-    if (events[i].data.ptr == this) continue;
+    if (events[i].data.ptr == this) {
+      if (bell != nullptr) *bell = true;
+      continue;
+    }
+    if (moved && ToldByLane(events[i])) continue;
     if (kept != i) events[kept] = events[i];
     ++kept;
   }
   return kept > 0 ? kept : kOnlyBell;
+}
+
+// A ONESHOT registration that moves out of the kernel is looked up in /proc and
+// then deleted there.  What the kernel tells between the two, to a thread whose
+// wait began before the move, the lane would tell another once more: the first
+// of them spends it.  (A thread that sees no move has been told before the
+// look, which then has found it spent.)
+bool EpollSet::ToldByLane(const epoll_event& event) {
+  Critical critical;
+  interest_latch.lock();
+  bool told = false;
+  for (Interest* i = members_; i != nullptr; i = i->next_of_set) {
+    if (i->data.load(std::memory_order_relaxed) != event.data.u64 ||
+        (i->events.load(std::memory_order_relaxed) & EPOLLONESHOT) == 0 ||
+        i->dormant.load(std::memory_order_relaxed)) {
+      continue;
+    }
+    told = !i->told_by_kernel &&
+           i->spent.exchange(true, std::memory_order_relaxed);
+    i->told_by_kernel = true;
+    break;
+  }
+  interest_latch.unlock();
+  return told;
 }
 
 void EpollSet::SetNested() {

@@ -41,6 +41,8 @@ struct alignas(64) Interest {
   // for each request: it reports nothing and does not exist for epoll_ctl.
   std::atomic<bool> dormant{false};
   bool direct = false;  // its lane is looked at in every wait
+  // EPOLLONESHOT: it was the kernel that reported it; the interest latch's.
+  bool told_by_kernel = false;
 
   int fd = -1;
   Interest* next_of_set = nullptr;  // of the set's interests in user space
@@ -79,8 +81,10 @@ class EpollSet final : public File {
 
   // Has ever had a stream on a lane: its kernel set holds our bell.
   bool EverUser() const { return ever_user_.load(std::memory_order_acquire); }
-  // Takes the bell out of what the kernel reported.
-  int WithoutBell(epoll_event* events, int count) const;
+  // What the kernel reported, in a wait that began when moves() was `before`,
+  // without the bell and without what a lane has told of.
+  int OfKernel(epoll_event* events, int count, std::uint32_t before,
+               bool* bell = nullptr);
   static constexpr int kOnlyBell = -1000;
   // It is inside another epoll set, which can't see our readiness: its streams
   // stay on TCP.
@@ -92,6 +96,7 @@ class EpollSet final : public File {
     return HasUser();
   }
 
+  std::uint32_t moves() const { return moves_.load(std::memory_order_seq_cst); }
   bool HasUser() const {
     return user_count_.load(std::memory_order_acquire) > 0;
   }
@@ -139,6 +144,7 @@ class EpollSet final : public File {
   bool KernelDue();
   bool KernelDueNext() const;
   static int WithoutTwins(epoll_event* events, int first, int filled);
+  bool ToldByLane(const epoll_event& event);
   int KernelWait(epoll_event* out, int capacity, std::int64_t timeout_ns,
                  const sigset_t* mask, bool* bell = nullptr);
 

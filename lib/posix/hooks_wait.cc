@@ -35,12 +35,12 @@ std::int64_t FromSpec(const timespec* timeout) {
 }
 
 int WaitOn(epoll_event* events, int capacity, std::int64_t timeout_ns,
-           const sigset_t* mask, EpollSet* set, int result,
+           const sigset_t* mask, EpollSet* set, std::uint32_t moves, int result,
            std::uint64_t start) {
   // The kernel's answer of a set that had no stream on a lane when the call
   // began; one may have come meanwhile.
   if (result <= 0 || !set->EverUser()) return result;
-  const int n = set->WithoutBell(events, result);
+  const int n = set->OfKernel(events, result, moves);
   if (n != EpollSet::kOnlyBell) return n;
   if (timeout_ns > 0) {
     const auto spent = static_cast<std::int64_t>(base::NowNs() - start);
@@ -133,7 +133,8 @@ int EpollNow(int fd, epoll_event* events, int capacity, int timeout) {
     return set->Wait(events, capacity, FromMs(timeout), nullptr);
   }
   const std::uint64_t start = timeout > 0 ? base::NowNs() : 0;
-  return WaitOn(events, capacity, FromMs(timeout), nullptr, set,
+  const std::uint32_t moves = set->moves();
+  return WaitOn(events, capacity, FromMs(timeout), nullptr, set, moves,
                 real::epoll_wait(fd, events, capacity, timeout), start);
 }
 
@@ -147,7 +148,8 @@ int EpollPwaitNow(int fd, epoll_event* events, int capacity, int timeout,
     return set->Wait(events, capacity, FromMs(timeout), mask);
   }
   const std::uint64_t start = timeout > 0 ? base::NowNs() : 0;
-  return WaitOn(events, capacity, FromMs(timeout), mask, set,
+  const std::uint32_t moves = set->moves();
+  return WaitOn(events, capacity, FromMs(timeout), mask, set, moves,
                 real::epoll_pwait(fd, events, capacity, timeout, mask), start);
 }
 
@@ -161,7 +163,8 @@ int EpollPwait2Now(int fd, epoll_event* events, int capacity,
     return set->Wait(events, capacity, FromSpec(timeout), mask);
   }
   const std::uint64_t start = base::NowNs();
-  return WaitOn(events, capacity, FromSpec(timeout), mask, set,
+  const std::uint32_t moves = set->moves();
+  return WaitOn(events, capacity, FromSpec(timeout), mask, set, moves,
                 real::epoll_pwait2(fd, events, capacity, timeout, mask), start);
 }
 

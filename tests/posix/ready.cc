@@ -4,6 +4,7 @@
 #include <signal.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
+#include <sys/resource.h>
 #include <sys/select.h>
 #include <sys/socket.h>
 #include <sys/timerfd.h>
@@ -669,6 +670,69 @@ Case demotion(
       RecvAll(fd, text, 3);
       Barrier();
     });
+
+// One report of each registration, however many others the set has: those that
+// the kernel has made are not made again when the streams leave TCP.
+constexpr int kCrowd = 3000;
+constexpr int kSpent = 6;
+
+Case oneshot_crowd(
+    "oneshot_in_a_crowd",
+    [](int) {
+      Barrier();
+      const int port = static_cast<int>(Hear());
+      int fds[kSpent];
+      for (int& fd : fds) {
+        fd = Connect(port);
+        SendAll(fd, "a", 1);
+      }
+      Barrier();
+      for (const int fd : fds) Warm(fd);
+      for (const int fd : fds) SendAll(fd, "b", 1);
+      Barrier();
+      Barrier();
+      for (const int fd : fds) ::close(fd);
+    },
+    [](int) {
+      rlimit limit{};
+      ::getrlimit(RLIMIT_NOFILE, &limit);
+      limit.rlim_cur = limit.rlim_max;
+      ::setrlimit(RLIMIT_NOFILE, &limit);
+      const int set = NewSet();
+      // Among which the streams stand anywhere: the kernel sorts by address.
+      std::vector<int> crowd;
+      for (int i = 0; i < kCrowd; ++i) {
+        crowd.push_back(::eventfd(0, EFD_CLOEXEC));
+        CHECK_THAT(Ctl(set, EPOLL_CTL_ADD, crowd.back(), EPOLLIN) == 0);
+      }
+      int port = 0;
+      const int listener = Listen(&port);
+      Barrier();
+      Tell(port);
+      int fds[kSpent];
+      char byte;
+      for (int& fd : fds) {
+        fd = ::accept(listener, nullptr, nullptr);
+        CHECK_THAT(fd >= 0);
+        Ctl(set, EPOLL_CTL_ADD, fd, EPOLLIN | EPOLLONESHOT);
+        LogWait("once", set, kLong);
+        RecvAll(fd, &byte, 1);
+      }
+      Barrier();
+      for (const int fd : fds) Warm(fd);
+      Barrier();
+      LogWait("spent", set, kQuiet);
+      for (const int fd : fds) {
+        Result("mod", Ctl(set, EPOLL_CTL_MOD, fd, EPOLLIN | EPOLLONESHOT));
+        LogWait("armed", set, kLong);
+        RecvAll(fd, &byte, 1);
+      }
+      Barrier();
+      for (const int fd : crowd) ::close(fd);
+      for (const int fd : fds) ::close(fd);
+      ::close(listener);
+    },
+    {.warm = false, .connect = false, .seconds = 40});
 
 // A thread of the peer demotes while this end sleeps in each kind of wait.
 Case demotion_asleep(

@@ -561,6 +561,7 @@ void ManyWaiters(int fd, std::uint32_t flags) {
   CHECK_THAT(::epoll_ctl(set, EPOLL_CTL_ADD, fd, &event) == 0);
   std::atomic<int> got{0};
   std::atomic<bool> stop{false};
+  std::atomic<int> inside{0};
   std::vector<std::thread> threads;
   for (int i = 0; i < 4; ++i) {
     threads.emplace_back([&] {
@@ -568,11 +569,15 @@ void ManyWaiters(int fd, std::uint32_t flags) {
         epoll_event one{};
         const int n = ::epoll_wait(set, &one, 1, 100);
         if (n != 1) continue;
+        // One report, one thread, until it is armed again.
+        const bool alone = inside++ == 0;
+        CHECK_THAT(alone || (flags & EPOLLONESHOT) == 0);
         char byte;
         while (::recv(fd, &byte, 1, 0) == 1) {
           ++got;
           SendAll(fd, &byte, 1);
         }
+        --inside;
         if (flags & EPOLLONESHOT) {
           epoll_event again{};
           again.events = EPOLLIN | flags;
