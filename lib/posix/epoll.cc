@@ -298,6 +298,9 @@ void EpollSet::Free() {
 }
 
 int EpollSet::Ctl(int op, int fd, Sock* sock, epoll_event* event) {
+  if (op != EPOLL_CTL_DEL && Null(event)) {
+    return real::epoll_ctl(fd_, op, fd, event);
+  }
   if (nested_.load(std::memory_order_relaxed) && op == EPOLL_CTL_ADD) {
     sock->Pin(base::Reason::kPinnedOption);
   }
@@ -317,9 +320,6 @@ int EpollSet::Ctl(int op, int fd, Sock* sock, epoll_event* event) {
   if (op == EPOLL_CTL_ADD) {
     if (found != nullptr) {
       errno = EEXIST;
-      result = -1;
-    } else if (event == nullptr) {
-      errno = EFAULT;
       result = -1;
     } else if (engine && (event->events & EPOLLEXCLUSIVE) != 0 &&
                (event->events & ~kWithExclusive) != 0) {
@@ -376,7 +376,7 @@ int EpollSet::Ctl(int op, int fd, Sock* sock, epoll_event* event) {
       }
     }
   } else if (op == EPOLL_CTL_MOD) {
-    if (found == nullptr || event == nullptr) {
+    if (found == nullptr) {
       interest_latch.unlock();
       return real::epoll_ctl(fd_, op, fd, event);
     }
@@ -1152,8 +1152,10 @@ int EpollSet::Wait(epoll_event* out, int capacity, std::int64_t timeout_ns,
     if (deadline == 0) deadline = now + static_cast<std::uint64_t>(timeout_ns);
     return now >= deadline ? 0 : static_cast<std::int64_t>(deadline - now);
   };
-  if (capacity <= 0 || out == nullptr) {
-    return real::epoll_wait(fd_, out, capacity, 0);
+  if (capacity <= 0) return real::epoll_wait(fd_, out, capacity, 0);
+  if (Null(out)) {
+    errno = EFAULT;  // as the kernel will say when something comes
+    return -1;
   }
   while (!HasUser()) {
     if (AnyUnread()) {

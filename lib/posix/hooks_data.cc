@@ -319,7 +319,9 @@ int sendmmsg(int fd, mmsghdr* messages, unsigned count, int flags) {
 
 ssize_t sendfile(int out, int in, off_t* offset, size_t count) {
   Sock* sock = LookupSock(out);
-  if (sock == nullptr) return real::sendfile(out, in, offset, count);
+  if (sock == nullptr || Astray(offset)) {
+    return real::sendfile(out, in, offset, count);
+  }
   while (!Engine(sock)) {
     bool raw = false;
     const ssize_t n = sock->Send(out, nullptr, 0, 0, 0, [&] {

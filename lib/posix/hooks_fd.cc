@@ -242,12 +242,12 @@ int Fcntl(int fd, int command, long argument) {
 int Ioctl(int fd, unsigned long request, void* argument) {
   Sock* sock = LookupSock(fd);
   if (sock != nullptr && !sock->listening.load(std::memory_order_relaxed)) {
-    if (request == FIONREAD && argument != nullptr &&
+    if (request == FIONREAD && !Null(argument) &&
         sock->ReadableBytes(static_cast<int*>(argument))) {
       return 0;
     }
     if ((request == SIOCOUTQ || request == SIOCOUTQNSD) &&
-        argument != nullptr && sock->UnsentBytes(static_cast<int*>(argument))) {
+        !Null(argument) && sock->UnsentBytes(static_cast<int*>(argument))) {
       return 0;
     }
   }

@@ -50,10 +50,8 @@ int WaitOn(epoll_event* events, int capacity, std::int64_t timeout_ns,
 }
 
 int PollNow(pollfd* fds, nfds_t count, int timeout) {
-  if (fds == nullptr || timeout == 0) {
-    if (fds == nullptr || !PollNeedsEngine(fds, count)) {
-      return real::poll(fds, count, timeout);
-    }
+  if (timeout == 0) {
+    if (!PollNeedsEngine(fds, count)) return real::poll(fds, count, timeout);
   } else if (!PollNeedsEngine(fds, count)) {
     KernelHold hold;
     if (hold.EnterAll(fds, count)) return real::poll(fds, count, timeout);
@@ -63,7 +61,7 @@ int PollNow(pollfd* fds, nfds_t count, int timeout) {
 
 int PpollNow(pollfd* fds, nfds_t count, const timespec* timeout,
              const sigset_t* mask) {
-  if (fds == nullptr || (timeout != nullptr && !Valid(timeout))) {
+  if (timeout != nullptr && !Valid(timeout)) {
     return real::ppoll(fds, count, timeout, mask);
   }
   if (!PollNeedsEngine(fds, count)) {
@@ -170,6 +168,16 @@ int EpollPwait2Now(int fd, epoll_event* events, int capacity,
 
 constexpr timespec kNoTime{0, 0};
 
+// There is something to tell and nowhere to write it; with nothing to tell the
+// kernel says what the call gives.
+bool Faults(int fd, const epoll_event* events, int capacity) {
+  if (!Null(events) || capacity <= 0) return false;
+  EpollSet* set = LookupSet(fd);
+  if (set == nullptr || !set->AnyReady()) return false;
+  errno = EFAULT;
+  return true;
+}
+
 // `wait(events, capacity, now)` is the call itself.
 template <class Wait>
 int WithUnread(int fd, epoll_event* events, int capacity, Wait&& wait) {
@@ -195,7 +203,8 @@ int WithUnread(int fd, epoll_event* events, int capacity, Wait&& wait) {
 }  // namespace
 
 int poll(pollfd* fds, nfds_t count, int timeout) {
-  if (AnyUnread() && fds != nullptr && PollFindsUnread(fds, count)) {
+  if (Null(fds)) return real::poll(fds, count, timeout);
+  if (AnyUnread() && PollFindsUnread(fds, count)) {
     return AddUnread(fds, count, PollNow(fds, count, 0));
   }
   return PollNow(fds, count, timeout);
@@ -203,7 +212,10 @@ int poll(pollfd* fds, nfds_t count, int timeout) {
 
 int ppoll(pollfd* fds, nfds_t count, const timespec* timeout,
           const sigset_t* mask) {
-  if (AnyUnread() && fds != nullptr && PollFindsUnread(fds, count)) {
+  if (Null(fds) || Astray(timeout) || Astray(mask)) {
+    return real::ppoll(fds, count, timeout, mask);
+  }
+  if (AnyUnread() && PollFindsUnread(fds, count)) {
     return AddUnread(fds, count, PpollNow(fds, count, &kNoTime, mask));
   }
   return PpollNow(fds, count, timeout, mask);
@@ -211,6 +223,9 @@ int ppoll(pollfd* fds, nfds_t count, const timespec* timeout,
 
 int select(int count, fd_set* in, fd_set* out, fd_set* except,
            timeval* timeout) {
+  if (Astray(in) || Astray(out) || Astray(except) || Astray(timeout)) {
+    return real::select(count, in, out, except, timeout);
+  }
   if (AnyUnread()) {
     SelectUnread unread;
     if (unread.Look(count, in, out)) {
@@ -223,6 +238,10 @@ int select(int count, fd_set* in, fd_set* out, fd_set* except,
 
 int pselect(int count, fd_set* in, fd_set* out, fd_set* except,
             const timespec* timeout, const sigset_t* mask) {
+  if (Astray(in) || Astray(out) || Astray(except) || Astray(timeout) ||
+      Astray(mask)) {
+    return real::pselect(count, in, out, except, timeout, mask);
+  }
   if (AnyUnread()) {
     SelectUnread unread;
     if (unread.Look(count, in, out)) {
@@ -234,7 +253,7 @@ int pselect(int count, fd_set* in, fd_set* out, fd_set* except,
 }
 
 int __poll_chk(pollfd* fds, nfds_t count, int timeout, size_t size) {
-  if (fds == nullptr || size / sizeof *fds < count) {
+  if (size / sizeof *fds < count) {
     return real::__poll_chk(fds, count, timeout, size);
   }
   return hook::poll(fds, count, timeout);
@@ -242,7 +261,7 @@ int __poll_chk(pollfd* fds, nfds_t count, int timeout, size_t size) {
 
 int __ppoll_chk(pollfd* fds, nfds_t count, const timespec* timeout,
                 const sigset_t* mask, size_t size) {
-  if (fds == nullptr || size / sizeof *fds < count) {
+  if (size / sizeof *fds < count) {
     return real::__ppoll_chk(fds, count, timeout, mask, size);
   }
   return hook::ppoll(fds, count, timeout, mask);
@@ -284,6 +303,7 @@ int epoll_ctl(int number, int op, int fd, epoll_event* event) {
 
 int epoll_wait(int fd, epoll_event* events, int capacity, int timeout) {
   if (const int n = QuickEpoll(fd, events, capacity, timeout != 0)) return n;
+  if (Faults(fd, events, capacity)) return -1;
   return WithUnread(fd, events, capacity,
                     [&](epoll_event* to, int room, bool now) {
                       return EpollNow(fd, to, room, now ? 0 : timeout);
@@ -295,6 +315,10 @@ int epoll_pwait(int fd, epoll_event* events, int capacity, int timeout,
   if (mask == nullptr) {
     if (const int n = QuickEpoll(fd, events, capacity, timeout != 0)) return n;
   }
+  if (Faults(fd, events, capacity)) return -1;
+  if (Astray(mask)) {
+    return real::epoll_pwait(fd, events, capacity, timeout, mask);
+  }
   return WithUnread(
       fd, events, capacity, [&](epoll_event* to, int room, bool now) {
         return EpollPwaitNow(fd, to, room, now ? 0 : timeout, mask);
@@ -303,6 +327,10 @@ int epoll_pwait(int fd, epoll_event* events, int capacity, int timeout,
 
 int epoll_pwait2(int fd, epoll_event* events, int capacity,
                  const timespec* timeout, const sigset_t* mask) {
+  if (Faults(fd, events, capacity)) return -1;
+  if (Astray(timeout) || Astray(mask)) {
+    return real::epoll_pwait2(fd, events, capacity, timeout, mask);
+  }
   return WithUnread(
       fd, events, capacity, [&](epoll_event* to, int room, bool now) {
         return EpollPwait2Now(fd, to, room, now ? &kNoTime : timeout, mask);

@@ -40,6 +40,10 @@ enum class Mode : std::uint8_t { kPlain, kEngine, kUnread };
 inline bool Null(const void* pointer) {
   return reinterpret_cast<std::intptr_t>(pointer) < 4096;
 }
+// The same of an argument that may be left out.
+inline bool Astray(const void* pointer) {
+  return pointer != nullptr && Null(pointer);
+}
 
 class ZeroCopy;
 

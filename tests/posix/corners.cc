@@ -2,6 +2,7 @@
 #include <arpa/inet.h>
 #include <fcntl.h>
 #include <linux/errqueue.h>
+#include <linux/sockios.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
@@ -12,6 +13,7 @@
 #include <sys/ioctl.h>
 #include <sys/resource.h>
 #include <sys/select.h>
+#include <sys/sendfile.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
 #include <sys/wait.h>
@@ -78,6 +80,12 @@ Case bad_pointers(
     [](int fd) {
       AwaitBytes(fd, 10);
       void* const high = At(0xffff'8000'0000'0000);
+      const int set = ::epoll_create1(0);
+      const int other = ::epoll_create1(0);
+      const int file = ::open("/proc/self/exe", O_RDONLY);
+      epoll_event readable{};
+      readable.events = EPOLLIN;
+      CHECK_THAT(::epoll_ctl(set, EPOLL_CTL_ADD, fd, &readable) == 0);
       for (void* const at : {At(0), At(8), high}) {
         Result("read", ::read(fd, at, 4));
         Result("recv", ::recv(fd, at, 4, 0));
@@ -97,7 +105,25 @@ Case bad_pointers(
         Result("writev of it", ::writev(fd, static_cast<iovec*>(at), 1));
         Result("recvmsg of it", ::recvmsg(fd, static_cast<msghdr*>(at), 0));
         Result("sendmsg of it", ::sendmsg(fd, static_cast<msghdr*>(at), 0));
+        Result("poll", ::poll(static_cast<pollfd*>(at), 1, 0));
+        Result("FIONREAD", ::ioctl(fd, FIONREAD, at));
+        Result("SIOCOUTQ", ::ioctl(fd, SIOCOUTQ, at));
+        auto* const event = static_cast<epoll_event*>(at);
+        Result("epoll_wait", ::epoll_wait(set, event, 4, 0));
+        Result("epoll_pwait", ::epoll_pwait(set, event, 4, 0, nullptr));
+        Result("add", ::epoll_ctl(other, EPOLL_CTL_ADD, fd, event));
+        Result("mod", ::epoll_ctl(set, EPOLL_CTL_MOD, fd, event));
+        if (at == nullptr) continue;  // which is an argument left out
+        auto* const bits = static_cast<fd_set*>(at);
+        timeval now{0, 0};
+        Result("select in", ::select(fd + 1, bits, nullptr, nullptr, &now));
+        Result("select out", ::select(fd + 1, nullptr, bits, nullptr, &now));
+        Result("select but", ::select(fd + 1, nullptr, nullptr, bits, &now));
+        Result("sendfile", ::sendfile(fd, file, static_cast<off_t*>(at), 4));
       }
+      ::close(file);
+      ::close(other);
+      ::close(set);
       Result("poll", ::poll(static_cast<pollfd*>(At(0)), 1, 0));
       char text[16] = {};
       Result("recv", ::recv(fd, text, sizeof text, 0));
