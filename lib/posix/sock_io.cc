@@ -34,12 +34,21 @@ void RaiseSigpipe() {
 
 ssize_t Sock::SendRest(int fd, const iovec* iov, int count, std::size_t skip,
                        int flags) {
-  IovRest rest(iov, count);
-  rest.Skip(skip);
-  msghdr message{};
-  message.msg_iov = const_cast<iovec*>(rest.iov());
-  message.msg_iovlen = static_cast<std::size_t>(rest.count());
-  return real::sendmsg(fd, &message, flags);
+  ssize_t done = 0;
+  for (;;) {
+    IovRest rest(iov, count);
+    rest.Skip(skip + static_cast<std::size_t>(done));
+    const std::size_t wanted = rest.total();
+    if (wanted == 0 && done > 0) return done;
+    msghdr message{};
+    message.msg_iov = const_cast<iovec*>(rest.iov());
+    message.msg_iovlen = static_cast<std::size_t>(rest.count());
+    const ssize_t n = real::sendmsg(fd, &message, flags);
+    if (n <= 0) return done > 0 ? done : n;
+    done += n;
+    // (Only so many pieces of a long vector are in the rest.)
+    if (static_cast<std::size_t>(n) < wanted) return done;
+  }
 }
 
 ssize_t Sock::RecvRest(int fd, const iovec* iov, int count, std::size_t skip,
@@ -666,6 +675,11 @@ std::uint32_t Sock::EngineReadiness(std::uint32_t events, bool* plain,
     ready = 0;
   } else {
     ready = stream_->Readiness();
+    // (As above: a receiver that has stopped reading is not to hold it.)
+    if (stream_->FastTx() && (ready & POLLOUT) == 0 &&
+        (events & (POLLOUT | POLLWRNORM)) != 0) {
+      WatchStarved();
+    }
     if (stream_->tx() == stream::Tx::kRaw && (ready & POLLOUT) != 0 &&
         (events & (POLLOUT | POLLWRNORM)) != 0) {
       // TCP says whether it takes more, and tells the conductor when it does.

@@ -56,6 +56,7 @@ void Stream::LaneUp(lane::Lane* lane, std::uint32_t epoch, const Nonce& mine,
   x_ = rx_x_ = posted_base_ = 0;
   limbo_.Clear();
   if (tx_ != Tx::kRaw || rx_ != Rx::kRaw || shut_ || eof_ || tx_broken_) {
+    Refuse(lane_, epoch_);  // or the peer would wait for an answer
     FreezeLane(base::Reason::kShortLived);
   }
   Settle();

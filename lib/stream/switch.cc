@@ -267,7 +267,10 @@ void Stream::OnAccept(const Ctl& ctl) {
     return Trigger(base::Reason::kNoMemory);
   }
   tx_ = Tx::kComm;
-  tie_copy_.Clear();  // C has not proposed: what is unacked stays in the ring
+  // C has not proposed: what is unacked stays in the ring, and who waits for
+  // room in the copy has it.
+  tie_copy_.Clear();
+  Emit(kTxReady);
 }
 
 // The lane half of rule 7.
