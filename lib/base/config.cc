@@ -121,7 +121,7 @@ const Config& GetConfig() { return config; }
 
 void LoadConfig() {
   config = Config{};
-  log_level = static_cast<int>(Number("RCSOCK_LOG", 0));
+  InitLog(static_cast<int>(Number("RCSOCK_LOG", 0)));
   if (const char* lanes = std::getenv("RCSOCK_LANES")) {
     if (std::strcmp(lanes, "tcp") == 0) {
       config.enabled = config.shm = config.rdma = false;

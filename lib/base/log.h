@@ -7,7 +7,12 @@ namespace rcsock::base {
 // step of the protocol.  Off by default: the host program owns its stderr.
 extern int log_level;
 
-// One write(2) to stderr, prefixed with the pid.  Safe in any thread.
+// Takes the level, and fd 2 as it is now for stderr.
+void InitLog(int level);
+
+// One write(2) to stderr, prefixed with the pid.  Safe in any thread.  Nothing is
+// written if fd 2 has become something that may be no log, and no signal comes of
+// it (SIGPIPE; SIGXFSZ of a program that may not write files).
 void Log(const char* format, ...) __attribute__((format(printf, 1, 2)));
 
 #define RCSOCK_LOG(level, ...)                          \

@@ -1,0 +1,34 @@
+#!/bin/bash
+# usage: stderr_test.sh SHIM
+#
+# What the shim has to say (here: where it can't write its statistics) goes to
+# stderr, and nowhere else; and it never ends the program.
+set -uo pipefail
+shim=$(readlink -f "$1")
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+failed=0
+under() { LD_PRELOAD=$shim RCSOCK_STATS=$work/none/stats sh -c "$1"; }
+expect() {
+  echo "$1: $2"
+  [ "$2" = "$3" ] || { echo "FAILED: not $3"; failed=1; }
+}
+
+under 'exit 5' 2>"$work/err"
+expect "status" $? 5
+expect "lines on stderr" "$(grep -c 'rcsock.*statistics' "$work/err")" 1
+
+under "exec 2>>$work/log; exit 5" 2>/dev/null
+expect "lines in a log put there since" "$(grep -c statistics "$work/log")" 1
+
+# The program's own file is the next descriptor after it has closed stderr.
+under "exec 2>&-; exec 2<>$work/data; exit 5"
+expect "status with another fd 2" $? 5
+expect "bytes in the program's file" "$(stat -c %s "$work/data")" 0
+
+(ulimit -f 0; under 'exit 5' 2>"$work/limited")
+expect "status where no file may grow" $? 5
+
+under 'exit 5' 2> >(exec 0<&-; exit 0)
+expect "status with a pipe that nobody reads" $? 5
+exit $failed
