@@ -1,0 +1,300 @@
+"""Servers of many kinds, each with a client of its own kind: OpenSSH, HAProxy,
+Node, Erlang, ZeroMQ, rsync, lighttpd and Puma."""
+
+import hashlib
+import signal
+
+from harness import Failed, app, find
+
+BIG = hashlib.sha256(b"services").digest() * (1 << 20)  # 32 MiB
+
+
+def digest(data):
+    return hashlib.sha256(data).hexdigest()
+
+
+@app("openssh", "sshd", "ssh", "ssh-keygen", "rsync", share=0, rdma=False,
+     why="two processes hold each connection: `pinned_fork`")
+def openssh(run):
+    """A command's status, 32 MiB through cat, rsync, a forwarded port; the
+    child that is not logged in yet is in a sandbox."""
+    port, through = run.port(), run.port()
+    here = run.directory
+    for name in ("host", "user"):
+        run.call("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f",
+                 here / name)
+    (here / "allowed").write_text((here / "user.pub").read_text())
+    conf = run.write("sshd_config", f"""
+Port {port}
+ListenAddress {run.address}
+HostKey {here}/host
+AuthorizedKeysFile {here}/allowed
+StrictModes no
+UsePAM no
+PidFile none
+""")
+    run.call("mkdir", "-p", "/run/sshd")
+    run.write("in", BIG)
+    server = run.start(find("sshd"), "-D", "-e", "-f", conf, port=port)
+    options = ["-F", "none", "-i", here / "user", "-o", "LogLevel=ERROR", "-o",
+               "StrictHostKeyChecking=no", "-o", "UserKnownHostsFile=/dev/null"]
+    user = "root@" + run.address
+    ssh = ["ssh", *options, "-p", port, user]
+    run.call(*ssh, "exit 7", statuses=(7,))
+    got = run.call(*ssh, "cat", input=BIG, text=False)
+    words = " ".join(str(w) for w in ssh[:-1])
+    run.call("rsync", "-e", words, here / "in", f"{user}:{here}/copy")
+    forward = run.start("ssh", *options, "-p", port, "-N", "-L",
+                        f"{through}:{run.address}:{port}", user, port=through)
+    said = run.call("ssh", *options, "-p", through, user.replace(
+        run.address, "localhost"), "echo through")
+    run.stop(forward, statuses=(0, 255))
+    run.stop(server, statuses=(0, 255))
+    return {"cat": digest(got), "copy": digest((here / "copy").read_bytes()),
+            "through": said}, "32 MiB twice"
+
+
+NODE_SERVER = """
+const http = require('http');
+const [port, host] = process.argv.slice(2);
+const big = Buffer.alloc(3000000, 'x');
+http.createServer((request, answer) => {
+  if (request.url === '/big') return answer.end(big);
+  let bytes = 0;
+  request.on('data', data => { bytes += data.length; });
+  request.on('end', () => answer.end('ok ' + bytes));
+}).listen(+port, host);
+process.on('SIGTERM', () => process.exit(0));
+"""
+NODE_CLIENT = """
+const http = require('http');
+const [port, host] = process.argv.slice(2);
+const agent = new http.Agent({keepAlive: true, maxSockets: 8});
+const get = (path, body) => new Promise((done, failed) => {
+  const request = http.request(
+      {port, host, path, agent, method: body ? 'POST' : 'GET'}, answer => {
+        let text = '';
+        answer.on('data', data => { text += data; });
+        answer.on('end', () => done(text));
+      });
+  request.on('error', failed);
+  if (body) request.write(body);
+  request.end();
+});
+(async () => {
+  let bytes = 0;
+  const start = Date.now();
+  for (let i = 0; i < 200; ++i) {
+    const all = await Promise.all([...Array(8).keys()].map(k => get('/' + k)));
+    bytes += all.join('').length;
+  }
+  for (let i = 0; i < 10; ++i) bytes += (await get('/big')).length;
+  const posted = await get('/', Buffer.alloc(5000000, 'y'));
+  console.log(bytes, posted);
+  console.error(Date.now() - start, 'ms');
+  process.exit(0);
+})();
+"""
+
+
+def node_server(run, port):
+    return run.start("node", run.write("server.js", NODE_SERVER), port,
+                     run.address, port=port)
+
+
+@app("node", "node")
+def node(run):
+    """http: 1,600 requests over 8 kept connections, 3 MB answers, a 5 MB
+    body."""
+    port = run.port()
+    server = node_server(run, port)
+    said = run.call("node", run.write("client.js", NODE_CLIENT), port,
+                    run.address)
+    run.stop(server)
+    return {"said": said}, "1,611 requests"
+
+
+@app("haproxy", "haproxy", "node")
+def haproxy(run):
+    """Before the same, by HTTP with kept connections and as a TCP proxy, 2
+    threads."""
+    back, front, raw = run.port(), run.port(), run.port()
+    server = node_server(run, back)
+    proxy = run.start("haproxy", "-db", "-f", run.write("haproxy.cfg", f"""
+global
+  nbthread 2
+defaults
+  timeout connect 5s
+  timeout client 20s
+  timeout server 20s
+listen web
+  mode http
+  bind {run.address}:{front}
+  server one {run.address}:{back}
+listen raw
+  mode tcp
+  bind {run.address}:{raw}
+  server one {run.address}:{back}
+"""), port=raw)
+    script = run.write("client.js", NODE_CLIENT)
+    said = [run.call("node", script, port, run.address)
+            for port in (front, raw)]
+    run.stop(proxy, signal.SIGKILL)
+    run.stop(server)
+    return {"said": said}, "2 times 1,611 requests"
+
+
+ERLANG = """
+-module(echo).
+-export([serve/1, ask/1]).
+at(P, H) ->
+  {ok, A} = inet:parse_address(atom_to_list(H)),
+  {list_to_integer(atom_to_list(P)), A}.
+serve([P, H]) ->
+  {Port, Host} = at(P, H),
+  {ok, L} = gen_tcp:listen(Port, [binary, {packet, 4}, {active, once},
+                                  {reuseaddr, true}, {ip, Host}]),
+  accept(L).
+accept(L) ->
+  {ok, S} = gen_tcp:accept(L),
+  Pid = spawn(fun() -> receive go -> loop(S) end end),
+  gen_tcp:controlling_process(S, Pid),
+  Pid ! go,
+  accept(L).
+loop(S) ->
+  receive
+    {tcp, S, D} ->
+      ok = gen_tcp:send(S, D), inet:setopts(S, [{active, once}]), loop(S);
+    {tcp_closed, S} -> ok
+  end.
+ask([P, H]) ->
+  {Port, Host} = at(P, H),
+  Me = self(),
+  [spawn_link(fun() ->
+     {ok, S} = gen_tcp:connect(Host, Port,
+                               [binary, {packet, 4}, {active, false}]),
+     lists:foreach(fun(I) ->
+       B = binary:copy(<<K>>, (I * 37) rem 20000),
+       ok = gen_tcp:send(S, B),
+       {ok, B} = gen_tcp:recv(S, 0, 20000)
+     end, lists:seq(1, 500)),
+     gen_tcp:close(S),
+     Me ! done
+   end) || K <- lists:seq(1, 8)],
+  [receive done -> ok end || _ <- lists:seq(1, 8)],
+  io:format("4000 right~n"),
+  init:stop().
+"""
+
+
+@app("erlang", "erl", "erlc")
+def erlang(run):
+    """gen_tcp, {active, once} (EPOLLONESHOT): 8 processes, 500 messages of up
+    to 20 kB each."""
+    port = run.port()
+    run.write("echo.erl", ERLANG)
+    run.call("erlc", "echo.erl")
+    server = run.start("erl", "-noinput", "-eval",
+                       f"echo:serve(['{port}','{run.address}']).", port=port)
+    said = run.call("erl", "-noinput", "-eval",
+                    f"echo:ask(['{port}','{run.address}']).")
+    run.stop(server, signal.SIGKILL)
+    if "4000 right" not in said:
+        raise Failed(said)
+    return {"said": said}, "4,000 messages"
+
+
+ZEROMQ = """
+import sys, zmq
+role, host, port = sys.argv[1:]
+context = zmq.Context()
+if role == "serve":
+    end = context.socket(zmq.REP)
+    end.bind(f"tcp://{host}:{port}")
+    while (message := end.recv()) != b"end":
+        end.send(message)
+    end.send(b"end")
+    end.close(linger=5000)
+else:
+    end = context.socket(zmq.REQ)
+    end.connect(f"tcp://{host}:{port}")
+    for i in range(3000):
+        text = bytes([i % 256]) * (i * 7 % 5000)
+        end.send(text)
+        assert end.recv() == text
+    end.send(b"y" * 5000000)
+    print(len(end.recv()))
+    end.send(b"end")
+    end.recv()
+"""
+
+
+@app("zeromq", "/usr/bin/python3")
+def zeromq(run):
+    """REQ and REP: 3,000 messages and one of 5 MB."""
+    port = run.port()
+    script = run.write("messages.py", ZEROMQ)
+    server = run.start("/usr/bin/python3", script, "serve", run.address, port,
+                       port=port)
+    said = run.call("/usr/bin/python3", script, "ask", run.address, port)
+    run.stop(server, how=None)
+    return {"said": said}, "3,001 messages"
+
+
+@app("rsync", "rsync", share=0,
+     why="the receiver is two processes: `pinned_fork`")
+def rsync(run):
+    """A daemon; 32 MiB there and back."""
+    port = run.port()
+    here = run.directory
+    (here / "store").mkdir()
+    (here / "store").chmod(0o777)
+    run.write("in", BIG)
+    conf = run.write("rsyncd.conf", f"use chroot = no\n[store]\npath = {here}"
+                     "/store\nread only = no\nuid = root\ngid = root\n")
+    server = run.start("rsync", "--daemon", "--no-detach", f"--config={conf}",
+                       f"--port={port}", f"--address={run.address}", port=port)
+    url = f"rsync://{run.address}:{port}/store/copy"
+    run.call("rsync", here / "in", url)
+    run.call("rsync", url, here / "out")
+    run.stop(server, statuses=(0, 20))
+    return {"out": digest((here / "out").read_bytes())}, "2 times 32 MiB"
+
+
+@app("lighttpd", "lighttpd", "curl", "wrk")
+def lighttpd(run):
+    """wrk over 10 kept connections, 10 times 32 MiB over another."""
+    port = run.port()
+    run.write("www/big", BIG)
+    run.write("www/small", "hello\n")
+    server = run.start("lighttpd", "-D", "-f", run.write("lighttpd.conf", f"""
+server.document-root = "{run.directory}/www"
+server.bind = "{run.address}"
+server.port = {port}
+"""), port=port)
+    url = f"http://{run.address}:{port}"
+    text = run.call("wrk", "-t", 1, "-c", 10, "-d", 1, f"{url}/small")
+    if "Non-2xx" in text or "Socket errors" in text:
+        raise Failed(text)
+    big = digest(run.call("curl", "-sS", *[f"{url}/big"] * 10, text=False))
+    run.stop(server)
+    speed = next(l for l in text.splitlines() if "Requests/sec" in l)
+    return {"big": big}, " ".join(speed.split())
+
+
+@app("puma", "puma", "wrk")
+def puma(run):
+    """Ruby: 2 worker processes with 4 threads each, wrk over 8 connections."""
+    port = run.port()
+    rack = run.write("config.ru", "run lambda { |_| [200, {'Content-Type' => "
+                     "'text/plain'}, ['hello']] }\n")
+    server = run.start("puma", "-b", f"tcp://{run.address}:{port}", "-t", "4:4",
+                       "-w", 2, rack, port=port)
+    url = f"http://{run.address}:{port}/"
+    said = run.call("curl", "-sS", "--retry", 10, "--retry-connrefused", url)
+    text = run.call("wrk", "-t", 1, "-c", 8, "-d", 1, url)
+    if "Non-2xx" in text or "Socket errors" in text:
+        raise Failed(text)
+    run.stop(server, statuses=(0, 1))
+    speed = next(l for l in text.splitlines() if "Requests/sec" in l)
+    return {"said": said}, " ".join(speed.split())
