@@ -135,6 +135,15 @@ int accept(int fd, sockaddr* address, socklen_t* length) {
 
 int connect(int fd, const sockaddr* address, socklen_t length) {
   Sock* sock = LookupSock(fd);
+  // To no address: the end of a connection, whose descriptor may have another.
+  if (sock != nullptr && !Null(address) &&
+      length >= static_cast<socklen_t>(sizeof address->sa_family) &&
+      address->sa_family == AF_UNSPEC) {
+    sock->Pin(base::Reason::kPinnedOption);
+    const int result = real::connect(fd, address, length);
+    if (result == 0) sock->Disconnected();
+    return result;
+  }
   const int result = real::connect(fd, address, length);
   if (sock != nullptr && (result == 0 || errno == EINPROGRESS)) {
     const int saved = errno;

@@ -195,6 +195,9 @@ class alignas(64) Sock final : public File,
   // were read ahead of the application (UnreadBytes).  False: the peer did not
   // answer.
   bool Pin(base::Reason reason);
+  // The kernel has ended the connection of a pinned stream, by connect() to no
+  // address: what was read ahead of it goes too.
+  void Disconnected();
   // The same without the "never again".
   bool ToPlain(base::Reason reason);
 

@@ -52,6 +52,15 @@ void Sock::EndUnreadLatched() {
   mode_.store(Mode::kPlain, std::memory_order_seq_cst);
 }
 
+void Sock::Disconnected() {
+  Critical critical;
+  tx_latch.lock();
+  rx_latch.lock();
+  EndUnreadLatched();
+  rx_latch.unlock();
+  tx_latch.unlock();
+}
+
 ssize_t Sock::UnreadRecv(int number, const iovec* iov, int count,
                          std::size_t total, int flags, std::size_t* done) {
   Critical critical;

@@ -132,6 +132,54 @@ Case bad_pointers(
       Barrier();
     });
 
+// connect() to AF_UNSPEC ends a connection; the same descriptor has the next.
+Case disconnect(
+    "disconnect",
+    [](int) {
+      const int port = static_cast<int>(Hear());
+      const int fd = Connect(port);
+      for (int i = 0; i < 3; ++i) {
+        if (i > 0) {
+          sockaddr_in to{};
+          to.sin_family = AF_INET;
+          to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+          to.sin_port = htons(static_cast<std::uint16_t>(port));
+          Result("connect",
+                 ::connect(fd, reinterpret_cast<sockaddr*>(&to), sizeof to));
+        }
+        if (i == 0) Warm(fd);  // the others stay on TCP
+        SendAll(fd, "unread", 6);
+        char text[8] = {};
+        RecvAll(fd, text, 3);
+        Barrier();
+        const sockaddr none{AF_UNSPEC, {}};
+        Result("disconnect", ::connect(fd, &none, sizeof none));
+        Result("recv", ::recv(fd, text, sizeof text, MSG_DONTWAIT));
+        Barrier();
+      }
+      ::close(fd);
+    },
+    [](int) {
+      int port = 0;
+      const int listener = Listen(&port);
+      Tell(port);
+      for (int i = 0; i < 3; ++i) {
+        const int fd = ::accept(listener, nullptr, nullptr);
+        CHECK_THAT(fd >= 0);
+        if (i == 0) Warm(fd);
+        SendAll(fd, "abcdef", 6);  // of which three are never read
+        AwaitBytes(fd, 6);
+        Barrier();
+        Barrier();
+        int error = 0;
+        Log("%zu bytes", Drain(fd, &error));
+        Log("%s", ErrorName(error));
+        ::close(fd);
+      }
+      ::close(listener);
+    },
+    {.warm = false, .connect = false, .seconds = 40});
+
 Case low_water(
     "rcvlowat",
     [](int fd) {
