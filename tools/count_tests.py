@@ -4,8 +4,8 @@
 usage: count_tests.py DIRECTORY CONFIG...
 
 DIRECTORY holds, for each CONFIG, CONFIG.json (what --build_event_json_file
-wrote), CONFIG.status (bazel's exit status), and if tests were left out
-CONFIG.skipped (their labels).  Lists what was skipped, what passed only on a
+wrote), CONFIG.status (bazel's exit status), if tests were left out
+CONFIG.skipped (their labels), and CONFIG.failed (what failed before bazel).  Lists what was skipped, what passed only on a
 second or third try, and what failed, then prints `N passed, N failed, N
 skipped`, and fails if any failed.
 """
@@ -57,6 +57,10 @@ def main():
             bad = [f"bazel itself: exit status {status}, {len(tests)} tests "
                    f"({config})"]
         failed += bad
+        before = directory / f"{config}.failed"
+        if before.exists():
+            failed += [f"{label} ({config})"
+                       for label in before.read_text().split()]
         left_out = directory / f"{config}.skipped"
         if left_out.exists():
             skipped += [f"{label} ({config})"

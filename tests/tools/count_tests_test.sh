@@ -63,4 +63,10 @@ good >less.json && echo 0 >less.status
 printf '//a:guest\n//b:guest\n' >less.skipped
 expect less 0 "1 passed, 0 failed, 2 skipped" less
 grep -qxF 'SKIPPED: //b:guest (less)' out.txt
+
+good >early.json && echo 0 >early.status
+echo //a:kernel >early.failed
+cp less.skipped early.skipped
+expect early 1 "1 passed, 1 failed, 2 skipped" early
+grep -qxF 'FAILED: //a:kernel (early)' out.txt
 expect less_and_red 1 "2 passed, 1 failed, 2 skipped" less red
