@@ -5,7 +5,7 @@
 machine: bytes moved, the way that the options say, over that lane.  A guest may
 be without the CPU for longer than a lane lives without an answer, so a run whose
 bytes were not all on the lane is said to be so and repeated; what must not be is
-that no run has any.
+that no run has at least half of them there.
 """
 
 import json
@@ -15,6 +15,7 @@ import sys
 TRIES = 4
 SETTLE = "30"  # how long the lane is waited for
 GOOD = 0.95
+ENOUGH = 0.5  # of the best run
 
 
 def check(run, lane, options):
@@ -53,8 +54,9 @@ def main():
             break
         print(f"NOTE {name}: only {share:.1%} of the bytes were on the lane: "
               f"{run['reasons']}", flush=True)
-    if best == 0:
-        return f"FAILED {name}: nothing on the lane in {TRIES} runs"
+    if best < ENOUGH:
+        return (f"FAILED {name}: at most {best:.1%} on the lane in {TRIES} "
+                "runs")
     print(f"{name}: {lane}, {best:.1%}, "
           f"{run['messages_per_second']:.0f} a second", flush=True)
     return None

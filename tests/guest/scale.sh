@@ -130,8 +130,13 @@ if limit:
     peak = max(e["pinned"]["peak"] for e in ends.values())
     if not 0 < peak <= limit:
         wrong = f"{peak} bytes pinned"
-if kind == "uniform" and evicted > qps // 4:
-    wrong = f"{evicted} evictions"
+if kind == "uniform":
+    if evicted > qps // 4:
+        wrong = f"{evicted} evictions"
+    # They fill the lanes that there may be.
+    for name, end in ends.items():
+        if end["promoted"] < qps * 3 // 4:
+            wrong = f"{end['promoted']} promotions at the {name}"
 # A move costs two seconds or three, whatever its length.
 if kind == "moving" and share < (0.5 if took >= 40 else 0.3):
     wrong = f"lane share {share}"
