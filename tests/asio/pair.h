@@ -89,6 +89,23 @@ struct Pair {
   typename Kind::socket a, b;
 };
 
+// The kernel's own, with no room left: who connects to it waits.
+class FullListener {
+ public:
+  FullListener() : acceptor_(io_), first_(io_) {
+    acceptor_.open(tcp::v4());
+    acceptor_.bind({net::ip::address_v4::loopback(), 0});
+    acceptor_.listen(0);  // one
+    first_.connect(acceptor_.local_endpoint());
+  }
+  tcp::endpoint endpoint() const { return acceptor_.local_endpoint(); }
+
+ private:
+  net::io_context io_;
+  tcp::acceptor acceptor_;
+  tcp::socket first_;
+};
+
 using Kinds = ::testing::Types<Kernel, Tcp, Lane>;
 struct KindNames {
   template <class Kind>
