@@ -97,7 +97,7 @@ def rate(text):
     return float(found[1])
 
 
-@app("nginx", "nginx", "wrk")
+@app("nginx", "nginx", "wrk", "curl")
 def nginx(run):
     """daemon on, 3 workers, sendfile of 320 MiB, proxy with kept connections,
     wrk."""
@@ -107,8 +107,12 @@ def nginx(run):
     proxied = rate(run.call(*wrk, "-d", "2s", server.url(True) + "/page.txt"))
     rate(run.call("wrk", "-t", 1, "-c", 4, "--timeout", "20s", "-d", "2s",
                   server.url() + "/middle"))
+    large = run.call("curl", "-sS", "--fail", server.url() + "/large",
+                     text=False, limit=60)
+    if digest(large) != digest(large_bytes()):
+        raise Failed(f"/large came as {len(large)} bytes, or others")
     server.stop()
-    return {}, f"{straight:.0f} requests/s, {proxied:.0f} by proxy"
+    return {"large": digest(large)}, f"{straight:.0f} requests/s, {proxied:.0f} by proxy"
 
 
 @app("nginx-reload", "nginx", "wrk")
@@ -147,7 +151,7 @@ def nginx_reload(run):
 
 @app("curl", "nginx", "curl")
 def curl(run):
-    """Large files, 200 small ones, ranges in parallel."""
+    """Large files, 300 small ones, ranges in parallel."""
     server = Nginx(run)
     got = run.call("curl", "-sS", "--fail", server.url() + "/large",
                    text=False, limit=60)
@@ -167,7 +171,7 @@ def curl(run):
 
 @app("wget", "nginx", "wget")
 def wget(run):
-    """A large file, 300 small ones, one that goes on."""
+    """A large file, 200 small ones, one that goes on."""
     server = Nginx(run)
     run.call("wget", "-q", "-O", "large.out", server.url() + "/large")
     urls = run.write("urls", "".join(f"{server.url()}/page.txt?{i}\n"
