@@ -130,7 +130,10 @@ def stress_ng(run):
             "sh", "-c", '"$@" >stress.log 2>&1; echo $?', "sh", "stress-ng",
             f"--{name}", 2, "-t", 2, "--verify", "--temp-path", run.directory,
             *more, limit=60)
-        same[name] = int(status)
+        if int(status) != 0:
+            raise Failed(f"--{name} ended with {status.strip()}: "
+                         f"{run.call('tail', '-n', 5, 'stress.log')}")
+        same[name] = 0
     return same, "done"
 
 
