@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <vector>
@@ -171,6 +172,10 @@ class Ring {
     const int r = ::io_uring_queue_init(8, &ring_, 0);
     Log("ring: %s", r == 0 ? "made" : ErrorName(-r));
     ok_ = r == 0;
+    if (!ok_) {
+      std::fprintf(stderr, "SKIPPED: io_uring is not to be had here: %s\n",
+                   ErrorName(-r));
+    }
   }
   bool ok() const { return ok_; }
   io_uring* get() { return &ring_; }

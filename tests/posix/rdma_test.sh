@@ -20,8 +20,12 @@ failed=0
 for program in "$@"; do
   for try in 1 2 3; do
     echo "== $program, $mode, try $try"
-    "$both" "$program" "$shim" "$mode" && continue 2
+    if "$both" "$program" "$shim" "$mode"; then
+      ((try == 1)) || echo "NOT AT ONCE: $program, $mode: passed in try $try"
+      continue 2
+    fi
   done
+  echo "FAILED: $program, $mode, in three tries"
   failed=1
 done
 exit "$failed"
