@@ -38,6 +38,10 @@ all() {
   for command in run stat doctor perf; do
     mapfile -t options < <("$tool" "$command" --help |
       grep -oE -- '(^ +|,)--[a-z][-a-z]*' | tr -d ' ,')
+    if ((${#options[@]} < 3)); then
+      echo "FAILED: rcsock $command --help tells of ${#options[@]} options"
+      failed=1
+    fi
     check "$shell" "rcsock $command --" "${options[@]}"
   done
 }
@@ -62,13 +66,14 @@ if [[ -e /usr/share/bash-completion/bash_completion ]]; then
   all bash
   ran=$((ran + 1))
 else
-  echo "NOT TESTED: no bash-completion here (tools/install_deps installs it)"
+  echo "FAILED: no bash-completion here (tools/install_deps installs it)"
 fi
 if command -v zsh >/dev/null; then
   all zsh
   ran=$((ran + 1))
 else
-  echo "NOT TESTED: no zsh here (tools/install_deps installs it)"
+  echo "FAILED: no zsh here (tools/install_deps installs it)"
 fi
 echo "$ran shells tried"
+[[ $ran == 2 ]] || failed=1
 exit "$failed"

@@ -10,6 +10,7 @@ export RCSOCK_PRELOAD
 tmp=$(mktemp -d "${TEST_TMPDIR:-/tmp}/doctor.XXXXXX")
 cd "$tmp"
 unset LD_PRELOAD RCSOCK_LANES RCSOCK_STATS RCSOCK_LOG
+export XDG_CONFIG_HOME=$tmp/config
 trap 'jobs -p | xargs -r kill -KILL 2>/dev/null; wait 2>/dev/null || true' EXIT
 port=${DOCTOR_PORT:-25900}
 
@@ -55,6 +56,40 @@ RCSOCK_LANES=tcp doctor "localhost:$port"
 check "no lane: status" 1 "$status"
 has "no lane: why" '^BAD +to localhost +no lane: .*\(policy\)'
 has "no lane: how to mend it" 'mend: see RCSOCK_LANES'
+# The configuration files hold as they do for `rcsock run`.
+mkdir config
+conf=$XDG_CONFIG_HOME/rcsock.conf
+for setting in 'lanes = "tcp"' 'promote = "never"'; do
+  printf 'spin_us = 50\n[[rule]]\n%s\n' "$setting" >"$conf"
+  doctor "127.0.0.1:$port"
+  check "$setting: status" 1 "$status"
+  has "$setting: said" "^note +configuration +2 rules, of $conf"
+  has "$setting: the loop" '^BAD +shm lane +no lane: .*\(policy\)'
+  has "$setting: a peer" '^BAD +to 127.0.0.1 +no lane: .*\(policy\)'
+  check "$setting: which rule" 2 "$(grep -c "mend: $conf:2 keeps it away" out.txt || true)"
+done
+cat >"$conf" <<END
+[[rule]]
+port = $port
+lanes = "tcp"
+[[rule]]
+program = "redis-server"
+lanes = "rdma"
+END
+doctor "127.0.0.1:$port"
+has "a rule of a port: the loop" '^ok +shm lane +lane shm open'
+has "a rule of a port: a peer" '^BAD +to 127.0.0.1 +no lane: .*\(policy\)'
+has "a rule of a port: which" "mend: $conf:1 keeps it away"
+echo 'promote = "adaptive"' >"$conf"
+doctor "127.0.0.1:$port"
+has "adaptive: the loop" '^ok +shm lane +lane shm open'
+has "adaptive: a peer" '^ok +to 127.0.0.1 +lane shm open'
+printf 'spin_us = 50\nlanes = "ib"\n' >"$conf"
+doctor "127.0.0.1:$port"
+check "a malformed file: status" 1 "$status"
+has "a malformed file: said" "^BAD +configuration +$conf:2: .*: programs run over plain TCP"
+has "a malformed file: a peer" '^BAD +to 127.0.0.1 +no lane: .*\(policy\)'
+rm "$conf"
 doctor --listen --port "$port"
 check "busy port: status" 1 "$status"
 check "busy port: one line" 1 "$(wc -l <err.txt)"

@@ -10,6 +10,7 @@
 
 #include "tools/rcsock/perf/error.h"
 #include "tools/rcsock/perf/histogram.h"
+#include "tools/rcsock/perf/median.h"
 #include "tools/rcsock/perf/outcome.h"
 #include "tools/rcsock/perf/spec.h"
 
@@ -17,6 +18,14 @@ namespace rcsock::perf {
 namespace {
 
 using nlohmann::json;
+
+TEST(Median, OfAnEvenNumberIsHalfway) {
+  EXPECT_EQ(MedianOf({}), 0);
+  EXPECT_EQ(MedianOf({7}), 7);
+  EXPECT_EQ(MedianOf({9, 1}), 5);
+  EXPECT_EQ(MedianOf({9, 1, 2}), 2);
+  EXPECT_EQ(MedianOf({100, 1, 4, 2}), 3);
+}
 
 TEST(Histogram, BucketsJoinWithoutGapOrOverlap) {
   for (std::size_t i = 0; i + 1 < Histogram::kBuckets; ++i) {

@@ -197,6 +197,40 @@ for mode in silent garbage file count version; do
   rm fake.txt
 done
 
+# --- More that are silent than are asked at one time ------------------------------
+start auto
+for ((i = 0; i < 200; i++)); do
+  rounds 20
+  look "$client"
+  [[ $(ask "p[$client]['source']") == process ]] && break
+done
+# Names that come before those of processes.
+python3 -c '
+import signal, socket
+all = []
+for i in range(300):
+    s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    s.bind(f"\0rcsock/1/stat/!{i:03}")
+    s.listen(8)
+    all.append(s)
+print("ready", flush=True)
+signal.pause()' >fake.txt &
+crowd=$!
+for ((i = 0; i < 1000; i++)); do
+  [[ -s fake.txt ]] && break
+  sleep 0.01
+done
+begin=${EPOCHREALTIME/./}
+status=0
+"$tool" stat --json --timeout 1000 >json.txt 2>err.txt || status=$?
+check "a crowd: status" 3 "$status"
+check "a crowd: in time" 1 $((${EPOCHREALTIME/./} - begin < 8000000))
+check "a crowd: it answers" process "$(ask "p[$client]['source']")"
+kill -KILL "$crowd"
+wait "$crowd" 2>/dev/null || true
+rm fake.txt
+finish
+
 # --- Wrong options ---------------------------------------------------------------
 for bad in "--watch 0" "--watch x" "--over 1 --watch 1" "--pid 0" "--pid x" \
   "--timeout 0" "--json --prometheus" "--nonsense" "word"; do

@@ -12,7 +12,6 @@
 #include <system_error>
 
 #include "lib/base/config.h"
-#include "tools/rcsock/config/config.h"
 #include "tools/rcsock/program.h"
 
 namespace rcsock::tools {
@@ -89,25 +88,20 @@ std::string FindLibrary() {
   return path;
 }
 
-namespace {
-
-// Whatever is wrong with it, the command runs: over plain TCP, and said.
-void ApplyConfig(const RunOptions& options) {
-  if (options.no_config) {
-    ::unsetenv("RCSOCK_RULES");
-    return;
-  }
-  const Policy policy = ReadPolicy(options.config);
+Policy ApplyConfig(const std::optional<std::string>& file) {
+  Policy policy = ReadPolicy(file);
   if (!policy.error.empty()) {
-    std::cerr << "rcsock: " << policy.error << ": running over plain TCP\n";
     ::unsetenv("RCSOCK_RULES");
     ::setenv("RCSOCK_LANES", "tcp", 1);
   } else if (!policy.rules.empty()) {
     ::setenv("RCSOCK_RULES", policy.rules.c_str(), 1);
-  } else if (options.config) {
+  } else if (file) {
     ::unsetenv("RCSOCK_RULES");
   }
+  return policy;
 }
+
+namespace {
 
 // The uids of `users` (names or numbers, with commas between); returns what is
 // wrong with them.
@@ -166,7 +160,13 @@ int Run(const RunOptions& options) {
     ::setenv("RCSOCK_PEERS", uids.c_str(), 1);
   }
 
-  ApplyConfig(options);
+  if (options.no_config) {
+    ::unsetenv("RCSOCK_RULES");
+  } else if (const Policy policy = ApplyConfig(options.config);
+             !policy.error.empty()) {
+    // Whatever is wrong with it, the command runs.
+    std::cerr << "rcsock: " << policy.error << ": running over plain TCP\n";
+  }
 
   const std::string& command = options.command.front();
   const std::string path = FindProgram(command);

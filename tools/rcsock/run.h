@@ -5,6 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "tools/rcsock/config/config.h"
+
 namespace rcsock::tools {
 
 struct RunOptions {
@@ -21,6 +23,11 @@ struct RunOptions {
 // The absolute path of the preload, or "" after telling on stderr why there is
 // none.
 std::string FindLibrary();
+
+// Sets this process's environment as the configuration files say, for a program
+// that is to run in it; from `file`, or from the usual ones.  What is wrong
+// with them is in `error`, and then it is to run over plain TCP.
+Policy ApplyConfig(const std::optional<std::string>& file);
 
 // Turns this process into the command, with the preload.  Returns only if that
 // failed, with the exit status for it, after one line on stderr.

@@ -5,6 +5,7 @@
 #include <netinet/in.h>
 #include <toml++/toml.h>
 
+#include <algorithm>
 #include <charconv>
 #include <cstdint>
 #include <cstdlib>
@@ -295,14 +296,22 @@ class Compiler {
   Strings conditions_ = {""};
 };
 
-// The rules of one file.
-Strings ReadFile(const std::string& path) {
+// Adds the rules of one file to `policy`.
+void ReadFile(const std::string& path, Policy* policy) {
   const toml::table file = toml::parse_file(path);
-  Strings rules;
+  const auto add = [&](const Strings& rules, std::uint32_t line) {
+    for (const std::string& rule : rules) {
+      policy->rules += (policy->rules.empty() ? "" : ";") + rule;
+      policy->places.push_back(fmt::format("{}:{}", path, line));
+    }
+  };
   Compiler top(true);
+  std::uint32_t top_line = 0;
   for (const auto& [key, node] : file) {
     if (key.str() != "rule") {
       top.Take(key.str(), node);
+      const std::uint32_t line = node.source().begin.line;
+      top_line = top_line == 0 ? line : std::min(top_line, line);
       continue;
     }
     const toml::array* list = node.as_array();
@@ -314,14 +323,11 @@ Strings ReadFile(const std::string& path) {
       for (const auto& [name, value] : *one.as_table()) {
         rule.Take(name.str(), value);
       }
-      for (std::string& text : rule.Finish(one)) {
-        rules.push_back(std::move(text));
-      }
+      add(rule.Finish(one), one.source().begin.line);
     }
   }
   // What is outside of rules holds where none does.
-  for (std::string& text : top.Finish(file)) rules.push_back(std::move(text));
-  return rules;
+  add(top.Finish(file), top_line);
 }
 
 std::string UserFile() {
@@ -349,17 +355,13 @@ Policy ReadPolicy(const std::optional<std::string>& file) {
     }
   }
   Policy policy;
-  std::size_t count = 0;
   for (const std::string& path : paths) {
     try {
       if (!fs::is_regular_file(path, error)) {
         policy.error = path + ": there is no such file";
         return policy;
       }
-      for (const std::string& rule : ReadFile(path)) {
-        policy.rules += (policy.rules.empty() ? "" : ";") + rule;
-        ++count;
-      }
+      ReadFile(path, &policy);
     } catch (const toml::parse_error& wrong) {
       policy.error = fmt::format("{}:{}: {}", path, wrong.source().begin.line,
                                  wrong.description());
@@ -369,7 +371,7 @@ Policy ReadPolicy(const std::optional<std::string>& file) {
       return policy;
     }
   }
-  if (count > static_cast<std::size_t>(base::kMaxRules)) {
+  if (policy.places.size() > static_cast<std::size_t>(base::kMaxRules)) {
     policy.error = fmt::format("{}: more than {} rules, lists multiplied out",
                                paths.front(), base::kMaxRules);
   }

@@ -3,14 +3,16 @@
 
 #include <optional>
 #include <string>
+#include <vector>
 
 namespace rcsock::tools {
 
 // What configuration files say, in the form of RCSOCK_RULES
 // (lib/base/policy.h).
 struct Policy {
-  std::string rules;  // "": nothing
-  std::string error;  // "": none; else one line, "FILE:LINE: ..."
+  std::string rules;                // "": nothing
+  std::vector<std::string> places;  // of each of them: "FILE:LINE"
+  std::string error;                // "": none; else one line, "FILE:LINE: ..."
 };
 
 // The file, or else the user's and then the host's:

@@ -15,6 +15,8 @@
 #include "tools/rcsock/doctor/findings.h"
 #include "tools/rcsock/doctor/host.h"
 #include "tools/rcsock/doctor/probe.h"
+#include "tools/rcsock/doctor/rules.h"
+#include "tools/rcsock/run.h"
 
 namespace rcsock::tools {
 namespace {
@@ -33,6 +35,14 @@ Exit status: 0; 1 if something is bad; 2 for wrong options.
 bool Colour() {
   const char* no = std::getenv("NO_COLOR");
   return ::isatty(STDOUT_FILENO) == 1 && (no == nullptr || *no == '\0');
+}
+
+// The lanes of the loop on this host: shm, unless rules say which.
+std::string LanesHere(const std::string& rules) {
+  return std::getenv("RCSOCK_LANES") == nullptr &&
+                 rules.find("lanes=") != std::string::npos
+             ? ""
+             : "shm";
 }
 
 // What helps against a reason; "" if nothing is to be done.
@@ -65,8 +75,10 @@ std::string MendOf(const std::string& reason) {
   return "";
 }
 
+// `rule`: what keeps lanes from the connection, "" if nothing does.
 void Report(const std::string& about, const std::string& wanted,
-            const ProbeResult& result, Findings* findings) {
+            const ProbeResult& result, const std::string& rule,
+            Findings* findings) {
   if (!result.error.empty()) {
     findings->Bad(about, result.error,
                   result.refused ? "start `rcsock doctor --listen` there" : "");
@@ -82,10 +94,23 @@ void Report(const std::string& about, const std::string& wanted,
                            result.promoted_ms, works));
     return;
   }
-  findings->Bad(about,
-                fmt::format("no lane: {} ({}); TCP works: {}",
-                            result.reason_text, result.reason, works),
-                MendOf(result.reason));
+  const std::string mend =
+      rule.empty() ? ""
+                   : rule +
+                         " keeps it away; `rcsock run --no-config` runs a "
+                         "program without";
+  if (result.lane != "tcp") {
+    findings->Bad(
+        about,
+        fmt::format("lane {} in place of {}; {}", result.lane, wanted, works),
+        mend);
+    return;
+  }
+  findings->Bad(
+      about,
+      fmt::format("no lane: {} ({}); TCP works: {}", result.reason_text,
+                  result.reason, works),
+      mend.empty() || result.reason != "policy" ? MendOf(result.reason) : mend);
   if (!result.peer_reason.empty() && result.peer_reason != result.reason) {
     findings->Note(about,
                    fmt::format("the other end says: {}", result.peer_reason));
@@ -152,6 +177,10 @@ CLI::App* AddDoctor(CLI::App* app, DoctorOptions* options) {
 
 int Doctor(const DoctorOptions& options) {
   if (options.listen) {
+    if (const Policy policy = ApplyConfig(std::nullopt);
+        !policy.error.empty()) {
+      std::cerr << "rcsock: " << policy.error << ": over plain TCP\n";
+    }
     return Listen(options.port == 0 ? kDoctorPort : options.port);
   }
   std::string host;
@@ -162,19 +191,24 @@ int Doctor(const DoctorOptions& options) {
   }
   Findings findings;
   findings.ShowAs(!options.json, Colour());
+  const Policy policy = ApplyConfig(std::nullopt);
+  const Reasons rules(policy, &findings);
   const bool verbs = ExamineHost(&findings);
   if (verbs) {
     for (const DeviceAddress& one : ExamineDevices(&findings)) {
       ExamineVerbs(one, &findings);
     }
   }
-  Report("shm lane", "shm", ProbeHere("shm"), &findings);
+  Report("shm lane", "shm", ProbeHere(LanesHere(rules.text())),
+         rules.Against("shm", kLoopback, 0), &findings);
   if (!host.empty()) {
     sockaddr_storage address{};
-    if (verbs && Resolve(host, &address)) {
-      ExamineRoute(address, host, &findings);
-    }
-    Report("to " + host, "", Probe(host, port, ""), &findings);
+    const bool found = Resolve(host, &address);
+    if (verbs && found) ExamineRoute(address, host, &findings);
+    std::uint8_t peer[16] = {};
+    if (found) MappedAddress(address, peer);
+    Report("to " + host, "", Probe(host, port, ""),
+           found ? rules.Against("", peer, port) : "", &findings);
   }
   if (options.json) std::cout << findings.Json();
   return findings.AnyBad() ? 1 : 0;

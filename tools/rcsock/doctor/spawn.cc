@@ -29,7 +29,8 @@ namespace {
 // Longer than a probe takes at most.
 constexpr int kLimitMs = 40'000;
 
-// In the process that becomes a probe.  A second message serves to promote.
+// In the process that becomes a probe.  A second message serves to promote,
+// unless a rule says when: the environment comes before rules.
 void SetEnvironment(const Under& under) {
   const std::string& library = under.library;
   const char* before = std::getenv("LD_PRELOAD");
@@ -42,7 +43,11 @@ void SetEnvironment(const Under& under) {
   if (!under.lanes.empty()) {
     ::setenv("RCSOCK_LANES", under.lanes.c_str(), 1);
   }
-  ::setenv("RCSOCK_PROMOTE_OPS", "1", 1);
+  const char* rules = std::getenv("RCSOCK_RULES");
+  if (rules == nullptr || std::strstr(rules, "promote=") == nullptr ||
+      std::getenv("RCSOCK_PROMOTE_OPS") != nullptr) {
+    ::setenv("RCSOCK_PROMOTE_OPS", "1", 1);
+  }
   ::unsetenv("RCSOCK_STATS");
 }
 

@@ -56,9 +56,12 @@ struct Client::Test {
 
 Client::Client(const std::string& host, std::uint16_t port)
     : signals_(CatchSignals()) {
-  const Address address = Resolve(host, port);
   const std::string name = fmt::format("{} port {}", host, port);
-  Fd fd = TryConnect(address, kConnectSeconds);
+  Fd fd;
+  for (const Address& address : ResolveAll(host, port)) {
+    fd = TryConnect(address, kConnectSeconds);
+    if (fd) break;
+  }
   if (!fd && errno == ECONNREFUSED) {
     Fail("no perf server at {} (start one there: rcsock perf -s)", name);
   }

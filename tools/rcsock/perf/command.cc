@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cstdio>
+#include <filesystem>
 #include <fstream>
 #include <iostream>
 #include <optional>
@@ -45,7 +46,7 @@ to be free; data connections use ports that the kernel chooses.
 What counts as "on the lane" is what the kernel's TCP has not carried, by the
 kernel's own count.  Exit status: 0; 1 if it failed; 2 for wrong options; 3 if it
 ran, but less than 95% of the bytes were on the lane that --transport names; 130
-after Ctrl-C.
+after Ctrl-C (0 for a server; with -1 it is 1 if its client failed).
 )";
 
 // "64K" is 65,536.
@@ -267,6 +268,13 @@ int RunOnce(const Options& options) {
               kNotOnLane);
 }
 
+// What was named must have worked.
+bool AnyNamedFailed(const Options& options, const std::vector<Row>& rows) {
+  return !options.transports.empty() &&
+         std::any_of(rows.begin(), rows.end(),
+                     [](const Row& row) { return !row.good(); });
+}
+
 int RunCompare(const Options& options) {
   const Spec spec = SpecOf(options);
   Rounds rounds(options.host, options.port, TransportsOf(options));
@@ -287,22 +295,59 @@ int RunCompare(const Options& options) {
     PrintComparison(spec, rows);
     PrintUncounted(uncounted);
   }
-  // What was named must have worked.
-  for (const Row& row : rows) {
-    if (!row.good() && !options.transports.empty()) return kNotOnLane;
-  }
-  return 0;
+  return AnyNamedFailed(options, rows) ? kNotOnLane : 0;
 }
+
+// A file that is there as a whole or, unless Commit is called, as it was
+// before.
+class NewFile {
+ public:
+  // Throws at once if it cannot be written.
+  explicit NewFile(const std::string& path) : path_(path), to_(path) {
+    std::error_code error;
+    const auto is = std::filesystem::status(path, error);
+    if (std::filesystem::is_regular_file(is)) {
+      // What a link leads to, not the link.
+      to_ = std::filesystem::canonical(path, error).string();
+      if (::access(to_.c_str(), W_OK) != 0) FailErrno("cannot write {}", path);
+    }
+    // A pipe or a device has no other content that could be spared.
+    if (!std::filesystem::exists(is) || std::filesystem::is_regular_file(is)) {
+      temporary_ = to_ + ".new";
+    }
+    file_.open(temporary_.empty() ? to_ : temporary_);
+    if (!file_) FailErrno("cannot write {}", path);
+  }
+  ~NewFile() {
+    if (!temporary_.empty()) ::unlink(temporary_.c_str());
+  }
+  NewFile(const NewFile&) = delete;
+  NewFile& operator=(const NewFile&) = delete;
+
+  void Commit(const std::string& content) {
+    file_ << content;
+    file_.close();
+    if (!file_) FailErrno("cannot write {}", path_);
+    if (temporary_.empty()) return;
+    if (std::rename(temporary_.c_str(), to_.c_str()) != 0) {
+      FailErrno("cannot write {}", path_);
+    }
+    temporary_.clear();
+  }
+
+ private:
+  const std::string path_;
+  std::string to_;
+  std::string temporary_;  // "": written in place
+  std::ofstream file_;
+};
 
 int RunReport(const Options& options) {
   // Before the minutes, not after them.
-  std::ofstream file(options.report);
-  if (!file) FailErrno("cannot write {}", options.report);
+  NewFile file(options.report);
   Rounds rounds(options.host, options.port, TransportsOf(options));
   const Report report = Measure(&rounds, SpecOf(options), options.host);
-  file << Page(report);
-  file.close();
-  if (!file) FailErrno("cannot write {}", options.report);
+  file.Commit(Page(report));
   if (options.json) {
     fmt::print("{}\n", ToJson(report).dump(2));
   } else {
@@ -310,7 +355,13 @@ int RunReport(const Options& options) {
     fmt::print("{}: written\n", options.report);
   }
   std::fflush(stdout);
-  return 0;
+  bool failed = AnyNamedFailed(options, report.latency);
+  for (const auto* points : {&report.sizes, &report.connections}) {
+    for (const Point& point : *points) {
+      failed = failed || AnyNamedFailed(options, point.rows);
+    }
+  }
+  return failed ? kNotOnLane : 0;
 }
 
 int Run(const Options& options) {

@@ -6,6 +6,7 @@
 #include <cstdio>
 
 #include "tools/rcsock/perf/error.h"
+#include "tools/rcsock/perf/median.h"
 
 namespace rcsock::perf {
 namespace {
@@ -18,11 +19,11 @@ std::string WhyNotUsed(const Outcome& outcome) {
 }
 
 // How often better than `base`.
-double Ratio(const Outcome& outcome, const Outcome& base) {
-  const double a = outcome.Figure();
-  const double b = base.Figure();
+double Ratio(const Row& row, const Row& base) {
+  const double a = row.MedianFigure();
+  const double b = base.MedianFigure();
   if (a <= 0 || b <= 0) return 0;
-  return outcome.MoreIsBetter() ? a / b : b / a;
+  return row.Median().MoreIsBetter() ? a / b : b / a;
 }
 
 const Row* Base(const std::vector<Row>& rows) {
@@ -34,12 +35,19 @@ const Row* Base(const std::vector<Row>& rows) {
 
 }  // namespace
 
+double Row::MedianFigure() const {
+  std::vector<double> figures;
+  for (const Outcome& run : runs) figures.push_back(run.Figure());
+  return MedianOf(std::move(figures));
+}
+
 const Outcome& Row::Median() const {
   std::vector<const Outcome*> sorted;
   for (const Outcome& run : runs) sorted.push_back(&run);
   std::sort(sorted.begin(), sorted.end(),
             [](const Outcome* a, const Outcome* b) {
-              return a->Figure() < b->Figure();
+              return a->MoreIsBetter() ? a->Figure() > b->Figure()
+                                       : a->Figure() < b->Figure();
             });
   return *sorted[sorted.size() / 2];
 }
@@ -125,8 +133,7 @@ void PrintComparison(const Spec& spec, const std::vector<Row>& rows) {
     }
     const Outcome& run = row.Median();
     const std::string ratio =
-        base != nullptr ? fmt::format("{:.2f}", Ratio(run, base->Median()))
-                        : "";
+        base != nullptr ? fmt::format("{:.2f}", Ratio(row, *base)) : "";
     const std::string share =
         !UnderRcsock(row.transport) || spec.mode == Mode::kShort
             ? "-"
@@ -146,8 +153,8 @@ void PrintComparison(const Spec& spec, const std::vector<Row>& rows) {
                       CallsPerMessage(*run.server_calls, n));
     }
     fmt::print("{:<10} {:>14} {:>7} {}{:>12} {:>12} {:>12}{}\n",
-               Name(row.transport), Figure(run), ratio, p99, share,
-               Micros(run.CpuPerMessage(run.client)),
+               Name(row.transport), FigureOf(run.spec, row.MedianFigure()),
+               ratio, p99, share, Micros(run.CpuPerMessage(run.client)),
                Micros(run.CpuPerMessage(run.server)), calls);
   }
   std::fflush(stdout);
@@ -165,7 +172,8 @@ nlohmann::json ToJson(const std::vector<Row>& rows) {
     }
     const Outcome& run = row.Median();
     entry["median"] = ToJson(run);
-    if (base != nullptr) entry["vs_tcp"] = Ratio(run, base->Median());
+    entry["median_figure"] = row.MedianFigure();
+    if (base != nullptr) entry["vs_tcp"] = Ratio(row, *base);
     for (const Outcome& each : row.runs) {
       entry["figures"].push_back(each.Figure());
     }

@@ -19,7 +19,9 @@ struct Row {
   std::vector<Outcome> runs;
   std::string failed;  // why there is no figure; empty: there is one
 
-  // The run with the median figure.
+  // The median figure, and the run that has it: of an even number the worse of
+  // the two in the middle, whose figure is not the median.
+  double MedianFigure() const;
   const Outcome& Median() const;
   bool good() const { return failed.empty() && !runs.empty(); }
 };

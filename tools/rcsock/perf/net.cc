@@ -58,7 +58,7 @@ std::string Address::Host() const {
   return host;
 }
 
-Address Resolve(const std::string& host, std::uint16_t port) {
+std::vector<Address> ResolveAll(const std::string& host, std::uint16_t port) {
   addrinfo hints{};
   hints.ai_socktype = SOCK_STREAM;
   hints.ai_flags = host.empty() ? AI_PASSIVE : 0;
@@ -69,10 +69,17 @@ Address Resolve(const std::string& host, std::uint16_t port) {
   if (error != 0) Fail("unknown host {}: {}", host, ::gai_strerror(error));
   const std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)> owner(
       found, &::freeaddrinfo);
-  Address address;
-  address.length = found->ai_addrlen;
-  std::memcpy(&address.storage, found->ai_addr, found->ai_addrlen);
-  return address;
+  std::vector<Address> all;
+  for (const addrinfo* at = found; at != nullptr; at = at->ai_next) {
+    Address& address = all.emplace_back();
+    address.length = at->ai_addrlen;
+    std::memcpy(&address.storage, at->ai_addr, at->ai_addrlen);
+  }
+  return all;
+}
+
+Address Resolve(const std::string& host, std::uint16_t port) {
+  return ResolveAll(host, port).front();
 }
 
 Address LocalAddress(int fd) {

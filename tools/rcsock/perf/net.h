@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <string>
 #include <utility>
+#include <vector>
 
 // Plain sockets, as any program uses them: nothing here knows of lanes.
 // Whatever fails throws Error.
@@ -51,8 +52,10 @@ struct Address {
   std::string Host() const;
 };
 
-// The first address of `host`.  An empty one is every address of this host.
-Address Resolve(const std::string& host, std::uint16_t port);
+// The addresses of `host`, the best first; at least one.  An empty one is every
+// address of this host.
+std::vector<Address> ResolveAll(const std::string& host, std::uint16_t port);
+Address Resolve(const std::string& host, std::uint16_t port);  // the first
 // The local end, and the other end, of a socket.
 Address LocalAddress(int fd);
 Address PeerAddress(int fd);

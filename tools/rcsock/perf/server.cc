@@ -147,6 +147,7 @@ int Serve(const ServerOptions& options) {
   PrintListening(options.port, options.json);
   std::unique_ptr<Session> session;
   bool served = false;
+  int status = 0;  // of the last client
   while (!(options.once && served && !session)) {
     pollfd fds[] = {{signals.get(), POLLIN, 0},
                     {listener.get(), POLLIN, 0},
@@ -168,6 +169,7 @@ int Serve(const ServerOptions& options) {
       session->SendError(error.what());
       PrintFailed(session->name(), error.what(), options.json);
       session.reset();
+      status = kFailed;
     }
     if (fds[1].revents == 0) continue;
     Fd fd(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
@@ -179,11 +181,12 @@ int Serve(const ServerOptions& options) {
     try {
       session = std::make_unique<Session>(std::move(fd), options);
       served = true;
+      status = 0;
     } catch (const Error& error) {
       PrintFailed("a client", error.what(), options.json);
     }
   }
-  return 0;
+  return status;
 }
 
 }  // namespace rcsock::perf

@@ -13,6 +13,7 @@
 #include <cstring>
 #include <fstream>
 #include <string>
+#include <utility>
 
 #include "lib/base/clock.h"
 #include "lib/base/unique_fd.h"
@@ -49,6 +50,7 @@ struct Question {
   ProcessPicture process;
   bool wanted = false;   // it is a process that this user may ask
   bool waiting = false;  // for its answer
+  std::uint64_t deadline_ns = 0;
 };
 
 Question Ask(const std::string& name, pid_t only) {
@@ -164,22 +166,30 @@ void OnReadable(Question* question) {
   question->waiting = false;
 }
 
-void AwaitAnswers(std::vector<Question>* questions, std::uint64_t deadline_ns) {
-  for (;;) {
-    std::vector<pollfd> polls;
-    std::vector<Question*> asked;
+// Takes what has come, or comes before the first of them is given up.
+void AwaitAnswer(std::vector<Question>* questions) {
+  std::vector<pollfd> polls;
+  std::uint64_t deadline = ~std::uint64_t{0};
+  for (const Question& question : *questions) {
+    polls.push_back({question.fd.get(), POLLIN, 0});
+    deadline = std::min(deadline, question.deadline_ns);
+  }
+  const std::uint64_t now = base::NowNs();
+  const int left_ms =
+      deadline <= now ? 0 : static_cast<int>((deadline - now) / 1'000'000) + 1;
+  if (::poll(polls.data(), polls.size(), left_ms) < 0) {
     for (Question& question : *questions) {
-      if (!question.waiting) continue;
-      polls.push_back({question.fd.get(), POLLIN, 0});
-      asked.push_back(&question);
+      if (errno != EINTR) question.waiting = false;
     }
-    const std::uint64_t now = base::NowNs();
-    if (polls.empty() || now >= deadline_ns) return;
-    const int left_ms = static_cast<int>((deadline_ns - now) / 1'000'000) + 1;
-    const int n = ::poll(polls.data(), polls.size(), left_ms);
-    if (n < 0 && errno != EINTR) return;
-    for (std::size_t i = 0; n > 0 && i < polls.size(); ++i) {
-      if (polls[i].revents != 0) OnReadable(asked[i]);
+    return;
+  }
+  const std::uint64_t then = base::NowNs();
+  for (std::size_t i = 0; i < polls.size(); ++i) {
+    Question& question = (*questions)[i];
+    if (polls[i].revents != 0) {
+      OnReadable(&question);
+    } else if (then >= question.deadline_ns) {
+      question.waiting = false;
     }
   }
 }
@@ -187,21 +197,27 @@ void AwaitAnswers(std::vector<Question>* questions, std::uint64_t deadline_ns) {
 }  // namespace
 
 std::vector<ProcessPicture> AskAll(const CollectOptions& options) {
-  const std::uint64_t deadline =
-      base::NowNs() +
-      static_cast<std::uint64_t>(options.timeout_ms) * 1'000'000;
   const std::vector<std::string> names = Names();
   std::vector<ProcessPicture> found;
-  for (std::size_t at = 0; at < names.size(); at += kAtOnce) {
-    std::vector<Question> questions;
-    const std::size_t end = std::min(names.size(), at + kAtOnce);
-    for (std::size_t i = at; i < end; ++i) {
-      questions.push_back(Ask(names[i], options.pid));
+  std::vector<Question> open;
+  // Each has its own time: those that are silent keep the others waiting, but
+  // take nothing from theirs.
+  for (std::size_t next = 0; next < names.size() || !open.empty();) {
+    while (open.size() < kAtOnce && next < names.size()) {
+      Question question = Ask(names[next++], options.pid);
+      if (!question.wanted) continue;
+      question.deadline_ns =
+          base::NowNs() +
+          static_cast<std::uint64_t>(options.timeout_ms) * 1'000'000;
+      open.push_back(std::move(question));
     }
-    AwaitAnswers(&questions, deadline);
-    for (Question& question : questions) {
-      if (question.wanted) found.push_back(std::move(question.process));
+    if (open.empty()) continue;
+    AwaitAnswer(&open);
+    for (Question& question : open) {
+      if (!question.waiting) found.push_back(std::move(question.process));
     }
+    std::erase_if(open,
+                  [](const Question& question) { return !question.waiting; });
   }
   return found;
 }

@@ -59,6 +59,8 @@ void AddProcess(const ProcessPicture& process, Page* page) {
     labels.emplace_back(key, value);
     return labels;
   };
+  // Of one in another network namespace nothing is known from here.
+  if (process.source == Source::kElsewhere) return;
   page->Gauge("rcsock_up", "1 if the process answers", who,
               process.source == Source::kSilent ? 0 : 1);
   std::map<std::string, std::uint64_t> lanes = {

@@ -34,8 +34,8 @@ RING    bytes of the lane's rings; FILL: in them, and not yet read
 CREDIT  messages that may be sent before the peer answers, of how many
 P/D/F   promotions, demotions, failovers
 
-Exit status: 0; 1 if nothing could be asked; 2 for wrong options; 3 if a process did
-not answer.
+Exit status: 0, also if nothing runs under rcsock; 1 if the process of --pid does not,
+or is not this user's; 2 for wrong options; 3 if a process did not answer.
 )";
 
 bool Terminal() { return ::isatty(STDOUT_FILENO) == 1; }
@@ -90,7 +90,7 @@ CLI::App* AddStat(CLI::App* app, StatOptions* options) {
       ->check(CLI::Range(1, 1 << 30))
       ->type_name("PID");
   stat->add_option("--timeout", options->timeout_ms,
-                   "How long to wait for all answers (500)")
+                   "How long to wait for each answer (500)")
       ->check(CLI::Range(1, 60000))
       ->type_name("MS");
   return stat;
