@@ -231,6 +231,23 @@ wait "$crowd" 2>/dev/null || true
 rm fake.txt
 finish
 
+# --- One in another network namespace ---------------------------------------------
+if unshare -rn true 2>/dev/null; then
+  mkfifo hold
+  unshare -rn "$tool" run -- cat hold &
+  other=$!
+  exec {hold}>hold  # cat has opened it, so it is there
+  "$tool" stat --json >json.txt || true
+  check "another namespace: known" none "$(ask "p[$other]['source']")"
+  "$tool" stat --prometheus >prom.txt || true
+  check "another namespace: nothing of it for Prometheus" 0 \
+    "$(grep -c "pid=\"$other\"" prom.txt || true)"
+  exec {hold}>&-
+  wait "$other"
+else
+  echo "NOT TESTED: another network namespace, which may not be made here"
+fi
+
 # --- Wrong options ---------------------------------------------------------------
 for bad in "--watch 0" "--watch x" "--over 1 --watch 1" "--pid 0" "--pid x" \
   "--timeout 0" "--json --prometheus" "--nonsense" "word"; do

@@ -111,7 +111,8 @@ void Report(const std::string& about, const std::string& wanted,
       fmt::format("no lane: {} ({}); TCP works: {}", result.reason_text,
                   result.reason, works),
       mend.empty() || result.reason != "policy" ? MendOf(result.reason) : mend);
-  if (!result.peer_reason.empty() && result.peer_reason != result.reason) {
+  if (!result.peer_reason.empty() && result.peer_reason != "?" &&
+      result.peer_reason != result.reason) {
     findings->Note(about,
                    fmt::format("the other end says: {}", result.peer_reason));
   }

@@ -24,6 +24,7 @@
 #include <vector>
 
 #include "lib/base/clock.h"
+#include "lib/base/reason.h"
 #include "tools/rcsock/doctor/host.h"
 #include "tools/rcsock/stat/ask.h"
 #include "tools/rcsock/stat/picture.h"
@@ -36,6 +37,8 @@ constexpr std::size_t kMessage = 64;
 // 'h' hello, 'e' echo, 'r' report.
 constexpr char kHello[] = "hrcsock-doctor 1";
 constexpr int kPatienceMs = 5000;
+// When to look whether there can be one at all.
+constexpr int kFirstGuessMs = 200;
 constexpr int kRoundTrips = 500;
 constexpr int kMostClients = 16;
 
@@ -86,6 +89,16 @@ bool Look(int fd, posix::SnapshotStream* stream) {
     }
   }
   return false;
+}
+
+// What is known of it from outside, if there is no thread to ask: it has never
+// looked for a lane.
+void Guess(int fd, posix::SnapshotStream* stream) {
+  for (const ProcessPicture& process : Collect({::getpid(), 1000}).processes) {
+    for (const StreamPicture& one : process.streams) {
+      if (one.is.fd == fd) *stream = one.is;
+    }
+  }
 }
 
 void SetTimeouts(int fd) {
@@ -251,6 +264,7 @@ bool RoundTrip(int fd, std::uint32_t number, std::string* error) {
 void AwaitLane(int fd, ProbeResult* result) {
   const std::uint64_t start = base::NowNs();
   posix::SnapshotStream stream{};
+  bool guessed = false;
   for (std::uint32_t n = 0;; ++n) {
     for (int i = 0; i < 16; ++i) {
       if (!RoundTrip(fd, n, &result->error)) return;
@@ -258,22 +272,21 @@ void AwaitLane(int fd, ProbeResult* result) {
     const bool told = Look(fd, &stream);
     const double ms = static_cast<double>(base::NowNs() - start) * 1e-6;
     const bool on_lane = told && stream.state == posix::SnapshotState::kOnLane;
-    if (!on_lane && ms < kPatienceMs) {
+    if (!told && !guessed && ms > kFirstGuessMs) {
+      guessed = true;
+      Guess(fd, &stream);
+    }
+    const bool hopeless =
+        guessed &&
+        stream.reason == static_cast<std::uint8_t>(base::Reason::kPolicy);
+    if (!on_lane && !hopeless && ms < kPatienceMs) {
       ::usleep(2000);  // its peer's processor may be this one
       continue;
     }
     result->promoted_ms = ms;
     result->lane = on_lane ? LaneName(stream.lane) : "tcp";
     result->device = stream.device;
-    if (!told) {
-      // No thread to ask: it has never looked.
-      for (const ProcessPicture& process :
-           Collect({::getpid(), 1000}).processes) {
-        for (const StreamPicture& one : process.streams) {
-          if (one.is.fd == fd) stream = one.is;
-        }
-      }
-    }
+    if (!told) Guess(fd, &stream);
     if (!on_lane) {
       result->reason = ReasonName(stream.reason);
       result->reason_text =
