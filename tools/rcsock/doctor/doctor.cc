@@ -208,8 +208,11 @@ int Doctor(const DoctorOptions& options) {
     if (verbs && found) ExamineRoute(address, host, &findings);
     std::uint8_t peer[16] = {};
     if (found) MappedAddress(address, peer);
-    Report("to " + host, "", Probe(host, port, ""),
-           found ? rules.Against("", peer, port) : "", &findings);
+    std::string rule;
+    if (found) rule = rules.Against("", peer, port);
+    // To another host there is no other lane.
+    if (found && rule.empty()) rule = rules.Against("rdma", peer, port);
+    Report("to " + host, "", Probe(host, port, ""), rule, &findings);
   }
   if (options.json) std::cout << findings.Json();
   return findings.AnyBad() ? 1 : 0;

@@ -83,7 +83,9 @@ std::string Reasons::Against(const std::string& lane, const std::uint8_t* peer,
     for (const bool accepted : {false, true}) {
       if (accepted && !here) continue;
       const base::Terms terms = base::TermsFor(config, peer, port, accepted);
-      if (lane == "shm" ? !terms.shm : !terms.shm && !terms.rdma) {
+      if (lane == "shm"    ? !terms.shm
+          : lane == "rdma" ? !terms.rdma
+                           : !terms.shm && !terms.rdma) {
         return one.place;
       }
     }
