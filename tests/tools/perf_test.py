@@ -257,7 +257,7 @@ def test_fallback_is_no_success():
         check("NOT USED" in result.stdout, result)
         with tempfile.TemporaryDirectory() as directory:
             path = pathlib.Path(directory, "out.html")
-            report = server.client("--report", path, "-t", 0.01, "--settle", 0,
+            report = server.client("--report", path, "-t", 0.05, "--settle", 0,
                                    "--transport", "tcp,verbs")
             check(report.returncode == 3, report)
             check("RDMA" in path.read_text(), "the page does not say why")
@@ -300,7 +300,7 @@ def test_report():
         check(os.listdir(directory) == ["out.html"], os.listdir(directory))
 
 
-def test_once():
+def test_once_says_how_it_went():
     for wrong, status in (False, 0), (True, 1):
         with Server("-1") as server:
             if wrong:
@@ -507,6 +507,7 @@ def test_ends_that_go_away():
             client = started(server, "--transport", transport)
             server.process.kill()
             failed(ended(client), 1)
+            server.process.wait(LIMIT)
         with Server() as server:
             client = started(server, "--transport", transport)
             workers = [pid for pid, line in ours().items()
