@@ -7,7 +7,8 @@ set -uo pipefail
 both=$1 shim=$2 mode=$3
 shift 3
 key=$(mktemp)
-trap 'rm -f "$key"' EXIT
+out=$(mktemp)
+trap 'rm -f "$key" "$out"' EXIT
 # Without a key an end that only receives stays on TCP.
 printf 'a key that both ends have: %032d' 0 >"$key"
 export PAIR_ADDRESS=$RDMA_IP RCSOCK_LANES=rdma RCSOCK_KEY_FILE=$key
@@ -16,11 +17,12 @@ export PAIR_SCALE=25
 # nested: completions of its own make an epoll descriptor look readable to
 # poll() once more (docs/compatibility.md).  The others are about loopback.
 export PAIR_SKIP=nested,connect_to_no_address,zerocopy_ipv6,zerocopy_mapped
-failed=0
+failed=0 promoted=0
 for program in "$@"; do
   for try in 1 2 3; do
     echo "== $program, $mode, try $try"
-    if "$both" "$program" "$shim" "$mode"; then
+    if "$both" "$program" "$shim" "$mode" | tee "$out"; then
+      promoted=$((promoted + $(sed -n 's/^\([0-9]*\) promotions$/\1/p' "$out")))
       ((try == 1)) || echo "NOT AT ONCE: $program, $mode: passed in try $try"
       continue 2
     fi
@@ -28,4 +30,8 @@ for program in "$@"; do
   echo "FAILED: $program, $mode, in three tries"
   failed=1
 done
+if [[ $failed == 0 && $promoted == 0 ]]; then
+  echo "FAILED: nothing was on a lane"
+  failed=1
+fi
 exit "$failed"
