@@ -616,6 +616,7 @@ class alignas(64) Sock final : public File,
   bool starve_timer_ = false;
   bool tx_wait_ = false;  // somebody waits for the anchor to take more
   std::uint64_t starve_acked_ = 0;
+  std::uint64_t starve_posted_ = 0;  // when there was last no room
   std::uint64_t starve_since_ns_ = 0;
   int starve_late_ = 0;  // looks in a row that came too late to tell
   std::uint32_t watch_events_ = 0;

@@ -247,7 +247,9 @@ constexpr std::uint32_t kStarvedMs = 100;
 constexpr int kMostLate = 5;
 
 void Sock::WatchStarved() {
-  if (starve_timer_ || lane_ == nullptr) return;
+  if (lane_ == nullptr) return;
+  starve_posted_ = lane_->Posted();
+  if (starve_timer_) return;
   Conductor* conductor = Conductor::IfRunning();
   if (conductor == nullptr) return;
   starve_timer_ = true;
@@ -262,8 +264,13 @@ void Sock::OnStarved() {
   rx_latch.lock();
   starve_timer_ = false;
   if (mode() != Mode::kEngine || stream_ == nullptr || lane_ == nullptr ||
-      !stream_->FastTx() || lane_->Writable() > 0) {
+      !stream_->FastTx()) {
     starve_late_ = 0;
+  } else if (lane_->Writable() > 0) {
+    starve_late_ = 0;
+    // A receiver puts off telling of a little room while there is more to take,
+    // and may then take no more: who found no room has not been told of it.
+    if (lane_->Posted() == starve_posted_) WakeTx();
   } else if (lane_->Acked() != starve_acked_) {
     starve_late_ = 0;
     // Who waits now may have begun while this timer ran, and armed none.

@@ -168,7 +168,12 @@ bool Stream::FlushOut() {
           pfin_known_ && tx_ == Tx::kLane &&
           (fin_acked_ || (lane_ != nullptr && AckedOff() == tx_off_));
       if (n != -EPIPE && so_error_ == 0 && !nothing) {
-        so_error_ = pfin_known_ ? EPIPE : static_cast<int>(-n);
+        if (rx_ == Rx::kFrames && !pfin_known_) {
+          // The kernel tells of a reset once, and this time told the writer.
+          send_error_ = static_cast<int>(-n);
+        } else {
+          so_error_ = pfin_known_ ? EPIPE : static_cast<int>(-n);
+        }
       }
       tx_broken_ = true;
       out_.Clear();
@@ -225,7 +230,10 @@ ssize_t Stream::ReadSlow(const iovec* iov, int count, std::size_t total,
     // Behind the peer's FIN there is nothing but the end, whatever came after.
     const bool past_fin = pfin_known_ && rx_off_ == pfin_;
     if (so_error_ != 0 && !past_fin) {
-      result = -TakeError();
+      // What had come before it is still there.
+      ssize_t n = 0;
+      if (rx_ == Rx::kRaw && !accept_ && !eof_) n = RecvRaw(iov, count, peek);
+      result = n > 0 ? n : -TakeError();
       break;
     }
     if (AtEof()) {

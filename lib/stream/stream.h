@@ -364,6 +364,7 @@ class Stream {
   bool last_write_ = false;   // ... but TCP would not know it yet
   bool failed_ = false;       // the peer broke the rules
   int so_error_ = 0;          // told once
+  int send_error_ = 0;        // heard by a frame: for OnTcpEnd to judge
   std::uint64_t pfin_ = 0;
 
   std::uint8_t hs_[kFrameSize] = {};  // a frame or COMMIT, partly read

@@ -621,6 +621,8 @@ void Stream::OnTcpEnd(int error) {
   // What landed before the end was noticed still says where bytes belong.
   TakeCtl();
   if (eof_ || failed_) return;
+  if (error == 0) error = send_error_;
+  send_error_ = 0;
   Emit(kRxReady | kTxReady);
   if (rx_ == Rx::kFrames) {
     if (tx_ == Tx::kLane || tx_ == Tx::kDown) {
@@ -674,6 +676,10 @@ void Stream::PeerDied(int error) {
                (tx_ != Tx::kLane || acked <= x_ || fin_sent_ || pfin_known_)) {
       error = 0;
     }
+  } else if (raw_tx && rx_ == Rx::kFrames && tx_off_ == x_ && !peer_resets_) {
+    // On the way back to TCP: nothing of the application's is behind our RAW,
+    // which a peer that has not said RAW itself may have left unread.
+    error = 0;
   }
   if (error != 0 && so_error_ == 0) so_error_ = pfin_known_ ? EPIPE : error;
   // After an orderly end the kernel decides what becomes of a write: it takes

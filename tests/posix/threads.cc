@@ -629,6 +629,29 @@ void BothWrite(int fd) {
 
 Case both_write("both_write", BothWrite, BothWrite);
 
+// The reader takes a little of a full ring, too little to wake the writer for,
+// and then no more before all is written: TCP has room for that.
+Case reader_pauses(
+    "reader_pauses",
+    [](int fd) {
+      std::vector<char> bytes(1'200'000);
+      Barrier();
+      SendAll(fd, bytes.data(), bytes.size());
+      Barrier();
+    },
+    [](int fd) {
+      std::vector<char> got(1'200'000);
+      Barrier();
+      // (What has come before counts towards the first wake-up.)
+      for (int i = 0; i < 2; ++i) {
+        ::poll(nullptr, 0, 20);
+        RecvAll(fd, got.data(), 40'000);
+      }
+      Barrier();
+      RecvAll(fd, got.data(), got.size() - 80'000);
+      Log("done");
+    });
+
 // A program that talks to itself: more than a ring before it reads.
 Case self_talk(
     "self_talk",

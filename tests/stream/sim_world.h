@@ -54,6 +54,14 @@ class SimAnchor final : public Anchor {
       return -EPIPE;
     }
     if (tcp_->resets[end_]) return -ECONNRESET;
+    const int budget = tcp_->budget[end_];
+    SimPipe& from = tcp_->pipe[1 - end_];
+    if (from.rst && (budget < 0 || (budget > 0 && from.bytes.empty()))) {
+      // It has come: told once, to whoever asks first.
+      from.rst = false;
+      from.fin = true;
+      return -ECONNRESET;
+    }
     if (tcp_->dead[1 - end_]) {
       // The first write after the peer's end is answered by RST.
       if (tcp_->rng == 0 || tcp_->Random() % 2 == 0) {
@@ -176,7 +184,7 @@ struct StreamTestAccess {
     u8(s.pfin_known_ | s.eof_ << 1 | s.tx_broken_ << 2 | s.failed_ << 3 |
        (s.so_error_ != 0 ? 16 : 0) | s.peer_resets_ << 5);
     u64(s.pfin_);
-    u8(s.hs_have_ | s.last_write_ << 6);
+    u8(s.hs_have_ | s.last_write_ << 6 | (s.send_error_ != 0 ? 128 : 0));
     to->append(reinterpret_cast<const char*>(s.hs_), s.hs_have_);
     queue(s.out_);
     queue(s.stash_);

@@ -482,6 +482,61 @@ TEST_F(PairTest, KilledPeerThatHadReadAllGivesEof) {
   EXPECT_EQ(Put(0, "x"), 1);
 }
 
+// A peer that is killed with a frame of ours unread: the kernel resets, and it
+// is our next frame that hears of it.
+TEST_F(PairTest, AFrameThatMeetsTheResetOfAnUnreadFrameIsNoError) {
+  Promote();
+  world_.link.auto_credit = false;
+  world_.Kill(1, false);
+  world_.tcp.pipe[1].fin = false;
+  world_.tcp.pipe[1].rst = true;
+  S(0).Demote(base::Reason::kLaneError);
+  Go();
+  EXPECT_EQ(S(0).Readiness() & POLLERR, 0u);
+  EXPECT_EQ(S(0).TakeError(), 0);
+  EXPECT_EQ(Get(0), "");
+}
+
+TEST_F(PairTest, AFrameThatMeetsTheResetOfUnreadBytesIsAnError) {
+  Promote();
+  Put(1, "words");
+  Put(0, "unread");
+  world_.link.auto_credit = false;
+  world_.Kill(1, false);
+  world_.tcp.pipe[1].fin = false;
+  world_.tcp.pipe[1].rst = true;
+  S(0).Demote(base::Reason::kLaneError);
+  Go();
+  EXPECT_EQ(Get(0), "words");
+  EXPECT_EQ(Get(0), "error 104");
+  EXPECT_EQ(Get(0), "");
+}
+
+TEST_F(PairTest, BytesThatCameBeforeTheResetComeBeforeItsError) {
+  EXPECT_EQ(Put(1, "words"), 5);
+  Up();
+  EXPECT_EQ(Put(0, "x"), 1);
+  world_.Kill(1, false);
+  world_.tcp.pipe[1].fin = false;
+  world_.tcp.pipe[1].rst = true;
+  S(0).Timer();  // "x" meets the reset
+  EXPECT_EQ(Get(0), "words");
+  EXPECT_EQ(Get(0), "error 104");
+  EXPECT_EQ(Get(0), "");
+}
+
+// It has said that it leaves the lane, and dies before it has read our answer.
+TEST_F(PairTest, KilledOnTheWayBackToTcpWithOurFramesUnread) {
+  Promote();
+  S(0).Demote(base::Reason::kPolicy);
+  S(1).Progress();
+  EXPECT_EQ(S(1).tx(), Tx::kRaw);
+  world_.Kill(0, false);
+  Go();
+  EXPECT_EQ(Get(1), "");
+  EXPECT_EQ(Get(1), "");
+}
+
 TEST_F(PairTest, WrongMacAbortsAndTheByteGoesRaw) {
   Up();
   // The responder has seen other bytes than the proposer sent.
