@@ -657,6 +657,49 @@ Case zerocopy_wakes(
       HearOf(fd, 0, 1);
     });
 
+// A poll for input is about to sleep, or asleep, or has not begun: it is told.
+constexpr int kZeroCopyRounds = 2000;
+
+void PollWhileDue(int fd) {
+  AllowZeroCopy(fd);
+  std::atomic<int> round{-1};
+  std::thread sender([&] {
+    Random random{Seed()};
+    for (int i = 0; i < kZeroCopyRounds; ++i) {
+      while (round != i) std::atomic_signal_fence(std::memory_order_seq_cst);
+      for (std::uint64_t n = random.Below(10'000); n > 0; --n) {
+        std::atomic_signal_fence(std::memory_order_seq_cst);
+      }
+      SendPiece(fd, MSG_ZEROCOPY);
+    }
+  });
+  int told = 0;
+  for (int i = 0; i < kZeroCopyRounds; ++i) {
+    round = i;
+    while (told <= i) {
+      pollfd one{fd, POLLIN, 0};
+      if (::poll(&one, 1, 5000) != 1) Fail("not told of %d", told);
+      alignas(cmsghdr) char control[200];
+      msghdr message{};
+      message.msg_control = control;
+      message.msg_controllen = sizeof control;
+      while (::recvmsg(fd, &message, MSG_ERRQUEUE | MSG_DONTWAIT) == 0) {
+        sock_extended_err error;
+        std::memcpy(&error, CMSG_DATA(CMSG_FIRSTHDR(&message)), sizeof error);
+        told += static_cast<int>(error.ee_data - error.ee_info) + 1;
+        message.msg_controllen = sizeof control;
+      }
+    }
+  }
+  sender.join();
+  Log("told of %d", told);
+  Barrier();
+}
+
+Case zerocopy_polls("zerocopy_poll_for_input",
+                    [](int fd) { TakePieces(fd, kZeroCopyRounds); },
+                    PollWhileDue, {.seconds = 60});
+
 Case zerocopy_not_allowed(
     "zerocopy_not_allowed", [](int fd) { TakePieces(fd, 2); },
     [](int fd) {

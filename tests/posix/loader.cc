@@ -310,6 +310,35 @@ Case apart_library("dlmopen", ServeLibrary, [](int fd) {
   UseLibrary(fd, ::dlmopen(LM_ID_NEWLM, path.c_str(), RTLD_NOW), false);
 });
 
+// liburing and libaio that only a library opened late has brought.
+void UsePlug(int fd) {
+  void* const plug =
+      ::dlopen(Beside("libplug.so").c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (plug == nullptr) Fail("dlopen: %s", ::dlerror());
+  for (const char* name : {"TalkByUring", "TalkByAio"}) {
+    using Talk = int (*)(int, char*, int);
+    const auto talk = reinterpret_cast<Talk>(::dlsym(plug, name));
+    CHECK_THAT(talk != nullptr);
+    char bytes[16];
+    char expected[16];
+    std::memset(bytes, name[6], sizeof bytes);
+    std::memcpy(expected, bytes, sizeof bytes);
+    const int n = talk(fd, bytes, sizeof bytes);
+    Log("%s: %s", name, n < 0 ? ErrorName(-n) : "done");
+    if (n >= 0) CHECK_THAT(n == 16 && std::memcmp(bytes, expected, 16) == 0);
+  }
+  Call(fd, 100);
+  Result("close", ::close(fd));
+}
+
+Case plug(
+    "dlopen_uring_and_aio",
+    [](int fd) {
+      char text[16];
+      while (::recv(fd, text, 16, MSG_WAITALL) == 16) SendAll(fd, text, 16);
+    },
+    UsePlug);
+
 // --- Programs that no preload reaches
 
 void SpeakToCat(int fd) {

@@ -366,6 +366,29 @@ Case after_vfork(
     },
     WarmCat);
 
+// ... and no exec after all: it has the connection alone, as before.
+Case failed_vfork(
+    "vfork_exec_fails_warm",
+    [](int fd) {
+      const pid_t first = ::fork();
+      if (first == 0) ::_exit(0);
+      LogChild(first);
+      const pid_t child = ::vfork();
+      if (child == 0) {
+        ::execl("/nowhere/cat", "cat", static_cast<char*>(nullptr));
+        ::_exit(98);
+      }
+      LogChild(child);
+      Warm(fd);
+      Echo(fd, 100);
+      LogDrain(fd);
+    },
+    [](int fd) {
+      Warm(fd);
+      Call(fd, 100);
+      ::close(fd);
+    });
+
 // One process reads, then another one, then the first again: each knows how far
 // the others have come.
 Case after_turns(

@@ -1,0 +1,64 @@
+// The table of connections that several processes hold, when it is full.
+#include "lib/posix/holders.h"
+
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <set>
+
+#include "lib/posix/process.h"
+
+namespace rcsock::posix {
+namespace {
+
+constexpr int kAll = 1 << 17;
+
+TEST(HoldersTest, AFullTableRefusesAndWhatIsLetGoIsFoundAgain) {
+  std::set<int> numbers;
+  for (int i = 0; i < kAll; ++i) {
+    const int number = MakeHolding();
+    ASSERT_GE(number, 0) << i;
+    ASSERT_TRUE(numbers.insert(number).second) << number;
+  }
+  EXPECT_EQ(FindHolding(kAll), nullptr);
+  EXPECT_EQ(FindHolding(-1), nullptr);
+  EXPECT_EQ(MakeHolding(), -1);
+
+  // Let go by two holders of which one is another process.
+  constexpr int kFree = kAll / 2 + 7;
+  Holding* const one = FindHolding(kFree);
+  one->tx = 5;
+  one->count.fetch_add(1);
+  EXPECT_FALSE(one->Alone());
+  const pid_t child = ::fork();
+  if (child == 0) {
+    FindHolding(kFree)->Leave();
+    ::_exit(0);
+  }
+  ASSERT_EQ(::waitpid(child, nullptr, 0), child);
+  EXPECT_TRUE(one->Alone());
+  one->Leave();
+  EXPECT_EQ(one->count.load(), 0u);
+
+  // One with the mark is free only once the last has left.
+  constexpr int kSpoilt = 3;
+  Holding* const other = FindHolding(kSpoilt);
+  other->count.fetch_or(Holding::kSpoilt);
+  EXPECT_FALSE(other->Alone());
+  other->Leave();
+  EXPECT_EQ(other->count.load(), 0u);
+
+  // No call looks through all of a full table, but all of it is looked at.
+  std::set<int> found;
+  for (int i = 0; i < 2 * kAll / 512; ++i) {
+    if (const int number = MakeHolding(); number >= 0) found.insert(number);
+  }
+  EXPECT_EQ(found, (std::set<int>{kFree, kSpoilt}));
+  EXPECT_EQ(one->tx.load(), 0u);
+  EXPECT_TRUE(one->Alone());
+  EXPECT_EQ(MakeHolding(), -1);
+}
+
+}  // namespace
+}  // namespace rcsock::posix
