@@ -97,7 +97,8 @@ def socat_relay(run):
     back = run.start("socat",
                      f"TCP-LISTEN:{port},bind={run.address},reuseaddr,fork",
                      "EXEC:cat,nofork", port=port)
-    relay = run.start("socat",
+    # (It drops what is on its way half a second after one end, unless told.)
+    relay = run.start("socat", "-t", "20",
                       f"TCP-LISTEN:{front},bind={run.address},reuseaddr,fork",
                       f"TCP:{run.address}:{port}", port=front)
     data = content()[:96 << 20]

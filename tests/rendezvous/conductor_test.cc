@@ -88,6 +88,16 @@ TEST(Conductor, Timers) {
   }));
 }
 
+int Threads() {
+  int threads = 0;
+  DIR* dir = ::opendir("/proc/self/task");
+  while (const dirent* entry = ::readdir(dir)) {
+    if (entry->d_name[0] != '.') ++threads;
+  }
+  ::closedir(dir);
+  return threads;
+}
+
 TEST(Conductor, StopsAndStartsAgain) {
   ExpectSuccess(Spawn([] {
     Conductor* first = GetConductor();
@@ -107,13 +117,8 @@ TEST(Conductor, StopsAndStartsAgain) {
     EXPECT_EQ(waiting->failed, Reason::kNoThread);
     EXPECT_NE(c->lost, Reason::kNone);
     EXPECT_NE(c->lane->State(), Reason::kNone);
-    int threads = 0;
-    DIR* dir = ::opendir("/proc/self/task");
-    while (const dirent* entry = ::readdir(dir)) {
-      if (entry->d_name[0] != '.') ++threads;
-    }
-    ::closedir(dir);
-    EXPECT_EQ(threads, 1);
+    // (pthread_join returns a moment before the kernel forgets the thread.)
+    EXPECT_TRUE(Eventually([] { return Threads() == 1; }));
     // The old pointer does nothing, and hurts nothing.
     first->Post([] { ADD_FAILURE(); });
     first->After(0, [] { ADD_FAILURE(); });
