@@ -165,7 +165,7 @@ bool Stream::FlushOut() {
       // the FIN if it came as a frame; and nothing at all if only frames were
       // still to go: to TCP its end would have been an orderly one.
       const bool nothing =
-          pfin_known_ && tx_ == Tx::kLane &&
+          pfin_known_ && (tx_ == Tx::kLane || tx_ == Tx::kDown) &&
           (fin_acked_ || (lane_ != nullptr && AckedOff() == tx_off_));
       if (n != -EPIPE && so_error_ == 0 && !nothing) {
         if (rx_ == Rx::kFrames && !pfin_known_) {

@@ -464,6 +464,24 @@ TEST_F(PairTest, AFrameThatIsAnsweredByAResetIsNoError) {
   EXPECT_EQ(Get(0), "");
 }
 
+// ... and the frame may be the word that we leave the lane, which has ended
+// with the peer's process.
+TEST_F(PairTest, LeavingTheLaneOfAPeerThatHasEndedIsNoError) {
+  Promote();
+  EXPECT_EQ(Put(1, "all"), 3);
+  EXPECT_EQ(Get(0), "all");
+  EXPECT_EQ(Put(0, "too"), 3);
+  EXPECT_EQ(Get(1), "too");
+  S(1).Close(false);
+  Go();
+  EXPECT_EQ(Get(0), "");
+  world_.tcp.resets[0] = true;
+  S(0).Demote(base::Reason::kLaneError);
+  EXPECT_EQ(S(0).Readiness() & POLLERR, 0u);
+  EXPECT_EQ(S(0).TakeError(), 0);
+  EXPECT_EQ(Get(0), "");
+}
+
 TEST_F(PairTest, AResetWithAnOffsetIsHostile) {
   Promote();
   FrameBytes bytes = Encode(Frame{FrameKind::kReset, 0, 1, 1});
