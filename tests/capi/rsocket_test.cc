@@ -102,6 +102,12 @@ class RsocketTest : public testing::Test {
     } while (true);
   }
 
+  struct Unmapped {
+    RsocketTest* test;
+    std::vector<unsigned char>* memory;
+    ~Unmapped() { riounmap(test->other_, memory->data(), memory->size()); }
+  };
+
   // Writes by `one_` into memory that `other_` has mapped, many times.
   void WriteAndLook() {
     std::vector<unsigned char> memory(100'000), from(memory.size());
@@ -182,23 +188,31 @@ TEST_F(RsocketTest, WritesComeOnce) {
   ASSERT_TRUE(Promoted()) << rcs_get_reason(one_);
   std::vector<unsigned char> memory(100'000);
   ASSERT_TRUE(MapUntilDirect(&memory));
+  // Before it is freed: the device may still write there.
+  const Unmapped at_the_end{this, &memory};
   Sync();
-  for (unsigned char round = 100; round < 104; ++round) {
+  constexpr int kRounds = 4;
+  int rounds = 0;
+  for (unsigned char round = 100; rounds < kRounds; ++round) {
     SCOPED_TRACE(int{round});
+    // (A lane may be lost at any time; then it is the stream that has written.)
+    ASSERT_LT(round, 100 + 5 * kRounds);
     const std::vector<unsigned char> from(memory.size(), round);
     const std::uint64_t before = Sent();
     ASSERT_EQ(riowrite(one_, from.data(), from.size(), 0, 0), from.size());
-    ASSERT_LT(Sent() - before, from.size());
-    const time_t end = std::time(nullptr) + 20;
-    volatile unsigned char* const last = &memory.back();
-    while (*last != round && std::time(nullptr) < end) ::sched_yield();
-    ASSERT_EQ(*last, round);
-    std::fill(memory.begin(), memory.end(), 1);
-    ASSERT_EQ(rcs_demote(one_, -1), 0) << std::strerror(errno);
-    Sync();
-    EXPECT_EQ(memory, std::vector<unsigned char>(memory.size(), 1));
-    // And the next one comes, by whichever way, with the last of its bytes.
-    ASSERT_EQ(riowrite(one_, from.data(), from.size(), 0, 0), from.size());
+    if (Sent() - before < from.size()) {
+      ++rounds;
+      const time_t end = std::time(nullptr) + 20;
+      volatile unsigned char* const last = &memory.back();
+      while (*last != round && std::time(nullptr) < end) ::sched_yield();
+      ASSERT_EQ(*last, round);
+      std::fill(memory.begin(), memory.end(), 1);
+      ASSERT_EQ(rcs_demote(one_, -1), 0) << std::strerror(errno);
+      Sync();
+      EXPECT_EQ(memory, std::vector<unsigned char>(memory.size(), 1));
+      // And the next one comes, by whichever way, with the last of its bytes.
+      ASSERT_EQ(riowrite(one_, from.data(), from.size(), 0, 0), from.size());
+    }
     Sync();
     EXPECT_EQ(memory, from);
     ASSERT_EQ(rcs_promote(one_), 0) << std::strerror(errno);
