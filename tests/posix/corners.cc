@@ -658,14 +658,15 @@ Case zerocopy_wakes(
     });
 
 // A poll for input is about to sleep, or asleep, or has not begun: it is told.
-constexpr int kZeroCopyRounds = 2000;
+int ZeroCopyRounds() { return Scale(1000); }
 
 void PollWhileDue(int fd) {
   AllowZeroCopy(fd);
+  const int rounds = ZeroCopyRounds();
   std::atomic<int> round{-1};
   std::thread sender([&] {
     Random random{Seed()};
-    for (int i = 0; i < kZeroCopyRounds; ++i) {
+    for (int i = 0; i < rounds; ++i) {
       while (round != i) std::atomic_signal_fence(std::memory_order_seq_cst);
       for (std::uint64_t n = random.Below(10'000); n > 0; --n) {
         std::atomic_signal_fence(std::memory_order_seq_cst);
@@ -674,7 +675,7 @@ void PollWhileDue(int fd) {
     }
   });
   int told = 0;
-  for (int i = 0; i < kZeroCopyRounds; ++i) {
+  for (int i = 0; i < rounds; ++i) {
     round = i;
     while (told <= i) {
       pollfd one{fd, POLLIN, 0};
@@ -697,7 +698,7 @@ void PollWhileDue(int fd) {
 }
 
 Case zerocopy_polls("zerocopy_poll_for_input",
-                    [](int fd) { TakePieces(fd, kZeroCopyRounds); },
+                    [](int fd) { TakePieces(fd, ZeroCopyRounds()); },
                     PollWhileDue, {.seconds = 60});
 
 Case zerocopy_not_allowed(
