@@ -107,7 +107,10 @@ class Session:
 
     def output_of(self, *command, timeout, rcsock=True):
         """Runs a command to its end; returns its standard output."""
-        process = self.start(*command, rcsock=rcsock)
+        return self.result(self.start(*command, rcsock=rcsock), timeout)
+
+    def result(self, process, timeout):
+        """Waits for what start() began; returns its standard output."""
         try:
             out, _ = process.communicate(timeout=timeout)
         except subprocess.TimeoutExpired:
