@@ -19,6 +19,19 @@
 
 namespace hook = rcsock::posix::hook;
 
+// With the hooks that they go to: see hooks_data.cc.
+extern "C" {
+[[gnu::hot]] ssize_t read(int, void*, size_t);
+[[gnu::hot]] ssize_t write(int, const void*, size_t);
+[[gnu::hot]] ssize_t recv(int, void*, size_t, int);
+[[gnu::hot]] ssize_t send(int, const void*, size_t, int);
+[[gnu::hot]] ssize_t readv(int, const iovec*, int);
+[[gnu::hot]] ssize_t writev(int, const iovec*, int);
+[[gnu::hot]] ssize_t recvmsg(int, msghdr*, int);
+[[gnu::hot]] ssize_t sendmsg(int, const msghdr*, int);
+[[gnu::hot]] int epoll_wait(int, epoll_event*, int, int);
+}
+
 #define CALL(group, result, name, params, args, doc) \
   RCSOCK_EXPORT result name params { return hook::name args; }
 #define CALLV(group, name, params, args, doc)                          \

@@ -94,6 +94,8 @@ struct Registry {
     if (!interest->direct) return;
     EpollSet* set = interest->set;
     interest->direct = false;
+    // What it has is told by nobody else; its next message has its bit.
+    if (set->heats_.load(std::memory_order_relaxed)) MakeReady(interest);
     for (int i = 0; i < set->direct_used_; ++i) {
       if (set->direct_members_[i] != interest) continue;
       set->direct_members_[i] = set->direct_members_[--set->direct_used_];
@@ -157,6 +159,7 @@ struct Registry {
     }
     if (set->user_count_.fetch_sub(1, std::memory_order_seq_cst) == 1) {
       set->crowded_.store(false, std::memory_order_relaxed);
+      set->heats_.store(false, std::memory_order_relaxed);
     }
     set->ready_latch_.lock();
     set->UnlinkReady(interest);
@@ -285,6 +288,7 @@ void EpollSet::Free() {
   registered_ = 0;
   fd_ = -1;
   crowded_.store(false, std::memory_order_relaxed);
+  heats_.store(false, std::memory_order_relaxed);
   interest_latch.unlock();
   wait_latch_.lock();
   poller_.reset();
@@ -806,12 +810,70 @@ void EpollSet::LeaveDirect() {
       sock = direct_members_[0]->sock;
       sock->Ref();
       Registry::DropDirect(direct_members_[0]);
+    } else if (crowded_.load(std::memory_order_relaxed)) {
+      heats_.store(true, std::memory_order_relaxed);
     }
     interest_latch.unlock();
     if (sock == nullptr) return;
     InterestsNotify(sock);
     sock->Unref();
   }
+}
+
+// It has been reported, and not long before: the next report may come by a
+// direct look.  (Level-triggered input alone, in shared memory.)
+void EpollSet::Heat(Interest* interest, Sock* sock) {
+  if (rests_) {
+    if (wait_number_ - rest_from_ < kRestWaits) return;
+    rests_ = false;
+  }
+  constexpr std::uint32_t kOther = EPOLLOUT | EPOLLWRNORM | EPOLLONESHOT |
+                                   static_cast<std::uint32_t>(EPOLLET);
+  const std::uint32_t events = interest->events.load(std::memory_order_relaxed);
+  if ((events & EPOLLIN) == 0 || (events & kOther) != 0 ||
+      sock->source() != nullptr) {
+    return;
+  }
+  interest_latch.lock();
+  if (heats_.load(std::memory_order_relaxed) && interest->set == this &&
+      interest->in_user.load(std::memory_order_relaxed) && !interest->direct &&
+      sock->interests == interest && interest->next_of_sock == nullptr &&
+      direct_used_ < kMostHot) {
+    interest->direct = true;
+    direct_members_[direct_used_++] = interest;
+    dirty_.store(true, std::memory_order_seq_cst);
+  }
+  interest_latch.unlock();
+}
+
+// Hot streams that are so no longer make room.  If the looks find hardly
+// anything, because the traffic is spread over many, they are given up for a
+// while.
+void EpollSet::Cool() {
+  const bool all = hot_hits_ < kCoolWaits / 4;
+  hot_hits_ = 0;
+  if (direct_count_ == 0) return;
+  interest_latch.lock();
+  for (int d = direct_used_; d-- > 0;) {
+    Interest* interest = direct_members_[d];
+    if (all || wait_number_ - interest->told > kCoolWaits) {
+      Registry::DropDirect(interest);
+    }
+  }
+  interest_latch.unlock();
+  if (all) {
+    rests_ = true;
+    rest_from_ = wait_number_;
+  }
+}
+
+// Input of a hot stream needs no bit: it is found by every wait.  With the
+// interest latch.
+bool EpollSet::LooksAt(const Interest* interest, const Sock* sock) const {
+  return interest->direct && heats_.load(std::memory_order_relaxed) &&
+         (interest->events.load(std::memory_order_relaxed) &
+          static_cast<std::uint32_t>(EPOLLET)) == 0 &&
+         sock->OnLane();
 }
 
 // Reports the direct streams that have something to read, past the ready list.
@@ -916,6 +978,10 @@ int EpollSet::DrainPoller() {
       for (Interest* i = sock->interests; i != nullptr; i = i->next_of_sock) {
         if (!i->in_user.load(std::memory_order_relaxed)) continue;
         if (i->dormant.load(std::memory_order_relaxed)) continue;
+        if (found[c].flags == lane::kCompletionRx && i->set == this &&
+            LooksAt(i, sock)) {
+          continue;
+        }
         i->edge.store(true, std::memory_order_relaxed);
         if (i->set == this) {
           LinkReady(i);
@@ -991,7 +1057,11 @@ int EpollSet::Collect(epoll_event* out, int capacity) {
       }
       // The list may have become shorter meanwhile: what has been put back
       // would come again.
+      const std::uint32_t ago = wait_number_ - interest->told;
       interest->told = wait_number_;
+      if (ago <= kHotWaits && heats_.load(std::memory_order_relaxed)) {
+        Heat(interest, sock);
+      }
       out[filled].events = ready;
       out[filled].data.u64 = interest->data.load(std::memory_order_relaxed);
       ++filled;
@@ -1086,11 +1156,14 @@ bool EpollSet::KernelDueNext() const {
 
 [[gnu::flatten]] int EpollSet::QuickWait(epoll_event* out, int capacity,
                                          bool may_wait) {
-  if (crowded_.load(std::memory_order_relaxed) || KernelDueNext()) return 0;
+  const bool heats = heats_.load(std::memory_order_relaxed);
+  if ((crowded_.load(std::memory_order_relaxed) && !heats) || KernelDueNext()) {
+    return 0;
+  }
   Critical critical;
   if (!wait_latch_.try_lock()) return 0;
   int filled = 0;
-  ++wait_number_;
+  if (++wait_number_ % kCoolWaits == 0 && heats) Cool();
   constexpr int kLooks = 8;
   int turns = may_wait ? Spinner::QuickTurns() / kLooks : 0;
   do {
@@ -1110,9 +1183,17 @@ bool EpollSet::KernelDueNext() const {
     if (filled > 0) {
       waits_.store(waits_.load(std::memory_order_relaxed) + 1,
                    std::memory_order_relaxed);
+      if (heats) {
+        hot_hits_ += static_cast<std::uint32_t>(filled);
+        // The others have their turn in the next wait.
+        if (++undrained_ >= kDirectLooks) {
+          undrained_ = 0;
+          DrainPoller();
+        }
+      }
       break;
     }
-    if (++undrained_ >= kDirectLooks) {
+    if ((undrained_ += heats ? kColdLooks : 1) >= kDirectLooks) {
       undrained_ = 0;
       DrainPoller();
     }
@@ -1190,12 +1271,13 @@ int EpollSet::Wait(epoll_event* out, int capacity, std::int64_t timeout_ns,
     unsigned turns = 0;
     {
       Critical critical;
-      if (__builtin_expect(crowded_.load(std::memory_order_relaxed), 0) &&
-          direct_count_ != 0) {
+      const bool crowded = crowded_.load(std::memory_order_relaxed);
+      if (__builtin_expect(crowded, 0) &&
+          !heats_.load(std::memory_order_relaxed)) {
         LeaveDirect();
       }
       wait_latch_.lock();
-      ++wait_number_;
+      if (++wait_number_ % kCoolWaits == 0 && crowded) Cool();
       for (;;) {
         filled = first;
         if (!HasUser()) {
@@ -1205,9 +1287,11 @@ int EpollSet::Wait(epoll_event* out, int capacity, std::int64_t timeout_ns,
         }
         Rebuild();
         filled += TellDirect(out + filled, capacity - filled);
+        if (crowded) hot_hits_ += static_cast<std::uint32_t>(filled - first);
         // The bitmaps and the list in few of the looks, where there are direct
         // streams, so that these are met early.
-        if (direct_count_ == 0 || ++undrained_ >= kDirectLooks ||
+        undrained_ += crowded && filled == 0 ? kColdLooks : 1;
+        if (direct_count_ == 0 || undrained_ >= kDirectLooks ||
             ready_count_.load(std::memory_order_relaxed) > 0) {
           undrained_ = 0;
           DrainPoller();

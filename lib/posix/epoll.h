@@ -125,9 +125,14 @@ class EpollSet final : public File {
   };
   static constexpr int kMostDirect = 64;
   static constexpr std::uint32_t kDirectLooks = 32;
+  static constexpr std::uint32_t kColdLooks =
+      8;  // a look that finds no hot one
 
   void Rebuild();
   void LeaveDirect();
+  void Heat(Interest* interest, Sock* sock);
+  void Cool();
+  bool LooksAt(const Interest* interest, const Sock* sock) const;
   void LinkReady(Interest* interest);    // ready_latch held
   void UnlinkReady(Interest* interest);  // ready_latch held
   // One look, or looks for so many ticks: Look's.  The clock, if it was read.
@@ -170,6 +175,15 @@ class EpollSet final : public File {
   int direct_used_ = 0;
   // There are more streams than can be looked at directly: all use the bitmaps.
   std::atomic<bool> crowded_{false};
+  // ... and those that were direct before do so by now.  From here on the
+  // direct ones are the hot ones: few that are reported again and again, and
+  // are looked at in every wait although they have their bits.  What the other
+  // thousands cost, these do not pay.  Written with the interest latch.
+  std::atomic<bool> heats_{false};
+  static constexpr int kMostHot = 32;
+  static constexpr std::uint32_t kHotWaits = 16;    // from report to report
+  static constexpr std::uint32_t kCoolWaits = 256;  // between looks at them
+  static constexpr std::uint32_t kRestWaits = 4096;
   int registered_ = 0;  // registrations of streams, on either side
   std::unique_ptr<lane::shm::ShmPoller> poller_;
   lane::Board* board_ = nullptr;
@@ -182,6 +196,9 @@ class EpollSet final : public File {
   // wait_latch's:
   std::uint32_t wait_number_ = 0;
   std::uint32_t undrained_ = 0;  // looks since the last at the bitmaps
+  std::uint32_t hot_hits_ = 0;   // events that the direct looks have found
+  std::uint32_t rest_from_ = 0;  // none becomes hot for kRestWaits from here
+  bool rests_ = false;
   // When to look at the kernel's part of the set again; nobody's.
   std::atomic<std::uint32_t> waits_{0};
   std::atomic<std::uint64_t> kernel_look_{0};  // ticks of the last look

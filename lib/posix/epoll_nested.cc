@@ -19,18 +19,19 @@ namespace rcsock::posix {
 int EpollSet::LookFor(epoll_event* out, int capacity, std::uint64_t ticks,
                       std::uint64_t* now) {
   Critical critical;
-  if (__builtin_expect(crowded_.load(std::memory_order_relaxed), 0) &&
-      direct_count_ != 0) {
+  const bool crowded = crowded_.load(std::memory_order_relaxed);
+  if (__builtin_expect(crowded, 0) && !heats_.load(std::memory_order_relaxed)) {
     LeaveDirect();
   }
   const std::scoped_lock hold(wait_latch_);
-  ++wait_number_;
+  if (++wait_number_ % kCoolWaits == 0 && crowded) Cool();
   int filled = 0;
   std::uint64_t start = 0;
   std::uint64_t last = 0;
   for (unsigned turns = 1;; ++turns) {
     Rebuild();
     filled = TellDirect(out, capacity);
+    if (crowded) hot_hits_ += static_cast<std::uint32_t>(filled);
     if (direct_count_ == 0 || ++undrained_ >= 8 || ticks == 0 ||
         ready_count_.load(std::memory_order_relaxed) > 0) {
       undrained_ = 0;

@@ -63,7 +63,14 @@ bool QuickRecvs(const Sock* sock, const void* to, size_t length) {
   return length != 0 && sock->mode() == Mode::kEngine && !Null(to);
 }
 
-// The long way is out of line, so that the short one saves few registers.
+// What TCP is told and no lane: MSG_PEEK among others moves nothing.
+constexpr int kPlainSend = MSG_DONTWAIT | MSG_NOSIGNAL | MSG_MORE;
+constexpr int kPlainRecv = MSG_DONTWAIT | MSG_WAITALL;
+
+// read, recv, write and send of a connection that no lane will come for do
+// nothing but look that up: few instructions and fewer cache lines, since after
+// a sleep in the kernel each is a miss.  They are "hot": the compiler puts such
+// functions together (.text.hot), here on one page.  All else is out of line.
 [[gnu::noinline]] ssize_t LongRead(Sock* sock, int fd, void* to,
                                    size_t length) {
   const iovec iov{to, length};
@@ -93,29 +100,59 @@ bool QuickRecvs(const Sock* sock, const void* to, size_t length) {
 
 }  // namespace
 
-ssize_t read(int fd, void* to, size_t length) {
-  Sock* sock = LookupSock(fd);
-  // (The kernel's read of nothing looks at nothing; recv of nothing does.)
-  if (__builtin_expect(sock == nullptr || length == 0, 1)) {
-    return real::read(fd, to, length);
-  }
+// Of a stream that may be on a lane, or come to one.
+[[gnu::noinline, gnu::hot]] static ssize_t FollowedRead(Sock* sock, int fd,
+                                                        void* to,
+                                                        size_t length) {
   if (QuickRecvs(sock, to, length)) {
     if (const ssize_t n = sock->QuickRecv(to, length, 0)) return n;
+  }
+  if (ssize_t n;
+      sock->PlainRecv(&n, [&] { return real::read(fd, to, length); })) {
+    return n;
   }
   return LongRead(sock, fd, to, length);
 }
 
-ssize_t recv(int fd, void* to, size_t length, int flags) {
+[[gnu::hot]] ssize_t read(int fd, void* to, size_t length) {
   Sock* sock = LookupSock(fd);
-  if (sock == nullptr) return real::recv(fd, to, length, flags);
+  // (The kernel's read of nothing looks at nothing; recv of nothing does.)
+  if (sock == nullptr || length == 0) return real::read(fd, to, length);
+  if (sock->Kernels()) {
+    const ssize_t n = real::read(fd, to, length);
+    if (n > 0) sock->Received(n);
+    return n;
+  }
+  return FollowedRead(sock, fd, to, length);
+}
+
+[[gnu::noinline, gnu::hot]] static ssize_t FollowedRecv(Sock* sock, int fd,
+                                                        void* to, size_t length,
+                                                        int flags) {
   if ((flags & ~MSG_DONTWAIT) == 0 && QuickRecvs(sock, to, length)) {
     if (const ssize_t n = sock->QuickRecv(to, length, flags)) return n;
+  }
+  if (ssize_t n; (flags & ~kPlainRecv) == 0 && sock->PlainRecv(&n, [&] {
+        return real::recv(fd, to, length, flags);
+      })) {
+    return n;
   }
   return LongRecv(sock, fd, to, length, flags);
 }
 
-ssize_t recvfrom(int fd, void* to, size_t length, int flags, sockaddr* address,
-                 socklen_t* address_length) {
+[[gnu::hot]] ssize_t recv(int fd, void* to, size_t length, int flags) {
+  Sock* sock = LookupSock(fd);
+  if (sock == nullptr) return real::recv(fd, to, length, flags);
+  if ((flags & ~kPlainRecv) == 0 && sock->Kernels()) {
+    const ssize_t n = real::recv(fd, to, length, flags);
+    if (n > 0) sock->Received(n);
+    return n;
+  }
+  return FollowedRecv(sock, fd, to, length, flags);
+}
+
+[[gnu::hot]] ssize_t recvfrom(int fd, void* to, size_t length, int flags,
+                              sockaddr* address, socklen_t* address_length) {
   Sock* sock = LookupSock(fd);
   if (sock == nullptr) {
     return real::recvfrom(fd, to, length, flags, address, address_length);
@@ -143,7 +180,7 @@ ssize_t recvfrom(int fd, void* to, size_t length, int flags, sockaddr* address,
   return n;
 }
 
-ssize_t readv(int fd, const iovec* iov, int count) {
+[[gnu::hot]] ssize_t readv(int fd, const iovec* iov, int count) {
   Sock* sock = LookupSock(fd);
   if (sock == nullptr) return real::readv(fd, iov, count);
   std::size_t total = 0;
@@ -154,7 +191,7 @@ ssize_t readv(int fd, const iovec* iov, int count) {
                     [&] { return real::readv(fd, iov, count); });
 }
 
-ssize_t recvmsg(int fd, msghdr* message, int flags) {
+[[gnu::hot]] ssize_t recvmsg(int fd, msghdr* message, int flags) {
   Sock* sock = LookupSock(fd);
   if (sock == nullptr) return real::recvmsg(fd, message, flags);
   if (__builtin_expect((flags & MSG_ERRQUEUE) != 0, 0) && !Null(message)) {
@@ -203,15 +240,28 @@ int recvmmsg(int fd, mmsghdr* messages, unsigned count, int flags,
   return static_cast<int>(got);
 }
 
-ssize_t write(int fd, const void* from, size_t length) {
-  Sock* sock = LookupSock(fd);
-  if (__builtin_expect(sock == nullptr, 1)) {
-    return real::write(fd, from, length);
-  }
+[[gnu::noinline, gnu::hot]] static ssize_t FollowedWrite(Sock* sock, int fd,
+                                                         const void* from,
+                                                         size_t length) {
   if (QuickSends(sock, from, length)) {
     if (const ssize_t n = sock->QuickSend(from, length)) return n;
   }
+  if (ssize_t n;
+      sock->PlainSend(&n, [&] { return real::write(fd, from, length); })) {
+    return n;
+  }
   return LongWrite(sock, fd, from, length);
+}
+
+[[gnu::hot]] ssize_t write(int fd, const void* from, size_t length) {
+  Sock* sock = LookupSock(fd);
+  if (sock == nullptr) return real::write(fd, from, length);
+  if (sock->Kernels()) {
+    const ssize_t n = real::write(fd, from, length);
+    if (n > 0) sock->Sent(n);
+    return n;
+  }
+  return FollowedWrite(sock, fd, from, length);
 }
 
 // With the flags that a lane does not know.
@@ -245,18 +295,35 @@ static ssize_t SendFlagged(Sock* sock, int fd, const iovec* iov, int count,
                      [&] { return real::send(fd, from, length, flags); });
 }
 
-ssize_t send(int fd, const void* from, size_t length, int flags) {
-  Sock* sock = LookupSock(fd);
-  if (sock == nullptr) return real::send(fd, from, length, flags);
+[[gnu::noinline, gnu::hot]] static ssize_t FollowedSend(Sock* sock, int fd,
+                                                        const void* from,
+                                                        size_t length,
+                                                        int flags) {
   if ((flags & (MSG_OOB | MSG_ZEROCOPY)) == 0 &&
       QuickSends(sock, from, length)) {
     if (const ssize_t n = sock->QuickSend(from, length)) return n;
   }
+  if (ssize_t n; (flags & ~kPlainSend) == 0 && sock->PlainSend(&n, [&] {
+        return real::send(fd, from, length, flags);
+      })) {
+    return n;
+  }
   return LongSend(sock, fd, from, length, flags);
 }
 
-ssize_t sendto(int fd, const void* from, size_t length, int flags,
-               const sockaddr* address, socklen_t address_length) {
+[[gnu::hot]] ssize_t send(int fd, const void* from, size_t length, int flags) {
+  Sock* sock = LookupSock(fd);
+  if (sock == nullptr) return real::send(fd, from, length, flags);
+  if ((flags & ~kPlainSend) == 0 && sock->Kernels()) {
+    const ssize_t n = real::send(fd, from, length, flags);
+    if (n > 0) sock->Sent(n);
+    return n;
+  }
+  return FollowedSend(sock, fd, from, length, flags);
+}
+
+[[gnu::hot]] ssize_t sendto(int fd, const void* from, size_t length, int flags,
+                            const sockaddr* address, socklen_t address_length) {
   Sock* sock = LookupSock(fd);
   if (sock == nullptr) {
     return real::sendto(fd, from, length, flags, address, address_length);
@@ -267,7 +334,7 @@ ssize_t sendto(int fd, const void* from, size_t length, int flags,
   });
 }
 
-ssize_t writev(int fd, const iovec* iov, int count) {
+[[gnu::hot]] ssize_t writev(int fd, const iovec* iov, int count) {
   Sock* sock = LookupSock(fd);
   if (sock == nullptr) return real::writev(fd, iov, count);
   std::size_t total = 0;
@@ -278,7 +345,7 @@ ssize_t writev(int fd, const iovec* iov, int count) {
                     [&] { return real::writev(fd, iov, count); });
 }
 
-ssize_t sendmsg(int fd, const msghdr* message, int flags) {
+[[gnu::hot]] ssize_t sendmsg(int fd, const msghdr* message, int flags) {
   Sock* sock = LookupSock(fd);
   if (sock == nullptr) {
     if (__builtin_expect(!Null(message) && message->msg_control != nullptr &&

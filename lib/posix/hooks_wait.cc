@@ -301,7 +301,8 @@ int epoll_ctl(int number, int op, int fd, epoll_event* event) {
   return set->Ctl(op, fd, sock, event);
 }
 
-int epoll_wait(int fd, epoll_event* events, int capacity, int timeout) {
+[[gnu::hot]] int epoll_wait(int fd, epoll_event* events, int capacity,
+                            int timeout) {
   if (const int n = QuickEpoll(fd, events, capacity, timeout != 0)) return n;
   if (Faults(fd, events, capacity)) return -1;
   return WithUnread(fd, events, capacity,
@@ -310,8 +311,8 @@ int epoll_wait(int fd, epoll_event* events, int capacity, int timeout) {
                     });
 }
 
-int epoll_pwait(int fd, epoll_event* events, int capacity, int timeout,
-                const sigset_t* mask) {
+[[gnu::hot]] int epoll_pwait(int fd, epoll_event* events, int capacity,
+                             int timeout, const sigset_t* mask) {
   if (mask == nullptr) {
     if (const int n = QuickEpoll(fd, events, capacity, timeout != 0)) return n;
   }

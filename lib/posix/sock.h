@@ -112,6 +112,23 @@ class alignas(64) Sock final : public File,
   template <class Raw>
   ssize_t Recv(int fd, const iovec* iov, int count, std::size_t total,
                int flags, Raw&& raw);
+  // The same of a stream that is on TCP, for calls that have no flags that
+  // matter to it.  False: nothing has happened.
+  template <class Raw>
+  bool PlainSend(ssize_t* result, Raw&& raw) {
+    return Plain(tx_raw_, result, raw);
+  }
+  template <class Raw>
+  bool PlainRecv(ssize_t* result, Raw&& raw) {
+    return Plain(rx_raw_, result, raw);
+  }
+  // No lane will ever come, and nothing is left over from one: after the call
+  // itself, Sent or Received of what it has moved is all there is to do.
+  bool Kernels() const {
+    return never_.load(std::memory_order_relaxed) && mode() == Mode::kPlain;
+  }
+  void Sent(ssize_t n) { CountOnly(tx_raw_, n); }
+  void Received(ssize_t n) { CountOnly(rx_raw_, n); }
   // The same for a small message of a stream that is on a lane in shared
   // memory, with no flag but MSG_DONTWAIT: what that call says, or 0: nothing
   // has happened, and it must be made.
@@ -489,6 +506,8 @@ class alignas(64) Sock final : public File,
         bytes.load(std::memory_order_relaxed) + static_cast<std::uint64_t>(n),
         std::memory_order_relaxed);
   }
+  template <class Raw>
+  bool Plain(std::atomic<std::uint64_t>& bytes, ssize_t* result, Raw& raw);
   void LeaveRaw();
   bool TryAdopt();
   // Whether bytes of the connection went past us, in a program that also makes
@@ -670,7 +689,7 @@ inline void Sock::LeaveRaw() {
   // seq_cst: pairs with TryAdopt, which sets mode_ and then looks at gate_; a
   // call that is still counted there finishes its adoption here.
   if ((gate_.fetch_sub(1, std::memory_order_seq_cst) & kInside) == 1 &&
-      wanted_.load(std::memory_order_seq_cst)) {
+      wanted_.load(std::memory_order_seq_cst)) [[unlikely]] {
     LastOut();
   }
 }
@@ -682,7 +701,8 @@ inline void Sock::LeaveRawWith(Bytes& bytes, ssize_t n) {
   // As in LeaveRaw.
   const std::uint64_t before =
       gate_.fetch_add(kOneCall - 1, std::memory_order_seq_cst);
-  if ((before & kInside) == 1 && wanted_.load(std::memory_order_seq_cst)) {
+  if ((before & kInside) == 1 && wanted_.load(std::memory_order_seq_cst))
+      [[unlikely]] {
     LastOut();
   }
   if (!eligible_.load(std::memory_order_relaxed)) return;
@@ -692,9 +712,24 @@ inline void Sock::LeaveRawWith(Bytes& bytes, ssize_t n) {
       ((n >= 1024 || calls % 16 == 0) &&
        tx_raw_.load(std::memory_order_relaxed) +
                rx_raw_.load(std::memory_order_relaxed) >=
-           next_bytes_.load(std::memory_order_relaxed))) {
+           next_bytes_.load(std::memory_order_relaxed))) [[unlikely]] {
     SeekAfterCall();
   }
+}
+
+template <class Raw>
+[[gnu::always_inline]] inline bool Sock::Plain(
+    std::atomic<std::uint64_t>& bytes, ssize_t* result, Raw& raw) {
+  if (mode() != Mode::kPlain) return false;
+  gate_.fetch_add(1, std::memory_order_seq_cst);
+  if (mode_.load(std::memory_order_seq_cst) != Mode::kPlain) {
+    LeaveRaw();
+    return false;
+  }
+  const ssize_t n = raw();
+  n > 0 ? LeaveRawWith(bytes, n) : LeaveRaw();
+  *result = n;
+  return true;
 }
 
 template <class Raw>

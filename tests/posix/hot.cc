@@ -1,0 +1,180 @@
+// An epoll set of more connections than can be looked at one by one, of which
+// few are used again and again and others now and then: whichever way a
+// request is found, it is found.
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <thread>
+#include <vector>
+
+#include "tests/posix/pair.h"
+
+namespace {
+
+using namespace pair;
+
+constexpr int kConnections = 150;
+constexpr int kBytes = 4;  // of a request
+
+// An answer comes in pieces, of which none is to wait for an acknowledgement.
+void SetNoDelay(int fd) {
+  const int on = 1;
+  CHECK_THAT(::setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on) == 0);
+}
+
+void Watch(int set, int op, int fd, std::uint32_t events) {
+  epoll_event event{};
+  event.events = events;
+  event.data.fd = fd;
+  CHECK_THAT(::epoll_ctl(set, op, fd, &event) == 0);
+}
+
+// What is there is taken a piece at a time, so that some is left for the next
+// wait; the answer is the same bytes.  True at the end.
+bool Echo(int fd, Random* random) {
+  char text[kBytes];
+  const ssize_t n = ::recv(fd, text, 1 + random->Below(kBytes), MSG_DONTWAIT);
+  if (n < 0) {
+    CHECK_THAT(errno == EAGAIN);  // another thread was first
+    return false;
+  }
+  SendAll(fd, text, static_cast<std::size_t>(n));
+  return n == 0;
+}
+
+// `changes`: registrations are changed at times: to edges and back, deleted
+// and added again.
+void Serve(int threads, bool changes) {
+  int port = 0;
+  const int listener = Listen(&port);
+  Tell(port);
+  const int set = ::epoll_create1(EPOLL_CLOEXEC);
+  int all[kConnections];
+  for (int& fd : all) {
+    CHECK_THAT((fd = ::accept(listener, nullptr, nullptr)) >= 0);
+    SetNoDelay(fd);
+    Watch(set, EPOLL_CTL_ADD, fd, EPOLLIN);
+  }
+  std::atomic<int> open{kConnections};
+  const auto work = [&](std::uint64_t seed) {
+    Random random{seed};
+    epoll_event events[8];
+    while (open > 0) {
+      // (With a time: the other thread may have closed the last one.)
+      const int n = ::epoll_wait(set, events, 8, threads == 1 ? -1 : 200);
+      CHECK_THAT(n >= 0 || errno == EINTR);
+      for (int i = 0; i < n; ++i) {
+        const int fd = events[i].data.fd;
+        if (Echo(fd, &random)) {
+          if (::epoll_ctl(set, EPOLL_CTL_DEL, fd, nullptr) == 0) --open;
+          continue;
+        }
+        if (!changes || random.Below(50) != 0) continue;
+        switch (random.Below(3)) {
+          case 0:
+            Watch(set, EPOLL_CTL_MOD, fd, EPOLLIN | EPOLLET);
+            Watch(set, EPOLL_CTL_MOD, fd, EPOLLIN);
+            break;
+          case 1:
+            Watch(set, EPOLL_CTL_MOD, fd, EPOLLIN | EPOLLONESHOT);
+            Watch(set, EPOLL_CTL_MOD, fd, EPOLLIN);
+            break;
+          default:
+            CHECK_THAT(::epoll_ctl(set, EPOLL_CTL_DEL, fd, nullptr) == 0);
+            Watch(set, EPOLL_CTL_ADD, fd, EPOLLIN);
+        }
+      }
+    }
+  };
+  std::vector<std::thread> others;
+  for (int i = 1; i < threads; ++i) others.emplace_back(work, Seed() + i);
+  work(Seed());
+  for (auto& one : others) one.join();
+  for (const int fd : all) ::close(fd);
+  Log("all closed");
+}
+
+class Client {
+ public:
+  Client() {
+    const int port = static_cast<int>(Hear());
+    for (int i = 0; i < kConnections; ++i) {
+      fds_.push_back(Connect(port));
+      SetNoDelay(fds_.back());
+      Watch(set_, EPOLL_CTL_ADD, fds_.back(), EPOLLIN);
+    }
+  }
+
+  void Run() {
+    for (int round = 0; round < 12; ++round) {
+      for (int i = 0; i < kConnections; ++i) Burst(i, 1);
+    }
+    int answers = 0;
+    for (int moves = 0; moves < 8; ++moves) {
+      std::rotate(fds_.begin(), fds_.begin() + 23, fds_.end());
+      for (int i = 0; i < Scale(1000); ++i) {
+        const int hot = 6;
+        // Some on hot ones alone, some on one that is not as well.
+        const int first = static_cast<int>(random_.Below(hot));
+        const int count = 1 + static_cast<int>(random_.Below(4));
+        answers += Burst(first, count);
+        if (random_.Below(8) == 0) {
+          answers += Burst(
+              hot + static_cast<int>(random_.Below(kConnections - hot)), 1);
+        }
+        if (random_.Below(200) == 0) {
+          // The other end falls asleep.
+          epoll_event none;
+          CHECK_THAT(::epoll_wait(set_, &none, 1, 2) == 0);
+        }
+      }
+    }
+    Log("answered: %d", answers);
+    for (const int fd : fds_) ::close(fd);
+  }
+
+ private:
+  // A request on each of so many, beginning with `first`; takes the answers.
+  int Burst(int first, int count) {
+    const auto fd = [&](int i) {
+      return fds_[static_cast<std::size_t>((first + i) % kConnections)];
+    };
+    for (int i = 0; i < count; ++i) SendAll(fd(i), "abcd", kBytes);
+    int left = count * kBytes;
+    while (left > 0) {
+      epoll_event events[4];
+      const int n = ::epoll_wait(set_, events, 4, -1);
+      CHECK_THAT(n > 0);
+      for (int i = 0; i < n; ++i) {
+        char text[kBytes];
+        const ssize_t got = ::recv(events[i].data.fd, text, kBytes, 0);
+        CHECK_THAT(got > 0);
+        left -= static_cast<int>(got);
+      }
+    }
+    CHECK_THAT(left == 0);
+    return count;
+  }
+
+  const int set_ = ::epoll_create1(EPOLL_CLOEXEC);
+  std::vector<int> fds_;
+  Random random_{Seed()};
+};
+
+void Ask(int) { Client().Run(); }
+
+constexpr Options kAlone{.warm = false, .connect = false, .seconds = 60};
+
+Case level(
+    "level", [](int) { Serve(1, false); }, Ask, kAlone);
+Case changed(
+    "changed", [](int) { Serve(1, true); }, Ask, kAlone);
+Case two_threads(
+    "two_threads", [](int) { Serve(2, false); }, Ask, kAlone);
+
+}  // namespace
