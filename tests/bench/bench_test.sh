@@ -1,12 +1,12 @@
 #!/bin/bash
 # usage: bench_test BARE_MANY BARE_PINGPONG BARE_RING MANY ONEWAY PINGPONG
-#                   PLAIN_COST SOCKETS COUNT_SYSCALLS
+#                   PLAIN_COST TURNS SOCKETS COUNT_SYSCALLS
 #
 # Each program runs, in one command and in two, and prints one line of JSON.
 # Speed is not looked at.
 set -euo pipefail
 bare_many=$1 bare_pingpong=$2 bare_ring=$3 many=$4 oneway=$5 pingpong=$6
-plain_cost=$7 sockets=$8 count_syscalls=$9
+plain_cost=$7 turns=$8 sockets=$9 count_syscalls=${10}
 
 # expect KEY COMMAND...: one line of JSON in which KEY is a positive number
 expect() {
@@ -25,7 +25,12 @@ expect ns "$bare_pingpong" --iters 10000
 expect bytes_per_s "$bare_ring" --seconds 0.05
 expect ns "$many" --connections 50 --iters 2000
 expect ns "$many" --connections 50 --active 8 --iters 2000
+expect ns "$many" --connections 50 --hot 5 --move 100 --iters 2000
+expect ns "$many" --connections 50 --hot 5 --burst 4 --iters 2000
 expect direct_ns "$plain_cost" --batches 20 --warm 10
+for pattern in pingpong epoll send receive; do
+  expect turns "$turns" --pattern $pattern --count 20 --turns 10 --warm 2
+done
 expect bytes_per_s "$oneway" --size 64 --seconds 0.05
 expect bytes_per_s "$oneway" --size 131072 --seconds 0.05
 for mode in blocking epoll nonblocking; do
@@ -43,6 +48,27 @@ timeout 60 "$pingpong" --role server --port "$port" &
 server=$!
 expect ns "$pingpong" --role client --port "$port" --iters 1000
 wait "$server"
+
+# Two clients that take turns, each with its server.
+turn=$(mktemp)
+trap 'rm -f "$turn"' EXIT
+head -c 4 /dev/zero >"$turn"
+timeout 60 "$turns" --role server --port "$port" &
+server=$!
+port_1=$(python3 -c '
+import socket
+s = socket.socket()
+s.bind(("127.0.0.1", 0))
+print(s.getsockname()[1])')
+timeout 60 "$turns" --role server --port "$port_1" &
+server_1=$!
+expect turns "$turns" --role client --port "$port_1" --turns 10 --warm 2 \
+  --file "$turn" --index 1 &
+client_1=$!
+expect turns "$turns" --role client --port "$port" --turns 10 --warm 2 \
+  --file "$turn" --index 0
+wait "$client_1"
+wait "$server" "$server_1"
 
 # sockets has two commands only, and prints that it listens.
 # both KEY OPTIONS...
@@ -65,7 +91,7 @@ done
 
 # What is counted is exact: one send and one receive for each round trip.
 counts=$(mktemp)
-trap 'rm -f "$counts"' EXIT
+trap 'rm -f "$turn" "$counts"' EXIT
 timeout 60 "$sockets" --role server --port "$port" >/dev/null &
 server=$!
 timeout 60 "$count_syscalls" "$counts" \

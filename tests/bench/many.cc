@@ -3,6 +3,9 @@
 //
 // With --burst the server's part alone: it is held back while the client sends
 // requests on so many connections, and then takes its time for all of them.
+//
+// With --hot only so many of the connections are used, others after --move
+// requests, while the rest stay silent.
 
 #include <sys/epoll.h>
 #include <sys/socket.h>
@@ -114,8 +117,12 @@ void Serve(int listener, int burst) {
 class Client {
  public:
   Client(const std::string& host, std::uint16_t port, int connections,
-         std::size_t size, bool control)
-      : message_(size, 'x'), events_(64) {
+         std::size_t size, bool control, int hot, std::int64_t move)
+      : message_(size, 'x'),
+        events_(64),
+        hot_(static_cast<std::size_t>(hot > 0 ? std::min(hot, connections)
+                                              : connections)),
+        move_(move) {
     if (control) control_ = bench::Connect(host, port);
     epoll_ = ::epoll_create1(EPOLL_CLOEXEC);
     if (epoll_ < 0) bench::Die("epoll_create1");
@@ -143,7 +150,8 @@ class Client {
   }
 
   void Request() {
-    const int fd = fds_[random_() % fds_.size()];
+    Move(1);
+    const int fd = fds_[random_() % hot_];
     bench::WriteAll(fd, message_.data(), message_.size());
   }
 
@@ -161,10 +169,10 @@ class Client {
     bench::WriteAll(control_, &kHold, 1);
     char held;
     Exactly(bench::ReadAll(control_, &held, 1));
+    Move(requests);
     for (int i = 0; i < requests; ++i) {
-      // The first part of a shuffle.
       const std::size_t at = static_cast<std::size_t>(i);
-      std::swap(fds_[at], fds_[at + random_() % (fds_.size() - at)]);
+      Draw(at, hot_);
       bench::WriteAll(fds_[at], message_.data(), message_.size());
     }
     bench::WriteAll(control_, &kGo, 1);
@@ -175,6 +183,16 @@ class Client {
   }
 
  private:
+  // One step of a shuffle of the first `size`.
+  void Draw(std::size_t at, std::size_t size) {
+    std::swap(fds_[at], fds_[at + random_() % (size - at)]);
+  }
+  // The first hot_ are those in use.
+  void Move(std::int64_t requests) {
+    if (hot_ == fds_.size() || (left_ -= requests) > 0) return;
+    left_ = move_;
+    for (std::size_t at = 0; at < hot_; ++at) Draw(at, fds_.size());
+  }
   void ReadAnswer(int fd) {
     if (!bench::ReadAll(fd, message_.data(), message_.size())) {
       errno = ECONNRESET;
@@ -185,6 +203,9 @@ class Client {
   std::vector<char> message_;
   std::vector<epoll_event> events_;
   std::vector<int> fds_;
+  const std::size_t hot_;
+  const std::int64_t move_;
+  std::int64_t left_ = 0;  // requests until others are hot
   std::minstd_rand random_{1};
   int epoll_ = -1;
   int control_ = -1;
@@ -199,6 +220,8 @@ int main(int argc, char** argv) {
   int active = 1;
   int touch = 16;
   int burst = 0;
+  int hot = 0;
+  std::int64_t move = 4096;
   std::size_t size = 64;
   std::int64_t iterations = 100'000;
   bench::AddEnds(&app, &ends);
@@ -214,6 +237,12 @@ int main(int argc, char** argv) {
   app.add_option("--burst", burst, "measure the server alone, so many at once")
       ->check(CLI::Range(1, 1000))
       ->capture_default_str();
+  app.add_option("--hot", hot, "so many connections are used, 0: all")
+      ->check(CLI::Range(0, 100'000))
+      ->capture_default_str();
+  app.add_option("--move", move, "requests until others are the hot ones")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
   app.add_option("--size", size)
       ->check(CLI::Range(1, 4096))
       ->capture_default_str();
@@ -225,10 +254,11 @@ int main(int argc, char** argv) {
   const auto serve = [&](int listener) { Serve(listener, burst); };
   return bench::RunEnds(ends, serve, [&](std::uint16_t port) {
     bench::RaiseDescriptorLimit();
-    Client client(ends.host, port, connections, size, burst > 0);
+    Client client(ends.host, port, connections, size, burst > 0, hot, move);
     client.Touch(touch);
     if (burst > 0) {
-      burst = std::min(burst, connections);
+      burst =
+          std::min(burst, hot > 0 ? std::min(hot, connections) : connections);
       std::vector<double> costs;
       for (std::int64_t i = 0; i < iterations; i += burst) {
         costs.push_back(client.Burst(burst));

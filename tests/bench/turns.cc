@@ -192,8 +192,8 @@ int main(int argc, char** argv) {
         }
         std::printf(
             "{\"bench\":\"turns\",\"pattern\":\"%s\",\"index\":%u,"
-            "\"ns\":[",
-            work.pattern.c_str(), index);
+            "\"turns\":%zu,\"ns\":[",
+            work.pattern.c_str(), index, costs.size());
         for (std::size_t i = 0; i < costs.size(); ++i) {
           std::printf(i == 0 ? "%.1f" : ",%.1f", costs[i]);
         }
