@@ -67,12 +67,17 @@ bool QuickRecvs(const Sock* sock, const void* to, size_t length) {
 constexpr int kPlainSend = MSG_DONTWAIT | MSG_NOSIGNAL | MSG_MORE;
 constexpr int kPlainRecv = MSG_DONTWAIT | MSG_WAITALL;
 
-// read, recv, write and send of a connection that no lane will come for do
-// nothing but look that up: few instructions and fewer cache lines, since after
-// a sleep in the kernel each is a miss.  They are "hot": the compiler puts such
-// functions together (.text.hot), here on one page.  All else is out of line.
+// read, recv, write and send take the short way of a stream on a lane, or that
+// of one that no lane will come for: few instructions and fewer cache lines,
+// since after a sleep in the kernel each is a miss.  They are "hot": the
+// compiler puts such functions together (.text.hot), here on one page.  All
+// else is out of line, so that they save few registers.
 [[gnu::noinline]] ssize_t LongRead(Sock* sock, int fd, void* to,
                                    size_t length) {
+  if (ssize_t n;
+      sock->PlainRecv(&n, [&] { return real::read(fd, to, length); })) {
+    return n;
+  }
   const iovec iov{to, length};
   return sock->Recv(fd, &iov, 1, length, 0,
                     [&] { return real::read(fd, to, length); });
@@ -80,6 +85,11 @@ constexpr int kPlainRecv = MSG_DONTWAIT | MSG_WAITALL;
 
 [[gnu::noinline]] ssize_t LongRecv(Sock* sock, int fd, void* to, size_t length,
                                    int flags) {
+  if (ssize_t n; (flags & ~kPlainRecv) == 0 && sock->PlainRecv(&n, [&] {
+        return real::recv(fd, to, length, flags);
+      })) {
+    return n;
+  }
   const iovec iov{to, length};
   if (__builtin_expect((flags & MSG_ERRQUEUE) != 0, 0)) {
     msghdr message{};
@@ -93,6 +103,10 @@ constexpr int kPlainRecv = MSG_DONTWAIT | MSG_WAITALL;
 
 [[gnu::noinline]] ssize_t LongWrite(Sock* sock, int fd, const void* from,
                                     size_t length) {
+  if (ssize_t n;
+      sock->PlainSend(&n, [&] { return real::write(fd, from, length); })) {
+    return n;
+  }
   const iovec iov{const_cast<void*>(from), length};
   return sock->Send(fd, &iov, 1, length, 0,
                     [&] { return real::write(fd, from, length); });
@@ -100,55 +114,33 @@ constexpr int kPlainRecv = MSG_DONTWAIT | MSG_WAITALL;
 
 }  // namespace
 
-// Of a stream that may be on a lane, or come to one.
-[[gnu::noinline, gnu::hot]] static ssize_t FollowedRead(Sock* sock, int fd,
-                                                        void* to,
-                                                        size_t length) {
-  if (QuickRecvs(sock, to, length)) {
-    if (const ssize_t n = sock->QuickRecv(to, length, 0)) return n;
-  }
-  if (ssize_t n;
-      sock->PlainRecv(&n, [&] { return real::read(fd, to, length); })) {
-    return n;
-  }
-  return LongRead(sock, fd, to, length);
-}
-
 [[gnu::hot]] ssize_t read(int fd, void* to, size_t length) {
   Sock* sock = LookupSock(fd);
   // (The kernel's read of nothing looks at nothing; recv of nothing does.)
   if (sock == nullptr || length == 0) return real::read(fd, to, length);
+  if (QuickRecvs(sock, to, length)) {
+    if (const ssize_t n = sock->QuickRecv(to, length, 0)) return n;
+  }
   if (sock->Kernels()) {
     const ssize_t n = real::read(fd, to, length);
     if (n > 0) sock->Received(n);
     return n;
   }
-  return FollowedRead(sock, fd, to, length);
-}
-
-[[gnu::noinline, gnu::hot]] static ssize_t FollowedRecv(Sock* sock, int fd,
-                                                        void* to, size_t length,
-                                                        int flags) {
-  if ((flags & ~MSG_DONTWAIT) == 0 && QuickRecvs(sock, to, length)) {
-    if (const ssize_t n = sock->QuickRecv(to, length, flags)) return n;
-  }
-  if (ssize_t n; (flags & ~kPlainRecv) == 0 && sock->PlainRecv(&n, [&] {
-        return real::recv(fd, to, length, flags);
-      })) {
-    return n;
-  }
-  return LongRecv(sock, fd, to, length, flags);
+  return LongRead(sock, fd, to, length);
 }
 
 [[gnu::hot]] ssize_t recv(int fd, void* to, size_t length, int flags) {
   Sock* sock = LookupSock(fd);
   if (sock == nullptr) return real::recv(fd, to, length, flags);
+  if ((flags & ~MSG_DONTWAIT) == 0 && QuickRecvs(sock, to, length)) {
+    if (const ssize_t n = sock->QuickRecv(to, length, flags)) return n;
+  }
   if ((flags & ~kPlainRecv) == 0 && sock->Kernels()) {
     const ssize_t n = real::recv(fd, to, length, flags);
     if (n > 0) sock->Received(n);
     return n;
   }
-  return FollowedRecv(sock, fd, to, length, flags);
+  return LongRecv(sock, fd, to, length, flags);
 }
 
 [[gnu::hot]] ssize_t recvfrom(int fd, void* to, size_t length, int flags,
@@ -240,28 +232,18 @@ int recvmmsg(int fd, mmsghdr* messages, unsigned count, int flags,
   return static_cast<int>(got);
 }
 
-[[gnu::noinline, gnu::hot]] static ssize_t FollowedWrite(Sock* sock, int fd,
-                                                         const void* from,
-                                                         size_t length) {
-  if (QuickSends(sock, from, length)) {
-    if (const ssize_t n = sock->QuickSend(from, length)) return n;
-  }
-  if (ssize_t n;
-      sock->PlainSend(&n, [&] { return real::write(fd, from, length); })) {
-    return n;
-  }
-  return LongWrite(sock, fd, from, length);
-}
-
 [[gnu::hot]] ssize_t write(int fd, const void* from, size_t length) {
   Sock* sock = LookupSock(fd);
   if (sock == nullptr) return real::write(fd, from, length);
+  if (QuickSends(sock, from, length)) {
+    if (const ssize_t n = sock->QuickSend(from, length)) return n;
+  }
   if (sock->Kernels()) {
     const ssize_t n = real::write(fd, from, length);
     if (n > 0) sock->Sent(n);
     return n;
   }
-  return FollowedWrite(sock, fd, from, length);
+  return LongWrite(sock, fd, from, length);
 }
 
 // With the flags that a lane does not know.
@@ -290,36 +272,29 @@ static ssize_t SendFlagged(Sock* sock, int fd, const iovec* iov, int count,
 
 [[gnu::noinline]] static ssize_t LongSend(Sock* sock, int fd, const void* from,
                                           size_t length, int flags) {
-  const iovec iov{const_cast<void*>(from), length};
-  return SendFlagged(sock, fd, &iov, 1, length, flags,
-                     [&] { return real::send(fd, from, length, flags); });
-}
-
-[[gnu::noinline, gnu::hot]] static ssize_t FollowedSend(Sock* sock, int fd,
-                                                        const void* from,
-                                                        size_t length,
-                                                        int flags) {
-  if ((flags & (MSG_OOB | MSG_ZEROCOPY)) == 0 &&
-      QuickSends(sock, from, length)) {
-    if (const ssize_t n = sock->QuickSend(from, length)) return n;
-  }
   if (ssize_t n; (flags & ~kPlainSend) == 0 && sock->PlainSend(&n, [&] {
         return real::send(fd, from, length, flags);
       })) {
     return n;
   }
-  return LongSend(sock, fd, from, length, flags);
+  const iovec iov{const_cast<void*>(from), length};
+  return SendFlagged(sock, fd, &iov, 1, length, flags,
+                     [&] { return real::send(fd, from, length, flags); });
 }
 
 [[gnu::hot]] ssize_t send(int fd, const void* from, size_t length, int flags) {
   Sock* sock = LookupSock(fd);
   if (sock == nullptr) return real::send(fd, from, length, flags);
+  if ((flags & (MSG_OOB | MSG_ZEROCOPY)) == 0 &&
+      QuickSends(sock, from, length)) {
+    if (const ssize_t n = sock->QuickSend(from, length)) return n;
+  }
   if ((flags & ~kPlainSend) == 0 && sock->Kernels()) {
     const ssize_t n = real::send(fd, from, length, flags);
     if (n > 0) sock->Sent(n);
     return n;
   }
-  return FollowedSend(sock, fd, from, length, flags);
+  return LongSend(sock, fd, from, length, flags);
 }
 
 [[gnu::hot]] ssize_t sendto(int fd, const void* from, size_t length, int flags,
