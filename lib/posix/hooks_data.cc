@@ -118,13 +118,13 @@ constexpr int kPlainRecv = MSG_DONTWAIT | MSG_WAITALL;
   Sock* sock = LookupSock(fd);
   // (The kernel's read of nothing looks at nothing; recv of nothing does.)
   if (sock == nullptr || length == 0) return real::read(fd, to, length);
-  if (QuickRecvs(sock, to, length)) {
-    if (const ssize_t n = sock->QuickRecv(to, length, 0)) return n;
-  }
   if (sock->Kernels()) {
     const ssize_t n = real::read(fd, to, length);
     if (n > 0) sock->Received(n);
     return n;
+  }
+  if (QuickRecvs(sock, to, length)) {
+    if (const ssize_t n = sock->QuickRecv(to, length, 0)) return n;
   }
   return LongRead(sock, fd, to, length);
 }
@@ -132,13 +132,13 @@ constexpr int kPlainRecv = MSG_DONTWAIT | MSG_WAITALL;
 [[gnu::hot]] ssize_t recv(int fd, void* to, size_t length, int flags) {
   Sock* sock = LookupSock(fd);
   if (sock == nullptr) return real::recv(fd, to, length, flags);
-  if ((flags & ~MSG_DONTWAIT) == 0 && QuickRecvs(sock, to, length)) {
-    if (const ssize_t n = sock->QuickRecv(to, length, flags)) return n;
-  }
   if ((flags & ~kPlainRecv) == 0 && sock->Kernels()) {
     const ssize_t n = real::recv(fd, to, length, flags);
     if (n > 0) sock->Received(n);
     return n;
+  }
+  if ((flags & ~MSG_DONTWAIT) == 0 && QuickRecvs(sock, to, length)) {
+    if (const ssize_t n = sock->QuickRecv(to, length, flags)) return n;
   }
   return LongRecv(sock, fd, to, length, flags);
 }
@@ -235,13 +235,13 @@ int recvmmsg(int fd, mmsghdr* messages, unsigned count, int flags,
 [[gnu::hot]] ssize_t write(int fd, const void* from, size_t length) {
   Sock* sock = LookupSock(fd);
   if (sock == nullptr) return real::write(fd, from, length);
-  if (QuickSends(sock, from, length)) {
-    if (const ssize_t n = sock->QuickSend(from, length)) return n;
-  }
   if (sock->Kernels()) {
     const ssize_t n = real::write(fd, from, length);
     if (n > 0) sock->Sent(n);
     return n;
+  }
+  if (QuickSends(sock, from, length)) {
+    if (const ssize_t n = sock->QuickSend(from, length)) return n;
   }
   return LongWrite(sock, fd, from, length);
 }
@@ -285,14 +285,14 @@ static ssize_t SendFlagged(Sock* sock, int fd, const iovec* iov, int count,
 [[gnu::hot]] ssize_t send(int fd, const void* from, size_t length, int flags) {
   Sock* sock = LookupSock(fd);
   if (sock == nullptr) return real::send(fd, from, length, flags);
-  if ((flags & (MSG_OOB | MSG_ZEROCOPY)) == 0 &&
-      QuickSends(sock, from, length)) {
-    if (const ssize_t n = sock->QuickSend(from, length)) return n;
-  }
   if ((flags & ~kPlainSend) == 0 && sock->Kernels()) {
     const ssize_t n = real::send(fd, from, length, flags);
     if (n > 0) sock->Sent(n);
     return n;
+  }
+  if ((flags & (MSG_OOB | MSG_ZEROCOPY)) == 0 &&
+      QuickSends(sock, from, length)) {
+    if (const ssize_t n = sock->QuickSend(from, length)) return n;
   }
   return LongSend(sock, fd, from, length, flags);
 }
