@@ -266,7 +266,12 @@ void AdoptContext(ibv_context* context) {
 bool CreateQp(rdma_cm_id* id, ibv_pd* pd, ibv_qp_init_attr* attr,
               std::uint32_t* inline_bytes, Error* error) {
   const ibv_qp_init_attr wanted = *attr;
-  for (std::uint32_t ask = *inline_bytes;; ask /= 2) {
+  // siw grants 80.
+  constexpr std::uint32_t kFine = 128;
+  constexpr std::uint32_t kStep = 16;
+  for (std::uint32_t ask = *inline_bytes;; ask = ask > kFine   ? ask / 2
+                                                 : ask > kStep ? ask - kStep
+                                                               : 0) {
     *attr = wanted;
     attr->cap.max_inline_data = ask;
     errno = 0;

@@ -1,6 +1,7 @@
 // What a peer of an RDMA lane may do without harm to anybody but itself; and
 // what the lane promises about its use of the device.
 
+#include <arpa/inet.h>
 #include <dirent.h>
 
 #include <limits>
@@ -56,8 +57,22 @@ class Hostile : public testing::TestWithParam<bool> {
     Open();
   }
   void Say(std::uint32_t bits) {
+    const ring::Imm imm = ring::Decode(bits);
+    const bool in_slot = (imm.flags & ring::kFlagInline) != 0;
+    if (GetParam() && in_slot && imm.length <= rdma::kSendData) {
+      Send(imm.length, bits);
+      return;
+    }
     made_.verbs->Immediate(made_.id[1], bits);
     lane_->source()->Drain();
+  }
+  bool Send(std::size_t length, std::uint32_t bits) {
+    std::string bytes(length, 's');
+    const std::uint32_t wire = htonl(bits);
+    bytes.append(reinterpret_cast<const char*>(&wire), sizeof(wire));
+    const bool sent = made_.verbs->Send(made_.id[1], bytes);
+    lane_->source()->Drain();
+    return sent;
   }
   bool WriteWord(std::uint64_t at, std::uint64_t word) {
     return made_.verbs->Write(made_.id[1], at, key_, &word, sizeof(word));
@@ -116,6 +131,89 @@ TEST_P(Hostile, ForgedImmediates) {
     ExpectDead(std::to_string(bits).c_str());
     Again();
   }
+}
+
+// What a SEND carries before its immediate.
+TEST_P(Hostile, ForgedSends) {
+  if (!GetParam()) GTEST_SKIP() << "no SEND comes there";
+  const struct {
+    std::size_t bytes;
+    std::uint32_t imm;
+  } forged[] = {
+      {8, Encode({Kind::kData, ring::kFlagInline, 7})},
+      {8, Encode({Kind::kData, ring::kFlagInline, 9})},
+      {8, Encode({Kind::kData, ring::kFlagInline, 0})},
+      {8, Encode({Kind::kData, 0, 8})},
+      {8, Encode({Kind::kData, ring::kFlagRewind, 8})},
+      {8, Encode({Kind::kData, ring::kFlagInline | ring::kFlagRing, 8})},
+      {8, Encode({Kind::kData, ring::kFlagInline, ring::kMaxLength})},
+      {8, Encode({Kind::kCredit, 0, 0})},
+      {8, Encode({Kind::kCredit, ring::kFlagInline, 8})},
+      {8, Encode({Kind::kCtl, ring::kFlagInline, 9})},
+      {8, Encode({Kind::kCtl, ring::kFlagInline | ring::kFlagRewind, 8})},
+      {57, Encode({Kind::kCtl, ring::kFlagInline, 57})},
+      {32, Encode({Kind::kSetup, ring::kFlagInline, 32})},  // a second one
+      {0, 0},
+      {8, 0},
+      {0, Encode({Kind::kData, ring::kFlagInline, 8})},
+      {0, Encode({Kind::kCtl, ring::kFlagInline, 8})},
+  };
+  for (const auto& one : forged) {
+    ASSERT_TRUE(Send(one.bytes, one.imm));
+    ExpectDead(std::to_string(one.imm).c_str());
+    Again();
+  }
+  for (const std::size_t length : {0, 1, 3}) {
+    ASSERT_TRUE(made_.verbs->Send(made_.id[1], std::string(length, 0)));
+    lane_->source()->Drain();
+    EXPECT_NE(lane_->State(), base::Reason::kNone) << length;
+    Again();
+  }
+  // The device takes no more than the buffer has room for.
+  EXPECT_FALSE(
+      Send(rdma::kSendData + 1, Encode({Kind::kData, ring::kFlagInline, 65})));
+  EXPECT_EQ(lane_->State(), base::Reason::kNone);
+  // Messages beyond the credit, and what is left of them can be read.
+  std::size_t sent = 0;
+  while (lane_->State() == base::Reason::kNone && sent < 100) {
+    ASSERT_TRUE(Send(64, Encode({Kind::kData, ring::kFlagInline, 64})));
+    lane_->source()->Drain();
+    ++sent;
+  }
+  EXPECT_LE(sent, rdma::kMessages + 1);
+  EXPECT_EQ(lane_->State(), base::Reason::kProtocol);
+  std::string sink(64 * rdma::kMessages, 0);
+  iovec iov{sink.data(), sink.size()};
+  EXPECT_EQ(lane_->Read(&iov, 1, 0, sink.size(), false), (sent - 1) * 64);
+  EXPECT_EQ(sink.substr(0, 65), std::string(64, 's') + 's');
+}
+
+// Up to 64 bytes take one request, and are kept until they are credited.
+TEST_P(Hostile, ShortDataOniWARPIsOneRequest) {
+  if (!GetParam()) GTEST_SKIP();
+  made_.verbs->Hold(true);
+  const auto requests = [this] { return made_.verbs->counts().requests; };
+  std::string all;
+  for (const std::size_t size : {1, 60, 61, 64, 65, 3}) {
+    const int before = requests();
+    const std::string bytes(size, static_cast<char>('a' + size % 26));
+    iovec iov{const_cast<char*>(bytes.data()), size};
+    ASSERT_EQ(lane_->Post(&iov, 1, 0, size), size);
+    EXPECT_EQ(requests() - before, size <= rdma::kSendData ? 1 : 2) << size;
+    all += bytes;
+  }
+  std::string kept(all.size(), 0);
+  EXPECT_EQ(lane_->CopyUnacked(0, kept.data(), kept.size()), all.size());
+  EXPECT_EQ(kept, all);
+  made_.verbs->Hold(false);
+  made_.pair->Pump();
+  std::string got(all.size() + 1, 0);
+  iovec iov{got.data(), got.size()};
+  EXPECT_EQ(peer_->Read(&iov, 1, 0, got.size(), true), all.size());
+  EXPECT_EQ(peer_->Readable(), all.size());
+  EXPECT_EQ(peer_->Read(&iov, 1, 0, got.size(), false), all.size());
+  got.pop_back();
+  EXPECT_EQ(got, all);
 }
 
 TEST_P(Hostile, MoreMessagesThanCredit) {

@@ -219,6 +219,7 @@ int FakeVerbs::PostSend(ibv_qp* base, ibv_send_wr* wr, ibv_send_wr** bad) {
   auto* qp = reinterpret_cast<Qp*>(base);
   ++g_fake->counts_.posts;
   for (; wr != nullptr; wr = wr->next) {
+    ++g_fake->counts_.requests;
     Work work{};
     work.from = qp;
     work.opcode = wr->opcode;
@@ -292,7 +293,8 @@ void FakeVerbs::Complete(Cq* cq, const ibv_wc& wc) {
   }
 }
 
-bool FakeVerbs::Receive(Qp* to, std::uint32_t imm, bool send) {
+bool FakeVerbs::Receive(Qp* to, std::uint32_t imm, const void* sent,
+                        std::uint32_t length) {
   auto* srq = reinterpret_cast<Srq*>(to->qp.srq);
   if (srq->receives.empty()) {
     ++counts_.starved;
@@ -306,11 +308,13 @@ bool FakeVerbs::Receive(Qp* to, std::uint32_t imm, bool send) {
   wc.wr_id = wr.wr_id;
   wc.qp_num = to->qp.qp_num;
   wc.status = IBV_WC_SUCCESS;
-  if (send) {
+  if (sent != nullptr) {
     wc.opcode = IBV_WC_RECV;
-    wc.byte_len = 4;
-    if (sge.length != 0)
-      std::memcpy(reinterpret_cast<void*>(sge.addr), &imm, 4);
+    wc.byte_len = length;
+    if (sge.length != 0) {
+      if (length > sge.length) return false;
+      std::memcpy(reinterpret_cast<void*>(sge.addr), sent, length);
+    }
   } else {
     wc.opcode = IBV_WC_RECV_RDMA_WITH_IMM;
     wc.wc_flags = IBV_WC_WITH_IMM;
@@ -334,11 +338,8 @@ bool FakeVerbs::Apply(Work& work) {
     data = &word;
   }
   if (work.opcode == IBV_WR_SEND) {
-    if (work.length != 4) return false;
-    std::uint32_t imm;
-    std::memcpy(&imm, data, 4);
     ++counts_.writes;
-    return Receive(to, imm, true);
+    return Receive(to, 0, data, work.length);
   }
   if (work.opcode == IBV_WR_RDMA_READ) {
     const auto found = mrs_.find(work.key);
@@ -356,7 +357,7 @@ bool FakeVerbs::Apply(Work& work) {
   if (!Put(work.address, work.key, data, work.length)) return false;
   if (work.opcode != IBV_WR_RDMA_WRITE_WITH_IMM) return true;
   ++counts_.writes;
-  return Receive(to, work.imm, false);
+  return Receive(to, work.imm, nullptr, 0);
 }
 
 bool FakeVerbs::Step() {
@@ -441,8 +442,17 @@ bool FakeVerbs::Write(rdma_cm_id*, std::uint64_t address, std::uint32_t key,
 bool FakeVerbs::Immediate(rdma_cm_id* from, std::uint32_t bits, bool send) {
   std::scoped_lock lock(mutex_);
   Qp* to = reinterpret_cast<Qp*>(from->qp)->peer;
+  const std::uint32_t wire = htonl(bits);
+  if (to == nullptr || to->failed) return false;
+  return send || options_.iwarp ? Receive(to, 0, &wire, sizeof(wire))
+                                : Receive(to, wire, nullptr, 0);
+}
+
+bool FakeVerbs::Send(rdma_cm_id* from, const std::string& bytes) {
+  std::scoped_lock lock(mutex_);
+  Qp* to = reinterpret_cast<Qp*>(from->qp)->peer;
   return to != nullptr && !to->failed &&
-         Receive(to, htonl(bits), send || options_.iwarp);
+         Receive(to, 0, bytes.data(), static_cast<std::uint32_t>(bytes.size()));
 }
 
 int FakeVerbs::PollCq(ibv_cq* base, int most, ibv_wc* out) {

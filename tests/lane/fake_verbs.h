@@ -10,6 +10,7 @@
 #include <mutex>
 #include <random>
 #include <set>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -46,6 +47,7 @@ class FakeVerbs {
   bool Write(rdma_cm_id* from, std::uint64_t address, std::uint32_t key,
              const void* data, std::size_t length);
   bool Immediate(rdma_cm_id* from, std::uint32_t bits, bool send = false);
+  bool Send(rdma_cm_id* from, const std::string& bytes);
 
   // What must not happen, and what must be gone in the end.
   struct Counts {
@@ -53,6 +55,7 @@ class FakeVerbs {
     int starved = 0;   // a message found no receive
     int objects = 0;   // PDs, MRs, CQs, SRQs, channels, QPs
     int posts = 0;     // calls of ibv_post_send
+    int requests = 0;  // in them
     int writes = 0;    // that carried a message
     int arms = 0;
     int late_arms = 0;    // an event of the CQ had not been fetched
@@ -113,7 +116,9 @@ class FakeVerbs {
   bool Apply(Work& work);
   bool Put(std::uint64_t address, std::uint32_t key, const void* data,
            std::size_t length);
-  bool Receive(Qp* to, std::uint32_t imm, bool send);
+  // With what a SEND carries, or an immediate.
+  bool Receive(Qp* to, std::uint32_t imm, const void* sent,
+               std::uint32_t length);
   void Complete(Cq* cq, const ibv_wc& wc);
   void FailQp(Qp* qp);
   void Run();

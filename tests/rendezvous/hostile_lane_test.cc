@@ -215,9 +215,17 @@ class Peer {
     std::memcpy(from, bytes, length);
     const std::uint32_t wire = htonl(imm);
     std::memcpy(from + kScratch - 4, &wire, 4);
+    // On iWARP the bytes of a message that lies in its slot go with a SEND.
+    const bool in_send =
+        OnIwarp() && (ring::Decode(imm).flags & ring::kFlagInline) != 0;
+    if (in_send) std::memcpy(from + length, &wire, 4);
     ibv_sge sges[2] = {
         {Address(from), static_cast<std::uint32_t>(length), mr_->lkey},
         {Address(from + kScratch - 4), 4, mr_->lkey}};
+    if (in_send) {
+      sges[1] = {Address(from), static_cast<std::uint32_t>(length + 4),
+                 mr_->lkey};
+    }
     ibv_send_wr wrs[2] = {};
     wrs[0].sg_list = &sges[0];
     wrs[0].num_sge = length != 0 ? 1 : 0;
@@ -235,7 +243,8 @@ class Peer {
       wrs[0].imm_data = wire;
     }
     ibv_send_wr* bad = nullptr;
-    ibv_post_send(raw_->id()->qp, length == 0 && OnIwarp() ? &wrs[1] : &wrs[0],
+    ibv_post_send(raw_->id()->qp,
+                  OnIwarp() && (length == 0 || in_send) ? &wrs[1] : &wrs[0],
                   &bad);
     ibv_wc wc[16];
     while (ibv_poll_cq(raw_->id()->send_cq, 16, wc) > 0) {
@@ -256,7 +265,9 @@ class Peer {
     }
     if (wc.status != IBV_WC_SUCCESS) return {};
     std::uint32_t wire = wc.imm_data;
-    if (OnIwarp()) std::memcpy(&wire, memory_->received[wc.wr_id], 4);
+    if (OnIwarp()) {
+      std::memcpy(&wire, memory_->received[wc.wr_id] + wc.byte_len - 4, 4);
+    }
     return ring::Decode(ntohl(wire));
   }
   // The server has ended the lane.
@@ -277,7 +288,7 @@ class Peer {
   struct Memory {
     std::byte block[rdma::kBlockMin];
     std::byte scratch[64][kScratch];
-    std::byte received[64][64];
+    std::byte received[64][rdma::kSlotBytes];
   };
   struct Free {
     void operator()(Memory* memory) const {
@@ -290,7 +301,7 @@ class Peer {
   }
   void Receive() {
     const std::uint64_t n = receives_++ % 64;
-    ibv_sge sge{Address(memory_->received[n]), 64, mr_->lkey};
+    ibv_sge sge{Address(memory_->received[n]), rdma::kSlotBytes, mr_->lkey};
     ibv_recv_wr wr{};
     wr.wr_id = n;
     wr.sg_list = &sge;

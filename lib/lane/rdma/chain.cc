@@ -39,13 +39,23 @@ void Chain::Immediate(const std::byte* staged, std::uint32_t imm) {
   }
   // No immediate there: a SEND of its four bytes after the write, which the
   // receiver gets when the write is in place.
-  Control(staged, sizeof(imm), 0);
+  Send(staged, sizeof(imm));
+}
+
+void Chain::Send(const std::byte* from, std::uint32_t length) {
+  Control(from, length, 0);
   wrs_[count_ - 1].opcode = IBV_WR_SEND;
 }
 
 void Chain::Message(const ring::Placement& place) {
   std::byte* slot = lane_.TxSlot(place.number);
+  const std::uint32_t imm = ring::Encode(place.imm);
   if ((place.imm.flags & ring::kFlagInline) != 0) {
+    if (lane_.iwarp_) {
+      StageImmediate(slot + place.length, imm);
+      Send(slot, place.length + sizeof(imm));
+      return;
+    }
     Control(slot, place.length,
             lane_.peer_.address + (place.number % kMessages) * kSlotBytes);
   } else {
@@ -53,9 +63,8 @@ void Chain::Message(const ring::Placement& place) {
     Write(ring.mirror + place.offset, place.length, ring.address + place.offset,
           ring.lkey, ring.rkey);
   }
-  const std::uint32_t imm = ring::Encode(place.imm);
-  if (lane_.iwarp_) StageImmediate(slot + kImmAt, imm);
-  Immediate(slot + kImmAt, imm);
+  if (lane_.iwarp_) StageImmediate(slot, imm);
+  Immediate(slot, imm);
 }
 
 void Chain::MessageFrom(const ring::Placement& place, const std::byte* from,
@@ -64,8 +73,8 @@ void Chain::MessageFrom(const ring::Placement& place, const std::byte* from,
   Write(from, place.length, ring.address + place.offset, lkey, ring.rkey);
   const std::uint32_t imm = ring::Encode(place.imm);
   std::byte* slot = lane_.TxSlot(place.number);
-  if (lane_.iwarp_) StageImmediate(slot + kImmAt, imm);
-  Immediate(slot + kImmAt, imm);
+  if (lane_.iwarp_) StageImmediate(slot, imm);
+  Immediate(slot, imm);
 }
 
 void Chain::Control(const std::byte* from, std::uint32_t length,

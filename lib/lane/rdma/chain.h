@@ -57,6 +57,8 @@ class Chain {
   void Control(const std::byte* from, std::uint32_t length, std::uint64_t to);
   // On iWARP its four bytes are at `staged`, as StageImmediate left them.
   void Immediate(const std::byte* staged, std::uint32_t imm);
+  // iWARP.
+  void Send(const std::byte* from, std::uint32_t length);
 
   QpLane& lane_;
   std::uint32_t count_ = 0;

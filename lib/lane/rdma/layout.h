@@ -13,8 +13,8 @@
 //   0     head line: the credit word, and at 16 a larger ring that is offered;
 //   in
 //         the sending block, the copies that these are written from
-//   64    32 control slots of 64 bytes
-//   2112  the byte ring
+//   64    32 slots of 72 bytes: control messages, and on iWARP short data
+//   2368  the byte ring
 //
 // An idle lane has two blocks of 16 KiB.  When its sender runs out of room
 // again and again, the receiver offers a larger ring, a block of its own; slots
@@ -22,7 +22,7 @@
 namespace rcsock::lane::rdma {
 
 constexpr std::uint32_t kMessages = 32;  // in flight; the credit at the start
-constexpr std::size_t kSlotBytes = 64;
+constexpr std::size_t kSlotBytes = 72;
 constexpr std::size_t kSlotsAt = 64;
 constexpr std::size_t kRingAt = kSlotsAt + kMessages * kSlotBytes;
 
@@ -44,9 +44,15 @@ constexpr std::size_t kCreditCopyAt = 0;  // the credit word as last written
 constexpr std::size_t kWakeCopyAt = 8;    // iWARP: the immediate of a wake-up,
 constexpr std::size_t kOfferCopyAt = 12;  // and of one that offers a ring
 constexpr std::size_t kFenceAt = 32;      // iWARP: where a READ's answer goes
-// iWARP: the immediate of message n, behind the payload of its control slot.
-constexpr std::size_t kImmAt = 56;
-static_assert(kImmAt >= ring::kCtlMax && kImmAt + 4 <= kSlotBytes);
+
+// iWARP: what a SEND carries is what it stands for in the sender's slot: the
+// bytes of a message that lies in its slot, and the immediate.  Data of so many
+// bytes goes so, in one request, where a write would need a SEND after it.
+// Longer would be faster up to some KiB, but each receive that is posted must
+// have room for it, and every lane needs kReceivesPerLane of them.
+constexpr std::uint32_t kSendData = 64;
+constexpr std::uint32_t kSendMost = kSendData + 4;
+static_assert(kSendData >= ring::kCtlMax && kSendMost <= kSlotBytes);
 
 // The credit word: messages consumed, and how many wake-ups (immediates of kind
 // kCredit) have been sent, so that the sender knows that there is something to
@@ -62,8 +68,9 @@ constexpr std::uint64_t kCreditAlong = kMessages * 3 / 8;
 constexpr std::uint32_t RecordMax(std::uint32_t ring_bytes) {
   return ring_bytes / 2;
 }
-constexpr ring::Geometry GeometryOf(std::uint32_t ring_bytes) {
-  return {ring_bytes, kMessages, 0, RecordMax(ring_bytes)};
+constexpr ring::Geometry GeometryOf(std::uint32_t ring_bytes,
+                                    std::uint32_t inline_max) {
+  return {ring_bytes, kMessages, inline_max, RecordMax(ring_bytes)};
 }
 
 // A ring of so many bytes grows further for long records only.

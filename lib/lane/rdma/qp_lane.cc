@@ -40,7 +40,7 @@ QpLane::QpLane(QpLaneParts parts)
       ring_bytes_(RingBytes(rx_block_.bytes())),
       most_ring_(parts.most_ring),
       most_rx_ring_(parts.most_ring),
-      rx_(GeometryOf(ring_bytes_)),
+      rx_(GeometryOf(ring_bytes_, parts.iwarp ? kSendData : 0)),
       rx_ring_bytes_(ring_bytes_) {
   rx_rings_[0] = rx_block_.base() + kRingAt;
   lanes_->fetch_add(1, std::memory_order_relaxed);
@@ -130,7 +130,8 @@ void QpLane::SetPeer(const Offer& offer) {
               offer.address + kMessages * kSlotBytes, tx_block_.lkey(),
               offer.key};
   tx_mirrors_[0] = tx_ring_.mirror;
-  tx_.emplace(sent_table_.data(), GeometryOf(offer.bytes));
+  // What goes into a slot does so by ReserveInline.
+  tx_.emplace(sent_table_.data(), GeometryOf(offer.bytes, 0));
   peer_ = offer;
   // The peer has a mirror of what it writes to, of the same size.
   if (offer.most_ring != 0) {

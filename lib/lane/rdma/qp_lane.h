@@ -205,6 +205,7 @@ class QpLane final : public RdmaLane {
   void TakeRing();
   bool EnsureRoom();
   std::size_t PostSmall(IovCursor from, std::size_t all);
+  bool PostShort(IovCursor from, std::uint32_t all);
   std::size_t PostLarge(IovCursor from, std::size_t all);
   std::size_t PostDirect(const std::byte* from, std::size_t all);
   void DropDirect(Direct* one);
@@ -235,7 +236,7 @@ class QpLane final : public RdmaLane {
   void PublishCredit();
 
   // Receiving, under the rx latch.
-  const std::byte* RxSlot(std::uint64_t number) const {
+  std::byte* RxSlot(std::uint64_t number) const {
     return rx_block_.base() + kSlotsAt + (number % kMessages) * kSlotBytes;
   }
   bool Landed(std::uint64_t number, std::uint32_t* imm) const {
@@ -256,7 +257,9 @@ class QpLane final : public RdmaLane {
   void Taken();
 
   // From the poller, under its latch.
-  void OnReceive(std::uint32_t imm);
+  // On iWARP with what came before the immediate, if something did.
+  void OnReceive(std::uint32_t imm, const std::byte* bytes,
+                 std::uint32_t length);
   void OnSent(std::uint64_t wrs);
   void OnError(int status, bool receive);
   void Tell();

@@ -301,9 +301,18 @@ bool QpLane::Arrived() {
 
 // --- From the poller, under its latch ----------------------------------------
 
-void QpLane::OnReceive(std::uint32_t bits) {
+void QpLane::OnReceive(std::uint32_t bits, const std::byte* bytes,
+                       std::uint32_t length) {
   if (latched_) return;
-  const ring::Imm imm = ring::Decode(bits);
+  ring::Imm imm = ring::Decode(bits);
+  // iWARP: the whole of a message that lies in its slot, and nothing else.
+  const bool in_slot = (imm.flags & ring::kFlagInline) != 0;
+  const bool carries = in_slot && imm.kind != ring::Kind::kCredit;
+  if (iwarp_ && length != (carries ? imm.length : 0)) {
+    latched_ = true;
+    Lost(base::Reason::kProtocol);
+    return;
+  }
   if (imm.kind == ring::Kind::kCredit) {
     const std::uint64_t seen = wakes_seen_.load(std::memory_order_relaxed) + 1;
     wakes_seen_.store(seen, std::memory_order_release);
@@ -340,6 +349,8 @@ void QpLane::OnReceive(std::uint32_t bits) {
     Lost(base::Reason::kProtocol);
     return;
   }
+  // The slot is free: its last message has been consumed, and credited.
+  if (length != 0) std::memcpy(RxSlot(number), bytes, length);
   if (imm.kind == ring::Kind::kSetup) {
     Offer offer;
     if (setup_seen_.load(std::memory_order_relaxed) ||
@@ -353,16 +364,20 @@ void QpLane::OnReceive(std::uint32_t bits) {
     setup_ = offer;
     setup_seen_.store(true, std::memory_order_release);
   }
-  const bool in_ring = (imm.flags & ring::kFlagInline) == 0;
-  if (in_ring && (imm.flags & ring::kFlagRewind) != 0) rewound_ = number;
-  if (in_ring && (imm.flags & ring::kFlagRing) != 0) {
-    const std::uint32_t bytes = offered_bytes_.load(std::memory_order_acquire);
-    if (bytes != 0) rx_ring_bytes_.store(bytes, std::memory_order_relaxed);
+  if (imm.kind == ring::Kind::kData && (imm.flags & ring::kFlagRewind) != 0) {
+    rewound_ = number;
+    // In a slot it says nothing else.
+    if (in_slot) imm.flags &= ~ring::kFlagRewind;
   }
-  inbox_[number % kMessages].store(bits, std::memory_order_relaxed);
+  if (!in_slot && (imm.flags & ring::kFlagRing) != 0) {
+    const std::uint32_t grown = offered_bytes_.load(std::memory_order_acquire);
+    if (grown != 0) rx_ring_bytes_.store(grown, std::memory_order_relaxed);
+  }
+  inbox_[number % kMessages].store(ring::Encode(imm),
+                                   std::memory_order_relaxed);
   bytes_before_[(number + 1) % 64].store(
       bytes_before_[number % 64].load(std::memory_order_relaxed) +
-          (in_ring ? imm.length : 0),
+          (in_slot ? 0 : imm.length),
       std::memory_order_relaxed);
   landed_.store(number + 1, std::memory_order_release);
   news_ |= kNewsRx;

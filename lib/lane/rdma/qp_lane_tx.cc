@@ -190,6 +190,13 @@ std::size_t QpLane::PostSmall(IovCursor from, std::size_t all) {
     poller_->Collect();
     post_latch_.lock();
   }
+  if (iwarp_ && all <= kSendData && waiting_.length == 0 && !burst &&
+      !Streaming()) {
+    const bool sent = PostShort(from, static_cast<std::uint32_t>(all));
+    post_latch_.unlock();
+    tls_post_ended = base::Ticks();
+    return sent ? all : 0;
+  }
   std::size_t done = 0;
   if (waiting_.length != 0) {
     const std::uint32_t n = tx_->ExtendLast(all);
@@ -234,6 +241,26 @@ std::size_t QpLane::PostSmall(IovCursor from, std::size_t all) {
   if (defer && !listed_.load(std::memory_order_seq_cst)) deferred_->Add(this);
   tls_post_ended = base::Ticks();
   return done;
+}
+
+// One request in place of two: the bytes go with the immediate.
+bool QpLane::PostShort(IovCursor from, std::uint32_t all) {
+  const std::uint64_t outstanding = tx_->outstanding();
+  if (outstanding >= tx_->most_outstanding()) return false;
+  ring::Placement place{tx_->ReserveInline(all),
+                        0,
+                        all,
+                        {ring::Kind::kData, ring::kFlagInline, all}};
+  // As at the front of the ring: all before it has been credited.
+  if (outstanding == 0) place.imm.flags |= ring::kFlagRewind;
+  from.CopyOut(TxSlot(place.number), all);
+  Chain chain(this);
+  chain.Message(place);
+  if (CreditAlong()) PublishLocked(&chain);
+  sent_for_wakes_.store(tx_->sent(), std::memory_order_relaxed);
+  chain.Post();
+  waits_.store(tell_owed_, std::memory_order_relaxed);
+  return true;
 }
 
 std::size_t QpLane::PostLarge(IovCursor from, std::size_t all) {

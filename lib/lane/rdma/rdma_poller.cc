@@ -16,6 +16,7 @@
 
 #include "lib/base/clock.h"
 #include "lib/base/no_cancel.h"
+#include "lib/lane/rdma/layout.h"
 #include "lib/lane/rdma/qp_lane.h"
 
 namespace rcsock::lane::rdma {
@@ -28,7 +29,8 @@ constexpr int kBatch = 16;
 // The first set is small: most processes have few lanes.
 constexpr std::uint32_t kFirstSet = 16;
 constexpr std::uint32_t kRefill = 32;
-constexpr std::size_t kBuffer = 8;
+// iWARP: for the longest SEND.
+constexpr std::size_t kBuffer = kSlotBytes;
 // Events that may wait in the channel, and are then read by one call.
 constexpr std::uint32_t kEventsKept = 64;
 
@@ -298,23 +300,28 @@ void RdmaPoller::Handle(CqSet* set, const ibv_wc& wc) {
   if ((wc.wr_id & kReceive) != 0) {
     const auto slot = static_cast<std::uint32_t>(wc.wr_id);
     std::uint32_t imm = 0;
+    const std::byte* bytes = nullptr;
+    std::uint32_t length = 0;
     bool good = wc.status == IBV_WC_SUCCESS;
     if (good && limits_.iwarp) {
-      good = wc.opcode == IBV_WC_RECV && wc.byte_len == sizeof(imm);
-      std::memcpy(&imm, set->buffers.base() + slot * kBuffer, sizeof(imm));
+      good = wc.opcode == IBV_WC_RECV && wc.byte_len >= sizeof(imm) &&
+             wc.byte_len <= kSendMost;
+      if (good) {
+        bytes = set->buffers.base() + slot * kBuffer;
+        length = wc.byte_len - sizeof(imm);
+        std::memcpy(&imm, bytes + length, sizeof(imm));
+      }
     } else if (good) {
       good = wc.opcode == IBV_WC_RECV_RDMA_WITH_IMM &&
              (wc.wc_flags & IBV_WC_WITH_IMM) != 0;
       imm = wc.imm_data;
     }
+    // Before its buffer is given back to the device.
+    if (lane != nullptr && good) lane->OnReceive(ntohl(imm), bytes, length);
     if (set->used < std::size(set->slots)) set->slots[set->used++] = slot;
     if (set->used == std::size(set->slots)) Refill(set, false);
     if (lane == nullptr) return;
-    if (good) {
-      lane->OnReceive(ntohl(imm));
-    } else {
-      lane->OnError(wc.status, true);
-    }
+    if (!good) lane->OnError(wc.status, true);
   } else {
     if (lane == nullptr) return;
     if (wc.status == IBV_WC_SUCCESS) {
@@ -354,7 +361,7 @@ void RdmaPoller::Refill(CqSet* set, bool all) {
     if (!limits_.iwarp) continue;
     sges[i] = {reinterpret_cast<std::uintptr_t>(set->buffers.base()) +
                    set->slots[i] * kBuffer,
-               4, set->buffers.lkey()};
+               kSendMost, set->buffers.lkey()};
     wrs[i].sg_list = &sges[i];
     wrs[i].num_sge = 1;
   }
