@@ -116,7 +116,7 @@ TEST_P(Hostile, ForgedImmediates) {
       Encode({static_cast<Kind>(5), 0, 10}),
       Encode({static_cast<Kind>(7), 0, 10}),
       Encode({Kind::kData, 0, 0}),
-      Encode({Kind::kData, ring::kFlagInline, 8}),
+      Encode({Kind::kData, ring::kFlagInline, GetParam() ? 65u : 8u}),
       Encode({Kind::kData, 8, 8}),
       Encode({Kind::kData, 0, ring::kMaxLength}),
       Encode({Kind::kData, 0, 64 * 1024}),

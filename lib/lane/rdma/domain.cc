@@ -48,6 +48,7 @@ class DeviceDomain final : public Domain {
     ibv_device_attr attr{};
     if (!verbs::Query(context_, &attr, error)) return false;
     limits_.iwarp = iwarp_;
+    if (iwarp_) block_bytes_ = kBlockMinIwarp;
     limits_.entries = static_cast<std::uint32_t>(std::max(attr.max_cqe, 0));
     limits_.receives = static_cast<std::uint32_t>(std::max(attr.max_srq_wr, 0));
     limits_.lazy_events = IsSoftware(attr);
@@ -216,10 +217,12 @@ bool DecodeOffer(const std::uint8_t* from, Offer* offer) {
     part = static_cast<std::uint16_t>(Get(2, &from));
     zero |= part;
   }
-  // The sizes are those that SetRingBytes makes.
+  // The sizes are those that there are.
   const std::uint64_t block = std::uint64_t{offer->bytes} + kRingAt;
-  if (zero != 0 || offer->messages != kMessages || block < kBlockMin ||
-      block > kBlockMax || (block & (block - 1)) != 0) {
+  const bool usual =
+      block >= kBlockMin && block <= kBlockMax && (block & (block - 1)) == 0;
+  if (zero != 0 || offer->messages != kMessages ||
+      (!usual && block != kBlockMinIwarp)) {
     return false;
   }
   const std::uint64_t last = offer->address + block;

@@ -16,9 +16,10 @@
 //   64    32 slots of 72 bytes: control messages, and on iWARP short data
 //   2368  the byte ring
 //
-// An idle lane has two blocks of 16 KiB.  When its sender runs out of room
-// again and again, the receiver offers a larger ring, a block of its own; slots
-// and head line stay where they are.
+// An idle lane has two blocks of 16 KiB (on iWARP of 12, and its share of the
+// poller's receive buffers).  When its sender runs out of room again and again,
+// the receiver offers a larger ring, a block of its own; slots and head line
+// stay where they are.
 namespace rcsock::lane::rdma {
 
 constexpr std::uint32_t kMessages = 32;  // in flight; the credit at the start
@@ -27,6 +28,7 @@ constexpr std::size_t kSlotsAt = 64;
 constexpr std::size_t kRingAt = kSlotsAt + kMessages * kSlotBytes;
 
 constexpr std::size_t kBlockMin = 16 * 1024;
+constexpr std::size_t kBlockMinIwarp = 12 * 1024;
 constexpr std::size_t kBlockMax = 8 * 1024 * 1024;
 // Offer::most_ring is in these.
 constexpr std::size_t kOfferPage = 4096;

@@ -113,7 +113,7 @@ Memory::~Memory() {
 }
 
 std::byte* Memory::Take(std::size_t bytes) {
-  if (bytes != kSmall) return Map(bytes);
+  if (bytes > kSmall) return Map(bytes);
   std::scoped_lock hold(latch_);
   if (free_.empty()) {
     try {
@@ -136,7 +136,7 @@ std::byte* Memory::Take(std::size_t bytes) {
 }
 
 void Memory::Give(std::byte* base, std::size_t bytes) {
-  if (bytes != kSmall) {
+  if (bytes > kSmall) {
     ::munmap(base, bytes);
     return;
   }
@@ -167,7 +167,7 @@ Block Memory::Get(std::size_t bytes, bool remote, verbs::Error* error) {
     return block;
   }
   // What an earlier peer has sent is nothing to the next one.
-  if (bytes == kSmall) std::memset(base, 0, bytes);
+  if (bytes <= kSmall) std::memset(base, 0, bytes);
   verbs::Mr mr = verbs::Register(pd_, base, bytes, Access(pd_, remote), error);
   if (mr == nullptr) {
     Give(base, bytes);

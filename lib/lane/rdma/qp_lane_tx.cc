@@ -255,8 +255,10 @@ bool QpLane::PostShort(IovCursor from, std::uint32_t all) {
   if (outstanding == 0) place.imm.flags |= ring::kFlagRewind;
   from.CopyOut(TxSlot(place.number), all);
   Chain chain(this);
-  chain.Message(place);
+  // Credit first: who answers has it, finds nothing outstanding and says so.
+  // So this end knows what its peer knows, and never has to wake it.
   if (CreditAlong()) PublishLocked(&chain);
+  chain.Message(place);
   sent_for_wakes_.store(tx_->sent(), std::memory_order_relaxed);
   chain.Post();
   waits_.store(tell_owed_, std::memory_order_relaxed);

@@ -28,6 +28,9 @@ constexpr std::uint64_t kReceive = std::uint64_t{1} << 63;
 constexpr int kBatch = 16;
 // The first set is small: most processes have few lanes.
 constexpr std::uint32_t kFirstSet = 16;
+// Where receives need buffers, these are then 16 KiB; and with two lanes or
+// more, however many, there are never more than 8 KiB for each.
+constexpr std::uint32_t kFirstSetIwarp = 4;
 constexpr std::uint32_t kRefill = 32;
 // iWARP: for the longest SEND.
 constexpr std::size_t kBuffer = kSlotBytes;
@@ -93,8 +96,9 @@ bool RdmaPoller::MakeSet(verbs::Error* error) {
   const std::uint32_t most =
       std::min((std::max(limits_.entries, spare) - spare) / per_lane,
                (std::max(limits_.receives, spare) - spare) / kReceivesPerLane);
-  std::uint32_t capacity = kFirstSet;
-  for (std::size_t i = 0; i < sets_.size() && capacity < most; ++i) {
+  // As many as there are already.
+  std::uint32_t capacity = limits_.iwarp ? kFirstSetIwarp : kFirstSet;
+  for (std::size_t i = 1; i < sets_.size() && capacity < most; ++i) {
     capacity *= 2;
   }
   capacity = std::min(capacity, most);
