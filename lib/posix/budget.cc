@@ -422,13 +422,16 @@ void Sock::LeaveRemoteLanes(std::uint64_t deadline_ns) {
     for (;;) {
       sock->tx_latch.lock();
       sock->rx_latch.lock();
-      const bool owed = sock->mode() == Mode::kEngine &&
-                        sock->stream_ != nullptr && !sock->finished_ &&
-                        sock->stream_->tx() != stream::Tx::kRaw &&
-                        sock->stream_->Unacked() > 0;
+      const bool on_its_way =
+          sock->mode() == Mode::kEngine && sock->stream_ != nullptr &&
+          !sock->finished_ &&
+          (sock->stream_->tx() != stream::Tx::kRaw
+               ? sock->stream_->Unacked() > 0
+               // The peer's RAW, left unread, would make the end a reset.
+               : sock->stream_->rx() != stream::Rx::kRaw);
       sock->rx_latch.unlock();
       sock->tx_latch.unlock();
-      if (!owed || base::NowNs() >= deadline_ns) break;
+      if (!on_its_way || base::NowNs() >= deadline_ns) break;
       timespec brief{0, 100'000};  // the conductor reads the peer's answer
       ::nanosleep(&brief, nullptr);
     }

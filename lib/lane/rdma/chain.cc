@@ -12,9 +12,9 @@ namespace rcsock::lane::rdma {
 // completion of a request would wake who sleeps for the answer.
 constexpr std::uint64_t kSignalInFlight = 2;
 // ... and every so many anyway, so that the queue drains before QpLane::Post
-// finds too little room in it.  (Each may wake who sleeps for an answer.)
-constexpr std::uint64_t kSignalEvery = 24;
-constexpr std::uint64_t kSignalEveryIwarp = 64;
+// finds too little room in it.  (Each may wake who sleeps for an answer, or
+// cost who is about to another arming.)
+constexpr std::uint64_t kSignalEvery = 64;
 
 void Chain::Write(const std::byte* from, std::uint32_t length, std::uint64_t to,
                   std::uint32_t lkey, std::uint32_t rkey) {
@@ -121,8 +121,7 @@ void Chain::Post() {
     wrs_[n - 1].wr_id = kTicket | lane_.posted_wrs_;
     lane_.signalled_wrs_ = lane_.posted_wrs_;
   } else if (lane_.Streaming() || lane_.InFlight() >= n + kSignalInFlight ||
-             lane_.posted_wrs_ - lane_.signalled_wrs_ >=
-                 (lane_.iwarp_ ? kSignalEveryIwarp : kSignalEvery)) {
+             lane_.posted_wrs_ - lane_.signalled_wrs_ >= kSignalEvery) {
     wrs_[n - 1].send_flags |= IBV_SEND_SIGNALED;
     wrs_[n - 1].wr_id = lane_.posted_wrs_;
     lane_.signalled_wrs_ = lane_.posted_wrs_;

@@ -52,10 +52,9 @@ class DeviceDomain final : public Domain {
     limits_.entries = static_cast<std::uint32_t>(std::max(attr.max_cqe, 0));
     limits_.receives = static_cast<std::uint32_t>(std::max(attr.max_srq_wr, 0));
     limits_.lazy_events = IsSoftware(attr);
-    // iWARP needs two requests for a message.
+    // See Chain::Post for why so many.
     limits_.send_depth = std::min<std::uint32_t>(
-        iwarp_ ? 128 : 64,
-        static_cast<std::uint32_t>(std::max(attr.max_qp_wr, 0)));
+        128, static_cast<std::uint32_t>(std::max(attr.max_qp_wr, 0)));
     pd_ = verbs::AllocPd(context_, error);
     if (pd_ == nullptr) return false;
     memory_.emplace(pd_.get());

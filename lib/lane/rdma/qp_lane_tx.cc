@@ -24,9 +24,6 @@ constexpr std::uint32_t kJoined = 16 * 1024;
 // A large send goes out in doorbells of about this, so that the device works on
 // one while the next is copied.
 constexpr std::size_t kDoorbell = 64 * 1024;
-// From such a send on, credit that goes along goes first: then who has the
-// message has the credit, and begins at the front of the ring again.
-constexpr std::size_t kCreditFirst = 2 * 1024;
 // The send queue's last places are for control messages and credits.
 constexpr std::uint32_t kHeadroom = 16;
 // What a Post adds to the queue at once, at most.
@@ -58,7 +55,10 @@ bool QpLane::Bursts(bool reply) {
   return burst_ == kBurst;
 }
 
-// Enough has been consumed to go along with a write that goes anyway.
+// Enough has been consumed to go along with a write that goes anyway.  It goes
+// before it: then who has the message has the credit, finds nothing outstanding
+// and begins at the front of the ring, or says so.  So this end knows what its
+// peer knows, and never has to wake it.
 bool QpLane::CreditAlong() {
   const std::uint64_t consumed = consumed_.load(std::memory_order_relaxed);
   if (consumed - published_.load(std::memory_order_relaxed) >= kCreditAlong) {
@@ -217,11 +217,9 @@ std::size_t QpLane::PostSmall(IovCursor from, std::size_t all) {
                     (burst || Streaming()) && waiting_.length < kJoined &&
                     deferred_->Enabled();
   if (!wait) {
-    const bool along = CreditAlong();
-    if (along && all >= kCreditFirst) PublishLocked(&chain);
+    if (CreditAlong()) PublishLocked(&chain);
     if (waiting_.length != 0) chain.Message(waiting_);
     waiting_.length = 0;
-    if (along && all < kCreditFirst) PublishLocked(&chain);
     sent_for_wakes_.store(tx_->sent(), std::memory_order_relaxed);
     chain.Post();
     waits_.store(tell_owed_, std::memory_order_relaxed);
@@ -255,8 +253,6 @@ bool QpLane::PostShort(IovCursor from, std::uint32_t all) {
   if (outstanding == 0) place.imm.flags |= ring::kFlagRewind;
   from.CopyOut(TxSlot(place.number), all);
   Chain chain(this);
-  // Credit first: who answers has it, finds nothing outstanding and says so.
-  // So this end knows what its peer knows, and never has to wake it.
   if (CreditAlong()) PublishLocked(&chain);
   chain.Message(place);
   sent_for_wakes_.store(tx_->sent(), std::memory_order_relaxed);

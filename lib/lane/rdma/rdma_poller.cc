@@ -35,7 +35,7 @@ constexpr std::uint32_t kRefill = 32;
 // iWARP: for the longest SEND.
 constexpr std::size_t kBuffer = kSlotBytes;
 // Events that may wait in the channel, and are then read by one call.
-constexpr std::uint32_t kEventsKept = 64;
+constexpr std::uint32_t kEventsKept = 256;
 
 std::size_t Hash(std::uint32_t qp_num) {
   return qp_num * std::size_t{0x9e3779b97f4a7c15u} >> 32;
