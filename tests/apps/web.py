@@ -48,8 +48,13 @@ http {{
 """
 
 
-def large_bytes():
-    return (hashlib.sha256(b"large").digest() * 1024) * (LARGE // (32 * 1024))
+def write_large(run, name, size=LARGE):
+    """In pieces: User-mode Linux needs a mapping for each page of a process, and
+    the host has a limit of those."""
+    block = hashlib.sha256(b"large").digest() * (8 * 1024)
+    with open(run.write(name, b""), "wb") as file:
+        for at in range(0, size, len(block)):
+            file.write(block[:size - at])
 
 
 class Nginx:
@@ -59,8 +64,8 @@ class Nginx:
         self.run = run
         self.port, self.front = run.port(), run.port()
         run.write("www/page.txt", PAGE)
-        run.write("www/large", large_bytes())
-        run.write("www/middle", large_bytes()[:MIDDLE])
+        write_large(run, "www/large")
+        write_large(run, "www/middle", MIDDLE)
         text = NGINX.format(address=run.address, port=self.port,
                             front=self.front)
         self.config = run.write(
@@ -178,8 +183,7 @@ def wget(run):
                                      for i in range(200)))
     run.call("wget", "-q", "-O", "pages.out", "-i", urls)
     # One that goes on where another stopped.
-    whole = large_bytes()
-    run.write("part", whole[:5_000_000])
+    write_large(run, "part", 5_000_000)
     os.chmod(run.directory / "part", 0o666)
     run.call("wget", "-q", "-c", "-O", "part", server.url() + "/large")
     files = {name: digest((run.directory / name).read_bytes())
@@ -210,7 +214,7 @@ Require all granted
 def apache(run, mpm):
     port = run.port()
     run.write("www/page.txt", PAGE)
-    run.write("www/large", large_bytes())
+    write_large(run, "www/large")
     config = run.write("httpd.conf", APACHE.format(
         dir=run.directory, address=run.address, port=port, mpm=mpm,
         modules="/usr/lib/apache2/modules"))
