@@ -52,8 +52,8 @@ promoted() { grep 'promoted to rdma' "$dir/log.$1" | sort -u | wc -l || true; }
 all_promoted() { (($(promoted client) >= connections && $(promoted server) >= connections)); }
 gone_by() { ((SECONDS >= $1)); }
 pinned() { awk '/^VmPin:/ {print $2}' "/proc/$1/status"; }
-# Idle lanes, whose small rings are all that is pinned at either end, but for the
-# 8 KiB that a process has once on iWARP, whose receives need memory.
+# Idle lanes, whose small rings are all that is pinned at either end.  On iWARP
+# the rings are smaller, and receives need memory; one lane alone has 8 KiB more.
 all_idle() {
   local most=$((32 * connections))
   [[ $RDMA_DEV != siw* ]] || ((most += 8))
