@@ -97,7 +97,7 @@ def memcached(run):
     # It verifies a tenth of what it reads.  In a guest the handshakes of 32
     # lanes alone take some seconds.
     text = run.call("memcaslap", "-s", f"{run.address}:{port}", "-T", 2, "-c",
-                    32, "-t", "20s" if run.lane == "rdma" else "2s", "-v", "0.1")
+                    32, "-t", "40s" if run.lane == "rdma" else "2s", "-v", "0.1")
     found = re.search(r"TPS: (\d+)", text)
     wrong = re.search(r"(get_misses|verify_misses|verify_failed): [1-9]", text)
     if not found or int(found[1]) == 0 or wrong:
