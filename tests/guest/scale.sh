@@ -53,10 +53,11 @@ all_promoted() { (($(promoted client) >= connections && $(promoted server) >= co
 gone_by() { ((SECONDS >= $1)); }
 pinned() { awk '/^VmPin:/ {print $2}' "/proc/$1/status"; }
 # Idle lanes, whose small rings are all that is pinned at either end.  On iWARP
-# the rings are smaller, and receives need memory; one lane alone has 8 KiB more.
+# the rings are smaller, and receives need memory: 52 KiB for up to 16 lanes.
 all_idle() {
   local most=$((32 * connections))
-  [[ $RDMA_DEV != siw* ]] || ((most += 8))
+  [[ $RDMA_DEV != siw* ]] ||
+    ((most = 24 * connections + 52 * ((connections + 15) / 16)))
   (($(pinned $client) <= most && $(pinned $server) <= most))
 }
 

@@ -26,11 +26,9 @@ namespace {
 // nothing, can be told from a send's.
 constexpr std::uint64_t kReceive = std::uint64_t{1} << 63;
 constexpr int kBatch = 16;
-// The first set is small: most processes have few lanes.
+// The first set is small: most processes have few lanes.  (Where receives need
+// buffers, these are then 52 KiB.)
 constexpr std::uint32_t kFirstSet = 16;
-// Where receives need buffers, these are then 16 KiB; and with two lanes or
-// more, however many, there are never more than 8 KiB for each.
-constexpr std::uint32_t kFirstSetIwarp = 4;
 constexpr std::uint32_t kRefill = 32;
 // iWARP: for the longest SEND.
 constexpr std::size_t kBuffer = kSlotBytes;
@@ -96,9 +94,8 @@ bool RdmaPoller::MakeSet(verbs::Error* error) {
   const std::uint32_t most =
       std::min((std::max(limits_.entries, spare) - spare) / per_lane,
                (std::max(limits_.receives, spare) - spare) / kReceivesPerLane);
-  // As many as there are already.
-  std::uint32_t capacity = limits_.iwarp ? kFirstSetIwarp : kFirstSet;
-  for (std::size_t i = 1; i < sets_.size() && capacity < most; ++i) {
+  std::uint32_t capacity = kFirstSet;
+  for (std::size_t i = 0; i < sets_.size() && capacity < most; ++i) {
     capacity *= 2;
   }
   capacity = std::min(capacity, most);
