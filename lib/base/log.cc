@@ -37,15 +37,17 @@ bool IsStderr() {
 void WriteQuietly(const char* line, int length) {
   sigset_t signals;
   sigset_t before;
-  sigset_t pending;
   ::sigemptyset(&signals);
   ::sigaddset(&signals, SIGPIPE);
   ::sigaddset(&signals, SIGXFSZ);
-  ::sigpending(&pending);
   ::pthread_sigmask(SIG_BLOCK, &signals, &before);
   const long n = ::syscall(SYS_write, STDERR_FILENO, line, length);
-  const int ours = n >= 0 ? 0 : errno == EPIPE ? SIGPIPE : SIGXFSZ;
-  if (ours != 0 && ::sigismember(&pending, ours) == 0) {
+  const int ours = n >= 0           ? 0
+                   : errno == EPIPE ? SIGPIPE
+                   : errno == EFBIG ? SIGXFSZ
+                                    : 0;
+  // (What the program blocks itself may have been pending before.)
+  if (ours != 0 && ::sigismember(&before, ours) == 0) {
     const timespec now{0, 0};
     ::sigemptyset(&signals);
     ::sigaddset(&signals, ours);

@@ -489,11 +489,13 @@ void InterestsToUser(Sock* sock) {
   for (Interest* i = sock->interests; i != nullptr; i = i->next_of_sock) {
     if (!i->in_kernel) continue;
     epoll_event unused{};
-    // It counts as moved before the look, for WithoutSpent.
     if (!Registry::EnterUser(i)) continue;
-    i->told_by_kernel = (i->events.load() & EPOLLONESHOT) != 0 &&
-                        SpentInKernel(i->set->fd(), i->fd);
-    if (i->told_by_kernel) i->spent.store(true, std::memory_order_relaxed);
+    if ((i->events.load() & EPOLLONESHOT) != 0) {
+      // It counts as moved before the look, for ToldByLane.
+      i->moved_at = i->set->CountOnceMoved();
+      i->told_by_kernel = SpentInKernel(i->set->fd(), i->fd);
+      if (i->told_by_kernel) i->spent.store(true, std::memory_order_relaxed);
+    }
     real::epoll_ctl(i->set->fd(), EPOLL_CTL_DEL, i->fd, &unused);
     i->in_kernel = false;
     Registry::MakeReady(i);
@@ -586,7 +588,10 @@ void InterestsDrop(Sock* sock, int fd) {
   for (Interest* i = sock->interests; i != nullptr;) {
     Interest* next = i->next_of_sock;
     if (fd < 0 || i->fd == fd) {
-      if (i->direct && count < 16) lookers[count++] = i->set;
+      // (A set whose looks change may still have one that is no longer direct.)
+      if ((i->direct || i->set->Heats()) && count < 16) {
+        lookers[count++] = i->set;
+      }
       if (!i->dormant.load(std::memory_order_relaxed)) {
         i->set->DropRegistered();
       }
@@ -806,7 +811,7 @@ void EpollSet::LeaveDirect() {
   for (;;) {
     Sock* sock = nullptr;
     interest_latch.lock();
-    if (direct_used_ > 0) {
+    if (direct_used_ > 0 && crowded_.load(std::memory_order_relaxed)) {
       sock = direct_members_[0]->sock;
       sock->Ref();
       Registry::DropDirect(direct_members_[0]);
@@ -880,7 +885,15 @@ bool EpollSet::LooksAt(const Interest* interest, const Sock* sock) const {
 // What else holds for them (EPOLLOUT, the end) comes by the list.
 int EpollSet::TellDirect(epoll_event* out, int capacity) {
   int filled = 0;
-  for (int d = 0; d < direct_count_ && filled < capacity; ++d) {
+  const int first = direct_next_ < direct_count_ ? direct_next_ : 0;
+  direct_next_ = 0;
+  for (int k = 0; k < direct_count_; ++k) {
+    int d = first + k;
+    if (d >= direct_count_) d -= direct_count_;
+    if (filled == capacity) {
+      direct_next_ = d;  // has its turn next time
+      break;
+    }
     if (!direct_[d].lane->RxPendingQuick()) continue;
     Interest* interest = direct_[d].interest;
     const std::uint32_t events =
@@ -921,6 +934,39 @@ int EpollSet::TellDirect(epoll_event* out, int capacity) {
     ++filled;
   }
   return filled;
+}
+
+// How many of the events that there is room for may be direct ones: where the
+// list has some, those that always have something must leave it a part.
+int EpollSet::DirectRoom(int room) const {
+  if (ready_count_.load(std::memory_order_relaxed) == 0) return room;
+  return room > 1 ? room - room / 2 : static_cast<int>(wait_number_ & 1);
+}
+
+// What this wait leaves behind for another thread: on the list, where the end
+// of the wait finds it, or (true) in a direct stream that there was no room
+// for. A kick that has come for several wakes one thread.
+bool EpollSet::LeavesWork() {
+  if (sleepers_.load(std::memory_order_seq_cst) == 0) return false;
+  if (undrained_ > 0) {
+    undrained_ = 0;
+    DrainPoller();
+  }
+  for (int d = 0; d < direct_count_; ++d) {
+    const Interest* interest = direct_[d].interest;
+    const std::uint32_t events =
+        interest->events.load(std::memory_order_relaxed);
+    if ((events & (EPOLLIN | EPOLLRDNORM)) == 0 ||
+        interest->spent.load(std::memory_order_relaxed) ||
+        // (What was told at its edge may lie there for long.)
+        ((events & EPOLLET) != 0 && direct_next_ == 0)) {
+      continue;
+    }
+    if (interest->told != wait_number_ && direct_[d].lane->RxPendingQuick()) {
+      return true;
+    }
+  }
+  return false;
 }
 
 bool EpollSet::AnyDirect() {
@@ -1163,6 +1209,7 @@ bool EpollSet::KernelDueNext() const {
   Critical critical;
   if (!wait_latch_.try_lock()) return 0;
   int filled = 0;
+  bool leaves = false;
   if (++wait_number_ % kCoolWaits == 0 && heats) Cool();
   constexpr int kLooks = 8;
   int turns = may_wait ? Spinner::QuickTurns() / kLooks : 0;
@@ -1181,6 +1228,7 @@ bool EpollSet::KernelDueNext() const {
     }
     filled = TellDirect(out, capacity);
     if (filled > 0) {
+      leaves = LeavesWork();
       waits_.store(waits_.load(std::memory_order_relaxed) + 1,
                    std::memory_order_relaxed);
       if (heats) {
@@ -1200,7 +1248,8 @@ bool EpollSet::KernelDueNext() const {
   } while (--turns > 0 && !wait_latch_.Contended());
   wait_latch_.unlock();
   // As in Wait.
-  if (filled > 0 && ready_count_.load(std::memory_order_seq_cst) > 0) {
+  if (leaves ||
+      (filled > 0 && ready_count_.load(std::memory_order_seq_cst) > 0)) {
     Registry::KickSleepers(this);
   }
   return filled;
@@ -1268,6 +1317,7 @@ int EpollSet::Wait(epoll_event* out, int capacity, std::int64_t timeout_ns,
     int filled = 0;
     bool kernel = false;
     bool over = false;
+    bool leaves = false;
     unsigned turns = 0;
     {
       Critical critical;
@@ -1286,12 +1336,13 @@ int EpollSet::Wait(epoll_event* out, int capacity, std::int64_t timeout_ns,
           break;
         }
         Rebuild();
-        filled += TellDirect(out + filled, capacity - filled);
+        filled += TellDirect(out + filled, DirectRoom(capacity - filled));
         if (crowded) hot_hits_ += static_cast<std::uint32_t>(filled - first);
         // The bitmaps and the list in few of the looks, where there are direct
         // streams, so that these are met early.
         undrained_ += crowded && filled == 0 ? kColdLooks : 1;
         if (direct_count_ == 0 || undrained_ >= kDirectLooks ||
+            (timeout_ns == 0 && filled == 0) ||
             ready_count_.load(std::memory_order_relaxed) > 0) {
           undrained_ = 0;
           DrainPoller();
@@ -1307,6 +1358,7 @@ int EpollSet::Wait(epoll_event* out, int capacity, std::int64_t timeout_ns,
             kernel = TimeForKernel();
           }
         }
+        if (filled > 0) leaves = LeavesWork();
         if (filled > 0 || kernel) break;
         if (wait_latch_.Contended()) wait_latch_.Yield();
         if (!spin.Go()) {
@@ -1316,6 +1368,7 @@ int EpollSet::Wait(epoll_event* out, int capacity, std::int64_t timeout_ns,
       }
       wait_latch_.unlock();
     }
+    if (leaves) Registry::KickSleepers(this);
     if (kernel) {
       const int more = KernelWait(out, capacity, 0, nullptr);
       if (more > 0) {
@@ -1436,14 +1489,14 @@ int EpollSet::KernelWait(epoll_event* out, int capacity,
 
 int EpollSet::OfKernel(epoll_event* events, int count, std::uint32_t before,
                        bool* bell) {
-  const bool moved = moves() != before;
+  const bool moved = After(once_moved_.load(std::memory_order_seq_cst), before);
   int kept = 0;
   for (int i = 0; i < count; ++i) {
     if (events[i].data.ptr == this) {
       if (bell != nullptr) *bell = true;
       continue;
     }
-    if (moved && ToldByLane(events[i])) continue;
+    if (moved && ToldByLane(events[i], before)) continue;
     if (kept != i) events[kept] = events[i];
     ++kept;
   }
@@ -1455,13 +1508,14 @@ int EpollSet::OfKernel(epoll_event* events, int count, std::uint32_t before,
 // wait began before the move, the lane would tell another once more: the first
 // of them spends it.  (A thread that sees no move has been told before the
 // look, which then has found it spent.)
-bool EpollSet::ToldByLane(const epoll_event& event) {
+bool EpollSet::ToldByLane(const epoll_event& event, std::uint32_t before) {
   Critical critical;
   interest_latch.lock();
   bool told = false;
   for (Interest* i = members_; i != nullptr; i = i->next_of_set) {
     if (i->data.load(std::memory_order_relaxed) != event.data.u64 ||
         (i->events.load(std::memory_order_relaxed) & EPOLLONESHOT) == 0 ||
+        !After(i->moved_at, before) ||
         i->dormant.load(std::memory_order_relaxed)) {
       continue;
     }

@@ -43,6 +43,7 @@ struct alignas(64) Interest {
   bool direct = false;  // its lane is looked at in every wait
   // EPOLLONESHOT: it was the kernel that reported it; the interest latch's.
   bool told_by_kernel = false;
+  std::uint32_t moved_at = 0;  // the set's count when it left the kernel
 
   int fd = -1;
   Interest* next_of_set = nullptr;  // of the set's interests in user space
@@ -100,6 +101,13 @@ class EpollSet final : public File {
   bool HasUser() const {
     return user_count_.load(std::memory_order_acquire) > 0;
   }
+  bool Heats() const { return heats_.load(std::memory_order_relaxed); }
+  // A ONESHOT registration leaves the kernel's set; the interest latch held.
+  std::uint32_t CountOnceMoved() {
+    const std::uint32_t at = moves();
+    once_moved_.store(at, std::memory_order_seq_cst);
+    return at;
+  }
   void MarkDirty() { dirty_.store(true, std::memory_order_seq_cst); }
   void AddLink(const std::shared_ptr<lane::shm::Link>& link);
   // The interest latch held.
@@ -149,7 +157,12 @@ class EpollSet final : public File {
   bool KernelDue();
   bool KernelDueNext() const;
   static int WithoutTwins(epoll_event* events, int first, int filled);
-  bool ToldByLane(const epoll_event& event);
+  static bool After(std::uint32_t count, std::uint32_t before) {
+    return static_cast<std::int32_t>(count - before) > 0;
+  }
+  bool ToldByLane(const epoll_event& event, std::uint32_t before);
+  int DirectRoom(int room) const;
+  bool LeavesWork();
   int KernelWait(epoll_event* out, int capacity, std::int64_t timeout_ns,
                  const sigset_t* mask, bool* bell = nullptr);
 
@@ -168,8 +181,10 @@ class EpollSet final : public File {
   // Registrations that have left the kernel: one that does so during a wait
   // could be reported by both.
   std::atomic<std::uint32_t> moves_{0};
+  std::atomic<std::uint32_t> once_moved_{0};  // the last of them: a ONESHOT one
   std::atomic<bool> nested_{false};
   int direct_count_ = 0;
+  int direct_next_ = 0;  // the first that had no room in the last look
   // Registrations that are direct; the interest latch's.
   Interest* direct_members_[kMostDirect] = {};
   int direct_used_ = 0;

@@ -30,7 +30,7 @@ int EpollSet::LookFor(epoll_event* out, int capacity, std::uint64_t ticks,
   std::uint64_t last = 0;
   for (unsigned turns = 1;; ++turns) {
     Rebuild();
-    filled = TellDirect(out, capacity);
+    filled = TellDirect(out, DirectRoom(capacity));
     if (crowded) hot_hits_ += static_cast<std::uint32_t>(filled);
     if (direct_count_ == 0 || ++undrained_ >= 8 || ticks == 0 ||
         ready_count_.load(std::memory_order_relaxed) > 0) {

@@ -139,7 +139,11 @@ int connect(int fd, const sockaddr* address, socklen_t length) {
   if (sock != nullptr && !Null(address) &&
       length >= static_cast<socklen_t>(sizeof address->sa_family) &&
       address->sa_family == AF_UNSPEC) {
-    sock->Pin(base::Reason::kPinnedOption);
+    // (A peer that hangs does not let go of the lane.)
+    if (!sock->Pin(base::Reason::kPinnedOption)) {
+      errno = EBUSY;
+      return -1;
+    }
     const int result = real::connect(fd, address, length);
     if (result == 0) sock->Disconnected();
     return result;

@@ -270,7 +270,12 @@ void Sock::OnStarved() {
     starve_late_ = 0;
     // A receiver puts off telling of a little room while there is more to take,
     // and may then take no more: who found no room has not been told of it.
-    if (lane_->Posted() == starve_posted_) WakeTx();
+    if (lane_->Posted() == starve_posted_) {
+      WakeTx();
+    } else if (pins_.load(std::memory_order_seq_cst) > 0 ||
+               poll_sleepers.load(std::memory_order_seq_cst) > 0) {
+      WatchStarved();  // another has posted; one that sleeps may still wait
+    }
   } else if (lane_->Acked() != starve_acked_) {
     starve_late_ = 0;
     // Who waits now may have begun while this timer ran, and armed none.

@@ -168,7 +168,7 @@ bool Stream::FlushOut() {
           pfin_known_ && (tx_ == Tx::kLane || tx_ == Tx::kDown) &&
           (fin_acked_ || (lane_ != nullptr && AckedOff() == tx_off_));
       if (n != -EPIPE && so_error_ == 0 && !nothing) {
-        if (rx_ == Rx::kFrames && !pfin_known_) {
+        if (n == -ECONNRESET && rx_ == Rx::kFrames && !pfin_known_) {
           // The kernel tells of a reset once, and this time told the writer.
           send_error_ = static_cast<int>(-n);
         } else {

@@ -667,16 +667,19 @@ void Stream::PeerDied(int error) {
   // unread.  It is the application's where there can be no such frame: the peer
   // has taken lane bytes, so it has read our COMMIT or GOT, and no FIN, ACK or
   // LANE_DOWN is under way; or where the peer has said so.
+  // (An error of the network's is none of this, and always the application's.)
   const bool tcp_reset = error != 0;
+  const bool by_reset = error == 0 || error == ECONNRESET || error == EPIPE;
   if (!raw_tx && lane_ != nullptr) {
     const std::uint64_t acked = AckedOff();
     if (acked < tx_off_) {
       error = ECONNRESET;
-    } else if (!peer_resets_ &&
+    } else if (by_reset && !peer_resets_ &&
                (tx_ != Tx::kLane || acked <= x_ || fin_sent_ || pfin_known_)) {
       error = 0;
     }
-  } else if (raw_tx && rx_ == Rx::kFrames && tx_off_ == x_ && !peer_resets_) {
+  } else if (raw_tx && by_reset && rx_ == Rx::kFrames && tx_off_ == x_ &&
+             !peer_resets_) {
     // On the way back to TCP: nothing of the application's is behind our RAW,
     // which a peer that has not said RAW itself may have left unread.
     error = 0;

@@ -138,12 +138,12 @@ Case disconnect(
     [](int) {
       const int port = static_cast<int>(Hear());
       const int fd = Connect(port);
+      sockaddr_in to{};
+      socklen_t length = sizeof to;
+      CHECK_THAT(::getpeername(fd, reinterpret_cast<sockaddr*>(&to), &length) ==
+                 0);
       for (int i = 0; i < 3; ++i) {
         if (i > 0) {
-          sockaddr_in to{};
-          to.sin_family = AF_INET;
-          to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-          to.sin_port = htons(static_cast<std::uint16_t>(port));
           Result("connect",
                  ::connect(fd, reinterpret_cast<sockaddr*>(&to), sizeof to));
         }
