@@ -295,9 +295,19 @@ void Core::RemoveSession(Session* session) {
   sessions_[static_cast<int>(session->role())].erase(session->tuple());
 }
 
-std::shared_ptr<PeerLink> Core::FindLink(const Uuid& peer) {
+std::shared_ptr<PeerLink> Core::FindLink(const Uuid& peer, bool decider) {
   for (const auto& link : links_) {
-    if (link->decider() && !link->dead() && link->uuid() == peer) return link;
+    if (link->decider() == decider && !link->dead() && link->uuid() == peer) {
+      return link;
+    }
+  }
+  return nullptr;
+}
+
+std::shared_ptr<PeerLink> Core::FindOffer(const Tuple& tuple,
+                                          stream::Role role) {
+  for (const auto& link : links_) {
+    if (link->HasOffer(tuple, role)) return link;
   }
   return nullptr;
 }

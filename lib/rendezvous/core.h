@@ -17,6 +17,7 @@
 #include "lib/rendezvous/anchors.h"
 #include "lib/rendezvous/channel.h"
 #include "lib/rendezvous/inspection.h"
+#include "lib/rendezvous/neighbours.h"
 #include "lib/rendezvous/recent.h"
 #include "lib/rendezvous/rendezvous.h"
 #include "lib/rendezvous/sources.h"
@@ -50,8 +51,10 @@ class Core {
   Session* FindSession(const Tuple& tuple, stream::Role role);
   bool AddSession(Session* session);  // false: its tuple is being sought
   void RemoveSession(Session* session);
-  // The live link made by us to that process.
-  std::shared_ptr<PeerLink> FindLink(const Uuid& uuid);
+  // The live link with that process, of which this end decides or not.
+  std::shared_ptr<PeerLink> FindLink(const Uuid& uuid, bool decider);
+  // The link whose peer has offered what this session looks for.
+  std::shared_ptr<PeerLink> FindOffer(const Tuple& tuple, stream::Role role);
   void AddLink(std::shared_ptr<PeerLink> link);
   void RemoveLink(PeerLink* link);
   std::uint32_t NextEpoch();
@@ -75,6 +78,7 @@ class Core {
   Recent plain{1'000'000'000};
   // Where one found its peer: whoever is missing there is late, not plain.
   Recent met{10'000'000'000};
+  Neighbours neighbours;
 
   // --- Called by Conductor (any)
   // -----------------------------------------------

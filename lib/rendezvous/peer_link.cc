@@ -1,5 +1,6 @@
 #include "lib/rendezvous/peer_link.h"
 
+#include <algorithm>
 #include <bit>
 #include <cerrno>
 #include <chrono>
@@ -18,6 +19,8 @@ using lane::shm::kMaxSegments;
 using lane::shm::kSegmentStreams;
 
 constexpr std::chrono::seconds kAckLimit{2};
+// As many as one peer may have us keep; it takes back each after a second.
+constexpr std::size_t kMostHeld = 256;
 constexpr std::uint32_t kAllBells = (1u << kBells) - 1;
 
 }  // namespace
@@ -133,11 +136,16 @@ void PeerLink::Open(const std::shared_ptr<Session>& session) {
     pending_.push_back(session);
     return;
   }
-  const base::Reason why = OpenNow(session);
+  const base::Reason why = OpenNow(session, false);
   if (why != base::Reason::kNone) session->Fail(why, false);
 }
 
-base::Reason PeerLink::OpenNow(const std::shared_ptr<Session>& session) {
+bool PeerLink::Offer(const std::shared_ptr<Session>& session) {
+  return up_ && OpenNow(session, true) == base::Reason::kNone;
+}
+
+base::Reason PeerLink::OpenNow(const std::shared_ptr<Session>& session,
+                               bool offer) {
   if (dead_) return base::Reason::kPeerGone;
   if (free_.empty()) {
     const int number = link_->segments();
@@ -166,7 +174,12 @@ base::Reason PeerLink::OpenNow(const std::shared_ptr<Session>& session) {
   slot.session = session;
   message.index = static_cast<std::uint32_t>(index);
   message.epoch = epoch;
-  session->OpenSent(shared_from_this(), index, epoch);
+  message.offer = offer;
+  if (offer) {
+    session->Offered(shared_from_this(), index, epoch);
+  } else {
+    session->OpenSent(shared_from_this(), index, epoch);
+  }
   channel_->Send(message);
   return base::Reason::kNone;
 }
@@ -226,13 +239,14 @@ void PeerLink::Die(base::Reason reason) {
   channel_->Close();
   link_->Kill(reason);
   core_->RemoveLink(this);
+  held_.clear();
   for (auto& session : std::exchange(pending_, {})) {
     session->Fail(reason, false);
   }
   if (auto founder = founder_.lock()) founder->Fail(reason, false);
   for (Slot& slot : slots_) {
     if (auto session = std::exchange(slot.session, {}).lock()) {
-      session->Fail(reason, false);
+      session->LinkEnded(this, reason);
     }
     if (auto seeker = std::exchange(slot.seeker, {})) {
       seeker->LinkLost(reason);
@@ -317,30 +331,64 @@ bool PeerLink::HandleOpen(Packet& packet) {
   std::memcpy(&tuple, message.tuple, sizeof tuple);
   const auto role =
       message.role == 0 ? stream::Role::kAcceptor : stream::Role::kConnector;
-  Session* session = core_->FindSession(tuple, role);
-  if (session == nullptr || !session->Expects(uuid_)) {
-    auto reject = NewMessage<RejectMsg>();
-    reject.index = index;
-    reject.epoch = epoch;
-    reject.reason = static_cast<std::uint32_t>(base::Reason::kPeerRefused);
-    channel_->Send(reject);
-    return true;
-  }
-  const auto keep = session->shared_from_this();
-  auto reply = NewMessage<OpenedMsg>();
-  reply.index = index;
-  reply.epoch = epoch;
   stream::Nonce peers;
   std::memcpy(peers.data(), message.nonce, peers.size());
-  Slot& slot = slots_[index];
+  const int number = static_cast<int>(index);
+  Session* session = core_->FindSession(tuple, role);
+  if (session != nullptr && session->Expects(uuid_)) {
+    Answer(session->shared_from_this(), number, epoch, peers);
+  } else if (session == nullptr && message.offer == 1 &&
+             held_.size() < kMostHeld) {
+    Slot& slot = slots_[index];
+    slot = Slot();
+    slot.epoch = epoch;
+    slot.ours = slot.theirs = true;
+    held_.push_back({tuple, role, number, peers});
+  } else {
+    Reject(index, epoch);
+  }
+  return true;
+}
+
+void PeerLink::Answer(const std::shared_ptr<Session>& session, int index,
+                      std::uint32_t epoch, const stream::Nonce& peers) {
+  auto reply = NewMessage<OpenedMsg>();
+  reply.index = static_cast<std::uint32_t>(index);
+  reply.epoch = epoch;
+  Slot& slot = slots_[static_cast<std::size_t>(index)];
   slot = Slot();
   slot.epoch = epoch;
   slot.ours = slot.theirs = slot.answered = true;
-  slot.session = keep;
+  slot.session = session;
   std::memcpy(reply.nonce, session->nonce().data(), sizeof reply.nonce);
   channel_->Send(reply);
-  session->Opened(shared_from_this(), static_cast<int>(index), epoch, peers);
-  return true;
+  session->Opened(shared_from_this(), index, epoch, peers);
+}
+
+void PeerLink::Reject(std::uint32_t index, std::uint32_t epoch) {
+  auto reject = NewMessage<RejectMsg>();
+  reject.index = index;
+  reject.epoch = epoch;
+  reject.reason = static_cast<std::uint32_t>(base::Reason::kPeerRefused);
+  channel_->Send(reject);
+}
+
+bool PeerLink::HasOffer(const Tuple& tuple, stream::Role role) const {
+  return !dead_ && std::any_of(held_.begin(), held_.end(), [&](const Held& h) {
+    return h.role == role && h.tuple == tuple;
+  });
+}
+
+void PeerLink::TakeOffer(const std::shared_ptr<Session>& session) {
+  const auto it =
+      std::find_if(held_.begin(), held_.end(), [&session](const Held& h) {
+        return h.role == session->role() && h.tuple == session->tuple();
+      });
+  if (it == held_.end()) return;
+  const Held held = *it;
+  held_.erase(it);
+  Answer(session, held.index,
+         slots_[static_cast<std::size_t>(held.index)].epoch, held.peers);
 }
 
 bool PeerLink::HandleOpened(Packet& packet) {
@@ -368,8 +416,9 @@ bool PeerLink::HandleReject(Packet& packet) {
   slot->ours = slot->theirs = false;
   slot->session.reset();
   const base::Reason why = CheckedReason(message.reason);
-  FreeIfDone(static_cast<int>(message.index));
-  if (session != nullptr) session->Fail(why, false);
+  const int number = static_cast<int>(message.index);
+  FreeIfDone(number);
+  if (session != nullptr) session->Rejected(this, number, why);
   return true;
 }
 
@@ -390,8 +439,18 @@ bool PeerLink::HandleClosed(Packet& packet) {
   // The decider gave up before it saw our REJECT.
   if (!decider() && index < slots_.size() && !slots_[index].used()) return true;
   Slot* slot = Find(index, message.epoch);
+  if (slot == nullptr) return false;
+  if (!decider() && !slot->answered) {
+    // An offer is taken back.
+    std::erase_if(held_, [index](const Held& held) {
+      return held.index == static_cast<int>(index);
+    });
+    *slot = Slot();
+    Reject(index, message.epoch);
+    return true;
+  }
   // The responder's first word about a stream is its answer.
-  if (slot == nullptr || !slot->answered) return false;
+  if (!slot->answered) return false;
   slot->theirs = false;
   if (auto session = slot->session.lock()) {
     session->Fail(CheckedReason(message.reason), false);  // sends our CLOSED

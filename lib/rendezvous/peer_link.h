@@ -44,6 +44,12 @@ class PeerLink : public ChannelOwner,
   // Side 0: gives the session a stream number and tells the peer, now or once
   // the link is up.
   void Open(const std::shared_ptr<Session>& session);
+  // Side 0, for a session that has not met its peer: the same, if the link is
+  // up, and the peer may take its time.  False: it can't be.
+  bool Offer(const std::shared_ptr<Session>& session);
+  // Side 1: whether the peer has offered that, and what takes it.
+  bool HasOffer(const Tuple& tuple, stream::Role role) const;
+  void TakeOffer(const std::shared_ptr<Session>& session);
   void SendReady(int index, std::uint32_t epoch);
   // The session has its lane; the number stays in use until CloseOurs.
   void Delivered(int index, std::shared_ptr<Seeker> seeker);
@@ -75,7 +81,10 @@ class PeerLink : public ChannelOwner,
   // The used slot that a message speaks of; null: the peer broke the protocol.
   Slot* Find(std::uint32_t index, std::uint32_t epoch);
   void FreeIfDone(int index);
-  base::Reason OpenNow(const std::shared_ptr<Session>& session);
+  base::Reason OpenNow(const std::shared_ptr<Session>& session, bool offer);
+  void Answer(const std::shared_ptr<Session>& session, int index,
+              std::uint32_t epoch, const stream::Nonce& peers);
+  void Reject(std::uint32_t index, std::uint32_t epoch);
 
   // Each returns false if the peer broke the protocol.
   bool Handle(Packet& packet);
@@ -100,6 +109,15 @@ class PeerLink : public ChannelOwner,
   std::vector<int> free_;                          // side 0
   std::vector<std::shared_ptr<Session>> pending_;  // side 0: until LINK_ACK
   std::weak_ptr<Session> founder_;
+  // Side 1: offers of streams that nobody looks for here, yet.  Their slots are
+  // used, and not answered.
+  struct Held {
+    Tuple tuple;
+    stream::Role role;  // ours
+    int index;
+    stream::Nonce peers;
+  };
+  std::vector<Held> held_;
   boost::asio::steady_timer timer_;
 };
 

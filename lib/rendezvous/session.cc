@@ -31,6 +31,8 @@ constexpr milliseconds kAcceptorLimit{5000};
 constexpr milliseconds kAdoptLimit{2000};
 // Somebody is between bind and listen, or has just left: 1, 2, 4, 8, 16 ms.
 constexpr int kMaxTries = 5;
+// For an answer over a link; then by the name, as if there were none.
+constexpr milliseconds kOfferLimit{5};
 constexpr int kBacklog = 8;
 
 }  // namespace
@@ -80,7 +82,10 @@ void Session::Begin() {
   if (!NewNonce()) return Fail(base::Reason::kLaneError, false);
   if (!core_->AddSession(this)) return Fail(base::Reason::kBusy, false);
   listed_ = true;
-  if (by_shm) return TryName();
+  if (by_shm) {
+    if (!TryLinks()) TryName();
+    return;
+  }
   rdma_ = std::make_shared<RdmaMeeting>(core_, this);
   const auto meeting = rdma_;  // it may end at once
   meeting->Begin(local_address, ScopeOf(local), peer_address_, peer_port_);
@@ -88,6 +93,65 @@ void Session::Begin() {
 
 bool Session::NewNonce() {
   return core_->RandomBytes(mine_.data(), mine_.size());
+}
+
+bool Session::Decides(const Uuid& peer) const {
+  return core_->uuid == peer ? role_ == stream::Role::kConnector
+                             : core_->uuid < peer;
+}
+
+// Where two processes have met before, no third party is asked: the end that
+// decides offers a number at once.  The other, if it comes first, only waits
+// for that, and so does each of them if the guess is wrong.
+bool Session::TryLinks() {
+  if (const auto link = core_->FindOffer(tuple_, role_)) {
+    link->TakeOffer(shared_from_this());
+    return true;
+  }
+  bool hope = false;
+  for (const Uuid& peer : core_->neighbours.At(peer_address_, ServicePort())) {
+    const bool mine = Decides(peer);
+    const std::shared_ptr<PeerLink> link = core_->FindLink(peer, mine);
+    if (link == nullptr) continue;
+    if (!mine || link->Offer(shared_from_this())) hope = true;
+  }
+  if (!hope) return false;
+  state_ = State::kOffered;
+  StartTimer(kOfferLimit);
+  return true;
+}
+
+void Session::Offered(std::shared_ptr<PeerLink> link, int index,
+                      std::uint32_t epoch) {
+  offers_.push_back({std::move(link), index, epoch});
+}
+
+void Session::TakeBackOffers(int but, const PeerLink* link) {
+  for (const Offer& offer : std::exchange(offers_, {})) {
+    if (offer.index == but && offer.link.get() == link) continue;
+    offer.link->CloseOurs(offer.index, offer.epoch, base::Reason::kPeerRefused);
+  }
+}
+
+void Session::Rejected(const PeerLink* link, int index, base::Reason why) {
+  const auto mine = [link, index](const Offer& offer) {
+    return offer.link.get() == link && offer.index == index;
+  };
+  OfferEnded(std::erase_if(offers_, mine) > 0, why);
+}
+
+void Session::LinkEnded(const PeerLink* link, base::Reason reason) {
+  const auto mine = [link](const Offer& offer) {
+    return offer.link.get() == link;
+  };
+  OfferEnded(std::erase_if(offers_, mine) > 0, reason);
+}
+
+void Session::OfferEnded(bool known, base::Reason reason) {
+  if (!known) return Fail(reason, false);
+  if (!offers_.empty()) return;
+  if (state_ == State::kOffered) return TryName();
+  if (state_ == State::kOpenSent) Fail(reason, false);
 }
 
 void Session::TryName() {
@@ -240,14 +304,23 @@ void Session::OnHello(Packet& packet) {
 
 void Session::Decide() {
   StartTimer(kTalkLimit);
-  const bool mine = core_->uuid == peer_ ? role_ == stream::Role::kConnector
-                                         : core_->uuid < peer_;
-  if (!mine) {
+  if (!Decides(peer_)) {
+    TakeBackOffers();
     state_ = State::kWaitOpen;
     return;
   }
+  for (const Offer& offer : offers_) {
+    if (offer.link->uuid() != peer_) continue;
+    // It looks for this stream, so it answers that.
+    state_ = State::kOpenSent;
+    const Offer this_one = offer;
+    TakeBackOffers(this_one.index, this_one.link.get());
+    offers_.push_back(this_one);
+    return;
+  }
+  TakeBackOffers();
   state_ = State::kWaitLink;
-  std::shared_ptr<PeerLink> link = core_->FindLink(peer_);
+  std::shared_ptr<PeerLink> link = core_->FindLink(peer_, true);
   if (link == nullptr) {
     base::Reason why;
     link = PeerLink::Make(core_, peer_, std::move(channel_), &why);
@@ -269,12 +342,25 @@ void Session::OnLinkMessage(Packet& packet) {
 }
 
 bool Session::Expects(const Uuid& uuid) const {
-  return !cancelled() && (state_ == State::kHello ||
-                          (state_ == State::kWaitOpen && peer_ == uuid));
+  if (cancelled()) return false;
+  switch (state_) {
+    case State::kStart:
+    case State::kOffered:
+    case State::kQueued:
+    case State::kBinder:
+    case State::kHello:
+      return true;
+    case State::kWaitOpen:
+      return peer_ == uuid;
+    default:
+      return false;
+  }
 }
 
 bool Session::PrepareOpen(OpenMsg* message) {
-  if (cancelled() || state_ != State::kWaitLink) return false;
+  if (cancelled() || (state_ != State::kWaitLink && state_ != State::kStart)) {
+    return false;
+  }
   std::memcpy(message->tuple, &tuple_, sizeof message->tuple);
   message->role = static_cast<std::uint8_t>(role_);
   std::memcpy(message->nonce, mine_.data(), sizeof message->nonce);
@@ -291,6 +377,7 @@ void Session::OpenSent(std::shared_ptr<PeerLink> link, int index,
 
 void Session::Opened(std::shared_ptr<PeerLink> link, int index,
                      std::uint32_t epoch, const stream::Nonce& peers) {
+  TakeBackOffers(index, link.get());
   link_ = std::move(link);
   index_ = index;
   epoch_ = epoch;
@@ -335,6 +422,7 @@ void Session::Deliver() {
   link->Delivered(index_, seeker_);
   core_->lanes[lane_.get()] = {link, index_, epoch_};
   core_->met.Note(peer_address_, ServicePort());
+  core_->neighbours.Note(peer_address_, ServicePort(), link->uuid());
   Finish();
   seeker_->OnLink(link->link(), index_);
   seeker_->LaneOpen(std::move(lane_), epoch_, mine_, peers_, true);
@@ -369,6 +457,7 @@ void Session::OnTimer() {
   if (cancelled()) return Fail(base::Reason::kNone, false);
   switch (state_) {
     case State::kStart:
+    case State::kOffered:
       return TryName();
     case State::kBinder:
       if (core_->met.Has(peer_address_, ServicePort())) {
@@ -413,6 +502,7 @@ void Session::Finish() {
   timer_.cancel();
   CloseListener();
   CloseChannel();
+  TakeBackOffers();
   if (const auto meeting = std::move(rdma_)) meeting->Close();
   if (std::exchange(listed_, false)) core_->RemoveSession(this);
   core_->ForgetSeeker(seeker_.get(), this);

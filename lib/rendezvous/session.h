@@ -7,6 +7,7 @@
 #include <chrono>
 #include <memory>
 #include <optional>
+#include <vector>
 
 #include "lib/rendezvous/address.h"
 #include "lib/rendezvous/channel.h"
@@ -46,6 +47,10 @@ class Session : public ChannelOwner,
   void OpenSent(std::shared_ptr<PeerLink> link, int index, std::uint32_t epoch);
   void Opened(std::shared_ptr<PeerLink> link, int index, std::uint32_t epoch,
               const stream::Nonce& peers);
+  // A number of that link has been offered to its peer.
+  void Offered(std::shared_ptr<PeerLink> link, int index, std::uint32_t epoch);
+  void Rejected(const PeerLink* link, int index, base::Reason why);
+  void LinkEnded(const PeerLink* link, base::Reason reason);
   void PeerReady();
 
   // --- For a meeting over rdma_cm
@@ -70,6 +75,7 @@ class Session : public ChannelOwner,
  private:
   enum class State {
     kStart,
+    kOffered,   // to those processes that have met for such streams before
     kQueued,    // too many are waited for
     kBinder,    // listening at the name
     kHello,     // connected; HELLO sent
@@ -80,6 +86,12 @@ class Session : public ChannelOwner,
     kDone,
   };
 
+  // True: the peer's own offer was there, or one is made.
+  bool TryLinks();
+  bool Decides(const Uuid& peer) const;
+  // All but the one that has been taken up.
+  void TakeBackOffers(int but = -1, const PeerLink* link = nullptr);
+  void OfferEnded(bool known, base::Reason reason);
   void TryName();
   void RetrySoon(base::Reason if_exhausted);
   void Queue();
@@ -123,6 +135,13 @@ class Session : public ChannelOwner,
   std::uint32_t timer_number_ = 0;
   std::shared_ptr<Channel> channel_;
   bool from_binder_ = false;  // the channel was accepted at our name
+
+  struct Offer {
+    std::shared_ptr<PeerLink> link;
+    int index;
+    std::uint32_t epoch;
+  };
+  std::vector<Offer> offers_;
 
   Uuid peer_{};
   stream::Nonce mine_{};

@@ -95,7 +95,10 @@ struct [[gnu::packed]] OpenMsg {
   std::uint32_t epoch;
   std::uint8_t tuple[36];
   std::uint8_t role;  // the sender's
-  std::uint8_t zero[3];
+  // 1: an offer.  They have not met for this stream; who does not look for it
+  // yet keeps it until it does.  (An older peer rejects it.)
+  std::uint8_t offer;
+  std::uint8_t zero[2];
   std::uint8_t nonce[16];
 };
 
