@@ -79,6 +79,7 @@ int Accepted(int listener, int fd, const sockaddr_storage& peer,
       }
       sock->SetEligible(true);
       Bind(fd, sock);
+      if (Sock* bound = LookupSock(fd)) bound->SeekIfWorth();
     }
   }
   errno = saved;
@@ -112,7 +113,7 @@ int socket(int domain, int type, int protocol) {
 int listen(int fd, int backlog) {
   const int result = real::listen(fd, backlog);
   if (result == 0) {
-    if (Sock* sock = LookupSock(fd)) sock->listening.store(true);
+    if (Sock* sock = LookupSock(fd)) sock->SetListening(fd);
   }
   return result;
 }
@@ -154,6 +155,7 @@ int connect(int fd, const sockaddr* address, socklen_t length) {
     sock->SetRole(stream::Role::kConnector);
     sock->SetPeer(fd, address, length);
     sock->SetEligible(true);
+    if (result == 0) sock->SeekIfWorth();
     errno = saved;
   }
   return result;

@@ -23,6 +23,7 @@
 #include "lib/posix/epoll.h"
 #include "lib/posix/poll.h"
 #include "lib/posix/process.h"
+#include "lib/posix/prospect.h"
 #include "lib/posix/signals.h"
 #include "lib/posix/snapshot.h"
 #include "lib/posix/spin.h"
@@ -115,6 +116,9 @@ void Sock::Reset() {
   terms_ = config.terms;
   next_ops_ = terms_.promote_ops;
   next_bytes_ = terms_.promote_bytes;
+  service_ = 0;
+  at_once_.store(false, std::memory_order_relaxed);
+  agreed_.store(false, std::memory_order_relaxed);
   attempts_ = 0;
   local_peer_.store(false, std::memory_order_relaxed);
   stream_.reset();
@@ -249,6 +253,9 @@ void Sock::SetPeer(int fd, const sockaddr* address, socklen_t length) {
     return;
   }
   local_peer_.store(LocalAddress(address), std::memory_order_relaxed);
+  if (role_ == stream::Role::kConnector) {
+    service_ = Prospect::ServiceAt(address, length, role_);
+  }
   if (base::GetConfig().rules.count > 0) ApplyRules(fd, address);
 }
 
@@ -300,13 +307,48 @@ void Sock::SetEligible(bool eligible) {
     }
   }
   if (eligible && pinned_.load(std::memory_order_relaxed)) return;
+  if (eligible) Foresee();
   may_adopt_.store(eligible, std::memory_order_seq_cst);
   eligible_.store(eligible, std::memory_order_relaxed);
+}
+
+void Sock::SetListening(int fd) {
+  listening.store(true);
+  sockaddr_storage own{};
+  socklen_t length = sizeof own;
+  auto* address = reinterpret_cast<sockaddr*>(&own);
+  if (::getsockname(fd, address, &length) == 0) {
+    service_ = Prospect::ServiceAt(address, length, stream::Role::kAcceptor);
+  }
+}
+
+// (Who asks for it by hand, or for another host's, is not second-guessed.)
+void Sock::Foresee() {
+  const base::Config& config = base::GetConfig();
+  if (config.promote_given || terms_.promote_ops != config.terms.promote_ops ||
+      policy() != Policy::kAuto || SeeksRemote() || ops() != 0) {
+    return;
+  }
+  constexpr std::uint32_t kLater = 4;
+  switch (Prospect::Of(service_)) {
+    case Prospect::Promise::kLittle:
+      next_ops_.store(kLater * terms_.promote_ops, std::memory_order_relaxed);
+      next_bytes_.store(kLater * terms_.promote_bytes,
+                        std::memory_order_relaxed);
+      break;
+    case Prospect::Promise::kMuch:
+      next_ops_.store(1, std::memory_order_relaxed);
+      at_once_.store(true, std::memory_order_relaxed);
+      break;
+    case Prospect::Promise::kUnknown:
+      break;
+  }
 }
 
 int Sock::Bell() { return InterestsBell(this); }
 
 void Sock::Inherit(const Sock& listener) {
+  service_ = listener.service_;
   rcv_timeout_ns.store(listener.rcv_timeout_ns.load());
   snd_timeout_ns.store(listener.snd_timeout_ns.load());
   if (listener.option_pinned_.load(std::memory_order_relaxed)) PinByOption();
@@ -327,8 +369,16 @@ bool Sock::SeeksRemote() const {
   return !(terms_.shm && local_peer_.load(std::memory_order_relaxed));
 }
 
+void Sock::LookForAnswer() {
+  const int saved = errno;
+  Critical critical;
+  if (Conductor* conductor = Conductor::IfRunning()) conductor->Adopted(this);
+  errno = saved;
+}
+
 void Sock::LastOut() {
   const int saved = errno;
+  if (!agreed_.load(std::memory_order_relaxed)) LookForAnswer();
   TryAdopt();
   errno = saved;
 }
@@ -378,6 +428,10 @@ void Sock::StartSeek() {
   RCSOCK_LOG(2, "fd %d: looking for its peer", fd());
   remote_.sought_ns = base::NowNs();
   remote_.sought_bytes = RawBytes();
+  agreed_.store(false, std::memory_order_relaxed);
+  if (at_once_.load(std::memory_order_relaxed)) {
+    wanted_.store(true, std::memory_order_seq_cst);
+  }
   conductor->Seek(Share());
 }
 
@@ -421,10 +475,8 @@ void Sock::SeekFailed(Reason reason, bool final) {
   } else if (++attempts_; again && attempts_ < 5) {
     // The peer may only have been slow: the next look is at eight times the
     // traffic, which both ends reach together; five looks in all.
-    next_ops_ = ops() * 8;
-    next_bytes_ = (tx_raw_.load(std::memory_order_relaxed) +
-                   rx_raw_.load(std::memory_order_relaxed)) *
-                  8;
+    next_ops_ = std::max(ops() * 8, terms_.promote_ops);
+    next_bytes_ = std::max(RawBytes() * 8, terms_.promote_bytes);
     eligible_.store(true, std::memory_order_relaxed);
   } else {
     may_adopt_.store(false, std::memory_order_seq_cst);
@@ -464,6 +516,8 @@ void Sock::Adopt() {
     Critical critical;
     tx_latch.lock();
     rx_latch.lock();
+    // (Read after wanted_ has been, or under the latches.)
+    agreed_.store(true, std::memory_order_seq_cst);
     wanted_.store(seeking_.load(std::memory_order_relaxed),
                   std::memory_order_seq_cst);
     rx_latch.unlock();
@@ -481,8 +535,9 @@ bool Sock::TryAdopt() {
   tx_latch.lock();
   rx_latch.lock();
   bool adopted = false;
-  const bool wanted =
-      wanted_.load(std::memory_order_seq_cst) && mode() == Mode::kPlain;
+  const bool wanted = wanted_.load(std::memory_order_seq_cst) &&
+                      agreed_.load(std::memory_order_seq_cst) &&
+                      mode() == Mode::kPlain;
   // The peer is not to wait for an adoption that does not come.
   const bool refused = wanted && (pinned_.load(std::memory_order_relaxed) ||
                                   half_closed_ || !SoleHolder());
@@ -1299,9 +1354,16 @@ void Sock::Fold(Stats* to, bool last) {
         base::NowNs() - remote_.sought_ns < 1'000'000'000) {
       reason_ = Reason::kShortLived;
     }
-    if (!listening.load(std::memory_order_relaxed)) FoldLatched(to);
+    const bool connection = !listening.load(std::memory_order_relaxed);
+    if (connection) FoldLatched(to);
     if (last) {
       accounted_ = true;
+      if (connection && connected_.load(std::memory_order_relaxed)) {
+        const auto [tx, rx, lane_tx, lane_rx] = TrafficLatched();
+        // Calls on a lane are not counted; most are small ones, if any are.
+        Prospect::Learn(service_, tx + rx, ops() + (lane_tx + lane_rx) / 1024,
+                        promoted_);
+      }
       LeaveHolders();
     }
   }

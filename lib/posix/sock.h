@@ -72,7 +72,9 @@ class alignas(64) Sock final : public File,
   // as inside it.  Never taken back while the descriptor lives.
   std::atomic<bool> never_{false};
   std::atomic<bool> eligible_{false};  // may look for a lane
-  std::atomic<bool> wanted_{false};    // adoption waits for a gap
+  // Adoption waits for a gap, or (not agreed_) the thread that comes out of the
+  // kernel is to look whether the peer has answered.
+  std::atomic<bool> wanted_{false};
   static constexpr std::uint64_t kOneCall = 1 << 20;
   static constexpr std::uint64_t kInside = kOneCall - 1;
 
@@ -230,6 +232,14 @@ class alignas(64) Sock final : public File,
   void PinByOption() {
     option_pinned_.store(true, std::memory_order_relaxed);
     Pin(base::Reason::kPinnedOption);
+  }
+  // It listens, at the address of `fd`.
+  void SetListening(int fd);
+  // It has just been connected, and its number is known: where connections of
+  // its kind are worth a lane it looks for one at once.
+  void SeekIfWorth() {
+    if (at_once_.load(std::memory_order_relaxed)) [[unlikely]]
+      SeekAfterCall();
   }
   // What an accepted socket has from its listener.
   void Inherit(const Sock& listener);
@@ -478,6 +488,14 @@ class alignas(64) Sock final : public File,
   void WantSource(bool wanted);
   void CancelSeek();
   void TryAgainLater();
+  void Foresee();
+  // While its peer's answer is awaited: takes it, in the conductor's place.  No
+  // latch held.
+  [[gnu::noinline]] void LookForAnswer();
+  bool AwaitsAnswer() const {
+    return at_once_.load(std::memory_order_relaxed) &&
+           seeking_.load(std::memory_order_relaxed);
+  }
   bool SoleHolder() const;
   void LeaveHolders();
   bool Hold();  // there is a Holding
@@ -591,6 +609,9 @@ class alignas(64) Sock final : public File,
   std::atomic<int> fd_{-1};
   std::atomic<int> refs_{0};
   std::atomic<std::uint64_t> next_bytes_{0};
+  std::uint16_t service_ = 0;  // Prospect's
+  std::atomic<bool> at_once_{false};
+  std::atomic<bool> agreed_{false};  // the peer has; adoption is due
   int attempts_ = 0;
   std::atomic<bool> local_peer_{false};
   stream::Role role_ = stream::Role::kConnector;

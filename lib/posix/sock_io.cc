@@ -152,6 +152,11 @@ ssize_t Sock::EngineSend(const iovec* iov, int count, std::size_t total,
       *done = static_cast<std::size_t>(n);
     }
   }
+  if (AwaitsAnswer()) [[unlikely]] {
+    tx_latch.unlock();
+    LookForAnswer();
+    tx_latch.lock();
+  }
   return SendLatched(iov, count, total, flags, done);
 }
 
@@ -193,7 +198,10 @@ ssize_t Sock::SendLatched(const iovec* iov, int count, std::size_t total,
         tx_wait_ = true;
       }
       HandleChanges();
-      if (lane_ == nullptr && n > 0 && stream_->Idle()) PostSettle();
+      if (lane_ == nullptr && n > 0 && stream_->Idle() &&
+          !seeking_.load(std::memory_order_relaxed)) {
+        PostSettle();
+      }
       rx_latch.unlock();
     }
     if (n > 0) *done += static_cast<std::size_t>(n);
@@ -367,6 +375,11 @@ ssize_t Sock::EngineRecv(const iovec* iov, int count, std::size_t total,
       rx_latch.unlock();
       return n;
     }
+  }
+  if (AwaitsAnswer()) [[unlikely]] {
+    rx_latch.unlock();
+    LookForAnswer();
+    rx_latch.lock();
   }
   return RecvLatched(iov, count, total, flags, done);
 }

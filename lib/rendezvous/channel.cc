@@ -76,6 +76,11 @@ void Channel::WaitReadable() {
 }
 
 void Channel::OnReadable() {
+  Take();
+  if (fd_.ok()) WaitReadable();
+}
+
+void Channel::Take() {
   for (int i = 0; i < kReadBatch; ++i) {
     if (!fd_.ok()) return;
     Packet packet;
@@ -95,7 +100,6 @@ void Channel::OnReadable() {
         return End(base::Reason::kNoFds);
     }
   }
-  if (fd_.ok()) WaitReadable();
 }
 
 void Channel::Send(const void* bytes, std::size_t length, const int* fds,

@@ -33,6 +33,8 @@ class Channel : public std::enable_shared_from_this<Channel> {
   ~Channel();
 
   bool Start();
+  // Hands over what is there to be read.
+  void Take();
   void SetOwner(std::weak_ptr<ChannelOwner> owner) { owner_ = owner; }
   // Sends, or queues a bounded amount; a peer that does not read loses the
   // channel.  The descriptors stay the caller's.

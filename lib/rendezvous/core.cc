@@ -16,8 +16,10 @@
 #include <utility>
 
 #include "lib/base/clock.h"
+#include "lib/base/critical.h"
 #include "lib/base/internal.h"
 #include "lib/base/log.h"
+#include "lib/base/no_cancel.h"
 #include "lib/rendezvous/connection.h"
 #include "lib/rendezvous/peer_link.h"
 #include "lib/rendezvous/rdma.h"
@@ -55,7 +57,20 @@ template struct Reveal<&Reactor::epoll_fd_, EpollTag>;
 template struct Reveal<&Reactor::timer_fd_, TimerTag>;
 template struct Reveal<&Reactor::interrupter_, InterrupterTag>;
 
+// Whether this thread takes a turn of the conductor's.
+constinit thread_local bool tls_in_step = false;
+
 }  // namespace
+
+Step::Step(Core* core) : core_(core) {
+  core_->step.lock();
+  tls_in_step = true;
+}
+
+Step::~Step() {
+  tls_in_step = false;
+  core_->step.unlock();
+}
 
 Core::Core(Conductor* conductor) : conductor_(conductor) {}
 
@@ -385,17 +400,51 @@ bool Core::PostLocked(Task&& task) {
   return true;
 }
 
+// Runs `task` in this thread as a turn of the conductor's, so that nobody has
+// to be woken for it, if no other turn is under way.  It says whether it has
+// done what there was to do.
+//
+// No deadlock: who waits for the step holds no latch (Conductor::ForkPrepare),
+// and here nobody waits for it.
+template <typename Task>
+bool Core::Here(Task&& task) {
+  const base::Critical critical;
+  const base::NoCancel no_cancel;
+  if (!step.try_lock()) return false;
+  const base::InternalScope internal;
+  tls_in_step = true;
+  bool done = false;
+  try {
+    done = task();
+  } catch (...) {
+    // No memory: the conductor may have more luck.
+  }
+  tls_in_step = false;
+  step.unlock();
+  return done;
+}
+
 void Core::Seek(const std::shared_ptr<Seeker>& seeker) {
   std::shared_ptr<Session> old;
-  std::lock_guard lock(table_latch_);
-  if (!accepting_) return;
-  auto session = std::make_shared<Session>(this, seeker);
-  std::shared_ptr<Session>& entry = seekers_[seeker.get()];
-  old = std::exchange(entry, session);
-  if (old != nullptr) {
-    old->Cancel();
-    PostLocked([old] { old->Fail(base::Reason::kNone, false); });
+  std::shared_ptr<Session> session;
+  {
+    std::lock_guard lock(table_latch_);
+    if (!accepting_) return;
+    session = std::make_shared<Session>(this, seeker);
+    std::shared_ptr<Session>& entry = seekers_[seeker.get()];
+    old = std::exchange(entry, session);
+    if (old != nullptr) {
+      old->Cancel();
+      PostLocked([old] { old->Fail(base::Reason::kNone, false); });
+    }
   }
+  if (old == nullptr && !tls_in_step && Here([this, &session] {
+        // (Once all is torn down there are none.)
+        return !links_.empty() && session->BeginOverLink();
+      })) {
+    return;
+  }
+  std::lock_guard lock(table_latch_);
   PostLocked([session] { session->Begin(); });
 }
 
@@ -411,10 +460,21 @@ void Core::Cancel(Seeker* seeker) {
 }
 
 void Core::Adopted(Seeker* seeker) {
+  std::shared_ptr<Session> session;
+  {
+    std::lock_guard lock(table_latch_);
+    auto it = seekers_.find(seeker);
+    if (it == seekers_.end()) return;
+    session = it->second;
+  }
+  const auto now = [this, &session] {
+    if (links_.empty() || session->rdma() != nullptr) return false;
+    session->Adopted();
+    return true;
+  };
+  if (tls_in_step ? now() : Here(now)) return;
   std::lock_guard lock(table_latch_);
-  auto it = seekers_.find(seeker);
-  if (it == seekers_.end()) return;
-  PostLocked([session = it->second] { session->Adopted(); });
+  PostLocked([session] { session->Adopted(); });
 }
 
 void Core::ForgetSeeker(const Seeker* seeker, const Session* session) {

@@ -146,6 +146,8 @@ class Core {
   void ReturnRdmaLane(std::unique_ptr<lane::Lane> lane);
   template <typename Task>
   bool PostLocked(Task&& task);
+  template <typename Task>
+  bool Here(Task&& task);
 
   Conductor* const conductor_;
   std::atomic<int (*)()> inspector_{nullptr};
@@ -177,11 +179,12 @@ class Core {
   bool abandoned_ = false;  // in a child of fork
 };
 
-// One turn of the conductor.
+// One turn of the conductor, by its thread, or in its place by one that finds
+// it free (Core::Here).
 class Step {
  public:
-  explicit Step(Core* core) : core_(core) { core_->step.lock(); }
-  ~Step() { core_->step.unlock(); }
+  explicit Step(Core* core);
+  ~Step();
   Step(const Step&) = delete;
   Step& operator=(const Step&) = delete;
 

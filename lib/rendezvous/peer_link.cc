@@ -4,6 +4,7 @@
 #include <bit>
 #include <cerrno>
 #include <chrono>
+#include <iterator>
 #include <utility>
 
 #include "lib/base/log.h"
@@ -380,13 +381,14 @@ bool PeerLink::HasOffer(const Tuple& tuple, stream::Role role) const {
 }
 
 void PeerLink::TakeOffer(const std::shared_ptr<Session>& session) {
+  // The last: any other is being taken back.
   const auto it =
-      std::find_if(held_.begin(), held_.end(), [&session](const Held& h) {
+      std::find_if(held_.rbegin(), held_.rend(), [&session](const Held& h) {
         return h.role == session->role() && h.tuple == session->tuple();
       });
-  if (it == held_.end()) return;
+  if (it == held_.rend()) return;
   const Held held = *it;
-  held_.erase(it);
+  held_.erase(std::next(it).base());
   Answer(session, held.index,
          slots_[static_cast<std::size_t>(held.index)].epoch, held.peers);
 }

@@ -50,6 +50,8 @@ class PeerLink : public ChannelOwner,
   // Side 1: whether the peer has offered that, and what takes it.
   bool HasOffer(const Tuple& tuple, stream::Role role) const;
   void TakeOffer(const std::shared_ptr<Session>& session);
+  // Takes what has come, without waiting for the conductor's turn.
+  void Look() { channel_->Take(); }
   void SendReady(int index, std::uint32_t epoch);
   // The session has its lane; the number stays in use until CloseOurs.
   void Delivered(int index, std::shared_ptr<Seeker> seeker);

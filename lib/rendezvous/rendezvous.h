@@ -30,7 +30,8 @@ struct Tuple {
 };
 
 // A stream that looks for a lane.  Reference-counted by shared_ptr; every call
-// comes from the conductor thread, none holds a lock.
+// comes from the conductor thread, or from within Seek and Adopted; none holds
+// a latch that others wait for.
 class Seeker {
  public:
   virtual ~Seeker() = default;
@@ -102,7 +103,8 @@ class Conductor {
   static void ForkParent();
   static void ForkChild();
 
-  // Looks for the peer of a stream, once.  Ends in LaneOpen or SeekFailed.
+  // Looks for the peer of a stream, once.  Ends in LaneOpen or SeekFailed, at
+  // once maybe.  Hold no latch that the seeker takes; so for Adopted.
   void Seek(const std::shared_ptr<Seeker>& seeker);
   // The stream is closed or pinned: forget it; nothing is called afterwards
   // except what is already running.

@@ -4,6 +4,7 @@
 
 #include <cerrno>
 #include <utility>
+#include <vector>
 
 #include "lib/base/config.h"
 #include "lib/base/log.h"
@@ -35,6 +36,16 @@ constexpr int kMaxTries = 5;
 constexpr milliseconds kOfferLimit{5};
 constexpr int kBacklog = 8;
 
+// Takes what the links with these have brought.  (A copy of the names: they may
+// change with it.)
+void LookAtLinks(Core* core, std::vector<Uuid> peers) {
+  for (const Uuid& peer : peers) {
+    for (const bool decider : {false, true}) {
+      if (const auto link = core->FindLink(peer, decider)) link->Look();
+    }
+  }
+}
+
 }  // namespace
 
 Session::Session(Core* core, std::shared_ptr<Seeker> seeker)
@@ -52,19 +63,20 @@ Session::~Session() {
 
 void Session::Begin() {
   if (cancelled()) return Finish();
+  if (state_ != State::kStart) return;
+  if (listed_) return TryName();
   sockaddr_storage local{};
   sockaddr_storage peer{};
   Address local_address;
-  std::uint16_t local_port;
   if (!seeker_->Names(&local, &peer)) {
     return Fail(base::Reason::kPeerGone, true);
   }
-  if (!Normalise(local, &local_address, &local_port) ||
+  if (!Normalise(local, &local_address, &local_port_) ||
       !Normalise(peer, &peer_address_, &peer_port_)) {
     return Fail(base::Reason::kPolicy, true);
   }
   // A socket connected to itself (simultaneous open) has but one end.
-  if (local_address == peer_address_ && local_port == peer_port_) {
+  if (local_address == peer_address_ && local_port_ == peer_port_) {
     return Fail(base::Reason::kPolicy, true);
   }
   const bool here =
@@ -76,12 +88,7 @@ void Session::Begin() {
   }
   remembered_plain_ = role_ == stream::Role::kConnector &&
                       core_->plain.Has(peer_address_, peer_port_);
-  local_port_ = local_port;
-  tuple_ =
-      MakeTuple(role_, local_address, local_port, peer_address_, peer_port_);
-  if (!NewNonce()) return Fail(base::Reason::kLaneError, false);
-  if (!core_->AddSession(this)) return Fail(base::Reason::kBusy, false);
-  listed_ = true;
+  if (!List(local_address)) return;
   if (by_shm) {
     if (!TryLinks()) TryName();
     return;
@@ -89,6 +96,38 @@ void Session::Begin() {
   rdma_ = std::make_shared<RdmaMeeting>(core_, this);
   const auto meeting = rdma_;  // it may end at once
   meeting->Begin(local_address, ScopeOf(local), peer_address_, peer_port_);
+}
+
+bool Session::List(const Address& local_address) {
+  // What these have sent, and the conductor has not read yet: before this
+  // session is found there, so that an offer that has been taken back is not
+  // taken for it.
+  LookAtLinks(core_, core_->neighbours.At(peer_address_, ServicePort()));
+  tuple_ =
+      MakeTuple(role_, local_address, local_port_, peer_address_, peer_port_);
+  if (!NewNonce()) {
+    Fail(base::Reason::kLaneError, false);
+    return false;
+  }
+  if (!core_->AddSession(this)) {
+    Fail(base::Reason::kBusy, false);
+    return false;
+  }
+  return listed_ = true;
+}
+
+bool Session::BeginOverLink() {
+  sockaddr_storage local{};
+  sockaddr_storage peer{};
+  Address local_address;
+  if (cancelled() || !seeker_->MayShm() || !seeker_->Names(&local, &peer) ||
+      !Normalise(local, &local_address, &local_port_) ||
+      !Normalise(peer, &peer_address_, &peer_port_) ||
+      local_address != peer_address_ || local_port_ == peer_port_ ||
+      core_->neighbours.At(peer_address_, ServicePort()).empty()) {
+    return false;
+  }
+  return !List(local_address) || TryLinks();
 }
 
 bool Session::NewNonce() {
@@ -104,12 +143,13 @@ bool Session::Decides(const Uuid& peer) const {
 // decides offers a number at once.  The other, if it comes first, only waits
 // for that, and so does each of them if the guess is wrong.
 bool Session::TryLinks() {
+  const auto& known = core_->neighbours.At(peer_address_, ServicePort());
   if (const auto link = core_->FindOffer(tuple_, role_)) {
     link->TakeOffer(shared_from_this());
     return true;
   }
   bool hope = false;
-  for (const Uuid& peer : core_->neighbours.At(peer_address_, ServicePort())) {
+  for (const Uuid& peer : known) {
     const bool mine = Decides(peer);
     const std::shared_ptr<PeerLink> link = core_->FindLink(peer, mine);
     if (link == nullptr) continue;
@@ -392,8 +432,17 @@ void Session::Opened(std::shared_ptr<PeerLink> link, int index,
 
 void Session::Adopted() {
   if (const auto meeting = rdma_) return meeting->Adopted();
-  if (state_ != State::kAdopting || adopted_) return;
   if (cancelled()) return Fail(base::Reason::kNone, false);
+  if (state_ == State::kOffered) {
+    // Somebody could not wait for the conductor to read the answer.
+    return LookAtLinks(core_,
+                       core_->neighbours.At(peer_address_, ServicePort()));
+  }
+  if (state_ != State::kAdopting) return;
+  if (adopted_) {
+    if (const std::shared_ptr<PeerLink> link = link_) link->Look();
+    return;
+  }
   adopted_ = true;
   // The ring has to be there before the peer, told READY, posts.
   errno = 0;

@@ -29,6 +29,9 @@ class Session : public ChannelOwner,
   ~Session() override;
 
   void Begin();
+  // The same in a thread that is not the conductor's; false: Begin has to go
+  // on.
+  bool BeginOverLink();
   // Any thread: nothing of the seeker is called any more.
   void Cancel() { cancelled_.store(true, std::memory_order_release); }
   // Ends the attempt, with a word to the seeker unless it is cancelled.
@@ -86,6 +89,8 @@ class Session : public ChannelOwner,
     kDone,
   };
 
+  // Takes its place in the table; false: it has failed.
+  bool List(const Address& local_address);
   // True: the peer's own offer was there, or one is made.
   bool TryLinks();
   bool Decides(const Uuid& peer) const;

@@ -1,12 +1,13 @@
 #!/bin/bash
 # usage: bench_test BARE_MANY BARE_PINGPONG BARE_RING MANY ONEWAY PINGPONG
-#                   PLAIN_COST TURNS SOCKETS COUNT_SYSCALLS
+#                   PLAIN_COST PROMOTION SHORT TURNS SOCKETS COUNT_SYSCALLS
 #
 # Each program runs, in one command and in two, and prints one line of JSON.
 # Speed is not looked at.
 set -euo pipefail
 bare_many=$1 bare_pingpong=$2 bare_ring=$3 many=$4 oneway=$5 pingpong=$6
-plain_cost=$7 turns=$8 sockets=$9 count_syscalls=${10}
+plain_cost=$7 promotion=$8 short=$9 turns=${10} sockets=${11}
+count_syscalls=${12}
 
 # expect KEY COMMAND...: one line of JSON in which KEY is a positive number
 expect() {
@@ -37,6 +38,9 @@ for mode in blocking epoll nonblocking; do
   expect ns "$pingpong" --mode "$mode" --iters 1000
 done
 expect ns "$pingpong" --size 100000 --iters 100
+expect ns "$short" --iters 200
+# (Without a lane none is ever found.)
+expect never "$promotion" --iters 2 --limit-ms 5
 
 # Two commands.  The client waits until the server listens.
 port=$(python3 -c '

@@ -442,6 +442,124 @@ TEST(Refusal, PeerNeverAdopts) {
   }));
 }
 
+// Takes a name and answers nobody.
+int Squat(int connector_fd) {
+  socklen_t length;
+  const sockaddr_un name =
+      NameOf(connector_fd, stream::Role::kConnector, &length);
+  const int fd = ::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+  EXPECT_EQ(::bind(fd, reinterpret_cast<const sockaddr*>(&name), length), 0);
+  EXPECT_EQ(::listen(fd, 5), 0);
+  return fd;
+}
+
+TEST(Neighbours, NeedNoName) {
+  ExpectSuccess(Spawn([] {
+    Conductor* conductor = GetConductor();
+    const auto pairs = MakeTcpPairs(9);
+    for (std::size_t i = 0; i < pairs.size(); ++i) {
+      if (i > 0) Squat(pairs[i].connector);
+      auto c = ConnectorSeeker(pairs[i].connector);
+      auto s = AcceptorSeeker(pairs[i].acceptor);
+      const bool connector_first = i % 2 == 0;
+      (connector_first ? c : s)->Start(conductor);
+      if (i % 3 == 0) Drain(conductor);
+      (connector_first ? s : c)->Start(conductor);
+      ASSERT_TRUE(c->Wait() && s->Wait())
+          << i << " " << base::ReasonKey(c->failed);
+      SendAll(c->lane.get(), "there", 5);
+      EXPECT_EQ(ReceiveAll(s->lane.get(), 5), "there");
+    }
+  }));
+}
+
+TEST(Neighbours, NeedNoNameBetweenProcesses) {
+  const auto pairs = MakeTcpPairs(9);
+  for (std::size_t i = 1; i < pairs.size(); ++i) Squat(pairs[i].connector);
+  const auto body = [&pairs](bool connects) {
+    Conductor* conductor = GetConductor();
+    std::vector<std::shared_ptr<TestSeeker>> all;
+    for (const TcpPair& pair : pairs) {
+      all.push_back(connects ? ConnectorSeeker(pair.connector)
+                             : AcceptorSeeker(pair.acceptor));
+      ASSERT_TRUE(all.back()->Meet(conductor))
+          << all.size() << " " << base::ReasonKey(all.back()->failed);
+    }
+  };
+  Barrier barrier;
+  const pid_t one = Spawn([&] {
+    body(true);
+    barrier.Meet(0);
+  });
+  const pid_t other = Spawn([&] {
+    body(false);
+    barrier.Meet(1);
+  });
+  ExpectSuccess(one);
+  ExpectSuccess(other);
+}
+
+TEST(Neighbours, OffersAreTakenBack) {
+  ExpectSuccess(Spawn([] {
+    Conductor* conductor = GetConductor();
+    const auto pairs = MakeTcpPairs(2);
+    const auto meet = [conductor](const TcpPair& pair) {
+      auto c = ConnectorSeeker(pair.connector);
+      auto s = AcceptorSeeker(pair.acceptor);
+      c->Start(conductor);
+      s->Start(conductor);
+      EXPECT_TRUE(c->Wait() && s->Wait()) << base::ReasonKey(c->failed);
+      const int index = c->index();
+      conductor->ReturnLane(c, std::move(c->lane));
+      conductor->ReturnLane(s, std::move(s->lane));
+      Drain(conductor);
+      return index;
+    };
+    meet(pairs[0]);
+    // More than the other side keeps, and than a segment has numbers.
+    for (int i = 0; i < 600; ++i) {
+      auto seeker = ConnectorSeeker(pairs[1].connector);
+      seeker->Start(conductor);
+      if (i % 2 == 0) Drain(conductor);
+      conductor->Cancel(seeker.get());
+      if (i % 4 < 2) Drain(conductor);
+    }
+    EXPECT_LT(meet(pairs[1]), 64);
+    EXPECT_EQ(conductor->Links().size(), 2u);
+  }));
+}
+
+TEST(Neighbours, AnotherProcessHasIt) {
+  const auto pairs = MakeTcpPairs(2);
+  Barrier first;
+  Barrier second;
+  const pid_t wrong = Spawn([&] {
+    auto s = AcceptorSeeker(pairs[0].acceptor);
+    EXPECT_TRUE(s->Meet(GetConductor()));
+    EXPECT_TRUE(first.Meet(0));
+    EXPECT_TRUE(first.Meet(0));
+  });
+  const pid_t right = Spawn([&] {
+    EXPECT_TRUE(second.Meet(0));
+    auto s = AcceptorSeeker(pairs[1].acceptor);
+    EXPECT_TRUE(s->Meet(GetConductor()));
+    EXPECT_TRUE(second.Meet(0));
+  });
+  const pid_t connector = Spawn([&] {
+    auto c = ConnectorSeeker(pairs[0].connector);
+    EXPECT_TRUE(c->Meet(GetConductor()));
+    EXPECT_TRUE(first.Meet(1));
+    EXPECT_TRUE(second.Meet(1));
+    auto d = ConnectorSeeker(pairs[1].connector);
+    EXPECT_TRUE(d->Meet(GetConductor())) << base::ReasonKey(d->failed);
+    EXPECT_TRUE(second.Meet(1));
+    EXPECT_TRUE(first.Meet(1));
+  });
+  ExpectSuccess(connector);
+  ExpectSuccess(right);
+  ExpectSuccess(wrong);
+}
+
 TEST(Refusal, CancelledSeekersAreNotCalled) {
   ExpectSuccess(Spawn([] {
     Conductor* conductor = GetConductor();

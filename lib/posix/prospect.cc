@@ -1,0 +1,108 @@
+#include "lib/posix/prospect.h"
+
+#include <netinet/in.h>
+
+#include <algorithm>
+#include <atomic>
+#include <bit>
+#include <cstring>
+
+namespace rcsock::posix {
+namespace {
+
+// A place may be shared by several services: a wrong guess costs time, no more.
+constexpr std::size_t kPlaces = 1024;
+constinit std::atomic<std::uint32_t> places[kPlaces];
+
+// A call on TCP takes as long as this many bytes.
+constexpr std::uint64_t kCallBytes = 8192;
+// What a lane saves for less does not pay for making it.
+constexpr unsigned kLittleBits = 17;
+constexpr unsigned kMuchBits = 19;
+// Before that nothing is taken for a rule.
+constexpr unsigned kFewest = 4;
+// Of 255; below, too few of them get one.
+constexpr unsigned kLeastLanes = 32;
+
+// A place: the mean of the logarithms (so that one large transfer among many
+// requests does not count for all of them), how many, how many of those lately
+// had lanes.
+struct View {
+  unsigned mean;   // log2, in 1/256
+  unsigned count;  // up to 255
+  unsigned lanes;  // up to 255
+};
+
+View Unpack(std::uint32_t word) {
+  return {word & 0xffff, word >> 16 & 0xff, word >> 24};
+}
+
+std::uint32_t Pack(const View& view) {
+  return view.mean | view.count << 16 | view.lanes << 24;
+}
+
+unsigned Log2In256(std::uint64_t value) {
+  const auto bits = static_cast<unsigned>(std::bit_width(value | 1)) - 1;
+  const std::uint64_t rest = value - (std::uint64_t{1} << bits);
+  const std::uint64_t fraction =
+      bits >= 8 ? rest >> (bits - 8) : rest << (8 - bits);
+  return bits * 256 + static_cast<unsigned>(fraction & 255);
+}
+
+unsigned Towards(unsigned from, unsigned to, unsigned part) {
+  return from < to ? from + (to - from + part - 1) / part
+                   : from - (from - to + part - 1) / part;
+}
+
+}  // namespace
+
+std::uint16_t Prospect::ServiceAt(const sockaddr* address, socklen_t length,
+                                  stream::Role role) {
+  std::uint64_t hash = role == stream::Role::kConnector ? 1 : 2;
+  const auto mix = [&hash](const void* bytes, std::size_t size) {
+    const auto* at = static_cast<const std::uint8_t*>(bytes);
+    for (std::size_t i = 0; i < size; ++i) {
+      hash = (hash ^ at[i]) * 0x100000001b3u;
+    }
+  };
+  if (address->sa_family == AF_INET && length >= sizeof(sockaddr_in)) {
+    sockaddr_in in;
+    std::memcpy(&in, address, sizeof in);
+    mix(&in.sin_addr, sizeof in.sin_addr);
+    mix(&in.sin_port, sizeof in.sin_port);
+  } else if (address->sa_family == AF_INET6 && length >= sizeof(sockaddr_in6)) {
+    sockaddr_in6 in;
+    std::memcpy(&in, address, sizeof in);
+    mix(&in.sin6_addr, sizeof in.sin6_addr);
+    mix(&in.sin6_port, sizeof in.sin6_port);
+  } else {
+    return 0;
+  }
+  return static_cast<std::uint16_t>((hash ^ hash >> 32) % (kPlaces - 1) + 1);
+}
+
+Prospect::Promise Prospect::Of(std::uint16_t service) {
+  const View view = Unpack(places[service].load(std::memory_order_relaxed));
+  if (service == 0 || view.count < kFewest) return Promise::kUnknown;
+  if (view.mean < kLittleBits * 256) return Promise::kLittle;
+  if (view.mean >= kMuchBits * 256 && view.lanes >= kLeastLanes) {
+    return Promise::kMuch;
+  }
+  return Promise::kUnknown;
+}
+
+void Prospect::Learn(std::uint16_t service, std::uint64_t bytes,
+                     std::uint64_t calls, bool promoted) {
+  if (service == 0) return;
+  std::atomic<std::uint32_t>& place = places[service];
+  View view = Unpack(place.load(std::memory_order_relaxed));
+  const std::uint64_t worth =
+      bytes + std::min<std::uint64_t>(calls, 1u << 24) * kCallBytes;
+  const unsigned now = Log2In256(worth);
+  view.mean = view.count == 0 ? now : Towards(view.mean, now, 4);
+  view.count = std::min(view.count + 1, 255u);
+  view.lanes = Towards(view.lanes, promoted ? 255 : 0, 8);
+  place.store(Pack(view), std::memory_order_relaxed);
+}
+
+}  // namespace rcsock::posix

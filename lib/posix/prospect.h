@@ -1,0 +1,35 @@
+#ifndef RCSOCK_LIB_POSIX_PROSPECT_H_
+#define RCSOCK_LIB_POSIX_PROSPECT_H_
+
+#include <sys/socket.h>
+
+#include <cstdint>
+
+#include "lib/stream/stream.h"
+
+namespace rcsock::posix {
+
+// What connections of a service come to, learnt from those that have ended
+// here: whether it pays to give the next one a lane, and how soon.
+//
+// Any thread; a learner may lose what another one learns at the same moment.
+class Prospect {
+ public:
+  enum class Promise : std::uint8_t {
+    kUnknown,
+    kLittle,  // over before a lane would have paid for itself
+    kMuch,    // worth one from the first byte on, and its peers have lanes
+  };
+
+  // Of the service at `address`, as seen from that end; 0: of none.
+  static std::uint16_t ServiceAt(const sockaddr* address, socklen_t length,
+                                 stream::Role role);
+  static Promise Of(std::uint16_t service);
+  // One has ended, after so much in both directions.
+  static void Learn(std::uint16_t service, std::uint64_t bytes,
+                    std::uint64_t calls, bool promoted);
+};
+
+}  // namespace rcsock::posix
+
+#endif  // RCSOCK_LIB_POSIX_PROSPECT_H_
