@@ -22,7 +22,7 @@ constexpr unsigned kMuchBits = 19;
 // Before that nothing is taken for a rule.
 constexpr unsigned kFewest = 4;
 // Of 255; below, too few of them get one.
-constexpr unsigned kLeastLanes = 32;
+constexpr unsigned kLeastLanes = 8;
 
 // A place: the mean of the logarithms (so that one large transfer among many
 // requests does not count for all of them), how many, how many of those lately

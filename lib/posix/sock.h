@@ -493,8 +493,8 @@ class alignas(64) Sock final : public File,
   // latch held.
   [[gnu::noinline]] void LookForAnswer();
   bool AwaitsAnswer() const {
-    return at_once_.load(std::memory_order_relaxed) &&
-           seeking_.load(std::memory_order_relaxed);
+    return seeking_.load(std::memory_order_relaxed) &&
+           local_peer_.load(std::memory_order_relaxed);
   }
   bool SoleHolder() const;
   void LeaveHolders();
