@@ -66,6 +66,18 @@ struct SockPool {
 
 namespace {
 constinit base::Pool socks(sizeof(Sock));
+// The thresholds at which streams look: first, 8 * first, 64 * first...  The
+// two ends may have learnt different things and begin at different ones, but
+// those that come later are the same for both.  The first above `now`.
+std::uint64_t NextPoint(std::uint64_t first, std::uint64_t now) {
+  std::uint64_t point = first > 0 ? first : 1;
+  while (point <= now) {
+    if (point > ~std::uint64_t{0} / 8) return ~std::uint64_t{0};
+    point *= 8;
+  }
+  return point;
+}
+
 }  // namespace
 
 void* Sock::operator new(std::size_t, const std::nothrow_t&) noexcept {
@@ -116,7 +128,7 @@ void Sock::Reset() {
   terms_ = config.terms;
   next_ops_ = terms_.promote_ops;
   next_bytes_ = terms_.promote_bytes;
-  service_ = 0;
+  service_.store(0, std::memory_order_relaxed);
   at_once_.store(false, std::memory_order_relaxed);
   agreed_.store(false, std::memory_order_relaxed);
   attempts_ = 0;
@@ -254,7 +266,8 @@ void Sock::SetPeer(int fd, const sockaddr* address, socklen_t length) {
   }
   local_peer_.store(LocalAddress(address), std::memory_order_relaxed);
   if (role_ == stream::Role::kConnector) {
-    service_ = Prospect::ServiceAt(address, length, role_);
+    service_.store(Prospect::ServiceAt(address, length, role_),
+                   std::memory_order_relaxed);
   }
   if (base::GetConfig().rules.count > 0) ApplyRules(fd, address);
 }
@@ -318,7 +331,9 @@ void Sock::SetListening(int fd) {
   socklen_t length = sizeof own;
   auto* address = reinterpret_cast<sockaddr*>(&own);
   if (::getsockname(fd, address, &length) == 0) {
-    service_ = Prospect::ServiceAt(address, length, stream::Role::kAcceptor);
+    service_.store(
+        Prospect::ServiceAt(address, length, stream::Role::kAcceptor),
+        std::memory_order_relaxed);
   }
 }
 
@@ -329,12 +344,9 @@ void Sock::Foresee() {
       policy() != Policy::kAuto || SeeksRemote() || ops() != 0) {
     return;
   }
-  constexpr std::uint32_t kLater = 4;
-  switch (Prospect::Of(service_)) {
+  switch (Prospect::Of(service_.load(std::memory_order_relaxed))) {
     case Prospect::Promise::kLittle:
-      next_ops_.store(kLater * terms_.promote_ops, std::memory_order_relaxed);
-      next_bytes_.store(kLater * terms_.promote_bytes,
-                        std::memory_order_relaxed);
+      NextLook(terms_.promote_ops, terms_.promote_bytes);
       break;
     case Prospect::Promise::kMuch:
       next_ops_.store(1, std::memory_order_relaxed);
@@ -345,10 +357,19 @@ void Sock::Foresee() {
   }
 }
 
+void Sock::NextLook(std::uint32_t ops, std::uint64_t bytes) {
+  next_ops_.store(static_cast<std::uint32_t>(std::min<std::uint64_t>(
+                      NextPoint(terms_.promote_ops, ops), ~std::uint32_t{0})),
+                  std::memory_order_relaxed);
+  next_bytes_.store(NextPoint(terms_.promote_bytes, bytes),
+                    std::memory_order_relaxed);
+}
+
 int Sock::Bell() { return InterestsBell(this); }
 
 void Sock::Inherit(const Sock& listener) {
-  service_ = listener.service_;
+  service_.store(listener.service_.load(std::memory_order_relaxed),
+                 std::memory_order_relaxed);
   rcv_timeout_ns.store(listener.rcv_timeout_ns.load());
   snd_timeout_ns.store(listener.snd_timeout_ns.load());
   if (listener.option_pinned_.load(std::memory_order_relaxed)) PinByOption();
@@ -372,7 +393,7 @@ bool Sock::SeeksRemote() const {
 void Sock::LookForAnswer() {
   const int saved = errno;
   Critical critical;
-  if (Conductor* conductor = Conductor::IfRunning()) conductor->Adopted(this);
+  if (Conductor* conductor = Conductor::IfRunning()) conductor->Look(this);
   errno = saved;
 }
 
@@ -455,6 +476,8 @@ void Sock::SeekFailed(Reason reason, bool final) {
   wanted_.store(false, std::memory_order_seq_cst);
   seeking_.store(false, std::memory_order_release);
   const bool remote = SeeksRemote();
+  // A look that a guess had begun is not one of the five.
+  const bool guessed = at_once_.exchange(false, std::memory_order_relaxed);
   const bool again = !final && !pinned_.load(std::memory_order_relaxed) &&
                      !closed_.load(std::memory_order_relaxed);
   if (again && remote) {
@@ -472,11 +495,9 @@ void Sock::SeekFailed(Reason reason, bool final) {
                   rx_raw_.load(std::memory_order_relaxed) +
                   (terms_.promote_bytes << shift);
     eligible_.store(true, std::memory_order_relaxed);
-  } else if (++attempts_; again && attempts_ < 5) {
-    // The peer may only have been slow: the next look is at eight times the
-    // traffic, which both ends reach together; five looks in all.
-    next_ops_ = std::max(ops() * 8, terms_.promote_ops);
-    next_bytes_ = std::max(RawBytes() * 8, terms_.promote_bytes);
+  } else if (attempts_ += guessed ? 0 : 1; again && attempts_ < 5) {
+    // The peer may only have been slow, or be in no hurry: five looks in all.
+    NextLook(ops(), RawBytes());
     eligible_.store(true, std::memory_order_relaxed);
   } else {
     may_adopt_.store(false, std::memory_order_seq_cst);
@@ -1358,17 +1379,25 @@ void Sock::Fold(Stats* to, bool last) {
     if (connection) FoldLatched(to);
     if (last) {
       accounted_ = true;
-      if (connection && connected_.load(std::memory_order_relaxed)) {
-        const auto [tx, rx, lane_tx, lane_rx] = TrafficLatched();
-        // Calls on a lane are not counted; most are small ones, if any are.
-        Prospect::Learn(service_, tx + rx, ops() + (lane_tx + lane_rx) / 1024,
-                        promoted_);
-      }
+      if (connection) LearnLatched();
       LeaveHolders();
     }
   }
   rx_latch.unlock();
   tx_latch.unlock();
+}
+
+void Sock::LearnLatched() const {
+  // What others do with it is not seen here.
+  if (!connected_.load(std::memory_order_relaxed) || !SoleHolder() ||
+      given_away_.load(std::memory_order_relaxed)) {
+    return;
+  }
+  const auto [tx, rx, lane_tx, lane_rx] = TrafficLatched();
+  if (tx + rx == 0) return;
+  // Calls on a lane are not counted; most are small ones, if any are.
+  Prospect::Learn(service_.load(std::memory_order_relaxed), tx + rx,
+                  ops() + (lane_tx + lane_rx) / 1024, promoted_);
 }
 
 Sock::Traffic Sock::TrafficLatched() const {

@@ -462,6 +462,7 @@ class alignas(64) Sock final : public File,
     std::uint64_t lane_rx;
   };
   Traffic TrafficLatched() const;
+  void LearnLatched() const;
   void KickPollers();
   void TellLane(std::uint32_t bits, int bell);
   static std::vector<std::shared_ptr<Sock>> Remotes();
@@ -489,6 +490,8 @@ class alignas(64) Sock final : public File,
   void CancelSeek();
   void TryAgainLater();
   void Foresee();
+  // The next look is at the thresholds above these.
+  void NextLook(std::uint32_t ops, std::uint64_t bytes);
   // While its peer's answer is awaited: takes it, in the conductor's place.  No
   // latch held.
   [[gnu::noinline]] void LookForAnswer();
@@ -609,7 +612,7 @@ class alignas(64) Sock final : public File,
   std::atomic<int> fd_{-1};
   std::atomic<int> refs_{0};
   std::atomic<std::uint64_t> next_bytes_{0};
-  std::uint16_t service_ = 0;  // Prospect's
+  std::atomic<std::uint16_t> service_{0};  // Prospect's
   std::atomic<bool> at_once_{false};
   std::atomic<bool> agreed_{false};  // the peer has; adoption is due
   int attempts_ = 0;

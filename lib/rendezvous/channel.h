@@ -47,6 +47,8 @@ class Channel : public std::enable_shared_from_this<Channel> {
   }
   void Close();
   bool closed() const { return !fd_.ok(); }
+  // The peer has not read all for a while.
+  bool backed_up() const { return !queue_.empty(); }
   int fd() const { return fd_.get(); }
 
  private:

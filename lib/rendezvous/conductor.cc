@@ -176,6 +176,7 @@ void Conductor::Seek(const std::shared_ptr<Seeker>& seeker) {
 }
 void Conductor::Cancel(Seeker* seeker) { core_->Cancel(seeker); }
 void Conductor::Adopted(Seeker* seeker) { core_->Adopted(seeker); }
+void Conductor::Look(Seeker* seeker) { core_->Look(seeker); }
 void Conductor::ReturnLane(const std::shared_ptr<Seeker>& /*seeker*/,
                            std::unique_ptr<lane::Lane> lane) {
   core_->ReturnLane(std::move(lane));

@@ -477,6 +477,21 @@ void Core::Adopted(Seeker* seeker) {
   PostLocked([session] { session->Adopted(); });
 }
 
+void Core::Look(Seeker* seeker) {
+  if (tls_in_step) return;
+  std::shared_ptr<Session> session;
+  {
+    std::lock_guard lock(table_latch_);
+    auto it = seekers_.find(seeker);
+    if (it == seekers_.end()) return;
+    session = it->second;
+  }
+  Here([&session] {
+    session->Look();
+    return true;
+  });
+}
+
 void Core::ForgetSeeker(const Seeker* seeker, const Session* session) {
   std::shared_ptr<Session> last;
   std::lock_guard lock(table_latch_);

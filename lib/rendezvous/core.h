@@ -85,6 +85,7 @@ class Core {
   void Seek(const std::shared_ptr<Seeker>& seeker);
   void Cancel(Seeker* seeker);
   void Adopted(Seeker* seeker);
+  void Look(Seeker* seeker);
   void ReturnLane(std::unique_ptr<lane::Lane> lane);
   bool PostTask(std::function<void()> task);
   std::uint64_t After(std::uint32_t ms, std::function<void()> task);

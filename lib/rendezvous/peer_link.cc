@@ -22,6 +22,9 @@ using lane::shm::kSegmentStreams;
 constexpr std::chrono::seconds kAckLimit{2};
 // As many as one peer may have us keep; it takes back each after a second.
 constexpr std::size_t kMostHeld = 256;
+// Side 0: with so many unanswered no more is offered: a peer that does not come
+// to answer is not to be flooded.
+constexpr int kMostUnanswered = 32;
 constexpr std::uint32_t kAllBells = (1u << kBells) - 1;
 
 }  // namespace
@@ -142,7 +145,8 @@ void PeerLink::Open(const std::shared_ptr<Session>& session) {
 }
 
 bool PeerLink::Offer(const std::shared_ptr<Session>& session) {
-  return up_ && OpenNow(session, true) == base::Reason::kNone;
+  return up_ && !channel_->backed_up() && unanswered_ < kMostUnanswered &&
+         OpenNow(session, true) == base::Reason::kNone;
 }
 
 base::Reason PeerLink::OpenNow(const std::shared_ptr<Session>& session,
@@ -173,6 +177,7 @@ base::Reason PeerLink::OpenNow(const std::shared_ptr<Session>& session,
   slot.epoch = epoch;
   slot.ours = slot.theirs = true;
   slot.session = session;
+  ++unanswered_;
   message.index = static_cast<std::uint32_t>(index);
   message.epoch = epoch;
   message.offer = offer;
@@ -399,6 +404,7 @@ bool PeerLink::HandleOpened(Packet& packet) {
   Slot* slot = Find(message.index, message.epoch);
   if (slot == nullptr || slot->answered) return false;
   slot->answered = true;
+  --unanswered_;
   // Without a session it was given up meanwhile; our CLOSED is on its way.
   if (auto session = slot->session.lock()) {
     stream::Nonce peers;
@@ -414,6 +420,7 @@ bool PeerLink::HandleReject(Packet& packet) {
   if (!packet.Read(&message) || packet.fd_count != 0) return false;
   Slot* slot = Find(message.index, message.epoch);
   if (slot == nullptr || slot->answered) return false;
+  --unanswered_;
   auto session = slot->session.lock();
   slot->ours = slot->theirs = false;
   slot->session.reset();

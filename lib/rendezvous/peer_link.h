@@ -45,7 +45,8 @@ class PeerLink : public ChannelOwner,
   // the link is up.
   void Open(const std::shared_ptr<Session>& session);
   // Side 0, for a session that has not met its peer: the same, if the link is
-  // up, and the peer may take its time.  False: it can't be.
+  // up, and the peer may take its time.  False: it can't be, or the peer is
+  // behind with its answers.
   bool Offer(const std::shared_ptr<Session>& session);
   // Side 1: whether the peer has offered that, and what takes it.
   bool HasOffer(const Tuple& tuple, stream::Role role) const;
@@ -109,6 +110,7 @@ class PeerLink : public ChannelOwner,
   std::uint32_t known_ = 0;      // bells of the peer that we have
   std::vector<Slot> slots_;
   std::vector<int> free_;                          // side 0
+  int unanswered_ = 0;                             // side 0: slots
   std::vector<std::shared_ptr<Session>> pending_;  // side 0: until LINK_ACK
   std::weak_ptr<Session> founder_;
   // Side 1: offers of streams that nobody looks for here, yet.  Their slots are

@@ -30,8 +30,8 @@ struct Tuple {
 };
 
 // A stream that looks for a lane.  Reference-counted by shared_ptr; every call
-// comes from the conductor thread, or from within Seek and Adopted; none holds
-// a latch that others wait for.
+// comes from the conductor thread, or from within Seek, Adopted and Look; none
+// holds a latch that others wait for.
 class Seeker {
  public:
   virtual ~Seeker() = default;
@@ -104,12 +104,16 @@ class Conductor {
   static void ForkChild();
 
   // Looks for the peer of a stream, once.  Ends in LaneOpen or SeekFailed, at
-  // once maybe.  Hold no latch that the seeker takes; so for Adopted.
+  // once maybe.  Hold no latch that the seeker takes; so for Adopted and Look.
   void Seek(const std::shared_ptr<Seeker>& seeker);
   // The stream is closed or pinned: forget it; nothing is called afterwards
   // except what is already running.
   void Cancel(Seeker* seeker);
   void Adopted(Seeker* seeker);
+  // Takes the peer's answer, in the conductor's place, if it is there and the
+  // conductor is not at work: it would come to it in any case.  Never waits,
+  // and wakes nobody.
+  void Look(Seeker* seeker);
   // The stream has let go of its lane (after Stream::kSettled or its end).
   void ReturnLane(const std::shared_ptr<Seeker>& seeker,
                   std::unique_ptr<lane::Lane> lane);

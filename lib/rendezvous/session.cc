@@ -127,6 +127,11 @@ bool Session::BeginOverLink() {
       core_->neighbours.At(peer_address_, ServicePort()).empty()) {
     return false;
   }
+  // One that has been cancelled goes in the conductor's next turn; this one
+  // comes after it then.
+  const Tuple tuple =
+      MakeTuple(role_, local_address, local_port_, peer_address_, peer_port_);
+  if (core_->FindSession(tuple, role_) != nullptr) return false;
   return !List(local_address) || TryLinks();
 }
 
@@ -382,7 +387,7 @@ void Session::OnLinkMessage(Packet& packet) {
 }
 
 bool Session::Expects(const Uuid& uuid) const {
-  if (cancelled()) return false;
+  if (cancelled() || rdma_ != nullptr) return false;
   switch (state_) {
     case State::kStart:
     case State::kOffered:
@@ -432,17 +437,8 @@ void Session::Opened(std::shared_ptr<PeerLink> link, int index,
 
 void Session::Adopted() {
   if (const auto meeting = rdma_) return meeting->Adopted();
+  if (state_ != State::kAdopting || adopted_) return;
   if (cancelled()) return Fail(base::Reason::kNone, false);
-  if (state_ == State::kOffered) {
-    // Somebody could not wait for the conductor to read the answer.
-    return LookAtLinks(core_,
-                       core_->neighbours.At(peer_address_, ServicePort()));
-  }
-  if (state_ != State::kAdopting) return;
-  if (adopted_) {
-    if (const std::shared_ptr<PeerLink> link = link_) link->Look();
-    return;
-  }
   adopted_ = true;
   // The ring has to be there before the peer, told READY, posts.
   errno = 0;
@@ -459,6 +455,16 @@ void Session::Adopted() {
 void Session::PeerReady() {
   peer_ready_ = true;
   if (adopted_) Deliver();
+}
+
+// (Not adopted yet: nothing to do before that, whoever asks.)
+void Session::Look() {
+  if (cancelled() || rdma_ != nullptr) return;
+  if (state_ == State::kOffered) {
+    LookAtLinks(core_, core_->neighbours.At(peer_address_, ServicePort()));
+  } else if (state_ == State::kAdopting && adopted_) {
+    if (const std::shared_ptr<PeerLink> link = link_) link->Look();
+  }
 }
 
 void Session::Deliver() {

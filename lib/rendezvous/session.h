@@ -37,6 +37,8 @@ class Session : public ChannelOwner,
   // Ends the attempt, with a word to the seeker unless it is cancelled.
   void Fail(base::Reason reason, bool final);
   void Adopted();
+  // Somebody does not want to wait until the conductor reads the answer.
+  void Look();
   bool queued() const { return state_ == State::kQueued; }
   // A place to wait at its name is free.
   void FromQueue();
