@@ -80,8 +80,9 @@ void Channel::OnReadable() {
   if (fd_.ok()) WaitReadable();
 }
 
-void Channel::Take() {
-  for (int i = 0; i < kReadBatch; ++i) {
+void Channel::Take(int turns) {
+  const int most = turns * kReadBatch;
+  for (int i = 0; i < most; ++i) {
     if (!fd_.ok()) return;
     Packet packet;
     switch (Receive(fd_.get(), &packet)) {
@@ -90,8 +91,7 @@ void Channel::Take() {
         if (auto owner = owner_.lock()) owner->OnPacket(packet);
         continue;
       case Received::kNothing:
-        i = kReadBatch;
-        continue;
+        return;
       case Received::kEnd:
         return End(base::Reason::kPeerGone);
       case Received::kMalformed:

@@ -33,8 +33,9 @@ class Channel : public std::enable_shared_from_this<Channel> {
   ~Channel();
 
   bool Start();
-  // Hands over what is there to be read.
-  void Take();
+  // Hands over what is there to be read, a turn's worth; or all that a peer can
+  // have sent of streams it waits for an answer for.
+  void Take(int turns = 1);
   void SetOwner(std::weak_ptr<ChannelOwner> owner) { owner_ = owner; }
   // Sends, or queues a bounded amount; a peer that does not read loses the
   // channel.  The descriptors stay the caller's.

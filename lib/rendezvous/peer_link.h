@@ -52,7 +52,7 @@ class PeerLink : public ChannelOwner,
   bool HasOffer(const Tuple& tuple, stream::Role role) const;
   void TakeOffer(const std::shared_ptr<Session>& session);
   // Takes what has come, without waiting for the conductor's turn.
-  void Look() { channel_->Take(); }
+  void Look() { channel_->Take(4); }
   void SendReady(int index, std::uint32_t epoch);
   // The session has its lane; the number stays in use until CloseOurs.
   void Delivered(int index, std::shared_ptr<Seeker> seeker);
