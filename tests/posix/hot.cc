@@ -168,12 +168,81 @@ class Client {
 
 void Ask(int) { Client().Run(); }
 
+// Two connections always have something, and there is room for one event: the
+// others have their turn all the same.
+constexpr int kFloods = 2;
+
+void ServeOneByOne(int) {
+  int port = 0;
+  const int listener = Listen(&port);
+  Tell(port);
+  const int set = ::epoll_create1(EPOLL_CLOEXEC);
+  int all[kConnections];
+  for (int& fd : all) {
+    CHECK_THAT((fd = ::accept(listener, nullptr, nullptr)) >= 0);
+    SetNoDelay(fd);
+    Watch(set, EPOLL_CTL_ADD, fd, EPOLLIN);
+  }
+  for (int open = kConnections; open > 0;) {
+    epoll_event event{};
+    CHECK_THAT(::epoll_wait(set, &event, 1, -1) == 1);
+    const int fd = event.data.fd;
+    char text[64];
+    const ssize_t n = ::recv(fd, text, sizeof text, 0);
+    CHECK_THAT(n >= 0);
+    if (n == 0) {
+      Watch(set, EPOLL_CTL_DEL, fd, 0);
+      --open;
+    } else if (std::find(all, all + kFloods, fd) == all + kFloods) {
+      SendAll(fd, text, static_cast<std::size_t>(n));
+    }
+  }
+  for (const int fd : all) ::close(fd);
+  Log("all closed");
+}
+
+void AskBesideFloods(int) {
+  const int port = static_cast<int>(Hear());
+  std::vector<int> fds;
+  for (int i = 0; i < kConnections; ++i) {
+    fds.push_back(Connect(port));
+    SetNoDelay(fds.back());
+  }
+  const auto ask = [](int fd) {
+    char text[kBytes];
+    SendAll(fd, "abcd", kBytes);
+    RecvAll(fd, text, kBytes);
+  };
+  for (int round = 0; round < 12; ++round) {
+    for (int i = kFloods; i < kConnections; ++i) {
+      ask(fds[static_cast<std::size_t>(i)]);
+    }
+  }
+  std::atomic<bool> stop{false};
+  std::vector<std::thread> floods;
+  for (int i = 0; i < kFloods; ++i) {
+    floods.emplace_back([&, fd = fds[static_cast<std::size_t>(i)]] {
+      const std::vector<char> much(4096);
+      while (!stop) SendAll(fd, much.data(), much.size());
+    });
+  }
+  Random random{Seed()};
+  for (int i = 0; i < Scale(300); ++i) {
+    ask(fds[kFloods + random.Below(kConnections - kFloods)]);
+  }
+  stop = true;
+  for (auto& one : floods) one.join();
+  Log("all answered");
+  for (const int fd : fds) ::close(fd);
+}
+
 constexpr Options kAlone{.warm = false, .connect = false, .seconds = 60};
 
 Case level(
     "level", [](int) { Serve(1, false); }, Ask, kAlone);
 Case changed(
     "changed", [](int) { Serve(1, true); }, Ask, kAlone);
+Case floods("beside_floods", ServeOneByOne, AskBesideFloods, kAlone);
 Case two_threads(
     "two_threads", [](int) { Serve(2, false); }, Ask, kAlone);
 
