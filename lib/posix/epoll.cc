@@ -1228,7 +1228,6 @@ bool EpollSet::KernelDueNext() const {
     }
     filled = TellDirect(out, capacity);
     if (filled > 0) {
-      leaves = LeavesWork();
       waits_.store(waits_.load(std::memory_order_relaxed) + 1,
                    std::memory_order_relaxed);
       if (heats) {
@@ -1239,6 +1238,7 @@ bool EpollSet::KernelDueNext() const {
           DrainPoller();
         }
       }
+      leaves = LeavesWork();
       break;
     }
     if ((undrained_ += heats ? kColdLooks : 1) >= kDirectLooks) {

@@ -133,8 +133,7 @@ class EpollSet final : public File {
   };
   static constexpr int kMostDirect = 64;
   static constexpr std::uint32_t kDirectLooks = 32;
-  static constexpr std::uint32_t kColdLooks =
-      8;  // a look that finds no hot one
+  static constexpr std::uint32_t kColdLooks = 8;  // one that finds no hot one
 
   void Rebuild();
   void LeaveDirect();

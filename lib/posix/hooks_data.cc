@@ -70,8 +70,8 @@ constexpr int kPlainRecv = MSG_DONTWAIT | MSG_WAITALL;
 // read, recv, write and send take the short way of a stream on a lane, or that
 // of one that no lane will come for: few instructions and fewer cache lines,
 // since after a sleep in the kernel each is a miss.  They are "hot": the
-// compiler puts such functions together (.text.hot), here on one page.  All
-// else is out of line, so that they save few registers.
+// compiler puts such functions together (.text.hot).  All else is out of line,
+// so that they save few registers.
 [[gnu::noinline]] ssize_t LongRead(Sock* sock, int fd, void* to,
                                    size_t length) {
   if (ssize_t n;
@@ -119,9 +119,7 @@ constexpr int kPlainRecv = MSG_DONTWAIT | MSG_WAITALL;
   // (The kernel's read of nothing looks at nothing; recv of nothing does.)
   if (sock == nullptr || length == 0) return real::read(fd, to, length);
   if (sock->Kernels()) {
-    const ssize_t n = real::read(fd, to, length);
-    if (n > 0) sock->Received(n);
-    return n;
+    return sock->Received(real::read(fd, to, length));
   }
   if (QuickRecvs(sock, to, length)) {
     if (const ssize_t n = sock->QuickRecv(to, length, 0)) return n;
@@ -133,9 +131,7 @@ constexpr int kPlainRecv = MSG_DONTWAIT | MSG_WAITALL;
   Sock* sock = LookupSock(fd);
   if (sock == nullptr) return real::recv(fd, to, length, flags);
   if ((flags & ~kPlainRecv) == 0 && sock->Kernels()) {
-    const ssize_t n = real::recv(fd, to, length, flags);
-    if (n > 0) sock->Received(n);
-    return n;
+    return sock->Received(real::recv(fd, to, length, flags));
   }
   if ((flags & ~MSG_DONTWAIT) == 0 && QuickRecvs(sock, to, length)) {
     if (const ssize_t n = sock->QuickRecv(to, length, flags)) return n;
@@ -236,9 +232,7 @@ int recvmmsg(int fd, mmsghdr* messages, unsigned count, int flags,
   Sock* sock = LookupSock(fd);
   if (sock == nullptr) return real::write(fd, from, length);
   if (sock->Kernels()) {
-    const ssize_t n = real::write(fd, from, length);
-    if (n > 0) sock->Sent(n);
-    return n;
+    return sock->Sent(real::write(fd, from, length));
   }
   if (QuickSends(sock, from, length)) {
     if (const ssize_t n = sock->QuickSend(from, length)) return n;
@@ -286,9 +280,7 @@ static ssize_t SendFlagged(Sock* sock, int fd, const iovec* iov, int count,
   Sock* sock = LookupSock(fd);
   if (sock == nullptr) return real::send(fd, from, length, flags);
   if ((flags & ~kPlainSend) == 0 && sock->Kernels()) {
-    const ssize_t n = real::send(fd, from, length, flags);
-    if (n > 0) sock->Sent(n);
-    return n;
+    return sock->Sent(real::send(fd, from, length, flags));
   }
   if ((flags & (MSG_OOB | MSG_ZEROCOPY)) == 0 &&
       QuickSends(sock, from, length)) {

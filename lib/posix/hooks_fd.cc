@@ -261,8 +261,8 @@ int Ioctl(int fd, unsigned long request, void* argument) {
         sock->ReadableBytes(static_cast<int*>(argument))) {
       return 0;
     }
-    if ((request == SIOCOUTQ || request == SIOCOUTQNSD) &&
-        !Null(argument) && sock->UnsentBytes(static_cast<int*>(argument))) {
+    if ((request == SIOCOUTQ || request == SIOCOUTQNSD) && !Null(argument) &&
+        sock->UnsentBytes(static_cast<int*>(argument))) {
       return 0;
     }
   }

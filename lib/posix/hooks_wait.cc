@@ -34,11 +34,15 @@ std::int64_t FromSpec(const timespec* timeout) {
          timeout->tv_nsec;
 }
 
+// `wait()` is the kernel's, for a set that has no stream on a lane; one may
+// come meanwhile.
+template <class Wait>
 int WaitOn(epoll_event* events, int capacity, std::int64_t timeout_ns,
-           const sigset_t* mask, EpollSet* set, std::uint32_t moves, int result,
-           std::uint64_t start) {
-  // The kernel's answer of a set that had no stream on a lane when the call
-  // began; one may have come meanwhile.
+           const sigset_t* mask, EpollSet* set, Wait&& wait) {
+  if (set->HasUser()) return set->Wait(events, capacity, timeout_ns, mask);
+  const std::uint64_t start = timeout_ns > 0 ? base::NowNs() : 0;
+  const std::uint32_t moves = set->moves();
+  const int result = wait();
   if (result <= 0 || !set->EverUser()) return result;
   const int n = set->OfKernel(events, result, moves);
   if (n != EpollSet::kOnlyBell) return n;
@@ -127,13 +131,9 @@ int PselectNow(int count, fd_set* in, fd_set* out, fd_set* except,
 int EpollNow(int fd, epoll_event* events, int capacity, int timeout) {
   EpollSet* set = LookupSet(fd);
   if (set == nullptr) return real::epoll_wait(fd, events, capacity, timeout);
-  if (set->HasUser()) {
-    return set->Wait(events, capacity, FromMs(timeout), nullptr);
-  }
-  const std::uint64_t start = timeout > 0 ? base::NowNs() : 0;
-  const std::uint32_t moves = set->moves();
-  return WaitOn(events, capacity, FromMs(timeout), nullptr, set, moves,
-                real::epoll_wait(fd, events, capacity, timeout), start);
+  return WaitOn(events, capacity, FromMs(timeout), nullptr, set, [&] {
+    return real::epoll_wait(fd, events, capacity, timeout);
+  });
 }
 
 int EpollPwaitNow(int fd, epoll_event* events, int capacity, int timeout,
@@ -142,13 +142,9 @@ int EpollPwaitNow(int fd, epoll_event* events, int capacity, int timeout,
   if (set == nullptr) {
     return real::epoll_pwait(fd, events, capacity, timeout, mask);
   }
-  if (set->HasUser()) {
-    return set->Wait(events, capacity, FromMs(timeout), mask);
-  }
-  const std::uint64_t start = timeout > 0 ? base::NowNs() : 0;
-  const std::uint32_t moves = set->moves();
-  return WaitOn(events, capacity, FromMs(timeout), mask, set, moves,
-                real::epoll_pwait(fd, events, capacity, timeout, mask), start);
+  return WaitOn(events, capacity, FromMs(timeout), mask, set, [&] {
+    return real::epoll_pwait(fd, events, capacity, timeout, mask);
+  });
 }
 
 int EpollPwait2Now(int fd, epoll_event* events, int capacity,
@@ -157,31 +153,17 @@ int EpollPwait2Now(int fd, epoll_event* events, int capacity,
   if (set == nullptr || (timeout != nullptr && !Valid(timeout))) {
     return real::epoll_pwait2(fd, events, capacity, timeout, mask);
   }
-  if (set->HasUser()) {
-    return set->Wait(events, capacity, FromSpec(timeout), mask);
-  }
-  const std::uint64_t start = base::NowNs();
-  const std::uint32_t moves = set->moves();
-  return WaitOn(events, capacity, FromSpec(timeout), mask, set, moves,
-                real::epoll_pwait2(fd, events, capacity, timeout, mask), start);
+  return WaitOn(events, capacity, FromSpec(timeout), mask, set, [&] {
+    return real::epoll_pwait2(fd, events, capacity, timeout, mask);
+  });
 }
 
 constexpr timespec kNoTime{0, 0};
 
-// There is something to tell and nowhere to write it; with nothing to tell the
-// kernel says what the call gives.
-bool Faults(int fd, const epoll_event* events, int capacity) {
-  if (!Null(events) || capacity <= 0) return false;
-  EpollSet* set = LookupSet(fd);
-  if (set == nullptr || !set->AnyReady()) return false;
-  errno = EFAULT;
-  return true;
-}
-
 // `wait(events, capacity, now)` is the call itself.
 template <class Wait>
 int WithUnread(int fd, epoll_event* events, int capacity, Wait&& wait) {
-  if (!AnyUnread()) return wait(events, capacity, false);
+  if (!AnyUnread() || Null(events)) return wait(events, capacity, false);
   EpollSet* set = LookupSet(fd);
   const int found =
       set != nullptr ? EpollFindsUnread(set, events, capacity) : 0;
@@ -304,7 +286,6 @@ int epoll_ctl(int number, int op, int fd, epoll_event* event) {
 [[gnu::hot]] int epoll_wait(int fd, epoll_event* events, int capacity,
                             int timeout) {
   if (const int n = QuickEpoll(fd, events, capacity, timeout != 0)) return n;
-  if (Faults(fd, events, capacity)) return -1;
   return WithUnread(fd, events, capacity,
                     [&](epoll_event* to, int room, bool now) {
                       return EpollNow(fd, to, room, now ? 0 : timeout);
@@ -316,7 +297,6 @@ int epoll_ctl(int number, int op, int fd, epoll_event* event) {
   if (mask == nullptr) {
     if (const int n = QuickEpoll(fd, events, capacity, timeout != 0)) return n;
   }
-  if (Faults(fd, events, capacity)) return -1;
   if (Astray(mask)) {
     return real::epoll_pwait(fd, events, capacity, timeout, mask);
   }
@@ -328,7 +308,6 @@ int epoll_ctl(int number, int op, int fd, epoll_event* event) {
 
 int epoll_pwait2(int fd, epoll_event* events, int capacity,
                  const timespec* timeout, const sigset_t* mask) {
-  if (Faults(fd, events, capacity)) return -1;
   if (Astray(timeout) || Astray(mask)) {
     return real::epoll_pwait2(fd, events, capacity, timeout, mask);
   }

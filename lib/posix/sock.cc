@@ -379,8 +379,7 @@ void Sock::Inherit(const Sock& listener) {
 
 void Sock::TryAgainLater() {
   next_ops_ = ops() + terms_.promote_ops;
-  next_bytes_ = tx_raw_.load(std::memory_order_relaxed) +
-                rx_raw_.load(std::memory_order_relaxed) + terms_.promote_bytes;
+  next_bytes_ = RawBytes() + terms_.promote_bytes;
 }
 
 // --- Looking for a lane
@@ -491,9 +490,7 @@ void Sock::SeekFailed(Reason reason, bool final) {
                           ? 0
                           : 2 * (attempts_ - 1);
     next_ops_ = ops() + (terms_.promote_ops << shift);
-    next_bytes_ = tx_raw_.load(std::memory_order_relaxed) +
-                  rx_raw_.load(std::memory_order_relaxed) +
-                  (terms_.promote_bytes << shift);
+    next_bytes_ = RawBytes() + (terms_.promote_bytes << shift);
     eligible_.store(true, std::memory_order_relaxed);
   } else if (attempts_ += guessed ? 0 : 1; again && attempts_ < 5) {
     // The peer may only have been slow, or be in no hurry: five looks in all.
@@ -1078,8 +1075,7 @@ bool Sock::BackToPlain() {
                                                  : 8;
       }
       next_ops_ = ops() + (terms_.promote_ops << shift);
-      next_bytes_ =
-          tx_raw_.load() + rx_raw_.load() + (terms_.promote_bytes << shift);
+      next_bytes_ = RawBytes() + (terms_.promote_bytes << shift);
       eligible_.store(true, std::memory_order_relaxed);
     } else {
       may_adopt_.store(false, std::memory_order_seq_cst);

@@ -124,13 +124,19 @@ class alignas(64) Sock final : public File,
   bool PlainRecv(ssize_t* result, Raw&& raw) {
     return Plain(rx_raw_, result, raw);
   }
-  // No lane will ever come, and nothing is left over from one: after the call
-  // itself, Sent or Received of what it has moved is all there is to do.
+  // No lane will ever come, and nothing is left over from one: Sent or Received
+  // of what the call itself says is all there is to do, and says it again.
   bool Kernels() const {
     return never_.load(std::memory_order_relaxed) && mode() == Mode::kPlain;
   }
-  void Sent(ssize_t n) { CountOnly(tx_raw_, n); }
-  void Received(ssize_t n) { CountOnly(rx_raw_, n); }
+  ssize_t Sent(ssize_t n) {
+    if (n > 0) CountOnly(tx_raw_, n);
+    return n;
+  }
+  ssize_t Received(ssize_t n) {
+    if (n > 0) CountOnly(rx_raw_, n);
+    return n;
+  }
   // The same for a small message of a stream that is on a lane in shared
   // memory, with no flag but MSG_DONTWAIT: what that call says, or 0: nothing
   // has happened, and it must be made.
@@ -760,9 +766,7 @@ template <class Raw>
 inline ssize_t Sock::Send(int fd, const iovec* iov, int count,
                           std::size_t total, int flags, Raw&& raw) {
   if (never_.load(std::memory_order_relaxed)) {
-    const ssize_t n = raw();
-    if (n > 0) CountOnly(tx_raw_, n);
-    return n;
+    return Sent(raw());
   }
   std::size_t done = 0;
   for (;;) {

@@ -32,27 +32,12 @@ void RaiseSigpipe() {
   errno = saved;
 }
 
-ssize_t Sock::SendRest(int fd, const iovec* iov, int count, std::size_t skip,
-                       int flags) {
-  ssize_t done = 0;
-  for (;;) {
-    IovRest rest(iov, count);
-    rest.Skip(skip + static_cast<std::size_t>(done));
-    const std::size_t wanted = rest.total();
-    if (wanted == 0 && done > 0) return done;
-    msghdr message{};
-    message.msg_iov = const_cast<iovec*>(rest.iov());
-    message.msg_iovlen = static_cast<std::size_t>(rest.count());
-    const ssize_t n = real::sendmsg(fd, &message, flags);
-    if (n <= 0) return done > 0 ? done : n;
-    done += n;
-    // (Only so many pieces of a long vector are in the rest.)
-    if (static_cast<std::size_t>(n) < wanted) return done;
-  }
-}
+namespace {
 
-ssize_t Sock::RecvRest(int fd, const iovec* iov, int count, std::size_t skip,
-                       int flags) {
+// `call(message)` for all from `skip` on; only so many pieces of a long vector
+// go into one.
+template <class Call>
+ssize_t ForRest(const iovec* iov, int count, std::size_t skip, Call&& call) {
   ssize_t done = 0;
   for (;;) {
     IovRest rest(iov, count);
@@ -62,14 +47,12 @@ ssize_t Sock::RecvRest(int fd, const iovec* iov, int count, std::size_t skip,
     msghdr message{};
     message.msg_iov = const_cast<iovec*>(rest.iov());
     message.msg_iovlen = static_cast<std::size_t>(rest.count());
-    const ssize_t n = real::recvmsg(fd, &message, flags);
+    const ssize_t n = call(&message);
     if (n <= 0) return done > 0 ? done : n;
     done += n;
     if (static_cast<std::size_t>(n) < wanted) return done;
   }
 }
-
-namespace {
 
 // The end of TCP is not the end of the stream while this end does not have the
 // lane yet that both have agreed upon: the peer may have had it, put its last
@@ -80,6 +63,20 @@ namespace {
 bool HoldsEnd(long n, bool lane_to_come) { return n == 0 && lane_to_come; }
 
 }  // namespace
+
+ssize_t Sock::SendRest(int fd, const iovec* iov, int count, std::size_t skip,
+                       int flags) {
+  return ForRest(iov, count, skip, [&](const msghdr* message) {
+    return real::sendmsg(fd, message, flags);
+  });
+}
+
+ssize_t Sock::RecvRest(int fd, const iovec* iov, int count, std::size_t skip,
+                       int flags) {
+  return ForRest(iov, count, skip, [&](msghdr* message) {
+    return real::recvmsg(fd, message, flags);
+  });
+}
 
 // --- stream::Anchor
 // -----------------------------------------------------------------
@@ -280,9 +277,10 @@ void Sock::OnStarved() {
     // and may then take no more: who found no room has not been told of it.
     if (lane_->Posted() == starve_posted_) {
       WakeTx();
-    } else if (pins_.load(std::memory_order_seq_cst) > 0 ||
-               poll_sleepers.load(std::memory_order_seq_cst) > 0) {
-      WatchStarved();  // another has posted; one that sleeps may still wait
+    } else {
+      // Another has posted since; who found no room may wait still, in a call
+      // or in an epoll set.
+      WatchStarved();
     }
   } else if (lane_->Acked() != starve_acked_) {
     starve_late_ = 0;

@@ -1,9 +1,10 @@
 // TCP_CORK and TCP_NODELAY of a stream that the engine owns.  They say when the
 // kernel sends what it was given; on a lane everything is sent at once, so
 // nothing is left for them to do, and programs set them for every answer.  They
-// are kept here, and told to the kernel when the stream goes back to it.  What is
-// left on TCP meanwhile, the frames of the switch above all, must not wait for an
-// acknowledgement that the peer delays (40 ms), nor behind a cork (200 ms).
+// are kept here, and told to the kernel when the stream goes back to it.  What
+// is left on TCP meanwhile, the frames of the switch above all, must not wait
+// for an acknowledgement that the peer delays (40 ms), nor behind a cork (200
+// ms).
 
 #include <netinet/in.h>
 #include <netinet/tcp.h>

@@ -459,14 +459,15 @@ void Core::Cancel(Seeker* seeker) {
   PostLocked([session] { session->Fail(base::Reason::kNone, false); });
 }
 
+std::shared_ptr<Session> Core::SessionOf(Seeker* seeker) {
+  std::lock_guard lock(table_latch_);
+  const auto it = seekers_.find(seeker);
+  return it == seekers_.end() ? nullptr : it->second;
+}
+
 void Core::Adopted(Seeker* seeker) {
-  std::shared_ptr<Session> session;
-  {
-    std::lock_guard lock(table_latch_);
-    auto it = seekers_.find(seeker);
-    if (it == seekers_.end()) return;
-    session = it->second;
-  }
+  const std::shared_ptr<Session> session = SessionOf(seeker);
+  if (session == nullptr) return;
   const auto now = [this, &session] {
     if (links_.empty() || session->rdma() != nullptr) return false;
     session->Adopted();
@@ -479,13 +480,8 @@ void Core::Adopted(Seeker* seeker) {
 
 void Core::Look(Seeker* seeker) {
   if (tls_in_step) return;
-  std::shared_ptr<Session> session;
-  {
-    std::lock_guard lock(table_latch_);
-    auto it = seekers_.find(seeker);
-    if (it == seekers_.end()) return;
-    session = it->second;
-  }
+  const std::shared_ptr<Session> session = SessionOf(seeker);
+  if (session == nullptr) return;
   Here([&session] {
     session->Look();
     return true;

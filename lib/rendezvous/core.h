@@ -149,6 +149,7 @@ class Core {
   bool PostLocked(Task&& task);
   template <typename Task>
   bool Here(Task&& task);
+  std::shared_ptr<Session> SessionOf(Seeker* seeker);  // null: none
 
   Conductor* const conductor_;
   std::atomic<int (*)()> inspector_{nullptr};

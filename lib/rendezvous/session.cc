@@ -66,19 +66,9 @@ void Session::Begin() {
   if (state_ != State::kStart) return;
   if (listed_) return TryName();
   sockaddr_storage local{};
-  sockaddr_storage peer{};
   Address local_address;
-  if (!seeker_->Names(&local, &peer)) {
-    return Fail(base::Reason::kPeerGone, true);
-  }
-  if (!Normalise(local, &local_address, &local_port_) ||
-      !Normalise(peer, &peer_address_, &peer_port_)) {
-    return Fail(base::Reason::kPolicy, true);
-  }
-  // A socket connected to itself (simultaneous open) has but one end.
-  if (local_address == peer_address_ && local_port_ == peer_port_) {
-    return Fail(base::Reason::kPolicy, true);
-  }
+  const base::Reason none = ReadNames(&local, &local_address);
+  if (none != base::Reason::kNone) return Fail(none, true);
   const bool here =
       local_address == peer_address_ || core_->host.Has(peer_address_);
   // Where shm is switched off, a device may connect a host to itself.
@@ -96,6 +86,20 @@ void Session::Begin() {
   rdma_ = std::make_shared<RdmaMeeting>(core_, this);
   const auto meeting = rdma_;  // it may end at once
   meeting->Begin(local_address, ScopeOf(local), peer_address_, peer_port_);
+}
+
+base::Reason Session::ReadNames(sockaddr_storage* local,
+                                Address* local_address) {
+  sockaddr_storage peer{};
+  if (!seeker_->Names(local, &peer)) return base::Reason::kPeerGone;
+  if (!Normalise(*local, local_address, &local_port_) ||
+      !Normalise(peer, &peer_address_, &peer_port_)) {
+    return base::Reason::kPolicy;
+  }
+  // A socket connected to itself (simultaneous open) has but one end.
+  return *local_address == peer_address_ && local_port_ == peer_port_
+             ? base::Reason::kPolicy
+             : base::Reason::kNone;
 }
 
 bool Session::List(const Address& local_address) {
@@ -118,12 +122,10 @@ bool Session::List(const Address& local_address) {
 
 bool Session::BeginOverLink() {
   sockaddr_storage local{};
-  sockaddr_storage peer{};
   Address local_address;
-  if (cancelled() || !seeker_->MayShm() || !seeker_->Names(&local, &peer) ||
-      !Normalise(local, &local_address, &local_port_) ||
-      !Normalise(peer, &peer_address_, &peer_port_) ||
-      local_address != peer_address_ || local_port_ == peer_port_ ||
+  if (cancelled() || !seeker_->MayShm() ||
+      ReadNames(&local, &local_address) != base::Reason::kNone ||
+      local_address != peer_address_ ||
       core_->neighbours.At(peer_address_, ServicePort()).empty()) {
     return false;
   }

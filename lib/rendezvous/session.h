@@ -91,6 +91,8 @@ class Session : public ChannelOwner,
     kDone,
   };
 
+  // Both ends; kNone, or why there can be no lane between them.
+  base::Reason ReadNames(sockaddr_storage* local, Address* local_address);
   // Takes its place in the table; false: it has failed.
   bool List(const Address& local_address);
   // True: the peer's own offer was there, or one is made.

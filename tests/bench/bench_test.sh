@@ -21,6 +21,14 @@ assert json.loads(lines[0])[sys.argv[1]] > 0, lines
 print(lines[0])' "$key"
 }
 
+free_port() {
+  python3 -c '
+import socket
+s = socket.socket()
+s.bind(("127.0.0.1", 0))
+print(s.getsockname()[1])'
+}
+
 expect ns "$bare_many" --pairs 100 --iters 10000
 expect ns "$bare_pingpong" --iters 10000
 expect bytes_per_s "$bare_ring" --seconds 0.05
@@ -43,11 +51,7 @@ expect ns "$short" --iters 200
 expect never "$promotion" --iters 2 --limit-ms 5
 
 # Two commands.  The client waits until the server listens.
-port=$(python3 -c '
-import socket
-s = socket.socket()
-s.bind(("127.0.0.1", 0))
-print(s.getsockname()[1])')
+port=$(free_port)
 timeout 60 "$pingpong" --role server --port "$port" &
 server=$!
 expect ns "$pingpong" --role client --port "$port" --iters 1000
@@ -59,11 +63,7 @@ trap 'rm -f "$turn"' EXIT
 head -c 4 /dev/zero >"$turn"
 timeout 60 "$turns" --role server --port "$port" &
 server=$!
-port_1=$(python3 -c '
-import socket
-s = socket.socket()
-s.bind(("127.0.0.1", 0))
-print(s.getsockname()[1])')
+port_1=$(free_port)
 timeout 60 "$turns" --role server --port "$port_1" &
 server_1=$!
 expect turns "$turns" --role client --port "$port_1" --turns 10 --warm 2 \

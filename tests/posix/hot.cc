@@ -34,6 +34,19 @@ void Watch(int set, int op, int fd, std::uint32_t events) {
   CHECK_THAT(::epoll_ctl(set, op, fd, &event) == 0);
 }
 
+// Accepts and watches them all.
+void AcceptAll(int set, int (&all)[kConnections]) {
+  int port = 0;
+  const int listener = Listen(&port);
+  Tell(port);
+  for (int& fd : all) {
+    CHECK_THAT((fd = ::accept(listener, nullptr, nullptr)) >= 0);
+    SetNoDelay(fd);
+    Watch(set, EPOLL_CTL_ADD, fd, EPOLLIN);
+  }
+  ::close(listener);
+}
+
 // What is there is taken a piece at a time, so that some is left for the next
 // wait; the answer is the same bytes.  True at the end.
 bool Echo(int fd, Random* random) {
@@ -50,16 +63,9 @@ bool Echo(int fd, Random* random) {
 // `changes`: registrations are changed at times: to edges and back, deleted
 // and added again.
 void Serve(int threads, bool changes) {
-  int port = 0;
-  const int listener = Listen(&port);
-  Tell(port);
   const int set = ::epoll_create1(EPOLL_CLOEXEC);
   int all[kConnections];
-  for (int& fd : all) {
-    CHECK_THAT((fd = ::accept(listener, nullptr, nullptr)) >= 0);
-    SetNoDelay(fd);
-    Watch(set, EPOLL_CTL_ADD, fd, EPOLLIN);
-  }
+  AcceptAll(set, all);
   std::atomic<int> open{kConnections};
   const auto work = [&](std::uint64_t seed) {
     Random random{seed};
@@ -173,16 +179,9 @@ void Ask(int) { Client().Run(); }
 constexpr int kFloods = 2;
 
 void ServeOneByOne(int) {
-  int port = 0;
-  const int listener = Listen(&port);
-  Tell(port);
   const int set = ::epoll_create1(EPOLL_CLOEXEC);
   int all[kConnections];
-  for (int& fd : all) {
-    CHECK_THAT((fd = ::accept(listener, nullptr, nullptr)) >= 0);
-    SetNoDelay(fd);
-    Watch(set, EPOLL_CTL_ADD, fd, EPOLLIN);
-  }
+  AcceptAll(set, all);
   for (int open = kConnections; open > 0;) {
     epoll_event event{};
     CHECK_THAT(::epoll_wait(set, &event, 1, -1) == 1);
