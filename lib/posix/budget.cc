@@ -177,8 +177,7 @@ void Sock::ProbeRemotes() {
   probing.store(false, std::memory_order_release);
   bool again = false;
   for (const Shared& sock : Remotes()) {
-    sock->tx_latch.lock();
-    sock->rx_latch.lock();
+    Latched latched(sock.get());
     if (sock->mode() == Mode::kEngine && sock->stream_ != nullptr &&
         sock->lane_ != nullptr && sock->lane_kind_ == lane::Kind::kRdma) {
       // What comes from the peer needs our acknowledgements, so the way to it
@@ -193,8 +192,6 @@ void Sock::ProbeRemotes() {
       }
       sock->HandleChanges();
     }
-    sock->rx_latch.unlock();
-    sock->tx_latch.unlock();
   }
   if (again) ProbeSoon();
 }
@@ -294,8 +291,7 @@ void Sock::EvictFor(const Pace& newcomer) {
   std::uint64_t coldest_active = 0;
   const std::vector<Shared> all = Remotes();
   for (const Shared& sock : all) {
-    sock->tx_latch.lock();
-    sock->rx_latch.lock();
+    Latched latched(sock.get());
     if (sock->mode() == Mode::kEngine && sock->stream_ != nullptr &&
         sock->lane_ != nullptr && !sock->remote_.leaving) {
       const Pace pace = sock->remote_.Take(
@@ -314,8 +310,6 @@ void Sock::EvictFor(const Pace& newcomer) {
         coldest_active = active;
       }
     }
-    sock->rx_latch.unlock();
-    sock->tx_latch.unlock();
   }
   if (coldest == nullptr ||
       (coldest_rate != 0 && newcomer.rate / kHotter < coldest_rate)) {
@@ -331,15 +325,12 @@ void Sock::EvictFor(const Pace& newcomer) {
 }
 
 void Sock::Evict(Reason reason) {
-  tx_latch.lock();
-  rx_latch.lock();
+  Latched latched(this);
   if (mode() == Mode::kEngine && stream_ != nullptr) {
     stream_->Demote(reason, false);
     stream_->Progress();
     HandleChanges();
   }
-  rx_latch.unlock();
-  tx_latch.unlock();
 }
 
 // On the conductor thread, while there are lanes with large rings.
@@ -355,8 +346,7 @@ void Sock::MemoryLook() {
   std::uint64_t hottest_rate = 0;
   std::vector<Shared> idle;
   for (const Shared& sock : Remotes()) {
-    sock->tx_latch.lock();
-    sock->rx_latch.lock();
+    Latched latched(sock.get());
     if (sock->mode() == Mode::kEngine && sock->stream_ != nullptr &&
         sock->lane_ != nullptr && !sock->remote_.leaving) {
       Remote& its = sock->remote_;
@@ -381,8 +371,6 @@ void Sock::MemoryLook() {
         }
       }
     }
-    sock->rx_latch.unlock();
-    sock->tx_latch.unlock();
   }
   for (const Shared& sock : idle) {
     RCSOCK_LOG(2, "fd %d: idle: gives its rings back", sock->fd());
@@ -407,16 +395,13 @@ void Sock::LeaveRemoteLanes(std::uint64_t deadline_ns) {
   }
   const std::vector<Shared> remotes = Remotes();
   for (const Shared& sock : remotes) {
-    sock->tx_latch.lock();
-    sock->rx_latch.lock();
+    Latched latched(sock.get());
     if (sock->mode() == Mode::kEngine && sock->stream_ != nullptr &&
         sock->lane_ != nullptr && sock->stream_->Unacked() > 0) {
       sock->stream_->Demote(Reason::kPolicy, false);
       sock->stream_->Progress();
       sock->HandleChanges();
     }
-    sock->rx_latch.unlock();
-    sock->tx_latch.unlock();
   }
   for (const Shared& sock : remotes) {
     for (;;) {

@@ -50,7 +50,7 @@ void DeliverDeferred();
 // Undoes what a sleep has left that a handler jumped out of.  `here` is an
 // address in the caller's frame: a handler that runs during the sleep is
 // further down the stack and must not undo it.
-void UndoSleep(const void* here);
+[[gnu::access(none, 1)]] void UndoSleep(const void* here);
 
 // One sleep's count: raised already, taken back at the end; by cancellation
 // too.

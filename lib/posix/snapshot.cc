@@ -128,9 +128,7 @@ bool Sock::Describe(SnapshotStream* to) {
   to->fd = number;
   to->acceptor = role_ == stream::Role::kAcceptor ? 1 : 0;
 
-  Critical critical;
-  tx_latch.lock();
-  rx_latch.lock();
+  Latched latched(this);
   const bool same = fd() == number && !closed_.load(std::memory_order_relaxed);
   to->reason = static_cast<std::uint8_t>(reason_.load());
   to->promotions = promotions_;
@@ -165,8 +163,6 @@ bool Sock::Describe(SnapshotStream* to) {
              stream_->tx() != stream::Tx::kRaw) {
     to->state = SnapshotState::kSwitching;
   }
-  rx_latch.unlock();
-  tx_latch.unlock();
   return same;
 }
 

@@ -701,6 +701,25 @@ class alignas(64) Sock final : public File,
   Unread unread_;                        // rx_latch's
 };
 
+// Both latches of a stream, and the signals of this thread held back.
+class Latched {
+ public:
+  explicit Latched(Sock* sock) : sock_(sock) {
+    sock->tx_latch.lock();
+    sock->rx_latch.lock();
+  }
+  ~Latched() {
+    sock_->rx_latch.unlock();
+    sock_->tx_latch.unlock();
+  }
+  Latched(const Latched&) = delete;
+  Latched& operator=(const Latched&) = delete;
+
+ private:
+  Critical critical_;
+  Sock* const sock_;
+};
+
 // Raises SIGPIPE in this thread, as a write to a closed connection does.
 void RaiseSigpipe();
 

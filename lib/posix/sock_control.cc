@@ -26,8 +26,7 @@ using base::Reason;
 Sock::Info Sock::Describe() {
   Critical critical;
   Info info;
-  tx_latch.lock();
-  rx_latch.lock();
+  Latched latched(this);
   info.on_lane = on_lane_.load(std::memory_order_relaxed);
   info.kind = lane_kind_;
   info.epoch = lane_epoch_;
@@ -43,8 +42,6 @@ Sock::Info Sock::Describe() {
       lane_rx_ > anchor_rx_ ? lane_rx_ - anchor_rx_ : 0;
   info.lane_rx_bytes = by_lane < info.rx_bytes ? by_lane : info.rx_bytes;
   info.demotions = demotions_;
-  rx_latch.unlock();
-  tx_latch.unlock();
   return info;
 }
 

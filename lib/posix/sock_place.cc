@@ -21,25 +21,16 @@ lane::Lane* Sock::PlacingLane(std::uint32_t epoch) {
 
 int Sock::Expose(void* at, std::size_t length, std::uint32_t* epoch,
                  std::uint32_t* key) {
-  Critical critical;
-  tx_latch.lock();
-  rx_latch.lock();
+  Latched latched(this);
   lane::Lane* const lane = PlacingLane(0);
-  const int result = lane == nullptr ? -ESTALE : lane->Expose(at, length, key);
   *epoch = lane_epoch_;
-  rx_latch.unlock();
-  tx_latch.unlock();
-  return -result;
+  return lane == nullptr ? ESTALE : -lane->Expose(at, length, key);
 }
 
 void Sock::Hide(std::uint32_t epoch, std::uint32_t key) {
-  Critical critical;
-  tx_latch.lock();
-  rx_latch.lock();
+  Latched latched(this);
   // (A lane that has failed still has its registrations.)
   if (lane_ != nullptr && lane_epoch_ == epoch) lane_->Hide(key);
-  rx_latch.unlock();
-  tx_latch.unlock();
 }
 
 std::int64_t Sock::Place(std::uint32_t epoch, const void* from,

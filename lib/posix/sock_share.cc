@@ -53,12 +53,8 @@ void Sock::EndUnreadLatched() {
 }
 
 void Sock::Disconnected() {
-  Critical critical;
-  tx_latch.lock();
-  rx_latch.lock();
+  Latched latched(this);
   EndUnreadLatched();
-  rx_latch.unlock();
-  tx_latch.unlock();
 }
 
 ssize_t Sock::UnreadRecv(int number, const iovec* iov, int count,
@@ -194,12 +190,8 @@ void Sock::HearMovedLatched() {
 }
 
 void Sock::MarkFork() {
-  Critical critical;
-  tx_latch.lock();
-  rx_latch.lock();
+  Latched latched(this);
   TellMovedLatched();
-  rx_latch.unlock();
-  tx_latch.unlock();
 }
 
 bool Sock::SoleHolder() const {

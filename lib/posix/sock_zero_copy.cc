@@ -57,15 +57,11 @@ void Sock::ForgetCompletions() {
 void Sock::CopiedInstead() {
   const bool ok = zero_copy_.load(std::memory_order_acquire)->Copied();
   {
-    Critical critical;
-    tx_latch.lock();
-    rx_latch.lock();
+    Latched latched(this);
     CompletionsChanged();
     WakeRx();
     // It has gone back to the kernel, which does not know of the completion.
     if (mode() != Mode::kEngine) InterestsKick(this);
-    rx_latch.unlock();
-    tx_latch.unlock();
   }
   // Nobody reads them, or not in order.
   if (!ok) Pin(base::Reason::kPinnedOption);

@@ -71,7 +71,8 @@ class Spinner {
     spin.turns_ = kQuickTurns;
     return spin;
   }
-  // How many turns a wait may make without the clock, before it spins or sleeps.
+  // How many turns a wait may make without the clock, before it spins or
+  // sleeps.
   static int QuickTurns() { return tls_spin.us > 2 ? 2 * kQuickTurns : 0; }
   // One turn.  False: the time is up, or this CPU is wanted by somebody else
   // (perhaps by the very process that is waited for), or a signal waits.

@@ -1,0 +1,544 @@
+// How a set looks for what its streams on lanes have: the ready list, the bits
+// of the poller, and the few rings that are looked at directly.
+
+#include <sys/epoll.h>
+#include <sys/socket.h>
+
+#include <cstdint>
+#include <cstring>
+#include <memory>
+
+#include "lib/base/real.h"
+#include "lib/posix/epoll.h"
+#include "lib/posix/registry.h"
+#include "lib/posix/signals.h"
+#include "lib/posix/sock.h"
+#include "lib/posix/spin.h"
+
+namespace rcsock::posix {
+
+namespace {
+
+constexpr std::uint32_t kReadable = EPOLLIN | EPOLLRDNORM | EPOLLRDHUP;
+
+}  // namespace
+
+void EpollSet::LinkReady(Interest* interest) {
+  if (interest->ready.load(std::memory_order_relaxed)) return;
+  interest->ready.store(true, std::memory_order_relaxed);
+  interest->ready_next = nullptr;
+  interest->ready_prev = ready_tail_;
+  (ready_tail_ != nullptr ? ready_tail_->ready_next : ready_head_) = interest;
+  ready_tail_ = interest;
+  ready_count_.fetch_add(1, std::memory_order_seq_cst);
+}
+
+void EpollSet::UnlinkReady(Interest* interest) {
+  if (!interest->ready.load(std::memory_order_relaxed)) return;
+  interest->ready.store(false, std::memory_order_relaxed);
+  (interest->ready_prev != nullptr ? interest->ready_prev->ready_next
+                                   : ready_head_) = interest->ready_next;
+  (interest->ready_next != nullptr ? interest->ready_next->ready_prev
+                                   : ready_tail_) = interest->ready_prev;
+  ready_count_.fetch_sub(1, std::memory_order_seq_cst);
+}
+
+void EpollSet::AddLink(const std::shared_ptr<lane::shm::Link>& link) {
+  poller_->AddLink(link);
+}
+
+void EpollSet::AddSource(lane::Source* source) {
+  const int count = source_count_.load(std::memory_order_relaxed);
+  int at = count;
+  for (int i = 0; i < count; ++i) {
+    lane::Source* one = sources_[i].load(std::memory_order_relaxed);
+    if (one == source) return;
+    if (one->fd() < 0) at = i;  // its device has gone
+  }
+  if (at == kMostSources) return;  // more devices than that: by the bell
+  epoll_event event{};
+  event.events = EPOLLIN | EPOLLET;
+  event.data.ptr = this;
+  real::epoll_ctl(fd_, EPOLL_CTL_ADD, source->fd(), &event);
+  sources_[at].store(source, std::memory_order_seq_cst);
+  if (at == count) source_count_.store(count + 1, std::memory_order_seq_cst);
+  // A thread that sleeps has not armed it.
+  Registry::KickSleepers(this);
+}
+
+void EpollSet::DrainSources() {
+  const int count = source_count_.load(std::memory_order_acquire);
+  for (int i = 0; i < count; ++i) source(i)->Drain();
+}
+
+void EpollSet::KickBell() {
+  if (poller_) poller_->Kick();
+}
+
+// Chooses the few streams whose rings are looked at in every wait: a spinner
+// that looks at the ring itself sees a message one cache line earlier than one
+// that waits for its bit.
+void EpollSet::Rebuild() {
+  if (__builtin_expect(!dirty_.load(std::memory_order_acquire), 1)) return;
+  dirty_.store(false, std::memory_order_seq_cst);
+  interest_latch.lock();
+  direct_count_ = 0;
+  for (int d = 0; d < direct_used_; ++d) {
+    Interest* i = direct_members_[d];
+    if (!i->sock->OnLane()) continue;
+    direct_[direct_count_++] = {i, i->sock, i->sock->lane()};
+  }
+  interest_latch.unlock();
+}
+
+// The set has outgrown direct looks: each direct stream gets its bit instead.
+// No latch held.
+void EpollSet::LeaveDirect() {
+  for (;;) {
+    Sock* sock = nullptr;
+    interest_latch.lock();
+    if (direct_used_ > 0 && crowded_.load(std::memory_order_relaxed)) {
+      sock = direct_members_[0]->sock;
+      sock->Ref();
+      Registry::DropDirect(direct_members_[0]);
+    } else if (crowded_.load(std::memory_order_relaxed)) {
+      heats_.store(true, std::memory_order_relaxed);
+    }
+    interest_latch.unlock();
+    if (sock == nullptr) return;
+    InterestsNotify(sock);
+    sock->Unref();
+  }
+}
+
+// It has been reported, and not long before: the next report may come by a
+// direct look.  (Level-triggered input alone, in shared memory.)
+void EpollSet::Heat(Interest* interest, Sock* sock) {
+  if (rests_) {
+    if (wait_number_ - rest_from_ < kRestWaits) return;
+    rests_ = false;
+  }
+  constexpr std::uint32_t kOther = EPOLLOUT | EPOLLWRNORM | EPOLLONESHOT |
+                                   static_cast<std::uint32_t>(EPOLLET);
+  const std::uint32_t events = interest->events.load(std::memory_order_relaxed);
+  if ((events & EPOLLIN) == 0 || (events & kOther) != 0 ||
+      sock->source() != nullptr) {
+    return;
+  }
+  interest_latch.lock();
+  if (heats_.load(std::memory_order_relaxed) && interest->set == this &&
+      interest->in_user.load(std::memory_order_relaxed) && !interest->direct &&
+      sock->interests == interest && interest->next_of_sock == nullptr &&
+      direct_used_ < kMostHot) {
+    interest->direct = true;
+    direct_members_[direct_used_++] = interest;
+    dirty_.store(true, std::memory_order_seq_cst);
+  }
+  interest_latch.unlock();
+}
+
+// Hot streams that are so no longer make room.  If the looks find hardly
+// anything, because the traffic is spread over many, they are given up for a
+// while.
+void EpollSet::Cool() {
+  const bool all = hot_hits_ < kCoolWaits / 4;
+  hot_hits_ = 0;
+  if (direct_count_ == 0) return;
+  interest_latch.lock();
+  for (int d = direct_used_; d-- > 0;) {
+    Interest* interest = direct_members_[d];
+    if (all || wait_number_ - interest->told > kCoolWaits) {
+      Registry::DropDirect(interest);
+    }
+  }
+  interest_latch.unlock();
+  if (all) {
+    rests_ = true;
+    rest_from_ = wait_number_;
+  }
+}
+
+// Input of a hot stream needs no bit: it is found by every wait.  With the
+// interest latch.
+bool EpollSet::LooksAt(const Interest* interest, const Sock* sock) const {
+  return interest->direct && heats_.load(std::memory_order_relaxed) &&
+         (interest->events.load(std::memory_order_relaxed) &
+          static_cast<std::uint32_t>(EPOLLET)) == 0 &&
+         sock->OnLane();
+}
+
+// Reports the direct streams that have something to read, past the ready list.
+// What else holds for them (EPOLLOUT, the end) comes by the list.
+int EpollSet::TellDirect(epoll_event* out, int capacity) {
+  int filled = 0;
+  const int first = direct_next_ < direct_count_ ? direct_next_ : 0;
+  direct_next_ = 0;
+  for (int k = 0; k < direct_count_; ++k) {
+    int d = first + k;
+    if (d >= direct_count_) d -= direct_count_;
+    if (filled == capacity) {
+      direct_next_ = d;  // has its turn next time
+      break;
+    }
+    if (!direct_[d].lane->RxPendingQuick()) continue;
+    Interest* interest = direct_[d].interest;
+    const std::uint32_t events =
+        interest->events.load(std::memory_order_relaxed);
+    if ((events & (EPOLLIN | EPOLLRDNORM)) == 0 ||
+        interest->spent.load(std::memory_order_relaxed)) {
+      continue;
+    }
+    Sock* sock = direct_[d].sock;
+    const bool whole = (events & (EPOLLOUT | EPOLLWRNORM | EPOLLONESHOT)) != 0;
+    if (events & EPOLLET) {
+      sock->rx_latch.lock();
+      const bool edge =
+          sock->lane() == direct_[d].lane && direct_[d].lane->Arrived();
+      sock->rx_latch.unlock();
+      if (!edge) continue;
+    }
+    // (A lane that says it has something may only be dead, if it is not in
+    // memory.  One that is put on the list just now is told of here: `told`
+    // keeps the list from telling it again.)
+    if (whole || interest->ready.load(std::memory_order_relaxed) ||
+        !sock->OnLane() ||
+        (sock->source() != nullptr &&
+         direct_[d].lane->State() != base::Reason::kNone)) {
+      if (events & EPOLLET) {
+        interest->edge.store(true, std::memory_order_relaxed);
+      }
+      ready_latch_.lock();
+      if (interest->set == this && interest->in_user.load()) {
+        LinkReady(interest);
+      }
+      ready_latch_.unlock();
+      continue;
+    }
+    interest->told = wait_number_;
+    out[filled].events = events & (EPOLLIN | EPOLLRDNORM);
+    out[filled].data.u64 = interest->data.load(std::memory_order_relaxed);
+    ++filled;
+  }
+  return filled;
+}
+
+// How many of the events that there is room for may be direct ones: where the
+// list has some, those that always have something must leave it a part.
+int EpollSet::DirectRoom(int room) const {
+  if (ready_count_.load(std::memory_order_relaxed) == 0) return room;
+  return room > 1 ? room - room / 2 : static_cast<int>(wait_number_ & 1);
+}
+
+// What this wait leaves behind for another thread: on the list, where the end
+// of the wait finds it, or (true) in a direct stream that there was no room
+// for. A kick that has come for several wakes one thread.
+bool EpollSet::LeavesWork() {
+  if (sleepers_.load(std::memory_order_seq_cst) == 0) return false;
+  if (undrained_ > 0) {
+    undrained_ = 0;
+    DrainPoller();
+  }
+  for (int d = 0; d < direct_count_; ++d) {
+    const Interest* interest = direct_[d].interest;
+    const std::uint32_t events =
+        interest->events.load(std::memory_order_relaxed);
+    if ((events & (EPOLLIN | EPOLLRDNORM)) == 0 ||
+        interest->spent.load(std::memory_order_relaxed) ||
+        // (What was told at its edge may lie there for long.)
+        ((events & EPOLLET) != 0 && direct_next_ == 0)) {
+      continue;
+    }
+    if (interest->told != wait_number_ && direct_[d].lane->RxPendingQuick()) {
+      return true;
+    }
+  }
+  return false;
+}
+
+bool EpollSet::AnyDirect() {
+  for (int d = 0; d < direct_count_; ++d) {
+    if (!direct_[d].lane->RxPending()) continue;
+    Interest* interest = direct_[d].interest;
+    const std::uint32_t events =
+        interest->events.load(std::memory_order_relaxed);
+    if ((events & kReadable) == 0 ||
+        interest->spent.load(std::memory_order_relaxed)) {
+      continue;
+    }
+    if ((events & EPOLLET) == 0) return true;
+    // An edge is used up by the look: it goes to the list.
+    Sock* sock = direct_[d].sock;
+    sock->rx_latch.lock();
+    const bool edge =
+        sock->lane() == direct_[d].lane && direct_[d].lane->Arrived();
+    sock->rx_latch.unlock();
+    if (!edge) continue;
+    interest->edge.store(true, std::memory_order_relaxed);
+    ready_latch_.lock();
+    if (interest->set == this && interest->in_user.load()) LinkReady(interest);
+    ready_latch_.unlock();
+    return true;
+  }
+  return false;
+}
+
+int EpollSet::DrainPoller() {
+  lane::Completion found[64];
+  int total = 0;
+  DrainSources();
+  for (int round = 0; round < 4; ++round) {
+    int n = poller_->Poll(found, 64);
+    if (n < 64) n += board_->Poll(poller_->bell(), found + n, 64 - n);
+    if (n <= 0) break;
+    total += n;
+    // A stream of thousands is in no cache, and each latch would wait for one
+    // line after the other.
+    for (int c = 0; c < n; ++c) {
+      static_cast<Sock*>(found[c].cookie)->Warm();
+    }
+    for (int c = 0; c < n; ++c) {
+      static_cast<Sock*>(found[c].cookie)->WarmMore();
+    }
+    // (Of a single one when it is looked at.)
+    for (int c = 0; c < n && n > 1; ++c) {
+      static_cast<Sock*>(found[c].cookie)->WarmLane();
+    }
+    interest_latch.lock();
+    ready_latch_.lock();
+    for (int c = 0; c < n; ++c) {
+      auto* sock = static_cast<Sock*>(found[c].cookie);
+      for (Interest* i = sock->interests; i != nullptr; i = i->next_of_sock) {
+        if (!i->in_user.load(std::memory_order_relaxed)) continue;
+        if (i->dormant.load(std::memory_order_relaxed)) continue;
+        if (found[c].flags == lane::kCompletionRx && i->set == this &&
+            LooksAt(i, sock)) {
+          continue;
+        }
+        i->edge.store(true, std::memory_order_relaxed);
+        if (i->set == this) {
+          LinkReady(i);
+        } else {
+          ready_latch_.unlock();
+          Registry::MakeReady(i);
+          Registry::KickSleepers(i->set);
+          ready_latch_.lock();
+        }
+      }
+    }
+    ready_latch_.unlock();
+    interest_latch.unlock();
+    if (n < 64) break;
+  }
+  return total;
+}
+
+int EpollSet::Collect(epoll_event* out, int capacity) {
+  // Taken off first and put back at the end if still ready: level-triggered
+  // streams take turns, as in the kernel.
+  Interest* batch[64];
+  int filled = 0;
+  int looked = 0;
+  const int most = ready_count_.load(std::memory_order_relaxed);
+  while (filled < capacity && looked < most) {
+    int n = 0;
+    ready_latch_.lock();
+    while (n < 64 && n < capacity - filled && ready_head_ != nullptr) {
+      batch[n] = ready_head_;
+      UnlinkReady(ready_head_);
+      ++n;
+    }
+    ready_latch_.unlock();
+    if (n == 0) break;
+    looked += n;
+    for (int b = 0; b < n; ++b) {
+      Interest* interest = batch[b];
+      Sock* sock = interest->sock;
+      const std::uint32_t events =
+          interest->events.load(std::memory_order_relaxed);
+      if (interest->set != this || sock == nullptr ||
+          !interest->in_user.load(std::memory_order_relaxed) ||
+          interest->dormant.load(std::memory_order_acquire) ||
+          interest->spent.load(std::memory_order_relaxed)) {
+        continue;
+      }
+      // Reported already: no descriptor twice in one wait.  It stays listed.
+      if (interest->told == wait_number_) {
+        ready_latch_.lock();
+        if (interest->set == this && interest->in_user.load()) {
+          LinkReady(interest);
+        }
+        ready_latch_.unlock();
+        continue;
+      }
+      if ((events & EPOLLET) &&
+          !interest->edge.exchange(false, std::memory_order_relaxed)) {
+        continue;
+      }
+      // EPOLL* and POLL* have the same values for what a socket can be.
+      bool plain = false;
+      const std::uint32_t holds = sock->Readiness(
+          (events & 0xffff) | EPOLLERR | EPOLLHUP | EPOLLRDHUP | Sock::kInRing,
+          &plain, most == 1 && crowded_.load(std::memory_order_relaxed));
+      const std::uint32_t ready =
+          holds & ((events & 0xffff) | EPOLLERR | EPOLLHUP);
+      if (ready == 0) continue;
+      // (ToldByLane may have come first.)
+      if ((events & EPOLLONESHOT) != 0 &&
+          interest->spent.exchange(true, std::memory_order_relaxed)) {
+        continue;
+      }
+      // The list may have become shorter meanwhile: what has been put back
+      // would come again.
+      const std::uint32_t ago = wait_number_ - interest->told;
+      interest->told = wait_number_;
+      if (ago <= kHotWaits && heats_.load(std::memory_order_relaxed)) {
+        Heat(interest, sock);
+      }
+      out[filled].events = ready;
+      out[filled].data.u64 = interest->data.load(std::memory_order_relaxed);
+      ++filled;
+      if ((events & (EPOLLET | EPOLLONESHOT)) == 0 &&
+          !(interest->direct && sock->OnLane() &&
+            (events & (EPOLLOUT | EPOLLWRNORM)) == 0 &&
+            (holds & ~std::uint32_t{EPOLLRDNORM}) ==
+                (EPOLLIN | Sock::kInRing))) {
+        // (A direct stream that only has something to read in its ring is
+        // looked at anyway; the look does not see the stash, nor the end, nor
+        // its own SHUT_RD.)
+        ready_latch_.lock();
+        if (interest->set == this && interest->in_user.load()) {
+          LinkReady(interest);
+        }
+        ready_latch_.unlock();
+      }
+    }
+  }
+  return filled;
+}
+
+bool EpollSet::SomethingReady() {
+  DrainSources();
+  if (ready_count_.load(std::memory_order_seq_cst) > 0) return true;
+  if (AnyDirect()) return true;
+  DrainPoller();
+  return ready_count_.load(std::memory_order_seq_cst) > 0;
+}
+
+bool EpollSet::AnyReady() {
+  if (!HasUser()) return false;
+  Critical critical;
+  wait_latch_.lock();
+  Rebuild();
+  epoll_event one;
+  bool any = false;
+  // A direct level-triggered stream is on no list.
+  ++wait_number_;
+  for (int d = 0; d < direct_count_ && !any; ++d) {
+    const Interest* interest = direct_[d].interest;
+    const std::uint32_t events =
+        interest->events.load(std::memory_order_relaxed);
+    any = (events & EPOLLET) == 0 && (events & (EPOLLIN | EPOLLRDNORM)) != 0 &&
+          !interest->spent.load(std::memory_order_relaxed) &&
+          direct_[d].lane->RxPending();
+  }
+  if (!any && SomethingReady()) {
+    // Looked at without being reported: an edge stays one.
+    ready_latch_.lock();
+    Interest* head = ready_head_;
+    ready_latch_.unlock();
+    const bool edge = head != nullptr && head->edge.load();
+    const bool oneshot =
+        head != nullptr && (head->events.load() & EPOLLONESHOT) != 0;
+    any = Collect(&one, 1) > 0;
+    if (any && head != nullptr) {
+      if (edge) head->edge.store(true);
+      if (oneshot) head->spent.store(false);
+      ready_latch_.lock();
+      if (head->set == this && head->in_user.load()) LinkReady(head);
+      ready_latch_.unlock();
+    }
+  }
+  wait_latch_.unlock();
+  return any;
+}
+
+bool EpollSet::TimeForKernel() {
+  const std::uint64_t now = base::Ticks();
+  if (now - kernel_look_.load(std::memory_order_relaxed) <=
+      kKernelLookUs * base::ticks_per_us) {
+    return false;
+  }
+  kernel_look_.store(now, std::memory_order_relaxed);
+  return true;
+}
+
+// Several threads may miss each other's count: then one of them looks later.
+bool EpollSet::KernelDue() {
+  const std::uint32_t waits = waits_.load(std::memory_order_relaxed) + 1;
+  waits_.store(waits, std::memory_order_relaxed);
+  return (waits & 3) == 0 && TimeForKernel();
+}
+
+// What KernelDue() would say.
+bool EpollSet::KernelDueNext() const {
+  return (waits_.load(std::memory_order_relaxed) & 3) == 3 &&
+         base::Ticks() - kernel_look_.load(std::memory_order_relaxed) >
+             kKernelLookUs * base::ticks_per_us;
+}
+
+[[gnu::flatten]] int EpollSet::QuickWait(epoll_event* out, int capacity,
+                                         bool may_wait) {
+  const bool heats = heats_.load(std::memory_order_relaxed);
+  if ((crowded_.load(std::memory_order_relaxed) && !heats) || KernelDueNext()) {
+    return 0;
+  }
+  Critical critical;
+  if (!wait_latch_.try_lock()) return 0;
+  int filled = 0;
+  bool leaves = false;
+  if (++wait_number_ % kCoolWaits == 0 && heats) Cool();
+  constexpr int kLooks = 8;
+  int turns = may_wait ? Spinner::QuickTurns() / kLooks : 0;
+  do {
+    if (!HasUser() || ready_count_.load(std::memory_order_relaxed) > 0) break;
+    Rebuild();
+    if (direct_count_ == 0) break;
+    // Few streams are looked at several times for each look at all the rest.
+    for (int look = 1; look < kLooks && turns > 0 && direct_count_ <= 4;
+         ++look) {
+      bool pending = false;
+      for (int d = 0; d < direct_count_; ++d) {
+        pending |= direct_[d].lane->RxPendingQuick();
+      }
+      if (pending) break;
+    }
+    filled = TellDirect(out, capacity);
+    if (filled > 0) {
+      waits_.store(waits_.load(std::memory_order_relaxed) + 1,
+                   std::memory_order_relaxed);
+      if (heats) {
+        hot_hits_ += static_cast<std::uint32_t>(filled);
+        // The others have their turn in the next wait.
+        if (++undrained_ >= kDirectLooks) {
+          undrained_ = 0;
+          DrainPoller();
+        }
+      }
+      leaves = LeavesWork();
+      break;
+    }
+    if ((undrained_ += heats ? kColdLooks : 1) >= kDirectLooks) {
+      undrained_ = 0;
+      DrainPoller();
+    }
+  } while (--turns > 0 && !wait_latch_.Contended());
+  wait_latch_.unlock();
+  // As in Wait.
+  if (leaves ||
+      (filled > 0 && ready_count_.load(std::memory_order_seq_cst) > 0)) {
+    Registry::KickSleepers(this);
+  }
+  return filled;
+}
+
+}  // namespace rcsock::posix

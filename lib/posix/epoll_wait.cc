@@ -1,0 +1,296 @@
+// epoll_wait of a set that has streams on lanes: looks, spins, sleeps in the
+// kernel, and puts together what both sides have.
+
+#include <signal.h>
+#include <sys/epoll.h>
+
+#include <cerrno>
+#include <cstdint>
+#include <cstring>
+#include <ctime>
+#include <optional>
+
+#include "lib/base/clock.h"
+#include "lib/base/real.h"
+#include "lib/posix/epoll.h"
+#include "lib/posix/registry.h"
+#include "lib/posix/signals.h"
+#include "lib/posix/spin.h"
+#include "lib/posix/unread_wait.h"
+
+namespace rcsock::posix {
+
+// A program may close a descriptor at its first event: a second in the same
+// batch would be of a number that is gone, or another's.
+int EpollSet::WithoutTwins(epoll_event* events, int first, int filled) {
+  int kept = first;
+  for (int i = first; i < filled; ++i) {
+    int twin = 0;
+    while (twin < first && events[twin].data.u64 != events[i].data.u64) ++twin;
+    if (twin < first) {
+      events[twin].events |= events[i].events;
+    } else {
+      events[kept++] = events[i];
+    }
+  }
+  return kept;
+}
+
+int EpollSet::Wait(epoll_event* out, int capacity, std::int64_t timeout_ns,
+                   const sigset_t* mask) {
+  const std::uint32_t signals = tls_signals.any;
+  // Set when the first look has found nothing: what is ready costs no clock.
+  std::uint64_t deadline = 0;
+  const auto left = [&]() -> std::int64_t {
+    if (timeout_ns <= 0) return timeout_ns;
+    const std::uint64_t now = base::NowNs();
+    if (deadline == 0) deadline = now + static_cast<std::uint64_t>(timeout_ns);
+    return now >= deadline ? 0 : static_cast<std::int64_t>(deadline - now);
+  };
+  if (capacity <= 0) return real::epoll_wait(fd_, out, capacity, 0);
+  if (Null(out)) {
+    errno = EFAULT;  // as the kernel will say when something comes
+    return -1;
+  }
+  while (!HasUser()) {
+    if (AnyUnread()) {
+      const int n = EpollFindsUnread(this, out, capacity);
+      if (n > 0) return n;
+    }
+    const int n = KernelWait(out, capacity, left(), mask);
+    if (n != kOnlyBell) return n;
+    if (left() == 0) return 0;
+  }
+  sigset_t before;
+  if (mask != nullptr) ::pthread_sigmask(SIG_SETMASK, mask, &before);
+  int result = 0;
+  int error = 0;
+  Spinner spin;
+  // However busy the lanes are, kernel descriptors get their look; first, so
+  // that ready streams cannot take all the room.
+  int first = 0;
+  const std::uint32_t moves = moves_.load(std::memory_order_seq_cst);
+  if (KernelDue()) {
+    const int n = KernelWait(out, capacity > 1 ? capacity / 2 : 1, 0, nullptr);
+    if (n > 0) first = n;
+    if (first == capacity) {
+      if (mask != nullptr) ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+      return first;
+    }
+  }
+  for (;;) {
+    int filled = 0;
+    bool kernel = false;
+    bool over = false;
+    bool leaves = false;
+    unsigned turns = 0;
+    {
+      Critical critical;
+      const bool crowded = crowded_.load(std::memory_order_relaxed);
+      if (__builtin_expect(crowded, 0) &&
+          !heats_.load(std::memory_order_relaxed)) {
+        LeaveDirect();
+      }
+      wait_latch_.lock();
+      if (++wait_number_ % kCoolWaits == 0 && crowded) Cool();
+      for (;;) {
+        filled = first;
+        if (!HasUser()) {
+          over = true;
+          kernel = timeout_ns == 0 && filled == 0;
+          break;
+        }
+        Rebuild();
+        filled += TellDirect(out + filled, DirectRoom(capacity - filled));
+        if (crowded) hot_hits_ += static_cast<std::uint32_t>(filled - first);
+        // The bitmaps and the list in few of the looks, where there are direct
+        // streams, so that these are met early.
+        undrained_ += crowded && filled == 0 ? kColdLooks : 1;
+        if (direct_count_ == 0 || undrained_ >= kDirectLooks ||
+            (timeout_ns == 0 && filled == 0) ||
+            ready_count_.load(std::memory_order_relaxed) > 0) {
+          undrained_ = 0;
+          DrainPoller();
+          if (ready_count_.load(std::memory_order_relaxed) > 0) {
+            filled += Collect(out + filled, capacity - filled);
+          }
+        }
+        if (filled == 0) {
+          if (timeout_ns == 0) {
+            kernel = true;
+          } else if ((++turns & 15) == 0) {
+            if (deadline == 0) left();
+            kernel = TimeForKernel();
+          }
+        }
+        if (filled > 0) leaves = LeavesWork();
+        if (filled > 0 || kernel) break;
+        if (wait_latch_.Contended()) wait_latch_.Yield();
+        if (!spin.Go()) {
+          over = true;
+          break;
+        }
+      }
+      wait_latch_.unlock();
+    }
+    if (leaves) Registry::KickSleepers(this);
+    if (kernel) {
+      const int more = KernelWait(out, capacity, 0, nullptr);
+      if (more > 0) {
+        filled = more;
+      } else if (more < 0 && more != kOnlyBell) {
+        result = -1;
+        error = errno;
+        break;
+      }
+    }
+    if (filled > 0) {
+      if (first > 0 && filled > first &&
+          moves_.load(std::memory_order_seq_cst) != moves) {
+        filled = WithoutTwins(out, first, filled);
+      }
+      result = filled;
+      break;
+    }
+    if (timeout_ns == 0 || left() == 0) break;
+    if (tls_signals.any != signals) {
+      result = -1;
+      error = EINTR;
+      break;
+    }
+    if (!over) continue;
+    // Arm, look, sleep.  Arm() is a full fence, and so is the sender's side
+    // between its post and its look at the armed word; sleepers_ does the same
+    // for what this process's own threads put on the ready list.
+    sleepers_.fetch_add(1, std::memory_order_seq_cst);
+    if (poller_) poller_->Arm();
+    const int armed = source_count_.load(std::memory_order_seq_cst);
+    lane::Source* sources[kMostSources];
+    for (int i = 0; i < armed; ++i) (sources[i] = source(i))->Arm();
+    bool ready = false;
+    {
+      Critical critical;
+      wait_latch_.lock();
+      Rebuild();
+      ready = HasUser() && SomethingReady();
+      wait_latch_.unlock();
+    }
+    // A stream that has gone to the kernel since leaves that list, and maybe
+    // bytes that the kernel does not know of.
+    if (!ready && AnyUnread()) {
+      result = EpollFindsUnread(this, out, capacity);
+    }
+    int n = kOnlyBell;
+    bool bell = false;
+    struct Undo {  // by cancellation in the kernel's wait too
+      EpollSet* set;
+      int armed;
+      lane::Source** sources;
+      bool bell = false;
+      Undo(EpollSet* of, int count, lane::Source** them)
+          : set(of), armed(count), sources(them) {}
+      Undo(const Undo&) = delete;
+      Undo& operator=(const Undo&) = delete;
+      ~Undo() {
+        // The bell first: what is drained on the way need not ring for us.
+        if (set->poller_) set->poller_->Disarm();
+        for (int i = 0; i < armed; ++i) sources[i]->Disarm(bell);
+        set->sleepers_.fetch_sub(1, std::memory_order_seq_cst);
+      }
+    };
+    std::optional<Undo> undo(std::in_place, this, armed, sources);
+    if (result > 0) break;
+    if (!ready) {
+      const std::uint64_t start = base::Ticks();
+      if (tls_signals.any != signals) {
+        n = -1;
+        errno = EINTR;
+      } else {
+        n = KernelWait(out, capacity, left(), nullptr, &bell);
+      }
+      error = errno;
+      Spinner::Slept(start);
+    }
+    undo->bell = bell;
+    undo.reset();
+    // The bell rang for this thread, which returns without a look.
+    if (bell && n > 0) Registry::KickSleepers(this);
+    if (n != kOnlyBell && (n != 0 || left() == 0)) {
+      result = n;
+      break;
+    }
+    spin = Spinner();
+  }
+  // Who leaves work behind wakes the next.
+  if (result > 0 && ready_count_.load(std::memory_order_seq_cst) > 0) {
+    Registry::KickSleepers(this);
+  }
+  if (mask != nullptr) ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  if (result < 0) errno = error;
+  return result;
+}
+
+// epoll_wait of the kernel's part of the set, without the bell.  kOnlyBell if
+// nothing else was there.
+int EpollSet::KernelWait(epoll_event* out, int capacity,
+                         std::int64_t timeout_ns, const sigset_t* mask,
+                         bool* bell) {
+  // This is the look that is due.
+  if (timeout_ns != 0) waits_.store(0, std::memory_order_relaxed);
+  timespec limit{static_cast<time_t>(timeout_ns / 1'000'000'000),
+                 static_cast<long>(timeout_ns % 1'000'000'000)};
+  const std::uint32_t before = moves();
+  int n = real::epoll_pwait2(fd_, out, capacity,
+                             timeout_ns < 0 ? nullptr : &limit, mask);
+  if (n < 0 && errno == ENOSYS) {
+    const int ms = timeout_ns < 0
+                       ? -1
+                       : static_cast<int>((timeout_ns + 999'999) / 1'000'000);
+    n = real::epoll_pwait(fd_, out, capacity, ms, mask);
+  }
+  if (n <= 0) return n;
+  return OfKernel(out, n, before, bell);
+}
+
+int EpollSet::OfKernel(epoll_event* events, int count, std::uint32_t before,
+                       bool* bell) {
+  const bool moved = After(once_moved_.load(std::memory_order_seq_cst), before);
+  int kept = 0;
+  for (int i = 0; i < count; ++i) {
+    if (events[i].data.ptr == this) {
+      if (bell != nullptr) *bell = true;
+      continue;
+    }
+    if (moved && ToldByLane(events[i], before)) continue;
+    if (kept != i) events[kept] = events[i];
+    ++kept;
+  }
+  return kept > 0 ? kept : kOnlyBell;
+}
+
+// A ONESHOT registration that moves out of the kernel is looked up in /proc and
+// then deleted there.  What the kernel tells between the two, to a thread whose
+// wait began before the move, the lane would tell another once more: the first
+// of them spends it.  (A thread that sees no move has been told before the
+// look, which then has found it spent.)
+bool EpollSet::ToldByLane(const epoll_event& event, std::uint32_t before) {
+  Critical critical;
+  interest_latch.lock();
+  bool told = false;
+  for (Interest* i = members_; i != nullptr; i = i->next_of_set) {
+    if (i->data.load(std::memory_order_relaxed) != event.data.u64 ||
+        (i->events.load(std::memory_order_relaxed) & EPOLLONESHOT) == 0 ||
+        !After(i->moved_at, before) ||
+        i->dormant.load(std::memory_order_relaxed)) {
+      continue;
+    }
+    told = !i->told_by_kernel &&
+           i->spent.exchange(true, std::memory_order_relaxed);
+    i->told_by_kernel = true;
+    break;
+  }
+  interest_latch.unlock();
+  return told;
+}
+
+}  // namespace rcsock::posix

@@ -1,0 +1,230 @@
+#ifndef RCSOCK_LIB_POSIX_REGISTRY_H_
+#define RCSOCK_LIB_POSIX_REGISTRY_H_
+
+// The registrations of streams in epoll sets: who is in which, and on which
+// side, the kernel's or ours.
+
+#include <atomic>
+#include <cstdint>
+#include <new>
+
+#include "lib/base/latch.h"
+#include "lib/base/pool.h"
+#include "lib/base/real.h"
+#include "lib/lane/shm/shm_poller.h"
+#include "lib/posix/epoll.h"
+#include "lib/posix/sock.h"
+
+namespace rcsock::posix {
+
+// Guards Sock::interests, EpollSet::members_ and which side, kernel or user,
+// has an interest.
+inline constinit base::Latch interest_latch;
+
+// What needs the private parts of a set; every call has interest_latch.
+struct Registry {
+  static inline Interest* free_interests = nullptr;  // through next_of_set
+  static inline EpollSet* free_sets = nullptr;       // through pool_next_
+  static inline constinit std::atomic<int> next_bell{2};
+
+  static Interest* TakeInterest() {
+    if (free_interests == nullptr) {
+      static constinit base::Pool pool(sizeof(Interest));
+      void* at = pool.Take();
+      return at == nullptr ? nullptr : new (at) Interest();
+    }
+    Interest* interest = free_interests;
+    free_interests = interest->next_of_set;
+    return interest;
+  }
+
+  // Also one that is dormant.
+  static Interest* Find(Sock* sock, EpollSet* set, int fd) {
+    for (Interest* i = sock->interests; i != nullptr; i = i->next_of_sock) {
+      if (i->set == set && i->fd == fd) return i;
+    }
+    return nullptr;
+  }
+
+  // The streams of a small set are looked at in every wait and need no bits;
+  // one that is in several sets always does.
+  static void ChooseDirect(Interest* interest) {
+    EpollSet* set = interest->set;
+    const bool wanted = interest->sock->interests == interest &&
+                        interest->next_of_sock == nullptr &&
+                        !set->crowded_.load(std::memory_order_relaxed);
+    if (interest->direct == wanted) return;
+    if (interest->direct) {
+      DropDirect(interest);
+    } else if (set->direct_used_ < EpollSet::kMostDirect) {
+      interest->direct = true;
+      set->direct_members_[set->direct_used_++] = interest;
+      set->dirty_.store(true, std::memory_order_seq_cst);
+    }
+  }
+
+  // It is not, and there is room again.
+  static bool MayBeDirect(const Interest* interest) {
+    const EpollSet* set = interest->set;
+    return !interest->direct && set->direct_used_ < EpollSet::kMostDirect &&
+           !set->crowded_.load(std::memory_order_relaxed);
+  }
+
+  static void DropDirect(Interest* interest) {
+    if (!interest->direct) return;
+    EpollSet* set = interest->set;
+    interest->direct = false;
+    // What it has is told by nobody else; its next message has its bit.
+    if (set->heats_.load(std::memory_order_relaxed)) MakeReady(interest);
+    for (int i = 0; i < set->direct_used_; ++i) {
+      if (set->direct_members_[i] != interest) continue;
+      set->direct_members_[i] = set->direct_members_[--set->direct_used_];
+      break;
+    }
+    set->dirty_.store(true, std::memory_order_seq_cst);
+  }
+
+  static bool EnsurePoller(EpollSet* set) {
+    if (set->poller_) return true;
+    rendezvous::Conductor* conductor = rendezvous::Conductor::IfRunning();
+    if (conductor == nullptr) return false;
+    const int bell = 2 + next_bell.fetch_add(1, std::memory_order_relaxed) %
+                             (lane::shm::kBells - 2);
+    lane::shm::Bells* bells = conductor->bells();
+    if (bells->EnsureBell(bell) < 0) return false;
+    conductor->AnnounceBell(bell);
+    set->board_ = conductor->board();
+    set->poller_.reset(new (std::nothrow) lane::shm::ShmPoller(bells, bell));
+    return set->poller_ != nullptr;
+  }
+
+  static bool EnterUser(Interest* interest) {
+    EpollSet* set = interest->set;
+    if (!EnsurePoller(set)) return false;
+    set->ever_user_.store(true, std::memory_order_release);
+    if (!set->bell_in_kernel_) {
+      // Its data is an address that no program can know.
+      epoll_event event{};
+      event.events = EPOLLIN | EPOLLET;
+      event.data.ptr = set;
+      if (real::epoll_ctl(set->fd_, EPOLL_CTL_ADD, set->poller_->fd(),
+                          &event) != 0) {
+        return false;
+      }
+      set->bell_in_kernel_ = true;
+    }
+    set->moves_.fetch_add(1, std::memory_order_seq_cst);
+    interest->in_user.store(true, std::memory_order_relaxed);
+    interest->edge.store(true, std::memory_order_relaxed);
+    interest->prev_of_set = nullptr;
+    interest->next_of_set = set->members_;
+    if (set->members_ != nullptr) set->members_->prev_of_set = interest;
+    set->members_ = interest;
+    if (set->user_count_.fetch_add(1, std::memory_order_seq_cst) ==
+        EpollSet::kMostDirect) {
+      set->crowded_.store(true, std::memory_order_relaxed);
+    }
+    return true;
+  }
+
+  static void LeaveUser(Interest* interest) {
+    EpollSet* set = interest->set;
+    if (!interest->in_user.load(std::memory_order_relaxed)) return;
+    interest->in_user.store(false, std::memory_order_relaxed);
+    DropDirect(interest);
+    (interest->prev_of_set != nullptr ? interest->prev_of_set->next_of_set
+                                      : set->members_) = interest->next_of_set;
+    if (interest->next_of_set != nullptr) {
+      interest->next_of_set->prev_of_set = interest->prev_of_set;
+    }
+    if (set->user_count_.fetch_sub(1, std::memory_order_seq_cst) == 1) {
+      set->crowded_.store(false, std::memory_order_relaxed);
+      set->heats_.store(false, std::memory_order_relaxed);
+    }
+    set->ready_latch_.lock();
+    set->UnlinkReady(interest);
+    set->ready_latch_.unlock();
+  }
+
+  static void Forget(Interest* interest) {
+    LeaveUser(interest);
+    Sock* sock = interest->sock;
+    Interest* before = nullptr;
+    for (Interest* i = sock->interests; i != nullptr && i != interest;
+         i = i->next_of_sock) {
+      before = i;
+    }
+    if (before == nullptr) {
+      sock->interests = interest->next_of_sock;
+    } else {
+      before->next_of_sock = interest->next_of_sock;
+    }
+    interest->set = nullptr;
+    interest->sock = nullptr;
+    interest->dormant.store(false, std::memory_order_relaxed);
+    interest->next_of_set = free_interests;
+    free_interests = interest;
+  }
+
+  static void PutToSleep(Interest* interest) {
+    EpollSet* set = interest->set;
+    interest->dormant.store(true, std::memory_order_relaxed);
+    interest->events.store(0, std::memory_order_relaxed);
+    set->ready_latch_.lock();
+    set->UnlinkReady(interest);
+    set->ready_latch_.unlock();
+  }
+
+  static void MakeReady(Interest* interest) {
+    EpollSet* set = interest->set;
+    if (interest->dormant.load(std::memory_order_relaxed)) return;
+    interest->edge.store(true, std::memory_order_relaxed);
+    set->ready_latch_.lock();
+    set->LinkReady(interest);
+    set->ready_latch_.unlock();
+  }
+
+  static void KickSleepers(EpollSet* set) {
+    // seq_cst, all four: a sleeper counts itself and then looks at
+    // ready_count_; LinkReady has changed ready_count_ before the count is
+    // looked at here.  (Of what was on the list already, whoever linked it
+    // tells the sleepers.)
+    if (set->sleepers_.load(std::memory_order_seq_cst) > 0 && set->poller_) {
+      set->poller_->Kick();
+    }
+  }
+
+  static void WaitOutLookers(EpollSet* set) {
+    set->wait_latch_.lock();
+    set->wait_latch_.unlock();
+  }
+
+  static EpollSet* Take() {
+    if (free_sets == nullptr) return new (std::nothrow) EpollSet();
+    EpollSet* set = free_sets;
+    free_sets = set->pool_next_;
+    return set;
+  }
+
+  static void Put(EpollSet* set) {
+    set->pool_next_ = free_sets;
+    free_sets = set;
+  }
+
+  static Interest* Members(EpollSet* set) { return set->members_; }
+
+  static void ForkChild(EpollSet* set) {
+    set->wait_latch_.Reset();
+    set->ready_latch_.Reset();
+    set->sleepers_.store(0);
+    set->dirty_.store(true);
+    (void)set->poller_.release();  // the parent's bell: abandoned
+    set->source_count_.store(0);
+    set->bell_in_kernel_ = false;
+    set->armed_outside_ = false;
+  }
+};
+
+}  // namespace rcsock::posix
+
+#endif  // RCSOCK_LIB_POSIX_REGISTRY_H_

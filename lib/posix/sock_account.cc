@@ -1,0 +1,83 @@
+// What a stream has moved, for the statistics and for those that come after it
+// at the same service.
+
+#include <cstdint>
+
+#include "lib/base/clock.h"
+#include "lib/posix/process.h"
+#include "lib/posix/prospect.h"
+#include "lib/posix/signals.h"
+#include "lib/posix/sock.h"
+
+namespace rcsock::posix {
+
+using base::Reason;
+
+void Sock::Account() { Fold(&stats, true); }
+
+void Sock::Fold(Stats* to, bool last) {
+  Latched latched(this);
+  if (!accounted_) {
+    // A look for the peer that was not even over.
+    if (last && reason_ == Reason::kPending &&
+        base::NowNs() - remote_.sought_ns < 1'000'000'000) {
+      reason_ = Reason::kShortLived;
+    }
+    const bool connection = !listening.load(std::memory_order_relaxed);
+    if (connection) FoldLatched(to);
+    if (last) {
+      accounted_ = true;
+      if (connection) LearnLatched();
+      LeaveHolders();
+    }
+  }
+}
+
+void Sock::LearnLatched() const {
+  // What others do with it is not seen here.
+  if (!connected_.load(std::memory_order_relaxed) || !SoleHolder() ||
+      given_away_.load(std::memory_order_relaxed)) {
+    return;
+  }
+  const auto [tx, rx, lane_tx, lane_rx] = TrafficLatched();
+  if (tx + rx == 0) return;
+  // Calls on a lane are not counted; most are small ones, if any are.
+  Prospect::Learn(service_.load(std::memory_order_relaxed), tx + rx,
+                  ops() + (lane_tx + lane_rx) / 1024, promoted_);
+}
+
+Sock::Traffic Sock::TrafficLatched() const {
+  std::uint64_t tx = tx_raw_.load(std::memory_order_relaxed);
+  std::uint64_t rx = rx_raw_.load(std::memory_order_relaxed);
+  if (stream_ != nullptr && mode() == Mode::kEngine) {
+    tx = stream_->tx_off();
+    rx = stream_->rx_off();
+  }
+  tx -= account_tx_ < tx ? account_tx_ : tx;
+  rx -= account_rx_ < rx ? account_rx_ : rx;
+  // What the engine delivered, less what it read from TCP.
+  const std::uint64_t by_lane =
+      lane_rx_ > anchor_rx_ ? lane_rx_ - anchor_rx_ : 0;
+  return {tx, rx, lane_tx_ < tx ? lane_tx_ : tx, by_lane < rx ? by_lane : rx};
+}
+
+void Sock::FoldLatched(Stats* to) const {
+  const auto [tx, rx, lane_tx, lane_rx] = TrafficLatched();
+  if (inherited_ && tx == 0 && rx == 0) return;
+  LaneCounts& counts = lane_kind_ == lane::Kind::kRdma ? to->rdma : to->shm;
+  counts.tx_bytes.fetch_add(lane_tx, std::memory_order_relaxed);
+  counts.rx_bytes.fetch_add(lane_rx, std::memory_order_relaxed);
+  to->tcp.tx_bytes.fetch_add(tx - lane_tx, std::memory_order_relaxed);
+  to->tcp.rx_bytes.fetch_add(rx - lane_rx, std::memory_order_relaxed);
+  if (!connected_.load(std::memory_order_relaxed)) return;
+  to->streams.fetch_add(1, std::memory_order_relaxed);
+  if (promoted_) {
+    counts.streams.fetch_add(1, std::memory_order_relaxed);
+  } else {
+    to->tcp.streams.fetch_add(1, std::memory_order_relaxed);
+    to->reasons[static_cast<int>(reason_.load())].fetch_add(
+        1, std::memory_order_relaxed);
+  }
+}
+
+}  // namespace rcsock::posix

@@ -1,0 +1,249 @@
+// How a stream ends: closed, lost, or left to the end of the process.
+
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <sys/epoll.h>
+#include <sys/ioctl.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cstdint>
+#include <ctime>
+#include <memory>
+
+#include "lib/base/clock.h"
+#include "lib/base/no_cancel.h"
+#include "lib/base/real.h"
+#include "lib/base/unique_fd.h"
+#include "lib/posix/epoll.h"
+#include "lib/posix/signals.h"
+#include "lib/posix/sock.h"
+
+namespace rcsock::posix {
+
+using base::Reason;
+using rendezvous::Conductor;
+
+namespace {
+
+// Unread data at close is a reset, and the kernel does not know of it.
+void ResetOnClose(int number) {
+  linger now{1, 0};
+  ::syscall(SYS_setsockopt, number, SOL_SOCKET, SO_LINGER, &now, sizeof now);
+}
+
+}  // namespace
+
+int Sock::CloseLast(int number) {
+  Critical critical;
+  const base::NoCancel no_cancel;
+  closed_.store(true, std::memory_order_seq_cst);
+  eligible_.store(false, std::memory_order_relaxed);
+  Conductor* conductor = Conductor::IfRunning();
+  InterestsDrop(this, -1);
+  if (seeking_.exchange(false) && conductor != nullptr) conductor->Cancel(this);
+  tx_latch.lock();
+  rx_latch.lock();
+  wanted_.store(false, std::memory_order_seq_cst);
+  int result;
+  if (mode() == Mode::kEngine && stream_ != nullptr && conductor != nullptr &&
+      !SoleHolder() && lane_ == nullptr && stream_->tx() == stream::Tx::kRaw &&
+      stream_->rx() == stream::Rx::kRaw && !stream_->WantsAnchorWrite()) {
+    // Another process holds the connection too: this close ends nothing, and
+    // neither a reset nor a shutdown may come of what was read ahead here.
+    if (watched_) conductor->Unwatch(number);
+    watched_ = false;
+    result = real::close(number);
+    fd_.store(-1, std::memory_order_relaxed);
+    Ref();  // until Finish
+    finished_ = true;
+    PostSettle();
+  } else if (mode() == Mode::kEngine && stream_ != nullptr &&
+             conductor != nullptr) {
+    // The kernel's close would end the stream before the peer has everything:
+    // the conductor keeps the connection under another number until then.
+    linger option{};
+    socklen_t length = sizeof option;
+    ::getsockopt(number, SOL_SOCKET, SO_LINGER, &option, &length);
+    // (Bytes that nobody has read, also where they are the kernel's still: a
+    // FIN would come before the reset that its close makes of them.)
+    int unread = 0;
+    if (stream_->AtKernel() && SoleHolder()) {
+      ::syscall(SYS_ioctl, number, FIONREAD, &unread);
+    }
+    const bool reset =
+        (option.l_onoff != 0 && option.l_linger == 0) || unread > 0;
+    if (watched_) conductor->Unwatch(number);
+    watched_ = false;
+    const int kept = base::RelocateHigh(
+        static_cast<int>(::syscall(SYS_fcntl, number, F_DUPFD_CLOEXEC, 0)));
+    result = real::close(number);
+    fd_.store(kept, std::memory_order_relaxed);
+    Ref();  // until Finish
+    if (kept >= 0) {
+      watch_events_ = EPOLLIN;
+      watched_ = conductor->Watch(kept, std::shared_ptr<AnchorWatcher>(Share()),
+                                  watch_events_);
+    }
+    TellLane(
+        lane::kNotifyRxPoller | lane::kNotifyRxBits | lane::kNotifyTxPoller, 0);
+    stream_->Close(reset);
+    stream_->Progress();
+    HandleChanges();
+    WakeRx();
+    WakeTx();
+    if (kept < 0) {
+      // Out of descriptors: the connection ends now; the peer takes what has
+      // landed in its ring, as after a kill.
+      finished_ = true;
+      PostSettle();
+    } else {
+      // A peer that never reads must not keep the connection for ever.
+      close_timer_ =
+          conductor->After(60'000, [self = Share()] { self->OnLinger(); });
+    }
+  } else {
+    if (mode() == Mode::kUnread && unread_.size() > 0 && SoleHolder()) {
+      ResetOnClose(number);
+    }
+    result = real::close(number);
+    fd_.store(-1, std::memory_order_relaxed);
+  }
+  rx_latch.unlock();
+  tx_latch.unlock();
+  Account();
+  Unref();
+  return result;
+}
+
+void Sock::LoseFd(int number, int other) {
+  Critical critical;
+  // A registration belongs to the open description: it outlives its number.  In
+  // the kernel's set it could then not be moved: such a stream stays on TCP.
+  if (mode() == Mode::kPlain && InterestsNamed(this, number)) {
+    pinned_.store(true, std::memory_order_seq_cst);
+    eligible_.store(false, std::memory_order_seq_cst);
+    wanted_.store(false, std::memory_order_seq_cst);
+    reason_ = Reason::kPinnedOption;
+  }
+  if (fd() != number) return;
+  Latched latched(this);
+  Conductor* conductor = Conductor::IfRunning();
+  if (watched_ && conductor != nullptr) conductor->Unwatch(number);
+  set_fd(other);
+  if (watched_ && conductor != nullptr) {
+    watched_ = conductor->Watch(other, std::shared_ptr<AnchorWatcher>(Share()),
+                                watch_events_);
+  }
+}
+
+void Sock::Vanished() {
+  Critical critical;
+  InterestsDrop(this, -1);
+  closed_.store(true, std::memory_order_seq_cst);
+  eligible_.store(false, std::memory_order_relaxed);
+  Conductor* conductor = Conductor::IfRunning();
+  if (seeking_.exchange(false) && conductor != nullptr) conductor->Cancel(this);
+  tx_latch.lock();
+  rx_latch.lock();
+  if (watched_ && conductor != nullptr) conductor->Unwatch(fd());
+  watched_ = false;
+  set_fd(-1);
+  if (mode() == Mode::kEngine && conductor != nullptr) {
+    Ref();
+    finished_ = true;
+    PostSettle();
+  }
+  rx_latch.unlock();
+  tx_latch.unlock();
+  Account();
+  Unref();
+}
+
+void Sock::OnLinger() {
+  {
+    Latched latched(this);
+    close_timer_ = 0;
+    if (!closed_.load() || finished_) return;
+    finished_ = reset_ = true;
+  }
+  Settle();
+}
+
+void Sock::Finish(bool reset) {
+  Critical critical;
+  Conductor* conductor = Conductor::IfRunning();
+  tx_latch.lock();
+  rx_latch.lock();
+  const int number = fd_.exchange(-1);
+  const bool mine = closed_.load() && number >= 0;
+  if (watched_ && conductor != nullptr && number >= 0) {
+    conductor->Unwatch(number);
+  }
+  watched_ = false;
+  if (timer_ != 0 && conductor != nullptr) conductor->CancelTimer(timer_);
+  timer_ = 0;
+  if (close_timer_ != 0 && conductor != nullptr) {
+    conductor->CancelTimer(close_timer_);
+  }
+  close_timer_ = 0;
+  if (mode() == Mode::kEngine) {
+    // Whoever still comes with the closed number is the kernel's to answer.
+    if (stream_ != nullptr) {
+      tx_raw_.store(stream_->tx_off(), std::memory_order_relaxed);
+      rx_raw_.store(stream_->rx_off(), std::memory_order_relaxed);
+    }
+    mode_.store(Mode::kPlain, std::memory_order_seq_cst);
+    WakeRx();
+    WakeTx();
+  }
+  const bool last = !finish_done_;
+  finish_done_ = true;
+  rx_latch.unlock();
+  tx_latch.unlock();
+  if (mine) {
+    if (reset) ResetOnClose(number);
+    base::CloseRaw(number);
+  }
+  if (last) Unref();
+}
+
+void Sock::ResetAtExit() {
+  Latched latched(this);
+  const bool untaken = mode() == Mode::kEngine
+                           ? stream_ != nullptr && stream_->Untaken()
+                           : mode() == Mode::kUnread && unread_.size() > 0;
+  if (untaken && SoleHolder()) {
+    if (mode() == Mode::kEngine) stream_->TellReset();
+    ResetOnClose(fd());
+  }
+}
+
+void Sock::FlushAtExit(std::uint64_t deadline_ns) {
+  Critical critical;
+  for (;;) {
+    tx_latch.lock();
+    rx_latch.lock();
+    bool owed = false;
+    if (mode() == Mode::kEngine && stream_ != nullptr && fd() >= 0) {
+      // What is staged for a peer that has not agreed yet, and may never have
+      // had the lane, is still TCP's to deliver.
+      if (stream_->tx() == stream::Tx::kProp) {
+        stream_->Demote(Reason::kShortLived, false);
+      }
+      stream_->Progress();
+      owed = stream_->WantsAnchorWrite();
+    }
+    rx_latch.unlock();
+    tx_latch.unlock();
+    const std::uint64_t now = base::NowNs();
+    if (!owed || now >= deadline_ns) return;
+    pollfd one{fd(), POLLOUT, 0};
+    timespec left{0, 10'000'000};
+    ::syscall(SYS_ppoll, &one, 1, &left, nullptr, 8);
+  }
+}
+
+}  // namespace rcsock::posix

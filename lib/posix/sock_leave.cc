@@ -1,0 +1,217 @@
+// How a stream leaves its lane and goes back to the kernel.
+
+#include <poll.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cstdint>
+#include <ctime>
+#include <memory>
+#include <utility>
+
+#include "lib/posix/epoll.h"
+#include "lib/posix/signals.h"
+#include "lib/posix/sock.h"
+
+namespace rcsock::posix {
+
+using base::Reason;
+using rendezvous::Conductor;
+using stream::Stream;
+
+void Sock::PostSettle() {
+  if (settle_posted_) return;
+  Conductor* conductor = Conductor::IfRunning();
+  if (conductor == nullptr) return;
+  settle_posted_ = true;
+  conductor->Post([self = Share()] { self->Settle(); });
+}
+
+void Sock::Settle() {
+  Critical critical;
+  Conductor* conductor = Conductor::IfRunning();
+  if (conductor == nullptr) return;
+  tx_latch.lock();
+  rx_latch.lock();
+  settle_posted_ = false;
+  // What comes later has posted another call.
+  const bool finished = finished_;
+  const bool reset = reset_;
+  const bool settled = settled_ || finished;
+  rx_latch.unlock();
+  tx_latch.unlock();
+  if (settled && lane_ != nullptr) {
+    InterestsRefresh(this, true);
+    std::unique_ptr<lane::Lane> lane;
+    tx_latch.lock();
+    rx_latch.lock();
+    if (pins_.load(std::memory_order_seq_cst) != 0) {
+      lane_->WakeLocal();
+      settle_posted_ = true;
+      const std::uint32_t wait = settle_wait_ms_;
+      // A thread that has jumped out of its sleep may take its time.
+      if (wait < 64) settle_wait_ms_ = 2 * wait;
+      rx_latch.unlock();
+      tx_latch.unlock();
+      conductor->After(wait, [self = Share()] { self->Settle(); });
+      return;
+    }
+    settle_wait_ms_ = 1;
+    stream_->ReleaseLane();
+    settled_ = false;
+    WantSource(false);
+    source_.store(nullptr, std::memory_order_release);
+    UnlistRemote();
+    lane = std::move(lane_);
+    lane_is_shm_ = false;
+    notify_.store(0);
+    rx_latch.unlock();
+    tx_latch.unlock();
+    if (link_ != nullptr) link_->SetCookie(index_, nullptr);
+    conductor->ReturnLane(Share(), std::move(lane));
+  }
+  if (finished) {
+    Finish(reset);
+    return;
+  }
+  BackToPlain();
+}
+
+// A stream that is half closed in the kernel may not be promoted any more: the
+// switch would take that end for the end of the peer (rule 1).
+void Sock::HalfClosed() {
+  Spoil();
+  half_closed_ = true;
+  pinned_.store(true, std::memory_order_seq_cst);
+  eligible_.store(false, std::memory_order_seq_cst);
+  wanted_.store(false, std::memory_order_seq_cst);
+}
+
+bool Sock::BackToPlain() {
+  Critical critical;
+  Conductor* conductor = Conductor::IfRunning();
+  tx_latch.lock();
+  rx_latch.lock();
+  bool back = mode() == Mode::kEngine && stream_ != nullptr &&
+              lane_ == nullptr && !closed_.load(std::memory_order_relaxed) &&
+              !seeking_.load(std::memory_order_relaxed);
+  bool spilled = false;
+  const bool leaving = leaving_.load(std::memory_order_relaxed);
+  if (back && !stream_->Idle()) {
+    back = spilled = leaving && SpillLatched();
+  } else if (back && stream_->TxBroken() && !leaving) {
+    back = false;  // what the application has been told must stay true
+  }
+  if (back) {
+    tx_raw_.store(stream_->tx_off(), std::memory_order_relaxed);
+    rx_raw_.store(stream_->rx_off(), std::memory_order_relaxed);
+    if (watched_ && conductor != nullptr) conductor->Unwatch(fd());
+    watched_ = false;
+    if (timer_ != 0 && conductor != nullptr) conductor->CancelTimer(timer_);
+    timer_ = 0;
+    PushOptions();
+    // The kernel has not been told: it would let a reader sleep.
+    if (rd_shut_) ::syscall(SYS_shutdown, fd(), SHUT_RD);
+    leaving_.store(false, std::memory_order_relaxed);
+    // The next Stream would not know of it.
+    if (rd_shut_ || stream_->Shut() ||
+        (stream_->Readiness() & POLLRDHUP) != 0) {
+      HalfClosed();
+    }
+    mode_.store(spilled ? Mode::kUnread : Mode::kPlain,
+                std::memory_order_seq_cst);
+    if (spilled) {
+      // Not adopted while the offset of what TCP brings is ahead of the
+      // application's; EndUnreadLatched allows it again.
+      may_adopt_.store(false, std::memory_order_seq_cst);
+    } else if (!pinned_.load(std::memory_order_relaxed) &&
+               (attempts_ < 5 || SeeksRemote())) {
+      // Each demotion makes the next promotion eight times as far away.
+      std::uint32_t shift = 3 * (demotions_ < 6 ? demotions_ : 6);
+      if (SeeksRemote()) {
+        shift = role_ == stream::Role::kAcceptor ? 0
+                : demotions_ < 4                 ? 2 * demotions_
+                                                 : 8;
+      }
+      next_ops_ = ops() + (terms_.promote_ops << shift);
+      next_bytes_ = RawBytes() + (terms_.promote_bytes << shift);
+      eligible_.store(true, std::memory_order_relaxed);
+    } else {
+      may_adopt_.store(false, std::memory_order_seq_cst);
+    }
+  }
+  rx_latch.unlock();
+  tx_latch.unlock();
+  if (!back) return false;
+  InterestsToKernel(this);
+  Latched latched(this);
+  WakeRx();
+  WakeTx();
+  return true;
+}
+
+bool Sock::StepToPlain(Reason reason) {
+  if (Engaged()) {
+    CancelSeek();
+    {
+      Latched latched(this);
+      wanted_.store(false, std::memory_order_seq_cst);
+      if (mode() == Mode::kEngine && stream_ != nullptr) {
+        leaving_.store(true, std::memory_order_relaxed);
+        stream_->Demote(reason, true);
+        stream_->Progress();
+        HandleChanges();
+      }
+    }
+    if (mode() == Mode::kEngine) BackToPlain();
+  }
+  return mode() != Mode::kEngine;
+}
+
+bool Sock::ToPlain(Reason reason) {
+  for (int i = 0; i < 200; ++i) {
+    if (StepToPlain(reason)) return true;
+    if (StuckOnStash()) break;
+    // The peer's background thread answers within a round trip or two.
+    timespec brief{0, i < 50 ? 100'000 : 10'000'000};
+    ::nanosleep(&brief, nullptr);
+  }
+  StopLeaving();
+  return mode() != Mode::kEngine;
+}
+
+void Sock::StopLeaving() {
+  Latched latched(this);
+  leaving_.store(false, std::memory_order_relaxed);
+}
+
+// There was no memory to share it in.
+bool Sock::StuckOnStash() {
+  Latched latched(this);
+  const bool stuck = mode() == Mode::kEngine && stream_ != nullptr &&
+                     lane_ == nullptr && stream_->OnlyStash();
+  return stuck;
+}
+
+void Sock::KeepPlain() {
+  pinned_.store(true, std::memory_order_seq_cst);
+  eligible_.store(false, std::memory_order_seq_cst);
+  may_adopt_.store(false, std::memory_order_seq_cst);
+}
+
+void Sock::LeaveForGood(Reason reason) {
+  Spoil();
+  KeepPlain();
+  StepToPlain(reason);
+}
+
+bool Sock::Pin(Reason reason) {
+  Spoil();
+  KeepPlain();
+  const bool ok = ToPlain(reason);
+  reason_ = reason;
+  return ok;
+}
+
+}  // namespace rcsock::posix

@@ -1,0 +1,307 @@
+// How a stream comes onto a lane: the look for its peer, the adoption, the
+// lane.
+
+#include <sys/socket.h>
+
+#include <atomic>
+#include <cerrno>
+#include <cstdint>
+#include <memory>
+#include <new>
+#include <utility>
+
+#include "lib/base/clock.h"
+#include "lib/base/log.h"
+#include "lib/lane/rdma/rdma_lane.h"
+#include "lib/posix/epoll.h"
+#include "lib/posix/process.h"
+#include "lib/posix/signals.h"
+#include "lib/posix/snapshot.h"
+#include "lib/posix/sock.h"
+
+namespace rcsock::posix {
+
+using base::Reason;
+using rendezvous::Conductor;
+using stream::Stream;
+
+bool Sock::SeeksRemote() const {
+  return !(terms_.shm && local_peer_.load(std::memory_order_relaxed));
+}
+
+void Sock::LookForAnswer() {
+  const int saved = errno;
+  Critical critical;
+  if (Conductor* conductor = Conductor::IfRunning()) conductor->Look(this);
+  errno = saved;
+}
+
+void Sock::LastOut() {
+  const int saved = errno;
+  if (!agreed_.load(std::memory_order_relaxed)) LookForAnswer();
+  TryAdopt();
+  errno = saved;
+}
+
+void Sock::SeekAfterCall() {
+  const int saved = errno;
+  StartSeek();
+  errno = saved;
+}
+
+void Sock::StartSeek() {
+  if (!SoleHolder()) {
+    // Another process may still use the connection: look again later.
+    reason_ = Reason::kPinnedFork;
+    TryAgainLater();
+    return;
+  }
+  if (!eligible_.exchange(false, std::memory_order_relaxed)) return;
+  if (seeking_.exchange(true, std::memory_order_acq_rel)) return;
+  if (SeeksRemote() && !RoomForRemote()) {
+    // (An accepting end only waits, and is asked again when it has been found.)
+    reason_ = Reason::kBudget;
+    TryAgainLater();
+    seeking_.store(false, std::memory_order_release);
+    eligible_.store(true, std::memory_order_relaxed);
+    return;
+  }
+  Critical critical;
+  Reason why = Reason::kNone;
+  Conductor* conductor = Conductor::Get(&why);
+  if (conductor == nullptr) {
+    reason_ = why;
+    may_adopt_.store(false, std::memory_order_seq_cst);
+    seeking_.store(false, std::memory_order_release);
+    return;
+  }
+  static std::atomic<Conductor*> known{nullptr};
+  if (known.exchange(conductor) != conductor) {
+    base::InitClock();
+    conductor->SetInspector(&TakeSnapshot);
+    conductor->SetCompletionHandler([](const lane::Completion& completion) {
+      static_cast<Sock*>(completion.cookie)->OnCompletion(completion.flags);
+    });
+  }
+  // While it looks again, what it found the last time stands.
+  if (attempts_ == 0) reason_ = Reason::kPending;
+  RCSOCK_LOG(2, "fd %d: looking for its peer", fd());
+  remote_.sought_ns = base::NowNs();
+  remote_.sought_bytes = RawBytes();
+  agreed_.store(false, std::memory_order_relaxed);
+  if (at_once_.load(std::memory_order_relaxed)) {
+    wanted_.store(true, std::memory_order_seq_cst);
+  }
+  conductor->Seek(Share());
+}
+
+bool Sock::Names(sockaddr_storage* local, sockaddr_storage* peer) {
+  const int number = fd();
+  if (closed_.load(std::memory_order_acquire) || number < 0) return false;
+  socklen_t length = sizeof *local;
+  if (::getsockname(number, reinterpret_cast<sockaddr*>(local), &length) != 0) {
+    return false;
+  }
+  length = sizeof *peer;
+  return ::getpeername(number, reinterpret_cast<sockaddr*>(peer), &length) == 0;
+}
+
+void Sock::SeekFailed(Reason reason, bool final) {
+  Critical critical;
+  RCSOCK_LOG(2, "fd %d: no lane: %s", fd(), base::ReasonKey(reason));
+  Latched latched(this);
+  reason_ = reason;
+  wanted_.store(false, std::memory_order_seq_cst);
+  seeking_.store(false, std::memory_order_release);
+  const bool remote = SeeksRemote();
+  // A look that a guess had begun is not one of the five.
+  const bool guessed = at_once_.exchange(false, std::memory_order_relaxed);
+  const bool again = !final && !pinned_.load(std::memory_order_relaxed) &&
+                     !closed_.load(std::memory_order_relaxed);
+  if (again && remote) {
+    // A peer on another host may have its own limits, and a link its own
+    // troubles: it is asked again for as long as the connection lives, after
+    // ever more traffic.
+    // (The end that accepted only waits to be asked, which costs nothing.)
+    // (One that lacks nothing but room may have it as soon as it earns it.)
+    if (attempts_ < 4 && reason != Reason::kBudget) ++attempts_;
+    const int shift = role_ == stream::Role::kAcceptor || attempts_ == 0
+                          ? 0
+                          : 2 * (attempts_ - 1);
+    next_ops_ = ops() + (terms_.promote_ops << shift);
+    next_bytes_ = RawBytes() + (terms_.promote_bytes << shift);
+    eligible_.store(true, std::memory_order_relaxed);
+  } else if (attempts_ += guessed ? 0 : 1; again && attempts_ < 5) {
+    // The peer may only have been slow, or be in no hurry: five looks in all.
+    NextLook(ops(), RawBytes());
+    eligible_.store(true, std::memory_order_relaxed);
+  } else {
+    may_adopt_.store(false, std::memory_order_seq_cst);
+    // A pin may end, a look that was the last one does not.
+    if (mode() == Mode::kPlain && (final || attempts_ >= 5)) {
+      never_.store(true, std::memory_order_relaxed);
+    }
+  }
+  if (mode() == Mode::kEngine) {
+    WakeRx();  // HoldsEnd
+    PostSettle();
+  }
+}
+
+void Sock::CancelSeek() {
+  if (!seeking_.load(std::memory_order_acquire)) return;
+  if (Conductor* conductor = Conductor::IfRunning()) conductor->Cancel(this);
+  Latched latched(this);
+  // What of the seek is running at this moment finds it given up: TryAdopt and
+  // LaneOpen look under the latches.
+  if (seeking_.exchange(false) && !pinned_.load() && !closed_.load()) {
+    TryAgainLater();
+    eligible_.store(true, std::memory_order_relaxed);
+  }
+  wanted_.store(false, std::memory_order_seq_cst);
+  if (mode() == Mode::kEngine) WakeRx();  // HoldsEnd
+}
+
+void Sock::Adopt() {
+  {
+    Latched latched(this);
+    // (Read after wanted_ has been, or under the latches.)
+    agreed_.store(true, std::memory_order_seq_cst);
+    wanted_.store(seeking_.load(std::memory_order_relaxed),
+                  std::memory_order_seq_cst);
+  }
+  if (mode() == Mode::kEngine) {
+    if (Conductor* conductor = Conductor::IfRunning()) conductor->Adopted(this);
+    return;
+  }
+  TryAdopt();
+}
+
+bool Sock::TryAdopt() {
+  Critical critical;
+  tx_latch.lock();
+  rx_latch.lock();
+  bool adopted = false;
+  const bool wanted = wanted_.load(std::memory_order_seq_cst) &&
+                      agreed_.load(std::memory_order_seq_cst) &&
+                      mode() == Mode::kPlain;
+  // The peer is not to wait for an adoption that does not come.
+  const bool refused = wanted && (pinned_.load(std::memory_order_relaxed) ||
+                                  half_closed_ || !SoleHolder());
+  bool foreign = false;
+  if (wanted && !refused && seeking_.load(std::memory_order_relaxed) &&
+      !closed_.load(std::memory_order_relaxed)) {
+    // seq_cst: a call that enters the kernel counts itself and then looks at
+    // mode_; here mode_ is set first and the count looked at after, so one of
+    // the two sees the other.
+    mode_.store(Mode::kEngine, std::memory_order_seq_cst);
+    const bool alone = !Inside() && SoleHolder();
+    if (alone) HearMovedLatched();
+    if (!alone) {
+      mode_.store(Mode::kPlain, std::memory_order_seq_cst);
+    } else if (OwnFace() == Face::kLibrary && UsedPastUs()) {
+      mode_.store(Mode::kPlain, std::memory_order_seq_cst);
+      pinned_.store(true, std::memory_order_seq_cst);
+      may_adopt_.store(false, std::memory_order_seq_cst);
+      reason_ = Reason::kPinnedSyscall;
+      foreign = true;
+    } else {
+      stream_.reset(new (std::nothrow) Stream(role_, this, stream::Limits{}));
+      if (stream_ == nullptr) {
+        mode_.store(Mode::kPlain, std::memory_order_seq_cst);
+      } else {
+        stream_->Adopt(tx_raw_.load(std::memory_order_relaxed),
+                       rx_raw_.load(std::memory_order_relaxed));
+        adopted = true;
+        TakeOptions();
+        if (OwnFace() == Face::kLibrary) LearnOptions();
+        inode_.store(SocketInode(fd()), std::memory_order_relaxed);
+        wanted_.store(false, std::memory_order_relaxed);
+        if (Conductor* conductor = Conductor::IfRunning()) {
+          // Nothing is read yet: until the registrations have left the kernel's
+          // epoll sets, these must see what is there.
+          watch_events_ = 0;
+          watched_ = conductor->Watch(
+              fd(), std::shared_ptr<AnchorWatcher>(Share()), watch_events_);
+        }
+      }
+    }
+  }
+  rx_latch.unlock();
+  tx_latch.unlock();
+  if (foreign || refused) CancelSeek();
+  if (!adopted) return false;
+  Conductor* conductor = Conductor::IfRunning();
+  if (conductor == nullptr) return false;
+  InterestsToUser(this);
+  tx_latch.lock();
+  rx_latch.lock();
+  if (mode() == Mode::kEngine && stream_ != nullptr) UpdateWatch();
+  rx_latch.unlock();
+  tx_latch.unlock();
+  conductor->Adopted(this);
+  return true;
+}
+
+void Sock::OnLink(std::shared_ptr<lane::shm::Link> link, int index) {
+  Latched latched(this);
+  link_.swap(link);
+  index_ = index;
+  link_->SetCookie(index, this);
+}
+
+void Sock::LaneOpen(std::unique_ptr<lane::Lane> lane, std::uint32_t epoch,
+                    const stream::Nonce& mine, const stream::Nonce& peers,
+                    bool authenticated) {
+  Critical critical;
+  tx_latch.lock();
+  rx_latch.lock();
+  const bool sought = seeking_.exchange(false, std::memory_order_acq_rel);
+  if (!sought || mode() != Mode::kEngine || stream_ == nullptr ||
+      closed_.load(std::memory_order_relaxed) ||
+      pinned_.load(std::memory_order_relaxed) || lane_ != nullptr ||
+      !SoleHolder()) {
+    if (mode() == Mode::kEngine && stream_ != nullptr && lane_ == nullptr) {
+      WakeRx();  // HoldsEnd
+      PostSettle();
+    }
+    rx_latch.unlock();
+    tx_latch.unlock();
+    Stream::Refuse(lane.get(), epoch);
+    if (Conductor* conductor = Conductor::IfRunning()) {
+      conductor->ReturnLane(Share(), std::move(lane));
+    }
+    return;
+  }
+  lane_ = std::move(lane);
+  lane_is_shm_ = lane_->kind() == lane::Kind::kShm;
+  lane_kind_ = lane_->kind();
+  lane_epoch_ = epoch;
+  attempts_ = 0;
+  if (lane_kind_ == lane::Kind::kRdma) {
+    link_.reset();
+    // Until the switch: it may never come, if this end or the other one does
+    // not send.
+    if (!authenticated && !promoted_) reason_ = Reason::kUnproven;
+    static_cast<lane::rdma::RdmaLane*>(lane_.get())->SetCookie(this);
+    ListRemote();
+  }
+  source_.store(lane_->source(), std::memory_order_release);
+  // During the switch the conductor takes the control messages.
+  TellLane(lane::kNotifyRxPoller | lane::kNotifyRxBits | lane::kNotifyTxPoller,
+           0);
+  RCSOCK_LOG(2, "fd %d: lane open, epoch %u", fd(), epoch);
+  // Rule 2; and who answers on an unauthenticated lane must know more of the
+  // connection than what anybody on its host can see.
+  constexpr std::uint8_t kMinTail = 16;
+  stream_->LaneUp(lane_.get(), epoch, mine, peers,
+                  authenticated || role_ == stream::Role::kConnector,
+                  authenticated ? std::uint8_t{0} : kMinTail);
+  stream_->Progress();
+  HandleChanges();
+  WakeRx();  // HoldsEnd
+  rx_latch.unlock();
+  tx_latch.unlock();
+}
+
+}  // namespace rcsock::posix

@@ -1,0 +1,190 @@
+// What else a program asks of a stream that the engine owns: its end, its
+// readiness, its error, how much there is.
+
+#include <poll.h>
+#include <sys/ioctl.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <climits>
+#include <cstdint>
+#include <cstring>
+#include <ctime>
+
+#include "lib/base/real.h"
+#include "lib/posix/signals.h"
+#include "lib/posix/sock.h"
+
+namespace rcsock::posix {
+
+using base::Reason;
+
+int Sock::Shutdown(int number, int how) {
+  Critical critical;
+  tx_latch.lock();
+  rx_latch.lock();
+  int result;
+  if (mode() != Mode::kEngine || stream_ == nullptr) {
+    if (connected_.load(std::memory_order_relaxed)) HalfClosed();
+    rx_latch.unlock();
+    tx_latch.unlock();
+    // The peer holds back the end of TCP for as long as a lane is agreed.
+    CancelSeek();
+    result = real::shutdown(number, how);
+    return result;
+  }
+  int error = 0;
+  if (how != SHUT_RD && how != SHUT_WR && how != SHUT_RDWR) {
+    error = EINVAL;
+  } else {
+    if (how != SHUT_WR) {
+      rd_shut_ = true;
+      WakeRx();
+    }
+    if (how != SHUT_RD) {
+      const int r = stream_->ShutdownWrite();
+      if (r < 0) error = -r;
+      stream_->Progress();
+      HandleChanges();
+      WakeTx();
+    }
+  }
+  rx_latch.unlock();
+  tx_latch.unlock();
+  if (error != 0) {
+    errno = error;
+    return -1;
+  }
+  return 0;
+}
+
+std::uint32_t Sock::EngineReadiness(std::uint32_t events, bool* plain,
+                                    bool warm, bool drained) {
+  Critical critical;
+  std::uint32_t ready = 0;
+  bool rx_fast = false;
+  rx_latch.lock();
+  if (mode() != Mode::kEngine) {
+    rx_latch.unlock();
+    *plain = true;
+    return 0;
+  }
+  if (warm && lane_ != nullptr) lane_->Warm();
+  rx_fast = stream_->FastRx();
+  bool pending = rx_fast && (drained ? lane_->RxLanded() : lane_->RxPending());
+  if (pending && lane_->State() != base::Reason::kNone) [[unlikely]] {
+    // A dead lane is "pending" whether or not there is anything to read.
+    rx_fast = pending = false;
+  }
+  if (pending) ready |= kInRing;
+  if (pending || (rx_fast && rd_shut_)) ready |= POLLIN | POLLRDNORM;
+  if (rx_fast && rd_shut_) ready |= POLLRDHUP;
+  if (rx_fast && rd_shut_ && stream_->Shut()) ready |= POLLHUP;
+  rx_latch.unlock();
+  if (rx_fast && (events & (POLLOUT | POLLWRNORM)) == 0) {
+    return ready & (events | POLLHUP);
+  }
+  tx_latch.lock();
+  if (mode() != Mode::kEngine) {
+    tx_latch.unlock();
+    *plain = true;
+    return 0;
+  }
+  if (rx_fast && stream_->FastTx()) {
+    if (lane_->Writable() > 0) {
+      ready |= POLLOUT | POLLWRNORM;
+    } else {
+      WatchStarved();
+    }
+    tx_latch.unlock();
+    return ready & events;
+  }
+  rx_latch.lock();
+  if (mode() != Mode::kEngine) {
+    *plain = true;
+    ready = 0;
+  } else {
+    ready = stream_->Readiness();
+    // (As above: a receiver that has stopped reading is not to hold it.)
+    if (stream_->FastTx() && (ready & POLLOUT) == 0 &&
+        (events & (POLLOUT | POLLWRNORM)) != 0) {
+      WatchStarved();
+    }
+    if (stream_->tx() == stream::Tx::kRaw && (ready & POLLOUT) != 0 &&
+        (events & (POLLOUT | POLLWRNORM)) != 0) {
+      // TCP says whether it takes more, and tells the conductor when it does.
+      pollfd one{fd(), POLLOUT, 0};
+      timespec now{0, 0};
+      if (::syscall(SYS_ppoll, &one, 1, &now, nullptr, 8) == 0) {
+        ready &= ~static_cast<std::uint32_t>(POLLOUT);
+        tx_wait_ = true;
+        UpdateWatch();
+      }
+    }
+    if (stream_->AtKernel()) {
+      pollfd one{fd(), POLLIN | POLLPRI | POLLRDHUP, 0};
+      timespec now{0, 0};
+      ::syscall(SYS_ppoll, &one, 1, &now, nullptr, 8);
+      ready |= static_cast<std::uint16_t>(one.revents);
+    }
+    if (ready & POLLIN) ready |= POLLRDNORM;
+    if (ready & POLLOUT) ready |= POLLWRNORM;
+    if (rd_shut_) ready |= POLLIN | POLLRDNORM | POLLRDHUP;
+    if (rd_shut_ && stream_->Shut()) ready |= POLLHUP;
+  }
+  rx_latch.unlock();
+  tx_latch.unlock();
+  return ready & (events | POLLERR | POLLHUP);
+}
+
+int Sock::TakeError() {
+  Latched latched(this);
+  int error = 0;
+  if (mode() == Mode::kEngine && stream_ != nullptr) {
+    error = stream_->TakeError();
+    if (error != 0) {
+      stream_->Progress();
+      HandleChanges();
+    }
+  }
+  return error;
+}
+
+bool Sock::ReadableBytes(int* bytes) {
+  Latched latched(this);
+  const bool unread = mode() == Mode::kUnread;
+  const bool mine = unread || (mode() == Mode::kEngine && stream_ != nullptr);
+  if (mine) {
+    std::size_t n = unread ? unread_.size() : stream_->Readable();
+    // What TCP still holds follows what the stream has: while rx is raw it is
+    // the application's too.
+    int more = 0;
+    if ((unread || stream_->rx() == stream::Rx::kRaw) &&
+        ::syscall(SYS_ioctl, fd(), FIONREAD, &more) == 0 && more > 0) {
+      n += static_cast<std::size_t>(more);
+    }
+    *bytes = n > INT_MAX ? INT_MAX : static_cast<int>(n);
+  }
+  return mine;
+}
+
+bool Sock::UnsentBytes(int* bytes) {
+  Latched latched(this);
+  const bool mine =
+      mode() == Mode::kEngine && stream_ != nullptr && lane_ != nullptr;
+  if (mine) {
+    // A lane of another host gives credit when it is needed, not when the bytes
+    // have come.
+    if (lane_kind_ == lane::Kind::kRdma) {
+      stream_->AskLanded();
+      HandleChanges();
+    }
+    const std::uint64_t n = stream_->Unacked();
+    *bytes = n > INT_MAX ? INT_MAX : static_cast<int>(n);
+  }
+  return mine;
+}
+
+}  // namespace rcsock::posix

@@ -1,0 +1,234 @@
+// What a call of a stream on a lane does until there is room, or input: spin,
+// sleep, and what becomes of a stream whose receiver does not read.
+
+#include <fcntl.h>
+#include <pthread.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <cstdint>
+#include <cstring>
+#include <ctime>
+
+#include "lib/base/clock.h"
+#include "lib/base/sleep.h"
+#include "lib/lane/shm/shm_lane.h"
+#include "lib/posix/process.h"
+#include "lib/posix/signals.h"
+#include "lib/posix/sock.h"
+#include "lib/posix/spin.h"
+
+namespace rcsock::posix {
+
+using base::Reason;
+using rendezvous::Conductor;
+
+// A receiver that stops reading would hold a sender for whom the kernel's
+// larger buffers still had room (a program that talks to itself, say): such a
+// stream goes back to TCP.
+constexpr std::uint32_t kStarvedMs = 100;
+constexpr int kMostLate = 5;
+
+void Sock::WatchStarved() {
+  if (lane_ == nullptr) return;
+  starve_posted_ = lane_->Posted();
+  if (starve_timer_) return;
+  Conductor* conductor = Conductor::IfRunning();
+  if (conductor == nullptr) return;
+  starve_timer_ = true;
+  starve_acked_ = lane_->Acked();
+  starve_since_ns_ = base::NowNs();
+  conductor->After(kStarvedMs, [self = Share()] { self->OnStarved(); });
+}
+
+void Sock::OnStarved() {
+  Latched latched(this);
+  starve_timer_ = false;
+  if (mode() != Mode::kEngine || stream_ == nullptr || lane_ == nullptr ||
+      !stream_->FastTx()) {
+    starve_late_ = 0;
+  } else if (lane_->Writable() > 0) {
+    starve_late_ = 0;
+    // A receiver puts off telling of a little room while there is more to take,
+    // and may then take no more: who found no room has not been told of it.
+    if (lane_->Posted() == starve_posted_) {
+      WakeTx();
+    } else {
+      // Another has posted since; who found no room may wait still, in a call
+      // or in an epoll set.
+      WatchStarved();
+    }
+  } else if (lane_->Acked() != starve_acked_) {
+    starve_late_ = 0;
+    // Who waits now may have begun while this timer ran, and armed none.
+    WatchStarved();
+  } else if (base::NowNs() - starve_since_ns_ >
+                 3 * kStarvedMs * 1'000'000ull / 2 &&
+             ++starve_late_ < kMostLate) {
+    // Where this thread is late, the receiver may be, too.
+    WatchStarved();
+  } else {
+    starve_late_ = 0;
+    stream_->Demote(base::Reason::kStarved, true);
+    stream_->Progress();
+    HandleChanges();
+  }
+}
+
+int Sock::WaitTx(Wait& wait, std::uint32_t seq) {
+  if (!wait.timed) {
+    wait.timed = true;
+    wait.signals = tls_signals.interrupts;
+    const std::uint64_t limit = snd_timeout_ns.load(std::memory_order_relaxed);
+    if (limit != 0) wait.deadline_ns = base::NowNs() + limit;
+  }
+  if (!stream_->FastTx()) return SleepOn(wait, true, 0, seq, nullptr);
+  Spinner spin;
+  do {
+    if (lane_->Writable() > 0) return 0;
+    if (tx_latch.Contended()) {
+      tx_latch.Yield();
+      if (mode() != Mode::kEngine || !stream_->FastTx()) return 0;
+    }
+  } while (spin.Go());
+  WatchStarved();
+  const std::uint32_t token = lane_->SleepToken(true);
+  if (lane_->Writable() > 0) return 0;
+  return SleepOn(wait, true, token, seq, lane_.get());
+}
+
+int Sock::WaitRx(Wait& wait, std::uint32_t seq) {
+  if (!wait.timed) {
+    wait.timed = true;
+    wait.signals = tls_signals.interrupts;
+    const std::uint64_t limit = rcv_timeout_ns.load(std::memory_order_relaxed);
+    if (limit != 0) wait.deadline_ns = base::NowNs() + limit;
+  }
+  if (!stream_->FastRx()) return SleepOn(wait, false, 0, seq, nullptr);
+  Spinner spin;
+  do {
+    if (lane_->RxPendingQuick()) return 0;
+    if (rx_latch.Contended()) {
+      rx_latch.Yield();
+      if (mode() != Mode::kEngine || !stream_->FastRx()) return 0;
+    }
+  } while (spin.Go());
+  const std::uint32_t token = lane_->SleepToken(false);
+  if (lane_->RxPending()) return 0;
+  return SleepOn(wait, false, token, seq, lane_.get());
+}
+
+// A wake-up cannot be lost.  Without a lane: `seq` was read before the stream
+// was looked at, whoever changes it bumps the word after, and the kernel
+// compares. With one: the lane does the same with its own word and `token`; and
+// since WakeRx bumps rx_seq_ before it looks at pins_, while here pins_ is
+// counted before rx_seq_ is looked at, a change of state in between is seen by
+// one side.
+int Sock::SleepOn(Wait& wait, bool tx, std::uint32_t token, std::uint32_t seq,
+                  lane::Lane* lane) {
+  if (!wait.poll && OwnFace() == Face::kLibrary &&
+      !nonblock.load(std::memory_order_relaxed)) {
+    // A plain fcntl may have said that nobody is to sleep.
+    const long flags = ::syscall(SYS_fcntl, fd(), F_GETFL);
+    if (flags >= 0 && (flags & O_NONBLOCK) != 0) {
+      nonblock.store(true, std::memory_order_relaxed);
+      return -EAGAIN;
+    }
+  }
+  ThreadSignals& self = tls_signals;
+  const volatile std::uint32_t& handlers =
+      wait.poll ? self.any : self.interrupts;
+  std::atomic<std::uint32_t>& word = tx ? tx_seq_ : rx_seq_;
+  base::Latch& latch = tx ? tx_latch : rx_latch;
+  std::atomic<int>& count = lane != nullptr ? pins_
+                            : tx            ? tx_sleepers_
+                                            : rx_sleepers_;
+  count.fetch_add(1, std::memory_order_seq_cst);
+  latch.unlock();
+  timespec left{};
+  timespec* limit = nullptr;
+  const std::uint64_t start = base::Ticks();
+  const std::uint64_t now = wait.deadline_ns != 0 ? base::NowNs() : 0;
+  const bool late = wait.deadline_ns != 0 && now >= wait.deadline_ns;
+  int result = late ? -EAGAIN : 0;
+  {
+    CountedSleep counted(&count);
+    // No latch is held, and unwinding undoes the rest.
+    ::pthread_testcancel();
+    if (!late) {
+      if (wait.deadline_ns != 0) {
+        const std::uint64_t ns = wait.deadline_ns - now;
+        left = {static_cast<time_t>(ns / 1'000'000'000),
+                static_cast<long>(ns % 1'000'000'000)};
+        limit = &left;
+      }
+      // Outside the critical section, so that handlers run; and a handler that
+      // has run since the call began must end it.
+      OutsideCritical outside;
+      if (handlers != wait.signals) {
+        result = -EINTR;
+      } else if (lane == nullptr) {
+        self.word = &word;
+        std::atomic_signal_fence(std::memory_order_seq_cst);
+        result = handlers != wait.signals
+                     ? -EINTR
+                     : base::FutexSleep(&word, seq, limit, false);
+        self.word = nullptr;
+      } else if (word.load(std::memory_order_seq_cst) == seq) {
+        self.lane = lane;
+        std::atomic_signal_fence(std::memory_order_seq_cst);
+        result = handlers != wait.signals ? -EINTR
+                 : tx                     ? lane->SleepTx(token, limit)
+                                          : lane->SleepRx(token, limit);
+        self.lane = nullptr;
+      }
+    }
+    if (!late) {
+      if (handlers != wait.signals) result = -EINTR;
+      if (result == -EINTR && (wait.poll || wait.deadline_ns == 0) &&
+          handlers == wait.signals) {
+        result = 0;  // the handler asked for SA_RESTART, or there was none
+      }
+      if (lane != nullptr && result != -EAGAIN) {
+        Spinner::Slept(start);
+      }
+      ::pthread_testcancel();
+    }
+  }
+  latch.lock();
+  if (result == -EINTR) return -EINTR;
+  if (wait.deadline_ns != 0 && base::NowNs() >= wait.deadline_ns) {
+    return -EAGAIN;
+  }
+  return 0;
+}
+
+bool Sock::SleepForInput(std::uint64_t deadline_ns, std::uint32_t signals) {
+  // With a time the kernel ends the sleep for any handler, as it ends poll(),
+  // and not only for one without SA_RESTART; also for one that we know nothing
+  // of.
+  constexpr std::uint64_t kHourNs = 3'600'000'000'000;
+  if (deadline_ns == 0) deadline_ns = base::NowNs() + kHourNs;
+  Critical critical;
+  rx_latch.lock();
+  const std::uint32_t seq = rx_seq_.load(std::memory_order_seq_cst);
+  if (mode() != Mode::kEngine || lane_ == nullptr || !stream_->FastRx()) {
+    rx_latch.unlock();
+    return false;
+  }
+  const std::uint32_t token = lane_->SleepToken(false);
+  // (All that Readiness tells of a stream that is asked for input.)
+  if (!lane_->RxPending() && !rd_shut_ && !Completions()) {
+    Wait wait{.deadline_ns = deadline_ns,
+              .signals = signals,
+              .timed = true,
+              .poll = true};
+    SleepOn(wait, false, token, seq, lane_.get());
+  }
+  rx_latch.unlock();
+  return true;
+}
+
+}  // namespace rcsock::posix
