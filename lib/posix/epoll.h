@@ -50,6 +50,11 @@ struct alignas(64) Interest {
   Interest* prev_of_set = nullptr;
 };
 
+namespace hook {
+// epoll_wait, by no short way.
+int LongEpoll(int fd, epoll_event* events, int capacity, int timeout);
+}  // namespace hook
+
 // An epoll instance of the application.
 //
 // Latches, in the order in which they may be taken: wait_latch, then a stream's
@@ -63,9 +68,9 @@ class EpollSet final : public File {
   int Ctl(int op, int fd, Sock* sock, epoll_event* event);
   int Wait(epoll_event* out, int capacity, std::int64_t timeout_ns,
            const sigset_t* mask);
-  // Wait's answer, if it is one of the streams that are looked at in every wait
-  // and comes within a microsecond; 0: nothing has happened, call Wait.
-  int QuickWait(epoll_event* out, int capacity, bool may_wait);
+  // epoll_wait, for what comes within a microsecond of the streams that are
+  // looked at in every wait; else it ends with hook::LongEpoll.
+  int QuickWait(int fd, epoll_event* out, int capacity, int timeout);
   // True if Wait would find a stream ready: for an epoll fd inside poll().
   bool AnyReady();
 
@@ -135,6 +140,7 @@ class EpollSet final : public File {
   static constexpr std::uint32_t kDirectLooks = 32;
   static constexpr std::uint32_t kColdLooks = 8;  // one that finds no hot one
 
+  int QuickLook(epoll_event* out, int capacity, bool may_wait, bool heats);
   void Rebuild();
   void LeaveDirect();
   void Heat(Interest* interest, Sock* sock);

@@ -486,14 +486,13 @@ bool EpollSet::KernelDueNext() const {
              kKernelLookUs * base::ticks_per_us;
 }
 
-[[gnu::flatten]] int EpollSet::QuickWait(epoll_event* out, int capacity,
-                                         bool may_wait) {
-  const bool heats = heats_.load(std::memory_order_relaxed);
-  if ((crowded_.load(std::memory_order_relaxed) && !heats) || KernelDueNext()) {
-    return 0;
-  }
+[[gnu::always_inline]] inline int EpollSet::QuickLook(epoll_event* out,
+                                                      int capacity,
+                                                      bool may_wait,
+                                                      bool heats) {
   Critical critical;
-  if (!wait_latch_.try_lock()) return 0;
+  if (!wait_latch_.try_lock()) [[unlikely]]
+    return 0;
   int filled = 0;
   bool leaves = false;
   if (++wait_number_ % kCoolWaits == 0 && heats) Cool();
@@ -539,6 +538,18 @@ bool EpollSet::KernelDueNext() const {
     Registry::KickSleepers(this);
   }
   return filled;
+}
+
+[[gnu::flatten]] int EpollSet::QuickWait(int fd, epoll_event* out, int capacity,
+                                         int timeout) {
+  const bool heats = heats_.load(std::memory_order_relaxed);
+  if ((crowded_.load(std::memory_order_relaxed) && !heats) || KernelDueNext()) {
+    return hook::LongEpoll(fd, out, capacity, timeout);
+  }
+  const int filled = QuickLook(out, capacity, timeout != 0, heats);
+  if (filled > 0) [[likely]]
+    return filled;
+  return hook::LongEpoll(fd, out, capacity, timeout);
 }
 
 }  // namespace rcsock::posix

@@ -14,6 +14,7 @@
 #include "lib/base/internal.h"
 #include "lib/base/no_cancel.h"
 #include "lib/posix/hooks.h"
+#include "lib/posix/sock_quick.h"
 #include "lib/posix/table.h"
 #include "lib/posix/zero_copy.h"
 
@@ -70,10 +71,11 @@ constexpr int kPlainRecv = MSG_DONTWAIT | MSG_WAITALL;
 // read, recv, write and send take the short way of a stream on a lane, or that
 // of one that no lane will come for: few instructions and fewer cache lines,
 // since after a sleep in the kernel each is a miss.  They are "hot": the
-// compiler puts such functions together (.text.hot).  All else is out of line,
-// so that they save few registers.
-[[gnu::noinline]] ssize_t LongRead(Sock* sock, int fd, void* to,
-                                   size_t length) {
+// compiler puts such functions together (.text.hot).  Each of the ways that a
+// hook may go on is a function that it ends with (Real..., Kernel..., Lane...,
+// Long...), so that it saves no registers itself.
+[[gnu::noinline]] ssize_t LongRead(int fd, void* to, size_t length,
+                                   Sock* sock) {
   if (ssize_t n;
       sock->PlainRecv(&n, [&] { return real::read(fd, to, length); })) {
     return n;
@@ -83,8 +85,8 @@ constexpr int kPlainRecv = MSG_DONTWAIT | MSG_WAITALL;
                     [&] { return real::read(fd, to, length); });
 }
 
-[[gnu::noinline]] ssize_t LongRecv(Sock* sock, int fd, void* to, size_t length,
-                                   int flags) {
+[[gnu::noinline]] ssize_t LongRecv(int fd, void* to, size_t length, int flags,
+                                   Sock* sock) {
   if (ssize_t n; (flags & ~kPlainRecv) == 0 && sock->PlainRecv(&n, [&] {
         return real::recv(fd, to, length, flags);
       })) {
@@ -101,8 +103,41 @@ constexpr int kPlainRecv = MSG_DONTWAIT | MSG_WAITALL;
                     [&] { return real::recv(fd, to, length, flags); });
 }
 
-[[gnu::noinline]] ssize_t LongWrite(Sock* sock, int fd, const void* from,
-                                    size_t length) {
+[[gnu::noinline, gnu::hot]] ssize_t RealRead(int fd, void* to, size_t length) {
+  return real::read(fd, to, length);
+}
+
+[[gnu::noinline, gnu::hot]] ssize_t RealRecv(int fd, void* to, size_t length,
+                                             int flags) {
+  return real::recv(fd, to, length, flags);
+}
+
+[[gnu::noinline, gnu::hot]] ssize_t KernelRead(int fd, void* to, size_t length,
+                                               Sock* sock) {
+  return sock->Received(real::read(fd, to, length));
+}
+
+[[gnu::noinline, gnu::hot]] ssize_t KernelRecv(int fd, void* to, size_t length,
+                                               int flags, Sock* sock) {
+  return sock->Received(real::recv(fd, to, length, flags));
+}
+
+[[gnu::noinline, gnu::hot]] ssize_t LaneRead(int fd, void* to, size_t length,
+                                             Sock* sock) {
+  if (const ssize_t n = sock->QuickRecv(to, length, 0); n != 0) [[likely]]
+    return n;
+  return LongRead(fd, to, length, sock);
+}
+
+[[gnu::noinline, gnu::hot]] ssize_t LaneRecv(int fd, void* to, size_t length,
+                                             int flags, Sock* sock) {
+  if (const ssize_t n = sock->QuickRecv(to, length, flags); n != 0) [[likely]]
+    return n;
+  return LongRecv(fd, to, length, flags, sock);
+}
+
+[[gnu::noinline]] ssize_t LongWrite(int fd, const void* from, size_t length,
+                                    Sock* sock) {
   if (ssize_t n;
       sock->PlainSend(&n, [&] { return real::write(fd, from, length); })) {
     return n;
@@ -112,31 +147,43 @@ constexpr int kPlainRecv = MSG_DONTWAIT | MSG_WAITALL;
                     [&] { return real::write(fd, from, length); });
 }
 
+[[gnu::noinline, gnu::hot]] ssize_t RealWrite(int fd, const void* from,
+                                              size_t length) {
+  return real::write(fd, from, length);
+}
+
+[[gnu::noinline, gnu::hot]] ssize_t KernelWrite(int fd, const void* from,
+                                                size_t length, Sock* sock) {
+  return sock->Sent(real::write(fd, from, length));
+}
+
+[[gnu::noinline, gnu::hot]] ssize_t LaneWrite(int fd, const void* from,
+                                              size_t length, Sock* sock) {
+  if (const ssize_t n = sock->QuickSend(from, length); n != 0) [[likely]]
+    return n;
+  return LongWrite(fd, from, length, sock);
+}
+
 }  // namespace
 
 [[gnu::hot]] ssize_t read(int fd, void* to, size_t length) {
   Sock* sock = LookupSock(fd);
   // (The kernel's read of nothing looks at nothing; recv of nothing does.)
-  if (sock == nullptr || length == 0) return real::read(fd, to, length);
-  if (sock->Kernels()) {
-    return sock->Received(real::read(fd, to, length));
-  }
-  if (QuickRecvs(sock, to, length)) {
-    if (const ssize_t n = sock->QuickRecv(to, length, 0)) return n;
-  }
-  return LongRead(sock, fd, to, length);
+  if (sock == nullptr || length == 0) return RealRead(fd, to, length);
+  if (sock->Kernels()) return KernelRead(fd, to, length, sock);
+  return QuickRecvs(sock, to, length) ? LaneRead(fd, to, length, sock)
+                                      : LongRead(fd, to, length, sock);
 }
 
 [[gnu::hot]] ssize_t recv(int fd, void* to, size_t length, int flags) {
   Sock* sock = LookupSock(fd);
-  if (sock == nullptr) return real::recv(fd, to, length, flags);
+  if (sock == nullptr) return RealRecv(fd, to, length, flags);
   if ((flags & ~kPlainRecv) == 0 && sock->Kernels()) {
-    return sock->Received(real::recv(fd, to, length, flags));
+    return KernelRecv(fd, to, length, flags, sock);
   }
-  if ((flags & ~MSG_DONTWAIT) == 0 && QuickRecvs(sock, to, length)) {
-    if (const ssize_t n = sock->QuickRecv(to, length, flags)) return n;
-  }
-  return LongRecv(sock, fd, to, length, flags);
+  return (flags & ~MSG_DONTWAIT) == 0 && QuickRecvs(sock, to, length)
+             ? LaneRecv(fd, to, length, flags, sock)
+             : LongRecv(fd, to, length, flags, sock);
 }
 
 [[gnu::hot]] ssize_t recvfrom(int fd, void* to, size_t length, int flags,
@@ -147,7 +194,7 @@ constexpr int kPlainRecv = MSG_DONTWAIT | MSG_WAITALL;
   }
   if (address == nullptr && (flags & ~MSG_DONTWAIT) == 0 &&
       QuickRecvs(sock, to, length)) {
-    if (const ssize_t n = sock->QuickRecv(to, length, flags)) return n;
+    return LaneRecv(fd, to, length, flags, sock);
   }
   if (__builtin_expect((flags & MSG_ERRQUEUE) != 0, 0)) {
     const ssize_t n = recv(fd, to, length, flags);
@@ -230,14 +277,10 @@ int recvmmsg(int fd, mmsghdr* messages, unsigned count, int flags,
 
 [[gnu::hot]] ssize_t write(int fd, const void* from, size_t length) {
   Sock* sock = LookupSock(fd);
-  if (sock == nullptr) return real::write(fd, from, length);
-  if (sock->Kernels()) {
-    return sock->Sent(real::write(fd, from, length));
-  }
-  if (QuickSends(sock, from, length)) {
-    if (const ssize_t n = sock->QuickSend(from, length)) return n;
-  }
-  return LongWrite(sock, fd, from, length);
+  if (sock == nullptr) return RealWrite(fd, from, length);
+  if (sock->Kernels()) return KernelWrite(fd, from, length, sock);
+  return QuickSends(sock, from, length) ? LaneWrite(fd, from, length, sock)
+                                        : LongWrite(fd, from, length, sock);
 }
 
 // With the flags that a lane does not know.
@@ -264,8 +307,9 @@ static ssize_t SendFlagged(Sock* sock, int fd, const iovec* iov, int count,
   return n;
 }
 
-[[gnu::noinline]] static ssize_t LongSend(Sock* sock, int fd, const void* from,
-                                          size_t length, int flags) {
+[[gnu::noinline]] static ssize_t LongSend(int fd, const void* from,
+                                          size_t length, int flags,
+                                          Sock* sock) {
   if (ssize_t n; (flags & ~kPlainSend) == 0 && sock->PlainSend(&n, [&] {
         return real::send(fd, from, length, flags);
       })) {
@@ -276,17 +320,35 @@ static ssize_t SendFlagged(Sock* sock, int fd, const iovec* iov, int count,
                      [&] { return real::send(fd, from, length, flags); });
 }
 
+[[gnu::noinline, gnu::hot]] static ssize_t RealSend(int fd, const void* from,
+                                                    size_t length, int flags) {
+  return real::send(fd, from, length, flags);
+}
+
+[[gnu::noinline, gnu::hot]] static ssize_t KernelSend(int fd, const void* from,
+                                                      size_t length, int flags,
+                                                      Sock* sock) {
+  return sock->Sent(real::send(fd, from, length, flags));
+}
+
+[[gnu::noinline, gnu::hot]] static ssize_t LaneSend(int fd, const void* from,
+                                                    size_t length, int flags,
+                                                    Sock* sock) {
+  if (const ssize_t n = sock->QuickSend(from, length); n != 0) [[likely]]
+    return n;
+  return LongSend(fd, from, length, flags, sock);
+}
+
 [[gnu::hot]] ssize_t send(int fd, const void* from, size_t length, int flags) {
   Sock* sock = LookupSock(fd);
-  if (sock == nullptr) return real::send(fd, from, length, flags);
+  if (sock == nullptr) return RealSend(fd, from, length, flags);
   if ((flags & ~kPlainSend) == 0 && sock->Kernels()) {
-    return sock->Sent(real::send(fd, from, length, flags));
+    return KernelSend(fd, from, length, flags, sock);
   }
-  if ((flags & (MSG_OOB | MSG_ZEROCOPY)) == 0 &&
-      QuickSends(sock, from, length)) {
-    if (const ssize_t n = sock->QuickSend(from, length)) return n;
-  }
-  return LongSend(sock, fd, from, length, flags);
+  return (flags & (MSG_OOB | MSG_ZEROCOPY)) == 0 &&
+                 QuickSends(sock, from, length)
+             ? LaneSend(fd, from, length, flags, sock)
+             : LongSend(fd, from, length, flags, sock);
 }
 
 [[gnu::hot]] ssize_t sendto(int fd, const void* from, size_t length, int flags,

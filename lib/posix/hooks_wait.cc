@@ -173,16 +173,19 @@ int WithUnread(int fd, epoll_event* events, int capacity, Wait&& wait) {
   return MergeEvents(events, found, more > 0 ? more : 0);
 }
 
-[[gnu::always_inline]] inline int QuickEpoll(int fd, epoll_event* events,
-                                             int capacity, bool may_wait) {
-  EpollSet* set = LookupSet(fd);
+bool QuickWaits(const EpollSet* set, const epoll_event* events, int capacity) {
   return set != nullptr && set->HasUser() && capacity > 0 && !Null(events) &&
-                 !AnyUnread()
-             ? set->QuickWait(events, capacity, may_wait)
-             : 0;
+         !AnyUnread();
 }
 
 }  // namespace
+
+int LongEpoll(int fd, epoll_event* events, int capacity, int timeout) {
+  return WithUnread(fd, events, capacity,
+                    [&](epoll_event* to, int room, bool now) {
+                      return EpollNow(fd, to, room, now ? 0 : timeout);
+                    });
+}
 
 int poll(pollfd* fds, nfds_t count, int timeout) {
   if (Null(fds)) return real::poll(fds, count, timeout);
@@ -285,17 +288,17 @@ int epoll_ctl(int number, int op, int fd, epoll_event* event) {
 
 [[gnu::hot]] int epoll_wait(int fd, epoll_event* events, int capacity,
                             int timeout) {
-  if (const int n = QuickEpoll(fd, events, capacity, timeout != 0)) return n;
-  return WithUnread(fd, events, capacity,
-                    [&](epoll_event* to, int room, bool now) {
-                      return EpollNow(fd, to, room, now ? 0 : timeout);
-                    });
+  EpollSet* set = LookupSet(fd);
+  return QuickWaits(set, events, capacity)
+             ? set->QuickWait(fd, events, capacity, timeout)
+             : LongEpoll(fd, events, capacity, timeout);
 }
 
 [[gnu::hot]] int epoll_pwait(int fd, epoll_event* events, int capacity,
                              int timeout, const sigset_t* mask) {
-  if (mask == nullptr) {
-    if (const int n = QuickEpoll(fd, events, capacity, timeout != 0)) return n;
+  if (EpollSet* set = mask == nullptr ? LookupSet(fd) : nullptr;
+      QuickWaits(set, events, capacity)) {
+    return set->QuickWait(fd, events, capacity, timeout);
   }
   if (Astray(mask)) {
     return real::epoll_pwait(fd, events, capacity, timeout, mask);

@@ -94,7 +94,7 @@ class alignas(64) Sock final : public File,
   // Both latches are for callers that look at a lane without the stream.
   base::Latch tx_latch;
   base::Latch rx_latch;
-  // Registrations; guarded by interest_latch of epoll.cc.
+  // Registrations; guarded by interest_latch (registry.h).
   std::atomic<Interest*> interests{nullptr};
 
   Sock();
@@ -141,8 +141,8 @@ class alignas(64) Sock final : public File,
   // memory, with no flag but MSG_DONTWAIT: what that call says, or 0: nothing
   // has happened, and it must be made.
   static constexpr std::size_t kQuickMost = lane::shm::kInlineMax;
-  [[gnu::noinline]] ssize_t QuickSend(const void* from, std::size_t length);
-  [[gnu::noinline]] ssize_t QuickRecv(void* to, std::size_t length, int flags);
+  ssize_t QuickSend(const void* from, std::size_t length);
+  ssize_t QuickRecv(void* to, std::size_t length, int flags);
   int Shutdown(int fd, int how);
   // The last descriptor goes: `fd` is closed on return.
   int CloseLast(int fd);
@@ -273,7 +273,7 @@ class alignas(64) Sock final : public File,
   int fd() const { return fd_.load(std::memory_order_relaxed); }
   void set_fd(int fd) { fd_.store(fd, std::memory_order_relaxed); }
 
-  // --- Readiness (epoll.cc, poll.cc)
+  // --- Readiness (interests.cc, poll.cc)
   // ---------------------------------------------
   bool interests_user = false;  // they are in user space; interest_latch's
   lane::Lane* lane() const { return lane_.get(); }

@@ -1,9 +1,6 @@
 // The calls of a stream that the engine owns: sending and receiving.
 
-#include <fcntl.h>
 #include <poll.h>
-#include <pthread.h>
-#include <sys/ioctl.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -120,19 +117,6 @@ int Sock::ShutdownWrite() {
 // --- Sending
 // -----------------------------------------------------------------------------
 
-ssize_t Sock::QuickSend(const void* from, std::size_t length) {
-  Critical critical;
-  if (!tx_latch.try_lock()) return 0;
-  std::size_t n = 0;
-  if (mode() == Mode::kEngine && lane_is_shm_ && stream_->FastTx()) [[likely]] {
-    n = static_cast<lane::shm::ShmLane*>(lane_.get())->PostQuick(from, length);
-    stream_->Posted(n);
-    lane_tx_ += n;
-  }
-  tx_latch.unlock();
-  return static_cast<ssize_t>(n);
-}
-
 ssize_t Sock::EngineSend(const iovec* iov, int count, std::size_t total,
                          int flags, std::size_t* done) {
   Critical critical;
@@ -247,35 +231,6 @@ ssize_t Sock::RecvNull(int flags, std::size_t* done) {
 
 // --- Receiving
 // ------------------------------------------------------------------------------
-
-ssize_t Sock::QuickRecv(void* to, std::size_t length, int flags) {
-  Critical critical;
-  if (!rx_latch.try_lock()) return 0;
-  ssize_t result = 0;
-  if (mode() == Mode::kEngine && lane_is_shm_ && stream_->FastRx()) [[likely]] {
-    auto* const lane = static_cast<lane::shm::ShmLane*>(lane_.get());
-    const bool block = (flags & MSG_DONTWAIT) == 0 &&
-                       !nonblock.load(std::memory_order_relaxed);
-    if (block && !lane->RxPendingQuick()) {
-      // An answer that comes within a microsecond is met here, with nothing
-      // left to do but to take it.
-      int turns = Spinner::QuickTurns();
-      while (turns > 0 && !lane->RxPendingQuick() && !rx_latch.Contended()) {
-        --turns;
-      }
-    }
-    const std::size_t n = lane->ReadQuick(to, length);
-    stream_->Took(n);
-    lane_rx_ += n;
-    result = static_cast<ssize_t>(n);
-    if (n == 0 && !block && !rd_shut_ && !lane->RxPending()) {
-      errno = EAGAIN;  // it works, and there is nothing
-      result = -1;
-    }
-  }
-  rx_latch.unlock();
-  return result;
-}
 
 ssize_t Sock::EngineRecv(const iovec* iov, int count, std::size_t total,
                          int flags, std::size_t* done) {
