@@ -1,6 +1,5 @@
 // The calls of a stream that the engine owns: sending and receiving.
 
-#include <poll.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -8,20 +7,12 @@
 #include <climits>
 #include <cstring>
 
-#include "lib/base/clock.h"
 #include "lib/base/real.h"
-#include "lib/base/sleep.h"
-#include "lib/lane/shm/shm_lane.h"
-#include "lib/posix/epoll.h"
 #include "lib/posix/iov_rest.h"
-#include "lib/posix/process.h"
 #include "lib/posix/signals.h"
 #include "lib/posix/sock.h"
-#include "lib/posix/spin.h"
 
 namespace rcsock::posix {
-
-using rendezvous::Conductor;
 
 void RaiseSigpipe() {
   const int saved = errno;
