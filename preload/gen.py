@@ -16,6 +16,7 @@ TITLES = {
     "processes": "Processes",
     "sandbox": "Filters of system calls",
     "signals": "Signals",
+    "rare": "Rarer names",
     "fortify": "Names that FORTIFY uses",
     "aliases": "Other names in glibc",
 }
@@ -77,7 +78,7 @@ RAW = [
 def exports(path, posix=False):
     print("{\n  global:")
     for group, name, _ in rows(path):
-        if posix and group == "sandbox":
+        if posix and group in ("sandbox", "rare"):
             continue  # the preload's alone
         print(f"    {name};")
     if posix:

@@ -4,6 +4,7 @@
 #include <poll.h>
 #include <pthread.h>
 #include <sys/sendfile.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -426,6 +427,13 @@ ssize_t sendfile(int out, int in, off_t* offset, size_t count) {
     });
     if (raw) return n;  // else it was promoted a moment ago
   }
+  // What has no place to go back to is refused, as by the kernel.
+  struct stat what {};
+  if (::fstat(in, &what) != 0) return -1;
+  if (S_ISFIFO(what.st_mode) || S_ISSOCK(what.st_mode)) {
+    errno = EINVAL;
+    return -1;
+  }
   // By way of a buffer: the page cache can't be mapped into a ring.  What the
   // stream did not take is read again next time: only the offset counts.
   // No place for cancellation, and not to be unwound: sendfile throws nothing.
@@ -526,6 +534,16 @@ ssize_t pwritev2(int fd, const iovec* iov, int count, off_t offset, int flags) {
   return sock->Send(
       fd, iov, count, total, (flags & RWF_NOWAIT) ? MSG_DONTWAIT : 0,
       [&] { return real::pwritev2(fd, iov, count, offset, flags); });
+}
+
+ssize_t preadv64v2(int fd, const iovec* iov, int count, off64_t offset,
+                   int flags) {
+  return hook::preadv2(fd, iov, count, offset, flags);
+}
+
+ssize_t pwritev64v2(int fd, const iovec* iov, int count, off64_t offset,
+                    int flags) {
+  return hook::pwritev2(fd, iov, count, offset, flags);
 }
 
 // The checked calls of FORTIFY: glibc ends the program on an overflow, so it

@@ -498,6 +498,13 @@ int fexecve(int fd, char* const argv[], char* const envp[]) {
   });
 }
 
+int execveat(int fd, const char* path, char* const argv[], char* const envp[],
+             int flags) {
+  return WithHandover(false, nullptr, envp, [&](char* const* environment) {
+    return real::execveat(fd, path, argv, environment, flags);
+  });
+}
+
 int posix_spawn(pid_t* pid, const char* path,
                 const posix_spawn_file_actions_t* actions,
                 const posix_spawnattr_t* attributes, char* const argv[],
@@ -577,7 +584,39 @@ int siginterrupt(int number, int interrupt) {
 }
 
 sighandler_t signal(int number, sighandler_t handler) {
-  return HookedSignal(number, handler);
+  return HookedSignal(number, handler, SA_RESTART);
+}
+
+sighandler_t __sysv_signal(int number, sighandler_t handler) {
+  return HookedSignal(number, handler,
+                      static_cast<int>(SA_RESETHAND | SA_NODEFER));
+}
+
+sighandler_t sysv_signal(int number, sighandler_t handler) {
+  return hook::__sysv_signal(number, handler);
+}
+
+sighandler_t bsd_signal(int number, sighandler_t handler) {
+  return hook::signal(number, handler);
+}
+
+sighandler_t ssignal(int number, sighandler_t handler) {
+  return hook::signal(number, handler);
+}
+
+sighandler_t sigset(int number, sighandler_t handler) {
+  const bool hold = handler == SIG_HOLD;
+  struct sigaction action {};
+  if (HookedSigaction(number, nullptr, &action) != 0 ||
+      (!hold && HookedSignal(number, handler, 0) == SIG_ERR)) {
+    return SIG_ERR;
+  }
+  sigset_t one;
+  sigset_t before;
+  ::sigemptyset(&one);
+  ::sigaddset(&one, number);
+  ::pthread_sigmask(hold ? SIG_BLOCK : SIG_UNBLOCK, &one, &before);
+  return ::sigismember(&before, number) == 1 ? SIG_HOLD : action.sa_handler;
 }
 
 }  // namespace rcsock::posix::hook

@@ -220,18 +220,17 @@ int HookedSigaction(int number, const struct sigaction* action,
   return result;
 }
 
-sighandler_t HookedSignal(int number, sighandler_t handler) {
+sighandler_t HookedSignal(int number, sighandler_t handler, int flags) {
   if (handler == SIG_ERR || number <= 0 || number >= kSignals) {
     errno = EINVAL;
     return SIG_ERR;
   }
-  // glibc's signal(): BSD meaning, the handler stays and calls restart.
   struct sigaction action {};
   struct sigaction old {};
   action.sa_handler = handler;
   ::sigemptyset(&action.sa_mask);
-  ::sigaddset(&action.sa_mask, number);
-  action.sa_flags = SA_RESTART;
+  if ((flags & SA_RESTART) != 0) ::sigaddset(&action.sa_mask, number);
+  action.sa_flags = flags;
   if (HookedSigaction(number, &action, &old) != 0) return SIG_ERR;
   return old.sa_handler;
 }

@@ -121,7 +121,8 @@ inline bool SignalsPending() { return tls_signals.pending != 0; }
 
 int HookedSigaction(int number, const struct sigaction* action,
                     struct sigaction* old);
-sighandler_t HookedSignal(int number, sighandler_t handler);
+// `flags`: what of sigaction the old calls mean by it.
+sighandler_t HookedSignal(int number, sighandler_t handler, int flags);
 
 // Around fork: Lock is a critical section, which Unlock ends.
 void SignalsForkLock();

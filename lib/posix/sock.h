@@ -560,7 +560,9 @@ class alignas(64) Sock final : public File,
                                         std::size_t* done);
   // With the latch of that direction held, on return too; released for a sleep.
   // 0: look again; -EINTR, -EAGAIN (time-out).
+  static void Begin(Wait& wait, const std::atomic<std::uint64_t>& timeout_ns);
   int WaitRx(Wait& wait, std::uint32_t seq);
+  int WaitBehind(Wait& wait, std::uint32_t seq);
   int WaitTx(Wait& wait, std::uint32_t seq);
   // Not inlined: its frame must be below those of its callers (CountedSleep).
   [[gnu::noinline]] int SleepOn(Wait& wait, bool tx, std::uint32_t token,

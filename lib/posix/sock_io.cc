@@ -266,7 +266,7 @@ ssize_t Sock::RecvLatched(const iovec* iov, int count, std::size_t total,
     flags &= ~MSG_TRUNC;
   }
   const bool peek = (flags & MSG_PEEK) != 0;
-  const bool all = (flags & MSG_WAITALL) != 0 && !peek;
+  const bool all = (flags & MSG_WAITALL) != 0;
   const bool drop = (flags & MSG_TRUNC) != 0;
   Wait wait;
   IovRest rest(iov, count);
@@ -274,11 +274,12 @@ ssize_t Sock::RecvLatched(const iovec* iov, int count, std::size_t total,
   for (;;) {  // the rx latch is held
     if (mode() != Mode::kEngine) {
       rx_latch.unlock();
+      if (peek) *done = 0;
       return kRetry;
     }
     const std::uint32_t seq = rx_seq_.load(std::memory_order_seq_cst);
     std::size_t left = total;
-    if (*done != 0) {
+    if (*done != 0 && !peek) {
       rest.Skip(*done);
       left = rest.total();
     }
@@ -300,6 +301,7 @@ ssize_t Sock::RecvLatched(const iovec* iov, int count, std::size_t total,
       if (mode() != Mode::kEngine) {
         rx_latch.unlock();
         tx_latch.unlock();
+        if (peek) *done = 0;
         return kRetry;
       }
       if (stream_->FastRx()) stream_->Progress();
@@ -311,11 +313,13 @@ ssize_t Sock::RecvLatched(const iovec* iov, int count, std::size_t total,
       tx_latch.unlock();
     }
     if (n == -EAGAIN && rd_shut_) n = 0;
-    if (n > 0) *done += static_cast<std::size_t>(n);
+    if (n > 0) *done = (peek ? 0 : *done) + static_cast<std::size_t>(n);
     if (n >= 0 && (!all || n == 0 || *done == total)) break;
     if (n < 0 && (n != -EAGAIN || !block || (*done > 0 && !all))) break;
-    if (n > 0) continue;  // MSG_WAITALL: more may be there
-    const int w = WaitRx(wait, seq);
+    if (n > 0 && !peek) continue;  // MSG_WAITALL: more may be there
+    // (What has left its lane with a part of it here says what it has.)
+    if (n > 0 && (!block || !stream_->FastRx())) break;
+    const int w = n > 0 ? WaitBehind(wait, seq) : WaitRx(wait, seq);
     if (w != 0) {
       n = w;
       break;

@@ -77,13 +77,16 @@ void Sock::OnStarved() {
   }
 }
 
+void Sock::Begin(Wait& wait, const std::atomic<std::uint64_t>& timeout_ns) {
+  if (wait.timed) return;
+  wait.timed = true;
+  wait.signals = tls_signals.interrupts;
+  const std::uint64_t limit = timeout_ns.load(std::memory_order_relaxed);
+  if (limit != 0) wait.deadline_ns = base::NowNs() + limit;
+}
+
 int Sock::WaitTx(Wait& wait, std::uint32_t seq) {
-  if (!wait.timed) {
-    wait.timed = true;
-    wait.signals = tls_signals.interrupts;
-    const std::uint64_t limit = snd_timeout_ns.load(std::memory_order_relaxed);
-    if (limit != 0) wait.deadline_ns = base::NowNs() + limit;
-  }
+  Begin(wait, snd_timeout_ns);
   if (!stream_->FastTx()) return SleepOn(wait, true, 0, seq, nullptr);
   Spinner spin;
   do {
@@ -100,12 +103,7 @@ int Sock::WaitTx(Wait& wait, std::uint32_t seq) {
 }
 
 int Sock::WaitRx(Wait& wait, std::uint32_t seq) {
-  if (!wait.timed) {
-    wait.timed = true;
-    wait.signals = tls_signals.interrupts;
-    const std::uint64_t limit = rcv_timeout_ns.load(std::memory_order_relaxed);
-    if (limit != 0) wait.deadline_ns = base::NowNs() + limit;
-  }
+  Begin(wait, rcv_timeout_ns);
   if (!stream_->FastRx()) return SleepOn(wait, false, 0, seq, nullptr);
   Spinner spin;
   do {
@@ -118,6 +116,23 @@ int Sock::WaitRx(Wait& wait, std::uint32_t seq) {
   const std::uint32_t token = lane_->SleepToken(false);
   if (lane_->RxPending()) return 0;
   return SleepOn(wait, false, token, seq, lane_.get());
+}
+
+// For more than what has been peeked at.  A lane tells of what there is, not of
+// what comes behind it, so this looks again each millisecond.
+int Sock::WaitBehind(Wait& wait, std::uint32_t seq) {
+  Begin(wait, rcv_timeout_ns);
+  constexpr std::uint64_t kLookNs = 1'000'000;
+  const std::uint64_t look = base::NowNs() + kLookNs;
+  const bool last = wait.deadline_ns != 0 && wait.deadline_ns <= look;
+  Wait brief = wait;
+  if (!last) brief.deadline_ns = look;
+  const int result = SleepOn(brief, false, 0, seq, nullptr);
+  if (last) return result;
+  // As SleepOn has it where there is no deadline.
+  const bool restarts =
+      wait.deadline_ns == 0 && tls_signals.interrupts == wait.signals;
+  return result == -EINTR && !restarts ? result : 0;
 }
 
 // A wake-up cannot be lost.  Without a lane: `seq` was read before the stream

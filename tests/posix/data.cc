@@ -45,6 +45,14 @@ Case peek(
       SendAll(fd, "0123456789", 10);
       Barrier();
       SendAll(fd, "abc", 3);
+      Barrier();
+      SendAll(fd, "de", 2);
+      Barrier();
+      pollfd none{-1, 0, 0};
+      ::poll(&none, 1, 5);
+      SendAll(fd, "fgh", 3);
+      Barrier();
+      SendAll(fd, "ij", 2);
       char byte;
       Result("recv", ::recv(fd, &byte, 1, 0));
     },
@@ -73,6 +81,17 @@ Case peek(
       Result("peek blocking", ::recv(fd, text, 1, MSG_PEEK));
       AwaitBytes(fd, 3);
       Result("peek waitall", ::recv(fd, text, 3, MSG_PEEK | MSG_WAITALL));
+      Result("recv", ::recv(fd, text, 20, 0));
+      Barrier();
+      AwaitBytes(fd, 2);
+      Barrier();
+      Result("peek waitall", ::recv(fd, text, 5, MSG_PEEK | MSG_WAITALL));
+      Log("%.5s", text);
+      Result("recv", ::recv(fd, text, 20, 0));
+      Barrier();
+      AwaitBytes(fd, 2);
+      Result("peek waitall, at once",
+             ::recv(fd, text, 5, MSG_PEEK | MSG_WAITALL | MSG_DONTWAIT));
       Result("recv", ::recv(fd, text, 20, 0));
       SendAll(fd, "x", 1);
     });
@@ -400,6 +419,14 @@ Case sendfiles(
       offset = -1;
       Result("sendfile -1", ::sendfile(fd, file, &offset, 10));
       Result("sendfile bad", ::sendfile(fd, -1, nullptr, 10));
+      int ends[2];
+      CHECK_THAT(::pipe(ends) == 0 && ::write(ends[1], "pipe", 4) == 4);
+      Result("sendfile of a pipe", ::sendfile(fd, ends[0], nullptr, 4));
+      char left[8];
+      Result("still there", ::read(ends[0], left, sizeof left));
+      ::close(ends[0]);
+      ::close(ends[1]);
+      Result("sendfile of a stream", ::sendfile(fd, fd, nullptr, 4));
       Barrier();
       // To a full stream.
       SetNonblock(fd, true);

@@ -277,6 +277,42 @@ Case interrupted(
       Barrier();
     });
 
+// What signal() is in a program that is compiled for POSIX alone.
+extern "C" sighandler_t __sysv_signal(int, sighandler_t);
+
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wdeprecated-declarations"
+
+void CountAgain(int) {
+  signals = signals + 1;
+  ::__sysv_signal(SIGALRM, CountAgain);
+}
+
+Case old_signals(
+    "eintr_of_old_signals",
+    [](int fd) {
+      Barrier();
+      (void)fd;
+    },
+    [](int fd) {
+      char byte;
+      pollfd one{fd, POLLIN, 0};
+      CHECK_THAT(::__sysv_signal(SIGALRM, CountAgain) == SIG_DFL);
+      Interrupted("recv", 20, [&] { return ::recv(fd, &byte, 1, 0); });
+      Interrupted("poll", 20, [&] { return ::poll(&one, 1, -1); });
+      Log("signals %d", signals >= 2);
+      const auto count = [](int) { signals = signals + 1; };
+      CHECK_THAT(::__sysv_signal(SIGALRM, count) == CountAgain);
+      ::raise(SIGALRM);
+      Log("once %d", ::sigset(SIGALRM, count) == SIG_DFL);
+      Interrupted("recv", 20, [&] { return ::recv(fd, &byte, 1, 0); });
+      Log("stays %d", ::sigset(SIGALRM, SIG_HOLD) == +count);
+      Log("held %d", ::sigset(SIGALRM, SIG_DFL) == SIG_HOLD);
+      Barrier();
+    });
+
+#pragma GCC diagnostic pop
+
 Case restarted(
     "restart",
     [](int fd) {
