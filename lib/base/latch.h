@@ -76,7 +76,8 @@ class Latch {
   void Yield() {
     unlock();
     timespec brief{0, 20'000};
-    ::nanosleep(&brief, nullptr);
+    // (No place for cancellation, as nanosleep() is.)
+    ::syscall(SYS_nanosleep, &brief, nullptr);
     lock();
   }
   // In the child of fork, where no other thread is left to unlock it.

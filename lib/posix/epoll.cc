@@ -95,6 +95,7 @@ int EpollSet::Ctl(int op, int fd, Sock* sock, epoll_event* event) {
   bool kick = false;
   bool notify = false;  // what the lane is asked to tell may have changed
   const bool had_user = HasUser();
+  Lookers lookers;
   if (op == EPOLL_CTL_ADD) {
     if (found != nullptr) {
       errno = EEXIST;
@@ -141,6 +142,15 @@ int EpollSet::Ctl(int op, int fd, Sock* sock, epoll_event* event) {
         sock->interests = interest;
         ++registered_;
         notify = true;
+        // One that has moved here from another set is not to be told there.
+        for (Interest* i = interest->next_of_sock; i != nullptr;) {
+          Interest* next = i->next_of_sock;
+          if (i->set != this && i->dormant.load(std::memory_order_relaxed)) {
+            lookers.Add(i);
+            Registry::Forget(i);
+          }
+          i = next;
+        }
         if (engine) {
           if (Registry::EnterUser(interest)) {
             Registry::MakeReady(interest);
@@ -208,6 +218,7 @@ int EpollSet::Ctl(int op, int fd, Sock* sock, epoll_event* event) {
     result = -1;
   }
   interest_latch.unlock();
+  lookers.WaitOut();
   if (kick) {
     Registry::KickSleepers(this);
     // A thread that sleeps since before the set had a stream in user space does

@@ -160,16 +160,12 @@ void InterestsKick(Sock* sock) {
 void InterestsDrop(Sock* sock, int fd) {
   if (sock->interests == nullptr) return;
   Critical critical;
-  EpollSet* lookers[16];
-  int count = 0;
+  Lookers lookers;
   interest_latch.lock();
   for (Interest* i = sock->interests; i != nullptr;) {
     Interest* next = i->next_of_sock;
     if (fd < 0 || i->fd == fd) {
-      // (A set whose looks change may still have one that is no longer direct.)
-      if ((i->direct || i->set->Heats()) && count < 16) {
-        lookers[count++] = i->set;
-      }
+      lookers.Add(i);
       if (!i->dormant.load(std::memory_order_relaxed)) {
         i->set->DropRegistered();
       }
@@ -178,8 +174,7 @@ void InterestsDrop(Sock* sock, int fd) {
     i = next;
   }
   interest_latch.unlock();
-  // A direct stream is in one set only, so there are no more than its numbers.
-  for (int i = 0; i < count; ++i) Registry::WaitOutLookers(lookers[i]);
+  lookers.WaitOut();
 }
 
 bool InterestsNamed(Sock* sock, int fd) {

@@ -72,10 +72,10 @@ void ForkPrepare() {
   }
   ForEachSock([](Sock* sock) { sock->MarkFork(); });
   Conductor::ForkPrepare();
+  SignalsForkLock();  // no handler while these are held
   InterestsForkLock();
   SockForkLock();
   ShellForkLock();
-  SignalsForkLock();
 }
 
 void ForkParent() {
@@ -97,8 +97,8 @@ void ForkChild() {
   InterestsForkUnlock();
   if (ProcessPinned() != base::Reason::kSandboxed) base::InitBarriers();
   stats.Clear();
-  ForEachSock([](Sock* sock) { sock->ForkChild(); });
   InterestsForkChild();
+  ForEachSock([](Sock* sock) { sock->ForkChild(); });
   Conductor::ForkChild();
   if (locked) SignalsForkUnlock(true);
 }

@@ -21,6 +21,25 @@ namespace rcsock::posix {
 // has an interest.
 inline constinit base::Latch interest_latch;
 
+// Sets whose waits may be looking at a registration that has been forgotten.
+class Lookers {
+ public:
+  // With the interest latch; before `interest` is forgotten.
+  void Add(const Interest* interest) {
+    // (A set whose looks change may still have one that is no longer direct.)
+    if ((interest->direct || interest->set->Heats()) && count_ < 16) {
+      sets_[count_++] = interest->set;
+    }
+  }
+  // Without it.  A direct stream is in one set only, so there are no more than
+  // its numbers.
+  inline void WaitOut();
+
+ private:
+  EpollSet* sets_[16];
+  int count_ = 0;
+};
+
 // What needs the private parts of a set; every call has interest_latch.
 struct Registry {
   static inline Interest* free_interests = nullptr;  // through next_of_set
@@ -224,6 +243,10 @@ struct Registry {
     set->armed_outside_ = false;
   }
 };
+
+inline void Lookers::WaitOut() {
+  for (int i = 0; i < count_; ++i) Registry::WaitOutLookers(sets_[i]);
+}
 
 }  // namespace rcsock::posix
 

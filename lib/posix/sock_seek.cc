@@ -214,7 +214,8 @@ bool Sock::TryAdopt() {
                        rx_raw_.load(std::memory_order_relaxed));
         adopted = true;
         TakeOptions();
-        if (OwnFace() == Face::kLibrary) LearnOptions();
+        // What others have set meanwhile is not seen here.
+        if (OwnFace() == Face::kLibrary || holders_ >= 0) LearnOptions();
         inode_.store(SocketInode(fd()), std::memory_order_relaxed);
         wanted_.store(false, std::memory_order_relaxed);
         if (Conductor* conductor = Conductor::IfRunning()) {

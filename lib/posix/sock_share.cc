@@ -256,6 +256,7 @@ void Sock::ForkChild() {
     // It could not be made plain before the fork: all of it is the parent's.  A
     // byte of ours on this connection would be taken for one of its frames.
     PutDeadSocket();
+    InterestsDrop(this, -1);
     (void)lane_.release();
     (void)stream_.release();
     pinned_.store(true);
