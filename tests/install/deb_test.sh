@@ -21,6 +21,12 @@ RCSOCK_BUILT=$here dpkg-buildpackage -us -uc -b -d >../log 2>&1 || {
   tail -n 40 ../log
   fail "dpkg-buildpackage"
 }
+# What is left in debian/ holds BUILD files of its own.
+for left in debian/*/ debian/.[a-z]*/; do
+  left=${left%/}
+  [[ -L $left || ! -d $left || $left == debian/source ]] || grep -qx "$left" "$here/.bazelignore" ||
+    fail "$left is not in .bazelignore"
+done
 cd ..
 lintian --allow-root --fail-on error,warning ./*.changes ||
   fail "lintian"
