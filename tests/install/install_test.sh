@@ -8,6 +8,8 @@ set -euo pipefail
 here=$PWD
 work=${TEST_TMPDIR:-$(mktemp -d)}
 prefix=$work/prefix
+# Where rcsock would look, too.
+unset RUNFILES_DIR RCSOCK_PRELOAD
 fail() {
   echo "FAILED: $*" >&2
   exit 1
@@ -34,6 +36,13 @@ for file in bin/rcsock lib/librcsock_preload.so lib/librcsock.so.0 lib/librcsock
   [[ -e $prefix/$file ]] || fail "$file is missing"
 done
 "$prefix/bin/rcsock" run -- true || fail "the installed program does not run"
+LIBDIR=$work/other/lib64 tools/install.sh "$work/other" >/dev/null
+"$work/other/bin/rcsock" run -- true || fail "with LIBDIR it does not run"
+PRELOADDIR=$work/third/libexec tools/install.sh "$work/third" >/dev/null
+"$work/third/bin/rcsock" run -- true || fail "with PRELOADDIR it does not run"
+# What comes from /etc/rcsock.conf comes by `rcsock run`.
+grep -q "^ExecStart=$prefix/bin/rcsock run -- " "$prefix/share/doc/rcsock/examples/rcsock.conf" ||
+  fail "the drop-in does not use rcsock run"
 
 # --- Bad use: one line, no files
 for bad in relative/path --nonsense; do
