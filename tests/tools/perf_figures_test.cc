@@ -189,6 +189,25 @@ TEST(Outcome, SilentFallbackIsNotSuccess) {
   EXPECT_FALSE(run.LaneUsed());
 }
 
+TEST(Outcome, ShortConnectionsCountByThePreload) {
+  Outcome run;
+  run.spec.mode = Mode::kShort;
+  run.spec.transport = Transport::kShm;
+  run.client.tx_bytes = 1000;
+  EXPECT_FALSE(run.ShareKnown());
+  EXPECT_FALSE(run.LaneUsed());
+  EXPECT_EQ(run.Lane(), "not known");
+  EXPECT_TRUE(ToJson(run)["lane_share"].is_null());
+  run.lanes = {{"tcp", 1000}, {"shm", 0}};
+  EXPECT_TRUE(run.ShareKnown());
+  EXPECT_FALSE(run.LaneUsed());
+  EXPECT_EQ(run.Lane(), "tcp");
+  run.lanes = {{"tcp", 10}, {"shm", 990}};
+  EXPECT_DOUBLE_EQ(run.Share(), 0.99);
+  EXPECT_TRUE(run.LaneUsed());
+  EXPECT_EQ(run.Lane(), "shm");
+}
+
 TEST(Outcome, CallsOfTheClockDoNotCount) {
   EXPECT_DOUBLE_EQ(
       CallsPerMessage({{"clock_gettime", 100}, {"recvfrom", 30}}, 20), 1.5);

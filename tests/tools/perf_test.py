@@ -176,7 +176,16 @@ def test_short_connections():
         run = server.json("--short", "-t", 0.3, "-P", 2, "-l", 100)
         quantiles(run["connect_us"])
         check(run["latency_us"]["count"] == run["connect_us"]["count"] > 0, run)
-        check(run["lane"] == "tcp", run["lane"])
+        # Over what the client's connections went, by rcsock's own count.
+        moved = run["lanes_bytes"]
+        check(sum(moved.values()) ==
+              run["client"]["tx_bytes"] + run["client"]["rx_bytes"], run)
+        share = 1 - moved["tcp"] / sum(moved.values())
+        check(abs(run["lane_share"] - share) < 1e-6, run["lane_share"], moved)
+        check((run["lane"] == "tcp") == (share < 0.01), run["lane"], share)
+        # They end before a lane would pay, so one that is named is not used.
+        run = server.json("--short", "-t", 0.3, "--transport", "shm", status=3)
+        check(not run["lane_used"] and run["lane_share"] < 0.95, run)
 
 
 def test_system_calls():
@@ -255,6 +264,16 @@ def test_fallback_is_no_success():
                                "--rounds", 1, "--settle", 0)
         check(result.returncode == 3, result)
         check("NOT USED" in result.stdout, result)
+        # So must short connections.
+        short = "--short", "-t", 0.1
+        result = server.client("--transport", "rdma", *short)
+        failed(result, 3, "0.0% of the bytes", "rdma")
+        result = server.client("--compare", "-J", "--transport", "tcp,rdma",
+                               "--rounds", 1, *short)
+        check(result.returncode == 3, result)
+        rows = {r["transport"]: r for r in json.loads(result.stdout)["compare"]}
+        check("NOT USED" in rows["rdma"]["failed"], rows["rdma"])
+        check("vs_tcp" not in rows["rdma"], rows["rdma"])
         with tempfile.TemporaryDirectory() as directory:
             path = pathlib.Path(directory, "out.html")
             report = server.client("--report", path, "-t", 0.05, "--settle", 0,

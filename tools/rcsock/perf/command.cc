@@ -263,6 +263,12 @@ int RunOnce(const Options& options) {
   }
   std::fflush(stdout);
   if (outcome.LaneUsed()) return 0;
+  if (!outcome.ShareKnown()) {
+    throw Error(fmt::format("not known how much was on the {} lane: no "
+                            "statistics",
+                            Name(spec.transport)),
+                kNotOnLane);
+  }
   throw Error(fmt::format("only {} of the bytes were on the {} lane",
                           Percent(outcome.Share()), Name(spec.transport)),
               kNotOnLane);

@@ -12,6 +12,9 @@ namespace rcsock::perf {
 namespace {
 
 std::string WhyNotUsed(const Outcome& outcome) {
+  if (!outcome.ShareKnown()) {
+    return "NOT KNOWN: no statistics say how much was on the lane";
+  }
   const std::string why = outcome.WhyTcp();
   return fmt::format("NOT USED: {} of the bytes on the lane{}",
                      Percent(outcome.Share()),
@@ -73,7 +76,7 @@ std::vector<Row> Rounds::Run(Spec spec, const std::string& what) {
     progress_.Show(fmt::format("{}: {}", what, Name(spec.transport)));
     try {
       Outcome outcome = client()->Run(spec, 0, nullptr);
-      if (outcome.LaneUsed()) {
+      if (outcome.LaneUsed() && outcome.ShareKnown()) {
         row.runs.push_back(std::move(outcome));
       } else {
         row.failed = WhyNotUsed(outcome);
@@ -135,9 +138,7 @@ void PrintComparison(const Spec& spec, const std::vector<Row>& rows) {
     const std::string ratio =
         base != nullptr ? fmt::format("{:.2f}", Ratio(row, *base)) : "";
     const std::string share =
-        !UnderRcsock(row.transport) || spec.mode == Mode::kShort
-            ? "-"
-            : Percent(run.Share());
+        UnderRcsock(row.transport) ? Percent(run.Share()) : "-";
     std::string p99;
     if (latency) {
       p99 = fmt::format(

@@ -72,20 +72,35 @@ double Outcome::Rate() const {
   return Over(client.messages, client.seconds);
 }
 
+std::uint64_t Outcome::Counted() const {
+  std::uint64_t bytes = 0;
+  for (const auto& [name, n] : lanes) bytes += n;
+  return bytes;
+}
+
+bool Outcome::ShareKnown() const {
+  return !UnderRcsock(spec.transport) || spec.mode != Mode::kShort ||
+         Counted() > 0;
+}
+
 double Outcome::Share() const {
   if (spec.transport == Transport::kVerbs) return 1;
-  const std::uint64_t moved = client.Moved();
-  if (moved == 0 || spec.transport == Transport::kTcp ||
-      spec.mode == Mode::kShort) {
-    return 0;
-  }
-  return std::clamp(
-      1 - static_cast<double>(client.tcp_bytes) / static_cast<double>(moved),
-      0.0, 1.0);
+  if (spec.transport == Transport::kTcp) return 0;
+  // A short connection is gone before the kernel could be asked.
+  const auto found = lanes.find("tcp");
+  const bool brief = spec.mode == Mode::kShort;
+  const std::uint64_t moved = brief ? Counted() : client.Moved();
+  const std::uint64_t tcp = !brief                 ? client.tcp_bytes
+                            : found == lanes.end() ? 0
+                                                   : found->second;
+  if (moved == 0) return 0;
+  return std::clamp(1 - static_cast<double>(tcp) / static_cast<double>(moved),
+                    0.0, 1.0);
 }
 
 std::string Outcome::Lane() const {
   if (!UnderRcsock(spec.transport)) return Name(spec.transport);
+  if (!ShareKnown()) return "not known";
   if (Share() < 0.01) return "tcp";
   if (spec.transport != Transport::kAuto) return Name(spec.transport);
   std::string names;
@@ -100,7 +115,7 @@ bool Outcome::LaneUsed() const {
   if (spec.transport != Transport::kShm && spec.transport != Transport::kRdma) {
     return true;
   }
-  return spec.mode == Mode::kShort || Share() >= kGoodShare;
+  return Share() >= kGoodShare;
 }
 
 std::string Outcome::WhyTcp() const {
@@ -154,7 +169,8 @@ nlohmann::json ToJson(const Outcome& outcome) {
   nlohmann::json json = {
       {"spec", ToJson(spec)},
       {"lane", outcome.Lane()},
-      {"lane_share", outcome.Share()},
+      {"lane_share", outcome.ShareKnown() ? nlohmann::json(outcome.Share())
+                                          : nlohmann::json()},
       {"lane_used", outcome.LaneUsed()},
       {"bytes_per_second", outcome.Throughput()},
       {"messages_per_second", outcome.Rate()},

@@ -43,12 +43,14 @@ struct Outcome {
   std::uint64_t Messages() const;
   // Messages, round trips or connections a second.
   double Rate() const;
-  // The part of the measured bytes that did not move over the kernel's TCP.
+  // The part of the measured bytes that did not move over the kernel's TCP: by
+  // the kernel's count, that of short connections by the preload's.  0 if it is
+  // not known, for want of that.
   double Share() const;
+  bool ShareKnown() const;
   // What carried them: "tcp", "shm", "rdma", "verbs", "shm+rdma".
   std::string Lane() const;
-  // False if a lane was asked for by name and the bytes went over TCP.  Short
-  // connections never ask for one.
+  // False if a lane was asked for by name and the bytes went over TCP.
   bool LaneUsed() const;
   // Why not, in rcsock's words; "" if it has none.
   std::string WhyTcp() const;
@@ -58,6 +60,10 @@ struct Outcome {
   bool MoreIsBetter() const;
   // CPU of one end, microseconds for each message.
   double CpuPerMessage(const Side& side) const;
+
+ private:
+  // Bytes in `lanes`.
+  std::uint64_t Counted() const;
 };
 
 // Below this share of its bytes a lane has not been measured.

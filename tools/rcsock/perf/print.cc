@@ -234,11 +234,18 @@ void PrintOutcome(const Outcome& outcome) {
     return;
   }
   std::string lane = fmt::format("{:<14} {}", "lane", outcome.Lane());
-  if (spec.mode == Mode::kShort) {
-    lane = fmt::format("{:<14} none: short connections stay on TCP", "lane");
-  } else {
-    lane += fmt::format(", {} of the bytes", Percent(outcome.Share()));
-    const std::string why = outcome.WhyTcp();
+  if (outcome.ShareKnown()) {
+    lane += fmt::format(", {} of the bytes{}", Percent(outcome.Share()),
+                        outcome.Share() < 0.01 ? " on a lane" : "");
+    std::string why = outcome.WhyTcp();
+    if (spec.mode == Mode::kShort) {
+      // Each reason with the number of connections that had it.
+      why.clear();
+      for (const auto& [reason, n] : outcome.reasons) {
+        why += fmt::format("{}{} of {} {}", why.empty() ? "" : ", ", Number(n),
+                           Number(client.messages), reason);
+      }
+    }
     if (outcome.Share() < kGoodShare && !why.empty()) lane += " (" + why + ")";
   }
   Line(lane);
