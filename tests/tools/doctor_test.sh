@@ -55,7 +55,21 @@ print(len(one) == 1 and one[0]["verdict"] == "good")')"
 RCSOCK_LANES=tcp doctor "localhost:$port"
 check "no lane: status" 1 "$status"
 has "no lane: why" '^BAD +to localhost +no lane: .*\(policy\)'
-has "no lane: how to mend it" 'mend: see RCSOCK_LANES'
+check "no lane: how to mend it" 2 "$(grep -c 'mend: RCSOCK_LANES=tcp keeps it away' out.txt || true)"
+# What the user has set holds in the loop, too.
+for lanes in tcp rdma; do
+  RCSOCK_LANES=$lanes doctor
+  check "RCSOCK_LANES=$lanes: status" 1 "$status"
+  has "RCSOCK_LANES=$lanes: said" "^note +environment +RCSOCK_LANES=$lanes is set"
+  has "RCSOCK_LANES=$lanes: the loop" '^BAD +shm lane '
+  has "RCSOCK_LANES=$lanes: why" "mend: RCSOCK_LANES=$lanes keeps it away"
+done
+RCSOCK_LANES=auto doctor
+has "RCSOCK_LANES=auto: the loop" '^ok +shm lane +lane shm open'
+# Other preloads stay: this one, which is missing, the loader tells of each time.
+LD_PRELOAD=$RCSOCK_PRELOAD:/nowhere/other.so doctor
+has "another preload: the loop" '^ok +shm lane +lane shm open'
+check "another preload: in the probes" 1 "$(($(grep -c '/nowhere/other.so' err.txt) > 2))"
 # The configuration files hold as they do for `rcsock run`.
 mkdir config
 conf=$XDG_CONFIG_HOME/rcsock.conf

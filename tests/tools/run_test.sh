@@ -71,6 +71,13 @@ check "prepended" "LD_PRELOAD=$tmp/prefix/lib/$name:$tmp/other.so" \
 run run -- "$rcsock" run -- env
 check "nested" "LD_PRELOAD=$tmp/prefix/lib/$name" \
   "$(grep ^LD_PRELOAD= out.txt)"
+# One library of ours, and what else there is.
+LD_PRELOAD=$tmp/other.so:/elsewhere/$name:$tmp/third.so run run -- env
+check "another of ours" "LD_PRELOAD=$tmp/prefix/lib/$name:$tmp/other.so:$tmp/third.so" \
+  "$(grep ^LD_PRELOAD= out.txt)"
+LD_PRELOAD=$tmp/other.so:$tmp/prefix/lib/$name run run -- env
+check "there already" "LD_PRELOAD=$tmp/other.so:$tmp/prefix/lib/$name" \
+  "$(grep ^LD_PRELOAD= out.txt)"
 
 run run --lanes=shm --stats=out/%p.json --log 2 -- env
 check "--lanes" RCSOCK_LANES=shm "$(grep ^RCSOCK_LANES= out.txt)"

@@ -3,6 +3,7 @@
 #include <pwd.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
@@ -88,6 +89,25 @@ std::string FindLibrary() {
   return path;
 }
 
+std::string PreloadList(const std::string& library, const std::string& list) {
+  std::string rest;
+  bool there = false;  // `rcsock run rcsock run ...`
+  for (std::size_t at = 0; at < list.size();) {
+    const std::size_t end = std::min(list.find_first_of(" :", at), list.size());
+    const std::string entry = list.substr(at, end - at);
+    at = end + 1;
+    const bool same = entry == library;
+    if (entry.empty() || (same && there) ||
+        (!same && fs::path(entry).filename() == kLibrary)) {
+      continue;
+    }
+    there = there || same;
+    rest += (rest.empty() ? "" : ":") + entry;
+  }
+  if (there || library.empty()) return rest;
+  return rest.empty() ? library : library + ":" + rest;
+}
+
 Policy ApplyConfig(const std::optional<std::string>& file) {
   Policy policy = ReadPolicy(file);
   if (!policy.error.empty()) {
@@ -122,12 +142,6 @@ std::string Uids(const std::string& users, std::string* uids) {
     return "more than " + std::to_string(base::Config::kMostPeers) + " users";
   }
   return "";
-}
-
-std::string Prepended(const std::string& library, const std::string& list) {
-  const std::string first = list.substr(0, list.find_first_of(" :"));
-  if (first == library) return list;  // `rcsock run rcsock run ...`
-  return list.empty() ? library : library + ":" + list;
 }
 
 }  // namespace
@@ -179,7 +193,7 @@ int Run(const RunOptions& options) {
     }
   }
 
-  const std::string preload = Prepended(library, Environment("LD_PRELOAD"));
+  const std::string preload = PreloadList(library, Environment("LD_PRELOAD"));
   ::setenv("LD_PRELOAD", preload.c_str(), 1);
 
   std::vector<char*> argv;

@@ -24,6 +24,11 @@ struct RunOptions {
 // none.
 std::string FindLibrary();
 
+// LD_PRELOAD for a process that is to run with `library` ("": without any of
+// ours): `list` with it in front, unless it is there already, and without
+// others of its name.
+std::string PreloadList(const std::string& library, const std::string& list);
+
 // Sets this process's environment as the configuration files say, for a program
 // that is to run in it; from `file`, or from the usual ones.  What is wrong
 // with them is in `error`, and then it is to run over plain TCP.

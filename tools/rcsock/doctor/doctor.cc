@@ -37,12 +37,18 @@ bool Colour() {
   return ::isatty(STDOUT_FILENO) == 1 && (no == nullptr || *no == '\0');
 }
 
-// The lanes of the loop on this host: shm, unless rules say which.
+// The lanes that the environment allows; "" if it does not say.
+std::string LanesAllowed() {
+  const char* lanes = std::getenv("RCSOCK_LANES");
+  return lanes == nullptr ? "" : lanes;
+}
+
+// The lanes of the loop on this host: shm, unless the environment or rules say
+// which.
 std::string LanesHere(const std::string& rules) {
-  return std::getenv("RCSOCK_LANES") == nullptr &&
-                 rules.find("lanes=") != std::string::npos
-             ? ""
-             : "shm";
+  return LanesAllowed().empty() && rules.find("lanes=") == std::string::npos
+             ? "shm"
+             : "";
 }
 
 // What helps against a reason; "" if nothing is to be done.
@@ -52,7 +58,7 @@ std::string MendOf(const std::string& reason) {
     const char* mend;
   };
   constexpr Entry kEntries[] = {
-      {"policy", "see RCSOCK_LANES, and the configuration of `rcsock run`"},
+      {"policy", "see the configuration of `rcsock run`"},
       {"no_device", "rdma link add rxe0 type rxe netdev NETDEV, or an HCA"},
       {"no_rdma_library", "apt install librdmacm1 ibverbs-providers"},
       {"no_route", "ip route get PEER must show a device's network device"},
@@ -75,10 +81,11 @@ std::string MendOf(const std::string& reason) {
   return "";
 }
 
-// `rule`: what keeps lanes from the connection, "" if nothing does.
+// `set`: RCSOCK_LANES, if the user has set it.  `rule`: what keeps lanes from
+// the connection, "" if nothing does.
 void Report(const std::string& about, const std::string& wanted,
-            const ProbeResult& result, const std::string& rule,
-            Findings* findings) {
+            const ProbeResult& result, const std::string& set,
+            const std::string& rule, Findings* findings) {
   if (!result.error.empty()) {
     findings->Bad(about, result.error,
                   result.refused ? "start `rcsock doctor --listen` there" : "");
@@ -94,11 +101,15 @@ void Report(const std::string& about, const std::string& wanted,
                            result.promoted_ms, works));
     return;
   }
-  const std::string mend =
-      rule.empty() ? ""
-                   : rule +
-                         " keeps it away; `rcsock run --no-config` runs a "
-                         "program without";
+  std::string mend;
+  if (!set.empty() && set != "auto" && set != wanted &&
+      (!wanted.empty() || result.reason == "policy")) {
+    mend =
+        fmt::format("RCSOCK_LANES={} keeps it away: unset RCSOCK_LANES", set);
+  } else if (!rule.empty()) {
+    mend = rule +
+           " keeps it away; `rcsock run --no-config` runs a program without";
+  }
   if (result.lane != "tcp") {
     findings->Bad(
         about,
@@ -106,11 +117,12 @@ void Report(const std::string& about, const std::string& wanted,
         mend);
     return;
   }
-  findings->Bad(
-      about,
-      fmt::format("no lane: {} ({}); TCP works: {}", result.reason_text,
-                  result.reason, works),
-      mend.empty() || result.reason != "policy" ? MendOf(result.reason) : mend);
+  findings->Bad(about,
+                fmt::format("no lane: {} ({}); TCP works: {}",
+                            result.reason_text, result.reason, works),
+                mend.empty() || (set.empty() && result.reason != "policy")
+                    ? MendOf(result.reason)
+                    : mend);
   if (!result.peer_reason.empty() && result.peer_reason != "?" &&
       result.peer_reason != result.reason) {
     findings->Note(about,
@@ -192,6 +204,10 @@ int Doctor(const DoctorOptions& options) {
   }
   Findings findings;
   findings.ShowAs(!options.json, Colour());
+  const std::string set = LanesAllowed();
+  if (!set.empty()) {
+    findings.Note("environment", fmt::format("RCSOCK_LANES={} is set", set));
+  }
   const Policy policy = ApplyConfig(std::nullopt);
   const Reasons rules(policy, &findings);
   const bool verbs = ExamineHost(&findings);
@@ -200,7 +216,7 @@ int Doctor(const DoctorOptions& options) {
       ExamineVerbs(one, &findings);
     }
   }
-  Report("shm lane", "shm", ProbeHere(LanesHere(rules.text())),
+  Report("shm lane", "shm", ProbeHere(LanesHere(rules.text())), set,
          rules.Against("shm", kLoopback, 0), &findings);
   if (!host.empty()) {
     sockaddr_storage address{};
@@ -212,7 +228,7 @@ int Doctor(const DoctorOptions& options) {
     if (found) rule = rules.Against("", peer, port);
     // To another host there is no other lane.
     if (found && rule.empty()) rule = rules.Against("rdma", peer, port);
-    Report("to " + host, "", Probe(host, port, ""), rule, &findings);
+    Report("to " + host, "", Probe(host, port, ""), set, rule, &findings);
   }
   if (options.json) std::cout << findings.Json();
   return findings.AnyBad() ? 1 : 0;

@@ -32,13 +32,9 @@ constexpr int kLimitMs = 40'000;
 // In the process that becomes a probe.  A second message serves to promote,
 // unless a rule says when: the environment comes before rules.
 void SetEnvironment(const Under& under) {
-  const std::string& library = under.library;
   const char* before = std::getenv("LD_PRELOAD");
   const std::string preload =
-      before == nullptr || *before == '\0' ||
-              std::string(before).find(library) != std::string::npos
-          ? library
-          : library + ":" + before;
+      PreloadList(under.library, before != nullptr ? before : "");
   ::setenv("LD_PRELOAD", preload.c_str(), 1);
   if (!under.lanes.empty()) {
     ::setenv("RCSOCK_LANES", under.lanes.c_str(), 1);

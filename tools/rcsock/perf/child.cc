@@ -21,31 +21,10 @@ extern char** environ;
 namespace rcsock::perf {
 namespace {
 
-constexpr char kLibraryName[] = "librcsock_preload.so";
-
 std::array<Fd, 2> Pipe() {
   int fds[2];
   if (::pipe2(fds, O_CLOEXEC) != 0) FailErrno("pipe");
   return {Fd(fds[0]), Fd(fds[1])};
-}
-
-// `list` without any rcsock library.
-std::string WithoutLibrary(const std::string& list) {
-  std::string rest;
-  std::size_t at = 0;
-  while (at < list.size()) {
-    std::size_t end = list.find_first_of(" :", at);
-    if (end == std::string::npos) end = list.size();
-    const std::string entry = list.substr(at, end - at);
-    const std::size_t slash = entry.rfind('/');
-    const std::string name =
-        slash == std::string::npos ? entry : entry.substr(slash + 1);
-    if (!entry.empty() && name != kLibraryName) {
-      rest += (rest.empty() ? "" : ":") + entry;
-    }
-    at = end + 1;
-  }
-  return rest;
 }
 
 std::vector<std::string> Environment(const Spec& spec, const Fd& stats) {
@@ -61,18 +40,18 @@ std::vector<std::string> Environment(const Spec& spec, const Fd& stats) {
       result.push_back(text);
     }
   }
-  preload = WithoutLibrary(preload);
+  std::string library;
   if (UnderRcsock(spec.transport)) {
-    const std::string library = tools::FindLibrary();
+    library = tools::FindLibrary();
     if (library.empty()) {
-      Fail("{} needs the library {}", Name(spec.transport), kLibraryName);
+      Fail("{} needs the library to preload", Name(spec.transport));
     }
-    preload = library + (preload.empty() ? "" : ":" + preload);
     result.push_back(std::string("RCSOCK_LANES=") + Name(spec.transport));
     // The child writes into our memfd: no file to name, none to leave behind.
     result.push_back(
         fmt::format("RCSOCK_STATS=/proc/{}/fd/{}", ::getpid(), stats.get()));
   }
+  preload = tools::PreloadList(library, preload);
   if (!preload.empty()) result.push_back("LD_PRELOAD=" + preload);
   return result;
 }
