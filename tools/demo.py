@@ -70,13 +70,12 @@ def limit(seconds):
     return 30 + 10 * seconds
 
 
-# Requests that take about a second, by number of clients: found by the first
-# run, which is a plain one, so that both kinds do the same work.
-_redis_rate = {}
-
-
 def redis(clients):
-    def benchmark(session, port, requests, seconds):
+    def benchmark(session, requests, seconds):
+        port = measure.free_port()
+        server = session.serve(
+            port, "redis-server", "--port", port, "--bind", "127.0.0.1",
+            "--save", "", "--appendonly", "no", "--dir", session.directory)
         text = session.output_of(
             "redis-benchmark", "-h", "127.0.0.1", "-p", port, "-t", "set,get",
             "-c", clients, "-P", 1, "-n", requests, "--csv",
@@ -85,20 +84,14 @@ def redis(clients):
             text.splitlines()) if row and row[0] in ("SET", "GET")}
         if len(figures) != 2:
             raise Failure(f"redis-benchmark printed:\n{text}")
+        session.stop(server)
         return figures["GET"], figures["SET"]
 
     def run(session, seconds):
-        port = measure.free_port()
-        server = session.serve(
-            port, "redis-server", "--port", port, "--bind", "127.0.0.1",
-            "--save", "", "--appendonly", "no", "--dir", session.directory)
-        if clients not in _redis_rate:
-            _redis_rate[clients] = min(
-                benchmark(session, port, 5000, seconds))
-        requests = max(10000, int(_redis_rate[clients] * seconds))
-        figures = benchmark(session, port, requests, seconds)
-        session.stop(server)
-        return figures
+        requests = measure.count_for(
+            session, f"redis {clients}", seconds, 5000,
+            lambda other, n: min(benchmark(other, n, seconds)))
+        return benchmark(session, requests, seconds)
 
     return run
 
@@ -166,7 +159,7 @@ def iperf3(*options):
 
 
 def pingpong(mode):
-    def run(session, seconds):
+    def round_trip(session, iterations, seconds):
         program = session.output / "tests/bench/pingpong"
         port = measure.free_port()
         server = session.serve(
@@ -174,10 +167,15 @@ def pingpong(mode):
             "--mode", mode)
         text = session.output_of(
             program, "--role", "client", "--port", port, "--cpu", 1, "--mode",
-            mode, "--size", 8, "--iters", int(40000 * seconds),
-            timeout=limit(seconds))
+            mode, "--size", 8, "--iters", iterations, timeout=limit(seconds))
         session.stop(server, None)
-        return (json.loads(text)["ns"] / 1000,)
+        return json.loads(text)["ns"]
+
+    def run(session, seconds):
+        iterations = measure.count_for(
+            session, f"pingpong {mode}", seconds, 4000,
+            lambda other, n: 1e9 / round_trip(other, n, seconds))
+        return (round_trip(session, iterations, seconds) / 1000,)
 
     return run
 

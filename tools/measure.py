@@ -158,6 +158,30 @@ class Session:
         return lanes
 
 
+_rates = {}
+
+
+def count_for(session, what, seconds, first, rate_of):
+    """How many of something take about `seconds` in such a session.
+
+    `rate_of(session, count)` runs so many and returns how many a second that
+    were; it is asked once for each `what`, plain and under rcsock, `first` of
+    them and more if that is over too soon to tell.  The sessions are others:
+    nothing of that counts.
+    """
+    kind = what, session.under_rcsock
+    if kind not in _rates:
+        count = first
+        while True:
+            with Session(session.output, session.under_rcsock) as other:
+                rate = rate_of(other, count)
+            if count > first or count >= 0.2 * rate:
+                break
+            count = int(0.3 * rate)
+        _rates[kind] = rate
+    return max(first, int(_rates[kind] * seconds))
+
+
 class Lanes:
     """Bytes by lane, added up over runs."""
 
