@@ -3,7 +3,8 @@
 #
 # Many connections and a limit of lanes, inside one guest; every byte is checked
 # by soak.  Prints what came of it, as JSON.
-#   all      all of CONNECTIONS are promoted, at one time (QPS is at least that)
+#   all      all of CONNECTIONS are promoted, at one time (QPS is at least that):
+#            none leaves its lane before the last one has its own
 #   uniform  all are equally active, and more than QPS: those that have a lane
 #            keep it
 #   moving   three quarters of QPS are active, others every SECONDS / 4: they
@@ -50,6 +51,8 @@ until_true() {
 # Connections that have been on a lane; how many switches there were.
 promoted() { grep 'promoted to rdma' "$dir/log.$1" | sort -u | wc -l || true; }
 all_promoted() { (($(promoted client) >= connections && $(promoted server) >= connections)); }
+# Lanes that were left, at either end.
+left() { grep -h 'left its lane' "$dir/log.client" "$dir/log.server" | wc -l || true; }
 gone_by() { ((SECONDS >= $1)); }
 pinned() { awk '/^VmPin:/ {print $2}' "/proc/$1/status"; }
 # Idle lanes, whose small rings are all that is pinned at either end.  On iWARP
@@ -90,7 +93,10 @@ LD_PRELOAD=$shim RCSOCK_STATS=$dir/stats.client "$soak" client "$RDMA_IP" "$port
 client=$!
 start=$SECONDS
 case $kind in
-  all) until_true "$seconds" "all on rdma" all_promoted ;;
+  all)
+    until_true "$seconds" "all on rdma" all_promoted
+    (($(left) == 0)) || fail "$(left) left their lanes meanwhile"
+    ;;
   uniform | pinned | moving) until_true $((seconds + 5)) "the end" gone_by $((start + seconds)) ;;
   rings | whisper)
     until_true "$seconds" "large rings" grep -q "left its lane: idle_rings" "$dir/log.client" "$dir/log.server"
@@ -131,6 +137,12 @@ if limit:
     peak = max(e["pinned"]["peak"] for e in ends.values())
     if not 0 < peak <= limit:
         wrong = f"{peak} bytes pinned"
+if kind == "all":
+    # What is pinned when each has a lane with its smallest rings.
+    least = connections * (24 if device.startswith("siw") else 32) << 10
+    for name, end in ends.items():
+        if end["pinned"]["peak"] < least:
+            wrong = f"only {end['pinned']['peak']} bytes pinned at the {name}"
 if kind == "uniform":
     if evicted > qps // 4:
         wrong = f"{evicted} evictions"
