@@ -1,7 +1,5 @@
-// A libFuzzer target: the private data of rdma_cm, as it comes from a peer.
-//   clang++ -std=c++20 -O1 -g -fsanitize=fuzzer,address,undefined -I.
-//     tests/fuzz/rdma_wire_fuzz.cc lib/rendezvous/rdma_wire.cc
-//     lib/lane/rdma/*.cc ... -lsodium -o rdma_wire_fuzz
+// A libFuzzer target (tests/fuzz/run): the private data of rdma_cm, as it comes
+// from a peer.
 // tests/rendezvous/rdma_wire_test.cc feeds noise to the same functions.
 
 #include <cstddef>

@@ -1,6 +1,4 @@
-// A libFuzzer target: both ends of a ring against a model.
-//   clang++ -std=c++20 -O1 -g -fsanitize=fuzzer,address,undefined -I.
-//     tests/fuzz/ring_fuzz.cc lib/ring/tx.cc -o ring_fuzz
+// A libFuzzer target (tests/fuzz/run): both ends of a ring against a model.
 // tests/ring/ring_test.cc replays random inputs through the same driver.
 
 #include <cstddef>
