@@ -29,10 +29,7 @@ constexpr std::chrono::seconds kStuckLimit{5};
 }  // namespace
 
 Channel::Channel(Core* core, base::UniqueFd fd)
-    : core_(core),
-      fd_(std::move(fd)),
-      descriptor_(core->io),
-      stuck_(core->io) {}
+    : core_(core), fd_(std::move(fd)), descriptor_(core->io), stuck_(core) {}
 
 // (Neither call of Asio throws on a descriptor or a timer that is open.)
 // NOLINTNEXTLINE(bugprone-exception-escape)
@@ -52,7 +49,7 @@ bool Channel::Start() {
 void Channel::Close() {
   if (!fd_.ok()) return;
   if (descriptor_.is_open()) descriptor_.release();
-  stuck_.cancel();
+  stuck_.Stop();
   queue_.clear();
   fd_.reset();
 }
@@ -128,12 +125,7 @@ void Channel::Send(const void* bytes, std::size_t length, const int* fds,
 }
 
 void Channel::WaitWritable() {
-  stuck_.expires_after(kStuckLimit);
-  stuck_.async_wait([self = shared_from_this()](const error_code& error) {
-    if (error) return;
-    Step step(self->core_);
-    self->End(base::Reason::kTimeout);
-  });
+  stuck_.Start(kStuckLimit, shared_from_this(), &Channel::OnStuck);
   descriptor_.async_wait(boost::asio::posix::descriptor_base::wait_write,
                          [self = shared_from_this()](const error_code& error) {
                            if (error) return;
@@ -158,7 +150,7 @@ void Channel::Flush() {
     if (r != 0) return End(base::Reason::kPeerGone);
     queue_.pop_front();
   }
-  stuck_.cancel();
+  stuck_.Stop();
 }
 
 namespace {

@@ -2,12 +2,12 @@
 #define RCSOCK_LIB_RENDEZVOUS_CHANNEL_H_
 
 #include <boost/asio/posix/stream_descriptor.hpp>
-#include <boost/asio/steady_timer.hpp>
 #include <deque>
 #include <memory>
 #include <vector>
 
 #include "lib/base/unique_fd.h"
+#include "lib/rendezvous/timer.h"
 #include "lib/rendezvous/wire.h"
 
 namespace rcsock::rendezvous {
@@ -62,13 +62,14 @@ class Channel : public std::enable_shared_from_this<Channel> {
   void OnReadable();
   void Flush();
   void WaitWritable();
+  void OnStuck() { End(base::Reason::kTimeout); }
   // Closes, and tells the owner in a later turn: the caller may be the owner.
   void End(base::Reason reason);
 
   Core* core_;
   base::UniqueFd fd_;
   boost::asio::posix::stream_descriptor descriptor_;
-  boost::asio::steady_timer stuck_;
+  Timer stuck_;
   std::weak_ptr<ChannelOwner> owner_;
   std::deque<Queued> queue_;
 };

@@ -21,6 +21,7 @@
 #include "lib/rendezvous/recent.h"
 #include "lib/rendezvous/rendezvous.h"
 #include "lib/rendezvous/sources.h"
+#include "lib/rendezvous/step.h"
 #include "lib/rendezvous/waiting_line.h"
 #include "lib/rendezvous/wire.h"
 
@@ -179,19 +180,6 @@ class Core {
   std::unordered_map<const lane::Lane*, std::shared_ptr<Connection>>
       rdma_lanes_;
   bool abandoned_ = false;  // in a child of fork
-};
-
-// One turn of the conductor, by its thread, or in its place by one that finds
-// it free (Core::Here).
-class Step {
- public:
-  explicit Step(Core* core);
-  ~Step();
-  Step(const Step&) = delete;
-  Step& operator=(const Step&) = delete;
-
- private:
-  Core* core_;
 };
 
 }  // namespace rcsock::rendezvous

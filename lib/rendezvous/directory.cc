@@ -96,14 +96,14 @@ Directory::Directory(Rdma* rdma, const Address& address, std::uint32_t scope,
       scope_(scope),
       port_(port),
       own_port_(own_port),
-      timer_(rdma->core()->io) {}
+      timer_(rdma->core()) {}
 
 // (Asio's cancel and release say that they throw; here they have nothing to.)
 // NOLINTNEXTLINE(bugprone-exception-escape)
 Directory::~Directory() { Close(); }
 
 void Directory::Close() {
-  timer_.cancel();
+  timer_.Stop();
   timer_runs_ = true;  // for ever
   if (name_ != nullptr && name_->is_open()) name_->release();
   name_.reset();
@@ -166,21 +166,18 @@ void Directory::Try() {
 
 void Directory::TryAgain() {
   timer_runs_ = true;
-  timer_.expires_after(milliseconds(1 << tries_));
+  timer_.Start(milliseconds(1 << tries_), weak_from_this(),
+               &Directory::OnTimer);
   if (tries_ < kMaxDoublings) ++tries_;
-  timer_.async_wait(
-      [weak = weak_from_this(), core = rdma_->core()](const error_code& error) {
-        if (error) return;
-        auto self = weak.lock();
-        if (self == nullptr) return;
-        Step step(core);
-        self->timer_runs_ = false;
-        if (self->state_ == State::kOwner) {
-          self->OpenName();
-        } else {
-          self->Try();
-        }
-      });
+}
+
+void Directory::OnTimer() {
+  timer_runs_ = false;
+  if (state_ == State::kOwner) {
+    OpenName();
+  } else {
+    Try();
+  }
 }
 
 bool Directory::TryOwn() {

@@ -2,7 +2,6 @@
 #define RCSOCK_LIB_RENDEZVOUS_DIRECTORY_H_
 
 #include <boost/asio/posix/stream_descriptor.hpp>
-#include <boost/asio/steady_timer.hpp>
 #include <memory>
 #include <unordered_map>
 #include <unordered_set>
@@ -11,6 +10,7 @@
 #include "lib/base/unique_fd.h"
 #include "lib/rendezvous/channel.h"
 #include "lib/rendezvous/cm.h"
+#include "lib/rendezvous/timer.h"
 
 namespace rcsock::rendezvous {
 
@@ -82,6 +82,7 @@ class Directory : public ChannelOwner,
   bool TryOwn();
   bool TryJoin();
   void TryAgain();
+  void OnTimer();
   void OpenName();
   void WaitAccept();
   void OnAccept();
@@ -97,7 +98,7 @@ class Directory : public ChannelOwner,
   const std::uint16_t own_port_;  // of this process's own listener
   State state_ = State::kIdle;
   std::unordered_set<Tuple, TupleHash> waiting_;  // here
-  boost::asio::steady_timer timer_;
+  Timer timer_;
   bool timer_runs_ = false;
   int tries_ = 0;
 

@@ -36,7 +36,7 @@ PeerLink::PeerLink(Core* core, const Uuid& uuid,
       uuid_(uuid),
       channel_(std::move(channel)),
       link_(std::move(link)),
-      timer_(core->io) {}
+      timer_(core) {}
 
 std::shared_ptr<PeerLink> PeerLink::Make(Core* core, const Uuid& uuid,
                                          std::shared_ptr<Channel> channel,
@@ -92,12 +92,11 @@ std::shared_ptr<PeerLink> PeerLink::Accept(Core* core, const Uuid& uuid,
 }
 
 void PeerLink::WaitForAck() {
-  timer_.expires_after(kAckLimit);
-  timer_.async_wait([self = shared_from_this()](const error_code& error) {
-    if (error) return;
-    Step step(self->core_);
-    if (!self->up_) self->Die(base::Reason::kTimeout);
-  });
+  timer_.Start(kAckLimit, shared_from_this(), &PeerLink::OnNoAck);
+}
+
+void PeerLink::OnNoAck() {
+  if (!up_) Die(base::Reason::kTimeout);
 }
 
 int PeerLink::NewBells(int* fds, std::uint32_t* mask) {
@@ -241,7 +240,7 @@ void PeerLink::Die(base::Reason reason) {
   dead_ = true;
   const auto self = shared_from_this();
   RCSOCK_LOG(1, "link lost: %s", base::ReasonKey(reason));
-  timer_.cancel();
+  timer_.Stop();
   channel_->Close();
   link_->Kill(reason);
   core_->RemoveLink(this);
@@ -300,7 +299,7 @@ bool PeerLink::HandleAck(Packet& packet) {
       !TakeBells(mask, packet, 1)) {
     return false;
   }
-  timer_.cancel();
+  timer_.Stop();
   up_ = true;
   for (auto& session : std::exchange(pending_, {})) Open(session);
   return true;

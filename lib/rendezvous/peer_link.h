@@ -1,12 +1,12 @@
 #ifndef RCSOCK_LIB_RENDEZVOUS_PEER_LINK_H_
 #define RCSOCK_LIB_RENDEZVOUS_PEER_LINK_H_
 
-#include <boost/asio/steady_timer.hpp>
 #include <memory>
 #include <vector>
 
 #include "lib/lane/shm/link.h"
 #include "lib/rendezvous/channel.h"
+#include "lib/rendezvous/timer.h"
 #include "lib/rendezvous/wire.h"
 
 namespace rcsock::rendezvous {
@@ -78,6 +78,7 @@ class PeerLink : public ChannelOwner,
   };
 
   void WaitForAck();
+  void OnNoAck();
   // Bells that exist here and that the peer has not been given.
   int NewBells(int* fds, std::uint32_t* mask);
   bool TakeBells(std::uint32_t mask, Packet& packet, int first);
@@ -122,7 +123,7 @@ class PeerLink : public ChannelOwner,
     stream::Nonce peers;
   };
   std::vector<Held> held_;
-  boost::asio::steady_timer timer_;
+  Timer timer_;
 };
 
 }  // namespace rcsock::rendezvous

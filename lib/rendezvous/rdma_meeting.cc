@@ -14,7 +14,6 @@
 namespace rcsock::rendezvous {
 namespace {
 
-using boost::system::error_code;
 using std::chrono::milliseconds;
 
 // Waiting costs the accepting end a table entry, and the connecting one may
@@ -60,8 +59,8 @@ void SetAckTimeout(rdma_cm_id* id) {
 RdmaMeeting::RdmaMeeting(Core* core, Session* session)
     : core_(core),
       session_(session),
-      timer_(core->io),
-      nudge_timer_(core->io),
+      timer_(core),
+      nudge_timer_(core),
       nudge_pause_(kFirstNudge),
       pause_(kFirstPause) {}
 
@@ -100,9 +99,8 @@ void RdmaMeeting::Close() {
   const std::shared_ptr<Seeker> seeker = session_->seeker();
   session_ = nullptr;
   state_ = State::kDone;
-  ++timer_number_;
-  timer_.cancel();
-  nudge_timer_.cancel();
+  timer_.Stop();
+  nudge_timer_.Stop();
   LeaveConnection();
   if (std::exchange(turn_, false)) rdma_->EndTurn();
   if (std::exchange(place_, false)) seeker->LeavePlace();
@@ -460,18 +458,14 @@ void RdmaMeeting::Progress() {
 }
 
 void RdmaMeeting::StartNudge() {
-  nudge_timer_.expires_after(nudge_pause_);
+  nudge_timer_.Start(nudge_pause_, weak_from_this(), &RdmaMeeting::OnNudge);
   nudge_pause_ *= 2;
-  nudge_timer_.async_wait([weak = weak_from_this()](const error_code& error) {
-    const auto self = weak.lock();
-    if (error || self == nullptr) return;
-    Step step(self->core_);
-    if (self->state_ != State::kAdopting || self->connection_ == nullptr) {
-      return;
-    }
-    self->connection_->lane()->Nudge();
-    self->StartNudge();
-  });
+}
+
+void RdmaMeeting::OnNudge() {
+  if (state_ != State::kAdopting || connection_ == nullptr) return;
+  connection_->lane()->Nudge();
+  StartNudge();
 }
 
 void RdmaMeeting::Deliver() {
@@ -494,13 +488,7 @@ void RdmaMeeting::Deliver() {
 void RdmaMeeting::OnLost(base::Reason why) { Fail(why, false); }
 
 void RdmaMeeting::StartTimer(milliseconds limit) {
-  timer_.expires_after(limit);
-  timer_.async_wait([self = shared_from_this(),
-                     number = ++timer_number_](const error_code& error) {
-    if (error || number != self->timer_number_) return;
-    Step step(self->core_);
-    self->OnTimer();
-  });
+  timer_.Start(limit, shared_from_this(), &RdmaMeeting::OnTimer);
 }
 
 void RdmaMeeting::OnTimer() {

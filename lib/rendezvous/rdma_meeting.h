@@ -1,7 +1,6 @@
 #ifndef RCSOCK_LIB_RENDEZVOUS_RDMA_MEETING_H_
 #define RCSOCK_LIB_RENDEZVOUS_RDMA_MEETING_H_
 
-#include <boost/asio/steady_timer.hpp>
 #include <chrono>
 #include <memory>
 
@@ -10,6 +9,7 @@
 #include "lib/rendezvous/probe.h"
 #include "lib/rendezvous/rdma_wire.h"
 #include "lib/rendezvous/rendezvous.h"
+#include "lib/rendezvous/timer.h"
 
 namespace rcsock::rendezvous {
 
@@ -70,6 +70,7 @@ class RdmaMeeting : public std::enable_shared_from_this<RdmaMeeting> {
   void Established();
   void Progress();
   void StartNudge();
+  void OnNudge();
   void Deliver();
   void Fail(base::Reason why, bool final);
   void StartTimer(std::chrono::milliseconds limit);
@@ -83,10 +84,9 @@ class RdmaMeeting : public std::enable_shared_from_this<RdmaMeeting> {
   std::uint32_t scope_ = 0;
   Address peer_{};
   std::uint16_t peer_port_ = 0;
-  boost::asio::steady_timer timer_;
-  boost::asio::steady_timer nudge_timer_;
+  Timer timer_;
+  Timer nudge_timer_;
   std::chrono::milliseconds nudge_pause_;
-  std::uint32_t timer_number_ = 0;
   std::shared_ptr<Connection> connection_;
   std::shared_ptr<Probe> probe_;
   std::uint16_t port_ = 0;  // the RDMA port connected to

@@ -53,7 +53,7 @@ Session::Session(Core* core, std::shared_ptr<Seeker> seeker)
       seeker_(std::move(seeker)),
       role_(seeker_->role()),
       listener_(core->io),
-      timer_(core->io) {}
+      timer_(core) {}
 
 Session::~Session() {
   // Only a session that never began, or that TearDown has cut short, has
@@ -501,13 +501,7 @@ void Session::OnChannelEnd(base::Reason reason) {
 }
 
 void Session::StartTimer(milliseconds limit) {
-  timer_.expires_after(limit);
-  timer_.async_wait([self = shared_from_this(),
-                     number = ++timer_number_](const error_code& error) {
-    if (error || number != self->timer_number_) return;
-    Step step(self->core_);
-    self->OnTimer();
-  });
+  timer_.Start(limit, shared_from_this(), &Session::OnTimer);
 }
 
 void Session::OnTimer() {
@@ -555,8 +549,7 @@ void Session::CloseChannel() {
 
 void Session::Finish() {
   state_ = State::kDone;
-  ++timer_number_;
-  timer_.cancel();
+  timer_.Stop();
   CloseListener();
   CloseChannel();
   TakeBackOffers();

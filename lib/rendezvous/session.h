@@ -3,7 +3,6 @@
 
 #include <atomic>
 #include <boost/asio/posix/stream_descriptor.hpp>
-#include <boost/asio/steady_timer.hpp>
 #include <chrono>
 #include <memory>
 #include <optional>
@@ -12,6 +11,7 @@
 #include "lib/rendezvous/address.h"
 #include "lib/rendezvous/channel.h"
 #include "lib/rendezvous/rendezvous.h"
+#include "lib/rendezvous/timer.h"
 
 namespace rcsock::rendezvous {
 
@@ -139,9 +139,7 @@ class Session : public ChannelOwner,
 
   base::UniqueFd listener_fd_;
   boost::asio::posix::stream_descriptor listener_;
-  boost::asio::steady_timer timer_;
-  // Tells a late timer handler from the present one.
-  std::uint32_t timer_number_ = 0;
+  Timer timer_;
   std::shared_ptr<Channel> channel_;
   bool from_binder_ = false;  // the channel was accepted at our name
 

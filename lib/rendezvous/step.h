@@ -1,0 +1,23 @@
+#ifndef RCSOCK_LIB_RENDEZVOUS_STEP_H_
+#define RCSOCK_LIB_RENDEZVOUS_STEP_H_
+
+namespace rcsock::rendezvous {
+
+class Core;
+
+// One turn of the conductor, by its thread, or in its place by one that finds
+// it free (Core::Here).
+class Step {
+ public:
+  explicit Step(Core* core);
+  ~Step();
+  Step(const Step&) = delete;
+  Step& operator=(const Step&) = delete;
+
+ private:
+  Core* core_;
+};
+
+}  // namespace rcsock::rendezvous
+
+#endif  // RCSOCK_LIB_RENDEZVOUS_STEP_H_
