@@ -102,7 +102,6 @@ void Link::SetCookie(int index, void* cookie) {
 int Link::Drain(int bell, Completion* out, int capacity) {
   if (capacity <= 0) return 0;
   const std::uint32_t error = dead() ? std::uint32_t{kCompletionError} : 0;
-  const int segments = state_->segments();
   const int start = state_->cursor(bell);
   int found = 0;
   // One pass over the summary from the stream behind the last one reported, so
@@ -140,7 +139,10 @@ int Link::Drain(int bell, Completion* out, int capacity) {
       Taken& one = group[taken];
       if (!state_->TakeReady(bell, one.segment, one.bits)) continue;
       // Bits of segments that do not exist are the peer's nonsense: dropped.
-      if (one.segment >= segments) continue;
+      // The number is read after the bits have been taken: another thread may
+      // map a segment at any time, but an honest peer hears of it (SEGMENT and
+      // OPENED) and marks only then, so its bits are never seen before it.
+      if (one.segment >= state_->segments()) continue;
       state_->WarmStreams(one.segment, one.bits[kReadyRx]);
       ++taken;
     }
