@@ -418,6 +418,10 @@ void Stream::OnGot() {
 void Stream::OnProbe() {
   // Elsewhere a frame of ours may not be legal, or the lane is over anyway.
   if (tx_ != Tx::kLane || kshut_ || !accept_ || !LaneUsable()) return;
+  // An honest peer asks once more only when it has been answered, so no more
+  // than one answer waits here.  Another would fill our memory.
+  constexpr std::size_t kMostWaiting = 4096;
+  if (out_.size() > kMostWaiting) return;
   SendFrame(FrameKind::kLanded, InOff() + lane_->Readable());
 }
 

@@ -302,5 +302,53 @@ TEST(HostileTest, NeitherCrashesNorHangs) {
   }
 }
 
+// The peer reads nothing of TCP, and asks again and again what has landed.
+TEST(HostileTest, ProbesFillNoMemory) {
+  SimTcp tcp;
+  lane::sim::SimLink link(4096, 64);
+  link.auto_land = link.auto_credit = true;
+  SimAnchor anchors[2] = {SimAnchor(&tcp, 0), SimAnchor(&tcp, 1)};
+  lane::sim::SimLane lanes[2] = {lane::sim::SimLane(&link, 0),
+                                 lane::sim::SimLane(&link, 1)};
+  Stream c(Role::kConnector, &anchors[0], Limits{64});
+  Stream s(Role::kAcceptor, &anchors[1], Limits{64});
+  Nonce nonces[2] = {};
+  nonces[1].fill(0x22);
+  c.Adopt(0, 0);
+  s.Adopt(0, 0);
+  c.LaneUp(&lanes[0], 1, nonces[0], nonces[1], true);
+  s.LaneUp(&lanes[1], 1, nonces[1], nonces[0], true);
+  char byte = 'x';
+  const iovec iov{&byte, 1};
+  ASSERT_EQ(c.Write(&iov, 1, 1), 1);
+  for (int i = 0; i < 8; ++i) {
+    c.Progress();
+    s.Progress();
+    c.TakeChanges();
+    s.TakeChanges();
+    s.Read(&iov, 1, 1, false);
+  }
+  ASSERT_TRUE(c.FastTx() && s.FastTx());
+  tcp.capacity = tcp.pipe[1].bytes.size();
+  const FrameBytes probe = Encode(Frame{FrameKind::kProbe, 0, 1, c.tx_off()});
+  for (int i = 0; i < 10'000; ++i) {
+    tcp.pipe[0].bytes.append(reinterpret_cast<const char*>(probe.data()),
+                             probe.size());
+    s.Progress();
+    ASSERT_TRUE(tcp.pipe[0].bytes.empty());
+  }
+  EXPECT_FALSE(StreamTestAccess::Failed(s));
+  EXPECT_GT(StreamTestAccess::Queued(s), 0u);
+  EXPECT_LE(StreamTestAccess::Queued(s), 8192u);
+  // It is a stream still, and answers again once the old answers are gone.
+  tcp.capacity = 1 << 20;
+  s.Progress();
+  tcp.pipe[1].bytes.clear();
+  tcp.pipe[0].bytes.append(reinterpret_cast<const char*>(probe.data()),
+                           probe.size());
+  s.Progress();
+  EXPECT_EQ(tcp.pipe[1].bytes.size(), probe.size());
+}
+
 }  // namespace
 }  // namespace rcsock::stream
