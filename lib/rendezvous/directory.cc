@@ -15,8 +15,6 @@
 namespace rcsock::rendezvous {
 namespace {
 
-using boost::asio::posix::stream_descriptor;
-using boost::system::error_code;
 using std::chrono::milliseconds;
 
 // REQs that the kernel keeps while this thread is busy.
@@ -105,9 +103,8 @@ Directory::~Directory() { Close(); }
 void Directory::Close() {
   timer_.Stop();
   timer_runs_ = true;  // for ever
-  if (name_ != nullptr && name_->is_open()) name_->release();
+  if (name_ != nullptr) name_->Close();
   name_.reset();
-  name_fd_.reset();
   for (auto& member : members_) member->Detach();
   members_.clear();
   elsewhere_.clear();
@@ -121,7 +118,7 @@ void Directory::CloseInherited() const {
   auto close = [](int fd) {
     if (fd >= 0) base::CloseRaw(fd);
   };
-  close(name_fd_.get());
+  if (name_ != nullptr) close(name_->fd());
   if (channel_ != nullptr) close(channel_->fd());
   for (const auto& member : members_) close(member->fd());
 }
@@ -201,48 +198,18 @@ socklen_t Directory::Name(sockaddr_un* name) const {
 }
 
 void Directory::OpenName() {
-  base::UniqueFd fd(base::RelocateHigh(
-      ::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0)));
   sockaddr_un name;
   const socklen_t length = Name(&name);
-  error_code error;
-  if (!fd.ok() ||
-      ::bind(fd.get(), reinterpret_cast<const sockaddr*>(&name), length) != 0 ||
-      ::listen(fd.get(), kNameBacklog) != 0) {
-    // Taken by one that is ending, or by a squatter: streams of this process
-    // are found all the same.
-    return TryAgain();
-  }
-  name_ = std::make_unique<stream_descriptor>(rdma_->core()->io);
-  name_->assign(fd.get(), error);
-  if (error) {
-    name_.reset();
-    return TryAgain();
-  }
-  name_fd_ = std::move(fd);
-  WaitAccept();
+  name_ =
+      NameListener::Make(rdma_->core(), name, length, kNameBacklog,
+                         [this](base::UniqueFd fd) { OnJoin(std::move(fd)); });
+  // Taken by one that is ending, or by a squatter: streams of this process are
+  // found all the same.
+  if (name_ == nullptr) TryAgain();
 }
 
-void Directory::WaitAccept() {
-  name_->async_wait(
-      stream_descriptor::wait_read,
-      [weak = weak_from_this(), core = rdma_->core()](const error_code& error) {
-        if (error) return;
-        auto self = weak.lock();
-        if (self == nullptr) return;
-        Step step(core);
-        if (self->name_ == nullptr) return;
-        self->OnAccept();
-        self->WaitAccept();
-      });
-}
-
-void Directory::OnAccept() {
-  base::UniqueFd fd(base::RelocateHigh(::accept4(
-      name_fd_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK)));
-  if (!fd.ok() || members_.size() >= kMaxMembers || !PeerHasOurUid(fd.get())) {
-    return;
-  }
+void Directory::OnJoin(base::UniqueFd fd) {
+  if (members_.size() >= kMaxMembers || !PeerHasOurUid(fd.get())) return;
   auto channel = std::make_shared<Channel>(rdma_->core(), std::move(fd));
   auto member = std::make_shared<Member>(this, channel);
   channel->SetOwner(member);

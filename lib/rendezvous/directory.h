@@ -1,7 +1,6 @@
 #ifndef RCSOCK_LIB_RENDEZVOUS_DIRECTORY_H_
 #define RCSOCK_LIB_RENDEZVOUS_DIRECTORY_H_
 
-#include <boost/asio/posix/stream_descriptor.hpp>
 #include <memory>
 #include <unordered_map>
 #include <unordered_set>
@@ -10,6 +9,7 @@
 #include "lib/base/unique_fd.h"
 #include "lib/rendezvous/channel.h"
 #include "lib/rendezvous/cm.h"
+#include "lib/rendezvous/name_listener.h"
 #include "lib/rendezvous/timer.h"
 
 namespace rcsock::rendezvous {
@@ -84,8 +84,7 @@ class Directory : public ChannelOwner,
   void TryAgain();
   void OnTimer();
   void OpenName();
-  void WaitAccept();
-  void OnAccept();
+  void OnJoin(base::UniqueFd fd);
   void SendAdd(const Tuple& tuple);
   bool Take(Member* member, Packet& packet);
   void Drop(Member* member);
@@ -104,8 +103,7 @@ class Directory : public ChannelOwner,
 
   // kOwner
   std::unique_ptr<Listener> listener_;
-  base::UniqueFd name_fd_;
-  std::unique_ptr<boost::asio::posix::stream_descriptor> name_;
+  std::shared_ptr<NameListener> name_;
   std::vector<std::shared_ptr<Member>> members_;
   struct Elsewhere {
     std::uint16_t port;

@@ -6,15 +6,13 @@
 
 #include <cstddef>
 #include <cstring>
+#include <utility>
 
 #include "lib/rendezvous/core.h"
 #include "lib/rendezvous/wire.h"
 
 namespace rcsock::rendezvous {
 namespace {
-
-using boost::asio::posix::stream_descriptor;
-using boost::system::error_code;
 
 // Readers that wait while this thread is busy; one more is told to come again.
 constexpr int kBacklog = 8;
@@ -45,53 +43,24 @@ bool MayAsk(int fd) {
 }  // namespace
 
 void Inspection::Open() {
-  base::UniqueFd fd(base::RelocateHigh(
-      ::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0)));
   sockaddr_un name;
   const socklen_t length = InspectionName(core_->uuid, &name);
-  if (!fd.ok() ||
-      ::bind(fd.get(), reinterpret_cast<const sockaddr*>(&name), length) != 0 ||
-      ::listen(fd.get(), kBacklog) != 0) {
-    return;
-  }
-  auto listener = std::make_unique<stream_descriptor>(core_->io);
-  error_code error;
-  listener->assign(fd.get(), error);
-  if (error) return;
-  listener_ = std::move(listener);
-  fd_ = std::move(fd);
-  Wait();
+  listener_ = NameListener::Make(
+      core_, name, length, kBacklog,
+      [this](base::UniqueFd asker) { Answer(std::move(asker)); });
 }
 
 void Inspection::Close() {
-  if (listener_ != nullptr && listener_->is_open()) listener_->release();
+  if (listener_ != nullptr) listener_->Close();
   listener_.reset();
-  fd_.reset();
 }
 
-void Inspection::Wait() {
-  listener_->async_wait(stream_descriptor::wait_read,
-                        [this](const error_code& error) {
-                          if (error) return;
-                          Step step(core_);
-                          if (listener_ == nullptr) return;
-                          Accept();
-                          Wait();
-                        });
-}
-
-void Inspection::Accept() {
-  // Edge-triggered: the queue is emptied, or the rest would wait for the next.
-  for (int i = 0; i <= kBacklog; ++i) {
-    base::UniqueFd fd(base::RelocateHigh(
-        ::accept4(fd_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK)));
-    if (!fd.ok()) return;
-    if (!MayAsk(fd.get())) continue;
-    const base::UniqueFd answer(core_->Inspect());
-    const int send = answer.get();
-    const auto message = NewMessage<StatMsg>();
-    SendPacket(fd.get(), &message, sizeof message, &send, answer.ok() ? 1 : 0);
-  }
+void Inspection::Answer(base::UniqueFd asker) {
+  if (!MayAsk(asker.get())) return;
+  const base::UniqueFd answer(core_->Inspect());
+  const int send = answer.get();
+  const auto message = NewMessage<StatMsg>();
+  SendPacket(asker.get(), &message, sizeof message, &send, answer.ok() ? 1 : 0);
 }
 
 }  // namespace rcsock::rendezvous

@@ -1,10 +1,10 @@
 #ifndef RCSOCK_LIB_RENDEZVOUS_INSPECTION_H_
 #define RCSOCK_LIB_RENDEZVOUS_INSPECTION_H_
 
-#include <boost/asio/posix/stream_descriptor.hpp>
 #include <memory>
 
 #include "lib/base/unique_fd.h"
+#include "lib/rendezvous/name_listener.h"
 
 namespace rcsock::rendezvous {
 
@@ -23,15 +23,13 @@ class Inspection {
   // Without a descriptor for it nobody can ask, and that is all.
   void Open();
   void Close();
-  int fd() const { return fd_.get(); }
+  int fd() const { return listener_ == nullptr ? -1 : listener_->fd(); }
 
  private:
-  void Wait();
-  void Accept();
+  void Answer(base::UniqueFd asker);
 
   Core* const core_;
-  base::UniqueFd fd_;
-  std::unique_ptr<boost::asio::posix::stream_descriptor> listener_;
+  std::shared_ptr<NameListener> listener_;
 };
 
 }  // namespace rcsock::rendezvous

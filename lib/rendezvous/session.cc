@@ -282,10 +282,8 @@ void Session::OnAccept() {
   base::UniqueFd fd(base::RelocateHigh(::accept4(
       listener_fd_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK)));
   if (!fd.ok()) {
-    if (errno == EMFILE || errno == ENFILE) {
-      return Fail(base::Reason::kNoFds, false);
-    }
-    return WaitAccept();
+    if (errno == EAGAIN) return WaitAccept();
+    return Fail(ErrnoReason(errno), false);
   }
   from_binder_ = true;
   Connected(std::move(fd));

@@ -2,9 +2,12 @@
 #include <poll.h>
 #include <sys/epoll.h>
 #include <sys/resource.h>
+#include <sys/un.h>
 
 #include <atomic>
+#include <cstddef>
 #include <fstream>
+#include <string>
 
 #include "tests/rendezvous/util.h"
 
@@ -40,6 +43,52 @@ TEST(Conductor, IdleCostsNothing) {
     ASSERT_TRUE(c->Wait() && s->Wait());
     // What Drain itself costs is in it too.
     EXPECT_LT(IdleNs(conductor), 2'000'000);
+  }));
+}
+
+// The name under which this process tells of itself.
+sockaddr_un StatName(socklen_t* length) {
+  std::string line;
+  std::string inodes;
+  for (const auto& [fd, what] : OpenFds()) inodes += what + " ";
+  for (std::ifstream names("/proc/net/unix"); std::getline(names, line);) {
+    const std::size_t at = line.find("@rcsock/1/stat/");
+    if (at == std::string::npos) continue;
+    const std::size_t before = line.rfind(' ', at - 2);
+    const std::string inode = line.substr(before + 1, at - before - 2);
+    if (inodes.find("socket:[" + inode + "]") == std::string::npos) continue;
+    sockaddr_un name{};
+    name.sun_family = AF_UNIX;
+    line.copy(name.sun_path + 1, sizeof name.sun_path - 1, at + 1);
+    *length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) +
+                                     line.size() - at);
+    return name;
+  }
+  *length = 0;
+  return {};
+}
+
+// Somebody asks what it does, and there is no descriptor left to answer by.
+TEST(Conductor, OutOfDescriptorsItDoesNotSpin) {
+  ExpectSuccess(Spawn([] {
+    Conductor* conductor = GetConductor();
+    socklen_t length = 0;
+    const sockaddr_un name = StatName(&length);
+    ASSERT_NE(length, 0u);
+    const int asker = ::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+    rlimit limit{};
+    ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &limit), 0);
+    rlimit none = limit;
+    none.rlim_cur = 0;
+    ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &none), 0);
+    ASSERT_EQ(
+        ::connect(asker, reinterpret_cast<const sockaddr*>(&name), length), 0)
+        << std::strerror(errno);
+    EXPECT_LT(IdleNs(conductor), 20'000'000);
+    // It has not forgotten who waits.
+    ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &limit), 0);
+    char answer[64];
+    EXPECT_GT(::recv(asker, answer, sizeof answer, 0), 0);
   }));
 }
 
