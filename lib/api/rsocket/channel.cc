@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <ctime>
 
 #include "lib/api/rsocket/record.h"
 #include "lib/include/rcsock/rcsock.h"
@@ -22,6 +23,17 @@ constexpr unsigned char kMagic[8] = {0xf5, 'r', 'c', 's', 'r', 'i', 'o', 2};
 constexpr std::size_t kMostMaps = 4096;
 
 constexpr std::size_t kMostOwed = 4 << 20;
+
+// A hello is one segment, or a few in a row.
+constexpr std::int64_t kMostPieceMs = 1000;
+// For a direct write of the peer's that is under way to end.
+constexpr std::int64_t kMostBusyMs = 5000;
+
+std::int64_t NowMs() {
+  timespec now{};
+  ::clock_gettime(CLOCK_MONOTONIC, &now);
+  return now.tv_sec * 1000 + now.tv_nsec / 1'000'000;
+}
 
 std::uint64_t PidNamespace() {
   struct stat status {};
@@ -96,6 +108,17 @@ void Channel::TakeHello(const Hello& hello) {
 
 void Channel::Step() {
   const std::lock_guard hold(rx_);
+  StepLatched();
+}
+
+void Channel::SpeakFirst() {
+  const std::lock_guard hold(rx_);
+  StepLatched();
+  // From here on a hello gets no answer: the peer takes our bytes for one.
+  if (phase() == Phase::kMaybe) phase_ = Phase::kSpoken;
+}
+
+void Channel::StepLatched() {
   if (phase() == Phase::kConnecting) {
     pollfd one{fd_, POLLOUT, 0};
     if (rcs_poll(&one, 1, 0) <= 0) return;
@@ -109,7 +132,9 @@ void Channel::Step() {
     SendHello();
   }
   const Phase now = phase();
-  if (now != Phase::kHello && now != Phase::kMaybe) return;
+  if (now != Phase::kHello && now != Phase::kMaybe && now != Phase::kSpoken) {
+    return;
+  }
   Hello hello{};
   const ssize_t n =
       rcs_recv(fd_, &hello, sizeof hello, MSG_PEEK | MSG_DONTWAIT);
@@ -120,8 +145,21 @@ void Channel::Step() {
     phase_ = Phase::kPlain;
     return;
   }
-  if (n < static_cast<ssize_t>(sizeof hello)) return;
+  if (n < static_cast<ssize_t>(sizeof hello)) {
+    // A hello in pieces, or a peer without one that begins like it and waits.
+    const std::int64_t ms = NowMs();
+    if (begun_ms_ == 0) begun_ms_ = ms;
+    if (ms - begun_ms_ < kMostPieceMs) return;
+    begun_ms_ = 0;
+    phase_ = Phase::kPlain;
+    return;
+  }
+  begun_ms_ = 0;
   if (rcs_recv(fd_, &hello, sizeof hello, MSG_DONTWAIT) != n) {
+    phase_ = Phase::kPlain;
+    return;
+  }
+  if (now == Phase::kSpoken) {
     phase_ = Phase::kPlain;
     return;
   }

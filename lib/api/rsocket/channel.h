@@ -38,6 +38,7 @@ class Channel {
     kConnecting,  // the kernel's connect has not ended
     kHello,       // ours is sent, the peer's has not come
     kMaybe,       // accepted: the first bytes will tell
+    kSpoken,      // accepted, and has sent plain bytes before it could tell
     kFramed,
   };
 
@@ -56,6 +57,11 @@ class Channel {
   void Accepted(const Channel* listener);
   // Goes on with what the handshake waits for, as far as it can.
   void Step();
+  // Is about to send without waiting for the first bytes: to the peer that
+  // means that there are no records.
+  void SpeakFirst();
+  // There is something to be read that may be the beginning of a hello.
+  bool undecided() const { return begun_ms_.load() != 0; }
 
   // Takes what has come up to the next byte of data, and sends what is owed.
   void Progress();
@@ -143,8 +149,11 @@ class Channel {
                       std::uint64_t offset);
   void BreakLatched();
 
+  void StepLatched();
+
   int fd_;
   std::atomic<Phase> phase_{Phase::kIdle};
+  std::atomic<std::int64_t> begun_ms_{0};  // since when; 0: it is not
   std::atomic<bool> mapped_{false};
   bool end_ = false;  // of what comes: rx_'s
 

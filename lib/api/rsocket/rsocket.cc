@@ -55,6 +55,13 @@ std::int64_t NowMs() {
   return now.tv_sec * 1000 + now.tv_nsec / 1'000'000;
 }
 
+// What may be the beginning of a hello is there to be read, so no wait for more
+// of it would wait.
+void Nap() {
+  const timespec brief{0, 1'000'000};
+  ::nanosleep(&brief, nullptr);
+}
+
 // Waits for the stream itself; false with errno (EINTR).
 bool WaitFor(int fd, short events, int timeout) {
   pollfd one{fd, events, 0};
@@ -70,6 +77,7 @@ bool Shake(const Shared& channel, int timeout) {
     if (phase == Phase::kPlain || phase == Phase::kFramed) return true;
     const std::int64_t left = timeout < 0 ? -1 : end - NowMs();
     if (timeout >= 0 && left <= 0) return true;
+    if (channel->undecided()) Nap();
     if (!WaitFor(channel->fd(), phase == Phase::kConnecting ? POLLOUT : POLLIN,
                  static_cast<int>(left))) {
       return false;
@@ -104,6 +112,7 @@ ssize_t RecvVector(int fd, const iovec* iov, int count, int flags,
       if (channel == nullptr || !channel->framed()) {
         // What follows a hello is not there before it.
         if (channel != nullptr) {
+          if (channel->undecided()) Nap();
           n = Fail(EAGAIN);
         } else {
           msghdr message{};
@@ -196,10 +205,11 @@ ssize_t SendVector(const Shared& channel, int fd, const iovec* iov, int count,
 // The channel of a stream on which a send must go by it.
 Shared ForSend(int fd) {
   Shared channel = ForData(fd);
+  if (channel == nullptr || channel->framed()) return channel;
   // An acceptor that speaks first does so in plain bytes; a hello that comes
   // after that is only dropped.
-  if (channel != nullptr && channel->phase() == Phase::kMaybe) return nullptr;
-  return channel;
+  if (channel->phase() == Phase::kMaybe) channel->SpeakFirst();
+  return channel->framed() || channel->handshaking() ? channel : nullptr;
 }
 
 }  // namespace
@@ -411,7 +421,16 @@ RCSOCK_EXPORT int rpoll(pollfd* fds, nfds_t count, int timeout) {
         short got = asked[i].revents;
         if (const Shared& channel = channels[i]; channel != nullptr) {
           const bool shaking = channel->handshaking();
-          if (got != 0 && !channel->framed()) channel->Step();
+          if (got != 0 && !channel->framed()) {
+            const bool spoken = channel->phase() == Phase::kSpoken;
+            channel->Step();
+            if (channel->undecided()) Nap();
+            if (spoken && channel->phase() != Phase::kSpoken) {
+              // What there was may have been a hello, and is gone.
+              pollfd again{fds[i].fd, asked[i].events, 0};
+              if (rcs_poll(&again, 1, 0) >= 0) got = again.revents;
+            }
+          }
           channel->Progress();
           if (shaking) {
             // Connected: that is what POLLOUT says here.
@@ -545,7 +564,12 @@ RCSOCK_EXPORT int rfcntl(int fd, int command, ...) {
 RCSOCK_EXPORT off_t riomap(int fd, void* buffer, size_t length, int protection,
                            int flags, off_t offset) {
   return Guarded([&]() -> off_t {
-    const Shared channel = ForData(fd);
+    Shared channel = ForData(fd);
+    // As in raccept: whether the peer maps as well may be on its way.
+    if (channel != nullptr && channel->phase() == Phase::kMaybe) {
+      Shake(channel, 1000);
+      channel = ForData(fd);
+    }
     if (channel == nullptr || !channel->framed() || buffer == nullptr ||
         length == 0 || flags != 0 ||
         (protection & ~(PROT_WRITE | PROT_NONE)) != 0 || offset < -1) {
