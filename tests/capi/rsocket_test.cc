@@ -7,13 +7,18 @@
 #include <rcsock/rcsock.h>
 #include <rcsock/rsocket.h>
 #include <sched.h>
+#include <signal.h>
 #include <sys/ioctl.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
 #include <ctime>
+#include <fstream>
 #include <string>
 #include <thread>
 #include <vector>
@@ -378,6 +383,157 @@ TEST_F(RsocketTest, HostileRecords) {
     for (char byte : memory) EXPECT_EQ(byte, 0);
     ::close(peer);
   }
+}
+
+// A peer made by hand, which says what it likes.
+class HelloTest : public RsocketTest {
+ protected:
+  // As librcsock_rsocket sends it.
+  struct Hello {
+    unsigned char magic[8] = {0xf5, 'r', 'c', 's', 'r', 'i', 'o', 2};
+    std::uint32_t iomap_size = 4;
+    std::uint32_t pid = 0;
+    std::uint64_t pid_namespace = 0;
+    std::uint64_t cookie_at = 0;
+    std::uint64_t busy_at = 0;
+    unsigned char cookie[16] = {};
+  };
+
+  // Connected and accepted; nothing has been said.
+  void Meet(int maps) {
+    Listen(maps);
+    peer_ = ::socket(AF_INET, SOCK_STREAM, 0);
+    ASSERT_EQ(::connect(peer_, reinterpret_cast<sockaddr*>(&address_),
+                        sizeof address_),
+              0);
+    other_ = raccept(listener_, nullptr, nullptr);
+    ASSERT_GE(other_, 0);
+  }
+  void Say(const void* bytes, std::size_t length) {
+    EXPECT_EQ(::send(peer_, bytes, length, MSG_NOSIGNAL),
+              static_cast<ssize_t>(length));
+  }
+  void Say(const Hello& hello) { Say(&hello, sizeof hello); }
+  std::string Hear() {
+    char bytes[256];
+    const ssize_t n = ::recv(peer_, bytes, sizeof bytes, 0);
+    return std::string(bytes, n > 0 ? static_cast<std::size_t>(n) : 0);
+  }
+  // Says that its memory is that of process `pid`, where a write is under way
+  // while `busy_` is not 0.
+  Hello Claim(pid_t pid) {
+    struct stat status {};
+    EXPECT_EQ(::stat("/proc/self/ns/pid", &status), 0);
+    Hello hello;
+    hello.pid = static_cast<std::uint32_t>(pid);
+    hello.pid_namespace = status.st_ino;
+    hello.cookie_at = reinterpret_cast<std::uintptr_t>(cookie_);
+    hello.busy_at = reinterpret_cast<std::uintptr_t>(&busy_);
+    std::memcpy(hello.cookie, cookie_, sizeof cookie_);
+    return hello;
+  }
+  void TearDown() override {
+    ::close(peer_);
+    RsocketTest::TearDown();
+  }
+
+  int peer_ = -1;
+  const unsigned char cookie_[16] = {7, 7, 7};
+  std::atomic<std::uint32_t> busy_{1};
+};
+
+TEST_F(HelloTest, ComesAfterTheAcceptorHasSpoken) {
+  Meet(0);
+  ASSERT_EQ(rsend(other_, "abc", 3, 0), 3);
+  EXPECT_EQ(Hear(), "abc");
+  Say(Hello{});
+  Say("request", 7);
+  ::shutdown(peer_, SHUT_WR);
+  char got[64];
+  EXPECT_EQ(rrecv(other_, got, 7, MSG_WAITALL), 7);
+  EXPECT_EQ(std::string(got, 7), "request");
+  ASSERT_EQ(rsend(other_, "answer", 6, 0), 6);
+  EXPECT_EQ(Hear(), "answer");
+}
+
+TEST_F(HelloTest, AloneIsNothingToReadForThoseWhoHaveSpoken) {
+  Meet(0);
+  ASSERT_EQ(rsend(other_, "abc", 3, 0), 3);
+  Say(Hello{});
+  pollfd one{other_, POLLIN, 0};
+  EXPECT_EQ(rpoll(&one, 1, 200), 0);
+  Say("x", 1);
+  EXPECT_EQ(rpoll(&one, 1, 5000), 1);
+  EXPECT_EQ(one.revents, POLLIN);
+}
+
+TEST_F(HelloTest, MayComeDuringRiomap) {
+  Meet(0);
+  // Once this thread sleeps there (or in join, if it does not).
+  std::thread later([this, waiting = ::gettid()] {
+    const std::string path =
+        "/proc/self/task/" + std::to_string(waiting) + "/stat";
+    for (std::string line; line.find(") S") == std::string::npos;) {
+      std::getline(std::ifstream(path), line);
+    }
+    Say(Hello{});
+  });
+  char memory[100];
+  EXPECT_EQ(riomap(other_, memory, sizeof memory, PROT_WRITE, 0, 0), 0)
+      << std::strerror(errno);
+  later.join();
+}
+
+TEST_F(HelloTest, OneByteOfItIsData) {
+  Meet(0);
+  Say("\xf5", 1);
+  std::atomic<bool> done{false};
+  std::thread release([&] {
+    for (int i = 0; i < 500 && !done; ++i) ::usleep(10'000);
+    if (!done) Say("x", 1);
+  });
+  unsigned char got[2] = {};
+  EXPECT_EQ(rrecv(other_, got, 1, 0), 1);
+  EXPECT_FALSE(done.exchange(true));
+  EXPECT_EQ(got[0], 0xf5);
+  release.join();
+  EXPECT_EQ(::recv(peer_, got, 1, MSG_DONTWAIT), -1);
+  EXPECT_EQ(rrecv(other_, got, 1, MSG_DONTWAIT), -1) << "it came too late";
+}
+
+TEST_F(HelloTest, CannotClaimToBeThisProcess) {
+  Meet(4);
+  Say(Claim(::getpid()));
+  char memory[100];
+  ASSERT_EQ(riomap(other_, memory, sizeof memory, PROT_WRITE, 0, 0), 0);
+  std::thread release([this] {
+    for (int i = 0; i < 300 && busy_ != 2; ++i) ::usleep(10'000);
+    busy_ = 0;
+  });
+  EXPECT_EQ(riounmap(other_, memory, sizeof memory), 0);
+  EXPECT_EQ(busy_.exchange(2), 1u) << "it has waited for our own memory";
+  release.join();
+}
+
+TEST_F(HelloTest, AWriteThatDoesNotEndHoldsUpNobodyForEver) {
+  Meet(4);
+  const pid_t child = ::fork();
+  if (child == 0) {
+    ::alarm(20);
+    for (;;) ::pause();
+  }
+  Say(Claim(child));
+  char memory[100];
+  ASSERT_EQ(riomap(other_, memory, sizeof memory, PROT_WRITE, 0, 0), 0);
+  timespec before{}, after{};
+  ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &before);
+  EXPECT_EQ(riounmap(other_, memory, sizeof memory), -1);
+  EXPECT_EQ(errno, EBUSY);
+  ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &after);
+  EXPECT_LT(after.tv_sec - before.tv_sec, 3);
+  ::kill(child, SIGKILL);
+  ::waitpid(child, nullptr, 0);
+  EXPECT_EQ(riounmap(other_, memory, sizeof memory), 0);
 }
 
 }  // namespace

@@ -12,6 +12,7 @@
 #include <cstring>
 #include <ctime>
 
+#include "lib/api/rsocket/channels.h"
 #include "lib/api/rsocket/record.h"
 #include "lib/include/rcsock/rcsock.h"
 
@@ -101,6 +102,11 @@ void Channel::TakeHello(const Hello& hello) {
   peer_pid_ = hello.pid_namespace != 0 && hello.pid_namespace == PidNamespace()
                   ? static_cast<int>(hello.pid)
                   : 0;
+  // A peer that says that it is this process must be: or it would have us write
+  // to, and wait for, memory of our own.
+  if (peer_pid_ == ::getpid() && !Channels::IsOtherEnd(fd_, hello.cookie_at)) {
+    peer_pid_ = 0;
+  }
   peer_cookie_at_ = hello.cookie_at;
   peer_busy_at_ = hello.busy_at;
   std::memcpy(peer_cookie_, hello.cookie, sizeof peer_cookie_);
@@ -429,7 +435,7 @@ int Channel::Map(void* buffer, std::size_t length, off_t* offset) {
   return 0;
 }
 
-void Channel::Revoke(Local& local) {
+bool Channel::Revoke(Local& local) {
   // The peer sets its busy word, then looks at `valid`; here `valid` changes
   // first and the busy word is looked at after.  Both are sequentially
   // consistent (the system call orders as well), so one sees the other: no
@@ -437,18 +443,26 @@ void Channel::Revoke(Local& local) {
   local.valid->store(0, std::memory_order_seq_cst);
   if (peer_pid_ > 0) {
     std::uint32_t busy = 0;
-    while (ReadPeer(peer_pid_, peer_busy_at_, &busy, sizeof busy) &&
-           busy != 0) {
+    const std::int64_t end = NowMs() + kMostBusyMs;
+    for (int turn = 0;
+         ReadPeer(peer_pid_, peer_busy_at_, &busy, sizeof busy) && busy != 0;
+         ++turn) {
       unsigned char cookie[sizeof peer_cookie_];
       if (!ReadPeer(peer_pid_, peer_cookie_at_, cookie, sizeof cookie) ||
           std::memcmp(cookie, peer_cookie_, sizeof cookie) != 0) {
         break;  // another process by now
       }
-      ::sched_yield();
+      // It may have been stopped where it is.
+      if (NowMs() >= end) return false;
+      if (turn < 1000) {
+        ::sched_yield();
+      } else {
+        const timespec brief{0, 1'000'000};
+        ::nanosleep(&brief, nullptr);
+      }
     }
   }
-  // A peer that has not heard of it yet still looks at the word.
-  (void)local.valid.release();
+  return true;
 }
 
 int Channel::Unmap(void* buffer, std::size_t length) {
@@ -458,7 +472,7 @@ int Channel::Unmap(void* buffer, std::size_t length) {
         return local.buffer == buffer && local.length == length;
       });
   if (found == locals_.end()) return EINVAL;
-  Revoke(*found);
+  if (!Revoke(*found)) return EBUSY;
   Hide(*found);
   Record record{};
   record.type = kUnmap;
@@ -467,6 +481,8 @@ int Channel::Unmap(void* buffer, std::size_t length) {
       write_to_ < static_cast<unsigned char*>(buffer) + length) {
     write_to_ = nullptr;
   }
+  // A peer that has not heard of it yet still looks at the word.
+  (void)found->valid.release();
   locals_.erase(found);
   Queue(record);
   return 0;
@@ -477,6 +493,7 @@ void Channel::Close() {
   for (Local& local : locals_) {
     Revoke(local);
     Hide(local);
+    (void)local.valid.release();
   }
   locals_.clear();
   DropCounter();

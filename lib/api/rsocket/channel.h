@@ -29,7 +29,9 @@ namespace rcsock::rsocket {
 // the mapping.
 //
 // Latches: rx before tx; `maps` is under rx.  No call sleeps with one held, but
-// for what a device needs to acknowledge what has been placed.
+// for what a device needs to acknowledge what has been placed, for the peer's
+// word that it has taken what went before a direct write (10 ms), and for a
+// direct write of the peer's that is under way when its mapping ends (5 s).
 class Channel {
  public:
   enum class Phase : std::uint8_t {
@@ -87,6 +89,9 @@ class Channel {
   int Unmap(void* buffer, std::size_t length);
   bool mapped() const { return mapped_.load(std::memory_order_relaxed); }
   int fd() const { return fd_; }
+  bool HasCookieAt(std::uint64_t address) const {
+    return reinterpret_cast<std::uintptr_t>(cookie_) == address;
+  }
 
   // Ends the use of the descriptor's number: the pump must not touch it.
   void Close();
@@ -142,7 +147,8 @@ class Channel {
   void Redo();
   // Whether every record for a mapping has been taken; asks and waits a little.
   bool CaughtUp();
-  void Revoke(Local& local);
+  // False: a write of the peer's there has not ended.
+  bool Revoke(Local& local);
   void Queue(const Record& record);
   // Bytes; 0: not possible.
   ssize_t WriteDirect(const Remote& to, const void* from, std::size_t length,

@@ -3,9 +3,11 @@
 #include <poll.h>
 #include <signal.h>
 #include <sys/eventfd.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <atomic>
+#include <cstring>
 #include <map>
 #include <mutex>
 #include <thread>
@@ -103,6 +105,25 @@ std::shared_ptr<Channel> Channels::Make(int fd) {
   if (slot == nullptr) slot = std::make_shared<Channel>(fd);
   present[fd].store(true, std::memory_order_release);
   return slot;
+}
+
+bool Channels::IsOtherEnd(int fd, std::uint64_t cookie_at) {
+  sockaddr_storage peer{};
+  socklen_t peer_size = sizeof peer;
+  if (rcs_getpeername(fd, reinterpret_cast<sockaddr*>(&peer), &peer_size) !=
+      0) {
+    return false;
+  }
+  const std::lock_guard hold(All().latch);
+  for (const auto& [number, channel] : All().channels) {
+    if (!channel->HasCookieAt(cookie_at)) continue;
+    sockaddr_storage name{};
+    socklen_t size = sizeof name;
+    return rcs_getsockname(number, reinterpret_cast<sockaddr*>(&name), &size) ==
+               0 &&
+           size == peer_size && std::memcmp(&name, &peer, size) == 0;
+  }
+  return false;
 }
 
 void Channels::Forget(int fd) {

@@ -16,6 +16,9 @@ class Channels {
   static bool Has(int fd);
   static std::shared_ptr<Channel> Find(int fd);
   static std::shared_ptr<Channel> Make(int fd);
+  // Whether the connection's other end is in this process too, and says hello
+  // with the cookie at that address.
+  static bool IsOtherEnd(int fd, std::uint64_t cookie_at);
   static void Forget(int fd);
 
   // Something has come up for the thread to do.

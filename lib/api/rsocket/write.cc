@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
 #include <ctime>
 
@@ -34,14 +35,21 @@ std::int64_t NowNs() {
 
 // --- Shared memory: the peer's process
 
-// Only on a shared-memory lane, whose two processes have shown that they are of
-// one user on one host: what the peer says of its memory then gives it nothing
-// that it does not have.  The cookie shows that the number is that process.
+// Only on a shared-memory lane, and where none is made with other users'
+// processes: the two are of one user on one host then, and what the peer says
+// of its memory gives it nothing that it does not have.  (Of another user's
+// process it could name one of ours.)  The cookie shows that the number is that
+// process.
 bool Channel::PeerReachable(int lane) {
   if (direct_ == Direct::kNo || peer_pid_ <= 0 || lane != RCS_SHM) {
     return false;
   }
   if (direct_ == Direct::kUnknown) {
+    const char* others = std::getenv("RCSOCK_PEERS");
+    if (others != nullptr && *others != '\0') {
+      direct_ = Direct::kNo;
+      return false;
+    }
     unsigned char cookie[sizeof peer_cookie_];
     direct_ = ReadPeer(peer_pid_, peer_cookie_at_, cookie, sizeof cookie) &&
                       std::memcmp(cookie, peer_cookie_, sizeof cookie) == 0
