@@ -26,7 +26,7 @@ class ChannelOwner {
 // and may become the link of two processes: hence the owner can change, even
 // while a packet is being handled.
 //
-// Threads: the conductor's.
+// Threads: within turns of the conductor (Step).
 class Channel : public std::enable_shared_from_this<Channel> {
  public:
   Channel(Core* core, base::UniqueFd fd);

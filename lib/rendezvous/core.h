@@ -36,8 +36,8 @@ class Session;
 // destroyed: a raw Conductor pointer may be in use in any thread when it stops.
 // What costs something (descriptors, links) is let go of.
 //
-// Threads: what is marked (any) under its latch; all else on the conductor
-// thread, within a Step.
+// Threads: what is marked (any) under its latch; all else within a Step, by the
+// conductor thread or one that has taken its place (Here).
 class Core {
  public:
   explicit Core(Conductor* conductor);

@@ -47,7 +47,7 @@ class Listener : public CmOwner {
 // directory, under an abstract AF_UNIX name; the others tell it which of their
 // streams wait.  When it ends, one of them takes over.
 //
-// Threads: the conductor's.
+// Threads: within turns of the conductor (Step).
 class Directory : public ChannelOwner,
                   public std::enable_shared_from_this<Directory> {
  public:

@@ -16,7 +16,7 @@ class Core;
 // one descriptor, a sealed memfd, and then the end of the connection; the
 // record is in its socket's queue by then, so a slow reader holds up nobody.
 //
-// Threads: the conductor's.
+// Threads: within turns of the conductor (Step).
 class Inspection {
  public:
   explicit Inspection(Core* core) : core_(core) {}

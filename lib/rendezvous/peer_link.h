@@ -18,7 +18,7 @@ class Session;
 // shared memory, and who uses which stream number.  Side 0, the decider, owns
 // the numbers.
 //
-// Threads: the conductor's.
+// Threads: within turns of the conductor (Step).
 class PeerLink : public ChannelOwner,
                  public std::enable_shared_from_this<PeerLink> {
  public:

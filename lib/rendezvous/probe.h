@@ -18,7 +18,7 @@ class Core;
 // return before the peer has answered, which may be never.  So a connection
 // that does not block goes first; where it gets through, rdma_connect does too.
 //
-// Threads: the conductor's.
+// Threads: within turns of the conductor (Step).
 class Probe : public std::enable_shared_from_this<Probe> {
  public:
   explicit Probe(Core* core);

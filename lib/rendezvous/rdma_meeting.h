@@ -21,7 +21,7 @@ class Session;
 // connects to the RDMA port that goes with the peer's TCP port; the accepting
 // end waits until it does.
 //
-// Threads: the conductor's.
+// Threads: within turns of the conductor (Step).
 class RdmaMeeting : public std::enable_shared_from_this<RdmaMeeting> {
  public:
   RdmaMeeting(Core* core, Session* session);

@@ -21,7 +21,7 @@ class RdmaMeeting;
 
 // One attempt of one stream to find its peer and share a lane with it.
 //
-// Threads: the conductor's, but for Cancel.
+// Threads: within turns of the conductor (Step), but for Cancel.
 class Session : public ChannelOwner,
                 public std::enable_shared_from_this<Session> {
  public:
@@ -29,8 +29,8 @@ class Session : public ChannelOwner,
   ~Session() override;
 
   void Begin();
-  // The same in a thread that is not the conductor's; false: Begin has to go
-  // on.
+  // The same in a thread that has taken the conductor's place; false: Begin has
+  // to go on.
   bool BeginOverLink();
   // Any thread: nothing of the seeker is called any more.
   void Cancel() { cancelled_.store(true, std::memory_order_release); }
