@@ -12,8 +12,9 @@ namespace {
 // Bounds the work of one Progress call, whatever the peer does.
 constexpr int kMaxRecvs = 64;
 constexpr std::size_t kReadAhead = 64 * 1024;
-// S's copy of what it stages before it knows that C has not proposed too.
-constexpr std::size_t kTieCopy = 64 * 1024;
+// What P stages before it knows whom it has proposed to, or (S) that C has not
+// proposed too.
+constexpr std::size_t kMaxCopy = 64 * 1024;
 
 }  // namespace
 
@@ -47,6 +48,7 @@ void Stream::LaneUp(lane::Lane* lane, std::uint32_t epoch, const Nonce& mine,
   may_propose_ = may_propose;
   min_tail_ = min_tail;
   tail_from_ = tx_off_;
+  proven_ = min_tail == 0;
   probed_ = probe_at_ = probe_landed_ = probe_acked_ = 0;
   probe_stalled_ = 0;
   probe_out_ = probe_asked_ = false;
@@ -121,23 +123,30 @@ ssize_t Stream::WriteNow(const iovec* iov, int count, std::size_t total) {
 }
 
 ssize_t Stream::StageOrPost(const iovec* iov, int count, std::size_t total) {
-  const bool copy = tx_ == Tx::kProp && role_ == Role::kAcceptor;
+  const bool copy = tx_ == Tx::kProp && Copies();
   std::size_t limit = total;
   if (copy) {
-    limit = std::min(limit, kTieCopy - std::min(kTieCopy, tie_copy_.size()));
-    if (limit == 0 || tie_copy_.Reserve(limit) == nullptr) return -EAGAIN;
+    const std::size_t most = CopyLimit();
+    limit = std::min(limit, most - std::min(most, copy_.size()));
+    if (limit == 0 || copy_.Reserve(limit) == nullptr) return -EAGAIN;
   }
-  std::size_t n = lane_->Post(iov, count, 0, limit);
+  const bool hold = copy && Holds();
+  std::size_t n = hold ? limit : lane_->Post(iov, count, 0, limit);
   if (copy) {
     std::size_t left = n;
     for (int i = 0; i < count && left != 0; ++i) {
       std::size_t part = std::min(iov[i].iov_len, left);
-      tie_copy_.Append(iov[i].iov_base, part);
+      copy_.Append(iov[i].iov_base, part);
       left -= part;
     }
   }
   tx_off_ += n;
   return n != 0 ? static_cast<ssize_t>(n) : -EAGAIN;
+}
+
+// What is held must fit into the ring, all of it, when it may go there.
+std::size_t Stream::CopyLimit() const {
+  return Holds() ? std::min(kMaxCopy, lane_->Writable()) : kMaxCopy;
 }
 
 ssize_t Stream::SendRaw(const iovec* iov, int count) {
@@ -471,7 +480,7 @@ void Stream::MaybeFinish() {
   out_.Clear();
   stash_.Clear();
   limbo_.Clear();
-  tie_copy_.Clear();
+  copy_.Clear();
   back_.Clear();
   back_left_ = 0;
   tx_broken_ = eof_ = true;
@@ -617,8 +626,9 @@ std::uint32_t Stream::Readiness() const {
     writable = true;
   } else if (tx_ == Tx::kRaw) {
     writable = out_.empty();
-  } else if (tx_ == Tx::kProp && role_ == Role::kAcceptor) {
-    writable = tie_copy_.size() < kTieCopy && lane_->Writable() != 0;
+  } else if (tx_ == Tx::kProp && Copies()) {
+    writable =
+        LaneUsable() && copy_.size() < CopyLimit() && lane_->Writable() != 0;
   } else if (tx_ != Tx::kDown) {
     writable = LaneUsable() && lane_->Writable() != 0;
   }

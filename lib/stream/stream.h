@@ -124,7 +124,8 @@ class Stream {
   // valid until ReleaseLane.  Nonces: mine is the one that my peer's COMMIT
   // must show me, `peers` the one that I show.  With `min_tail`, the peer must
   // prove to know that many raw bytes sent after this call (at most 64) before
-  // it is shown COMMIT: for a lane whose other end is not known to be the peer.
+  // it is shown COMMIT or any byte of the application's: for a lane whose other
+  // end is not known to be the peer.
   void LaneUp(lane::Lane* lane, std::uint32_t epoch, const Nonce& mine,
               const Nonce& peers, bool may_propose, std::uint8_t min_tail = 0);
   // The anchor may be readable or writable, or the lane has news.  Does all
@@ -221,14 +222,16 @@ class Stream {
     kGot,      // GOT sent, or (R) COMMIT verified and GOT awaited
   };
   // Single rules switched off, so that tests show that they see it.
-  enum Broken : std::uint8_t {
+  enum Broken : std::uint16_t {
     kNoFreeze = 1,
     kRawFirst = 2,
+    kStageEarly = 4,
     kAcceptEarly = 8,
     kNoLimbo = 16,
     kLatePropose = 32,
     kNoTimer = 64,
     kLoseBack = 128,
+    kTrustEarly = 256,
   };
 
   // The application's calls (stream.cc).
@@ -237,6 +240,8 @@ class Stream {
   ssize_t WriteNow(const iovec* iov, int count, std::size_t total);
   ssize_t SendRaw(const iovec* iov, int count);
   ssize_t StageOrPost(const iovec* iov, int count, std::size_t total);
+  // Of the copy that is kept of what is staged while in PROP.
+  std::size_t CopyLimit() const;
   std::size_t TakeBuffered(const iovec* iov, int count, std::size_t total,
                            bool peek);
   bool AtEof() const;
@@ -285,9 +290,16 @@ class Stream {
   void SendFrame(FrameKind kind, std::uint64_t offset, std::uint8_t flags = 0);
   void SendFin();
   bool PostCtl(const Ctl& ctl);
+  bool PostHeld();
 
   void Emit(std::uint32_t changes) { changes_ |= changes; }
   bool LaneUsable() const { return lane_ != nullptr && !frozen_; }
+  // In PROP: what is staged stays here until the peer is proven ...
+  bool Holds() const { return !proven_ && (broken_ & kStageEarly) == 0; }
+  // (Nor are words of a stranger's the last ones of the peer.)
+  bool Trusted() const { return proven_ || (broken_ & kTrustEarly) != 0; }
+  // ... or is kept beside what is in the ring, for a tie.
+  bool Copies() const { return Holds() || role_ == Role::kAcceptor; }
   // Bytes accepted from the peer: what the application took, and the stash.
   std::uint64_t InOff() const { return rx_off_ + stash_.size(); }
   std::uint64_t AckedOff() const;
@@ -327,6 +339,9 @@ class Stream {
       false;  // own PROPOSE, or the peer's (the roles exclude each other)
   bool got_sent_ = false;
   bool accept_ = false;  // ring bytes may be taken
+  // Who holds the other end of the lane holds that of the connection: known
+  // from the start, or by its ACCEPT (of min_tail_ bytes) or COMMIT.
+  bool proven_ = true;
   bool lane_down_seen_ = false;
   Waiting waiting_ = Waiting::kNothing;
   std::uint8_t their_tail_ = 0;  // tail_len of the peer's PROPOSE
@@ -336,9 +351,10 @@ class Stream {
   std::uint64_t x_ = 0;            // own X_p or X_r
   std::uint64_t posted_base_ = 0;  // lane_->Posted() at x_
   std::uint64_t rx_x_ = 0;         // the peer's X, while waiting_ != kNothing
-  // S's staged bytes while in PROP: C drops them from the ring on a tie, before
-  // S knows that there is one.
-  ByteQueue tie_copy_;
+  // The staged bytes while in PROP, if Copies(): of a peer that is not proven
+  // nothing may be in the ring, whose credit would be a stranger's word; and C
+  // drops S's from the ring on a tie, before S knows that there is one.
+  ByteQueue copy_;
   // What waited in the ring, not trusted, when the lane was frozen (or dropped
   // by a tie).  Delivered only if TCP ends exactly at rx_x_: then the peer died
   // staging (rule 19).
@@ -369,7 +385,7 @@ class Stream {
 
   std::uint8_t hs_[kFrameSize] = {};  // a frame or COMMIT, partly read
   std::uint8_t hs_have_ = 0;
-  std::uint8_t broken_ = 0;  // Broken; tests only
+  std::uint16_t broken_ = 0;  // Broken; tests only
   std::uint32_t changes_ = 0;
   Limits limits_;
   ByteQueue out_;    // frames and raw bytes for TCP, in order

@@ -196,11 +196,11 @@ void Stream::OnPropose(const Ctl& ctl) {
 void Stream::Withdraw() {
   Emit(kTimerOff | kTxReady);
   tx_ = Tx::kRaw;
-  tail_tx_.Push(tie_copy_.data(), tie_copy_.size());
-  if (!out_.Append(tie_copy_.data(), tie_copy_.size())) {
+  tail_tx_.Push(copy_.data(), copy_.size());
+  if (!out_.Append(copy_.data(), copy_.size())) {
     return Fail(base::Reason::kNoMemory);
   }
-  tie_copy_.Clear();
+  copy_.Clear();
   FlushOut();
 }
 
@@ -224,6 +224,12 @@ void Stream::CheckPending() {
     std::uint8_t tail = their_tail_;
     if (tail > tail_rx_.size())
       tail = static_cast<std::uint8_t>(tail_rx_.size());
+    if (tail < min_tail_) {
+      // It would prove nothing; and to a stranger the MAC over a byte or two
+      // would tell what they are.
+      Refuse(lane_, epoch_);
+      return Trigger(base::Reason::kPeerRefused);
+    }
     Ctl ctl;
     ctl.kind = CtlKind::kAccept;
     ctl.epoch = epoch_;
@@ -263,14 +269,30 @@ void Stream::OnAccept(const Ctl& ctl) {
   }
   if (!good) return Trigger(base::Reason::kProtocol);
   Nonce commit = CommitOf(peers_, flip_);
-  if (!out_.Append(commit.data(), commit.size())) {
+  if (out_.Reserve(commit.size()) == nullptr) {
     return Trigger(base::Reason::kNoMemory);
   }
+  if (Holds() && !PostHeld()) return Trigger(base::Reason::kLaneError);
+  out_.Append(commit.data(), commit.size());
+  proven_ = true;
   tx_ = Tx::kComm;
   // C has not proposed: what is unacked stays in the ring, and who waits for
   // room in the copy has it.
-  tie_copy_.Clear();
+  copy_.Clear();
   Emit(kTxReady);
+}
+
+// All or nothing: what has been posted if not all could be is raw data again,
+// which R tells from COMMIT.
+bool Stream::PostHeld() {
+  const iovec iov{const_cast<std::uint8_t*>(copy_.data()), copy_.size()};
+  std::size_t done = 0;
+  while (done < iov.iov_len) {
+    const std::size_t n = lane_->Post(&iov, 1, done, iov.iov_len - done);
+    if (n == 0) return false;
+    done += n;
+  }
+  return true;
 }
 
 // The lane half of rule 7.
@@ -305,6 +327,7 @@ void Stream::OnArmBytes() {
   }
   if (hs_have_ < commit.size()) return;
   hs_have_ = 0;
+  proven_ = true;
   rx_ = Rx::kFrames;
   waiting_ = Waiting::kGot;
   if (!LaneUsable() || tx_ != Tx::kRaw || shut_ || tx_broken_) return;
@@ -506,19 +529,19 @@ void Stream::GoRaw(std::uint64_t from, bool with_frame) {
     tail_tx_.Push(back_.data(), back_.size());
   }
   back_.Clear();
-  const bool copied = role_ == Role::kAcceptor && tx_ == Tx::kProp;
+  const bool copied = tx_ == Tx::kProp && Copies();
   tx_ = Tx::kRaw;
   Emit(kTxReady);
   std::size_t count = static_cast<std::size_t>(tx_off_ - from);
   if (count == 0) {
-    tie_copy_.Clear();
+    copy_.Clear();
     return;
   }
   std::uint8_t* to = out_.Reserve(count);
   if (to == nullptr) return Fail(base::Reason::kNoMemory);
   if (copied) {
-    std::memcpy(to, tie_copy_.data(), count);
-    tie_copy_.Clear();
+    std::memcpy(to, copy_.data(), count);
+    copy_.Clear();
   } else if (lane_ == nullptr || lane_->CopyUnacked(posted_base_ + (from - x_),
                                                     to, count) != count) {
     // The peer credited bytes that it now denies.
@@ -643,8 +666,9 @@ void Stream::OnTcpEnd(int error) {
     return PeerDied(error);
   }
   if (rx_ != Rx::kRaw) return PeerDied(error);
-  const bool staged =
-      (waiting_ != Waiting::kNothing || !limbo_.empty()) && InOff() == rx_x_;
+  const bool staged = Trusted() &&
+                      (waiting_ != Waiting::kNothing || !limbo_.empty()) &&
+                      InOff() == rx_x_;
   if (error != 0 || staged) return PeerDied(error);
   // An orderly half-close: we can still send.
   eof_ = true;
@@ -659,7 +683,7 @@ void Stream::PeerDied(int error) {
   const bool raw_tx = tx_ == Tx::kRaw;
   FreezeLane(base::Reason::kPeerGone);
   if (failed_) return;
-  if (!limbo_.empty() && InOff() == start) {
+  if (!limbo_.empty() && InOff() == start && Trusted()) {
     if (!stash_.Append(limbo_.data(), limbo_.size())) {
       return Fail(base::Reason::kNoMemory);
     }
@@ -698,7 +722,7 @@ void Stream::PeerDied(int error) {
   last_write_ = (tcp_reset || !raw_tx) && so_error_ == 0;
   if (last_write_) tx_broken_ = true;
   out_.Clear();
-  tie_copy_.Clear();
+  copy_.Clear();
   back_.Clear();
   back_left_ = 0;
   accept_ = false;
@@ -725,7 +749,7 @@ void Stream::Fail(base::Reason reason) {
   out_.Clear();
   stash_.Clear();
   limbo_.Clear();
-  tie_copy_.Clear();
+  copy_.Clear();
   back_.Clear();
   back_left_ = 0;
   tx_ = Tx::kRaw;

@@ -20,7 +20,11 @@ struct Bounds {
   bool leave = false;  // demotions leave unread bytes to the peer
   bool shutdowns = true;
   bool greedy = false;  // the application reads at once
-  int broken = 0;       // Stream::Broken
+  int min_tail = 0;  // not 0: the lane's other end is not known to be the peer
+  // 0 or 1: ... and is not: a stranger holds it, and the peer has no lane.
+  int stranger_of = -1;
+  int words = 2;   // what the stranger says at most, credit apart
+  int broken = 0;  // Stream::Broken
   std::size_t max_states = 60'000'000;
 };
 
@@ -40,6 +44,13 @@ enum class Act : std::uint8_t {
   kDemote,
   kKill,
   kKillLossy,
+  // The stranger's.
+  kEvilCredit,
+  kEvilAccept,
+  kEvilRefuse,
+  kEvilSwitch,
+  kEvilPropose,
+  kEvilData,
   kCount,
 };
 
@@ -58,7 +69,13 @@ inline const char* Name(Act act) {
                                        "LANE DIES (for both)",
                                        "demotes",
                                        "KILL",
-                                       "KILL, in flight lost"};
+                                       "KILL, in flight lost",
+                                       "stranger credits all",
+                                       "stranger: ACCEPT",
+                                       "stranger: REFUSE",
+                                       "stranger: SWITCH",
+                                       "stranger: PROPOSE",
+                                       "stranger: data"};
   return kNames[static_cast<int>(act)];
 }
 
@@ -86,6 +103,7 @@ struct World {
   std::uint8_t mask = 0;
   std::uint8_t kills = 0;
   std::uint8_t demotions = 0;
+  std::uint8_t words = 0;
   const char* error = nullptr;
 
   explicit World(const Bounds* b)
@@ -96,7 +114,7 @@ struct World {
                Stream(Role::kAcceptor, &anchor[1], Limits{})} {
     tcp.units = true;
     tcp.budget[0] = tcp.budget[1] = 0;
-    link.auto_credit = true;
+    link.auto_credit = b->stranger_of < 0;
     for (Stream& s : stream) {
       s.Adopt(0, 0);
       StreamTestAccess::Break(&s, b->broken);
@@ -114,6 +132,7 @@ struct World {
         mask(other.mask),
         kills(other.kills),
         demotions(other.demotions),
+        words(other.words),
         error(other.error) {
     for (int i = 0; i < 2; ++i) {
       anchor[i] = SimAnchor(&tcp, i);
@@ -136,6 +155,11 @@ struct World {
     return nonce;
   }
 
+  // The end whose lane's other end is a stranger's.
+  bool Victim(int i) const { return i == bounds->stranger_of; }
+  // The other has no lane at all.
+  bool Plain(int i) const { return bounds->stranger_of == 1 - i; }
+
   bool Idle(int i) const {
     const Stream& s = stream[i];
     return app[i].alive && s.tx() == Tx::kRaw && s.rx() == Rx::kRaw &&
@@ -153,7 +177,7 @@ struct World {
     if (!a.alive) return false;
     switch (act) {
       case Act::kWrite: {
-        if (a.written == bounds->bytes || a.shut) return false;
+        if (a.written == (Plain(i) ? 1 : bounds->bytes) || a.shut) return false;
         std::uint8_t byte = ByteOf(i, a.written);
         iovec iov{&byte, 1};
         ssize_t n = s.Write(&iov, 1, 1);
@@ -205,6 +229,7 @@ struct World {
         s.Progress();
         break;
       case Act::kLaneUp:
+        if (Plain(i)) return false;
         if (!up[i]) {
           up[i] = true;
         } else {
@@ -218,7 +243,10 @@ struct World {
           mask = 0;
           up[1 - i] = false;
         }
-        s.LaneUp(&lane[i], epoch, NonceOf(i), NonceOf(1 - i), true);
+        s.LaneUp(&lane[i], epoch, NonceOf(i), NonceOf(1 - i),
+                 i == 0 || bounds->min_tail == 0,
+                 static_cast<std::uint8_t>(bounds->min_tail));
+        if (bounds->stranger_of >= 0) up[1 - i] = true;
         break;
       case Act::kShutdown:
         if (a.shut || !bounds->shutdowns) return false;
@@ -254,8 +282,32 @@ struct World {
         ++kills;
         Kill(i, act == Act::kKillLossy);
         break;
+      case Act::kEvilCredit:
+        // (The lane itself takes none for what it has not sent.)
+        if (!Victim(i) || link.ring[i].acked == link.ring[i].posted) {
+          return false;
+        }
+        link.ring[i].consumed = link.ring[i].posted;
+        link.ring[i].ReturnCredit();
+        s.Progress();
+        break;
+      case Act::kEvilAccept:
+      case Act::kEvilRefuse:
+      case Act::kEvilSwitch:
+      case Act::kEvilPropose:
+      case Act::kEvilData:
+        if (!Victim(i) || !lane_open || words == bounds->words) return false;
+        ++words;
+        Say(act, i);
+        s.Progress();
+        break;
       case Act::kCount:
         return false;
+    }
+    // What he has read, he has read.
+    if (bounds->stranger_of >= 0 &&
+        link.ring[bounds->stranger_of].posted != 0) {
+      error = "a stranger gets the application's bytes";
     }
     for (int k = 0; k < 2; ++k) {
       if (!app[k].alive) continue;
@@ -273,6 +325,41 @@ struct World {
     }
     if (tcp.error != nullptr) error = tcp.error;
     return true;
+  }
+
+  // The stranger, to end i.  He knows the nonces and all offsets.
+  void Say(Act act, int i) {
+    lane::sim::SimLane evil(&link, 1 - i);
+    Ctl ctl;
+    ctl.epoch = epoch;
+    switch (act) {
+      case Act::kEvilAccept:
+        ctl = StreamTestAccess::StrangersAccept(stream[i]);
+        break;
+      case Act::kEvilRefuse:
+        ctl.kind = CtlKind::kRefuse;
+        break;
+      case Act::kEvilSwitch:
+        ctl.kind = CtlKind::kSwitch;
+        ctl.offset = stream[i].rx_off();
+        break;
+      case Act::kEvilPropose:
+        // With it what he would have taken for the peer's last words.
+        ctl.kind = CtlKind::kPropose;
+        ctl.offset = app[1 - i].written;
+        ctl.tail = 64;
+        break;
+      default: {
+        std::uint8_t byte = '!';
+        const iovec iov{&byte, 1};
+        evil.Post(&iov, 1, 0, 1);
+        link.ring[1 - i].LandAll();
+        return;
+      }
+    }
+    const CtlBytes bytes = Encode(ctl);
+    evil.PostCtl(bytes.data(), bytes.size());
+    link.ring[1 - i].LandAll();
   }
 
   bool AppRead(int i) {
@@ -306,6 +393,7 @@ struct World {
     // demotion holds on the heap do not.
     const bool kept = !lossy && !dead_lane &&
                       StreamTestAccess::Queued(s) == 0 &&
+                      StreamTestAccess::Held(s) == 0 &&
                       (s.tx() == Tx::kRaw || (StreamTestAccess::HasLane(t) &&
                                               !StreamTestAccess::Frozen(t) &&
                                               !StreamTestAccess::Frozen(s)));
@@ -386,6 +474,7 @@ struct World {
                       StreamTestAccess::HasLane(stream[1]) || !up[0] || !up[1];
     u8(epoch | held << 4);
     u8(kills | demotions << 4);
+    u8(words);
     if (held) {
       for (int i = 0; i < 2; ++i) {
         SerialiseRing(link.ring[i], to);

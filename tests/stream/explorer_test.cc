@@ -61,6 +61,33 @@ TEST(ExplorerTest, LateCreditAtTheEnd) {
   Check(bounds);
 }
 
+// The lane's other end is the peer, but has to prove it.
+TEST(ExplorerTest, AnUnprovenLane) {
+  Bounds bounds = Of(2, 1, 1, 1, 1, false);
+  bounds.min_tail = 1;
+  Check(bounds);
+}
+
+// ... and is not: who holds it credits what he likes and says what he likes,
+// and both ends go on over TCP as if there were no lane.
+Bounds Stranger(int of) {
+  Bounds bounds = Of(2, 1, 1, 0, 1, true);
+  bounds.min_tail = 1;
+  bounds.stranger_of = of;
+  return bounds;
+}
+
+TEST(ExplorerTest, AStrangerOnTheLane) {
+  for (const int end : {0, 1}) {
+    Result result = Explore(Stranger(end), true);
+    std::printf("%zu states, %zu transitions\n", result.states,
+                result.transitions);
+    EXPECT_EQ(result.error, nullptr) << result.error;
+    EXPECT_TRUE(result.complete);
+    EXPECT_EQ(result.promoted, 0u);
+  }
+}
+
 TEST(ExplorerTest, BoundsOfTheEnvironment) {
   const char* env = std::getenv("RCSOCK_EXPLORE");
   int b[6] = {1, 1, 0, 0, 0, 0};
@@ -83,6 +110,10 @@ TEST_P(BrokenRuleTest, IsFound) {
     bounds.broken = 128;
     bounds.leave = true;
   }
+  if (GetParam() == 4 || GetParam() == 256) {
+    bounds = Stranger(0);
+    bounds.broken = GetParam();
+  }
   Result result = Explore(bounds, false);
   EXPECT_NE(result.error, nullptr) << "after " << result.states << " states";
   if (result.error != nullptr) {
@@ -93,10 +124,12 @@ TEST_P(BrokenRuleTest, IsFound) {
 INSTANTIATE_TEST_SUITE_P(
     Rules, BrokenRuleTest,
     testing::Values(1 /* 11: freeze */, 2 /* 14: own LANE_DOWN before RAW */,
+                    4 /* 3: nothing in the ring of a stranger */,
                     8 /* 9: accept staged bytes only after GOT */,
                     16 /* 19: last words */, 32 /* 4: late PROPOSE */,
                     64 /* 23: the timer */,
-                    128 /* what is handed back is sent again */));
+                    128 /* what is handed back is sent again */,
+                    256 /* 19: a stranger's words are not the last ones */));
 
 }  // namespace
 }  // namespace rcsock::stream

@@ -253,7 +253,8 @@ class Hostile {
     if (stream_.tx() != Tx::kRaw || stream_.rx() != Rx::kRaw) return;
     ++epoch_;
     link_.Reset();
-    stream_.LaneUp(&lane_, epoch_, mine_, peers_, true);
+    stream_.LaneUp(&lane_, epoch_, mine_, peers_, true,
+                   epoch_ % 4 == 3 ? std::uint8_t{16} : std::uint8_t{0});
   }
 
   void Look() {

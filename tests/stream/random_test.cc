@@ -216,8 +216,12 @@ class RandomWorld {
       link_.Reset();
       pending_ = 1 << (1 - i);
     }
+    // Every third lane is one whose peer must prove itself (rule 2).
+    const auto min_tail =
+        static_cast<std::uint8_t>(epoch_ % 3 == 0 ? 1 + epoch_ / 3 % 16 : 0);
     stream_[i].LaneUp(&lane_[i], epoch_, NonceOf(i, epoch_),
-                      NonceOf(1 - i, epoch_), i == 0 || epoch_ % 2 == 0);
+                      NonceOf(1 - i, epoch_),
+                      i == 0 || (epoch_ % 2 == 0 && min_tail == 0), min_tail);
   }
 
   void DoWrite(int i) {

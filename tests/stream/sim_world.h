@@ -132,11 +132,24 @@ class SimAnchor final : public Anchor {
 // What the tests see of a Stream.
 struct StreamTestAccess {
   static void Break(Stream* s, int rule) {
-    s->broken_ = static_cast<std::uint8_t>(rule);
+    s->broken_ = static_cast<std::uint16_t>(rule);
   }
   static bool KernelShut(const Stream& s) { return s.kshut_; }
   static bool TcpEnded(const Stream& s) { return s.eof_; }
   static bool HasLane(const Stream& s) { return s.lane_ != nullptr; }
+  static bool Proven(const Stream& s) { return s.proven_; }
+  static std::size_t Held(const Stream& s) {
+    return s.tx_ == Tx::kProp && s.Holds() ? s.copy_.size() : 0;
+  }
+  // An ACCEPT that a stranger can make: he knows the nonces, and no tail.
+  static Ctl StrangersAccept(const Stream& s) {
+    Ctl ctl;
+    ctl.kind = CtlKind::kAccept;
+    ctl.epoch = s.epoch_;
+    ctl.mac = TailMac(s.ConnectorNonce(), s.AcceptorNonce(), s.epoch_, s.x_,
+                      nullptr, 0);
+    return ctl;
+  }
   static bool Frozen(const Stream& s) { return s.frozen_; }
   static bool Shut(const Stream& s) { return s.shut_; }
   static bool TxBroken(const Stream& s) { return s.tx_broken_; }
@@ -168,15 +181,20 @@ struct StreamTestAccess {
     u8(lane | idle << 1 | (s.limbo_.empty() ? 0 : 4));
     if (!idle) {
       u8(s.frozen_ | s.settled_ << 1 | s.used_ << 2 | s.flip_ << 3 |
-         s.got_sent_ << 4 | s.accept_ << 5 | s.lane_down_seen_ << 6);
+         s.got_sent_ << 4 | s.accept_ << 5 | s.lane_down_seen_ << 6 |
+         s.proven_ << 7);
       u8(static_cast<int>(s.waiting_));
       u8(s.their_tail_);
       u64(s.epoch_);
       u64(s.x_);
       u64(s.posted_base_);
+      // (Beyond what is needed it is all the same.)
+      if (s.min_tail_ != 0) {
+        u64(std::min<std::uint64_t>(s.tx_off_ - s.tail_from_, s.min_tail_));
+      }
     }
     if (!idle || !s.limbo_.empty()) u64(s.rx_x_);
-    queue(s.tie_copy_);
+    queue(s.copy_);
     queue(s.limbo_);
     u8(s.shut_ | s.kshut_ << 1 | s.closed_ << 2 | s.reset_ << 3 |
        s.finished_ << 4 | s.fin_sent_ << 5 | s.fin_acked_ << 6 |

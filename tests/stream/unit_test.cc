@@ -589,11 +589,12 @@ TEST_F(PairTest, UnprovenLaneWaitsForRawBytesTheOtherEndMustKnow) {
 }
 
 TEST_F(PairTest, AnAnswerThatKnowsTooLittleIsNotShownCommit) {
-  // The responder adopted the stream after those bytes had passed.
+  // The responder adopted the stream after those bytes had passed, and does not
+  // care itself.
   world_.stream[1] = Stream(Role::kAcceptor, &world_.anchor[1], Limits{});
   for (int i = 0; i < 2; ++i) {
     S(i).LaneUp(&world_.lane[i], 1, World::NonceOf(i), World::NonceOf(1 - i),
-                i == 0, 16);
+                i == 0, i == 0 ? 16 : 0);
   }
   EXPECT_EQ(Put(0, std::string(16, 'a')), 16);
   std::string early;
@@ -606,6 +607,86 @@ TEST_F(PairTest, AnAnswerThatKnowsTooLittleIsNotShownCommit) {
   EXPECT_EQ(S(0).why_left(), base::Reason::kProtocol);
   EXPECT_EQ(Get(1), "b");
   EXPECT_EQ(world_.tcp.pipe[0].bytes.size(), 0u);
+}
+
+TEST_F(PairTest, NothingIsInTheRingBeforeThePeerIsProven) {
+  constexpr std::size_t kMost = 64 * 1024;
+  for (const std::size_t ring : {std::size_t{4096}, 4 * kMost}) {
+    World world(&bounds_);
+    world.tcp.units = false;
+    world.tcp.budget[0] = world.tcp.budget[1] = -1;
+    world.link = lane::sim::SimLink(ring, 60'000);
+    world.link.auto_land = world.link.auto_credit = true;
+    for (int i = 0; i < 2; ++i) {
+      world.stream[i].LaneUp(&world.lane[i], 1, World::NonceOf(i),
+                             World::NonceOf(1 - i), i == 0, 16);
+    }
+    Stream& c = world.stream[0];
+    Stream& s = world.stream[1];
+    std::string bytes(16 + 2 * kMost, 'x');
+    iovec iov{bytes.data(), 16};
+    EXPECT_EQ(c.Write(&iov, 1, 16), 16);
+    const std::size_t most = std::min(ring, kMost);
+    iov.iov_len = bytes.size();
+    EXPECT_EQ(c.Write(&iov, 1, iov.iov_len), static_cast<ssize_t>(most));
+    EXPECT_EQ(c.tx(), Tx::kProp);
+    EXPECT_EQ(c.Write(&iov, 1, iov.iov_len), -EAGAIN);
+    EXPECT_EQ(c.Readiness() & POLLOUT, 0u);
+    EXPECT_EQ(world.link.ring[0].posted, 0u);
+    c.TakeChanges();
+    // The answer: all of it goes there before COMMIT is shown.
+    s.Progress();
+    c.Progress();
+    EXPECT_EQ(c.tx(), Tx::kComm);
+    EXPECT_EQ(world.link.ring[0].posted, most);
+    EXPECT_TRUE(c.TakeChanges() & kTxReady);
+    for (int k = 0; k < 4; ++k) {
+      s.Progress();
+      c.Progress();
+    }
+    EXPECT_TRUE(c.FastTx() && s.FastTx());
+    std::string got(2 * kMost, '\0');
+    iovec in{got.data(), got.size()};
+    EXPECT_EQ(s.Read(&in, 1, got.size(), false),
+              static_cast<ssize_t>(16 + most));
+  }
+}
+
+TEST_F(PairTest, OneThatTakesNotAllThatIsHeldIsLeft) {
+  for (int i = 0; i < 2; ++i) {
+    S(i).LaneUp(&world_.lane[i], 1, World::NonceOf(i), World::NonceOf(1 - i),
+                i == 0, 16);
+  }
+  EXPECT_EQ(Put(0, std::string(16, 'a')), 16);
+  EXPECT_EQ(Put(0, "0123456789"), 10);
+  world_.link.capacity = 4;
+  Go();
+  EXPECT_EQ(S(0).tx(), Tx::kRaw);
+  EXPECT_EQ(S(0).why_left(), base::Reason::kLaneError);
+  EXPECT_EQ(Get(1), std::string(16, 'a') + "0123456789");
+  EXPECT_EQ(S(1).rx(), Rx::kRaw);
+}
+
+// A stranger would learn a byte of the connection from the MAC over it.
+TEST_F(PairTest, AnswersNobodyWhoAsksForLessThanProves) {
+  S(1).LaneUp(&world_.lane[1], 1, World::NonceOf(1), World::NonceOf(0), false,
+              16);
+  EXPECT_EQ(Put(0, std::string(40, 'a')), 40);
+  Ctl ctl;
+  ctl.kind = CtlKind::kPropose;
+  ctl.epoch = 1;
+  ctl.offset = 40;
+  ctl.tail = 15;
+  const CtlBytes bytes = Encode(ctl);
+  world_.lane[0].PostCtl(bytes.data(), bytes.size());
+  EXPECT_EQ(Get(1), std::string(40, 'a'));
+  S(1).Progress();
+  EXPECT_EQ(S(1).rx(), Rx::kRaw);
+  std::uint8_t answer[lane::Lane::kCtlMax];
+  ASSERT_EQ(world_.lane[0].ReadCtl(answer, sizeof answer), kCtlSize);
+  ASSERT_TRUE(Decode(answer, kCtlSize, &ctl));
+  EXPECT_EQ(ctl.kind, CtlKind::kRefuse);
+  EXPECT_EQ(world_.lane[0].ReadCtl(answer, sizeof answer), 0u);
 }
 
 TEST_F(PairTest, ProbesAreSilentOnceAllHasLanded) {
