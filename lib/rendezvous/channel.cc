@@ -25,11 +25,27 @@ constexpr int kReadBatch = 32;
 // the peer's thread may be off its CPU for a while.
 constexpr std::size_t kMaxQueued = 8192;
 constexpr std::chrono::seconds kStuckLimit{5};
+constexpr uid_t kNoUid = static_cast<uid_t>(-1);
+
+// As of when it made the connection.
+uid_t PeerUid(int fd) {
+  ucred peer{};
+  socklen_t length = sizeof peer;
+  if (::getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &length) != 0 ||
+      length != sizeof peer) {
+    return kNoUid;
+  }
+  return peer.uid;
+}
 
 }  // namespace
 
 Channel::Channel(Core* core, base::UniqueFd fd)
-    : core_(core), fd_(std::move(fd)), descriptor_(core->io), stuck_(core) {}
+    : core_(core),
+      fd_(std::move(fd)),
+      peer_uid_(PeerUid(fd_.get())),
+      descriptor_(core->io),
+      stuck_(core) {}
 
 // (Neither call of Asio throws on a descriptor or a timer that is open.)
 // NOLINTNEXTLINE(bugprone-exception-escape)
@@ -153,30 +169,11 @@ void Channel::Flush() {
   stuck_.Stop();
 }
 
-namespace {
-
-// As of when it made the connection; false: it can't be told.
-bool PeerUid(int fd, uid_t* uid) {
-  ucred peer{};
-  socklen_t length = sizeof peer;
-  if (::getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &length) != 0 ||
-      length != sizeof peer) {
-    return false;
-  }
-  *uid = peer.uid;
-  return true;
-}
-
-}  // namespace
-
-bool PeerHasOurUid(int fd) {
-  uid_t uid;
-  return PeerUid(fd, &uid) && uid == ::geteuid();
-}
+bool PeerHasOurUid(int fd) { return PeerUid(fd) == ::geteuid(); }
 
 bool PeerIsTrusted(int fd) {
-  uid_t uid;
-  if (!PeerUid(fd, &uid)) return false;
+  const uid_t uid = PeerUid(fd);
+  if (uid == kNoUid) return false;
   const base::Config& config = base::GetConfig();
   const auto* end = config.peers + config.peer_count;
   return uid == ::geteuid() || std::find(config.peers, end, uid) != end;

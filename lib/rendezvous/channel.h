@@ -1,6 +1,8 @@
 #ifndef RCSOCK_LIB_RENDEZVOUS_CHANNEL_H_
 #define RCSOCK_LIB_RENDEZVOUS_CHANNEL_H_
 
+#include <sys/types.h>
+
 #include <boost/asio/posix/stream_descriptor.hpp>
 #include <deque>
 #include <memory>
@@ -51,6 +53,8 @@ class Channel : public std::enable_shared_from_this<Channel> {
   // The peer has not read all for a while.
   bool backed_up() const { return !queue_.empty(); }
   int fd() const { return fd_.get(); }
+  // Whose process is at the other end, by the kernel's word.
+  uid_t peer_uid() const { return peer_uid_; }
 
  private:
   struct Queued {
@@ -68,6 +72,7 @@ class Channel : public std::enable_shared_from_this<Channel> {
 
   Core* core_;
   base::UniqueFd fd_;
+  const uid_t peer_uid_;
   boost::asio::posix::stream_descriptor descriptor_;
   Timer stuck_;
   std::weak_ptr<ChannelOwner> owner_;

@@ -310,9 +310,11 @@ void Core::RemoveSession(Session* session) {
   sessions_[static_cast<int>(session->role())].erase(session->tuple());
 }
 
-std::shared_ptr<PeerLink> Core::FindLink(const Uuid& peer, bool decider) {
+std::shared_ptr<PeerLink> Core::FindLink(const Uuid& peer, uid_t uid,
+                                         bool decider) {
   for (const auto& link : links_) {
-    if (link->decider() == decider && !link->dead() && link->uuid() == peer) {
+    if (link->decider() == decider && !link->dead() && link->uuid() == peer &&
+        link->uid() == uid) {
       return link;
     }
   }

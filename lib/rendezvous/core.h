@@ -52,8 +52,9 @@ class Core {
   Session* FindSession(const Tuple& tuple, stream::Role role);
   bool AddSession(Session* session);  // false: its tuple is being sought
   void RemoveSession(Session* session);
-  // The live link with that process, of which this end decides or not.
-  std::shared_ptr<PeerLink> FindLink(const Uuid& uuid, bool decider);
+  // The live link with that process of that user, of which this end decides or
+  // not.
+  std::shared_ptr<PeerLink> FindLink(const Uuid& uuid, uid_t uid, bool decider);
   // The link whose peer has offered what this session looks for.
   std::shared_ptr<PeerLink> FindOffer(const Tuple& tuple, stream::Role role);
   void AddLink(std::shared_ptr<PeerLink> link);

@@ -144,7 +144,8 @@ void PeerLink::Open(const std::shared_ptr<Session>& session) {
 }
 
 bool PeerLink::Offer(const std::shared_ptr<Session>& session) {
-  return up_ && !channel_->backed_up() && unanswered_ < kMostUnanswered &&
+  return up_ && OwnUid() && !channel_->backed_up() &&
+         unanswered_ < kMostUnanswered &&
          OpenNow(session, true) == base::Reason::kNone;
 }
 
@@ -340,9 +341,9 @@ bool PeerLink::HandleOpen(Packet& packet) {
   std::memcpy(peers.data(), message.nonce, peers.size());
   const int number = static_cast<int>(index);
   Session* session = core_->FindSession(tuple, role);
-  if (session != nullptr && session->Expects(uuid_)) {
+  if (session != nullptr && session->Expects(*this)) {
     Answer(session->shared_from_this(), number, epoch, peers);
-  } else if (session == nullptr && message.offer == 1 &&
+  } else if (session == nullptr && message.offer == 1 && OwnUid() &&
              held_.size() < kMostHeld) {
     Slot& slot = slots_[index];
     slot = Slot();

@@ -1,6 +1,8 @@
 #ifndef RCSOCK_LIB_RENDEZVOUS_PEER_LINK_H_
 #define RCSOCK_LIB_RENDEZVOUS_PEER_LINK_H_
 
+#include <unistd.h>
+
 #include <memory>
 #include <vector>
 
@@ -34,6 +36,11 @@ class PeerLink : public ChannelOwner,
            std::shared_ptr<lane::shm::Link> link);
 
   const Uuid& uuid() const { return uuid_; }
+  // The uuid is what the peer says, this is what the kernel says.
+  uid_t uid() const { return channel_->peer_uid(); }
+  // Only such a peer is as good as this process: any other may say that it has
+  // streams that it has not.
+  bool OwnUid() const { return uid() == ::geteuid(); }
   bool decider() const { return link_->side() == 0; }
   bool dead() const { return dead_; }
   const std::shared_ptr<lane::shm::Link>& link() const { return link_; }

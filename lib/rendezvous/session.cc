@@ -1,6 +1,7 @@
 #include "lib/rendezvous/session.h"
 
 #include <sys/socket.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <utility>
@@ -37,11 +38,12 @@ constexpr milliseconds kOfferLimit{5};
 constexpr int kBacklog = 8;
 
 // Takes what the links with these have brought.  (A copy of the names: they may
-// change with it.)
+// change with it.)  Neighbours are of our own uid.
 void LookAtLinks(Core* core, std::vector<Uuid> peers) {
   for (const Uuid& peer : peers) {
     for (const bool decider : {false, true}) {
-      if (const auto link = core->FindLink(peer, decider)) link->Look();
+      if (const auto link = core->FindLink(peer, ::geteuid(), decider))
+        link->Look();
     }
   }
 }
@@ -158,7 +160,8 @@ bool Session::TryLinks() {
   bool hope = false;
   for (const Uuid& peer : known) {
     const bool mine = Decides(peer);
-    const std::shared_ptr<PeerLink> link = core_->FindLink(peer, mine);
+    const std::shared_ptr<PeerLink> link =
+        core_->FindLink(peer, ::geteuid(), mine);
     if (link == nullptr) continue;
     if (!mine || link->Offer(shared_from_this())) hope = true;
   }
@@ -295,6 +298,7 @@ bool Session::Connected(base::UniqueFd fd) {
     return false;
   }
   channel_ = std::make_shared<Channel>(core_, std::move(fd));
+  peer_uid_ = channel_->peer_uid();
   channel_->SetOwner(weak_from_this());
   if (!channel_->Start()) {
     Fail(base::Reason::kNoFds, false);
@@ -355,7 +359,7 @@ void Session::Decide() {
     return;
   }
   for (const Offer& offer : offers_) {
-    if (offer.link->uuid() != peer_) continue;
+    if (offer.link->uuid() != peer_ || offer.link->uid() != peer_uid_) continue;
     // It looks for this stream, so it answers that.
     state_ = State::kOpenSent;
     const Offer this_one = offer;
@@ -365,7 +369,7 @@ void Session::Decide() {
   }
   TakeBackOffers();
   state_ = State::kWaitLink;
-  std::shared_ptr<PeerLink> link = core_->FindLink(peer_, true);
+  std::shared_ptr<PeerLink> link = core_->FindLink(peer_, peer_uid_, true);
   if (link == nullptr) {
     base::Reason why;
     link = PeerLink::Make(core_, peer_, std::move(channel_), &why);
@@ -386,17 +390,19 @@ void Session::OnLinkMessage(Packet& packet) {
   link->SetFounder(weak_from_this());
 }
 
-bool Session::Expects(const Uuid& uuid) const {
+bool Session::Expects(const PeerLink& link) const {
   if (cancelled() || rdma_ != nullptr) return false;
   switch (state_) {
     case State::kStart:
     case State::kOffered:
     case State::kQueued:
     case State::kBinder:
+      return link.OwnUid();
     case State::kHello:
-      return true;
+      // It has our HELLO, and answers before its own has been read.
+      return link.OwnUid() || link.uid() == peer_uid_;
     case State::kWaitOpen:
-      return peer_ == uuid;
+      return peer_ == link.uuid() && peer_uid_ == link.uid();
     default:
       return false;
   }
@@ -477,10 +483,15 @@ void Session::Deliver() {
   link->Delivered(index_, seeker_);
   core_->lanes[lane_.get()] = {link, index_, epoch_};
   core_->met.Note(peer_address_, ServicePort());
-  core_->neighbours.Note(peer_address_, ServicePort(), link->uuid());
+  // Rule 2: another user may be met, but has yet to show that the connection is
+  // his.
+  const bool own = link->OwnUid();
+  if (own) {
+    core_->neighbours.Note(peer_address_, ServicePort(), link->uuid());
+  }
   Finish();
   seeker_->OnLink(link->link(), index_);
-  seeker_->LaneOpen(std::move(lane_), epoch_, mine_, peers_, true);
+  seeker_->LaneOpen(std::move(lane_), epoch_, mine_, peers_, own);
 }
 
 void Session::OnChannelEnd(base::Reason reason) {

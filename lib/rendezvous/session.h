@@ -44,10 +44,11 @@ class Session : public ChannelOwner,
   void FromQueue();
 
   // --- For the link
-  // -------------------------------------------------------------- True if this
-  // process has introduced itself to `uuid` for this stream, and waits for it
-  // to decide.
-  bool Expects(const Uuid& uuid) const;
+  // --------------------------------------------------------------
+  // True if this process has introduced itself to that link's peer for this
+  // stream, and waits for it to decide; or, if it is of our own uid, may still
+  // do so.
+  bool Expects(const PeerLink& link) const;
   bool PrepareOpen(OpenMsg* message);
   void OpenSent(std::shared_ptr<PeerLink> link, int index, std::uint32_t epoch);
   void Opened(std::shared_ptr<PeerLink> link, int index, std::uint32_t epoch,
@@ -151,6 +152,7 @@ class Session : public ChannelOwner,
   std::vector<Offer> offers_;
 
   Uuid peer_{};
+  uid_t peer_uid_ = 0;  // once connected
   stream::Nonce mine_{};
   stream::Nonce peers_{};
   std::shared_ptr<PeerLink> link_;

@@ -6,6 +6,8 @@
 
 #include <random>
 
+#include "lib/base/config.h"
+#include "lib/lane/shm/bells.h"
 #include "lib/rendezvous/address.h"
 #include "lib/rendezvous/wire.h"
 #include "tests/rendezvous/util.h"
@@ -190,6 +192,87 @@ TEST(Hostile, NonsenseOnTheLink) {
     EXPECT_TRUE(c->Wait());
     EXPECT_TRUE(s->Wait());
   }));
+}
+
+// What comes next on a link; with its descriptors.
+template <typename Message>
+bool Next(int fd, Message* message) {
+  Packet packet;
+  Received got = Received::kNothing;
+  Eventually([&] {
+    got = Receive(fd, &packet);
+    return got != Received::kNothing;
+  });
+  return got == Received::kPacket && packet.Read(message);
+}
+
+// A user that is named (RCSOCK_PEERS) claims to be a process of our own that
+// we know, takes part in a stream, and then is not told of another.
+TEST(Hostile, ANamedUserIsNotOneOfUs) {
+  if (::geteuid() != 0) GTEST_SKIP() << "needs root";
+  const auto pairs = MakeTcpPairs(3);
+  Barrier barrier;
+  const pid_t other = Spawn([&] {
+    ASSERT_EQ(::setresuid(65534, 65534, 65534), 0);
+    ASSERT_TRUE(barrier.Meet(0));
+    const Tuple tuple = TupleOf(pairs[1].connector);
+    const int fd = Knock(tuple);
+    Hello theirs;
+    ASSERT_TRUE(Next(fd, &theirs));
+    Hello hello = GoodHello(tuple, 0);
+    std::memcpy(hello.uuid, theirs.uuid, sizeof hello.uuid);
+    ASSERT_EQ(SendPacket(fd, &hello, sizeof hello, nullptr, 0), 0);
+    // A link of its own, not the one with the process of that name.
+    LinkMsg link;
+    ASSERT_TRUE(Next(fd, &link));
+    const auto bells = lane::shm::Bells::Create();
+    const int page = bells->SharePage();
+    const auto ack = NewMessage<LinkAck>();
+    ASSERT_EQ(SendPacket(fd, &ack, sizeof ack, &page, 1), 0);
+    SegmentMsg segment;
+    ASSERT_TRUE(Next(fd, &segment));
+    OpenMsg open;
+    ASSERT_TRUE(Next(fd, &open));
+    auto opened = NewMessage<OpenedMsg>();
+    auto ready = NewMessage<ReadyMsg>();
+    opened.index = ready.index = open.index;
+    opened.epoch = ready.epoch = open.epoch;
+    ASSERT_EQ(SendPacket(fd, &opened, sizeof opened, nullptr, 0), 0);
+    ASSERT_EQ(SendPacket(fd, &ready, sizeof ready, nullptr, 0), 0);
+    ReadyMsg theirs_ready;
+    ASSERT_TRUE(Next(fd, &theirs_ready));
+    ASSERT_TRUE(barrier.Meet(0));
+    // An offer would have come before the name was there to knock at.
+    const int again = Knock(TupleOf(pairs[2].connector));
+    ASSERT_TRUE(Next(again, &theirs));
+    Packet packet;
+    EXPECT_EQ(Receive(fd, &packet), Received::kNothing);
+    EXPECT_TRUE(barrier.Meet(0));
+  });
+  const pid_t victim = Spawn([&] {
+    ::setenv("RCSOCK_PEERS", "65534", 1);
+    base::LoadConfig();
+    Conductor* conductor = GetConductor();
+    // A link with a process of our uid, which both ends know: this one.
+    auto c = ConnectorSeeker(pairs[0].connector);
+    auto s = AcceptorSeeker(pairs[0].acceptor);
+    c->Start(conductor);
+    s->Start(conductor);
+    ASSERT_TRUE(c->Wait() && s->Wait());
+    EXPECT_TRUE(c->authenticated && s->authenticated);
+    auto second = ConnectorSeeker(pairs[1].connector);
+    ASSERT_TRUE(barrier.Meet(1));
+    ASSERT_TRUE(second->Seek(conductor)) << base::ReasonKey(second->failed);
+    EXPECT_FALSE(second->authenticated);
+    EXPECT_EQ(conductor->Links().size(), 3u);
+    ASSERT_TRUE(barrier.Meet(1));
+    auto third = ConnectorSeeker(pairs[2].connector);
+    third->Start(conductor);
+    EXPECT_TRUE(barrier.Meet(1));
+    third->Wait();
+  });
+  ExpectSuccess(other);
+  ExpectSuccess(victim);
 }
 
 enum class Step { kOtherAdopts, kOtherOpens, kRunning };

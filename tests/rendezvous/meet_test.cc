@@ -321,6 +321,8 @@ TEST(Meet, UsersThatAreNamed) {
       base::LoadConfig();
       EXPECT_EQ(seeker->Seek(GetConductor()), met)
           << base::ReasonKey(seeker->failed);
+      // Rule 2: let in, and no more.
+      EXPECT_FALSE(seeker->authenticated);
     };
     const pid_t a = Spawn([&] { run(ConnectorSeeker(pair.connector), named); });
     const pid_t b = Spawn([&] {
