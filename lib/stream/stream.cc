@@ -413,6 +413,9 @@ void Stream::Close(bool reset) {
   if (!reset && tx_ == Tx::kProp) Trigger(base::Reason::kShortLived);
   closed_ = shut_ = true;
   reset_ = reset;
+  // The end of TCP comes soon after the FIN, and what the peer then believes
+  // unread is a reset to it.
+  if (accept_) lane_->Credit();
   if (!reset && tx_ == Tx::kLane) SendFin();
   Settle();
 }
@@ -446,6 +449,11 @@ void Stream::MaybeShutdown() {
     } else if ((tx_ == Tx::kLane || tx_ == Tx::kDown) && fin_sent_ && eof_) {
       // OnTcpEnd has found that the peer's end was an orderly one.
       KernelShutdown();
+    } else if (tx_ == Tx::kLane && closed_ && fin_acked_ && !pfin_known_) {
+      // Nobody here reads what may still come: who writes it learns by the
+      // reset, as from any closed socket.  (Where the peer's FIN has come, both
+      // ends go on by rule 17, which resets nothing.)
+      KernelShutdown();
     }
   }
   if (kshut_ && eof_) {
@@ -467,7 +475,8 @@ void Stream::MaybeFinish() {
   // read.
   const bool raw =
       tx_ == Tx::kRaw && out_.empty() && (rx_ == Rx::kRaw || rx_ == Rx::kArm);
-  if (!failed_ && !reset_ && !tx_broken_ && !raw && !(kshut_ && eof_)) return;
+  const bool over = kshut_ && (eof_ || (fin_acked_ && !pfin_known_));
+  if (!failed_ && !reset_ && !tx_broken_ && !raw && !over) return;
   finished_ = true;
   if (reset_) TellReset();
   // What is reset is not taken: the peer must see that it was never read.

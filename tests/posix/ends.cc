@@ -1,4 +1,5 @@
 // How connections end: half-close, EOF, resets, kills.
+#include <dirent.h>
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
@@ -9,7 +10,9 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <cstdlib>
 #include <cstring>
+#include <set>
 #include <vector>
 
 #include "tests/posix/pair.h"
@@ -144,6 +147,93 @@ Case write_after_close(
       Result("close", ::close(fd));
       Barrier();
     });
+
+// Descriptors of this process, under whatever number, that are connected to one
+// of `ports`.
+int ConnectedTo(const std::set<int>& ports) {
+  int found = 0;
+  DIR* const all = ::opendir("/proc/self/fd");
+  CHECK_THAT(all != nullptr);
+  while (const dirent* one = ::readdir(all)) {
+    const int fd = std::atoi(one->d_name);
+    sockaddr_in peer{};
+    socklen_t length = sizeof peer;
+    if (one->d_name[0] != '.' &&
+        ::getpeername(fd, reinterpret_cast<sockaddr*>(&peer), &length) == 0 &&
+        peer.sin_family == AF_INET && ports.contains(ntohs(peer.sin_port))) {
+      ++found;
+    }
+  }
+  ::closedir(all);
+  return found;
+}
+
+// A server that closes what is idle has the descriptors back, though the client
+// keeps its end and does not look.
+constexpr int kIdle = 12;
+Case close_idle(
+    "close_frees_the_descriptor",
+    [](int) {
+      int port;
+      const int listener = Listen(&port);
+      Tell(port);
+      std::vector<int> fds;
+      std::set<int> ports;
+      for (int i = 0; i < kIdle; ++i) {
+        sockaddr_in peer{};
+        socklen_t length = sizeof peer;
+        fds.push_back(
+            ::accept(listener, reinterpret_cast<sockaddr*>(&peer), &length));
+        CHECK_THAT(fds.back() >= 0);
+        ports.insert(ntohs(peer.sin_port));
+        Warm(fds.back());
+        // Some hear a last word before the close.
+        if (i % 3 == 1) {
+          SendAll(fds.back(), "idle", 4);
+          Barrier();
+        }
+      }
+      Log("%d connected", ConnectedTo(ports));
+      for (const int fd : fds) CHECK_THAT(::close(fd) == 0);
+      Barrier();
+      const std::uint64_t until = NowMs() + 10'000;
+      while (ConnectedTo(ports) != 0 && NowMs() < until) ::poll(nullptr, 0, 5);
+      Log("%d connected", ConnectedTo(ports));
+      Barrier();
+      Barrier();
+    },
+    [](int) {
+      const int port = static_cast<int>(Hear());
+      std::vector<int> fds;
+      for (int i = 0; i < kIdle; ++i) {
+        fds.push_back(Connect(port));
+        Warm(fds.back());
+        char text[4];
+        if (i % 3 == 1) {
+          RecvAll(fds.back(), text, sizeof text);
+          Barrier();
+        }
+      }
+      Barrier();
+      Barrier();
+      for (int i = 0; i < kIdle; ++i) {
+        const int fd = fds[static_cast<std::size_t>(i)];
+        AwaitPoll(fd, POLLIN | POLLOUT | POLLRDHUP,
+                  POLLIN | POLLOUT | POLLRDHUP);
+        if (i % 2 == 0) LogDrain(fd);
+        Result("first send", ::send(fd, "x", 1, MSG_NOSIGNAL));
+        ssize_t n;
+        while ((n = ::send(fd, "x", 1, MSG_NOSIGNAL)) > 0) {
+          ::poll(nullptr, 0, 1);
+        }
+        Result("a later send", n);
+        LogDrain(fd);
+        AwaitPoll(fd, POLLIN | POLLOUT | POLLRDHUP, POLLHUP);
+        Result("close", ::close(fd));
+      }
+      Barrier();
+    },
+    {.warm = false, .connect = false});
 
 // The peer exits: a last word to it is taken all the same.
 Case write_after_exit(

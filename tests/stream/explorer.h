@@ -19,6 +19,7 @@ struct Bounds {
   bool ack_lag = false;
   bool leave = false;  // demotions leave unread bytes to the peer
   bool shutdowns = true;
+  bool closes = false;  // an application closes; then it reads no more
   bool greedy = false;  // the application reads at once
   int min_tail = 0;  // not 0: the lane's other end is not known to be the peer
   // 0 or 1: ... and is not: a stranger holds it, and the peer has no lane.
@@ -38,6 +39,7 @@ enum class Act : std::uint8_t {
   kLaneUp,
   kCredit,
   kShutdown,
+  kClose,
   kDrop,
   kDie1,  // noticed by this end only
   kDie2,  // noticed by both
@@ -64,6 +66,7 @@ inline const char* Name(Act act) {
                                        "lane up",
                                        "credit returns",
                                        "app shuts down",
+                                       "app closes",
                                        "in flight lost",
                                        "LANE DIES (for this end)",
                                        "LANE DIES (for both)",
@@ -84,6 +87,8 @@ struct World {
   struct App {
     bool alive = true;
     bool shut = false;
+    bool closed = false;
+    bool went_clean = false;  // closed, and the anchor with it, without a reset
     bool saw_end = false;
     std::uint8_t written = 0;
     std::uint8_t read = 0;
@@ -185,13 +190,13 @@ struct World {
           ++a.written;
         } else if (n == -EAGAIN) {
           return false;
-        } else if (peer.alive) {
+        } else if (peer.alive && !peer.closed) {
           error = "a write failed although the peer lives";
         }
         break;
       }
       case Act::kRead:
-        if (a.saw_end || !AppRead(i)) return false;
+        if (a.closed || a.saw_end || !AppRead(i)) return false;
         break;
       case Act::kTcp:
         if (tcp.pipe[1 - i].bytes.empty() && !tcp.pipe[1 - i].fin &&
@@ -202,7 +207,7 @@ struct World {
         tcp.budget[i] = 1;
         s.Progress();
         // What is raw is the application's to read.
-        if (tcp.budget[i] == 1 && !a.saw_end) AppRead(i);
+        if (tcp.budget[i] == 1 && !a.closed && !a.saw_end) AppRead(i);
         tcp.budget[i] = 0;
         break;
       case Act::kLand:
@@ -252,6 +257,12 @@ struct World {
         if (a.shut || !bounds->shutdowns) return false;
         a.shut = true;
         s.ShutdownWrite();
+        break;
+      case Act::kClose:
+        // (What the kernel has for it, unread, the owner makes a reset of.)
+        if (a.closed || !bounds->closes) return false;
+        a.shut = a.closed = true;
+        s.Close(s.AtKernel() && !tcp.pipe[1 - i].bytes.empty());
         break;
       case Act::kDrop:
         if (!dead_lane || link.ring[i].dropping) return false;
@@ -311,14 +322,18 @@ struct World {
     }
     for (int k = 0; k < 2; ++k) {
       if (!app[k].alive) continue;
-      if (bounds->greedy) {
+      if (bounds->greedy && !app[k].closed) {
         while (!app[k].saw_end && AppRead(k)) {
         }
       }
-      if ((stream[k].TakeChanges() & kSettled) != 0) {
-        stream[k].ReleaseLane();
+      std::uint32_t changes = stream[k].TakeChanges();
+      if ((changes & kSettled) != 0) stream[k].ReleaseLane();
+      changes |= stream[k].TakeChanges();
+      if ((changes & kFinished) != 0) {
+        if (!app[k].closed) error = "finished before close";
+        CloseAnchor(k, (changes & kMustReset) != 0);
+        continue;
       }
-      stream[k].TakeChanges();
       if (StreamTestAccess::Failed(stream[k])) {
         error = "one honest end takes the other for hostile";
       }
@@ -377,12 +392,39 @@ struct World {
       if (a.read > peer.written) error = "more bytes than were written";
       return true;
     }
-    if (n < 0 && peer.alive) error = "a read failed although the peer lives";
-    if (n == 0 && peer.alive && (!peer.shut || a.read != peer.written)) {
+    const bool taken = peer.went_clean && peer.read == a.written;
+    if (n < 0 && ((peer.alive && !peer.closed) || taken)) {
+      error = "a read failed although the peer lives, or has read everything";
+    }
+    if (n == 0 && (peer.alive || taken) &&
+        (!peer.shut || a.read != peer.written)) {
       error = "EOF before the end";
     }
     a.saw_end = true;
     return true;
+  }
+
+  // The owner of a closed stream lets go of it; whatever the lane has not
+  // delivered is lost.
+  void CloseAnchor(int i, bool reset) {
+    App& a = app[i];
+    a.alive = false;
+    SimPipe& in = tcp.pipe[1 - i];
+    a.went_clean = !reset && in.bytes.empty();
+    if (!reset) a.must_deliver = a.written;
+    tcp.dead[i] = true;
+    if (reset || !in.bytes.empty()) {
+      tcp.pipe[i].rst = true;
+    } else {
+      tcp.pipe[i].fin = true;
+    }
+    tcp.kshut[i] = true;
+    in.bytes.clear();
+    link.ring[0].DropInFlight();
+    link.ring[1].DropInFlight();
+    dead_lane = true;
+    mask = 3;
+    up[0] = up[1] = true;
   }
 
   void Kill(int i, bool lossy) {
@@ -432,6 +474,8 @@ struct World {
         }
         continue;
       }
+      if (a.closed) return "WEDGED: a closed stream never finishes";
+      if (p.closed) continue;
       if (p.read != a.written) return "WEDGED: bytes never reach the peer";
       if (a.shut && !p.saw_end) return "WEDGED: EOF never reaches the peer";
       if (a.shut && p.shut &&
@@ -459,7 +503,7 @@ struct World {
     for (int i = 0; i < 2; ++i) {
       const App& a = app[i];
       u8(a.alive | a.shut << 1 | a.saw_end << 2 | up[i] << 3 |
-         tcp.kshut[i] << 4);
+         tcp.kshut[i] << 4 | a.closed << 5 | a.went_clean << 6);
       u8(a.written);
       u8(a.read);
       u8(a.must_deliver);

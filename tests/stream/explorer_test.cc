@@ -88,6 +88,17 @@ TEST(ExplorerTest, AStrangerOnTheLane) {
   }
 }
 
+// A closed end lets go of its connection although the peer's application keeps
+// its own, and the peer has everything then.
+TEST(ExplorerTest, CloseWithAPeerThatStays) {
+  Bounds bounds = Of(1, 1, 0, 1, 1, true);
+  bounds.closes = true;
+  Check(bounds);
+  bounds = Of(1, 1, 0, 0, 0, false);
+  bounds.closes = bounds.ack_lag = true;
+  Check(bounds);
+}
+
 TEST(ExplorerTest, BoundsOfTheEnvironment) {
   const char* env = std::getenv("RCSOCK_EXPLORE");
   int b[6] = {1, 1, 0, 0, 0, 0};

@@ -364,6 +364,30 @@ TEST_F(PairTest, ShutdownAndCloseOnTheLane) {
   }
 }
 
+// The peer's application keeps its end: that is no reason to keep ours.
+TEST_F(PairTest, AClosedStreamIsOverOnceThePeerHasReadEverything) {
+  Promote();
+  world_.link.auto_credit = false;
+  EXPECT_EQ(Put(0, "request"), 7);
+  EXPECT_EQ(Get(1), "request");
+  EXPECT_EQ(Put(1, "answer"), 6);
+  S(1).Close(false);
+  Go();
+  EXPECT_FALSE(changes_[1] & kFinished);
+  EXPECT_EQ(Get(0), "answer");
+  Go();
+  EXPECT_TRUE(changes_[1] & kFinished);
+  EXPECT_FALSE(changes_[1] & kMustReset);
+  world_.tcp.dead[1] = true;
+  Go();
+  EXPECT_EQ(Get(0), "");
+  EXPECT_EQ(S(0).Readiness() & (POLLIN | POLLRDHUP | POLLHUP | POLLERR),
+            static_cast<unsigned>(POLLIN | POLLRDHUP));
+  EXPECT_EQ(Put(0, "x"), 1);  // the answer to which is a reset
+  EXPECT_EQ(Put(0, "x"), -EPIPE);
+  EXPECT_EQ(S(0).Readiness() & POLLHUP, static_cast<unsigned>(POLLHUP));
+}
+
 TEST_F(PairTest, DataForAClosedStreamIsAnsweredByReset) {
   Promote();
   S(1).Close(false);
