@@ -135,7 +135,7 @@ int EpollSet::Ctl(int op, int fd, Sock* sock, epoll_event* event) {
         interest->in_user.store(false, std::memory_order_relaxed);
         interest->spent.store(false, std::memory_order_relaxed);
         interest->edge.store(true, std::memory_order_relaxed);
-        interest->direct = false;
+        interest->direct.store(false, std::memory_order_relaxed);
         interest->told_by_kernel = false;
         interest->told = 0;  // of another set's waits
         interest->next_of_sock = sock->interests;

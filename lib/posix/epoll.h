@@ -40,7 +40,8 @@ struct alignas(64) Interest {
   // Deleted, but kept for the ADD that follows in programs that delete and add
   // for each request: it reports nothing and does not exist for epoll_ctl.
   std::atomic<bool> dormant{false};
-  bool direct = false;  // its lane is looked at in every wait
+  // Its lane is looked at in every wait; written with the interest latch.
+  std::atomic<bool> direct{false};
   // EPOLLONESHOT: it was the kernel that reported it; the interest latch's.
   bool told_by_kernel = false;
   std::uint32_t moved_at = 0;  // the set's count when it left the kernel

@@ -127,12 +127,11 @@ void EpollSet::Heat(Interest* interest, Sock* sock) {
   }
   interest_latch.lock();
   if (heats_.load(std::memory_order_relaxed) && interest->set == this &&
-      interest->in_user.load(std::memory_order_relaxed) && !interest->direct &&
+      interest->in_user.load(std::memory_order_relaxed) &&
+      !interest->direct.load(std::memory_order_relaxed) &&
       sock->interests == interest && interest->next_of_sock == nullptr &&
       direct_used_ < kMostHot) {
-    interest->direct = true;
-    direct_members_[direct_used_++] = interest;
-    dirty_.store(true, std::memory_order_seq_cst);
+    Registry::MakeDirect(interest);
   }
   interest_latch.unlock();
 }
@@ -161,7 +160,8 @@ void EpollSet::Cool() {
 // Input of a hot stream needs no bit: it is found by every wait.  With the
 // interest latch.
 bool EpollSet::LooksAt(const Interest* interest, const Sock* sock) const {
-  return interest->direct && heats_.load(std::memory_order_relaxed) &&
+  return interest->direct.load(std::memory_order_relaxed) &&
+         heats_.load(std::memory_order_relaxed) &&
          (interest->events.load(std::memory_order_relaxed) &
           static_cast<std::uint32_t>(EPOLLET)) == 0 &&
          sock->OnLane();
@@ -398,8 +398,8 @@ int EpollSet::Collect(epoll_event* out, int capacity) {
       out[filled].data.u64 = interest->data.load(std::memory_order_relaxed);
       ++filled;
       if ((events & (EPOLLET | EPOLLONESHOT)) == 0 &&
-          !(interest->direct && sock->OnLane() &&
-            (events & (EPOLLOUT | EPOLLWRNORM)) == 0 &&
+          !(interest->direct.load(std::memory_order_acquire) &&
+            sock->OnLane() && (events & (EPOLLOUT | EPOLLWRNORM)) == 0 &&
             (holds & ~std::uint32_t{EPOLLRDNORM}) ==
                 (EPOLLIN | Sock::kInRing))) {
         // (A direct stream that only has something to read in its ring is

@@ -127,7 +127,7 @@ void InterestsRefresh(Sock* sock, bool barrier) {
   interest_latch.lock();
   for (Interest* i = sock->interests; i != nullptr; i = i->next_of_sock) {
     if (!i->in_user.load(std::memory_order_relaxed)) continue;
-    if (i->direct) i->set->MarkDirty();
+    if (i->direct.load(std::memory_order_relaxed)) i->set->MarkDirty();
     if (count < 16) sets[count++] = i->set;
   }
   interest_latch.unlock();
@@ -252,8 +252,9 @@ void InterestsNotifyLatched(Sock* sock) {
     if (sock->link() != nullptr) i->set->AddLink(sock->link());
     if (sock->source() != nullptr) i->set->AddSource(sock->source());
     Registry::ChooseDirect(i);
-    bits |= lane::kNotifyRxPoller | lane::kNotifyTxPoller |
-            (i->direct ? 0u : lane::kNotifyRxBits);
+    bits |=
+        lane::kNotifyRxPoller | lane::kNotifyTxPoller |
+        (i->direct.load(std::memory_order_relaxed) ? 0u : lane::kNotifyRxBits);
   }
   interest_latch.unlock();
   // The stream rings one bell.  Of several sets nobody may be waiting on the

@@ -27,7 +27,9 @@ class Lookers {
   // With the interest latch; before `interest` is forgotten.
   void Add(const Interest* interest) {
     // (A set whose looks change may still have one that is no longer direct.)
-    if ((interest->direct || interest->set->Heats()) && count_ < 16) {
+    if ((interest->direct.load(std::memory_order_relaxed) ||
+         interest->set->Heats()) &&
+        count_ < 16) {
       sets_[count_++] = interest->set;
     }
   }
@@ -65,6 +67,16 @@ struct Registry {
     return nullptr;
   }
 
+  // `dirty` first: a wait that leaves the stream off its list because it is
+  // direct (Collect, without the interest latch) makes the next one Rebuild,
+  // which comes in behind us by that latch.
+  static void MakeDirect(Interest* interest) {
+    EpollSet* set = interest->set;
+    set->dirty_.store(true, std::memory_order_seq_cst);
+    interest->direct.store(true, std::memory_order_release);
+    set->direct_members_[set->direct_used_++] = interest;
+  }
+
   // The streams of a small set are looked at in every wait and need no bits;
   // one that is in several sets always does.
   static void ChooseDirect(Interest* interest) {
@@ -72,27 +84,29 @@ struct Registry {
     const bool wanted = interest->sock->interests == interest &&
                         interest->next_of_sock == nullptr &&
                         !set->crowded_.load(std::memory_order_relaxed);
-    if (interest->direct == wanted) return;
-    if (interest->direct) {
+    const bool direct = interest->direct.load(std::memory_order_relaxed);
+    if (direct == wanted) return;
+    if (direct) {
       DropDirect(interest);
     } else if (set->direct_used_ < EpollSet::kMostDirect) {
-      interest->direct = true;
-      set->direct_members_[set->direct_used_++] = interest;
-      set->dirty_.store(true, std::memory_order_seq_cst);
+      MakeDirect(interest);
     }
   }
 
   // It is not, and there is room again.
   static bool MayBeDirect(const Interest* interest) {
     const EpollSet* set = interest->set;
-    return !interest->direct && set->direct_used_ < EpollSet::kMostDirect &&
+    return !interest->direct.load(std::memory_order_relaxed) &&
+           set->direct_used_ < EpollSet::kMostDirect &&
            !set->crowded_.load(std::memory_order_relaxed);
   }
 
   static void DropDirect(Interest* interest) {
-    if (!interest->direct) return;
+    if (!interest->direct.load(std::memory_order_relaxed)) return;
     EpollSet* set = interest->set;
-    interest->direct = false;
+    // (A Collect that still sees it direct has taken it off the list before
+    // whoever drops it puts it there.)
+    interest->direct.store(false, std::memory_order_relaxed);
     // What it has is told by nobody else; its next message has its bit.
     if (set->heats_.load(std::memory_order_relaxed)) MakeReady(interest);
     for (int i = 0; i < set->direct_used_; ++i) {

@@ -136,7 +136,7 @@ bool Sock::BackToPlain() {
       }
       next_ops_ = ops() + (terms_.promote_ops << shift);
       next_bytes_ = RawBytes() + (terms_.promote_bytes << shift);
-      eligible_.store(true, std::memory_order_relaxed);
+      eligible_.store(true, std::memory_order_release);
     } else {
       may_adopt_.store(false, std::memory_order_seq_cst);
     }

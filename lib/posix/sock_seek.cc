@@ -56,14 +56,16 @@ void Sock::StartSeek() {
     TryAgainLater();
     return;
   }
-  if (!eligible_.exchange(false, std::memory_order_relaxed)) return;
+  // Acquire: what the look before this one has left (attempts_) was written by
+  // another thread before it let this one begin.
+  if (!eligible_.exchange(false, std::memory_order_acquire)) return;
   if (seeking_.exchange(true, std::memory_order_acq_rel)) return;
   if (SeeksRemote() && !RoomForRemote()) {
     // (An accepting end only waits, and is asked again when it has been found.)
     reason_ = Reason::kBudget;
     TryAgainLater();
     seeking_.store(false, std::memory_order_release);
-    eligible_.store(true, std::memory_order_relaxed);
+    eligible_.store(true, std::memory_order_release);
     return;
   }
   Critical critical;
@@ -130,11 +132,11 @@ void Sock::SeekFailed(Reason reason, bool final) {
                           : 2 * (attempts_ - 1);
     next_ops_ = ops() + (terms_.promote_ops << shift);
     next_bytes_ = RawBytes() + (terms_.promote_bytes << shift);
-    eligible_.store(true, std::memory_order_relaxed);
+    eligible_.store(true, std::memory_order_release);
   } else if (attempts_ += guessed ? 0 : 1; again && attempts_ < 5) {
     // The peer may only have been slow, or be in no hurry: five looks in all.
     NextLook(ops(), RawBytes());
-    eligible_.store(true, std::memory_order_relaxed);
+    eligible_.store(true, std::memory_order_release);
   } else {
     may_adopt_.store(false, std::memory_order_seq_cst);
     // A pin may end, a look that was the last one does not.
@@ -156,7 +158,7 @@ void Sock::CancelSeek() {
   // LaneOpen look under the latches.
   if (seeking_.exchange(false) && !pinned_.load() && !closed_.load()) {
     TryAgainLater();
-    eligible_.store(true, std::memory_order_relaxed);
+    eligible_.store(true, std::memory_order_release);
   }
   wanted_.store(false, std::memory_order_seq_cst);
   if (mode() == Mode::kEngine) WakeRx();  // HoldsEnd

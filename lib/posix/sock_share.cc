@@ -47,7 +47,7 @@ void Sock::EndUnreadLatched() {
       !pinned_.load(std::memory_order_relaxed) && stream_ != nullptr) {
     TryAgainLater();
     may_adopt_.store(true, std::memory_order_seq_cst);
-    eligible_.store(true, std::memory_order_relaxed);
+    eligible_.store(true, std::memory_order_release);
   }
   mode_.store(Mode::kPlain, std::memory_order_seq_cst);
 }
@@ -242,7 +242,7 @@ void Sock::ForkChild() {
     CompletionsChanged();
   }
   if (seeking_.exchange(false, std::memory_order_relaxed)) {
-    eligible_.store(true, std::memory_order_relaxed);
+    eligible_.store(true, std::memory_order_release);
   }
   wanted_.store(false, std::memory_order_relaxed);
   watched_ = false;
