@@ -2,7 +2,6 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -18,6 +17,7 @@
 #include "lib/posix/process.h"
 #include "lib/posix/signals.h"
 #include "lib/posix/table.h"
+#include "lib/posix/unread.h"
 #include "lib/rendezvous/address.h"
 
 namespace rcsock::posix {
@@ -123,8 +123,7 @@ bool Sock::Describe(SnapshotStream* to) {
   }
   std::memcpy(to->local, local.data(), sizeof to->local);
   std::memcpy(to->peer, peer.data(), sizeof to->peer);
-  struct stat info {};
-  if (::fstat(number, &info) == 0) to->inode = info.st_ino;
+  to->inode = SocketInode(number);
   to->fd = number;
   to->acceptor = role_ == stream::Role::kAcceptor ? 1 : 0;
 

@@ -168,6 +168,12 @@ Case shut_read_under(
     "shutdown_read_under_recv", [](int) { Barrier(); },
     [](int fd) { ShutUnderRecv(fd, SHUT_RD); });
 
+// Not to be inlined: its name is in the suppression below.
+[[gnu::noinline]] int CloseUnderOther(int fd) {
+  const int result = ::close(fd);
+  return result;
+}
+
 // In the kernel a recv() that has begun outlives a close() by another thread:
 // it still gets what comes.
 Case close_under(
@@ -189,7 +195,7 @@ Case close_under(
       while (!started) std::this_thread::yield();
       pollfd none{-1, 0, 0};
       ::poll(&none, 1, 30);
-      Result("close", ::close(fd));
+      Result("close", CloseUnderOther(fd));
       Barrier();
       reader.join();
       Log("recv ends");
@@ -848,3 +854,12 @@ Case one_edge(
     [](int) { ManyClient(1, EPOLLET, 60'000'000); }, kAlone);
 
 }  // namespace
+
+#if defined(__SANITIZE_THREAD__)
+// What close_under_recv does on purpose, as TSan sees it while TCP has the
+// connection: a number closed under a call.
+extern "C" const char* __tsan_default_suppressions();
+extern "C" const char* __tsan_default_suppressions() {
+  return "race:CloseUnderOther\n";
+}
+#endif
