@@ -17,6 +17,7 @@
 #include "lib/base/latch.h"
 #include "lib/base/no_cancel.h"
 #include "lib/base/unique_fd.h"
+#include "lib/verbs/providers.h"
 
 namespace rcsock::verbs {
 
@@ -66,6 +67,7 @@ const char* LoadCalls() {
   if (!Find(cm, verbs, "ibv_reg_mr", &calls.ibv_reg_mr)) {
     return "dlsym ibv_reg_mr";
   }
+  LoadProviders(reinterpret_cast<const void*>(calls.ibv_reg_mr));
   return nullptr;
 }
 
