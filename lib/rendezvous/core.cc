@@ -471,7 +471,10 @@ void Core::Adopted(Seeker* seeker) {
   const std::shared_ptr<Session> session = SessionOf(seeker);
   if (session == nullptr) return;
   const auto now = [this, &session] {
-    if (links_.empty() || session->rdma() != nullptr) return false;
+    // (Once all is torn down there is neither.)
+    if (session->rdma() == nullptr ? links_.empty() : rdma_ == nullptr) {
+      return false;
+    }
     session->Adopted();
     return true;
   };

@@ -31,6 +31,8 @@ constexpr milliseconds kConnectLimit{3000};
 constexpr milliseconds kAcceptLimit{3000};
 // As on the shm lane.
 constexpr milliseconds kAdoptLimit{2000};
+// How long the accepting end's REP waits for its stream's adoption.
+constexpr milliseconds kAdoptFirst{50};
 // See RdmaLane::Nudge: after 20 ms, 40, 80 and so on.
 constexpr milliseconds kFirstNudge{20};
 constexpr int kResolveMs = 1500;
@@ -187,6 +189,9 @@ void RdmaMeeting::OnCm(const CmEvent& event) {
   switch (state_) {
     case State::kConnecting:
       return OnConnecting(event);
+    case State::kRequested:
+      // The connecting end has gone.
+      return Fail(base::Reason::kPeerRefused, false);
     case State::kAccepted:
       if (event.type == RDMA_CM_EVENT_ESTABLISHED) return Established();
       // The connecting end has gone, or did not like the REP.
@@ -319,6 +324,7 @@ void RdmaMeeting::OnRep(const CmEvent& event) {
   }
   if (rep.epoch != epoch_) return Fail(base::Reason::kProtocol, false);
   peers_ = rep.nonce;
+  peer_adopted_ = rep.adopted;
   connection_->lane()->SetPeer(rep.offer);
   Established();
 }
@@ -383,8 +389,6 @@ void RdmaMeeting::OnRequest(verbs::Id id, const Req& req) {
         full == base::Reason::kPending ? RejCode::kLater : RejCode::kFull;
     return rdma_->Reject(std::move(id), req.nonce, {code, 0});
   }
-  state_ = State::kAccepted;
-  StartTimer(kAcceptLimit);
   epoch_ = req.epoch;
   peers_ = req.nonce;
   SetAckTimeout(id.get());
@@ -398,9 +402,19 @@ void RdmaMeeting::OnRequest(verbs::Id id, const Req& req) {
     verbs::calls.rdma_reject(connection_->id(), bytes.data(), bytes.size());
     return Fail(why, false);
   }
-  const RepBytes rep =
-      EncodeRep({epoch_, session_->nonce(), connection_->lane()->offer()},
-                session_->tuple(), req.nonce, rdma_->key());
+  // Who connects need not wait for a word on the lane if this end is ready for
+  // it before that: two messages, and two wake-ups of each process, less.
+  state_ = State::kRequested;
+  StartTimer(kAdoptFirst);
+  session_->seeker()->Adopt();
+}
+
+void RdmaMeeting::SendRep() {
+  state_ = State::kAccepted;
+  StartTimer(kAcceptLimit);
+  const RepBytes rep = EncodeRep(
+      {epoch_, session_->nonce(), connection_->lane()->offer(), adopted_},
+      session_->tuple(), peers_, rdma_->key());
   rdma_conn_param parameters = ConnectParameters(rep.data(), rep.size());
   if (verbs::calls.rdma_accept(connection_->id(), &parameters) != 0) {
     const verbs::Error error = {"rdma_accept", errno, {}};
@@ -417,14 +431,16 @@ void RdmaMeeting::Established() {
   connection_->SetConnected();
   state_ = State::kAdopting;
   StartTimer(kAdoptLimit);
-  session_->seeker()->Adopt();
+  const auto keep = shared_from_this();
+  adopted_ ? Progress() : session_->seeker()->Adopt();
 }
 
 void RdmaMeeting::Adopted() {
-  if (state_ != State::kAdopting || adopted_) return;
+  const bool asked = state_ == State::kRequested || state_ == State::kAdopting;
+  if (!asked || adopted_) return;
   if (session_->cancelled()) return Fail(base::Reason::kNone, false);
   adopted_ = true;
-  Progress();
+  state_ == State::kRequested ? SendRep() : Progress();
 }
 
 void RdmaMeeting::OnCompletion() {
@@ -449,12 +465,15 @@ void RdmaMeeting::Progress() {
       (session_->role() == stream::Role::kConnector || peer_ready)) {
     if (!lane->SendReady()) return OnLost(base::Reason::kLaneError);
     ready_sent_ = true;
+    // (Where a message may be lost until the next one comes, only the peer's
+    // own READY says that there is somebody.)
     if (!peer_ready && ConnectBlocks(connection_->id()->verbs)) {
+      peer_adopted_ = false;
       nudge_pause_ = kFirstNudge;
       StartNudge();
     }
   }
-  if (ready_sent_ && peer_ready) Deliver();
+  if (ready_sent_ && (peer_ready || peer_adopted_)) Deliver();
 }
 
 void RdmaMeeting::StartNudge() {
@@ -495,6 +514,8 @@ void RdmaMeeting::OnTimer() {
   if (session_ == nullptr) return;
   if (session_->cancelled()) return Fail(base::Reason::kNone, false);
   switch (state_) {
+    case State::kRequested:
+      return SendRep();
     case State::kWaiting:
       return Fail(directory_->foreign() ? base::Reason::kPeerUid
                                         : base::Reason::kPeerPlain,

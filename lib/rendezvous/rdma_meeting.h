@@ -52,8 +52,9 @@ class RdmaMeeting : public std::enable_shared_from_this<RdmaMeeting> {
     kPausing,     // nobody was there: again in a moment
     kConnecting,  // from resolving the address to the REP
     kWaiting,
-    kAccepted,  // REP sent
-    kAdopting,  // connected; waiting for both streams
+    kRequested,  // REQ taken; adopting before it is answered
+    kAccepted,   // REP sent
+    kAdopting,   // connected; waiting for both streams
     kDone,
   };
 
@@ -67,6 +68,7 @@ class RdmaMeeting : public std::enable_shared_from_this<RdmaMeeting> {
   void SendReq();
   void OnRep(const CmEvent& event);
   void OnRejected(const CmEvent& event);
+  void SendRep();
   void Established();
   void Progress();
   void StartNudge();
@@ -101,6 +103,7 @@ class RdmaMeeting : public std::enable_shared_from_this<RdmaMeeting> {
   std::uint32_t epoch_ = 0;
   stream::Nonce peers_{};
   bool adopted_ = false;
+  bool peer_adopted_ = false;
   bool ready_sent_ = false;
 };
 

@@ -116,6 +116,7 @@ RepBytes EncodeRep(const Rep& rep, const Tuple& tuple,
   RepBytes bytes{};
   PutHeader(bytes.data(), RdmaType::kRep, bytes.size());
   Put(bytes.data() + 8, rep.epoch);
+  bytes[12] = rep.adopted ? 1 : 0;
   std::memcpy(bytes.data() + 16, rep.nonce.data(), rep.nonce.size());
   lane::rdma::EncodeOffer(rep.offer, bytes.data() + 32);
   Mac(bytes.data(), bytes.size(), &tuple, sizeof tuple, &req_nonce, key,
@@ -162,8 +163,9 @@ Parsed DecodeRep(const std::uint8_t* bytes, std::size_t length,
   }
   rep->epoch = Get<std::uint32_t>(bytes + 8);
   std::memcpy(rep->nonce.data(), bytes + 16, rep->nonce.size());
-  if (Get<std::uint32_t>(bytes + 12) != 0 ||
-      !lane::rdma::DecodeOffer(bytes + 32, &rep->offer)) {
+  const auto flags = Get<std::uint32_t>(bytes + 12);
+  rep->adopted = flags == 1;
+  if (flags > 1 || !lane::rdma::DecodeOffer(bytes + 32, &rep->offer)) {
     return Parsed::kForeign;
   }
   return Parsed::kOk;

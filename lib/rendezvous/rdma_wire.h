@@ -13,7 +13,7 @@
 namespace rcsock::rendezvous {
 
 constexpr std::uint32_t kRdmaMagic = 0x72736372;  // "rcsr"
-constexpr std::uint8_t kRdmaVersion = 4;
+constexpr std::uint8_t kRdmaVersion = 5;
 
 // RoCE leaves a connector 56 bytes.
 constexpr std::size_t kReqSize = 48;
@@ -39,6 +39,9 @@ struct Rep {
   std::uint32_t epoch = 0;
   stream::Nonce nonce{};
   lane::rdma::Offer offer{};
+  // The sender's stream waits for the lane: no need to hear that from the lane
+  // itself.
+  bool adopted = false;
 };
 
 enum class RejCode : std::uint8_t {
