@@ -669,7 +669,7 @@ class alignas(64) Sock final : public File,
   std::uint64_t starve_acked_ = 0;
   std::uint64_t starve_posted_ = 0;  // when there was last no room
   std::uint64_t starve_since_ns_ = 0;
-  int starve_late_ = 0;  // looks in a row that came too late to tell
+  int starve_late_ = 0;  // looks in a row that found no progress
   std::uint32_t watch_events_ = 0;
   std::uint64_t timer_ = 0;
   std::uint64_t close_timer_ = 0;

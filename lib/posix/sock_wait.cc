@@ -29,7 +29,11 @@ using rendezvous::Conductor;
 // larger buffers still had room (a program that talks to itself, say): such a
 // stream goes back to TCP.
 constexpr std::uint32_t kStarvedMs = 100;
+// Looks in a row that find no progress: of which this thread comes late to the
+// last, and on a lane to another host, whose receiver may wait for its CPU with
+// all that the switch has made it read ahead still before it.
 constexpr int kMostLate = 5;
+constexpr int kMostRemote = 4;
 
 void Sock::WatchStarved() {
   if (lane_ == nullptr) return;
@@ -49,7 +53,9 @@ void Sock::OnStarved() {
   if (mode() != Mode::kEngine || stream_ == nullptr || lane_ == nullptr ||
       !stream_->FastTx()) {
     starve_late_ = 0;
-  } else if (lane_->Writable() > 0) {
+    return;
+  }
+  if (lane_->Writable() > 0) {
     starve_late_ = 0;
     // A receiver puts off telling of a little room while there is more to take,
     // and may then take no more: who found no room has not been told of it.
@@ -60,13 +66,18 @@ void Sock::OnStarved() {
       // or in an epoll set.
       WatchStarved();
     }
-  } else if (lane_->Acked() != starve_acked_) {
+    return;
+  }
+  if (lane_->Acked() != starve_acked_) {
     starve_late_ = 0;
     // Who waits now may have begun while this timer ran, and armed none.
     WatchStarved();
-  } else if (base::NowNs() - starve_since_ns_ >
-                 3 * kStarvedMs * 1'000'000ull / 2 &&
-             ++starve_late_ < kMostLate) {
+    return;
+  }
+  const bool late =
+      base::NowNs() - starve_since_ns_ > 3 * kStarvedMs * 1'000'000ull / 2;
+  const int most = late ? kMostLate : lane_is_shm_ ? 1 : kMostRemote;
+  if (++starve_late_ < most) {
     // Where this thread is late, the receiver may be, too.
     WatchStarved();
   } else {
