@@ -127,6 +127,13 @@ class Run:
                 self.env["RCSOCK_KEY_FILE"] = str(key)
             self.env |= one.settings
 
+    def seconds(self, native, guest):
+        """How long a client works.  In a guest TCP is several times as fast as
+        the software device, and all processes share one CPU: what goes over TCP
+        within a tenth of a second, before a connection has its lane, takes the
+        lane most of one."""
+        return native if self.address.startswith("127.") else guest
+
     # --- Files and ports
 
     def write(self, name, content):

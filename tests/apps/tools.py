@@ -30,8 +30,8 @@ def iperf3(run):
         # One test, after which the server ends by itself.
         server = run.start("iperf3", "-s", "-1", "-B", run.address, "-p", port,
                            port=port)
-        text = run.call("iperf3", "-c", run.address, "-p", port, "-t", 1, "-J",
-                        *options)
+        text = run.call("iperf3", "-c", run.address, "-p", port, "-t",
+                        run.seconds(1, 8), "-J", *options)
         report = json.loads(text)
         end = report["end"]
         sent, received = end["sum_sent"], end["sum_received"]

@@ -108,10 +108,11 @@ def nginx(run):
     wrk."""
     server = Nginx(run)
     wrk = ("wrk", "-t", 2, "-c", 30, "--timeout", "10s")
-    straight = rate(run.call(*wrk, "-d", "2s", server.url() + "/page.txt"))
-    proxied = rate(run.call(*wrk, "-d", "2s", server.url(True) + "/page.txt"))
-    rate(run.call("wrk", "-t", 1, "-c", 4, "--timeout", "20s", "-d", "2s",
-                  server.url() + "/middle"))
+    wrk += ("-d", run.seconds(2, 8))
+    straight = rate(run.call(*wrk, server.url() + "/page.txt"))
+    proxied = rate(run.call(*wrk, server.url(True) + "/page.txt"))
+    rate(run.call("wrk", "-t", 1, "-c", 4, "--timeout", "20s", "-d",
+                  run.seconds(2, 8), server.url() + "/middle"))
     run.call("curl", "-sS", "--fail", "-o", "large.out", server.url() + "/large",
              limit=60)
     large = digest_file(run.directory / "large.out")

@@ -49,17 +49,35 @@ const Req kReq{40000, 80, 7, MakeNonce(1)};
 TEST(RdmaWire, ReqByteByByte) {
   const ReqBytes bytes = EncodeReq(kReq, kTuple, {});
   const std::vector<std::uint8_t> right = {
-      'r', 'c', 's', 'r', 4, 1, 48, 0, 0x40, 0x9c, 80, 0,  7,  0,  0,  0,
+      'r', 'c', 's', 'r', 5, 1, 48, 0, 0x40, 0x9c, 80, 0,  7,  0,  0,  0,
       1,   2,   3,   4,   5, 6, 7,  8, 9,    10,   11, 12, 13, 14, 15, 16,
       0,   0,   0,   0,   0, 0, 0,  0, 0,    0,    0,  0,  0,  0,  0,  0};
   EXPECT_EQ(std::vector<std::uint8_t>(bytes.begin(), bytes.end()), right);
+}
+
+TEST(RdmaWire, RepSaysWhetherItsSenderIsReady) {
+  for (const bool adopted : {false, true}) {
+    RepBytes bytes = EncodeRep({7, MakeNonce(100), MakeOffer(), adopted},
+                               kTuple, kReq.nonce, {});
+    EXPECT_EQ(bytes[12], adopted ? 1 : 0);
+    Rep rep;
+    ASSERT_EQ(
+        DecodeRep(bytes.data(), bytes.size(), kTuple, kReq.nonce, {}, &rep),
+        Parsed::kOk);
+    EXPECT_EQ(rep.adopted, adopted);
+    // No other flag is known.
+    bytes[12] |= 2;
+    EXPECT_EQ(
+        DecodeRep(bytes.data(), bytes.size(), kTuple, kReq.nonce, {}, &rep),
+        Parsed::kForeign);
+  }
 }
 
 TEST(RdmaWire, RejByteByByte) {
   const RejBytes bytes =
       EncodeRej({RejCode::kRedirect, 0x1234}, kReq.nonce, {});
   const std::vector<std::uint8_t> right = {
-      'r', 'c', 's', 'r', 4, 3, 28, 0, 2, 0, 0x34, 0x12, 0, 0,
+      'r', 'c', 's', 'r', 5, 3, 28, 0, 2, 0, 0x34, 0x12, 0, 0,
       0,   0,   0,   0,   0, 0, 0,  0, 0, 0, 0,    0,    0, 0};
   EXPECT_EQ(std::vector<std::uint8_t>(bytes.begin(), bytes.end()), right);
 }
