@@ -31,7 +31,7 @@ def iperf3(run):
         server = run.start("iperf3", "-s", "-1", "-B", run.address, "-p", port,
                            port=port)
         text = run.call("iperf3", "-c", run.address, "-p", port, "-t",
-                        run.seconds(1, 8), "-J", *options)
+                        run.seconds(1, 15), "-J", *options)
         report = json.loads(text)
         end = report["end"]
         sent, received = end["sum_sent"], end["sum_received"]

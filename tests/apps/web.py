@@ -112,7 +112,7 @@ def nginx(run):
     straight = rate(run.call(*wrk, server.url() + "/page.txt"))
     proxied = rate(run.call(*wrk, server.url(True) + "/page.txt"))
     rate(run.call("wrk", "-t", 1, "-c", 4, "--timeout", "20s", "-d",
-                  run.seconds(2, 8), server.url() + "/middle"))
+                  run.seconds(2, 12), server.url() + "/middle"))
     run.call("curl", "-sS", "--fail", "-o", "large.out", server.url() + "/large",
              limit=60)
     large = digest_file(run.directory / "large.out")
