@@ -127,12 +127,12 @@ class Run:
                 self.env["RCSOCK_KEY_FILE"] = str(key)
             self.env |= one.settings
 
-    def seconds(self, plain, rdma):
-        """How long a client works.  In a guest TCP is several times as fast as
+    def large(self, native, guest):
+        """How much a client moves.  In a guest TCP is several times as fast as
         the software device, and all processes share one CPU: what goes over TCP
         within a tenth of a second, before a connection has its lane, takes the
         lane most of one."""
-        return rdma if self.lane == "rdma" else plain
+        return guest if self.lane == "rdma" else native
 
     # --- Files and ports
 

@@ -30,8 +30,11 @@ def iperf3(run):
         # One test, after which the server ends by itself.
         server = run.start("iperf3", "-s", "-1", "-B", run.address, "-p", port,
                            port=port)
-        text = run.call("iperf3", "-c", run.address, "-p", port, "-t",
-                        run.seconds(1, 15), "-J", *options)
+        amount = run.large(["-t", 1], ["-n", "1000M"])
+        if name == "small":
+            amount = ["-t", 1]
+        text = run.call("iperf3", "-c", run.address, "-p", port, "-J", *amount,
+                        *options, limit=240)
         report = json.loads(text)
         end = report["end"]
         sent, received = end["sum_sent"], end["sum_received"]

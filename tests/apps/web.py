@@ -108,13 +108,13 @@ def nginx(run):
     wrk."""
     server = Nginx(run)
     wrk = ("wrk", "-t", 2, "-c", 30, "--timeout", "10s")
-    wrk += ("-d", run.seconds(2, 8))
-    straight = rate(run.call(*wrk, server.url() + "/page.txt"))
-    proxied = rate(run.call(*wrk, server.url(True) + "/page.txt"))
-    rate(run.call("wrk", "-t", 1, "-c", 4, "--timeout", "20s", "-d",
-                  run.seconds(2, 12), server.url() + "/middle"))
-    run.call("curl", "-sS", "--fail", "-o", "large.out", server.url() + "/large",
-             limit=60)
+    straight = rate(run.call(*wrk, "-d", "2s", server.url() + "/page.txt"))
+    proxied = rate(run.call(*wrk, "-d", "2s", server.url(True) + "/page.txt"))
+    rate(run.call("wrk", "-t", 1, "-c", 4, "--timeout", "20s", "-d", "2s",
+                  server.url() + "/middle"))
+    # Over one connection.
+    run.call("curl", "-sS", "--fail", *run.large(1, 4) * [
+        "-o", "large.out", server.url() + "/large"], limit=240)
     large = digest_file(run.directory / "large.out")
     if large != digest_file(run.directory / "www/large"):
         raise Failed("/large did not come as it is")
