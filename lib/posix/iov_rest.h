@@ -30,6 +30,23 @@ class IovRest {
       skip = 0;
     }
   }
+  // No more than `most` bytes from `skip` on.
+  void Limit(std::size_t skip, std::size_t most) {
+    first_ = true;
+    local_count_ = 0;
+    for (int i = 0; i < count_ && most > 0 && local_count_ < kPiece; ++i) {
+      if (skip >= iov_[i].iov_len) {
+        skip -= iov_[i].iov_len;
+        continue;
+      }
+      const std::size_t here = iov_[i].iov_len - skip;
+      iovec& piece = local_[local_count_++];
+      piece.iov_base = static_cast<char*>(iov_[i].iov_base) + skip;
+      piece.iov_len = here < most ? here : most;
+      most -= piece.iov_len;
+      skip = 0;
+    }
+  }
   std::size_t total() const {
     std::size_t sum = 0;
     for (int i = 0; i < count(); ++i) sum += iov()[i].iov_len;

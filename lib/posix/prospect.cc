@@ -54,6 +54,30 @@ unsigned Towards(unsigned from, unsigned to, unsigned part) {
                    : from - (from - to + part - 1) / part;
 }
 
+// How far a service is trusted to bring its lanes soon.  A hold that was in
+// vain halves the credit; without any, ever more connections do without a hold.
+struct Trust {
+  unsigned skip;    // so many still; 16 bits
+  unsigned lost;    // log2 of how many it will be after the next loss
+  unsigned credit;  // holds that were not in vain
+};
+constexpr unsigned kMostLost = 12;
+constexpr unsigned kMostCredit = 8;
+constinit std::atomic<std::uint32_t> trusts[kPlaces];
+
+Trust UnpackTrust(std::uint32_t word) {
+  return {word & 0xffff, word >> 16 & 0xff, word >> 24};
+}
+std::uint32_t PackTrust(const Trust& trust) {
+  return trust.skip | trust.lost << 16 | trust.credit << 24;
+}
+
+// What a hold that was not in vain has taken, of late; of all services, for it
+// is the machine's affair.
+constexpr std::uint64_t kLeastHoldNs = 300'000;
+constexpr std::uint64_t kMostHoldNs = 1'000'000;
+constinit std::atomic<std::uint32_t> hold_mean_ns{250'000};
+
 }  // namespace
 
 std::uint16_t Prospect::ServiceAt(const sockaddr* address, socklen_t length,
@@ -89,6 +113,39 @@ Prospect::Promise Prospect::Of(std::uint16_t service) {
     return Promise::kMuch;
   }
   return Promise::kUnknown;
+}
+
+std::uint64_t Prospect::HoldNs(std::uint16_t service) {
+  std::atomic<std::uint32_t>& place = trusts[service];
+  Trust trust = UnpackTrust(place.load(std::memory_order_relaxed));
+  if (trust.skip > 0) {
+    --trust.skip;
+    place.store(PackTrust(trust), std::memory_order_relaxed);
+    return 0;
+  }
+  return std::clamp(
+      4 * std::uint64_t{hold_mean_ns.load(std::memory_order_relaxed)},
+      kLeastHoldNs, kMostHoldNs);
+}
+
+void Prospect::Held(std::uint16_t service, std::uint64_t ns, bool vain) {
+  std::atomic<std::uint32_t>& place = trusts[service];
+  Trust trust = UnpackTrust(place.load(std::memory_order_relaxed));
+  if (vain && trust.credit > 0) {
+    trust.credit /= 2;
+  } else if (vain) {
+    trust.skip = 1u << trust.lost;
+    trust.lost = std::min(trust.lost + 1, kMostLost);
+  } else {
+    if (trust.lost > 0) --trust.lost;
+    trust.credit = std::min(trust.credit + 1, kMostCredit);
+    const auto took =
+        static_cast<unsigned>(std::min<std::uint64_t>(ns, kMostHoldNs));
+    hold_mean_ns.store(
+        Towards(hold_mean_ns.load(std::memory_order_relaxed), took, 8),
+        std::memory_order_relaxed);
+  }
+  place.store(PackTrust(trust), std::memory_order_relaxed);
 }
 
 void Prospect::Learn(std::uint16_t service, std::uint64_t bytes,

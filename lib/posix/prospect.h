@@ -25,6 +25,11 @@ class Prospect {
   static std::uint16_t ServiceAt(const sockaddr* address, socklen_t length,
                                  stream::Role role);
   static Promise Of(std::uint16_t service);
+  // How long a send may wait for the lane of such a connection; 0: not at all.
+  // Asked once for each, and followed by Held.
+  static std::uint64_t HoldNs(std::uint16_t service);
+  // It waited so long, and in vain (or not).
+  static void Held(std::uint16_t service, std::uint64_t ns, bool vain);
   // One has ended, after so much in both directions.
   static void Learn(std::uint16_t service, std::uint64_t bytes,
                     std::uint64_t calls, bool promoted);

@@ -121,6 +121,7 @@ void Sock::Reset() {
   service_.store(0, std::memory_order_relaxed);
   at_once_.store(false, std::memory_order_relaxed);
   agreed_.store(false, std::memory_order_relaxed);
+  hold_end_ns_.store(0, std::memory_order_relaxed);
   attempts_ = 0;
   local_peer_.store(false, std::memory_order_relaxed);
   stream_.reset();

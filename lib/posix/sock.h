@@ -118,6 +118,9 @@ class alignas(64) Sock final : public File,
   // matter to it.  False: nothing has happened.
   template <class Raw>
   bool PlainSend(ssize_t* result, Raw&& raw) {
+    // (It may have to wait for its lane: Send.)
+    if (wanted_.load(std::memory_order_relaxed)) [[unlikely]]
+      return false;
     return Plain(tx_raw_, result, raw);
   }
   template <class Raw>
@@ -567,6 +570,24 @@ class alignas(64) Sock final : public File,
   // Not inlined: its frame must be below those of its callers (CountedSleep).
   [[gnu::noinline]] int SleepOn(Wait& wait, bool tx, std::uint32_t token,
                                 std::uint32_t seq, lane::Lane* lane);
+  // --- A send waits for the lane that is about to come (sock_hold.cc)
+  //
+  // kRetry: it goes on as it would have, what *done says already sent; else
+  // what the call says.  No latch held.
+  [[gnu::noinline]] ssize_t HeldSend(const iovec* iov, int count,
+                                     std::size_t total, int flags,
+                                     std::size_t* done);
+  bool MayHold(int flags) const;
+  bool AwaitsLane() const;
+  std::uint64_t GivenToTcp();
+  // Until AwaitsLane() has changed, or as SleepOn.
+  int AwaitLane(Wait& wait, std::uint64_t until_ns);
+  // At most `most` bytes from `skip` on, as much as TCP has room for; or
+  // -errno.
+  ssize_t SendNow(const iovec* iov, int count, std::size_t skip,
+                  std::size_t most);
+  // What AwaitsLane() says has changed.
+  void WakeHeld();
   // The rest of a blocking send that began on a lane.
   static ssize_t SendRest(int fd, const iovec* iov, int count, std::size_t skip,
                           int flags);
@@ -622,7 +643,8 @@ class alignas(64) Sock final : public File,
   std::atomic<std::uint64_t> next_bytes_{0};
   std::atomic<std::uint16_t> service_{0};  // Prospect's
   std::atomic<bool> at_once_{false};
-  std::atomic<bool> agreed_{false};  // the peer has; adoption is due
+  std::atomic<bool> agreed_{false};            // the peer has; adoption is due
+  std::atomic<std::uint64_t> hold_end_ns_{0};  // 0: none has begun; 1: no more
   int attempts_ = 0;
   std::atomic<bool> local_peer_{false};
   stream::Role role_ = stream::Role::kConnector;
@@ -791,6 +813,10 @@ inline ssize_t Sock::Send(int fd, const iovec* iov, int count,
   }
   std::size_t done = 0;
   for (;;) {
+    if (wanted_.load(std::memory_order_relaxed)) [[unlikely]] {
+      const ssize_t n = HeldSend(iov, count, total, flags, &done);
+      if (n != kRetry) return n;
+    }
     if (mode() == Mode::kEngine) {
       const ssize_t n = Null(iov, count)
                             ? SendNull(flags, &done)

@@ -47,6 +47,7 @@ int Sock::CloseLast(int number) {
   tx_latch.lock();
   rx_latch.lock();
   wanted_.store(false, std::memory_order_seq_cst);
+  WakeHeld();
   int result;
   if (mode() == Mode::kEngine && stream_ != nullptr && conductor != nullptr &&
       !SoleHolder() && lane_ == nullptr && stream_->tx() == stream::Tx::kRaw &&
@@ -150,6 +151,7 @@ void Sock::Vanished() {
   rx_latch.lock();
   if (watched_ && conductor != nullptr) conductor->Unwatch(fd());
   watched_ = false;
+  WakeHeld();
   set_fd(-1);
   if (mode() == Mode::kEngine && conductor != nullptr) {
     Ref();

@@ -127,6 +127,8 @@ ssize_t Sock::EngineSend(const iovec* iov, int count, std::size_t total,
   if (AwaitsAnswer()) [[unlikely]] {
     tx_latch.unlock();
     LookForAnswer();
+    const ssize_t n = HeldSend(iov, count, total, flags, done);
+    if (n != kRetry) return n;
     tx_latch.lock();
   }
   return SendLatched(iov, count, total, flags, done);

@@ -148,6 +148,7 @@ void Sock::SeekFailed(Reason reason, bool final) {
     WakeRx();  // HoldsEnd
     PostSettle();
   }
+  WakeHeld();
 }
 
 void Sock::CancelSeek() {
@@ -162,6 +163,7 @@ void Sock::CancelSeek() {
   }
   wanted_.store(false, std::memory_order_seq_cst);
   if (mode() == Mode::kEngine) WakeRx();  // HoldsEnd
+  WakeHeld();
 }
 
 void Sock::Adopt() {
@@ -268,6 +270,7 @@ void Sock::LaneOpen(std::unique_ptr<lane::Lane> lane, std::uint32_t epoch,
       WakeRx();  // HoldsEnd
       PostSettle();
     }
+    WakeHeld();
     rx_latch.unlock();
     tx_latch.unlock();
     Stream::Refuse(lane.get(), epoch);
@@ -303,6 +306,7 @@ void Sock::LaneOpen(std::unique_ptr<lane::Lane> lane, std::uint32_t epoch,
   stream_->Progress();
   HandleChanges();
   WakeRx();  // HoldsEnd
+  WakeHeld();
   rx_latch.unlock();
   tx_latch.unlock();
 }

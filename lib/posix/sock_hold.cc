@@ -1,0 +1,188 @@
+// A send that waits a little for the lane that is about to come.
+//
+// Who sends as fast as it can has given megabytes to TCP's buffers before the
+// lane is there, a fifth of a millisecond after connect(); a short connection
+// is over by then.  TCP may let a blocking send wait at any time, because its
+// buffers are full; so may we.  Only the time could tell, so the hold is short
+// and bounded, and is given up where it was in vain (Prospect::Hold).
+
+#include <poll.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <cstdint>
+#include <ctime>
+
+#include "lib/base/clock.h"
+#include "lib/base/log.h"
+#include "lib/posix/iov_rest.h"
+#include "lib/posix/prospect.h"
+#include "lib/posix/signals.h"
+#include "lib/posix/sock.h"
+#include "lib/posix/spin.h"
+
+namespace rcsock::posix {
+namespace {
+
+// So much goes without a wait: requests and most answers.
+constexpr std::uint64_t kFreeBytes = 16 << 10;
+// The peer's thread may have gone into the kernel's recv before it was told of
+// the lane, and has to come out of it: now and then it is sent a little.
+constexpr std::uint64_t kNudgeNs = 50'000;
+constexpr std::size_t kNudgeBytes = 2048;
+
+constexpr std::uint64_t kNoHold = 1;
+
+}  // namespace
+
+bool Sock::MayHold(int flags) const {
+  return (flags & (MSG_DONTWAIT | MSG_OOB)) == 0 &&
+         !nonblock.load(std::memory_order_relaxed) &&
+         hold_end_ns_.load(std::memory_order_relaxed) != kNoHold &&
+         AwaitsLane();
+}
+
+bool Sock::AwaitsLane() const {
+  return seeking_.load(std::memory_order_seq_cst) &&
+         (at_once_.load(std::memory_order_relaxed) ||
+          agreed_.load(std::memory_order_relaxed)) &&
+         !SeeksRemote() && !pinned_.load(std::memory_order_relaxed) &&
+         !closed_.load(std::memory_order_relaxed);
+}
+
+// A wake-up cannot be lost: who waits reads tx_seq_ and then looks at what
+// AwaitsLane() asks; that was changed before tx_seq_ is bumped here.  So who
+// saw the old state has the old number, and the kernel compares.  (All seq_cst;
+// and the time of the hold is bounded.)
+void Sock::WakeHeld() {
+  tx_seq_.fetch_add(1, std::memory_order_seq_cst);
+  if (tx_sleepers_.load(std::memory_order_seq_cst) > 0) {
+    base::FutexWake(&tx_seq_, 1 << 30, false);
+  }
+}
+
+int Sock::AwaitLane(Wait& wait, std::uint64_t until_ns) {
+  Spinner spin = Spinner::ForLongLooks();
+  do {
+    LookForAnswer();
+    if (!AwaitsLane()) return 0;
+  } while (spin.Go() && base::NowNs() < until_ns);
+  tx_latch.lock();
+  const std::uint32_t seq = tx_seq_.load(std::memory_order_seq_cst);
+  wait.deadline_ns = until_ns;
+  const int result = AwaitsLane() ? SleepOn(wait, true, 0, seq, nullptr) : 0;
+  tx_latch.unlock();
+  return result;
+}
+
+std::uint64_t Sock::GivenToTcp() {
+  if (mode() == Mode::kPlain) return tx_raw_.load(std::memory_order_relaxed);
+  Critical critical;
+  tx_latch.lock();
+  const std::uint64_t bytes = stream_ != nullptr ? stream_->tx_off() : 0;
+  tx_latch.unlock();
+  return bytes;
+}
+
+ssize_t Sock::SendNow(const iovec* iov, int count, std::size_t skip,
+                      std::size_t most) {
+  IovRest rest(iov, count);
+  rest.Limit(skip, most);
+  if (mode() == Mode::kEngine) {
+    std::size_t done = 0;
+    tx_latch.lock();
+    const ssize_t n = SendLatched(rest.iov(), rest.count(), rest.total(),
+                                  MSG_DONTWAIT | MSG_NOSIGNAL, &done);
+    return n != -1 ? n : -errno;
+  }
+  gate_.fetch_add(1, std::memory_order_seq_cst);
+  if (mode_.load(std::memory_order_seq_cst) == Mode::kEngine) {
+    LeaveRaw();
+    return kRetry;
+  }
+  const ssize_t n = Send(rest.iov(), rest.count());
+  n > 0 ? LeaveRawWith(tx_raw_, n) : LeaveRaw();
+  return n;
+}
+
+ssize_t Sock::HeldSend(const iovec* iov, int count, std::size_t total,
+                       int flags, std::size_t* done) {
+  if (!MayHold(flags) || total == 0 || Null(iov, count) ||
+      GivenToTcp() < kFreeBytes) {
+    return kRetry;
+  }
+  const std::uint16_t service = service_.load(std::memory_order_relaxed);
+  const std::uint64_t start = base::NowNs();
+  std::uint64_t end = hold_end_ns_.load(std::memory_order_relaxed);
+  if (end == 0) {
+    std::uint64_t limit = Prospect::HoldNs(service);
+    if (const std::uint64_t most =
+            snd_timeout_ns.load(std::memory_order_relaxed)) {
+      limit = std::min(limit, most / 2);
+    }
+    end = limit == 0 ? kNoHold : start + limit;
+    hold_end_ns_.store(end, std::memory_order_relaxed);
+    if (limit == 0) return kRetry;
+  }
+  Critical critical;
+  Wait wait;
+  wait.timed = true;
+  wait.signals = tls_signals.interrupts;
+  std::uint64_t nudge = start + kNudgeNs;
+  while (AwaitsLane()) {
+    const int r = AwaitLane(wait, std::min(nudge, end));
+    if (!AwaitsLane()) break;
+    const bool interrupted = wait.signals != tls_signals.interrupts;
+    const std::uint64_t now = base::NowNs();
+    if (!interrupted && now >= end) break;
+    if (!interrupted && r == 0 && now < nudge) continue;
+    nudge = now + kNudgeNs;
+    if (*done > 0) {
+      // A send that has sent something leaves an error to the next call.
+      pollfd one{fd(), 0, 0};
+      timespec zero{};
+      if (::syscall(SYS_ppoll, &one, 1, &zero, nullptr, 8) != 0) {
+        return static_cast<ssize_t>(*done);
+      }
+    }
+    // What the kernel takes before it would have to sleep, it takes whether or
+    // not there was a signal.
+    const std::size_t left = total - *done;
+    const ssize_t n = SendNow(iov, count, *done,
+                              interrupted ? left : std::min(left, kNudgeBytes));
+    if (n == kRetry) break;
+    if (n > 0) *done += static_cast<std::size_t>(n);
+    if (n < 0 && n != -EAGAIN && *done == 0) {
+      if (n == -EPIPE && (flags & MSG_NOSIGNAL) == 0) RaiseSigpipe();
+      errno = static_cast<int>(-n);
+      return -1;
+    }
+    if (*done == total) return static_cast<ssize_t>(total);
+    if (interrupted) {
+      if (*done > 0) return static_cast<ssize_t>(*done);
+      errno = EINTR;
+      return -1;
+    }
+    if (n < 0) break;  // TCP has no room
+  }
+  const bool vain =
+      seeking_.load(std::memory_order_seq_cst) || mode() != Mode::kEngine;
+  RCSOCK_LOG(2, "fd %d: held back for %llu us%s", fd(),
+             static_cast<unsigned long long>((base::NowNs() - start) / 1000),
+             vain ? ", in vain" : "");
+  Prospect::Held(service, base::NowNs() - start, vain);
+  hold_end_ns_.store(kNoHold, std::memory_order_relaxed);
+  if (closed_.load(std::memory_order_relaxed)) {
+    // By another thread: the number may be another connection's by now.
+    if (*done > 0) return static_cast<ssize_t>(*done);
+    errno = EBADF;
+    return -1;
+  }
+  return kRetry;
+}
+
+}  // namespace rcsock::posix
