@@ -4,6 +4,7 @@
 
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
 #include <set>
 
 #include "lib/base/config.h"
@@ -562,6 +563,69 @@ TEST(Neighbours, AnotherProcessHasIt) {
   ExpectSuccess(connector);
   ExpectSuccess(right);
   ExpectSuccess(wrong);
+}
+
+bool Stopped(pid_t pid) {
+  std::ifstream stat("/proc/" + std::to_string(pid) + "/stat");
+  std::string text;
+  std::getline(stat, text);
+  const std::size_t end = text.rfind(')');
+  return end != std::string::npos && text.substr(end, 3) == ") T";
+}
+
+// A process that has stopped is offered so many lanes and no more; the others
+// wait at their names.  When it goes on, all of them meet.
+TEST(Neighbours, OneThatHasStoppedIsNotFlooded) {
+  // (Which of the two decides, and so makes the offers, is as good as a coin.)
+  for (int round = 0; round < 4; ++round) {
+    const auto pairs = MakeTcpPairs(101);
+    Barrier barrier;
+    const pid_t stopped = Spawn([&] {
+      auto first = AcceptorSeeker(pairs[0].acceptor);
+      EXPECT_TRUE(first->Meet(GetConductor()));
+      EXPECT_TRUE(barrier.Meet(0));
+      EXPECT_TRUE(barrier.Meet(0));  // stopped here
+      std::vector<std::shared_ptr<TestSeeker>> all;
+      for (std::size_t i = 1; i < pairs.size(); ++i) {
+        all.push_back(AcceptorSeeker(pairs[i].acceptor));
+        all.back()->Start(GetConductor());
+      }
+      for (const auto& seeker : all) {
+        EXPECT_TRUE(seeker->Wait() || seeker->Meet(GetConductor()))
+            << base::ReasonKey(seeker->failed);
+      }
+      EXPECT_TRUE(barrier.Meet(0));
+    });
+    const pid_t other = Spawn([&] {
+      Conductor* conductor = GetConductor();
+      auto first = ConnectorSeeker(pairs[0].connector);
+      EXPECT_TRUE(first->Meet(conductor));
+      EXPECT_TRUE(barrier.Meet(1));
+      ::kill(stopped, SIGSTOP);
+      EXPECT_TRUE(Eventually([&] { return Stopped(stopped); }));
+      std::vector<std::shared_ptr<TestSeeker>> all;
+      for (std::size_t i = 1; i < pairs.size(); ++i) {
+        all.push_back(ConnectorSeeker(pairs[i].connector));
+        all.back()->Start(conductor);
+      }
+      Drain(conductor);
+      // One segment has 64 numbers: a hundred offers would have made another.
+      EXPECT_EQ(first->link()->segments(), 1);
+      ::kill(stopped, SIGCONT);
+      EXPECT_TRUE(barrier.Meet(1));
+      for (const auto& seeker : all) {
+        EXPECT_TRUE(seeker->Wait() || seeker->Meet(conductor))
+            << base::ReasonKey(seeker->failed);
+      }
+      EXPECT_TRUE(barrier.Meet(1));
+    });
+    ExpectSuccess(other);
+    ExpectSuccess(stopped);
+    for (const TcpPair& pair : pairs) {
+      ::close(pair.connector);
+      ::close(pair.acceptor);
+    }
+  }
 }
 
 TEST(Refusal, CancelledSeekersAreNotCalled) {

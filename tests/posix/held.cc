@@ -1,0 +1,392 @@
+// Short connections that send as fast as they can: under rcsock a blocking send
+// may wait there for the lane that is about to come.  Whatever happens in that
+// wait, the program must not see more of it than of a full buffer of TCP's.
+#include <pthread.h>
+#include <signal.h>
+#include <sys/socket.h>
+#include <sys/time.h>
+#include <sys/uio.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdio>
+#include <cstring>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "tests/posix/pair.h"
+
+namespace {
+
+using namespace pair;
+
+constexpr std::size_t kMuch = 1 << 20;
+// What TCP takes of a connection that nobody reads.
+constexpr std::size_t kFits = 96 << 10;
+// So that the processes have met, and expect much of the next connection.
+constexpr int kLessons = 12;
+
+void SendPattern(int fd, std::uint64_t seed, std::size_t length,
+                 std::size_t piece) {
+  char text[8192];
+  for (std::size_t at = 0; at < length; at += piece) {
+    const std::size_t n = std::min(piece, length - at);
+    Pattern(seed, at, text, n);
+    SendAll(fd, text, n);
+  }
+}
+
+// To the end; how many bytes, all as they were sent.
+std::size_t TakePattern(int fd, std::uint64_t seed) {
+  char text[8192];
+  std::size_t total = 0;
+  for (;;) {
+    const ssize_t n = ::recv(fd, text, sizeof text, 0);
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) return total;
+    CHECK_THAT(IsPattern(seed, total, text, static_cast<std::size_t>(n)));
+    total += static_cast<std::size_t>(n);
+  }
+}
+
+void TeachServer(int listener) {
+  for (int i = 0; i < kLessons; ++i) {
+    const int fd = ::accept(listener, nullptr, nullptr);
+    CHECK_THAT(fd >= 0);
+    SendPattern(fd, 1, kMuch, 8192);
+    ::close(fd);
+  }
+}
+
+void TeachClient(int port) {
+  for (int i = 0; i < kLessons; ++i) {
+    const int fd = Connect(port);
+    CHECK_THAT(TakePattern(fd, 1) == kMuch);
+    ::close(fd);
+  }
+}
+
+int ListenAndTeach() {
+  int port;
+  const int listener = Listen(&port);
+  Tell(port);
+  TeachServer(listener);
+  return listener;
+}
+
+int LearnPort() {
+  const int port = static_cast<int>(Hear());
+  TeachClient(port);
+  return port;
+}
+
+const Options kAlone{.warm = false, .connect = false, .seconds = 40};
+
+Case shorts(
+    "shorts",
+    [](int) {
+      const int listener = ListenAndTeach();
+      const std::size_t pieces[] = {16, 1000, 8192};
+      for (int i = 0; i < Scale(30); ++i) {
+        const int fd = ::accept(listener, nullptr, nullptr);
+        CHECK_THAT(fd >= 0);
+        SendPattern(fd, 2, i % 3 == 0 ? kMuch / 16 : kMuch, pieces[i % 3]);
+        ::close(fd);
+      }
+    },
+    [](int) {
+      const int port = LearnPort();
+      for (int i = 0; i < Scale(30); ++i) {
+        const int fd = Connect(port);
+        Log("%zu", TakePattern(fd, 2));
+        ::close(fd);
+      }
+    },
+    kAlone);
+
+// All in one call, and one that says where its parts are.
+Case large(
+    "large",
+    [](int) {
+      const int listener = ListenAndTeach();
+      std::string all(2 * kMuch, 0);
+      Pattern(3, 0, all.data(), all.size());
+      for (int i = 0; i < 12; ++i) {
+        const int fd = ::accept(listener, nullptr, nullptr);
+        CHECK_THAT(fd >= 0);
+        iovec parts[40];
+        std::size_t at = 0;
+        for (iovec& part : parts) {
+          part = {all.data() + at, 0};
+          part.iov_len = &part == &parts[39] ? all.size() - at : 777;
+          at += part.iov_len;
+        }
+        SendAll(fd, all.data(), 20'000);
+        Result("sent", i % 2 == 0 ? ::send(fd, all.data() + 20'000,
+                                           all.size() - 20'000, 0)
+                                  : ::writev(fd, parts, 40));
+        ::close(fd);
+      }
+    },
+    [](int) {
+      const int port = LearnPort();
+      std::string all(2 * kMuch, 0);
+      Pattern(3, 0, all.data(), all.size());
+      for (int i = 0; i < 12; ++i) {
+        const int fd = Connect(port);
+        std::string got(i % 2 == 0 ? all.size() : all.size() + 20'000, 0);
+        RecvAll(fd, got.data(), got.size());
+        const std::string want = i % 2 == 0 ? all : all.substr(0, 20'000) + all;
+        Log("%s", got == want ? "as sent" : "something else");
+        ::close(fd);
+      }
+    },
+    kAlone);
+
+// Both send at once, and neither reads before it has sent.
+Case both_ways(
+    "both_ways",
+    [](int) {
+      const int listener = ListenAndTeach();
+      for (int i = 0; i < Scale(20); ++i) {
+        const int fd = ::accept(listener, nullptr, nullptr);
+        CHECK_THAT(fd >= 0);
+        SendPattern(fd, 4, kFits, 4096);
+        ::shutdown(fd, SHUT_WR);
+        Log("%zu", TakePattern(fd, 5));
+        ::close(fd);
+      }
+    },
+    [](int) {
+      const int port = LearnPort();
+      for (int i = 0; i < Scale(20); ++i) {
+        const int fd = Connect(port);
+        SendPattern(fd, 5, kFits, 4096);
+        ::shutdown(fd, SHUT_WR);
+        Log("%zu", TakePattern(fd, 4));
+        ::close(fd);
+      }
+    },
+    kAlone);
+
+bool Stopped(pid_t pid) {
+  char name[64];
+  std::snprintf(name, sizeof name, "/proc/%d/stat", static_cast<int>(pid));
+  std::FILE* file = std::fopen(name, "r");
+  if (file == nullptr) return false;
+  char state = 0;
+  const bool read = std::fscanf(file, "%*d (%*[^)]) %c", &state) == 1;
+  std::fclose(file);
+  return read && state == 'T';
+}
+
+void Stop(pid_t pid) {
+  CHECK_THAT(::kill(pid, SIGSTOP) == 0);
+  while (!Stopped(pid)) ::sched_yield();
+}
+
+// So many connections to a process that is stopped once it has made them (and
+// may have offered a lane for each), or, with `early`, has only begun to: then
+// it is this end that offers, to one that does not answer.
+constexpr int kMany = 48;
+
+void StoppedClient(int port, bool early) {
+  Tell(::getpid());
+  int fds[kMany];
+  sockaddr_in address = posix_test::Loopback(port);
+  for (int& fd : fds) {
+    fd = ::socket(AF_INET, SOCK_STREAM | (early ? SOCK_NONBLOCK : 0), 0);
+    CHECK_THAT(fd >= 0);
+    const int r = ::connect(fd, reinterpret_cast<const sockaddr*>(&address),
+                            sizeof address);
+    CHECK_THAT(r == 0 || (early && errno == EINPROGRESS));
+  }
+  Barrier();
+  CHECK_THAT(Hear() == 1);
+  for (const int fd : fds) {
+    SetNonblock(fd, false);
+    Log("%zu", TakePattern(fd, 6));
+    ::close(fd);
+  }
+}
+
+template <class Body>
+void StoppedServer(Body&& body) {
+  const int listener = ListenAndTeach();
+  const pid_t client = static_cast<pid_t>(Hear());
+  Barrier();
+  Stop(client);
+  const std::uint64_t start = NowMs();
+  for (int i = 0; i < kMany; ++i) {
+    const int fd = ::accept(listener, nullptr, nullptr);
+    CHECK_THAT(fd >= 0);
+    body(fd, i);
+  }
+  // (No wait of a second for each.)
+  Log("%s", NowMs() - start < 15'000 ? "in time" : "late");
+  CHECK_THAT(::kill(client, SIGCONT) == 0);
+  Tell(1);
+}
+
+void SendAndClose(int fd, int) {
+  SendPattern(fd, 6, kFits, 4096);
+  ::close(fd);
+}
+
+Case stopped(
+    "stopped", [](int) { StoppedServer(SendAndClose); },
+    [](int) { StoppedClient(LearnPort(), false); }, kAlone);
+
+Case stopped_early(
+    "stopped_early", [](int) { StoppedServer(SendAndClose); },
+    [](int) { StoppedClient(LearnPort(), true); }, kAlone);
+
+std::atomic<int> handled{0};
+
+// Signals come all the time, and a send that TCP has room for is not ended by
+// one, whatever its handler's flags are.
+void WithSignals(int flags) {
+  struct sigaction action {};
+  action.sa_handler = [](int) { ++handled; };
+  action.sa_flags = flags;
+  CHECK_THAT(::sigaction(SIGALRM, &action, nullptr) == 0);
+  StoppedServer([](int fd, int) {
+    const itimerval often{{0, 300}, {0, 300}};
+    const itimerval never{};
+    handled = 0;
+    char text[4096];
+    int cut = 0;
+    ::setitimer(ITIMER_REAL, &often, nullptr);
+    for (std::size_t at = 0; at < kFits; at += sizeof text) {
+      Pattern(6, at, text, sizeof text);
+      if (::send(fd, text, sizeof text, 0) != sizeof text) ++cut;
+    }
+    while (handled == 0) ::sched_yield();
+    ::setitimer(ITIMER_REAL, &never, nullptr);
+    Log("cut: %d", cut);
+    ::close(fd);
+  });
+}
+
+Case signals(
+    "signals", [](int) { WithSignals(0); },
+    [](int) { StoppedClient(LearnPort(), false); }, kAlone);
+
+Case signals_restart(
+    "signals_restart", [](int) { WithSignals(SA_RESTART); },
+    [](int) { StoppedClient(LearnPort(), false); }, kAlone);
+
+void* SendFor(void* argument) {
+  SendPattern(*static_cast<int*>(argument), 6, kFits, 4096);
+  return nullptr;
+}
+
+// A client that counts nothing: what had been sent by then is anybody's guess.
+void DrainStopped(int port) {
+  Tell(::getpid());
+  int fds[kMany];
+  for (int& fd : fds) fd = Connect(port);
+  Barrier();
+  CHECK_THAT(Hear() == 1);
+  for (const int fd : fds) {
+    TakePattern(fd, 6);
+    ::close(fd);
+  }
+  Log("all as sent");
+}
+
+// A thread is cancelled while it sends; the connection goes on.
+Case cancelled(
+    "cancelled",
+    [](int) {
+      StoppedServer([](int fd, int i) {
+        pthread_t thread;
+        CHECK_THAT(::pthread_create(&thread, nullptr, SendFor, &fd) == 0);
+        for (int k = 0; k < i * 40; ++k) ::sched_yield();
+        ::pthread_cancel(thread);
+        void* result = nullptr;
+        CHECK_THAT(::pthread_join(thread, &result) == 0);
+        ::close(fd);
+      });
+    },
+    [](int) { DrainStopped(LearnPort()); }, kAlone);
+
+// Another thread closes the descriptor meanwhile.
+Case closed(
+    "closed",
+    [](int) {
+      StoppedServer([](int fd, int i) {
+        std::atomic<bool> begun{false};
+        std::thread sender([fd, &begun] {
+          char text[4096];
+          begun = true;
+          for (std::size_t at = 0; at < kFits; at += sizeof text) {
+            Pattern(6, at, text, sizeof text);
+            const ssize_t n = ::send(fd, text, sizeof text, MSG_NOSIGNAL);
+            if (n == sizeof text) continue;
+            CHECK_THAT(n >= 0 || errno == EBADF || errno == EPIPE);
+            return;
+          }
+        });
+        while (!begun) ::sched_yield();
+        for (int k = 0; k < i * 40; ++k) ::sched_yield();
+        ::close(fd);
+        sender.join();
+      });
+    },
+    [](int) { DrainStopped(LearnPort()); }, kAlone);
+
+// The process forks while another thread sends.
+Case forked(
+    "forked",
+    [](int) {
+      const int listener = ListenAndTeach();
+      for (int i = 0; i < Scale(20); ++i) {
+        int fd = ::accept(listener, nullptr, nullptr);
+        CHECK_THAT(fd >= 0);
+        std::thread sender([fd] { SendPattern(fd, 6, kMuch, 4096); });
+        for (int k = 0; k < i * 20; ++k) ::sched_yield();
+        const pid_t child = ::fork();
+        CHECK_THAT(child >= 0);
+        if (child == 0) ::_exit(0);
+        int status = 0;
+        CHECK_THAT(::waitpid(child, &status, 0) == child && status == 0);
+        sender.join();
+        ::close(fd);
+      }
+    },
+    [](int) {
+      const int port = LearnPort();
+      for (int i = 0; i < Scale(20); ++i) {
+        const int fd = Connect(port);
+        Log("%zu", TakePattern(fd, 6));
+        ::close(fd);
+      }
+    },
+    kAlone);
+
+// A socket that does not block is never held.
+Case nonblocking(
+    "nonblocking",
+    [](int) {
+      StoppedServer([](int fd, int i) {
+        if (i % 2 == 0) SetNonblock(fd, true);
+        char text[4096];
+        int cut = 0;
+        for (std::size_t at = 0; at < kFits; at += sizeof text) {
+          Pattern(6, at, text, sizeof text);
+          if (::send(fd, text, sizeof text, i % 2 == 0 ? 0 : MSG_DONTWAIT) !=
+              sizeof text) {
+            ++cut;
+          }
+        }
+        Log("cut: %d", cut);
+        ::close(fd);
+      });
+    },
+    [](int) { StoppedClient(LearnPort(), false); }, kAlone);
+
+}  // namespace
