@@ -68,6 +68,46 @@ TEST(Prospect, ExtremesAreNoOverflow) {
   EXPECT_EQ(Prospect::Of(service), Promise::kLittle);
 }
 
+// How many of so many connections are held, if each hold ends so.
+int Holds(std::uint16_t service, int connections, bool vain) {
+  int holds = 0;
+  for (int i = 0; i < connections; ++i) {
+    if (Prospect::HoldNs(service) == 0) continue;
+    ++holds;
+    Prospect::Held(service, 100'000, vain);
+  }
+  return holds;
+}
+
+TEST(Prospect, HoldsThatAreInVainBecomeRare) {
+  const std::uint16_t service = Service(6, stream::Role::kAcceptor);
+  EXPECT_EQ(Holds(service, 1000, true), 10);  // 1, 2, 4, ... without one
+  // It has not been given up for ever.
+  EXPECT_GT(Holds(service, 1000, false), 400);
+  EXPECT_EQ(Holds(service, 100, false), 100);
+}
+
+TEST(Prospect, OneHoldInVainAmongManyIsForgiven) {
+  const std::uint16_t service = Service(7, stream::Role::kAcceptor);
+  EXPECT_EQ(Holds(service, 100, false), 100);
+  EXPECT_EQ(Holds(service, 3, true), 3);
+  EXPECT_EQ(Holds(service, 100, false), 100);
+  // A hundred that were not count for no more than a few.
+  EXPECT_LT(Holds(service, 100, true), 12);
+}
+
+TEST(Prospect, AHoldIsShort) {
+  const std::uint16_t service = Service(8, stream::Role::kAcceptor);
+  for (const std::uint64_t took : {std::uint64_t{1}, ~std::uint64_t{0}}) {
+    for (int i = 0; i < 100; ++i) {
+      const std::uint64_t limit = Prospect::HoldNs(service);
+      EXPECT_GE(limit, 200'000u);
+      EXPECT_LE(limit, 1'000'000u);
+      Prospect::Held(service, took, false);
+    }
+  }
+}
+
 TEST(Prospect, ServicesAreApart) {
   EXPECT_NE(Service(80, stream::Role::kAcceptor),
             Service(80, stream::Role::kConnector));
