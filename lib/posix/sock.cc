@@ -120,6 +120,7 @@ void Sock::Reset() {
   next_bytes_ = terms_.promote_bytes;
   service_.store(0, std::memory_order_relaxed);
   at_once_.store(false, std::memory_order_relaxed);
+  hopeful_.store(false, std::memory_order_relaxed);
   agreed_.store(false, std::memory_order_relaxed);
   hold_end_ns_.store(0, std::memory_order_relaxed);
   attempts_ = 0;
@@ -327,11 +328,15 @@ void Sock::SetListening(int fd) {
 // (Who asks for it by hand, or for another host's, is not second-guessed.)
 void Sock::Foresee() {
   const base::Config& config = base::GetConfig();
-  if (config.promote_given || terms_.promote_ops != config.terms.promote_ops ||
-      policy() != Policy::kAuto || SeeksRemote() || ops() != 0) {
+  if (policy() != Policy::kAuto || SeeksRemote() || ops() != 0) return;
+  const Prospect::Promise promise =
+      Prospect::Of(service_.load(std::memory_order_relaxed));
+  hopeful_.store(promise == Prospect::Promise::kMuch,
+                 std::memory_order_relaxed);
+  if (config.promote_given || terms_.promote_ops != config.terms.promote_ops) {
     return;
   }
-  switch (Prospect::Of(service_.load(std::memory_order_relaxed))) {
+  switch (promise) {
     case Prospect::Promise::kLittle:
       NextLook(terms_.promote_ops, terms_.promote_bytes);
       break;

@@ -643,6 +643,7 @@ class alignas(64) Sock final : public File,
   std::atomic<std::uint64_t> next_bytes_{0};
   std::atomic<std::uint16_t> service_{0};  // Prospect's
   std::atomic<bool> at_once_{false};
+  std::atomic<bool> hopeful_{false};           // its service promises much
   std::atomic<bool> agreed_{false};            // the peer has; adoption is due
   std::atomic<std::uint64_t> hold_end_ns_{0};  // 0: none has begun; 1: no more
   int attempts_ = 0;

@@ -48,7 +48,7 @@ bool Sock::MayHold(int flags) const {
 
 bool Sock::AwaitsLane() const {
   return seeking_.load(std::memory_order_seq_cst) &&
-         (at_once_.load(std::memory_order_relaxed) ||
+         (hopeful_.load(std::memory_order_relaxed) ||
           agreed_.load(std::memory_order_relaxed)) &&
          !SeeksRemote() && !pinned_.load(std::memory_order_relaxed) &&
          !closed_.load(std::memory_order_relaxed);
@@ -145,7 +145,8 @@ ssize_t Sock::HeldSend(const iovec* iov, int count, std::size_t total,
       // A send that has sent something leaves an error to the next call.
       pollfd one{fd(), 0, 0};
       timespec zero{};
-      if (::syscall(SYS_ppoll, &one, 1, &zero, nullptr, 8) != 0) {
+      // (Less than 0: a signal; there is nothing to say of the connection.)
+      if (::syscall(SYS_ppoll, &one, 1, &zero, nullptr, 8) > 0) {
         return static_cast<ssize_t>(*done);
       }
     }

@@ -91,7 +91,7 @@ void Sock::StartSeek() {
   remote_.sought_ns = base::NowNs();
   remote_.sought_bytes = RawBytes();
   agreed_.store(false, std::memory_order_relaxed);
-  if (at_once_.load(std::memory_order_relaxed)) {
+  if (hopeful_.load(std::memory_order_relaxed)) {
     wanted_.store(true, std::memory_order_seq_cst);
   }
   conductor->Seek(Share());
@@ -118,6 +118,7 @@ void Sock::SeekFailed(Reason reason, bool final) {
   const bool remote = SeeksRemote();
   // A look that a guess had begun is not one of the five.
   const bool guessed = at_once_.exchange(false, std::memory_order_relaxed);
+  hopeful_.store(false, std::memory_order_relaxed);
   const bool again = !final && !pinned_.load(std::memory_order_relaxed) &&
                      !closed_.load(std::memory_order_relaxed);
   if (again && remote) {
