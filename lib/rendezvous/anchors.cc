@@ -45,6 +45,15 @@ void Anchors::Close() {
   set_.reset();
 }
 
+void Anchors::CloseInherited() {
+  // Held: by a thread that is not here, in the midst of a change.
+  if (!latch_.try_lock()) return;
+  for (const auto& [fd, entry] : entries_) {
+    if (base::IsInternalFd(fd)) base::CloseRaw(fd);
+  }
+  latch_.unlock();
+}
+
 bool Anchors::Add(int fd, const Entry& entry) {
   int r =
       Control(set_.get(), EPOLL_CTL_ADD, fd, entry.events, entry.generation);

@@ -21,6 +21,10 @@ class Anchors {
   bool Init();  // false: errno
   // Forgets all; Watch fails from now on.
   void Close();
+  // In a child of fork: the anchors under numbers of rcsock's own, of
+  // connections that the application had closed.  They would outlive the
+  // parent's end of them here, and the peer would not hear of it.
+  void CloseInherited();
   int fd() const { return set_.get(); }
 
   bool Watch(int fd, std::shared_ptr<AnchorWatcher> watcher,

@@ -197,6 +197,7 @@ void Core::Abandon() {
     if (fd >= 0) base::CloseRaw(fd);
   };
   for (int fd : asio_fds_) close(fd);
+  anchors.CloseInherited();
   close(anchors.fd());
   close(inspection_.fd());
   close(bells->page_fd());

@@ -235,6 +235,45 @@ Case close_idle(
     },
     {.warm = false, .connect = false});
 
+// A child of fork has no part in what was closed before, though the peer has
+// not read all of it yet.
+Case close_then_fork(
+    "close_then_fork",
+    [](int fd) {
+      sockaddr_in peer{};
+      socklen_t length = sizeof peer;
+      CHECK_THAT(
+          ::getpeername(fd, reinterpret_cast<sockaddr*>(&peer), &length) == 0);
+      const std::set<int> port{ntohs(peer.sin_port)};
+      SendAll(fd, "last words", 10);
+      Result("close", ::close(fd));
+      int to_child[2], to_parent[2];
+      CHECK_THAT(::pipe(to_child) == 0 && ::pipe(to_parent) == 0);
+      const pid_t child = ::fork();
+      if (child == 0) {
+        ::close(to_child[1]);
+        char found = static_cast<char>(ConnectedTo(port));
+        CHECK_THAT(::write(to_parent[1], &found, 1) == 1);
+        ::_exit(::read(to_child[0], &found, 1) == 0 ? 0 : 1);
+      }
+      char found = 9;
+      CHECK_THAT(::read(to_parent[0], &found, 1) == 1);
+      Log("the child has %d", found);
+      Barrier();
+      Barrier();
+      ::close(to_child[1]);
+      CHECK_THAT(::waitpid(child, nullptr, 0) == child);
+    },
+    [](int fd) {
+      Barrier();
+      ssize_t n;
+      while ((n = ::send(fd, "x", 1, MSG_NOSIGNAL)) > 0) {
+        ::poll(nullptr, 0, 1);
+      }
+      Result("send", n);
+      Barrier();
+    });
+
 // The peer exits: a last word to it is taken all the same.
 Case write_after_exit(
     "write_after_exit",
