@@ -214,8 +214,7 @@ int dup3(int from, int to, int flags) {
     return real::dup3(from, to, flags);
   }
   if (RefuseTarget(to)) return -1;
-  if (Lookup(to) != nullptr) CloseFd(to);
-  const int copy = real::dup3(from, to, flags);
+  const int copy = CloseFd(to, from, flags);
   if (copy >= 0) CopyFd(from, copy);
   return copy;
 }
@@ -226,8 +225,7 @@ int dup2(int from, int to) {
     return real::dup2(from, to);
   }
   if (RefuseTarget(to)) return -1;
-  if (Lookup(to) != nullptr) CloseFd(to);
-  const int copy = real::dup2(from, to);
+  const int copy = CloseFd(to, from);
   if (copy >= 0) CopyFd(from, copy);
   return copy;
 }

@@ -148,7 +148,8 @@ class alignas(64) Sock final : public File,
   ssize_t QuickRecv(void* to, std::size_t length, int flags);
   int Shutdown(int fd, int how);
   // The last descriptor goes: `fd` is closed on return.
-  int CloseLast(int fd);
+  // (What `from` names takes the number, if it is one; see CloseFd.)
+  int CloseLast(int fd, int from = -1, int flags = 0);
   // One of several descriptors goes; `other` is one that stays.
   void LoseFd(int fd, int other);
   // The last descriptor was closed past us.

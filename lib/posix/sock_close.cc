@@ -9,6 +9,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <cstdint>
 #include <ctime>
 #include <memory>
@@ -20,6 +21,7 @@
 #include "lib/posix/epoll.h"
 #include "lib/posix/signals.h"
 #include "lib/posix/sock.h"
+#include "lib/posix/table.h"
 
 namespace rcsock::posix {
 
@@ -36,7 +38,7 @@ void ResetOnClose(int number) {
 
 }  // namespace
 
-int Sock::CloseLast(int number) {
+int Sock::CloseLast(int number, int from, int flags) {
   Critical critical;
   const base::NoCancel no_cancel;
   closed_.store(true, std::memory_order_seq_cst);
@@ -48,7 +50,11 @@ int Sock::CloseLast(int number) {
   rx_latch.lock();
   wanted_.store(false, std::memory_order_seq_cst);
   WakeHeld();
-  int result;
+  int result, error;
+  const auto end = [&] {
+    result = CloseNumber(number, from, flags);
+    error = errno;
+  };
   if (mode() == Mode::kEngine && stream_ != nullptr && conductor != nullptr &&
       !SoleHolder() && lane_ == nullptr && stream_->tx() == stream::Tx::kRaw &&
       stream_->rx() == stream::Rx::kRaw && !stream_->WantsAnchorWrite()) {
@@ -56,7 +62,7 @@ int Sock::CloseLast(int number) {
     // neither a reset nor a shutdown may come of what was read ahead here.
     if (watched_) conductor->Unwatch(number);
     watched_ = false;
-    result = real::close(number);
+    end();
     fd_.store(-1, std::memory_order_relaxed);
     Ref();  // until Finish
     finished_ = true;
@@ -80,7 +86,7 @@ int Sock::CloseLast(int number) {
     watched_ = false;
     const int kept = base::RelocateHigh(
         static_cast<int>(::syscall(SYS_fcntl, number, F_DUPFD_CLOEXEC, 0)));
-    result = real::close(number);
+    end();
     fd_.store(kept, std::memory_order_relaxed);
     Ref();  // until Finish
     if (kept >= 0) {
@@ -109,13 +115,14 @@ int Sock::CloseLast(int number) {
     if (mode() == Mode::kUnread && unread_.size() > 0 && SoleHolder()) {
       ResetOnClose(number);
     }
-    result = real::close(number);
+    end();
     fd_.store(-1, std::memory_order_relaxed);
   }
   rx_latch.unlock();
   tx_latch.unlock();
   Account();
   Unref();
+  errno = error;
   return result;
 }
 

@@ -63,9 +63,17 @@ void Evict(int fd) {
   }
 }
 
-int CloseFd(int fd) {
+int CloseNumber(int fd, int from, int flags) {
+  if (from < 0) return real::close(fd);
+  // (A filter of system calls may know only the older.)
+  return flags == 0 ? real::dup2(from, fd) : real::dup3(from, fd, flags);
+}
+
+int CloseFd(int fd, int from, int flags) {
   File* file = Lookup(fd);
-  if (file == nullptr || InBorrowedMemory()) return real::close(fd);
+  if (file == nullptr || InBorrowedMemory()) {
+    return CloseNumber(fd, from, flags);
+  }
   fd_table[fd].store(nullptr, std::memory_order_release);
   if (file->fds.fetch_sub(1) != 1) {
     if (file->kind == FileKind::kSock) {
@@ -73,12 +81,12 @@ int CloseFd(int fd) {
     } else if (auto* set = static_cast<EpollSet*>(file); set->fd() == fd) {
       set->set_fd(OtherFd(file, fd));
     }
-    return real::close(fd);
+    return CloseNumber(fd, from, flags);
   }
   if (file->kind == FileKind::kSock) {
-    return static_cast<Sock*>(file)->CloseLast(fd);
+    return static_cast<Sock*>(file)->CloseLast(fd, from, flags);
   }
-  const int result = real::close(fd);
+  const int result = CloseNumber(fd, from, flags);
   const int saved = errno;
   static_cast<EpollSet*>(file)->Free();
   errno = saved;

@@ -28,8 +28,12 @@ inline EpollSet* LookupSet(int fd) {
 void Bind(int fd, File* file);
 // A stale entry of a number that the kernel has just given out.
 void Evict(int fd);
-// close(): the descriptor goes, and with the last one what it names.
-int CloseFd(int fd);
+// close(): the descriptor goes, and with the last one what it names.  With
+// `from` it is dup3(from, fd, flags): the number is never free, for another
+// thread's new descriptor may have it then.
+int CloseFd(int fd, int from = -1, int flags = 0);
+// The kernel's part of that.
+int CloseNumber(int fd, int from, int flags);
 // `to` is another number for what `from` names (0, or a copy's number).
 void CopyFd(int from, int to);
 

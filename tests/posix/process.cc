@@ -2,8 +2,10 @@
 #include <fcntl.h>
 #include <linux/close_range.h>
 #include <poll.h>
+#include <sched.h>
 #include <signal.h>
 #include <spawn.h>
+#include <sys/epoll.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
@@ -13,6 +15,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <set>
 #include <thread>
 #include <vector>
 
@@ -674,6 +677,58 @@ Case dup_over(
       Result("read", ::read(fd, &byte, 1));
       Result("write", ::write(fd, "x", 1));
     });
+
+// The number is never free meanwhile, for another thread's new descriptor would
+// have it, and be closed.
+constexpr int kReplaced = 60;
+Case dup_over_race(
+    "dup2_over_streams_beside_open",
+    [](int) {
+      int port;
+      const int listener = Listen(&port);
+      Tell(port);
+      std::vector<int> fds;
+      for (int i = 0; i < kReplaced; ++i) {
+        fds.push_back(::accept(listener, nullptr, nullptr));
+        CHECK_THAT(fds.back() >= 0);
+        Warm(fds.back());
+      }
+      for (const int fd : fds) LogDrain(fd);
+    },
+    [](int) {
+      const int port = static_cast<int>(Hear());
+      const int null = ::open("/dev/null", O_RDWR);
+      std::vector<int> fds;
+      for (int i = 0; i < kReplaced; ++i) {
+        fds.push_back(Connect(port));
+        Warm(fds.back());
+      }
+      // (Beside them a set of epoll, and a stream with two numbers.)
+      fds.push_back(::epoll_create1(0));
+      fds.push_back(::dup(fds[0]));
+      const std::set<int> numbers(fds.begin(), fds.end());
+      std::atomic<bool> done{false};
+      std::atomic<int> rounds{0};
+      int stolen = 0;
+      std::thread other([&] {
+        while (!done.load()) {
+          const int fd = ::open("/dev/zero", O_RDONLY);
+          CHECK_THAT(fd >= 0);
+          if (numbers.contains(fd)) ++stolen;
+          ::close(fd);
+          rounds.fetch_add(1);
+        }
+      });
+      for (const int fd : fds) {
+        const int before = rounds.load();
+        while (rounds.load() == before) ::sched_yield();
+        CHECK_THAT(::dup2(null, fd) == fd);
+      }
+      done.store(true);
+      other.join();
+      Log("%d stolen", stolen);
+    },
+    {.warm = false, .connect = false});
 
 Case dup_over_peer(
     "reuse_number",
