@@ -32,7 +32,9 @@ using posix_test::NowMs;
 class Comparison {
  public:
   Comparison(const std::string& agent, const std::string& shim)
-      : plain_(agent, ""), shim_(agent, shim) {}
+      : plain_(agent, "", false),
+        shim_(agent, shim, false),
+        usual_(agent, shim, true) {}
 
   // Empty if there is no difference.
   std::string Run(const Case& one) {
@@ -42,7 +44,8 @@ class Comparison {
       plain_.Stop();
       return "over plain TCP: " + why + "\n";
     }
-    const bool ran = shim_.Run(one, &expected, patience_ms_, &got, &why);
+    World& under = one.warmth == Warmth::kUsual ? usual_ : shim_;
+    const bool ran = under.Run(one, &expected, patience_ms_, &got, &why);
     std::string text;
     if (!ran || !why.empty()) {
       text = Report(one, expected, got);
@@ -51,7 +54,7 @@ class Comparison {
       return "";
     }
     plain_.Stop();
-    shim_.Stop();
+    under.Stop();
     // What follows only makes the case smaller.
     patience_ms_ = 1000;
     return text;
@@ -80,6 +83,7 @@ class Comparison {
 
   World plain_;
   World shim_;
+  World usual_;
   int patience_ms_ = 4000;
 };
 
@@ -120,9 +124,9 @@ rc::Gen<Op> AnyOp(const std::vector<Kind>& without) {
 }
 
 rc::Gen<Case> AnyCase(const std::vector<Kind>& without) {
-  // Half of them begin on a lane.
-  const auto warmth = rc::gen::map(rc::gen::inRange(0, 4), [](int i) {
-    return static_cast<Warmth>(i < 3 ? i : 2);
+  // A third of them begin on a lane, a third by the usual rules.
+  const auto warmth = rc::gen::map(rc::gen::inRange(0, 6), [](int i) {
+    return i < 4 ? static_cast<Warmth>(i < 3 ? i : 2) : Warmth::kUsual;
   });
   return rc::gen::build<Case>(
       rc::gen::set(&Case::warmth, rc::gen::noShrink(warmth)),

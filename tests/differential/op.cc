@@ -10,7 +10,7 @@ const char* const kNames[] = {
     DIFFERENTIAL_KINDS(X)
 #undef X
 };
-const char* const kWarmths[] = {"cold", "some", "lane"};
+const char* const kWarmths[] = {"cold", "some", "lane", "usual"};
 
 }  // namespace
 

@@ -67,6 +67,9 @@ enum class Warmth : std::uint8_t {
   kCold,  // promotion comes when it comes
   kSome,  // a few round trips, so it comes soon
   kLane,  // all has left TCP
+  // By the usual rules, at a service whose connections so far were worth a
+  // lane: it is foreseen that this one is, too.
+  kUsual,
   kCount
 };
 

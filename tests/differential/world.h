@@ -20,8 +20,9 @@ struct Moment {
 // Two agents, over plain TCP or under the preload.
 class World {
  public:
-  // Empty `shim`: plain TCP.
-  World(std::string agent, std::string shim);
+  // Empty `shim`: plain TCP.  `usual`: by the usual rules, else a connection
+  // looks for its lane at its first message.
+  World(std::string agent, std::string shim, bool usual);
   ~World();
   World(const World&) = delete;
   World& operator=(const World&) = delete;
@@ -50,6 +51,10 @@ class World {
   bool Receive(int end, Reply* reply);
   bool Call(int end, const Request& request, Reply* reply);
   bool Begin(const Case& one, std::string* why);
+  bool Connect(int connection, std::string* why);
+  bool Warm(int connection, Warmth warmth, std::string* why);
+  bool Teach(std::string* why);
+  bool End(std::string* why);
   bool Quiet(const Op* op);
   bool Step(const Op& op, Moment* moment, std::string* why);
   bool LookBoth();
@@ -59,6 +64,8 @@ class World {
 
   std::string agent_;
   std::string shim_;
+  const bool usual_;
+  bool taught_ = false;
   Agent agents_[2];
   int port_ = 0;
   Reply looks_[2];
