@@ -34,6 +34,8 @@ constexpr std::uint64_t kFreeBytes = 16 << 10;
 // the lane, and has to come out of it: now and then it is sent a little.
 constexpr std::uint64_t kNudgeNs = 50'000;
 constexpr std::size_t kNudgeBytes = 2048;
+// A small message goes as one piece, as it would on TCP.
+constexpr std::size_t kWhole = 8192;
 
 constexpr std::uint64_t kNoHold = 1;
 
@@ -133,12 +135,11 @@ ssize_t Sock::HeldSend(const iovec* iov, int count, std::size_t total,
   wait.timed = true;
   wait.signals = tls_signals.interrupts;
   std::uint64_t nudge = start + kNudgeNs;
-  while (AwaitsLane()) {
+  for (;;) {
     const int r = AwaitLane(wait, std::min(nudge, end));
-    if (!AwaitsLane()) break;
     const bool interrupted = wait.signals != tls_signals.interrupts;
     const std::uint64_t now = base::NowNs();
-    if (!interrupted && now >= end) break;
+    if (!interrupted && (now >= end || !AwaitsLane())) break;
     if (!interrupted && r == 0 && now < nudge) continue;
     nudge = now + kNudgeNs;
     if (*done > 0) {
@@ -152,10 +153,13 @@ ssize_t Sock::HeldSend(const iovec* iov, int count, std::size_t total,
     }
     // What the kernel takes before it would have to sleep, it takes whether or
     // not there was a signal.
-    const std::size_t left = total - *done;
-    const ssize_t n = SendNow(iov, count, *done,
-                              interrupted ? left : std::min(left, kNudgeBytes));
-    if (n == kRetry) break;
+    const ssize_t n =
+        SendNow(iov, count, *done,
+                interrupted || total <= kWhole ? total : kNudgeBytes);
+    if (n == kRetry) {
+      if (interrupted) continue;
+      break;
+    }
     if (n > 0) *done += static_cast<std::size_t>(n);
     if (n < 0 && n != -EAGAIN && *done == 0) {
       if (n == -EPIPE && (flags & MSG_NOSIGNAL) == 0) RaiseSigpipe();
@@ -163,6 +167,7 @@ ssize_t Sock::HeldSend(const iovec* iov, int count, std::size_t total,
       return -1;
     }
     if (*done == total) return static_cast<ssize_t>(total);
+    if (interrupted && n > 0) continue;  // until there is no room
     if (interrupted) {
       if (*done > 0) return static_cast<ssize_t>(*done);
       errno = EINTR;
@@ -170,8 +175,9 @@ ssize_t Sock::HeldSend(const iovec* iov, int count, std::size_t total,
     }
     if (n < 0) break;  // TCP has no room
   }
-  const bool vain =
-      seeking_.load(std::memory_order_seq_cst) || mode() != Mode::kEngine;
+  const bool vain = seeking_.load(std::memory_order_seq_cst) ||
+                    !agreed_.load(std::memory_order_relaxed) ||
+                    mode() != Mode::kEngine;
   RCSOCK_LOG(2, "fd %d: held back for %llu us%s", fd(),
              static_cast<unsigned long long>((base::NowNs() - start) / 1000),
              vain ? ", in vain" : "");

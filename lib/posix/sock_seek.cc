@@ -114,6 +114,7 @@ void Sock::SeekFailed(Reason reason, bool final) {
   Latched latched(this);
   reason_ = reason;
   wanted_.store(false, std::memory_order_seq_cst);
+  agreed_.store(false, std::memory_order_seq_cst);
   seeking_.store(false, std::memory_order_release);
   const bool remote = SeeksRemote();
   // A look that a guess had begun is not one of the five.
