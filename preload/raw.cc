@@ -58,7 +58,6 @@ extern "C" __attribute__((used)) long (*const rcsock_needs_wrap)(long, ...) =
     &__real_syscall;
 
 // --- libaio
-// ----------------------------------------------------------------
 
 RCSOCK_EXPORT int io_submit(void* context, long count, void** blocks) {
   static constexpr const char* kSonames[] = {"libaio.so.1", "libaio.so.1t64",

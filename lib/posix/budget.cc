@@ -197,7 +197,6 @@ void Sock::ProbeRemotes() {
 }
 
 // --- Room
-// ------------------------------------------------------------------------
 
 Sock::Pace Sock::Remote::Take(std::uint64_t now, std::uint64_t bytes,
                               std::uint32_t ops) {

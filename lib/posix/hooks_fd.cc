@@ -200,7 +200,6 @@ void closefrom(int first) {
 }
 
 // --- Copies
-// ----------------------------------------------------------------------
 
 int dup(int fd) {
   const int copy = real::dup(fd);
@@ -370,7 +369,6 @@ int timerfd_create(int clock, int flags) {
 }
 
 // --- stdio
-// -----------------------------------------------------------------------
 
 void BeforeStdio(int fd) {
   if (Sock* sock = LookupSock(fd)) sock->Pin(base::Reason::kPinnedFdopen);
@@ -392,7 +390,6 @@ int __vdprintf_chk(int fd, int flag, const char* format, va_list arguments) {
 }
 
 // --- Filters of system calls
-// -----------------------------------------------------------------------
 
 int Prctl(int option, const unsigned long (&arguments)[4]) {
   if (option == PR_SET_SECCOMP) EnterSandbox();
@@ -406,7 +403,6 @@ int seccomp_load(void* filter) {
 }
 
 // --- Processes
-// ---------------------------------------------------------------------
 
 namespace {
 

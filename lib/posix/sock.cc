@@ -31,7 +31,6 @@ std::atomic<int> fd_high{-1};
 thread_local constinit SpinBudget tls_spin;
 
 // --- Pool
-// ------------------------------------------------------------------------
 
 struct SockPool {
   static inline base::Latch latch;
@@ -243,7 +242,6 @@ bool LocalAddress(const sockaddr* address) {
 }
 
 // --- What the hooks tell
-// -----------------------------------------------------------
 
 void Sock::SetPeer(int fd, const sockaddr* address, socklen_t length) {
   // Shorter than its family's address: an unnamed or foreign one.

@@ -231,7 +231,6 @@ class alignas(64) Sock final : public File,
   bool ToPlain(base::Reason reason);
 
   // --- Set by the hooks
-  // ---------------------------------------------------------
   std::atomic<bool> listening{false};
   std::atomic<std::uint64_t> rcv_timeout_ns{0};  // SO_RCVTIMEO; 0: none
   std::atomic<std::uint64_t> snd_timeout_ns{0};
@@ -278,7 +277,6 @@ class alignas(64) Sock final : public File,
   void set_fd(int fd) { fd_.store(fd, std::memory_order_relaxed); }
 
   // --- Readiness (interests.cc, poll.cc)
-  // ---------------------------------------------
   bool interests_user = false;  // they are in user space; interest_latch's
   lane::Lane* lane() const { return lane_.get(); }
   // Promoted in both directions, and not leaving.
@@ -332,7 +330,6 @@ class alignas(64) Sock final : public File,
   void OnCompletion(std::uint32_t flags);
 
   // --- rendezvous::Seeker, AnchorWatcher, stream::Anchor
-  // ---------------------------
   stream::Role role() const override { return role_; }
   bool MayShm() const override { return terms_.shm; }
   bool MayRdma() const override { return terms_.rdma; }
@@ -759,7 +756,6 @@ void SockForkUnlock(bool child);
 bool LocalAddress(const sockaddr* address);
 
 // --- Inline: the path of a stream that is on TCP
-// ---------------------------------
 inline void Sock::LeaveRaw() {
   // seq_cst: pairs with TryAdopt, which sets mode_ and then looks at gate_; a
   // call that is still counted there finishes its adoption here.

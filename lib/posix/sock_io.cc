@@ -67,7 +67,6 @@ ssize_t Sock::RecvRest(int fd, const iovec* iov, int count, std::size_t skip,
 }
 
 // --- stream::Anchor
-// -----------------------------------------------------------------
 
 ssize_t Sock::Send(const iovec* iov, int count) {
   msghdr message{};
@@ -106,7 +105,6 @@ int Sock::ShutdownWrite() {
 }
 
 // --- Sending
-// -----------------------------------------------------------------------------
 
 ssize_t Sock::EngineSend(const iovec* iov, int count, std::size_t total,
                          int flags, std::size_t* done) {
@@ -223,7 +221,6 @@ ssize_t Sock::RecvNull(int flags, std::size_t* done) {
 }
 
 // --- Receiving
-// ------------------------------------------------------------------------------
 
 ssize_t Sock::EngineRecv(const iovec* iov, int count, std::size_t total,
                          int flags, std::size_t* done) {

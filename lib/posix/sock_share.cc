@@ -24,7 +24,6 @@ using base::Reason;
 using rendezvous::Conductor;
 
 // --- Bytes read ahead that are shared
-// -------------------------------------------------------------------
 
 bool Sock::SpillLatched() {
   if (!stream_->OnlyStash()) return false;
@@ -135,7 +134,6 @@ bool Sock::InheritUnread(int memory) {
 }
 
 // --- Fork
-// -----------------------------------------------------------------------------------------------
 
 bool Sock::Hold() {
   if (holders_.load() >= 0) return true;
@@ -294,7 +292,6 @@ void Sock::PutDeadSocket() {
 }
 
 // --- Exec
-// -----------------------------------------------------------------------------------------------
 
 // Runs in a child of vfork, whose descriptors are not those that the stream's
 // numbers mean: nothing here but memory, and the conductor's ear.

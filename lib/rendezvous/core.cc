@@ -75,7 +75,6 @@ Step::~Step() {
 Core::Core(Conductor* conductor) : conductor_(conductor) {}
 
 // --- The thread
-// ---------------------------------------------------------------
 
 void Core::Run() {
   base::tls_internal = true;
@@ -218,7 +217,6 @@ void Core::Abandon() {
 }
 
 // --- Bell 0 and the anchors
-// -----------------------------------------------------
 
 void Core::WaitBell() {
   bell_->async_wait(stream_descriptor::wait_read,
@@ -293,7 +291,6 @@ void Core::WaitAnchors() {
 }
 
 // --- Sessions and links
-// ---------------------------------------------------------
 
 Session* Core::FindSession(const Tuple& tuple, stream::Role role) {
   auto& sessions = sessions_[static_cast<int>(role)];
@@ -387,7 +384,6 @@ void Core::NextInQueue() {
 }
 
 // --- From any thread
-// --------------------------------------------------------------
 
 template <typename Task>
 bool Core::PostLocked(Task&& task) {

@@ -48,7 +48,6 @@ class Core {
   Conductor* conductor() const { return conductor_; }
 
   // --- Sessions and links
-  // ------------------------------------------------------
   Session* FindSession(const Tuple& tuple, stream::Role role);
   bool AddSession(Session* session);  // false: its tuple is being sought
   void RemoveSession(Session* session);
@@ -68,7 +67,6 @@ class Core {
   void NextInQueue();
 
   // --- RDMA
-  // --------------------------------------------------------------------
   // Made on first use.  Null: *why_not.
   Rdma* GetRdma(base::Reason* why_not);
   Rdma* rdma() const { return rdma_.get(); }
@@ -83,7 +81,6 @@ class Core {
   Neighbours neighbours;
 
   // --- Called by Conductor (any)
-  // -----------------------------------------------
   void Seek(const std::shared_ptr<Seeker>& seeker);
   void Cancel(Seeker* seeker);
   void Adopted(Seeker* seeker);

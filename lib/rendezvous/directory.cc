@@ -29,7 +29,6 @@ constexpr int kMaxDoublings = 10;
 }  // namespace
 
 // --- Listener
-// -------------------------------------------------------------------
 
 std::unique_ptr<Listener> Listener::Make(Rdma* rdma, Directory* directory,
                                          const Address& address,
@@ -63,7 +62,6 @@ void Listener::OnRequest(verbs::Id id, const CmEvent& event) {
 }
 
 // --- Directory
-// ------------------------------------------------------------------
 
 class Directory::Member : public ChannelOwner {
  public:

@@ -90,7 +90,6 @@ std::uint16_t Rdma::ServicePort(const ibv_context* context,
 }
 
 // --- Devices
-// ---------------------------------------------------------------------
 
 std::shared_ptr<Device> Rdma::DeviceOf(const rdma_cm_id* id,
                                        base::Reason* why) {
@@ -146,7 +145,6 @@ void Rdma::LoseLanes(const ibv_context* context, std::uint32_t qp_num,
 }
 
 // --- Connecting
-// ------------------------------------------------------------------
 
 bool Rdma::TakeTurn(const std::shared_ptr<RdmaMeeting>& meeting) {
   if (connecting_ < kMaxConnecting) {
@@ -184,7 +182,6 @@ void Rdma::EndTurn() {
 }
 
 // --- Accepting
-// -------------------------------------------------------------------
 
 Listener* Rdma::OwnListener(const Address& address, std::uint32_t scope,
                             base::Reason* why) {
@@ -329,7 +326,6 @@ bool Rdma::UseNonce(const stream::Nonce& nonce) {
 }
 
 // --- Completions
-// -----------------------------------------------------------------
 
 void* Rdma::NewCookie(RdmaMeeting* meeting) {
   last_cookie_ += 2;

@@ -126,7 +126,6 @@ void RdmaMeeting::Fail(base::Reason why, bool final) {
 }
 
 // --- Connecting
-// ------------------------------------------------------------------
 
 void RdmaMeeting::Queue() {
   turn_ = rdma_->TakeTurn(shared_from_this());
@@ -371,7 +370,6 @@ void RdmaMeeting::OnRejected(const CmEvent& event) {
 }
 
 // --- Accepting
-// -------------------------------------------------------------------
 
 void RdmaMeeting::OnRequest(verbs::Id id, const Req& req) {
   if (session_->cancelled()) {
@@ -425,7 +423,6 @@ void RdmaMeeting::SendRep() {
 }
 
 // --- Both
-// ------------------------------------------------------------------------
 
 void RdmaMeeting::Established() {
   connection_->SetConnected();

@@ -44,7 +44,6 @@ class Session : public ChannelOwner,
   void FromQueue();
 
   // --- For the link
-  // --------------------------------------------------------------
   // True if this process has introduced itself to that link's peer for this
   // stream, and waits for it to decide; or, if it is of our own uid, may still
   // do so.
@@ -60,7 +59,6 @@ class Session : public ChannelOwner,
   void PeerReady();
 
   // --- For a meeting over rdma_cm
-  // ------------------------------------------------------------------------
   const std::shared_ptr<Seeker>& seeker() const { return seeker_; }
   bool cancelled() const { return cancelled_.load(std::memory_order_acquire); }
   bool NewNonce();

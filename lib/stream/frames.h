@@ -11,7 +11,6 @@ using Nonce = std::array<std::uint8_t, 16>;
 using Mac = std::array<std::uint8_t, 16>;
 
 // --- What travels on the anchor, once raw bytes have ended
-// --------------------
 
 enum class FrameKind : std::uint8_t {
   kGot = 1,       // P has read all raw bytes before X_r (rule 7)
@@ -73,7 +72,6 @@ CtlBytes Encode(const Ctl& ctl);
 bool Decode(const std::uint8_t* bytes, std::size_t length, Ctl* ctl);
 
 // --- Proofs
-// -------------------------------------------------------------------
 
 // Keyed BLAKE2b over the epoch, X_p and the last raw bytes before it.  The key
 // is both nonces, the connector's first.

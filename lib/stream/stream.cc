@@ -77,7 +77,6 @@ std::uint32_t Stream::TakeChanges() {
 }
 
 // --- Writing
-// ---------------------------------------------------------------------
 
 ssize_t Stream::WriteSlow(const iovec* iov, int count, std::size_t total) {
   ssize_t n = WriteNow(iov, count, total);
@@ -196,7 +195,6 @@ bool Stream::FlushOut() {
 }
 
 // --- Reading
-// ---------------------------------------------------------------------
 
 std::size_t Stream::TakeBuffered(const iovec* iov, int count, std::size_t total,
                                  bool peek) {
@@ -394,7 +392,6 @@ int Stream::TakeError() {
 }
 
 // --- Ends
-// ------------------------------------------------------------------------
 
 int Stream::ShutdownWrite() {
   if (shut_) return 0;
@@ -518,7 +515,6 @@ void Stream::Settle() {
 }
 
 // --- Events
-// ----------------------------------------------------------------------
 
 void Stream::Progress() {
   if (finished_) return;
@@ -557,7 +553,6 @@ void Stream::Demote(base::Reason reason, bool leave) {
 }
 
 // --- What is so
-// --------------------------------------------------------------------
 
 std::size_t Stream::Readable() const {
   std::size_t n = stash_.size();

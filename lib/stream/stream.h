@@ -81,7 +81,6 @@ class Stream {
 
   // --- The application's calls.  Bytes, or -errno; -EAGAIN: not now.  They
   // never block; signals and flags are the owner's business.
-  // -----------------------
   ssize_t Write(const iovec* iov, int count, std::size_t total) {
     if (fast_tx_) [[likely]] {
       std::size_t n = lane_->Post(iov, count, 0, total);
@@ -181,7 +180,6 @@ class Stream {
   std::uint32_t TakeChanges();
 
   // --- What is so
-  // --------------------------------------------------------------
   Tx tx() const { return tx_; }
   Rx rx() const { return rx_; }
   // Write is lane->Post and a counter; Read is lane->Read and a counter.

@@ -24,7 +24,6 @@ const Nonce& Stream::AcceptorNonce() const {
 }
 
 // --- Messages out
-// --------------------------------------------------------------------
 
 void Stream::SendFrame(FrameKind kind, std::uint64_t offset,
                        std::uint8_t flags) {
@@ -81,7 +80,6 @@ void Stream::Refuse(lane::Lane* lane, std::uint32_t epoch) {
 }
 
 // --- Promotion
-// -----------------------------------------------------------------------
 
 // Rules 1 and 2.  Write has a byte to stage.
 bool Stream::MayPropose() const {
@@ -362,7 +360,6 @@ void Stream::OnCommitFrame() {
 }
 
 // --- Frames
-// ------------------------------------------------------------------------
 
 void Stream::OnFrame() {
   FrameBytes bytes;
@@ -552,7 +549,6 @@ void Stream::GoRaw(std::uint64_t from, bool with_frame) {
 }
 
 // --- Abort and demotion
-// ------------------------------------------------------------
 
 // Rule 11.
 void Stream::FreezeLane(base::Reason reason) {
@@ -641,7 +637,6 @@ void Stream::Trigger(base::Reason reason) {
 }
 
 // --- The end of TCP (rule 18)
-// --------------------------------------------------------
 
 void Stream::OnTcpEnd(int error) {
   if (eof_) return;

@@ -149,7 +149,6 @@ bool AnyDevice() {
 }
 
 // --- Objects
-// ---------------------------------------------------------------------
 
 template <>
 void Release<ibv_pd>::operator()(ibv_pd* pd) const noexcept {

@@ -158,7 +158,6 @@ int Victim(const std::string& mode, int orders, int report) {
 }
 
 // --- Somebody honest
-// ----------------------------------------------------------
 
 void Trips(int fd, std::uint64_t seed, std::uint64_t* offset) {
   for (int i = 0; i < kHonestTrips; ++i) {
@@ -638,7 +637,6 @@ class Attacker {
 };
 
 // --- The rounds
-// ---------------------------------------------------------------
 
 struct Child {
   pid_t pid = -1;

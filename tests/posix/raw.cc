@@ -77,7 +77,6 @@ void WriteBulk(int fd, std::uint64_t seed, Write&& write_some) {
 }
 
 // --- syscall(2)
-// -------------------------------------------------------------------------------
 
 Case raw_data("raw_data", SendThenCheck, [](int fd) {
   int turn = 0;
@@ -164,7 +163,6 @@ Case raw_close(
     });
 
 // --- io_uring
-// ---------------------------------------------------------------------------------
 
 class Ring {
  public:
@@ -361,7 +359,6 @@ static_assert(offsetof(io_uring, sq.sqe_tail) ==
 static_assert(offsetof(io_uring, flags) == offsetof(uring::Ring, flags));
 
 // --- libaio
-// -----------------------------------------------------------------------------------
 
 Case aio("libaio", SendThenCheck, [](int fd) {
   io_context_t context{};
@@ -393,7 +390,6 @@ Case aio("libaio", SendThenCheck, [](int fd) {
 });
 
 // --- pidfd_getfd
-// ------------------------------------------------------------------------------
 
 Case pidfd("pidfd_of_itself", SendThenCheck, [](int fd) {
   const int self = static_cast<int>(::syscall(SYS_pidfd_open, ::getpid(), 0));

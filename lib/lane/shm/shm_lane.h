@@ -214,7 +214,6 @@ class ShmLane final : public Lane {
 };
 
 // --- What a small message takes
-// ------------------------------------------------
 
 // At most kInlineMax bytes; in line, where memcpy would be a call.
 inline void CopySmall(void* to, const void* from, std::size_t n) {
