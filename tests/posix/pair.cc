@@ -411,7 +411,8 @@ int main(int argc, char** argv) { return pair::Main(argc, argv); }
 // Asio keeps the memory of its operations by the stack of the thread that runs
 // them.  In a forked child there is no such thread, and nobody looks at its
 // stack: what the parent's conductor had at hand seems lost.
-extern "C" const char* __lsan_default_suppressions();
+extern "C" [[gnu::visibility("default")]] const char*
+__lsan_default_suppressions();
 extern "C" const char* __lsan_default_suppressions() {
   return "leak:boost::asio::detail::thread_info_base::allocate\n";
 }

@@ -858,7 +858,8 @@ Case one_edge(
 #if defined(__SANITIZE_THREAD__)
 // What close_under_recv does on purpose, as TSan sees it while TCP has the
 // connection: a number closed under a call.
-extern "C" const char* __tsan_default_suppressions();
+extern "C" [[gnu::visibility("default")]] const char*
+__tsan_default_suppressions();
 extern "C" const char* __tsan_default_suppressions() {
   return "race:CloseUnderOther\n";
 }
