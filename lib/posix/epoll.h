@@ -162,7 +162,6 @@ class EpollSet final : public File {
   bool TimeForKernel();
   bool KernelDue();
   bool KernelDueNext() const;
-  static int WithoutTwins(epoll_event* events, int first, int filled);
   static bool After(std::uint32_t count, std::uint32_t before) {
     return static_cast<std::int32_t>(count - before) > 0;
   }

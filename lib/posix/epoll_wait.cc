@@ -20,22 +20,6 @@
 
 namespace rcsock::posix {
 
-// A program may close a descriptor at its first event: a second in the same
-// batch would be of a number that is gone, or another's.
-int EpollSet::WithoutTwins(epoll_event* events, int first, int filled) {
-  int kept = first;
-  for (int i = first; i < filled; ++i) {
-    int twin = 0;
-    while (twin < first && events[twin].data.u64 != events[i].data.u64) ++twin;
-    if (twin < first) {
-      events[twin].events |= events[i].events;
-    } else {
-      events[kept++] = events[i];
-    }
-  }
-  return kept;
-}
-
 int EpollSet::Wait(epoll_event* out, int capacity, std::int64_t timeout_ns,
                    const sigset_t* mask) {
   const std::uint32_t signals = tls_signals.any;
@@ -147,7 +131,7 @@ int EpollSet::Wait(epoll_event* out, int capacity, std::int64_t timeout_ns,
     if (filled > 0) {
       if (first > 0 && filled > first &&
           moves_.load(std::memory_order_seq_cst) != moves) {
-        filled = WithoutTwins(out, first, filled);
+        filled = MergeEvents(out, first, filled - first);
       }
       result = filled;
       break;

@@ -16,19 +16,7 @@ class IovRest {
   // Built in pieces of kPiece elements: a caller with more of them goes round
   // once for each piece.
   void Skip(std::size_t skip) {
-    if (skip == 0) return;
-    first_ = true;
-    local_count_ = 0;
-    for (int i = 0; i < count_ && local_count_ < kPiece; ++i) {
-      if (skip >= iov_[i].iov_len) {
-        skip -= iov_[i].iov_len;
-        continue;
-      }
-      local_[local_count_].iov_base =
-          static_cast<char*>(iov_[i].iov_base) + skip;
-      local_[local_count_++].iov_len = iov_[i].iov_len - skip;
-      skip = 0;
-    }
+    if (skip > 0) Limit(skip, ~std::size_t{0});
   }
   // No more than `most` bytes from `skip` on.
   void Limit(std::size_t skip, std::size_t most) {

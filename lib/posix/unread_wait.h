@@ -41,8 +41,9 @@ class SelectUnread {
 
 // Fills in what an epoll set should report of them; how many.
 int EpollFindsUnread(EpollSet* set, epoll_event* events, int capacity);
-// The kernel's `more` events stand behind the `found` ones: makes one of two
-// that are of the same registration.  Returns how many there are.
+// `more` events of the other side, the kernel's or the lanes', stand behind the
+// `found` ones: makes one of two that are of the same registration, for a
+// program may close a descriptor at its first event.  How many there are.
 int MergeEvents(epoll_event* events, int found, int more);
 
 }  // namespace rcsock::posix

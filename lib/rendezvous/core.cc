@@ -67,7 +67,13 @@ Step::Step(Core* core) : core_(core) {
   tls_in_step = true;
 }
 
+Step::Step(Core* core, std::try_to_lock_t)
+    : core_(core->step.try_lock() ? core : nullptr) {
+  if (core_ != nullptr) tls_in_step = true;
+}
+
 Step::~Step() {
+  if (core_ == nullptr) return;
   tls_in_step = false;
   core_->step.unlock();
 }
@@ -409,18 +415,14 @@ template <typename Task>
 bool Core::Here(Task&& task) {
   const base::Critical critical;
   const base::NoCancel no_cancel;
-  if (!step.try_lock()) return false;
+  const Step turn(this, std::try_to_lock);
+  if (!turn) return false;
   const base::InternalScope internal;
-  tls_in_step = true;
-  bool done = false;
   try {
-    done = task();
+    return task();
   } catch (...) {
-    // No memory: the conductor may have more luck.
+    return false;  // no memory: the conductor may have more luck
   }
-  tls_in_step = false;
-  step.unlock();
-  return done;
 }
 
 void Core::Seek(const std::shared_ptr<Seeker>& seeker) {

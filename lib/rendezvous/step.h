@@ -1,6 +1,8 @@
 #ifndef RCSOCK_LIB_RENDEZVOUS_STEP_H_
 #define RCSOCK_LIB_RENDEZVOUS_STEP_H_
 
+#include <mutex>
+
 namespace rcsock::rendezvous {
 
 class Core;
@@ -10,7 +12,9 @@ class Core;
 class Step {
  public:
   explicit Step(Core* core);
+  Step(Core* core, std::try_to_lock_t);  // false: another is under way
   ~Step();
+  explicit operator bool() const { return core_ != nullptr; }
   Step(const Step&) = delete;
   Step& operator=(const Step&) = delete;
 
