@@ -416,7 +416,7 @@ int sendmmsg(int fd, mmsghdr* messages, unsigned count, int flags) {
 
 ssize_t sendfile(int out, int in, off_t* offset, size_t count) {
   Sock* sock = LookupSock(out);
-  if (sock == nullptr || Astray(offset)) {
+  if (sock == nullptr || count == 0 || Astray(offset)) {
     return real::sendfile(out, in, offset, count);
   }
   while (!Engine(sock)) {
@@ -427,12 +427,15 @@ ssize_t sendfile(int out, int in, off_t* offset, size_t count) {
     });
     if (raw) return n;  // else it was promoted a moment ago
   }
-  // What has no place to go back to is refused, as by the kernel.
-  struct stat what {};
-  if (::fstat(in, &what) != 0) return -1;
-  if (S_ISFIFO(what.st_mode) || S_ISSOCK(what.st_mode)) {
-    errno = EINVAL;
-    return -1;
+  // What has no place to go back to is refused, as by the kernel; where there
+  // is an offset, pread refuses it.
+  if (offset == nullptr) {
+    struct stat what {};
+    if (::fstat(in, &what) != 0) return -1;
+    if (S_ISFIFO(what.st_mode) || S_ISSOCK(what.st_mode)) {
+      errno = EINVAL;
+      return -1;
+    }
   }
   // By way of a buffer: the page cache can't be mapped into a ring.  What the
   // stream did not take is read again next time: only the offset counts.
@@ -446,7 +449,10 @@ ssize_t sendfile(int out, int in, off_t* offset, size_t count) {
     const ssize_t got = offset != nullptr ? ::pread(in, piece, want, *offset)
                                           : real::read(in, piece, want);
     if (got <= 0) {
-      if (got < 0 && done == 0) return -1;
+      if (got < 0 && done == 0) {
+        if (errno == EISDIR) errno = EINVAL;  // as sendfile says it
+        return -1;
+      }
       break;
     }
     const ssize_t sent = send(out, piece, static_cast<std::size_t>(got), 0);

@@ -422,11 +422,19 @@ Case sendfiles(
       int ends[2];
       CHECK_THAT(::pipe(ends) == 0 && ::write(ends[1], "pipe", 4) == 4);
       Result("sendfile of a pipe", ::sendfile(fd, ends[0], nullptr, 4));
+      offset = 0;
+      Result("at an offset", ::sendfile(fd, ends[0], &offset, 4));
+      Result("none of it", ::sendfile(fd, ends[0], nullptr, 0));
       char left[8];
       Result("still there", ::read(ends[0], left, sizeof left));
       ::close(ends[0]);
       ::close(ends[1]);
       Result("sendfile of a stream", ::sendfile(fd, fd, nullptr, 4));
+      const int directory = ::open("/", O_RDONLY | O_DIRECTORY);
+      Result("of a directory", ::sendfile(fd, directory, &offset, 4));
+      Result("without offset", ::sendfile(fd, directory, nullptr, 4));
+      ::close(directory);
+      Result("none of what is closed", ::sendfile(fd, directory, nullptr, 0));
       Barrier();
       // To a full stream.
       SetNonblock(fd, true);
