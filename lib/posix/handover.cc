@@ -1,6 +1,7 @@
 #include "lib/posix/handover.h"
 
 #include <dirent.h>
+#include <dlfcn.h>
 #include <fcntl.h>
 #include <netinet/in.h>
 #include <sys/auxv.h>
@@ -32,11 +33,40 @@ bool Names(const char* entry, const char* name, std::size_t length) {
   return std::strncmp(entry, name, length) == 0 && entry[length] == '=';
 }
 
+// The name of our own file, without its folder; null: nobody knows.  (Asked for
+// at start: a child of vfork must not.)
+const char* own_file = nullptr;
+
+void FindOwnFile() {
+  Dl_info info{};
+  if (::dladdr(&own_file, &info) == 0 || info.dli_fname == nullptr) return;
+  const char* slash = std::strrchr(info.dli_fname, '/');
+  own_file = slash == nullptr ? info.dli_fname : slash + 1;
+}
+
+// Whether a list of LD_PRELOAD has us: as the file that we are, whatever it is
+// called, or another that is called as ours is.
+bool ListsUs(const char* list) {
+  if (std::strstr(list, "rcsock") != nullptr) return true;
+  const std::size_t length = own_file == nullptr ? 0 : std::strlen(own_file);
+  for (const char* at = list; length > 0 && *at != '\0';) {
+    const std::size_t end = std::strcspn(at, ": ");
+    if (end >= length && (end == length || at[end - length - 1] == '/') &&
+        std::strncmp(at + end - length, own_file, length) == 0) {
+      return true;
+    }
+    at += at[end] == '\0' ? end : end + 1;
+  }
+  return false;
+}
+
 bool PreloadIn(char* const environment[]) {
+  constexpr char kPreload[] = "LD_PRELOAD";
+  constexpr std::size_t kLength = sizeof kPreload - 1;
   for (std::size_t i = 0; environment != nullptr && environment[i] != nullptr;
        ++i) {
-    if (Names(environment[i], "LD_PRELOAD", 10)) {
-      return std::strstr(environment[i], "rcsock") != nullptr;
+    if (Names(environment[i], kPreload, kLength)) {
+      return ListsUs(environment[i] + kLength + 1);
     }
   }
   return false;
@@ -365,6 +395,7 @@ void TakeUnknown() {
 }  // namespace
 
 void TakeInherited() {
+  FindOwnFile();
   const char* at = ::getenv(kName);
   const char* own = reinterpret_cast<const char*>(::getauxval(AT_EXECFN));
   const bool preload = OwnFace() == Face::kPreload;
