@@ -6,14 +6,16 @@
 
 namespace rcsock::posix {
 
-enum class FileKind : std::uint8_t { kSock, kEpoll };
+// kBetween: in the table alone, where a number is that the kernel is closing at
+// this moment.
+enum class FileKind : std::uint8_t { kSock, kEpoll, kBetween };
 
 // An open description that rcsock follows.  The objects come from pools and are
 // never given back to the heap, so a pointer read from the table stays readable
 // although another thread closes the descriptor meanwhile; what it names is
 // checked under the object's own latch.
 struct File {
-  explicit File(FileKind k) : kind(k) {}
+  constexpr explicit File(FileKind k) : kind(k) {}
   const FileKind kind;
   // Numbers of this process that name it; 0: in the pool or closing.
   std::atomic<int> fds{0};
@@ -22,14 +24,31 @@ struct File {
 // Descriptors above this are never followed, so they stay on TCP.  (The table
 // is zero pages until touched.)
 constexpr int kMaxFds = 1 << 20;
-extern std::atomic<File*> fd_table[kMaxFds];
+// A file; kClaimed beside it: somebody is closing the number, which is good
+// until he has.
+extern std::atomic<std::uintptr_t> fd_table[kMaxFds];
+constexpr std::uintptr_t kClaimed = 1;
 
 extern std::atomic<int> fd_high;  // no followed descriptor is above this
 
-inline File* Lookup(int fd) {
+// What stands there, to be compared or looked at by its kind.
+inline File* Entry(int fd) {
   return static_cast<unsigned>(fd) < static_cast<unsigned>(kMaxFds)
-             ? fd_table[fd].load(std::memory_order_acquire)
+             ? reinterpret_cast<File*>(
+                   fd_table[fd].load(std::memory_order_acquire) & ~kClaimed)
              : nullptr;
+}
+
+// What the number names when the kernel is done with it.
+[[gnu::noinline]] File* Settled(int fd);
+
+// Not with a latch held: it may wait for who closes the number.
+inline File* Lookup(int fd) {
+  File* file = Entry(fd);
+  return __builtin_expect(file != nullptr && file->kind == FileKind::kBetween,
+                          0)
+             ? Settled(fd)
+             : file;
 }
 
 }  // namespace rcsock::posix

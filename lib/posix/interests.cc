@@ -108,7 +108,7 @@ void InterestsToKernel(Sock* sock) {
     event.events = i->events.load(std::memory_order_relaxed);
     event.data.u64 = i->data.load(std::memory_order_relaxed);
     // Its number may have been closed since, and a copy be left.
-    if (Lookup(i->fd) != sock) i->fd = sock->fd();
+    if (Entry(i->fd) != sock) i->fd = sock->fd();
     if (real::epoll_ctl(set->fd(), EPOLL_CTL_ADD, i->fd, &event) == 0) {
       i->in_kernel = true;
       i->edge.store(true, std::memory_order_relaxed);
@@ -294,7 +294,7 @@ void InterestsForkUnlock() { interest_latch.unlock(); }
 void InterestsForkChild() {
   const int top = fd_high.load(std::memory_order_relaxed);
   for (int fd = 0; fd <= top; ++fd) {
-    File* file = Lookup(fd);
+    File* file = Entry(fd);
     if (file != nullptr && file->kind == FileKind::kEpoll) {
       Registry::ForkChild(static_cast<EpollSet*>(file));
     }

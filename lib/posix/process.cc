@@ -42,7 +42,8 @@ void ForEachSock(Each&& each) {
   const int top = fd_high.load(std::memory_order_relaxed);
   for (int fd = 0; fd <= top; ++fd) {
     Sock* sock = LookupSock(fd);
-    if (sock != nullptr && sock->fd() == fd) each(sock);
+    // (fds: another thread is closing it.)
+    if (sock != nullptr && sock->fd() == fd && sock->fds.load() > 0) each(sock);
   }
 }
 
@@ -325,7 +326,7 @@ bool KeptByExec(Sock* sock) {
   if (sock->fds.load(std::memory_order_relaxed) == 1) return false;
   const int top = fd_high.load(std::memory_order_relaxed);
   for (int fd = 0; fd <= top; ++fd) {
-    if (Lookup(fd) == sock && kept(fd)) return true;
+    if (Entry(fd) == sock && kept(fd)) return true;
   }
   return false;
 }

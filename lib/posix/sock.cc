@@ -19,13 +19,14 @@
 #include "lib/posix/signals.h"
 #include "lib/posix/spin.h"
 #include "lib/rendezvous/address.h"
+#include "lib/posix/table.h"
 
 namespace rcsock::posix {
 
 using base::Reason;
 using stream::Stream;
 
-std::atomic<File*> fd_table[kMaxFds];
+std::atomic<std::uintptr_t> fd_table[kMaxFds];
 std::atomic<int> fd_high{-1};
 
 thread_local constinit SpinBudget tls_spin;
@@ -126,6 +127,7 @@ void Sock::Reset() {
   local_peer_.store(false, std::memory_order_relaxed);
   stream_.reset();
   lane_.reset();
+  gone_ = false;
   lane_is_shm_ = false;
   link_.reset();
   index_ = -1;
@@ -225,11 +227,13 @@ bool LocalAddress(const sockaddr* address) {
               address->sa_family == AF_INET ? sizeof(sockaddr_in)
                                             : sizeof(sockaddr_in6));
   rendezvous::Address normal;
+  TableForkLock();
   std::uint16_t port;
   if (!rendezvous::Normalise(copy, &normal, &port)) return false;
   if (rendezvous::IsLoopback(normal)) return true;
   // Who connects to no address in particular is connected to this host.
   rendezvous::Address none{};
+  TableForkUnlock(child);
   if (rendezvous::IsMapped(normal)) none[10] = none[11] = 0xff;
   if (normal == none) return true;
   static auto* hosts = new (std::nothrow) rendezvous::HostAddresses();

@@ -556,6 +556,9 @@ class alignas(64) Sock final : public File,
   [[gnu::noinline]] ssize_t SendLatched(const iovec* iov, int count,
                                         std::size_t total, int flags,
                                         std::size_t* done);
+  // The number has been closed under the call: it goes to what that names now.
+  static constexpr ssize_t kGone = -1001;
+  Sock* Elsewhere(int fd) const;
   [[gnu::noinline]] ssize_t RecvLatched(const iovec* iov, int count,
                                         std::size_t total, int flags,
                                         std::size_t* done);
@@ -639,6 +642,7 @@ class alignas(64) Sock final : public File,
   std::atomic<int> fd_{-1};
   std::atomic<int> refs_{0};
   std::atomic<std::uint64_t> next_bytes_{0};
+  bool gone_ = false;         // both latches': so is the last number
   std::atomic<std::uint16_t> service_{0};  // Prospect's
   std::atomic<bool> at_once_{false};
   std::atomic<bool> hopeful_{false};           // its service promises much
@@ -854,6 +858,11 @@ inline ssize_t Sock::Recv(int fd, const iovec* iov, int count,
     if (now == Mode::kEngine ||
         (now == Mode::kUnread && (flags & (MSG_OOB | MSG_ERRQUEUE)) == 0)) {
       const ssize_t n = Null(iov, count) && (flags & MSG_TRUNC) == 0
+      if (n == kGone) [[unlikely]] {
+        Sock* other = Elsewhere(fd);
+        return other != nullptr ? other->Send(fd, iov, count, total, flags, raw)
+                                : raw();
+      }
                             ? RecvNull(flags, &done)
                         : now == Mode::kEngine
                             ? EngineRecv(iov, count, total, flags, &done)
@@ -879,3 +888,8 @@ inline ssize_t Sock::Recv(int fd, const iovec* iov, int count,
 }  // namespace rcsock::posix
 
 #endif  // RCSOCK_LIB_POSIX_SOCK_H_
+      if (n == kGone) [[unlikely]] {
+        Sock* other = Elsewhere(fd);
+        return other != nullptr ? other->Recv(fd, iov, count, total, flags, raw)
+                                : raw();
+      }

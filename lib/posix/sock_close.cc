@@ -51,9 +51,10 @@ int Sock::CloseLast(int number, int from, int flags) {
   wanted_.store(false, std::memory_order_seq_cst);
   WakeHeld();
   int result, error;
-  const auto end = [&] {
-    result = CloseNumber(number, from, flags);
+  const auto end = [&](bool held) {
+    result = CloseNumber(number, from, flags, held);
     error = errno;
+    gone_ = true;
   };
   if (mode() == Mode::kEngine && stream_ != nullptr && conductor != nullptr &&
       !SoleHolder() && lane_ == nullptr && stream_->tx() == stream::Tx::kRaw &&
@@ -62,7 +63,7 @@ int Sock::CloseLast(int number, int from, int flags) {
     // neither a reset nor a shutdown may come of what was read ahead here.
     if (watched_) conductor->Unwatch(number);
     watched_ = false;
-    end();
+    end(true);
     fd_.store(-1, std::memory_order_relaxed);
     Ref();  // until Finish
     finished_ = true;
@@ -86,7 +87,8 @@ int Sock::CloseLast(int number, int from, int flags) {
     watched_ = false;
     const int kept = base::RelocateHigh(
         static_cast<int>(::syscall(SYS_fcntl, number, F_DUPFD_CLOEXEC, 0)));
-    end();
+    // (Without the other number this close may linger.)
+    end(kept >= 0);
     fd_.store(kept, std::memory_order_relaxed);
     Ref();  // until Finish
     if (kept >= 0) {
@@ -115,7 +117,7 @@ int Sock::CloseLast(int number, int from, int flags) {
     if (mode() == Mode::kUnread && unread_.size() > 0 && SoleHolder()) {
       ResetOnClose(number);
     }
-    end();
+    end(false);
     fd_.store(-1, std::memory_order_relaxed);
   }
   rx_latch.unlock();

@@ -99,7 +99,7 @@ ssize_t Sock::SendNow(const iovec* iov, int count, std::size_t skip,
     tx_latch.lock();
     const ssize_t n = SendLatched(rest.iov(), rest.count(), rest.total(),
                                   MSG_DONTWAIT | MSG_NOSIGNAL, &done);
-    return n != -1 ? n : -errno;
+    return n == kGone ? kRetry : n != -1 ? n : -errno;
   }
   gate_.fetch_add(1, std::memory_order_seq_cst);
   if (mode_.load(std::memory_order_seq_cst) == Mode::kEngine) {
@@ -157,7 +157,7 @@ ssize_t Sock::HeldSend(const iovec* iov, int count, std::size_t total,
         SendNow(iov, count, *done,
                 interrupted || total <= kWhole ? total : kNudgeBytes);
     if (n == kRetry) {
-      if (interrupted) continue;
+      if (interrupted && !closed_.load(std::memory_order_relaxed)) continue;
       break;
     }
     if (n > 0) *done += static_cast<std::size_t>(n);

@@ -11,6 +11,7 @@
 #include "lib/posix/iov_rest.h"
 #include "lib/posix/signals.h"
 #include "lib/posix/sock.h"
+#include "lib/posix/table.h"
 
 namespace rcsock::posix {
 
@@ -104,6 +105,11 @@ int Sock::ShutdownWrite() {
   return ::syscall(SYS_shutdown, fd(), SHUT_WR) == 0 ? 0 : -errno;
 }
 
+Sock* Sock::Elsewhere(int fd) const {
+  Sock* sock = LookupSock(fd);
+  return sock != this ? sock : nullptr;
+}
+
 // --- Sending
 
 ssize_t Sock::EngineSend(const iovec* iov, int count, std::size_t total,
@@ -134,6 +140,10 @@ ssize_t Sock::EngineSend(const iovec* iov, int count, std::size_t total,
 
 ssize_t Sock::SendLatched(const iovec* iov, int count, std::size_t total,
                           int flags, std::size_t* done) {
+  if (gone_ && *done == 0) [[unlikely]] {
+    tx_latch.unlock();
+    return kGone;
+  }
   const bool block =
       (flags & MSG_DONTWAIT) == 0 && !nonblock.load(std::memory_order_relaxed);
   Wait wait;
@@ -251,6 +261,10 @@ ssize_t Sock::EngineRecv(const iovec* iov, int count, std::size_t total,
 
 ssize_t Sock::RecvLatched(const iovec* iov, int count, std::size_t total,
                           int flags, std::size_t* done) {
+  if (gone_ && *done == 0) [[unlikely]] {
+    rx_latch.unlock();
+    return kGone;
+  }
   const bool block =
       (flags & MSG_DONTWAIT) == 0 && !nonblock.load(std::memory_order_relaxed);
   // As TCP, a recv of nothing waits until there is something.

@@ -281,7 +281,7 @@ void Sock::PutDeadSocket() {
   if (dead < 0) return;
   const int top = fd_high.load(std::memory_order_relaxed);
   for (int number = 0; number <= top; ++number) {
-    if (Lookup(number) != this) continue;
+    if (Entry(number) != this) continue;
     base::Log("fd %d: its peer did not answer before fork; closed here",
               number);
     const long flags = ::syscall(SYS_fcntl, number, F_GETFD);

@@ -2,6 +2,8 @@
 
 #include <cerrno>
 
+#include "lib/base/latch.h"
+#include "lib/base/no_cancel.h"
 #include "lib/base/real.h"
 #include "lib/posix/process.h"
 #include "lib/posix/signals.h"
@@ -19,9 +21,51 @@ void Raise(int fd) {
 int OtherFd(const File* file, int except) {
   const int top = fd_high.load(std::memory_order_relaxed);
   for (int fd = 0; fd <= top; ++fd) {
-    if (fd != except && Lookup(fd) == file) return fd;
+    if (fd != except && Entry(fd) == file) return fd;
   }
   return -1;
+}
+
+// A number that the kernel closes, or gives to another file, while the anchor
+// under it stays open: a call that found nothing here would go to the kernel,
+// and take frames of the anchor for bytes of the application, or put its own
+// between them; one that still found the stream might mean the file that the
+// number names by then.  So it finds this, and waits.
+constinit File between{FileKind::kBetween};
+// Held while it stands there.  Its holder waits for nothing but the kernel's
+// close of what is not the last descriptor, which does not block.
+constinit base::Latch between_latch;
+
+void Put(int fd, File* file) {
+  fd_table[fd].store(reinterpret_cast<std::uintptr_t>(file),
+                     std::memory_order_release);
+}
+
+// False: another thread is closing it, or has.
+bool Claim(int fd, File* file) {
+  auto entry = reinterpret_cast<std::uintptr_t>(file);
+  return fd_table[fd].compare_exchange_strong(entry, entry | kClaimed);
+}
+
+bool IsClaimed(int fd) {
+  return (fd_table[fd].load(std::memory_order_relaxed) & kClaimed) != 0;
+}
+
+int KernelClose(int fd, int from, int flags) {
+  if (from < 0) return real::close(fd);
+  // (A filter of system calls may know only the older.)
+  return flags == 0 ? real::dup2(from, fd) : real::dup3(from, fd, flags);
+}
+
+// One more number for what `fd` names, if anything.
+File* Another(int fd) {
+  File* file = Entry(fd);
+  if (file == nullptr || file->kind == FileKind::kBetween) return nullptr;
+  // (None: it is closing.)
+  int fds = file->fds.load(std::memory_order_relaxed);
+  while (fds > 0 && !file->fds.compare_exchange_weak(fds, fds + 1)) {
+  }
+  return fds > 0 ? file : nullptr;
 }
 
 }  // namespace
@@ -41,13 +85,38 @@ void Bind(int fd, File* file) {
   file->fds.store(1, std::memory_order_relaxed);
   if (file->kind == FileKind::kSock) static_cast<Sock*>(file)->set_fd(fd);
   Raise(fd);
-  fd_table[fd].store(file, std::memory_order_release);
+  Put(fd, file);
+}
+
+File* Settled(int fd) {
+  Critical critical;
+  between_latch.lock();
+  File* file = Entry(fd);
+  between_latch.unlock();
+  return file;
+}
+
+Sock* SettledSock(int fd) {
+  File* file = Lookup(fd);
+  return file != nullptr && file->kind == FileKind::kSock
+             ? static_cast<Sock*>(file)
+             : nullptr;
+}
+
+EpollSet* SettledSet(int fd) {
+  File* file = Lookup(fd);
+  return file != nullptr && file->kind == FileKind::kEpoll
+             ? static_cast<EpollSet*>(file)
+             : nullptr;
 }
 
 void Evict(int fd) {
   File* file = Lookup(fd);
   if (file == nullptr) return;
-  fd_table[fd].store(nullptr, std::memory_order_release);
+  const bool claimed = IsClaimed(fd);
+  Put(fd, nullptr);
+  // (Who closes it twice, say: the other thread sees to it.)
+  if (claimed) return;
   if (file->fds.fetch_sub(1) != 1) {
     if (file->kind == FileKind::kEpoll) {
       auto* set = static_cast<EpollSet*>(file);
@@ -63,30 +132,44 @@ void Evict(int fd) {
   }
 }
 
-int CloseNumber(int fd, int from, int flags) {
-  if (from < 0) return real::close(fd);
-  // (A filter of system calls may know only the older.)
-  return flags == 0 ? real::dup2(from, fd) : real::dup3(from, fd, flags);
+int CloseNumber(int fd, int from, int flags, bool held) {
+  Critical critical;
+  const base::NoCancel no_cancel;
+  // A stream that comes into its place has an anchor, too.
+  held = held || (from >= 0 && Entry(from) != nullptr);
+  if (!held) {
+    Put(fd, nullptr);
+    return KernelClose(fd, from, flags);
+  }
+  between_latch.lock();
+  Put(fd, &between);
+  const int result = KernelClose(fd, from, flags);
+  const int error = errno;
+  Put(fd, result >= 0 && from >= 0 ? Another(from) : nullptr);
+  between_latch.unlock();
+  errno = error;
+  return result;
 }
 
 int CloseFd(int fd, int from, int flags) {
   File* file = Lookup(fd);
   if (file == nullptr || InBorrowedMemory()) {
-    return CloseNumber(fd, from, flags);
+    return KernelClose(fd, from, flags);
   }
-  fd_table[fd].store(nullptr, std::memory_order_release);
+  Critical critical;  // no handler jumps out of a claim
+  if (!Claim(fd, file)) return KernelClose(fd, from, flags);
   if (file->fds.fetch_sub(1) != 1) {
     if (file->kind == FileKind::kSock) {
       static_cast<Sock*>(file)->LoseFd(fd, OtherFd(file, fd));
     } else if (auto* set = static_cast<EpollSet*>(file); set->fd() == fd) {
       set->set_fd(OtherFd(file, fd));
     }
-    return CloseNumber(fd, from, flags);
+    return CloseNumber(fd, from, flags, true);
   }
   if (file->kind == FileKind::kSock) {
     return static_cast<Sock*>(file)->CloseLast(fd, from, flags);
   }
-  const int result = CloseNumber(fd, from, flags);
+  const int result = CloseNumber(fd, from, flags, false);
   const int saved = errno;
   static_cast<EpollSet*>(file)->Free();
   errno = saved;
@@ -94,15 +177,31 @@ int CloseFd(int fd, int from, int flags) {
 }
 
 void CopyFd(int from, int to) {
-  Evict(to);
   File* file = Lookup(from);
-  if (file == nullptr ||
-      static_cast<unsigned>(to) >= static_cast<unsigned>(kMaxFds)) {
+  // (CloseNumber has.)
+  if (file != nullptr && Entry(to) == file && !IsClaimed(to)) return;
+  Evict(to);
+  if (static_cast<unsigned>(to) >= static_cast<unsigned>(kMaxFds)) return;
+  file = Another(from);
+  if (file == nullptr) return;
+  Raise(to);
+  Put(to, file);
+}
+
+void TableForkLock() { between_latch.lock(); }
+
+void TableForkUnlock(bool child) {
+  if (!child) {
+    between_latch.unlock();
     return;
   }
-  file->fds.fetch_add(1);
-  Raise(to);
-  fd_table[to].store(file, std::memory_order_release);
+  between_latch.Reset();
+  // Who was closing a number here is no more: what the kernel has there is
+  // nobody's.
+  const int top = fd_high.load(std::memory_order_relaxed);
+  for (int fd = 0; fd <= top; ++fd) {
+    if (IsClaimed(fd)) Put(fd, nullptr);
+  }
 }
 
 }  // namespace rcsock::posix

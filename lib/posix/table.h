@@ -9,18 +9,25 @@
 
 namespace rcsock::posix {
 
+// The same for what is no stream, or set, at first sight.
+[[gnu::noinline]] Sock* SettledSock(int fd);
+[[gnu::noinline]] EpollSet* SettledSet(int fd);
+
+// Lookup() by one look at the kind.
 inline Sock* LookupSock(int fd) {
-  File* file = Lookup(fd);
-  return file != nullptr && file->kind == FileKind::kSock
+  File* file = Entry(fd);
+  if (file == nullptr) return nullptr;
+  return __builtin_expect(file->kind == FileKind::kSock, 1)
              ? static_cast<Sock*>(file)
-             : nullptr;
+             : SettledSock(fd);
 }
 
 inline EpollSet* LookupSet(int fd) {
-  File* file = Lookup(fd);
-  return file != nullptr && file->kind == FileKind::kEpoll
+  File* file = Entry(fd);
+  if (file == nullptr) return nullptr;
+  return __builtin_expect(file->kind == FileKind::kEpoll, 1)
              ? static_cast<EpollSet*>(file)
-             : nullptr;
+             : SettledSet(fd);
 }
 
 // Descriptor `fd`, just made by the kernel, names `file` from now on; whatever
@@ -32,10 +39,15 @@ void Evict(int fd);
 // `from` it is dup3(from, fd, flags): the number is never free, for another
 // thread's new descriptor may have it then.
 int CloseFd(int fd, int from = -1, int flags = 0);
-// The kernel's part of that.
-int CloseNumber(int fd, int from, int flags);
+// The kernel's part of that, and the table's, of a number that is claimed.
+// `held`: nobody finds the number meanwhile, on neither side; who looks for it
+// waits.
+int CloseNumber(int fd, int from, int flags, bool held);
 // `to` is another number for what `from` names (0, or a copy's number).
 void CopyFd(int from, int to);
+// Around fork.
+void TableForkLock();
+void TableForkUnlock(bool child);
 
 }  // namespace rcsock::posix
 

@@ -173,6 +173,10 @@ Case shut_read_under(
   const int result = ::close(fd);
   return result;
 }
+[[gnu::noinline]] int CloseUnderOther(int fd, int over) {
+  const int result = ::dup2(over, fd);
+  return result;
+}
 
 // In the kernel a recv() that has begun outlives a close() by another thread:
 // it still gets what comes.
@@ -206,6 +210,72 @@ Case shut_under_poll(
     "shutdown_under_poll",
     [](int fd) {
       Barrier();
+// A call may find the number good, or closed, or another file's; never what
+// lies under the stream, whose bytes are no application's.
+constexpr int kClosedBeside = 60;
+void ServeClosedBeside(int) {
+  int port;
+  const int listener = Listen(&port);
+  Tell(port);
+  int good = 0;
+  for (int i = 0; i < kClosedBeside; ++i) {
+    const int fd = ::accept(listener, nullptr, nullptr);
+    CHECK_THAT(fd >= 0);
+    Warm(fd);
+    Barrier();
+    ::shutdown(fd, SHUT_WR);
+    char text[4096];
+    ssize_t n;
+    bool own = true;
+    while ((n = ::recv(fd, text, sizeof text, 0)) > 0) {
+      for (ssize_t k = 0; k < n; ++k) own = own && text[k] == 'x';
+    }
+    if (own && n == 0) ++good;
+    ::close(fd);
+    Barrier();
+  }
+  Log("%d good", good);
+}
+// `over`: what takes the number; -1: nothing.
+void CloseBeside(int over) {
+  const int port = static_cast<int>(Hear());
+  int strange = 0;
+  for (int i = 0; i < kClosedBeside; ++i) {
+    const int fd = Connect(port);
+    Warm(fd);
+    std::atomic<int> calls{0};
+    std::atomic<bool> done{false};
+    std::thread other([&] {
+      while (!done) {
+        char text[512];
+        if (::recv(fd, text, sizeof text, MSG_DONTWAIT) > 0) ++strange;
+        if (calls % 4 == 0) ::send(fd, "x", 1, MSG_DONTWAIT | MSG_NOSIGNAL);
+        ++calls;
+      }
+    });
+    Barrier();
+    const int before = calls;
+    while (calls < before + i % 8) std::this_thread::yield();
+    over >= 0 ? CloseUnderOther(fd, over) : CloseUnderOther(fd);
+    const int after = calls;
+    while (calls < after + 4) std::this_thread::yield();
+    done = true;
+    other.join();
+    Barrier();
+    if (over >= 0) ::close(fd);
+  }
+  Log("%d strange", strange);
+}
+
+Case close_beside("close_beside_calls", ServeClosedBeside,
+                  [](int) { CloseBeside(-1); },
+                  {.warm = false, .connect = false, .seconds = 60});
+Case dup_beside("dup2_beside_calls", ServeClosedBeside,
+                [](int) {
+                  CloseBeside(::open("/dev/null", O_RDWR | O_CLOEXEC));
+                },
+                {.warm = false, .connect = false, .seconds = 60});
+
       (void)fd;
     },
     [](int fd) {
