@@ -462,7 +462,7 @@ class Polling {
 
 bool KernelHold::Reserve(std::size_t count) {
   if (count <= room_) return true;
-  many_.reset(new (std::nothrow) Sock*[count]);
+  many_.reset(new (std::nothrow) Held[count]);
   if (!many_) return false;
   list_ = many_.get();
   room_ = count;
@@ -471,7 +471,8 @@ bool KernelHold::Reserve(std::size_t count) {
 
 bool KernelHold::Enter(Sock* sock) {
   if (count_ == room_) return true;
-  switch (sock->EnterKernelWait()) {
+  std::uint64_t entered = 0;
+  switch (sock->EnterKernelWait(&entered)) {
     case Sock::KernelWait::kNotNeeded:
       return true;
     case Sock::KernelWait::kNotTheKernels:
@@ -479,7 +480,7 @@ bool KernelHold::Enter(Sock* sock) {
     case Sock::KernelWait::kEntered:
       break;
   }
-  list_[count_++] = sock;
+  list_[count_++] = {sock, entered};
   return true;
 }
 
@@ -523,7 +524,10 @@ bool KernelHold::EnterAll(int count, const fd_set* in, const fd_set* out,
 
 void KernelHold::Release() {
   const int saved = errno;
-  while (count_ > 0) list_[--count_]->LeaveKernelWait();
+  while (count_ > 0) {
+    --count_;
+    list_[count_].sock->LeaveKernelWait(list_[count_].entered);
+  }
   errno = saved;
 }
 

@@ -35,10 +35,14 @@ class KernelHold {
   void Release();  // keeps errno
 
  private:
+  struct Held {
+    Sock* sock;
+    std::uint64_t entered;
+  };
   static constexpr std::size_t kInline = 64;
-  Sock* few_[kInline];
-  std::unique_ptr<Sock*[]> many_;
-  Sock** list_ = few_;
+  Held few_[kInline];
+  std::unique_ptr<Held[]> many_;
+  Held* list_ = few_;
   std::size_t room_ = kInline;
   std::size_t count_ = 0;
 };

@@ -11,6 +11,7 @@
 #include <new>
 #include <utility>
 
+#include "lib/base/clock.h"
 #include "lib/base/config.h"
 #include "lib/base/pool.h"
 #include "lib/posix/epoll.h"
@@ -18,8 +19,8 @@
 #include "lib/posix/prospect.h"
 #include "lib/posix/signals.h"
 #include "lib/posix/spin.h"
-#include "lib/rendezvous/address.h"
 #include "lib/posix/table.h"
+#include "lib/rendezvous/address.h"
 
 namespace rcsock::posix {
 
@@ -36,11 +37,24 @@ thread_local constinit SpinBudget tls_spin;
 struct SockPool {
   static inline base::Latch latch;
   static inline Sock* free = nullptr;  // linked through pool_next_
+  // Those with calls inside the kernel, oldest first.  What such a call has
+  // counted says nothing of the connection that comes next; but it may be on
+  // its way in yet, by a number that the next one has again, and then it
+  // counts.  So they lie for a while.
+  static inline Sock* late = nullptr;
+  static inline Sock* late_end = nullptr;
+  static constexpr std::uint64_t kLateNs = 10'000'000'000;
   static Sock* Take() {
     Critical critical;
     latch.lock();
     Sock* sock = free;
-    if (sock != nullptr) free = sock->pool_next_;
+    if (late != nullptr && late->given_ns_ + kLateNs < base::NowNs()) {
+      sock = late;
+      late = sock->pool_next_;
+      if (late == nullptr) late_end = nullptr;
+    } else if (sock != nullptr) {
+      free = sock->pool_next_;
+    }
     latch.unlock();
     if (sock == nullptr) return new (std::nothrow) Sock();
     return sock;
@@ -48,8 +62,15 @@ struct SockPool {
   static void Give(Sock* sock) {
     Critical critical;
     latch.lock();
-    sock->pool_next_ = free;
-    free = sock;
+    if (sock->Inside()) {
+      sock->given_ns_ = base::NowNs();
+      sock->pool_next_ = nullptr;
+      (late_end != nullptr ? late_end->pool_next_ : late) = sock;
+      late_end = sock;
+    } else {
+      sock->pool_next_ = free;
+      free = sock;
+    }
     latch.unlock();
   }
 };
@@ -106,6 +127,7 @@ void Sock::Reset() {
   given_away_.store(false, std::memory_order_relaxed);
   inode_.store(0, std::memory_order_relaxed);
   exec_pinned_ = false;
+  gone_ = false;
   half_closed_ = false;
   exec_left_ = false;
   seeking_.store(false, std::memory_order_relaxed);
@@ -113,8 +135,9 @@ void Sock::Reset() {
   fd_.store(-1, std::memory_order_relaxed);
   tx_raw_.store(0, std::memory_order_relaxed);
   rx_raw_.store(0, std::memory_order_relaxed);
-  // What is inside stays counted: each call takes back its own, maybe late.
-  gate_.fetch_and(kInside, std::memory_order_relaxed);
+  // Another life: what is inside still takes nothing back from it.
+  gate_.store((gate_.load(std::memory_order_relaxed) + kOneLife) & kLife,
+              std::memory_order_relaxed);
   terms_ = config.terms;
   next_ops_ = terms_.promote_ops;
   next_bytes_ = terms_.promote_bytes;
@@ -127,7 +150,6 @@ void Sock::Reset() {
   local_peer_.store(false, std::memory_order_relaxed);
   stream_.reset();
   lane_.reset();
-  gone_ = false;
   lane_is_shm_ = false;
   link_.reset();
   index_ = -1;
@@ -205,11 +227,13 @@ void SockForkLock() {
   SockPool::latch.lock();
   RemoteForkLock();
   hosts_latch.lock();
+  TableForkLock();
   base::PoolsForkLock();
 }
 
 void SockForkUnlock(bool child) {
   base::PoolsForkUnlock(child);
+  TableForkUnlock(child);
   if (child) {
     hosts_latch.Reset();
     RemoteForkUnlock(true);
@@ -227,13 +251,11 @@ bool LocalAddress(const sockaddr* address) {
               address->sa_family == AF_INET ? sizeof(sockaddr_in)
                                             : sizeof(sockaddr_in6));
   rendezvous::Address normal;
-  TableForkLock();
   std::uint16_t port;
   if (!rendezvous::Normalise(copy, &normal, &port)) return false;
   if (rendezvous::IsLoopback(normal)) return true;
   // Who connects to no address in particular is connected to this host.
   rendezvous::Address none{};
-  TableForkUnlock(child);
   if (rendezvous::IsMapped(normal)) none[10] = none[11] = 0xff;
   if (normal == none) return true;
   static auto* hosts = new (std::nothrow) rendezvous::HostAddresses();

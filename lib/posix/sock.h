@@ -61,8 +61,8 @@ class alignas(64) Sock final : public File,
   // What a call of a stream on TCP touches: one cache line, with what precedes
   // it.  (The kernel has just been there, so every further line is a miss.)
   //
-  // Calls inside the kernel in kPlain, and above kInside how many have moved
-  // bytes.
+  // Calls inside the kernel in kPlain; above them which life of this object
+  // they belong to, and how many have moved bytes.
   std::atomic<std::uint64_t> gate_{0};
   std::atomic<std::uint64_t> tx_raw_{0};
   std::atomic<std::uint64_t> rx_raw_{0};
@@ -75,8 +75,10 @@ class alignas(64) Sock final : public File,
   // Adoption waits for a gap, or (not agreed_) the thread that comes out of the
   // kernel is to look whether the peer has answered.
   std::atomic<bool> wanted_{false};
-  static constexpr std::uint64_t kOneCall = 1 << 20;
-  static constexpr std::uint64_t kInside = kOneCall - 1;
+  static constexpr std::uint64_t kOneLife = 1 << 18;
+  static constexpr std::uint64_t kOneCall = std::uint64_t{1} << 32;
+  static constexpr std::uint64_t kInside = kOneLife - 1;
+  static constexpr std::uint64_t kLife = kOneCall - 1 - kInside;
 
   // And what those of a stream on a lane touch, besides the mode.
   alignas(64) std::unique_ptr<stream::Stream> stream_;
@@ -258,19 +260,19 @@ class alignas(64) Sock final : public File,
   // A thread is about to wait in the kernel for a stream that is on TCP.
   // Adoption would take what it waits for out of its sight, so it comes after.
   enum class KernelWait : std::uint8_t { kNotNeeded, kEntered, kNotTheKernels };
-  KernelWait EnterKernelWait() {
+  KernelWait EnterKernelWait(std::uint64_t* entered) {
     if (!may_adopt_.load(std::memory_order_seq_cst)) {
       return mode() == Mode::kEngine ? KernelWait::kNotTheKernels
                                      : KernelWait::kNotNeeded;
     }
-    gate_.fetch_add(1, std::memory_order_seq_cst);
+    *entered = gate_.fetch_add(1, std::memory_order_seq_cst);
     if (mode_.load(std::memory_order_seq_cst) != Mode::kEngine) {
       return KernelWait::kEntered;
     }
-    LeaveRaw();
+    LeaveRaw(*entered);
     return KernelWait::kNotTheKernels;
   }
-  void LeaveKernelWait() { LeaveRaw(); }
+  void LeaveKernelWait(std::uint64_t entered) { LeaveRaw(entered); }
 
   Mode mode() const { return mode_.load(std::memory_order_acquire); }
   int fd() const { return fd_.load(std::memory_order_relaxed); }
@@ -521,8 +523,15 @@ class alignas(64) Sock final : public File,
   bool Inside() const {
     return (gate_.load(std::memory_order_seq_cst) & kInside) != 0;
   }
+  // Calls of the kernel that are counted as inside it; `entered`: what gate_
+  // was before.  A handler may jump out of one, whose count then stays: it ends
+  // with the life of the connection, and who comes out later still finds
+  // another.
   template <class Bytes>
-  void LeaveRawWith(Bytes& bytes, ssize_t n);
+  void LeaveRawWith(std::uint64_t entered, Bytes& bytes, ssize_t n);
+  // The same by cancellation, which unwinds.
+  template <class Raw>
+  ssize_t Counted(std::uint64_t entered, Raw& raw);
   [[gnu::noinline]] void LastOut();
   [[gnu::noinline]] void SeekAfterCall();
   // For the statistics alone: threads that send at once may lose a count.  (The
@@ -536,7 +545,7 @@ class alignas(64) Sock final : public File,
   }
   template <class Raw>
   bool Plain(std::atomic<std::uint64_t>& bytes, ssize_t* result, Raw& raw);
-  void LeaveRaw();
+  void LeaveRaw(std::uint64_t entered);
   bool TryAdopt();
   // Whether bytes of the connection went past us, in a program that also makes
   // plain calls; what such calls have set is taken over.  Both latches held.
@@ -547,6 +556,9 @@ class alignas(64) Sock final : public File,
   bool SeeksRemote() const;
   // kRetry: the stream has gone back to the kernel; *done bytes were moved.
   static constexpr ssize_t kRetry = -1000;
+  // The number has been closed under the call: it goes to what that names now.
+  static constexpr ssize_t kGone = -1001;
+  Sock* Elsewhere(int fd) const;
   ssize_t EngineSend(const iovec* iov, int count, std::size_t total, int flags,
                      std::size_t* done);
   ssize_t EngineRecv(const iovec* iov, int count, std::size_t total, int flags,
@@ -556,9 +568,6 @@ class alignas(64) Sock final : public File,
   [[gnu::noinline]] ssize_t SendLatched(const iovec* iov, int count,
                                         std::size_t total, int flags,
                                         std::size_t* done);
-  // The number has been closed under the call: it goes to what that names now.
-  static constexpr ssize_t kGone = -1001;
-  Sock* Elsewhere(int fd) const;
   [[gnu::noinline]] ssize_t RecvLatched(const iovec* iov, int count,
                                         std::size_t total, int flags,
                                         std::size_t* done);
@@ -633,16 +642,17 @@ class alignas(64) Sock final : public File,
   std::atomic<bool> leaving_{false};
   std::atomic<bool> given_away_{false};
   bool exec_pinned_ = false;
+  bool gone_ = false;         // both latches': so is the last number
   bool half_closed_ = false;  // both latches': shut down, or ended by the peer
   bool exec_left_ = false;
   base::Reason exec_reason_ = base::Reason::kNone;
   Sock* pool_next_ = nullptr;
+  std::uint64_t given_ns_ = 0;  // to the pool, with calls inside
   std::atomic<bool> seeking_{false};
   std::atomic<bool> closed_{false};  // by the application
   std::atomic<int> fd_{-1};
   std::atomic<int> refs_{0};
   std::atomic<std::uint64_t> next_bytes_{0};
-  bool gone_ = false;         // both latches': so is the last number
   std::atomic<std::uint16_t> service_{0};  // Prospect's
   std::atomic<bool> at_once_{false};
   std::atomic<bool> hopeful_{false};           // its service promises much
@@ -760,22 +770,47 @@ void SockForkUnlock(bool child);
 bool LocalAddress(const sockaddr* address);
 
 // --- Inline: the path of a stream that is on TCP
-inline void Sock::LeaveRaw() {
+inline void Sock::LeaveRaw(std::uint64_t entered) {
   // seq_cst: pairs with TryAdopt, which sets mode_ and then looks at gate_; a
   // call that is still counted there finishes its adoption here.
-  if ((gate_.fetch_sub(1, std::memory_order_seq_cst) & kInside) == 1 &&
-      wanted_.load(std::memory_order_seq_cst)) [[unlikely]] {
+  std::uint64_t before = gate_.load(std::memory_order_relaxed);
+  do {
+    if (((before ^ entered) & kLife) != 0) [[unlikely]]
+      return;
+  } while (!gate_.compare_exchange_weak(before, before - 1,
+                                        std::memory_order_seq_cst));
+  if ((before & kInside) == 1 && wanted_.load(std::memory_order_seq_cst))
+      [[unlikely]] {
     LastOut();
   }
 }
 
+template <class Raw>
+[[gnu::always_inline]] inline ssize_t Sock::Counted(std::uint64_t entered,
+                                                    Raw& raw) {
+  struct Unwound {
+    ~Unwound() {
+      if (sock != nullptr) sock->LeaveRaw(entered);
+    }
+    Sock* sock;
+    const std::uint64_t entered;
+  } unwound{this, entered};
+  const ssize_t n = raw();
+  unwound.sock = nullptr;
+  return n;
+}
+
 // Of a call that has moved bytes.
 template <class Bytes>
-inline void Sock::LeaveRawWith(Bytes& bytes, ssize_t n) {
+inline void Sock::LeaveRawWith(std::uint64_t entered, Bytes& bytes, ssize_t n) {
   bytes.fetch_add(static_cast<std::uint64_t>(n), std::memory_order_relaxed);
   // As in LeaveRaw.
-  const std::uint64_t before =
-      gate_.fetch_add(kOneCall - 1, std::memory_order_seq_cst);
+  std::uint64_t before = gate_.load(std::memory_order_relaxed);
+  do {
+    if (((before ^ entered) & kLife) != 0) [[unlikely]]
+      return;
+  } while (!gate_.compare_exchange_weak(before, before + kOneCall - 1,
+                                        std::memory_order_seq_cst));
   if ((before & kInside) == 1 && wanted_.load(std::memory_order_seq_cst))
       [[unlikely]] {
     LastOut();
@@ -796,13 +831,13 @@ template <class Raw>
 [[gnu::always_inline]] inline bool Sock::Plain(
     std::atomic<std::uint64_t>& bytes, ssize_t* result, Raw& raw) {
   if (mode() != Mode::kPlain) return false;
-  gate_.fetch_add(1, std::memory_order_seq_cst);
+  const std::uint64_t entered = gate_.fetch_add(1, std::memory_order_seq_cst);
   if (mode_.load(std::memory_order_seq_cst) != Mode::kPlain) {
-    LeaveRaw();
+    LeaveRaw(entered);
     return false;
   }
-  const ssize_t n = raw();
-  n > 0 ? LeaveRawWith(bytes, n) : LeaveRaw();
+  const ssize_t n = Counted(entered, raw);
+  n > 0 ? LeaveRawWith(entered, bytes, n) : LeaveRaw(entered);
   *result = n;
   return true;
 }
@@ -823,21 +858,26 @@ inline ssize_t Sock::Send(int fd, const iovec* iov, int count,
       const ssize_t n = Null(iov, count)
                             ? SendNull(flags, &done)
                             : EngineSend(iov, count, total, flags, &done);
+      if (n == kGone) [[unlikely]] {
+        Sock* other = Elsewhere(fd);
+        return other != nullptr ? other->Send(fd, iov, count, total, flags, raw)
+                                : raw();
+      }
       if (n != kRetry) return n;
       if (done == 0) continue;
     }
-    gate_.fetch_add(1, std::memory_order_seq_cst);
+    const std::uint64_t entered = gate_.fetch_add(1, std::memory_order_seq_cst);
     if (mode_.load(std::memory_order_seq_cst) == Mode::kEngine) {
-      LeaveRaw();
+      LeaveRaw(entered);
       continue;
     }
-    ssize_t n;
-    if (__builtin_expect(done == 0, 1)) {
-      n = raw();
-    } else {
-      n = SendRest(fd, iov, count, done, flags);
-    }
-    n > 0 ? LeaveRawWith(tx_raw_, n) : LeaveRaw();
+    const auto call = [&] {
+      return __builtin_expect(done == 0, 1)
+                 ? raw()
+                 : SendRest(fd, iov, count, done, flags);
+    };
+    const ssize_t n = Counted(entered, call);
+    n > 0 ? LeaveRawWith(entered, tx_raw_, n) : LeaveRaw(entered);
     if (done == 0) return n;
     return n >= 0 ? static_cast<ssize_t>(done) + n : static_cast<ssize_t>(done);
   }
@@ -858,28 +898,32 @@ inline ssize_t Sock::Recv(int fd, const iovec* iov, int count,
     if (now == Mode::kEngine ||
         (now == Mode::kUnread && (flags & (MSG_OOB | MSG_ERRQUEUE)) == 0)) {
       const ssize_t n = Null(iov, count) && (flags & MSG_TRUNC) == 0
-      if (n == kGone) [[unlikely]] {
-        Sock* other = Elsewhere(fd);
-        return other != nullptr ? other->Send(fd, iov, count, total, flags, raw)
-                                : raw();
-      }
                             ? RecvNull(flags, &done)
                         : now == Mode::kEngine
                             ? EngineRecv(iov, count, total, flags, &done)
                             : UnreadRecv(fd, iov, count, total, flags, &done);
+      if (n == kGone) [[unlikely]] {
+        Sock* other = Elsewhere(fd);
+        return other != nullptr ? other->Recv(fd, iov, count, total, flags, raw)
+                                : raw();
+      }
       if (n != kRetry) return n;
       continue;
     }
-    gate_.fetch_add(1, std::memory_order_seq_cst);
+    const std::uint64_t entered = gate_.fetch_add(1, std::memory_order_seq_cst);
     if (mode_.load(std::memory_order_seq_cst) != now) {
-      LeaveRaw();
+      LeaveRaw(entered);
       continue;
     }
     // Bytes have come over a lane already: a MSG_WAITALL goes on in the kernel.
-    const ssize_t n = __builtin_expect(done == 0, 1)
-                          ? raw()
-                          : RecvRest(fd, iov, count, done, flags);
-    n > 0 && (flags & MSG_PEEK) == 0 ? LeaveRawWith(rx_raw_, n) : LeaveRaw();
+    const auto call = [&] {
+      return __builtin_expect(done == 0, 1)
+                 ? raw()
+                 : RecvRest(fd, iov, count, done, flags);
+    };
+    const ssize_t n = Counted(entered, call);
+    n > 0 && (flags & MSG_PEEK) == 0 ? LeaveRawWith(entered, rx_raw_, n)
+                                     : LeaveRaw(entered);
     if (done == 0) return n;
     return n > 0 ? static_cast<ssize_t>(done) + n : static_cast<ssize_t>(done);
   }
@@ -888,8 +932,3 @@ inline ssize_t Sock::Recv(int fd, const iovec* iov, int count,
 }  // namespace rcsock::posix
 
 #endif  // RCSOCK_LIB_POSIX_SOCK_H_
-      if (n == kGone) [[unlikely]] {
-        Sock* other = Elsewhere(fd);
-        return other != nullptr ? other->Recv(fd, iov, count, total, flags, raw)
-                                : raw();
-      }

@@ -101,13 +101,13 @@ ssize_t Sock::SendNow(const iovec* iov, int count, std::size_t skip,
                                   MSG_DONTWAIT | MSG_NOSIGNAL, &done);
     return n == kGone ? kRetry : n != -1 ? n : -errno;
   }
-  gate_.fetch_add(1, std::memory_order_seq_cst);
+  const std::uint64_t entered = gate_.fetch_add(1, std::memory_order_seq_cst);
   if (mode_.load(std::memory_order_seq_cst) == Mode::kEngine) {
-    LeaveRaw();
+    LeaveRaw(entered);
     return kRetry;
   }
   const ssize_t n = Send(rest.iov(), rest.count());
-  n > 0 ? LeaveRawWith(tx_raw_, n) : LeaveRaw();
+  n > 0 ? LeaveRawWith(entered, tx_raw_, n) : LeaveRaw(entered);
   return n;
 }
 

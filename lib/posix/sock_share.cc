@@ -229,7 +229,11 @@ void Sock::LeaveForExec() {
 void Sock::ForkChild() {
   tx_latch.Reset();
   rx_latch.Reset();
-  gate_.fetch_and(~kInside, std::memory_order_relaxed);
+  // (A thread of the parent's was inside, or a handler that forked has
+  // interrupted this one there.)
+  const std::uint64_t gate = gate_.load(std::memory_order_relaxed);
+  gate_.store((gate & ~(kInside | kLife)) | ((gate + kOneLife) & kLife),
+              std::memory_order_relaxed);
   rx_sleepers_.store(0, std::memory_order_relaxed);
   tx_sleepers_.store(0, std::memory_order_relaxed);
   pins_.store(0, std::memory_order_relaxed);

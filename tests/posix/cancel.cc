@@ -124,6 +124,39 @@ Case waits(
       ::close(fd);
     });
 
+// Before there is a lane: the call was the kernel's.
+Case early(
+    "cancel_before_lane",
+    [](int) {
+      int port;
+      const int listener = Listen(&port);
+      Tell(port);
+      const int fd = ::accept(listener, nullptr, nullptr);
+      Warm(fd);
+      Say(fd, 50);
+    },
+    [](int) {
+      const int fd = Connect(static_cast<int>(Hear()));
+      Cancel("recv", fd, [](int on) {
+        char byte;
+        ::recv(on, &byte, 1, 0);
+      });
+      Cancel("poll", fd, [](int on) {
+        pollfd one{on, POLLIN, 0};
+        ::poll(&one, 1, -1);
+      });
+      Cancel("select", fd, [](int on) {
+        fd_set in;
+        FD_ZERO(&in);
+        FD_SET(on, &in);
+        ::select(on + 1, &in, nullptr, nullptr, nullptr);
+      });
+      Warm(fd);
+      Ask(fd);
+      ::close(fd);
+    },
+    {.warm = false, .connect = false});
+
 Case sender(
     "cancel_send",
     [](int fd) {

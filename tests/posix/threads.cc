@@ -206,10 +206,6 @@ Case close_under(
       Barrier();
     });
 
-Case shut_under_poll(
-    "shutdown_under_poll",
-    [](int fd) {
-      Barrier();
 // A call may find the number good, or closed, or another file's; never what
 // lies under the stream, whose bytes are no application's.
 constexpr int kClosedBeside = 60;
@@ -276,6 +272,10 @@ Case dup_beside("dup2_beside_calls", ServeClosedBeside,
                 },
                 {.warm = false, .connect = false, .seconds = 60});
 
+Case shut_under_poll(
+    "shutdown_under_poll",
+    [](int fd) {
+      Barrier();
       (void)fd;
     },
     [](int fd) {
@@ -621,6 +621,45 @@ Case jumps(
       Result("close", ::close(fd));
       ::close(set);
     });
+
+// The same out of the kernel, before there is a lane; the connection that comes
+// after it is as any other.
+Case jumps_early(
+    "siglongjmp_before_lane",
+    [](int) {
+      int port;
+      const int listener = Listen(&port);
+      Tell(port);
+      for (int i = 0; i < 3; ++i) {
+        const int fd = ::accept(listener, nullptr, nullptr);
+        if (i == 2) Warm(fd);
+        int error;
+        const auto drained = Drain(fd, &error);
+        Log("%zu, %d", drained, error);
+        ::close(fd);
+      }
+    },
+    [](int) {
+      const int port = static_cast<int>(Hear());
+      struct sigaction action {};
+      action.sa_handler = [](int) { ::siglongjmp(jump, 1); };
+      ::sigaction(SIGALRM, &action, nullptr);
+      for (int turn = 0; turn < 3; ++turn) {
+        volatile int i = turn;
+        volatile int fd = Connect(port);
+        if (i == 2) {
+          Warm(fd);
+        } else if (::sigsetjmp(jump, 1) == 0) {
+          AlarmIn(5);
+          char byte;
+          pollfd one{fd, POLLIN, 0};
+          i == 0 ? ::recv(fd, &byte, 1, 0) : ::poll(&one, 1, -1);
+        }
+        ::close(fd);
+      }
+      Log("done");
+    },
+    {.warm = false, .connect = false});
 
 // epoll_wait with a mask that lets a blocked signal in.
 Case masks(
