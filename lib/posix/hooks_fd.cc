@@ -289,13 +289,15 @@ int getsockopt(int fd, int level, int name, void* value, socklen_t* length) {
   }
   const int result = real::getsockopt(fd, level, name, value, length);
   if (result == 0 && level == SOL_SOCKET && name == SO_ERROR) {
-    // The kernel's error is of the anchor; the stream may keep one of its own.
+    // The kernel's error is of the anchor; the stream may keep one of its own,
+    // or the same, and each is told once.
     int error = 0;
     Sock* sock = LookupSock(fd);
     if (sock != nullptr && sock->mode() == Mode::kEngine &&
         *length >= static_cast<socklen_t>(sizeof error)) {
       std::memcpy(&error, value, sizeof error);
-      if (error == 0) error = sock->TakeError();
+      const int own = sock->TakeError();
+      if (error == 0) error = own;
       std::memcpy(value, &error, sizeof error);
     }
   }

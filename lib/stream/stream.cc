@@ -88,7 +88,8 @@ ssize_t Stream::WriteNow(const iovec* iov, int count, std::size_t total) {
   if (so_error_ != 0) return -TakeError();
   if (last_write_ && !shut_ && total != 0) {
     last_write_ = false;
-    Emit(kRxReady | kTxReady);  // now it has hung up
+    so_error_ = EPIPE;  // the answer to it: now it has hung up
+    Emit(kRxReady | kTxReady);
     return static_cast<ssize_t>(total);
   }
   if (shut_ || tx_broken_) return -EPIPE;
@@ -235,7 +236,10 @@ ssize_t Stream::ReadSlow(const iovec* iov, int count, std::size_t total,
       break;
     }
     // Behind the peer's FIN there is nothing but the end, whatever came after.
-    const bool past_fin = pfin_known_ && rx_off_ == pfin_;
+    // (EPIPE is a reset after the peer's end: the writer's, by write, SO_ERROR
+    // and poll, and nothing to a reader.)
+    const bool past_fin =
+        pfin_known_ ? rx_off_ == pfin_ : eof_ && so_error_ == EPIPE;
     if (so_error_ != 0 && !past_fin) {
       // What had come before it is still there.
       ssize_t n = 0;

@@ -12,6 +12,7 @@
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
+#include <iterator>
 #include <set>
 #include <vector>
 
@@ -405,6 +406,81 @@ Case close_unread(
       Result("send", ::send(fd, "x", 1, MSG_NOSIGNAL));
       Barrier();
     });
+
+// What poll says of a reset, until somebody has been told of it: by what each
+// letter of `order` does.
+const char* const kOrders[] = {"wp",  "wpr",  "wrp",  "wps", "weps",
+                               "rwp", "rwpr", "rwsp", "wepr"};
+const char* const kResets[] = {"p", "pr", "prp", "psp", "pep", "rp"};
+
+void SayAll(int fd, const char* order) {
+  for (const char* at = order; *at != 0; ++at) {
+    char byte = 'x';
+    if (*at == 'w') {
+      // The answer is a reset.
+      Result("write", ::send(fd, &byte, 1, MSG_NOSIGNAL));
+      AwaitPoll(fd, 0, POLLHUP);
+    } else if (*at == 'r') {
+      Result("recv", ::recv(fd, &byte, 1, 0));
+    } else if (*at == 's') {
+      Result("send", ::send(fd, &byte, 1, MSG_NOSIGNAL));
+    } else if (*at == 'e') {
+      int error = 0;
+      socklen_t size = sizeof error;
+      ::getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &size);
+      Log("error: %s", error == 0 ? "none" : ErrorName(error));
+    }
+    pollfd one{fd, POLLIN | POLLOUT | POLLRDHUP, 0};
+    ::poll(&one, 1, 0);
+    Log("%c: %x", *at, static_cast<unsigned>(one.revents));
+  }
+}
+
+Case reset_polled(
+    "reset_polled",
+    [](int) {
+      int port;
+      const int listener = Listen(&port);
+      Tell(port);
+      for (std::size_t i = 0; i < std::size(kOrders) + std::size(kResets);
+           ++i) {
+        const int fd = ::accept(listener, nullptr, nullptr);
+        CHECK_THAT(fd >= 0);
+        Warm(fd);
+        if (i >= std::size(kOrders)) {
+          pollfd one{fd, POLLIN, 0};
+          ::poll(&one, 1, -1);
+        }
+        ::close(fd);
+        Barrier();
+        Barrier();
+      }
+    },
+    [](int) {
+      const int port = static_cast<int>(Hear());
+      for (const char* order : kOrders) {
+        const int fd = Connect(port);
+        Warm(fd);
+        Barrier();
+        AwaitPoll(fd, POLLIN | POLLRDHUP, POLLIN | POLLRDHUP);
+        Log("closed, %s", order);
+        SayAll(fd, order);
+        ::close(fd);
+        Barrier();
+      }
+      for (const char* order : kResets) {
+        const int fd = Connect(port);
+        Warm(fd);
+        SendAll(fd, "never read", 10);
+        Barrier();
+        AwaitPoll(fd, 0, POLLHUP);
+        Log("reset, %s", order);
+        SayAll(fd, order);
+        ::close(fd);
+        Barrier();
+      }
+    },
+    {.warm = false, .connect = false, .seconds = 60});
 
 // No address in particular means this host.
 Case connect_any(

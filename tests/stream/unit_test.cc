@@ -522,6 +522,13 @@ TEST_F(PairTest, KilledPeerThatHadReadAllGivesEof) {
   // What becomes of a write is now the kernel's to say.
   EXPECT_EQ(S(0).tx(), Tx::kRaw);
   EXPECT_EQ(Put(0, "x"), 1);
+  // The answer is a reset, of which the writer is told once.
+  EXPECT_EQ(S(0).Readiness() & (POLLERR | POLLHUP), POLLERR | POLLHUP);
+  EXPECT_EQ(Get(0), "");
+  EXPECT_EQ(S(0).TakeError(), EPIPE);
+  EXPECT_EQ(S(0).Readiness() & (POLLERR | POLLHUP), POLLHUP);
+  EXPECT_EQ(Put(0, "x"), -EPIPE);
+  EXPECT_EQ(Get(0), "");
 }
 
 // A peer that is killed with a frame of ours unread: the kernel resets, and it
