@@ -269,6 +269,18 @@ int epoll_create(int size) {
 int epoll_ctl(int number, int op, int fd, epoll_event* event) {
   EpollSet* set = LookupSet(number);
   File* file = Lookup(fd);
+  if (set == nullptr && file != nullptr && file->kind == FileKind::kSock &&
+      !base::tls_internal) {
+    // A set that came from another process, say.  The kernel alone waits there,
+    // and knows nothing of lanes.
+    auto* sock = static_cast<Sock*>(file);
+    // (First, or frames would be edges.)
+    if (op != EPOLL_CTL_DEL &&
+        !sock->listening.load(std::memory_order_relaxed)) {
+      sock->Pin(base::Reason::kPinnedOption);
+    }
+    return real::epoll_ctl(number, op, fd, event);
+  }
   if (set == nullptr || file == nullptr || base::tls_internal) {
     return real::epoll_ctl(number, op, fd, event);
   }

@@ -610,6 +610,57 @@ Case copies(
       Barrier();
     });
 
+// A set that came from elsewhere, by SCM_RIGHTS: all that this process knows of
+// it is what it does there.
+Case foreign_set(
+    "foreign_set",
+    [](int fd) {
+      for (int i = 0; i < 2; ++i) {
+        Barrier();
+        SendAll(fd, "abc", 3);
+        Barrier();
+      }
+      char text[8];
+      RecvAll(fd, text, 3);
+      SendAll(fd, text, 3);
+    },
+    [](int fd) {
+      int pair_fds[2];
+      CHECK_THAT(::socketpair(AF_UNIX, SOCK_STREAM, 0, pair_fds) == 0);
+      int set = NewSet();
+      alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
+      char byte = 'f';
+      iovec part{&byte, 1};
+      msghdr message{};
+      message.msg_iov = &part;
+      message.msg_iovlen = 1;
+      message.msg_control = control;
+      message.msg_controllen = sizeof control;
+      cmsghdr* header = CMSG_FIRSTHDR(&message);
+      header->cmsg_level = SOL_SOCKET;
+      header->cmsg_type = SCM_RIGHTS;
+      header->cmsg_len = CMSG_LEN(sizeof set);
+      std::memcpy(CMSG_DATA(header), &set, sizeof set);
+      CHECK_THAT(::sendmsg(pair_fds[0], &message, 0) == 1);
+      ::close(set);
+      CHECK_THAT(::recvmsg(pair_fds[1], &message, 0) == 1);
+      std::memcpy(&set, CMSG_DATA(CMSG_FIRSTHDR(&message)), sizeof set);
+      Result("add", Ctl(set, EPOLL_CTL_ADD, fd, EPOLLIN | EPOLLET));
+      for (int i = 0; i < 2; ++i) {
+        LogWait("quiet", set, kQuiet);
+        Barrier();
+        LogWait("wait", set, kLong);
+        char text[8];
+        RecvAll(fd, text, 3);
+        if (i == 0) {
+          Result("change", Ctl(set, EPOLL_CTL_MOD, fd, EPOLLIN));
+        }
+        Barrier();
+      }
+      SendAll(fd, "def", 3);
+      LogWait("wait", set, kLong);
+    });
+
 Case nested(
     "nested",
     [](int fd) {
