@@ -15,6 +15,7 @@
 #include "lib/base/internal.h"
 #include "lib/base/no_cancel.h"
 #include "lib/posix/hooks.h"
+#include "lib/posix/passing.h"
 #include "lib/posix/sock_quick.h"
 #include "lib/posix/table.h"
 #include "lib/posix/zero_copy.h"
@@ -37,24 +38,6 @@ bool Total(const iovec* iov, long count, std::size_t* total) {
 }
 
 bool Engine(Sock* sock) { return sock->mode() == Mode::kEngine; }
-
-// Descriptors that are about to be passed to another process by SCM_RIGHTS.
-void BeforePassing(const msghdr* message) {
-  for (cmsghdr* c = CMSG_FIRSTHDR(message); c != nullptr;
-       c = CMSG_NXTHDR(const_cast<msghdr*>(message), c)) {
-    if (c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_RIGHTS) continue;
-    const std::size_t count = (c->cmsg_len - CMSG_LEN(0)) / sizeof(int);
-    for (std::size_t i = 0; i < count; ++i) {
-      int fd;
-      std::memcpy(&fd, CMSG_DATA(c) + i * sizeof fd, sizeof fd);
-      if (Sock* sock = LookupSock(fd)) {
-        sock->Pin(base::Reason::kPinnedScmRights);
-      } else if (EpollSet* set = LookupSet(fd)) {
-        set->SetNested();  // its streams stay where the other process sees them
-      }
-    }
-  }
-}
 
 // What may go the short way.
 bool QuickSends(const Sock* sock, const void* from, size_t length) {

@@ -9,6 +9,7 @@
 #include <iterator>
 
 #include "lib/posix/hooks.h"
+#include "lib/posix/passing.h"
 #include "lib/posix/process.h"
 #include "lib/posix/table.h"
 
@@ -77,6 +78,12 @@ void Look(const io_uring_sqe& request) {
         Leave(request.splice_fd_in);
       }
       break;
+    case IORING_OP_SENDMSG:
+    case IORING_OP_SENDMSG_ZC: {
+      const auto* message = reinterpret_cast<const msghdr*>(request.addr);
+      if (!Null(message)) BeforePassing(message);
+      break;
+    }
     default:
       break;
   }

@@ -6,6 +6,7 @@
 #include <sys/epoll.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -323,6 +324,61 @@ Case ring_splice("io_uring_splice", SendThenCheck, [](int fd) {
   }
   Bulk(fd, 2);
 });
+
+// The connection is not what is read or written, but what is passed on; whoever
+// has it then knows nothing of a lane.
+Case ring_passes(
+    "io_uring_passes",
+    [](int) {
+      int port;
+      const int listener = Listen(&port);
+      Tell(port);
+      const int fd = ::accept(listener, nullptr, nullptr);
+      CHECK_THAT(fd >= 0);
+      Warm(fd);
+      SendThenCheck(fd);
+      Barrier();
+    },
+    [](int) {
+      int ends[2];
+      CHECK_THAT(::socketpair(AF_UNIX, SOCK_STREAM, 0, ends) == 0);
+      alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
+      char byte = 'f';
+      iovec part{&byte, 1};
+      msghdr message{};
+      message.msg_iov = &part;
+      message.msg_iovlen = 1;
+      message.msg_control = control;
+      message.msg_controllen = sizeof control;
+      const pid_t child = ::fork();
+      CHECK_THAT(child >= 0);
+      if (child == 0) {
+        CHECK_THAT(::recvmsg(ends[1], &message, 0) == 1);
+        int fd;
+        std::memcpy(&fd, CMSG_DATA(CMSG_FIRSTHDR(&message)), sizeof fd);
+        CheckBulk(fd, 1);
+        Bulk(fd, 2);
+        ::_exit(0);
+      }
+      const int fd = Connect(static_cast<int>(Hear()));
+      Warm(fd);
+      cmsghdr* header = CMSG_FIRSTHDR(&message);
+      header->cmsg_level = SOL_SOCKET;
+      header->cmsg_type = SCM_RIGHTS;
+      header->cmsg_len = CMSG_LEN(sizeof fd);
+      std::memcpy(CMSG_DATA(header), &fd, sizeof fd);
+      Ring ring;
+      Result("sendmsg", ring.ok() ? ring.Do([&](io_uring_sqe* sqe) {
+        ::io_uring_prep_sendmsg(sqe, ends[0], &message, 0);
+      })
+                                  : ::sendmsg(ends[0], &message, 0));
+      ::close(fd);
+      int status = 0;
+      CHECK_THAT(::waitpid(child, &status, 0) == child);
+      Log("child: %d", status);
+      Barrier();
+    },
+    {.warm = false, .connect = false});
 
 Case ring_poll(
     "io_uring_poll",
