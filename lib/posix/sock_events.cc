@@ -134,7 +134,7 @@ void Sock::HandleChanges() {
   if (changes & stream::kLeftLane) {
     on_lane_.store(false, std::memory_order_release);
     InterestsRefresh(this, false);
-    if (promoted_ || reason_ != Reason::kUnproven) {
+    if (promoted_ || reason_ != Reason::kUnproven || stream_->Tried()) {
       reason_ = stream_->why_left();
     }
     // One that made room for others is as welcome as before; who asks for that

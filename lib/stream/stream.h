@@ -205,6 +205,8 @@ class Stream {
   std::uint64_t tx_off() const { return tx_off_; }
   std::uint64_t rx_off() const { return rx_off_; }
   base::Reason why_left() const { return why_left_; }
+  // One end has proposed on this lane, or on the last one.
+  bool Tried() const { return used_; }
 
  private:
   friend struct StreamTestAccess;

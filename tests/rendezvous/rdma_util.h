@@ -91,7 +91,7 @@ class RawCm {
   }
   ~RawCm() {
     Drop();
-    if (listener_ != nullptr) verbs::calls.rdma_destroy_id(listener_);
+    StopListening();
     verbs::calls.rdma_destroy_event_channel(channel_);
   }
   void Drop() {
@@ -99,6 +99,11 @@ class RawCm {
     if (id_->qp != nullptr) verbs::calls.rdma_destroy_qp(id_);
     verbs::calls.rdma_destroy_id(id_);
     id_ = nullptr;
+  }
+
+  void StopListening() {
+    if (listener_ != nullptr) verbs::calls.rdma_destroy_id(listener_);
+    listener_ = nullptr;
   }
 
   rdma_cm_id* id() const { return id_; }
@@ -161,10 +166,17 @@ class RawCm {
   std::uint16_t Port() {
     return ntohs(verbs::calls.rdma_get_src_port(listener_));
   }
+  // On a QP of its own, unless there is one.
   void Accept(const void* data, std::size_t length) {
-    MakeQp();
+    if (id_->qp == nullptr) MakeQp();
     rdma_conn_param parameters = Parameters(data, length);
     EXPECT_EQ(verbs::calls.rdma_accept(id_, &parameters), 0);
+  }
+  void MakeQp() {
+    ibv_qp_init_attr attr{};
+    attr.qp_type = IBV_QPT_RC;
+    attr.cap = {depth_, depth_, 1, 1, 0};
+    EXPECT_EQ(verbs::calls.rdma_create_qp(id_, nullptr, &attr), 0);
   }
   void Reject(const void* data, std::size_t length) {
     EXPECT_EQ(
@@ -173,12 +185,6 @@ class RawCm {
   }
 
  private:
-  void MakeQp() {
-    ibv_qp_init_attr attr{};
-    attr.qp_type = IBV_QPT_RC;
-    attr.cap = {depth_, depth_, 1, 1, 0};
-    EXPECT_EQ(verbs::calls.rdma_create_qp(id_, nullptr, &attr), 0);
-  }
   static rdma_conn_param Parameters(const void* data, std::size_t length) {
     rdma_conn_param parameters{};
     parameters.private_data = data;
