@@ -720,6 +720,78 @@ TEST_F(RdmaTest, DeviceOfAListenerGoesAndComesBack) {
   }));
 }
 
+// A device has the name that an administrator gives it, and may get it while it
+// is in use: what is loaded for it by its name is then loaded otherwise, and
+// nothing is found by a name that was seen before.
+class Renamed : public RdmaTest {
+ protected:
+  void TearDown() override {
+    if (renamed_) {
+      EXPECT_TRUE(Rename(kOther, device_));
+    }
+  }
+  bool Rename(const std::string& from, const std::string& to) {
+    renamed_ = to == kOther;
+    return std::system(("rdma dev set " + from + " name " + to).c_str()) == 0;
+  }
+  void Meet(Conductor* conductor) {
+    const TcpPair pair = MakeDevicePair();
+    auto c = ConnectorSeeker(pair.connector);
+    auto s = AcceptorSeeker(pair.acceptor);
+    s->Start(conductor);
+    c->Start(conductor);
+    ASSERT_TRUE(c->Wait()) << base::ReasonKey(c->failed);
+    ASSERT_TRUE(s->Wait()) << base::ReasonKey(s->failed);
+    EXPECT_EQ(c->lane->kind(), lane::Kind::kRdma);
+    SendAll(c->lane.get(), "there", 5);
+    EXPECT_EQ(ReceiveAll(s->lane.get(), 5), "there");
+    SendAll(s->lane.get(), "back", 4);
+    EXPECT_EQ(ReceiveAll(c->lane.get(), 4), "back");
+    conductor->ReturnLane(c, std::move(c->lane));
+    conductor->ReturnLane(s, std::move(s->lane));
+  }
+
+  static constexpr const char* kOther = "storage_net7";
+  const std::string device_ = std::getenv("RDMA_DEV") ?: "";
+  bool renamed_ = false;
+};
+
+TEST_F(Renamed, BeforeItIsUsed) {
+  if (std::getenv("IN_GUEST") == nullptr) GTEST_SKIP() << "not in a guest";
+  ASSERT_TRUE(Rename(device_, kOther));
+  ExpectSuccess(Spawn([this] { Meet(GetConductor()); }));
+}
+
+TEST_F(Renamed, WhileItIsInUse) {
+  if (std::getenv("IN_GUEST") == nullptr) GTEST_SKIP() << "not in a guest";
+  Barrier barrier;
+  const pid_t other = Spawn([&] {
+    EXPECT_TRUE(barrier.Meet(1));
+    Meet(GetConductor());
+  });
+  const pid_t user = Spawn([&] {
+    Conductor* conductor = GetConductor();
+    const TcpPair pair = MakeDevicePair();
+    auto c = ConnectorSeeker(pair.connector);
+    auto s = AcceptorSeeker(pair.acceptor);
+    s->Start(conductor);
+    c->Start(conductor);
+    ASSERT_TRUE(c->Wait()) << base::ReasonKey(c->failed);
+    ASSERT_TRUE(s->Wait()) << base::ReasonKey(s->failed);
+    ASSERT_TRUE(Rename(device_, kOther));
+    // The lane that there is, and one more.
+    SendAll(c->lane.get(), "still", 5);
+    EXPECT_EQ(ReceiveAll(s->lane.get(), 5), "still");
+    Meet(conductor);
+    EXPECT_TRUE(barrier.Meet(0));
+    conductor->ReturnLane(c, std::move(c->lane));
+    conductor->ReturnLane(s, std::move(s->lane));
+  });
+  renamed_ = true;
+  ExpectSuccess(user);
+  ExpectSuccess(other);
+}
+
 // A process of another user holds the port.
 TEST_F(RdmaTest, ForeignHolder) {
   if (::geteuid() != 0) GTEST_SKIP() << "not root";

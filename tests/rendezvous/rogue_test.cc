@@ -363,26 +363,7 @@ class Rogue {
       ::usleep(0);
     }
     if (wc.status != IBV_WC_SUCCESS) return {};
-    std::uint32_t wire = wc.imm_data;
-    const std::byte* received = memory_->received[wc.wr_id];
-    if (OnIwarp()) std::memcpy(&wire, received + wc.byte_len - 4, 4);
-    const ring::Imm imm = ring::Decode(ntohl(wire));
-    if (imm.kind == ring::Kind::kCredit) return imm;
-    const std::uint64_t number = taken_++;
-    // Between blocks no data may come, wherever it is put.
-    if (imm.kind == ring::Kind::kData) ++data_;
-    if ((imm.flags & ring::kFlagInline) != 0 && bytes != nullptr) {
-      const std::byte* at =
-          OnIwarp() ? received
-                    : memory_->block + rdma::kSlotsAt +
-                          number % rdma::kMessages * rdma::kSlotBytes;
-      bytes->assign(reinterpret_cast<const char*>(at), imm.length);
-    }
-    if (imm.kind == ring::Kind::kSetup) {
-      EXPECT_TRUE(rdma::DecodeOffer(
-          reinterpret_cast<const std::uint8_t*>(bytes->data()), &theirs_));
-    }
-    return imm;
+    return Look(wc, bytes);
   }
   bool TakeReady() {
     std::string bytes;
@@ -426,7 +407,11 @@ class Rogue {
   const stream::Ctl& proposal() const { return proposal_; }
 
   // Everything of the application's that has come here.
-  std::size_t Stolen() const {
+  std::size_t Stolen() {
+    // (A receive that was flushed has no bytes.)
+    for (ibv_wc wc; ibv_poll_cq(raw_.id()->recv_cq, 1, &wc) == 1;) {
+      if (wc.status == IBV_WC_SUCCESS) Look(wc, nullptr);
+    }
     const std::byte* ring = memory_->block + rdma::kRingAt;
     const std::byte* end = memory_->block + sizeof memory_->block;
     return static_cast<std::size_t>(end - ring -
@@ -447,6 +432,29 @@ class Rogue {
       ::operator delete(memory, std::align_val_t(4096));
     }
   };
+
+  ring::Imm Look(const ibv_wc& wc, std::string* bytes) {
+    std::uint32_t wire = wc.imm_data;
+    const std::byte* received = memory_->received[wc.wr_id];
+    if (OnIwarp()) std::memcpy(&wire, received + wc.byte_len - 4, 4);
+    const ring::Imm imm = ring::Decode(ntohl(wire));
+    if (imm.kind == ring::Kind::kCredit) return imm;
+    const std::uint64_t number = taken_++;
+    // Between blocks no data may come, wherever it is put.
+    if (imm.kind == ring::Kind::kData) ++data_;
+    if ((imm.flags & ring::kFlagInline) != 0 && bytes != nullptr) {
+      const std::byte* at =
+          OnIwarp() ? received
+                    : memory_->block + rdma::kSlotsAt +
+                          number % rdma::kMessages * rdma::kSlotBytes;
+      bytes->assign(reinterpret_cast<const char*>(at), imm.length);
+    }
+    if (imm.kind == ring::Kind::kSetup && bytes != nullptr) {
+      EXPECT_TRUE(rdma::DecodeOffer(
+          reinterpret_cast<const std::uint8_t*>(bytes->data()), &theirs_));
+    }
+    return imm;
+  }
 
   static std::uint64_t Place(const void* at) {
     return reinterpret_cast<std::uintptr_t>(at);
