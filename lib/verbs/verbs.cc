@@ -265,19 +265,19 @@ void AdoptContext(ibv_context* context) {
 }
 
 bool CreateQp(rdma_cm_id* id, ibv_pd* pd, ibv_qp_init_attr* attr,
-              std::uint32_t* inline_bytes, Error* error) {
+              std::uint32_t* inline_ask, Error* error) {
   const ibv_qp_init_attr wanted = *attr;
   // siw grants 80.
   constexpr std::uint32_t kFine = 128;
   constexpr std::uint32_t kStep = 16;
-  for (std::uint32_t ask = *inline_bytes;; ask = ask > kFine   ? ask / 2
-                                                 : ask > kStep ? ask - kStep
-                                                               : 0) {
+  for (std::uint32_t ask = *inline_ask;; ask = ask > kFine   ? ask / 2
+                                               : ask > kStep ? ask - kStep
+                                                             : 0) {
     *attr = wanted;
     attr->cap.max_inline_data = ask;
     errno = 0;
     if (calls.rdma_create_qp(id, pd, attr) == 0) {
-      *inline_bytes = attr->cap.max_inline_data;
+      *inline_ask = ask;
       return true;
     }
     // What a provider says of too much inline data differs; what is wrong for

@@ -62,10 +62,11 @@ Id CreateId(rdma_event_channel* channel, void* context, Error* error);
 // the top of the range, where they are not yet; the one of asynchronous events
 // becomes non-blocking.
 void AdoptContext(ibv_context* context);
-// The QP belongs to the id.  Asks for the inline size in *inline_bytes and
-// halves it until the provider grants it.
+// The QP belongs to the id.  Asks for the inline size in *inline_ask and for
+// less until the provider grants it; *inline_ask is then what was asked for, so
+// that the device's next QP takes one call, and *attr says what was granted.
 bool CreateQp(rdma_cm_id* id, ibv_pd* pd, ibv_qp_init_attr* attr,
-              std::uint32_t* inline_bytes, Error* error);
+              std::uint32_t* inline_ask, Error* error);
 bool ToError(ibv_qp* qp, Error* error);  // to IBV_QPS_ERR
 bool Query(ibv_context* context, ibv_device_attr* attr, Error* error);
 

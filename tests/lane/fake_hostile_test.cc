@@ -626,5 +626,22 @@ TEST(Admission, ManyLanesGetMoreQueues) {
   EXPECT_EQ(verbs.counts().objects, 0);
 }
 
+// siw's limit is found by asking; the second QP asks for what it is.
+TEST(Admission, InlineSizeIsAskedForOnce) {
+  FakeVerbs::Options options;
+  options.inline_max = 80;
+  FakeVerbs verbs(options);
+  RdmaSide side;
+  verbs::Error error;
+  base::Reason why = base::Reason::kNone;
+  side.domain = rdma::Domain::Make(verbs.context(), &side.board, &error);
+  const auto first = side.domain->CreateLane(verbs.NewId(), 2, &why, &error);
+  const int refused = verbs.counts().refused_qps;
+  EXPECT_GT(refused, 0);
+  const auto second = side.domain->CreateLane(verbs.NewId(), 2, &why, &error);
+  EXPECT_NE(second, nullptr);
+  EXPECT_EQ(verbs.counts().refused_qps, refused);
+}
+
 }  // namespace
 }  // namespace rcsock::lane::test

@@ -145,6 +145,7 @@ void FakeVerbs::Install() {
                             ibv_qp_init_attr* attr) {
     std::scoped_lock hold(g_fake->mutex_);
     if (attr->cap.max_inline_data > g_fake->options_.inline_max) {
+      ++g_fake->counts_.refused_qps;
       errno = EINVAL;
       return -1;
     }

@@ -60,6 +60,7 @@ class FakeVerbs {
     int arms = 0;
     int late_arms = 0;    // an event of the CQ had not been fetched
     int lost_events = 0;  // a channel was full
+    int refused_qps = 0;  // calls of rdma_create_qp
   };
   Counts counts();
   bool QpFailed(rdma_cm_id* id);

@@ -112,6 +112,7 @@ class DeviceDomain final : public Domain {
   Limits limits_;
   std::size_t block_bytes_ = kBlockMin;
   std::size_t most_ring_ = kBlockMax;
+  std::uint32_t inline_ask_ = 256;  // or what the device has not refused
   verbs::Pd pd_;
   std::optional<Memory> memory_;
   Deferred deferred_;
@@ -157,8 +158,7 @@ std::unique_ptr<RdmaLane> DeviceDomain::CreateLane(rdma_cm_id* id, int bell,
   attr.cap.max_send_wr = limits_.send_depth;
   attr.cap.max_send_sge = 1;
   attr.qp_type = IBV_QPT_RC;
-  std::uint32_t inline_bytes = 256;
-  if (!verbs::CreateQp(id, pd_.get(), &attr, &inline_bytes, error)) {
+  if (!verbs::CreateQp(id, pd_.get(), &attr, &inline_ask_, error)) {
     *why = ReasonOf(*error);
     poller->sleepers().Put(parts.words);
     poller->Leave(set);
@@ -172,7 +172,7 @@ std::unique_ptr<RdmaLane> DeviceDomain::CreateLane(rdma_cm_id* id, int bell,
   parts.lanes = lanes_;
   parts.id = id;
   parts.send_depth = limits_.send_depth;
-  parts.inline_bytes = inline_bytes;
+  parts.inline_bytes = attr.cap.max_inline_data;
   parts.most_ring = most_ring_;
   parts.iwarp = iwarp_;
   parts.piece = limits_.lazy_events ? kSoftwarePiece : kPiece;
