@@ -93,6 +93,31 @@ class EpollSet final : public File {
   int OfKernel(epoll_event* events, int count, std::uint32_t before,
                bool* bell = nullptr);
   static constexpr int kOnlyBell = -1000;
+  // A thread that sleeps in the kernel's part alone, because no stream is in
+  // user space: neither a sleeper nor has it armed anything, and of all such
+  // only one is woken when the first stream comes.  So whoever takes an edge of
+  // the bell or has slept for all, and leaves, hands on: HandOn.
+  class Stranger {
+   public:
+    explicit Stranger(EpollSet* set) : set_(set) {
+      set_->strangers_.fetch_add(1, std::memory_order_seq_cst);
+    }
+    // By cancellation too.
+    ~Stranger() { set_->strangers_.fetch_sub(1, std::memory_order_seq_cst); }
+    Stranger(const Stranger&) = delete;
+    Stranger& operator=(const Stranger&) = delete;
+    // Asked after it has been counted, before the sleep.
+    bool MaySleep() const {
+      return set_->user_count_.load(std::memory_order_seq_cst) == 0;
+    }
+
+   private:
+    EpollSet* const set_;
+  };
+  // An edge of the bell has been taken; then the caller looks, or hands on.
+  void Took();
+  // `unlooked`: with an edge of the bell that nobody has looked behind.
+  void HandOn(bool unlooked);
   // It is inside another epoll set, which can't see our readiness: its streams
   // stay on TCP.
   void SetNested();
@@ -175,6 +200,7 @@ class EpollSet final : public File {
   std::atomic<int> user_count_{0};
   std::atomic<bool> dirty_{false};
   std::atomic<int> sleepers_{0};
+  std::atomic<int> strangers_{0};
   base::Latch wait_latch_;
   base::Latch ready_latch_;
   Interest* members_ = nullptr;  // in user space; the interest latch's

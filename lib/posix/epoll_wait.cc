@@ -20,6 +20,33 @@
 
 namespace rcsock::posix {
 
+// No wake-up is lost to a stranger: while streams are in user space and
+// strangers sleep, there is a sleeper who counts, or a thread awake in a wait
+// that will hand on when it leaves, or an edge of the bell that nobody has
+// taken.
+// - The first stream's coming makes an edge behind its count (InterestsToUser,
+//   Ctl); a stranger counts itself, then looks at that count (all sequentially
+//   consistent): it sees the stream, or whoever takes the edge sees it.
+// - Whoever takes an edge, by whatever call, or counts as a sleeper, comes here
+//   when it leaves, and the last of the sleepers has taken itself off before.
+// (The kernel wakes the thread first that has come last, so edges alone reach
+// the same one again and again.)
+void EpollSet::HandOn(bool unlooked) {
+  const bool asleep = sleepers_.load(std::memory_order_seq_cst) > 0;
+  if (asleep ? unlooked : strangers_.load(std::memory_order_seq_cst) > 0) {
+    KickBell();
+  }
+}
+
+// The kernel gives an edge to one thread, and a sender kicks once a generation.
+// So with the edge of those who sleep their generation is used up, whoever has
+// taken it: they get another, or the next message would kick nobody.
+void EpollSet::Took() {
+  if (sleepers_.load(std::memory_order_seq_cst) > 0 && poller_) {
+    poller_->Renew();
+  }
+}
+
 int EpollSet::Wait(epoll_event* out, int capacity, std::int64_t timeout_ns,
                    const sigset_t* mask) {
   const std::uint32_t signals = tls_signals.any;
@@ -36,14 +63,38 @@ int EpollSet::Wait(epoll_event* out, int capacity, std::int64_t timeout_ns,
     errno = EFAULT;  // as the kernel will say when something comes
     return -1;
   }
+  struct Leave {  // by cancellation too
+    EpollSet* set;
+    bool owes = false;      // it has slept for others, or taken an edge
+    bool unlooked = false;  // of which the lanes have not been asked since
+    explicit Leave(EpollSet* of) : set(of) {}
+    Leave(const Leave&) = delete;
+    Leave& operator=(const Leave&) = delete;
+    ~Leave() {
+      if (owes) set->HandOn(unlooked);
+    }
+    void Took(bool bell) {
+      if (!bell) return;
+      owes = unlooked = true;
+      set->Took();
+    }
+  } leave(this);
   while (!HasUser()) {
     if (AnyUnread()) {
       const int n = EpollFindsUnread(this, out, capacity);
       if (n > 0) return n;
     }
-    const int n = KernelWait(out, capacity, left(), mask);
+    int n = kOnlyBell;
+    bool bell = false;
+    {
+      const Stranger stranger(this);
+      if (stranger.MaySleep()) {
+        n = KernelWait(out, capacity, left(), mask, &bell);
+      }
+    }
+    leave.Took(bell);
     if (n != kOnlyBell) return n;
-    if (left() == 0) return 0;
+    if (!HasUser() && left() == 0) return 0;
   }
   sigset_t before;
   if (mask != nullptr) ::pthread_sigmask(SIG_SETMASK, mask, &before);
@@ -55,7 +106,10 @@ int EpollSet::Wait(epoll_event* out, int capacity, std::int64_t timeout_ns,
   int first = 0;
   const std::uint32_t moves = moves_.load(std::memory_order_seq_cst);
   if (KernelDue()) {
-    const int n = KernelWait(out, capacity > 1 ? capacity / 2 : 1, 0, nullptr);
+    bool bell = false;
+    const int n =
+        KernelWait(out, capacity > 1 ? capacity / 2 : 1, 0, nullptr, &bell);
+    leave.Took(bell);
     if (n > 0) first = n;
     if (first == capacity) {
       if (mask != nullptr) ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
@@ -84,6 +138,7 @@ int EpollSet::Wait(epoll_event* out, int capacity, std::int64_t timeout_ns,
           kernel = timeout_ns == 0 && filled == 0;
           break;
         }
+        leave.unlooked = false;
         Rebuild();
         filled += TellDirect(out + filled, DirectRoom(capacity - filled));
         if (crowded) hot_hits_ += static_cast<std::uint32_t>(filled - first);
@@ -119,7 +174,9 @@ int EpollSet::Wait(epoll_event* out, int capacity, std::int64_t timeout_ns,
     }
     if (leaves) Registry::KickSleepers(this);
     if (kernel) {
-      const int more = KernelWait(out, capacity, 0, nullptr);
+      bool bell = false;
+      const int more = KernelWait(out, capacity, 0, nullptr, &bell);
+      leave.Took(bell);
       if (more > 0) {
         filled = more;
       } else if (more < 0 && more != kOnlyBell) {
@@ -147,6 +204,7 @@ int EpollSet::Wait(epoll_event* out, int capacity, std::int64_t timeout_ns,
     // between its post and its look at the armed word; sleepers_ does the same
     // for what this process's own threads put on the ready list.
     sleepers_.fetch_add(1, std::memory_order_seq_cst);
+    leave.owes = true;
     if (poller_) poller_->Arm();
     const int armed = source_count_.load(std::memory_order_seq_cst);
     lane::Source* sources[kMostSources];
@@ -197,8 +255,7 @@ int EpollSet::Wait(epoll_event* out, int capacity, std::int64_t timeout_ns,
     }
     undo->bell = bell;
     undo.reset();
-    // The bell rang for this thread, which returns without a look.
-    if (bell && n > 0) Registry::KickSleepers(this);
+    leave.Took(bell);
     if (n != kOnlyBell && (n != 0 || left() == 0)) {
       result = n;
       break;

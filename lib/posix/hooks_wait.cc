@@ -42,9 +42,21 @@ int WaitOn(epoll_event* events, int capacity, std::int64_t timeout_ns,
   if (set->HasUser()) return set->Wait(events, capacity, timeout_ns, mask);
   const std::uint64_t start = timeout_ns > 0 ? base::NowNs() : 0;
   const std::uint32_t moves = set->moves();
-  const int result = wait();
-  if (result <= 0 || !set->EverUser()) return result;
-  const int n = set->OfKernel(events, result, moves);
+  int n = EpollSet::kOnlyBell;
+  {
+    const EpollSet::Stranger stranger(set);
+    if (stranger.MaySleep()) n = wait();
+  }
+  if (n == EpollSet::kOnlyBell) {
+    return set->Wait(events, capacity, timeout_ns, mask);
+  }
+  if (n <= 0 || !set->EverUser()) return n;
+  bool bell = false;
+  n = set->OfKernel(events, n, moves, &bell);
+  if (bell) {
+    set->Took();
+    set->HandOn(n != EpollSet::kOnlyBell);
+  }
   if (n != EpollSet::kOnlyBell) return n;
   if (timeout_ns > 0) {
     const auto spent = static_cast<std::int64_t>(base::NowNs() - start);

@@ -250,6 +250,7 @@ struct Registry {
     set->wait_latch_.Reset();
     set->ready_latch_.Reset();
     set->sleepers_.store(0);
+    set->strangers_.store(0);
     set->dirty_.store(true);
     (void)set->poller_.release();  // the parent's bell: abandoned
     set->source_count_.store(0);

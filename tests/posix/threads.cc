@@ -4,11 +4,13 @@
 #include <setjmp.h>
 #include <signal.h>
 #include <sys/epoll.h>
+#include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <sys/time.h>
 #include <unistd.h>
 
 #include <atomic>
+#include <cstdlib>
 #include <cstring>
 #include <thread>
 #include <vector>
@@ -961,6 +963,114 @@ Case many_edge(
 Case one_edge(
     "one_edge", [](int) { ManyServer(1, EPOLLET, 60'000'000); },
     [](int) { ManyClient(1, EPOLLET, 60'000'000); }, kAlone);
+
+// --- Several threads sleep in one set, since before its first connection has
+// left the kernel.  Each must be there for the next message, however few of
+// them were told of that.
+
+constexpr int kHands = 4;
+
+void HandAnswer(int fd, std::atomic<int>* held) {
+  char what = 0;
+  // (Two may be told of one byte.)
+  if (::recv(fd, &what, 1, MSG_DONTWAIT) != 1) return;
+  if (what == 'h') held->fetch_add(1);
+  SendAll(fd, &what, 1);
+  // Until all the others have something to do, too.
+  while (what == 'h' && held->load() < kHands) ::poll(nullptr, 0, 1);
+  if (what == 'g') held->store(kHands);
+}
+
+// A byte there and back.
+void AskHand(int fd, char what) {
+  SendAll(fd, &what, 1);
+  char got = 0;
+  RecvAll(fd, &got, 1);
+  CHECK_THAT(got == what);
+}
+
+// As Warm does, whose other end is no event loop.
+void WarmHands(int fd, int other) {
+  const char* warm = std::getenv("PAIR_WARM");
+  const bool lane = warm != nullptr && std::strcmp(warm, "lane") == 0;
+  const std::uint64_t start = NowMs();
+  std::uint64_t before = 0;
+  for (int still = 0, round = 0; lane ? still < 3 : round < 10; ++round) {
+    for (int i = 0; i < 10; ++i) {
+      AskHand(fd, '.');
+      AskHand(other, '.');
+    }
+    const std::uint64_t now = TcpBytes(fd) + TcpBytes(other);
+    still = now == before ? still + 1 : 0;
+    before = now;
+    if (lane && NowMs() - start > 10'000) Fail("still on TCP");
+  }
+}
+
+void ServeHands(int listener) {
+  int fds[2];
+  for (int& fd : fds) {
+    fd = ::accept(listener, nullptr, nullptr);
+    CHECK_THAT(fd >= 0);
+  }
+  const int set = ::epoll_create1(EPOLL_CLOEXEC);
+  const int end = ::eventfd(0, EFD_CLOEXEC);
+  for (const int one : {fds[0], fds[1], end}) {
+    epoll_event event{};
+    event.events = EPOLLIN;
+    event.data.fd = one;
+    CHECK_THAT(::epoll_ctl(set, EPOLL_CTL_ADD, one, &event) == 0);
+  }
+  std::atomic<int> held{0};
+  std::vector<std::thread> hands;
+  for (int i = 0; i < kHands; ++i) {
+    hands.emplace_back([&held, end, set] {
+      for (;;) {
+        epoll_event event{};
+        CHECK_THAT(::epoll_wait(set, &event, 1, -1) == 1);
+        if (event.data.fd == end) return;
+        HandAnswer(event.data.fd, &held);
+      }
+    });
+  }
+  Barrier();
+  Barrier();
+  const std::uint64_t one = 1;
+  CHECK_THAT(::write(end, &one, sizeof one) == sizeof one);
+  for (std::thread& hand : hands) hand.join();
+  for (const int fd : {fds[0], fds[1], end, set}) ::close(fd);
+}
+
+void AskHands(int port) {
+  const int fd = Connect(port);
+  const int other = Connect(port);
+  Barrier();
+  // One thread serves all this, mostly, and both connections leave TCP.
+  WarmHands(fd, other);
+  for (int i = 1; i < kHands; ++i) AskHand(fd, 'h');
+  AskHand(other, 'g');
+  Log("all were there");
+  ::close(fd);
+  ::close(other);
+  Barrier();
+}
+
+int HandRounds() { return Scale(12); }
+
+Case many_hands(
+    "epoll_threads_of_one_set",
+    [](int) {
+      int port;
+      const int listener = Listen(&port);
+      Tell(port);
+      for (int i = 0; i < HandRounds(); ++i) ServeHands(listener);
+      ::close(listener);
+    },
+    [](int) {
+      const int port = static_cast<int>(Hear());
+      for (int i = 0; i < HandRounds(); ++i) AskHands(port);
+    },
+    {.warm = false, .connect = false, .seconds = 60});
 
 }  // namespace
 

@@ -99,6 +99,18 @@ void Bells::Disarm(int k) {
   FullFence();
 }
 
+void Bells::Renew(int k) {
+  std::scoped_lock hold(latch_);
+  if (sleepers_[k] == 0) return;
+  auto& word = page_->bells[k].armed;
+  word.store(word.load(std::memory_order_relaxed) + 2,
+             std::memory_order_relaxed);
+  // As in Arm: a sender that has still seen the old generation, and does not
+  // kick, has stored its message before the caller looks.
+  base::FullFence();
+  if (shared_.load(std::memory_order_seq_cst)) base::HeavyFenceProcesses();
+}
+
 bool Bells::Armed(int k) const {
   return (page_->bells[k].armed.load(std::memory_order_relaxed) & 1) != 0;
 }

@@ -42,6 +42,10 @@ class Bells final : public Ringer {
   void Arm(int k);
   // Even again when the last sleeper has gone.
   void Disarm(int k);
+  // A kick has reached somebody else than its sleepers, who will get none for
+  // this generation any more: a new one; full fence.  Then the caller looks, or
+  // kicks.
+  void Renew(int k);
   bool Armed(int k) const override;
   // Writes the eventfd.
   void Kick(int k) override;

@@ -27,6 +27,7 @@ class ShmPoller final : public Poller {
   int Poll(Completion* out, int capacity) override;
   void Arm() override { bells_->Arm(bell_); }
   void Disarm() override { bells_->Disarm(bell_); }
+  void Renew() { bells_->Renew(bell_); }
   int fd() const override { return bells_->bell_fd(bell_); }
   void Kick() override { bells_->Kick(bell_); }
   int bell() const { return bell_; }
