@@ -221,6 +221,7 @@ constexpr int kPlainRecv = MSG_DONTWAIT | MSG_WAITALL;
                               static_cast<long>(message->msg_iovlen), &total)) {
     return real::recvmsg(fd, message, flags);
   }
+  sock->BeforeRecvMsg();
   bool raw = false;
   const ssize_t n =
       sock->Recv(fd, message->msg_iov, static_cast<int>(message->msg_iovlen),
@@ -230,8 +231,12 @@ constexpr int kPlainRecv = MSG_DONTWAIT | MSG_WAITALL;
                  });
   if (n >= 0 && !raw) {
     if (message->msg_name != nullptr) message->msg_namelen = 0;
-    message->msg_controllen = 0;
     message->msg_flags = 0;
+    if (sock->Tells(Sock::kTellsLeft)) [[unlikely]] {
+      sock->TellLeft(message);
+    } else {
+      message->msg_controllen = 0;
+    }
   }
   return n;
 }

@@ -337,9 +337,12 @@ int setsockopt(int fd, int level, int name, const void* value,
       case SO_ZEROCOPY:
         sock->SetZeroCopy(number != 0);
         break;
-      case SO_OOBINLINE:
       case SO_TIMESTAMP:
       case SO_TIMESTAMPNS:
+        // (Each replaces the other.)
+        sock->SetAncillary(Sock::kTellsTime, number != 0);
+        break;
+      case SO_OOBINLINE:
       case SO_TIMESTAMPING:
       case SO_PEEK_OFF:
         if (number != 0) sock->PinByOption();
@@ -347,8 +350,9 @@ int setsockopt(int fd, int level, int name, const void* value,
       default:
         break;
     }
-  } else if (level == IPPROTO_TCP && (name == TCP_ULP || name == TCP_REPAIR ||
-                                      (name == TCP_INQ && number != 0))) {
+  } else if (level == IPPROTO_TCP && name == TCP_INQ) {
+    sock->SetAncillary(Sock::kTellsLeft, number != 0);
+  } else if (level == IPPROTO_TCP && (name == TCP_ULP || name == TCP_REPAIR)) {
     sock->PinByOption();
   }
   return result;

@@ -121,6 +121,7 @@ void Sock::Reset() {
   never_.store(false, std::memory_order_relaxed);
   pinned_.store(false, std::memory_order_relaxed);
   option_pinned_.store(false, std::memory_order_relaxed);
+  ancillary_.store(0, std::memory_order_relaxed);
   zero_copy_on_.store(false, std::memory_order_relaxed);
   policy_.store(Policy::kAuto, std::memory_order_relaxed);
   leaving_.store(false, std::memory_order_relaxed);
@@ -388,6 +389,8 @@ void Sock::Inherit(const Sock& listener) {
                  std::memory_order_relaxed);
   rcv_timeout_ns.store(listener.rcv_timeout_ns.load());
   snd_timeout_ns.store(listener.snd_timeout_ns.load());
+  ancillary_.store(listener.ancillary_.load(std::memory_order_relaxed),
+                   std::memory_order_relaxed);
   if (listener.option_pinned_.load(std::memory_order_relaxed)) PinByOption();
   if (listener.zero_copy_on_.load(std::memory_order_relaxed)) SetZeroCopy(true);
   if (listener.policy() != Policy::kAuto) SetPolicy(listener.policy());

@@ -179,6 +179,23 @@ class alignas(64) Sock final : public File,
   bool KeepOption(int name, bool on);
   bool KeptOption(int name, int* value);
 
+  // --- What recvmsg tells beside the bytes (sock_ancillary.cc)
+  enum Ancillary : std::uint8_t {
+    kTellsLeft = 1,  // TCP_INQ: how much there is left
+    kTellsTime = 2,  // SO_TIMESTAMP: when they came, which a lane cannot say
+  };
+  void SetAncillary(Ancillary what, bool on);
+  bool Tells(Ancillary what) const {
+    return (ancillary_.load(std::memory_order_relaxed) & what) != 0;
+  }
+  // A recvmsg is about to be made.
+  void BeforeRecvMsg() {
+    if (Tells(kTellsTime) && !Kernels()) [[unlikely]]
+      Pin(base::Reason::kPinnedOption);
+  }
+  // For a recvmsg that the kernel has not answered: what it would have added.
+  void TellLeft(msghdr* message);
+
   // --- MSG_ZEROCOPY (sock_zero_copy.cc)
   // SO_ZEROCOPY has been set.
   void SetZeroCopy(bool on);
@@ -634,6 +651,7 @@ class alignas(64) Sock final : public File,
   std::atomic<bool> may_adopt_{false};  // connected, and not for ever on TCP
   std::atomic<bool> pinned_{false};
   std::atomic<bool> option_pinned_{false};
+  std::atomic<std::uint8_t> ancillary_{0};
   std::atomic<bool> zero_copy_on_{false};
   std::atomic<ZeroCopy*> zero_copy_{nullptr};  // kept by the pool
   std::atomic<Policy> policy_{Policy::kAuto};

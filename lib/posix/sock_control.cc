@@ -163,6 +163,15 @@ void Sock::LearnOptions() {
   };
   learn(SO_RCVTIMEO, &rcv_timeout_ns);
   learn(SO_SNDTIMEO, &snd_timeout_ns);
+  const auto is_on = [&](int level, int name) {
+    int on = 0;
+    socklen_t size = sizeof on;
+    return ::syscall(SYS_getsockopt, fd(), level, name, &on, &size) == 0 &&
+           on != 0;
+  };
+  SetAncillary(kTellsLeft, is_on(IPPROTO_TCP, TCP_INQ));
+  SetAncillary(kTellsTime, is_on(SOL_SOCKET, SO_TIMESTAMP) ||
+                               is_on(SOL_SOCKET, SO_TIMESTAMPNS));
 }
 
 }  // namespace rcsock::posix

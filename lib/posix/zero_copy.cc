@@ -8,6 +8,7 @@
 #include <cstring>
 #include <mutex>
 
+#include "lib/posix/control_message.h"
 #include "lib/posix/signals.h"
 
 namespace rcsock::posix {
@@ -20,38 +21,12 @@ struct Told {
   Address nobody;
 };
 
-// As the kernel's put_cmsg.
-void Put(msghdr* message, int level, int type, const void* data,
-         std::size_t size) {
-  const std::size_t room =
-      message->msg_control != nullptr ? message->msg_controllen : 0;
-  message->msg_controllen = 0;
-  if (room < sizeof(cmsghdr)) {
-    message->msg_flags |= MSG_CTRUNC;
-    return;
-  }
-  std::size_t length = CMSG_LEN(size);
-  if (room < length) {
-    message->msg_flags |= MSG_CTRUNC;
-    length = room;
-  }
-  cmsghdr header{};
-  header.cmsg_len = length;
-  header.cmsg_level = level;
-  header.cmsg_type = type;
-  auto* to = static_cast<char*>(message->msg_control);
-  std::memcpy(to, &header, sizeof header);
-  std::memcpy(to + sizeof header, data, length - sizeof header);
-  const std::size_t space = CMSG_SPACE(size);
-  message->msg_controllen = space < room ? space : room;
-}
-
 template <class Address>
 void PutError(msghdr* message, int level, int type,
               const sock_extended_err& error) {
   Told<Address> told{};
   told.error = error;
-  Put(message, level, type, &told, sizeof told);
+  PutControlMessage(message, level, type, &told, sizeof told);
 }
 
 }  // namespace

@@ -209,6 +209,179 @@ Case low_water(
       Barrier();
     });
 
+// recvmsg, and what comes beside the bytes.
+long RecvTold(int fd, void* to, std::size_t length, int flags,
+              std::size_t room) {
+  iovec iov{to, length};
+  alignas(cmsghdr) char control[64] = {};
+  msghdr message{};
+  message.msg_iov = &iov;
+  message.msg_iovlen = 1;
+  message.msg_control = room != 0 ? control : nullptr;
+  message.msg_controllen = room;
+  const long n = ::recvmsg(fd, &message, flags);
+  if (n < 0) return Result("recvmsg", n);
+  const cmsghdr* header = CMSG_FIRSTHDR(&message);
+  const bool none = message.msg_controllen < sizeof *header;
+  int value = -1;
+  if (!none && header->cmsg_type == TCP_INQ &&
+      header->cmsg_len >= CMSG_LEN(sizeof value)) {
+    std::memcpy(&value, CMSG_DATA(header), sizeof value);
+  }
+  Log("recvmsg %ld, control %zu, level %d, type %d, %d, flags %#x", n,
+      static_cast<std::size_t>(message.msg_controllen),
+      none ? 0 : header->cmsg_level, none ? 0 : header->cmsg_type, value,
+      static_cast<unsigned>(message.msg_flags));
+  return value;
+}
+
+Case bytes_left(
+    "tcp_inq",
+    [](int fd) {
+      Barrier();
+      const std::string text(10'000, 'x');
+      SendAll(fd, text.data(), text.size());
+      Barrier();
+      SendAll(fd, "abcdefgh", 8);
+      Barrier();
+      ::shutdown(fd, SHUT_WR);
+      Barrier();
+    },
+    [](int fd) {
+      int on = 1;
+      Result("TCP_INQ", ::setsockopt(fd, IPPROTO_TCP, TCP_INQ, &on, sizeof on));
+      Barrier();
+      AwaitBytes(fd, 10'000);
+      char text[10'000];
+      RecvTold(fd, text, 1000, 0, 64);
+      RecvTold(fd, text, 1000, MSG_PEEK, 64);
+      RecvTold(fd, text, 1000, MSG_DONTWAIT, 0);
+      RecvTold(fd, text, 1000, 0, 8);
+      RecvTold(fd, text, 1000, 0, 18);
+      RecvTold(fd, text, 1000, 0, 20);
+      Result("recv", ::recv(fd, text, 1000, 0));
+      RecvTold(fd, text, 10'000, 0, 64);
+      RecvTold(fd, text, 10, MSG_DONTWAIT, 64);
+      on = 0;
+      Result("TCP_INQ", ::setsockopt(fd, IPPROTO_TCP, TCP_INQ, &on, sizeof on));
+      Barrier();
+      AwaitBytes(fd, 8);
+      RecvTold(fd, text, 4, 0, 64);
+      on = 1;
+      Result("TCP_INQ", ::setsockopt(fd, IPPROTO_TCP, TCP_INQ, &on, sizeof on));
+      RecvTold(fd, text, 4, 0, 64);
+      Barrier();
+      // The end is something to come back for.
+      pollfd one{fd, POLLRDHUP, 0};
+      Result("poll", ::poll(&one, 1, -1));
+      RecvTold(fd, text, 4, 0, 64);
+      RecvTold(fd, text, 4, 0, 64);
+      Barrier();
+    });
+
+// As gRPC: at an edge it reads until nothing is left, and not until EAGAIN.
+Case left_and_edges(
+    "tcp_inq_edges",
+    [](int fd) {
+      Barrier();
+      std::vector<char> text(30'000);
+      Random random(Seed());
+      for (int i = 0; i < 3'000; ++i) {
+        const std::size_t n = 1 + random.Below(i % 50 == 0 ? 30'000 : 300);
+        SendAll(fd, text.data(), n);
+        // So that it goes to sleep now and then.
+        if (i % 10 == 0) RecvAll(fd, text.data(), 1);
+      }
+      ::shutdown(fd, SHUT_WR);
+      Barrier();
+    },
+    [](int fd) {
+      const int on = 1;
+      Result("TCP_INQ", ::setsockopt(fd, IPPROTO_TCP, TCP_INQ, &on, sizeof on));
+      SetNonblock(fd, true);
+      const int set = ::epoll_create1(0);
+      epoll_event event{};
+      event.events = EPOLLIN | static_cast<std::uint32_t>(EPOLLET);
+      CHECK_THAT(::epoll_ctl(set, EPOLL_CTL_ADD, fd, &event) == 0);
+      // What it has read when it owes a byte.
+      std::vector<std::uint64_t> marks;
+      Random random(Seed());
+      std::uint64_t total = 0;
+      for (int i = 0; i < 3'000; ++i) {
+        total += 1 + random.Below(i % 50 == 0 ? 30'000 : 300);
+        if (i % 10 == 0) marks.push_back(total);
+      }
+      Barrier();
+      const std::uint64_t before = TcpBytes(fd);
+      std::vector<char> text(7'000);
+      std::uint64_t got = 0;
+      std::size_t answered = 0;
+      for (bool end = false; !end;) {
+        if (::epoll_wait(set, &event, 1, 5'000) != 1) {
+          Fail("no edge after %llu bytes of %llu",
+               static_cast<unsigned long long>(got),
+               static_cast<unsigned long long>(total));
+        }
+        for (int left = 1; left != 0;) {
+          iovec iov{text.data(), text.size()};
+          alignas(cmsghdr) char control[64];
+          msghdr message{};
+          message.msg_iov = &iov;
+          message.msg_iovlen = 1;
+          message.msg_control = control;
+          message.msg_controllen = sizeof control;
+          const ssize_t n = ::recvmsg(fd, &message, 0);
+          if (n < 0 && errno == EAGAIN) break;
+          CHECK_THAT(n >= 0);
+          end = n == 0;
+          if (end) break;
+          got += static_cast<std::uint64_t>(n);
+          const cmsghdr* header = CMSG_FIRSTHDR(&message);
+          CHECK_THAT(header != nullptr && header->cmsg_type == TCP_INQ);
+          std::memcpy(&left, CMSG_DATA(header), sizeof left);
+          while (answered < marks.size() && got >= marks[answered]) {
+            SendAll(fd, "x", 1);
+            ++answered;
+          }
+        }
+      }
+      const char* warm = ::getenv("PAIR_WARM");
+      Log("%llu bytes, all %d, on the lane %d",
+          static_cast<unsigned long long>(got), got == total,
+          warm == nullptr || TcpBytes(fd) - before < total / 2);
+      Barrier();
+    });
+
+// iperf2 sets it on each of its connections, and never looks.
+Case stamps(
+    "timestamp",
+    [](int fd) {
+      Barrier();
+      for (int i = 0; i < 20; ++i) Echo(fd, 1);
+      Barrier();
+      SendAll(fd, "abcdefgh", 8);
+      Barrier();
+    },
+    [](int fd) {
+      int on = 1;
+      Result("SO_TIMESTAMP",
+             ::setsockopt(fd, SOL_SOCKET, SO_TIMESTAMP, &on, sizeof on));
+      Barrier();
+      char text[16] = {};
+      const std::uint64_t before = TcpBytes(fd);
+      for (int i = 0; i < 20; ++i) {
+        SendAll(fd, text, sizeof text);
+        RecvAll(fd, text, sizeof text);
+      }
+      const char* warm = ::getenv("PAIR_WARM");
+      Log("%d", warm == nullptr || TcpBytes(fd) - before < 20 * sizeof text);
+      Barrier();
+      AwaitBytes(fd, 8);
+      RecvTold(fd, text, 4, 0, 64);
+      RecvTold(fd, text, 4, 0, 0);
+      Barrier();
+    });
+
 Case async(
     "o_async",
     [](int fd) {
