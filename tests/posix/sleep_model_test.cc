@@ -1,9 +1,9 @@
 // Models of who sleeps and who wakes, searched exhaustively: each way in which
 // the steps of the threads can interleave.  The rules are those of ShmLane
-// (SleepTx, SleepRx, PublishCredit, TellReceiver), Sock::SleepOn and
-// Sock::OnStarved.  Each was, or could have been, a wake-up that is lost: a
-// test for each takes one rule away and must find a state in which nobody moves
-// and somebody still waits.
+// (SleepTx, SleepRx, PublishCredit, TellReceiver), Sock::SleepOn,
+// Sock::OnStarved, rdma::Sleepers and EpollSet.  Each was, or could have been,
+// a wake-up that is lost: a test for each takes one rule away and must find a
+// state in which nobody moves and somebody still waits.
 //
 // A step is one atomic access, or what is done under a latch.  The order of
 // memory is not modelled: where it matters, the code has fences that make it
@@ -12,20 +12,30 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <deque>
-#include <set>
+#include <unordered_set>
 #include <vector>
 
 namespace rcsock {
 namespace {
+
+template <class State>
+struct Hash {
+  std::size_t operator()(const State& state) const {
+    std::uint64_t hash = 14695981039346656037u;
+    for (const std::uint8_t one : state) hash = (hash ^ one) * 1099511628211u;
+    return static_cast<std::size_t>(hash);
+  }
+};
 
 template <class Model>
 struct Search {
   // How many states; 0 if in one of them nothing can move and not all is done.
   static int Run(const Model& model) {
     using State = typename Model::State;
-    std::set<State> seen;
+    std::unordered_set<State, Hash<State>> seen;
     std::deque<State> todo;
     seen.insert(model.First());
     todo.push_back(model.First());
@@ -416,6 +426,999 @@ TEST(InputModel, CountedBeforeTheLastLook) {
 }
 TEST(InputModel, ChangedBeforeTheCountIsLookedAt) {
   EXPECT_TRUE(Hangs(Input{.ask_before_bump = true, .changes = true}));
+}
+
+// --- Threads on lanes that have one completion queue between them
+
+// The rules of lane::rdma::Sleepers and of RdmaPoller's arming: one thread, the
+// leader, sleeps on the queue's channel in an epoll set of its own, the others
+// on their lanes' words.  Lane 0 is nobody's: of a sleeper that has given up
+// (its bit may have stayed).  Lane i is thread i's.
+struct Leader {
+  // Rules to leave out.
+  bool no_drain = false;            // Lead: armed, then drained
+  bool no_poll_again = false;       // DrainLocked: armed, then polled once more
+  bool no_ask_again = false;        // DrainIfAsked: whether another has asked
+  bool look_before_said = false;    // Lead: kAsleep, then the word
+  bool look_before_bit = false;     // Sleep: the bit, then leader_
+  bool silent_resigns = false;      // PassOn by who has led
+  bool bits_before_resign = false;  // ... whose ticket has gone by then
+  bool first_bit_only = false;      // PassOn: until somebody has been woken
+  bool no_nudge = false;            // PassOn: the word of who is about to sleep
+  bool word_after_wake = false;     // Wake: the word, then who sleeps
+  bool one_set = false;             // TakeSet: alone with it
+  bool disarms_twice = false;  // Led: the arm that WakeLocal has taken back
+  // Situations.
+  bool fetches = false;   // a provider whose events are fetched, each
+  bool stale = false;     // lane 0 has its bit
+  bool gives_up = false;  // thread 1 may, at any time
+  bool changes = false;   // lane 1 changes: WakeLocal
+  bool both_hear = true;  // else only lane 2 ever has a message
+
+  static constexpr int kThreads = 2;
+  static constexpr int kLanes = kThreads + 1;
+  static constexpr int kOther = 0;  // the thread that calls WakeLocal
+  enum {
+    kToken,
+    kLook,
+    kSeen,
+    kAskLeader,
+    kBit,
+    kAskAgain,
+    kFutex,
+    kAsleep,
+    kTakeLead,
+    kArm,
+    kSay,
+    kLookAtWord,
+    kResign,
+    kDisarm,
+    kDoze,
+    kDozing,
+    kLedResign,
+    kLedDisarm,
+    // Drain
+    kAsk,
+    kTry,
+    kUnask,
+    kPoll,
+    kTellWord,
+    kTellBit,
+    kTellFutex,
+    kTellLeader,
+    kFetch,
+    kArmQueue,
+    kUnlock,
+    // PassOn
+    kPass,
+    kPassBit,
+    kPassWord,
+    kPassFutex,
+    kReturn,
+    kEnd,
+    // WakeLocal
+    kChange,
+    kLocalWord,
+    kLocalBit,
+    kLocalFutex,
+    kLocalResign,
+    kLocalDisarm,
+    kLocalKick,
+  };
+  // Of each thread, the one that calls WakeLocal too.
+  enum {
+    kAt,
+    kBack,
+    kMask,
+    kIsToken,
+    kIsSeen,
+    kSet,
+    kGone,
+    kOldBits,
+    kOfThread
+  };
+  enum {
+    kWord = kOfThread * (kThreads + 1),  // changes; of each lane
+    kNudge = kWord + kLanes,
+    kLeader = kNudge + kLanes,  // a thread
+    kLeaderAsleep,
+    kBits,
+    kLanded,
+    kChanged,
+    kPosted,
+    kQueue,
+    kQueueArmed,    // the device's
+    kThoughtArmed,  // the poller's
+    kFired,
+    kEventDue,
+    kEvents,
+    kChannelEdges,  // in which sets
+    kKickEdges,
+    kSetsTaken,
+    kArmed,
+    kLatch,
+    kAsked,
+    kSize,
+  };
+  using State = std::array<std::uint8_t, kSize>;
+  static std::uint8_t& Of(State& s, int thread, int what) {
+    return s[static_cast<std::size_t>(thread * kOfThread + what)];
+  }
+  static std::uint8_t Bit(int i) { return static_cast<std::uint8_t>(1 << i); }
+
+  State First() const {
+    State s{};
+    Of(s, kOther, kAt) = changes ? kChange : kEnd;
+    if (stale) s[kBits] = Bit(0);
+    if (!both_hear) s[kPosted] = Bit(1);
+    s[kPosted] |= Bit(0);
+    return s;
+  }
+  bool Done(const State& s) const {
+    State at = s;
+    for (int i = 0; i <= kThreads; ++i) {
+      if (Of(at, i, kAt) != kEnd) return false;
+    }
+    return true;
+  }
+
+  static void WakeFutex(State* s, int lane) {
+    if (lane != 0 && Of(*s, lane, kAt) == kAsleep) Of(*s, lane, kAt) = kSeen;
+  }
+  static void Kick(State* s) { (*s)[kKickEdges] = 3; }
+  static bool Resigns(State* s, int thread) {
+    if ((*s)[kLeader] != thread) return false;
+    (*s)[kLeader] = 0;
+    (*s)[kLeaderAsleep] = 0;
+    return true;
+  }
+  void TakeSet(State* s, int thread) const {
+    const int set = !one_set && ((*s)[kSetsTaken] & 1) != 0 ? 1 : 0;
+    Of(*s, thread, kSet) = static_cast<std::uint8_t>(set);
+    (*s)[kSetsTaken] |= Bit(set);
+  }
+  static void PutSet(State* s, int thread) {
+    (*s)[kSetsTaken] &= static_cast<std::uint8_t>(~Bit(Of(*s, thread, kSet)));
+  }
+  static int Lowest(unsigned mask) {
+    int i = 0;
+    while ((mask >> i & 1) == 0) ++i;
+    return i;
+  }
+
+  void Step(int i, State s, std::vector<State>* to) const {
+    const State from = s;
+    std::uint8_t& at = Of(s, i, kAt);
+    std::uint8_t& mask = Of(s, i, kMask);
+    const std::uint8_t token = s[kWord + i];
+    const auto seen = static_cast<std::uint8_t>(token * 16 + s[kNudge + i]);
+    const int lane = mask != 0 ? Lowest(mask) : 0;
+    const auto without = [](std::uint8_t bits, int one) {
+      return static_cast<std::uint8_t>(bits & ~Bit(one));
+    };
+    switch (at) {
+      case kToken:
+        Of(s, i, kIsToken) = token;
+        at = kLook;
+        break;
+      case kLook:
+        at = ((s[kLanded] | s[kChanged]) & Bit(i)) != 0 ? kEnd : kSeen;
+        break;
+      case kSeen:
+        Of(s, i, kIsSeen) = seen;
+        at = token != Of(s, i, kIsToken) ? kPass : kAskLeader;
+        break;
+      case kAskLeader:
+        at = s[kLeader] == 0 ? kTakeLead : look_before_bit ? kAskAgain : kBit;
+        break;
+      case kBit:
+        s[kBits] |= Bit(i);
+        at = look_before_bit ? kFutex : kAskAgain;
+        break;
+      case kAskAgain:
+        at = s[kLeader] == 0 ? kSeen : look_before_bit ? kBit : kFutex;
+        break;
+      case kFutex:
+        at = seen == Of(s, i, kIsSeen) ? kAsleep : kSeen;
+        break;
+      case kTakeLead:
+        at = kSeen;
+        if (s[kLeader] != 0) break;
+        s[kLeader] = static_cast<std::uint8_t>(i);
+        TakeSet(&s, i);
+        at = kArm;
+        break;
+      case kArm:
+        ++s[kArmed];
+        Of(s, i, kBack) = look_before_said ? kLookAtWord : kSay;
+        at = kAsk;
+        if (no_drain) at = Of(s, i, kBack);
+        break;
+      case kSay:
+        if (s[kLeader] == i) {
+          s[kLeaderAsleep] = 1;
+          at = look_before_said ? kDoze : kLookAtWord;
+        } else {  // WakeLocal has resigned, and disarmed
+          PutSet(&s, i);
+          at = kSeen;
+        }
+        break;
+      case kLookAtWord:
+        at = token != Of(s, i, kIsToken) ? kResign
+             : look_before_said          ? kSay
+                                         : kDoze;
+        if (at == kResign) PutSet(&s, i);
+        break;
+      case kResign:
+        at = Resigns(&s, i) ? kDisarm : kSeen;
+        break;
+      case kDisarm:
+        --s[kArmed];
+        at = kSeen;
+        break;
+      case kDoze:
+      case kDozing: {
+        const std::uint8_t set = Bit(Of(s, i, kSet));
+        const bool channel = (s[kChannelEdges] & set) != 0 && s[kEvents] != 0;
+        const bool kick = (s[kKickEdges] & set) != 0;
+        s[kChannelEdges] &= static_cast<std::uint8_t>(~set);
+        s[kKickEdges] &= static_cast<std::uint8_t>(~set);
+        at = channel || kick ? kLedResign : kDozing;
+        if (bits_before_resign) Of(s, i, kOldBits) = s[kBits];
+        if (at == kLedResign) PutSet(&s, i);
+        break;
+      }
+      case kLedResign:
+        if (!Resigns(&s, i) && !disarms_twice) ++s[kArmed];
+        at = kLedDisarm;
+        break;
+      case kLedDisarm:
+        --s[kArmed];
+        Of(s, i, kBack) = Of(s, i, kGone) != 0 ? kPass : kSeen;
+        at = kAsk;
+        break;
+
+      case kAsk:
+        s[kAsked] = 1;
+        at = kTry;
+        break;
+      case kTry:
+        at = Of(s, i, kBack);
+        if (s[kAsked] == 0 || s[kLatch] != 0) break;
+        s[kLatch] = 1;
+        at = kUnask;
+        break;
+      case kUnask:
+        s[kAsked] = 0;
+        at = kPoll;
+        break;
+      case kPoll:
+        mask = s[kQueue];
+        s[kQueue] = 0;
+        s[kLanded] |= mask;
+        if (mask != 0 && s[kThoughtArmed] != 0) {
+          s[kThoughtArmed] = 0;
+          s[kFired] = fetches ? 1 : 0;
+        }
+        at = mask == 0 ? kFetch : word_after_wake ? kTellBit : kTellWord;
+        break;
+      case kTellWord:
+        ++s[kWord + lane];
+        at = kTellBit;
+        if (!word_after_wake) break;
+        mask = without(mask, lane);
+        at = mask != 0 ? kTellBit : kFetch;
+        break;
+      case kTellBit:
+        at = (s[kBits] & Bit(lane)) != 0 ? kTellFutex : kTellLeader;
+        s[kBits] = without(s[kBits], lane);
+        break;
+      case kTellFutex:
+        WakeFutex(&s, lane);
+        at = kTellLeader;
+        break;
+      case kTellLeader:
+        if (s[kLeaderAsleep] != 0 && s[kLeader] == lane) Kick(&s);
+        if (word_after_wake) {
+          at = kTellWord;
+          break;
+        }
+        mask = without(mask, lane);
+        at = mask != 0 ? kTellWord : kFetch;
+        break;
+      case kFetch:
+        if (s[kArmed] == 0) {
+          at = kUnlock;
+          break;
+        }
+        if (s[kFired] != 0) {
+          if (s[kEvents] != 0) s[kThoughtArmed] = s[kFired] = 0;
+          s[kEvents] = 0;
+        }
+        at = kArmQueue;
+        break;
+      case kArmQueue:
+        at = kUnlock;
+        if (s[kThoughtArmed] != 0 || s[kFired] != 0) break;
+        s[kQueueArmed] = s[kThoughtArmed] = 1;
+        if (!no_poll_again) at = kPoll;
+        break;
+      case kUnlock:
+        s[kLatch] = 0;
+        at = kTry;
+        if (no_ask_again) at = Of(s, i, kBack);
+        break;
+
+      case kPass:
+        mask = s[kLeader] != 0      ? std::uint8_t{0}
+               : bits_before_resign ? Of(s, i, kOldBits)
+                                    : s[kBits];
+        at = silent_resigns && i != kOther ? kReturn : kPassBit;
+        break;
+      case kPassBit:
+        if (mask == 0) {
+          at = kReturn;
+        } else if ((s[kBits] & Bit(lane)) == 0) {
+          mask = without(mask, lane);
+        } else {
+          s[kBits] = without(s[kBits], lane);
+          at = no_nudge ? kPassFutex : kPassWord;
+        }
+        break;
+      case kPassWord:
+        ++s[kNudge + lane];
+        at = kPassFutex;
+        break;
+      case kPassFutex: {
+        const bool sleeps = lane != 0 && Of(s, lane, kAt) == kAsleep;
+        WakeFutex(&s, lane);
+        mask = sleeps || first_bit_only ? 0 : without(mask, lane);
+        at = kPassBit;
+        break;
+      }
+      case kReturn:
+        mask = 0;
+        at = i == kOther || Of(s, i, kGone) != 0 ? kEnd : kToken;
+        break;
+
+      case kChange:
+        s[kChanged] = Bit(1);
+        at = kLocalWord;
+        break;
+      case kLocalWord:
+        ++s[kWord + 1];
+        at = kLocalBit;
+        break;
+      case kLocalBit:
+        s[kBits] = without(s[kBits], 1);
+        at = kLocalFutex;
+        break;
+      case kLocalFutex:
+        WakeFutex(&s, 1);
+        at = kLocalResign;
+        break;
+      case kLocalResign:
+        at = Resigns(&s, 1) ? kLocalDisarm : kPass;
+        break;
+      case kLocalDisarm:
+        --s[kArmed];
+        at = kLocalKick;
+        break;
+      case kLocalKick:
+        Kick(&s);
+        at = kPass;
+        break;
+      default:
+        break;
+    }
+    if (s != from) to->push_back(s);
+  }
+
+  void Steps(const State& from, std::vector<State>* to) const {
+    for (int i = 0; i <= kThreads; ++i) Step(i, from, to);
+    State s = from;
+    // Who gives up does so by its time-out, in its sleep.
+    std::uint8_t& at = Of(s, 1, kAt);
+    if (gives_up && Of(s, 1, kGone) == 0 &&
+        (at == kAsleep || at == kDoze || at == kDozing)) {
+      Of(s, 1, kGone) = 1;
+      if (bits_before_resign) Of(s, 1, kOldBits) = s[kBits];
+      if (at != kAsleep) PutSet(&s, 1);
+      at = at == kAsleep ? kPass : kLedResign;
+      to->push_back(s);
+    }
+    for (int lane = 1; lane < kLanes; ++lane) {
+      if ((from[kPosted] & Bit(lane)) != 0) continue;
+      s = from;
+      s[kPosted] |= Bit(lane);
+      s[kQueue] |= Bit(lane);
+      if (s[kQueueArmed] != 0) s[kEventDue] = 1;
+      s[kQueueArmed] = 0;
+      to->push_back(s);
+    }
+    if (from[kEventDue] != 0) {
+      s = from;
+      s[kEventDue] = 0;
+      s[kEvents] = 1;
+      s[kChannelEdges] = 3;
+      to->push_back(s);
+    }
+  }
+};
+
+TEST(LeaderModel, NobodyWaitsForEver) {
+  for (const bool fetches : {false, true}) {
+    EXPECT_FALSE(Hangs(Leader{.fetches = fetches}));
+    EXPECT_FALSE(Hangs(Leader{.fetches = fetches,
+                              .stale = true,
+                              .gives_up = true,
+                              .both_hear = false}));
+  }
+  EXPECT_FALSE(Hangs(Leader{.changes = true, .both_hear = false}));
+}
+TEST(LeaderModel, ArmThenDrainThenSleep) {
+  EXPECT_TRUE(Hangs(Leader{.no_drain = true}));
+  EXPECT_TRUE(Hangs(Leader{.no_poll_again = true}));
+}
+TEST(LeaderModel, WhoDrainsLooksWhetherAnotherHasAsked) {
+  EXPECT_TRUE(Hangs(Leader{.no_ask_again = true}));
+}
+TEST(LeaderModel, SaidToBeAsleepThenTheWordIsLookedAt) {
+  EXPECT_TRUE(Hangs(Leader{.look_before_said = true}));
+}
+TEST(LeaderModel, TheBitThenWhoLeads) {
+  EXPECT_TRUE(Hangs(
+      Leader{.look_before_bit = true, .gives_up = true, .both_hear = false}));
+}
+TEST(LeaderModel, WhoLeavesPassesOn) {
+  EXPECT_TRUE(Hangs(
+      Leader{.silent_resigns = true, .gives_up = true, .both_hear = false}));
+  EXPECT_TRUE(Hangs(Leader{
+      .bits_before_resign = true, .gives_up = true, .both_hear = false}));
+}
+TEST(LeaderModel, PassedOnUntilSomebodyIsWoken) {
+  EXPECT_TRUE(Hangs(Leader{.first_bit_only = true,
+                           .stale = true,
+                           .gives_up = true,
+                           .both_hear = false}));
+  EXPECT_TRUE(
+      Hangs(Leader{.no_nudge = true, .gives_up = true, .both_hear = false}));
+}
+TEST(LeaderModel, TheWordThenWhoSleeps) {
+  EXPECT_TRUE(Hangs(Leader{.word_after_wake = true}));
+}
+TEST(LeaderModel, ASetForEachLeader) {
+  EXPECT_TRUE(
+      Hangs(Leader{.one_set = true, .changes = true, .both_hear = false}));
+}
+TEST(LeaderModel, ArmsAgainWhatWakeLocalHasDisarmed) {
+  EXPECT_TRUE(Hangs(Leader{.disarms_twice = true, .changes = true}));
+}
+
+// --- Threads that sleep in one epoll set
+
+// The rules of EpollSet::Wait, HandOn and Took, and of Bells and
+// LinkState::Ring.  The kernel gives an edge of the bell to one of those who
+// sleep in the set, whichever it likes; a sender kicks once a generation.  Who
+// takes a message is busy for ever, so each must find another thread.
+struct Hands {
+  bool no_renewal = false;    // Took: the generation of those who sleep
+  bool no_hand_on = false;    // Wait: on leaving
+  bool counted_late = false;  // Stranger: counted, then HasUser
+  bool look_before_arm = false;
+
+  static constexpr int kThreads = 3;
+  enum {
+    kCount,
+    kMaySleep,
+    kOutside,
+    kTook,
+    kPass,
+    kLook,
+    kSleeper,
+    kArm,
+    kLookAgain,
+    kAsleep,
+    kDisarm,
+    kNoSleeper,
+    kTookHere,
+    kLeavesWork,
+    kLeave,
+    kEnd,
+  };
+  enum { kPost, kAsk, kKick, kUser = 0, kUserKick, kOver };
+  enum {
+    kAt,
+    kOwes = kAt + kThreads,
+    kRang = kOwes + kThreads,
+    kSender = kRang + kThreads,
+    kMover,
+    kUsers,
+    kStrangers,
+    kSleepers,
+    kArmed,
+    kFresh,  // nobody has kicked for this generation
+    kOld,    // the one that the sender has seen is over
+    kEdge,
+    kPosted,
+    kTaken,
+    kSize,
+  };
+  using State = std::array<std::uint8_t, kSize>;
+
+  State First() const { return {}; }
+  bool Done(const State& s) const {
+    for (int i = 0; i < kThreads; ++i) {
+      if (s[kAt + i] != kEnd) return false;
+    }
+    return true;
+  }
+
+  static void Renew(State* s) { (*s)[kFresh] = (*s)[kOld] = 1; }
+
+  void Step(int i, State s, std::vector<State>* to) const {
+    const State from = s;
+    std::uint8_t& at = s[kAt + i];
+    const bool more = s[kTaken] < s[kPosted];
+    switch (at) {
+      case kCount:
+        if (counted_late && s[kUsers] != 0) {
+          at = kLook;
+          break;
+        }
+        at = kMaySleep;
+        if (!counted_late) ++s[kStrangers];
+        break;
+      case kMaySleep:
+        at = kOutside;
+        if (counted_late) {
+          ++s[kStrangers];
+        } else if (s[kUsers] != 0) {
+          --s[kStrangers];
+          at = kLook;
+        }
+        break;
+      case kOutside:
+        if (s[kEdge] == 0) break;
+        s[kEdge] = 0;
+        --s[kStrangers];
+        at = kTook;
+        break;
+      case kTook:
+      case kTookHere:
+        if (s[kSleepers] != 0 && !no_renewal) Renew(&s);
+        at = at == kTook ? kPass : kLook;
+        break;
+      case kPass:
+        if (s[kSleepers] == 0 && s[kStrangers] != 0) s[kEdge] = 1;
+        at = kLook;
+        break;
+      case kLook:
+        at = kSleeper;
+        if (more) {
+          ++s[kTaken];
+          at = kLeavesWork;
+        }
+        break;
+      case kSleeper:
+        ++s[kSleepers];
+        s[kOwes + i] = 1;
+        at = look_before_arm ? kLookAgain : kArm;
+        break;
+      case kArm:
+        ++s[kArmed];
+        Renew(&s);
+        at = look_before_arm ? kAsleep : kLookAgain;
+        break;
+      case kLookAgain:
+        s[kRang + i] = 0;
+        at = look_before_arm && !more ? kArm : more ? kDisarm : kAsleep;
+        if (look_before_arm && more) at = kNoSleeper;
+        break;
+      case kAsleep:
+        if (s[kEdge] == 0) break;
+        s[kEdge] = 0;
+        s[kRang + i] = 1;
+        at = kDisarm;
+        break;
+      case kDisarm:
+        --s[kArmed];
+        Renew(&s);
+        at = kNoSleeper;
+        break;
+      case kNoSleeper:
+        --s[kSleepers];
+        at = s[kRang + i] != 0 ? kTookHere : kLook;
+        break;
+      case kLeavesWork:  // each message is another stream's
+        if (more && s[kSleepers] != 0) s[kEdge] = 1;
+        at = kLeave;
+        break;
+      case kLeave:
+        if (s[kOwes + i] != 0 && !no_hand_on && s[kSleepers] == 0 &&
+            s[kStrangers] != 0) {
+          s[kEdge] = 1;
+        }
+        at = kEnd;
+        break;
+      default:
+        break;
+    }
+    if (s != from) to->push_back(s);
+  }
+
+  void Steps(const State& from, std::vector<State>* to) const {
+    for (int i = 0; i < kThreads; ++i) Step(i, from, to);
+    State s = from;
+    switch (s[kMover]) {
+      case kUser:
+        s[kUsers] = 1;
+        s[kMover] = kUserKick;
+        break;
+      case kUserKick:
+        s[kEdge] = 1;
+        s[kMover] = kOver;
+        break;
+      default:
+        break;
+    }
+    if (s != from) to->push_back(s);
+    s = from;
+    switch (s[kSender]) {
+      case kPost:
+        if (s[kUsers] == 0 || s[kPosted] == kThreads) break;
+        ++s[kPosted];
+        s[kSender] = kAsk;
+        break;
+      case kAsk:
+        s[kOld] = 0;
+        s[kSender] = s[kArmed] == 0 || s[kFresh] == 0 ? kPost : kKick;
+        break;
+      case kKick:
+        s[kEdge] = 1;
+        if (s[kOld] == 0) s[kFresh] = 0;
+        s[kSender] = kPost;
+        break;
+      default:
+        break;
+    }
+    if (s != from) to->push_back(s);
+  }
+};
+
+// tests/posix/threads, epoll_threads_of_one_set.
+TEST(HandsModel, NobodyWaitsForEver) { EXPECT_FALSE(Hangs(Hands{})); }
+TEST(HandsModel, WhoTakesAnEdgeRenewsForThoseWhoSleep) {
+  EXPECT_TRUE(Hangs(Hands{.no_renewal = true}));
+}
+TEST(HandsModel, WhoLeavesHandsOn) {
+  EXPECT_TRUE(Hangs(Hands{.no_hand_on = true}));
+}
+TEST(HandsModel, CountedThenLooks) {
+  EXPECT_TRUE(Hangs(Hands{.counted_late = true}));
+}
+TEST(HandsModel, ArmThenLookThenSleep) {
+  EXPECT_TRUE(Hangs(Hands{.look_before_arm = true}));
+}
+
+// --- A registration with EPOLLONESHOT, armed again as a byte comes
+
+// The rules of EpollSet::Collect, DrainPoller and Ctl: one thread waits,
+// another takes one byte for each report and arms the registration again.
+struct Once {
+  bool link_before_unspend = false;  // Ctl
+  bool no_link = false;
+  bool ask_before_link = false;    // KickSleepers
+  bool look_before_count = false;  // Wait: sleepers_, then the list
+
+  enum {
+    kDrain,
+    kTakeOff,
+    kSpent,
+    kReady,
+    kCount,
+    kLookList,
+    kLookBits,
+    kAsleep,
+    kUncount
+  };
+  enum { kIdle, kTake, kUnspend, kLink, kAskSleepers, kKickBell };
+  enum { kPost, kMark, kAskArmed, kRing };
+  enum {
+    kWaiter,
+    kWorker,
+    kSender,
+    kBits,
+    kListed,
+    kIsSpent,
+    kEvent,
+    kSleepers,
+    kEdge,
+    kPosted,
+    kTaken,
+    kSize,
+  };
+  using State = std::array<std::uint8_t, kSize>;
+  static constexpr int kAll = 3;
+
+  State First() const { return {}; }
+  bool Done(const State& s) const { return s[kTaken] == kAll; }
+
+  void Steps(const State& from, std::vector<State>* to) const {
+    State s = from;
+    switch (s[kWaiter]) {
+      case kDrain:
+        if (s[kBits] != 0) s[kListed] = 1;
+        s[kBits] = 0;
+        s[kWaiter] = kTakeOff;
+        break;
+      case kTakeOff:
+        s[kWaiter] = s[kListed] != 0     ? kSpent
+                     : look_before_count ? kLookList
+                                         : kCount;
+        s[kListed] = 0;
+        break;
+      case kSpent:
+        s[kWaiter] = s[kIsSpent] != 0 ? kDrain : kReady;
+        break;
+      case kReady:
+        if (s[kTaken] < s[kPosted]) s[kIsSpent] = s[kEvent] = 1;
+        s[kWaiter] = kDrain;
+        break;
+      case kCount:
+        s[kSleepers] = 1;
+        s[kWaiter] = look_before_count ? kAsleep : kLookList;
+        break;
+      case kLookList:
+        s[kWaiter] = s[kListed] != 0 ? kUncount : kLookBits;
+        break;
+      case kLookBits:
+        s[kWaiter] = s[kBits] != 0       ? kUncount
+                     : look_before_count ? kCount
+                                         : kAsleep;
+        break;
+      case kAsleep:
+        if (s[kEdge] == 0) break;
+        s[kEdge] = 0;
+        s[kWaiter] = kUncount;
+        break;
+      case kUncount:
+        s[kSleepers] = 0;
+        s[kWaiter] = kDrain;
+        break;
+      default:
+        break;
+    }
+    if (s != from) to->push_back(s);
+
+    s = from;
+    switch (s[kWorker]) {
+      case kIdle:
+        if (s[kEvent] == 0) break;
+        s[kEvent] = 0;
+        s[kWorker] = kTake;
+        break;
+      case kTake:
+        ++s[kTaken];
+        s[kWorker] = link_before_unspend ? kLink : kUnspend;
+        break;
+      case kUnspend:
+        s[kIsSpent] = 0;
+        s[kWorker] = link_before_unspend || ask_before_link ? kAskSleepers
+                     : no_link                              ? kIdle
+                                                            : kLink;
+        break;
+      case kLink:
+        s[kListed] = 1;
+        s[kWorker] = link_before_unspend ? kUnspend
+                     : ask_before_link   ? kIdle
+                                         : kAskSleepers;
+        break;
+      case kAskSleepers:
+        s[kWorker] = s[kSleepers] != 0 ? kKickBell
+                     : ask_before_link ? kLink
+                                       : kIdle;
+        break;
+      case kKickBell:
+        s[kEdge] = 1;
+        s[kWorker] = ask_before_link ? kLink : kIdle;
+        break;
+      default:
+        break;
+    }
+    if (s != from) to->push_back(s);
+
+    s = from;
+    switch (s[kSender]) {
+      case kPost:
+        if (s[kPosted] == kAll) break;
+        ++s[kPosted];
+        s[kSender] = kMark;
+        break;
+      case kMark:
+        s[kBits] = 1;
+        s[kSender] = kAskArmed;
+        break;
+      case kAskArmed:
+        s[kSender] = s[kSleepers] != 0 ? kRing : kPost;
+        break;
+      case kRing:
+        s[kEdge] = 1;
+        s[kSender] = kPost;
+        break;
+      default:
+        break;
+    }
+    if (s != from) to->push_back(s);
+  }
+};
+
+TEST(OnceModel, NobodyWaitsForEver) { EXPECT_FALSE(Hangs(Once{})); }
+TEST(OnceModel, UnspentThenListed) {
+  EXPECT_TRUE(Hangs(Once{.link_before_unspend = true}));
+  EXPECT_TRUE(Hangs(Once{.no_link = true}));
+}
+TEST(OnceModel, ListedThenTheSleepersAreAsked) {
+  EXPECT_TRUE(Hangs(Once{.ask_before_link = true}));
+}
+TEST(OnceModel, CountedThenLooks) {
+  EXPECT_TRUE(Hangs(Once{.look_before_count = true}));
+}
+
+// --- Bytes that a stream has beside its ring
+
+// A stream whose ring is looked at in every wait, and its stash, which is read
+// first and which only the ready list knows of (EpollSet::Collect).  A switch
+// fills the stash meanwhile (WakeRx, InterestsReady).  One thread waits, and
+// takes one byte for each report.
+struct Stash {
+  bool leaves_the_list = false;  // though its ring is empty
+  bool listed_before_filled = false;
+  bool asked_before_listed = false;  // KickSleepers
+
+  enum {
+    kRing,
+    kTakeOff,
+    kHolds,
+    kCount,
+    kLookList,
+    kLookRing,
+    kAsleep,
+    kUncount
+  };
+  enum { kFill, kList, kAskSleepers, kKickBell, kOver };
+  enum { kPost, kAskArmed, kRingBell };
+  enum {
+    kWaiter,
+    kSwitch,
+    kSender,
+    kListed,
+    kSleepers,
+    kEdge,
+    kInRing,
+    kInStash,
+    kPosted,
+    kTaken,
+    kSize,
+  };
+  using State = std::array<std::uint8_t, kSize>;
+  static constexpr int kOfRing = 2;
+  static constexpr int kOfStash = 2;
+
+  State First() const {
+    State s{};
+    s[kSwitch] = listed_before_filled  ? kList
+                 : asked_before_listed ? kAskSleepers
+                                       : kFill;
+    return s;
+  }
+  bool Done(const State& s) const { return s[kTaken] == kOfRing + kOfStash; }
+  static void Take(State* s) {
+    --(*s)[(*s)[kInStash] != 0 ? kInStash : kInRing];
+    ++(*s)[kTaken];
+  }
+
+  void Steps(const State& from, std::vector<State>* to) const {
+    State s = from;
+    const bool any = s[kInRing] + s[kInStash] != 0;
+    switch (s[kWaiter]) {
+      case kRing:
+        if (s[kInRing] != 0 && s[kListed] == 0) {
+          Take(&s);
+        } else {
+          s[kWaiter] = kTakeOff;
+        }
+        break;
+      case kTakeOff:
+        s[kWaiter] = s[kListed] != 0 ? kHolds : kCount;
+        s[kListed] = 0;
+        break;
+      case kHolds:
+        s[kWaiter] = kRing;
+        if (!any) break;
+        if (s[kInStash] != 0 && !leaves_the_list) s[kListed] = 1;
+        Take(&s);
+        break;
+      case kCount:
+        s[kSleepers] = 1;
+        s[kWaiter] = kLookList;
+        break;
+      case kLookList:
+        s[kWaiter] = s[kListed] != 0 ? kUncount : kLookRing;
+        break;
+      case kLookRing:
+        s[kWaiter] = s[kInRing] != 0 ? kUncount : kAsleep;
+        break;
+      case kAsleep:
+        if (s[kEdge] == 0) break;
+        s[kEdge] = 0;
+        s[kWaiter] = kUncount;
+        break;
+      case kUncount:
+        s[kSleepers] = 0;
+        s[kWaiter] = kRing;
+        break;
+      default:
+        break;
+    }
+    if (s != from) to->push_back(s);
+
+    s = from;
+    switch (s[kSwitch]) {
+      case kFill:
+        s[kInStash] = kOfStash;
+        s[kSwitch] = listed_before_filled ? kAskSleepers : kList;
+        break;
+      case kList:
+        s[kListed] = 1;
+        s[kSwitch] = listed_before_filled  ? kFill
+                     : asked_before_listed ? kOver
+                                           : kAskSleepers;
+        break;
+      case kAskSleepers:
+        s[kSwitch] = s[kSleepers] != 0     ? kKickBell
+                     : asked_before_listed ? kFill
+                                           : kOver;
+        break;
+      case kKickBell:
+        s[kEdge] = 1;
+        s[kSwitch] = asked_before_listed ? kFill : kOver;
+        break;
+      default:
+        break;
+    }
+    if (s != from) to->push_back(s);
+
+    s = from;
+    switch (s[kSender]) {
+      case kPost:
+        if (s[kPosted] == kOfRing) break;
+        ++s[kPosted];
+        ++s[kInRing];
+        s[kSender] = kAskArmed;
+        break;
+      case kAskArmed:
+        s[kSender] = s[kSleepers] != 0 ? kRingBell : kPost;
+        break;
+      case kRingBell:
+        s[kEdge] = 1;
+        s[kSender] = kPost;
+        break;
+      default:
+        break;
+    }
+    if (s != from) to->push_back(s);
+  }
+};
+
+TEST(StashModel, NobodyWaitsForEver) { EXPECT_FALSE(Hangs(Stash{})); }
+// tests/posix/backlog.
+TEST(StashModel, StaysOnTheListWhileItHasAStash) {
+  EXPECT_TRUE(Hangs(Stash{.leaves_the_list = true}));
+}
+TEST(StashModel, FilledThenListedThenTheSleepersAreAsked) {
+  EXPECT_TRUE(Hangs(Stash{.listed_before_filled = true}));
+  EXPECT_TRUE(Hangs(Stash{.asked_before_listed = true}));
 }
 
 }  // namespace
