@@ -1,4 +1,4 @@
-"""iperf3, socat, the netcats, stress-ng and git."""
+"""iperf3 and 2, socat, the netcats, stress-ng and git."""
 
 import hashlib
 import json
@@ -44,6 +44,24 @@ def iperf3(run):
         speeds.append(f"{name} {received['bits_per_second'] / 1e9:.1f}")
         same[name] = "error" in report
     return same, ", ".join(speeds) + " Gbit/s"
+
+
+@app("iperf2", "iperf")
+def iperf2(run):
+    """One stream, 4, -R, --full-duplex, 200-byte writes (SO_TIMESTAMP)."""
+    speeds = []
+    for options in [], ["-P", 4], ["-R"], ["--full-duplex"], ["-l", 200]:
+        port = run.port()
+        server = run.start("iperf", "-s", "-B", run.address, "-p", port,
+                           port=port)
+        text = run.call("iperf", "-c", run.address, "-p", port, "-t", 1,
+                        "-f", "m", *options, limit=60)
+        run.stop(server, signal.SIGINT)
+        found = re.findall(r"([0-9.]+) Mbits/sec", text)
+        if not found or "error" in text:
+            raise Failed(text)
+        speeds.append(f"{float(found[-1]) / 1000:.1f}")
+    return {"runs": len(speeds)}, ", ".join(speeds) + " Gbit/s"
 
 
 def netcat(run, server_words, client_words):
