@@ -179,6 +179,30 @@ check "on TCP: bytes" "[500]" \
   "$(ask "sorted({s['tcp']['tx_bytes'] for s in p[$client]['streams']})")"
 finish
 
+# --- Seen from a shell under `rcsock run` ------------------------------------------
+start auto
+# It is such a process itself by then, which has no thread to answer with.
+status=0
+timeout 20 "$tool" run -- "$tool" stat --json >json.txt || status=$?
+check "under rcsock run: status" 0 "$status"
+check "under rcsock run: not itself" "[]" \
+  "$(ask "[one['pid'] for one in j['processes'] if one['program'] == 'rcsock']")"
+# What is closed has no line any more, but a reason.
+"$chat" connect "$port" 1 <<<20 >/dev/null
+"$tool" stat --pid "$server" >text.txt
+check "closed, and never on a lane: why" 1 \
+  "$(grep -cE "^chat/$server: .*; never on a lane: .*[1-9] (peer_without_rcsock|short_lived)" text.txt || true)"
+check "numbers of one" 0 "$(grep -cE '[ :]1 (streams|demotions|failovers)' text.txt || true)"
+finish
+
+# --- Standard output that takes nothing ---------------------------------------------
+if [[ -w /dev/full ]]; then
+  status=0
+  "$tool" stat >/dev/full 2>err.txt || status=$?
+  check "stdout full: status" 1 "$status"
+  check "stdout full: why" "rcsock: cannot write: No space left on device" "$(<err.txt)"
+fi
+
 # --- Processes that lie ----------------------------------------------------------
 for mode in silent garbage file count version; do
   "$chat" fake "$mode" >fake.txt &

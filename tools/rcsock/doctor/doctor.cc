@@ -11,6 +11,7 @@
 #include <iostream>
 #include <memory>
 #include <string>
+#include <string_view>
 
 #include "tools/rcsock/doctor/findings.h"
 #include "tools/rcsock/doctor/host.h"
@@ -34,7 +35,9 @@ Exit status: 0; 1 if something is bad; 2 for wrong options.
 
 bool Colour() {
   const char* no = std::getenv("NO_COLOR");
-  return ::isatty(STDOUT_FILENO) == 1 && (no == nullptr || *no == '\0');
+  const char* terminal = std::getenv("TERM");
+  return ::isatty(STDOUT_FILENO) == 1 && (no == nullptr || *no == '\0') &&
+         (terminal == nullptr || std::string_view(terminal) != "dumb");
 }
 
 // The lanes that the environment allows; "" if it does not say.

@@ -73,6 +73,7 @@ Picture Collect(const CollectOptions& options) {
   };
   for (const pid_t pid : PreloadedProcesses()) {
     if ((options.pid != 0 && pid != options.pid) || known(pid)) continue;
+    if (pid == ::getpid()) continue;  // in a shell under `rcsock run`
     ProcessPicture process;
     process.pid = pid;
     process.uid = UserOf(pid);

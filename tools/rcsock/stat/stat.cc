@@ -4,10 +4,13 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
 #include <cstdlib>
+#include <cstring>
 #include <iostream>
 #include <string>
+#include <string_view>
 #include <thread>
 
 #include "tools/rcsock/stat/picture.h"
@@ -42,7 +45,9 @@ bool Terminal() { return ::isatty(STDOUT_FILENO) == 1; }
 
 bool Colour() {
   const char* no = std::getenv("NO_COLOR");
-  return Terminal() && (no == nullptr || *no == '\0');
+  const char* terminal = std::getenv("TERM");
+  return Terminal() && (no == nullptr || *no == '\0') &&
+         (terminal == nullptr || std::string_view(terminal) != "dumb");
 }
 
 void Sleep(double seconds) {
@@ -116,7 +121,10 @@ int Stat(const StatOptions& options) {
       std::cout << "\033[H\033[2J";
     }
     std::cout << Render(picture, options) << std::flush;
-    if (!std::cout) return 1;
+    if (!std::cout) {
+      std::cerr << "rcsock: cannot write: " << std::strerror(errno) << "\n";
+      return 1;
+    }
     if (!options.watch) return Status(picture);
     if (!Terminal() && !options.json) std::cout << "\n";
     Sleep(*options.watch);

@@ -2,8 +2,12 @@
 
 #include <algorithm>
 #include <array>
+#include <iterator>
 #include <string>
+#include <utility>
+#include <vector>
 
+#include "lib/base/reason.h"
 #include "tools/rcsock/stat/picture.h"
 
 namespace rcsock::tools {
@@ -91,13 +95,37 @@ Row RowOf(const ProcessPicture& process, const StreamPicture& stream) {
   return row;
 }
 
+std::string Several(std::uint64_t count, const char* what) {
+  return fmt::format("{} {}{}", count, what, count == 1 ? "" : "s");
+}
+
+// Why some never had a lane, the most frequent reason first: those that are
+// closed have no line of their own.
+std::string Reasons(const posix::SnapshotHead& total) {
+  std::vector<std::pair<std::uint64_t, std::string>> all;
+  for (std::uint8_t r = 0; r < std::size(base::kReasonKeys); ++r) {
+    if (total.reasons[r] != 0) {
+      all.emplace_back(total.reasons[r], base::kReasonKeys[r]);
+    }
+  }
+  std::stable_sort(all.begin(), all.end(), [](const auto& a, const auto& b) {
+    return a.first > b.first;
+  });
+  std::string text;
+  for (const auto& [count, key] : all) {
+    text += fmt::format("{} {} {}", text.empty() ? "; never on a lane:" : ",",
+                        count, key);
+  }
+  return text;
+}
+
 std::string Totals(const ProcessPicture& process) {
   const posix::SnapshotHead& total = process.total;
   std::string text = fmt::format(
-      "{}/{}: {} streams since it began, {} promoted, {} demotions, {} "
-      "failovers;",
-      process.program, process.pid, total.streams, total.promoted,
-      total.demotions, total.failovers);
+      "{}/{}: {} since it began, {} promoted, {}, {};", process.program,
+      process.pid, Several(total.streams, "stream"), total.promoted,
+      Several(total.demotions, "demotion"),
+      Several(total.failovers, "failover"));
   for (int lane = 0; lane < 3; ++lane) {
     const posix::SnapshotCounts& counts = total.lanes[lane];
     text += fmt::format(" {} {}", LaneName(static_cast<SnapshotLane>(lane)),
@@ -112,7 +140,7 @@ std::string Totals(const ProcessPicture& process) {
   if (total.max_ring != 0) {
     text += fmt::format("; rings of at most {}", Short(Number(total.max_ring)));
   }
-  return text + "\n";
+  return text + Reasons(total) + "\n";
 }
 
 }  // namespace
@@ -174,7 +202,8 @@ std::string AsText(const Picture& picture, bool colour) {
     }
   }
   for (const auto& [name, totals] : Devices(picture)) {
-    text += fmt::format("device {}: {} streams, {}\n", name, totals.streams,
+    text += fmt::format("device {}: {}, {}\n", name,
+                        Several(totals.streams, "stream"),
                         Pair(Number(totals.tx_bytes), Number(totals.rx_bytes)));
   }
   return text;
