@@ -108,6 +108,10 @@ check "not found: status" 127 "$status"
 one_line "not found"
 run run -- ./no/such/file
 check "no such file: status" 127 "$status"
+printf '#!/no/such/interpreter\n' >badscript && chmod +x badscript
+run run -- ./badscript
+check "no interpreter: status" 127 "$status"
+check "no interpreter: said" "rcsock: ./badscript: its interpreter is not there" "$err"
 : >plain.txt
 run run -- ./plain.txt
 check "not executable: status" 126 "$status"
@@ -125,6 +129,20 @@ for bad in "" "run" "run --" "run --lanes=ib -- true" "run --log 9 -- true" \
   one_line "rcsock $bad"
 done
 
+run run --nonsense -- true
+check "an unknown option is named" \
+  "rcsock: there is no option --nonsense (see \`rcsock run --help\`)" "$err"
+run stat word
+check "a word too many is named" \
+  "rcsock: word is one word too many (see \`rcsock stat --help\`)" "$err"
+for users in 4294967295 99999999999999999999 0,-1 no-such-user; do
+  run run --peers "$users" -- true
+  check "--peers $users: status" 2 "$status"
+  one_line "--peers $users"
+done
+run run --peers 0,4294967294 -- env
+check "--peers" RCSOCK_PEERS=0,4294967294 "$(grep ^RCSOCK_PEERS= out.txt)"
+
 run run --stats "" -- true
 check "--stats without a name: status" 2 "$status"
 one_line "--stats without a name"
@@ -138,6 +156,12 @@ for help in "--help" "run --help"; do
   check "$help: status" 0 "$status"
   [[ $out == *run* ]] || check "$help" "... run ..." "$out"
 done
+
+if [[ -w /dev/full ]]; then
+  status=0
+  "$rcsock" --help >/dev/full 2>err.txt || status=$?
+  check "--help, stdout full: status" 1 "$status"
+fi
 
 # --- Programs that the loader does not preload into ---------------------------
 run run -- true

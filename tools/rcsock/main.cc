@@ -1,6 +1,8 @@
 // rcsock: the command-line tool.
 
 #include <CLI/CLI.hpp>
+#include <cerrno>
+#include <cstring>
 #include <exception>
 #include <iostream>
 #include <string>
@@ -29,15 +31,29 @@ To see what happened:
 
   rcsock run --stats=/tmp/%p.json -- CMD   bytes by lane, one file per process
   rcsock run --log 1 -- CMD                promotions and demotions on stderr
+  rcsock stat                              the same of what runs now
   rcsock run --lanes=tcp -- CMD            the same program with every lane off
 
 What is not given here is taken from the environment: RCSOCK_LANES,
-RCSOCK_STATS, RCSOCK_LOG.  RCSOCK_PRELOAD names the library to preload, where it
-is neither beside this program nor in ../lib.
+RCSOCK_STATS, RCSOCK_LOG, RCSOCK_PEERS.  RCSOCK_PRELOAD names the library to
+preload, where it is neither beside this program nor in ../lib.  rcsock-run(1)
+has the other variables and the configuration file.
 
 The exit status is the command's; 127 if it was not found, 126 if it could not
 be run, 2 for wrong options, 1 for a missing library.
 )";
+
+// What is wrong, in one line.
+std::string Words(const CLI::App& app, const CLI::ParseError& error) {
+  if (dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr) {
+    for (const std::string& word : app.remaining(true)) {
+      if (word == "--") continue;
+      return word[0] == '-' ? "there is no option " + word
+                            : word + " is one word too many";
+    }
+  }
+  return error.what();
+}
 
 int Main(int argc, char** argv) {
   // What `rcsock doctor` starts.
@@ -105,9 +121,14 @@ int Main(int argc, char** argv) {
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
-    if (error.get_exit_code() == 0) return app.exit(error);
+    if (error.get_exit_code() == 0) {
+      app.exit(error);
+      if (std::cout.flush()) return 0;
+      std::cerr << "rcsock: cannot write: " << std::strerror(errno) << "\n";
+      return 1;
+    }
     const auto used = app.get_subcommands();
-    std::cerr << "rcsock: " << error.what() << " (see `rcsock "
+    std::cerr << "rcsock: " << Words(app, error) << " (see `rcsock "
               << (used.empty() ? "" : used.front()->get_name() + " ")
               << "--help`)\n";
     return 2;

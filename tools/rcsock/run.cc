@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
@@ -135,6 +136,12 @@ std::string Uids(const std::string& users, std::string* uids) {
       const passwd* user = ::getpwnam(word.c_str());
       if (user == nullptr) return "there is no user \"" + word + "\"";
       uid = std::to_string(user->pw_uid);
+    } else {
+      errno = 0;
+      if (std::strtoul(word.c_str(), nullptr, 10) >= ~std::uint32_t{0} ||
+          errno != 0) {
+        return word + " is no uid";
+      }
     }
     *uids += (count++ == 0 ? "" : ",") + uid;
   }
@@ -203,6 +210,9 @@ int Run(const RunOptions& options) {
   argv.push_back(nullptr);
   ::execvp(argv[0], argv.data());
   const int error = errno;
+  if (error == ENOENT && !path.empty()) {
+    return Fail(kNotFound, command + ": its interpreter is not there");
+  }
   return Fail(error == ENOENT ? kNotFound : kNotExecutable,
               command + ": " + std::strerror(error));
 }
