@@ -223,6 +223,7 @@ int select(int count, fd_set* in, fd_set* out, fd_set* except,
   if (Astray(in) || Astray(out) || Astray(except) || Astray(timeout)) {
     return real::select(count, in, out, except, timeout);
   }
+  count = SelectEnd(count);
   if (AnyUnread()) {
     SelectUnread unread;
     if (unread.Look(count, in, out)) {
@@ -239,6 +240,7 @@ int pselect(int count, fd_set* in, fd_set* out, fd_set* except,
       Astray(mask)) {
     return real::pselect(count, in, out, except, timeout, mask);
   }
+  count = SelectEnd(count);
   if (AnyUnread()) {
     SelectUnread unread;
     if (unread.Look(count, in, out)) {

@@ -1,10 +1,14 @@
 #include "lib/posix/poll.h"
 
+#include <dirent.h>
+#include <fcntl.h>
 #include <sys/epoll.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <new>
@@ -566,6 +570,48 @@ int EnginePoll(pollfd* fds, nfds_t count, std::int64_t timeout_ns,
     errno = saved;
   }
   return result;
+}
+
+int SelectTable(int count) {
+  // The table never shrinks.  (The largest that has been seen.)
+  static std::atomic<int> size{FD_SETSIZE};
+  const int known = size.load(std::memory_order_relaxed);
+  if (count <= known) return count;
+  // (What may be called past a filter is not known; all is on TCP there.)
+  if (ProcessPinned() == base::Reason::kSandboxed) return count;
+  const int saved = errno;
+  const auto open = [](int fd) {
+    return !base::IsInternalFd(fd) && ::syscall(SYS_fcntl, fd, F_GETFD) >= 0;
+  };
+  int top = fd_high.load(std::memory_order_relaxed);
+  if (open(count - 1)) {
+    top = count - 1;  // a set that is as large as it has to be
+  } else if (const long list = ::syscall(SYS_openat, AT_FDCWD, "/proc/self/fd",
+                                         O_RDONLY | O_DIRECTORY | O_CLOEXEC, 0);
+             list >= 0) {
+    alignas(dirent64) char entries[2048];
+    long n;
+    while ((n = ::syscall(SYS_getdents64, list, entries, sizeof entries)) > 0) {
+      for (long at = 0; at < n;) {
+        const auto* entry = reinterpret_cast<const dirent64*>(entries + at);
+        at += entry->d_reclen;
+        const int fd = std::atoi(entry->d_name);
+        if (fd > top && fd != list && !base::IsInternalFd(fd)) top = fd;
+      }
+    }
+    ::syscall(SYS_close, list);
+  } else {
+    for (int fd = count - 1; fd > top; --fd) {
+      if (open(fd)) top = fd;
+    }
+  }
+  errno = saved;
+  int now = known;
+  while (now <= top) now *= 2;  // as the kernel's grows
+  for (int before = known; before < now;) {
+    if (size.compare_exchange_weak(before, now)) break;
+  }
+  return count < now ? count : now;
 }
 
 int EngineSelect(int count, fd_set* in, fd_set* out, fd_set* except,

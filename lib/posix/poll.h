@@ -55,7 +55,17 @@ bool PollNeedsEngine(const pollfd* fds, nfds_t count);
 int EnginePoll(pollfd* fds, nfds_t count, std::int64_t timeout_ns,
                const sigset_t* mask);
 
-// select(2) the same way.  kNotMine: no stream of the engine is in the sets.
+// How far select(2) looks of what it is asked: the kernel reads and writes its
+// sets up to the size of the descriptor table, which rcsock's own descriptors,
+// at the top of the range, enlarge.  So this is the size that the table would
+// have without them.
+int SelectTable(int count);
+inline int SelectEnd(int count) {
+  return count <= FD_SETSIZE ? count : SelectTable(count);
+}
+
+// select(2) the same way, of what SelectEnd() gives.  kNotMine: no stream of
+// the engine is in the sets.
 constexpr int kNotMine = -1000;
 int EngineSelect(int count, fd_set* in, fd_set* out, fd_set* except,
                  std::int64_t timeout_ns, const sigset_t* mask,

@@ -11,6 +11,7 @@
 #include <sys/timerfd.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstring>
 #include <vector>
@@ -965,5 +966,75 @@ Case edge_ping(
       EdgePing(fd, true);
       Barrier();
     });
+
+// select() of as many numbers as there may be: the kernel looks no further than
+// its table is large.
+Case select_of_all(
+    "select_of_all_numbers",
+    [](int) {
+      int port;
+      const int listener = Listen(&port);
+      Tell(port);
+      const int fd = ::accept(listener, nullptr, nullptr);
+      Warm(fd);
+      Barrier();
+      SendAll(fd, "abc", 3);
+      Barrier();
+    },
+    [](int) {
+      constexpr int kNumbers = 20'000;
+      rlimit limit{};
+      CHECK_THAT(::getrlimit(RLIMIT_NOFILE, &limit) == 0);
+      limit.rlim_cur = std::min<rlim_t>(limit.rlim_max, kNumbers);
+      CHECK_THAT(::setrlimit(RLIMIT_NOFILE, &limit) == 0);
+      const int fd = Connect(static_cast<int>(Hear()));
+      Warm(fd);
+      int ends[2];
+      CHECK_THAT(::pipe(ends) == 0);
+      static struct {
+        fd_set set;
+        unsigned char behind[16'384];
+      } x;
+      const auto look = [&](const char* what, int one, long us) {
+        std::memset(x.behind, 0xff, sizeof x.behind);
+        FD_ZERO(&x.set);
+        FD_SET(one, &x.set);
+        timeval time{us / 1'000'000, us % 1'000'000};
+        Result(what, ::select(kNumbers, &x.set, nullptr, nullptr, &time));
+        FD_ZERO(&x.set);
+        FD_SET(one, &x.set);
+        const timespec spec{us / 1'000'000, us % 1'000'000 * 1000};
+        Result(what,
+               ::pselect(kNumbers, &x.set, nullptr, nullptr, &spec, nullptr));
+        long changed = 0;
+        for (const unsigned char byte : x.behind) changed += byte != 0xff;
+        Log("%ld bytes behind it changed", changed);
+      };
+      // (What is behind the set says that all is wanted, and is not open.)
+      look("pipe", ends[0], 1000);
+      look("stream", fd, 1000);
+      Barrier();
+      look("stream with bytes", fd, 5'000'000);
+      CHECK_THAT(::write(ends[1], "x", 1) == 1);
+      look("pipe with a byte", ends[0], 5'000'000);
+      // A number past the usual set, in one that has room for it.
+      const int high = ::fcntl(ends[0], F_DUPFD, 3000);
+      if (high >= 0) {
+        std::vector<unsigned long> large(kNumbers / 64 + 1);
+        auto* const set = reinterpret_cast<fd_set*>(large.data());
+        const auto mark = [&] {
+          large[static_cast<std::size_t>(high) / 64] |= 1ul << high % 64;
+        };
+        mark();
+        timeval now{0, 0};
+        Result("high", ::select(high + 1, set, nullptr, nullptr, &now));
+        Result("high", ::select(kNumbers, set, nullptr, nullptr, &now));
+        ::close(high);
+        mark();
+        Result("closed", ::select(kNumbers, set, nullptr, nullptr, &now));
+      }
+      Barrier();
+    },
+    {.warm = false, .connect = false});
 
 }  // namespace
