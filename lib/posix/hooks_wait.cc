@@ -11,6 +11,7 @@
 #include "lib/base/unique_fd.h"
 #include "lib/posix/hooks.h"
 #include "lib/posix/poll.h"
+#include "lib/posix/process.h"
 #include "lib/posix/table.h"
 #include "lib/posix/unread_wait.h"
 
@@ -270,6 +271,7 @@ int epoll_create1(int flags) {
   int fd = real::epoll_create1(flags);
   if (fd < 0) return fd;
   if (base::tls_internal) return base::RelocateHigh(fd);
+  if (InBorrowedMemory()) return fd;
   Evict(fd);
   if (EpollSet* set = EpollSet::New(fd)) Bind(fd, set);
   return fd;

@@ -112,7 +112,9 @@ EpollSet* SettledSet(int fd) {
 
 void Evict(int fd) {
   File* file = Lookup(fd);
-  if (file == nullptr) return;
+  // (In a child of vfork the number is the child's, and the entry the
+  // parent's.)
+  if (file == nullptr || InBorrowedMemory()) return;
   const bool claimed = IsClaimed(fd);
   Put(fd, nullptr);
   // (Who closes it twice, say: the other thread sees to it.)

@@ -6,8 +6,10 @@
 #include <signal.h>
 #include <spawn.h>
 #include <sys/epoll.h>
+#include <sys/eventfd.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/timerfd.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -318,6 +320,38 @@ Case vfork_other(
           ::_exit(99);
         }
         LogChild(child);
+      }
+      ::close(fd);
+    });
+
+// Numbers that a child of vfork closes and takes again are its own.
+Case vfork_numbers(
+    "vfork_takes_numbers",
+    [](int fd) {
+      Echo(fd, 400);
+      LogDrain(fd);
+    },
+    [](int fd) {
+      Call(fd, 200);
+      struct {
+        const char* what;
+        int (*make)();
+      } const makers[] = {
+          {"socket", [] { return ::socket(AF_UNIX, SOCK_STREAM, 0); }},
+          {"TCP socket", [] { return ::socket(AF_INET, SOCK_STREAM, 0); }},
+          {"epoll_create1", [] { return ::epoll_create1(0); }},
+          {"eventfd", [] { return ::eventfd(0, 0); }},
+          {"timerfd", [] { return ::timerfd_create(CLOCK_MONOTONIC, 0); }},
+      };
+      for (const auto& maker : makers) {
+        const pid_t child = ::vfork();
+        if (child == 0) {
+          ::close(fd);
+          ::_exit(maker.make() == fd ? 1 : 2);
+        }
+        Log("%s", maker.what);
+        LogChild(child);
+        Call(fd, 40);
       }
       ::close(fd);
     });
