@@ -1,9 +1,11 @@
 #include "lib/posix/signals.h"
 
 #include <sys/syscall.h>
+#include <ucontext.h>
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstring>
 
 #include "lib/base/latch.h"
 #include "lib/base/real.h"
@@ -26,8 +28,7 @@ struct Installed {
 Installed installed[kSignals];
 base::Latch latch;
 
-// Faults belong to the instruction that made them: never put off.
-bool Synchronous(int number, const siginfo_t* info) {
+bool Fault(int number) {
   switch (number) {
     case SIGSEGV:
     case SIGBUS:
@@ -35,10 +36,45 @@ bool Synchronous(int number, const siginfo_t* info) {
     case SIGILL:
     case SIGTRAP:
     case SIGSYS:
-      return info->si_code > 0;
+      return true;
     default:
-      return number == SIGABRT;
+      return false;
   }
+}
+
+// Faults belong to the instruction that made them: never put off.
+bool Synchronous(int number, const siginfo_t* info) {
+  return Fault(number) ? info->si_code > 0 : number == SIGABRT;
+}
+
+// False: no room.
+bool Defer(int number, const siginfo_t* info, void* context) {
+  ThreadSignals& self = tls_signals;
+  const std::uint32_t pending = self.pending;
+  // Only signals that are faults elsewhere, and are sent by somebody here, come
+  // now: of those the kernel, too, keeps one of each.
+  for (std::uint32_t i = 0; self.blocking && i < pending; ++i) {
+    if (self.deferred[i].number == number) return true;
+  }
+  if (pending == ThreadSignals::kMostDeferred) return false;
+  self.deferred[pending] = {number, *info};
+  self.pending = pending + 1;
+  if (pending + 2 < ThreadSignals::kMostDeferred || self.blocking) return true;
+  // What the interrupted code goes on with.  The kernel's word, 8 bytes; a
+  // fault that is blocked would end the program.
+  auto* const mask = reinterpret_cast<unsigned char*>(
+      &static_cast<ucontext_t*>(context)->uc_sigmask);
+  std::memcpy(&self.mask, mask, sizeof self.mask);
+  std::uint64_t all = ~std::uint64_t{0};
+  for (int one = 1; one < kSignals; ++one) {
+    // (32 and 33 are libc's own, for cancellation and setuid.)
+    if (Fault(one) || one == SIGABRT || one == 32 || one == 33)
+      all &= ~(std::uint64_t{1} << (one - 1));
+  }
+  all |= self.mask;
+  std::memcpy(mask, &all, sizeof all);
+  self.blocking = true;
+  return true;
 }
 
 // SA_RESETHAND is ours to obey: the kernel would take the wrapper away when a
@@ -48,9 +84,8 @@ void* TakeOnce(int number, int* flags);
 
 void Wrapper(int number, siginfo_t* info, void* context) {
   ThreadSignals& self = tls_signals;
-  if (self.depth != 0 && !Synchronous(number, info) && self.pending < 8) {
-    self.deferred[self.pending] = {number, *info};
-    self.pending = self.pending + 1;
+  if (self.depth != 0 && !Synchronous(number, info) &&
+      Defer(number, info, context)) {
     return;
   }
   int flags = installed[number].flags.load(std::memory_order_relaxed);
@@ -128,6 +163,10 @@ void SignalsForkUnlock(bool child) {
   if (child) {
     latch.Reset();
     tls_signals.pending = 0;  // they are the parent's
+    if (tls_signals.blocking) {
+      tls_signals.blocking = false;
+      ::syscall(SYS_rt_sigprocmask, SIG_SETMASK, &tls_signals.mask, nullptr, 8);
+    }
   } else {
     latch.unlock();
   }
@@ -145,9 +184,11 @@ void DeliverDeferred() {
   std::uint64_t before = 0;
   ::syscall(SYS_rt_sigprocmask, SIG_SETMASK, &all, &before, 8);
   const std::uint32_t count = self.pending;
-  ThreadSignals::Deferred list[8];
+  ThreadSignals::Deferred list[ThreadSignals::kMostDeferred];
   for (std::uint32_t i = 0; i < count; ++i) list[i] = self.deferred[i];
   self.pending = 0;
+  if (self.blocking) before = self.mask;
+  self.blocking = false;
   const long pid = ::syscall(SYS_getpid);
   const long tid = ::syscall(SYS_gettid);
   for (std::uint32_t i = 0; i < count; ++i) {

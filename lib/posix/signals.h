@@ -34,10 +34,15 @@ struct ThreadSignals {
   // here.
   std::atomic<int>* volatile counted = nullptr;
   const void* volatile frame = nullptr;
+  static constexpr std::uint32_t kMostDeferred = 8;
   struct Deferred {
     int number;
     siginfo_t info;
-  } deferred[8] = {};
+  } deferred[kMostDeferred] = {};
+  // The list is all but full: every other signal is blocked until it is
+  // delivered, and the kernel keeps them.  What was blocked before.
+  volatile bool blocking = false;
+  std::uint64_t mask = 0;
 };
 
 extern thread_local constinit ThreadSignals tls_signals

@@ -1,6 +1,8 @@
 // Threads and signals on one connection; much data.
 #include <fcntl.h>
 #include <poll.h>
+#include <pthread.h>
+#include <sched.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <sys/epoll.h>
@@ -494,6 +496,64 @@ Case storm(
       RecvAll(fd, text, 16);
       Log("signals came %d", signals > 10);
     });
+
+// More at once than can be put off: each runs, and none in the middle of a
+// call.
+int burst_fd;
+std::atomic<int> bursts_handled;
+void OnBurst(int, siginfo_t*, void*) {
+  const int saved = errno;
+  CHECK_THAT(::write(burst_fd, "h", 1) == 1);
+  bursts_handled.fetch_add(1);
+  errno = saved;
+}
+Case bursts(
+    "signal_bursts",
+    [](int fd) {
+      int error;
+      const std::size_t n = Drain(fd, &error);
+      Log("%s, all are here %d", ErrorName(error),
+          n == static_cast<std::size_t>(Hear()));
+    },
+    [](int fd) {
+      constexpr int kBursts = 1500;
+      constexpr int kBurst = 24;
+      burst_fd = fd;
+      struct sigaction action {};
+      action.sa_sigaction = &OnBurst;
+      action.sa_flags = SA_SIGINFO | SA_RESTART;
+      CHECK_THAT(::sigaction(SIGRTMIN, &action, nullptr) == 0);
+      const pthread_t self = ::pthread_self();
+      std::atomic<bool> done{false};
+      std::thread sender([&] {
+        for (int sent = 0; sent < kBursts * kBurst;) {
+          for (int i = 0; i < kBurst; ++i) {
+            while (::pthread_sigqueue(self, SIGRTMIN, sigval{}) != 0) {
+              ::sched_yield();
+            }
+          }
+          sent += kBurst;
+          while (bursts_handled.load() < sent) ::sched_yield();
+        }
+        done.store(true);
+      });
+      std::vector<char> text(1 << 16);
+      std::int64_t written = 0;
+      while (!done.load()) {
+        const ssize_t n = ::write(fd, text.data(), text.size());
+        CHECK_THAT(n > 0);
+        written += n;
+      }
+      sender.join();
+      Log("%d handlers", bursts_handled.load());
+      sigset_t mask;
+      ::pthread_sigmask(SIG_SETMASK, nullptr, &mask);
+      Log("blocked %d %d", ::sigismember(&mask, SIGRTMIN),
+          ::sigismember(&mask, SIGTERM));
+      ::close(fd);
+      Tell(written + bursts_handled.load());
+    },
+    {.seconds = 60});
 
 Case once(
     "reset_handler",
