@@ -37,6 +37,15 @@ bool Total(const iovec* iov, long count, std::size_t* total) {
   return true;
 }
 
+// A length that read, write and sendfile refuse before they look at the socket.
+bool Negative(size_t length) { return static_cast<ssize_t>(length) < 0; }
+
+// What send and recv, which refuse no length, take at most (MAX_RW_COUNT).
+constexpr std::size_t kMostMoved = 0x7ffff000;
+size_t Capped(size_t length) {
+  return length < kMostMoved ? length : kMostMoved;
+}
+
 bool Engine(Sock* sock) { return sock->mode() == Mode::kEngine; }
 
 // What may go the short way.
@@ -45,7 +54,8 @@ bool QuickSends(const Sock* sock, const void* from, size_t length) {
          !Null(from);
 }
 bool QuickRecvs(const Sock* sock, const void* to, size_t length) {
-  return length != 0 && sock->mode() == Mode::kEngine && !Null(to);
+  return static_cast<ssize_t>(length) > 0 && sock->mode() == Mode::kEngine &&
+         !Null(to);
 }
 
 // What TCP is told and no lane: MSG_PEEK among others moves nothing.
@@ -71,6 +81,7 @@ constexpr int kPlainRecv = MSG_DONTWAIT | MSG_WAITALL;
 
 [[gnu::noinline]] ssize_t LongRecv(int fd, void* to, size_t length, int flags,
                                    Sock* sock) {
+  length = Capped(length);
   if (ssize_t n; (flags & ~kPlainRecv) == 0 && sock->PlainRecv(&n, [&] {
         return real::recv(fd, to, length, flags);
       })) {
@@ -122,6 +133,7 @@ constexpr int kPlainRecv = MSG_DONTWAIT | MSG_WAITALL;
 
 [[gnu::noinline]] ssize_t LongWrite(int fd, const void* from, size_t length,
                                     Sock* sock) {
+  if (Negative(length)) return real::write(fd, from, length);
   if (ssize_t n;
       sock->PlainSend(&n, [&] { return real::write(fd, from, length); })) {
     return n;
@@ -152,8 +164,10 @@ constexpr int kPlainRecv = MSG_DONTWAIT | MSG_WAITALL;
 
 [[gnu::hot]] ssize_t read(int fd, void* to, size_t length) {
   Sock* sock = LookupSock(fd);
-  // (The kernel's read of nothing looks at nothing; recv of nothing does.)
-  if (sock == nullptr || length == 0) return RealRead(fd, to, length);
+  // (The kernel's read of nothing looks at nothing; recv of nothing does.  What
+  // is no length it refuses.)
+  if (sock == nullptr || static_cast<ssize_t>(length) <= 0)
+    return RealRead(fd, to, length);
   if (sock->Kernels()) return KernelRead(fd, to, length, sock);
   return QuickRecvs(sock, to, length) ? LaneRead(fd, to, length, sock)
                                       : LongRead(fd, to, length, sock);
@@ -187,6 +201,7 @@ constexpr int kPlainRecv = MSG_DONTWAIT | MSG_WAITALL;
     }
     return n;
   }
+  length = Capped(length);
   const iovec iov{to, length};
   bool raw = false;
   const ssize_t n = sock->Recv(fd, &iov, 1, length, flags, [&] {
@@ -299,6 +314,7 @@ static ssize_t SendFlagged(Sock* sock, int fd, const iovec* iov, int count,
 [[gnu::noinline]] static ssize_t LongSend(int fd, const void* from,
                                           size_t length, int flags,
                                           Sock* sock) {
+  length = Capped(length);
   if (ssize_t n; (flags & ~kPlainSend) == 0 && sock->PlainSend(&n, [&] {
         return real::send(fd, from, length, flags);
       })) {
@@ -346,6 +362,7 @@ static ssize_t SendFlagged(Sock* sock, int fd, const iovec* iov, int count,
   if (sock == nullptr) {
     return real::sendto(fd, from, length, flags, address, address_length);
   }
+  length = Capped(length);
   const iovec iov{const_cast<void*>(from), length};
   return SendFlagged(sock, fd, &iov, 1, length, flags, [&] {
     return real::sendto(fd, from, length, flags, address, address_length);
@@ -404,7 +421,7 @@ int sendmmsg(int fd, mmsghdr* messages, unsigned count, int flags) {
 
 ssize_t sendfile(int out, int in, off_t* offset, size_t count) {
   Sock* sock = LookupSock(out);
-  if (sock == nullptr || count == 0 || Astray(offset)) {
+  if (sock == nullptr || count == 0 || Negative(count) || Astray(offset)) {
     return real::sendfile(out, in, offset, count);
   }
   while (!Engine(sock)) {

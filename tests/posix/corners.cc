@@ -132,6 +132,45 @@ Case bad_pointers(
       Barrier();
     });
 
+// Lengths that no buffer has: refused before a byte moves, or cut.
+Case bad_lengths(
+    "bad_lengths",
+    [](int fd) {
+      SendAll(fd, "0123456789", 10);
+      char text[8] = {};
+      RecvAll(fd, text, 4);
+      Log("%.4s", text);
+      Barrier();
+    },
+    [](int fd) {
+      AwaitBytes(fd, 10);
+      const int file = ::open("/proc/self/exe", O_RDONLY);
+      static char text[64];
+      // (Where the compiler has no opinion.)
+      for (const auto length :
+           {reinterpret_cast<std::size_t>(At(static_cast<std::uintptr_t>(-1))),
+            reinterpret_cast<std::size_t>(At(std::uintptr_t{1} << 63))}) {
+        Result("write", ::write(fd, text, length));
+        Result("read", ::read(fd, text, length));
+        Result("sendfile", ::sendfile(fd, file, nullptr, length));
+        iovec one{text, length};
+        Result("writev", ::writev(fd, &one, 1));
+        Result("readv", ::readv(fd, &one, 1));
+        // (The rest of the buffer is not looked at.)
+        Result("recv", ::recv(fd, text, length, MSG_PEEK));
+        Result("recvfrom",
+               ::recvfrom(fd, text, length, MSG_PEEK, nullptr, nullptr));
+        Log("%s", text);
+      }
+      Result("recv", ::recv(fd, text,
+                            reinterpret_cast<std::size_t>(
+                                At(static_cast<std::uintptr_t>(-1))),
+                            0));
+      ::close(file);
+      SendAll(fd, "done", 4);
+      Barrier();
+    });
+
 // connect() to AF_UNSPEC ends a connection; the same descriptor has the next.
 Case disconnect(
     "disconnect",
