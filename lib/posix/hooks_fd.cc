@@ -86,13 +86,6 @@ int Accepted(int listener, int fd, const sockaddr_storage& peer,
   return fd;
 }
 
-void GiveAddress(const sockaddr_storage& peer, socklen_t length,
-                 sockaddr* address, socklen_t* capacity) {
-  if (address == nullptr || capacity == nullptr) return;
-  std::memcpy(address, &peer, length < *capacity ? length : *capacity);
-  *capacity = length;
-}
-
 }  // namespace
 
 int socket(int domain, int type, int protocol) {
@@ -119,14 +112,26 @@ int listen(int fd, int backlog) {
 }
 
 int accept4(int fd, sockaddr* address, socklen_t* length, int flags) {
-  if (address != nullptr && length == nullptr) {
-    return real::accept4(fd, address, length, flags);
-  }
   sockaddr_storage peer{};
   socklen_t size = sizeof peer;
-  const int accepted =
-      real::accept4(fd, reinterpret_cast<sockaddr*>(&peer), &size, flags);
-  if (accepted >= 0) GiveAddress(peer, size, address, length);
+  int accepted;
+  if (address == nullptr) {
+    accepted =
+        real::accept4(fd, reinterpret_cast<sockaddr*>(&peer), &size, flags);
+  } else {
+    // The kernel writes there, or says why it can't.
+    if (Null(length)) return real::accept4(fd, address, length, flags);
+    const socklen_t capacity = *length;
+    accepted = real::accept4(fd, address, length, flags);
+    if (accepted < 0) return accepted;
+    size = *length;
+    if (size <= capacity && size <= sizeof peer) {
+      std::memcpy(&peer, address, size);
+    } else {
+      size = sizeof peer;
+      ::syscall(SYS_getpeername, accepted, &peer, &size);
+    }
+  }
   return Accepted(fd, accepted, peer, size, (flags & SOCK_NONBLOCK) != 0);
 }
 
@@ -412,11 +417,48 @@ int seccomp_load(void* filter) {
 
 namespace {
 
+// Whether the kernel can read what exec is given, as far as it is read here: it
+// looks at each page once.
+class Probe {
+ public:
+  bool Readable(const void* at) {
+    const auto page = reinterpret_cast<std::uintptr_t>(at) / 4096;
+    if (page == seen_) return true;
+    // It reads the set first, and then knows no such change of the mask.
+    constexpr int kNoSuch = 1000;
+    if (::syscall(SYS_rt_sigprocmask, kNoSuch, page * 4096, nullptr, 8) != 0 &&
+        errno == EFAULT) {
+      return false;
+    }
+    seen_ = page;
+    return true;
+  }
+
+ private:
+  std::uintptr_t seen_ = 0;
+};
+
+bool Mapped(const char* program, char* const environment[]) {
+  const int saved = errno;
+  Probe list;
+  Probe strings;
+  bool mapped = program == nullptr || strings.Readable(program);
+  for (std::size_t i = 0; mapped && environment != nullptr; ++i) {
+    mapped = list.Readable(environment + i);
+    if (!mapped || environment[i] == nullptr) break;
+    mapped = strings.Readable(environment[i]);
+  }
+  errno = saved;
+  return mapped;
+}
+
 // Runs `call` with the environment that the new program is to find.  It returns
 // something else than 0 if there is no new program.
 template <class Call>
 int WithHandover(bool spawn, const char* program, char* const environment[],
                  Call&& call) {
+  // The kernel refuses it; nothing may have come of it here by then.
+  if (!Mapped(program, environment)) return call(environment);
   Handover over(spawn, program, environment);
   int result;
   if (over.variable() == nullptr) {

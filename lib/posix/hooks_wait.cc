@@ -1,5 +1,6 @@
 // poll, select and the epoll family.
 
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -64,6 +65,19 @@ int WaitOn(epoll_event* events, int capacity, std::int64_t timeout_ns,
     timeout_ns = timeout_ns > spent ? timeout_ns - spent : 0;
   }
   return set->Wait(events, capacity, timeout_ns, mask);
+}
+
+// More than any process may ask for: the kernel refuses it before it looks.
+[[gnu::noinline, gnu::cold]] bool BeyondLimit(nfds_t count) {
+  rlimit limit{};
+  // (A filter may not know this call; all is on TCP there.)
+  return ProcessPinned() != base::Reason::kSandboxed &&
+         ::getrlimit(RLIMIT_NOFILE, &limit) == 0 &&
+         static_cast<unsigned>(count) > limit.rlim_cur;
+}
+bool TooMany(nfds_t count) {
+  constexpr nfds_t kFew = 256;
+  return __builtin_expect(count > kFew, 0) && BeyondLimit(count);
 }
 
 int PollNow(pollfd* fds, nfds_t count, int timeout) {
@@ -201,7 +215,7 @@ int LongEpoll(int fd, epoll_event* events, int capacity, int timeout) {
 }
 
 int poll(pollfd* fds, nfds_t count, int timeout) {
-  if (Null(fds)) return real::poll(fds, count, timeout);
+  if (Null(fds) || TooMany(count)) return real::poll(fds, count, timeout);
   if (AnyUnread() && PollFindsUnread(fds, count)) {
     return AddUnread(fds, count, PollNow(fds, count, 0));
   }
@@ -210,7 +224,7 @@ int poll(pollfd* fds, nfds_t count, int timeout) {
 
 int ppoll(pollfd* fds, nfds_t count, const timespec* timeout,
           const sigset_t* mask) {
-  if (Null(fds) || Astray(timeout) || Astray(mask)) {
+  if (Null(fds) || Astray(timeout) || Astray(mask) || TooMany(count)) {
     return real::ppoll(fds, count, timeout, mask);
   }
   if (AnyUnread() && PollFindsUnread(fds, count)) {

@@ -9,8 +9,10 @@
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
+#include <spawn.h>
 #include <sys/epoll.h>
 #include <sys/ioctl.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/select.h>
 #include <sys/sendfile.h>
@@ -168,6 +170,87 @@ Case bad_lengths(
                             0));
       ::close(file);
       SendAll(fd, "done", 4);
+      Barrier();
+    });
+
+// Arguments that the kernel refuses, to calls that look at them here as well.
+Case bad_arguments(
+    "bad_arguments",
+    [](int fd) {
+      SendAll(fd, "abc", 3);
+      char text[3];
+      RecvAll(fd, text, sizeof text);
+      Log("%.3s", text);
+      Barrier();
+    },
+    [](int fd) {
+      const long page = ::sysconf(_SC_PAGESIZE);
+      char* const hole = static_cast<char*>(
+          ::mmap(nullptr, static_cast<std::size_t>(page) * 2, PROT_NONE,
+                 MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
+      CHECK_THAT(hole != MAP_FAILED);
+      pollfd one{fd, POLLIN, 0};
+      const timespec now{0, 0};
+      Result("poll", ::poll(&one, static_cast<nfds_t>(-1), 0));
+      Result("ppoll", ::ppoll(&one, static_cast<nfds_t>(-1), &now, nullptr));
+
+      int port;
+      const int listener = Listen(&port);
+      const int callers[] = {Connect(port), Connect(port), Connect(port)};
+      sockaddr_storage from{};
+      auto* const address = reinterpret_cast<sockaddr*>(&from);
+      socklen_t length = sizeof from;
+      Result("accept to a hole",
+             ::accept(listener, reinterpret_cast<sockaddr*>(hole), &length));
+      char byte;
+      int error;
+      Log("rest %zu", Drain(callers[0], &error));
+      length = static_cast<socklen_t>(-1);
+      Result("accept, length -1", ::accept(listener, address, &length));
+      Log("rest %zu", Drain(callers[1], &error));
+      length = 4;
+      const int accepted = ::accept(listener, address, &length);
+      Log("accept, 4 bytes: %d, %u, %d", accepted >= 0, length,
+          from.ss_family == AF_INET);
+      SendAll(callers[2], "x", 1);
+      RecvAll(accepted, &byte, 1);
+      for (const int caller : callers) ::close(caller);
+      ::close(accepted);
+      ::close(listener);
+
+      int ends[2];
+      CHECK_THAT(::socketpair(AF_UNIX, SOCK_STREAM, 0, ends) == 0);
+      alignas(cmsghdr) char control[64] = {};
+      iovec iov{&byte, 1};
+      msghdr message{};
+      message.msg_iov = &iov;
+      message.msg_iovlen = 1;
+      message.msg_control = control;
+      message.msg_controllen = CMSG_SPACE(sizeof(int));
+      cmsghdr* const header = CMSG_FIRSTHDR(&message);
+      header->cmsg_level = SOL_SOCKET;
+      header->cmsg_type = SCM_RIGHTS;
+      header->cmsg_len = 0;
+      Result("sendmsg, cmsg_len 0", ::sendmsg(ends[0], &message, 0));
+      ::close(ends[0]);
+      ::close(ends[1]);
+
+      char name[] = "true";
+      char* const arguments[] = {name, nullptr};
+      char* const none[] = {nullptr};
+      char* const strings[] = {name, hole, nullptr};
+      Result("execve, environment",
+             ::execve("/bin/true", arguments, reinterpret_cast<char**>(hole)));
+      Result("execve, a string", ::execve("/bin/true", arguments, strings));
+      Result("execve, path", ::execve(hole, arguments, none));
+      pid_t child;
+      Log("posix_spawn: %s",
+          ErrorName(::posix_spawn(&child, "/bin/true", nullptr, nullptr,
+                                  arguments, reinterpret_cast<char**>(hole))));
+      CHECK_THAT(::munmap(hole, static_cast<std::size_t>(page) * 2) == 0);
+      char text[4] = {};
+      RecvAll(fd, text, 3);
+      SendAll(fd, text, 3);
       Barrier();
     });
 
