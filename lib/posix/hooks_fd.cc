@@ -9,6 +9,7 @@
 #include <sys/eventfd.h>
 #include <sys/ioctl.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <sys/timerfd.h>
 #include <unistd.h>
@@ -51,6 +52,14 @@ bool RefuseTarget(int to) {
   }
   errno = EBUSY;
   return true;
+}
+
+// A number at the limit or past it, which may be open: dup2 and dup3 fail, and
+// it keeps what it names.
+bool BeyondLimit(int to) {
+  rlimit limit{};
+  return Lookup(to) != nullptr && ::getrlimit(RLIMIT_NOFILE, &limit) == 0 &&
+         static_cast<rlim_t>(to) >= limit.rlim_cur;
 }
 
 // The rest of accept: the connection is new and ours to follow.
@@ -214,7 +223,7 @@ int dup(int fd) {
 
 int dup3(int from, int to, int flags) {
   if (InBorrowedMemory() || from == to || (flags & ~O_CLOEXEC) != 0 ||
-      ::syscall(SYS_fcntl, from, F_GETFD) < 0) {
+      ::syscall(SYS_fcntl, from, F_GETFD) < 0 || BeyondLimit(to)) {
     return real::dup3(from, to, flags);
   }
   if (RefuseTarget(to)) return -1;
@@ -225,7 +234,7 @@ int dup3(int from, int to, int flags) {
 
 int dup2(int from, int to) {
   if (InBorrowedMemory() || from == to ||
-      ::syscall(SYS_fcntl, from, F_GETFD) < 0) {
+      ::syscall(SYS_fcntl, from, F_GETFD) < 0 || BeyondLimit(to)) {
     return real::dup2(from, to);
   }
   if (RefuseTarget(to)) return -1;

@@ -712,6 +712,36 @@ Case dup_over(
       Result("write", ::write(fd, "x", 1));
     });
 
+// A dup2 that fails leaves the connection where it is.
+Case dup_over_limit(
+    "dup2_over_stream_past_limit",
+    [](int fd) {
+      Echo(fd, 400);
+      LogDrain(fd);
+    },
+    [](int fd) {
+      Call(fd, 200);
+      const int set = ::epoll_create1(0);
+      rlimit limit{};
+      CHECK_THAT(::getrlimit(RLIMIT_NOFILE, &limit) == 0);
+      const rlimit low{static_cast<rlim_t>(fd), limit.rlim_max};
+      CHECK_THAT(::setrlimit(RLIMIT_NOFILE, &low) == 0);
+      Result("dup2", ::dup2(0, fd));
+      Result("dup3", ::dup3(0, fd, O_CLOEXEC));
+      Call(fd, 100);
+      CHECK_THAT(::setrlimit(RLIMIT_NOFILE, &limit) == 0);
+      const rlimit lower{static_cast<rlim_t>(set), limit.rlim_max};
+      CHECK_THAT(::setrlimit(RLIMIT_NOFILE, &lower) == 0);
+      Result("dup2 over a set", ::dup2(0, set));
+      CHECK_THAT(::setrlimit(RLIMIT_NOFILE, &limit) == 0);
+      epoll_event event{};
+      event.events = EPOLLOUT;
+      Result("add", ::epoll_ctl(set, EPOLL_CTL_ADD, fd, &event));
+      Result("wait", ::epoll_wait(set, &event, 1, 0));
+      Call(fd, 100);
+      ::close(fd);
+    });
+
 // The number is never free meanwhile, for another thread's new descriptor would
 // have it, and be closed.
 constexpr int kReplaced = 60;
