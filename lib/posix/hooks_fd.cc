@@ -523,6 +523,8 @@ int fork() {
   return child;
 }
 
+int _Fork() { return ForkWithoutHandlers(&real::_Fork); }
+
 int execve(const char* path, char* const argv[], char* const envp[]) {
   return WithHandover(false, path, envp, [&](char* const* environment) {
     return real::execve(path, argv, environment);

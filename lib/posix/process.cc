@@ -271,6 +271,20 @@ std::unique_ptr<Stats> CountAll() {
 
 long OwnPid() { return own_pid.load(std::memory_order_relaxed); }
 
+int ForkWithoutHandlers(int (*call)()) {
+  ForkPrepare();
+  const int child = call();
+  const int saved = errno;
+  if (child == 0) {
+    ForkChild();
+  } else {
+    ForkParent();
+    if (child < 0) ForkFailed();
+  }
+  errno = saved;
+  return child;
+}
+
 void ForkFailed() {
   ForEachSock([](Sock* sock) { sock->UnshareByFork(tls_fork); });
 }

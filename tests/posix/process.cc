@@ -1,4 +1,5 @@
 // Processes: fork, exec, passing and closing of descriptors.
+#include <dlfcn.h>
 #include <fcntl.h>
 #include <linux/close_range.h>
 #include <poll.h>
@@ -301,6 +302,33 @@ Case inetd_vfork(
       LogChild(child);
     },
     SpeakToCat);
+
+// _Fork(), which libc's handlers do not see.
+Case fork_bare(
+    "fork_without_handlers",
+    [](int fd) {
+      Echo(fd, 400);
+      char text[11];
+      RecvAll(fd, text, sizeof text);
+      Log("%.11s", text);
+      Echo(fd, 200);
+      LogDrain(fd);
+    },
+    [](int fd) {
+      Call(fd, 400);
+      auto* const bare = reinterpret_cast<pid_t (*)()>(
+          ::dlsym(RTLD_DEFAULT, "_Fork"));  // from glibc 2.34 on
+      const pid_t child = bare != nullptr ? bare() : ::fork();
+      CHECK_THAT(child >= 0);
+      if (child == 0) {
+        SendAll(fd, "child", 5);
+        ::_exit(7);
+      }
+      LogChild(child);
+      SendAll(fd, "parent", 6);
+      Call(fd, 200);
+      ::close(fd);
+    });
 
 // vfork and exec of something that has nothing to do with the stream.
 Case vfork_other(
