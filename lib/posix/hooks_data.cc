@@ -12,6 +12,7 @@
 #include <climits>
 #include <cstring>
 
+#include "lib/base/clock.h"
 #include "lib/base/internal.h"
 #include "lib/base/no_cancel.h"
 #include "lib/posix/hooks.h"
@@ -259,11 +260,20 @@ constexpr int kPlainRecv = MSG_DONTWAIT | MSG_WAITALL;
 int recvmmsg(int fd, mmsghdr* messages, unsigned count, int flags,
              timespec* timeout) {
   Sock* sock = LookupSock(fd);
-  if (sock == nullptr || Null(messages)) {
+  // (What is no time the kernel refuses before it looks at the socket.)
+  if (sock == nullptr || Null(messages) || Astray(timeout) ||
+      (timeout != nullptr && (timeout->tv_sec < 0 || timeout->tv_nsec < 0 ||
+                              timeout->tv_nsec >= 1'000'000'000))) {
     return real::recvmmsg(fd, messages, count, flags, timeout);
   }
+  constexpr std::int64_t kNever = INT64_MAX / 2;
+  const auto now = [] { return static_cast<std::int64_t>(base::NowNs()); };
+  const std::int64_t end =
+      timeout == nullptr || timeout->tv_sec > 1'000'000'000
+          ? kNever
+          : now() + timeout->tv_sec * 1'000'000'000 + timeout->tv_nsec;
   unsigned got = 0;
-  for (; got < count; ++got) {
+  while (got < count) {
     int one = flags & ~MSG_WAITFORONE;
     if (got > 0 && (flags & MSG_WAITFORONE) != 0) one |= MSG_DONTWAIT;
     const ssize_t n = hook::recvmsg(fd, &messages[got].msg_hdr, one);
@@ -271,10 +281,16 @@ int recvmmsg(int fd, mmsghdr* messages, unsigned count, int flags,
       return got > 0 ? static_cast<int>(got) : -1;
     }
     messages[got].msg_len = static_cast<unsigned>(n);
-    if (n == 0 && (flags & MSG_ERRQUEUE) == 0) {
-      ++got;
-      break;
+    ++got;
+    // As the kernel: only between messages.
+    if (timeout != nullptr && end != kNever) {
+      const std::int64_t at = now();
+      const std::int64_t left = end > at ? end - at : 0;
+      timeout->tv_sec = left / 1'000'000'000;
+      timeout->tv_nsec = left % 1'000'000'000;
+      if (left == 0) break;
     }
+    if ((messages[got - 1].msg_hdr.msg_flags & MSG_OOB) != 0) break;
   }
   return static_cast<int>(got);
 }

@@ -535,4 +535,49 @@ Case stdio(
       Barrier();
     });
 
+// recvmmsg looks at its time-out between messages, and does not end at the end.
+Case many_messages(
+    "recvmmsg_timeout_and_end",
+    [](int fd) {
+      for (int i = 0; i < 3; ++i) {
+        SendAll(fd, "abc", 3);
+        Barrier();
+      }
+      ::shutdown(fd, SHUT_WR);
+      Barrier();
+    },
+    [](int fd) {
+      constexpr int kMost = 4;
+      char text[kMost][3];
+      iovec iov[kMost];
+      mmsghdr messages[kMost] = {};
+      for (int i = 0; i < kMost; ++i) {
+        iov[i] = {text[i], 3};
+        messages[i].msg_hdr.msg_iov = &iov[i];
+        messages[i].msg_hdr.msg_iovlen = 1;
+      }
+      timespec time{-1, 0};
+      Result("no time", ::recvmmsg(fd, messages, kMost, MSG_DONTWAIT, &time));
+      time = {0, 1'000'000'000};
+      Result("no time", ::recvmmsg(fd, messages, kMost, MSG_DONTWAIT, &time));
+      time = {0, 0};
+      Result("at once", ::recvmmsg(fd, messages, kMost, 0, &time));
+      Log("left %ld %ld", static_cast<long>(time.tv_sec), time.tv_nsec);
+      Barrier();
+      time = {0, 1};
+      Result("soon", ::recvmmsg(fd, messages, kMost, 0, &time));
+      Log("left %ld %ld", static_cast<long>(time.tv_sec), time.tv_nsec);
+      Barrier();
+      time = {1000, 0};
+      Result("later", ::recvmmsg(fd, messages, 1, 0, &time));
+      Log("left %d", time.tv_sec > 0 && time.tv_sec < 1000);
+      Barrier();
+      pollfd ended{fd, POLLRDHUP, 0};
+      CHECK_THAT(::poll(&ended, 1, 5000) == 1);
+      for (auto& message : messages) message.msg_len = 77;
+      Result("at the end", ::recvmmsg(fd, messages, kMost, 0, nullptr));
+      for (const auto& message : messages) Log("%u", message.msg_len);
+      Barrier();
+    });
+
 }  // namespace
