@@ -32,16 +32,11 @@ namespace {
 
 bool Inet(int family) { return family == AF_INET || family == AF_INET6; }
 
-std::uint64_t Nanoseconds(const timeval& time) {
-  return static_cast<std::uint64_t>(time.tv_sec) * 1'000'000'000 +
-         static_cast<std::uint64_t>(time.tv_usec) * 1000;
-}
-
 std::uint64_t TimeOut(int fd, int name) {
   timeval time{};
   socklen_t size = sizeof time;
   return real::getsockopt(fd, SOL_SOCKET, name, &time, &size) == 0
-             ? Nanoseconds(time)
+             ? TimeoutNs(time)
              : 0;
 }
 
@@ -342,7 +337,7 @@ int setsockopt(int fd, int level, int name, const void* value,
           timeval time;
           std::memcpy(&time, value, sizeof time);
           (name == SO_RCVTIMEO ? sock->rcv_timeout_ns : sock->snd_timeout_ns)
-              .store(Nanoseconds(time));
+              .store(TimeoutNs(time));
         }
         break;
       case SO_RCVLOWAT:

@@ -3,6 +3,7 @@
 
 #include <poll.h>
 #include <sys/socket.h>
+#include <sys/time.h>
 #include <sys/uio.h>
 
 #include <atomic>
@@ -43,6 +44,17 @@ inline bool Null(const void* pointer) {
 // The same of an argument that may be left out.
 inline bool Astray(const void* pointer) {
   return pointer != nullptr && Null(pointer);
+}
+
+// What SO_RCVTIMEO or SO_SNDTIMEO says, in nanoseconds; 0: no limit, which a
+// time that a clock's would overflow with is as well.  Less than none is, as
+// the kernel has it, no wait at all.
+inline std::uint64_t TimeoutNs(const timeval& time) {
+  constexpr std::int64_t kEver = 1'000'000'000;
+  if (time.tv_sec < 0) return 1;
+  if (time.tv_sec > kEver) return 0;
+  return static_cast<std::uint64_t>(time.tv_sec) * 1'000'000'000 +
+         static_cast<std::uint64_t>(time.tv_usec) * 1000;
 }
 
 class ZeroCopy;

@@ -156,9 +156,7 @@ void Sock::LearnOptions() {
     timeval time{};
     socklen_t size = sizeof time;
     if (::syscall(SYS_getsockopt, fd(), SOL_SOCKET, name, &time, &size) == 0) {
-      to->store(static_cast<std::uint64_t>(time.tv_sec) * 1'000'000'000 +
-                    static_cast<std::uint64_t>(time.tv_usec) * 1000,
-                std::memory_order_relaxed);
+      to->store(TimeoutNs(time), std::memory_order_relaxed);
     }
   };
   learn(SO_RCVTIMEO, &rcv_timeout_ns);

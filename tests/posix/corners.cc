@@ -24,6 +24,7 @@
 #include <atomic>
 #include <cerrno>
 #include <cstring>
+#include <limits>
 #include <string>
 #include <thread>
 #include <vector>
@@ -501,6 +502,38 @@ Case stamps(
       AwaitBytes(fd, 8);
       RecvTold(fd, text, 4, 0, 64);
       RecvTold(fd, text, 4, 0, 0);
+      Barrier();
+    });
+
+// A time-out of ages is none, one of less than nothing is no wait.
+Case odd_timeouts(
+    "odd_timeouts",
+    [](int fd) {
+      for (int i = 0; i < 2; ++i) {
+        // (The other end may be waiting by then, and should be.)
+        char byte;
+        RecvAll(fd, &byte, 1);
+        pollfd none{-1, 0, 0};
+        ::poll(&none, 1, 20);
+        SendAll(fd, "x", 1);
+      }
+      Barrier();
+    },
+    [](int fd) {
+      for (const time_t seconds :
+           {std::numeric_limits<time_t>::max(), time_t{18'446'744'073}}) {
+        const timeval ages{seconds, 0};
+        Result("set",
+               ::setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &ages, sizeof ages));
+        SendAll(fd, "x", 1);
+        char byte;
+        Result("read", ::read(fd, &byte, 1));
+      }
+      const timeval less{-1, 0};
+      Result("set",
+             ::setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &less, sizeof less));
+      char byte;
+      Result("read", ::read(fd, &byte, 1));
       Barrier();
     });
 
