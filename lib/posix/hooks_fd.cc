@@ -579,7 +579,8 @@ int system(const char* command) {
   WithHandover(true, "sh", environ, [&](char* const* environment) {
     status = environment == environ ? real::system(command)
                                     : SystemWith(command, environment);
-    return 0;  // what the command says is not that there was none
+    // What the command says is not that there was none.
+    return status == -1 && (errno == EAGAIN || errno == ENOMEM) ? -1 : 0;
   });
   return status;
 }

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <linux/memfd.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -35,8 +36,13 @@ bool Unread::Make(const void* bytes, std::size_t count, std::uint64_t socket) {
   Close();
   if (count == 0 || count > kMost) return false;
   const std::size_t length = kData + count;
-  base::UniqueFd fd(base::RelocateHigh(static_cast<int>(::syscall(
-      SYS_memfd_create, "rcsock-unread", MFD_CLOEXEC | MFD_ALLOW_SEALING))));
+  base::UniqueFd fd;
+  rlimit limit{};
+  // Beyond this limit ftruncate sends SIGXFSZ.
+  if (::getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur >= length) {
+    fd.reset(base::RelocateHigh(static_cast<int>(::syscall(
+        SYS_memfd_create, "rcsock-unread", MFD_CLOEXEC | MFD_ALLOW_SEALING))));
+  }
   // Without a descriptor the pages can still be had, for fork alone.
   if (fd.ok() && (::syscall(SYS_ftruncate, fd.get(), length) != 0 ||
                   ::syscall(SYS_fcntl, fd.get(), F_ADD_SEALS, kSeals) != 0)) {
