@@ -15,6 +15,7 @@ TITLES = {
     "descriptors": "Descriptors and options",
     "processes": "Processes",
     "sandbox": "Filters of system calls",
+    "threads": "Threads and cancellation",
     "signals": "Signals",
     "rare": "Rarer names",
     "fortify": "Names that FORTIFY uses",
@@ -78,7 +79,7 @@ RAW = [
 def exports(path, posix=False):
     print("{\n  global:")
     for group, name, _ in rows(path):
-        if posix and group in ("sandbox", "rare"):
+        if posix and group in ("sandbox", "threads", "rare"):
             continue  # the preload's alone
         print(f"    {name};")
     if posix:

@@ -29,6 +29,7 @@ RCSOCK_EXPORT const int rcsock_posix_names = 1;
 #define CALL_signals RCSOCK_DEFINE
 #define CALL_fortify(...)
 #define CALL_sandbox(...)
+#define CALL_threads(...)
 #define CALL_rare(...)
 #define CALL(group, result, name, params, args, doc) \
   CALL_##group(result, name, params, args)

@@ -30,6 +30,7 @@ using rcsock::posix::Face;
 #define CALL_signals RCSOCK_DEFINE
 #define CALL_fortify(...)
 #define CALL_sandbox(...)
+#define CALL_threads(...)
 #define CALL_rare(...)
 #define CALL(group, result, name, params, args, doc) \
   CALL_##group(result, name, params, args)

@@ -1,8 +1,12 @@
 #ifndef RCSOCK_LIB_BASE_REAL_H_
 #define RCSOCK_LIB_BASE_REAL_H_
 
+#include <aio.h>
 #include <fcntl.h>
+#include <mqueue.h>
+#include <netdb.h>
 #include <poll.h>
+#include <pthread.h>
 #include <signal.h>
 #include <spawn.h>
 #include <stdarg.h>
@@ -12,6 +16,8 @@
 #include <sys/socket.h>
 #include <sys/types.h>
 #include <sys/uio.h>
+#include <threads.h>
+#include <time.h>
 
 #include <cstddef>
 

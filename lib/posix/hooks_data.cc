@@ -13,6 +13,7 @@
 #include <cstring>
 
 #include "lib/base/clock.h"
+#include "lib/base/direct.h"
 #include "lib/base/internal.h"
 #include "lib/base/no_cancel.h"
 #include "lib/posix/hooks.h"
@@ -72,19 +73,19 @@ constexpr int kPlainRecv = MSG_DONTWAIT | MSG_WAITALL;
 [[gnu::noinline]] ssize_t LongRead(int fd, void* to, size_t length,
                                    Sock* sock) {
   if (ssize_t n;
-      sock->PlainRecv(&n, [&] { return real::read(fd, to, length); })) {
+      sock->PlainRecv(&n, [&] { return direct::read(fd, to, length); })) {
     return n;
   }
   const iovec iov{to, length};
   return sock->Recv(fd, &iov, 1, length, 0,
-                    [&] { return real::read(fd, to, length); });
+                    [&] { return direct::read(fd, to, length); });
 }
 
 [[gnu::noinline]] ssize_t LongRecv(int fd, void* to, size_t length, int flags,
                                    Sock* sock) {
   length = Capped(length);
   if (ssize_t n; (flags & ~kPlainRecv) == 0 && sock->PlainRecv(&n, [&] {
-        return real::recv(fd, to, length, flags);
+        return direct::recv(fd, to, length, flags);
       })) {
     return n;
   }
@@ -96,26 +97,26 @@ constexpr int kPlainRecv = MSG_DONTWAIT | MSG_WAITALL;
     return sock->RecvErrors(fd, &message, flags);
   }
   return sock->Recv(fd, &iov, 1, length, flags,
-                    [&] { return real::recv(fd, to, length, flags); });
+                    [&] { return direct::recv(fd, to, length, flags); });
 }
 
 [[gnu::noinline, gnu::hot]] ssize_t RealRead(int fd, void* to, size_t length) {
-  return real::read(fd, to, length);
+  return direct::read(fd, to, length);
 }
 
 [[gnu::noinline, gnu::hot]] ssize_t RealRecv(int fd, void* to, size_t length,
                                              int flags) {
-  return real::recv(fd, to, length, flags);
+  return direct::recv(fd, to, length, flags);
 }
 
 [[gnu::noinline, gnu::hot]] ssize_t KernelRead(int fd, void* to, size_t length,
                                                Sock* sock) {
-  return sock->Received(real::read(fd, to, length));
+  return sock->Received(direct::read(fd, to, length));
 }
 
 [[gnu::noinline, gnu::hot]] ssize_t KernelRecv(int fd, void* to, size_t length,
                                                int flags, Sock* sock) {
-  return sock->Received(real::recv(fd, to, length, flags));
+  return sock->Received(direct::recv(fd, to, length, flags));
 }
 
 [[gnu::noinline, gnu::hot]] ssize_t LaneRead(int fd, void* to, size_t length,
@@ -136,22 +137,22 @@ constexpr int kPlainRecv = MSG_DONTWAIT | MSG_WAITALL;
                                     Sock* sock) {
   if (Negative(length)) return real::write(fd, from, length);
   if (ssize_t n;
-      sock->PlainSend(&n, [&] { return real::write(fd, from, length); })) {
+      sock->PlainSend(&n, [&] { return direct::write(fd, from, length); })) {
     return n;
   }
   const iovec iov{const_cast<void*>(from), length};
   return sock->Send(fd, &iov, 1, length, 0,
-                    [&] { return real::write(fd, from, length); });
+                    [&] { return direct::write(fd, from, length); });
 }
 
 [[gnu::noinline, gnu::hot]] ssize_t RealWrite(int fd, const void* from,
                                               size_t length) {
-  return real::write(fd, from, length);
+  return direct::write(fd, from, length);
 }
 
 [[gnu::noinline, gnu::hot]] ssize_t KernelWrite(int fd, const void* from,
                                                 size_t length, Sock* sock) {
-  return sock->Sent(real::write(fd, from, length));
+  return sock->Sent(direct::write(fd, from, length));
 }
 
 [[gnu::noinline, gnu::hot]] ssize_t LaneWrite(int fd, const void* from,
@@ -217,25 +218,25 @@ constexpr int kPlainRecv = MSG_DONTWAIT | MSG_WAITALL;
 
 [[gnu::hot]] ssize_t readv(int fd, const iovec* iov, int count) {
   Sock* sock = LookupSock(fd);
-  if (sock == nullptr) return real::readv(fd, iov, count);
+  if (sock == nullptr) return direct::readv(fd, iov, count);
   std::size_t total = 0;
   if (!Total(iov, count, &total) || total == 0) {
-    return real::readv(fd, iov, count);
+    return direct::readv(fd, iov, count);
   }
   return sock->Recv(fd, iov, count, total, 0,
-                    [&] { return real::readv(fd, iov, count); });
+                    [&] { return direct::readv(fd, iov, count); });
 }
 
 [[gnu::hot]] ssize_t recvmsg(int fd, msghdr* message, int flags) {
   Sock* sock = LookupSock(fd);
-  if (sock == nullptr) return real::recvmsg(fd, message, flags);
+  if (sock == nullptr) return direct::recvmsg(fd, message, flags);
   if (__builtin_expect((flags & MSG_ERRQUEUE) != 0, 0) && !Null(message)) {
     return sock->RecvErrors(fd, message, flags);
   }
   std::size_t total = 0;
   if (Null(message) || !Total(message->msg_iov,
                               static_cast<long>(message->msg_iovlen), &total)) {
-    return real::recvmsg(fd, message, flags);
+    return direct::recvmsg(fd, message, flags);
   }
   sock->BeforeRecvMsg();
   bool raw = false;
@@ -243,7 +244,7 @@ constexpr int kPlainRecv = MSG_DONTWAIT | MSG_WAITALL;
       sock->Recv(fd, message->msg_iov, static_cast<int>(message->msg_iovlen),
                  total, flags, [&] {
                    raw = true;
-                   return real::recvmsg(fd, message, flags);
+                   return direct::recvmsg(fd, message, flags);
                  });
   if (n >= 0 && !raw) {
     if (message->msg_name != nullptr) message->msg_namelen = 0;
@@ -332,24 +333,24 @@ static ssize_t SendFlagged(Sock* sock, int fd, const iovec* iov, int count,
                                           Sock* sock) {
   length = Capped(length);
   if (ssize_t n; (flags & ~kPlainSend) == 0 && sock->PlainSend(&n, [&] {
-        return real::send(fd, from, length, flags);
+        return direct::send(fd, from, length, flags);
       })) {
     return n;
   }
   const iovec iov{const_cast<void*>(from), length};
   return SendFlagged(sock, fd, &iov, 1, length, flags,
-                     [&] { return real::send(fd, from, length, flags); });
+                     [&] { return direct::send(fd, from, length, flags); });
 }
 
 [[gnu::noinline, gnu::hot]] static ssize_t RealSend(int fd, const void* from,
                                                     size_t length, int flags) {
-  return real::send(fd, from, length, flags);
+  return direct::send(fd, from, length, flags);
 }
 
 [[gnu::noinline, gnu::hot]] static ssize_t KernelSend(int fd, const void* from,
                                                       size_t length, int flags,
                                                       Sock* sock) {
-  return sock->Sent(real::send(fd, from, length, flags));
+  return sock->Sent(direct::send(fd, from, length, flags));
 }
 
 [[gnu::noinline, gnu::hot]] static ssize_t LaneSend(int fd, const void* from,
@@ -387,13 +388,13 @@ static ssize_t SendFlagged(Sock* sock, int fd, const iovec* iov, int count,
 
 [[gnu::hot]] ssize_t writev(int fd, const iovec* iov, int count) {
   Sock* sock = LookupSock(fd);
-  if (sock == nullptr) return real::writev(fd, iov, count);
+  if (sock == nullptr) return direct::writev(fd, iov, count);
   std::size_t total = 0;
   // The kernel's writev of nothing does not ask the socket; its write does.
   if (!Total(iov, count, &total) || total == 0)
-    return real::writev(fd, iov, count);
+    return direct::writev(fd, iov, count);
   return sock->Send(fd, iov, count, total, 0,
-                    [&] { return real::writev(fd, iov, count); });
+                    [&] { return direct::writev(fd, iov, count); });
 }
 
 [[gnu::hot]] ssize_t sendmsg(int fd, const msghdr* message, int flags) {
@@ -404,16 +405,16 @@ static ssize_t SendFlagged(Sock* sock, int fd, const iovec* iov, int count,
                          0)) {
       BeforePassing(message);
     }
-    return real::sendmsg(fd, message, flags);
+    return direct::sendmsg(fd, message, flags);
   }
   std::size_t total = 0;
   if (Null(message) || !Total(message->msg_iov,
                               static_cast<long>(message->msg_iovlen), &total)) {
-    return real::sendmsg(fd, message, flags);
+    return direct::sendmsg(fd, message, flags);
   }
   return SendFlagged(sock, fd, message->msg_iov,
                      static_cast<int>(message->msg_iovlen), total, flags,
-                     [&] { return real::sendmsg(fd, message, flags); });
+                     [&] { return direct::sendmsg(fd, message, flags); });
 }
 
 int sendmmsg(int fd, mmsghdr* messages, unsigned count, int flags) {
@@ -468,7 +469,7 @@ ssize_t sendfile(int out, int in, off_t* offset, size_t count) {
   while (done < count) {
     const std::size_t want = count - done < kPiece ? count - done : kPiece;
     const ssize_t got = offset != nullptr ? ::pread(in, piece, want, *offset)
-                                          : real::read(in, piece, want);
+                                          : direct::read(in, piece, want);
     if (got <= 0) {
       if (got < 0 && done == 0) {
         if (errno == EISDIR) errno = EINVAL;  // as sendfile says it
@@ -517,7 +518,7 @@ static ssize_t SpliceUnread(Sock* sock, int in, int out, size_t length,
   }
   const ssize_t seen = hook::recv(in, piece, most, MSG_PEEK | MSG_DONTWAIT);
   if (seen <= 0) return seen;
-  const ssize_t n = real::write(out, piece, static_cast<std::size_t>(seen));
+  const ssize_t n = direct::write(out, piece, static_cast<std::size_t>(seen));
   if (n > 0) hook::recv(in, piece, static_cast<std::size_t>(n), MSG_DONTWAIT);
   return n;
 }

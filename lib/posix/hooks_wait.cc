@@ -8,6 +8,7 @@
 #include <climits>
 
 #include "lib/base/clock.h"
+#include "lib/base/direct.h"
 #include "lib/base/internal.h"
 #include "lib/base/unique_fd.h"
 #include "lib/posix/hooks.h"
@@ -157,9 +158,9 @@ int PselectNow(int count, fd_set* in, fd_set* out, fd_set* except,
 
 int EpollNow(int fd, epoll_event* events, int capacity, int timeout) {
   EpollSet* set = LookupSet(fd);
-  if (set == nullptr) return real::epoll_wait(fd, events, capacity, timeout);
+  if (set == nullptr) return direct::epoll_wait(fd, events, capacity, timeout);
   return WaitOn(events, capacity, FromMs(timeout), nullptr, set, [&] {
-    return real::epoll_wait(fd, events, capacity, timeout);
+    return direct::epoll_wait(fd, events, capacity, timeout);
   });
 }
 

@@ -11,6 +11,7 @@
 #include <cstdio>
 #include <cstring>
 
+#include "lib/base/alone.h"
 #include "lib/base/barrier.h"
 #include "lib/base/clock.h"
 #include "lib/base/config.h"
@@ -305,6 +306,8 @@ void InitProcess(Face face) {
   base::InitBarriers();
   ::pthread_atfork(&ForkPrepare, &ForkParent, &ForkChild);
   TakeInherited();
+  // (Programs that are linked with the library make their threads past it.)
+  if (face == Face::kPreload) base::BeginAlone();
 }
 
 bool InBorrowedMemory() {

@@ -2,9 +2,13 @@
 // calls, and the connection goes on.
 #include <poll.h>
 #include <pthread.h>
+#include <signal.h>
 #include <sys/epoll.h>
 #include <sys/select.h>
 #include <sys/socket.h>
+#include <sys/wait.h>
+#include <threads.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -198,6 +202,106 @@ Case disabled(
         RecvAll(on, text, 4);
         Log("%.4s", text);
       });
+      Ask(fd);
+      ::close(fd);
+    });
+
+// The first thread of a process, which has been the only one so far.
+pthread_t first;
+
+void CancelSoon() {
+  // Asleep by now, mostly; it must end either way.
+  ::poll(nullptr, 0, 20);
+  ::pthread_cancel(first);
+}
+
+void* ByThread(void*) {
+  CancelSoon();
+  return nullptr;
+}
+
+int ByC11Thread(void*) {
+  CancelSoon();
+  return 0;
+}
+
+void ByTimer(sigval) { CancelSoon(); }
+
+// A child that has no thread waits for `fd`, where nothing comes, is cancelled
+// by what `prepare` has made, and says so by its status.
+void CancelFirst(const char* what, int fd, void (*prepare)(),
+                 void (*wait)(int fd)) {
+  const pid_t child = ::fork();
+  CHECK_THAT(child >= 0);
+  if (child == 0) {
+    ::alarm(10);
+    struct Last {
+      ~Last() { ::_exit(42); }
+    } last;
+    first = ::pthread_self();
+    char byte;
+    ::recv(fd, &byte, 1, MSG_DONTWAIT);
+    prepare();
+    wait(fd);
+    ::_exit(1);
+  }
+  int status = 0;
+  CHECK_THAT(::waitpid(child, &status, 0) == child);
+  Log("%s: exit status %d, signal %d", what, WEXITSTATUS(status),
+      WTERMSIG(status));
+}
+
+void WaitInRecv(int fd) {
+  char byte;
+  ::recv(fd, &byte, 1, 0);
+}
+
+void WaitInRead(int fd) {
+  char byte;
+  ::read(fd, &byte, 1);
+}
+
+void WaitInEpoll(int fd) {
+  const int set = ::epoll_create1(0);
+  epoll_event event{};
+  event.events = EPOLLIN;
+  ::epoll_ctl(set, EPOLL_CTL_ADD, fd, &event);
+  ::epoll_wait(set, &event, 1, -1);
+}
+
+Case lone(
+    "cancel_first_thread", [](int fd) { Say(fd, 50); },
+    [](int fd) {
+      for (auto* wait : {&WaitInRecv, &WaitInRead, &WaitInEpoll}) {
+        CancelFirst(
+            "by a thread", fd,
+            [] {
+              pthread_t thread;
+              ::pthread_create(&thread, nullptr, &ByThread, nullptr);
+            },
+            wait);
+        CancelFirst(
+            "by a thread of C11", fd,
+            [] {
+              thrd_t thread;
+              ::thrd_create(&thread, &ByC11Thread, nullptr);
+            },
+            wait);
+        CancelFirst(
+            "by a timer's thread", fd,
+            [] {
+              sigevent event{};
+              event.sigev_notify = SIGEV_THREAD;
+              event.sigev_notify_function = &ByTimer;
+              timer_t timer;
+              ::timer_create(CLOCK_MONOTONIC, &event, &timer);
+              const itimerspec soon{{0, 0}, {0, 1'000'000}};
+              ::timer_settime(timer, 0, &soon, nullptr);
+            },
+            wait);
+        CancelFirst(
+            "by itself", fd, [] { ::pthread_cancel(first); }, wait);
+      }
       Ask(fd);
       ::close(fd);
     });

@@ -1,0 +1,25 @@
+#include "lib/base/alone.h"
+
+#include "lib/base/direct.h"
+
+namespace rcsock::base {
+namespace {
+
+// Constructors of libraries may make threads before ours runs.
+constinit std::atomic<bool> ended{false};
+
+}  // namespace
+
+constinit std::atomic<bool> alone{false};
+
+void BeginAlone() {
+  if (ended.load(std::memory_order_relaxed) || !direct::AllOfLibc()) return;
+  alone.store(true, std::memory_order_relaxed);
+}
+
+void EndAlone() {
+  ended.store(true, std::memory_order_relaxed);
+  alone.store(false, std::memory_order_relaxed);
+}
+
+}  // namespace rcsock::base

@@ -1,0 +1,107 @@
+#ifndef RCSOCK_LIB_BASE_DIRECT_H_
+#define RCSOCK_LIB_BASE_DIRECT_H_
+
+// The blocking calls of streams on TCP, without libc where that is the same
+// (lib/base/alone.h): rcsock::direct::recv(...) is real::recv(...), with as few
+// instructions as there can be.  What libc would do is one system call of the
+// same number, so filters and tracers see no difference; and the functions have
+// nothing to unwind, so handlers may jump or throw out of them.
+
+#include <sys/syscall.h>
+
+#include <cerrno>
+#include <cstdint>
+
+#include "lib/base/alone.h"
+#include "lib/base/real.h"
+
+namespace rcsock::direct {
+
+// The next definitions of them all are libc's: no other library would miss its
+// calls.
+bool AllOfLibc();
+
+[[gnu::noinline, gnu::cold]] long Failed(long result);
+
+inline long Word(long word) { return word; }
+inline long Word(const void* address) {
+  return reinterpret_cast<long>(address);
+}
+
+template <class... A>
+[[gnu::always_inline]] inline long Call(long number, A... arguments) {
+  static_assert(sizeof...(A) <= 6);
+  const long a[6] = {Word(arguments)...};
+  register long r10 asm("r10") = a[3];
+  register long r8 asm("r8") = a[4];
+  register long r9 asm("r9") = a[5];
+  long result = number;
+  // (What is not an argument is not loaded.)
+  if constexpr (sizeof...(A) <= 3) {
+    asm volatile("syscall"
+                 : "+a"(result)
+                 : "D"(a[0]), "S"(a[1]), "d"(a[2])
+                 : "rcx", "r11", "memory");
+  } else if constexpr (sizeof...(A) == 4) {
+    asm volatile("syscall"
+                 : "+a"(result)
+                 : "D"(a[0]), "S"(a[1]), "d"(a[2]), "r"(r10)
+                 : "rcx", "r11", "memory");
+  } else {
+    asm volatile("syscall"
+                 : "+a"(result)
+                 : "D"(a[0]), "S"(a[1]), "d"(a[2]), "r"(r10), "r"(r8), "r"(r9)
+                 : "rcx", "r11", "memory");
+  }
+  return __builtin_expect(result < 0, 0) ? Failed(result) : result;
+}
+
+inline ssize_t read(int fd, void* to, size_t length) {
+  return base::Alone() ? Call(SYS_read, fd, to, length)
+                       : real::read(fd, to, length);
+}
+
+inline ssize_t write(int fd, const void* from, size_t length) {
+  return base::Alone() ? Call(SYS_write, fd, from, length)
+                       : real::write(fd, from, length);
+}
+
+inline ssize_t recv(int fd, void* to, size_t length, int flags) {
+  return base::Alone() ? Call(SYS_recvfrom, fd, to, length, flags, 0, 0)
+                       : real::recv(fd, to, length, flags);
+}
+
+inline ssize_t send(int fd, const void* from, size_t length, int flags) {
+  return base::Alone() ? Call(SYS_sendto, fd, from, length, flags, 0, 0)
+                       : real::send(fd, from, length, flags);
+}
+
+inline ssize_t readv(int fd, const iovec* iov, int count) {
+  return base::Alone() ? Call(SYS_readv, fd, iov, count)
+                       : real::readv(fd, iov, count);
+}
+
+inline ssize_t writev(int fd, const iovec* iov, int count) {
+  return base::Alone() ? Call(SYS_writev, fd, iov, count)
+                       : real::writev(fd, iov, count);
+}
+
+inline ssize_t recvmsg(int fd, msghdr* message, int flags) {
+  return base::Alone() ? Call(SYS_recvmsg, fd, message, flags)
+                       : real::recvmsg(fd, message, flags);
+}
+
+inline ssize_t sendmsg(int fd, const msghdr* message, int flags) {
+  return base::Alone() ? Call(SYS_sendmsg, fd, message, flags)
+                       : real::sendmsg(fd, message, flags);
+}
+
+inline int epoll_wait(int set, epoll_event* events, int capacity, int timeout) {
+  return base::Alone() ? static_cast<int>(Call(SYS_epoll_wait, set, events,
+                                               capacity, timeout))
+                       : real::epoll_wait(set, events, capacity, timeout);
+}
+
+}  // namespace rcsock::direct
+
+#endif  // RCSOCK_LIB_BASE_DIRECT_H_

@@ -1,0 +1,98 @@
+// What makes a second thread of the program, or cancels one: passed on, after
+// base::Alone() has ended.  (Not where it is rcsock's own.)
+//
+// Of what libc makes threads for by itself, those are here that may run the
+// program's code: it could cancel from there.
+
+#include <signal.h>
+
+#include "lib/base/alone.h"
+#include "lib/base/internal.h"
+#include "lib/posix/hooks.h"
+#include "lib/posix/sock.h"
+
+namespace rcsock::posix::hook {
+namespace {
+
+void EndAlone() {
+  if (!base::tls_internal) base::EndAlone();
+}
+
+bool ByThread(const sigevent* event) {
+  return !Null(event) && event->sigev_notify == SIGEV_THREAD;
+}
+
+}  // namespace
+
+int pthread_create(pthread_t* thread, const pthread_attr_t* attributes,
+                   void* (*start)(void*), void* argument) {
+  EndAlone();
+  return real::pthread_create(thread, attributes, start, argument);
+}
+
+int thrd_create(thrd_t* thread, thrd_start_t start, void* argument) {
+  EndAlone();
+  return real::thrd_create(thread, start, argument);
+}
+
+int pthread_cancel(pthread_t thread) {
+  EndAlone();
+  return real::pthread_cancel(thread);
+}
+
+int timer_create(clockid_t clock, sigevent* event, timer_t* timer) {
+  if (ByThread(event)) EndAlone();
+  return real::timer_create(clock, event, timer);
+}
+
+int mq_notify(mqd_t queue, const sigevent* event) {
+  if (ByThread(event)) EndAlone();
+  return real::mq_notify(queue, event);
+}
+
+int aio_read(aiocb* block) {
+  EndAlone();
+  return real::aio_read(block);
+}
+
+int aio_read64(aiocb64* block) {
+  EndAlone();
+  return real::aio_read64(block);
+}
+
+int aio_write(aiocb* block) {
+  EndAlone();
+  return real::aio_write(block);
+}
+
+int aio_write64(aiocb64* block) {
+  EndAlone();
+  return real::aio_write64(block);
+}
+
+int aio_fsync(int operation, aiocb* block) {
+  EndAlone();
+  return real::aio_fsync(operation, block);
+}
+
+int aio_fsync64(int operation, aiocb64* block) {
+  EndAlone();
+  return real::aio_fsync64(operation, block);
+}
+
+int lio_listio(int mode, aiocb* const* blocks, int count, sigevent* event) {
+  EndAlone();
+  return real::lio_listio(mode, blocks, count, event);
+}
+
+int lio_listio64(int mode, aiocb64* const* blocks, int count, sigevent* event) {
+  EndAlone();
+  return real::lio_listio64(mode, blocks, count, event);
+}
+
+int getaddrinfo_a(int mode, gaicb** list, int count, sigevent* event) {
+  EndAlone();
+  return real::getaddrinfo_a(mode, list, count, event);
+}
+
+}  // namespace rcsock::posix::hook
