@@ -124,6 +124,16 @@ printf '[[rule]]\nport = 80\nmax_qps = 5\n' >config.toml
 wrong "of a process, not of a port" 3 "whole process"
 check "no such file: plain TCP" "|tcp" "$(rules --config nowhere.toml)"
 check "no such file: one line" 1 "$(grep -c 'nowhere.toml: there is no such file' err.txt)"
+mkdir directory.toml
+check "a directory: plain TCP" "|tcp" "$(rules --config directory.toml)"
+check "a directory: one line" 1 \
+  "$(grep -c '^rcsock: directory.toml: it is not a regular file: running' err.txt || true)"
+if [[ $(id -u) != 0 ]]; then
+  : >secret.toml && chmod 0 secret.toml
+  check "unreadable: plain TCP" "|tcp" "$(rules --config secret.toml)"
+  check "unreadable: one line" 1 \
+    "$(grep -c '^rcsock: secret.toml: Permission denied: running' err.txt || true)"
+fi
 status=0
 "$tool" run --config config.toml -- sh -c 'exit 7' 2>/dev/null || status=$?
 check "a wrong file: the command's status" 7 "$status"

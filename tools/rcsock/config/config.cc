@@ -4,8 +4,10 @@
 #include <fmt/format.h>
 #include <netinet/in.h>
 #include <toml++/toml.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <charconv>
 #include <cstdint>
 #include <cstdlib>
@@ -358,7 +360,14 @@ Policy ReadPolicy(const std::optional<std::string>& file) {
   for (const std::string& path : paths) {
     try {
       if (!fs::is_regular_file(path, error)) {
-        policy.error = path + ": there is no such file";
+        policy.error =
+            fmt::format("{}: {}", path,
+                        fs::exists(path, error) ? "it is not a regular file"
+                                                : "there is no such file");
+        return policy;
+      }
+      if (::access(path.c_str(), R_OK) != 0) {
+        policy.error = fmt::format("{}: {}", path, std::strerror(errno));
         return policy;
       }
       ReadFile(path, &policy);
