@@ -199,7 +199,8 @@ void WriteStats(const Stats& from) {
   const long out = ::syscall(SYS_openat, AT_FDCWD, path,
                              O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
   if (out < 0) {
-    base::Log("can't write statistics to %s: errno %d", path, errno);
+    base::Log("can't write statistics to %s: %s", path,
+              ::strerrordesc_np(errno));
     return;
   }
   ::syscall(SYS_write, out, text, n);

@@ -149,7 +149,9 @@ void Sock::HandleChanges() {
         lane_kind_ == lane::Kind::kRdma &&
         (reason_ == Reason::kPeerGone || reason_ == Reason::kLaneError);
     if (!leave_uncounted_) CountLeave();
-    RCSOCK_LOG(1, "fd %d: left its lane: %s", fd(), base::ReasonKey(reason_));
+    // (What the program has closed has a number of ours.)
+    RCSOCK_LOG(closed_.load(std::memory_order_relaxed) ? 2 : 1,
+               "fd %d: left its lane: %s", fd(), base::ReasonKey(reason_));
   }
   if (changes & stream::kRxReady) WakeRx();
   if (changes & stream::kTxReady) WakeTx();

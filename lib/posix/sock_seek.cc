@@ -110,7 +110,9 @@ bool Sock::Names(sockaddr_storage* local, sockaddr_storage* peer) {
 
 void Sock::SeekFailed(Reason reason, bool final) {
   Critical critical;
-  RCSOCK_LOG(2, "fd %d: no lane: %s", fd(), base::ReasonKey(reason));
+  // The same of a later look is no news.
+  RCSOCK_LOG(reason != reason_ ? 1 : 2, "fd %d: no lane: %s", fd(),
+             base::ReasonKey(reason));
   Latched latched(this);
   reason_ = reason;
   wanted_.store(false, std::memory_order_seq_cst);

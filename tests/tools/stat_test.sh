@@ -195,6 +195,29 @@ check "closed, and never on a lane: why" 1 \
 check "numbers of one" 0 "$(grep -cE '[ :]1 (streams|demotions|failovers)' text.txt || true)"
 finish
 
+# --- The log says it while the connection lives ---------------------------------------
+"$chat" serve >port.txt &
+server=$!
+for ((i = 0; i < 1000; i++)); do
+  [[ -s port.txt ]] && break
+  sleep 0.01
+done
+mkfifo lines
+"$tool" run --log 1 -- "$chat" connect "$(<port.txt)" 1 <lines >/dev/null 2>err.txt &
+client=$!
+exec {lines}>lines
+for ((i = 0; i < 1000; i++)); do
+  echo 20 >&"$lines"
+  grep -q 'no lane' err.txt && break
+  sleep 0.01
+done
+exec {lines}>&-
+wait "$client"
+check "--log 1: why there is no lane" 1 \
+  "$(grep -c 'fd [0-9]*: no lane: peer_without_rcsock$' err.txt || true)"
+kill "$server" && wait "$server" || true
+rm -f port.txt
+
 # --- Standard output that takes nothing ---------------------------------------------
 if [[ -w /dev/full ]]; then
   status=0

@@ -30,7 +30,7 @@ its bytes move to a faster lane.  A peer without rcsock notices nothing.
 To see what happened:
 
   rcsock run --stats=/tmp/%p.json -- CMD   bytes by lane, one file per process
-  rcsock run --log 1 -- CMD                promotions and demotions on stderr
+  rcsock run --log 1 -- CMD                promotions, demotions, and why not
   rcsock stat                              the same of what runs now
   rcsock run --lanes=tcp -- CMD            the same program with every lane off
 
@@ -93,7 +93,8 @@ int Main(int argc, char** argv) {
                   "exits; %p stands for its pid")
       ->type_name("FILE");
   run->add_option("--log", options.log,
-                  "1: promotions, demotions, failures; 2: every step")
+                  "On stderr, 1: promotions, demotions, failures, and why\n"
+                  "there is no lane; 2: every step")
       ->check(CLI::Range(0, 2))
       ->type_name("N");
   run->add_option("command", options.command, "The command and its arguments")
