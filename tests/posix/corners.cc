@@ -192,8 +192,9 @@ Case bad_arguments(
       CHECK_THAT(hole != MAP_FAILED);
       pollfd one{fd, POLLIN, 0};
       const timespec now{0, 0};
-      Result("poll", ::poll(&one, static_cast<nfds_t>(-1), 0));
-      Result("ppoll", ::ppoll(&one, static_cast<nfds_t>(-1), &now, nullptr));
+      const auto most = reinterpret_cast<nfds_t>(At(static_cast<nfds_t>(-1)));
+      Result("poll", ::poll(&one, most, 0));
+      Result("ppoll", ::ppoll(&one, most, &now, nullptr));
 
       int port;
       const int listener = Listen(&port);
