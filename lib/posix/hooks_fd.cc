@@ -575,13 +575,16 @@ int posix_spawnp(pid_t* pid, const char* file,
 // These two take the environment from the variable, past any argument.
 int system(const char* command) {
   if (command == nullptr) return real::system(command);
+  const int saved = errno;
   int status = -1;
   WithHandover(true, "sh", environ, [&](char* const* environment) {
+    errno = 0;
     status = environment == environ ? real::system(command)
                                     : SystemWith(command, environment);
     // What the command says is not that there was none.
-    return status == -1 && (errno == EAGAIN || errno == ENOMEM) ? -1 : 0;
+    return errno == EAGAIN || errno == ENOMEM ? -1 : 0;
   });
+  if (errno == 0) errno = saved;
   return status;
 }
 

@@ -74,11 +74,10 @@ class Waiting {
                                         const_cast<char**>(words), environment);
     ::posix_spawnattr_destroy(&how);
     constexpr int kNoShell = 127 << 8;
-    if (error == EAGAIN || error == ENOMEM) {
+    if (error != 0) {  // as glibc says it, for want of a process too
       errno = error;
-      return -1;
+      return kNoShell;
     }
-    if (error != 0) return kNoShell;
     child_ = child;
     int status = -1;
     while (::waitpid(child, &status, 0) < 0) {
