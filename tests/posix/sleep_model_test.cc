@@ -1,6 +1,6 @@
 // Models of who sleeps and who wakes, searched exhaustively: each way in which
 // the steps of the threads can interleave.  The rules are those of ShmLane
-// (SleepTx, SleepRx, PublishCredit, TellReceiver), Sock::SleepOn,
+// (SleepTx, SleepRx, PublishCredit, AfterPublish), Sock::SleepOn,
 // Sock::OnStarved, rdma::Sleepers and EpollSet.  Each was, or could have been,
 // a wake-up that is lost: a test for each takes one rule away and must find a
 // state in which nobody moves and somebody still waits.
@@ -273,7 +273,7 @@ TEST(RoomModel, TheTimerRunsWhileSomebodyMayWait) {
 
 struct Input {
   bool no_look = false;          // SleepRx: the slot after the wish
-  bool bit_after_bump = false;   // TellReceiver
+  bool bit_after_bump = false;   // AfterPublish
   bool pin_after_look = false;   // SleepOn
   bool ask_before_bump = false;  // WakeRx: pins_ before rx_seq_
   // Two readers, as many messages; or one, and the stream changes instead.

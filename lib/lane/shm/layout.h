@@ -53,8 +53,8 @@ constexpr ring::Geometry GeometryOf(std::uint32_t ring_bytes) {
 }
 
 // One message.  The head is sequence << 32 | immediate, where the sequence of
-// message n is uint32(n + 1): what was in a slot before never looks new, and a
-// scrubbed one reads 0.
+// message n is uint32(n + 1), and a scrubbed one reads 0.  What was in a slot
+// before never looks new: see ShmLane::RenewSlots.
 //
 // Each message carries a credit for the other direction, so that request and
 // reply need no other line for it, and each finds all that went before

@@ -94,6 +94,7 @@ base::Reason ShmLane::State() const {
 
 void ShmLane::Fail() {
   failed_.store(base::Reason::kProtocol, std::memory_order_seq_cst);
+  over_.store(true, std::memory_order_seq_cst);
   WakeLocal();
 }
 
@@ -153,7 +154,24 @@ ring::Placement ShmLane::Reserve(std::size_t want) {
   return Closed() ? ring::Placement{} : tx_.ReserveData(want);
 }
 
-void ShmLane::TellReceiver(std::uint32_t sleepers, std::uint32_t poll) {
+void ShmLane::RenewSlots() {
+  // The last message that is known to be consumed: the receiver looks for none
+  // up to it.  What is outstanding (the last message too) is new.  No scrubbed
+  // slot is left either: their 0 is message 2^32 - 1.  So what is in a slot is
+  // never older than 2^31 messages and a lap of the ring. Publish's release
+  // comes after these stores: whoever takes a later message finds them.
+  const std::uint64_t consumed = static_cast<std::uint32_t>(tx_.credited());
+  for (std::uint32_t at = 0; at < kSlots; ++at) {
+    if (((at - tx_.At(tx_.credited())) & (kSlots - 1)) < tx_.outstanding())
+      continue;
+    Slot& slot =
+        at < kHotSlots ? hot_->slots[at][side_] : more_[at - kHotSlots][side_];
+    slot.head.store(consumed << 32, std::memory_order_relaxed);
+  }
+}
+
+void ShmLane::AfterPublish(std::uint32_t sleepers, std::uint32_t poll) {
+  if (tx_.sent() % kRenewEvery == 0) RenewSlots();
   if ((sleepers & kRxSleeper) != 0) {
     // Taken away by who wakes, so that the next messages find it gone.  First
     // the bit, then the bump: a thread that sets it again meanwhile holds a
@@ -458,7 +476,7 @@ void ShmLane::WakeLocal() {
 // --- End ---------------------------------------------------------------------
 
 void ShmLane::Freeze() {
-  if (frozen_.load(std::memory_order_relaxed)) return;
+  if (frozen_) return;
   std::uint32_t imm;
   std::uint64_t landed = rx_.next();
   if (Landed(&rx_, &imm)) {
@@ -466,7 +484,8 @@ void ShmLane::Freeze() {
     while (landed - rx_.next() < kSlots && LandedToo(landed - rx_.next()));
   }
   rx_limit_ = std::min(rx_limit_, landed);
-  frozen_.store(true, std::memory_order_seq_cst);
+  frozen_ = true;
+  over_.store(true, std::memory_order_seq_cst);
   WakeLocal();
 }
 

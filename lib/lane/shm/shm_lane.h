@@ -69,8 +69,7 @@ class ShmLane final : public Lane {
   static constexpr std::uint64_t kNoLimit = ~std::uint64_t{0};
 
   bool Closed() const {
-    return frozen_.load(std::memory_order_relaxed) ||
-           failed_.load(std::memory_order_acquire) != base::Reason::kNone ||
+    return over_.load(std::memory_order_acquire) ||
            link_->why_dead() != base::Reason::kNone;
   }
   // The lane is over: the peer broke the rules.
@@ -96,6 +95,11 @@ class ShmLane final : public Lane {
   }
   void SetStarved();
   void Publish(Slot& slot, std::uint64_t number, std::uint32_t imm);
+  // Sequence numbers come again after 2^32 messages, and light traffic leaves
+  // the slots behind the first ones alone for longer than that.  So twice in
+  // that time each free slot gets a number that has been consumed.
+  static constexpr std::uint64_t kRenewEvery = std::uint64_t{1} << 31;
+  void RenewSlots();
   // Before a message is published: it is (not) in slot 0.
   void TellMore(bool more) {
     if (more == more_told_) [[likely]]
@@ -115,7 +119,7 @@ class ShmLane final : public Lane {
   }
   ControlLine& own() const { return hot_->control[side_]; }
   ControlLine& peer() const { return hot_->control[1 - side_]; }
-  [[gnu::noinline]] void TellReceiver(std::uint32_t sleepers,
+  [[gnu::noinline]] void AfterPublish(std::uint32_t sleepers,
                                       std::uint32_t poll);
   [[gnu::noinline]] std::size_t PostAny(const iovec* iov, int count,
                                         std::size_t skip, std::size_t limit);
@@ -182,10 +186,11 @@ class ShmLane final : public Lane {
   Slot (*const more_)[2];
   LinkState* const link_;
   std::atomic<base::Reason> failed_{base::Reason::kNone};
-  std::atomic<bool> frozen_{false};  // written under both latches
-  bool light_fence_ = false;         // Publish's fence is the light one
-  bool starved_ = false;             // kStarved is set; the tx latch's
-  bool more_told_ = false;           // ControlLine::more; the tx latch's
+  std::atomic<bool> over_{false};  // failed or frozen
+  bool frozen_ = false;            // under both latches
+  bool light_fence_ = false;       // Publish's fence is the light one
+  bool starved_ = false;           // kStarved is set; the tx latch's
+  bool more_told_ = false;         // ControlLine::more; the tx latch's
   const std::uint8_t side_;
 
   // one that the tx latch guards, but for the atomic,
@@ -255,8 +260,9 @@ inline void ShmLane::Publish(Slot& slot, std::uint64_t number,
       peer().sleepers.load(std::memory_order_relaxed);
   const std::uint32_t poll = peer().poll.load(std::memory_order_relaxed);
   if (((sleepers & kRxSleeper) | (poll & (kNotifyRxPoller | kNotifyRxBits))) !=
-      0) {
-    TellReceiver(sleepers, poll);
+          0 ||
+      tx_.sent() % kRenewEvery == 0) {
+    AfterPublish(sleepers, poll);
   }
 }
 
