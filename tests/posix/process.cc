@@ -149,36 +149,26 @@ Case fork_turns(
     });
 
 // What was read ahead of the application survives a fork.
-void SendForUnread(int fd) {
-  SendAll(fd, "abcdefghij", 10);
-  Barrier();
-  SendAll(fd, "klm", 3);
-  LogDrain(fd);
-}
-
-void ForkWithUnread(int fd, rlim_t file_size) {
-  Barrier();
-  char text[32] = {};
-  pollfd one{fd, POLLIN, 0};
-  ::poll(&one, 1, -1);
-  RecvAll(fd, text, 2);
-  rlimit limit{};
-  CHECK_THAT(::getrlimit(RLIMIT_FSIZE, &limit) == 0);
-  const rlimit low{file_size, limit.rlim_max};
-  CHECK_THAT(::setrlimit(RLIMIT_FSIZE, &low) == 0);
-  const pid_t child = ::fork();
-  if (child == 0) ::_exit(0);
-  CHECK_THAT(::setrlimit(RLIMIT_FSIZE, &limit) == 0);
-  RecvAll(fd, text + 2, 11);
-  Log("%s", text);
-  LogChild(child);
-}
-
-Case fork_unread("fork_unread", SendForUnread,
-                 [](int fd) { ForkWithUnread(fd, RLIM_INFINITY); });
-
-Case fork_unread_small("fork_unread_small_files", SendForUnread,
-                       [](int fd) { ForkWithUnread(fd, 10); });
+Case fork_unread(
+    "fork_unread",
+    [](int fd) {
+      SendAll(fd, "abcdefghij", 10);
+      Barrier();
+      SendAll(fd, "klm", 3);
+      LogDrain(fd);
+    },
+    [](int fd) {
+      Barrier();
+      char text[32] = {};
+      pollfd one{fd, POLLIN, 0};
+      ::poll(&one, 1, -1);
+      RecvAll(fd, text, 2);
+      const pid_t child = ::fork();
+      if (child == 0) ::_exit(0);
+      RecvAll(fd, text + 2, 11);
+      Log("%s", text);
+      LogChild(child);
+    });
 
 Case prefork(
     "prefork",
@@ -424,28 +414,6 @@ Case after_system(
       LogChild(child);
     },
     WarmCat);
-
-// A command that there is no memory for: nobody has the connection beside us.
-Case after_no_system(
-    "system_fails_warm",
-    [](int fd) {
-      Call(fd, 20);
-      rlimit limit{};
-      CHECK_THAT(::getrlimit(RLIMIT_AS, &limit) == 0);
-      const rlimit low{4096, limit.rlim_max};
-      CHECK_THAT(::setrlimit(RLIMIT_AS, &low) == 0);
-      const int status = ::system("true");
-      const int error = errno;
-      CHECK_THAT(::setrlimit(RLIMIT_AS, &limit) == 0);
-      Log("system: %d, %s", status, ErrorName(error));
-      Warm(fd);
-      Call(fd, 20);
-    },
-    [](int fd) {
-      Echo(fd, 20);
-      Warm(fd);
-      Echo(fd, 20);
-    });
 
 Case after_spawn("spawn_warm_cat", SpawnCat, WarmCat);
 
