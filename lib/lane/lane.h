@@ -139,7 +139,7 @@ class Lane {
   virtual bool RxLanded() const { return RxPending(); }
   // The same for the innermost loop, without a call where the lane has slots in
   // memory; may miss that the lane is dead.
-  bool RxPendingQuick() const {
+  [[gnu::always_inline]] bool RxPendingQuick() const {
     if (quick_slots_ == nullptr) return RxPending();
     const std::uint64_t next = quick_next_.load(std::memory_order_relaxed);
     const auto sequence = static_cast<std::uint32_t>((next >> kQuickShift) + 1);

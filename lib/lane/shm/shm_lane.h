@@ -221,7 +221,8 @@ class ShmLane final : public Lane {
 // --- What a small message takes
 
 // At most kInlineMax bytes; in line, where memcpy would be a call.
-inline void CopySmall(void* to, const void* from, std::size_t n) {
+[[gnu::always_inline]] inline void CopySmall(void* to, const void* from,
+                                             std::size_t n) {
   auto* t = static_cast<std::byte*>(to);
   const auto* f = static_cast<const std::byte*>(from);
   if (n > 64) {
