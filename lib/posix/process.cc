@@ -382,6 +382,7 @@ void BeforeExec(bool followed) {
     // What stays open goes on being held, by the new program.
     if (closes) sock->LeaveForExec();
   });
+  Sock::FlushClosed(base::NowNs() + 1'000'000'000, false);
   WriteStats(total);
 }
 
@@ -416,10 +417,11 @@ void AtExit() {
   const std::uint64_t deadline = base::NowNs() + 5'000'000'000;
   Sock::LeaveRemoteLanes(deadline);
   ForEachSock([&](Sock* sock) {
-    if (sock->mode() == Mode::kEngine) sock->FlushAtExit(deadline);
+    if (sock->mode() == Mode::kEngine) sock->FlushAtExit(deadline, true);
     sock->ResetAtExit();
     sock->Account();
   });
+  Sock::FlushClosed(deadline, true);
   WriteStats(stats);
   errno = saved;
 }

@@ -229,11 +229,13 @@ void SockForkLock() {
   RemoteForkLock();
   hosts_latch.lock();
   TableForkLock();
+  ClosedForkLock();
   base::PoolsForkLock();
 }
 
 void SockForkUnlock(bool child) {
   base::PoolsForkUnlock(child);
+  ClosedForkUnlock(child);
   TableForkUnlock(child);
   if (child) {
     hosts_latch.Reset();

@@ -451,7 +451,11 @@ class alignas(64) Sock final : public File,
   // Streams that have grown rings and do not use them leave their lanes.
   static void MemoryLook();
   // Blocks (bounded) until what TCP still owes is with the kernel.
-  void FlushAtExit(std::uint64_t deadline_ns);
+  // With `last`, what the kernel has not got by then makes the end a reset: an
+  // orderly one would hide that it is lost.
+  void FlushAtExit(std::uint64_t deadline_ns, bool last = false);
+  // The same for the streams that are closed and not yet finished.
+  static void FlushClosed(std::uint64_t deadline_ns, bool last);
   // The process ends, and the kernel closes the connection: with a reset if
   // what the peer has sent was not read, also where the kernel can't know that.
   void ResetAtExit();
@@ -655,6 +659,8 @@ class alignas(64) Sock final : public File,
   void TakeOptions();
   void PushOptions();
   void Finish(bool reset);
+  void ListClosed(Sock** head);
+  void UnlistClosed();
   void OnTimer();
   void OnLinger();
   void OnStarved();
@@ -738,6 +744,9 @@ class alignas(64) Sock final : public File,
   std::uint32_t watch_events_ = 0;
   std::uint64_t timer_ = 0;
   std::uint64_t close_timer_ = 0;
+  // Of the list of those that are closed and kept; null: not in it.
+  Sock** closed_link_ = nullptr;
+  Sock* closed_next_ = nullptr;
   std::uint32_t settle_wait_ms_ = 1;
   bool settle_posted_ = false;
   std::uint8_t kept_options_ = 0;  // sock_options.cc; the tx latch's
@@ -793,6 +802,8 @@ void RaiseSigpipe();
 // Latches that no object owns, around fork.
 void SockForkLock();
 void RemoteForkLock();
+void ClosedForkLock();
+void ClosedForkUnlock(bool child);
 void RemoteForkUnlock(bool child);
 void SockForkUnlock(bool child);
 

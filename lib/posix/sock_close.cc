@@ -15,6 +15,7 @@
 #include <memory>
 
 #include "lib/base/clock.h"
+#include "lib/base/latch.h"
 #include "lib/base/no_cancel.h"
 #include "lib/base/real.h"
 #include "lib/base/unique_fd.h"
@@ -36,7 +37,59 @@ void ResetOnClose(int number) {
   ::syscall(SYS_setsockopt, number, SOL_SOCKET, SO_LINGER, &now, sizeof now);
 }
 
+// Guards closed_head and the links of those in the list.  Nothing else is
+// locked under it.
+constinit base::Latch closed_latch;
+constinit Sock* closed_head = nullptr;
+
 }  // namespace
+
+void ClosedForkLock() { closed_latch.lock(); }
+
+void ClosedForkUnlock(bool child) {
+  if (child) {
+    closed_head = nullptr;  // the parent's to deliver
+    closed_latch.Reset();
+  } else {
+    closed_latch.unlock();
+  }
+}
+
+void Sock::ListClosed(Sock** head) {
+  closed_next_ = *head;
+  if (closed_next_ != nullptr) closed_next_->closed_link_ = &closed_next_;
+  closed_link_ = head;
+  *head = this;
+}
+
+void Sock::UnlistClosed() {
+  if (closed_link_ == nullptr) return;
+  *closed_link_ = closed_next_;
+  if (closed_next_ != nullptr) closed_next_->closed_link_ = closed_link_;
+  closed_link_ = nullptr;
+}
+
+void Sock::FlushClosed(std::uint64_t deadline_ns, bool last) {
+  Critical critical;
+  Sock* done = nullptr;
+  for (;;) {
+    closed_latch.lock();
+    Sock* sock = closed_head;
+    if (sock == nullptr) {
+      // (An exec may fail: then they are still to be flushed at exit.)
+      closed_head = done;
+      if (done != nullptr) done->closed_link_ = &closed_head;
+      closed_latch.unlock();
+      return;
+    }
+    sock->UnlistClosed();
+    sock->ListClosed(&done);
+    sock->Ref();
+    closed_latch.unlock();
+    sock->FlushAtExit(deadline_ns, last);
+    sock->Unref();
+  }
+}
 
 int Sock::CloseLast(int number, int from, int flags) {
   Critical critical;
@@ -87,11 +140,18 @@ int Sock::CloseLast(int number, int from, int flags) {
     watched_ = false;
     const int kept = base::RelocateHigh(
         static_cast<int>(::syscall(SYS_fcntl, number, F_DUPFD_CLOEXEC, 0)));
+    // What is owed and cannot be kept is lost: not by an orderly end.
+    if (kept < 0 && stream_->WantsAnchorWrite() && SoleHolder()) {
+      ResetOnClose(number);
+    }
     // (Without the other number this close may linger.)
     end(kept >= 0);
     fd_.store(kept, std::memory_order_relaxed);
     Ref();  // until Finish
     if (kept >= 0) {
+      closed_latch.lock();
+      ListClosed(&closed_head);
+      closed_latch.unlock();
       watch_events_ = EPOLLIN;
       watched_ = conductor->Watch(kept, std::shared_ptr<AnchorWatcher>(Share()),
                                   watch_events_);
@@ -185,6 +245,9 @@ void Sock::OnLinger() {
 
 void Sock::Finish(bool reset) {
   Critical critical;
+  closed_latch.lock();
+  UnlistClosed();
+  closed_latch.unlock();
   Conductor* conductor = Conductor::IfRunning();
   tx_latch.lock();
   rx_latch.lock();
@@ -232,7 +295,7 @@ void Sock::ResetAtExit() {
   }
 }
 
-void Sock::FlushAtExit(std::uint64_t deadline_ns) {
+void Sock::FlushAtExit(std::uint64_t deadline_ns, bool last) {
   Critical critical;
   for (;;) {
     tx_latch.lock();
@@ -247,10 +310,11 @@ void Sock::FlushAtExit(std::uint64_t deadline_ns) {
       stream_->Progress();
       owed = stream_->WantsAnchorWrite();
     }
+    const bool late = base::NowNs() >= deadline_ns;
+    if (owed && late && last && SoleHolder()) ResetOnClose(fd());
     rx_latch.unlock();
     tx_latch.unlock();
-    const std::uint64_t now = base::NowNs();
-    if (!owed || now >= deadline_ns) return;
+    if (!owed || late) return;
     pollfd one{fd(), POLLOUT, 0};
     timespec left{0, 10'000'000};
     ::syscall(SYS_ppoll, &one, 1, &left, nullptr, 8);

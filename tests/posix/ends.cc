@@ -550,6 +550,42 @@ Case close_at_once(
       LogDrain(fd);
     });
 
+// The reader has stopped, so that the stream leaves its lane, and TCP has
+// little room: what it owes is still here when the program ends.
+Case close_owing(
+    "close_owing_exit",
+    [](int fd) {
+      const int room = 4096;
+      ::setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &room, sizeof room);
+      Barrier();
+      SetNonblock(fd, true);
+      std::vector<char> piece(1 << 16);
+      std::int64_t sent = 0;
+      for (int turn = 0; turn < 2; ++turn) {
+        for (;;) {
+          Pattern(9, static_cast<std::uint64_t>(sent), piece.data(),
+                  piece.size());
+          const long n = ::write(fd, piece.data(), piece.size());
+          if (n <= 0) break;
+          sent += n;
+        }
+        // (A receiver counts as one that has stopped after 100 to 200 ms.)
+        ::poll(nullptr, 0, 400);
+      }
+      Tell(sent);
+      ::close(fd);
+      ::exit(0);
+    },
+    [](int fd) {
+      const int room = 32768;
+      ::setsockopt(fd, SOL_SOCKET, SO_RCVBUF, &room, sizeof room);
+      Barrier();
+      const std::int64_t sent = Hear();
+      ::poll(nullptr, 0, 500);  // it has ended, if it does not wait
+      CheckBulk(fd, 9, static_cast<std::size_t>(sent));
+      LogDrain(fd);
+    });
+
 Case exit_without_close(
     "exit_without_close",
     [](int fd) {
