@@ -68,8 +68,9 @@ void ForkPrepare() {
     }
   });
   if (any) {
-    ForEachSock([](Sock* sock) {
-      if (sock->Engaged()) sock->ToPlain(base::Reason::kPinnedFork);
+    const std::uint64_t deadline = Sock::LeaveDeadline();
+    ForEachSock([&](Sock* sock) {
+      if (sock->Engaged()) sock->ToPlain(base::Reason::kPinnedFork, deadline);
     });
   }
   ForEachSock([](Sock* sock) { sock->MarkFork(); });
@@ -321,7 +322,13 @@ void PinProcess(base::Reason reason) {
   auto none = base::Reason::kNone;
   process_pinned.compare_exchange_strong(none, reason);
   ForEachSock([&](Sock* sock) {
-    if (!sock->listening.load(std::memory_order_relaxed)) sock->Pin(reason);
+    if (sock->listening.load(std::memory_order_relaxed)) return;
+    sock->LeaveForGood(reason);
+  });
+  const std::uint64_t deadline = Sock::LeaveDeadline();
+  ForEachSock([&](Sock* sock) {
+    if (sock->listening.load(std::memory_order_relaxed)) return;
+    sock->Pin(reason, deadline);
   });
 }
 
@@ -361,13 +368,15 @@ void BeforeExec(bool followed) {
   Stats total;
   total.CopyFrom(stats);
   Sock::LeaveRemoteLanes(base::NowNs() + 5'000'000'000);
+  ForEachSock([](Sock* sock) {
+    if (sock->Engaged() && KeptByExec(sock)) sock->AskForExec();
+  });
+  const std::uint64_t deadline = Sock::LeaveDeadline();
   ForEachSock([&](Sock* sock) {
     const bool closes = !KeptByExec(sock);
     if (closes) {
-      if (sock->mode() == Mode::kEngine) {
-        sock->FlushAtExit(base::NowNs() + 1'000'000'000);
-      }
-    } else if (sock->Engaged() && !sock->PinForExec()) {
+      if (sock->mode() == Mode::kEngine) sock->FlushAtExit(deadline);
+    } else if (sock->Engaged() && !sock->PinForExec(deadline)) {
       // (One that only looks for its peer is pinned too: adopted on the way,
       // what it reads would go with us.)
       base::Log("fd %d: its peer did not answer before exec", sock->fd());
@@ -399,7 +408,9 @@ void EnterSandbox() {
   ForEachSock([](Sock* sock) {
     if (sock->Engaged()) sock->StepToPlain(base::Reason::kSandboxed);
   });
-  ForEachSock([](Sock* sock) { sock->Pin(base::Reason::kSandboxed); });
+  const std::uint64_t deadline = Sock::LeaveDeadline();
+  ForEachSock(
+      [&](Sock* sock) { sock->Pin(base::Reason::kSandboxed, deadline); });
   base::ForgetBarriers();
   // Nothing can be opened later; what comes after this is not counted.
   Stats total;

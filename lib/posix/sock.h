@@ -254,12 +254,16 @@ class alignas(64) Sock final : public File,
   // like.  Waits (bounded) until the stream is the kernel's, but for bytes that
   // were read ahead of the application (UnreadBytes).  False: the peer did not
   // answer.
-  bool Pin(base::Reason reason);
+  //
+  // Where several are asked, all have one time to answer in (LeaveDeadline);
+  // each is looked at once behind it.  0: this one alone.
+  bool Pin(base::Reason reason, std::uint64_t deadline_ns = 0);
+  static std::uint64_t LeaveDeadline();
   // The kernel has ended the connection of a pinned stream, by connect() to no
   // address: what was read ahead of it goes too.
   void Disconnected();
   // The same without the "never again".
-  bool ToPlain(base::Reason reason);
+  bool ToPlain(base::Reason reason, std::uint64_t deadline_ns = 0);
 
   // --- Set by the hooks
   std::atomic<bool> listening{false};
@@ -433,7 +437,8 @@ class alignas(64) Sock final : public File,
     return mode() == Mode::kEngine || seeking_.load(std::memory_order_acquire);
   }
   // Pin(), until Unpin(): for an exec that may fail.
-  bool PinForExec();
+  bool PinForExec(std::uint64_t deadline_ns);
+  void AskForExec();  // the same, without waiting
   void Unpin();
   // Adds the counts to `to`, unless Account() has.
   void Fold(Stats* to) { Fold(to, false); }

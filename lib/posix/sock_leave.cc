@@ -10,6 +10,7 @@
 #include <memory>
 #include <utility>
 
+#include "lib/base/clock.h"
 #include "lib/posix/epoll.h"
 #include "lib/posix/signals.h"
 #include "lib/posix/sock.h"
@@ -169,10 +170,13 @@ bool Sock::StepToPlain(Reason reason) {
   return mode() != Mode::kEngine;
 }
 
-bool Sock::ToPlain(Reason reason) {
-  for (int i = 0; i < 200; ++i) {
+std::uint64_t Sock::LeaveDeadline() { return base::NowNs() + 1'600'000'000; }
+
+bool Sock::ToPlain(Reason reason, std::uint64_t deadline_ns) {
+  if (deadline_ns == 0) deadline_ns = LeaveDeadline();
+  for (int i = 0;; ++i) {
     if (StepToPlain(reason)) return true;
-    if (StuckOnStash()) break;
+    if (StuckOnStash() || base::NowNs() >= deadline_ns) break;
     // The peer's background thread answers within a round trip or two.
     timespec brief{0, i < 50 ? 100'000 : 10'000'000};
     ::nanosleep(&brief, nullptr);
@@ -206,10 +210,10 @@ void Sock::LeaveForGood(Reason reason) {
   StepToPlain(reason);
 }
 
-bool Sock::Pin(Reason reason) {
+bool Sock::Pin(Reason reason, std::uint64_t deadline_ns) {
   Spoil();
   KeepPlain();
-  const bool ok = ToPlain(reason);
+  const bool ok = ToPlain(reason, deadline_ns);
   reason_ = reason;
   return ok;
 }

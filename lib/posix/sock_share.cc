@@ -305,13 +305,19 @@ void Sock::AskFromBorrowed() {
   conductor->Post([self = Share()] { self->StepToPlain(Reason::kPinnedExec); });
 }
 
-bool Sock::PinForExec() {
+void Sock::AskForExec() {
   if (!pinned_.load()) {
     exec_pinned_ = true;
     exec_reason_ = reason_;
   }
   KeepPlain();
-  const bool ok = ToPlain(Reason::kPinnedExec);
+  StepToPlain(Reason::kPinnedExec);
+  reason_ = Reason::kPinnedExec;
+}
+
+bool Sock::PinForExec(std::uint64_t deadline_ns) {
+  AskForExec();
+  const bool ok = ToPlain(Reason::kPinnedExec, deadline_ns);
   reason_ = Reason::kPinnedExec;
   return ok;
 }

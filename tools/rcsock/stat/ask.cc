@@ -27,6 +27,9 @@ using posix::SnapshotStream;
 
 // What a process may answer at most: a million streams.
 constexpr std::uint32_t kMostStreams = 1 << 20;
+// Of an answer: who makes it long, of holes, makes us read and keep all of it.
+constexpr std::uint64_t kMostEach = 4096;
+constexpr std::uint64_t kMostBytes = 256 << 20;
 // Descriptors that are open at one time.
 constexpr std::size_t kAtOnce = 256;
 
@@ -116,8 +119,8 @@ std::string Take(int file, ProcessPicture* process) {
   const std::uint64_t count = head.count;
   const std::uint64_t each = head.stream_size;
   const std::uint64_t first = head.head_size;
-  if (count > kMostStreams || each == 0 || each > 65536 || first < kFixed ||
-      size != first + count * each ||
+  if (count > kMostStreams || each == 0 || each > kMostEach || first < kFixed ||
+      count * each > kMostBytes || size != first + count * each ||
       !ReadAt(file, &head, std::min<std::size_t>(first, sizeof head), 0)) {
     return "its answer is malformed";
   }
