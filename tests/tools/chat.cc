@@ -1,6 +1,6 @@
 // usage: chat serve
 //        chat connect PORT COUNT
-//        chat fake silent|garbage|file|count|version
+//        chat fake silent|garbage|file|count|holes|version
 //
 // Connections for the tests of `rcsock stat`.  `serve` prints its port and
 // echoes.  `connect` makes COUNT connections; each line of stdin is a number of
@@ -115,6 +115,13 @@ int Answer(const std::string& mode) {
   head.head_size = sizeof head;
   head.stream_size = sizeof(rcsock::posix::SnapshotStream);
   head.count = mode == "count" ? 1u << 31 : 0;
+  if (mode == "holes") {  // few of them are memory, all would be read
+    head.stream_size = 65536;
+    head.count = 1u << 17;
+    if (::ftruncate(fd, sizeof head + off_t{65536} * head.count) != 0) {
+      Die("ftruncate");
+    }
+  }
   if (::write(fd, &head, sizeof head) != sizeof head) Die("write");
   ::fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE);
   return fd;

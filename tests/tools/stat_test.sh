@@ -227,7 +227,7 @@ if [[ -w /dev/full ]]; then
 fi
 
 # --- Processes that lie ----------------------------------------------------------
-for mode in silent garbage file count version; do
+for mode in silent garbage file count holes version; do
   "$chat" fake "$mode" >fake.txt &
   liar=$!
   for ((i = 0; i < 1000; i++)); do
