@@ -550,33 +550,33 @@ Case many_messages(
       constexpr int kMost = 4;
       char text[kMost][3];
       iovec iov[kMost];
-      mmsghdr messages[kMost] = {};
+      mmsghdr some[kMost] = {};
       for (int i = 0; i < kMost; ++i) {
         iov[i] = {text[i], 3};
-        messages[i].msg_hdr.msg_iov = &iov[i];
-        messages[i].msg_hdr.msg_iovlen = 1;
+        some[i].msg_hdr.msg_iov = &iov[i];
+        some[i].msg_hdr.msg_iovlen = 1;
       }
       timespec time{-1, 0};
-      Result("no time", ::recvmmsg(fd, messages, kMost, MSG_DONTWAIT, &time));
+      Result("no time", ::recvmmsg(fd, some, kMost, MSG_DONTWAIT, &time));
       time = {0, 1'000'000'000};
-      Result("no time", ::recvmmsg(fd, messages, kMost, MSG_DONTWAIT, &time));
+      Result("no time", ::recvmmsg(fd, some, kMost, MSG_DONTWAIT, &time));
       time = {0, 0};
-      Result("at once", ::recvmmsg(fd, messages, kMost, 0, &time));
+      Result("at once", ::recvmmsg(fd, some, kMost, 0, &time));
       Log("left %ld %ld", static_cast<long>(time.tv_sec), time.tv_nsec);
       Barrier();
       time = {0, 1};
-      Result("soon", ::recvmmsg(fd, messages, kMost, 0, &time));
+      Result("soon", ::recvmmsg(fd, some, kMost, 0, &time));
       Log("left %ld %ld", static_cast<long>(time.tv_sec), time.tv_nsec);
       Barrier();
       time = {1000, 0};
-      Result("later", ::recvmmsg(fd, messages, 1, 0, &time));
+      Result("later", ::recvmmsg(fd, some, 1, 0, &time));
       Log("left %d", time.tv_sec > 0 && time.tv_sec < 1000);
       Barrier();
       pollfd ended{fd, POLLRDHUP, 0};
       CHECK_THAT(::poll(&ended, 1, 5000) == 1);
-      for (auto& message : messages) message.msg_len = 77;
-      Result("at the end", ::recvmmsg(fd, messages, kMost, 0, nullptr));
-      for (const auto& message : messages) Log("%u", message.msg_len);
+      for (auto& message : some) message.msg_len = 77;
+      Result("at the end", ::recvmmsg(fd, some, kMost, 0, nullptr));
+      for (const auto& message : some) Log("%u", message.msg_len);
       Barrier();
     });
 
