@@ -101,8 +101,11 @@ bool Sock::BackToPlain() {
   const bool leaving = leaving_.load(std::memory_order_relaxed);
   if (back && !stream_->Idle()) {
     back = spilled = leaving && SpillLatched();
-  } else if (back && stream_->TxBroken() && !leaving) {
-    back = false;  // what the application has been told must stay true
+  } else if (back && !leaving &&
+             (stream_->TxBroken() || stream_->EndedInOrder())) {
+    // What the application has been told must stay true: a peer that exits with
+    // a frame unread resets the anchor behind the end, too.
+    back = false;
   }
   if (back) {
     tx_raw_.store(stream_->tx_off(), std::memory_order_relaxed);

@@ -202,6 +202,8 @@ class Stream {
   bool Idle() const;
   // Every write fails from now on, whatever the kernel would say to the next.
   bool TxBroken() const { return tx_broken_; }
+  // Both directions, and by frames: nothing of the application's is under way.
+  bool EndedInOrder() const { return eof_ && pfin_known_ && shut_; }
   std::uint64_t tx_off() const { return tx_off_; }
   std::uint64_t rx_off() const { return rx_off_; }
   base::Reason why_left() const { return why_left_; }

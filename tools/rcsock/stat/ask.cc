@@ -78,9 +78,10 @@ Question Ask(const std::string& name, pid_t only) {
       0) {
     return question;
   }
-  // (In a shell under `rcsock run` this is such a process, too.)
+  // (In a shell under `rcsock run` this is such a process, too; doctor's probe
+  // asks for itself.)
   if ((::geteuid() != 0 && peer.uid != ::geteuid()) ||
-      (only != 0 && peer.pid != only) || peer.pid == ::getpid()) {
+      (only != 0 ? peer.pid != only : peer.pid == ::getpid())) {
     return question;
   }
   question.process.pid = peer.pid;
