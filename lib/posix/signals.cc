@@ -47,33 +47,63 @@ bool Synchronous(int number, const siginfo_t* info) {
   return Fault(number) ? info->si_code > 0 : number == SIGABRT;
 }
 
-// False: no room.
+constexpr std::uint64_t Bit(int number) {
+  return std::uint64_t{1} << (number - 1);
+}
+
+// All but faults, which end the program where they are blocked, and (32 and 33)
+// libc's own, for cancellation and setuid.
+constexpr std::uint64_t kPutOff =
+    ~(Bit(SIGSEGV) | Bit(SIGBUS) | Bit(SIGFPE) | Bit(SIGILL) | Bit(SIGTRAP) |
+      Bit(SIGSYS) | Bit(SIGABRT) | Bit(32) | Bit(33));
+
+void QueueAgain(int number, siginfo_t info) {
+  const long pid = ::syscall(SYS_getpid);
+  const long tid = ::syscall(SYS_gettid);
+  // The kernel refuses to forge some codes: a plain tgkill then.
+  if (::syscall(SYS_rt_tgsigqueueinfo, pid, tid, number, &info) != 0) {
+    ::syscall(SYS_tgkill, pid, tid, number);
+  }
+}
+
+// False: no room.  Others may interrupt this, anywhere; and of several that
+// have come at once, the one whose frame is the lowest runs last.
 bool Defer(int number, const siginfo_t* info, void* context) {
   ThreadSignals& self = tls_signals;
-  const std::uint32_t pending = self.pending;
+  // What the interrupted code goes on with.  The kernel's word, 8 bytes.
+  auto* const word = reinterpret_cast<unsigned char*>(
+      &static_cast<ucontext_t*>(context)->uc_sigmask);
+  std::uint64_t mask;
+  std::memcpy(&mask, word, sizeof mask);
+  const bool blocked = (~mask & kPutOff) == 0;
   // Only signals that are faults elsewhere, and are sent by somebody here, come
-  // now: of those the kernel, too, keeps one of each.
-  for (std::uint32_t i = 0; self.blocking && i < pending; ++i) {
+  // then: of those the kernel, too, keeps one of each.
+  for (std::uint32_t i = 0; blocked && i < self.pending; ++i) {
     if (self.deferred[i].number == number) return true;
   }
-  if (pending == ThreadSignals::kMostDeferred) return false;
-  self.deferred[pending] = {number, *info};
-  self.pending = pending + 1;
-  if (pending + 2 < ThreadSignals::kMostDeferred || self.blocking) return true;
-  // What the interrupted code goes on with.  The kernel's word, 8 bytes; a
-  // fault that is blocked would end the program.
-  auto* const mask = reinterpret_cast<unsigned char*>(
-      &static_cast<ucontext_t*>(context)->uc_sigmask);
-  std::memcpy(&self.mask, mask, sizeof self.mask);
-  std::uint64_t all = ~std::uint64_t{0};
-  for (int one = 1; one < kSignals; ++one) {
-    // (32 and 33 are libc's own, for cancellation and setuid.)
-    if (Fault(one) || one == SIGABRT || one == 32 || one == 33)
-      all &= ~(std::uint64_t{1} << (one - 1));
+  // What lies above has this mask and more: the critical section's own is what
+  // all have.
+  self.mask = self.mask & mask;
+  const std::uint32_t at =
+      __atomic_fetch_add(&self.pending, 1u, __ATOMIC_RELAXED);
+  const bool room = at < ThreadSignals::kMostDeferred;
+  if (room) {
+    self.deferred[at] = {number, *info};
+  } else {
+    __atomic_fetch_sub(&self.pending, 1u, __ATOMIC_RELAXED);
   }
-  all |= self.mask;
-  std::memcpy(mask, &all, sizeof all);
+  if (at + 2 < ThreadSignals::kMostDeferred && !self.blocking) return true;
+  if (blocked) return room;
   self.blocking = true;
+  mask |= kPutOff;
+  std::memcpy(word, &mask, sizeof mask);
+  if (!room) {
+    if ((Bit(number) & kPutOff) == 0) return false;
+    const int saved = errno;
+    ::syscall(SYS_rt_sigprocmask, SIG_SETMASK, &mask, nullptr, 8);
+    QueueAgain(number, *info);
+    errno = saved;
+  }
   return true;
 }
 
@@ -165,8 +195,10 @@ void SignalsForkUnlock(bool child) {
     tls_signals.pending = 0;  // they are the parent's
     if (tls_signals.blocking) {
       tls_signals.blocking = false;
-      ::syscall(SYS_rt_sigprocmask, SIG_SETMASK, &tls_signals.mask, nullptr, 8);
+      const std::uint64_t mask = tls_signals.mask;
+      ::syscall(SYS_rt_sigprocmask, SIG_SETMASK, &mask, nullptr, 8);
     }
+    tls_signals.mask = ~std::uint64_t{0};
   } else {
     latch.unlock();
   }
@@ -189,14 +221,9 @@ void DeliverDeferred() {
   self.pending = 0;
   if (self.blocking) before = self.mask;
   self.blocking = false;
-  const long pid = ::syscall(SYS_getpid);
-  const long tid = ::syscall(SYS_gettid);
+  self.mask = ~std::uint64_t{0};
   for (std::uint32_t i = 0; i < count; ++i) {
-    // The kernel refuses to forge some codes: a plain tgkill then.
-    if (::syscall(SYS_rt_tgsigqueueinfo, pid, tid, list[i].number,
-                  &list[i].info) != 0) {
-      ::syscall(SYS_tgkill, pid, tid, list[i].number);
-    }
+    QueueAgain(list[i].number, list[i].info);
   }
   ::syscall(SYS_rt_sigprocmask, SIG_SETMASK, &before, nullptr, 8);
   errno = saved;

@@ -40,9 +40,10 @@ struct ThreadSignals {
     siginfo_t info;
   } deferred[kMostDeferred] = {};
   // The list is all but full: every other signal is blocked until it is
-  // delivered, and the kernel keeps them.  What was blocked before.
+  // delivered, and the kernel keeps them.
   volatile bool blocking = false;
-  std::uint64_t mask = 0;
+  // What was blocked before: of all that were put off, what each found.
+  volatile std::uint64_t mask = ~std::uint64_t{0};
 };
 
 extern thread_local constinit ThreadSignals tls_signals

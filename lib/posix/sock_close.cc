@@ -114,7 +114,7 @@ int Sock::CloseLast(int number, int from, int flags) {
       stream_->rx() == stream::Rx::kRaw && !stream_->WantsAnchorWrite()) {
     // Another process holds the connection too: this close ends nothing, and
     // neither a reset nor a shutdown may come of what was read ahead here.
-    if (watched_) conductor->Unwatch(number);
+    if (watched_) conductor->Unwatch(fd());
     watched_ = false;
     end(true);
     fd_.store(-1, std::memory_order_relaxed);
@@ -136,7 +136,7 @@ int Sock::CloseLast(int number, int from, int flags) {
     }
     const bool reset =
         (option.l_onoff != 0 && option.l_linger == 0) || unread > 0;
-    if (watched_) conductor->Unwatch(number);
+    if (watched_) conductor->Unwatch(fd());
     watched_ = false;
     const int kept = base::RelocateHigh(
         static_cast<int>(::syscall(SYS_fcntl, number, F_DUPFD_CLOEXEC, 0)));
@@ -200,6 +200,7 @@ void Sock::LoseFd(int number, int other) {
   }
   if (fd() != number) return;
   Latched latched(this);
+  if (fd() != number) return;  // another thread has closed the other one
   Conductor* conductor = Conductor::IfRunning();
   if (watched_ && conductor != nullptr) conductor->Unwatch(number);
   set_fd(other);

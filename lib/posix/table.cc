@@ -1,10 +1,15 @@
 #include "lib/posix/table.h"
 
+#include <fcntl.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
 #include <cerrno>
 
 #include "lib/base/latch.h"
 #include "lib/base/no_cancel.h"
 #include "lib/base/real.h"
+#include "lib/base/unique_fd.h"
 #include "lib/posix/process.h"
 #include "lib/posix/signals.h"
 
@@ -137,8 +142,14 @@ void Evict(int fd) {
 int CloseNumber(int fd, int from, int flags, bool held) {
   Critical critical;
   const base::NoCancel no_cancel;
-  // A stream that comes into its place has an anchor, too.
-  held = held || (from >= 0 && Entry(from) != nullptr);
+  int last = -1;
+  if (!held && from >= 0 && Entry(from) != nullptr) {
+    // A stream that comes into its place has an anchor, too.  What this closes
+    // for the last time may linger: not with the latch held.
+    last = base::RelocateHigh(
+        static_cast<int>(::syscall(SYS_fcntl, fd, F_DUPFD_CLOEXEC, 0)));
+    held = true;
+  }
   if (!held) {
     Put(fd, nullptr);
     return KernelClose(fd, from, flags);
@@ -149,6 +160,7 @@ int CloseNumber(int fd, int from, int flags, bool held) {
   const int error = errno;
   Put(fd, result >= 0 && from >= 0 ? Another(from) : nullptr);
   between_latch.unlock();
+  if (last >= 0) base::CloseRaw(last);
   errno = error;
   return result;
 }
@@ -156,6 +168,11 @@ int CloseNumber(int fd, int from, int flags, bool held) {
 int CloseFd(int fd, int from, int flags) {
   File* file = Lookup(fd);
   if (file == nullptr || InBorrowedMemory()) {
+    if (from >= 0 && Entry(from) != nullptr && !InBorrowedMemory() &&
+        static_cast<unsigned>(fd) < static_cast<unsigned>(kMaxFds)) {
+      Raise(fd);
+      return CloseNumber(fd, from, flags, false);
+    }
     return KernelClose(fd, from, flags);
   }
   Critical critical;  // no handler jumps out of a claim
