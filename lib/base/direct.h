@@ -4,8 +4,7 @@
 // The blocking calls of streams on TCP, without libc where that is the same
 // (lib/base/alone.h): rcsock::direct::recv(...) is real::recv(...), with as few
 // instructions as there can be.  What libc would do is one system call of the
-// same number, so filters and tracers see no difference; and the functions have
-// nothing to unwind, so handlers may jump or throw out of them.
+// same number, so filters and tracers see no difference.
 
 #include <sys/syscall.h>
 
@@ -28,8 +27,11 @@ inline long Word(const void* address) {
   return reinterpret_cast<long>(address);
 }
 
+// Not inlined, nor known to throw nothing: a handler may leave by pthread_exit
+// or an exception, and who has something to unwind needs a call here, whose
+// landing pad the unwinder finds.
 template <class... A>
-[[gnu::always_inline]] inline long Call(long number, A... arguments) {
+[[gnu::noipa]] long Call(long number, A... arguments) {
   static_assert(sizeof...(A) <= 6);
   const long a[6] = {Word(arguments)...};
   register long r10 asm("r10") = a[3];

@@ -6,6 +6,8 @@
 
 #include <cerrno>
 #include <climits>
+#include <cstdio>
+#include <cstring>
 
 #include "lib/base/clock.h"
 #include "lib/base/direct.h"
@@ -22,6 +24,18 @@ namespace {
 
 std::int64_t FromMs(int timeout) {
   return timeout < 0 ? -1 : static_cast<std::int64_t>(timeout) * 1'000'000;
+}
+
+// Of a descriptor that is not followed.  Where /proc says nothing: it may be.
+bool MayBeSet(int fd) {
+  const int saved = errno;
+  char path[32];
+  char what[32] = {};
+  std::snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+  const bool read = ::readlink(path, what, sizeof what - 1) > 0;
+  const bool mounted = read || ::access("/proc/self/fd", F_OK) == 0;
+  errno = saved;
+  return read ? std::strcmp(what, "anon_inode:[eventpoll]") == 0 : !mounted;
 }
 
 bool Valid(const timespec* timeout) {
@@ -306,7 +320,7 @@ int epoll_ctl(int number, int op, int fd, epoll_event* event) {
     // and knows nothing of lanes.
     auto* sock = static_cast<Sock*>(file);
     // (First, or frames would be edges.)
-    if (op != EPOLL_CTL_DEL &&
+    if (op != EPOLL_CTL_DEL && MayBeSet(number) &&
         !sock->listening.load(std::memory_order_relaxed)) {
       sock->Pin(base::Reason::kPinnedOption);
     }
