@@ -73,7 +73,8 @@ Picture Collect(const CollectOptions& options) {
   };
   for (const pid_t pid : PreloadedProcesses()) {
     if ((options.pid != 0 && pid != options.pid) || known(pid)) continue;
-    if (pid == ::getpid()) continue;  // in a shell under `rcsock run`
+    // (In a shell under `rcsock run` this is one, too; doctor asks for itself.)
+    if (options.pid == 0 && pid == ::getpid()) continue;
     ProcessPicture process;
     process.pid = pid;
     process.uid = UserOf(pid);
