@@ -4,6 +4,8 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>
+#include <poll.h>
+#include <pthread.h>
 #include <rcsock/rcsock.h>
 #include <rcsock/rsocket.h>
 #include <sched.h>
@@ -21,6 +23,7 @@
 #include <fstream>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 namespace {
@@ -534,6 +537,138 @@ TEST_F(HelloTest, AWriteThatDoesNotEndHoldsUpNobodyForEver) {
   ::kill(child, SIGKILL);
   ::waitpid(child, nullptr, 0);
   EXPECT_EQ(riounmap(other_, memory, sizeof memory), 0);
+}
+
+// --- Waiting as the stream does
+
+// Cancels a thread that is in a call, once it sleeps there.
+void CancelIn(void* (*call)(void*), void* argument) {
+  static std::atomic<pid_t> id;
+  static void* (*run)(void*);
+  id = 0;
+  run = call;
+  pthread_t thread{};
+  ASSERT_EQ(::pthread_create(
+                &thread, nullptr,
+                [](void* with) {
+                  id = ::gettid();
+                  return run(with);
+                },
+                argument),
+            0);
+  const auto sleeps = [] {
+    std::string word;
+    std::ifstream in("/proc/self/task/" + std::to_string(id) + "/stat");
+    for (int i = 0; i < 3; ++i) in >> word;
+    return word == "S";
+  };
+  for (int in_a_row = 0; in_a_row < 20; in_a_row = sleeps() ? in_a_row + 1 : 0)
+    ::usleep(1000);
+  ASSERT_EQ(::pthread_cancel(thread), 0);
+  void* result = nullptr;
+  ASSERT_EQ(::pthread_join(thread, &result), 0);
+  EXPECT_EQ(result, PTHREAD_CANCELED);
+}
+
+TEST_F(HelloTest, AThreadIsCancelledInARead) {
+  Meet(0);
+  CancelIn(
+      [](void* fd) -> void* {
+        char byte;
+        rrecv(*static_cast<int*>(fd), &byte, 1, 0);
+        return nullptr;
+      },
+      &other_);
+  CancelIn(
+      [](void* fd) -> void* {
+        char byte;
+        const iovec iov{&byte, 1};
+        rreadv(*static_cast<int*>(fd), &iov, 1);
+        return nullptr;
+      },
+      &other_);
+}
+
+TEST_F(HelloTest, AResetIsNoEnd) {
+  Meet(0);
+  const linger now{1, 0};
+  ::setsockopt(peer_, SOL_SOCKET, SO_LINGER, &now, sizeof now);
+  ::close(std::exchange(peer_, -1));
+  pollfd one{other_, POLLIN, 0};
+  EXPECT_EQ(rpoll(&one, 1, -1), 1);
+  EXPECT_NE(one.revents & POLLERR, 0);
+  char byte;
+  EXPECT_EQ(rrecv(other_, &byte, 1, 0), -1);
+  EXPECT_EQ(errno, ECONNRESET);
+  EXPECT_EQ(rrecv(other_, &byte, 1, 0), 0);
+}
+
+TEST_F(HelloTest, AResetAmongRecordsIsNoEnd) {
+  Meet(4);
+  Say(Hello{});
+  char byte;
+  EXPECT_EQ(rrecv(other_, &byte, 1, MSG_DONTWAIT), -1);
+  const linger now{1, 0};
+  ::setsockopt(peer_, SOL_SOCKET, SO_LINGER, &now, sizeof now);
+  ::close(std::exchange(peer_, -1));
+  pollfd one{other_, POLLIN, 0};
+  EXPECT_EQ(rpoll(&one, 1, -1), 1);
+  EXPECT_EQ(rrecv(other_, &byte, 1, 0), -1);
+  EXPECT_EQ(errno, ECONNRESET);
+}
+
+TEST_F(HelloTest, ATimeOutCountsBeforeTheFirstByteAndBehindTheHello) {
+  Meet(4);
+  const timeval brief{0, 20'000};
+  ASSERT_EQ(rsetsockopt(other_, SOL_SOCKET, SO_RCVTIMEO, &brief, sizeof brief),
+            0);
+  char byte;
+  EXPECT_EQ(rrecv(other_, &byte, 1, 0), -1);
+  EXPECT_EQ(errno, EAGAIN);
+  Say(Hello{});
+  EXPECT_EQ(rrecv(other_, &byte, 1, 0), -1);
+  EXPECT_EQ(errno, EAGAIN);
+}
+
+TEST_F(RsocketTest, ASendThatIsCutShortInTheHandshakeSaysSo) {
+  const int plain = ::socket(AF_INET, SOCK_STREAM, 0);
+  address_.sin_family = AF_INET;
+  address_.sin_addr.s_addr = inet_addr(Address());
+  socklen_t size = sizeof address_;
+  auto* const name = reinterpret_cast<sockaddr*>(&address_);
+  ASSERT_EQ(::bind(plain, name, size), 0);
+  ASSERT_EQ(::listen(plain, 1), 0);
+  ASSERT_EQ(::getsockname(plain, name, &size), 0);
+  one_ = rsocket(AF_INET, SOCK_STREAM, 0);
+  Allow(one_, 1);
+  ASSERT_EQ(rfcntl(one_, F_SETFL, O_NONBLOCK), 0);
+  EXPECT_EQ(rconnect(one_, name, size), -1);
+  EXPECT_EQ(errno, EINPROGRESS);
+  const int peer = ::accept(plain, nullptr, nullptr);
+  ASSERT_EQ(::send(peer, "plain", 5, 0), 5);
+  ASSERT_EQ(rfcntl(one_, F_SETFL, 0L), 0);
+  const timeval brief{0, 50'000};
+  ASSERT_EQ(rsetsockopt(one_, SOL_SOCKET, SO_SNDTIMEO, &brief, sizeof brief),
+            0);
+  std::vector<unsigned char> bytes(64 << 20);
+  for (std::size_t i = 0; i < bytes.size(); ++i)
+    bytes[i] = static_cast<unsigned char>((i * 2654435761u) >> 16);
+  const ssize_t sent = rsend(one_, bytes.data(), bytes.size(), 0);
+  EXPECT_GT(sent, 0);
+  EXPECT_LT(sent, static_cast<ssize_t>(bytes.size()));
+  char plain_bytes[5];
+  EXPECT_EQ(rrecv(one_, plain_bytes, 5, MSG_WAITALL), 5);
+  rclose(std::exchange(one_, -1));
+  std::vector<unsigned char> got(bytes.size());
+  std::size_t n = 0;
+  for (ssize_t more;
+       (more = ::recv(peer, got.data() + n, got.size() - n, 0)) > 0;)
+    n += static_cast<std::size_t>(more);
+  const std::size_t hello = 56;
+  EXPECT_EQ(n, hello + static_cast<std::size_t>(sent));
+  EXPECT_EQ(std::memcmp(got.data() + hello, bytes.data(), n - hello), 0);
+  ::close(peer);
+  ::close(plain);
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 
 #include <poll.h>
 #include <sched.h>
+#include <sys/ioctl.h>
 #include <sys/random.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -11,6 +12,7 @@
 #include <cerrno>
 #include <cstring>
 #include <ctime>
+#include <utility>
 
 #include "lib/api/rsocket/channels.h"
 #include "lib/api/rsocket/record.h"
@@ -141,6 +143,15 @@ void Channel::StepLatched() {
   if (now != Phase::kHello && now != Phase::kMaybe && now != Phase::kSpoken) {
     return;
   }
+  // No read before it is known that there are bytes: it would take the error
+  // of the connection, which is the application's to see.
+  pollfd one{fd_, POLLIN, 0};
+  if (rcs_poll(&one, 1, 0) == 0) return;
+  int there = 0;
+  if (rcs_ioctl(fd_, FIONREAD, &there) != 0 || there == 0) {
+    phase_ = Phase::kPlain;
+    return;
+  }
   Hello hello{};
   const ssize_t n =
       rcs_recv(fd_, &hello, sizeof hello, MSG_PEEK | MSG_DONTWAIT);
@@ -269,7 +280,7 @@ void Channel::Queue(const Record& record) {
 }
 
 void Channel::ProgressLatched() {
-  while (!end_ && data_left_ == 0) {
+  while (!end_ && error_ == 0 && data_left_ == 0) {
     ssize_t n;
     if (write_left_ > 0) {
       unsigned char nowhere[4096];
@@ -291,7 +302,11 @@ void Channel::ProgressLatched() {
       }
     }
     if (n == 0) end_ = true;
-    if (n < 0) return;  // EAGAIN, or an error that the next call gets as well
+    if (n < 0) {
+      // (The stream says it once; the application has not heard it.)
+      if (errno != EAGAIN && errno != EINTR) error_ = errno;
+      return;
+    }
   }
 }
 
@@ -307,7 +322,7 @@ void Channel::Progress() {
 
 bool Channel::Readable() {
   const std::lock_guard hold(rx_);
-  if (end_) return true;
+  if (end_ || error_ != 0) return true;
   if (data_left_ == 0) return false;
   pollfd one{fd_, POLLIN, 0};
   return rcs_poll(&one, 1, 0) > 0;
@@ -318,11 +333,8 @@ ssize_t Channel::Recv(const iovec* iov, int count, int flags) {
   ProgressLatched();
   if (end_) return 0;
   if (data_left_ == 0) {
-    // The stream's own error, if it has one.
-    char nothing;
-    const ssize_t n = rcs_recv(fd_, &nothing, 1, MSG_PEEK | MSG_DONTWAIT);
-    if (n >= 0) errno = EAGAIN;
-    return n == 0 ? 0 : -1;
+    errno = error_ != 0 ? std::exchange(error_, 0) : EAGAIN;
+    return -1;
   }
   iovec pieces[kMostPieces];
   msghdr message{};

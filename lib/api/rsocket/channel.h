@@ -162,6 +162,7 @@ class Channel {
   std::atomic<std::int64_t> begun_ms_{0};  // since when; 0: it is not
   std::atomic<bool> mapped_{false};
   bool end_ = false;  // of what comes: rx_'s
+  int error_ = 0;     // of what comes, not told yet: rx_'s
 
   std::mutex rx_;
   unsigned char head_[40] = {};

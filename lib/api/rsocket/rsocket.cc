@@ -11,9 +11,11 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <climits>
 #include <cstdarg>
 #include <cstring>
 #include <ctime>
+#include <exception>
 #include <vector>
 
 #include "lib/api/rsocket/channels.h"
@@ -34,11 +36,12 @@ int Fail(int error) {
 }
 
 // Nothing throws through C; all that is thrown here is for want of memory.
+// (What a cancelled thread is unwound by is no exception of ours.)
 template <class Call>
 auto Guarded(Call&& call) -> decltype(call()) {
   try {
     return call();
-  } catch (...) {
+  } catch (const std::exception&) {
     errno = ENOMEM;
     return -1;
   }
@@ -66,6 +69,31 @@ void Nap() {
 bool WaitFor(int fd, short events, int timeout) {
   pollfd one{fd, events, 0};
   return rcs_poll(&one, 1, timeout) >= 0;
+}
+
+// Until there is something to be read, as the stream itself waits in a read:
+// with its time-out, and on after a signal whose handler says so.  False with
+// errno, which may be the stream's own error.
+bool WaitToRead(int fd) {
+  char first;
+  return rcs_recv(fd, &first, 1, MSG_PEEK) >= 0;
+}
+
+// With the time-out of a send; false with errno (EINTR, EAGAIN).
+bool WaitToSend(int fd, short events = POLLOUT) {
+  timeval time{};
+  socklen_t size = sizeof time;
+  int limit = -1;
+  if (rcs_getsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &time, &size) == 0 &&
+      (time.tv_sec > 0 || time.tv_usec > 0)) {
+    limit = static_cast<int>(
+        std::min<std::int64_t>(time.tv_sec, INT_MAX / 1000 - 1) * 1000 +
+        (time.tv_usec + 999) / 1000);
+  }
+  pollfd one{fd, events, 0};
+  const int n = rcs_poll(&one, 1, limit);
+  if (n == 0) errno = EAGAIN;
+  return n > 0;
 }
 
 // Until the peer has answered the hello, or `timeout`.
@@ -140,8 +168,7 @@ ssize_t RecvVector(int fd, const iovec* iov, int count, int flags,
         continue;
       }
       if (n == 0) return static_cast<ssize_t>(done);
-      if (errno != EAGAIN || Nonblocking(fd, flags) ||
-          !WaitFor(fd, POLLIN, -1)) {
+      if (errno != EAGAIN || Nonblocking(fd, flags) || !WaitToRead(fd)) {
         return done > 0 ? static_cast<ssize_t>(done) : -1;
       }
     }
@@ -160,8 +187,7 @@ ssize_t Repeat(int fd, int flags, std::size_t total, Once&& once) {
       continue;
     }
     if (n == 0) return static_cast<ssize_t>(done);
-    if (errno != EAGAIN || Nonblocking(fd, flags) ||
-        !WaitFor(fd, POLLOUT, -1)) {
+    if (errno != EAGAIN || Nonblocking(fd, flags) || !WaitToSend(fd)) {
       return done > 0 ? static_cast<ssize_t>(done) : -1;
     }
   }
@@ -172,19 +198,21 @@ ssize_t SendVector(const Shared& channel, int fd, const iovec* iov, int count,
   std::size_t total = 0;
   for (int i = 0; i < count; ++i) total += iov[i].iov_len;
   if (total == 0) return 0;
+  for (channel->Step(); channel->handshaking(); channel->Step()) {
+    if (Nonblocking(fd, flags)) return Fail(EAGAIN);
+    if (channel->undecided()) Nap();
+    const bool connecting = channel->phase() == Phase::kConnecting;
+    if (!WaitToSend(fd, connecting ? POLLOUT : POLLIN)) return -1;
+  }
+  if (!channel->framed()) {
+    msghdr message{};
+    message.msg_iov = const_cast<iovec*>(iov);
+    message.msg_iovlen = static_cast<std::size_t>(count);
+    return rcs_sendmsg(fd, &message, flags);
+  }
   std::vector<iovec> rest(iov, iov + count);
   std::size_t skipped = 0;
   return Repeat(fd, flags, total, [&](std::size_t done) -> ssize_t {
-    if (channel->handshaking()) {
-      channel->Step();
-      if (channel->handshaking()) return Fail(EAGAIN);
-    }
-    if (!channel->framed()) {
-      msghdr message{};
-      message.msg_iov = const_cast<iovec*>(iov);
-      message.msg_iovlen = static_cast<std::size_t>(count);
-      return rcs_sendmsg(fd, &message, flags);
-    }
     std::size_t skip = done - skipped;
     skipped = done;
     for (iovec& one : rest) {
