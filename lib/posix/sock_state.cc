@@ -39,6 +39,10 @@ int Sock::Shutdown(int number, int how) {
   if (how != SHUT_RD && how != SHUT_WR && how != SHUT_RDWR) {
     error = EINVAL;
   } else {
+    if (stream_->Gone() ||
+        (stream_->Ended() && real::shutdown(number, how) != 0)) {
+      error = ENOTCONN;  // and it is done all the same, as the kernel does
+    }
     if (how != SHUT_WR) {
       rd_shut_ = true;
       WakeRx();

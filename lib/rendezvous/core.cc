@@ -203,6 +203,7 @@ void Core::Abandon() {
   };
   for (int fd : asio_fds_) close(fd);
   anchors.CloseInherited();
+  sources.CloseInherited();
   close(anchors.fd());
   close(inspection_.fd());
   close(bells->page_fd());

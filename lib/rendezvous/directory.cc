@@ -3,6 +3,7 @@
 #include <netinet/in.h>
 
 #include <cerrno>
+#include <chrono>
 #include <cstddef>
 #include <cstring>
 #include <utility>
@@ -25,6 +26,9 @@ constexpr std::size_t kMaxElsewhere = 1 << 18;
 // The holder of the port may be between taking it and opening its name, or be
 // ending: 1 ms, twice as long each time, a second at most.
 constexpr int kMaxDoublings = 10;
+// A server's next connection comes to the same port; one that is made for a
+// single connection is never used again.
+constexpr std::chrono::seconds kIdleLimit{5};
 
 }  // namespace
 
@@ -92,7 +96,8 @@ Directory::Directory(Rdma* rdma, const Address& address, std::uint32_t scope,
       scope_(scope),
       port_(port),
       own_port_(own_port),
-      timer_(rdma->core()) {}
+      timer_(rdma->core()),
+      idle_timer_(rdma->core()) {}
 
 // (Asio's cancel and release say that they throw; here they have nothing to.)
 // NOLINTNEXTLINE(bugprone-exception-escape)
@@ -101,6 +106,7 @@ Directory::~Directory() { Close(); }
 void Directory::Close() {
   timer_.Stop();
   timer_runs_ = true;  // for ever
+  idle_timer_.Stop();
   if (name_ != nullptr) name_->Close();
   name_.reset();
   for (auto& member : members_) member->Detach();
@@ -133,6 +139,7 @@ void Directory::Add(const Tuple& tuple) {
 
 void Directory::Remove(const Tuple& tuple) {
   waiting_.erase(tuple);
+  MayBeIdle();
   if (state_ != State::kMember) return;
   auto message = NewMessage<DirRemove>();
   std::memcpy(message.tuple, &tuple, sizeof message.tuple);
@@ -242,6 +249,16 @@ void Directory::Drop(Member* member) {
   });
   std::erase_if(members_,
                 [member](const auto& known) { return known.get() == member; });
+  MayBeIdle();
+}
+
+void Directory::MayBeIdle() {
+  if (!waiting_.empty() || !members_.empty()) return;
+  idle_timer_.Start(kIdleLimit, weak_from_this(), &Directory::OnIdle);
+}
+
+void Directory::OnIdle() {
+  if (waiting_.empty() && members_.empty()) rdma_->Retire(this);
 }
 
 bool Directory::TryJoin() {

@@ -45,7 +45,8 @@ class Listener : public CmOwner {
 // Who, of the processes of this user, has the accepted ends of the connections
 // to one port.  One process holds the port in the RDMA port space and keeps the
 // directory, under an abstract AF_UNIX name; the others tell it which of their
-// streams wait.  When it ends, one of them takes over.
+// streams wait.  When it ends, one of them takes over.  A directory that nobody
+// needs for some seconds is given up: a server may use a port after the other.
 //
 // Threads: within turns of the conductor (Step).
 class Directory : public ChannelOwner,
@@ -83,6 +84,8 @@ class Directory : public ChannelOwner,
   bool TryJoin();
   void TryAgain();
   void OnTimer();
+  void MayBeIdle();
+  void OnIdle();
   void OpenName();
   void OnJoin(base::UniqueFd fd);
   void SendAdd(const Tuple& tuple);
@@ -100,6 +103,7 @@ class Directory : public ChannelOwner,
   Timer timer_;
   bool timer_runs_ = false;
   int tries_ = 0;
+  Timer idle_timer_;
 
   // kOwner
   std::unique_ptr<Listener> listener_;

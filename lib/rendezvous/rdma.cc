@@ -219,6 +219,15 @@ std::shared_ptr<Directory> Rdma::DirectoryOf(const Address& address,
   return directory;
 }
 
+void Rdma::Retire(Directory* directory) {
+  for (auto it = directories_.begin(); it != directories_.end(); ++it) {
+    if (it->second.get() != directory) continue;
+    directory->Close();
+    directories_.erase(it);
+    return;
+  }
+}
+
 RdmaMeeting* Rdma::Waiting(const Tuple& tuple) {
   Session* session = core_->FindSession(tuple, stream::Role::kAcceptor);
   RdmaMeeting* meeting = session == nullptr ? nullptr : session->rdma();

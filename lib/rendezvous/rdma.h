@@ -75,6 +75,8 @@ class Rdma {
   std::shared_ptr<Directory> DirectoryOf(const Address& address,
                                          std::uint32_t scope,
                                          std::uint16_t port, base::Reason* why);
+  // Nobody needs it: the port is free again.
+  void Retire(Directory* directory);
   void OnRequest(Listener* listener, verbs::Id id, const CmEvent& event);
   void Reject(verbs::Id id, const stream::Nonce& nonce, Rej rej);
   // The tuple waits now, here (port 0) or in the process that listens at

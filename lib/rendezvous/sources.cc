@@ -1,10 +1,17 @@
 #include "lib/rendezvous/sources.h"
 
+#include <sys/epoll.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <iterator>
 #include <mutex>
 #include <utility>
 #include <vector>
 
 #include "lib/base/log.h"
+#include "lib/base/unique_fd.h"
 #include "lib/rendezvous/core.h"
 
 namespace rcsock::rendezvous {
@@ -35,6 +42,21 @@ void Sources::Want(lane::Source* source, int delta) {
   if (fresh) core_->PostTask([this, source] { Watch(source); });
 }
 
+bool Sources::EnsureSet() {
+  if (set_ != nullptr) return true;
+  base::UniqueFd fd(base::RelocateHigh(
+      static_cast<int>(::syscall(SYS_epoll_create1, EPOLL_CLOEXEC))));
+  if (!fd.ok()) return false;
+  auto set = std::make_unique<stream_descriptor>(core_->io);
+  error_code error;
+  set->assign(fd.get(), error);
+  if (error) return false;
+  fd.release();
+  set_ = std::move(set);
+  Wait();
+  return true;
+}
+
 void Sources::Watch(lane::Source* source) {
   Entry* entry = nullptr;
   {
@@ -44,55 +66,67 @@ void Sources::Watch(lane::Source* source) {
     if (it == entries_.end() || it->second.wanted <= 0) return;
     entry = &it->second;
   }
-  if (entry->descriptor == nullptr) {
-    auto descriptor = std::make_unique<stream_descriptor>(core_->io);
-    error_code error;
-    descriptor->assign(source->fd(), error);
-    if (error) {
-      RCSOCK_LOG(1, "a completion channel can't be watched: %d", error.value());
+  if (entry->number == 0) {
+    const int fd = source->fd();
+    epoll_event event{};
+    event.events = EPOLLIN | EPOLLET;
+    event.data.u64 = last_number_ + 1;
+    if (!EnsureSet() || ::syscall(SYS_epoll_ctl, set_->native_handle(),
+                                  EPOLL_CTL_ADD, fd, &event) != 0) {
+      RCSOCK_LOG(1, "a completion channel can't be watched: %d", errno);
       return;
     }
-    entry->descriptor = std::move(descriptor);
     entry->number = ++last_number_;
+    entry->fd = fd;
     source->Arm();
-    Wait(source, entry);
   }
   // Armed, then drained: what came before rings bell 0 by the board, what comes
   // after makes the descriptor readable.
   source->Drain();
 }
 
-void Sources::Wait(lane::Source* source, Entry* entry) {
-  entry->descriptor->async_wait(
-      stream_descriptor::wait_read,
-      [this, source, number = entry->number](const error_code& error) {
-        if (error) return;  // let go of
-        Step step(core_);
-        OnRing(source, number);
-      });
+void Sources::Wait() {
+  set_->async_wait(stream_descriptor::wait_read,
+                   [this](const error_code& error) {
+                     if (error) return;
+                     Step step(core_);
+                     OnRings();
+                   });
 }
 
-void Sources::OnRing(lane::Source* source, std::uint32_t number) {
-  Entry* entry = nullptr;
+// The edges are taken before the next wait: what comes after is a new one.
+void Sources::OnRings() {
+  epoll_event events[16];
+  const long n = ::syscall(SYS_epoll_pwait, set_->native_handle(), events,
+                           std::size(events), 0, nullptr, 8);
+  for (long i = 0; i < n; ++i) OnRing(events[i].data.u64);
+  if (set_ != nullptr) Wait();
+}
+
+void Sources::OnRing(std::uint64_t number) {
+  lane::Source* source = nullptr;
   bool wanted = false;
   {
     std::lock_guard lock(latch_);
-    auto it = entries_.find(source);
-    if (it == entries_.end() || it->second.number != number) return;
-    entry = &it->second;
-    wanted = entry->wanted > 0;
+    for (const auto& [key, entry] : entries_) {
+      if (entry.number != number) continue;
+      source = key;
+      wanted = entry.wanted > 0;
+    }
   }
+  if (source == nullptr) return;
   if (!wanted) return Sweep();
   source->Disarm(true);
   source->Arm();
-  Wait(source, entry);
   source->Drain();
 }
 
 void Sources::LetGo(lane::Source* source, Entry* entry) {
-  if (entry->descriptor == nullptr) return;
-  entry->descriptor->release();
-  entry->descriptor.reset();
+  if (entry->number == 0) return;
+  epoll_event event{};
+  // (A descriptor that is closed already has left the set.)
+  ::syscall(SYS_epoll_ctl, set_->native_handle(), EPOLL_CTL_DEL, entry->fd,
+            &event);
   source->Disarm(false);
 }
 
@@ -120,6 +154,13 @@ void Sources::Close() {
     entries.swap(entries_);
   }
   for (auto& [source, entry] : entries) LetGo(source, &entry);
+  if (set_ == nullptr) return;
+  base::CloseRaw(set_->release());
+  set_.reset();
+}
+
+void Sources::CloseInherited() const {
+  if (set_ != nullptr) base::CloseRaw(set_->native_handle());
 }
 
 }  // namespace rcsock::rendezvous

@@ -15,6 +15,10 @@ class Core;
 
 // The sources that the conductor drains: those of lanes that ring bell 0.
 //
+// They are watched by an epoll set of their own, edge-triggered: a source's
+// descriptor may stay readable, and Boost.Asio's wait would then end at once,
+// for ever.
+//
 // Threads: Want from any; all else on the conductor's.
 class Sources {
  public:
@@ -25,24 +29,30 @@ class Sources {
   // Lets go of those that nobody wants: one may be about to go.
   void Sweep();
   void Close();
+  // In a child of fork, where nothing else of this is called.
+  void CloseInherited() const;
 
  private:
   struct Entry {
     int wanted = 0;  // latch_'s
-    // The conductor's: null: not armed.  The number tells a ring from one that
-    // was on its way when the source was let go of.
-    std::uint32_t number = 0;
-    std::unique_ptr<boost::asio::posix::stream_descriptor> descriptor;
+    // The conductor's; 0: not armed.  It tells a ring from one that was on its
+    // way when the source was let go of.
+    std::uint64_t number = 0;
+    int fd = -1;  // in the set
   };
+  bool EnsureSet();
   void Watch(lane::Source* source);
-  void Wait(lane::Source* source, Entry* entry);
-  void OnRing(lane::Source* source, std::uint32_t number);
+  void Wait();
+  void OnRings();
+  void OnRing(std::uint64_t number);
   void LetGo(lane::Source* source, Entry* entry);
 
   Core* const core_;
   base::Latch latch_;
   bool closed_ = false;
-  std::uint32_t last_number_ = 0;  // the conductor's
+  // The conductor's.
+  std::uint64_t last_number_ = 0;
+  std::unique_ptr<boost::asio::posix::stream_descriptor> set_;
   // Entries are erased on the conductor only.
   std::unordered_map<lane::Source*, Entry> entries_;
 };

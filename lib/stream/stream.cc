@@ -92,6 +92,8 @@ ssize_t Stream::WriteNow(const iovec* iov, int count, std::size_t total) {
     Emit(kRxReady | kTxReady);
     return static_cast<ssize_t>(total);
   }
+  // (Nothing is written by nothing: no answer comes to it.)
+  if (last_write_ && !shut_) return 0;
   if (shut_ || tx_broken_) return -EPIPE;
   if (total == 0) return 0;
   switch (tx_) {
@@ -297,7 +299,9 @@ std::size_t Stream::RecvRest(const iovec* iov, int count, std::size_t skip,
     ssize_t n = RecvRaw(&first, 1, peek);
     if (n <= 0) return 0;  // an end or an error is for the next call
     auto got = static_cast<std::size_t>(n);
-    if (got == first.iov_len && i + 1 < count && !peek) {
+    // (Not behind a read that has come to the switch: what is sent there is
+    // no application's.)
+    if (got == first.iov_len && i + 1 < count && !peek && rx_ == Rx::kRaw) {
       n = RecvRaw(iov + i + 1, count - i - 1, false);
       if (n > 0) got += static_cast<std::size_t>(n);
     }

@@ -202,6 +202,10 @@ class Stream {
   bool Idle() const;
   // Every write fails from now on, whatever the kernel would say to the next.
   bool TxBroken() const { return tx_broken_; }
+  // To TCP the connection has been reset, and the application could know it.
+  bool Gone() const { return tx_broken_ && !last_write_; }
+  // Both directions have ended, TCP's too.
+  bool Ended() const { return kshut_ && eof_; }
   // Both directions, and by frames: nothing of the application's is under way.
   bool EndedInOrder() const { return eof_ && pfin_known_ && shut_; }
   std::uint64_t tx_off() const { return tx_off_; }

@@ -399,6 +399,14 @@ TEST_F(RdmaTest, NothingLeaks) {
     Conductor* conductor = GetConductor();
     std::map<std::string, int> before;
     std::size_t fds = 0;
+    const auto sockets = [] {
+      int count = 0;
+      for (const auto& [fd, what] : OpenFds()) {
+        if (what.find("socket") == 0) ++count;
+      }
+      return count;
+    };
+    const int sockets_before = sockets();
     for (int round = 0; round < 3; ++round) {
       for (int i = 0; i < 8; ++i) {
         const TcpPair pair = MakeDevicePair();
@@ -429,12 +437,9 @@ TEST_F(RdmaTest, NothingLeaks) {
         ::close(pair.acceptor);
       }
       Drain(conductor);
-      // The directory of each port stays: they are compared per round.
+      // The directory of each port stays for some seconds.
+      const int listeners = sockets();
       const auto open = OpenFds();
-      int listeners = 0;
-      for (const auto& [fd, what] : open) {
-        if (what.find("socket") == 0) ++listeners;
-      }
       for (const char* kind : {"qp", "cq", "pd", "mr"}) {
         const int count = Resources(kind);
         if (round == 1) {
@@ -451,6 +456,10 @@ TEST_F(RdmaTest, NothingLeaks) {
       if (round == 1) fds = others;
       if (round == 2) {
         EXPECT_LE(others, fds);
+        EXPECT_GT(listeners, sockets_before);
+        EXPECT_TRUE(
+            Eventually([&] { return sockets() <= sockets_before; }, 15'000))
+            << sockets() << " > " << sockets_before;
       }
     }
   }));

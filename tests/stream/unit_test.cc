@@ -793,6 +793,49 @@ TEST_F(PairTest, LaneDownBeyondWhatWasSentIsHostile) {
   EXPECT_EQ(Get(0), "error 104");
 }
 
+// Between the two reads that a vector takes behind the stash, the peer acts.
+class BetweenReads final : public Anchor {
+ public:
+  BetweenReads(Anchor* to, Stream* peer) : to_(to), peer_(peer) {}
+  ssize_t Send(const iovec* iov, int count) override {
+    return to_->Send(iov, count);
+  }
+  ssize_t Recv(void* to, std::size_t length) override {
+    return to_->Recv(to, length);
+  }
+  ssize_t RecvV(const iovec* iov, int count, bool peek) override {
+    if (++reads_ == 2) peer_->Progress();
+    return to_->RecvV(iov, count, peek);
+  }
+  int ShutdownWrite() override { return to_->ShutdownWrite(); }
+
+ private:
+  Anchor* to_;
+  Stream* peer_;
+  int reads_ = 0;
+};
+
+TEST_F(PairTest, AVectorThatReachesTheSwitchTakesNothingBehindIt) {
+  Put(0, "0123456789abcdefghij");
+  std::string& pipe = world_.tcp.pipe[0].bytes;
+  const std::string late = pipe.substr(8);
+  pipe.resize(8);
+  Up();
+  EXPECT_EQ(Put(0, "ZYX"), 3);  // proposes: the switch is at 20
+  S(1).Progress();
+  EXPECT_EQ(S(1).Readable(), 8u);
+  pipe = late + pipe;
+  BetweenReads anchor(&world_.anchor[1], &S(0));
+  S(1).Rebind(&world_.lane[1], &anchor);
+  char first[20], second[100];
+  const iovec iov[2] = {{first, sizeof first}, {second, sizeof second}};
+  EXPECT_EQ(S(1).Read(iov, 2, sizeof first + sizeof second, false), 20);
+  EXPECT_EQ(std::string(first, sizeof first), "0123456789abcdefghij");
+  Go();
+  EXPECT_EQ(Get(1), "ZYX");
+  EXPECT_TRUE(S(0).FastTx());
+}
+
 TEST_F(PairTest, CollisionIsWonByTheConnector) {
   Up();
   Put(1, "from s");
