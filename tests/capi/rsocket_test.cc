@@ -11,6 +11,7 @@
 #include <sched.h>
 #include <signal.h>
 #include <sys/ioctl.h>
+#include <sys/select.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -628,6 +629,60 @@ TEST_F(HelloTest, ATimeOutCountsBeforeTheFirstByteAndBehindTheHello) {
   Say(Hello{});
   EXPECT_EQ(rrecv(other_, &byte, 1, 0), -1);
   EXPECT_EQ(errno, EAGAIN);
+}
+
+TEST_F(RsocketTest, PiecesThatAreEmptyDoNotCount) {
+  Connect(1);
+  char byte;
+  std::vector<iovec> pieces(100, iovec{&byte, 0});
+  pieces[99].iov_len = 1;
+  ASSERT_EQ(rsend(one_, "x", 1, 0), 1);
+  EXPECT_EQ(rreadv(other_, pieces.data(), 100), 1);
+  EXPECT_EQ(byte, 'x');
+}
+
+TEST_F(RsocketTest, SelectWaitsLongerThanAnIntHasMilliseconds) {
+  Connect(1);
+  std::thread later([this] {
+    ::usleep(20'000);
+    EXPECT_EQ(rsend(one_, "x", 1, 0), 1);
+  });
+  fd_set in;
+  FD_ZERO(&in);
+  FD_SET(other_, &in);
+  timeval long_time{4'294'968, 0};
+  EXPECT_EQ(rselect(other_ + 1, &in, nullptr, nullptr, &long_time), 1);
+  later.join();
+}
+
+// The thread that takes what the peer writes into our memory holds latches most
+// of the time.
+TEST_F(RsocketTest, AChildOfForkFindsNoLatchTaken) {
+  Connect(1, RCS_POLICY_TCP);
+  std::vector<unsigned char> memory(1 << 20);
+  ASSERT_EQ(riomap(other_, memory.data(), memory.size(), PROT_WRITE, 0, 0), 0);
+  Sync();
+  std::atomic<bool> done{false};
+  std::thread writer([&] {
+    std::vector<unsigned char> from(65536, 1);
+    while (!done) {
+      EXPECT_EQ(riowrite(one_, from.data(), from.size(), 0, 0), from.size());
+    }
+  });
+  for (int i = 0; i < 40; ++i) {
+    const pid_t child = ::fork();
+    if (child == 0) {
+      ::alarm(10);
+      rclose(other_);
+      ::_exit(0);
+    }
+    int status = -1;
+    ::waitpid(child, &status, 0);
+    ASSERT_EQ(status, 0) << "child " << i;
+  }
+  done = true;
+  writer.join();
+  EXPECT_EQ(riounmap(other_, memory.data(), memory.size()), 0);
 }
 
 TEST_F(RsocketTest, ASendThatIsCutShortInTheHandshakeSaysSo) {

@@ -465,6 +465,38 @@ TEST_P(Growing, ToTheSmallerBoundOfBothEnds) {
   }
 }
 
+// What a peer says of its ring makes us pin as much: the limits hold from the
+// first offer on.
+TEST_P(Growing, ALargeFirstRingIsWithinTheLimits) {
+  made_.pair.reset();
+  made_ = {};
+  FakeVerbs::Options options;
+  options.iwarp = GetParam();
+  FakeVerbs verbs(options);
+  RdmaSide side;
+  verbs::Error error;
+  base::Reason why = base::Reason::kNone;
+  side.domain = rdma::Domain::Make(verbs.context(), &side.board, &error);
+  ASSERT_NE(side.domain, nullptr);
+  side.domain->SetRingBytes(rdma::kBlockMin, 64 * 1024);
+  for (const std::size_t block : {64 * 1024, 128 * 1024}) {
+    auto lane =
+        side.domain->CreateLane(verbs.NewId(), RdmaSide::kBell, &why, &error);
+    ASSERT_NE(lane, nullptr);
+    rdma::Offer offer = lane->offer();
+    offer.bytes = rdma::RingBytes(block);
+    const std::uint64_t before = side.domain->counts().pinned;
+    lane->SetPeer(offer);
+    if (block == 64 * 1024) {
+      EXPECT_EQ(lane->State(), base::Reason::kNone);
+      EXPECT_EQ(side.domain->counts().pinned, before + block);
+    } else {
+      EXPECT_EQ(lane->State(), base::Reason::kNoMemory);
+      EXPECT_EQ(side.domain->counts().pinned, before);
+    }
+  }
+}
+
 TEST_P(Growing, NotForLightTraffic) {
   const std::uint64_t before = Pinned(1);
   Stream(100'000, 200);

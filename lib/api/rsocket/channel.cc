@@ -43,10 +43,13 @@ std::uint64_t PidNamespace() {
   return ::stat("/proc/self/ns/pid", &status) == 0 ? status.st_ino : 0;
 }
 
-// The first `length` bytes of a vector.
+constexpr int kMostPieces = 64;
+
+// The first `length` bytes of a vector, or what its first 64 pieces have that
+// are not empty.
 int Cut(const iovec* from, int count, std::size_t length, iovec* to) {
   int n = 0;
-  for (int i = 0; i < count && length > 0; ++i) {
+  for (int i = 0; i < count && length > 0 && n < kMostPieces; ++i) {
     const std::size_t piece = std::min(from[i].iov_len, length);
     if (piece == 0) continue;
     to[n++] = {from[i].iov_base, piece};
@@ -54,8 +57,6 @@ int Cut(const iovec* from, int count, std::size_t length, iovec* to) {
   }
   return n;
 }
-
-constexpr int kMostPieces = 64;
 
 }  // namespace
 
@@ -339,8 +340,8 @@ ssize_t Channel::Recv(const iovec* iov, int count, int flags) {
   iovec pieces[kMostPieces];
   msghdr message{};
   message.msg_iov = pieces;
-  message.msg_iovlen = static_cast<std::size_t>(
-      Cut(iov, std::min(count, kMostPieces), data_left_, pieces));
+  message.msg_iovlen =
+      static_cast<std::size_t>(Cut(iov, count, data_left_, pieces));
   if (message.msg_iovlen == 0) return 0;
   const ssize_t n =
       rcs_recvmsg(fd_, &message, (flags & ~MSG_WAITALL) | MSG_DONTWAIT);
@@ -401,9 +402,10 @@ ssize_t Channel::SendRecord(const Record& record, const iovec* iov, int count,
 }
 
 ssize_t Channel::Send(const iovec* iov, int count) {
-  count = std::min(count, kMostPieces);
   std::size_t total = 0;
-  for (int i = 0; i < count; ++i) {
+  int pieces = 0;
+  for (int i = 0; i < count && pieces < kMostPieces; ++i) {
+    if (iov[i].iov_len > 0) ++pieces;
     total =
         std::min(kMostPayload, total + std::min(iov[i].iov_len, kMostPayload));
   }
@@ -440,7 +442,9 @@ int Channel::Map(void* buffer, std::size_t length, off_t* offset) {
   record.offset = at;
   record.extent = length;
   record.address = reinterpret_cast<std::uintptr_t>(buffer);
-  record.valid = reinterpret_cast<std::uintptr_t>(locals_.back().valid.get());
+  // (A child's memory is not where the peer would write: it sends records.)
+  record.valid =
+      child_ ? 0 : reinterpret_cast<std::uintptr_t>(locals_.back().valid.get());
   Queue(record);
   mapped_ = true;
   *offset = static_cast<off_t>(at);
@@ -453,7 +457,7 @@ bool Channel::Revoke(Local& local) {
   // consistent (the system call orders as well), so one sees the other: no
   // write goes on after this returns.
   local.valid->store(0, std::memory_order_seq_cst);
-  if (peer_pid_ > 0) {
+  if (peer_pid_ > 0 && !child_) {
     std::uint32_t busy = 0;
     const std::int64_t end = NowMs() + kMostBusyMs;
     for (int turn = 0;
@@ -500,6 +504,31 @@ int Channel::Unmap(void* buffer, std::size_t length) {
   return 0;
 }
 
+bool Channel::TryHold() {
+  if (!rx_.try_lock()) return false;
+  if (tx_.try_lock()) return true;
+  rx_.unlock();
+  return false;
+}
+
+void Channel::LetGo() {
+  tx_.unlock();
+  rx_.unlock();
+}
+
+// What waits to be sent is the parent's to send, and what has been given to a
+// device is its device's.
+void Channel::InChild() {
+  child_ = true;
+  owed_.clear();
+  owed_at_ = 0;
+  owes_ = placing_ = started_ = false;
+  direct_ = Direct::kNo;
+  for (Local& local : locals_) local.exposed = {};
+  counter_exposed_ = {};
+  busy_ = 0;
+}
+
 void Channel::Close() {
   const std::lock_guard hold(rx_);
   for (Local& local : locals_) {
@@ -513,6 +542,8 @@ void Channel::Close() {
   FlushLatched();
   placed_.Release();
   placing_ = false;
+  // A peer that looks here must not take what is left for this channel.
+  std::memset(cookie_, 0, sizeof cookie_);
   phase_ = Phase::kPlain;
   mapped_ = false;
   fd_ = -1;

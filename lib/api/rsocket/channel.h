@@ -96,6 +96,11 @@ class Channel {
   // Ends the use of the descriptor's number: the pump must not touch it.
   void Close();
 
+  // Around a fork: both latches, or none; and what a child makes of its copy.
+  bool TryHold();
+  void LetGo();
+  void InChild();
+
   // The pump waits for the application to take data.
   bool parked = false;  // rx_'s
   std::mutex& rx() { return rx_; }
@@ -163,6 +168,8 @@ class Channel {
   std::atomic<bool> mapped_{false};
   bool end_ = false;  // of what comes: rx_'s
   int error_ = 0;     // of what comes, not told yet: rx_'s
+  // The peer has heard of another process: this one came of it by fork.
+  bool child_ = false;
 
   std::mutex rx_;
   unsigned char head_[40] = {};

@@ -1,6 +1,8 @@
 #include "lib/api/rsocket/channels.h"
 
 #include <poll.h>
+#include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
@@ -11,6 +13,7 @@
 #include <map>
 #include <mutex>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "lib/include/rcsock/rcsock.h"
@@ -29,9 +32,48 @@ struct Registry {
   int pump_pid = 0;
   int kick = -1;
 };
+void ForkPrepare();
+void ForkParent();
+void ForkChild();
 Registry& All() {
-  static auto* registry = new Registry;
+  static auto* registry = [] {
+    ::pthread_atfork(&ForkPrepare, &ForkParent, &ForkChild);
+    return new Registry;
+  }();
   return *registry;
+}
+
+// A fork finds no latch held by a thread that the child does not have.  The
+// registry's comes after a channel's elsewhere, so here they are tried.
+bool held_by_fork = false;
+
+void ForkPrepare() {
+  Registry& all = All();
+  for (;;) {
+    all.latch.lock();
+    auto next = all.channels.begin();
+    while (next != all.channels.end() && next->second->TryHold()) ++next;
+    if (next == all.channels.end()) break;
+    while (next != all.channels.begin()) (--next)->second->LetGo();
+    all.latch.unlock();
+    ::sched_yield();
+  }
+  held_by_fork = true;
+}
+
+void ForkParent() {
+  if (!std::exchange(held_by_fork, false)) return;
+  for (const auto& [fd, channel] : All().channels) channel->LetGo();
+  All().latch.unlock();
+}
+
+void ForkChild() {
+  if (!std::exchange(held_by_fork, false)) return;
+  for (const auto& [fd, channel] : All().channels) {
+    channel->InChild();
+    channel->LetGo();
+  }
+  All().latch.unlock();
 }
 
 void Kick() {
@@ -91,6 +133,8 @@ bool Channels::Has(int fd) {
          present[fd].load(std::memory_order_acquire);
 }
 
+bool Channels::CanHold(int fd) { return static_cast<unsigned>(fd) < kMost; }
+
 std::shared_ptr<Channel> Channels::Find(int fd) {
   if (!Has(fd)) return nullptr;
   const std::lock_guard hold(All().latch);
@@ -99,7 +143,7 @@ std::shared_ptr<Channel> Channels::Find(int fd) {
 }
 
 std::shared_ptr<Channel> Channels::Make(int fd) {
-  if (static_cast<unsigned>(fd) >= kMost) throw std::bad_alloc();
+  if (!CanHold(fd)) throw std::bad_alloc();
   const std::lock_guard hold(All().latch);
   std::shared_ptr<Channel>& slot = All().channels[fd];
   if (slot == nullptr) slot = std::make_shared<Channel>(fd);

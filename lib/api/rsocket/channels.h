@@ -15,6 +15,8 @@ class Channels {
   // Whether `fd` may have a channel: one load.
   static bool Has(int fd);
   static std::shared_ptr<Channel> Find(int fd);
+  // Whether there is a place for a channel of that number.
+  static bool CanHold(int fd);
   static std::shared_ptr<Channel> Make(int fd);
   // Whether the connection's other end is in this process too, and says hello
   // with the cookie at that address.

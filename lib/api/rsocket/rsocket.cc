@@ -71,6 +71,13 @@ bool WaitFor(int fd, short events, int timeout) {
   return rcs_poll(&one, 1, timeout) >= 0;
 }
 
+// For poll; what is beyond its range is as good as for ever (24 days).
+int Milliseconds(const timeval& time) {
+  constexpr std::int64_t kMost = INT_MAX / 1000 - 1;
+  if (time.tv_sec > kMost) return INT_MAX;
+  return static_cast<int>(time.tv_sec * 1000 + (time.tv_usec + 999) / 1000);
+}
+
 // Until there is something to be read, as the stream itself waits in a read:
 // with its time-out, and on after a signal whose handler says so.  False with
 // errno, which may be the stream's own error.
@@ -86,9 +93,7 @@ bool WaitToSend(int fd, short events = POLLOUT) {
   int limit = -1;
   if (rcs_getsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &time, &size) == 0 &&
       (time.tv_sec > 0 || time.tv_usec > 0)) {
-    limit = static_cast<int>(
-        std::min<std::int64_t>(time.tv_sec, INT_MAX / 1000 - 1) * 1000 +
-        (time.tv_usec + 999) / 1000);
+    limit = Milliseconds(time);
   }
   pollfd one{fd, events, 0};
   const int n = rcs_poll(&one, 1, limit);
@@ -263,7 +268,10 @@ RCSOCK_EXPORT int raccept(int fd, sockaddr* address, socklen_t* length) {
   if (accepted < 0) return -1;
   return Guarded([&] {
     const Shared listener = Channels::Find(fd);
-    const Shared channel = Channels::Make(accepted);
+    const Shared channel =
+        Channels::CanHold(accepted) ? Channels::Make(accepted) : nullptr;
+    // Beyond what is kept here: a stream, and no more.
+    if (channel == nullptr) return accepted;
     channel->Accepted(listener.get());
     // Who is to map memory must know now whether its peer does the same; the
     // hello of one that does is on its way.
@@ -490,7 +498,10 @@ RCSOCK_EXPORT int rselect(int count, fd_set* in, fd_set* out, fd_set* except,
   const auto has = [](const fd_set* set, int fd) {
     return set != nullptr && FD_ISSET(fd, set);
   };
-  if (count < 0 || count > FD_SETSIZE) return Fail(EINVAL);
+  if (count < 0 || count > FD_SETSIZE ||
+      (timeout != nullptr && (timeout->tv_sec < 0 || timeout->tv_usec < 0))) {
+    return Fail(EINVAL);
+  }
   for (int fd = 0; fd < count && !any; ++fd) {
     any = (has(in, fd) || has(out, fd) || has(except, fd)) && Channels::Has(fd);
   }
@@ -503,11 +514,8 @@ RCSOCK_EXPORT int rselect(int count, fd_set* in, fd_set* out, fd_set* except,
                          (has(except, fd) ? POLLPRI : 0);
       if (events != 0) fds.push_back({fd, static_cast<short>(events), 0});
     }
-    const int n = rpoll(
-        fds.data(), fds.size(),
-        timeout == nullptr ? -1
-                           : static_cast<int>(timeout->tv_sec * 1000 +
-                                              (timeout->tv_usec + 999) / 1000));
+    const int n = rpoll(fds.data(), fds.size(),
+                        timeout == nullptr ? -1 : Milliseconds(*timeout));
     if (n < 0) return n;
     int bits = 0;
     for (fd_set* set : {in, out, except}) {

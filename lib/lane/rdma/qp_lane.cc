@@ -115,7 +115,15 @@ Offer QpLane::offer() const {
 void QpLane::SetPeer(const Offer& offer) {
   if (tx_) return;
   verbs::Error error;
-  Block block = memory_->Get(kRingAt + offer.bytes, false, &error);
+  // A peer may say what it likes: beyond a new lane's size the limits of this
+  // process hold here as they do when a ring grows.
+  const std::size_t bytes = kRingAt + offer.bytes;
+  if (bytes > std::max(kBlockMin, most_ring_) || !memory_->MayGrow(bytes)) {
+    RCSOCK_LOG(1, "rdma: the peer asks for a send buffer of %zu bytes", bytes);
+    Lost(base::Reason::kNoMemory);
+    return;
+  }
+  Block block = memory_->Get(bytes, false, &error);
   if (!block) {
     RCSOCK_LOG(1, "rdma: no send buffer of %u bytes: %s: %d", offer.bytes,
                error.call, error.code);
