@@ -108,6 +108,7 @@ int EpollSet::Ctl(int op, int fd, Sock* sock, epoll_event* event) {
       asleep->events.store(event->events, std::memory_order_relaxed);
       asleep->data.store(event->data.u64, std::memory_order_relaxed);
       asleep->told_by_kernel = false;
+      asleep->armed_here = true;
       asleep->spent.store(false, std::memory_order_relaxed);
       asleep->dormant.store(false, std::memory_order_release);
       ++registered_;
@@ -190,6 +191,7 @@ int EpollSet::Ctl(int op, int fd, Sock* sock, epoll_event* event) {
       found->events.store(event->events, std::memory_order_relaxed);
       found->data.store(event->data.u64, std::memory_order_relaxed);
       found->told_by_kernel = false;
+      found->armed_here = true;
       found->spent.store(false, std::memory_order_relaxed);
       found->edge.store(true, std::memory_order_relaxed);
       if (found->in_user.load(std::memory_order_relaxed)) {

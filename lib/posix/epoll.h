@@ -44,6 +44,9 @@ struct alignas(64) Interest {
   std::atomic<bool> direct{false};
   // EPOLLONESHOT: it was the kernel that reported it; the interest latch's.
   bool told_by_kernel = false;
+  bool armed_here =
+      false;           // ... since it has left the kernel; the latch's, too
+  bool asked = false;  // ... is to be found out; the latch's, too
   std::uint32_t moved_at = 0;  // the set's count when it left the kernel
 
   int fd = -1;
@@ -133,9 +136,14 @@ class EpollSet final : public File {
     return user_count_.load(std::memory_order_acquire) > 0;
   }
   bool Heats() const { return heats_.load(std::memory_order_relaxed); }
-  // A ONESHOT registration leaves the kernel's set; the interest latch held.
-  std::uint32_t CountOnceMoved() {
-    const std::uint32_t at = moves();
+  // A ONESHOT registration is about to leave the kernel's set, and has: what a
+  // wait brings back that began before it had, ToldByLane looks at.  The
+  // interest latch held from the one to the other.
+  void BeginOnceMove() {
+    once_moved_.store(moves() + (1u << 30), std::memory_order_seq_cst);
+  }
+  std::uint32_t EndOnceMove() {
+    const std::uint32_t at = moves_.fetch_add(1, std::memory_order_seq_cst) + 1;
     once_moved_.store(at, std::memory_order_seq_cst);
     return at;
   }
@@ -262,10 +270,12 @@ class EpollSet final : public File {
   EpollSet* pool_next_ = nullptr;
 };
 
-// Moves a stream's registrations out of (back to) the kernel's sets, at
-// adoption (when the stream is plain again).  No latch held but, for ToUser,
-// maybe the stream's own.
-void InterestsToUser(Sock* sock);
+// Moves an adopted stream's registrations out of the kernel's sets.  False:
+// soon, and then Sock::Moved is called.  No latch held.
+bool InterestsToUser(Sock* sock);
+// They have been moved.
+bool InterestsInUser(const Sock* sock);
+// Back, when the stream is plain again.  No latch held.
 void InterestsToKernel(Sock* sock);
 // The stream's lane has come or is about to go: who looks at it directly looks
 // anew.  `barrier`: returns when nobody can be looking at the old one (then no

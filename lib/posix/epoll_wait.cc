@@ -310,25 +310,35 @@ int EpollSet::OfKernel(epoll_event* events, int count, std::uint32_t before,
 }
 
 // A ONESHOT registration that moves out of the kernel is looked up in /proc and
-// then deleted there.  What the kernel tells between the two, to a thread whose
-// wait began before the move, the lane would tell another once more: the first
-// of them spends it.  (A thread that sees no move has been told before the
-// look, which then has found it spent.)
+// then deleted there.  What the kernel tells between the two the lane would
+// tell another thread once more: the first of them spends it.  (Who is told by
+// the kernel has begun to wait before the deletion, and looks at once_moved_
+// after: it finds the mark of BeginOnceMove, and waits here for the end of the
+// move, or the count of EndOnceMove, which is past the one that it began with.)
 bool EpollSet::ToldByLane(const epoll_event& event, std::uint32_t before) {
   Critical critical;
   interest_latch.lock();
-  bool told = false;
-  for (Interest* i = members_; i != nullptr; i = i->next_of_set) {
+  Interest* only = nullptr;
+  bool several = false;
+  for (Interest* i = members_; i != nullptr && !several; i = i->next_of_set) {
     if (i->data.load(std::memory_order_relaxed) != event.data.u64 ||
         (i->events.load(std::memory_order_relaxed) & EPOLLONESHOT) == 0 ||
         !After(i->moved_at, before) ||
         i->dormant.load(std::memory_order_relaxed)) {
       continue;
     }
-    told = !i->told_by_kernel &&
-           i->spent.exchange(true, std::memory_order_relaxed);
-    i->told_by_kernel = true;
-    break;
+    several = only != nullptr;
+    only = i;
+  }
+  bool told = false;
+  // (Which of several it is that have the same data, nobody can tell: rather
+  // twice than never.)
+  if (only != nullptr && !several) {
+    // (Armed again meanwhile: the lane has told what there was, or will.)
+    told = only->armed_here ||
+           (!only->told_by_kernel &&
+            only->spent.exchange(true, std::memory_order_relaxed));
+    only->told_by_kernel = true;
   }
   interest_latch.unlock();
   return told;

@@ -1,16 +1,21 @@
 // What happens to the registrations of a stream when the stream itself changes
 // sides, has something to tell, or goes.
 
+#include <fcntl.h>
 #include <poll.h>
 #include <sys/epoll.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdint>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
+#include <utility>
 
+#include "lib/base/clock.h"
 #include "lib/base/log.h"
 #include "lib/base/real.h"
 #include "lib/posix/epoll.h"
@@ -21,68 +26,190 @@
 
 namespace rcsock::posix {
 
-// /proc says whether the kernel has already reported a ONESHOT registration:
-// then only the flag bits of its events are left.
-static bool SpentInKernel(int set, int fd) {
+namespace {
+
+// Streams whose registrations are to leave the kernel's sets; the interest
+// latch's.  Linked through Sock::moving_next.
+constinit Sock* moving = nullptr;
+constinit std::uint64_t ask_from_ns = 0;  // /proc is not asked before
+
+// Of the registrations of `set` that are asked about, /proc says which the
+// kernel has already reported: only the flag bits of their events are left.
+// The kernel writes a line for each that is in the set, from the first on,
+// whatever is read of them: as dear for one as for all.
+void AskKernel(EpollSet* set) {
   char path[64];
-  std::snprintf(path, sizeof path, "/proc/self/fdinfo/%d", set);
-  const long file = ::syscall(SYS_openat, -100, path, 0, 0);
-  if (file < 0) return false;
+  std::snprintf(path, sizeof path, "/proc/self/fdinfo/%d", set->fd());
+  const long file = ::syscall(SYS_openat, -100, path, O_RDONLY | O_CLOEXEC, 0);
+  if (file < 0) return;
   static char text[16384];  // interest_latch's
   std::size_t length = 0;
-  bool spent = false;
-  for (bool found = false; !found;) {
+  for (;;) {
     const long n =
         ::syscall(SYS_read, file, text + length, sizeof text - 1 - length);
     if (n <= 0) break;
     length += static_cast<std::size_t>(n);
     text[length] = 0;
     char* line = text;
-    for (char* end; !found && (end = std::strchr(line, '\n')) != nullptr;
+    for (char* end; (end = std::strchr(line, '\n')) != nullptr;
          line = end + 1) {
-      int number = -1;
-      unsigned events = 0;
-      found = std::sscanf(line, "tfd: %d events: %x", &number, &events) == 2 &&
-              number == fd;
-      spent = found && (events & ~(EPOLLONESHOT | EPOLLET | EPOLLEXCLUSIVE |
-                                   EPOLLWAKEUP)) == 0;
+      if (std::strncmp(line, "tfd:", 4) != 0) continue;
+      char* rest = nullptr;
+      const int number = static_cast<int>(std::strtol(line + 4, &rest, 10));
+      while (*rest == ' ') ++rest;
+      if (std::strncmp(rest, "events:", 7) != 0) continue;
+      const auto events =
+          static_cast<std::uint32_t>(std::strtoul(rest + 7, nullptr, 16));
+      constexpr std::uint32_t kFlags = EPOLLONESHOT |
+                                       static_cast<std::uint32_t>(EPOLLET) |
+                                       EPOLLEXCLUSIVE | EPOLLWAKEUP;
+      if ((events & ~kFlags) != 0) continue;
+      File* named = Entry(number);
+      Interest* one =
+          named != nullptr && named->kind == FileKind::kSock
+              ? Registry::Find(static_cast<Sock*>(named), set, number)
+              : nullptr;
+      // (Its number may have been closed since, and a copy be left.)
+      for (Sock* sock = moving; one == nullptr && sock != nullptr;
+           sock = sock->moving_next) {
+        one = Registry::Find(sock, set, number);
+      }
+      if (one == nullptr || !one->asked) continue;
+      one->told_by_kernel = true;
+      one->spent.store(true, std::memory_order_relaxed);
     }
     // The rest of a line comes with the next read.
     length -= static_cast<std::size_t>(line - text);
     std::memmove(text, line, length);
   }
   ::syscall(SYS_close, file);
-  return spent;
 }
 
-void InterestsToUser(Sock* sock) {
+void AskKernelOf(Sock* first) {
+  const std::uint64_t start = base::NowNs();
+  for (Sock* sock = first; sock != nullptr; sock = sock->moving_next) {
+    for (Interest* i = sock->interests; i != nullptr; i = i->next_of_sock) {
+      if (!i->asked) continue;
+      EpollSet* const set = i->set;
+      AskKernel(set);
+      for (Sock* other = sock; other != nullptr; other = other->moving_next) {
+        for (Interest* k = other->interests; k != nullptr;
+             k = k->next_of_sock) {
+          if (k->set == set) k->asked = false;
+        }
+      }
+    }
+  }
+  // Streams of a large set that come one by one would ask for all of it each
+  // time: those that come too soon wait, and are asked about together, so that
+  // this is a tenth of the time at most, however large the set is.  (A small
+  // one is soon asked.)
+  constexpr std::uint64_t kSoonNs = 100'000;
+  constexpr std::uint64_t kMostNs = 200'000'000;
+  const std::uint64_t end = base::NowNs();
+  const std::uint64_t took = end - start;
+  ask_from_ns = took < kSoonNs ? end : end + std::min(9 * took, kMostNs);
+}
+
+// All streams of `moving`; the interest latch held.
+void MoveAll() {
+  bool asks = false;
+  for (Sock* sock = moving; sock != nullptr; sock = sock->moving_next) {
+    // It may have gone back meanwhile.
+    if (sock->mode() != Mode::kEngine) continue;
+    sock->interests_user = true;
+    for (Interest* i = sock->interests; i != nullptr; i = i->next_of_sock) {
+      if (!i->in_kernel || !Registry::EnterUser(i)) continue;
+      if ((i->events.load() & EPOLLONESHOT) == 0) continue;
+      i->set->BeginOnceMove();
+      i->told_by_kernel = i->armed_here = false;
+      i->asked = asks = true;
+    }
+  }
+  if (asks) AskKernelOf(moving);
+  for (Sock* sock = moving; sock != nullptr; sock = sock->moving_next) {
+    for (Interest* i = sock->interests; i != nullptr; i = i->next_of_sock) {
+      if (!i->in_kernel || !i->in_user.load(std::memory_order_relaxed)) {
+        continue;
+      }
+      epoll_event unused{};
+      real::epoll_ctl(i->set->fd(), EPOLL_CTL_DEL, i->fd, &unused);
+      i->in_kernel = false;
+      i->asked = (i->events.load() & EPOLLONESHOT) != 0;
+      Registry::MakeReady(i);
+      Registry::KickSleepers(i->set);
+      // A thread that sleeps in the kernel since before the bell was in its set
+      // does not count as a sleeper.
+      i->set->KickBell();
+    }
+  }
+  // Not before all of them have left.
+  for (Sock* sock = moving; sock != nullptr && asks; sock = sock->moving_next) {
+    for (Interest* i = sock->interests; i != nullptr; i = i->next_of_sock) {
+      if (std::exchange(i->asked, false)) i->moved_at = i->set->EndOnceMove();
+    }
+  }
+}
+
+// The conductor's, when those that wait may be asked about.
+void MoveWaiting() {
   Critical critical;
   interest_latch.lock();
-  // It may have gone back meanwhile.
-  if (sock->mode() != Mode::kEngine) {
-    interest_latch.unlock();
-    return;
-  }
-  sock->interests_user = true;
-  for (Interest* i = sock->interests; i != nullptr; i = i->next_of_sock) {
-    if (!i->in_kernel) continue;
-    epoll_event unused{};
-    if (!Registry::EnterUser(i)) continue;
-    if ((i->events.load() & EPOLLONESHOT) != 0) {
-      // It counts as moved before the look, for ToldByLane.
-      i->moved_at = i->set->CountOnceMoved();
-      i->told_by_kernel = SpentInKernel(i->set->fd(), i->fd);
-      if (i->told_by_kernel) i->spent.store(true, std::memory_order_relaxed);
-    }
-    real::epoll_ctl(i->set->fd(), EPOLL_CTL_DEL, i->fd, &unused);
-    i->in_kernel = false;
-    Registry::MakeReady(i);
-    Registry::KickSleepers(i->set);
-    // A thread that sleeps in the kernel since before the bell was in its set
-    // does not count as a sleeper.
-    i->set->KickBell();
-  }
+  MoveAll();
+  Sock* sock = std::exchange(moving, nullptr);
   interest_latch.unlock();
+  while (sock != nullptr) {
+    interest_latch.lock();
+    Sock* const next = std::exchange(sock->moving_next, nullptr);
+    sock->moves = false;
+    // Since MoveAll it has been to TCP and back.
+    const bool anew = sock->mode() == Mode::kEngine && !sock->interests_user;
+    interest_latch.unlock();
+    if (!anew || InterestsToUser(sock)) sock->Moved();
+    sock->Unref();
+    sock = next;
+  }
+}
+
+}  // namespace
+
+bool InterestsToUser(Sock* sock) {
+  Critical critical;
+  interest_latch.lock();
+  bool asks = false;
+  for (Interest* i = sock->interests; i != nullptr; i = i->next_of_sock) {
+    asks |= i->in_kernel && (i->events.load() & EPOLLONESHOT) != 0;
+  }
+  const std::uint64_t now = asks ? base::NowNs() : 0;
+  if (sock->moves || (asks && now < ask_from_ns)) {
+    const bool first = moving == nullptr;
+    if (!sock->moves.exchange(true)) {
+      sock->Ref();
+      sock->moving_next = std::exchange(moving, sock);
+    }
+    const auto ms = static_cast<std::uint32_t>(
+        now < ask_from_ns ? (ask_from_ns - now) / 1'000'000 + 1 : 1);
+    interest_latch.unlock();
+    rendezvous::Conductor* conductor = rendezvous::Conductor::IfRunning();
+    if (first && (conductor == nullptr ||
+                  conductor->After(ms, [] { MoveWaiting(); }) == 0)) {
+      MoveWaiting();
+    }
+    return false;
+  }
+  Sock* const waiting = std::exchange(moving, sock);
+  MoveAll();
+  moving = waiting;
+  interest_latch.unlock();
+  return true;
+}
+
+bool InterestsInUser(const Sock* sock) {
+  Critical critical;
+  interest_latch.lock();
+  const bool user = sock->interests_user;
+  interest_latch.unlock();
+  return user;
 }
 
 void InterestsToKernel(Sock* sock) {
@@ -297,8 +424,15 @@ void InterestsForkChild() {
     File* file = Entry(fd);
     if (file != nullptr && file->kind == FileKind::kEpoll) {
       Registry::ForkChild(static_cast<EpollSet*>(file));
+    } else if (file != nullptr && file->kind == FileKind::kSock) {
+      auto* sock = static_cast<Sock*>(file);
+      sock->moving_next = nullptr;
+      if (sock->moves.exchange(false)) sock->Unref();
     }
   }
+  // They were asked to go to TCP before, or are the parent's.
+  moving = nullptr;
+  ask_from_ns = 0;
 }
 
 }  // namespace rcsock::posix

@@ -313,6 +313,11 @@ class alignas(64) Sock final : public File,
 
   // --- Readiness (interests.cc, poll.cc)
   bool interests_user = false;  // they are in user space; interest_latch's
+  // They wait to be; written with interest_latch.
+  std::atomic<bool> moves{false};
+  Sock* moving_next = nullptr;
+  // They are: the end of its adoption.
+  void Moved();
   lane::Lane* lane() const { return lane_.get(); }
   // Promoted in both directions, and not leaving.
   bool OnLane() const { return on_lane_.load(std::memory_order_acquire); }

@@ -48,7 +48,9 @@ ssize_t ForRest(const iovec* iov, int count, std::size_t skip, Call&& call) {
 // bytes into it, and died.  Its word that it has it is in a queue of the
 // conductor's by then, so the wait is a short one; the kernel will say again
 // that this is the end.  (A reset is not held: the kernel loses what it has not
-// delivered by then, too, see killed_with_unread in tests/posix/ends.)
+// delivered by then, too, see killed_with_unread in tests/posix/ends.  Nor is
+// an end that comes before this end has said that it has adopted the stream,
+// which may take longer: then the peer does not have the lane.)
 bool HoldsEnd(long n, bool lane_to_come) { return n == 0 && lane_to_come; }
 
 }  // namespace
@@ -82,7 +84,8 @@ ssize_t Sock::Send(const iovec* iov, int count) {
 ssize_t Sock::Recv(void* to, std::size_t length) {
   const long n =
       ::syscall(SYS_recvfrom, fd(), to, length, MSG_DONTWAIT, nullptr, nullptr);
-  if (HoldsEnd(n, lane_ == nullptr && seeking_.load())) return -EAGAIN;
+  if (HoldsEnd(n, lane_ == nullptr && seeking_.load() && !moves.load()))
+    return -EAGAIN;
   if (n > 0 && stream_->rx() == stream::Rx::kRaw) {
     anchor_rx_ += static_cast<std::uint64_t>(n);
   }
@@ -96,7 +99,8 @@ ssize_t Sock::RecvV(const iovec* iov, int count, bool peek) {
       static_cast<std::size_t>(count < IOV_MAX ? count : IOV_MAX);
   const long n = ::syscall(SYS_recvmsg, fd(), &message,
                            MSG_DONTWAIT | (peek ? MSG_PEEK : 0));
-  if (HoldsEnd(n, lane_ == nullptr && seeking_.load())) return -EAGAIN;
+  if (HoldsEnd(n, lane_ == nullptr && seeking_.load() && !moves.load()))
+    return -EAGAIN;
   if (n > 0 && !peek) anchor_rx_ += static_cast<std::uint64_t>(n);
   return n >= 0 ? n : -errno;
 }

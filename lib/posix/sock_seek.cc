@@ -179,7 +179,13 @@ void Sock::Adopt() {
                   std::memory_order_seq_cst);
   }
   if (mode() == Mode::kEngine) {
-    if (Conductor* conductor = Conductor::IfRunning()) conductor->Adopted(this);
+    // Another thread may be adopting it, and its registrations be in the
+    // kernel's sets still: a lane that came before they have left would ring
+    // nobody's bell.  Whoever moves them says it then.
+    Conductor* conductor = Conductor::IfRunning();
+    if (conductor != nullptr && InterestsInUser(this)) {
+      conductor->Adopted(this);
+    }
     return;
   }
   TryAdopt();
@@ -240,16 +246,31 @@ bool Sock::TryAdopt() {
   tx_latch.unlock();
   if (foreign || refused) CancelSeek();
   if (!adopted) return false;
-  Conductor* conductor = Conductor::IfRunning();
-  if (conductor == nullptr) return false;
-  InterestsToUser(this);
+  if (Conductor::IfRunning() == nullptr) return false;
+  if (InterestsToUser(this)) {
+    Moved();
+  } else {
+    // Until then the kernel's sets see what is there, and who sleeps here is
+    // told of it: the application reads, nothing is read ahead.
+    Latched latched(this);
+    if (mode() == Mode::kEngine && stream_ != nullptr) UpdateWatch();
+  }
+  return true;
+}
+
+void Sock::Moved() {
+  Critical critical;
   tx_latch.lock();
   rx_latch.lock();
-  if (mode() == Mode::kEngine && stream_ != nullptr) UpdateWatch();
+  const bool adopted = mode() == Mode::kEngine && stream_ != nullptr;
+  if (adopted) UpdateWatch();
   rx_latch.unlock();
   tx_latch.unlock();
-  conductor->Adopted(this);
-  return true;
+  // (It may have gone back meanwhile, and be on its way here anew.)
+  Conductor* conductor = Conductor::IfRunning();
+  if (adopted && conductor != nullptr && InterestsInUser(this)) {
+    conductor->Adopted(this);
+  }
 }
 
 void Sock::OnLink(std::shared_ptr<lane::shm::Link> link, int index) {

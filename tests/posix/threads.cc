@@ -819,6 +819,76 @@ Case waiters_edge(
 Case waiters_once(
     "waiters_oneshot", [](int fd) { ManyWaiters(fd, EPOLLONESHOT); },
     FeedWaiters);
+// So many that the kernel is asked about several of them together when they
+// leave it for a lane.
+constexpr int kOnceMany = 600;
+Case waiters_once_many(
+    "waiters_oneshot_many",
+    [](int) {
+      int port;
+      const int listener = Listen(&port);
+      Tell(port);
+      const int set = ::epoll_create1(0);
+      struct Flow {
+        int fd;
+        std::atomic<bool> told{false};
+      };
+      std::vector<Flow> flows(kOnceMany);
+      for (Flow& flow : flows) {
+        flow.fd = ::accept(listener, nullptr, nullptr);
+        CHECK_THAT(flow.fd >= 0);
+        epoll_event event{};
+        event.events = EPOLLIN | EPOLLONESHOT;
+        event.data.ptr = &flow;
+        CHECK_THAT(::epoll_ctl(set, EPOLL_CTL_ADD, flow.fd, &event) == 0);
+      }
+      std::atomic<int> open{kOnceMany};
+      std::atomic<int> twice{0};
+      std::atomic<int> vain{0};
+      std::vector<std::thread> threads;
+      for (int i = 0; i < 3; ++i) {
+        threads.emplace_back([&] {
+          while (open > 0) {
+            epoll_event events[16];
+            const int n = ::epoll_wait(set, events, 16, 100);
+            for (int k = 0; k < n; ++k) {
+              Flow& flow = *static_cast<Flow*>(events[k].data.ptr);
+              if (flow.told.exchange(true)) ++twice;
+              char text[16];
+              const ssize_t got =
+                  ::recv(flow.fd, text, sizeof text, MSG_DONTWAIT);
+              if (got == 0) {
+                --open;
+                continue;  // and stays told
+              }
+              if (got < 0) ++vain;
+              if (got > 0) SendAll(flow.fd, text, sizeof text);
+              flow.told = false;
+              epoll_event again{};
+              again.events = EPOLLIN | EPOLLONESHOT;
+              again.data.ptr = &flow;
+              ::epoll_ctl(set, EPOLL_CTL_MOD, flow.fd, &again);
+            }
+          }
+        });
+      }
+      for (auto& one : threads) one.join();
+      Log("%d told twice, %d in vain", twice.load(), vain.load());
+    },
+    [](int) {
+      const int port = static_cast<int>(Hear());
+      std::vector<int> fds;
+      for (int i = 0; i < kOnceMany; ++i) fds.push_back(Connect(port));
+      for (int round = 0; round < 40; ++round) {
+        char text[16] = "abcdefghijklmno";
+        for (const int fd : fds) SendAll(fd, text, sizeof text);
+        for (const int fd : fds) RecvAll(fd, text, sizeof text);
+      }
+      for (const int fd : fds) ::close(fd);
+      Log("done");
+    },
+    {.warm = false, .connect = false, .seconds = 120});
+
 Case waiters_level(
     "waiters_level", [](int fd) { ManyWaiters(fd, 0); }, FeedWaiters);
 
