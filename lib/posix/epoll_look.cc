@@ -230,8 +230,10 @@ int EpollSet::DirectRoom(int room) const {
 }
 
 // What this wait leaves behind for another thread: on the list, where the end
-// of the wait finds it, or (true) in a direct stream that there was no room
-// for. A kick that has come for several wakes one thread.
+// of the wait finds it, or (true) in a direct stream.  A kick that has come for
+// several wakes one thread; and what is level-triggered is left even if it has
+// just been told, since whoever was told need not read all of it, or any: the
+// kernel puts it back, too, and wakes the next one at once.
 bool EpollSet::LeavesWork() {
   if (sleepers_.load(std::memory_order_seq_cst) == 0) return false;
   if (undrained_ > 0) {
@@ -244,13 +246,13 @@ bool EpollSet::LeavesWork() {
         interest->events.load(std::memory_order_relaxed);
     if ((events & (EPOLLIN | EPOLLRDNORM)) == 0 ||
         interest->spent.load(std::memory_order_relaxed) ||
-        // (What was told at its edge may lie there for long.)
-        ((events & EPOLLET) != 0 && direct_next_ == 0)) {
+        // (What was told at its edge may lie there for long; what there was no
+        // room for has its edge still.)
+        ((events & EPOLLET) != 0 &&
+         (direct_next_ == 0 || interest->told == wait_number_))) {
       continue;
     }
-    if (interest->told != wait_number_ && direct_[d].lane->RxPendingQuick()) {
-      return true;
-    }
+    if (direct_[d].lane->RxPendingQuick()) return true;
   }
   return false;
 }

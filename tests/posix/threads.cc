@@ -892,6 +892,63 @@ Case waiters_once_many(
 Case waiters_level(
     "waiters_level", [](int fd) { ManyWaiters(fd, 0); }, FeedWaiters);
 
+// Two threads wait for one connection, level-triggered.  Who is told of it does
+// not read (in the other rounds: reads only a part): then the other one is told
+// as well, at once.
+constexpr int kLeftRounds = 24;
+Case left_behind(
+    "epoll_level_left_behind",
+    [](int fd) {
+      const int set = ::epoll_create1(0);
+      epoll_event event{};
+      event.events = EPOLLIN;
+      CHECK_THAT(::epoll_ctl(set, EPOLL_CTL_ADD, fd, &event) == 0);
+      pthread_barrier_t turn;
+      CHECK_THAT(::pthread_barrier_init(&turn, nullptr, 3) == 0);
+      std::atomic<int> told{0};
+      std::atomic<int> missed{0};
+      std::vector<std::thread> threads;
+      for (int t = 0; t < 2; ++t) {
+        threads.emplace_back([&] {
+          for (int round = 0; round < kLeftRounds; ++round) {
+            ::pthread_barrier_wait(&turn);
+            epoll_event one{};
+            if (::epoll_wait(set, &one, 1, missed == 0 ? 5000 : 10) != 1) {
+              ++missed;
+            } else {
+              ++told;
+              char byte;
+              if (round % 2 == 1) RecvAll(fd, &byte, 1);
+            }
+            ::pthread_barrier_wait(&turn);
+          }
+        });
+      }
+      for (int round = 0; round < kLeftRounds; ++round) {
+        ::pthread_barrier_wait(&turn);
+        Barrier();
+        ::pthread_barrier_wait(&turn);
+        char rest[2];
+        while (::recv(fd, rest, sizeof rest, MSG_DONTWAIT) > 0) {
+        }
+        SendAll(fd, rest, 1);
+      }
+      for (auto& one : threads) one.join();
+      Log("%s", missed == 0 ? "both were told" : "one slept on");
+      ::close(set);
+    },
+    [](int fd) {
+      for (int round = 0; round < kLeftRounds; ++round) {
+        Barrier();
+        // (Longer than anybody spins.)
+        ::poll(nullptr, 0, 5);
+        SendAll(fd, "xy", 2);
+        char done;
+        RecvAll(fd, &done, 1);
+      }
+    },
+    {.seconds = 60});
+
 // Both ends write more than a ring holds before they read the most of it: TCP
 // has room for that.  Each writer has waited for room before, and got some.
 void BothWrite(int fd) {
