@@ -11,6 +11,7 @@
 #include "lib/lane/board.h"
 #include "lib/lane/shm/link.h"
 #include "lib/posix/file.h"
+#include "lib/posix/signals.h"
 
 namespace rcsock::posix {
 
@@ -102,11 +103,26 @@ class EpollSet final : public File {
   // the bell or has slept for all, and leaves, hands on: HandOn.
   class Stranger {
    public:
+    // (A handler that jumps away between the count and the note of it leaves
+    // one too many: a kick for nothing now and then.)
     explicit Stranger(EpollSet* set) : set_(set) {
+      CountedWait& mine = tls_signals.wait;
+      if (__builtin_expect(mine.stranger || mine.sleeper, 0)) TakeBackWait();
       set_->strangers_.fetch_add(1, std::memory_order_seq_cst);
+      mine.set = set;
+      mine.stranger = true;
+      std::atomic_signal_fence(std::memory_order_seq_cst);
     }
     // By cancellation too.
-    ~Stranger() { set_->strangers_.fetch_sub(1, std::memory_order_seq_cst); }
+    ~Stranger() {
+      std::atomic_signal_fence(std::memory_order_seq_cst);
+      CountedWait& mine = tls_signals.wait;
+      // (Out of a handler that ends the thread.)
+      if (!mine.stranger) return;
+      mine.stranger = false;
+      if (!mine.owes) mine.set = nullptr;
+      set_->strangers_.fetch_sub(1, std::memory_order_seq_cst);
+    }
     Stranger(const Stranger&) = delete;
     Stranger& operator=(const Stranger&) = delete;
     // Asked after it has been counted, before the sleep.
@@ -117,6 +133,10 @@ class EpollSet final : public File {
    private:
     EpollSet* const set_;
   };
+  // A handler that runs above a wait may jump out of it: what the thread has
+  // counted of itself is taken back before, and counted anew after.
+  void TakeBack(const CountedWait& wait);
+  void Recount(const CountedWait& wait);
   // An edge of the bell has been taken; then the caller looks, or hands on.
   void Took();
   // `unlooked`: with an edge of the bell that nobody has looked behind.
@@ -200,7 +220,10 @@ class EpollSet final : public File {
   }
   bool ToldByLane(const epoll_event& event, std::uint32_t before);
   int DirectRoom(int room) const;
+  class Sleep;
+  class Leave;
   bool LeavesWork();
+  bool NothingBehind();
   int KernelWait(epoll_event* out, int capacity, std::int64_t timeout_ns,
                  const sigset_t* mask, bool* bell = nullptr);
 

@@ -31,12 +31,127 @@ namespace rcsock::posix {
 //   when it leaves, and the last of the sleepers has taken itself off before.
 // (The kernel wakes the thread first that has come last, so edges alone reach
 // the same one again and again.)
+// Without a stream in user space there is nothing to hand on but an edge: the
+// first to come makes its own, behind its count.
 void EpollSet::HandOn(bool unlooked) {
   const bool asleep = sleepers_.load(std::memory_order_seq_cst) > 0;
-  if (asleep ? unlooked : strangers_.load(std::memory_order_seq_cst) > 0) {
+  const bool strangers = strangers_.load(std::memory_order_seq_cst) > 0;
+  if (unlooked ? asleep || strangers
+               : !asleep && strangers &&
+                     user_count_.load(std::memory_order_seq_cst) > 0) {
     KickBell();
   }
 }
+
+// What the kernel has given the thread on its way out goes on too:
+// HandOn(true).
+void EpollSet::TakeBack(const CountedWait& wait) {
+  if (wait.stranger) strangers_.fetch_sub(1, std::memory_order_seq_cst);
+  if (wait.sleeper) {
+    if (poller_) poller_->Disarm();
+    sleepers_.fetch_sub(1, std::memory_order_seq_cst);
+  }
+  HandOn(true);
+}
+
+// The sleep may only begin now, and its look was before: an edge ends it, or
+// makes another thread look, which does as well.  (A stranger looks, at the
+// count of streams, as MaySleep does.)
+void EpollSet::Recount(const CountedWait& wait) {
+  if (wait.stranger) strangers_.fetch_add(1, std::memory_order_seq_cst);
+  if (wait.sleeper) {
+    sleepers_.fetch_add(1, std::memory_order_seq_cst);
+    if (poller_) poller_->Arm();
+  }
+  tls_signals.wait = wait;
+  if (wait.sleeper ||
+      (wait.stranger && user_count_.load(std::memory_order_seq_cst) > 0)) {
+    KickBell();
+  }
+}
+
+CountedWait TakeBackWait() {
+  Critical critical;
+  const CountedWait was = tls_signals.wait;
+  tls_signals.wait = {};
+  if (was.set != nullptr) static_cast<EpollSet*>(was.set)->TakeBack(was);
+  return was;
+}
+
+void RecountWait(const CountedWait& wait) {
+  Critical critical;
+  if (tls_signals.wait.set != nullptr) TakeBackWait();
+  static_cast<EpollSet*>(wait.set)->Recount(wait);
+}
+
+// A thread on its way into the kernel, and there: counted, and all is armed.
+// By cancellation too.
+class EpollSet::Sleep {
+ public:
+  // Arm() is a full fence, and so is the sender's side between its post and its
+  // look at the armed word; sleepers_ does the same for what this process's own
+  // threads put on the ready list.
+  explicit Sleep(EpollSet* set) : set_(set) {
+    Critical critical;
+    set_->sleepers_.fetch_add(1, std::memory_order_seq_cst);
+    tls_signals.wait.sleeper = true;
+    if (set_->poller_) set_->poller_->Arm();
+    count_ = set_->source_count_.load(std::memory_order_seq_cst);
+    for (int i = 0; i < count_; ++i) (sources_[i] = set_->source(i))->Arm();
+  }
+  ~Sleep() {
+    Critical critical;
+    // (Else a handler ends the thread.)
+    if (tls_signals.wait.sleeper) {
+      // The bell first: what is drained on the way need not ring for us.
+      if (set_->poller_) set_->poller_->Disarm();
+    }
+    for (int i = 0; i < count_; ++i) sources_[i]->Disarm(rang);
+    if (!tls_signals.wait.sleeper) return;
+    tls_signals.wait.sleeper = false;
+    set_->sleepers_.fetch_sub(1, std::memory_order_seq_cst);
+  }
+  Sleep(const Sleep&) = delete;
+  Sleep& operator=(const Sleep&) = delete;
+
+  bool rang = false;
+
+ private:
+  EpollSet* const set_;
+  int count_ = 0;
+  lane::Source* sources_[kMostSources];
+};
+
+// The end of a wait; by cancellation too.
+class EpollSet::Leave {
+ public:
+  explicit Leave(EpollSet* set) : set_(set) {
+    if (__builtin_expect(tls_signals.wait.set != nullptr, 0)) TakeBackWait();
+  }
+  ~Leave() {
+    if (!owes_) return;
+    set_->HandOn(unlooked);
+    tls_signals.wait = {};
+  }
+  Leave(const Leave&) = delete;
+  Leave& operator=(const Leave&) = delete;
+
+  // It is about to sleep for others, or to take an edge.
+  void Owe() {
+    owes_ = true;
+    tls_signals.wait.set = set_;
+    tls_signals.wait.owes = true;
+    std::atomic_signal_fence(std::memory_order_seq_cst);
+  }
+
+  // With an edge, behind which nobody has looked since in such a way that he
+  // must have seen all whose senders have seen the old generation.
+  bool unlooked = false;
+
+ private:
+  EpollSet* const set_;
+  bool owes_ = false;
+};
 
 // The kernel gives an edge to one thread, and a sender kicks once a generation.
 // So with the edge of those who sleep their generation is used up, whoever has
@@ -45,6 +160,28 @@ void EpollSet::Took() {
   if (sleepers_.load(std::memory_order_seq_cst) > 0 && poller_) {
     poller_->Renew();
   }
+}
+
+// The same for a thread that is about to leave with an edge: true if there is
+// nothing for those who sleep.
+//
+// Not before that: while it looks it needs no kick, if it goes to sleep it
+// makes a new generation and looks again (Sleep), and if it kicks one of them
+// that one takes all this upon him.  So a thread that is woken in vain fences
+// once, not twice.
+bool EpollSet::NothingBehind() {
+  if (sleepers_.load(std::memory_order_seq_cst) == 0) return true;
+  Critical critical;
+  wait_latch_.lock();
+  // Renew() is a heavy fence between the new generation and the look: a sender
+  // that has kicked nobody, because it still saw the old one, has posted before
+  // it, and the look sees that, an edge too; who posts later sees the new one,
+  // and kicks.
+  if (poller_) poller_->Renew();
+  Rebuild();
+  const bool nothing = !SomethingReady();
+  wait_latch_.unlock();
+  return nothing;
 }
 
 int EpollSet::Wait(epoll_event* out, int capacity, std::int64_t timeout_ns,
@@ -63,36 +200,23 @@ int EpollSet::Wait(epoll_event* out, int capacity, std::int64_t timeout_ns,
     errno = EFAULT;  // as the kernel will say when something comes
     return -1;
   }
-  struct Leave {  // by cancellation too
-    EpollSet* set;
-    bool owes = false;      // it has slept for others, or taken an edge
-    bool unlooked = false;  // of which the lanes have not been asked since
-    explicit Leave(EpollSet* of) : set(of) {}
-    Leave(const Leave&) = delete;
-    Leave& operator=(const Leave&) = delete;
-    ~Leave() {
-      if (owes) set->HandOn(unlooked);
-    }
-    void Took(bool bell) {
-      if (!bell) return;
-      owes = unlooked = true;
-      set->Took();
-    }
-  } leave(this);
+  Leave leave(this);
   while (!HasUser()) {
+    // (Of what an edge may have meant here, the first stream has not come, or
+    // will make another one; and the unread is looked for now.)
+    leave.unlooked = false;
     if (AnyUnread()) {
       const int n = EpollFindsUnread(this, out, capacity);
       if (n > 0) return n;
     }
     int n = kOnlyBell;
-    bool bell = false;
+    leave.Owe();
     {
       const Stranger stranger(this);
       if (stranger.MaySleep()) {
-        n = KernelWait(out, capacity, left(), mask, &bell);
+        n = KernelWait(out, capacity, left(), mask, &leave.unlooked);
       }
     }
-    leave.Took(bell);
     if (n != kOnlyBell) return n;
     if (!HasUser() && left() == 0) return 0;
   }
@@ -106,10 +230,9 @@ int EpollSet::Wait(epoll_event* out, int capacity, std::int64_t timeout_ns,
   int first = 0;
   const std::uint32_t moves = moves_.load(std::memory_order_seq_cst);
   if (KernelDue()) {
-    bool bell = false;
-    const int n =
-        KernelWait(out, capacity > 1 ? capacity / 2 : 1, 0, nullptr, &bell);
-    leave.Took(bell);
+    leave.Owe();
+    const int n = KernelWait(out, capacity > 1 ? capacity / 2 : 1, 0, nullptr,
+                             &leave.unlooked);
     if (n > 0) first = n;
     if (first == capacity) {
       if (mask != nullptr) ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
@@ -138,7 +261,6 @@ int EpollSet::Wait(epoll_event* out, int capacity, std::int64_t timeout_ns,
           kernel = timeout_ns == 0 && filled == 0;
           break;
         }
-        leave.unlooked = false;
         Rebuild();
         filled += TellDirect(out + filled, DirectRoom(capacity - filled));
         if (crowded) hot_hits_ += static_cast<std::uint32_t>(filled - first);
@@ -172,11 +294,13 @@ int EpollSet::Wait(epoll_event* out, int capacity, std::int64_t timeout_ns,
       }
       wait_latch_.unlock();
     }
-    if (leaves) Registry::KickSleepers(this);
+    if (leaves) {
+      Registry::KickSleepers(this);
+      leave.unlooked = false;
+    }
     if (kernel) {
-      bool bell = false;
-      const int more = KernelWait(out, capacity, 0, nullptr, &bell);
-      leave.Took(bell);
+      leave.Owe();
+      const int more = KernelWait(out, capacity, 0, nullptr, &leave.unlooked);
       if (more > 0) {
         filled = more;
       } else if (more < 0 && more != kOnlyBell) {
@@ -200,15 +324,9 @@ int EpollSet::Wait(epoll_event* out, int capacity, std::int64_t timeout_ns,
       break;
     }
     if (!over) continue;
-    // Arm, look, sleep.  Arm() is a full fence, and so is the sender's side
-    // between its post and its look at the armed word; sleepers_ does the same
-    // for what this process's own threads put on the ready list.
-    sleepers_.fetch_add(1, std::memory_order_seq_cst);
-    leave.owes = true;
-    if (poller_) poller_->Arm();
-    const int armed = source_count_.load(std::memory_order_seq_cst);
-    lane::Source* sources[kMostSources];
-    for (int i = 0; i < armed; ++i) (sources[i] = source(i))->Arm();
+    // Arm, look, sleep.
+    leave.Owe();
+    std::optional<Sleep> sleep(std::in_place, this);
     bool ready = false;
     {
       Critical critical;
@@ -217,30 +335,14 @@ int EpollSet::Wait(epoll_event* out, int capacity, std::int64_t timeout_ns,
       ready = HasUser() && SomethingReady();
       wait_latch_.unlock();
     }
+    // Armed anew, and looked.
+    leave.unlooked = false;
     // A stream that has gone to the kernel since leaves that list, and maybe
     // bytes that the kernel does not know of.
     if (!ready && AnyUnread()) {
       result = EpollFindsUnread(this, out, capacity);
     }
     int n = kOnlyBell;
-    bool bell = false;
-    struct Undo {  // by cancellation in the kernel's wait too
-      EpollSet* set;
-      int armed;
-      lane::Source** sources;
-      bool bell = false;
-      Undo(EpollSet* of, int count, lane::Source** them)
-          : set(of), armed(count), sources(them) {}
-      Undo(const Undo&) = delete;
-      Undo& operator=(const Undo&) = delete;
-      ~Undo() {
-        // The bell first: what is drained on the way need not ring for us.
-        if (set->poller_) set->poller_->Disarm();
-        for (int i = 0; i < armed; ++i) sources[i]->Disarm(bell);
-        set->sleepers_.fetch_sub(1, std::memory_order_seq_cst);
-      }
-    };
-    std::optional<Undo> undo(std::in_place, this, armed, sources);
     if (result > 0) break;
     if (!ready) {
       const std::uint64_t start = base::Ticks();
@@ -248,14 +350,13 @@ int EpollSet::Wait(epoll_event* out, int capacity, std::int64_t timeout_ns,
         n = -1;
         errno = EINTR;
       } else {
-        n = KernelWait(out, capacity, left(), nullptr, &bell);
+        n = KernelWait(out, capacity, left(), nullptr, &leave.unlooked);
       }
       error = errno;
       Spinner::Slept(start);
     }
-    undo->bell = bell;
-    undo.reset();
-    leave.Took(bell);
+    sleep->rang = leave.unlooked;
+    sleep.reset();
     if (n != kOnlyBell && (n != 0 || left() == 0)) {
       result = n;
       break;
@@ -265,6 +366,11 @@ int EpollSet::Wait(epoll_event* out, int capacity, std::int64_t timeout_ns,
   // Who leaves work behind wakes the next.
   if (result > 0 && ready_count_.load(std::memory_order_seq_cst) > 0) {
     Registry::KickSleepers(this);
+    leave.unlooked = false;
+  }
+  // (Of what has come to streams that are the kernel's, who is woken looks.)
+  if (leave.unlooked && HasUser() && !AnyUnread()) {
+    leave.unlooked = !NothingBehind();
   }
   if (mask != nullptr) ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
   if (result < 0) errno = error;

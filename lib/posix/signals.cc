@@ -129,6 +129,13 @@ void Wrapper(int number, siginfo_t* info, void* context) {
   if ((flags & SA_RESTART) == 0) self.interrupts = self.interrupts + 1;
   if (auto* word = self.word) word->fetch_add(1, std::memory_order_relaxed);
   if (auto* lane = self.lane) lane->WakeLocal();
+  // (In a critical section it is a fault, and no sleep.)
+  CountedWait wait;
+  if (self.wait.set != nullptr && self.depth == 0) {
+    const int saved = errno;
+    wait = TakeBackWait();
+    errno = saved;
+  }
   if (handler == nullptr) {
     // Nothing to run.
   } else if (flags & SA_SIGINFO) {
@@ -138,6 +145,11 @@ void Wrapper(int number, siginfo_t* info, void* context) {
     reinterpret_cast<void (*)(int)>(handler)(number);
   }
   if (elsewhere) self.counted = counted;
+  if (wait.set != nullptr) {
+    const int saved = errno;
+    RecountWait(wait);
+    errno = saved;
+  }
 }
 
 void* TakeOnce(int number, int* flags) {

@@ -12,6 +12,14 @@ class Lane;
 
 namespace rcsock::posix {
 
+// What a thread that waits in an epoll set has told the others of itself.
+struct CountedWait {
+  void* set = nullptr;    // an EpollSet
+  bool stranger = false;  // is one of its strangers, ...
+  bool sleeper = false;   // its sleepers, ...
+  bool owes = false;      // or must hand on when it leaves
+};
+
 // What a signal handler must know of the thread it interrupts.
 //
 // The kernel ends a sleeping call with EINTR; a spin would not notice.  And a
@@ -34,6 +42,10 @@ struct ThreadSignals {
   // here.
   std::atomic<int>* volatile counted = nullptr;
   const void* volatile frame = nullptr;
+  // The like of an epoll set: taken back before a handler runs, which may jump
+  // away, and told anew when it returns.  So what is here at the beginning of a
+  // wait was left by somebody who jumped otherwise.
+  CountedWait wait;
   static constexpr std::uint32_t kMostDeferred = 8;
   struct Deferred {
     int number;
@@ -48,6 +60,11 @@ struct ThreadSignals {
 
 extern thread_local constinit ThreadSignals tls_signals
     __attribute__((tls_model("initial-exec")));
+
+// Takes it back (tls_signals.wait is none then), and tells it anew
+// (epoll_wait.cc).
+CountedWait TakeBackWait();
+void RecountWait(const CountedWait& wait);
 
 // Queues what was put off to this thread again; the handlers run before it
 // returns.

@@ -949,6 +949,88 @@ Case left_behind(
     },
     {.seconds = 60});
 
+// Several threads wait in one set; handlers return into their waits and jump
+// out of them.  No message is left lying when that is over.
+thread_local sigjmp_buf out_of_wait;
+thread_local volatile bool waits = false;
+
+Case jumping_waiters(
+    "siglongjmp_of_waiters",
+    [](int fd) {
+      struct sigaction action {};
+      action.sa_handler = [](int) {
+        if (!waits) return;
+        waits = false;
+        ::siglongjmp(out_of_wait, 1);
+      };
+      ::sigaction(SIGUSR1, &action, nullptr);
+      action.sa_handler = [](int) {};
+      ::sigaction(SIGUSR2, &action, nullptr);
+      const int set = ::epoll_create1(0);
+      const int end = ::eventfd(0, EFD_CLOEXEC);
+      for (const int one : {fd, end}) {
+        epoll_event event{};
+        event.events = EPOLLIN;
+        event.data.fd = one;
+        CHECK_THAT(::epoll_ctl(set, EPOLL_CTL_ADD, one, &event) == 0);
+      }
+      std::atomic<int> got{0};
+      std::vector<std::thread> threads;
+      for (int t = 0; t < 3; ++t) {
+        threads.emplace_back([&] {
+          for (;;) {
+            volatile int n = 0;
+            epoll_event one{};
+            if (::sigsetjmp(out_of_wait, 1) == 0) {
+              waits = true;
+              n = ::epoll_wait(set, &one, 1, -1);
+            }
+            waits = false;
+            if (n != 1) continue;
+            if (one.data.fd == end) return;
+            char byte;
+            if (::recv(fd, &byte, 1, MSG_DONTWAIT) != 1) continue;
+            ++got;
+            SendAll(fd, &byte, 1);
+          }
+        });
+      }
+      for (int i = 0; i < 300; ++i) {
+        ::pthread_kill(threads[static_cast<std::size_t>(i % 3)].native_handle(),
+                       i % 5 < 3 ? SIGUSR1 : SIGUSR2);
+        ::poll(nullptr, 0, 1);
+      }
+      Barrier();
+      Barrier();
+      const std::uint64_t one = 1;
+      CHECK_THAT(::write(end, &one, sizeof one) == sizeof one);
+      for (auto& thread : threads) thread.join();
+      Log("%s", got > 1000 ? "all were taken" : "too few");
+      ::close(set);
+      ::close(end);
+    },
+    [](int fd) {
+      int count = 0;
+      std::atomic<bool> over{false};
+      const auto ask = [&] {
+        char byte = 'x';
+        SendAll(fd, &byte, 1);
+        RecvAll(fd, &byte, 1);
+        ++count;
+      };
+      std::thread quiet([&] {
+        Barrier();
+        over = true;
+      });
+      while (!over) ask();
+      quiet.join();
+      while (count % 1000 != 0) ask();
+      for (int i = 0; i < 1000; ++i) ask();
+      Barrier();
+      Log("done");
+    },
+    {.seconds = 60});
+
 // Both ends write more than a ring holds before they read the most of it: TCP
 // has room for that.  Each writer has waited for room before, and got some.
 void BothWrite(int fd) {
