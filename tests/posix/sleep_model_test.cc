@@ -897,14 +897,16 @@ TEST(LeaderModel, ArmsAgainWhatWakeLocalHasDisarmed) {
 
 // --- Threads that sleep in one epoll set
 
-// The rules of EpollSet::Wait, HandOn and Took, and of Bells and
-// LinkState::Ring.  The kernel gives an edge of the bell to one of those who
-// sleep in the set, whichever it likes; a sender kicks once a generation.  Who
-// takes a message is busy for ever, so each must find another thread.
+// The rules of EpollSet::Wait, HandOn, Took (of who comes from WaitOn) and
+// NothingBehind (of who is in Wait), and of Bells and LinkState::Ring.  The
+// kernel gives an edge of the bell to one of those who sleep in the set,
+// whichever it likes; a sender kicks once a generation.  Who takes a message is
+// busy for ever, so each must find another thread.
 struct Hands {
-  bool no_renewal = false;    // Took: the generation of those who sleep
-  bool no_hand_on = false;    // Wait: on leaving
-  bool counted_late = false;  // Stranger: counted, then HasUser
+  bool no_renewal = false;      // Took, NothingBehind: their generation
+  bool no_look_behind = false;  // NothingBehind, after that
+  bool no_hand_on = false;      // Wait: on leaving
+  bool counted_late = false;    // Stranger: counted, then HasUser
   bool look_before_arm = false;
 
   static constexpr int kThreads = 3;
@@ -921,8 +923,9 @@ struct Hands {
     kAsleep,
     kDisarm,
     kNoSleeper,
-    kTookHere,
     kLeavesWork,
+    kBehind,
+    kLookBehind,
     kLeave,
     kEnd,
   };
@@ -931,7 +934,8 @@ struct Hands {
     kAt,
     kOwes = kAt + kThreads,
     kRang = kOwes + kThreads,
-    kSender = kRang + kThreads,
+    kUnlooked = kRang + kThreads,
+    kSender = kUnlooked + kThreads,
     kMover,
     kUsers,
     kStrangers,
@@ -982,12 +986,16 @@ struct Hands {
         if (s[kEdge] == 0) break;
         s[kEdge] = 0;
         --s[kStrangers];
+        // It was in Wait already, or in WaitOn.
+        at = kLook;
+        s[kOwes + i] = s[kUnlooked + i] = 1;
+        to->push_back(s);
+        s[kOwes + i] = s[kUnlooked + i] = 0;
         at = kTook;
         break;
       case kTook:
-      case kTookHere:
         if (s[kSleepers] != 0 && !no_renewal) Renew(&s);
-        at = at == kTook ? kPass : kLook;
+        at = kPass;
         break;
       case kPass:
         if (s[kSleepers] == 0 && s[kStrangers] != 0) s[kEdge] = 1;
@@ -1011,7 +1019,7 @@ struct Hands {
         at = look_before_arm ? kAsleep : kLookAgain;
         break;
       case kLookAgain:
-        s[kRang + i] = 0;
+        s[kRang + i] = s[kUnlooked + i] = 0;
         at = look_before_arm && !more ? kArm : more ? kDisarm : kAsleep;
         if (look_before_arm && more) at = kNoSleeper;
         break;
@@ -1028,15 +1036,30 @@ struct Hands {
         break;
       case kNoSleeper:
         --s[kSleepers];
-        at = s[kRang + i] != 0 ? kTookHere : kLook;
+        s[kUnlooked + i] = s[kRang + i];
+        at = kLook;
         break;
       case kLeavesWork:  // each message is another stream's
-        if (more && s[kSleepers] != 0) s[kEdge] = 1;
+        if (more && s[kSleepers] != 0) {
+          s[kEdge] = 1;
+          s[kUnlooked + i] = 0;
+        }
+        at = s[kUnlooked + i] != 0 ? kBehind : kLeave;
+        break;
+      case kBehind:
+        if (s[kSleepers] != 0 && !no_renewal) Renew(&s);
+        s[kUnlooked + i] = s[kSleepers] != 0;
+        at = s[kSleepers] != 0 ? kLookBehind : kLeave;
+        break;
+      case kLookBehind:
+        s[kUnlooked + i] = more && !no_look_behind;
         at = kLeave;
         break;
       case kLeave:
-        if (s[kOwes + i] != 0 && !no_hand_on && s[kSleepers] == 0 &&
-            s[kStrangers] != 0) {
+        if (!no_hand_on && (s[kUnlooked + i] != 0
+                                ? s[kSleepers] + s[kStrangers] != 0
+                                : s[kOwes + i] != 0 && s[kSleepers] == 0 &&
+                                      s[kStrangers] != 0 && s[kUsers] != 0)) {
           s[kEdge] = 1;
         }
         at = kEnd;
@@ -1090,6 +1113,9 @@ struct Hands {
 TEST(HandsModel, NobodyWaitsForEver) { EXPECT_FALSE(Hangs(Hands{})); }
 TEST(HandsModel, WhoTakesAnEdgeRenewsForThoseWhoSleep) {
   EXPECT_TRUE(Hangs(Hands{.no_renewal = true}));
+}
+TEST(HandsModel, WhoHasRenewedLooks) {
+  EXPECT_TRUE(Hangs(Hands{.no_look_behind = true}));
 }
 TEST(HandsModel, WhoLeavesHandsOn) {
   EXPECT_TRUE(Hangs(Hands{.no_hand_on = true}));
