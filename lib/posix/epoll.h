@@ -105,7 +105,8 @@ class EpollSet final : public File {
    public:
     // (A handler that jumps away between the count and the note of it leaves
     // one too many: a kick for nothing now and then.)
-    explicit Stranger(EpollSet* set) : set_(set) {
+    explicit Stranger(EpollSet* set)
+        : set_(set), owes_(tls_signals.wait.set == set) {
       CountedWait& mine = tls_signals.wait;
       if (__builtin_expect(mine.stranger || mine.sleeper, 0)) TakeBackWait();
       set_->strangers_.fetch_add(1, std::memory_order_seq_cst);
@@ -120,7 +121,7 @@ class EpollSet final : public File {
       // (Out of a handler that ends the thread.)
       if (!mine.stranger) return;
       mine.stranger = false;
-      if (!mine.owes) mine.set = nullptr;
+      if (!owes_) mine.set = nullptr;
       set_->strangers_.fetch_sub(1, std::memory_order_seq_cst);
     }
     Stranger(const Stranger&) = delete;
@@ -132,6 +133,7 @@ class EpollSet final : public File {
 
    private:
     EpollSet* const set_;
+    const bool owes_;  // within a Leave
   };
   // A handler that runs above a wait may jump out of it: what the thread has
   // counted of itself is taken back before, and counted anew after.

@@ -129,19 +129,27 @@ class EpollSet::Leave {
     if (__builtin_expect(tls_signals.wait.set != nullptr, 0)) TakeBackWait();
   }
   ~Leave() {
-    if (!owes_) return;
-    set_->HandOn(unlooked);
-    tls_signals.wait = {};
+    if (owes_ || unlooked) set_->HandOn(unlooked);
+    tls_signals.wait.set = nullptr;
   }
   Leave(const Leave&) = delete;
   Leave& operator=(const Leave&) = delete;
 
-  // It is about to sleep for others, or to take an edge.
+  // It is about to ask the kernel, who may give it an edge.
+  void Ask() {
+    tls_signals.wait.set = set_;
+    std::atomic_signal_fence(std::memory_order_seq_cst);
+  }
+  // It is about to sleep for others.  (Who takes an edge owes, too: Looked.)
   void Owe() {
     owes_ = true;
-    tls_signals.wait.set = set_;
-    tls_signals.wait.owes = true;
-    std::atomic_signal_fence(std::memory_order_seq_cst);
+    Ask();
+  }
+
+  // It has looked behind it, or woken somebody who will.
+  void Looked() {
+    owes_ |= unlooked;
+    unlooked = false;
   }
 
   // With an edge, behind which nobody has looked since in such a way that he
@@ -204,13 +212,13 @@ int EpollSet::Wait(epoll_event* out, int capacity, std::int64_t timeout_ns,
   while (!HasUser()) {
     // (Of what an edge may have meant here, the first stream has not come, or
     // will make another one; and the unread is looked for now.)
-    leave.unlooked = false;
+    leave.Looked();
     if (AnyUnread()) {
       const int n = EpollFindsUnread(this, out, capacity);
       if (n > 0) return n;
     }
     int n = kOnlyBell;
-    leave.Owe();
+    leave.Ask();
     {
       const Stranger stranger(this);
       if (stranger.MaySleep()) {
@@ -230,7 +238,7 @@ int EpollSet::Wait(epoll_event* out, int capacity, std::int64_t timeout_ns,
   int first = 0;
   const std::uint32_t moves = moves_.load(std::memory_order_seq_cst);
   if (KernelDue()) {
-    leave.Owe();
+    leave.Ask();
     const int n = KernelWait(out, capacity > 1 ? capacity / 2 : 1, 0, nullptr,
                              &leave.unlooked);
     if (n > 0) first = n;
@@ -296,10 +304,10 @@ int EpollSet::Wait(epoll_event* out, int capacity, std::int64_t timeout_ns,
     }
     if (leaves) {
       Registry::KickSleepers(this);
-      leave.unlooked = false;
+      leave.Looked();
     }
     if (kernel) {
-      leave.Owe();
+      leave.Ask();
       const int more = KernelWait(out, capacity, 0, nullptr, &leave.unlooked);
       if (more > 0) {
         filled = more;
@@ -335,8 +343,8 @@ int EpollSet::Wait(epoll_event* out, int capacity, std::int64_t timeout_ns,
       ready = HasUser() && SomethingReady();
       wait_latch_.unlock();
     }
-    // Armed anew, and looked.
-    leave.unlooked = false;
+    // (Armed anew before.)
+    leave.Looked();
     // A stream that has gone to the kernel since leaves that list, and maybe
     // bytes that the kernel does not know of.
     if (!ready && AnyUnread()) {
@@ -366,11 +374,11 @@ int EpollSet::Wait(epoll_event* out, int capacity, std::int64_t timeout_ns,
   // Who leaves work behind wakes the next.
   if (result > 0 && ready_count_.load(std::memory_order_seq_cst) > 0) {
     Registry::KickSleepers(this);
-    leave.unlooked = false;
+    leave.Looked();
   }
   // (Of what has come to streams that are the kernel's, who is woken looks.)
-  if (leave.unlooked && HasUser() && !AnyUnread()) {
-    leave.unlooked = !NothingBehind();
+  if (leave.unlooked && HasUser() && !AnyUnread() && NothingBehind()) {
+    leave.Looked();
   }
   if (mask != nullptr) ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
   if (result < 0) errno = error;

@@ -14,10 +14,9 @@ namespace rcsock::posix {
 
 // What a thread that waits in an epoll set has told the others of itself.
 struct CountedWait {
-  void* set = nullptr;    // an EpollSet
-  bool stranger = false;  // is one of its strangers, ...
-  bool sleeper = false;   // its sleepers, ...
-  bool owes = false;      // or must hand on when it leaves
+  void* set = nullptr;    // an EpollSet, on which it must hand on, ...
+  bool stranger = false;  // ... is one of its strangers, ...
+  bool sleeper = false;   // ... or its sleepers
 };
 
 // What a signal handler must know of the thread it interrupts.
