@@ -301,7 +301,7 @@ namespace {
 // nobody can tell which there are.
 template <class Each>
 bool EachDescriptor(int end, Each&& each) {
-  const long list = ::syscall(SYS_openat, AT_FDCWD, "/proc/self/fd",
+  const long list = ::syscall(SYS_openat, AT_FDCWD, "/proc/thread-self/fd",
                               O_RDONLY | O_DIRECTORY | O_CLOEXEC, 0);
   if (list < 0) {
     for (int fd = 0; fd < end && fd < 4096; ++fd) each(fd);

@@ -31,9 +31,9 @@ bool MayBeSet(int fd) {
   const int saved = errno;
   char path[32];
   char what[32] = {};
-  std::snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+  std::snprintf(path, sizeof path, "/proc/thread-self/fd/%d", fd);
   const bool read = ::readlink(path, what, sizeof what - 1) > 0;
-  const bool mounted = read || ::access("/proc/self/fd", F_OK) == 0;
+  const bool mounted = read || ::access("/proc/thread-self/fd", F_OK) == 0;
   errno = saved;
   return read ? std::strcmp(what, "anon_inode:[eventpoll]") == 0 : !mounted;
 }

@@ -39,7 +39,7 @@ constinit std::uint64_t ask_from_ns = 0;  // /proc is not asked before
 // whatever is read of them: as dear for one as for all.
 void AskKernel(EpollSet* set) {
   char path[64];
-  std::snprintf(path, sizeof path, "/proc/self/fdinfo/%d", set->fd());
+  std::snprintf(path, sizeof path, "/proc/thread-self/fdinfo/%d", set->fd());
   const long file = ::syscall(SYS_openat, -100, path, O_RDONLY | O_CLOEXEC, 0);
   if (file < 0) return;
   static char text[16384];  // interest_latch's

@@ -586,8 +586,9 @@ int SelectTable(int count) {
   int top = fd_high.load(std::memory_order_relaxed);
   if (open(count - 1)) {
     top = count - 1;  // a set that is as large as it has to be
-  } else if (const long list = ::syscall(SYS_openat, AT_FDCWD, "/proc/self/fd",
-                                         O_RDONLY | O_DIRECTORY | O_CLOEXEC, 0);
+  } else if (const long list =
+                 ::syscall(SYS_openat, AT_FDCWD, "/proc/thread-self/fd",
+                           O_RDONLY | O_DIRECTORY | O_CLOEXEC, 0);
              list >= 0) {
     // (proc's position there is the number and 2; a lower one enlarges
     // nothing.)

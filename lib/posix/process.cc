@@ -21,6 +21,7 @@
 #include "lib/base/unique_fd.h"
 #include "lib/lane/rdma/memory.h"
 #include "lib/posix/handover.h"
+#include "lib/posix/last_thread.h"
 #include "lib/posix/shell.h"
 #include "lib/posix/signals.h"
 #include "lib/posix/table.h"
@@ -93,6 +94,7 @@ void ForkParent() {
 
 void ForkChild() {
   own_pid.store(::syscall(SYS_getpid), std::memory_order_relaxed);
+  KnowFirstThread();
   const bool locked = tls_forking;
   tls_forking = false;
   if (locked) ShellForkUnlock();
@@ -307,6 +309,7 @@ void InitProcess(Face face) {
   base::barriers_lost = &BarriersLost;
   base::InitBarriers();
   ::pthread_atfork(&ForkPrepare, &ForkParent, &ForkChild);
+  KnowFirstThread();
   TakeInherited();
   // (Programs that are linked with the library make their threads past it.)
   if (face == Face::kPreload) base::BeginAlone();

@@ -14,6 +14,7 @@
 #include "lib/base/log.h"
 #include "lib/lane/rdma/rdma_lane.h"
 #include "lib/posix/epoll.h"
+#include "lib/posix/last_thread.h"
 #include "lib/posix/process.h"
 #include "lib/posix/signals.h"
 #include "lib/posix/snapshot.h"
@@ -84,6 +85,7 @@ void Sock::StartSeek() {
     conductor->SetCompletionHandler([](const lane::Completion& completion) {
       static_cast<Sock*>(completion.cookie)->OnCompletion(completion.flags);
     });
+    WatchLastThread(conductor);
   }
   // While it looks again, what it found the last time stands.
   if (attempts_ == 0) reason_ = Reason::kPending;

@@ -2,6 +2,7 @@
 #include <dirent.h>
 #include <fcntl.h>
 #include <poll.h>
+#include <pthread.h>
 #include <signal.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
@@ -14,6 +15,7 @@
 #include <cstring>
 #include <iterator>
 #include <set>
+#include <thread>
 #include <vector>
 
 #include "tests/posix/pair.h"
@@ -286,6 +288,82 @@ Case write_after_exit(
       Barrier();
       LogDrain(fd);
       Result("first send", ::write(fd, "x", 1));
+    });
+
+// Where the first thread leaves by pthread_exit, the process ends with the last
+// one, as by exit(0): with the functions that are called then, and with what is
+// still owed to the peer.
+pthread_t first_thread;
+
+void LeaveFirstThread(void (*then)(int), int fd) {
+  first_thread = ::pthread_self();
+  CHECK_THAT(std::atexit([] { Log("exit's functions run"); }) == 0);
+  std::thread([then, fd] {
+    CHECK_THAT(::pthread_join(first_thread, nullptr) == 0);
+    then(fd);
+    Log("the last thread ends");
+  }).detach();
+  ::pthread_exit(nullptr);
+}
+
+Case first_thread_ends(
+    "first_thread_ends",
+    [](int fd) {
+      LeaveFirstThread([](int one) { Bulk(one, 1, 1'000'000); }, fd);
+    },
+    [](int fd) { CheckBulk(fd, 1, 1'000'000), LogDrain(fd); });
+
+// The connection, and with it all that rcsock starts, comes after.
+Case first_thread_ended(
+    "first_thread_ended",
+    [](int) {
+      LeaveFirstThread(
+          [](int) {
+            int port;
+            const int listener = Listen(&port);
+            Tell(port);
+            const int fd = ::accept(listener, nullptr, nullptr);
+            Warm(fd);
+            Bulk(fd, 1, 1'000'000);
+          },
+          -1);
+    },
+    [](int) {
+      const int fd = Connect(static_cast<int>(Hear()));
+      Warm(fd);
+      CheckBulk(fd, 1, 1'000'000);
+      LogDrain(fd);
+    },
+    {.warm = false, .connect = false});
+
+// In a child of fork the thread that forked is the first.
+Case first_thread_of_child_ends(
+    "first_thread_of_child_ends",
+    [](int fd) {
+      std::thread([fd] {
+        const pid_t child = ::fork();
+        if (child == 0) {
+          SendAll(fd, "child", 5);
+          ::close(fd);
+          int port;
+          const int listener = Listen(&port);
+          Tell(port);
+          const int other = ::accept(listener, nullptr, nullptr);
+          CHECK_THAT(other >= 0);
+          Warm(other);
+          ::pthread_exit(nullptr);
+        }
+        ::close(fd);
+        int status = 0;
+        CHECK_THAT(::waitpid(child, &status, 0) == child);
+        Log("the child's status is %x", static_cast<unsigned>(status));
+      }).join();
+    },
+    [](int fd) {
+      LogDrain(fd);
+      const int other = Connect(static_cast<int>(Hear()));
+      Warm(other);
+      LogDrain(other);
     });
 
 volatile sig_atomic_t pipes = 0;

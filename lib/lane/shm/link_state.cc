@@ -20,8 +20,8 @@ namespace {
 
 // A write to anything else might block, or mean something.
 bool IsEventFd(int fd) {
-  char path[32] = "/proc/self/fd/";
-  constexpr std::size_t kPrefix = sizeof("/proc/self/fd/") - 1;
+  char path[32] = "/proc/thread-self/fd/";
+  constexpr std::size_t kPrefix = sizeof("/proc/thread-self/fd/") - 1;
   *std::to_chars(path + kPrefix, path + sizeof(path) - 1, fd).ptr = '\0';
   char target[64];
   const long length = ::syscall(SYS_readlink, path, target, sizeof(target));

@@ -1,0 +1,87 @@
+#include "lib/posix/last_thread.h"
+
+#include <pthread.h>
+#include <signal.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <cstdlib>
+
+#include "lib/base/real.h"
+
+namespace rcsock::posix {
+namespace {
+
+using rendezvous::Conductor;
+
+constexpr std::uint32_t kFirstLookMs = 2;
+constexpr std::uint32_t kLastLookMs = 64;
+
+constinit pthread_key_t key = 0;
+constinit bool known = false;
+constinit std::atomic<bool> ended{false};
+// What the first thread had blocked in the end: exit runs with that.
+constinit sigset_t blocked = {};
+
+// The first thread stays a zombie until the others have ended, and a directory
+// has two links of its own.  A thread of rcsock's that waits for a device is
+// short-lived: it is one more until then.
+bool Alone() {
+  constexpr nlink_t kZombieAndConductor = 2 + 2;
+  struct stat status {};
+  return ::stat("/proc/self/task", &status) == 0 &&
+         status.st_nlink == kZombieAndConductor;
+}
+
+void* End(void*) {
+  ::pthread_sigmask(SIG_SETMASK, &blocked, nullptr);
+  std::exit(0);
+}
+
+// Nobody is left who could make a thread, or connect.  The conductor goes on
+// meanwhile: exit may need it, for what is still owed to peers.
+bool EndProcess() {
+  pthread_t thread;
+  if (real::pthread_create(&thread, nullptr, &End, nullptr) != 0) return false;
+  ::pthread_detach(thread);
+  return true;
+}
+
+// Nothing tells that a thread has ended: a look at /proc, soon at first, then
+// 16 times a second.
+void LookAfter(Conductor* conductor, std::uint32_t ms) {
+  conductor->After(ms, [conductor, ms] {
+    if (!ended.load(std::memory_order_relaxed)) return;
+    if (Alone() && EndProcess()) return;
+    LookAfter(conductor, std::min(ms * 2, kLastLookMs));
+  });
+}
+
+// Runs in pthread_exit, and not where main returns or calls exit.
+void FirstThreadEnds(void*) {
+  ::pthread_sigmask(SIG_SETMASK, nullptr, &blocked);
+  // seq_cst, as the conductor's beginning: either this finds the conductor, or
+  // who has begun it finds this.  (Both: two rows of looks, of which one ends
+  // the process.)
+  ended.store(true, std::memory_order_seq_cst);
+  if (Conductor* conductor = Conductor::IfRunning()) WatchLastThread(conductor);
+}
+
+}  // namespace
+
+void KnowFirstThread() {
+  ended.store(false, std::memory_order_relaxed);
+  if (::syscall(SYS_gettid) != ::syscall(SYS_getpid)) return;
+  if (!known) known = ::pthread_key_create(&key, &FirstThreadEnds) == 0;
+  if (known) ::pthread_setspecific(key, &known);
+}
+
+void WatchLastThread(Conductor* conductor) {
+  if (ended.load(std::memory_order_seq_cst)) LookAfter(conductor, kFirstLookMs);
+}
+
+}  // namespace rcsock::posix

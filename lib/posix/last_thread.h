@@ -1,0 +1,20 @@
+#ifndef RCSOCK_LIB_POSIX_LAST_THREAD_H_
+#define RCSOCK_LIB_POSIX_LAST_THREAD_H_
+
+#include "lib/rendezvous/rendezvous.h"
+
+namespace rcsock::posix {
+
+// A process whose first thread has left by pthread_exit ends with the last of
+// its threads, by exit(0).  libc counts the conductor among them, so the
+// conductor sees to it.
+
+// In the first thread of the process: at start, and in a child of fork.
+void KnowFirstThread();
+
+// A conductor has begun, perhaps after the first thread's end.
+void WatchLastThread(rendezvous::Conductor* conductor);
+
+}  // namespace rcsock::posix
+
+#endif  // RCSOCK_LIB_POSIX_LAST_THREAD_H_
