@@ -28,34 +28,21 @@ struct Installed {
 Installed installed[kSignals];
 base::Latch latch;
 
-bool Fault(int number) {
-  switch (number) {
-    case SIGSEGV:
-    case SIGBUS:
-    case SIGFPE:
-    case SIGILL:
-    case SIGTRAP:
-    case SIGSYS:
-      return true;
-    default:
-      return false;
-  }
-}
-
-// Faults belong to the instruction that made them: never put off.
-bool Synchronous(int number, const siginfo_t* info) {
-  return Fault(number) ? info->si_code > 0 : number == SIGABRT;
-}
-
 constexpr std::uint64_t Bit(int number) {
   return std::uint64_t{1} << (number - 1);
 }
 
+constexpr std::uint64_t kFaults = Bit(SIGSEGV) | Bit(SIGBUS) | Bit(SIGFPE) |
+                                  Bit(SIGILL) | Bit(SIGTRAP) | Bit(SIGSYS);
+
 // All but faults, which end the program where they are blocked, and (32 and 33)
 // libc's own, for cancellation and setuid.
-constexpr std::uint64_t kPutOff =
-    ~(Bit(SIGSEGV) | Bit(SIGBUS) | Bit(SIGFPE) | Bit(SIGILL) | Bit(SIGTRAP) |
-      Bit(SIGSYS) | Bit(SIGABRT) | Bit(32) | Bit(33));
+constexpr std::uint64_t kPutOff = ~(kFaults | Bit(SIGABRT) | Bit(32) | Bit(33));
+
+// Faults belong to the instruction that made them: never put off.
+bool Synchronous(int number, const siginfo_t* info) {
+  return (Bit(number) & kFaults) != 0 ? info->si_code > 0 : number == SIGABRT;
+}
 
 void QueueAgain(int number, siginfo_t info) {
   const long pid = ::syscall(SYS_getpid);

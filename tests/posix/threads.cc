@@ -555,6 +555,78 @@ Case bursts(
     },
     {.seconds = 60});
 
+// The same with as many numbers as a burst has signals: the kernel lays their
+// handlers' frames one upon the other before any of them runs.  (On one CPU, so
+// that a whole burst comes while the writer is anywhere.)
+constexpr int kNumbers = 26;
+std::atomic<int> number_handled[kNumbers];
+int NumberOf(int i) {
+  return i == 0 ? SIGUSR1 : i == 1 ? SIGUSR2 : SIGRTMIN + i - 2;
+}
+void OnNumber(int number, siginfo_t* info, void* context) {
+  OnBurst(number, info, context);
+  for (int i = 0; i < kNumbers; ++i) {
+    if (NumberOf(i) == number) number_handled[i].fetch_add(1);
+  }
+}
+Case bursts_of_numbers(
+    "signal_bursts_of_numbers",
+    [](int fd) {
+      int error;
+      const std::size_t n = Drain(fd, &error);
+      Log("%s, all are here %d", ErrorName(error),
+          n == static_cast<std::size_t>(Hear()));
+    },
+    [](int fd) {
+      constexpr int kBursts = 1500;
+      burst_fd = fd;
+      cpu_set_t all, one;
+      CHECK_THAT(::sched_getaffinity(0, sizeof all, &all) == 0);
+      CPU_ZERO(&one);
+      int cpu = 0;
+      while (!CPU_ISSET(cpu, &all)) ++cpu;
+      CPU_SET(cpu, &one);
+      CHECK_THAT(::sched_setaffinity(0, sizeof one, &one) == 0);
+      struct sigaction action {};
+      action.sa_sigaction = &OnNumber;
+      action.sa_flags = SA_SIGINFO | SA_RESTART;
+      for (int i = 0; i < kNumbers; ++i) {
+        CHECK_THAT(::sigaction(NumberOf(i), &action, nullptr) == 0);
+      }
+      const pthread_t self = ::pthread_self();
+      std::atomic<bool> done{false};
+      std::thread sender([&] {
+        for (int round = 1; round <= kBursts; ++round) {
+          for (int i = 0; i < kNumbers; ++i) {
+            while (::pthread_sigqueue(self, NumberOf(i), sigval{}) != 0) {
+              ::sched_yield();
+            }
+          }
+          while (bursts_handled.load() < round * kNumbers) ::sched_yield();
+        }
+        done.store(true);
+      });
+      std::vector<char> text(1 << 16);
+      std::int64_t written = 0;
+      while (!done.load()) {
+        const ssize_t n = ::write(fd, text.data(), text.size());
+        CHECK_THAT(n > 0);
+        written += n;
+      }
+      sender.join();
+      sigset_t mask, pending;
+      ::pthread_sigmask(SIG_SETMASK, nullptr, &mask);
+      CHECK_THAT(::sigpending(&pending) == 0);
+      for (int i = 0; i < kNumbers; ++i) {
+        Log("signal %d: %d handlers, blocked %d, pending %d", NumberOf(i),
+            number_handled[i].load(), ::sigismember(&mask, NumberOf(i)),
+            ::sigismember(&pending, NumberOf(i)));
+      }
+      ::close(fd);
+      Tell(written + bursts_handled.load());
+    },
+    {.seconds = 60});
+
 Case once(
     "reset_handler",
     [](int fd) {
