@@ -104,7 +104,7 @@ void ForkChild() {
   stats.Clear();
   InterestsForkChild();
   ForEachSock([](Sock* sock) { sock->ForkChild(); });
-  Conductor::ForkChild();
+  Conductor::ForkChild(tls_signals.asleep != 0);
   if (locked) SignalsForkUnlock(true);
 }
 

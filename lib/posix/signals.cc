@@ -177,6 +177,7 @@ void UndoSleep(const void* here) {
   std::atomic<int>* const count = self.counted;
   self.counted = nullptr;
   self.frame = nullptr;
+  self.asleep = 0;
   self.word = nullptr;
   self.lane = nullptr;
   count->fetch_sub(1, std::memory_order_seq_cst);

@@ -45,6 +45,9 @@ struct ThreadSignals {
   // away, and told anew when it returns.  So what is here at the beginning of a
   // wait was left by somebody who jumped otherwise.
   CountedWait wait;
+  // Sleeps that have begun and not ended: more than one where a handler sleeps.
+  // (Too many, for a while, after a handler that has jumped out of them.)
+  volatile std::uint32_t asleep = 0;
   static constexpr std::uint32_t kMostDeferred = 8;
   struct Deferred {
     int number;
@@ -82,12 +85,14 @@ class CountedSleep {
       : count_(count), outer_(tls_signals.counted), frame_(tls_signals.frame) {
     tls_signals.frame = this;
     tls_signals.counted = count;
+    tls_signals.asleep = tls_signals.asleep + 1;
   }
   ~CountedSleep() {
     tls_signals.word = nullptr;
     tls_signals.lane = nullptr;
     tls_signals.counted = outer_;
     tls_signals.frame = frame_;
+    tls_signals.asleep = tls_signals.asleep - 1;
     count_->fetch_sub(1, std::memory_order_seq_cst);
   }
   CountedSleep(const CountedSleep&) = delete;

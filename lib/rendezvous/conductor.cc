@@ -152,8 +152,8 @@ void Conductor::ForkParent() {
   if (Core* core = std::exchange(tls_forked, nullptr)) core->step.unlock();
 }
 
-void Conductor::ForkChild() {
-  if (Core* core = std::exchange(tls_forked, nullptr)) core->Abandon();
+void Conductor::ForkChild(bool asleep) {
+  if (Core* core = std::exchange(tls_forked, nullptr)) core->Abandon(asleep);
   // Another thread may have been starting or stopping it.
   g_latch.Reset();
   g_stopping.store(false, std::memory_order_relaxed);

@@ -197,7 +197,7 @@ void Core::RequestStop() {
   if (accepting_) io.stop();
 }
 
-void Core::Abandon() {
+void Core::Abandon(bool asleep) {
   auto close = [](int fd) {
     if (fd >= 0) base::CloseRaw(fd);
   };
@@ -206,8 +206,7 @@ void Core::Abandon() {
   sources.CloseInherited();
   close(anchors.fd());
   close(inspection_.fd());
-  close(bells->page_fd());
-  for (int k = 0; k < lane::shm::kBells; ++k) close(bells->bell_fd(k));
+  bells->Abandon();
   for (const auto& sessions : sessions_) {
     for (const auto& [tuple, session] : sessions) {
       close(session->listener_fd());
@@ -219,7 +218,7 @@ void Core::Abandon() {
   // links_ is never destroyed, so nobody closes these numbers a second time.
   for (const auto& link : links_) {
     close(link->fd());
-    close(link->link()->page_fd());
+    if (!asleep) link->link()->Abandon();
   }
 }
 

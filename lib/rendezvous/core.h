@@ -104,7 +104,7 @@ class Core {
   }
 
   // In the child of fork.
-  void Abandon();
+  void Abandon(bool asleep);
 
   // Let go of when the thread ends, with its descriptors; posting is under
   // table_latch_, so that nobody posts to one that is gone.

@@ -101,7 +101,9 @@ class Conductor {
   // conductor itself stands still.
   static void ForkPrepare();
   static void ForkParent();
-  static void ForkChild();
+  // `asleep`: a signal handler has forked that had come in a sleep on a lane.
+  // What ends that sleep looks at the lane's memory: it stays.
+  static void ForkChild(bool asleep = false);
 
   // Looks for the peer of a stream, once.  Ends in LaneOpen or SeekFailed, at
   // once maybe.  Hold no latch that the seeker takes; so for Adopted and Look.

@@ -1,4 +1,5 @@
 // Processes: fork, exec, passing and closing of descriptors.
+#include <dirent.h>
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <linux/close_range.h>
@@ -126,6 +127,55 @@ Case fork_child(
       }
       ::close(fd);
       LogChild(child);
+    });
+
+// How many mappings, or descriptors, are named so.
+int CountNamed(const char* list, const char* name) {
+  int found = 0;
+  if (DIR* all = ::opendir(list)) {
+    while (const dirent* one = ::readdir(all)) {
+      char target[256] = {};
+      const ssize_t n =
+          ::readlinkat(::dirfd(all), one->d_name, target, sizeof target - 1);
+      if (n > 0 && std::strstr(target, name) != nullptr) ++found;
+    }
+    ::closedir(all);
+  } else if (FILE* file = std::fopen(list, "r")) {
+    char line[1024];
+    while (std::fgets(line, sizeof line, file) != nullptr) {
+      if (std::strstr(line, name) != nullptr) ++found;
+    }
+    std::fclose(file);
+  }
+  return found;
+}
+
+// What the parent shares with its peers is no child's: it would hold their
+// memory, which is large, for as long as it lives.
+Case fork_keeps_nothing(
+    "fork_child_keeps_no_memory",
+    [](int fd) {
+      Echo(fd, 200);
+      LogDrain(fd);
+    },
+    [](int fd) {
+      Call(fd, 100);
+      const pid_t child = ::fork();
+      CHECK_THAT(child >= 0);
+      if (child == 0) {
+        for (const char* name :
+             {"rcsock-rings", "rcsock-link", "rcsock-bells"}) {
+          Log("%s: %d mappings, %d descriptors", name,
+              CountNamed("/proc/self/maps", name),
+              CountNamed("/proc/self/fd", name));
+        }
+        Log("%d eventfds", CountNamed("/proc/self/fd", "[eventfd]"));
+        Log("%d connected", CountNamed("/proc/self/fd", "socket:"));
+        ::_exit(7);
+      }
+      LogChild(child);
+      Call(fd, 100);
+      ::close(fd);
     });
 
 // In turns, on one connection.

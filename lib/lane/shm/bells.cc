@@ -117,4 +117,16 @@ bool Bells::Armed(int k) const {
 
 void Bells::Kick(int k) { KickFd(bell_fd(k)); }
 
+void Bells::Abandon() {
+  latch_.Reset();
+  for (auto& fd : fds_) {
+    const int number = fd.exchange(-1, std::memory_order_relaxed);
+    if (number >= 0) base::CloseRaw(number);
+  }
+  page_fd_.reset();
+  // The words at the same place, but the child's own: what it disarms there the
+  // parent has armed for itself.
+  ForgetMemory(page_, sizeof(BellPage));
+}
+
 }  // namespace rcsock::lane::shm

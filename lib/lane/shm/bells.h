@@ -49,6 +49,9 @@ class Bells final : public Ringer {
   bool Armed(int k) const override;
   // Writes the eventfd.
   void Kick(int k) override;
+  // In a child of fork: lets go of what is the parent's.  A sleep that a
+  // handler has forked in may still end here.
+  void Abandon();
 
  private:
   Bells(base::UniqueFd page_fd, BellPage* page, std::uint32_t most_ring);

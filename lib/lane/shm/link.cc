@@ -187,6 +187,7 @@ int Link::Drain(int bell, Completion* out, int capacity) {
 }
 
 void Link::Kill(base::Reason why) { state_->Kill(why); }
+void Link::Abandon() { state_->Abandon(); }
 bool Link::dead() const { return state_->why_dead() != base::Reason::kNone; }
 
 }  // namespace rcsock::lane::shm

@@ -67,6 +67,9 @@ class Link {
   // with kCompletionError.  The caller kicks its own bells.
   void Kill(base::Reason why);
   bool dead() const;
+  // In a child of fork, where no lane of it is used any more: lets go of what
+  // is the parent's.
+  void Abandon();
 
  private:
   explicit Link(std::shared_ptr<LinkState> state);

@@ -47,18 +47,26 @@ LinkState::LinkState(int side, base::UniqueFd page_fd, LinkPage* page)
 }
 
 LinkState::~LinkState() {
+  Abandon();
+  for (auto& entry : table_) delete entry.load(std::memory_order_relaxed);
+}
+
+// (Frees nothing: in a child of _Fork the heap may be locked for ever.)
+void LinkState::Abandon() {
+  segments_.store(0, std::memory_order_relaxed);
   for (auto& entry : table_) {
     SegmentState* segment = entry.load(std::memory_order_relaxed);
     if (segment == nullptr) continue;
-    UnmapMemory(segment->memory, sizeof(Segment));
-    delete segment;
+    UnmapMemory(std::exchange(segment->memory, nullptr), sizeof(Segment));
   }
   for (auto& fd : peer_fds_) {
-    const int number = fd.load(std::memory_order_relaxed);
+    const int number = fd.exchange(-1, std::memory_order_relaxed);
     if (number >= 0) base::CloseRaw(number);
   }
-  UnmapMemory(peer_bells_.load(std::memory_order_relaxed), sizeof(BellPage));
-  UnmapMemory(page_, sizeof(LinkPage));
+  UnmapMemory(peer_bells_.exchange(nullptr, std::memory_order_relaxed),
+              sizeof(BellPage));
+  UnmapMemory(std::exchange(page_, nullptr), sizeof(LinkPage));
+  page_fd_.reset();
 }
 
 bool LinkState::AddSegment(Segment* memory) {

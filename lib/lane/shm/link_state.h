@@ -97,6 +97,7 @@ class LinkState {
   }
 
   void Kill(base::Reason why);
+  void Abandon();
   base::Reason why_dead() const {
     return dead_.load(std::memory_order_acquire);
   }
@@ -122,8 +123,8 @@ class LinkState {
   void Mark(int side, Ready what, int bell, int index);
 
   const int side_;
-  const base::UniqueFd page_fd_;
-  LinkPage* const page_;
+  base::UniqueFd page_fd_;
+  LinkPage* page_;     // (null: abandoned)
   base::Latch latch_;  // AddSegment
   std::atomic<int> segments_{0};
   std::atomic<SegmentState*> table_[kMaxSegments] = {};

@@ -18,6 +18,8 @@ bool CheckMemory(int fd, std::size_t size);
 // Maps it shared, left out of core dumps.  Null: errno.
 void* MapMemory(int fd, std::size_t size, bool writable);
 void UnmapMemory(const void* at, std::size_t size);
+// Puts empty memory of this process alone in its place.
+void ForgetMemory(void* at, std::size_t size);
 
 }  // namespace rcsock::lane::shm
 
