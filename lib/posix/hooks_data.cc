@@ -248,7 +248,7 @@ constexpr int kPlainRecv = MSG_DONTWAIT | MSG_WAITALL;
                  });
   if (n >= 0 && !raw) {
     if (message->msg_name != nullptr) message->msg_namelen = 0;
-    message->msg_flags = 0;
+    message->msg_flags = flags & MSG_CMSG_CLOEXEC;
     if (sock->Tells(Sock::kTellsLeft)) [[unlikely]] {
       sock->TellLeft(message);
     } else {
@@ -436,6 +436,34 @@ int sendmmsg(int fd, mmsghdr* messages, unsigned count, int flags) {
   return static_cast<int>(sent);
 }
 
+// What read() can read sendfile may not, and the errors differ: of a file that
+// is no file of bytes with a size (of /proc, say) the kernel is asked, by a
+// call that sends nothing.  `got`: what has been read of it, and is put back.
+[[gnu::cold]] static bool RefusedBySendfile(int in, const off_t* offset,
+                                            ssize_t got) {
+  const int saved = errno;
+  struct stat what {};
+  if (::fstat(in, &what) != 0) return false;
+  if (S_ISREG(what.st_mode) && what.st_size > 0) return false;
+  if (offset == nullptr && got > 0) ::lseek(in, -got, SEEK_CUR);
+  off_t at = offset != nullptr ? *offset : ::lseek(in, 0, SEEK_CUR);
+  const long nowhere =
+      at < 0 && offset == nullptr
+          ? -1
+          : ::syscall(SYS_openat, AT_FDCWD, "/dev/null", O_WRONLY | O_CLOEXEC);
+  ssize_t n = 0;
+  if (nowhere >= 0) {
+    n = real::sendfile(static_cast<int>(nowhere), in, &at, 1);
+    const int error = errno;
+    ::syscall(SYS_close, nowhere);
+    errno = error;
+  }
+  if (n < 0) return true;
+  if (offset == nullptr && got > 0) ::lseek(in, got, SEEK_CUR);
+  errno = saved;
+  return false;
+}
+
 ssize_t sendfile(int out, int in, off_t* offset, size_t count) {
   Sock* sock = LookupSock(out);
   if (sock == nullptr || count == 0 || Negative(count) || Astray(offset)) {
@@ -470,11 +498,12 @@ ssize_t sendfile(int out, int in, off_t* offset, size_t count) {
     const std::size_t want = count - done < kPiece ? count - done : kPiece;
     const ssize_t got = offset != nullptr ? ::pread(in, piece, want, *offset)
                                           : direct::read(in, piece, want);
+    if (done == 0 && got < static_cast<ssize_t>(want) &&
+        RefusedBySendfile(in, offset, got)) {
+      return -1;
+    }
     if (got <= 0) {
-      if (got < 0 && done == 0) {
-        if (errno == EISDIR) errno = EINVAL;  // as sendfile says it
-        return -1;
-      }
+      if (got < 0 && done == 0) return -1;
       break;
     }
     const ssize_t sent = send(out, piece, static_cast<std::size_t>(got), 0);

@@ -403,6 +403,36 @@ Case bytes_left(
       Barrier();
     });
 
+// An accepted connection has what its listener had.
+Case inherited_options(
+    "tcp_inq_of_the_listener",
+    [](int) {
+      int port;
+      const int listener = Listen(&port);
+      const int on = 1;
+      Result("TCP_INQ",
+             ::setsockopt(listener, IPPROTO_TCP, TCP_INQ, &on, sizeof on));
+      Tell(port);
+      const int fd = ::accept(listener, nullptr, nullptr);
+      CHECK_THAT(fd >= 0);
+      Warm(fd);
+      Barrier();
+      AwaitBytes(fd, 8);
+      char text[8];
+      RecvTold(fd, text, 3, 0, 64);
+      RecvTold(fd, text, 3, MSG_CMSG_CLOEXEC, 64);
+      RecvTold(fd, text, 2, MSG_CMSG_CLOEXEC, 0);
+      Barrier();
+    },
+    [](int) {
+      const int fd = Connect(static_cast<int>(Hear()));
+      Warm(fd);
+      Barrier();
+      SendAll(fd, "abcdefgh", 8);
+      Barrier();
+    },
+    {.warm = false, .connect = false});
+
 // As gRPC: at an edge it reads until nothing is left, and not until EAGAIN.
 Case left_and_edges(
     "tcp_inq_edges",

@@ -394,6 +394,37 @@ Case full(
       Log("SIOCOUTQ in the end: %d", unsent);
     });
 
+Case sendfile_special(
+    "sendfile_special",
+    [](int fd) {
+      // Files without a size: what a call that sends nothing of them says, and
+      // what is read of those that may be sent.
+      for (const char* name :
+           {"/proc/self/comm", "/proc/self/status", "/proc/self/environ",
+            "/proc/self/fd", "/proc/version",
+            "/sys/kernel/mm/transparent_hugepage/enabled", "/dev/null"}) {
+        const int special = ::open(name, O_RDONLY);
+        if (special < 0) continue;
+        ssize_t n = ::sendfile(fd, special, nullptr, 1 << 15);
+        Log("%s: %s", name, n < 0 ? ErrorName(errno) : "sent");
+        off_t at = ::lseek(special, 0, SEEK_CUR);
+        Log("read on at the end %d", n < 0 || at == n);
+        while (n > 0 && (n = ::sendfile(fd, special, nullptr, 1 << 15)) > 0) {
+        }
+        at = 0;
+        n = ::sendfile(fd, special, &at, 1 << 15);
+        Log("from the start: %s, %d", n < 0 ? ErrorName(errno) : "sent",
+            n < 0 || at == n);
+        ::close(special);
+      }
+      ::close(fd);
+    },
+    [](int fd) {
+      int error;
+      Drain(fd, &error);
+      Log("%s", ErrorName(error));
+    });
+
 Case sendfiles(
     "sendfile",
     [](int fd) {
