@@ -23,6 +23,12 @@ int Ioctl(int fd, unsigned long request, void* argument);
 int Prctl(int option, const unsigned long (&arguments)[4]);
 void BeforeStdio(int fd);
 
+// Whether the kernel takes it for a time.
+inline bool Valid(const timespec* timeout) {
+  return timeout->tv_sec >= 0 && timeout->tv_nsec >= 0 &&
+         timeout->tv_nsec < 1'000'000'000;
+}
+
 }  // namespace rcsock::posix::hook
 
 #endif  // RCSOCK_LIB_POSIX_HOOKS_H_

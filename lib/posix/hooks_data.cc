@@ -263,8 +263,7 @@ int recvmmsg(int fd, mmsghdr* messages, unsigned count, int flags,
   Sock* sock = LookupSock(fd);
   // (What is no time the kernel refuses before it looks at the socket.)
   if (sock == nullptr || Null(messages) || Astray(timeout) ||
-      (timeout != nullptr && (timeout->tv_sec < 0 || timeout->tv_nsec < 0 ||
-                              timeout->tv_nsec >= 1'000'000'000))) {
+      (timeout != nullptr && !Valid(timeout))) {
     return real::recvmmsg(fd, messages, count, flags, timeout);
   }
   constexpr std::int64_t kNever = INT64_MAX / 2;

@@ -51,10 +51,8 @@ bool RefuseTarget(int to) {
 
 // A number at the limit or past it, which may be open: dup2 and dup3 fail, and
 // it keeps what it names.
-bool BeyondLimit(int to) {
-  rlimit limit{};
-  return Lookup(to) != nullptr && ::getrlimit(RLIMIT_NOFILE, &limit) == 0 &&
-         static_cast<rlim_t>(to) >= limit.rlim_cur;
+bool PastLimit(int to) {
+  return Lookup(to) != nullptr && BeyondLimit(static_cast<rlim_t>(to) + 1);
 }
 
 // The rest of accept: the connection is new and ours to follow.
@@ -218,7 +216,7 @@ int dup(int fd) {
 
 int dup3(int from, int to, int flags) {
   if (InBorrowedMemory() || from == to || (flags & ~O_CLOEXEC) != 0 ||
-      ::syscall(SYS_fcntl, from, F_GETFD) < 0 || BeyondLimit(to)) {
+      ::syscall(SYS_fcntl, from, F_GETFD) < 0 || PastLimit(to)) {
     return real::dup3(from, to, flags);
   }
   if (RefuseTarget(to)) return -1;
@@ -229,7 +227,7 @@ int dup3(int from, int to, int flags) {
 
 int dup2(int from, int to) {
   if (InBorrowedMemory() || from == to ||
-      ::syscall(SYS_fcntl, from, F_GETFD) < 0 || BeyondLimit(to)) {
+      ::syscall(SYS_fcntl, from, F_GETFD) < 0 || PastLimit(to)) {
     return real::dup2(from, to);
   }
   if (RefuseTarget(to)) return -1;

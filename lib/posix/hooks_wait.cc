@@ -38,11 +38,6 @@ bool MayBeSet(int fd) {
   return read ? std::strcmp(what, "anon_inode:[eventpoll]") == 0 : !mounted;
 }
 
-bool Valid(const timespec* timeout) {
-  return timeout->tv_sec >= 0 && timeout->tv_nsec >= 0 &&
-         timeout->tv_nsec < 1'000'000'000;
-}
-
 std::int64_t FromSpec(const timespec* timeout) {
   if (timeout == nullptr) return -1;
   // A century is for ever.
@@ -83,16 +78,10 @@ int WaitOn(epoll_event* events, int capacity, std::int64_t timeout_ns,
 }
 
 // More than any process may ask for: the kernel refuses it before it looks.
-[[gnu::noinline, gnu::cold]] bool BeyondLimit(nfds_t count) {
-  rlimit limit{};
-  // (A filter may not know this call; all is on TCP there.)
-  return ProcessPinned() != base::Reason::kSandboxed &&
-         ::getrlimit(RLIMIT_NOFILE, &limit) == 0 &&
-         static_cast<unsigned>(count) > limit.rlim_cur;
-}
 bool TooMany(nfds_t count) {
   constexpr nfds_t kFew = 256;
-  return __builtin_expect(count > kFew, 0) && BeyondLimit(count);
+  return __builtin_expect(count > kFew, 0) &&
+         BeyondLimit(static_cast<unsigned>(count));
 }
 
 int PollNow(pollfd* fds, nfds_t count, int timeout) {

@@ -49,6 +49,14 @@ void ForEachSock(Each&& each) {
   }
 }
 
+// All are asked first and waited for after, so that the round trips overlap.
+template <class Ask, class Await>
+void AskThenAwait(Ask&& ask, Await&& await) {
+  ForEachSock(ask);
+  const std::uint64_t deadline = Sock::LeaveDeadline();
+  ForEachSock([&](Sock* sock) { await(sock, deadline); });
+}
+
 constinit thread_local bool tls_forking = false;    // since ForkPrepare
 constinit thread_local std::uint32_t tls_fork = 0;  // its number
 
@@ -56,24 +64,17 @@ void ForkPrepare() {
   if (InBorrowedMemory()) return;
   tls_forking = true;
   // Both processes will hold the connections: none may stay on a lane, nor take
-  // one from now on.  All are asked first and waited for after, so that the
-  // round trips overlap.
+  // one from now on.
   static std::atomic<std::uint32_t> forks{0};
   tls_fork = forks.fetch_add(1, std::memory_order_relaxed) + 1;
   ForEachSock([](Sock* sock) { sock->ShareByFork(tls_fork); });
-  bool any = false;
-  ForEachSock([&](Sock* sock) {
-    if (sock->Engaged()) {
-      any = true;
-      sock->StepToPlain(base::Reason::kPinnedFork);
-    }
-  });
-  if (any) {
-    const std::uint64_t deadline = Sock::LeaveDeadline();
-    ForEachSock([&](Sock* sock) {
-      if (sock->Engaged()) sock->ToPlain(base::Reason::kPinnedFork, deadline);
-    });
-  }
+  AskThenAwait(
+      [](Sock* sock) {
+        if (sock->Engaged()) sock->StepToPlain(base::Reason::kPinnedFork);
+      },
+      [](Sock* sock, std::uint64_t deadline) {
+        if (sock->Engaged()) sock->ToPlain(base::Reason::kPinnedFork, deadline);
+      });
   ForEachSock([](Sock* sock) { sock->MarkFork(); });
   Conductor::ForkPrepare();
   SignalsForkLock();  // no handler while these are held
@@ -324,15 +325,22 @@ void PinProcess(base::Reason reason) {
   // seq_cst: whoever makes a stream eligible looks at this after.
   auto none = base::Reason::kNone;
   process_pinned.compare_exchange_strong(none, reason);
-  ForEachSock([&](Sock* sock) {
-    if (sock->listening.load(std::memory_order_relaxed)) return;
-    sock->LeaveForGood(reason);
-  });
-  const std::uint64_t deadline = Sock::LeaveDeadline();
-  ForEachSock([&](Sock* sock) {
-    if (sock->listening.load(std::memory_order_relaxed)) return;
-    sock->Pin(reason, deadline);
-  });
+  const auto listens = [](Sock* sock) {
+    return sock->listening.load(std::memory_order_relaxed);
+  };
+  AskThenAwait(
+      [&](Sock* sock) {
+        if (!listens(sock)) sock->LeaveForGood(reason);
+      },
+      [&](Sock* sock, std::uint64_t deadline) {
+        if (!listens(sock)) sock->Pin(reason, deadline);
+      });
+}
+
+bool BeyondLimit(std::uint64_t count) {
+  rlimit limit{};
+  return ProcessPinned() != base::Reason::kSandboxed &&
+         ::getrlimit(RLIMIT_NOFILE, &limit) == 0 && count > limit.rlim_cur;
 }
 
 base::Reason ProcessPinned() {
@@ -371,11 +379,10 @@ void BeforeExec(bool followed) {
   Stats total;
   total.CopyFrom(stats);
   Sock::LeaveRemoteLanes(base::NowNs() + 5'000'000'000);
-  ForEachSock([](Sock* sock) {
+  const auto ask = [](Sock* sock) {
     if (sock->Engaged() && KeptByExec(sock)) sock->AskForExec();
-  });
-  const std::uint64_t deadline = Sock::LeaveDeadline();
-  ForEachSock([&](Sock* sock) {
+  };
+  AskThenAwait(ask, [&](Sock* sock, std::uint64_t deadline) {
     const bool closes = !KeptByExec(sock);
     if (closes) {
       if (sock->mode() == Mode::kEngine) sock->FlushAtExit(deadline);
@@ -407,13 +414,13 @@ void EnterSandbox() {
   if (OwnFace() == Face::kBehind || InBorrowedMemory()) return;
   if (!FirstSandboxed()) return;
   const int saved = errno;
-  // All are asked first and waited for after, as by fork.
-  ForEachSock([](Sock* sock) {
-    if (sock->Engaged()) sock->StepToPlain(base::Reason::kSandboxed);
-  });
-  const std::uint64_t deadline = Sock::LeaveDeadline();
-  ForEachSock(
-      [&](Sock* sock) { sock->Pin(base::Reason::kSandboxed, deadline); });
+  AskThenAwait(
+      [](Sock* sock) {
+        if (sock->Engaged()) sock->StepToPlain(base::Reason::kSandboxed);
+      },
+      [](Sock* sock, std::uint64_t deadline) {
+        sock->Pin(base::Reason::kSandboxed, deadline);
+      });
   base::ForgetBarriers();
   // Nothing can be opened later; what comes after this is not counted.
   Stats total;

@@ -61,6 +61,10 @@ bool InBorrowedMemory();
 // ... and the process whose memory it is.
 long OwnPid();
 
+// More descriptors than the process may have.  (False where a filter may not
+// know the call that tells: all is on TCP there.)
+[[gnu::cold]] bool BeyondLimit(std::uint64_t count);
+
 class Sock;
 // Every stream of the process goes to TCP, and none looks for a lane any more.
 void PinProcess(base::Reason reason);
