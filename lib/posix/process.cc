@@ -407,7 +407,11 @@ void BeforeExec(bool followed) {
 
 void AfterExec() {
   if (InBorrowedMemory()) return;
-  ForEachSock([](Sock* sock) { sock->Unpin(); });
+  ForEachSock([](Sock* sock) {
+    sock->Unpin();
+    sock->TakeResetBack();
+  });
+  Sock::TakeResetsBack();
 }
 
 void EnterSandbox() {

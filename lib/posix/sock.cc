@@ -131,6 +131,7 @@ void Sock::Reset() {
   gone_ = false;
   half_closed_ = false;
   exec_left_ = false;
+  exec_resets_ = false;
   seeking_.store(false, std::memory_order_relaxed);
   closed_.store(false, std::memory_order_relaxed);
   fd_.store(-1, std::memory_order_relaxed);

@@ -461,11 +461,14 @@ class alignas(64) Sock final : public File,
   // Streams that have grown rings and do not use them leave their lanes.
   static void MemoryLook();
   // Blocks (bounded) until what TCP still owes is with the kernel.
-  // With `last`, what the kernel has not got by then makes the end a reset: an
-  // orderly one would hide that it is lost.
+  // What the kernel has not got by then makes the end a reset: an orderly one
+  // would hide that it is lost.  Without `last`, until TakeResetBack().
   void FlushAtExit(std::uint64_t deadline_ns, bool last = false);
   // The same for the streams that are closed and not yet finished.
   static void FlushClosed(std::uint64_t deadline_ns, bool last);
+  // There was no exec.
+  void TakeResetBack();
+  static void TakeResetsBack();
   // The process ends, and the kernel closes the connection: with a reset if
   // what the peer has sent was not read, also where the kernel can't know that.
   void ResetAtExit();
@@ -670,6 +673,9 @@ class alignas(64) Sock final : public File,
   void PushOptions();
   void Finish(bool reset);
   void ListClosed(Sock** head);
+  // With each stream that is closed and not yet finished; none is locked.
+  template <class Each>
+  static void EachClosed(Each&& each);
   void UnlistClosed();
   void OnTimer();
   void OnLinger();
@@ -691,6 +697,9 @@ class alignas(64) Sock final : public File,
   bool gone_ = false;         // both latches': so is the last number
   bool half_closed_ = false;  // both latches': shut down, or ended by the peer
   bool exec_left_ = false;
+  // FlushAtExit: what SO_LINGER was before.
+  bool exec_resets_ = false;
+  linger exec_linger_ = {};
   base::Reason exec_reason_ = base::Reason::kNone;
   Sock* pool_next_ = nullptr;
   std::uint64_t given_ns_ = 0;  // to the pool, with calls inside

@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <ctime>
 #include <memory>
+#include <utility>
 
 #include "lib/base/clock.h"
 #include "lib/base/latch.h"
@@ -22,6 +23,7 @@
 #include "lib/posix/epoll.h"
 #include "lib/posix/signals.h"
 #include "lib/posix/sock.h"
+#include "lib/posix/spare.h"
 #include "lib/posix/table.h"
 
 namespace rcsock::posix {
@@ -69,7 +71,8 @@ void Sock::UnlistClosed() {
   closed_link_ = nullptr;
 }
 
-void Sock::FlushClosed(std::uint64_t deadline_ns, bool last) {
+template <class Each>
+void Sock::EachClosed(Each&& each) {
   Critical critical;
   Sock* done = nullptr;
   for (;;) {
@@ -86,9 +89,13 @@ void Sock::FlushClosed(std::uint64_t deadline_ns, bool last) {
     sock->ListClosed(&done);
     sock->Ref();
     closed_latch.unlock();
-    sock->FlushAtExit(deadline_ns, last);
+    each(sock);
     sock->Unref();
   }
+}
+
+void Sock::FlushClosed(std::uint64_t deadline_ns, bool last) {
+  EachClosed([&](Sock* sock) { sock->FlushAtExit(deadline_ns, last); });
 }
 
 int Sock::CloseLast(int number, int from, int flags) {
@@ -138,8 +145,9 @@ int Sock::CloseLast(int number, int from, int flags) {
         (option.l_onoff != 0 && option.l_linger == 0) || unread > 0;
     if (watched_) conductor->Unwatch(fd());
     watched_ = false;
-    const int kept = base::RelocateHigh(
+    int kept = base::RelocateHigh(
         static_cast<int>(::syscall(SYS_fcntl, number, F_DUPFD_CLOEXEC, 0)));
+    if (kept < 0) kept = UseSpare(number);
     // What is owed and cannot be kept is lost: not by an orderly end.
     if (kept < 0 && stream_->WantsAnchorWrite() && SoleHolder()) {
       ResetOnClose(number);
@@ -281,8 +289,20 @@ void Sock::Finish(bool reset) {
   if (mine) {
     if (reset) ResetOnClose(number);
     base::CloseRaw(number);
+    KeepSpare();
   }
   if (last) Unref();
+}
+
+void Sock::TakeResetBack() {
+  Latched latched(this);
+  if (!std::exchange(exec_resets_, false) || fd() < 0) return;
+  ::syscall(SYS_setsockopt, fd(), SOL_SOCKET, SO_LINGER, &exec_linger_,
+            sizeof exec_linger_);
+}
+
+void Sock::TakeResetsBack() {
+  EachClosed([](Sock* sock) { sock->TakeResetBack(); });
 }
 
 void Sock::ResetAtExit() {
@@ -312,7 +332,14 @@ void Sock::FlushAtExit(std::uint64_t deadline_ns, bool last) {
       owed = stream_->WantsAnchorWrite();
     }
     const bool late = base::NowNs() >= deadline_ns;
-    if (owed && late && last && SoleHolder()) ResetOnClose(fd());
+    if (owed && late && SoleHolder()) {
+      if (!last && !exec_resets_) {
+        socklen_t length = sizeof exec_linger_;
+        exec_resets_ = ::getsockopt(fd(), SOL_SOCKET, SO_LINGER, &exec_linger_,
+                                    &length) == 0;
+      }
+      ResetOnClose(fd());
+    }
     rx_latch.unlock();
     tx_latch.unlock();
     if (!owed || late) return;

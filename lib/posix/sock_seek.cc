@@ -19,6 +19,7 @@
 #include "lib/posix/signals.h"
 #include "lib/posix/snapshot.h"
 #include "lib/posix/sock.h"
+#include "lib/posix/spare.h"
 
 namespace rcsock::posix {
 
@@ -86,6 +87,7 @@ void Sock::StartSeek() {
       static_cast<Sock*>(completion.cookie)->OnCompletion(completion.flags);
     });
     WatchLastThread(conductor);
+    KeepSpare();
   }
   // While it looks again, what it found the last time stands.
   if (attempts_ == 0) reason_ = Reason::kPending;

@@ -142,6 +142,7 @@ void Evict(int fd) {
 int CloseNumber(int fd, int from, int flags, bool held) {
   Critical critical;
   const base::NoCancel no_cancel;
+  const bool anchor = held;
   int last = -1;
   if (!held && from >= 0 && Entry(from) != nullptr) {
     // A stream that comes into its place has an anchor, too.  What this closes
@@ -158,6 +159,9 @@ int CloseNumber(int fd, int from, int flags, bool held) {
   Put(fd, &between);
   const int result = KernelClose(fd, from, flags);
   const int error = errno;
+  // (Another thread has closed `from`, say.)  The number still names the
+  // anchor, and nobody knows of it any more.
+  if (anchor && result < 0 && from >= 0) ::syscall(SYS_close, fd);
   Put(fd, result >= 0 && from >= 0 ? Another(from) : nullptr);
   between_latch.unlock();
   if (last >= 0) base::CloseRaw(last);

@@ -6,6 +6,7 @@
 #include <signal.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -629,39 +630,171 @@ Case close_at_once(
     });
 
 // The reader has stopped, so that the stream leaves its lane, and TCP has
-// little room: what it owes is still here when the program ends.
+// little room: what it owes is still here when the program goes on.
+std::int64_t SendMost(int fd) {
+  const int room = 4096;
+  ::setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &room, sizeof room);
+  Barrier();
+  SetNonblock(fd, true);
+  std::vector<char> piece(1 << 16);
+  std::int64_t sent = 0;
+  for (int turn = 0; turn < 2; ++turn) {
+    for (;;) {
+      Pattern(9, static_cast<std::uint64_t>(sent), piece.data(), piece.size());
+      const long n = ::write(fd, piece.data(), piece.size());
+      if (n <= 0) break;
+      sent += n;
+    }
+    // (A receiver counts as one that has stopped after 100 to 200 ms.)
+    ::poll(nullptr, 0, 400);
+  }
+  return sent;
+}
+
+void LittleRoom(int fd) {
+  const int room = 32768;
+  ::setsockopt(fd, SOL_SOCKET, SO_RCVBUF, &room, sizeof room);
+  Barrier();
+}
+
+void TakeMost(int fd) {
+  LittleRoom(fd);
+  const std::int64_t sent = Hear();
+  ::poll(nullptr, 0, 500);  // it has ended, if it does not wait
+  CheckBulk(fd, 9, static_cast<std::size_t>(sent));
+  LogDrain(fd);
+}
+
 Case close_owing(
     "close_owing_exit",
     [](int fd) {
-      const int room = 4096;
-      ::setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &room, sizeof room);
-      Barrier();
-      SetNonblock(fd, true);
-      std::vector<char> piece(1 << 16);
-      std::int64_t sent = 0;
-      for (int turn = 0; turn < 2; ++turn) {
-        for (;;) {
-          Pattern(9, static_cast<std::uint64_t>(sent), piece.data(),
-                  piece.size());
-          const long n = ::write(fd, piece.data(), piece.size());
-          if (n <= 0) break;
-          sent += n;
-        }
-        // (A receiver counts as one that has stopped after 100 to 200 ms.)
-        ::poll(nullptr, 0, 400);
-      }
-      Tell(sent);
+      Tell(SendMost(fd));
       ::close(fd);
       ::exit(0);
     },
+    TakeMost);
+
+// There is no other number for the connection.
+Case close_owing_at_limit(
+    "close_owing_at_limit",
+    [](int) {
+      rlimit limit{};
+      CHECK_THAT(::getrlimit(RLIMIT_NOFILE, &limit) == 0);
+      limit.rlim_cur = 200;
+      CHECK_THAT(::setrlimit(RLIMIT_NOFILE, &limit) == 0);
+      int port;
+      const int listener = Listen(&port);
+      Tell(port);
+      const int fd = ::accept(listener, nullptr, nullptr);
+      Warm(fd);
+      Tell(SendMost(fd));
+      while (::dup(0) >= 0) {
+      }
+      Result("close", ::close(fd));
+      const int again = ::open("/dev/null", O_RDONLY);
+      Log("the number is free %d", again == fd);
+      ::exit(0);
+    },
+    [](int) {
+      const int fd = Connect(static_cast<int>(Hear()));
+      Warm(fd);
+      TakeMost(fd);
+    },
+    {.warm = false, .connect = false});
+
+// Both have said that they are done, and one has gone: that is no error.
+constexpr int kOrderly = 30;
+Case orderly_end_no_error(
+    "orderly_end_no_error",
+    [](int) {
+      int port;
+      const int listener = Listen(&port);
+      Tell(port);
+      for (int i = 0; i < kOrderly; ++i) {
+        const pid_t child = ::fork();
+        CHECK_THAT(child >= 0);
+        if (child == 0) {
+          const int fd = ::accept(listener, nullptr, nullptr);
+          Warm(fd);
+          int error;
+          Drain(fd, &error);
+          SendAll(fd, "bye", i % 2 == 0 ? 3 : 0);
+          ::close(fd);
+          ::_exit(0);
+        }
+        CHECK_THAT(::waitpid(child, nullptr, 0) == child);
+        Barrier();
+      }
+    },
+    [](int) {
+      const int port = static_cast<int>(Hear());
+      int errors = 0, ends = 0;
+      for (int i = 0; i < kOrderly; ++i) {
+        const int fd = Connect(port);
+        Warm(fd);
+        ::shutdown(fd, SHUT_WR);
+        int seen = 0;
+        for (int looks = 0; looks < 3 || (seen & POLLHUP) == 0; ++looks) {
+          pollfd one{fd, POLLIN | POLLOUT | POLLRDHUP, 0};
+          CHECK_THAT(::poll(&one, 1, -1) == 1);
+          seen |= one.revents;
+          if (looks == 1) Barrier();  // it has ended
+        }
+        errors += (seen & POLLERR) != 0;
+        int error;
+        const std::size_t n = Drain(fd, &error);
+        ends += error == 0 && n == (i % 2 == 0 ? 3 : 0);
+        ::close(fd);
+      }
+      Log("%d of %d with POLLERR, %d ends", errors, kOrderly, ends);
+    },
+    {.warm = false, .connect = false});
+
+// exec waits for a second only, and what is owed then is lost: not by an
+// orderly end.
+void TellHonest(int fd) {
+  LittleRoom(fd);
+  const std::int64_t sent = Hear();
+  ::poll(nullptr, 0, 2500);
+  int error = 0;
+  const std::size_t n = Drain(fd, &error);
+  Log("all, or an error: %d",
+      error == ECONNRESET || n == static_cast<std::size_t>(sent));
+}
+Case exec_owing(
+    "exec_owing_closed",
     [](int fd) {
-      const int room = 32768;
-      ::setsockopt(fd, SOL_SOCKET, SO_RCVBUF, &room, sizeof room);
+      Tell(SendMost(fd));
+      ::close(fd);
+      ::execl("/bin/true", "true", static_cast<char*>(nullptr));
+    },
+    TellHonest);
+Case exec_owing_open(
+    "exec_owing_cloexec",
+    [](int fd) {
+      Tell(SendMost(fd));
+      ::fcntl(fd, F_SETFD, FD_CLOEXEC);
+      ::execl("/bin/true", "true", static_cast<char*>(nullptr));
+    },
+    TellHonest);
+
+// An exec that fails takes nothing from anybody.
+Case exec_fails_owing(
+    "exec_fails_owing",
+    [](int fd) {
+      Tell(SendMost(fd));
+      ::fcntl(fd, F_SETFD, FD_CLOEXEC);
+      ::execl("/nowhere", "nowhere", static_cast<char*>(nullptr));
+      Result("close", ::close(fd));
       Barrier();
+    },
+    [](int fd) {
+      LittleRoom(fd);
       const std::int64_t sent = Hear();
-      ::poll(nullptr, 0, 500);  // it has ended, if it does not wait
+      ::poll(nullptr, 0, 1500);
       CheckBulk(fd, 9, static_cast<std::size_t>(sent));
       LogDrain(fd);
+      Barrier();
     });
 
 Case exit_without_close(
