@@ -101,7 +101,7 @@ bool IsTcp(int fd) {
 // be adopted at any moment: the parent's descriptor tells.
 Sock* FindInode(std::uint64_t inode, int number) {
   const auto is = [inode](int fd) -> Sock* {
-    Sock* sock = LookupSock(fd);
+    Sock* sock = OwnersSock(fd);
     if (sock == nullptr) return nullptr;
     if (sock->inode() == 0) {
       char path[64];

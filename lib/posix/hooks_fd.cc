@@ -190,7 +190,7 @@ int close_range(unsigned first, unsigned last, int flags) {
   if ((flags & CLOSE_RANGE_CLOEXEC) != 0 || first > last) {
     return real::close_range(first, last, flags);
   }
-  if (!InBorrowedMemory()) CloseFollowed(first, last);
+  CloseFollowed(first, last);
   // Around our own.
   constexpr unsigned kHighest = 65536;
   unsigned from = first;
@@ -215,6 +215,7 @@ int dup(int fd) {
 }
 
 int dup3(int from, int to, int flags) {
+  if (from != to && InBorrowedMemory()) Lend(to);
   if (InBorrowedMemory() || from == to || (flags & ~O_CLOEXEC) != 0 ||
       ::syscall(SYS_fcntl, from, F_GETFD) < 0 || PastLimit(to)) {
     return real::dup3(from, to, flags);
@@ -226,6 +227,7 @@ int dup3(int from, int to, int flags) {
 }
 
 int dup2(int from, int to) {
+  if (from != to && InBorrowedMemory()) Lend(to);
   if (InBorrowedMemory() || from == to ||
       ::syscall(SYS_fcntl, from, F_GETFD) < 0 || PastLimit(to)) {
     return real::dup2(from, to);

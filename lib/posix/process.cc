@@ -453,8 +453,15 @@ void AtExit() {
 
 void CloseFollowed(unsigned first, unsigned last) {
   const int top = fd_high.load(std::memory_order_relaxed);
+  const bool borrowed = InBorrowedMemory();
   for (unsigned fd = first; fd <= last && static_cast<int>(fd) <= top; ++fd) {
-    if (Lookup(static_cast<int>(fd)) != nullptr) CloseFd(static_cast<int>(fd));
+    const int number = static_cast<int>(fd);
+    if (Entry(number) == nullptr) continue;
+    if (borrowed) {
+      Lend(number);
+    } else if (Lookup(number) != nullptr) {
+      CloseFd(number);
+    }
   }
 }
 

@@ -56,6 +56,50 @@ bool IsClaimed(int fd) {
   return (fd_table[fd].load(std::memory_order_relaxed) & kClaimed) != 0;
 }
 
+// In place of a file whose number a child of vfork has closed, or has put
+// something else on: the table is the parent's too, who has the number still.
+// (It is no stream and no set, so who looks it up takes the slow way, and asks
+// who he is.)
+constinit File lent{FileKind::kBetween};
+struct Lent {
+  std::atomic<std::uintptr_t> entry;
+  std::atomic<int> borrower;
+};
+constexpr int kMostLent = 65536;
+Lent lent_files[kMostLent];  // zero pages until touched
+
+// In the parent: the entry is as before.
+void Recall(int fd) {
+  if (Entry(fd) != &lent) return;
+  auto entry = reinterpret_cast<std::uintptr_t>(&lent);
+  fd_table[fd].compare_exchange_strong(
+      entry, lent_files[fd].entry.load(std::memory_order_relaxed));
+}
+
+// Whether who has borrowed it has ended, or is another program by now.  (Where
+// nobody may compare, it may be.)
+bool Returned(int fd) {
+  constexpr int kSameMemory = 1;  // KCMP_VM
+  const int saved = errno;
+  const bool same =
+      ::syscall(SYS_kcmp, OwnPid(),
+                lent_files[fd].borrower.load(std::memory_order_relaxed),
+                kSameMemory, 0, 0) == 0;
+  errno = saved;
+  return !same;
+}
+
+// What a number that is lent names for the caller.
+File* LentFile(int fd) {
+  const long pid = ::syscall(SYS_getpid);
+  if (pid == lent_files[fd].borrower.load(std::memory_order_relaxed)) {
+    return nullptr;
+  }
+  const auto entry = lent_files[fd].entry.load(std::memory_order_relaxed);
+  if (pid == OwnPid() && Returned(fd)) Recall(fd);
+  return reinterpret_cast<File*>(entry);
+}
+
 int KernelClose(int fd, int from, int flags) {
   if (from < 0) return real::close(fd);
   // (A filter of system calls may know only the older.)
@@ -64,6 +108,7 @@ int KernelClose(int fd, int from, int flags) {
 
 // One more number for what `fd` names, if anything.
 File* Another(int fd) {
+  Recall(fd);
   File* file = Entry(fd);
   if (file == nullptr || file->kind == FileKind::kBetween) return nullptr;
   // (None: it is closing.)
@@ -74,6 +119,34 @@ File* Another(int fd) {
 }
 
 }  // namespace
+
+void Lend(int fd) {
+  if (static_cast<unsigned>(fd) >= static_cast<unsigned>(kMostLent)) return;
+  if (Entry(fd) == &lent && Returned(fd)) Recall(fd);
+  auto entry = fd_table[fd].load(std::memory_order_acquire);
+  File* const file = Entry(fd);
+  // (What another thread closes at this moment will be nobody's soon.)
+  if (file == nullptr || file->kind == FileKind::kBetween ||
+      (entry & kClaimed) != 0) {
+    return;
+  }
+  lent_files[fd].borrower.store(static_cast<int>(::syscall(SYS_getpid)),
+                                std::memory_order_relaxed);
+  lent_files[fd].entry.store(entry, std::memory_order_relaxed);
+  fd_table[fd].compare_exchange_strong(entry,
+                                       reinterpret_cast<std::uintptr_t>(&lent));
+}
+
+Sock* OwnersSock(int fd) {
+  File* file = Entry(fd);
+  if (file == &lent) {
+    file = reinterpret_cast<File*>(
+        lent_files[fd].entry.load(std::memory_order_relaxed));
+  }
+  return file != nullptr && file->kind == FileKind::kSock
+             ? static_cast<Sock*>(file)
+             : nullptr;
+}
 
 void Bind(int fd, File* file) {
   Evict(fd);
@@ -94,6 +167,7 @@ void Bind(int fd, File* file) {
 }
 
 File* Settled(int fd) {
+  if (Entry(fd) == &lent) return LentFile(fd);
   Critical critical;
   between_latch.lock();
   File* file = Entry(fd);
@@ -117,9 +191,10 @@ EpollSet* SettledSet(int fd) {
 
 void Evict(int fd) {
   File* file = Lookup(fd);
+  if (file == nullptr) return;
   // (In a child of vfork the number is the child's, and the entry the
   // parent's.)
-  if (file == nullptr || InBorrowedMemory()) return;
+  if (InBorrowedMemory()) return Lend(fd);
   const bool claimed = IsClaimed(fd);
   Put(fd, nullptr);
   // (Who closes it twice, say: the other thread sees to it.)
@@ -170,8 +245,13 @@ int CloseNumber(int fd, int from, int flags, bool held) {
 }
 
 int CloseFd(int fd, int from, int flags) {
+  if (Entry(fd) != nullptr && InBorrowedMemory()) {
+    Lend(fd);
+    return KernelClose(fd, from, flags);
+  }
+  Recall(fd);
   File* file = Lookup(fd);
-  if (file == nullptr || InBorrowedMemory()) {
+  if (file == nullptr) {
     if (from >= 0 && Entry(from) != nullptr && !InBorrowedMemory() &&
         static_cast<unsigned>(fd) < static_cast<unsigned>(kMaxFds)) {
       Raise(fd);

@@ -35,6 +35,11 @@ inline EpollSet* LookupSet(int fd) {
 void Bind(int fd, File* file);
 // A stale entry of a number that the kernel has just given out.
 void Evict(int fd);
+// In a child of vfork, which is about to close the number or to put something
+// else there: from now on it names nothing of ours for the child.
+void Lend(int fd);
+// What the number names for the process whose memory the child has.
+Sock* OwnersSock(int fd);
 // close(): the descriptor goes, and with the last one what it names.  With
 // `from` it is dup3(from, fd, flags): the number is never free, for another
 // thread's new descriptor may have it then.

@@ -170,13 +170,58 @@ Case fork_keeps_nothing(
               CountNamed("/proc/self/fd", name));
         }
         Log("%d eventfds", CountNamed("/proc/self/fd", "[eventfd]"));
-        Log("%d connected", CountNamed("/proc/self/fd", "socket:"));
         ::_exit(7);
       }
       LogChild(child);
       Call(fd, 100);
       ::close(fd);
     });
+
+// Peers that do not answer are waited for together, not one after the other.
+constexpr int kStopped = 5;
+Case fork_stopped(
+    "fork_stopped_peers",
+    [](int) {
+      int port;
+      const int listener = Listen(&port);
+      Tell(port);
+      pid_t children[kStopped];
+      for (pid_t& child : children) {
+        child = ::fork();
+        CHECK_THAT(child >= 0);
+        if (child == 0) {
+          const int fd = ::accept(listener, nullptr, nullptr);
+          Warm(fd);
+          ::raise(SIGSTOP);
+          ::_exit(0);
+        }
+        int status = 0;
+        CHECK_THAT(::waitpid(child, &status, WUNTRACED) == child);
+        CHECK_THAT(WIFSTOPPED(status));
+        Barrier();
+      }
+      Barrier();
+      for (const pid_t child : children) {
+        ::kill(child, SIGKILL);
+        ::waitpid(child, nullptr, 0);
+      }
+    },
+    [](int) {
+      const int port = static_cast<int>(Hear());
+      for (int i = 0; i < kStopped; ++i) {
+        Warm(Connect(port));
+        Barrier();
+      }
+      const std::uint64_t start = NowMs();
+      const pid_t child = ::fork();
+      if (child == 0) ::_exit(3);
+      const std::uint64_t ms = NowMs() - start;
+      // (One deadline is 1.6 s.)
+      Log("in time %d", ms < 4000);
+      LogChild(child);
+      Barrier();
+    },
+    {.warm = false, .connect = false});
 
 // In turns, on one connection.
 Case fork_turns(
@@ -432,6 +477,53 @@ Case vfork_numbers(
         Call(fd, 40);
       }
       ::close(fd);
+    });
+
+// What a child of vfork puts where it has closed the connection is not the
+// connection.
+Case vfork_reuses(
+    "vfork_reuses_the_number",
+    [](int fd) {
+      SendAll(fd, "first", 5);
+      Barrier();
+      Barrier();
+      Echo(fd, 100);
+      LogDrain(fd);
+    },
+    [](int fd) {
+      Barrier();
+      for (int way = 0; way < 4; ++way) {
+        static char text[8];
+        static volatile int opened, got, put;
+        std::memcpy(text, "unread", 7);
+        opened = got = put = -9;
+        const pid_t child = ::vfork();
+        if (child == 0) {
+          if (way == 0) {
+            ::close(fd);
+            opened = ::open("/dev/zero", O_RDWR) == fd;
+          } else if (way == 3) {
+            ::close_range(static_cast<unsigned>(fd), ~0u, 0);
+            opened = ::open("/dev/zero", O_RDWR) == fd;
+          } else {
+            const int zero = ::open("/dev/zero", O_RDWR);
+            opened = (way == 1 ? ::dup2(zero, fd) : ::dup3(zero, fd, 0)) == fd;
+          }
+          got = static_cast<int>(::read(fd, text, 5));
+          put = static_cast<int>(::write(fd, "child", 5));
+          ::_exit(way);
+        }
+        int status = 0;
+        CHECK_THAT(::waitpid(child, &status, 0) == child);
+        Log("child %x: opened %d, read %d, %d, wrote %d",
+            static_cast<unsigned>(status), opened, got, text[0], put);
+      }
+      char text[5];
+      RecvAll(fd, text, 5);
+      Log("%.5s", text);
+      Barrier();
+      Call(fd, 100);
+      Result("close", ::close(fd));
     });
 
 Case spawn_cat("spawn_cat", SpawnCat, SpeakToCat);
