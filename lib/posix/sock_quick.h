@@ -41,23 +41,30 @@ namespace rcsock::posix {
   ssize_t result = 0;
   if (mode() == Mode::kEngine && lane_is_shm_ && stream_->FastRx()) [[likely]] {
     auto* const lane = static_cast<lane::shm::ShmLane*>(lane_.get());
-    const bool block = (flags & MSG_DONTWAIT) == 0 &&
-                       !nonblock.load(std::memory_order_relaxed);
-    if (block && !lane->RxPendingQuick()) {
+    for (bool waited = false;; waited = true) {
+      const std::size_t n = lane->ReadQuick(to, length);
+      if (n != 0) [[likely]] {
+        stream_->Took(n);
+        lane_rx_ += n;
+        result = static_cast<ssize_t>(n);
+        break;
+      }
+      if (waited) break;
+      if ((flags & MSG_DONTWAIT) != 0 ||
+          nonblock.load(std::memory_order_relaxed)) {
+        if (!rd_shut_ && !lane->RxPending()) {
+          errno = EAGAIN;  // it works, and there is nothing
+          result = -1;
+        }
+        break;
+      }
       // An answer that comes within a microsecond is met here, with nothing
       // left to do but to take it.
       int turns = Spinner::QuickTurns();
       while (turns > 0 && !lane->RxPendingQuick() && !rx_latch.Contended()) {
         --turns;
       }
-    }
-    const std::size_t n = lane->ReadQuick(to, length);
-    stream_->Took(n);
-    lane_rx_ += n;
-    result = static_cast<ssize_t>(n);
-    if (n == 0 && !block && !rd_shut_ && !lane->RxPending()) [[unlikely]] {
-      errno = EAGAIN;  // it works, and there is nothing
-      result = -1;
+      if (turns <= 0) break;
     }
   }
   rx_latch.unlock();

@@ -92,6 +92,12 @@ class Rx {
     slot_ = (slot_ + 1) & (slots_ - 1);
   }
 
+  // The same of one that is in slot 0.
+  void TakeFirst() {
+    ++next_;
+    slot_ = 1;
+  }
+
   // Consumes `n` <= left() bytes of the current message.  True: that was its
   // end.
   bool Take(std::uint32_t n) {
@@ -107,6 +113,8 @@ class Rx {
   bool CreditDue() const {
     return next_ - published_ >= due_slots_ || pending_bytes_ >= due_bytes_;
   }
+  // The same when the last message was inline.
+  bool SlotsDue() const { return next_ - published_ >= due_slots_; }
   std::uint64_t unpublished() const { return next_ - published_; }
   // The credit to write now: messages consumed.
   std::uint64_t Publish() {

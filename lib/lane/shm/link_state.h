@@ -55,6 +55,12 @@ class LinkState {
   // Kicks the peer's bell if somebody sleeps by it.  A full fence must lie
   // between what the sleeper is to see and this call.
   void Ring(int bell);
+  // Whether that may kick anything: one look, for each message.
+  bool Rings(int bell) const {
+    const BellPage* page = peer_bells_.load(std::memory_order_acquire);
+    return page == nullptr ||
+           (page->bells[bell].armed.load(std::memory_order_seq_cst) & 1) != 0;
+  }
 
   // Whether a sender's fence may be the light one: both processes have
   // registered, and the peer makes the heavy fence before it sleeps.

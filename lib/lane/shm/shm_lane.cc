@@ -15,11 +15,6 @@
 namespace rcsock::lane::shm {
 namespace {
 
-constexpr int BellOf(std::uint32_t poll) {
-  return static_cast<int>(poll >> 8) & (kBells - 1);
-}
-static_assert((kBells & (kBells - 1)) == 0);
-
 // How much a receiver takes before it wakes a sender that waits for room (of
 // bytes, a quarter of the ring): a wake for each record would cost a switch of
 // threads for each.
@@ -200,6 +195,19 @@ std::size_t ShmLane::Post(const iovec* iov, int count, std::size_t skip,
   return PostAny(iov, count, skip, limit);
 }
 
+std::size_t ShmLane::PostBehind(const void* from, std::size_t length,
+                                std::uint64_t heard) {
+  if (heard > tx_.credited()) TakeCredit(heard);
+  static_assert(kSlots / 4 <= kSlots - ring::kCtlSlots);
+  if (starved_ || tx_.outstanding() >= kSlots / 4) return 0;
+  const auto bytes = static_cast<std::uint32_t>(length);
+  const std::uint64_t number = tx_.ReserveInline(bytes);
+  Slot& slot = TxSlot(number);
+  CopySmall(slot.payload, from, length);
+  Publish(slot, number, tx_.At(number) == 0, kQuickBits | bytes);
+  return length;
+}
+
 std::size_t ShmLane::PostAny(const iovec* iov, int count, std::size_t skip,
                              std::size_t limit) {
   IovCursor from(iov, count, skip);
@@ -213,7 +221,8 @@ std::size_t ShmLane::PostAny(const iovec* iov, int count, std::size_t skip,
                         ? slot.payload
                         : tx_bytes_ + place.offset;
     from.CopyOut(to, place.length);
-    Publish(slot, place.number, ring::Encode(place.imm));
+    Publish(slot, place.number, tx_.At(place.number) == 0,
+            ring::Encode(place.imm));
     done += place.length;
   }
   return done;
@@ -227,7 +236,8 @@ bool ShmLane::PostCtl(const void* message, std::size_t length) {
   if (place.length == 0) return false;
   Slot& slot = TxSlot(place.number);
   std::memcpy(slot.payload, message, place.length);
-  Publish(slot, place.number, ring::Encode(place.imm));
+  Publish(slot, place.number, tx_.At(place.number) == 0,
+          ring::Encode(place.imm));
   return true;
 }
 
@@ -299,7 +309,7 @@ Head ShmLane::Peek() {
 void ShmLane::Take(std::uint32_t n) {
   const std::uint32_t ring_bytes = rx_.in_slot() ? 0 : n;
   unnotified_bytes_ += ring_bytes;
-  if (rx_.Take(n)) Taken();
+  if (rx_.Take(n)) Taken(rx_.CreditDue());
 }
 
 void ShmLane::PublishCredit() {

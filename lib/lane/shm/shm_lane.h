@@ -94,7 +94,15 @@ class ShmLane final : public Lane {
     }
   }
   void SetStarved();
-  void Publish(Slot& slot, std::uint64_t number, std::uint32_t imm);
+  // `first`: the slot is slot 0.
+  void Publish(Slot& slot, std::uint64_t number, bool first, std::uint32_t imm);
+  // The immediate of data in a slot, but for the length.
+  static constexpr std::uint32_t kQuickBits =
+      ring::Encode({ring::Kind::kData, ring::kFlagInline, 0});
+  static constexpr int BellOf(std::uint32_t poll) {
+    return static_cast<int>(poll >> 8) & (kBells - 1);
+  }
+  static_assert((kBells & (kBells - 1)) == 0);
   // Sequence numbers come again after 2^32 messages, and light traffic leaves
   // the slots behind the first ones alone for longer than that.  So twice in
   // that time each free slot gets a number that has been consumed.
@@ -121,6 +129,9 @@ class ShmLane final : public Lane {
   ControlLine& peer() const { return hot_->control[1 - side_]; }
   [[gnu::noinline]] void AfterPublish(std::uint32_t sleepers,
                                       std::uint32_t poll);
+  // PostQuick behind messages that have not been consumed.
+  [[gnu::noinline]] std::size_t PostBehind(const void* from, std::size_t length,
+                                           std::uint64_t heard);
   [[gnu::noinline]] std::size_t PostAny(const iovec* iov, int count,
                                         std::size_t skip, std::size_t limit);
 
@@ -167,8 +178,9 @@ class ShmLane final : public Lane {
   }
   // Consumes part of the current message, and tells the sender if it is time.
   void Take(std::uint32_t n);
-  // The current message has been consumed to its end.
-  void Taken();
+  // The current message has been consumed to its end; `due`: enough has been
+  // since the last credit.
+  void Taken(bool due);
   [[gnu::noinline]] std::size_t ReadAny(const iovec* iov, int count,
                                         std::size_t skip, std::size_t limit,
                                         bool peek);
@@ -225,27 +237,31 @@ class ShmLane final : public Lane {
                                              std::size_t n) {
   auto* t = static_cast<std::byte*>(to);
   const auto* f = static_cast<const std::byte*>(from);
-  if (n > 64) {
-    __builtin_memcpy(t, f, 64);
-    __builtin_memcpy(t + n - 64, f + n - 64, 64);
-  } else if (n >= 32) {
-    __builtin_memcpy(t, f, 32);
-    __builtin_memcpy(t + n - 32, f + n - 32, 32);
-  } else if (n >= 16) {
+  if (n < 16) {
+    if (n >= 8) {
+      __builtin_memcpy(t, f, 8);
+      __builtin_memcpy(t + n - 8, f + n - 8, 8);
+    } else {
+      for (std::size_t i = 0; i < n; ++i) t[i] = f[i];
+    }
+  } else if (n <= 32) {
     __builtin_memcpy(t, f, 16);
     __builtin_memcpy(t + n - 16, f + n - 16, 16);
-  } else if (n >= 8) {
-    __builtin_memcpy(t, f, 8);
-    __builtin_memcpy(t + n - 8, f + n - 8, 8);
+  } else if (n <= 64) {
+    __builtin_memcpy(t, f, 32);
+    __builtin_memcpy(t + n - 32, f + n - 32, 32);
   } else {
-    for (std::size_t i = 0; i < n; ++i) t[i] = f[i];
+    __builtin_memcpy(t, f, 64);
+    __builtin_memcpy(t + n - 64, f + n - 64, 64);
   }
 }
 
-inline void ShmLane::Publish(Slot& slot, std::uint64_t number,
-                             std::uint32_t imm) {
+[[gnu::always_inline]] inline void ShmLane::Publish(Slot& slot,
+                                                    std::uint64_t number,
+                                                    bool first,
+                                                    std::uint32_t imm) {
   const std::uint64_t sequence = static_cast<std::uint32_t>(number + 1);
-  TellMore(tx_.At(number) != 0);
+  TellMore(!first);
   slot.credit.store(Consumed(), std::memory_order_relaxed);
   slot.head.store(sequence << 32 | imm, std::memory_order_release);
   // Message stored -> the peer's wishes loaded.  A receiver stores its wish
@@ -260,9 +276,9 @@ inline void ShmLane::Publish(Slot& slot, std::uint64_t number,
   const std::uint32_t sleepers =
       peer().sleepers.load(std::memory_order_relaxed);
   const std::uint32_t poll = peer().poll.load(std::memory_order_relaxed);
-  if (((sleepers & kRxSleeper) | (poll & (kNotifyRxPoller | kNotifyRxBits))) !=
-          0 ||
-      tx_.sent() % kRenewEvery == 0) {
+  if (((sleepers & kRxSleeper) | (poll & kNotifyRxBits)) != 0 ||
+      ((poll & kNotifyRxPoller) != 0 && link_->Rings(BellOf(poll))) ||
+      static_cast<std::uint32_t>(number + 1) % kRenewEvery == 0) [[unlikely]] {
     AfterPublish(sleepers, poll);
   }
 }
@@ -272,32 +288,23 @@ inline std::size_t ShmLane::PostQuick(const void* from, std::size_t length) {
     return 0;
   const auto bytes = static_cast<std::uint32_t>(length);
   const std::uint64_t heard = heard_.load(std::memory_order_acquire);
-  std::uint64_t number;
-  Slot* slot;
-  if (heard == tx_.sent() && !starved_) [[likely]] {
-    number = tx_.ReserveAlone(bytes);
-    slot = &hot_->slots[0][side_];
-  } else {
-    if (heard > tx_.credited()) TakeCredit(heard);
-    static_assert(kSlots / 4 <= kSlots - ring::kCtlSlots);
-    if (starved_ || tx_.outstanding() >= kSlots / 4) return 0;
-    number = tx_.ReserveInline(bytes);
-    slot = &TxSlot(number);
-  }
-  constexpr std::uint32_t kBits =
-      ring::Encode({ring::Kind::kData, ring::kFlagInline, 0});
-  CopySmall(slot->payload, from, length);
-  Publish(*slot, number, kBits | bytes);
+  if (heard != tx_.sent() || starved_) [[unlikely]]
+    return PostBehind(from, length, heard);
+  const std::uint64_t number = tx_.ReserveAlone(bytes);
+  Slot& slot = hot_->slots[0][side_];
+  CopySmall(slot.payload, from, length);
+  Publish(slot, number, true, kQuickBits | bytes);
   return length;
 }
 
-inline void ShmLane::Taken() {
+inline void ShmLane::Taken(bool due) {
   ++unnotified_slots_;
+  const std::uint64_t next = rx_.next();
   // Release: what is consumed has been read.  See Publish.
-  quick_next_.store(rx_.next() << kQuickShift | rx_.slot(),
+  quick_next_.store(next << kQuickShift | rx_.slot(),
                     std::memory_order_release);
-  hot_->reached[side_].messages.store(rx_.next(), std::memory_order_release);
-  if (rx_.CreditDue()) {
+  hot_->reached[side_].messages.store(next, std::memory_order_release);
+  if (due) [[unlikely]] {
     PublishCredit();
     return;
   }
@@ -314,19 +321,25 @@ inline void ShmLane::Taken() {
 }
 
 inline std::size_t ShmLane::ReadQuick(void* to, std::size_t length) {
-  std::uint32_t imm;
-  if (rx_.active() || !Landed(&rx_, &imm)) return 0;
-  constexpr std::uint32_t kBits =
-      ring::Encode({ring::Kind::kData, ring::kFlagInline, 0});
+  if (rx_.active() || rx_.next() >= rx_limit_) return 0;
+  // As Landed().
+  const auto sequence = static_cast<std::uint32_t>(rx_.next() + 1);
+  const Slot* slot = &RxSlot(0);
+  std::uint64_t head = slot->head.load(std::memory_order_acquire);
+  const bool first = static_cast<std::uint32_t>(head >> 32) == sequence;
+  if (!first) [[unlikely]] {
+    slot = &RxSlot(rx_.slot());
+    head = slot->head.load(std::memory_order_acquire);
+    if (static_cast<std::uint32_t>(head >> 32) != sequence) return 0;
+  }
   // (Anything else has a larger difference.)
-  const std::uint32_t n = imm - kBits;
+  const std::uint32_t n = static_cast<std::uint32_t>(head) - kQuickBits;
   if (n - 1 >= kInlineMax || n > length) [[unlikely]]
     return 0;
-  const Slot& slot = RxSlot(rx_.slot());
-  CopySmall(to, slot.payload, n);
-  Hear(slot);
-  rx_.TakeInline();
-  Taken();
+  CopySmall(to, slot->payload, n);
+  Hear(*slot);
+  first ? rx_.TakeFirst() : rx_.TakeInline();
+  Taken(rx_.SlotsDue());
   // What follows is taken too if it has landed.
   if (n == length || !RxMore()) return n;
   return n + ReadMore(static_cast<std::byte*>(to) + n, length - n);
