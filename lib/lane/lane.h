@@ -146,6 +146,8 @@ class Lane {
     return Sequence(quick_slots_) == sequence ||
            Sequence(QuickSlot(next & kQuickSlot)) == sequence;
   }
+  // It has slots in memory.
+  bool InMemory() const { return quick_slots_ != nullptr; }
   // Sleep until data (credit) may have come, WakeLocal was called, the time-out
   // (relative, null: none) passed or a signal came.  0, -EAGAIN (did not sleep:
   // look again), -EINTR, -ETIMEDOUT.  `token` comes from SleepToken(), taken

@@ -196,8 +196,17 @@ class EpollSet final : public File {
   static constexpr std::uint32_t kDirectLooks = 32;
   static constexpr std::uint32_t kColdLooks = 8;  // one that finds no hot one
 
-  int QuickLook(epoll_event* out, int capacity, bool may_wait, bool heats);
-  void Rebuild();
+  int LookAtFew(epoll_event* out, int capacity, bool may_wait);
+  int LookAtHot(epoll_event* out, int capacity, bool may_wait);
+  [[gnu::noinline]] int QuickMany(int fd, epoll_event* out, int capacity,
+                                  int timeout);
+  int TellFew(epoll_event* out, int capacity);
+  [[gnu::noinline]] std::uint32_t Tells(const Direct& direct);
+  void Rebuild() {
+    if (dirty_.load(std::memory_order_acquire)) [[unlikely]]
+      RebuildNow();
+  }
+  [[gnu::noinline]] void RebuildNow();
   void LeaveDirect();
   void Heat(Interest* interest, Sock* sock);
   void Cool();
@@ -207,7 +216,7 @@ class EpollSet final : public File {
   // One look, or looks for so many ticks: Look's.  The clock, if it was read.
   int LookFor(epoll_event* out, int capacity, std::uint64_t ticks,
               std::uint64_t* now);
-  int TellDirect(epoll_event* out, int capacity);
+  [[gnu::noinline]] int TellDirect(epoll_event* out, int capacity);
   bool AnyDirect();
   [[gnu::noinline]] int DrainPoller();
   void DrainSources();
@@ -224,34 +233,19 @@ class EpollSet final : public File {
   int DirectRoom(int room) const;
   class Sleep;
   class Leave;
-  bool LeavesWork();
+  bool LeavesWork() {
+    return sleepers_.load(std::memory_order_seq_cst) != 0 && LeavesSome();
+  }
+  [[gnu::noinline]] bool LeavesSome();
   bool NothingBehind();
   int KernelWait(epoll_event* out, int capacity, std::int64_t timeout_ns,
                  const sigset_t* mask, bool* bell = nullptr);
 
+  // What each wait looks at comes first, side by side.
   int fd_ = -1;
   std::atomic<int> user_count_{0};
-  std::atomic<bool> dirty_{false};
-  std::atomic<int> sleepers_{0};
-  std::atomic<int> strangers_{0};
-  base::Latch wait_latch_;
-  base::Latch ready_latch_;
-  Interest* members_ = nullptr;  // in user space; the interest latch's
-  Interest* ready_head_ = nullptr;
-  Interest* ready_tail_ = nullptr;
   std::atomic<int> ready_count_{0};
-  Direct direct_[kMostDirect];
-  std::atomic<bool> ever_user_{false};
-  // Registrations that have left the kernel: one that does so during a wait
-  // could be reported by both.
-  std::atomic<std::uint32_t> moves_{0};
-  std::atomic<std::uint32_t> once_moved_{0};  // the last of them: a ONESHOT one
-  std::atomic<bool> nested_{false};
-  int direct_count_ = 0;
-  int direct_next_ = 0;  // the first that had no room in the last look
-  // Registrations that are direct; the interest latch's.
-  Interest* direct_members_[kMostDirect] = {};
-  int direct_used_ = 0;
+  std::atomic<bool> dirty_{false};
   // There are more streams than can be looked at directly: all use the bitmaps.
   std::atomic<bool> crowded_{false};
   // ... and those that were direct before do so by now.  From here on the
@@ -259,6 +253,30 @@ class EpollSet final : public File {
   // are looked at in every wait although they have their bits.  What the other
   // thousands cost, these do not pay.  Written with the interest latch.
   std::atomic<bool> heats_{false};
+  // When to look at the kernel's part of the set again; nobody's.
+  std::atomic<std::uint32_t> waits_{0};
+  // wait_latch's:
+  std::uint32_t wait_number_ = 0;
+  std::uint32_t undrained_ = 0;  // looks since the last at the bitmaps
+  int direct_count_ = 0;
+  int direct_next_ = 0;  // the first that had no room in the last look
+  std::atomic<int> sleepers_{0};
+  std::atomic<int> strangers_{0};
+  base::Latch wait_latch_;
+  base::Latch ready_latch_;
+  Interest* members_ = nullptr;  // in user space; the interest latch's
+  Interest* ready_head_ = nullptr;
+  Interest* ready_tail_ = nullptr;
+  Direct direct_[kMostDirect];
+  std::atomic<bool> ever_user_{false};
+  // Registrations that have left the kernel: one that does so during a wait
+  // could be reported by both.
+  std::atomic<std::uint32_t> moves_{0};
+  std::atomic<std::uint32_t> once_moved_{0};  // the last of them: a ONESHOT one
+  std::atomic<bool> nested_{false};
+  // Registrations that are direct; the interest latch's.
+  Interest* direct_members_[kMostDirect] = {};
+  int direct_used_ = 0;
   static constexpr int kMostHot = 32;
   static constexpr std::uint32_t kHotWaits = 16;    // from report to report
   static constexpr std::uint32_t kCoolWaits = 256;  // between looks at them
@@ -273,13 +291,9 @@ class EpollSet final : public File {
   std::atomic<lane::Source*> sources_[kMostSources] = {};
   std::atomic<int> source_count_{0};
   // wait_latch's:
-  std::uint32_t wait_number_ = 0;
-  std::uint32_t undrained_ = 0;  // looks since the last at the bitmaps
   std::uint32_t hot_hits_ = 0;   // events that the direct looks have found
   std::uint32_t rest_from_ = 0;  // none becomes hot for kRestWaits from here
   bool rests_ = false;
-  // When to look at the kernel's part of the set again; nobody's.
-  std::atomic<std::uint32_t> waits_{0};
   std::atomic<std::uint64_t> kernel_look_{0};  // ticks of the last look
   // Somebody arms it from outside, so it may be inside another set.
   std::atomic<bool> outside_{false};

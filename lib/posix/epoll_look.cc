@@ -78,8 +78,7 @@ void EpollSet::KickBell() {
 // Chooses the few streams whose rings are looked at in every wait: a spinner
 // that looks at the ring itself sees a message one cache line earlier than one
 // that waits for its bit.
-void EpollSet::Rebuild() {
-  if (__builtin_expect(!dirty_.load(std::memory_order_acquire), 1)) return;
+void EpollSet::RebuildNow() {
   dirty_.store(false, std::memory_order_seq_cst);
   interest_latch.lock();
   direct_count_ = 0;
@@ -167,6 +166,39 @@ bool EpollSet::LooksAt(const Interest* interest, const Sock* sock) const {
          sock->OnLane();
 }
 
+// The next message of a direct stream has landed (or its lane is not in memory,
+// and says that it has something, or is dead): what is reported of it
+// past the ready list; 0: nothing.
+std::uint32_t EpollSet::Tells(const Direct& direct) {
+  Interest* const interest = direct.interest;
+  const std::uint32_t events = interest->events.load(std::memory_order_relaxed);
+  if ((events & (EPOLLIN | EPOLLRDNORM)) == 0 ||
+      interest->spent.load(std::memory_order_relaxed)) {
+    return 0;
+  }
+  Sock* const sock = direct.sock;
+  if (events & EPOLLET) {
+    sock->rx_latch.lock();
+    const bool edge = sock->lane() == direct.lane && direct.lane->Arrived();
+    sock->rx_latch.unlock();
+    if (!edge) return 0;
+  }
+  // (A lane that says it has something may only be dead, if it is not in
+  // memory.  One that is put on the list just now is told of here: `told`
+  // keeps the list from telling it again.)
+  if ((events & (EPOLLOUT | EPOLLWRNORM | EPOLLONESHOT)) == 0 &&
+      !interest->ready.load(std::memory_order_relaxed) && sock->OnLane() &&
+      (sock->source() == nullptr ||
+       direct.lane->State() == base::Reason::kNone)) {
+    return events & (EPOLLIN | EPOLLRDNORM);
+  }
+  if (events & EPOLLET) interest->edge.store(true, std::memory_order_relaxed);
+  ready_latch_.lock();
+  if (interest->set == this && interest->in_user.load()) LinkReady(interest);
+  ready_latch_.unlock();
+  return 0;
+}
+
 // Reports the direct streams that have something to read, past the ready list.
 // What else holds for them (EPOLLOUT, the end) comes by the list.
 int EpollSet::TellDirect(epoll_event* out, int capacity) {
@@ -181,45 +213,51 @@ int EpollSet::TellDirect(epoll_event* out, int capacity) {
       break;
     }
     if (!direct_[d].lane->RxPendingQuick()) continue;
+    const std::uint32_t events = Tells(direct_[d]);
+    if (events == 0) continue;
     Interest* interest = direct_[d].interest;
-    const std::uint32_t events =
-        interest->events.load(std::memory_order_relaxed);
-    if ((events & (EPOLLIN | EPOLLRDNORM)) == 0 ||
-        interest->spent.load(std::memory_order_relaxed)) {
-      continue;
-    }
-    Sock* sock = direct_[d].sock;
-    const bool whole = (events & (EPOLLOUT | EPOLLWRNORM | EPOLLONESHOT)) != 0;
-    if (events & EPOLLET) {
-      sock->rx_latch.lock();
-      const bool edge =
-          sock->lane() == direct_[d].lane && direct_[d].lane->Arrived();
-      sock->rx_latch.unlock();
-      if (!edge) continue;
-    }
-    // (A lane that says it has something may only be dead, if it is not in
-    // memory.  One that is put on the list just now is told of here: `told`
-    // keeps the list from telling it again.)
-    if (whole || interest->ready.load(std::memory_order_relaxed) ||
-        !sock->OnLane() ||
-        (sock->source() != nullptr &&
-         direct_[d].lane->State() != base::Reason::kNone)) {
-      if (events & EPOLLET) {
-        interest->edge.store(true, std::memory_order_relaxed);
-      }
-      ready_latch_.lock();
-      if (interest->set == this && interest->in_user.load()) {
-        LinkReady(interest);
-      }
-      ready_latch_.unlock();
-      continue;
-    }
     interest->told = wait_number_;
-    out[filled].events = events & (EPOLLIN | EPOLLRDNORM);
+    out[filled].events = events;
     out[filled].data.u64 = interest->data.load(std::memory_order_relaxed);
     ++filled;
   }
   return filled;
+}
+
+// The same for the set of few streams that only want to be told of input: what
+// Tells() asks, in line where that is likely to be all.
+[[gnu::always_inline]] inline int EpollSet::TellFew(epoll_event* out,
+                                                    int capacity) {
+  if (direct_next_ != 0) [[unlikely]]
+    return TellDirect(out, capacity);
+  constexpr std::uint32_t kAsked = EPOLLIN | EPOLLRDNORM | EPOLLOUT |
+                                   EPOLLWRNORM | EPOLLONESHOT |
+                                   static_cast<std::uint32_t>(EPOLLET);
+  epoll_event* at = out;
+  const Direct* const end = direct_ + direct_count_;
+  for (const Direct* d = direct_; d != end; ++d) {
+    if (at == out + capacity) [[unlikely]] {
+      direct_next_ = static_cast<int>(d - direct_);
+      break;
+    }
+    if (!d->lane->RxPendingQuick()) continue;
+    Interest* const interest = d->interest;
+    std::uint32_t events = interest->events.load(std::memory_order_relaxed);
+    if ((events & kAsked) == EPOLLIN && d->lane->InMemory() &&
+        !interest->spent.load(std::memory_order_relaxed) &&
+        !interest->ready.load(std::memory_order_relaxed) && d->sock->OnLane())
+        [[likely]] {
+      events = EPOLLIN;
+    } else {
+      events = Tells(*d);
+      if (events == 0) continue;
+    }
+    interest->told = wait_number_;
+    at->events = events;
+    at->data.u64 = interest->data.load(std::memory_order_relaxed);
+    ++at;
+  }
+  return static_cast<int>(at - out);
 }
 
 // How many of the events that there is room for may be direct ones: where the
@@ -234,8 +272,7 @@ int EpollSet::DirectRoom(int room) const {
 // several wakes one thread; and what is level-triggered is left even if it has
 // just been told, since whoever was told need not read all of it, or any: the
 // kernel puts it back, too, and wakes the next one at once.
-bool EpollSet::LeavesWork() {
-  if (sleepers_.load(std::memory_order_seq_cst) == 0) return false;
+bool EpollSet::LeavesSome() {
   if (undrained_ > 0) {
     undrained_ = 0;
     DrainPoller();
@@ -488,16 +525,15 @@ bool EpollSet::KernelDueNext() const {
              kKernelLookUs * base::ticks_per_us;
 }
 
-[[gnu::always_inline]] inline int EpollSet::QuickLook(epoll_event* out,
+[[gnu::always_inline]] inline int EpollSet::LookAtHot(epoll_event* out,
                                                       int capacity,
-                                                      bool may_wait,
-                                                      bool heats) {
+                                                      bool may_wait) {
   Critical critical;
   if (!wait_latch_.try_lock()) [[unlikely]]
     return 0;
   int filled = 0;
   bool leaves = false;
-  if (++wait_number_ % kCoolWaits == 0 && heats) Cool();
+  if (++wait_number_ % kCoolWaits == 0) Cool();
   constexpr int kLooks = 8;
   int turns = may_wait ? Spinner::QuickTurns() / kLooks : 0;
   do {
@@ -517,18 +553,16 @@ bool EpollSet::KernelDueNext() const {
     if (filled > 0) {
       waits_.store(waits_.load(std::memory_order_relaxed) + 1,
                    std::memory_order_relaxed);
-      if (heats) {
-        hot_hits_ += static_cast<std::uint32_t>(filled);
-        // The others have their turn in the next wait.
-        if (++undrained_ >= kDirectLooks) {
-          undrained_ = 0;
-          DrainPoller();
-        }
+      hot_hits_ += static_cast<std::uint32_t>(filled);
+      // The others have their turn in the next wait.
+      if (++undrained_ >= kDirectLooks) {
+        undrained_ = 0;
+        DrainPoller();
       }
       leaves = LeavesWork();
       break;
     }
-    if ((undrained_ += heats ? kColdLooks : 1) >= kDirectLooks) {
+    if ((undrained_ += kColdLooks) >= kDirectLooks) {
       undrained_ = 0;
       DrainPoller();
     }
@@ -542,15 +576,73 @@ bool EpollSet::KernelDueNext() const {
   return filled;
 }
 
-[[gnu::flatten]] int EpollSet::QuickWait(int fd, epoll_event* out, int capacity,
-                                         int timeout) {
+int EpollSet::QuickMany(int fd, epoll_event* out, int capacity, int timeout) {
   const bool heats = heats_.load(std::memory_order_relaxed);
-  if ((crowded_.load(std::memory_order_relaxed) && !heats) || KernelDueNext()) {
-    return hook::LongEpoll(fd, out, capacity, timeout);
-  }
-  const int filled = QuickLook(out, capacity, timeout != 0, heats);
+  const int filled = heats ? LookAtHot(out, capacity, timeout != 0) : 0;
   if (filled > 0) [[likely]]
     return filled;
+  return hook::LongEpoll(fd, out, capacity, timeout);
+}
+
+// QuickLook of a set all of whose streams are direct: what a loop with one
+// connection needs between a message's coming and its report, and no more.
+[[gnu::always_inline]] inline int EpollSet::LookAtFew(epoll_event* out,
+                                                      int capacity,
+                                                      bool may_wait) {
+  Critical critical;
+  if (!wait_latch_.try_lock()) [[unlikely]]
+    return 0;
+  int filled = 0;
+  bool leaves = false;
+  ++wait_number_;
+  constexpr int kLooks = 8;
+  int turns = 0;
+  for (bool first = true;; first = false) {
+    if (!HasUser() || ready_count_.load(std::memory_order_relaxed) > 0) break;
+    Rebuild();
+    filled = TellFew(out, capacity);
+    if (filled > 0) [[likely]] {
+      waits_.store(waits_.load(std::memory_order_relaxed) + 1,
+                   std::memory_order_relaxed);
+      leaves = LeavesWork();
+      break;
+    }
+    if (direct_count_ == 0) break;
+    if (++undrained_ >= kDirectLooks) {
+      undrained_ = 0;
+      DrainPoller();
+    }
+    if (first) turns = may_wait ? Spinner::QuickTurns() / kLooks : 0;
+    if (--turns < 0 || wait_latch_.Contended()) break;
+    // Few streams are looked at several times for each look at all the rest.
+    for (int look = 1; look < kLooks && direct_count_ <= 4; ++look) {
+      bool pending = false;
+      for (int d = 0; d < direct_count_; ++d) {
+        pending |= direct_[d].lane->RxPendingQuick();
+      }
+      if (pending) break;
+    }
+  }
+  wait_latch_.unlock();
+  // As in Wait.
+  if (leaves || (filled > 0 && ready_count_.load(std::memory_order_seq_cst) >
+                                   0)) [[unlikely]] {
+    Registry::KickSleepers(this);
+  }
+  return filled;
+}
+
+[[gnu::hot]] int EpollSet::QuickWait(int fd, epoll_event* out, int capacity,
+                                     int timeout) {
+  if (crowded_.load(std::memory_order_relaxed)) {
+    return KernelDueNext() ? hook::LongEpoll(fd, out, capacity, timeout)
+                           : QuickMany(fd, out, capacity, timeout);
+  }
+  if (!KernelDueNext()) [[likely]] {
+    const int filled = LookAtFew(out, capacity, timeout != 0);
+    if (filled > 0) [[likely]]
+      return filled;
+  }
   return hook::LongEpoll(fd, out, capacity, timeout);
 }
 
