@@ -72,6 +72,20 @@ RCSOCK_EXPORT int ioctl(int fd, unsigned long request, ...) {
   return hook::Ioctl(fd, request, argument);
 }
 
+// (Those that are not passed are read all the same, as libc's does.)
+RCSOCK_EXPORT __attribute__((no_sanitize("address"))) int clone(
+    int (*start)(void*), void* stack, int flags, void* argument,
+    ...) noexcept {
+  void* more[3];
+  va_list arguments;
+  va_start(arguments, argument);
+  for (void*& one : more) one = va_arg(arguments, void*);
+  va_end(arguments);
+  hook::BeforeClone(static_cast<unsigned>(flags));
+  return RCSOCK_REAL(clone)(start, stack, flags, argument, more[0], more[1],
+                            more[2]);
+}
+
 RCSOCK_EXPORT int prctl(int option, ...) {
   unsigned long all[4];
   va_list arguments;

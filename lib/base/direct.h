@@ -30,8 +30,8 @@ inline long Word(const void* address) {
 // Not inlined, nor known to throw nothing: a handler may leave by pthread_exit
 // or an exception, and who has something to unwind needs a call here, whose
 // landing pad the unwinder finds.
-template <class... A>
-[[gnu::noipa]] long Call(long number, A... arguments) {
+template <long number, class... A>
+[[gnu::noipa]] long Call(A... arguments) {
   static_assert(sizeof...(A) <= 6);
   const long a[6] = {Word(arguments)...};
   register long r10 asm("r10") = a[3];
@@ -59,48 +59,48 @@ template <class... A>
 }
 
 inline ssize_t read(int fd, void* to, size_t length) {
-  return base::Alone() ? Call(SYS_read, fd, to, length)
+  return base::Alone() ? Call<SYS_read>(fd, to, length)
                        : real::read(fd, to, length);
 }
 
 inline ssize_t write(int fd, const void* from, size_t length) {
-  return base::Alone() ? Call(SYS_write, fd, from, length)
+  return base::Alone() ? Call<SYS_write>(fd, from, length)
                        : real::write(fd, from, length);
 }
 
 inline ssize_t recv(int fd, void* to, size_t length, int flags) {
-  return base::Alone() ? Call(SYS_recvfrom, fd, to, length, flags, 0, 0)
+  return base::Alone() ? Call<SYS_recvfrom>(fd, to, length, flags, 0, 0)
                        : real::recv(fd, to, length, flags);
 }
 
 inline ssize_t send(int fd, const void* from, size_t length, int flags) {
-  return base::Alone() ? Call(SYS_sendto, fd, from, length, flags, 0, 0)
+  return base::Alone() ? Call<SYS_sendto>(fd, from, length, flags, 0, 0)
                        : real::send(fd, from, length, flags);
 }
 
 inline ssize_t readv(int fd, const iovec* iov, int count) {
-  return base::Alone() ? Call(SYS_readv, fd, iov, count)
+  return base::Alone() ? Call<SYS_readv>(fd, iov, count)
                        : real::readv(fd, iov, count);
 }
 
 inline ssize_t writev(int fd, const iovec* iov, int count) {
-  return base::Alone() ? Call(SYS_writev, fd, iov, count)
+  return base::Alone() ? Call<SYS_writev>(fd, iov, count)
                        : real::writev(fd, iov, count);
 }
 
 inline ssize_t recvmsg(int fd, msghdr* message, int flags) {
-  return base::Alone() ? Call(SYS_recvmsg, fd, message, flags)
+  return base::Alone() ? Call<SYS_recvmsg>(fd, message, flags)
                        : real::recvmsg(fd, message, flags);
 }
 
 inline ssize_t sendmsg(int fd, const msghdr* message, int flags) {
-  return base::Alone() ? Call(SYS_sendmsg, fd, message, flags)
+  return base::Alone() ? Call<SYS_sendmsg>(fd, message, flags)
                        : real::sendmsg(fd, message, flags);
 }
 
 inline int epoll_wait(int set, epoll_event* events, int capacity, int timeout) {
-  return base::Alone() ? static_cast<int>(Call(SYS_epoll_wait, set, events,
-                                               capacity, timeout))
+  return base::Alone() ? static_cast<int>(Call<SYS_epoll_wait>(
+                             set, events, capacity, timeout))
                        : real::epoll_wait(set, events, capacity, timeout);
 }
 

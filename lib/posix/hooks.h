@@ -22,6 +22,8 @@ int Fcntl(int fd, int command, long argument);
 int Ioctl(int fd, unsigned long request, void* argument);
 int Prctl(int option, const unsigned long (&arguments)[4]);
 void BeforeStdio(int fd);
+// By the call, whatever its name, with these CLONE_... .
+void BeforeClone(unsigned long flags);
 
 // Whether the kernel takes it for a time.
 inline bool Valid(const timespec* timeout) {

@@ -65,17 +65,13 @@ constexpr int kPlainSend = MSG_DONTWAIT | MSG_NOSIGNAL | MSG_MORE;
 constexpr int kPlainRecv = MSG_DONTWAIT | MSG_WAITALL;
 
 // read, recv, write and send take the short way of a stream on a lane, or that
-// of one that no lane will come for: few instructions and fewer cache lines,
+// of one on TCP: few instructions and fewer cache lines,
 // since after a sleep in the kernel each is a miss.  They are "hot": the
 // compiler puts such functions together (.text.hot).  Each of the ways that a
-// hook may go on is a function that it ends with (Real..., Kernel..., Lane...,
-// Long...), so that it saves no registers itself.
+// hook may go on is a function that it ends with (Real..., Kernel..., Plain...,
+// Lane..., Long...), so that it saves no registers itself.
 [[gnu::noinline]] ssize_t LongRead(int fd, void* to, size_t length,
                                    Sock* sock) {
-  if (ssize_t n;
-      sock->PlainRecv(&n, [&] { return direct::read(fd, to, length); })) {
-    return n;
-  }
   const iovec iov{to, length};
   return sock->Recv(fd, &iov, 1, length, 0,
                     [&] { return direct::read(fd, to, length); });
@@ -84,11 +80,6 @@ constexpr int kPlainRecv = MSG_DONTWAIT | MSG_WAITALL;
 [[gnu::noinline]] ssize_t LongRecv(int fd, void* to, size_t length, int flags,
                                    Sock* sock) {
   length = Capped(length);
-  if (ssize_t n; (flags & ~kPlainRecv) == 0 && sock->PlainRecv(&n, [&] {
-        return direct::recv(fd, to, length, flags);
-      })) {
-    return n;
-  }
   const iovec iov{to, length};
   if (__builtin_expect((flags & MSG_ERRQUEUE) != 0, 0)) {
     msghdr message{};
@@ -119,6 +110,26 @@ constexpr int kPlainRecv = MSG_DONTWAIT | MSG_WAITALL;
   return sock->Received(direct::recv(fd, to, length, flags));
 }
 
+[[gnu::noinline, gnu::hot]] ssize_t PlainRead(int fd, void* to, size_t length,
+                                              Sock* sock) {
+  {
+    Sock::InKernel in(sock);
+    if (in.May(fd, Mode::kPlain)) [[likely]]
+      return in.Received(direct::read(fd, to, length));
+  }
+  return LongRead(fd, to, length, sock);
+}
+
+[[gnu::noinline, gnu::hot]] ssize_t PlainRecv(int fd, void* to, size_t length,
+                                              int flags, Sock* sock) {
+  {
+    Sock::InKernel in(sock);
+    if (in.May(fd, Mode::kPlain)) [[likely]]
+      return in.Received(direct::recv(fd, to, length, flags));
+  }
+  return LongRecv(fd, to, length, flags, sock);
+}
+
 [[gnu::noinline, gnu::hot]] ssize_t LaneRead(int fd, void* to, size_t length,
                                              Sock* sock) {
   if (const ssize_t n = sock->QuickRecv(to, length, 0); n != 0) [[likely]]
@@ -136,10 +147,6 @@ constexpr int kPlainRecv = MSG_DONTWAIT | MSG_WAITALL;
 [[gnu::noinline]] ssize_t LongWrite(int fd, const void* from, size_t length,
                                     Sock* sock) {
   if (Negative(length)) return real::write(fd, from, length);
-  if (ssize_t n;
-      sock->PlainSend(&n, [&] { return direct::write(fd, from, length); })) {
-    return n;
-  }
   const iovec iov{const_cast<void*>(from), length};
   return sock->Send(fd, &iov, 1, length, 0,
                     [&] { return direct::write(fd, from, length); });
@@ -153,6 +160,16 @@ constexpr int kPlainRecv = MSG_DONTWAIT | MSG_WAITALL;
 [[gnu::noinline, gnu::hot]] ssize_t KernelWrite(int fd, const void* from,
                                                 size_t length, Sock* sock) {
   return sock->Sent(direct::write(fd, from, length));
+}
+
+[[gnu::noinline, gnu::hot]] ssize_t PlainWrite(int fd, const void* from,
+                                               size_t length, Sock* sock) {
+  {
+    Sock::InKernel in(sock);
+    if (in.May(fd, Mode::kPlain)) [[likely]]
+      return in.Sent(direct::write(fd, from, length));
+  }
+  return LongWrite(fd, from, length, sock);
 }
 
 [[gnu::noinline, gnu::hot]] ssize_t LaneWrite(int fd, const void* from,
@@ -170,7 +187,10 @@ constexpr int kPlainRecv = MSG_DONTWAIT | MSG_WAITALL;
   // is no length it refuses.)
   if (sock == nullptr || static_cast<ssize_t>(length) <= 0)
     return RealRead(fd, to, length);
-  if (sock->Kernels()) return KernelRead(fd, to, length, sock);
+  if (!Engine(sock)) {
+    if (sock->Kernels()) return KernelRead(fd, to, length, sock);
+    if (sock->OnTcp()) return PlainRead(fd, to, length, sock);
+  }
   return QuickRecvs(sock, to, length) ? LaneRead(fd, to, length, sock)
                                       : LongRead(fd, to, length, sock);
 }
@@ -178,8 +198,9 @@ constexpr int kPlainRecv = MSG_DONTWAIT | MSG_WAITALL;
 [[gnu::hot]] ssize_t recv(int fd, void* to, size_t length, int flags) {
   Sock* sock = LookupSock(fd);
   if (sock == nullptr) return RealRecv(fd, to, length, flags);
-  if ((flags & ~kPlainRecv) == 0 && sock->Kernels()) {
-    return KernelRecv(fd, to, length, flags, sock);
+  if ((flags & ~kPlainRecv) == 0 && !Engine(sock)) {
+    if (sock->Kernels()) return KernelRecv(fd, to, length, flags, sock);
+    if (sock->OnTcp()) return PlainRecv(fd, to, length, flags, sock);
   }
   return (flags & ~MSG_DONTWAIT) == 0 && QuickRecvs(sock, to, length)
              ? LaneRecv(fd, to, length, flags, sock)
@@ -298,7 +319,10 @@ int recvmmsg(int fd, mmsghdr* messages, unsigned count, int flags,
 [[gnu::hot]] ssize_t write(int fd, const void* from, size_t length) {
   Sock* sock = LookupSock(fd);
   if (sock == nullptr) return RealWrite(fd, from, length);
-  if (sock->Kernels()) return KernelWrite(fd, from, length, sock);
+  if (!Engine(sock)) {
+    if (sock->Kernels()) return KernelWrite(fd, from, length, sock);
+    if (sock->OnTcp()) return PlainWrite(fd, from, length, sock);
+  }
   return QuickSends(sock, from, length) ? LaneWrite(fd, from, length, sock)
                                         : LongWrite(fd, from, length, sock);
 }
@@ -331,11 +355,6 @@ static ssize_t SendFlagged(Sock* sock, int fd, const iovec* iov, int count,
                                           size_t length, int flags,
                                           Sock* sock) {
   length = Capped(length);
-  if (ssize_t n; (flags & ~kPlainSend) == 0 && sock->PlainSend(&n, [&] {
-        return direct::send(fd, from, length, flags);
-      })) {
-    return n;
-  }
   const iovec iov{const_cast<void*>(from), length};
   return SendFlagged(sock, fd, &iov, 1, length, flags,
                      [&] { return direct::send(fd, from, length, flags); });
@@ -352,6 +371,17 @@ static ssize_t SendFlagged(Sock* sock, int fd, const iovec* iov, int count,
   return sock->Sent(direct::send(fd, from, length, flags));
 }
 
+[[gnu::noinline, gnu::hot]] static ssize_t PlainSend(int fd, const void* from,
+                                                     size_t length, int flags,
+                                                     Sock* sock) {
+  {
+    Sock::InKernel in(sock);
+    if (in.May(fd, Mode::kPlain)) [[likely]]
+      return in.Sent(direct::send(fd, from, length, flags));
+  }
+  return LongSend(fd, from, length, flags, sock);
+}
+
 [[gnu::noinline, gnu::hot]] static ssize_t LaneSend(int fd, const void* from,
                                                     size_t length, int flags,
                                                     Sock* sock) {
@@ -363,8 +393,9 @@ static ssize_t SendFlagged(Sock* sock, int fd, const iovec* iov, int count,
 [[gnu::hot]] ssize_t send(int fd, const void* from, size_t length, int flags) {
   Sock* sock = LookupSock(fd);
   if (sock == nullptr) return RealSend(fd, from, length, flags);
-  if ((flags & ~kPlainSend) == 0 && sock->Kernels()) {
-    return KernelSend(fd, from, length, flags, sock);
+  if ((flags & ~kPlainSend) == 0 && !Engine(sock)) {
+    if (sock->Kernels()) return KernelSend(fd, from, length, flags, sock);
+    if (sock->OnTcp()) return PlainSend(fd, from, length, flags, sock);
   }
   return (flags & (MSG_OOB | MSG_ZEROCOPY)) == 0 &&
                  QuickSends(sock, from, length)

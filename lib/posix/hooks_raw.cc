@@ -1,6 +1,7 @@
 #include "lib/posix/hooks_raw.h"
 
 #include <linux/aio_abi.h>
+#include <linux/sched.h>
 #include <linux/seccomp.h>
 #include <sys/prctl.h>
 #include <sys/stat.h>
@@ -177,6 +178,14 @@ long Syscall(long number, const long (&a)[kArguments]) {
       return hook::execve(At<char>(a[0]), At<char*>(a[1]), At<char*>(a[2]));
     case SYS_fork:
       return hook::fork();
+    case SYS_clone:
+      hook::BeforeClone(static_cast<unsigned long>(a[0]));
+      break;
+    case SYS_clone3:
+      if (!Null(At<void>(a[0])) && Size(a[1]) >= sizeof(__u64)) {
+        hook::BeforeClone(At<clone_args>(a[0])->flags);
+      }
+      break;
     case SYS_exit_group:
       hook::_exit(Fd(a[0]));
       break;

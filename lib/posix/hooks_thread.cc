@@ -4,11 +4,13 @@
 // Of what libc makes threads for by itself, those are here that may run the
 // program's code: it could cancel from there.
 
+#include <sched.h>
 #include <signal.h>
 
 #include "lib/base/alone.h"
 #include "lib/base/internal.h"
 #include "lib/posix/hooks.h"
+#include "lib/posix/process.h"
 #include "lib/posix/sock.h"
 
 namespace rcsock::posix::hook {
@@ -38,6 +40,19 @@ int thrd_create(thrd_t* thread, thrd_start_t start, void* argument) {
 int pthread_cancel(pthread_t thread) {
   EndAlone();
   return real::pthread_cancel(thread);
+}
+
+void BeforeClone(unsigned long flags) {
+  // (Who made it waits for a child of vfork.)
+  if ((flags & CLONE_VM) == 0 || (flags & CLONE_VFORK) != 0) return;
+  EndAlone();
+  // What is a thread's own here (inside.h, signals.h) is two threads' then.
+  // (One that is made past libc's names is not seen.  It has its maker's errno,
+  // so it can't well use libc either.)
+  if ((flags & CLONE_SETTLS) == 0 && !base::tls_internal &&
+      !InBorrowedMemory()) {
+    PinProcess(base::Reason::kPinnedSyscall);
+  }
 }
 
 int timer_create(clockid_t clock, sigevent* event, timer_t* timer) {

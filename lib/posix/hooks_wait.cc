@@ -209,6 +209,52 @@ bool QuickWaits(const EpollSet* set, const epoll_event* events, int capacity) {
          !AnyUnread();
 }
 
+// A set without a stream on a lane: the kernel's, unless one comes meanwhile.
+bool KernelWaits(const EpollSet* set) {
+  return set != nullptr && !set->HasUser() && !AnyUnread();
+}
+
+// As the end of WaitOn.
+[[gnu::noinline]] int AfterKernelEpoll(int fd, epoll_event* events,
+                                       int capacity, int timeout, int n,
+                                       std::uint32_t moves, std::uint64_t start,
+                                       EpollSet* set) {
+  if (n != EpollSet::kOnlyBell) {
+    bool bell = false;
+    n = set->OfKernel(events, n, moves, &bell);
+    if (bell) {
+      set->Took();
+      set->HandOn(n != EpollSet::kOnlyBell);
+    }
+    if (n != EpollSet::kOnlyBell) return n;
+  }
+  if (timeout > 0) {
+    // (The clock's rate is known where there is a lane.)
+    const std::uint64_t spent =
+        (base::Ticks() - start) / base::ticks_per_us / 1000;
+    timeout = spent < static_cast<std::uint64_t>(timeout)
+                  ? timeout - static_cast<int>(spent)
+                  : 0;
+  }
+  return LongEpoll(fd, events, capacity, timeout);
+}
+
+[[gnu::noinline, gnu::hot]] int KernelEpoll(int fd, epoll_event* events,
+                                            int capacity, int timeout,
+                                            EpollSet* set) {
+  const std::uint64_t start = timeout > 0 ? base::Ticks() : 0;
+  const std::uint32_t moves = set->moves();
+  int n = EpollSet::kOnlyBell;
+  {
+    const EpollSet::Stranger stranger(set);
+    if (stranger.MaySleep()) [[likely]]
+      n = direct::epoll_wait(fd, events, capacity, timeout);
+  }
+  if (n == -1 || n == 0 || (n > 0 && !set->EverUser())) [[likely]]
+    return n;
+  return AfterKernelEpoll(fd, events, capacity, timeout, n, moves, start, set);
+}
+
 }  // namespace
 
 // (Not in line: the short way would make room for what this one keeps.)
@@ -337,9 +383,11 @@ int epoll_ctl(int number, int op, int fd, epoll_event* event) {
 [[gnu::hot]] int epoll_wait(int fd, epoll_event* events, int capacity,
                             int timeout) {
   EpollSet* set = LookupSet(fd);
-  return QuickWaits(set, events, capacity)
-             ? set->QuickWait(fd, events, capacity, timeout)
-             : LongEpoll(fd, events, capacity, timeout);
+  if (QuickWaits(set, events, capacity)) {
+    return set->QuickWait(fd, events, capacity, timeout);
+  }
+  return KernelWaits(set) ? KernelEpoll(fd, events, capacity, timeout, set)
+                          : LongEpoll(fd, events, capacity, timeout);
 }
 
 [[gnu::hot]] int epoll_pwait(int fd, epoll_event* events, int capacity,

@@ -475,7 +475,7 @@ bool KernelHold::Reserve(std::size_t count) {
 
 bool KernelHold::Enter(Sock* sock) {
   if (count_ == room_) return true;
-  std::uint64_t entered = 0;
+  std::uint32_t entered = 0;
   switch (sock->EnterKernelWait(&entered)) {
     case Sock::KernelWait::kNotNeeded:
       return true;

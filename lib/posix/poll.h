@@ -37,7 +37,7 @@ class KernelHold {
  private:
   struct Held {
     Sock* sock;
-    std::uint64_t entered;
+    std::uint32_t entered;
   };
   static constexpr std::size_t kInline = 64;
   Held few_[kInline];

@@ -21,6 +21,7 @@
 #include "lib/base/unique_fd.h"
 #include "lib/lane/rdma/memory.h"
 #include "lib/posix/handover.h"
+#include "lib/posix/inside.h"
 #include "lib/posix/last_thread.h"
 #include "lib/posix/shell.h"
 #include "lib/posix/signals.h"
@@ -102,6 +103,7 @@ void ForkChild() {
   SockForkUnlock(true);
   InterestsForkUnlock();
   if (ProcessPinned() != base::Reason::kSandboxed) base::InitBarriers();
+  CallsForkChild();
   stats.Clear();
   InterestsForkChild();
   ForEachSock([](Sock* sock) { sock->ForkChild(); });
@@ -309,6 +311,7 @@ void InitProcess(Face face) {
   base::LoadConfig();
   base::barriers_lost = &BarriersLost;
   base::InitBarriers();
+  InitCalls();
   ::pthread_atfork(&ForkPrepare, &ForkParent, &ForkChild);
   KnowFirstThread();
   TakeInherited();

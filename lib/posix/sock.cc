@@ -37,24 +37,59 @@ thread_local constinit SpinBudget tls_spin;
 struct SockPool {
   static inline base::Latch latch;
   static inline Sock* free = nullptr;  // linked through pool_next_
-  // Those with calls inside the kernel, oldest first.  What such a call has
-  // counted says nothing of the connection that comes next; but it may be on
-  // its way in yet, by a number that the next one has again, and then it
-  // counts.  So they lie for a while.
+  // Those given back lately, oldest first.  Calls may still be inside the
+  // kernel with them, and say what they have moved when they come out: that is
+  // not the next connection's.  So they lie until nobody is (Sift).
   static inline Sock* late = nullptr;
   static inline Sock* late_end = nullptr;
+  static inline std::uint32_t late_count = 0;
+  // A look fences for all threads: not for each.
+  static constexpr std::uint32_t kBatch = 16;
+  static inline std::uint32_t enough = kBatch;
+  static inline std::uint32_t looks = 0;
+  // Calls without a mark may have been left by a jump, and never come out: they
+  // know that they are late by the object's life.
   static constexpr std::uint64_t kLateNs = 10'000'000'000;
+
+  static void Append(Sock* sock) {
+    sock->pool_next_ = nullptr;
+    (late_end != nullptr ? late_end->pool_next_ : late) = sock;
+    late_end = sock;
+    ++late_count;
+  }
+
+  // What nobody is inside with becomes free.  A call that has found one in the
+  // table but has not marked it yet asks the table again, after this fence, and
+  // finds that its number is not that stream's any more: it left the table
+  // before it came here.
+  static void Sift() {
+    Sock* sock = late;
+    late = late_end = nullptr;
+    late_count = 0;
+    const bool exact = FenceCalls();
+    ++looks;
+    ForEachCall([](Sock* in) { in->found_in_ = looks; });
+    const std::uint64_t now = base::NowNs();
+    while (sock != nullptr) {
+      Sock* const next = sock->pool_next_;
+      const bool old = sock->given_ns_ + kLateNs < now;
+      if (sock->found_in_ == looks || ((!exact || sock->InGate()) && !old)) {
+        Append(sock);
+      } else {
+        sock->pool_next_ = free;
+        free = sock;
+      }
+      sock = next;
+    }
+    enough = 2 * late_count + kBatch;
+  }
+
   static Sock* Take() {
     Critical critical;
     latch.lock();
+    if (free == nullptr && late_count >= enough) Sift();
     Sock* sock = free;
-    if (late != nullptr && late->given_ns_ + kLateNs < base::NowNs()) {
-      sock = late;
-      late = sock->pool_next_;
-      if (late == nullptr) late_end = nullptr;
-    } else if (sock != nullptr) {
-      free = sock->pool_next_;
-    }
+    if (sock != nullptr) free = sock->pool_next_;
     latch.unlock();
     if (sock == nullptr) return new (std::nothrow) Sock();
     return sock;
@@ -62,15 +97,8 @@ struct SockPool {
   static void Give(Sock* sock) {
     Critical critical;
     latch.lock();
-    if (sock->Inside()) {
-      sock->given_ns_ = base::NowNs();
-      sock->pool_next_ = nullptr;
-      (late_end != nullptr ? late_end->pool_next_ : late) = sock;
-      late_end = sock;
-    } else {
-      sock->pool_next_ = free;
-      free = sock;
-    }
+    sock->given_ns_ = base::NowNs();
+    Append(sock);
     latch.unlock();
   }
 };
@@ -137,7 +165,8 @@ void Sock::Reset() {
   fd_.store(-1, std::memory_order_relaxed);
   tx_raw_.store(0, std::memory_order_relaxed);
   rx_raw_.store(0, std::memory_order_relaxed);
-  // Another life: what is inside still takes nothing back from it.
+  ops_.store(0, std::memory_order_relaxed);
+  // Another life: what is counted inside still takes nothing back from it.
   gate_.store((gate_.load(std::memory_order_relaxed) + kOneLife) & kLife,
               std::memory_order_relaxed);
   terms_ = config.terms;

@@ -18,6 +18,7 @@
 #include "lib/base/reason.h"
 #include "lib/lane/shm/layout.h"
 #include "lib/posix/file.h"
+#include "lib/posix/inside.h"
 #include "lib/posix/signals.h"
 #include "lib/posix/unread.h"
 #include "lib/rendezvous/rendezvous.h"
@@ -73,9 +74,12 @@ class alignas(64) Sock final : public File,
   // What a call of a stream on TCP touches: one cache line, with what precedes
   // it.  (The kernel has just been there, so every further line is a miss.)
   //
-  // Calls inside the kernel in kPlain; above them which life of this object
-  // they belong to, and how many have moved bytes.
-  std::atomic<std::uint64_t> gate_{0};
+  // Calls inside the kernel in kPlain that have no mark (inside.h): waits, and
+  // what a thread has no place for.  Above them which life of this object they
+  // belong to.
+  std::atomic<std::uint32_t> gate_{0};
+  // Calls that have moved bytes.  Threads that come out at once may lose one.
+  std::atomic<std::uint32_t> ops_{0};
   std::atomic<std::uint64_t> tx_raw_{0};
   std::atomic<std::uint64_t> rx_raw_{0};
   std::atomic<std::uint32_t> next_ops_{0};
@@ -87,10 +91,9 @@ class alignas(64) Sock final : public File,
   // Adoption waits for a gap, or (not agreed_) the thread that comes out of the
   // kernel is to look whether the peer has answered.
   std::atomic<bool> wanted_{false};
-  static constexpr std::uint64_t kOneLife = 1 << 18;
-  static constexpr std::uint64_t kOneCall = std::uint64_t{1} << 32;
-  static constexpr std::uint64_t kInside = kOneLife - 1;
-  static constexpr std::uint64_t kLife = kOneCall - 1 - kInside;
+  static constexpr std::uint32_t kOneLife = 1 << 18;
+  static constexpr std::uint32_t kInside = kOneLife - 1;
+  static constexpr std::uint32_t kLife = ~kInside;
 
   // And what those of a stream on a lane touch, besides the mode.
   alignas(64) std::unique_ptr<stream::Stream> stream_;
@@ -128,18 +131,53 @@ class alignas(64) Sock final : public File,
   template <class Raw>
   ssize_t Recv(int fd, const iovec* iov, int count, std::size_t total,
                int flags, Raw&& raw);
-  // The same of a stream that is on TCP, for calls that have no flags that
-  // matter to it.  False: nothing has happened.
-  template <class Raw>
-  bool PlainSend(ssize_t* result, Raw&& raw) {
-    // (It may have to wait for its lane: Send.)
-    if (wanted_.load(std::memory_order_relaxed)) [[unlikely]]
-      return false;
-    return Plain(tx_raw_, result, raw);
-  }
-  template <class Raw>
-  bool PlainRecv(ssize_t* result, Raw&& raw) {
-    return Plain(rx_raw_, result, raw);
+  // A call of the kernel by a thread that may be in it when the stream is to be
+  // adopted: from the construction to the end, which may come by cancellation.
+  // A handler may jump out of it: then it stands for good (with a mark), or for
+  // the life of the connection.
+  class InKernel {
+   public:
+    [[gnu::always_inline]] explicit InKernel(Sock* sock)
+        : sock_(sock), mark_(MarkCall(sock)) {
+      if (mark_ == nullptr) [[unlikely]]
+        entered_ = sock->gate_.fetch_add(1, std::memory_order_seq_cst);
+    }
+    [[gnu::always_inline]] ~InKernel() {
+      if (mark_ == nullptr) [[unlikely]] {
+        sock_->LeaveGate(entered_);
+        return;
+      }
+      UnmarkCall(mark_);
+      // What TryAdopt has found inside sees wanted_, and finishes the adoption.
+      if (sock_->wanted_.load(std::memory_order_seq_cst)) [[unlikely]]
+        sock_->LastOut();
+    }
+    InKernel(const InKernel&) = delete;
+    InKernel& operator=(const InKernel&) = delete;
+    // Whether it may be made.  The number is asked again: since the stream was
+    // found there, it may have been closed, and be another's.
+    bool May(int fd, Mode mode) const {
+      return sock_->mode_.load(std::memory_order_seq_cst) == mode &&
+             sock_->IsAt(fd);
+    }
+    // What it has moved.
+    ssize_t Sent(ssize_t n) { return Moved(sock_->tx_raw_, n); }
+    ssize_t Received(ssize_t n) { return Moved(sock_->rx_raw_, n); }
+
+   private:
+    [[gnu::always_inline]] ssize_t Moved(std::atomic<std::uint64_t>& bytes,
+                                         ssize_t n) {
+      if (n > 0) sock_->Count(bytes, n, mark_ == nullptr ? &entered_ : nullptr);
+      return n;
+    }
+    Sock* const sock_;
+    CallMark* const mark_;
+    std::uint32_t entered_ = 0;
+  };
+  // It is on TCP and waits for no lane: a call without flags that matter to it
+  // is the kernel's, if InKernel::May.
+  bool OnTcp() const {
+    return mode() == Mode::kPlain && !wanted_.load(std::memory_order_relaxed);
   }
   // No lane will ever come, and nothing is left over from one: Sent or Received
   // of what the call itself says is all there is to do, and says it again.
@@ -293,7 +331,7 @@ class alignas(64) Sock final : public File,
   // A thread is about to wait in the kernel for a stream that is on TCP.
   // Adoption would take what it waits for out of its sight, so it comes after.
   enum class KernelWait : std::uint8_t { kNotNeeded, kEntered, kNotTheKernels };
-  KernelWait EnterKernelWait(std::uint64_t* entered) {
+  KernelWait EnterKernelWait(std::uint32_t* entered) {
     if (!may_adopt_.load(std::memory_order_seq_cst)) {
       return mode() == Mode::kEngine ? KernelWait::kNotTheKernels
                                      : KernelWait::kNotNeeded;
@@ -302,10 +340,10 @@ class alignas(64) Sock final : public File,
     if (mode_.load(std::memory_order_seq_cst) != Mode::kEngine) {
       return KernelWait::kEntered;
     }
-    LeaveRaw(*entered);
+    LeaveGate(*entered);
     return KernelWait::kNotTheKernels;
   }
-  void LeaveKernelWait(std::uint64_t entered) { LeaveRaw(entered); }
+  void LeaveKernelWait(std::uint32_t entered) { LeaveGate(entered); }
 
   Mode mode() const { return mode_.load(std::memory_order_acquire); }
   int fd() const { return fd_.load(std::memory_order_relaxed); }
@@ -562,22 +600,19 @@ class alignas(64) Sock final : public File,
   void TellMovedLatched();
   void HearMovedLatched();
   std::shared_ptr<Sock> Share();
-  std::uint32_t ops() const {
-    return static_cast<std::uint32_t>(gate_.load(std::memory_order_relaxed) /
-                                      kOneCall);
-  }
-  bool Inside() const {
+  std::uint32_t ops() const { return ops_.load(std::memory_order_relaxed); }
+  bool InGate() const {
     return (gate_.load(std::memory_order_seq_cst) & kInside) != 0;
   }
-  // Calls of the kernel that are counted as inside it; `entered`: what gate_
-  // was before.  A handler may jump out of one, whose count then stays: it ends
-  // with the life of the connection, and who comes out later still finds
-  // another.
-  template <class Bytes>
-  void LeaveRawWith(std::uint64_t entered, Bytes& bytes, ssize_t n);
-  // The same by cancellation, which unwinds.
-  template <class Raw>
-  ssize_t Counted(std::uint64_t entered, Raw& raw);
+  // Of a call that was counted in gate_; `entered`: what that was before.  A
+  // handler may jump out of one, whose count then stays: it ends with the life
+  // of the connection, and who comes out later still finds another.
+  void LeaveGate(std::uint32_t entered);
+  // `entered`, if not null: of such a call.
+  void Count(std::atomic<std::uint64_t>& bytes, ssize_t n,
+             const std::uint32_t* entered);
+  bool NobodyInside() const;
+  bool IsAt(int fd) const { return Entry(fd) == this; }
   [[gnu::noinline]] void LastOut();
   [[gnu::noinline]] void SeekAfterCall();
   // For the statistics alone: threads that send at once may lose a count.  (The
@@ -589,9 +624,6 @@ class alignas(64) Sock final : public File,
         bytes.load(std::memory_order_relaxed) + static_cast<std::uint64_t>(n),
         std::memory_order_relaxed);
   }
-  template <class Raw>
-  bool Plain(std::atomic<std::uint64_t>& bytes, ssize_t* result, Raw& raw);
-  void LeaveRaw(std::uint64_t entered);
   bool TryAdopt();
   // Whether bytes of the connection went past us, in a program that also makes
   // plain calls; what such calls have set is taken over.  Both latches held.
@@ -605,6 +637,8 @@ class alignas(64) Sock final : public File,
   // The number has been closed under the call: it goes to what that names now.
   static constexpr ssize_t kGone = -1001;
   Sock* Elsewhere(int fd) const;
+  // What the number names.
+  static Sock* LookupHere(int fd);
   ssize_t EngineSend(const iovec* iov, int count, std::size_t total, int flags,
                      std::size_t* done);
   ssize_t EngineRecv(const iovec* iov, int count, std::size_t total, int flags,
@@ -702,7 +736,8 @@ class alignas(64) Sock final : public File,
   linger exec_linger_ = {};
   base::Reason exec_reason_ = base::Reason::kNone;
   Sock* pool_next_ = nullptr;
-  std::uint64_t given_ns_ = 0;  // to the pool, with calls inside
+  std::uint64_t given_ns_ = 0;  // to the pool
+  std::uint32_t found_in_ = 0;  // by the pool's last looks for calls
   std::atomic<bool> seeking_{false};
   std::atomic<bool> closed_{false};  // by the application
   std::atomic<int> fd_{-1};
@@ -830,10 +865,10 @@ void SockForkUnlock(bool child);
 bool LocalAddress(const sockaddr* address);
 
 // --- Inline: the path of a stream that is on TCP
-inline void Sock::LeaveRaw(std::uint64_t entered) {
+inline void Sock::LeaveGate(std::uint32_t entered) {
   // seq_cst: pairs with TryAdopt, which sets mode_ and then looks at gate_; a
   // call that is still counted there finishes its adoption here.
-  std::uint64_t before = gate_.load(std::memory_order_relaxed);
+  std::uint32_t before = gate_.load(std::memory_order_relaxed);
   do {
     if (((before ^ entered) & kLife) != 0) [[unlikely]]
       return;
@@ -845,38 +880,21 @@ inline void Sock::LeaveRaw(std::uint64_t entered) {
   }
 }
 
-template <class Raw>
-[[gnu::always_inline]] inline ssize_t Sock::Counted(std::uint64_t entered,
-                                                    Raw& raw) {
-  struct Unwound {
-    ~Unwound() {
-      if (sock != nullptr) sock->LeaveRaw(entered);
-    }
-    Sock* sock;
-    const std::uint64_t entered;
-  } unwound{this, entered};
-  const ssize_t n = raw();
-  unwound.sock = nullptr;
-  return n;
-}
-
-// Of a call that has moved bytes.
-template <class Bytes>
-inline void Sock::LeaveRawWith(std::uint64_t entered, Bytes& bytes, ssize_t n) {
-  bytes.fetch_add(static_cast<std::uint64_t>(n), std::memory_order_relaxed);
-  // As in LeaveRaw.
-  std::uint64_t before = gate_.load(std::memory_order_relaxed);
-  do {
-    if (((before ^ entered) & kLife) != 0) [[unlikely]]
-      return;
-  } while (!gate_.compare_exchange_weak(before, before + kOneCall - 1,
-                                        std::memory_order_seq_cst));
-  if ((before & kInside) == 1 && wanted_.load(std::memory_order_seq_cst))
+// Before the call ends, so that these are seen by who finds it ended, and are
+// this connection's: who has a mark keeps the object from the next (SockPool),
+// and another is late by the time that a closed one lies there.
+[[gnu::always_inline]] inline void Sock::Count(
+    std::atomic<std::uint64_t>& bytes, ssize_t n,
+    const std::uint32_t* entered) {
+  if (entered != nullptr &&
+      ((gate_.load(std::memory_order_relaxed) ^ *entered) & kLife) != 0)
       [[unlikely]] {
-    LastOut();
+    return;
   }
+  bytes.fetch_add(static_cast<std::uint64_t>(n), std::memory_order_relaxed);
+  const std::uint32_t calls = ops() + 1;
+  ops_.store(calls, std::memory_order_relaxed);
   if (!eligible_.load(std::memory_order_relaxed)) return;
-  const auto calls = static_cast<std::uint32_t>(before / kOneCall + 1);
   // (The bytes are on another line, and small calls do not make many of them.)
   if (calls >= next_ops_.load(std::memory_order_relaxed) ||
       ((n >= 1024 || calls % 16 == 0) &&
@@ -885,21 +903,6 @@ inline void Sock::LeaveRawWith(std::uint64_t entered, Bytes& bytes, ssize_t n) {
            next_bytes_.load(std::memory_order_relaxed))) [[unlikely]] {
     SeekAfterCall();
   }
-}
-
-template <class Raw>
-[[gnu::always_inline]] inline bool Sock::Plain(
-    std::atomic<std::uint64_t>& bytes, ssize_t* result, Raw& raw) {
-  if (mode() != Mode::kPlain) return false;
-  const std::uint64_t entered = gate_.fetch_add(1, std::memory_order_seq_cst);
-  if (mode_.load(std::memory_order_seq_cst) != Mode::kPlain) {
-    LeaveRaw(entered);
-    return false;
-  }
-  const ssize_t n = Counted(entered, raw);
-  n > 0 ? LeaveRawWith(entered, bytes, n) : LeaveRaw(entered);
-  *result = n;
-  return true;
 }
 
 template <class Raw>
@@ -926,18 +929,21 @@ inline ssize_t Sock::Send(int fd, const iovec* iov, int count,
       if (n != kRetry) return n;
       if (done == 0) continue;
     }
-    const std::uint64_t entered = gate_.fetch_add(1, std::memory_order_seq_cst);
-    if (mode_.load(std::memory_order_seq_cst) == Mode::kEngine) {
-      LeaveRaw(entered);
-      continue;
+    ssize_t n;
+    {
+      InKernel in(this);
+      if (!in.May(fd, Mode::kPlain) && !in.May(fd, Mode::kUnread)) {
+        if (mode() == Mode::kEngine) continue;
+        Sock* const other = LookupHere(fd);
+        if (other == this) continue;
+        if (done > 0) return static_cast<ssize_t>(done);
+        return other != nullptr ? other->Send(fd, iov, count, total, flags, raw)
+                                : raw();
+      }
+      n = in.Sent(__builtin_expect(done == 0, 1)
+                      ? raw()
+                      : SendRest(fd, iov, count, done, flags));
     }
-    const auto call = [&] {
-      return __builtin_expect(done == 0, 1)
-                 ? raw()
-                 : SendRest(fd, iov, count, done, flags);
-    };
-    const ssize_t n = Counted(entered, call);
-    n > 0 ? LeaveRawWith(entered, tx_raw_, n) : LeaveRaw(entered);
     if (done == 0) return n;
     return n >= 0 ? static_cast<ssize_t>(done) + n : static_cast<ssize_t>(done);
   }
@@ -970,20 +976,24 @@ inline ssize_t Sock::Recv(int fd, const iovec* iov, int count,
       if (n != kRetry) return n;
       continue;
     }
-    const std::uint64_t entered = gate_.fetch_add(1, std::memory_order_seq_cst);
-    if (mode_.load(std::memory_order_seq_cst) != now) {
-      LeaveRaw(entered);
-      continue;
+    ssize_t n;
+    {
+      InKernel in(this);
+      if (!in.May(fd, now)) {
+        if (mode() != now) continue;
+        Sock* const other = LookupHere(fd);
+        if (other == this) continue;
+        if (done > 0) return static_cast<ssize_t>(done);
+        return other != nullptr ? other->Recv(fd, iov, count, total, flags, raw)
+                                : raw();
+      }
+      // Bytes have come over a lane already: a MSG_WAITALL goes on in the
+      // kernel.
+      n = __builtin_expect(done == 0, 1)
+              ? raw()
+              : RecvRest(fd, iov, count, done, flags);
+      if ((flags & MSG_PEEK) == 0) in.Received(n);
     }
-    // Bytes have come over a lane already: a MSG_WAITALL goes on in the kernel.
-    const auto call = [&] {
-      return __builtin_expect(done == 0, 1)
-                 ? raw()
-                 : RecvRest(fd, iov, count, done, flags);
-    };
-    const ssize_t n = Counted(entered, call);
-    n > 0 && (flags & MSG_PEEK) == 0 ? LeaveRawWith(entered, rx_raw_, n)
-                                     : LeaveRaw(entered);
     if (done == 0) return n;
     return n > 0 ? static_cast<ssize_t>(done) + n : static_cast<ssize_t>(done);
   }

@@ -101,14 +101,9 @@ ssize_t Sock::SendNow(const iovec* iov, int count, std::size_t skip,
                                   MSG_DONTWAIT | MSG_NOSIGNAL, &done);
     return n == kGone ? kRetry : n != -1 ? n : -errno;
   }
-  const std::uint64_t entered = gate_.fetch_add(1, std::memory_order_seq_cst);
-  if (mode_.load(std::memory_order_seq_cst) == Mode::kEngine) {
-    LeaveRaw(entered);
-    return kRetry;
-  }
-  const ssize_t n = Send(rest.iov(), rest.count());
-  n > 0 ? LeaveRawWith(entered, tx_raw_, n) : LeaveRaw(entered);
-  return n;
+  InKernel in(this);
+  if (mode_.load(std::memory_order_seq_cst) == Mode::kEngine) return kRetry;
+  return in.Sent(Send(rest.iov(), rest.count()));
 }
 
 ssize_t Sock::HeldSend(const iovec* iov, int count, std::size_t total,

@@ -114,6 +114,8 @@ Sock* Sock::Elsewhere(int fd) const {
   return sock != this ? sock : nullptr;
 }
 
+Sock* Sock::LookupHere(int fd) { return LookupSock(fd); }
+
 // --- Sending
 
 ssize_t Sock::EngineSend(const iovec* iov, int count, std::size_t total,

@@ -38,7 +38,13 @@ void Sock::LookForAnswer() {
   errno = saved;
 }
 
+// Whether another call is still inside may be wrong either way here: TryAdopt
+// looks again, and one that is inside comes here itself.  Of two that come out
+// at once one sees the other's mark gone, since each has cleared its own before
+// this fence; and whoever was inside when TryAdopt looked finds wanted_ set.
 void Sock::LastOut() {
+  base::FullFence();
+  if (InGate() || CallIn(this)) return;
   const int saved = errno;
   if (!agreed_.load(std::memory_order_relaxed)) LookForAnswer();
   TryAdopt();
@@ -195,6 +201,10 @@ void Sock::Adopt() {
   TryAdopt();
 }
 
+bool Sock::NobodyInside() const {
+  return FenceCalls() && !InGate() && !CallIn(this);
+}
+
 bool Sock::TryAdopt() {
   Critical critical;
   tx_latch.lock();
@@ -209,11 +219,12 @@ bool Sock::TryAdopt() {
   bool foreign = false;
   if (wanted && !refused && seeking_.load(std::memory_order_relaxed) &&
       !closed_.load(std::memory_order_relaxed)) {
-    // seq_cst: a call that enters the kernel counts itself and then looks at
-    // mode_; here mode_ is set first and the count looked at after, so one of
-    // the two sees the other.
+    // seq_cst: a call that enters the kernel marks or counts itself and then
+    // looks at mode_; here mode_ is set first and marks and count looked at
+    // after, with the fence of all threads between (inside.h), so one of the
+    // two sees the other.
     mode_.store(Mode::kEngine, std::memory_order_seq_cst);
-    const bool alone = !Inside() && SoleHolder();
+    const bool alone = NobodyInside() && SoleHolder();
     if (alone) HearMovedLatched();
     if (!alone) {
       mode_.store(Mode::kPlain, std::memory_order_seq_cst);

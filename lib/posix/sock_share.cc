@@ -231,8 +231,7 @@ void Sock::ForkChild() {
   rx_latch.Reset();
   // (A thread of the parent's was inside, or a handler that forked has
   // interrupted this one there.)
-  const std::uint64_t gate = gate_.load(std::memory_order_relaxed);
-  gate_.store((gate & ~(kInside | kLife)) | ((gate + kOneLife) & kLife),
+  gate_.store((gate_.load(std::memory_order_relaxed) + kOneLife) & kLife,
               std::memory_order_relaxed);
   rx_sleepers_.store(0, std::memory_order_relaxed);
   tx_sleepers_.store(0, std::memory_order_relaxed);

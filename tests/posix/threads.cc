@@ -1413,6 +1413,245 @@ Case many_hands(
     },
     {.warm = false, .connect = false, .seconds = 60});
 
+// --- Who is inside the kernel when a stream is to leave TCP
+
+// A handler that interrupts a blocking call uses the same connection: its calls
+// end, and the one that it has interrupted goes on.
+int nested_fd;
+volatile sig_atomic_t nested_done;
+
+void OnNested(int) {
+  for (int i = 0; i < 40; ++i) {
+    char byte = 'q';
+    if (::send(nested_fd, &byte, 1, 0) != 1) ::_exit(71);
+    if (::recv(nested_fd, &byte, 1, 0) != 1 || byte != 'a') ::_exit(72);
+  }
+  nested_done = 1;
+}
+
+Case nested(
+    "handler_within_call",
+    [](int fd) {
+      for (int i = 0; i < 40; ++i) {
+        char byte = 0;
+        RecvAll(fd, &byte, 1);
+        CHECK_THAT(byte == 'q');
+        byte = 'a';
+        SendAll(fd, &byte, 1);
+      }
+      // What the handler has made due has had its time.
+      for (int i = 0; i < 20; ++i) ::poll(nullptr, 0, 10);
+      const char last[] = "last";
+      SendAll(fd, last, 4);
+      char back[4];
+      RecvAll(fd, back, 4);
+      CHECK_THAT(std::memcmp(back, "back", 4) == 0);
+    },
+    [](int fd) {
+      nested_fd = fd;
+      struct sigaction action {};
+      action.sa_handler = OnNested;
+      action.sa_flags = SA_RESTART;
+      CHECK_THAT(::sigaction(SIGALRM, &action, nullptr) == 0);
+      AlarmIn(50);
+      char last[4];
+      RecvAll(fd, last, 4);
+      CHECK_THAT(nested_done == 1);
+      CHECK_THAT(std::memcmp(last, "last", 4) == 0);
+      SendAll(fd, "back", 4);
+      Log("nested");
+    },
+    {.warm = false});
+
+// A thread that has its maker's own variables, and is in the kernel while that
+// makes short calls of its own.
+struct Sharing {
+  int fd;
+  int rounds;
+  std::atomic<int> bad{0};
+};
+
+int EchoBySharing(void* argument) {
+  auto* const sharing = static_cast<Sharing*>(argument);
+  for (int i = 0; i < sharing->rounds; ++i) {
+    unsigned char byte = 0;
+    if (::recv(sharing->fd, &byte, 1, 0) != 1 ||
+        byte != static_cast<unsigned char>(i) ||
+        ::send(sharing->fd, &byte, 1, 0) != 1) {
+      sharing->bad = 1;
+      break;
+    }
+  }
+  return 0;
+}
+
+constexpr int kSharingRounds = 40;
+
+Case sharing_thread(
+    "thread_with_its_makers_variables",
+    [](int) {
+      int port;
+      const int listener = Listen(&port);
+      Tell(port);
+      for (int i = 0; i < 20; ++i) {
+        const int fd = ::accept(listener, nullptr, nullptr);
+        CHECK_THAT(fd >= 0);
+        for (int j = 0; j < kSharingRounds; ++j) {
+          auto byte = static_cast<unsigned char>(j);
+          SendAll(fd, &byte, 1);
+          unsigned char back = 0;
+          RecvAll(fd, &back, 1);
+          CHECK_THAT(back == byte);
+          if (j % 8 == 0) ::poll(nullptr, 0, 1);
+        }
+        ::close(fd);
+      }
+      const int fd = ::accept(listener, nullptr, nullptr);
+      CHECK_THAT(fd >= 0);
+      for (int i = 0; i < 300; ++i) {
+        char text[64];
+        RecvAll(fd, text, sizeof text);
+        SendAll(fd, text, sizeof text);
+      }
+      ::close(fd);
+      ::close(listener);
+    },
+    [](int) {
+      const int port = static_cast<int>(Hear());
+      // A call on it says at once that there is no connection.
+      const int none = ::socket(AF_INET, SOCK_STREAM, 0);
+      static char stack[256 * 1024];
+      for (int i = 0; i < 20; ++i) {
+        Sharing sharing{Connect(port), kSharingRounds, {}};
+        // (The kernel clears it at the thread's end.)
+        std::atomic<pid_t> alive{1};
+        const int flags = CLONE_VM | CLONE_FS | CLONE_FILES | CLONE_SIGHAND |
+                          CLONE_THREAD | CLONE_SYSVSEM | CLONE_CHILD_CLEARTID;
+        CHECK_THAT(::clone(EchoBySharing, stack + sizeof stack, flags, &sharing,
+                           nullptr, nullptr, &alive) > 0);
+        char byte;
+        while (alive.load() != 0) ::recv(none, &byte, 1, MSG_DONTWAIT);
+        CHECK_THAT(sharing.bad == 0);
+        ::close(sharing.fd);
+      }
+      ::close(none);
+      // No lane is sound from here on: it counts on what is a thread's own.
+      const int fd = Connect(port);
+      std::uint64_t before = 0;
+      for (int i = 0; i < 300; ++i) {
+        if (i % 8 == 0) ::poll(nullptr, 0, 1);
+        if (i == 200) before = TcpBytes(fd);
+        char text[64] = {};
+        SendAll(fd, text, sizeof text);
+        RecvAll(fd, text, sizeof text);
+      }
+      Log("on TCP: %d", TcpBytes(fd) - before >= std::uint64_t{100 * 64});
+      ::close(fd);
+    },
+    {.warm = false, .connect = false, .seconds = 60});
+
+// A call that comes out of the kernel after its number has been closed, and
+// what it brings, is of no other connection.
+constexpr int kAfterLate = 24;
+constexpr int kParts = 40;
+using Part = char[300];
+
+void EchoParts(int fd) {
+  for (int i = 0; i < kParts; ++i) {
+    Part part;
+    RecvAll(fd, part, sizeof part);
+    SendAll(fd, part, sizeof part);
+  }
+}
+
+void AskParts(int fd) {
+  for (int i = 0; i < kParts; ++i) {
+    Part part;
+    Part back;
+    Pattern(9, static_cast<std::uint64_t>(i), part, sizeof part);
+    SendAll(fd, part, sizeof part);
+    RecvAll(fd, back, sizeof back);
+    CHECK_THAT(std::memcmp(part, back, sizeof part) == 0);
+  }
+}
+
+Case late_call(
+    "call_of_a_closed_connection",
+    [](int) {
+      int port;
+      const int listener = Listen(&port);
+      Tell(port);
+      const auto next = [&] {
+        const int fd = ::accept(listener, nullptr, nullptr);
+        CHECK_THAT(fd >= 0);
+        return fd;
+      };
+      const int late = next();
+      for (int i = 0; i < 2 * kAfterLate; ++i) ::close(next());
+      int fds[kAfterLate];
+      for (int& fd : fds) fd = next();
+      Barrier();
+      char text[100] = {};
+      SendAll(late, text, sizeof text);
+      Barrier();
+      for (int fd : fds) {
+        EchoParts(fd);
+        RecvBulk(fd, 7, 200'000);
+        SendBulk(fd, 8, 200'000);
+        Part part;
+        while (::recv(fd, part, sizeof part, MSG_WAITALL) == sizeof part) {
+          SendAll(fd, part, sizeof part);
+        }
+        ::close(fd);
+      }
+      ::close(late);
+      ::close(listener);
+    },
+    [](int) {
+      const int port = static_cast<int>(Hear());
+      const int late = Connect(port);
+      std::atomic<bool> begins{false};
+      long got = 0;
+      std::thread reader([&] {
+        char text[100];
+        begins = true;
+        got = ::recv(late, text, sizeof text, MSG_WAITALL);
+      });
+      while (!begins) ::sched_yield();
+      ::poll(nullptr, 0, 100);
+      // (By a copy of something else: the number is not free for a call that
+      // has not begun.)
+      const int other = ::eventfd(0, 0);
+      ::dup2(other, late);
+      ::close(other);
+      for (int i = 0; i < 2 * kAfterLate; ++i) ::close(Connect(port));
+      int fds[kAfterLate];
+      for (int& fd : fds) fd = Connect(port);
+      Barrier();
+      reader.join();
+      Barrier();
+      const bool lane = ::getenv("PAIR_WARM") != nullptr;
+      int left = 0;  // TCP, by the end
+      for (int fd : fds) {
+        AskParts(fd);
+        SendBulk(fd, 7, 200'000);
+        RecvBulk(fd, 8, 200'000);
+        bool on_tcp = true;
+        const std::uint64_t end = NowMs() + 4000;
+        do {
+          const std::uint64_t before = TcpBytes(fd);
+          AskParts(fd);
+          on_tcp = TcpBytes(fd) - before >= kParts * sizeof(Part);
+        } while (lane && on_tcp && NowMs() < end);
+        left += !on_tcp;
+        ::close(fd);
+      }
+      ::close(late);
+      // No lane comes where the ends have counted differently.
+      Log("late: %ld, %d", got, !lane || left == kAfterLate);
+    },
+    {.warm = false, .connect = false, .seconds = 60});
+
 }  // namespace
 
 #if defined(__SANITIZE_THREAD__)

@@ -1,0 +1,138 @@
+#include "lib/posix/inside.h"
+
+#include <pthread.h>
+
+#include <new>
+
+#include "lib/base/pool.h"
+#include "lib/posix/signals.h"
+
+namespace rcsock::posix {
+
+constinit ThreadCalls no_calls{{&no_calls}, nullptr, true};
+thread_local constinit ThreadCalls* tls_calls = &no_calls;
+
+namespace {
+
+constinit std::atomic<ThreadCalls*> all{nullptr};
+// Some thread has, or has had, marks.
+constinit std::atomic<bool> given{false};
+constinit std::atomic<bool> possible{false};
+pthread_key_t key;  // written before `possible`
+
+// A call that comes later in the end of this thread takes marks again, and
+// libc calls us again; but not for ever: then they stay taken.
+void ThreadEnds(void* own) {
+  auto* calls = static_cast<ThreadCalls*>(own);
+  if (tls_calls == calls) tls_calls = &no_calls;
+  for (const CallMark& mark : calls->in) {
+    if (mark.load(std::memory_order_relaxed) != nullptr) return;
+  }
+  calls->taken.store(false, std::memory_order_release);
+}
+
+ThreadCalls* Take() {
+  for (ThreadCalls* calls = all.load(std::memory_order_acquire);
+       calls != nullptr; calls = calls->next) {
+    bool taken = calls->taken.load(std::memory_order_relaxed);
+    if (!taken && calls->taken.compare_exchange_strong(
+                      taken, true, std::memory_order_seq_cst)) {
+      return calls;
+    }
+  }
+  static constinit base::Pool pool(sizeof(ThreadCalls));
+  void* const at = pool.Take();
+  if (at == nullptr) return nullptr;
+  auto* const calls = new (at) ThreadCalls{{}, nullptr, true};
+  calls->next = all.load(std::memory_order_relaxed);
+  // seq_cst: a full fence before the first mark.  Who fences later finds these.
+  while (!all.compare_exchange_weak(calls->next, calls,
+                                    std::memory_order_seq_cst)) {
+  }
+  return calls;
+}
+
+// No handler meanwhile: it would come here, too.
+ThreadCalls* Begin() {
+  Critical critical;
+  given.store(true, std::memory_order_seq_cst);
+  ThreadCalls* const calls = Take();
+  if (calls == nullptr) return nullptr;
+  if (::pthread_setspecific(key, calls) != 0) {
+    calls->taken.store(false, std::memory_order_release);
+    return nullptr;
+  }
+  tls_calls = calls;
+  return calls;
+}
+
+}  // namespace
+
+CallMark* MarkMore(const Sock* sock) {
+  ThreadCalls* own = tls_calls;
+  if (own == &no_calls) {
+    own = possible.load(std::memory_order_acquire) ? Begin() : nullptr;
+  }
+  if (own == nullptr) return nullptr;
+  for (CallMark& mark : own->in) {
+    if (mark.load(std::memory_order_relaxed) == nullptr) {
+      mark.store(sock, std::memory_order_relaxed);
+      base::LightFence();
+      return &mark;
+    }
+  }
+  return nullptr;
+}
+
+bool FenceCalls() {
+  // seq_cst: a thread sets it before its first mark, and looks at what forbids
+  // its call after.
+  if (!given.load(std::memory_order_seq_cst)) {
+    base::FullFence();
+    return true;
+  }
+  base::HeavyFenceThreads();
+  return base::barriers.threads.load(std::memory_order_relaxed);
+}
+
+bool CallIn(const Sock* sock) {
+  for (const ThreadCalls* calls = all.load(std::memory_order_acquire);
+       calls != nullptr; calls = calls->next) {
+    for (const CallMark& mark : calls->in) {
+      if (mark.load(std::memory_order_acquire) == sock) return true;
+    }
+  }
+  return false;
+}
+
+void ForEachCall(void (*each)(Sock* sock)) {
+  for (const ThreadCalls* calls = all.load(std::memory_order_acquire);
+       calls != nullptr; calls = calls->next) {
+    for (const CallMark& mark : calls->in) {
+      const void* sock = mark.load(std::memory_order_acquire);
+      if (sock != nullptr) each(static_cast<Sock*>(const_cast<void*>(sock)));
+    }
+  }
+}
+
+void InitCalls() {
+  // (Where libc has to allocate a key's value, no handler may set one.)
+  constexpr pthread_key_t kOfThread = 32;
+  possible.store(base::barriers.threads.load(std::memory_order_relaxed) &&
+                     ::pthread_key_create(&key, &ThreadEnds) == 0 &&
+                     key < kOfThread,
+                 std::memory_order_release);
+}
+
+void CallsForkChild() {
+  for (ThreadCalls* calls = all.load(std::memory_order_acquire);
+       calls != nullptr; calls = calls->next) {
+    if (calls == tls_calls) continue;
+    for (CallMark& mark : calls->in) {
+      mark.store(nullptr, std::memory_order_relaxed);
+    }
+    calls->taken.store(false, std::memory_order_relaxed);
+  }
+}
+
+}  // namespace rcsock::posix
