@@ -1622,7 +1622,7 @@ Case late_call(
       // (By a copy of something else: the number is not free for a call that
       // has not begun.)
       const int other = ::eventfd(0, 0);
-      ::dup2(other, late);
+      CloseUnderOther(late, other);
       ::close(other);
       for (int i = 0; i < 2 * kAfterLate; ++i) ::close(Connect(port));
       int fds[kAfterLate];
