@@ -244,6 +244,9 @@ bool KernelWaits(const EpollSet* set) {
                                             EpollSet* set) {
   const std::uint64_t start = timeout > 0 ? base::Ticks() : 0;
   const std::uint32_t moves = set->moves();
+  // (What somebody who jumped out of a wait has left.)
+  if (tls_signals.wait.set != nullptr) [[unlikely]]
+    TakeBackWait();
   int n = EpollSet::kOnlyBell;
   {
     const EpollSet::Stranger stranger(set);
