@@ -702,54 +702,6 @@ Case close_owing_at_limit(
     },
     {.warm = false, .connect = false});
 
-// Both have said that they are done, and one has gone: that is no error.
-constexpr int kOrderly = 30;
-Case orderly_end_no_error(
-    "orderly_end_no_error",
-    [](int) {
-      int port;
-      const int listener = Listen(&port);
-      Tell(port);
-      for (int i = 0; i < kOrderly; ++i) {
-        const pid_t child = ::fork();
-        CHECK_THAT(child >= 0);
-        if (child == 0) {
-          const int fd = ::accept(listener, nullptr, nullptr);
-          Warm(fd);
-          int error;
-          Drain(fd, &error);
-          SendAll(fd, "bye", i % 2 == 0 ? 3 : 0);
-          ::close(fd);
-          ::_exit(0);
-        }
-        CHECK_THAT(::waitpid(child, nullptr, 0) == child);
-        Barrier();
-      }
-    },
-    [](int) {
-      const int port = static_cast<int>(Hear());
-      int errors = 0, ends = 0;
-      for (int i = 0; i < kOrderly; ++i) {
-        const int fd = Connect(port);
-        Warm(fd);
-        ::shutdown(fd, SHUT_WR);
-        int seen = 0;
-        for (int looks = 0; looks < 3 || (seen & POLLHUP) == 0; ++looks) {
-          pollfd one{fd, POLLIN | POLLOUT | POLLRDHUP, 0};
-          CHECK_THAT(::poll(&one, 1, -1) == 1);
-          seen |= one.revents;
-          if (looks == 1) Barrier();  // it has ended
-        }
-        errors += (seen & POLLERR) != 0;
-        int error;
-        const std::size_t n = Drain(fd, &error);
-        ends += error == 0 && n == (i % 2 == 0 ? 3 : 0);
-        ::close(fd);
-      }
-      Log("%d of %d with POLLERR, %d ends", errors, kOrderly, ends);
-    },
-    {.warm = false, .connect = false});
-
 // exec waits for a second only, and what is owed then is lost: not by an
 // orderly end.
 void TellHonest(int fd) {
