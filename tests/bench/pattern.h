@@ -13,6 +13,9 @@
 
 namespace bench {
 
+// What a stream is received into, again and again.
+constexpr std::size_t kSinkBuffer = 256 << 10;
+
 struct Pattern {
   // pingpong: one message at a time, there and back, over the connections in
   // turn.  oneway: a stream of messages, over the connections in turn.

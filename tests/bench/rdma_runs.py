@@ -21,6 +21,7 @@ from hosts import STATS, Failed, Host, RemoteHost  # noqa: E402
 
 FIRST_PORT = 20000
 PERFTEST = ("perftest",)
+VERBS = ("verbs", "copies")
 MIB = 1 << 20
 
 
@@ -58,13 +59,15 @@ class Driver:
         return self.plan["limit"] * (3 if traced else 1)
 
     def words(self, case, transport, role, port, count, traced):
-        program = "verbs" if transport == "verbs" else "sockets"
+        program = "verbs" if transport in VERBS else "sockets"
         words = [self.plan["programs"][program], "--role", role, "--host",
                  self.address, "--port", port, "--pattern", case["kind"],
                  "--size", case["size"], "--connections", case["connections"],
                  "--count", count, "--limit", self.limit(traced)]
         if self.spin:
             words.append("--spin")
+        if transport == "copies":
+            words.append("--copy")
         if program == "sockets" and role == "client":
             settle = self.plan["settle_ms"]
             if transport == "rcsock":

@@ -30,7 +30,6 @@ constexpr int kQuietRounds = 5;
 constexpr char kPing = 'p';
 constexpr char kGo = 'g';
 constexpr std::size_t kDoneSize = 8;
-constexpr std::size_t kSinkBuffer = 256 << 10;
 
 struct Options {
   bench::Ends ends;
@@ -117,8 +116,9 @@ class Server {
       : pattern_(pattern),
         wire_(pattern),
         states_(static_cast<std::size_t>(pattern.connections)) {
-    const std::size_t buffer =
-        pattern.oneway() ? kSinkBuffer : std::max(pattern.size, kSettleSize);
+    const std::size_t buffer = pattern.oneway()
+                                   ? bench::kSinkBuffer
+                                   : std::max(pattern.size, kSettleSize);
     for (State& state : states_) {
       wire_.Add(bench::Accept(listener));
       state.buffer.resize(buffer, 'x');

@@ -2,10 +2,18 @@
 // program made for RDMA.  A message is one write with immediate data (iWARP: a
 // write and a small send), one doorbell, inline where the device grants it,
 // signalled only now and then.
+//
+// With --copy each message is copied from a buffer of the program's before it
+// is sent, and to one when it has come, as any interface must whose send() may
+// forget its buffer and whose recv() names one when the bytes are there: what
+// is left to a sockets library that is as good as this program.
 
+#include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <exception>
 #include <string>
 #include <vector>
@@ -32,11 +40,43 @@ using rcsock::perf::What;
 // A credit gives back a quarter of the slots at once.
 std::size_t Quarter(const Links& links) { return links.slots() / 4; }
 
+// The program's memory, if messages are copied.
+class Copies {
+ public:
+  // A buffer of so many bytes; 0: nothing is copied.
+  Copies(std::size_t message, std::size_t buffer)
+      : size_(message), buffer_(buffer, std::byte{'x'}) {}
+
+  void Take(const rcsock::perf::Link& link, std::size_t slot) {
+    EachPiece([&](std::size_t at, std::size_t n) {
+      std::memcpy(buffer_.data(), link.Incoming(slot) + at, n);
+    });
+  }
+  void Give(rcsock::perf::Link* link, std::size_t slot) {
+    EachPiece([&](std::size_t at, std::size_t n) {
+      std::memcpy(link->Outgoing(slot) + at, buffer_.data(), n);
+    });
+  }
+
+ private:
+  template <typename Piece>
+  void EachPiece(Piece piece) {
+    if (buffer_.empty()) return;
+    for (std::size_t at = 0; at < size_; at += buffer_.size()) {
+      piece(at, std::min(buffer_.size(), size_ - at));
+    }
+  }
+
+  const std::size_t size_;
+  std::vector<std::byte> buffer_;
+};
+
 class Server {
  public:
-  Server(const Pattern& pattern, Links* links)
+  Server(const Pattern& pattern, bool copy, Links* links)
       : pattern_(pattern),
         links_(*links),
+        copies_(pattern.size, copy ? Buffer(pattern) : 0),
         received_(links->size()),
         open_(links->size()) {}
 
@@ -52,6 +92,8 @@ class Server {
         } else if (pattern_.oneway()) {
           Sink(i);
         } else {
+          copies_.Take(links_[i], 0);
+          copies_.Give(&links_[i], 0);
           links_[i].SendData(0);
         }
       }
@@ -60,7 +102,14 @@ class Server {
   }
 
  private:
+  static std::size_t Buffer(const Pattern& pattern) {
+    if (!pattern.oneway()) return pattern.size;
+    return std::min(pattern.size, bench::kSinkBuffer);
+  }
+
   void Sink(std::size_t i) {
+    copies_.Take(links_[i],
+                 static_cast<std::size_t>(received_[i]) % links_.slots());
     const std::int64_t n = ++received_[i];
     if (n % static_cast<std::int64_t>(Quarter(links_)) == 0) {
       links_[i].Send(What::kCredit);
@@ -73,15 +122,17 @@ class Server {
 
   const Pattern pattern_;
   Links& links_;
+  Copies copies_;
   std::vector<std::int64_t> received_;
   std::size_t open_;
 };
 
 class Client {
  public:
-  Client(const Pattern& pattern, Links* links)
+  Client(const Pattern& pattern, bool copy, Links* links)
       : pattern_(pattern),
         links_(*links),
+        copies_(pattern.size, copy ? pattern.size : 0),
         senders_(links->size(), {links->slots(), 0}) {}
 
   void Run() {
@@ -100,12 +151,14 @@ class Client {
       std::size_t next = 0;
       bench::Mark();
       const bench::Cost cost = bench::Measure(pattern_.count, [&] {
+        copies_.Give(&links_[next], 0);
         links_[next].SendData(0);
-        next = (next + 1) % links_.size();
         const std::vector<Message>& messages = links_.Receive();
         if (messages.size() != 1 || messages[0].what != What::kData) {
           Unexpected();
         }
+        copies_.Take(links_[next], 0);
+        next = (next + 1) % links_.size();
       });
       bench::Mark();
       bench::PrintRoundTrips("verbs", pattern_, cost);
@@ -129,6 +182,7 @@ class Client {
         Sender& sender = senders_[i];
         while (sender.credits == 0) Receive();
         --sender.credits;
+        copies_.Give(&links_[i], sender.slot);
         links_[i].SendData(sender.slot);
         if (++sender.slot == links_.slots()) sender.slot = 0;
       }
@@ -151,6 +205,7 @@ class Client {
 
   const Pattern pattern_;
   Links& links_;
+  Copies copies_;
   std::vector<Sender> senders_;
   std::size_t done_ = 0;
 };
@@ -174,6 +229,8 @@ int main(int argc, char** argv) {
                  "bytes under way on each connection (oneway); at least 4, at "
                  "most 256 messages")
       ->capture_default_str();
+  bool copy = false;
+  app.add_flag("--copy", copy, "copy each message at both ends");
   bench::AddPattern(&app, &pattern);
   CLI11_PARSE(app, argc, argv);
   bench::Limit(pattern);
@@ -188,10 +245,10 @@ int main(int argc, char** argv) {
     Links links(options);
     if (role == "server") {
       links.Accept(host, port, [](std::uint16_t) { bench::SayListening(); });
-      Server(pattern, &links).Run();
+      Server(pattern, copy, &links).Run();
     } else {
       links.Connect(host, port);
-      Client(pattern, &links).Run();
+      Client(pattern, copy, &links).Run();
     }
   } catch (const std::exception& error) {
     std::fprintf(stderr, "%s\n", error.what());

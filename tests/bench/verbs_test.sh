@@ -35,5 +35,8 @@ for connections in 1 3; do
     pattern us --size "$size" --connections "$connections" --count 300
     pattern MBps --pattern oneway --size "$size" --connections "$connections" \
       --count 300
+    pattern us --copy --size "$size" --connections "$connections" --count 300
+    pattern MBps --copy --pattern oneway --size "$size" \
+      --connections "$connections" --count 300
   done
 done

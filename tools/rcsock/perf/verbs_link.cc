@@ -123,10 +123,18 @@ void Link::PostReceive(std::size_t slot) {
   Check(::ibv_post_recv(id_->qp, &request, &bad) == 0, "ibv_post_recv");
 }
 
+std::byte* Link::Outgoing(std::size_t slot) {
+  return tx_ + slot * links_->options_.size;
+}
+
+const std::byte* Link::Incoming(std::size_t slot) const {
+  return memory_.get() + slot * links_->options_.size;
+}
+
 void Link::SendData(std::size_t slot) {
   const std::size_t size = links_->options_.size;
   ibv_sge place{};
-  place.addr = reinterpret_cast<std::uint64_t>(tx_ + slot * size);
+  place.addr = reinterpret_cast<std::uint64_t>(Outgoing(slot));
   place.length = static_cast<std::uint32_t>(size);
   place.lkey = region_->lkey;
   ibv_send_wr write{};

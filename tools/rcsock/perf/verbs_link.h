@@ -54,6 +54,9 @@ class Link {
   rdma_conn_param* Parameters();
   void Established(const rdma_cm_event* event);
 
+  // What SendData of this slot sends; what the peer has written to the slot.
+  std::byte* Outgoing(std::size_t slot);
+  const std::byte* Incoming(std::size_t slot) const;
   // Writes slot `slot` of the peer and tells it.
   void SendData(std::size_t slot);
   // Only tells.
