@@ -697,7 +697,8 @@ void Stream::PeerDied(int error) {
   const bool tcp_reset = error != 0;
   const bool by_reset = error == 0 || error == ECONNRESET || error == EPIPE;
   if (!raw_tx && lane_ != nullptr) {
-    const std::uint64_t acked = AckedOff();
+    // (Its ACK says so too: the last credit may have died with its device.)
+    const std::uint64_t acked = fin_acked_ ? tx_off_ : AckedOff();
     if (acked < tx_off_) {
       error = ECONNRESET;
     } else if (by_reset && !peer_resets_ &&

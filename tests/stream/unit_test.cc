@@ -388,6 +388,24 @@ TEST_F(PairTest, AClosedStreamIsOverOnceThePeerHasReadEverything) {
   EXPECT_EQ(S(0).Readiness() & POLLHUP, static_cast<unsigned>(POLLHUP));
 }
 
+// As where a process exits before its device has sent the credit.
+TEST_F(PairTest, WhatHasBeenAcknowledgedIsReadWhereItsCreditIsLost) {
+  Promote();
+  world_.link.auto_credit = false;
+  EXPECT_EQ(Put(0, "request"), 7);
+  const std::uint64_t credited = world_.lane[0].Acked();
+  S(0).ShutdownWrite();
+  Go();
+  EXPECT_EQ(Get(1), "request");
+  EXPECT_EQ(Get(1), "");
+  Go();
+  world_.link.ring[0].acked = credited;
+  world_.Kill(1, false);
+  Go();
+  EXPECT_EQ(Get(0), "");
+  EXPECT_EQ(S(0).TakeError(), 0);
+}
+
 TEST_F(PairTest, DataForAClosedStreamIsAnsweredByReset) {
   Promote();
   S(1).Close(false);
