@@ -396,7 +396,11 @@ void Sock::LeaveRemoteLanes(std::uint64_t deadline_ns) {
   for (const Shared& sock : remotes) {
     Latched latched(sock.get());
     if (sock->mode() == Mode::kEngine && sock->stream_ != nullptr &&
-        sock->lane_ != nullptr && sock->stream_->Unacked() > 0) {
+        sock->lane_ != nullptr &&
+        (sock->stream_->Unacked() > 0 ||
+         sock->stream_->tx() == stream::Tx::kLane)) {
+      // Also where all of ours is acknowledged: our credit for what was read
+      // may die with the device, and LANE_DOWN says it by way of TCP.
       sock->stream_->Demote(Reason::kPolicy, false);
       sock->stream_->Progress();
       sock->HandleChanges();
@@ -410,7 +414,8 @@ void Sock::LeaveRemoteLanes(std::uint64_t deadline_ns) {
           sock->mode() == Mode::kEngine && sock->stream_ != nullptr &&
           !sock->finished_ &&
           (sock->stream_->tx() != stream::Tx::kRaw
-               ? sock->stream_->Unacked() > 0
+               ? sock->stream_->Unacked() > 0 ||
+                     sock->stream_->tx() == stream::Tx::kDown
                // The peer's RAW, left unread, would make the end a reset.
                : sock->stream_->rx() != stream::Rx::kRaw);
       sock->rx_latch.unlock();
