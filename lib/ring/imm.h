@@ -22,6 +22,7 @@ enum : std::uint8_t {
                     // empty, so small traffic stays in few hot lines and pages
   kFlagRing = 4,    // data: the first in the ring that was offered last, at
                     // offset 0; credit: offers one (rdma)
+  kFlagCredit = 8,  // data: a credit comes with it (rdma over iWARP)
 };
 
 constexpr std::uint32_t kMaxLength = (1u << 25) - 1;

@@ -170,8 +170,8 @@ TEST_P(Hostile, ForgedSends) {
     Again();
   }
   // The device takes no more than the buffer has room for.
-  EXPECT_FALSE(
-      Send(rdma::kSendData + 1, Encode({Kind::kData, ring::kFlagInline, 65})));
+  EXPECT_FALSE(Send(rdma::kSendData + rdma::kSendCredit + 1,
+                    Encode({Kind::kData, ring::kFlagInline, 65})));
   EXPECT_EQ(lane_->State(), base::Reason::kNone);
   // Messages beyond the credit, and what is left of them can be read.
   std::size_t sent = 0;
@@ -214,6 +214,62 @@ TEST_P(Hostile, ShortDataOniWARPIsOneRequest) {
   EXPECT_EQ(peer_->Read(&iov, 1, 0, got.size(), false), all.size());
   got.pop_back();
   EXPECT_EQ(got, all);
+}
+
+// It takes no request of its own there.
+TEST_P(Hostile, CreditGoesAlongOnIWARP) {
+  if (!GetParam()) GTEST_SKIP();
+  const auto requests = [this] { return made_.verbs->counts().requests; };
+  std::vector<char> sink(1000);
+  iovec iov{sink.data(), sink.size()};
+  for (const std::size_t size : {10, 64, 65, 1000}) {
+    ASSERT_EQ(Post(lane_, 100), 100u);
+    made_.pair->Pump();
+    ASSERT_EQ(peer_->Read(&iov, 1, 0, sink.size(), false), 100u);
+    EXPECT_EQ(lane_->Acked(), lane_->Posted() - 100) << "it is lazy";
+    const int before = requests();
+    ASSERT_EQ(Post(peer_, size), size);
+    EXPECT_EQ(requests() - before, size <= rdma::kSendData ? 1 : 2) << size;
+    // Nobody has drained yet.
+    EXPECT_EQ(lane_->Acked(), lane_->Posted());
+    ASSERT_EQ(lane_->Read(&iov, 1, 0, sink.size(), false), size);
+    EXPECT_EQ(std::string(sink.data(), size), std::string(size, 'b'));
+  }
+}
+
+TEST_P(Hostile, ForgedCreditThatGoesAlong) {
+  if (!GetParam()) GTEST_SKIP();
+  const auto send = [this](std::size_t credit_bytes, std::uint64_t credit,
+                           ring::Imm imm) {
+    const std::uint32_t wire = htonl(static_cast<std::uint32_t>(credit));
+    const std::uint32_t bits = htonl(Encode(imm));
+    std::string bytes(imm.length, 's');
+    bytes.append(reinterpret_cast<const char*>(&wire), credit_bytes);
+    bytes.append(reinterpret_cast<const char*>(&bits), sizeof(bits));
+    EXPECT_TRUE(made_.verbs->Send(made_.id[1], bytes));
+    lane_->source()->Drain();
+  };
+  constexpr std::uint8_t kShort = ring::kFlagInline | ring::kFlagCredit;
+  for (const std::uint64_t beyond : {1ull, 2ull, 1ull << 31, 0xffff'0000ull}) {
+    send(4, lane_->sent_messages() + beyond, {Kind::kData, kShort, 8});
+    ExpectDead("beyond");
+    Again();
+  }
+  for (const std::size_t bytes : {0, 1, 3}) {
+    send(bytes, 0, {Kind::kData, kShort, 0});
+    ExpectDead("no credit there");
+    Again();
+  }
+  send(4, 0, {Kind::kCtl, kShort, 8});
+  ExpectDead("none goes along with a control message");
+  Again();
+  // Going back; and an honest one before that.
+  for (int i = 0; i < 3; ++i) Post(lane_, 10);
+  send(4, lane_->sent_messages() - 1, {Kind::kData, kShort, 8});
+  EXPECT_EQ(lane_->State(), base::Reason::kNone);
+  EXPECT_EQ(lane_->Acked(), 20u);
+  send(4, lane_->sent_messages() - 2, {Kind::kData, kShort, 8});
+  ExpectDead("back");
 }
 
 TEST_P(Hostile, MoreMessagesThanCredit) {

@@ -213,7 +213,7 @@ class RdmaPair final : public LanePair {
       if (frozen(i) || frozen(1 - i)) continue;
       all = all && from.Quiet() &&
             to.landed_messages() == from.sent_messages() &&
-            to.credit_word() == from.published() &&
+            to.credit_seen() == from.published() &&
             to.wakes_seen() == from.wakes_sent();
     }
     return all;

@@ -38,7 +38,7 @@ void Chain::Immediate(const std::byte* staged, std::uint32_t imm) {
     return;
   }
   // No immediate there: a SEND of its four bytes after the write, which the
-  // receiver gets when the write is in place.
+  // receiver gets when the write is in place.  (A message's: SendSlot.)
   Send(staged, sizeof(imm));
 }
 
@@ -47,34 +47,40 @@ void Chain::Send(const std::byte* from, std::uint32_t length) {
   wrs_[count_ - 1].opcode = IBV_WR_SEND;
 }
 
-void Chain::Message(const ring::Placement& place) {
+void Chain::SendSlot(const ring::Placement& place, std::uint32_t length) {
   std::byte* slot = lane_.TxSlot(place.number);
-  const std::uint32_t imm = ring::Encode(place.imm);
+  ring::Imm imm = place.imm;
+  std::uint32_t at = length;
+  if (carries_ && imm.kind == ring::Kind::kData) {
+    carries_ = false;
+    imm.flags |= ring::kFlagCredit;
+    StageImmediate(slot + at, carried_);
+    at += kSendCredit;
+  }
+  StageImmediate(slot + at, ring::Encode(imm));
+  Send(slot, at + sizeof(std::uint32_t));
+}
+
+void Chain::Message(const ring::Placement& place) {
   if ((place.imm.flags & ring::kFlagInline) != 0) {
-    if (lane_.iwarp_) {
-      StageImmediate(slot + place.length, imm);
-      Send(slot, place.length + sizeof(imm));
-      return;
-    }
-    Control(slot, place.length,
+    if (lane_.iwarp_) return SendSlot(place, place.length);
+    Control(lane_.TxSlot(place.number), place.length,
             lane_.peer_.address + (place.number % kMessages) * kSlotBytes);
   } else {
     const QpLane::TxRingPlace& ring = lane_.tx_ring_;
     Write(ring.mirror + place.offset, place.length, ring.address + place.offset,
           ring.lkey, ring.rkey);
   }
-  if (lane_.iwarp_) StageImmediate(slot, imm);
-  Immediate(slot, imm);
+  if (lane_.iwarp_) return SendSlot(place, 0);
+  Immediate(nullptr, ring::Encode(place.imm));
 }
 
 void Chain::MessageFrom(const ring::Placement& place, const std::byte* from,
                         std::uint32_t lkey) {
   const QpLane::TxRingPlace& ring = lane_.tx_ring_;
   Write(from, place.length, ring.address + place.offset, lkey, ring.rkey);
-  const std::uint32_t imm = ring::Encode(place.imm);
-  std::byte* slot = lane_.TxSlot(place.number);
-  if (lane_.iwarp_) StageImmediate(slot, imm);
-  Immediate(slot, imm);
+  if (lane_.iwarp_) return SendSlot(place, 0);
+  Immediate(nullptr, ring::Encode(place.imm));
 }
 
 void Chain::Control(const std::byte* from, std::uint32_t length,

@@ -28,6 +28,11 @@ class Chain {
 
   // One more message, whose bytes lie in the mirror.
   void Message(const ring::Placement& place);
+  // iWARP: the next message takes this credit along, in its SEND.
+  void Carry(std::uint64_t consumed) {
+    carried_ = static_cast<std::uint32_t>(consumed);
+    carries_ = true;
+  }
   // The credit word; with a wake-up or without.
   void Credit(std::uint64_t word, bool wake);
   // The same with a wake-up that offers a larger ring.
@@ -59,10 +64,15 @@ class Chain {
   void Immediate(const std::byte* staged, std::uint32_t imm);
   // iWARP.
   void Send(const std::byte* from, std::uint32_t length);
+  // iWARP: of a message, `length` bytes of which are in its slot, with the
+  // credit that goes along.
+  void SendSlot(const ring::Placement& place, std::uint32_t length);
 
   QpLane& lane_;
   std::uint32_t count_ = 0;
   bool ticket_ = false;
+  bool carries_ = false;
+  std::uint32_t carried_ = 0;
   ibv_send_wr wrs_[kMost];
   ibv_sge sges_[kMost];
 };

@@ -48,12 +48,14 @@ constexpr std::size_t kOfferCopyAt = 12;  // and of one that offers a ring
 constexpr std::size_t kFenceAt = 32;      // iWARP: where a READ's answer goes
 
 // iWARP: what a SEND carries is what it stands for in the sender's slot: the
-// bytes of a message that lies in its slot, and the immediate.  Data of so many
+// bytes of a message that lies in its slot, a credit if there is one, and the
+// immediate.  Data of so many
 // bytes goes so, in one request, where a write would need a SEND after it.
 // Longer would be faster up to some KiB, but each receive that is posted must
 // have room for it, and every lane needs kReceivesPerLane of them.
 constexpr std::uint32_t kSendData = 64;
-constexpr std::uint32_t kSendMost = kSendData + 4;
+constexpr std::uint32_t kSendCredit = 4;
+constexpr std::uint32_t kSendMost = kSendData + kSendCredit + 4;
 static_assert(kSendData >= ring::kCtlMax && kSendMost <= kSlotBytes);
 
 // The credit word: messages consumed, and how many wake-ups (immediates of kind

@@ -1,6 +1,7 @@
 #ifndef RCSOCK_LIB_LANE_RDMA_QP_LANE_H_
 #define RCSOCK_LIB_LANE_RDMA_QP_LANE_H_
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cstdint>
@@ -63,6 +64,11 @@ struct QpLaneParts {
 // credit, or that wake-up is still on its way; and all that it has sent will
 // land.  The check is made where credit is published and where messages land,
 // under post_latch_: whichever comes second sees both.
+//
+// iWARP: a message's SEND takes along what has been consumed.  Whoever has
+// drained it knows, nobody else: so it counts as told only once the sender
+// shows that it knows (told_, as any credit without a wake-up), and who waits
+// for Acked() drains.
 //
 // Coalescing.  While kWindow writes are in flight and nothing has come from the
 // peer since the last one, small sends are put into the mirror and into one
@@ -164,9 +170,7 @@ class QpLane final : public RdmaLane {
   std::uint64_t published() const {
     return published_.load(std::memory_order_acquire);
   }
-  std::uint64_t credit_word() const {
-    return CreditWord().load(std::memory_order_acquire) & kConsumedMask;
-  }
+  std::uint64_t credit_seen() const { return Consumed(); }
   std::uint32_t wakes_sent() const { return wakes_sent_; }
   std::uint64_t wakes_seen() const {
     return wakes_seen_.load(std::memory_order_acquire);
@@ -201,6 +205,13 @@ class QpLane final : public RdmaLane {
     std::uint32_t lkey = 0;
     std::uint32_t rkey = 0;
   };
+  // Messages that the peer has consumed, as far as it has told and, of what
+  // came with messages, as far as they have been drained.
+  std::uint64_t Consumed() const {
+    return std::max(
+        CreditWord().load(std::memory_order_acquire) & kConsumedMask,
+        carried_.load(std::memory_order_acquire));
+  }
   void LookForCredit();
   void TakeRing();
   bool EnsureRoom();
@@ -224,13 +235,14 @@ class QpLane final : public RdmaLane {
   bool Streaming() const;
   bool Bursts(bool reply);  // under the tx latch
   bool CreditAlong();
+  void PublishAlong(Chain* chain);
   bool FlushLocked();
   // A sender that knows of no newer credit than the last wake-up's has no room.
   bool Starves() const;
   bool StarvesForBytes(std::uint64_t landed) const;
   // Writes the credit word; with a wake-up if the sender may sleep.  False: no
   // room in the send queue.
-  bool PublishLocked(Chain* chain);
+  bool PublishLocked(Chain* chain, bool along = false);
   // The credit word for `consumed`, as that of a wake-up if it is one.
   std::uint64_t Word(std::uint64_t consumed, bool wake);
   void PublishCredit();
@@ -260,6 +272,8 @@ class QpLane final : public RdmaLane {
   // On iWARP with what came before the immediate, if something did.
   void OnReceive(std::uint32_t imm, const std::byte* bytes,
                  std::uint32_t length);
+  // A message's credit, the low bits of it.  False: it cannot be.
+  bool OnCarried(std::uint32_t bits);
   void OnSent(std::uint64_t wrs);
   void OnError(int status, bool receive);
   void Tell();
@@ -374,6 +388,7 @@ class QpLane final : public RdmaLane {
   // The drain latch's, but for the atomics.
   alignas(64) std::atomic<std::uint64_t> landed_{0};
   std::array<std::atomic<std::uint32_t>, kMessages> inbox_{};
+  std::atomic<std::uint64_t> carried_{0};  // the last credit with a message
   // Bytes in messages before number n, at n % 64: a publisher looks back at
   // most 32.
   std::array<std::atomic<std::uint64_t>, 64> bytes_before_{};

@@ -144,8 +144,8 @@ std::size_t QpLane::PostDirect(const std::byte* from, std::size_t all) {
     {
       std::scoped_lock hold(post_latch_);
       Chain chain(this);
+      PublishAlong(&chain);
       chain.MessageFrom(place, from + done, lkey);
-      if (CreditAlong()) PublishLocked(&chain);
       if (!iwarp_) chain.Ticket();
       sent_for_wakes_.store(tx_->sent(), std::memory_order_relaxed);
       chain.Post();

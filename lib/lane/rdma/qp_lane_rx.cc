@@ -110,7 +110,7 @@ bool QpLane::StarvesForBytes(std::uint64_t landed) const {
          rx_ring_bytes_.load(std::memory_order_relaxed) - ring::kMinRoom;
 }
 
-bool QpLane::PublishLocked(Chain* chain) {
+bool QpLane::PublishLocked(Chain* chain, bool along) {
   if (peer_.bytes == 0) return true;
   const std::uint64_t consumed = consumed_.load(std::memory_order_acquire);
   const std::uint64_t told = told_.load(std::memory_order_relaxed);
@@ -130,7 +130,12 @@ bool QpLane::PublishLocked(Chain* chain) {
     starves_.fetch_add(kStarved, std::memory_order_relaxed);
   }
   if (!wake && before == consumed) return true;
-  chain->Credit(Word(consumed, wake), wake);
+  const std::uint64_t word = Word(consumed, wake);
+  if (along && !wake) {
+    chain->Carry(consumed);
+  } else {
+    chain->Credit(word, wake);
+  }
   return true;
 }
 
@@ -301,6 +306,18 @@ bool QpLane::Arrived() {
 
 // --- From the poller, under its latch ----------------------------------------
 
+bool QpLane::OnCarried(std::uint32_t bits) {
+  // Stored before the peer could know of any of them.  It is from some messages
+  // ago: never 2^31, since a sender looks at its completions.
+  const std::uint64_t sent = sent_for_wakes_.load(std::memory_order_relaxed);
+  const std::uint32_t behind = static_cast<std::uint32_t>(sent) - bits;
+  if (behind > sent) return false;
+  const std::uint64_t consumed = sent - behind;
+  if (consumed < carried_.load(std::memory_order_relaxed)) return false;
+  carried_.store(consumed, std::memory_order_release);
+  return true;
+}
+
 void QpLane::OnReceive(std::uint32_t bits, const std::byte* bytes,
                        std::uint32_t length) {
   if (latched_) return;
@@ -308,7 +325,19 @@ void QpLane::OnReceive(std::uint32_t bits, const std::byte* bytes,
   // iWARP: the whole of a message that lies in its slot, and nothing else.
   const bool in_slot = (imm.flags & ring::kFlagInline) != 0;
   const bool carries = in_slot && imm.kind != ring::Kind::kCredit;
-  if (iwarp_ && length != (carries ? imm.length : 0)) {
+  bool sound = true;
+  if (iwarp_ && imm.kind == ring::Kind::kData &&
+      (imm.flags & ring::kFlagCredit) != 0) {
+    imm.flags &= ~ring::kFlagCredit;
+    sound = length >= kSendCredit;
+    if (sound) {
+      length -= kSendCredit;
+      std::uint32_t credit;
+      std::memcpy(&credit, bytes + length, kSendCredit);
+      sound = OnCarried(ntohl(credit));
+    }
+  }
+  if (!sound || (iwarp_ && length != (carries ? imm.length : 0))) {
     latched_ = true;
     Lost(base::Reason::kProtocol);
     return;

@@ -75,6 +75,19 @@ bool QpLane::CreditAlong() {
   return true;
 }
 
+// For a message that is about to go.
+void QpLane::PublishAlong(Chain* chain) {
+  if (iwarp_) {
+    // It takes four bytes of a SEND: always.
+    if (consumed_.load(std::memory_order_relaxed) !=
+        published_.load(std::memory_order_relaxed)) {
+      PublishLocked(chain, true);
+    }
+  } else if (CreditAlong()) {
+    PublishLocked(chain);
+  }
+}
+
 void QpLane::LookForCredit() {
   const std::uint64_t word = CreditWord().load(std::memory_order_acquire);
   const auto wakes = static_cast<std::uint16_t>(word >> kWakeShift);
@@ -83,7 +96,7 @@ void QpLane::LookForCredit() {
     wakes_drained_ = wakes;
     poller_->Collect();
   }
-  const std::uint64_t consumed = word & kConsumedMask;
+  const std::uint64_t consumed = Consumed();
   if (consumed != tx_->credited()) {
     if (!tx_->OnCredit(consumed)) {
       Lost(base::Reason::kProtocol);
@@ -217,8 +230,12 @@ std::size_t QpLane::PostSmall(IovCursor from, std::size_t all) {
                     (burst || Streaming()) && waiting_.length < kJoined &&
                     deferred_->Enabled();
   if (!wait) {
-    if (CreditAlong()) PublishLocked(&chain);
-    if (waiting_.length != 0) chain.Message(waiting_);
+    if (waiting_.length != 0) {
+      PublishAlong(&chain);
+      chain.Message(waiting_);
+    } else if (CreditAlong()) {
+      PublishLocked(&chain);
+    }
     waiting_.length = 0;
     sent_for_wakes_.store(tx_->sent(), std::memory_order_relaxed);
     chain.Post();
@@ -253,7 +270,7 @@ bool QpLane::PostShort(IovCursor from, std::uint32_t all) {
   if (outstanding == 0) place.imm.flags |= ring::kFlagRewind;
   from.CopyOut(TxSlot(place.number), all);
   Chain chain(this);
-  if (CreditAlong()) PublishLocked(&chain);
+  PublishAlong(&chain);
   chain.Message(place);
   sent_for_wakes_.store(tx_->sent(), std::memory_order_relaxed);
   chain.Post();
@@ -287,7 +304,7 @@ std::size_t QpLane::PostLarge(IovCursor from, std::size_t all) {
     {
       std::scoped_lock hold(post_latch_);
       Chain chain(this);
-      if (CreditAlong()) PublishLocked(&chain);
+      PublishAlong(&chain);
       for (std::size_t i = 0; i < count; ++i) chain.Message(places[i]);
       sent_for_wakes_.store(tx_->sent(), std::memory_order_relaxed);
       chain.Post();
@@ -326,7 +343,12 @@ bool QpLane::PostControl(const void* message, std::size_t length,
 bool QpLane::FlushLocked() {
   if (Room() < kPostWrs / 2) return waiting_.length == 0 && !tell_owed_;
   Chain chain(this);
-  if (waiting_.length != 0) chain.Message(waiting_);
+  if (waiting_.length != 0) {
+    PublishAlong(&chain);
+    chain.Message(waiting_);
+    // It is the last.
+    sent_for_wakes_.store(waiting_.number + 1, std::memory_order_relaxed);
+  }
   waiting_.length = 0;
   if (tell_owed_) {
     tell_owed_ = false;
@@ -355,7 +377,14 @@ std::size_t QpLane::Writable() {
 
 std::uint64_t QpLane::Acked() {
   if (!tx_) return 0;
-  if (State() == base::Reason::kNone) LookForCredit();
+  if (State() == base::Reason::kNone) {
+    LookForCredit();
+    // There may be more with messages that nobody has looked for.
+    if (iwarp_ && tx_->acked() != tx_->posted()) {
+      poller_->Collect();
+      LookForCredit();
+    }
+  }
   return tx_->acked();
 }
 
