@@ -9,7 +9,9 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <string_view>
 
+#include "lib/base/cancellation.h"
 #include "lib/base/real.h"
 #include "lib/posix/arguments.h"
 #include "lib/posix/hooks.h"
@@ -32,19 +34,69 @@ extern "C" {
 [[gnu::hot]] int epoll_wait(int, epoll_event*, int, int);
 }
 
+// (It is in this library: one instruction less in each call.)
+namespace rcsock::base {
+extern constinit std::atomic<bool> cancels
+    __attribute__((visibility("hidden")));
+}
+
+namespace {
+
+// Cancellation points, of the calls here that may return without libc's.  (The
+// others are such points where libc makes them one.)
+constexpr bool Point(std::string_view group, std::string_view name) {
+  if (group == "waiting") {
+    return name != "epoll_create" && name != "epoll_create1" &&
+           name != "epoll_ctl";
+  }
+  if (group == "fortify" || group == "rare" || group == "aliases") {
+    for (const char* one :
+         {"__read_chk", "__recv_chk", "__recvfrom_chk", "__poll_chk",
+          "__ppoll_chk", "preadv64v2", "pwritev64v2", "__read", "__write",
+          "__send", "__poll", "__select"}) {
+      if (name == one) return true;
+    }
+  }
+  return group == "data";
+}
+
+// (These set what the others go by.)
+constexpr bool Guarded(std::string_view group) { return group != "threads"; }
+
+}  // namespace
+
+#define BODY(group, name, call)                               \
+  if constexpr (Guarded(#group)) {                            \
+    if (rcsock::base::Cancels()) {                            \
+      return rcsock::base::Cancellable<Point(#group, #name)>( \
+          [=] { return call; });                              \
+    }                                                         \
+  }                                                           \
+  return call
+
 #define CALL(group, result, name, params, args, doc) \
-  RCSOCK_EXPORT result name params { return hook::name args; }
-#define CALLV(group, name, params, args, doc)                          \
-  RCSOCK_EXPORT void name params {                                     \
-    hook::name args;                                                   \
-    if constexpr (__builtin_strcmp(#name, "closefrom") != 0) __builtin_unreachable(); \
+  RCSOCK_EXPORT result name params { BODY(group, name, hook::name args); }
+// What does not come back is not to be unwound on its way out.
+#define CALLV(group, name, params, args, doc)                                  \
+  RCSOCK_EXPORT void name params {                                             \
+    if constexpr (__builtin_strcmp(#name, "closefrom") != 0) {                 \
+      if (rcsock::base::Cancels()) {                                           \
+        rcsock::real::pthread_setcanceltype(PTHREAD_CANCEL_DEFERRED, nullptr); \
+      }                                                                        \
+      hook::name args;                                                         \
+      __builtin_unreachable();                                                 \
+    } else if (rcsock::base::Cancels()) {                                      \
+      rcsock::base::Cancellable<false>([=] { hook::name args; });              \
+    } else {                                                                   \
+      hook::name args;                                                         \
+    }                                                                          \
   }
 #define VARIADIC(...)
 #define ALIAS(group, alias, name, result, params, args) \
-  RCSOCK_EXPORT result alias params { return hook::name args; }
+  RCSOCK_EXPORT result alias params { BODY(group, alias, hook::name args); }
 #include "lib/base/calls.def"
 
-// --- The variadic ones --------------------------------------------------------
+// --- The variadic ones
 
 // A missing argument reads as garbage, which the kernel ignores where none is
 // expected: as in libc's own fcntl and ioctl.
@@ -53,7 +105,7 @@ RCSOCK_EXPORT int fcntl(int fd, int command, ...) {
   va_start(arguments, command);
   const long argument = va_arg(arguments, long);
   va_end(arguments);
-  return hook::Fcntl(fd, command, argument);
+  BODY(descriptors, fcntl, hook::Fcntl(fd, command, argument));
 }
 
 RCSOCK_EXPORT int fcntl64(int fd, int command, ...) {
@@ -61,7 +113,7 @@ RCSOCK_EXPORT int fcntl64(int fd, int command, ...) {
   va_start(arguments, command);
   const long argument = va_arg(arguments, long);
   va_end(arguments);
-  return hook::Fcntl(fd, command, argument);
+  BODY(descriptors, fcntl, hook::Fcntl(fd, command, argument));
 }
 
 RCSOCK_EXPORT int ioctl(int fd, unsigned long request, ...) {
@@ -69,7 +121,7 @@ RCSOCK_EXPORT int ioctl(int fd, unsigned long request, ...) {
   va_start(arguments, request);
   void* argument = va_arg(arguments, void*);
   va_end(arguments);
-  return hook::Ioctl(fd, request, argument);
+  BODY(descriptors, ioctl, hook::Ioctl(fd, request, argument));
 }
 
 // (Those that are not passed are read all the same, as libc's does.)
@@ -154,11 +206,13 @@ RCSOCK_EXPORT int execle(const char* path, const char* argument, ...) {
 // A library of ours in the same process finds it and leaves the work to us.
 RCSOCK_EXPORT const int rcsock_preloaded = 1;
 
-// --- Start and end ---------------------------------------------------------------
+// --- Start and end
 
 namespace {
 
-__attribute__((constructor)) void Start() { rcsock::posix::InitProcess(rcsock::posix::Face::kPreload); }
+__attribute__((constructor)) void Start() {
+  rcsock::posix::InitProcess(rcsock::posix::Face::kPreload);
+}
 __attribute__((destructor)) void End() { rcsock::posix::AtExit(); }
 
 }  // namespace

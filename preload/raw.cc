@@ -7,6 +7,7 @@
 #include <cerrno>
 #include <cstdarg>
 
+#include "lib/base/cancellation.h"
 #include "lib/posix/hooks_raw.h"
 #include "preload/library.h"
 
@@ -48,6 +49,10 @@ RCSOCK_EXPORT RCSOCK_READS_ALL long syscall(long number, ...) {
   long a[raw::kArguments];
   for (long& one : a) one = va_arg(arguments, long);
   va_end(arguments);
+  if (rcsock::base::Cancels()) {
+    return rcsock::base::Cancellable<false>(
+        [number, &a] { return raw::Syscall(number, a); });
+  }
   return raw::Syscall(number, a);
 }
 

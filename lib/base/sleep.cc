@@ -6,13 +6,17 @@
 
 #include <cerrno>
 
+#include "lib/base/real.h"
+
 namespace rcsock::base {
 
 // While cancellation is asynchronous the thread may be unwound from any
 // instruction.  So the functions that let it be so have nothing to clean up
 // (then the unwinder does not ask their tables where a call may throw), and the
 // system call is made here and not by syscall(), which is declared to throw
-// nothing.  libc's own blocking calls do the same.
+// nothing.  libc's own blocking calls do the same.  (Not the program's
+// pthread_setcanceltype(): what this thread sets here is no wish of the
+// program's.)
 
 namespace {
 
@@ -35,19 +39,19 @@ namespace {
 [[gnu::noinline]] int FutexSleep(const void* word, std::uint32_t expected,
                                  const timespec* timeout, bool shared) {
   int type;
-  ::pthread_setcanceltype(PTHREAD_CANCEL_ASYNCHRONOUS, &type);
+  real::pthread_setcanceltype(PTHREAD_CANCEL_ASYNCHRONOUS, &type);
   const long result =
       Call(SYS_futex, reinterpret_cast<long>(word),
            FUTEX_WAIT | (shared ? 0 : FUTEX_PRIVATE_FLAG),
            static_cast<long>(expected), reinterpret_cast<long>(timeout));
-  ::pthread_setcanceltype(type, nullptr);
+  real::pthread_setcanceltype(type, nullptr);
   return static_cast<int>(result);
 }
 
 [[gnu::noinline]] int EpollSleep(int set, epoll_event* events, int capacity,
                                  const timespec* timeout) {
   int type;
-  ::pthread_setcanceltype(PTHREAD_CANCEL_ASYNCHRONOUS, &type);
+  real::pthread_setcanceltype(PTHREAD_CANCEL_ASYNCHRONOUS, &type);
   long result = Call(SYS_epoll_pwait2, set, reinterpret_cast<long>(events),
                      capacity, reinterpret_cast<long>(timeout));
   if (result == -ENOSYS) {
@@ -63,7 +67,7 @@ namespace {
     result =
         Call(SYS_epoll_wait, set, reinterpret_cast<long>(events), capacity, ms);
   }
-  ::pthread_setcanceltype(type, nullptr);
+  real::pthread_setcanceltype(type, nullptr);
   return static_cast<int>(result);
 }
 

@@ -8,6 +8,7 @@
 #include <signal.h>
 
 #include "lib/base/alone.h"
+#include "lib/base/cancellation.h"
 #include "lib/base/internal.h"
 #include "lib/posix/hooks.h"
 #include "lib/posix/process.h"
@@ -39,6 +40,9 @@ int thrd_create(thrd_t* thread, thrd_start_t start, void* argument) {
 
 int pthread_cancel(pthread_t thread) {
   EndAlone();
+  if (!base::tls_internal) {
+    base::cancels.store(true, std::memory_order_relaxed);
+  }
   return real::pthread_cancel(thread);
 }
 
@@ -53,6 +57,13 @@ void BeforeClone(unsigned long flags) {
       !InBorrowedMemory()) {
     PinProcess(base::Reason::kPinnedSyscall);
   }
+}
+
+int pthread_setcanceltype(int type, int* before) {
+  if (type == PTHREAD_CANCEL_ASYNCHRONOUS && !base::tls_internal) {
+    base::cancels.store(true, std::memory_order_relaxed);
+  }
+  return real::pthread_setcanceltype(type, before);
 }
 
 int timer_create(clockid_t clock, sigevent* event, timer_t* timer) {

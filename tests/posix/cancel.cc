@@ -206,6 +206,175 @@ Case disabled(
       ::close(fd);
     });
 
+// A thread that does nothing but `again` until it is cancelled.
+void CancelLoop(const char* what, int fd, void (*again)(int fd),
+                bool anywhere = false) {
+  struct Loop {
+    int fd;
+    void (*again)(int fd);
+    bool anywhere;
+    std::atomic<int> rounds{0};
+  } loop{fd, again, anywhere};
+  pthread_t thread;
+  CHECK_THAT(::pthread_create(
+                 &thread, nullptr,
+                 [](void* argument) -> void* {
+                   auto* mine = static_cast<Loop*>(argument);
+                   if (mine->anywhere) {
+                     ::pthread_setcanceltype(PTHREAD_CANCEL_ASYNCHRONOUS,
+                                             nullptr);
+                   }
+                   for (;; ++mine->rounds) mine->again(mine->fd);
+                 },
+                 &loop) == 0);
+  while (loop.rounds < 100) ::sched_yield();
+  CHECK_THAT(::pthread_cancel(thread) == 0);
+  timespec limit;
+  ::clock_gettime(CLOCK_REALTIME, &limit);
+  limit.tv_sec += 5;
+  void* result = nullptr;
+  if (::pthread_timedjoin_np(thread, &result, &limit) != 0) {
+    Fail("%s: not cancelled", what);
+  }
+  if (what != nullptr) {
+    Log("%s: %s", what, result == PTHREAD_CANCELED ? "cancelled" : "returned");
+  }
+}
+
+// What finds at once what it asks for is a cancellation point all the same.
+Case at_once(
+    "cancel_at_once",
+    [](int fd) {
+      SendAll(fd, "x", 1);
+      Barrier();
+      Barrier();
+      char sink[4096];
+      while (::recv(fd, sink, sizeof sink, 0) > 0) continue;
+      ::close(fd);
+    },
+    [](int fd) {
+      Barrier();
+      pollfd there{fd, POLLIN, 0};
+      ::poll(&there, 1, -1);
+      CancelLoop("recv that peeks", fd, [](int on) {
+        char byte;
+        ::recv(on, &byte, 1, MSG_PEEK);
+      });
+      CancelLoop("poll", fd, [](int on) {
+        pollfd one{on, POLLIN, 0};
+        ::poll(&one, 1, -1);
+      });
+      CancelLoop("poll of two", fd, [](int on) {
+        pollfd two[2] = {{on, POLLIN, 0}, {on, POLLOUT, 0}};
+        ::poll(two, 2, 0);
+      });
+      CancelLoop("select", fd, [](int on) {
+        fd_set in;
+        FD_ZERO(&in);
+        FD_SET(on, &in);
+        ::select(on + 1, &in, nullptr, nullptr, nullptr);
+      });
+      static int set;
+      set = ::epoll_create1(0);
+      epoll_event event{};
+      event.events = EPOLLIN;
+      ::epoll_ctl(set, EPOLL_CTL_ADD, fd, &event);
+      CancelLoop("epoll_wait", fd, [](int) {
+        epoll_event one;
+        ::epoll_wait(set, &one, 1, -1);
+      });
+      char byte;
+      RecvAll(fd, &byte, 1);
+      CancelLoop("recv of nothing", fd, [](int on) {
+        char one;
+        ::recv(on, &one, 1, MSG_DONTWAIT);
+      });
+      CancelLoop("epoll_wait of nothing", fd, [](int) {
+        epoll_event one;
+        ::epoll_wait(set, &one, 1, 0);
+      });
+      Barrier();
+      CancelLoop("send", fd, [](int on) { ::send(on, "x", 1, 0); });
+      CancelLoop("write", fd, [](int on) { ::write(on, "x", 1); });
+      ::close(set);
+      ::close(fd);
+    });
+
+// A thread that may be cancelled anywhere leaves a connection that works.
+Case anywhere(
+    "cancel_anywhere",
+    [](int) {
+      int port;
+      const int listener = Listen(&port);
+      Tell(port);
+      for (;;) {
+        const int fd = ::accept(listener, nullptr, nullptr);
+        CHECK_THAT(fd >= 0);
+        Warm(fd);
+        char first;
+        RecvAll(fd, &first, 1);
+        std::vector<char> piece(4096);
+        if (first == 'f') {
+          while (::send(fd, piece.data(), piece.size(), MSG_NOSIGNAL) > 0) {
+          }
+        } else {
+          for (;;) {
+            const ssize_t n = ::recv(fd, piece.data(), piece.size(), 0);
+            if (n <= 0) break;
+            if (first == 'e') {
+              ::send(fd, piece.data(), static_cast<std::size_t>(n),
+                     MSG_NOSIGNAL);
+            }
+          }
+        }
+        ::close(fd);
+        if (first == 'q') break;
+      }
+      ::close(listener);
+    },
+    [](int) {
+      const int port = static_cast<int>(Hear());
+      struct Way {
+        char first;
+        void (*again)(int fd);
+      };
+      static constexpr Way kWays[] = {{'d',
+                                       [](int on) {
+                                         char piece[4096] = {};
+                                         ::send(on, piece, sizeof piece, 0);
+                                       }},
+                                      {'f',
+                                       [](int on) {
+                                         char piece[4096];
+                                         ::recv(on, piece, sizeof piece, 0);
+                                       }},
+                                      {'e', [](int on) {
+                                         char piece[100] = {};
+                                         ::write(on, piece, sizeof piece);
+                                         ::read(on, piece, sizeof piece);
+                                       }}};
+      for (int i = 0; i < 10; ++i) {
+        for (const Way& way : kWays) {
+          const int fd = Connect(port);
+          Warm(fd);
+          SendAll(fd, &way.first, 1);
+          CancelLoop(nullptr, fd, way.again, true);
+          // Takes both latches of the stream.
+          ::shutdown(fd, SHUT_RDWR);
+          ::close(fd);
+        }
+      }
+      Log("connections end");
+      // Where there is no call at all it is cancelled too.
+      CancelLoop(
+          "computes", -1, [](int) {}, true);
+      const int fd = Connect(port);
+      Warm(fd);
+      SendAll(fd, "q", 1);
+      ::close(fd);
+    },
+    {.warm = false, .connect = false, .seconds = 60});
+
 // The first thread of a process, which has been the only one so far.
 pthread_t first;
 
