@@ -4,6 +4,7 @@
 #include <pthread.h>
 #include <sys/syscall.h>
 
+#include <atomic>
 #include <cerrno>
 
 #include "lib/base/real.h"
@@ -34,6 +35,27 @@ namespace {
   return result;
 }
 
+// epoll_pwait2 is younger than many a filter of system calls, which says ENOSYS
+// or EPERM, and neither is an answer of the call itself.
+constinit std::atomic<bool> refused{false};
+
+bool Refused(long error) {
+  if (error != ENOSYS && error != EPERM) return false;
+  refused.store(true, std::memory_order_relaxed);
+  return true;
+}
+
+// Of more than an int the sleep ends early, and its caller looks at the time.
+int Milliseconds(const timespec* timeout) {
+  constexpr long kMostMs = 2'000'000'000;
+  if (timeout == nullptr) return -1;
+  const long ms =
+      timeout->tv_sec >= kMostMs / 1000
+          ? kMostMs
+          : timeout->tv_sec * 1000 + (timeout->tv_nsec + 999'999) / 1'000'000;
+  return static_cast<int>(ms);
+}
+
 }  // namespace
 
 [[gnu::noinline]] int FutexSleep(const void* word, std::uint32_t expected,
@@ -52,23 +74,26 @@ namespace {
                                  const timespec* timeout) {
   int type;
   real::pthread_setcanceltype(PTHREAD_CANCEL_ASYNCHRONOUS, &type);
-  long result = Call(SYS_epoll_pwait2, set, reinterpret_cast<long>(events),
-                     capacity, reinterpret_cast<long>(timeout));
-  if (result == -ENOSYS) {
-    // Longer than an int of milliseconds: it ends early, and is looked at.
-    constexpr long kMostMs = 1'000'000'000;
-    long ms = -1;
-    if (timeout != nullptr) {
-      ms = timeout->tv_sec >= kMostMs / 1000
-               ? kMostMs
-               : timeout->tv_sec * 1000 +
-                     (timeout->tv_nsec + 999'999) / 1'000'000;
-    }
-    result =
-        Call(SYS_epoll_wait, set, reinterpret_cast<long>(events), capacity, ms);
+  long result = -ENOSYS;
+  if (!refused.load(std::memory_order_relaxed)) {
+    result = Call(SYS_epoll_pwait2, set, reinterpret_cast<long>(events),
+                  capacity, reinterpret_cast<long>(timeout));
+  }
+  if (result < 0 && Refused(-result)) {
+    result = Call(SYS_epoll_wait, set, reinterpret_cast<long>(events), capacity,
+                  Milliseconds(timeout));
   }
   real::pthread_setcanceltype(type, nullptr);
   return static_cast<int>(result);
+}
+
+int EpollPwait(int set, epoll_event* events, int capacity,
+               const timespec* timeout, const sigset_t* mask) {
+  if (!refused.load(std::memory_order_relaxed)) {
+    const int n = real::epoll_pwait2(set, events, capacity, timeout, mask);
+    if (n >= 0 || !Refused(errno)) return n;
+  }
+  return real::epoll_pwait(set, events, capacity, Milliseconds(timeout), mask);
 }
 
 }  // namespace rcsock::base

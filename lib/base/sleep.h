@@ -1,6 +1,7 @@
 #ifndef RCSOCK_LIB_BASE_SLEEP_H_
 #define RCSOCK_LIB_BASE_SLEEP_H_
 
+#include <signal.h>
 #include <sys/epoll.h>
 
 #include <cstdint>
@@ -18,6 +19,10 @@ int FutexSleep(const void* word, std::uint32_t expected,
 // epoll_wait on a set of ours; how many events, or -errno.  timeout null: none.
 int EpollSleep(int set, epoll_event* events, int capacity,
                const timespec* timeout);
+// epoll_pwait2, also where the kernel does not know it or a filter of system
+// calls refuses it: in milliseconds then.
+int EpollPwait(int set, epoll_event* events, int capacity,
+               const timespec* timeout, const sigset_t* mask);
 
 }  // namespace rcsock::base
 

@@ -12,11 +12,13 @@
 
 #include "lib/base/clock.h"
 #include "lib/base/real.h"
+#include "lib/base/sleep.h"
 #include "lib/posix/epoll.h"
 #include "lib/posix/registry.h"
 #include "lib/posix/signals.h"
 #include "lib/posix/spin.h"
 #include "lib/posix/unread_wait.h"
+#include "lib/posix/wait_mask.h"
 
 namespace rcsock::posix {
 
@@ -194,7 +196,7 @@ bool EpollSet::NothingBehind() {
 
 int EpollSet::Wait(epoll_event* out, int capacity, std::int64_t timeout_ns,
                    const sigset_t* mask) {
-  const std::uint32_t signals = tls_signals.any;
+  std::uint32_t signals = tls_signals.any;
   // Set when the first look has found nothing: what is ready costs no clock.
   std::uint64_t deadline = 0;
   const auto left = [&]() -> std::int64_t {
@@ -228,8 +230,7 @@ int EpollSet::Wait(epoll_event* out, int capacity, std::int64_t timeout_ns,
     if (n != kOnlyBell) return n;
     if (!HasUser() && left() == 0) return 0;
   }
-  sigset_t before;
-  if (mask != nullptr) ::pthread_sigmask(SIG_SETMASK, mask, &before);
+  WaitMask wait_mask(mask);
   int result = 0;
   int error = 0;
   Spinner spin;
@@ -242,10 +243,7 @@ int EpollSet::Wait(epoll_event* out, int capacity, std::int64_t timeout_ns,
     const int n = KernelWait(out, capacity > 1 ? capacity / 2 : 1, 0, nullptr,
                              &leave.unlooked);
     if (n > 0) first = n;
-    if (first == capacity) {
-      if (mask != nullptr) ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
-      return first;
-    }
+    if (first == capacity) return first;
   }
   for (;;) {
     int filled = 0;
@@ -293,7 +291,7 @@ int EpollSet::Wait(epoll_event* out, int capacity, std::int64_t timeout_ns,
           }
         }
         if (filled > 0) leaves = LeavesWork();
-        if (filled > 0 || kernel) break;
+        if (filled > 0 || kernel || !wait_mask.InForce()) break;
         if (wait_latch_.Contended()) wait_latch_.Yield();
         if (!spin.Go()) {
           over = true;
@@ -326,6 +324,7 @@ int EpollSet::Wait(epoll_event* out, int capacity, std::int64_t timeout_ns,
       break;
     }
     if (timeout_ns == 0 || left() == 0) break;
+    if (wait_mask.Block()) signals = tls_signals.any;
     if (tls_signals.any != signals) {
       result = -1;
       error = EINTR;
@@ -358,7 +357,7 @@ int EpollSet::Wait(epoll_event* out, int capacity, std::int64_t timeout_ns,
         n = -1;
         errno = EINTR;
       } else {
-        n = KernelWait(out, capacity, left(), nullptr, &leave.unlooked);
+        n = KernelWait(out, capacity, left(), mask, &leave.unlooked);
       }
       error = errno;
       Spinner::Slept(start);
@@ -380,7 +379,6 @@ int EpollSet::Wait(epoll_event* out, int capacity, std::int64_t timeout_ns,
   if (leave.unlooked && HasUser() && !AnyUnread() && NothingBehind()) {
     leave.Looked();
   }
-  if (mask != nullptr) ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
   if (result < 0) errno = error;
   return result;
 }
@@ -395,14 +393,8 @@ int EpollSet::KernelWait(epoll_event* out, int capacity,
   timespec limit{static_cast<time_t>(timeout_ns / 1'000'000'000),
                  static_cast<long>(timeout_ns % 1'000'000'000)};
   const std::uint32_t before = moves();
-  int n = real::epoll_pwait2(fd_, out, capacity,
-                             timeout_ns < 0 ? nullptr : &limit, mask);
-  if (n < 0 && errno == ENOSYS) {
-    const int ms = timeout_ns < 0
-                       ? -1
-                       : static_cast<int>((timeout_ns + 999'999) / 1'000'000);
-    n = real::epoll_pwait(fd_, out, capacity, ms, mask);
-  }
+  const int n = base::EpollPwait(fd_, out, capacity,
+                                 timeout_ns < 0 ? nullptr : &limit, mask);
   if (n <= 0) return n;
   return OfKernel(out, n, before, bell);
 }

@@ -282,8 +282,9 @@ int ppoll(pollfd* fds, nfds_t count, const timespec* timeout,
   if (Null(fds) || Astray(timeout) || Astray(mask) || TooMany(count)) {
     return real::ppoll(fds, count, timeout, mask);
   }
+  // (The mask is for what has to wait.)
   if (AnyUnread() && PollFindsUnread(fds, count)) {
-    return AddUnread(fds, count, PpollNow(fds, count, &kNoTime, mask));
+    return AddUnread(fds, count, PpollNow(fds, count, &kNoTime, nullptr));
   }
   return PpollNow(fds, count, timeout, mask);
 }
@@ -315,7 +316,7 @@ int pselect(int count, fd_set* in, fd_set* out, fd_set* except,
     SelectUnread unread;
     if (unread.Look(count, in, out)) {
       return unread.Add(in, out,
-                        PselectNow(count, in, out, except, &kNoTime, mask));
+                        PselectNow(count, in, out, except, &kNoTime, nullptr));
     }
   }
   return PselectNow(count, in, out, except, timeout, mask);

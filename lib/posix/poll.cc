@@ -15,6 +15,7 @@
 
 #include "lib/base/clock.h"
 #include "lib/base/real.h"
+#include "lib/base/sleep.h"
 #include "lib/base/unique_fd.h"
 #include "lib/posix/epoll.h"
 #include "lib/posix/process.h"
@@ -22,6 +23,7 @@
 #include "lib/posix/sock.h"
 #include "lib/posix/spin.h"
 #include "lib/posix/unread_wait.h"
+#include "lib/posix/wait_mask.h"
 
 namespace rcsock::posix {
 
@@ -107,21 +109,10 @@ File* Followed(int fd) { return fd < 0 ? nullptr : Lookup(fd); }
 
 // The thread's bells and sources: how many have rung; -1: errno.  With
 // `timeout` null it waits for ever.
-int WaitBells(const timespec* timeout) {
-  epoll_event events[lane::shm::kBells + ThreadBells::kMostSources];
+int WaitBells(const timespec* timeout, const sigset_t* mask) {
   constexpr int kMost = lane::shm::kBells + ThreadBells::kMostSources;
-  const int n =
-      real::epoll_pwait2(tls_bells.set, events, kMost, timeout, nullptr);
-  if (n >= 0 || errno != ENOSYS) return n;
-  constexpr long kMostMs = 1'000'000'000;
-  int ms = -1;
-  if (timeout != nullptr) {
-    ms = timeout->tv_sec >= kMostMs / 1000
-             ? static_cast<int>(kMostMs)
-             : static_cast<int>(timeout->tv_sec * 1000 +
-                                (timeout->tv_nsec + 999'999) / 1'000'000);
-  }
-  return real::epoll_pwait(tls_bells.set, events, kMost, ms, nullptr);
+  epoll_event events[kMost];
+  return base::EpollPwait(tls_bells.set, events, kMost, timeout, mask);
 }
 
 // The part of a poll set that is ours.
@@ -132,8 +123,9 @@ struct Member {
 
 class Polling {
  public:
-  Polling(pollfd* fds, nfds_t count, std::int64_t timeout_ns)
-      : fds_(fds), count_(count), timeout_ns_(timeout_ns) {
+  Polling(pollfd* fds, nfds_t count, std::int64_t timeout_ns,
+          const sigset_t* mask)
+      : fds_(fds), count_(count), timeout_ns_(timeout_ns), mask_(mask) {
     deadline_ = timeout_ns > 0
                     ? base::NowNs() + static_cast<std::uint64_t>(timeout_ns)
                     : 0;
@@ -147,14 +139,14 @@ class Polling {
   }
   bool ok() const { return kernel_ != nullptr && members_ != nullptr; }
 
-  // `signals`: the count of handlers before the call changed the signal mask.
-  int Run(std::uint32_t signals) {
+  int Run() {
+    std::uint32_t signals = tls_signals.any;
     Split();
     Spinner spin = NewSpin();
     for (;;) {
       // One that was ours a moment ago may have left some.
       if (AnyUnread() && PollFindsUnread(fds_, count_)) {
-        LookKernel(0, false);
+        LookKernel(0, false, nullptr);
         return AddUnread(fds_, count_, Merge());
       }
       bool again = false;
@@ -167,16 +159,23 @@ class Polling {
       // (A mere look, without waiting, is complete.)
       const bool look = found > 0 ? timeout_ns_ == 0 || Every16() : KernelDue();
       if (look) {
-        const int n = LookKernel(0, false);
+        // (With the call's mask only if it is the last: poll, unlike
+        // epoll_wait, ends with EINTR if nothing but a signal is there.)
+        const int n = LookKernel(
+            0, false, found == 0 && timeout_ns_ == 0 ? mask_.get() : nullptr);
         if (n < 0 && found == 0) return -1;
         if (n > 0) found += n;
       }
       if (found > 0) return Merge();
-      if (timeout_ns_ == 0 || Left() == 0) return look ? 0 : LastLook();
+      if (timeout_ns_ == 0 && look) return 0;
+      if (timeout_ns_ == 0 || Left() == 0) {
+        return look && mask_.get() == nullptr ? 0 : LastLook();
+      }
       if (tls_signals.any != signals) {
         errno = EINTR;
         return -1;
       }
+      if (mask_.Block()) signals = tls_signals.any;
       if (spin.Go()) continue;
       const int n = Sleep(signals);
       if (n < 0) return -1;
@@ -260,33 +259,58 @@ class Polling {
     return true;
   }
 
-  int LookKernel(std::int64_t timeout_ns, bool with_bells) {
+  // `mask` as ppoll's.
+  int LookKernel(std::int64_t timeout_ns, bool with_bells,
+                 const sigset_t* mask) {
     timespec limit{static_cast<time_t>(timeout_ns / 1'000'000'000),
                    static_cast<long>(timeout_ns % 1'000'000'000)};
     if (kernels_ == 0) {
       // Nothing but streams: the bells' own set tells, and forgets it.
-      if (!with_bells) return 0;
-      const int woken = WaitBells(timeout_ns < 0 ? nullptr : &limit);
+      if (!with_bells) {
+        return mask == nullptr ? 0 : real::ppoll(nullptr, 0, &limit, mask);
+      }
+      const int woken = WaitBells(timeout_ns < 0 ? nullptr : &limit, mask);
       rang_ = woken > 0;
       return woken < 0 ? -1 : 0;
     }
     nfds_t n = count_;
-    if (with_bells) kernel_[n++] = {tls_bells.set, POLLIN, 0};
-    int r = real::ppoll(kernel_, n, timeout_ns < 0 ? nullptr : &limit, nullptr);
-    rang_ = with_bells && r > 0 && kernel_[count_].revents != 0;
+    pollfd* bells = nullptr;
+    if (with_bells) {
+      bells = Free();
+      if (bells == nullptr) bells = &kernel_[n++];
+      *bells = {tls_bells.set, POLLIN, 0};
+    }
+    int r = real::ppoll(kernel_, n, timeout_ns < 0 ? nullptr : &limit, mask);
+    rang_ = with_bells && r > 0 && bells->revents != 0;
+    if (with_bells) bells->fd = -1;
     if (rang_) {
       --r;
       const int saved = errno;
       constexpr timespec kNow{0, 0};
-      WaitBells(&kNow);  // only to forget it
+      WaitBells(&kNow, nullptr);  // only to forget it
       errno = saved;
     }
     return r;
   }
 
   int LastLook() {
-    const int n = LookKernel(0, false);
+    const int n = LookKernel(0, false, mask_.get());
     return n > 0 ? Merge() : n;
+  }
+
+  // A place of the kernel's array that it is not asked about: one more than the
+  // program has may be more than the kernel takes.
+  pollfd* Free() {
+    for (nfds_t m = 0; m < mine_; ++m) {
+      if (kernel_[members_[m].at].fd < 0) return &kernel_[members_[m].at];
+    }
+    return nullptr;
+  }
+
+  // Slow, but right.  0: look again; -1: errno.
+  int Nap(long ns) {
+    const timespec brief{0, ns};
+    return real::ppoll(nullptr, 0, &brief, mask_.get());
   }
 
   int Merge() {
@@ -308,6 +332,8 @@ class Polling {
     if ((fds_[0].events & kInput) == 0 || (fds_[0].events & kOutput) != 0) {
       return nullptr;
     }
+    // (A futex takes no mask.)
+    if (mask_.get() != nullptr) return nullptr;
     auto* sock = static_cast<Sock*>(members_[0].file);
     return sock->source() == nullptr ? sock : nullptr;
   }
@@ -322,9 +348,7 @@ class Polling {
     Conductor* conductor = Conductor::IfRunning();
     if (conductor == nullptr) {
       // The engine is being taken down: its streams are about to be plain.
-      timespec brief{0, 100'000};
-      ::nanosleep(&brief, nullptr);
-      return 0;
+      return Nap(100'000);
     }
     std::uint32_t wanted = 1u << kPollBell;
     for (nfds_t m = 0; m < mine_; ++m) {
@@ -343,11 +367,7 @@ class Polling {
         complete = Want(set->source(i));
       }
     }
-    if (!complete) {
-      timespec brief{0, 1'000'000};  // out of descriptors: slow, but right
-      ::nanosleep(&brief, nullptr);
-      return 0;
-    }
+    if (!complete) return Nap(1'000'000);  // out of descriptors
     // (An edge of a kick that was meant for a look already taken ends the sleep
     // too early, once.)
     for (nfds_t m = 0; m < mine_; ++m) {
@@ -384,7 +404,7 @@ class Polling {
         errno = EINTR;
         result = -1;
       } else {
-        const int n = LookKernel(Left(), true);
+        const int n = LookKernel(Left(), true, mask_.get());
         // SIGCONT ends the wait of an epoll set, but not poll().
         const bool stopped = n < 0 && errno == EINTR && kernels_ == 0 &&
                              tls_signals.any == signals;
@@ -446,6 +466,7 @@ class Polling {
   pollfd* fds_;
   nfds_t count_;
   std::int64_t timeout_ns_;
+  WaitMask mask_;
   std::uint64_t deadline_ = 0;
   std::uint64_t kernel_look_ = 0;
   bool rang_ = false;  // the last look at the kernel saw a bell or a source
@@ -550,26 +571,12 @@ bool PollNeedsEngine(const pollfd* fds, nfds_t count) {
 
 int EnginePoll(pollfd* fds, nfds_t count, std::int64_t timeout_ns,
                const sigset_t* mask) {
-  sigset_t before;
-  // Counted from before the mask lets a signal through.
-  const std::uint32_t signals = tls_signals.any;
-  if (mask != nullptr) ::pthread_sigmask(SIG_SETMASK, mask, &before);
-  int result;
-  {
-    Polling polling(fds, count, timeout_ns);
-    if (!polling.ok()) {
-      errno = ENOMEM;
-      result = -1;
-    } else {
-      result = polling.Run(signals);
-    }
+  Polling polling(fds, count, timeout_ns, mask);
+  if (!polling.ok()) {
+    errno = ENOMEM;
+    return -1;
   }
-  if (mask != nullptr) {
-    const int saved = errno;
-    ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
-    errno = saved;
-  }
-  return result;
+  return polling.Run();
 }
 
 int SelectTable(int count) {
