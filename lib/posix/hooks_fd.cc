@@ -614,10 +614,8 @@ void _Exit(int status) {
   real::_Exit(status);
 }
 
-void quick_exit(int status) {
-  AtExit();
-  real::quick_exit(status);
-}
+// (AtExit() is the last of its handlers: InitProcess.)
+void quick_exit(int status) { real::quick_exit(status); }
 
 int sigaction(int number, const struct sigaction* action,
               struct sigaction* old) {

@@ -9,6 +9,7 @@
 
 #include <cerrno>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 
 #include "lib/base/alone.h"
@@ -314,6 +315,9 @@ void InitProcess(Face face) {
   InitCalls();
   ::pthread_atfork(&ForkPrepare, &ForkParent, &ForkChild);
   KnowFirstThread();
+  // (The first to come is the last to run: the program's own may still use
+  // their connections.  quick_exit's _exit is not to be seen.)
+  ::at_quick_exit(&AtExit);
   TakeInherited();
   // (Programs that are linked with the library make their threads past it.)
   if (face == Face::kPreload) base::BeginAlone();

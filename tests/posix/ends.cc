@@ -775,6 +775,29 @@ Case raw_exit(
       LogDrain(fd);
     });
 
+// Its handlers still have the connection.
+int last_words = -1;
+
+Case quick_exit(
+    "quick_exit",
+    [](int fd) {
+      last_words = fd;
+      ::at_quick_exit([] {
+        char unread[6];
+        RecvAll(last_words, unread, sizeof unread);
+        SendAll(last_words, "bye", 3);
+      });
+      Barrier();
+      pollfd one{fd, POLLIN, 0};
+      ::poll(&one, 1, -1);
+      ::quick_exit(0);
+    },
+    [](int fd) {
+      SendAll(fd, "unread", 6);
+      Barrier();
+      LogDrain(fd);
+    });
+
 Case exit_unread(
     "exit_unread",
     [](int fd) {
