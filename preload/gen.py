@@ -73,6 +73,9 @@ RAW = [
      "for good."),
     ("pidfd_getfd", "A connection of this process that is taken so moves to "
      "TCP, for good."),
+    ("unshare", "CLONE_FILES is left out in a program of one thread, which "
+     "has its descriptors to itself anyway; in others every stream of the "
+     "process moves to TCP first, for good."),
 ]
 
 

@@ -78,3 +78,8 @@ RCSOCK_EXPORT int pidfd_getfd(int process, int number, unsigned flags) {
   const long a[raw::kArguments] = {process, number, static_cast<long>(flags)};
   return static_cast<int>(raw::Syscall(SYS_pidfd_getfd, a));
 }
+
+RCSOCK_EXPORT int unshare(int flags) {
+  const long a[raw::kArguments] = {flags};
+  return static_cast<int>(raw::Syscall(SYS_unshare, a));
+}

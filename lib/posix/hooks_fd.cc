@@ -187,6 +187,7 @@ int close(int fd) {
 }
 
 int close_range(unsigned first, unsigned last, int flags) {
+  if (first <= last) flags = BeforeParting(flags, CLOSE_RANGE_UNSHARE);
   if ((flags & CLOSE_RANGE_CLOEXEC) != 0 || first > last) {
     return real::close_range(first, last, flags);
   }

@@ -3,6 +3,7 @@
 #include <linux/aio_abi.h>
 #include <linux/sched.h>
 #include <linux/seccomp.h>
+#include <sched.h>
 #include <sys/prctl.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -213,6 +214,8 @@ long Syscall(long number, const long (&a)[kArguments]) {
     case SYS_io_submit:
       BeforeAio(a[1], At<void*>(a[2]));
       break;
+    case SYS_unshare:
+      return ::syscall(SYS_unshare, BeforeParting(Fd(a[0]), CLONE_FILES));
     case SYS_pidfd_getfd: {
       const long fd = kernel();
       const int saved = errno;

@@ -458,6 +458,15 @@ void AtExit() {
   errno = saved;
 }
 
+int BeforeParting(int flags, int parts) {
+  if ((flags & parts) == 0 || InBorrowedMemory()) return flags;
+  if (base::Alone()) return flags & ~parts;
+  const int saved = errno;
+  PinProcess(base::Reason::kPinnedSyscall);
+  errno = saved;
+  return flags;
+}
+
 void CloseFollowed(unsigned first, unsigned last) {
   const int top = fd_high.load(std::memory_order_relaxed);
   const bool borrowed = InBorrowedMemory();

@@ -91,6 +91,13 @@ void EnterSandbox();
 // Before _exit and at exit: TCP gets what it is owed, statistics are written.
 void AtExit();
 
+// Before a call that gives its thread a table of descriptors of its own, if its
+// `flags` have `parts`; what is left of them.  A program of one thread has its
+// table to itself but for the conductor, which must go on seeing it, so for the
+// program nothing changes.  Where it has more, nobody follows two tables: every
+// stream goes to TCP for good.
+int BeforeParting(int flags, int parts);
+
 // Every descriptor in [first, last] that we follow, for close_range: closes
 // them as close() does.
 void CloseFollowed(unsigned first, unsigned last);

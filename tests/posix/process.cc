@@ -981,4 +981,94 @@ Case dup_over_peer(
       Result("read", ::read(pipe_fds[0], text, 4));
     });
 
+// A table of descriptors of its own for a thread that has no other beside it:
+// what it closes is closed.
+void Part(int fd, int port, bool by_range) {
+  int pipe[2];
+  CHECK_THAT(::pipe(pipe) == 0);
+  if (by_range) {
+    const auto number = static_cast<unsigned>(pipe[1]);
+    Result("close_range", ::close_range(number, number, CLOSE_RANGE_UNSHARE));
+  } else {
+    Result("unshare", ::unshare(CLONE_FILES));
+    Result("close", ::close(pipe[1]));
+  }
+  pollfd end{pipe[0], POLLIN, 0};
+  Result("poll", ::poll(&end, 1, 2000));
+  Log("%x", static_cast<unsigned>(end.revents));
+  const auto ask = [](int on) {
+    char text[4];
+    for (int i = 0; i < 50; ++i) {
+      SendAll(on, "ping", 4);
+      RecvAll(on, text, 4);
+    }
+  };
+  ask(fd);
+  // The number is another connection's now.
+  const int other = Connect(port);
+  Warm(other);
+  ask(other);
+  ::close(other);
+  ::close(pipe[0]);
+  Log("goes on");
+}
+
+void AnswerAll(int listener, int connections) {
+  for (int i = 0; i < connections; ++i) {
+    const int fd = ::accept(listener, nullptr, nullptr);
+    CHECK_THAT(fd >= 0);
+    Warm(fd);
+    std::thread([fd] {
+      char text[4];
+      while (::recv(fd, text, 4, MSG_WAITALL) == 4) SendAll(fd, text, 4);
+      ::close(fd);
+    }).detach();
+  }
+}
+
+Case parted(
+    "unshare_descriptors",
+    [](int) {
+      int port;
+      const int listener = Listen(&port);
+      Tell(port);
+      AnswerAll(listener, 3);
+      Barrier();
+    },
+    [](int) {
+      const int port = static_cast<int>(Hear());
+      const int fd = Connect(port);
+      Warm(fd);
+      Part(fd, port, true);
+      Part(fd, port, false);
+      ::close(fd);
+      Barrier();
+    },
+    {.warm = false, .connect = false});
+
+// With another thread: the streams go on.
+Case parted_beside(
+    "unshare_descriptors_beside",
+    [](int fd) {
+      char text[4];
+      while (::recv(fd, text, 4, MSG_WAITALL) == 4) SendAll(fd, text, 4);
+    },
+    [](int fd) {
+      std::atomic<bool> done{false};
+      std::thread beside([&] {
+        while (!done) ::poll(nullptr, 0, 1);
+      });
+      Result("unshare", ::unshare(CLONE_FILES));
+      char text[4];
+      for (int i = 0; i < 50; ++i) {
+        SendAll(fd, "ping", 4);
+        RecvAll(fd, text, 4);
+      }
+      done = true;
+      beside.join();
+      Result("shutdown", ::shutdown(fd, SHUT_WR));
+      int error;
+      Result("rest", static_cast<long>(Drain(fd, &error)));
+    });
+
 }  // namespace
