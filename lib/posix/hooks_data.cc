@@ -416,6 +416,33 @@ static ssize_t SendFlagged(Sock* sock, int fd, const iovec* iov, int count,
   });
 }
 
+// The short way of a vector, as QuickSend: several pieces are put together here
+// first if they are few bytes, which costs less than to take them one by one.
+[[gnu::noinline, gnu::hot]] static ssize_t GatherSend(Sock* sock,
+                                                      const iovec* iov,
+                                                      int count, size_t total) {
+  constexpr std::size_t kMost = 1024;
+  if (count == 1) {
+    return QuickSends(sock, iov->iov_base, total)
+               ? sock->QuickSend(iov->iov_base, total)
+               : 0;
+  }
+  if (total - 1 >= kMost || sock->source() != nullptr) return 0;
+  char all[kMost];
+  char* to = all;
+  for (const iovec* end = iov + count; iov != end; ++iov) {
+    if (iov->iov_len == 0) continue;
+    // (A vector that another thread changes may be longer by now.)
+    if (Null(iov->iov_base) ||
+        iov->iov_len > static_cast<std::size_t>(all + kMost - to)) {
+      return 0;
+    }
+    std::memcpy(to, iov->iov_base, iov->iov_len);
+    to += iov->iov_len;
+  }
+  return sock->QuickSend(all, static_cast<std::size_t>(to - all));
+}
+
 [[gnu::hot]] ssize_t writev(int fd, const iovec* iov, int count) {
   Sock* sock = LookupSock(fd);
   if (sock == nullptr) return direct::writev(fd, iov, count);
@@ -423,6 +450,9 @@ static ssize_t SendFlagged(Sock* sock, int fd, const iovec* iov, int count,
   // The kernel's writev of nothing does not ask the socket; its write does.
   if (!Total(iov, count, &total) || total == 0)
     return direct::writev(fd, iov, count);
+  if (Engine(sock)) {
+    if (const ssize_t n = GatherSend(sock, iov, count, total); n != 0) return n;
+  }
   return sock->Send(fd, iov, count, total, 0,
                     [&] { return direct::writev(fd, iov, count); });
 }
@@ -442,8 +472,14 @@ static ssize_t SendFlagged(Sock* sock, int fd, const iovec* iov, int count,
                               static_cast<long>(message->msg_iovlen), &total)) {
     return direct::sendmsg(fd, message, flags);
   }
-  return SendFlagged(sock, fd, message->msg_iov,
-                     static_cast<int>(message->msg_iovlen), total, flags,
+  const int count = static_cast<int>(message->msg_iovlen);
+  if (total != 0 && (flags & (MSG_OOB | MSG_ZEROCOPY)) == 0 && Engine(sock)) {
+    if (const ssize_t n = GatherSend(sock, message->msg_iov, count, total);
+        n != 0) {
+      return n;
+    }
+  }
+  return SendFlagged(sock, fd, message->msg_iov, count, total, flags,
                      [&] { return direct::sendmsg(fd, message, flags); });
 }
 

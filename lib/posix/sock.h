@@ -192,10 +192,10 @@ class alignas(64) Sock final : public File,
     if (n > 0) CountOnly(rx_raw_, n);
     return n;
   }
-  // The same for a small message of a stream that is on a lane in shared
-  // memory, with no flag but MSG_DONTWAIT: what that call says, or 0: nothing
-  // has happened, and it must be made.
-  static constexpr std::size_t kQuickMost = lane::shm::kInlineMax;
+  // The same for a message of one record of a stream that is on a lane in
+  // shared memory, with no flag but MSG_DONTWAIT: what that call says, or 0:
+  // nothing has happened, and it must be made.
+  static constexpr std::size_t kQuickMost = lane::shm::kRecordMax;
   ssize_t QuickSend(const void* from, std::size_t length);
   ssize_t QuickRecv(void* to, std::size_t length, int flags);
   int Shutdown(int fd, int how);

@@ -92,12 +92,6 @@ class Rx {
     slot_ = (slot_ + 1) & (slots_ - 1);
   }
 
-  // The same of one that is in slot 0.
-  void TakeFirst() {
-    ++next_;
-    slot_ = 1;
-  }
-
   // Consumes `n` <= left() bytes of the current message.  True: that was its
   // end.
   bool Take(std::uint32_t n) {

@@ -110,6 +110,14 @@ class Tx {
     return place;
   }
 
+  // Whether ReserveData(want) would take all of it, and leave half of the ring,
+  // or all else is credited.
+  bool Fits(std::size_t want) const {
+    return want <= geometry_.record_max &&
+           (sent_ == credited_ || (used_ + want <= geometry_.bytes / 2 &&
+                                   offset_ + want <= geometry_.bytes));
+  }
+
   // Makes the last message longer by up to `want` bytes: it is data in the byte
   // ring, and its immediate has not been sent.  Returns how many; they follow
   // what is there.

@@ -1,4 +1,9 @@
+#include "lib/lane/shm/shm_lane.h"
+
+#include <algorithm>
+#include <array>
 #include <cerrno>
+#include <cstdint>
 #include <ctime>
 #include <random>
 #include <vector>
@@ -37,6 +42,66 @@ TEST(ShmRing, TheSmallerOfBothBoundsHoldsInBothDirections) {
   EXPECT_EQ(rings(100 * kK, 0), 64 * kK) << "down to a power of two";
   EXPECT_EQ(rings(1, 0), 16 * kK);
   EXPECT_EQ(rings(1ull << 40, 0), 256 * kK);
+}
+
+// The short ways: a message goes whole or not at all, and whatever lies there
+// is read in order, by pieces of any length.
+void GoesWhole(std::array<std::uint64_t, 2> rings) {
+  auto pair = ShmPair::Make(5, rings);
+  auto& from = static_cast<shm::ShmLane&>(pair->end(0));
+  auto& to = static_cast<shm::ShmLane&>(pair->end(1));
+  std::mt19937 random(1);
+  std::vector<unsigned char> bytes(20'000);
+  std::vector<unsigned char> out(20'000);
+  unsigned char next = 0;
+  unsigned char expected = 0;
+  std::uint64_t sent = 0;
+  std::uint64_t read = 0;
+  int whole = 0;
+  for (int i = 0; i < 20'000; ++i) {
+    const std::size_t longest = random() % 2 != 0 ? 200 : 17'000;
+    const std::size_t length = 1 + random() % longest;
+    for (std::size_t k = 0; k < length; ++k) {
+      bytes[k] = static_cast<unsigned char>(next + k);
+    }
+    std::size_t n = random() % 8 == 0 ? 0
+                    : length <= shm::kInlineMax
+                        ? from.PostQuick(bytes.data(), length)
+                        : from.PostRecord(bytes.data(), length);
+    if (n == 0) {
+      iovec iov{bytes.data(), length};
+      n = from.Post(&iov, 1, 0, length);
+    } else {
+      ASSERT_EQ(n, length);
+      ++whole;
+    }
+    next = static_cast<unsigned char>(next + n);
+    sent += n;
+    // Mostly at once; now and then much is left.
+    const bool drain = random() % 16 != 0 && i % 1000 < 900;
+    while (drain && read < sent) {
+      const std::size_t most = 1 + random() % (2 * longest);
+      const std::size_t got =
+          to.ReadQuick(out.data(), std::min(most, out.size()));
+      ASSERT_NE(got, 0u);
+      for (std::size_t k = 0; k < got; ++k) ASSERT_EQ(out[k], expected++);
+      read += got;
+      // (Credit goes along with a message of the other direction.)
+      if (random() % 2 == 0) {
+        unsigned char byte = 1;
+        if (to.PostQuick(&byte, 1) == 1) {
+          ASSERT_EQ(from.ReadQuick(&byte, 1), 1u);
+        }
+      }
+    }
+  }
+  EXPECT_EQ(to.State(), base::Reason::kNone);
+  EXPECT_GT(whole, 5'000);
+}
+
+TEST(ShmQuick, AMessageGoesWholeOrNotAtAll) {
+  GoesWhole({0, 0});
+  GoesWhole({16 * 1024, 0});
 }
 
 // A thread finds the ring full and is on its way to sleep when credit comes,

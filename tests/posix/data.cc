@@ -224,6 +224,50 @@ Case vectors(
       Barrier();
     });
 
+// Around what goes in a slot, what is put together first, and a record.
+constexpr std::size_t kPieces[] = {2,    48,   49,   112,    113,    1023,
+                                   1024, 1025, 4096, 16'384, 16'385, 50'000};
+
+Case pieces(
+    "pieces",
+    [](int fd) {
+      std::uint64_t at = 0;
+      for (int round = 0; round < 4; ++round) {
+        for (std::size_t size : kPieces) {
+          std::vector<char> bytes(size);
+          Pattern(3, at, bytes.data(), size);
+          at += size;
+          iovec parts[5] = {{nullptr, 0},
+                            {bytes.data(), 1},
+                            {bytes.data(), 0},
+                            {bytes.data() + 1, size / 2},
+                            {bytes.data() + 1 + size / 2, size - 1 - size / 2}};
+          iovec whole = {bytes.data(), size};
+          msghdr message{};
+          message.msg_iov = round < 2 ? parts : &whole;
+          message.msg_iovlen = round < 2 ? 5 : 1;
+          const ssize_t n = round % 2 == 0
+                                ? ::writev(fd, message.msg_iov,
+                                           static_cast<int>(message.msg_iovlen))
+                                : ::sendmsg(fd, &message, 0);
+          Log("%zu: %zd", size, n);
+        }
+        Barrier();
+      }
+    },
+    [](int fd) {
+      std::uint64_t at = 0;
+      for (int round = 0; round < 4; ++round) {
+        for (std::size_t size : kPieces) {
+          std::vector<char> bytes(size);
+          RecvAll(fd, bytes.data(), size);
+          Log("%zu right %d", size, IsPattern(3, at, bytes.data(), size));
+          at += size;
+        }
+        Barrier();
+      }
+    });
+
 Case messages(
     "messages",
     [](int fd) {

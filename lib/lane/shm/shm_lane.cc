@@ -208,6 +208,24 @@ std::size_t ShmLane::PostBehind(const void* from, std::size_t length,
   return length;
 }
 
+// A message goes whole, or by PostAny, which asks for credit and cuts it.
+std::size_t ShmLane::PostRecord(const void* from, std::size_t length) {
+  if (length == 0 || Closed()) return 0;
+  TakeHeard();
+  if (starved_ || tx_.outstanding() >= kSlots / 4 || !tx_.Fits(length)) {
+    return 0;
+  }
+  const ring::Placement place = tx_.ReserveData(length);
+  Slot& slot = TxSlot(place.number);
+  std::memcpy((place.imm.flags & ring::kFlagInline) != 0
+                  ? slot.payload
+                  : tx_bytes_ + place.offset,
+              from, length);
+  Publish(slot, place.number, tx_.At(place.number) == 0,
+          ring::Encode(place.imm));
+  return length;
+}
+
 std::size_t ShmLane::PostAny(const iovec* iov, int count, std::size_t skip,
                              std::size_t limit) {
   IovCursor from(iov, count, skip);
@@ -354,8 +372,17 @@ std::size_t ShmLane::Read(const iovec* iov, int count, std::size_t skip,
 }
 
 std::size_t ShmLane::ReadMore(void* to, std::size_t length) {
-  const iovec rest{to, length};
-  return ReadAny(&rest, 1, 0, length, false);
+  auto* const at = static_cast<std::byte*>(to);
+  std::size_t done = 0;
+  while (Fill() && rx_.data()) {
+    const auto n = static_cast<std::uint32_t>(
+        std::min<std::size_t>(rx_.left(), length - done));
+    CopyBytes(at + done, Bytes(rx_), n);
+    Take(n);
+    done += n;
+    if (done == length || !RxMore()) break;
+  }
+  return done;
 }
 
 std::size_t ShmLane::ReadAny(const iovec* iov, int count, std::size_t skip,

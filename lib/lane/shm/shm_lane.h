@@ -47,10 +47,12 @@ class ShmLane final : public Lane {
   void Credit() override;
   void Warm() const override;
 
-  // Post and Read of what fits in a slot, for callers who know what the lane
-  // is: 0 if it is not to be had so simply.
+  // Post of what fits in a slot, and of what fits in a record, whole; and Read.
+  // For callers who know what the lane is: 0 if it is not to be had so simply.
   [[gnu::always_inline]] std::size_t PostQuick(const void* from,
                                                std::size_t length);
+  [[gnu::noinline]] std::size_t PostRecord(const void* from,
+                                           std::size_t length);
   [[gnu::always_inline]] std::size_t ReadQuick(void* to, std::size_t length);
 
   void SetNotify(std::uint32_t bits, int bell) override;
@@ -321,24 +323,17 @@ inline void ShmLane::Taken(bool due) {
 }
 
 inline std::size_t ShmLane::ReadQuick(void* to, std::size_t length) {
-  if (rx_.active() || rx_.next() >= rx_limit_) return 0;
-  // As Landed().
-  const auto sequence = static_cast<std::uint32_t>(rx_.next() + 1);
-  const Slot* slot = &RxSlot(0);
-  std::uint64_t head = slot->head.load(std::memory_order_acquire);
-  const bool first = static_cast<std::uint32_t>(head >> 32) == sequence;
-  if (!first) [[unlikely]] {
-    slot = &RxSlot(rx_.slot());
-    head = slot->head.load(std::memory_order_acquire);
-    if (static_cast<std::uint32_t>(head >> 32) != sequence) return 0;
-  }
+  std::uint32_t imm;
+  if (rx_.active()) [[unlikely]]
+    return ReadMore(to, length);
+  if (!Landed(&rx_, &imm)) return 0;
   // (Anything else has a larger difference.)
-  const std::uint32_t n = static_cast<std::uint32_t>(head) - kQuickBits;
-  if (n - 1 >= kInlineMax || n > length) [[unlikely]]
-    return 0;
-  CopySmall(to, slot->payload, n);
-  Hear(*slot);
-  first ? rx_.TakeFirst() : rx_.TakeInline();
+  const std::uint32_t n = imm - kQuickBits;
+  if (n - 1 >= kInlineMax || n > length) return ReadMore(to, length);
+  const Slot& slot = RxSlot(rx_.slot());
+  CopySmall(to, slot.payload, n);
+  Hear(slot);
+  rx_.TakeInline();
   Taken(rx_.SlotsDue());
   // What follows is taken too if it has landed.
   if (n == length || !RxMore()) return n;
