@@ -496,7 +496,9 @@ Case vfork_reuses(
         static char text[8];
         static volatile int opened, got, put;
         std::memcpy(text, "unread", 7);
-        opened = got = put = -9;
+        opened = -9;
+        got = -9;
+        put = -9;
         const pid_t child = ::vfork();
         if (child == 0) {
           if (way == 0) {
