@@ -25,6 +25,7 @@
 #include "lib/posix/process.h"
 #include "lib/posix/shell.h"
 #include "lib/posix/signals.h"
+#include "lib/posix/stdio.h"
 #include "lib/posix/table.h"
 
 namespace rcsock::posix::hook {
@@ -389,6 +390,33 @@ int timerfd_create(int clock, int flags) {
 void BeforeStdio(int fd) {
   if (Sock* sock = LookupSock(fd)) sock->Pin(base::Reason::kPinnedFdopen);
 }
+// It gives the number to another file by a dup3 of its own.
+static void BeforeReopening(FILE* file) {
+  if (file == nullptr) return;
+  const int saved = errno;
+  const int fd = ::fileno(file);
+  if (LookupSock(fd) != nullptr && !InBorrowedMemory()) {
+    // (What it has buffered goes first.)
+    ::fflush(file);
+    const int none = ::open("/dev/null", O_RDWR | O_CLOEXEC);
+    if (none >= 0) {
+      hook::dup2(none, fd);
+      ::close(none);
+    }
+  }
+  errno = saved;
+}
+
+FILE* freopen(const char* path, const char* mode, FILE* file) {
+  BeforeReopening(file);
+  return real::freopen(path, mode, file);
+}
+
+FILE* freopen64(const char* path, const char* mode, FILE* file) {
+  BeforeReopening(file);
+  return real::freopen64(path, mode, file);
+}
+
 
 FILE* fdopen(int fd, const char* mode) {
   BeforeStdio(fd);

@@ -12,6 +12,7 @@
 #include "lib/base/unique_fd.h"
 #include "lib/posix/process.h"
 #include "lib/posix/signals.h"
+#include "lib/posix/stdio.h"
 
 namespace rcsock::posix {
 namespace {
@@ -161,7 +162,10 @@ void Bind(int fd, File* file) {
     return;
   }
   file->fds.store(1, std::memory_order_relaxed);
-  if (file->kind == FileKind::kSock) static_cast<Sock*>(file)->set_fd(fd);
+  if (file->kind == FileKind::kSock) {
+    static_cast<Sock*>(file)->set_fd(fd);
+    BeforeStandardNumber(static_cast<Sock*>(file), fd);
+  }
   Raise(fd);
   Put(fd, file);
 }
@@ -287,6 +291,9 @@ void CopyFd(int from, int to) {
   if (static_cast<unsigned>(to) >= static_cast<unsigned>(kMaxFds)) return;
   file = Another(from);
   if (file == nullptr) return;
+  if (file->kind == FileKind::kSock) {
+    BeforeStandardNumber(static_cast<Sock*>(file), to);
+  }
   Raise(to);
   Put(to, file);
 }

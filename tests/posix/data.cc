@@ -8,11 +8,14 @@
 #include <sys/sendfile.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
+#include <sys/wait.h>
+#include <syslog.h>
 #include <unistd.h>
 
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <string>
 #include <vector>
 
 #include "tests/posix/pair.h"
@@ -607,6 +610,181 @@ Case stdio(
       Barrier();
       CHECK_THAT(std::fgets(line, sizeof line, in) != nullptr);
       Log("%.5s", line);
+      Barrier();
+    });
+
+// stdin, stdout and stderr where the connection has their numbers, and no
+// fdopen says so: libc's own calls, among those of the program.
+struct Standard {
+  explicit Standard(int number, int fd) : number_(number) {
+    std::fflush(nullptr);
+    // (None if it is closed.)
+    kept_ = ::fcntl(number, F_DUPFD_CLOEXEC, 100);
+    CHECK_THAT(::dup2(fd, number) == number);
+  }
+  ~Standard() { kept_ < 0 ? ::close(number_) : ::dup2(kept_, number_); }
+  int number_;
+  int kept_;
+};
+
+void HearLines(int fd, int count) {
+  for (int i = 0; i < count; ++i) {
+    std::string line;
+    for (char c = 0; c != '\n'; line += c) RecvAll(fd, &c, 1);
+    line.pop_back();
+    Log("%s", line.c_str());
+  }
+}
+
+void CallAndAnswer(int fd, bool calls, int count) {
+  for (int i = 0; i < count; ++i) {
+    char text[4];
+    if (calls) SendAll(fd, "call", 4);
+    RecvAll(fd, text, 4);
+    if (!calls) SendAll(fd, text, 4);
+  }
+}
+
+Case standard_output(
+    "stdio_standard_output",
+    [](int fd) {
+      {
+        const Standard standard(STDOUT_FILENO, fd);
+        for (int i = 0; i < 3; ++i) {
+          std::printf("printed %d\n", i);
+          std::fflush(stdout);
+          CHECK_THAT(::write(STDOUT_FILENO, "written\n", 8) == 8);
+        }
+        // More than the buffer, and than one record of a lane.
+        const std::string many(300'000, 'x');
+        std::puts(many.c_str());
+        std::fflush(stdout);
+        CHECK_THAT(std::ferror(stdout) == 0);
+      }
+      CallAndAnswer(fd, true, 100);
+      Barrier();
+    },
+    [](int fd) {
+      HearLines(fd, 6);
+      std::string many(300'001, ' ');
+      RecvAll(fd, many.data(), many.size());
+      Log("%d", many == std::string(300'000, 'x') + "\n");
+      CallAndAnswer(fd, false, 100);
+      Barrier();
+    });
+
+Case standard_error(
+    "stdio_standard_error",
+    [](int fd) {
+      {
+        const Standard standard(STDERR_FILENO, fd);
+        errno = ENOENT;
+        std::perror("said by perror");
+        std::fprintf(stderr, "said %d\n", 1);
+        ::openlog("log", LOG_PERROR, LOG_USER);
+        ::syslog(LOG_INFO, "said by syslog");
+        ::closelog();
+        errno = EINTR;
+        std::perror("again");
+      }
+      CallAndAnswer(fd, true, 100);
+      Barrier();
+    },
+    [](int fd) {
+      HearLines(fd, 4);
+      CallAndAnswer(fd, false, 100);
+      Barrier();
+    });
+
+Case standard_input(
+    "stdio_standard_input",
+    [](int fd) {
+      {
+        const Standard standard(STDIN_FILENO, fd);
+        char line[64];
+        for (int i = 0; i < 3; ++i) {
+          SendAll(fd, "next", 4);
+          CHECK_THAT(std::fgets(line, sizeof line, stdin) != nullptr);
+          Log("%.6s", line);
+        }
+      }
+      CallAndAnswer(fd, true, 100);
+      Barrier();
+    },
+    [](int fd) {
+      for (int i = 0; i < 3; ++i) {
+        char text[4];
+        RecvAll(fd, text, 4);
+        SendAll(fd, i == 0 ? "line 0\n" : i == 1 ? "line 1\n" : "line 2\n", 7);
+      }
+      CallAndAnswer(fd, false, 100);
+      Barrier();
+    });
+
+// The FILE lets go of the number, by its own close or dup3.
+Case standard_closed(
+    "stdio_standard_closed",
+    [](int fd) {
+      char path[] = "/tmp/pair.XXXXXX";
+      const int file = ::mkstemp(path);
+      CHECK_THAT(file >= 0 && ::close(file) == 0);
+      std::fflush(stdout);
+      CHECK_THAT(::dup2(fd, STDOUT_FILENO) == STDOUT_FILENO);
+      CallAndAnswer(fd, true, 100);
+      std::printf("to the connection\n");
+      CHECK_THAT(std::freopen(path, "w", stdout) == stdout);
+      std::printf("to the file\n");
+      std::fflush(stdout);
+      CHECK_THAT(::write(STDOUT_FILENO, "this too\n", 9) == 9);
+      CallAndAnswer(fd, true, 100);
+      CHECK_THAT(::dup2(fd, STDOUT_FILENO) == STDOUT_FILENO);
+      std::printf("again\n");
+      CHECK_THAT(::close(fd) == 0);
+      Result("fclose", std::fclose(stdout));
+      const int text = ::open(path, O_RDONLY);
+      char all[64] = {};
+      Result("in the file", ::read(text, all, sizeof all - 1));
+      Log("%s", all);
+      ::close(text);
+      ::unlink(path);
+      Barrier();
+      // (Said by the other end: the connection is closed here.)
+      Barrier();
+    },
+    [](int fd) {
+      CallAndAnswer(fd, false, 100);
+      HearLines(fd, 1);
+      CallAndAnswer(fd, false, 100);
+      HearLines(fd, 1);
+      char end;
+      Result("the end", ::recv(fd, &end, 1, 0));
+      Barrier();
+      Barrier();
+    });
+
+// What is in the buffer at exit.
+Case standard_exit(
+    "stdio_standard_exit",
+    [](int fd) {
+      const int pid = ::fork();
+      CHECK_THAT(pid >= 0);
+      if (pid == 0) {
+        CHECK_THAT(::dup2(fd, STDOUT_FILENO) == STDOUT_FILENO);
+        CallAndAnswer(fd, true, 200);
+        std::printf("the last words\n");
+        std::exit(0);
+      }
+      ::close(fd);
+      int status = 0;
+      CHECK_THAT(::waitpid(pid, &status, 0) == pid);
+      Log("status %d", status);
+      Barrier();
+    },
+    [](int fd) {
+      CallAndAnswer(fd, false, 200);
+      HearLines(fd, 1);
+      char end;
+      Result("the end", ::recv(fd, &end, 1, 0));
       Barrier();
     });
 

@@ -1,0 +1,15 @@
+#ifndef RCSOCK_LIB_POSIX_STDIO_H_
+#define RCSOCK_LIB_POSIX_STDIO_H_
+
+namespace rcsock::posix {
+
+class Sock;
+
+// `sock` is about to have the number `to`.  stdin, stdout and stderr use 0, 1
+// and 2 without an fdopen() that could be seen, by calls inside libc: these
+// come to the hooks from now on, or the stream stays on TCP for good.
+void BeforeStandardNumber(Sock* sock, int to);
+
+}  // namespace rcsock::posix
+
+#endif  // RCSOCK_LIB_POSIX_STDIO_H_
