@@ -4,8 +4,11 @@
 // Of what libc makes threads for by itself, those are here that may run the
 // program's code: it could cancel from there.
 
+#include <aio.h>
 #include <sched.h>
 #include <signal.h>
+
+#include <cerrno>
 
 #include "lib/base/alone.h"
 #include "lib/base/cancellation.h"
@@ -13,12 +16,36 @@
 #include "lib/posix/hooks.h"
 #include "lib/posix/process.h"
 #include "lib/posix/sock.h"
+#include "lib/posix/table.h"
 
 namespace rcsock::posix::hook {
 namespace {
 
 void EndAlone() {
   if (!base::tls_internal) base::EndAlone();
+}
+
+// The threads of libc's asynchronous I/O read and write by calls of their own.
+// (And that is what they do to a socket, which pread does not know.)
+template <class Block>
+void BeforeAsynchronous(const Block* block) {
+  EndAlone();
+  if (Null(block) || base::tls_internal) return;
+  const int saved = errno;
+  if (Sock* sock = LookupSock(block->aio_fildes)) {
+    sock->Pin(base::Reason::kPinnedSyscall);
+  }
+  errno = saved;
+}
+
+template <class Block>
+void BeforeList(Block* const* blocks, int count) {
+  EndAlone();
+  for (int i = 0; !Null(blocks) && i < count; ++i) {
+    if (!Null(blocks[i]) && blocks[i]->aio_lio_opcode != LIO_NOP) {
+      BeforeAsynchronous(blocks[i]);
+    }
+  }
 }
 
 bool ByThread(const sigevent* event) {
@@ -77,22 +104,22 @@ int mq_notify(mqd_t queue, const sigevent* event) {
 }
 
 int aio_read(aiocb* block) {
-  EndAlone();
+  BeforeAsynchronous(block);
   return real::aio_read(block);
 }
 
 int aio_read64(aiocb64* block) {
-  EndAlone();
+  BeforeAsynchronous(block);
   return real::aio_read64(block);
 }
 
 int aio_write(aiocb* block) {
-  EndAlone();
+  BeforeAsynchronous(block);
   return real::aio_write(block);
 }
 
 int aio_write64(aiocb64* block) {
-  EndAlone();
+  BeforeAsynchronous(block);
   return real::aio_write64(block);
 }
 
@@ -107,12 +134,12 @@ int aio_fsync64(int operation, aiocb64* block) {
 }
 
 int lio_listio(int mode, aiocb* const* blocks, int count, sigevent* event) {
-  EndAlone();
+  BeforeList(blocks, count);
   return real::lio_listio(mode, blocks, count, event);
 }
 
 int lio_listio64(int mode, aiocb64* const* blocks, int count, sigevent* event) {
-  EndAlone();
+  BeforeList(blocks, count);
   return real::lio_listio64(mode, blocks, count, event);
 }
 

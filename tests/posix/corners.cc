@@ -1,4 +1,5 @@
 // What few programs do with a connection, and some of it no lane can follow.
+#include <aio.h>
 #include <arpa/inet.h>
 #include <fcntl.h>
 #include <linux/errqueue.h>
@@ -23,6 +24,7 @@
 
 #include <atomic>
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
 #include <limits>
 #include <string>
@@ -1223,6 +1225,56 @@ Case corked(
       RecvAll(fd, &byte, 1);
       Result("more", ::send(fd, "the last", 8, MSG_MORE));
       ::shutdown(fd, SHUT_WR);
+    });
+
+// libc's own threads read and write.
+Case posix_aio(
+    "posix_aio",
+    [](int fd) {
+      Echo(fd, 200);
+      char text[8];
+      for (int i = 0; i < 4; ++i) {
+        RecvAll(fd, text, 5);
+        Log("%.5s", text);
+        SendAll(fd, text, 5);
+      }
+      Echo(fd, 100);
+    },
+    [](int fd) {
+      Call(fd, 200);
+      const auto wait = [](aiocb* block) {
+        const aiocb* list[] = {block};
+        const timespec limit{5, 0};
+        Result("suspend", ::aio_suspend(list, 1, &limit));
+        Log("error %s", ErrorName(::aio_error(block)));
+        Result("return", ::aio_return(block));
+      };
+      for (int i = 0; i < 4; ++i) {
+        char text[] = "hello";
+        char back[8] = {};
+        aiocb out{};
+        out.aio_fildes = fd;
+        out.aio_buf = text;
+        out.aio_nbytes = 5;
+        aiocb in{};
+        in.aio_fildes = fd;
+        in.aio_buf = back;
+        in.aio_nbytes = 5;
+        if (i % 2 == 0) {
+          Result("write", ::aio_write(&out));
+          wait(&out);
+          Result("read", ::aio_read(&in));
+          wait(&in);
+        } else {
+          out.aio_lio_opcode = LIO_WRITE;
+          in.aio_lio_opcode = LIO_NOP;
+          aiocb* list[] = {nullptr, &in, &out};
+          Result("list", ::lio_listio(LIO_WAIT, list, 3, nullptr));
+          RecvAll(fd, back, 5);
+        }
+        Log("%s", back);
+      }
+      Call(fd, 100);
     });
 
 }  // namespace
