@@ -270,7 +270,8 @@ int Ioctl(int fd, unsigned long request, void* argument) {
       return 0;
     }
     if ((request == SIOCOUTQ || request == SIOCOUTQNSD) && !Null(argument) &&
-        sock->UnsentBytes(static_cast<int*>(argument))) {
+        sock->UnsentBytes(request == SIOCOUTQNSD,
+                          static_cast<int*>(argument))) {
       return 0;
     }
   }

@@ -222,7 +222,8 @@ class alignas(64) Sock final : public File,
     return ready;
   }
   bool ReadableBytes(int* bytes);
-  bool UnsentBytes(int* bytes);
+  // SIOCOUTQ; with `not_sent` SIOCOUTQNSD.
+  bool UnsentBytes(bool not_sent, int* bytes);
   // SO_ERROR of the stream itself, once; 0: none.
   int TakeError();
   // TCP_CORK, TCP_NODELAY.  KeepOption: false if the kernel is to be told.

@@ -192,18 +192,28 @@ bool Sock::ReadableBytes(int* bytes) {
   return mine;
 }
 
-bool Sock::UnsentBytes(int* bytes) {
+bool Sock::UnsentBytes(bool not_sent, int* bytes) {
   Latched latched(this);
+  // (Before the switch the kernel has them all, but for what waits for it.)
   const bool mine =
-      mode() == Mode::kEngine && stream_ != nullptr && lane_ != nullptr;
+      mode() == Mode::kEngine && stream_ != nullptr && lane_ != nullptr &&
+      (stream_->tx() != stream::Tx::kRaw || stream_->Unacked() > 0);
   if (mine) {
     // A lane of another host gives credit when it is needed, not when the bytes
     // have come.
-    if (lane_kind_ == lane::Kind::kRdma) {
+    if (lane_kind_ == lane::Kind::kRdma && !not_sent) {
       stream_->AskLanded();
       HandleChanges();
     }
-    const std::uint64_t n = stream_->Unacked();
+    std::uint64_t n = stream_->Unacked();
+    if (stream_->tx() == stream::Tx::kLane) {
+      // What is in shared memory is where the peer's kernel would have it, read
+      // or not: TCP counts it no more.  Once there is no room, TCP would have
+      // some left over here.
+      const bool there =
+          lane_kind_ == lane::Kind::kShm && lane_->Writable() > 0;
+      if (there || not_sent) n = 0;
+    }
     *bytes = n > INT_MAX ? INT_MAX : static_cast<int>(n);
   }
   return mine;

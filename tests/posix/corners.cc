@@ -1277,4 +1277,31 @@ Case posix_aio(
       Call(fd, 100);
     });
 
+// What the peer's program has not read has come all the same: there is nothing
+// to wait for.
+Case sent_and_unread(
+    "sent_and_unread",
+    [](int fd) {
+      Echo(fd, 200);
+      Barrier();
+      char text[1000];
+      RecvAll(fd, text, sizeof text);
+    },
+    [](int fd) {
+      Call(fd, 200);
+      const char text[1000] = {};
+      SendAll(fd, text, sizeof text);
+      int left = -1;
+      for (const std::uint64_t end = NowMs() + 3000; NowMs() < end;) {
+        CHECK_THAT(::ioctl(fd, SIOCOUTQ, &left) == 0);
+        if (left == 0) break;
+        pollfd none{-1, 0, 0};
+        ::poll(&none, 1, 1);
+      }
+      Log("SIOCOUTQ %d", left);
+      CHECK_THAT(::ioctl(fd, SIOCOUTQNSD, &left) == 0);
+      Log("SIOCOUTQNSD %d", left);
+      Barrier();
+    });
+
 }  // namespace
