@@ -164,43 +164,22 @@ RCSOCK_EXPORT int __dprintf_chk(int fd, int flag, const char* format, ...) {
 }
 
 RCSOCK_EXPORT int execl(const char* path, const char* argument, ...) {
-  rcsock::posix::Arguments all;
-  va_list rest;
-  va_start(rest, argument);
-  const bool ok = all.Collect(argument, &rest);
+  RCSOCK_COLLECT(list, argument, rest);
   va_end(rest);
-  if (!ok) {
-    errno = E2BIG;
-    return -1;
-  }
-  return hook::execv(path, all.list);
+  return hook::execv(path, list);
 }
 
 RCSOCK_EXPORT int execlp(const char* file, const char* argument, ...) {
-  rcsock::posix::Arguments all;
-  va_list rest;
-  va_start(rest, argument);
-  const bool ok = all.Collect(argument, &rest);
+  RCSOCK_COLLECT(list, argument, rest);
   va_end(rest);
-  if (!ok) {
-    errno = E2BIG;
-    return -1;
-  }
-  return hook::execvp(file, all.list);
+  return hook::execvp(file, list);
 }
 
 RCSOCK_EXPORT int execle(const char* path, const char* argument, ...) {
-  rcsock::posix::Arguments all;
-  va_list rest;
-  va_start(rest, argument);
-  const bool ok = all.Collect(argument, &rest);
-  char* const* environment = ok ? va_arg(rest, char* const*) : nullptr;
+  RCSOCK_COLLECT(list, argument, rest);
+  char* const* environment = va_arg(rest, char* const*);
   va_end(rest);
-  if (!ok) {
-    errno = E2BIG;
-    return -1;
-  }
-  return hook::execve(path, all.list, environment);
+  return hook::execve(path, list, environment);
 }
 
 // A library of ours in the same process finds it and leaves the work to us.

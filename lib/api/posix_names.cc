@@ -7,14 +7,10 @@
 #include <sys/timerfd.h>
 #include <unistd.h>
 
-#include <cerrno>
-
 #include "lib/include/rcsock/rcsock.h"
 #include "lib/posix/arguments.h"
 
 #define RCSOCK_EXPORT extern "C" __attribute__((visibility("default")))
-
-using rcsock::posix::Arguments;
 
 // How librcsock knows that the next definition of these is not libc's.
 RCSOCK_EXPORT const int rcsock_posix_names = 1;
@@ -131,39 +127,21 @@ RCSOCK_EXPORT int __vdprintf_chk(int fd, int flag, const char* format,
 
 // --- The variadic ones of exec
 
-namespace {
-
-int TooMany() {
-  errno = E2BIG;
-  return -1;
-}
-
-}  // namespace
-
 RCSOCK_EXPORT int execl(const char* path, const char* argument, ...) {
-  Arguments all;
-  va_list rest;
-  va_start(rest, argument);
-  const bool ok = all.Collect(argument, &rest);
+  RCSOCK_COLLECT(list, argument, rest);
   va_end(rest);
-  return ok ? rcs_execv(path, all.list) : TooMany();
+  return rcs_execv(path, list);
 }
 
 RCSOCK_EXPORT int execlp(const char* file, const char* argument, ...) {
-  Arguments all;
-  va_list rest;
-  va_start(rest, argument);
-  const bool ok = all.Collect(argument, &rest);
+  RCSOCK_COLLECT(list, argument, rest);
   va_end(rest);
-  return ok ? rcs_execvp(file, all.list) : TooMany();
+  return rcs_execvp(file, list);
 }
 
 RCSOCK_EXPORT int execle(const char* path, const char* argument, ...) {
-  Arguments all;
-  va_list rest;
-  va_start(rest, argument);
-  const bool ok = all.Collect(argument, &rest);
-  char* const* environment = ok ? va_arg(rest, char* const*) : nullptr;
+  RCSOCK_COLLECT(list, argument, rest);
+  char* const* environment = va_arg(rest, char* const*);
   va_end(rest);
-  return ok ? rcs_execve(path, all.list, environment) : TooMany();
+  return rcs_execve(path, list, environment);
 }

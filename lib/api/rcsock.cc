@@ -5,8 +5,6 @@
 #include <dlfcn.h>
 #include <unistd.h>
 
-#include <cerrno>
-
 #include "lib/base/real.h"
 #include "lib/posix/arguments.h"
 #include "lib/posix/hooks.h"
@@ -15,7 +13,6 @@
 #define RCSOCK_EXPORT extern "C" __attribute__((visibility("default")))
 
 namespace hook = rcsock::posix::hook;
-using rcsock::posix::Arguments;
 using rcsock::posix::Face;
 
 // --- The calls of lib/base/calls.def
@@ -93,41 +90,23 @@ RCSOCK_EXPORT int rcs_dprintf(int fd, const char* format, ...) {
   return result;
 }
 
-namespace {
-
-int TooMany() {
-  errno = E2BIG;
-  return -1;
-}
-
-}  // namespace
-
 RCSOCK_EXPORT int rcs_execl(const char* path, const char* argument, ...) {
-  Arguments all;
-  va_list rest;
-  va_start(rest, argument);
-  const bool ok = all.Collect(argument, &rest);
+  RCSOCK_COLLECT(list, argument, rest);
   va_end(rest);
-  return ok ? hook::execv(path, all.list) : TooMany();
+  return hook::execv(path, list);
 }
 
 RCSOCK_EXPORT int rcs_execlp(const char* file, const char* argument, ...) {
-  Arguments all;
-  va_list rest;
-  va_start(rest, argument);
-  const bool ok = all.Collect(argument, &rest);
+  RCSOCK_COLLECT(list, argument, rest);
   va_end(rest);
-  return ok ? hook::execvp(file, all.list) : TooMany();
+  return hook::execvp(file, list);
 }
 
 RCSOCK_EXPORT int rcs_execle(const char* path, const char* argument, ...) {
-  Arguments all;
-  va_list rest;
-  va_start(rest, argument);
-  const bool ok = all.Collect(argument, &rest);
-  char* const* environment = ok ? va_arg(rest, char* const*) : nullptr;
+  RCSOCK_COLLECT(list, argument, rest);
+  char* const* environment = va_arg(rest, char* const*);
   va_end(rest);
-  return ok ? hook::execve(path, all.list, environment) : TooMany();
+  return hook::execve(path, list, environment);
 }
 
 // --- Calls that libraries inside this one make

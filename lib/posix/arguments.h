@@ -1,26 +1,41 @@
 #ifndef RCSOCK_LIB_POSIX_ARGUMENTS_H_
 #define RCSOCK_LIB_POSIX_ARGUMENTS_H_
 
+#include <alloca.h>
+
 #include <cstdarg>
+#include <cstddef>
 
 namespace rcsock::posix {
 
-// The arguments of execl and its like, up to the null that ends them.
-struct Arguments {
-  static constexpr int kMost = 4096;
-  char* list[kMost];
-  // False if there are too many.
-  bool Collect(const char* first, va_list* rest) {
-    list[0] = const_cast<char*>(first);
-    if (first == nullptr) return true;
-    for (int n = 1; n < kMost; ++n) {
-      list[n] = va_arg(*rest, char*);
-      if (list[n] == nullptr) return true;
-    }
-    return false;
+// How much the arguments of execl and its like take as a list, with the null
+// that ends them.
+inline std::size_t ArgumentBytes(const char* first, std::va_list* rest) {
+  std::size_t count = 1;
+  while (first != nullptr) {
+    first = va_arg(*rest, const char*);
+    ++count;
   }
-};
+  return count * sizeof first;
+}
+
+inline void CopyArguments(const char* first, std::va_list* rest, char** to) {
+  *to = const_cast<char*>(first);
+  while (*to != nullptr) *++to = va_arg(*rest, char*);
+}
 
 }  // namespace rcsock::posix
+
+// `list`: the arguments of a variadic function from `first` on; `rest`: what
+// follows them, to be ended.  On the stack, and no more of it than the caller
+// has used for them: it may be a child of vfork, or a thread with little.
+#define RCSOCK_COLLECT(list, first, rest)                        \
+  va_list rest;                                                  \
+  va_start(rest, first);                                         \
+  auto** const list = static_cast<char**>(                       \
+      ::alloca(::rcsock::posix::ArgumentBytes(first, &(rest)))); \
+  va_end(rest);                                                  \
+  va_start(rest, first);                                         \
+  ::rcsock::posix::CopyArguments(first, &(rest), list)
 
 #endif  // RCSOCK_LIB_POSIX_ARGUMENTS_H_

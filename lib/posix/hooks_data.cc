@@ -8,6 +8,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cerrno>
 #include <climits>
 #include <cstring>
@@ -529,6 +530,46 @@ int sendmmsg(int fd, mmsghdr* messages, unsigned count, int flags) {
   errno = saved;
   return false;
 }
+namespace {
+
+// What sendfile copies by.  The stack of a thread or a coroutine may be no
+// larger than 16 KiB, so few threads at a time have one of these; the others,
+// and those that come after a handler has jumped out of sendfile, a small piece
+// of their stack.
+class SendBuffer {
+ public:
+  static constexpr std::size_t kLarge = 16384;
+  static constexpr std::size_t kSmall = 2048;
+  SendBuffer() {
+    unsigned taken = taken_.load(std::memory_order_relaxed);
+    while (taken != kAll) {
+      const unsigned mine = ~taken & (taken + 1);  // the lowest that is free
+      if (taken_.compare_exchange_weak(taken, taken | mine,
+                                       std::memory_order_acquire,
+                                       std::memory_order_relaxed)) {
+        mine_ = mine;
+        return;
+      }
+    }
+  }
+  ~SendBuffer() {
+    if (mine_ != 0) taken_.fetch_and(~mine_, std::memory_order_release);
+  }
+  SendBuffer(const SendBuffer&) = delete;
+  SendBuffer& operator=(const SendBuffer&) = delete;
+  char* at() const {
+    return mine_ == 0 ? nullptr : buffers_[__builtin_ctz(mine_)];
+  }
+
+ private:
+  static constexpr unsigned kCount = 8;
+  static constexpr unsigned kAll = (1u << kCount) - 1;
+  static inline constinit std::atomic<unsigned> taken_{0};
+  alignas(64) static inline char buffers_[kCount][kLarge];
+  unsigned mine_ = 0;
+};
+
+}  // namespace
 
 ssize_t sendfile(int out, int in, off_t* offset, size_t count) {
   Sock* sock = LookupSock(out);
@@ -557,11 +598,14 @@ ssize_t sendfile(int out, int in, off_t* offset, size_t count) {
   // stream did not take is read again next time: only the offset counts.
   // No place for cancellation, and not to be unwound: sendfile throws nothing.
   const base::NoCancel no_cancel;
-  constexpr std::size_t kPiece = 16384;
-  char piece[kPiece];
+  char small[SendBuffer::kSmall];
+  const SendBuffer large;
+  char* const piece = large.at() != nullptr ? large.at() : small;
+  const std::size_t most =
+      large.at() != nullptr ? SendBuffer::kLarge : sizeof small;
   std::size_t done = 0;
   while (done < count) {
-    const std::size_t want = count - done < kPiece ? count - done : kPiece;
+    const std::size_t want = count - done < most ? count - done : most;
     const ssize_t got = offset != nullptr ? ::pread(in, piece, want, *offset)
                                           : direct::read(in, piece, want);
     if (done == 0 && got < static_cast<ssize_t>(want) &&

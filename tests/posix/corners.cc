@@ -1304,4 +1304,69 @@ Case sent_and_unread(
       Barrier();
     });
 
+// `work` in a thread with the smallest stack there is.
+void OnSmallStack(void (*work)(int), int fd) {
+  struct Job {
+    void (*work)(int);
+    int fd;
+  } job{work, fd};
+  pthread_attr_t attributes;
+  ::pthread_attr_init(&attributes);
+  // (What a sanitizer adds to a frame is not of interest.)
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  constexpr std::size_t kStack = 256 << 10;
+#else
+  constexpr std::size_t kStack = 20 << 10;
+#endif
+  CHECK_THAT(::pthread_attr_setstacksize(&attributes, kStack) == 0);
+  pthread_t thread;
+  CHECK_THAT(::pthread_create(
+                 &thread, &attributes,
+                 [](void* at) -> void* {
+                   const auto* const own = static_cast<Job*>(at);
+                   own->work(own->fd);
+                   return nullptr;
+                 },
+                 &job) == 0);
+  CHECK_THAT(::pthread_join(thread, nullptr) == 0);
+}
+
+Case small_stack(
+    "small_stack",
+    [](int fd) {
+      Echo(fd, 200);
+      char text[1000];
+      RecvAll(fd, text, sizeof text);
+      Log("%d", IsPattern(5, 0, text, sizeof text));
+      Echo(fd, 1);
+    },
+    [](int fd) {
+      Call(fd, 200);
+      char path[] = "/tmp/pair.XXXXXX";
+      const int file = ::mkstemp(path);
+      CHECK_THAT(file >= 0 && ::unlink(path) == 0);
+      char text[1000];
+      Pattern(5, 0, text, sizeof text);
+      CHECK_THAT(::pwrite(file, text, sizeof text, 0) == sizeof text);
+      static int from;
+      from = file;
+      OnSmallStack(
+          [](int to) {
+            off_t at = 0;
+            Result("sendfile", ::sendfile(to, from, &at, sizeof text));
+          },
+          fd);
+      Call(fd, 1);
+      ::close(file);
+      const int child = ::fork();
+      CHECK_THAT(child >= 0);
+      if (child == 0) {
+        OnSmallStack([](int) { ::execl("/bin/true", "true", nullptr); }, -1);
+        ::_exit(9);
+      }
+      int status = 0;
+      CHECK_THAT(::waitpid(child, &status, 0) == child);
+      Log("execl %d", status);
+    });
+
 }  // namespace
