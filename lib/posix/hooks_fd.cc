@@ -33,14 +33,6 @@ namespace {
 
 bool Inet(int family) { return family == AF_INET || family == AF_INET6; }
 
-std::uint64_t TimeOut(int fd, int name) {
-  timeval time{};
-  socklen_t size = sizeof time;
-  return real::getsockopt(fd, SOL_SOCKET, name, &time, &size) == 0
-             ? TimeoutNs(time)
-             : 0;
-}
-
 // dup2 and dup3 would take a descriptor of rcsock's own away.
 bool RefuseTarget(int to) {
   if (!base::IsInternalFd(to) || base::tls_internal || InBorrowedMemory()) {
@@ -77,8 +69,7 @@ int Accepted(int listener, int fd, const sockaddr_storage& peer,
       if (const Sock* from = LookupSock(listener)) {
         sock->Inherit(*from);
       } else {
-        sock->rcv_timeout_ns.store(TimeOut(fd, SO_RCVTIMEO));
-        sock->snd_timeout_ns.store(TimeOut(fd, SO_SNDTIMEO));
+        sock->InheritFromUnknown(fd);
       }
       sock->SetEligible(true);
       Bind(fd, sock);
@@ -160,6 +151,12 @@ int connect(int fd, const sockaddr* address, socklen_t length) {
   const int result = real::connect(fd, address, length);
   if (sock != nullptr && (result == 0 || errno == EINPROGRESS)) {
     const int saved = errno;
+    if (sock->listening.load(std::memory_order_relaxed)) {
+      // Until shutdown().  What was asked of it meanwhile, the kernel alone
+      // knows.
+      sock->listening.store(false, std::memory_order_relaxed);
+      sock->Pin(base::Reason::kPinnedOption);
+    }
     sock->SetRole(stream::Role::kConnector);
     sock->SetPeer(fd, address, length);
     sock->SetEligible(true);

@@ -326,6 +326,9 @@ class alignas(64) Sock final : public File,
   }
   // What an accepted socket has from its listener.
   void Inherit(const Sock& listener);
+  // The same where that is one that this process was started with: `number` is
+  // the accepted one's.
+  void InheritFromUnknown(int number);
   // A stream takes part only when it is connected; New() starts with `false`.
   void SetEligible(bool eligible);
 
@@ -629,7 +632,9 @@ class alignas(64) Sock final : public File,
   // Whether bytes of the connection went past us, in a program that also makes
   // plain calls; what such calls have set is taken over.  Both latches held.
   bool UsedPastUs();
-  void LearnOptions();
+  void LearnOptions(int number);
+  // Whether one is set that no lane honours.
+  static bool OptionsPin(int number);
   void StartSeek();
   // Its lane would be an rdma one.
   bool SeeksRemote() const;

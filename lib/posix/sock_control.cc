@@ -147,29 +147,49 @@ bool Sock::UsedPastUs() {
   return false;
 }
 
-void Sock::LearnOptions() {
-  const long flags = ::syscall(SYS_fcntl, fd(), F_GETFL);
+namespace {
+
+int OptionOf(int fd, int level, int name) {
+  int value = 0;
+  socklen_t size = sizeof value;
+  return ::syscall(SYS_getsockopt, fd, level, name, &value, &size) == 0 ? value
+                                                                        : 0;
+}
+
+}  // namespace
+
+void Sock::LearnOptions(int number) {
+  const long flags = ::syscall(SYS_fcntl, number, F_GETFL);
   if (flags >= 0) {
     nonblock.store((flags & O_NONBLOCK) != 0, std::memory_order_relaxed);
   }
   const auto learn = [&](int name, std::atomic<std::uint64_t>* to) {
     timeval time{};
     socklen_t size = sizeof time;
-    if (::syscall(SYS_getsockopt, fd(), SOL_SOCKET, name, &time, &size) == 0) {
+    if (::syscall(SYS_getsockopt, number, SOL_SOCKET, name, &time, &size) ==
+        0) {
       to->store(TimeoutNs(time), std::memory_order_relaxed);
     }
   };
   learn(SO_RCVTIMEO, &rcv_timeout_ns);
   learn(SO_SNDTIMEO, &snd_timeout_ns);
   const auto is_on = [&](int level, int name) {
-    int on = 0;
-    socklen_t size = sizeof on;
-    return ::syscall(SYS_getsockopt, fd(), level, name, &on, &size) == 0 &&
-           on != 0;
+    return OptionOf(number, level, name) != 0;
   };
   SetAncillary(kTellsLeft, is_on(IPPROTO_TCP, TCP_INQ));
   SetAncillary(kTellsTime, is_on(SOL_SOCKET, SO_TIMESTAMP) ||
                                is_on(SOL_SOCKET, SO_TIMESTAMPNS));
+}
+
+bool Sock::OptionsPin(int number) {
+  return OptionOf(number, SOL_SOCKET, SO_RCVLOWAT) > 1 ||
+         OptionOf(number, SOL_SOCKET, SO_OOBINLINE) != 0 ||
+         OptionOf(number, SOL_SOCKET, SO_TIMESTAMPING) != 0;
+}
+
+void Sock::InheritFromUnknown(int number) {
+  LearnOptions(number);
+  if (OptionsPin(number)) PinByOption();
 }
 
 }  // namespace rcsock::posix

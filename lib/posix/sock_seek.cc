@@ -228,7 +228,8 @@ bool Sock::TryAdopt() {
     if (alone) HearMovedLatched();
     if (!alone) {
       mode_.store(Mode::kPlain, std::memory_order_seq_cst);
-    } else if (OwnFace() == Face::kLibrary && UsedPastUs()) {
+    } else if (OwnFace() == Face::kLibrary &&
+               (UsedPastUs() || OptionsPin(fd()))) {
       mode_.store(Mode::kPlain, std::memory_order_seq_cst);
       pinned_.store(true, std::memory_order_seq_cst);
       may_adopt_.store(false, std::memory_order_seq_cst);
@@ -244,7 +245,9 @@ bool Sock::TryAdopt() {
         adopted = true;
         TakeOptions();
         // What others have set meanwhile is not seen here.
-        if (OwnFace() == Face::kLibrary || holders_ >= 0) LearnOptions();
+        if (OwnFace() == Face::kLibrary || holders_ >= 0) {
+          LearnOptions(fd());
+        }
         inode_.store(SocketInode(fd()), std::memory_order_relaxed);
         wanted_.store(false, std::memory_order_relaxed);
         if (Conductor* conductor = Conductor::IfRunning()) {

@@ -359,7 +359,7 @@ Sock* Sock::Inherited(int number, int fd) {
   sock->inherited_ = true;
   sock->set_fd(fd);
   sock->set_inode(all->inode.load());
-  sock->LearnOptions();
+  sock->LearnOptions(fd);
   sock->SetPeer(fd, address, length);
   return sock;
 }

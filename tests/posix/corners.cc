@@ -1369,4 +1369,126 @@ Case small_stack(
       Log("execl %d", status);
     });
 
+// A socket may listen first, and then be connected.
+Case listened_before(
+    "listened_before",
+    [](int) {
+      int port;
+      const int listener = Listen(&port);
+      Tell(port);
+      const int fd = ::accept(listener, nullptr, nullptr);
+      CHECK_THAT(fd >= 0);
+      Echo(fd, 300);
+      ::close(fd);
+      ::close(listener);
+    },
+    [](int) {
+      const int fd = ::socket(AF_INET, SOCK_STREAM, 0);
+      sockaddr_in address = posix_test::Loopback(0);
+      const auto* at = reinterpret_cast<sockaddr*>(&address);
+      CHECK_THAT(::bind(fd, at, sizeof address) == 0);
+      Result("listen", ::listen(fd, 1));
+      Result("shutdown", ::shutdown(fd, SHUT_RD));
+      const int set = ::epoll_create1(0);
+      epoll_event event{};
+      event.events = EPOLLIN | EPOLLET;
+      address = posix_test::Loopback(static_cast<int>(Hear()));
+      Result("connect", ::connect(fd, at, sizeof address));
+      Result("add", ::epoll_ctl(set, EPOLL_CTL_ADD, fd, &event));
+      Call(fd, 250);
+      for (int i = 0; i < 50; ++i) {
+        char text[16] = {};
+        ::epoll_wait(set, &event, 1, 0);
+        SendAll(fd, text, sizeof text);
+        CHECK_THAT(::epoll_wait(set, &event, 1, 3000) == 1);
+        RecvAll(fd, text, sizeof text);
+      }
+      ::close(set);
+      ::close(fd);
+      Log("told");
+    },
+    {.warm = false, .connect = false});
+
+// The same descriptor as a program is started with: not made here, as far as
+// anybody has seen.
+int Unknown(int fd) {
+  int ends[2];
+  CHECK_THAT(::socketpair(AF_UNIX, SOCK_STREAM, 0, ends) == 0);
+  alignas(cmsghdr) char control[CMSG_SPACE(sizeof fd)] = {};
+  char byte = 'x';
+  iovec one{&byte, 1};
+  msghdr message{};
+  message.msg_iov = &one;
+  message.msg_iovlen = 1;
+  message.msg_control = control;
+  message.msg_controllen = sizeof control;
+  cmsghdr* const header = CMSG_FIRSTHDR(&message);
+  header->cmsg_level = SOL_SOCKET;
+  header->cmsg_type = SCM_RIGHTS;
+  header->cmsg_len = CMSG_LEN(sizeof fd);
+  std::memcpy(CMSG_DATA(header), &fd, sizeof fd);
+  CHECK_THAT(::sendmsg(ends[0], &message, 0) == 1);
+  message.msg_controllen = sizeof control;
+  CHECK_THAT(::recvmsg(ends[1], &message, 0) == 1);
+  int copy = -1;
+  std::memcpy(&copy, CMSG_DATA(CMSG_FIRSTHDR(&message)), sizeof copy);
+  for (const int end : ends) ::close(end);
+  ::close(fd);
+  return copy;
+}
+
+int AcceptUnknown(int option, int value) {
+  int port;
+  int listener = Listen(&port);
+  CHECK_THAT(::setsockopt(listener, SOL_SOCKET, option, &value, sizeof value) ==
+             0);
+  listener = Unknown(listener);
+  Tell(port);
+  const int fd = ::accept(listener, nullptr, nullptr);
+  CHECK_THAT(fd >= 0);
+  ::close(listener);
+  return fd;
+}
+
+Case unknown_listener(
+    "listener_from_elsewhere",
+    [](int) {
+      int fd = AcceptUnknown(SO_RCVLOWAT, 10);
+      Echo(fd, 200);
+      Barrier();
+      pollfd one{fd, POLLIN, 0};
+      Result("of 5 bytes, poll", ::poll(&one, 1, 100));
+      Barrier();
+      Result("of 10 bytes, poll", ::poll(&one, 1, 3000));
+      ::close(fd);
+      fd = AcceptUnknown(SO_OOBINLINE, 1);
+      Echo(fd, 200);
+      Barrier();
+      AwaitBytes(fd, 4);
+      char text[16];
+      Result("before the mark", ::recv(fd, text, sizeof text, 0));
+      Result("at it", ::recv(fd, text, sizeof text, MSG_DONTWAIT));
+      Log("%c", text[0]);
+      ::close(fd);
+    },
+    [](int) {
+      int fd = Connect(static_cast<int>(Hear()));
+      Call(fd, 200);
+      SendAll(fd, "01234", 5);
+      Barrier();
+      Barrier();
+      SendAll(fd, "56789", 5);
+      int error;
+      Log("rest %zu", Drain(fd, &error));
+      ::close(fd);
+      fd = Connect(static_cast<int>(Hear()));
+      Call(fd, 200);
+      SendAll(fd, "abc", 3);
+      Result("urgent", ::send(fd, "!", 1, MSG_OOB));
+      Barrier();
+      Log("rest %zu", Drain(fd, &error));
+      ::close(fd);
+    },
+    {.warm = false, .connect = false});
+
 }  // namespace
