@@ -220,6 +220,7 @@ int dup3(int from, int to, int flags) {
     return real::dup3(from, to, flags);
   }
   if (RefuseTarget(to)) return -1;
+  BeforeStandardNumber(LookupSock(from), to);
   const int copy = CloseFd(to, from, flags);
   if (copy >= 0) CopyFd(from, copy);
   return copy;
@@ -232,6 +233,7 @@ int dup2(int from, int to) {
     return real::dup2(from, to);
   }
   if (RefuseTarget(to)) return -1;
+  BeforeStandardNumber(LookupSock(from), to);
   const int copy = CloseFd(to, from);
   if (copy >= 0) CopyFd(from, copy);
   return copy;
@@ -284,13 +286,14 @@ int Ioctl(int fd, unsigned long request, void* argument) {
 }
 
 int getsockopt(int fd, int level, int name, void* value, socklen_t* length) {
-  if (level == IPPROTO_TCP && value != nullptr && length != nullptr &&
-      static_cast<int>(*length) >= 0) {
+  if (level == IPPROTO_TCP && !Null(length) && static_cast<int>(*length) >= 0) {
     Sock* sock = LookupSock(fd);
     int kept = 0;
-    if (sock != nullptr && sock->KeptOption(name, &kept)) {
+    // (Of no bytes it writes none, wherever that is.)
+    if (sock != nullptr && (*length == 0 || !Null(value)) &&
+        sock->KeptOption(name, &kept)) {
       if (*length > sizeof kept) *length = sizeof kept;
-      std::memcpy(value, &kept, *length);
+      if (*length > 0) std::memcpy(value, &kept, *length);
       return 0;
     }
     // It receives.
@@ -316,7 +319,7 @@ int getsockopt(int fd, int level, int name, void* value, socklen_t* length) {
 int setsockopt(int fd, int level, int name, const void* value,
                socklen_t length) {
   Sock* sock = LookupSock(fd);
-  if (sock != nullptr && level == IPPROTO_TCP && value != nullptr &&
+  if (sock != nullptr && level == IPPROTO_TCP && !Null(value) &&
       length >= static_cast<socklen_t>(sizeof(int)) &&
       sock->mode() == Mode::kEngine) {
     int number;
@@ -388,6 +391,7 @@ int timerfd_create(int clock, int flags) {
 void BeforeStdio(int fd) {
   if (Sock* sock = LookupSock(fd)) sock->Pin(base::Reason::kPinnedFdopen);
 }
+
 // It gives the number to another file by a dup3 of its own.
 static void BeforeReopening(FILE* file) {
   if (file == nullptr) return;
@@ -414,7 +418,6 @@ FILE* freopen64(const char* path, const char* mode, FILE* file) {
   BeforeReopening(file);
   return real::freopen64(path, mode, file);
 }
-
 
 FILE* fdopen(int fd, const char* mode) {
   BeforeStdio(fd);

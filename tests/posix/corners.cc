@@ -113,6 +113,16 @@ Case bad_pointers(
         Result("poll", ::poll(static_cast<pollfd*>(at), 1, 0));
         Result("FIONREAD", ::ioctl(fd, FIONREAD, at));
         Result("SIOCOUTQ", ::ioctl(fd, SIOCOUTQ, at));
+        for (const int name : {TCP_NODELAY, TCP_CORK}) {
+          socklen_t size = sizeof(int);
+          Result("get", ::getsockopt(fd, IPPROTO_TCP, name, at, &size));
+          int value = 0;
+          auto* const length = static_cast<socklen_t*>(at);
+          Result("get it", ::getsockopt(fd, IPPROTO_TCP, name, &value, length));
+          Result("set", ::setsockopt(fd, IPPROTO_TCP, name, at, sizeof value));
+          size = 0;
+          Result("no bytes", ::getsockopt(fd, IPPROTO_TCP, name, at, &size));
+        }
         auto* const event = static_cast<epoll_event*>(at);
         Result("epoll_wait", ::epoll_wait(set, event, 4, 0));
         Result("epoll_pwait", ::epoll_pwait(set, event, 4, 0, nullptr));
