@@ -176,4 +176,6 @@ void BeforeStandardNumber(Sock* sock, int to) {
   if (!Seen()) sock->Pin(base::Reason::kPinnedFdopen);
 }
 
+void StdioForkChild() { state_latch.Reset(); }
+
 }  // namespace rcsock::posix

@@ -9,6 +9,9 @@ class Sock;
 // and 2 without an fdopen() that could be seen, by calls inside libc: these
 // come to the hooks from now on, or the stream stays on TCP for good.
 void BeforeStandardNumber(Sock* sock, int to);
+// Another thread of the parent may have been about that.  (If it was half done,
+// what it has not finished is not what it is looked for: TCP.)
+void StdioForkChild();
 
 }  // namespace rcsock::posix
 

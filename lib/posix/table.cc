@@ -306,6 +306,7 @@ void TableForkUnlock(bool child) {
     return;
   }
   between_latch.Reset();
+  StdioForkChild();
   // Who was closing a number here is no more: what the kernel has there is
   // nobody's.
   const int top = fd_high.load(std::memory_order_relaxed);
