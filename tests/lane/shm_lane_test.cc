@@ -88,9 +88,13 @@ void GoesWhole(std::array<std::uint64_t, 2> rings) {
       read += got;
       // (Credit goes along with a message of the other direction.)
       if (random() % 2 == 0) {
-        unsigned char byte = 1;
-        if (to.PostQuick(&byte, 1) == 1) {
-          ASSERT_EQ(from.ReadQuick(&byte, 1), 1u);
+        // (Not a constant: the compiler would warn of copies of more than one
+        // byte, which are not made.)
+        std::size_t one = 1;
+        asm("" : "+r"(one));
+        unsigned char byte[shm::kInlineMax] = {1};
+        if (to.PostQuick(byte, one) == 1) {
+          ASSERT_EQ(from.ReadQuick(byte, one), 1u);
         }
       }
     }
