@@ -1,5 +1,6 @@
 #include "lib/base/alone.h"
 
+#include "lib/base/cancellation.h"
 #include "lib/base/direct.h"
 
 namespace rcsock::base {
@@ -10,7 +11,9 @@ constinit std::atomic<bool> ended{false};
 
 }  // namespace
 
+// Side by side: calls read both.
 constinit std::atomic<bool> alone{false};
+constinit std::atomic<bool> cancels{false};
 
 void BeginAlone() {
   if (ended.load(std::memory_order_relaxed) || !direct::AllOfLibc()) return;

@@ -1,7 +1,0 @@
-#include "lib/base/cancellation.h"
-
-namespace rcsock::base {
-
-constinit std::atomic<bool> cancels{false};
-
-}  // namespace rcsock::base
