@@ -20,12 +20,16 @@ extern constinit std::atomic<bool> cancels;
 // (Of a load of an atomic the compiler makes one instruction more, in each
 // call.)
 [[gnu::always_inline]] inline bool Cancels() {
+#ifdef __x86_64__
   static_assert(sizeof cancels == 1);
   asm goto("cmpb $0, %0\n\tjne %l[yes]" : : "m"(cancels) : "cc" : yes);
   return false;
 yes:
   __attribute__((cold));
   return true;
+#else
+  return __builtin_expect(cancels.load(std::memory_order_relaxed), 0);
+#endif
 }
 
 // `call()`, which the program has made, in a thread that may be cancelled:
