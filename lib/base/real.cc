@@ -1,9 +1,13 @@
 #include "lib/base/real.h"
 
 #include <dlfcn.h>
+#include <signal.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <cerrno>
+#include <cstdint>
 
 #include "lib/base/log.h"
 
@@ -18,13 +22,25 @@ long Missing() {
 
 std::atomic<bool> behind_first{false};
 
+// librcsock_posix has the same names, and would only send us back.  Asked once:
+// what is loaded later comes behind libc, and a look in vain takes memory,
+// which a handler must not.
+bool PosixNamesNext() {
+  static std::atomic<int> known{-1};
+  int next = known.load(std::memory_order_relaxed);
+  if (next < 0) {
+    next = ::dlsym(RTLD_NEXT, "rcsock_posix_names") != nullptr ? 1 : 0;
+    known.store(next, std::memory_order_relaxed);
+  }
+  return next != 0;
+}
+
 void* Look(const char* name) {
   if (behind_first.load(std::memory_order_relaxed)) {
     return ::dlsym(RTLD_DEFAULT, name);
   }
-  // librcsock_posix has the same names, and would only send us back; and a
-  // program may be linked so that libc comes before us.
-  if (::dlsym(RTLD_NEXT, "rcsock_posix_names") == nullptr) {
+  // (A program may be linked so that libc comes before us.)
+  if (!PosixNamesNext()) {
     if (void* next = ::dlsym(RTLD_NEXT, name)) return next;
   }
   void* libc = ::dlopen("libc.so.6", RTLD_LAZY | RTLD_NOLOAD);
@@ -34,7 +50,12 @@ void* Look(const char* name) {
 }  // namespace
 
 void* Resolve(void** slot, const char* name) {
+  // A handler that jumps away would leave the loader's lock taken.
+  std::uint64_t before = 0;
+  const std::uint64_t all = ~std::uint64_t{0};
+  ::syscall(SYS_rt_sigprocmask, SIG_SETMASK, &all, &before, sizeof before);
   void* found = Look(name);
+  ::syscall(SYS_rt_sigprocmask, SIG_SETMASK, &before, nullptr, sizeof before);
   if (found == nullptr) {
     found = reinterpret_cast<void*>(&Missing);
     base::Log("libc has no %s", name);
@@ -47,8 +68,7 @@ void* Resolve(void** slot, const char* name) {
 namespace table {
 #define CALL(group, result, name, params, args, doc) \
   result(*name) params = nullptr;
-#define CALLV(group, name, params, args, doc) \
-  void(*name) params = nullptr;
+#define CALLV(group, name, params, args, doc) void(*name) params = nullptr;
 #define VARIADIC(group, result, name, params, doc) \
   result(*name) params = nullptr;
 #define ALIAS(...)
