@@ -62,6 +62,8 @@ class Directory : public ChannelOwner,
   void Remove(const Tuple& tuple);
   // The RDMA port of the other process in which the tuple waits; 0: none.
   std::uint16_t PortOf(const Tuple& tuple) const;
+  // A REQ has come to its port: whoever sends it will come again.
+  void Asked() { MayBeIdle(); }
   // The port is held by a process of another user: nobody finds us.
   bool foreign() const { return state_ == State::kForeign; }
   // The port is ours.

@@ -263,6 +263,7 @@ void Rdma::OnRequest(Listener* listener, verbs::Id id, const CmEvent& event) {
     return meeting->OnRequest(std::move(id), req);
   }
   if (Directory* directory = listener->directory()) {
+    directory->Asked();
     if (const std::uint16_t owner = directory->PortOf(tuple)) {
       return Reject(std::move(id), req.nonce, {RejCode::kRedirect, owner});
     }
