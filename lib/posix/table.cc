@@ -163,8 +163,9 @@ void Bind(int fd, File* file) {
   }
   file->fds.store(1, std::memory_order_relaxed);
   if (file->kind == FileKind::kSock) {
-    static_cast<Sock*>(file)->set_fd(fd);
-    BeforeStandardNumber(static_cast<Sock*>(file), fd);
+    Sock& sock = static_cast<Sock&>(*file);
+    sock.set_fd(fd);
+    BeforeStandardNumber(&sock, fd);
   }
   Raise(fd);
   Put(fd, file);
