@@ -410,10 +410,12 @@ int main(int argc, char** argv) { return pair::Main(argc, argv); }
 #if defined(__SANITIZE_ADDRESS__)
 // Asio keeps the memory of its operations by the stack of the thread that runs
 // them.  In a forked child there is no such thread, and nobody looks at its
-// stack: what the parent's conductor had at hand seems lost.
+// stack: what the parent's conductor had at hand seems lost, and a task that it
+// had still to run with its hold on a stream.
 extern "C" [[gnu::visibility("default")]] const char*
 __lsan_default_suppressions();
 extern "C" const char* __lsan_default_suppressions() {
-  return "leak:boost::asio::detail::thread_info_base::allocate\n";
+  return "leak:boost::asio::detail::thread_info_base::allocate\n"
+         "leak:rcsock::posix::Sock::Share\n";
 }
 #endif
