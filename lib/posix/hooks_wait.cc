@@ -46,6 +46,19 @@ std::int64_t FromSpec(const timespec* timeout) {
          timeout->tv_nsec;
 }
 
+// What the kernel has told a wait that began before the first stream came, when
+// `moves` had been counted; kOnlyBell: nothing of the program's.
+[[gnu::noinline]] int ToldByKernel(EpollSet* set, epoll_event* events, int n,
+                                   std::uint32_t moves) {
+  bool bell = false;
+  n = set->OfKernel(events, n, moves, &bell);
+  if (bell) {
+    set->Took();
+    set->HandOn(n != EpollSet::kOnlyBell);
+  }
+  return n;
+}
+
 // `wait()` is the kernel's, for a set that has no stream on a lane; one may
 // come meanwhile.
 template <class Wait>
@@ -63,12 +76,7 @@ int WaitOn(epoll_event* events, int capacity, std::int64_t timeout_ns,
     return set->Wait(events, capacity, timeout_ns, mask);
   }
   if (n <= 0 || !set->EverUser()) return n;
-  bool bell = false;
-  n = set->OfKernel(events, n, moves, &bell);
-  if (bell) {
-    set->Took();
-    set->HandOn(n != EpollSet::kOnlyBell);
-  }
+  n = ToldByKernel(set, events, n, moves);
   if (n != EpollSet::kOnlyBell) return n;
   if (timeout_ns > 0) {
     const auto spent = static_cast<std::int64_t>(base::NowNs() - start);
@@ -220,12 +228,7 @@ bool KernelWaits(const EpollSet* set) {
                                        std::uint32_t moves, std::uint64_t start,
                                        EpollSet* set) {
   if (n != EpollSet::kOnlyBell) {
-    bool bell = false;
-    n = set->OfKernel(events, n, moves, &bell);
-    if (bell) {
-      set->Took();
-      set->HandOn(n != EpollSet::kOnlyBell);
-    }
+    n = ToldByKernel(set, events, n, moves);
     if (n != EpollSet::kOnlyBell) return n;
   }
   if (timeout > 0) {
