@@ -584,7 +584,7 @@ int EpollSet::QuickMany(int fd, epoll_event* out, int capacity, int timeout) {
   return hook::LongEpoll(fd, out, capacity, timeout);
 }
 
-// QuickLook of a set all of whose streams are direct: what a loop with one
+// LookAtHot of a set all of whose streams are direct: what a loop with one
 // connection needs between a message's coming and its report, and no more.
 [[gnu::always_inline]] inline int EpollSet::LookAtFew(epoll_event* out,
                                                       int capacity,
