@@ -507,53 +507,54 @@ void OnBurst(int, siginfo_t*, void*) {
   bursts_handled.fetch_add(1);
   errno = saved;
 }
-Case bursts(
-    "signal_bursts",
-    [](int fd) {
-      int error;
-      const std::size_t n = Drain(fd, &error);
-      Log("%s, all are here %d", ErrorName(error),
-          n == static_cast<std::size_t>(Hear()));
-    },
-    [](int fd) {
-      constexpr int kBursts = 1500;
-      constexpr int kBurst = 24;
-      burst_fd = fd;
-      struct sigaction action {};
-      action.sa_sigaction = &OnBurst;
-      action.sa_flags = SA_SIGINFO | SA_RESTART;
-      CHECK_THAT(::sigaction(SIGRTMIN, &action, nullptr) == 0);
-      const pthread_t self = ::pthread_self();
-      std::atomic<bool> done{false};
-      std::thread sender([&] {
-        for (int sent = 0; sent < kBursts * kBurst;) {
-          for (int i = 0; i < kBurst; ++i) {
-            while (::pthread_sigqueue(self, SIGRTMIN, sigval{}) != 0) {
-              ::sched_yield();
-            }
-          }
-          sent += kBurst;
-          while (bursts_handled.load() < sent) ::sched_yield();
-        }
-        done.store(true);
-      });
-      std::vector<char> text(1 << 16);
-      std::int64_t written = 0;
-      while (!done.load()) {
-        const ssize_t n = ::write(fd, text.data(), text.size());
-        CHECK_THAT(n > 0);
-        written += n;
-      }
-      sender.join();
-      Log("%d handlers", bursts_handled.load());
-      sigset_t mask;
-      ::pthread_sigmask(SIG_SETMASK, nullptr, &mask);
-      Log("blocked %d %d", ::sigismember(&mask, SIGRTMIN),
-          ::sigismember(&mask, SIGTERM));
-      ::close(fd);
-      Tell(written + bursts_handled.load());
-    },
-    {.seconds = 60});
+// The other end of both: a byte for each signal that was handled, and how many
+// there should be.
+void CountHandled(int fd) {
+  int error;
+  const std::size_t n = Drain(fd, &error);
+  Log("%s, all are here %d", ErrorName(error),
+      n == static_cast<std::size_t>(Hear()));
+}
+Case bursts("signal_bursts", &CountHandled,
+            [](int fd) {
+              constexpr int kBursts = 1500;
+              constexpr int kBurst = 24;
+              burst_fd = fd;
+              struct sigaction action {};
+              action.sa_sigaction = &OnBurst;
+              action.sa_flags = SA_SIGINFO | SA_RESTART;
+              CHECK_THAT(::sigaction(SIGRTMIN, &action, nullptr) == 0);
+              const pthread_t self = ::pthread_self();
+              std::atomic<bool> done{false};
+              std::thread sender([&] {
+                for (int sent = 0; sent < kBursts * kBurst;) {
+                  for (int i = 0; i < kBurst; ++i) {
+                    while (::pthread_sigqueue(self, SIGRTMIN, sigval{}) != 0) {
+                      ::sched_yield();
+                    }
+                  }
+                  sent += kBurst;
+                  while (bursts_handled.load() < sent) ::sched_yield();
+                }
+                done.store(true);
+              });
+              std::vector<char> text(1 << 16);
+              std::int64_t written = 0;
+              while (!done.load()) {
+                const ssize_t n = ::write(fd, text.data(), text.size());
+                CHECK_THAT(n > 0);
+                written += n;
+              }
+              sender.join();
+              Log("%d handlers", bursts_handled.load());
+              sigset_t mask;
+              ::pthread_sigmask(SIG_SETMASK, nullptr, &mask);
+              Log("blocked %d %d", ::sigismember(&mask, SIGRTMIN),
+                  ::sigismember(&mask, SIGTERM));
+              ::close(fd);
+              Tell(written + bursts_handled.load());
+            },
+            {.seconds = 60});
 
 // The same with as many numbers as a burst has signals: the kernel lays their
 // handlers' frames one upon the other before any of them runs.  (On one CPU, so
@@ -570,13 +571,7 @@ void OnNumber(int number, siginfo_t* info, void* context) {
   }
 }
 Case bursts_of_numbers(
-    "signal_bursts_of_numbers",
-    [](int fd) {
-      int error;
-      const std::size_t n = Drain(fd, &error);
-      Log("%s, all are here %d", ErrorName(error),
-          n == static_cast<std::size_t>(Hear()));
-    },
+    "signal_bursts_of_numbers", &CountHandled,
     [](int fd) {
       constexpr int kBursts = 1500;
       burst_fd = fd;
