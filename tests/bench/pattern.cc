@@ -10,6 +10,9 @@
 namespace bench {
 namespace {
 
+// TCP's windows and rcsock's rings grow with the first few long messages.
+constexpr std::int64_t kLeastWarmUp = 8;
+
 void PrintHead(const char* program, const Pattern& pattern) {
   std::printf(
       "{\"bench\":\"%s\",\"kind\":\"%s\",\"wait\":\"%s\",\"size\":%zu,"
@@ -21,7 +24,7 @@ void PrintHead(const char* program, const Pattern& pattern) {
 }  // namespace
 
 std::int64_t Pattern::WarmUpEach() const {
-  return std::max<std::int64_t>(1, MeasuredEach() / 10);
+  return std::max<std::int64_t>(kLeastWarmUp, MeasuredEach() / 10);
 }
 
 std::int64_t Pattern::MeasuredEach() const {

@@ -27,9 +27,10 @@ struct Pattern {
   double limit = 60;  // seconds after which the program is killed
 
   bool oneway() const { return kind == "oneway"; }
-  // Of oneway, on each connection; the warm-up comes first.
+  // On each connection; the warm-up comes first.
   std::int64_t WarmUpEach() const;
   std::int64_t MeasuredEach() const;
+  std::int64_t WarmUp() const { return WarmUpEach() * connections; }
 };
 
 void AddPattern(CLI::App* app, Pattern* pattern);

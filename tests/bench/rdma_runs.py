@@ -90,15 +90,14 @@ class Driver:
             return env | self.plan.get("env", {})
         return {}
 
-    def run(self, case, transport, traced=False):
-        """One run of both ends: what goes into the results."""
+    def run(self, case, transport, traced):
+        """One run of both ends: what goes into the results. `traced` is how
+        many messages, if system calls are to be counted."""
         if transport in PERFTEST:
             return self.perftest(case)
         count = self.count(case, transport)
         if traced:
-            # Enough that a ring that grows and the last words of a connection
-            # do not count.
-            count = 2000
+            count = traced
         env = self.env(transport)
         limit = self.limit(traced)
         if transport == "rcsock":
@@ -200,10 +199,11 @@ class Driver:
                 if repetition % 2 == 1:
                     order = order[::-1]
                 for transport in order:
-                    self.attempt(case, transport, repetition, False)
+                    self.attempt(case, transport, repetition, 0)
         for case in plan["traced"]:
             for transport in case["transports"]:
-                self.attempt(case, transport, 0, True)
+                for count in plan["traced_counts"]:
+                    self.attempt(case, transport, 0, count)
 
     def attempt(self, case, transport, repetition, traced):
         name = (case["name"], transport)
@@ -211,7 +211,7 @@ class Driver:
         if self.failures.get(name, 0) >= 2:
             return
         line = {"case": case["name"], "transport": transport,
-                "repetition": repetition, "traced": traced}
+                "repetition": repetition, "traced": bool(traced)}
         start = time.monotonic()
         try:
             line |= self.run(case, transport, traced)

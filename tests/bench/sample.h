@@ -14,14 +14,16 @@ struct Cost {
   double best_ns;
 };
 
-// The cost of one call of `step`: a tenth of `iterations` to warm up, then a
-// hundred batches, of which it takes the median and the best.  The clock is
-// read once per batch.
+// The cost of one call of `step`: a tenth of `iterations` to warm up, or
+// `least_warm_up`, then a hundred batches, of which it takes the median and the
+// best.  The clock is read once per batch.
 template <typename Step>
-Cost Measure(std::int64_t iterations, Step step) {
+Cost Measure(std::int64_t iterations, Step step,
+             std::int64_t least_warm_up = 0) {
   constexpr int kBatches = 100;
   const std::int64_t batch = std::max<std::int64_t>(1, iterations / kBatches);
-  for (std::int64_t i = 0; i < batch * kBatches / 10; ++i) step();
+  const std::int64_t warm_up = std::max(batch * kBatches / 10, least_warm_up);
+  for (std::int64_t i = 0; i < warm_up; ++i) step();
   std::vector<double> costs;
   costs.reserve(kBatches);
   for (int b = 0; b < kBatches; ++b) {
