@@ -72,7 +72,14 @@ class EpollSet final : public File {
 
   int Ctl(int op, int fd, Sock* sock, epoll_event* event);
   int Wait(epoll_event* out, int capacity, std::int64_t timeout_ns,
-           const sigset_t* mask);
+           const sigset_t* mask) {
+    Leave leave(this);
+    return Wait(&leave, out, capacity, timeout_ns, mask);
+  }
+  // The same for one that goes on, maybe with an edge.
+  class Leave;
+  int Wait(Leave* leave, epoll_event* out, int capacity,
+           std::int64_t timeout_ns, const sigset_t* mask);
   // epoll_wait, for what comes within a microsecond of the streams that are
   // looked at in every wait; else it ends with hook::LongEpoll.
   int QuickWait(int fd, epoll_event* out, int capacity, int timeout);
@@ -97,31 +104,66 @@ class EpollSet final : public File {
   int OfKernel(epoll_event* events, int count, std::uint32_t before,
                bool* bell = nullptr);
   static constexpr int kOnlyBell = -1000;
+  // A wait that asks the kernel, from before it does to its end; by
+  // cancellation too.  The kernel gives an edge of the bell to one thread:
+  // whoever takes one, or has slept for all, hands on when it leaves.  A
+  // handler that jumps out of it has done so before (TakeBackWait).
+  class Leave {
+   public:
+    explicit Leave(EpollSet* set) : set_(set) {
+      // (What somebody who jumped out of a wait otherwise has left.)
+      if (__builtin_expect(tls_signals.wait.set != nullptr, 0)) TakeBackWait();
+    }
+    ~Leave() {
+      if (__builtin_expect(owes_ || unlooked, 0)) set_->HandOn(unlooked);
+      std::atomic_signal_fence(std::memory_order_seq_cst);
+      tls_signals.wait.set = nullptr;
+    }
+    Leave(const Leave&) = delete;
+    Leave& operator=(const Leave&) = delete;
+
+    // It is about to ask the kernel, who may give it an edge.
+    void Ask() {
+      tls_signals.wait.set = set_;
+      std::atomic_signal_fence(std::memory_order_seq_cst);
+    }
+    // It is about to sleep for others.  (Who takes an edge owes, too: Looked.)
+    void Owe() {
+      owes_ = true;
+      Ask();
+    }
+    // It has looked behind it, or woken somebody who will.
+    void Looked() {
+      owes_ |= unlooked;
+      unlooked = false;
+    }
+
+    // With an edge, behind which nobody has looked since in such a way that he
+    // must have seen all whose senders have seen the old generation.
+    bool unlooked = false;
+
+   private:
+    EpollSet* const set_;
+    bool owes_ = false;
+  };
   // A thread that sleeps in the kernel's part alone, because no stream is in
   // user space: neither a sleeper nor has it armed anything, and of all such
-  // only one is woken when the first stream comes.  So whoever takes an edge of
-  // the bell or has slept for all, and leaves, hands on: HandOn.
+  // only one is woken when the first stream comes.  Within a Leave.
   class Stranger {
    public:
     // (A handler that jumps away between the count and the note of it leaves
     // one too many: a kick for nothing now and then.)
-    explicit Stranger(EpollSet* set)
-        : set_(set), owes_(tls_signals.wait.set == set) {
-      CountedWait& mine = tls_signals.wait;
-      if (__builtin_expect(mine.stranger || mine.sleeper, 0)) TakeBackWait();
+    explicit Stranger(EpollSet* set) : set_(set) {
       set_->strangers_.fetch_add(1, std::memory_order_seq_cst);
-      mine.set = set;
-      mine.stranger = true;
+      tls_signals.wait.stranger = true;
       std::atomic_signal_fence(std::memory_order_seq_cst);
     }
     // By cancellation too.
     ~Stranger() {
       std::atomic_signal_fence(std::memory_order_seq_cst);
-      CountedWait& mine = tls_signals.wait;
       // (Out of a handler that ends the thread.)
-      if (!mine.stranger) return;
-      mine.stranger = false;
-      if (!owes_) mine.set = nullptr;
+      if (!tls_signals.wait.stranger) return;
+      tls_signals.wait.stranger = false;
       set_->strangers_.fetch_sub(1, std::memory_order_seq_cst);
     }
     Stranger(const Stranger&) = delete;
@@ -133,14 +175,11 @@ class EpollSet final : public File {
 
    private:
     EpollSet* const set_;
-    const bool owes_;  // within a Leave
   };
   // A handler that runs above a wait may jump out of it: what the thread has
   // counted of itself is taken back before, and counted anew after.
   void TakeBack(const CountedWait& wait);
   void Recount(const CountedWait& wait);
-  // An edge of the bell has been taken; then the caller looks, or hands on.
-  void Took();
   // `unlooked`: with an edge of the bell that nobody has looked behind.
   void HandOn(bool unlooked);
   // It is inside another epoll set, which can't see our readiness: its streams
@@ -232,7 +271,6 @@ class EpollSet final : public File {
   bool ToldByLane(const epoll_event& event, std::uint32_t before);
   int DirectRoom(int room) const;
   class Sleep;
-  class Leave;
   bool LeavesWork() {
     return sleepers_.load(std::memory_order_seq_cst) != 0 && LeavesSome();
   }

@@ -124,61 +124,15 @@ class EpollSet::Sleep {
   lane::Source* sources_[kMostSources];
 };
 
-// The end of a wait; by cancellation too.
-class EpollSet::Leave {
- public:
-  explicit Leave(EpollSet* set) : set_(set) {
-    if (__builtin_expect(tls_signals.wait.set != nullptr, 0)) TakeBackWait();
-  }
-  ~Leave() {
-    if (owes_ || unlooked) set_->HandOn(unlooked);
-    tls_signals.wait.set = nullptr;
-  }
-  Leave(const Leave&) = delete;
-  Leave& operator=(const Leave&) = delete;
-
-  // It is about to ask the kernel, who may give it an edge.
-  void Ask() {
-    tls_signals.wait.set = set_;
-    std::atomic_signal_fence(std::memory_order_seq_cst);
-  }
-  // It is about to sleep for others.  (Who takes an edge owes, too: Looked.)
-  void Owe() {
-    owes_ = true;
-    Ask();
-  }
-
-  // It has looked behind it, or woken somebody who will.
-  void Looked() {
-    owes_ |= unlooked;
-    unlooked = false;
-  }
-
-  // With an edge, behind which nobody has looked since in such a way that he
-  // must have seen all whose senders have seen the old generation.
-  bool unlooked = false;
-
- private:
-  EpollSet* const set_;
-  bool owes_ = false;
-};
-
 // The kernel gives an edge to one thread, and a sender kicks once a generation.
 // So with the edge of those who sleep their generation is used up, whoever has
-// taken it: they get another, or the next message would kick nobody.
-void EpollSet::Took() {
-  if (sleepers_.load(std::memory_order_seq_cst) > 0 && poller_) {
-    poller_->Renew();
-  }
-}
-
-// The same for a thread that is about to leave with an edge: true if there is
-// nothing for those who sleep.
+// taken it: they get another, or the next message would kick nobody.  True if
+// there is nothing for them.
 //
-// Not before that: while it looks it needs no kick, if it goes to sleep it
-// makes a new generation and looks again (Sleep), and if it kicks one of them
-// that one takes all this upon him.  So a thread that is woken in vain fences
-// once, not twice.
+// Not before a thread is about to leave with an edge: while it looks it needs
+// no kick, if it goes to sleep it makes a new generation and looks again
+// (Sleep), and if it kicks one of them that one takes all this upon him.  So a
+// thread that is woken in vain fences once, not twice.
 bool EpollSet::NothingBehind() {
   if (sleepers_.load(std::memory_order_seq_cst) == 0) return true;
   Critical critical;
@@ -194,8 +148,8 @@ bool EpollSet::NothingBehind() {
   return nothing;
 }
 
-int EpollSet::Wait(epoll_event* out, int capacity, std::int64_t timeout_ns,
-                   const sigset_t* mask) {
+int EpollSet::Wait(Leave* leave, epoll_event* out, int capacity,
+                   std::int64_t timeout_ns, const sigset_t* mask) {
   std::uint32_t signals = tls_signals.any;
   // Set when the first look has found nothing: what is ready costs no clock.
   std::uint64_t deadline = 0;
@@ -210,21 +164,20 @@ int EpollSet::Wait(epoll_event* out, int capacity, std::int64_t timeout_ns,
     errno = EFAULT;  // as the kernel will say when something comes
     return -1;
   }
-  Leave leave(this);
   while (!HasUser()) {
     // (Of what an edge may have meant here, the first stream has not come, or
     // will make another one; and the unread is looked for now.)
-    leave.Looked();
+    leave->Looked();
     if (AnyUnread()) {
       const int n = EpollFindsUnread(this, out, capacity);
       if (n > 0) return n;
     }
     int n = kOnlyBell;
-    leave.Ask();
+    leave->Ask();
     {
       const Stranger stranger(this);
       if (stranger.MaySleep()) {
-        n = KernelWait(out, capacity, left(), mask, &leave.unlooked);
+        n = KernelWait(out, capacity, left(), mask, &leave->unlooked);
       }
     }
     if (n != kOnlyBell) return n;
@@ -239,9 +192,9 @@ int EpollSet::Wait(epoll_event* out, int capacity, std::int64_t timeout_ns,
   int first = 0;
   const std::uint32_t moves = moves_.load(std::memory_order_seq_cst);
   if (KernelDue()) {
-    leave.Ask();
+    leave->Ask();
     const int n = KernelWait(out, capacity > 1 ? capacity / 2 : 1, 0, nullptr,
-                             &leave.unlooked);
+                             &leave->unlooked);
     if (n > 0) first = n;
     if (first == capacity) return first;
   }
@@ -302,11 +255,11 @@ int EpollSet::Wait(epoll_event* out, int capacity, std::int64_t timeout_ns,
     }
     if (leaves) {
       Registry::KickSleepers(this);
-      leave.Looked();
+      leave->Looked();
     }
     if (kernel) {
-      leave.Ask();
-      const int more = KernelWait(out, capacity, 0, nullptr, &leave.unlooked);
+      leave->Ask();
+      const int more = KernelWait(out, capacity, 0, nullptr, &leave->unlooked);
       if (more > 0) {
         filled = more;
       } else if (more < 0 && more != kOnlyBell) {
@@ -332,7 +285,7 @@ int EpollSet::Wait(epoll_event* out, int capacity, std::int64_t timeout_ns,
     }
     if (!over) continue;
     // Arm, look, sleep.
-    leave.Owe();
+    leave->Owe();
     std::optional<Sleep> sleep(std::in_place, this);
     bool ready = false;
     {
@@ -343,7 +296,7 @@ int EpollSet::Wait(epoll_event* out, int capacity, std::int64_t timeout_ns,
       wait_latch_.unlock();
     }
     // (Armed anew before.)
-    leave.Looked();
+    leave->Looked();
     // A stream that has gone to the kernel since leaves that list, and maybe
     // bytes that the kernel does not know of.
     if (!ready && AnyUnread()) {
@@ -357,12 +310,12 @@ int EpollSet::Wait(epoll_event* out, int capacity, std::int64_t timeout_ns,
         n = -1;
         errno = EINTR;
       } else {
-        n = KernelWait(out, capacity, left(), mask, &leave.unlooked);
+        n = KernelWait(out, capacity, left(), mask, &leave->unlooked);
       }
       error = errno;
       Spinner::Slept(start);
     }
-    sleep->rang = leave.unlooked;
+    sleep->rang = leave->unlooked;
     sleep.reset();
     if (n != kOnlyBell && (n != 0 || left() == 0)) {
       result = n;
@@ -373,11 +326,11 @@ int EpollSet::Wait(epoll_event* out, int capacity, std::int64_t timeout_ns,
   // Who leaves work behind wakes the next.
   if (result > 0 && ready_count_.load(std::memory_order_seq_cst) > 0) {
     Registry::KickSleepers(this);
-    leave.Looked();
+    leave->Looked();
   }
   // (Of what has come to streams that are the kernel's, who is woken looks.)
-  if (leave.unlooked && HasUser() && !AnyUnread() && NothingBehind()) {
-    leave.Looked();
+  if (leave->unlooked && HasUser() && !AnyUnread() && NothingBehind()) {
+    leave->Looked();
   }
   if (result < 0) errno = error;
   return result;

@@ -46,17 +46,20 @@ std::int64_t FromSpec(const timespec* timeout) {
          timeout->tv_nsec;
 }
 
-// What the kernel has told a wait that began before the first stream came, when
-// `moves` had been counted; kOnlyBell: nothing of the program's.
-[[gnu::noinline]] int ToldByKernel(EpollSet* set, epoll_event* events, int n,
-                                   std::uint32_t moves) {
-  bool bell = false;
-  n = set->OfKernel(events, n, moves, &bell);
-  if (bell) {
-    set->Took();
-    set->HandOn(n != EpollSet::kOnlyBell);
+// The rest of a wait in the kernel's part that began when `moves` had been
+// counted, of a set that has, or has had, streams on lanes; n: as the kernel
+// told it, or kOnlyBell where it has not been asked.  left(): what there is
+// still of the time.
+template <class Left>
+[[gnu::noinline]] int AfterKernel(EpollSet::Leave* leave, EpollSet* set,
+                                  epoll_event* events, int capacity,
+                                  const sigset_t* mask, int n,
+                                  std::uint32_t moves, Left&& left) {
+  if (n != EpollSet::kOnlyBell) {
+    n = set->OfKernel(events, n, moves, &leave->unlooked);
+    if (n != EpollSet::kOnlyBell) return n;
   }
-  return n;
+  return set->Wait(leave, events, capacity, left(), mask);
 }
 
 // `wait()` is the kernel's, for a set that has no stream on a lane; one may
@@ -67,22 +70,19 @@ int WaitOn(epoll_event* events, int capacity, std::int64_t timeout_ns,
   if (set->HasUser()) return set->Wait(events, capacity, timeout_ns, mask);
   const std::uint64_t start = timeout_ns > 0 ? base::NowNs() : 0;
   const std::uint32_t moves = set->moves();
+  EpollSet::Leave leave(set);
+  leave.Ask();
   int n = EpollSet::kOnlyBell;
   {
     const EpollSet::Stranger stranger(set);
     if (stranger.MaySleep()) n = wait();
   }
-  if (n == EpollSet::kOnlyBell) {
-    return set->Wait(events, capacity, timeout_ns, mask);
-  }
-  if (n <= 0 || !set->EverUser()) return n;
-  n = ToldByKernel(set, events, n, moves);
-  if (n != EpollSet::kOnlyBell) return n;
-  if (timeout_ns > 0) {
+  if (n == -1 || n == 0 || (n > 0 && !set->EverUser())) return n;
+  return AfterKernel(&leave, set, events, capacity, mask, n, moves, [&] {
+    if (timeout_ns <= 0) return timeout_ns;
     const auto spent = static_cast<std::int64_t>(base::NowNs() - start);
-    timeout_ns = timeout_ns > spent ? timeout_ns - spent : 0;
-  }
-  return set->Wait(events, capacity, timeout_ns, mask);
+    return timeout_ns > spent ? timeout_ns - spent : 0;
+  });
 }
 
 // More than any process may ask for: the kernel refuses it before it looks.
@@ -222,34 +222,14 @@ bool KernelWaits(const EpollSet* set) {
   return set != nullptr && !set->HasUser() && !AnyUnread();
 }
 
-// As the end of WaitOn.
-[[gnu::noinline]] int AfterKernelEpoll(int fd, epoll_event* events,
-                                       int capacity, int timeout, int n,
-                                       std::uint32_t moves, std::uint64_t start,
-                                       EpollSet* set) {
-  if (n != EpollSet::kOnlyBell) {
-    n = ToldByKernel(set, events, n, moves);
-    if (n != EpollSet::kOnlyBell) return n;
-  }
-  if (timeout > 0) {
-    // (The clock's rate is known where there is a lane.)
-    const std::uint64_t spent =
-        (base::Ticks() - start) / base::ticks_per_us / 1000;
-    timeout = spent < static_cast<std::uint64_t>(timeout)
-                  ? timeout - static_cast<int>(spent)
-                  : 0;
-  }
-  return LongEpoll(fd, events, capacity, timeout);
-}
-
+// As WaitOn, without a mask.
 [[gnu::noinline, gnu::hot]] int KernelEpoll(int fd, epoll_event* events,
                                             int capacity, int timeout,
                                             EpollSet* set) {
   const std::uint64_t start = timeout > 0 ? base::Ticks() : 0;
   const std::uint32_t moves = set->moves();
-  // (What somebody who jumped out of a wait has left.)
-  if (tls_signals.wait.set != nullptr) [[unlikely]]
-    TakeBackWait();
+  EpollSet::Leave leave(set);
+  leave.Ask();
   int n = EpollSet::kOnlyBell;
   {
     const EpollSet::Stranger stranger(set);
@@ -258,7 +238,15 @@ bool KernelWaits(const EpollSet* set) {
   }
   if (n == -1 || n == 0 || (n > 0 && !set->EverUser())) [[likely]]
     return n;
-  return AfterKernelEpoll(fd, events, capacity, timeout, n, moves, start, set);
+  return AfterKernel(&leave, set, events, capacity, nullptr, n, moves, [&] {
+    if (timeout <= 0) return FromMs(timeout);
+    // (The clock's rate is known where there is a lane.)
+    const std::uint64_t spent =
+        (base::Ticks() - start) / base::ticks_per_us / 1000;
+    return spent < static_cast<std::uint64_t>(timeout)
+               ? FromMs(timeout - static_cast<int>(spent))
+               : 0;
+  });
 }
 
 }  // namespace

@@ -897,13 +897,12 @@ TEST(LeaderModel, ArmsAgainWhatWakeLocalHasDisarmed) {
 
 // --- Threads that sleep in one epoll set
 
-// The rules of EpollSet::Wait, HandOn, Took (of who comes from WaitOn) and
-// NothingBehind (of who is in Wait), and of Bells and LinkState::Ring.  The
-// kernel gives an edge of the bell to one of those who sleep in the set,
-// whichever it likes; a sender kicks once a generation.  Who takes a message is
-// busy for ever, so each must find another thread.
+// The rules of EpollSet::Wait, HandOn and NothingBehind, and of Bells and
+// LinkState::Ring.  The kernel gives an edge of the bell to one of those who
+// sleep in the set, whichever it likes; a sender kicks once a generation.  Who
+// takes a message is busy for ever, so each must find another thread.
 struct Hands {
-  bool no_renewal = false;      // Took, NothingBehind: their generation
+  bool no_renewal = false;      // NothingBehind: their generation
   bool no_look_behind = false;  // NothingBehind, after that
   bool no_hand_on = false;      // Wait: on leaving
   bool counted_late = false;    // Stranger: counted, then HasUser
@@ -914,8 +913,6 @@ struct Hands {
     kCount,
     kMaySleep,
     kOutside,
-    kTook,
-    kPass,
     kLook,
     kSleeper,
     kArm,
@@ -986,20 +983,8 @@ struct Hands {
         if (s[kEdge] == 0) break;
         s[kEdge] = 0;
         --s[kStrangers];
-        // It was in Wait already, or in WaitOn.
         at = kLook;
         s[kOwes + i] = s[kUnlooked + i] = 1;
-        to->push_back(s);
-        s[kOwes + i] = s[kUnlooked + i] = 0;
-        at = kTook;
-        break;
-      case kTook:
-        if (s[kSleepers] != 0 && !no_renewal) Renew(&s);
-        at = kPass;
-        break;
-      case kPass:
-        if (s[kSleepers] == 0 && s[kStrangers] != 0) s[kEdge] = 1;
-        at = kLook;
         break;
       case kLook:
         at = kSleeper;

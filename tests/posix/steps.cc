@@ -1,0 +1,201 @@
+// Signals that come between two instructions: the thread is traced by itself
+// (the trap flag), from the kernel's answer to its wait on.
+#include <setjmp.h>
+#include <signal.h>
+#include <sys/epoll.h>
+#include <sys/syscall.h>
+#include <ucontext.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <cstring>
+#include <ctime>
+#include <thread>
+
+#include "tests/posix/pair.h"
+
+namespace {
+
+using namespace pair;
+
+// Not by the library's names: the handler of traps is not to be wrapped.
+long Raw(long number, long a, long b, long c, long d) {
+  long result = number;
+  register long fourth asm("r10") = d;
+  asm volatile("syscall"
+               : "+a"(result)
+               : "D"(a), "S"(b), "d"(c), "r"(fourth)
+               : "rcx", "r11", "memory");
+  return result;
+}
+
+extern "C" void StepsRestorer();
+asm(R"(
+  .text
+  .globl StepsRestorer
+  .type StepsRestorer, @function
+StepsRestorer:
+  mov $15, %eax  # rt_sigreturn
+  syscall
+)");
+
+// One round.
+std::atomic<int> waiting{0};    // threads that are about to sleep in the kernel
+std::atomic<bool> told{false};  // one of them has come back
+std::atomic<bool> settled{false};  // ... and goes no further
+std::atomic<bool> beyond{false};   // ... before the signal was due
+int due = 0;                       // its instruction that the signal comes at
+
+thread_local volatile bool sleeps = false;  // by the next instruction
+thread_local volatile bool first = false;   // it is the one
+thread_local volatile int done = 0;         // instructions
+
+constexpr long kTrap = 0x100;
+
+// A wait that may sleep is what comes next.
+bool Sleeps(const greg_t* regs) {
+  constexpr unsigned char kSyscall[] = {0x0f, 0x05};
+  if (std::memcmp(reinterpret_cast<const void*>(regs[REG_RIP]), kSyscall,
+                  sizeof kSyscall) != 0) {
+    return false;
+  }
+  if (regs[REG_RAX] == SYS_epoll_pwait2) {
+    const auto* limit = reinterpret_cast<const timespec*>(regs[REG_R10]);
+    return limit == nullptr || limit->tv_sec != 0 || limit->tv_nsec != 0;
+  }
+  return (regs[REG_RAX] == SYS_epoll_wait ||
+          regs[REG_RAX] == SYS_epoll_pwait) &&
+         static_cast<int>(regs[REG_R10]) != 0;
+}
+
+void OnTrap(int, siginfo_t*, void* context) {
+  greg_t* regs = static_cast<ucontext_t*>(context)->uc_mcontext.gregs;
+  const bool slept = sleeps;
+  sleeps = Sleeps(regs);
+  if (!first) {
+    if (sleeps) ++waiting;
+    if (!slept) return;
+    if (told.exchange(true)) {
+      regs[REG_EFL] &= ~kTrap;
+      return;
+    }
+    first = true;
+  }
+  if (done == due) {
+    regs[REG_EFL] &= ~kTrap;
+    // Blocked until this handler returns.
+    Raw(SYS_tgkill, Raw(SYS_getpid, 0, 0, 0, 0), Raw(SYS_gettid, 0, 0, 0, 0),
+        SIGUSR1, 0);
+  } else if (sleeps) {
+    regs[REG_EFL] &= ~kTrap;
+    beyond = settled = true;
+  }
+  done = done + 1;
+}
+
+void HandleTraps() {
+  struct {
+    void (*handler)(int, siginfo_t*, void*);
+    unsigned long flags;
+    void (*restorer)();
+    unsigned long mask;
+  } action{&OnTrap, SA_SIGINFO | 0x04000000 /* SA_RESTORER */, &StepsRestorer,
+           1ul << (SIGUSR1 - 1)};
+  CHECK_THAT(Raw(SYS_rt_sigaction, SIGTRAP, reinterpret_cast<long>(&action), 0,
+                 8) == 0);
+}
+
+// (Below the red zone.)
+[[gnu::always_inline]] inline void BeginSteps() {
+  asm volatile(
+      "lea -128(%%rsp), %%rsp; pushfq; orq %0, (%%rsp); popfq;"
+      "lea 128(%%rsp), %%rsp" ::"i"(kTrap)
+      : "memory", "cc");
+}
+[[gnu::always_inline]] inline void EndSteps() {
+  asm volatile(
+      "lea -128(%%rsp), %%rsp; pushfq; andq %0, (%%rsp); popfq;"
+      "lea 128(%%rsp), %%rsp" ::"i"(~kTrap)
+      : "memory", "cc");
+}
+
+thread_local sigjmp_buf out;
+thread_local volatile bool waits = false;
+
+// Whether the wait has ended otherwise than it should.
+bool Missed(int set) {
+  sleeps = first = false;
+  done = 0;
+  volatile int n = 0;
+  volatile bool jumped = true;
+  epoll_event event{};
+  if (::sigsetjmp(out, 1) == 0) {
+    waits = true;
+    BeginSteps();
+    n = ::epoll_wait(set, &event, 1, 5000);
+    EndSteps();
+    waits = false;
+    jumped = false;
+    if (first) beyond = true;
+  }
+  if (first) settled = true;
+  return !jumped && n != 1;
+}
+
+// Two threads wait in a set.  The first stream comes into it, and whoever is
+// told of that jumps out of its wait, an instruction later in each round.  The
+// message that comes then is the other one's.
+Case jumps_at_each_step(
+    "siglongjmp_at_each_step",
+    [](int fd) {
+      const char* warm = std::getenv("PAIR_WARM");
+      const bool lane = warm != nullptr && std::strcmp(warm, "lane") == 0;
+      struct sigaction action {};
+      action.sa_handler = [](int) {
+        if (!waits) return;
+        waits = false;
+        ::siglongjmp(out, 1);
+      };
+      CHECK_THAT(::sigaction(SIGUSR1, &action, nullptr) == 0);
+      HandleTraps();
+      std::atomic<int> missed{0};
+      constexpr int kMost = 20'000;  // what comes before the next sleep
+      due = 0;
+      for (beyond = false; !beyond && missed == 0 && due < kMost;) {
+        waiting = 0;
+        told = settled = false;
+        const int set = ::epoll_create1(0);
+        std::thread threads[2];
+        for (auto& thread : threads) {
+          thread = std::thread([&] { missed += Missed(set) ? 1 : 0; });
+        }
+        while (waiting < 2) std::this_thread::yield();
+        epoll_event event{};
+        event.events = EPOLLIN;
+        CHECK_THAT(::epoll_ctl(set, EPOLL_CTL_ADD, fd, &event) == 0);
+        // (A stream that is the kernel's wakes nobody yet.)
+        while (lane && !settled) std::this_thread::yield();
+        Tell(1);
+        for (auto& thread : threads) thread.join();
+        char byte;
+        RecvAll(fd, &byte, 1);
+        SendAll(fd, &byte, 1);
+        ::close(set);
+        due += 1 + due / 300;
+      }
+      Tell(0);
+      Log("%s", missed != 0 ? "one slept on"
+                : beyond    ? "all were told"
+                            : "it goes on and on");
+    },
+    [](int fd) {
+      while (Hear() == 1) {
+        char byte = 'x';
+        SendAll(fd, &byte, 1);
+        RecvAll(fd, &byte, 1);
+      }
+    },
+    {.seconds = 120});
+
+}  // namespace
