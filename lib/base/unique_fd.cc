@@ -14,28 +14,33 @@ namespace rcsock::base {
 namespace {
 
 constexpr int kMostInternal = 65536;
-std::atomic<std::uint64_t> internal_fds[kMostInternal / 64];
+using Set = std::atomic<std::uint64_t>[kMostInternal / 64];
+Set internal_fds;
+Set parent_fds;  // of them
 
-void Mark(int fd, bool internal) {
+bool Has(const Set& set, int fd) {
+  return (set[fd / 64].load(std::memory_order_relaxed) >> (fd % 64) & 1) != 0;
+}
+
+void Mark(Set& set, int fd, bool in) {
   if (fd < 0 || fd >= kMostInternal) return;
   const std::uint64_t bit = std::uint64_t{1} << (fd % 64);
-  if (internal) {
-    internal_fds[fd / 64].fetch_or(bit, std::memory_order_relaxed);
-  } else if (IsInternalFd(fd)) {
-    internal_fds[fd / 64].fetch_and(~bit, std::memory_order_relaxed);
+  if (in) {
+    set[fd / 64].fetch_or(bit, std::memory_order_relaxed);
+  } else if (Has(set, fd)) {
+    set[fd / 64].fetch_and(~bit, std::memory_order_relaxed);
   }
 }
 
 }  // namespace
 
 bool IsInternalFd(int fd) {
-  return fd >= 0 && fd < kMostInternal &&
-         (internal_fds[fd / 64].load(std::memory_order_relaxed) >> (fd % 64) &
-          1) != 0;
+  return fd >= 0 && fd < kMostInternal && Has(internal_fds, fd);
 }
 
 void CloseRaw(int fd) {
-  Mark(fd, false);
+  Mark(internal_fds, fd, false);
+  Mark(parent_fds, fd, false);
   int saved = errno;
   ::syscall(SYS_close, fd);
   errno = saved;
@@ -54,12 +59,28 @@ int RelocateHigh(int fd) {
   long moved = ::syscall(SYS_fcntl, fd, F_DUPFD_CLOEXEC, top - room);
   if (moved < 0) {
     ::syscall(SYS_fcntl, fd, F_SETFD, FD_CLOEXEC);
-    Mark(fd, true);
+    Mark(internal_fds, fd, true);
     return fd;
   }
   CloseRaw(fd);
-  Mark(static_cast<int>(moved), true);
+  Mark(internal_fds, static_cast<int>(moved), true);
   return static_cast<int>(moved);
+}
+
+int RelocateHighForParent(int fd) {
+  fd = RelocateHigh(fd);
+  Mark(parent_fds, fd, true);
+  return fd;
+}
+
+void CloseParentFds() {
+  for (int fd = 0; fd < kMostInternal; ++fd) {
+    if (fd % 64 == 0 && parent_fds[fd / 64].load() == 0) {
+      fd += 63;
+    } else if (Has(parent_fds, fd)) {
+      CloseRaw(fd);
+    }
+  }
 }
 
 }  // namespace rcsock::base

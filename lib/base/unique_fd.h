@@ -5,13 +5,19 @@
 
 namespace rcsock::base {
 
-// Closes an internal descriptor by a raw system call (never through the preload).
+// Closes an internal descriptor by a raw system call (never through the
+// preload).
 void CloseRaw(int fd);
 
 // Moves `fd` to the top of the process's range, close-on-exec, so that the
 // application keeps the low numbers it would have without rcsock.  Returns the
 // new number; on failure `fd` itself, made close-on-exec.  -1 stays -1.
 int RelocateHigh(int fd);
+
+// The same for one that no child of fork has a use for.
+int RelocateHighForParent(int fd);
+// In the child: closes those that are open.
+void CloseParentFds();
 
 // Whether `fd` is one that RelocateHigh has given out: the application can
 // neither close nor see it.

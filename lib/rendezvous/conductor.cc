@@ -11,6 +11,7 @@
 #include "lib/base/config.h"
 #include "lib/base/internal.h"
 #include "lib/base/latch.h"
+#include "lib/base/unique_fd.h"
 #include "lib/rendezvous/core.h"
 #include "lib/rendezvous/rendezvous.h"
 #include "lib/verbs/verbs.h"
@@ -162,6 +163,8 @@ void Conductor::ForkChild(bool asleep) {
   g_board = nullptr;
   g_failed_ns = 0;
   verbs::ForkChild();
+  // (A handler that forks in a sleep goes back to it, on one of these.)
+  if (!asleep) base::CloseParentFds();
   // A fork from the conductor's own callbacks makes this thread an ordinary
   // one.
   tls_core = nullptr;

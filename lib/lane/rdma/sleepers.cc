@@ -51,7 +51,7 @@ Sleepers::Sleepers(Source* source) : source_(source), id_(NextGroup()) {
 }
 
 bool Sleepers::Open() {
-  wake_fd_.reset(base::RelocateHigh(static_cast<int>(
+  wake_fd_.reset(base::RelocateHighForParent(static_cast<int>(
       ::syscall(SYS_eventfd2, 0, EFD_CLOEXEC | EFD_NONBLOCK))));
   return wake_fd_.ok();
 }
@@ -75,7 +75,7 @@ int Sleepers::TakeSet() {
     }
     if (fd == kNone) {
       const int saved = errno;
-      fd = base::RelocateHigh(
+      fd = base::RelocateHighForParent(
           static_cast<int>(::syscall(SYS_epoll_create1, EPOLL_CLOEXEC)));
       if (fd < 0 || !Watch(fd, source_->fd()) || !Watch(fd, wake_fd_.get())) {
         if (fd >= 0) base::CloseRaw(fd);
