@@ -179,6 +179,19 @@ check "on TCP: bytes" "[500]" \
   "$(ask "sorted({s['tcp']['tx_bytes'] for s in p[$client]['streams']})")"
 finish
 
+# --- Under the preload by another name ---------------------------------------------
+ours=$RCSOCK_PRELOAD
+cp "$ours" renamed.so
+RCSOCK_PRELOAD=$tmp/renamed.so
+start tcp
+rounds 5
+look "$client"
+check "renamed: from the kernel" kernel "$(ask "p[$client]['source']")"
+RCSOCK_PRELOAD=$ours
+finish
+check "renamed: not twice" "LD_PRELOAD=$ours" \
+  "$(LD_PRELOAD=$tmp/renamed.so "$tool" run -- env | grep ^LD_PRELOAD=)"
+
 # --- Seen from a shell under `rcsock run` ------------------------------------------
 start auto
 # It is such a process itself by then, which has no thread to answer with.

@@ -14,6 +14,7 @@
 #include <system_error>
 
 #include "lib/base/config.h"
+#include "tools/rcsock/preload_file.h"
 #include "tools/rcsock/program.h"
 
 namespace rcsock::tools {
@@ -24,7 +25,6 @@ namespace fs = std::filesystem;
 constexpr int kUsage = 2;
 constexpr int kNotExecutable = 126;
 constexpr int kNotFound = 127;
-constexpr char kLibrary[] = "librcsock_preload.so";
 
 int Fail(int status, const std::string& line) {
   std::cerr << "rcsock: " << line << "\n";
@@ -68,13 +68,13 @@ std::string FindLibrary() {
     found = asked;
   } else {
     for (const fs::path& place : Places()) {
-      if (fs::is_regular_file(place / kLibrary, error)) {
-        found = place / kLibrary;
+      if (fs::is_regular_file(place / kPreloadName, error)) {
+        found = place / kPreloadName;
         break;
       }
     }
     if (found.empty()) {
-      Fail(1, std::string(kLibrary) +
+      Fail(1, std::string(kPreloadName) +
                   " is neither beside this program nor in ../lib; set "
                   "RCSOCK_PRELOAD to its path");
       return "";
@@ -99,7 +99,8 @@ std::string PreloadList(const std::string& library, const std::string& list) {
     at = end + 1;
     const bool same = entry == library;
     if (entry.empty() || (same && there) ||
-        (!same && fs::path(entry).filename() == kLibrary)) {
+        (!same &&
+         (fs::path(entry).filename() == kPreloadName || IsPreload(entry)))) {
       continue;
     }
     there = there || same;

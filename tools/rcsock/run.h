@@ -26,7 +26,7 @@ std::string FindLibrary();
 
 // LD_PRELOAD for a process that is to run with `library` ("": without any of
 // ours): `list` with it in front, unless it is there already, and without
-// others of its name.
+// others of ours.
 std::string PreloadList(const std::string& library, const std::string& list);
 
 // Sets this process's environment as the configuration files say, for a program

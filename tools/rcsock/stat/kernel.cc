@@ -16,10 +16,12 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <sstream>
 #include <system_error>
 #include <unordered_set>
 
 #include "lib/base/unique_fd.h"
+#include "tools/rcsock/preload_file.h"
 
 namespace rcsock::tools {
 namespace {
@@ -36,10 +38,25 @@ bool Number(const std::string& text, long* value) {
   return !text.empty() && std::from_chars(text.data(), end, *value).ptr == end;
 }
 
-bool HasPreload(pid_t pid) {
+// What each file is that has been looked at, by device and inode: most
+// processes have the same libraries.
+using KnownFiles = std::unordered_map<std::string, bool>;
+
+bool HasPreload(pid_t pid, KnownFiles* known) {
+  const std::string name = std::string("/") + kPreloadName;
   std::ifstream maps(Proc(pid, "maps"));
   for (std::string line; std::getline(maps, line);) {
-    if (line.find("/librcsock_preload.so") != std::string::npos) return true;
+    // (One that has been replaced since is there by its name only.)
+    if (line.find(name) != std::string::npos) return true;
+    std::istringstream words(line);
+    std::string range, rights, offset, device, inode, path;
+    words >> range >> rights >> offset >> device >> inode >> std::ws;
+    std::getline(words, path);
+    if (rights.size() < 3 || rights[2] != 'x' || path[0] != '/') continue;
+    const auto [file, unknown] = known->try_emplace(device + " " + inode);
+    // (As the process sees the name.)
+    if (unknown) file->second = IsPreload(Proc(pid, "root") + path);
+    if (file->second) return true;
   }
   return false;
 }
@@ -124,6 +141,7 @@ void Dump(int family, std::uint32_t states,
 
 std::vector<pid_t> PreloadedProcesses() {
   std::vector<pid_t> found;
+  KnownFiles known;
   std::error_code error;
   for (const auto& entry : fs::directory_iterator("/proc", error)) {
     long pid;
@@ -131,7 +149,7 @@ std::vector<pid_t> PreloadedProcesses() {
     struct stat info {};
     if (::stat(entry.path().c_str(), &info) != 0) continue;
     if (::geteuid() != 0 && info.st_uid != ::geteuid()) continue;
-    if (HasPreload(static_cast<pid_t>(pid))) {
+    if (HasPreload(static_cast<pid_t>(pid), &known)) {
       found.push_back(static_cast<pid_t>(pid));
     }
   }
