@@ -1,6 +1,7 @@
 // How connections end: half-close, EOF, resets, kills.
 #include <dirent.h>
 #include <fcntl.h>
+#include <linux/sockios.h>
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
@@ -336,6 +337,42 @@ Case first_thread_ended(
       LogDrain(fd);
     },
     {.warm = false, .connect = false});
+
+// A signal ends the process then as ever: while the last thread waits, and in
+// the functions that exit calls.
+Case first_thread_and_signal(
+    "first_thread_ends_by_signal",
+    [](int fd) {
+      Tell(::getpid());
+      LeaveFirstThread(
+          [](int one) {
+            Barrier();
+            char byte;
+            ::recv(one, &byte, 1, 0);
+          },
+          fd);
+    },
+    [](int) {
+      const auto server = static_cast<pid_t>(Hear());
+      Barrier();
+      CHECK_THAT(::kill(server, SIGTERM) == 0);
+    });
+Case exit_and_signal(
+    "first_thread_ends_signal_in_exit",
+    [](int fd) {
+      Tell(::getpid());
+      // (Called before the other one.)
+      CHECK_THAT(std::atexit([] {
+                   Barrier();
+                   for (;;) ::pause();
+                 }) == 0);
+      LeaveFirstThread([](int) {}, fd);
+    },
+    [](int) {
+      const auto server = static_cast<pid_t>(Hear());
+      Barrier();
+      CHECK_THAT(::kill(server, SIGTERM) == 0);
+    });
 
 // In a child of fork the thread that forked is the first.
 Case first_thread_of_child_ends(
@@ -797,6 +834,118 @@ Case quick_exit(
       Barrier();
       LogDrain(fd);
     });
+// Rounds between two processes that end, each with a connection of its own.
+// (Their parent has none: a child of one that has used an RDMA device can't.)
+void EndRounds(int rounds, void (*answers)(int fd), void (*asks)(int fd)) {
+  for (int i = 0; i < rounds; ++i) {
+    int port;
+    const int listener = Listen(&port);
+    pid_t ends[2];
+    for (int end = 0; end < 2; ++end) {
+      ends[end] = ::fork();
+      CHECK_THAT(ends[end] >= 0);
+      if (ends[end] > 0) continue;
+      const int fd =
+          end == 0 ? ::accept(listener, nullptr, nullptr) : Connect(port);
+      CHECK_THAT(fd >= 0);
+      ::close(listener);
+      WarmAs(fd, end == 1);
+      (end == 0 ? answers : asks)(fd);
+      ::_exit(0);
+    }
+    ::close(listener);
+    for (const pid_t end : ends) {
+      CHECK_THAT(::waitpid(end, nullptr, 0) == end);
+    }
+  }
+}
+
+constexpr std::size_t kAsked = 100;
+
+// A server that reads all and exits has ended the stream in order.
+Case exit_when_read(
+    "exit_when_all_is_read",
+    [](int) {
+      EndRounds(
+          12,
+          [](int fd) {
+            char request[kAsked];
+            RecvAll(fd, request, sizeof request);
+          },
+          [](int fd) {
+            const char request[kAsked] = {};
+            SendAll(fd, request, sizeof request);
+            LogDrain(fd);
+          });
+    },
+    [](int) {}, {.warm = false, .connect = false, .seconds = 60});
+
+// Both have shut down, and the one that reads the end first exits: the other
+// one sees an end and no error, then and later.
+Case exit_at_the_end(
+    "exit_at_the_end",
+    [](int) {
+      EndRounds(
+          12,
+          [](int fd) {
+            ::shutdown(fd, SHUT_WR);
+            int error;
+            Drain(fd, &error);
+          },
+          [](int fd) {
+            ::shutdown(fd, SHUT_WR);
+            LogDrain(fd);
+            // (Longer than the other one takes to exit.)
+            pollfd one{fd, 0, 0};
+            CHECK_THAT(::poll(&one, 1, 10'000) == 1);
+            Log("poll %x", static_cast<unsigned>(one.revents));
+            pollfd none{-1, 0, 0};
+            ::poll(&none, 1, 50);
+            ::poll(&one, 1, 0);
+            Log("poll %x", static_cast<unsigned>(one.revents));
+            LogDrain(fd);
+          });
+    },
+    [](int) {}, {.warm = false, .connect = false, .seconds = 60});
+
+// kill -9 of one that has read all: when the other end knows that it has come,
+// and at once, when a lane of another host may not have heard of it.
+void KillReaders(bool at_once) {
+  static int told[2];
+  static bool knows;
+  CHECK_THAT(::pipe(told) == 0);
+  knows = !at_once;
+  EndRounds(
+      12,
+      [](int fd) {
+        char request[kAsked];
+        RecvAll(fd, request, sizeof request);
+        const pid_t reader = ::getpid();
+        ::write(told[1], &reader, sizeof reader);
+        for (;;) ::pause();
+      },
+      [](int fd) {
+        const char request[kAsked] = {};
+        SendAll(fd, request, sizeof request);
+        pid_t reader;
+        CHECK_THAT(::read(told[0], &reader, sizeof reader) == sizeof reader);
+        for (int unread = 1; knows && unread != 0; ::poll(nullptr, 0, 1)) {
+          CHECK_THAT(::ioctl(fd, SIOCOUTQ, &unread) == 0);
+        }
+        CHECK_THAT(::kill(reader, SIGKILL) == 0);
+        int error;
+        const std::size_t n = Drain(fd, &error);
+        // (docs/compatibility.md)
+        if (!knows && error == ECONNRESET) error = 0;
+        Log("%zu, then %s", n, error == 0 ? "the end" : ErrorName(error));
+      });
+}
+Case kill_reader(
+    "kill_when_all_is_read", [](int) { KillReaders(false); }, [](int) {},
+    {.warm = false, .connect = false, .seconds = 60});
+Case kill_reader_at_once(
+    "kill_when_all_is_just_read", [](int) { KillReaders(true); }, [](int) {},
+    {.warm = false, .connect = false, .seconds = 60});
 
 Case exit_unread(
     "exit_unread",

@@ -182,11 +182,13 @@ std::uint64_t TcpBytes(int fd) {
   return info.tcpi_bytes_received + info.tcpi_bytes_acked;
 }
 
-void Warm(int fd) {
+void Warm(int fd) { WarmAs(fd, is_client); }
+
+void WarmAs(int fd, bool asks) {
   const char* warm = std::getenv("PAIR_WARM");
   const bool lane = warm != nullptr && std::strcmp(warm, "lane") == 0;
   char message[8] = "warming";
-  if (!is_client) {
+  if (!asks) {
     do {
       RecvAll(fd, message, sizeof message);
       SendAll(fd, message, sizeof message);

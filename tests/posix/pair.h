@@ -49,6 +49,8 @@ std::size_t Drain(int fd, int* error);
 // Round trips until the bytes no longer go through the kernel's TCP (with
 // PAIR_WARM=lane in the environment; else a few), then returns on both ends.
 void Warm(int fd);
+// The same between other processes: one of them asks, the other answers.
+void WarmAs(int fd, bool asks);
 // True if `fd` has not used TCP for a while: asks the kernel (TCP_INFO).
 std::uint64_t TcpBytes(int fd);
 
