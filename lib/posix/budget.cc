@@ -386,6 +386,18 @@ void Sock::MemoryLook() {
   if (grown) LookAtMemorySoon();
 }
 
+// What is still to be heard of the peer by a stream that leaves its lane: its
+// bytes, and one for the answer; 0: nothing.
+std::uint64_t Sock::OnItsWay() {
+  Latched latched(this);
+  if (mode() != Mode::kEngine || stream_ == nullptr || finished_) return 0;
+  if (stream_->tx() == stream::Tx::kRaw) {
+    // The peer's RAW, left unread, would make the end a reset.
+    return stream_->rx() != stream::Rx::kRaw ? 1 : 0;
+  }
+  return stream_->Unacked() + (stream_->tx() == stream::Tx::kDown ? 1 : 0);
+}
+
 void Sock::LeaveRemoteLanes(std::uint64_t deadline_ns) {
   Critical critical;
   if (remote_count.load(std::memory_order_relaxed) == 0 ||
@@ -406,24 +418,28 @@ void Sock::LeaveRemoteLanes(std::uint64_t deadline_ns) {
       sock->HandleChanges();
     }
   }
-  for (const Shared& sock : remotes) {
-    for (;;) {
-      sock->tx_latch.lock();
-      sock->rx_latch.lock();
-      const bool on_its_way =
-          sock->mode() == Mode::kEngine && sock->stream_ != nullptr &&
-          !sock->finished_ &&
-          (sock->stream_->tx() != stream::Tx::kRaw
-               ? sock->stream_->Unacked() > 0 ||
-                     sock->stream_->tx() == stream::Tx::kDown
-               // The peer's RAW, left unread, would make the end a reset.
-               : sock->stream_->rx() != stream::Rx::kRaw);
-      sock->rx_latch.unlock();
-      sock->tx_latch.unlock();
-      if (!on_its_way || base::NowNs() >= deadline_ns) break;
-      timespec brief{0, 100'000};  // the conductor reads the peer's answer
-      ::nanosleep(&brief, nullptr);
+  // Together: what one peer answers says nothing of another's.  Where nothing
+  // has come from any of them for a second, they are stopped, or gone.
+  constexpr std::uint64_t kSilentNs = 1'000'000'000;
+  std::vector<Shared> waiting = remotes;
+  std::uint64_t left = ~std::uint64_t{0};
+  for (std::uint64_t heard_ns = base::NowNs();;) {
+    std::uint64_t now_left = 0;
+    std::erase_if(waiting, [&](const Shared& sock) {
+      const std::uint64_t more = sock->OnItsWay();
+      now_left += more;
+      return more == 0;
+    });
+    const std::uint64_t now = base::NowNs();
+    if (waiting.empty() || now >= deadline_ns) break;
+    if (now_left != left) {
+      left = now_left;
+      heard_ns = now;
+    } else if (now - heard_ns >= kSilentNs) {
+      break;
     }
+    timespec brief{0, 100'000};  // the conductor reads the peers' answers
+    ::nanosleep(&brief, nullptr);
   }
   for (const Shared& sock : remotes) sock->FlushAtExit(deadline_ns);
 }

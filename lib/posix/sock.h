@@ -498,7 +498,8 @@ class alignas(64) Sock final : public File,
   void LeaveForExec();
   // What a peer on another host has not taken yet dies with this process's
   // queue pairs: those bytes go to TCP, whose buffers outlive us.  Every such
-  // stream, closed ones too; blocks until the peers have answered (bounded).
+  // stream, closed ones too; blocks until the peers have answered, or none has
+  // for a second.
   static void LeaveRemoteLanes(std::uint64_t deadline_ns);
   // Streams that have grown rings and do not use them leave their lanes.
   static void MemoryLook();
@@ -563,6 +564,7 @@ class alignas(64) Sock final : public File,
   void KickPollers();
   void TellLane(std::uint32_t bits, int bell);
   static std::vector<std::shared_ptr<Sock>> Remotes();
+  std::uint64_t OnItsWay();
   // What a stream moves, over at least a second; span 0: not known yet.
   struct Pace {
     std::uint64_t rate = 0;  // bytes a second

@@ -13,10 +13,12 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <iterator>
 #include <set>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -945,6 +947,60 @@ Case kill_reader(
     {.warm = false, .connect = false, .seconds = 60});
 Case kill_reader_at_once(
     "kill_when_all_is_just_read", [](int) { KillReaders(true); }, [](int) {},
+    {.warm = false, .connect = false, .seconds = 60});
+
+// A peer that is stopped, over several connections, is not waited for long; it
+// finds all when it goes on.
+constexpr int kLeft = 4;
+Case exit_stopped(
+    "exit_stopped_peer",
+    [](int) {
+      int port;
+      const int listener = Listen(&port);
+      Tell(port);
+      int fds[kLeft];
+      for (int& fd : fds) {
+        fd = ::accept(listener, nullptr, nullptr);
+        CHECK_THAT(fd >= 0);
+        Warm(fd);
+      }
+      Tell(::getpid());
+      Barrier();
+      for (const int fd : fds) LogDrain(fd);
+    },
+    [](int) {
+      int about[2];
+      CHECK_THAT(::pipe(about) == 0);
+      const pid_t child = ::fork();
+      CHECK_THAT(child >= 0);
+      if (child == 0) {
+        const int port = static_cast<int>(Hear());
+        int fds[kLeft];
+        for (int& fd : fds) Warm(fd = Connect(port));
+        const auto peer = static_cast<pid_t>(Hear());
+        CHECK_THAT(::kill(peer, SIGSTOP) == 0);
+        const std::string stat = "/proc/" + std::to_string(peer) + "/stat";
+        for (char state = 0; state != 'T';) {
+          FILE* file = std::fopen(stat.c_str(), "r");
+          CHECK_THAT(file != nullptr);
+          CHECK_THAT(std::fscanf(file, "%*d (%*[^)]) %c", &state) == 1);
+          std::fclose(file);
+        }
+        const char text[1000] = {};
+        for (const int fd : fds) SendAll(fd, text, sizeof text);
+        ::write(about[1], &peer, sizeof peer);
+        ::exit(0);
+      }
+      pid_t peer;
+      CHECK_THAT(::read(about[0], &peer, sizeof peer) == sizeof peer);
+      const std::uint64_t start = NowMs();
+      int status = 0;
+      CHECK_THAT(::waitpid(child, &status, 0) == child);
+      const std::uint64_t took = NowMs() - start;
+      Log("status %d, %s", status, took < 3000 ? "in time" : "late");
+      CHECK_THAT(::kill(peer, SIGCONT) == 0);
+      Barrier();
+    },
     {.warm = false, .connect = false, .seconds = 60});
 
 Case exit_unread(
