@@ -289,7 +289,7 @@ void Sock::Finish(bool reset) {
   if (mine) {
     if (reset) ResetOnClose(number);
     base::CloseRaw(number);
-    KeepSpare();
+    KeepSpares();
   }
   if (last) Unref();
 }

@@ -93,7 +93,7 @@ void Sock::StartSeek() {
       static_cast<Sock*>(completion.cookie)->OnCompletion(completion.flags);
     });
     WatchLastThread(conductor);
-    KeepSpare();
+    KeepSpares();
   }
   // While it looks again, what it found the last time stands.
   if (attempts_ == 0) reason_ = Reason::kPending;

@@ -12,25 +12,32 @@
 namespace rcsock::posix {
 namespace {
 
-constinit std::atomic<int> spare{-1};
+// As many connections may be closed, and not yet delivered, where there is no
+// other number.
+constinit std::atomic<int> spares[] = {-1, -1, -1, -1};
 
 }  // namespace
 
-void KeepSpare() {
-  if (spare.load(std::memory_order_relaxed) >= 0) return;
-  // Anything that keeps nothing else alive, in a child of fork too.
-  const int fd = base::RelocateHigh(static_cast<int>(
-      ::syscall(SYS_socket, AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0)));
-  int none = -1;
-  if (fd >= 0 && !spare.compare_exchange_strong(none, fd)) base::CloseRaw(fd);
+void KeepSpares() {
+  for (auto& spare : spares) {
+    if (spare.load(std::memory_order_relaxed) >= 0) continue;
+    // Anything that keeps nothing else alive, in a child of fork too.
+    const int fd = base::RelocateHigh(static_cast<int>(
+        ::syscall(SYS_socket, AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0)));
+    if (fd < 0) return;
+    int none = -1;
+    if (!spare.compare_exchange_strong(none, fd)) base::CloseRaw(fd);
+  }
 }
 
 int UseSpare(int fd) {
-  const int number = spare.exchange(-1);
-  if (number < 0) return -1;
-  // (The kernel closes what was there.)
-  if (::syscall(SYS_dup3, fd, number, O_CLOEXEC) == number) return number;
-  base::CloseRaw(number);
+  for (auto& spare : spares) {
+    const int number = spare.exchange(-1);
+    if (number < 0) continue;
+    // (The kernel closes what was there.)
+    if (::syscall(SYS_dup3, fd, number, O_CLOEXEC) == number) return number;
+    base::CloseRaw(number);
+  }
   return -1;
 }
 

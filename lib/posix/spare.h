@@ -3,14 +3,14 @@
 
 namespace rcsock::posix {
 
-// One descriptor that nobody uses: whose number a connection gets that is
-// closed where the process may open no other, so that what it owes is still
+// A few descriptors that nobody uses: whose numbers connections get that are
+// closed where the process may open no other, so that what they owe is still
 // delivered.
 
-// Makes it, unless there is one.
-void KeepSpare();
-// Puts what `fd` names under its number, which is returned, and is the caller's
-// now; -1: there is none.
+// Makes those that there are not.
+void KeepSpares();
+// Puts what `fd` names under the number of one, which is returned, and is the
+// caller's now; -1: there is none.
 int UseSpare(int fd);
 
 }  // namespace rcsock::posix

@@ -741,6 +741,44 @@ Case close_owing_at_limit(
     },
     {.warm = false, .connect = false});
 
+// ... nor for another one, beside it; the number of the first is taken again.
+Case close_owing_two_at_limit(
+    "close_owing_two_at_limit",
+    [](int) {
+      rlimit limit{};
+      CHECK_THAT(::getrlimit(RLIMIT_NOFILE, &limit) == 0);
+      limit.rlim_cur = 200;
+      CHECK_THAT(::setrlimit(RLIMIT_NOFILE, &limit) == 0);
+      int port;
+      const int listener = Listen(&port);
+      Tell(port);
+      int fds[2];
+      for (int& fd : fds) Warm(fd = ::accept(listener, nullptr, nullptr));
+      for (const int fd : fds) Tell(SendMost(fd));
+      for (const int fd : fds) {
+        while (::dup(0) >= 0) {
+        }
+        Result("close", ::close(fd));
+      }
+      ::exit(0);
+    },
+    [](int) {
+      const int port = static_cast<int>(Hear());
+      int fds[2];
+      for (int& fd : fds) Warm(fd = Connect(port));
+      std::int64_t sent[2];
+      for (int i = 0; i < 2; ++i) {
+        LittleRoom(fds[i]);
+        sent[i] = Hear();
+      }
+      ::poll(nullptr, 0, 500);  // it has ended, if it does not wait
+      for (int i = 0; i < 2; ++i) {
+        CheckBulk(fds[i], 9, static_cast<std::size_t>(sent[i]));
+        LogDrain(fds[i]);
+      }
+    },
+    {.warm = false, .connect = false});
+
 // exec waits for a second only, and what is owed then is lost: not by an
 // orderly end.
 void TellHonest(int fd) {
