@@ -1,6 +1,7 @@
 #include "lib/posix/table.h"
 
 #include <fcntl.h>
+#include <sys/mman.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -66,15 +67,41 @@ struct Lent {
   std::atomic<std::uintptr_t> entry;
   std::atomic<int> borrower;
 };
-constexpr int kMostLent = 65536;
-Lent lent_files[kMostLent];  // zero pages until touched
+// By the number, 64 Ki of them together; mapped when the first of these is
+// lent, by a child, and kept.
+constexpr int kLentBits = 16;
+constinit std::atomic<Lent*> lent_files[kMaxFds >> kLentBits] = {};
+
+// Of a number that is lent.
+Lent& LentAt(int fd) {
+  return lent_files[fd >> kLentBits].load(
+      std::memory_order_acquire)[fd & ((1 << kLentBits) - 1)];
+}
+
+bool MakeLent(int fd) {
+  auto& files = lent_files[fd >> kLentBits];
+  if (files.load(std::memory_order_acquire) != nullptr) return true;
+  constexpr std::size_t kBytes = sizeof(Lent) << kLentBits;
+  const int saved = errno;
+  void* zeros = ::mmap(nullptr, kBytes, PROT_READ | PROT_WRITE,
+                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (zeros == MAP_FAILED) {
+    errno = saved;
+    return false;
+  }
+  Lent* none = nullptr;
+  if (!files.compare_exchange_strong(none, static_cast<Lent*>(zeros))) {
+    ::munmap(zeros, kBytes);
+  }
+  return true;
+}
 
 // In the parent: the entry is as before.
 void Recall(int fd) {
   if (Entry(fd) != &lent) return;
   auto entry = reinterpret_cast<std::uintptr_t>(&lent);
   fd_table[fd].compare_exchange_strong(
-      entry, lent_files[fd].entry.load(std::memory_order_relaxed));
+      entry, LentAt(fd).entry.load(std::memory_order_relaxed));
 }
 
 // Whether who has borrowed it has ended, or is another program by now.  (Where
@@ -84,7 +111,7 @@ bool Returned(int fd) {
   const int saved = errno;
   const bool same =
       ::syscall(SYS_kcmp, OwnPid(),
-                lent_files[fd].borrower.load(std::memory_order_relaxed),
+                LentAt(fd).borrower.load(std::memory_order_relaxed),
                 kSameMemory, 0, 0) == 0;
   errno = saved;
   return !same;
@@ -93,10 +120,10 @@ bool Returned(int fd) {
 // What a number that is lent names for the caller.
 File* LentFile(int fd) {
   const long pid = ::syscall(SYS_getpid);
-  if (pid == lent_files[fd].borrower.load(std::memory_order_relaxed)) {
+  if (pid == LentAt(fd).borrower.load(std::memory_order_relaxed)) {
     return nullptr;
   }
-  const auto entry = lent_files[fd].entry.load(std::memory_order_relaxed);
+  const auto entry = LentAt(fd).entry.load(std::memory_order_relaxed);
   if (pid == OwnPid() && Returned(fd)) Recall(fd);
   return reinterpret_cast<File*>(entry);
 }
@@ -122,18 +149,18 @@ File* Another(int fd) {
 }  // namespace
 
 void Lend(int fd) {
-  if (static_cast<unsigned>(fd) >= static_cast<unsigned>(kMostLent)) return;
   if (Entry(fd) == &lent && Returned(fd)) Recall(fd);
+  if (Entry(fd) == nullptr) return;
   auto entry = fd_table[fd].load(std::memory_order_acquire);
-  File* const file = Entry(fd);
+  const auto* const file = reinterpret_cast<File*>(entry & ~kClaimed);
   // (What another thread closes at this moment will be nobody's soon.)
   if (file == nullptr || file->kind == FileKind::kBetween ||
-      (entry & kClaimed) != 0) {
+      (entry & kClaimed) != 0 || !MakeLent(fd)) {
     return;
   }
-  lent_files[fd].borrower.store(static_cast<int>(::syscall(SYS_getpid)),
-                                std::memory_order_relaxed);
-  lent_files[fd].entry.store(entry, std::memory_order_relaxed);
+  LentAt(fd).borrower.store(static_cast<int>(::syscall(SYS_getpid)),
+                            std::memory_order_relaxed);
+  LentAt(fd).entry.store(entry, std::memory_order_relaxed);
   fd_table[fd].compare_exchange_strong(entry,
                                        reinterpret_cast<std::uintptr_t>(&lent));
 }
@@ -142,7 +169,7 @@ Sock* OwnersSock(int fd) {
   File* file = Entry(fd);
   if (file == &lent) {
     file = reinterpret_cast<File*>(
-        lent_files[fd].entry.load(std::memory_order_relaxed));
+        LentAt(fd).entry.load(std::memory_order_relaxed));
   }
   return file != nullptr && file->kind == FileKind::kSock
              ? static_cast<Sock*>(file)

@@ -528,6 +528,40 @@ Case vfork_reuses(
       Result("close", ::close(fd));
     });
 
+// The same of a number that few programs have.
+Case vfork_reuses_high(
+    "vfork_reuses_a_high_number",
+    [](int fd) {
+      Echo(fd, 200);
+      LogDrain(fd);
+    },
+    [](int fd) {
+      constexpr int kHigh = 100'000;
+      rlimit limit{};
+      CHECK_THAT(::getrlimit(RLIMIT_NOFILE, &limit) == 0);
+      limit.rlim_cur = 2 * kHigh;
+      if (limit.rlim_max < limit.rlim_cur) limit.rlim_max = limit.rlim_cur;
+      // (Who may not raise it has what the other case has.)
+      const bool high = ::setrlimit(RLIMIT_NOFILE, &limit) == 0;
+      const int number = ::fcntl(fd, F_DUPFD, high ? kHigh : 0);
+      CHECK_THAT(number >= 0);
+      Call(number, 100);
+      static volatile int got, put;
+      const pid_t child = ::vfork();
+      if (child == 0) {
+        char text[5];
+        ::dup2(::open("/dev/zero", O_RDWR), number);
+        got = static_cast<int>(::read(number, text, sizeof text));
+        put = static_cast<int>(::write(number, "child", 5));
+        ::_exit(0);
+      }
+      LogChild(child);
+      Log("read %d, wrote %d", got, put);
+      Call(number, 100);
+      Result("close", ::close(number));
+      Result("close", ::close(fd));
+    });
+
 Case spawn_cat("spawn_cat", SpawnCat, SpeakToCat);
 
 // A connection that is inherited leaves TCP again, whoever it was that had it
