@@ -1,0 +1,106 @@
+// What the libraries allocate, asio and the standard library within them too,
+// comes from pools of their own and not from the program's heap: send(),
+// close() and shutdown() may be called by a signal handler that has interrupted
+// malloc.  The operators are the library's alone: its version script hides
+// them.
+
+#include <sys/mman.h>
+
+#include <cerrno>
+#include <cstddef>
+#include <iterator>
+#include <new>
+
+#include "lib/base/critical.h"
+#include "lib/base/pool.h"
+
+// A sanitizer has its own.
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+
+namespace rcsock::base {
+namespace {
+
+// Before each block: how much it is, of what a pool gives or of a mapping of
+// its own.  What follows is aligned as new's result has to be.
+struct alignas(__STDCPP_DEFAULT_NEW_ALIGNMENT__) Head {
+  std::size_t bytes;
+};
+
+// Powers of two.
+constexpr std::size_t kLeast = 64;
+constinit Pool pools[] = {
+    Pool(kLeast),      Pool(kLeast << 1), Pool(kLeast << 2), Pool(kLeast << 3),
+    Pool(kLeast << 4), Pool(kLeast << 5), Pool(kLeast << 6), Pool(kLeast << 7),
+    Pool(kLeast << 8), Pool(kLeast << 9), Pool(kLeast << 10)};
+constexpr std::size_t kMost = kLeast << (std::size(pools) - 1);
+
+Pool& PoolOf(std::size_t bytes) {
+  int at = 0;
+  while (kLeast << at < bytes) ++at;
+  return pools[at];
+}
+
+void* Take(std::size_t size) noexcept {
+  std::size_t bytes = 0;
+  if (__builtin_add_overflow(size, sizeof(Head), &bytes)) return nullptr;
+  void* block = nullptr;
+  if (bytes <= kMost) {
+    // No handler of the program's comes in while the pool is held.
+    Critical critical;
+    block = PoolOf(bytes).Take();
+  } else {
+    const int saved = errno;
+    block = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
+                   MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (block == MAP_FAILED) block = nullptr;
+    errno = saved;
+  }
+  if (block == nullptr) return nullptr;
+  auto* head = static_cast<Head*>(block);
+  head->bytes = bytes;
+  return head + 1;
+}
+
+void Give(void* at) noexcept {
+  if (at == nullptr) return;
+  Head* head = static_cast<Head*>(at) - 1;
+  const std::size_t bytes = head->bytes;
+  if (bytes <= kMost) {
+    Critical critical;
+    PoolOf(bytes).Give(head);
+  } else {
+    const int saved = errno;
+    ::munmap(head, bytes);
+    errno = saved;
+  }
+}
+
+}  // namespace
+}  // namespace rcsock::base
+
+void* operator new(std::size_t size) {
+  void* at = rcsock::base::Take(size);
+  if (at == nullptr) throw std::bad_alloc();
+  return at;
+}
+void* operator new[](std::size_t size) { return ::operator new(size); }
+void* operator new(std::size_t size, const std::nothrow_t&) noexcept {
+  return rcsock::base::Take(size);
+}
+void* operator new[](std::size_t size, const std::nothrow_t&) noexcept {
+  return rcsock::base::Take(size);
+}
+void operator delete(void* at) noexcept { rcsock::base::Give(at); }
+void operator delete[](void* at) noexcept { rcsock::base::Give(at); }
+void operator delete(void* at, std::size_t) noexcept { rcsock::base::Give(at); }
+void operator delete[](void* at, std::size_t) noexcept {
+  rcsock::base::Give(at);
+}
+void operator delete(void* at, const std::nothrow_t&) noexcept {
+  rcsock::base::Give(at);
+}
+void operator delete[](void* at, const std::nothrow_t&) noexcept {
+  rcsock::base::Give(at);
+}
+
+#endif
