@@ -323,7 +323,7 @@ ssize_t Sock::RecvLatched(const iovec* iov, int count, std::size_t total,
         if (peek) *done = 0;
         return kRetry;
       }
-      if (stream_->FastRx()) stream_->Progress();
+      if (stream_->ReadsLane()) stream_->Progress();
       n = drop && !stream_->FastRx() ? Drop(left, peek)
                                      : stream_->Read(to, pieces, left, peek);
       if (n > 0 && !peek) lane_rx_ += static_cast<std::uint64_t>(n);

@@ -115,13 +115,13 @@ int Sock::WaitTx(Wait& wait, std::uint32_t seq) {
 
 int Sock::WaitRx(Wait& wait, std::uint32_t seq) {
   Begin(wait, rcv_timeout_ns);
-  if (!stream_->FastRx()) return SleepOn(wait, false, 0, seq, nullptr);
+  if (!stream_->ReadsLane()) return SleepOn(wait, false, 0, seq, nullptr);
   Spinner spin;
   do {
     if (lane_->RxPendingQuick()) return 0;
     if (rx_latch.Contended()) {
       rx_latch.Yield();
-      if (mode() != Mode::kEngine || !stream_->FastRx()) return 0;
+      if (mode() != Mode::kEngine || !stream_->ReadsLane()) return 0;
     }
   } while (spin.Go());
   const std::uint32_t token = lane_->SleepToken(false);

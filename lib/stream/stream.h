@@ -185,6 +185,9 @@ class Stream {
   // Write is lane->Post and a counter; Read is lane->Read and a counter.
   bool FastTx() const { return fast_tx_; }
   bool FastRx() const { return fast_rx_; }
+  // What comes next comes from the lane.  (Its end may be known already: FIN
+  // goes by TCP, and may be here before bytes of a lane to another host.)
+  bool ReadsLane() const { return accept_ && stash_.empty() && so_error_ == 0; }
   // Bytes the application could read now; and that are not yet acknowledged.
   std::size_t Readable() const;
   std::uint64_t Unacked() const;
