@@ -105,7 +105,8 @@ class Channel {
   bool parked = false;  // rx_'s
   std::mutex& rx() { return rx_; }
   bool DataFirst() const { return data_left_ > 0; }  // rx_ held
-  bool Ended() const { return end_; }                // rx_ held
+  // Nothing more comes, but what the application is told of.  rx_ held.
+  bool Ended() const { return end_ || error_ != 0; }
 
  private:
   struct Hello;

@@ -9,10 +9,12 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <cerrno>
+#include <cstdint>
 #include <cstring>
 #include <map>
 #include <mutex>
-#include <thread>
+#include <new>
 #include <utility>
 #include <vector>
 
@@ -84,44 +86,57 @@ void Kick() {
   }
 }
 
-void Run(int kick) {
+struct Pumped {
   std::vector<std::shared_ptr<Channel>> mine;
   std::vector<pollfd> fds;
-  for (;;) {
-    mine.clear();
-    fds.assign(1, {kick, POLLIN, 0});
+};
+
+void Turn(int kick, Pumped* pumped) {
+  auto& [mine, fds] = *pumped;
+  mine.clear();
+  fds.assign(1, {kick, POLLIN, 0});
+  {
+    const std::lock_guard hold(All().latch);
+    for (const auto& [fd, channel] : All().channels) {
+      if (channel->framed() &&
+          (channel->mapped() || channel->owes() || channel->placing())) {
+        mine.push_back(channel);
+      }
+    }
+  }
+  bool placing = false;
+  for (const auto& channel : mine) {
+    channel->Progress();
+    channel->LookPlaced();
+    placing = placing || channel->placing();
+    short events = channel->SendOwed() ? POLLOUT : 0;
+    int fd;
     {
-      const std::lock_guard hold(All().latch);
-      for (const auto& [fd, channel] : All().channels) {
-        if (channel->framed() &&
-            (channel->mapped() || channel->owes() || channel->placing())) {
-          mine.push_back(channel);
-        }
-      }
+      const std::lock_guard hold(channel->rx());
+      fd = channel->fd();
+      // Data is the application's to take, and what follows it comes after.
+      channel->parked =
+          channel->DataFirst() || channel->Ended() || !channel->mapped();
+      if (!channel->parked) events |= POLLIN;
     }
-    bool placing = false;
-    for (const auto& channel : mine) {
-      channel->Progress();
-      channel->LookPlaced();
-      placing = placing || channel->placing();
-      short events = channel->SendOwed() ? POLLOUT : 0;
-      int fd;
-      {
-        const std::lock_guard hold(channel->rx());
-        fd = channel->fd();
-        // Data is the application's to take, and what follows it comes after.
-        channel->parked =
-            channel->DataFirst() || channel->Ended() || !channel->mapped();
-        if (!channel->parked) events |= POLLIN;
-      }
-      fds.push_back({events != 0 ? fd : -1, events, 0});
-    }
-    // A lane that dies says nothing to whoever waits for bytes.
-    const int timeout = placing ? kLookMs : -1;
-    if (rcs_poll(fds.data(), fds.size(), timeout) < 0) continue;
-    if ((fds[0].revents & POLLIN) != 0) {
-      std::uint64_t count;
-      if (::read(kick, &count, sizeof count) < 0) continue;
+    fds.push_back({events != 0 ? fd : -1, events, 0});
+  }
+  // A lane that dies says nothing to whoever waits for bytes.
+  const int timeout = placing ? kLookMs : -1;
+  if (rcs_poll(fds.data(), fds.size(), timeout) < 0) return;
+  if ((fds[0].revents & POLLIN) != 0) {
+    std::uint64_t count;
+    if (::read(kick, &count, sizeof count) < 0) return;
+  }
+}
+
+void* Run(void* kick) {
+  Pumped pumped;
+  for (;;) {
+    try {
+      Turn(static_cast<int>(reinterpret_cast<std::intptr_t>(kick)), &pumped);
+    } catch (const std::bad_alloc&) {
+      ::poll(nullptr, 0, kLookMs);  // there may be some later
     }
   }
 }
@@ -186,23 +201,31 @@ void Channels::Forget(int fd) {
   if (pumped) Kick();
 }
 
-void Channels::Pump() {
-  {
-    const std::lock_guard hold(All().latch);
-    // A thread does not come along through fork.
-    if (All().pump_pid != ::getpid()) {
-      const int kick = ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-      if (kick < 0) throw std::bad_alloc();
-      sigset_t all, before;
-      ::sigfillset(&all);
-      ::pthread_sigmask(SIG_SETMASK, &all, &before);
-      std::thread(Run, kick).detach();
-      ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
-      All().pump_pid = ::getpid();
-      All().kick = kick;
-    }
+int Channels::Start() {
+  const std::lock_guard hold(All().latch);
+  // A thread does not come along through fork.
+  if (All().pump_pid == ::getpid()) return 0;
+  const int kick = ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+  if (kick < 0) return errno;
+  sigset_t all, before;
+  ::sigfillset(&all);
+  ::pthread_sigmask(SIG_SETMASK, &all, &before);
+  pthread_t thread;
+  const int error = ::pthread_create(&thread, nullptr, &Run,
+                                     reinterpret_cast<void*>(intptr_t{kick}));
+  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  if (error != 0) {
+    ::close(kick);
+    return error;
   }
-  Kick();
+  ::pthread_detach(thread);
+  All().pump_pid = ::getpid();
+  All().kick = kick;
+  return 0;
+}
+
+void Channels::Pump() {
+  if (Start() == 0) Kick();
 }
 
 void Channels::Taken(const std::shared_ptr<Channel>& channel) {

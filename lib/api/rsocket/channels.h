@@ -23,7 +23,10 @@ class Channels {
   static bool IsOtherEnd(int fd, std::uint64_t cookie_at);
   static void Forget(int fd);
 
-  // Something has come up for the thread to do.
+  // That thread runs: 0 or errno.
+  static int Start();
+  // Something has come up for it to do.  (If it can't be started, what is owed
+  // goes with the application's next call.)
   static void Pump();
   // The application has taken data of it.
   static void Taken(const std::shared_ptr<Channel>& channel);

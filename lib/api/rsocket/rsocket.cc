@@ -618,7 +618,8 @@ RCSOCK_EXPORT off_t riomap(int fd, void* buffer, size_t length, int protection,
     }
     // For local use alone nothing need be done.
     if ((protection & PROT_WRITE) == 0) return offset == -1 ? 0 : offset;
-    const int error = channel->Map(buffer, length, &offset);
+    int error = Channels::Start();
+    if (error == 0) error = channel->Map(buffer, length, &offset);
     if (error != 0) return Fail(error);
     Channels::Pump();
     return offset;
