@@ -26,6 +26,7 @@
 #include "lib/base/clock.h"
 #include "lib/base/reason.h"
 #include "tools/rcsock/doctor/host.h"
+#include "tools/rcsock/printable.h"
 #include "tools/rcsock/stat/ask.h"
 #include "tools/rcsock/stat/picture.h"
 
@@ -328,8 +329,8 @@ ProbeResult RunClient(const std::string& host, std::uint16_t port) {
     const std::string said = message.data();
     const std::size_t space = said.find(' ');
     if (said[0] == 'r' && space != std::string::npos) {
-      result.peer_lane = said.substr(1, space - 1);
-      result.peer_reason = said.substr(space + 1);
+      result.peer_lane = tools::Printable(said.substr(1, space - 1));
+      result.peer_reason = tools::Printable(said.substr(space + 1));
     }
   }
   ::close(fd);

@@ -18,6 +18,7 @@
 #include "lib/base/clock.h"
 #include "lib/base/unique_fd.h"
 #include "lib/rendezvous/wire.h"
+#include "tools/rcsock/printable.h"
 
 namespace rcsock::tools {
 namespace {
@@ -138,6 +139,8 @@ std::string Take(int file, ProcessPicture* process) {
       std::memcpy(&stream, bytes.data() + k * each,
                   std::min<std::size_t>(each, sizeof stream));
       stream.device[sizeof stream.device - 1] = '\0';
+      const std::string name = Printable(stream.device);
+      name.copy(stream.device, name.size());
     }
   }
   process->total = head;
