@@ -47,7 +47,7 @@ void EpollSet::Free() {
   while (members_ != nullptr) Registry::Forget(members_);
   const int top = fd_high.load(std::memory_order_relaxed);
   for (int fd = 0; fd <= top && registered_ > 0; ++fd) {
-    File* file = Entry(fd);
+    File* file = Named(fd);
     if (file == nullptr || file->kind != FileKind::kSock) continue;
     auto* sock = static_cast<Sock*>(file);
     for (Interest* i = sock->interests; i != nullptr;) {
@@ -241,7 +241,7 @@ void EpollSet::SetNested() {
     {
       Critical critical;
       interest_latch.lock();
-      File* file = registered_ > 0 ? Entry(fd) : nullptr;
+      File* file = registered_ > 0 ? Named(fd) : nullptr;
       if (file != nullptr && file->kind == FileKind::kSock) {
         auto* sock = static_cast<Sock*>(file);
         for (Interest* i = sock->interests; i != nullptr && member == nullptr;

@@ -64,7 +64,7 @@ void AskKernel(EpollSet* set) {
                                        static_cast<std::uint32_t>(EPOLLET) |
                                        EPOLLEXCLUSIVE | EPOLLWAKEUP;
       if ((events & ~kFlags) != 0) continue;
-      File* named = Entry(number);
+      File* named = Named(number);
       Interest* one =
           named != nullptr && named->kind == FileKind::kSock
               ? Registry::Find(static_cast<Sock*>(named), set, number)
@@ -235,7 +235,7 @@ void InterestsToKernel(Sock* sock) {
     event.events = i->events.load(std::memory_order_relaxed);
     event.data.u64 = i->data.load(std::memory_order_relaxed);
     // Its number may have been closed since, and a copy be left.
-    if (Entry(i->fd) != sock) i->fd = sock->fd();
+    if (Named(i->fd) != sock) i->fd = sock->fd();
     if (real::epoll_ctl(set->fd(), EPOLL_CTL_ADD, i->fd, &event) == 0) {
       i->in_kernel = true;
       i->edge.store(true, std::memory_order_relaxed);
@@ -421,7 +421,7 @@ void InterestsForkUnlock() { interest_latch.unlock(); }
 void InterestsForkChild() {
   const int top = fd_high.load(std::memory_order_relaxed);
   for (int fd = 0; fd <= top; ++fd) {
-    File* file = Entry(fd);
+    File* file = Named(fd);
     if (file != nullptr && file->kind == FileKind::kEpoll) {
       Registry::ForkChild(static_cast<EpollSet*>(file));
     } else if (file != nullptr && file->kind == FileKind::kSock) {

@@ -618,7 +618,11 @@ class alignas(64) Sock final : public File,
   void Count(std::atomic<std::uint64_t>& bytes, ssize_t n,
              const std::uint32_t* entered);
   bool NobodyInside() const;
-  bool IsAt(int fd) const { return Entry(fd) == this; }
+  bool IsAt(int fd) const {
+    if (Entry(fd) == this) [[likely]]
+      return true;
+    return Named(fd) == this;
+  }
   [[gnu::noinline]] void LastOut();
   [[gnu::noinline]] void SeekAfterCall();
   // For the statistics alone: threads that send at once may lose a count.  (The

@@ -284,7 +284,7 @@ void Sock::PutDeadSocket() {
   if (dead < 0) return;
   const int top = fd_high.load(std::memory_order_relaxed);
   for (int number = 0; number <= top; ++number) {
-    if (Entry(number) != this) continue;
+    if (Named(number) != this) continue;
     base::Log("fd %d: its peer did not answer before fork; closed here",
               number);
     const long flags = ::syscall(SYS_fcntl, number, F_GETFD);

@@ -28,7 +28,7 @@ void Raise(int fd) {
 int OtherFd(const File* file, int except) {
   const int top = fd_high.load(std::memory_order_relaxed);
   for (int fd = 0; fd <= top; ++fd) {
-    if (fd != except && Entry(fd) == file) return fd;
+    if (fd != except && Named(fd) == file) return fd;
   }
   return -1;
 }
@@ -196,6 +196,10 @@ void Bind(int fd, File* file) {
   }
   Raise(fd);
   Put(fd, file);
+}
+
+File* NamedInBetween(int fd) {
+  return Entry(fd) == &lent ? LentFile(fd) : nullptr;
 }
 
 File* Settled(int fd) {
