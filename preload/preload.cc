@@ -65,9 +65,13 @@ constexpr bool Guarded(std::string_view group) { return group != "threads"; }
 
 }  // namespace
 
+// (A child of vfork that becomes another program would leave its parent's
+// thread what is set for the call.)
 #define BODY(group, name, call)                               \
   if constexpr (Guarded(#group)) {                            \
-    if (rcsock::base::Cancels()) {                            \
+    if (rcsock::base::Cancels() &&                            \
+        (__builtin_strcmp(#group, "processes") != 0 ||        \
+         !rcsock::posix::InBorrowedMemory())) {               \
       return rcsock::base::Cancellable<Point(#group, #name)>( \
           [=] { return call; });                              \
     }                                                         \
@@ -80,7 +84,7 @@ constexpr bool Guarded(std::string_view group) { return group != "threads"; }
 #define CALLV(group, name, params, args, doc)                                  \
   RCSOCK_EXPORT void name params {                                             \
     if constexpr (__builtin_strcmp(#name, "closefrom") != 0) {                 \
-      if (rcsock::base::Cancels()) {                                           \
+      if (rcsock::base::Cancels() && !rcsock::posix::InBorrowedMemory()) {     \
         rcsock::real::pthread_setcanceltype(PTHREAD_CANCEL_DEFERRED, nullptr); \
       }                                                                        \
       hook::name args;                                                         \
@@ -126,8 +130,7 @@ RCSOCK_EXPORT int ioctl(int fd, unsigned long request, ...) {
 
 // (Those that are not passed are read all the same, as libc's does.)
 RCSOCK_EXPORT __attribute__((no_sanitize("address"))) int clone(
-    int (*start)(void*), void* stack, int flags, void* argument,
-    ...) noexcept {
+    int (*start)(void*), void* stack, int flags, void* argument, ...) noexcept {
   void* more[3];
   va_list arguments;
   va_start(arguments, argument);

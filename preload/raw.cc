@@ -9,6 +9,7 @@
 
 #include "lib/base/cancellation.h"
 #include "lib/posix/hooks_raw.h"
+#include "lib/posix/process.h"
 #include "preload/library.h"
 
 #define RCSOCK_EXPORT extern "C" __attribute__((visibility("default")))
@@ -49,7 +50,7 @@ RCSOCK_EXPORT RCSOCK_READS_ALL long syscall(long number, ...) {
   long a[raw::kArguments];
   for (long& one : a) one = va_arg(arguments, long);
   va_end(arguments);
-  if (rcsock::base::Cancels()) {
+  if (rcsock::base::Cancels() && !rcsock::posix::InBorrowedMemory()) {
     return rcsock::base::Cancellable<false>(
         [number, &a] { return raw::Syscall(number, a); });
   }

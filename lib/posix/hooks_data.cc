@@ -8,6 +8,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <climits>
@@ -494,13 +495,20 @@ int sendmmsg(int fd, mmsghdr* messages, unsigned count, int flags) {
     return real::sendmmsg(fd, messages, count, flags);
   }
   if (Null(messages)) return real::sendmmsg(fd, messages, count, flags);
-  unsigned sent = 0;
-  for (; sent < count; ++sent) {
-    const ssize_t n = hook::sendmsg(fd, &messages[sent].msg_hdr, flags);
+  const unsigned most = std::min<unsigned>(count, IOV_MAX);  // as the kernel's
+  for (unsigned sent = 0; sent < most; ++sent) {
+    const msghdr& message = messages[sent].msg_hdr;
+    const ssize_t n = hook::sendmsg(fd, &message, flags);
     if (n < 0) return sent > 0 ? static_cast<int>(sent) : -1;
     messages[sent].msg_len = static_cast<unsigned>(n);
+    std::size_t left = static_cast<std::size_t>(n);
+    for (std::size_t i = 0; i < message.msg_iovlen; ++i) {
+      // After a message that went in part the next one would follow its part.
+      if (message.msg_iov[i].iov_len > left) return static_cast<int>(sent) + 1;
+      left -= message.msg_iov[i].iov_len;
+    }
   }
-  return static_cast<int>(sent);
+  return static_cast<int>(most);
 }
 
 // What read() can read sendfile may not, and the errors differ: of a file that

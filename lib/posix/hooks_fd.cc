@@ -6,6 +6,7 @@
 #include <linux/sockios.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <sched.h>
 #include <sys/eventfd.h>
 #include <sys/ioctl.h>
 #include <sys/prctl.h>
@@ -14,6 +15,8 @@
 #include <sys/timerfd.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
@@ -189,7 +192,16 @@ int close_range(unsigned first, unsigned last, int flags) {
   if ((flags & CLOSE_RANGE_CLOEXEC) != 0 || first > last) {
     return real::close_range(first, last, flags);
   }
-  CloseFollowed(first, last);
+  // A kernel without it, or that does not know the flags, closes nothing.
+  // (There is no such number.)
+  if (real::close_range(~0u, ~0u, flags & ~CLOSE_RANGE_UNSHARE) != 0) return -1;
+  if ((flags & CLOSE_RANGE_UNSHARE) != 0 && !InBorrowedMemory()) {
+    // The thread parts from the others, whose numbers these are still.
+    if (::syscall(SYS_unshare, CLONE_FILES) != 0) return -1;
+    flags = 0;
+  } else {
+    CloseFollowed(first, last);
+  }
   // Around our own.
   constexpr unsigned kHighest = 65536;
   unsigned from = first;
@@ -202,7 +214,12 @@ int close_range(unsigned first, unsigned last, int flags) {
 }
 
 void closefrom(int first) {
-  hook::close_range(static_cast<unsigned>(first < 0 ? 0 : first), ~0u, 0);
+  const int from = first < 0 ? 0 : first;
+  if (hook::close_range(static_cast<unsigned>(from), ~0u, 0) == 0) return;
+  const long top = std::min<long>(::sysconf(_SC_OPEN_MAX), kMaxFds);
+  for (int fd = from; fd < top; ++fd) {
+    if (!base::IsInternalFd(fd)) hook::close(fd);
+  }
 }
 
 // --- Copies
@@ -356,8 +373,10 @@ int setsockopt(int fd, int level, int name, const void* value,
         break;
       case SO_OOBINLINE:
       case SO_TIMESTAMPING:
-      case SO_PEEK_OFF:
         if (number != 0) sock->PinByOption();
+        break;
+      case SO_PEEK_OFF:  // -1 is none
+        if (number >= 0) sock->PinByOption();
         break;
       default:
         break;
@@ -509,32 +528,53 @@ int WithHandover(bool spawn, const char* program, char* const environment[],
   return result;
 }
 
-// What `environ` is while popen() runs.  Other threads may look at
-// it then, and after: so it is never freed.  (There is one only if bytes have
-// been read ahead of a connection that the command inherits.)
+// What `environ` is while popen() runs, if the command inherits a connection.
+// Other threads may look at it then, and after, and may have it put back there:
+// so it is never freed, but the next popen takes the same again.
 class Environment {
  public:
   explicit Environment(char* const* with) : before_(environ) {
     if (with == before_) return;
     std::size_t count = 0;
     while (with[count] != nullptr) ++count;
-    mine_ = static_cast<char**>(std::malloc((count + 1) * sizeof(char*)));
-    if (mine_ == nullptr) return;
-    std::memcpy(mine_, with, (count + 1) * sizeof(char*));
-    // The last is on the stack.
-    mine_[count - 1] = ::strdup(with[count - 1]);
-    environ = mine_;
+    mine_ = last_.exchange(nullptr, std::memory_order_acquire);
+    if (mine_ == nullptr || !Same(with, count)) mine_ = Copy(with, count);
+    if (mine_ != nullptr) environ = mine_;
   }
   ~Environment() {
-    if (mine_ != nullptr && environ == mine_) environ = before_;
+    if (mine_ == nullptr) return;
+    if (environ == mine_) environ = before_;
+    last_.store(mine_, std::memory_order_release);
   }
   Environment(const Environment&) = delete;
   Environment& operator=(const Environment&) = delete;
 
  private:
+  bool Same(char* const* with, std::size_t count) const {
+    std::size_t at = 0;
+    while (at + 1 < count && mine_[at] == with[at]) ++at;
+    return at + 1 == count && mine_[at] != nullptr && mine_[count] == nullptr &&
+           std::strcmp(mine_[at], with[at]) == 0;
+  }
+  static char** Copy(char* const* with, std::size_t count) {
+    // The last string is on the stack: it goes behind the array.
+    const std::size_t array = (count + 1) * sizeof(char*);
+    const std::size_t length = std::strlen(with[count - 1]) + 1;
+    auto* block = static_cast<char*>(std::malloc(array + length));
+    if (block == nullptr) return nullptr;
+    std::memcpy(block, with, array);
+    std::memcpy(block + array, with[count - 1], length);
+    auto** copy = reinterpret_cast<char**>(block);
+    copy[count - 1] = block + array;
+    return copy;
+  }
+
+  static constinit std::atomic<char**> last_;
   char** const before_;
   char** mine_ = nullptr;
 };
+
+constinit std::atomic<char**> Environment::last_{nullptr};
 
 }  // namespace
 

@@ -46,11 +46,22 @@ struct ThreadBells {
   lane::Source* sources[kMostSources] = {};
   int source_count = 0;
   int pid = 0;
-  ~ThreadBells() {
-    if (set >= 0 && pid == ::syscall(SYS_getpid)) base::CloseRaw(set);
+};
+thread_local constinit ThreadBells tls_bells;
+
+// Closes it.  (Handlers of atexit, and destructors of keys, may poll after
+// this.  An object's own members are gone with it, so they are not this one's.)
+struct BellsEnd {
+  bool wanted = false;
+  ~BellsEnd() {
+    ThreadBells& mine = tls_bells;
+    if (mine.set >= 0 && mine.pid == ::syscall(SYS_getpid)) {
+      base::CloseRaw(mine.set);
+    }
+    mine.set = -1;
   }
 };
-thread_local ThreadBells tls_bells;
+thread_local BellsEnd tls_bells_end;
 
 bool EnsureBells(Conductor* conductor, std::uint32_t wanted) {
   ThreadBells& mine = tls_bells;
@@ -65,6 +76,7 @@ bool EnsureBells(Conductor* conductor, std::uint32_t wanted) {
     mine.bells = 0;
     mine.source_count = 0;
     mine.pid = pid;
+    tls_bells_end.wanted = true;
     if (mine.set < 0) return false;
   }
   for (int k = 0; k < lane::shm::kBells; ++k) {
@@ -157,7 +169,7 @@ class Polling {
         continue;
       }
       // (A mere look, without waiting, is complete.)
-      const bool look = found > 0 ? timeout_ns_ == 0 || Every16() : KernelDue();
+      const bool look = found > 0 ? timeout_ns_ == 0 || OneIn16() : KernelDue();
       if (look) {
         // (With the call's mask only if it is the last: poll, unlike
         // epoll_wait, ends with EINTR if nothing but a signal is there.)
@@ -248,9 +260,13 @@ class Polling {
     return found;
   }
 
-  static bool Every16() {
-    static thread_local unsigned waits = 0;
-    return ++waits % 16 == 0;
+  // By chance: of polls that a thread makes in turn every 16th may always be
+  // the same one.
+  bool OneIn16() const {
+    if (kernels_ == 0) return false;
+    static thread_local std::uint64_t state = 0;
+    state = state * 6364136223846793005 + 1442695040888963407;
+    return state >> 60 == 0;
   }
   bool KernelDue() {
     const std::uint64_t now = base::Ticks();

@@ -369,7 +369,7 @@ bool KeptByExec(Sock* sock) {
   if (sock->fds.load(std::memory_order_relaxed) == 1) return false;
   const int top = fd_high.load(std::memory_order_relaxed);
   for (int fd = 0; fd <= top; ++fd) {
-    if (Entry(fd) == sock && kept(fd)) return true;
+    if (Named(fd) == sock && kept(fd)) return true;
   }
   return false;
 }
@@ -383,6 +383,7 @@ void CountLost(Sock* sock, std::size_t bytes, Stats* in) {
 }
 
 void BeforeExec(bool followed) {
+  if (tls_signals.depth != 0) return;  // as AtExit
   Stats total;
   total.CopyFrom(stats);
   Sock::LeaveRemoteLanes(base::NowNs() + 5'000'000'000);
@@ -445,6 +446,9 @@ void AtExit() {
   if (OwnFace() == Face::kBehind) return;
   if (InBorrowedMemory()) return;
   if (ProcessPinned() == base::Reason::kSandboxed) return;
+  // The handler of a fault inside one of our own calls ends the process: the
+  // latches may be this thread's.
+  if (tls_signals.depth != 0) return;
   const int saved = errno;
   const std::uint64_t deadline = base::NowNs() + 5'000'000'000;
   Sock::LeaveRemoteLanes(deadline);

@@ -123,6 +123,8 @@ void Wrapper(int number, siginfo_t* info, void* context) {
     wait = TakeBackWait();
     errno = saved;
   }
+  const void* const outer = self.handler;
+  self.handler = __builtin_frame_address(0);
   if (handler == nullptr) {
     // Nothing to run.
   } else if (flags & SA_SIGINFO) {
@@ -131,6 +133,7 @@ void Wrapper(int number, siginfo_t* info, void* context) {
   } else {
     reinterpret_cast<void (*)(int)>(handler)(number);
   }
+  self.handler = outer;
   if (elsewhere) self.counted = counted;
   if (wait.set != nullptr) {
     const int saved = errno;
@@ -167,6 +170,19 @@ bool IsWrapper(const struct sigaction& action) {
 }
 
 }  // namespace
+
+bool InHandler() {
+  const auto* const frame = static_cast<const char*>(tls_signals.handler);
+  if (frame == nullptr) return false;
+  // A handler that has jumped away has left it; who it called is further down
+  // its stack, and not far.
+  constexpr std::ptrdiff_t kFar = 1 << 20;
+  const std::ptrdiff_t below =
+      frame - static_cast<const char*>(__builtin_frame_address(0));
+  if (below > 0 && below < kFar) return true;
+  tls_signals.handler = nullptr;
+  return false;
+}
 
 void UndoSleep(const void* here) {
   ThreadSignals& self = tls_signals;

@@ -45,6 +45,8 @@ struct ThreadSignals {
   // away, and told anew when it returns.  So what is here at the beginning of a
   // wait was left by somebody who jumped otherwise.
   CountedWait wait;
+  // The frame that has called the innermost handler.
+  const void* volatile handler = nullptr;
   // Sleeps that have begun and not ended: more than one where a handler sleeps.
   // (Too many, for a while, after a handler that has jumped out of them.)
   volatile std::uint32_t asleep = 0;
@@ -143,6 +145,9 @@ class OutsideCritical {
   OutsideCritical(const OutsideCritical&) = delete;
   OutsideCritical& operator=(const OutsideCritical&) = delete;
 };
+
+// Whether the caller was called by a handler, which may have interrupted malloc.
+bool InHandler();
 
 inline bool SignalsPending() { return tls_signals.pending != 0; }
 

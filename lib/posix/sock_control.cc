@@ -149,11 +149,12 @@ bool Sock::UsedPastUs() {
 
 namespace {
 
-int OptionOf(int fd, int level, int name) {
+int OptionOf(int fd, int level, int name, int otherwise = 0) {
   int value = 0;
   socklen_t size = sizeof value;
-  return ::syscall(SYS_getsockopt, fd, level, name, &value, &size) == 0 ? value
-                                                                        : 0;
+  return ::syscall(SYS_getsockopt, fd, level, name, &value, &size) == 0
+             ? value
+             : otherwise;
 }
 
 }  // namespace
@@ -184,7 +185,8 @@ void Sock::LearnOptions(int number) {
 bool Sock::OptionsPin(int number) {
   return OptionOf(number, SOL_SOCKET, SO_RCVLOWAT) > 1 ||
          OptionOf(number, SOL_SOCKET, SO_OOBINLINE) != 0 ||
-         OptionOf(number, SOL_SOCKET, SO_TIMESTAMPING) != 0;
+         OptionOf(number, SOL_SOCKET, SO_TIMESTAMPING) != 0 ||
+         OptionOf(number, SOL_SOCKET, SO_PEEK_OFF, -1) >= 0;
 }
 
 void Sock::InheritFromUnknown(int number) {

@@ -64,6 +64,8 @@ void Sock::StartSeek() {
     TryAgainLater();
     return;
   }
+  // What follows takes memory.  The next call asks again.
+  if (InHandler()) return;
   // Acquire: what the look before this one has left (attempts_) was written by
   // another thread before it let this one begin.
   if (!eligible_.exchange(false, std::memory_order_acquire)) return;

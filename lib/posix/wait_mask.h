@@ -31,8 +31,8 @@ class WaitMask {
   // before the wait.
   bool Block() {
     if (mask_ == nullptr || blocked_) return false;
-    ::pthread_sigmask(SIG_BLOCK, mask_, &before_);
-    return blocked_ = true;
+    // (A bad pointer: the kernel's wait says so.)
+    return blocked_ = ::pthread_sigmask(SIG_BLOCK, mask_, &before_) == 0;
   }
 
  private:

@@ -833,4 +833,52 @@ Case many_messages(
       Barrier();
     });
 
+// What follows a message that went in part is the caller's to send: sendmmsg
+// ends there, however soon there is room again.
+Case sendmmsg_part(
+    "sendmmsg_part",
+    [](int fd) {
+      constexpr std::size_t kMessage = 40'000;
+      constexpr int kMost = 8;
+      constexpr int kRounds = 100;
+      SetNonblock(fd, true);
+      std::vector<char> bytes(kMessage * kMost);
+      std::uint64_t sent = 0;
+      const std::uint64_t all = std::uint64_t{kRounds} * bytes.size();
+      while (sent < all) {
+        const std::size_t left =
+            std::min<std::size_t>(bytes.size(), all - sent);
+        Pattern(9, sent, bytes.data(), left);
+        mmsghdr some[kMost] = {};
+        iovec iov[kMost];
+        int count = 0;
+        for (std::size_t at = 0; at < left; at += kMessage, ++count) {
+          iov[count] = {bytes.data() + at, std::min(kMessage, left - at)};
+          some[count].msg_hdr.msg_iov = &iov[count];
+          some[count].msg_hdr.msg_iovlen = 1;
+        }
+        const int n = ::sendmmsg(fd, some, static_cast<unsigned>(count), 0);
+        if (n < 0) {
+          CHECK_THAT(errno == EAGAIN);
+          pollfd room{fd, POLLOUT, 0};
+          CHECK_THAT(::poll(&room, 1, -1) == 1);
+          continue;
+        }
+        for (int i = 0; i < n; ++i) sent += some[i].msg_len;
+      }
+      SetNonblock(fd, false);
+      Barrier();
+    },
+    [](int fd) {
+      std::vector<char> got(40'000 * 8);
+      bool good = true;
+      for (int i = 0; i < 100; ++i) {
+        RecvAll(fd, got.data(), got.size());
+        good = good && IsPattern(9, std::uint64_t(i) * got.size(), got.data(),
+                                 got.size());
+      }
+      Log("in order: %d", good);
+      Barrier();
+    });
+
 }  // namespace

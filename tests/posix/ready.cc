@@ -1037,4 +1037,41 @@ Case select_of_all(
     },
     {.warm = false, .connect = false});
 
+// Of waits in turn, each finds what the kernel has, too.
+Case waits_in_turn(
+    "waits_in_turn",
+    [](int fd) {
+      int ends[2];
+      CHECK_THAT(::pipe(ends) == 0);
+      CHECK_THAT(::write(ends[1], "x", 1) == 1);
+      for (int others = 0; others < 4; ++others) {
+        bool polled = false;
+        bool selected = false;
+        for (int i = 0; i < 4096; ++i) {
+          pollfd two[2] = {{ends[0], POLLIN, 0}, {fd, POLLOUT, 0}};
+          CHECK_THAT(::poll(two, 2, 1000) >= 1);
+          polled = polled || two[0].revents == POLLIN;
+          for (int k = 0; k < others; ++k) {
+            pollfd other[2] = {{ends[1], POLLIN, 0}, {fd, POLLOUT, 0}};
+            CHECK_THAT(::poll(other, 2, 1000) >= 1);
+          }
+          fd_set in, out;
+          FD_ZERO(&in);
+          FD_ZERO(&out);
+          FD_SET(ends[0], &in);
+          FD_SET(fd, &out);
+          timeval time{1, 0};
+          CHECK_THAT(::select(std::max(fd, ends[0]) + 1, &in, &out, nullptr,
+                              &time) >= 1);
+          selected = selected || FD_ISSET(ends[0], &in);
+        }
+        Log("%d others: %d %d", others, polled, selected);
+      }
+      Barrier();
+    },
+    [](int fd) {
+      (void)fd;
+      Barrier();
+    });
+
 }  // namespace
