@@ -247,7 +247,7 @@ class Client {
         next = (next + 1) % wire_.size();
       };
       bench::Mark();
-      const bench::Cost cost = 
+      const bench::Cost cost =
           bench::Measure(pattern_.count, step, pattern_.WarmUp());
       bench::Mark();
       bench::PrintRoundTrips("sockets", pattern_, cost);
