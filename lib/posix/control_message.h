@@ -8,30 +8,48 @@
 
 namespace rcsock::posix {
 
-// The only control message of `message`, as the kernel's put_cmsg leaves it.
+// The control messages of `message`, one behind the other, as the kernel's
+// put_cmsg leaves them.
+class ControlMessages {
+ public:
+  explicit ControlMessages(msghdr* message)
+      : message_(message),
+        room_(message->msg_control != nullptr ? message->msg_controllen : 0) {
+    message->msg_controllen = 0;
+  }
+  void Put(int level, int type, const void* data, std::size_t size) {
+    if (room_ < sizeof(cmsghdr)) {
+      message_->msg_flags |= MSG_CTRUNC;
+      return;
+    }
+    std::size_t length = CMSG_LEN(size);
+    if (room_ < length) {
+      message_->msg_flags |= MSG_CTRUNC;
+      length = room_;
+    }
+    cmsghdr header{};
+    header.cmsg_len = length;
+    header.cmsg_level = level;
+    header.cmsg_type = type;
+    auto* to =
+        static_cast<char*>(message_->msg_control) + message_->msg_controllen;
+    std::memcpy(to, &header, sizeof header);
+    std::memcpy(to + sizeof header, data, length - sizeof header);
+    const std::size_t space = CMSG_SPACE(size);
+    const std::size_t taken = space < room_ ? space : room_;
+    message_->msg_controllen += taken;
+    room_ -= taken;
+  }
+
+ private:
+  msghdr* const message_;
+  std::size_t room_;
+};
+
+// The only one.
 inline void PutControlMessage(msghdr* message, int level, int type,
                               const void* data, std::size_t size) {
-  const std::size_t room =
-      message->msg_control != nullptr ? message->msg_controllen : 0;
-  message->msg_controllen = 0;
-  if (room < sizeof(cmsghdr)) {
-    message->msg_flags |= MSG_CTRUNC;
-    return;
-  }
-  std::size_t length = CMSG_LEN(size);
-  if (room < length) {
-    message->msg_flags |= MSG_CTRUNC;
-    length = room;
-  }
-  cmsghdr header{};
-  header.cmsg_len = length;
-  header.cmsg_level = level;
-  header.cmsg_type = type;
-  auto* to = static_cast<char*>(message->msg_control);
-  std::memcpy(to, &header, sizeof header);
-  std::memcpy(to + sizeof header, data, length - sizeof header);
-  const std::size_t space = CMSG_SPACE(size);
-  message->msg_controllen = space < room ? space : room;
+  ControlMessages(message).Put(level, type, data, size);
 }
 
 }  // namespace rcsock::posix

@@ -272,8 +272,8 @@ constexpr int kPlainRecv = MSG_DONTWAIT | MSG_WAITALL;
   if (n >= 0 && !raw) {
     if (message->msg_name != nullptr) message->msg_namelen = 0;
     message->msg_flags = flags & MSG_CMSG_CLOEXEC;
-    if (sock->Tells(Sock::kTellsLeft)) [[unlikely]] {
-      sock->TellLeft(message);
+    if (sock->TellsAny()) [[unlikely]] {
+      sock->TellBeside(message, n);
     } else {
       message->msg_controllen = 0;
     }

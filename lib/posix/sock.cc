@@ -220,6 +220,7 @@ void Sock::Reset() {
   lane_tx_ = 0;
   lane_rx_ = 0;
   anchor_rx_ = 0;
+  came_ns_.store(0, std::memory_order_relaxed);
   // Not the counts of threads that sleep: each takes back its own, maybe late.
 }
 

@@ -239,13 +239,17 @@ class alignas(64) Sock final : public File,
   bool Tells(Ancillary what) const {
     return (ancillary_.load(std::memory_order_relaxed) & what) != 0;
   }
+  bool TellsAny() const {
+    return ancillary_.load(std::memory_order_relaxed) != 0;
+  }
   // A recvmsg is about to be made.
   void BeforeRecvMsg() {
     if (Tells(kTellsTime) && !Kernels()) [[unlikely]]
       Pin(base::Reason::kPinnedOption);
   }
-  // For a recvmsg that the kernel has not answered: what it would have added.
-  void TellLeft(msghdr* message);
+  // For a recvmsg that the kernel has not answered, and which has found
+  // `length` bytes: what it would have added.
+  void TellBeside(msghdr* message, ssize_t length);
 
   // --- MSG_ZEROCOPY (sock_zero_copy.cc)
   // SO_ZEROCOPY has been set.
@@ -545,6 +549,8 @@ class alignas(64) Sock final : public File,
   [[gnu::noinline]] ssize_t RecvNull(int flags, std::size_t* done);
   ssize_t UnreadRecv(int fd, const iovec* iov, int count, std::size_t total,
                      int flags, std::size_t* done);
+  // Recv of an Anchor where recvmsg is to tell when the bytes came.
+  [[gnu::noinline]] long RecvStamped(void* to, std::size_t length);
   void KeepPlain();
   void HalfClosed();  // both latches held
   bool SpillLatched();
@@ -732,6 +738,8 @@ class alignas(64) Sock final : public File,
   std::atomic<bool> pinned_{false};
   std::atomic<bool> option_pinned_{false};
   std::atomic<std::uint8_t> ancillary_{0};
+  // By CLOCK_REALTIME, when what was read ahead had come; 0: not known.
+  std::atomic<std::uint64_t> came_ns_{0};
   std::atomic<bool> zero_copy_on_{false};
   std::atomic<ZeroCopy*> zero_copy_{nullptr};  // kept by the pool
   std::atomic<Policy> policy_{Policy::kAuto};

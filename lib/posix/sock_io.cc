@@ -82,8 +82,9 @@ ssize_t Sock::Send(const iovec* iov, int count) {
 }
 
 ssize_t Sock::Recv(void* to, std::size_t length) {
-  const long n =
-      ::syscall(SYS_recvfrom, fd(), to, length, MSG_DONTWAIT, nullptr, nullptr);
+  const long n = Tells(kTellsTime) ? RecvStamped(to, length)
+                                   : ::syscall(SYS_recvfrom, fd(), to, length,
+                                               MSG_DONTWAIT, nullptr, nullptr);
   if (HoldsEnd(n, lane_ == nullptr && seeking_.load() && !moves.load()))
     return -EAGAIN;
   if (n > 0 && stream_->rx() == stream::Rx::kRaw) {

@@ -245,6 +245,7 @@ bool Sock::TryAdopt() {
         stream_->Adopt(tx_raw_.load(std::memory_order_relaxed),
                        rx_raw_.load(std::memory_order_relaxed));
         adopted = true;
+        came_ns_.store(0, std::memory_order_relaxed);
         TakeOptions();
         // What others have set meanwhile is not seen here.
         if (OwnFace() == Face::kLibrary || holders_ >= 0) {

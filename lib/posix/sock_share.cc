@@ -28,7 +28,8 @@ using rendezvous::Conductor;
 bool Sock::SpillLatched() {
   if (!stream_->OnlyStash()) return false;
   stream::ByteQueue bytes = stream_->TakeStash();
-  if (!unread_.Make(bytes.data(), bytes.size(), inode())) {
+  if (!unread_.Make(bytes.data(), bytes.size(), inode(),
+                    came_ns_.load(std::memory_order_relaxed))) {
     stream_->GiveStash(std::move(bytes));
     return false;
   }
@@ -118,6 +119,7 @@ bool Sock::InheritUnread(int memory) {
   if (!unread_.Open(memory)) return false;
   connected_.store(true, std::memory_order_relaxed);
   inode_.store(unread_.socket(), std::memory_order_relaxed);
+  came_ns_.store(unread_.came_ns(), std::memory_order_relaxed);
   inherited_ = true;
   if (holders_ < 0) {
     // Whoever started this program may read too.

@@ -20,7 +20,8 @@ struct Unread::Header {
   std::uint64_t socket;
   std::uint64_t length;
   std::atomic<std::uint64_t> head;
-  std::uint64_t unused[4];
+  std::uint64_t came_ns;
+  std::uint64_t unused[3];
 };
 
 namespace {
@@ -31,7 +32,8 @@ constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 
 }  // namespace
 
-bool Unread::Make(const void* bytes, std::size_t count, std::uint64_t socket) {
+bool Unread::Make(const void* bytes, std::size_t count, std::uint64_t socket,
+                  std::uint64_t came_ns) {
   static_assert(sizeof(Header) == kData);
   Close();
   if (count == 0 || count > kMost) return false;
@@ -59,6 +61,7 @@ bool Unread::Make(const void* bytes, std::size_t count, std::uint64_t socket) {
   fd_ = std::move(fd);
   header()->socket = socket;
   header()->length = count;
+  header()->came_ns = came_ns;
   std::memcpy(static_cast<char*>(map) + kData, bytes, count);
   header()->magic = kMagic;
   return true;
@@ -106,6 +109,10 @@ void Unread::Close() {
   mapped_ = 0;
   length_ = 0;
   fd_.reset();
+}
+
+std::uint64_t Unread::came_ns() const {
+  return map_ != nullptr ? header()->came_ns : 0;
 }
 
 std::size_t Unread::size() const {

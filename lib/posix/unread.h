@@ -29,7 +29,9 @@ class Unread {
   Unread& operator=(const Unread&) = delete;
 
   // `socket`: the inode number of the connection that they belong to.
-  bool Make(const void* bytes, std::size_t count, std::uint64_t socket);
+  // `came_ns`: by CLOCK_REALTIME; 0: not known.
+  bool Make(const void* bytes, std::size_t count, std::uint64_t socket,
+            std::uint64_t came_ns);
   // One that another program has made.  False (and `fd` left open): it is not
   // what it should be.  Else `fd` is this object's.
   bool Open(int fd);
@@ -42,6 +44,7 @@ class Unread {
   // -1: made without a descriptor to spare; then only fork can share it.
   int fd() const { return fd_.get(); }
   std::size_t size() const;
+  std::uint64_t came_ns() const;
   // Copies out what there is; with `peek` it stays.  Null `iov`: forgets up to
   // `total`.
   std::size_t Take(const iovec* iov, int count, std::size_t total, bool peek);

@@ -532,6 +532,7 @@ Case stamps(
       int on = 1;
       Result("SO_TIMESTAMP",
              ::setsockopt(fd, SOL_SOCKET, SO_TIMESTAMP, &on, sizeof on));
+      AwaitStamps();
       Barrier();
       char text[16] = {};
       const std::uint64_t before = TcpBytes(fd);

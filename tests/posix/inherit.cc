@@ -23,6 +23,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <ctime>
 #include <vector>
 
 #include "tests/posix/pair.h"
@@ -566,6 +567,84 @@ Case dead_peer(
       LogChild(child);
     },
     {.warm = false});
+
+// The time that recvmsg told; 0: none.
+std::int64_t ReadStamped(int fd, void* to, std::size_t length, int type) {
+  iovec iov{to, length};
+  alignas(cmsghdr) char control[64];
+  msghdr message{};
+  message.msg_iov = &iov;
+  message.msg_iovlen = 1;
+  message.msg_control = control;
+  message.msg_controllen = sizeof control;
+  CHECK_THAT(::recvmsg(fd, &message, MSG_WAITALL) ==
+             static_cast<ssize_t>(length));
+  const cmsghdr* header = CMSG_FIRSTHDR(&message);
+  if (header == nullptr) return 0;
+  CHECK_THAT(header->cmsg_level == SOL_SOCKET && header->cmsg_type == type);
+  std::int64_t time[2];
+  CHECK_THAT(header->cmsg_len == CMSG_LEN(sizeof time));
+  std::memcpy(time, CMSG_DATA(header), sizeof time);
+  return time[0] * 1'000'000 + time[1] / (type == SO_TIMESTAMPNS ? 1000 : 1);
+}
+
+std::int64_t RealUs() {
+  timespec now{};
+  CHECK_THAT(::clock_gettime(CLOCK_REALTIME, &now) == 0);
+  return now.tv_sec * std::int64_t{1'000'000} + now.tv_nsec / 1000;
+}
+
+// What a peer that was killed has said, part of which a switch has read ahead
+// of this end, has its time too.  (So many pieces fit a ring.)
+void ReadOfTheKilled(int option) {
+  constexpr std::size_t kFew = 80;
+  int port;
+  const int listener = Listen(&port);
+  const pid_t child = ::fork();
+  CHECK_THAT(child >= 0);
+  char text[kPiece];
+  if (child == 0) {
+    const int fd = Connect(port);
+    RecvAll(fd, text, 1);
+    for (std::size_t i = 0; i < kFew; ++i) {
+      Pattern(kSeed, i * kPiece, text, kPiece);
+      SendAll(fd, text, kPiece);
+      if (i < 30) ::poll(nullptr, 0, 1);
+    }
+    // (At exit it would send again what has not been read.)
+    ::kill(::getpid(), SIGKILL);
+  }
+  const int fd = ::accept(listener, nullptr, nullptr);
+  const int on = 1;
+  Result("option", ::setsockopt(fd, SOL_SOCKET, option, &on, sizeof on));
+  AwaitStamps();
+  std::int64_t last = RealUs();
+  SendAll(fd, "x", 1);
+  int there = 0;
+  while (there < static_cast<int>(kPiece * kFew)) {
+    CHECK_THAT(::ioctl(fd, FIONREAD, &there) == 0);
+    ::poll(nullptr, 0, 1);
+  }
+  pollfd one{fd, POLLRDHUP, 0};
+  Result("poll", ::poll(&one, 1, 10'000));
+  std::size_t stamped = 0;
+  for (std::size_t i = 0; i < kFew; ++i) {
+    const std::int64_t time = ReadStamped(fd, text, kPiece, option);
+    CHECK_THAT(IsPattern(kSeed, i * kPiece, text, kPiece));
+    if (time >= last && time <= RealUs()) ++stamped;
+    if (time != 0) last = time;
+  }
+  Log("stamped %zu", stamped);
+  LogChild(child);
+}
+
+const Options kAlone{.warm = false, .connect = false};
+Case stamps(
+    "unread_timestamp", [](int) {}, [](int) { ReadOfTheKilled(SO_TIMESTAMP); },
+    kAlone);
+Case stamps_ns(
+    "unread_timestamp_ns", [](int) {},
+    [](int) { ReadOfTheKilled(SO_TIMESTAMPNS); }, kAlone);
 
 // Past libc: rcsock leaves its lanes before a filter that it hears of, and this
 // one does it no harm.

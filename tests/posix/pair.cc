@@ -218,6 +218,32 @@ void SetNonblock(int fd, bool on) {
       ::fcntl(fd, F_SETFL, on ? flags | O_NONBLOCK : flags & ~O_NONBLOCK) == 0);
 }
 
+void AwaitStamps() {
+  int port;
+  const int listener = Listen(&port);
+  const int from = Connect(port);
+  const int to = ::accept(listener, nullptr, nullptr);
+  const int on = 1;
+  CHECK_THAT(::setsockopt(to, SOL_SOCKET, SO_TIMESTAMP, &on, sizeof on) == 0);
+  for (;;) {
+    SendAll(from, "x", 1);
+    char byte;
+    iovec iov{&byte, 1};
+    alignas(cmsghdr) char control[64];
+    msghdr message{};
+    message.msg_iov = &iov;
+    message.msg_iovlen = 1;
+    message.msg_control = control;
+    message.msg_controllen = sizeof control;
+    CHECK_THAT(::recvmsg(to, &message, 0) == 1);
+    if (message.msg_controllen != 0) break;
+    ::poll(nullptr, 0, 1);
+  }
+  ::close(from);
+  ::close(to);
+  ::close(listener);
+}
+
 void Pattern(std::uint64_t seed, std::uint64_t offset, void* to,
              std::size_t length) {
   auto* at = static_cast<unsigned char*>(to);

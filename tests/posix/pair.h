@@ -57,6 +57,10 @@ std::uint64_t TcpBytes(int fd);
 using posix_test::NowMs;
 void SetNonblock(int fd, bool on);
 
+// Returns when the kernel stamps what comes (SO_TIMESTAMP), which it begins a
+// while after the first socket of the host wants it: by a worker of its own.
+void AwaitStamps();
+
 // Deterministic bytes: what stands at `offset` of stream `seed`.
 void Pattern(std::uint64_t seed, std::uint64_t offset, void* to,
              std::size_t length);
