@@ -584,13 +584,30 @@ ssize_t sendfile(int out, int in, off_t* offset, size_t count) {
   if (sock == nullptr || count == 0 || Negative(count) || Astray(offset)) {
     return real::sendfile(out, in, offset, count);
   }
-  while (!Engine(sock)) {
+  // A stream that may leave TCP yet is not left in the kernel until all of a
+  // large file is sent: it could not be adopted, and would never leave.  So it
+  // is sent by parts, and by `send`, which may wait for it, where a lane is
+  // about to come.
+  constexpr std::size_t kPart = 64 << 10;
+  count = Capped(count);
+  const std::uint32_t signals = tls_signals.interrupts;
+  std::size_t done = 0;
+  while (!Engine(sock) && !sock->AwaitsLane()) {
+    const std::size_t left = count - done;
+    const std::size_t part = sock->MayLeaveTcp() && left > kPart ? kPart : left;
     bool raw = false;
     const ssize_t n = sock->Send(out, nullptr, 0, 0, 0, [&] {
       raw = true;
-      return real::sendfile(out, in, offset, count);
+      return real::sendfile(out, in, offset, part);
     });
-    if (raw) return n;  // else it was promoted a moment ago
+    if (!raw) continue;  // it was promoted a moment ago
+    if (n < 0) return done > 0 ? static_cast<ssize_t>(done) : n;
+    done += static_cast<std::size_t>(n);
+    // (As in the kernel, a handler that has run ends a call that has sent.)
+    if (static_cast<std::size_t>(n) < part || done == count ||
+        tls_signals.interrupts != signals) {
+      return static_cast<ssize_t>(done);
+    }
   }
   // What has no place to go back to is refused, as by the kernel; where there
   // is an offset, pread refuses it.
@@ -611,8 +628,14 @@ ssize_t sendfile(int out, int in, off_t* offset, size_t count) {
   char* const piece = large.at() != nullptr ? large.at() : small;
   const std::size_t most =
       large.at() != nullptr ? SendBuffer::kLarge : sizeof small;
-  std::size_t done = 0;
   while (done < count) {
+    if (!Engine(sock) && !sock->AwaitsLane()) {
+      // No lane has come: the kernel needs no buffer.
+      const ssize_t rest = sendfile(out, in, offset, count - done);
+      return rest > 0    ? static_cast<ssize_t>(done) + rest
+             : done == 0 ? rest
+                         : static_cast<ssize_t>(done);
+    }
     const std::size_t want = count - done < most ? count - done : most;
     const ssize_t got = offset != nullptr ? ::pread(in, piece, want, *offset)
                                           : direct::read(in, piece, want);

@@ -179,6 +179,13 @@ class alignas(64) Sock final : public File,
   bool OnTcp() const {
     return mode() == Mode::kPlain && !wanted_.load(std::memory_order_relaxed);
   }
+  // It may get a lane, or is looking for one.
+  bool MayLeaveTcp() const {
+    return eligible_.load(std::memory_order_relaxed) ||
+           seeking_.load(std::memory_order_relaxed);
+  }
+  // One of shared memory is about to come: a send may wait for it.
+  bool AwaitsLane() const;
   // No lane will ever come, and nothing is left over from one: Sent or Received
   // of what the call itself says is all there is to do, and says it again.
   bool Kernels() const {
@@ -686,7 +693,6 @@ class alignas(64) Sock final : public File,
                                      std::size_t total, int flags,
                                      std::size_t* done);
   bool MayHold(int flags) const;
-  bool AwaitsLane() const;
   std::uint64_t GivenToTcp();
   // Until AwaitsLane() has changed, or as SleepOn.
   int AwaitLane(Wait& wait, std::uint64_t until_ns);

@@ -3,6 +3,8 @@
 // wait, the program must not see more of it than of a full buffer of TCP's.
 #include <pthread.h>
 #include <signal.h>
+#include <sys/mman.h>
+#include <sys/sendfile.h>
 #include <sys/socket.h>
 #include <sys/time.h>
 #include <sys/uio.h>
@@ -12,6 +14,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <string>
 #include <thread>
@@ -141,6 +144,53 @@ Case large(
         RecvAll(fd, got.data(), got.size());
         const std::string want = i % 2 == 0 ? all : all.substr(0, 20'000) + all;
         Log("%s", got == want ? "as sent" : "something else");
+        ::close(fd);
+      }
+    },
+    kAlone);
+
+// A large file in one call, which in the kernel would leave no gap to adopt the
+// stream in.  (64 times the same, 1 MiB each.)
+constexpr int kTimes = 64;
+
+Case file(
+    "file",
+    [](int) {
+      const int listener = ListenAndTeach();
+      const int file = ::memfd_create("file", 0);
+      CHECK_THAT(file >= 0);
+      std::string all(kMuch, 0);
+      Pattern(7, 0, all.data(), all.size());
+      for (int i = 0; i < kTimes; ++i) {
+        CHECK_THAT(::write(file, all.data(), all.size()) ==
+                   static_cast<ssize_t>(all.size()));
+      }
+      const bool lane = ::getenv("RCSOCK_PROMOTE_OPS") != nullptr;
+      for (int i = 0; i < 4; ++i) {
+        const int fd = ::accept(listener, nullptr, nullptr);
+        CHECK_THAT(fd >= 0);
+        off_t at = 0;
+        CHECK_THAT(::lseek(file, 0, SEEK_SET) == 0);
+        // (The second half of the connections says where; and more than there
+        // is.)
+        Result("sent", ::sendfile(fd, file, i < 2 ? nullptr : &at,
+                                  kTimes * kMuch + (i % 2) * 1000));
+        Log("at %lld %lld", static_cast<long long>(at),
+            static_cast<long long>(::lseek(file, 0, SEEK_CUR)));
+        Log("%d", !lane || TcpBytes(fd) < kTimes * kMuch / 2);
+        ::close(fd);
+      }
+    },
+    [](int) {
+      const int port = LearnPort();
+      std::string got(kMuch, 0);
+      for (int i = 0; i < 4; ++i) {
+        const int fd = Connect(port);
+        for (int k = 0; k < kTimes; ++k) {
+          RecvAll(fd, got.data(), got.size());
+          CHECK_THAT(IsPattern(7, 0, got.data(), got.size()));
+        }
+        Result("end", ::recv(fd, got.data(), 1, 0));
         ::close(fd);
       }
     },
