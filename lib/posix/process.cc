@@ -431,7 +431,7 @@ void EnterSandbox() {
         if (sock->Engaged()) sock->StepToPlain(base::Reason::kSandboxed);
       },
       [](Sock* sock, std::uint64_t deadline) {
-        sock->Pin(base::Reason::kSandboxed, deadline);
+        sock->PinHere(base::Reason::kSandboxed, deadline);
       });
   base::ForgetBarriers();
   // Nothing can be opened later; what comes after this is not counted.
@@ -445,7 +445,11 @@ void EnterSandbox() {
 void AtExit() {
   if (OwnFace() == Face::kBehind) return;
   if (InBorrowedMemory()) return;
-  if (ProcessPinned() == base::Reason::kSandboxed) return;
+  if (ProcessPinned() == base::Reason::kSandboxed) {
+    // Words of memory alone: no call that a filter may refuse.
+    ForEachSock([](Sock* sock) { sock->LetGo(); });
+    return;
+  }
   // The handler of a fault inside one of our own calls ends the process: the
   // latches may be this thread's.
   if (tls_signals.depth != 0) return;

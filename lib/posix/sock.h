@@ -309,6 +309,11 @@ class alignas(64) Sock final : public File,
   // each is looked at once behind it.  0: this one alone.
   bool Pin(base::Reason reason, std::uint64_t deadline_ns = 0);
   static std::uint64_t LeaveDeadline();
+  // The same where what comes after is still counted: once this process has let
+  // go of the connection, one that holds it alone may have a lane again.
+  bool PinHere(base::Reason reason, std::uint64_t deadline_ns);
+  // This process ends, and can do no more than say so.
+  void LetGo();
   // The kernel has ended the connection of a pinned stream, by connect() to no
   // address: what was read ahead of it goes too.
   void Disconnected();

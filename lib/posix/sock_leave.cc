@@ -215,6 +215,10 @@ void Sock::LeaveForGood(Reason reason) {
 
 bool Sock::Pin(Reason reason, std::uint64_t deadline_ns) {
   Spoil();
+  return PinHere(reason, deadline_ns);
+}
+
+bool Sock::PinHere(Reason reason, std::uint64_t deadline_ns) {
   KeepPlain();
   const bool ok = ToPlain(reason, deadline_ns);
   reason_ = reason;

@@ -218,6 +218,11 @@ void Sock::LeaveHolders() {
   told_tx_ = told_rx_ = 0;
 }
 
+void Sock::LetGo() {
+  Latched latched(this);
+  LeaveHolders();
+}
+
 void Sock::LeaveForExec() {
   Holding* all = FindHolding(holders_);
   if (all == nullptr || exec_left_) return;

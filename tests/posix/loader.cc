@@ -211,6 +211,33 @@ Case seccomp_kill(
       Result("close", ::close(fd));
     });
 
+// A server of OpenSSH's kind: whoever connects speaks to a child in a sandbox
+// first, then to its parent, which has waited for that and holds the connection
+// alone.
+Case seccomp_child(
+    "seccomp_child",
+    [](int fd) {
+      Echo(fd, 500);
+      Warm(fd);
+      LogDrain(fd);
+    },
+    [](int fd) {
+      Call(fd, 200);
+      const pid_t child = ::fork();
+      if (child == 0) {
+        Call(fd, 100);
+        Install(Filter(kOpenSsh, SECCOMP_RET_ALLOW, SECCOMP_RET_KILL_PROCESS),
+                How::kPrctl);
+        Call(fd, 200);
+        ::exit(0);
+      }
+      int status = 0;
+      CHECK_THAT(::waitpid(child, &status, 0) == child);
+      Log("child: %x", static_cast<unsigned>(status));
+      Warm(fd);
+      ::close(fd);
+    });
+
 // Calls that a lane needs are refused from now on.
 const Numbers kRefused = {SYS_membarrier, SYS_memfd_create,  SYS_eventfd2,
                           SYS_socket,     SYS_openat,        SYS_clone3,
