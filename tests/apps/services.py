@@ -13,11 +13,10 @@ def digest(data):
     return hashlib.sha256(data).hexdigest()
 
 
-@app("openssh", "sshd", "ssh", "ssh-keygen", "rsync", share=0, rdma=False,
-     why="two processes hold each connection: `pinned_fork`")
+@app("openssh", "sshd", "ssh", "ssh-keygen", "rsync", rdma=False)
 def openssh(run):
-    """A command's status, 32 MiB through cat, rsync, a forwarded port; the
-    child that is not logged in yet is in a sandbox."""
+    """A command's status, 32 MiB through cat, rsync, a forwarded port, as root;
+    the child that is not logged in yet is in a sandbox."""
     port, through = run.port(), run.port()
     here = run.directory
     for name in ("host", "user"):
