@@ -894,7 +894,7 @@ void EndRounds(int rounds, void (*answers)(int fd), void (*asks)(int fd)) {
       ::_exit(0);
     }
     ::close(listener);
-    for (const pid_t end : ends) {
+    for (const pid_t end : {ends[1], ends[0]}) {
       CHECK_THAT(::waitpid(end, nullptr, 0) == end);
     }
   }
@@ -915,34 +915,6 @@ Case exit_when_read(
           [](int fd) {
             const char request[kAsked] = {};
             SendAll(fd, request, sizeof request);
-            LogDrain(fd);
-          });
-    },
-    [](int) {}, {.warm = false, .connect = false, .seconds = 60});
-
-// Both have shut down, and the one that reads the end first exits: the other
-// one sees an end and no error, then and later.
-Case exit_at_the_end(
-    "exit_at_the_end",
-    [](int) {
-      EndRounds(
-          12,
-          [](int fd) {
-            ::shutdown(fd, SHUT_WR);
-            int error;
-            Drain(fd, &error);
-          },
-          [](int fd) {
-            ::shutdown(fd, SHUT_WR);
-            LogDrain(fd);
-            // (Longer than the other one takes to exit.)
-            pollfd one{fd, 0, 0};
-            CHECK_THAT(::poll(&one, 1, 10'000) == 1);
-            Log("poll %x", static_cast<unsigned>(one.revents));
-            pollfd none{-1, 0, 0};
-            ::poll(&none, 1, 50);
-            ::poll(&one, 1, 0);
-            Log("poll %x", static_cast<unsigned>(one.revents));
             LogDrain(fd);
           });
     },
@@ -987,6 +959,16 @@ Case kill_reader_at_once(
     "kill_when_all_is_just_read", [](int) { KillReaders(true); }, [](int) {},
     {.warm = false, .connect = false, .seconds = 60});
 
+void AwaitState(pid_t pid, char wanted) {
+  const std::string stat = "/proc/" + std::to_string(pid) + "/stat";
+  for (char state = 0; state != wanted;) {
+    FILE* file = std::fopen(stat.c_str(), "r");
+    CHECK_THAT(file != nullptr);
+    CHECK_THAT(std::fscanf(file, "%*d (%*[^)]) %c", &state) == 1);
+    std::fclose(file);
+  }
+}
+
 // A peer that is stopped, over several connections, is not waited for long; it
 // finds all when it goes on.
 constexpr int kLeft = 4;
@@ -1017,13 +999,7 @@ Case exit_stopped(
         for (int& fd : fds) Warm(fd = Connect(port));
         const auto peer = static_cast<pid_t>(Hear());
         CHECK_THAT(::kill(peer, SIGSTOP) == 0);
-        const std::string stat = "/proc/" + std::to_string(peer) + "/stat";
-        for (char state = 0; state != 'T';) {
-          FILE* file = std::fopen(stat.c_str(), "r");
-          CHECK_THAT(file != nullptr);
-          CHECK_THAT(std::fscanf(file, "%*d (%*[^)]) %c", &state) == 1);
-          std::fclose(file);
-        }
+        AwaitState(peer, 'T');
         const char text[1000] = {};
         for (const int fd : fds) SendAll(fd, text, sizeof text);
         ::write(about[1], &peer, sizeof peer);

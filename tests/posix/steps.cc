@@ -125,7 +125,8 @@ thread_local volatile bool waits = false;
 
 // Whether the wait has ended otherwise than it should.
 bool Missed(int set) {
-  sleeps = first = false;
+  sleeps = false;
+  first = false;
   done = 0;
   volatile int n = 0;
   volatile bool jumped = true;
