@@ -1,13 +1,20 @@
 #include "lib/lane/shm/shm_lane.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cerrno>
 #include <cstdint>
+#include <cstdio>
 #include <ctime>
 #include <random>
+#include <thread>
 #include <vector>
 
+#include "lib/base/barrier.h"
+#include "lib/lane/shm/memory.h"
 #include "tests/lane/shm_pair.h"
 
 namespace rcsock::lane::test {
@@ -125,6 +132,54 @@ TEST(ShmSleep, CreditThatAnotherThreadTakesIsNotSleptThrough) {
   EXPECT_GT(from.Writable(), 0u);
   const timespec limit{2, 0};
   EXPECT_EQ(from.SleepTx(token, &limit), -EAGAIN);
+}
+
+bool Asleep(pid_t thread) {
+  char name[64];
+  std::snprintf(name, sizeof name, "/proc/self/task/%d/stat",
+                static_cast<int>(thread));
+  std::FILE* file = std::fopen(name, "r");
+  if (file == nullptr) return false;
+  char state = 0;
+  const bool read = std::fscanf(file, "%*d (%*[^)]) %c", &state) == 1;
+  std::fclose(file);
+  return read && state == 'S';
+}
+
+// A sender whose message is not to be seen yet when it looks for the wish, and
+// who does not see that either, wakes nobody.
+TEST(ShmSleep, OneThatIsNotWokenLooksAgain) {
+  base::InitBarriers();
+  if (!base::barriers.processes) GTEST_SKIP() << "no membarrier";
+  constexpr int kIndex = 5;
+  auto pair = ShmPair::Make(kIndex);
+  void* memory = shm::MapMemory(pair->segment_fd(), sizeof(shm::Segment), true);
+  ASSERT_NE(memory, nullptr);
+  shm::HotMemory& hot =
+      shm::HotOf(static_cast<shm::Segment*>(memory), 0)[kIndex];
+  Lane& to = pair->end(1);
+  for (int i = 0; i < 5; ++i) {
+    std::atomic<pid_t> thread{0};
+    int result = 0;
+    std::thread sleeper([&, token = to.SleepToken(false)] {
+      const timespec limit{5, 0};
+      thread = ::gettid();
+      result = to.SleepRx(token, &limit);
+    });
+    while (((hot.control[0].sleepers | hot.control[1].sleepers) &
+            shm::kRxSleeper) == 0 ||
+           !Asleep(thread)) {
+      std::this_thread::yield();
+    }
+    for (auto& control : hot.control) control.sleepers &= ~shm::kRxSleeper;
+    char byte = 'x';
+    iovec iov{&byte, 1};
+    EXPECT_EQ(pair->end(0).Post(&iov, 1, 0, 1), 1u);
+    sleeper.join();
+    EXPECT_EQ(result, -EAGAIN);
+    EXPECT_EQ(to.Read(&iov, 1, 0, 1, false), 1u);
+  }
+  shm::UnmapMemory(memory, sizeof(shm::Segment));
 }
 
 TEST(ShmRing, NothingBeyondTheBoundIsTouched) {

@@ -482,11 +482,44 @@ std::uint32_t ShmLane::SleepToken(bool tx) const {
   return word.load(std::memory_order_acquire);
 }
 
+// Wish stored -> slot loaded: see Publish.  The bit is left set when we do not
+// sleep after all: another thread may, and clearing it is the waker's part.
+//
+// No sleep without an end begins before the heavy fence and a look behind it.
+// But that fence interrupts every processor that runs a program with lanes,
+// which costs more than most sleeps of a busy program are worth.  So the first
+// part of a sleep is a nap, which does without.  A sender whose message was
+// still in its store buffer when it looked for the wish wakes nobody; the looks
+// before the nap take longer than such a store does, and if one takes longer
+// still the nap ends by itself.
 int ShmLane::SleepRx(std::uint32_t token, const timespec* timeout) {
+  constexpr int kLooks = 10;
+  // Later than the next tick of a busy processor: a timer that is due first
+  // costs another interrupt.
+  constexpr long kNapNs = 5'000'000;
   own().sleepers.fetch_or(kRxSleeper, std::memory_order_seq_cst);
-  // Wish stored -> slot loaded: see Publish.  The bit is left set when we do
-  // not sleep after all: another thread may, and clearing it is the waker's
-  // part.
+  timespec rest{};
+  if (base::barriers.processes.load(std::memory_order_relaxed) &&
+      (timeout == nullptr || timeout->tv_sec > 0 ||
+       timeout->tv_nsec > kNapNs)) {
+    for (int i = 0; i < kLooks; ++i) {
+      if (RxPending()) return -EAGAIN;
+      base::CpuRelax();
+    }
+    const timespec nap{0, kNapNs};
+    const int result = base::FutexSleep(&own_futex_.rx, token, &nap, true);
+    if (result != -ETIMEDOUT) return result;
+    if (timeout != nullptr) {
+      rest = *timeout;
+      rest.tv_nsec -= kNapNs;
+      if (rest.tv_nsec < 0) {
+        rest.tv_nsec += 1'000'000'000;
+        --rest.tv_sec;
+      }
+      timeout = &rest;
+    }
+    own().sleepers.fetch_or(kRxSleeper, std::memory_order_seq_cst);
+  }
   base::HeavyFenceProcesses();
   if (RxPending()) return -EAGAIN;
   return base::FutexSleep(&own_futex_.rx, token, timeout, true);
