@@ -397,8 +397,14 @@ class Polling {
     // Counted, then looked at: whoever lets a stream go or gives it another
     // bell does so first and looks at the count after.
     std::atomic_thread_fence(std::memory_order_seq_cst);
+    // The first part of a sleep is a nap, as ShmLane::SleepRx has it: without
+    // the heavy fence, and with an end that makes up for a kick that is missed.
+    constexpr std::int64_t kNapNs = 5'000'000;
+    const std::int64_t left = Left();
+    const bool nap = !napped_ && (left < 0 || left > kNapNs);
+    napped_ = nap;
     for (int k = 0; k < lane::shm::kBells; ++k) {
-      if (wanted & 1u << k) conductor->bells()->Arm(k);
+      if (wanted & 1u << k) conductor->bells()->Arm(k, nap);
     }
     for (int i = 0; i < source_count_; ++i) sources_[i]->Drain();
     int result = 0;
@@ -420,7 +426,9 @@ class Polling {
         errno = EINTR;
         result = -1;
       } else {
-        const int n = LookKernel(Left(), true, mask_.get());
+        const int n = LookKernel(nap ? kNapNs : Left(), true, mask_.get());
+        // Woken before its end: the next one may be a nap again.
+        if (rang_) napped_ = false;
         // SIGCONT ends the wait of an epoll set, but not poll().
         const bool stopped = n < 0 && errno == EINTR && kernels_ == 0 &&
                              tls_signals.any == signals;
@@ -485,7 +493,8 @@ class Polling {
   WaitMask mask_;
   std::uint64_t deadline_ = 0;
   std::uint64_t kernel_look_ = 0;
-  bool rang_ = false;  // the last look at the kernel saw a bell or a source
+  bool rang_ = false;    // the last look at the kernel saw a bell or a source
+  bool napped_ = false;  // to the end
   lane::Source* sources_[ThreadBells::kMostSources];
   int source_count_ = 0;
   nfds_t mine_ = 0;

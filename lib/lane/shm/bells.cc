@@ -69,7 +69,7 @@ int Bells::EnsureBell(int k) {
   return fd;
 }
 
-void Bells::Arm(int k) {
+void Bells::Arm(int k, bool nap) {
   std::scoped_lock hold(latch_);
   ++sleepers_[k];
   auto& word = page_->bells[k].armed;
@@ -83,7 +83,9 @@ void Bells::Arm(int k) {
   // all fence in full: lane::Board).  If shared_ is still false after this
   // fence, the word was stored before any other process could map it.
   base::FullFence();
-  if (shared_.load(std::memory_order_seq_cst)) base::HeavyFenceProcesses();
+  if (!nap && shared_.load(std::memory_order_seq_cst)) {
+    base::HeavyFenceProcesses();
+  }
 }
 
 void Bells::Disarm(int k) {

@@ -38,8 +38,9 @@ class Bells final : public Ringer {
   // -1: not made yet.
   int bell_fd(int k) const { return fds_[k].load(std::memory_order_acquire); }
   // Counts; the word becomes a new odd generation, so that peers that have
-  // kicked for an older one kick again; full fence.
-  void Arm(int k);
+  // kicked for an older one kick again; full fence.  `nap`: only here, for a
+  // sleep that ends by itself soon, and a look that needs no kick.
+  void Arm(int k, bool nap = false);
   // Even again when the last sleeper has gone.
   void Disarm(int k);
   // A kick has reached somebody else than its sleepers, who will get none for

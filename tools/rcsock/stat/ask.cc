@@ -98,7 +98,8 @@ bool ReadAt(int fd, void* to, std::size_t length, off_t at) {
 }
 
 // What is in the descriptor, or why it is not to be trusted.
-std::string Take(int file, ProcessPicture* process) {
+// `room`: how many connections there is memory for, of all processes together.
+std::string Take(int file, ProcessPicture* process, std::uint64_t* room) {
   // Sealed: it is plain memory, which no reading can block on, and it stays as
   // it is.
   constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_WRITE;
@@ -121,11 +122,14 @@ std::string Take(int file, ProcessPicture* process) {
   const std::uint64_t count = head.count;
   const std::uint64_t each = head.stream_size;
   const std::uint64_t first = head.head_size;
-  if (count > kMostStreams || each == 0 || each > kMostEach || first < kFixed ||
-      count * each > kMostBytes || size != first + count * each ||
+  if (count > kMostStreams || each < sizeof(SnapshotStream) / 2 ||
+      each > kMostEach || first < kFixed || count * each > kMostBytes ||
+      size != first + count * each ||
       !ReadAt(file, &head, std::min<std::size_t>(first, sizeof head), 0)) {
     return "its answer is malformed";
   }
+  if (count > *room) return "there are too many connections to show them all";
+  *room -= count;
   std::vector<StreamPicture> streams(count);
   std::vector<char> bytes(each * std::min<std::uint64_t>(count, 1024));
   for (std::uint64_t i = 0; i < count;) {
@@ -149,7 +153,7 @@ std::string Take(int file, ProcessPicture* process) {
   return "";
 }
 
-void OnReadable(Question* question) {
+void OnReadable(Question* question, std::uint64_t* room) {
   rendezvous::Packet packet;
   rendezvous::Header header;
   switch (rendezvous::Receive(question->fd.get(), &packet)) {
@@ -164,7 +168,7 @@ void OnReadable(Question* question) {
         question->process.trouble = "it has no memory or descriptors to answer";
       } else {
         question->process.trouble =
-            Take(packet.fds[0].get(), &question->process);
+            Take(packet.fds[0].get(), &question->process, room);
       }
       break;
     default:
@@ -175,7 +179,7 @@ void OnReadable(Question* question) {
 }
 
 // Takes what has come, or comes before the first of them is given up.
-void AwaitAnswer(std::vector<Question>* questions) {
+void AwaitAnswer(std::vector<Question>* questions, std::uint64_t* room) {
   std::vector<pollfd> polls;
   std::uint64_t deadline = ~std::uint64_t{0};
   for (const Question& question : *questions) {
@@ -195,7 +199,7 @@ void AwaitAnswer(std::vector<Question>* questions) {
   for (std::size_t i = 0; i < polls.size(); ++i) {
     Question& question = (*questions)[i];
     if (polls[i].revents != 0) {
-      OnReadable(&question);
+      OnReadable(&question, room);
     } else if (then >= question.deadline_ns) {
       question.waiting = false;
     }
@@ -208,6 +212,7 @@ std::vector<ProcessPicture> AskAll(const CollectOptions& options) {
   const std::vector<std::string> names = Names();
   std::vector<ProcessPicture> found;
   std::vector<Question> open;
+  std::uint64_t room = kMostStreams;
   // Each has its own time: those that are silent keep the others waiting, but
   // take nothing from theirs.
   for (std::size_t next = 0; next < names.size() || !open.empty();) {
@@ -220,7 +225,7 @@ std::vector<ProcessPicture> AskAll(const CollectOptions& options) {
       open.push_back(std::move(question));
     }
     if (open.empty()) continue;
-    AwaitAnswer(&open);
+    AwaitAnswer(&open, &room);
     for (Question& question : open) {
       if (!question.waiting) found.push_back(std::move(question.process));
     }
