@@ -408,7 +408,7 @@ void Sock::LeaveRemoteLanes(std::uint64_t deadline_ns) {
   for (const Shared& sock : remotes) {
     Latched latched(sock.get());
     if (sock->mode() == Mode::kEngine && sock->stream_ != nullptr &&
-        sock->lane_ != nullptr &&
+        sock->lane_ != nullptr && !sock->stream_->AwaitsLanding() &&
         (sock->stream_->Unacked() > 0 ||
          sock->stream_->tx() == stream::Tx::kLane)) {
       // Also where all of ours is acknowledged: our credit for what was read

@@ -180,6 +180,15 @@ int Sock::CloseLast(int number, int from, int flags) {
       // A peer that never reads must not keep the connection for ever.
       close_timer_ =
           conductor->After(60'000, [self = Share()] { self->OnLinger(); });
+      if (stream_->AwaitsLanding()) {
+        conductor->After(250, [self = Share()] {
+          Critical within;
+          Latched latched(self.get());
+          if (self->finished_ || self->stream_ == nullptr) return;
+          self->stream_->Hurry();
+          self->HandleChanges();
+        });
+      }
     }
   } else {
     if (mode() == Mode::kUnread && unread_.size() > 0 && SoleHolder()) {

@@ -418,6 +418,8 @@ void Stream::Close(bool reset) {
   if (!reset && tx_ == Tx::kProp) Trigger(base::Reason::kShortLived);
   closed_ = shut_ = true;
   reset_ = reset;
+  landing_ = reset;
+  if (AwaitsLanding()) AskLanded();
   // The end of TCP comes soon after the FIN, and what the peer then believes
   // unread is a reset to it.
   if (accept_) lane_->Credit();
@@ -482,6 +484,7 @@ void Stream::MaybeFinish() {
       tx_ == Tx::kRaw && out_.empty() && (rx_ == Rx::kRaw || rx_ == Rx::kArm);
   const bool over = kshut_ && (eof_ || (fin_acked_ && !pfin_known_));
   if (!failed_ && !reset_ && !tx_broken_ && !raw && !over) return;
+  if (AwaitsLanding()) return;
   finished_ = true;
   if (reset_) TellReset();
   // What is reset is not taken: the peer must see that it was never read.
@@ -614,6 +617,18 @@ void Stream::AskLanded() {
   }
   probe_asked_ = true;
   SendProbe();
+}
+
+bool Stream::AwaitsLanding() const {
+  return landing_ && !finished_ && !failed_ && !tx_broken_ && !kshut_ &&
+         !eof_ && tx_ == Tx::kLane && LaneUsable() &&
+         lane_->kind() == lane::Kind::kRdma &&
+         std::max(AckedOff(), probe_landed_) < tx_off_;
+}
+
+void Stream::Hurry() {
+  landing_ = false;
+  Settle();
 }
 
 std::uint64_t Stream::Unacked() const {

@@ -141,6 +141,11 @@ class Stream {
   // The same question for an application that wants to know what is unsent:
   // Unacked() tells the answer.  It judges nothing.
   void AskLanded();
+  // Closed by a reset, which TCP would bring behind all that has been sent, and
+  // some of it is on its way on a lane of another host: the reset waits until
+  // it has landed, or for Hurry, which its owner calls soon.
+  bool AwaitsLanding() const;
+  void Hurry();
   // Own will (rule 11 ff.); also for a lane found dead by its owner.
   //
   // `leave`: the anchor is about to be shared with somebody who does not know
@@ -343,6 +348,7 @@ class Stream {
   std::uint8_t probe_stalled_ = 0;
   bool probe_out_ = false;
   bool probe_asked_ = false;  // by AskLanded
+  bool landing_ = false;      // AwaitsLanding
   bool used_ = false;  // proposed or accepted: one attempt per lane (rule 1)
   bool flip_ =
       false;  // own PROPOSE, or the peer's (the roles exclude each other)

@@ -465,6 +465,7 @@ void Stream::OnLanded(std::uint64_t offset) {
     Trigger(base::Reason::kLaneStalled);
   }
   probe_landed_ = offset;
+  if (AwaitsLanding()) AskLanded();
 }
 
 void Stream::OnBack(std::uint64_t offset) {
