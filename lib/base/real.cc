@@ -11,6 +11,9 @@
 
 #include "lib/base/log.h"
 
+extern "C" __attribute__((weak, visibility("default")))
+const int rcsock_posix_names;
+
 namespace rcsock::real {
 namespace {
 
@@ -22,18 +25,10 @@ long Missing() {
 
 std::atomic<bool> behind_first{false};
 
-// librcsock_posix has the same names, and would only send us back.  Asked once:
-// what is loaded later comes behind libc, and a look in vain takes memory,
-// which a handler must not.
-bool PosixNamesNext() {
-  static std::atomic<int> known{-1};
-  int next = known.load(std::memory_order_relaxed);
-  if (next < 0) {
-    next = ::dlsym(RTLD_NEXT, "rcsock_posix_names") != nullptr ? 1 : 0;
-    known.store(next, std::memory_order_relaxed);
-  }
-  return next != 0;
-}
+// librcsock_posix has the same names, and would only send us back.  (A look in
+// vain takes memory, but we may be called by a handler, or by a program's own
+// malloc.  What is loaded later than we comes behind libc.)
+bool PosixNamesNext() { return &rcsock_posix_names != nullptr; }
 
 void* Look(const char* name) {
   if (behind_first.load(std::memory_order_relaxed)) {

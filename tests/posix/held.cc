@@ -153,7 +153,7 @@ Case large(
 // stream in.  (64 times the same, 1 MiB each.)
 constexpr int kTimes = 64;
 
-Case file(
+Case large_file(
     "file",
     [](int) {
       const int listener = ListenAndTeach();
