@@ -477,9 +477,10 @@ int BeforeParting(int flags, int parts) {
 
 void CloseFollowed(unsigned first, unsigned last) {
   const int top = fd_high.load(std::memory_order_relaxed);
+  if (first > static_cast<unsigned>(kMaxFds)) return;
   const bool borrowed = InBorrowedMemory();
-  for (unsigned fd = first; fd <= last && static_cast<int>(fd) <= top; ++fd) {
-    const int number = static_cast<int>(fd);
+  for (int number = static_cast<int>(first);
+       number <= top && static_cast<unsigned>(number) <= last; ++number) {
     if (Entry(number) == nullptr) continue;
     if (borrowed) {
       Lend(number);

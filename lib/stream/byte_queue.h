@@ -6,8 +6,8 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
 #include <cstring>
+#include <new>
 #include <utility>
 
 namespace rcsock::stream {
@@ -30,7 +30,7 @@ class ByteQueue {
     Swap(other);
     return *this;
   }
-  ~ByteQueue() { std::free(bytes_); }
+  ~ByteQueue() { ::operator delete(bytes_); }
 
   void Swap(ByteQueue& other) noexcept {
     std::swap(bytes_, other.bytes_);
@@ -55,8 +55,11 @@ class ByteQueue {
       }
       if (capacity_ - tail_ < count) {
         std::size_t wanted = std::max(tail_ + count, capacity_ * 2);
-        void* grown = std::realloc(bytes_, wanted);
+        // (Not malloc, which a handler may have interrupted: lib/base/heap.)
+        void* grown = ::operator new(wanted, std::nothrow);
         if (grown == nullptr) return nullptr;
+        if (tail_ != 0) std::memcpy(grown, bytes_, tail_);
+        ::operator delete(bytes_);
         bytes_ = static_cast<std::uint8_t*>(grown);
         capacity_ = wanted;
       }
@@ -81,7 +84,7 @@ class ByteQueue {
 
   // Gives the memory back: an idle stream keeps none.
   void Clear() {
-    std::free(bytes_);
+    ::operator delete(bytes_);
     bytes_ = nullptr;
     capacity_ = head_ = tail_ = 0;
   }
