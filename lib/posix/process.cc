@@ -445,14 +445,14 @@ void EnterSandbox() {
 void AtExit() {
   if (OwnFace() == Face::kBehind) return;
   if (InBorrowedMemory()) return;
+  // The handler of a fault inside one of our own calls ends the process: the
+  // latches may be this thread's.
+  if (tls_signals.depth != 0) return;
   if (ProcessPinned() == base::Reason::kSandboxed) {
     // Words of memory alone: no call that a filter may refuse.
     ForEachSock([](Sock* sock) { sock->LetGo(); });
     return;
   }
-  // The handler of a fault inside one of our own calls ends the process: the
-  // latches may be this thread's.
-  if (tls_signals.depth != 0) return;
   const int saved = errno;
   const std::uint64_t deadline = base::NowNs() + 5'000'000'000;
   Sock::LeaveRemoteLanes(deadline);
