@@ -70,7 +70,8 @@ struct CqSet {
 // completions were older than the arming, which then still holds.
 class RdmaPoller final : public Source {
  public:
-  // Null on failure.  All that is handed in outlives it.
+  // Null on failure.  All that is handed in outlives it, but for the device's
+  // end: Retire.  (`deferred` stays then too.)
   static std::unique_ptr<RdmaPoller> Make(ibv_context* context, ibv_pd* pd,
                                           Memory* memory, Board* board,
                                           Deferred* deferred,
