@@ -7,6 +7,7 @@
 
 #include <atomic>
 #include <cerrno>
+#include <cstdint>
 
 namespace rcsock::base {
 
@@ -47,6 +48,11 @@ inline void ForgetBarriers() {
   barriers.threads.store(false, std::memory_order_relaxed);
   barriers.processes.store(false, std::memory_order_relaxed);
 }
+
+// How long a sleep may be that begins without the heavy fence: what it may miss
+// it finds when it ends by itself.  Later than the next tick of a busy
+// processor: a timer that is due first costs another interrupt.
+constexpr std::int64_t kNapNs = 5'000'000;
 
 inline void FullFence() { std::atomic_thread_fence(std::memory_order_seq_cst); }
 

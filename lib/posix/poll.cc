@@ -13,6 +13,7 @@
 #include <memory>
 #include <new>
 
+#include "lib/base/barrier.h"
 #include "lib/base/clock.h"
 #include "lib/base/real.h"
 #include "lib/base/sleep.h"
@@ -399,9 +400,8 @@ class Polling {
     std::atomic_thread_fence(std::memory_order_seq_cst);
     // The first part of a sleep is a nap, as ShmLane::SleepRx has it: without
     // the heavy fence, and with an end that makes up for a kick that is missed.
-    constexpr std::int64_t kNapNs = 5'000'000;
     const std::int64_t left = Left();
-    const bool nap = !napped_ && (left < 0 || left > kNapNs);
+    const bool nap = !napped_ && (left < 0 || left > base::kNapNs);
     napped_ = nap;
     for (int k = 0; k < lane::shm::kBells; ++k) {
       if (wanted & 1u << k) conductor->bells()->Arm(k, nap);
@@ -426,7 +426,8 @@ class Polling {
         errno = EINTR;
         result = -1;
       } else {
-        const int n = LookKernel(nap ? kNapNs : Left(), true, mask_.get());
+        const int n =
+            LookKernel(nap ? base::kNapNs : Left(), true, mask_.get());
         // Woken before its end: the next one may be a nap again.
         if (rang_) napped_ = false;
         // SIGCONT ends the wait of an epoll set, but not poll().

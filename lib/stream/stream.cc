@@ -522,7 +522,7 @@ void Stream::Settle() {
   }
   fast_tx_ = tx_ == Tx::kLane && LaneUsable() && !shut_ && !tx_broken_ &&
              so_error_ == 0;
-  fast_rx_ = accept_ && stash_.empty() && !pfin_known_ && so_error_ == 0;
+  fast_rx_ = ReadsLane() && !pfin_known_;
 }
 
 // --- Events

@@ -53,14 +53,6 @@ void AwaitBytes(int fd, int wanted) {
   Log("FIONREAD %d", n);
 }
 
-void Echo(int fd, int count) {
-  char text[16];
-  for (int i = 0; i < count; ++i) {
-    RecvAll(fd, text, sizeof text);
-    SendAll(fd, text, sizeof text);
-  }
-}
-
 void Call(int fd, int count) {
   for (int i = 0; i < count; ++i) {
     char text[16];

@@ -713,14 +713,18 @@ Case close_owing(
     },
     TakeMost);
 
+void LimitNumbers() {
+  rlimit limit{};
+  CHECK_THAT(::getrlimit(RLIMIT_NOFILE, &limit) == 0);
+  limit.rlim_cur = 200;
+  CHECK_THAT(::setrlimit(RLIMIT_NOFILE, &limit) == 0);
+}
+
 // There is no other number for the connection.
 Case close_owing_at_limit(
     "close_owing_at_limit",
     [](int) {
-      rlimit limit{};
-      CHECK_THAT(::getrlimit(RLIMIT_NOFILE, &limit) == 0);
-      limit.rlim_cur = 200;
-      CHECK_THAT(::setrlimit(RLIMIT_NOFILE, &limit) == 0);
+      LimitNumbers();
       int port;
       const int listener = Listen(&port);
       Tell(port);
@@ -745,10 +749,7 @@ Case close_owing_at_limit(
 Case close_owing_two_at_limit(
     "close_owing_two_at_limit",
     [](int) {
-      rlimit limit{};
-      CHECK_THAT(::getrlimit(RLIMIT_NOFILE, &limit) == 0);
-      limit.rlim_cur = 200;
-      CHECK_THAT(::setrlimit(RLIMIT_NOFILE, &limit) == 0);
+      LimitNumbers();
       int port;
       const int listener = Listen(&port);
       Tell(port);
@@ -959,16 +960,6 @@ Case kill_reader_at_once(
     "kill_when_all_is_just_read", [](int) { KillReaders(true); }, [](int) {},
     {.warm = false, .connect = false, .seconds = 60});
 
-void AwaitState(pid_t pid, char wanted) {
-  const std::string stat = "/proc/" + std::to_string(pid) + "/stat";
-  for (char state = 0; state != wanted;) {
-    FILE* file = std::fopen(stat.c_str(), "r");
-    CHECK_THAT(file != nullptr);
-    CHECK_THAT(std::fscanf(file, "%*d (%*[^)]) %c", &state) == 1);
-    std::fclose(file);
-  }
-}
-
 // A peer that is stopped, over several connections, is not waited for long; it
 // finds all when it goes on.
 constexpr int kLeft = 4;
@@ -998,8 +989,7 @@ Case exit_stopped(
         int fds[kLeft];
         for (int& fd : fds) Warm(fd = Connect(port));
         const auto peer = static_cast<pid_t>(Hear());
-        CHECK_THAT(::kill(peer, SIGSTOP) == 0);
-        AwaitState(peer, 'T');
+        Stop(peer);
         const char text[1000] = {};
         for (const int fd : fds) SendAll(fd, text, sizeof text);
         ::write(about[1], &peer, sizeof peer);

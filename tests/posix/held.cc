@@ -222,22 +222,6 @@ Case both_ways(
     },
     kAlone);
 
-bool Stopped(pid_t pid) {
-  char name[64];
-  std::snprintf(name, sizeof name, "/proc/%d/stat", static_cast<int>(pid));
-  std::FILE* file = std::fopen(name, "r");
-  if (file == nullptr) return false;
-  char state = 0;
-  const bool read = std::fscanf(file, "%*d (%*[^)]) %c", &state) == 1;
-  std::fclose(file);
-  return read && state == 'T';
-}
-
-void Stop(pid_t pid) {
-  CHECK_THAT(::kill(pid, SIGSTOP) == 0);
-  while (!Stopped(pid)) ::sched_yield();
-}
-
 // So many connections to a process that is stopped once it has made them (and
 // may have offered a lane for each), or, with `early`, has only begun to: then
 // it is this end that offers, to one that does not answer.

@@ -15,14 +15,6 @@ namespace {
 
 using namespace pair;
 
-void Echo(int fd, int count) {
-  char text[16];
-  for (int i = 0; i < count; ++i) {
-    RecvAll(fd, text, 16);
-    SendAll(fd, text, 16);
-  }
-}
-
 void Ask(const char* what, int fd) {
   char text[16] = "lent";
   SendAll(fd, text, 16);

@@ -29,14 +29,6 @@ namespace {
 
 using namespace pair;
 
-void Echo(int fd, int count) {
-  char text[16];
-  for (int i = 0; i < count; ++i) {
-    RecvAll(fd, text, 16);
-    SendAll(fd, text, 16);
-  }
-}
-
 void LogDrain(int fd) {
   int error;
   const std::size_t n = Drain(fd, &error);

@@ -160,6 +160,26 @@ void RecvAll(int fd, void* to, std::size_t length) {
   }
 }
 
+void Echo(int fd, int count) {
+  char text[16];
+  for (int i = 0; i < count; ++i) {
+    RecvAll(fd, text, sizeof text);
+    SendAll(fd, text, sizeof text);
+  }
+}
+
+void Stop(pid_t pid) {
+  CHECK_THAT(::kill(pid, SIGSTOP) == 0);
+  char name[64];
+  std::snprintf(name, sizeof name, "/proc/%d/stat", static_cast<int>(pid));
+  for (char state = 0; state != 'T';) {
+    std::FILE* file = std::fopen(name, "r");
+    CHECK_THAT(file != nullptr);
+    CHECK_THAT(std::fscanf(file, "%*d (%*[^)]) %c", &state) == 1);
+    std::fclose(file);
+  }
+}
+
 std::size_t Drain(int fd, int* error) {
   char text[8192];
   std::size_t total = 0;

@@ -44,6 +44,10 @@ int Scale(int plain);
 // Blocking helpers; Fail on anything but success.
 void SendAll(int fd, const void* from, std::size_t length);
 void RecvAll(int fd, void* to, std::size_t length);
+// So many messages of 16 bytes come, and go back.
+void Echo(int fd, int count);
+// SIGSTOP; returns when the process stands.
+void Stop(pid_t pid);
 // Reads to EOF or an error; returns how many bytes, *error 0 or errno.
 std::size_t Drain(int fd, int* error);
 // Round trips until the bytes no longer go through the kernel's TCP (with

@@ -31,14 +31,6 @@ namespace {
 
 using namespace pair;
 
-void Echo(int fd, int count) {
-  char text[16];
-  for (int i = 0; i < count; ++i) {
-    RecvAll(fd, text, 16);
-    SendAll(fd, text, 16);
-  }
-}
-
 void Call(int fd, int count) {
   for (int i = 0; i < count; ++i) {
     char text[16];

@@ -5,8 +5,16 @@
 
 namespace rcsock::tools {
 
-// What another process or host says of itself goes to a terminal and into JSON:
-// printable ASCII, and '?' in place of anything else.
+// Without control characters, which a terminal would obey: '?' in their place.
+inline std::string WithoutControls(std::string text) {
+  for (char& c : text) {
+    if (static_cast<unsigned char>(c) < 32 || c == 127) c = '?';
+  }
+  return text;
+}
+
+// Printable ASCII, and '?' in place of anything else: for names that have no
+// other.
 inline std::string Printable(std::string text) {
   for (char& c : text) {
     if (c < ' ' || c > '~') c = '?';

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <utility>
 
+#include "lib/base/barrier.h"
 #include "lib/base/latch.h"
 #include "lib/base/pool.h"
 #include "lib/base/sleep.h"
@@ -494,24 +495,21 @@ std::uint32_t ShmLane::SleepToken(bool tx) const {
 // still the nap ends by itself.
 int ShmLane::SleepRx(std::uint32_t token, const timespec* timeout) {
   constexpr int kLooks = 10;
-  // Later than the next tick of a busy processor: a timer that is due first
-  // costs another interrupt.
-  constexpr long kNapNs = 5'000'000;
   own().sleepers.fetch_or(kRxSleeper, std::memory_order_seq_cst);
   timespec rest{};
   if (base::barriers.processes.load(std::memory_order_relaxed) &&
       (timeout == nullptr || timeout->tv_sec > 0 ||
-       timeout->tv_nsec > kNapNs)) {
+       timeout->tv_nsec > base::kNapNs)) {
     for (int i = 0; i < kLooks; ++i) {
       if (RxPending()) return -EAGAIN;
       base::CpuRelax();
     }
-    const timespec nap{0, kNapNs};
+    const timespec nap{0, base::kNapNs};
     const int result = base::FutexSleep(&own_futex_.rx, token, &nap, true);
     if (result != -ETIMEDOUT) return result;
     if (timeout != nullptr) {
       rest = *timeout;
-      rest.tv_nsec -= kNapNs;
+      rest.tv_nsec -= base::kNapNs;
       if (rest.tv_nsec < 0) {
         rest.tv_nsec += 1'000'000'000;
         --rest.tv_sec;

@@ -1,6 +1,9 @@
 #include "tools/rcsock/perf/fields.h"
 
+#include <utility>
+
 #include "tools/rcsock/perf/error.h"
+#include "tools/rcsock/printable.h"
 
 namespace rcsock::perf {
 
@@ -52,10 +55,7 @@ std::string TextField(const nlohmann::json& object, const char* name,
   if (!value.is_string()) BadField(name);
   auto text = value.get<std::string>();
   if (text.size() > most) BadField(name);
-  for (char& c : text) {
-    if (static_cast<unsigned char>(c) < 32 || c == 127) c = '?';
-  }
-  return text;
+  return tools::WithoutControls(std::move(text));
 }
 
 }  // namespace rcsock::perf

@@ -19,9 +19,11 @@
 #include <sstream>
 #include <system_error>
 #include <unordered_set>
+#include <utility>
 
 #include "lib/base/unique_fd.h"
 #include "tools/rcsock/preload_file.h"
+#include "tools/rcsock/printable.h"
 
 namespace rcsock::tools {
 namespace {
@@ -160,11 +162,8 @@ std::string ProgramOf(pid_t pid) {
   std::ifstream file(Proc(pid, "comm"));
   std::string name;
   std::getline(file, name);
-  // Whatever a program calls itself: no control characters on a terminal.
-  std::replace_if(
-      name.begin(), name.end(),
-      [](char c) { return static_cast<unsigned char>(c) < 32 || c == 127; },
-      '?');
+  // Whatever a program calls itself.
+  name = WithoutControls(std::move(name));
   return name.empty() ? "?" : name;
 }
 
