@@ -44,8 +44,8 @@ Piece Tx::Find(std::uint64_t from) const {
     const Sent& message = Entry(n);
     if (!message.data || from - message.start >= message.length) continue;
     const auto skip = static_cast<std::uint32_t>(from - message.start);
-    return {n, message.offset + skip, message.length - skip, message.in_slot,
-            message.ring};
+    return {n, message.offset + skip, message.length - skip,
+            message.in_slot != 0, static_cast<std::uint8_t>(message.ring)};
   }
   return {};
 }

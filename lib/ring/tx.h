@@ -26,13 +26,14 @@ constexpr std::uint32_t kMinRoom = 4096;
 
 // One message that has been sent and not yet credited.
 struct Sent {
-  std::uint64_t start;   // of its data in the byte stream
-  std::uint32_t offset;  // in the byte ring; of no meaning if inline
-  std::uint32_t length;
-  bool in_slot;  // kFlagInline
-  bool data;
-  std::uint8_t ring;  // Tx::ring() at that time
+  std::uint64_t start;        // of its data in the byte stream
+  std::uint32_t offset;       // in the byte ring; of no meaning if inline
+  std::uint32_t length : 29;  // (an immediate has 25 bits for it)
+  std::uint32_t in_slot : 1;  // kFlagInline
+  std::uint32_t data : 1;
+  std::uint32_t ring : 1;  // Tx::ring() at that time; if inline, of no meaning
 };
+static_assert(sizeof(Sent) == 16);
 
 // Where the next message goes.
 struct Placement {
@@ -126,7 +127,7 @@ class Tx {
   // ReserveData of what fits in a slot, without its questions: 0 < length <=
   // inline_max, and fewer than slots - kCtlSlots outstanding.  Its number.
   std::uint64_t ReserveInline(std::uint32_t length) {
-    Next() = {posted_, 0, length, true, true, ring_};
+    Next() = {posted_, 0, length, true, true, 0};
     posted_ += length;
     return sent_++;
   }
@@ -136,7 +137,7 @@ class Tx {
   std::uint64_t ReserveAlone(std::uint32_t length) {
     OnAllCredited();
     first_ = static_cast<std::uint32_t>(sent_);
-    alone_ = {posted_, 0, length, true, true, ring_};
+    alone_ = {posted_, 0, length, true, true, 0};
     posted_ += length;
     return sent_++;
   }
@@ -217,19 +218,21 @@ class Tx {
     used_ += length;
   }
 
-  // What every message needs comes first, side by side.
-  Sent* const table_;  // by slot
+  // What each message in slot 0 needs comes first: 56 bytes, which share a line
+  // with eight of the lane's.
   std::uint64_t sent_ = 0;
   std::uint64_t credited_ = 0;
   std::uint64_t posted_ = 0;
   std::uint64_t acked_ = 0;
-  const std::uint32_t slots_;
   std::uint32_t first_ = 0;  // the message in slot 0, of those not credited
-  std::uint8_t ring_ = 0;
-  bool fresh_ = false;        // nothing has been sent in this ring
+  std::uint32_t used_ = 0;   // bytes of the byte ring not yet credited
+  Sent alone_{};             // slot 0: light traffic needs no line of the table
+
+  Sent* const table_;  // by slot
+  const std::uint32_t slots_;
   std::uint32_t offset_ = 0;  // of the next message in the byte ring
-  std::uint32_t used_ = 0;    // bytes of the byte ring not yet credited
-  Sent alone_{};  // slot 0: light traffic needs no line of the table
+  std::uint8_t ring_ = 0;
+  bool fresh_ = false;  // nothing has been sent in this ring
   Geometry geometry_;
   std::uint64_t switched_at_ = 0;
 };
