@@ -121,9 +121,6 @@ class Lane {
   // True if anything landed since the last call: the edge of edge-triggered
   // readiness.  Costs one look at the next slot.
   virtual bool Arrived() = 0;
-  // It is about to be read and answered: brings near what that will touch.
-  // Under the rx latch, beside a sender: only hints.
-  virtual void Warm() const {}
   // Publishes the credit now, however little it is.
   virtual void Credit() = 0;
 

@@ -250,8 +250,13 @@ class EpollSet final : public File {
   void Heat(Interest* interest, Sock* sock);
   void Cool();
   bool LooksAt(const Interest* interest, const Sock* sock) const;
-  void LinkReady(Interest* interest);    // ready_latch held
-  void UnlinkReady(Interest* interest);  // ready_latch held
+  // The ready list; ready_latch held.  Enlist and Delist leave the count to the
+  // caller, who changes it once for many before he lets go of the latch; how
+  // many they were.
+  void LinkReady(Interest* interest);
+  void UnlinkReady(Interest* interest);
+  int Enlist(Interest* interest);
+  int Delist(Interest* interest);
   // One look, or looks for so many ticks: Look's.  The clock, if it was read.
   int LookFor(epoll_event* out, int capacity, std::uint64_t ticks,
               std::uint64_t* now);

@@ -23,24 +23,36 @@ constexpr std::uint32_t kReadable = EPOLLIN | EPOLLRDNORM | EPOLLRDHUP;
 
 }  // namespace
 
-void EpollSet::LinkReady(Interest* interest) {
-  if (interest->ready.load(std::memory_order_relaxed)) return;
+int EpollSet::Enlist(Interest* interest) {
+  if (interest->ready.load(std::memory_order_relaxed)) return 0;
   interest->ready.store(true, std::memory_order_relaxed);
   interest->ready_next = nullptr;
   interest->ready_prev = ready_tail_;
   (ready_tail_ != nullptr ? ready_tail_->ready_next : ready_head_) = interest;
   ready_tail_ = interest;
-  ready_count_.fetch_add(1, std::memory_order_seq_cst);
+  return 1;
 }
 
-void EpollSet::UnlinkReady(Interest* interest) {
-  if (!interest->ready.load(std::memory_order_relaxed)) return;
+int EpollSet::Delist(Interest* interest) {
+  if (!interest->ready.load(std::memory_order_relaxed)) return 0;
   interest->ready.store(false, std::memory_order_relaxed);
   (interest->ready_prev != nullptr ? interest->ready_prev->ready_next
                                    : ready_head_) = interest->ready_next;
   (interest->ready_next != nullptr ? interest->ready_next->ready_prev
                                    : ready_tail_) = interest->ready_prev;
-  ready_count_.fetch_sub(1, std::memory_order_seq_cst);
+  return 1;
+}
+
+void EpollSet::LinkReady(Interest* interest) {
+  if (Enlist(interest) != 0) {
+    ready_count_.fetch_add(1, std::memory_order_seq_cst);
+  }
+}
+
+void EpollSet::UnlinkReady(Interest* interest) {
+  if (Delist(interest) != 0) {
+    ready_count_.fetch_sub(1, std::memory_order_seq_cst);
+  }
 }
 
 void EpollSet::AddLink(const std::shared_ptr<lane::shm::Link>& link) {
@@ -330,20 +342,9 @@ int EpollSet::DrainPoller() {
     if (n < 64) n += board_->Poll(poller_->bell(), found + n, 64 - n);
     if (n <= 0) break;
     total += n;
-    // A stream of thousands is in no cache, and each latch would wait for one
-    // line after the other.
-    for (int c = 0; c < n; ++c) {
-      static_cast<Sock*>(found[c].cookie)->Warm();
-    }
-    for (int c = 0; c < n; ++c) {
-      static_cast<Sock*>(found[c].cookie)->WarmMore();
-    }
-    // (Of a single one when it is looked at.)
-    for (int c = 0; c < n && n > 1; ++c) {
-      static_cast<Sock*>(found[c].cookie)->WarmLane();
-    }
     interest_latch.lock();
     ready_latch_.lock();
+    int listed = 0;
     for (int c = 0; c < n; ++c) {
       auto* sock = static_cast<Sock*>(found[c].cookie);
       for (Interest* i = sock->interests; i != nullptr; i = i->next_of_sock) {
@@ -355,8 +356,10 @@ int EpollSet::DrainPoller() {
         }
         i->edge.store(true, std::memory_order_relaxed);
         if (i->set == this) {
-          LinkReady(i);
+          listed += Enlist(i);
         } else {
+          ready_count_.fetch_add(listed, std::memory_order_seq_cst);
+          listed = 0;
           ready_latch_.unlock();
           Registry::MakeReady(i);
           Registry::KickSleepers(i->set);
@@ -364,6 +367,7 @@ int EpollSet::DrainPoller() {
         }
       }
     }
+    ready_count_.fetch_add(listed, std::memory_order_seq_cst);
     ready_latch_.unlock();
     interest_latch.unlock();
     if (n < 64) break;
@@ -380,12 +384,14 @@ int EpollSet::Collect(epoll_event* out, int capacity) {
   const int most = ready_count_.load(std::memory_order_relaxed);
   while (filled < capacity && looked < most) {
     int n = 0;
+    int kept = 0;  // of the batch, at its front: what is put back
     ready_latch_.lock();
     while (n < 64 && n < capacity - filled && ready_head_ != nullptr) {
       batch[n] = ready_head_;
-      UnlinkReady(ready_head_);
+      Delist(ready_head_);
       ++n;
     }
+    ready_count_.fetch_sub(n, std::memory_order_seq_cst);
     ready_latch_.unlock();
     if (n == 0) break;
     looked += n;
@@ -402,11 +408,7 @@ int EpollSet::Collect(epoll_event* out, int capacity) {
       }
       // Reported already: no descriptor twice in one wait.  It stays listed.
       if (interest->told == wait_number_) {
-        ready_latch_.lock();
-        if (interest->set == this && interest->in_user.load()) {
-          LinkReady(interest);
-        }
-        ready_latch_.unlock();
+        batch[kept++] = interest;
         continue;
       }
       if ((events & EPOLLET) &&
@@ -417,7 +419,7 @@ int EpollSet::Collect(epoll_event* out, int capacity) {
       bool plain = false;
       const std::uint32_t holds = sock->Readiness(
           (events & 0xffff) | EPOLLERR | EPOLLHUP | EPOLLRDHUP | Sock::kInRing,
-          &plain, most == 1 && crowded_.load(std::memory_order_relaxed));
+          &plain);
       const std::uint32_t ready =
           holds & ((events & 0xffff) | EPOLLERR | EPOLLHUP);
       if (ready == 0) continue;
@@ -444,13 +446,19 @@ int EpollSet::Collect(epoll_event* out, int capacity) {
         // (A direct stream that only has something to read in its ring is
         // looked at anyway; the look does not see the stash, nor the end, nor
         // its own SHUT_RD.)
-        ready_latch_.lock();
-        if (interest->set == this && interest->in_user.load()) {
-          LinkReady(interest);
-        }
-        ready_latch_.unlock();
+        batch[kept++] = interest;
       }
     }
+    if (kept == 0) continue;
+    int listed = 0;
+    ready_latch_.lock();
+    for (int k = 0; k < kept; ++k) {
+      if (batch[k]->set == this && batch[k]->in_user.load()) {
+        listed += Enlist(batch[k]);
+      }
+    }
+    ready_count_.fetch_add(listed, std::memory_order_seq_cst);
+    ready_latch_.unlock();
   }
   return filled;
 }
@@ -549,7 +557,7 @@ bool EpollSet::KernelDueNext() const {
       }
       if (pending) break;
     }
-    filled = TellDirect(out, capacity);
+    filled = TellFew(out, capacity);
     if (filled > 0) {
       waits_.store(waits_.load(std::memory_order_relaxed) + 1,
                    std::memory_order_relaxed);

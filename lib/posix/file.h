@@ -25,17 +25,33 @@ struct File {
 // is zero pages until touched.)
 constexpr int kMaxFds = 1 << 20;
 // A file; kClaimed beside it: somebody is closing the number, which is good
-// until he has.
+// until he has.  kLaneMark: it is a stream that was on a lane in shared memory
+// when this was noted.  A hint: such a call finds what it needs without a look
+// at the line that says what the file is (Sock::QuickRecv knows whether it is
+// still true).
 extern std::atomic<std::uintptr_t> fd_table[kMaxFds];
 constexpr std::uintptr_t kClaimed = 1;
+constexpr std::uintptr_t kLaneMark = 2;
+inline File* FileIn(std::uintptr_t entry) {
+  return reinterpret_cast<File*>(entry & ~(kClaimed | kLaneMark));
+}
 
 extern std::atomic<int> fd_high;  // no followed descriptor is above this
 
-// What stands there, to be compared or looked at by its kind.
-inline File* Entry(int fd) {
+// What stands there, with its marks; 0: nothing.
+inline std::uintptr_t WholeEntry(int fd) {
   return static_cast<unsigned>(fd) < static_cast<unsigned>(kMaxFds)
-             ? reinterpret_cast<File*>(
-                   fd_table[fd].load(std::memory_order_acquire) & ~kClaimed)
+             ? fd_table[fd].load(std::memory_order_acquire)
+             : 0;
+}
+
+// To be compared or looked at by its kind.
+inline File* Entry(int fd) { return FileIn(WholeEntry(fd)); }
+
+// Where that stands; null: nowhere.
+inline const void* TablePlace(int fd) {
+  return static_cast<unsigned>(fd) < static_cast<unsigned>(kMaxFds)
+             ? &fd_table[fd]
              : nullptr;
 }
 

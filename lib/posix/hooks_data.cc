@@ -52,7 +52,19 @@ size_t Capped(size_t length) {
 
 bool Engine(Sock* sock) { return sock->mode() == Mode::kEngine; }
 
-// What may go the short way.
+// What may go the short way: of a stream that is noted to be on a lane;
+bool QuickSends(std::uintptr_t entry, const void* from, size_t length) {
+  return (entry & kLaneMark) != 0 && length - 1 < Sock::kQuickMost &&
+         !Null(from);
+}
+bool QuickRecvs(std::uintptr_t entry, const void* to, size_t length) {
+  return (entry & kLaneMark) != 0 && static_cast<ssize_t>(length) > 0 &&
+         !Null(to);
+}
+Sock* LaneSock(std::uintptr_t entry) {
+  return static_cast<Sock*>(FileIn(entry));
+}
+// and of another.
 bool QuickSends(const Sock* sock, const void* from, size_t length) {
   return length - 1 < Sock::kQuickMost && sock->mode() == Mode::kEngine &&
          !Null(from);
@@ -184,7 +196,10 @@ constexpr int kPlainRecv = MSG_DONTWAIT | MSG_WAITALL;
 }  // namespace
 
 [[gnu::hot]] ssize_t read(int fd, void* to, size_t length) {
-  Sock* sock = LookupSock(fd);
+  const std::uintptr_t entry = WholeEntry(fd);
+  if (QuickRecvs(entry, to, length))
+    return LaneRead(fd, to, length, LaneSock(entry));
+  Sock* sock = SockIn(entry, fd);
   // (The kernel's read of nothing looks at nothing; recv of nothing does.  What
   // is no length it refuses.)
   if (sock == nullptr || static_cast<ssize_t>(length) <= 0)
@@ -198,7 +213,10 @@ constexpr int kPlainRecv = MSG_DONTWAIT | MSG_WAITALL;
 }
 
 [[gnu::hot]] ssize_t recv(int fd, void* to, size_t length, int flags) {
-  Sock* sock = LookupSock(fd);
+  const std::uintptr_t entry = WholeEntry(fd);
+  if (QuickRecvs(entry, to, length) && (flags & ~MSG_DONTWAIT) == 0)
+    return LaneRecv(fd, to, length, flags, LaneSock(entry));
+  Sock* sock = SockIn(entry, fd);
   if (sock == nullptr) return RealRecv(fd, to, length, flags);
   if ((flags & ~kPlainRecv) == 0 && !Engine(sock)) {
     if (sock->Kernels()) return KernelRecv(fd, to, length, flags, sock);
@@ -319,7 +337,10 @@ int recvmmsg(int fd, mmsghdr* messages, unsigned count, int flags,
 }
 
 [[gnu::hot]] ssize_t write(int fd, const void* from, size_t length) {
-  Sock* sock = LookupSock(fd);
+  const std::uintptr_t entry = WholeEntry(fd);
+  if (QuickSends(entry, from, length))
+    return LaneWrite(fd, from, length, LaneSock(entry));
+  Sock* sock = SockIn(entry, fd);
   if (sock == nullptr) return RealWrite(fd, from, length);
   if (!Engine(sock)) {
     if (sock->Kernels()) return KernelWrite(fd, from, length, sock);
@@ -393,7 +414,12 @@ static ssize_t SendFlagged(Sock* sock, int fd, const iovec* iov, int count,
 }
 
 [[gnu::hot]] ssize_t send(int fd, const void* from, size_t length, int flags) {
-  Sock* sock = LookupSock(fd);
+  const std::uintptr_t entry = WholeEntry(fd);
+  if (QuickSends(entry, from, length) &&
+      (flags & (MSG_OOB | MSG_ZEROCOPY)) == 0) {
+    return LaneSend(fd, from, length, flags, LaneSock(entry));
+  }
+  Sock* sock = SockIn(entry, fd);
   if (sock == nullptr) return RealSend(fd, from, length, flags);
   if ((flags & ~kPlainSend) == 0 && !Engine(sock)) {
     if (sock->Kernels()) return KernelSend(fd, from, length, flags, sock);

@@ -383,6 +383,7 @@ void InterestsNotifyLatched(Sock* sock) {
         lane::kNotifyRxPoller | lane::kNotifyTxPoller |
         (i->direct.load(std::memory_order_relaxed) ? 0u : lane::kNotifyRxBits);
   }
+  sock->ReportedBy(sock->interests);
   interest_latch.unlock();
   // The stream rings one bell.  Of several sets nobody may be waiting on the
   // one whose bell it is: the conductor's then, who tells them all.

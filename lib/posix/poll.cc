@@ -248,7 +248,7 @@ class Polling {
         }
         one.revents = static_cast<short>(
             sock->Readiness(static_cast<std::uint16_t>(one.events), &plain,
-                            false, source != nullptr && source == drained));
+                            source != nullptr && source == drained));
         *again |= plain;
       } else {
         one.revents =

@@ -217,6 +217,7 @@ void Sock::Reset() {
   inherited_ = false;
   account_tx_ = account_rx_ = 0;
   reason_ = Reason::kShortLived;
+  quick_ = stream::Quick();
   lane_tx_ = 0;
   lane_rx_ = 0;
   anchor_rx_ = 0;
@@ -238,6 +239,7 @@ void Sock::Unref() {
     ForgetCompletions();
     mode_.store(Mode::kPlain, std::memory_order_seq_cst);
     stream = std::move(stream_);
+    quick_.may_send = quick_.may_receive = false;
     lane = std::move(lane_);
     lane_is_shm_ = false;
     UnlistRemote();

@@ -95,11 +95,9 @@ class alignas(64) Sock final : public File,
   static constexpr std::uint32_t kInside = kOneLife - 1;
   static constexpr std::uint32_t kLife = ~kInside;
 
-  // And what those of a stream on a lane touch, besides the mode.
-  alignas(64) std::unique_ptr<stream::Stream> stream_;
-  std::unique_ptr<lane::Lane> lane_;
-  std::uint64_t lane_tx_ = 0;
-  std::uint64_t lane_rx_ = 0;  // delivered by the engine
+  // And what those of a stream on a lane touch, which kLaneMark has told of.
+  alignas(64) std::unique_ptr<lane::Lane> lane_;
+  stream::Quick quick_;  // of stream_; the latch of that direction
   bool rd_shut_ = false;
   std::atomic<bool> on_lane_{false};
   std::atomic<bool> completions_{false};  // zero_copy_ has some to tell
@@ -215,15 +213,14 @@ class alignas(64) Sock final : public File,
   void Vanished();
   // POLL* of `events` (and POLLERR, POLLHUP) that hold now.  kEngine only; a
   // stream that has gone back to the kernel meanwhile sets *plain.
-  // With `warm` its lane is brought near as well.
   // With `drained` the caller has drained source() just now.
   // kInRing, if asked for: there is something to read in the ring itself, so
   // that a look at it alone finds it (and nothing comes before it in the
   // stash).
   static constexpr std::uint32_t kInRing = 1u << 16;
-  std::uint32_t Readiness(std::uint32_t events, bool* plain, bool warm = false,
+  std::uint32_t Readiness(std::uint32_t events, bool* plain,
                           bool drained = false) {
-    const std::uint32_t ready = EngineReadiness(events, plain, warm, drained);
+    const std::uint32_t ready = EngineReadiness(events, plain, drained);
     if (Completions() && !*plain) [[unlikely]]
       return ready | POLLERR;
     return ready;
@@ -400,29 +397,12 @@ class alignas(64) Sock final : public File,
   std::uint32_t notify_bits() const {
     return notify_.load(std::memory_order_relaxed);
   }
-  // It is about to be looked at: hints only.
-  void Warm() const {
-    const auto* at = reinterpret_cast<const char*>(this);
-    for (std::size_t line = 0; line < kHotBytes; line += 64) {
-      __builtin_prefetch(at + line, 1);
-    }
-  }
-  // The same of what these lines name, once they are near.  (Without a latch:
-  // the addresses may be stale, and are not followed.)
-  void WarmMore() const {
-    __builtin_prefetch(interests, 1);
-    __builtin_prefetch(stream_.get(), 1);
-    const auto* lane = reinterpret_cast<const char*>(lane_.get());
-    __builtin_prefetch(lane, 1);
-    __builtin_prefetch(lane + 64, 1);
-    __builtin_prefetch(lane + 128, 1);
-  }
-  // And of what the lane names.
-  void WarmLane() {
-    Critical critical;
-    if (!rx_latch.try_lock()) return;
-    if (lane_ != nullptr) lane_->Warm();
-    rx_latch.unlock();
+  // Its registration, if there is only one: fetched, with what else of this
+  // process is touched then, before the stream is reported.
+  void ReportedBy(const Interest* interest) {
+    if (link_ == nullptr) return;
+    link_->SetBeside(index_, 0, interest);
+    link_->SetBeside(index_, 1, TablePlace(fd()));
   }
   // Something came for it on a poller: control messages, a dead lane.
   void OnCompletion(std::uint32_t flags);
@@ -541,9 +521,6 @@ class alignas(64) Sock final : public File,
     // A poll: any handler ends it, whatever the descriptor's flags are.
     bool poll = false;
   };
-
-  // What sending and receiving touch of it begins so early.
-  static constexpr std::size_t kHotBytes = 128;
 
   void Reset();
   void ApplyRules(int fd, const sockaddr* address);
@@ -726,7 +703,7 @@ class alignas(64) Sock final : public File,
   void PostSettle();
   void Settle();
   bool BackToPlain();
-  std::uint32_t EngineReadiness(std::uint32_t events, bool* plain, bool warm,
+  std::uint32_t EngineReadiness(std::uint32_t events, bool* plain,
                                 bool drained);
   void LookForErrorsLatched();
   void CompletionsChanged();
@@ -745,6 +722,12 @@ class alignas(64) Sock final : public File,
   void OnStarved();
   void WatchStarved();
 
+  std::unique_ptr<stream::Stream> stream_;
+  // Delivered by the engine, in both directions; those past quick_.
+  std::uint64_t lane_tx_ = 0;
+  std::uint64_t lane_rx_ = 0;
+  std::uint64_t LaneTx() const { return lane_tx_ + quick_.tx; }
+  std::uint64_t LaneRx() const { return lane_rx_ + quick_.rx; }
   std::atomic<bool> may_adopt_{false};  // connected, and not for ever on TCP
   std::atomic<bool> pinned_{false};
   std::atomic<bool> option_pinned_{false};

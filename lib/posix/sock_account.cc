@@ -57,8 +57,8 @@ Sock::Traffic Sock::TrafficLatched() const {
   rx -= account_rx_ < rx ? account_rx_ : rx;
   // What the engine delivered, less what it read from TCP.
   const std::uint64_t by_lane =
-      lane_rx_ > anchor_rx_ ? lane_rx_ - anchor_rx_ : 0;
-  return {tx, rx, lane_tx_ < tx ? lane_tx_ : tx, by_lane < rx ? by_lane : rx};
+      LaneRx() > anchor_rx_ ? LaneRx() - anchor_rx_ : 0;
+  return {tx, rx, LaneTx() < tx ? LaneTx() : tx, by_lane < rx ? by_lane : rx};
 }
 
 void Sock::FoldLatched(Stats* to) const {

@@ -287,6 +287,7 @@ void Sock::Finish(bool reset) {
       tx_raw_.store(stream_->tx_off(), std::memory_order_relaxed);
       rx_raw_.store(stream_->rx_off(), std::memory_order_relaxed);
     }
+    quick_.may_send = quick_.may_receive = false;
     mode_.store(Mode::kPlain, std::memory_order_seq_cst);
     WakeRx();
     WakeTx();

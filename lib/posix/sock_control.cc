@@ -37,9 +37,9 @@ Sock::Info Sock::Describe() {
     info.tx_bytes = stream_->tx_off();
     info.rx_bytes = stream_->rx_off();
   }
-  info.lane_tx_bytes = lane_tx_ < info.tx_bytes ? lane_tx_ : info.tx_bytes;
+  info.lane_tx_bytes = LaneTx() < info.tx_bytes ? LaneTx() : info.tx_bytes;
   const std::uint64_t by_lane =
-      lane_rx_ > anchor_rx_ ? lane_rx_ - anchor_rx_ : 0;
+      LaneRx() > anchor_rx_ ? LaneRx() - anchor_rx_ : 0;
   info.lane_rx_bytes = by_lane < info.rx_bytes ? by_lane : info.rx_bytes;
   info.demotions = demotions_;
   return info;

@@ -15,6 +15,7 @@
 #include "lib/posix/process.h"
 #include "lib/posix/signals.h"
 #include "lib/posix/sock.h"
+#include "lib/posix/table.h"
 
 namespace rcsock::posix {
 
@@ -125,6 +126,7 @@ void Sock::HandleChanges() {
       RCSOCK_LOG(1, "fd %d: promoted to %s", fd(),
                  lane_kind_ == lane::Kind::kRdma ? "rdma" : "shm");
       on_lane_.store(true, std::memory_order_release);
+      if (lane_is_shm_) NoteOnLane(fd(), this, true);
       ++promotions_;
       PatienceFor(lane_kind_).Kept();
       InterestsNotifyLatched(this);

@@ -14,6 +14,7 @@
 #include "lib/posix/epoll.h"
 #include "lib/posix/signals.h"
 #include "lib/posix/sock.h"
+#include "lib/posix/table.h"
 
 namespace rcsock::posix {
 
@@ -123,6 +124,8 @@ bool Sock::BackToPlain() {
         (stream_->Readiness() & POLLRDHUP) != 0) {
       HalfClosed();
     }
+    quick_.may_send = quick_.may_receive = false;
+    NoteOnLane(fd(), this, false);
     mode_.store(spilled ? Mode::kUnread : Mode::kPlain,
                 std::memory_order_seq_cst);
     if (spilled) {

@@ -17,18 +17,35 @@
 
 namespace rcsock::posix {
 
+// Neither asks for the mode, nor for the Stream, nor whether the number that
+// has led here is still this stream's to be on a lane (kLaneMark is a hint):
+// what the latch of one direction guards says it all.
+//
+// may_send and may_receive change with both latches held, and are true only
+// while the engine has the stream, and lane_ is there:
+// - The Stream sets them, while it has a lane, at the end of whatever changes
+//   it (Stream::Settle).  Its owner calls it in kEngine alone.
+// - The lane is taken away behind Stream::ReleaseLane, which clears them, with
+//   both latches held from the one to the other (Sock::Settle); with the stream
+//   where the object goes back to the pool (Unref); and in a child of fork,
+//   which has no other thread (ForkChild).
+// - Where the mode leaves kEngine they are cleared with it (BackToPlain,
+//   Finish, Unref, ForkChild), and a new Stream begins without them (TryAdopt).
+// So whoever finds one of them true under its latch has it so, and the lane,
+// until he lets go of the latch.  What he moves he counts in quick_, which the
+// Stream adds to its own (tx_off, rx_off) under the same latch, or both.
+
 [[gnu::always_inline]] inline ssize_t Sock::QuickSend(const void* from,
                                                       std::size_t length) {
   Critical critical;
   if (!tx_latch.try_lock()) [[unlikely]]
     return 0;
   std::size_t n = 0;
-  if (mode() == Mode::kEngine && lane_is_shm_ && stream_->FastTx()) [[likely]] {
+  if (lane_is_shm_ && quick_.may_send) [[likely]] {
     auto* const lane = static_cast<lane::shm::ShmLane*>(lane_.get());
     n = length - 1 < lane::shm::kInlineMax ? lane->PostQuick(from, length)
                                            : lane->PostRecord(from, length);
-    stream_->Posted(n);
-    lane_tx_ += n;
+    quick_.tx += n;
   }
   tx_latch.unlock();
   return static_cast<ssize_t>(n);
@@ -41,7 +58,7 @@ namespace rcsock::posix {
   if (!rx_latch.try_lock()) [[unlikely]]
     return 0;
   ssize_t result = 0;
-  if (mode() == Mode::kEngine && lane_is_shm_ && stream_->FastRx()) [[likely]] {
+  if (lane_is_shm_ && quick_.may_receive) [[likely]] {
     auto* const lane = static_cast<lane::shm::ShmLane*>(lane_.get());
     const bool block = (flags & MSG_DONTWAIT) == 0 &&
                        !nonblock.load(std::memory_order_relaxed);
@@ -54,8 +71,7 @@ namespace rcsock::posix {
       }
     }
     const std::size_t n = lane->ReadQuick(to, length);
-    stream_->Took(n);
-    lane_rx_ += n;
+    quick_.rx += n;
     result = static_cast<ssize_t>(n);
     if (n == 0 && !block && !rd_shut_ && !lane->RxPending()) [[unlikely]] {
       errno = EAGAIN;  // it works, and there is nothing

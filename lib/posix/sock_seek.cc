@@ -238,7 +238,8 @@ bool Sock::TryAdopt() {
       reason_ = Reason::kPinnedSyscall;
       foreign = true;
     } else {
-      stream_.reset(new (std::nothrow) Stream(role_, this, stream::Limits{}));
+      stream_.reset(new (std::nothrow)
+                        Stream(role_, this, stream::Limits{}, &quick_));
       if (stream_ == nullptr) {
         mode_.store(Mode::kPlain, std::memory_order_seq_cst);
       } else {

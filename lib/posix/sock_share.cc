@@ -16,6 +16,7 @@
 #include "lib/posix/iov_rest.h"
 #include "lib/posix/signals.h"
 #include "lib/posix/sock.h"
+#include "lib/posix/table.h"
 #include "lib/posix/zero_copy.h"
 
 namespace rcsock::posix {
@@ -266,6 +267,8 @@ void Sock::ForkChild() {
     PutDeadSocket();
     InterestsDrop(this, -1);
     (void)lane_.release();
+    lane_is_shm_ = false;
+    NoteOnLane(fd(), this, false);
     (void)stream_.release();
     pinned_.store(true);
     may_adopt_.store(false);
@@ -274,6 +277,7 @@ void Sock::ForkChild() {
   }
   on_lane_.store(false);
   // The parent counts what it did.
+  quick_ = stream::Quick();
   lane_tx_ = lane_rx_ = anchor_rx_ = 0;
   account_tx_ = tx_raw_.load();
   account_rx_ = rx_raw_.load();

@@ -86,18 +86,19 @@ std::uint32_t KernelInput(int fd) {
 }  // namespace
 
 std::uint32_t Sock::EngineReadiness(std::uint32_t events, bool* plain,
-                                    bool warm, bool drained) {
+                                    bool drained) {
   Critical critical;
   std::uint32_t ready = 0;
   bool rx_fast = false;
   rx_latch.lock();
-  if (mode() != Mode::kEngine) {
+  // (Then the engine has the stream, and neither what says so nor the stream
+  // itself is looked at: of thousands they are in no cache.)
+  rx_fast = quick_.may_receive;
+  if (!rx_fast && mode() != Mode::kEngine) {
     rx_latch.unlock();
     *plain = true;
     return 0;
   }
-  if (warm && lane_ != nullptr) lane_->Warm();
-  rx_fast = stream_->FastRx();
   bool pending = rx_fast && (drained ? lane_->RxLanded() : lane_->RxPending());
   if (pending && lane_->State() != base::Reason::kNone) [[unlikely]] {
     // A dead lane is "pending" whether or not there is anything to read.

@@ -50,8 +50,11 @@ void Put(int fd, File* file) {
 
 // False: another thread is closing it, or has.
 bool Claim(int fd, File* file) {
-  auto entry = reinterpret_cast<std::uintptr_t>(file);
-  return fd_table[fd].compare_exchange_strong(entry, entry | kClaimed);
+  std::uintptr_t entry = fd_table[fd].load(std::memory_order_relaxed);
+  do {
+    if (FileIn(entry) != file || (entry & kClaimed) != 0) return false;
+  } while (!fd_table[fd].compare_exchange_weak(entry, entry | kClaimed));
+  return true;
 }
 
 bool IsClaimed(int fd) {
@@ -125,7 +128,7 @@ File* LentFile(int fd) {
   }
   const auto entry = LentAt(fd).entry.load(std::memory_order_relaxed);
   if (pid == OwnPid() && Returned(fd)) Recall(fd);
-  return reinterpret_cast<File*>(entry);
+  return FileIn(entry);
 }
 
 int KernelClose(int fd, int from, int flags) {
@@ -152,24 +155,26 @@ void Lend(int fd) {
   if (Entry(fd) == &lent && Returned(fd)) Recall(fd);
   if (Entry(fd) == nullptr) return;
   auto entry = fd_table[fd].load(std::memory_order_acquire);
-  const auto* const file = reinterpret_cast<File*>(entry & ~kClaimed);
-  // (What another thread closes at this moment will be nobody's soon.)
-  if (file == nullptr || file->kind == FileKind::kBetween ||
-      (entry & kClaimed) != 0 || !MakeLent(fd)) {
-    return;
-  }
-  LentAt(fd).borrower.store(static_cast<int>(::syscall(SYS_getpid)),
-                            std::memory_order_relaxed);
-  LentAt(fd).entry.store(entry, std::memory_order_relaxed);
-  fd_table[fd].compare_exchange_strong(entry,
-                                       reinterpret_cast<std::uintptr_t>(&lent));
+  do {
+    const File* const file = FileIn(entry);
+    // (What another thread closes at this moment will be nobody's soon.)
+    if (file == nullptr || file->kind == FileKind::kBetween ||
+        (entry & kClaimed) != 0 || !MakeLent(fd)) {
+      return;
+    }
+    LentAt(fd).borrower.store(static_cast<int>(::syscall(SYS_getpid)),
+                              std::memory_order_relaxed);
+    LentAt(fd).entry.store(entry, std::memory_order_relaxed);
+    // (The parent's conductor may have put the mark there, or taken it away.
+    // It comes back as it was here, true or not.)
+  } while (!fd_table[fd].compare_exchange_weak(
+      entry, reinterpret_cast<std::uintptr_t>(&lent)));
 }
 
 Sock* OwnersSock(int fd) {
   File* file = Entry(fd);
   if (file == &lent) {
-    file = reinterpret_cast<File*>(
-        LentAt(fd).entry.load(std::memory_order_relaxed));
+    file = FileIn(LentAt(fd).entry.load(std::memory_order_relaxed));
   }
   return file != nullptr && file->kind == FileKind::kSock
              ? static_cast<Sock*>(file)
@@ -200,6 +205,17 @@ void Bind(int fd, File* file) {
 
 File* NamedInBetween(int fd) {
   return Entry(fd) == &lent ? LentFile(fd) : nullptr;
+}
+
+void NoteOnLane(int fd, Sock* sock, bool on) {
+  if (static_cast<unsigned>(fd) >= static_cast<unsigned>(kMaxFds)) return;
+  std::uintptr_t entry = fd_table[fd].load(std::memory_order_relaxed);
+  while (FileIn(entry) == sock) {
+    const std::uintptr_t noted = on ? entry | kLaneMark : entry & ~kLaneMark;
+    if (noted == entry || fd_table[fd].compare_exchange_weak(entry, noted)) {
+      return;
+    }
+  }
 }
 
 File* Settled(int fd) {

@@ -14,13 +14,14 @@ namespace rcsock::posix {
 [[gnu::noinline]] EpollSet* SettledSet(int fd);
 
 // Lookup() by one look at the kind.
-inline Sock* LookupSock(int fd) {
-  File* file = Entry(fd);
+inline Sock* SockIn(std::uintptr_t entry, int fd) {
+  File* file = FileIn(entry);
   if (file == nullptr) return nullptr;
   return __builtin_expect(file->kind == FileKind::kSock, 1)
              ? static_cast<Sock*>(file)
              : SettledSock(fd);
 }
+inline Sock* LookupSock(int fd) { return SockIn(WholeEntry(fd), fd); }
 
 inline EpollSet* LookupSet(int fd) {
   File* file = Entry(fd);
@@ -33,6 +34,8 @@ inline EpollSet* LookupSet(int fd) {
 // Descriptor `fd`, just made by the kernel, names `file` from now on; whatever
 // the table still had there was closed past us and is dropped.
 void Bind(int fd, File* file);
+// The number is `sock`'s, which is (not) on a lane in shared memory: kLaneMark.
+void NoteOnLane(int fd, Sock* sock, bool on);
 // A stale entry of a number that the kernel has just given out.
 void Evict(int fd);
 // In a child of vfork, which is about to close the number or to put something

@@ -28,12 +28,18 @@ void* Stream::operator new(std::size_t, const std::nothrow_t&) noexcept {
 }
 void Stream::operator delete(void* at) noexcept { streams.Give(at); }
 
-Stream::Stream(Role role, Anchor* anchor, Limits limits)
-    : anchor_(anchor), role_(role), limits_(limits) {}
+Stream::Stream(Role role, Anchor* anchor, Limits limits, Quick* quick)
+    : anchor_(anchor), quick_(quick), role_(role), limits_(limits) {
+  if (quick_ != nullptr) quick_->may_send = quick_->may_receive = false;
+}
 
 void Stream::Adopt(std::uint64_t tx_off, std::uint64_t rx_off) {
   tx_off_ = tx_off;
   rx_off_ = rx_off;
+  if (quick_ != nullptr) {
+    tx_off_ -= quick_->tx;
+    rx_off_ -= quick_->rx;
+  }
   adopted_ = true;
 }
 
@@ -47,7 +53,7 @@ void Stream::LaneUp(lane::Lane* lane, std::uint32_t epoch, const Nonce& mine,
   peers_ = peers;
   may_propose_ = may_propose;
   min_tail_ = min_tail;
-  tail_from_ = tx_off_;
+  tail_from_ = tx_off();
   proven_ = min_tail == 0;
   probed_ = probe_at_ = probe_landed_ = probe_acked_ = 0;
   probe_stalled_ = 0;
@@ -177,7 +183,7 @@ bool Stream::FlushOut() {
       // still to go: to TCP its end would have been an orderly one.
       const bool nothing =
           pfin_known_ && (tx_ == Tx::kLane || tx_ == Tx::kDown) &&
-          (fin_acked_ || (lane_ != nullptr && AckedOff() == tx_off_));
+          (fin_acked_ || (lane_ != nullptr && AckedOff() == tx_off()));
       if (n != -EPIPE && so_error_ == 0 && !nothing) {
         if (n == -ECONNRESET && rx_ == Rx::kFrames && !pfin_known_) {
           // The kernel tells of a reset once, and this time told the writer.
@@ -211,7 +217,7 @@ std::size_t Stream::TakeBuffered(const iovec* iov, int count, std::size_t total,
   if (got == total || !accept_) return got;
   std::size_t limit = total - got;
   if (pfin_known_) {
-    std::uint64_t left = pfin_ - (peek ? rx_off_ + got : rx_off_);
+    std::uint64_t left = pfin_ - (peek ? rx_off() + got : rx_off());
     if (limit > left) limit = static_cast<std::size_t>(left);
   }
   if (limit == 0) return got;
@@ -241,7 +247,7 @@ ssize_t Stream::ReadSlow(const iovec* iov, int count, std::size_t total,
     // (EPIPE is a reset after the peer's end: the writer's, by write, SO_ERROR
     // and poll, and nothing to a reader.)
     const bool past_fin =
-        pfin_known_ ? rx_off_ == pfin_ : eof_ && so_error_ == EPIPE;
+        pfin_known_ ? rx_off() == pfin_ : eof_ && so_error_ == EPIPE;
     if (so_error_ != 0 && !past_fin) {
       // What had come before it is still there.
       ssize_t n = 0;
@@ -390,7 +396,7 @@ void Stream::TookRaw() {
 
 bool Stream::AtEof() const {
   if (!stash_.empty()) return false;
-  return eof_ || (pfin_known_ && rx_off_ == pfin_);
+  return eof_ || (pfin_known_ && rx_off() == pfin_);
 }
 
 int Stream::TakeError() {
@@ -447,11 +453,12 @@ void Stream::MaybeShutdown() {
   // A FIN before the reset would be an orderly end to who reads it in time.
   if (!shut_ || tx_broken_ || reset_) return;
   if (!kshut_ && out_.empty()) {
-    const bool all_read = pfin_known_ && (closed_ ? InOff() : rx_off_) == pfin_;
+    const bool all_read =
+        pfin_known_ && (closed_ ? InOff() : rx_off()) == pfin_;
     if (tx_ == Tx::kRaw) {
       KernelShutdown();
     } else if (tx_ == Tx::kLane && fin_sent_ && all_read &&
-               (fin_acked_ || (lane_ != nullptr && AckedOff() == tx_off_))) {
+               (fin_acked_ || (lane_ != nullptr && AckedOff() == tx_off()))) {
       KernelShutdown();
     } else if ((tx_ == Tx::kLane || tx_ == Tx::kDown) && fin_sent_ && eof_) {
       // OnTcpEnd has found that the peer's end was an orderly one.
@@ -506,7 +513,7 @@ void Stream::MaybeFinish() {
 }
 
 void Stream::Settle() {
-  if (accept_ && pfin_known_ && rx_off_ == pfin_ && !ack_sent_ && !kshut_ &&
+  if (accept_ && pfin_known_ && rx_off() == pfin_ && !ack_sent_ && !kshut_ &&
       (tx_ == Tx::kLane || tx_ == Tx::kDown)) {
     ack_sent_ = true;
     lane_->Credit();
@@ -523,6 +530,10 @@ void Stream::Settle() {
   fast_tx_ = tx_ == Tx::kLane && LaneUsable() && !shut_ && !tx_broken_ &&
              so_error_ == 0;
   fast_rx_ = ReadsLane() && !pfin_known_;
+  if (quick_ != nullptr) {
+    quick_->may_send = fast_tx_;
+    quick_->may_receive = fast_rx_;
+  }
 }
 
 // --- Events
@@ -582,13 +593,13 @@ std::uint64_t Stream::AckedOff() const {
   std::uint64_t acked = lane_->Acked();
   std::uint64_t since = acked > posted_base_ ? acked - posted_base_ : 0;
   // A peer that owns a stale tie's credit is not ahead of us.
-  return std::min(x_ + since, tx_off_);
+  return std::min(x_ + since, tx_off());
 }
 
 bool Stream::Probe() {
   if (!LaneUsable() || tx_ != Tx::kLane || kshut_ || fin_sent_) return false;
   const std::uint64_t acked = AckedOff();
-  if (acked >= tx_off_ || probed_ >= tx_off_) return false;
+  if (acked >= tx_off() || probed_ >= tx_off()) return false;
   if (acked != probe_acked_) {
     probe_acked_ = acked;
     probe_stalled_ = 0;
@@ -604,15 +615,15 @@ bool Stream::Probe() {
 
 void Stream::SendProbe() {
   probe_out_ = true;
-  probe_at_ = tx_off_;
-  SendFrame(FrameKind::kProbe, tx_off_);
+  probe_at_ = tx_off();
+  SendFrame(FrameKind::kProbe, tx_off());
   FlushOut();
   Settle();
 }
 
 void Stream::AskLanded() {
   if (!LaneUsable() || tx_ != Tx::kLane || kshut_ || fin_sent_ || probe_out_ ||
-      std::max(AckedOff(), probe_landed_) >= tx_off_) {
+      std::max(AckedOff(), probe_landed_) >= tx_off()) {
     return;
   }
   probe_asked_ = true;
@@ -623,7 +634,7 @@ bool Stream::AwaitsLanding() const {
   return landing_ && !finished_ && !failed_ && !tx_broken_ && !kshut_ &&
          !eof_ && tx_ == Tx::kLane && LaneUsable() &&
          lane_->kind() == lane::Kind::kRdma &&
-         std::max(AckedOff(), probe_landed_) < tx_off_;
+         std::max(AckedOff(), probe_landed_) < tx_off();
 }
 
 void Stream::Hurry() {
@@ -635,7 +646,7 @@ std::uint64_t Stream::Unacked() const {
   if (tx_ == Tx::kRaw) return out_.size();
   std::uint64_t unacked = out_.size();
   if (lane_ != nullptr) {
-    unacked += tx_off_ - std::max({AckedOff(), x_, probe_landed_});
+    unacked += tx_off() - std::max({AckedOff(), x_, probe_landed_});
   }
   return unacked;
 }
@@ -643,7 +654,7 @@ std::uint64_t Stream::Unacked() const {
 std::uint32_t Stream::Readiness() const {
   std::uint32_t events = 0;
   std::size_t readable = Readable();
-  const bool end_landed = eof_ || (pfin_known_ && rx_off_ + readable == pfin_);
+  const bool end_landed = eof_ || (pfin_known_ && rx_off() + readable == pfin_);
   if (readable != 0 || end_landed || so_error_ != 0) events |= POLLIN;
   if (end_landed) events |= POLLRDHUP;
   if (so_error_ != 0) events |= POLLERR;

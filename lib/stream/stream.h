@@ -62,6 +62,17 @@ constexpr bool IsFailover(base::Reason reason) {
          reason == Reason::kPeerGone || reason == Reason::kProtocol;
 }
 
+// Where the owner posts to the lane and reads from it past the Stream: kept in
+// a line that it touches anyway, so that such a call needs none of the
+// Stream's. The owner counts what it has moved so, for ever; the Stream says
+// whether it may.
+struct Quick {
+  std::uint64_t tx = 0;
+  std::uint64_t rx = 0;
+  bool may_send = false;     // FastTx()
+  bool may_receive = false;  // FastRx()
+};
+
 // One end of one stream: rules 1 to 23 of docs/protocol.md, as a state machine
 // without I/O, threads, locks or clock.  It is handed a lane and an anchor, and
 // every byte of either direction passes through it once it is adopted.
@@ -72,7 +83,8 @@ constexpr bool IsFailover(base::Reason reason) {
 // what FastTx() said under one latch stays true as long as that is held.
 class Stream {
  public:
-  Stream(Role role, Anchor* anchor, Limits limits);
+  // `quick`, if any, outlives it, or is not used any more by the owner either.
+  Stream(Role role, Anchor* anchor, Limits limits, Quick* quick = nullptr);
   // From a pool of their own; null when out of memory.
   static void* operator new(std::size_t size) noexcept;
   static void* operator new(std::size_t size, const std::nothrow_t&) noexcept;
@@ -98,10 +110,6 @@ class Stream {
     }
     return ReadSlow(iov, count, total, peek);
   }
-  // The owner has posted (read) so much on the lane itself, while FastTx()
-  // (FastRx()).
-  void Posted(std::size_t n) { tx_off_ += n; }
-  void Took(std::size_t n) { rx_off_ += n; }
   // SHUT_WR; 0 or -errno.  Acts when the state resolves (rule 16).
   int ShutdownWrite();
   // It has been asked for, by close too; either latch.
@@ -216,8 +224,12 @@ class Stream {
   bool Ended() const { return kshut_ && eof_; }
   // Both directions, and by frames: nothing of the application's is under way.
   bool EndedInOrder() const { return eof_ && pfin_known_ && shut_; }
-  std::uint64_t tx_off() const { return tx_off_; }
-  std::uint64_t rx_off() const { return rx_off_; }
+  std::uint64_t tx_off() const {
+    return quick_ != nullptr ? tx_off_ + quick_->tx : tx_off_;
+  }
+  std::uint64_t rx_off() const {
+    return quick_ != nullptr ? rx_off_ + quick_->rx : rx_off_;
+  }
   base::Reason why_left() const { return why_left_; }
   // One end has proposed on this lane, or on the last one.
   bool Tried() const { return used_; }
@@ -315,15 +327,16 @@ class Stream {
   // ... or is kept beside what is in the ring, for a tie.
   bool Copies() const { return Holds() || role_ == Role::kAcceptor; }
   // Bytes accepted from the peer: what the application took, and the stash.
-  std::uint64_t InOff() const { return rx_off_ + stash_.size(); }
+  std::uint64_t InOff() const { return rx_off() + stash_.size(); }
   std::uint64_t AckedOff() const;
   const Nonce& ConnectorNonce() const;
   const Nonce& AcceptorNonce() const;
 
   Anchor* anchor_;
   lane::Lane* lane_ = nullptr;
-  std::uint64_t tx_off_ = 0;  // accepted from the application
-  std::uint64_t rx_off_ = 0;  // taken by the application
+  Quick* quick_;
+  std::uint64_t tx_off_ = 0;  // accepted from the application, ...
+  std::uint64_t rx_off_ = 0;  // taken by it, but for what is quick_'s
   bool fast_tx_ = false;
   bool fast_rx_ = false;
   Role role_;

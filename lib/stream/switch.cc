@@ -52,18 +52,18 @@ void Stream::HandBack() {
   if (limbo_.size() != 0 && !stash_.Append(limbo_.data(), limbo_.size()))
     return;
   const std::size_t count = stash_.size() - limbo_.size();
-  SendFrame(FrameKind::kBack, rx_off_);
+  SendFrame(FrameKind::kBack, rx_off());
   out_.Append(stash_.data(), count);
   // If the peer dies before it has sent them, they are its last words.
   limbo_.Clear();
   limbo_.Swap(stash_);
-  rx_x_ = rx_off_;
+  rx_x_ = rx_off();
 }
 
 void Stream::SendFin() {
   if (fin_sent_) return;
   fin_sent_ = true;
-  SendFrame(FrameKind::kFin, tx_off_, closed_ ? kFrameClosed : 0);
+  SendFrame(FrameKind::kFin, tx_off(), closed_ ? kFrameClosed : 0);
 }
 
 bool Stream::PostCtl(const Ctl& ctl) {
@@ -85,14 +85,14 @@ void Stream::Refuse(lane::Lane* lane, std::uint32_t epoch) {
 bool Stream::MayPropose() const {
   return LaneUsable() && may_propose_ && !used_ && tx_ == Tx::kRaw &&
          rx_ == Rx::kRaw && waiting_ == Waiting::kNothing && !shut_ && !eof_ &&
-         tx_off_ - tail_from_ >= min_tail_ && out_.empty();
+         tx_off() - tail_from_ >= min_tail_ && out_.empty();
 }
 
 // Rule 3.
 bool Stream::Propose(std::uint8_t first) {
   if (lane_->Writable() == 0) return false;
   used_ = true;
-  x_ = tx_off_;
+  x_ = tx_off();
   posted_base_ = lane_->Posted();
   flip_ = peers_[0] == first;
   Ctl ctl;
@@ -207,7 +207,7 @@ void Stream::CheckPending() {
   if (waiting_ != Waiting::kPropose && waiting_ != Waiting::kSwitch) return;
   if (!LaneUsable()) return;
   // Rule 21: looked at before the answer, never afterwards.
-  const bool too_far = rx_x_ > InOff() && rx_x_ - rx_off_ > limits_.stash;
+  const bool too_far = rx_x_ > InOff() && rx_x_ - rx_off() > limits_.stash;
   if (waiting_ == Waiting::kPropose) {
     const bool late = InOff() > rx_x_ && (broken_ & kLatePropose) == 0;
     // (A queue for TCP that has not drained yet must not grow by a ring for
@@ -329,7 +329,7 @@ void Stream::OnArmBytes() {
   rx_ = Rx::kFrames;
   waiting_ = Waiting::kGot;
   if (!LaneUsable() || tx_ != Tx::kRaw || shut_ || tx_broken_) return;
-  x_ = tx_off_;
+  x_ = tx_off();
   posted_base_ = lane_->Posted();
   Ctl ctl;
   ctl.kind = CtlKind::kSwitch;
@@ -394,7 +394,7 @@ void Stream::OnFrame() {
       Emit(kRxReady);
       return;
     case FrameKind::kAck:
-      if (!fin_sent_ || frame.offset != tx_off_) {
+      if (!fin_sent_ || frame.offset != tx_off()) {
         return Fail(base::Reason::kProtocol);
       }
       fin_acked_ = true;
@@ -450,7 +450,7 @@ void Stream::OnProbe() {
 
 void Stream::OnLanded(std::uint64_t offset) {
   constexpr std::uint8_t kMostStalled = 3;
-  if (!probe_out_ || offset > tx_off_) return Fail(base::Reason::kProtocol);
+  if (!probe_out_ || offset > tx_off()) return Fail(base::Reason::kProtocol);
   probe_out_ = false;
   const bool asked = std::exchange(probe_asked_, false);
   if (tx_ != Tx::kLane || !LaneUsable()) return;
@@ -499,7 +499,7 @@ void Stream::OnLaneDown(std::uint64_t r, bool leaves) {
     case Tx::kLane:
     case Tx::kDown:
       // Hostile: beyond what we sent, or less than it has already credited.
-      if (r > tx_off_ || (r < AckedOff() && AckedOff() > x_)) {
+      if (r > tx_off() || (r < AckedOff() && AckedOff() > x_)) {
         return Fail(base::Reason::kProtocol);
       }
       if (!back_.empty() && r + back_.size() != x_) {
@@ -533,7 +533,7 @@ void Stream::GoRaw(std::uint64_t from, bool with_frame) {
   const bool copied = tx_ == Tx::kProp && Copies();
   tx_ = Tx::kRaw;
   Emit(kTxReady);
-  std::size_t count = static_cast<std::size_t>(tx_off_ - from);
+  std::size_t count = static_cast<std::size_t>(tx_off() - from);
   if (count == 0) {
     copy_.Clear();
     return;
@@ -699,14 +699,14 @@ void Stream::PeerDied(int error) {
   const bool by_reset = error == 0 || error == ECONNRESET || error == EPIPE;
   if (!raw_tx && lane_ != nullptr) {
     // (Its ACK says so too: the last credit may have died with its device.)
-    const std::uint64_t acked = fin_acked_ ? tx_off_ : AckedOff();
-    if (acked < tx_off_) {
+    const std::uint64_t acked = fin_acked_ ? tx_off() : AckedOff();
+    if (acked < tx_off()) {
       error = ECONNRESET;
     } else if (by_reset && !peer_resets_ &&
                (tx_ != Tx::kLane || acked <= x_ || fin_sent_ || pfin_known_)) {
       error = 0;
     }
-  } else if (raw_tx && by_reset && rx_ == Rx::kFrames && tx_off_ == x_ &&
+  } else if (raw_tx && by_reset && rx_ == Rx::kFrames && tx_off() == x_ &&
              !peer_resets_) {
     // On the way back to TCP: nothing of the application's is behind our RAW,
     // which a peer that has not said RAW itself may have left unread.

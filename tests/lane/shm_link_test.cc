@@ -191,6 +191,52 @@ TEST(Link, DrainNeverDropsWhatDoesNotFit) {
   EXPECT_EQ(seen.size(), cookies.size());
 }
 
+// Segments in several words of the summary, and what one call of Drain takes
+// together; from each place that it may begin at.
+TEST(Link, DrainFindsEachOfManySegments) {
+  auto pair = ShmPair::Make(0);
+  for (int i = 0; i < 2; ++i) pair->lane(i).reset();
+  constexpr int kSegments = 140;
+  while (pair->link(0).segments() < kSegments) {
+    ASSERT_TRUE(pair->link(1).MapSegment(pair->link(0).AddSegment()));
+  }
+  std::vector<int> streams;
+  for (int segment = 0; segment < kSegments;
+       segment += segment % 64 < 40 ? 3 : 1) {
+    streams.push_back(segment * shm::kSegmentStreams + segment % 64);
+  }
+  std::vector<std::unique_ptr<Lane>> tx, rx;
+  std::vector<char> cookies(streams.size());
+  for (std::size_t k = 0; k < streams.size(); ++k) {
+    tx.push_back(pair->link(0).OpenLane(streams[k]));
+    rx.push_back(pair->link(1).OpenLane(streams[k]));
+    pair->link(1).SetCookie(streams[k], &cookies[k]);
+    for (int which = 0; which < 2; ++which) {
+      pair->link(1).SetBeside(streams[k], which, &cookies[k]);
+    }
+    rx.back()->SetNotify(kNotifyRxBits, 2);
+  }
+  const iovec iov{const_cast<char*>("x"), 1};
+  Completion out[64];
+  for (std::size_t round = 0; round < streams.size(); ++round) {
+    for (auto& lane : tx) ASSERT_EQ(lane->Post(&iov, 1, 0, 1), 1u);
+    std::set<void*> seen;
+    const int most = 1 + static_cast<int>(round % 64);
+    while (const int n = pair->link(1).Drain(2, out, most)) {
+      for (int i = 0; i < n; ++i) {
+        ASSERT_TRUE(seen.insert(out[i].cookie).second);
+      }
+    }
+    ASSERT_EQ(seen.size(), streams.size()) << round;
+    for (auto& lane : rx) ASSERT_EQ(lane->Read(nullptr, 0, 0, 1, false), 1u);
+    // The next begins behind this one.
+    ASSERT_EQ(tx[round]->Post(&iov, 1, 0, 1), 1u);
+    ASSERT_EQ(pair->link(1).Drain(2, out, 1), 1);
+    EXPECT_EQ(out[0].cookie, &cookies[round]);
+    ASSERT_EQ(rx[round]->Read(nullptr, 0, 0, 1, false), 1u);
+  }
+}
+
 TEST(Link, KillTellsThePollerOfEachLane) {
   auto pair = ShmPair::Make();
   pair->link(0).Kill(base::Reason::kPeerGone);

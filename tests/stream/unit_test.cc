@@ -175,6 +175,86 @@ TEST_F(PairTest, DemotionKeepsOrderAcrossStashAndTcp) {
   }
 }
 
+TEST_F(PairTest, WhatTheOwnerMovesItselfCounts) {
+  Quick quick[2];
+  const Role roles[] = {Role::kConnector, Role::kAcceptor};
+  for (int life = 0; life < 2; ++life) {
+    for (int i = 0; i < 2; ++i) {
+      quick[i].may_send = quick[i].may_receive = true;
+      const std::uint64_t tx = life == 0 ? 0 : S(i).tx_off();
+      const std::uint64_t rx = life == 0 ? 0 : S(i).rx_off();
+      S(i) = Stream(roles[i], &world_.anchor[i], Limits{}, &quick[i]);
+      EXPECT_FALSE(quick[i].may_send || quick[i].may_receive);
+      S(i).Adopt(tx, rx);
+      EXPECT_EQ(S(i).tx_off(), tx);
+      EXPECT_EQ(S(i).rx_off(), rx);
+    }
+    world_.link.Reset();
+    Up(1 + static_cast<std::uint32_t>(life));
+    EXPECT_EQ(Put(0, "x"), 1);
+    Go();
+    EXPECT_EQ(Get(1), "x");
+    for (int i = 0; i < 2; ++i) {
+      EXPECT_TRUE(quick[i].may_send && quick[i].may_receive);
+    }
+    const std::uint64_t before = S(0).tx_off();
+    const iovec out{const_cast<char*>("abcd"), 4};
+    quick[0].tx += world_.lane[0].Post(&out, 1, 0, 4);
+    char bytes[4] = {};
+    const iovec in{bytes, 3};
+    quick[1].rx += world_.lane[1].Read(&in, 1, 0, 3, false);
+    EXPECT_EQ(S(0).tx_off(), before + 4);
+    EXPECT_EQ(S(1).rx_off(), before + 3);
+    // Each end names its offsets to the other here.
+    S(1).Demote(base::Reason::kPolicy);
+    Go();
+    EXPECT_FALSE(quick[1].may_send || quick[1].may_receive);
+    EXPECT_EQ(Put(0, "e"), 1);
+    EXPECT_EQ(Get(1), "de");
+    EXPECT_EQ(S(1).rx_off(), S(0).tx_off());
+    for (int i = 0; i < 2; ++i) {
+      EXPECT_TRUE(changes_[i] & kSettled);
+      S(i).ReleaseLane();
+      EXPECT_TRUE(S(i).Idle());
+      changes_[i] = 0;
+    }
+  }
+}
+
+// Promoted; the lane is one to another host, and the owner of end 0 has posted
+// `posted` on it past the Stream, after so many bytes in an earlier stream.
+class OwnPostTest : public PairTest {
+ protected:
+  void Begin(std::uint64_t earlier, const std::string& posted, bool lands) {
+    quick_.tx = earlier;
+    world_.lane[0] = lane::sim::SimLane(&world_.link, 0, lane::Kind::kRdma);
+    S(0) = Stream(Role::kConnector, &world_.anchor[0], Limits{}, &quick_);
+    S(0).Adopt(0, 0);
+    Promote();
+    world_.link.auto_land = world_.link.auto_credit = lands;
+    const iovec out{const_cast<char*>(posted.data()), posted.size()};
+    quick_.tx += world_.lane[0].Post(&out, 1, 0, posted.size());
+  }
+  Quick quick_;
+};
+
+TEST_F(OwnPostTest, ResetWaitsForIt) {
+  Begin(0, "abcd", false);
+  S(0).Close(true);
+  EXPECT_TRUE(S(0).AwaitsLanding());
+  EXPECT_FALSE(S(0).TakeChanges() & kFinished);
+  S(0).Hurry();
+  EXPECT_TRUE(S(0).TakeChanges() & kFinished);
+}
+
+TEST_F(OwnPostTest, ResetWaitsForNothingElse) {
+  Begin(7, "abcd", true);
+  EXPECT_EQ(Get(1), "abcd");
+  S(0).Close(true);
+  EXPECT_FALSE(S(0).AwaitsLanding());
+  EXPECT_TRUE(S(0).TakeChanges() & kFinished);
+}
+
 TEST_F(PairTest, DemotionThatLeavesPutsUnreadBytesBackOnTcp) {
   Promote();
   Put(0, "abc");

@@ -67,7 +67,11 @@ void Link::SetPeerBell(int k, base::UniqueFd fd) {
 std::unique_ptr<Lane> Link::OpenLane(int index) {
   if (!state_->Open(index)) return nullptr;
   auto* lane = ShmLane::New(state_, index);
-  if (lane == nullptr) state_->Close(index);
+  if (lane == nullptr) {
+    state_->Close(index);
+  } else {
+    state_->SetLane(index, lane);
+  }
   return std::unique_ptr<Lane>(lane);
 }
 
@@ -98,6 +102,9 @@ void Link::Scrub(int index) {
 void Link::SetCookie(int index, void* cookie) {
   state_->SetCookie(index, cookie);
 }
+void Link::SetBeside(int index, int which, const void* line) {
+  state_->SetBeside(index, which, line);
+}
 
 int Link::Drain(int bell, Completion* out, int capacity) {
   if (capacity <= 0) return 0;
@@ -110,6 +117,7 @@ int Link::Drain(int bell, Completion* out, int capacity) {
   // where few of thousands of streams are ready, every word, every cookie and
   // every slot is a miss, and so they are waited for together.
   const int first = start / kSegmentStreams;
+  constexpr Ready kBoth[] = {kReadyRx, kReadyTx};
   for (int i = 0; i < kMaxSegments;) {
     constexpr int kGroup = 16;
     struct Taken {
@@ -117,27 +125,48 @@ int Link::Drain(int bell, Completion* out, int capacity) {
       int turn;
       std::uint64_t bits[2];
     } group[kGroup];
+    std::uint64_t clear[kMaxSegments / 64][2] = {};
     int wanted = 0;
     while (i < kMaxSegments && wanted < kGroup) {
       const int segment = (first + i) % kMaxSegments;
-      const std::uint64_t summary =
-          state_->Summary(bell, segment / 64) >> (segment % 64);
-      if (summary == 0) {
-        i += 64 - segment % 64;  // nothing in the rest of this summary word
+      const int at = segment % 64;
+      const std::uint64_t rx = state_->Summary(kReadyRx, bell, segment / 64);
+      const std::uint64_t tx = state_->Summary(kReadyTx, bell, segment / 64);
+      const std::uint64_t left = (rx | tx) >> at;
+      if (left == 0) {
+        i += 64 - at;  // nothing in the rest of this summary word
         continue;
       }
-      if ((summary & 1) != 0) {
-        state_->WarmReady(bell, segment);
-        group[wanted++] = {
-            segment, i == 0 ? start % kSegmentStreams : 0, {0, 0}};
+      if ((left & 1) == 0) {
+        i += std::countr_zero(left);
+        continue;
       }
+      state_->WarmReady(bell, segment);
+      group[wanted++] = {segment,
+                         i == 0 ? start % kSegmentStreams : 0,
+                         {rx >> at & 1, tx >> at & 1}};
+      const std::uint64_t bit = std::uint64_t{1} << at;
+      clear[segment / 64][kReadyRx] |= rx & bit;
+      clear[segment / 64][kReadyTx] |= tx & bit;
       ++i;
+    }
+    for (int word = 0; word < kMaxSegments / 64; ++word) {
+      for (const Ready what : kBoth) {
+        if (clear[word][what] != 0) {
+          state_->ClearSummary(what, bell, word, clear[word][what]);
+        }
+      }
     }
     int taken = 0;
     for (int g = 0; g < wanted; ++g) {
       group[taken] = group[g];
       Taken& one = group[taken];
-      if (!state_->TakeReady(bell, one.segment, one.bits)) continue;
+      for (const Ready what : kBoth) {
+        if (one.bits[what] != 0) {
+          one.bits[what] = state_->TakeReady(what, bell, one.segment);
+        }
+      }
+      if ((one.bits[kReadyRx] | one.bits[kReadyTx]) == 0) continue;
       // Bits of segments that do not exist are the peer's nonsense: dropped.
       // The number is read after the bits have been taken: another thread may
       // map a segment at any time, but an honest peer hears of it (SEGMENT and
@@ -164,6 +193,7 @@ int Link::Drain(int bell, Completion* out, int capacity) {
         }
         void* cookie = state_->IsOpen(index) ? state_->cookie(index) : nullptr;
         if (cookie != nullptr) {
+          state_->WarmRest(index);
           out[found++] = {cookie, ((one.bits[kReadyRx] & bit) != 0
                                        ? std::uint32_t{kCompletionRx}
                                        : 0) |

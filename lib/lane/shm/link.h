@@ -58,6 +58,10 @@ class Link {
   void Scrub(int index);
   // What completions of that stream carry (Completion::cookie); null: none.
   void SetCookie(int index, void* cookie);
+  // Lines of this process's own (`which` of two) that whoever has called
+  // Drain will touch soon, besides the one behind that at the cookie: it
+  // prefetches them, and never reads them.
+  void SetBeside(int index, int which, const void* line);
 
   // Visits, and clears, what the peer marked for bell k.  What does not fit
   // stays marked for the next call.

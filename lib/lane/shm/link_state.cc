@@ -118,15 +118,27 @@ bool LinkState::WasOpen(int index) const {
 
 void LinkState::SetCookie(int index, void* cookie) {
   if (SegmentState* state = segment(index)) {
-    state->cookies[index % kSegmentStreams].store(cookie,
-                                                  std::memory_order_release);
+    state->near[index % kSegmentStreams].cookie.store(
+        cookie, std::memory_order_release);
+  }
+}
+
+void LinkState::SetLane(int index, const void* lane) {
+  segment(index)->near[index % kSegmentStreams].lane.store(
+      lane, std::memory_order_relaxed);
+}
+
+void LinkState::SetBeside(int index, int which, const void* line) {
+  if (SegmentState* state = segment(index)) {
+    state->near[index % kSegmentStreams].beside[which].store(
+        line, std::memory_order_relaxed);
   }
 }
 
 void* LinkState::cookie(int index) const {
   const SegmentState* state = segment(index);
   return state == nullptr ? nullptr
-                          : state->cookies[index % kSegmentStreams].load(
+                          : state->near[index % kSegmentStreams].cookie.load(
                                 std::memory_order_acquire);
 }
 
@@ -206,25 +218,17 @@ void LinkState::Ring(int bell) {
   KickFd(peer_fds_[0].load(std::memory_order_acquire));
 }
 
-std::uint64_t LinkState::Summary(int bell, int word) const {
-  const auto& summary = page_->summary[side_][bell];
-  return summary.words[kReadyRx][word].load(std::memory_order_relaxed) |
-         summary.words[kReadyTx][word].load(std::memory_order_relaxed);
+// Summary, then word, then (the caller) the ring: the opposite order of the one
+// in which the peer writes them; all are full fences.
+void LinkState::ClearSummary(Ready what, int bell, int word,
+                             std::uint64_t segments) {
+  page_->summary[side_][bell].words[what][word].fetch_and(
+      ~segments, std::memory_order_seq_cst);
 }
 
-bool LinkState::TakeReady(int bell, int segment, std::uint64_t bits[2]) {
-  const std::uint64_t mask = std::uint64_t{1} << (segment % 64);
-  for (int what : {kReadyRx, kReadyTx}) {
-    bits[what] = 0;
-    auto& summary = page_->summary[side_][bell].words[what][segment / 64];
-    if ((summary.load(std::memory_order_relaxed) & mask) == 0) continue;
-    // Summary, then word, then (the caller) the ring: the opposite order of the
-    // one in which the peer writes them; both are full fences.
-    summary.fetch_and(~mask, std::memory_order_seq_cst);
-    bits[what] = page_->ready[side_][bell].words[what][segment].exchange(
-        0, std::memory_order_seq_cst);
-  }
-  return (bits[kReadyRx] | bits[kReadyTx]) != 0;
+std::uint64_t LinkState::TakeReady(Ready what, int bell, int segment) {
+  return page_->ready[side_][bell].words[what][segment].exchange(
+      0, std::memory_order_seq_cst);
 }
 
 void LinkState::PutBack(int bell, int segment, const std::uint64_t bits[2]) {

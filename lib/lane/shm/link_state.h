@@ -39,6 +39,8 @@ class LinkState {
   bool WasOpen(int index) const;
   void SetCookie(int index, void* cookie);
   void* cookie(int index) const;
+  // Where the lane is, for those that prefetch it.
+  void SetLane(int index, const void* lane);
   // The bell that this side's end of the stream names.
   void SetBell(int index, int bell);
 
@@ -71,36 +73,63 @@ class LinkState {
            page->heavy.load(std::memory_order_relaxed) == 1;
   }
 
-  // Takes the bits of word `segment` of the bell's bitmap: [kReadyRx],
-  // [kReadyTx].
-  bool TakeReady(int bell, int segment, std::uint64_t bits[2]);
+  // The segments of summary word `word` whose words may have bits.
+  std::uint64_t Summary(Ready what, int bell, int word) const {
+    return page_->summary[side_][bell].words[what][word].load(
+        std::memory_order_relaxed);
+  }
+  // Before the words of these segments are taken.
+  void ClearSummary(Ready what, int bell, int word, std::uint64_t segments);
+  // Takes the bits of word `segment` of the bell's bitmap.
+  std::uint64_t TakeReady(Ready what, int bell, int segment);
   void PutBack(int bell, int segment, const std::uint64_t bits[2]);
-  // True if summary bits are set for segments of this word.
-  std::uint64_t Summary(int bell, int word) const;
   int cursor(int bell) const { return cursors_[bell]; }
   void set_cursor(int bell, int index) { cursors_[bell] = index; }
 
+  // Lines of this process's own that are touched, besides the lane's, when an
+  // event of the stream is reported and dealt with.
+  static constexpr int kBeside = 2;
+  static constexpr std::size_t kCookieLine = 64;  // from the cookie on
+  void SetBeside(int index, int which, const void* line);
+
   // Hints only.  The word of a segment is about to be taken;
   void WarmReady(int bell, int segment) const {
-    __builtin_prefetch(&page_->ready[side_][bell].words[kReadyRx][segment], 1);
+    FetchToWrite(&page_->ready[side_][bell].words[kReadyRx][segment]);
     if (const SegmentState* state =
             table_[segment].load(std::memory_order_acquire)) {
       __builtin_prefetch(&state->open);
     }
   }
-  // these streams' cookies and first slots are about to be read.
+  // these streams are about to be reported, read and answered: fetches what
+  // says where the rest is, and what is shared,
   void WarmStreams(int segment, std::uint64_t streams) const {
     const SegmentState* state = table_[segment].load(std::memory_order_acquire);
-    for (int most = 8; streams != 0 && most > 0; --most) {
+    for (int most = 16; streams != 0 && most > 0; --most) {
       const int at = std::countr_zero(streams);
-      __builtin_prefetch(&state->cookies[at]);
-      const auto* slot = reinterpret_cast<const std::byte*>(
-          &state->hot[at].slots[0][1 - side_]);
-      __builtin_prefetch(slot);
-      __builtin_prefetch(slot + 64);
+      __builtin_prefetch(&state->near[at]);
+      HotMemory& hot = state->hot[at];
+      FetchPair(&hot.slots[0][1 - side_]);
+      __builtin_prefetch(&hot.control[1 - side_]);
+      FetchToWrite(&hot.reached[side_]);
+      FetchPairToWrite(&hot.slots[0][side_]);
       streams &= streams - 1;
     }
   }
+  // and then all the rest of one, at once: none of it waits for another.
+  void WarmRest(int index) const {
+    const Near& near = segment(index)->near[index % kSegmentStreams];
+    __builtin_prefetch(static_cast<const std::byte*>(
+                           near.cookie.load(std::memory_order_relaxed)) +
+                       kCookieLine);
+    const auto* lane = static_cast<const std::byte*>(
+        near.lane.load(std::memory_order_relaxed));
+    for (const std::size_t line : kLaneLines) __builtin_prefetch(lane + line);
+    for (const auto& line : near.beside) {
+      __builtin_prefetch(line.load(std::memory_order_relaxed));
+    }
+  }
+  // Of the lane, the lines that a small message touches.
+  static constexpr std::size_t kLaneLines[] = {0, 64, 192};
 
   void Kill(base::Reason why);
   void Abandon();
@@ -109,15 +138,43 @@ class LinkState {
   }
 
  private:
+  // What belongs to a stream elsewhere in this process.  All but the cookie is
+  // only ever prefetched, and may be out of date.
+  struct alignas(32) Near {
+    std::atomic<void*> cookie{nullptr};
+    std::atomic<const void*> lane{nullptr};
+    std::atomic<const void*> beside[kBeside] = {};
+  };
+
   // Private to this process.
   struct SegmentState {
     Segment* memory;
     HotMemory* hot = nullptr;  // of its first stream
     std::atomic<std::uint64_t> open{0};
     std::atomic<std::uint64_t> was_open{0};
-    std::atomic<void*> cookies[kSegmentStreams] = {};
+    Near near[kSegmentStreams] = {};
     std::atomic<std::uint8_t> bells[kSegmentStreams] = {};
   };
+
+  // (Whoever has the line already, and only looks at it, would have to be asked
+  // for it a second time.)
+  static void FetchToWrite(const void* line) {
+#if defined(__x86_64__)
+    // The compiler makes this of __builtin_prefetch only for processors that
+    // are newer than the oldest it may run on; those take it for a nop.
+    asm volatile("prefetchw %0" : : "m"(*static_cast<const char*>(line)));
+#else
+    __builtin_prefetch(line, 1);
+#endif
+  }
+  static void FetchPair(const void* pair) {
+    __builtin_prefetch(pair);
+    __builtin_prefetch(static_cast<const std::byte*>(pair) + 64);
+  }
+  static void FetchPairToWrite(const void* pair) {
+    FetchToWrite(pair);
+    FetchToWrite(static_cast<const std::byte*>(pair) + 64);
+  }
 
   SegmentState* segment(int index) const {
     if (index < 0 || index >= segments() * kSegmentStreams) return nullptr;

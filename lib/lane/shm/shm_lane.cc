@@ -450,18 +450,6 @@ bool ShmLane::Arrived() {
   return arrived_ != before;
 }
 
-void ShmLane::Warm() const {
-  __builtin_prefetch(&heard_, 1);
-  __builtin_prefetch(&rx_limit_, 1);
-  __builtin_prefetch(reinterpret_cast<const std::byte*>(&heard_) + 64, 1);
-  __builtin_prefetch(reinterpret_cast<const std::byte*>(&rx_limit_) + 64, 1);
-  __builtin_prefetch(&hot_->reached[side_], 1);
-  __builtin_prefetch(&peer());
-  const auto* slot = reinterpret_cast<const std::byte*>(&hot_->slots[0][side_]);
-  __builtin_prefetch(slot, 1);
-  __builtin_prefetch(slot + 64, 1);
-}
-
 // --- Notification ------------------------------------------------------------
 
 void ShmLane::SetNotify(std::uint32_t bits, int bell) {

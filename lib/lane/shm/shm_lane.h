@@ -45,7 +45,6 @@ class ShmLane final : public Lane {
   std::size_t Readable() override;
   bool Arrived() override;
   void Credit() override;
-  void Warm() const override;
 
   // Post of what fits in a slot, and of what fits in a record, whole; and Read.
   // For callers who know what the lane is: 0 if it is not to be had so simply.
@@ -195,7 +194,8 @@ class ShmLane final : public Lane {
   }
 
   // A server of thousands of streams finds none of this in its caches, so what
-  // a small message needs is in three lines: this one, with the base's part,
+  // a small message needs is in three lines (LinkState::kLaneLines): this one,
+  // with the base's part,
   HotMemory* const hot_;
   Slot (*const more_)[2];
   LinkState* const link_;
@@ -207,7 +207,8 @@ class ShmLane final : public Lane {
   bool more_told_ = false;         // ControlLine::more; the tx latch's
   const std::uint8_t side_;
 
-  // one that the tx latch guards, but for the atomic,
+  // one that the tx latch guards, but for the atomic (and one behind it that
+  // others need),
   alignas(64) std::atomic<std::uint64_t> heard_{0};  // see Slot::credit
   ring::Tx tx_;
   std::atomic<std::uint64_t> credit_seen_{0};  // in the control line; SleepTx

@@ -54,9 +54,11 @@ struct SimLink {
 class SimLane final : public Lane {
  public:
   SimLane() = default;
-  SimLane(SimLink* link, int end) : link_(link), end_(end) {}
+  // `kind`: what it says that it is.
+  SimLane(SimLink* link, int end, Kind kind = Kind::kSim)
+      : link_(link), end_(end), kind_(kind) {}
 
-  Kind kind() const override { return Kind::kSim; }
+  Kind kind() const override { return kind_; }
   Region RxRegion() const override { return {nullptr, link_->capacity, 0}; }
   Region TxRegion() const override { return {nullptr, link_->capacity, 0}; }
   std::size_t Post(const iovec* iov, int count, std::size_t skip,
@@ -96,6 +98,7 @@ class SimLane final : public Lane {
 
   SimLink* link_ = nullptr;
   int end_ = 0;
+  Kind kind_ = Kind::kSim;
 };
 
 }  // namespace rcsock::lane::sim
