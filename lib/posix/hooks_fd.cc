@@ -18,6 +18,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <cstdint>
 #include <cstdlib>
 #include <cstring>
 
@@ -293,7 +294,11 @@ int Ioctl(int fd, unsigned long request, void* argument) {
   }
   const int result = RCSOCK_REAL(ioctl)(fd, request, argument);
   if (sock != nullptr && result == 0) {
-    if (request == FIONBIO) {
+    if (request == SIOCATMARK) {
+      // What was read ahead lies before it.
+      int* const at = static_cast<int*>(argument);
+      if (*at != 0 && sock->HasReadAhead()) *at = 0;
+    } else if (request == FIONBIO) {
       sock->nonblock.store(*static_cast<int*>(argument) != 0);
     } else if (request == FIOASYNC && *static_cast<int*>(argument) != 0) {
       sock->Pin(base::Reason::kPinnedOption);
@@ -371,7 +376,6 @@ int setsockopt(int fd, int level, int name, const void* value,
         // (Each replaces the other.)
         sock->SetAncillary(Sock::kTellsTime, number != 0);
         break;
-      case SO_OOBINLINE:
       case SO_TIMESTAMPING:
         if (number != 0) sock->PinByOption();
         break;

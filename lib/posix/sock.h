@@ -226,6 +226,8 @@ class alignas(64) Sock final : public File,
     return ready;
   }
   bool ReadableBytes(int* bytes);
+  // There are bytes that the kernel has not, and which come before its own.
+  bool HasReadAhead();
   // SIOCOUTQ; with `not_sent` SIOCOUTQNSD.
   bool UnsentBytes(bool not_sent, int* bytes);
   // SO_ERROR of the stream itself, once; 0: none.
@@ -427,6 +429,7 @@ class alignas(64) Sock final : public File,
   ssize_t Recv(void* to, std::size_t length) override;
   ssize_t RecvV(const iovec* iov, int count, bool peek) override;
   int ShutdownWrite() override;
+  bool AtMark() override;
 
   // --- Processes (process.cc)
   // -------------------------------------------------------- One step of

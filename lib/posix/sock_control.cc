@@ -184,7 +184,6 @@ void Sock::LearnOptions(int number) {
 
 bool Sock::OptionsPin(int number) {
   return OptionOf(number, SOL_SOCKET, SO_RCVLOWAT) > 1 ||
-         OptionOf(number, SOL_SOCKET, SO_OOBINLINE) != 0 ||
          OptionOf(number, SOL_SOCKET, SO_TIMESTAMPING) != 0 ||
          OptionOf(number, SOL_SOCKET, SO_PEEK_OFF, -1) >= 0;
 }

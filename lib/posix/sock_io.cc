@@ -1,5 +1,7 @@
 // The calls of a stream that the engine owns: sending and receiving.
 
+#include <linux/sockios.h>
+#include <sys/ioctl.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -53,6 +55,11 @@ ssize_t ForRest(const iovec* iov, int count, std::size_t skip, Call&& call) {
 // which may take longer: then the peer does not have the lane.)
 bool HoldsEnd(long n, bool lane_to_come) { return n == 0 && lane_to_come; }
 
+bool AtMarkOf(int fd) {
+  int at = 0;
+  return ::syscall(SYS_ioctl, fd, SIOCATMARK, &at) == 0 && at != 0;
+}
+
 }  // namespace
 
 ssize_t Sock::SendRest(int fd, const iovec* iov, int count, std::size_t skip,
@@ -64,6 +71,7 @@ ssize_t Sock::SendRest(int fd, const iovec* iov, int count, std::size_t skip,
 
 ssize_t Sock::RecvRest(int fd, const iovec* iov, int count, std::size_t skip,
                        int flags) {
+  if (AtMarkOf(fd)) return 0;
   return ForRest(iov, count, skip, [&](msghdr* message) {
     return real::recvmsg(fd, message, flags);
   });
@@ -109,6 +117,8 @@ ssize_t Sock::RecvV(const iovec* iov, int count, bool peek) {
 int Sock::ShutdownWrite() {
   return ::syscall(SYS_shutdown, fd(), SHUT_WR) == 0 ? 0 : -errno;
 }
+
+bool Sock::AtMark() { return AtMarkOf(fd()); }
 
 Sock* Sock::Elsewhere(int fd) const {
   Sock* sock = LookupSock(fd);
@@ -336,6 +346,8 @@ ssize_t Sock::RecvLatched(const iovec* iov, int count, std::size_t total,
     if (n > 0) *done = (peek ? 0 : *done) + static_cast<std::size_t>(n);
     if (n >= 0 && (!all || n == 0 || *done == total)) break;
     if (n < 0 && (n != -EAGAIN || !block || (*done > 0 && !all))) break;
+    // (The kernel's ends at the mark of urgent data, too.)
+    if (n > 0 && !stream_->FastRx() && AtMark()) break;
     if (n > 0 && !peek) continue;  // MSG_WAITALL: more may be there
     // (What has left its lane with a part of it here says what it has.)
     if (n > 0 && (!block || !stream_->FastRx())) break;
@@ -365,7 +377,7 @@ ssize_t Sock::Drop(std::size_t limit, bool peek) {
     const ssize_t n = stream_->Read(&one, 1, one.iov_len, peek);
     if (n <= 0) return done > 0 ? static_cast<ssize_t>(done) : n;
     done += static_cast<std::size_t>(n);
-    if (peek || done == limit) return static_cast<ssize_t>(done);
+    if (peek || done == limit || AtMark()) return static_cast<ssize_t>(done);
   }
 }
 

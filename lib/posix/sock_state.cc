@@ -193,6 +193,14 @@ bool Sock::ReadableBytes(int* bytes) {
   return mine;
 }
 
+bool Sock::HasReadAhead() {
+  Latched latched(this);
+  return mode() == Mode::kUnread ? unread_.size() > 0
+         : mode() == Mode::kEngine && stream_ != nullptr
+             ? stream_->Readable() > 0
+             : false;
+}
+
 bool Sock::UnsentBytes(bool not_sent, int* bytes) {
   Latched latched(this);
   // (Before the switch the kernel has them all, but for what waits for it.)

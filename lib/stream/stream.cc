@@ -295,6 +295,7 @@ ssize_t Stream::RecvRaw(const iovec* iov, int count, bool peek) {
 // The same behind the first `skip` bytes of the vector; 0: nothing, for now.
 std::size_t Stream::RecvRest(const iovec* iov, int count, std::size_t skip,
                              bool peek) {
+  if (anchor_->AtMark()) return 0;
   for (int i = 0; i < count; ++i) {
     if (skip >= iov[i].iov_len) {
       skip -= iov[i].iov_len;
@@ -307,7 +308,8 @@ std::size_t Stream::RecvRest(const iovec* iov, int count, std::size_t skip,
     auto got = static_cast<std::size_t>(n);
     // (Not behind a read that has come to the switch: what is sent there is
     // no application's.)
-    if (got == first.iov_len && i + 1 < count && !peek && rx_ == Rx::kRaw) {
+    if (got == first.iov_len && i + 1 < count && !peek && rx_ == Rx::kRaw &&
+        !anchor_->AtMark()) {
       n = RecvRaw(iov + i + 1, count - i - 1, false);
       if (n > 0) got += static_cast<std::size_t>(n);
     }

@@ -30,6 +30,9 @@ class Anchor {
   // come.
   virtual ssize_t RecvV(const iovec* iov, int count, bool peek) = 0;
   virtual int ShutdownWrite() = 0;
+  // What comes next lies behind the mark of urgent data, which no call that has
+  // read something goes past.
+  virtual bool AtMark() { return false; }
 };
 
 struct Limits {

@@ -588,6 +588,66 @@ Case urgent(
       Barrier();
     });
 
+// The option alone moves nothing; the byte does, and is one of the stream then.
+void UrgentInLine(int fd) {
+  const int on = 1;
+  Result("option", ::setsockopt(fd, SOL_SOCKET, SO_OOBINLINE, &on, sizeof on));
+  int got = 0;
+  socklen_t size = sizeof got;
+  ::getsockopt(fd, SOL_SOCKET, SO_OOBINLINE, &got, &size);
+  Log("is %d", got);
+}
+
+int AtMark(int fd) {
+  int at = -1;
+  Result("SIOCATMARK", ::ioctl(fd, SIOCATMARK, &at));
+  return at;
+}
+
+Case urgent_in_line(
+    "urgent_in_line",
+    [](int fd) {
+      UrgentInLine(fd);
+      Echo(fd, 100);
+      const std::uint64_t before = TcpBytes(fd);
+      Echo(fd, 100);
+      const char* warm = ::getenv("PAIR_WARM");
+      Log("on the lane %d", warm == nullptr || TcpBytes(fd) - before < 1600);
+      for (int i = 0; i < 3; ++i) {
+        SendAll(fd, "abc", 3);
+        Barrier();
+        Result("urgent", ::send(fd, "!", 1, MSG_OOB));
+        SendAll(fd, "def", 3);
+        Barrier();
+        Barrier();
+      }
+    },
+    [](int fd) {
+      UrgentInLine(fd);
+      char text[16] = {};
+      for (int i = 0; i < 200; ++i) {
+        SendAll(fd, text, 16);
+        RecvAll(fd, text, 16);
+      }
+      for (int i = 0; i < 3; ++i) {
+        Barrier();
+        Barrier();
+        int count = 0;
+        while (count < 7) CHECK_THAT(::ioctl(fd, FIONREAD, &count) == 0);
+        pollfd one{fd, POLLPRI, 0};
+        Result("poll", ::poll(&one, 1, 0));
+        Log("at the mark %d", AtMark(fd));
+        // No call goes past it, not even one that waits for all.
+        Result("recv", ::recv(fd, text, 2, 0));
+        Result("all", ::recv(fd, text, sizeof text, MSG_WAITALL));
+        Log("%c, at the mark %d", text[0], AtMark(fd));
+        Result("MSG_OOB", ::recv(fd, text, 1, MSG_OOB));
+        Result("the rest", ::recv(fd, text, sizeof text, MSG_DONTWAIT));
+        Log("%.4s, at the mark %d", text, AtMark(fd));
+        Barrier();
+      }
+    });
+
 Case stdio(
     "stdio",
     [](int fd) {
