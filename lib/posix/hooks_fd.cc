@@ -3,6 +3,7 @@
 #include <alloca.h>
 #include <fcntl.h>
 #include <linux/close_range.h>
+#include <linux/nbd.h>
 #include <linux/sockios.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -290,6 +291,13 @@ int Ioctl(int fd, unsigned long request, void* argument) {
         sock->UnsentBytes(request == SIOCOUTQNSD,
                           static_cast<int*>(argument))) {
       return 0;
+    }
+  }
+  // The kernel's own threads use it from then on.
+  if (request == NBD_SET_SOCK) {
+    const auto number = reinterpret_cast<std::intptr_t>(argument);
+    if (Sock* given = LookupSock(static_cast<int>(number))) {
+      given->Pin(base::Reason::kPinnedSyscall);
     }
   }
   const int result = RCSOCK_REAL(ioctl)(fd, request, argument);

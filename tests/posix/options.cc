@@ -1,6 +1,7 @@
 // Makes docs/options.md: what each option, flag and call does to a stream that
 // is on a lane.  Run under the preload, with RCSOCK_PROMOTE_OPS=1.
 #include <fcntl.h>
+#include <linux/nbd.h>
 #include <linux/sockios.h>
 #include <linux/tcp.h>
 #include <poll.h>
@@ -317,6 +318,13 @@ const std::vector<Row>& Rows() {
       {"ioctl", "SIOCOUTQNSD", Control(SIOCOUTQNSD, 0)},
       {"ioctl", "SIOCATMARK", Control(SIOCATMARK, 0)},
       {"ioctl", "SIOCSPGRP", Control(SIOCSPGRP, 0)},
+      {"ioctl", "NBD_SET_SOCK",
+       [](const Pair& pair) {
+         const int device = ::open("/dev/null", O_RDWR | O_CLOEXEC);
+         ::ioctl(device, NBD_SET_SOCK, pair.a);  // (which is none)
+         ::close(device);
+         return 0;
+       }},
       {"fcntl", "F_GETFL", Command(F_GETFL, 0)},
       {"fcntl", "F_SETFD", Command(F_SETFD, 0)},
       {"fcntl", "F_SETFL 0", Command(F_SETFL, 0)},
