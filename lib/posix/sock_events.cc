@@ -138,6 +138,8 @@ void Sock::HandleChanges() {
     InterestsRefresh(this, false);
     if (promoted_ || reason_ != Reason::kUnproven || stream_->Tried()) {
       reason_ = stream_->why_left();
+      // (Closed before the switch: what ends so has no reason of its own.)
+      if (reason_ == Reason::kNone && !promoted_) reason_ = Reason::kShortLived;
     }
     // One that made room for others is as welcome as before; who asks for that
     // is the end whose limit it was.

@@ -93,7 +93,8 @@ void Session::Begin() {
 base::Reason Session::ReadNames(sockaddr_storage* local,
                                 Address* local_address) {
   sockaddr_storage peer{};
-  if (!seeker_->Names(local, &peer)) return base::Reason::kPeerGone;
+  // (Closed, or reset, already.)
+  if (!seeker_->Names(local, &peer)) return base::Reason::kShortLived;
   if (!Normalise(*local, local_address, &local_port_) ||
       !Normalise(peer, &peer_address_, &peer_port_)) {
     return base::Reason::kPolicy;

@@ -671,8 +671,8 @@ void Stream::OnTcpEnd(int error) {
   if (error != 0 || staged) return PeerDied(error);
   // An orderly half-close: we can still send.
   eof_ = true;
-  Trigger(base::Reason::kPeerGone);
-  FreezeLane(base::Reason::kPeerGone);
+  Trigger(base::Reason::kShortLived);
+  FreezeLane(base::Reason::kShortLived);
 }
 
 void Stream::PeerDied(int error) {
@@ -680,7 +680,9 @@ void Stream::PeerDied(int error) {
   // end exactly where they begin means that it died staging.
   const std::uint64_t start = rx_x_;
   const bool raw_tx = tx_ == Tx::kRaw;
-  FreezeLane(base::Reason::kPeerGone);
+  // (A reset before the lane was there is the connection's, not the process's.)
+  const bool never = error != 0 && raw_tx && rx_ == Rx::kRaw && !used_;
+  FreezeLane(never ? base::Reason::kShortLived : base::Reason::kPeerGone);
   if (failed_) return;
   if (!limbo_.empty() && InOff() == start && Trusted()) {
     if (!stash_.Append(limbo_.data(), limbo_.size())) {
