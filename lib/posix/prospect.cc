@@ -78,6 +78,12 @@ constexpr std::uint64_t kLeastHoldNs = 300'000;
 constexpr std::uint64_t kMostHoldNs = 1'000'000;
 constinit std::atomic<std::uint32_t> hold_mean_ns{250'000};
 
+// Log2 of how many looks a receiver that takes nothing has.  One that waits for
+// its disk now and then is as slow over TCP; one that cannot read before its
+// peer has written all, in a program that talks to itself, only needs room.
+constinit std::atomic<std::uint8_t> patiences[kPlaces];
+constexpr unsigned kMostPatience = 4;
+
 }  // namespace
 
 std::uint16_t Prospect::ServiceAt(const sockaddr* address, socklen_t length,
@@ -146,6 +152,23 @@ void Prospect::Held(std::uint16_t service, std::uint64_t ns, bool vain) {
         std::memory_order_relaxed);
   }
   place.store(PackTrust(trust), std::memory_order_relaxed);
+}
+
+int Prospect::StarvedLooks(std::uint16_t service) {
+  if (service == 0) return 1;
+  return 1 << patiences[service].load(std::memory_order_relaxed);
+}
+
+void Prospect::Starved(std::uint16_t service, bool vain) {
+  if (service == 0) return;
+  std::atomic<std::uint8_t>& place = patiences[service];
+  unsigned patience = place.load(std::memory_order_relaxed);
+  if (vain) {
+    patience = std::min(patience + 2, kMostPatience);
+  } else {
+    patience /= 2;
+  }
+  place.store(static_cast<std::uint8_t>(patience), std::memory_order_relaxed);
 }
 
 void Prospect::Learn(std::uint16_t service, std::uint64_t bytes,

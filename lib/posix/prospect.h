@@ -30,6 +30,11 @@ class Prospect {
   static std::uint64_t HoldNs(std::uint16_t service);
   // It waited so long, and in vain (or not).
   static void Held(std::uint16_t service, std::uint64_t ns, bool vain);
+  // How many looks in a row find a receiver that takes nothing before its
+  // stream goes back to TCP, whose buffers are larger: 1 to 16.
+  static int StarvedLooks(std::uint16_t service);
+  // One went back, and that was in vain (TCP was as full soon after), or not.
+  static void Starved(std::uint16_t service, bool vain);
   // One has ended, after so much in both directions.
   static void Learn(std::uint16_t service, std::uint64_t bytes,
                     std::uint64_t calls, bool promoted);

@@ -190,7 +190,7 @@ void Sock::Reset() {
   source_wanted_ = false;
   remote_ = Remote();
   watched_ = false;
-  starve_timer_ = false;
+  starve_timer_ = starved_ = false;
   tx_wait_ = false;
   watch_events_ = 0;
   timer_ = 0;

@@ -724,6 +724,9 @@ class alignas(64) Sock final : public File,
   void OnLinger();
   void OnStarved();
   void WatchStarved();
+  void JudgeStarved(std::uint64_t left_at);
+  // At the receiving end: its peer leaves because nobody reads here.
+  bool RingIsFull() const;
 
   std::unique_ptr<stream::Stream> stream_;
   // Delivered by the engine, in both directions; those past quick_.
@@ -807,6 +810,7 @@ class alignas(64) Sock final : public File,
   std::uint32_t lane_epoch_ = 0;             // ... too
   bool watched_ = false;
   bool starve_timer_ = false;
+  bool starved_ = false;  // it leaves its lane because nobody reads there
   bool tx_wait_ = false;  // somebody waits for the anchor to take more
   std::uint64_t starve_acked_ = 0;
   std::uint64_t starve_posted_ = 0;  // when there was last no room

@@ -141,6 +141,7 @@ void Sock::HandleChanges() {
       // (Closed before the switch: what ends so has no reason of its own.)
       if (reason_ == Reason::kNone && !promoted_) reason_ = Reason::kShortLived;
     }
+    starved_ = reason_ == Reason::kStarved;
     // One that made room for others is as welcome as before; who asks for that
     // is the end whose limit it was.
     if (lane_kind_ == lane::Kind::kRdma) {
@@ -182,11 +183,14 @@ void Sock::HandleChanges() {
 }
 
 void Sock::CountLeave() {
-  if (lane_kind_ != lane::Kind::kRdma ||
-      (reason_ != Reason::kBudget && reason_ != Reason::kPeerDemoted &&
-       reason_ != Reason::kIdleRings)) {
-    ++demotions_;
-  }
+  const bool makes_room =
+      lane_kind_ == lane::Kind::kRdma &&
+      (reason_ == Reason::kBudget || reason_ == Reason::kPeerDemoted ||
+       reason_ == Reason::kIdleRings);
+  // Its sender, whose reason that is, learns whether it was of use
+  // (JudgeStarved), and proposes again, sooner or later.
+  const bool starves = reason_ == Reason::kPeerDemoted && RingIsFull();
+  if (!makes_room && !starves) ++demotions_;
   if (promoted_ && !closed_.load(std::memory_order_relaxed) &&
       (stream_->Readiness() & (POLLRDHUP | POLLHUP)) == 0) {
     const bool failover = stream::IsFailover(reason_);

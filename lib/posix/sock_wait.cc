@@ -2,10 +2,12 @@
 // sleep, and what becomes of a stream whose receiver does not read.
 
 #include <fcntl.h>
+#include <poll.h>
 #include <pthread.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <cstdint>
@@ -16,6 +18,7 @@
 #include "lib/base/sleep.h"
 #include "lib/lane/shm/shm_lane.h"
 #include "lib/posix/process.h"
+#include "lib/posix/prospect.h"
 #include "lib/posix/signals.h"
 #include "lib/posix/sock.h"
 #include "lib/posix/spin.h"
@@ -34,6 +37,9 @@ constexpr std::uint32_t kStarvedMs = 100;
 // all that the switch has made it read ahead still before it.
 constexpr int kMostLate = 5;
 constexpr int kMostRemote = 4;
+
+// More than TCP's buffers take, if nobody reads.
+constexpr std::uint64_t kMoreThanTcp = 8 << 20;
 
 void Sock::WatchStarved() {
   if (lane_ == nullptr) return;
@@ -76,7 +82,10 @@ void Sock::OnStarved() {
   }
   const bool late =
       base::NowNs() - starve_since_ns_ > 3 * kStarvedMs * 1'000'000ull / 2;
-  const int most = late ? kMostLate : lane_is_shm_ ? 1 : kMostRemote;
+  const int looks =
+      Prospect::StarvedLooks(service_.load(std::memory_order_relaxed));
+  const int most = std::max(late ? kMostLate : 1,
+                            lane_is_shm_ ? looks : kMostRemote * looks);
   if (++starve_late_ < most) {
     // Where this thread is late, the receiver may be, too.
     WatchStarved();
@@ -86,6 +95,31 @@ void Sock::OnStarved() {
     stream_->Progress();
     HandleChanges();
   }
+}
+
+// The stream is the kernel's again, since `left_at` bytes.  If TCP is full by
+// now, too, or has taken more than it keeps, the receiver is only slow: it
+// would have been worth waiting for, and the stream is as welcome on a lane as
+// before. Else its sender needed the room; then it stays here the longer.
+void Sock::JudgeStarved(std::uint64_t left_at) {
+  Latched latched(this);
+  if (mode() != Mode::kPlain || closed_.load(std::memory_order_relaxed) ||
+      pinned_.load(std::memory_order_relaxed)) {
+    return;
+  }
+  pollfd one{fd(), POLLOUT, 0};
+  timespec now{0, 0};
+  const bool full = ::syscall(SYS_ppoll, &one, 1, &now, nullptr, 8) == 0;
+  const bool vain =
+      full || tx_raw_.load(std::memory_order_relaxed) - left_at >= kMoreThanTcp;
+  Prospect::Starved(service_.load(std::memory_order_relaxed), vain);
+  if (!vain || demotions_ == 0) return;
+  --demotions_;
+  TryAgainLater();
+}
+
+bool Sock::RingIsFull() const {
+  return lane_ != nullptr && lane_->Readable() >= lane_->RxRegion().length / 2;
 }
 
 void Sock::Begin(Wait& wait, const std::atomic<std::uint64_t>& timeout_ns) {

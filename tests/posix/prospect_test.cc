@@ -120,5 +120,20 @@ TEST(Prospect, ServicesAreApart) {
   EXPECT_EQ(Prospect::Of(0), Promise::kUnknown);
 }
 
+TEST(Prospect, WaitsLongerForReadersThatAreSlowOverTcpToo) {
+  const std::uint16_t service = Service(20, stream::Role::kAcceptor);
+  EXPECT_EQ(Prospect::StarvedLooks(service), 1);
+  Prospect::Starved(service, true);
+  EXPECT_EQ(Prospect::StarvedLooks(service), 4);
+  for (int i = 0; i < 100; ++i) Prospect::Starved(service, true);
+  EXPECT_EQ(Prospect::StarvedLooks(service), 16);
+  // One that only needed room is not to wait so long again.
+  Prospect::Starved(service, false);
+  EXPECT_EQ(Prospect::StarvedLooks(service), 4);
+  for (int i = 0; i < 2; ++i) Prospect::Starved(service, false);
+  EXPECT_EQ(Prospect::StarvedLooks(service), 1);
+  EXPECT_EQ(Prospect::StarvedLooks(0), 1);
+}
+
 }  // namespace
 }  // namespace rcsock::posix

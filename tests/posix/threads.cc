@@ -1141,6 +1141,33 @@ Case reader_pauses(
       Log("done");
     });
 
+// Who is slow, as a program is that writes to a disk what it reads, is no
+// faster over TCP: the stream is soon back on its lane, and its peer learns to
+// wait.
+Case slow_reader(
+    "slow_reader",
+    [](int fd) {
+      Barrier();
+      SendBulk(fd, 21, 96 << 20);
+      Barrier();
+    },
+    [](int fd) {
+      const std::uint64_t before = TcpBytes(fd);
+      Barrier();
+      std::uint64_t at = 0;
+      std::vector<char> got(1 << 20);
+      for (int i = 0; i < 96; ++i) {
+        if (i % 8 == 0) ::poll(nullptr, 0, 400);
+        RecvAll(fd, got.data(), got.size());
+        CHECK_THAT(IsPattern(21, at, got.data(), got.size()));
+        at += got.size();
+      }
+      const char* warm = ::getenv("PAIR_WARM");
+      Log("on the lane %d", warm == nullptr || TcpBytes(fd) - before < at / 2);
+      Barrier();
+    },
+    {.seconds = 60});
+
 // A program that talks to itself: more than a ring before it reads.
 Case self_talk(
     "self_talk",
