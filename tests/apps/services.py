@@ -203,6 +203,43 @@ def erlang(run):
     return {"said": said}, "4,000 messages"
 
 
+DISTRIBUTION = """
+-module(nodes).
+-export([serve/0, ask/1]).
+serve() -> register(echo, self()), loop().
+loop() -> receive {From, B} -> From ! {self(), B}, loop() end.
+ask([Node]) ->
+  pong = net_adm:ping(Node),
+  lists:foreach(fun(I) ->
+    B = binary:copy(<<I>>, (I * 37) rem 20000),
+    {echo, Node} ! {self(), B},
+    receive {_, B} -> ok end
+  end, lists:seq(1, 3000)),
+  L = lists:seq(1, 1000000),
+  L = lists:reverse(rpc:call(Node, lists, reverse, [L])),
+  io:format("3001 right~n"),
+  init:stop().
+"""
+
+
+@app("erlang-nodes", "erl", "erlc")
+def erlang_nodes(run):
+    """Two nodes: 3,000 messages there and back, one of 5 MB by rpc."""
+    port = run.port()
+    run.write("nodes.erl", DISTRIBUTION)
+    run.call("erlc", "nodes.erl")
+    words = ["erl", "-noinput", "-setcookie", "c", "-start_epmd", "false",
+             "-erl_epmd_port", port]
+    server = run.start(*words, "-name", f"one@{run.address}", "-eval",
+                       "nodes:serve().", port=port)
+    said = run.call(*words, "-name", f"two@{run.address}", "-dist_listen",
+                    "false", "-eval", f"nodes:ask(['one@{run.address}']).")
+    run.stop(server, signal.SIGKILL)
+    if "3001 right" not in said:
+        raise Failed(said)
+    return {"said": said}, "3,001 messages"
+
+
 ZEROMQ = """
 import sys, zmq
 role, host, port = sys.argv[1:]

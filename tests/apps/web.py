@@ -19,6 +19,9 @@ user root;
 error_log @DIR@/nginx.log;
 pid @DIR@/nginx.pid;
 worker_shutdown_timeout 20s;
+# It makes the environment of an upgrade's new program of these alone.
+env LD_PRELOAD; env RCSOCK_LANES; env RCSOCK_PROMOTE_OPS; env RCSOCK_STATS;
+env RCSOCK_KEY_FILE;
 events {{ worker_connections 512; }}
 http {{
   access_log off;
@@ -102,6 +105,16 @@ def rate(text):
     return float(found[1])
 
 
+def hard_errors(text):
+    """A worker that goes closes its idle keep-alive connections, and wrk may
+    have just written to one: a read error, as over TCP."""
+    errors = re.search(r"Socket errors: connect (\d+), read (\d+), "
+                       r"write (\d+), timeout (\d+)", text)
+    if not re.search(r"Requests/sec:\s+[\d.]+", text) or "Non-2xx" in text:
+        raise Failed(f"wrk printed: {text}")
+    return [errors[1], errors[4]] if errors else ["0", "0"]
+
+
 @app("nginx", "nginx", "wrk", "curl")
 def nginx(run):
     """daemon on, 3 workers, sendfile of 320 MiB, proxy with kept connections,
@@ -142,18 +155,69 @@ def nginx_reload(run):
         wait_until(lambda b=before: workers() - b, 10, "no new workers")
         changes += 1
     run.stop(load, how=None, limit=30)
-    text = (run.directory / "wrk.out").read_text()
-    errors = re.search(r"Socket errors: connect (\d+), read (\d+), "
-                       r"write (\d+), timeout (\d+)", text)
-    found = re.search(r"Requests/sec:\s+([\d.]+)", text)
-    if not found or "Non-2xx" in text:
-        raise Failed(f"wrk printed: {text}")
+    found = hard_errors((run.directory / "wrk.out").read_text())
     server.stop()
-    # A worker that goes closes its idle keep-alive connections, and wrk may
-    # have just written to one: a read error, as over TCP.
-    return ({"reloads": changes,
-             "hard errors": [errors[1], errors[4]] if errors else ["0", "0"]},
-            f"{found[1]} requests/s")
+    return {"reloads": changes, "hard errors": found}, "done"
+
+
+@app("nginx-upgrade", "nginx", "wrk")
+def nginx_upgrade(run):
+    """Another program takes over while wrk runs (USR2: exec, with the listeners):
+    no failed connection."""
+    server = Nginx(run)
+    pid_file = run.directory / "nginx.pid"
+    out = (run.directory / "wrk.out").open("wb")
+    load = run.start("wrk", "-t", 1, "-c", 20, "-d", "4s", "--timeout", "10s",
+                     server.url(True) + "/page.txt", output=out)
+    os.kill(server.pid, signal.SIGUSR2)
+
+    def new():
+        text = pid_file.read_text().strip() if pid_file.exists() else ""
+        return int(text) if text and int(text) != server.pid else 0
+
+    pid = wait_until(new, 20, "no new nginx")
+    os.kill(server.pid, signal.SIGQUIT)
+    run.stop(load, how=None, limit=30)
+    found = hard_errors((run.directory / "wrk.out").read_text())
+    server.pid = pid
+    got = run.call("curl", "-sS", "--fail", server.url() + "/middle",
+                   text=False)
+    server.stop()
+    return {"hard errors": found, "middle": digest(got)}, "done"
+
+
+STUNNEL = """foreground = yes
+pid =
+{client}
+[one]
+accept = {address}:{accept}
+connect = {address}:{connect}
+{cert}
+"""
+
+
+@app("stunnel", "stunnel4", "openssl", "nginx", "wrk")
+def stunnel(run):
+    """TLS from one to the other, before nginx: a thread with poll for each
+    connection; wrk with 10 of them, 48 MiB over one."""
+    server = Nginx(run)
+    inner, outer = run.port(), run.port()
+    run.call("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes",
+             "-keyout", "key.pem", "-out", "cert.pem", "-subj", "/CN=test",
+             LD_PRELOAD="")
+    cert = f"cert = {run.directory}/cert.pem\nkey = {run.directory}/key.pem"
+    ends = [run.start("stunnel4", run.write(f"{accept}.conf", STUNNEL.format(
+        client=client, address=run.address, accept=accept, connect=connect,
+        cert=cert)), port=accept) for client, accept, connect in (
+            ("", inner, server.port), ("client = yes", outer, inner))]
+    url = f"http://{run.address}:{outer}"
+    speed = rate(run.call("wrk", "-t", 1, "-c", 10, "-d", "2s",
+                          url + "/page.txt"))
+    got = run.call("curl", "-sS", "--fail", *[url + "/middle"] * 6, text=False)
+    for end in ends:
+        run.stop(end)
+    server.stop()
+    return {"middle": digest(got)}, f"{speed:.0f} requests/s"
 
 
 @app("curl", "nginx", "curl")
