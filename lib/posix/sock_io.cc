@@ -350,7 +350,10 @@ ssize_t Sock::RecvLatched(const iovec* iov, int count, std::size_t total,
     if (n > 0 && !stream_->FastRx() && AtMark()) break;
     if (n > 0 && !peek) continue;  // MSG_WAITALL: more may be there
     // (What has left its lane with a part of it here says what it has.)
-    if (n > 0 && (!block || !stream_->FastRx())) break;
+    if (n > 0 && (!block || !stream_->ReadsLane() ||
+                  stream_->EndsIn(static_cast<std::size_t>(n)))) {
+      break;
+    }
     const int w = n > 0 ? WaitBehind(wait, seq) : WaitRx(wait, seq);
     if (w != 0) {
       n = w;
