@@ -356,6 +356,8 @@ Case ring_passes(
         CHECK_THAT(::recvmsg(ends[1], &message, 0) == 1);
         int fd;
         std::memcpy(&fd, CMSG_DATA(CMSG_FIRSTHDR(&message)), sizeof fd);
+        // (The parent has its line in the log first.)
+        CHECK_THAT(::read(ends[1], &byte, 1) == 1);
         CheckBulk(fd, 1);
         Bulk(fd, 2);
         ::_exit(0);
@@ -372,6 +374,7 @@ Case ring_passes(
         ::io_uring_prep_sendmsg(sqe, ends[0], &message, 0);
       })
                                   : ::sendmsg(ends[0], &message, 0));
+      CHECK_THAT(::write(ends[0], "g", 1) == 1);
       ::close(fd);
       int status = 0;
       CHECK_THAT(::waitpid(child, &status, 0) == child);
