@@ -185,8 +185,11 @@ bool Stream::FlushOut() {
           pfin_known_ && (tx_ == Tx::kLane || tx_ == Tx::kDown) &&
           (fin_acked_ || (lane_ != nullptr && AckedOff() == tx_off()));
       if (n != -EPIPE && so_error_ == 0 && !nothing) {
-        if (n == -ECONNRESET && rx_ == Rx::kFrames && !pfin_known_) {
+        const bool more =
+            rx_ != Rx::kRaw || waiting_ != Waiting::kNothing || !limbo_.empty();
+        if (n == -ECONNRESET && more && !pfin_known_) {
           // The kernel tells of a reset once, and this time told the writer.
+          // What is on the lane came before it.
           send_error_ = static_cast<int>(-n);
         } else {
           so_error_ = pfin_known_ ? EPIPE : static_cast<int>(-n);
@@ -422,8 +425,9 @@ void Stream::Close(bool reset) {
   TakeCtl();
   reset = reset || Untaken();
   // Nobody has agreed to take what is staged, and a process that closes may be
-  // about to exit: TCP outlives it.
-  if (!reset && tx_ == Tx::kProp) Trigger(base::Reason::kShortLived);
+  // about to exit: TCP outlives it.  And a reset comes behind what was sent
+  // before it: a peer that does not have the lane yet would never see that.
+  if (tx_ == Tx::kProp) Trigger(base::Reason::kShortLived);
   closed_ = shut_ = true;
   reset_ = reset;
   landing_ = reset;

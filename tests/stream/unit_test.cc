@@ -558,6 +558,38 @@ TEST_F(PairTest, ResetByAProposerAsSoonAsItHasShownCommit) {
   EXPECT_EQ(got, "error 104");
 }
 
+// The other end does not have the lane yet.
+TEST_F(PairTest, ResetByAProposerComesBehindWhatItHasStaged) {
+  S(0).LaneUp(&world_.lane[0], 1, World::NonceOf(0), World::NonceOf(1), true);
+  EXPECT_EQ(Put(0, "words"), 5);
+  EXPECT_EQ(S(0).tx(), Tx::kProp);
+  Reset(0);
+  Go();
+  EXPECT_EQ(Get(1), "words");
+  EXPECT_EQ(Get(1), "error 104");
+}
+
+// ... and where it does, the first to hear of the reset is a frame.
+TEST_F(PairTest, ResetThatAFrameOfTheSwitchMeetsComesBehindWhatIsStaged) {
+  Up();
+  EXPECT_EQ(Put(0, "x"), 1);
+  while (S(1).tx() != Tx::kStg) {
+    S(0).Progress();
+    S(1).Progress();
+  }
+  EXPECT_EQ(Put(1, "words"), 5);
+  Reset(1);
+  world_.tcp.budget[0] = 0;  // it comes between a look and GOT
+  world_.tcp.resets[0] = true;
+  S(0).Progress();
+  world_.tcp.budget[0] = -1;
+  world_.tcp.pipe[1].rst = false;
+  world_.tcp.pipe[1].fin = true;
+  EXPECT_EQ(Get(0), "words");
+  EXPECT_EQ(Get(0), "error 104");
+  EXPECT_EQ(Get(0), "");
+}
+
 TEST_F(PairTest, AWordOfResetIsNothingWithoutTheReset) {
   Promote();
   S(0).TellReset();
