@@ -540,54 +540,6 @@ int WithHandover(bool spawn, const char* program, char* const environment[],
   return result;
 }
 
-// What `environ` is while popen() runs, if the command inherits a connection.
-// Other threads may look at it then, and after, and may have it put back there:
-// so it is never freed, but the next popen takes the same again.
-class Environment {
- public:
-  explicit Environment(char* const* with) : before_(environ) {
-    if (with == before_) return;
-    std::size_t count = 0;
-    while (with[count] != nullptr) ++count;
-    mine_ = last_.exchange(nullptr, std::memory_order_acquire);
-    if (mine_ == nullptr || !Same(with, count)) mine_ = Copy(with, count);
-    if (mine_ != nullptr) environ = mine_;
-  }
-  ~Environment() {
-    if (mine_ == nullptr) return;
-    if (environ == mine_) environ = before_;
-    last_.store(mine_, std::memory_order_release);
-  }
-  Environment(const Environment&) = delete;
-  Environment& operator=(const Environment&) = delete;
-
- private:
-  bool Same(char* const* with, std::size_t count) const {
-    std::size_t at = 0;
-    while (at + 1 < count && mine_[at] == with[at]) ++at;
-    return at + 1 == count && mine_[at] != nullptr && mine_[count] == nullptr &&
-           std::strcmp(mine_[at], with[at]) == 0;
-  }
-  static char** Copy(char* const* with, std::size_t count) {
-    // The last string is on the stack: it goes behind the array.
-    const std::size_t array = (count + 1) * sizeof(char*);
-    const std::size_t length = std::strlen(with[count - 1]) + 1;
-    auto* block = static_cast<char*>(std::malloc(array + length));
-    if (block == nullptr) return nullptr;
-    std::memcpy(block, with, array);
-    std::memcpy(block + array, with[count - 1], length);
-    auto** copy = reinterpret_cast<char**>(block);
-    copy[count - 1] = block + array;
-    return copy;
-  }
-
-  static constinit std::atomic<char**> last_;
-  char** const before_;
-  char** mine_ = nullptr;
-};
-
-constinit std::atomic<char**> Environment::last_{nullptr};
-
 }  // namespace
 
 int fork() {
@@ -673,8 +625,12 @@ int system(const char* command) {
 FILE* popen(const char* command, const char* type) {
   FILE* pipe = nullptr;
   WithHandover(true, nullptr, environ, [&](char* const* environment) {
-    const Environment during(environment);
-    pipe = real::popen(command, type);
+    if (environment == environ) {
+      pipe = real::popen(command, type);
+    } else {
+      const PopenEnvironment during(environment);
+      pipe = real::popen(command, type);
+    }
     return 0;
   });
   return pipe;

@@ -101,6 +101,7 @@ void ForkChild() {
   const bool locked = tls_forking;
   tls_forking = false;
   if (locked) ShellForkUnlock();
+  ShellForkChild();
   SockForkUnlock(true);
   InterestsForkUnlock();
   if (ProcessPinned() != base::Reason::kSandboxed) base::InitBarriers();

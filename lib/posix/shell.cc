@@ -7,7 +7,10 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cerrno>
+#include <cstdlib>
+#include <cstring>
 
 #include "lib/base/latch.h"
 #include "lib/base/real.h"
@@ -103,7 +106,75 @@ int SystemWith(const char* command, char* const environment[]) {
   return waiting.Run(command, environment);
 }
 
+namespace {
+
+// popen's.  While the variable is changed, what it was before; and the last
+// that it was changed to.
+constinit base::Latch popen_latch;
+constinit std::atomic<bool> popen_changes{false};
+constinit char** popen_before = nullptr;
+constinit char** popen_last = nullptr;
+
+bool IsLast(char* const with[], std::size_t count) {
+  std::size_t at = 0;
+  while (at + 1 < count && popen_last[at] == with[at]) ++at;
+  return at + 1 == count && popen_last[at] != nullptr &&
+         popen_last[count] == nullptr &&
+         std::strcmp(popen_last[at], with[at]) == 0;
+}
+
+char** Copy(char* const with[], std::size_t count) {
+  // The last string is on the stack: it goes behind the array.
+  const std::size_t array = (count + 1) * sizeof(char*);
+  const std::size_t length = std::strlen(with[count - 1]) + 1;
+  auto* block = static_cast<char*>(std::malloc(array + length));
+  if (block == nullptr) return nullptr;
+  std::memcpy(block, with, array);
+  std::memcpy(block + array, with[count - 1], length);
+  auto** copy = reinterpret_cast<char**>(block);
+  copy[count - 1] = block + array;
+  return copy;
+}
+
+void PutBack() {
+  if (!popen_changes.load(std::memory_order_relaxed)) return;
+  // (A program that has set variables meanwhile has another list by now.)
+  if (environ == popen_last) environ = popen_before;
+  std::atomic_signal_fence(std::memory_order_seq_cst);
+  popen_changes.store(false, std::memory_order_relaxed);
+}
+
+}  // namespace
+
+PopenEnvironment::PopenEnvironment(char* const with[]) {
+  popen_latch.lock();
+  std::size_t count = 0;
+  while (with[count] != nullptr) ++count;
+  if (popen_last == nullptr || !IsLast(with, count)) {
+    popen_last = Copy(with, count);
+  }
+  if (popen_last == nullptr) return;
+  popen_before = environ;
+  // In this order: another thread may fork at any moment, and its child puts
+  // back what it finds changed.
+  std::atomic_signal_fence(std::memory_order_seq_cst);
+  popen_changes.store(true, std::memory_order_relaxed);
+  std::atomic_signal_fence(std::memory_order_seq_cst);
+  environ = popen_last;
+}
+
+PopenEnvironment::~PopenEnvironment() {
+  PutBack();
+  popen_latch.unlock();
+}
+
 void ShellForkLock() { latch.lock(); }
 void ShellForkUnlock() { latch.unlock(); }
+
+void ShellForkChild() {
+  // Another thread's popen goes on in the parent alone.
+  PutBack();
+  popen_latch.Reset();
+}
 
 }  // namespace rcsock::posix

@@ -7,9 +7,24 @@ namespace rcsock::posix {
 // takes it from is all threads'.
 int SystemWith(const char* command, char* const environment[]);
 
+// What `environ` is while popen() runs with an environment of its own: it takes
+// it from the variable.  One at a time, so that what is put back is the
+// program's.  (glibc's popen has a lock of its own for that long.)  Other
+// threads may look at it then, and after: so it is never freed, but the next
+// popen takes the same again.
+class PopenEnvironment {
+ public:
+  explicit PopenEnvironment(char* const with[]);
+  ~PopenEnvironment();
+  PopenEnvironment(const PopenEnvironment&) = delete;
+  PopenEnvironment& operator=(const PopenEnvironment&) = delete;
+};
+
 // Around fork.
 void ShellForkLock();
 void ShellForkUnlock();
+// In the child, whether it was locked or not.
+void ShellForkChild();
 
 }  // namespace rcsock::posix
 

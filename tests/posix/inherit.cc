@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
+#include <malloc.h>
 #include <poll.h>
 #include <signal.h>
 #include <spawn.h>
@@ -24,6 +25,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <ctime>
+#include <thread>
 #include <vector>
 
 #include "tests/posix/pair.h"
@@ -498,6 +500,41 @@ Case to_system("unread_system", SayAndEnd,
                [](int fd) { ToCat(fd, Way::kSystem); }, {.warm = false});
 Case to_popen("unread_popen", SayAndEnd, [](int fd) { ToCat(fd, Way::kPopen); },
               {.warm = false});
+
+// popen takes the environment from the variable, which is all threads'.  (What
+// a dead peer has left goes to the command by memory that is named there.)
+Case popens(
+    "unread_popen_leaves_no_trace",
+    [](int fd) {
+      char text[kTotal];
+      Pattern(kSeed, 0, text, kTotal);
+      SendAll(fd, text, kTotal);
+      ::_exit(0);
+    },
+    [](int fd) {
+      pollfd end{fd, POLLRDHUP, 0};
+      CHECK_THAT(::poll(&end, 1, -1) == 1);
+      Expect(fd, 0, 10);
+      char** const before = environ;
+      const auto run = [](int count) {
+        for (int i = 0; i < count; ++i) {
+          std::FILE* pipe = ::popen("exit 0", "r");
+          CHECK_THAT(pipe != nullptr && ::pclose(pipe) == 0);
+        }
+      };
+      run(3);
+      const std::size_t taken = ::mallinfo2().uordblks;
+      run(20);
+      // (The environment of this many would be more.)
+      Log("memory is kept %d", ::mallinfo2().uordblks > taken + 4000);
+      std::vector<std::thread> threads;
+      for (int i = 0; i < 4; ++i) threads.emplace_back(run, 25);
+      for (auto& thread : threads) thread.join();
+      Log("as before: %d %d", environ == before,
+          ::getenv("RCSOCK_INHERIT") == nullptr);
+      Expect(fd, 10, kTotal - 10);
+      ::close(fd);
+    });
 
 // The same process goes on as another program, the descriptor close-on-exec and
 // its copy not.
