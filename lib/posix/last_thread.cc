@@ -1,5 +1,6 @@
 #include "lib/posix/last_thread.h"
 
+#include <dlfcn.h>
 #include <pthread.h>
 #include <signal.h>
 #include <sys/stat.h>
@@ -27,10 +28,18 @@ constinit std::atomic<bool> ended{false};
 // What the first thread had blocked in the end: exit runs with that.
 constinit sigset_t blocked = {};
 
-// The first thread stays a zombie until the others have ended, and a directory
-// has two links of its own.  A thread of rcsock's that waits for a device is
-// short-lived: it is one more until then.
+// libc's own count of threads that have not ended, which says to it when to
+// call exit; null: it does not show it.  (glibc does, to debuggers.)
+constinit std::atomic<const unsigned*> libc_threads{nullptr};
+
+// A thread of rcsock's that waits for a device is short-lived: it is one more
+// until then.
 bool Alone() {
+  if (const unsigned* count = libc_threads.load(std::memory_order_relaxed)) {
+    return __atomic_load_n(count, __ATOMIC_RELAXED) == 1;
+  }
+  // The first thread stays a zombie until the others have ended, and a
+  // directory has two links of its own.
   constexpr nlink_t kZombieAndConductor = 2 + 2;
   struct stat status {};
   return ::stat("/proc/self/task", &status) == 0 &&
@@ -51,8 +60,8 @@ bool EndProcess() {
   return true;
 }
 
-// Nothing tells that a thread has ended: a look at /proc, soon at first, then
-// 16 times a second.
+// Nothing tells that a thread has ended: a look, soon at first, then 16 times a
+// second.
 void LookAfter(Conductor* conductor, std::uint32_t ms) {
   conductor->After(ms, [conductor, ms] {
     if (!ended.load(std::memory_order_relaxed)) return;
@@ -64,6 +73,10 @@ void LookAfter(Conductor* conductor, std::uint32_t ms) {
 // Runs in pthread_exit, and not where main returns or calls exit.
 void FirstThreadEnds(void*) {
   ::pthread_sigmask(SIG_SETMASK, nullptr, &blocked);
+  // (This thread is still one of them, and is counted until it has left libc.)
+  libc_threads.store(
+      static_cast<const unsigned*>(::dlsym(RTLD_DEFAULT, "__nptl_nthreads")),
+      std::memory_order_relaxed);
   // seq_cst, as the conductor's beginning: either this finds the conductor, or
   // who has begun it finds this.  (Both: two rows of looks, of which one ends
   // the process.)

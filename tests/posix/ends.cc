@@ -406,6 +406,34 @@ Case first_thread_of_child_ends(
       LogDrain(other);
     });
 
+// ... also where there is no /proc to be seen.
+Case first_thread_in_chroot(
+    "first_thread_ends_in_chroot",
+    [](int fd) {
+      char empty[] = "/tmp/rcsock-ends.XXXXXX";
+      CHECK_THAT(::mkdtemp(empty) != nullptr);
+      if (::chroot(empty) != 0) {
+        std::fprintf(stderr, "SKIPPED: no chroot here: %s\n", ErrorName(errno));
+      }
+      ::rmdir(empty);
+      LeaveFirstThread([](int one) { Bulk(one, 1, 100'000); }, fd);
+    },
+    [](int fd) { CheckBulk(fd, 1, 100'000), LogDrain(fd); });
+
+// The handler of a fault inside a call ends the process.  (TCP says EFAULT, and
+// the program ends by itself.)
+Case fault_exits(
+    "exit_in_the_handler_of_a_fault",
+    [](int fd) {
+      CHECK_THAT(::signal(SIGSEGV, [](int) { ::_exit(7); }) != SIG_ERR);
+      void* none =
+          ::mmap(nullptr, 4096, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+      CHECK_THAT(none != MAP_FAILED);
+      ::send(fd, none, 100, MSG_NOSIGNAL);
+      ::_exit(7);
+    },
+    [](int fd) { LogDrain(fd); });
+
 volatile sig_atomic_t pipes = 0;
 
 Case sigpipe(
