@@ -89,13 +89,6 @@ bool Kept(int fd) {
   return flags >= 0 && (flags & FD_CLOEXEC) == 0;
 }
 
-bool IsTcp(int fd) {
-  int protocol = 0;
-  socklen_t size = sizeof protocol;
-  return ::getsockopt(fd, SOL_SOCKET, SO_PROTOCOL, &protocol, &size) == 0 &&
-         protocol == IPPROTO_TCP;
-}
-
 // The stream of the parent that is the connection `inode`; usually that of the
 // same number.  One that was never adopted does not know its own yet, but may
 // be adopted at any moment: the parent's descriptor tells.
@@ -330,7 +323,7 @@ Found TakeConnection(std::uint64_t inode, int end, Make&& make) {
   Sock* sock = nullptr;
   bool found = false;
   const bool all = EachDescriptor(end, [&](int fd) {
-    if (SocketInode(fd) != inode || !IsTcp(fd)) return;
+    if (SocketInode(fd) != inode || !Sock::IsTcp(fd)) return;
     if (sock != nullptr) {
       CopyFd(sock->fd(), fd);
     } else if (!std::exchange(found, true) && (sock = make(fd)) != nullptr) {
@@ -384,7 +377,7 @@ void TakeUnknown() {
     const std::uint64_t inode = SocketInode(fd);
     sockaddr_storage peer{};
     socklen_t length = sizeof peer;
-    if (inode == 0 || Lookup(fd) != nullptr || !IsTcp(fd) ||
+    if (inode == 0 || Lookup(fd) != nullptr || !Sock::IsTcp(fd) ||
         ::getpeername(fd, reinterpret_cast<sockaddr*>(&peer), &length) != 0) {
       continue;
     }

@@ -63,10 +63,7 @@ int Accepted(int listener, int fd, const sockaddr_storage& peer,
     bool tcp = LookupSock(listener) != nullptr;
     if (!tcp) {
       // A listener that this process was started with.
-      int protocol = 0;
-      socklen_t size = sizeof protocol;
-      tcp = ::getsockopt(fd, SOL_SOCKET, SO_PROTOCOL, &protocol, &size) == 0 &&
-            protocol == IPPROTO_TCP;
+      tcp = Sock::IsTcp(fd);
     }
     Sock* sock = tcp ? Sock::New(stream::Role::kAcceptor, nonblock) : nullptr;
     if (sock != nullptr) {

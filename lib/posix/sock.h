@@ -344,6 +344,9 @@ class alignas(64) Sock final : public File,
   // The same where that is one that this process was started with: `number` is
   // the accepted one's.
   void InheritFromUnknown(int number);
+  // By the kernel's word: an interposer behind this one (libsocket_wrapper,
+  // mptcpize) makes something else of what the program has asked for.
+  static bool IsTcp(int number);
   // A stream takes part only when it is connected; New() starts with `false`.
   void SetEligible(bool eligible);
 

@@ -188,6 +188,10 @@ bool Sock::OptionsPin(int number) {
          OptionOf(number, SOL_SOCKET, SO_PEEK_OFF, -1) >= 0;
 }
 
+bool Sock::IsTcp(int number) {
+  return OptionOf(number, SOL_SOCKET, SO_PROTOCOL) == IPPROTO_TCP;
+}
+
 void Sock::InheritFromUnknown(int number) {
   LearnOptions(number);
   if (OptionsPin(number)) PinByOption();

@@ -70,6 +70,14 @@ void Sock::StartSeek() {
   // another thread before it let this one begin.
   if (!eligible_.exchange(false, std::memory_order_acquire)) return;
   if (seeking_.exchange(true, std::memory_order_acq_rel)) return;
+  if (attempts_ == 0 && !IsTcp(fd())) {
+    // Another interposer behind this one has made something else of it.
+    reason_ = Reason::kPinnedSyscall;
+    may_adopt_.store(false, std::memory_order_seq_cst);
+    if (mode() == Mode::kPlain) never_.store(true, std::memory_order_relaxed);
+    seeking_.store(false, std::memory_order_release);
+    return;
+  }
   if (SeeksRemote() && !RoomForRemote()) {
     // (An accepting end only waits, and is asked again when it has been found.)
     reason_ = Reason::kBudget;
