@@ -2,6 +2,7 @@
 
 #include <dirent.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <sys/epoll.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -50,19 +51,20 @@ struct ThreadBells {
 };
 thread_local constinit ThreadBells tls_bells;
 
-// Closes it.  (Handlers of atexit, and destructors of keys, may poll after
-// this.  An object's own members are gone with it, so they are not this one's.)
-struct BellsEnd {
-  bool wanted = false;
-  ~BellsEnd() {
-    ThreadBells& mine = tls_bells;
-    if (mine.set >= 0 && mine.pid == ::syscall(SYS_getpid)) {
-      base::CloseRaw(mine.set);
-    }
-    mine.set = -1;
+// Its end, by a key of libc's: an object with a destructor would take memory
+// when a thread first sleeps here, and that may be a handler that has
+// interrupted malloc.  (Other keys' destructors may poll after this, and it
+// comes again.)
+constinit pthread_key_t bells_key = 0;
+constinit bool bells_key_made = false;
+
+void BellsEnd(void* of) {
+  auto* const mine = static_cast<ThreadBells*>(of);
+  if (mine->set >= 0 && mine->pid == ::syscall(SYS_getpid)) {
+    base::CloseRaw(mine->set);
   }
-};
-thread_local BellsEnd tls_bells_end;
+  mine->set = -1;
+}
 
 bool EnsureBells(Conductor* conductor, std::uint32_t wanted) {
   ThreadBells& mine = tls_bells;
@@ -77,7 +79,7 @@ bool EnsureBells(Conductor* conductor, std::uint32_t wanted) {
     mine.bells = 0;
     mine.source_count = 0;
     mine.pid = pid;
-    tls_bells_end.wanted = true;
+    if (bells_key_made) ::pthread_setspecific(bells_key, &mine);
     if (mine.set < 0) return false;
   }
   for (int k = 0; k < lane::shm::kBells; ++k) {
@@ -593,6 +595,10 @@ bool PollNeedsEngine(const pollfd* fds, nfds_t count) {
     }
   }
   return false;
+}
+
+void InitPoll() {
+  bells_key_made = ::pthread_key_create(&bells_key, &BellsEnd) == 0;
 }
 
 int EnginePoll(pollfd* fds, nfds_t count, std::int64_t timeout_ns,

@@ -17,6 +17,9 @@ class Sock;
 // those of the epoll sets that share its streams.
 constexpr int kPollBell = 1;
 
+// At start, while few keys are taken: one of the first needs no memory later.
+void InitPoll();
+
 // What a thread holds while it waits in the kernel for streams that are on TCP:
 // they stay there until it returns.
 class KernelHold {

@@ -1,6 +1,7 @@
 // What a handler may call wherever it has interrupted its thread: in malloc,
 // too, which the calls of a socket do not need.
 #include <fcntl.h>
+#include <poll.h>
 #include <signal.h>
 #include <sys/socket.h>
 #include <sys/time.h>
@@ -127,6 +128,52 @@ Case sends(
         }
         Log("good: %d", good);
         ::close(fd);
+      }
+    },
+    {.warm = false, .connect = false, .seconds = 60});
+
+Case polls(
+    "handler_polls_and_sets",
+    [](int) {
+      AcceptAll();
+      ByHandler([](int fd) {
+        pollfd two[2] = {{fd, POLLIN, 0}, {connections[0], POLLIN, 0}};
+        if (::poll(two, 2, 2) != 0) bad = bad + 1;
+        // (It takes the stream to TCP.)
+        const int on = 1;
+        if (::fcntl(fd, F_SETFL, O_NONBLOCK) != 0 ||
+            ::setsockopt(fd, SOL_SOCKET, SO_OOBINLINE, &on, sizeof on) != 0) {
+          bad = bad + 1;
+        }
+      });
+      for (const int fd : connections) SendAll(fd, "after", 5);
+      Barrier();
+    },
+    [](int) {
+      ConnectAll();
+      for (const int fd : connections) {
+        char text[5];
+        RecvAll(fd, text, sizeof text);
+        Log("%.5s", text);
+      }
+      Barrier();
+    },
+    {.warm = false, .connect = false, .seconds = 60});
+
+Case exits(
+    "handler_exits",
+    [](int) {
+      AcceptAll();
+      ByHandler([](int fd) {
+        if (::send(fd, "last", 4, MSG_NOSIGNAL) != 4) ::_exit(9);
+        if (left == 0) ::_exit(3);
+      });
+    },
+    [](int) {
+      ConnectAll();
+      for (const int fd : connections) {
+        int error = 0;
+        Log("%zu bytes, %s", Drain(fd, &error), ErrorName(error));
       }
     },
     {.warm = false, .connect = false, .seconds = 60});

@@ -13,6 +13,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <vector>
 
@@ -1086,6 +1087,30 @@ Case waits_in_turn(
     [](int fd) {
       (void)fd;
       Barrier();
+    });
+
+// The variables of the thread that calls exit have had their end by then.
+pollfd late[2];
+Case late_poll(
+    "poll_in_atexit",
+    [](int fd) {
+      Barrier();
+      SendAll(fd, "late", 4);
+      Barrier();
+    },
+    [](int fd) {
+      // (Of two it sleeps otherwise than of one.)
+      late[0] = {fd, POLLIN, 0};
+      late[1] = {::dup(fd), POLLIN, 0};
+      Result("poll", ::poll(late, 2, kQuiet));
+      CHECK_THAT(std::atexit([] {
+                   Result("nothing", ::poll(late, 2, kQuiet));
+                   Barrier();
+                   Result("poll", ::poll(late, 2, kLong));
+                   Log("%x", static_cast<unsigned>(late[0].revents));
+                   Barrier();
+                 }) == 0);
+      ::exit(0);
     });
 
 }  // namespace
