@@ -121,7 +121,8 @@ class Lane {
   // True if anything landed since the last call: the edge of edge-triggered
   // readiness.  Costs one look at the next slot.
   virtual bool Arrived() = 0;
-  // Publishes the credit now, however little it is.
+  // Publishes the credit now, however little it is; for what is here and
+  // unread, as soon as it has been read.
   virtual void Credit() = 0;
 
   // --- Notification ----------------------------------------------------------

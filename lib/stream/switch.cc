@@ -442,10 +442,11 @@ void Stream::OnProbe() {
   // than one answer waits here.  Another would fill our memory.
   constexpr std::size_t kMostWaiting = 4096;
   if (out_.size() > kMostWaiting) return;
-  // It asks after a silence: if this process is killed now, it should know what
-  // has been read, as TCP would.
+  const std::uint64_t landed = InOff() + lane_->Readable();
+  // It asks after a silence: if this process is killed now, or later, it should
+  // know what has been read, as TCP would.
   lane_->Credit();
-  SendFrame(FrameKind::kLanded, InOff() + lane_->Readable());
+  SendFrame(FrameKind::kLanded, landed);
 }
 
 void Stream::OnLanded(std::uint64_t offset) {

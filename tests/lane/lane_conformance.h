@@ -204,6 +204,21 @@ TEST_P(LaneConformance, FullRingTakesControlAndCreditComesBack) {
   EXPECT_GE(Fill(*a_), capacity);
 }
 
+// So that a reader that is killed then does not look like one that had not
+// read.
+TEST_P(LaneConformance, CreditThatIsAskedForBeforeTheReadComesWithIt) {
+  for (int round = 1; round <= 3; ++round) {
+    PostPattern(*a_, 100);
+    PostPattern(*a_, 2000);
+    EXPECT_EQ(b_->Readable(), 2100u);
+    b_->Credit();
+    pair_->Pump();
+    EXPECT_EQ(Read(*b_, 3000).size(), 2100u);
+    pair_->Pump();
+    EXPECT_EQ(a_->Acked(), round * 2100u);
+  }
+}
+
 TEST_P(LaneConformance, ManySmallMessagesFillItTooAndItRecovers) {
   for (int lap = 0; lap < 5; ++lap) {
     std::size_t posted = 0;

@@ -380,6 +380,7 @@ class QpLane final : public RdmaLane {
   Block rx_grown_[2];
   std::uint8_t ring_seen_ = 0;
   bool grow_stopped_ = false;
+  bool credit_asked_ = false;  // for what was here and unread
   std::uint32_t longest_ = 0;  // record, since the last offer
   // How often the ring has been small since the last offer: see kGrowAfter.
   std::atomic<std::uint32_t> starves_{0};

@@ -86,8 +86,11 @@ void QpLane::Taken() {
   if (unpublished >= kCreditDue ||
       bytes > rx_ring_bytes_.load(std::memory_order_relaxed) / 2) {
     PublishCredit();
-  } else if (next == landed_.load(std::memory_order_relaxed) && Starves()) {
-    // A sender that may sleep is told of less, once there is nothing more here.
+  } else if (next == landed_.load(std::memory_order_relaxed) &&
+             (credit_asked_ || Starves())) {
+    // A sender that may sleep is told of less, once there is nothing more here;
+    // and so is one that has asked.
+    credit_asked_ = false;
     PublishCredit();
   }
   if (starves_.load(std::memory_order_relaxed) >= kGrowAfter) [[unlikely]] {
@@ -220,6 +223,8 @@ void QpLane::PublishCredit() {
 }
 
 void QpLane::Credit() {
+  credit_asked_ = consumed_.load(std::memory_order_relaxed) !=
+                  landed_.load(std::memory_order_relaxed);
   if (!closing_.load(std::memory_order_relaxed) &&
       consumed_.load(std::memory_order_relaxed) !=
           published_.load(std::memory_order_relaxed)) {
