@@ -523,6 +523,7 @@ void Stream::Settle() {
       (tx_ == Tx::kLane || tx_ == Tx::kDown)) {
     ack_sent_ = true;
     lane_->Credit();
+    AskWhatIsRead();
     SendFrame(FrameKind::kAck, pfin_);
   }
   if (!out_.empty()) FlushOut();
@@ -615,6 +616,8 @@ bool Stream::Probe() {
     probe_asked_ = false;  // its answer counts: who asks all the time hides it
   } else {
     SendProbe();
+    FlushOut();
+    Settle();
   }
   return true;
 }
@@ -623,8 +626,18 @@ void Stream::SendProbe() {
   probe_out_ = true;
   probe_at_ = tx_off();
   SendFrame(FrameKind::kProbe, tx_off());
-  FlushOut();
-  Settle();
+}
+
+// On our ACK a peer that has closed lets go of its lane, and the credit that it
+// has given before FIN may still be in its device.  So it is asked first: what
+// has landed there has been read, or is answered by a reset.
+void Stream::AskWhatIsRead() {
+  if (!pclosed_ || tx_ != Tx::kLane || !LaneUsable() || fin_sent_ ||
+      probe_out_ || AckedOff() >= tx_off()) {
+    return;
+  }
+  probe_asked_ = true;
+  SendProbe();
 }
 
 void Stream::AskLanded() {
@@ -634,6 +647,8 @@ void Stream::AskLanded() {
   }
   probe_asked_ = true;
   SendProbe();
+  FlushOut();
+  Settle();
 }
 
 bool Stream::AwaitsLanding() const {

@@ -307,6 +307,7 @@ class Stream {
   void OnFrame();
   void OnGot();
   void SendProbe();
+  void AskWhatIsRead();
   void OnProbe();
   void OnLanded(std::uint64_t offset);
   void SendLaneDown();
@@ -409,6 +410,7 @@ class Stream {
   bool fin_acked_ = false;
   bool ack_sent_ = false;
   bool pfin_known_ = false;
+  bool pclosed_ = false;      // ... and nobody reads there any more
   bool peer_resets_ = false;  // it has said RESET
   bool eof_ = false;          // TCP has ended
   bool tx_broken_ = false;    // nothing that is written can arrive

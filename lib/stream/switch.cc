@@ -390,6 +390,7 @@ void Stream::OnFrame() {
         return Fail(base::Reason::kProtocol);
       }
       pfin_known_ = true;
+      pclosed_ = (frame.flags & kFrameClosed) != 0;
       pfin_ = frame.offset;
       Emit(kRxReady);
       return;
@@ -454,7 +455,10 @@ void Stream::OnLanded(std::uint64_t offset) {
   if (!probe_out_ || offset > tx_off()) return Fail(base::Reason::kProtocol);
   probe_out_ = false;
   const bool asked = std::exchange(probe_asked_, false);
-  if (tx_ != Tx::kLane || !LaneUsable()) return;
+  if (tx_ != Tx::kLane || !LaneUsable()) {
+    probe_landed_ = offset;
+    return;
+  }
   if (offset >= probe_at_) {
     probed_ = probe_at_;
     probe_stalled_ = 0;
@@ -701,8 +705,11 @@ void Stream::PeerDied(int error) {
   const bool tcp_reset = error != 0;
   const bool by_reset = error == 0 || error == ECONNRESET || error == EPIPE;
   if (!raw_tx && lane_ != nullptr) {
-    // (Its ACK says so too: the last credit may have died with its device.)
-    const std::uint64_t acked = fin_acked_ ? tx_off() : AckedOff();
+    // (Its ACK says so too, and what it says has landed after it has closed:
+    // the last credit may have died with its device.)
+    const std::uint64_t acked = fin_acked_ ? tx_off()
+                                : pclosed_ ? std::max(AckedOff(), probe_landed_)
+                                           : AckedOff();
     if (acked < tx_off()) {
       error = ECONNRESET;
     } else if (by_reset && !peer_resets_ &&

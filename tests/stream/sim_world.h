@@ -202,6 +202,8 @@ struct StreamTestAccess {
     u8(s.pfin_known_ | s.eof_ << 1 | s.tx_broken_ << 2 | s.failed_ << 3 |
        (s.so_error_ != 0 ? 16 : 0) | s.peer_resets_ << 5);
     u64(s.pfin_);
+    u8(s.pclosed_ | s.probe_out_ << 1);
+    if (s.pclosed_) u64(s.probe_landed_);
     u8(s.hs_have_ | s.last_write_ << 6 | (s.send_error_ != 0 ? 128 : 0));
     to->append(reinterpret_cast<const char*>(s.hs_), s.hs_have_);
     queue(s.out_);

@@ -486,6 +486,32 @@ TEST_F(PairTest, WhatHasBeenAcknowledgedIsReadWhereItsCreditIsLost) {
   EXPECT_EQ(S(0).TakeError(), 0);
 }
 
+// It has read all and closes; the ACK ends it before its device has sent the
+// last credit.
+TEST_F(PairTest, WhatAClosedPeerSaysHasLandedIsReadWhereItsCreditIsLost) {
+  Promote();
+  world_.link.auto_credit = false;
+  EXPECT_EQ(Put(0, "request"), 7);
+  EXPECT_EQ(Get(1), "request");
+  const std::uint64_t credited = world_.lane[0].Acked();
+  S(1).Close(false);
+  // (FIN is here first.)
+  world_.link.ring[0].acked = credited;
+  S(0).Progress();
+  S(1).Progress();
+  const std::uint32_t changes = S(1).TakeChanges();
+  EXPECT_TRUE(changes & kFinished);
+  EXPECT_FALSE(changes & kMustReset);
+  world_.link.ring[0].acked = credited;
+  world_.tcp.dead[1] = true;
+  Go();
+  EXPECT_EQ(S(0).Readiness() & (POLLIN | POLLRDHUP | POLLHUP | POLLERR),
+            static_cast<unsigned>(POLLIN | POLLRDHUP));
+  EXPECT_EQ(Put(0, "x"), 1);
+  EXPECT_EQ(Put(0, "x"), -EPIPE);
+  EXPECT_EQ(Get(0), "");
+}
+
 TEST_F(PairTest, DataForAClosedStreamIsAnsweredByReset) {
   Promote();
   S(1).Close(false);
