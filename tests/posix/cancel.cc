@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <thread>
 #include <vector>
 
 #include "tests/posix/pair.h"
@@ -473,6 +474,42 @@ Case lone(
       }
       Ask(fd);
       ::close(fd);
+    });
+
+// A child of vfork leaves its parent's thread as it was.
+Case vfork_type(
+    "vfork_keeps_the_cancel_type", [](int) {},
+    [](int) {
+      std::thread([] {
+        int before;
+        ::pthread_setcanceltype(PTHREAD_CANCEL_ASYNCHRONOUS, &before);
+        const auto look = [](const char* what) {
+          int type;
+          ::pthread_setcanceltype(PTHREAD_CANCEL_ASYNCHRONOUS, &type);
+          Log("%s: %s", what,
+              type == PTHREAD_CANCEL_ASYNCHRONOUS ? "anywhere" : "deferred");
+        };
+        pid_t child = ::vfork();
+        if (child == 0) ::_exit(0);
+        CHECK_THAT(::waitpid(child, nullptr, 0) == child);
+        look("after _exit");
+        child = ::vfork();
+        if (child == 0) {
+          ::execl("/bin/true", "true", static_cast<char*>(nullptr));
+          ::_exit(1);
+        }
+        CHECK_THAT(::waitpid(child, nullptr, 0) == child);
+        look("after execl");
+        child = ::vfork();
+        if (child == 0) {
+          static char name[] = "true";
+          static char* const words[] = {name, nullptr};
+          ::execv("/bin/true", words);
+          ::_exit(1);
+        }
+        CHECK_THAT(::waitpid(child, nullptr, 0) == child);
+        look("after execv");
+      }).join();
     });
 
 }  // namespace

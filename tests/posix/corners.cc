@@ -1494,4 +1494,28 @@ Case unknown_listener(
     },
     {.warm = false, .connect = false});
 
+// (By Linux 6.9 and later.  0 is on, -1 off.)
+Case peek_off(
+    "peek_offset",
+    [](int fd) {
+      SendAll(fd, "abcdef", 6);
+      Barrier();
+      Echo(fd, 10);
+    },
+    [](int fd) {
+      int offset = 0;
+      Result("SO_PEEK_OFF",
+             ::setsockopt(fd, SOL_SOCKET, SO_PEEK_OFF, &offset, sizeof offset));
+      AwaitBytes(fd, 6);
+      char text[6];
+      for (int i = 0; i < 3; ++i) {
+        const ssize_t n = ::recv(fd, text, 2, MSG_PEEK | MSG_DONTWAIT);
+        Log("peek: %.*s", static_cast<int>(n), text);
+      }
+      RecvAll(fd, text, 6);
+      Log("%.6s", text);
+      Barrier();
+      Call(fd, 10);
+    });
+
 }  // namespace

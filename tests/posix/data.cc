@@ -125,6 +125,41 @@ Case waitall(
       Result("at the end", ::recv(fd, text.data(), 1000, MSG_WAITALL));
     });
 
+// The word of the end may be here before the bytes that it ends (over RDMA).
+Case peek_to_end(
+    "peek_waitall_to_the_end",
+    [](int) {
+      int port = 0;
+      const int listener = Listen(&port);
+      Tell(port);
+      std::vector<char> text(60'000);
+      Pattern(6, 0, text.data(), text.size());
+      for (int i = 0; i < 20; ++i) {
+        const int fd = ::accept(listener, nullptr, nullptr);
+        CHECK_THAT(fd >= 0);
+        Warm(fd);
+        SendAll(fd, text.data(), text.size());
+        CHECK_THAT(::shutdown(fd, SHUT_WR) == 0);
+        char byte;
+        Result("end", ::recv(fd, &byte, 1, 0));
+        ::close(fd);
+      }
+    },
+    [](int) {
+      const int port = static_cast<int>(Hear());
+      for (int i = 0; i < 20; ++i) {
+        const int fd = Connect(port);
+        Warm(fd);
+        std::vector<char> text(60'001);
+        Result("peek",
+               ::recv(fd, text.data(), text.size(), MSG_PEEK | MSG_WAITALL));
+        RecvAll(fd, text.data(), 60'000);
+        CHECK_THAT(IsPattern(6, 0, text.data(), 60'000));
+        ::close(fd);
+      }
+    },
+    {.warm = false, .connect = false, .seconds = 60});
+
 Case dontwait(
     "dontwait",
     [](int fd) {

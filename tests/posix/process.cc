@@ -3,19 +3,24 @@
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <linux/close_range.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
 #include <poll.h>
 #include <sched.h>
 #include <signal.h>
 #include <spawn.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <sys/timerfd.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
+#include <cstddef>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -857,6 +862,52 @@ Case close_stream_range(
       Log("done");
     });
 
+// What the kernel refuses has closed nothing.
+Case refused_range(
+    "close_range_refused",
+    [](int fd) {
+      Echo(fd, 200);
+      LogDrain(fd);
+    },
+    [](int fd) {
+      Call(fd, 100);
+      const auto number = static_cast<unsigned>(fd);
+      constexpr int kNoSuchFlag = 0x40;
+      Result("close_range", ::close_range(number, number, kNoSuchFlag));
+      Result("close_range", ::close_range(number, number - 1, 0));
+      Call(fd, 100);
+      ::close(fd);
+    });
+
+// closefrom, also where a filter says that the kernel has no close_range.
+Case from(
+    "closefrom",
+    [](int fd) {
+      Echo(fd, 200);
+      LogDrain(fd);
+    },
+    [](int fd) {
+      Call(fd, 100);
+      const int high = ::fcntl(fd, F_DUPFD, 50);
+      const int other = ::fcntl(0, F_DUPFD, 60);
+      CHECK_THAT(high >= 50 && other >= 60);
+      ::closefrom(50);
+      Result("fcntl", ::fcntl(high, F_GETFD));
+      Result("fcntl", ::fcntl(other, F_GETFD));
+      Call(fd, 100);
+      sock_filter code[] = {
+          BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
+          BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_close_range, 0, 1),
+          BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | ENOSYS),
+          BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)};
+      sock_fprog filter{sizeof code / sizeof code[0], code};
+      CHECK_THAT(::prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0);
+      CHECK_THAT(::prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter, 0, 0) ==
+                 0);
+      ::closefrom(fd);
+      Result("fcntl", ::fcntl(fd, F_GETFD));
+    });
+
 Case cloexec_range(
     "close_range_cloexec",
     [](int fd) {
@@ -1094,6 +1145,33 @@ Case parted_beside(
       }
       done = true;
       beside.join();
+      Result("shutdown", ::shutdown(fd, SHUT_WR));
+      int error;
+      Result("rest", static_cast<long>(Drain(fd, &error)));
+    });
+
+// A thread parts and closes all that it has then: the others keep theirs.
+Case parted_closes(
+    "close_range_parts_beside",
+    [](int fd) {
+      char text[4];
+      while (::recv(fd, text, 4, MSG_WAITALL) == 4) SendAll(fd, text, 4);
+    },
+    [](int fd) {
+      for (const bool named : {false, true}) {
+        long result = -1;
+        std::thread([&] {
+          result =
+              named ? ::close_range(3, ~0u, CLOSE_RANGE_UNSHARE)
+                    : ::syscall(SYS_close_range, 3, ~0u, CLOSE_RANGE_UNSHARE);
+        }).join();
+        Result("close_range", result);
+        char text[4];
+        for (int i = 0; i < 50; ++i) {
+          SendAll(fd, "ping", 4);
+          RecvAll(fd, text, 4);
+        }
+      }
       Result("shutdown", ::shutdown(fd, SHUT_WR));
       int error;
       Result("rest", static_cast<long>(Drain(fd, &error)));
