@@ -37,6 +37,7 @@
 #include "lib/ring/imm.h"
 #include "lib/stream/frames.h"
 #include "lib/stream/stream.h"
+#include "tests/posix/lane_peer.h"
 #include "tests/posix/under.h"
 
 namespace {
@@ -44,6 +45,8 @@ namespace {
 using namespace rcsock;  // NOLINT: a test of all rooms
 using under::Fail;
 using under::Random;
+using under::Seeking;
+using under::SocketAnchor;
 
 constexpr int kHonestTrips = 20;
 
@@ -193,80 +196,6 @@ int Honest(int port, int orders, int report) {
 }
 
 // --- The attacker ------------------------------------------------------------
-
-class SocketAnchor : public stream::Anchor {
- public:
-  explicit SocketAnchor(int fd) : fd_(fd) {}
-  ssize_t Send(const iovec* iov, int count) override {
-    msghdr message{};
-    message.msg_iov = const_cast<iovec*>(iov);
-    message.msg_iovlen = static_cast<std::size_t>(count);
-    const ssize_t n = ::sendmsg(fd_, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
-    return n < 0 ? -errno : n;
-  }
-  ssize_t Recv(void* to, std::size_t length) override {
-    const ssize_t n = ::recv(fd_, to, length, MSG_DONTWAIT);
-    return n < 0 ? -errno : n;
-  }
-  ssize_t RecvV(const iovec* iov, int count, bool peek) override {
-    msghdr message{};
-    message.msg_iov = const_cast<iovec*>(iov);
-    message.msg_iovlen = static_cast<std::size_t>(count);
-    const ssize_t n =
-        ::recvmsg(fd_, &message, MSG_DONTWAIT | (peek ? MSG_PEEK : 0));
-    return n < 0 ? -errno : n;
-  }
-  int ShutdownWrite() override {
-    return ::shutdown(fd_, SHUT_WR) == 0 ? 0 : -errno;
-  }
-
- private:
-  const int fd_;
-};
-
-class Seeking : public rendezvous::Seeker {
- public:
-  Seeking(int fd, stream::Role role) : fd_(fd), role_(role) {}
-  stream::Role role() const override { return role_; }
-  bool Names(sockaddr_storage* local, sockaddr_storage* peer) override {
-    socklen_t length = sizeof *local;
-    if (::getsockname(fd_, reinterpret_cast<sockaddr*>(local), &length) != 0) {
-      return false;
-    }
-    length = sizeof *peer;
-    return ::getpeername(fd_, reinterpret_cast<sockaddr*>(peer), &length) == 0;
-  }
-  void Adopt() override { rendezvous::Conductor::IfRunning()->Adopted(this); }
-  void OnLink(std::shared_ptr<lane::shm::Link> its_link,
-              int its_index) override {
-    link = std::move(its_link);
-    index = its_index;
-  }
-  void LaneOpen(std::unique_ptr<lane::Lane> opened, std::uint32_t its_epoch,
-                const stream::Nonce& my_nonce, const stream::Nonce& peers_nonce,
-                bool /*authenticated*/) override {
-    lane = std::move(opened);
-    epoch = its_epoch;
-    mine = my_nonce;
-    peers = peers_nonce;
-    answer.store(1, std::memory_order_release);
-  }
-  void SeekFailed(base::Reason, bool) override {
-    answer.store(2, std::memory_order_release);
-  }
-
-  std::atomic<int> answer{0};
-  std::shared_ptr<lane::shm::Link> link;
-  int index = -1;
-  std::unique_ptr<lane::Lane> lane;
-  std::uint32_t epoch = 0;
-  stream::Nonce mine{};
-  stream::Nonce peers{};
-
- private:
-  const int fd_;
-  const stream::Role role_;
-};
 
 class Attacker {
  public:
