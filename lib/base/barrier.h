@@ -53,6 +53,8 @@ inline void ForgetBarriers() {
 // it finds when it ends by itself.  Later than the next tick of a busy
 // processor: a timer that is due first costs another interrupt.
 constexpr std::int64_t kNapNs = 5'000'000;
+// So many looks before it take longer than a message is in a store buffer.
+constexpr int kNapLooks = 10;
 
 inline void FullFence() { std::atomic_thread_fence(std::memory_order_seq_cst); }
 

@@ -281,6 +281,7 @@ class EpollSet final : public File {
   }
   [[gnu::noinline]] bool LeavesSome();
   bool NothingBehind();
+  bool LookBeforeSleep(bool nap);
   int KernelWait(epoll_event* out, int capacity, std::int64_t timeout_ns,
                  const sigset_t* mask, bool* bell = nullptr);
 

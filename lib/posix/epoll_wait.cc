@@ -10,7 +10,9 @@
 #include <ctime>
 #include <optional>
 
+#include "lib/base/barrier.h"
 #include "lib/base/clock.h"
+#include "lib/base/latch.h"
 #include "lib/base/real.h"
 #include "lib/base/sleep.h"
 #include "lib/posix/epoll.h"
@@ -88,16 +90,33 @@ void RecountWait(const CountedWait& wait) {
 
 // A thread on its way into the kernel, and there: counted, and all is armed.
 // By cancellation too.
+//
+// Its first part is a nap of kNapNs at most, as ShmLane::SleepRx has it: armed
+// without the heavy fence, so a sender whose message was still in its store
+// buffer when it looked at the armed word kicks nobody; the nap ends by itself,
+// and the look behind its end finds the message.  (All other news is told by
+// who has fenced in full: Mark, PublishCredit, the board, KickSleepers.)
+//
+// Who naps may be missed, and nobody by him: to the others he makes a new
+// generation, and that only kicks more.  But who has an edge that nobody has
+// looked behind, while others sleep, must make sure of them: what he does not
+// see a sender may believe he has kicked for, in their generation, and a nap
+// may end in the kernel's news, on which the thread leaves without another
+// look.  So he naps only if nobody else sleeps here; who comes later arms, and
+// looks, for himself.
 class EpollSet::Sleep {
  public:
   // Arm() is a full fence, and so is the sender's side between its post and its
   // look at the armed word; sleepers_ does the same for what this process's own
-  // threads put on the ready list.
-  explicit Sleep(EpollSet* set) : set_(set) {
+  // threads put on the ready list.  `unlooked`: see Leave.
+  Sleep(EpollSet* set, bool unlooked) : set_(set) {
     Critical critical;
-    set_->sleepers_.fetch_add(1, std::memory_order_seq_cst);
+    const int others = set_->sleepers_.fetch_add(1, std::memory_order_seq_cst);
     tls_signals.wait.sleeper = true;
-    if (set_->poller_) set_->poller_->Arm();
+    if (set_->poller_) {
+      naps_ = set_->poller_->Fences() && (others == 0 || !unlooked);
+      naps_ ? set_->poller_->ArmForNap() : set_->poller_->Arm();
+    }
     count_ = set_->source_count_.load(std::memory_order_seq_cst);
     for (int i = 0; i < count_; ++i) (sources_[i] = set_->source(i))->Arm();
   }
@@ -116,10 +135,20 @@ class EpollSet::Sleep {
   Sleep(const Sleep&) = delete;
   Sleep& operator=(const Sleep&) = delete;
 
+  bool naps() const { return naps_; }
+  // The nap is over, and has found nothing: armed for good, with a new
+  // generation.  Then the caller looks.
+  void Deepen() {
+    Critical critical;
+    naps_ = false;
+    if (set_->poller_) set_->poller_->Renew();
+  }
+
   bool rang = false;
 
  private:
   EpollSet* const set_;
+  bool naps_ = false;
   int count_ = 0;
   lane::Source* sources_[kMostSources];
 };
@@ -146,6 +175,20 @@ bool EpollSet::NothingBehind() {
   const bool nothing = !SomethingReady();
   wait_latch_.unlock();
   return nothing;
+}
+
+// The last look of a thread that has armed.
+bool EpollSet::LookBeforeSleep(bool nap) {
+  Critical critical;
+  wait_latch_.lock();
+  Rebuild();
+  bool ready = HasUser() && SomethingReady();
+  for (int i = 0; nap && !ready && i < base::kNapLooks; ++i) {
+    base::CpuRelax();
+    ready = AnyDirect();
+  }
+  wait_latch_.unlock();
+  return ready;
 }
 
 int EpollSet::Wait(Leave* leave, epoll_event* out, int capacity,
@@ -284,39 +327,46 @@ int EpollSet::Wait(Leave* leave, epoll_event* out, int capacity,
       break;
     }
     if (!over) continue;
-    // Arm, look, sleep.
+    // Arm, look, sleep; a nap first.
     leave->Owe();
-    std::optional<Sleep> sleep(std::in_place, this);
-    bool ready = false;
-    {
-      Critical critical;
-      wait_latch_.lock();
-      Rebuild();
-      ready = HasUser() && SomethingReady();
-      wait_latch_.unlock();
-    }
-    // (Armed anew before.)
-    leave->Looked();
-    // A stream that has gone to the kernel since leaves that list, and maybe
-    // bytes that the kernel does not know of.
-    if (!ready && AnyUnread()) {
-      result = EpollFindsUnread(this, out, capacity);
-    }
+    std::optional<Sleep> sleep(std::in_place, this, leave->unlooked);
+    std::uint64_t start = 0;
     int n = kOnlyBell;
-    if (result > 0) break;
-    if (!ready) {
-      const std::uint64_t start = base::Ticks();
+    for (;;) {
+      const bool ready = LookBeforeSleep(sleep->naps());
+      // (Armed anew before.)
+      leave->Looked();
+      // A stream that has gone to the kernel since leaves that list, and maybe
+      // bytes that the kernel does not know of.
+      if (!ready && AnyUnread()) {
+        result = EpollFindsUnread(this, out, capacity);
+      }
+      if (ready || result > 0) break;
+      if (start == 0) start = base::Ticks();
       if (tls_signals.any != signals) {
         n = -1;
         errno = EINTR;
-      } else {
-        n = KernelWait(out, capacity, left(), mask, &leave->unlooked);
+        break;
       }
-      error = errno;
-      Spinner::Slept(start);
+      const std::int64_t rest = left();
+      const bool brief = rest >= 0 && rest <= base::kNapNs;
+      n = KernelWait(out, capacity,
+                     sleep->naps() && !brief ? base::kNapNs : rest, mask,
+                     &leave->unlooked);
+      if (n != 0 || !sleep->naps()) break;
+      if (brief) {
+        // The time is over, and only the look is left.
+        timeout_ns = 0;
+        n = kOnlyBell;
+        break;
+      }
+      sleep->Deepen();
     }
+    error = errno;
+    if (start != 0) Spinner::Slept(start);
     sleep->rang = leave->unlooked;
     sleep.reset();
+    if (result > 0) break;
     if (n != kOnlyBell && (n != 0 || left() == 0)) {
       result = n;
       break;

@@ -402,8 +402,10 @@ class Polling {
     std::atomic_thread_fence(std::memory_order_seq_cst);
     // The first part of a sleep is a nap, as ShmLane::SleepRx has it: without
     // the heavy fence, and with an end that makes up for a kick that is missed.
+    // (One that ends soon anyway is nothing else.)
     const std::int64_t left = Left();
-    const bool nap = !napped_ && (left < 0 || left > base::kNapNs);
+    const bool brief = left >= 0 && left <= base::kNapNs;
+    const bool nap = brief || !napped_;
     napped_ = nap;
     for (int k = 0; k < lane::shm::kBells; ++k) {
       if (wanted & 1u << k) conductor->bells()->Arm(k, nap);
@@ -428,8 +430,8 @@ class Polling {
         errno = EINTR;
         result = -1;
       } else {
-        const int n =
-            LookKernel(nap ? base::kNapNs : Left(), true, mask_.get());
+        const int n = LookKernel(nap && !brief ? base::kNapNs : Left(), true,
+                                 mask_.get());
         // Woken before its end: the next one may be a nap again.
         if (rang_) napped_ = false;
         // SIGCONT ends the wait of an epoll set, but not poll().

@@ -901,12 +901,23 @@ TEST(LeaderModel, ArmsAgainWhatWakeLocalHasDisarmed) {
 // LinkState::Ring.  The kernel gives an edge of the bell to one of those who
 // sleep in the set, whichever it likes; a sender kicks once a generation.  Who
 // takes a message is busy for ever, so each must find another thread.
+//
+// With naps a message may stay in its sender's store buffer until the sender
+// enters the kernel, or a heavy fence empties it, which who arms for a nap does
+// not make; and all have streams in user space from the beginning.
 struct Hands {
   bool no_renewal = false;      // NothingBehind: their generation
   bool no_look_behind = false;  // NothingBehind, after that
   bool no_hand_on = false;      // Wait: on leaving
   bool counted_late = false;    // Stranger: counted, then HasUser
   bool look_before_arm = false;
+  bool no_heavy_fence = false;     // Arm, Renew
+  bool nap_without_end = false;    // Wait: KernelWait's time
+  bool naps_with_an_edge = false;  // Sleep: nobody has looked behind it
+  bool no_new_generation = false;  // Deepen: ... and its fence
+  // Situations.
+  bool naps = false;
+  bool leaves = false;  // thread 0 may, with something of the kernel's
 
   static constexpr int kThreads = 3;
   enum {
@@ -942,12 +953,23 @@ struct Hands {
     kOld,    // the one that the sender has seen is over
     kEdge,
     kPosted,
+    kLanded,  // of these, what others see
     kTaken,
-    kSize,
+    kNaps,
+    kGoes = kNaps + kThreads,
+    kSize = kGoes + kThreads,
   };
   using State = std::array<std::uint8_t, kSize>;
 
-  State First() const { return {}; }
+  State First() const {
+    State s{};
+    if (naps) {
+      s[kUsers] = 1;
+      s[kMover] = kOver;
+      for (int i = 0; i < kThreads; ++i) s[kAt + i] = kLook;
+    }
+    return s;
+  }
   bool Done(const State& s) const {
     for (int i = 0; i < kThreads; ++i) {
       if (s[kAt + i] != kEnd) return false;
@@ -956,11 +978,14 @@ struct Hands {
   }
 
   static void Renew(State* s) { (*s)[kFresh] = (*s)[kOld] = 1; }
+  void Fence(State* s) const {
+    if (!no_heavy_fence) (*s)[kLanded] = (*s)[kPosted];
+  }
 
   void Step(int i, State s, std::vector<State>* to) const {
     const State from = s;
     std::uint8_t& at = s[kAt + i];
-    const bool more = s[kTaken] < s[kPosted];
+    const bool more = s[kTaken] < s[kLanded];
     switch (at) {
       case kCount:
         if (counted_late && s[kUsers] != 0) {
@@ -994,13 +1019,16 @@ struct Hands {
         }
         break;
       case kSleeper:
+        s[kNaps + i] = naps && (s[kUnlooked + i] == 0 || s[kSleepers] == 0 ||
+                                naps_with_an_edge);
         ++s[kSleepers];
-        s[kOwes + i] = 1;
+        s[kOwes + i] = !naps;  // (to strangers, of whom there are none then)
         at = look_before_arm ? kLookAgain : kArm;
         break;
       case kArm:
         ++s[kArmed];
         Renew(&s);
+        if (s[kNaps + i] == 0) Fence(&s);
         at = look_before_arm ? kAsleep : kLookAgain;
         break;
       case kLookAgain:
@@ -1022,7 +1050,9 @@ struct Hands {
       case kNoSleeper:
         --s[kSleepers];
         s[kUnlooked + i] = s[kRang + i];
-        at = kLook;
+        at = s[kGoes + i] == 0       ? kLook
+             : s[kUnlooked + i] != 0 ? kBehind
+                                     : kLeave;
         break;
       case kLeavesWork:  // each message is another stream's
         if (more && s[kSleepers] != 0) {
@@ -1032,7 +1062,10 @@ struct Hands {
         at = s[kUnlooked + i] != 0 ? kBehind : kLeave;
         break;
       case kBehind:
-        if (s[kSleepers] != 0 && !no_renewal) Renew(&s);
+        if (s[kSleepers] != 0 && !no_renewal) {
+          Renew(&s);
+          Fence(&s);
+        }
         s[kUnlooked + i] = s[kSleepers] != 0;
         at = s[kSleepers] != 0 ? kLookBehind : kLeave;
         break;
@@ -1057,7 +1090,34 @@ struct Hands {
 
   void Steps(const State& from, std::vector<State>* to) const {
     for (int i = 0; i < kThreads; ++i) Step(i, from, to);
+    for (int i = 0; i < kThreads; ++i) {
+      if (from[kAt + i] != kAsleep) continue;
+      State s = from;
+      if (s[kNaps + i] != 0 && !nap_without_end) {  // Deepen
+        s[kNaps + i] = 0;
+        if (!no_new_generation) {
+          Renew(&s);
+          Fence(&s);
+        }
+        s[kAt + i] = kLookAgain;
+        to->push_back(s);
+      }
+      s = from;
+      if (leaves && i == 0) {
+        s[kGoes + i] = 1;
+        s[kAt + i] = kDisarm;
+        to->push_back(s);
+        s[kRang + i] = s[kEdge];
+        s[kEdge] = 0;
+        to->push_back(s);
+      }
+    }
     State s = from;
+    if (s[kLanded] != s[kPosted]) {
+      ++s[kLanded];
+      to->push_back(s);
+      s = from;
+    }
     switch (s[kMover]) {
       case kUser:
         s[kUsers] = 1;
@@ -1076,6 +1136,7 @@ struct Hands {
       case kPost:
         if (s[kUsers] == 0 || s[kPosted] == kThreads) break;
         ++s[kPosted];
+        if (!naps) ++s[kLanded];
         s[kSender] = kAsk;
         break;
       case kAsk:
@@ -1083,6 +1144,7 @@ struct Hands {
         s[kSender] = s[kArmed] == 0 || s[kFresh] == 0 ? kPost : kKick;
         break;
       case kKick:
+        s[kLanded] = s[kPosted];
         s[kEdge] = 1;
         if (s[kOld] == 0) s[kFresh] = 0;
         s[kSender] = kPost;
@@ -1095,7 +1157,22 @@ struct Hands {
 };
 
 // tests/posix/threads, epoll_threads_of_one_set.
-TEST(HandsModel, NobodyWaitsForEver) { EXPECT_FALSE(Hangs(Hands{})); }
+TEST(HandsModel, NobodyWaitsForEver) {
+  EXPECT_FALSE(Hangs(Hands{}));
+  EXPECT_FALSE(Hangs(Hands{.naps = true}));
+  EXPECT_FALSE(Hangs(Hands{.naps = true, .leaves = true}));
+}
+TEST(HandsModel, WhoSleepsForGoodHasFenced) {
+  EXPECT_TRUE(Hangs(Hands{.no_heavy_fence = true, .naps = true}));
+  EXPECT_TRUE(Hangs(Hands{.no_new_generation = true, .naps = true}));
+}
+TEST(HandsModel, ANapEnds) {
+  EXPECT_TRUE(Hangs(Hands{.nap_without_end = true, .naps = true}));
+}
+TEST(HandsModel, WhoHasAnEdgeDoesNotNapBesideSleepers) {
+  EXPECT_TRUE(
+      Hangs(Hands{.naps_with_an_edge = true, .naps = true, .leaves = true}));
+}
 TEST(HandsModel, WhoTakesAnEdgeRenewsForThoseWhoSleep) {
   EXPECT_TRUE(Hangs(Hands{.no_renewal = true}));
 }

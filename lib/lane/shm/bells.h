@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 
+#include "lib/base/barrier.h"
 #include "lib/base/latch.h"
 #include "lib/base/unique_fd.h"
 #include "lib/lane/poller.h"
@@ -41,6 +42,11 @@ class Bells final : public Ringer {
   // kicked for an older one kick again; full fence.  `nap`: only here, for a
   // sleep that ends by itself soon, and a look that needs no kick.
   void Arm(int k, bool nap = false);
+  // Whether Arm and Renew make the heavy fence.
+  bool Fences() const {
+    return shared_.load(std::memory_order_relaxed) &&
+           base::barriers.processes.load(std::memory_order_relaxed);
+  }
   // Even again when the last sleeper has gone.
   void Disarm(int k);
   // A kick has reached somebody else than its sleepers, who will get none for

@@ -482,13 +482,12 @@ std::uint32_t ShmLane::SleepToken(bool tx) const {
 // before the nap take longer than such a store does, and if one takes longer
 // still the nap ends by itself.
 int ShmLane::SleepRx(std::uint32_t token, const timespec* timeout) {
-  constexpr int kLooks = 10;
   own().sleepers.fetch_or(kRxSleeper, std::memory_order_seq_cst);
   timespec rest{};
   if (base::barriers.processes.load(std::memory_order_relaxed) &&
       (timeout == nullptr || timeout->tv_sec > 0 ||
        timeout->tv_nsec > base::kNapNs)) {
-    for (int i = 0; i < kLooks; ++i) {
+    for (int i = 0; i < base::kNapLooks; ++i) {
       if (RxPending()) return -EAGAIN;
       base::CpuRelax();
     }
