@@ -189,6 +189,13 @@ std::uint32_t EpollSet::Tells(const Direct& direct) {
     return 0;
   }
   Sock* const sock = direct.sock;
+  // (What comes with the peer's end is the list's to tell.)
+  bool by_list = false;
+  if (events & EPOLLRDHUP) {
+    sock->rx_latch.lock();
+    by_list = sock->EndNext();
+    sock->rx_latch.unlock();
+  }
   if (events & EPOLLET) {
     sock->rx_latch.lock();
     const bool edge = sock->lane() == direct.lane && direct.lane->Arrived();
@@ -198,7 +205,8 @@ std::uint32_t EpollSet::Tells(const Direct& direct) {
   // (A lane that says it has something may only be dead, if it is not in
   // memory.  One that is put on the list just now is told of here: `told`
   // keeps the list from telling it again.)
-  if ((events & (EPOLLOUT | EPOLLWRNORM | EPOLLONESHOT)) == 0 &&
+  if (!by_list &&
+      (events & (EPOLLOUT | EPOLLWRNORM | EPOLLONESHOT)) == 0 &&
       !interest->ready.load(std::memory_order_relaxed) && sock->OnLane() &&
       (sock->source() == nullptr ||
        direct.lane->State() == base::Reason::kNone)) {
@@ -243,7 +251,7 @@ int EpollSet::TellDirect(epoll_event* out, int capacity) {
   if (direct_next_ != 0) [[unlikely]]
     return TellDirect(out, capacity);
   constexpr std::uint32_t kAsked = EPOLLIN | EPOLLRDNORM | EPOLLOUT |
-                                   EPOLLWRNORM | EPOLLONESHOT |
+                                   EPOLLWRNORM | EPOLLONESHOT | EPOLLRDHUP |
                                    static_cast<std::uint32_t>(EPOLLET);
   epoll_event* at = out;
   const Direct* const end = direct_ + direct_count_;

@@ -218,6 +218,9 @@ class alignas(64) Sock final : public File,
   // that a look at it alone finds it (and nothing comes before it in the
   // stash).
   static constexpr std::uint32_t kInRing = 1u << 16;
+  // What comes next from its lane is no data: the peer's end.  With the rx
+  // latch.
+  bool EndNext();
   std::uint32_t Readiness(std::uint32_t events, bool* plain,
                           bool drained = false) {
     const std::uint32_t ready = EngineReadiness(events, plain, drained);

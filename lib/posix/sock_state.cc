@@ -14,6 +14,7 @@
 #include <ctime>
 
 #include "lib/base/real.h"
+#include "lib/lane/shm/shm_lane.h"
 #include "lib/posix/signals.h"
 #include "lib/posix/sock.h"
 
@@ -85,6 +86,11 @@ std::uint32_t KernelInput(int fd) {
 
 }  // namespace
 
+bool Sock::EndNext() {
+  return lane_is_shm_ && lane_ != nullptr &&
+         static_cast<lane::shm::ShmLane*>(lane_.get())->CtlNext();
+}
+
 std::uint32_t Sock::EngineReadiness(std::uint32_t events, bool* plain,
                                     bool drained) {
   Critical critical;
@@ -102,6 +108,14 @@ std::uint32_t Sock::EngineReadiness(std::uint32_t events, bool* plain,
   bool pending = rx_fast && (drained ? lane_->RxLanded() : lane_->RxPending());
   if (pending && lane_->State() != base::Reason::kNone) [[unlikely]] {
     // A dead lane is "pending" whether or not there is anything to read.
+    rx_fast = pending = false;
+  }
+  // The peer's end, perhaps, of which more is to be told than input.  (Who has
+  // not shut down and does not ask for RDHUP reads the end, and so learns of
+  // it.)
+  bool end = false;
+  if (pending && ((events & POLLRDHUP) != 0 || !quick_.may_send) && EndNext()) {
+    end = true;
     rx_fast = pending = false;
   }
   if (pending) ready |= kInRing;
@@ -132,6 +146,10 @@ std::uint32_t Sock::EngineReadiness(std::uint32_t events, bool* plain,
     *plain = true;
     ready = 0;
   } else {
+    if (end) {
+      stream_->Progress();
+      HandleChanges();
+    }
     ready = stream_->Readiness();
     // (As above: a receiver that has stopped reading is not to hold it.)
     if (stream_->FastTx() && (ready & POLLOUT) == 0 &&

@@ -72,7 +72,7 @@ bool Decode(const std::uint8_t* bytes, std::size_t length, Ctl* ctl) {
   if (length != kCtlSize) return false;
   if (Get<std::uint16_t>(bytes + 2) != kCtlMagic) return false;
   if (bytes[0] < static_cast<std::uint8_t>(CtlKind::kPropose) ||
-      bytes[0] > static_cast<std::uint8_t>(CtlKind::kSwitch)) {
+      bytes[0] > static_cast<std::uint8_t>(CtlKind::kEnd)) {
     return false;
   }
   ctl->kind = static_cast<CtlKind>(bytes[0]);

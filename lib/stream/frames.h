@@ -52,6 +52,7 @@ enum class CtlKind : std::uint8_t {
   kAccept = 2,   // tail: raw bytes in the MAC; mac
   kRefuse = 3,
   kSwitch = 4,  // offset: X_r
+  kEnd = 5,     // offset: that of the FIN that comes by the anchor
 };
 
 enum : std::uint8_t { kCtlFlip = 1 };

@@ -300,6 +300,7 @@ class Stream {
   void OnPropose(const Ctl& ctl);
   void OnAccept(const Ctl& ctl);
   void OnSwitch(const Ctl& ctl);
+  void OnEnd(const Ctl& ctl);
   void CheckPending();
   void Withdraw();
   void OnArmBytes();
@@ -411,6 +412,8 @@ class Stream {
   bool ack_sent_ = false;
   bool pfin_known_ = false;
   bool pclosed_ = false;      // ... and nobody reads there any more
+  bool end_seen_ = false;     // ... by the lane's END
+  bool fin_seen_ = false;     // ... or by FIN itself
   bool peer_resets_ = false;  // it has said RESET
   bool eof_ = false;          // TCP has ended
   bool tx_broken_ = false;    // nothing that is written can arrive

@@ -63,6 +63,17 @@ void Stream::HandBack() {
 void Stream::SendFin() {
   if (fin_sent_) return;
   fin_sent_ = true;
+  // Whoever has closed may connect again at once, and TCP would show that
+  // connection behind this one's end.  A frame is read by a thread that may
+  // come too late for it; so the end is told behind the last byte, too.  (To
+  // another host the lane is not ahead of the anchor.)
+  if (LaneUsable() && lane_->kind() != lane::Kind::kRdma) {
+    Ctl end;
+    end.kind = CtlKind::kEnd;
+    end.epoch = epoch_;
+    end.offset = tx_off();
+    PostCtl(end);
+  }
   SendFrame(FrameKind::kFin, tx_off(), closed_ ? kFrameClosed : 0);
 }
 
@@ -165,7 +176,25 @@ void Stream::OnCtl(const Ctl& ctl) {
                                                : base::Reason::kProtocol);
     case CtlKind::kSwitch:
       return OnSwitch(ctl);
+    case CtlKind::kEnd:
+      return OnEnd(ctl);
   }
+}
+
+// All that was posted before it has been taken, so what is accepted is all
+// there is.  FIN comes all the same, and what is done to TCP waits for it.
+void Stream::OnEnd(const Ctl& ctl) {
+  // (The COMMIT before that FIN is still under way.)
+  if (!accept_ && waiting_ == Waiting::kGot && rx_ == Rx::kArmF) return;
+  if (!accept_ || end_seen_ || ctl.offset != InOff() ||
+      (pfin_known_ && pfin_ != ctl.offset)) {
+    return Trigger(base::Reason::kProtocol);
+  }
+  end_seen_ = true;
+  if (pfin_known_) return;
+  pfin_known_ = true;
+  pfin_ = ctl.offset;
+  Emit(kRxReady);
 }
 
 void Stream::OnPropose(const Ctl& ctl) {
@@ -386,11 +415,14 @@ void Stream::OnFrame() {
       Emit(kRxReady);
       return;
     case FrameKind::kFin:
-      if (pfin_known_ || frame.offset < InOff()) {
+      if (fin_seen_ || frame.offset < InOff() ||
+          (pfin_known_ && pfin_ != frame.offset)) {
         return Fail(base::Reason::kProtocol);
       }
-      pfin_known_ = true;
+      fin_seen_ = true;
       pclosed_ = (frame.flags & kFrameClosed) != 0;
+      if (pfin_known_) return;
+      pfin_known_ = true;
       pfin_ = frame.offset;
       Emit(kRxReady);
       return;
@@ -659,7 +691,7 @@ void Stream::OnTcpEnd(int error) {
     if (tx_ == Tx::kLane || tx_ == Tx::kDown) {
       FreezeLane(base::Reason::kPeerGone);
       if (failed_) return;
-      if (pfin_known_ && InOff() == pfin_ && fin_sent_ && error == 0) {
+      if (fin_seen_ && InOff() == pfin_ && fin_sent_ && error == 0) {
         // Rule 17: the peer has all of ours, or it would not have shut down.
         eof_ = true;
         fin_acked_ = true;

@@ -54,6 +54,14 @@ class ShmLane final : public Lane {
                                            std::size_t length);
   [[gnu::always_inline]] std::size_t ReadQuick(void* to, std::size_t length);
 
+  // The next message has landed and is a control message.  By the caller of
+  // Read; a look, for who asks whether the end comes next.
+  bool CtlNext() {
+    std::uint32_t imm;
+    return !rx_.active() && Landed(&rx_, &imm) &&
+           ring::Decode(imm).kind == ring::Kind::kCtl;
+  }
+
   void SetNotify(std::uint32_t bits, int bell) override;
   bool RxPending() const override;
   std::uint32_t SleepToken(bool tx) const override;
