@@ -9,6 +9,7 @@
 #include "lib/base/latch.h"
 #include "lib/base/reason.h"
 #include "lib/base/unique_fd.h"
+#include "lib/lane/lane.h"
 #include "lib/lane/shm/layout.h"
 
 namespace rcsock::lane::shm {
@@ -126,6 +127,16 @@ class LinkState {
     for (const std::size_t line : kLaneLines) __builtin_prefetch(lane + line);
     for (const auto& line : near.beside) {
       __builtin_prefetch(line.load(std::memory_order_relaxed));
+    }
+    // The word of bits in which the answer will be marked: it is the peer's,
+    // who has taken what was there.  (It is on its way: WarmStreams.)
+    const std::uint32_t poll = segment(index)
+                                   ->hot[index % kSegmentStreams]
+                                   .control[1 - side_]
+                                   .poll.load(std::memory_order_relaxed);
+    if ((poll & kNotifyRxBits) != 0) {
+      FetchToWrite(&page_->ready[1 - side_][(poll >> 8) & (kBells - 1)]
+                        .words[kReadyRx][index / kSegmentStreams]);
     }
   }
   // Of the lane, the lines that a small message touches.

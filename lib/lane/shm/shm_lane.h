@@ -209,11 +209,13 @@ class ShmLane final : public Lane {
   LinkState* const link_;
   std::atomic<base::Reason> failed_{base::Reason::kNone};
   std::atomic<bool> over_{false};  // failed or frozen
-  bool frozen_ = false;            // under both latches
   bool light_fence_ = false;       // Publish's fence is the light one
   bool starved_ = false;           // kStarved is set; the tx latch's
   bool more_told_ = false;         // ControlLine::more; the tx latch's
   const std::uint8_t side_;
+  // Here since the other end of thousands of streams wants bits (AfterPublish).
+  const std::uint16_t index_;
+  static_assert(kMaxSegments * kSegmentStreams <= 1 << 16);
 
   // one that the tx latch guards, but for the atomic (and one behind it that
   // others need),
@@ -231,7 +233,7 @@ class ShmLane final : public Lane {
   std::uint64_t arrived_ = 0;  // messages that Arrived() has told of
 
   const std::shared_ptr<LinkState> link_owner_;
-  const int index_;
+  bool frozen_ = false;  // under both latches
   FutexLine& own_futex_;
   FutexLine& peer_futex_;
   std::byte* const tx_bytes_;
