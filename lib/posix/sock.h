@@ -703,7 +703,8 @@ class alignas(64) Sock final : public File,
   ssize_t Drop(std::size_t limit, bool peek);
   // Acts on what the stream says has changed; both latches held.
   void HandleChanges();
-  void CountLeave();
+  // Whether it was on its lane, and not only on its way there.
+  void CountLeave(bool was_there);
   void UpdateWatch();
   void WakeRx();
   void WakeTx();

@@ -134,7 +134,7 @@ void Sock::HandleChanges() {
     }
   }
   if (changes & stream::kLeftLane) {
-    on_lane_.store(false, std::memory_order_release);
+    const bool was_there = on_lane_.exchange(false, std::memory_order_release);
     InterestsRefresh(this, false);
     if (promoted_ || reason_ != Reason::kUnproven || stream_->Tried()) {
       reason_ = stream_->why_left();
@@ -153,7 +153,7 @@ void Sock::HandleChanges() {
     leave_uncounted_ =
         lane_kind_ == lane::Kind::kRdma &&
         (reason_ == Reason::kPeerGone || reason_ == Reason::kLaneError);
-    if (!leave_uncounted_) CountLeave();
+    if (!leave_uncounted_) CountLeave(was_there);
     // (What the program has closed has a number of ours.)
     RCSOCK_LOG(closed_.load(std::memory_order_relaxed) ? 2 : 1,
                "fd %d: left its lane: %s", fd(), base::ReasonKey(reason_));
@@ -175,14 +175,14 @@ void Sock::HandleChanges() {
     settled_ = true;
     if (std::exchange(leave_uncounted_, false)) {
       reason_ = stream_->why_left();
-      CountLeave();
+      CountLeave(true);
     }
   }
   if (changes & (stream::kSettled | stream::kFinished)) PostSettle();
   UpdateWatch();
 }
 
-void Sock::CountLeave() {
+void Sock::CountLeave(bool was_there) {
   const bool makes_room =
       lane_kind_ == lane::Kind::kRdma &&
       (reason_ == Reason::kBudget || reason_ == Reason::kPeerDemoted ||
@@ -190,7 +190,11 @@ void Sock::CountLeave() {
   // Its sender, whose reason that is, learns whether it was of use
   // (JudgeStarved), and proposes again, sooner or later.
   const bool starves = reason_ == Reason::kPeerDemoted && RingIsFull();
-  if (!makes_room && !starves) ++demotions_;
+  // The switch was slower than it may be, here or there: the next one has more
+  // time (Patience), which also bounds how often it is tried.
+  const bool slow = reason_ == Reason::kTimeout ||
+                    (reason_ == Reason::kPeerDemoted && !was_there);
+  if (!makes_room && !starves && !slow) ++demotions_;
   if (promoted_ && !closed_.load(std::memory_order_relaxed) &&
       (stream_->Readiness() & (POLLRDHUP | POLLHUP)) == 0) {
     const bool failover = stream::IsFailover(reason_);
