@@ -38,7 +38,8 @@ def python_multiprocessing(run):
 
 
 @app("python-suites", "python3", share=0, rdma=False,
-     why="tests of a few bytes each, most of them no streams")
+     why="each of 10 MB is a service's first connection: much has gone "
+         "before its lane is there")
 def python_suites(run):
     """CPython's own tests (socket without VSOCK, socketserver, select,
     selectors, epoll, http, ftp, smtp, ...): none that passes plain may fail."""
