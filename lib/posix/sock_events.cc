@@ -189,7 +189,8 @@ void Sock::CountLeave(bool was_there) {
        reason_ == Reason::kIdleRings);
   // Its sender, whose reason that is, learns whether it was of use
   // (JudgeStarved), and proposes again, sooner or later.
-  const bool starves = reason_ == Reason::kPeerDemoted && RingIsFull();
+  const bool starves =
+      !makes_room && reason_ == Reason::kPeerDemoted && RingIsFull();
   // The switch was slower than it may be, here or there: the next one has more
   // time (Patience), which also bounds how often it is tried.
   const bool slow = reason_ == Reason::kTimeout ||
