@@ -432,7 +432,11 @@ Case fault_exits(
       ::send(fd, none, 100, MSG_NOSIGNAL);
       ::_exit(7);
     },
-    [](int fd) { LogDrain(fd); });
+    [](int fd) {
+      // (To a peer over RDMA it is as a kill: docs/compatibility.md.)
+      int error;
+      Result("drained", static_cast<long>(Drain(fd, &error)));
+    });
 
 volatile sig_atomic_t pipes = 0;
 
