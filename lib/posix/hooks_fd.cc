@@ -658,14 +658,7 @@ int sigaction(int number, const struct sigaction* action,
 }
 
 int siginterrupt(int number, int interrupt) {
-  struct sigaction action {};
-  if (HookedSigaction(number, nullptr, &action) != 0) return -1;
-  if (interrupt != 0) {
-    action.sa_flags &= ~SA_RESTART;
-  } else {
-    action.sa_flags |= SA_RESTART;
-  }
-  return HookedSigaction(number, &action, nullptr);
+  return HookedSiginterrupt(number, interrupt != 0);
 }
 
 sighandler_t signal(int number, sighandler_t handler) {

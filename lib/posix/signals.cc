@@ -32,6 +32,10 @@ constexpr std::uint64_t Bit(int number) {
   return std::uint64_t{1} << (number - 1);
 }
 
+// What siginterrupt() has asked for: handlers that signal() installs later
+// interrupt calls, too.
+constinit std::atomic<std::uint64_t> interrupting{0};
+
 constexpr std::uint64_t kFaults = Bit(SIGSEGV) | Bit(SIGBUS) | Bit(SIGFPE) |
                                   Bit(SIGILL) | Bit(SIGTRAP) | Bit(SIGSYS);
 
@@ -125,13 +129,12 @@ void Wrapper(int number, siginfo_t* info, void* context) {
   }
   const void* const outer = self.handler;
   self.handler = __builtin_frame_address(0);
-  if (handler == nullptr) {
-    // Nothing to run.
-  } else if (flags & SA_SIGINFO) {
+  // Without SA_SIGINFO too: the kernel passes all three to any, there are
+  // programs that use them, and `flags` may be another handler's than `handler`
+  // (where one has just taken the other's place).
+  if (handler != nullptr) {
     reinterpret_cast<void (*)(int, siginfo_t*, void*)>(handler)(number, info,
                                                                 context);
-  } else {
-    reinterpret_cast<void (*)(int)>(handler)(number);
   }
   self.handler = outer;
   if (elsewhere) self.counted = counted;
@@ -315,8 +318,24 @@ sighandler_t HookedSignal(int number, sighandler_t handler, int flags) {
   ::sigemptyset(&action.sa_mask);
   if ((flags & SA_RESTART) != 0) ::sigaddset(&action.sa_mask, number);
   action.sa_flags = flags;
+  if ((interrupting.load(std::memory_order_relaxed) & Bit(number)) != 0) {
+    action.sa_flags &= ~SA_RESTART;
+  }
   if (HookedSigaction(number, &action, &old) != 0) return SIG_ERR;
   return old.sa_handler;
+}
+
+int HookedSiginterrupt(int number, bool interrupt) {
+  struct sigaction action {};
+  if (HookedSigaction(number, nullptr, &action) != 0) return -1;
+  if (interrupt) {
+    interrupting.fetch_or(Bit(number), std::memory_order_relaxed);
+    action.sa_flags &= ~SA_RESTART;
+  } else {
+    interrupting.fetch_and(~Bit(number), std::memory_order_relaxed);
+    action.sa_flags |= SA_RESTART;
+  }
+  return HookedSigaction(number, &action, nullptr);
 }
 
 }  // namespace rcsock::posix

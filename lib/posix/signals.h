@@ -146,7 +146,8 @@ class OutsideCritical {
   OutsideCritical& operator=(const OutsideCritical&) = delete;
 };
 
-// Whether the caller was called by a handler, which may have interrupted malloc.
+// Whether the caller was called by a handler, which may have interrupted
+// malloc.
 bool InHandler();
 
 inline bool SignalsPending() { return tls_signals.pending != 0; }
@@ -155,6 +156,7 @@ int HookedSigaction(int number, const struct sigaction* action,
                     struct sigaction* old);
 // `flags`: what of sigaction the old calls mean by it.
 sighandler_t HookedSignal(int number, sighandler_t handler, int flags);
+int HookedSiginterrupt(int number, bool interrupt);
 
 // Around fork: Lock is a critical section, which Unlock ends.
 void SignalsForkLock();

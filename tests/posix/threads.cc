@@ -692,6 +692,61 @@ Case interrupt_off(
       Barrier();
     });
 
+// Before there is a handler, it is for those that signal() installs later.
+Case interrupt_first(
+    "siginterrupt_first",
+    [](int fd) {
+      Barrier();
+      (void)fd;
+    },
+    [](int fd) {
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wdeprecated-declarations"
+      const auto ask = [](bool interrupt) {
+        Result("siginterrupt", ::siginterrupt(SIGALRM, interrupt ? 1 : 0));
+        ::signal(SIGALRM, [](int) { signals = signals + 1; });
+        struct sigaction now {};
+        ::sigaction(SIGALRM, nullptr, &now);
+        Log("restarts %d, mask %d", (now.sa_flags & SA_RESTART) != 0,
+            ::sigismember(&now.sa_mask, SIGALRM));
+      };
+#pragma GCC diagnostic pop
+      ask(true);
+      char byte;
+      Interrupted("recv", 20, [&] { return ::recv(fd, &byte, 1, 0); });
+      ask(false);
+      Barrier();
+    });
+
+// The kernel passes all three, whatever SA_SIGINFO says.
+Case arguments(
+    "handler_arguments",
+    [](int fd) {
+      Barrier();
+      (void)fd;
+    },
+    [](int fd) {
+      static void* volatile told;
+      static void* volatile context;
+      struct sigaction action {};
+      action.sa_handler = reinterpret_cast<void (*)(int)>(
+          reinterpret_cast<void*>(+[](int, siginfo_t* info, void* at) {
+            told = info;
+            context = at;
+          }));
+      CHECK_THAT(::sigaction(SIGUSR1, &action, nullptr) == 0);
+      ::raise(SIGUSR1);
+      char here;
+      const auto below = [&](void* at) {
+        return reinterpret_cast<std::uintptr_t>(&here) -
+                   reinterpret_cast<std::uintptr_t>(at) <
+               65536;
+      };
+      Log("both on the stack: %d", below(told) && below(context));
+      Barrier();
+      (void)fd;
+    });
+
 sigjmp_buf jump;
 
 // Out of the handler, past the call that was interrupted; then all goes on.
