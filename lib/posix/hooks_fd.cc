@@ -465,7 +465,7 @@ int __vdprintf_chk(int fd, int flag, const char* format, va_list arguments) {
 // --- Filters of system calls
 
 int Prctl(int option, const unsigned long (&arguments)[4]) {
-  if (option == PR_SET_SECCOMP) EnterSandbox();
+  BeforePrctl(option, arguments[0], arguments[1]);
   return RCSOCK_REAL(prctl)(option, arguments[0], arguments[1], arguments[2],
                             arguments[3]);
 }

@@ -191,8 +191,8 @@ long Syscall(long number, const long (&a)[kArguments]) {
       hook::_exit(Fd(a[0]));
       break;
     case SYS_prctl:
-      if (a[0] != PR_SET_SECCOMP) break;
-      EnterSandbox();
+      BeforePrctl(Fd(a[0]), static_cast<unsigned long>(a[1]),
+                  static_cast<unsigned long>(a[2]));
       break;
     case SYS_seccomp:
       // (Without a filter it only asks what the kernel knows.)

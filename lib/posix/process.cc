@@ -1,8 +1,10 @@
 #include "lib/posix/process.h"
 
 #include <fcntl.h>
+#include <linux/seccomp.h>
 #include <pthread.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -467,6 +469,14 @@ void AtExit() {
   Sock::FlushClosed(deadline, true);
   WriteStats(stats);
   errno = saved;
+}
+
+void BeforePrctl(int option, unsigned long mode, unsigned long filter) {
+  if (option != PR_SET_SECCOMP) return;
+  if (mode == SECCOMP_MODE_STRICT ||
+      (mode == SECCOMP_MODE_FILTER && filter != 0)) {
+    EnterSandbox();
+  }
 }
 
 int BeforeParting(int flags, int parts) {

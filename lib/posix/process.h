@@ -88,6 +88,9 @@ void ForkFailed();
 // Before the process filters its own system calls: streams go to TCP for good,
 // and nothing is called from now on that a lane alone needs.
 void EnterSandbox();
+// The same before prctl() with these arguments, if it is for that: a filter at
+// no address is how a program asks whether the kernel knows filters.
+void BeforePrctl(int option, unsigned long mode, unsigned long filter);
 // Before _exit and at exit: TCP gets what it is owed, statistics are written.
 void AtExit();
 

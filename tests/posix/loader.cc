@@ -234,6 +234,24 @@ Case seccomp_child(
       ::close(fd);
     });
 
+// How programs ask whether there are filters: none comes of it.
+Case seccomp_asked(
+    "seccomp_asked",
+    [](int fd) {
+      Warm(fd);
+      LogDrain(fd);
+    },
+    [](int fd) {
+      Result("prctl",
+             ::prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, nullptr, 0, 0));
+      Result("prctl", ::prctl(PR_SET_SECCOMP, 99, nullptr, 0, 0));
+      Result("syscall", ::syscall(SYS_prctl, PR_SET_SECCOMP,
+                                  SECCOMP_MODE_FILTER, nullptr, 0, 0));
+      Warm(fd);
+      ::close(fd);
+    },
+    {.warm = false});
+
 // Calls that a lane needs are refused from now on.
 const Numbers kRefused = {SYS_membarrier, SYS_memfd_create,  SYS_eventfd2,
                           SYS_socket,     SYS_openat,        SYS_clone3,
