@@ -3,6 +3,8 @@
 
 #include <signal.h>
 #include <sys/epoll.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <cstdint>
 #include <ctime>
@@ -23,6 +25,13 @@ int EpollSleep(int set, epoll_event* events, int capacity,
 // calls refuses it: in milliseconds then.
 int EpollPwait(int set, epoll_event* events, int capacity,
                const timespec* timeout, const sigset_t* mask);
+
+// No such point, as nanosleep() would be: for a wait inside a call that is
+// none. Less than a second; a handler may end it.
+inline void SleepThrough(long ns) {
+  const timespec brief{0, ns};
+  ::syscall(SYS_nanosleep, &brief, nullptr);
+}
 
 }  // namespace rcsock::base
 

@@ -12,6 +12,7 @@
 #include "lib/base/clock.h"
 #include "lib/base/config.h"
 #include "lib/base/log.h"
+#include "lib/base/sleep.h"
 #include "lib/lane/rdma/memory.h"
 #include "lib/lane/rdma/rdma_lane.h"
 #include "lib/posix/process.h"
@@ -438,8 +439,7 @@ void Sock::LeaveRemoteLanes(std::uint64_t deadline_ns) {
     } else if (now - heard_ns >= kSilentNs) {
       break;
     }
-    timespec brief{0, 100'000};  // the conductor reads the peers' answers
-    ::nanosleep(&brief, nullptr);
+    base::SleepThrough(100'000);  // the conductor reads the peers' answers
   }
   for (const Shared& sock : remotes) sock->FlushAtExit(deadline_ns);
 }

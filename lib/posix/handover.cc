@@ -14,10 +14,10 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <ctime>
 #include <utility>
 
 #include "lib/base/log.h"
+#include "lib/base/sleep.h"
 #include "lib/base/unique_fd.h"
 #include "lib/posix/holders.h"
 #include "lib/posix/process.h"
@@ -196,8 +196,7 @@ void Handover::FromBorrowed() {
     follows ? sock->Lend() : sock->GivenAway();
     for (int i = 0; sock->mode() == Mode::kEngine && i < 200; ++i) {
       if (i % 10 == 0) sock->AskFromBorrowed();
-      timespec brief{0, i < 50 ? 100'000 : 10'000'000};
-      ::nanosleep(&brief, nullptr);
+      base::SleepThrough(i < 50 ? 100'000 : 10'000'000);
     }
     if (sock->mode() == Mode::kEngine) {
       base::Log("fd %d: its peer did not answer before exec", fd);

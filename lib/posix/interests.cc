@@ -349,7 +349,8 @@ int InterestsUnread(Sock* sock, EpollSet* set, epoll_event* out, int capacity) {
       // What else holds belongs into this report, if there is room for one
       // only.
       pollfd one{i->fd, static_cast<short>(events & 0xffff), 0};
-      real::poll(&one, 1, 0);
+      // (By libc it would be a cancellation point, with the latch held.)
+      ::syscall(SYS_poll, &one, 1, 0);
       out[found].events |= static_cast<std::uint16_t>(one.revents);
     }
     if (events & EPOLLONESHOT) {

@@ -12,10 +12,10 @@
 
 #include <cerrno>
 #include <cstddef>
-#include <ctime>
 
 #include "lib/base/clock.h"
 #include "lib/base/log.h"
+#include "lib/base/sleep.h"
 #include "lib/posix/signals.h"
 #include "lib/posix/sock.h"
 
@@ -98,8 +98,7 @@ int Sock::DemoteNow(std::uint64_t deadline_ns) {
   for (int i = 0;; ++i) {
     if (StepToPlain(Reason::kPolicy)) return 0;
     if (StuckOnStash() || base::NowNs() >= deadline_ns) break;
-    timespec brief{0, i < 50 ? 100'000 : 2'000'000};
-    ::nanosleep(&brief, nullptr);
+    base::SleepThrough(i < 50 ? 100'000 : 2'000'000);
   }
   StopLeaving();
   return mode() != Mode::kEngine ? 0 : ETIMEDOUT;

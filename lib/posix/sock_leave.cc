@@ -6,11 +6,11 @@
 #include <unistd.h>
 
 #include <cstdint>
-#include <ctime>
 #include <memory>
 #include <utility>
 
 #include "lib/base/clock.h"
+#include "lib/base/sleep.h"
 #include "lib/posix/epoll.h"
 #include "lib/posix/signals.h"
 #include "lib/posix/sock.h"
@@ -193,8 +193,7 @@ bool Sock::ToPlain(Reason reason, std::uint64_t deadline_ns) {
     if (StepToPlain(reason)) return true;
     if (StuckOnStash() || base::NowNs() >= deadline_ns) break;
     // The peer's background thread answers within a round trip or two.
-    timespec brief{0, i < 50 ? 100'000 : 10'000'000};
-    ::nanosleep(&brief, nullptr);
+    base::SleepThrough(i < 50 ? 100'000 : 10'000'000);
   }
   StopLeaving();
   return mode() != Mode::kEngine;

@@ -1,5 +1,6 @@
 // pthread_cancel ends a thread that waits for a connection, as in the kernel's
 // calls, and the connection goes on.
+#include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
@@ -511,5 +512,60 @@ Case vfork_type(
         look("after execv");
       }).join();
     });
+
+// A cancellation that waits for the next such point ends none of the calls that
+// are none, whatever they do here.
+void WithPending(const char* what, int fd, long (*call)(int fd)) {
+  struct Asked {
+    const char* what;
+    int fd;
+    long (*call)(int fd);
+  } asked{what, fd, call};
+  pthread_t thread;
+  CHECK_THAT(::pthread_create(
+                 &thread, nullptr,
+                 [](void* argument) -> void* {
+                   const auto* mine = static_cast<Asked*>(argument);
+                   ::pthread_cancel(::pthread_self());
+                   const long n = mine->call(mine->fd);
+                   ::pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, nullptr);
+                   Result(mine->what, n);
+                   return nullptr;
+                 },
+                 &asked) == 0);
+  void* result = nullptr;
+  CHECK_THAT(::pthread_join(thread, &result) == 0);
+  Log("%s", result == PTHREAD_CANCELED ? "cancelled" : "returned");
+}
+
+// (Its peer does not answer, so what waits for it waits.)
+void AnswerLate(int fd) {
+  Tell(::getpid());
+  Say(fd, 50);
+}
+
+void AskLate(const char* what, int fd, long (*call)(int fd)) {
+  const auto server = static_cast<pid_t>(Hear());
+  Stop(server);
+  WithPending(what, fd, call);
+  ::kill(server, SIGCONT);
+  Ask(fd);
+  ::close(fd);
+}
+
+Case pending_fork("cancel_pending_fork", &AnswerLate, [](int fd) {
+  AskLate("fork", fd, [](int) -> long {
+    const pid_t child = ::fork();
+    if (child == 0) ::_exit(0);
+    int status = 0;
+    ::pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, nullptr);
+    return ::waitpid(child, &status, 0) == child ? status : -1;
+  });
+});
+
+Case pending_fcntl("cancel_pending_fcntl", &AnswerLate, [](int fd) {
+  AskLate("fcntl", fd,
+          [](int number) -> long { return ::fcntl(number, F_SETFL, O_ASYNC); });
+});
 
 }  // namespace
