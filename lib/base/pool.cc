@@ -17,13 +17,19 @@ constinit Pool* pools = nullptr;  // pools_latch's
 
 }  // namespace
 
-bool Pool::Grow() {
-  if (chunk_ == 0) {
-    pools_latch.lock();
+// Before its latch is taken for the first time: fork looks after the latches of
+// those that are on the list.
+void Pool::List() noexcept {
+  pools_latch.lock();
+  if (!listed_.load(std::memory_order_relaxed)) {
     next_ = pools;
     pools = this;
-    pools_latch.unlock();
+    listed_.store(true, std::memory_order_relaxed);
   }
+  pools_latch.unlock();
+}
+
+bool Pool::Grow() {
   // Doubled each time, so that a program of few streams has little.
   const std::size_t size = chunk_ == 0      ? kFirst
                            : chunk_ < kHuge ? 2 * chunk_
@@ -35,7 +41,6 @@ bool Pool::Grow() {
                      MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (map == MAP_FAILED) {
     errno = saved;
-    if (chunk_ == 0) chunk_ = kFirst;  // it is on the list of pools
     return false;
   }
   auto* base = static_cast<std::byte*>(map);
@@ -58,6 +63,9 @@ void* Pool::Take() noexcept {
 #if defined(__SANITIZE_ADDRESS__)
   return ::operator new (size_, std::align_val_t{kLine}, std::nothrow);
 #endif
+  if (!listed_.load(std::memory_order_relaxed)) [[unlikely]] {
+    List();
+  }
   latch_.lock();
   void* block = free_;
   if (block != nullptr) {
@@ -82,8 +90,8 @@ void Pool::Give(void* block) noexcept {
   latch_.unlock();
 }
 
-// A thread that grows a pool holds its latch and then asks for pools_latch: the
-// other order, so nothing is waited for here with pools_latch held.
+// Nothing is waited for here with pools_latch held: who lists a pool may hold
+// others' latches.
 void PoolsForkLock() {
   for (;;) {
     pools_latch.lock();

@@ -1,6 +1,7 @@
 #ifndef RCSOCK_LIB_BASE_POOL_H_
 #define RCSOCK_LIB_BASE_POOL_H_
 
+#include <atomic>
 #include <cstddef>
 
 #include "lib/base/latch.h"
@@ -30,11 +31,13 @@ class Pool {
   friend void PoolsForkUnlock(bool child);
   static constexpr std::size_t kLine = 64;
 
+  void List() noexcept;
   bool Grow();
 
   const std::size_t size_;
   Latch latch_;
-  void* free_ = nullptr;  // each holds the address of the next
+  std::atomic<bool> listed_{false};  // set once, under pools_latch
+  void* free_ = nullptr;             // each holds the address of the next
   std::byte* at_ = nullptr;
   std::byte* end_ = nullptr;
   std::size_t chunk_ = 0;  // bytes of the last one
