@@ -255,6 +255,7 @@ std::shared_ptr<Sock> Sock::Share() {
 
 namespace {
 base::Latch hosts_latch;
+constinit rendezvous::HostAddresses hosts;  // hosts_latch's
 }  // namespace
 
 void SockForkLock() {
@@ -294,11 +295,9 @@ bool LocalAddress(const sockaddr* address) {
   rendezvous::Address none{};
   if (rendezvous::IsMapped(normal)) none[10] = none[11] = 0xff;
   if (normal == none) return true;
-  static auto* hosts = new (std::nothrow) rendezvous::HostAddresses();
-  if (hosts == nullptr) return false;
   Critical critical;
   hosts_latch.lock();
-  const bool local = hosts->Has(normal);
+  const bool local = hosts.Has(normal);
   hosts_latch.unlock();
   return local;
 }

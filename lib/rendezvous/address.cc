@@ -1,13 +1,18 @@
 #include "lib/rendezvous/address.h"
 
-#include <ifaddrs.h>
+#include <linux/rtnetlink.h>
 #include <netinet/in.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstddef>
 #include <cstring>
 
 #include "lib/base/clock.h"
+#include "lib/base/unique_fd.h"
 
 namespace rcsock::rendezvous {
 namespace {
@@ -16,6 +21,31 @@ constexpr std::uint8_t kMappedPrefix[12] = {0, 0, 0, 0, 0,    0,
                                             0, 0, 0, 0, 0xff, 0xff};
 
 constexpr std::uint64_t kRefreshNs = 1'000'000'000;
+
+// An address that an interface has.
+bool AddressIn(const nlmsghdr* message, Address* address) {
+  if (message->nlmsg_len < NLMSG_LENGTH(sizeof(ifaddrmsg))) return false;
+  const auto* what = static_cast<const ifaddrmsg*>(NLMSG_DATA(message));
+  const std::size_t size = what->ifa_family == AF_INET    ? 4
+                           : what->ifa_family == AF_INET6 ? 16
+                                                          : 0;
+  auto left = static_cast<long>(IFA_PAYLOAD(message));
+  const void* found = nullptr;
+  for (const rtattr* one = IFA_RTA(what); RTA_OK(one, left);
+       one = RTA_NEXT(one, left)) {
+    if (RTA_PAYLOAD(one) < size) continue;
+    // Where there are both, the other is the far end's.
+    if (one->rta_type == IFA_LOCAL) {
+      found = RTA_DATA(one);
+    } else if (one->rta_type == IFA_ADDRESS && found == nullptr) {
+      found = RTA_DATA(one);
+    }
+  }
+  if (size == 0 || found == nullptr) return false;
+  if (size == 4) std::memcpy(address->data(), kMappedPrefix, 12);
+  std::memcpy(address->data() + (16 - size), found, size);
+  return true;
+}
 
 }  // namespace
 
@@ -101,35 +131,61 @@ bool IsLoopback(const Address& address) {
   return address == one;
 }
 
+bool HostAddresses::Known(const Address& address) const {
+  const auto end = known_.begin() + static_cast<std::ptrdiff_t>(count_);
+  return std::find(known_.begin(), end, address) != end;
+}
+
 bool HostAddresses::Has(const Address& address) {
-  if (IsLoopback(address)) return true;
-  auto known = [this, &address] {
-    return std::find(known_.begin(), known_.end(), address) != known_.end();
-  };
-  if (known()) return true;
+  if (IsLoopback(address) || Known(address)) return true;
   const std::uint64_t now = base::NowNs();
   if (looked_up_ns_ != 0 && now - looked_up_ns_ < kRefreshNs) return false;
   looked_up_ns_ = now;
-  ifaddrs* list = nullptr;
-  if (::getifaddrs(&list) != 0) return false;
-  known_.clear();
-  for (const ifaddrs* entry = list; entry != nullptr; entry = entry->ifa_next) {
-    if (entry->ifa_addr == nullptr) continue;
-    sockaddr_storage storage{};
-    const int family = entry->ifa_addr->sa_family;
-    if (family == AF_INET) {
-      std::memcpy(&storage, entry->ifa_addr, sizeof(sockaddr_in));
-    } else if (family == AF_INET6) {
-      std::memcpy(&storage, entry->ifa_addr, sizeof(sockaddr_in6));
-    } else {
-      continue;
-    }
-    Address found;
-    std::uint16_t port;
-    if (Normalise(storage, &found, &port)) known_.push_back(found);
+  const int saved = errno;
+  LookUp();
+  errno = saved;
+  return Known(address);
+}
+
+// The kernel has all of an answer at once, or makes the rest of it while the
+// first part is taken: nothing waits here.
+void HostAddresses::LookUp() {
+  const base::UniqueFd fd(static_cast<int>(::syscall(
+      SYS_socket, AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC, NETLINK_ROUTE)));
+  if (!fd.ok()) return;
+  struct {
+    nlmsghdr header;
+    ifaddrmsg which;
+  } ask{};
+  ask.header.nlmsg_len = sizeof ask;
+  ask.header.nlmsg_type = RTM_GETADDR;
+  ask.header.nlmsg_flags = NLM_F_REQUEST | NLM_F_DUMP;
+  ask.which.ifa_family = AF_UNSPEC;
+  if (::syscall(SYS_sendto, fd.get(), &ask, sizeof ask, 0, nullptr, 0) < 0) {
+    return;
   }
-  ::freeifaddrs(list);
-  return known();
+  std::size_t count = 0;
+  for (;;) {
+    // (No part is longer than a page: NLMSG_GOODSIZE.)
+    alignas(nlmsghdr) char text[4096];
+    const long n = ::syscall(SYS_recvfrom, fd.get(), text, sizeof text,
+                             MSG_DONTWAIT, nullptr, nullptr);
+    if (n <= 0) return;
+    long left = n;
+    for (const auto* one = reinterpret_cast<const nlmsghdr*>(text);
+         NLMSG_OK(one, left); one = NLMSG_NEXT(one, left)) {
+      if (one->nlmsg_type == NLMSG_ERROR) return;
+      if (one->nlmsg_type == NLMSG_DONE) {
+        count_ = count;
+        return;
+      }
+      Address found;
+      if (one->nlmsg_type == RTM_NEWADDR && AddressIn(one, &found) &&
+          count < kMost) {
+        known_[count++] = found;
+      }
+    }
+  }
 }
 
 }  // namespace rcsock::rendezvous

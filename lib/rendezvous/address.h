@@ -5,11 +5,11 @@
 #include <sys/un.h>
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <initializer_list>
 #include <span>
 #include <string_view>
-#include <vector>
 
 #include "lib/rendezvous/rendezvous.h"
 
@@ -47,13 +47,24 @@ bool IsMapped(const Address& address);  // an IPv4 address
 bool IsLoopback(const Address& address);
 
 // The addresses of this host, looked up again at most once a second.
+//
+// By system calls alone, without libc's getifaddrs: connect() and accept() may
+// be called by a handler that has interrupted malloc, and where a thread with a
+// cancellation pending must not be unwound.
 // Threads: one.
 class HostAddresses {
  public:
   bool Has(const Address& address);
 
  private:
-  std::vector<Address> known_;
+  // What more there are is taken for another host's.
+  static constexpr std::size_t kMost = 1024;
+
+  void LookUp();
+  bool Known(const Address& address) const;
+
+  std::array<Address, kMost> known_{};
+  std::size_t count_ = 0;
   std::uint64_t looked_up_ns_ = 0;  // 0: never
 };
 
