@@ -67,6 +67,7 @@ void BellsEnd(void* of) {
 }
 
 bool EnsureBells(Conductor* conductor, std::uint32_t wanted) {
+  Critical critical;  // the bells' latch, and the conductor's
   ThreadBells& mine = tls_bells;
   const int pid = static_cast<int>(OwnPid());
   if (mine.set >= 0 && mine.pid != pid) {
@@ -245,6 +246,7 @@ class Polling {
         auto* sock = static_cast<Sock*>(members_[m].file);
         lane::Source* source = sock->source();
         if (source != nullptr && source != drained) {
+          Critical critical;
           source->Drain();
           drained = source;
         }
@@ -395,7 +397,10 @@ class Polling {
       sock->poll_sleepers.fetch_add(1, std::memory_order_seq_cst);
       sock->RingForPoll(kPollBell);
     }
-    for (int i = 0; i < source_count_; ++i) sources_[i]->Arm();
+    {
+      Critical critical;
+      for (int i = 0; i < source_count_; ++i) sources_[i]->Arm();
+    }
     const Undo undo{this, conductor, wanted};
     // Counted, then looked at: whoever lets a stream go or gives it another
     // bell does so first and looks at the count after.
@@ -410,7 +415,10 @@ class Polling {
     for (int k = 0; k < lane::shm::kBells; ++k) {
       if (wanted & 1u << k) conductor->bells()->Arm(k, nap);
     }
-    for (int i = 0; i < source_count_; ++i) sources_[i]->Drain();
+    for (int i = 0; i < source_count_; ++i) {
+      Critical critical;
+      sources_[i]->Drain();
+    }
     int result = 0;
     rang_ = false;
     const std::uint64_t start = base::Ticks();
@@ -475,6 +483,7 @@ class Polling {
         if (wanted & 1u << k) conductor->bells()->Disarm(k);
       }
       for (int i = 0; i < polling->source_count_; ++i) {
+        Critical critical;
         polling->sources_[i]->Disarm(polling->rang_);
       }
       for (nfds_t m = 0; m < polling->mine_; ++m) {

@@ -177,6 +177,7 @@ void Sock::SeekFailed(Reason reason, bool final) {
 
 void Sock::CancelSeek() {
   if (!seeking_.load(std::memory_order_acquire)) return;
+  Critical critical;  // the conductor's latch
   if (Conductor* conductor = Conductor::IfRunning()) conductor->Cancel(this);
   Latched latched(this);
   // What of the seek is running at this moment finds it given up: TryAdopt and

@@ -9,6 +9,7 @@
 #include <new>
 #include <utility>
 
+#include "lib/base/critical.h"
 #include "lib/lane/shm/memory.h"
 
 namespace rcsock::lane::shm {
@@ -59,6 +60,7 @@ Bells::~Bells() {
 }
 
 int Bells::EnsureBell(int k) {
+  const base::Critical critical;
   std::scoped_lock hold(latch_);
   int fd = fds_[k].load(std::memory_order_relaxed);
   if (fd < 0) {
@@ -70,6 +72,7 @@ int Bells::EnsureBell(int k) {
 }
 
 void Bells::Arm(int k, bool nap) {
+  const base::Critical critical;
   std::scoped_lock hold(latch_);
   ++sleepers_[k];
   auto& word = page_->bells[k].armed;
@@ -89,6 +92,7 @@ void Bells::Arm(int k, bool nap) {
 }
 
 void Bells::Disarm(int k) {
+  const base::Critical critical;
   std::scoped_lock hold(latch_);
   if (sleepers_[k] == 0) return;
   --sleepers_[k];
@@ -102,6 +106,7 @@ void Bells::Disarm(int k) {
 }
 
 void Bells::Renew(int k) {
+  const base::Critical critical;
   std::scoped_lock hold(latch_);
   if (sleepers_[k] == 0) return;
   auto& word = page_->bells[k].armed;
