@@ -65,6 +65,18 @@ void AskThenAwait(Ask&& ask, Await&& await) {
 constinit thread_local bool tls_forking = false;    // since ForkPrepare
 constinit thread_local std::uint32_t tls_fork = 0;  // its number
 
+// Those that other threads have made since the last look.  True: one is on its
+// way to a lane already.
+bool ShareNewByFork() {
+  bool any = false;
+  ForEachSock([&](Sock* sock) {
+    if (sock->SharedByFork(tls_fork)) return;
+    sock->ShareByFork(tls_fork);
+    any = any || sock->Engaged();
+  });
+  return any;
+}
+
 void ForkPrepare() {
   if (InBorrowedMemory()) return;
   tls_forking = true;
@@ -73,19 +85,29 @@ void ForkPrepare() {
   static std::atomic<std::uint32_t> forks{0};
   tls_fork = forks.fetch_add(1, std::memory_order_relaxed) + 1;
   ForEachSock([](Sock* sock) { sock->ShareByFork(tls_fork); });
-  AskThenAwait(
-      [](Sock* sock) {
-        if (sock->Engaged()) sock->StepToPlain(base::Reason::kPinnedFork);
-      },
-      [](Sock* sock, std::uint64_t deadline) {
-        if (sock->Engaged()) sock->ToPlain(base::Reason::kPinnedFork, deadline);
-      });
+  // Peers may take their time, and other threads make streams meanwhile; but
+  // not for ever.
+  int rounds = 0;
+  do {
+    AskThenAwait(
+        [](Sock* sock) {
+          if (sock->Engaged()) sock->StepToPlain(base::Reason::kPinnedFork);
+        },
+        [](Sock* sock, std::uint64_t deadline) {
+          if (sock->Engaged()) {
+            sock->ToPlain(base::Reason::kPinnedFork, deadline);
+          }
+        });
+  } while (ShareNewByFork() && ++rounds < 3);
   ForEachSock([](Sock* sock) { sock->MarkFork(); });
   Conductor::ForkPrepare();
   SignalsForkLock();  // no handler while these are held
   InterestsForkLock();
   SockForkLock();
   ShellForkLock();
+  // Nothing comes into the table any more.  (What these have moved, the parent
+  // tells when it leaves them: ForkChild takes it as told.)
+  ShareNewByFork();
 }
 
 void ForkParent() {
@@ -447,6 +469,14 @@ void EnterSandbox() {
   errno = saved;
 }
 
+void BeforePrctl(int option, unsigned long mode, unsigned long filter) {
+  if (option != PR_SET_SECCOMP) return;
+  if (mode == SECCOMP_MODE_STRICT ||
+      (mode == SECCOMP_MODE_FILTER && filter != 0)) {
+    EnterSandbox();
+  }
+}
+
 void AtExit() {
   if (OwnFace() == Face::kBehind) return;
   if (InBorrowedMemory()) return;
@@ -469,14 +499,6 @@ void AtExit() {
   Sock::FlushClosed(deadline, true);
   WriteStats(stats);
   errno = saved;
-}
-
-void BeforePrctl(int option, unsigned long mode, unsigned long filter) {
-  if (option != PR_SET_SECCOMP) return;
-  if (mode == SECCOMP_MODE_STRICT ||
-      (mode == SECCOMP_MODE_FILTER && filter != 0)) {
-    EnterSandbox();
-  }
 }
 
 int BeforeParting(int flags, int parts) {

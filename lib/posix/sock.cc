@@ -211,7 +211,7 @@ void Sock::Reset() {
   promotions_ = left_ = failed_over_ = 0;
   leave_uncounted_ = false;
   holders_.store(-1, std::memory_order_relaxed);
-  fork_ = 0;
+  fork_.store(0, std::memory_order_relaxed);
   told_tx_ = told_rx_ = 0;
   in_spawn_actions.store(false, std::memory_order_relaxed);
   inherited_ = false;

@@ -455,6 +455,11 @@ class alignas(64) Sock final : public File,
   // Counts one more process that holds the connection.  While there are
   // several, none may promote it.
   void ShareByFork(std::uint32_t fork);
+  // False: made since that fork began, so it has not counted here.  (True as
+  // well if a fork of another thread that began later has found it first.)
+  bool SharedByFork(std::uint32_t fork) const {
+    return fork_.load(std::memory_order_relaxed) >= fork;
+  }
   // There was no fork after all.
   void UnshareByFork(std::uint32_t fork);
   // Bytes read ahead that are shared; kUnread only.
@@ -847,7 +852,7 @@ class alignas(64) Sock final : public File,
   bool leave_uncounted_ = false;
   // A Holding; -1: no other process has ever held the connection.
   std::atomic<int> holders_{-1};
-  std::uint32_t fork_ = 0;     // the last that has counted itself there
+  std::atomic<std::uint32_t> fork_{0};  // the last counted there
   std::uint64_t told_tx_ = 0;  // of what this process moved, what is told there
   std::uint64_t told_rx_ = 0;
   std::uint64_t account_tx_ = 0;  // offsets at which this process began

@@ -155,7 +155,11 @@ void Sock::ShareByFork(std::uint32_t fork) {
     return;
   }
   FindHolding(holders_)->count.fetch_add(1);
-  fork_ = fork;
+  // The latest of those that run at once: see SharedByFork.
+  std::uint32_t last = fork_.load(std::memory_order_relaxed);
+  while (last < fork &&
+         !fork_.compare_exchange_weak(last, fork, std::memory_order_relaxed)) {
+  }
 }
 
 void Sock::UnshareByFork(std::uint32_t fork) {

@@ -199,8 +199,12 @@ void Bind(int fd, File* file) {
     sock.set_fd(fd);
     BeforeStandardNumber(&sock, fd);
   }
+  // (Not while another thread forks: see ForkPrepare.)
+  Critical critical;
+  between_latch.lock();
   Raise(fd);
   Put(fd, file);
+  between_latch.unlock();
 }
 
 File* NamedInBetween(int fd) {
