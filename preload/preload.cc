@@ -12,8 +12,10 @@
 #include <string_view>
 
 #include "lib/base/cancellation.h"
+#include "lib/base/internal.h"
 #include "lib/base/real.h"
 #include "lib/posix/arguments.h"
+#include "lib/posix/clone.h"
 #include "lib/posix/hooks.h"
 #include "lib/posix/process.h"
 
@@ -136,6 +138,11 @@ RCSOCK_EXPORT __attribute__((no_sanitize("address"))) int clone(
   va_start(arguments, argument);
   for (void*& one : more) one = va_arg(arguments, void*);
   va_end(arguments);
+  if (start != nullptr && stack != nullptr &&
+      rcsock::posix::ClonesAsFork(static_cast<unsigned>(flags)) &&
+      !rcsock::base::tls_internal) {
+    return rcsock::posix::CloneAsFork(start, stack, flags, argument, more);
+  }
   hook::BeforeClone(static_cast<unsigned>(flags));
   return RCSOCK_REAL(clone)(start, stack, flags, argument, more[0], more[1],
                             more[2]);

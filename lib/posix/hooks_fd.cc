@@ -25,6 +25,7 @@
 
 #include "lib/base/internal.h"
 #include "lib/base/unique_fd.h"
+#include "lib/posix/clone.h"
 #include "lib/posix/handover.h"
 #include "lib/posix/hooks.h"
 #include "lib/posix/process.h"

@@ -12,6 +12,7 @@
 #include <cerrno>
 
 #include "lib/base/internal.h"
+#include "lib/posix/clone.h"
 #include "lib/posix/hooks.h"
 #include "lib/posix/process.h"
 #include "lib/posix/sock.h"
@@ -180,11 +181,18 @@ long Syscall(long number, const long (&a)[kArguments]) {
     case SYS_fork:
       return hook::fork();
     case SYS_clone:
+      if (ClonesAsFork(static_cast<unsigned long>(a[0])) && a[1] == 0) {
+        return ForkWithoutHandlers(kernel);
+      }
       hook::BeforeClone(static_cast<unsigned long>(a[0]));
       break;
     case SYS_clone3:
-      if (!Null(At<void>(a[0])) && Size(a[1]) >= sizeof(__u64)) {
-        hook::BeforeClone(At<clone_args>(a[0])->flags);
+      if (!Null(At<void>(a[0])) && Size(a[1]) >= CLONE_ARGS_SIZE_VER0) {
+        const auto* asked = At<clone_args>(a[0]);
+        if (ClonesAsFork(asked->flags) && asked->stack == 0) {
+          return ForkWithoutHandlers(kernel);
+        }
+        hook::BeforeClone(asked->flags);
       }
       break;
     case SYS_exit_group:

@@ -13,6 +13,7 @@
 #include "lib/base/alone.h"
 #include "lib/base/cancellation.h"
 #include "lib/base/internal.h"
+#include "lib/posix/clone.h"
 #include "lib/posix/hooks.h"
 #include "lib/posix/process.h"
 #include "lib/posix/sock.h"
@@ -74,8 +75,14 @@ int pthread_cancel(pthread_t thread) {
 }
 
 void BeforeClone(unsigned long flags) {
+  if ((flags & CLONE_VM) == 0) {
+    if (!ClonesAsFork(flags) && !base::tls_internal && !InBorrowedMemory()) {
+      PinProcess(base::Reason::kPinnedSyscall);
+    }
+    return;
+  }
   // (Who made it waits for a child of vfork.)
-  if ((flags & CLONE_VM) == 0 || (flags & CLONE_VFORK) != 0) return;
+  if ((flags & CLONE_VFORK) != 0) return;
   EndAlone();
   // What is a thread's own here (inside.h, signals.h) is two threads' then.
   // (One that is made past libc's names is not seen.  It has its maker's errno,

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <linux/seccomp.h>
 #include <pthread.h>
+#include <sched.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
@@ -23,6 +24,7 @@
 #include "lib/base/real.h"
 #include "lib/base/unique_fd.h"
 #include "lib/lane/rdma/memory.h"
+#include "lib/posix/clone.h"
 #include "lib/posix/handover.h"
 #include "lib/posix/inside.h"
 #include "lib/posix/last_thread.h"
@@ -306,9 +308,9 @@ std::unique_ptr<Stats> CountAll() {
 
 long OwnPid() { return own_pid.load(std::memory_order_relaxed); }
 
-int ForkWithoutHandlers(int (*call)()) {
-  ForkPrepare();
-  const int child = call();
+void BeforeBareFork() { ForkPrepare(); }
+
+void AfterBareFork(long child) {
   const int saved = errno;
   if (child == 0) {
     ForkChild();
@@ -317,6 +319,32 @@ int ForkWithoutHandlers(int (*call)()) {
     if (child < 0) ForkFailed();
   }
   errno = saved;
+}
+
+bool ClonesAsFork(unsigned long flags) {
+  return (flags & (CLONE_VM | CLONE_FILES | CLONE_SETTLS | CLONE_VFORK)) == 0;
+}
+
+int CloneAsFork(int (*start)(void*), void* stack, int flags, void* argument,
+                void* const (&more)[3]) {
+  struct Child {
+    int (*start)(void*);
+    void* argument;
+  } with{start, argument};
+  // In the child, where it ends with what `start` returns.  (By libc that would
+  // be the end of one thread, and the conductor is another.)
+  const auto begin = [](void* child) -> int {
+    const Child mine = *static_cast<Child*>(child);
+    ForkChild();
+    const int status = mine.start(mine.argument);
+    AtExit();
+    real::_exit(status);
+    return status;
+  };
+  ForkPrepare();
+  const int child =
+      RCSOCK_REAL(clone)(begin, stack, flags, &with, more[0], more[1], more[2]);
+  AfterBareFork(child);
   return child;
 }
 

@@ -81,8 +81,6 @@ void BeforeExec(bool followed);
 void CountLost(Sock* sock, std::size_t bytes, Stats* in);
 // Exec has failed: everything is as it was before.
 void AfterExec();
-// A fork that runs no handlers of pthread_atfork, by `call`.
-int ForkWithoutHandlers(int (*call)());
 // Around fork(): a fork that failed has shared nothing.
 void ForkFailed();
 // Before the process filters its own system calls: streams go to TCP for good,

@@ -5,6 +5,7 @@
 #include <linux/close_range.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
+#include <linux/sched.h>
 #include <poll.h>
 #include <sched.h>
 #include <signal.h>
@@ -418,6 +419,58 @@ Case fork_bare(
       }
       LogChild(child);
       SendAll(fd, "parent", 6);
+      Call(fd, 200);
+      ::close(fd);
+    });
+
+// clone() of a process with memory of its own is a fork by another name.
+Case fork_clone(
+    "fork_by_clone",
+    [](int fd) {
+      Echo(fd, 400);
+      char text[48];
+      RecvAll(fd, text, sizeof text);
+      Log("%.48s", text);
+      SendAll(fd, "one.two.", 8);
+      Echo(fd, 200);
+      LogDrain(fd);
+    },
+    [](int fd) {
+      Call(fd, 400);
+      static int stream;
+      stream = fd;
+      alignas(16) static char stack[1 << 16];
+      const auto by_name = [](int (*start)(void*)) {
+        LogChild(::clone(start, stack + sizeof stack, SIGCHLD, nullptr));
+      };
+      const auto says = [](void*) {
+        SendAll(stream, "child ", 6);
+        return 7;
+      };
+      by_name(says);
+      SendAll(fd, "parent", 6);
+      by_name(says);
+      SendAll(fd, "parent", 6);
+      const auto by_number = [&](auto&& call) {
+        const long child = call();
+        if (child == 0) ::_exit(says(nullptr));
+        LogChild(static_cast<pid_t>(child));
+        SendAll(fd, "parent", 6);
+      };
+      by_number([] { return ::syscall(SYS_clone, SIGCHLD, 0, 0, 0, 0); });
+      by_number([] {
+        clone_args with{};
+        with.exit_signal = SIGCHLD;
+        return ::syscall(SYS_clone3, &with, sizeof with);
+      });
+      by_name([](void*) {
+        char text[4];
+        RecvAll(stream, text, 4);
+        return text[0] == 'o' ? 1 : 0;
+      });
+      char text[4];
+      RecvAll(fd, text, 4);
+      Log("%.4s", text);
       Call(fd, 200);
       ::close(fd);
     });
