@@ -17,6 +17,7 @@
 #include <utility>
 
 #include "lib/base/log.h"
+#include "lib/base/other_loader.h"
 #include "lib/base/sleep.h"
 #include "lib/base/unique_fd.h"
 #include "lib/posix/holders.h"
@@ -44,32 +45,65 @@ void FindOwnFile() {
   own_file = slash == nullptr ? info.dli_fname : slash + 1;
 }
 
-// Whether a list of LD_PRELOAD has us: as the file that we are, whatever it is
+// Whether an entry of LD_PRELOAD is us: the file that we are, whatever it is
 // called, or another that is called as ours is.
-bool ListsUs(const char* list) {
-  if (std::strstr(list, "rcsock") != nullptr) return true;
-  const std::size_t length = own_file == nullptr ? 0 : std::strlen(own_file);
-  for (const char* at = list; length > 0 && *at != '\0';) {
-    const std::size_t end = std::strcspn(at, ": ");
-    if (end >= length && (end == length || at[end - length - 1] == '/') &&
-        std::strncmp(at + end - length, own_file, length) == 0) {
-      return true;
-    }
-    at += at[end] == '\0' ? end : end + 1;
+bool IsUs(const char* entry, std::size_t length) {
+  const char* const end = entry + length;
+  const char* name = end;
+  while (name != entry && name[-1] != '/') --name;
+  const auto size = static_cast<std::size_t>(end - name);
+  if (::memmem(name, size, "rcsock", 6) != nullptr) return true;
+  return own_file != nullptr && std::strlen(own_file) == size &&
+         std::memcmp(own_file, name, size) == 0;
+}
+
+// Calls each(entry, length) for those of a list of LD_PRELOAD.
+template <class Each>
+void EachPreloaded(const char* list, Each&& each) {
+  while (*list != '\0') {
+    const std::size_t length = std::strcspn(list, ": ");
+    if (length > 0) each(list, length);
+    list += list[length] == '\0' ? length : length + 1;
   }
-  return false;
+}
+
+constexpr char kPreload[] = "LD_PRELOAD";
+constexpr std::size_t kPreloadLength = sizeof kPreload - 1;
+
+// The first, as the loader takes it; null: there is none.
+const char* PreloadOf(char* const environment[]) {
+  for (std::size_t i = 0; environment != nullptr && environment[i] != nullptr;
+       ++i) {
+    if (Names(environment[i], kPreload, kPreloadLength)) {
+      return environment[i] + kPreloadLength + 1;
+    }
+  }
+  return nullptr;
 }
 
 bool PreloadIn(char* const environment[]) {
-  constexpr char kPreload[] = "LD_PRELOAD";
-  constexpr std::size_t kLength = sizeof kPreload - 1;
-  for (std::size_t i = 0; environment != nullptr && environment[i] != nullptr;
-       ++i) {
-    if (Names(environment[i], kPreload, kLength)) {
-      return ListsUs(environment[i] + kLength + 1);
-    }
+  bool us = false;
+  if (const char* list = PreloadOf(environment)) {
+    EachPreloaded(list, [&us](const char* entry, std::size_t length) {
+      us = us || IsUs(entry, length);
+    });
   }
-  return false;
+  return us;
+}
+
+bool StartedByOther(const Executed& program) {
+  if (program.path == nullptr) return false;
+  char loader[1024];
+  const bool other =
+      program.search
+          ? base::StartedByOtherInPath(program.path, loader, sizeof loader)
+          : base::StartedByOther(program.folder, program.path, loader,
+                                 sizeof loader);
+  if (other) {
+    RCSOCK_LOG(1, "%s is loaded by %s: without rcsock, over TCP", program.path,
+               loader);
+  }
+  return other;
 }
 
 // The last part of the name of a program, in short.  What is passed on is for
@@ -112,12 +146,15 @@ Sock* FindInode(std::uint64_t inode, int number) {
 
 }  // namespace
 
-Handover::Handover(bool spawn, const char* program, char* const environment[])
+Handover::Handover(bool spawn, const Executed& program,
+                   char* const environment[])
     : spawn_(spawn),
       lends_(spawn || InBorrowedMemory()),
-      program_(Null(program) ? nullptr : program),
+      program_(Null(program.name) ? nullptr : program.name),
+      listed_(PreloadIn(environment)),
+      other_(listed_ && StartedByOther(program)),
       // Whether a program is linked with us nobody can tell before.
-      known_(PreloadIn(environment) || OwnFace() == Face::kLibrary) {
+      known_(!other_ && (listed_ || OwnFace() == Face::kLibrary)) {
   const int saved = errno;
   std::memcpy(variable_, kName, kNameLength);
   length_ = kNameLength;
@@ -278,12 +315,33 @@ std::size_t Handover::Room(char* const from[]) {
   return n;
 }
 
-void Handover::Extend(char* const from[], char** to) const {
+std::size_t Handover::Text(char* const from[]) const {
+  return other_ ? kPreloadLength + 2 + std::strlen(PreloadOf(from)) : 0;
+}
+
+// (What goes to a program without us is LD_PRELOAD without us, and never
+// `variable_`.  What is new is the last.)
+void Handover::Extend(char* const from[], char** to, char* text) const {
+  const char* const name = other_ ? kPreload : kName;
+  const std::size_t length = other_ ? kPreloadLength : kNameLength;
   std::size_t n = 0;
   for (std::size_t i = 0; from != nullptr && from[i] != nullptr; ++i) {
-    if (!Names(from[i], kName, kNameLength)) to[n++] = from[i];
+    if (!Names(from[i], name, length)) to[n++] = from[i];
   }
-  to[n++] = const_cast<char*>(variable_);
+  if (other_) {
+    std::memcpy(text, kPreload, kPreloadLength);
+    std::size_t at = kPreloadLength;
+    text[at++] = '=';
+    EachPreloaded(PreloadOf(from),
+                  [text, &at](const char* entry, std::size_t size) {
+                    if (IsUs(entry, size)) return;
+                    if (at > kPreloadLength + 1) text[at++] = ':';
+                    std::memcpy(text + at, entry, size);
+                    at += size;
+                  });
+    text[at] = '\0';
+  }
+  to[n++] = other_ ? text : const_cast<char*>(variable_);
   to[n] = nullptr;
 }
 

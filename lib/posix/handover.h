@@ -1,12 +1,24 @@
 #ifndef RCSOCK_LIB_POSIX_HANDOVER_H_
 #define RCSOCK_LIB_POSIX_HANDOVER_H_
 
+#include <fcntl.h>
+
 #include <cstddef>
 #include <cstdint>
 
 namespace rcsock::posix {
 
 class Sock;
+
+// What is to be executed.
+struct Executed {
+  // As the next program will know it; null: what it inherits can't follow.
+  const char* name;
+  // The file, as openat takes it; null: nobody knows.
+  const char* path;
+  int folder = AT_FDCWD;
+  bool search = false;  // in PATH
+};
 
 // What a program about to be executed must find of the streams it inherits:
 // the kernel's TCP connections with all that is to come, and, by what an
@@ -19,21 +31,19 @@ class Sock;
 // It uses neither heap nor tables where the caller is a child of vfork.
 class Handover {
  public:
-  // `program` may be null: then it follows nothing.
-  Handover(bool spawn, const char* program, char* const environment[]);
+  Handover(bool spawn, const Executed& program, char* const environment[]);
   ~Handover();
   // Nobody has been executed: who would hold connections with us does not.
   void TakeBack();
   Handover(const Handover&) = delete;
   Handover& operator=(const Handover&) = delete;
 
-  // Null: the environment needs nothing.
-  const char* variable() const {
-    return count_ + heirlooms_ > 0 ? variable_ : nullptr;
-  }
-  // `to` has room for Room(from) pointers.
+  // Whether the new program needs another environment: Extend's.
+  bool Extends() const { return count_ + heirlooms_ > 0 || other_; }
+  // `to` has room for Room(from) pointers, `text` for Text(from) bytes.
   static std::size_t Room(char* const from[]);
-  void Extend(char* const from[], char** to) const;
+  std::size_t Text(char* const from[]) const;
+  void Extend(char* const from[], char** to, char* text) const;
 
  private:
   static constexpr int kMost = 64;
@@ -48,8 +58,10 @@ class Handover {
   const bool spawn_;
   const bool lends_;  // the new program will hold them beside somebody else
   const char* const program_;
-  int table_ = -1;    // for the new program
-  const bool known_;  // the new program will run under the preload, if it can
+  int table_ = -1;     // for the new program
+  const bool listed_;  // the new program's LD_PRELOAD has us
+  const bool other_;   // ... and its loader is one that can't load us
+  const bool known_;   // the new program will run under the preload, if it can
   int count_ = 0;
   std::size_t length_ = 0;
   int passed_[kMost];

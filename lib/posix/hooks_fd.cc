@@ -518,13 +518,13 @@ bool Mapped(const char* program, char* const environment[]) {
 // Runs `call` with the environment that the new program is to find.  It returns
 // something else than 0 if there is no new program.
 template <class Call>
-int WithHandover(bool spawn, const char* program, char* const environment[],
+int WithHandover(bool spawn, const Executed& program, char* const environment[],
                  Call&& call) {
   // The kernel refuses it; nothing may have come of it here by then.
-  if (!Mapped(program, environment)) return call(environment);
+  if (!Mapped(program.path, environment)) return call(environment);
   Handover over(spawn, program, environment);
   int result;
-  if (over.variable() == nullptr) {
+  if (!over.Extends()) {
     result = call(environment);
     if (!spawn || result != 0) over.TakeBack();
     return result;
@@ -532,7 +532,8 @@ int WithHandover(bool spawn, const char* program, char* const environment[],
   // On the stack: the caller may be a child of vfork.
   auto** extended = static_cast<char**>(
       ::alloca(Handover::Room(environment) * sizeof(char*)));
-  over.Extend(environment, extended);
+  auto* text = static_cast<char*>(::alloca(over.Text(environment) + 1));
+  over.Extend(environment, extended, text);
   result = call(extended);
   if (!spawn || result != 0) over.TakeBack();
   return result;
@@ -553,7 +554,8 @@ int fork() {
 int _Fork() { return ForkWithoutHandlers(&real::_Fork); }
 
 int execve(const char* path, char* const argv[], char* const envp[]) {
-  return WithHandover(false, path, envp, [&](char* const* environment) {
+  const Executed program{path, path};
+  return WithHandover(false, program, envp, [&](char* const* environment) {
     return real::execve(path, argv, environment);
   });
 }
@@ -567,20 +569,23 @@ int execvp(const char* file, char* const argv[]) {
 }
 
 int execvpe(const char* file, char* const argv[], char* const envp[]) {
-  return WithHandover(false, file, envp, [&](char* const* environment) {
+  const Executed program{file, file, AT_FDCWD, true};
+  return WithHandover(false, program, envp, [&](char* const* environment) {
     return real::execvpe(file, argv, environment);
   });
 }
 
 int fexecve(int fd, char* const argv[], char* const envp[]) {
-  return WithHandover(false, nullptr, envp, [&](char* const* environment) {
+  const Executed program{nullptr, "", fd};
+  return WithHandover(false, program, envp, [&](char* const* environment) {
     return real::fexecve(fd, argv, environment);
   });
 }
 
 int execveat(int fd, const char* path, char* const argv[], char* const envp[],
              int flags) {
-  return WithHandover(false, nullptr, envp, [&](char* const* environment) {
+  const Executed program{nullptr, path, fd};
+  return WithHandover(false, program, envp, [&](char* const* environment) {
     return real::execveat(fd, path, argv, environment, flags);
   });
 }
@@ -589,7 +594,8 @@ int posix_spawn(pid_t* pid, const char* path,
                 const posix_spawn_file_actions_t* actions,
                 const posix_spawnattr_t* attributes, char* const argv[],
                 char* const envp[]) {
-  return WithHandover(true, path, envp, [&](char* const* environment) {
+  const Executed program{path, path};
+  return WithHandover(true, program, envp, [&](char* const* environment) {
     return real::posix_spawn(pid, path, actions, attributes, argv, environment);
   });
 }
@@ -598,7 +604,8 @@ int posix_spawnp(pid_t* pid, const char* file,
                  const posix_spawn_file_actions_t* actions,
                  const posix_spawnattr_t* attributes, char* const argv[],
                  char* const envp[]) {
-  return WithHandover(true, file, envp, [&](char* const* environment) {
+  const Executed program{file, file, AT_FDCWD, true};
+  return WithHandover(true, program, envp, [&](char* const* environment) {
     return real::posix_spawnp(pid, file, actions, attributes, argv,
                               environment);
   });
@@ -609,7 +616,7 @@ int system(const char* command) {
   if (command == nullptr) return real::system(command);
   const int saved = errno;
   int status = -1;
-  WithHandover(true, "sh", environ, [&](char* const* environment) {
+  WithHandover(true, {"sh", "/bin/sh"}, environ, [&](char* const* environment) {
     errno = 0;
     status = environment == environ ? real::system(command)
                                     : SystemWith(command, environment);
@@ -622,15 +629,16 @@ int system(const char* command) {
 
 FILE* popen(const char* command, const char* type) {
   FILE* pipe = nullptr;
-  WithHandover(true, nullptr, environ, [&](char* const* environment) {
-    if (environment == environ) {
-      pipe = real::popen(command, type);
-    } else {
-      const PopenEnvironment during(environment);
-      pipe = real::popen(command, type);
-    }
-    return 0;
-  });
+  WithHandover(true, {nullptr, "/bin/sh"}, environ,
+               [&](char* const* environment) {
+                 if (environment == environ) {
+                   pipe = real::popen(command, type);
+                 } else {
+                   const PopenEnvironment during(environment);
+                   pipe = real::popen(command, type);
+                 }
+                 return 0;
+               });
   return pipe;
 }
 

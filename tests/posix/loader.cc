@@ -1,6 +1,7 @@
 // What programs do to their loader and their system calls: libraries opened
 // late, children that no preload reaches, filters.
 #include <dlfcn.h>
+#include <elf.h>
 #include <fcntl.h>
 #include <linux/audit.h>
 #include <linux/filter.h>
@@ -8,6 +9,7 @@
 #include <linux/seccomp.h>
 #include <poll.h>
 #include <signal.h>
+#include <spawn.h>
 #include <stddef.h>
 #include <sys/epoll.h>
 #include <sys/prctl.h>
@@ -491,5 +493,129 @@ Case static_pie(
     SpeakToCat);
 Case half_width(
     "exec_32_bit", [](int fd) { BecomeOther(fd, "cat_32"); }, SpeakToCat);
+
+// --- Programs whose loader cannot load the preload
+
+// A folder with `cat_other`, a program of the loader ld_other, which is cat,
+// and a script of it.
+class OtherPrograms {
+ public:
+  OtherPrograms() {
+    CHECK_THAT(::mkdtemp(folder_) != nullptr);
+    const std::string loader = Beside("ld_other");
+    struct {
+      Elf64_Ehdr header;
+      Elf64_Phdr segments[2];
+    } head{};
+    std::memcpy(head.header.e_ident, ELFMAG, SELFMAG);
+    head.header.e_ident[EI_CLASS] = ELFCLASS64;
+    head.header.e_ident[EI_DATA] = ELFDATA2LSB;
+    head.header.e_ident[EI_VERSION] = EV_CURRENT;
+    head.header.e_type = ET_EXEC;
+    head.header.e_machine = EM_X86_64;
+    head.header.e_version = EV_CURRENT;
+    head.header.e_phoff = sizeof head.header;
+    head.header.e_ehsize = sizeof head.header;
+    head.header.e_phentsize = sizeof head.segments[0];
+    head.header.e_phnum = 2;
+    head.segments[0].p_type = PT_INTERP;
+    head.segments[0].p_offset = sizeof head;
+    head.segments[0].p_filesz = loader.size() + 1;
+    head.segments[1].p_type = PT_LOAD;
+    head.segments[1].p_flags = PF_R;
+    head.segments[1].p_vaddr = 0x400000;
+    head.segments[1].p_filesz = sizeof head;
+    head.segments[1].p_memsz = sizeof head;
+    head.segments[1].p_align = 4096;
+    std::string program(reinterpret_cast<const char*>(&head), sizeof head);
+    program.append(loader.c_str(), loader.size() + 1);
+    Write("cat_other", program);
+    Write("script_other", "#! " + Path("cat_other") + "\n");
+  }
+  ~OtherPrograms() {
+    ::unlink(Path("cat_other").c_str());
+    ::unlink(Path("script_other").c_str());
+    ::rmdir(folder_);
+  }
+  OtherPrograms(const OtherPrograms&) = delete;
+  OtherPrograms& operator=(const OtherPrograms&) = delete;
+  std::string Path(const char* name) const {
+    return std::string(folder_) + "/" + name;
+  }
+  const char* folder() const { return folder_; }
+
+ private:
+  void Write(const char* name, const std::string& bytes) {
+    const int file = ::open(Path(name).c_str(), O_WRONLY | O_CREAT, 0755);
+    CHECK_THAT(file >= 0 && ::write(file, bytes.data(), bytes.size()) ==
+                                static_cast<ssize_t>(bytes.size()));
+    ::close(file);
+  }
+  char folder_[32] = "/tmp/other.XXXXXX";
+};
+
+enum class By { kExec, kVfork, kDescriptor, kSpawn, kScript, kShell };
+
+void BecomeOtherLoaders(int fd, By by) {
+  const OtherPrograms programs;
+  // Found where nothing is before.
+  ::setenv("PATH", (std::string("/nowhere:") + programs.folder()).c_str(), 1);
+  const std::string path =
+      programs.Path(by == By::kScript ? "script_other" : "cat_other");
+  const std::string command = "exec " + path;
+  char name[] = "cat_other";
+  char* argv[] = {name, nullptr};
+  const int program = ::open(path.c_str(), O_PATH | O_CLOEXEC);
+  pid_t child = -1;
+  if (by == By::kSpawn) {
+    posix_spawn_file_actions_t actions;
+    ::posix_spawn_file_actions_init(&actions);
+    ::posix_spawn_file_actions_adddup2(&actions, fd, 0);
+    ::posix_spawn_file_actions_adddup2(&actions, fd, 1);
+    ::posix_spawn_file_actions_addclose(&actions, fd);
+    CHECK_THAT(::posix_spawnp(&child, name, &actions, nullptr, argv, environ) ==
+               0);
+    ::posix_spawn_file_actions_destroy(&actions);
+  } else {
+    child = by == By::kVfork ? ::vfork() : ::fork();
+    if (child == 0) {
+      ::dup2(fd, 0);
+      ::dup2(fd, 1);
+      ::close(fd);
+      if (by == By::kExec) ::execvp(name, argv);
+      if (by == By::kDescriptor) ::fexecve(program, argv, environ);
+      if (by == By::kShell) {
+        ::execl("/bin/sh", "sh", "-c", command.c_str(),
+                static_cast<char*>(nullptr));
+      }
+      ::execv(path.c_str(), argv);
+      ::_exit(99);
+    }
+  }
+  ::close(fd);
+  ::close(program);
+  int status = 0;
+  CHECK_THAT(::waitpid(child, &status, 0) == child);
+  Log("child: %x", static_cast<unsigned>(status));
+}
+
+Case other_loader(
+    "exec_other_loader", [](int fd) { BecomeOtherLoaders(fd, By::kExec); },
+    SpeakToCat);
+Case other_loader_vfork(
+    "vfork_other_loader", [](int fd) { BecomeOtherLoaders(fd, By::kVfork); },
+    SpeakToCat);
+Case other_loader_descriptor(
+    "fexecve_other_loader",
+    [](int fd) { BecomeOtherLoaders(fd, By::kDescriptor); }, SpeakToCat);
+Case other_loader_spawn(
+    "spawn_other_loader", [](int fd) { BecomeOtherLoaders(fd, By::kSpawn); },
+    SpeakToCat);
+Case other_loader_script(
+    "script_other_loader", [](int fd) { BecomeOtherLoaders(fd, By::kScript); },
+    SpeakToCat);
+Case other_loader_shell(
+    "shell_other_loader", [](int fd) { BecomeOtherLoaders(fd, By::kShell); },
+    SpeakToCat);
 
 }  // namespace

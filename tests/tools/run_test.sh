@@ -1,10 +1,10 @@
 #!/bin/bash
-# usage: run_test RCSOCK PROBE
+# usage: run_test RCSOCK PROBE LOADER
 #
 # `rcsock run`: where it finds the library, what it puts into the environment,
 # its exit statuses and its messages.
 set -euo pipefail
-tool=$PWD/$1 probe=$(realpath "$2")
+tool=$PWD/$1 probe=$(realpath "$2") loader=$(realpath "$3")
 tmp=$(mktemp -d "${TEST_TMPDIR:-/tmp}/run.XXXXXX")
 cd "$tmp"
 unset LD_PRELOAD "${!RCSOCK_@}" RUNFILES_DIR || true
@@ -178,6 +178,28 @@ chmod +x static
 run run -- ./static
 check "a static program: warned" 1 \
   "$(grep -c 'warning: ./static is statically linked' err.txt || true)"
+
+# A program of another libc: its loader says whether it has found a preload, as
+# musl's does by ending with status 127.
+python3 - "$loader" >other <<'END'
+import struct, sys
+name = sys.argv[1].encode() + b"\0"
+out = struct.pack("<16sHHIQQQIHHHHHH", b"\x7fELF\2\1\1", 2, 62, 1, 0, 64, 0, 0,
+                  64, 56, 2, 0, 0, 0)
+out += struct.pack("<IIQQQQQQ", 3, 4, 176, 0, 0, len(name), len(name), 1)
+out += struct.pack("<IIQQQQQQ", 1, 4, 0, 0x400000, 0, 176, 176, 4096)
+sys.stdout.buffer.write(out + name)
+END
+chmod +x other
+run run -- ./other </dev/null
+check "another loader's program: status" 0 "$status"
+check "another loader's program: warned" 1 \
+  "$(grep -c "warning: ./other is loaded by $loader" err.txt || true)"
+printf '#!./other\n' >script && chmod +x script
+run run -- ./script </dev/null
+check "its script: status" 0 "$status"
+check "its script: warned" 1 \
+  "$(grep -c "warning: ./script is loaded by $loader" err.txt || true)"
 
 if [[ $(id -u) == 0 ]] && cp "$(type -P true)" setuid &&
   chown 12345 setuid 2>/dev/null && chmod 4755 setuid; then

@@ -1,14 +1,18 @@
 #include "tools/rcsock/program.h"
 
 #include <elf.h>
+#include <fcntl.h>
 #include <sys/stat.h>
 #include <sys/xattr.h>
 #include <unistd.h>
 
+#include <climits>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
 #include <sstream>
+
+#include "lib/base/other_loader.h"
 
 namespace rcsock::tools {
 namespace {
@@ -92,6 +96,12 @@ std::string WhyNotPreloadable(const std::string& path) {
   }
   const std::string why = WhyNotElf(program);
   return why.empty() ? "" : prefix + why;
+}
+
+std::string OtherLoader(const std::string& path) {
+  char name[PATH_MAX];
+  return base::StartedByOther(AT_FDCWD, path.c_str(), name, sizeof name) ? name
+                                                                         : "";
 }
 
 }  // namespace rcsock::tools

@@ -12,6 +12,10 @@ std::string FindProgram(const std::string& command);
 // words), or "" if it will, as far as can be seen from outside.
 std::string WhyNotPreloadable(const std::string& path);
 
+// The loader that starts the program at `path`, or its interpreter, if it is
+// another libc's, which starts nothing with our library in LD_PRELOAD; or "".
+std::string OtherLoader(const std::string& path);
+
 }  // namespace rcsock::tools
 
 #endif  // RCSOCK_TOOLS_RCSOCK_PROGRAM_H_

@@ -192,7 +192,12 @@ int Run(const RunOptions& options) {
 
   const std::string& command = options.command.front();
   const std::string path = FindProgram(command);
-  if (!path.empty()) {
+  const std::string loader = path.empty() ? "" : OtherLoader(path);
+  if (!loader.empty()) {
+    std::cerr << "rcsock: warning: " << path << " is loaded by " << loader
+              << ", not by glibc's loader: it runs without the preload, over "
+                 "plain TCP\n";
+  } else if (!path.empty()) {
     const std::string why = WhyNotPreloadable(path);
     if (!why.empty()) {
       std::cerr << "rcsock: warning: " << path << " " << why
@@ -201,7 +206,8 @@ int Run(const RunOptions& options) {
     }
   }
 
-  const std::string preload = PreloadList(library, Environment("LD_PRELOAD"));
+  const std::string preload =
+      PreloadList(loader.empty() ? library : "", Environment("LD_PRELOAD"));
   ::setenv("LD_PRELOAD", preload.c_str(), 1);
 
   std::vector<char*> argv;

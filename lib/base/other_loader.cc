@@ -1,0 +1,215 @@
+#include "lib/base/other_loader.h"
+
+#include <elf.h>
+#include <fcntl.h>
+#include <link.h>
+#include <sys/auxv.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <climits>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+
+namespace rcsock::base {
+namespace {
+
+const char* LastPart(const char* path) {
+  const char* slash = std::strrchr(path, '/');
+  return slash == nullptr ? path : slash + 1;
+}
+
+bool Begins(const char* text, const char* with) {
+  return std::strncmp(text, with, std::strlen(with)) == 0;
+}
+
+// The loader of this very program, which is a glibc's whatever it is called, or
+// null.
+const char* OwnLoader() {
+  const auto* segments =
+      reinterpret_cast<const ElfW(Phdr)*>(::getauxval(AT_PHDR));
+  const unsigned long count = ::getauxval(AT_PHNUM);
+  const ElfW(Phdr)* loader = nullptr;
+  std::uintptr_t base = 0;
+  for (unsigned long i = 0; segments != nullptr && i < count; ++i) {
+    if (segments[i].p_type == PT_INTERP) loader = &segments[i];
+    if (segments[i].p_type == PT_PHDR) {
+      base = reinterpret_cast<std::uintptr_t>(segments) - segments[i].p_vaddr;
+    }
+  }
+  return loader == nullptr
+             ? nullptr
+             : reinterpret_cast<const char*>(base + loader->p_vaddr);
+}
+
+// (ld-lsb is a link to glibc's.)
+bool IsGlibcs(const char* loader) {
+  const char* name = LastPart(loader);
+  if (Begins(name, "ld-linux") || Begins(name, "ld-lsb")) return true;
+  const char* own = OwnLoader();
+  return own != nullptr && std::strcmp(own, loader) == 0;
+}
+
+// The beginning of a file, where all that is asked for usually is.
+class Head {
+ public:
+  explicit Head(int fd) : fd_(fd) {
+    const long n = ::syscall(SYS_pread64, fd, bytes_, sizeof bytes_, 0);
+    if (n > 0) length_ = static_cast<std::size_t>(n);
+  }
+  bool Read(std::uint64_t at, void* to, std::size_t length) const {
+    if (at <= length_ && length <= length_ - at) {
+      std::memcpy(to, bytes_ + at, length);
+      return true;
+    }
+    return at < (std::uint64_t{1} << 62) &&
+           ::syscall(SYS_pread64, fd_, to, length, at) ==
+               static_cast<long>(length);
+  }
+  // The first line without its end, if there is one.
+  bool Line(char* to, std::size_t size) const {
+    const void* end = std::memchr(bytes_, '\n', length_);
+    const std::size_t length =
+        end == nullptr
+            ? length_
+            : static_cast<std::size_t>(static_cast<const char*>(end) - bytes_);
+    if (length == 0 || length >= size) return false;
+    std::memcpy(to, bytes_, length);
+    to[length] = '\0';
+    return true;
+  }
+
+ private:
+  const int fd_;
+  std::size_t length_ = 0;
+  char bytes_[1024];
+};
+
+// False: it has none, or it cannot be read.
+template <class Header, class Segment>
+bool FindLoader(const Head& head, char* name, std::size_t size) {
+  Header header;
+  if (!head.Read(0, &header, sizeof header)) return false;
+  for (unsigned i = 0; i < header.e_phnum; ++i) {
+    Segment segment;
+    if (!head.Read(header.e_phoff + std::uint64_t{i} * sizeof segment, &segment,
+                   sizeof segment)) {
+      return false;
+    }
+    if (segment.p_type != PT_INTERP) continue;
+    if (segment.p_filesz < 2 || segment.p_filesz > size ||
+        !head.Read(segment.p_offset, name, segment.p_filesz)) {
+      return false;
+    }
+    name[segment.p_filesz - 1] = '\0';
+    return true;
+  }
+  return false;
+}
+
+// The interpreter on the first line of a script.
+bool FindInterpreter(const Head& head, char* path, std::size_t size) {
+  char line[256];  // as much as the kernel reads of it
+  if (!head.Line(line, sizeof line)) return false;
+  const char* begin = line + 2 + std::strspn(line + 2, " \t");
+  const std::size_t length = std::strcspn(begin, " \t");
+  if (length == 0 || length >= size) return false;
+  std::memcpy(path, begin, length);
+  path[length] = '\0';
+  return true;
+}
+
+int Open(int folder, const char* path) {
+  char self[32];
+  if (*path == '\0') {
+    // (Not by itself: it may be an O_PATH one.)
+    std::snprintf(self, sizeof self, "/proc/self/fd/%d", folder);
+    path = self;
+  }
+  // (A FIFO would let the caller wait.)
+  return static_cast<int>(
+      ::syscall(SYS_openat, folder, path,
+                O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY, 0));
+}
+
+bool Started(int folder, const char* path, char* name, std::size_t size) {
+  char interpreter[256];
+  // As often as the kernel goes from a script to the next.
+  for (int depth = 0; depth < 5; ++depth) {
+    const int fd = Open(folder, path);
+    if (fd < 0) return false;
+    const Head head(fd);
+    unsigned char magic[EI_NIDENT] = {};
+    const bool readable = head.Read(0, magic, sizeof magic);
+    bool found = false;
+    bool script = false;
+    if (readable && std::memcmp(magic, ELFMAG, SELFMAG) == 0) {
+      found = magic[EI_CLASS] == ELFCLASS32
+                  ? FindLoader<Elf32_Ehdr, Elf32_Phdr>(head, name, size)
+                  : FindLoader<Elf64_Ehdr, Elf64_Phdr>(head, name, size);
+    } else if (readable && magic[0] == '#' && magic[1] == '!') {
+      script = FindInterpreter(head, interpreter, sizeof interpreter);
+    }
+    ::syscall(SYS_close, fd);
+    if (script) {
+      folder = AT_FDCWD;
+      path = interpreter;
+      continue;
+    }
+    // musl's loader, called by its name, is such a program too.
+    if (!found && Begins(LastPart(path), "ld-musl") &&
+        std::strlen(path) < size) {
+      std::strcpy(name, path);
+      found = true;
+    }
+    return found && !IsGlibcs(name);
+  }
+  return false;
+}
+
+}  // namespace
+
+bool StartedByOther(int folder, const char* path, char* name,
+                    std::size_t size) {
+  const int saved = errno;
+  const bool other = Started(folder, path, name, size);
+  errno = saved;
+  return other;
+}
+
+bool StartedByOtherInPath(const char* file, char* name, std::size_t size) {
+  if (std::strchr(file, '/') != nullptr) {
+    return StartedByOther(AT_FDCWD, file, name, size);
+  }
+  const int saved = errno;
+  const char* at = std::getenv("PATH");
+  if (at == nullptr) at = "/bin:/usr/bin";
+  bool other = false;
+  for (bool found = false; !found;) {
+    const std::size_t length = std::strcspn(at, ":");
+    char path[1024];
+    const int n =
+        std::snprintf(path, sizeof path, "%.*s%s%s", static_cast<int>(length),
+                      at, length == 0 ? "" : "/", file);
+    if (n > 0 && static_cast<std::size_t>(n) < sizeof path) {
+      found = ::syscall(SYS_access, path, X_OK) == 0;
+      if (found) {
+        // (A folder may be searched, but is not executed.)
+        const long folder = ::syscall(SYS_openat, AT_FDCWD, path,
+                                      O_PATH | O_DIRECTORY | O_CLOEXEC, 0);
+        if (folder >= 0) ::syscall(SYS_close, folder);
+        found = folder < 0;
+      }
+      if (found) other = Started(AT_FDCWD, path, name, size);
+    }
+    if (at[length] == '\0') break;
+    at += length + 1;
+  }
+  errno = saved;
+  return other;
+}
+
+}  // namespace rcsock::base
