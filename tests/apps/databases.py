@@ -1,6 +1,7 @@
-"""redis, memcached and MariaDB."""
+"""redis, its sentinels, memcached and MariaDB."""
 
 import csv
+import pathlib
 import re
 
 from harness import Failed, app, wait_until
@@ -86,6 +87,81 @@ def redis(run):
     return ({"rewritten": rewritten, "keys": size, "reloaded": reloaded,
              "digest": digests[0]},
             f"SET {rates['SET']:.0f}/s, GET {rates['GET']:.0f}/s")
+
+
+@app("sentinel", "redis-server", "redis-cli", "redis-benchmark")
+def sentinel(run):
+    """Redis with 2 replicas, and 3 sentinels that make one of them the master
+    after a kill -9 of it: no key is lost."""
+    ports = [run.port() for _ in range(3)]
+    servers = []
+    for port in ports:
+        directory = run.directory / f"data.{port}"
+        run.write(f"{directory.name}/empty", "")
+        follow = (["--replicaof", f"{run.address} {ports[0]}"]
+                  if servers else [])
+        servers.append(run.start(
+            "redis-server", "--port", port, "--bind", run.address,
+            "--protected-mode", "no", "--enable-debug-command", "yes",
+            "--save", "", "--dir", directory, "--repl-diskless-sync-delay", 0,
+            *follow, port=port))
+    wait_until(lambda: [line for key, line in info(
+        run, ports[0], "replication").items() if "state=online" in line][1:],
+               30, "two replicas are not in step")
+    watch = [run.port() for _ in range(3)]
+    watchers = []
+    for port in watch:
+        script = run.write(f"watch.{port}/sentinel.conf", f"""\
+port {port}
+bind {run.address}
+protected-mode no
+dir {run.directory}/watch.{port}
+sentinel monitor it {run.address} {ports[0]} 2
+sentinel down-after-milliseconds it 1000
+sentinel failover-timeout it 10000
+""")
+        pathlib.Path(script).chmod(0o666)
+        watchers.append(run.start("redis-server", script, "--sentinel",
+                                  port=port))
+
+    def all_known(port):
+        words = cli(run, port, "sentinel", "master", "it").split()
+        state = dict(zip(words[::2], words[1::2]))
+        return (state["num-other-sentinels"] == "2"
+                and state["num-slaves"] == "2")
+    wait_until(lambda: all(map(all_known, watch)), 30,
+               "the sentinels do not know each other")
+    cli(run, ports[0], "--pipe", input=pipe_commands(1000))
+    text = run.call("redis-benchmark", "-h", run.address, "-p", ports[0], "-t",
+                    "set", "-c", 4, "-d", 1000, "-r", 1000, "-n", 60000, "--csv")
+    # All that the master has written has come when each has answered.
+    if cli(run, ports[0], "wait", 2, 20000) != "2":
+        raise Failed("the replicas do not follow")
+    digests = {cli(run, port, "debug", "digest") for port in ports}
+    servers[0].kill()
+    servers[0].wait()
+
+    def elected():
+        new = cli(run, watch[1], "sentinel", "get-master-addr-by-name",
+                  "it").split()[1]
+        return int(new) if int(new) != ports[0] else None
+    new = wait_until(elected, 30, "no new master")
+    other = next(port for port in ports[1:] if port != new)
+    wait_until(lambda: info(run, other, "replication").get("master_port") ==
+               str(new) and info(run, other, "replication").get(
+                   "master_link_status") == "up", 30,
+               "the other replica does not follow the new master")
+    after = {cli(run, port, "debug", "digest") for port in (new, other)}
+    wait_until(lambda: info(run, new, "replication").get("role") == "master",
+               10, "the new master is a replica still")
+    cli(run, new, "set", "late", "1")
+    wait_until(lambda: cli(run, other, "get", "late") == "1", 20,
+               "what the new master is told does not come")
+    for process in watchers + servers[1:]:
+        run.stop(process)
+    rate = float(list(csv.reader(text.splitlines()))[-1][1])
+    return {"in step": len(digests) == 1, "kept": after == digests}, (
+        f"set {rate:.0f}/s")
 
 
 @app("memcached", "memcached", "memcaslap")

@@ -1,10 +1,11 @@
 """Servers of many kinds, each with a client of its own kind: OpenSSH, HAProxy,
-Node, Erlang, ZeroMQ, rsync, lighttpd and Puma."""
+Node, Erlang, ZeroMQ, rsync, lighttpd, Puma and Knot."""
 
 import hashlib
+import re
 import signal
 
-from harness import Failed, app, find
+from harness import Failed, app, find, wait_until
 
 BIG = hashlib.sha256(b"services").digest() * (1 << 20)  # 32 MiB
 
@@ -334,3 +335,56 @@ def puma(run):
     run.stop(server, statuses=(0, 1))
     speed = next(l for l in text.splitlines() if "Requests/sec" in l)
     return {"said": said}, " ".join(speed.split())
+
+
+@app("knot", "knotd", "kdig", "dnsperf")
+def knot(run):
+    """DNS over TCP, 3 threads: a zone of 20,000 names, 300 questions of one
+    client, dnsperf with 4 and with 32 connections."""
+    port = run.port()
+    names = "".join(f"h{i} A 10.{i >> 16}.{i >> 8 & 255}.{i & 255}\n"
+                    for i in range(20000))
+    run.write("zone", "$ORIGIN test.\n$TTL 60\n@ SOA ns a 1 5 2 600 60\n"
+                      "@ NS ns\nns A 127.0.0.1\n" + names)
+    script = run.write("knot.conf", f"""\
+server:
+    rundir: "{run.directory}"
+    listen: {run.address}@{port}
+    tcp-workers: 3
+    tcp-reuseport: on
+database:
+    storage: "{run.directory}"
+acl:
+  - id: all
+    address: 0.0.0.0/0
+    action: transfer
+zone:
+  - domain: test
+    storage: "{run.directory}"
+    file: zone
+    acl: all
+    journal-content: none
+    zonefile-sync: -1
+""")
+    server = run.start("knotd", "-c", script, port=port)
+    ask = ["kdig", f"@{run.address}", "-p", port, "+tcp"]
+    wait_until(lambda: "10.0.0.5" in run.call(*ask, "+short", "h5.test",
+                                              statuses=(0, 1)),
+               20, "the zone is not loaded")
+    zone = digest(run.call(*ask, "test", "AXFR", "+noall", "+answer",
+                           text=False))
+    said = run.call(*ask, "+keepopen", "+short",
+                    *[f"h{i}.test" for i in range(300)])
+    questions = run.write("questions", "".join(f"h{i}.test A\n"
+                                               for i in range(20000)))
+    rates = []
+    for count in (4, 32):
+        text = run.call("dnsperf", "-m", "tcp", "-s", run.address, "-p", port,
+                        "-d", questions, "-c", count, "-n", 5)
+        done = re.search(r"Queries completed:\s+(\d+)", text)
+        if not done or done.group(1) != "100000":
+            raise Failed(f"dnsperf printed: {text}")
+        rates.append(re.search(r"Queries per second:\s+(\d+)", text).group(1))
+    run.stop(server)
+    return {"zone": zone, "said": digest(said.encode())}, (
+        f"{' and '.join(rates)} questions/s")
