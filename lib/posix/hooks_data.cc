@@ -513,7 +513,7 @@ static ssize_t SendFlagged(Sock* sock, int fd, const iovec* iov, int count,
 
 int sendmmsg(int fd, mmsghdr* messages, unsigned count, int flags) {
   if (LookupSock(fd) == nullptr) {
-    for (unsigned i = 0; i < count && messages != nullptr; ++i) {
+    for (unsigned i = 0; i < count && !Null(messages); ++i) {
       if (messages[i].msg_hdr.msg_control != nullptr && !base::tls_internal) {
         BeforePassing(&messages[i].msg_hdr);
       }

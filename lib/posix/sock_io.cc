@@ -65,7 +65,8 @@ bool AtMarkOf(int fd) {
 ssize_t Sock::SendRest(int fd, const iovec* iov, int count, std::size_t skip,
                        int flags) {
   return ForRest(iov, count, skip, [&](const msghdr* message) {
-    return real::sendmsg(fd, message, flags);
+    // The call has sent something, which is its result: no signal.
+    return real::sendmsg(fd, message, flags | MSG_NOSIGNAL);
   });
 }
 

@@ -23,6 +23,10 @@ namespace rcsock::posix {
 using base::Reason;
 
 int Sock::Shutdown(int number, int how) {
+  // Nothing is closed.
+  if (how != SHUT_RD && how != SHUT_WR && how != SHUT_RDWR) {
+    return real::shutdown(number, how);
+  }
   Critical critical;
   tx_latch.lock();
   rx_latch.lock();
@@ -37,24 +41,20 @@ int Sock::Shutdown(int number, int how) {
     return result;
   }
   int error = 0;
-  if (how != SHUT_RD && how != SHUT_WR && how != SHUT_RDWR) {
-    error = EINVAL;
-  } else {
-    if (stream_->Gone() ||
-        (stream_->Ended() && real::shutdown(number, how) != 0)) {
-      error = ENOTCONN;  // and it is done all the same, as the kernel does
-    }
-    if (how != SHUT_WR) {
-      rd_shut_ = true;
-      WakeRx();
-    }
-    if (how != SHUT_RD) {
-      const int r = stream_->ShutdownWrite();
-      if (r < 0) error = -r;
-      stream_->Progress();
-      HandleChanges();
-      WakeTx();
-    }
+  if (stream_->Gone() ||
+      (stream_->Ended() && real::shutdown(number, how) != 0)) {
+    error = ENOTCONN;  // and it is done all the same, as the kernel does
+  }
+  if (how != SHUT_WR) {
+    rd_shut_ = true;
+    WakeRx();
+  }
+  if (how != SHUT_RD) {
+    const int r = stream_->ShutdownWrite();
+    if (r < 0) error = -r;
+    stream_->Progress();
+    HandleChanges();
+    WakeTx();
   }
   rx_latch.unlock();
   tx_latch.unlock();

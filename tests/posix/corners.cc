@@ -128,6 +128,14 @@ Case bad_pointers(
         Result("select but", ::select(fd + 1, nullptr, nullptr, bits, &now));
         Result("sendfile", ::sendfile(fd, file, static_cast<off_t*>(at), 4));
       }
+      // Of what is no stream too.
+      const int datagram = ::socket(AF_INET, SOCK_DGRAM, 0);
+      for (const int to : {fd, datagram}) {
+        for (void* const at : {At(0), At(8), high}) {
+          Result("sendmmsg", ::sendmmsg(to, static_cast<mmsghdr*>(at), 1, 0));
+        }
+      }
+      ::close(datagram);
       ::close(file);
       ::close(other);
       ::close(set);

@@ -534,6 +534,20 @@ Case shutdown_bad(
       Result("send", ::send(fd, "ok", 2, 0));
     });
 
+// It closes nothing: the connection may leave TCP after it.
+Case shutdown_bad_first(
+    "shutdown_bad_first",
+    [](int fd) {
+      Warm(fd);
+      LogDrain(fd);
+    },
+    [](int fd) {
+      Result("shutdown 7", ::shutdown(fd, 7));
+      Warm(fd);
+      Result("send", ::send(fd, "ok", 2, 0));
+    },
+    {.warm = false});
+
 // Unread data at close: the peer gets a reset.
 Case close_unread(
     "close_unread",
