@@ -1,6 +1,8 @@
 #ifndef RCSOCK_LIB_BASE_CRITICAL_H_
 #define RCSOCK_LIB_BASE_CRITICAL_H_
 
+#include <atomic>
+
 namespace rcsock::base {
 
 // A stretch in which this thread runs no signal handler of the application:
@@ -8,21 +10,27 @@ namespace rcsock::base {
 // away with it.  What puts the handlers off lies above; until it says how,
 // there is nothing to put off.
 struct CriticalHooks {
-  void (*enter)() = nullptr;
-  void (*leave)() = nullptr;  // may run what has been put off
+  void (*enter)();
+  void (*leave)();  // may run what has been put off
 };
-inline constinit CriticalHooks critical_hooks;  // set once, before any thread
+// Set once.  (Another thread may be inside by then: an earlier library's
+// constructor has made it, say.)
+inline constinit std::atomic<const CriticalHooks*> critical_hooks{nullptr};
 
 class Critical {
  public:
-  Critical() {
-    if (critical_hooks.enter != nullptr) critical_hooks.enter();
+  Critical() : hooks_(critical_hooks.load(std::memory_order_acquire)) {
+    if (hooks_ != nullptr) hooks_->enter();
   }
   ~Critical() {
-    if (critical_hooks.leave != nullptr) critical_hooks.leave();
+    if (hooks_ != nullptr) hooks_->leave();
   }
   Critical(const Critical&) = delete;
   Critical& operator=(const Critical&) = delete;
+
+ private:
+  // Those it has entered by, or none.
+  const CriticalHooks* const hooks_;
 };
 
 }  // namespace rcsock::base

@@ -102,8 +102,11 @@ void ForkPrepare() {
         });
   } while (ShareNewByFork() && ++rounds < 3);
   ForEachSock([](Sock* sock) { sock->MarkFork(); });
+  // No handler while these are held: it could fork too, and wait for itself, or
+  // jump away with the conductor's step.
+  EnterCritical();
   Conductor::ForkPrepare();
-  SignalsForkLock();  // no handler while these are held
+  SignalsForkLock();
   InterestsForkLock();
   SockForkLock();
   ShellForkLock();
@@ -120,6 +123,7 @@ void ForkParent() {
   InterestsForkUnlock();
   Conductor::ForkParent();
   SignalsForkUnlock(false);
+  LeaveCritical();
 }
 
 void ForkChild() {
@@ -137,7 +141,9 @@ void ForkChild() {
   InterestsForkChild();
   ForEachSock([](Sock* sock) { sock->ForkChild(); });
   Conductor::ForkChild(tls_signals.asleep != 0);
-  if (locked) SignalsForkUnlock(true);
+  if (!locked) return;
+  SignalsForkUnlock(true);
+  LeaveCritical();
 }
 
 void Append(char* text, std::size_t capacity, std::size_t* at,
@@ -362,7 +368,9 @@ void InitProcess(Face face) {
   }
   if (own_pid.load(std::memory_order_relaxed) != 0) return;
   own_pid.store(::syscall(SYS_getpid), std::memory_order_relaxed);
-  base::critical_hooks = {&EnterCritical, &LeaveCritical};
+  static constexpr base::CriticalHooks kCritical{&EnterCritical,
+                                                 &LeaveCritical};
+  base::critical_hooks.store(&kCritical, std::memory_order_release);
   base::LoadConfig();
   base::barriers_lost = &BarriersLost;
   base::InitBarriers();
