@@ -142,12 +142,14 @@ bool Started(int folder, const char* path, char* name, std::size_t size) {
     const int fd = Open(folder, path);
     if (fd < 0) return false;
     const Head head(fd);
-    unsigned char magic[EI_NIDENT] = {};
+    // (A script may be as short.)
+    char magic[SELFMAG] = {};
     const bool readable = head.Read(0, magic, sizeof magic);
     bool found = false;
     bool script = false;
     if (readable && std::memcmp(magic, ELFMAG, SELFMAG) == 0) {
-      found = magic[EI_CLASS] == ELFCLASS32
+      char width = 0;
+      found = head.Read(EI_CLASS, &width, 1) && width == ELFCLASS32
                   ? FindLoader<Elf32_Ehdr, Elf32_Phdr>(head, name, size)
                   : FindLoader<Elf64_Ehdr, Elf64_Phdr>(head, name, size);
     } else if (readable && magic[0] == '#' && magic[1] == '!') {
