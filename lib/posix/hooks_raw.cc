@@ -14,6 +14,7 @@
 #include "lib/base/internal.h"
 #include "lib/posix/clone.h"
 #include "lib/posix/hooks.h"
+#include "lib/posix/last_thread.h"
 #include "lib/posix/process.h"
 #include "lib/posix/sock.h"
 #include "lib/posix/table.h"
@@ -195,6 +196,9 @@ long Syscall(long number, const long (&a)[kArguments]) {
         hook::BeforeClone(asked->flags);
       }
       break;
+    case SYS_exit:
+      if (InBorrowedMemory() || !LastThreadEnds(Fd(a[0]))) break;
+      [[fallthrough]];
     case SYS_exit_group:
       hook::_exit(Fd(a[0]));
       break;

@@ -13,6 +13,7 @@
 #include <cstdlib>
 
 #include "lib/base/real.h"
+#include "lib/posix/process.h"
 
 namespace rcsock::posix {
 namespace {
@@ -25,6 +26,9 @@ constexpr std::uint32_t kLastLookMs = 64;
 constinit pthread_key_t key = 0;
 constinit bool known = false;
 constinit std::atomic<bool> ended{false};
+// What it has given to SYS_exit, if it has: the process ends with that, and
+// runs no handlers of atexit.
+constinit std::atomic<int> raw_status{-1};
 // What the first thread had blocked in the end: exit runs with that.
 constinit sigset_t blocked = {};
 
@@ -35,19 +39,25 @@ constinit std::atomic<const unsigned*> libc_threads{nullptr};
 // A thread of rcsock's that waits for a device is short-lived: it is one more
 // until then.
 bool Alone() {
-  if (const unsigned* count = libc_threads.load(std::memory_order_relaxed)) {
+  // (One that has left by SYS_exit is still in libc's count.)
+  const unsigned* count = libc_threads.load(std::memory_order_relaxed);
+  if (count != nullptr && raw_status.load(std::memory_order_relaxed) < 0) {
     return __atomic_load_n(count, __ATOMIC_RELAXED) == 1;
   }
-  // The first thread stays a zombie until the others have ended, and a
+  // The first thread is there, or a zombie until the others have ended, and a
   // directory has two links of its own.
-  constexpr nlink_t kZombieAndConductor = 2 + 2;
+  constexpr nlink_t kFirstAndConductor = 2 + 2;
   struct stat status {};
   return ::stat("/proc/self/task", &status) == 0 &&
-         status.st_nlink == kZombieAndConductor;
+         status.st_nlink == kFirstAndConductor;
 }
 
 void* End(void*) {
   ::pthread_sigmask(SIG_SETMASK, &blocked, nullptr);
+  if (const int status = raw_status; status >= 0) {
+    AtExit();
+    real::_exit(status);
+  }
   std::exit(0);
 }
 
@@ -88,9 +98,22 @@ void FirstThreadEnds(void*) {
 
 void KnowFirstThread() {
   ended.store(false, std::memory_order_relaxed);
+  raw_status.store(-1, std::memory_order_relaxed);
   if (::syscall(SYS_gettid) != ::syscall(SYS_getpid)) return;
   if (!known) known = ::pthread_key_create(&key, &FirstThreadEnds) == 0;
   if (known) ::pthread_setspecific(key, &known);
+}
+
+bool LastThreadEnds(int status) {
+  // (A filter may know none of these calls.)
+  if (ProcessPinned() == base::Reason::kSandboxed ||
+      ::syscall(SYS_gettid) != ::syscall(SYS_getpid)) {
+    return false;
+  }
+  if (Conductor::IfRunning() != nullptr && Alone()) return true;
+  raw_status = status & 0xff;
+  FirstThreadEnds(nullptr);
+  return false;
 }
 
 void WatchLastThread(Conductor* conductor) {

@@ -12,6 +12,10 @@ namespace rcsock::posix {
 // In the first thread of the process: at start, and in a child of fork.
 void KnowFirstThread();
 
+// The calling thread ends past libc, by SYS_exit.  True: the program has no
+// other, so the process is to end with it.
+bool LastThreadEnds(int status);
+
 // A conductor has begun, perhaps after the first thread's end.
 void WatchLastThread(rendezvous::Conductor* conductor);
 

@@ -115,24 +115,24 @@ constinit std::atomic<bool> popen_changes{false};
 constinit char** popen_before = nullptr;
 constinit char** popen_last = nullptr;
 
-bool IsLast(char* const with[], std::size_t count) {
+bool IsLast(char* const with[], std::size_t strings) {
   std::size_t at = 0;
-  while (at + 1 < count && popen_last[at] == with[at]) ++at;
-  return at + 1 == count && popen_last[at] != nullptr &&
-         popen_last[count] == nullptr &&
+  while (at + 1 < strings && popen_last[at] == with[at]) ++at;
+  return at + 1 == strings && popen_last[at] != nullptr &&
+         popen_last[strings] == nullptr &&
          std::strcmp(popen_last[at], with[at]) == 0;
 }
 
-char** Copy(char* const with[], std::size_t count) {
+char** Copy(char* const with[], std::size_t strings) {
   // The last string is on the stack: it goes behind the array.
-  const std::size_t array = (count + 1) * sizeof(char*);
-  const std::size_t length = std::strlen(with[count - 1]) + 1;
+  const std::size_t array = (strings + 1) * sizeof(char*);
+  const std::size_t length = std::strlen(with[strings - 1]) + 1;
   auto* block = static_cast<char*>(std::malloc(array + length));
   if (block == nullptr) return nullptr;
   std::memcpy(block, with, array);
-  std::memcpy(block + array, with[count - 1], length);
+  std::memcpy(block + array, with[strings - 1], length);
   auto** copy = reinterpret_cast<char**>(block);
-  copy[count - 1] = block + array;
+  copy[strings - 1] = block + array;
   return copy;
 }
 

@@ -475,6 +475,33 @@ Case fork_clone(
       ::close(fd);
     });
 
+// The program's only thread ends past libc.
+Case raw_exit(
+    "exit_of_thread",
+    [](int fd) {
+      Echo(fd, 400);
+      LogDrain(fd);
+    },
+    [](int fd) {
+      Call(fd, 400);
+      ::syscall(SYS_exit, 0);
+    });
+
+// Another is left then, for a while.
+Case raw_exit_beside(
+    "exit_of_first_thread",
+    [](int fd) {
+      Echo(fd, 800);
+      LogDrain(fd);
+    },
+    [](int fd) {
+      Call(fd, 400);
+      static int stream;
+      stream = fd;
+      std::thread([] { Call(stream, 400); }).detach();
+      ::syscall(SYS_exit, 0);
+    });
+
 // A connection that another thread accepts while fork() waits for a peer that
 // does not answer: both processes hold it.
 int begun[2];
