@@ -281,6 +281,8 @@ class EpollSet final : public File {
   }
   [[gnu::noinline]] bool LeavesSome();
   bool NothingBehind();
+  int LookBeside(epoll_event* out, int capacity, Leave* leave);
+  int LanesFirst(epoll_event* out, int kernels, int count, std::uint32_t moves);
   bool LookBeforeSleep(bool nap);
   int KernelWait(epoll_event* out, int capacity, std::int64_t timeout_ns,
                  const sigset_t* mask, bool* bell = nullptr);

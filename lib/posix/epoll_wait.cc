@@ -4,6 +4,7 @@
 #include <signal.h>
 #include <sys/epoll.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdint>
 #include <cstring>
@@ -191,6 +192,45 @@ bool EpollSet::LookBeforeSleep(bool nap) {
   return ready;
 }
 
+// The kernel has told something.  What a peer did before that is to be told no
+// later: that it has closed one connection before it made another, say.  So the
+// lanes are looked at after the kernel, where the end has been since before it
+// told (Stream::SendFin), and come first.
+int EpollSet::LookBeside(epoll_event* out, int capacity, Leave* leave) {
+  if (capacity <= 0) return 0;
+  Critical critical;
+  int filled = 0;
+  bool leaves = false;
+  wait_latch_.lock();
+  if (HasUser()) {
+    Rebuild();
+    filled = TellDirect(out, DirectRoom(capacity));
+    DrainPoller();
+    if (ready_count_.load(std::memory_order_relaxed) > 0) {
+      filled += Collect(out + filled, capacity - filled);
+    }
+    if (filled > 0) leaves = LeavesWork();
+  }
+  wait_latch_.unlock();
+  if (leaves) {
+    Registry::KickSleepers(this);
+    leave->Looked();
+  }
+  return filled;
+}
+
+// `out` begins with what the kernel has told, `kernels` events.
+int EpollSet::LanesFirst(epoll_event* out, int kernels, int count,
+                         std::uint32_t moves) {
+  if (kernels == 0 || count == kernels) return count;
+  // (A stream that has moved in the wait may be there twice.)
+  if (moves_.load(std::memory_order_seq_cst) != moves) {
+    return MergeEvents(out, kernels, count - kernels);
+  }
+  std::rotate(out, out + kernels, out + count);
+  return count;
+}
+
 int EpollSet::Wait(Leave* leave, epoll_event* out, int capacity,
                    std::int64_t timeout_ns, const sigset_t* mask) {
   std::uint32_t signals = tls_signals.any;
@@ -269,7 +309,7 @@ int EpollSet::Wait(Leave* leave, epoll_event* out, int capacity,
         // The bitmaps and the list in few of the looks, where there are direct
         // streams, so that these are met early.
         undrained_ += crowded && filled == 0 ? kColdLooks : 1;
-        if (direct_count_ == 0 || undrained_ >= kDirectLooks ||
+        if (direct_count_ == 0 || undrained_ >= kDirectLooks || first > 0 ||
             (timeout_ns == 0 && filled == 0) ||
             ready_count_.load(std::memory_order_relaxed) > 0) {
           undrained_ = 0;
@@ -304,7 +344,8 @@ int EpollSet::Wait(Leave* leave, epoll_event* out, int capacity,
       leave->Ask();
       const int more = KernelWait(out, capacity, 0, nullptr, &leave->unlooked);
       if (more > 0) {
-        filled = more;
+        first = more;
+        filled = more + LookBeside(out + more, capacity - more, leave);
       } else if (more < 0 && more != kOnlyBell) {
         result = -1;
         error = errno;
@@ -312,11 +353,7 @@ int EpollSet::Wait(Leave* leave, epoll_event* out, int capacity,
       }
     }
     if (filled > 0) {
-      if (first > 0 && filled > first &&
-          moves_.load(std::memory_order_seq_cst) != moves) {
-        filled = MergeEvents(out, first, filled - first);
-      }
-      result = filled;
+      result = LanesFirst(out, first, filled, moves);
       break;
     }
     if (timeout_ns == 0 || left() == 0) break;
@@ -367,6 +404,11 @@ int EpollSet::Wait(Leave* leave, epoll_event* out, int capacity,
     sleep->rang = leave->unlooked;
     sleep.reset();
     if (result > 0) break;
+    if (n > 0) {
+      const int more = LookBeside(out + n, capacity - n, leave);
+      result = LanesFirst(out, n, n + more, moves);
+      break;
+    }
     if (n != kOnlyBell && (n != 0 || left() == 0)) {
       result = n;
       break;

@@ -180,7 +180,10 @@ class Polling {
         const int n = LookKernel(
             0, false, found == 0 && timeout_ns_ == 0 ? mask_.get() : nullptr);
         if (n < 0 && found == 0) return -1;
-        if (n > 0) found += n;
+        if (n > 0) {
+          found += n;
+          LookBeside();
+        }
       }
       if (found > 0) return Merge();
       if (timeout_ns_ == 0 && look) return 0;
@@ -265,6 +268,13 @@ class Polling {
     return found;
   }
 
+  // The kernel has something, and what a peer did before that is to be seen
+  // with it: that it has closed one connection before it made another.
+  void LookBeside() {
+    bool moved = false;
+    LookStreams(&moved);
+  }
+
   // By chance: of polls that a thread makes in turn every 16th may always be
   // the same one.
   bool OneIn16() const {
@@ -316,7 +326,9 @@ class Polling {
 
   int LastLook() {
     const int n = LookKernel(0, false, mask_.get());
-    return n > 0 ? Merge() : n;
+    if (n <= 0) return n;
+    LookBeside();
+    return Merge();
   }
 
   // A place of the kernel's array that it is not asked about: one more than the

@@ -206,7 +206,7 @@ class Stream {
   bool ReadsLane() const { return accept_ && stash_.empty() && so_error_ == 0; }
   // The peer's bytes end so many behind what has been read.
   bool EndsIn(std::size_t bytes) const {
-    return pfin_known_ && rx_off_ + bytes == pfin_;
+    return pfin_known_ && rx_off() + bytes == pfin_;
   }
   // Bytes the application could read now; and that are not yet acknowledged.
   std::size_t Readable() const;

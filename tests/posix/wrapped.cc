@@ -52,6 +52,8 @@ int Port(const sockaddr* address) {
 
 }  // namespace
 
+#pragma GCC visibility push(default)
+
 extern "C" {
 
 int socket(int domain, int type, int protocol) {
@@ -123,3 +125,5 @@ int getsockopt(int fd, int level, int name, void* value, socklen_t* length) {
 }
 
 }  // extern "C"
+
+#pragma GCC visibility pop
