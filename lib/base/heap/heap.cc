@@ -8,6 +8,7 @@
 
 #include <cerrno>
 #include <cstddef>
+#include <cstdint>
 #include <iterator>
 #include <new>
 
@@ -20,10 +21,12 @@
 namespace rcsock::base {
 namespace {
 
-// Before each block: how much it is, of what a pool gives or of a mapping of
-// its own.  What follows is aligned as new's result has to be.
+// Before each block: how much there is, of what a pool gives or of a mapping of
+// its own, and how much of that is before this.  What follows is aligned as
+// new's result has to be.
 struct alignas(__STDCPP_DEFAULT_NEW_ALIGNMENT__) Head {
   std::size_t bytes;
+  std::size_t before;
 };
 
 // Powers of two.
@@ -40,9 +43,13 @@ Pool& PoolOf(std::size_t bytes) {
   return pools[at];
 }
 
-void* Take(std::size_t size) noexcept {
+void* Take(std::size_t size, std::size_t align = alignof(Head)) noexcept {
   std::size_t bytes = 0;
-  if (__builtin_add_overflow(size, sizeof(Head), &bytes)) return nullptr;
+  // (What a pool gives is aligned as a head is.)
+  const std::size_t most_before = align - alignof(Head);
+  if (__builtin_add_overflow(size, sizeof(Head) + most_before, &bytes)) {
+    return nullptr;
+  }
   void* block = nullptr;
   if (bytes <= kMost) {
     // No handler of the program's comes in while the pool is held.
@@ -56,8 +63,11 @@ void* Take(std::size_t size) noexcept {
     errno = saved;
   }
   if (block == nullptr) return nullptr;
-  auto* head = static_cast<Head*>(block);
+  const auto first = reinterpret_cast<std::uintptr_t>(block) + sizeof(Head);
+  const std::size_t before = -first & (align - 1);
+  auto* head = reinterpret_cast<Head*>(static_cast<char*>(block) + before);
   head->bytes = bytes;
+  head->before = before;
   return head + 1;
 }
 
@@ -65,12 +75,13 @@ void Give(void* at) noexcept {
   if (at == nullptr) return;
   Head* head = static_cast<Head*>(at) - 1;
   const std::size_t bytes = head->bytes;
+  void* block = reinterpret_cast<char*>(head) - head->before;
   if (bytes <= kMost) {
     Critical critical;
-    PoolOf(bytes).Give(head);
+    PoolOf(bytes).Give(block);
   } else {
     const int saved = errno;
-    ::munmap(head, bytes);
+    ::munmap(block, bytes);
     errno = saved;
   }
 }
@@ -100,6 +111,52 @@ void operator delete(void* at, const std::nothrow_t&) noexcept {
   rcsock::base::Give(at);
 }
 void operator delete[](void* at, const std::nothrow_t&) noexcept {
+  rcsock::base::Give(at);
+}
+
+// More aligned than usual.
+namespace {
+constexpr std::size_t Bytes(std::align_val_t align) {
+  const auto bytes = static_cast<std::size_t>(align);
+  return bytes < __STDCPP_DEFAULT_NEW_ALIGNMENT__
+             ? __STDCPP_DEFAULT_NEW_ALIGNMENT__
+             : bytes;
+}
+}  // namespace
+void* operator new(std::size_t size, std::align_val_t align) {
+  void* at = rcsock::base::Take(size, Bytes(align));
+  if (at == nullptr) throw std::bad_alloc();
+  return at;
+}
+void* operator new[](std::size_t size, std::align_val_t align) {
+  return ::operator new(size, align);
+}
+void* operator new(std::size_t size, std::align_val_t align,
+                   const std::nothrow_t&) noexcept {
+  return rcsock::base::Take(size, Bytes(align));
+}
+void* operator new[](std::size_t size, std::align_val_t align,
+                     const std::nothrow_t&) noexcept {
+  return rcsock::base::Take(size, Bytes(align));
+}
+void operator delete(void* at, std::align_val_t) noexcept {
+  rcsock::base::Give(at);
+}
+void operator delete[](void* at, std::align_val_t) noexcept {
+  rcsock::base::Give(at);
+}
+void operator delete(void* at, std::size_t, std::align_val_t) noexcept {
+  rcsock::base::Give(at);
+}
+void operator delete[](void* at, std::size_t, std::align_val_t) noexcept {
+  rcsock::base::Give(at);
+}
+void operator delete(void* at, std::align_val_t,
+                     const std::nothrow_t&) noexcept {
+  rcsock::base::Give(at);
+}
+void operator delete[](void* at, std::align_val_t,
+                       const std::nothrow_t&) noexcept {
   rcsock::base::Give(at);
 }
 
