@@ -1172,9 +1172,11 @@ Case one_at_a_time(
       const int by_epoll = StillThere(listener, false);
       const int by_poll = StillThere(listener, true);
       // (Else some close while they are on their way to a lane: then the end
-      // comes when they are there.)
+      // comes when they are there.  From another host it comes by TCP.)
       const char* warm = ::getenv("PAIR_WARM");
-      const bool lane = warm != nullptr && std::strcmp(warm, "lane") == 0;
+      const char* lanes = ::getenv("RCSOCK_LANES");
+      const bool lane = warm != nullptr && std::strcmp(warm, "lane") == 0 &&
+                        (lanes == nullptr || std::strcmp(lanes, "rdma") != 0);
       Log("still there: %d %d", lane ? by_epoll : 0, lane ? by_poll : 0);
     },
     [](int) {
