@@ -45,10 +45,15 @@ const char* OwnLoader() {
              : reinterpret_cast<const char*>(base + loader->p_vaddr);
 }
 
-// (ld-lsb is a link to glibc's.)
+// (ld-lsb is a link to glibc's, and so may ld.so be; ld-2.31.so is what it once
+// was; ld64.so and ld.so.1 are other processors'.)
 bool IsGlibcs(const char* loader) {
   const char* name = LastPart(loader);
-  if (Begins(name, "ld-linux") || Begins(name, "ld-lsb")) return true;
+  constexpr const char* kNames[] = {"ld-linux", "ld-lsb", "ld-2.", "ld.so",
+                                    "ld64.so"};
+  for (const char* one : kNames) {
+    if (Begins(name, one)) return true;
+  }
   const char* own = OwnLoader();
   return own != nullptr && std::strcmp(own, loader) == 0;
 }

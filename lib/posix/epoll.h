@@ -193,6 +193,7 @@ class EpollSet final : public File {
   }
 
   std::uint32_t moves() const { return moves_.load(std::memory_order_seq_cst); }
+  void Moved() { moves_.fetch_add(1, std::memory_order_seq_cst); }
   bool HasUser() const {
     return user_count_.load(std::memory_order_acquire) > 0;
   }

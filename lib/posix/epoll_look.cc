@@ -184,7 +184,7 @@ bool EpollSet::LooksAt(const Interest* interest, const Sock* sock) const {
 std::uint32_t EpollSet::Tells(const Direct& direct) {
   Interest* const interest = direct.interest;
   const std::uint32_t events = interest->events.load(std::memory_order_relaxed);
-  if ((events & (EPOLLIN | EPOLLRDNORM)) == 0 ||
+  if ((events & kReadable) == 0 ||
       interest->spent.load(std::memory_order_relaxed)) {
     return 0;
   }
@@ -196,6 +196,7 @@ std::uint32_t EpollSet::Tells(const Direct& direct) {
     by_list = sock->EndNext();
     sock->rx_latch.unlock();
   }
+  if (!by_list && (events & (EPOLLIN | EPOLLRDNORM)) == 0) return 0;
   if (events & EPOLLET) {
     sock->rx_latch.lock();
     const bool edge = sock->lane() == direct.lane && direct.lane->Arrived();
@@ -205,8 +206,7 @@ std::uint32_t EpollSet::Tells(const Direct& direct) {
   // (A lane that says it has something may only be dead, if it is not in
   // memory.  One that is put on the list just now is told of here: `told`
   // keeps the list from telling it again.)
-  if (!by_list &&
-      (events & (EPOLLOUT | EPOLLWRNORM | EPOLLONESHOT)) == 0 &&
+  if (!by_list && (events & (EPOLLOUT | EPOLLWRNORM | EPOLLONESHOT)) == 0 &&
       !interest->ready.load(std::memory_order_relaxed) && sock->OnLane() &&
       (sock->source() == nullptr ||
        direct.lane->State() == base::Reason::kNone)) {
@@ -324,9 +324,17 @@ bool EpollSet::AnyDirect() {
         interest->spent.load(std::memory_order_relaxed)) {
       continue;
     }
-    if ((events & EPOLLET) == 0) return true;
-    // An edge is used up by the look: it goes to the list.
     Sock* sock = direct_[d].sock;
+    if ((events & EPOLLET) == 0) {
+      if ((events & (EPOLLIN | EPOLLRDNORM)) != 0) return true;
+      // Only the end is asked for.
+      sock->rx_latch.lock();
+      const bool end = sock->EndNext();
+      sock->rx_latch.unlock();
+      if (end) return true;
+      continue;
+    }
+    // An edge is used up by the look: it goes to the list.
     sock->rx_latch.lock();
     const bool edge =
         sock->lane() == direct_[d].lane && direct_[d].lane->Arrived();
@@ -419,6 +427,8 @@ int EpollSet::Collect(epoll_event* out, int capacity) {
         batch[kept++] = interest;
         continue;
       }
+      // (The end is an edge of its own when it is taken: before this one.)
+      if (events & EPOLLET) sock->TakeEnd();
       if ((events & EPOLLET) &&
           !interest->edge.exchange(false, std::memory_order_relaxed)) {
         continue;

@@ -203,6 +203,8 @@ int EpollSet::LookBeside(epoll_event* out, int capacity, Leave* leave) {
   bool leaves = false;
   wait_latch_.lock();
   if (HasUser()) {
+    // (What another thread's wait has told meanwhile is none of this one's.)
+    ++wait_number_;
     Rebuild();
     filled = TellDirect(out, DirectRoom(capacity));
     DrainPoller();
@@ -225,7 +227,7 @@ int EpollSet::LanesFirst(epoll_event* out, int kernels, int count,
   if (kernels == 0 || count == kernels) return count;
   // (A stream that has moved in the wait may be there twice.)
   if (moves_.load(std::memory_order_seq_cst) != moves) {
-    return MergeEvents(out, kernels, count - kernels);
+    count = MergeEvents(out, kernels, count - kernels);
   }
   std::rotate(out, out + kernels, out + count);
   return count;

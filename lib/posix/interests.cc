@@ -134,6 +134,9 @@ void MoveAll() {
       }
       epoll_event unused{};
       real::epoll_ctl(i->set->fd(), EPOLL_CTL_DEL, i->fd, &unused);
+      // Again: a wait that has begun since the first may have it from the
+      // kernel and will have it from here.
+      i->set->Moved();
       i->in_kernel = false;
       i->asked = (i->events.load() & EPOLLONESHOT) != 0;
       Registry::MakeReady(i);

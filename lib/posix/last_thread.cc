@@ -39,10 +39,12 @@ constinit std::atomic<const unsigned*> libc_threads{nullptr};
 // A thread of rcsock's that waits for a device is short-lived: it is one more
 // until then.
 bool Alone() {
-  // (One that has left by SYS_exit is still in libc's count.)
+  // (Who has left by SYS_exit is still in libc's count, and so are the parent's
+  // threads in a child of clone: then it never falls to one.)
   const unsigned* count = libc_threads.load(std::memory_order_relaxed);
-  if (count != nullptr && raw_status.load(std::memory_order_relaxed) < 0) {
-    return __atomic_load_n(count, __ATOMIC_RELAXED) == 1;
+  if (count != nullptr && raw_status.load(std::memory_order_relaxed) < 0 &&
+      __atomic_load_n(count, __ATOMIC_RELAXED) == 1) {
+    return true;
   }
   // The first thread is there, or a zombie until the others have ended, and a
   // directory has two links of its own.

@@ -46,11 +46,18 @@ std::atomic<long> own_pid{0};
 std::atomic<Face> own_face{Face::kPreload};
 std::atomic<base::Reason> process_pinned{base::Reason::kNone};
 
+// With the latches of a fork held it waits for nobody.
 template <class Each>
-void ForEachSock(Each&& each) {
+void ForEachSock(Each&& each, bool latched = false) {
   const int top = fd_high.load(std::memory_order_relaxed);
   for (int fd = 0; fd <= top; ++fd) {
-    Sock* sock = LookupSock(fd);
+    Sock* sock = nullptr;
+    if (!latched) {
+      sock = LookupSock(fd);
+    } else if (File* file = Named(fd);
+               file != nullptr && file->kind == FileKind::kSock) {
+      sock = static_cast<Sock*>(file);
+    }
     // (fds: another thread is closing it.)
     if (sock != nullptr && sock->fd() == fd && sock->fds.load() > 0) each(sock);
   }
@@ -69,24 +76,25 @@ constinit thread_local std::uint32_t tls_fork = 0;  // its number
 
 // Those that other threads have made since the last look.  True: one is on its
 // way to a lane already.
-bool ShareNewByFork() {
+bool ShareNewByFork(std::uint32_t number, bool latched = false) {
   bool any = false;
-  ForEachSock([&](Sock* sock) {
-    if (sock->SharedByFork(tls_fork)) return;
-    sock->ShareByFork(tls_fork);
+  const auto share = [&](Sock* sock) {
+    if (sock->SharedByFork(number)) return;
+    sock->ShareByFork(number);
     any = any || sock->Engaged();
-  });
+  };
+  ForEachSock(share, latched);
   return any;
 }
 
 void ForkPrepare() {
   if (InBorrowedMemory()) return;
-  tls_forking = true;
   // Both processes will hold the connections: none may stay on a lane, nor take
   // one from now on.
   static std::atomic<std::uint32_t> forks{0};
-  tls_fork = forks.fetch_add(1, std::memory_order_relaxed) + 1;
-  ForEachSock([](Sock* sock) { sock->ShareByFork(tls_fork); });
+  const std::uint32_t number =
+      forks.fetch_add(1, std::memory_order_relaxed) + 1;
+  ForEachSock([number](Sock* sock) { sock->ShareByFork(number); });
   // Peers may take their time, and other threads make streams meanwhile; but
   // not for ever.
   int rounds = 0;
@@ -100,11 +108,14 @@ void ForkPrepare() {
             sock->ToPlain(base::Reason::kPinnedFork, deadline);
           }
         });
-  } while (ShareNewByFork() && ++rounds < 3);
+  } while (ShareNewByFork(number) && ++rounds < 3);
   ForEachSock([](Sock* sock) { sock->MarkFork(); });
   // No handler while these are held: it could fork too, and wait for itself, or
   // jump away with the conductor's step.
   EnterCritical();
+  // (Until here a handler may have forked, all of it.)
+  tls_fork = number;
+  tls_forking = true;
   Conductor::ForkPrepare();
   SignalsForkLock();
   InterestsForkLock();
@@ -112,7 +123,7 @@ void ForkPrepare() {
   ShellForkLock();
   // Nothing comes into the table any more.  (What these have moved, the parent
   // tells when it leaves them: ForkChild takes it as told.)
-  ShareNewByFork();
+  ShareNewByFork(number, true);
 }
 
 void ForkParent() {
@@ -355,6 +366,7 @@ int CloneAsFork(int (*start)(void*), void* stack, int flags, void* argument,
 }
 
 void ForkFailed() {
+  if (InBorrowedMemory()) return;  // nor was anything counted
   ForEachSock([](Sock* sock) { sock->UnshareByFork(tls_fork); });
 }
 

@@ -221,6 +221,8 @@ class alignas(64) Sock final : public File,
   // What comes next from its lane is no data: the peer's end.  With the rx
   // latch.
   bool EndNext();
+  // If so, notes the end; the edge that comes of it is made here.
+  void TakeEnd();
   std::uint32_t Readiness(std::uint32_t events, bool* plain,
                           bool drained = false) {
     const std::uint32_t ready = EngineReadiness(events, plain, drained);

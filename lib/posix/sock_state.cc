@@ -91,6 +91,18 @@ bool Sock::EndNext() {
          static_cast<lane::shm::ShmLane*>(lane_.get())->CtlNext();
 }
 
+void Sock::TakeEnd() {
+  Critical critical;
+  rx_latch.lock();
+  const bool end = EndNext();
+  rx_latch.unlock();
+  if (!end) return;
+  Latched latched(this);
+  if (mode() != Mode::kEngine) return;
+  stream_->Progress();
+  HandleChanges();
+}
+
 std::uint32_t Sock::EngineReadiness(std::uint32_t events, bool* plain,
                                     bool drained) {
   Critical critical;

@@ -84,8 +84,9 @@ void Sock::OnStarved() {
       base::NowNs() - starve_since_ns_ > 3 * kStarvedMs * 1'000'000ull / 2;
   const int looks =
       Prospect::StarvedLooks(service_.load(std::memory_order_relaxed));
-  const int most = std::max(late ? kMostLate : 1,
-                            lane_is_shm_ ? looks : kMostRemote * looks);
+  const int most =
+      std::max(late ? kMostLate : 1,
+               lane_is_shm_ ? looks : std::max(kMostRemote, looks));
   if (++starve_late_ < most) {
     // Where this thread is late, the receiver may be, too.
     WatchStarved();
