@@ -561,11 +561,11 @@ int execve(const char* path, char* const argv[], char* const envp[]) {
 }
 
 int execv(const char* path, char* const argv[]) {
-  return hook::execve(path, argv, environ);
+  return hook::execve(path, argv, ProgramEnvironment());
 }
 
 int execvp(const char* file, char* const argv[]) {
-  return hook::execvpe(file, argv, environ);
+  return hook::execvpe(file, argv, ProgramEnvironment());
 }
 
 int execvpe(const char* file, char* const argv[], char* const envp[]) {
@@ -616,7 +616,8 @@ int system(const char* command) {
   if (command == nullptr) return real::system(command);
   const int saved = errno;
   int status = -1;
-  WithHandover(true, {"sh", "/bin/sh"}, environ, [&](char* const* environment) {
+  char** const own = ProgramEnvironment();
+  WithHandover(true, {"sh", "/bin/sh"}, own, [&](char* const* environment) {
     errno = 0;
     status = environment == environ ? real::system(command)
                                     : SystemWith(command, environment);
@@ -629,16 +630,12 @@ int system(const char* command) {
 
 FILE* popen(const char* command, const char* type) {
   FILE* pipe = nullptr;
-  WithHandover(true, {nullptr, "/bin/sh"}, environ,
-               [&](char* const* environment) {
-                 if (environment == environ) {
-                   pipe = real::popen(command, type);
-                 } else {
-                   const PopenEnvironment during(environment);
-                   pipe = real::popen(command, type);
-                 }
-                 return 0;
-               });
+  char** const own = ProgramEnvironment();
+  WithHandover(true, {nullptr, "/bin/sh"}, own, [&](char* const* environment) {
+    const PopenEnvironment during(environment == own ? nullptr : environment);
+    pipe = real::popen(command, type);
+    return 0;
+  });
   return pipe;
 }
 

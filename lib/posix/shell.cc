@@ -112,15 +112,16 @@ namespace {
 // that it was changed to.
 constinit base::Latch popen_latch;
 constinit std::atomic<bool> popen_changes{false};
-constinit char** popen_before = nullptr;
-constinit char** popen_last = nullptr;
+constinit std::atomic<char**> popen_before{nullptr};
+constinit std::atomic<char**> popen_last{nullptr};
 
-bool IsLast(char* const with[], std::size_t strings) {
+std::atomic_ref<char**> Variable() { return std::atomic_ref<char**>(environ); }
+
+bool IsSame(char* const list[], char* const with[], std::size_t strings) {
   std::size_t at = 0;
-  while (at + 1 < strings && popen_last[at] == with[at]) ++at;
-  return at + 1 == strings && popen_last[at] != nullptr &&
-         popen_last[strings] == nullptr &&
-         std::strcmp(popen_last[at], with[at]) == 0;
+  while (at + 1 < strings && list[at] == with[at]) ++at;
+  return at + 1 == strings && list[at] != nullptr && list[strings] == nullptr &&
+         std::strcmp(list[at], with[at]) == 0;
 }
 
 char** Copy(char* const with[], std::size_t strings) {
@@ -139,28 +140,45 @@ char** Copy(char* const with[], std::size_t strings) {
 void PutBack() {
   if (!popen_changes.load(std::memory_order_relaxed)) return;
   // (A program that has set variables meanwhile has another list by now.)
-  if (environ == popen_last) environ = popen_before;
+  char** changed = popen_last.load(std::memory_order_relaxed);
+  Variable().compare_exchange_strong(
+      changed, popen_before.load(std::memory_order_relaxed));
   std::atomic_signal_fence(std::memory_order_seq_cst);
   popen_changes.store(false, std::memory_order_relaxed);
 }
 
 }  // namespace
 
+// (A reader that finds the list of one popen and then the next one's takes the
+// former for the program's: its strings are there for good, and the name of a
+// handover in it is taken out by whoever hands over.)
+char** ProgramEnvironment() {
+  char** const now = Variable().load(std::memory_order_acquire);
+  if (now == nullptr || now != popen_last.load(std::memory_order_relaxed)) {
+    return now;
+  }
+  return popen_before.load(std::memory_order_relaxed);
+}
+
 PopenEnvironment::PopenEnvironment(char* const with[]) {
   popen_latch.lock();
+  if (with == nullptr) return;
   std::size_t count = 0;
   while (with[count] != nullptr) ++count;
-  if (popen_last == nullptr || !IsLast(with, count)) {
-    popen_last = Copy(with, count);
+  char** list = popen_last.load(std::memory_order_relaxed);
+  if (list == nullptr || !IsSame(list, with, count)) {
+    list = Copy(with, count);
+    if (list == nullptr) return;
+    popen_last.store(list, std::memory_order_relaxed);
   }
-  if (popen_last == nullptr) return;
-  popen_before = environ;
+  popen_before.store(Variable().load(std::memory_order_relaxed),
+                     std::memory_order_relaxed);
   // In this order: another thread may fork at any moment, and its child puts
   // back what it finds changed.
   std::atomic_signal_fence(std::memory_order_seq_cst);
   popen_changes.store(true, std::memory_order_relaxed);
   std::atomic_signal_fence(std::memory_order_seq_cst);
-  environ = popen_last;
+  Variable().store(list, std::memory_order_release);
 }
 
 PopenEnvironment::~PopenEnvironment() {

@@ -7,11 +7,14 @@ namespace rcsock::posix {
 // takes it from is all threads'.
 int SystemWith(const char* command, char* const environment[]);
 
-// What `environ` is while popen() runs with an environment of its own: it takes
-// it from the variable.  One at a time, so that what is put back is the
-// program's.  (glibc's popen has a lock of its own for that long.)  Other
+// The program's `environ`, also while another thread's popen has changed it.
+char** ProgramEnvironment();
+
+// What `environ` is while popen() runs: it takes it from the variable.  One at
+// a time, so that what is put back is the program's, and that nobody's command
+// finds another's.  (glibc's popen has a lock of its own for that long.)  Other
 // threads may look at it then, and after: so it is never freed, but the next
-// popen takes the same again.
+// popen takes the same again.  `with` null: as it is.
 class PopenEnvironment {
  public:
   explicit PopenEnvironment(char* const with[]);
