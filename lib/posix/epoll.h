@@ -282,8 +282,9 @@ class EpollSet final : public File {
   }
   [[gnu::noinline]] bool LeavesSome();
   bool NothingBehind();
-  int LookBeside(epoll_event* out, int capacity, Leave* leave);
-  int LanesFirst(epoll_event* out, int kernels, int count, std::uint32_t moves);
+  int DrainAndCollect(epoll_event* out, int capacity);
+  int WithLanes(epoll_event* out, int kernels, int capacity,
+                std::uint32_t moves, Leave* leave);
   bool LookBeforeSleep(bool nap);
   int KernelWait(epoll_event* out, int capacity, std::int64_t timeout_ns,
                  const sigset_t* mask, bool* bell = nullptr);

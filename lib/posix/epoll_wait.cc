@@ -192,39 +192,47 @@ bool EpollSet::LookBeforeSleep(bool nap) {
   return ready;
 }
 
-// The kernel has told something.  What a peer did before that is to be told no
-// later: that it has closed one connection before it made another, say.  So the
-// lanes are looked at after the kernel, where the end has been since before it
-// told (Stream::SendFin), and come first.
-int EpollSet::LookBeside(epoll_event* out, int capacity, Leave* leave) {
-  if (capacity <= 0) return 0;
-  Critical critical;
-  int filled = 0;
+// What is due and listed, besides what is looked at directly.
+int EpollSet::DrainAndCollect(epoll_event* out, int capacity) {
+  DrainPoller();
+  if (ready_count_.load(std::memory_order_relaxed) == 0) return 0;
+  return Collect(out, capacity);
+}
+
+// `out` begins with `kernels` events that the kernel has told.  What a peer did
+// before that is to be told no later: that it has closed one connection before
+// it made another, say.  So the lanes are looked at after the kernel, where the
+// end has been since before it told (Stream::SendFin), and come first.  How
+// many there are, then.  `moves`: as it was when this wait began.
+int EpollSet::WithLanes(epoll_event* out, int kernels, int capacity,
+                        std::uint32_t moves, Leave* leave) {
+  int count = kernels;
   bool leaves = false;
-  wait_latch_.lock();
-  if (HasUser()) {
-    // (What another thread's wait has told meanwhile is none of this one's.)
-    ++wait_number_;
-    Rebuild();
-    filled = TellDirect(out, DirectRoom(capacity));
-    DrainPoller();
-    if (ready_count_.load(std::memory_order_relaxed) > 0) {
-      filled += Collect(out + filled, capacity - filled);
+  if (capacity > kernels) {
+    Critical critical;
+    wait_latch_.lock();
+    if (HasUser()) {
+      // (What another thread's wait has told meanwhile is none of this one's.)
+      ++wait_number_;
+      Rebuild();
+      // What the conductor takes from a ring it lists before it lets go of the
+      // latch; who is not looked at directly has his bit still.
+      for (int d = 0; d < direct_count_; ++d) {
+        if (direct_[d].lane->RxPendingQuick()) continue;
+        direct_[d].sock->rx_latch.lock();
+        direct_[d].sock->rx_latch.unlock();
+      }
+      count += TellDirect(out + count, DirectRoom(capacity - count));
+      count += DrainAndCollect(out + count, capacity - count);
+      if (count > kernels) leaves = LeavesWork();
     }
-    if (filled > 0) leaves = LeavesWork();
+    wait_latch_.unlock();
   }
-  wait_latch_.unlock();
   if (leaves) {
     Registry::KickSleepers(this);
     leave->Looked();
   }
-  return filled;
-}
-
-// `out` begins with what the kernel has told, `kernels` events.
-int EpollSet::LanesFirst(epoll_event* out, int kernels, int count,
-                         std::uint32_t moves) {
-  if (kernels == 0 || count == kernels) return count;
+  if (count == kernels) return count;
   // (A stream that has moved in the wait may be there twice.)
   if (moves_.load(std::memory_order_seq_cst) != moves) {
     count = MergeEvents(out, kernels, count - kernels);
@@ -274,16 +282,14 @@ int EpollSet::Wait(Leave* leave, epoll_event* out, int capacity,
   Spinner spin;
   // However busy the lanes are, kernel descriptors get their look; first, so
   // that ready streams cannot take all the room.
-  int first = 0;
   const std::uint32_t moves = moves_.load(std::memory_order_seq_cst);
   if (KernelDue()) {
     leave->Ask();
     const int n = KernelWait(out, capacity > 1 ? capacity / 2 : 1, 0, nullptr,
                              &leave->unlooked);
-    if (n > 0) first = n;
-    if (first == capacity) return first;
+    if (n > 0) result = WithLanes(out, n, capacity, moves, leave);
   }
-  for (;;) {
+  while (result == 0) {
     int filled = 0;
     bool kernel = false;
     bool over = false;
@@ -299,26 +305,22 @@ int EpollSet::Wait(Leave* leave, epoll_event* out, int capacity,
       wait_latch_.lock();
       if (++wait_number_ % kCoolWaits == 0 && crowded) Cool();
       for (;;) {
-        filled = first;
         if (!HasUser()) {
           over = true;
-          kernel = timeout_ns == 0 && filled == 0;
+          kernel = timeout_ns == 0;
           break;
         }
         Rebuild();
-        filled += TellDirect(out + filled, DirectRoom(capacity - filled));
-        if (crowded) hot_hits_ += static_cast<std::uint32_t>(filled - first);
+        filled = TellDirect(out, DirectRoom(capacity));
+        if (crowded) hot_hits_ += static_cast<std::uint32_t>(filled);
         // The bitmaps and the list in few of the looks, where there are direct
         // streams, so that these are met early.
         undrained_ += crowded && filled == 0 ? kColdLooks : 1;
-        if (direct_count_ == 0 || undrained_ >= kDirectLooks || first > 0 ||
+        if (direct_count_ == 0 || undrained_ >= kDirectLooks ||
             (timeout_ns == 0 && filled == 0) ||
             ready_count_.load(std::memory_order_relaxed) > 0) {
           undrained_ = 0;
-          DrainPoller();
-          if (ready_count_.load(std::memory_order_relaxed) > 0) {
-            filled += Collect(out + filled, capacity - filled);
-          }
+          filled += DrainAndCollect(out + filled, capacity - filled);
         }
         if (filled == 0) {
           if (timeout_ns == 0) {
@@ -346,8 +348,7 @@ int EpollSet::Wait(Leave* leave, epoll_event* out, int capacity,
       leave->Ask();
       const int more = KernelWait(out, capacity, 0, nullptr, &leave->unlooked);
       if (more > 0) {
-        first = more;
-        filled = more + LookBeside(out + more, capacity - more, leave);
+        filled = WithLanes(out, more, capacity, moves, leave);
       } else if (more < 0 && more != kOnlyBell) {
         result = -1;
         error = errno;
@@ -355,7 +356,7 @@ int EpollSet::Wait(Leave* leave, epoll_event* out, int capacity,
       }
     }
     if (filled > 0) {
-      result = LanesFirst(out, first, filled, moves);
+      result = filled;
       break;
     }
     if (timeout_ns == 0 || left() == 0) break;
@@ -407,8 +408,7 @@ int EpollSet::Wait(Leave* leave, epoll_event* out, int capacity,
     sleep.reset();
     if (result > 0) break;
     if (n > 0) {
-      const int more = LookBeside(out + n, capacity - n, leave);
-      result = LanesFirst(out, n, n + more, moves);
+      result = WithLanes(out, n, capacity, moves, leave);
       break;
     }
     if (n != kOnlyBell && (n != 0 || left() == 0)) {
