@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "lib/base/real.h"
+#include "lib/posix/process.h"
 #include "lib/posix/registry.h"
 #include "lib/posix/signals.h"
 #include "lib/posix/sock.h"
@@ -64,14 +65,23 @@ void EpollSet::Free() {
   crowded_.store(false, std::memory_order_relaxed);
   heats_.store(false, std::memory_order_relaxed);
   interest_latch.unlock();
+  life_.fetch_add(1, std::memory_order_seq_cst);
+  // A thread that sleeps in it takes itself off its counts and its bell when it
+  // wakes: until then they are no other set's.
+  const bool left = sleepers_.load(std::memory_order_seq_cst) > 0 ||
+                    strangers_.load(std::memory_order_seq_cst) > 0;
   wait_latch_.lock();
-  poller_.reset();
+  if (!left) poller_.reset();
   bell_in_kernel_ = false;
   source_count_.store(0, std::memory_order_relaxed);
   direct_count_ = 0;
   wait_latch_.unlock();
   interest_latch.lock();
-  Registry::Put(this);
+  if (left) {
+    Registry::Leave(this);
+  } else {
+    Registry::Put(this);
+  }
   interest_latch.unlock();
 }
 
@@ -84,6 +94,18 @@ int EpollSet::Ctl(int op, int fd, Sock* sock, epoll_event* event) {
   }
   Critical critical;
   interest_latch.lock();
+  // Another thread has closed the number since it was looked up; the object may
+  // be another connection's.
+  if (Named(fd) != sock && !InBorrowedMemory()) {
+    interest_latch.unlock();
+    return kStale;
+  }
+  // (Whoever closes it last has dropped its registrations, or is about to.)
+  if (op == EPOLL_CTL_ADD && sock->Closed()) {
+    interest_latch.unlock();
+    errno = EBADF;
+    return -1;
+  }
   const bool engine = sock->interests_user;
   Interest* asleep = nullptr;
   Interest* found = Registry::Find(sock, this, fd);

@@ -104,6 +104,8 @@ class EpollSet final : public File {
   int OfKernel(epoll_event* events, int count, std::uint32_t before,
                bool* bell = nullptr);
   static constexpr int kOnlyBell = -1000;
+  // Of Ctl: the number is another stream's by now.
+  static constexpr int kStale = -1001;
   // A wait that asks the kernel, from before it does to its end; by
   // cancellation too.  The kernel gives an edge of the bell to one thread:
   // whoever takes one, or has slept for all, hands on when it leaves.  A
@@ -322,6 +324,7 @@ class EpollSet final : public File {
   std::atomic<std::uint32_t> moves_{0};
   std::atomic<std::uint32_t> once_moved_{0};  // the last of them: a ONESHOT one
   std::atomic<bool> nested_{false};
+  std::atomic<std::uint32_t> life_{0};  // how often it has been closed
   // Registrations that are direct; the interest latch's.
   Interest* direct_members_[kMostDirect] = {};
   int direct_used_ = 0;

@@ -244,6 +244,7 @@ int EpollSet::WithLanes(epoll_event* out, int kernels, int capacity,
 int EpollSet::Wait(Leave* leave, epoll_event* out, int capacity,
                    std::int64_t timeout_ns, const sigset_t* mask) {
   std::uint32_t signals = tls_signals.any;
+  const std::uint32_t life = life_.load(std::memory_order_seq_cst);
   // Set when the first look has found nothing: what is ready costs no clock.
   std::uint64_t deadline = 0;
   const auto left = [&]() -> std::int64_t {
@@ -406,6 +407,12 @@ int EpollSet::Wait(Leave* leave, epoll_event* out, int capacity,
     if (start != 0) Spinner::Slept(start);
     sleep->rang = leave->unlooked;
     sleep.reset();
+    if (life_.load(std::memory_order_seq_cst) != life) {
+      // Closed meanwhile, and perhaps another set by now.  (TCP sleeps on.)
+      leave->Looked();
+      errno = EBADF;
+      return -1;
+    }
     if (result > 0) break;
     if (n > 0) {
       result = WithLanes(out, n, capacity, moves, leave);

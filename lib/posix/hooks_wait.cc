@@ -372,7 +372,9 @@ int epoll_ctl(int number, int op, int fd, epoll_event* event) {
   if (sock->listening.load(std::memory_order_relaxed)) {
     return real::epoll_ctl(number, op, fd, event);
   }
-  return set->Ctl(op, fd, sock, event);
+  const int result = set->Ctl(op, fd, sock, event);
+  return result == EpollSet::kStale ? hook::epoll_ctl(number, op, fd, event)
+                                    : result;
 }
 
 [[gnu::hot]] int epoll_wait(int fd, epoll_event* events, int capacity,

@@ -287,8 +287,9 @@ void InterestsKick(Sock* sock) {
   interest_latch.unlock();
 }
 
+// (By the latch alone it is seen that there is none: a registration that the
+// kernel knows of, and has told another thread of, may not be here yet.)
 void InterestsDrop(Sock* sock, int fd) {
-  if (sock->interests == nullptr) return;
   Critical critical;
   Lookers lookers;
   interest_latch.lock();
@@ -308,7 +309,6 @@ void InterestsDrop(Sock* sock, int fd) {
 }
 
 bool InterestsNamed(Sock* sock, int fd) {
-  if (sock->interests == nullptr) return false;
   Critical critical;
   interest_latch.lock();
   bool found = false;

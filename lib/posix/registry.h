@@ -46,6 +46,7 @@ class Lookers {
 struct Registry {
   static inline Interest* free_interests = nullptr;  // through next_of_set
   static inline EpollSet* free_sets = nullptr;       // through pool_next_
+  static inline EpollSet* left_sets = nullptr;       // the same
   static inline constinit std::atomic<int> next_bell{2};
 
   static Interest* TakeInterest() {
@@ -233,6 +234,18 @@ struct Registry {
   }
 
   static EpollSet* Take() {
+    // Of those that were closed while a thread slept in them.
+    for (EpollSet** at = &left_sets; *at != nullptr;) {
+      EpollSet* const set = *at;
+      if (set->sleepers_.load(std::memory_order_seq_cst) > 0 ||
+          set->strangers_.load(std::memory_order_seq_cst) > 0) {
+        at = &set->pool_next_;
+        continue;
+      }
+      *at = set->pool_next_;
+      set->poller_.reset();
+      Put(set);
+    }
     if (free_sets == nullptr) return new (std::nothrow) EpollSet();
     EpollSet* set = free_sets;
     free_sets = set->pool_next_;
@@ -242,6 +255,10 @@ struct Registry {
   static void Put(EpollSet* set) {
     set->pool_next_ = free_sets;
     free_sets = set;
+  }
+  static void Leave(EpollSet* set) {
+    set->pool_next_ = left_sets;
+    left_sets = set;
   }
 
   static Interest* Members(EpollSet* set) { return set->members_; }

@@ -384,6 +384,7 @@ class alignas(64) Sock final : public File,
   // They are: the end of its adoption.
   void Moved();
   lane::Lane* lane() const { return lane_.get(); }
+  bool Closed() const { return closed_.load(std::memory_order_seq_cst); }
   // Promoted in both directions, and not leaving.
   bool OnLane() const { return on_lane_.load(std::memory_order_acquire); }
   const std::shared_ptr<lane::shm::Link>& link() const { return link_; }

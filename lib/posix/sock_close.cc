@@ -229,8 +229,8 @@ void Sock::LoseFd(int number, int other) {
 
 void Sock::Vanished() {
   Critical critical;
-  InterestsDrop(this, -1);
   closed_.store(true, std::memory_order_seq_cst);
+  InterestsDrop(this, -1);
   eligible_.store(false, std::memory_order_relaxed);
   Conductor* conductor = Conductor::IfRunning();
   if (seeking_.exchange(false) && conductor != nullptr) conductor->Cancel(this);

@@ -12,9 +12,11 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <thread>
 #include <vector>
 
 #include "tests/posix/pair.h"
@@ -1113,6 +1115,88 @@ Case late_poll(
             Barrier();
           }) == 0);
       ::exit(0);
+    });
+
+// The end lies behind what a read has taken that had room for more.
+Case end_behind_a_read(
+    "end_behind_a_read_with_room",
+    [](int) {
+      int port = 0;
+      const int listener = Listen(&port);
+      Tell(port);
+      for (int i = 0; i < 20; ++i) {
+        const int fd = ::accept(listener, nullptr, nullptr);
+        CHECK_THAT(fd >= 0);
+        Warm(fd);
+        SendAll(fd, "behind", 6);
+        ::shutdown(fd, SHUT_WR);
+        Tell(0);
+        char byte;
+        CHECK_THAT(::recv(fd, &byte, 1, 0) == 0);
+        ::close(fd);
+      }
+    },
+    [](int) {
+      const int port = static_cast<int>(Hear());
+      constexpr std::uint32_t kEnd = EPOLLIN | EPOLLRDHUP;
+      int by_epoll = 0;
+      int by_poll = 0;
+      for (int i = 0; i < 20; ++i) {
+        const int fd = Connect(port);
+        Warm(fd);
+        const int set = NewSet();
+        Ctl(set, EPOLL_CTL_ADD, fd, kEnd);
+        Hear();
+        char got[64];
+        CHECK_THAT(::recv(fd, got, sizeof got, 0) == 6);
+        epoll_event event{};
+        pollfd one{fd, POLLIN | POLLRDHUP, 0};
+        if (i % 2 == 0) {
+          CHECK_THAT(::epoll_wait(set, &event, 1, kLong) == 1);
+          by_epoll += event.events == kEnd;
+        } else {
+          CHECK_THAT(::poll(&one, 1, kLong) == 1);
+          by_poll += one.revents == (POLLIN | POLLRDHUP);
+        }
+        ::close(set);
+        ::close(fd);
+      }
+      Log("told of: %d %d", by_epoll, by_poll);
+    },
+    {.warm = false, .connect = false, .seconds = 60});
+
+// A set that is closed while a thread sleeps in it is not the next set.
+Case closed_under_a_wait(
+    "set_closed_under_a_wait",
+    [](int fd) {
+      (void)fd;
+      Barrier();
+    },
+    [](int fd) {
+      const int set = NewSet();
+      Ctl(set, EPOLL_CTL_ADD, fd, EPOLLIN);
+      std::atomic<bool> waits{false};
+      std::thread([&waits, set] {
+        waits = true;
+        epoll_event event;
+        (void)::epoll_wait(set, &event, 1, -1);
+        ::poll(nullptr, 0, -1);
+      }).detach();
+      while (!waits) std::this_thread::yield();
+      ::poll(nullptr, 0, 2);
+      ::close(set);
+      const int next = NewSet();
+      int ends[2];
+      CHECK_THAT(::pipe(ends) == 0);
+      Ctl(next, EPOLL_CTL_ADD, ends[0], EPOLLIN | EPOLLET);
+      // (Naps end meanwhile.)
+      ::poll(nullptr, 0, 50);
+      CHECK_THAT(::write(ends[1], "x", 1) == 1);
+      ::poll(nullptr, 0, 20);
+      epoll_event event;
+      Log("next set: %d", ::epoll_wait(next, &event, 1, kQuiet));
+      Barrier();
+      ::_exit(0);
     });
 
 // A server that has room for one client: who comes when the one before has

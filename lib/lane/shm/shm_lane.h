@@ -57,9 +57,10 @@ class ShmLane final : public Lane {
   // The next message has landed and is a control message.  By the caller of
   // Read; a look, for who asks whether the end comes next.
   bool CtlNext() {
+    // (A read that had room left has accepted it, and left it.)
+    if (rx_.active()) return !rx_.data();
     std::uint32_t imm;
-    return !rx_.active() && Landed(&rx_, &imm) &&
-           ring::Decode(imm).kind == ring::Kind::kCtl;
+    return Landed(&rx_, &imm) && ring::Decode(imm).kind == ring::Kind::kCtl;
   }
 
   void SetNotify(std::uint32_t bits, int bell) override;
