@@ -72,6 +72,8 @@ class Latch {
   bool Contended() const {
     return waiters_.load(std::memory_order_relaxed) != 0;
   }
+  // Not held: what its last holder has done is seen.
+  bool Held() const { return word_.load(std::memory_order_acquire) != 0; }
   // For a spinning holder that saw Contended(): lets the waiter run first.
   void Yield() {
     unlock();

@@ -433,6 +433,16 @@ int EpollSet::Collect(epoll_event* out, int capacity) {
           !interest->edge.exchange(false, std::memory_order_relaxed)) {
         continue;
       }
+      // Closed since, and made for another stream meanwhile, whose edge it was.
+      if ((events & EPOLLET) && interest->sock != sock) [[unlikely]] {
+        interest_latch.lock();
+        if (interest->set != nullptr &&
+            interest->in_user.load(std::memory_order_relaxed)) {
+          Registry::MakeReady(interest);
+        }
+        interest_latch.unlock();
+        continue;
+      }
       // EPOLL* and POLL* have the same values for what a socket can be.
       bool plain = false;
       const std::uint32_t holds = sock->Readiness(

@@ -219,8 +219,13 @@ int EpollSet::WithLanes(epoll_event* out, int kernels, int capacity,
       // latch; who is not looked at directly has his bit still.
       for (int d = 0; d < direct_count_; ++d) {
         if (direct_[d].lane->RxPendingQuick()) continue;
-        direct_[d].sock->rx_latch.lock();
-        direct_[d].sock->rx_latch.unlock();
+        // (Who has found the ring empty because of him sees his latch, too: he
+        // has taken it before.)
+        std::atomic_signal_fence(std::memory_order_seq_cst);
+        base::Latch& latch = direct_[d].sock->rx_latch;
+        if (!latch.Held()) continue;
+        latch.lock();
+        latch.unlock();
       }
       count += TellDirect(out + count, DirectRoom(capacity - count));
       count += DrainAndCollect(out + count, capacity - count);
@@ -360,7 +365,12 @@ int EpollSet::Wait(Leave* leave, epoll_event* out, int capacity,
       result = filled;
       break;
     }
-    if (timeout_ns == 0 || left() == 0) break;
+    if (timeout_ns == 0) break;
+    if (left() == 0) {
+      // It may have lost its CPU for longer than that: one last look.
+      timeout_ns = 0;
+      continue;
+    }
     if (wait_mask.Block()) signals = tls_signals.any;
     if (tls_signals.any != signals) {
       result = -1;
