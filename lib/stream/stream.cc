@@ -500,10 +500,11 @@ void Stream::MaybeFinish() {
   if (AwaitsLanding()) return;
   finished_ = true;
   if (reset_) TellReset();
-  // What is reset is not taken: the peer must see that it was never read.
-  if (reset_) accept_ = false;
-  if (lane_ != nullptr && !frozen_) FreezeLane(base::Reason::kNone);
+  // What is reset is not taken: the peer must see that it was never read.  Nor
+  // is what lands since the look above, which would count as read, too: its
+  // writer would wait for the answer for ever.
   accept_ = false;
+  if (lane_ != nullptr && !frozen_) FreezeLane(base::Reason::kNone);
   tx_ = Tx::kRaw;
   rx_ = Rx::kRaw;
   waiting_ = Waiting::kNothing;

@@ -3,6 +3,10 @@
 #include <gtest/gtest.h>
 #include <poll.h>
 
+#include <cerrno>
+#include <functional>
+#include <utility>
+
 #include "tests/stream/explorer.h"
 
 namespace rcsock::stream {
@@ -519,6 +523,39 @@ TEST_F(PairTest, DataForAClosedStreamIsAnsweredByReset) {
   Go();
   EXPECT_TRUE(changes_[1] & kFinished);
   EXPECT_TRUE(changes_[1] & kMustReset);
+}
+
+// Something comes just after a look at what there is.
+class LateLane final : public lane::sim::SimLane {
+ public:
+  using SimLane::SimLane;
+  std::size_t Readable() override {
+    const std::size_t n = SimLane::Readable();
+    if (after_look) std::exchange(after_look, nullptr)();
+    return n;
+  }
+  std::function<void()> after_look;
+};
+
+// Its writer must not take it for read: there is no answer to that.
+TEST_F(PairTest, WhatComesAsAClosedStreamIsOverIsNotRead) {
+  LateLane late(&world_.link, 1);
+  S(0).LaneUp(&world_.lane[0], 1, World::NonceOf(0), World::NonceOf(1), true);
+  S(1).LaneUp(&late, 1, World::NonceOf(1), World::NonceOf(0), true);
+  EXPECT_EQ(Put(0, "x"), 1);
+  Go();
+  EXPECT_EQ(Get(1), "x");
+  S(1).Close(false);
+  S(0).Progress();  // the end is seen, and said so
+  EXPECT_EQ(Get(0), "");
+  late.after_look = [this] { EXPECT_EQ(Put(0, "y"), 1); };
+  S(1).Progress();
+  EXPECT_EQ(late.after_look, nullptr);
+  EXPECT_TRUE(S(1).TakeChanges() & kFinished);
+  world_.tcp.dead[1] = true;
+  Go();
+  EXPECT_EQ(S(0).Readiness() & POLLHUP, static_cast<unsigned>(POLLHUP));
+  EXPECT_EQ(S(0).TakeError(), EPIPE);
 }
 
 TEST_F(PairTest, KilledPeerWithUnreadBytesGivesResetOnceAfterTheData) {

@@ -51,7 +51,7 @@ struct SimLink {
 };
 
 // One end.  Holds nothing itself.
-class SimLane final : public Lane {
+class SimLane : public Lane {
  public:
   SimLane() = default;
   // `kind`: what it says that it is.
