@@ -637,6 +637,8 @@ void ReadOfTheKilled(int option) {
   constexpr std::size_t kFew = 80;
   int port;
   const int listener = Listen(&port);
+  int gate[2];
+  CHECK_THAT(::pipe(gate) == 0);
   const pid_t child = ::fork();
   CHECK_THAT(child >= 0);
   char text[kPiece];
@@ -646,9 +648,11 @@ void ReadOfTheKilled(int option) {
     for (std::size_t i = 0; i < kFew; ++i) {
       Pattern(kSeed, i * kPiece, text, kPiece);
       SendAll(fd, text, kPiece);
-      if (i < 30) ::poll(nullptr, 0, 1);
+      if (i < 60) ::poll(nullptr, 0, 2);
     }
-    // (At exit it would send again what has not been read.)
+    // Not before all is there: what an RDMA device has not sent yet dies with
+    // its process.  (At exit it would send again what has not been read.)
+    ::read(gate[0], text, 1);
     ::kill(::getpid(), SIGKILL);
   }
   const int fd = ::accept(listener, nullptr, nullptr);
@@ -662,6 +666,7 @@ void ReadOfTheKilled(int option) {
     CHECK_THAT(::ioctl(fd, FIONREAD, &there) == 0);
     ::poll(nullptr, 0, 1);
   }
+  CHECK_THAT(::write(gate[1], "k", 1) == 1);
   pollfd one{fd, POLLRDHUP, 0};
   Result("poll", ::poll(&one, 1, 10'000));
   std::size_t stamped = 0;
