@@ -191,7 +191,7 @@ std::uint32_t EpollSet::Tells(const Direct& direct) {
   Sock* const sock = direct.sock;
   // (What comes with the peer's end is the list's to tell.)
   bool by_list = false;
-  if (events & EPOLLRDHUP) {
+  if ((events & EPOLLRDHUP) != 0 || !sock->TellsInputAlone()) {
     sock->rx_latch.lock();
     by_list = sock->EndNext();
     sock->rx_latch.unlock();
@@ -265,8 +265,8 @@ int EpollSet::TellDirect(epoll_event* out, int capacity) {
     std::uint32_t events = interest->events.load(std::memory_order_relaxed);
     if ((events & kAsked) == EPOLLIN && d->lane->InMemory() &&
         !interest->spent.load(std::memory_order_relaxed) &&
-        !interest->ready.load(std::memory_order_relaxed) && d->sock->OnLane())
-        [[likely]] {
+        !interest->ready.load(std::memory_order_relaxed) &&
+        d->sock->TellsInputAlone()) [[likely]] {
       events = EPOLLIN;
     } else {
       events = Tells(*d);

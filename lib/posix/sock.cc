@@ -202,6 +202,7 @@ void Sock::Reset() {
   promoted_ = false;
   accounted_ = false;
   on_lane_.store(false, std::memory_order_relaxed);
+  input_alone_.store(false, std::memory_order_relaxed);
   finished_ = false;
   finish_done_ = false;
   settled_ = false;

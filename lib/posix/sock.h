@@ -100,6 +100,7 @@ class alignas(64) Sock final : public File,
   stream::Quick quick_;  // of stream_; the latch of that direction
   bool rd_shut_ = false;
   std::atomic<bool> on_lane_{false};
+  std::atomic<bool> input_alone_{false};
   std::atomic<bool> completions_{false};  // zero_copy_ has some to tell
   // Latches: as lane_.
   bool lane_is_shm_ = false;
@@ -387,6 +388,12 @@ class alignas(64) Sock final : public File,
   bool Closed() const { return closed_.load(std::memory_order_seq_cst); }
   // Promoted in both directions, and not leaving.
   bool OnLane() const { return on_lane_.load(std::memory_order_acquire); }
+  // So it is, and this end has not shut down: who wants to be told of input may
+  // take the peer's end for some, which it finds when it reads.  (Else that is
+  // the end of the connection, and EPOLLHUP with it.)
+  bool TellsInputAlone() const {
+    return input_alone_.load(std::memory_order_acquire);
+  }
   const std::shared_ptr<lane::shm::Link>& link() const { return link_; }
   // What whoever waits for the stream must drain; null: nothing.  Any thread.
   lane::Source* source() const {

@@ -126,6 +126,7 @@ void Sock::HandleChanges() {
       RCSOCK_LOG(1, "fd %d: promoted to %s", fd(),
                  lane_kind_ == lane::Kind::kRdma ? "rdma" : "shm");
       on_lane_.store(true, std::memory_order_release);
+      input_alone_.store(!stream_->Shut(), std::memory_order_release);
       if (lane_is_shm_) NoteOnLane(fd(), this, true);
       ++promotions_;
       PatienceFor(lane_kind_).Kept();
@@ -135,6 +136,7 @@ void Sock::HandleChanges() {
   }
   if (changes & stream::kLeftLane) {
     const bool was_there = on_lane_.exchange(false, std::memory_order_release);
+    input_alone_.store(false, std::memory_order_release);
     InterestsRefresh(this, false);
     if (promoted_ || reason_ != Reason::kUnproven || stream_->Tried()) {
       reason_ = stream_->why_left();

@@ -280,6 +280,7 @@ void Sock::ForkChild() {
     mode_.store(Mode::kPlain);
   }
   on_lane_.store(false);
+  input_alone_.store(false);
   // The parent counts what it did.
   quick_ = stream::Quick();
   lane_tx_ = lane_rx_ = anchor_rx_ = 0;

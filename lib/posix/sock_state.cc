@@ -52,6 +52,7 @@ int Sock::Shutdown(int number, int how) {
   if (how != SHUT_RD) {
     const int r = stream_->ShutdownWrite();
     if (r < 0) error = -r;
+    input_alone_.store(false, std::memory_order_release);
     stream_->Progress();
     HandleChanges();
     WakeTx();

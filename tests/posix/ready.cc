@@ -1199,6 +1199,52 @@ Case closed_under_a_wait(
       ::_exit(0);
     });
 
+// The peer's end after one's own is that of the connection, and told as such in
+// one report.
+Case hup_at_once(
+    "hup_with_the_end",
+    [](int) {
+      int port;
+      const int listener = Listen(&port);
+      Tell(port);
+      for (int i = 0; i < 3; ++i) {
+        const int fd = ::accept(listener, nullptr, nullptr);
+        Warm(fd);
+        char byte;
+        Result("recv", ::recv(fd, &byte, 1, 0));
+        Barrier();
+        ::shutdown(fd, SHUT_WR);
+        Barrier();
+        Barrier();
+        ::close(fd);
+      }
+    },
+    [](int) {
+      const int port = static_cast<int>(Hear());
+      for (const std::uint32_t events :
+           {std::uint32_t{EPOLLIN},
+            EPOLLIN | static_cast<std::uint32_t>(EPOLLET),
+            std::uint32_t{EPOLLIN | EPOLLRDHUP}}) {
+        const int fd = Connect(port);
+        Warm(fd);
+        const int set = NewSet();
+        CHECK_THAT(Ctl(set, EPOLL_CTL_ADD, fd, events) == 0);
+        LogWait("quiet", set, 0);
+        ::shutdown(fd, SHUT_WR);
+        LogWait("shut", set, 0);
+        Barrier();
+        Barrier();
+        // (It has come: see OnlyFin.)
+        int bytes = 0;
+        CHECK_THAT(::ioctl(fd, FIONREAD, &bytes) == 0);
+        LogWait("end", set, kLong);
+        Barrier();
+        ::close(fd);
+        ::close(set);
+      }
+    },
+    {.warm = false, .connect = false});
+
 // A server that has room for one client: who comes when the one before has
 // closed is not seen before that.
 constexpr int kGuests = 30;
