@@ -118,6 +118,9 @@ class Lane {
   virtual std::size_t ReadCtl(void* message, std::size_t capacity) = 0;
   // Data bytes landed before the next control message.
   virtual std::size_t Readable() = 0;
+  // Whether they, or the messages that they came as, take half of what the ring
+  // has room for.
+  virtual bool HalfFull() { return Readable() >= RxRegion().length / 2; }
   // True if anything landed since the last call: the edge of edge-triggered
   // readiness.  Costs one look at the next slot.
   virtual bool Arrived() = 0;

@@ -119,9 +119,7 @@ void Sock::JudgeStarved(std::uint64_t left_at) {
   TryAgainLater();
 }
 
-bool Sock::RingIsFull() const {
-  return lane_ != nullptr && lane_->Readable() >= lane_->RxRegion().length / 2;
-}
+bool Sock::RingIsFull() const { return lane_ != nullptr && lane_->HalfFull(); }
 
 void Sock::Begin(Wait& wait, const std::atomic<std::uint64_t>& timeout_ns) {
   if (wait.timed) return;

@@ -204,6 +204,24 @@ TEST_P(LaneConformance, FullRingTakesControlAndCreditComesBack) {
   EXPECT_GE(Fill(*a_), capacity);
 }
 
+// Of whatever there is no more room for.
+TEST_P(LaneConformance, AFullRingIsHalfFull) {
+  EXPECT_FALSE(b_->HalfFull());
+  PostPattern(*a_, 100);
+  EXPECT_FALSE(b_->HalfFull());
+  std::size_t all = 100 + Fill(*a_);
+  EXPECT_TRUE(b_->HalfFull());
+  EXPECT_EQ(Read(*b_, all + 1).size(), all);
+  EXPECT_FALSE(b_->HalfFull());
+  b_->Credit();
+  pair_->Pump();
+  for (all = 0; PostPattern(*a_, 1) == 1; ++all) {
+  }
+  EXPECT_TRUE(b_->HalfFull()) << all << " messages of a byte";
+  EXPECT_EQ(Read(*b_, all + 1).size(), all);
+  EXPECT_FALSE(b_->HalfFull());
+}
+
 // So that a reader that is killed then does not look like one that had not
 // read.
 TEST_P(LaneConformance, CreditThatIsAskedForBeforeTheReadComesWithIt) {

@@ -128,6 +128,7 @@ class QpLane final : public RdmaLane {
                    std::size_t limit, bool peek) override;
   std::size_t ReadCtl(void* message, std::size_t capacity) override;
   std::size_t Readable() override;
+  bool HalfFull() override;
   bool Arrived() override;
   void Credit() override;
 
@@ -185,6 +186,9 @@ class QpLane final : public RdmaLane {
   struct Direct;
 
   explicit QpLane(QpLaneParts parts);
+
+  // Readable, and as how many messages.
+  std::size_t Unread(std::uint32_t* messages);
 
   bool Closed() const {
     return closing_.load(std::memory_order_relaxed) ||

@@ -279,7 +279,19 @@ std::size_t QpLane::ReadCtl(void* message, std::size_t capacity) {
 }
 
 std::size_t QpLane::Readable() {
+  std::uint32_t messages;
+  return Unread(&messages);
+}
+
+bool QpLane::HalfFull() {
+  std::uint32_t messages;
+  const std::size_t bytes = Unread(&messages);
+  return bytes >= RxRegion().length / 2 || messages >= kMessages / 2;
+}
+
+std::size_t QpLane::Unread(std::uint32_t* messages) {
   std::size_t bytes = 0;
+  *messages = 0;
   ring::Rx at = rx_;
   std::uint32_t imm;
   for (;;) {
@@ -294,6 +306,7 @@ std::size_t QpLane::Readable() {
     if (!at.data()) break;
     bytes += at.left();
     at.Take(at.left());
+    ++*messages;
   }
   return bytes;
 }

@@ -426,10 +426,21 @@ std::size_t ShmLane::ReadCtl(void* message, std::size_t capacity) {
 }
 
 std::size_t ShmLane::Readable() {
+  std::uint32_t messages;
+  return Unread(&messages);
+}
+
+bool ShmLane::HalfFull() {
+  std::uint32_t messages;
+  const std::size_t bytes = Unread(&messages);
+  return bytes >= RxRegion().length / 2 || messages >= kSlots / 2;
+}
+
+std::size_t ShmLane::Unread(std::uint32_t* messages) {
   std::size_t bytes = 0;
   ring::Rx at = rx_;
   // One lap at most: the peer may be posting all the while.
-  for (std::uint32_t i = 0; i < kSlots; ++i) {
+  for (*messages = 0; *messages < kSlots; ++*messages) {
     std::uint32_t imm;
     if (!at.active() && (!Landed(&at, &imm) || !at.Accept(imm))) break;
     if (!at.data()) break;

@@ -43,6 +43,7 @@ class ShmLane final : public Lane {
                    std::size_t limit, bool peek) override;
   std::size_t ReadCtl(void* message, std::size_t capacity) override;
   std::size_t Readable() override;
+  bool HalfFull() override;
   bool Arrived() override;
   void Credit() override;
 
@@ -84,6 +85,8 @@ class ShmLane final : public Lane {
   }
   // The lane is over: the peer broke the rules.
   void Fail();
+  // Readable, and as how many messages.
+  std::size_t Unread(std::uint32_t* messages);
 
   // Sending, under the tx latch.
   Slot& TxSlot(std::uint64_t number) const {
