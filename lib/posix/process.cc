@@ -14,12 +14,14 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <mutex>
 
 #include "lib/base/alone.h"
 #include "lib/base/barrier.h"
 #include "lib/base/clock.h"
 #include "lib/base/config.h"
 #include "lib/base/critical.h"
+#include "lib/base/latch.h"
 #include "lib/base/log.h"
 #include "lib/base/real.h"
 #include "lib/base/unique_fd.h"
@@ -70,6 +72,16 @@ void AskThenAwait(Ask&& ask, Await&& await) {
   const std::uint64_t deadline = Sock::LeaveDeadline();
   ForEachSock([&](Sock* sock) { await(sock, deadline); });
 }
+
+// What WriteStats puts together.  Not on the stack, which a thread, a handler
+// or a child of clone() may have little of.
+struct Report {
+  char path[512];
+  char program[128];
+  char text[4096];
+};
+constinit base::Latch report_latch;
+constinit Report report;  // report_latch's
 
 constinit thread_local bool tls_forking = false;    // since ForkPrepare
 constinit thread_local std::uint32_t tls_fork = 0;  // its number
@@ -142,6 +154,7 @@ void ForkChild() {
   KnowFirstThread();
   const bool locked = tls_forking;
   tls_forking = false;
+  report_latch.Reset();
   if (locked) ShellForkUnlock();
   ShellForkChild();
   SockForkUnlock(true);
@@ -178,7 +191,10 @@ unsigned long long Get(const std::atomic<std::uint64_t>& value) {
 void WriteStats(const Stats& from) {
   const char* pattern = base::GetConfig().stats;
   if (*pattern == '\0') return;
-  char path[512];
+  // (A handler that ends the process runs before or after, never within.)
+  const Critical critical;
+  const std::scoped_lock hold(report_latch);
+  auto& [path, program, text] = report;
   std::size_t length = 0;
   const long pid = ::syscall(SYS_getpid);
   for (const char* at = pattern; *at != '\0' && length < sizeof path - 24;
@@ -193,9 +209,8 @@ void WriteStats(const Stats& from) {
   }
   path[length] = '\0';
 
-  char text[4096];
   std::size_t n = 0;
-  char program[128] = "?";
+  std::strcpy(program, "?");
   const long file = ::syscall(SYS_openat, AT_FDCWD, "/proc/self/comm",
                               O_RDONLY | O_CLOEXEC, 0);
   if (file >= 0) {
