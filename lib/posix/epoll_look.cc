@@ -190,12 +190,9 @@ std::uint32_t EpollSet::Tells(const Direct& direct) {
   }
   Sock* const sock = direct.sock;
   // (What comes with the peer's end is the list's to tell.)
-  bool by_list = false;
-  if ((events & EPOLLRDHUP) != 0 || !sock->TellsInputAlone()) {
-    sock->rx_latch.lock();
-    by_list = sock->EndNext();
-    sock->rx_latch.unlock();
-  }
+  const bool by_list =
+      ((events & EPOLLRDHUP) != 0 || !sock->TellsInputAlone()) &&
+      sock->EndNext();
   if (!by_list && (events & (EPOLLIN | EPOLLRDNORM)) == 0) return 0;
   if (events & EPOLLET) {
     sock->rx_latch.lock();
@@ -328,10 +325,7 @@ bool EpollSet::AnyDirect() {
     if ((events & EPOLLET) == 0) {
       if ((events & (EPOLLIN | EPOLLRDNORM)) != 0) return true;
       // Only the end is asked for.
-      sock->rx_latch.lock();
-      const bool end = sock->EndNext();
-      sock->rx_latch.unlock();
-      if (end) return true;
+      if (sock->EndNext()) return true;
       continue;
     }
     // An edge is used up by the look: it goes to the list.

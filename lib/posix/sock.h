@@ -219,8 +219,7 @@ class alignas(64) Sock final : public File,
   // that a look at it alone finds it (and nothing comes before it in the
   // stash).
   static constexpr std::uint32_t kInRing = 1u << 16;
-  // What comes next from its lane is no data: the peer's end.  With the rx
-  // latch.
+  // What comes next from its lane is no data: the peer's end.
   bool EndNext();
   // If so, notes the end; the edge that comes of it is made here.
   void TakeEnd();
@@ -731,6 +730,9 @@ class alignas(64) Sock final : public File,
   std::uint32_t EngineReadiness(std::uint32_t events, bool* plain,
                                 bool drained);
   void LookForErrorsLatched();
+  bool EndNextLatched() const;
+  // TCP takes no more at this moment.
+  bool KernelIsFull() const;
   void CompletionsChanged();
   void ForgetCompletions();
   bool StuckOnStash();

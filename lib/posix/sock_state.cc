@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <cstring>
 #include <ctime>
+#include <mutex>
 
 #include "lib/base/real.h"
 #include "lib/lane/shm/shm_lane.h"
@@ -87,17 +88,25 @@ std::uint32_t KernelInput(int fd) {
 
 }  // namespace
 
-bool Sock::EndNext() {
+bool Sock::KernelIsFull() const {
+  pollfd one{fd(), POLLOUT, 0};
+  timespec now{0, 0};
+  return ::syscall(SYS_ppoll, &one, 1, &now, nullptr, 8) == 0;
+}
+
+bool Sock::EndNextLatched() const {
   return lane_is_shm_ && lane_ != nullptr &&
          static_cast<lane::shm::ShmLane*>(lane_.get())->CtlNext();
 }
 
-void Sock::TakeEnd() {
+bool Sock::EndNext() {
   Critical critical;
-  rx_latch.lock();
-  const bool end = EndNext();
-  rx_latch.unlock();
-  if (!end) return;
+  const std::scoped_lock hold(rx_latch);
+  return EndNextLatched();
+}
+
+void Sock::TakeEnd() {
+  if (!EndNext()) return;
   Latched latched(this);
   if (mode() != Mode::kEngine) return;
   stream_->Progress();
@@ -126,16 +135,15 @@ std::uint32_t Sock::EngineReadiness(std::uint32_t events, bool* plain,
   // The peer's end, perhaps, of which more is to be told than input.  (Who has
   // not shut down and does not ask for RDHUP reads the end, and so learns of
   // it.)
-  bool end = false;
-  if (pending && ((events & POLLRDHUP) != 0 || !quick_.may_send) && EndNext()) {
-    end = true;
-    rx_fast = pending = false;
-  }
+  const bool end = pending && ((events & POLLRDHUP) != 0 || !quick_.may_send) &&
+                   EndNextLatched();
+  if (end) rx_fast = pending = false;
   if (pending) ready |= kInRing;
   if (pending || (rx_fast && rd_shut_)) ready |= POLLIN | POLLRDNORM;
   if (rx_fast && rd_shut_) ready |= POLLRDHUP;
   if (rx_fast && rd_shut_ && stream_->Shut()) ready |= POLLHUP;
   rx_latch.unlock();
+  if (end) TakeEnd();
   if (rx_fast && (events & (POLLOUT | POLLWRNORM)) == 0) {
     return ready & (events | POLLHUP);
   }
@@ -159,10 +167,6 @@ std::uint32_t Sock::EngineReadiness(std::uint32_t events, bool* plain,
     *plain = true;
     ready = 0;
   } else {
-    if (end) {
-      stream_->Progress();
-      HandleChanges();
-    }
     ready = stream_->Readiness();
     // (As above: a receiver that has stopped reading is not to hold it.)
     if (stream_->FastTx() && (ready & POLLOUT) == 0 &&
@@ -170,15 +174,11 @@ std::uint32_t Sock::EngineReadiness(std::uint32_t events, bool* plain,
       WatchStarved();
     }
     if (stream_->tx() == stream::Tx::kRaw && (ready & POLLOUT) != 0 &&
-        (events & (POLLOUT | POLLWRNORM)) != 0) {
-      // TCP says whether it takes more, and tells the conductor when it does.
-      pollfd one{fd(), POLLOUT, 0};
-      timespec now{0, 0};
-      if (::syscall(SYS_ppoll, &one, 1, &now, nullptr, 8) == 0) {
-        ready &= ~static_cast<std::uint32_t>(POLLOUT);
-        tx_wait_ = true;
-        UpdateWatch();
-      }
+        (events & (POLLOUT | POLLWRNORM)) != 0 && KernelIsFull()) {
+      // It tells the conductor when it takes more.
+      ready &= ~static_cast<std::uint32_t>(POLLOUT);
+      tx_wait_ = true;
+      UpdateWatch();
     }
     if (stream_->AtKernel()) {
       ready |= KernelInput(fd());

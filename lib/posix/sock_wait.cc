@@ -2,7 +2,6 @@
 // sleep, and what becomes of a stream whose receiver does not read.
 
 #include <fcntl.h>
-#include <poll.h>
 #include <pthread.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -108,11 +107,9 @@ void Sock::JudgeStarved(std::uint64_t left_at) {
       pinned_.load(std::memory_order_relaxed)) {
     return;
   }
-  pollfd one{fd(), POLLOUT, 0};
-  timespec now{0, 0};
-  const bool full = ::syscall(SYS_ppoll, &one, 1, &now, nullptr, 8) == 0;
   const bool vain =
-      full || tx_raw_.load(std::memory_order_relaxed) - left_at >= kMoreThanTcp;
+      KernelIsFull() ||
+      tx_raw_.load(std::memory_order_relaxed) - left_at >= kMoreThanTcp;
   Prospect::Starved(service_.load(std::memory_order_relaxed), vain);
   if (!vain || demotions_ == 0) return;
   --demotions_;
