@@ -197,11 +197,7 @@ long Syscall(long number, const long (&a)[kArguments]) {
       }
       break;
     case SYS_exit:
-      // (A filter may know no call but this.)
-      if (ProcessPinned() == base::Reason::kSandboxed || InBorrowedMemory() ||
-          !LastThreadEnds(Fd(a[0]))) {
-        break;
-      }
+      if (!LastThreadEnds(Fd(a[0]))) break;
       [[fallthrough]];
     case SYS_exit_group:
       hook::_exit(Fd(a[0]));

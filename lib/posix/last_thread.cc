@@ -107,8 +107,8 @@ void KnowFirstThread() {
 }
 
 bool LastThreadEnds(int status) {
-  // (A filter may know none of these calls.)
-  if (ProcessPinned() == base::Reason::kSandboxed ||
+  // (First: a filter may know none of these calls.)
+  if (ProcessPinned() == base::Reason::kSandboxed || InBorrowedMemory() ||
       ::syscall(SYS_gettid) != ::syscall(SYS_getpid)) {
     return false;
   }

@@ -13,7 +13,8 @@ namespace rcsock::posix {
 void KnowFirstThread();
 
 // The calling thread ends past libc, by SYS_exit.  True: the program has no
-// other, so the process is to end with it.
+// other, so the process is to end with it.  (Never in a child of vfork, nor
+// behind a filter of system calls, which may know no call but that.)
 bool LastThreadEnds(int status);
 
 // A conductor has begun, perhaps after the first thread's end.
