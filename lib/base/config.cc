@@ -9,6 +9,7 @@
 
 #include "lib/base/bytes.h"
 #include "lib/base/log.h"
+#include "lib/base/path.h"
 
 namespace rcsock::base {
 namespace {
@@ -88,9 +89,8 @@ void ReadNames(char* program, char* comm, std::size_t size) {
   program[0] = comm[0] = '\0';
   long n = ::syscall(SYS_readlink, "/proc/self/exe", program, size - 1);
   program[n > 0 ? n : 0] = '\0';
-  if (const char* slash = std::strrchr(program, '/')) {
-    std::memmove(program, slash + 1, std::strlen(slash + 1) + 1);
-  }
+  const char* const name = LastPart(program);
+  std::memmove(program, name, std::strlen(name) + 1);
   const long fd =
       ::syscall(SYS_openat, AT_FDCWD, "/proc/self/comm", O_RDONLY | O_CLOEXEC);
   if (fd < 0) return;

@@ -14,13 +14,10 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "lib/base/path.h"
+
 namespace rcsock::base {
 namespace {
-
-const char* LastPart(const char* path) {
-  const char* slash = std::strrchr(path, '/');
-  return slash == nullptr ? path : slash + 1;
-}
 
 bool Begins(const char* text, const char* with) {
   return std::strncmp(text, with, std::strlen(with)) == 0;

@@ -18,6 +18,7 @@
 
 #include "lib/base/log.h"
 #include "lib/base/other_loader.h"
+#include "lib/base/path.h"
 #include "lib/base/sleep.h"
 #include "lib/base/unique_fd.h"
 #include "lib/posix/holders.h"
@@ -41,8 +42,7 @@ const char* own_file = nullptr;
 void FindOwnFile() {
   Dl_info info{};
   if (::dladdr(&own_file, &info) == 0 || info.dli_fname == nullptr) return;
-  const char* slash = std::strrchr(info.dli_fname, '/');
-  own_file = slash == nullptr ? info.dli_fname : slash + 1;
+  own_file = base::LastPart(info.dli_fname);
 }
 
 // Whether an entry of LD_PRELOAD is us: the file that we are, whatever it is
@@ -110,9 +110,8 @@ bool StartedByOther(const Executed& program) {
 // this program alone: one without rcsock in between may have forked, and then
 // others hold the connection whom nobody has counted.
 unsigned NameSum(const char* path) {
-  const char* name = std::strrchr(path, '/');
   unsigned sum = 2166136261u;
-  for (name = name == nullptr ? path : name + 1; *name != '\0'; ++name) {
+  for (const char* name = base::LastPart(path); *name != '\0'; ++name) {
     sum = (sum ^ static_cast<unsigned char>(*name)) * 16777619u;
   }
   return sum;
