@@ -20,6 +20,7 @@
 #include "lib/posix/snapshot.h"
 #include "lib/posix/sock.h"
 #include "lib/posix/spare.h"
+#include "lib/rendezvous/address.h"
 
 namespace rcsock::posix {
 
@@ -119,13 +120,8 @@ void Sock::StartSeek() {
 
 bool Sock::Names(sockaddr_storage* local, sockaddr_storage* peer) {
   const int number = fd();
-  if (closed_.load(std::memory_order_acquire) || number < 0) return false;
-  socklen_t length = sizeof *local;
-  if (::getsockname(number, reinterpret_cast<sockaddr*>(local), &length) != 0) {
-    return false;
-  }
-  length = sizeof *peer;
-  return ::getpeername(number, reinterpret_cast<sockaddr*>(peer), &length) == 0;
+  return !closed_.load(std::memory_order_acquire) && number >= 0 &&
+         rendezvous::NamesOf(number, local, peer);
 }
 
 void Sock::SeekFailed(Reason reason, bool final) {

@@ -53,6 +53,15 @@ bool IsMapped(const Address& address) {
   return std::memcmp(address.data(), kMappedPrefix, sizeof kMappedPrefix) == 0;
 }
 
+bool NamesOf(int fd, sockaddr_storage* local, sockaddr_storage* peer) {
+  socklen_t length = sizeof *local;
+  if (::getsockname(fd, reinterpret_cast<sockaddr*>(local), &length) != 0) {
+    return false;
+  }
+  length = sizeof *peer;
+  return ::getpeername(fd, reinterpret_cast<sockaddr*>(peer), &length) == 0;
+}
+
 bool Normalise(const sockaddr_storage& from, Address* address,
                std::uint16_t* port) {
   if (from.ss_family == AF_INET) {

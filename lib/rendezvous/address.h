@@ -22,6 +22,9 @@ using Address = std::array<std::uint8_t, 16>;
 bool Normalise(const sockaddr_storage& from, Address* address,
                std::uint16_t* port);
 
+// The two names of a connected socket; false: it has not both (any more).
+bool NamesOf(int fd, sockaddr_storage* local, sockaddr_storage* peer);
+
 // What both ends compute alike.
 Tuple MakeTuple(stream::Role role, const Address& local,
                 std::uint16_t local_port, const Address& peer,

@@ -9,6 +9,7 @@
 #include <memory>
 #include <utility>
 
+#include "lib/rendezvous/address.h"
 #include "lib/rendezvous/rendezvous.h"
 #include "lib/stream/stream.h"
 
@@ -51,12 +52,7 @@ class Seeking : public rcsock::rendezvous::Seeker {
   Seeking(int fd, rcsock::stream::Role role) : fd_(fd), role_(role) {}
   rcsock::stream::Role role() const override { return role_; }
   bool Names(sockaddr_storage* local, sockaddr_storage* peer) override {
-    socklen_t length = sizeof *local;
-    if (::getsockname(fd_, reinterpret_cast<sockaddr*>(local), &length) != 0) {
-      return false;
-    }
-    length = sizeof *peer;
-    return ::getpeername(fd_, reinterpret_cast<sockaddr*>(peer), &length) == 0;
+    return rcsock::rendezvous::NamesOf(fd_, local, peer);
   }
   void Adopt() override {
     rcsock::rendezvous::Conductor::IfRunning()->Adopted(this);

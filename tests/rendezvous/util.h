@@ -22,6 +22,7 @@
 #include <utility>
 #include <vector>
 
+#include "lib/rendezvous/address.h"
 #include "lib/rendezvous/rendezvous.h"
 
 namespace rcsock::rendezvous {
@@ -136,12 +137,7 @@ class TestSeeker : public Seeker,
 
   stream::Role role() const override { return role_; }
   bool Names(sockaddr_storage* local, sockaddr_storage* peer) override {
-    socklen_t length = sizeof *local;
-    if (::getsockname(fd_, reinterpret_cast<sockaddr*>(local), &length) != 0) {
-      return false;
-    }
-    length = sizeof *peer;
-    return ::getpeername(fd_, reinterpret_cast<sockaddr*>(peer), &length) == 0;
+    return NamesOf(fd_, local, peer);
   }
   void Adopt() override {
     if (on_adopt) on_adopt();
