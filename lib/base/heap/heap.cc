@@ -71,6 +71,12 @@ void* Take(std::size_t size, std::size_t align = alignof(Head)) noexcept {
   return head + 1;
 }
 
+void* TakeOrThrow(std::size_t size, std::size_t align = alignof(Head)) {
+  void* at = Take(size, align);
+  if (at == nullptr) throw std::bad_alloc();
+  return at;
+}
+
 void Give(void* at) noexcept {
   if (at == nullptr) return;
   Head* head = static_cast<Head*>(at) - 1;
@@ -89,11 +95,7 @@ void Give(void* at) noexcept {
 }  // namespace
 }  // namespace rcsock::base
 
-void* operator new(std::size_t size) {
-  void* at = rcsock::base::Take(size);
-  if (at == nullptr) throw std::bad_alloc();
-  return at;
-}
+void* operator new(std::size_t size) { return rcsock::base::TakeOrThrow(size); }
 void* operator new[](std::size_t size) { return ::operator new(size); }
 void* operator new(std::size_t size, const std::nothrow_t&) noexcept {
   return rcsock::base::Take(size);
@@ -124,9 +126,7 @@ constexpr std::size_t Bytes(std::align_val_t align) {
 }
 }  // namespace
 void* operator new(std::size_t size, std::align_val_t align) {
-  void* at = rcsock::base::Take(size, Bytes(align));
-  if (at == nullptr) throw std::bad_alloc();
-  return at;
+  return rcsock::base::TakeOrThrow(size, Bytes(align));
 }
 void* operator new[](std::size_t size, std::align_val_t align) {
   return ::operator new(size, align);
