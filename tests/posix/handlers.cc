@@ -76,6 +76,14 @@ void ConnectAll() {
   }
 }
 
+// What each of them still brings.
+void DrainAll() {
+  for (const int fd : connections) {
+    int error = 0;
+    Log("%zu bytes, %s", Drain(fd, &error), ErrorName(error));
+  }
+}
+
 Case closes(
     "handler_closes",
     [](int) {
@@ -86,10 +94,7 @@ Case closes(
     },
     [](int) {
       ConnectAll();
-      for (const int fd : connections) {
-        int error = 0;
-        Log("%zu bytes, %s", Drain(fd, &error), ErrorName(error));
-      }
+      DrainAll();
     },
     {.warm = false, .connect = false, .seconds = 60});
 
@@ -140,9 +145,10 @@ Case polls(
         pollfd two[2] = {{fd, POLLIN, 0}, {connections[0], POLLIN, 0}};
         if (::poll(two, 2, 2) != 0) bad = bad + 1;
         // (It takes the stream to TCP.)
-        const int on = 1;
+        const int two_bytes = 2;
         if (::fcntl(fd, F_SETFL, O_NONBLOCK) != 0 ||
-            ::setsockopt(fd, SOL_SOCKET, SO_OOBINLINE, &on, sizeof on) != 0) {
+            ::setsockopt(fd, SOL_SOCKET, SO_RCVLOWAT, &two_bytes,
+                         sizeof two_bytes) != 0) {
           bad = bad + 1;
         }
       });
@@ -171,10 +177,7 @@ Case exits(
     },
     [](int) {
       ConnectAll();
-      for (const int fd : connections) {
-        int error = 0;
-        Log("%zu bytes, %s", Drain(fd, &error), ErrorName(error));
-      }
+      DrainAll();
     },
     {.warm = false, .connect = false, .seconds = 60});
 

@@ -599,23 +599,16 @@ void BecomeOtherLoaders(int fd, By by) {
   Log("child: %x", static_cast<unsigned>(status));
 }
 
-Case other_loader(
-    "exec_other_loader", [](int fd) { BecomeOtherLoaders(fd, By::kExec); },
-    SpeakToCat);
-Case other_loader_vfork(
-    "vfork_other_loader", [](int fd) { BecomeOtherLoaders(fd, By::kVfork); },
-    SpeakToCat);
-Case other_loader_descriptor(
-    "fexecve_other_loader",
-    [](int fd) { BecomeOtherLoaders(fd, By::kDescriptor); }, SpeakToCat);
-Case other_loader_spawn(
-    "spawn_other_loader", [](int fd) { BecomeOtherLoaders(fd, By::kSpawn); },
-    SpeakToCat);
-Case other_loader_script(
-    "script_other_loader", [](int fd) { BecomeOtherLoaders(fd, By::kScript); },
-    SpeakToCat);
-Case other_loader_shell(
-    "shell_other_loader", [](int fd) { BecomeOtherLoaders(fd, By::kShell); },
-    SpeakToCat);
+struct OtherLoader : Case {
+  OtherLoader(const char* name, By by)
+      : Case(
+            name, [by](int fd) { BecomeOtherLoaders(fd, by); }, SpeakToCat) {}
+};
+OtherLoader by_exec("exec_other_loader", By::kExec);
+OtherLoader by_vfork("vfork_other_loader", By::kVfork);
+OtherLoader by_descriptor("fexecve_other_loader", By::kDescriptor);
+OtherLoader by_spawn("spawn_other_loader", By::kSpawn);
+OtherLoader by_script("script_other_loader", By::kScript);
+OtherLoader by_shell("shell_other_loader", By::kShell);
 
 }  // namespace

@@ -46,6 +46,17 @@ void Tell(int port, sockaddr* to, socklen_t* length) {
   *length = sizeof address;
 }
 
+// What `next`, getsockname or getpeername, says of it, as TCP would.
+int TellName(int (*next)(int, sockaddr*, socklen_t*), int fd, sockaddr* address,
+             socklen_t* length) {
+  sockaddr_un name{};
+  socklen_t size = sizeof name;
+  const int r = next(fd, reinterpret_cast<sockaddr*>(&name), &size);
+  if (r != 0 || name.sun_family != AF_UNIX) return next(fd, address, length);
+  Tell(PortOf(name), address, length);
+  return 0;
+}
+
 int Port(const sockaddr* address) {
   return ntohs(reinterpret_cast<const sockaddr_in*>(address)->sin_port);
 }
@@ -92,22 +103,12 @@ int accept4(int fd, sockaddr* address, socklen_t* length, int flags) {
 
 int getsockname(int fd, sockaddr* address, socklen_t* length) {
   NEXT(getsockname);
-  sockaddr_un name{};
-  socklen_t size = sizeof name;
-  const int r = next(fd, reinterpret_cast<sockaddr*>(&name), &size);
-  if (r != 0 || name.sun_family != AF_UNIX) return next(fd, address, length);
-  Tell(PortOf(name), address, length);
-  return 0;
+  return TellName(next, fd, address, length);
 }
 
 int getpeername(int fd, sockaddr* address, socklen_t* length) {
   NEXT(getpeername);
-  sockaddr_un name{};
-  socklen_t size = sizeof name;
-  const int r = next(fd, reinterpret_cast<sockaddr*>(&name), &size);
-  if (r != 0 || name.sun_family != AF_UNIX) return next(fd, address, length);
-  Tell(PortOf(name), address, length);
-  return 0;
+  return TellName(next, fd, address, length);
 }
 
 int getsockopt(int fd, int level, int name, void* value, socklen_t* length) {
