@@ -237,6 +237,33 @@ TEST_P(Hostile, CreditGoesAlongOnIWARP) {
   }
 }
 
+// Elsewhere it takes one, but no doorbell of its own while there are answers;
+// and only the last one before it would takes it along.
+TEST_P(Hostile, CreditGoesAlongWithFewAnswers) {
+  if (GetParam()) GTEST_SKIP();
+  const std::uint32_t half = rdma::RingBytes(64 * 1024) / 2;
+  for (const std::uint32_t size : {4096u, 10'000u, 20'000u}) {
+    std::vector<char> sink(size);
+    iovec iov{sink.data(), size};
+    const auto before = made_.verbs->counts();
+    constexpr int kRounds = 100;
+    for (int i = 0; i < kRounds; ++i) {
+      ASSERT_EQ(Post(lane_, size), size);
+      ASSERT_EQ(peer_->Read(&iov, 1, 0, size, false), size);
+      ASSERT_EQ(Post(peer_, size), size);
+      ASSERT_EQ(lane_->Read(&iov, 1, 0, size, false), size);
+    }
+    const auto after = made_.verbs->counts();
+    const int messages = 2 * kRounds;
+    EXPECT_EQ(after.posts - before.posts, messages) << size;
+    // (half / size messages fit before it is due.)
+    const int credits = after.requests - before.requests - messages;
+    EXPECT_GE(credits, 2) << size;
+    EXPECT_LE(credits, messages / static_cast<int>(half / size)) << size;
+    Again();
+  }
+}
+
 TEST_P(Hostile, ForgedCreditThatGoesAlong) {
   if (!GetParam()) GTEST_SKIP();
   const auto send = [this](std::size_t credit_bytes, std::uint64_t credit,

@@ -64,10 +64,16 @@ bool QpLane::CreditAlong() {
   if (consumed - published_.load(std::memory_order_relaxed) >= kCreditAlong) {
     return true;
   }
+  // One more like the last, and the credit would have to be written for its own
+  // sake.  (post_latch_ holds published_, so what the drainer writes is at most
+  // 32 messages ahead of that: not message consumed - 1.)
   const std::uint32_t ring = rx_ring_bytes_.load(std::memory_order_relaxed);
-  if (bytes_before_[consumed % 64].load(std::memory_order_relaxed) -
-          published_bytes_.load(std::memory_order_relaxed) <
-      ring / 4) {
+  const std::uint64_t end =
+      bytes_before_[consumed % 64].load(std::memory_order_relaxed);
+  const std::uint64_t last =
+      end - bytes_before_[(consumed - 1) % 64].load(std::memory_order_relaxed);
+  if (end - published_bytes_.load(std::memory_order_relaxed) + last <=
+      ring / 2) {
     return false;
   }
   // With each answer, soon: a write that a somewhat larger ring saves.
