@@ -715,6 +715,12 @@ class alignas(64) Sock final : public File,
                           int flags);
   // MSG_TRUNC without a lane: takes and forgets; both latches held.
   ssize_t Drop(std::size_t limit, bool peek);
+  // ReadableBytes of a stream that is not the kernel's.
+  std::size_t ReadableLatched();
+  // TCP's end is not yet the stream's.
+  bool HoldsEnd() const;
+  // What TCP has is followed by its end, or by urgent data; the rx latch held.
+  bool TcpEndsNext();
   // Acts on what the stream says has changed; both latches held.
   void HandleChanges();
   // Whether it was on its lane, and not only on its way there.

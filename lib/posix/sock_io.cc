@@ -5,6 +5,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <climits>
 #include <cstring>
@@ -45,16 +46,6 @@ ssize_t ForRest(const iovec* iov, int count, std::size_t skip, Call&& call) {
   }
 }
 
-// The end of TCP is not the end of the stream while this end does not have the
-// lane yet that both have agreed upon: the peer may have had it, put its last
-// bytes into it, and died.  Its word that it has it is in a queue of the
-// conductor's by then, so the wait is a short one; the kernel will say again
-// that this is the end.  (A reset is not held: the kernel loses what it has not
-// delivered by then, too, see killed_with_unread in tests/posix/ends.  Nor is
-// an end that comes before this end has said that it has adopted the stream,
-// which may take longer: then the peer does not have the lane.)
-bool HoldsEnd(long n, bool lane_to_come) { return n == 0 && lane_to_come; }
-
 bool AtMarkOf(int fd) {
   int at = 0;
   return ::syscall(SYS_ioctl, fd, SIOCATMARK, &at) == 0 && at != 0;
@@ -80,6 +71,18 @@ ssize_t Sock::RecvRest(int fd, const iovec* iov, int count, std::size_t skip,
 
 // --- stream::Anchor
 
+// The end of TCP is not the end of the stream while this end does not have the
+// lane yet that both have agreed upon: the peer may have had it, put its last
+// bytes into it, and died.  Its word that it has it is in a queue of the
+// conductor's by then, so the wait is a short one; the kernel will say again
+// that this is the end.  (A reset is not held: the kernel loses what it has not
+// delivered by then, too, see killed_with_unread in tests/posix/ends.  Nor is
+// an end that comes before this end has said that it has adopted the stream,
+// which may take longer: then the peer does not have the lane.)
+bool Sock::HoldsEnd() const {
+  return lane_ == nullptr && seeking_.load() && !moves.load();
+}
+
 ssize_t Sock::Send(const iovec* iov, int count) {
   msghdr message{};
   message.msg_iov = const_cast<iovec*>(iov);
@@ -94,8 +97,7 @@ ssize_t Sock::Recv(void* to, std::size_t length) {
   const long n = Tells(kTellsTime) ? RecvStamped(to, length)
                                    : ::syscall(SYS_recvfrom, fd(), to, length,
                                                MSG_DONTWAIT, nullptr, nullptr);
-  if (HoldsEnd(n, lane_ == nullptr && seeking_.load() && !moves.load()))
-    return -EAGAIN;
+  if (n == 0 && HoldsEnd()) return -EAGAIN;
   if (n > 0 && stream_->rx() == stream::Rx::kRaw) {
     anchor_rx_ += static_cast<std::uint64_t>(n);
   }
@@ -109,8 +111,7 @@ ssize_t Sock::RecvV(const iovec* iov, int count, bool peek) {
       static_cast<std::size_t>(count < IOV_MAX ? count : IOV_MAX);
   const long n = ::syscall(SYS_recvmsg, fd(), &message,
                            MSG_DONTWAIT | (peek ? MSG_PEEK : 0));
-  if (HoldsEnd(n, lane_ == nullptr && seeking_.load() && !moves.load()))
-    return -EAGAIN;
+  if (n == 0 && HoldsEnd()) return -EAGAIN;
   if (n > 0 && !peek) anchor_rx_ += static_cast<std::uint64_t>(n);
   return n >= 0 ? n : -errno;
 }
@@ -299,6 +300,7 @@ ssize_t Sock::RecvLatched(const iovec* iov, int count, std::size_t total,
   const bool peek = (flags & MSG_PEEK) != 0;
   const bool all = (flags & MSG_WAITALL) != 0;
   const bool drop = (flags & MSG_TRUNC) != 0;
+  bool last_look = false;
   Wait wait;
   IovRest rest(iov, count);
   ssize_t n;
@@ -335,7 +337,7 @@ ssize_t Sock::RecvLatched(const iovec* iov, int count, std::size_t total,
         if (peek) *done = 0;
         return kRetry;
       }
-      if (stream_->ReadsLane()) stream_->Progress();
+      if (stream_->ReadsLane() || last_look) stream_->Progress();
       n = drop && !stream_->FastRx() ? Drop(left, peek)
                                      : stream_->Read(to, pieces, left, peek);
       if (n > 0 && !peek) lane_rx_ += static_cast<std::uint64_t>(n);
@@ -345,16 +347,23 @@ ssize_t Sock::RecvLatched(const iovec* iov, int count, std::size_t total,
     }
     if (n == -EAGAIN && rd_shut_) n = 0;
     if (n > 0) *done = (peek ? 0 : *done) + static_cast<std::size_t>(n);
+    // (An error in place of what an earlier look has seen.)
+    if (n < 0 && n != -EAGAIN && peek) *done = 0;
     if (n >= 0 && (!all || n == 0 || *done == total)) break;
     if (n < 0 && (n != -EAGAIN || !block || (*done > 0 && !all))) break;
     // (The kernel's ends at the mark of urgent data, too.)
     if (n > 0 && !stream_->FastRx() && AtMark()) break;
     if (n > 0 && !peek) continue;  // MSG_WAITALL: more may be there
-    // (What has left its lane with a part of it here says what it has.)
-    if (n > 0 && (!block || !stream_->ReadsLane() ||
-                  stream_->EndsIn(static_cast<std::size_t>(n)))) {
+    // A peek waits for all as well, whichever way the rest comes: a switch may
+    // be under way, or a ring be too small and its stream on the way to TCP.
+    if (n > 0 &&
+        (!block || rd_shut_ || stream_->EndsIn(static_cast<std::size_t>(n)))) {
       break;
     }
+    const bool ends = n > 0 && TcpEndsNext();
+    if (ends && last_look) break;
+    last_look = ends;
+    if (ends) continue;  // once more, with all that came before that
     const int w = n > 0 ? WaitBehind(wait, seq) : WaitRx(wait, seq);
     if (w != 0) {
       n = w;
@@ -380,8 +389,13 @@ ssize_t Sock::Drop(std::size_t limit, bool peek) {
     const iovec one{nowhere, left < sizeof nowhere ? left : sizeof nowhere};
     const ssize_t n = stream_->Read(&one, 1, one.iov_len, peek);
     if (n <= 0) return done > 0 ? static_cast<ssize_t>(done) : n;
+    // (All that is there, which need not be looked at.)
+    if (peek) {
+      return std::max(n,
+                      static_cast<ssize_t>(std::min(limit, ReadableLatched())));
+    }
     done += static_cast<std::size_t>(n);
-    if (peek || done == limit || AtMark()) return static_cast<ssize_t>(done);
+    if (done == limit || AtMark()) return static_cast<ssize_t>(done);
   }
 }
 

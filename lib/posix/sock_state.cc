@@ -94,6 +94,14 @@ bool Sock::KernelIsFull() const {
   return ::syscall(SYS_ppoll, &one, 1, &now, nullptr, 8) == 0;
 }
 
+// (While a switch is under way its rules say what TCP's end means.  POLLERR may
+// be nothing but a completion of MSG_ZEROCOPY.)
+bool Sock::TcpEndsNext() {
+  return stream_->AtKernel() && stream_->tx() == stream::Tx::kRaw &&
+         !stream_->WantsAnchorRead() && !HoldsEnd() &&
+         (KernelInput(fd()) & (POLLPRI | POLLRDHUP | POLLHUP)) != 0;
+}
+
 bool Sock::EndNextLatched() const {
   return lane_is_shm_ && lane_ != nullptr &&
          static_cast<lane::shm::ShmLane*>(lane_.get())->CtlNext();
@@ -211,17 +219,23 @@ bool Sock::ReadableBytes(int* bytes) {
   const bool unread = mode() == Mode::kUnread;
   const bool mine = unread || (mode() == Mode::kEngine && stream_ != nullptr);
   if (mine) {
-    std::size_t n = unread ? unread_.size() : stream_->Readable();
-    // What TCP still holds follows what the stream has: while rx is raw it is
-    // the application's too.
-    int more = 0;
-    if ((unread || stream_->rx() == stream::Rx::kRaw) &&
-        ::syscall(SYS_ioctl, fd(), FIONREAD, &more) == 0 && more > 0) {
-      n += static_cast<std::size_t>(more);
-    }
+    const std::size_t n = ReadableLatched();
     *bytes = n > INT_MAX ? INT_MAX : static_cast<int>(n);
   }
   return mine;
+}
+
+std::size_t Sock::ReadableLatched() {
+  const bool unread = mode() == Mode::kUnread;
+  std::size_t n = unread ? unread_.size() : stream_->Readable();
+  // What TCP still holds follows what the stream has: while rx is raw it is the
+  // application's too.
+  int more = 0;
+  if ((unread || stream_->rx() == stream::Rx::kRaw) &&
+      ::syscall(SYS_ioctl, fd(), FIONREAD, &more) == 0 && more > 0) {
+    n += static_cast<std::size_t>(more);
+  }
+  return n;
 }
 
 bool Sock::HasReadAhead() {

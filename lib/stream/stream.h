@@ -204,9 +204,10 @@ class Stream {
   // What comes next comes from the lane.  (Its end may be known already: FIN
   // goes by TCP, and may be here before bytes of a lane to another host.)
   bool ReadsLane() const { return accept_ && stash_.empty() && so_error_ == 0; }
-  // The peer's bytes end so many behind what has been read.
+  // Nothing comes behind the next so many bytes, which are here, but the end or
+  // an error.
   bool EndsIn(std::size_t bytes) const {
-    return pfin_known_ && rx_off() + bytes == pfin_;
+    return eof_ || so_error_ != 0 || (pfin_known_ && rx_off() + bytes == pfin_);
   }
   // Bytes the application could read now; and that are not yet acknowledged.
   std::size_t Readable() const;

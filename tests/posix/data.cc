@@ -160,6 +160,46 @@ Case peek_to_end(
     },
     {.warm = false, .connect = false, .seconds = 60});
 
+// More than a small ring holds: it leaves its lane meanwhile.
+Case peek_more(
+    "peek_waitall_more_than_a_ring",
+    [](int) {
+      int port = 0;
+      const int listener = Listen(&port);
+      Tell(port);
+      std::vector<char> text(60'000);
+      Pattern(7, 0, text.data(), text.size());
+      for (const bool end : {false, true}) {
+        const int fd = ::accept(listener, nullptr, nullptr);
+        CHECK_THAT(fd >= 0);
+        Warm(fd);
+        SendAll(fd, text.data(), 50'000);
+        ::poll(nullptr, 0, 5);
+        SendAll(fd, text.data() + 50'000, 10'000);
+        if (end) CHECK_THAT(::shutdown(fd, SHUT_WR) == 0);
+        char byte;
+        Result("end", ::recv(fd, &byte, 1, 0));
+        ::close(fd);
+      }
+    },
+    [](int) {
+      const int port = static_cast<int>(Hear());
+      for (const bool end : {false, true}) {
+        const int fd = Connect(port);
+        Warm(fd);
+        std::vector<char> text(60'000 + (end ? 1 : 0));
+        constexpr int kAll = MSG_PEEK | MSG_WAITALL;
+        Result("peek", ::recv(fd, text.data(), text.size(), kAll));
+        CHECK_THAT(IsPattern(7, 0, text.data(), 60'000));
+        Result("count", ::recv(fd, nullptr, text.size(), kAll | MSG_TRUNC));
+        text.assign(60'000, 0);
+        RecvAll(fd, text.data(), 60'000);
+        CHECK_THAT(IsPattern(7, 0, text.data(), 60'000));
+        ::close(fd);
+      }
+    },
+    {.warm = false, .connect = false, .seconds = 60});
+
 Case dontwait(
     "dontwait",
     [](int fd) {

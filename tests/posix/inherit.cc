@@ -56,10 +56,10 @@ void LogChild(pid_t child) {
 // The server's half: says kTotal bytes that the client does not read meanwhile.
 // With pauses, so that the connection changes its path somewhere among them:
 // some are read ahead from TCP, some lie in a ring.
-void SayUnread(int fd) {
+void SayUnread(int fd, std::size_t pieces = kPieces) {
   char text[kPiece];
   RecvAll(fd, text, 1);
-  for (std::size_t i = 0; i < kPieces; ++i) {
+  for (std::size_t i = 0; i < pieces; ++i) {
     Pattern(kSeed, i * kPiece, text, kPiece);
     SendAll(fd, text, kPiece);
     if (i < 100) ::poll(nullptr, 0, 1);
@@ -67,11 +67,11 @@ void SayUnread(int fd) {
 }
 
 // The client's half; returns when all is said.
-void LetSay(int fd) {
+void LetSay(int fd, std::size_t pieces = kPieces) {
   SendAll(fd, "x", 1);
   Barrier();
   int there = 0;
-  while (there < static_cast<int>(kTotal)) {
+  while (there < static_cast<int>(pieces * kPiece)) {
     CHECK_THAT(::ioctl(fd, FIONREAD, &there) == 0);
     ::poll(nullptr, 0, 1);
   }
@@ -385,6 +385,32 @@ Case flags(
       Result("all", n);
       CHECK_THAT(IsPattern(kSeed, 30, text.data(), kTotal - 30));
       Log("%.4s", text.data() + kTotal - 30);
+      ::close(fd);
+    },
+    {.warm = false});
+
+// A peek for all waits for the rest, although a switch has read a part of it
+// ahead.  (So many pieces fit a ring in shared memory.)
+constexpr std::size_t kPeeked = 60;
+Case peeked(
+    "unread_peeked",
+    [](int fd) {
+      SayUnread(fd, kPeeked);
+      Barrier();
+      // (Behind the client's first look, most times.)
+      ::poll(nullptr, 0, 20);
+      SendAll(fd, "tail", 4);
+      LogDrain(fd);
+    },
+    [](int fd) {
+      constexpr std::size_t kSaid = kPeeked * kPiece;
+      LetSay(fd, kPeeked);
+      std::vector<char> text(kSaid + 4);
+      Result("peek",
+             ::recv(fd, text.data(), text.size(), MSG_PEEK | MSG_WAITALL));
+      CHECK_THAT(IsPattern(kSeed, 0, text.data(), kSaid));
+      Log("%.4s", text.data() + kSaid);
+      RecvAll(fd, text.data(), text.size());
       ::close(fd);
     },
     {.warm = false});
