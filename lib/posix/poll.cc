@@ -44,12 +44,21 @@ constexpr nfds_t kFew = 4;
 struct ThreadBells {
   int set = -1;
   std::uint32_t bells = 0;  // those already in it
+  int own = 0;              // 0: not chosen yet
   static constexpr int kMostSources = 32;
   lane::Source* sources[kMostSources] = {};
   int source_count = 0;
   int pid = 0;
 };
 thread_local constinit ThreadBells tls_bells;
+
+// When a poll of this thread last looked at the kernel's descriptors, and
+// whether that told of any.
+struct KernelLook {
+  std::uint64_t at = 0;
+  bool told = false;
+};
+thread_local constinit KernelLook tls_look;
 
 // Its end, by a key of libc's: an object with a destructor would take memory
 // when a thread first sleeps here, and that may be a handler that has
@@ -66,6 +75,14 @@ void BellsEnd(void* of) {
   mine->set = -1;
 }
 
+// In a critical section.  False: no descriptor is left.
+bool MakeBell(Conductor* conductor, int k) {
+  if (conductor->bells()->bell_fd(k) >= 0) return true;
+  if (conductor->bells()->EnsureBell(k) < 0) return false;
+  conductor->AnnounceBell(k);
+  return true;
+}
+
 bool EnsureBells(Conductor* conductor, std::uint32_t wanted) {
   Critical critical;  // the bells' latch, and the conductor's
   ThreadBells& mine = tls_bells;
@@ -78,6 +95,7 @@ bool EnsureBells(Conductor* conductor, std::uint32_t wanted) {
     mine.set = base::RelocateHigh(
         static_cast<int>(::syscall(SYS_epoll_create1, EPOLL_CLOEXEC)));
     mine.bells = 0;
+    mine.own = 0;
     mine.source_count = 0;
     mine.pid = pid;
     if (bells_key_made) ::pthread_setspecific(bells_key, &mine);
@@ -85,9 +103,7 @@ bool EnsureBells(Conductor* conductor, std::uint32_t wanted) {
   }
   for (int k = 0; k < lane::shm::kBells; ++k) {
     if ((wanted & 1u << k) == 0 || (mine.bells & 1u << k) != 0) continue;
-    const bool is_new = conductor->bells()->bell_fd(k) < 0;
-    if (conductor->bells()->EnsureBell(k) < 0) return false;
-    if (is_new) conductor->AnnounceBell(k);
+    if (!MakeBell(conductor, k)) return false;
     epoll_event event{};
     event.events = EPOLLIN | EPOLLET;
     if (::syscall(SYS_epoll_ctl, mine.set, EPOLL_CTL_ADD,
@@ -97,6 +113,25 @@ bool EnsureBells(Conductor* conductor, std::uint32_t wanted) {
     mine.bells |= 1u << k;
   }
   return true;
+}
+
+// The bell that this thread's polls ask for of a lane in shared memory.  A kick
+// wakes all who sleep by a bell, each for a look and two system calls or more:
+// so threads that poll streams of their own have one each, as far as they go
+// round.  (None has the poll bell, by which every poll sleeps.  From the last
+// one down, since epoll sets take theirs from the first ones up.)
+int OwnBell(Conductor* conductor) {
+  static constinit std::atomic<unsigned> threads{0};
+  constexpr unsigned kShared = lane::shm::kBells - 1 - kPollBell;
+  ThreadBells& mine = tls_bells;
+  if (mine.own == 0) {
+    Critical critical;
+    const unsigned n =
+        threads.fetch_add(1, std::memory_order_relaxed) % kShared;
+    const int own = lane::shm::kBells - 1 - static_cast<int>(n);
+    mine.own = MakeBell(conductor, own) ? own : kPollBell;
+  }
+  return mine.own;
 }
 
 // False: it cannot be slept on.
@@ -153,12 +188,21 @@ class Polling {
       members_ = heap_members_.get();
     }
   }
+  // The whole sleep is what a spin might have saved, however often it was
+  // interrupted in vain.
+  ~Polling() {
+    if (slept_since_ != 0) Spinner::Slept(slept_since_);
+  }
+  Polling(const Polling&) = delete;
+  Polling& operator=(const Polling&) = delete;
   bool ok() const { return kernel_ != nullptr && members_ != nullptr; }
 
   int Run() {
     std::uint32_t signals = tls_signals.any;
+    kernel_look_ = tls_look.told ? 0 : tls_look.at;
     Split();
     Spinner spin = NewSpin();
+    bool in_vain = false;
     for (;;) {
       // One that was ours a moment ago may have left some.
       if (AnyUnread() && PollFindsUnread(fds_, count_)) {
@@ -184,6 +228,7 @@ class Polling {
           found += n;
           LookBeside();
         }
+        tls_look.told = n > 0;
       }
       if (found > 0) return Merge();
       if (timeout_ns_ == 0 && look) return 0;
@@ -195,11 +240,14 @@ class Polling {
         return -1;
       }
       if (mask_.Block()) signals = tls_signals.any;
-      if (spin.Go()) continue;
+      if (!in_vain && spin.Go()) continue;
       const int n = Sleep(signals);
       if (n < 0) return -1;
+      // Should this look find nothing, the bell has rung for another thread, or
+      // the nap is over: no reason to spin.  (A source tells of many things.)
+      in_vain = source_count_ == 0;
+      if (!in_vain) spin = NewSpin();
       Split();
-      spin = NewSpin();
     }
   }
 
@@ -286,7 +334,7 @@ class Polling {
   bool KernelDue() {
     const std::uint64_t now = base::Ticks();
     if (now - kernel_look_ < 15 * base::ticks_per_us) return false;
-    kernel_look_ = now;
+    kernel_look_ = tls_look.at = now;
     return true;
   }
 
@@ -383,12 +431,12 @@ class Polling {
       // The engine is being taken down: its streams are about to be plain.
       return Nap(100'000);
     }
-    std::uint32_t wanted = 1u << kPollBell;
+    std::uint32_t wanted = 0;
     for (nfds_t m = 0; m < mine_; ++m) {
       const int bell = BellOf(members_[m].file);
       if (bell > 0) wanted |= 1u << bell;
     }
-    bool complete = EnsureBells(conductor, wanted);
+    bool complete = EnsureBells(conductor, wanted | 1u << kPollBell);
     source_count_ = 0;
     for (nfds_t m = 0; m < mine_ && complete; ++m) {
       if (members_[m].file->kind == FileKind::kSock) {
@@ -407,7 +455,7 @@ class Polling {
       if (members_[m].file->kind != FileKind::kSock) continue;
       auto* sock = static_cast<Sock*>(members_[m].file);
       sock->poll_sleepers.fetch_add(1, std::memory_order_seq_cst);
-      sock->RingForPoll(kPollBell);
+      sock->RingForPoll(OwnBell(conductor));
     }
     {
       Critical critical;
@@ -423,7 +471,6 @@ class Polling {
     const std::int64_t left = Left();
     const bool brief = left >= 0 && left <= base::kNapNs;
     const bool nap = brief || !napped_;
-    napped_ = nap;
     for (int k = 0; k < lane::shm::kBells; ++k) {
       if (wanted & 1u << k) conductor->bells()->Arm(k, nap);
     }
@@ -433,11 +480,12 @@ class Polling {
     }
     int result = 0;
     rang_ = false;
-    const std::uint64_t start = base::Ticks();
+    kernel_look_ = 0;
     bool bells_still = true;
     for (nfds_t m = 0; m < mine_; ++m) {
       const int bell = BellOf(members_[m].file);
-      // Bell 0 is the conductor's, who tells of a change by the poll bell.
+      // Bell 0 is the conductor's, who tells of a change by the poll bell,
+      // armed or not.
       if (bell > 0 && (wanted & 1u << bell) == 0) bells_still = false;
       if (members_[m].file->kind == FileKind::kSock &&
           !Wanted(static_cast<Sock*>(members_[m].file)->source())) {
@@ -450,20 +498,19 @@ class Polling {
         errno = EINTR;
         result = -1;
       } else {
+        if (slept_since_ == 0) slept_since_ = base::Ticks();
         const int n = LookKernel(nap && !brief ? base::kNapNs : Left(), true,
                                  mask_.get());
+        // (It has looked at the kernel's descriptors, too.)
+        if (n == 0) kernel_look_ = tls_look.at = base::Ticks();
         // Woken before its end: the next one may be a nap again.
-        if (rang_) napped_ = false;
+        napped_ = nap && !rang_;
         // SIGCONT ends the wait of an epoll set, but not poll().
         const bool stopped = n < 0 && errno == EINTR && kernels_ == 0 &&
                              tls_signals.any == signals;
         if (n < 0 && !stopped) result = -1;
       }
-      const int saved = errno;
-      Spinner::Slept(start);
-      errno = saved;
     }
-    kernel_look_ = 0;
     return result;
   }
 
@@ -519,6 +566,7 @@ class Polling {
   WaitMask mask_;
   std::uint64_t deadline_ = 0;
   std::uint64_t kernel_look_ = 0;
+  std::uint64_t slept_since_ = 0;  // when the first sleep began; 0: none has
   bool rang_ = false;    // the last look at the kernel saw a bell or a source
   bool napped_ = false;  // to the end
   lane::Source* sources_[ThreadBells::kMostSources];

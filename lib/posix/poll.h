@@ -14,7 +14,8 @@ namespace rcsock::posix {
 class Sock;
 
 // The bell on which every poll() and select() of the process sleeps, besides
-// those of the epoll sets that share its streams.
+// those that its streams ring: it tells of what happens to a stream here, and
+// rings for the lanes to other hosts.
 constexpr int kPollBell = 1;
 
 // At start, while few keys are taken: one of the first needs no memory later.

@@ -294,7 +294,9 @@ void Sock::RingForPoll(int number) {
   Latched latched(this);
   if (lane_ != nullptr && OnLane() && notify_bits() == 0) {
     // It has rung nobody until now, so nobody sleeps on another bell.
-    TellLane(lane::kNotifyRxPoller | lane::kNotifyTxPoller, number);
+    // (Who drains a source rings for all of its lanes.)
+    TellLane(lane::kNotifyRxPoller | lane::kNotifyTxPoller,
+             lane_is_shm_ ? number : kPollBell);
   }
 }
 

@@ -7,6 +7,7 @@
 #include <signal.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/time.h>
 #include <unistd.h>
@@ -1487,6 +1488,155 @@ Case many_hands(
     [](int) {
       const int port = static_cast<int>(Hear());
       for (int i = 0; i < HandRounds(); ++i) AskHands(port);
+    },
+    {.warm = false, .connect = false, .seconds = 60});
+
+// --- Several threads in poll(), each for a connection of its own
+
+constexpr int kPolls = 5;
+
+// Accepts so many, and warms them.
+std::vector<int> AcceptPolls() {
+  int port;
+  const int listener = Listen(&port);
+  Tell(port);
+  std::vector<int> fds;
+  for (int i = 0; i < kPolls; ++i) {
+    fds.push_back(::accept(listener, nullptr, nullptr));
+    CHECK_THAT(fds.back() >= 0);
+    Warm(fds.back());
+  }
+  ::close(listener);
+  return fds;
+}
+
+std::vector<int> ConnectPolls() {
+  const int port = static_cast<int>(Hear());
+  std::vector<int> fds;
+  for (int i = 0; i < kPolls; ++i) {
+    fds.push_back(Connect(port));
+    Warm(fds.back());
+  }
+  return fds;
+}
+
+// poll() for a stream, and for a descriptor of the kernel's that stays silent;
+// then a byte of it comes and goes back.
+void PollAndAnswer(int fd, int silent) {
+  pollfd both[2] = {{fd, POLLIN, 0}, {silent, POLLIN, 0}};
+  CHECK_THAT(::poll(both, 2, -1) == 1 && both[0].revents == POLLIN);
+  char byte;
+  RecvAll(fd, &byte, 1);
+  SendAll(fd, &byte, 1);
+}
+
+// A message wakes who waits for it, and none of the others.  (Over RDMA they
+// have one completion channel between them.)
+Case poll_wakes_one(
+    "poll_wakes_one",
+    [](int) {
+      const std::vector<int> fds = AcceptPolls();
+      const int silent = ::eventfd(0, EFD_CLOEXEC);
+      std::atomic<long> most{0};
+      std::vector<std::thread> threads;
+      for (int t = 1; t < kPolls; ++t) {
+        threads.emplace_back([&, t] {
+          rusage before{};
+          rusage after{};
+          ::getrusage(RUSAGE_THREAD, &before);
+          PollAndAnswer(fds[static_cast<std::size_t>(t)], silent);
+          ::getrusage(RUSAGE_THREAD, &after);
+          const long sleeps = after.ru_nvcsw - before.ru_nvcsw;
+          for (long known = most; known < sleeps;) {
+            if (most.compare_exchange_weak(known, sleeps)) break;
+          }
+        });
+      }
+      for (int i = 0; i < 200; ++i) PollAndAnswer(fds[0], silent);
+      for (auto& one : threads) one.join();
+      const bool one_source = std::getenv("PAIR_ADDRESS") != nullptr;
+      Log("%s",
+          one_source || most < 100 ? "the others slept on" : "all were woken");
+      for (const int fd : fds) ::close(fd);
+      ::close(silent);
+    },
+    [](int) {
+      const std::vector<int> fds = ConnectPolls();
+      char byte = 'x';
+      for (int i = 0; i < 200; ++i) {
+        // (Longer than anybody spins.)
+        ::poll(nullptr, 0, 2);
+        SendAll(fds[0], &byte, 1);
+        RecvAll(fds[0], &byte, 1);
+      }
+      for (const int fd : fds) {
+        if (fd == fds[0]) continue;
+        SendAll(fd, &byte, 1);
+        RecvAll(fd, &byte, 1);
+      }
+      for (const int fd : fds) ::close(fd);
+    },
+    {.warm = false, .connect = false, .seconds = 60});
+
+// The connections go round among the threads, and meanwhile in and out of an
+// epoll set: each rings a bell that another thread has given it, or the set's.
+int PollTurns() { return Scale(40); }
+constexpr int kPollsEach = 30;
+
+Case polls_pass_on(
+    "polls_pass_on",
+    [](int) {
+      const std::vector<int> fds = AcceptPolls();
+      const int silent = ::eventfd(0, EFD_CLOEXEC);
+      const int set = ::epoll_create1(EPOLL_CLOEXEC);
+      pthread_barrier_t turn;
+      ::pthread_barrier_init(&turn, nullptr, kPolls);
+      std::atomic<bool> over{false};
+      std::vector<std::thread> threads;
+      for (int t = 0; t < kPolls; ++t) {
+        threads.emplace_back([&, t] {
+          for (int i = 0; i < PollTurns(); ++i) {
+            ::pthread_barrier_wait(&turn);
+            const auto which = static_cast<std::size_t>((t + i) % kPolls);
+            for (int n = 0; n < kPollsEach; ++n) {
+              PollAndAnswer(fds[which], silent);
+            }
+          }
+        });
+      }
+      std::thread registrar([&] {
+        for (unsigned i = 0; !over; ++i) {
+          epoll_event event{};
+          event.events = EPOLLIN | EPOLLET;
+          const int fd = fds[i % kPolls];
+          CHECK_THAT(::epoll_ctl(set, EPOLL_CTL_ADD, fd, &event) == 0);
+          ::epoll_wait(set, &event, 1, 1);
+          CHECK_THAT(::epoll_ctl(set, EPOLL_CTL_DEL, fd, &event) == 0);
+        }
+      });
+      for (auto& one : threads) one.join();
+      over = true;
+      registrar.join();
+      Log("done");
+      for (const int fd : fds) ::close(fd);
+      ::close(silent);
+      ::close(set);
+    },
+    [](int) {
+      const std::vector<int> fds = ConnectPolls();
+      std::vector<std::thread> threads;
+      for (const int fd : fds) {
+        threads.emplace_back([fd] {
+          char byte = 'x';
+          for (int i = 0; i < PollTurns() * kPollsEach; ++i) {
+            SendAll(fd, &byte, 1);
+            RecvAll(fd, &byte, 1);
+          }
+        });
+      }
+      for (auto& one : threads) one.join();
+      Log("done");
+      for (const int fd : fds) ::close(fd);
     },
     {.warm = false, .connect = false, .seconds = 60});
 
