@@ -84,6 +84,13 @@ constinit std::atomic<std::uint32_t> hold_mean_ns{250'000};
 constinit std::atomic<std::uint8_t> patiences[kPlaces];
 constexpr unsigned kMostPatience = 4;
 
+// What is known of those that have gone back: nothing, or that it was in vain;
+// that it was not; or, in milliseconds, since when the one on trial has gone.
+constexpr std::uint32_t kUntried = 0;
+constexpr std::uint32_t kOfUse = 1;
+constexpr std::uint32_t kTrialMs = 1000;
+constinit std::atomic<std::uint32_t> trials[kPlaces];
+
 }  // namespace
 
 std::uint16_t Prospect::ServiceAt(const sockaddr* address, socklen_t length,
@@ -169,6 +176,18 @@ void Prospect::Starved(std::uint16_t service, bool vain) {
     patience /= 2;
   }
   place.store(static_cast<std::uint8_t>(patience), std::memory_order_relaxed);
+  trials[service].store(vain ? kUntried : kOfUse, std::memory_order_relaxed);
+}
+
+bool Prospect::MayLeaveStarved(std::uint16_t service, std::uint64_t now_ns) {
+  if (service == 0) return true;
+  std::atomic<std::uint32_t>& place = trials[service];
+  std::uint32_t trial = place.load(std::memory_order_relaxed);
+  if (trial == kOfUse) return true;
+  const auto now =
+      std::max(static_cast<std::uint32_t>(now_ns / 1'000'000), kOfUse + 1);
+  if (trial != kUntried && now - trial < kTrialMs) return false;
+  return place.compare_exchange_strong(trial, now, std::memory_order_relaxed);
 }
 
 void Prospect::Learn(std::uint16_t service, std::uint64_t bytes,

@@ -35,6 +35,11 @@ class Prospect {
   static int StarvedLooks(std::uint16_t service);
   // One went back, and that was in vain (TCP was as full soon after), or not.
   static void Starved(std::uint16_t service, bool vain);
+  // Whether one may go back at `now`: not while another one of the service has
+  // gone and it is not known yet whether that was in vain.  (A process that
+  // waits for its disk reads none of them, and TCP takes megabytes of each.)
+  // Followed by Starved; one that never is counts for a second.
+  static bool MayLeaveStarved(std::uint16_t service, std::uint64_t now_ns);
   // One has ended, after so much in both directions.
   static void Learn(std::uint16_t service, std::uint64_t bytes,
                     std::uint64_t calls, bool promoted);

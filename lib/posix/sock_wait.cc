@@ -86,7 +86,9 @@ void Sock::OnStarved() {
   const int most =
       std::max(late ? kMostLate : 1,
                lane_is_shm_ ? looks : std::max(kMostRemote, looks));
-  if (++starve_late_ < most) {
+  if (++starve_late_ < most ||
+      !Prospect::MayLeaveStarved(service_.load(std::memory_order_relaxed),
+                                 base::NowNs())) {
     // Where this thread is late, the receiver may be, too.
     WatchStarved();
   } else {

@@ -135,5 +135,26 @@ TEST(Prospect, WaitsLongerForReadersThatAreSlowOverTcpToo) {
   EXPECT_EQ(Prospect::StarvedLooks(0), 1);
 }
 
+TEST(Prospect, OneTriesWhetherTcpHasMoreRoom) {
+  const std::uint16_t service = Service(21, stream::Role::kAcceptor);
+  constexpr std::uint64_t kMs = 1'000'000;
+  EXPECT_TRUE(Prospect::MayLeaveStarved(service, 0));
+  EXPECT_FALSE(Prospect::MayLeaveStarved(service, 0));
+  EXPECT_FALSE(Prospect::MayLeaveStarved(service, 500 * kMs));
+  // What that was good for was never told.
+  EXPECT_TRUE(Prospect::MayLeaveStarved(service, 1500 * kMs));
+  EXPECT_FALSE(Prospect::MayLeaveStarved(service, 2400 * kMs));
+  // Where it was in vain the next one is a trial as well, ...
+  Prospect::Starved(service, true);
+  EXPECT_TRUE(Prospect::MayLeaveStarved(service, 2500 * kMs));
+  EXPECT_FALSE(Prospect::MayLeaveStarved(service, 2500 * kMs));
+  // ... and where it was not nobody waits.
+  Prospect::Starved(service, false);
+  for (int i = 0; i < 10; ++i) {
+    EXPECT_TRUE(Prospect::MayLeaveStarved(service, 2600 * kMs));
+  }
+  for (int i = 0; i < 10; ++i) EXPECT_TRUE(Prospect::MayLeaveStarved(0, 0));
+}
+
 }  // namespace
 }  // namespace rcsock::posix

@@ -1224,6 +1224,65 @@ Case slow_reader(
     },
     {.seconds = 60});
 
+// Many connections of one service, whose reader stops for all of them: TCP
+// would take megabytes of each, so one of them tries whether that is of use.
+Case slow_reader_of_many(
+    "slow_reader_of_many",
+    [](int) {
+      int port;
+      const int listener = Listen(&port);
+      Tell(port);
+      std::vector<std::thread> senders;
+      // (In one call: who is slow to fill TCP's buffers is not in vain there.)
+      std::vector<char> all(8 << 20);
+      Pattern(22, 0, all.data(), all.size());
+      for (int i = 0; i < 10; ++i) {
+        const int fd = ::accept(listener, nullptr, nullptr);
+        CHECK_THAT(fd >= 0);
+        WarmAs(fd, false);
+        senders.emplace_back([fd, &all] {
+          char go;
+          RecvAll(fd, &go, 1);
+          SendAll(fd, all.data(), all.size());
+          ::close(fd);
+        });
+      }
+      for (std::thread& sender : senders) sender.join();
+    },
+    [](int) {
+      const int port = static_cast<int>(Hear());
+      std::vector<int> fds;
+      std::vector<std::uint64_t> before;
+      for (int i = 0; i < 10; ++i) {
+        fds.push_back(Connect(port));
+        WarmAs(fds.back(), true);
+      }
+      for (const int fd : fds) {
+        before.push_back(TcpBytes(fd));
+        SendAll(fd, "g", 1);
+      }
+      ::poll(nullptr, 0, 450);
+      // (What has come, read or not.)
+      int left = 0;
+      for (std::size_t i = 0; i < fds.size(); ++i) {
+        if (TcpBytes(fds[i]) - before[i] > 16 << 10) ++left;
+      }
+      const char* warm = ::getenv("PAIR_WARM");
+      Log("most stay %d", warm == nullptr || left <= 5);
+      std::vector<char> got(64 << 10);
+      for (std::uint64_t at = 0; at < 8 << 20; at += got.size()) {
+        for (const int fd : fds) {
+          RecvAll(fd, got.data(), got.size());
+          CHECK_THAT(IsPattern(22, at, got.data(), got.size()));
+        }
+      }
+      for (const int fd : fds) {
+        Result("end", ::recv(fd, got.data(), 1, 0));
+        ::close(fd);
+      }
+    },
+    {.warm = false, .connect = false, .seconds = 60});
+
 // A program that talks to itself: more than a ring before it reads.
 Case self_talk(
     "self_talk",
