@@ -18,14 +18,32 @@ namespace rcsock::posix {
 class Sock;
 class EpollSet;
 
+// Written with the interest latch.  A wait reads it with its own latch alone,
+// beside a thread that closes what it points to, or the set: what it has found
+// on its list it looks at once, and asks again where another one's would
+// matter.
+template <class T>
+class Loose {
+ public:
+  Loose& operator=(T* to) {
+    at_.store(to, std::memory_order_relaxed);
+    return *this;
+  }
+  operator T*() const { return at_.load(std::memory_order_relaxed); }
+  T* operator->() const { return *this; }
+
+ private:
+  std::atomic<T*> at_{nullptr};
+};
+
 // One registration of a stream in an epoll set.  From a pool, never freed.
 // While the stream is on TCP it is the kernel's (in_kernel); else it is in user
 // space, and the kernel does not know it.
 //
 // What each report needs fits in one cache line.
 struct alignas(64) Interest {
-  EpollSet* set = nullptr;  // null: free
-  Sock* sock = nullptr;
+  Loose<EpollSet> set;  // null: free
+  Loose<Sock> sock;
   std::atomic<std::uint64_t> data{0};  // epoll_data_t::u64
   std::atomic<std::uint32_t> events{0};
   std::uint32_t told = 0;  // the wait that has reported it without the list
