@@ -124,17 +124,28 @@ bool IsSame(char* const list[], char* const with[], std::size_t strings) {
          std::strcmp(list[at], with[at]) == 0;
 }
 
-char** Copy(char* const with[], std::size_t strings) {
+// With what it was changed to before, all of which are kept: linked by what is
+// before their first string.  (They differ by the names of what is handed over,
+// which are few.)
+char** Kept(char* const with[], std::size_t strings) {
+  static constinit char** all = nullptr;  // popen_latch's
+  for (char** list = all; list != nullptr;
+       list = reinterpret_cast<char**>(list[-1])) {
+    if (IsSame(list, with, strings)) return list;
+  }
   // The last string is on the stack: it goes behind the array.
   const std::size_t array = (strings + 1) * sizeof(char*);
   const std::size_t length = std::strlen(with[strings - 1]) + 1;
-  auto* block = static_cast<char*>(std::malloc(array + length));
+  auto* block =
+      static_cast<char**>(std::malloc(sizeof(char*) + array + length));
   if (block == nullptr) return nullptr;
-  std::memcpy(block, with, array);
-  std::memcpy(block + array, with[strings - 1], length);
-  auto** copy = reinterpret_cast<char**>(block);
-  copy[strings - 1] = block + array;
-  return copy;
+  char** const list = block + 1;
+  list[-1] = reinterpret_cast<char*>(all);
+  all = list;
+  std::memcpy(list, with, array);
+  list[strings - 1] = reinterpret_cast<char*>(list + strings + 1);
+  std::memcpy(list[strings - 1], with[strings - 1], length);
+  return list;
 }
 
 void PutBack() {
@@ -165,12 +176,9 @@ PopenEnvironment::PopenEnvironment(char* const with[]) {
   if (with == nullptr) return;
   std::size_t count = 0;
   while (with[count] != nullptr) ++count;
-  char** list = popen_last.load(std::memory_order_relaxed);
-  if (list == nullptr || !IsSame(list, with, count)) {
-    list = Copy(with, count);
-    if (list == nullptr) return;
-    popen_last.store(list, std::memory_order_relaxed);
-  }
+  char** const list = Kept(with, count);
+  if (list == nullptr) return;
+  popen_last.store(list, std::memory_order_relaxed);
   popen_before.store(Variable().load(std::memory_order_relaxed),
                      std::memory_order_relaxed);
   // In this order: another thread may fork at any moment, and its child puts
