@@ -29,7 +29,7 @@ EpollSet* EpollSet::New(int fd) {
   EpollSet* set = Registry::Take();
   interest_latch.unlock();
   if (set != nullptr) {
-    set->fd_ = fd;
+    set->set_fd(fd);
     set->nested_.store(false, std::memory_order_relaxed);
     set->ever_user_.store(false, std::memory_order_relaxed);
     set->outside_.store(false, std::memory_order_relaxed);
@@ -61,7 +61,7 @@ void EpollSet::Free() {
     }
   }
   registered_ = 0;
-  fd_ = -1;
+  set_fd(-1);
   crowded_.store(false, std::memory_order_relaxed);
   heats_.store(false, std::memory_order_relaxed);
   interest_latch.unlock();

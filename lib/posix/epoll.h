@@ -241,8 +241,9 @@ class EpollSet final : public File {
   }
   void KickBell();
   void DropRegistered() { --registered_; }  // the interest latch held
-  int fd() const { return fd_; }
-  void set_fd(int fd) { fd_ = fd; }  // the one it had is about to be closed
+  int fd() const { return fd_.load(std::memory_order_relaxed); }
+  // The one it had is about to be closed.
+  void set_fd(int fd) { fd_.store(fd, std::memory_order_relaxed); }
   int bell() const { return poller_ ? poller_->bell() : -1; }
 
  private:
@@ -310,7 +311,7 @@ class EpollSet final : public File {
                  const sigset_t* mask, bool* bell = nullptr);
 
   // What each wait looks at comes first, side by side.
-  int fd_ = -1;
+  std::atomic<int> fd_{-1};
   std::atomic<int> user_count_{0};
   std::atomic<int> ready_count_{0};
   std::atomic<bool> dirty_{false};
