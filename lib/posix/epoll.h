@@ -287,6 +287,7 @@ class EpollSet final : public File {
   [[gnu::noinline]] int DrainPoller();
   void DrainSources();
   int Collect(epoll_event* out, int capacity);
+  bool Spend(Interest* interest, const Sock* sock);
   bool SomethingReady();
   static constexpr std::uint64_t kKernelLookUs = 50;
   bool TimeForKernel();

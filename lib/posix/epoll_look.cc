@@ -385,6 +385,16 @@ int EpollSet::DrainPoller() {
   return total;
 }
 
+// The one report of `interest` is this thread's: not if ToldByLane has come
+// first, nor if it is the registration of another stream by now.
+bool EpollSet::Spend(Interest* interest, const Sock* sock) {
+  interest_latch.lock();
+  const bool mine = interest->set == this && interest->sock == sock &&
+                    !interest->spent.exchange(true, std::memory_order_relaxed);
+  interest_latch.unlock();
+  return mine;
+}
+
 int EpollSet::Collect(epoll_event* out, int capacity) {
   // Taken off first and put back at the end if still ready: level-triggered
   // streams take turns, as in the kernel.
@@ -433,6 +443,7 @@ int EpollSet::Collect(epoll_event* out, int capacity) {
         if (interest->set != nullptr &&
             interest->in_user.load(std::memory_order_relaxed)) {
           Registry::MakeReady(interest);
+          Registry::KickSleepers(interest->set);
         }
         interest_latch.unlock();
         continue;
@@ -445,11 +456,7 @@ int EpollSet::Collect(epoll_event* out, int capacity) {
       const std::uint32_t ready =
           holds & ((events & 0xffff) | EPOLLERR | EPOLLHUP);
       if (ready == 0) continue;
-      // (ToldByLane may have come first.)
-      if ((events & EPOLLONESHOT) != 0 &&
-          interest->spent.exchange(true, std::memory_order_relaxed)) {
-        continue;
-      }
+      if ((events & EPOLLONESHOT) != 0 && !Spend(interest, sock)) continue;
       // The list may have become shorter meanwhile: what has been put back
       // would come again.
       const std::uint32_t ago = wait_number_ - interest->told;

@@ -110,13 +110,22 @@ class EpollSet::Sleep {
   // Arm() is a full fence, and so is the sender's side between its post and its
   // look at the armed word; sleepers_ does the same for what this process's own
   // threads put on the ready list.  `unlooked`: see Leave.
-  Sleep(EpollSet* set, bool unlooked) : set_(set) {
+  //
+  // `life`: the set's when the wait began.  Who closes it changes that, then
+  // looks at sleepers_ (all sequentially consistent): it leaves the poller to
+  // who is counted, or who is counted sees the new life, and touches nothing.
+  Sleep(EpollSet* set, std::uint32_t life, bool unlooked) : set_(set) {
     Critical critical;
     const int others = set_->sleepers_.fetch_add(1, std::memory_order_seq_cst);
+    if (set_->life_.load(std::memory_order_seq_cst) != life) {
+      set_->sleepers_.fetch_sub(1, std::memory_order_seq_cst);
+      return;
+    }
     tls_signals.wait.sleeper = true;
-    if (set_->poller_) {
-      naps_ = set_->poller_->Fences() && (others == 0 || !unlooked);
-      naps_ ? set_->poller_->ArmForNap() : set_->poller_->Arm();
+    poller_ = set_->poller_.get();
+    if (poller_ != nullptr) {
+      naps_ = poller_->Fences() && (others == 0 || !unlooked);
+      naps_ ? poller_->ArmForNap() : poller_->Arm();
     }
     count_ = set_->source_count_.load(std::memory_order_seq_cst);
     for (int i = 0; i < count_; ++i) (sources_[i] = set_->source(i))->Arm();
@@ -126,7 +135,7 @@ class EpollSet::Sleep {
     // (Else a handler ends the thread.)
     if (tls_signals.wait.sleeper) {
       // The bell first: what is drained on the way need not ring for us.
-      if (set_->poller_) set_->poller_->Disarm();
+      if (poller_ != nullptr) poller_->Disarm();
     }
     for (int i = 0; i < count_; ++i) sources_[i]->Disarm(rang);
     if (!tls_signals.wait.sleeper) return;
@@ -142,13 +151,14 @@ class EpollSet::Sleep {
   void Deepen() {
     Critical critical;
     naps_ = false;
-    if (set_->poller_) set_->poller_->Renew();
+    if (poller_ != nullptr) poller_->Renew();
   }
 
   bool rang = false;
 
  private:
   EpollSet* const set_;
+  lane::shm::ShmPoller* poller_ = nullptr;  // that this one has armed
   bool naps_ = false;
   int count_ = 0;
   lane::Source* sources_[kMostSources];
@@ -380,10 +390,10 @@ int EpollSet::Wait(Leave* leave, epoll_event* out, int capacity,
     if (!over) continue;
     // Arm, look, sleep; a nap first.
     leave->Owe();
-    std::optional<Sleep> sleep(std::in_place, this, leave->unlooked);
+    std::optional<Sleep> sleep(std::in_place, this, life, leave->unlooked);
     std::uint64_t start = 0;
     int n = kOnlyBell;
-    for (;;) {
+    while (life_.load(std::memory_order_seq_cst) == life) {
       const bool ready = LookBeforeSleep(sleep->naps());
       // (Armed anew before.)
       leave->Looked();

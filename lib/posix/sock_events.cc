@@ -275,8 +275,9 @@ void Sock::WantSource(bool wanted) {
 }
 
 void Sock::TellLane(std::uint32_t bits, int number) {
-  notify_.store(bits, std::memory_order_relaxed);
   bell_.store(number, std::memory_order_relaxed);
+  // (Who sees the wish and sleeps on the stream's bell sees which it is.)
+  notify_.store(bits, std::memory_order_release);
   if (lane_ == nullptr) return;
   WantSource(bits != 0 && number == 0);
   lane_->SetNotify(bits, number);

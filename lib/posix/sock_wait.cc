@@ -36,6 +36,9 @@ constexpr std::uint32_t kStarvedMs = 100;
 // all that the switch has made it read ahead still before it.
 constexpr int kMostLate = 5;
 constexpr int kMostRemote = 4;
+// And so many more while other streams of its service try whether TCP has more
+// room: then it goes without their verdict, as it may need that room itself.
+constexpr int kMostRefused = 20;
 
 // More than TCP's buffers take, if nobody reads.
 constexpr std::uint64_t kMoreThanTcp = 8 << 20;
@@ -86,9 +89,11 @@ void Sock::OnStarved() {
   const int most =
       std::max(late ? kMostLate : 1,
                lane_is_shm_ ? looks : std::max(kMostRemote, looks));
-  if (++starve_late_ < most ||
-      !Prospect::MayLeaveStarved(service_.load(std::memory_order_relaxed),
-                                 base::NowNs())) {
+  ++starve_late_;
+  if (starve_late_ < most ||
+      (starve_late_ < most + kMostRefused &&
+       !Prospect::MayLeaveStarved(service_.load(std::memory_order_relaxed),
+                                  base::NowNs()))) {
     // Where this thread is late, the receiver may be, too.
     WatchStarved();
   } else {
