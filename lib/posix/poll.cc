@@ -1,7 +1,5 @@
 #include "lib/posix/poll.h"
 
-#include <dirent.h>
-#include <fcntl.h>
 #include <pthread.h>
 #include <sys/epoll.h>
 #include <sys/syscall.h>
@@ -9,7 +7,6 @@
 
 #include <atomic>
 #include <cerrno>
-#include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <new>
@@ -34,6 +31,9 @@ using rendezvous::Conductor;
 namespace {
 
 constexpr nfds_t kOnStack = 64;
+// In place of what the kernel says of a descriptor: it is not asked again soon.
+constexpr short kAside = 0x4000;
+constexpr std::int64_t kAsideNs = 100'000'000;
 // Streams that are looked at in no time.
 constexpr nfds_t kFew = 4;
 
@@ -166,6 +166,16 @@ int WaitBells(const timespec* timeout, const sigset_t* mask) {
   return base::EpollPwait(tls_bells.set, events, kMost, timeout, mask);
 }
 
+// What select() tells of.  poll() tells of a hung-up or failed connection
+// whatever it was asked for.
+short SelectTells(int events) {
+  int tells = POLLNVAL;
+  if (events & POLLIN) tells |= SelectSets::kIn;
+  if (events & POLLOUT) tells |= SelectSets::kOut;
+  if (events & POLLPRI) tells |= SelectSets::kExcept;
+  return static_cast<short>(tells);
+}
+
 // The part of a poll set that is ours.
 struct Member {
   nfds_t at;
@@ -175,8 +185,12 @@ struct Member {
 class Polling {
  public:
   Polling(pollfd* fds, nfds_t count, std::int64_t timeout_ns,
-          const sigset_t* mask)
-      : fds_(fds), count_(count), timeout_ns_(timeout_ns), mask_(mask) {
+          const sigset_t* mask, bool select)
+      : fds_(fds),
+        count_(count),
+        timeout_ns_(timeout_ns),
+        mask_(mask),
+        select_(select) {
     deadline_ = timeout_ns > 0
                     ? base::NowNs() + static_cast<std::uint64_t>(timeout_ns)
                     : 0;
@@ -269,9 +283,10 @@ class Polling {
     kernels_ = 0;
     hold_.Release();
     for (nfds_t i = 0; i < count_; ++i) {
+      fds_[i].revents = 0;
+      if (aside_ && kernel_[i].revents == kAside) continue;
       kernel_[i] = fds_[i];
       kernel_[i].revents = 0;
-      fds_[i].revents = 0;
       File* file = Followed(fds_[i].fd);
       if (fds_[i].fd >= 0) ++kernels_;
       if (file == nullptr) continue;
@@ -311,6 +326,7 @@ class Polling {
                 ? static_cast<short>(one.events & (POLLIN | POLLRDNORM))
                 : short{0};
       }
+      if (select_) one.revents &= SelectTells(one.events);
       if (one.revents != 0) ++found;
     }
     return found;
@@ -369,7 +385,27 @@ class Polling {
       WaitBells(&kNow, nullptr);  // only to forget it
       errno = saved;
     }
-    return r;
+    return select_ && r > 0 ? PutAside() : r;
+  }
+
+  // The kernel's select() sleeps on where poll() has told what was not asked
+  // for.  As that hardly ever changes, such a descriptor is asked again after
+  // kAsideNs only.  How many remain.
+  int PutAside() {
+    int count = 0;
+    for (nfds_t i = 0; i < count_; ++i) {
+      pollfd& one = kernel_[i];
+      if (one.fd < 0 || one.revents == 0) continue;
+      one.revents &= SelectTells(one.events);
+      if (one.revents != 0) {
+        ++count;
+        continue;
+      }
+      one = {-1, 0, kAside};
+      --kernels_;
+      aside_ = true;
+    }
+    return count;
   }
 
   int LastLook() {
@@ -499,8 +535,11 @@ class Polling {
         result = -1;
       } else {
         if (slept_since_ == 0) slept_since_ = base::Ticks();
-        const int n = LookKernel(nap && !brief ? base::kNapNs : Left(), true,
-                                 mask_.get());
+        std::int64_t limit = nap && !brief ? base::kNapNs : Left();
+        const bool aside = aside_ && !nap;
+        if (aside && (limit < 0 || limit > kAsideNs)) limit = kAsideNs;
+        const int n = LookKernel(limit, true, mask_.get());
+        if (n == 0 && aside) aside_ = false;
         // (It has looked at the kernel's descriptors, too.)
         if (n == 0) kernel_look_ = tls_look.at = base::Ticks();
         // Woken before its end: the next one may be a nap again.
@@ -569,6 +608,8 @@ class Polling {
   std::uint64_t slept_since_ = 0;  // when the first sleep began; 0: none has
   bool rang_ = false;    // the last look at the kernel saw a bell or a source
   bool napped_ = false;  // to the end
+  const bool select_;
+  bool aside_ = false;  // some are
   lane::Source* sources_[ThreadBells::kMostSources];
   int source_count_ = 0;
   nfds_t mine_ = 0;
@@ -673,141 +714,13 @@ void InitPoll() {
 }
 
 int EnginePoll(pollfd* fds, nfds_t count, std::int64_t timeout_ns,
-               const sigset_t* mask) {
-  Polling polling(fds, count, timeout_ns, mask);
+               const sigset_t* mask, bool select) {
+  Polling polling(fds, count, timeout_ns, mask, select);
   if (!polling.ok()) {
     errno = ENOMEM;
     return -1;
   }
   return polling.Run();
-}
-
-int SelectTable(int count) {
-  // The table never shrinks.  (The largest that has been seen.)
-  static std::atomic<int> size{FD_SETSIZE};
-  const int known = size.load(std::memory_order_relaxed);
-  if (count <= known) return count;
-  // (What may be called past a filter is not known; all is on TCP there.)
-  if (ProcessPinned() == base::Reason::kSandboxed) return count;
-  const int saved = errno;
-  const auto open = [](int fd) {
-    return !base::IsInternalFd(fd) && ::syscall(SYS_fcntl, fd, F_GETFD) >= 0;
-  };
-  int top = fd_high.load(std::memory_order_relaxed);
-  if (open(count - 1)) {
-    top = count - 1;  // a set that is as large as it has to be
-  } else if (const long list =
-                 ::syscall(SYS_openat, AT_FDCWD, "/proc/thread-self/fd",
-                           O_RDONLY | O_DIRECTORY | O_CLOEXEC, 0);
-             list >= 0) {
-    // (proc's position there is the number and 2; a lower one enlarges
-    // nothing.)
-    ::syscall(SYS_lseek, list, static_cast<long>(known) + 2, SEEK_SET);
-    alignas(dirent64) char entries[2048];
-    long n;
-    while ((n = ::syscall(SYS_getdents64, list, entries, sizeof entries)) > 0) {
-      for (long at = 0; at < n;) {
-        const auto* entry = reinterpret_cast<const dirent64*>(entries + at);
-        at += entry->d_reclen;
-        const int fd = std::atoi(entry->d_name);
-        if (fd > top && fd != list && !base::IsInternalFd(fd)) top = fd;
-      }
-    }
-    ::syscall(SYS_close, list);
-  } else {
-    for (int fd = count - 1; fd > top; --fd) {
-      if (open(fd)) top = fd;
-    }
-  }
-  errno = saved;
-  int now = known;
-  while (now <= top) now *= 2;  // as the kernel's grows
-  for (int before = known; before < now;) {
-    if (size.compare_exchange_weak(before, now)) break;
-  }
-  return count < now ? count : now;
-}
-
-int EngineSelect(int count, fd_set* in, fd_set* out, fd_set* except,
-                 std::int64_t timeout_ns, const sigset_t* mask,
-                 std::int64_t* left_ns) {
-  if (count <= 0) return kNotMine;
-  // fd_set is an array of words; programs enlarge it past FD_SETSIZE.
-  const auto bit = [](fd_set* set, int fd) {
-    return set != nullptr &&
-           (reinterpret_cast<unsigned long*>(set)[fd / 64] >> (fd % 64) & 1);
-  };
-  int wanted = 0;
-  bool mine = false;
-  for (int fd = 0; fd < count; ++fd) {
-    if (!bit(in, fd) && !bit(out, fd) && !bit(except, fd)) continue;
-    ++wanted;
-    File* file = Lookup(fd);
-    if (file == nullptr || mine) continue;
-    mine = file->kind == FileKind::kSock
-               ? static_cast<Sock*>(file)->mode() == Mode::kEngine
-               : static_cast<EpollSet*>(file)->LookedAtFromOutside();
-  }
-  if (!mine) return kNotMine;
-  pollfd stack[kOnStack];
-  std::unique_ptr<pollfd[]> heap;
-  pollfd* fds = stack;
-  if (wanted > static_cast<int>(kOnStack)) {
-    heap.reset(new (std::nothrow) pollfd[static_cast<std::size_t>(wanted)]);
-    fds = heap.get();
-    if (fds == nullptr) {
-      errno = ENOMEM;
-      return -1;
-    }
-  }
-  int n = 0;
-  for (int fd = 0; fd < count; ++fd) {
-    short events = 0;
-    if (bit(in, fd)) events |= POLLIN | POLLRDNORM | POLLRDBAND;
-    if (bit(out, fd)) events |= POLLOUT | POLLWRNORM | POLLWRBAND;
-    if (bit(except, fd)) events |= POLLPRI;
-    if (events != 0) fds[n++] = {fd, events, 0};
-  }
-  const std::uint64_t start = base::NowNs();
-  const int r = EnginePoll(fds, static_cast<nfds_t>(n), timeout_ns, mask);
-  if (left_ns != nullptr) {
-    const auto spent = static_cast<std::int64_t>(base::NowNs() - start);
-    *left_ns = timeout_ns > spent ? timeout_ns - spent : 0;
-  }
-  if (r < 0) return -1;
-  for (int i = 0; i < n; ++i) {
-    if (fds[i].revents & POLLNVAL) {
-      errno = EBADF;
-      return -1;
-    }
-  }
-  const std::size_t words = (static_cast<std::size_t>(count) + 63) / 64;
-  const auto clear = [&](fd_set* set) {
-    if (set != nullptr) std::memset(set, 0, words * 8);
-  };
-  clear(in);
-  clear(out);
-  clear(except);
-  int bits = 0;
-  const auto mark = [&](fd_set* set, int fd) {
-    reinterpret_cast<unsigned long*>(set)[fd / 64] |= 1ul << (fd % 64);
-    ++bits;
-  };
-  for (int i = 0; i < n; ++i) {
-    const int ready = fds[i].revents;
-    const int asked = fds[i].events;
-    // The kernel's sets: HUP reads, an error reads and writes.
-    if ((asked & POLLIN) &&
-        (ready & (POLLIN | POLLRDNORM | POLLRDBAND | POLLHUP | POLLERR))) {
-      mark(in, fds[i].fd);
-    }
-    if ((asked & POLLOUT) &&
-        (ready & (POLLOUT | POLLWRNORM | POLLWRBAND | POLLERR))) {
-      mark(out, fds[i].fd);
-    }
-    if ((asked & POLLPRI) && (ready & POLLPRI)) mark(except, fds[i].fd);
-  }
-  return bits;
 }
 
 }  // namespace rcsock::posix

@@ -54,10 +54,19 @@ class KernelHold {
 // True if poll() of these must look at streams itself.
 bool PollNeedsEngine(const pollfd* fds, nfds_t count);
 
+// What puts a descriptor into each of select's sets, as in the kernel: HUP
+// reads, an error reads and writes, and neither is an exception.
+struct SelectSets {
+  static constexpr int kIn =
+      POLLIN | POLLRDNORM | POLLRDBAND | POLLHUP | POLLERR;
+  static constexpr int kOut = POLLOUT | POLLWRNORM | POLLWRBAND | POLLERR;
+  static constexpr int kExcept = POLLPRI;
+};
+
 // poll(2) over kernel descriptors and streams of the engine.  timeout_ns < 0:
-// none.
+// none.  `select`: only by what would put one into the set that asked.
 int EnginePoll(pollfd* fds, nfds_t count, std::int64_t timeout_ns,
-               const sigset_t* mask);
+               const sigset_t* mask, bool select = false);
 
 // How far select(2) looks of what it is asked: the kernel reads and writes its
 // sets up to the size of the descriptor table, which rcsock's own descriptors,

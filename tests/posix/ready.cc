@@ -422,6 +422,59 @@ Case poll_select(
       Barrier();
     });
 
+// poll() tells of a hung-up connection whatever it is asked for; select() only
+// who reads, and else waits to its end.
+Case select_hung_up(
+    "select_hung_up",
+    [](int fd) {
+      char end;
+      ::shutdown(fd, SHUT_WR);
+      CHECK_THAT(::recv(fd, &end, 1, 0) == 0);
+      Barrier();
+    },
+    [](int fd) {
+      char end;
+      CHECK_THAT(::recv(fd, &end, 1, 0) == 0);
+      ::shutdown(fd, SHUT_WR);
+      Barrier();
+      int ended[2];
+      CHECK_THAT(::pipe(ended) == 0);
+      ::close(ended[1]);
+      const auto select = [](const char* what, int out, int except) {
+        fd_set outs, excepts;
+        FD_ZERO(&outs);
+        FD_ZERO(&excepts);
+        if (out >= 0) FD_SET(out, &outs);
+        for (const int one : {except, out}) {
+          if (one >= 0) FD_SET(one, &excepts);
+        }
+        timeval time{0, 250'000};
+        const std::uint64_t start = NowMs();
+        Result(what, ::select(64, nullptr, &outs, &excepts, &time));
+        Log("to its end %d, left %ld", NowMs() - start >= 249,
+            static_cast<long>(time.tv_sec * 1'000'000 + time.tv_usec));
+      };
+      select("hung up", -1, fd);
+      select("both", ended[0], fd);
+      int other[2];
+      CHECK_THAT(::pipe(other) == 0);
+      std::thread writer([&] { CHECK_THAT(::write(other[1], "x", 1) == 1); });
+      fd_set in, except;
+      FD_ZERO(&in);
+      FD_ZERO(&except);
+      FD_SET(other[0], &in);
+      FD_SET(fd, &except);
+      FD_SET(ended[0], &except);
+      Result("one written to", ::select(64, &in, nullptr, &except, nullptr));
+      Log("in %d except %d %d", FD_ISSET(other[0], &in), FD_ISSET(fd, &except),
+          FD_ISSET(ended[0], &except));
+      writer.join();
+      FD_ZERO(&in);
+      FD_SET(fd, &in);
+      Result("read", ::select(64, &in, nullptr, nullptr, nullptr));
+      for (const int one : {ended[0], other[0], other[1]}) ::close(one);
+    });
+
 Case timeouts(
     "wait_times",
     [](int fd) {

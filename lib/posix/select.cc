@@ -1,0 +1,154 @@
+// select(2) of streams: a poll(2) of what is in its sets.
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <sys/select.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <new>
+
+#include "lib/base/clock.h"
+#include "lib/base/unique_fd.h"
+#include "lib/posix/epoll.h"
+#include "lib/posix/poll.h"
+#include "lib/posix/process.h"
+#include "lib/posix/sock.h"
+
+namespace rcsock::posix {
+
+namespace {
+
+constexpr int kFewDescriptors = 64;
+
+}  // namespace
+
+int SelectTable(int count) {
+  // The table never shrinks.  (The largest that has been seen.)
+  static std::atomic<int> size{FD_SETSIZE};
+  const int known = size.load(std::memory_order_relaxed);
+  if (count <= known) return count;
+  // (What may be called past a filter is not known; all is on TCP there.)
+  if (ProcessPinned() == base::Reason::kSandboxed) return count;
+  const int saved = errno;
+  const auto open = [](int fd) {
+    return !base::IsInternalFd(fd) && ::syscall(SYS_fcntl, fd, F_GETFD) >= 0;
+  };
+  int top = fd_high.load(std::memory_order_relaxed);
+  if (open(count - 1)) {
+    top = count - 1;  // a set that is as large as it has to be
+  } else if (const long list =
+                 ::syscall(SYS_openat, AT_FDCWD, "/proc/thread-self/fd",
+                           O_RDONLY | O_DIRECTORY | O_CLOEXEC, 0);
+             list >= 0) {
+    // (proc's position there is the number and 2; a lower one enlarges
+    // nothing.)
+    ::syscall(SYS_lseek, list, static_cast<long>(known) + 2, SEEK_SET);
+    alignas(dirent64) char entries[2048];
+    long n;
+    while ((n = ::syscall(SYS_getdents64, list, entries, sizeof entries)) > 0) {
+      for (long at = 0; at < n;) {
+        const auto* entry = reinterpret_cast<const dirent64*>(entries + at);
+        at += entry->d_reclen;
+        const int fd = std::atoi(entry->d_name);
+        if (fd > top && fd != list && !base::IsInternalFd(fd)) top = fd;
+      }
+    }
+    ::syscall(SYS_close, list);
+  } else {
+    for (int fd = count - 1; fd > top; --fd) {
+      if (open(fd)) top = fd;
+    }
+  }
+  errno = saved;
+  int now = known;
+  while (now <= top) now *= 2;  // as the kernel's grows
+  for (int before = known; before < now;) {
+    if (size.compare_exchange_weak(before, now)) break;
+  }
+  return count < now ? count : now;
+}
+
+int EngineSelect(int count, fd_set* in, fd_set* out, fd_set* except,
+                 std::int64_t timeout_ns, const sigset_t* mask,
+                 std::int64_t* left_ns) {
+  if (count <= 0) return kNotMine;
+  // fd_set is an array of words; programs enlarge it past FD_SETSIZE.
+  const auto bit = [](fd_set* set, int fd) {
+    return set != nullptr &&
+           (reinterpret_cast<unsigned long*>(set)[fd / 64] >> (fd % 64) & 1);
+  };
+  int wanted = 0;
+  bool mine = false;
+  for (int fd = 0; fd < count; ++fd) {
+    if (!bit(in, fd) && !bit(out, fd) && !bit(except, fd)) continue;
+    ++wanted;
+    File* file = Lookup(fd);
+    if (file == nullptr || mine) continue;
+    mine = file->kind == FileKind::kSock
+               ? static_cast<Sock*>(file)->mode() == Mode::kEngine
+               : static_cast<EpollSet*>(file)->LookedAtFromOutside();
+  }
+  if (!mine) return kNotMine;
+  pollfd stack[kFewDescriptors];
+  std::unique_ptr<pollfd[]> heap;
+  pollfd* fds = stack;
+  if (wanted > kFewDescriptors) {
+    heap.reset(new (std::nothrow) pollfd[static_cast<std::size_t>(wanted)]);
+    fds = heap.get();
+    if (fds == nullptr) {
+      errno = ENOMEM;
+      return -1;
+    }
+  }
+  int n = 0;
+  for (int fd = 0; fd < count; ++fd) {
+    short events = 0;
+    if (bit(in, fd)) events |= POLLIN | POLLRDNORM | POLLRDBAND;
+    if (bit(out, fd)) events |= POLLOUT | POLLWRNORM | POLLWRBAND;
+    if (bit(except, fd)) events |= POLLPRI;
+    if (events != 0) fds[n++] = {fd, events, 0};
+  }
+  const std::uint64_t start = base::NowNs();
+  const int r = EnginePoll(fds, static_cast<nfds_t>(n), timeout_ns, mask, true);
+  if (left_ns != nullptr) {
+    const auto spent = static_cast<std::int64_t>(base::NowNs() - start);
+    *left_ns = timeout_ns > spent ? timeout_ns - spent : 0;
+  }
+  if (r < 0) return -1;
+  for (int i = 0; i < n; ++i) {
+    if (fds[i].revents & POLLNVAL) {
+      errno = EBADF;
+      return -1;
+    }
+  }
+  const std::size_t words = (static_cast<std::size_t>(count) + 63) / 64;
+  const auto clear = [&](fd_set* set) {
+    if (set != nullptr) std::memset(set, 0, words * 8);
+  };
+  clear(in);
+  clear(out);
+  clear(except);
+  int bits = 0;
+  const auto mark = [&](fd_set* set, int fd) {
+    reinterpret_cast<unsigned long*>(set)[fd / 64] |= 1ul << (fd % 64);
+    ++bits;
+  };
+  for (int i = 0; i < n; ++i) {
+    const int ready = fds[i].revents;
+    const int asked = fds[i].events;
+    if ((asked & POLLIN) && (ready & SelectSets::kIn)) mark(in, fds[i].fd);
+    if ((asked & POLLOUT) && (ready & SelectSets::kOut)) mark(out, fds[i].fd);
+    if ((asked & POLLPRI) && (ready & SelectSets::kExcept)) {
+      mark(except, fds[i].fd);
+    }
+  }
+  return bits;
+}
+
+}  // namespace rcsock::posix
