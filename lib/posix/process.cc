@@ -83,59 +83,68 @@ struct Report {
 constinit base::Latch report_latch;
 constinit Report report;  // report_latch's
 
+// Forks that have begun, of all threads, and of this one: a handler may fork
+// while fork() waits for a peer.
+constinit std::atomic<int> forks_under_way{0};
+constinit thread_local int tls_forks_under_way = 0;
 constinit thread_local bool tls_forking = false;    // since ForkPrepare
 constinit thread_local std::uint32_t tls_fork = 0;  // its number
 
-// Those that other threads have made since the last look.  True: one is on its
-// way to a lane already.
-bool ShareNewByFork(std::uint32_t number, bool latched = false) {
-  bool any = false;
-  const auto share = [&](Sock* sock) {
-    if (sock->SharedByFork(number)) return;
-    sock->ShareByFork(number);
-    any = any || sock->Engaged();
-  };
-  ForEachSock(share, latched);
-  return any;
+void BeginFork() {
+  // Those that handlers have jumped out of are over.
+  if (tls_forks_under_way != 0 && !InHandler()) {
+    forks_under_way.fetch_sub(tls_forks_under_way);
+    tls_forks_under_way = 0;
+  }
+  ++tls_forks_under_way;
+  forks_under_way.fetch_add(1);
+  // TryAdopt sets the mode of a stream, fences, and asks whether a fork is
+  // under way; what follows here asks for the modes.  One of the two sees the
+  // other.
+  base::FullFence();
+}
+
+void EndFork() {
+  if (tls_forks_under_way == 0) return;
+  --tls_forks_under_way;
+  forks_under_way.fetch_sub(1);
 }
 
 void ForkPrepare() {
   if (InBorrowedMemory()) return;
   // Both processes will hold the connections: none may stay on a lane, nor take
   // one from now on.
-  static std::atomic<std::uint32_t> forks{0};
-  const std::uint32_t number =
-      forks.fetch_add(1, std::memory_order_relaxed) + 1;
-  ForEachSock([number](Sock* sock) { sock->ShareByFork(number); });
-  // Peers may take their time, and other threads make streams meanwhile; but
-  // not for ever.
-  int rounds = 0;
-  do {
-    AskThenAwait(
-        [](Sock* sock) {
-          if (sock->Engaged()) sock->StepToPlain(base::Reason::kPinnedFork);
-        },
-        [](Sock* sock, std::uint64_t deadline) {
-          if (sock->Engaged()) {
-            sock->ToPlain(base::Reason::kPinnedFork, deadline);
-          }
-        });
-  } while (ShareNewByFork(number) && ++rounds < 3);
+  BeginFork();
+  ForEachSock([](Sock* sock) { sock->Hold(); });
+  // (Peers may take their time.  Streams that other threads make meanwhile get
+  // no lane.)
+  AskThenAwait(
+      [](Sock* sock) {
+        if (sock->Engaged()) sock->StepToPlain(base::Reason::kPinnedFork);
+      },
+      [](Sock* sock, std::uint64_t deadline) {
+        if (sock->Engaged()) {
+          sock->ToPlain(base::Reason::kPinnedFork, deadline);
+        }
+      });
   ForEachSock([](Sock* sock) { sock->MarkFork(); });
   // No handler while these are held: it could fork too, and wait for itself, or
   // jump away with the conductor's step.
   EnterCritical();
   // (Until here a handler may have forked, all of it.)
-  tls_fork = number;
   tls_forking = true;
   Conductor::ForkPrepare();
   SignalsForkLock();
   InterestsForkLock();
   SockForkLock();
   ShellForkLock();
-  // Nothing comes into the table any more.  (What these have moved, the parent
-  // tells when it leaves them: ForkChild takes it as told.)
-  ShareNewByFork(number, true);
+  // Nothing comes into the table any more, so here each stream that the child
+  // will have is counted, once.  (What those have moved that are new since
+  // MarkFork, the parent tells when it leaves them: ForkChild takes it as
+  // told.)
+  static constinit std::uint32_t forks = 0;
+  tls_fork = ++forks;
+  ForEachSock([](Sock* sock) { sock->ShareByFork(tls_fork); }, true);
 }
 
 void ForkParent() {
@@ -145,6 +154,7 @@ void ForkParent() {
   SockForkUnlock(false);
   InterestsForkUnlock();
   Conductor::ForkParent();
+  EndFork();
   SignalsForkUnlock(false);
   LeaveCritical();
 }
@@ -155,6 +165,9 @@ void ForkChild() {
   const bool locked = tls_forking;
   tls_forking = false;
   report_latch.Reset();
+  if (locked) EndFork();
+  // (Of this thread there may be one that a handler has interrupted to fork.)
+  forks_under_way.store(tls_forks_under_way, std::memory_order_relaxed);
   if (locked) ShellForkUnlock();
   ShellForkChild();
   SockForkUnlock(true);
@@ -337,6 +350,8 @@ std::unique_ptr<Stats> CountAll() {
   ForEachSock([&](Sock* sock) { sock->Fold(all.get()); });
   return all;
 }
+
+bool Forking() { return forks_under_way.load(std::memory_order_seq_cst) != 0; }
 
 long OwnPid() { return own_pid.load(std::memory_order_relaxed); }
 

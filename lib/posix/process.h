@@ -83,6 +83,8 @@ void CountLost(Sock* sock, std::size_t bytes, Stats* in);
 void AfterExec();
 // Around fork(): a fork that failed has shared nothing.
 void ForkFailed();
+// One has begun, and its child is not there yet: no stream may take a lane.
+bool Forking();
 // Before the process filters its own system calls: streams go to TCP for good,
 // and nothing is called from now on that a lane alone needs.
 void EnterSandbox();

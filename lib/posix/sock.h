@@ -461,14 +461,11 @@ class alignas(64) Sock final : public File,
   void set_inode(std::uint64_t inode) {
     inode_.store(inode, std::memory_order_relaxed);
   }
+  // There is a Holding, which other processes may be counted in.
+  bool Hold();
   // Counts one more process that holds the connection.  While there are
-  // several, none may promote it.
+  // several, none may promote it.  With the latches of a fork held.
   void ShareByFork(std::uint32_t fork);
-  // False: made since that fork began, so it has not counted here.  (True as
-  // well if a fork of another thread that began later has found it first.)
-  bool SharedByFork(std::uint32_t fork) const {
-    return fork_.load(std::memory_order_relaxed) >= fork;
-  }
   // There was no fork after all.
   void UnshareByFork(std::uint32_t fork);
   // Bytes read ahead that are shared; kUnread only.
@@ -618,7 +615,6 @@ class alignas(64) Sock final : public File,
   }
   bool SoleHolder() const;
   void LeaveHolders();
-  bool Hold();  // there is a Holding
   void Spoil();
   // To the other holders, and from them; both latches held.
   void TellMovedLatched();

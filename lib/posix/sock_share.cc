@@ -14,6 +14,7 @@
 #include "lib/posix/epoll.h"
 #include "lib/posix/holders.h"
 #include "lib/posix/iov_rest.h"
+#include "lib/posix/process.h"
 #include "lib/posix/signals.h"
 #include "lib/posix/sock.h"
 #include "lib/posix/table.h"
@@ -150,22 +151,22 @@ bool Sock::Hold() {
 }
 
 void Sock::ShareByFork(std::uint32_t fork) {
-  if (!Hold()) {
+  Holding* const all = Hold() ? FindHolding(holders_) : nullptr;
+  if (all == nullptr) {
+    // No memory; or another thread closes it at this moment, and it is nobody's
+    // in the child.
     pinned_.store(true);
     return;
   }
-  FindHolding(holders_)->count.fetch_add(1);
-  // The latest of those that run at once: see SharedByFork.
-  std::uint32_t last = fork_.load(std::memory_order_relaxed);
-  while (last < fork &&
-         !fork_.compare_exchange_weak(last, fork, std::memory_order_relaxed)) {
-  }
+  all->count.fetch_add(1);
+  fork_.store(fork, std::memory_order_relaxed);
 }
 
 void Sock::UnshareByFork(std::uint32_t fork) {
   // (Another thread's fork may have counted itself meanwhile: then one too many
   // stays, which only keeps the stream on TCP.)
-  if (holders_ >= 0 && fork_ == fork) FindHolding(holders_)->Leave();
+  Holding* const all = FindHolding(holders_);
+  if (all != nullptr && fork_ == fork) all->Leave();
 }
 
 void Sock::TellMovedLatched() {
@@ -200,7 +201,8 @@ void Sock::MarkFork() {
 }
 
 bool Sock::SoleHolder() const {
-  if (given_away_.load(std::memory_order_seq_cst)) return false;
+  // (The child of a fork that is under way is not counted before the end.)
+  if (given_away_.load(std::memory_order_seq_cst) || Forking()) return false;
   const Holding* all = FindHolding(holders_);
   return all == nullptr || all->Alone();
 }

@@ -502,90 +502,102 @@ Case raw_exit_beside(
       ::syscall(SYS_exit, 0);
     });
 
-// A connection that another thread accepts while fork() waits for a peer that
-// does not answer: both processes hold it.
+// A connection that is accepted while another thread's fork() waits for a peer
+// that does not answer: both processes hold it.  With `forks_too` there is a
+// second fork meanwhile, whose child has it for a moment: it ends at once.
 int begun[2];
 std::atomic<bool> tells_begin{false};
 std::atomic<int> accepted{-1};
 
-Case accept_beside(
-    "accept_while_forking",
-    [](int fd) {
-      Tell(::getpid());
-      Warm(fd);
-      Barrier();  // it stands from now on, for a while
-      Barrier();
-      ::close(fd);
-    },
-    [](int fd) {
-      const auto server = static_cast<pid_t>(Hear());
-      int go[2];
-      int said[2];
-      int all_warm[2];
-      CHECK_THAT(::pipe(begun) == 0 && ::pipe(go) == 0 && ::pipe(said) == 0 &&
-                 ::pipe(all_warm) == 0);
-      int port;
-      const int listener = Listen(&port);
-      const pid_t other = ::fork();
-      if (other == 0) {
-        ::close(fd);
-        char text[64];
-        CHECK_THAT(::read(go[0], text, 1) == 1);
-        const int stream = Connect(port);
-        Call(stream, 400);
-        std::size_t got = 0;
-        ssize_t n = 0;
-        while ((n = ::recv(stream, text + got, sizeof text - got, 0)) > 0) {
-          got += static_cast<std::size_t>(n);
-        }
-        CHECK_THAT(n == 0);
-        CHECK_THAT(::write(said[1], text, got) == static_cast<ssize_t>(got));
-        ::_exit(0);
-      }
-      Warm(fd);
-      Barrier();
-      Stop(server);
-      ::pthread_atfork(
-          [] {
-            if (tells_begin) CHECK_THAT(::write(begun[1], "x", 1) == 1);
-          },
-          nullptr, nullptr);
-      tells_begin = true;
-      pid_t child = -1;
-      char byte;
-      std::thread forks([&] {
-        child = ::fork();
-        if (child != 0) return;
-        // Over TCP it has been made too early to know the connection, or to
-        // have it (the kernel copies the table of files before the memory).
-        int known = accepted;
-        if (known >= 0 && ::fcntl(known, F_GETFD) < 0) known = -1;
-        CHECK_THAT(::read(all_warm[0], &byte, 1) == 1);
-        if (known >= 0) ::send(known, "child ", 6, MSG_NOSIGNAL);
-        ::_exit(known >= 0 ? 1 : 0);
-      });
-      CHECK_THAT(::read(begun[0], &byte, 1) == 1);
-      CHECK_THAT(::write(go[1], "x", 1) == 1);
-      accepted = ::accept(listener, nullptr, nullptr);
-      CHECK_THAT(accepted >= 0);
-      forks.join();
-      tells_begin = false;
-      Echo(accepted, 400);
-      CHECK_THAT(::write(all_warm[1], "x", 1) == 1);
-      int status = 0;
-      CHECK_THAT(::waitpid(child, &status, 0) == child);
-      if (status == 0) ::send(accepted, "child ", 6, MSG_NOSIGNAL);
-      ::send(accepted, "parent", 6, MSG_NOSIGNAL);
-      ::close(accepted);
-      LogChild(other);
-      char text[64];
-      const ssize_t n = ::read(said[0], text, sizeof text);
-      Log("%.*s", static_cast<int>(n), text);
-      ::kill(server, SIGCONT);
-      Barrier();
-      ::close(fd);
-    },
-    {.warm = false});
+void StandStill(int fd) {
+  Tell(::getpid());
+  Warm(fd);
+  Barrier();  // it stands from now on, for a while
+  Barrier();
+  ::close(fd);
+}
+
+void AcceptWhileForking(int fd, bool forks_too) {
+  const auto server = static_cast<pid_t>(Hear());
+  int go[2];
+  int said[2];
+  int all_warm[2];
+  CHECK_THAT(::pipe(begun) == 0 && ::pipe(go) == 0 && ::pipe(said) == 0 &&
+             ::pipe(all_warm) == 0);
+  int port;
+  const int listener = Listen(&port);
+  const pid_t other = ::fork();
+  if (other == 0) {
+    ::close(fd);
+    char text[64];
+    CHECK_THAT(::read(go[0], text, 1) == 1);
+    const int stream = Connect(port);
+    Call(stream, 400);
+    std::size_t got = 0;
+    ssize_t n = 0;
+    while ((n = ::recv(stream, text + got, sizeof text - got, 0)) > 0) {
+      got += static_cast<std::size_t>(n);
+    }
+    CHECK_THAT(n == 0);
+    CHECK_THAT(::write(said[1], text, got) == static_cast<ssize_t>(got));
+    ::_exit(0);
+  }
+  Warm(fd);
+  Barrier();
+  Stop(server);
+  ::pthread_atfork(
+      [] {
+        if (tells_begin) CHECK_THAT(::write(begun[1], "x", 1) == 1);
+      },
+      nullptr, nullptr);
+  tells_begin = true;
+  pid_t child = -1;
+  char byte;
+  std::thread forks([&] {
+    child = ::fork();
+    if (child != 0) return;
+    // Over TCP it has been made too early to know the connection, or to have
+    // it (the kernel copies the table of files before the memory).
+    int known = accepted;
+    if (known >= 0 && ::fcntl(known, F_GETFD) < 0) known = -1;
+    CHECK_THAT(::read(all_warm[0], &byte, 1) == 1);
+    if (known >= 0) ::send(known, "child ", 6, MSG_NOSIGNAL);
+    ::_exit(known >= 0 ? 1 : 0);
+  });
+  CHECK_THAT(::read(begun[0], &byte, 1) == 1);
+  CHECK_THAT(::write(go[1], "x", 1) == 1);
+  accepted = ::accept(listener, nullptr, nullptr);
+  CHECK_THAT(accepted >= 0);
+  if (forks_too) {
+    const pid_t brief = ::fork();
+    if (brief == 0) ::_exit(3);
+    LogChild(brief);
+  }
+  forks.join();
+  tells_begin = false;
+  Echo(accepted, 400);
+  CHECK_THAT(::write(all_warm[1], "x", 1) == 1);
+  int status = 0;
+  CHECK_THAT(::waitpid(child, &status, 0) == child);
+  if (status == 0) ::send(accepted, "child ", 6, MSG_NOSIGNAL);
+  ::send(accepted, "parent", 6, MSG_NOSIGNAL);
+  ::close(accepted);
+  LogChild(other);
+  char text[64];
+  const ssize_t n = ::read(said[0], text, sizeof text);
+  Log("%.*s", static_cast<int>(n), text);
+  ::kill(server, SIGCONT);
+  Barrier();
+  ::close(fd);
+}
+
+Case accept_beside("accept_while_forking", &StandStill,
+                   [](int fd) { AcceptWhileForking(fd, false); },
+                   {.warm = false});
+
+Case accept_between("accept_and_fork_while_forking", &StandStill,
+                    [](int fd) { AcceptWhileForking(fd, true); },
+                    {.warm = false});
 
 // vfork and exec of something that has nothing to do with the stream.
 Case vfork_other(
