@@ -70,15 +70,17 @@ void EachPreloaded(const char* list, Each&& each) {
 constexpr char kPreload[] = "LD_PRELOAD";
 constexpr std::size_t kPreloadLength = sizeof kPreload - 1;
 
-// The first, as the loader takes it; null: there is none.
+// Of several that one, the last, which glibc's loader takes (and not getenv);
+// null: there is none.
 const char* PreloadOf(char* const environment[]) {
+  const char* list = nullptr;
   for (std::size_t i = 0; environment != nullptr && environment[i] != nullptr;
        ++i) {
     if (Names(environment[i], kPreload, kPreloadLength)) {
-      return environment[i] + kPreloadLength + 1;
+      list = environment[i] + kPreloadLength + 1;
     }
   }
-  return nullptr;
+  return list;
 }
 
 bool PreloadIn(char* const environment[]) {

@@ -750,6 +750,29 @@ Case after_exec("exec_warm_cat", ForkCat, WarmCat);
 Case after_exec_alone("exec_warm_cat_alone", BecomeCat, WarmCat,
                       {.warm = false});
 
+// The loader takes the last of several lists.
+Case after_exec_lists(
+    "exec_warm_cat_two_preload_lists",
+    [](int fd) {
+      const pid_t child = ::fork();
+      if (child == 0) {
+        ::dup2(fd, 0);
+        ::dup2(fd, 1);
+        ::close(fd);
+        char name[] = "cat";
+        char* argv[] = {name, nullptr};
+        char first[] = "LD_PRELOAD=";
+        std::vector<char*> all = {first};
+        for (char** at = environ; *at != nullptr; ++at) all.push_back(*at);
+        all.push_back(nullptr);
+        ::execvpe(name, argv, all.data());
+        ::_exit(99);
+      }
+      ::close(fd);
+      LogChild(child);
+    },
+    WarmCat);
+
 // A shell in between, which does not stay.
 Case after_system(
     "system_warm_cat",
