@@ -14,6 +14,7 @@
 
 #include "lib/base/latch.h"
 #include "lib/base/real.h"
+#include "lib/posix/signals.h"
 
 namespace rcsock::posix {
 namespace {
@@ -27,17 +28,21 @@ constinit struct sigaction quit {};
 class Waiting {
  public:
   Waiting() {
-    latch.lock();
-    if (count++ == 0) {
-      struct sigaction ignore {};
-      ignore.sa_handler = SIG_IGN;
-      real::sigaction(SIGINT, &ignore, &interrupt);
-      real::sigaction(SIGQUIT, &ignore, &quit);
-    }
     ::sigemptyset(&defaults_);
-    if (interrupt.sa_handler != SIG_IGN) ::sigaddset(&defaults_, SIGINT);
-    if (quit.sa_handler != SIG_IGN) ::sigaddset(&defaults_, SIGQUIT);
-    latch.unlock();
+    {
+      // (A handler may call system(), too.)
+      const Critical critical;
+      latch.lock();
+      if (count++ == 0) {
+        struct sigaction ignore {};
+        ignore.sa_handler = SIG_IGN;
+        real::sigaction(SIGINT, &ignore, &interrupt);
+        real::sigaction(SIGQUIT, &ignore, &quit);
+      }
+      if (interrupt.sa_handler != SIG_IGN) ::sigaddset(&defaults_, SIGINT);
+      if (quit.sa_handler != SIG_IGN) ::sigaddset(&defaults_, SIGQUIT);
+      latch.unlock();
+    }
     sigset_t child;
     ::sigemptyset(&child);
     ::sigaddset(&child, SIGCHLD);
@@ -52,12 +57,15 @@ class Waiting {
              errno == EINTR) {
       }
     }
-    latch.lock();
-    if (--count == 0) {
-      real::sigaction(SIGINT, &interrupt, nullptr);
-      real::sigaction(SIGQUIT, &quit, nullptr);
+    {
+      const Critical critical;
+      latch.lock();
+      if (--count == 0) {
+        real::sigaction(SIGINT, &interrupt, nullptr);
+        real::sigaction(SIGQUIT, &quit, nullptr);
+      }
+      latch.unlock();
     }
-    latch.unlock();
     ::pthread_sigmask(SIG_SETMASK, &mask_, nullptr);
     errno = saved;
   }
@@ -108,9 +116,12 @@ int SystemWith(const char* command, char* const environment[]) {
 
 namespace {
 
-// popen's.  While the variable is changed, what it was before; and the last
-// that it was changed to.
+// popen's, and the thread that holds it (0: none), which a handler may have
+// interrupted that calls popen as well.
 constinit base::Latch popen_latch;
+constinit std::atomic<long> popen_owner{0};
+// While the variable is changed, what it was before; and the last that it was
+// changed to.
 constinit std::atomic<bool> popen_changes{false};
 constinit std::atomic<char**> popen_before{nullptr};
 constinit std::atomic<char**> popen_last{nullptr};
@@ -172,15 +183,34 @@ char** ProgramEnvironment() {
 }
 
 PopenEnvironment::PopenEnvironment(char* const with[]) {
-  popen_latch.lock();
+  {
+    // No handler finds the latch held and nobody who holds it.
+    const Critical critical;
+    const long self = ::syscall(SYS_gettid);
+    within_ = popen_owner.load(std::memory_order_relaxed) == self;
+    if (!within_) {
+      popen_latch.lock();
+      popen_owner.store(self, std::memory_order_relaxed);
+    }
+  }
+  own_ = ProgramEnvironment();
+  if (within_) {
+    // Wherever the other popen was interrupted, it finds all as it was.  What
+    // it hands over is not this command's.
+    found_ = {Variable().load(std::memory_order_relaxed),
+              popen_before.load(std::memory_order_relaxed),
+              popen_last.load(std::memory_order_relaxed),
+              popen_changes.load(std::memory_order_relaxed)};
+    Variable().store(own_, std::memory_order_release);
+    std::atomic_signal_fence(std::memory_order_seq_cst);
+  }
   if (with == nullptr) return;
   std::size_t count = 0;
   while (with[count] != nullptr) ++count;
   char** const list = Kept(with, count);
   if (list == nullptr) return;
   popen_last.store(list, std::memory_order_relaxed);
-  popen_before.store(Variable().load(std::memory_order_relaxed),
-                     std::memory_order_relaxed);
+  popen_before.store(own_, std::memory_order_relaxed);
   // In this order: another thread may fork at any moment, and its child puts
   // back what it finds changed.
   std::atomic_signal_fence(std::memory_order_seq_cst);
@@ -191,6 +221,22 @@ PopenEnvironment::PopenEnvironment(char* const with[]) {
 
 PopenEnvironment::~PopenEnvironment() {
   PutBack();
+  if (within_) {
+    popen_last.store(found_.last, std::memory_order_relaxed);
+    popen_before.store(found_.before, std::memory_order_relaxed);
+    std::atomic_signal_fence(std::memory_order_seq_cst);
+    popen_changes.store(found_.changes, std::memory_order_relaxed);
+    std::atomic_signal_fence(std::memory_order_seq_cst);
+    // (As in PutBack.)
+    Variable().compare_exchange_strong(own_, found_.variable);
+    return;
+  }
+  const Critical critical;
+  // (In the child of a fork meanwhile nobody has it.)
+  if (popen_owner.load(std::memory_order_relaxed) != ::syscall(SYS_gettid)) {
+    return;
+  }
+  popen_owner.store(0, std::memory_order_relaxed);
   popen_latch.unlock();
 }
 
@@ -200,6 +246,7 @@ void ShellForkUnlock() { latch.unlock(); }
 void ShellForkChild() {
   // Another thread's popen goes on in the parent alone.
   PutBack();
+  popen_owner.store(0, std::memory_order_relaxed);
   popen_latch.Reset();
 }
 

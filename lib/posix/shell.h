@@ -15,12 +15,25 @@ char** ProgramEnvironment();
 // finds another's.  (glibc's popen has a lock of its own for that long.)  Other
 // threads may look at it then, and after: so it is never freed, but the next
 // popen takes the same again.  `with` null: as it is.
+//
+// A handler that has interrupted popen() may call it too: the latch is its
+// thread's then, and the one popen is over before the other goes on.
 class PopenEnvironment {
  public:
   explicit PopenEnvironment(char* const with[]);
   ~PopenEnvironment();
   PopenEnvironment(const PopenEnvironment&) = delete;
   PopenEnvironment& operator=(const PopenEnvironment&) = delete;
+
+ private:
+  bool within_ = false;   // another one of this thread
+  char** own_ = nullptr;  // the program's
+  struct {
+    char** variable = nullptr;
+    char** before = nullptr;
+    char** last = nullptr;
+    bool changes = false;
+  } found_;  // the other's
 };
 
 // Around fork.
