@@ -1218,6 +1218,24 @@ Case end_behind_a_read(
     },
     {.warm = false, .connect = false, .seconds = 60});
 
+// Returns when a thread of this process sleeps.
+void AwaitAsleep(pid_t thread) {
+  char path[64];
+  std::snprintf(path, sizeof path, "/proc/self/task/%d/stat",
+                static_cast<int>(thread));
+  for (;;) {
+    std::FILE* const file = std::fopen(path, "r");
+    CHECK_THAT(file != nullptr);
+    char text[256] = {};
+    CHECK_THAT(std::fread(text, 1, sizeof text - 1, file) > 0);
+    std::fclose(file);
+    const char* const name_end = std::strrchr(text, ')');
+    CHECK_THAT(name_end != nullptr);
+    if (name_end[2] == 'S') return;
+    std::this_thread::yield();
+  }
+}
+
 // A set that is closed while a thread sleeps in it is not the next set.
 Case closed_under_a_wait(
     "set_closed_under_a_wait",
@@ -1228,16 +1246,18 @@ Case closed_under_a_wait(
     [](int fd) {
       const int set = NewSet();
       Ctl(set, EPOLL_CTL_ADD, fd, EPOLLIN);
-      std::atomic<bool> waits{false};
+      std::atomic<pid_t> waits{0};
       std::thread([&waits, set] {
-        waits = true;
+        waits = ::gettid();
         epoll_event event;
         (void)::epoll_wait(set, &event, 1, -1);
         ::poll(nullptr, 0, -1);
       }).detach();
-      while (!waits) std::this_thread::yield();
-      ::poll(nullptr, 0, 2);
+      while (waits == 0) std::this_thread::yield();
+      AwaitAsleep(waits);
       ::close(set);
+      // (Nor has the next one its number, if the thread has been woken since.)
+      CHECK_THAT(::dup2(1, set) == set);
       const int next = NewSet();
       int ends[2];
       CHECK_THAT(::pipe(ends) == 0);
