@@ -750,7 +750,14 @@ class alignas(64) Sock final : public File,
   void OnLinger();
   void OnStarved();
   void WatchStarved();
-  void JudgeStarved(std::uint64_t left_at);
+  // It has left for its receiver's sake: what that has brought.
+  struct Starved {
+    std::uint64_t left_at;  // offset
+    std::uint64_t seen_at;  // ... at the last look
+    int looks = 0;
+  };
+  void JudgeSoon(Starved starved);
+  void JudgeStarved(Starved starved);
   // At the receiving end: its peer leaves because nobody reads here.
   bool RingIsFull() const;
 

@@ -22,10 +22,6 @@ using base::Reason;
 using rendezvous::Conductor;
 using stream::Stream;
 
-// How long after a stream has left for its receiver's sake is looked at what
-// that has brought.
-constexpr std::uint32_t kJudgeMs = 50;
-
 void Sock::PostSettle() {
   if (settle_posted_) return;
   Conductor* conductor = Conductor::IfRunning();
@@ -130,10 +126,8 @@ bool Sock::BackToPlain() {
     }
     quick_.may_send = quick_.may_receive = false;
     NoteOnLane(fd(), this, false);
-    if (std::exchange(starved_, false) && conductor != nullptr && !spilled) {
-      conductor->After(kJudgeMs, [self = Share(), at = stream_->tx_off()] {
-        self->JudgeStarved(at);
-      });
+    if (std::exchange(starved_, false) && !spilled) {
+      JudgeSoon({stream_->tx_off(), stream_->tx_off()});
     }
     mode_.store(spilled ? Mode::kUnread : Mode::kPlain,
                 std::memory_order_seq_cst);

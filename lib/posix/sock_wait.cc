@@ -42,6 +42,10 @@ constexpr int kMostRefused = 20;
 
 // More than TCP's buffers take, if nobody reads.
 constexpr std::uint64_t kMoreThanTcp = 8 << 20;
+// How long after a stream has left is looked at what that has brought, and how
+// often at most.
+constexpr std::uint32_t kJudgeMs = 50;
+constexpr int kMostJudged = 4;
 
 void Sock::WatchStarved() {
   if (lane_ == nullptr) return;
@@ -104,19 +108,34 @@ void Sock::OnStarved() {
   }
 }
 
-// The stream is the kernel's again, since `left_at` bytes.  If TCP is full by
-// now, too, or has taken more than it keeps, the receiver is only slow: it
-// would have been worth waiting for, and the stream is as welcome on a lane as
-// before. Else its sender needed the room; then it stays here the longer.
-void Sock::JudgeStarved(std::uint64_t left_at) {
+void Sock::JudgeSoon(Starved starved) {
+  Conductor* conductor = Conductor::IfRunning();
+  if (conductor == nullptr) return;
+  conductor->After(kJudgeMs,
+                   [self = Share(), starved] { self->JudgeStarved(starved); });
+}
+
+// The stream is the kernel's again.  If TCP is full by now, too, or has taken
+// more than it keeps, the receiver is only slow: it would have been worth
+// waiting for, and the stream is as welcome on a lane as before. Else its
+// sender needed the room; then it stays here the longer.
+//
+// (A sender that has moved nothing yet may not have had a CPU since, or be in
+// the midst of a long call: what that moves is counted at its end.  One that
+// has moved more since the last look may go on until TCP is full.)
+void Sock::JudgeStarved(Starved starved) {
   Latched latched(this);
   if (mode() != Mode::kPlain || closed_.load(std::memory_order_relaxed) ||
       pinned_.load(std::memory_order_relaxed)) {
     return;
   }
-  const bool vain =
-      KernelIsFull() ||
-      tx_raw_.load(std::memory_order_relaxed) - left_at >= kMoreThanTcp;
+  const std::uint64_t at = tx_raw_.load(std::memory_order_relaxed);
+  const bool vain = KernelIsFull() || at - starved.left_at >= kMoreThanTcp;
+  const bool over = at != starved.left_at && at == starved.seen_at;
+  if (!vain && !over && starved.looks + 1 < kMostJudged) {
+    JudgeSoon({starved.left_at, at, starved.looks + 1});
+    return;
+  }
   Prospect::Starved(service_.load(std::memory_order_relaxed), vain);
   if (!vain || demotions_ == 0) return;
   --demotions_;

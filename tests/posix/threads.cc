@@ -1224,6 +1224,8 @@ Case slow_reader(
     },
     {.seconds = 60});
 
+constexpr std::size_t kSlowBytes = 16 << 20;
+
 // Many connections of one service, whose reader stops for all of them: TCP
 // would take megabytes of each, so one of them tries whether that is of use.
 Case slow_reader_of_many(
@@ -1233,8 +1235,9 @@ Case slow_reader_of_many(
       const int listener = Listen(&port);
       Tell(port);
       std::vector<std::thread> senders;
-      // (In one call: who is slow to fill TCP's buffers is not in vain there.)
-      std::vector<char> all(8 << 20);
+      // (In one call, and clearly more than TCP's buffers take: who is slow to
+      // fill them is not in vain there.)
+      std::vector<char> all(kSlowBytes);
       Pattern(22, 0, all.data(), all.size());
       for (int i = 0; i < 10; ++i) {
         const int fd = ::accept(listener, nullptr, nullptr);
@@ -1270,7 +1273,7 @@ Case slow_reader_of_many(
       const char* warm = ::getenv("PAIR_WARM");
       Log("most stay %d", warm == nullptr || left <= 5);
       std::vector<char> got(64 << 10);
-      for (std::uint64_t at = 0; at < 8 << 20; at += got.size()) {
+      for (std::uint64_t at = 0; at < kSlowBytes; at += got.size()) {
         for (const int fd : fds) {
           RecvAll(fd, got.data(), got.size());
           CHECK_THAT(IsPattern(22, at, got.data(), got.size()));
