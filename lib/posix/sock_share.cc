@@ -63,6 +63,10 @@ ssize_t Sock::UnreadRecv(int number, const iovec* iov, int count,
                          std::size_t total, int flags, std::size_t* done) {
   Critical critical;
   rx_latch.lock();
+  if (!IsAt(number)) {
+    rx_latch.unlock();
+    return *done > 0 ? static_cast<ssize_t>(*done) : kGone;
+  }
   std::size_t n = 0;
   if (mode() == Mode::kUnread && total > *done) {
     IovRest rest(iov, count);
