@@ -391,8 +391,9 @@ void InterestsToKernel(Sock* sock);
 // anew.  `barrier`: returns when nobody can be looking at the old one (then no
 // latch may be held).
 void InterestsRefresh(Sock* sock, bool barrier);
-// Readiness may have changed: an edge for each registration.
-void InterestsReady(Sock* sock);
+// Readiness may have changed: an edge for each registration.  `room`: it is
+// only that more can be written, which is none for who asks for input alone.
+void InterestsReady(Sock* sock, bool room = false);
 // Whoever sleeps in one of its sets, on whatever side it is, looks again.
 void InterestsKick(Sock* sock);
 // A descriptor is closed (its last one: `fd` -1, all registrations).

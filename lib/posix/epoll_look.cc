@@ -364,6 +364,10 @@ int EpollSet::DrainPoller() {
             LooksAt(i, sock)) {
           continue;
         }
+        if (found[c].flags == lane::kCompletionTx &&
+            Registry::NoEdgeOfRoom(i)) {
+          continue;
+        }
         i->edge.store(true, std::memory_order_relaxed);
         if (i->set == this) {
           listed += Enlist(i);

@@ -265,7 +265,7 @@ void InterestsRefresh(Sock* sock, bool barrier) {
   for (int i = 0; i < count; ++i) Registry::WaitOutLookers(sets[i]);
 }
 
-void InterestsReady(Sock* sock) {
+void InterestsReady(Sock* sock, bool room) {
   // Without the latch: what is to be reported was stored with one of the
   // stream's latches held, and a registration looks for it, by the same latch,
   // after it has put itself here.  So one of the two sees the other.
@@ -273,6 +273,7 @@ void InterestsReady(Sock* sock) {
   interest_latch.lock();
   for (Interest* i = sock->interests; i != nullptr; i = i->next_of_sock) {
     if (!i->in_user.load(std::memory_order_relaxed)) continue;
+    if (room && Registry::NoEdgeOfRoom(i)) continue;
     Registry::MakeReady(i);
     Registry::KickSleepers(i->set);
   }

@@ -4,6 +4,8 @@
 // The registrations of streams in epoll sets: who is in which, and on which
 // side, the kernel's or ours.
 
+#include <sys/epoll.h>
+
 #include <atomic>
 #include <cstdint>
 #include <new>
@@ -216,6 +218,14 @@ struct Registry {
     set->ready_latch_.lock();
     set->LinkReady(interest);
     set->ready_latch_.unlock();
+  }
+
+  // (Readiness that does not depend on edges is looked at anyway.)
+  static bool NoEdgeOfRoom(const Interest* interest) {
+    return (interest->events.load(std::memory_order_relaxed) &
+            (EPOLLOUT | EPOLLWRNORM | EPOLLWRBAND |
+             static_cast<std::uint32_t>(EPOLLET))) ==
+           static_cast<std::uint32_t>(EPOLLET);
   }
 
   static void KickSleepers(EpollSet* set) {

@@ -259,7 +259,7 @@ void Sock::WakeTx() {
   if (lane_ != nullptr && pins_.load(std::memory_order_seq_cst) > 0) {
     lane_->WakeLocal();
   }
-  InterestsReady(this);
+  InterestsReady(this, true);
   KickPollers();
 }
 

@@ -16,6 +16,7 @@
 
 #include "lib/base/real.h"
 #include "lib/lane/shm/shm_lane.h"
+#include "lib/posix/epoll.h"
 #include "lib/posix/signals.h"
 #include "lib/posix/sock.h"
 
@@ -57,6 +58,7 @@ int Sock::Shutdown(int number, int how) {
     stream_->Progress();
     HandleChanges();
     WakeTx();
+    InterestsReady(this);  // the kernel makes an edge of it, whatever is asked
   }
   rx_latch.unlock();
   tx_latch.unlock();

@@ -1318,6 +1318,39 @@ Case hup_at_once(
     },
     {.warm = false, .connect = false});
 
+// Room to write is no edge for who asks for input alone, though the peer's end
+// is there all the time.
+Case room_is_no_edge(
+    "room_is_no_edge_of_input",
+    [](int fd) {
+      ::shutdown(fd, SHUT_WR);
+      Barrier();
+      std::vector<char> got(4 << 20);
+      RecvAll(fd, got.data(), got.size());
+      Barrier();
+      Barrier();
+    },
+    [](int fd) {
+      const int set = NewSet();
+      CHECK_THAT(Ctl(set, EPOLL_CTL_ADD, fd,
+                     EPOLLIN | static_cast<std::uint32_t>(EPOLLET)) == 0);
+      Barrier();
+      // (It has come: see OnlyFin.)
+      int bytes = 0;
+      CHECK_THAT(::ioctl(fd, FIONREAD, &bytes) == 0);
+      LogWait("end", set, kLong);
+      char byte;
+      Result("recv", ::recv(fd, &byte, 1, 0));
+      SkipEdges(set);
+      SetNonblock(fd, true);
+      const std::vector<char> all(4 << 20);
+      SendAll(fd, all.data(), all.size());
+      Barrier();
+      int moves = 2;
+      LogNoEdge("room", set, &moves);
+      Barrier();
+    });
+
 // A server that has room for one client: who comes when the one before has
 // closed is not seen before that.
 constexpr int kGuests = 30;
