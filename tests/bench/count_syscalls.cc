@@ -1,9 +1,9 @@
 // usage: count_syscalls FILE COMMAND [ARG...]
 //
 // Runs the command and writes to FILE, as JSON, how many system calls of each
-// kind all of its threads made between its first and its last getppid: the
-// programs of this directory call that around what they measure, and nothing
-// else does.  Made for where strace is not to be had, such as a guest.
+// kind all of its threads made between its first and its last bench::Mark(),
+// which the programs of this directory call around what they measure.  Made for
+// where strace is not to be had, such as a guest.
 
 #include <unistd.h>
 

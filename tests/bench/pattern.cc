@@ -7,6 +7,8 @@
 #include <cmath>
 #include <cstdio>
 
+#include "tools/rcsock/perf/mark.h"
+
 namespace bench {
 namespace {
 
@@ -62,7 +64,20 @@ void SayListening() {
   std::fflush(stdout);
 }
 
-void Mark() { ::getppid(); }
+void Mark() { rcsock::perf::Mark(); }
+
+Marks::Marks(const Pattern& pattern) {
+  const Steps steps = pattern.oneway()
+                          ? Steps{pattern.connections, pattern.connections}
+                          : pattern.RoundTrips();
+  first_ = steps.warm_up;
+  last_ = steps.warm_up + steps.measured;
+}
+
+void Marks::Next() {
+  ++seen_;
+  if (seen_ == first_ || seen_ == last_) Mark();
+}
 
 void PrintRoundTrips(const char* program, const Pattern& pattern, Cost cost) {
   PrintHead(program, pattern);

@@ -31,6 +31,8 @@ struct Pattern {
   std::int64_t WarmUpEach() const;
   std::int64_t MeasuredEach() const;
   std::int64_t WarmUp() const { return WarmUpEach() * connections; }
+  // Over all connections.
+  Steps RoundTrips() const { return StepsOf(count, WarmUp()); }
 };
 
 void AddPattern(CLI::App* app, Pattern* pattern);
@@ -42,7 +44,21 @@ void Limit(const Pattern& pattern);
 void SayListening();
 
 // A system call that nothing else makes: count_syscalls counts between two.
+// Both ends call it after the warm-up, and when all messages have been
+// exchanged.
 void Mark();
+// The server's, which is told of each round trip (or each step of the stream:
+// every connection takes one from the warm-up, and one at the end).
+class Marks {
+ public:
+  explicit Marks(const Pattern& pattern);
+  void Next();
+
+ private:
+  std::int64_t first_;
+  std::int64_t last_;
+  std::int64_t seen_ = 0;
+};
 
 // One line of JSON.
 void PrintRoundTrips(const char* program, const Pattern& pattern, Cost cost);

@@ -149,6 +149,9 @@ class Driver:
             result["client_calls"] = json.loads(files["calls"])
             result["server_calls"] = [json.loads(e["files"]["calls"])
                                       for e in ends]
+            for counts in [result["client_calls"], *result["server_calls"]]:
+                if counts["marks"] != 2:
+                    raise Failed(f"{counts['marks']} marks and not 2")
         elif case["kind"] == "oneway":
             self.rates[case["name"], transport] = 1e6 / figures["mps"]
         else:
@@ -211,8 +214,7 @@ class Driver:
                     self.attempt(case, transport, repetition, 0)
         for case in plan["traced"]:
             for transport in case["transports"]:
-                for count in plan["traced_counts"]:
-                    self.attempt(case, transport, 0, count)
+                self.attempt(case, transport, 0, plan["traced_count"])
 
     def attempt(self, case, transport, repetition, traced):
         name = (case["name"], transport)

@@ -14,16 +14,30 @@ struct Cost {
   double best_ns;
 };
 
+constexpr int kBatches = 100;
+
+// How often Measure calls `step`.
+struct Steps {
+  std::int64_t warm_up;
+  std::int64_t measured;
+};
+inline Steps StepsOf(std::int64_t iterations, std::int64_t least_warm_up) {
+  const std::int64_t all =
+      std::max<std::int64_t>(1, iterations / kBatches) * kBatches;
+  return {std::max(all / 10, least_warm_up), all};
+}
+
 // The cost of one call of `step`: a tenth of `iterations` to warm up, or
-// `least_warm_up`, then a hundred batches, of which it takes the median and the
-// best.  The clock is read once per batch.
-template <typename Step>
-Cost Measure(std::int64_t iterations, Step step,
-             std::int64_t least_warm_up = 0) {
-  constexpr int kBatches = 100;
-  const std::int64_t batch = std::max<std::int64_t>(1, iterations / kBatches);
-  const std::int64_t warm_up = std::max(batch * kBatches / 10, least_warm_up);
-  for (std::int64_t i = 0; i < warm_up; ++i) step();
+// `least_warm_up`, then, after `begin`, a hundred batches, of which it takes
+// the median and the best.  The clock is read once per batch.
+template <typename Step, typename Begin = void (*)()>
+Cost Measure(
+    std::int64_t iterations, Step step, std::int64_t least_warm_up = 0,
+    Begin begin = [] {}) {
+  const Steps steps = StepsOf(iterations, least_warm_up);
+  const std::int64_t batch = steps.measured / kBatches;
+  for (std::int64_t i = 0; i < steps.warm_up; ++i) step();
+  begin();
   std::vector<double> costs;
   costs.reserve(kBatches);
   for (int b = 0; b < kBatches; ++b) {

@@ -135,7 +135,6 @@ class Server {
         }
       });
     }
-    bench::Mark();
   }
 
  private:
@@ -166,9 +165,10 @@ class Server {
     if (got_ < want) return true;
     got_ = 0;
     wire_.Write(i, buffer_.data(), want);
-    if (!state.settled && buffer_[0] == kGo) {
+    if (state.settled) {
+      marks_.Next();
+    } else if (buffer_[0] == kGo) {
       state.settled = true;
-      if (i + 1 == states_.size()) bench::Mark();
     }
     return true;
   }
@@ -184,10 +184,12 @@ class Server {
         (before < all && state.sunk >= all)) {
       const char done[kDoneSize] = {};
       wire_.Write(i, done, sizeof done);
+      marks_.Next();
     }
   }
 
   const bench::Pattern pattern_;
+  bench::Marks marks_{pattern_};
   Wire wire_;
   // One for all connections, as verbs.cc has it: with one for each, what is
   // measured with many are cold buffers of the program's.
@@ -253,9 +255,8 @@ class Client {
         Expect(next, pattern_.size);
         next = (next + 1) % wire_.size();
       };
-      bench::Mark();
       const bench::Cost cost =
-          bench::Measure(pattern_.count, step, pattern_.WarmUp());
+          bench::Measure(pattern_.count, step, pattern_.WarmUp(), bench::Mark);
       bench::Mark();
       bench::PrintRoundTrips("sockets", pattern_, cost);
     }

@@ -81,7 +81,6 @@ class Server {
         open_(links->size()) {}
 
   void Run() {
-    bench::Mark();
     while (open_ > 0) {
       for (const Message& message : links_.Receive()) {
         const auto i = static_cast<std::size_t>(message.link);
@@ -95,10 +94,10 @@ class Server {
           copies_.Take(links_[i], 0);
           copies_.Give(&links_[i], 0);
           links_[i].SendData(0);
+          marks_.Next();
         }
       }
     }
-    bench::Mark();
   }
 
  private:
@@ -117,10 +116,12 @@ class Server {
     if (n == pattern_.WarmUpEach() ||
         n == pattern_.WarmUpEach() + pattern_.MeasuredEach()) {
       links_[i].Send(What::kDone);
+      marks_.Next();
     }
   }
 
   const Pattern pattern_;
+  bench::Marks marks_{pattern_};
   Links& links_;
   Copies copies_;
   std::vector<std::int64_t> received_;
@@ -149,7 +150,6 @@ class Client {
           took);
     } else {
       std::size_t next = 0;
-      bench::Mark();
       const auto step = [&] {
         copies_.Give(&links_[next], 0);
         links_[next].SendData(0);
@@ -160,9 +160,8 @@ class Client {
         copies_.Take(links_[next], 0);
         next = (next + 1) % links_.size();
       };
-      bench::Mark();
       const bench::Cost cost =
-          bench::Measure(pattern_.count, step, pattern_.WarmUp());
+          bench::Measure(pattern_.count, step, pattern_.WarmUp(), bench::Mark);
       bench::Mark();
       bench::PrintRoundTrips("verbs", pattern_, cost);
     }

@@ -11,6 +11,7 @@
 #include <exception>
 
 #include "tools/rcsock/perf/error.h"
+#include "tools/rcsock/perf/mark.h"
 
 namespace rcsock::perf {
 namespace {
@@ -31,9 +32,6 @@ std::int64_t Ns(double seconds) {
 std::uint64_t Switches(const rusage& usage) {
   return static_cast<std::uint64_t>(usage.ru_nvcsw + usage.ru_nivcsw);
 }
-
-// CountSyscalls counts from the first to the last of these.
-void Mark() { ::getppid(); }
 
 [[noreturn]] void Quit(const std::string& line) {
   Emit({{"type", "error"}, {"message", line}});

@@ -11,6 +11,8 @@
 #include <csignal>
 #include <cstring>
 
+#include "tools/rcsock/perf/mark.h"
+
 namespace rcsock::perf {
 namespace {
 
@@ -59,8 +61,8 @@ class Counter {
  public:
   explicit Counter(SyscallCounts* counts) : counts_(*counts) {}
 
-  void Enter(long number) {
-    if (number == SYS_getppid) {
+  void Enter(long number, long argument) {
+    if (number == SYS_getppid && argument == kMark) {
       for (const auto& [call, n] : since_) {
         counts_.calls[Name(call)] += n;
         counts_.total += n;
@@ -86,7 +88,8 @@ int OnStop(pid_t thread, int status, std::map<pid_t, bool>* inside,
     in = !in;
     user_regs_struct registers;
     if (in && ::ptrace(PTRACE_GETREGS, thread, nullptr, &registers) == 0) {
-      counter->Enter(static_cast<long>(registers.orig_rax));
+      counter->Enter(static_cast<long>(registers.orig_rax),
+                     static_cast<long>(registers.rdi));
     }
     return 0;
   }

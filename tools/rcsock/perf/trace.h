@@ -7,9 +7,8 @@
 
 namespace rcsock::perf {
 
-// What all threads of a command did between its first and its last
-// getppid(2): measured programs call that around what they measure, and
-// nothing else does.
+// What all threads of a command did between its first and its last Mark()
+// (mark.h): measured programs call that around what they measure.
 struct SyscallCounts {
   int marks = 0;
   long total = 0;
