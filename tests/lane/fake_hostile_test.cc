@@ -5,7 +5,10 @@
 #include <dirent.h>
 
 #include <limits>
+#include <optional>
+#include <random>
 #include <string>
+#include <vector>
 
 #include "tests/lane/fake_pair.h"
 
@@ -260,6 +263,54 @@ TEST_P(Hostile, CreditGoesAlongWithFewAnswers) {
     const int credits = after.requests - before.requests - messages;
     EXPECT_GE(credits, 2) << size;
     EXPECT_LE(credits, messages / static_cast<int>(half / size)) << size;
+    Again();
+  }
+}
+
+// Whatever goes to and fro, however late, and however much of the credit goes
+// along with it: an end that finds no room, and then only sleeps, is woken when
+// its peer has read all that there is.
+TEST_P(Hostile, WhoFindsNoRoomIsWokenByWhoReadsAll) {
+  for (unsigned seed = 0; seed < 20; ++seed) {
+    std::mt19937 random(seed);
+    rdma::QpLane* const ends[] = {lane_, peer_};
+    std::optional<std::uint32_t> sleeps[2];  // its token
+    std::vector<char> sink(70'000);
+    int woken = 0;
+    // An end that finds no room takes its token, looks, and sleeps.
+    const auto look = [&](unsigned end) {
+      const std::uint32_t token = ends[end]->SleepToken(true);
+      if (sleeps[end] == token) return;
+      woken += sleeps[end].has_value();
+      sleeps[end].reset();
+      if (ends[end]->Writable() == 0) sleeps[end] = token;
+    };
+    for (int step = 0; step < 1000; ++step) {
+      made_.verbs->Hold(true);
+      const unsigned end = random() % 2;
+      const std::size_t size =
+          1 + random() % (random() % 2 == 0 ? 200 : 40'000);
+      if (random() % 2 == 0) {
+        if (!sleeps[end]) Post(ends[end], size);
+        look(end);
+      } else {
+        iovec iov{sink.data(), sink.size()};
+        ends[end]->Read(&iov, 1, 0, random() % 2 == 0 ? size : sink.size(),
+                        false);
+      }
+      made_.verbs->Deliver(random() % 3);
+      if (random() % 8 != 0) continue;
+      made_.verbs->Hold(false);
+      made_.pair->Pump();
+      for (const unsigned i : {0u, 1u}) {
+        look(i);
+        ASSERT_TRUE(!sleeps[i] || ends[1 - i]->Readable() != 0)
+            << "end " << i << " sleeps for ever: seed " << seed << ", step "
+            << step;
+      }
+    }
+    made_.verbs->Hold(false);
+    EXPECT_GT(woken, 5);
     Again();
   }
 }
