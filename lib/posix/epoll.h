@@ -61,13 +61,15 @@ struct alignas(64) Interest {
   std::atomic<bool> dormant{false};
   // Its lane is looked at in every wait; written with the interest latch.
   std::atomic<bool> direct{false};
+  // Reports in a row, none long after the one before; the set's wait_latch's.
+  std::uint8_t warm = 0;
+
   // EPOLLONESHOT: it was the kernel that reported it; the interest latch's.
   bool told_by_kernel = false;
   bool armed_here =
       false;           // ... since it has left the kernel; the latch's, too
   bool asked = false;  // ... is to be found out; the latch's, too
   std::uint32_t moved_at = 0;  // the set's count when it left the kernel
-
   int fd = -1;
   Interest* next_of_set = nullptr;  // of the set's interests in user space
   Interest* prev_of_set = nullptr;
@@ -269,7 +271,8 @@ class EpollSet final : public File {
   }
   [[gnu::noinline]] void RebuildNow();
   void LeaveDirect();
-  void Heat(Interest* interest, Sock* sock);
+  void Report(Interest* interest, Sock* sock);
+  [[gnu::noinline]] void Heat(Interest* interest, Sock* sock);
   void Cool();
   bool LooksAt(const Interest* interest, const Sock* sock) const;
   // The ready list; ready_latch held.  Enlist and Delist leave the count to the
@@ -349,8 +352,9 @@ class EpollSet final : public File {
   Interest* direct_members_[kMostDirect] = {};
   int direct_used_ = 0;
   static constexpr int kMostHot = 32;
-  static constexpr std::uint32_t kHotWaits = 16;    // from report to report
-  static constexpr std::uint32_t kCoolWaits = 256;  // between looks at them
+  static constexpr std::uint32_t kHotWaits = 16;  // from report to report
+  static constexpr std::uint8_t kHotReports = 3;  // ... so many in a row
+  static constexpr std::uint32_t kCoolWaits = 128;  // between looks at them
   static constexpr std::uint32_t kRestWaits = 4096;
   int registered_ = 0;  // registrations of streams, on either side
   std::unique_ptr<lane::shm::ShmPoller> poller_;
