@@ -258,6 +258,8 @@ class EpollSet final : public File {
   static constexpr int kMostDirect = 64;
   static constexpr std::uint32_t kDirectLooks = 32;
   static constexpr std::uint32_t kColdLooks = 8;  // one that finds no hot one
+  // Waits after one that has found others, whose first look is at all.
+  static constexpr std::uint32_t kColdFor = 8;
 
   int LookAtFew(epoll_event* out, int capacity, bool may_wait);
   int LookAtHot(epoll_event* out, int capacity, bool may_wait);
@@ -287,6 +289,7 @@ class EpollSet final : public File {
               std::uint64_t* now);
   [[gnu::noinline]] int TellDirect(epoll_event* out, int capacity);
   bool AnyDirect();
+  // How many it has put on the list.
   [[gnu::noinline]] int DrainPoller();
   void DrainSources();
   int Collect(epoll_event* out, int capacity);
@@ -332,7 +335,8 @@ class EpollSet final : public File {
   std::uint32_t wait_number_ = 0;
   std::uint32_t undrained_ = 0;  // looks since the last at the bitmaps
   int direct_count_ = 0;
-  int direct_next_ = 0;  // the first that had no room in the last look
+  int direct_next_ = 0;     // the first that had no room in the last look
+  std::uint32_t cold_ = 0;  // kColdFor, less what has told of hot ones since
   std::atomic<int> sleepers_{0};
   std::atomic<int> strangers_{0};
   base::Latch wait_latch_;
@@ -352,8 +356,8 @@ class EpollSet final : public File {
   Interest* direct_members_[kMostDirect] = {};
   int direct_used_ = 0;
   static constexpr int kMostHot = 32;
-  static constexpr std::uint32_t kHotWaits = 16;  // from report to report
-  static constexpr std::uint8_t kHotReports = 3;  // ... so many in a row
+  static constexpr std::uint32_t kHotWaits = 16;    // from report to report
+  static constexpr std::uint8_t kHotReports = 3;    // ... so many in a row
   static constexpr std::uint32_t kCoolWaits = 128;  // between looks at them
   static constexpr std::uint32_t kRestWaits = 4096;
   int registered_ = 0;  // registrations of streams, on either side

@@ -269,13 +269,12 @@ bool EpollSet::AnyDirect() {
 
 int EpollSet::DrainPoller() {
   lane::Completion found[64];
-  int total = 0;
+  int all = 0;
   DrainSources();
   for (int round = 0; round < 4; ++round) {
     int n = poller_->Poll(found, 64);
     if (n < 64) n += board_->Poll(poller_->bell(), found + n, 64 - n);
     if (n <= 0) break;
-    total += n;
     interest_latch.lock();
     ready_latch_.lock();
     int listed = 0;
@@ -297,6 +296,7 @@ int EpollSet::DrainPoller() {
           listed += Enlist(i);
         } else {
           ready_count_.fetch_add(listed, std::memory_order_seq_cst);
+          all += listed;
           listed = 0;
           ready_latch_.unlock();
           Registry::MakeReady(i);
@@ -308,9 +308,10 @@ int EpollSet::DrainPoller() {
     ready_count_.fetch_add(listed, std::memory_order_seq_cst);
     ready_latch_.unlock();
     interest_latch.unlock();
+    all += listed;
     if (n < 64) break;
   }
-  return total;
+  return all;
 }
 
 // The one report of `interest` is this thread's: not if ToldByLane has come
@@ -334,8 +335,7 @@ inline void EpollSet::Report(Interest* interest, Sock* sock) {
   } else if (interest->warm < kHotReports) {
     ++interest->warm;
   }
-  if (interest->warm == kHotReports &&
-      heats_.load(std::memory_order_relaxed) &&
+  if (interest->warm == kHotReports && heats_.load(std::memory_order_relaxed) &&
       !interest->direct.load(std::memory_order_relaxed)) {
     Heat(interest, sock);
   }
@@ -434,6 +434,13 @@ int EpollSet::Collect(epoll_event* out, int capacity) {
   return filled;
 }
 
+// What is due and listed, besides what is looked at directly.
+int EpollSet::DrainAndCollect(epoll_event* out, int capacity) {
+  if (DrainPoller() > 0) cold_ = kColdFor;
+  if (ready_count_.load(std::memory_order_relaxed) == 0) return 0;
+  return Collect(out, capacity);
+}
+
 bool EpollSet::SomethingReady() {
   DrainSources();
   if (ready_count_.load(std::memory_order_seq_cst) > 0) return true;
@@ -515,35 +522,39 @@ bool EpollSet::KernelDueNext() const {
   if (++wait_number_ % kCoolWaits == 0) Cool();
   constexpr int kLooks = 8;
   int turns = may_wait ? Spinner::QuickTurns() / kLooks : 0;
+  bool first = true;
   do {
-    if (!HasUser() || ready_count_.load(std::memory_order_relaxed) > 0) break;
+    if (!HasUser()) break;
     Rebuild();
-    if (direct_count_ == 0) break;
+    const bool cold = first && cold_ > 0;
+    first = false;
     // Few streams are looked at several times for each look at all the rest.
-    for (int look = 1; look < kLooks && turns > 0 && direct_count_ <= 4;
-         ++look) {
+    const bool few = direct_count_ > 0 && direct_count_ <= 4 && turns > 0;
+    for (int look = 1; look < kLooks && few && !cold; ++look) {
       bool pending = false;
       for (int d = 0; d < direct_count_; ++d) {
         pending |= direct_[d].lane->RxPendingQuick();
       }
       if (pending) break;
     }
-    filled = TellFew(out, capacity);
+    filled = TellFew(out, DirectRoom(capacity));
+    if (filled > 0) {
+      hot_hits_ += static_cast<std::uint32_t>(filled);
+      ++undrained_;
+      if (cold_ > 0) --cold_;
+    } else {
+      undrained_ += cold || direct_count_ == 0 ? kDirectLooks : kColdLooks;
+    }
+    if (undrained_ >= kDirectLooks ||
+        ready_count_.load(std::memory_order_relaxed) > 0) {
+      undrained_ = 0;
+      filled += DrainAndCollect(out + filled, capacity - filled);
+    }
     if (filled > 0) {
       waits_.store(waits_.load(std::memory_order_relaxed) + 1,
                    std::memory_order_relaxed);
-      hot_hits_ += static_cast<std::uint32_t>(filled);
-      // The others have their turn in the next wait.
-      if (++undrained_ >= kDirectLooks) {
-        undrained_ = 0;
-        DrainPoller();
-      }
       leaves = LeavesWork();
       break;
-    }
-    if ((undrained_ += kColdLooks) >= kDirectLooks) {
-      undrained_ = 0;
-      DrainPoller();
     }
   } while (--turns > 0 && !wait_latch_.Contended());
   wait_latch_.unlock();

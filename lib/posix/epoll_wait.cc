@@ -202,13 +202,6 @@ bool EpollSet::LookBeforeSleep(bool nap) {
   return ready;
 }
 
-// What is due and listed, besides what is looked at directly.
-int EpollSet::DrainAndCollect(epoll_event* out, int capacity) {
-  DrainPoller();
-  if (ready_count_.load(std::memory_order_relaxed) == 0) return 0;
-  return Collect(out, capacity);
-}
-
 // `out` begins with `kernels` events that the kernel has told.  What a peer did
 // before that is to be told no later: that it has closed one connection before
 // it made another, say.  So the lanes are looked at after the kernel, where the
