@@ -289,8 +289,15 @@ class EpollSet final : public File {
               std::uint64_t* now);
   [[gnu::noinline]] int TellDirect(epoll_event* out, int capacity);
   bool AnyDirect();
+  // Registrations that have come onto the list for something that has landed.
+  struct Fresh {
+    static constexpr int kMost = 64;
+    int count = 0;
+    Interest* interests[kMost];
+  };
   // How many it has put on the list.
-  [[gnu::noinline]] int DrainPoller();
+  [[gnu::noinline]] int DrainPoller(Fresh* fresh = nullptr);
+  int TellFresh(const Fresh& fresh, epoll_event* out, int capacity);
   void DrainSources();
   int Collect(epoll_event* out, int capacity);
   bool Spend(Interest* interest, const Sock* sock);

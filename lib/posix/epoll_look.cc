@@ -13,6 +13,7 @@
 #include "lib/posix/registry.h"
 #include "lib/posix/signals.h"
 #include "lib/posix/sock.h"
+#include "lib/posix/sock_quick.h"
 #include "lib/posix/spin.h"
 
 namespace rcsock::posix {
@@ -20,6 +21,12 @@ namespace rcsock::posix {
 namespace {
 
 constexpr std::uint32_t kReadable = EPOLLIN | EPOLLRDNORM | EPOLLRDHUP;
+
+// Who asks for EPOLLIN alone of these is told of input, level-triggered, and
+// of nothing else while there is some.
+constexpr std::uint32_t kAsked = EPOLLIN | EPOLLRDNORM | EPOLLOUT |
+                                 EPOLLWRNORM | EPOLLONESHOT | EPOLLRDHUP |
+                                 static_cast<std::uint32_t>(EPOLLET);
 
 }  // namespace
 
@@ -171,9 +178,6 @@ int EpollSet::TellDirect(epoll_event* out, int capacity) {
                                                     int capacity) {
   if (direct_next_ != 0) [[unlikely]]
     return TellDirect(out, capacity);
-  constexpr std::uint32_t kAsked = EPOLLIN | EPOLLRDNORM | EPOLLOUT |
-                                   EPOLLWRNORM | EPOLLONESHOT | EPOLLRDHUP |
-                                   static_cast<std::uint32_t>(EPOLLET);
   epoll_event* at = out;
   const Direct* const end = direct_ + direct_count_;
   for (const Direct* d = direct_; d != end; ++d) {
@@ -267,7 +271,7 @@ bool EpollSet::AnyDirect() {
   return false;
 }
 
-int EpollSet::DrainPoller() {
+int EpollSet::DrainPoller(Fresh* fresh) {
   lane::Completion found[64];
   int all = 0;
   DrainSources();
@@ -293,7 +297,12 @@ int EpollSet::DrainPoller() {
         }
         i->edge.store(true, std::memory_order_relaxed);
         if (i->set == this) {
-          listed += Enlist(i);
+          const int one = Enlist(i);
+          listed += one;
+          if (fresh != nullptr && one != 0 && fresh->count < Fresh::kMost &&
+              found[c].flags == lane::kCompletionRx) {
+            fresh->interests[fresh->count++] = i;
+          }
         } else {
           ready_count_.fetch_add(listed, std::memory_order_seq_cst);
           all += listed;
@@ -434,11 +443,46 @@ int EpollSet::Collect(epoll_event* out, int capacity) {
   return filled;
 }
 
-// What is due and listed, besides what is looked at directly.
+// Tells of those that have come onto the list just now, and stay on it, without
+// taking them off and putting them back.  What is asked of the others, or holds
+// for them, Collect finds out.
+int EpollSet::TellFresh(const Fresh& fresh, epoll_event* out, int capacity) {
+  int filled = 0;
+  for (int k = 0; k < fresh.count && filled < capacity; ++k) {
+    Interest* const interest = fresh.interests[k];
+    Sock* const sock = interest->sock;
+    if ((interest->events.load(std::memory_order_relaxed) & kAsked) !=
+            EPOLLIN ||
+        interest->set != this || sock == nullptr ||
+        !interest->in_user.load(std::memory_order_relaxed) ||
+        interest->dormant.load(std::memory_order_acquire) ||
+        interest->spent.load(std::memory_order_relaxed) ||
+        interest->told == wait_number_ || !sock->HasInput()) {
+      continue;
+    }
+    Report(interest, sock);
+    out[filled].events = EPOLLIN;
+    out[filled].data.u64 = interest->data.load(std::memory_order_relaxed);
+    ++filled;
+  }
+  return filled;
+}
+
+// What is due and listed, besides what is looked at directly.  What was on the
+// list before has its turn first.
 int EpollSet::DrainAndCollect(epoll_event* out, int capacity) {
-  if (DrainPoller() > 0) cold_ = kColdFor;
-  if (ready_count_.load(std::memory_order_relaxed) == 0) return 0;
-  return Collect(out, capacity);
+  int filled = 0;
+  if (ready_count_.load(std::memory_order_relaxed) > 0) {
+    filled = Collect(out, capacity);
+  }
+  Fresh fresh;
+  const int listed = DrainPoller(&fresh);
+  if (listed == 0) return filled;
+  cold_ = kColdFor;
+  const int told = TellFresh(fresh, out + filled, capacity - filled);
+  filled += told;
+  return told == listed ? filled
+                        : filled + Collect(out + filled, capacity - filled);
 }
 
 bool EpollSet::SomethingReady() {

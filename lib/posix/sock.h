@@ -202,6 +202,7 @@ class alignas(64) Sock final : public File,
   // shared memory, with no flag but MSG_DONTWAIT: what that call says, or 0:
   // nothing has happened, and it must be made.
   static constexpr std::size_t kQuickMost = lane::shm::kRecordMax;
+  bool HasInput();
   // `fd` has led here: it is in the table.
   ssize_t QuickSend(int fd, const void* from, std::size_t length);
   ssize_t QuickRecv(int fd, void* to, std::size_t length, int flags);

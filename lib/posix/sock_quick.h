@@ -82,6 +82,18 @@ namespace rcsock::posix {
   return result;
 }
 
+// There is data in the ring of a lane that works, so that Readiness() of who
+// asks for EPOLLIN alone says that and nothing else.  False: ask it.
+[[gnu::always_inline]] inline bool Sock::HasInput() {
+  if (!rx_latch.try_lock()) [[unlikely]]
+    return false;
+  const bool has = lane_is_shm_ && quick_.may_receive && !rd_shut_ &&
+                   !Completions() &&
+                   static_cast<lane::shm::ShmLane*>(lane_.get())->DataNext();
+  rx_latch.unlock();
+  return has;
+}
+
 }  // namespace rcsock::posix
 
 #endif  // RCSOCK_LIB_POSIX_SOCK_QUICK_H_

@@ -64,6 +64,15 @@ class ShmLane final : public Lane {
     return Landed(&rx_, &imm) && ring::Decode(imm).kind == ring::Kind::kCtl;
   }
 
+  // ... and is data, and the lane works.
+  bool DataNext() {
+    if (Closed()) [[unlikely]]
+      return false;
+    if (rx_.active()) return rx_.data();
+    std::uint32_t imm;
+    return Landed(&rx_, &imm) && ring::Decode(imm).kind == ring::Kind::kData;
+  }
+
   void SetNotify(std::uint32_t bits, int bell) override;
   bool RxPending() const override;
   std::uint32_t SleepToken(bool tx) const override;
