@@ -185,6 +185,9 @@ void LinkState::Mark(int side, Ready what, int bell, int index) {
   auto& summary = page_->summary[side][bell].words[what][segment / 64];
   const std::uint64_t bit = Bit(index);
   const std::uint64_t summary_bit = std::uint64_t{1} << (segment % 64);
+  // Whoever drains has written to it: fetched once, to be written, beside the
+  // word, and not twice behind it.
+  FetchToWrite(&summary);
   // Set already or not: the operation is also the full fence between our
   // message and the Drain that clears the bit and then looks at the ring.
   word.fetch_or(bit, std::memory_order_seq_cst);
