@@ -275,6 +275,7 @@ class EpollSet final : public File {
   void LeaveDirect();
   void Report(Interest* interest, Sock* sock);
   [[gnu::noinline]] void Heat(Interest* interest, Sock* sock);
+  bool SetMarks(const Direct& direct, bool on);
   void Cool();
   bool LooksAt(const Interest* interest, const Sock* sock) const;
   // The ready list; ready_latch held.  Enlist and Delist leave the count to the
@@ -333,8 +334,9 @@ class EpollSet final : public File {
   std::atomic<bool> crowded_{false};
   // ... and those that were direct before do so by now.  From here on the
   // direct ones are the hot ones: few that are reported again and again, and
-  // are looked at in every wait although they have their bits.  What the other
-  // thousands cost, these do not pay.  Written with the interest latch.
+  // are looked at in every wait, at first although they have their bits.  What
+  // the other thousands cost, these do not pay.  Written with the interest
+  // latch.
   std::atomic<bool> heats_{false};
   // When to look at the kernel's part of the set again; nobody's.
   std::atomic<std::uint32_t> waits_{0};

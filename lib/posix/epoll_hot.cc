@@ -5,11 +5,20 @@
 
 #include <cstdint>
 
+#include "lib/base/barrier.h"
 #include "lib/posix/epoll.h"
 #include "lib/posix/registry.h"
 #include "lib/posix/sock.h"
 
 namespace rcsock::posix {
+
+namespace {
+
+bool Marks(const Sock* sock) {
+  return (sock->notify_bits() & lane::kNotifyRxBits) != 0;
+}
+
+}  // namespace
 
 // The set has outgrown direct looks: each direct stream gets its bit instead.
 // No latch held.
@@ -56,21 +65,77 @@ void EpollSet::Heat(Interest* interest, Sock* sock) {
   interest_latch.unlock();
 }
 
+// Whether the peer marks the stream, beside ringing the bell.  Without the
+// fence behind a wish for that.  False: not now, since another thread has one
+// of its latches, or it is on its way elsewhere.
+bool EpollSet::SetMarks(const Direct& direct, bool on) {
+  Sock* const sock = direct.sock;
+  const Interest* const interest = direct.interest;
+  if (!sock->tx_latch.try_lock()) return false;
+  if (!sock->rx_latch.try_lock()) {
+    sock->tx_latch.unlock();
+    return false;
+  }
+  const std::uint32_t bits = sock->notify_bits() & ~lane::kNotifyRxBits;
+  interest_latch.lock();
+  // (A lane that has a source was never hot.)
+  const bool can = sock->lane() == direct.lane && sock->OnLane() &&
+                   sock->source() == nullptr && sock->interests == interest &&
+                   interest->next_of_sock == nullptr &&
+                   interest->direct.load(std::memory_order_relaxed) &&
+                   bits == (lane::kNotifyRxPoller | lane::kNotifyTxPoller) &&
+                   sock->bell() == bell();
+  interest_latch.unlock();
+  if (can) sock->Wish(on ? bits | lane::kNotifyRxBits : bits);
+  sock->rx_latch.unlock();
+  sock->tx_latch.unlock();
+  return can;
+}
+
 // Hot streams that are so no longer make room.  If the looks find hardly
 // anything, because the traffic is spread over many, they are given up for a
 // while.
+//
+// Those that stay need no bits: the peer, for whom a mark is a locked
+// operation on a line that goes to and fro, is told to make none, as with the
+// streams of a small set.  Who is to have bits again is looked at directly
+// until the fence behind the wish has been made, and is on the list behind it:
+// a sender that has not seen the wish has posted before the look.  (Nobody else
+// takes what is on the list meanwhile: the wait latch.)
 void EpollSet::Cool() {
   const bool all = hot_hits_ < kCoolWaits / 4;
   hot_hits_ = 0;
   if (direct_count_ == 0) return;
+  Rebuild();
+  const auto cools = [&](const Interest* interest) {
+    return all || wait_number_ - interest->told > kCoolWaits;
+  };
+  Sock* wished[kMostDirect];
+  int wishes = 0;
+  for (int d = 0; d < direct_count_; ++d) {
+    const Direct& one = direct_[d];
+    const bool cold = cools(one.interest);
+    if (Marks(one.sock) == cold ||
+        (!cold && wait_number_ - one.interest->told > kHotWaits) ||
+        !SetMarks(one, cold)) {
+      continue;
+    }
+    if (cold) wished[wishes++] = one.sock;
+  }
+  if (wishes > 0) base::HeavyFenceProcesses();
   interest_latch.lock();
   for (int d = direct_used_; d-- > 0;) {
     Interest* interest = direct_members_[d];
-    if (all || wait_number_ - interest->told > kCoolWaits) {
+    // (Another thread that has just taken its latches keeps it hot a little
+    // longer.)
+    if (cools(interest) && Marks(interest->sock)) {
       Registry::DropDirect(interest);
     }
   }
   interest_latch.unlock();
+  // One that has got another registration meanwhile found its wish, but no
+  // fence.
+  for (int i = 0; i < wishes; ++i) InterestsReady(wished[i]);
   if (all) {
     rests_ = true;
     rest_from_ = wait_number_;

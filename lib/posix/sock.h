@@ -123,7 +123,7 @@ class alignas(64) Sock final : public File,
   bool TryRef();
 
   // --- The application's calls: bytes or 0, or -1 with errno
-  // ------------------ `raw` makes the same call on the kernel.
+  // `raw` makes the same call on the kernel.
   template <class Raw>
   ssize_t Send(int fd, const iovec* iov, int count, std::size_t total,
                int flags, Raw&& raw);
@@ -442,6 +442,8 @@ class alignas(64) Sock final : public File,
   bool SleepForInput(std::uint64_t deadline_ns, std::uint32_t signals);
   // Replaces the notify bits of the lane, if there is one.
   void SetNotify(std::uint32_t bits, int bell);
+  // The same for a lane in shared memory, without the fence behind it.
+  void Wish(std::uint32_t bits);
   int bell() const { return bell_.load(std::memory_order_relaxed); }
   std::uint32_t notify_bits() const {
     return notify_.load(std::memory_order_relaxed);
@@ -479,8 +481,7 @@ class alignas(64) Sock final : public File,
   bool AtMark() override;
 
   // --- Processes (process.cc)
-  // -------------------------------------------------------- One step of
-  // ToPlain, without waiting.  True: it is the kernel's.
+  // One step of ToPlain, without waiting.  True: it is the kernel's.
   bool StepToPlain(base::Reason reason);
   // The same for good, without waiting for the peer.
   void LeaveForGood(base::Reason reason);

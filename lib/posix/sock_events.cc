@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "lib/base/log.h"
+#include "lib/lane/shm/shm_lane.h"
 #include "lib/posix/epoll.h"
 #include "lib/posix/poll.h"
 #include "lib/posix/process.h"
@@ -287,6 +288,12 @@ void Sock::SetNotify(std::uint32_t bits, int number) {
   TellLane(bits, number);
   // A thread in poll() sleeps on the bell that was.
   KickPollers();
+}
+
+void Sock::Wish(std::uint32_t bits) {
+  if (!lane_is_shm_) return;
+  notify_.store(bits, std::memory_order_relaxed);
+  static_cast<lane::shm::ShmLane*>(lane_.get())->Wish(bits, bell());
 }
 
 void Sock::RingForPoll(int number) {

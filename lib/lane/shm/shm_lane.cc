@@ -464,14 +464,18 @@ bool ShmLane::Arrived() {
 // --- Notification ------------------------------------------------------------
 
 void ShmLane::SetNotify(std::uint32_t bits, int bell) {
+  Wish(bits, bell);
+  // Wish stored -> the caller looks at the ring: see Publish.
+  base::HeavyFenceProcesses();
+}
+
+void ShmLane::Wish(std::uint32_t bits, int bell) {
   constexpr std::uint32_t kPollerBits =
       kNotifyRxPoller | kNotifyRxBits | kNotifyTxPoller;
   const int k = bell & (kBells - 1);
   link_->SetBell(index_, k);
   own().poll.store((bits & kPollerBits) | static_cast<std::uint32_t>(k) << 8,
                    std::memory_order_relaxed);
-  // Wish stored -> the caller looks at the ring: see Publish.
-  base::HeavyFenceProcesses();
 }
 
 bool ShmLane::RxPending() const { return RxPendingQuick() || Closed(); }

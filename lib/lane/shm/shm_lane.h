@@ -74,6 +74,9 @@ class ShmLane final : public Lane {
   }
 
   void SetNotify(std::uint32_t bits, int bell) override;
+  // The same but for the fence: the caller makes it, if it wishes for more than
+  // before, and looks behind it.
+  void Wish(std::uint32_t bits, int bell);
   bool RxPending() const override;
   std::uint32_t SleepToken(bool tx) const override;
   int SleepRx(std::uint32_t token, const timespec* timeout) override;
