@@ -108,6 +108,7 @@ void Link::SetBeside(int index, int which, const void* line) {
 
 int Link::Drain(int bell, Completion* out, int capacity) {
   if (capacity <= 0) return 0;
+  state_->WarmSummary(bell);
   const std::uint32_t error = dead() ? std::uint32_t{kCompletionError} : 0;
   const int start = state_->cursor(bell);
   int found = 0;

@@ -93,7 +93,12 @@ class LinkState {
   static constexpr std::size_t kCookieLine = 64;  // from the cookie on
   void SetBeside(int index, int which, const void* line);
 
-  // Hints only.  The word of a segment is about to be taken;
+  // Hints only.  The summary is about to be looked at, and cleared if it says
+  // anything: the peer has written to it then.
+  void WarmSummary(int bell) const {
+    FetchToWrite(&page_->summary[side_][bell]);
+  }
+  // The word of a segment is about to be taken;
   void WarmReady(int bell, int segment) const {
     FetchToWrite(&page_->ready[side_][bell].words[kReadyRx][segment]);
     if (const SegmentState* state =
