@@ -192,9 +192,8 @@ int Link::Drain(int bell, Completion* out, int capacity) {
           state_->set_cursor(bell, index);
           return found;
         }
-        void* cookie = state_->IsOpen(index) ? state_->cookie(index) : nullptr;
+        void* const cookie = state_->Visit(one.segment, at);
         if (cookie != nullptr) {
-          state_->WarmRest(index);
           out[found++] = {cookie, ((one.bits[kReadyRx] & bit) != 0
                                        ? std::uint32_t{kCompletionRx}
                                        : 0) |

@@ -135,13 +135,6 @@ void LinkState::SetBeside(int index, int which, const void* line) {
   }
 }
 
-void* LinkState::cookie(int index) const {
-  const SegmentState* state = segment(index);
-  return state == nullptr ? nullptr
-                          : state->near[index % kSegmentStreams].cookie.load(
-                                std::memory_order_acquire);
-}
-
 void LinkState::SetBell(int index, int bell) {
   segment(index)->bells[index % kSegmentStreams].store(
       static_cast<std::uint8_t>(bell), std::memory_order_relaxed);

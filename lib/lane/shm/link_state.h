@@ -39,7 +39,6 @@ class LinkState {
   // Whether it was ever open.
   bool WasOpen(int index) const;
   void SetCookie(int index, void* cookie);
-  void* cookie(int index) const;
   // Where the lane is, for those that prefetch it.
   void SetLane(int index, const void* lane);
   // The bell that this side's end of the stream names.
@@ -121,12 +120,18 @@ class LinkState {
       streams &= streams - 1;
     }
   }
-  // and then all the rest of one, at once: none of it waits for another.
-  void WarmRest(int index) const {
-    const Near& near = segment(index)->near[index % kSegmentStreams];
-    __builtin_prefetch(static_cast<const std::byte*>(
-                           near.cookie.load(std::memory_order_relaxed)) +
-                       kCookieLine);
+  // and then all the rest of one, at once: none of it waits for another.  Its
+  // cookie; null: this side does not have it open.  (The segment is there.)
+  void* Visit(int segment, int at) const {
+    const SegmentState& state =
+        *table_[segment].load(std::memory_order_acquire);
+    if ((state.open.load(std::memory_order_acquire) >> at & 1) == 0) {
+      return nullptr;
+    }
+    const Near& near = state.near[at];
+    void* const cookie = near.cookie.load(std::memory_order_acquire);
+    if (cookie == nullptr) return nullptr;
+    __builtin_prefetch(static_cast<const std::byte*>(cookie) + kCookieLine);
     const auto* lane = static_cast<const std::byte*>(
         near.lane.load(std::memory_order_relaxed));
     for (const std::size_t line : kLaneLines) __builtin_prefetch(lane + line);
@@ -135,14 +140,13 @@ class LinkState {
     }
     // The word of bits in which the answer will be marked: it is the peer's,
     // who has taken what was there.  (It is on its way: WarmStreams.)
-    const std::uint32_t poll = segment(index)
-                                   ->hot[index % kSegmentStreams]
-                                   .control[1 - side_]
-                                   .poll.load(std::memory_order_relaxed);
+    const std::uint32_t poll =
+        state.hot[at].control[1 - side_].poll.load(std::memory_order_relaxed);
     if ((poll & kNotifyRxBits) != 0) {
       FetchToWrite(&page_->ready[1 - side_][(poll >> 8) & (kBells - 1)]
-                        .words[kReadyRx][index / kSegmentStreams]);
+                        .words[kReadyRx][segment]);
     }
+    return cookie;
   }
   // Of the lane, the lines that a small message touches.
   static constexpr std::size_t kLaneLines[] = {0, 64, 192};
