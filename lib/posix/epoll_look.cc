@@ -477,12 +477,18 @@ int EpollSet::DrainAndCollect(epoll_event* out, int capacity) {
   }
   Fresh fresh;
   const int listed = DrainPoller(&fresh);
-  if (listed == 0) return filled;
-  cold_ = kColdFor;
+  // (Another thread may have listed one in between, whose bit says no more
+  // then: who tells of nothing has looked at all.)
+  if (listed == 0 &&
+      (filled > 0 || ready_count_.load(std::memory_order_seq_cst) == 0)) {
+    return filled;
+  }
+  if (listed > 0) cold_ = kColdFor;
   const int told = TellFresh(fresh, out + filled, capacity - filled);
   filled += told;
-  return told == listed ? filled
-                        : filled + Collect(out + filled, capacity - filled);
+  return told == listed && filled > 0
+             ? filled
+             : filled + Collect(out + filled, capacity - filled);
 }
 
 bool EpollSet::SomethingReady() {
