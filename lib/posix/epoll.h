@@ -276,6 +276,8 @@ class EpollSet final : public File {
   void Report(Interest* interest, Sock* sock);
   [[gnu::noinline]] void Heat(Interest* interest, Sock* sock);
   bool SetMarks(const Direct& direct, bool on);
+  // (By distance: some waits count for two, and might never meet a multiple.)
+  bool CoolDue() const { return wait_number_ - cooled_ >= kCoolWaits; }
   void Cool();
   bool LooksAt(const Interest* interest, const Sock* sock) const;
   // The ready list; ready_latch held.  Enlist and Delist leave the count to the
@@ -380,6 +382,7 @@ class EpollSet final : public File {
   std::atomic<int> source_count_{0};
   // wait_latch's:
   std::uint32_t hot_hits_ = 0;   // events that the direct looks have found
+  std::uint32_t cooled_ = 0;     // the wait that has asked who still is hot
   std::uint32_t rest_from_ = 0;  // none becomes hot for kRestWaits from here
   bool rests_ = false;
   std::atomic<std::uint64_t> kernel_look_{0};  // ticks of the last look

@@ -81,7 +81,7 @@ bool EpollSet::SetMarks(const Direct& direct, bool on) {
   // (A lane that has a source was never hot.)
   const bool can = sock->lane() == direct.lane && sock->OnLane() &&
                    sock->source() == nullptr && sock->interests == interest &&
-                   interest->next_of_sock == nullptr &&
+                   interest->next_of_sock == nullptr && interest->set == this &&
                    interest->direct.load(std::memory_order_relaxed) &&
                    bits == (lane::kNotifyRxPoller | lane::kNotifyTxPoller) &&
                    sock->bell() == bell();
@@ -105,8 +105,10 @@ bool EpollSet::SetMarks(const Direct& direct, bool on) {
 void EpollSet::Cool() {
   const bool all = hot_hits_ < kCoolWaits / 4;
   hot_hits_ = 0;
-  if (direct_count_ == 0) return;
+  cooled_ = wait_number_;
+  // (What was direct while the set was small is not by now.)
   Rebuild();
+  if (direct_count_ == 0) return;
   const auto cools = [&](const Interest* interest) {
     return all || wait_number_ - interest->told > kCoolWaits;
   };

@@ -569,7 +569,8 @@ bool EpollSet::KernelDueNext() const {
     return 0;
   int filled = 0;
   bool leaves = false;
-  if (++wait_number_ % kCoolWaits == 0) Cool();
+  ++wait_number_;
+  if (CoolDue()) Cool();
   constexpr int kLooks = 8;
   int turns = may_wait ? Spinner::QuickTurns() / kLooks : 0;
   bool first = true;

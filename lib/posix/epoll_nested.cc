@@ -24,7 +24,8 @@ int EpollSet::LookFor(epoll_event* out, int capacity, std::uint64_t ticks,
     LeaveDirect();
   }
   const std::scoped_lock hold(wait_latch_);
-  if (++wait_number_ % kCoolWaits == 0 && crowded) Cool();
+  ++wait_number_;
+  if (crowded && CoolDue()) Cool();
   int filled = 0;
   std::uint64_t start = 0;
   std::uint64_t last = 0;

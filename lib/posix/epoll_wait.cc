@@ -312,7 +312,8 @@ int EpollSet::Wait(Leave* leave, epoll_event* out, int capacity,
         LeaveDirect();
       }
       wait_latch_.lock();
-      if (++wait_number_ % kCoolWaits == 0 && crowded) Cool();
+      ++wait_number_;
+      if (crowded && CoolDue()) Cool();
       for (;;) {
         if (!HasUser()) {
           over = true;
