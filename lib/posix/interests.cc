@@ -376,6 +376,7 @@ void InterestsNotifyLatched(Sock* sock) {
   int bell = 0;
   EpollSet* only = nullptr;
   bool several = false;
+  bool looked_at = false;  // from now on
   for (Interest* i = sock->interests; i != nullptr; i = i->next_of_sock) {
     if (!i->in_user.load(std::memory_order_relaxed)) continue;
     if (only != nullptr && only != i->set) several = true;
@@ -383,7 +384,7 @@ void InterestsNotifyLatched(Sock* sock) {
     bell = i->set->bell();
     if (sock->link() != nullptr) i->set->AddLink(sock->link());
     if (sock->source() != nullptr) i->set->AddSource(sock->source());
-    Registry::ChooseDirect(i);
+    looked_at |= Registry::ChooseDirect(i);
     bits |=
         lane::kNotifyRxPoller | lane::kNotifyTxPoller |
         (i->direct.load(std::memory_order_relaxed) ? 0u : lane::kNotifyRxBits);
@@ -397,9 +398,13 @@ void InterestsNotifyLatched(Sock* sock) {
   // peer's line and a heavy fence, and the next registration will want the
   // same.  (The conductor's bell is that of the switch, which is over.)
   if (bits == 0 && sock->bell() != 0) return;
-  if (bits == sock->notify_bits() && bell == sock->bell()) return;
-  sock->SetNotify(bits, bell);
-  // What came between the look and the new bits has rung nobody's bell.
+  if (bits != sock->notify_bits() || bell != sock->bell()) {
+    sock->SetNotify(bits, bell);
+  } else if (!looked_at) {
+    return;
+  }
+  // What came between the look and the new bits, or before it was direct, has
+  // rung nobody's bell: a thread that sleeps has not looked at it.
   InterestsReady(sock);
 }
 

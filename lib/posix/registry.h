@@ -81,19 +81,21 @@ struct Registry {
   }
 
   // The streams of a small set are looked at in every wait and need no bits;
-  // one that is in several sets always does.
-  static void ChooseDirect(Interest* interest) {
+  // one that is in several sets always does.  Whether it has become direct.
+  static bool ChooseDirect(Interest* interest) {
     EpollSet* set = interest->set;
     const bool wanted = interest->sock->interests == interest &&
                         interest->next_of_sock == nullptr &&
                         !set->crowded_.load(std::memory_order_relaxed);
     const bool direct = interest->direct.load(std::memory_order_relaxed);
-    if (direct == wanted) return;
+    if (direct == wanted) return false;
     if (direct) {
       DropDirect(interest);
-    } else if (set->direct_used_ < EpollSet::kMostDirect) {
-      MakeDirect(interest);
+      return false;
     }
+    if (set->direct_used_ == EpollSet::kMostDirect) return false;
+    MakeDirect(interest);
+    return true;
   }
 
   // It is not, and there is room again.
