@@ -169,8 +169,7 @@ int EpollSet::Ctl(int op, int fd, Sock* sock, epoll_event* event) {
         for (Interest* i = interest->next_of_sock; i != nullptr;) {
           Interest* next = i->next_of_sock;
           if (i->set != this && i->dormant.load(std::memory_order_relaxed)) {
-            lookers.Add(i);
-            Registry::Forget(i);
+            lookers.Forget(i);
           }
           i = next;
         }

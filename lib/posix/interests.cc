@@ -297,11 +297,10 @@ void InterestsDrop(Sock* sock, int fd) {
   for (Interest* i = sock->interests; i != nullptr;) {
     Interest* next = i->next_of_sock;
     if (fd < 0 || i->fd == fd) {
-      lookers.Add(i);
       if (!i->dormant.load(std::memory_order_relaxed)) {
         i->set->DropRegistered();
       }
-      Registry::Forget(i);
+      lookers.Forget(i);
     }
     i = next;
   }

@@ -23,18 +23,13 @@ namespace rcsock::posix {
 // has an interest.
 inline constinit base::Latch interest_latch;
 
-// Sets whose waits may be looking at a registration that has been forgotten.
+// Sets whose waits may be looking at registrations that have been forgotten,
+// and these, which are nobody else's until then: a wait that has found what the
+// stream of one has would tell it with the data of another.
 class Lookers {
  public:
-  // With the interest latch; before `interest` is forgotten.
-  void Add(const Interest* interest) {
-    // (A set whose looks change may still have one that is no longer direct.)
-    if ((interest->direct.load(std::memory_order_relaxed) ||
-         interest->set->Heats()) &&
-        count_ < 16) {
-      sets_[count_++] = interest->set;
-    }
-  }
+  // With the interest latch.
+  inline void Forget(Interest* interest);
   // Without it.  A direct stream is in one set only, so there are no more than
   // its numbers.
   inline void WaitOut();
@@ -42,6 +37,7 @@ class Lookers {
  private:
   EpollSet* sets_[16];
   int count_ = 0;
+  Interest* forgotten_ = nullptr;  // through next_of_set
 };
 
 // What needs the private parts of a set; every call has interest_latch.
@@ -185,6 +181,13 @@ struct Registry {
   }
 
   static void Forget(Interest* interest) {
+    Unlist(interest);
+    interest->next_of_set = free_interests;
+    free_interests = interest;
+  }
+
+  // The same, but for its memory.
+  static void Unlist(Interest* interest) {
     LeaveUser(interest);
     Sock* sock = interest->sock;
     Interest* before = nullptr;
@@ -200,8 +203,6 @@ struct Registry {
     interest->set = nullptr;
     interest->sock = nullptr;
     interest->dormant.store(false, std::memory_order_relaxed);
-    interest->next_of_set = free_interests;
-    free_interests = interest;
   }
 
   static void PutToSleep(Interest* interest) {
@@ -288,8 +289,33 @@ struct Registry {
   }
 };
 
+inline void Lookers::Forget(Interest* interest) {
+  EpollSet* const set = interest->set;
+  // (A set whose looks change may still have one that has just left user
+  // space.)
+  const bool looked_at =
+      interest->in_user.load(std::memory_order_relaxed) || set->Heats();
+  if (!looked_at || count_ == 16) {
+    Registry::Forget(interest);
+    return;
+  }
+  sets_[count_++] = set;
+  Registry::Unlist(interest);
+  interest->next_of_set = forgotten_;
+  forgotten_ = interest;
+}
+
 inline void Lookers::WaitOut() {
   for (int i = 0; i < count_; ++i) Registry::WaitOutLookers(sets_[i]);
+  if (forgotten_ == nullptr) return;
+  interest_latch.lock();
+  while (forgotten_ != nullptr) {
+    Interest* const next = forgotten_->next_of_set;
+    forgotten_->next_of_set = Registry::free_interests;
+    Registry::free_interests = forgotten_;
+    forgotten_ = next;
+  }
+  interest_latch.unlock();
 }
 
 }  // namespace rcsock::posix
