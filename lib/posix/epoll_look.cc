@@ -206,7 +206,9 @@ int EpollSet::TellDirect(epoll_event* out, int capacity) {
 }
 
 // How many of the events that there is room for may be direct ones: where the
-// list has some, those that always have something must leave it a part.
+// list has some, those that always have something must leave it a part.  (Of
+// one, every other time all: what is on the list may have nothing after all,
+// and then the direct ones are asked.)
 int EpollSet::DirectRoom(int room) const {
   if (ready_count_.load(std::memory_order_relaxed) == 0) return room;
   return room > 1 ? room - room / 2 : static_cast<int>(wait_number_ & 1);
@@ -588,7 +590,8 @@ bool EpollSet::KernelDueNext() const {
       }
       if (pending) break;
     }
-    filled = TellFew(out, DirectRoom(capacity));
+    const int room = DirectRoom(capacity);
+    filled = TellFew(out, room);
     if (filled > 0) {
       hot_hits_ += static_cast<std::uint32_t>(filled);
       ++undrained_;
@@ -600,6 +603,7 @@ bool EpollSet::KernelDueNext() const {
         ready_count_.load(std::memory_order_relaxed) > 0) {
       undrained_ = 0;
       filled += DrainAndCollect(out + filled, capacity - filled);
+      if (filled == 0 && room == 0) filled = TellDirect(out, capacity);
     }
     if (filled > 0) {
       waits_.store(waits_.load(std::memory_order_relaxed) + 1,

@@ -31,7 +31,8 @@ int EpollSet::LookFor(epoll_event* out, int capacity, std::uint64_t ticks,
   std::uint64_t last = 0;
   for (unsigned turns = 1;; ++turns) {
     Rebuild();
-    filled = TellDirect(out, DirectRoom(capacity));
+    const int room = DirectRoom(capacity);
+    filled = TellDirect(out, room);
     if (crowded) hot_hits_ += static_cast<std::uint32_t>(filled);
     if (direct_count_ == 0 || ++undrained_ >= 8 || ticks == 0 ||
         ready_count_.load(std::memory_order_relaxed) > 0) {
@@ -40,6 +41,7 @@ int EpollSet::LookFor(epoll_event* out, int capacity, std::uint64_t ticks,
       if (ready_count_.load(std::memory_order_relaxed) > 0) {
         filled += Collect(out + filled, capacity - filled);
       }
+      if (filled == 0 && room == 0) filled = TellDirect(out, capacity);
     }
     if (filled > 0 || ticks == 0) break;
     if ((turns & 15) != 0) continue;

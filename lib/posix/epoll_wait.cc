@@ -230,8 +230,12 @@ int EpollSet::WithLanes(epoll_event* out, int kernels, int capacity,
         latch.lock();
         latch.unlock();
       }
-      count += TellDirect(out + count, DirectRoom(capacity - count));
+      const int room = DirectRoom(capacity - count);
+      count += TellDirect(out + count, room);
       count += DrainAndCollect(out + count, capacity - count);
+      if (count == kernels && room == 0) {
+        count += TellDirect(out + count, capacity - count);
+      }
       if (count > kernels) leaves = LeavesWork();
     }
     wait_latch_.unlock();
@@ -321,7 +325,8 @@ int EpollSet::Wait(Leave* leave, epoll_event* out, int capacity,
           break;
         }
         Rebuild();
-        filled = TellDirect(out, DirectRoom(capacity));
+        const int room = DirectRoom(capacity);
+        filled = TellDirect(out, room);
         if (crowded) hot_hits_ += static_cast<std::uint32_t>(filled);
         // The bitmaps and the list in few of the looks, where there are direct
         // streams, so that these are met early.
@@ -331,6 +336,7 @@ int EpollSet::Wait(Leave* leave, epoll_event* out, int capacity,
             ready_count_.load(std::memory_order_relaxed) > 0) {
           undrained_ = 0;
           filled += DrainAndCollect(out + filled, capacity - filled);
+          if (filled == 0 && room == 0) filled = TellDirect(out, capacity);
         }
         if (filled == 0) {
           if (timeout_ns == 0) {

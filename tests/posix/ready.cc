@@ -1351,6 +1351,45 @@ Case room_is_no_edge(
       Barrier();
     });
 
+// Room for one event, and one of two streams has something: it is told by each
+// look, also where the other one has just been registered anew.
+Case room_for_one(
+    "room_for_one",
+    [](int fd) {
+      int port = 0;
+      const int listener = Listen(&port);
+      Tell(port);
+      const int other = ::accept(listener, nullptr, nullptr);
+      CHECK_THAT(other >= 0);
+      Warm(other);
+      const int set = NewSet();
+      CHECK_THAT(Ctl(set, EPOLL_CTL_ADD, fd, EPOLLIN) == 0);
+      CHECK_THAT(Ctl(set, EPOLL_CTL_ADD, other, EPOLLIN) == 0);
+      Barrier();
+      LogWait("first", set, kLong);
+      int missed = 0;
+      for (int i = 0; i < 100; ++i) {
+        CHECK_THAT(Ctl(set, EPOLL_CTL_MOD, other, EPOLLIN) == 0);
+        epoll_event event{};
+        for (int look = 0; look < 2; ++look) {
+          missed += ::epoll_wait(set, &event, 1, 0) != 1 || event.data.fd != fd;
+        }
+      }
+      Log("missed: %d", missed);
+      Barrier();
+      ::close(set);
+      ::close(other);
+      ::close(listener);
+    },
+    [](int fd) {
+      const int other = Connect(static_cast<int>(Hear()));
+      Warm(other);
+      SendAll(fd, "a", 1);
+      Barrier();
+      Barrier();
+      ::close(other);
+    });
+
 // A server that has room for one client: who comes when the one before has
 // closed is not seen before that.
 constexpr int kGuests = 30;
