@@ -105,6 +105,37 @@ void Serve(int threads, bool changes) {
   Log("all closed");
 }
 
+// Two sets, a thread for each: now and then a connection goes to the other one.
+void ServeTwoSets(int) {
+  const int sets[2] = {::epoll_create1(EPOLL_CLOEXEC),
+                       ::epoll_create1(EPOLL_CLOEXEC)};
+  int all[kConnections];
+  AcceptAll(sets[0], all);
+  std::atomic<int> open{kConnections};
+  const auto work = [&](int own) {
+    Random random{Seed() + static_cast<std::uint64_t>(own)};
+    epoll_event events[8];
+    while (open > 0) {
+      // (With a time: the other thread may have closed the last one.)
+      const int n = ::epoll_wait(sets[own], events, 8, 200);
+      CHECK_THAT(n >= 0 || errno == EINTR);
+      for (int i = 0; i < n; ++i) {
+        const int fd = events[i].data.fd;
+        const bool ended = Echo(fd, &random);
+        if (!ended && random.Below(100) != 0) continue;
+        Watch(sets[own], EPOLL_CTL_DEL, fd, 0);
+        ended ? static_cast<void>(--open)
+              : Watch(sets[1 - own], EPOLL_CTL_ADD, fd, EPOLLIN);
+      }
+    }
+  };
+  std::thread other(work, 1);
+  work(0);
+  other.join();
+  for (const int fd : all) ::close(fd);
+  Log("all closed");
+}
+
 class Client {
  public:
   Client() {
@@ -242,6 +273,7 @@ Case level(
 Case changed(
     "changed", [](int) { Serve(1, true); }, Ask, kAlone);
 Case floods("beside_floods", ServeOneByOne, AskBesideFloods, kAlone);
+Case two_sets("two_sets", ServeTwoSets, Ask, kAlone);
 Case two_threads(
     "two_threads", [](int) { Serve(2, false); }, Ask, kAlone);
 
