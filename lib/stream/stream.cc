@@ -710,7 +710,7 @@ bool Stream::Untaken() const {
   if (Readable() != 0 || !limbo_.empty()) return true;
   // A PROPOSE is never without bytes behind it (rule 2).
   return waiting_ == Waiting::kPropose ||
-         (waiting_ != Waiting::kNothing && LaneUsable() &&
+         (waiting_ != Waiting::kNothing && InOff() <= rx_x_ && LaneUsable() &&
           lane_->Readable() != 0);
 }
 

@@ -145,6 +145,7 @@ void Stream::TakeCtl() {
       iovec iov{to, n};
       n = lane_->Read(&iov, 1, 0, n, false);
       limbo_.Commit(n);
+      if (InOff() > rx_x_) limbo_.Clear();  // read as they came over TCP
       if (n == 0) return;
       continue;
     }
@@ -631,6 +632,8 @@ void Stream::FreezeLane(base::Reason reason) {
     room -= n;
   }
   accept_ = false;
+  // (By TCP they have come, and been read; nothing more may come there.)
+  if (InOff() > rx_x_) limbo_.Clear();
   if (waiting_ == Waiting::kPropose || waiting_ == Waiting::kSwitch) {
     // Never answered now; limbo_ remembers rx_x_.
     waiting_ = Waiting::kNothing;

@@ -1042,5 +1042,52 @@ TEST_F(PairTest, CollisionIsWonByTheConnector) {
   EXPECT_EQ(Get(1), "from c");
 }
 
+// What was staged behind a PROPOSE that lost comes over TCP and is read: it is
+// nothing that the application leaves, wherever the ring has been looked at
+// meanwhile.
+class TieTest : public PairTest {
+ protected:
+  TieTest() {
+    Up();
+    Put(1, "from s");
+    Put(0, "from c");
+    EXPECT_EQ(S(0).tx(), Tx::kProp);
+    EXPECT_EQ(S(1).tx(), Tx::kProp);
+  }
+  void EndOfS() {
+    EXPECT_EQ(S(1).ShutdownWrite(), 0);
+    S(1).Progress();
+    EXPECT_EQ(S(1).tx(), Tx::kRaw);
+    EXPECT_EQ(Get(0), "from s");
+  }
+  void CloseC() {
+    S(0).Close(false);
+    changes_[0] |= S(0).TakeChanges();
+    Go();
+    EXPECT_FALSE(changes_[0] & kMustReset);
+    EXPECT_EQ(Get(1), "from c");
+  }
+};
+
+TEST_F(TieTest, StagedBytesAreReadOverTcpBeforeTheRingIsLookedAt) {
+  EndOfS();
+  Go();
+  EXPECT_EQ(Get(0), "");
+  CloseC();
+}
+
+TEST_F(TieTest, StagedBytesAreReadOverTcpBehindALookAtTheRing) {
+  S(0).Progress();
+  EndOfS();
+  Go();
+  EXPECT_EQ(Get(0), "");
+  CloseC();
+}
+
+TEST_F(TieTest, StagedBytesAreReadOverTcpAndTheRingNeverLookedAt) {
+  EndOfS();
+  CloseC();
+}
+
 }  // namespace
 }  // namespace rcsock::stream
