@@ -136,9 +136,8 @@ int SelectNow(int count, fd_set* in, fd_set* out, fd_set* except,
         return real::select(count, in, out, except, timeout);
       }
     }
-    // Promoted a moment ago.
-    n = EngineSelect(count, in, out, except, ns, nullptr, &left);
-    if (n == kNotMine) return real::select(count, in, out, except, timeout);
+    // Promoted a moment ago, and perhaps back by now.
+    n = EngineSelect(count, in, out, except, ns, nullptr, &left, true);
   }
   if (timeout != nullptr && ns >= 0) {
     timeout->tv_sec = static_cast<time_t>(left / 1'000'000'000);
@@ -161,10 +160,10 @@ int PselectNow(int count, fd_set* in, fd_set* out, fd_set* except,
         return real::pselect(count, in, out, except, timeout, mask);
       }
     }
-    n = EngineSelect(count, in, out, except, FromSpec(timeout), mask, nullptr);
+    n = EngineSelect(count, in, out, except, FromSpec(timeout), mask, nullptr,
+                     true);
   }
-  return n == kNotMine ? real::pselect(count, in, out, except, timeout, mask)
-                       : n;
+  return n;
 }
 
 int EpollNow(int fd, epoll_event* events, int capacity, int timeout) {

@@ -78,11 +78,11 @@ inline int SelectEnd(int count) {
 }
 
 // select(2) the same way, of what SelectEnd() gives.  kNotMine: no stream of
-// the engine is in the sets.
+// the engine is in the sets, and none `may` be.
 constexpr int kNotMine = -1000;
 int EngineSelect(int count, fd_set* in, fd_set* out, fd_set* except,
                  std::int64_t timeout_ns, const sigset_t* mask,
-                 std::int64_t* left_ns);
+                 std::int64_t* left_ns, bool may = false);
 
 }  // namespace rcsock::posix
 

@@ -76,7 +76,7 @@ int SelectTable(int count) {
 
 int EngineSelect(int count, fd_set* in, fd_set* out, fd_set* except,
                  std::int64_t timeout_ns, const sigset_t* mask,
-                 std::int64_t* left_ns) {
+                 std::int64_t* left_ns, bool may) {
   if (count <= 0) return kNotMine;
   // fd_set is an array of words; programs enlarge it past FD_SETSIZE.
   const auto bit = [](fd_set* set, int fd) {
@@ -84,7 +84,7 @@ int EngineSelect(int count, fd_set* in, fd_set* out, fd_set* except,
            (reinterpret_cast<unsigned long*>(set)[fd / 64] >> (fd % 64) & 1);
   };
   int wanted = 0;
-  bool mine = false;
+  bool mine = may;
   for (int fd = 0; fd < count; ++fd) {
     if (!bit(in, fd) && !bit(out, fd) && !bit(except, fd)) continue;
     ++wanted;

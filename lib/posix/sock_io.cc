@@ -80,7 +80,7 @@ ssize_t Sock::RecvRest(int fd, const iovec* iov, int count, std::size_t skip,
 // an end that comes before this end has said that it has adopted the stream,
 // which may take longer: then the peer does not have the lane.)
 bool Sock::HoldsEnd() const {
-  return lane_ == nullptr && seeking_.load() && !moves.load();
+  return lane_ == nullptr && seeking_.load() && agreed_.load() && !moves.load();
 }
 
 ssize_t Sock::Send(const iovec* iov, int count) {

@@ -67,6 +67,9 @@ ssize_t Sock::UnreadRecv(int number, const iovec* iov, int count,
     rx_latch.unlock();
     return *done > 0 ? static_cast<ssize_t>(*done) : kGone;
   }
+  // (With the last of it the stream may take a lane, whose offsets are to have
+  // all that is counted below.)
+  const InKernel in(this);
   std::size_t n = 0;
   if (mode() == Mode::kUnread && total > *done) {
     IovRest rest(iov, count);
