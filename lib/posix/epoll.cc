@@ -39,6 +39,13 @@ EpollSet* EpollSet::New(int fd) {
   return set;
 }
 
+void EpollSet::Renumber(int fd) {
+  Critical critical;
+  interest_latch.lock();
+  set_fd(fd);
+  interest_latch.unlock();
+}
+
 void EpollSet::Free() {
   Critical critical;
   DisarmOutside();

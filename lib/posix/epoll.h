@@ -244,8 +244,11 @@ class EpollSet final : public File {
   void KickBell();
   void DropRegistered() { --registered_; }  // the interest latch held
   int fd() const { return fd_.load(std::memory_order_relaxed); }
-  // The one it had is about to be closed.
-  void set_fd(int fd) { fd_.store(fd, std::memory_order_relaxed); }
+  // The number it had is about to be closed, and this is another one (-1:
+  // none).  Registrations that other threads move between the two sides at this
+  // moment, with the interest latch, have been moved by that: they are not
+  // taken from, or put into, what has the number next.
+  void Renumber(int fd);
   int bell() const { return poller_ ? poller_->bell() : -1; }
 
  private:
@@ -326,6 +329,8 @@ class EpollSet final : public File {
   bool LookBeforeSleep(bool nap);
   int KernelWait(epoll_event* out, int capacity, std::int64_t timeout_ns,
                  const sigset_t* mask, bool* bell = nullptr);
+
+  void set_fd(int fd) { fd_.store(fd, std::memory_order_relaxed); }
 
   // What each wait looks at comes first, side by side.
   std::atomic<int> fd_{-1};

@@ -242,7 +242,7 @@ void InterestsToKernel(Sock* sock) {
     if (real::epoll_ctl(set->fd(), EPOLL_CTL_ADD, i->fd, &event) == 0) {
       i->in_kernel = true;
       i->edge.store(true, std::memory_order_relaxed);
-    } else {
+    } else if (set->fd() >= 0) {  // it is not about to be closed
       base::Log("fd %d can't go back into epoll set %d: errno %d", i->fd,
                 set->fd(), errno);
     }

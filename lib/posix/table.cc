@@ -258,7 +258,7 @@ void Evict(int fd) {
   if (file->fds.fetch_sub(1) != 1) {
     if (file->kind == FileKind::kEpoll) {
       auto* set = static_cast<EpollSet*>(file);
-      if (set->fd() == fd) set->set_fd(OtherFd(file, fd));
+      if (set->fd() == fd) set->Renumber(OtherFd(file, fd));
     }
     return;
   }
@@ -321,13 +321,14 @@ int CloseFd(int fd, int from, int flags) {
     if (file->kind == FileKind::kSock) {
       static_cast<Sock*>(file)->LoseFd(fd, OtherFd(file, fd));
     } else if (auto* set = static_cast<EpollSet*>(file); set->fd() == fd) {
-      set->set_fd(OtherFd(file, fd));
+      set->Renumber(OtherFd(file, fd));
     }
     return CloseNumber(fd, from, flags, true);
   }
   if (file->kind == FileKind::kSock) {
     return static_cast<Sock*>(file)->CloseLast(fd, from, flags);
   }
+  static_cast<EpollSet*>(file)->Renumber(-1);
   const int result = CloseNumber(fd, from, flags, false);
   const int saved = errno;
   static_cast<EpollSet*>(file)->Free();
