@@ -78,7 +78,9 @@ void EpollSet::Free() {
   const bool left = sleepers_.load(std::memory_order_seq_cst) > 0 ||
                     strangers_.load(std::memory_order_seq_cst) > 0;
   wait_latch_.lock();
-  if (!left) poller_.reset();
+  // (The poller stays: a thread may be on its way to sleep by it, and it does
+  // as well for the next life.)
+  if (poller_) poller_->RemoveLinks();
   bell_in_kernel_ = false;
   source_count_.store(0, std::memory_order_relaxed);
   direct_count_ = 0;

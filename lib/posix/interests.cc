@@ -440,6 +440,7 @@ void InterestsForkChild() {
       if (sock->moves.exchange(false)) sock->Unref();
     }
   }
+  Registry::ForkChildOfPool();
   // They were asked to go to TCP before, or are the parent's.
   moving = nullptr;
   ask_from_ns = 0;

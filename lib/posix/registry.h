@@ -8,6 +8,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <initializer_list>
 #include <new>
 
 #include "lib/base/latch.h"
@@ -256,7 +257,6 @@ struct Registry {
         continue;
       }
       *at = set->pool_next_;
-      set->poller_.reset();
       Put(set);
     }
     if (free_sets == nullptr) return new (std::nothrow) EpollSet();
@@ -286,6 +286,14 @@ struct Registry {
     set->source_count_.store(0);
     set->bell_in_kernel_ = false;
     set->armed_outside_ = false;
+  }
+  // The same, of those that are in no table.
+  static void ForkChildOfPool() {
+    for (EpollSet* pool : {free_sets, left_sets}) {
+      for (EpollSet* set = pool; set != nullptr; set = set->pool_next_) {
+        (void)set->poller_.release();
+      }
+    }
   }
 };
 

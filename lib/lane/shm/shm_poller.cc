@@ -26,6 +26,12 @@ void ShmPoller::RemoveLink(const Link* link) {
   Forget(link);
 }
 
+void ShmPoller::RemoveLinks() {
+  std::vector<std::shared_ptr<Link>> links;
+  std::scoped_lock hold(latch_);
+  links_.swap(links);
+}
+
 void ShmPoller::Forget(const Link* link) {
   for (auto& known : links_) {
     if (known.get() != link) continue;

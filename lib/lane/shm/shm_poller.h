@@ -23,6 +23,7 @@ class ShmPoller final : public Poller {
 
   void AddLink(std::shared_ptr<Link> link);
   void RemoveLink(const Link* link);
+  void RemoveLinks();
 
   int Poll(Completion* out, int capacity) override;
   void Arm() override { bells_->Arm(bell_); }
