@@ -146,15 +146,14 @@ constexpr int kPlainRecv = MSG_DONTWAIT | MSG_WAITALL;
 
 [[gnu::noinline, gnu::hot]] ssize_t LaneRead(int fd, void* to, size_t length,
                                              Sock* sock) {
-  if (const ssize_t n = sock->QuickRecv(fd, to, length, 0); n != 0) [[likely]]
+  if (const ssize_t n = sock->QuickRecv(to, length, 0); n != 0) [[likely]]
     return n;
   return LongRead(fd, to, length, sock);
 }
 
 [[gnu::noinline, gnu::hot]] ssize_t LaneRecv(int fd, void* to, size_t length,
                                              int flags, Sock* sock) {
-  if (const ssize_t n = sock->QuickRecv(fd, to, length, flags); n != 0)
-      [[likely]]
+  if (const ssize_t n = sock->QuickRecv(to, length, flags); n != 0) [[likely]]
     return n;
   return LongRecv(fd, to, length, flags, sock);
 }
@@ -189,7 +188,7 @@ constexpr int kPlainRecv = MSG_DONTWAIT | MSG_WAITALL;
 
 [[gnu::noinline, gnu::hot]] ssize_t LaneWrite(int fd, const void* from,
                                               size_t length, Sock* sock) {
-  if (const ssize_t n = sock->QuickSend(fd, from, length); n != 0) [[likely]]
+  if (const ssize_t n = sock->QuickSend(from, length); n != 0) [[likely]]
     return n;
   return LongWrite(fd, from, length, sock);
 }
@@ -409,7 +408,7 @@ static ssize_t SendFlagged(Sock* sock, int fd, const iovec* iov, int count,
 [[gnu::noinline, gnu::hot]] static ssize_t LaneSend(int fd, const void* from,
                                                     size_t length, int flags,
                                                     Sock* sock) {
-  if (const ssize_t n = sock->QuickSend(fd, from, length); n != 0) [[likely]]
+  if (const ssize_t n = sock->QuickSend(from, length); n != 0) [[likely]]
     return n;
   return LongSend(fd, from, length, flags, sock);
 }
@@ -447,13 +446,13 @@ static ssize_t SendFlagged(Sock* sock, int fd, const iovec* iov, int count,
 
 // The short way of a vector, as QuickSend: several pieces are put together here
 // first if they are few bytes, which costs less than to take them one by one.
-[[gnu::noinline, gnu::hot]] static ssize_t GatherSend(int fd, Sock* sock,
+[[gnu::noinline, gnu::hot]] static ssize_t GatherSend(Sock* sock,
                                                       const iovec* iov,
                                                       int count, size_t total) {
   constexpr std::size_t kMost = 1024;
   if (count == 1) {
     return QuickSends(sock, iov->iov_base, total)
-               ? sock->QuickSend(fd, iov->iov_base, total)
+               ? sock->QuickSend(iov->iov_base, total)
                : 0;
   }
   if (total - 1 >= kMost || sock->source() != nullptr) return 0;
@@ -469,7 +468,7 @@ static ssize_t SendFlagged(Sock* sock, int fd, const iovec* iov, int count,
     std::memcpy(to, iov->iov_base, iov->iov_len);
     to += iov->iov_len;
   }
-  return sock->QuickSend(fd, all, static_cast<std::size_t>(to - all));
+  return sock->QuickSend(all, static_cast<std::size_t>(to - all));
 }
 
 [[gnu::hot]] ssize_t writev(int fd, const iovec* iov, int count) {
@@ -480,8 +479,7 @@ static ssize_t SendFlagged(Sock* sock, int fd, const iovec* iov, int count,
   if (!Total(iov, count, &total) || total == 0)
     return direct::writev(fd, iov, count);
   if (Engine(sock)) {
-    if (const ssize_t n = GatherSend(fd, sock, iov, count, total); n != 0)
-      return n;
+    if (const ssize_t n = GatherSend(sock, iov, count, total); n != 0) return n;
   }
   return sock->Send(fd, iov, count, total, 0,
                     [&] { return direct::writev(fd, iov, count); });
@@ -504,7 +502,7 @@ static ssize_t SendFlagged(Sock* sock, int fd, const iovec* iov, int count,
   }
   const int count = static_cast<int>(message->msg_iovlen);
   if (total != 0 && (flags & (MSG_OOB | MSG_ZEROCOPY)) == 0 && Engine(sock)) {
-    if (const ssize_t n = GatherSend(fd, sock, message->msg_iov, count, total);
+    if (const ssize_t n = GatherSend(sock, message->msg_iov, count, total);
         n != 0) {
       return n;
     }

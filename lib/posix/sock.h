@@ -203,9 +203,8 @@ class alignas(64) Sock final : public File,
   // nothing has happened, and it must be made.
   static constexpr std::size_t kQuickMost = lane::shm::kRecordMax;
   bool HasInput();
-  // `fd` has led here: it is in the table.
-  ssize_t QuickSend(int fd, const void* from, std::size_t length);
-  ssize_t QuickRecv(int fd, void* to, std::size_t length, int flags);
+  ssize_t QuickSend(const void* from, std::size_t length);
+  ssize_t QuickRecv(void* to, std::size_t length, int flags);
   int Shutdown(int fd, int how);
   // The last descriptor goes: `fd` is closed on return.
   // (What `from` names takes the number, if it is one; see CloseFd.)
@@ -373,36 +372,6 @@ class alignas(64) Sock final : public File,
     return KernelWait::kNotTheKernels;
   }
   void LeaveKernelWait(std::uint32_t entered) { LeaveGate(entered); }
-
-  // Whether the number that has led to this stream is its still.  Who was found
-  // there may have been closed since, and be another connection by now, with
-  // other numbers; so each call asks again, once this can't change any more:
-  // with a latch of the stream held, or behind a mark (InKernel).
-  //
-  // With a latch: closing the last number, and all that makes the object
-  // another connection that the engine has (Unref, the pool, TryAdopt), takes
-  // both latches, after the number has left the table.  So who finds the engine
-  // here under a latch, and the number in the table, has that number's
-  // connection, until he lets go; and the order of a relaxed look is the
-  // latch's.
-  bool IsAt(int fd) const {
-    if (Entry(fd) == this) [[likely]]
-      return true;
-    return Named(fd) == this;
-  }
-  // The same for the short way, of a number that is in the table, and only of a
-  // stream whose lane is in shared memory.  (False too for what IsAt has to
-  // look at more closely.)
-  //
-  // quick_.number is the stream's number from LaneOpen on, until that is closed
-  // (CloseLast, LoseFd, Vanished): what is called by it needs no look at the
-  // table.  All with both latches.
-  bool IsQuicklyAt(int fd) const {
-    if (quick_.number == fd) [[likely]]
-      return true;
-    return lane_is_shm_ &&
-           FileIn(fd_table[fd].load(std::memory_order_relaxed)) == this;
-  }
 
   Mode mode() const { return mode_.load(std::memory_order_acquire); }
   int fd() const { return fd_.load(std::memory_order_relaxed); }
@@ -587,8 +556,8 @@ class alignas(64) Sock final : public File,
     return false;
   }
   // What the kernel would say then.
-  [[gnu::noinline]] ssize_t SendNull(int fd, int flags, std::size_t* done);
-  [[gnu::noinline]] ssize_t RecvNull(int fd, int flags, std::size_t* done);
+  [[gnu::noinline]] ssize_t SendNull(int flags, std::size_t* done);
+  [[gnu::noinline]] ssize_t RecvNull(int flags, std::size_t* done);
   ssize_t UnreadRecv(int fd, const iovec* iov, int count, std::size_t total,
                      int flags, std::size_t* done);
   // Recv of an Anchor where recvmsg is to tell when the bytes came.
@@ -665,9 +634,10 @@ class alignas(64) Sock final : public File,
   void Count(std::atomic<std::uint64_t>& bytes, ssize_t n,
              const std::uint32_t* entered);
   bool NobodyInside() const;
-  // Which connection this object is.
-  std::uint32_t Life() const {
-    return gate_.load(std::memory_order_relaxed) & kLife;
+  bool IsAt(int fd) const {
+    if (Entry(fd) == this) [[likely]]
+      return true;
+    return Named(fd) == this;
   }
   [[gnu::noinline]] void LastOut();
   [[gnu::noinline]] void SeekAfterCall();
@@ -694,18 +664,19 @@ class alignas(64) Sock final : public File,
   static constexpr ssize_t kRetry = -1000;
   // The number has been closed under the call: it goes to what that names now.
   static constexpr ssize_t kGone = -1001;
+  Sock* Elsewhere(int fd) const;
   // What the number names.
   static Sock* LookupHere(int fd);
-  ssize_t EngineSend(int fd, const iovec* iov, int count, std::size_t total,
-                     int flags, std::size_t* done);
-  ssize_t EngineRecv(int fd, const iovec* iov, int count, std::size_t total,
-                     int flags, std::size_t* done);
+  ssize_t EngineSend(const iovec* iov, int count, std::size_t total, int flags,
+                     std::size_t* done);
+  ssize_t EngineRecv(const iovec* iov, int count, std::size_t total, int flags,
+                     std::size_t* done);
   // The same when not everything went at once: the latch of that direction is
   // held, and released on return.
-  [[gnu::noinline]] ssize_t SendLatched(int fd, const iovec* iov, int count,
+  [[gnu::noinline]] ssize_t SendLatched(const iovec* iov, int count,
                                         std::size_t total, int flags,
                                         std::size_t* done);
-  [[gnu::noinline]] ssize_t RecvLatched(int fd, const iovec* iov, int count,
+  [[gnu::noinline]] ssize_t RecvLatched(const iovec* iov, int count,
                                         std::size_t total, int flags,
                                         std::size_t* done);
   // With the latch of that direction held, on return too; released for a sleep.
@@ -721,7 +692,7 @@ class alignas(64) Sock final : public File,
   //
   // kRetry: it goes on as it would have, what *done says already sent; else
   // what the call says.  No latch held.
-  [[gnu::noinline]] ssize_t HeldSend(int fd, const iovec* iov, int count,
+  [[gnu::noinline]] ssize_t HeldSend(const iovec* iov, int count,
                                      std::size_t total, int flags,
                                      std::size_t* done);
   bool MayHold(int flags) const;
@@ -730,7 +701,7 @@ class alignas(64) Sock final : public File,
   int AwaitLane(Wait& wait, std::uint64_t until_ns);
   // At most `most` bytes from `skip` on, as much as TCP has room for; or
   // -errno.
-  ssize_t SendNow(int fd, const iovec* iov, int count, std::size_t skip,
+  ssize_t SendNow(const iovec* iov, int count, std::size_t skip,
                   std::size_t most);
   // What AwaitsLane() says has changed.
   void WakeHeld();
@@ -812,6 +783,7 @@ class alignas(64) Sock final : public File,
   std::atomic<bool> leaving_{false};
   std::atomic<bool> given_away_{false};
   bool exec_pinned_ = false;
+  bool gone_ = false;         // both latches': so is the last number
   bool half_closed_ = false;  // both latches': shut down, or ended by the peer
   bool exec_left_ = false;
   // FlushAtExit: what SO_LINGER was before.
@@ -998,16 +970,15 @@ inline ssize_t Sock::Send(int fd, const iovec* iov, int count,
   std::size_t done = 0;
   for (;;) {
     if (wanted_.load(std::memory_order_relaxed)) [[unlikely]] {
-      const ssize_t n = HeldSend(fd, iov, count, total, flags, &done);
+      const ssize_t n = HeldSend(iov, count, total, flags, &done);
       if (n != kRetry) return n;
     }
     if (mode() == Mode::kEngine) {
       const ssize_t n = Null(iov, count)
-                            ? SendNull(fd, flags, &done)
-                            : EngineSend(fd, iov, count, total, flags, &done);
+                            ? SendNull(flags, &done)
+                            : EngineSend(iov, count, total, flags, &done);
       if (n == kGone) [[unlikely]] {
-        Sock* const other = LookupHere(fd);
-        if (other == this) continue;
+        Sock* other = Elsewhere(fd);
         return other != nullptr ? other->Send(fd, iov, count, total, flags, raw)
                                 : raw();
       }
@@ -1049,13 +1020,12 @@ inline ssize_t Sock::Recv(int fd, const iovec* iov, int count,
     if (now == Mode::kEngine ||
         (now == Mode::kUnread && (flags & (MSG_OOB | MSG_ERRQUEUE)) == 0)) {
       const ssize_t n = Null(iov, count) && (flags & MSG_TRUNC) == 0
-                            ? RecvNull(fd, flags, &done)
+                            ? RecvNull(flags, &done)
                         : now == Mode::kEngine
-                            ? EngineRecv(fd, iov, count, total, flags, &done)
+                            ? EngineRecv(iov, count, total, flags, &done)
                             : UnreadRecv(fd, iov, count, total, flags, &done);
       if (n == kGone) [[unlikely]] {
-        Sock* const other = LookupHere(fd);
-        if (other == this) continue;
+        Sock* other = Elsewhere(fd);
         return other != nullptr ? other->Recv(fd, iov, count, total, flags, raw)
                                 : raw();
       }

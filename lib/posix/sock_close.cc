@@ -112,9 +112,9 @@ int Sock::CloseLast(int number, int from, int flags) {
   WakeHeld();
   int result, error;
   const auto end = [&](bool held) {
-    quick_.number = -1;
     result = CloseNumber(number, from, flags, held);
     error = errno;
+    gone_ = true;
   };
   if (mode() == Mode::kEngine && stream_ != nullptr && conductor != nullptr &&
       !SoleHolder() && lane_ == nullptr && stream_->tx() == stream::Tx::kRaw &&
@@ -221,7 +221,6 @@ void Sock::LoseFd(int number, int other) {
   Conductor* conductor = Conductor::IfRunning();
   if (watched_ && conductor != nullptr) conductor->Unwatch(number);
   set_fd(other);
-  if (lane_is_shm_) quick_.number = other;
   if (watched_ && conductor != nullptr) {
     watched_ = conductor->Watch(other, std::shared_ptr<AnchorWatcher>(Share()),
                                 watch_events_);
@@ -241,7 +240,6 @@ void Sock::Vanished() {
   watched_ = false;
   WakeHeld();
   set_fd(-1);
-  quick_.number = -1;
   if (mode() == Mode::kEngine && conductor != nullptr) {
     Ref();
     finished_ = true;

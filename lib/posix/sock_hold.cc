@@ -90,27 +90,24 @@ std::uint64_t Sock::GivenToTcp() {
   return bytes;
 }
 
-ssize_t Sock::SendNow(int number, const iovec* iov, int count, std::size_t skip,
+ssize_t Sock::SendNow(const iovec* iov, int count, std::size_t skip,
                       std::size_t most) {
   IovRest rest(iov, count);
   rest.Limit(skip, most);
   if (mode() == Mode::kEngine) {
     std::size_t done = 0;
     tx_latch.lock();
-    const ssize_t n =
-        SendLatched(number, rest.iov(), rest.count(), rest.total(),
-                    MSG_DONTWAIT | MSG_NOSIGNAL, &done);
+    const ssize_t n = SendLatched(rest.iov(), rest.count(), rest.total(),
+                                  MSG_DONTWAIT | MSG_NOSIGNAL, &done);
     return n == kGone ? kRetry : n != -1 ? n : -errno;
   }
   InKernel in(this);
-  if (!in.May(number, Mode::kPlain) && !in.May(number, Mode::kUnread)) {
-    return kRetry;
-  }
+  if (mode_.load(std::memory_order_seq_cst) == Mode::kEngine) return kRetry;
   return in.Sent(Send(rest.iov(), rest.count()));
 }
 
-ssize_t Sock::HeldSend(int number, const iovec* iov, int count,
-                       std::size_t total, int flags, std::size_t* done) {
+ssize_t Sock::HeldSend(const iovec* iov, int count, std::size_t total,
+                       int flags, std::size_t* done) {
   if (!MayHold(flags) || total == 0 || Null(iov, count) ||
       GivenToTcp() < kFreeBytes) {
     return kRetry;
@@ -152,13 +149,10 @@ ssize_t Sock::HeldSend(int number, const iovec* iov, int count,
     // What the kernel takes before it would have to sleep, it takes whether or
     // not there was a signal.
     const ssize_t n =
-        SendNow(number, iov, count, *done,
+        SendNow(iov, count, *done,
                 interrupted || total <= kWhole ? total : kNudgeBytes);
     if (n == kRetry) {
-      if (interrupted && !closed_.load(std::memory_order_relaxed) &&
-          IsAt(number)) {
-        continue;
-      }
+      if (interrupted && !closed_.load(std::memory_order_relaxed)) continue;
       break;
     }
     if (n > 0) *done += static_cast<std::size_t>(n);

@@ -122,17 +122,21 @@ int Sock::ShutdownWrite() {
 
 bool Sock::AtMark() { return AtMarkOf(fd()); }
 
+Sock* Sock::Elsewhere(int fd) const {
+  Sock* sock = LookupSock(fd);
+  return sock != this ? sock : nullptr;
+}
+
 Sock* Sock::LookupHere(int fd) { return LookupSock(fd); }
 
 // --- Sending
 
-ssize_t Sock::EngineSend(int fd, const iovec* iov, int count, std::size_t total,
+ssize_t Sock::EngineSend(const iovec* iov, int count, std::size_t total,
                          int flags, std::size_t* done) {
   Critical critical;
   tx_latch.lock();
   // The common case, without what waiting needs.
-  if (*done == 0 && mode() == Mode::kEngine && IsAt(fd) && stream_->FastTx())
-      [[likely]] {
+  if (*done == 0 && mode() == Mode::kEngine && stream_->FastTx()) [[likely]] {
     const ssize_t n = stream_->Write(iov, count, total);
     if (n > 0) {
       lane_tx_ += static_cast<std::uint64_t>(n);
@@ -146,31 +150,25 @@ ssize_t Sock::EngineSend(int fd, const iovec* iov, int count, std::size_t total,
   if (AwaitsAnswer()) [[unlikely]] {
     tx_latch.unlock();
     LookForAnswer();
-    const ssize_t n = HeldSend(fd, iov, count, total, flags, done);
+    const ssize_t n = HeldSend(iov, count, total, flags, done);
     if (n != kRetry) return n;
     tx_latch.lock();
   }
-  return SendLatched(fd, iov, count, total, flags, done);
+  return SendLatched(iov, count, total, flags, done);
 }
 
-ssize_t Sock::SendLatched(int number, const iovec* iov, int count,
-                          std::size_t total, int flags, std::size_t* done) {
-  if (!IsAt(number)) [[unlikely]] {
+ssize_t Sock::SendLatched(const iovec* iov, int count, std::size_t total,
+                          int flags, std::size_t* done) {
+  if (gone_ && *done == 0) [[unlikely]] {
     tx_latch.unlock();
-    return *done > 0 ? static_cast<ssize_t>(*done) : kGone;
+    return kGone;
   }
-  const std::uint32_t life = Life();
   const bool block =
       (flags & MSG_DONTWAIT) == 0 && !nonblock.load(std::memory_order_relaxed);
   Wait wait;
   IovRest rest(iov, count);
   ssize_t n;
   for (;;) {  // the tx latch is held
-    // While it slept, the stream may have been closed, and be another.
-    if (Life() != life) [[unlikely]] {
-      tx_latch.unlock();
-      return *done > 0 ? static_cast<ssize_t>(*done) : kGone;
-    }
     if (mode() != Mode::kEngine) {
       tx_latch.unlock();
       return kRetry;
@@ -230,21 +228,21 @@ ssize_t Sock::SendLatched(int number, const iovec* iov, int count,
   return -1;
 }
 
-ssize_t Sock::SendNull(int number, int flags, std::size_t* done) {
-  const ssize_t n = EngineSend(number, nullptr, 0, 0, flags, done);
+ssize_t Sock::SendNull(int flags, std::size_t* done) {
+  const ssize_t n = EngineSend(nullptr, 0, 0, flags, done);
   if (n < 0) return n;
   errno = EFAULT;
   return -1;
 }
 
-ssize_t Sock::RecvNull(int number, int flags, std::size_t* done) {
+ssize_t Sock::RecvNull(int flags, std::size_t* done) {
   // Only what would be put there is a fault.
   char byte;
   const iovec one{&byte, 1};
-  const ssize_t n = mode() == Mode::kEngine
-                        ? EngineRecv(number, &one, 1, 1,
-                                     (flags & ~MSG_WAITALL) | MSG_PEEK, done)
-                        : 1;
+  const ssize_t n =
+      mode() == Mode::kEngine
+          ? EngineRecv(&one, 1, 1, (flags & ~MSG_WAITALL) | MSG_PEEK, done)
+          : 1;
   if (n <= 0) return n;
   *done = 0;
   errno = EFAULT;
@@ -253,7 +251,7 @@ ssize_t Sock::RecvNull(int number, int flags, std::size_t* done) {
 
 // --- Receiving
 
-ssize_t Sock::EngineRecv(int fd, const iovec* iov, int count, std::size_t total,
+ssize_t Sock::EngineRecv(const iovec* iov, int count, std::size_t total,
                          int flags, std::size_t* done) {
   if (flags & MSG_OOB) [[unlikely]] {
     Pin(base::Reason::kPinnedOption);
@@ -264,7 +262,7 @@ ssize_t Sock::EngineRecv(int fd, const iovec* iov, int count, std::size_t total,
   // As in EngineSend.
   constexpr int kSpecial = MSG_PEEK | MSG_WAITALL | MSG_TRUNC;
   if ((flags & kSpecial) == 0 && *done == 0 && mode() == Mode::kEngine &&
-      IsAt(fd) && stream_->FastRx()) [[likely]] {
+      stream_->FastRx()) [[likely]] {
     const ssize_t n = stream_->Read(iov, count, total, false);
     if (n > 0) [[likely]] {
       lane_rx_ += static_cast<std::uint64_t>(n);
@@ -277,16 +275,15 @@ ssize_t Sock::EngineRecv(int fd, const iovec* iov, int count, std::size_t total,
     LookForAnswer();
     rx_latch.lock();
   }
-  return RecvLatched(fd, iov, count, total, flags, done);
+  return RecvLatched(iov, count, total, flags, done);
 }
 
-ssize_t Sock::RecvLatched(int number, const iovec* iov, int count,
-                          std::size_t total, int flags, std::size_t* done) {
-  if (!IsAt(number)) [[unlikely]] {
+ssize_t Sock::RecvLatched(const iovec* iov, int count, std::size_t total,
+                          int flags, std::size_t* done) {
+  if (gone_ && *done == 0) [[unlikely]] {
     rx_latch.unlock();
-    return *done > 0 ? static_cast<ssize_t>(*done) : kGone;
+    return kGone;
   }
-  const std::uint32_t life = Life();
   const bool block =
       (flags & MSG_DONTWAIT) == 0 && !nonblock.load(std::memory_order_relaxed);
   // As TCP, a recv of nothing waits until there is something.
@@ -308,12 +305,6 @@ ssize_t Sock::RecvLatched(int number, const iovec* iov, int count,
   IovRest rest(iov, count);
   ssize_t n;
   for (;;) {  // the rx latch is held
-    // (As in SendLatched.)
-    if (Life() != life) [[unlikely]] {
-      rx_latch.unlock();
-      if (nothing) *done = 0;
-      return *done > 0 ? static_cast<ssize_t>(*done) : kGone;
-    }
     if (mode() != Mode::kEngine) {
       rx_latch.unlock();
       if (peek) *done = 0;
@@ -340,9 +331,11 @@ ssize_t Sock::RecvLatched(int number, const iovec* iov, int count,
       rx_latch.unlock();
       tx_latch.lock();
       rx_latch.lock();
-      if (mode() != Mode::kEngine || Life() != life) {
+      if (mode() != Mode::kEngine) {
+        rx_latch.unlock();
         tx_latch.unlock();
-        continue;
+        if (peek) *done = 0;
+        return kRetry;
       }
       if (stream_->ReadsLane() || last_look) stream_->Progress();
       n = drop && !stream_->FastRx() ? Drop(left, peek)

@@ -333,7 +333,6 @@ void Sock::LaneOpen(std::unique_ptr<lane::Lane> lane, std::uint32_t epoch,
   }
   lane_ = std::move(lane);
   lane_is_shm_ = lane_->kind() == lane::Kind::kShm;
-  quick_.number = lane_is_shm_ ? fd() : -1;
   lane_kind_ = lane_->kind();
   lane_epoch_ = epoch;
   attempts_ = 0;

@@ -63,10 +63,6 @@ ssize_t Sock::UnreadRecv(int number, const iovec* iov, int count,
                          std::size_t total, int flags, std::size_t* done) {
   Critical critical;
   rx_latch.lock();
-  if (!IsAt(number)) {
-    rx_latch.unlock();
-    return *done > 0 ? static_cast<ssize_t>(*done) : kGone;
-  }
   // (With the last of it the stream may take a lane, whose offsets are to have
   // all that is counted below.)
   const InKernel in(this);

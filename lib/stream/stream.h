@@ -74,7 +74,6 @@ struct Quick {
   std::uint64_t rx = 0;
   bool may_send = false;     // FastTx()
   bool may_receive = false;  // FastRx()
-  int number = -1;  // the owner's: whose calls may do so at first sight
 };
 
 // One end of one stream: rules 1 to 23 of docs/protocol.md, as a state machine
