@@ -22,7 +22,7 @@ enum : std::uint8_t {
                     // empty, so small traffic stays in few hot lines and pages
   kFlagRing = 4,    // data: the first in the ring that was offered last, at
                     // offset 0; credit: offers one (rdma)
-  kFlagCredit = 8,  // data: a credit comes with it (rdma over iWARP)
+  kFlagCredit = 8,  // data: a credit comes with it (rdma)
 };
 
 constexpr std::uint32_t kMaxLength = (1u << 25) - 1;
@@ -37,6 +37,18 @@ constexpr std::uint32_t Encode(Imm imm) {
   return static_cast<std::uint32_t>(imm.kind) << 29 |
          static_cast<std::uint32_t>(imm.flags & 15) << 25 |
          (imm.length & kMaxLength);
+}
+
+// kFlagCredit where there is an immediate: the low 8 bits of the credit are in
+// the place of the length's highest (bits 24-17).
+constexpr int kCreditAt = 17;
+constexpr std::uint32_t kCreditMask = 0xff;
+constexpr std::uint32_t kMaxWithCredit = (1u << kCreditAt) - 1;
+
+constexpr Imm WithCredit(Imm imm, std::uint64_t credit) {
+  imm.flags |= kFlagCredit;
+  imm.length |= static_cast<std::uint32_t>(credit & kCreditMask) << kCreditAt;
+  return imm;
 }
 
 // Any 32 bits decode to something; whether that makes sense (kind, flags,

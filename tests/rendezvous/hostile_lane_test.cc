@@ -441,6 +441,11 @@ const Attack kAttacks[] = {
      }},
     {"credit for what was never sent", false,
      [](Peer* p) { p->CreditWord(std::uint64_t{1} << 40); }},
+    // (iWARP: its SEND carries none.)
+    {"a credit that goes along, for what was never sent", true,
+     [](Peer* p) {
+       p->Message(ring::WithCredit({ring::Kind::kData, 0, 8}, 200), garbage, 8);
+     }},
     {"an offered ring of nothing", false,
      [](Peer* p) {
        p->Write(ring::Encode({ring::Kind::kCredit, ring::kFlagRing, 0}),

@@ -71,16 +71,24 @@ void Chain::Message(const ring::Placement& place) {
     Write(ring.mirror + place.offset, place.length, ring.address + place.offset,
           ring.lkey, ring.rkey);
   }
+  MessageImmediate(place);
+}
+
+void Chain::MessageImmediate(const ring::Placement& place) {
   if (lane_.iwarp_) return SendSlot(place, 0);
-  Immediate(nullptr, ring::Encode(place.imm));
+  ring::Imm imm = place.imm;
+  if (carries_ && imm.kind == ring::Kind::kData) {
+    carries_ = false;
+    imm = ring::WithCredit(imm, carried_);
+  }
+  Immediate(nullptr, ring::Encode(imm));
 }
 
 void Chain::MessageFrom(const ring::Placement& place, const std::byte* from,
                         std::uint32_t lkey) {
   const QpLane::TxRingPlace& ring = lane_.tx_ring_;
   Write(from, place.length, ring.address + place.offset, lkey, ring.rkey);
-  if (lane_.iwarp_) return SendSlot(place, 0);
-  Immediate(nullptr, ring::Encode(place.imm));
+  MessageImmediate(place);
 }
 
 void Chain::Control(const std::byte* from, std::uint32_t length,

@@ -28,10 +28,14 @@ class Chain {
 
   // One more message, whose bytes lie in the mirror.
   void Message(const ring::Placement& place);
-  // iWARP: the next message takes this credit along, in its SEND.
+  // The next message, which MayCarry, takes this credit along: in its SEND, or
+  // in the immediate.
   void Carry(std::uint64_t consumed) {
     carried_ = static_cast<std::uint32_t>(consumed);
     carries_ = true;
+  }
+  bool MayCarry(std::uint32_t length) const {
+    return lane_.iwarp_ || length <= ring::kMaxWithCredit;
   }
   // The credit word; with a wake-up or without.
   void Credit(std::uint64_t word, bool wake);
@@ -60,6 +64,8 @@ class Chain {
              std::uint32_t lkey, std::uint32_t rkey);
   // Between the blocks that every lane has.
   void Control(const std::byte* from, std::uint32_t length, std::uint64_t to);
+  // Of a message, with the credit that goes along.
+  void MessageImmediate(const ring::Placement& place);
   // On iWARP its four bytes are at `staged`, as StageImmediate left them.
   void Immediate(const std::byte* staged, std::uint32_t imm);
   // iWARP.

@@ -50,7 +50,7 @@ class DeviceDomain final : public Domain {
     limits_.lazy_events = IsSoftware(attr);
     // See Chain::Post for why so many.
     limits_.send_depth = std::min<std::uint32_t>(
-        128, static_cast<std::uint32_t>(std::max(attr.max_qp_wr, 0)));
+        kSendDepth, static_cast<std::uint32_t>(std::max(attr.max_qp_wr, 0)));
     pd_ = verbs::AllocPd(context_, error);
     if (pd_ == nullptr) return false;
     memory_.emplace(pd_.get());

@@ -65,10 +65,16 @@ struct QpLaneParts {
 // land.  The check is made where credit is published and where messages land,
 // under post_latch_: whichever comes second sees both.
 //
-// iWARP: a message's SEND takes along what has been consumed.  Whoever has
+// A message takes along what has been consumed, in its immediate (unless that
+// has no room: a length of 128 KiB and more) or its SEND (iWARP).  Whoever has
 // drained it knows, nobody else: so it counts as told only once the sender
-// shows that it knows (told_, as any credit without a wake-up), and who waits
-// for Acked() drains.
+// shows that it knows (told_, as any credit without a wake-up), and who finds
+// no room, or waits for Acked(), drains.  An immediate has the low 8 bits of
+// it. Where the message lands, this end has sent at most kMessages more than
+// that; and from there until it is drained, as many as the send queue holds,
+// since what is posted needs room there, which only drained completions make,
+// and those that the queue has from before the message are of what had been
+// sent then.
 //
 // Coalescing.  While kWindow writes are in flight and nothing has come from the
 // peer since the last one, small sends are put into the mirror and into one
@@ -217,6 +223,7 @@ class QpLane final : public RdmaLane {
         carried_.load(std::memory_order_acquire));
   }
   void LookForCredit();
+  void LookForRoom();
   void TakeRing();
   bool EnsureRoom();
   std::size_t PostSmall(IovCursor from, std::size_t all);
@@ -239,7 +246,7 @@ class QpLane final : public RdmaLane {
   bool Streaming() const;
   bool Bursts(bool reply);  // under the tx latch
   bool CreditAlong();
-  void PublishAlong(Chain* chain);
+  void PublishAlong(Chain* chain, std::uint32_t length);
   bool FlushLocked();
   // A sender that knows of no newer credit than the last wake-up's has no room.
   bool Starves() const;
@@ -276,8 +283,8 @@ class QpLane final : public RdmaLane {
   // On iWARP with what came before the immediate, if something did.
   void OnReceive(std::uint32_t imm, const std::byte* bytes,
                  std::uint32_t length);
-  // A message's credit, the low bits of it.  False: it cannot be.
-  bool OnCarried(std::uint32_t bits);
+  // A message's credit, the bits of `mask`.  False: it cannot be.
+  bool OnCarried(std::uint32_t bits, std::uint32_t mask);
   void OnSent(std::uint64_t wrs);
   void OnError(int status, bool receive);
   void Tell();

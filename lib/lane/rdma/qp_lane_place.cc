@@ -144,7 +144,7 @@ std::size_t QpLane::PostDirect(const std::byte* from, std::size_t all) {
     {
       std::scoped_lock hold(post_latch_);
       Chain chain(this);
-      PublishAlong(&chain);
+      PublishAlong(&chain, place.length);
       chain.MessageFrom(place, from + done, lkey);
       if (!iwarp_) chain.Ticket();
       sent_for_wakes_.store(tx_->sent(), std::memory_order_relaxed);
@@ -154,7 +154,7 @@ std::size_t QpLane::PostDirect(const std::byte* from, std::size_t all) {
     }
     done += place.length;
     if (done == all) break;
-    LookForCredit();
+    LookForRoom();
     if (Closed() || !EnsureRoom()) break;
   }
   return done;

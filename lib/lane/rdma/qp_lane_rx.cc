@@ -324,11 +324,12 @@ bool QpLane::Arrived() {
 
 // --- From the poller, under its latch ----------------------------------------
 
-bool QpLane::OnCarried(std::uint32_t bits) {
+bool QpLane::OnCarried(std::uint32_t bits, std::uint32_t mask) {
+  static_assert(kMessages + kSendDepth <= ring::kCreditMask);
   // Stored before the peer could know of any of them.  It is from some messages
-  // ago: never 2^31, since a sender looks at its completions.
+  // ago, not more than `mask`: see QpLane.
   const std::uint64_t sent = sent_for_wakes_.load(std::memory_order_relaxed);
-  const std::uint32_t behind = static_cast<std::uint32_t>(sent) - bits;
+  const std::uint32_t behind = (static_cast<std::uint32_t>(sent) - bits) & mask;
   if (behind > sent) return false;
   const std::uint64_t consumed = sent - behind;
   if (consumed < carried_.load(std::memory_order_relaxed)) return false;
@@ -344,15 +345,18 @@ void QpLane::OnReceive(std::uint32_t bits, const std::byte* bytes,
   const bool in_slot = (imm.flags & ring::kFlagInline) != 0;
   const bool carries = in_slot && imm.kind != ring::Kind::kCredit;
   bool sound = true;
-  if (iwarp_ && imm.kind == ring::Kind::kData &&
-      (imm.flags & ring::kFlagCredit) != 0) {
+  if (imm.kind == ring::Kind::kData && (imm.flags & ring::kFlagCredit) != 0) {
     imm.flags &= ~ring::kFlagCredit;
-    sound = length >= kSendCredit;
-    if (sound) {
+    if (!iwarp_) {
+      sound = OnCarried(imm.length >> ring::kCreditAt, ring::kCreditMask);
+      imm.length &= ring::kMaxWithCredit;
+    } else if (length >= kSendCredit) {
       length -= kSendCredit;
       std::uint32_t credit;
       std::memcpy(&credit, bytes + length, kSendCredit);
-      sound = OnCarried(ntohl(credit));
+      sound = OnCarried(ntohl(credit), ~0u);
+    } else {
+      sound = false;
     }
   }
   if (!sound || (iwarp_ && length != (carries ? imm.length : 0))) {

@@ -55,10 +55,10 @@ bool QpLane::Bursts(bool reply) {
   return burst_ == kBurst;
 }
 
-// Enough has been consumed to go along with a write that goes anyway.  It goes
-// before it: then who has the message has the credit, finds nothing outstanding
-// and begins at the front of the ring, or says so.  So this end knows what its
-// peer knows, and never has to wake it.
+// Enough has been consumed to go along with a write that goes anyway and can't
+// carry it.  It goes before it: then who has the message has the credit, finds
+// nothing outstanding and begins at the front of the ring, or says so.  So this
+// end knows what its peer knows, and never has to wake it.
 bool QpLane::CreditAlong() {
   const std::uint64_t consumed = consumed_.load(std::memory_order_relaxed);
   if (consumed - published_.load(std::memory_order_relaxed) >= kCreditAlong) {
@@ -72,19 +72,14 @@ bool QpLane::CreditAlong() {
       bytes_before_[consumed % 64].load(std::memory_order_relaxed);
   const std::uint64_t last =
       end - bytes_before_[(consumed - 1) % 64].load(std::memory_order_relaxed);
-  if (end - published_bytes_.load(std::memory_order_relaxed) + last <=
-      ring / 2) {
-    return false;
-  }
-  // With each answer, soon: a write that a somewhat larger ring saves.
-  if (ring < kBlockMin) starves_.fetch_add(1, std::memory_order_relaxed);
-  return true;
+  return end - published_bytes_.load(std::memory_order_relaxed) + last >
+         ring / 2;
 }
 
-// For a message that is about to go.
-void QpLane::PublishAlong(Chain* chain) {
-  if (iwarp_) {
-    // It takes four bytes of a SEND: always.
+// For a message of so many bytes that is about to go.
+void QpLane::PublishAlong(Chain* chain, std::uint32_t length) {
+  if (chain->MayCarry(length)) {
+    // It takes some bits of the immediate, or four bytes of a SEND: always.
     if (consumed_.load(std::memory_order_relaxed) !=
         published_.load(std::memory_order_relaxed)) {
       PublishLocked(chain, true);
@@ -116,6 +111,14 @@ void QpLane::LookForCredit() {
       ring_offers_.load(std::memory_order_acquire) != rings_taken_) {
     TakeRing();
   }
+}
+
+// Credit may have come with messages that nobody has looked for.
+void QpLane::LookForRoom() {
+  LookForCredit();
+  if (tx_->Writable() != 0 || Closed()) return;
+  poller_->Collect();
+  LookForCredit();
 }
 
 // Goes over to the ring that the peer has offered, as soon as the one before
@@ -185,7 +188,7 @@ std::size_t QpLane::Post(const iovec* iov, int count, std::size_t skip,
   if (next_post_ != nullptr) [[unlikely]] {
     std::exchange(next_post_, nullptr)();
   }
-  LookForCredit();
+  LookForRoom();
   IovCursor from(iov, count, skip);
   const std::size_t all = from.Left(limit);
   if (all == 0 || !EnsureRoom()) return 0;
@@ -237,7 +240,7 @@ std::size_t QpLane::PostSmall(IovCursor from, std::size_t all) {
                     deferred_->Enabled();
   if (!wait) {
     if (waiting_.length != 0) {
-      PublishAlong(&chain);
+      PublishAlong(&chain, waiting_.length);
       chain.Message(waiting_);
     } else if (CreditAlong()) {
       PublishLocked(&chain);
@@ -276,7 +279,7 @@ bool QpLane::PostShort(IovCursor from, std::uint32_t all) {
   if (outstanding == 0) place.imm.flags |= ring::kFlagRewind;
   from.CopyOut(TxSlot(place.number), all);
   Chain chain(this);
-  PublishAlong(&chain);
+  PublishAlong(&chain, all);
   chain.Message(place);
   sent_for_wakes_.store(tx_->sent(), std::memory_order_relaxed);
   chain.Post();
@@ -310,13 +313,13 @@ std::size_t QpLane::PostLarge(IovCursor from, std::size_t all) {
     {
       std::scoped_lock hold(post_latch_);
       Chain chain(this);
-      PublishAlong(&chain);
+      PublishAlong(&chain, places[0].length);
       for (std::size_t i = 0; i < count; ++i) chain.Message(places[i]);
       sent_for_wakes_.store(tx_->sent(), std::memory_order_relaxed);
       chain.Post();
     }
     if (done == all) break;
-    LookForCredit();
+    LookForRoom();
     if (Closed() || !EnsureRoom()) break;
   }
   return done;
@@ -324,7 +327,7 @@ std::size_t QpLane::PostLarge(IovCursor from, std::size_t all) {
 
 bool QpLane::PostCtl(const void* message, std::size_t length) {
   if (!tx_ || Closed()) return false;
-  LookForCredit();
+  LookForRoom();
   return PostControl(message, length, ring::Kind::kCtl);
 }
 
@@ -350,7 +353,7 @@ bool QpLane::FlushLocked() {
   if (Room() < kPostWrs / 2) return waiting_.length == 0 && !tell_owed_;
   Chain chain(this);
   if (waiting_.length != 0) {
-    PublishAlong(&chain);
+    PublishAlong(&chain, waiting_.length);
     chain.Message(waiting_);
     // It is the last.
     sent_for_wakes_.store(waiting_.number + 1, std::memory_order_relaxed);
@@ -373,7 +376,7 @@ bool QpLane::Flush() {
 
 std::size_t QpLane::Writable() {
   if (!tx_ || Closed()) return 0;
-  LookForCredit();
+  LookForRoom();
   if (Closed()) return 0;
   const std::size_t room = tx_->Writable();
   // Whoever waits for room sleeps next; the peer must see all of it first.
@@ -386,7 +389,7 @@ std::uint64_t QpLane::Acked() {
   if (State() == base::Reason::kNone) {
     LookForCredit();
     // There may be more with messages that nobody has looked for.
-    if (iwarp_ && tx_->acked() != tx_->posted()) {
+    if (tx_->acked() != tx_->posted()) {
       poller_->Collect();
       LookForCredit();
     }

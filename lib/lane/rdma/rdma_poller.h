@@ -30,6 +30,8 @@ struct Limits {
   bool lazy_events = false;
 };
 
+// The most of Limits::send_depth.
+constexpr std::uint32_t kSendDepth = 128;
 // Receives that one lane's peer can have outstanding: its messages, and the
 // credits with an immediate (see QpLane) that this end has not drained.
 constexpr std::uint32_t kReceivesPerLane = 40;
