@@ -98,7 +98,6 @@ void Sock::StartSeek() {
   }
   static std::atomic<Conductor*> known{nullptr};
   if (known.exchange(conductor) != conductor) {
-    base::InitClock();
     conductor->SetInspector(&TakeSnapshot);
     conductor->SetCompletionHandler([](const lane::Completion& completion) {
       static_cast<Sock*>(completion.cookie)->OnCompletion(completion.flags);

@@ -27,6 +27,7 @@ constinit lane::shm::Bells* g_bells = nullptr;
 constinit lane::Board* g_board = nullptr;
 constinit std::uint64_t g_failed_ns = 0;
 constinit base::Reason g_failed_why = base::Reason::kNone;
+constinit bool g_clock_known = false;
 
 constinit thread_local Core* tls_core = nullptr;    // on the conductor thread
 constinit thread_local Core* tls_forked = nullptr;  // held since ForkPrepare
@@ -109,6 +110,9 @@ Conductor* Conductor::Get(base::Reason* why) {
       conductor->core_->board = g_board;
       failed = Start(conductor->core_);
       if (failed == base::Reason::kNone) {
+        // Whoever finds a conductor may spin.
+        if (!g_clock_known) base::InitClock();
+        g_clock_known = true;
         g_core.store(conductor->core_, std::memory_order_release);
         g_failed_ns = 0;
         *why = base::Reason::kNone;
