@@ -470,7 +470,13 @@ int EpollSet::KernelWait(epoll_event* out, int capacity,
   const int n = base::EpollPwait(fd_, out, capacity,
                                  timeout_ns < 0 ? nullptr : &limit, mask);
   if (n <= 0) return n;
-  return OfKernel(out, n, before, bell);
+  const int kept = OfKernel(out, n, before, bell);
+  if (kept != kOnlyBell || n < capacity) return kept;
+  // The bell has taken the room of others.  It is an edge, so the next answer
+  // is theirs.
+  const timespec now{};
+  const int more = base::EpollPwait(fd_, out, capacity, &now, nullptr);
+  return more > 0 ? OfKernel(out, more, before, bell) : kOnlyBell;
 }
 
 int EpollSet::OfKernel(epoll_event* events, int count, std::uint32_t before,

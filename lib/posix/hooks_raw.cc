@@ -12,6 +12,7 @@
 #include <cerrno>
 
 #include "lib/base/internal.h"
+#include "lib/base/unique_fd.h"
 #include "lib/posix/clone.h"
 #include "lib/posix/hooks.h"
 #include "lib/posix/last_thread.h"
@@ -101,9 +102,6 @@ bool OnDescriptor(long number, const long (&a)[kArguments], long* result) {
     case SYS_shutdown:
       *result = hook::shutdown(fd, Fd(a[1]));
       return true;
-    case SYS_close:
-      *result = hook::close(fd);
-      return true;
     case SYS_dup:
       *result = hook::dup(fd);
       return true;
@@ -153,11 +151,21 @@ long Syscall(long number, const long (&a)[kArguments]) {
       return hook::socket(Fd(a[0]), Fd(a[1]), Fd(a[2]));
     case SYS_epoll_create1:
       return hook::epoll_create1(Fd(a[0]));
+    // (A number of ours is closed to the program, however it asks.)
+    case SYS_close:
+      if (Ours(a[0]) || base::IsInternalFd(Fd(a[0]))) {
+        return hook::close(Fd(a[0]));
+      }
+      return kernel();
     case SYS_dup2:
-      if (!Ours(a[0]) && !Ours(a[1])) return kernel();
+      if (!Ours(a[0]) && !Ours(a[1]) && !base::IsInternalFd(Fd(a[1]))) {
+        return kernel();
+      }
       return hook::dup2(Fd(a[0]), Fd(a[1]));
     case SYS_dup3:
-      if (!Ours(a[0]) && !Ours(a[1])) return kernel();
+      if (!Ours(a[0]) && !Ours(a[1]) && !base::IsInternalFd(Fd(a[1]))) {
+        return kernel();
+      }
       return hook::dup3(Fd(a[0]), Fd(a[1]), Fd(a[2]));
     case SYS_close_range:
       return hook::close_range(Word(a[0]), Word(a[1]), Fd(a[2]));

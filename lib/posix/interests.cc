@@ -119,7 +119,11 @@ void MoveAll() {
     if (sock->mode() != Mode::kEngine) continue;
     sock->interests_user = true;
     for (Interest* i = sock->interests; i != nullptr; i = i->next_of_sock) {
-      if (!i->in_kernel || !Registry::EnterUser(i)) continue;
+      if (!i->in_kernel) continue;
+      if (!Registry::EnterUser(i)) {
+        sock->interests_stay = true;
+        continue;
+      }
       if ((i->events.load() & EPOLLONESHOT) == 0) continue;
       i->set->BeginOnceMove();
       i->told_by_kernel = i->armed_here = false;
@@ -165,9 +169,11 @@ void MoveWaiting() {
     interest_latch.lock();
     Sock* const next = std::exchange(sock->moving_next, nullptr);
     sock->moves = false;
+    const bool stay = std::exchange(sock->interests_stay, false);
     // Since MoveAll it has been to TCP and back.
     const bool anew = sock->mode() == Mode::kEngine && !sock->interests_user;
     interest_latch.unlock();
+    if (stay) sock->LeaveForGood(base::Reason::kNoMemory);
     if (!anew || InterestsToUser(sock)) sock->Moved();
     sock->Unref();
     sock = next;
@@ -203,7 +209,10 @@ bool InterestsToUser(Sock* sock) {
   Sock* const waiting = std::exchange(moving, sock);
   MoveAll();
   moving = waiting;
+  const bool stay = std::exchange(sock->interests_stay, false);
   interest_latch.unlock();
+  // A registration can't leave the kernel, which sees TCP alone.
+  if (stay) sock->LeaveForGood(base::Reason::kNoMemory);
   return true;
 }
 

@@ -123,11 +123,18 @@ struct Registry {
     if (set->poller_) return true;
     rendezvous::Conductor* conductor = rendezvous::Conductor::IfRunning();
     if (conductor == nullptr) return false;
-    const int bell = 2 + next_bell.fetch_add(1, std::memory_order_relaxed) %
-                             (lane::shm::kBells - 2);
+    int bell = 2 + next_bell.fetch_add(1, std::memory_order_relaxed) %
+                       (lane::shm::kBells - 2);
     lane::shm::Bells* bells = conductor->bells();
-    if (bells->EnsureBell(bell) < 0) return false;
-    conductor->AnnounceBell(bell);
+    if (bells->EnsureBell(bell) >= 0) {
+      conductor->AnnounceBell(bell);
+    } else {
+      // No descriptor is left: another set's, or the one that the conductor has
+      // made for this.
+      bell = 2;
+      while (bell < lane::shm::kBells && bells->bell_fd(bell) < 0) ++bell;
+      if (bell == lane::shm::kBells) return false;
+    }
     set->board_ = conductor->board();
     set->poller_.reset(new (std::nothrow) lane::shm::ShmPoller(bells, bell));
     return set->poller_ != nullptr;

@@ -379,6 +379,7 @@ class alignas(64) Sock final : public File,
 
   // --- Readiness (interests.cc, poll.cc)
   bool interests_user = false;  // they are in user space; interest_latch's
+  bool interests_stay = false;  // one could not get there; interest_latch's
   // They wait to be; written with interest_latch.
   std::atomic<bool> moves{false};
   Sock* moving_next = nullptr;

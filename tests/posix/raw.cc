@@ -1,5 +1,6 @@
 // Programs that enter the kernel past libc's names: syscall(2), io_uring,
 // libaio, pidfd_getfd.
+#include <fcntl.h>
 #include <libaio.h>
 #include <liburing.h>
 #include <poll.h>
@@ -161,6 +162,37 @@ Case raw_close(
       char byte;
       Result("read", ::syscall(SYS_read, fd, &byte, 1));
       ::syscall(SYS_exit_group, 0);
+    });
+
+// Numbers far above the program's own are none that it has opened: closed by
+// who closes all, or made another file's, they are still nothing that the
+// stream could miss.
+Case raw_close_all(
+    "raw_close_all", [](int fd) { Echo(fd, 300); },
+    [](int fd) {
+      int refused = 0;
+      for (int number = 100; number < 70'000; ++number) {
+        if (::fcntl(number, F_GETFD) < 0) continue;
+        refused += ::syscall(SYS_dup2, fd, number) < 0 && errno == EBUSY;
+        refused += ::syscall(SYS_dup3, fd, number, 0) < 0 && errno == EBUSY;
+        ::syscall(SYS_close, number);
+      }
+      std::fprintf(stderr, "refused: %d\n", refused);
+      const int set = ::epoll_create1(0);
+      epoll_event event{};
+      event.events = EPOLLIN;
+      Result("epoll_ctl", ::epoll_ctl(set, EPOLL_CTL_ADD, fd, &event));
+      for (int i = 0; i < 300; ++i) {
+        char text[16] = {};
+        SendAll(fd, text, sizeof text);
+        if (::epoll_wait(set, &event, 1, 5000) != 1) {
+          Log("nothing came");
+          break;
+        }
+        RecvAll(fd, text, sizeof text);
+      }
+      ::close(set);
+      Log("done");
     });
 
 // --- io_uring

@@ -1390,6 +1390,85 @@ Case room_for_one(
       ::close(other);
     });
 
+// The process may open nothing more when a stream that has left TCP comes to an
+// epoll set which has had none.
+Case set_at_the_limit(
+    "set_at_the_limit",
+    [](int fd) {
+      int port = 0;
+      const int listener = Listen(&port);
+      Tell(port);
+      const int other = ::accept(listener, nullptr, nullptr);
+      CHECK_THAT(other >= 0);
+      Warm(other);
+      const int sets[2] = {NewSet(), NewSet()};
+      CHECK_THAT(Ctl(sets[0], EPOLL_CTL_ADD, fd, EPOLLIN) == 0);
+      rlimit before{};
+      CHECK_THAT(::getrlimit(RLIMIT_NOFILE, &before) == 0);
+      rlimit limit = before;
+      limit.rlim_cur = 200;
+      CHECK_THAT(::setrlimit(RLIMIT_NOFILE, &limit) == 0);
+      std::vector<int> copies;
+      for (int copy; (copy = ::dup(listener)) >= 0;) copies.push_back(copy);
+      Log("dup: %s", ErrorName(errno));
+      Result("add", Ctl(sets[1], EPOLL_CTL_ADD, other, EPOLLIN));
+      Barrier();
+      LogWait("its input", sets[1], kLong);
+      LogWait("another's", sets[0], kLong);
+      CHECK_THAT(::setrlimit(RLIMIT_NOFILE, &before) == 0);
+      for (const int copy : copies) ::close(copy);
+      for (const int set : sets) ::close(set);
+      ::close(other);
+      ::close(listener);
+    },
+    [](int fd) {
+      const int other = Connect(static_cast<int>(Hear()));
+      Warm(other);
+      for (const int one : {fd, other}) SendAll(one, "a", 1);
+      Barrier();
+      ::close(other);
+    });
+
+// A pipe is always ready, and is told by each look that has room for one event,
+// while streams come to the set and leave TCP.
+Case room_beside_news(
+    "room_beside_news",
+    [](int) {
+      int port = 0;
+      const int listener = Listen(&port);
+      Tell(port);
+      int pipe[2];
+      CHECK_THAT(::pipe(pipe) == 0 && ::write(pipe[1], "a", 1) == 1);
+      const int set = NewSet();
+      CHECK_THAT(Ctl(set, EPOLL_CTL_ADD, pipe[0], EPOLLIN) == 0);
+      int missed = 0;
+      std::vector<int> others;
+      for (int i = 0; i < 10; ++i) {
+        others.push_back(::accept(listener, nullptr, nullptr));
+        CHECK_THAT(others.back() >= 0);
+        CHECK_THAT(Ctl(set, EPOLL_CTL_ADD, others.back(), EPOLLIN) == 0);
+        Warm(others.back());
+        epoll_event event{};
+        for (int look = 0; look < 20; ++look) {
+          missed += ::epoll_wait(set, &event, 1, 0) != 1;
+        }
+      }
+      Log("missed: %d", missed);
+      for (const int other : others) ::close(other);
+      for (const int end : pipe) ::close(end);
+      ::close(set);
+      ::close(listener);
+    },
+    [](int) {
+      const int port = static_cast<int>(Hear());
+      std::vector<int> others;
+      for (int i = 0; i < 10; ++i) {
+        others.push_back(Connect(port));
+        Warm(others.back());
+      }
+      for (const int other : others) ::close(other);
+    });
+
 // A server that has room for one client: who comes when the one before has
 // closed is not seen before that.
 constexpr int kGuests = 30;

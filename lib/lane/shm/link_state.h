@@ -83,8 +83,13 @@ class LinkState {
   // Takes the bits of word `segment` of the bell's bitmap.
   std::uint64_t TakeReady(Ready what, int bell, int segment);
   void PutBack(int bell, int segment, const std::uint64_t bits[2]);
-  int cursor(int bell) const { return cursors_[bell]; }
-  void set_cursor(int bell, int index) { cursors_[bell] = index; }
+  // (Pollers that share a bell move it both: a hint.)
+  int cursor(int bell) const {
+    return cursors_[bell].load(std::memory_order_relaxed);
+  }
+  void set_cursor(int bell, int index) {
+    cursors_[bell].store(index, std::memory_order_relaxed);
+  }
 
   // Lines of this process's own that are touched, besides the lane's, when an
   // event of the stream is reported and dealt with.
@@ -217,7 +222,7 @@ class LinkState {
   std::atomic<int> peer_fds_[kBells];
   std::atomic<std::uint64_t> kicked_[kBells] =
       {};                     // generation last kicked for
-  int cursors_[kBells] = {};  // where the next Drain begins
+  std::atomic<int> cursors_[kBells] = {};  // where the next Drain begins
 };
 
 // Wakes every thread of any process that sleeps on `word`, and whoever is about
