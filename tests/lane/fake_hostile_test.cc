@@ -54,6 +54,7 @@ class Hostile : public testing::TestWithParam<bool> {
     if (made_.verbs == nullptr) return;
     made_.pair.reset();
     EXPECT_EQ(made_.verbs->counts().objects, 0) << "objects are left";
+    EXPECT_EQ(made_.verbs->counts().lost_receives, 0);
     made_.verbs.reset();
   }
   void Again() {
@@ -478,6 +479,15 @@ TEST_P(Hostile, BytesThatArriveAfterFreezeAreNotTaken) {
   iovec iov{bytes, sizeof(bytes)};
   EXPECT_EQ(lane_->Read(&iov, 1, 0, sizeof(bytes), false), 100u);
   EXPECT_EQ(lane_->Peek(), Head::kEmpty);
+}
+
+// The receive queue is that of other lanes, too: what has come for a lane that
+// goes, and nobody has looked at, is posted again.
+TEST_P(Hostile, ALaneThatGoesTakesNoReceivesWithIt) {
+  const std::uint64_t landed = lane_->landed_messages();
+  for (int i = 0; i < 5; ++i) ASSERT_EQ(Post(peer_, 100), 100u);
+  ASSERT_EQ(lane_->landed_messages(), landed) << "nobody has looked";
+  Close();
 }
 
 TEST_P(Hostile, SmallSendsJoinWhileTheWindowIsFull) {

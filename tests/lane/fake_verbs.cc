@@ -173,6 +173,14 @@ void FakeVerbs::Install() {
     }
     g_fake->queue_.swap(left);
     if (qp->peer != nullptr) qp->peer->peer = nullptr;
+    // As mlx5 and others do it, which also forget what these have used of the
+    // SRQ.
+    std::erase_if(
+        reinterpret_cast<Cq*>(qp->qp.recv_cq)->entries, [qp](const ibv_wc& wc) {
+          if (wc.qp_num != qp->qp.qp_num) return false;
+          g_fake->counts_.lost_receives += (wc.opcode & IBV_WC_RECV) != 0;
+          return true;
+        });
     g_fake->qps_.erase(qp);
     delete qp;
     id->qp = nullptr;

@@ -58,9 +58,10 @@ class FakeVerbs {
     int requests = 0;  // in them
     int writes = 0;    // that carried a message
     int arms = 0;
-    int late_arms = 0;    // an event of the CQ had not been fetched
-    int lost_events = 0;  // a channel was full
-    int refused_qps = 0;  // calls of rdma_create_qp
+    int late_arms = 0;      // an event of the CQ had not been fetched
+    int lost_events = 0;    // a channel was full
+    int lost_receives = 0;  // their completions went with the QP
+    int refused_qps = 0;    // calls of rdma_create_qp
   };
   Counts counts();
   bool QpFailed(rdma_cm_id* id);

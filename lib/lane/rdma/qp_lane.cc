@@ -47,7 +47,10 @@ QpLane::QpLane(QpLaneParts parts)
 }
 
 QpLane::~QpLane() {
-  closing_.store(true, std::memory_order_seq_cst);
+  // What its messages have used of the SRQ is posted again when their
+  // completions are taken.  Many providers remove those with the QP: so it gets
+  // no more, and they are taken, before.
+  Freeze();
   {
     std::scoped_lock hold(post_latch_);
     qp_ = nullptr;
