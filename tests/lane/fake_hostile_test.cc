@@ -242,6 +242,29 @@ TEST_P(Hostile, CreditGoesAlong) {
   }
 }
 
+// The lane has ended, but what the peer had said before that it has read, it
+// has read: nobody need have looked for it by then.
+TEST_P(Hostile, CreditFromBeforeTheEndCounts) {
+  std::vector<char> sink(1000);
+  iovec iov{sink.data(), sink.size()};
+  for (const bool answers : {false, true}) {
+    Again();
+    ASSERT_EQ(Post(lane_, 100), 100u);
+    ASSERT_EQ(Post(lane_, 50), 50u);
+    made_.pair->Pump();
+    ASSERT_EQ(peer_->Read(&iov, 1, 0, 100, false), 100u);
+    if (answers) {
+      ASSERT_EQ(Post(peer_, 10), 10u);
+    } else {
+      peer_->Credit();
+    }
+    lane_->Lost(base::Reason::kPeerGone);
+    lane_->Freeze();
+    EXPECT_EQ(lane_->Acked(), 100u) << answers;
+    EXPECT_EQ(lane_->CopyUnacked(100, sink.data(), sink.size()), 50u);
+  }
+}
+
 // Until it is drained, this end may send as much as its queue holds.
 TEST_P(Hostile, CreditThatGoesAlongIsReadRightLater) {
   std::vector<char> sink(10'000);

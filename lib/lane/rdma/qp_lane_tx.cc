@@ -393,6 +393,12 @@ std::uint64_t QpLane::Acked() {
       poller_->Collect();
       LookForCredit();
     }
+  } else if (State() != base::Reason::kProtocol) {
+    // What had come by then still tells how much the peer has read: whether its
+    // end was an orderly one depends on that.
+    const std::uint64_t consumed = Consumed();
+    if (consumed > tx_->credited() && tx_->OnCredit(consumed) && directs_ != 0)
+      DropCredited();
   }
   return tx_->acked();
 }
