@@ -69,8 +69,9 @@ std::atomic<bool> memory_short{false};
 void LookAtMemorySoon() {
   if (memory_look.exchange(true, std::memory_order_acq_rel)) return;
   Conductor* conductor = Conductor::IfRunning();
-  if (conductor != nullptr) {
-    conductor->After(kMemoryLookMs, Sock::MemoryLook);
+  if (conductor != nullptr &&
+      conductor->After(kMemoryLookMs, Sock::MemoryLook) == 0) {
+    memory_look.store(false, std::memory_order_release);
   }
 }
 
@@ -169,7 +170,10 @@ std::vector<Shared> Sock::Remotes() {
 void Sock::ProbeSoon() {
   if (probing.exchange(true, std::memory_order_acq_rel)) return;
   Conductor* conductor = Conductor::IfRunning();
-  if (conductor != nullptr) conductor->After(kProbeMs, [] { ProbeRemotes(); });
+  if (conductor != nullptr &&
+      conductor->After(kProbeMs, [] { ProbeRemotes(); }) == 0) {
+    probing.store(false, std::memory_order_release);
+  }
 }
 
 void Sock::ProbeRemotes() {

@@ -56,7 +56,11 @@ void Sock::Settle() {
       if (wait < 64) settle_wait_ms_ = 2 * wait;
       rx_latch.unlock();
       tx_latch.unlock();
-      conductor->After(wait, [self = Share()] { self->Settle(); });
+      if (conductor->After(wait, [self = Share()] { self->Settle(); }) == 0) {
+        // No memory: the next change tries again.
+        Latched latched(this);
+        settle_posted_ = false;
+      }
       return;
     }
     settle_wait_ms_ = 1;

@@ -53,10 +53,11 @@ void Sock::WatchStarved() {
   if (starve_timer_) return;
   Conductor* conductor = Conductor::IfRunning();
   if (conductor == nullptr) return;
-  starve_timer_ = true;
   starve_acked_ = lane_->Acked();
   starve_since_ns_ = base::NowNs();
-  conductor->After(kStarvedMs, [self = Share()] { self->OnStarved(); });
+  // (Without memory it does not come: who finds no room next tries again.)
+  starve_timer_ = conductor->After(
+                      kStarvedMs, [self = Share()] { self->OnStarved(); }) != 0;
 }
 
 void Sock::OnStarved() {
