@@ -138,11 +138,13 @@ int Sock::CloseLast(int number, int from, int flags) {
     // (Bytes that nobody has read, also where they are the kernel's still: a
     // FIN would come before the reset that its close makes of them.)
     int unread = 0;
-    if (stream_->AtKernel() && SoleHolder()) {
+    if (stream_->rx() == stream::Rx::kRaw && SoleHolder() &&
+        (stream_->AtKernel() || stream_->Ahead() != 0)) {
       ::syscall(SYS_ioctl, number, FIONREAD, &unread);
     }
     const bool reset =
-        (option.l_onoff != 0 && option.l_linger == 0) || unread > 0;
+        (option.l_onoff != 0 && option.l_linger == 0) ||
+        (unread > 0 && static_cast<std::size_t>(unread) > stream_->Ahead());
     if (watched_) conductor->Unwatch(fd());
     watched_ = false;
     int kept = base::RelocateHigh(
@@ -332,6 +334,7 @@ void Sock::FlushAtExit(std::uint64_t deadline_ns, bool last) {
     tx_latch.lock();
     rx_latch.lock();
     bool owed = false;
+    bool ahead = false;
     if (mode() == Mode::kEngine && stream_ != nullptr && fd() >= 0) {
       // What is staged for a peer that has not agreed yet, and may never have
       // had the lane, is still TCP's to deliver.
@@ -339,7 +342,9 @@ void Sock::FlushAtExit(std::uint64_t deadline_ns, bool last) {
         stream_->Demote(Reason::kShortLived, false);
       }
       stream_->Progress();
+      // What comes once more is unread to the kernel, which would reset.
       owed = stream_->WantsAnchorWrite();
+      ahead = stream_->Ahead() != 0;
     }
     const bool late = base::NowNs() >= deadline_ns;
     if (owed && late && SoleHolder()) {
@@ -352,8 +357,8 @@ void Sock::FlushAtExit(std::uint64_t deadline_ns, bool last) {
     }
     rx_latch.unlock();
     tx_latch.unlock();
-    if (!owed || late) return;
-    pollfd one{fd(), POLLOUT, 0};
+    if ((!owed && !ahead) || late) return;
+    pollfd one{fd(), static_cast<short>(owed ? POLLOUT : POLLIN), 0};
     timespec left{0, 10'000'000};
     ::syscall(SYS_ppoll, &one, 1, &left, nullptr, 8);
   }

@@ -7,6 +7,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <climits>
 #include <cstdint>
@@ -236,6 +237,8 @@ std::size_t Sock::ReadableLatched() {
   if ((unread || stream_->rx() == stream::Rx::kRaw) &&
       ::syscall(SYS_ioctl, fd(), FIONREAD, &more) == 0 && more > 0) {
     n += static_cast<std::size_t>(more);
+    // (Some of it the application may have had already.)
+    if (!unread) n -= std::min(n, stream_->Ahead());
   }
   return n;
 }

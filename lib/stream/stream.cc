@@ -62,7 +62,7 @@ void Stream::LaneUp(lane::Lane* lane, std::uint32_t epoch, const Nonce& mine,
   lane_down_seen_ = false;
   waiting_ = Waiting::kNothing;
   x_ = rx_x_ = posted_base_ = 0;
-  limbo_.Clear();
+  DropLimbo();
   if (tx_ != Tx::kRaw || rx_ != Rx::kRaw || shut_ || eof_ || tx_broken_) {
     Refuse(lane_, epoch_);  // or the peer would wait for an answer
     FreezeLane(base::Reason::kShortLived);
@@ -217,13 +217,22 @@ std::size_t Stream::TakeBuffered(const iovec* iov, int count, std::size_t total,
     stash_.Drop(got);
     rx_off_ += got;
   }
-  if (got == total || !accept_) return got;
+  if (got == total || (!accept_ && !ReadsLimbo())) return got;
   std::size_t limit = total - got;
   if (pfin_known_) {
     std::uint64_t left = pfin_ - (peek ? rx_off() + got : rx_off());
     if (limit > left) limit = static_cast<std::size_t>(left);
   }
   if (limit == 0) return got;
+  if (!accept_) {
+    const std::size_t n = limbo_.CopyTo(iov, count, got, limit);
+    if (!peek) {
+      limbo_.Drop(n);
+      rx_off_ += n;
+      if ((broken_ & kRepeatReturns) == 0) ahead_ += n;
+    }
+    return got + n;
+  }
   std::size_t n = lane_->Read(iov, count, got, limit, peek);
   if (!peek) rx_off_ += n;
   return got + n;
@@ -237,7 +246,8 @@ ssize_t Stream::ReadSlow(const iovec* iov, int count, std::size_t total,
   // end) can make bytes readable at most a few times.
   for (int round = 0; round < 4; ++round) {
     std::size_t got = TakeBuffered(iov, count, total, peek);
-    if (got != 0 && got < total && rx_ == Rx::kRaw && !eof_ && !failed_) {
+    if (got != 0 && got < total && rx_ == Rx::kRaw && ahead_ == 0 && !eof_ &&
+        !failed_) {
       // What the kernel has goes with it, as it would in one queue: a reader
       // may take a short answer for the end of what there is.
       got += RecvRest(iov, count, got, peek);
@@ -254,7 +264,9 @@ ssize_t Stream::ReadSlow(const iovec* iov, int count, std::size_t total,
     if (so_error_ != 0 && !past_fin) {
       // What had come before it is still there.
       ssize_t n = 0;
-      if (rx_ == Rx::kRaw && !accept_ && !eof_) n = RecvRaw(iov, count, peek);
+      if (rx_ == Rx::kRaw && !accept_ && !eof_ && DropAhead()) {
+        n = RecvRaw(iov, count, peek);
+      }
       result = n > 0 ? n : -TakeError();
       break;
     }
@@ -263,6 +275,10 @@ ssize_t Stream::ReadSlow(const iovec* iov, int count, std::size_t total,
       break;
     }
     if (accept_ || eof_) break;  // frames are Progress's business
+    if (rx_ == Rx::kRaw && ahead_ != 0) {
+      if (!DropAhead() && !eof_ && !failed_) break;
+      continue;
+    }
     if (rx_ == Rx::kRaw) {
       ssize_t n = RecvRaw(iov, count, peek);
       if (n > 0) {
@@ -321,6 +337,30 @@ std::size_t Stream::RecvRest(const iovec* iov, int count, std::size_t skip,
   return 0;
 }
 
+// What the application has had from limbo_ comes once more, by TCP.  True: all
+// of it has.
+bool Stream::DropAhead() {
+  std::uint8_t nowhere[4096];
+  while (ahead_ != 0) {
+    const ssize_t n = anchor_->Recv(nowhere, std::min(ahead_, sizeof nowhere));
+    if (n == -EAGAIN || n == -EINTR) return false;
+    if (n <= 0) {
+      OnTcpEnd(static_cast<int>(-n));
+      return false;
+    }
+    tail_rx_.Push(nowhere, static_cast<std::size_t>(n));
+    ahead_ -= static_cast<std::size_t>(n);
+    if (ahead_ == 0) {
+      // The rest is behind it.  (Who waits for that may have looked before.)
+      DropLimbo();
+      Emit(kRxReady);
+    }
+    TookRaw();
+    if (failed_) return false;
+  }
+  return true;
+}
+
 // Reads ahead into the stash.
 void Stream::PumpRaw(std::size_t want) {
   want = std::min(want, kReadAhead);
@@ -340,6 +380,10 @@ void Stream::PumpRaw(std::size_t want) {
 void Stream::PumpTcp() {
   for (int i = 0; i < kMaxRecvs && !eof_ && !failed_; ++i) {
     if (rx_ == Rx::kRaw) {
+      if (ahead_ != 0) {
+        if (!DropAhead()) return;
+        continue;
+      }
       std::size_t want = 0;
       if (waiting_ == Waiting::kPropose || waiting_ == Waiting::kSwitch) {
         // Not beyond X: what follows there decides what it is.
@@ -394,7 +438,8 @@ void Stream::PumpTcp() {
 
 // Raw bytes have come in.
 void Stream::TookRaw() {
-  if (!limbo_.empty() && InOff() > rx_x_) limbo_.Clear();  // they went over TCP
+  // (They went over TCP.)
+  if (!limbo_.empty() && !returns_ && InOff() > rx_x_) limbo_.Clear();
   if (pfin_known_ && InOff() > pfin_) return Fail(base::Reason::kProtocol);
   CheckPending();
 }
@@ -492,10 +537,11 @@ void Stream::MaybeFinish() {
   // An anchor in ARM holds, or will get, the data of a peer that staged some:
   // the kernel answers that as it does for any closed socket.  In frames the
   // peer's RAW must come first, or our close would reset what it has not yet
-  // read.
-  const bool raw =
-      tx_ == Tx::kRaw && out_.empty() && (rx_ == Rx::kRaw || rx_ == Rx::kArm);
-  const bool over = kshut_ && (eof_ || (fin_acked_ && !pfin_known_));
+  // read.  (Nor must it reset what has been read before it came.)
+  const bool raw = tx_ == Tx::kRaw && out_.empty() && ahead_ == 0 &&
+                   (rx_ == Rx::kRaw || rx_ == Rx::kArm);
+  const bool over =
+      kshut_ && (eof_ || (fin_acked_ && !pfin_known_ && ahead_ == 0));
   if (!failed_ && !reset_ && !tx_broken_ && !raw && !over) return;
   if (AwaitsLanding()) return;
   finished_ = true;
@@ -510,7 +556,8 @@ void Stream::MaybeFinish() {
   waiting_ = Waiting::kNothing;
   out_.Clear();
   stash_.Clear();
-  limbo_.Clear();
+  DropLimbo();
+  ahead_ = 0;
   copy_.Clear();
   back_.Clear();
   back_left_ = 0;
@@ -531,7 +578,7 @@ void Stream::Settle() {
   MaybeShutdown();
   MaybeFinish();
   if (lane_ != nullptr && frozen_ && !settled_ && tx_ == Tx::kRaw &&
-      rx_ == Rx::kRaw) {
+      rx_ == Rx::kRaw && ahead_ == 0) {
     settled_ = true;
     Emit(kSettled);
   }
@@ -586,13 +633,13 @@ void Stream::Demote(base::Reason reason, bool leave) {
 
 std::size_t Stream::Readable() const {
   std::size_t n = stash_.size();
-  if (accept_) {
-    std::size_t ring = lane_->Readable();
+  if (accept_ || ReadsLimbo()) {
+    std::size_t next = accept_ ? lane_->Readable() : limbo_.size();
     if (pfin_known_) {
-      std::uint64_t left = pfin_ - InOff();
-      if (ring > left) ring = static_cast<std::size_t>(left);
+      std::uint64_t left = pfin_ - (rx_off() + n);
+      if (next > left) next = static_cast<std::size_t>(left);
     }
-    n += ring;
+    n += next;
   }
   return n;
 }
@@ -700,7 +747,7 @@ bool Stream::WantsAnchorWrite() const { return !out_.empty(); }
 
 bool Stream::WantsAnchorRead() const {
   if (eof_ || failed_ || finished_) return false;
-  if (rx_ != Rx::kRaw) return true;
+  if (rx_ != Rx::kRaw || ahead_ != 0) return true;
   if (waiting_ == Waiting::kPropose || waiting_ == Waiting::kSwitch)
     return true;
   return closed_ || !limbo_.empty() || (pfin_known_ && InOff() == pfin_);
@@ -718,14 +765,14 @@ bool Stream::Adopted() const { return adopted_; }
 
 bool Stream::Idle() const {
   return tx_ == Tx::kRaw && rx_ == Rx::kRaw && lane_ == nullptr &&
-         out_.empty() && stash_.empty() && limbo_.empty() && so_error_ == 0 &&
-         !failed_;
+         out_.empty() && stash_.empty() && limbo_.empty() && ahead_ == 0 &&
+         so_error_ == 0 && !failed_;
 }
 
 bool Stream::OnlyStash() const {
   return tx_ == Tx::kRaw && rx_ == Rx::kRaw && lane_ == nullptr &&
-         out_.empty() && !stash_.empty() && limbo_.empty() && !failed_ &&
-         !closed_;
+         out_.empty() && !stash_.empty() && limbo_.empty() && ahead_ == 0 &&
+         !failed_ && !closed_;
 }
 
 ByteQueue Stream::TakeStash() {

@@ -171,8 +171,10 @@ class Stream {
   // process dies, is subject to its flow control, and may be followed by urgent
   // data.
   bool AtKernel() const {
-    return rx_ == Rx::kRaw && !eof_ && !failed_ && !closed_;
+    return rx_ == Rx::kRaw && ahead_ == 0 && !eof_ && !failed_ && !closed_;
   }
+  // So much of what TCP brings next the application has already.
+  std::size_t Ahead() const { return ahead_; }
   // The peer has sent what nobody here has taken: a close, or the end of the
   // process, is a reset.
   bool Untaken() const;
@@ -266,6 +268,8 @@ class Stream {
     kNoTimer = 64,
     kLoseBack = 128,
     kTrustEarly = 256,
+    kHideReturns = 512,
+    kRepeatReturns = 1024,
   };
 
   // The application's calls (stream.cc).
@@ -285,6 +289,7 @@ class Stream {
   std::size_t RecvRest(const iovec* iov, int count, std::size_t skip,
                        bool peek);
   void PumpTcp();
+  bool DropAhead();
   void PumpRaw(std::size_t want);
   void TookRaw();
   // The end of every slow call: shutdown, close, settle, fast-path flags.
@@ -336,8 +341,16 @@ class Stream {
   bool Trusted() const { return proven_ || (broken_ & kTrustEarly) != 0; }
   // ... or is kept beside what is in the ring, for a tie.
   bool Copies() const { return Holds() || role_ == Role::kAcceptor; }
-  // Bytes accepted from the peer: what the application took, and the stash.
-  std::uint64_t InOff() const { return rx_off() + stash_.size(); }
+  // Bytes accepted from the peer: what the application took, and the stash; but
+  // not what it took of bytes that are still to come by TCP.
+  std::uint64_t InOff() const { return rx_off() + stash_.size() - ahead_; }
+  bool ReadsLimbo() const {
+    return returns_ && !limbo_.empty() && (broken_ & kHideReturns) == 0;
+  }
+  void DropLimbo() {
+    limbo_.Clear();
+    returns_ = false;
+  }
   std::uint64_t AckedOff() const;
   const Nonce& ConnectorNonce() const;
   const Nonce& AcceptorNonce() const;
@@ -396,7 +409,14 @@ class Stream {
   // What waited in the ring, not trusted, when the lane was frozen (or dropped
   // by a tie).  Delivered only if TCP ends exactly at rx_x_: then the peer died
   // staging (rule 19).
+  //
+  // Or (returns_) what was the application's to read when the lane was left to
+  // the peer, who sends it again from rx_x_ on.  It has been shown, so it is
+  // read here until the peer has gone raw.  What is read so (ahead_) comes by
+  // TCP, too, and is dropped there.  (Then stash_ is empty: it goes before.)
   ByteQueue limbo_;
+  bool returns_ = false;
+  std::size_t ahead_ = 0;
   // Own bytes that the peer has handed back, to go before those from x_ on; how
   // many of them are still to come.
   ByteQueue back_;

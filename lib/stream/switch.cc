@@ -411,12 +411,12 @@ void Stream::OnFrame() {
       }
       rx_ = Rx::kRaw;
       accept_ = false;
-      limbo_.Clear();
+      if (ahead_ == 0) DropLimbo();
       waiting_ = Waiting::kNothing;
       Emit(kRxReady);
       return;
     case FrameKind::kFin:
-      if (fin_seen_ || frame.offset < InOff() ||
+      if (fin_seen_ || frame.offset < InOff() + ahead_ ||
           (pfin_known_ && pfin_ != frame.offset)) {
         return Fail(base::Reason::kProtocol);
       }
@@ -608,6 +608,7 @@ void Stream::FreezeLane(base::Reason reason) {
   if (accept_ && leave_) {
     rx_x_ = InOff();
     limbo_.Clear();
+    returns_ = true;
   }
   const bool take = accept_ && !leave_;
   const bool keep =
@@ -697,6 +698,7 @@ void Stream::OnTcpEnd(int error) {
       if (fin_seen_ && InOff() == pfin_ && fin_sent_ && error == 0) {
         // Rule 17: the peer has all of ours, or it would not have shut down.
         eof_ = true;
+        ahead_ = 0;
         fin_acked_ = true;
         out_.Clear();
         return;
@@ -707,10 +709,11 @@ void Stream::OnTcpEnd(int error) {
   if (rx_ != Rx::kRaw) return PeerDied(error);
   const bool staged = Trusted() &&
                       (waiting_ != Waiting::kNothing || !limbo_.empty()) &&
-                      InOff() == rx_x_;
+                      (returns_ || InOff() == rx_x_);
   if (error != 0 || staged) return PeerDied(error);
   // An orderly half-close: we can still send.
   eof_ = true;
+  ahead_ = 0;
   Trigger(base::Reason::kShortLived);
   FreezeLane(base::Reason::kShortLived);
 }
@@ -724,12 +727,13 @@ void Stream::PeerDied(int error) {
   const bool never = error != 0 && raw_tx && rx_ == Rx::kRaw && !used_;
   FreezeLane(never ? base::Reason::kShortLived : base::Reason::kPeerGone);
   if (failed_) return;
-  if (!limbo_.empty() && InOff() == start && Trusted()) {
+  if (!limbo_.empty() && (returns_ || InOff() == start) && Trusted()) {
     if (!stash_.Append(limbo_.data(), limbo_.size())) {
       return Fail(base::Reason::kNoMemory);
     }
   }
-  limbo_.Clear();
+  DropLimbo();
+  ahead_ = 0;
   eof_ = true;
   // TCP would say ECONNRESET if bytes of ours were left unread.  If none were,
   // the anchor's reset may only mean that the peer exited with a frame of ours
@@ -793,7 +797,8 @@ void Stream::Fail(base::Reason reason) {
   why_left_ = reason;
   out_.Clear();
   stash_.Clear();
-  limbo_.Clear();
+  DropLimbo();
+  ahead_ = 0;
   copy_.Clear();
   back_.Clear();
   back_left_ = 0;

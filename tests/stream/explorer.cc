@@ -145,7 +145,7 @@ Result Explore(const Bounds& bounds, bool print) {
           world.Serialise(&self);
           if (self != bytes) moves = true;
         }
-        if (!seen.Insert(p)) continue;
+        if (!seen.Insert(p) && next.error == nullptr) continue;
         nodes.push_back({id, static_cast<std::uint8_t>(act),
                          static_cast<std::uint8_t>(end)});
         auto fresh = static_cast<std::uint32_t>(nodes.size() - 1);

@@ -18,6 +18,7 @@ struct Bounds {
   int deaths = 1;  // of the lane, per epoch
   bool ack_lag = false;
   bool leave = false;  // demotions leave unread bytes to the peer
+  bool early = false;  // ... and come at any step of the switch
   bool shutdowns = true;
   bool closes = false;  // an application closes; then it reads no more
   bool greedy = false;  // the application reads at once
@@ -172,8 +173,36 @@ struct World {
            !StreamTestAccess::TcpEnded(s) && !StreamTestAccess::TxBroken(s);
   }
 
+  // What end i has read, and what a look (MSG_PEEK, FIONREAD) shows behind it.
+  std::size_t Shown(int i) const {
+    const std::size_t raw =
+        stream[i].AtKernel() ? tcp.pipe[1 - i].bytes.size() : 0;
+    return app[i].read + stream[i].Readable() + raw;
+  }
+
+  // The same by reading, which looks at TCP itself.
+  std::size_t Taken(int i) const {
+    World other(*this);
+    other.tcp.budget[i] = -1;
+    while (!other.app[i].saw_end && other.AppRead(i)) {
+    }
+    return other.app[i].read;
+  }
+
   // False: not possible here.
   bool Do(Act act, int i) {
+    const std::size_t shown[2] = {Shown(0), Shown(1)};
+    if (!Step(act, i)) return false;
+    for (int k = 0; k < 2; ++k) {
+      if (app[0].alive && app[1].alive && !app[k].closed &&
+          Shown(k) < shown[k] && Taken(k) < shown[k]) {
+        error = "bytes that could be read can't any more";
+      }
+    }
+    return true;
+  }
+
+  bool Step(Act act, int i) {
     Stream& s = stream[i];
     App& a = app[i];
     App& peer = app[1 - i];
@@ -280,8 +309,8 @@ struct World {
         mask = act == Act::kDie2 ? 3 : static_cast<std::uint8_t>(1 << i);
         break;
       case Act::kDemote:
-        if (demotions >= bounds->demotions || s.tx() != Tx::kLane ||
-            !lane_open) {
+        if (demotions >= bounds->demotions || !lane_open ||
+            (s.tx() != Tx::kLane && !bounds->early)) {
           return false;
         }
         ++demotions;

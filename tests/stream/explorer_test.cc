@@ -55,6 +55,23 @@ TEST(ExplorerTest, DemotionThatLeavesUnreadBytes) {
   Check(bounds);
 }
 
+TEST(ExplorerTest, DemotionBeforeTheSwitchIsOver) {
+  Bounds bounds = Of(1, 1, 0, 1, 1, true);
+  bounds.leave = bounds.early = true;
+  Check(bounds);
+  bounds = Of(2, 1, 1, 1, 0, false);
+  bounds.leave = bounds.early = true;
+  Check(bounds);
+}
+
+// What the application reads of it meanwhile is neither lost, nor unread, when
+// it closes.
+TEST(ExplorerTest, CloseBehindADemotionThatLeavesUnreadBytes) {
+  Bounds bounds = Of(1, 1, 0, 1, 0, true);
+  bounds.leave = bounds.closes = true;
+  Check(bounds);
+}
+
 TEST(ExplorerTest, LateCreditAtTheEnd) {
   Bounds bounds = Of(1, 1, 0, 1, 1, true);
   bounds.ack_lag = true;
@@ -121,6 +138,11 @@ TEST_P(BrokenRuleTest, IsFound) {
     bounds.broken = 128;
     bounds.leave = true;
   }
+  if (GetParam() == 512 || GetParam() == 1024) {
+    bounds = Of(2, 1, 0, 1, 0, false);
+    bounds.broken = GetParam();
+    bounds.leave = true;
+  }
   if (GetParam() == 4 || GetParam() == 256) {
     bounds = Stranger(0);
     bounds.broken = GetParam();
@@ -140,7 +162,9 @@ INSTANTIATE_TEST_SUITE_P(
                     16 /* 19: last words */, 32 /* 4: late PROPOSE */,
                     64 /* 23: the timer */,
                     128 /* what is handed back is sent again */,
-                    256 /* 19: a stranger's words are not the last ones */));
+                    256 /* 19: a stranger's words are not the last ones */,
+                    512 /* what was shown stays shown */,
+                    1024 /* ... and is dropped when it comes again */));
 
 }  // namespace
 }  // namespace rcsock::stream

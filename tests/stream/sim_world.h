@@ -196,6 +196,8 @@ struct StreamTestAccess {
     if (!idle || !s.limbo_.empty()) u64(s.rx_x_);
     queue(s.copy_);
     queue(s.limbo_);
+    u8(s.returns_);
+    u64(s.ahead_);
     u8(s.shut_ | s.kshut_ << 1 | s.closed_ << 2 | s.reset_ << 3 |
        s.finished_ << 4 | s.fin_sent_ << 5 | s.fin_acked_ << 6 |
        s.ack_sent_ << 7);

@@ -275,6 +275,106 @@ TEST_F(PairTest, DemotionThatLeavesPutsUnreadBytesBackOnTcp) {
   EXPECT_EQ(Get(1), "abc");
 }
 
+// ... but they have been shown, and can be read until they are there.
+class LeftToThePeerTest : public PairTest {
+ protected:
+  // The peer of end 1 leaves, and end 1 knows it, and has not answered yet.
+  void Leave() {
+    Promote();
+    EXPECT_EQ(Put(0, "abcdef"), 6);
+    EXPECT_EQ(Get(1, true), "abcdef");
+    S(0).Demote(base::Reason::kPinnedFork, true);
+    S(1).Progress();
+    changes_[1] |= S(1).TakeChanges();
+    EXPECT_FALSE(S(1).FastRx());
+  }
+  std::string Take(int i, std::size_t most) {
+    std::string bytes(most, ' ');
+    iovec iov{bytes.data(), most};
+    const ssize_t n = S(i).Read(&iov, 1, most, false);
+    return n < 0 ? "error" : bytes.substr(0, static_cast<std::size_t>(n));
+  }
+};
+
+TEST_F(LeftToThePeerTest, AreReadOnceAndDroppedWhereTheyComeAgain) {
+  Leave();
+  EXPECT_EQ(S(1).Readable(), 6u);
+  EXPECT_EQ(Get(1, true), "abcdef");
+  EXPECT_EQ(Take(1, 4), "abcd");
+  EXPECT_EQ(S(1).Readable(), 2u);
+  EXPECT_TRUE(S(1).Readiness() & POLLIN);
+  EXPECT_FALSE(S(1).AtKernel());
+  Go();
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_TRUE(changes_[i] & kSettled);
+    S(i).ReleaseLane();
+    EXPECT_TRUE(S(i).Idle());
+  }
+  EXPECT_EQ(world_.tcp.pipe[0].bytes, "ef");
+  EXPECT_EQ(Get(1), "ef");
+  // The next lane's proof covers what was dropped.
+  world_.link.Reset();
+  Up(2);
+  EXPECT_EQ(Put(0, "x"), 1);
+  Go();
+  EXPECT_EQ(Get(1), "x");
+  EXPECT_TRUE(S(0).FastTx() && S(1).FastTx());
+}
+
+TEST_F(LeftToThePeerTest, AllReadAndClosedIsNoReset) {
+  Leave();
+  EXPECT_EQ(Get(1), "abcdef");
+  EXPECT_FALSE(S(1).Untaken());
+  S(1).Close(false);
+  changes_[1] |= S(1).TakeChanges();
+  // Its close would reset what is to come.
+  EXPECT_FALSE(changes_[1] & kFinished);
+  Go();
+  EXPECT_TRUE(changes_[1] & kFinished);
+  EXPECT_FALSE(changes_[1] & kMustReset);
+  EXPECT_EQ(world_.tcp.pipe[0].bytes, "");
+}
+
+TEST_F(LeftToThePeerTest, PartlyReadAndClosedIsAReset) {
+  Leave();
+  EXPECT_EQ(Take(1, 4), "abcd");
+  EXPECT_TRUE(S(1).Untaken());
+  S(1).Close(false);
+  EXPECT_TRUE(S(1).TakeChanges() & kMustReset);
+}
+
+TEST_F(LeftToThePeerTest, ByOneThatDiesHalfWay) {
+  for (const int came : {0, 1, 3}) {
+    world_.~World();
+    new (&world_) World(&bounds_);
+    world_.tcp.units = false;
+    world_.tcp.budget[0] = world_.tcp.budget[1] = -1;
+    world_.link = lane::sim::SimLink(4096, 64);
+    world_.link.auto_land = world_.link.auto_credit = true;
+    Leave();
+    EXPECT_EQ(Take(1, 4), "abcd");
+    S(0).Progress();
+    std::string& pipe = world_.tcp.pipe[0].bytes;
+    ASSERT_EQ(pipe.substr(pipe.size() - 6), "abcdef");
+    pipe.resize(pipe.size() - 6 + static_cast<std::size_t>(came));
+    world_.Kill(0, false);
+    S(1).Progress();
+    EXPECT_EQ(Get(1), "ef") << came;
+    EXPECT_EQ(Get(1), "") << came;
+  }
+}
+
+TEST_F(LeftToThePeerTest, AreBeforeWhatIsSentByTcp) {
+  Leave();
+  EXPECT_EQ(Take(1, 1), "a");
+  S(0).Progress();
+  EXPECT_EQ(Put(0, "ghi"), 3);
+  EXPECT_EQ(Get(1, true), "bcdef");
+  EXPECT_EQ(Get(1), "bcdef");
+  Go();
+  EXPECT_EQ(Get(1), "ghi");
+}
+
 TEST_F(PairTest, BytesLeftToAPeerThatDiesAreItsLastWords) {
   Promote();
   Put(0, "abc");
