@@ -622,6 +622,11 @@ void Stream::Demote(base::Reason reason, bool leave) {
     // Nobody has proposed yet: on TCP there is no frame to say it by, and the
     // peer would wait for a PROPOSE, and read ahead, for ever.
     Refuse(lane_, epoch_);
+  } else if (LaneUsable() && tx_ == Tx::kRaw &&
+             (waiting_ == Waiting::kPropose || waiting_ == Waiting::kArm)) {
+    // Nor can R by a frame: P would learn by its timer only, which may be a
+    // long one, and until then R can't be on TCP (a fork waits for that).
+    Refuse(lane_, epoch_);
   }
   leave_ = leave;
   Trigger(reason);

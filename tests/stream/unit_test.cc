@@ -375,6 +375,22 @@ TEST_F(LeftToThePeerTest, AreBeforeWhatIsSentByTcp) {
   EXPECT_EQ(Get(1), "ghi");
 }
 
+// R has agreed to a lane, and leaves: P hears of it without its timer.
+TEST_F(PairTest, WhoLeavesWhatItHasJustAgreedToSaysSo) {
+  Up();
+  EXPECT_EQ(Put(0, "x"), 1);
+  S(1).Progress();  // ACCEPT
+  EXPECT_EQ(S(1).rx(), Rx::kArm);
+  S(1).Demote(base::Reason::kPinnedFork, true);
+  Go();
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_EQ(S(i).tx(), Tx::kRaw);
+    EXPECT_EQ(S(i).rx(), Rx::kRaw);
+    S(i).ReleaseLane();
+  }
+  EXPECT_EQ(Get(1), "x");
+}
+
 TEST_F(PairTest, BytesLeftToAPeerThatDiesAreItsLastWords) {
   Promote();
   Put(0, "abc");
