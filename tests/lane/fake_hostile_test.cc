@@ -5,12 +5,14 @@
 #include <dirent.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <limits>
 #include <optional>
 #include <random>
 #include <string>
 #include <vector>
 
+#include "lib/base/config.h"
 #include "tests/lane/fake_pair.h"
 
 namespace rcsock::lane::test {
@@ -643,6 +645,61 @@ TEST_P(Growing, UnderBulkToTheLimitAndNotBeyond) {
   EXPECT_EQ(Pinned(1), receiver + 256 * 1024) << "the old rings are gone";
   EXPECT_EQ(lane_->State(), base::Reason::kNone);
   EXPECT_GT(lane_->Writable(), 200'000u);
+}
+
+// Many lanes share what may be under way: the ring of one that sends short
+// messages stays smaller.
+TEST_P(Growing, LessWhereManyLanesAreLarge) {
+  made_.pair.reset();
+  made_ = {};
+  // More than RLIMIT_MEMLOCK is where tests run.
+  struct MaxPinned {
+    MaxPinned() { Set("64M"); }
+    ~MaxPinned() { Set("0"); }
+    static void Set(const char* bytes) {
+      ::setenv("RCSOCK_MAX_PINNED", bytes, 1);
+      base::LoadConfig();
+      ::unsetenv("RCSOCK_MAX_PINNED");
+    }
+  };
+  const MaxPinned pinned;
+  FakeVerbs::Options options;
+  options.iwarp = GetParam();
+  made_ = MakeFakePair(options, rdma::kBlockMin, 1024 * 1024);
+  ASSERT_NE(made_.pair, nullptr);
+  lane_ = &made_.pair->side[0].qp_lane();
+  peer_ = &made_.pair->side[1].qp_lane();
+  const auto ring = [this] {
+    return peer_->RxRegion().length - rdma::RingBytes(rdma::kBlockMin);
+  };
+  RdmaSide& receiver = made_.pair->side[1];
+  receiver.domain->SetRingBytes(rdma::kMany, rdma::kMany);
+  verbs::Error error;
+  base::Reason why = base::Reason::kNone;
+  auto other = receiver.domain->CreateLane(made_.verbs->NewId(),
+                                           RdmaSide::kBell, &why, &error);
+  ASSERT_NE(other, nullptr);
+  // A sender that is always ahead, as far as there is room.
+  std::vector<char> bytes(rdma::kBlockMax);
+  const auto bulk = [&](std::size_t piece) {
+    for (int i = 0; i < 100; ++i) {
+      iovec iov{bytes.data(), piece};
+      while (lane_->Post(&iov, 1, 0, piece) == piece) {
+      }
+      made_.pair->Pump();
+      iov.iov_len = bytes.size();
+      while (peer_->Read(&iov, 1, 0, bytes.size(), false) != 0) {
+      }
+      made_.pair->Pump();
+    }
+  };
+  bulk(60'000);
+  EXPECT_EQ(ring(), 256 * 1024u);
+  // Long messages need it even so.
+  bulk(200'000);
+  EXPECT_EQ(ring(), 1024 * 1024u);
+  EXPECT_EQ(lane_->State(), base::Reason::kNone);
+  other.reset();
 }
 
 TEST_P(Growing, ToTheSmallerBoundOfBothEnds) {

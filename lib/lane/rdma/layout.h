@@ -79,6 +79,11 @@ constexpr ring::Geometry GeometryOf(std::uint32_t ring_bytes,
 
 // A ring of so many bytes grows further for long records only.
 constexpr std::uint32_t kRingEnough = 1024 * 1024;
+// The same where the lanes of the domain have so much already: they share what
+// is under way on the device, so each needs less of it, and what all of them
+// together go round had better stay in a cache.
+constexpr std::uint32_t kRingEnoughOfMany = 256 * 1024;
+constexpr std::uint64_t kMany = 8 * 1024 * 1024;
 // The longest record.  A longer send goes out in several: between the copying
 // of one and the next the device works, and the receiver copies.  A device in
 // software has no time of its own, and each record may cost both ends a sleep.

@@ -164,8 +164,11 @@ void QpLane::GrowRing() {
   starves_.store(0, std::memory_order_relaxed);
   const std::uint32_t now = rx_ring_bytes_.load(std::memory_order_relaxed);
   const std::uint32_t longest = std::exchange(longest_, 0);
+  const bool many = memory_->pinned() >= kMany;
   // The next one may be longer.
-  if (now >= kRingEnough && longest <= now / 4) return;
+  if (now >= (many ? kRingEnoughOfMany : kRingEnough) && longest <= now / 4) {
+    return;
+  }
   std::size_t bytes = 4 * kBlockMin;
   while (bytes < 4 * std::size_t{now}) bytes *= 2;
   bytes = std::min(bytes, most_rx_ring_.load(std::memory_order_relaxed));
