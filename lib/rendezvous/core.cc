@@ -1,3 +1,6 @@
+// The state of the conductor, and its thread: bell 0, the anchors, sessions and
+// links.
+
 #include "lib/rendezvous/core.h"
 
 #include <sys/random.h>
@@ -11,15 +14,10 @@
 #include <boost/asio/post.hpp>
 #include <boost/system/system_error.hpp>
 #include <cerrno>
-#include <chrono>
 #include <mutex>
 #include <utility>
 
-#include "lib/base/clock.h"
-#include "lib/base/critical.h"
 #include "lib/base/internal.h"
-#include "lib/base/log.h"
-#include "lib/base/no_cancel.h"
 #include "lib/rendezvous/connection.h"
 #include "lib/rendezvous/peer_link.h"
 #include "lib/rendezvous/rdma.h"
@@ -57,26 +55,7 @@ template struct Reveal<&Reactor::epoll_fd_, EpollTag>;
 template struct Reveal<&Reactor::timer_fd_, TimerTag>;
 template struct Reveal<&Reactor::interrupter_, InterrupterTag>;
 
-// Whether this thread takes a turn of the conductor's.
-constinit thread_local bool tls_in_step = false;
-
 }  // namespace
-
-Step::Step(Core* core) : core_(core) {
-  core_->step.lock();
-  tls_in_step = true;
-}
-
-Step::Step(Core* core, std::try_to_lock_t)
-    : core_(core->step.try_lock() ? core : nullptr) {
-  if (core_ != nullptr) tls_in_step = true;
-}
-
-Step::~Step() {
-  if (core_ == nullptr) return;
-  tls_in_step = false;
-  core_->step.unlock();
-}
 
 Core::Core(Conductor* conductor) : conductor_(conductor) {}
 
@@ -389,221 +368,6 @@ void Core::NextInQueue() {
     queue.Advance([this] { return MayBind(); },
                   [](Session* next) { next->FromQueue(); });
   });
-}
-
-// --- From any thread
-
-template <typename Task>
-bool Core::PostLocked(Task&& task) {
-  if (!accepting_) return false;
-  try {
-    boost::asio::post(io, [this, task = std::forward<Task>(task)]() mutable {
-      Step hold(this);
-      task();
-    });
-  } catch (...) {
-    return false;  // no memory
-  }
-  return true;
-}
-
-// Runs `task` in this thread as a turn of the conductor's, so that nobody has
-// to be woken for it, if no other turn is under way.  It says whether it has
-// done what there was to do.
-//
-// No deadlock: who waits for the step holds no latch (Conductor::ForkPrepare),
-// and here nobody waits for it.
-template <typename Task>
-bool Core::Here(Task&& task) {
-  const base::Critical critical;
-  const base::NoCancel no_cancel;
-  const Step turn(this, std::try_to_lock);
-  if (!turn) return false;
-  const base::InternalScope internal;
-  try {
-    return task();
-  } catch (...) {
-    return false;  // no memory: the conductor may have more luck
-  }
-}
-
-void Core::Seek(const std::shared_ptr<Seeker>& seeker) {
-  std::shared_ptr<Session> old;
-  std::shared_ptr<Session> session;
-  {
-    std::lock_guard lock(table_latch_);
-    if (!accepting_) return;
-    session = std::make_shared<Session>(this, seeker);
-    std::shared_ptr<Session>& entry = seekers_[seeker.get()];
-    old = std::exchange(entry, session);
-    if (old != nullptr) {
-      old->Cancel();
-      PostLocked([old] { old->Fail(base::Reason::kNone, false); });
-    }
-  }
-  if (old == nullptr && !tls_in_step && Here([this, &session] {
-        // (Once all is torn down there are none.)
-        return !links_.empty() && session->BeginOverLink();
-      })) {
-    return;
-  }
-  std::lock_guard lock(table_latch_);
-  PostLocked([session] { session->Begin(); });
-}
-
-void Core::Cancel(Seeker* seeker) {
-  std::shared_ptr<Session> session;
-  std::lock_guard lock(table_latch_);
-  auto it = seekers_.find(seeker);
-  if (it == seekers_.end()) return;
-  session = std::move(it->second);
-  seekers_.erase(it);
-  session->Cancel();
-  PostLocked([session] { session->Fail(base::Reason::kNone, false); });
-}
-
-std::shared_ptr<Session> Core::SessionOf(Seeker* seeker) {
-  std::lock_guard lock(table_latch_);
-  const auto it = seekers_.find(seeker);
-  return it == seekers_.end() ? nullptr : it->second;
-}
-
-void Core::Adopted(Seeker* seeker) {
-  const std::shared_ptr<Session> session = SessionOf(seeker);
-  if (session == nullptr) return;
-  const auto now = [this, &session] {
-    // (Once all is torn down there is neither.)
-    if (session->rdma() == nullptr ? links_.empty() : rdma_ == nullptr) {
-      return false;
-    }
-    session->Adopted();
-    return true;
-  };
-  if (tls_in_step ? now() : Here(now)) return;
-  std::lock_guard lock(table_latch_);
-  PostLocked([session] { session->Adopted(); });
-}
-
-void Core::Look(Seeker* seeker) {
-  if (tls_in_step) return;
-  const std::shared_ptr<Session> session = SessionOf(seeker);
-  if (session == nullptr) return;
-  Here([&session] {
-    session->Look();
-    return true;
-  });
-}
-
-void Core::ForgetSeeker(const Seeker* seeker, const Session* session) {
-  std::shared_ptr<Session> last;
-  std::lock_guard lock(table_latch_);
-  auto it = seekers_.find(seeker);
-  if (it == seekers_.end() || it->second.get() != session) return;
-  last = std::move(it->second);
-  seekers_.erase(it);
-}
-
-void Core::ReturnLane(std::unique_ptr<lane::Lane> lane) {
-  if (lane == nullptr) return;
-  if (lane->kind() == lane::Kind::kRdma) {
-    return ReturnRdmaLane(std::move(lane));
-  }
-  std::lock_guard lock(table_latch_);
-  PostLocked([this, lane = std::move(lane)]() mutable {
-    auto it = lanes.find(lane.get());
-    LaneHome home;
-    if (it != lanes.end()) {
-      home = it->second;
-      lanes.erase(it);
-    }
-    lane.reset();
-    if (auto link = home.link.lock()) {
-      link->CloseOurs(home.index, home.epoch, base::Reason::kPeerDemoted);
-    }
-  });
-}
-
-void Core::ReturnRdmaLane(std::unique_ptr<lane::Lane> lane) {
-  std::lock_guard lock(table_latch_);
-  auto it = rdma_lanes_.find(lane.get());
-  if (abandoned_ || it == rdma_lanes_.end()) {
-    // Its verbs objects are another process's, or its id is nobody's.
-    static_cast<void>(lane.release());
-    return;
-  }
-  std::shared_ptr<Connection> connection = std::move(it->second);
-  rdma_lanes_.erase(it);
-  connection->TakeBack(std::move(lane));
-  // On the conductor, where all else of it lives; after its end, here.
-  PostLocked(
-      [connection = std::move(connection)]() mutable { connection.reset(); });
-}
-
-bool Core::PostTask(std::function<void()> task) {
-  std::lock_guard lock(table_latch_);
-  return PostLocked(std::move(task));
-}
-
-std::uint64_t Core::After(std::uint32_t ms, std::function<void()> task) {
-  std::lock_guard lock(table_latch_);
-  const std::uint64_t handle = ++next_timer_;
-  if (!accepting_) return handle;
-  tasks_[handle] = std::make_shared<std::function<void()>>(std::move(task));
-  const auto due =
-      std::chrono::steady_clock::now() + std::chrono::milliseconds(ms);
-  PostLocked([this, handle, due] {
-    {
-      std::lock_guard inner(table_latch_);
-      if (!tasks_.contains(handle)) return;
-    }
-    auto& timer = timers_[handle];
-    timer = std::make_unique<boost::asio::steady_timer>(io, due);
-    timer->async_wait([this, handle](const error_code& error) {
-      if (error) return;
-      Step hold(this);
-      timers_.erase(handle);
-      std::shared_ptr<std::function<void()>> due_task;
-      {
-        std::lock_guard inner(table_latch_);
-        auto it = tasks_.find(handle);
-        if (it == tasks_.end()) return;
-        due_task = std::move(it->second);
-        tasks_.erase(it);
-      }
-      (*due_task)();
-    });
-  });
-  return handle;
-}
-
-void Core::CancelTimer(std::uint64_t handle) {
-  std::shared_ptr<std::function<void()>> task;
-  std::lock_guard lock(table_latch_);
-  auto it = tasks_.find(handle);
-  if (it == tasks_.end()) return;
-  task = std::move(it->second);
-  tasks_.erase(it);
-  PostLocked([this, handle] { timers_.erase(handle); });
-}
-
-void Core::AnnounceBell(int k) {
-  std::lock_guard lock(table_latch_);
-  PostLocked([this, k] {
-    for (auto& link : std::vector(links_)) link->AnnounceBell(k);
-  });
-}
-
-void Core::SetHandler(std::function<void(const lane::Completion&)> handler) {
-  auto fresh =
-      std::make_shared<const std::function<void(const lane::Completion&)>>(
-          std::move(handler));
-  std::lock_guard lock(table_latch_);
-  handler_.swap(fresh);  // the old one is destroyed after the latch is free
-}
-
-std::vector<std::shared_ptr<lane::shm::Link>> Core::Links() {
-  std::lock_guard lock(table_latch_);
-  return live_links_;
 }
 
 }  // namespace rcsock::rendezvous
