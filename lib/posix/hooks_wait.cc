@@ -14,6 +14,7 @@
 #include "lib/base/internal.h"
 #include "lib/base/unique_fd.h"
 #include "lib/posix/hooks.h"
+#include "lib/posix/kernel_hold.h"
 #include "lib/posix/poll.h"
 #include "lib/posix/process.h"
 #include "lib/posix/table.h"

@@ -1,9 +1,7 @@
-#include "lib/posix/poll.h"
+// poll(2) over kernel descriptors and streams: split, look, spin, arm, look
+// again, sleep.
 
-#include <pthread.h>
-#include <sys/epoll.h>
-#include <sys/syscall.h>
-#include <unistd.h>
+#include "lib/posix/poll.h"
 
 #include <atomic>
 #include <cerrno>
@@ -15,12 +13,12 @@
 #include "lib/base/clock.h"
 #include "lib/base/real.h"
 #include "lib/base/sleep.h"
-#include "lib/base/unique_fd.h"
 #include "lib/posix/epoll.h"
-#include "lib/posix/process.h"
+#include "lib/posix/kernel_hold.h"
 #include "lib/posix/signals.h"
 #include "lib/posix/sock.h"
 #include "lib/posix/spin.h"
+#include "lib/posix/thread_bells.h"
 #include "lib/posix/unread_wait.h"
 #include "lib/posix/wait_mask.h"
 
@@ -37,21 +35,6 @@ constexpr std::int64_t kAsideNs = 100'000'000;
 // Streams that are looked at in no time.
 constexpr nfds_t kFew = 4;
 
-// What a thread sleeps on for streams: an epoll set of its own, with the bells
-// and sources it needs, edge-triggered and never read.  A shared eventfd that
-// is read to reset it could swallow the kick that another sleeper was about to
-// see; here each kick is an edge in every thread's own set.
-struct ThreadBells {
-  int set = -1;
-  std::uint32_t bells = 0;  // those already in it
-  int own = 0;              // 0: not chosen yet
-  static constexpr int kMostSources = 32;
-  lane::Source* sources[kMostSources] = {};
-  int source_count = 0;
-  int pid = 0;
-};
-thread_local constinit ThreadBells tls_bells;
-
 // When a poll of this thread last looked at the kernel's descriptors, and
 // whether that told of any.
 struct KernelLook {
@@ -60,111 +43,7 @@ struct KernelLook {
 };
 thread_local constinit KernelLook tls_look;
 
-// Its end, by a key of libc's: an object with a destructor would take memory
-// when a thread first sleeps here, and that may be a handler that has
-// interrupted malloc.  (Other keys' destructors may poll after this, and it
-// comes again.)
-constinit pthread_key_t bells_key = 0;
-constinit bool bells_key_made = false;
-
-void BellsEnd(void* of) {
-  auto* const mine = static_cast<ThreadBells*>(of);
-  if (mine->set >= 0 && mine->pid == ::syscall(SYS_getpid)) {
-    base::CloseRaw(mine->set);
-  }
-  mine->set = -1;
-}
-
-// In a critical section.  False: no descriptor is left.
-bool MakeBell(Conductor* conductor, int k) {
-  if (conductor->bells()->bell_fd(k) >= 0) return true;
-  if (conductor->bells()->EnsureBell(k) < 0) return false;
-  conductor->AnnounceBell(k);
-  return true;
-}
-
-bool EnsureBells(Conductor* conductor, std::uint32_t wanted) {
-  Critical critical;  // the bells' latch, and the conductor's
-  ThreadBells& mine = tls_bells;
-  const int pid = static_cast<int>(OwnPid());
-  if (mine.set >= 0 && mine.pid != pid) {
-    base::CloseRaw(mine.set);  // inherited by fork
-    mine.set = -1;
-  }
-  if (mine.set < 0) {
-    mine.set = base::RelocateHigh(
-        static_cast<int>(::syscall(SYS_epoll_create1, EPOLL_CLOEXEC)));
-    mine.bells = 0;
-    mine.own = 0;
-    mine.source_count = 0;
-    mine.pid = pid;
-    if (bells_key_made) ::pthread_setspecific(bells_key, &mine);
-    if (mine.set < 0) return false;
-  }
-  for (int k = 0; k < lane::shm::kBells; ++k) {
-    if ((wanted & 1u << k) == 0 || (mine.bells & 1u << k) != 0) continue;
-    if (!MakeBell(conductor, k)) return false;
-    epoll_event event{};
-    event.events = EPOLLIN | EPOLLET;
-    if (::syscall(SYS_epoll_ctl, mine.set, EPOLL_CTL_ADD,
-                  conductor->bells()->bell_fd(k), &event) != 0) {
-      return false;
-    }
-    mine.bells |= 1u << k;
-  }
-  return true;
-}
-
-// The bell that this thread's polls ask for of a lane in shared memory.  A kick
-// wakes all who sleep by a bell, each for a look and two system calls or more:
-// so threads that poll streams of their own have one each, as far as they go
-// round.  (None has the poll bell, by which every poll sleeps.  From the last
-// one down, since epoll sets take theirs from the first ones up.)
-int OwnBell(Conductor* conductor) {
-  static constinit std::atomic<unsigned> threads{0};
-  constexpr unsigned kShared = lane::shm::kBells - 1 - kPollBell;
-  ThreadBells& mine = tls_bells;
-  if (mine.own == 0) {
-    Critical critical;
-    const unsigned n =
-        threads.fetch_add(1, std::memory_order_relaxed) % kShared;
-    const int own = lane::shm::kBells - 1 - static_cast<int>(n);
-    mine.own = MakeBell(conductor, own) ? own : kPollBell;
-  }
-  return mine.own;
-}
-
-// False: it cannot be slept on.
-bool EnsureSource(lane::Source* source) {
-  ThreadBells& mine = tls_bells;
-  for (int i = 0; i < mine.source_count; ++i) {
-    if (mine.sources[i] == source) return true;
-  }
-  int at = mine.source_count;
-  for (int i = 0; i < mine.source_count; ++i) {
-    if (mine.sources[i]->fd() < 0) at = i;  // its device has gone
-  }
-  if (at == ThreadBells::kMostSources) return false;
-  epoll_event event{};
-  event.events = EPOLLIN | EPOLLET;
-  if (::syscall(SYS_epoll_ctl, mine.set, EPOLL_CTL_ADD, source->fd(), &event) !=
-      0) {
-    return false;
-  }
-  mine.sources[at] = source;
-  if (at == mine.source_count) ++mine.source_count;
-  return true;
-}
-
 File* Followed(int fd) { return fd < 0 ? nullptr : Lookup(fd); }
-
-// The thread's bells and sources: how many have rung; -1: errno.  With
-// `timeout` null it waits for ever.
-int WaitBells(const timespec* timeout, const sigset_t* mask) {
-  constexpr int kMost = lane::shm::kBells + ThreadBells::kMostSources;
-  epoll_event events[kMost];
-  return base::EpollPwait(tls_bells.set, events, kMost, timeout, mask);
-}
 
 // What select() tells of.  poll() tells of a hung-up or failed connection
 // whatever it was asked for.
@@ -373,7 +252,7 @@ class Polling {
     if (with_bells) {
       bells = Free();
       if (bells == nullptr) bells = &kernel_[n++];
-      *bells = {tls_bells.set, POLLIN, 0};
+      *bells = {ThreadBellsSet(), POLLIN, 0};
     }
     int r = real::ppoll(kernel_, n, timeout_ns < 0 ? nullptr : &limit, mask);
     rang_ = with_bells && r > 0 && bells->revents != 0;
@@ -563,7 +442,7 @@ class Polling {
 
   bool Want(lane::Source* source) {
     if (Wanted(source)) return true;
-    if (source_count_ == ThreadBells::kMostSources || !EnsureSource(source)) {
+    if (source_count_ == kThreadSources || !EnsureSource(source)) {
       return false;
     }
     sources_[source_count_++] = source;
@@ -610,7 +489,7 @@ class Polling {
   bool napped_ = false;  // to the end
   const bool select_;
   bool aside_ = false;  // some are
-  lane::Source* sources_[ThreadBells::kMostSources];
+  lane::Source* sources_[kThreadSources];
   int source_count_ = 0;
   nfds_t mine_ = 0;
   nfds_t kernels_ = 0;  // descriptors that the kernel is to be asked about
@@ -625,77 +504,6 @@ class Polling {
 
 }  // namespace
 
-bool KernelHold::Reserve(std::size_t count) {
-  if (count <= room_) return true;
-  many_.reset(new (std::nothrow) Held[count]);
-  if (!many_) return false;
-  list_ = many_.get();
-  room_ = count;
-  return true;
-}
-
-bool KernelHold::Enter(Sock* sock) {
-  if (count_ == room_) return true;
-  std::uint32_t entered = 0;
-  switch (sock->EnterKernelWait(&entered)) {
-    case Sock::KernelWait::kNotNeeded:
-      return true;
-    case Sock::KernelWait::kNotTheKernels:
-      return false;
-    case Sock::KernelWait::kEntered:
-      break;
-  }
-  list_[count_++] = {sock, entered};
-  return true;
-}
-
-bool KernelHold::EnterAll(const pollfd* fds, nfds_t count) {
-  std::size_t socks = 0;
-  for (nfds_t i = 0; i < count; ++i) {
-    File* file = Followed(fds[i].fd);
-    if (file != nullptr && file->kind == FileKind::kSock) ++socks;
-  }
-  if (socks == 0) return true;
-  Reserve(socks);
-  for (nfds_t i = 0; i < count; ++i) {
-    File* file = Followed(fds[i].fd);
-    if (file == nullptr || file->kind != FileKind::kSock) continue;
-    if (!Enter(static_cast<Sock*>(file))) return false;
-  }
-  return true;
-}
-
-bool KernelHold::EnterAll(int count, const fd_set* in, const fd_set* out,
-                          const fd_set* except) {
-  const auto bit = [](const fd_set* set, int fd) {
-    return set != nullptr &&
-           (reinterpret_cast<const unsigned long*>(set)[fd / 64] >> (fd % 64) &
-            1);
-  };
-  for (int pass = 0; pass < 2; ++pass) {
-    std::size_t socks = 0;
-    for (int fd = 0; fd < count; ++fd) {
-      File* file = Lookup(fd);
-      if (file == nullptr || file->kind != FileKind::kSock) continue;
-      if (!bit(in, fd) && !bit(out, fd) && !bit(except, fd)) continue;
-      ++socks;
-      if (pass == 1 && !Enter(static_cast<Sock*>(file))) return false;
-    }
-    if (socks == 0) break;
-    Reserve(socks);
-  }
-  return true;
-}
-
-void KernelHold::Release() {
-  const int saved = errno;
-  while (count_ > 0) {
-    --count_;
-    list_[count_].sock->LeaveKernelWait(list_[count_].entered);
-  }
-  errno = saved;
-}
-
 bool PollNeedsEngine(const pollfd* fds, nfds_t count) {
   for (nfds_t i = 0; i < count; ++i) {
     File* file = Followed(fds[i].fd);
@@ -707,10 +515,6 @@ bool PollNeedsEngine(const pollfd* fds, nfds_t count) {
     }
   }
   return false;
-}
-
-void InitPoll() {
-  bells_key_made = ::pthread_key_create(&bells_key, &BellsEnd) == 0;
 }
 
 int EnginePoll(pollfd* fds, nfds_t count, std::int64_t timeout_ns,

@@ -30,10 +30,10 @@
 #include "lib/posix/handover.h"
 #include "lib/posix/inside.h"
 #include "lib/posix/last_thread.h"
-#include "lib/posix/poll.h"
 #include "lib/posix/shell.h"
 #include "lib/posix/signals.h"
 #include "lib/posix/table.h"
+#include "lib/posix/thread_bells.h"
 #include "lib/rendezvous/rendezvous.h"
 
 namespace rcsock::posix {
@@ -417,7 +417,7 @@ void InitProcess(Face face) {
   base::barriers_lost = &BarriersLost;
   base::InitBarriers();
   InitCalls();
-  InitPoll();
+  InitThreadBells();
   ::pthread_atfork(&ForkPrepare, &ForkParent, &ForkChild);
   KnowFirstThread();
   // (The first to come is the last to run: the program's own may still use

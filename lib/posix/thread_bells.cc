@@ -1,0 +1,136 @@
+#include "lib/posix/thread_bells.h"
+
+#include <pthread.h>
+#include <sys/epoll.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <atomic>
+
+#include "lib/base/sleep.h"
+#include "lib/base/unique_fd.h"
+#include "lib/posix/poll.h"
+#include "lib/posix/process.h"
+#include "lib/posix/signals.h"
+
+namespace rcsock::posix {
+
+using rendezvous::Conductor;
+
+namespace {
+
+struct ThreadBells {
+  int set = -1;
+  std::uint32_t bells = 0;  // those already in it
+  int own = 0;              // 0: not chosen yet
+  lane::Source* sources[kThreadSources] = {};
+  int source_count = 0;
+  int pid = 0;
+};
+thread_local constinit ThreadBells tls_bells;
+
+// Its end, by a key of libc's: an object with a destructor would take memory
+// when a thread first sleeps here, and that may be a handler that has
+// interrupted malloc.  (Other keys' destructors may poll after this, and it
+// comes again.)
+constinit pthread_key_t bells_key = 0;
+constinit bool bells_key_made = false;
+
+void BellsEnd(void* of) {
+  auto* const mine = static_cast<ThreadBells*>(of);
+  if (mine->set >= 0 && mine->pid == ::syscall(SYS_getpid)) {
+    base::CloseRaw(mine->set);
+  }
+  mine->set = -1;
+}
+
+// In a critical section.  False: no descriptor is left.
+bool MakeBell(Conductor* conductor, int k) {
+  if (conductor->bells()->bell_fd(k) >= 0) return true;
+  if (conductor->bells()->EnsureBell(k) < 0) return false;
+  conductor->AnnounceBell(k);
+  return true;
+}
+
+}  // namespace
+
+bool EnsureBells(Conductor* conductor, std::uint32_t wanted) {
+  Critical critical;  // the bells' latch, and the conductor's
+  ThreadBells& mine = tls_bells;
+  const int pid = static_cast<int>(OwnPid());
+  if (mine.set >= 0 && mine.pid != pid) {
+    base::CloseRaw(mine.set);  // inherited by fork
+    mine.set = -1;
+  }
+  if (mine.set < 0) {
+    mine.set = base::RelocateHigh(
+        static_cast<int>(::syscall(SYS_epoll_create1, EPOLL_CLOEXEC)));
+    mine.bells = 0;
+    mine.own = 0;
+    mine.source_count = 0;
+    mine.pid = pid;
+    if (bells_key_made) ::pthread_setspecific(bells_key, &mine);
+    if (mine.set < 0) return false;
+  }
+  for (int k = 0; k < lane::shm::kBells; ++k) {
+    if ((wanted & 1u << k) == 0 || (mine.bells & 1u << k) != 0) continue;
+    if (!MakeBell(conductor, k)) return false;
+    epoll_event event{};
+    event.events = EPOLLIN | EPOLLET;
+    if (::syscall(SYS_epoll_ctl, mine.set, EPOLL_CTL_ADD,
+                  conductor->bells()->bell_fd(k), &event) != 0) {
+      return false;
+    }
+    mine.bells |= 1u << k;
+  }
+  return true;
+}
+
+int OwnBell(Conductor* conductor) {
+  static constinit std::atomic<unsigned> threads{0};
+  constexpr unsigned kShared = lane::shm::kBells - 1 - kPollBell;
+  ThreadBells& mine = tls_bells;
+  if (mine.own == 0) {
+    Critical critical;
+    const unsigned n =
+        threads.fetch_add(1, std::memory_order_relaxed) % kShared;
+    const int own = lane::shm::kBells - 1 - static_cast<int>(n);
+    mine.own = MakeBell(conductor, own) ? own : kPollBell;
+  }
+  return mine.own;
+}
+
+bool EnsureSource(lane::Source* source) {
+  ThreadBells& mine = tls_bells;
+  for (int i = 0; i < mine.source_count; ++i) {
+    if (mine.sources[i] == source) return true;
+  }
+  int at = mine.source_count;
+  for (int i = 0; i < mine.source_count; ++i) {
+    if (mine.sources[i]->fd() < 0) at = i;  // its device has gone
+  }
+  if (at == kThreadSources) return false;
+  epoll_event event{};
+  event.events = EPOLLIN | EPOLLET;
+  if (::syscall(SYS_epoll_ctl, mine.set, EPOLL_CTL_ADD, source->fd(), &event) !=
+      0) {
+    return false;
+  }
+  mine.sources[at] = source;
+  if (at == mine.source_count) ++mine.source_count;
+  return true;
+}
+
+int WaitBells(const timespec* timeout, const sigset_t* mask) {
+  constexpr int kMost = lane::shm::kBells + kThreadSources;
+  epoll_event events[kMost];
+  return base::EpollPwait(tls_bells.set, events, kMost, timeout, mask);
+}
+
+int ThreadBellsSet() { return tls_bells.set; }
+
+void InitThreadBells() {
+  bells_key_made = ::pthread_key_create(&bells_key, &BellsEnd) == 0;
+}
+
+}  // namespace rcsock::posix
