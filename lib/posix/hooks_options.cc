@@ -1,0 +1,164 @@
+// What a descriptor is asked and told: fcntl, ioctl, options.
+
+#include <fcntl.h>
+#include <linux/nbd.h>
+#include <linux/sockios.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/ioctl.h>
+
+#include <cerrno>
+#include <cstdint>
+#include <cstring>
+
+#include "lib/base/internal.h"
+#include "lib/posix/hooks.h"
+#include "lib/posix/process.h"
+#include "lib/posix/table.h"
+
+namespace rcsock::posix::hook {
+
+int Fcntl(int fd, int command, long argument) {
+  const int result = RCSOCK_REAL(fcntl)(fd, command, argument);
+  if (result < 0 || base::tls_internal) return result;
+  switch (command) {
+    case F_DUPFD:
+    case F_DUPFD_CLOEXEC:
+      if (!InBorrowedMemory()) CopyFd(fd, result);
+      break;
+    case F_SETFL:
+      if (Sock* sock = LookupSock(fd)) {
+        const int saved = errno;
+        sock->nonblock.store((argument & O_NONBLOCK) != 0);
+        if (argument & O_ASYNC) sock->Pin(base::Reason::kPinnedOption);
+        errno = saved;
+      }
+      break;
+    default:
+      break;
+  }
+  return result;
+}
+
+int Ioctl(int fd, unsigned long request, void* argument) {
+  Sock* sock = LookupSock(fd);
+  if (sock != nullptr && !sock->listening.load(std::memory_order_relaxed)) {
+    if (request == FIONREAD && !Null(argument) &&
+        sock->ReadableBytes(static_cast<int*>(argument))) {
+      return 0;
+    }
+    if ((request == SIOCOUTQ || request == SIOCOUTQNSD) && !Null(argument) &&
+        sock->UnsentBytes(request == SIOCOUTQNSD,
+                          static_cast<int*>(argument))) {
+      return 0;
+    }
+  }
+  // The kernel's own threads use it from then on.
+  if (request == NBD_SET_SOCK) {
+    const auto number = reinterpret_cast<std::intptr_t>(argument);
+    if (Sock* given = LookupSock(static_cast<int>(number))) {
+      given->Pin(base::Reason::kPinnedSyscall);
+    }
+  }
+  const int result = RCSOCK_REAL(ioctl)(fd, request, argument);
+  if (sock != nullptr && result == 0) {
+    if (request == SIOCATMARK) {
+      // What was read ahead lies before it.
+      int* const at = static_cast<int*>(argument);
+      if (*at != 0 && sock->HasReadAhead()) *at = 0;
+    } else if (request == FIONBIO) {
+      sock->nonblock.store(*static_cast<int*>(argument) != 0);
+    } else if (request == FIOASYNC && *static_cast<int*>(argument) != 0) {
+      sock->Pin(base::Reason::kPinnedOption);
+    }
+  }
+  return result;
+}
+
+int getsockopt(int fd, int level, int name, void* value, socklen_t* length) {
+  if (level == IPPROTO_TCP && !Null(length) && static_cast<int>(*length) >= 0) {
+    Sock* sock = LookupSock(fd);
+    int kept = 0;
+    // (Of no bytes it writes none, wherever that is.)
+    if (sock != nullptr && (*length == 0 || !Null(value)) &&
+        sock->KeptOption(name, &kept)) {
+      if (*length > sizeof kept) *length = sizeof kept;
+      if (*length > 0) std::memcpy(value, &kept, *length);
+      return 0;
+    }
+    // It receives.
+    if (sock != nullptr && name == TCP_ZEROCOPY_RECEIVE) sock->PinByOption();
+  }
+  const int result = real::getsockopt(fd, level, name, value, length);
+  if (result == 0 && level == SOL_SOCKET && name == SO_ERROR) {
+    // The kernel's error is of the anchor; the stream may keep one of its own,
+    // or the same, and each is told once.
+    int error = 0;
+    Sock* sock = LookupSock(fd);
+    if (sock != nullptr && sock->mode() == Mode::kEngine &&
+        *length >= static_cast<socklen_t>(sizeof error)) {
+      std::memcpy(&error, value, sizeof error);
+      const int own = sock->TakeError();
+      if (error == 0) error = own;
+      std::memcpy(value, &error, sizeof error);
+    }
+  }
+  return result;
+}
+
+int setsockopt(int fd, int level, int name, const void* value,
+               socklen_t length) {
+  Sock* sock = LookupSock(fd);
+  if (sock != nullptr && level == IPPROTO_TCP && !Null(value) &&
+      length >= static_cast<socklen_t>(sizeof(int)) &&
+      sock->mode() == Mode::kEngine) {
+    int number;
+    std::memcpy(&number, value, sizeof number);
+    if (sock->KeepOption(name, number != 0)) return 0;
+  }
+  const int result = real::setsockopt(fd, level, name, value, length);
+  if (sock == nullptr || result != 0) return result;
+  int number = 0;
+  if (value != nullptr && length >= static_cast<socklen_t>(sizeof number)) {
+    std::memcpy(&number, value, sizeof number);
+  }
+  if (level == SOL_SOCKET) {
+    switch (name) {
+      case SO_RCVTIMEO:
+      case SO_SNDTIMEO:
+        if (length >= static_cast<socklen_t>(sizeof(timeval))) {
+          timeval time;
+          std::memcpy(&time, value, sizeof time);
+          (name == SO_RCVTIMEO ? sock->rcv_timeout_ns : sock->snd_timeout_ns)
+              .store(TimeoutNs(time));
+        }
+        break;
+      case SO_RCVLOWAT:
+        if (number > 1) sock->PinByOption();
+        break;
+      case SO_ZEROCOPY:
+        sock->SetZeroCopy(number != 0);
+        break;
+      case SO_TIMESTAMP:
+      case SO_TIMESTAMPNS:
+        // (Each replaces the other.)
+        sock->SetAncillary(Sock::kTellsTime, number != 0);
+        break;
+      case SO_TIMESTAMPING:
+        if (number != 0) sock->PinByOption();
+        break;
+      case SO_PEEK_OFF:  // -1 is none
+        if (number >= 0) sock->PinByOption();
+        break;
+      default:
+        break;
+    }
+  } else if (level == IPPROTO_TCP && name == TCP_INQ) {
+    sock->SetAncillary(Sock::kTellsLeft, number != 0);
+  } else if (level == IPPROTO_TCP && (name == TCP_ULP || name == TCP_REPAIR)) {
+    sock->PinByOption();
+  }
+  return result;
+}
+
+}  // namespace rcsock::posix::hook

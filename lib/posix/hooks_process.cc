@@ -1,0 +1,214 @@
+// Processes: fork, exec, spawn, filters of system calls, and the end.
+
+#include <alloca.h>
+#include <fcntl.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdint>
+#include <cstdlib>
+
+#include "lib/posix/clone.h"
+#include "lib/posix/handover.h"
+#include "lib/posix/hooks.h"
+#include "lib/posix/process.h"
+#include "lib/posix/shell.h"
+#include "lib/posix/table.h"
+
+namespace rcsock::posix::hook {
+namespace {
+
+// Whether the kernel can read what exec is given, as far as it is read here: it
+// looks at each page once.
+class Probe {
+ public:
+  bool Readable(const void* at) {
+    const auto page = reinterpret_cast<std::uintptr_t>(at) / 4096;
+    if (page == seen_) return true;
+    // It reads the set first, and then knows no such change of the mask.
+    constexpr int kNoSuch = 1000;
+    if (::syscall(SYS_rt_sigprocmask, kNoSuch, page * 4096, nullptr, 8) != 0 &&
+        errno == EFAULT) {
+      return false;
+    }
+    seen_ = page;
+    return true;
+  }
+
+ private:
+  std::uintptr_t seen_ = 0;
+};
+
+bool Mapped(const char* program, char* const environment[]) {
+  const int saved = errno;
+  Probe list;
+  Probe strings;
+  bool mapped = program == nullptr || strings.Readable(program);
+  for (std::size_t i = 0; mapped && environment != nullptr; ++i) {
+    mapped = list.Readable(environment + i);
+    if (!mapped || environment[i] == nullptr) break;
+    mapped = strings.Readable(environment[i]);
+  }
+  errno = saved;
+  return mapped;
+}
+
+// Runs `call` with the environment that the new program is to find.  It returns
+// something else than 0 if there is no new program.
+template <class Call>
+int WithHandover(bool spawn, const Executed& program, char* const environment[],
+                 Call&& call) {
+  // The kernel refuses it; nothing may have come of it here by then.
+  if (!Mapped(program.path, environment)) return call(environment);
+  Handover over(spawn, program, environment);
+  int result;
+  if (!over.Extends()) {
+    result = call(environment);
+    if (!spawn || result != 0) over.TakeBack();
+    return result;
+  }
+  // On the stack: the caller may be a child of vfork.
+  auto** extended = static_cast<char**>(
+      ::alloca(Handover::Room(environment) * sizeof(char*)));
+  auto* text = static_cast<char*>(::alloca(over.Text(environment) + 1));
+  over.Extend(environment, extended, text);
+  result = call(extended);
+  if (!spawn || result != 0) over.TakeBack();
+  return result;
+}
+
+}  // namespace
+
+int fork() {
+  const pid_t child = real::fork();
+  if (child < 0) {
+    const int saved = errno;
+    ForkFailed();
+    errno = saved;
+  }
+  return child;
+}
+
+int _Fork() { return ForkWithoutHandlers(&real::_Fork); }
+
+int execve(const char* path, char* const argv[], char* const envp[]) {
+  const Executed program{path, path};
+  return WithHandover(false, program, envp, [&](char* const* environment) {
+    return real::execve(path, argv, environment);
+  });
+}
+
+int execv(const char* path, char* const argv[]) {
+  return hook::execve(path, argv, ProgramEnvironment());
+}
+
+int execvp(const char* file, char* const argv[]) {
+  return hook::execvpe(file, argv, ProgramEnvironment());
+}
+
+int execvpe(const char* file, char* const argv[], char* const envp[]) {
+  const Executed program{file, file, AT_FDCWD, true};
+  return WithHandover(false, program, envp, [&](char* const* environment) {
+    return real::execvpe(file, argv, environment);
+  });
+}
+
+int fexecve(int fd, char* const argv[], char* const envp[]) {
+  const Executed program{nullptr, "", fd};
+  return WithHandover(false, program, envp, [&](char* const* environment) {
+    return real::fexecve(fd, argv, environment);
+  });
+}
+
+int execveat(int fd, const char* path, char* const argv[], char* const envp[],
+             int flags) {
+  const Executed program{nullptr, path, fd};
+  return WithHandover(false, program, envp, [&](char* const* environment) {
+    return real::execveat(fd, path, argv, environment, flags);
+  });
+}
+
+int posix_spawn(pid_t* pid, const char* path,
+                const posix_spawn_file_actions_t* actions,
+                const posix_spawnattr_t* attributes, char* const argv[],
+                char* const envp[]) {
+  const Executed program{path, path};
+  return WithHandover(true, program, envp, [&](char* const* environment) {
+    return real::posix_spawn(pid, path, actions, attributes, argv, environment);
+  });
+}
+
+int posix_spawnp(pid_t* pid, const char* file,
+                 const posix_spawn_file_actions_t* actions,
+                 const posix_spawnattr_t* attributes, char* const argv[],
+                 char* const envp[]) {
+  const Executed program{file, file, AT_FDCWD, true};
+  return WithHandover(true, program, envp, [&](char* const* environment) {
+    return real::posix_spawnp(pid, file, actions, attributes, argv,
+                              environment);
+  });
+}
+
+// These two take the environment from the variable, past any argument.
+int system(const char* command) {
+  if (command == nullptr) return real::system(command);
+  const int saved = errno;
+  int status = -1;
+  char** const own = ProgramEnvironment();
+  WithHandover(true, {"sh", "/bin/sh"}, own, [&](char* const* environment) {
+    errno = 0;
+    status = environment == environ ? real::system(command)
+                                    : SystemWith(command, environment);
+    // What the command says is not that there was none.
+    return errno == EAGAIN || errno == ENOMEM ? -1 : 0;
+  });
+  if (errno == 0) errno = saved;
+  return status;
+}
+
+FILE* popen(const char* command, const char* type) {
+  FILE* pipe = nullptr;
+  char** const own = ProgramEnvironment();
+  WithHandover(true, {nullptr, "/bin/sh"}, own, [&](char* const* environment) {
+    const PopenEnvironment during(environment == own ? nullptr : environment);
+    pipe = real::popen(command, type);
+    return 0;
+  });
+  return pipe;
+}
+
+int posix_spawn_file_actions_adddup2(posix_spawn_file_actions_t* actions,
+                                     int from, int to) {
+  if (Sock* sock = LookupSock(from)) sock->in_spawn_actions.store(true);
+  return real::posix_spawn_file_actions_adddup2(actions, from, to);
+}
+
+void _exit(int status) {
+  AtExit();
+  real::_exit(status);
+}
+
+void _Exit(int status) {
+  AtExit();
+  real::_Exit(status);
+}
+
+// (AtExit() is the last of its handlers: InitProcess.)
+void quick_exit(int status) { real::quick_exit(status); }
+
+// --- Filters of system calls
+
+int Prctl(int option, const unsigned long (&arguments)[4]) {
+  BeforePrctl(option, arguments[0], arguments[1]);
+  return RCSOCK_REAL(prctl)(option, arguments[0], arguments[1], arguments[2],
+                            arguments[3]);
+}
+
+int seccomp_load(void* filter) {
+  EnterSandbox();
+  return real::seccomp_load(filter);
+}
+
+}  // namespace rcsock::posix::hook

@@ -1,0 +1,63 @@
+// What gives a descriptor to stdio, whose calls on it are seen only at 0, 1 and
+// 2 (lib/posix/stdio.h).
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdarg>
+#include <cstdio>
+
+#include "lib/posix/hooks.h"
+#include "lib/posix/process.h"
+#include "lib/posix/table.h"
+
+namespace rcsock::posix::hook {
+
+void BeforeStdio(int fd) {
+  if (Sock* sock = LookupSock(fd)) sock->Pin(base::Reason::kPinnedFdopen);
+}
+
+// It gives the number to another file by a dup3 of its own.
+static void BeforeReopening(FILE* file) {
+  if (file == nullptr) return;
+  const int saved = errno;
+  const int fd = ::fileno(file);
+  if (LookupSock(fd) != nullptr && !InBorrowedMemory()) {
+    // (What it has buffered goes first.)
+    ::fflush(file);
+    const int none = ::open("/dev/null", O_RDWR | O_CLOEXEC);
+    if (none >= 0) {
+      hook::dup2(none, fd);
+      ::close(none);
+    }
+  }
+  errno = saved;
+}
+
+FILE* freopen(const char* path, const char* mode, FILE* file) {
+  BeforeReopening(file);
+  return real::freopen(path, mode, file);
+}
+
+FILE* freopen64(const char* path, const char* mode, FILE* file) {
+  BeforeReopening(file);
+  return real::freopen64(path, mode, file);
+}
+
+FILE* fdopen(int fd, const char* mode) {
+  BeforeStdio(fd);
+  return real::fdopen(fd, mode);
+}
+
+int vdprintf(int fd, const char* format, va_list arguments) {
+  BeforeStdio(fd);
+  return real::vdprintf(fd, format, arguments);
+}
+
+int __vdprintf_chk(int fd, int flag, const char* format, va_list arguments) {
+  BeforeStdio(fd);
+  return real::__vdprintf_chk(fd, flag, format, arguments);
+}
+
+}  // namespace rcsock::posix::hook
