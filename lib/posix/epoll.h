@@ -259,6 +259,11 @@ class EpollSet final : public File {
     lane::Lane* lane;
   };
   static constexpr int kMostDirect = 64;
+  // Who asks for EPOLLIN alone of these is told of input, level-triggered, and
+  // of nothing else while there is some.
+  static constexpr std::uint32_t kAsked =
+      EPOLLIN | EPOLLRDNORM | EPOLLOUT | EPOLLWRNORM | EPOLLONESHOT |
+      EPOLLRDHUP | static_cast<std::uint32_t>(EPOLLET);
   static constexpr std::uint32_t kDirectLooks = 32;
   static constexpr std::uint32_t kColdLooks = 8;  // one that finds no hot one
   // Waits after one that has found others, whose first look is at all.

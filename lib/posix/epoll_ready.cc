@@ -1,0 +1,309 @@
+// The ready list of a set, and what comes onto it: by the bits of the poller
+// and by the sources.
+
+#include <sys/epoll.h>
+
+#include <cstdint>
+#include <memory>
+
+#include "lib/base/real.h"
+#include "lib/posix/epoll.h"
+#include "lib/posix/registry.h"
+#include "lib/posix/sock.h"
+#include "lib/posix/sock_quick.h"
+
+namespace rcsock::posix {
+
+int EpollSet::Enlist(Interest* interest) {
+  if (interest->ready.load(std::memory_order_relaxed)) return 0;
+  interest->ready.store(true, std::memory_order_relaxed);
+  interest->ready_next = nullptr;
+  interest->ready_prev = ready_tail_;
+  (ready_tail_ != nullptr ? ready_tail_->ready_next : ready_head_) = interest;
+  ready_tail_ = interest;
+  return 1;
+}
+
+int EpollSet::Delist(Interest* interest) {
+  if (!interest->ready.load(std::memory_order_relaxed)) return 0;
+  interest->ready.store(false, std::memory_order_relaxed);
+  (interest->ready_prev != nullptr ? interest->ready_prev->ready_next
+                                   : ready_head_) = interest->ready_next;
+  (interest->ready_next != nullptr ? interest->ready_next->ready_prev
+                                   : ready_tail_) = interest->ready_prev;
+  return 1;
+}
+
+void EpollSet::LinkReady(Interest* interest) {
+  if (Enlist(interest) != 0) {
+    ready_count_.fetch_add(1, std::memory_order_seq_cst);
+  }
+}
+
+void EpollSet::UnlinkReady(Interest* interest) {
+  if (Delist(interest) != 0) {
+    ready_count_.fetch_sub(1, std::memory_order_seq_cst);
+  }
+}
+
+void EpollSet::AddLink(const std::shared_ptr<lane::shm::Link>& link) {
+  poller_->AddLink(link);
+}
+
+void EpollSet::AddSource(lane::Source* source) {
+  const int count = source_count_.load(std::memory_order_relaxed);
+  int at = count;
+  for (int i = 0; i < count; ++i) {
+    lane::Source* one = sources_[i].load(std::memory_order_relaxed);
+    if (one == source) return;
+    if (one->fd() < 0) at = i;  // its device has gone
+  }
+  if (at == kMostSources) return;  // more devices than that: by the bell
+  epoll_event event{};
+  event.events = EPOLLIN | EPOLLET;
+  event.data.ptr = this;
+  real::epoll_ctl(fd_, EPOLL_CTL_ADD, source->fd(), &event);
+  sources_[at].store(source, std::memory_order_seq_cst);
+  if (at == count) source_count_.store(count + 1, std::memory_order_seq_cst);
+  // A thread that sleeps has not armed it.
+  Registry::KickSleepers(this);
+}
+
+void EpollSet::DrainSources() {
+  const int count = source_count_.load(std::memory_order_acquire);
+  for (int i = 0; i < count; ++i) source(i)->Drain();
+}
+
+void EpollSet::KickBell() {
+  if (poller_) poller_->Kick();
+}
+
+int EpollSet::DrainPoller(Fresh* fresh) {
+  lane::Completion found[64];
+  int all = 0;
+  DrainSources();
+  for (int round = 0; round < 4; ++round) {
+    int n = poller_->Poll(found, 64);
+    if (n < 64) n += board_->Poll(poller_->bell(), found + n, 64 - n);
+    if (n <= 0) break;
+    interest_latch.lock();
+    ready_latch_.lock();
+    int listed = 0;
+    for (int c = 0; c < n; ++c) {
+      auto* sock = static_cast<Sock*>(found[c].cookie);
+      for (Interest* i = sock->interests; i != nullptr; i = i->next_of_sock) {
+        if (!i->in_user.load(std::memory_order_relaxed)) continue;
+        if (i->dormant.load(std::memory_order_relaxed)) continue;
+        if (found[c].flags == lane::kCompletionRx && i->set == this &&
+            LooksAt(i, sock)) {
+          continue;
+        }
+        if (found[c].flags == lane::kCompletionTx &&
+            Registry::NoEdgeOfRoom(i)) {
+          continue;
+        }
+        i->edge.store(true, std::memory_order_relaxed);
+        if (i->set == this) {
+          const int one = Enlist(i);
+          listed += one;
+          if (fresh != nullptr && one != 0 && fresh->count < Fresh::kMost &&
+              found[c].flags == lane::kCompletionRx) {
+            fresh->interests[fresh->count++] = i;
+          }
+        } else {
+          ready_count_.fetch_add(listed, std::memory_order_seq_cst);
+          all += listed;
+          listed = 0;
+          ready_latch_.unlock();
+          Registry::MakeReady(i);
+          Registry::KickSleepers(i->set);
+          ready_latch_.lock();
+        }
+      }
+    }
+    ready_count_.fetch_add(listed, std::memory_order_seq_cst);
+    ready_latch_.unlock();
+    interest_latch.unlock();
+    all += listed;
+    if (n < 64) break;
+  }
+  return all;
+}
+
+// The one report of `interest` is this thread's: not if ToldByLane has come
+// first, nor if it is the registration of another stream by now.
+bool EpollSet::Spend(Interest* interest, const Sock* sock) {
+  interest_latch.lock();
+  const bool mine = interest->set == this && interest->sock == sock &&
+                    !interest->spent.exchange(true, std::memory_order_relaxed);
+  interest_latch.unlock();
+  return mine;
+}
+
+// This wait tells of it.  One that is told again and again becomes hot; not by
+// two reports that are close by chance, as some of thousands that are active in
+// turn always are.
+inline void EpollSet::Report(Interest* interest, Sock* sock) {
+  const std::uint32_t ago = wait_number_ - interest->told;
+  interest->told = wait_number_;
+  if (ago > kHotWaits) {
+    interest->warm = 1;
+  } else if (interest->warm < kHotReports) {
+    ++interest->warm;
+  }
+  if (interest->warm == kHotReports && heats_.load(std::memory_order_relaxed) &&
+      !interest->direct.load(std::memory_order_relaxed)) {
+    Heat(interest, sock);
+  }
+}
+
+int EpollSet::Collect(epoll_event* out, int capacity) {
+  // Taken off first and put back at the end if still ready: level-triggered
+  // streams take turns, as in the kernel.
+  Interest* batch[64];
+  int filled = 0;
+  int looked = 0;
+  const int most = ready_count_.load(std::memory_order_relaxed);
+  while (filled < capacity && looked < most) {
+    int n = 0;
+    int kept = 0;  // of the batch, at its front: what is put back
+    ready_latch_.lock();
+    while (n < 64 && n < capacity - filled && ready_head_ != nullptr) {
+      batch[n] = ready_head_;
+      Delist(ready_head_);
+      ++n;
+    }
+    ready_count_.fetch_sub(n, std::memory_order_seq_cst);
+    ready_latch_.unlock();
+    if (n == 0) break;
+    looked += n;
+    for (int b = 0; b < n; ++b) {
+      Interest* interest = batch[b];
+      Sock* sock = interest->sock;
+      const std::uint32_t events =
+          interest->events.load(std::memory_order_relaxed);
+      if (interest->set != this || sock == nullptr ||
+          !interest->in_user.load(std::memory_order_relaxed) ||
+          interest->dormant.load(std::memory_order_acquire) ||
+          interest->spent.load(std::memory_order_relaxed)) {
+        continue;
+      }
+      // Reported already: no descriptor twice in one wait.  It stays listed.
+      if (interest->told == wait_number_) {
+        batch[kept++] = interest;
+        continue;
+      }
+      // (The end is an edge of its own when it is taken: before this one.)
+      if (events & EPOLLET) sock->TakeEnd();
+      if ((events & EPOLLET) &&
+          !interest->edge.exchange(false, std::memory_order_relaxed)) {
+        continue;
+      }
+      // Closed since, and made for another stream meanwhile, whose edge it was.
+      if ((events & EPOLLET) && interest->sock != sock) [[unlikely]] {
+        interest_latch.lock();
+        if (interest->set != nullptr &&
+            interest->in_user.load(std::memory_order_relaxed)) {
+          Registry::MakeReady(interest);
+          Registry::KickSleepers(interest->set);
+        }
+        interest_latch.unlock();
+        continue;
+      }
+      // EPOLL* and POLL* have the same values for what a socket can be.
+      bool plain = false;
+      const std::uint32_t holds = sock->Readiness(
+          (events & 0xffff) | EPOLLERR | EPOLLHUP | EPOLLRDHUP | Sock::kInRing,
+          &plain);
+      const std::uint32_t ready =
+          holds & ((events & 0xffff) | EPOLLERR | EPOLLHUP);
+      if (ready == 0) continue;
+      if ((events & EPOLLONESHOT) != 0 && !Spend(interest, sock)) continue;
+      // The list may have become shorter meanwhile: what has been put back
+      // would come again.
+      Report(interest, sock);
+      out[filled].events = ready;
+      out[filled].data.u64 = interest->data.load(std::memory_order_relaxed);
+      ++filled;
+      if ((events & (EPOLLET | EPOLLONESHOT)) == 0 &&
+          !(interest->direct.load(std::memory_order_acquire) &&
+            sock->OnLane() && (events & (EPOLLOUT | EPOLLWRNORM)) == 0 &&
+            (holds & ~std::uint32_t{EPOLLRDNORM}) ==
+                (EPOLLIN | Sock::kInRing))) {
+        // (A direct stream that only has something to read in its ring is
+        // looked at anyway; the look does not see the stash, nor the end, nor
+        // its own SHUT_RD.)
+        batch[kept++] = interest;
+      }
+    }
+    if (kept == 0) continue;
+    int listed = 0;
+    ready_latch_.lock();
+    for (int k = 0; k < kept; ++k) {
+      if (batch[k]->set == this && batch[k]->in_user.load()) {
+        listed += Enlist(batch[k]);
+      }
+    }
+    ready_count_.fetch_add(listed, std::memory_order_seq_cst);
+    ready_latch_.unlock();
+  }
+  return filled;
+}
+
+// Tells of those that have come onto the list just now, and stay on it, without
+// taking them off and putting them back.  What is asked of the others, or holds
+// for them, Collect finds out.
+int EpollSet::TellFresh(const Fresh& fresh, epoll_event* out, int capacity) {
+  int filled = 0;
+  for (int k = 0; k < fresh.count && filled < capacity; ++k) {
+    Interest* const interest = fresh.interests[k];
+    Sock* const sock = interest->sock;
+    if ((interest->events.load(std::memory_order_relaxed) & kAsked) !=
+            EPOLLIN ||
+        interest->set != this || sock == nullptr ||
+        !interest->in_user.load(std::memory_order_relaxed) ||
+        interest->dormant.load(std::memory_order_acquire) ||
+        interest->spent.load(std::memory_order_relaxed) ||
+        interest->told == wait_number_ || !sock->HasInput()) {
+      continue;
+    }
+    Report(interest, sock);
+    out[filled].events = EPOLLIN;
+    out[filled].data.u64 = interest->data.load(std::memory_order_relaxed);
+    ++filled;
+  }
+  return filled;
+}
+
+// What is due and listed, besides what is looked at directly.  What was on the
+// list before has its turn first.
+int EpollSet::DrainAndCollect(epoll_event* out, int capacity) {
+  int filled = 0;
+  if (ready_count_.load(std::memory_order_relaxed) > 0) {
+    filled = Collect(out, capacity);
+  }
+  Fresh fresh;
+  const int listed = DrainPoller(&fresh);
+  // (Another thread may have listed one in between, whose bit says no more
+  // then: who tells of nothing has looked at all.)
+  if (listed == 0 &&
+      (filled > 0 || ready_count_.load(std::memory_order_seq_cst) == 0)) {
+    return filled;
+  }
+  if (listed > 0) cold_ = kColdFor;
+  const int told = TellFresh(fresh, out + filled, capacity - filled);
+  filled += told;
+  return told == listed && filled > 0
+             ? filled
+             : filled + Collect(out + filled, capacity - filled);
+}
+
+bool EpollSet::SomethingReady() {
+  DrainSources();
+  if (ready_count_.load(std::memory_order_seq_cst) > 0) return true;
+  if (AnyDirect()) return true;
+  DrainPoller();
+  return ready_count_.load(std::memory_order_seq_cst) > 0;
+}
+
+}  // namespace rcsock::posix
