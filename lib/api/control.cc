@@ -19,6 +19,7 @@
 #include "lib/posix/hooks.h"
 #include "lib/posix/process.h"
 #include "lib/posix/signals.h"
+#include "lib/posix/stats.h"
 #include "lib/posix/table.h"
 
 #define RCSOCK_EXPORT extern "C" __attribute__((visibility("default")))

@@ -18,6 +18,7 @@
 #include "lib/posix/process.h"
 #include "lib/posix/signals.h"
 #include "lib/posix/sock.h"
+#include "lib/posix/stats.h"
 
 namespace rcsock::posix {
 

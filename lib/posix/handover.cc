@@ -23,6 +23,7 @@
 #include "lib/base/unique_fd.h"
 #include "lib/posix/holders.h"
 #include "lib/posix/process.h"
+#include "lib/posix/stats.h"
 #include "lib/posix/table.h"
 
 namespace rcsock::posix {

@@ -11,6 +11,7 @@
 #include <cstdlib>
 
 #include "lib/posix/clone.h"
+#include "lib/posix/fork.h"
 #include "lib/posix/handover.h"
 #include "lib/posix/hooks.h"
 #include "lib/posix/process.h"

@@ -1,46 +1,14 @@
 #ifndef RCSOCK_LIB_POSIX_PROCESS_H_
 #define RCSOCK_LIB_POSIX_PROCESS_H_
 
-#include <sys/types.h>
-
-#include <atomic>
 #include <cstdint>
-#include <memory>
 
 #include "lib/base/reason.h"
 
 namespace rcsock::posix {
 
-// Process-wide state that is not an object's own: it lives here and in the
-// descriptor table, nowhere else.
-struct LaneCounts {
-  std::atomic<std::uint64_t> streams{0};
-  std::atomic<std::uint64_t> tx_bytes{0};
-  std::atomic<std::uint64_t> rx_bytes{0};
-};
-struct Stats {
-  std::atomic<std::uint64_t> streams{0};
-  std::atomic<std::uint64_t> promoted{0};
-  std::atomic<std::uint64_t> demotions{0};
-  std::atomic<std::uint64_t> failovers{0};
-  // Streams that were asked to leave an rdma lane: for hotter ones, for others
-  // that want larger rings, because they were idle and had large ones.
-  std::atomic<std::uint64_t> evicted_budget{0};
-  std::atomic<std::uint64_t> evicted_memory{0};
-  std::atomic<std::uint64_t> evicted_idle{0};
-  // That were read ahead, and that a program without rcsock can't be told of.
-  std::atomic<std::uint64_t> lost_bytes{0};
-  LaneCounts tcp;
-  LaneCounts shm;
-  LaneCounts rdma;
-  std::atomic<std::uint64_t> reasons[static_cast<int>(base::Reason::kCount)] =
-      {};
-  void Clear();
-  void CopyFrom(const Stats& other);
-};
-extern Stats stats;
-// With the streams that are still open; null when out of memory.
-std::unique_ptr<Stats> CountAll();
+// Process-wide state that is not an object's own: it lives here, in stats.h and
+// fork.h, and in the descriptor table, nowhere else.
 
 // Who calls the hooks.
 enum class Face : std::uint8_t {
@@ -58,8 +26,10 @@ Face OwnFace();
 // does to descriptors is its own, and must not touch our tables.
 bool InBorrowedMemory();
 
-// ... and the process whose memory it is.
+// ... and the process whose memory it is: known from the start, and by a child
+// of fork.
 long OwnPid();
+void KnowOwnPid();
 
 // More descriptors than the process may have.  (False where a filter may not
 // know the call that tells: all is on TCP there.)
@@ -77,14 +47,8 @@ bool KeptByExec(Sock* sock);
 // Before exec: streams that would be inherited go to TCP.  `followed`: the new
 // program is told what has been read ahead.
 void BeforeExec(bool followed);
-// So many are lost: said, and counted.
-void CountLost(Sock* sock, std::size_t bytes, Stats* in);
 // Exec has failed: everything is as it was before.
 void AfterExec();
-// Around fork(): a fork that failed has shared nothing.
-void ForkFailed();
-// One has begun, and its child is not there yet: no stream may take a lane.
-bool Forking();
 // Before the process filters its own system calls: streams go to TCP for good,
 // and nothing is called from now on that a lane alone needs.
 void EnterSandbox();

@@ -4,10 +4,10 @@
 #include <cstdint>
 
 #include "lib/base/clock.h"
-#include "lib/posix/process.h"
 #include "lib/posix/prospect.h"
 #include "lib/posix/signals.h"
 #include "lib/posix/sock.h"
+#include "lib/posix/stats.h"
 
 namespace rcsock::posix {
 

@@ -13,9 +13,9 @@
 #include "lib/lane/shm/shm_lane.h"
 #include "lib/posix/epoll.h"
 #include "lib/posix/poll.h"
-#include "lib/posix/process.h"
 #include "lib/posix/signals.h"
 #include "lib/posix/sock.h"
+#include "lib/posix/stats.h"
 #include "lib/posix/table.h"
 
 namespace rcsock::posix {

@@ -12,6 +12,7 @@
 
 #include "lib/base/log.h"
 #include "lib/posix/epoll.h"
+#include "lib/posix/fork.h"
 #include "lib/posix/holders.h"
 #include "lib/posix/iov_rest.h"
 #include "lib/posix/process.h"

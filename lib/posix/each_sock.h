@@ -1,0 +1,41 @@
+#ifndef RCSOCK_LIB_POSIX_EACH_SOCK_H_
+#define RCSOCK_LIB_POSIX_EACH_SOCK_H_
+
+#include <atomic>
+#include <cstdint>
+
+#include "lib/posix/sock.h"
+#include "lib/posix/table.h"
+
+namespace rcsock::posix {
+
+// What is done to every stream of the process.
+
+// With the latches of a fork held it waits for nobody.
+template <class Each>
+void ForEachSock(Each&& each, bool latched = false) {
+  const int top = fd_high.load(std::memory_order_relaxed);
+  for (int fd = 0; fd <= top; ++fd) {
+    Sock* sock = nullptr;
+    if (!latched) {
+      sock = LookupSock(fd);
+    } else if (File* file = Named(fd);
+               file != nullptr && file->kind == FileKind::kSock) {
+      sock = static_cast<Sock*>(file);
+    }
+    // (fds: another thread is closing it.)
+    if (sock != nullptr && sock->fd() == fd && sock->fds.load() > 0) each(sock);
+  }
+}
+
+// All are asked first and waited for after, so that the round trips overlap.
+template <class Ask, class Await>
+void AskThenAwait(Ask&& ask, Await&& await) {
+  ForEachSock(ask);
+  const std::uint64_t deadline = Sock::LeaveDeadline();
+  ForEachSock([&](Sock* sock) { await(sock, deadline); });
+}
+
+}  // namespace rcsock::posix
+
+#endif  // RCSOCK_LIB_POSIX_EACH_SOCK_H_

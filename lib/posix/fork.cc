@@ -1,0 +1,177 @@
+#include "lib/posix/fork.h"
+
+#include <sched.h>
+
+#include <atomic>
+#include <cerrno>
+#include <cstdint>
+
+#include "lib/base/barrier.h"
+#include "lib/base/real.h"
+#include "lib/posix/clone.h"
+#include "lib/posix/each_sock.h"
+#include "lib/posix/inside.h"
+#include "lib/posix/last_thread.h"
+#include "lib/posix/process.h"
+#include "lib/posix/shell.h"
+#include "lib/posix/signals.h"
+#include "lib/posix/sock.h"
+#include "lib/posix/stats.h"
+#include "lib/rendezvous/rendezvous.h"
+
+namespace rcsock::posix {
+
+using rendezvous::Conductor;
+
+namespace {
+
+// Forks that have begun, of all threads, and of this one: a handler may fork
+// while fork() waits for a peer.
+constinit std::atomic<int> forks_under_way{0};
+constinit thread_local int tls_forks_under_way = 0;
+constinit thread_local bool tls_forking = false;    // since ForkPrepare
+constinit thread_local std::uint32_t tls_fork = 0;  // its number
+
+void BeginFork() {
+  // Those that handlers have jumped out of are over.
+  if (tls_forks_under_way != 0 && !InHandler()) {
+    forks_under_way.fetch_sub(tls_forks_under_way);
+    tls_forks_under_way = 0;
+  }
+  ++tls_forks_under_way;
+  forks_under_way.fetch_add(1);
+  // TryAdopt sets the mode of a stream, fences, and asks whether a fork is
+  // under way; what follows here asks for the modes.  One of the two sees the
+  // other.
+  base::FullFence();
+}
+
+void EndFork() {
+  if (tls_forks_under_way == 0) return;
+  --tls_forks_under_way;
+  forks_under_way.fetch_sub(1);
+}
+
+}  // namespace
+
+void ForkPrepare() {
+  if (InBorrowedMemory()) return;
+  // Both processes will hold the connections: none may stay on a lane, nor take
+  // one from now on.
+  BeginFork();
+  ForEachSock([](Sock* sock) { sock->Hold(); });
+  // (Peers may take their time.  Streams that other threads make meanwhile get
+  // no lane.)
+  AskThenAwait(
+      [](Sock* sock) {
+        if (sock->Engaged()) sock->StepToPlain(base::Reason::kPinnedFork);
+      },
+      [](Sock* sock, std::uint64_t deadline) {
+        if (sock->Engaged()) {
+          sock->ToPlain(base::Reason::kPinnedFork, deadline);
+        }
+      });
+  ForEachSock([](Sock* sock) { sock->MarkFork(); });
+  // No handler while these are held: it could fork too, and wait for itself, or
+  // jump away with the conductor's step.
+  EnterCritical();
+  // (Until here a handler may have forked, all of it.)
+  tls_forking = true;
+  Conductor::ForkPrepare();
+  SignalsForkLock();
+  InterestsForkLock();
+  SockForkLock();
+  ShellForkLock();
+  // Nothing comes into the table any more, so here each stream that the child
+  // will have is counted, once.  (What those have moved that are new since
+  // MarkFork, the parent tells when it leaves them: ForkChild takes it as
+  // told.)
+  static constinit std::uint32_t forks = 0;
+  tls_fork = ++forks;
+  ForEachSock([](Sock* sock) { sock->ShareByFork(tls_fork); }, true);
+}
+
+void ForkParent() {
+  if (!tls_forking) return;
+  tls_forking = false;
+  ShellForkUnlock();
+  SockForkUnlock(false);
+  InterestsForkUnlock();
+  Conductor::ForkParent();
+  EndFork();
+  SignalsForkUnlock(false);
+  LeaveCritical();
+}
+
+void ForkChild() {
+  KnowOwnPid();
+  KnowFirstThread();
+  const bool locked = tls_forking;
+  tls_forking = false;
+  StatsForkChild();
+  if (locked) EndFork();
+  // (Of this thread there may be one that a handler has interrupted to fork.)
+  forks_under_way.store(tls_forks_under_way, std::memory_order_relaxed);
+  if (locked) ShellForkUnlock();
+  ShellForkChild();
+  SockForkUnlock(true);
+  InterestsForkUnlock();
+  if (ProcessPinned() != base::Reason::kSandboxed) base::InitBarriers();
+  CallsForkChild();
+  stats.Clear();
+  InterestsForkChild();
+  ForEachSock([](Sock* sock) { sock->ForkChild(); });
+  Conductor::ForkChild(tls_signals.asleep != 0);
+  if (!locked) return;
+  SignalsForkUnlock(true);
+  LeaveCritical();
+}
+
+bool Forking() { return forks_under_way.load(std::memory_order_seq_cst) != 0; }
+
+void BeforeBareFork() { ForkPrepare(); }
+
+void AfterBareFork(long child) {
+  const int saved = errno;
+  if (child == 0) {
+    ForkChild();
+  } else {
+    ForkParent();
+    if (child < 0) ForkFailed();
+  }
+  errno = saved;
+}
+
+bool ClonesAsFork(unsigned long flags) {
+  return (flags & (CLONE_VM | CLONE_FILES | CLONE_SETTLS | CLONE_VFORK)) == 0;
+}
+
+int CloneAsFork(int (*start)(void*), void* stack, int flags, void* argument,
+                void* const (&more)[3]) {
+  struct Child {
+    int (*start)(void*);
+    void* argument;
+  } with{start, argument};
+  // In the child, where it ends with what `start` returns.  (By libc that would
+  // be the end of one thread, and the conductor is another.)
+  const auto begin = [](void* child) -> int {
+    const Child mine = *static_cast<Child*>(child);
+    ForkChild();
+    const int status = mine.start(mine.argument);
+    AtExit();
+    real::_exit(status);
+    return status;
+  };
+  ForkPrepare();
+  const int child =
+      RCSOCK_REAL(clone)(begin, stack, flags, &with, more[0], more[1], more[2]);
+  AfterBareFork(child);
+  return child;
+}
+
+void ForkFailed() {
+  if (InBorrowedMemory()) return;  // nor was anything counted
+  ForEachSock([](Sock* sock) { sock->UnshareByFork(tls_fork); });
+}
+
+}  // namespace rcsock::posix

@@ -1,0 +1,18 @@
+#ifndef RCSOCK_LIB_POSIX_FORK_H_
+#define RCSOCK_LIB_POSIX_FORK_H_
+
+namespace rcsock::posix {
+
+// Around fork(), as handlers of pthread_atfork: streams go to TCP first, and
+// the child's share of them is counted.
+void ForkPrepare();
+void ForkParent();
+void ForkChild();
+// A fork that failed has shared nothing.
+void ForkFailed();
+// One has begun, and its child is not there yet: no stream may take a lane.
+bool Forking();
+
+}  // namespace rcsock::posix
+
+#endif  // RCSOCK_LIB_POSIX_FORK_H_
