@@ -1,3 +1,6 @@
+// What the owner of a stream sees of it: the calls of the application, by
+// whichever path the bytes go, the events, and what is so.
+
 #include "lib/stream/stream.h"
 
 #include <poll.h>
@@ -9,17 +12,12 @@
 namespace rcsock::stream {
 namespace {
 
-// Bounds the work of one Progress call, whatever the peer does.
-constexpr int kMaxRecvs = 64;
-constexpr std::size_t kReadAhead = 64 * 1024;
 // What P stages before it knows whom it has proposed to, or (S) that C has not
 // proposed too.
 constexpr std::size_t kMaxCopy = 64 * 1024;
 
-}  // namespace
-
-namespace {
 constinit base::Pool streams(sizeof(Stream));
+
 }  // namespace
 
 void* Stream::operator new(std::size_t) noexcept { return streams.Take(); }
@@ -157,55 +155,6 @@ std::size_t Stream::CopyLimit() const {
   return Holds() ? std::min(kMaxCopy, lane_->Writable()) : kMaxCopy;
 }
 
-ssize_t Stream::SendRaw(const iovec* iov, int count) {
-  ssize_t n = anchor_->Send(iov, count);
-  if (n > 0) {
-    tail_tx_.Push(iov, count, static_cast<std::size_t>(n));
-    tx_off_ += static_cast<std::uint64_t>(n);
-  } else if (n < 0 && n != -EAGAIN && n != -EINTR) {
-    // Only what the kernel itself will repeat for ever.
-    if (n == -EPIPE || n == -ECONNRESET) tx_broken_ = true;
-  }
-  return n;
-}
-
-// True if nothing is left to be written.
-bool Stream::FlushOut() {
-  if (out_.empty()) return true;
-  while (!out_.empty()) {
-    iovec iov{const_cast<std::uint8_t*>(out_.data()), out_.size()};
-    ssize_t n = anchor_->Send(&iov, 1);
-    if (n == -EAGAIN || n == -EINTR || n == 0) return false;
-    if (n < 0) {
-      // The reading side still delivers what the peer sent before it went.
-      // After its FIN a reset is EPIPE, as in the kernel, which has not seen
-      // the FIN if it came as a frame; and nothing at all if only frames were
-      // still to go: to TCP its end would have been an orderly one.
-      const bool nothing =
-          pfin_known_ && (tx_ == Tx::kLane || tx_ == Tx::kDown) &&
-          (fin_acked_ || (lane_ != nullptr && AckedOff() == tx_off()));
-      if (n != -EPIPE && so_error_ == 0 && !nothing) {
-        const bool more =
-            rx_ != Rx::kRaw || waiting_ != Waiting::kNothing || !limbo_.empty();
-        if (n == -ECONNRESET && more && !pfin_known_) {
-          // The kernel tells of a reset once, and this time told the writer.
-          // What is on the lane came before it.
-          send_error_ = static_cast<int>(-n);
-        } else {
-          so_error_ = pfin_known_ ? EPIPE : static_cast<int>(-n);
-        }
-      }
-      tx_broken_ = true;
-      out_.Clear();
-      Emit(kTxReady | kRxReady);
-      return false;
-    }
-    out_.Drop(static_cast<std::size_t>(n));
-  }
-  Emit(kTxReady);
-  return true;
-}
-
 // --- Reading
 
 std::size_t Stream::TakeBuffered(const iovec* iov, int count, std::size_t total,
@@ -300,150 +249,6 @@ ssize_t Stream::ReadSlow(const iovec* iov, int count, std::size_t total,
   return result;
 }
 
-// For the application: bytes, 0 at the end, or -errno.
-ssize_t Stream::RecvRaw(const iovec* iov, int count, bool peek) {
-  const ssize_t n = anchor_->RecvV(iov, count, peek);
-  if (n > 0 && !peek) {
-    tail_rx_.Push(iov, count, static_cast<std::size_t>(n));
-    rx_off_ += static_cast<std::uint64_t>(n);
-    TookRaw();
-  }
-  return n;
-}
-
-// The same behind the first `skip` bytes of the vector; 0: nothing, for now.
-std::size_t Stream::RecvRest(const iovec* iov, int count, std::size_t skip,
-                             bool peek) {
-  if (anchor_->AtMark()) return 0;
-  for (int i = 0; i < count; ++i) {
-    if (skip >= iov[i].iov_len) {
-      skip -= iov[i].iov_len;
-      continue;
-    }
-    const iovec first{static_cast<char*>(iov[i].iov_base) + skip,
-                      iov[i].iov_len - skip};
-    ssize_t n = RecvRaw(&first, 1, peek);
-    if (n <= 0) return 0;  // an end or an error is for the next call
-    auto got = static_cast<std::size_t>(n);
-    // (Not behind a read that has come to the switch: what is sent there is
-    // no application's.)
-    if (got == first.iov_len && i + 1 < count && !peek && rx_ == Rx::kRaw &&
-        !anchor_->AtMark()) {
-      n = RecvRaw(iov + i + 1, count - i - 1, false);
-      if (n > 0) got += static_cast<std::size_t>(n);
-    }
-    return got;
-  }
-  return 0;
-}
-
-// What the application has had from limbo_ comes once more, by TCP.  True: all
-// of it has.
-bool Stream::DropAhead() {
-  std::uint8_t nowhere[4096];
-  while (ahead_ != 0) {
-    const ssize_t n = anchor_->Recv(nowhere, std::min(ahead_, sizeof nowhere));
-    if (n == -EAGAIN || n == -EINTR) return false;
-    if (n <= 0) {
-      OnTcpEnd(static_cast<int>(-n));
-      return false;
-    }
-    tail_rx_.Push(nowhere, static_cast<std::size_t>(n));
-    ahead_ -= static_cast<std::size_t>(n);
-    if (ahead_ == 0) {
-      // The rest is behind it.  (Who waits for that may have looked before.)
-      DropLimbo();
-      Emit(kRxReady);
-    }
-    TookRaw();
-    if (failed_) return false;
-  }
-  return true;
-}
-
-// Reads ahead into the stash.
-void Stream::PumpRaw(std::size_t want) {
-  want = std::min(want, kReadAhead);
-  std::uint8_t* to = stash_.Reserve(want);
-  ssize_t n = to == nullptr ? -EAGAIN : anchor_->Recv(to, want);
-  if (n > 0) {
-    tail_rx_.Push(to, static_cast<std::size_t>(n));
-    stash_.Commit(static_cast<std::size_t>(n));
-    Emit(kRxReady);
-    TookRaw();
-    return;
-  }
-  if (stash_.empty()) stash_.Clear();
-  if (n != -EAGAIN && n != -EINTR) OnTcpEnd(n == 0 ? 0 : static_cast<int>(-n));
-}
-
-void Stream::PumpTcp() {
-  for (int i = 0; i < kMaxRecvs && !eof_ && !failed_; ++i) {
-    if (rx_ == Rx::kRaw) {
-      if (ahead_ != 0) {
-        if (!DropAhead()) return;
-        continue;
-      }
-      std::size_t want = 0;
-      if (waiting_ == Waiting::kPropose || waiting_ == Waiting::kSwitch) {
-        // Not beyond X: what follows there decides what it is.
-        want = static_cast<std::size_t>(rx_x_ - InOff());
-      } else if (closed_) {
-        want = stash_.empty() ? 1 : 0;  // one byte is enough to answer with RST
-      } else if (!limbo_.empty()) {
-        // One byte behind X tells a peer that went raw from one that died
-        // staging.
-        const std::uint64_t in = InOff();
-        want = static_cast<std::size_t>(in < rx_x_ ? rx_x_ - in + 1 : 1);
-      } else if (pfin_known_ && InOff() == pfin_) {
-        want = 1;  // there is nothing but the end of TCP
-      }
-      if (want == 0) return;
-      std::uint64_t before = InOff();
-      PumpRaw(want);
-      if (InOff() == before) return;
-      continue;
-    }
-    std::uint8_t* to = hs_ + hs_have_;
-    std::size_t want = kFrameSize - hs_have_;
-    if (back_left_ != 0) {
-      want = std::min(back_left_, kReadAhead);
-      to = back_.Reserve(want);
-      if (to == nullptr) return Fail(base::Reason::kNoMemory);
-    }
-    ssize_t n = anchor_->Recv(to, want);
-    if (n == -EAGAIN || n == -EINTR) return;
-    if (n <= 0) {
-      OnTcpEnd(static_cast<int>(-n));
-      return;
-    }
-    if (back_left_ != 0) {
-      back_.Commit(static_cast<std::size_t>(n));
-      back_left_ -= static_cast<std::size_t>(n);
-      continue;
-    }
-    hs_have_ = static_cast<std::uint8_t>(hs_have_ + n);
-    if (rx_ == Rx::kArm) {
-      OnArmBytes();
-    } else if (hs_have_ == kFrameSize) {
-      hs_have_ = 0;
-      if (rx_ == Rx::kArmF) {
-        OnCommitFrame();
-      } else {
-        OnFrame();
-      }
-    }
-  }
-}
-
-// Raw bytes have come in.
-void Stream::TookRaw() {
-  // (They went over TCP.)
-  if (!limbo_.empty() && !returns_ && InOff() > rx_x_) limbo_.Clear();
-  if (pfin_known_ && InOff() > pfin_) return Fail(base::Reason::kProtocol);
-  CheckPending();
-}
-
 bool Stream::AtEof() const {
   if (!stash_.empty()) return false;
   return eof_ || (pfin_known_ && rx_off() == pfin_);
@@ -455,115 +260,28 @@ int Stream::TakeError() {
   return error;
 }
 
-// --- Ends
+// --- Events
 
-int Stream::ShutdownWrite() {
-  if (shut_) return 0;
-  shut_ = true;
-  if (tx_ == Tx::kLane) SendFin();
-  Settle();
-  return 0;
-}
-
-void Stream::Close(bool reset) {
-  if (closed_) return;
+void Stream::Progress() {
+  if (finished_) return;
+  FlushOut();
   TakeCtl();
-  reset = reset || Untaken();
-  // Nobody has agreed to take what is staged, and a process that closes may be
-  // about to exit: TCP outlives it.  And a reset comes behind what was sent
-  // before it: a peer that does not have the lane yet would never see that.
-  if (tx_ == Tx::kProp) Trigger(base::Reason::kShortLived);
-  closed_ = shut_ = true;
-  reset_ = reset;
-  landing_ = reset;
-  if (AwaitsLanding()) AskLanded();
-  // The end of TCP comes soon after the FIN, and what the peer then believes
-  // unread is a reset to it.
-  if (accept_) lane_->Credit();
-  if (!reset && tx_ == Tx::kLane) SendFin();
+  PumpTcp();
+  TakeCtl();
+  CheckPending();
+  if (LaneUsable() && lane_->State() != base::Reason::kNone) {
+    Trigger(lane_->State());
+  }
   Settle();
 }
 
-// (PROP, STG and RAW have no need: the peer has no frame of ours that could be
-// unread, or bytes of its own are, which says the same.)
-void Stream::TellReset() {
-  if (kshut_ || tx_broken_ || failed_) return;
-  if (tx_ != Tx::kComm && tx_ != Tx::kLane && tx_ != Tx::kDown) return;
-  SendFrame(FrameKind::kReset, 0);
-  if (!failed_) FlushOut();
-}
-
-void Stream::KernelShutdown() {
-  if (kshut_) return;
-  kshut_ = true;
-  anchor_->ShutdownWrite();
-}
-
-// Rules 16 and 17.
-void Stream::MaybeShutdown() {
-  // A FIN before the reset would be an orderly end to who reads it in time.
-  if (!shut_ || tx_broken_ || reset_) return;
-  if (!kshut_ && out_.empty()) {
-    const bool all_read =
-        pfin_known_ && (closed_ ? InOff() : rx_off()) == pfin_;
-    if (tx_ == Tx::kRaw) {
-      KernelShutdown();
-    } else if (tx_ == Tx::kLane && fin_sent_ && all_read &&
-               (fin_acked_ || (lane_ != nullptr && AckedOff() == tx_off()))) {
-      KernelShutdown();
-    } else if ((tx_ == Tx::kLane || tx_ == Tx::kDown) && fin_sent_ && eof_) {
-      // OnTcpEnd has found that the peer's end was an orderly one.
-      KernelShutdown();
-    } else if (tx_ == Tx::kLane && closed_ && fin_acked_ && !pfin_known_) {
-      // Nobody here reads what may still come: who writes it learns by the
-      // reset, as from any closed socket.  (Where the peer's FIN has come, both
-      // ends go on by rule 17, which resets nothing.)
-      KernelShutdown();
-    }
-  }
-  if (kshut_ && eof_) {
-    // Both directions have ended: nothing is owed on the lane any more.
-    if (lane_ != nullptr && !frozen_) FreezeLane(why_left_);
-    tx_ = Tx::kRaw;
-    rx_ = Rx::kRaw;
-  }
-}
-
-// Rule 19.
-void Stream::MaybeFinish() {
-  if (!closed_ || finished_) return;
-  // The peer's bytes for an application that is gone.
-  if (!stash_.empty() || (accept_ && lane_->Readable() != 0)) reset_ = true;
-  // An anchor in ARM holds, or will get, the data of a peer that staged some:
-  // the kernel answers that as it does for any closed socket.  In frames the
-  // peer's RAW must come first, or our close would reset what it has not yet
-  // read.  (Nor must it reset what has been read before it came.)
-  const bool raw = tx_ == Tx::kRaw && out_.empty() && ahead_ == 0 &&
-                   (rx_ == Rx::kRaw || rx_ == Rx::kArm);
-  const bool over =
-      kshut_ && (eof_ || (fin_acked_ && !pfin_known_ && ahead_ == 0));
-  if (!failed_ && !reset_ && !tx_broken_ && !raw && !over) return;
-  if (AwaitsLanding()) return;
-  finished_ = true;
-  if (reset_) TellReset();
-  // What is reset is not taken: the peer must see that it was never read.  Nor
-  // is what lands since the look above, which would count as read, too: its
-  // writer would wait for the answer for ever.
-  accept_ = false;
-  if (lane_ != nullptr && !frozen_) FreezeLane(base::Reason::kNone);
-  tx_ = Tx::kRaw;
-  rx_ = Rx::kRaw;
-  waiting_ = Waiting::kNothing;
-  out_.Clear();
-  stash_.Clear();
-  DropLimbo();
-  ahead_ = 0;
-  copy_.Clear();
-  back_.Clear();
-  back_left_ = 0;
-  tx_broken_ = eof_ = true;
-  Emit(kFinished | kTimerOff);
-  if (failed_ || reset_) Emit(kMustReset);
+void Stream::Timer() {
+  if ((broken_ & kNoTimer) != 0) return;
+  // What has landed still says where staged bytes belong, and may be the
+  // answer.
+  TakeCtl();
+  if (tx_ == Tx::kProp || tx_ == Tx::kComm) Trigger(base::Reason::kTimeout);
+  Settle();
 }
 
 void Stream::Settle() {
@@ -591,49 +309,6 @@ void Stream::Settle() {
   }
 }
 
-// --- Events
-
-void Stream::Progress() {
-  if (finished_) return;
-  FlushOut();
-  TakeCtl();
-  PumpTcp();
-  TakeCtl();
-  CheckPending();
-  if (LaneUsable() && lane_->State() != base::Reason::kNone) {
-    Trigger(lane_->State());
-  }
-  Settle();
-}
-
-void Stream::Timer() {
-  if ((broken_ & kNoTimer) != 0) return;
-  // What has landed still says where staged bytes belong, and may be the
-  // answer.
-  TakeCtl();
-  if (tx_ == Tx::kProp || tx_ == Tx::kComm) Trigger(base::Reason::kTimeout);
-  Settle();
-}
-
-void Stream::Demote(base::Reason reason, bool leave) {
-  TakeCtl();
-  if (LaneUsable() && tx_ == Tx::kRaw && rx_ == Rx::kRaw &&
-      waiting_ == Waiting::kNothing && !closed_) {
-    // Nobody has proposed yet: on TCP there is no frame to say it by, and the
-    // peer would wait for a PROPOSE, and read ahead, for ever.
-    Refuse(lane_, epoch_);
-  } else if (LaneUsable() && tx_ == Tx::kRaw &&
-             (waiting_ == Waiting::kPropose || waiting_ == Waiting::kArm)) {
-    // Nor can R by a frame: P would learn by its timer only, which may be a
-    // long one, and until then R can't be on TCP (a fork waits for that).
-    Refuse(lane_, epoch_);
-  }
-  leave_ = leave;
-  Trigger(reason);
-  leave_ = false;
-  Settle();
-}
-
 // --- What is so
 
 std::size_t Stream::Readable() const {
@@ -654,66 +329,6 @@ std::uint64_t Stream::AckedOff() const {
   std::uint64_t since = acked > posted_base_ ? acked - posted_base_ : 0;
   // A peer that owns a stale tie's credit is not ahead of us.
   return std::min(x_ + since, tx_off());
-}
-
-bool Stream::Probe() {
-  if (!LaneUsable() || tx_ != Tx::kLane || kshut_ || fin_sent_) return false;
-  const std::uint64_t acked = AckedOff();
-  if (acked >= tx_off() || probed_ >= tx_off()) return false;
-  if (acked != probe_acked_) {
-    probe_acked_ = acked;
-    probe_stalled_ = 0;
-    return true;
-  }
-  if (probe_out_) {
-    probe_asked_ = false;  // its answer counts: who asks all the time hides it
-  } else {
-    SendProbe();
-    FlushOut();
-    Settle();
-  }
-  return true;
-}
-
-void Stream::SendProbe() {
-  probe_out_ = true;
-  probe_at_ = tx_off();
-  SendFrame(FrameKind::kProbe, tx_off());
-}
-
-// On our ACK a peer that has closed lets go of its lane, and the credit that it
-// has given before FIN may still be in its device.  So it is asked first: what
-// has landed there has been read, or is answered by a reset.
-void Stream::AskWhatIsRead() {
-  if (!pclosed_ || tx_ != Tx::kLane || !LaneUsable() || fin_sent_ ||
-      probe_out_ || AckedOff() >= tx_off()) {
-    return;
-  }
-  probe_asked_ = true;
-  SendProbe();
-}
-
-void Stream::AskLanded() {
-  if (!LaneUsable() || tx_ != Tx::kLane || kshut_ || fin_sent_ || probe_out_ ||
-      std::max(AckedOff(), probe_landed_) >= tx_off()) {
-    return;
-  }
-  probe_asked_ = true;
-  SendProbe();
-  FlushOut();
-  Settle();
-}
-
-bool Stream::AwaitsLanding() const {
-  return landing_ && !finished_ && !failed_ && !tx_broken_ && !kshut_ &&
-         !eof_ && tx_ == Tx::kLane && LaneUsable() &&
-         lane_->kind() == lane::Kind::kRdma &&
-         std::max(AckedOff(), probe_landed_) < tx_off();
-}
-
-void Stream::Hurry() {
-  landing_ = false;
-  Settle();
 }
 
 std::uint64_t Stream::Unacked() const {

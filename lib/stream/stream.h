@@ -272,18 +272,24 @@ class Stream {
     kRepeatReturns = 1024,
   };
 
+  // What S may have staged behind a PROPOSE that C ignores.
+  static constexpr std::size_t kMaxTie = 64 * 1024;
+
   // The application's calls (stream.cc).
   ssize_t WriteSlow(const iovec* iov, int count, std::size_t total);
   ssize_t ReadSlow(const iovec* iov, int count, std::size_t total, bool peek);
   ssize_t WriteNow(const iovec* iov, int count, std::size_t total);
-  ssize_t SendRaw(const iovec* iov, int count);
   ssize_t StageOrPost(const iovec* iov, int count, std::size_t total);
   // Of the copy that is kept of what is staged while in PROP.
   std::size_t CopyLimit() const;
   std::size_t TakeBuffered(const iovec* iov, int count, std::size_t total,
                            bool peek);
   bool AtEof() const;
-  // The anchor (stream.cc).
+  // The end of every slow call: shutdown, close, settle, fast-path flags.
+  void Settle();
+
+  // The anchor (anchor.cc).
+  ssize_t SendRaw(const iovec* iov, int count);
   bool FlushOut();
   ssize_t RecvRaw(const iovec* iov, int count, bool peek);
   std::size_t RecvRest(const iovec* iov, int count, std::size_t skip,
@@ -292,46 +298,54 @@ class Stream {
   bool DropAhead();
   void PumpRaw(std::size_t want);
   void TookRaw();
-  // The end of every slow call: shutdown, close, settle, fast-path flags.
-  void Settle();
-  void MaybeShutdown();
-  void MaybeFinish();
-  void KernelShutdown();
 
-  // The handshake and the way back (switch.cc).
-  bool MayPropose() const;
-  bool Propose(std::uint8_t first);
+  // Messages of the switch (switch.cc).
+  void SendFrame(FrameKind kind, std::uint64_t offset, std::uint8_t flags = 0);
+  bool PostCtl(const Ctl& ctl);
   void TakeCtl();
   void OnCtl(const Ctl& ctl);
+  void OnFrame();
+  const Nonce& ConnectorNonce() const;
+  const Nonce& AcceptorNonce() const;
+
+  // Promotion (promote.cc).
+  bool MayPropose() const;
+  bool Propose(std::uint8_t first);
   void OnPropose(const Ctl& ctl);
   void OnAccept(const Ctl& ctl);
   void OnSwitch(const Ctl& ctl);
-  void OnEnd(const Ctl& ctl);
   void CheckPending();
   void Withdraw();
+  bool PostHeld();
   void OnArmBytes();
   void OnCommitFrame();
-  void OnFrame();
   void OnGot();
+
+  // Demotion and failover (demote.cc).
+  void Trigger(base::Reason reason);
+  void FreezeLane(base::Reason reason);
+  void SendLaneDown();
+  void OnLaneDown(std::uint64_t r, bool leaves);
+  void GoRaw(std::uint64_t from, bool with_frame);
+  bool MayHandBack() const;
+  void HandBack();
+  void OnBack(std::uint64_t offset);
+
+  // What has landed (probe.cc).
   void SendProbe();
   void AskWhatIsRead();
   void OnProbe();
   void OnLanded(std::uint64_t offset);
-  void SendLaneDown();
-  bool MayHandBack() const;
-  void HandBack();
-  void OnBack(std::uint64_t offset);
-  void OnLaneDown(std::uint64_t r, bool leaves);
+
+  // Ends (ends.cc).
+  void SendFin();
+  void OnEnd(const Ctl& ctl);
+  void KernelShutdown();
+  void MaybeShutdown();
+  void MaybeFinish();
   void OnTcpEnd(int error);
   void PeerDied(int error);
-  void FreezeLane(base::Reason reason);
-  void Trigger(base::Reason reason);
-  void GoRaw(std::uint64_t from, bool with_frame);
   void Fail(base::Reason reason);
-  void SendFrame(FrameKind kind, std::uint64_t offset, std::uint8_t flags = 0);
-  void SendFin();
-  bool PostCtl(const Ctl& ctl);
-  bool PostHeld();
 
   void Emit(std::uint32_t changes) { changes_ |= changes; }
   bool LaneUsable() const { return lane_ != nullptr && !frozen_; }
@@ -352,8 +366,6 @@ class Stream {
     returns_ = false;
   }
   std::uint64_t AckedOff() const;
-  const Nonce& ConnectorNonce() const;
-  const Nonce& AcceptorNonce() const;
 
   Anchor* anchor_;
   lane::Lane* lane_ = nullptr;

@@ -1,0 +1,210 @@
+// The anchor: bytes that go over TCP, raw ones and frames, and what is read
+// ahead of the application.
+
+#include <algorithm>
+
+#include "lib/stream/stream.h"
+
+namespace rcsock::stream {
+namespace {
+
+// Bounds the work of one Progress call, whatever the peer does.
+constexpr int kMaxRecvs = 64;
+constexpr std::size_t kReadAhead = 64 * 1024;
+
+}  // namespace
+
+ssize_t Stream::SendRaw(const iovec* iov, int count) {
+  ssize_t n = anchor_->Send(iov, count);
+  if (n > 0) {
+    tail_tx_.Push(iov, count, static_cast<std::size_t>(n));
+    tx_off_ += static_cast<std::uint64_t>(n);
+  } else if (n < 0 && n != -EAGAIN && n != -EINTR) {
+    // Only what the kernel itself will repeat for ever.
+    if (n == -EPIPE || n == -ECONNRESET) tx_broken_ = true;
+  }
+  return n;
+}
+
+// True if nothing is left to be written.
+bool Stream::FlushOut() {
+  if (out_.empty()) return true;
+  while (!out_.empty()) {
+    iovec iov{const_cast<std::uint8_t*>(out_.data()), out_.size()};
+    ssize_t n = anchor_->Send(&iov, 1);
+    if (n == -EAGAIN || n == -EINTR || n == 0) return false;
+    if (n < 0) {
+      // The reading side still delivers what the peer sent before it went.
+      // After its FIN a reset is EPIPE, as in the kernel, which has not seen
+      // the FIN if it came as a frame; and nothing at all if only frames were
+      // still to go: to TCP its end would have been an orderly one.
+      const bool nothing =
+          pfin_known_ && (tx_ == Tx::kLane || tx_ == Tx::kDown) &&
+          (fin_acked_ || (lane_ != nullptr && AckedOff() == tx_off()));
+      if (n != -EPIPE && so_error_ == 0 && !nothing) {
+        const bool more =
+            rx_ != Rx::kRaw || waiting_ != Waiting::kNothing || !limbo_.empty();
+        if (n == -ECONNRESET && more && !pfin_known_) {
+          // The kernel tells of a reset once, and this time told the writer.
+          // What is on the lane came before it.
+          send_error_ = static_cast<int>(-n);
+        } else {
+          so_error_ = pfin_known_ ? EPIPE : static_cast<int>(-n);
+        }
+      }
+      tx_broken_ = true;
+      out_.Clear();
+      Emit(kTxReady | kRxReady);
+      return false;
+    }
+    out_.Drop(static_cast<std::size_t>(n));
+  }
+  Emit(kTxReady);
+  return true;
+}
+
+// For the application: bytes, 0 at the end, or -errno.
+ssize_t Stream::RecvRaw(const iovec* iov, int count, bool peek) {
+  const ssize_t n = anchor_->RecvV(iov, count, peek);
+  if (n > 0 && !peek) {
+    tail_rx_.Push(iov, count, static_cast<std::size_t>(n));
+    rx_off_ += static_cast<std::uint64_t>(n);
+    TookRaw();
+  }
+  return n;
+}
+
+// The same behind the first `skip` bytes of the vector; 0: nothing, for now.
+std::size_t Stream::RecvRest(const iovec* iov, int count, std::size_t skip,
+                             bool peek) {
+  if (anchor_->AtMark()) return 0;
+  for (int i = 0; i < count; ++i) {
+    if (skip >= iov[i].iov_len) {
+      skip -= iov[i].iov_len;
+      continue;
+    }
+    const iovec first{static_cast<char*>(iov[i].iov_base) + skip,
+                      iov[i].iov_len - skip};
+    ssize_t n = RecvRaw(&first, 1, peek);
+    if (n <= 0) return 0;  // an end or an error is for the next call
+    auto got = static_cast<std::size_t>(n);
+    // (Not behind a read that has come to the switch: what is sent there is
+    // no application's.)
+    if (got == first.iov_len && i + 1 < count && !peek && rx_ == Rx::kRaw &&
+        !anchor_->AtMark()) {
+      n = RecvRaw(iov + i + 1, count - i - 1, false);
+      if (n > 0) got += static_cast<std::size_t>(n);
+    }
+    return got;
+  }
+  return 0;
+}
+
+// What the application has had from limbo_ comes once more, by TCP.  True: all
+// of it has.
+bool Stream::DropAhead() {
+  std::uint8_t nowhere[4096];
+  while (ahead_ != 0) {
+    const ssize_t n = anchor_->Recv(nowhere, std::min(ahead_, sizeof nowhere));
+    if (n == -EAGAIN || n == -EINTR) return false;
+    if (n <= 0) {
+      OnTcpEnd(static_cast<int>(-n));
+      return false;
+    }
+    tail_rx_.Push(nowhere, static_cast<std::size_t>(n));
+    ahead_ -= static_cast<std::size_t>(n);
+    if (ahead_ == 0) {
+      // The rest is behind it.  (Who waits for that may have looked before.)
+      DropLimbo();
+      Emit(kRxReady);
+    }
+    TookRaw();
+    if (failed_) return false;
+  }
+  return true;
+}
+
+// Reads ahead into the stash.
+void Stream::PumpRaw(std::size_t want) {
+  want = std::min(want, kReadAhead);
+  std::uint8_t* to = stash_.Reserve(want);
+  ssize_t n = to == nullptr ? -EAGAIN : anchor_->Recv(to, want);
+  if (n > 0) {
+    tail_rx_.Push(to, static_cast<std::size_t>(n));
+    stash_.Commit(static_cast<std::size_t>(n));
+    Emit(kRxReady);
+    TookRaw();
+    return;
+  }
+  if (stash_.empty()) stash_.Clear();
+  if (n != -EAGAIN && n != -EINTR) OnTcpEnd(n == 0 ? 0 : static_cast<int>(-n));
+}
+
+void Stream::PumpTcp() {
+  for (int i = 0; i < kMaxRecvs && !eof_ && !failed_; ++i) {
+    if (rx_ == Rx::kRaw) {
+      if (ahead_ != 0) {
+        if (!DropAhead()) return;
+        continue;
+      }
+      std::size_t want = 0;
+      if (waiting_ == Waiting::kPropose || waiting_ == Waiting::kSwitch) {
+        // Not beyond X: what follows there decides what it is.
+        want = static_cast<std::size_t>(rx_x_ - InOff());
+      } else if (closed_) {
+        want = stash_.empty() ? 1 : 0;  // one byte is enough to answer with RST
+      } else if (!limbo_.empty()) {
+        // One byte behind X tells a peer that went raw from one that died
+        // staging.
+        const std::uint64_t in = InOff();
+        want = static_cast<std::size_t>(in < rx_x_ ? rx_x_ - in + 1 : 1);
+      } else if (pfin_known_ && InOff() == pfin_) {
+        want = 1;  // there is nothing but the end of TCP
+      }
+      if (want == 0) return;
+      std::uint64_t before = InOff();
+      PumpRaw(want);
+      if (InOff() == before) return;
+      continue;
+    }
+    std::uint8_t* to = hs_ + hs_have_;
+    std::size_t want = kFrameSize - hs_have_;
+    if (back_left_ != 0) {
+      want = std::min(back_left_, kReadAhead);
+      to = back_.Reserve(want);
+      if (to == nullptr) return Fail(base::Reason::kNoMemory);
+    }
+    ssize_t n = anchor_->Recv(to, want);
+    if (n == -EAGAIN || n == -EINTR) return;
+    if (n <= 0) {
+      OnTcpEnd(static_cast<int>(-n));
+      return;
+    }
+    if (back_left_ != 0) {
+      back_.Commit(static_cast<std::size_t>(n));
+      back_left_ -= static_cast<std::size_t>(n);
+      continue;
+    }
+    hs_have_ = static_cast<std::uint8_t>(hs_have_ + n);
+    if (rx_ == Rx::kArm) {
+      OnArmBytes();
+    } else if (hs_have_ == kFrameSize) {
+      hs_have_ = 0;
+      if (rx_ == Rx::kArmF) {
+        OnCommitFrame();
+      } else {
+        OnFrame();
+      }
+    }
+  }
+}
+
+// Raw bytes have come in.
+void Stream::TookRaw() {
+  // (They went over TCP.)
+  if (!limbo_.empty() && !returns_ && InOff() > rx_x_) limbo_.Clear();
+  if (pfin_known_ && InOff() > pfin_) return Fail(base::Reason::kProtocol);
+  CheckPending();
+}
+
+}  // namespace rcsock::stream

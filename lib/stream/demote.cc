@@ -1,0 +1,238 @@
+// Demotion and failover: back to raw bytes, by rules 11 to 14 of
+// docs/protocol.md.
+
+#include <algorithm>
+#include <cstring>
+
+#include "lib/base/log.h"
+#include "lib/stream/stream.h"
+
+namespace rcsock::stream {
+namespace {
+
+// What one end hands back to the other at most.
+constexpr std::size_t kMaxBack = 8 * 1024 * 1024;
+
+}  // namespace
+
+void Stream::Demote(base::Reason reason, bool leave) {
+  TakeCtl();
+  if (LaneUsable() && tx_ == Tx::kRaw && rx_ == Rx::kRaw &&
+      waiting_ == Waiting::kNothing && !closed_) {
+    // Nobody has proposed yet: on TCP there is no frame to say it by, and the
+    // peer would wait for a PROPOSE, and read ahead, for ever.
+    Refuse(lane_, epoch_);
+  } else if (LaneUsable() && tx_ == Tx::kRaw &&
+             (waiting_ == Waiting::kPropose || waiting_ == Waiting::kArm)) {
+    // Nor can R by a frame: P would learn by its timer only, which may be a
+    // long one, and until then R can't be on TCP (a fork waits for that).
+    Refuse(lane_, epoch_);
+  }
+  leave_ = leave;
+  Trigger(reason);
+  leave_ = false;
+  Settle();
+}
+
+// Rule 12.
+void Stream::Trigger(base::Reason reason) {
+  if (lane_ == nullptr || frozen_ || failed_) return;
+  // A lane that ends by itself may do so because the peer is leaving it, whose
+  // word for that comes later (iWARP): the same is done as for that word.
+  const bool asked = leave_;
+  leave_ = asked || IsFailover(reason);
+  const bool hand_back = MayHandBack();
+  leave_ = asked || hand_back;
+  FreezeLane(reason);
+  leave_ = asked;
+  if (kshut_ || failed_) return;
+  switch (tx_) {
+    case Tx::kProp:
+      Emit(kTimerOff);
+      GoRaw(x_, false);
+      break;
+    case Tx::kComm:
+      Emit(kTimerOff);
+      SendLaneDown();
+      if (got_sent_) {
+        // R may be past STG and reading what we staged: it tells us how far.
+        tx_ = Tx::kDown;
+      } else {
+        GoRaw(x_, true);
+      }
+      break;
+    case Tx::kLane:
+      if (hand_back) HandBack();
+      SendLaneDown();
+      tx_ = Tx::kDown;
+      break;
+    case Tx::kStg:  // R may not leave STG by itself (rule 8)
+    case Tx::kDown:
+    case Tx::kRaw:
+      break;
+  }
+}
+
+// Rule 11.
+void Stream::FreezeLane(base::Reason reason) {
+  if (lane_ == nullptr || frozen_) return;
+  RCSOCK_LOG(2, "stream leaves its lane: %s", base::ReasonKey(reason));
+  frozen_ = true;
+  if ((broken_ & kNoFreeze) != 0 && accept_) return;
+  lane_->Freeze();
+  why_left_ = reason;
+  Emit(kLeftLane | kRxReady | kTxReady);
+  // What had landed: the application's, if the direction is proven.  Else it is
+  // kept apart: should the peer turn out to be dead, exactly at the offset
+  // where these bytes would begin, they are its last words (rule 19).  So is
+  // what is left to the peer on purpose: it has not been credited.
+  if (accept_ && leave_) {
+    rx_x_ = InOff();
+    limbo_.Clear();
+    returns_ = true;
+  }
+  const bool take = accept_ && !leave_;
+  const bool keep =
+      accept_ || (waiting_ != Waiting::kNothing && (broken_ & kNoLimbo) == 0);
+  ByteQueue* to = take ? &stash_ : &limbo_;
+  std::size_t room = lane_->RxRegion().length + kMaxTie;
+  while (keep && !failed_) {
+    std::size_t n = lane_->Readable();
+    if (n == 0) break;
+    std::uint8_t* bytes = n <= room ? to->Reserve(n) : nullptr;
+    if (bytes == nullptr) {
+      if (!take) break;
+      accept_ = false;
+      return Fail(base::Reason::kProtocol);
+    }
+    iovec iov{bytes, n};
+    // Bytes that are not accepted must not be credited either: P would find
+    // them gone from its ring when it goes raw.
+    n = lane_->Read(&iov, 1, 0, n, !take);
+    to->Commit(n);
+    if (n == 0 || !take) break;
+    room -= n;
+  }
+  accept_ = false;
+  // (By TCP they have come, and been read; nothing more may come there.)
+  if (InOff() > rx_x_) limbo_.Clear();
+  if (waiting_ == Waiting::kPropose || waiting_ == Waiting::kSwitch) {
+    // Never answered now; limbo_ remembers rx_x_.
+    waiting_ = Waiting::kNothing;
+  }
+  if (pfin_known_ && InOff() > pfin_) Fail(base::Reason::kProtocol);
+}
+
+void Stream::SendLaneDown() {
+  SendFrame(FrameKind::kLaneDown, InOff(),
+            IsFailover(why_left_) ? 0 : kFrameLeaves);
+}
+
+// After own FIN the peer may have ended its side of TCP, and takes nothing
+// back.
+bool Stream::MayHandBack() const {
+  return leave_ && accept_ && !stash_.empty() && stash_.size() <= kMaxBack &&
+         tx_ == Tx::kLane && !fin_sent_;
+}
+
+// What was read ahead of the application lies before everything of this lane,
+// so the peer has no copy.  The kernel's queue takes it from nobody but the
+// peer.
+void Stream::HandBack() {
+  if (out_.Reserve(kFrameSize + stash_.size()) == nullptr) return;
+  if (limbo_.size() != 0 && !stash_.Append(limbo_.data(), limbo_.size()))
+    return;
+  const std::size_t count = stash_.size() - limbo_.size();
+  SendFrame(FrameKind::kBack, rx_off());
+  out_.Append(stash_.data(), count);
+  // If the peer dies before it has sent them, they are its last words.
+  limbo_.Clear();
+  limbo_.Swap(stash_);
+  rx_x_ = rx_off();
+}
+
+void Stream::OnBack(std::uint64_t offset) {
+  if ((tx_ != Tx::kLane && tx_ != Tx::kDown) || lane_down_seen_ ||
+      !back_.empty() || offset >= x_ || x_ - offset > kMaxBack) {
+    return Fail(base::Reason::kProtocol);
+  }
+  back_left_ = static_cast<std::size_t>(x_ - offset);
+}
+
+// Rule 13.
+void Stream::OnLaneDown(std::uint64_t r, bool leaves) {
+  lane_down_seen_ = true;
+  // On iWARP the lane's end can come before the peer's word for it.
+  if (leaves && frozen_ &&
+      (why_left_ == base::Reason::kPeerGone ||
+       why_left_ == base::Reason::kLaneError)) {
+    why_left_ = base::Reason::kPeerDemoted;
+  }
+  // In flight or not, the peer takes no more.  It may have left for the sake of
+  // something that only TCP can carry (urgent data), which nobody may read
+  // past: so what is unread goes the same way.
+  leave_ = !kshut_;
+  const bool hand_back = MayHandBack();
+  FreezeLane(base::Reason::kPeerDemoted);
+  leave_ = false;
+  if (kshut_) return;
+  switch (tx_) {
+    case Tx::kStg:  // before GOT: no frame, and r says nothing about us
+      return GoRaw(x_, false);
+    case Tx::kLane:
+    case Tx::kDown:
+      // Hostile: beyond what we sent, or less than it has already credited.
+      if (r > tx_off() || (r < AckedOff() && AckedOff() > x_)) {
+        return Fail(base::Reason::kProtocol);
+      }
+      if (!back_.empty() && r + back_.size() != x_) {
+        return Fail(base::Reason::kProtocol);
+      }
+      if (tx_ == Tx::kLane && (broken_ & kRawFirst) == 0) {
+        if (hand_back) HandBack();
+        SendLaneDown();
+      }
+      return GoRaw(std::max(r, x_), true);
+    case Tx::kRaw:
+      return;
+    case Tx::kProp:
+    case Tx::kComm:
+      // Its COMMIT, which comes first, would have moved us on.
+      return Fail(base::Reason::kProtocol);
+  }
+}
+
+// Rules 12 and 13: back to raw bytes, from offset `from` on.
+void Stream::GoRaw(std::uint64_t from, bool with_frame) {
+  if (with_frame) SendFrame(FrameKind::kRaw, from - back_.size());
+  if (failed_) return;
+  if (!back_.empty() && (broken_ & kLoseBack) == 0) {
+    if (!out_.Append(back_.data(), back_.size())) {
+      return Fail(base::Reason::kNoMemory);
+    }
+    tail_tx_.Push(back_.data(), back_.size());
+  }
+  back_.Clear();
+  const bool copied = tx_ == Tx::kProp && Copies();
+  tx_ = Tx::kRaw;
+  Emit(kTxReady);
+  std::size_t count = static_cast<std::size_t>(tx_off() - from);
+  if (count == 0) {
+    copy_.Clear();
+    return;
+  }
+  std::uint8_t* to = out_.Reserve(count);
+  if (to == nullptr) return Fail(base::Reason::kNoMemory);
+  if (copied) {
+    std::memcpy(to, copy_.data(), count);
+    copy_.Clear();
+  } else if (lane_ == nullptr || lane_->CopyUnacked(posted_base_ + (from - x_),
+                                                    to, count) != count) {
+    // The peer credited bytes that it now denies.
+    return Fail(base::Reason::kProtocol);
+  }
+  out_.Commit(count);
+  tail_tx_.Push(to, count);
+}
+
+}  // namespace rcsock::stream

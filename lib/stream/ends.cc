@@ -1,0 +1,281 @@
+// Ends: half-close and close (rules 16, 17 and 19), and the end of TCP (rule
+// 18).
+
+#include <algorithm>
+
+#include "lib/base/log.h"
+#include "lib/stream/stream.h"
+
+namespace rcsock::stream {
+
+int Stream::ShutdownWrite() {
+  if (shut_) return 0;
+  shut_ = true;
+  if (tx_ == Tx::kLane) SendFin();
+  Settle();
+  return 0;
+}
+
+void Stream::Close(bool reset) {
+  if (closed_) return;
+  TakeCtl();
+  reset = reset || Untaken();
+  // Nobody has agreed to take what is staged, and a process that closes may be
+  // about to exit: TCP outlives it.  And a reset comes behind what was sent
+  // before it: a peer that does not have the lane yet would never see that.
+  if (tx_ == Tx::kProp) Trigger(base::Reason::kShortLived);
+  closed_ = shut_ = true;
+  reset_ = reset;
+  landing_ = reset;
+  if (AwaitsLanding()) AskLanded();
+  // The end of TCP comes soon after the FIN, and what the peer then believes
+  // unread is a reset to it.
+  if (accept_) lane_->Credit();
+  if (!reset && tx_ == Tx::kLane) SendFin();
+  Settle();
+}
+
+// (PROP, STG and RAW have no need: the peer has no frame of ours that could be
+// unread, or bytes of its own are, which says the same.)
+void Stream::TellReset() {
+  if (kshut_ || tx_broken_ || failed_) return;
+  if (tx_ != Tx::kComm && tx_ != Tx::kLane && tx_ != Tx::kDown) return;
+  SendFrame(FrameKind::kReset, 0);
+  if (!failed_) FlushOut();
+}
+
+void Stream::KernelShutdown() {
+  if (kshut_) return;
+  kshut_ = true;
+  anchor_->ShutdownWrite();
+}
+
+// Rules 16 and 17.
+void Stream::MaybeShutdown() {
+  // A FIN before the reset would be an orderly end to who reads it in time.
+  if (!shut_ || tx_broken_ || reset_) return;
+  if (!kshut_ && out_.empty()) {
+    const bool all_read =
+        pfin_known_ && (closed_ ? InOff() : rx_off()) == pfin_;
+    if (tx_ == Tx::kRaw) {
+      KernelShutdown();
+    } else if (tx_ == Tx::kLane && fin_sent_ && all_read &&
+               (fin_acked_ || (lane_ != nullptr && AckedOff() == tx_off()))) {
+      KernelShutdown();
+    } else if ((tx_ == Tx::kLane || tx_ == Tx::kDown) && fin_sent_ && eof_) {
+      // OnTcpEnd has found that the peer's end was an orderly one.
+      KernelShutdown();
+    } else if (tx_ == Tx::kLane && closed_ && fin_acked_ && !pfin_known_) {
+      // Nobody here reads what may still come: who writes it learns by the
+      // reset, as from any closed socket.  (Where the peer's FIN has come, both
+      // ends go on by rule 17, which resets nothing.)
+      KernelShutdown();
+    }
+  }
+  if (kshut_ && eof_) {
+    // Both directions have ended: nothing is owed on the lane any more.
+    if (lane_ != nullptr && !frozen_) FreezeLane(why_left_);
+    tx_ = Tx::kRaw;
+    rx_ = Rx::kRaw;
+  }
+}
+
+// Rule 19.
+void Stream::MaybeFinish() {
+  if (!closed_ || finished_) return;
+  // The peer's bytes for an application that is gone.
+  if (!stash_.empty() || (accept_ && lane_->Readable() != 0)) reset_ = true;
+  // An anchor in ARM holds, or will get, the data of a peer that staged some:
+  // the kernel answers that as it does for any closed socket.  In frames the
+  // peer's RAW must come first, or our close would reset what it has not yet
+  // read.  (Nor must it reset what has been read before it came.)
+  const bool raw = tx_ == Tx::kRaw && out_.empty() && ahead_ == 0 &&
+                   (rx_ == Rx::kRaw || rx_ == Rx::kArm);
+  const bool over =
+      kshut_ && (eof_ || (fin_acked_ && !pfin_known_ && ahead_ == 0));
+  if (!failed_ && !reset_ && !tx_broken_ && !raw && !over) return;
+  if (AwaitsLanding()) return;
+  finished_ = true;
+  if (reset_) TellReset();
+  // What is reset is not taken: the peer must see that it was never read.  Nor
+  // is what lands since the look above, which would count as read, too: its
+  // writer would wait for the answer for ever.
+  accept_ = false;
+  if (lane_ != nullptr && !frozen_) FreezeLane(base::Reason::kNone);
+  tx_ = Tx::kRaw;
+  rx_ = Rx::kRaw;
+  waiting_ = Waiting::kNothing;
+  out_.Clear();
+  stash_.Clear();
+  DropLimbo();
+  ahead_ = 0;
+  copy_.Clear();
+  back_.Clear();
+  back_left_ = 0;
+  tx_broken_ = eof_ = true;
+  Emit(kFinished | kTimerOff);
+  if (failed_ || reset_) Emit(kMustReset);
+}
+
+void Stream::SendFin() {
+  if (fin_sent_) return;
+  fin_sent_ = true;
+  // Whoever has closed may connect again at once, and TCP would show that
+  // connection behind this one's end.  A frame is read by a thread that may
+  // come too late for it; so the end is told behind the last byte, too.  (To
+  // another host the lane is not ahead of the anchor.)
+  if (LaneUsable() && lane_->kind() != lane::Kind::kRdma) {
+    Ctl end;
+    end.kind = CtlKind::kEnd;
+    end.epoch = epoch_;
+    end.offset = tx_off();
+    PostCtl(end);
+  }
+  SendFrame(FrameKind::kFin, tx_off(), closed_ ? kFrameClosed : 0);
+}
+
+// All that was posted before it has been taken, so what is accepted is all
+// there is.  FIN comes all the same, and what is done to TCP waits for it.
+void Stream::OnEnd(const Ctl& ctl) {
+  // (The COMMIT before that FIN is still under way.)
+  if (!accept_ && waiting_ == Waiting::kGot && rx_ == Rx::kArmF) return;
+  if (!accept_ || end_seen_ || ctl.offset != InOff() ||
+      (pfin_known_ && pfin_ != ctl.offset)) {
+    return Trigger(base::Reason::kProtocol);
+  }
+  end_seen_ = true;
+  if (pfin_known_) return;
+  pfin_known_ = true;
+  pfin_ = ctl.offset;
+  Emit(kRxReady);
+}
+
+void Stream::OnTcpEnd(int error) {
+  if (eof_) return;
+  // What landed before the end was noticed still says where bytes belong.
+  TakeCtl();
+  if (eof_ || failed_) return;
+  if (error == 0) error = send_error_;
+  send_error_ = 0;
+  Emit(kRxReady | kTxReady);
+  if (rx_ == Rx::kFrames) {
+    if (tx_ == Tx::kLane || tx_ == Tx::kDown) {
+      FreezeLane(base::Reason::kPeerGone);
+      if (failed_) return;
+      if (fin_seen_ && InOff() == pfin_ && fin_sent_ && error == 0) {
+        // Rule 17: the peer has all of ours, or it would not have shut down.
+        eof_ = true;
+        ahead_ = 0;
+        fin_acked_ = true;
+        out_.Clear();
+        return;
+      }
+    }
+    return PeerDied(error);
+  }
+  if (rx_ != Rx::kRaw) return PeerDied(error);
+  const bool staged = Trusted() &&
+                      (waiting_ != Waiting::kNothing || !limbo_.empty()) &&
+                      (returns_ || InOff() == rx_x_);
+  if (error != 0 || staged) return PeerDied(error);
+  // An orderly half-close: we can still send.
+  eof_ = true;
+  ahead_ = 0;
+  Trigger(base::Reason::kShortLived);
+  FreezeLane(base::Reason::kShortLived);
+}
+
+void Stream::PeerDied(int error) {
+  // P never ends in order with staged bytes: it flushes them raw first.  So an
+  // end exactly where they begin means that it died staging.
+  const std::uint64_t start = rx_x_;
+  const bool raw_tx = tx_ == Tx::kRaw;
+  // (A reset before the lane was there is the connection's, not the process's.)
+  const bool never = error != 0 && raw_tx && rx_ == Rx::kRaw && !used_;
+  FreezeLane(never ? base::Reason::kShortLived : base::Reason::kPeerGone);
+  if (failed_) return;
+  if (!limbo_.empty() && (returns_ || InOff() == start) && Trusted()) {
+    if (!stash_.Append(limbo_.data(), limbo_.size())) {
+      return Fail(base::Reason::kNoMemory);
+    }
+  }
+  DropLimbo();
+  ahead_ = 0;
+  eof_ = true;
+  // TCP would say ECONNRESET if bytes of ours were left unread.  If none were,
+  // the anchor's reset may only mean that the peer exited with a frame of ours
+  // unread.  It is the application's where there can be no such frame: the peer
+  // has taken lane bytes, so it has read our COMMIT or GOT, and no FIN, ACK or
+  // LANE_DOWN is under way; or where the peer has said so.
+  // (An error of the network's is none of this, and always the application's.)
+  const bool tcp_reset = error != 0;
+  const bool by_reset = error == 0 || error == ECONNRESET || error == EPIPE;
+  if (!raw_tx && lane_ != nullptr) {
+    // (Its ACK says so too, and what it says has landed after it has closed:
+    // the last credit may have died with its device.)
+    const std::uint64_t acked = fin_acked_ ? tx_off()
+                                : pclosed_ ? std::max(AckedOff(), probe_landed_)
+                                           : AckedOff();
+    if (acked < tx_off()) {
+      error = ECONNRESET;
+    } else if (by_reset && !peer_resets_ &&
+               (tx_ != Tx::kLane || acked <= x_ || fin_sent_ || pfin_known_)) {
+      error = 0;
+    }
+  } else if (raw_tx && by_reset && rx_ == Rx::kFrames && tx_off() == x_ &&
+             !peer_resets_) {
+    // On the way back to TCP: nothing of the application's is behind our RAW,
+    // which a peer that has not said RAW itself may have left unread.
+    error = 0;
+  }
+  if (error != 0 && so_error_ == 0) so_error_ = pfin_known_ ? EPIPE : error;
+  // After an orderly end the kernel decides what becomes of a write: it takes
+  // the first, and the answer to that ends the connection.
+  if (tcp_reset || so_error_ != 0) tx_broken_ = true;
+  // (The reset is of our frames' making, or will be: without them this end
+  // would have seen an orderly one, and the answer to the next write is the
+  // reset.)
+  last_write_ = (tcp_reset || !raw_tx) && so_error_ == 0;
+  if (last_write_) tx_broken_ = true;
+  out_.Clear();
+  copy_.Clear();
+  back_.Clear();
+  back_left_ = 0;
+  accept_ = false;
+  hs_have_ = 0;
+  tx_ = Tx::kRaw;
+  rx_ = Rx::kRaw;
+  waiting_ = Waiting::kNothing;
+  Emit(kTimerOff | kRxReady | kTxReady);
+}
+
+// The peer broke the rules, or memory ran out where bytes would be lost: the
+// stream ends as if reset.
+void Stream::Fail(base::Reason reason) {
+  if (failed_) return;
+  RCSOCK_LOG(1, "stream reset: %s", base::ReasonKey(reason));
+  failed_ = true;
+  accept_ = false;
+  if (lane_ != nullptr && !frozen_) {
+    lane_->Freeze();
+    frozen_ = true;
+    Emit(kLeftLane);
+  }
+  why_left_ = reason;
+  out_.Clear();
+  stash_.Clear();
+  DropLimbo();
+  ahead_ = 0;
+  copy_.Clear();
+  back_.Clear();
+  back_left_ = 0;
+  tx_ = Tx::kRaw;
+  rx_ = Rx::kRaw;
+  waiting_ = Waiting::kNothing;
+  so_error_ = ECONNRESET;
+  eof_ = tx_broken_ = true;
+  pfin_known_ = false;
+  Emit(kMustReset | kRxReady | kTxReady | kTimerOff);
+}
+
+}  // namespace rcsock::stream

@@ -1,0 +1,107 @@
+// PROBE: what has landed of what a lane has taken, asked over TCP.
+
+#include <algorithm>
+#include <utility>
+
+#include "lib/stream/stream.h"
+
+namespace rcsock::stream {
+
+bool Stream::Probe() {
+  if (!LaneUsable() || tx_ != Tx::kLane || kshut_ || fin_sent_) return false;
+  const std::uint64_t acked = AckedOff();
+  if (acked >= tx_off() || probed_ >= tx_off()) return false;
+  if (acked != probe_acked_) {
+    probe_acked_ = acked;
+    probe_stalled_ = 0;
+    return true;
+  }
+  if (probe_out_) {
+    probe_asked_ = false;  // its answer counts: who asks all the time hides it
+  } else {
+    SendProbe();
+    FlushOut();
+    Settle();
+  }
+  return true;
+}
+
+void Stream::SendProbe() {
+  probe_out_ = true;
+  probe_at_ = tx_off();
+  SendFrame(FrameKind::kProbe, tx_off());
+}
+
+// On our ACK a peer that has closed lets go of its lane, and the credit that it
+// has given before FIN may still be in its device.  So it is asked first: what
+// has landed there has been read, or is answered by a reset.
+void Stream::AskWhatIsRead() {
+  if (!pclosed_ || tx_ != Tx::kLane || !LaneUsable() || fin_sent_ ||
+      probe_out_ || AckedOff() >= tx_off()) {
+    return;
+  }
+  probe_asked_ = true;
+  SendProbe();
+}
+
+void Stream::AskLanded() {
+  if (!LaneUsable() || tx_ != Tx::kLane || kshut_ || fin_sent_ || probe_out_ ||
+      std::max(AckedOff(), probe_landed_) >= tx_off()) {
+    return;
+  }
+  probe_asked_ = true;
+  SendProbe();
+  FlushOut();
+  Settle();
+}
+
+bool Stream::AwaitsLanding() const {
+  return landing_ && !finished_ && !failed_ && !tx_broken_ && !kshut_ &&
+         !eof_ && tx_ == Tx::kLane && LaneUsable() &&
+         lane_->kind() == lane::Kind::kRdma &&
+         std::max(AckedOff(), probe_landed_) < tx_off();
+}
+
+void Stream::Hurry() {
+  landing_ = false;
+  Settle();
+}
+
+void Stream::OnProbe() {
+  // Elsewhere a frame of ours may not be legal, or the lane is over anyway.
+  if (tx_ != Tx::kLane || kshut_ || !accept_ || !LaneUsable()) return;
+  // An honest peer asks once more only when it has been answered, so no more
+  // than one answer waits here.  Another would fill our memory.
+  constexpr std::size_t kMostWaiting = 4096;
+  if (out_.size() > kMostWaiting) return;
+  const std::uint64_t landed = InOff() + lane_->Readable();
+  // It asks after a silence: if this process is killed now, or later, it should
+  // know what has been read, as TCP would.
+  lane_->Credit();
+  SendFrame(FrameKind::kLanded, landed);
+}
+
+void Stream::OnLanded(std::uint64_t offset) {
+  constexpr std::uint8_t kMostStalled = 3;
+  if (!probe_out_ || offset > tx_off()) return Fail(base::Reason::kProtocol);
+  probe_out_ = false;
+  const bool asked = std::exchange(probe_asked_, false);
+  if (tx_ != Tx::kLane || !LaneUsable()) {
+    probe_landed_ = offset;
+    return;
+  }
+  if (offset >= probe_at_) {
+    probed_ = probe_at_;
+    probe_stalled_ = 0;
+  } else if (offset != probe_landed_) {
+    probe_stalled_ = 0;
+  } else if (asked) {
+    // An application may ask more often than a slow lane moves.
+  } else if (++probe_stalled_ >= kMostStalled) {
+    Trigger(base::Reason::kLaneStalled);
+  }
+  probe_landed_ = offset;
+  if (AwaitsLanding()) AskLanded();
+}
+
+}  // namespace rcsock::stream
