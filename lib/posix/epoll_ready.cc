@@ -85,7 +85,7 @@ int EpollSet::DrainPoller(Fresh* fresh) {
   for (int round = 0; round < 4; ++round) {
     int n = poller_->Poll(found, 64);
     if (n < 64) n += board_->Poll(poller_->bell(), found + n, 64 - n);
-    if (n <= 0) break;
+    if (n <= 0) return all;
     interest_latch.lock();
     ready_latch_.lock();
     int listed = 0;
@@ -125,8 +125,11 @@ int EpollSet::DrainPoller(Fresh* fresh) {
     ready_latch_.unlock();
     interest_latch.unlock();
     all += listed;
-    if (n < 64) break;
+    if (n < 64) return all;
   }
+  // What was too much has been put back: not seen by who has looked meanwhile
+  // for another set that has the same bell.
+  KickBell();
   return all;
 }
 
