@@ -682,6 +682,7 @@ ssize_t sendfile(int out, int in, off_t* offset, size_t count) {
       ::lseek(in, taken - got, SEEK_CUR);
     }
     done += static_cast<std::size_t>(taken);
+    if (sent == got && done < count && sock->SendsParts()) break;
     if (sent < got) {
       if (done == 0) {
         errno = saved;

@@ -93,7 +93,27 @@ bool TooMany(nfds_t count) {
          BeyondLimit(static_cast<unsigned>(count));
 }
 
+// Whether that is all that is asked, and by who can wait; a moment may pass.
+// False: a handler has run.
+bool HeldForRoom(const pollfd* fds, nfds_t count, int timeout) {
+  constexpr int kOutput = POLLOUT | POLLWRNORM | POLLWRBAND;
+  if (count != 1 || (fds->events & kOutput) == 0 ||
+      (fds->events & ~kOutput) != 0) {
+    return true;
+  }
+  Sock* const sock = LookupSock(fds->fd);
+  return sock == nullptr || !sock->AwaitsLane() ||
+         sock->HoldPoll(FromMs(timeout));
+}
+
 int PollNow(pollfd* fds, nfds_t count, int timeout) {
+  // (As the kernel: what is ready is told, signal or not.)
+  if (timeout != 0 && !HeldForRoom(fds, count, timeout)) {
+    const int n = PollNow(fds, count, 0);
+    if (n != 0) return n;
+    errno = EINTR;
+    return -1;
+  }
   if (timeout == 0) {
     if (!PollNeedsEngine(fds, count)) return real::poll(fds, count, timeout);
   } else if (!PollNeedsEngine(fds, count)) {

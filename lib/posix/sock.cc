@@ -178,6 +178,8 @@ void Sock::Reset() {
   hopeful_.store(false, std::memory_order_relaxed);
   agreed_.store(false, std::memory_order_relaxed);
   hold_end_ns_.store(0, std::memory_order_relaxed);
+  held_ns_.store(0, std::memory_order_relaxed);
+  hold_place_.store(0, std::memory_order_relaxed);
   attempts_ = 0;
   local_peer_.store(false, std::memory_order_relaxed);
   stream_.reset();

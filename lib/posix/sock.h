@@ -185,6 +185,12 @@ class alignas(64) Sock final : public File,
   }
   // One of shared memory is about to come: a send may wait for it.
   bool AwaitsLane() const;
+  // A poll that asks for room here alone, which TCP might not have yet: it may
+  // wait for that lane, too, a moment each time.  False: a handler has run.
+  bool HoldPoll(std::int64_t timeout_ns);
+  // One that does not block, and that nobody waits for by edges: a large call
+  // does part of its work while the lane is awaited.
+  bool SendsParts();
   // No lane will ever come, and nothing is left over from one: Sent or Received
   // of what the call itself says is all there is to do, and says it again.
   bool Kernels() const {
@@ -697,6 +703,20 @@ class alignas(64) Sock final : public File,
                                      std::size_t total, int flags,
                                      std::size_t* done);
   bool MayHold(int flags) const;
+  // When the hold ends, which begins here if none has yet; kNoHold: there is
+  // none (any more).
+  std::uint64_t HoldEnd(std::uint64_t now);
+  // No latch held.
+  void EndHold();
+  // The part of it that needs none: what came of it.  False: there was none.
+  bool TakeHold();
+  // One that Bulky has begun is, and nobody has noticed.
+  bool HoldOver() const;
+  static constexpr std::uint64_t kNoHold = 1;
+  // Much has been sent in the time of the search: what its service comes to is
+  // not known, but what it does is.  The hold begins here.
+  [[gnu::noinline]] void Bulky();
+  static constexpr ssize_t kBulkCall = 4096;
   std::uint64_t GivenToTcp();
   // Until AwaitsLane() has changed, or as SleepOn.
   int AwaitLane(Wait& wait, std::uint64_t until_ns);
@@ -804,6 +824,8 @@ class alignas(64) Sock final : public File,
   std::atomic<bool> hopeful_{false};           // its service promises much
   std::atomic<bool> agreed_{false};            // the peer has; adoption is due
   std::atomic<std::uint64_t> hold_end_ns_{0};  // 0: none has begun; 1: no more
+  std::atomic<std::uint32_t> held_ns_{0};      // so far
+  std::atomic<std::uint16_t> hold_place_{0};   // Bulky's; 0: it has begun none
   int attempts_ = 0;
   std::atomic<bool> local_peer_{false};
   stream::Role role_ = stream::Role::kConnector;
@@ -951,7 +973,13 @@ inline void Sock::LeaveGate(std::uint32_t entered) {
   bytes.fetch_add(static_cast<std::uint64_t>(n), std::memory_order_relaxed);
   const std::uint32_t calls = ops() + 1;
   ops_.store(calls, std::memory_order_relaxed);
-  if (!eligible_.load(std::memory_order_relaxed)) return;
+  if (!eligible_.load(std::memory_order_relaxed)) {
+    if (n >= kBulkCall && !wanted_.load(std::memory_order_relaxed) &&
+        seeking_.load(std::memory_order_relaxed)) [[unlikely]] {
+      Bulky();
+    }
+    return;
+  }
   // (The bytes are on another line, and small calls do not make many of them.)
   if (calls >= next_ops_.load(std::memory_order_relaxed) ||
       ((n >= 1024 || calls % 16 == 0) &&

@@ -6,6 +6,7 @@
 // buffers are full; so may we.  Only the time could tell, so the hold is short
 // and bounded, and is given up where it was in vain (Prospect::Hold).
 
+#include <netinet/in.h>
 #include <poll.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
@@ -36,8 +37,9 @@ constexpr std::uint64_t kNudgeNs = 50'000;
 constexpr std::size_t kNudgeBytes = 2048;
 // A small message goes as one piece, as it would on TCP.
 constexpr std::size_t kWhole = 8192;
-
-constexpr std::uint64_t kNoHold = 1;
+// ... and where nothing is known of the service: more than that is worth a
+// wait whatever it is.
+constexpr std::uint64_t kBulk = 128 << 10;
 
 }  // namespace
 
@@ -54,6 +56,141 @@ bool Sock::AwaitsLane() const {
           agreed_.load(std::memory_order_relaxed)) &&
          !SeeksRemote() && !pinned_.load(std::memory_order_relaxed) &&
          !closed_.load(std::memory_order_relaxed);
+}
+
+// By its service's credit, and by that of all services of the address, which
+// new ports (FTP's, MPI's) share: peers that never bring a lane are not waited
+// for each time.
+void Sock::Bulky() {
+  if (tx_raw_.load(std::memory_order_relaxed) < kBulk ||
+      hold_end_ns_.load(std::memory_order_relaxed) != 0 || SeeksRemote() ||
+      // Another thread is about to start it for this search.
+      rendezvous::Conductor::IfRunning() == nullptr) {
+    return;
+  }
+  const int saved = errno;
+  sockaddr_storage address{};
+  socklen_t length = sizeof address;
+  auto* const at = reinterpret_cast<sockaddr*>(&address);
+  const bool named = (role_ == stream::Role::kConnector
+                          ? ::getpeername(fd(), at, &length)
+                          : ::getsockname(fd(), at, &length)) == 0;
+  errno = saved;
+  if (!named) return;
+  // (The port is at the same place in both families.)
+  reinterpret_cast<sockaddr_in*>(at)->sin_port = 0;
+  const std::uint16_t place = Prospect::ServiceAt(at, length, role_);
+  if (place == 0) return;
+  std::uint64_t limit =
+      Prospect::HoldNs(service_.load(std::memory_order_relaxed));
+  if (limit != 0) limit = std::min(limit, Prospect::HoldNs(place));
+  Latched latched(this);
+  if (hold_end_ns_.load(std::memory_order_relaxed) != 0 ||
+      wanted_.load(std::memory_order_relaxed) ||
+      !seeking_.load(std::memory_order_relaxed) || mode() != Mode::kPlain ||
+      pinned_.load(std::memory_order_relaxed) ||
+      closed_.load(std::memory_order_relaxed)) {
+    return;
+  }
+  if (limit == 0) {
+    hold_end_ns_.store(kNoHold, std::memory_order_relaxed);
+    return;
+  }
+  hold_place_.store(place, std::memory_order_relaxed);
+  hold_end_ns_.store(base::NowNs() + limit, std::memory_order_relaxed);
+  hopeful_.store(true, std::memory_order_relaxed);
+  wanted_.store(true, std::memory_order_seq_cst);
+}
+
+std::uint64_t Sock::HoldEnd(std::uint64_t now) {
+  std::uint64_t end = hold_end_ns_.load(std::memory_order_relaxed);
+  if (end != 0) return end;
+  const std::uint64_t limit =
+      Prospect::HoldNs(service_.load(std::memory_order_relaxed));
+  end = limit == 0 ? kNoHold : now + limit;
+  hold_end_ns_.store(end, std::memory_order_relaxed);
+  return end;
+}
+
+bool Sock::TakeHold() {
+  // (Threads that wait at once: one of them says how it ended.)
+  if (hold_end_ns_.exchange(kNoHold, std::memory_order_relaxed) <= kNoHold) {
+    return false;
+  }
+  const std::uint64_t ns = held_ns_.load(std::memory_order_relaxed);
+  if (ns == 0) return true;  // nobody has waited
+  const bool vain = seeking_.load(std::memory_order_seq_cst) ||
+                    !agreed_.load(std::memory_order_relaxed) ||
+                    mode() != Mode::kEngine;
+  RCSOCK_LOG(2, "fd %d: held back for %llu us%s", fd(),
+             static_cast<unsigned long long>(ns / 1000),
+             vain ? ", in vain" : "");
+  Prospect::Held(service_.load(std::memory_order_relaxed), ns, vain);
+  if (const std::uint16_t place = hold_place_.load(std::memory_order_relaxed)) {
+    Prospect::Held(place, ns, vain);
+  }
+  return true;
+}
+
+void Sock::EndHold() {
+  if (!TakeHold() || hold_place_.load(std::memory_order_relaxed) == 0) return;
+  // The look goes on, a second at most; but of this connection nothing is known
+  // any more that its calls should take care for.
+  Latched latched(this);
+  hopeful_.store(false, std::memory_order_relaxed);
+  if (!agreed_.load(std::memory_order_relaxed)) {
+    wanted_.store(false, std::memory_order_seq_cst);
+  }
+}
+
+bool Sock::HoldOver() const {
+  const std::uint64_t end = hold_end_ns_.load(std::memory_order_relaxed);
+  return end > kNoHold && hold_place_.load(std::memory_order_relaxed) != 0 &&
+         base::NowNs() >= end;
+}
+
+// The program has its bytes: what brings the peer's thread out of the kernel
+// (kNudgeNs) is what it sends next.
+bool Sock::HoldPoll(std::int64_t timeout_ns) {
+  if (hold_end_ns_.load(std::memory_order_relaxed) == kNoHold ||
+      !AwaitsLane() || GivenToTcp() < kFreeBytes) {
+    return true;
+  }
+  const std::uint64_t most = timeout_ns < 0
+                                 ? ~std::uint64_t{0} >> 1
+                                 : static_cast<std::uint64_t>(timeout_ns) / 2;
+  const std::uint64_t start = base::NowNs();
+  const std::uint64_t end = HoldEnd(start);
+  if (end == kNoHold) return true;
+  std::uint64_t now = start;
+  bool interrupted = false;
+  if (now < end) {
+    Critical critical;
+    Wait wait;
+    wait.timed = wait.poll = true;
+    wait.signals = tls_signals.any;
+    AwaitLane(wait, std::min({start + kNudgeNs, start + most, end}));
+    interrupted = wait.signals != tls_signals.any;
+    now = base::NowNs();
+  }
+  held_ns_.fetch_add(static_cast<std::uint32_t>(now - start),
+                     std::memory_order_relaxed);
+  if (now >= end || !AwaitsLane()) EndHold();
+  return !interrupted;
+}
+
+bool Sock::SendsParts() {
+  if (!nonblock.load(std::memory_order_relaxed) ||
+      hold_end_ns_.load(std::memory_order_relaxed) == kNoHold ||
+      interests.load(std::memory_order_relaxed) != nullptr || !AwaitsLane()) {
+    return false;
+  }
+  const std::uint64_t now = base::NowNs();
+  const std::uint64_t end = HoldEnd(now);
+  if (end == kNoHold) return false;
+  if (now < end) return true;
+  EndHold();
+  return false;
 }
 
 // A wake-up cannot be lost: who waits reads tx_seq_ and then looks at what
@@ -112,18 +249,16 @@ ssize_t Sock::HeldSend(const iovec* iov, int count, std::size_t total,
       GivenToTcp() < kFreeBytes) {
     return kRetry;
   }
-  const std::uint16_t service = service_.load(std::memory_order_relaxed);
   const std::uint64_t start = base::NowNs();
-  std::uint64_t end = hold_end_ns_.load(std::memory_order_relaxed);
-  if (end == 0) {
-    std::uint64_t limit = Prospect::HoldNs(service);
-    if (const std::uint64_t most =
-            snd_timeout_ns.load(std::memory_order_relaxed)) {
-      limit = std::min(limit, most / 2);
-    }
-    end = limit == 0 ? kNoHold : start + limit;
-    hold_end_ns_.store(end, std::memory_order_relaxed);
-    if (limit == 0) return kRetry;
+  std::uint64_t end = HoldEnd(start);
+  if (end == kNoHold) return kRetry;
+  if (start >= end) {
+    EndHold();
+    return kRetry;
+  }
+  if (const std::uint64_t most =
+          snd_timeout_ns.load(std::memory_order_relaxed)) {
+    end = std::min(end, start + most / 2);
   }
   Critical critical;
   Wait wait;
@@ -170,14 +305,9 @@ ssize_t Sock::HeldSend(const iovec* iov, int count, std::size_t total,
     }
     if (n < 0) break;  // TCP has no room
   }
-  const bool vain = seeking_.load(std::memory_order_seq_cst) ||
-                    !agreed_.load(std::memory_order_relaxed) ||
-                    mode() != Mode::kEngine;
-  RCSOCK_LOG(2, "fd %d: held back for %llu us%s", fd(),
-             static_cast<unsigned long long>((base::NowNs() - start) / 1000),
-             vain ? ", in vain" : "");
-  Prospect::Held(service, base::NowNs() - start, vain);
-  hold_end_ns_.store(kNoHold, std::memory_order_relaxed);
+  held_ns_.fetch_add(static_cast<std::uint32_t>(base::NowNs() - start),
+                     std::memory_order_relaxed);
+  EndHold();
   if (closed_.load(std::memory_order_relaxed)) {
     // By another thread: the number may be another connection's by now.
     if (*done > 0) return static_cast<ssize_t>(*done);

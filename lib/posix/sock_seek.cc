@@ -47,7 +47,10 @@ void Sock::LastOut() {
   base::FullFence();
   if (InGate() || CallIn(this)) return;
   const int saved = errno;
-  if (!agreed_.load(std::memory_order_relaxed)) LookForAnswer();
+  if (!agreed_.load(std::memory_order_relaxed)) {
+    if (HoldOver()) EndHold();
+    LookForAnswer();
+  }
   TryAdopt();
   errno = saved;
 }
@@ -356,6 +359,8 @@ void Sock::LaneOpen(std::unique_ptr<lane::Lane> lane, std::uint32_t epoch,
                   authenticated ? std::uint8_t{0} : kMinTail);
   stream_->Progress();
   HandleChanges();
+  // It may have come between two polls for room.  (A send says it itself.)
+  if (held_ns_.load(std::memory_order_relaxed) != 0) TakeHold();
   WakeRx();  // HoldsEnd
   WakeHeld();
   rx_latch.unlock();

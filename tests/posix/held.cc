@@ -1,6 +1,7 @@
 // Short connections that send as fast as they can: under rcsock a blocking send
 // may wait there for the lane that is about to come.  Whatever happens in that
 // wait, the program must not see more of it than of a full buffer of TCP's.
+#include <poll.h>
 #include <pthread.h>
 #include <signal.h>
 #include <sys/mman.h>
@@ -193,6 +194,58 @@ Case large_file(
         Result("end", ::recv(fd, got.data(), 1, 0));
         ::close(fd);
       }
+    },
+    kAlone);
+
+// The first connection of a service, of which nothing is known.  One that does
+// not block, and that nobody waits for by edges, is given a part of a large
+// file at a time while a lane may come; poll(2) says when there is more room.
+Case file_in_parts(
+    "file_in_parts",
+    [](int) {
+      int port;
+      const int listener = Listen(&port);
+      Tell(port);
+      const int file = ::memfd_create("file", 0);
+      CHECK_THAT(file >= 0);
+      std::string all(kMuch, 0);
+      Pattern(8, 0, all.data(), all.size());
+      for (int i = 0; i < kTimes; ++i) {
+        CHECK_THAT(::write(file, all.data(), all.size()) ==
+                   static_cast<ssize_t>(all.size()));
+      }
+      const int fd = ::accept(listener, nullptr, nullptr);
+      CHECK_THAT(fd >= 0);
+      SetNonblock(fd, true);
+      const bool lane = ::getenv("RCSOCK_PROMOTE_OPS") != nullptr;
+      constexpr off_t kAll = off_t{kTimes} * kMuch;
+      off_t at = 0;
+      // (TCP's buffers take more than this, which nobody reads yet.)
+      const ssize_t first = ::sendfile(fd, file, &at, kAll);
+      CHECK_THAT(first > 0 && at == first);
+      Log("first %d", !lane || first < static_cast<ssize_t>(kMuch));
+      Barrier();
+      while (at < kAll) {
+        pollfd room{fd, POLLOUT, 0};
+        const off_t before = at;
+        CHECK_THAT(::poll(&room, 1, 10'000) == 1 && room.revents == POLLOUT);
+        const ssize_t n = ::sendfile(fd, file, &at, kAll - at);
+        CHECK_THAT(n > 0 || (n < 0 && errno == EAGAIN));
+        CHECK_THAT(at == before + std::max<ssize_t>(n, 0));
+      }
+      Log("%d", !lane || TcpBytes(fd) < kTimes * kMuch / 2);
+      ::close(fd);
+    },
+    [](int) {
+      const int fd = Connect(static_cast<int>(Hear()));
+      Barrier();
+      std::string got(kMuch, 0);
+      for (int k = 0; k < kTimes; ++k) {
+        RecvAll(fd, got.data(), got.size());
+        CHECK_THAT(IsPattern(8, 0, got.data(), got.size()));
+      }
+      Result("end", ::recv(fd, got.data(), 1, 0));
+      ::close(fd);
     },
     kAlone);
 
@@ -402,7 +455,38 @@ Case forked(
     },
     kAlone);
 
-// A socket that does not block is never held.
+// A poll for room that waits for a lane is ended by a signal as any is; what
+// there is room for is told all the same.
+Case polls_and_signals(
+    "polls_and_signals",
+    [](int) {
+      struct sigaction action {};
+      action.sa_handler = [](int) { ++handled; };
+      action.sa_flags = SA_RESTART;
+      CHECK_THAT(::sigaction(SIGALRM, &action, nullptr) == 0);
+      StoppedServer([](int fd, int) {
+        SetNonblock(fd, true);
+        const itimerval often{{0, 300}, {0, 300}};
+        const itimerval never{};
+        handled = 0;
+        char text[4096];
+        int cut = 0;
+        ::setitimer(ITIMER_REAL, &often, nullptr);
+        for (std::size_t at = 0; at < kFits; at += sizeof text) {
+          pollfd room{fd, POLLOUT, 0};
+          if (::poll(&room, 1, -1) != 1) ++cut;
+          Pattern(6, at, text, sizeof text);
+          if (::send(fd, text, sizeof text, 0) != sizeof text) ++cut;
+        }
+        while (handled == 0) ::sched_yield();
+        ::setitimer(ITIMER_REAL, &never, nullptr);
+        Log("cut: %d", cut);
+        ::close(fd);
+      });
+    },
+    [](int) { StoppedClient(LearnPort(), false); }, kAlone);
+
+// A send of a socket that does not block is never held.
 Case nonblocking(
     "nonblocking",
     [](int) {
