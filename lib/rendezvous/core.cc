@@ -340,6 +340,20 @@ void Core::RemoveLink(PeerLink* link) {
                 [link](const auto& known) { return known.get() == link; });
 }
 
+void Core::LookAtSelf() {
+  // What is taken has its answer, which is to be taken in turn: not from
+  // within, for the stack may be a small one.
+  if (at_self_) return;
+  struct Under {
+    explicit Under(bool* way) : way_(way) { *way_ = true; }
+    ~Under() { *way_ = false; }
+    bool* const way_;
+  } under(&at_self_);
+  for (const bool decider : {false, true, false}) {
+    if (const auto link = FindLink(uuid, ::geteuid(), decider)) link->Look();
+  }
+}
+
 Rdma* Core::GetRdma(base::Reason* why_not) {
   if (rdma_ == nullptr) rdma_ = Rdma::Make(this, why_not);
   return rdma_.get();

@@ -58,6 +58,9 @@ class Core {
   std::shared_ptr<PeerLink> FindOffer(const Tuple& tuple, stream::Role role);
   void AddLink(std::shared_ptr<PeerLink> link);
   void RemoveLink(PeerLink* link);
+  // Takes what this process has just said to itself, both ways: there and back,
+  // and the word that follows.
+  void LookAtSelf();
   std::uint32_t NextEpoch();
   bool RandomBytes(void* to, std::size_t length);
   bool MayBind() const { return binders < max_binders; }
@@ -161,6 +164,7 @@ class Core {
   // One session per end of a connection: both may be ours.
   std::unordered_map<Tuple, Session*, TupleHash> sessions_[2];
   std::vector<std::shared_ptr<PeerLink>> links_;
+  bool at_self_ = false;  // LookAtSelf is under way
   std::unique_ptr<Rdma> rdma_;
   std::uint32_t epoch_ = 0;
   std::unordered_map<std::uint64_t, std::unique_ptr<boost::asio::steady_timer>>

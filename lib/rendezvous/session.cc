@@ -37,6 +37,11 @@ constexpr int kMaxTries = 5;
 constexpr milliseconds kOfferLimit{5};
 constexpr int kBacklog = 8;
 
+stream::Role OtherRole(stream::Role role) {
+  return role == stream::Role::kConnector ? stream::Role::kAcceptor
+                                          : stream::Role::kConnector;
+}
+
 // Takes what the links with these have brought.  (A copy of the names: they may
 // change with it.)  Neighbours are of our own uid.
 void LookAtLinks(Core* core, std::vector<Uuid> peers) {
@@ -128,8 +133,7 @@ bool Session::BeginOverLink() {
   Address local_address;
   if (cancelled() || !seeker_->MayShm() ||
       ReadNames(&local, &local_address) != base::Reason::kNone ||
-      local_address != peer_address_ ||
-      core_->neighbours.At(peer_address_, ServicePort()).empty()) {
+      local_address != peer_address_) {
     return false;
   }
   // One that has been cancelled goes in the conductor's next turn; this one
@@ -137,6 +141,10 @@ bool Session::BeginOverLink() {
   const Tuple tuple =
       MakeTuple(role_, local_address, local_port_, peer_address_, peer_port_);
   if (core_->FindSession(tuple, role_) != nullptr) return false;
+  if (core_->neighbours.At(peer_address_, ServicePort()).empty() &&
+      core_->FindSession(tuple, OtherRole(role_)) == nullptr) {
+    return false;
+  }
   return !List(local_address) || TryLinks();
 }
 
@@ -151,8 +159,19 @@ bool Session::Decides(const Uuid& peer) const {
 
 // Where two processes have met before, no third party is asked: the end that
 // decides offers a number at once.  The other, if it comes first, only waits
-// for that, and so does each of them if the guess is wrong.
+// for that, and so does each of them if the guess is wrong.  Where the other
+// end looks for this one in this very process there is nothing to guess,
+// however new the service is: both are served at once, if the process has met
+// itself before.
 bool Session::TryLinks() {
+  Session* const other = core_->FindSession(tuple_, OtherRole(role_));
+  const bool self = other != nullptr;
+  if (self) {
+    core_->neighbours.Note(peer_address_, ServicePort(), core_->uuid);
+    if (role_ == stream::Role::kAcceptor) other->OfferHere();
+    core_->LookAtSelf();
+    if (state_ != State::kStart) return true;
+  }
   const auto& known = core_->neighbours.At(peer_address_, ServicePort());
   if (const auto link = core_->FindOffer(tuple_, role_)) {
     link->TakeOffer(shared_from_this());
@@ -169,7 +188,27 @@ bool Session::TryLinks() {
   if (!hope) return false;
   state_ = State::kOffered;
   StartTimer(kOfferLimit);
+  if (self) core_->LookAtSelf();
   return true;
+}
+
+void Session::OfferHere() {
+  switch (state_) {
+    case State::kStart:
+    case State::kOffered:
+    case State::kQueued:
+    case State::kBinder:
+    case State::kHello:
+      break;
+    default:
+      return;
+  }
+  const auto link = core_->FindLink(core_->uuid, ::geteuid(), true);
+  if (link == nullptr || cancelled()) return;
+  for (const Offer& offer : offers_) {
+    if (offer.link == link) return;
+  }
+  link->Offer(shared_from_this());
 }
 
 void Session::Offered(std::shared_ptr<PeerLink> link, int index,
@@ -410,8 +449,17 @@ bool Session::Expects(const PeerLink& link) const {
 }
 
 bool Session::PrepareOpen(OpenMsg* message) {
-  if (cancelled() || (state_ != State::kWaitLink && state_ != State::kStart)) {
-    return false;
+  if (cancelled()) return false;
+  switch (state_) {
+    case State::kStart:
+    case State::kOffered:
+    case State::kQueued:
+    case State::kBinder:
+    case State::kHello:
+    case State::kWaitLink:
+      break;
+    default:
+      return false;
   }
   std::memcpy(message->tuple, &tuple_, sizeof message->tuple);
   message->role = static_cast<std::uint8_t>(role_);
@@ -455,8 +503,10 @@ void Session::Adopted() {
         errno == ENOMEM ? base::Reason::kNoMemory : base::Reason::kLaneError,
         false);
   }
+  const bool self = link_->uuid() == core_->uuid;
   link_->SendReady(index_, epoch_);
   if (peer_ready_) Deliver();
+  if (self) core_->LookAtSelf();
 }
 
 void Session::PeerReady() {

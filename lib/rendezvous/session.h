@@ -96,6 +96,9 @@ class Session : public ChannelOwner,
   bool List(const Address& local_address);
   // True: the peer's own offer was there, or one is made.
   bool TryLinks();
+  // The connecting end, where the accepting one has just come to look in this
+  // very process.
+  void OfferHere();
   bool Decides(const Uuid& peer) const;
   // All but the one that has been taken up.
   void TakeBackOffers(int but = -1, const PeerLink* link = nullptr);

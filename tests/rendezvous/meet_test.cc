@@ -99,6 +99,9 @@ TEST(Meet, NumbersAreReusedUnderNewEpochs) {
       SendAll(s->lane.get(), "unread", 6);
       conductor->ReturnLane(c, std::move(c->lane));
       conductor->ReturnLane(s, std::move(s->lane));
+      // (The next round may need no turn of the conductor's, this one's end
+      // does.)
+      Drain(conductor);
     }
     EXPECT_LE(numbers.size(), 3u);
   }));
@@ -394,6 +397,46 @@ TEST(Refusal, Squatter) {
     ExpectSuccess(seeker);
     ExpectSuccess(squatter);
   }
+}
+
+// Both ends are looked for in one process that has met itself: it has no need
+// of the name, which somebody else has here and says nothing at.
+TEST(Meet, NewServiceOfOneProcess) {
+  ExpectSuccess(Spawn([] {
+    Conductor* conductor = GetConductor();
+    const TcpPair first = MakeTcpPair();
+    auto c = ConnectorSeeker(first.connector);
+    auto s = AcceptorSeeker(first.acceptor);
+    c->Start(conductor);
+    s->Start(conductor);
+    ASSERT_TRUE(c->Wait() && s->Wait()) << base::ReasonKey(c->failed);
+    for (bool connector_first : {true, false}) {
+      SCOPED_TRACE(connector_first);
+      const TcpPair pair = MakeTcpPair();
+      socklen_t length;
+      const sockaddr_un name =
+          NameOf(pair.connector, stream::Role::kConnector, &length);
+      const int squatter = ::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+      ASSERT_EQ(
+          ::bind(squatter, reinterpret_cast<const sockaddr*>(&name), length),
+          0);
+      ASSERT_EQ(::listen(squatter, 5), 0);
+      c = ConnectorSeeker(pair.connector);
+      s = AcceptorSeeker(pair.acceptor);
+      (connector_first ? c : s)->Start(conductor);
+      Drain(conductor);  // it is at the name
+      (connector_first ? s : c)->Start(conductor);
+      ASSERT_TRUE(c->Wait()) << base::ReasonKey(c->failed);
+      ASSERT_TRUE(s->Wait()) << base::ReasonKey(s->failed);
+      EXPECT_EQ(c->epoch, s->epoch);
+      EXPECT_EQ(c->mine, s->peers);
+      EXPECT_EQ(s->mine, c->peers);
+      SendAll(c->lane.get(), "there", 5);
+      EXPECT_EQ(ReceiveAll(s->lane.get(), 5), "there");
+      ::close(squatter);
+    }
+    EXPECT_EQ(conductor->Links().size(), 2u);
+  }));
 }
 
 class RemoteSeeker : public TestSeeker {
