@@ -161,6 +161,17 @@ void Prospect::Held(std::uint16_t service, std::uint64_t ns, bool vain) {
   place.store(PackTrust(trust), std::memory_order_relaxed);
 }
 
+// The next one is held, too.  (Where connections are over before they get their
+// lanes nothing comes late, and ever more do without.)
+void Prospect::CameLate(std::uint16_t service) {
+  std::atomic<std::uint32_t>& place = trusts[service];
+  Trust trust = UnpackTrust(place.load(std::memory_order_relaxed));
+  if (service == 0 || trust.skip == 0) return;
+  trust.skip = 0;
+  if (trust.lost > 0) --trust.lost;
+  place.store(PackTrust(trust), std::memory_order_relaxed);
+}
+
 int Prospect::StarvedLooks(std::uint16_t service) {
   if (service == 0) return 1;
   return 1 << patiences[service].load(std::memory_order_relaxed);

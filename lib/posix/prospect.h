@@ -30,6 +30,8 @@ class Prospect {
   static std::uint64_t HoldNs(std::uint16_t service);
   // It waited so long, and in vain (or not).
   static void Held(std::uint16_t service, std::uint64_t ns, bool vain);
+  // What was awaited in vain has come soon after: nobody is plain there.
+  static void CameLate(std::uint16_t service);
   // How many looks in a row find a receiver that takes nothing before its
   // stream goes back to TCP, whose buffers are larger: 1 to 16.
   static int StarvedLooks(std::uint16_t service);

@@ -16,6 +16,7 @@
 #include "lib/posix/epoll.h"
 #include "lib/posix/last_thread.h"
 #include "lib/posix/process.h"
+#include "lib/posix/prospect.h"
 #include "lib/posix/signals.h"
 #include "lib/posix/snapshot.h"
 #include "lib/posix/sock.h"
@@ -27,6 +28,11 @@ namespace rcsock::posix {
 using base::Reason;
 using rendezvous::Conductor;
 using stream::Stream;
+
+namespace {
+// A lane that comes so soon after its search has begun was worth waiting for.
+constexpr std::uint64_t kLateNs = 20'000'000;
+}  // namespace
 
 bool Sock::SeeksRemote() const {
   return !(terms_.shm && local_peer_.load(std::memory_order_relaxed));
@@ -360,7 +366,11 @@ void Sock::LaneOpen(std::unique_ptr<lane::Lane> lane, std::uint32_t epoch,
   stream_->Progress();
   HandleChanges();
   // It may have come between two polls for room.  (A send says it itself.)
-  if (held_ns_.load(std::memory_order_relaxed) != 0) TakeHold();
+  if (held_ns_.load(std::memory_order_relaxed) != 0 && !TakeHold() &&
+      base::NowNs() - remote_.sought_ns < kLateNs) {
+    Prospect::CameLate(service_.load(std::memory_order_relaxed));
+    Prospect::CameLate(hold_place_.load(std::memory_order_relaxed));
+  }
   WakeRx();  // HoldsEnd
   WakeHeld();
   rx_latch.unlock();
