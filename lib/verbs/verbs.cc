@@ -68,6 +68,10 @@ const char* LoadCalls() {
     return "dlsym ibv_reg_mr";
   }
   LoadProviders(reinterpret_cast<const void*>(calls.ibv_reg_mr));
+  // Kernels before 5.12 give the parent other pages than the device has when it
+  // writes to its queues behind a fork; on later ones this does nothing.
+  int (*fork_init)() = nullptr;
+  if (Find(cm, verbs, "ibv_fork_init", &fork_init)) fork_init();
   return nullptr;
 }
 

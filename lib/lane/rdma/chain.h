@@ -34,8 +34,12 @@ class Chain {
     carried_ = static_cast<std::uint32_t>(consumed);
     carries_ = true;
   }
+  // (A credit word that is not inline may tell more, when it goes out at last,
+  // than what is known to have been sent, to which the bits in an immediate are
+  // added.)
   bool MayCarry(std::uint32_t length) const {
-    return lane_.iwarp_ || length <= ring::kMaxWithCredit;
+    return lane_.iwarp_ || (length <= ring::kMaxWithCredit &&
+                            lane_.inline_bytes_ >= sizeof(std::uint64_t));
   }
   // The credit word; with a wake-up or without.
   void Credit(std::uint64_t word, bool wake);
