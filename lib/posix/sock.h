@@ -826,7 +826,7 @@ class alignas(64) Sock final : public File,
   std::atomic<std::uint64_t> hold_end_ns_{0};  // 0: none has begun; 1: no more
   std::atomic<std::uint32_t> held_ns_{0};      // so far
   std::atomic<std::uint16_t> hold_place_{0};   // Bulky's; 0: it has begun none
-  int attempts_ = 0;
+  std::atomic<int> attempts_{0};
   std::atomic<bool> local_peer_{false};
   stream::Role role_ = stream::Role::kConnector;
   base::Terms terms_;  // by the rules for its peer
