@@ -1408,15 +1408,15 @@ Case set_at_the_limit(
       rlimit limit = before;
       limit.rlim_cur = 200;
       CHECK_THAT(::setrlimit(RLIMIT_NOFILE, &limit) == 0);
-      std::vector<int> copies;
-      for (int copy; (copy = ::dup(listener)) >= 0;) copies.push_back(copy);
+      std::vector<int> taken;
+      for (int copy; (copy = ::dup(listener)) >= 0;) taken.push_back(copy);
       Log("dup: %s", ErrorName(errno));
       Result("add", Ctl(sets[1], EPOLL_CTL_ADD, other, EPOLLIN));
       Barrier();
       LogWait("its input", sets[1], kLong);
       LogWait("another's", sets[0], kLong);
       CHECK_THAT(::setrlimit(RLIMIT_NOFILE, &before) == 0);
-      for (const int copy : copies) ::close(copy);
+      for (const int copy : taken) ::close(copy);
       for (const int set : sets) ::close(set);
       ::close(other);
       ::close(listener);
