@@ -467,16 +467,20 @@ int EpollSet::KernelWait(epoll_event* out, int capacity,
   timespec limit{static_cast<time_t>(timeout_ns / 1'000'000'000),
                  static_cast<long>(timeout_ns % 1'000'000'000)};
   const std::uint32_t before = moves();
-  const int n = base::EpollPwait(fd_, out, capacity,
-                                 timeout_ns < 0 ? nullptr : &limit, mask);
+  int n = base::EpollPwait(fd_, out, capacity,
+                           timeout_ns < 0 ? nullptr : &limit, mask);
   if (n <= 0) return n;
-  const int kept = OfKernel(out, n, before, bell);
-  if (kept != kOnlyBell || n < capacity) return kept;
-  // The bell has taken the room of others.  It is an edge, so the next answer
-  // is theirs.
-  const timespec now{};
-  const int more = base::EpollPwait(fd_, out, capacity, &now, nullptr);
-  return more > 0 ? OfKernel(out, more, before, bell) : kOnlyBell;
+  int kept = OfKernel(out, n, before, bell);
+  // The bell may have taken the room of others, and a source too: edges all, so
+  // the answer behind them is theirs.
+  for (int i = 0; i <= kMostSources && kept == kOnlyBell; ++i) {
+    if (n < capacity) break;
+    const timespec now{};
+    n = base::EpollPwait(fd_, out, capacity, &now, nullptr);
+    if (n <= 0) break;
+    kept = OfKernel(out, n, before, bell);
+  }
+  return kept;
 }
 
 int EpollSet::OfKernel(epoll_event* events, int count, std::uint32_t before,
