@@ -59,6 +59,16 @@ constexpr std::uint64_t kAdmissionNs = 2'000'000'000;
 std::atomic<std::uint64_t> admission_until_ns{0};
 std::atomic<std::uint64_t> admission_rate{0};
 
+// Calls `task` so much later, unless `arranged` says that it will be called
+// already; it is for the task to take that back.
+void Arrange(std::atomic<bool>* arranged, std::uint32_t ms, void (*task)()) {
+  if (arranged->exchange(true, std::memory_order_acq_rel)) return;
+  Conductor* conductor = Conductor::IfRunning();
+  if (conductor != nullptr && conductor->After(ms, task) == 0) {
+    arranged->store(false, std::memory_order_release);
+  }
+}
+
 // --- Memory: streams that have grown rings and are idle, or as good as idle,
 // give them back, sooner when others want some.  A ring does not shrink in its
 // place: it changes by a message of its sender's, and an idle one sends none.
@@ -68,12 +78,7 @@ std::atomic<bool> memory_look{false};  // is arranged
 std::atomic<bool> memory_short{false};
 
 void LookAtMemorySoon() {
-  if (memory_look.exchange(true, std::memory_order_acq_rel)) return;
-  Conductor* conductor = Conductor::IfRunning();
-  if (conductor != nullptr &&
-      conductor->After(kMemoryLookMs, Sock::MemoryLook) == 0) {
-    memory_look.store(false, std::memory_order_release);
-  }
+  Arrange(&memory_look, kMemoryLookMs, &Sock::MemoryLook);
 }
 
 void MemoryRefused() {
@@ -168,14 +173,7 @@ std::vector<Shared> Sock::Remotes() {
 
 // A lane tells of its next message, and from then on it is asked now and then
 // whether all has landed, until it has: a silent one costs nothing.
-void Sock::ProbeSoon() {
-  if (probing.exchange(true, std::memory_order_acq_rel)) return;
-  Conductor* conductor = Conductor::IfRunning();
-  if (conductor != nullptr &&
-      conductor->After(kProbeMs, [] { ProbeRemotes(); }) == 0) {
-    probing.store(false, std::memory_order_release);
-  }
-}
+void Sock::ProbeSoon() { Arrange(&probing, kProbeMs, &ProbeRemotes); }
 
 void Sock::ProbeRemotes() {
   Critical critical;

@@ -473,9 +473,9 @@ int EpollSet::KernelWait(epoll_event* out, int capacity,
   int kept = OfKernel(out, n, before, bell);
   // The bell may have taken the room of others, and a source too: edges all, so
   // the answer behind them is theirs.
-  for (int i = 0; i <= kMostSources && kept == kOnlyBell; ++i) {
-    if (n < capacity) break;
-    const timespec now{};
+  const timespec now{};
+  for (int i = 0; kept == kOnlyBell && n == capacity && i <= kMostSources;
+       ++i) {
     n = base::EpollPwait(fd_, out, capacity, &now, nullptr);
     if (n <= 0) break;
     kept = OfKernel(out, n, before, bell);

@@ -34,6 +34,12 @@ std::size_t Size(long argument) { return static_cast<std::size_t>(argument); }
 
 bool Ours(long argument) { return Lookup(Fd(argument)) != nullptr; }
 
+// ... or a descriptor of the library's, which is closed to the program, however
+// it asks.
+bool OursToClose(long argument) {
+  return Ours(argument) || base::IsInternalFd(Fd(argument));
+}
+
 // A connection of this process under a new number, which no table knows.
 void Taken(int fd) {
   struct stat what {};
@@ -151,21 +157,13 @@ long Syscall(long number, const long (&a)[kArguments]) {
       return hook::socket(Fd(a[0]), Fd(a[1]), Fd(a[2]));
     case SYS_epoll_create1:
       return hook::epoll_create1(Fd(a[0]));
-    // (A number of ours is closed to the program, however it asks.)
     case SYS_close:
-      if (Ours(a[0]) || base::IsInternalFd(Fd(a[0]))) {
-        return hook::close(Fd(a[0]));
-      }
-      return kernel();
+      return OursToClose(a[0]) ? hook::close(Fd(a[0])) : kernel();
     case SYS_dup2:
-      if (!Ours(a[0]) && !Ours(a[1]) && !base::IsInternalFd(Fd(a[1]))) {
-        return kernel();
-      }
+      if (!Ours(a[0]) && !OursToClose(a[1])) return kernel();
       return hook::dup2(Fd(a[0]), Fd(a[1]));
     case SYS_dup3:
-      if (!Ours(a[0]) && !Ours(a[1]) && !base::IsInternalFd(Fd(a[1]))) {
-        return kernel();
-      }
+      if (!Ours(a[0]) && !OursToClose(a[1])) return kernel();
       return hook::dup3(Fd(a[0]), Fd(a[1]), Fd(a[2]));
     case SYS_close_range:
       return hook::close_range(Word(a[0]), Word(a[1]), Fd(a[2]));

@@ -123,15 +123,16 @@ struct Registry {
     if (set->poller_) return true;
     rendezvous::Conductor* conductor = rendezvous::Conductor::IfRunning();
     if (conductor == nullptr) return false;
-    int bell = 2 + next_bell.fetch_add(1, std::memory_order_relaxed) %
-                       (lane::shm::kBells - 2);
+    constexpr int kFirst = lane::shm::kSetBells;
+    int bell = kFirst + next_bell.fetch_add(1, std::memory_order_relaxed) %
+                            (lane::shm::kBells - kFirst);
     lane::shm::Bells* bells = conductor->bells();
     if (bells->EnsureBell(bell) >= 0) {
       conductor->AnnounceBell(bell);
     } else {
       // No descriptor is left: another set's, or the one that the conductor has
       // made for this.
-      bell = 2;
+      bell = kFirst;
       while (bell < lane::shm::kBells && bells->bell_fd(bell) < 0) ++bell;
       if (bell == lane::shm::kBells) return false;
     }

@@ -108,7 +108,7 @@ bool Core::SetUp() {
     return false;
   }
   // An epoll set's, for one whose first lane comes when no descriptor is left.
-  bells->EnsureBell(2);
+  bells->EnsureBell(lane::shm::kSetBells);
   poller_ = std::make_unique<lane::shm::ShmPoller>(bells, 0);
   bell_ = std::make_unique<stream_descriptor>(io);
   anchor_set_ = std::make_unique<stream_descriptor>(io);

@@ -193,16 +193,7 @@ bool Session::TryLinks() {
 }
 
 void Session::OfferHere() {
-  switch (state_) {
-    case State::kStart:
-    case State::kOffered:
-    case State::kQueued:
-    case State::kBinder:
-    case State::kHello:
-      break;
-    default:
-      return;
-  }
+  if (state_ > State::kHello) return;
   const auto link = core_->FindLink(core_->uuid, ::geteuid(), true);
   if (link == nullptr || cancelled()) return;
   for (const Offer& offer : offers_) {
@@ -449,18 +440,7 @@ bool Session::Expects(const PeerLink& link) const {
 }
 
 bool Session::PrepareOpen(OpenMsg* message) {
-  if (cancelled()) return false;
-  switch (state_) {
-    case State::kStart:
-    case State::kOffered:
-    case State::kQueued:
-    case State::kBinder:
-    case State::kHello:
-    case State::kWaitLink:
-      break;
-    default:
-      return false;
-  }
+  if (cancelled() || state_ > State::kWaitLink) return false;
   std::memcpy(message->tuple, &tuple_, sizeof message->tuple);
   message->role = static_cast<std::uint8_t>(role_);
   std::memcpy(message->nonce, mine_.data(), sizeof message->nonce);

@@ -77,6 +77,7 @@ class Session : public ChannelOwner,
   void OnChannelEnd(base::Reason reason) override;
 
  private:
+  // In order: up to kHello it has met nobody, up to kWaitLink it may offer.
   enum class State {
     kStart,
     kOffered,   // to those processes that have met for such streams before

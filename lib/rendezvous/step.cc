@@ -201,7 +201,7 @@ std::uint64_t Core::After(std::uint32_t ms, std::function<void()> task) {
   tasks_[handle] = std::make_shared<std::function<void()>>(std::move(task));
   const auto due =
       std::chrono::steady_clock::now() + std::chrono::milliseconds(ms);
-  PostLocked([this, handle, due] {
+  const bool posted = PostLocked([this, handle, due] {
     {
       std::lock_guard inner(table_latch_);
       if (!tasks_.contains(handle)) return;
@@ -223,7 +223,9 @@ std::uint64_t Core::After(std::uint32_t ms, std::function<void()> task) {
       (*due_task)();
     });
   });
-  return handle;
+  if (posted) return handle;
+  tasks_.erase(handle);
+  return 0;  // no memory
 }
 
 void Core::CancelTimer(std::uint64_t handle) {

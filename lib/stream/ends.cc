@@ -80,6 +80,20 @@ void Stream::MaybeShutdown() {
   }
 }
 
+// Nothing is taken from the lane any more, nor owed to it or to TCP.
+void Stream::LetGo() {
+  accept_ = false;
+  tx_ = Tx::kRaw;
+  rx_ = Rx::kRaw;
+  waiting_ = Waiting::kNothing;
+  out_.Clear();
+  DropLimbo();
+  ahead_ = 0;
+  copy_.Clear();
+  back_.Clear();
+  back_left_ = 0;
+}
+
 // Rule 19.
 void Stream::MaybeFinish() {
   if (!closed_ || finished_) return;
@@ -102,16 +116,8 @@ void Stream::MaybeFinish() {
   // writer would wait for the answer for ever.
   accept_ = false;
   if (lane_ != nullptr && !frozen_) FreezeLane(base::Reason::kNone);
-  tx_ = Tx::kRaw;
-  rx_ = Rx::kRaw;
-  waiting_ = Waiting::kNothing;
-  out_.Clear();
+  LetGo();
   stash_.Clear();
-  DropLimbo();
-  ahead_ = 0;
-  copy_.Clear();
-  back_.Clear();
-  back_left_ = 0;
   tx_broken_ = eof_ = true;
   Emit(kFinished | kTimerOff);
   if (failed_ || reset_) Emit(kMustReset);
@@ -199,8 +205,6 @@ void Stream::PeerDied(int error) {
       return Fail(base::Reason::kNoMemory);
     }
   }
-  DropLimbo();
-  ahead_ = 0;
   eof_ = true;
   // TCP would say ECONNRESET if bytes of ours were left unread.  If none were,
   // the anchor's reset may only mean that the peer exited with a frame of ours
@@ -237,15 +241,8 @@ void Stream::PeerDied(int error) {
   // reset.)
   last_write_ = (tcp_reset || !raw_tx) && so_error_ == 0;
   if (last_write_) tx_broken_ = true;
-  out_.Clear();
-  copy_.Clear();
-  back_.Clear();
-  back_left_ = 0;
-  accept_ = false;
+  LetGo();
   hs_have_ = 0;
-  tx_ = Tx::kRaw;
-  rx_ = Rx::kRaw;
-  waiting_ = Waiting::kNothing;
   Emit(kTimerOff | kRxReady | kTxReady);
 }
 
@@ -262,16 +259,8 @@ void Stream::Fail(base::Reason reason) {
     Emit(kLeftLane);
   }
   why_left_ = reason;
-  out_.Clear();
+  LetGo();
   stash_.Clear();
-  DropLimbo();
-  ahead_ = 0;
-  copy_.Clear();
-  back_.Clear();
-  back_left_ = 0;
-  tx_ = Tx::kRaw;
-  rx_ = Rx::kRaw;
-  waiting_ = Waiting::kNothing;
   so_error_ = ECONNRESET;
   eof_ = tx_broken_ = true;
   pfin_known_ = false;

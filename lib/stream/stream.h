@@ -342,6 +342,7 @@ class Stream {
   void OnEnd(const Ctl& ctl);
   void KernelShutdown();
   void MaybeShutdown();
+  void LetGo();
   void MaybeFinish();
   void OnTcpEnd(int error);
   void PeerDied(int error);

@@ -222,6 +222,7 @@ class QpLane final : public RdmaLane {
         CreditWord().load(std::memory_order_acquire) & kConsumedMask,
         carried_.load(std::memory_order_acquire));
   }
+  bool TakeCredit();
   void LookForCredit();
   void LookForRoom();
   void TakeRing();

@@ -89,6 +89,17 @@ void QpLane::PublishAlong(Chain* chain, std::uint32_t length) {
   }
 }
 
+// False: the peer can't have consumed that.
+bool QpLane::TakeCredit() {
+  const std::uint64_t consumed = Consumed();
+  if (consumed == tx_->credited()) return true;
+  if (!tx_->OnCredit(consumed)) return false;
+  credit_seen_.store(consumed, std::memory_order_relaxed);
+  if (directs_ != 0) [[unlikely]]
+    DropCredited();
+  return true;
+}
+
 void QpLane::LookForCredit() {
   const std::uint64_t word = CreditWord().load(std::memory_order_acquire);
   const auto wakes = static_cast<std::uint16_t>(word >> kWakeShift);
@@ -97,15 +108,9 @@ void QpLane::LookForCredit() {
     wakes_drained_ = wakes;
     poller_->Collect();
   }
-  const std::uint64_t consumed = Consumed();
-  if (consumed != tx_->credited()) {
-    if (!tx_->OnCredit(consumed)) {
-      Lost(base::Reason::kProtocol);
-      return;
-    }
-    credit_seen_.store(consumed, std::memory_order_relaxed);
-    if (directs_ != 0) [[unlikely]]
-      DropCredited();
+  if (!TakeCredit()) {
+    Lost(base::Reason::kProtocol);
+    return;
   }
   if (old_mirror_ ||
       ring_offers_.load(std::memory_order_acquire) != rings_taken_) {
@@ -396,9 +401,7 @@ std::uint64_t QpLane::Acked() {
   } else if (State() != base::Reason::kProtocol) {
     // What had come by then still tells how much the peer has read: whether its
     // end was an orderly one depends on that.
-    const std::uint64_t consumed = Consumed();
-    if (consumed > tx_->credited() && tx_->OnCredit(consumed) && directs_ != 0)
-      DropCredited();
+    static_cast<void>(TakeCredit());
   }
   return tx_->acked();
 }

@@ -14,6 +14,7 @@ namespace rcsock::lane::shm {
 
 constexpr int kBells =
     8;  // 0: the conductor's; 1: poll/select; rest: epoll sets, polling threads
+constexpr int kSetBells = 2;         // the first that epoll sets have
 constexpr int kSegmentStreams = 64;  // one word of a ready bitmap
 constexpr int kMaxSegments = 256;    // 16,384 streams between two processes
 constexpr std::size_t kPage = 4096;
