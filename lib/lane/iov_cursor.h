@@ -6,11 +6,17 @@
 #include <cstddef>
 #include <cstring>
 
+#include "lib/base/copy.h"
+
 namespace rcsock::lane {
+
+constexpr std::size_t kLongPiece = 4096;
 
 // memcpy, without a call for what fits in a line.
 inline void CopyBytes(std::byte* to, const std::byte* from, std::size_t n) {
-  if (n > 64) {
+  if (n >= kLongPiece) [[unlikely]] {
+    base::LongCopy(to, from, n);
+  } else if (n > 64) {
     std::memcpy(to, from, n);
   } else if (n >= 16) {
     // The last block overlaps the one before.
@@ -46,10 +52,12 @@ class IovCursor {
   }
 
   // Copies the next `n` bytes, which must be there, to or from the vector.
-  void CopyOut(void* to, std::size_t n) {
+  void CopyOut(void* to, std::size_t n) { CopyOut(to, n, CopyBytes); }
+  template <typename Copy>
+  void CopyOut(void* to, std::size_t n, Copy copy) {
     auto* out = static_cast<std::byte*>(to);
     Walk(n, [&](std::byte* part, std::size_t length) {
-      CopyBytes(out, part, length);
+      copy(out, part, length);
       out += length;
     });
   }

@@ -221,7 +221,7 @@ class LinkState {
   std::atomic<const BellPage*> peer_bells_{nullptr};
   std::atomic<int> peer_fds_[kBells];
   std::atomic<std::uint64_t> kicked_[kBells] =
-      {};                     // generation last kicked for
+      {};                                  // generation last kicked for
   std::atomic<int> cursors_[kBells] = {};  // where the next Drain begins
 };
 

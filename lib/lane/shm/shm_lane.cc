@@ -216,12 +216,13 @@ std::size_t ShmLane::PostRecord(const void* from, std::size_t length) {
   if (starved_ || tx_.outstanding() >= kSlots / 4 || !tx_.Fits(length)) {
     return 0;
   }
+  RecordCopy* const copy = CopyFor(length);
   const ring::Placement place = tx_.ReserveData(length);
   Slot& slot = TxSlot(place.number);
-  std::memcpy((place.imm.flags & ring::kFlagInline) != 0
-                  ? slot.payload
-                  : tx_bytes_ + place.offset,
-              from, length);
+  copy->Copy((place.imm.flags & ring::kFlagInline) != 0
+                 ? slot.payload
+                 : tx_bytes_ + place.offset,
+             static_cast<const std::byte*>(from), length);
   Publish(slot, place.number, tx_.At(place.number) == 0,
           ring::Encode(place.imm));
   return length;
@@ -231,6 +232,7 @@ std::size_t ShmLane::PostAny(const iovec* iov, int count, std::size_t skip,
                              std::size_t limit) {
   IovCursor from(iov, count, skip);
   const std::size_t all = from.Left(limit);
+  RecordCopy* const copy = CopyFor(all);
   std::size_t done = 0;
   while (done < all) {
     const ring::Placement place = Reserve(all - done);
@@ -239,7 +241,10 @@ std::size_t ShmLane::PostAny(const iovec* iov, int count, std::size_t skip,
     std::byte* to = (place.imm.flags & ring::kFlagInline) != 0
                         ? slot.payload
                         : tx_bytes_ + place.offset;
-    from.CopyOut(to, place.length);
+    from.CopyOut(to, place.length,
+                 [copy](std::byte* out, const std::byte* part, std::size_t n) {
+                   copy->Copy(out, part, n);
+                 });
     Publish(slot, place.number, tx_.At(place.number) == 0,
             ring::Encode(place.imm));
     done += place.length;

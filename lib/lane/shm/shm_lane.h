@@ -10,6 +10,7 @@
 #include "lib/lane/lane.h"
 #include "lib/lane/shm/layout.h"
 #include "lib/lane/shm/link_state.h"
+#include "lib/lane/shm/record_copy.h"
 #include "lib/ring/rx.h"
 #include "lib/ring/tx.h"
 
@@ -119,6 +120,10 @@ class ShmLane final : public Lane {
     }
   }
   void SetStarved();
+  // How the bytes of a send of so many get into the ring.
+  RecordCopy* CopyFor(std::size_t length) {
+    return length <= kRecordMax && tx_.outstanding() == 0 ? &alone_ : &bulk_;
+  }
   // `first`: the slot is slot 0.
   void Publish(Slot& slot, std::uint64_t number, bool first, std::uint32_t imm);
   // The immediate of data in a slot, but for the length.
@@ -254,6 +259,10 @@ class ShmLane final : public Lane {
   FutexLine& peer_futex_;
   std::byte* const tx_bytes_;
   const std::byte* const rx_bytes_;
+
+  // The tx latch's.
+  RecordCopy bulk_{RecordCopy::kBulk};
+  RecordCopy alone_{RecordCopy::kAlone};
 
   // Apart, so that the lanes of thousands of streams lie on few pages.
   ring::Sent* const table_;
