@@ -11,13 +11,13 @@ namespace rcsock::lane::shm {
 // How the bytes of a sender get into its ring.
 //
 // The receiver has read the lines of the ring, so a plain store takes each away
-// from it.  Where the two run on cores that share a cache, that is the fastest
-// way there is.  Between caches (another complex of cores, another socket) it
-// is a round trip for each line, and a copy by streaming stores, which go to
-// memory past all caches, is several times as fast.  Which of these it is can't
-// be asked: the scheduler moves the two ends, and a hypervisor what they run
-// on. So it is measured: now and then one piece is copied in the other way,
-// ever more seldom while that is the slower one.
+// from it.  Where the two run on one core, that is the fastest way there is.
+// Between cores, and above all between caches (another complex of cores,
+// another socket), it is a round trip for each line, and a copy by streaming
+// stores, which go to memory past all caches, is faster.  Which of these it is
+// can't be asked: the scheduler moves the two ends, and a hypervisor what they
+// run on.  So it is measured: now and then some pieces are copied in the other
+// way, ever more seldom while that is the slower one.
 class RecordCopy {
  public:
   // The receiver pays for bytes that are in no cache.  So a sender must gain
