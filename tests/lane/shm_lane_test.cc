@@ -158,11 +158,14 @@ TEST(ShmSleep, OneThatIsNotWokenLooksAgain) {
   shm::HotMemory& hot =
       shm::HotOf(static_cast<shm::Segment*>(memory), 0)[kIndex];
   Lane& to = pair->end(1);
-  for (int i = 0; i < 5; ++i) {
+  // (One that is found asleep may be past its nap, if this thread was off its
+  // CPU meanwhile: its fence lies behind it, so nobody would miss its wish.)
+  int looked = 0;
+  for (int i = 0; i < 50 && looked < 5; ++i) {
     std::atomic<pid_t> thread{0};
     int result = 0;
     std::thread sleeper([&, token = to.SleepToken(false)] {
-      const timespec limit{5, 0};
+      const timespec limit{0, 100'000'000};
       thread = ::gettid();
       result = to.SleepRx(token, &limit);
     });
@@ -176,9 +179,11 @@ TEST(ShmSleep, OneThatIsNotWokenLooksAgain) {
     iovec iov{&byte, 1};
     EXPECT_EQ(pair->end(0).Post(&iov, 1, 0, 1), 1u);
     sleeper.join();
-    EXPECT_EQ(result, -EAGAIN);
+    EXPECT_TRUE(result == -EAGAIN || result == -ETIMEDOUT) << result;
+    if (result == -EAGAIN) ++looked;
     EXPECT_EQ(to.Read(&iov, 1, 0, 1, false), 1u);
   }
+  EXPECT_EQ(looked, 5);
   shm::UnmapMemory(memory, sizeof(shm::Segment));
 }
 
