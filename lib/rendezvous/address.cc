@@ -47,6 +47,34 @@ bool AddressIn(const nlmsghdr* message, Address* address) {
   return true;
 }
 
+// Whether the kernel would send from this address to it, as it does to an
+// address of its own.  Nothing is sent.
+bool IsOwnSource(const Address& address) {
+  sockaddr_in in{};
+  in.sin_family = AF_INET;
+  in.sin_port = htons(9);
+  std::memcpy(&in.sin_addr, address.data() + 12, 4);
+  sockaddr_in6 in6{};
+  in6.sin6_family = AF_INET6;
+  in6.sin6_port = in.sin_port;
+  std::memcpy(&in6.sin6_addr, address.data(), 16);
+  const bool mapped = IsMapped(address);
+  const base::UniqueFd fd(static_cast<int>(::syscall(
+      SYS_socket, mapped ? AF_INET : AF_INET6, SOCK_DGRAM | SOCK_CLOEXEC, 0)));
+  if (!fd.ok()) return false;
+  const void* const to = mapped ? static_cast<const void*>(&in) : &in6;
+  if (::syscall(SYS_connect, fd.get(), to, mapped ? sizeof in : sizeof in6) !=
+      0) {
+    return false;
+  }
+  sockaddr_storage source{};
+  socklen_t length = sizeof source;
+  Address own;
+  std::uint16_t port;
+  return ::syscall(SYS_getsockname, fd.get(), &source, &length) == 0 &&
+         Normalise(source, &own, &port) && own == address;
+}
+
 }  // namespace
 
 bool IsMapped(const Address& address) {
@@ -148,20 +176,22 @@ bool HostAddresses::Known(const Address& address) const {
 bool HostAddresses::Has(const Address& address) {
   if (IsLoopback(address) || Known(address)) return true;
   const std::uint64_t now = base::NowNs();
-  if (looked_up_ns_ != 0 && now - looked_up_ns_ < kRefreshNs) return false;
-  looked_up_ns_ = now;
   const int saved = errno;
-  LookUp();
+  if (looked_up_ns_ == 0 || now - looked_up_ns_ >= kRefreshNs) {
+    looked_up_ns_ = now;
+    listed_ = LookUp();
+  }
+  const bool has = listed_ ? Known(address) : IsOwnSource(address);
   errno = saved;
-  return Known(address);
+  return has;
 }
 
 // The kernel has all of an answer at once, or makes the rest of it while the
 // first part is taken: nothing waits here.
-void HostAddresses::LookUp() {
+bool HostAddresses::LookUp() {
   const base::UniqueFd fd(static_cast<int>(::syscall(
       SYS_socket, AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC, NETLINK_ROUTE)));
-  if (!fd.ok()) return;
+  if (!fd.ok()) return false;
   struct {
     nlmsghdr header;
     ifaddrmsg which;
@@ -171,7 +201,7 @@ void HostAddresses::LookUp() {
   ask.header.nlmsg_flags = NLM_F_REQUEST | NLM_F_DUMP;
   ask.which.ifa_family = AF_UNSPEC;
   if (::syscall(SYS_sendto, fd.get(), &ask, sizeof ask, 0, nullptr, 0) < 0) {
-    return;
+    return false;
   }
   std::size_t count = 0;
   for (;;) {
@@ -179,14 +209,14 @@ void HostAddresses::LookUp() {
     alignas(nlmsghdr) char text[4096];
     const long n = ::syscall(SYS_recvfrom, fd.get(), text, sizeof text,
                              MSG_DONTWAIT, nullptr, nullptr);
-    if (n <= 0) return;
+    if (n <= 0) return false;
     long left = n;
     for (const auto* one = reinterpret_cast<const nlmsghdr*>(text);
          NLMSG_OK(one, left); one = NLMSG_NEXT(one, left)) {
-      if (one->nlmsg_type == NLMSG_ERROR) return;
+      if (one->nlmsg_type == NLMSG_ERROR) return false;
       if (one->nlmsg_type == NLMSG_DONE) {
         count_ = count;
-        return;
+        return true;
       }
       Address found;
       if (one->nlmsg_type == RTM_NEWADDR && AddressIn(one, &found) &&

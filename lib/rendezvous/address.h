@@ -49,7 +49,9 @@ socklen_t MeetingName(const Tuple& tuple, sockaddr_un* name);
 bool IsMapped(const Address& address);  // an IPv4 address
 bool IsLoopback(const Address& address);
 
-// The addresses of this host, looked up again at most once a second.
+// The addresses of this host, looked up again at most once a second.  Where
+// netlink is refused (systemd's RestrictAddressFamilies=, in most units that
+// have it) there is no list, and the kernel is asked of each address.
 //
 // By system calls alone, without libc's getifaddrs: connect() and accept() may
 // be called by a handler that has interrupted malloc, and where a thread with a
@@ -63,12 +65,13 @@ class HostAddresses {
   // What more there are is taken for another host's.
   static constexpr std::size_t kMost = 1024;
 
-  void LookUp();
+  bool LookUp();  // false: there was no answer
   bool Known(const Address& address) const;
 
   std::array<Address, kMost> known_{};
   std::size_t count_ = 0;
   std::uint64_t looked_up_ns_ = 0;  // 0: never
+  bool listed_ = false;             // the last answer came
 };
 
 }  // namespace rcsock::rendezvous

@@ -2,19 +2,27 @@
 
 #include <gtest/gtest.h>
 #include <ifaddrs.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
 #include <netinet/in.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
 
+#include <cerrno>
+#include <cstddef>
 #include <cstring>
+#include <thread>
+#include <vector>
 
 namespace rcsock::rendezvous {
 namespace {
 
-// It asks the kernel itself: what libc says is what it must know.
-TEST(HostAddresses, AreThoseThatLibcKnows) {
-  static constinit HostAddresses host;
+// Those of this host, as libc says.
+std::vector<Address> FromLibc() {
+  std::vector<Address> found;
   ifaddrs* list = nullptr;
-  ASSERT_EQ(::getifaddrs(&list), 0);
-  int count = 0;
+  EXPECT_EQ(::getifaddrs(&list), 0);
   for (const ifaddrs* one = list; one != nullptr; one = one->ifa_next) {
     if (one->ifa_addr == nullptr) continue;
     const int family = one->ifa_addr->sa_family;
@@ -22,18 +30,56 @@ TEST(HostAddresses, AreThoseThatLibcKnows) {
     sockaddr_storage storage{};
     std::memcpy(&storage, one->ifa_addr,
                 family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6));
-    Address address;
     std::uint16_t port;
-    ASSERT_TRUE(Normalise(storage, &address, &port));
-    EXPECT_TRUE(host.Has(address)) << one->ifa_name;
-    ++count;
+    EXPECT_TRUE(Normalise(storage, &found.emplace_back(), &port));
   }
   ::freeifaddrs(list);
-  EXPECT_GT(count, 0);
-  // (Of addresses that are in documents only.)
-  const Address foreign{0, 0, 0,    0,    0,   0, 0,   0,
-                        0, 0, 0xff, 0xff, 203, 0, 113, 9};
-  EXPECT_FALSE(host.Has(foreign));
+  EXPECT_FALSE(found.empty());
+  return found;
+}
+
+// (Of addresses that are in documents only.)
+constexpr Address kForeign{0, 0, 0,    0,    0,   0, 0,   0,
+                           0, 0, 0xff, 0xff, 203, 0, 113, 9};
+
+// As systemd's RestrictAddressFamilies=AF_INET AF_INET6 AF_UNIX, for this
+// thread.
+bool RefuseNetlink() {
+  sock_filter program[] = {
+      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_socket, 0, 3),
+      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, args[0])),
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, AF_NETLINK, 0, 1),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EAFNOSUPPORT),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+  };
+  const sock_fprog filter{sizeof program / sizeof *program, program};
+  return ::prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 &&
+         ::prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter) == 0;
+}
+
+// It asks the kernel itself: what libc says is what it must know.
+TEST(HostAddresses, AreThoseThatLibcKnows) {
+  static constinit HostAddresses host;
+  for (const Address& address : FromLibc()) EXPECT_TRUE(host.Has(address));
+  EXPECT_FALSE(host.Has(kForeign));
+}
+
+// (A host with nothing but a loopback shows little here.)
+TEST(HostAddresses, AreKnownWhereNetlinkIsRefused) {
+  const std::vector<Address> all = FromLibc();
+  std::thread([&all] {
+    ASSERT_TRUE(RefuseNetlink());
+    static constinit HostAddresses host;
+    for (const Address& address : all) {
+      const bool scoped = address[0] == 0xfe && (address[1] & 0xc0) == 0x80;
+      EXPECT_TRUE(scoped || host.Has(address));
+    }
+    EXPECT_FALSE(host.Has(kForeign));
+    errno = 7;
+    EXPECT_FALSE(host.Has(kForeign));
+    EXPECT_EQ(errno, 7);
+  }).join();
 }
 
 }  // namespace
