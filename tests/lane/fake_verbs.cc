@@ -250,6 +250,7 @@ int FakeVerbs::PostSend(ibv_qp* base, ibv_send_wr* wr, ibv_send_wr** bad) {
         work.bytes.assign(bytes, bytes + work.length);
       } else {
         work.at = at;
+        work.lkey = wr->sg_list[0].lkey;
       }
     }
     g_fake->queue_.push_back(std::move(work));
@@ -357,6 +358,14 @@ bool FakeVerbs::Apply(Work& work) {
     const auto base = reinterpret_cast<std::uintptr_t>(mr.mr.addr);
     if ((mr.access & IBV_ACCESS_REMOTE_READ) == 0 || work.length != 8 ||
         work.address < base || work.address - base > mr.mr.length - 8) {
+      return false;
+    }
+    // On iWARP the answer is a message that names the sink, and is placed as a
+    // WRITE's is.
+    const auto sink = mrs_.find(work.lkey);
+    const int needed =
+        options_.iwarp ? IBV_ACCESS_REMOTE_WRITE : IBV_ACCESS_LOCAL_WRITE;
+    if (sink == mrs_.end() || (sink->second->access & needed) == 0) {
       return false;
     }
     std::memcpy(const_cast<void*>(work.at),

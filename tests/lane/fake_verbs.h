@@ -101,6 +101,7 @@ class FakeVerbs {
     bool signalled;
     std::vector<std::uint8_t> bytes;  // inline
     const void* at = nullptr;         // not inline
+    std::uint32_t lkey = 0;           // ... its memory's
     std::uint32_t length;
     std::uint64_t address;
     std::uint32_t key;

@@ -19,6 +19,8 @@
 namespace rcsock::lane::rdma {
 namespace {
 
+constexpr std::size_t kSinkBytes = 64;
+
 // Soft-RoCE and siw.
 bool IsSoftware(const ibv_device_attr& attr) {
   return attr.vendor_id == 0xffffff || attr.vendor_id == 0x626d74;
@@ -67,7 +69,11 @@ class DeviceDomain final : public Domain {
     while (ring != 0 && most_ring_ > ring && most_ring_ > kBlockMin) {
       most_ring_ /= 2;
     }
-    return true;
+    // On iWARP the answer to a READ is a message that writes: the peer's device
+    // needs the right to, and is told the key.  So the sink is memory of its
+    // own, which holds nothing and which nobody looks at.
+    if (iwarp_) sink_ = memory_->Get(kSinkBytes, true, error);
+    return !iwarp_ || sink_;
   }
 
   ibv_context* context() const override { return context_; }
@@ -121,6 +127,7 @@ class DeviceDomain final : public Domain {
   std::uint32_t inline_ask_ = 256;  // or what the device has not refused
   verbs::Pd pd_;
   std::optional<Memory> memory_;
+  Block sink_;  // iWARP: where the answers of fences go
   std::unique_ptr<Deferred> deferred_ = std::make_unique<Deferred>();
   std::unique_ptr<RdmaPoller> pollers_[Board::kBells];
   std::shared_ptr<std::atomic<std::uint32_t>> lanes_ =
@@ -181,6 +188,7 @@ std::unique_ptr<RdmaLane> DeviceDomain::CreateLane(rdma_cm_id* id, int bell,
   parts.inline_bytes = attr.cap.max_inline_data;
   parts.most_ring = most_ring_;
   parts.iwarp = iwarp_;
+  parts.sink = &sink_;
   parts.piece = limits_.lazy_events ? kSoftwarePiece : kPiece;
   // From here on the lane gives everything back.
   std::unique_ptr<QpLane> lane = QpLane::Make(std::move(parts));

@@ -35,6 +35,7 @@ QpLane::QpLane(QpLaneParts parts)
       send_depth_(parts.send_depth),
       inline_bytes_(parts.inline_bytes),
       iwarp_(parts.iwarp),
+      sink_(parts.sink),
       piece_(parts.piece),
       rx_block_(std::move(parts.rx)),
       ring_bytes_(RingBytes(rx_block_.bytes())),

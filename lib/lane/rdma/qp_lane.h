@@ -46,6 +46,7 @@ struct QpLaneParts {
   std::uint32_t inline_bytes = 0;
   std::size_t most_ring = 0;
   bool iwarp = false;
+  const Block* sink = nullptr;  // iWARP: where the answers of fences go
   std::uint32_t piece = kPiece;
 };
 
@@ -304,6 +305,7 @@ class QpLane final : public RdmaLane {
   const std::uint32_t send_depth_;
   const std::uint32_t inline_bytes_;
   const bool iwarp_;
+  const Block* const sink_;
   const std::uint32_t piece_;  // the longest record
   bool added_ = false;
   Block rx_block_;
