@@ -48,7 +48,10 @@ class DeviceDomain final : public Domain {
     limits_.iwarp = iwarp_;
     if (iwarp_) block_bytes_ = kBlockMinIwarp;
     limits_.entries = static_cast<std::uint32_t>(std::max(attr.max_cqe, 0));
-    limits_.receives = static_cast<std::uint32_t>(std::max(attr.max_srq_wr, 0));
+    if (attr.max_srq > 0) {
+      limits_.receives =
+          static_cast<std::uint32_t>(std::max(attr.max_srq_wr, 0));
+    }
     limits_.lazy_events = IsSoftware(attr);
     // See Chain::Post for why so many.
     limits_.send_depth = std::min<std::uint32_t>(
@@ -118,6 +121,10 @@ class DeviceDomain final : public Domain {
     return poller.get();
   }
 
+  // Those of a QP, on a device that has no shared ones, posted.
+  bool OwnReceives(ibv_qp* qp, std::unique_ptr<Receives>* receives,
+                   verbs::Error* error);
+
   ibv_context* const context_;
   Board* const board_;
   const bool iwarp_;
@@ -135,8 +142,30 @@ class DeviceDomain final : public Domain {
 };
 
 base::Reason ReasonOf(const verbs::Error& error) {
-  return error.code == ENOMEM ? base::Reason::kMemlock
-                              : base::Reason::kRdmaError;
+  switch (error.code) {
+    case ENOMEM:
+      return base::Reason::kMemlock;
+    case EAGAIN:  // the limits of the rdma cgroup
+      return base::Reason::kTooMany;
+    default:
+      return base::Reason::kRdmaError;
+  }
+}
+
+bool DeviceDomain::OwnReceives(ibv_qp* qp, std::unique_ptr<Receives>* receives,
+                               verbs::Error* error) {
+  receives->reset(new (std::nothrow) Receives);
+  if (*receives == nullptr) {
+    *error = {"malloc", ENOMEM, {}};
+    return false;
+  }
+  return (*receives)->Open(iwarp_ ? &*memory_ : nullptr, kOwnReceives,
+                           kOwnBatch, error) &&
+         (*receives)->PostAll(
+             [qp](ibv_recv_wr* wrs, ibv_recv_wr** bad) {
+               return ibv_post_recv(qp, wrs, bad);
+             },
+             error);
 }
 
 std::unique_ptr<RdmaLane> DeviceDomain::CreateLane(rdma_cm_id* id, int bell,
@@ -171,7 +200,12 @@ std::unique_ptr<RdmaLane> DeviceDomain::CreateLane(rdma_cm_id* id, int bell,
   attr.cap.max_send_wr = limits_.send_depth;
   attr.cap.max_send_sge = 1;
   attr.qp_type = IBV_QPT_RC;
-  if (!verbs::CreateQp(id, pd_.get(), &attr, &inline_ask_, error)) {
+  if (set->srq == nullptr) {
+    attr.cap.max_recv_wr = kOwnReceives;
+    attr.cap.max_recv_sge = 1;
+  }
+  if (!verbs::CreateQp(id, pd_.get(), &attr, &inline_ask_, error) ||
+      (set->srq == nullptr && !OwnReceives(id->qp, &parts.receives, error))) {
     *why = ReasonOf(*error);
     poller->sleepers().Put(parts.words);
     poller->Leave(set);

@@ -37,6 +37,7 @@ QpLane::QpLane(QpLaneParts parts)
       iwarp_(parts.iwarp),
       sink_(parts.sink),
       piece_(parts.piece),
+      receives_(std::move(parts.receives)),
       rx_block_(std::move(parts.rx)),
       ring_bytes_(RingBytes(rx_block_.bytes())),
       most_ring_(parts.most_ring),

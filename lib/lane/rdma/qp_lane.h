@@ -42,6 +42,7 @@ struct QpLaneParts {
   std::shared_ptr<std::atomic<std::uint32_t>> lanes;  // counts them
   rdma_cm_id* id = nullptr;                           // with its QP
   Block rx;
+  std::unique_ptr<Receives> receives;  // null: the set's
   std::uint32_t send_depth = 0;
   std::uint32_t inline_bytes = 0;
   std::size_t most_ring = 0;
@@ -288,6 +289,8 @@ class QpLane final : public RdmaLane {
   // A message's credit, the bits of `mask`.  False: it cannot be.
   bool OnCarried(std::uint32_t bits, std::uint32_t mask);
   void OnSent(std::uint64_t wrs);
+  // Gives the used ones back to the device, where they are the lane's own.
+  void PostReceives();
   void OnError(int status, bool receive);
   void Tell();
 
@@ -308,6 +311,8 @@ class QpLane final : public RdmaLane {
   const Block* const sink_;
   const std::uint32_t piece_;  // the longest record
   bool added_ = false;
+  const std::unique_ptr<Receives>
+      receives_;  // what is in it: the drain latch's
   Block rx_block_;
   const std::uint32_t ring_bytes_;  // of rx_block_'s ring
   // How large a ring may grow; and so that the peer goes along.
