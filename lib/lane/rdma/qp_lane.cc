@@ -237,7 +237,7 @@ int QpLane::SleepTx(std::uint32_t token, const timespec* timeout) {
   // A credit that came since the caller looked may have come without a wake-up:
   // then the one that the receiver owes us for all that we have sent is still
   // to come, or this sees it.
-  if (Consumed() != credit_seen_.load(std::memory_order_relaxed) || Closed()) {
+  if (Consumed() > credit_seen_.load(std::memory_order_relaxed) || Closed()) {
     return -EAGAIN;
   }
   return poller_->sleepers().Sleep(words_, true, token, timeout);

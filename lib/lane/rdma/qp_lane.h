@@ -78,6 +78,12 @@ struct QpLaneParts {
 // and those that the queue has from before the message are of what had been
 // sent then.
 //
+// The credit word is no message, so nothing says when it is in its place.
+// Devices of InfiniBand and RoCE write it at once.  siw writes what TCP brings,
+// and a segment may end within the word: then its low bytes are new and its
+// high ones old for a while.  As it grows by kMessages at most, that is less
+// than the old credit, or the new one; less than is known says nothing.
+//
 // Coalescing.  While kWindow writes are in flight and nothing has come from the
 // peer since the last one, small sends are put into the mirror and into one
 // record that waits, `waiting_`.  It goes out when a write completes, with the
