@@ -151,9 +151,11 @@ void FakeVerbs::Install() {
   calls.rdma_create_qp = [](rdma_cm_id* id, ibv_pd* pd,
                             ibv_qp_init_attr* attr) {
     std::scoped_lock hold(g_fake->mutex_);
-    if (attr->cap.max_inline_data > g_fake->options_.inline_max) {
+    const bool large = attr->cap.max_inline_data > g_fake->options_.inline_max;
+    if (large || g_fake->options_.qp_error != 0) {
       ++g_fake->counts_.refused_qps;
-      errno = EINVAL;
+      errno =
+          g_fake->options_.qp_error != 0 ? g_fake->options_.qp_error : EINVAL;
       return -1;
     }
     ++g_fake->counts_.objects;

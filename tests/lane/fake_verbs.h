@@ -28,6 +28,7 @@ class FakeVerbs {
     bool immediate = true;  // posted is delivered; else a thread does it
     bool software = false;  // its identity is Soft-RoCE's
     std::uint32_t inline_max = 256;
+    int qp_error = 0;  // errno of rdma_create_qp
     int max_cqe = 32'767;
     int max_srq_wr = 32'767;  // 0: it has no SRQs
     bool claims_srqs = true;  // ... and says so
