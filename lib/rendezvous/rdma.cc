@@ -64,7 +64,7 @@ void Rdma::Close() {
   directories_.clear();
   own_.clear();
   queue_.clear();
-  LoseLanes(nullptr, 0, base::Reason::kNoThread);
+  LoseLanes(nullptr, base::Reason::kNoThread);
   for (auto& device : devices_) device->Close();
   devices_.clear();
   connects_.Close();
@@ -131,17 +131,39 @@ void Rdma::Forget(Device* device) {
                 [device](const auto& known) { return known.get() == device; });
 }
 
-void Rdma::LoseLanes(const ibv_context* context, std::uint32_t qp_num,
-                     base::Reason why) {
-  std::vector<std::shared_ptr<Connection>> lost;
+template <typename F>
+void Rdma::LoseIf(F lost, base::Reason why) {
+  std::vector<std::shared_ptr<Connection>> all;
   for (Connection* connection : connections_) {
-    const rdma_cm_id* id = connection->id();
-    if ((context == nullptr || id->verbs == context) &&
-        (qp_num == 0 || (id->qp != nullptr && id->qp->qp_num == qp_num))) {
-      lost.push_back(connection->shared_from_this());
-    }
+    if (lost(connection->id())) all.push_back(connection->shared_from_this());
   }
-  for (const auto& connection : lost) connection->Lost(why);
+  for (const auto& connection : all) connection->Lost(why);
+}
+
+void Rdma::LoseLanes(const ibv_context* context, base::Reason why) {
+  LoseIf(
+      [context](const rdma_cm_id* id) {
+        return context == nullptr || id->verbs == context;
+      },
+      why);
+}
+
+void Rdma::LosePort(const ibv_context* context, int port, base::Reason why) {
+  LoseIf(
+      [context, port](const rdma_cm_id* id) {
+        return id->verbs == context && id->port_num == port;
+      },
+      why);
+}
+
+void Rdma::LoseQp(const ibv_context* context, std::uint32_t qp_num,
+                  base::Reason why) {
+  LoseIf(
+      [context, qp_num](const rdma_cm_id* id) {
+        return id->verbs == context && id->qp != nullptr &&
+               id->qp->qp_num == qp_num;
+      },
+      why);
 }
 
 // --- Connecting

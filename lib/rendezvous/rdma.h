@@ -50,9 +50,12 @@ class Rdma {
   void LoseDevice(const ibv_context* context);
   // It is gone: so are its listeners, and what waits there.
   void Forget(Device* device);
-  // Every lane of a context, or the one of a QP.
-  void LoseLanes(const ibv_context* context, std::uint32_t qp_num,
-                 base::Reason why);
+  // Every lane of a context (null: of all), or those of one port of it, or the
+  // one of a QP.
+  void LoseLanes(const ibv_context* context, base::Reason why);
+  void LosePort(const ibv_context* context, int port, base::Reason why);
+  void LoseQp(const ibv_context* context, std::uint32_t qp_num,
+              base::Reason why);
   void Add(Connection* connection) { connections_.insert(connection); }
   void Remove(Connection* connection) { connections_.erase(connection); }
 
@@ -110,6 +113,8 @@ class Rdma {
     Req req;
     std::chrono::steady_clock::time_point until;
   };
+  template <typename F>
+  void LoseIf(F lost, base::Reason why);
   void WaitHeld();
   void OnHeldTimer();
   RdmaMeeting* Waiting(const Tuple& tuple);
