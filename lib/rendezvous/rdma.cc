@@ -1,5 +1,6 @@
 #include "lib/rendezvous/rdma.h"
 
+#include <algorithm>
 #include <boost/asio/post.hpp>
 #include <cstring>
 #include <utility>
@@ -53,7 +54,8 @@ Rdma::Rdma(Core* core, std::shared_ptr<Cm> cm)
       cm_(std::move(cm)),
       key_(MakeClusterKey(base::GetConfig().key, base::GetConfig().key_size)),
       held_timer_(core->io),
-      connects_(core) {}
+      connects_(core),
+      ends_(core) {}
 
 Rdma::~Rdma() = default;
 
@@ -68,6 +70,7 @@ void Rdma::Close() {
   for (auto& device : devices_) device->Close();
   devices_.clear();
   connects_.Close();
+  ends_.Close();
   // Whoever stops the conductor cannot wait for them.
   for (auto& connection : parked_) {
     static_cast<void>(new std::shared_ptr<Connection>(connection));
@@ -178,7 +181,20 @@ bool Rdma::TakeTurn(const std::shared_ptr<RdmaMeeting>& meeting) {
 }
 
 void Rdma::Park(std::shared_ptr<Connection> connection) {
+  Connection* parked = connection.get();
   parked_.push_back(std::move(connection));
+  EndIfGone(parked);
+}
+
+void Rdma::EndIfGone(Connection* connection) {
+  if (!connection->gone() || connects_.Runs(connection)) return;
+  const auto parked = std::find_if(
+      parked_.begin(), parked_.end(),
+      [connection](const auto& it) { return it.get() == connection; });
+  if (parked == parked_.end()) return;
+  std::shared_ptr<Connection> ends = std::move(*parked);
+  parked_.erase(parked);
+  ends_.Add(std::move(ends));
 }
 
 void Rdma::Unpark(Connection* connection) {
@@ -378,7 +394,7 @@ Rdma::Counts Rdma::counts() const {
           held_.size(),
           static_cast<std::size_t>(connecting_),
           connections_.size(),
-          parked_.size(),
+          parked_.size() + ends_.size(),
           connects_.size()};
 }
 

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "lib/rendezvous/blocking_connects.h"
+#include "lib/rendezvous/blocking_ends.h"
 #include "lib/rendezvous/cm.h"
 #include "lib/rendezvous/directory.h"
 #include "lib/rendezvous/rdma_wire.h"
@@ -69,6 +70,10 @@ class Rdma {
   // Keeps a connection nobody wants until it may be destroyed.
   void Park(std::shared_ptr<Connection> connection);
   void Unpark(Connection* connection);
+  // One that is parked, and whose handshake nothing will be heard of, is taken
+  // apart by a thread of its own.
+  void EndIfGone(Connection* connection);
+  BlockingEnds* ends() { return &ends_; }
 
   // --- Accepting
   // Where this process is found at an address.  Null: *why.
@@ -136,6 +141,7 @@ class Rdma {
   int connecting_ = 0;
   WaitingLine<RdmaMeeting> queue_;
   BlockingConnects connects_;
+  BlockingEnds ends_;
   std::uintptr_t last_cookie_ = 0;
   std::unordered_map<void*, RdmaMeeting*> cookies_;
 };
