@@ -580,8 +580,69 @@ TEST_F(RdmaTest, BlackHole) {
     EXPECT_LT(Clock::now() - start, milliseconds(4000));
     s->Wait();
     EXPECT_TRUE(Guest("mend"));
+    // Once a pause is over.
+    const auto mended = Clock::now();
+    bool met = false;
+    while (!met && Clock::now() - mended < milliseconds(20'000)) {
+      s->Start(conductor);
+      met = c->Seek(conductor);
+    }
+    EXPECT_TRUE(met) << base::ReasonKey(c->failed);
+    EXPECT_TRUE(s->Wait()) << base::ReasonKey(s->failed);
+  }));
+}
+
+// An end of a connection to a host of which nothing is heard by RDMA.
+class SilentSeeker : public TestSeeker {
+ public:
+  explicit SilentSeeker(int fd) : TestSeeker(fd, stream::Role::kConnector) {}
+  bool Names(sockaddr_storage* local, sockaddr_storage* peer) override {
+    if (!TestSeeker::Names(local, peer)) return false;
+    ::inet_pton(AF_INET, "10.77.0.99",
+                &reinterpret_cast<sockaddr_in*>(peer)->sin_addr);
+    return true;
+  }
+};
+
+// Those that stood in line for it do not each take their turn in vain, and
+// others' turns come.
+TEST_F(RdmaTest, HostThatDoesNotAnswer) {
+  if (std::getenv("IN_GUEST") == nullptr) GTEST_SKIP() << "not in a guest";
+  ExpectSuccess(Spawn([] {
+    ASSERT_EQ(std::system("ip neigh replace 10.77.0.99 lladdr "
+                          "02:00:0a:4d:00:99 dev $RDMA_NETDEV"),
+              0);
+    Conductor* conductor = GetConductor();
+    // One service, so that what is learnt of one is known of the others.
+    sockaddr_in address = DeviceAddress();
+    const int listener = Listen(&address, true);
+    std::vector<std::shared_ptr<SilentSeeker>> silent;
+    for (int i = 0; i < 48; ++i) {
+      silent.push_back(std::make_shared<SilentSeeker>(Connect(address)));
+      ::close(::accept4(listener, nullptr, nullptr, SOCK_CLOEXEC));
+    }
+    const auto start = Clock::now();
+    for (auto& one : silent) one->Start(conductor);
+    Drain(conductor);
+    const TcpPair pair = MakeDevicePair();
+    auto c = ConnectorSeeker(pair.connector);
+    auto s = AcceptorSeeker(pair.acceptor);
     s->Start(conductor);
-    EXPECT_TRUE(c->Meet(conductor)) << base::ReasonKey(c->failed);
+    EXPECT_TRUE(c->Seek(conductor)) << base::ReasonKey(c->failed);
+    EXPECT_TRUE(s->Wait()) << base::ReasonKey(s->failed);
+    // A handshake in vain takes three seconds, and there are 16 at a time.
+    EXPECT_LT(Clock::now() - start, milliseconds(6000));
+    for (auto& one : silent) {
+      EXPECT_FALSE(one->Wait());
+      EXPECT_EQ(one->failed, Reason::kRdmaTimeout)
+          << base::ReasonKey(one->failed);
+    }
+    EXPECT_LT(Clock::now() - start, milliseconds(6000));
+    // From now on one finds out for all.
+    const auto again = Clock::now();
+    for (auto& one : silent) one->Start(conductor);
+    for (auto& one : silent) EXPECT_FALSE(one->Wait());
+    EXPECT_LT(Clock::now() - again, milliseconds(2900));
   }));
 }
 
