@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <boost/asio/post.hpp>
+#include <cerrno>
 #include <cstring>
 #include <utility>
 
@@ -43,7 +44,19 @@ std::unique_ptr<Rdma> Rdma::Make(Core* core, base::Reason* why) {
   if (cm == nullptr) {
     LogError(error);
     *why = VerbsReason(error);
-    if (*why == base::Reason::kNoRoute) *why = base::Reason::kNoDevice;
+    switch (error.code) {
+      // A container sees the host's devices in /sys, but has none in /dev, or
+      // may not open them.
+      case ENODEV:
+      case ENOENT:
+      case ENXIO:
+      case EACCES:
+      case EPERM:
+        *why = base::Reason::kNoDevice;
+        break;
+      default:
+        break;
+    }
     return nullptr;
   }
   return std::make_unique<Rdma>(core, std::move(cm));
