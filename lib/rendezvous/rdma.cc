@@ -236,7 +236,8 @@ void Rdma::EndTurn() {
 
 Listener* Rdma::OwnListener(const Address& address, std::uint32_t scope,
                             base::Reason* why) {
-  auto it = own_.find(address);
+  const Address key = Scoped(address, scope);
+  auto it = own_.find(key);
   if (it != own_.end()) return it->second.get();
   verbs::Error error;
   std::unique_ptr<Listener> listener;
@@ -252,7 +253,7 @@ Listener* Rdma::OwnListener(const Address& address, std::uint32_t scope,
   }
   // Its device is watched from now on: else nobody would notice that it goes.
   if (DeviceOf(listener->id(), why) == nullptr) return nullptr;
-  return own_.emplace(address, std::move(listener)).first->second.get();
+  return own_.emplace(key, std::move(listener)).first->second.get();
 }
 
 std::shared_ptr<Directory> Rdma::DirectoryOf(const Address& address,
@@ -262,7 +263,7 @@ std::shared_ptr<Directory> Rdma::DirectoryOf(const Address& address,
   Listener* own = OwnListener(address, scope, why);
   if (own == nullptr) return nullptr;
   const std::uint16_t service = ServicePort(own->context(), port);
-  auto& directory = directories_[{address, service}];
+  auto& directory = directories_[{Scoped(address, scope), service}];
   if (directory == nullptr) {
     directory =
         std::make_shared<Directory>(this, address, scope, service, own->port());

@@ -130,6 +130,7 @@ class Rdma {
   std::vector<std::shared_ptr<Device>> devices_;
   std::set<Connection*> connections_;  // those that have a lane
   std::vector<std::shared_ptr<Connection>> parked_;
+  // By Scoped addresses, as the directories.
   std::map<Address, std::unique_ptr<Listener>> own_;
   std::map<std::pair<Address, std::uint16_t>, std::shared_ptr<Directory>>
       directories_;

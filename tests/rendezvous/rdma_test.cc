@@ -1,6 +1,7 @@
 // Rendezvous over rdma_cm.  Needs a device: $RDMA_IP is its address (see
 // tests/guest).
 
+#include <net/if.h>
 #include <sys/prctl.h>
 
 #include <fstream>
@@ -348,6 +349,45 @@ TEST_F(RdmaTest, Ipv6) {
     ASSERT_TRUE(s->Wait()) << base::ReasonKey(s->failed);
     SendAll(c->lane.get(), "there", 5);
     EXPECT_EQ(ReceiveAll(s->lane.get(), 5), "there");
+  }));
+}
+
+// A host may have the same link-local address on each of its links.
+TEST_F(RdmaTest, LinkLocalOnTwoLinks) {
+  if (std::getenv("IN_GUEST") == nullptr) GTEST_SKIP() << "not in a guest";
+  if (OnIwarp()) GTEST_SKIP() << "siw listens for all links";
+  ExpectSuccess(Spawn([] {
+    ASSERT_EQ(
+        std::system("ip link add link0 type dummy && ip link set link0 up && "
+                    "ip addr add fe80::77/64 dev $RDMA_NETDEV nodad && "
+                    "ip addr add fe80::77/64 dev link0 nodad && "
+                    "rdma link add rxe7 type rxe netdev link0"),
+        0);
+    Conductor* conductor = GetConductor();
+    for (const char* link : {std::getenv("RDMA_NETDEV"), "link0"}) {
+      SCOPED_TRACE(link);
+      sockaddr_in6 address{};
+      address.sin6_family = AF_INET6;
+      ASSERT_EQ(::inet_pton(AF_INET6, "fe80::77", &address.sin6_addr), 1);
+      address.sin6_scope_id = ::if_nametoindex(link);
+      const int listener = ::socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC, 0);
+      socklen_t length = sizeof address;
+      auto* any = reinterpret_cast<sockaddr*>(&address);
+      ASSERT_EQ(::bind(listener, any, length), 0) << errno;
+      ASSERT_EQ(::listen(listener, 5), 0);
+      ASSERT_EQ(::getsockname(listener, any, &length), 0);
+      const int connector = ::socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC, 0);
+      ASSERT_EQ(::connect(connector, any, length), 0) << errno;
+      auto c = ConnectorSeeker(connector);
+      auto s = AcceptorSeeker(::accept(listener, nullptr, nullptr));
+      s->Start(conductor);
+      EXPECT_TRUE(c->Meet(conductor)) << base::ReasonKey(c->failed);
+      EXPECT_TRUE(s->Wait()) << base::ReasonKey(s->failed);
+      // Nobody has it twice.
+      conductor->ReturnLane(c, std::move(c->lane));
+      conductor->ReturnLane(s, std::move(s->lane));
+    }
+    EXPECT_EQ(std::system("rdma link del rxe7; ip link del link0"), 0);
   }));
 }
 
