@@ -364,7 +364,8 @@ TEST_F(RdmaTest, LinkLocalOnTwoLinks) {
                     "rdma link add rxe7 type rxe netdev link0"),
         0);
     Conductor* conductor = GetConductor();
-    for (const char* link : {std::getenv("RDMA_NETDEV"), "link0"}) {
+    const char* const links[] = {std::getenv("RDMA_NETDEV"), "link0"};
+    for (const char* link : links) {
       SCOPED_TRACE(link);
       sockaddr_in6 address{};
       address.sin6_family = AF_INET6;
