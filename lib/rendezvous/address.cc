@@ -168,6 +168,14 @@ bool IsLoopback(const Address& address) {
   return address == one;
 }
 
+Address Scoped(const Address& address, std::uint32_t scope) {
+  Address scoped = address;
+  if (address[0] == 0xfe && (address[1] & 0xc0) == 0x80) {
+    std::memcpy(scoped.data() + 2, &scope, sizeof scope);
+  }
+  return scoped;
+}
+
 bool HostAddresses::Known(const Address& address) const {
   const auto end = known_.begin() + static_cast<std::ptrdiff_t>(count_);
   return std::find(known_.begin(), end, address) != end;

@@ -48,6 +48,9 @@ socklen_t MeetingName(const Tuple& tuple, sockaddr_un* name);
 
 bool IsMapped(const Address& address);  // an IPv4 address
 bool IsLoopback(const Address& address);
+// One that this host may have on each of its links: with the scope in the place
+// of zeros, so that those of two links (VLANs of one device, say) differ.
+Address Scoped(const Address& address, std::uint32_t scope);
 
 // The addresses of this host, looked up again at most once a second.  Where
 // netlink is refused (systemd's RestrictAddressFamilies=, in most units that

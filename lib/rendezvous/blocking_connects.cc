@@ -1,7 +1,5 @@
 #include "lib/rendezvous/blocking_connects.h"
 
-#include <pthread.h>
-
 #include <algorithm>
 #include <cerrno>
 #include <utility>
@@ -9,6 +7,7 @@
 #include "lib/base/internal.h"
 #include "lib/rendezvous/connection.h"
 #include "lib/rendezvous/core.h"
+#include "lib/rendezvous/helper_thread.h"
 #include "lib/rendezvous/rdma.h"
 
 namespace rcsock::rendezvous {
@@ -16,9 +15,6 @@ namespace {
 
 constexpr std::size_t kMaxThreads = 16;
 constexpr std::ptrdiff_t kMaxOfPeer = 4;
-// The thread makes two calls; what the program has as thread-local memory is
-// taken from it too.
-constexpr std::size_t kStackSize = 256 << 10;
 
 }  // namespace
 
@@ -76,15 +72,8 @@ int BlockingConnects::Run(Entry entry) {
   const std::uint64_t number = ++last_;
   auto call = std::make_unique<Call>(
       Call{core_, number, entry.connection->id(), entry.req});
-  pthread_attr_t attributes;
-  if (::pthread_attr_init(&attributes) != 0) return EAGAIN;
-  ::pthread_attr_setstacksize(&attributes, kStackSize);
-  ::pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
-  // It inherits the conductor's mask: signals are the application's.  It can
-  // report only after this turn, when its entry is there.
-  pthread_t thread;
-  const int error = ::pthread_create(&thread, &attributes, &Thread, call.get());
-  ::pthread_attr_destroy(&attributes);
+  // It can report only after this turn, when its entry is there.
+  const int error = StartHelper(&Thread, call.get());
   if (error != 0) return error;
   static_cast<void>(call.release());
   running_.emplace(number, std::move(entry));
@@ -122,6 +111,12 @@ bool BlockingConnects::Leave(const Connection* connection) {
     if (entry.connection.get() == connection) entry.left = true;
   }
   return false;
+}
+
+bool BlockingConnects::Runs(const Connection* connection) const {
+  return std::any_of(running_.begin(), running_.end(), [&](const auto& it) {
+    return it.second.connection.get() == connection;
+  });
 }
 
 void BlockingConnects::Close() {

@@ -35,6 +35,8 @@ class BlockingConnects {
             const ReqBytes& req);
   // Nobody wants it any more.  True: the call has not been made, and will not.
   bool Leave(const Connection* connection);
+  // Its call has not returned.
+  bool Runs(const Connection* connection) const;
   // No thread can report any more.
   void Close();
   std::size_t size() const { return waiting_.size() + running_.size(); }

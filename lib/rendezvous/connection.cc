@@ -33,6 +33,17 @@ bool Connection::MustPark() const {
          verbs::IsIwarp(id_->verbs);
 }
 
+void Connection::BeginEnd() {
+  ending_ = true;
+  StopDraining();
+  if (Rdma* rdma = core_->rdma()) rdma->Remove(this);
+}
+
+void Connection::End() {
+  held_.reset();
+  id_.reset();
+}
+
 void Connection::SetId(verbs::Id id) {
   id_ = std::move(id);
   id_->context = static_cast<CmOwner*>(this);
@@ -62,9 +73,12 @@ bool Connection::MakeLane(int bell, void* cookie, base::Reason* why) {
 }
 
 void Connection::ConnectReturned(int error) {
-  // Else there is an event to come, or it has been.
-  if (error == 0) return;
   const auto keep = shared_from_this();
+  if (error == 0) {
+    // There is an event to come, or it has been.
+    if (Rdma* rdma = core_->rdma()) rdma->EndIfGone(this);
+    return;
+  }
   handshake_ = false;
   if (Rdma* rdma = core_->rdma()) rdma->Unpark(this);
   if (meeting_ != nullptr) {
@@ -100,11 +114,15 @@ void Connection::Lost(base::Reason why) {
 }
 
 void Connection::OnCm(const CmEvent& event) {
+  if (ending_) return;
   const auto keep = shared_from_this();
   switch (event.type) {
     case RDMA_CM_EVENT_DEVICE_REMOVAL:
+      gone_ = true;
       if (Rdma* rdma = core_->rdma()) rdma->LoseDevice(id_->verbs);
-      return Lost(base::Reason::kDeviceLost);
+      Lost(base::Reason::kDeviceLost);
+      if (Rdma* rdma = core_->rdma()) rdma->EndIfGone(this);
+      return;
     case RDMA_CM_EVENT_ADDR_CHANGE:
       return Lost(base::Reason::kDeviceLost);
     case RDMA_CM_EVENT_TIMEWAIT_EXIT:

@@ -47,6 +47,11 @@ class Connection : public CmOwner,
   // The kernel's part of iWARP makes who destroys an id wait for the end of its
   // handshake.
   bool MustPark() const;
+  // Its device has gone: no event comes any more.
+  bool gone() const { return gone_; }
+  // Nobody uses it from now on but the thread that calls End, which may block.
+  void BeginEnd();
+  void End();
   // The meeting is over.
   void LeaveMeeting() { meeting_ = nullptr; }
   // The lane, for the stream that has it from now on.
@@ -77,6 +82,8 @@ class Connection : public CmOwner,
   lane::Source* drained_ = nullptr;  // counted with the conductor's sources
   std::atomic<bool> returned_{false};
   bool lost_ = false;
+  bool gone_ = false;
+  bool ending_ = false;
   std::shared_ptr<Seeker> seeker_;
 };
 

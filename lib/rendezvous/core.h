@@ -20,6 +20,7 @@
 #include "lib/rendezvous/neighbours.h"
 #include "lib/rendezvous/recent.h"
 #include "lib/rendezvous/rendezvous.h"
+#include "lib/rendezvous/silent.h"
 #include "lib/rendezvous/sources.h"
 #include "lib/rendezvous/step.h"
 #include "lib/rendezvous/waiting_line.h"
@@ -81,6 +82,8 @@ class Core {
   Recent plain{1'000'000'000};
   // Where one found its peer: whoever is missing there is late, not plain.
   Recent met{10'000'000'000};
+  // Where a handshake of RDMA got no answer.
+  Silent silent{5'000'000'000, 5'000'000'000};
   Neighbours neighbours;
 
   // --- Called by Conductor (any)

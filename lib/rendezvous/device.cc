@@ -137,7 +137,7 @@ void Device::Lose() {
   Close();
   domain_->DeviceLost();
   if (Rdma* rdma = core_->rdma()) {
-    rdma->LoseLanes(context(), 0, base::Reason::kDeviceLost);
+    rdma->LoseLanes(context(), base::Reason::kDeviceLost);
     rdma->Forget(this);
   }
 }
@@ -181,10 +181,11 @@ void Device::OnAsync() {
       case IBV_EVENT_QP_FATAL:
       case IBV_EVENT_QP_REQ_ERR:
       case IBV_EVENT_QP_ACCESS_ERR:
-        rdma->LoseLanes(context(), qp_num, base::Reason::kLaneError);
+        rdma->LoseQp(context(), qp_num, base::Reason::kLaneError);
         break;
       case IBV_EVENT_PORT_ERR:
-        rdma->LoseLanes(context(), 0, base::Reason::kDeviceLost);
+        rdma->LosePort(context(), event.element.port_num,
+                       base::Reason::kDeviceLost);
         break;
       case IBV_EVENT_CQ_ERR:
       case IBV_EVENT_SRQ_ERR:

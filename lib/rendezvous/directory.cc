@@ -199,7 +199,8 @@ bool Directory::TryOwn() {
 }
 
 socklen_t Directory::Name(sockaddr_un* name) const {
-  return AbstractName("rcsock/1/rdma/", {{address_, port_}}, name);
+  return AbstractName("rcsock/1/rdma/", {{Scoped(address_, scope_), port_}},
+                      name);
 }
 
 void Directory::OpenName() {

@@ -1,6 +1,8 @@
 #include "lib/rendezvous/rdma.h"
 
+#include <algorithm>
 #include <boost/asio/post.hpp>
+#include <cerrno>
 #include <cstring>
 #include <utility>
 
@@ -42,7 +44,19 @@ std::unique_ptr<Rdma> Rdma::Make(Core* core, base::Reason* why) {
   if (cm == nullptr) {
     LogError(error);
     *why = VerbsReason(error);
-    if (*why == base::Reason::kNoRoute) *why = base::Reason::kNoDevice;
+    switch (error.code) {
+      // A container sees the host's devices in /sys, but has none in /dev, or
+      // may not open them.
+      case ENODEV:
+      case ENOENT:
+      case ENXIO:
+      case EACCES:
+      case EPERM:
+        *why = base::Reason::kNoDevice;
+        break;
+      default:
+        break;
+    }
     return nullptr;
   }
   return std::make_unique<Rdma>(core, std::move(cm));
@@ -53,7 +67,8 @@ Rdma::Rdma(Core* core, std::shared_ptr<Cm> cm)
       cm_(std::move(cm)),
       key_(MakeClusterKey(base::GetConfig().key, base::GetConfig().key_size)),
       held_timer_(core->io),
-      connects_(core) {}
+      connects_(core),
+      ends_(core) {}
 
 Rdma::~Rdma() = default;
 
@@ -64,10 +79,11 @@ void Rdma::Close() {
   directories_.clear();
   own_.clear();
   queue_.clear();
-  LoseLanes(nullptr, 0, base::Reason::kNoThread);
+  LoseLanes(nullptr, base::Reason::kNoThread);
   for (auto& device : devices_) device->Close();
   devices_.clear();
   connects_.Close();
+  ends_.Close();
   // Whoever stops the conductor cannot wait for them.
   for (auto& connection : parked_) {
     static_cast<void>(new std::shared_ptr<Connection>(connection));
@@ -131,17 +147,39 @@ void Rdma::Forget(Device* device) {
                 [device](const auto& known) { return known.get() == device; });
 }
 
-void Rdma::LoseLanes(const ibv_context* context, std::uint32_t qp_num,
-                     base::Reason why) {
-  std::vector<std::shared_ptr<Connection>> lost;
+template <typename F>
+void Rdma::LoseIf(F lost, base::Reason why) {
+  std::vector<std::shared_ptr<Connection>> all;
   for (Connection* connection : connections_) {
-    const rdma_cm_id* id = connection->id();
-    if ((context == nullptr || id->verbs == context) &&
-        (qp_num == 0 || (id->qp != nullptr && id->qp->qp_num == qp_num))) {
-      lost.push_back(connection->shared_from_this());
-    }
+    if (lost(connection->id())) all.push_back(connection->shared_from_this());
   }
-  for (const auto& connection : lost) connection->Lost(why);
+  for (const auto& connection : all) connection->Lost(why);
+}
+
+void Rdma::LoseLanes(const ibv_context* context, base::Reason why) {
+  LoseIf(
+      [context](const rdma_cm_id* id) {
+        return context == nullptr || id->verbs == context;
+      },
+      why);
+}
+
+void Rdma::LosePort(const ibv_context* context, int port, base::Reason why) {
+  LoseIf(
+      [context, port](const rdma_cm_id* id) {
+        return id->verbs == context && id->port_num == port;
+      },
+      why);
+}
+
+void Rdma::LoseQp(const ibv_context* context, std::uint32_t qp_num,
+                  base::Reason why) {
+  LoseIf(
+      [context, qp_num](const rdma_cm_id* id) {
+        return id->verbs == context && id->qp != nullptr &&
+               id->qp->qp_num == qp_num;
+      },
+      why);
 }
 
 // --- Connecting
@@ -156,7 +194,20 @@ bool Rdma::TakeTurn(const std::shared_ptr<RdmaMeeting>& meeting) {
 }
 
 void Rdma::Park(std::shared_ptr<Connection> connection) {
+  Connection* parked = connection.get();
   parked_.push_back(std::move(connection));
+  EndIfGone(parked);
+}
+
+void Rdma::EndIfGone(Connection* connection) {
+  if (!connection->gone() || connects_.Runs(connection)) return;
+  const auto parked = std::find_if(
+      parked_.begin(), parked_.end(),
+      [connection](const auto& it) { return it.get() == connection; });
+  if (parked == parked_.end()) return;
+  std::shared_ptr<Connection> ends = std::move(*parked);
+  parked_.erase(parked);
+  ends_.Add(std::move(ends));
 }
 
 void Rdma::Unpark(Connection* connection) {
@@ -185,7 +236,8 @@ void Rdma::EndTurn() {
 
 Listener* Rdma::OwnListener(const Address& address, std::uint32_t scope,
                             base::Reason* why) {
-  auto it = own_.find(address);
+  const Address key = Scoped(address, scope);
+  auto it = own_.find(key);
   if (it != own_.end()) return it->second.get();
   verbs::Error error;
   std::unique_ptr<Listener> listener;
@@ -201,7 +253,7 @@ Listener* Rdma::OwnListener(const Address& address, std::uint32_t scope,
   }
   // Its device is watched from now on: else nobody would notice that it goes.
   if (DeviceOf(listener->id(), why) == nullptr) return nullptr;
-  return own_.emplace(address, std::move(listener)).first->second.get();
+  return own_.emplace(key, std::move(listener)).first->second.get();
 }
 
 std::shared_ptr<Directory> Rdma::DirectoryOf(const Address& address,
@@ -211,7 +263,7 @@ std::shared_ptr<Directory> Rdma::DirectoryOf(const Address& address,
   Listener* own = OwnListener(address, scope, why);
   if (own == nullptr) return nullptr;
   const std::uint16_t service = ServicePort(own->context(), port);
-  auto& directory = directories_[{address, service}];
+  auto& directory = directories_[{Scoped(address, scope), service}];
   if (directory == nullptr) {
     directory =
         std::make_shared<Directory>(this, address, scope, service, own->port());
@@ -356,7 +408,7 @@ Rdma::Counts Rdma::counts() const {
           held_.size(),
           static_cast<std::size_t>(connecting_),
           connections_.size(),
-          parked_.size(),
+          parked_.size() + ends_.size(),
           connects_.size()};
 }
 

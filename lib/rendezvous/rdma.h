@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "lib/rendezvous/blocking_connects.h"
+#include "lib/rendezvous/blocking_ends.h"
 #include "lib/rendezvous/cm.h"
 #include "lib/rendezvous/directory.h"
 #include "lib/rendezvous/rdma_wire.h"
@@ -50,9 +51,12 @@ class Rdma {
   void LoseDevice(const ibv_context* context);
   // It is gone: so are its listeners, and what waits there.
   void Forget(Device* device);
-  // Every lane of a context, or the one of a QP.
-  void LoseLanes(const ibv_context* context, std::uint32_t qp_num,
-                 base::Reason why);
+  // Every lane of a context (null: of all), or those of one port of it, or the
+  // one of a QP.
+  void LoseLanes(const ibv_context* context, base::Reason why);
+  void LosePort(const ibv_context* context, int port, base::Reason why);
+  void LoseQp(const ibv_context* context, std::uint32_t qp_num,
+              base::Reason why);
   void Add(Connection* connection) { connections_.insert(connection); }
   void Remove(Connection* connection) { connections_.erase(connection); }
 
@@ -66,6 +70,10 @@ class Rdma {
   // Keeps a connection nobody wants until it may be destroyed.
   void Park(std::shared_ptr<Connection> connection);
   void Unpark(Connection* connection);
+  // One that is parked, and whose handshake nothing will be heard of, is taken
+  // apart by a thread of its own.
+  void EndIfGone(Connection* connection);
+  BlockingEnds* ends() { return &ends_; }
 
   // --- Accepting
   // Where this process is found at an address.  Null: *why.
@@ -110,6 +118,8 @@ class Rdma {
     Req req;
     std::chrono::steady_clock::time_point until;
   };
+  template <typename F>
+  void LoseIf(F lost, base::Reason why);
   void WaitHeld();
   void OnHeldTimer();
   RdmaMeeting* Waiting(const Tuple& tuple);
@@ -120,6 +130,7 @@ class Rdma {
   std::vector<std::shared_ptr<Device>> devices_;
   std::set<Connection*> connections_;  // those that have a lane
   std::vector<std::shared_ptr<Connection>> parked_;
+  // By Scoped addresses, as the directories.
   std::map<Address, std::unique_ptr<Listener>> own_;
   std::map<std::pair<Address, std::uint16_t>, std::shared_ptr<Directory>>
       directories_;
@@ -131,6 +142,7 @@ class Rdma {
   int connecting_ = 0;
   WaitingLine<RdmaMeeting> queue_;
   BlockingConnects connects_;
+  BlockingEnds ends_;
   std::uintptr_t last_cookie_ = 0;
   std::unordered_map<void*, RdmaMeeting*> cookies_;
 };

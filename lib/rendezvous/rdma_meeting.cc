@@ -148,6 +148,12 @@ void RdmaMeeting::OnTurn() {
 }
 
 void RdmaMeeting::TakePlace() {
+  if (!core_->silent.MayTry(peer_, peer_port_)) {
+    // Not at once: a busy stream would be back in no time.
+    if (std::exchange(turn_, false)) rdma_->EndTurn();
+    state_ = State::kSilent;
+    return StartTimer(kPlainLimit);
+  }
   base::Reason why;
   if (!place_) place_ = session_->seeker()->TakePlace(&why);
   if (!place_) return Fail(why, false);
@@ -221,17 +227,24 @@ void RdmaMeeting::OnConnecting(const CmEvent& event) {
       return ConnectBlocks(id->verbs) ? StartProbe() : SendReq();
     case RDMA_CM_EVENT_ADDR_ERROR:
     case RDMA_CM_EVENT_ROUTE_ERROR:
-      return Fail(base::Reason::kNoRoute, false);
+      return NoAnswer(base::Reason::kNoRoute);
     case RDMA_CM_EVENT_ESTABLISHED:
       return OnRep(event);
     case RDMA_CM_EVENT_REJECTED:
       return OnRejected(event);
     case RDMA_CM_EVENT_UNREACHABLE:
-      return Fail(base::Reason::kRdmaTimeout, false);
+      return NoAnswer(base::Reason::kRdmaTimeout);
     default:
       return Fail(base::Reason::kRdmaError, false);
   }
 }
+
+void RdmaMeeting::NoAnswer(base::Reason why) {
+  core_->silent.Note(peer_, peer_port_);
+  Fail(why, false);
+}
+
+void RdmaMeeting::Answered() { core_->silent.Answered(peer_, peer_port_); }
 
 void RdmaMeeting::StartProbe() {
   if (rdma_->connects()->Stuck(peer_)) {
@@ -251,6 +264,7 @@ void RdmaMeeting::StartProbe() {
 
 void RdmaMeeting::ConnectFailed(const verbs::Error& error) {
   if (error.code == ECONNREFUSED) {
+    Answered();
     RCSOCK_LOG(2, "%s: nobody listens at port %u", error.call, port_);
     return TryAgain(base::Reason::kPeerPlain);
   }
@@ -306,6 +320,7 @@ void RdmaMeeting::SendReq() {
 }
 
 void RdmaMeeting::OnRep(const CmEvent& event) {
+  Answered();
   connection_->SetConnected();
   Rep rep;
   switch (DecodeRep(event.data.data(), event.length, session_->tuple(),
@@ -329,6 +344,7 @@ void RdmaMeeting::OnRep(const CmEvent& event) {
 }
 
 void RdmaMeeting::OnRejected(const CmEvent& event) {
+  Answered();
   Rej rej;
   switch (DecodeRej(event.data.data(), event.length, session_->nonce(),
                     rdma_->key(), &rej)) {
@@ -522,6 +538,8 @@ void RdmaMeeting::OnTimer() {
                   false);
     case State::kPausing:
       return Queue();
+    case State::kConnecting:
+      return NoAnswer(base::Reason::kRdmaTimeout);
     case State::kQueued:
       return Fail(base::Reason::kTimeout, false);
     default:

@@ -50,6 +50,7 @@ class RdmaMeeting : public std::enable_shared_from_this<RdmaMeeting> {
     kStart,
     kQueued,
     kPausing,     // nobody was there: again in a moment
+    kSilent,      // its host answers nobody: not again so soon
     kConnecting,  // from resolving the address to the REP
     kWaiting,
     kRequested,  // REQ taken; adopting before it is answered
@@ -62,6 +63,8 @@ class RdmaMeeting : public std::enable_shared_from_this<RdmaMeeting> {
   void TakePlace();
   void Connect(std::uint16_t port);
   void TryAgain(base::Reason if_late);
+  void NoAnswer(base::Reason why);
+  void Answered();
   void LeaveConnection();
   void OnConnecting(const CmEvent& event);
   void StartProbe();

@@ -285,8 +285,10 @@ bool CreateQp(rdma_cm_id* id, ibv_pd* pd, ibv_qp_init_attr* attr,
       return true;
     }
     // What a provider says of too much inline data differs; what is wrong for
-    // another reason is wrong without it too.
-    if (ask == 0 || errno == ENOMEM) {
+    // another reason is wrong without it too.  (EAGAIN: the limits of the rdma
+    // cgroup.  EIO, ENODEV: the device has gone.)
+    if (ask == 0 || errno == ENOMEM || errno == EAGAIN || errno == EIO ||
+        errno == ENODEV) {
       Fail(error, "rdma_create_qp", errno, id->verbs);
       return false;
     }

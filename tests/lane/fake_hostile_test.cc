@@ -5,11 +5,13 @@
 #include <dirent.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstdlib>
 #include <limits>
 #include <optional>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "lib/base/config.h"
@@ -447,7 +449,44 @@ TEST_P(Hostile, ForgedCredit) {
     ExpectDead(std::to_string(word).c_str());
     Again();
   }
-  // Going back.
+}
+
+// siw puts the bytes of a word there as TCP brings them.
+TEST_P(Hostile, CreditThatComesInTwoParts) {
+  std::vector<char> sink(1000);
+  const auto read = [&](std::size_t bytes) {
+    iovec iov{sink.data(), bytes};
+    EXPECT_EQ(peer_->Read(&iov, 1, 0, bytes, false), bytes);
+  };
+  // READY was one.
+  while (lane_->sent_messages() < 250) {
+    ASSERT_EQ(Post(lane_, 10), 10u);
+    made_.pair->side[0].domain->FlushDeferred();
+    read(10);
+  }
+  peer_->Credit();
+  made_.pair->Pump();
+  EXPECT_EQ(lane_->Acked(), lane_->Posted());
+  const std::uint64_t before = lane_->Acked();
+  while (lane_->sent_messages() < 260) {
+    ASSERT_EQ(Post(lane_, 10), 10u);
+    made_.pair->side[0].domain->FlushDeferred();
+  }
+  const std::uint64_t consumed = 260;
+  ASSERT_TRUE(made_.verbs->Write(made_.id[1], base_, key_, &consumed, 1));
+  EXPECT_LT(lane_->credit_seen(), 250u) << "half of it";
+  EXPECT_EQ(lane_->Acked(), before);
+  EXPECT_GT(lane_->Writable(), 0u);
+  const timespec brief{0, 1'000'000};
+  EXPECT_EQ(lane_->SleepTx(lane_->SleepToken(true), &brief), -ETIMEDOUT);
+  EXPECT_EQ(lane_->State(), base::Reason::kNone);
+  ASSERT_TRUE(WriteWord(base_, consumed));
+  EXPECT_EQ(lane_->Acked(), lane_->Posted());
+  EXPECT_EQ(lane_->State(), base::Reason::kNone);
+}
+
+// The same from a peer that means it: nobody waits in a circle.
+TEST_P(Hostile, CreditThatGoesBackIsNone) {
   for (int i = 0; i < 20; ++i) Post(lane_, 10);
   made_.pair->Pump();
   std::vector<char> sink(1000);
@@ -455,8 +494,12 @@ TEST_P(Hostile, ForgedCredit) {
   peer_->Read(&iov, 1, 0, sink.size(), false);
   made_.pair->Pump();
   lane_->Writable();
+  const std::uint64_t acked = lane_->Acked();
   ASSERT_TRUE(WriteWord(base_, 1));
-  ExpectDead("going back");
+  EXPECT_EQ(lane_->Acked(), acked);
+  const timespec brief{0, 1'000'000};
+  EXPECT_EQ(lane_->SleepTx(lane_->SleepToken(true), &brief), -ETIMEDOUT);
+  EXPECT_EQ(lane_->State(), base::Reason::kNone);
 }
 
 TEST_P(Hostile, CreditThatNeverComes) {
@@ -917,6 +960,61 @@ TEST(Admission, ManyLanesGetMoreQueues) {
     EXPECT_EQ(side.domain->counts().pinned, 0u);
   }
   EXPECT_EQ(verbs.counts().objects, 0);
+}
+
+// Whether or not it says so beforehand.
+TEST(Admission, WithoutSharedReceiveQueues) {
+  for (const bool claims : {true, false}) {
+    for (const bool iwarp : {true, false}) {
+      FakeVerbs::Options options;
+      options.iwarp = iwarp;
+      options.max_srq_wr = 0;
+      options.claims_srqs = claims;
+      FakeVerbs verbs(options);
+      {
+        RdmaSide side;
+        verbs::Error error;
+        base::Reason why = base::Reason::kNone;
+        side.domain = rdma::Domain::Make(verbs.context(), &side.board, &error);
+        const std::uint64_t before = side.domain->counts().pinned;
+        std::vector<std::unique_ptr<rdma::RdmaLane>> lanes;
+        for (int i = 0; i < 100; ++i) {
+          lanes.push_back(
+              side.domain->CreateLane(verbs.NewId(), 2, &why, &error));
+          ASSERT_NE(lanes.back(), nullptr) << i << ": " << error.call;
+        }
+        // With the mirror, which is as large as the ring.
+        const std::uint64_t each =
+            (side.domain->counts().pinned - before) / lanes.size();
+        const std::size_t block =
+            iwarp ? rdma::kBlockMinIwarp : rdma::kBlockMin;
+        EXPECT_LE(each + block, 32 * 1024u);
+        lanes.clear();
+        EXPECT_EQ(side.domain->counts().pinned, before);
+      }
+      EXPECT_EQ(verbs.counts().objects, 0);
+    }
+  }
+}
+
+// What is refused for another reason than its inline size is refused once.
+TEST(Admission, NoMoreQueuePairs) {
+  for (const auto& [code, expected] :
+       {std::pair{EAGAIN, base::Reason::kTooMany},
+        std::pair{ENOMEM, base::Reason::kMemlock},
+        std::pair{EIO, base::Reason::kRdmaError}}) {
+    FakeVerbs::Options options;
+    options.qp_error = code;
+    FakeVerbs verbs(options);
+    RdmaSide side;
+    verbs::Error error;
+    base::Reason why = base::Reason::kNone;
+    side.domain = rdma::Domain::Make(verbs.context(), &side.board, &error);
+    EXPECT_EQ(side.domain->CreateLane(verbs.NewId(), 2, &why, &error), nullptr);
+    EXPECT_EQ(why, expected);
+    EXPECT_EQ(error.code, code);
+    EXPECT_EQ(verbs.counts().refused_qps, 1) << code;
+  }
 }
 
 // siw's limit is found by asking; the second QP asks for what it is.

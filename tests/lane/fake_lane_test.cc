@@ -6,13 +6,14 @@ namespace rcsock::lane::test {
 namespace {
 
 template <bool kIwarp, bool kImmediate, std::size_t kRing,
-          std::size_t kMost = 0, bool kSoftware = false>
+          std::size_t kMost = 0, bool kSoftware = false, bool kShared = true>
 std::unique_ptr<LanePair> Make() {
   FakeVerbs::Options options;
   options.iwarp = kIwarp;
   options.immediate = kImmediate;
   options.software = kSoftware;
   options.inline_max = kIwarp ? 0 : 256;
+  if (!kShared) options.max_srq_wr = 0;
   return OwnedFakePair::Make(options, kRing, kMost);
 }
 
@@ -39,5 +40,19 @@ INSTANTIATE_TEST_SUITE_P(IbGrows, LaneConformance,
                          testing::Values(&Make<false, true, 32'768, kLarge>));
 INSTANTIATE_TEST_SUITE_P(IwarpLaterGrows, LaneConformance,
                          testing::Values(&Make<true, false, 32'768, kLarge>));
+
+// Without shared receive queues.
+INSTANTIATE_TEST_SUITE_P(
+    IbOwn, LaneConformance,
+    testing::Values(&Make<false, true, kLarge, 0, false, false>));
+INSTANTIATE_TEST_SUITE_P(
+    IwarpOwn, LaneConformance,
+    testing::Values(&Make<true, true, kLarge, 0, false, false>));
+INSTANTIATE_TEST_SUITE_P(
+    IbOwnLaterGrows, LaneConformance,
+    testing::Values(&Make<false, false, 32'768, kLarge, false, false>));
+INSTANTIATE_TEST_SUITE_P(
+    IwarpOwnLaterGrows, LaneConformance,
+    testing::Values(&Make<true, false, 32'768, kLarge, false, false>));
 
 }  // namespace rcsock::lane::test

@@ -12,16 +12,21 @@
 namespace rcsock::lane::test {
 namespace {
 
-// Two processes, with some lanes between them.  The parameter: the device is
-// one in software.
-class ManyLanes : public testing::TestWithParam<bool> {
+struct Device {
+  bool software;
+  bool shared;  // it has shared receive queues
+};
+
+// Two processes, with some lanes between them.
+class ManyLanes : public testing::TestWithParam<Device> {
  protected:
   static constexpr int kLanes = 6;
 
   void SetUp() override {
     FakeVerbs::Options options;
     options.immediate = false;
-    options.software = GetParam();
+    options.software = GetParam().software;
+    if (!GetParam().shared) options.max_srq_wr = 0;
     verbs_ = std::make_unique<FakeVerbs>(options);
     verbs::Error error;
     base::Reason why;
@@ -179,8 +184,10 @@ TEST_P(ManyLanes, TheLastOneOutLeavesNobodyAsleep) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Real, ManyLanes, testing::Values(false));
-INSTANTIATE_TEST_SUITE_P(Software, ManyLanes, testing::Values(true));
+INSTANTIATE_TEST_SUITE_P(Real, ManyLanes, testing::Values(Device{false, true}));
+INSTANTIATE_TEST_SUITE_P(Software, ManyLanes,
+                         testing::Values(Device{true, true}));
+INSTANTIATE_TEST_SUITE_P(Own, ManyLanes, testing::Values(Device{false, false}));
 
 }  // namespace
 }  // namespace rcsock::lane::test

@@ -20,7 +20,8 @@ FakeVerbs::FakeVerbs(const Options& options) : options_(options) {
   context_.ops.post_send = &PostSend;
   context_.ops.poll_cq = &PollCq;
   context_.ops.req_notify_cq = &Arm;
-  context_.ops.post_srq_recv = &PostReceive;
+  context_.ops.post_srq_recv = &PostShared;
+  context_.ops.post_recv = &PostReceive;
   Install();
   if (!options.immediate) thread_ = std::thread([this] { Run(); });
 }
@@ -43,6 +44,8 @@ void FakeVerbs::Install() {
     attr->vendor_id = g_fake->options_.software ? 0xffffff : 0x15b3;
     attr->max_cqe = g_fake->options_.max_cqe;
     attr->max_srq_wr = g_fake->options_.max_srq_wr;
+    const bool srqs = attr->max_srq_wr != 0 || g_fake->options_.claims_srqs;
+    attr->max_srq = srqs ? 1024 : 0;
     attr->max_qp_wr = 1024;
     return 0;
   };
@@ -126,13 +129,17 @@ void FakeVerbs::Install() {
     delete reinterpret_cast<Cq*>(cq);
     return 0;
   };
-  calls.ibv_create_srq = [](ibv_pd* pd, ibv_srq_init_attr* attr) {
+  calls.ibv_create_srq = [](ibv_pd* pd, ibv_srq_init_attr* attr) -> ibv_srq* {
     std::scoped_lock hold(g_fake->mutex_);
+    if (g_fake->options_.max_srq_wr == 0) {
+      errno = EOPNOTSUPP;
+      return nullptr;
+    }
     ++g_fake->counts_.objects;
     auto* srq = new Srq{};
     srq->srq.context = pd->context;
     srq->srq.pd = pd;
-    srq->size = attr->attr.max_wr;
+    srq->queue.size = attr->attr.max_wr;
     return &srq->srq;
   };
   calls.ibv_destroy_srq = [](ibv_srq* srq) {
@@ -144,9 +151,11 @@ void FakeVerbs::Install() {
   calls.rdma_create_qp = [](rdma_cm_id* id, ibv_pd* pd,
                             ibv_qp_init_attr* attr) {
     std::scoped_lock hold(g_fake->mutex_);
-    if (attr->cap.max_inline_data > g_fake->options_.inline_max) {
+    const bool large = attr->cap.max_inline_data > g_fake->options_.inline_max;
+    if (large || g_fake->options_.qp_error != 0) {
       ++g_fake->counts_.refused_qps;
-      errno = EINVAL;
+      errno =
+          g_fake->options_.qp_error != 0 ? g_fake->options_.qp_error : EINVAL;
       return -1;
     }
     ++g_fake->counts_.objects;
@@ -158,6 +167,7 @@ void FakeVerbs::Install() {
     qp->qp.srq = attr->srq;
     qp->qp.qp_num = g_fake->next_qp_++;
     qp->depth = attr->cap.max_send_wr;
+    qp->own.size = attr->srq == nullptr ? attr->cap.max_recv_wr : 0;
     id->qp = &qp->qp;
     g_fake->qps_.insert(qp);
     return 0;
@@ -175,12 +185,13 @@ void FakeVerbs::Install() {
     if (qp->peer != nullptr) qp->peer->peer = nullptr;
     // As mlx5 and others do it, which also forget what these have used of the
     // SRQ.
-    std::erase_if(
-        reinterpret_cast<Cq*>(qp->qp.recv_cq)->entries, [qp](const ibv_wc& wc) {
-          if (wc.qp_num != qp->qp.qp_num) return false;
-          g_fake->counts_.lost_receives += (wc.opcode & IBV_WC_RECV) != 0;
-          return true;
-        });
+    std::erase_if(reinterpret_cast<Cq*>(qp->qp.recv_cq)->entries,
+                  [qp](const ibv_wc& wc) {
+                    if (wc.qp_num != qp->qp.qp_num) return false;
+                    g_fake->counts_.lost_receives +=
+                        qp->qp.srq != nullptr && (wc.opcode & IBV_WC_RECV) != 0;
+                    return true;
+                  });
     g_fake->qps_.erase(qp);
     delete qp;
     id->qp = nullptr;
@@ -250,6 +261,7 @@ int FakeVerbs::PostSend(ibv_qp* base, ibv_send_wr* wr, ibv_send_wr** bad) {
         work.bytes.assign(bytes, bytes + work.length);
       } else {
         work.at = at;
+        work.lkey = wr->sg_list[0].lkey;
       }
     }
     g_fake->queue_.push_back(std::move(work));
@@ -304,15 +316,17 @@ void FakeVerbs::Complete(Cq* cq, const ibv_wc& wc) {
 
 bool FakeVerbs::Receive(Qp* to, std::uint32_t imm, const void* sent,
                         std::uint32_t length) {
-  auto* srq = reinterpret_cast<Srq*>(to->qp.srq);
-  if (srq->receives.empty()) {
+  Queue& queue = to->qp.srq == nullptr
+                     ? to->own
+                     : reinterpret_cast<Srq*>(to->qp.srq)->queue;
+  if (queue.receives.empty()) {
     ++counts_.starved;
     return false;
   }
-  const ibv_recv_wr wr = srq->receives.front();
-  const ibv_sge sge = srq->sges.front();
-  srq->receives.pop_front();
-  srq->sges.pop_front();
+  const ibv_recv_wr wr = queue.receives.front();
+  const ibv_sge sge = queue.sges.front();
+  queue.receives.pop_front();
+  queue.sges.pop_front();
   ibv_wc wc{};
   wc.wr_id = wr.wr_id;
   wc.qp_num = to->qp.qp_num;
@@ -357,6 +371,14 @@ bool FakeVerbs::Apply(Work& work) {
     const auto base = reinterpret_cast<std::uintptr_t>(mr.mr.addr);
     if ((mr.access & IBV_ACCESS_REMOTE_READ) == 0 || work.length != 8 ||
         work.address < base || work.address - base > mr.mr.length - 8) {
+      return false;
+    }
+    // On iWARP the answer is a message that names the sink, and is placed as a
+    // WRITE's is.
+    const auto sink = mrs_.find(work.lkey);
+    const int needed =
+        options_.iwarp ? IBV_ACCESS_REMOTE_WRITE : IBV_ACCESS_LOCAL_WRITE;
+    if (sink == mrs_.end() || (sink->second->access & needed) == 0) {
       return false;
     }
     std::memcpy(const_cast<void*>(work.at),
@@ -406,6 +428,19 @@ void FakeVerbs::FailQp(Qp* qp) {
     Complete(reinterpret_cast<Cq*>(qp->qp.send_cq), wc);
   }
   queue_.swap(left);
+  Flush(qp);
+}
+
+void FakeVerbs::Flush(Qp* qp) {
+  for (const ibv_recv_wr& wr : qp->own.receives) {
+    ibv_wc wc{};
+    wc.wr_id = wr.wr_id;
+    wc.qp_num = qp->qp.qp_num;
+    wc.status = IBV_WC_WR_FLUSH_ERR;
+    Complete(reinterpret_cast<Cq*>(qp->qp.recv_cq), wc);
+  }
+  qp->own.receives.clear();
+  qp->own.sges.clear();
 }
 
 void FakeVerbs::Run() {
@@ -489,18 +524,29 @@ int FakeVerbs::Arm(ibv_cq* base, int) {
   return 0;
 }
 
-int FakeVerbs::PostReceive(ibv_srq* base, ibv_recv_wr* wr, ibv_recv_wr** bad) {
-  std::scoped_lock hold(g_fake->mutex_);
-  auto* srq = reinterpret_cast<Srq*>(base);
+int FakeVerbs::Queue::Post(ibv_recv_wr* wr, ibv_recv_wr** bad) {
   for (; wr != nullptr; wr = wr->next) {
-    if (srq->receives.size() >= srq->size) {
+    if (receives.size() >= size) {
       *bad = wr;
       return ENOMEM;
     }
-    srq->receives.push_back(*wr);
-    srq->sges.push_back(wr->num_sge != 0 ? *wr->sg_list : ibv_sge{});
+    receives.push_back(*wr);
+    sges.push_back(wr->num_sge != 0 ? *wr->sg_list : ibv_sge{});
   }
   return 0;
+}
+
+int FakeVerbs::PostShared(ibv_srq* base, ibv_recv_wr* wr, ibv_recv_wr** bad) {
+  std::scoped_lock hold(g_fake->mutex_);
+  return reinterpret_cast<Srq*>(base)->queue.Post(wr, bad);
+}
+
+int FakeVerbs::PostReceive(ibv_qp* base, ibv_recv_wr* wr, ibv_recv_wr** bad) {
+  std::scoped_lock hold(g_fake->mutex_);
+  auto* qp = reinterpret_cast<Qp*>(base);
+  const int result = qp->own.Post(wr, bad);
+  if (qp->failed) g_fake->Flush(qp);
+  return result;
 }
 
 }  // namespace rcsock::lane::test

@@ -28,8 +28,10 @@ class FakeVerbs {
     bool immediate = true;  // posted is delivered; else a thread does it
     bool software = false;  // its identity is Soft-RoCE's
     std::uint32_t inline_max = 256;
+    int qp_error = 0;  // errno of rdma_create_qp
     int max_cqe = 32'767;
-    int max_srq_wr = 32'767;
+    int max_srq_wr = 32'767;  // 0: it has no SRQs
+    bool claims_srqs = true;  // ... and says so
   };
   explicit FakeVerbs(const Options& options);
   ~FakeVerbs();
@@ -77,11 +79,15 @@ class FakeVerbs {
     bool armed = false;
     int unfetched = 0;
   };
-  struct Srq {
-    ibv_srq srq;  // first
+  struct Queue {
     std::deque<ibv_recv_wr> receives;
     std::deque<ibv_sge> sges;
     std::size_t size = 0;
+    int Post(ibv_recv_wr* wr, ibv_recv_wr** bad);
+  };
+  struct Srq {
+    ibv_srq srq;  // first
+    Queue queue;
   };
   struct Mr {
     ibv_mr mr;  // first
@@ -89,6 +95,7 @@ class FakeVerbs {
   };
   struct Qp {
     ibv_qp qp;  // first
+    Queue own;  // where it has no SRQ
     Qp* peer = nullptr;
     bool failed = false;
     std::uint32_t outstanding = 0;
@@ -101,6 +108,7 @@ class FakeVerbs {
     bool signalled;
     std::vector<std::uint8_t> bytes;  // inline
     const void* at = nullptr;         // not inline
+    std::uint32_t lkey = 0;           // ... its memory's
     std::uint32_t length;
     std::uint64_t address;
     std::uint32_t key;
@@ -111,7 +119,8 @@ class FakeVerbs {
   static int PostSend(ibv_qp* qp, ibv_send_wr* wr, ibv_send_wr** bad);
   static int PollCq(ibv_cq* cq, int most, ibv_wc* out);
   static int Arm(ibv_cq* cq, int solicited);
-  static int PostReceive(ibv_srq* srq, ibv_recv_wr* wr, ibv_recv_wr** bad);
+  static int PostShared(ibv_srq* srq, ibv_recv_wr* wr, ibv_recv_wr** bad);
+  static int PostReceive(ibv_qp* qp, ibv_recv_wr* wr, ibv_recv_wr** bad);
 
   void Install();
   bool Step();  // delivers one; false: nothing to do
@@ -123,6 +132,7 @@ class FakeVerbs {
                std::uint32_t length);
   void Complete(Cq* cq, const ibv_wc& wc);
   void FailQp(Qp* qp);
+  void Flush(Qp* qp);
   void Run();
 
   const Options options_;

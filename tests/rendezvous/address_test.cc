@@ -82,5 +82,14 @@ TEST(HostAddresses, AreKnownWhereNetlinkIsRefused) {
   }).join();
 }
 
+TEST(Scoped, OnlyAddressesOfALink) {
+  const Address link{0xfe, 0x80, 0, 0, 0, 0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8};
+  EXPECT_NE(Scoped(link, 2), link);
+  EXPECT_NE(Scoped(link, 2), Scoped(link, 3));
+  EXPECT_EQ(Scoped(link, 2), Scoped(link, 2));
+  const Address global{0x20, 1, 0x0d, 0xb8};
+  EXPECT_EQ(Scoped(global, 2), global);
+}
+
 }  // namespace
 }  // namespace rcsock::rendezvous

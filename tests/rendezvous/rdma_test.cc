@@ -1,6 +1,7 @@
 // Rendezvous over rdma_cm.  Needs a device: $RDMA_IP is its address (see
 // tests/guest).
 
+#include <net/if.h>
 #include <sys/prctl.h>
 
 #include <fstream>
@@ -351,6 +352,46 @@ TEST_F(RdmaTest, Ipv6) {
   }));
 }
 
+// A host may have the same link-local address on each of its links.
+TEST_F(RdmaTest, LinkLocalOnTwoLinks) {
+  if (std::getenv("IN_GUEST") == nullptr) GTEST_SKIP() << "not in a guest";
+  if (OnIwarp()) GTEST_SKIP() << "siw listens for all links";
+  ExpectSuccess(Spawn([] {
+    ASSERT_EQ(
+        std::system("ip link add link0 type dummy && ip link set link0 up && "
+                    "ip addr add fe80::77/64 dev $RDMA_NETDEV nodad && "
+                    "ip addr add fe80::77/64 dev link0 nodad && "
+                    "rdma link add rxe7 type rxe netdev link0"),
+        0);
+    Conductor* conductor = GetConductor();
+    const char* const links[] = {std::getenv("RDMA_NETDEV"), "link0"};
+    for (const char* link : links) {
+      SCOPED_TRACE(link);
+      sockaddr_in6 address{};
+      address.sin6_family = AF_INET6;
+      ASSERT_EQ(::inet_pton(AF_INET6, "fe80::77", &address.sin6_addr), 1);
+      address.sin6_scope_id = ::if_nametoindex(link);
+      const int listener = ::socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC, 0);
+      socklen_t length = sizeof address;
+      auto* any = reinterpret_cast<sockaddr*>(&address);
+      ASSERT_EQ(::bind(listener, any, length), 0) << errno;
+      ASSERT_EQ(::listen(listener, 5), 0);
+      ASSERT_EQ(::getsockname(listener, any, &length), 0);
+      const int connector = ::socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC, 0);
+      ASSERT_EQ(::connect(connector, any, length), 0) << errno;
+      auto c = ConnectorSeeker(connector);
+      auto s = AcceptorSeeker(::accept(listener, nullptr, nullptr));
+      s->Start(conductor);
+      EXPECT_TRUE(c->Meet(conductor)) << base::ReasonKey(c->failed);
+      EXPECT_TRUE(s->Wait()) << base::ReasonKey(s->failed);
+      // Nobody has it twice.
+      conductor->ReturnLane(c, std::move(c->lane));
+      conductor->ReturnLane(s, std::move(s->lane));
+    }
+    EXPECT_EQ(std::system("rdma link del rxe7; ip link del link0"), 0);
+  }));
+}
+
 // A server that has bound such a port no longer may.
 TEST_F(RdmaTest, PortBelow1024) {
   ExpectSuccess(Spawn([] {
@@ -580,8 +621,69 @@ TEST_F(RdmaTest, BlackHole) {
     EXPECT_LT(Clock::now() - start, milliseconds(4000));
     s->Wait();
     EXPECT_TRUE(Guest("mend"));
+    // Once a pause is over.
+    const auto mended = Clock::now();
+    bool met = false;
+    while (!met && Clock::now() - mended < milliseconds(20'000)) {
+      s->Start(conductor);
+      met = c->Seek(conductor);
+    }
+    EXPECT_TRUE(met) << base::ReasonKey(c->failed);
+    EXPECT_TRUE(s->Wait()) << base::ReasonKey(s->failed);
+  }));
+}
+
+// An end of a connection to a host of which nothing is heard by RDMA.
+class SilentSeeker : public TestSeeker {
+ public:
+  explicit SilentSeeker(int fd) : TestSeeker(fd, stream::Role::kConnector) {}
+  bool Names(sockaddr_storage* local, sockaddr_storage* peer) override {
+    if (!TestSeeker::Names(local, peer)) return false;
+    ::inet_pton(AF_INET, "10.77.0.99",
+                &reinterpret_cast<sockaddr_in*>(peer)->sin_addr);
+    return true;
+  }
+};
+
+// Those that stood in line for it do not each take their turn in vain, and
+// others' turns come.
+TEST_F(RdmaTest, HostThatDoesNotAnswer) {
+  if (std::getenv("IN_GUEST") == nullptr) GTEST_SKIP() << "not in a guest";
+  ExpectSuccess(Spawn([] {
+    ASSERT_EQ(std::system("ip neigh replace 10.77.0.99 lladdr "
+                          "02:00:0a:4d:00:99 dev $RDMA_NETDEV"),
+              0);
+    Conductor* conductor = GetConductor();
+    // One service, so that what is learnt of one is known of the others.
+    sockaddr_in address = DeviceAddress();
+    const int listener = Listen(&address, true);
+    std::vector<std::shared_ptr<SilentSeeker>> silent;
+    for (int i = 0; i < 48; ++i) {
+      silent.push_back(std::make_shared<SilentSeeker>(Connect(address)));
+      ::close(::accept4(listener, nullptr, nullptr, SOCK_CLOEXEC));
+    }
+    const auto start = Clock::now();
+    for (auto& one : silent) one->Start(conductor);
+    Drain(conductor);
+    const TcpPair pair = MakeDevicePair();
+    auto c = ConnectorSeeker(pair.connector);
+    auto s = AcceptorSeeker(pair.acceptor);
     s->Start(conductor);
-    EXPECT_TRUE(c->Meet(conductor)) << base::ReasonKey(c->failed);
+    EXPECT_TRUE(c->Seek(conductor)) << base::ReasonKey(c->failed);
+    EXPECT_TRUE(s->Wait()) << base::ReasonKey(s->failed);
+    // A handshake in vain takes three seconds, and there are 16 at a time.
+    EXPECT_LT(Clock::now() - start, milliseconds(6000));
+    for (auto& one : silent) {
+      EXPECT_FALSE(one->Wait());
+      EXPECT_EQ(one->failed, Reason::kRdmaTimeout)
+          << base::ReasonKey(one->failed);
+    }
+    EXPECT_LT(Clock::now() - start, milliseconds(6000));
+    // From now on one finds out for all.
+    const auto again = Clock::now();
+    for (auto& one : silent) one->Start(conductor);
+    for (auto& one : silent) EXPECT_FALSE(one->Wait());
+    EXPECT_LT(Clock::now() - again, milliseconds(2900));
   }));
 }
 
@@ -709,7 +811,39 @@ TEST_F(RdmaTest, DeviceGoesAndComesBack) {
   }));
 }
 
-// The same while this process only listens.
+// Whoever destroys an iWARP id waits for the end of its handshake; but of that
+// nothing is heard any more.
+TEST_F(RdmaTest, DeviceGoesAmidAHandshake) {
+  if (std::getenv("IN_GUEST") == nullptr) GTEST_SKIP() << "not in a guest";
+  if (!OnIwarp()) GTEST_SKIP() << "RoCE's ids do not wait";
+  ExpectSuccess(Spawn([] {
+    Conductor* conductor = GetConductor();
+    // Takes the connection, and says nothing.
+    sockaddr_in silent = DeviceAddress(base::GetConfig().rdma_port);
+    const int listener = Listen(&silent, true);
+    const TcpPair pair = MakeDevicePair();
+    auto c = ConnectorSeeker(pair.connector);
+    EXPECT_FALSE(c->Seek(conductor));
+    EXPECT_EQ(c->failed, Reason::kRdmaTimeout) << base::ReasonKey(c->failed);
+    const auto uses_device = [] {
+      for (const auto& [fd, what] : OpenFds()) {
+        if (what.find("infiniband/uverbs") != std::string::npos) return true;
+      }
+      return false;
+    };
+    EXPECT_TRUE(uses_device());
+    ASSERT_TRUE(Guest("device del"));
+    EXPECT_TRUE(Eventually([&] { return !uses_device(); }, 20'000));
+    ::close(listener);
+    ASSERT_TRUE(Guest("device add"));
+    auto s = AcceptorSeeker(pair.acceptor);
+    s->Start(conductor);
+    EXPECT_TRUE(c->Meet(conductor)) << base::ReasonKey(c->failed);
+    EXPECT_TRUE(s->Wait()) << base::ReasonKey(s->failed);
+  }));
+}
+
+// The device goes while this process only listens.
 TEST_F(RdmaTest, DeviceOfAListenerGoesAndComesBack) {
   if (std::getenv("IN_GUEST") == nullptr) GTEST_SKIP() << "not in a guest";
   ExpectSuccess(Spawn([] {

@@ -97,8 +97,8 @@ void Chain::Control(const std::byte* from, std::uint32_t length,
 }
 
 void Chain::Fence() {
-  Control(lane_.tx_block_.base() + kFenceAt, sizeof(std::uint64_t),
-          lane_.peer_.credit);
+  Write(lane_.sink_->base(), sizeof(std::uint64_t), lane_.peer_.credit,
+        lane_.sink_->lkey(), lane_.peer_.key);
   wrs_[count_ - 1].opcode = IBV_WR_RDMA_READ;
   wrs_[count_ - 1].send_flags = 0;
 }

@@ -19,6 +19,8 @@
 namespace rcsock::lane::rdma {
 namespace {
 
+constexpr std::size_t kSinkBytes = 64;
+
 // Soft-RoCE and siw.
 bool IsSoftware(const ibv_device_attr& attr) {
   return attr.vendor_id == 0xffffff || attr.vendor_id == 0x626d74;
@@ -46,7 +48,10 @@ class DeviceDomain final : public Domain {
     limits_.iwarp = iwarp_;
     if (iwarp_) block_bytes_ = kBlockMinIwarp;
     limits_.entries = static_cast<std::uint32_t>(std::max(attr.max_cqe, 0));
-    limits_.receives = static_cast<std::uint32_t>(std::max(attr.max_srq_wr, 0));
+    if (attr.max_srq > 0) {
+      limits_.receives =
+          static_cast<std::uint32_t>(std::max(attr.max_srq_wr, 0));
+    }
     limits_.lazy_events = IsSoftware(attr);
     // See Chain::Post for why so many.
     limits_.send_depth = std::min<std::uint32_t>(
@@ -67,7 +72,11 @@ class DeviceDomain final : public Domain {
     while (ring != 0 && most_ring_ > ring && most_ring_ > kBlockMin) {
       most_ring_ /= 2;
     }
-    return true;
+    // On iWARP the answer to a READ is a message that writes: the peer's device
+    // needs the right to, and is told the key.  So the sink is memory of its
+    // own, which holds nothing and which nobody looks at.
+    if (iwarp_) sink_ = memory_->Get(kSinkBytes, true, error);
+    return !iwarp_ || sink_;
   }
 
   ibv_context* context() const override { return context_; }
@@ -112,6 +121,10 @@ class DeviceDomain final : public Domain {
     return poller.get();
   }
 
+  // Those of a QP, on a device that has no shared ones, posted.
+  bool OwnReceives(ibv_qp* qp, std::unique_ptr<Receives>* receives,
+                   verbs::Error* error);
+
   ibv_context* const context_;
   Board* const board_;
   const bool iwarp_;
@@ -121,6 +134,7 @@ class DeviceDomain final : public Domain {
   std::uint32_t inline_ask_ = 256;  // or what the device has not refused
   verbs::Pd pd_;
   std::optional<Memory> memory_;
+  Block sink_;  // iWARP: where the answers of fences go
   std::unique_ptr<Deferred> deferred_ = std::make_unique<Deferred>();
   std::unique_ptr<RdmaPoller> pollers_[Board::kBells];
   std::shared_ptr<std::atomic<std::uint32_t>> lanes_ =
@@ -128,8 +142,30 @@ class DeviceDomain final : public Domain {
 };
 
 base::Reason ReasonOf(const verbs::Error& error) {
-  return error.code == ENOMEM ? base::Reason::kMemlock
-                              : base::Reason::kRdmaError;
+  switch (error.code) {
+    case ENOMEM:
+      return base::Reason::kMemlock;
+    case EAGAIN:  // the limits of the rdma cgroup
+      return base::Reason::kTooMany;
+    default:
+      return base::Reason::kRdmaError;
+  }
+}
+
+bool DeviceDomain::OwnReceives(ibv_qp* qp, std::unique_ptr<Receives>* receives,
+                               verbs::Error* error) {
+  receives->reset(new (std::nothrow) Receives);
+  if (*receives == nullptr) {
+    *error = {"malloc", ENOMEM, {}};
+    return false;
+  }
+  return (*receives)->Open(iwarp_ ? &*memory_ : nullptr, kOwnReceives,
+                           kOwnBatch, error) &&
+         (*receives)->PostAll(
+             [qp](ibv_recv_wr* wrs, ibv_recv_wr** bad) {
+               return ibv_post_recv(qp, wrs, bad);
+             },
+             error);
 }
 
 std::unique_ptr<RdmaLane> DeviceDomain::CreateLane(rdma_cm_id* id, int bell,
@@ -164,7 +200,12 @@ std::unique_ptr<RdmaLane> DeviceDomain::CreateLane(rdma_cm_id* id, int bell,
   attr.cap.max_send_wr = limits_.send_depth;
   attr.cap.max_send_sge = 1;
   attr.qp_type = IBV_QPT_RC;
-  if (!verbs::CreateQp(id, pd_.get(), &attr, &inline_ask_, error)) {
+  if (set->srq == nullptr) {
+    attr.cap.max_recv_wr = kOwnReceives;
+    attr.cap.max_recv_sge = 1;
+  }
+  if (!verbs::CreateQp(id, pd_.get(), &attr, &inline_ask_, error) ||
+      (set->srq == nullptr && !OwnReceives(id->qp, &parts.receives, error))) {
     *why = ReasonOf(*error);
     poller->sleepers().Put(parts.words);
     poller->Leave(set);
@@ -181,6 +222,7 @@ std::unique_ptr<RdmaLane> DeviceDomain::CreateLane(rdma_cm_id* id, int bell,
   parts.inline_bytes = attr.cap.max_inline_data;
   parts.most_ring = most_ring_;
   parts.iwarp = iwarp_;
+  parts.sink = &sink_;
   parts.piece = limits_.lazy_events ? kSoftwarePiece : kPiece;
   // From here on the lane gives everything back.
   std::unique_ptr<QpLane> lane = QpLane::Make(std::move(parts));

@@ -45,7 +45,6 @@ constexpr std::size_t kRingOfferSize = 16;
 constexpr std::size_t kCreditCopyAt = 0;  // the credit word as last written
 constexpr std::size_t kWakeCopyAt = 8;    // iWARP: the immediate of a wake-up,
 constexpr std::size_t kOfferCopyAt = 12;  // and of one that offers a ring
-constexpr std::size_t kFenceAt = 32;      // iWARP: where a READ's answer goes
 
 // iWARP: what a SEND carries is what it stands for in the sender's slot: the
 // bytes of a message that lies in its slot, a credit if there is one, and the

@@ -35,7 +35,9 @@ QpLane::QpLane(QpLaneParts parts)
       send_depth_(parts.send_depth),
       inline_bytes_(parts.inline_bytes),
       iwarp_(parts.iwarp),
+      sink_(parts.sink),
       piece_(parts.piece),
+      receives_(std::move(parts.receives)),
       rx_block_(std::move(parts.rx)),
       ring_bytes_(RingBytes(rx_block_.bytes())),
       most_ring_(parts.most_ring),
@@ -235,7 +237,7 @@ int QpLane::SleepTx(std::uint32_t token, const timespec* timeout) {
   // A credit that came since the caller looked may have come without a wake-up:
   // then the one that the receiver owes us for all that we have sent is still
   // to come, or this sees it.
-  if (Consumed() != credit_seen_.load(std::memory_order_relaxed) || Closed()) {
+  if (Consumed() > credit_seen_.load(std::memory_order_relaxed) || Closed()) {
     return -EAGAIN;
   }
   return poller_->sleepers().Sleep(words_, true, token, timeout);

@@ -42,10 +42,12 @@ struct QpLaneParts {
   std::shared_ptr<std::atomic<std::uint32_t>> lanes;  // counts them
   rdma_cm_id* id = nullptr;                           // with its QP
   Block rx;
+  std::unique_ptr<Receives> receives;  // null: the set's
   std::uint32_t send_depth = 0;
   std::uint32_t inline_bytes = 0;
   std::size_t most_ring = 0;
   bool iwarp = false;
+  const Block* sink = nullptr;  // iWARP: where the answers of fences go
   std::uint32_t piece = kPiece;
 };
 
@@ -75,6 +77,12 @@ struct QpLaneParts {
 // since what is posted needs room there, which only drained completions make,
 // and those that the queue has from before the message are of what had been
 // sent then.
+//
+// The credit word is no message, so nothing says when it is in its place.
+// Devices of InfiniBand and RoCE write it at once.  siw writes what TCP brings,
+// and a segment may end within the word: then its low bytes are new and its
+// high ones old for a while.  As it grows by kMessages at most, that is less
+// than the old credit, or the new one; less than is known says nothing.
 //
 // Coalescing.  While kWindow writes are in flight and nothing has come from the
 // peer since the last one, small sends are put into the mirror and into one
@@ -287,6 +295,8 @@ class QpLane final : public RdmaLane {
   // A message's credit, the bits of `mask`.  False: it cannot be.
   bool OnCarried(std::uint32_t bits, std::uint32_t mask);
   void OnSent(std::uint64_t wrs);
+  // Gives the used ones back to the device, where they are the lane's own.
+  void PostReceives();
   void OnError(int status, bool receive);
   void Tell();
 
@@ -304,8 +314,11 @@ class QpLane final : public RdmaLane {
   const std::uint32_t send_depth_;
   const std::uint32_t inline_bytes_;
   const bool iwarp_;
+  const Block* const sink_;
   const std::uint32_t piece_;  // the longest record
   bool added_ = false;
+  const std::unique_ptr<Receives>
+      receives_;  // what is in it: the drain latch's
   Block rx_block_;
   const std::uint32_t ring_bytes_;  // of rx_block_'s ring
   // How large a ring may grow; and so that the peer goes along.

@@ -448,6 +448,14 @@ void QpLane::OnSent(std::uint64_t wrs) {
   news_ |= kNewsSent;
 }
 
+void QpLane::PostReceives() {
+  std::scoped_lock hold(post_latch_);
+  if (qp_ == nullptr) return;
+  receives_->Post([this](ibv_recv_wr* wrs, ibv_recv_wr** bad) {
+    return ibv_post_recv(qp_, wrs, bad);
+  });
+}
+
 void QpLane::OnError(int status, bool receive) {
   if (closing_.load(std::memory_order_seq_cst)) return;
   if (State() != base::Reason::kNone) return;

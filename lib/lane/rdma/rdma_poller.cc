@@ -22,16 +22,14 @@
 namespace rcsock::lane::rdma {
 namespace {
 
-// In a receive's wr_id, so that a failed completion, whose opcode means
-// nothing, can be told from a send's.
-constexpr std::uint64_t kReceive = std::uint64_t{1} << 63;
 constexpr int kBatch = 16;
 // The first set is small: most processes have few lanes.  (Where receives need
 // buffers, these are then 52 KiB.)
 constexpr std::uint32_t kFirstSet = 16;
 constexpr std::uint32_t kRefill = 32;
-// iWARP: for the longest SEND.
-constexpr std::size_t kBuffer = kSlotBytes;
+// Of a CQ and an SRQ: receives that have been used and wait to be posted.
+constexpr std::uint32_t kSpare = Receives::kSlots;
+static_assert(kSpare >= 2 * kRefill);
 // Events that may wait in the channel, and are then read by one call.
 constexpr std::uint32_t kEventsKept = 256;
 
@@ -89,11 +87,12 @@ void RdmaPoller::LetGo() {
 }
 
 bool RdmaPoller::MakeSet(verbs::Error* error) {
-  const std::uint32_t per_lane = limits_.send_depth + kReceivesPerLane;
-  const std::uint32_t spare = 2 * kRefill;
-  const std::uint32_t most =
-      std::min((std::max(limits_.entries, spare) - spare) / per_lane,
-               (std::max(limits_.receives, spare) - spare) / kReceivesPerLane);
+  const std::uint32_t per_lane = limits_.send_depth + kOwnReceives;
+  std::uint32_t most = (std::max(limits_.entries, kSpare) - kSpare) / per_lane;
+  if (limits_.receives != 0) {
+    most = std::min(
+        most, (std::max(limits_.receives, kSpare) - kSpare) / kReceivesPerLane);
+  }
   std::uint32_t capacity = kFirstSet;
   for (std::size_t i = 0; i < sets_.size() && capacity < most; ++i) {
     capacity *= 2;
@@ -103,30 +102,32 @@ bool RdmaPoller::MakeSet(verbs::Error* error) {
   auto set = std::make_unique<CqSet>();
   set->capacity = capacity;
   set->cq =
-      verbs::CreateCq(context_, static_cast<int>(capacity * per_lane + spare),
+      verbs::CreateCq(context_, static_cast<int>(capacity * per_lane + kSpare),
                       channel_.get(), error);
   if (set->cq == nullptr) return false;
-  const std::uint32_t receives = capacity * kReceivesPerLane + spare;
-  set->srq = verbs::CreateSrq(pd_, receives, limits_.iwarp ? 1 : 0, error);
-  if (set->srq == nullptr) return false;
-  if (limits_.iwarp) {
-    const std::size_t bytes = (receives * kBuffer + 4095) / 4096 * 4096;
-    set->buffers = memory_->Get(bytes, false, error);
-    if (!set->buffers) return false;
-  }
-  for (std::uint32_t i = 0; i < receives; ++i) {
-    set->slots[set->used++] = i;
-    if (set->used == kRefill) Refill(set.get(), true);
-  }
-  Refill(set.get(), true);
-  if (set->used != 0) {
-    *error = {};
-    error->call = "ibv_post_srq_recv";
-    error->code = ENOMEM;
-    return false;
-  }
+  if (!ShareReceives(set.get(), error)) return false;
   sets_.push_back(std::move(set));
   return true;
+}
+
+bool RdmaPoller::ShareReceives(CqSet* set, verbs::Error* error) {
+  if (limits_.receives == 0) return true;
+  const std::uint32_t count = set->capacity * kReceivesPerLane + kSpare;
+  // (One entry even where none is used: some devices want one in each receive.)
+  set->srq = verbs::CreateSrq(pd_, count, 1, error);
+  if (set->srq == nullptr) {
+    // A driver may count queues that its provider cannot make.
+    const bool none = error->code == EOPNOTSUPP || error->code == ENOSYS;
+    if (none) *error = {};
+    return none;
+  }
+  return set->receives.Open(limits_.iwarp ? memory_ : nullptr, count, kRefill,
+                            error) &&
+         set->receives.PostAll(
+             [set](ibv_recv_wr* wrs, ibv_recv_wr** bad) {
+               return ibv_post_srq_recv(set->srq.get(), wrs, bad);
+             },
+             error);
 }
 
 CqSet* RdmaPoller::Admit(verbs::Error* error) {
@@ -260,7 +261,7 @@ void RdmaPoller::DrainLocked() {
     for (auto& set : sets_) {
       while (PollSet(set.get()) == kBatch) {
       }
-      if (set->used >= kRefill) Refill(set.get(), false);
+      if (set->receives.Due()) Refill(set.get());
     }
     Tell();
     if (armed_.load(std::memory_order_seq_cst) == 0) return;
@@ -296,33 +297,51 @@ int RdmaPoller::PollSet(CqSet* set) {
   return n;
 }
 
+void RdmaPoller::HandleReceive(CqSet* set, QpLane* lane, const ibv_wc& wc) {
+  const bool own = set->srq == nullptr;
+  // (Its own queue has gone with a lane.)
+  if (own && lane == nullptr) return;
+  Receives& receives = own ? *lane->receives_ : set->receives;
+  const auto slot = static_cast<std::uint32_t>(wc.wr_id);
+  std::uint32_t imm = 0;
+  const std::byte* bytes = nullptr;
+  std::uint32_t length = 0;
+  bool good = wc.status == IBV_WC_SUCCESS;
+  if (good && limits_.iwarp) {
+    good = wc.opcode == IBV_WC_RECV && wc.byte_len >= sizeof(imm) &&
+           wc.byte_len <= kSendMost;
+    if (good) {
+      bytes = receives.At(slot);
+      length = wc.byte_len - sizeof(imm);
+      std::memcpy(&imm, bytes + length, sizeof(imm));
+    }
+  } else if (good) {
+    good = wc.opcode == IBV_WC_RECV_RDMA_WITH_IMM &&
+           (wc.wc_flags & IBV_WC_WITH_IMM) != 0;
+    imm = wc.imm_data;
+  }
+  // Before its buffer is given back to the device.
+  if (lane != nullptr && good) lane->OnReceive(ntohl(imm), bytes, length);
+  if (!own) {
+    receives.Used(slot);
+    if (receives.Full()) Refill(set);
+  } else if (wc.status == IBV_WC_SUCCESS) {
+    // (What a queue in error is given comes back at once.)
+    receives.Used(slot);
+    if (receives.Due()) lane->PostReceives();
+  } else if (wc.status == IBV_WC_WR_FLUSH_ERR) {
+    // Why says what has failed, or rdma_cm: as where the queue is shared, which
+    // is not flushed.
+    return;
+  }
+  if (lane != nullptr && !good) lane->OnError(wc.status, true);
+}
+
 void RdmaPoller::Handle(CqSet* set, const ibv_wc& wc) {
   QpLane* lane = Find(wc.qp_num);
   if ((wc.wr_id & kReceive) != 0) {
-    const auto slot = static_cast<std::uint32_t>(wc.wr_id);
-    std::uint32_t imm = 0;
-    const std::byte* bytes = nullptr;
-    std::uint32_t length = 0;
-    bool good = wc.status == IBV_WC_SUCCESS;
-    if (good && limits_.iwarp) {
-      good = wc.opcode == IBV_WC_RECV && wc.byte_len >= sizeof(imm) &&
-             wc.byte_len <= kSendMost;
-      if (good) {
-        bytes = set->buffers.base() + slot * kBuffer;
-        length = wc.byte_len - sizeof(imm);
-        std::memcpy(&imm, bytes + length, sizeof(imm));
-      }
-    } else if (good) {
-      good = wc.opcode == IBV_WC_RECV_RDMA_WITH_IMM &&
-             (wc.wc_flags & IBV_WC_WITH_IMM) != 0;
-      imm = wc.imm_data;
-    }
-    // Before its buffer is given back to the device.
-    if (lane != nullptr && good) lane->OnReceive(ntohl(imm), bytes, length);
-    if (set->used < std::size(set->slots)) set->slots[set->used++] = slot;
-    if (set->used == std::size(set->slots)) Refill(set, false);
+    HandleReceive(set, lane, wc);
     if (lane == nullptr) return;
-    if (!good) lane->OnError(wc.status, true);
   } else {
     if (lane == nullptr) return;
     if (wc.status == IBV_WC_SUCCESS) {
@@ -347,34 +366,10 @@ void RdmaPoller::Tell() {
   }
 }
 
-// Posts the used receives again; what the queue does not take stays for the
-// next time.
-void RdmaPoller::Refill(CqSet* set, bool all) {
-  constexpr std::size_t kSlots = std::extent_v<decltype(CqSet::slots)>;
-  ibv_recv_wr wrs[kSlots];
-  ibv_sge sges[kSlots];
-  const std::uint32_t n = set->used;
-  if (n == 0 || (n < kRefill && !all)) return;
-  for (std::uint32_t i = 0; i < n; ++i) {
-    wrs[i] = {};
-    wrs[i].wr_id = kReceive | set->slots[i];
-    wrs[i].next = i + 1 < n ? &wrs[i + 1] : nullptr;
-    if (!limits_.iwarp) continue;
-    sges[i] = {reinterpret_cast<std::uintptr_t>(set->buffers.base()) +
-                   set->slots[i] * kBuffer,
-               kSendMost, set->buffers.lkey()};
-    wrs[i].sg_list = &sges[i];
-    wrs[i].num_sge = 1;
-  }
-  ibv_recv_wr* bad = nullptr;
-  const base::NoCancel no_cancel;
-  const int r = ibv_post_srq_recv(set->srq.get(), wrs, &bad);
-  std::uint32_t done = n;
-  if (r != 0 && bad != nullptr) {
-    done = static_cast<std::uint32_t>(bad - wrs);
-  }
-  std::copy(set->slots + done, set->slots + n, set->slots);
-  set->used = n - done;
+void RdmaPoller::Refill(CqSet* set) {
+  set->receives.Post([set](ibv_recv_wr* wrs, ibv_recv_wr** bad) {
+    return ibv_post_srq_recv(set->srq.get(), wrs, bad);
+  });
 }
 
 void RdmaPoller::ReadEvent(const ibv_cq* cq) {

@@ -11,6 +11,7 @@
 #include "lib/lane/board.h"
 #include "lib/lane/poller.h"
 #include "lib/lane/rdma/memory.h"
+#include "lib/lane/rdma/receives.h"
 #include "lib/lane/rdma/sleepers.h"
 #include "lib/verbs/verbs.h"
 
@@ -23,7 +24,7 @@ class QpLane;
 struct Limits {
   bool iwarp = false;
   std::uint32_t entries = 0;     // of one CQ
-  std::uint32_t receives = 0;    // of one SRQ
+  std::uint32_t receives = 0;    // of one SRQ; 0: the device has none
   std::uint32_t send_depth = 0;  // WRs of one QP's send queue
   // A device in software, whose provider keeps no account of the events that
   // are fetched: they may stay in the channel until many are read at once.
@@ -35,20 +36,22 @@ constexpr std::uint32_t kSendDepth = 128;
 // Receives that one lane's peer can have outstanding: its messages, and the
 // credits with an immediate (see QpLane) that this end has not drained.
 constexpr std::uint32_t kReceivesPerLane = 40;
+// Where the device has no shared receive queues (Intel's E810 and X722 among
+// others), each lane has one of its own, and posts so many again at a time.
+constexpr std::uint32_t kOwnBatch = 8;
+constexpr std::uint32_t kOwnReceives = kReceivesPerLane + kOwnBatch;
 
 // A completion queue with the shared receive queue that feeds it, and the lanes
 // that it has room for: whatever they do, it does not overrun.
 struct CqSet {
   verbs::Cq cq;
-  Block buffers;  // iWARP: where the SENDs go that stand in for immediates
-  verbs::Srq srq;
+  Receives receives;           // of srq
+  verbs::Srq srq;              // null: each lane has a queue of its own
   std::uint32_t capacity = 0;  // lanes
   std::uint32_t lanes = 0;     // the poller's latch's
   bool armed = false;          // the drain latch's, as what follows
   bool fired = false;          // armed once, and completions taken since
   std::uint32_t unacked = 0;   // events not yet acknowledged
-  std::uint32_t used = 0;      // receives to post again
-  std::uint32_t slots[64];     // iWARP: their buffers
 };
 
 // Where the completions of one bell's lanes come in.
@@ -138,11 +141,14 @@ class RdmaPoller final : public Source {
   };
 
   bool MakeSet(verbs::Error* error);
+  // Leaves set->srq null where the device turns out to have none.
+  bool ShareReceives(CqSet* set, verbs::Error* error);
   void DrainIfAsked();
   void DrainLocked();
   int PollSet(CqSet* set);
   void Handle(CqSet* set, const ibv_wc& wc);
-  void Refill(CqSet* set, bool all);
+  void HandleReceive(CqSet* set, QpLane* lane, const ibv_wc& wc);
+  static void Refill(CqSet* set);
   void FetchEvents();
   void ReadAllEvents();
   void ReadEvent(const ibv_cq* cq);

@@ -1,0 +1,193 @@
+// The end of a connection amid its handshake whose device has gone: on a device
+// and an rdma_cm in memory, where to destroy an id takes as long as the test
+// says.
+
+#include <sched.h>
+#include <sys/eventfd.h>
+#include <sys/mount.h>
+#include <sys/stat.h>
+
+#include <atomic>
+#include <deque>
+#include <set>
+#include <thread>
+
+#include "lib/base/config.h"
+#include "tests/lane/fake_verbs.h"
+#include "tests/rendezvous/util.h"
+
+namespace rcsock::rendezvous {
+namespace {
+
+using lane::test::FakeVerbs;
+
+// As much of rdma_cm as a connecting end uses.
+class FakeCm {
+ public:
+  explicit FakeCm(ibv_context* context) : context_(context) {
+    g_fake = this;
+    context->cmd_fd = ::eventfd(0, EFD_CLOEXEC);
+    context->async_fd = ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    verbs::Calls& calls = verbs::calls;
+    calls.ibv_get_async_event = [](ibv_context*, ibv_async_event*) {
+      errno = EAGAIN;
+      return -1;
+    };
+    calls.rdma_create_event_channel = [] {
+      g_fake->channel_.fd =
+          ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK | EFD_SEMAPHORE);
+      return &g_fake->channel_;
+    };
+    calls.rdma_destroy_event_channel = [](rdma_event_channel*) {};
+    calls.rdma_create_id = [](rdma_event_channel* channel, rdma_cm_id** id,
+                              void* user, rdma_port_space) {
+      *id = new rdma_cm_id{};
+      (*id)->channel = channel;
+      (*id)->context = user;
+      std::scoped_lock hold(g_fake->mutex_);
+      g_fake->ids_.insert(*id);
+      return 0;
+    };
+    calls.rdma_destroy_id = [](rdma_cm_id* id) { return g_fake->Destroy(id); };
+    calls.rdma_bind_addr = [](rdma_cm_id* id, sockaddr* address) {
+      std::memcpy(&id->route.addr.src_storage, address, sizeof(sockaddr_in));
+      id->verbs = g_fake->context_;
+      return 0;
+    };
+    calls.rdma_set_option = [](rdma_cm_id*, int, int, void*, std::size_t) {
+      return 0;
+    };
+    calls.rdma_resolve_addr = [](rdma_cm_id* id, sockaddr*, sockaddr*, int) {
+      g_fake->Say(id, RDMA_CM_EVENT_ADDR_RESOLVED);
+      return 0;
+    };
+    calls.rdma_resolve_route = [](rdma_cm_id* id, int) {
+      g_fake->Say(id, RDMA_CM_EVENT_ROUTE_RESOLVED);
+      return 0;
+    };
+    // The peer never answers.
+    calls.rdma_connect = [](rdma_cm_id* id, rdma_conn_param*) {
+      g_fake->connecting_.store(id);
+      return 0;
+    };
+    calls.rdma_get_cm_event = [](rdma_event_channel* channel,
+                                 rdma_cm_event** event) {
+      std::uint64_t one;
+      if (::read(channel->fd, &one, sizeof one) != sizeof one) return -1;
+      std::scoped_lock hold(g_fake->mutex_);
+      *event = g_fake->events_.front();
+      g_fake->events_.pop_front();
+      return 0;
+    };
+    calls.rdma_ack_cm_event = [](rdma_cm_event* event) {
+      delete event;
+      return 0;
+    };
+    calls.rdma_event_str = [](rdma_cm_event_type) { return "fake"; };
+    calls.rdma_get_devices = [](int*) -> ibv_context** { return nullptr; };
+    calls.rdma_free_devices = [](ibv_context**) {};
+  }
+
+  rdma_cm_id* connecting() const { return connecting_.load(); }
+  bool blocked() const { return blocked_.load(); }
+  void Release() { released_.store(true); }
+  // The kernel takes the device away.
+  void Remove() {
+    std::set<rdma_cm_id*> ids;
+    {
+      std::scoped_lock hold(mutex_);
+      ids = ids_;
+    }
+    for (rdma_cm_id* id : ids) Say(id, RDMA_CM_EVENT_DEVICE_REMOVAL);
+  }
+  std::size_t ids() {
+    std::scoped_lock hold(mutex_);
+    return ids_.size();
+  }
+
+ private:
+  void Say(rdma_cm_id* id, rdma_cm_event_type type) {
+    auto* event = new rdma_cm_event{};
+    event->id = id;
+    event->event = type;
+    {
+      std::scoped_lock hold(mutex_);
+      events_.push_back(event);
+    }
+    const std::uint64_t one = 1;
+    EXPECT_EQ(::write(channel_.fd, &one, sizeof one), 8);
+  }
+  int Destroy(rdma_cm_id* id) {
+    if (id == connecting_.load()) {
+      blocked_.store(true);
+      while (!released_.load()) std::this_thread::yield();
+    }
+    {
+      std::scoped_lock hold(mutex_);
+      ids_.erase(id);
+    }
+    delete id;
+    return 0;
+  }
+
+  static FakeCm* g_fake;
+  ibv_context* const context_;
+  rdma_event_channel channel_{};
+  std::mutex mutex_;
+  std::set<rdma_cm_id*> ids_;
+  std::deque<rdma_cm_event*> events_;
+  std::atomic<rdma_cm_id*> connecting_{nullptr};
+  std::atomic<bool> blocked_{false};
+  std::atomic<bool> released_{false};
+};
+FakeCm* FakeCm::g_fake = nullptr;
+
+// Where the kernel knows no device, none is looked for.
+bool PretendThatThereIsADevice() {
+  return verbs::AnyDevice() ||
+         (::unshare(CLONE_NEWNS) == 0 &&
+          ::mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) == 0 &&
+          ::mount("none", "/sys/class", "tmpfs", 0, nullptr) == 0 &&
+          ::mkdir("/sys/class/infiniband_verbs", 0755) == 0 &&
+          ::mkdir("/sys/class/infiniband_verbs/uverbs0", 0755) == 0);
+}
+
+TEST(Ends, DeviceGoesAmidAHandshake) {
+  if (::geteuid() != 0) GTEST_SKIP() << "not root";
+  verbs::Error error;
+  if (!verbs::Load(&error)) GTEST_SKIP() << error.call;
+  ExpectSuccess(Spawn([] {
+    if (!PretendThatThereIsADevice()) {
+      std::fprintf(stderr, "skipped: no mount namespace can be had\n");
+      return;
+    }
+    ::setenv("RCSOCK_LANES", "rdma", 1);
+    base::LoadConfig();
+    FakeVerbs::Options options;
+    options.iwarp = true;
+    FakeVerbs device(options);
+    FakeCm cm(device.context());
+    Conductor* conductor = GetConductor();
+    const TcpPair pair = MakeTcpPair();
+    auto c = ConnectorSeeker(pair.connector);
+    c->Start(conductor);
+    ASSERT_TRUE(Eventually([&] { return cm.connecting() != nullptr; }));
+    // Nobody wants it any more, but its handshake is under way.
+    conductor->Cancel(c.get());
+    Drain(conductor);
+    EXPECT_FALSE(cm.blocked());
+    EXPECT_GT(device.counts().objects, 0);
+    cm.Remove();
+    EXPECT_TRUE(Eventually([&] { return cm.blocked(); }));
+    // Nobody waits for it.
+    Drain(conductor);
+    cm.Release();
+    EXPECT_TRUE(Eventually([&] { return cm.ids() == 0; })) << cm.ids();
+    EXPECT_TRUE(Eventually([&] { return device.counts().objects == 0; }))
+        << device.counts().objects;
+    Conductor::Stop();
+  }));
+}
+
+}  // namespace
+}  // namespace rcsock::rendezvous
