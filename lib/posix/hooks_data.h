@@ -1,0 +1,56 @@
+#ifndef RCSOCK_LIB_POSIX_HOOKS_DATA_H_
+#define RCSOCK_LIB_POSIX_HOOKS_DATA_H_
+
+#include <sys/types.h>
+#include <sys/uio.h>
+
+#include <climits>
+#include <cstddef>
+#include <cstdint>
+
+#include "lib/posix/file.h"
+#include "lib/posix/sock.h"
+
+// What the hooks of hooks_recv.cc, hooks_send.cc and hooks_sendfile.cc share.
+//
+// read, recv, write and send take the short way of a stream on a lane, or that
+// of one on TCP: few instructions and fewer cache lines, since after a sleep in
+// the kernel each is a miss.  They are "hot": the compiler puts such functions
+// together (.text.hot).  Each of the ways that a hook may go on is a function
+// that it ends with (Real..., Kernel..., Plain..., Lane..., Long...), so that
+// it saves no registers itself.
+namespace rcsock::posix::hook {
+
+// False where the kernel refuses the vector, and says why better than we could.
+inline bool Total(const iovec* iov, long count, std::size_t* total) {
+  if (count < 0 || count > IOV_MAX || (count > 0 && Null(iov))) return false;
+  std::size_t sum = 0;
+  for (long i = 0; i < count; ++i) {
+    if (iov[i].iov_len > static_cast<std::size_t>(SSIZE_MAX) - sum) {
+      return false;
+    }
+    sum += iov[i].iov_len;
+  }
+  *total = sum;
+  return true;
+}
+
+// A length that read, write and sendfile refuse before they look at the socket.
+inline bool Negative(size_t length) { return static_cast<ssize_t>(length) < 0; }
+
+// What send and recv, which refuse no length, take at most (MAX_RW_COUNT).
+constexpr std::size_t kMostMoved = 0x7ffff000;
+inline size_t Capped(size_t length) {
+  return length < kMostMoved ? length : kMostMoved;
+}
+
+inline bool Engine(const Sock* sock) { return sock->mode() == Mode::kEngine; }
+
+// Of an entry with kLaneMark.
+inline Sock* LaneSock(std::uintptr_t entry) {
+  return static_cast<Sock*>(FileIn(entry));
+}
+
+}  // namespace rcsock::posix::hook
+
+#endif  // RCSOCK_LIB_POSIX_HOOKS_DATA_H_
