@@ -11,6 +11,7 @@
 #include "lib/posix/registry.h"
 #include "lib/posix/signals.h"
 #include "lib/posix/sock.h"
+#include "lib/posix/user_arguments.h"
 
 namespace rcsock::posix {
 

@@ -21,6 +21,7 @@
 #include "lib/posix/signals.h"
 #include "lib/posix/spin.h"
 #include "lib/posix/unread_wait.h"
+#include "lib/posix/user_arguments.h"
 #include "lib/posix/wait_mask.h"
 
 namespace rcsock::posix {

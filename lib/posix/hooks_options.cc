@@ -15,6 +15,7 @@
 #include "lib/posix/hooks.h"
 #include "lib/posix/process.h"
 #include "lib/posix/table.h"
+#include "lib/posix/user_arguments.h"
 
 namespace rcsock::posix::hook {
 

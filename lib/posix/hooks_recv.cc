@@ -13,6 +13,7 @@
 #include "lib/posix/hooks_data.h"
 #include "lib/posix/sock_quick.h"
 #include "lib/posix/table.h"
+#include "lib/posix/user_arguments.h"
 
 namespace rcsock::posix::hook {
 namespace {

@@ -15,6 +15,7 @@
 #include "lib/posix/passing.h"
 #include "lib/posix/sock_quick.h"
 #include "lib/posix/table.h"
+#include "lib/posix/user_arguments.h"
 #include "lib/posix/zero_copy.h"
 
 namespace rcsock::posix::hook {

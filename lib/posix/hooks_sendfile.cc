@@ -19,6 +19,7 @@
 #include "lib/posix/hooks_data.h"
 #include "lib/posix/signals.h"
 #include "lib/posix/table.h"
+#include "lib/posix/user_arguments.h"
 
 namespace rcsock::posix::hook {
 namespace {

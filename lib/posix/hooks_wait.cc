@@ -19,6 +19,7 @@
 #include "lib/posix/process.h"
 #include "lib/posix/table.h"
 #include "lib/posix/unread_wait.h"
+#include "lib/posix/user_arguments.h"
 
 namespace rcsock::posix::hook {
 namespace {

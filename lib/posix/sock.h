@@ -3,12 +3,10 @@
 
 #include <poll.h>
 #include <sys/socket.h>
-#include <sys/time.h>
 #include <sys/uio.h>
 
 #include <atomic>
 #include <cstdint>
-#include <ctime>
 #include <memory>
 #include <new>
 #include <vector>
@@ -21,6 +19,7 @@
 #include "lib/posix/inside.h"
 #include "lib/posix/signals.h"
 #include "lib/posix/unread.h"
+#include "lib/posix/user_arguments.h"
 #include "lib/rendezvous/rendezvous.h"
 #include "lib/stream/stream.h"
 
@@ -35,28 +34,6 @@ struct Stats;
 // kPlain, but what the application reads comes first from memory that is shared
 // with other holders of the connection.
 enum class Mode : std::uint8_t { kPlain, kEngine, kUnread };
-
-// Null, what lies beside it, or the kernel's half: what no program can have
-// mapped.  (The kernel says EFAULT for any bad address; with any other one the
-// program ends here, as it does in memcpy.)
-inline bool Null(const void* pointer) {
-  return reinterpret_cast<std::intptr_t>(pointer) < 4096;
-}
-// The same of an argument that may be left out.
-inline bool Astray(const void* pointer) {
-  return pointer != nullptr && Null(pointer);
-}
-
-// What SO_RCVTIMEO or SO_SNDTIMEO says, in nanoseconds; 0: no limit, which a
-// time that a clock's would overflow with is as well.  Less than none is, as
-// the kernel has it, no wait at all.
-inline std::uint64_t TimeoutNs(const timeval& time) {
-  constexpr std::int64_t kEver = 1'000'000'000;
-  if (time.tv_sec < 0) return 1;
-  if (time.tv_sec > kEver) return 0;
-  return static_cast<std::uint64_t>(time.tv_sec) * 1'000'000'000 +
-         static_cast<std::uint64_t>(time.tv_usec) * 1000;
-}
 
 class ZeroCopy;
 
@@ -553,16 +530,8 @@ class alignas(64) Sock final : public File,
 
   void Reset();
   void ApplyRules(int fd, const sockaddr* address);
-  // Whether a lane could not read or write there.
-  static bool Null(const iovec* iov, int count) {
-    for (int i = 0; i < count; ++i) {
-      if (posix::Null(iov[i].iov_base) && iov[i].iov_len > 0) [[unlikely]] {
-        return true;
-      }
-    }
-    return false;
-  }
-  // What the kernel would say then.
+  // What the kernel would say of an address where a lane could not read or
+  // write.
   [[gnu::noinline]] ssize_t SendNull(int flags, std::size_t* done);
   [[gnu::noinline]] ssize_t RecvNull(int flags, std::size_t* done);
   ssize_t UnreadRecv(int fd, const iovec* iov, int count, std::size_t total,

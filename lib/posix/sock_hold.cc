@@ -25,6 +25,7 @@
 #include "lib/posix/signals.h"
 #include "lib/posix/sock.h"
 #include "lib/posix/spin.h"
+#include "lib/posix/user_arguments.h"
 
 namespace rcsock::posix {
 namespace {

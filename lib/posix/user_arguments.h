@@ -1,0 +1,46 @@
+#ifndef RCSOCK_LIB_POSIX_USER_ARGUMENTS_H_
+#define RCSOCK_LIB_POSIX_USER_ARGUMENTS_H_
+
+#include <sys/time.h>
+#include <sys/uio.h>
+
+#include <cstdint>
+
+// What a program may pass that the kernel would refuse, or take for something
+// else.
+namespace rcsock::posix {
+
+// Null, what lies beside it, or the kernel's half: what no program can have
+// mapped.  (The kernel says EFAULT for any bad address; with any other one the
+// program ends here, as it does in memcpy.)
+inline bool Null(const void* pointer) {
+  return reinterpret_cast<std::intptr_t>(pointer) < 4096;
+}
+// The same of an argument that may be left out.
+inline bool Astray(const void* pointer) {
+  return pointer != nullptr && Null(pointer);
+}
+// Whether a lane could not read or write there.
+inline bool Null(const iovec* iov, int count) {
+  for (int i = 0; i < count; ++i) {
+    if (Null(iov[i].iov_base) && iov[i].iov_len > 0) [[unlikely]] {
+      return true;
+    }
+  }
+  return false;
+}
+
+// What SO_RCVTIMEO or SO_SNDTIMEO says, in nanoseconds; 0: no limit, which a
+// time that a clock's would overflow with is as well.  Less than none is, as
+// the kernel has it, no wait at all.
+inline std::uint64_t TimeoutNs(const timeval& time) {
+  constexpr std::int64_t kEver = 1'000'000'000;
+  if (time.tv_sec < 0) return 1;
+  if (time.tv_sec > kEver) return 0;
+  return static_cast<std::uint64_t>(time.tv_sec) * 1'000'000'000 +
+         static_cast<std::uint64_t>(time.tv_usec) * 1000;
+}
+
+}  // namespace rcsock::posix
+
+#endif  // RCSOCK_LIB_POSIX_USER_ARGUMENTS_H_
