@@ -15,6 +15,7 @@
 #include "lib/base/config.h"
 #include "lib/base/pool.h"
 #include "lib/posix/epoll.h"
+#include "lib/posix/inside.h"
 #include "lib/posix/process.h"
 #include "lib/posix/prospect.h"
 #include "lib/posix/signals.h"
