@@ -14,6 +14,7 @@
 #include "lib/base/clock.h"
 #include "lib/base/config.h"
 #include "lib/base/pool.h"
+#include "lib/posix/budget.h"
 #include "lib/posix/epoll.h"
 #include "lib/posix/inside.h"
 #include "lib/posix/process.h"

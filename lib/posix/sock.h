@@ -15,6 +15,7 @@
 #include "lib/base/policy.h"
 #include "lib/base/reason.h"
 #include "lib/lane/shm/layout.h"
+#include "lib/posix/budget.h"
 #include "lib/posix/file.h"
 #include "lib/posix/signals.h"
 #include "lib/posix/unread.h"
@@ -502,12 +503,6 @@ class alignas(64) Sock final : public File,
   void TellLane(std::uint32_t bits, int bell);
   static std::vector<std::shared_ptr<Sock>> Remotes();
   std::uint64_t OnItsWay();
-  // What a stream moves, over at least a second; span 0: not known yet.
-  struct Pace {
-    std::uint64_t rate = 0;  // bytes a second
-    std::uint64_t span_ns = 0;
-    std::uint32_t ops = 0;
-  };
   static void EvictFor(const Pace& newcomer);
   void Evict(base::Reason reason);
   static void ProbeRemotes();
@@ -752,26 +747,7 @@ class alignas(64) Sock final : public File,
   std::atomic<int> bell_{0};
   std::atomic<lane::Source*> source_{nullptr};
   bool source_wanted_ = false;  // counted with the conductor
-  // For the budget of rdma lanes (budget.cc).
-  struct Remote {
-    Sock* next = nullptr;  // of those on such a lane
-    Sock* prev = nullptr;
-    bool listed = false;
-    bool leaving = false;
-    // Two earlier looks at its traffic; the first is older.
-    struct Look {
-      std::uint64_t ns = 0;
-      std::uint64_t bytes = 0;
-      std::uint32_t ops = 0;
-    } looks[2];
-    std::uint64_t active_ns = 0;     // the last look that found traffic
-    std::uint64_t grown_bytes = 0;   // when its rings were last of use
-    std::uint64_t grown_ns = 0;      // ... and when that was
-    std::uint64_t probe_rx = 0;      // rx_off at the last ProbeRemotes
-    std::uint64_t sought_ns = 0;     // when it began to look for a lane
-    std::uint64_t sought_bytes = 0;  // ... and what it had moved by then
-    Pace Take(std::uint64_t now, std::uint64_t bytes, std::uint32_t ops);
-  } remote_;
+  Remote remote_;
   lane::Kind lane_kind_ = lane::Kind::kShm;  // of the last lane
   std::uint32_t lane_epoch_ = 0;             // ... too
   bool watched_ = false;
@@ -842,10 +818,8 @@ void RaiseSigpipe();
 
 // Latches that no object owns, around fork.
 void SockForkLock();
-void RemoteForkLock();
 void ClosedForkLock();
 void ClosedForkUnlock(bool child);
-void RemoteForkUnlock(bool child);
 void SockForkUnlock(bool child);
 
 // True once: whether `address` is one of this host's own.
