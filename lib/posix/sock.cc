@@ -288,6 +288,10 @@ void SockForkUnlock(bool child) {
   }
 }
 
+// --- What the hooks tell
+namespace {
+
+// At this moment: whether `address` is one of this host's own.
 bool LocalAddress(const sockaddr* address) {
   sockaddr_storage copy{};
   std::memcpy(&copy, address,
@@ -308,7 +312,7 @@ bool LocalAddress(const sockaddr* address) {
   return local;
 }
 
-// --- What the hooks tell
+}  // namespace
 
 void Sock::SetPeer(int fd, const sockaddr* address, socklen_t length) {
   // Shorter than its family's address: an unnamed or foreign one.

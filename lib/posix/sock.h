@@ -822,9 +822,6 @@ void ClosedForkLock();
 void ClosedForkUnlock(bool child);
 void SockForkUnlock(bool child);
 
-// True once: whether `address` is one of this host's own.
-bool LocalAddress(const sockaddr* address);
-
 }  // namespace rcsock::posix
 
 #endif  // RCSOCK_LIB_POSIX_SOCK_H_
