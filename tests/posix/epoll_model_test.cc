@@ -4,7 +4,6 @@
 
 #include <array>
 #include <cstdint>
-#include <vector>
 
 #include "tests/posix/model.h"
 
@@ -98,8 +97,7 @@ struct Hands {
     if (!no_heavy_fence) (*s)[kLanded] = (*s)[kPosted];
   }
 
-  void Step(int i, State s, std::vector<State>* to) const {
-    const State from = s;
+  void Step(int i, State s, Next<State>* to) const {
     std::uint8_t& at = s[kAt + i];
     const bool more = s[kTaken] < s[kLanded];
     switch (at) {
@@ -201,10 +199,10 @@ struct Hands {
       default:
         break;
     }
-    if (s != from) to->push_back(s);
+    to->Add(s);
   }
 
-  void Steps(const State& from, std::vector<State>* to) const {
+  void Steps(const State& from, Next<State>* to) const {
     for (int i = 0; i < kThreads; ++i) Step(i, from, to);
     for (int i = 0; i < kThreads; ++i) {
       if (from[kAt + i] != kAsleep) continue;
@@ -216,22 +214,22 @@ struct Hands {
           Fence(&s);
         }
         s[kAt + i] = kLookAgain;
-        to->push_back(s);
+        to->Add(s);
       }
       s = from;
       if (leaves && i == 0) {
         s[kGoes + i] = 1;
         s[kAt + i] = kDisarm;
-        to->push_back(s);
+        to->Add(s);
         s[kRang + i] = s[kEdge];
         s[kEdge] = 0;
-        to->push_back(s);
+        to->Add(s);
       }
     }
     State s = from;
     if (s[kLanded] != s[kPosted]) {
       ++s[kLanded];
-      to->push_back(s);
+      to->Add(s);
       s = from;
     }
     switch (s[kMover]) {
@@ -246,7 +244,7 @@ struct Hands {
       default:
         break;
     }
-    if (s != from) to->push_back(s);
+    to->Add(s);
     s = from;
     switch (s[kSender]) {
       case kPost:
@@ -268,7 +266,7 @@ struct Hands {
       default:
         break;
     }
-    if (s != from) to->push_back(s);
+    to->Add(s);
   }
 };
 
@@ -348,7 +346,7 @@ struct Once {
   State First() const { return {}; }
   bool Done(const State& s) const { return s[kTaken] == kAll; }
 
-  void Steps(const State& from, std::vector<State>* to) const {
+  void Steps(const State& from, Next<State>* to) const {
     State s = from;
     switch (s[kWaiter]) {
       case kDrain:
@@ -393,7 +391,7 @@ struct Once {
       default:
         break;
     }
-    if (s != from) to->push_back(s);
+    to->Add(s);
 
     s = from;
     switch (s[kWorker]) {
@@ -430,7 +428,7 @@ struct Once {
       default:
         break;
     }
-    if (s != from) to->push_back(s);
+    to->Add(s);
 
     s = from;
     switch (s[kSender]) {
@@ -453,7 +451,7 @@ struct Once {
       default:
         break;
     }
-    if (s != from) to->push_back(s);
+    to->Add(s);
   }
 };
 
@@ -522,7 +520,7 @@ struct Stash {
     ++(*s)[kTaken];
   }
 
-  void Steps(const State& from, std::vector<State>* to) const {
+  void Steps(const State& from, Next<State>* to) const {
     State s = from;
     const bool any = s[kInRing] + s[kInStash] != 0;
     switch (s[kWaiter]) {
@@ -565,7 +563,7 @@ struct Stash {
       default:
         break;
     }
-    if (s != from) to->push_back(s);
+    to->Add(s);
 
     s = from;
     switch (s[kSwitch]) {
@@ -591,7 +589,7 @@ struct Stash {
       default:
         break;
     }
-    if (s != from) to->push_back(s);
+    to->Add(s);
 
     s = from;
     switch (s[kSender]) {
@@ -611,7 +609,7 @@ struct Stash {
       default:
         break;
     }
-    if (s != from) to->push_back(s);
+    to->Add(s);
   }
 };
 
