@@ -473,71 +473,26 @@ class alignas(64) Sock final : public File,
     bool poll = false;
   };
 
+  // --- Its life (sock.cc)
   void Reset();
   void ApplyRules(int fd, const sockaddr* address);
-  // What the kernel would say of an address where a lane could not read or
-  // write.
-  [[gnu::noinline]] ssize_t SendNull(int flags, std::size_t* done);
-  [[gnu::noinline]] ssize_t RecvNull(int flags, std::size_t* done);
-  ssize_t UnreadRecv(int fd, const iovec* iov, int count, std::size_t total,
-                     int flags, std::size_t* done);
-  // Recv of an Anchor where recvmsg is to tell when the bytes came.
-  [[gnu::noinline]] long RecvStamped(void* to, std::size_t length);
-  void KeepPlain();
-  void HalfClosed();  // both latches held
-  bool SpillLatched();
-  void PutDeadSocket();
-  void EndUnreadLatched();
-  void Fold(Stats* to, bool last);
-  void FoldLatched(Stats* to) const;
-  // Bytes of this process; those over a lane apart.
-  struct Traffic {
-    std::uint64_t tx;
-    std::uint64_t rx;
-    std::uint64_t lane_tx;
-    std::uint64_t lane_rx;
-  };
-  Traffic TrafficLatched() const;
-  void LearnLatched() const;
-  void KickPollers();
-  void TellLane(std::uint32_t bits, int bell);
-  static std::vector<std::shared_ptr<Sock>> Remotes();
-  std::uint64_t OnItsWay();
-  static void EvictFor(const Pace& newcomer);
-  void Evict(base::Reason reason);
-  static void ProbeRemotes();
-  static void ProbeSoon();
-  bool RoomForRemote();
-  void Challenge(const Pace& mine);
-  std::uint64_t RawBytes() const {
-    return tx_raw_.load(std::memory_order_relaxed) +
-           rx_raw_.load(std::memory_order_relaxed);
-  }
-  lane::Lane* PlacingLane(std::uint32_t epoch);
-  void LeavesRemote();
-  void ListRemote();
-  void UnlistRemote();
-  void WantSource(bool wanted);
-  void CancelSeek();
   void TryAgainLater();
   void Foresee();
   // The next look is at the thresholds above these.
   void NextLook(std::uint32_t ops, std::uint64_t bytes);
-  // While its peer's answer is awaited: takes it, in the conductor's place.  No
-  // latch held.
-  [[gnu::noinline]] void LookForAnswer();
-  bool AwaitsAnswer() const {
-    return seeking_.load(std::memory_order_relaxed) &&
-           local_peer_.load(std::memory_order_relaxed);
-  }
-  bool SoleHolder() const;
-  void LeaveHolders();
-  void Spoil();
-  // To the other holders, and from them; both latches held.
-  void TellMovedLatched();
-  void HearMovedLatched();
   std::shared_ptr<Sock> Share();
+
+  // --- Calls of a stream on TCP (sock_plain.h)
   std::uint32_t ops() const { return ops_.load(std::memory_order_relaxed); }
+  std::uint64_t RawBytes() const {
+    return tx_raw_.load(std::memory_order_relaxed) +
+           rx_raw_.load(std::memory_order_relaxed);
+  }
+  bool IsAt(int fd) const {
+    if (Entry(fd) == this) [[likely]]
+      return true;
+    return Named(fd) == this;
+  }
   bool InGate() const {
     return (gate_.load(std::memory_order_seq_cst) & kInside) != 0;
   }
@@ -548,18 +503,26 @@ class alignas(64) Sock final : public File,
   // `entered`, if not null: of such a call.
   void Count(std::atomic<std::uint64_t>& bytes, ssize_t n,
              const std::uint32_t* entered);
-  bool NobodyInside() const;
-  bool IsAt(int fd) const {
-    if (Entry(fd) == this) [[likely]]
-      return true;
-    return Named(fd) == this;
-  }
-  [[gnu::noinline]] void LastOut();
-  [[gnu::noinline]] void SeekAfterCall();
   // For the statistics alone: threads that send at once may lose a count.  (The
   // descriptor may have been closed meanwhile, and this be another connection.)
   template <class Bytes>
   void CountOnly(Bytes& bytes, ssize_t n);
+
+  // --- Looking for a lane, and adoption (sock_seek.cc, sock_control.cc)
+  [[gnu::noinline]] void SeekAfterCall();
+  void StartSeek();
+  // Its lane would be an rdma one.
+  bool SeeksRemote() const;
+  void CancelSeek();
+  // While its peer's answer is awaited: takes it, in the conductor's place.  No
+  // latch held.
+  [[gnu::noinline]] void LookForAnswer();
+  bool AwaitsAnswer() const {
+    return seeking_.load(std::memory_order_relaxed) &&
+           local_peer_.load(std::memory_order_relaxed);
+  }
+  bool NobodyInside() const;
+  [[gnu::noinline]] void LastOut();
   bool TryAdopt();
   // Whether bytes of the connection went past us, in a program that also makes
   // plain calls; what such calls have set is taken over.  Both latches held.
@@ -567,39 +530,8 @@ class alignas(64) Sock final : public File,
   void LearnOptions(int number);
   // Whether one is set that no lane honours.
   static bool OptionsPin(int number);
-  void StartSeek();
-  // Its lane would be an rdma one.
-  bool SeeksRemote() const;
-  // kRetry: the stream has gone back to the kernel; *done bytes were moved.
-  static constexpr ssize_t kRetry = -1000;
-  // The number has been closed under the call: it goes to what that names now.
-  static constexpr ssize_t kGone = -1001;
-  Sock* Elsewhere(int fd) const;
-  // What the number names.
-  static Sock* LookupHere(int fd);
-  ssize_t EngineSend(const iovec* iov, int count, std::size_t total, int flags,
-                     std::size_t* done);
-  ssize_t EngineRecv(const iovec* iov, int count, std::size_t total, int flags,
-                     std::size_t* done);
-  // The same when not everything went at once: the latch of that direction is
-  // held, and released on return.
-  [[gnu::noinline]] ssize_t SendLatched(const iovec* iov, int count,
-                                        std::size_t total, int flags,
-                                        std::size_t* done);
-  [[gnu::noinline]] ssize_t RecvLatched(const iovec* iov, int count,
-                                        std::size_t total, int flags,
-                                        std::size_t* done);
-  // With the latch of that direction held, on return too; released for a sleep.
-  // 0: look again; -EINTR, -EAGAIN (time-out).
-  static void Begin(Wait& wait, const std::atomic<std::uint64_t>& timeout_ns);
-  int WaitRx(Wait& wait, std::uint32_t seq);
-  int WaitBehind(Wait& wait, std::uint32_t seq);
-  int WaitTx(Wait& wait, std::uint32_t seq);
-  // Not inlined: its frame must be below those of its callers (CountedSleep).
-  [[gnu::noinline]] int SleepOn(Wait& wait, bool tx, std::uint32_t token,
-                                std::uint32_t seq, lane::Lane* lane);
+
   // --- A send waits for the lane that is about to come (sock_hold.cc)
-  //
   // kRetry: it goes on as it would have, what *done says already sent; else
   // what the call says.  No latch held.
   [[gnu::noinline]] ssize_t HeldSend(const iovec* iov, int count,
@@ -629,6 +561,33 @@ class alignas(64) Sock final : public File,
                   std::size_t most);
   // What AwaitsLane() says has changed.
   void WakeHeld();
+
+  // --- Bytes by way of the stream (sock_io.cc)
+  // kRetry: the stream has gone back to the kernel; *done bytes were moved.
+  static constexpr ssize_t kRetry = -1000;
+  // The number has been closed under the call: it goes to what that names now.
+  static constexpr ssize_t kGone = -1001;
+  Sock* Elsewhere(int fd) const;
+  // What the number names.
+  static Sock* LookupHere(int fd);
+  ssize_t EngineSend(const iovec* iov, int count, std::size_t total, int flags,
+                     std::size_t* done);
+  ssize_t EngineRecv(const iovec* iov, int count, std::size_t total, int flags,
+                     std::size_t* done);
+  // The same when not everything went at once: the latch of that direction is
+  // held, and released on return.
+  [[gnu::noinline]] ssize_t SendLatched(const iovec* iov, int count,
+                                        std::size_t total, int flags,
+                                        std::size_t* done);
+  [[gnu::noinline]] ssize_t RecvLatched(const iovec* iov, int count,
+                                        std::size_t total, int flags,
+                                        std::size_t* done);
+  // What the kernel would say of an address where a lane could not read or
+  // write.
+  [[gnu::noinline]] ssize_t SendNull(int flags, std::size_t* done);
+  [[gnu::noinline]] ssize_t RecvNull(int flags, std::size_t* done);
+  // Recv of an Anchor where recvmsg is to tell when the bytes came.
+  [[gnu::noinline]] long RecvStamped(void* to, std::size_t length);
   // The rest of a blocking send that began on a lane.
   static ssize_t SendRest(int fd, const iovec* iov, int count, std::size_t skip,
                           int flags);
@@ -637,43 +596,19 @@ class alignas(64) Sock final : public File,
                           int flags);
   // MSG_TRUNC without a lane: takes and forgets; both latches held.
   ssize_t Drop(std::size_t limit, bool peek);
-  // ReadableBytes of a stream that is not the kernel's.
-  std::size_t ReadableLatched();
   // TCP's end is not yet the stream's.
   bool HoldsEnd() const;
-  // What TCP has is followed by its end, or by urgent data; the rx latch held.
-  bool TcpEndsNext();
-  // Acts on what the stream says has changed; both latches held.
-  void HandleChanges();
-  // Whether it was on its lane, and not only on its way there.
-  void CountLeave(bool was_there);
-  void UpdateWatch();
-  void WakeRx();
-  void WakeTx();
-  // On the conductor thread, no latch held: gives the lane back, then the
-  // anchor to the kernel, or ends the stream.
-  void PostSettle();
-  void Settle();
-  bool BackToPlain();
-  std::uint32_t EngineReadiness(std::uint32_t events, bool* plain,
-                                bool drained);
-  void LookForErrorsLatched();
-  bool EndNextLatched() const;
-  // TCP takes no more at this moment.
-  bool KernelIsFull() const;
-  void CompletionsChanged();
-  void ForgetCompletions();
-  bool StuckOnStash();
-  void TakeOptions();
-  void PushOptions();
-  void Finish(bool reset);
-  void ListClosed(Sock** head);
-  // With each stream that is closed and not yet finished; none is locked.
-  template <class Each>
-  static void EachClosed(Each&& each);
-  void UnlistClosed();
-  void OnTimer();
-  void OnLinger();
+
+  // --- Sleeping on it (sock_wait.cc)
+  // With the latch of that direction held, on return too; released for a sleep.
+  // 0: look again; -EINTR, -EAGAIN (time-out).
+  static void Begin(Wait& wait, const std::atomic<std::uint64_t>& timeout_ns);
+  int WaitRx(Wait& wait, std::uint32_t seq);
+  int WaitBehind(Wait& wait, std::uint32_t seq);
+  int WaitTx(Wait& wait, std::uint32_t seq);
+  // Not inlined: its frame must be below those of its callers (CountedSleep).
+  [[gnu::noinline]] int SleepOn(Wait& wait, bool tx, std::uint32_t token,
+                                std::uint32_t seq, lane::Lane* lane);
   void OnStarved();
   void WatchStarved();
   // It has left for its receiver's sake: what that has brought.
@@ -687,6 +622,95 @@ class alignas(64) Sock final : public File,
   // At the receiving end: its peer leaves because nobody reads here.
   bool RingIsFull() const;
 
+  // --- What it is ready for (sock_state.cc, sock_zero_copy.cc)
+  std::uint32_t EngineReadiness(std::uint32_t events, bool* plain,
+                                bool drained);
+  bool EndNextLatched() const;
+  // TCP takes no more at this moment.
+  bool KernelIsFull() const;
+  // ReadableBytes of a stream that is not the kernel's.
+  std::size_t ReadableLatched();
+  // What TCP has is followed by its end, or by urgent data; the rx latch held.
+  bool TcpEndsNext();
+  void LookForErrorsLatched();
+  void CompletionsChanged();
+  void ForgetCompletions();
+
+  // --- What has changed (sock_events.cc)
+  // Acts on what the stream says has changed; both latches held.
+  void HandleChanges();
+  // Whether it was on its lane, and not only on its way there.
+  void CountLeave(bool was_there);
+  void UpdateWatch();
+  void WakeRx();
+  void WakeTx();
+  void KickPollers();
+  void TellLane(std::uint32_t bits, int bell);
+  void WantSource(bool wanted);
+  void OnTimer();
+
+  // --- Back to TCP (sock_leave.cc, sock_options.cc)
+  void KeepPlain();
+  void HalfClosed();  // both latches held
+  // On the conductor thread, no latch held: gives the lane back, then the
+  // anchor to the kernel, or ends the stream.
+  void PostSettle();
+  void Settle();
+  bool BackToPlain();
+  bool StuckOnStash();
+  void TakeOptions();
+  void PushOptions();
+
+  // --- Its end (sock_close.cc)
+  void Finish(bool reset);
+  void ListClosed(Sock** head);
+  // With each stream that is closed and not yet finished; none is locked.
+  template <class Each>
+  static void EachClosed(Each&& each);
+  void UnlistClosed();
+  void OnLinger();
+
+  // --- Its other holders (sock_share.cc)
+  ssize_t UnreadRecv(int fd, const iovec* iov, int count, std::size_t total,
+                     int flags, std::size_t* done);
+  bool SpillLatched();
+  void PutDeadSocket();
+  void EndUnreadLatched();
+  bool SoleHolder() const;
+  void LeaveHolders();
+  void Spoil();
+  // To the other holders, and from them; both latches held.
+  void TellMovedLatched();
+  void HearMovedLatched();
+
+  // --- What it has moved (sock_account.cc)
+  void Fold(Stats* to, bool last);
+  void FoldLatched(Stats* to) const;
+  // Bytes of this process; those over a lane apart.
+  struct Traffic {
+    std::uint64_t tx;
+    std::uint64_t rx;
+    std::uint64_t lane_tx;
+    std::uint64_t lane_rx;
+  };
+  Traffic TrafficLatched() const;
+  void LearnLatched() const;
+
+  // --- Lanes of rdma (budget.cc, sock_place.cc)
+  void ListRemote();
+  void UnlistRemote();
+  void LeavesRemote();
+  static std::vector<std::shared_ptr<Sock>> Remotes();
+  bool RoomForRemote();
+  void Challenge(const Pace& mine);
+  static void EvictFor(const Pace& newcomer);
+  void Evict(base::Reason reason);
+  static void ProbeRemotes();
+  static void ProbeSoon();
+  std::uint64_t OnItsWay();
+  lane::Lane* PlacingLane(std::uint32_t epoch);
+
+  // --- What it has
   std::unique_ptr<stream::Stream> stream_;
   // Delivered by the engine, in both directions; those past quick_.
   std::uint64_t lane_tx_ = 0;
