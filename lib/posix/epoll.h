@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <limits>
 #include <memory>
 
 #include "lib/base/latch.h"
@@ -90,6 +91,12 @@ class EpollSet final : public File {
   static EpollSet* New(int fd);
   void Free();
 
+  // No program has more room than that for events, nor less than for one.
+  static bool MayHold(int capacity) {
+    return capacity > 0 &&
+           capacity <= std::numeric_limits<int>::max() /
+                           static_cast<int>(sizeof(epoll_event));
+  }
   int Ctl(int op, int fd, Sock* sock, epoll_event* event);
   int Wait(epoll_event* out, int capacity, std::int64_t timeout_ns,
            const sigset_t* mask) {

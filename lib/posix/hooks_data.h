@@ -4,9 +4,12 @@
 #include <sys/types.h>
 #include <sys/uio.h>
 
+#include <cerrno>
 #include <climits>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
+#include <new>
 
 #include "lib/posix/file.h"
 #include "lib/posix/sock.h"
@@ -45,6 +48,34 @@ constexpr std::size_t kMostMoved = 0x7ffff000;
 inline size_t Capped(size_t length) {
   return length < kMostMoved ? length : kMostMoved;
 }
+
+// A vector of more than that, cut as the kernel cuts it: `call(iov, count)`.
+template <class Call>
+[[gnu::cold, gnu::noinline]] ssize_t WithCut(const iovec* iov, int count,
+                                             Call&& call) {
+  const auto size = static_cast<std::size_t>(count);
+  const std::unique_ptr<iovec[]> cut(new (std::nothrow) iovec[size]);
+  if (cut == nullptr) {
+    errno = ENOMEM;
+    return -1;
+  }
+  int pieces = 0;
+  for (std::size_t left = kMostMoved; left > 0 && pieces < count; ++pieces) {
+    cut[pieces] = iov[pieces];
+    if (cut[pieces].iov_len > left) cut[pieces].iov_len = left;
+    left -= cut[pieces].iov_len;
+  }
+  return call(cut.get(), pieces);
+}
+
+// A flag that only the kernel's own callers may set: recvmsg and sendmsg
+// refuse it before they look at anything.
+constexpr int kCompat = INT_MIN;  // MSG_CMSG_COMPAT
+
+// Of preadv2 and pwritev2: those that mean nothing to a socket, and RWF_NOWAIT.
+// What the kernel makes of any other is its business.
+constexpr int kVectorFlags =
+    RWF_HIPRI | RWF_DSYNC | RWF_SYNC | RWF_APPEND | RWF_NOWAIT;
 
 inline bool Engine(const Sock* sock) { return sock->mode() == Mode::kEngine; }
 

@@ -7,7 +7,9 @@
 #include <netinet/tcp.h>
 #include <sys/ioctl.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
 
@@ -18,6 +20,16 @@
 #include "lib/posix/user_arguments.h"
 
 namespace rcsock::posix::hook {
+namespace {
+
+// After it nothing of the way back to TCP need come through.
+bool Blinds(int level, int name) {
+  return (level == SOL_SOCKET &&
+          (name == SO_ATTACH_FILTER || name == SO_ATTACH_BPF)) ||
+         (level == IPPROTO_TCP && name == TCP_REPAIR);
+}
+
+}  // namespace
 
 int Fcntl(int fd, int command, long argument) {
   const int result = RCSOCK_REAL(fcntl)(fd, command, argument);
@@ -110,8 +122,9 @@ int getsockopt(int fd, int level, int name, void* value, socklen_t* length) {
 int setsockopt(int fd, int level, int name, const void* value,
                socklen_t length) {
   Sock* sock = LookupSock(fd);
+  if (sock != nullptr && Blinds(level, name)) sock->PinByOption();
   if (sock != nullptr && level == IPPROTO_TCP && !Null(value) &&
-      length >= static_cast<socklen_t>(sizeof(int)) &&
+      static_cast<int>(length) >= static_cast<int>(sizeof(int)) &&
       sock->mode() == Mode::kEngine) {
     int number;
     std::memcpy(&number, value, sizeof number);
@@ -127,15 +140,19 @@ int setsockopt(int fd, int level, int name, const void* value,
     switch (name) {
       case SO_RCVTIMEO:
       case SO_SNDTIMEO:
+      case SO_RCVTIMEO_NEW:
+      case SO_SNDTIMEO_NEW:
         if (length >= static_cast<socklen_t>(sizeof(timeval))) {
           timeval time;
           std::memcpy(&time, value, sizeof time);
-          (name == SO_RCVTIMEO ? sock->rcv_timeout_ns : sock->snd_timeout_ns)
+          (name == SO_RCVTIMEO || name == SO_RCVTIMEO_NEW
+               ? sock->rcv_timeout_ns
+               : sock->snd_timeout_ns)
               .store(TimeoutNs(time));
         }
         break;
-      case SO_RCVLOWAT:
-        if (number > 1) sock->PinByOption();
+      case SO_RCVLOWAT:  // less than none is all that there is room for
+        if (number > 1 || number < 0) sock->PinByOption();
         break;
       case SO_ZEROCOPY:
         sock->SetZeroCopy(number != 0);
@@ -146,6 +163,9 @@ int setsockopt(int fd, int level, int name, const void* value,
         sock->SetAncillary(Sock::kTellsTime, number != 0);
         break;
       case SO_TIMESTAMPING:
+      case SO_TIMESTAMP_NEW:
+      case SO_TIMESTAMPNS_NEW:
+      case SO_TIMESTAMPING_NEW:
         if (number != 0) sock->PinByOption();
         break;
       case SO_PEEK_OFF:  // -1 is none
@@ -156,7 +176,7 @@ int setsockopt(int fd, int level, int name, const void* value,
     }
   } else if (level == IPPROTO_TCP && name == TCP_INQ) {
     sock->SetAncillary(Sock::kTellsLeft, number != 0);
-  } else if (level == IPPROTO_TCP && (name == TCP_ULP || name == TCP_REPAIR)) {
+  } else if (level == IPPROTO_TCP && name == TCP_ULP) {
     sock->PinByOption();
   }
   return result;

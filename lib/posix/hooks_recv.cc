@@ -152,10 +152,8 @@ constexpr int kPlainRecv = MSG_DONTWAIT | MSG_WAITALL;
   }
   if (__builtin_expect((flags & MSG_ERRQUEUE) != 0, 0)) {
     const ssize_t n = recv(fd, to, length, flags);
-    if (n >= 0 && address != nullptr && address_length != nullptr) {
-      *address_length = 0;
-    }
-    return n;
+    return n >= 0 && address != nullptr && TellNoName(address_length) != 0 ? -1
+                                                                           : n;
   }
   length = Capped(length);
   const iovec iov{to, length};
@@ -164,10 +162,9 @@ constexpr int kPlainRecv = MSG_DONTWAIT | MSG_WAITALL;
     raw = true;
     return real::recvfrom(fd, to, length, flags, address, address_length);
   });
-  if (n >= 0 && address != nullptr && address_length != nullptr && !raw) {
-    *address_length = 0;  // as TCP
-  }
-  return n;
+  return n >= 0 && address != nullptr && !raw && TellNoName(address_length) != 0
+             ? -1
+             : n;
 }
 
 [[gnu::hot]] ssize_t readv(int fd, const iovec* iov, int count) {
@@ -176,6 +173,11 @@ constexpr int kPlainRecv = MSG_DONTWAIT | MSG_WAITALL;
   std::size_t total = 0;
   if (!Total(iov, count, &total) || total == 0) {
     return direct::readv(fd, iov, count);
+  }
+  if (total > kMostMoved) [[unlikely]] {
+    return WithCut(iov, count, [&](const iovec* cut, int pieces) {
+      return hook::readv(fd, cut, pieces);
+    });
   }
   return sock->Recv(fd, iov, count, total, 0,
                     [&] { return direct::readv(fd, iov, count); });
@@ -188,9 +190,26 @@ constexpr int kPlainRecv = MSG_DONTWAIT | MSG_WAITALL;
     return sock->RecvErrors(fd, message, flags);
   }
   std::size_t total = 0;
-  if (Null(message) || !Total(message->msg_iov,
-                              static_cast<long>(message->msg_iovlen), &total)) {
+  if (Null(message) ||
+      !Total(message->msg_iov, static_cast<long>(message->msg_iovlen),
+             &total) ||
+      (flags & kCompat) != 0 ||
+      (message->msg_name != nullptr &&
+       static_cast<int>(message->msg_namelen) < 0)) {
     return direct::recvmsg(fd, message, flags);
+  }
+  if (total > kMostMoved) [[unlikely]] {
+    return WithCut(message->msg_iov, static_cast<int>(message->msg_iovlen),
+                   [&](iovec* cut, int pieces) {
+                     msghdr told = *message;
+                     told.msg_iov = cut;
+                     told.msg_iovlen = static_cast<std::size_t>(pieces);
+                     const ssize_t n = hook::recvmsg(fd, &told, flags);
+                     message->msg_namelen = told.msg_namelen;
+                     message->msg_controllen = told.msg_controllen;
+                     message->msg_flags = told.msg_flags;
+                     return n;
+                   });
   }
   sock->BeforeRecvMsg();
   bool raw = false;
@@ -258,6 +277,12 @@ ssize_t preadv2(int fd, const iovec* iov, int count, off_t offset, int flags) {
   if (!Total(iov, count, &total) || total == 0) {
     return real::preadv2(fd, iov, count, offset, flags);
   }
+  if (total > kMostMoved) [[unlikely]] {
+    return WithCut(iov, count, [&](const iovec* cut, int pieces) {
+      return hook::preadv2(fd, cut, pieces, offset, flags);
+    });
+  }
+  if ((flags & ~kVectorFlags) != 0) sock->Pin(base::Reason::kPinnedOption);
   return sock->Recv(
       fd, iov, count, total, (flags & RWF_NOWAIT) ? MSG_DONTWAIT : 0,
       [&] { return real::preadv2(fd, iov, count, offset, flags); });

@@ -4,6 +4,7 @@
 #include <sys/uio.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <climits>
 #include <cstdint>
 #include <cstring>
@@ -34,10 +35,38 @@ bool QuickSends(const Sock* sock, const void* from, size_t length) {
 
 // What TCP is told and no lane.
 constexpr int kPlainSend = MSG_DONTWAIT | MSG_NOSIGNAL | MSG_MORE;
+// What the kernel alone can do: it, and what says how many have been copied.
+// (MSG_FASTOPEN makes a connection.  Where there is one, it says so.)
+constexpr int kKernelSend = MSG_OOB | MSG_FASTOPEN;
+constexpr int kNotQuick = kKernelSend | MSG_ZEROCOPY;
+
+// What is beside the bytes means nothing to TCP, but it is read, and refused
+// before any of them is taken: the kernel is asked, by a call that sends none.
+[[gnu::cold, gnu::noinline]] bool Refused(int fd, const msghdr* message,
+                                          int flags) {
+  msghdr beside = *message;
+  beside.msg_iov = nullptr;
+  beside.msg_iovlen = 0;
+  const int saved = errno;
+  if (real::sendmsg(fd, &beside,
+                    (flags & kCompat) | MSG_DONTWAIT | MSG_NOSIGNAL) < 0) {
+    switch (errno) {
+      case EFAULT:
+      case EINVAL:
+      case ENOBUFS:
+        return true;
+      default:  // of the connection, which the lane may see in another way
+        break;
+    }
+  }
+  errno = saved;
+  return false;
+}
 
 [[gnu::noinline]] ssize_t LongWrite(int fd, const void* from, size_t length,
                                     Sock* sock) {
   if (Negative(length)) return real::write(fd, from, length);
+  length = Capped(length);
   const iovec iov{const_cast<void*>(from), length};
   return sock->Send(fd, &iov, 1, length, 0,
                     [&] { return direct::write(fd, from, length); });
@@ -74,10 +103,10 @@ constexpr int kPlainSend = MSG_DONTWAIT | MSG_NOSIGNAL | MSG_MORE;
 template <class Raw>
 ssize_t SendFlagged(Sock* sock, int fd, const iovec* iov, int count,
                     std::size_t total, int flags, Raw&& raw) {
-  if (__builtin_expect((flags & (MSG_OOB | MSG_ZEROCOPY)) == 0, 1)) {
+  if (__builtin_expect((flags & kNotQuick) == 0, 1)) {
     return sock->Send(fd, iov, count, total, flags, raw);
   }
-  if (flags & MSG_OOB) sock->Pin(base::Reason::kPinnedOption);
+  if (flags & kKernelSend) sock->Pin(base::Reason::kPinnedOption);
   ZeroCopy* const zero_copy =
       flags & MSG_ZEROCOPY ? sock->ForZeroCopy() : nullptr;
   bool by_kernel = false;
@@ -176,8 +205,7 @@ ssize_t SendFlagged(Sock* sock, int fd, const iovec* iov, int count,
 
 [[gnu::hot]] ssize_t send(int fd, const void* from, size_t length, int flags) {
   const std::uintptr_t entry = WholeEntry(fd);
-  if (QuickSends(entry, from, length) &&
-      (flags & (MSG_OOB | MSG_ZEROCOPY)) == 0) {
+  if (QuickSends(entry, from, length) && (flags & kNotQuick) == 0) {
     return LaneSend(fd, from, length, flags, LaneSock(entry));
   }
   Sock* sock = SockIn(entry, fd);
@@ -186,8 +214,7 @@ ssize_t SendFlagged(Sock* sock, int fd, const iovec* iov, int count,
     if (sock->Kernels()) return KernelSend(fd, from, length, flags, sock);
     if (sock->OnTcp()) return PlainSend(fd, from, length, flags, sock);
   }
-  return (flags & (MSG_OOB | MSG_ZEROCOPY)) == 0 &&
-                 QuickSends(sock, from, length)
+  return (flags & kNotQuick) == 0 && QuickSends(sock, from, length)
              ? LaneSend(fd, from, length, flags, sock)
              : LongSend(fd, from, length, flags, sock);
 }
@@ -196,6 +223,9 @@ ssize_t SendFlagged(Sock* sock, int fd, const iovec* iov, int count,
                             const sockaddr* address, socklen_t address_length) {
   Sock* sock = LookupSock(fd);
   if (sock == nullptr) {
+    return real::sendto(fd, from, length, flags, address, address_length);
+  }
+  if (!MayName(address, address_length)) {
     return real::sendto(fd, from, length, flags, address, address_length);
   }
   length = Capped(length);
@@ -212,6 +242,11 @@ ssize_t SendFlagged(Sock* sock, int fd, const iovec* iov, int count,
   // The kernel's writev of nothing does not ask the socket; its write does.
   if (!Total(iov, count, &total) || total == 0)
     return direct::writev(fd, iov, count);
+  if (total > kMostMoved) [[unlikely]] {
+    return WithCut(iov, count, [&](const iovec* cut, int pieces) {
+      return hook::writev(fd, cut, pieces);
+    });
+  }
   if (Engine(sock)) {
     if (const ssize_t n = GatherSend(sock, iov, count, total); n != 0) return n;
   }
@@ -235,7 +270,20 @@ ssize_t SendFlagged(Sock* sock, int fd, const iovec* iov, int count,
     return direct::sendmsg(fd, message, flags);
   }
   const int count = static_cast<int>(message->msg_iovlen);
-  if (total != 0 && (flags & (MSG_OOB | MSG_ZEROCOPY)) == 0 && Engine(sock)) {
+  if (total > kMostMoved) [[unlikely]] {
+    return WithCut(message->msg_iov, count, [&](iovec* cut, int pieces) {
+      msghdr told = *message;
+      told.msg_iov = cut;
+      told.msg_iovlen = static_cast<std::size_t>(pieces);
+      return hook::sendmsg(fd, &told, flags);
+    });
+  }
+  if (((flags & kCompat) != 0 || message->msg_controllen != 0 ||
+       message->msg_name != nullptr) &&
+      Engine(sock) && Refused(fd, message, flags)) [[unlikely]] {
+    return -1;
+  }
+  if (total != 0 && (flags & kNotQuick) == 0 && Engine(sock)) {
     if (const ssize_t n = GatherSend(sock, message->msg_iov, count, total);
         n != 0) {
       return n;
@@ -280,6 +328,12 @@ ssize_t pwritev2(int fd, const iovec* iov, int count, off_t offset, int flags) {
   if (!Total(iov, count, &total) || total == 0) {
     return real::pwritev2(fd, iov, count, offset, flags);
   }
+  if (total > kMostMoved) [[unlikely]] {
+    return WithCut(iov, count, [&](const iovec* cut, int pieces) {
+      return hook::pwritev2(fd, cut, pieces, offset, flags);
+    });
+  }
+  if ((flags & ~kVectorFlags) != 0) sock->Pin(base::Reason::kPinnedOption);
   return sock->Send(
       fd, iov, count, total, (flags & RWF_NOWAIT) ? MSG_DONTWAIT : 0,
       [&] { return real::pwritev2(fd, iov, count, offset, flags); });

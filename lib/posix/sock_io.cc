@@ -20,7 +20,17 @@ namespace rcsock::posix {
 
 void RaiseSigpipe() {
   const int saved = errno;
-  ::syscall(SYS_tgkill, ::syscall(SYS_getpid), ::syscall(SYS_gettid), SIGPIPE);
+  const long pid = ::syscall(SYS_getpid);
+  const long tid = ::syscall(SYS_gettid);
+  // As the kernel says it: by kill(), not by tkill().
+  siginfo_t info{};
+  info.si_signo = SIGPIPE;
+  info.si_code = SI_USER;
+  info.si_pid = static_cast<pid_t>(pid);
+  info.si_uid = static_cast<uid_t>(::syscall(SYS_getuid));
+  if (::syscall(SYS_rt_tgsigqueueinfo, pid, tid, SIGPIPE, &info) != 0) {
+    ::syscall(SYS_tgkill, pid, tid, SIGPIPE);
+  }
   errno = saved;
 }
 

@@ -1,9 +1,11 @@
 #ifndef RCSOCK_LIB_POSIX_USER_ARGUMENTS_H_
 #define RCSOCK_LIB_POSIX_USER_ARGUMENTS_H_
 
+#include <sys/socket.h>
 #include <sys/time.h>
 #include <sys/uio.h>
 
+#include <cerrno>
 #include <cstdint>
 
 // What a program may pass that the kernel would refuse, or take for something
@@ -28,6 +30,23 @@ inline bool Null(const iovec* iov, int count) {
     }
   }
   return false;
+}
+
+// What sendto reads of a name that means nothing to TCP.  False: the kernel
+// refuses it.
+inline bool MayName(const sockaddr* name, socklen_t length) {
+  return name == nullptr || length == 0 ||
+         (length <= sizeof(sockaddr_storage) && !Null(name));
+}
+// The length of the name that TCP has for who has sent it, none, told as the
+// kernel tells it: when the bytes are taken.  0, or -1 with errno.
+inline int TellNoName(socklen_t* length) {
+  if (Null(length) || static_cast<int>(*length) < 0) [[unlikely]] {
+    errno = Null(length) ? EFAULT : EINVAL;
+    return -1;
+  }
+  *length = 0;
+  return 0;
 }
 
 // What SO_RCVTIMEO or SO_SNDTIMEO says, in nanoseconds; 0: no limit, which a
