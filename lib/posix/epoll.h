@@ -328,7 +328,7 @@ class EpollSet final : public File {
     return static_cast<std::int32_t>(count - before) > 0;
   }
   bool ToldByLane(const epoll_event& event, std::uint32_t before);
-  int DirectRoom(int room) const;
+  int DirectRoom(int room);
   class Sleep;
   bool LeavesWork() {
     return sleepers_.load(std::memory_order_seq_cst) != 0 && LeavesSome();
@@ -357,6 +357,8 @@ class EpollSet final : public File {
   // the other thousands cost, these do not pay.  Written with the interest
   // latch.
   std::atomic<bool> heats_{false};
+  // Where there is room for one event: the ready list's turn; wait_latch's.
+  bool list_turn_ = false;
   // When to look at the kernel's part of the set again; nobody's.
   std::atomic<std::uint32_t> waits_{0};
   // wait_latch's:
