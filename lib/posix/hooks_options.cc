@@ -103,17 +103,25 @@ int getsockopt(int fd, int level, int name, void* value, socklen_t* length) {
     if (sock != nullptr && name == TCP_ZEROCOPY_RECEIVE) sock->PinByOption();
   }
   const int result = real::getsockopt(fd, level, name, value, length);
-  if (result == 0 && level == SOL_SOCKET && name == SO_ERROR) {
+  if (result != 0) return result;
+  if (level == SOL_SOCKET && name == SO_ERROR) {
     // The kernel's error is of the anchor; the stream may keep one of its own,
     // or the same, and each is told once.
     int error = 0;
     Sock* sock = LookupSock(fd);
-    if (sock != nullptr && sock->mode() == Mode::kEngine &&
-        *length >= static_cast<socklen_t>(sizeof error)) {
-      std::memcpy(&error, value, sizeof error);
+    if (sock != nullptr && sock->mode() == Mode::kEngine) {
+      const std::size_t room = std::min<std::size_t>(*length, sizeof error);
+      std::memcpy(&error, value, room);
       const int own = sock->TakeError();
       if (error == 0) error = own;
-      std::memcpy(value, &error, sizeof error);
+      std::memcpy(value, &error, room);
+    }
+  } else if (level == IPPROTO_TCP && name == TCP_INFO && *length > 0) {
+    static_assert(offsetof(struct tcp_info, tcpi_state) == 0);
+    Sock* sock = LookupSock(fd);
+    if (sock != nullptr && sock->mode() == Mode::kEngine) {
+      auto* const state = static_cast<std::uint8_t*>(value);
+      *state = sock->TcpState(*state);
     }
   }
   return result;

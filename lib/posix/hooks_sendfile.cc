@@ -109,10 +109,25 @@ ssize_t SpliceUnread(Sock* sock, int in, int out, size_t length,
   return n;
 }
 
+// What comes from a stream the kernel sends to a pipe, as splice does, and to
+// nothing else.  0: it is to be asked.
+[[gnu::cold]] ssize_t SendfileFrom(Sock* sock, int in, int out, size_t count) {
+  struct stat what {};
+  if (::fstat(out, &what) != 0 || !S_ISFIFO(what.st_mode)) return 0;
+  sock->Pin(base::Reason::kPinnedSyscall);
+  return SpliceUnread(sock, in, out, count, 0);
+}
+
 }  // namespace
 
 ssize_t sendfile(int out, int in, off_t* offset, size_t count) {
   Sock* sock = LookupSock(out);
+  if (sock == nullptr && offset == nullptr && count != 0 && !Negative(count)) {
+    if (Sock* const from = LookupSock(in)) {
+      const ssize_t n = SendfileFrom(from, in, out, count);
+      if (n != 0) return n;
+    }
+  }
   if (sock == nullptr || count == 0 || Negative(count) || Astray(offset)) {
     return real::sendfile(out, in, offset, count);
   }

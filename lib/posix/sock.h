@@ -177,6 +177,8 @@ class alignas(64) Sock final : public File,
   bool UnsentBytes(bool not_sent, int* bytes);
   // SO_ERROR of the stream itself, once; 0: none.
   int TakeError();
+  // What TCP_INFO says of a connection whose anchor is in the state `anchors`.
+  std::uint8_t TcpState(std::uint8_t anchors);
   // TCP_CORK, TCP_NODELAY.  KeepOption: false if the kernel is to be told.
   bool KeepOption(int name, bool on);
   bool KeptOption(int name, int* value);

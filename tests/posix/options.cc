@@ -358,6 +358,13 @@ const std::vector<Row>& Rows() {
          ::close(file);
          return said;
        }},
+      {"calls", "sendfile from the stream to a pipe",
+       [](const Pair& pair) {
+         int ends[2];
+         if (::pipe(ends) != 0) Die("pipe");
+         Put(pair.b, "x");
+         return Said(::sendfile(ends[1], pair.a, nullptr, 1));
+       }},
       {"calls", "splice from the stream",
        [](const Pair& pair) {
          int ends[2];
