@@ -137,7 +137,7 @@ ssize_t sendfile(int out, int in, off_t* offset, size_t count) {
   // about to come.
   constexpr std::size_t kPart = 64 << 10;
   count = Capped(count);
-  const std::uint32_t signals = tls_signals.interrupts;
+  const std::uint32_t signals = tls_signals.any;
   std::size_t done = 0;
   while (!Engine(sock) && !sock->AwaitsLane()) {
     const std::size_t left = count - done;
@@ -152,7 +152,7 @@ ssize_t sendfile(int out, int in, off_t* offset, size_t count) {
     done += static_cast<std::size_t>(n);
     // (As in the kernel, a handler that has run ends a call that has sent.)
     if (static_cast<std::size_t>(n) < part || done == count ||
-        tls_signals.interrupts != signals) {
+        tls_signals.any != signals) {
       return static_cast<ssize_t>(done);
     }
   }
@@ -203,7 +203,10 @@ ssize_t sendfile(int out, int in, off_t* offset, size_t count) {
       ::lseek(in, taken - got, SEEK_CUR);
     }
     done += static_cast<std::size_t>(taken);
-    if (sent == got && done < count && sock->SendsParts()) break;
+    if (sent == got && done < count &&
+        (sock->SendsParts() || tls_signals.any != signals)) {
+      break;
+    }
     if (sent < got) {
       if (done == 0) {
         errno = saved;

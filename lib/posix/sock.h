@@ -473,6 +473,10 @@ class alignas(64) Sock final : public File,
     bool timed = false;
     // A poll: any handler ends it, whatever the descriptor's flags are.
     bool poll = false;
+    // The call has moved something, which is its result: any handler ends it,
+    // too, as there is nothing to restart.
+    bool part = false;
+    std::uint32_t any = 0;  // as `signals`, of all handlers
   };
 
   // --- Its life (sock.cc)

@@ -225,6 +225,7 @@ ssize_t Sock::SendLatched(const iovec* iov, int count, std::size_t total,
     }
     // TCP took a part: only its EAGAIN makes somebody watch for room.
     if (n > 0 && !stream_->FastTx()) continue;
+    wait.part = *done > 0;
     const int w = WaitTx(wait, seq);
     if (w != 0) {
       n = w;
@@ -374,6 +375,7 @@ ssize_t Sock::RecvLatched(const iovec* iov, int count, std::size_t total,
     if (ends && last_look) break;
     last_look = ends;
     if (ends) continue;  // once more, with all that came before that
+    wait.part = *done > 0;
     const int w = n > 0 ? WaitBehind(wait, seq) : WaitRx(wait, seq);
     if (w != 0) {
       n = w;
