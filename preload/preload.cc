@@ -23,7 +23,7 @@
 
 namespace hook = rcsock::posix::hook;
 
-// With the hooks that they go to: see hooks_data.cc.
+// With the hooks that they go to: see hooks_data.h.
 extern "C" {
 [[gnu::hot]] ssize_t read(int, void*, size_t);
 [[gnu::hot]] ssize_t write(int, const void*, size_t);

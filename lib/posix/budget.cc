@@ -1,6 +1,8 @@
 // Streams on rdma lanes: how many there may be, which of them leaves for a
 // hotter one, and what becomes of them when the process ends.
 
+#include "lib/posix/budget.h"
+
 #include <poll.h>
 #include <unistd.h>
 
@@ -202,8 +204,7 @@ void Sock::ProbeRemotes() {
 
 // --- Room
 
-Sock::Pace Sock::Remote::Take(std::uint64_t now, std::uint64_t bytes,
-                              std::uint32_t ops) {
+Pace Remote::Take(std::uint64_t now, std::uint64_t bytes, std::uint32_t ops) {
   Pace pace;
   if (looks[0].ns == 0) {
     looks[0] = looks[1] = {now, bytes, ops};

@@ -11,6 +11,7 @@
 #include "lib/posix/registry.h"
 #include "lib/posix/signals.h"
 #include "lib/posix/sock.h"
+#include "lib/posix/user_arguments.h"
 
 namespace rcsock::posix {
 
@@ -128,12 +129,12 @@ int EpollSet::Ctl(int op, int fd, Sock* sock, epoll_event* event) {
   const bool had_user = HasUser();
   Lookers lookers;
   if (op == EPOLL_CTL_ADD) {
-    if (found != nullptr) {
-      errno = EEXIST;
-      result = -1;
-    } else if (engine && (event->events & EPOLLEXCLUSIVE) != 0 &&
-               (event->events & ~kWithExclusive) != 0) {
+    if ((event->events & EPOLLEXCLUSIVE) != 0 &&
+        (event->events & ~kWithExclusive) != 0) {
       errno = EINVAL;
+      result = -1;
+    } else if (found != nullptr) {
+      errno = EEXIST;
       result = -1;
     } else if (asleep != nullptr) {
       asleep->events.store(event->events, std::memory_order_relaxed);

@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <limits>
 #include <memory>
 
 #include "lib/base/latch.h"
@@ -90,6 +91,12 @@ class EpollSet final : public File {
   static EpollSet* New(int fd);
   void Free();
 
+  // No program has more room than that for events, nor less than for one.
+  static bool MayHold(int capacity) {
+    return capacity > 0 &&
+           capacity <= std::numeric_limits<int>::max() /
+                           static_cast<int>(sizeof(epoll_event));
+  }
   int Ctl(int op, int fd, Sock* sock, epoll_event* event);
   int Wait(epoll_event* out, int capacity, std::int64_t timeout_ns,
            const sigset_t* mask) {
@@ -321,7 +328,7 @@ class EpollSet final : public File {
     return static_cast<std::int32_t>(count - before) > 0;
   }
   bool ToldByLane(const epoll_event& event, std::uint32_t before);
-  int DirectRoom(int room) const;
+  int DirectRoom(int room);
   class Sleep;
   bool LeavesWork() {
     return sleepers_.load(std::memory_order_seq_cst) != 0 && LeavesSome();
@@ -350,6 +357,8 @@ class EpollSet final : public File {
   // the other thousands cost, these do not pay.  Written with the interest
   // latch.
   std::atomic<bool> heats_{false};
+  // Where there is room for one event: the ready list's turn; wait_latch's.
+  bool list_turn_ = false;
   // When to look at the kernel's part of the set again; nobody's.
   std::atomic<std::uint32_t> waits_{0};
   // wait_latch's:

@@ -135,9 +135,11 @@ int EpollSet::TellDirect(epoll_event* out, int capacity) {
 // list has some, those that always have something must leave it a part.  (Of
 // one, every other time all: what is on the list may have nothing after all,
 // and then the direct ones are asked.)
-int EpollSet::DirectRoom(int room) const {
+int EpollSet::DirectRoom(int room) {
   if (ready_count_.load(std::memory_order_relaxed) == 0) return room;
-  return room > 1 ? room - room / 2 : static_cast<int>(wait_number_ & 1);
+  if (room > 1) return room - room / 2;
+  list_turn_ = !list_turn_;
+  return list_turn_ ? 0 : room;
 }
 
 // What this wait leaves behind for another thread: on the list, where the end

@@ -21,6 +21,7 @@
 #include "lib/posix/signals.h"
 #include "lib/posix/spin.h"
 #include "lib/posix/unread_wait.h"
+#include "lib/posix/user_arguments.h"
 #include "lib/posix/wait_mask.h"
 
 namespace rcsock::posix {
@@ -265,9 +266,9 @@ int EpollSet::Wait(Leave* leave, epoll_event* out, int capacity,
     if (deadline == 0) deadline = now + static_cast<std::uint64_t>(timeout_ns);
     return now >= deadline ? 0 : static_cast<std::int64_t>(deadline - now);
   };
-  if (capacity <= 0) return real::epoll_wait(fd_, out, capacity, 0);
+  if (!MayHold(capacity)) return real::epoll_wait(fd_, out, capacity, 0);
   if (Null(out)) {
-    errno = EFAULT;  // as the kernel will say when something comes
+    errno = EFAULT;
     return -1;
   }
   while (!HasUser()) {

@@ -25,6 +25,7 @@
 #include "lib/posix/process.h"
 #include "lib/posix/stats.h"
 #include "lib/posix/table.h"
+#include "lib/posix/user_arguments.h"
 
 namespace rcsock::posix {
 namespace {

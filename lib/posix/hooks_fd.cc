@@ -21,6 +21,7 @@
 #include "lib/posix/process.h"
 #include "lib/posix/stdio.h"
 #include "lib/posix/table.h"
+#include "lib/posix/user_arguments.h"
 
 namespace rcsock::posix::hook {
 namespace {

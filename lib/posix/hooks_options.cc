@@ -7,7 +7,9 @@
 #include <netinet/tcp.h>
 #include <sys/ioctl.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
 
@@ -15,8 +17,19 @@
 #include "lib/posix/hooks.h"
 #include "lib/posix/process.h"
 #include "lib/posix/table.h"
+#include "lib/posix/user_arguments.h"
 
 namespace rcsock::posix::hook {
+namespace {
+
+// After it nothing of the way back to TCP need come through.
+bool Blinds(int level, int name) {
+  return (level == SOL_SOCKET &&
+          (name == SO_ATTACH_FILTER || name == SO_ATTACH_BPF)) ||
+         (level == IPPROTO_TCP && name == TCP_REPAIR);
+}
+
+}  // namespace
 
 int Fcntl(int fd, int command, long argument) {
   const int result = RCSOCK_REAL(fcntl)(fd, command, argument);
@@ -90,17 +103,25 @@ int getsockopt(int fd, int level, int name, void* value, socklen_t* length) {
     if (sock != nullptr && name == TCP_ZEROCOPY_RECEIVE) sock->PinByOption();
   }
   const int result = real::getsockopt(fd, level, name, value, length);
-  if (result == 0 && level == SOL_SOCKET && name == SO_ERROR) {
+  if (result != 0) return result;
+  if (level == SOL_SOCKET && name == SO_ERROR) {
     // The kernel's error is of the anchor; the stream may keep one of its own,
     // or the same, and each is told once.
     int error = 0;
     Sock* sock = LookupSock(fd);
-    if (sock != nullptr && sock->mode() == Mode::kEngine &&
-        *length >= static_cast<socklen_t>(sizeof error)) {
-      std::memcpy(&error, value, sizeof error);
+    if (sock != nullptr && sock->mode() == Mode::kEngine) {
+      const std::size_t room = std::min<std::size_t>(*length, sizeof error);
+      std::memcpy(&error, value, room);
       const int own = sock->TakeError();
       if (error == 0) error = own;
-      std::memcpy(value, &error, sizeof error);
+      std::memcpy(value, &error, room);
+    }
+  } else if (level == IPPROTO_TCP && name == TCP_INFO && *length > 0) {
+    static_assert(offsetof(struct tcp_info, tcpi_state) == 0);
+    Sock* sock = LookupSock(fd);
+    if (sock != nullptr && sock->mode() == Mode::kEngine) {
+      auto* const state = static_cast<std::uint8_t*>(value);
+      *state = sock->TcpState(*state);
     }
   }
   return result;
@@ -109,8 +130,9 @@ int getsockopt(int fd, int level, int name, void* value, socklen_t* length) {
 int setsockopt(int fd, int level, int name, const void* value,
                socklen_t length) {
   Sock* sock = LookupSock(fd);
+  if (sock != nullptr && Blinds(level, name)) sock->PinByOption();
   if (sock != nullptr && level == IPPROTO_TCP && !Null(value) &&
-      length >= static_cast<socklen_t>(sizeof(int)) &&
+      static_cast<int>(length) >= static_cast<int>(sizeof(int)) &&
       sock->mode() == Mode::kEngine) {
     int number;
     std::memcpy(&number, value, sizeof number);
@@ -126,15 +148,19 @@ int setsockopt(int fd, int level, int name, const void* value,
     switch (name) {
       case SO_RCVTIMEO:
       case SO_SNDTIMEO:
+      case SO_RCVTIMEO_NEW:
+      case SO_SNDTIMEO_NEW:
         if (length >= static_cast<socklen_t>(sizeof(timeval))) {
           timeval time;
           std::memcpy(&time, value, sizeof time);
-          (name == SO_RCVTIMEO ? sock->rcv_timeout_ns : sock->snd_timeout_ns)
+          (name == SO_RCVTIMEO || name == SO_RCVTIMEO_NEW
+               ? sock->rcv_timeout_ns
+               : sock->snd_timeout_ns)
               .store(TimeoutNs(time));
         }
         break;
-      case SO_RCVLOWAT:
-        if (number > 1) sock->PinByOption();
+      case SO_RCVLOWAT:  // less than none is all that there is room for
+        if (number > 1 || number < 0) sock->PinByOption();
         break;
       case SO_ZEROCOPY:
         sock->SetZeroCopy(number != 0);
@@ -145,6 +171,9 @@ int setsockopt(int fd, int level, int name, const void* value,
         sock->SetAncillary(Sock::kTellsTime, number != 0);
         break;
       case SO_TIMESTAMPING:
+      case SO_TIMESTAMP_NEW:
+      case SO_TIMESTAMPNS_NEW:
+      case SO_TIMESTAMPING_NEW:
         if (number != 0) sock->PinByOption();
         break;
       case SO_PEEK_OFF:  // -1 is none
@@ -155,7 +184,7 @@ int setsockopt(int fd, int level, int name, const void* value,
     }
   } else if (level == IPPROTO_TCP && name == TCP_INQ) {
     sock->SetAncillary(Sock::kTellsLeft, number != 0);
-  } else if (level == IPPROTO_TCP && (name == TCP_ULP || name == TCP_REPAIR)) {
+  } else if (level == IPPROTO_TCP && name == TCP_ULP) {
     sock->PinByOption();
   }
   return result;

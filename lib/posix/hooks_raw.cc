@@ -20,6 +20,7 @@
 #include "lib/posix/sock.h"
 #include "lib/posix/table.h"
 #include "lib/posix/uring.h"
+#include "lib/posix/user_arguments.h"
 
 namespace rcsock::posix::raw {
 namespace {

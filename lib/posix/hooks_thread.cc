@@ -18,6 +18,7 @@
 #include "lib/posix/process.h"
 #include "lib/posix/sock.h"
 #include "lib/posix/table.h"
+#include "lib/posix/user_arguments.h"
 
 namespace rcsock::posix::hook {
 namespace {

@@ -19,6 +19,7 @@
 #include "lib/posix/process.h"
 #include "lib/posix/table.h"
 #include "lib/posix/unread_wait.h"
+#include "lib/posix/user_arguments.h"
 
 namespace rcsock::posix::hook {
 namespace {
@@ -222,7 +223,20 @@ constexpr timespec kNoTime{0, 0};
 // `wait(events, capacity, now)` is the call itself.
 template <class Wait>
 int WithUnread(int fd, epoll_event* events, int capacity, Wait&& wait) {
-  if (!AnyUnread() || Null(events)) return wait(events, capacity, false);
+  if (Null(events)) [[unlikely]] {
+    // That nothing can be put there the kernel finds out when there is
+    // something (of its own half at once), and a bell is nothing.
+    const bool half = reinterpret_cast<std::intptr_t>(events) < 0;
+    if (half || LookupSet(fd) == nullptr || !EpollSet::MayHold(capacity)) {
+      return wait(events, capacity, false);
+    }
+    epoll_event unseen;
+    const int n = wait(&unseen, 1, false);
+    if (n <= 0) return n;
+    errno = EFAULT;
+    return -1;
+  }
+  if (!AnyUnread()) return wait(events, capacity, false);
   EpollSet* set = LookupSet(fd);
   const int found =
       set != nullptr ? EpollFindsUnread(set, events, capacity) : 0;
@@ -233,13 +247,13 @@ int WithUnread(int fd, epoll_event* events, int capacity, Wait&& wait) {
 }
 
 bool QuickWaits(const EpollSet* set, const epoll_event* events, int capacity) {
-  return set != nullptr && set->HasUser() && capacity > 0 && !Null(events) &&
-         !AnyUnread();
+  return set != nullptr && set->HasUser() && EpollSet::MayHold(capacity) &&
+         !Null(events) && !AnyUnread();
 }
 
 // A set without a stream on a lane: the kernel's, unless one comes meanwhile.
-bool KernelWaits(const EpollSet* set) {
-  return set != nullptr && !set->HasUser() && !AnyUnread();
+bool KernelWaits(const EpollSet* set, const epoll_event* events) {
+  return set != nullptr && !set->HasUser() && !Null(events) && !AnyUnread();
 }
 
 // As WaitOn, without a mask.
@@ -403,8 +417,9 @@ int epoll_ctl(int number, int op, int fd, epoll_event* event) {
   if (QuickWaits(set, events, capacity)) {
     return set->QuickWait(fd, events, capacity, timeout);
   }
-  return KernelWaits(set) ? KernelEpoll(fd, events, capacity, timeout, set)
-                          : LongEpoll(fd, events, capacity, timeout);
+  return KernelWaits(set, events)
+             ? KernelEpoll(fd, events, capacity, timeout, set)
+             : LongEpoll(fd, events, capacity, timeout);
 }
 
 [[gnu::hot]] int epoll_pwait(int fd, epoll_event* events, int capacity,

@@ -5,6 +5,7 @@
 
 #include "lib/posix/file.h"
 #include "lib/posix/sock.h"
+#include "lib/posix/sock_plain.h"
 
 namespace rcsock::posix {
 

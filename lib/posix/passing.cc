@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "lib/posix/table.h"
+#include "lib/posix/user_arguments.h"
 
 namespace rcsock::posix {
 

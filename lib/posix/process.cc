@@ -22,6 +22,7 @@
 #include "lib/posix/each_sock.h"
 #include "lib/posix/fork.h"
 #include "lib/posix/handover.h"
+#include "lib/posix/inside.h"
 #include "lib/posix/last_thread.h"
 #include "lib/posix/signals.h"
 #include "lib/posix/stats.h"

@@ -14,7 +14,9 @@
 #include "lib/base/clock.h"
 #include "lib/base/config.h"
 #include "lib/base/pool.h"
+#include "lib/posix/budget.h"
 #include "lib/posix/epoll.h"
+#include "lib/posix/inside.h"
 #include "lib/posix/process.h"
 #include "lib/posix/prospect.h"
 #include "lib/posix/signals.h"
@@ -286,6 +288,10 @@ void SockForkUnlock(bool child) {
   }
 }
 
+// --- What the hooks tell
+namespace {
+
+// At this moment: whether `address` is one of this host's own.
 bool LocalAddress(const sockaddr* address) {
   sockaddr_storage copy{};
   std::memcpy(&copy, address,
@@ -306,7 +312,7 @@ bool LocalAddress(const sockaddr* address) {
   return local;
 }
 
-// --- What the hooks tell
+}  // namespace
 
 void Sock::SetPeer(int fd, const sockaddr* address, socklen_t length) {
   // Shorter than its family's address: an unnamed or foreign one.

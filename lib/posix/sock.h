@@ -3,12 +3,10 @@
 
 #include <poll.h>
 #include <sys/socket.h>
-#include <sys/time.h>
 #include <sys/uio.h>
 
 #include <atomic>
 #include <cstdint>
-#include <ctime>
 #include <memory>
 #include <new>
 #include <vector>
@@ -17,8 +15,8 @@
 #include "lib/base/policy.h"
 #include "lib/base/reason.h"
 #include "lib/lane/shm/layout.h"
+#include "lib/posix/budget.h"
 #include "lib/posix/file.h"
-#include "lib/posix/inside.h"
 #include "lib/posix/signals.h"
 #include "lib/posix/unread.h"
 #include "lib/rendezvous/rendezvous.h"
@@ -35,28 +33,6 @@ struct Stats;
 // kPlain, but what the application reads comes first from memory that is shared
 // with other holders of the connection.
 enum class Mode : std::uint8_t { kPlain, kEngine, kUnread };
-
-// Null, what lies beside it, or the kernel's half: what no program can have
-// mapped.  (The kernel says EFAULT for any bad address; with any other one the
-// program ends here, as it does in memcpy.)
-inline bool Null(const void* pointer) {
-  return reinterpret_cast<std::intptr_t>(pointer) < 4096;
-}
-// The same of an argument that may be left out.
-inline bool Astray(const void* pointer) {
-  return pointer != nullptr && Null(pointer);
-}
-
-// What SO_RCVTIMEO or SO_SNDTIMEO says, in nanoseconds; 0: no limit, which a
-// time that a clock's would overflow with is as well.  Less than none is, as
-// the kernel has it, no wait at all.
-inline std::uint64_t TimeoutNs(const timeval& time) {
-  constexpr std::int64_t kEver = 1'000'000'000;
-  if (time.tv_sec < 0) return 1;
-  if (time.tv_sec > kEver) return 0;
-  return static_cast<std::uint64_t>(time.tv_sec) * 1'000'000'000 +
-         static_cast<std::uint64_t>(time.tv_usec) * 1000;
-}
 
 class ZeroCopy;
 
@@ -133,46 +109,9 @@ class alignas(64) Sock final : public File,
   // A call of the kernel by a thread that may be in it when the stream is to be
   // adopted: from the construction to the end, which may come by cancellation.
   // A handler may jump out of it: then it stands for good (with a mark), or for
-  // the life of the connection.
-  class InKernel {
-   public:
-    [[gnu::always_inline]] explicit InKernel(Sock* sock)
-        : sock_(sock), mark_(MarkCall(sock)) {
-      if (mark_ == nullptr) [[unlikely]]
-        entered_ = sock->gate_.fetch_add(1, std::memory_order_seq_cst);
-    }
-    [[gnu::always_inline]] ~InKernel() {
-      if (mark_ == nullptr) [[unlikely]] {
-        sock_->LeaveGate(entered_);
-        return;
-      }
-      UnmarkCall(mark_);
-      // What TryAdopt has found inside sees wanted_, and finishes the adoption.
-      if (sock_->wanted_.load(std::memory_order_seq_cst)) [[unlikely]]
-        sock_->LastOut();
-    }
-    InKernel(const InKernel&) = delete;
-    InKernel& operator=(const InKernel&) = delete;
-    // Whether it may be made.  The number is asked again: since the stream was
-    // found there, it may have been closed, and be another's.
-    bool May(int fd, Mode mode) const {
-      return sock_->mode_.load(std::memory_order_seq_cst) == mode &&
-             sock_->IsAt(fd);
-    }
-    // What it has moved.
-    ssize_t Sent(ssize_t n) { return Moved(sock_->tx_raw_, n); }
-    ssize_t Received(ssize_t n) { return Moved(sock_->rx_raw_, n); }
-
-   private:
-    [[gnu::always_inline]] ssize_t Moved(std::atomic<std::uint64_t>& bytes,
-                                         ssize_t n) {
-      if (n > 0) sock_->Count(bytes, n, mark_ == nullptr ? &entered_ : nullptr);
-      return n;
-    }
-    Sock* const sock_;
-    CallMark* const mark_;
-    std::uint32_t entered_ = 0;
-  };
+  // the life of the connection.  (sock_plain.h, as all that is inline of such a
+  // call.)
+  class InKernel;
   // It is on TCP and waits for no lane: a call without flags that matter to it
   // is the kernel's, if InKernel::May.
   bool OnTcp() const {
@@ -196,14 +135,8 @@ class alignas(64) Sock final : public File,
   bool Kernels() const {
     return never_.load(std::memory_order_relaxed) && mode() == Mode::kPlain;
   }
-  ssize_t Sent(ssize_t n) {
-    if (n > 0) CountOnly(tx_raw_, n);
-    return n;
-  }
-  ssize_t Received(ssize_t n) {
-    if (n > 0) CountOnly(rx_raw_, n);
-    return n;
-  }
+  ssize_t Sent(ssize_t n);
+  ssize_t Received(ssize_t n);
   // The same for a message of one record of a stream that is on a lane in
   // shared memory, with no flag but MSG_DONTWAIT: what that call says, or 0:
   // nothing has happened, and it must be made.
@@ -244,6 +177,8 @@ class alignas(64) Sock final : public File,
   bool UnsentBytes(bool not_sent, int* bytes);
   // SO_ERROR of the stream itself, once; 0: none.
   int TakeError();
+  // What TCP_INFO says of a connection whose anchor is in the state `anchors`.
+  std::uint8_t TcpState(std::uint8_t anchors);
   // TCP_CORK, TCP_NODELAY.  KeepOption: false if the kernel is to be told.
   bool KeepOption(int name, bool on);
   bool KeptOption(int name, int* value);
@@ -365,19 +300,8 @@ class alignas(64) Sock final : public File,
   // A thread is about to wait in the kernel for a stream that is on TCP.
   // Adoption would take what it waits for out of its sight, so it comes after.
   enum class KernelWait : std::uint8_t { kNotNeeded, kEntered, kNotTheKernels };
-  KernelWait EnterKernelWait(std::uint32_t* entered) {
-    if (!may_adopt_.load(std::memory_order_seq_cst)) {
-      return mode() == Mode::kEngine ? KernelWait::kNotTheKernels
-                                     : KernelWait::kNotNeeded;
-    }
-    *entered = gate_.fetch_add(1, std::memory_order_seq_cst);
-    if (mode_.load(std::memory_order_seq_cst) != Mode::kEngine) {
-      return KernelWait::kEntered;
-    }
-    LeaveGate(*entered);
-    return KernelWait::kNotTheKernels;
-  }
-  void LeaveKernelWait(std::uint32_t entered) { LeaveGate(entered); }
+  KernelWait EnterKernelWait(std::uint32_t* entered);
+  void LeaveKernelWait(std::uint32_t entered);
 
   Mode mode() const { return mode_.load(std::memory_order_acquire); }
   int fd() const { return fd_.load(std::memory_order_relaxed); }
@@ -549,87 +473,32 @@ class alignas(64) Sock final : public File,
     bool timed = false;
     // A poll: any handler ends it, whatever the descriptor's flags are.
     bool poll = false;
+    // The call has moved something, which is its result: any handler ends it,
+    // too, as there is nothing to restart.
+    bool part = false;
+    std::uint32_t any = 0;  // as `signals`, of all handlers
   };
 
+  // --- Its life (sock.cc)
   void Reset();
   void ApplyRules(int fd, const sockaddr* address);
-  // Whether a lane could not read or write there.
-  static bool Null(const iovec* iov, int count) {
-    for (int i = 0; i < count; ++i) {
-      if (posix::Null(iov[i].iov_base) && iov[i].iov_len > 0) [[unlikely]] {
-        return true;
-      }
-    }
-    return false;
-  }
-  // What the kernel would say then.
-  [[gnu::noinline]] ssize_t SendNull(int flags, std::size_t* done);
-  [[gnu::noinline]] ssize_t RecvNull(int flags, std::size_t* done);
-  ssize_t UnreadRecv(int fd, const iovec* iov, int count, std::size_t total,
-                     int flags, std::size_t* done);
-  // Recv of an Anchor where recvmsg is to tell when the bytes came.
-  [[gnu::noinline]] long RecvStamped(void* to, std::size_t length);
-  void KeepPlain();
-  void HalfClosed();  // both latches held
-  bool SpillLatched();
-  void PutDeadSocket();
-  void EndUnreadLatched();
-  void Fold(Stats* to, bool last);
-  void FoldLatched(Stats* to) const;
-  // Bytes of this process; those over a lane apart.
-  struct Traffic {
-    std::uint64_t tx;
-    std::uint64_t rx;
-    std::uint64_t lane_tx;
-    std::uint64_t lane_rx;
-  };
-  Traffic TrafficLatched() const;
-  void LearnLatched() const;
-  void KickPollers();
-  void TellLane(std::uint32_t bits, int bell);
-  static std::vector<std::shared_ptr<Sock>> Remotes();
-  std::uint64_t OnItsWay();
-  // What a stream moves, over at least a second; span 0: not known yet.
-  struct Pace {
-    std::uint64_t rate = 0;  // bytes a second
-    std::uint64_t span_ns = 0;
-    std::uint32_t ops = 0;
-  };
-  static void EvictFor(const Pace& newcomer);
-  void Evict(base::Reason reason);
-  static void ProbeRemotes();
-  static void ProbeSoon();
-  bool RoomForRemote();
-  void Challenge(const Pace& mine);
-  std::uint64_t RawBytes() const {
-    return tx_raw_.load(std::memory_order_relaxed) +
-           rx_raw_.load(std::memory_order_relaxed);
-  }
-  lane::Lane* PlacingLane(std::uint32_t epoch);
-  void LeavesRemote();
-  void ListRemote();
-  void UnlistRemote();
-  void WantSource(bool wanted);
-  void CancelSeek();
   void TryAgainLater();
   void Foresee();
   // The next look is at the thresholds above these.
   void NextLook(std::uint32_t ops, std::uint64_t bytes);
-  // While its peer's answer is awaited: takes it, in the conductor's place.  No
-  // latch held.
-  [[gnu::noinline]] void LookForAnswer();
-  bool AwaitsAnswer() const {
-    return seeking_.load(std::memory_order_relaxed) &&
-           local_peer_.load(std::memory_order_relaxed);
-  }
-  bool SoleHolder() const;
-  void LeaveHolders();
-  void Spoil();
-  // To the other holders, and from them; both latches held.
-  void TellMovedLatched();
-  void HearMovedLatched();
   std::shared_ptr<Sock> Share();
+
+  // --- Calls of a stream on TCP (sock_plain.h)
   std::uint32_t ops() const { return ops_.load(std::memory_order_relaxed); }
+  std::uint64_t RawBytes() const {
+    return tx_raw_.load(std::memory_order_relaxed) +
+           rx_raw_.load(std::memory_order_relaxed);
+  }
+  bool IsAt(int fd) const {
+    if (Entry(fd) == this) [[likely]]
+      return true;
+    return Named(fd) == this;
+  }
   bool InGate() const {
     return (gate_.load(std::memory_order_seq_cst) & kInside) != 0;
   }
@@ -640,23 +509,26 @@ class alignas(64) Sock final : public File,
   // `entered`, if not null: of such a call.
   void Count(std::atomic<std::uint64_t>& bytes, ssize_t n,
              const std::uint32_t* entered);
-  bool NobodyInside() const;
-  bool IsAt(int fd) const {
-    if (Entry(fd) == this) [[likely]]
-      return true;
-    return Named(fd) == this;
-  }
-  [[gnu::noinline]] void LastOut();
-  [[gnu::noinline]] void SeekAfterCall();
   // For the statistics alone: threads that send at once may lose a count.  (The
   // descriptor may have been closed meanwhile, and this be another connection.)
   template <class Bytes>
-  void CountOnly(Bytes& bytes, ssize_t n) {
-    if (!never_.load(std::memory_order_relaxed)) return;
-    bytes.store(
-        bytes.load(std::memory_order_relaxed) + static_cast<std::uint64_t>(n),
-        std::memory_order_relaxed);
+  void CountOnly(Bytes& bytes, ssize_t n);
+
+  // --- Looking for a lane, and adoption (sock_seek.cc, sock_control.cc)
+  [[gnu::noinline]] void SeekAfterCall();
+  void StartSeek();
+  // Its lane would be an rdma one.
+  bool SeeksRemote() const;
+  void CancelSeek();
+  // While its peer's answer is awaited: takes it, in the conductor's place.  No
+  // latch held.
+  [[gnu::noinline]] void LookForAnswer();
+  bool AwaitsAnswer() const {
+    return seeking_.load(std::memory_order_relaxed) &&
+           local_peer_.load(std::memory_order_relaxed);
   }
+  bool NobodyInside() const;
+  [[gnu::noinline]] void LastOut();
   bool TryAdopt();
   // Whether bytes of the connection went past us, in a program that also makes
   // plain calls; what such calls have set is taken over.  Both latches held.
@@ -664,39 +536,8 @@ class alignas(64) Sock final : public File,
   void LearnOptions(int number);
   // Whether one is set that no lane honours.
   static bool OptionsPin(int number);
-  void StartSeek();
-  // Its lane would be an rdma one.
-  bool SeeksRemote() const;
-  // kRetry: the stream has gone back to the kernel; *done bytes were moved.
-  static constexpr ssize_t kRetry = -1000;
-  // The number has been closed under the call: it goes to what that names now.
-  static constexpr ssize_t kGone = -1001;
-  Sock* Elsewhere(int fd) const;
-  // What the number names.
-  static Sock* LookupHere(int fd);
-  ssize_t EngineSend(const iovec* iov, int count, std::size_t total, int flags,
-                     std::size_t* done);
-  ssize_t EngineRecv(const iovec* iov, int count, std::size_t total, int flags,
-                     std::size_t* done);
-  // The same when not everything went at once: the latch of that direction is
-  // held, and released on return.
-  [[gnu::noinline]] ssize_t SendLatched(const iovec* iov, int count,
-                                        std::size_t total, int flags,
-                                        std::size_t* done);
-  [[gnu::noinline]] ssize_t RecvLatched(const iovec* iov, int count,
-                                        std::size_t total, int flags,
-                                        std::size_t* done);
-  // With the latch of that direction held, on return too; released for a sleep.
-  // 0: look again; -EINTR, -EAGAIN (time-out).
-  static void Begin(Wait& wait, const std::atomic<std::uint64_t>& timeout_ns);
-  int WaitRx(Wait& wait, std::uint32_t seq);
-  int WaitBehind(Wait& wait, std::uint32_t seq);
-  int WaitTx(Wait& wait, std::uint32_t seq);
-  // Not inlined: its frame must be below those of its callers (CountedSleep).
-  [[gnu::noinline]] int SleepOn(Wait& wait, bool tx, std::uint32_t token,
-                                std::uint32_t seq, lane::Lane* lane);
+
   // --- A send waits for the lane that is about to come (sock_hold.cc)
-  //
   // kRetry: it goes on as it would have, what *done says already sent; else
   // what the call says.  No latch held.
   [[gnu::noinline]] ssize_t HeldSend(const iovec* iov, int count,
@@ -726,6 +567,33 @@ class alignas(64) Sock final : public File,
                   std::size_t most);
   // What AwaitsLane() says has changed.
   void WakeHeld();
+
+  // --- Bytes by way of the stream (sock_io.cc)
+  // kRetry: the stream has gone back to the kernel; *done bytes were moved.
+  static constexpr ssize_t kRetry = -1000;
+  // The number has been closed under the call: it goes to what that names now.
+  static constexpr ssize_t kGone = -1001;
+  Sock* Elsewhere(int fd) const;
+  // What the number names.
+  static Sock* LookupHere(int fd);
+  ssize_t EngineSend(const iovec* iov, int count, std::size_t total, int flags,
+                     std::size_t* done);
+  ssize_t EngineRecv(const iovec* iov, int count, std::size_t total, int flags,
+                     std::size_t* done);
+  // The same when not everything went at once: the latch of that direction is
+  // held, and released on return.
+  [[gnu::noinline]] ssize_t SendLatched(const iovec* iov, int count,
+                                        std::size_t total, int flags,
+                                        std::size_t* done);
+  [[gnu::noinline]] ssize_t RecvLatched(const iovec* iov, int count,
+                                        std::size_t total, int flags,
+                                        std::size_t* done);
+  // What the kernel would say of an address where a lane could not read or
+  // write.
+  [[gnu::noinline]] ssize_t SendNull(int flags, std::size_t* done);
+  [[gnu::noinline]] ssize_t RecvNull(int flags, std::size_t* done);
+  // Recv of an Anchor where recvmsg is to tell when the bytes came.
+  [[gnu::noinline]] long RecvStamped(void* to, std::size_t length);
   // The rest of a blocking send that began on a lane.
   static ssize_t SendRest(int fd, const iovec* iov, int count, std::size_t skip,
                           int flags);
@@ -734,43 +602,19 @@ class alignas(64) Sock final : public File,
                           int flags);
   // MSG_TRUNC without a lane: takes and forgets; both latches held.
   ssize_t Drop(std::size_t limit, bool peek);
-  // ReadableBytes of a stream that is not the kernel's.
-  std::size_t ReadableLatched();
   // TCP's end is not yet the stream's.
   bool HoldsEnd() const;
-  // What TCP has is followed by its end, or by urgent data; the rx latch held.
-  bool TcpEndsNext();
-  // Acts on what the stream says has changed; both latches held.
-  void HandleChanges();
-  // Whether it was on its lane, and not only on its way there.
-  void CountLeave(bool was_there);
-  void UpdateWatch();
-  void WakeRx();
-  void WakeTx();
-  // On the conductor thread, no latch held: gives the lane back, then the
-  // anchor to the kernel, or ends the stream.
-  void PostSettle();
-  void Settle();
-  bool BackToPlain();
-  std::uint32_t EngineReadiness(std::uint32_t events, bool* plain,
-                                bool drained);
-  void LookForErrorsLatched();
-  bool EndNextLatched() const;
-  // TCP takes no more at this moment.
-  bool KernelIsFull() const;
-  void CompletionsChanged();
-  void ForgetCompletions();
-  bool StuckOnStash();
-  void TakeOptions();
-  void PushOptions();
-  void Finish(bool reset);
-  void ListClosed(Sock** head);
-  // With each stream that is closed and not yet finished; none is locked.
-  template <class Each>
-  static void EachClosed(Each&& each);
-  void UnlistClosed();
-  void OnTimer();
-  void OnLinger();
+
+  // --- Sleeping on it (sock_wait.cc)
+  // With the latch of that direction held, on return too; released for a sleep.
+  // 0: look again; -EINTR, -EAGAIN (time-out).
+  static void Begin(Wait& wait, const std::atomic<std::uint64_t>& timeout_ns);
+  int WaitRx(Wait& wait, std::uint32_t seq);
+  int WaitBehind(Wait& wait, std::uint32_t seq);
+  int WaitTx(Wait& wait, std::uint32_t seq);
+  // Not inlined: its frame must be below those of its callers (CountedSleep).
+  [[gnu::noinline]] int SleepOn(Wait& wait, bool tx, std::uint32_t token,
+                                std::uint32_t seq, lane::Lane* lane);
   void OnStarved();
   void WatchStarved();
   // It has left for its receiver's sake: what that has brought.
@@ -784,6 +628,95 @@ class alignas(64) Sock final : public File,
   // At the receiving end: its peer leaves because nobody reads here.
   bool RingIsFull() const;
 
+  // --- What it is ready for (sock_state.cc, sock_zero_copy.cc)
+  std::uint32_t EngineReadiness(std::uint32_t events, bool* plain,
+                                bool drained);
+  bool EndNextLatched() const;
+  // TCP takes no more at this moment.
+  bool KernelIsFull() const;
+  // ReadableBytes of a stream that is not the kernel's.
+  std::size_t ReadableLatched();
+  // What TCP has is followed by its end, or by urgent data; the rx latch held.
+  bool TcpEndsNext();
+  void LookForErrorsLatched();
+  void CompletionsChanged();
+  void ForgetCompletions();
+
+  // --- What has changed (sock_events.cc)
+  // Acts on what the stream says has changed; both latches held.
+  void HandleChanges();
+  // Whether it was on its lane, and not only on its way there.
+  void CountLeave(bool was_there);
+  void UpdateWatch();
+  void WakeRx();
+  void WakeTx();
+  void KickPollers();
+  void TellLane(std::uint32_t bits, int bell);
+  void WantSource(bool wanted);
+  void OnTimer();
+
+  // --- Back to TCP (sock_leave.cc, sock_options.cc)
+  void KeepPlain();
+  void HalfClosed();  // both latches held
+  // On the conductor thread, no latch held: gives the lane back, then the
+  // anchor to the kernel, or ends the stream.
+  void PostSettle();
+  void Settle();
+  bool BackToPlain();
+  bool StuckOnStash();
+  void TakeOptions();
+  void PushOptions();
+
+  // --- Its end (sock_close.cc)
+  void Finish(bool reset);
+  void ListClosed(Sock** head);
+  // With each stream that is closed and not yet finished; none is locked.
+  template <class Each>
+  static void EachClosed(Each&& each);
+  void UnlistClosed();
+  void OnLinger();
+
+  // --- Its other holders (sock_share.cc)
+  ssize_t UnreadRecv(int fd, const iovec* iov, int count, std::size_t total,
+                     int flags, std::size_t* done);
+  bool SpillLatched();
+  void PutDeadSocket();
+  void EndUnreadLatched();
+  bool SoleHolder() const;
+  void LeaveHolders();
+  void Spoil();
+  // To the other holders, and from them; both latches held.
+  void TellMovedLatched();
+  void HearMovedLatched();
+
+  // --- What it has moved (sock_account.cc)
+  void Fold(Stats* to, bool last);
+  void FoldLatched(Stats* to) const;
+  // Bytes of this process; those over a lane apart.
+  struct Traffic {
+    std::uint64_t tx;
+    std::uint64_t rx;
+    std::uint64_t lane_tx;
+    std::uint64_t lane_rx;
+  };
+  Traffic TrafficLatched() const;
+  void LearnLatched() const;
+
+  // --- Lanes of rdma (budget.cc, sock_place.cc)
+  void ListRemote();
+  void UnlistRemote();
+  void LeavesRemote();
+  static std::vector<std::shared_ptr<Sock>> Remotes();
+  bool RoomForRemote();
+  void Challenge(const Pace& mine);
+  static void EvictFor(const Pace& newcomer);
+  void Evict(base::Reason reason);
+  static void ProbeRemotes();
+  static void ProbeSoon();
+  std::uint64_t OnItsWay();
+  lane::Lane* PlacingLane(std::uint32_t epoch);
+
+  // --- What it has
   std::unique_ptr<stream::Stream> stream_;
   // Delivered by the engine, in both directions; those past quick_.
   std::uint64_t lane_tx_ = 0;
@@ -844,26 +777,7 @@ class alignas(64) Sock final : public File,
   std::atomic<int> bell_{0};
   std::atomic<lane::Source*> source_{nullptr};
   bool source_wanted_ = false;  // counted with the conductor
-  // For the budget of rdma lanes (budget.cc).
-  struct Remote {
-    Sock* next = nullptr;  // of those on such a lane
-    Sock* prev = nullptr;
-    bool listed = false;
-    bool leaving = false;
-    // Two earlier looks at its traffic; the first is older.
-    struct Look {
-      std::uint64_t ns = 0;
-      std::uint64_t bytes = 0;
-      std::uint32_t ops = 0;
-    } looks[2];
-    std::uint64_t active_ns = 0;     // the last look that found traffic
-    std::uint64_t grown_bytes = 0;   // when its rings were last of use
-    std::uint64_t grown_ns = 0;      // ... and when that was
-    std::uint64_t probe_rx = 0;      // rx_off at the last ProbeRemotes
-    std::uint64_t sought_ns = 0;     // when it began to look for a lane
-    std::uint64_t sought_bytes = 0;  // ... and what it had moved by then
-    Pace Take(std::uint64_t now, std::uint64_t bytes, std::uint32_t ops);
-  } remote_;
+  Remote remote_;
   lane::Kind lane_kind_ = lane::Kind::kShm;  // of the last lane
   std::uint32_t lane_epoch_ = 0;             // ... too
   bool watched_ = false;
@@ -934,155 +848,9 @@ void RaiseSigpipe();
 
 // Latches that no object owns, around fork.
 void SockForkLock();
-void RemoteForkLock();
 void ClosedForkLock();
 void ClosedForkUnlock(bool child);
-void RemoteForkUnlock(bool child);
 void SockForkUnlock(bool child);
-
-// True once: whether `address` is one of this host's own.
-bool LocalAddress(const sockaddr* address);
-
-// --- Inline: the path of a stream that is on TCP
-inline void Sock::LeaveGate(std::uint32_t entered) {
-  // seq_cst: pairs with TryAdopt, which sets mode_ and then looks at gate_; a
-  // call that is still counted there finishes its adoption here.
-  std::uint32_t before = gate_.load(std::memory_order_relaxed);
-  do {
-    if (((before ^ entered) & kLife) != 0) [[unlikely]]
-      return;
-  } while (!gate_.compare_exchange_weak(before, before - 1,
-                                        std::memory_order_seq_cst));
-  if ((before & kInside) == 1 && wanted_.load(std::memory_order_seq_cst))
-      [[unlikely]] {
-    LastOut();
-  }
-}
-
-// Before the call ends, so that these are seen by who finds it ended, and are
-// this connection's: who has a mark keeps the object from the next (SockPool),
-// and another is late by the time that a closed one lies there.
-[[gnu::always_inline]] inline void Sock::Count(
-    std::atomic<std::uint64_t>& bytes, ssize_t n,
-    const std::uint32_t* entered) {
-  if (entered != nullptr &&
-      ((gate_.load(std::memory_order_relaxed) ^ *entered) & kLife) != 0)
-      [[unlikely]] {
-    return;
-  }
-  bytes.fetch_add(static_cast<std::uint64_t>(n), std::memory_order_relaxed);
-  const std::uint32_t calls = ops() + 1;
-  ops_.store(calls, std::memory_order_relaxed);
-  if (!eligible_.load(std::memory_order_relaxed)) {
-    if (n >= kBulkCall && !wanted_.load(std::memory_order_relaxed) &&
-        seeking_.load(std::memory_order_relaxed)) [[unlikely]] {
-      Bulky();
-    }
-    return;
-  }
-  // (The bytes are on another line, and small calls do not make many of them.)
-  if (calls >= next_ops_.load(std::memory_order_relaxed) ||
-      ((n >= 1024 || calls % 16 == 0) &&
-       tx_raw_.load(std::memory_order_relaxed) +
-               rx_raw_.load(std::memory_order_relaxed) >=
-           next_bytes_.load(std::memory_order_relaxed))) [[unlikely]] {
-    SeekAfterCall();
-  }
-}
-
-template <class Raw>
-inline ssize_t Sock::Send(int fd, const iovec* iov, int count,
-                          std::size_t total, int flags, Raw&& raw) {
-  if (never_.load(std::memory_order_relaxed)) {
-    return Sent(raw());
-  }
-  std::size_t done = 0;
-  for (;;) {
-    if (wanted_.load(std::memory_order_relaxed)) [[unlikely]] {
-      const ssize_t n = HeldSend(iov, count, total, flags, &done);
-      if (n != kRetry) return n;
-    }
-    if (mode() == Mode::kEngine) {
-      const ssize_t n = Null(iov, count)
-                            ? SendNull(flags, &done)
-                            : EngineSend(iov, count, total, flags, &done);
-      if (n == kGone) [[unlikely]] {
-        Sock* other = Elsewhere(fd);
-        return other != nullptr ? other->Send(fd, iov, count, total, flags, raw)
-                                : raw();
-      }
-      if (n != kRetry) return n;
-      if (done == 0) continue;
-    }
-    ssize_t n;
-    {
-      InKernel in(this);
-      if (!in.May(fd, Mode::kPlain) && !in.May(fd, Mode::kUnread)) {
-        if (mode() == Mode::kEngine) continue;
-        Sock* const other = LookupHere(fd);
-        if (other == this) continue;
-        if (done > 0) return static_cast<ssize_t>(done);
-        return other != nullptr ? other->Send(fd, iov, count, total, flags, raw)
-                                : raw();
-      }
-      n = in.Sent(__builtin_expect(done == 0, 1)
-                      ? raw()
-                      : SendRest(fd, iov, count, done, flags));
-    }
-    if (done == 0) return n;
-    return n >= 0 ? static_cast<ssize_t>(done) + n : static_cast<ssize_t>(done);
-  }
-}
-
-template <class Raw>
-inline ssize_t Sock::Recv(int fd, const iovec* iov, int count,
-                          std::size_t total, int flags, Raw&& raw) {
-  if (never_.load(std::memory_order_relaxed) && mode() == Mode::kPlain) {
-    const ssize_t n = raw();
-    if (n > 0 && (flags & MSG_PEEK) == 0) CountOnly(rx_raw_, n);
-    return n;
-  }
-  std::size_t done = 0;
-  for (;;) {
-    const Mode now = mode();
-    // (Urgent data and errors are never read ahead.)
-    if (now == Mode::kEngine ||
-        (now == Mode::kUnread && (flags & (MSG_OOB | MSG_ERRQUEUE)) == 0)) {
-      const ssize_t n = Null(iov, count) && (flags & MSG_TRUNC) == 0
-                            ? RecvNull(flags, &done)
-                        : now == Mode::kEngine
-                            ? EngineRecv(iov, count, total, flags, &done)
-                            : UnreadRecv(fd, iov, count, total, flags, &done);
-      if (n == kGone) [[unlikely]] {
-        Sock* other = Elsewhere(fd);
-        return other != nullptr ? other->Recv(fd, iov, count, total, flags, raw)
-                                : raw();
-      }
-      if (n != kRetry) return n;
-      continue;
-    }
-    ssize_t n;
-    {
-      InKernel in(this);
-      if (!in.May(fd, now)) {
-        if (mode() != now) continue;
-        Sock* const other = LookupHere(fd);
-        if (other == this) continue;
-        if (done > 0) return static_cast<ssize_t>(done);
-        return other != nullptr ? other->Recv(fd, iov, count, total, flags, raw)
-                                : raw();
-      }
-      // Bytes have come over a lane already: a MSG_WAITALL goes on in the
-      // kernel.
-      n = __builtin_expect(done == 0, 1)
-              ? raw()
-              : RecvRest(fd, iov, count, done, flags);
-      if ((flags & MSG_PEEK) == 0) in.Received(n);
-    }
-    if (done == 0) return n;
-    return n > 0 ? static_cast<ssize_t>(done) + n : static_cast<ssize_t>(done);
-  }
-}
 
 }  // namespace rcsock::posix
 

@@ -18,6 +18,7 @@
 #include "lib/base/sleep.h"
 #include "lib/posix/signals.h"
 #include "lib/posix/sock.h"
+#include "lib/posix/user_arguments.h"
 
 namespace rcsock::posix {
 

@@ -24,7 +24,9 @@
 #include "lib/posix/prospect.h"
 #include "lib/posix/signals.h"
 #include "lib/posix/sock.h"
+#include "lib/posix/sock_plain.h"
 #include "lib/posix/spin.h"
+#include "lib/posix/user_arguments.h"
 
 namespace rcsock::posix {
 namespace {

@@ -20,7 +20,17 @@ namespace rcsock::posix {
 
 void RaiseSigpipe() {
   const int saved = errno;
-  ::syscall(SYS_tgkill, ::syscall(SYS_getpid), ::syscall(SYS_gettid), SIGPIPE);
+  const long pid = ::syscall(SYS_getpid);
+  const long tid = ::syscall(SYS_gettid);
+  // As the kernel says it: by kill(), not by tkill().
+  siginfo_t info{};
+  info.si_signo = SIGPIPE;
+  info.si_code = SI_USER;
+  info.si_pid = static_cast<pid_t>(pid);
+  info.si_uid = static_cast<uid_t>(::syscall(SYS_getuid));
+  if (::syscall(SYS_rt_tgsigqueueinfo, pid, tid, SIGPIPE, &info) != 0) {
+    ::syscall(SYS_tgkill, pid, tid, SIGPIPE);
+  }
   errno = saved;
 }
 
@@ -215,6 +225,7 @@ ssize_t Sock::SendLatched(const iovec* iov, int count, std::size_t total,
     }
     // TCP took a part: only its EAGAIN makes somebody watch for room.
     if (n > 0 && !stream_->FastTx()) continue;
+    wait.part = *done > 0;
     const int w = WaitTx(wait, seq);
     if (w != 0) {
       n = w;
@@ -364,6 +375,7 @@ ssize_t Sock::RecvLatched(const iovec* iov, int count, std::size_t total,
     if (ends && last_look) break;
     last_look = ends;
     if (ends) continue;  // once more, with all that came before that
+    wait.part = *done > 0;
     const int w = n > 0 ? WaitBehind(wait, seq) : WaitRx(wait, seq);
     if (w != 0) {
       n = w;

@@ -14,6 +14,7 @@
 #include "lib/base/log.h"
 #include "lib/lane/rdma/rdma_lane.h"
 #include "lib/posix/epoll.h"
+#include "lib/posix/inside.h"
 #include "lib/posix/last_thread.h"
 #include "lib/posix/process.h"
 #include "lib/posix/prospect.h"

@@ -18,6 +18,7 @@
 #include "lib/posix/process.h"
 #include "lib/posix/signals.h"
 #include "lib/posix/sock.h"
+#include "lib/posix/sock_plain.h"
 #include "lib/posix/table.h"
 #include "lib/posix/zero_copy.h"
 

@@ -1,6 +1,7 @@
 // What else a program asks of a stream that the engine owns: its end, its
 // readiness, its error, how much there is.
 
+#include <netinet/tcp.h>
 #include <poll.h>
 #include <sys/ioctl.h>
 #include <sys/socket.h>
@@ -45,7 +46,8 @@ int Sock::Shutdown(int number, int how) {
   }
   int error = 0;
   if (stream_->Gone() ||
-      (stream_->Ended() && real::shutdown(number, how) != 0)) {
+      (stream_->Ended() ? real::shutdown(number, how) != 0
+                        : stream_->Shut() && stream_->PeerEnded())) {
     error = ENOTCONN;  // and it is done all the same, as the kernel does
   }
   if (how != SHUT_WR) {
@@ -202,6 +204,20 @@ std::uint32_t Sock::EngineReadiness(std::uint32_t events, bool* plain,
   rx_latch.unlock();
   tx_latch.unlock();
   return ready & (events | POLLERR | POLLHUP);
+}
+
+// The anchor's own end comes when both ends have said theirs, and read it all.
+std::uint8_t Sock::TcpState(std::uint8_t anchors) {
+  TakeEnd();
+  Latched latched(this);
+  if (mode() != Mode::kEngine || stream_ == nullptr) return anchors;
+  const bool own = stream_->Shut();
+  if (stream_->Gone()) return TCP_CLOSE;
+  if (stream_->PeerEnded()) return own ? TCP_CLOSE : TCP_CLOSE_WAIT;
+  if (own && anchors == TCP_ESTABLISHED) {
+    return stream_->FinSent() ? TCP_FIN_WAIT2 : TCP_FIN_WAIT1;
+  }
+  return anchors;
 }
 
 int Sock::TakeError() {

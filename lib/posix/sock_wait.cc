@@ -149,6 +149,7 @@ void Sock::Begin(Wait& wait, const std::atomic<std::uint64_t>& timeout_ns) {
   if (wait.timed) return;
   wait.timed = true;
   wait.signals = tls_signals.interrupts;
+  wait.any = tls_signals.any;
   const std::uint64_t limit = timeout_ns.load(std::memory_order_relaxed);
   if (limit != 0) wait.deadline_ns = base::NowNs() + limit;
 }
@@ -196,11 +197,7 @@ int Sock::WaitBehind(Wait& wait, std::uint32_t seq) {
   Wait brief = wait;
   if (!last) brief.deadline_ns = look;
   const int result = SleepOn(brief, false, 0, seq, nullptr);
-  if (last) return result;
-  // As SleepOn has it where there is no deadline.
-  const bool restarts =
-      wait.deadline_ns == 0 && tls_signals.interrupts == wait.signals;
-  return result == -EINTR && !restarts ? result : 0;
+  return last || result == -EINTR ? result : 0;
 }
 
 // A wake-up cannot be lost.  Without a lane: `seq` was read before the stream
@@ -222,7 +219,8 @@ int Sock::SleepOn(Wait& wait, bool tx, std::uint32_t token, std::uint32_t seq,
   }
   ThreadSignals& self = tls_signals;
   const volatile std::uint32_t& handlers =
-      wait.poll ? self.any : self.interrupts;
+      wait.poll || wait.part ? self.any : self.interrupts;
+  const std::uint32_t before = wait.part ? wait.any : wait.signals;
   std::atomic<std::uint32_t>& word = tx ? tx_seq_ : rx_seq_;
   base::Latch& latch = tx ? tx_latch : rx_latch;
   std::atomic<int>& count = lane != nullptr ? pins_
@@ -250,28 +248,28 @@ int Sock::SleepOn(Wait& wait, bool tx, std::uint32_t token, std::uint32_t seq,
       // Outside the critical section, so that handlers run; and a handler that
       // has run since the call began must end it.
       OutsideCritical outside;
-      if (handlers != wait.signals) {
+      if (handlers != before) {
         result = -EINTR;
       } else if (lane == nullptr) {
         self.word = &word;
         std::atomic_signal_fence(std::memory_order_seq_cst);
-        result = handlers != wait.signals
+        result = handlers != before
                      ? -EINTR
                      : base::FutexSleep(&word, seq, limit, false);
         self.word = nullptr;
       } else if (word.load(std::memory_order_seq_cst) == seq) {
         self.lane = lane;
         std::atomic_signal_fence(std::memory_order_seq_cst);
-        result = handlers != wait.signals ? -EINTR
-                 : tx                     ? lane->SleepTx(token, limit)
-                                          : lane->SleepRx(token, limit);
+        result = handlers != before ? -EINTR
+                 : tx               ? lane->SleepTx(token, limit)
+                                    : lane->SleepRx(token, limit);
         self.lane = nullptr;
       }
     }
     if (!late) {
-      if (handlers != wait.signals) result = -EINTR;
+      if (handlers != before) result = -EINTR;
       if (result == -EINTR && (wait.poll || wait.deadline_ns == 0) &&
-          handlers == wait.signals) {
+          !wait.part && handlers == before) {
         result = 0;  // the handler asked for SA_RESTART, or there was none
       }
       if (lane != nullptr && result != -EAGAIN) {

@@ -12,6 +12,7 @@
 #include "lib/posix/passing.h"
 #include "lib/posix/process.h"
 #include "lib/posix/table.h"
+#include "lib/posix/user_arguments.h"
 
 namespace rcsock::posix::uring {
 namespace {

@@ -230,6 +230,10 @@ class Stream {
   bool TxBroken() const { return tx_broken_; }
   // To TCP the connection has been reset, and the application could know it.
   bool Gone() const { return tx_broken_ && !last_write_; }
+  // The peer has said that there will be no more from it, read or not; this end
+  // has told it the same.
+  bool PeerEnded() const { return eof_ || pfin_known_; }
+  bool FinSent() const { return fin_sent_; }
   // Both directions have ended, TCP's too.
   bool Ended() const { return kshut_ && eof_; }
   // Both directions, and by frames: nothing of the application's is under way.

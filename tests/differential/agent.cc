@@ -1,21 +1,16 @@
-// One end of a case: makes the calls that the driver asks for.  Knows sockets
-// and nothing of rcsock, but for Step "fail".
-#include <dirent.h>
+// The loop: what the driver asks for, step by step.
+#include "tests/differential/agent.h"
+
 #include <fcntl.h>
-#include <linux/sockios.h>
-#include <linux/tcp.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <poll.h>
-#include <pthread.h>
 #include <signal.h>
 #include <sys/epoll.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
-#include <sys/select.h>
 #include <sys/sendfile.h>
 #include <sys/socket.h>
-#include <sys/syscall.h>
-#include <sys/uio.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -23,37 +18,23 @@
 #include <cerrno>
 #include <cstdarg>
 #include <cstdio>
-#include <cstdlib>
 #include <cstring>
-#include <functional>
-#include <map>
+#include <ctime>
 #include <string>
 #include <vector>
 
-#include "tests/differential/protocol.h"
 #include "tests/posix/common.h"
 
 namespace differential {
-namespace {
 
 using posix_test::NowMs;
 
-struct Slot {
-  int fd = -1;
-  int connection = -1;
-};
 Slot slots[kSlots];
 int sets[kSets] = {-1, -1};
 std::uint64_t tx_at[kConnections];
-int listener = -1;
-int file = -1;
 bool accepts = false;
 std::atomic<int> sigpipes{0};
-std::atomic<int> signals{0};
-std::atomic<int> urgents{0};
 
-std::string Print(const char* format, ...)
-    __attribute__((format(printf, 1, 2)));
 std::string Print(const char* format, ...) {
   char text[256];
   va_list arguments;
@@ -82,7 +63,6 @@ std::string Hash(const char* from, long n) {
   ::_exit(3);
 }
 
-// What this end sends on a connection, in its order.
 std::vector<char> Bytes(int connection, std::size_t length) {
   std::vector<char> bytes(length + 1);
   for (std::size_t i = 0; i < length; ++i) {
@@ -93,524 +73,17 @@ std::vector<char> Bytes(int connection, std::size_t length) {
   return bytes;
 }
 
-// --- Calls in threads of their own -----------------------------------------
-
-struct Pending {
-  pthread_t thread;
-  std::function<std::string()> call;
-  int connection;  // -1: a set
-  bool takes;      // bytes, so that others would see a race
-  std::atomic<int> tid{0};
-  std::atomic<bool> done{false};
-  std::string result;
-};
-Pending* threads[kThreads] = {};
-
-bool Asleep(int tid) {
-  char path[64];
-  std::snprintf(path, sizeof path, "/proc/self/task/%d/stat", tid);
-  const int fd = ::open(path, O_RDONLY | O_CLOEXEC);
-  if (fd < 0) return false;
-  char text[512];
-  const ssize_t n = ::read(fd, text, sizeof text - 1);
-  ::close(fd);
-  if (n <= 0) return false;
-  text[n] = 0;
-  const char* after = std::strrchr(text, ')');
-  return after != nullptr && after[1] == ' ' && after[2] == 'S';
-}
-
-void* RunPending(void* argument) {
-  auto* self = static_cast<Pending*>(argument);
-  self->tid.store(static_cast<int>(::syscall(SYS_gettid)));
-  self->result = self->call();
-  self->done.store(true);
-  return nullptr;
-}
-
 void Brief() {
   timespec brief{0, 100'000};
   ::nanosleep(&brief, nullptr);
 }
 
-bool IsPending(int i) {
-  return threads[i] != nullptr && !threads[i]->done.load();
-}
+namespace {
 
-bool IsPending() {
-  for (int i = 0; i < kThreads; ++i) {
-    if (IsPending(i)) return true;
-  }
-  return false;
-}
-
-// Returns once the thread sleeps in its call, or has come back.
-void StartPending(int i, Pending* one) {
-  threads[i] = one;
-  if (::pthread_create(&one->thread, nullptr, RunPending, one) != 0) {
-    Die("thread");
-  }
-  int quiet = 0;
-  while (!one->done.load() && quiet < 3) {
-    Brief();
-    const int tid = one->tid.load();
-    quiet = tid != 0 && Asleep(tid) ? quiet + 1 : 0;
-  }
-}
-
-void JoinPending(int i) {
-  if (threads[i] == nullptr) return;
-  ::pthread_join(threads[i]->thread, nullptr);
-  delete threads[i];
-  threads[i] = nullptr;
-}
-
-// Two that wait for the same thing, of whom one takes it, are a race over TCP
-// as well.
-bool Races(const Pending& one, const Pending& other) {
-  const bool waits = one.connection < 0 || other.connection < 0;
-  if (one.takes || other.takes) {
-    return waits || one.connection == other.connection;
-  }
-  return waits && one.connection == other.connection;
-}
-
-// In a thread that has nothing to do.
-std::string StartPending(int connection, bool takes,
-                         std::function<std::string()> call) {
-  auto* one = new Pending();
-  one->connection = connection;
-  one->takes = takes;
-  one->call = std::move(call);
-  int free = -1;
-  for (int i = kThreads - 1; i >= 0; --i) {
-    if (!IsPending(i)) {
-      free = i;
-    } else if (Races(*one, *threads[i])) {
-      delete one;
-      return "skip";
-    }
-  }
-  if (free < 0) {
-    delete one;
-    return "skip";
-  }
-  JoinPending(free);
-  StartPending(free, one);
-  return "started";
-}
-
-// The same call once more.
-void PendingAgain(int i) {
-  if (threads[i] == nullptr || IsPending(i)) return;
-  auto* one = new Pending();
-  one->connection = threads[i]->connection;
-  one->takes = threads[i]->takes;
-  one->call = threads[i]->call;
-  JoinPending(i);
-  StartPending(i, one);
-}
-
-// --- Steps -----------------------------------------------------------------
-
-std::string DoSend(const Slot& slot, const Op& op, long* value) {
-  const std::size_t length = Length(op.a);
-  const int connection = slot.connection < 0 ? 0 : slot.connection;
-  std::vector<char> bytes = Bytes(connection, length);
-  const int flags = ((op.c & 1) != 0 ? MSG_DONTWAIT : 0) |
-                    ((op.c & 2) != 0 ? MSG_NOSIGNAL : 0);
-  iovec two[3] = {{bytes.data(), length / 3},
-                  {nullptr, 0},
-                  {bytes.data() + length / 3, length - length / 3}};
-  msghdr message{};
-  message.msg_iov = two;
-  message.msg_iovlen = 3;
-  mmsghdr several[1] = {{message, 0}};
-  const int before = sigpipes.load();
-  ssize_t n = -1;
-  errno = 0;
-  switch (op.b % 6) {
-    case 0:
-      n = ::send(slot.fd, bytes.data(), length, flags);
-      break;
-    case 1:
-      n = ::write(slot.fd, bytes.data(), length);
-      break;
-    case 2:
-      n = ::writev(slot.fd, two, 3);
-      break;
-    case 3:
-      n = ::sendmsg(slot.fd, &message, flags);
-      break;
-    case 4:
-      n = ::sendto(slot.fd, bytes.data(), length, flags, nullptr, 0);
-      break;
-    case 5:
-      n = ::sendmmsg(slot.fd, several, 1, flags);
-      if (n == 1) n = several[0].msg_len;
-      break;
-  }
-  *value = n > 0 ? n : 0;
-  if (n > 0) tx_at[connection] += static_cast<std::uint64_t>(n);
-  const std::string outcome = Outcome(n);
-  return outcome + Print(" sigpipe %d", sigpipes.load() - before);
-}
-
-bool WouldBlock(int fd) {
-  if ((::fcntl(fd, F_GETFL) & O_NONBLOCK) != 0) return false;
-  pollfd one{fd, POLLIN | POLLRDHUP, 0};
-  return ::poll(&one, 1, 0) == 0;
-}
-
-std::string DoRecv(int fd, std::size_t length, int way, int which, bool wait,
-                   long* value) {
-  std::vector<char> bytes(length + 8);
-  const int flags =
-      (wait ? 0 : MSG_DONTWAIT) | ((which & 1) != 0 ? MSG_PEEK : 0) |
-      ((which & 2) != 0 ? MSG_WAITALL : 0) | ((which & 4) != 0 ? MSG_TRUNC : 0);
-  iovec two[3] = {{bytes.data(), length / 3},
-                  {nullptr, 0},
-                  {bytes.data() + length / 3, length - length / 3}};
-  msghdr message{};
-  message.msg_iov = two;
-  message.msg_iovlen = 3;
-  mmsghdr several[1] = {{message, 0}};
-  ssize_t n = -1;
-  std::string more;
-  errno = 0;
-  switch (way % 6) {
-    case 0:
-      n = ::recv(fd, bytes.data(), length, flags);
-      break;
-    case 1:
-    case 2:
-      if (!wait && WouldBlock(fd)) return "would block";
-      n = way % 6 == 1 ? ::read(fd, bytes.data(), length) : ::readv(fd, two, 3);
-      break;
-    case 3:
-      message.msg_flags = 77;
-      n = ::recvmsg(fd, &message, flags);
-      if (n >= 0) {
-        more = Print(" flags %x", static_cast<unsigned>(message.msg_flags));
-      }
-      break;
-    case 4: {
-      sockaddr_storage from;
-      socklen_t size = sizeof from;
-      n = ::recvfrom(fd, bytes.data(), length, flags,
-                     reinterpret_cast<sockaddr*>(&from), &size);
-      if (n >= 0) more = Print(" name %u", size);
-      break;
-    }
-    case 5:
-      n = ::recvmmsg(fd, several, 1, flags, nullptr);
-      if (n == 1) n = several[0].msg_len;
-      break;
-  }
-  if (value != nullptr) *value = n > 0 && (which & 1) == 0 ? n : 0;
-  const std::string outcome = Outcome(n);
-  // (With MSG_TRUNC nothing is copied.)
-  return outcome + ((which & 4) != 0 ? "" : Hash(bytes.data(), n)) + more;
-}
-
-std::uint32_t Events(std::uint8_t index) {
-  constexpr std::uint32_t kBase[] = {EPOLLIN,
-                                     EPOLLIN | EPOLLOUT,
-                                     EPOLLOUT,
-                                     EPOLLIN | EPOLLRDHUP,
-                                     EPOLLRDHUP | EPOLLPRI,
-                                     0};
-  constexpr std::uint32_t kMode[] = {0, EPOLLET, EPOLLONESHOT,
-                                     EPOLLET | EPOLLONESHOT};
-  return kBase[index % 6] | kMode[index / 6 % 4];
-}
-
-// One wait need not report all that is ready, if it reports something; so what
-// several report is put together.
-std::string DoWait(int set, int timeout) {
-  std::map<std::uint32_t, std::uint32_t> seen;
-  for (int i = 0; i < 24; ++i) {
-    epoll_event events[8];
-    const int n = ::epoll_wait(set, events, 8, i == 0 ? timeout : 0);
-    if (n < 0) return Outcome(n);
-    if (n == 0) break;
-    for (int k = 0; k < n; ++k) seen[events[k].data.u32] |= events[k].events;
-    if (i == 12) Brief();
-  }
-  std::string text = Print("%zu", seen.size());
-  for (const auto& [slot, events] : seen) {
-    text += Print(" %u%s:%x", slot % 16, slot >= 16 ? "e" : "", events);
-  }
-  return text;
-}
-
-std::string DoOption(int fd, const Op& op) {
-  int value = op.b & 1;
-  int level = SOL_SOCKET;
-  int name = 0;
-  // (Whether a call blocks is settled when it begins, but under rcsock only
-  // while its stream does not move.)
-  if (op.a % 7 < 2 && IsPending()) return "skip";
-  switch (op.a % 7) {
-    case 0: {
-      const int flags = ::fcntl(fd, F_GETFL);
-      const int n = ::fcntl(
-          fd, F_SETFL, value != 0 ? flags | O_NONBLOCK : flags & ~O_NONBLOCK);
-      return Outcome(n);
-    }
-    case 1:
-      return Outcome(::ioctl(fd, FIONBIO, &value));
-    case 2: {
-      constexpr int kMarks[] = {1, 8, 100, 5000};
-      name = SO_RCVLOWAT;
-      value = kMarks[op.b % 4];
-      break;
-    }
-    case 3: {
-      linger option{op.b % 3 != 0, op.b % 3 == 1 ? 0 : 1};
-      return Outcome(
-          ::setsockopt(fd, SOL_SOCKET, SO_LINGER, &option, sizeof option));
-    }
-    case 4:
-      name = SO_OOBINLINE;
-      break;
-    case 5:
-      name = SO_KEEPALIVE;
-      break;
-    case 6:
-      level = IPPROTO_TCP;
-      name = TCP_QUICKACK;
-      break;
-  }
-  const std::string outcome =
-      Outcome(::setsockopt(fd, level, name, &value, sizeof value));
-  if (name == TCP_QUICKACK) return outcome;
-  int got = 0;
-  socklen_t size = sizeof got;
-  ::getsockopt(fd, level, name, &got, &size);
-  return outcome + Print(" now %d", got);
-}
-
-std::string DoSelect(int fd, timeval* time) {
-  if (fd < 0 || fd >= FD_SETSIZE) return "skip";
-  fd_set in, out, except;
-  FD_ZERO(&in);
-  FD_ZERO(&out);
-  FD_ZERO(&except);
-  FD_SET(fd, &in);
-  FD_SET(fd, &except);
-  if (time != nullptr) FD_SET(fd, &out);
-  const int n = ::select(fd + 1, &in, &out, &except, time);
-  if (n < 0) return Outcome(n);
-  return Print("%d in %d out %d except %d", n, FD_ISSET(fd, &in),
-               FD_ISSET(fd, &out), FD_ISSET(fd, &except));
-}
-
-std::string DoFork(Slot* slot, const Op& op, long* value) {
-  int pipe_fds[2];
-  if (::pipe2(pipe_fds, O_CLOEXEC) != 0) Die("pipe");
-  const pid_t child = ::fork();
-  if (child < 0) return Outcome(child);
-  if (child == 0) {
-    long n = 0;
-    std::string said = "nothing";
-    switch (op.b % 6) {
-      case 0:
-        break;
-      case 1: {
-        Op send = op;
-        send.b = 0;
-        send.c = 2;
-        said = DoSend(*slot, send, &n);
-        break;
-      }
-      case 2:
-        said = DoRecv(slot->fd, Length(op.a), 0, 0, false, &n);
-        n = -n;
-        break;
-      case 3:
-        said = Outcome(::close(slot->fd));
-        break;
-      case 4:
-        said = Outcome(::shutdown(slot->fd, SHUT_WR));
-        break;
-      case 5:
-        ::exit(0);
-    }
-    (void)!::write(pipe_fds[1], &n, sizeof n);
-    (void)!::write(pipe_fds[1], said.data(), said.size());
-    ::_exit(0);
-  }
-  ::close(pipe_fds[1]);
-  std::string all;
-  const std::uint64_t end = NowMs() + 10'000;
-  for (;;) {
-    pollfd one{pipe_fds[0], POLLIN, 0};
-    const std::uint64_t now = NowMs();
-    if (now >= end || ::poll(&one, 1, static_cast<int>(end - now)) == 0) {
-      ::kill(child, SIGKILL);
-      all = "        the child hangs";
-      break;
-    }
-    char piece[256];
-    const ssize_t n = ::read(pipe_fds[0], piece, sizeof piece);
-    if (n <= 0) break;
-    all.append(piece, static_cast<std::size_t>(n));
-  }
-  ::close(pipe_fds[0]);
-  int status = 0;
-  ::waitpid(child, &status, 0);
-  if (all.size() < sizeof *value) all.resize(sizeof *value);
-  std::memcpy(value, all.data(), sizeof *value);
-  if (*value > 0) tx_at[slot->connection] += static_cast<std::uint64_t>(*value);
-  return Print("child %x: ", static_cast<unsigned>(status)) +
-         all.substr(sizeof *value);
-}
-
-std::string DoSplice(int fd, std::size_t length, long* value) {
-  if (WouldBlock(fd)) return "would block";
-  int pipe_fds[2];
-  if (::pipe2(pipe_fds, O_CLOEXEC) != 0) Die("pipe");
-  const ssize_t n =
-      ::splice(fd, nullptr, pipe_fds[1], nullptr, length, SPLICE_F_NONBLOCK);
-  std::string text = Outcome(n);
-  if (n > 0) {
-    std::vector<char> bytes(static_cast<std::size_t>(n));
-    const ssize_t m = ::read(pipe_fds[0], bytes.data(), bytes.size());
-    text += Hash(bytes.data(), m);
-    *value = n;
-  }
-  ::close(pipe_fds[0]);
-  ::close(pipe_fds[1]);
-  return text;
-}
-
-std::string DoUrgent(const Slot& slot, const Op& op, long* value) {
-  char byte = 'u';
-  switch (op.a % 3) {
-    case 0: {
-      const ssize_t n = ::send(slot.fd, &byte, 1, MSG_OOB | MSG_NOSIGNAL);
-      *value = n > 0;
-      return Outcome(n);
-    }
-    case 1: {
-      const ssize_t n = ::recv(slot.fd, &byte, 1, MSG_OOB | MSG_DONTWAIT);
-      return Outcome(n) + (n == 1 ? Hash(&byte, 1) : "");
-    }
-    default: {
-      int at = 0;
-      const int n = ::ioctl(slot.fd, SIOCATMARK, &at);
-      return Outcome(n) + Print(" at %d", at);
-    }
-  }
-}
-
-// The sockets by which two processes share memory end, as when one has died.
-// They have numbers that no program gets, and that its own calls may not touch.
-std::string FailLanes() {
-  DIR* all = ::opendir("/proc/self/fd");
-  if (all == nullptr) return "done";
-  while (const dirent* one = ::readdir(all)) {
-    const int fd = std::atoi(one->d_name);
-    if (fd <= kControl) continue;
-    int domain = 0;
-    socklen_t size = sizeof domain;
-    if (::syscall(SYS_getsockopt, fd, SOL_SOCKET, SO_DOMAIN, &domain, &size) ==
-            0 &&
-        domain == AF_UNIX) {
-      ::syscall(SYS_shutdown, fd, SHUT_RDWR);
-    }
-  }
-  ::closedir(all);
-  return "done";
-}
-
-// --- Both ends at once -----------------------------------------------------
-
-bool Move(int fd, bool send, char* bytes, std::size_t length) {
-  const std::uint64_t end = NowMs() + 20'000;
-  std::size_t at = 0;
-  int tries = 0;
-  // TCP wakes nobody for less than SO_RCVLOWAT, whatever is asked for.
-  int mark = 1;
-  socklen_t size = sizeof mark;
-  ::getsockopt(fd, SOL_SOCKET, SO_RCVLOWAT, &mark, &size);
-  const int flags = mark > 1 ? MSG_DONTWAIT : 0;
-  while (at < length) {
-    const ssize_t n = send ? ::send(fd, bytes + at, length - at, MSG_NOSIGNAL)
-                           : ::recv(fd, bytes + at, length - at, flags);
-    if (n > 0) {
-      at += static_cast<std::size_t>(n);
-      tries = 0;
-      continue;
-    }
-    if (n == 0 || (errno != EAGAIN && errno != EINTR)) return false;
-    if (NowMs() > end) return false;
-    if (++tries > 50) {
-      Brief();
-    } else {
-      ::sched_yield();
-    }
-  }
-  return true;
-}
-
-bool RoundTrips(int fd, bool first, int count) {
-  char message[8] = "warming";
-  for (int i = 0; i < count; ++i) {
-    if (first && !Move(fd, true, message, sizeof message)) return false;
-    if (!Move(fd, false, message, sizeof message)) return false;
-    if (!first && !Move(fd, true, message, sizeof message)) return false;
-  }
-  return true;
-}
-
-std::uint64_t TcpBytes(int fd) {
-  tcp_info info{};
-  socklen_t length = sizeof info;
-  ::getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &length);
-  return info.tcpi_bytes_received + info.tcpi_bytes_acked;
-}
-
-// Until the bytes no longer use TCP, if `lane`.
-std::string Warm(int fd, bool lane) {
-  char message[8] = "warming";
-  if (accepts) {
-    do {
-      if (!Move(fd, false, message, sizeof message) ||
-          !Move(fd, true, message, sizeof message)) {
-        return "the connection ended";
-      }
-    } while (message[0] != 'g');
-    return "warm";
-  }
-  const std::uint64_t end = NowMs() + 10'000;
-  int still = 0;
-  std::uint64_t before = 0;
-  while (lane ? still < 2 : still < 1) {
-    if (!RoundTrips(fd, true, 10)) return "the connection ended";
-    const std::uint64_t now = TcpBytes(fd);
-    still = now == before || !lane ? still + 1 : 0;
-    before = now;
-    if (NowMs() > end) return "still on TCP";
-  }
-  message[0] = 'g';
-  Move(fd, true, message, sizeof message);
-  Move(fd, false, message, sizeof message);
-  return "warm";
-}
-
-std::string DoBulk(const Slot& slot, bool sends, std::uint8_t index) {
-  const std::size_t length = 200'000u << (index % 4);
-  std::vector<char> bytes(length);
-  if (sends) bytes = Bytes(slot.connection, length);
-  if (!Move(slot.fd, sends, bytes.data(), length)) return "ended early";
-  if (sends) tx_at[slot.connection] += length;
-  return sends ? "sent"
-               : "came" + Hash(bytes.data(), static_cast<long>(length));
-}
-
-// --- The loop --------------------------------------------------------------
+int listener = -1;
+int file = -1;
+std::atomic<int> signals{0};
+std::atomic<int> urgents{0};
 
 int SlotOf(int connection) {
   for (int i = 0; i < kSlots; ++i) {

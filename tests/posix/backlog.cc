@@ -78,13 +78,10 @@ class Waiter {
 
 // Answers each request with a few bytes, as soon as it has all of it.
 void Serve(Way way) {
-  int port;
-  const int listener = Listen(&port);
-  Tell(port);
+  const int listener = ListenAndTell();
   std::vector<char> buffer(16 * 1024);
   for (int c = 0; c < Scale(kConnections); ++c) {
-    const int fd = ::accept(listener, nullptr, nullptr);
-    CHECK_THAT(fd >= 0);
+    const int fd = Accept(listener);
     SetNonblock(fd, way != Way::kRecv);
     Waiter waiter(way, fd);
     std::size_t got = 0;
@@ -115,7 +112,7 @@ void Serve(Way way) {
 
 // Writes as fast as it can, and takes the answers as they come.
 void Ask() {
-  const int port = static_cast<int>(Hear());
+  const int port = HearPort();
   std::vector<char> text(kRequests * kRequest);
   Pattern(1, 0, text.data(), text.size());
   std::vector<char> answers(64 * 1024);

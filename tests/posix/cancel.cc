@@ -134,15 +134,13 @@ Case waits(
 Case early(
     "cancel_before_lane",
     [](int) {
-      int port;
-      const int listener = Listen(&port);
-      Tell(port);
-      const int fd = ::accept(listener, nullptr, nullptr);
+      const int listener = ListenAndTell();
+      const int fd = Accept(listener);
       Warm(fd);
       Say(fd, 50);
     },
     [](int) {
-      const int fd = Connect(static_cast<int>(Hear()));
+      const int fd = Connect(HearPort());
       Cancel("recv", fd, [](int on) {
         char byte;
         ::recv(on, &byte, 1, 0);
@@ -306,12 +304,9 @@ Case at_once(
 Case anywhere(
     "cancel_anywhere",
     [](int) {
-      int port;
-      const int listener = Listen(&port);
-      Tell(port);
+      const int listener = ListenAndTell();
       for (;;) {
-        const int fd = ::accept(listener, nullptr, nullptr);
-        CHECK_THAT(fd >= 0);
+        const int fd = Accept(listener);
         Warm(fd);
         char first;
         RecvAll(fd, &first, 1);
@@ -335,7 +330,7 @@ Case anywhere(
       ::close(listener);
     },
     [](int) {
-      const int port = static_cast<int>(Hear());
+      const int port = HearPort();
       struct Way {
         char first;
         void (*again)(int fd);

@@ -57,19 +57,16 @@ void ByHandler(void (*each)(int fd)) {
 }
 
 void AcceptAll() {
-  int port = 0;
-  const int listener = Listen(&port);
-  Tell(port);
+  const int listener = ListenAndTell();
   for (int& fd : connections) {
-    fd = ::accept(listener, nullptr, nullptr);
-    CHECK_THAT(fd >= 0);
+    fd = Accept(listener);
     Warm(fd);
   }
   ::close(listener);
 }
 
 void ConnectAll() {
-  const int port = static_cast<int>(Hear());
+  const int port = HearPort();
   for (int& fd : connections) {
     fd = Connect(port);
     Warm(fd);

@@ -58,8 +58,7 @@ std::size_t TakePattern(int fd, std::uint64_t seed) {
 
 void TeachServer(int listener) {
   for (int i = 0; i < kLessons; ++i) {
-    const int fd = ::accept(listener, nullptr, nullptr);
-    CHECK_THAT(fd >= 0);
+    const int fd = Accept(listener);
     SendPattern(fd, 1, kMuch, 8192);
     ::close(fd);
   }
@@ -74,15 +73,13 @@ void TeachClient(int port) {
 }
 
 int ListenAndTeach() {
-  int port;
-  const int listener = Listen(&port);
-  Tell(port);
+  const int listener = ListenAndTell();
   TeachServer(listener);
   return listener;
 }
 
 int LearnPort() {
-  const int port = static_cast<int>(Hear());
+  const int port = HearPort();
   TeachClient(port);
   return port;
 }
@@ -95,8 +92,7 @@ Case shorts(
       const int listener = ListenAndTeach();
       const std::size_t pieces[] = {16, 1000, 8192};
       for (int i = 0; i < Scale(30); ++i) {
-        const int fd = ::accept(listener, nullptr, nullptr);
-        CHECK_THAT(fd >= 0);
+        const int fd = Accept(listener);
         SendPattern(fd, 2, i % 3 == 0 ? kMuch / 16 : kMuch, pieces[i % 3]);
         ::close(fd);
       }
@@ -119,8 +115,7 @@ Case large(
       std::string all(2 * kMuch, 0);
       Pattern(3, 0, all.data(), all.size());
       for (int i = 0; i < 12; ++i) {
-        const int fd = ::accept(listener, nullptr, nullptr);
-        CHECK_THAT(fd >= 0);
+        const int fd = Accept(listener);
         iovec parts[40];
         std::size_t at = 0;
         for (iovec& part : parts) {
@@ -168,8 +163,7 @@ Case large_file(
       }
       const bool lane = ::getenv("RCSOCK_PROMOTE_OPS") != nullptr;
       for (int i = 0; i < 4; ++i) {
-        const int fd = ::accept(listener, nullptr, nullptr);
-        CHECK_THAT(fd >= 0);
+        const int fd = Accept(listener);
         off_t at = 0;
         CHECK_THAT(::lseek(file, 0, SEEK_SET) == 0);
         // (The second half of the connections says where; and more than there
@@ -204,9 +198,7 @@ Case large_file(
 Case file_in_parts(
     "file_in_parts",
     [](int) {
-      int port;
-      const int listener = Listen(&port);
-      Tell(port);
+      const int listener = ListenAndTell();
       const int file = ::memfd_create("file", 0);
       CHECK_THAT(file >= 0);
       std::string all(kMuch, 0);
@@ -215,8 +207,7 @@ Case file_in_parts(
         CHECK_THAT(::write(file, all.data(), all.size()) ==
                    static_cast<ssize_t>(all.size()));
       }
-      const int fd = ::accept(listener, nullptr, nullptr);
-      CHECK_THAT(fd >= 0);
+      const int fd = Accept(listener);
       SetNonblock(fd, true);
       constexpr off_t kAll = off_t{kTimes} * kMuch;
       off_t at = 0;
@@ -235,7 +226,7 @@ Case file_in_parts(
       ::close(fd);
     },
     [](int) {
-      const int fd = Connect(static_cast<int>(Hear()));
+      const int fd = Connect(HearPort());
       Barrier();
       std::string got(kMuch, 0);
       for (int k = 0; k < kTimes; ++k) {
@@ -253,8 +244,7 @@ Case both_ways(
     [](int) {
       const int listener = ListenAndTeach();
       for (int i = 0; i < Scale(20); ++i) {
-        const int fd = ::accept(listener, nullptr, nullptr);
-        CHECK_THAT(fd >= 0);
+        const int fd = Accept(listener);
         SendPattern(fd, 4, kFits, 4096);
         ::shutdown(fd, SHUT_WR);
         Log("%zu", TakePattern(fd, 5));
@@ -306,8 +296,7 @@ void StoppedServer(Body&& body) {
   Stop(client);
   const std::uint64_t start = NowMs();
   for (int i = 0; i < kMany; ++i) {
-    const int fd = ::accept(listener, nullptr, nullptr);
-    CHECK_THAT(fd >= 0);
+    const int fd = Accept(listener);
     body(fd, i);
   }
   // (No wait of a second for each.)
@@ -430,8 +419,7 @@ Case forked(
     [](int) {
       const int listener = ListenAndTeach();
       for (int i = 0; i < Scale(20); ++i) {
-        int fd = ::accept(listener, nullptr, nullptr);
-        CHECK_THAT(fd >= 0);
+        int fd = Accept(listener);
         std::thread sender([fd] { SendPattern(fd, 6, kMuch, 4096); });
         for (int k = 0; k < i * 20; ++k) ::sched_yield();
         const pid_t child = ::fork();

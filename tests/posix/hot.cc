@@ -36,11 +36,9 @@ void Watch(int set, int op, int fd, std::uint32_t events) {
 
 // Accepts and watches them all.
 void AcceptAll(int set, int (&all)[kConnections]) {
-  int port = 0;
-  const int listener = Listen(&port);
-  Tell(port);
+  const int listener = ListenAndTell();
   for (int& fd : all) {
-    CHECK_THAT((fd = ::accept(listener, nullptr, nullptr)) >= 0);
+    fd = Accept(listener);
     SetNoDelay(fd);
     Watch(set, EPOLL_CTL_ADD, fd, EPOLLIN);
   }
@@ -139,7 +137,7 @@ void ServeTwoSets(int) {
 class Client {
  public:
   Client() {
-    const int port = static_cast<int>(Hear());
+    const int port = HearPort();
     for (int i = 0; i < kConnections; ++i) {
       fds_.push_back(Connect(port));
       SetNoDelay(fds_.back());
@@ -232,7 +230,7 @@ void ServeOneByOne(int) {
 }
 
 void AskBesideFloods(int) {
-  const int port = static_cast<int>(Hear());
+  const int port = HearPort();
   std::vector<int> fds;
   for (int i = 0; i < kConnections; ++i) {
     fds.push_back(Connect(port));

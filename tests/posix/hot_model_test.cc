@@ -4,7 +4,6 @@
 
 #include <array>
 #include <cstdint>
-#include <vector>
 
 #include "tests/posix/model.h"
 
@@ -82,7 +81,7 @@ struct Hot {
   bool Here(const State& s) const { return s[kMover] == kStays; }
 
   // The thread of the set.
-  void Wait(const State& from, std::vector<State>* to) const {
+  void Wait(const State& from, Next<State>* to) const {
     State s = from;
     const bool more = s[kTaken] < s[kLanded];
     switch (s[kAt]) {
@@ -158,28 +157,28 @@ struct Hot {
       default:
         break;
     }
-    if (s != from) to->push_back(s);
+    to->Add(s);
     if (from[kAt] != kLook || from[kChanged] == kChanges || !Here(from)) return;
     s = from;
     ++s[kChanged];
     if (s[kDirect] == 0) {
       s[kDirect] = 1;
-      to->push_back(s);
+      to->Add(s);
       return;
     }
     if (s[kWish] != 0) {
       s[kWish] = 0;
-      to->push_back(s);
+      to->Add(s);
       s = from;
       ++s[kChanged];
     }
     s[kWish] = !no_wish;
     s[kAt] = no_fence || late_fence || from[kWish] != 0 ? kDrop : kFence;
-    to->push_back(s);
+    to->Add(s);
   }
 
   // The other set's, and who registers it there.
-  void Elsewhere(const State& from, std::vector<State>* to) const {
+  void Elsewhere(const State& from, Next<State>* to) const {
     State s = from;
     const bool more = s[kTaken] < s[kLanded];
     switch (s[kThere]) {
@@ -225,7 +224,7 @@ struct Hot {
       default:
         break;
     }
-    if (s != from) to->push_back(s);
+    to->Add(s);
     s = from;
     switch (s[kMover]) {
       case kStays:
@@ -251,16 +250,16 @@ struct Hot {
       default:
         break;
     }
-    if (s != from) to->push_back(s);
+    to->Add(s);
   }
 
-  void Steps(const State& from, std::vector<State>* to) const {
+  void Steps(const State& from, Next<State>* to) const {
     Wait(from, to);
     if (moves) Elsewhere(from, to);
     State s = from;
     if (s[kLanded] != s[kPosted]) {
       ++s[kLanded];
-      to->push_back(s);
+      to->Add(s);
       s = from;
     }
     switch (s[kSender]) {
@@ -290,7 +289,7 @@ struct Hot {
       default:
         break;
     }
-    if (s != from) to->push_back(s);
+    to->Add(s);
   }
 };
 

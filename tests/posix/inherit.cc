@@ -41,18 +41,6 @@ constexpr std::size_t kPiece = 16;
 constexpr std::size_t kPieces = 150;
 constexpr std::size_t kTotal = kPiece * kPieces;
 
-void LogDrain(int fd) {
-  int error;
-  const std::size_t n = Drain(fd, &error);
-  Log("rest %zu, %s", n, error == 0 ? "EOF" : ErrorName(error));
-}
-
-void LogChild(pid_t child) {
-  int status = 0;
-  CHECK_THAT(::waitpid(child, &status, 0) == child);
-  Log("child: %x", static_cast<unsigned>(status));
-}
-
 // The server's half: says kTotal bytes that the client does not read meanwhile.
 // With pauses, so that the connection changes its path somewhere among them:
 // some are read ahead from TCP, some lie in a ring.

@@ -4,7 +4,6 @@
 
 #include <array>
 #include <cstdint>
-#include <vector>
 
 #include "tests/posix/model.h"
 
@@ -169,8 +168,7 @@ struct Leader {
     return i;
   }
 
-  void Step(int i, State s, std::vector<State>* to) const {
-    const State from = s;
+  void Step(int i, State s, Next<State>* to) const {
     std::uint8_t& at = Of(s, i, kAt);
     std::uint8_t& mask = Of(s, i, kMask);
     const std::uint8_t token = s[kWord + i];
@@ -394,10 +392,10 @@ struct Leader {
       default:
         break;
     }
-    if (s != from) to->push_back(s);
+    to->Add(s);
   }
 
-  void Steps(const State& from, std::vector<State>* to) const {
+  void Steps(const State& from, Next<State>* to) const {
     for (int i = 0; i <= kThreads; ++i) Step(i, from, to);
     State s = from;
     // Who gives up does so by its time-out, in its sleep.
@@ -408,7 +406,7 @@ struct Leader {
       if (bits_before_resign) Of(s, 1, kOldBits) = s[kBits];
       if (at != kAsleep) PutSet(&s, 1);
       at = at == kAsleep ? kPass : kLedResign;
-      to->push_back(s);
+      to->Add(s);
     }
     for (int lane = 1; lane < kLanes; ++lane) {
       if ((from[kPosted] & Bit(lane)) != 0) continue;
@@ -417,14 +415,14 @@ struct Leader {
       s[kQueue] |= Bit(lane);
       if (s[kQueueArmed] != 0) s[kEventDue] = 1;
       s[kQueueArmed] = 0;
-      to->push_back(s);
+      to->Add(s);
     }
     if (from[kEventDue] != 0) {
       s = from;
       s[kEventDue] = 0;
       s[kEvents] = 1;
       s[kChannelEdges] = 3;
-      to->push_back(s);
+      to->Add(s);
     }
   }
 };

@@ -35,12 +35,6 @@ namespace {
 
 using namespace pair;
 
-void LogDrain(int fd) {
-  int error;
-  const std::size_t n = Drain(fd, &error);
-  Log("rest %zu, %s", n, error == 0 ? "EOF" : ErrorName(error));
-}
-
 // By read and write, as a sandbox lets one.
 void Call(int fd, int count) {
   for (int i = 0; i < count; ++i) {
@@ -380,11 +374,8 @@ Case brief_sleeps(
 
 // Accepts one connection and echoes on it; then the first one goes on.
 void ServeLibrary(int fd) {
-  int port;
-  const int listener = Listen(&port);
-  Tell(port);
-  const int other = ::accept(listener, nullptr, nullptr);
-  CHECK_THAT(other >= 0);
+  const int listener = ListenAndTell();
+  const int other = Accept(listener);
   Echo(other, 500);
   LogDrain(other);
   ::close(other);

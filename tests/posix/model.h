@@ -27,6 +27,20 @@ struct Hash {
   }
 };
 
+// The states that may follow one: those that differ from it.
+template <class State>
+class Next {
+ public:
+  Next(const State& from, std::vector<State>* to) : from_(from), to_(to) {}
+  void Add(const State& state) {
+    if (state != from_) to_->push_back(state);
+  }
+
+ private:
+  const State& from_;
+  std::vector<State>* const to_;
+};
+
 template <class Model>
 struct Search {
   // How many states; 0 if in one of them nothing can move and not all is done.
@@ -41,7 +55,8 @@ struct Search {
       const State state = todo.front();
       todo.pop_front();
       next.clear();
-      model.Steps(state, &next);
+      Next<State> to(state, &next);
+      model.Steps(state, &to);
       if (next.empty() && !model.Done(state)) return 0;
       for (const State& one : next) {
         if (seen.insert(one).second) todo.push_back(one);

@@ -1,6 +1,7 @@
 // Makes docs/options.md: what each option, flag and call does to a stream that
 // is on a lane.  Run under the preload, with RCSOCK_PROMOTE_OPS=1.
 #include <fcntl.h>
+#include <linux/filter.h>
 #include <linux/nbd.h>
 #include <linux/sockios.h>
 #include <linux/tcp.h>
@@ -252,6 +253,13 @@ const std::vector<Row>& Rows() {
       SOCKET(SO_SNDBUF, 100'000),
       {"SOL_SOCKET", "SO_RCVLOWAT 1", Set(SOL_SOCKET, SO_RCVLOWAT, 1)},
       {"SOL_SOCKET", "SO_RCVLOWAT 2", Set(SOL_SOCKET, SO_RCVLOWAT, 2)},
+      {"SOL_SOCKET", "SO_ATTACH_FILTER",
+       [](const Pair& pair) {
+         sock_filter all[] = {{BPF_RET | BPF_K, 0, 0, ~0u}};
+         const sock_fprog program{1, all};
+         return Said(::setsockopt(pair.a, SOL_SOCKET, SO_ATTACH_FILTER,
+                                  &program, sizeof program));
+       }},
       {"SOL_SOCKET", "SO_LINGER",
        [](const Pair& pair) {
          const linger option{1, 1};
@@ -349,6 +357,13 @@ const std::vector<Row>& Rows() {
          Take(pair.b, 8);
          ::close(file);
          return said;
+       }},
+      {"calls", "sendfile from the stream to a pipe",
+       [](const Pair& pair) {
+         int ends[2];
+         if (::pipe(ends) != 0) Die("pipe");
+         Put(pair.b, "x");
+         return Said(::sendfile(ends[1], pair.a, nullptr, 1));
        }},
       {"calls", "splice from the stream",
        [](const Pair& pair) {

@@ -193,6 +193,18 @@ std::size_t Drain(int fd, int* error) {
   }
 }
 
+void LogDrain(int fd) {
+  int error;
+  const std::size_t n = Drain(fd, &error);
+  Log("rest %zu, %s", n, error == 0 ? "EOF" : ErrorName(error));
+}
+
+void LogChild(pid_t child) {
+  int status = 0;
+  CHECK_THAT(::waitpid(child, &status, 0) == child);
+  Log("child: %x", static_cast<unsigned>(status));
+}
+
 std::uint64_t TcpBytes(int fd) {
   tcp_info info{};
   socklen_t length = sizeof info;
@@ -311,19 +323,31 @@ int Connect(int port) {
   return fd;
 }
 
+int ListenAndTell() {
+  int port;
+  const int listener = Listen(&port);
+  Tell(port);
+  return listener;
+}
+
+int HearPort() { return static_cast<int>(Hear()); }
+
+int Accept(int listener) {
+  const int fd = ::accept(listener, nullptr, nullptr);
+  CHECK_THAT(fd >= 0);
+  return fd;
+}
+
 namespace {
 
 void RunEnd(const Registered& one) {
   int fd = -1;
   if (one.options.connect) {
     if (is_client) {
-      fd = Connect(static_cast<int>(Hear()));
+      fd = Connect(HearPort());
     } else {
-      int port;
-      const int listener = Listen(&port);
-      Tell(port);
-      fd = ::accept(listener, nullptr, nullptr);
-      CHECK_THAT(fd >= 0);
+      const int listener = ListenAndTell();
+      fd = Accept(listener);
       ::close(listener);
     }
     if (one.options.warm) Warm(fd);

@@ -50,6 +50,10 @@ void Echo(int fd, int count);
 void Stop(pid_t pid);
 // Reads to EOF or an error; returns how many bytes, *error 0 or errno.
 std::size_t Drain(int fd, int* error);
+// Logs both.
+void LogDrain(int fd);
+// Waits for its end, and logs its status.
+void LogChild(pid_t child);
 // Round trips until the bytes no longer go through the kernel's TCP (with
 // PAIR_WARM=lane in the environment; else a few), then returns on both ends.
 void Warm(int fd);
@@ -85,6 +89,11 @@ struct Case {
 };
 int Listen(int* port);
 int Connect(int port);
+// Fails on error, as these.
+int Accept(int listener);
+// Between ends that connect by themselves: one listens, the other hears where.
+int ListenAndTell();
+int HearPort();
 int Main(int argc, char** argv);
 
 }  // namespace pair

@@ -4,7 +4,6 @@
 
 #include <array>
 #include <cstdint>
-#include <vector>
 
 #include "tests/posix/model.h"
 
@@ -87,8 +86,7 @@ struct Polls {
     }
   }
 
-  void Step(int i, State s, std::vector<State>* to) const {
-    const State from = s;
+  void Step(int i, State s, Next<State>* to) const {
     std::uint8_t& at = s[kAt + i];
     const bool more = s[kTaken] < s[kLanded];
     const int held = s[kHeld + i];
@@ -157,10 +155,10 @@ struct Polls {
       default:
         break;
     }
-    if (s != from) to->push_back(s);
+    to->Add(s);
   }
 
-  void Steps(const State& from, std::vector<State>* to) const {
+  void Steps(const State& from, Next<State>* to) const {
     for (int i = 0; i < 2; ++i) {
       Step(i, from, to);
       if (from[kAt + i] == kAsleep && from[kNaps + i] != 0 &&
@@ -168,13 +166,13 @@ struct Polls {
         State s = from;
         s[kNapped + i] = 1;
         s[kAt + i] = kDisarm;
-        to->push_back(s);
+        to->Add(s);
       }
     }
     State s = from;
     if (s[kLanded] != s[kPosted]) {
       ++s[kLanded];
-      to->push_back(s);
+      to->Add(s);
       s = from;
     }
     switch (s[kMover]) {
@@ -190,7 +188,7 @@ struct Polls {
       default:
         break;
     }
-    if (s != from) to->push_back(s);
+    to->Add(s);
     s = from;
     const int bell = s[kSees];
     switch (s[kSender]) {
@@ -218,7 +216,7 @@ struct Polls {
       default:
         break;
     }
-    if (s != from) to->push_back(s);
+    to->Add(s);
   }
 };
 

@@ -362,11 +362,8 @@ Case ring_splice("io_uring_splice", SendThenCheck, [](int fd) {
 Case ring_passes(
     "io_uring_passes",
     [](int) {
-      int port;
-      const int listener = Listen(&port);
-      Tell(port);
-      const int fd = ::accept(listener, nullptr, nullptr);
-      CHECK_THAT(fd >= 0);
+      const int listener = ListenAndTell();
+      const int fd = Accept(listener);
       Warm(fd);
       SendThenCheck(fd);
       Barrier();
@@ -394,7 +391,7 @@ Case ring_passes(
         Bulk(fd, 2);
         ::_exit(0);
       }
-      const int fd = Connect(static_cast<int>(Hear()));
+      const int fd = Connect(HearPort());
       Warm(fd);
       cmsghdr* header = CMSG_FIRSTHDR(&message);
       header->cmsg_level = SOL_SOCKET;

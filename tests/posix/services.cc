@@ -28,8 +28,7 @@ constexpr std::size_t kRecord = 4;
 void Echo(int listener, int count) {
   std::vector<char> bytes(64 << 10);
   for (int i = 0; i < count; ++i) {
-    const int fd = ::accept(listener, nullptr, nullptr);
-    CHECK_THAT(fd >= 0);
+    const int fd = Accept(listener);
     for (;;) {
       const ssize_t n = ::recv(fd, bytes.data(), bytes.size(), 0);
       if (n < 0 && errno == EINTR) continue;
@@ -41,9 +40,7 @@ void Echo(int listener, int count) {
 }
 
 void Serve(int count) {
-  int port;
-  const int listener = Listen(&port);
-  Tell(port);
+  const int listener = ListenAndTell();
   Echo(listener, count);
   Log("%d served", count);
 }
@@ -119,7 +116,7 @@ constexpr int kShort = 12;
 Case slow_known(
     "slow_known", [](int) { Serve(kShort + 1); },
     [](int) {
-      const int port = static_cast<int>(Hear());
+      const int port = HearPort();
       AskBriefly(port, kShort);
       AskSlowly(port);
     },
@@ -128,7 +125,7 @@ Case slow_known(
 Case slow_new_client(
     "slow_new_client", [](int) { Serve(kShort + 1); },
     [](int) {
-      const int port = static_cast<int>(Hear());
+      const int port = HearPort();
       InChild([port] { AskBriefly(port, kShort); });
       AskSlowly(port);
     },
@@ -137,15 +134,13 @@ Case slow_new_client(
 Case slow_new_server(
     "slow_new_server",
     [](int) {
-      int port;
-      const int listener = Listen(&port);
-      Tell(port);
+      const int listener = ListenAndTell();
       InChild([listener] { Echo(listener, kShort); });
       Barrier();
       Echo(listener, 1);
     },
     [](int) {
-      const int port = static_cast<int>(Hear());
+      const int port = HearPort();
       AskBriefly(port, kShort);
       Barrier();
       AskSlowly(port);
@@ -159,7 +154,7 @@ constexpr int kGuessed = 2;
 Case at_once(
     "at_once", [](int) { Serve(kLong + kGuessed); },
     [](int) {
-      const int port = static_cast<int>(Hear());
+      const int port = HearPort();
       AskAtLength(port);
       for (int i = 0; i < kGuessed; ++i) {
         const int fd = Connect(port);
@@ -172,7 +167,7 @@ Case at_once(
 Case forks(
     "guessed_fork", [](int) { Serve(kLong + 12); },
     [](int) {
-      const int port = static_cast<int>(Hear());
+      const int port = HearPort();
       AskAtLength(port);
       for (int i = 0; i < 12; ++i) {
         const int fd = Connect(port);
@@ -205,7 +200,7 @@ void SetAlarm(int us) {
 Case signals(
     "guessed_signal", [](int) { Serve(kLong + 10); },
     [](int) {
-      const int port = static_cast<int>(Hear());
+      const int port = HearPort();
       AskAtLength(port);
       struct sigaction action {};
       action.sa_handler = OnAlarm;
@@ -243,7 +238,7 @@ Case signals(
 Case cancels(
     "guessed_cancel", [](int) { Serve(kLong + 40); },
     [](int) {
-      const int port = static_cast<int>(Hear());
+      const int port = HearPort();
       AskAtLength(port);
       for (int i = 0; i < 40; ++i) {
         const int fd = Connect(port);

@@ -5,7 +5,6 @@
 
 #include <array>
 #include <cstdint>
-#include <vector>
 
 #include "tests/posix/model.h"
 
@@ -84,7 +83,7 @@ struct Room {
   }
   static bool HasRoom(const State& s) { return s[kPosted] - s[kSeen] < kRing; }
 
-  void Steps(const State& from, std::vector<State>* to) const {
+  void Steps(const State& from, Next<State>* to) const {
     State s = from;
     switch (s[kWriter]) {
       case kTry:
@@ -128,7 +127,7 @@ struct Room {
       default:
         break;
     }
-    if (s != from) to->push_back(s);
+    to->Add(s);
 
     s = from;
     const bool more = s[kTaken] < s[kPosted];
@@ -162,11 +161,11 @@ struct Room {
         s[kReader] = bit_after_bump ? kClear : kTake;
         break;
     }
-    if (s != from) to->push_back(s);
+    to->Add(s);
     if (pauses && from[kReader] == kTake && from[kPaused] == 0) {
       s = from;
       s[kPaused] = 1;
-      to->push_back(s);
+      to->Add(s);
     }
 
     // Another thread of the writer's process takes news of credit (poll, or
@@ -175,7 +174,7 @@ struct Room {
       s = from;
       ++s[kOther];
       Hear(&s, !heard_without_bump);
-      to->push_back(s);
+      to->Add(s);
     }
     if (from[kTimer] != 0 && !Latched(from)) {
       s = from;
@@ -195,7 +194,7 @@ struct Room {
         ++s[kWord];
         Wakes(&s);
       }
-      to->push_back(s);
+      to->Add(s);
     }
   }
 };
@@ -269,7 +268,7 @@ struct Input {
     }
   }
 
-  void Steps(const State& from, std::vector<State>* to) const {
+  void Steps(const State& from, Next<State>* to) const {
     for (int i = 0; i < 2; ++i) {
       State s = from;
       std::uint8_t& at = s[kReader + i];
@@ -319,7 +318,7 @@ struct Input {
         default:
           break;
       }
-      if (s != from) to->push_back(s);
+      to->Add(s);
     }
     State s = from;
     std::uint8_t& at = s[kSender];
@@ -360,7 +359,7 @@ struct Input {
       default:
         break;
     }
-    if (s != from) to->push_back(s);
+    to->Add(s);
   }
 };
 

@@ -215,13 +215,10 @@ Case close_under(
 // lies under the stream, whose bytes are no application's.
 constexpr int kClosedBeside = 60;
 void ServeClosedBeside(int) {
-  int port;
-  const int listener = Listen(&port);
-  Tell(port);
+  const int listener = ListenAndTell();
   int good = 0;
   for (int i = 0; i < kClosedBeside; ++i) {
-    const int fd = ::accept(listener, nullptr, nullptr);
-    CHECK_THAT(fd >= 0);
+    const int fd = Accept(listener);
     Warm(fd);
     Barrier();
     ::shutdown(fd, SHUT_WR);
@@ -239,7 +236,7 @@ void ServeClosedBeside(int) {
 }
 // `over`: what takes the number; -1: nothing.
 void CloseBeside(int over) {
-  const int port = static_cast<int>(Hear());
+  const int port = HearPort();
   int strange = 0;
   for (int i = 0; i < kClosedBeside; ++i) {
     const int fd = Connect(port);
@@ -812,11 +809,9 @@ Case jumps(
 Case jumps_early(
     "siglongjmp_before_lane",
     [](int) {
-      int port;
-      const int listener = Listen(&port);
-      Tell(port);
+      const int listener = ListenAndTell();
       for (int i = 0; i < 3; ++i) {
-        const int fd = ::accept(listener, nullptr, nullptr);
+        const int fd = Accept(listener);
         if (i == 2) Warm(fd);
         int error;
         const auto drained = Drain(fd, &error);
@@ -825,7 +820,7 @@ Case jumps_early(
       }
     },
     [](int) {
-      const int port = static_cast<int>(Hear());
+      const int port = HearPort();
       struct sigaction action {};
       action.sa_handler = [](int) { ::siglongjmp(jump, 1); };
       ::sigaction(SIGALRM, &action, nullptr);
@@ -948,9 +943,7 @@ constexpr int kOnceMany = 600;
 Case waiters_once_many(
     "waiters_oneshot_many",
     [](int) {
-      int port;
-      const int listener = Listen(&port);
-      Tell(port);
+      const int listener = ListenAndTell();
       const int set = ::epoll_create1(0);
       struct Flow {
         int fd;
@@ -958,8 +951,7 @@ Case waiters_once_many(
       };
       std::vector<Flow> flows(kOnceMany);
       for (Flow& flow : flows) {
-        flow.fd = ::accept(listener, nullptr, nullptr);
-        CHECK_THAT(flow.fd >= 0);
+        flow.fd = Accept(listener);
         epoll_event event{};
         event.events = EPOLLIN | EPOLLONESHOT;
         event.data.ptr = &flow;
@@ -999,7 +991,7 @@ Case waiters_once_many(
       Log("%d told twice, %d in vain", twice.load(), vain.load());
     },
     [](int) {
-      const int port = static_cast<int>(Hear());
+      const int port = HearPort();
       std::vector<int> fds;
       for (int i = 0; i < kOnceMany; ++i) fds.push_back(Connect(port));
       for (int round = 0; round < 40; ++round) {
@@ -1231,17 +1223,14 @@ constexpr std::size_t kSlowBytes = 16 << 20;
 Case slow_reader_of_many(
     "slow_reader_of_many",
     [](int) {
-      int port;
-      const int listener = Listen(&port);
-      Tell(port);
+      const int listener = ListenAndTell();
       std::vector<std::thread> senders;
       // (In one call, and clearly more than TCP's buffers take: who is slow to
       // fill them is not in vain there.)
       std::vector<char> all(kSlowBytes);
       Pattern(22, 0, all.data(), all.size());
       for (int i = 0; i < 10; ++i) {
-        const int fd = ::accept(listener, nullptr, nullptr);
-        CHECK_THAT(fd >= 0);
+        const int fd = Accept(listener);
         WarmAs(fd, false);
         senders.emplace_back([fd, &all] {
           char go;
@@ -1253,7 +1242,7 @@ Case slow_reader_of_many(
       for (std::thread& sender : senders) sender.join();
     },
     [](int) {
-      const int port = static_cast<int>(Hear());
+      const int port = HearPort();
       std::vector<int> fds;
       std::vector<std::uint64_t> before;
       for (int i = 0; i < 10; ++i) {
@@ -1293,7 +1282,7 @@ Case self_talk(
       int port;
       const int listener = Listen(&port);
       const int out = Connect(port);
-      const int in = ::accept(listener, nullptr, nullptr);
+      const int in = Accept(listener);
       char text[64] = {};
       for (int i = 0; i < 500; ++i) {
         SendAll(out, text, 64);
@@ -1406,15 +1395,12 @@ void Pump(std::vector<Flow>& flows, bool client, std::uint32_t flags) {
 }
 
 void ManyServer(int count, std::uint32_t flags, std::uint64_t most) {
-  int port;
-  const int listener = Listen(&port);
-  Tell(port);
+  const int listener = ListenAndTell();
   std::vector<Flow> flows;
   Random sizes{Seed() * 31};
   for (int i = 0; i < count; ++i) {
     // In the order of connect(): one at a time.
-    const int fd = ::accept(listener, nullptr, nullptr);
-    CHECK_THAT(fd >= 0);
+    const int fd = Accept(listener);
     Tell(0);
     flows.push_back({.fd = fd, .total = 1 + sizes.Below(most)});
   }
@@ -1423,7 +1409,7 @@ void ManyServer(int count, std::uint32_t flags, std::uint64_t most) {
 }
 
 void ManyClient(int count, std::uint32_t flags, std::uint64_t most) {
-  const int port = static_cast<int>(Hear());
+  const int port = HearPort();
   std::vector<Flow> flows;
   Random sizes{Seed() * 31};
   for (int i = 0; i < count; ++i) {
@@ -1491,8 +1477,7 @@ void WarmHands(int fd, int other) {
 void ServeHands(int listener) {
   int fds[2];
   for (int& fd : fds) {
-    fd = ::accept(listener, nullptr, nullptr);
-    CHECK_THAT(fd >= 0);
+    fd = Accept(listener);
   }
   const int set = ::epoll_create1(EPOLL_CLOEXEC);
   const int end = ::eventfd(0, EFD_CLOEXEC);
@@ -1541,14 +1526,12 @@ int HandRounds() { return Scale(12); }
 Case many_hands(
     "epoll_threads_of_one_set",
     [](int) {
-      int port;
-      const int listener = Listen(&port);
-      Tell(port);
+      const int listener = ListenAndTell();
       for (int i = 0; i < HandRounds(); ++i) ServeHands(listener);
       ::close(listener);
     },
     [](int) {
-      const int port = static_cast<int>(Hear());
+      const int port = HearPort();
       for (int i = 0; i < HandRounds(); ++i) AskHands(port);
     },
     {.warm = false, .connect = false, .seconds = 60});
@@ -1559,13 +1542,10 @@ constexpr int kPolls = 5;
 
 // Accepts so many, and warms them.
 std::vector<int> AcceptPolls() {
-  int port;
-  const int listener = Listen(&port);
-  Tell(port);
+  const int listener = ListenAndTell();
   std::vector<int> fds;
   for (int i = 0; i < kPolls; ++i) {
-    fds.push_back(::accept(listener, nullptr, nullptr));
-    CHECK_THAT(fds.back() >= 0);
+    fds.push_back(Accept(listener));
     Warm(fds.back());
   }
   ::close(listener);
@@ -1573,7 +1553,7 @@ std::vector<int> AcceptPolls() {
 }
 
 std::vector<int> ConnectPolls() {
-  const int port = static_cast<int>(Hear());
+  const int port = HearPort();
   std::vector<int> fds;
   for (int i = 0; i < kPolls; ++i) {
     fds.push_back(Connect(port));
@@ -1779,12 +1759,9 @@ constexpr int kSharingRounds = 40;
 Case sharing_thread(
     "thread_with_its_makers_variables",
     [](int) {
-      int port;
-      const int listener = Listen(&port);
-      Tell(port);
+      const int listener = ListenAndTell();
       for (int i = 0; i < 20; ++i) {
-        const int fd = ::accept(listener, nullptr, nullptr);
-        CHECK_THAT(fd >= 0);
+        const int fd = Accept(listener);
         for (int j = 0; j < kSharingRounds; ++j) {
           auto byte = static_cast<unsigned char>(j);
           SendAll(fd, &byte, 1);
@@ -1795,8 +1772,7 @@ Case sharing_thread(
         }
         ::close(fd);
       }
-      const int fd = ::accept(listener, nullptr, nullptr);
-      CHECK_THAT(fd >= 0);
+      const int fd = Accept(listener);
       for (int i = 0; i < 300; ++i) {
         char text[64];
         RecvAll(fd, text, sizeof text);
@@ -1806,7 +1782,7 @@ Case sharing_thread(
       ::close(listener);
     },
     [](int) {
-      const int port = static_cast<int>(Hear());
+      const int port = HearPort();
       // A call on it says at once that there is no connection.
       const int none = ::socket(AF_INET, SOCK_STREAM, 0);
       static char stack[256 * 1024];
@@ -1867,14 +1843,8 @@ void AskParts(int fd) {
 Case late_call(
     "call_of_a_closed_connection",
     [](int) {
-      int port;
-      const int listener = Listen(&port);
-      Tell(port);
-      const auto next = [&] {
-        const int fd = ::accept(listener, nullptr, nullptr);
-        CHECK_THAT(fd >= 0);
-        return fd;
-      };
+      const int listener = ListenAndTell();
+      const auto next = [listener] { return Accept(listener); };
       const int late = next();
       for (int i = 0; i < 2 * kAfterLate; ++i) ::close(next());
       int fds[kAfterLate];
@@ -1897,7 +1867,7 @@ Case late_call(
       ::close(listener);
     },
     [](int) {
-      const int port = static_cast<int>(Hear());
+      const int port = HearPort();
       const int late = Connect(port);
       std::atomic<bool> begins{false};
       long got = 0;

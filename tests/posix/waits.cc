@@ -197,10 +197,8 @@ Case kept_out("mask_keeps_out", &Echo, [](int fd) {
 Case limit(
     "poll_at_limit",
     [](int) {
-      int port;
-      const int listener = Listen(&port);
-      Tell(port);
-      const int fd = ::accept(listener, nullptr, nullptr);
+      const int listener = ListenAndTell();
+      const int fd = Accept(listener);
       Warm(fd);
       Echo(fd);
     },
@@ -208,7 +206,7 @@ Case limit(
       constexpr nfds_t kMost = 256;
       const rlimit few{kMost, kMost};
       CHECK_THAT(::setrlimit(RLIMIT_NOFILE, &few) == 0);
-      const int fd = Connect(static_cast<int>(Hear()));
+      const int fd = Connect(HearPort());
       Warm(fd);
       int pipe[2];
       CHECK_THAT(::pipe(pipe) == 0);

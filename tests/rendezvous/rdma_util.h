@@ -200,6 +200,12 @@ class RawCm {
   rdma_cm_id* listener_ = nullptr;
 };
 
+// As ExchangeNonces, by RDMA.
+inline void UseLane(TestSeeker* seeker) {
+  EXPECT_EQ(seeker->lane->kind(), lane::Kind::kRdma);
+  ExchangeNonces(seeker);
+}
+
 }  // namespace rcsock::rendezvous
 
 #endif  // RCSOCK_TESTS_RENDEZVOUS_RDMA_UTIL_H_

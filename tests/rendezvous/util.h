@@ -8,6 +8,7 @@
 #include <netinet/in.h>
 #include <signal.h>
 #include <sys/socket.h>
+#include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -340,6 +341,35 @@ bool Eventually(Condition condition, int limit_ms = 10'000) {
     ::usleep(1000);
   }
   return true;
+}
+
+// Where the ends of a connection meet.
+inline sockaddr_un NameOf(int fd, stream::Role role, socklen_t* length) {
+  sockaddr_storage local;
+  sockaddr_storage peer;
+  EXPECT_TRUE(TestSeeker(fd, role).Names(&local, &peer));
+  Address local_address;
+  Address peer_address;
+  std::uint16_t local_port;
+  std::uint16_t peer_port;
+  EXPECT_TRUE(Normalise(local, &local_address, &local_port));
+  EXPECT_TRUE(Normalise(peer, &peer_address, &peer_port));
+  sockaddr_un name;
+  *length = MeetingName(
+      MakeTuple(role, local_address, local_port, peer_address, peer_port),
+      &name);
+  return name;
+}
+
+// Takes a name and answers nobody.
+inline int Squat(int connector_fd) {
+  socklen_t length;
+  const sockaddr_un name =
+      NameOf(connector_fd, stream::Role::kConnector, &length);
+  const int fd = ::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+  EXPECT_EQ(::bind(fd, reinterpret_cast<const sockaddr*>(&name), length), 0);
+  EXPECT_EQ(::listen(fd, 5), 0);
+  return fd;
 }
 
 }  // namespace rcsock::rendezvous

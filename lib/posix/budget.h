@@ -1,0 +1,44 @@
+#ifndef RCSOCK_LIB_POSIX_BUDGET_H_
+#define RCSOCK_LIB_POSIX_BUDGET_H_
+
+#include <cstdint>
+
+// What the budget of rdma lanes keeps of each stream.
+namespace rcsock::posix {
+
+class Sock;
+
+// What a stream moves, over at least a second; span 0: not known yet.
+struct Pace {
+  std::uint64_t rate = 0;  // bytes a second
+  std::uint64_t span_ns = 0;
+  std::uint32_t ops = 0;
+};
+
+// A stream in the list of those on such a lane.
+struct Remote {
+  Sock* next = nullptr;
+  Sock* prev = nullptr;
+  bool listed = false;
+  bool leaving = false;
+  // Two earlier looks at its traffic; the first is older.
+  struct Look {
+    std::uint64_t ns = 0;
+    std::uint64_t bytes = 0;
+    std::uint32_t ops = 0;
+  } looks[2];
+  std::uint64_t active_ns = 0;     // the last look that found traffic
+  std::uint64_t grown_bytes = 0;   // when its rings were last of use
+  std::uint64_t grown_ns = 0;      // ... and when that was
+  std::uint64_t probe_rx = 0;      // rx_off at the last ProbeRemotes
+  std::uint64_t sought_ns = 0;     // when it began to look for a lane
+  std::uint64_t sought_bytes = 0;  // ... and what it had moved by then
+  Pace Take(std::uint64_t now, std::uint64_t bytes, std::uint32_t ops);
+};
+
+void RemoteForkLock();
+void RemoteForkUnlock(bool child);
+
+}  // namespace rcsock::posix
+
+#endif  // RCSOCK_LIB_POSIX_BUDGET_H_

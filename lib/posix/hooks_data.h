@@ -1,0 +1,89 @@
+#ifndef RCSOCK_LIB_POSIX_HOOKS_DATA_H_
+#define RCSOCK_LIB_POSIX_HOOKS_DATA_H_
+
+#include <sys/types.h>
+#include <sys/uio.h>
+
+#include <cerrno>
+#include <climits>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <new>
+
+#include "lib/posix/file.h"
+#include "lib/posix/sock.h"
+#include "lib/posix/sock_plain.h"
+#include "lib/posix/user_arguments.h"
+
+// What the hooks of hooks_recv.cc, hooks_send.cc and hooks_sendfile.cc share.
+//
+// read, recv, write and send take the short way of a stream on a lane, or that
+// of one on TCP: few instructions and fewer cache lines, since after a sleep in
+// the kernel each is a miss.  They are "hot": the compiler puts such functions
+// together (.text.hot).  Each of the ways that a hook may go on is a function
+// that it ends with (Real..., Kernel..., Plain..., Lane..., Long...), so that
+// it saves no registers itself.
+namespace rcsock::posix::hook {
+
+// False where the kernel refuses the vector, and says why better than we could.
+inline bool Total(const iovec* iov, long count, std::size_t* total) {
+  if (count < 0 || count > IOV_MAX || (count > 0 && Null(iov))) return false;
+  std::size_t sum = 0;
+  for (long i = 0; i < count; ++i) {
+    if (iov[i].iov_len > static_cast<std::size_t>(SSIZE_MAX) - sum) {
+      return false;
+    }
+    sum += iov[i].iov_len;
+  }
+  *total = sum;
+  return true;
+}
+
+// A length that read, write and sendfile refuse before they look at the socket.
+inline bool Negative(size_t length) { return static_cast<ssize_t>(length) < 0; }
+
+// What send and recv, which refuse no length, take at most (MAX_RW_COUNT).
+constexpr std::size_t kMostMoved = 0x7ffff000;
+inline size_t Capped(size_t length) {
+  return length < kMostMoved ? length : kMostMoved;
+}
+
+// A vector of more than that, cut as the kernel cuts it: `call(iov, count)`.
+template <class Call>
+[[gnu::cold, gnu::noinline]] ssize_t WithCut(const iovec* iov, int count,
+                                             Call&& call) {
+  const auto size = static_cast<std::size_t>(count);
+  const std::unique_ptr<iovec[]> cut(new (std::nothrow) iovec[size]);
+  if (cut == nullptr) {
+    errno = ENOMEM;
+    return -1;
+  }
+  int pieces = 0;
+  for (std::size_t left = kMostMoved; left > 0 && pieces < count; ++pieces) {
+    cut[pieces] = iov[pieces];
+    if (cut[pieces].iov_len > left) cut[pieces].iov_len = left;
+    left -= cut[pieces].iov_len;
+  }
+  return call(cut.get(), pieces);
+}
+
+// A flag that only the kernel's own callers may set: recvmsg and sendmsg
+// refuse it before they look at anything.
+constexpr int kCompat = INT_MIN;  // MSG_CMSG_COMPAT
+
+// Of preadv2 and pwritev2: those that mean nothing to a socket, and RWF_NOWAIT.
+// What the kernel makes of any other is its business.
+constexpr int kVectorFlags =
+    RWF_HIPRI | RWF_DSYNC | RWF_SYNC | RWF_APPEND | RWF_NOWAIT;
+
+inline bool Engine(const Sock* sock) { return sock->mode() == Mode::kEngine; }
+
+// Of an entry with kLaneMark.
+inline Sock* LaneSock(std::uintptr_t entry) {
+  return static_cast<Sock*>(FileIn(entry));
+}
+
+}  // namespace rcsock::posix::hook
+
+#endif  // RCSOCK_LIB_POSIX_HOOKS_DATA_H_

@@ -1,0 +1,321 @@
+// read, recv and their families.
+
+#include <sys/socket.h>
+#include <sys/uio.h>
+
+#include <cerrno>
+#include <cstdint>
+#include <ctime>
+
+#include "lib/base/clock.h"
+#include "lib/base/direct.h"
+#include "lib/posix/hooks.h"
+#include "lib/posix/hooks_data.h"
+#include "lib/posix/sock_quick.h"
+#include "lib/posix/table.h"
+#include "lib/posix/user_arguments.h"
+
+namespace rcsock::posix::hook {
+namespace {
+
+// What may go the short way: of a stream that is noted to be on a lane;
+bool QuickRecvs(std::uintptr_t entry, const void* to, size_t length) {
+  return (entry & kLaneMark) != 0 && static_cast<ssize_t>(length) > 0 &&
+         !Null(to);
+}
+// and of another.
+bool QuickRecvs(const Sock* sock, const void* to, size_t length) {
+  return static_cast<ssize_t>(length) > 0 && sock->mode() == Mode::kEngine &&
+         !Null(to);
+}
+
+// What TCP is told and no lane: MSG_PEEK among others moves nothing.
+constexpr int kPlainRecv = MSG_DONTWAIT | MSG_WAITALL;
+
+[[gnu::noinline]] ssize_t LongRead(int fd, void* to, size_t length,
+                                   Sock* sock) {
+  const iovec iov{to, length};
+  return sock->Recv(fd, &iov, 1, length, 0,
+                    [&] { return direct::read(fd, to, length); });
+}
+
+[[gnu::noinline]] ssize_t LongRecv(int fd, void* to, size_t length, int flags,
+                                   Sock* sock) {
+  length = Capped(length);
+  const iovec iov{to, length};
+  if (__builtin_expect((flags & MSG_ERRQUEUE) != 0, 0)) {
+    msghdr message{};
+    message.msg_iov = const_cast<iovec*>(&iov);
+    message.msg_iovlen = 1;
+    return sock->RecvErrors(fd, &message, flags);
+  }
+  return sock->Recv(fd, &iov, 1, length, flags,
+                    [&] { return direct::recv(fd, to, length, flags); });
+}
+
+[[gnu::noinline, gnu::hot]] ssize_t RealRead(int fd, void* to, size_t length) {
+  return direct::read(fd, to, length);
+}
+
+[[gnu::noinline, gnu::hot]] ssize_t RealRecv(int fd, void* to, size_t length,
+                                             int flags) {
+  return direct::recv(fd, to, length, flags);
+}
+
+[[gnu::noinline, gnu::hot]] ssize_t KernelRead(int fd, void* to, size_t length,
+                                               Sock* sock) {
+  return sock->Received(direct::read(fd, to, length));
+}
+
+[[gnu::noinline, gnu::hot]] ssize_t KernelRecv(int fd, void* to, size_t length,
+                                               int flags, Sock* sock) {
+  return sock->Received(direct::recv(fd, to, length, flags));
+}
+
+[[gnu::noinline, gnu::hot]] ssize_t PlainRead(int fd, void* to, size_t length,
+                                              Sock* sock) {
+  {
+    Sock::InKernel in(sock);
+    if (in.May(fd, Mode::kPlain)) [[likely]]
+      return in.Received(direct::read(fd, to, length));
+  }
+  return LongRead(fd, to, length, sock);
+}
+
+[[gnu::noinline, gnu::hot]] ssize_t PlainRecv(int fd, void* to, size_t length,
+                                              int flags, Sock* sock) {
+  {
+    Sock::InKernel in(sock);
+    if (in.May(fd, Mode::kPlain)) [[likely]]
+      return in.Received(direct::recv(fd, to, length, flags));
+  }
+  return LongRecv(fd, to, length, flags, sock);
+}
+
+[[gnu::noinline, gnu::hot]] ssize_t LaneRead(int fd, void* to, size_t length,
+                                             Sock* sock) {
+  if (const ssize_t n = sock->QuickRecv(to, length, 0); n != 0) [[likely]]
+    return n;
+  return LongRead(fd, to, length, sock);
+}
+
+[[gnu::noinline, gnu::hot]] ssize_t LaneRecv(int fd, void* to, size_t length,
+                                             int flags, Sock* sock) {
+  if (const ssize_t n = sock->QuickRecv(to, length, flags); n != 0) [[likely]]
+    return n;
+  return LongRecv(fd, to, length, flags, sock);
+}
+
+}  // namespace
+
+[[gnu::hot]] ssize_t read(int fd, void* to, size_t length) {
+  const std::uintptr_t entry = WholeEntry(fd);
+  if (QuickRecvs(entry, to, length))
+    return LaneRead(fd, to, length, LaneSock(entry));
+  Sock* sock = SockIn(entry, fd);
+  // (The kernel's read of nothing looks at nothing; recv of nothing does.  What
+  // is no length it refuses.)
+  if (sock == nullptr || static_cast<ssize_t>(length) <= 0)
+    return RealRead(fd, to, length);
+  if (!Engine(sock)) {
+    if (sock->Kernels()) return KernelRead(fd, to, length, sock);
+    if (sock->OnTcp()) return PlainRead(fd, to, length, sock);
+  }
+  return QuickRecvs(sock, to, length) ? LaneRead(fd, to, length, sock)
+                                      : LongRead(fd, to, length, sock);
+}
+
+[[gnu::hot]] ssize_t recv(int fd, void* to, size_t length, int flags) {
+  const std::uintptr_t entry = WholeEntry(fd);
+  if (QuickRecvs(entry, to, length) && (flags & ~MSG_DONTWAIT) == 0)
+    return LaneRecv(fd, to, length, flags, LaneSock(entry));
+  Sock* sock = SockIn(entry, fd);
+  if (sock == nullptr) return RealRecv(fd, to, length, flags);
+  if ((flags & ~kPlainRecv) == 0 && !Engine(sock)) {
+    if (sock->Kernels()) return KernelRecv(fd, to, length, flags, sock);
+    if (sock->OnTcp()) return PlainRecv(fd, to, length, flags, sock);
+  }
+  return (flags & ~MSG_DONTWAIT) == 0 && QuickRecvs(sock, to, length)
+             ? LaneRecv(fd, to, length, flags, sock)
+             : LongRecv(fd, to, length, flags, sock);
+}
+
+[[gnu::hot]] ssize_t recvfrom(int fd, void* to, size_t length, int flags,
+                              sockaddr* address, socklen_t* address_length) {
+  Sock* sock = LookupSock(fd);
+  if (sock == nullptr) {
+    return real::recvfrom(fd, to, length, flags, address, address_length);
+  }
+  if (address == nullptr && (flags & ~MSG_DONTWAIT) == 0 &&
+      QuickRecvs(sock, to, length)) {
+    return LaneRecv(fd, to, length, flags, sock);
+  }
+  if (__builtin_expect((flags & MSG_ERRQUEUE) != 0, 0)) {
+    const ssize_t n = recv(fd, to, length, flags);
+    return n >= 0 && address != nullptr && TellNoName(address_length) != 0 ? -1
+                                                                           : n;
+  }
+  length = Capped(length);
+  const iovec iov{to, length};
+  bool raw = false;
+  const ssize_t n = sock->Recv(fd, &iov, 1, length, flags, [&] {
+    raw = true;
+    return real::recvfrom(fd, to, length, flags, address, address_length);
+  });
+  return n >= 0 && address != nullptr && !raw && TellNoName(address_length) != 0
+             ? -1
+             : n;
+}
+
+[[gnu::hot]] ssize_t readv(int fd, const iovec* iov, int count) {
+  Sock* sock = LookupSock(fd);
+  if (sock == nullptr) return direct::readv(fd, iov, count);
+  std::size_t total = 0;
+  if (!Total(iov, count, &total) || total == 0) {
+    return direct::readv(fd, iov, count);
+  }
+  if (total > kMostMoved) [[unlikely]] {
+    return WithCut(iov, count, [&](const iovec* cut, int pieces) {
+      return hook::readv(fd, cut, pieces);
+    });
+  }
+  return sock->Recv(fd, iov, count, total, 0,
+                    [&] { return direct::readv(fd, iov, count); });
+}
+
+[[gnu::hot]] ssize_t recvmsg(int fd, msghdr* message, int flags) {
+  Sock* sock = LookupSock(fd);
+  if (sock == nullptr) return direct::recvmsg(fd, message, flags);
+  if (__builtin_expect((flags & MSG_ERRQUEUE) != 0, 0) && !Null(message)) {
+    return sock->RecvErrors(fd, message, flags);
+  }
+  std::size_t total = 0;
+  if (Null(message) ||
+      !Total(message->msg_iov, static_cast<long>(message->msg_iovlen),
+             &total) ||
+      (flags & kCompat) != 0 ||
+      (message->msg_name != nullptr &&
+       static_cast<int>(message->msg_namelen) < 0)) {
+    return direct::recvmsg(fd, message, flags);
+  }
+  if (total > kMostMoved) [[unlikely]] {
+    return WithCut(message->msg_iov, static_cast<int>(message->msg_iovlen),
+                   [&](iovec* cut, int pieces) {
+                     msghdr told = *message;
+                     told.msg_iov = cut;
+                     told.msg_iovlen = static_cast<std::size_t>(pieces);
+                     const ssize_t n = hook::recvmsg(fd, &told, flags);
+                     message->msg_namelen = told.msg_namelen;
+                     message->msg_controllen = told.msg_controllen;
+                     message->msg_flags = told.msg_flags;
+                     return n;
+                   });
+  }
+  sock->BeforeRecvMsg();
+  bool raw = false;
+  const ssize_t n =
+      sock->Recv(fd, message->msg_iov, static_cast<int>(message->msg_iovlen),
+                 total, flags, [&] {
+                   raw = true;
+                   return direct::recvmsg(fd, message, flags);
+                 });
+  if (n >= 0 && !raw) {
+    if (message->msg_name != nullptr) message->msg_namelen = 0;
+    message->msg_flags = flags & MSG_CMSG_CLOEXEC;
+    if (sock->TellsAny()) [[unlikely]] {
+      sock->TellBeside(message, n);
+    } else {
+      message->msg_controllen = 0;
+    }
+  }
+  return n;
+}
+
+int recvmmsg(int fd, mmsghdr* messages, unsigned count, int flags,
+             timespec* timeout) {
+  Sock* sock = LookupSock(fd);
+  // (What is no time the kernel refuses before it looks at the socket.)
+  if (sock == nullptr || Null(messages) || Astray(timeout) ||
+      (timeout != nullptr && !Valid(timeout))) {
+    return real::recvmmsg(fd, messages, count, flags, timeout);
+  }
+  constexpr std::int64_t kNever = INT64_MAX / 2;
+  const auto now = [] { return static_cast<std::int64_t>(base::NowNs()); };
+  const std::int64_t end =
+      timeout == nullptr || timeout->tv_sec > 1'000'000'000
+          ? kNever
+          : now() + timeout->tv_sec * 1'000'000'000 + timeout->tv_nsec;
+  unsigned got = 0;
+  while (got < count) {
+    int one = flags & ~MSG_WAITFORONE;
+    if (got > 0 && (flags & MSG_WAITFORONE) != 0) one |= MSG_DONTWAIT;
+    const ssize_t n = hook::recvmsg(fd, &messages[got].msg_hdr, one);
+    if (n < 0) {
+      return got > 0 ? static_cast<int>(got) : -1;
+    }
+    messages[got].msg_len = static_cast<unsigned>(n);
+    ++got;
+    // As the kernel: only between messages.
+    if (timeout != nullptr && end != kNever) {
+      const std::int64_t at = now();
+      const std::int64_t left = end > at ? end - at : 0;
+      timeout->tv_sec = left / 1'000'000'000;
+      timeout->tv_nsec = left % 1'000'000'000;
+      if (left == 0) break;
+    }
+    if ((messages[got - 1].msg_hdr.msg_flags & MSG_OOB) != 0) break;
+  }
+  return static_cast<int>(got);
+}
+
+ssize_t preadv2(int fd, const iovec* iov, int count, off_t offset, int flags) {
+  Sock* sock = LookupSock(fd);
+  if (sock == nullptr || offset != -1) {
+    return real::preadv2(fd, iov, count, offset, flags);
+  }
+  std::size_t total = 0;
+  if (!Total(iov, count, &total) || total == 0) {
+    return real::preadv2(fd, iov, count, offset, flags);
+  }
+  if (total > kMostMoved) [[unlikely]] {
+    return WithCut(iov, count, [&](const iovec* cut, int pieces) {
+      return hook::preadv2(fd, cut, pieces, offset, flags);
+    });
+  }
+  if ((flags & ~kVectorFlags) != 0) sock->Pin(base::Reason::kPinnedOption);
+  return sock->Recv(
+      fd, iov, count, total, (flags & RWF_NOWAIT) ? MSG_DONTWAIT : 0,
+      [&] { return real::preadv2(fd, iov, count, offset, flags); });
+}
+
+ssize_t preadv64v2(int fd, const iovec* iov, int count, off64_t offset,
+                   int flags) {
+  return hook::preadv2(fd, iov, count, offset, flags);
+}
+
+// The checked calls of FORTIFY: glibc ends the program on an overflow, so it
+// makes that judgement itself.
+ssize_t __read_chk(int fd, void* to, size_t length, size_t size) {
+  if (length > size || LookupSock(fd) == nullptr) {
+    return real::__read_chk(fd, to, length, size);
+  }
+  return read(fd, to, length);
+}
+
+ssize_t __recv_chk(int fd, void* to, size_t length, size_t size, int flags) {
+  if (length > size || LookupSock(fd) == nullptr) {
+    return real::__recv_chk(fd, to, length, size, flags);
+  }
+  return recv(fd, to, length, flags);
+}
+
+ssize_t __recvfrom_chk(int fd, void* to, size_t length, size_t size, int flags,
+                       sockaddr* address, socklen_t* address_length) {
+  if (length > size || LookupSock(fd) == nullptr) {
+    return real::__recvfrom_chk(fd, to, length, size, flags, address,
+                                address_length);
+  }
+  return hook::recvfrom(fd, to, length, flags, address, address_length);
+}
+
+}  // namespace rcsock::posix::hook

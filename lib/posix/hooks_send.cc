@@ -1,0 +1,347 @@
+// write, send and their families.
+
+#include <sys/socket.h>
+#include <sys/uio.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <climits>
+#include <cstdint>
+#include <cstring>
+
+#include "lib/base/direct.h"
+#include "lib/base/internal.h"
+#include "lib/posix/hooks.h"
+#include "lib/posix/hooks_data.h"
+#include "lib/posix/passing.h"
+#include "lib/posix/sock_quick.h"
+#include "lib/posix/table.h"
+#include "lib/posix/user_arguments.h"
+#include "lib/posix/zero_copy.h"
+
+namespace rcsock::posix::hook {
+namespace {
+
+// What may go the short way: of a stream that is noted to be on a lane;
+bool QuickSends(std::uintptr_t entry, const void* from, size_t length) {
+  return (entry & kLaneMark) != 0 && length - 1 < Sock::kQuickMost &&
+         !Null(from);
+}
+// and of another.
+bool QuickSends(const Sock* sock, const void* from, size_t length) {
+  return length - 1 < Sock::kQuickMost && sock->mode() == Mode::kEngine &&
+         !Null(from);
+}
+
+// What TCP is told and no lane.
+constexpr int kPlainSend = MSG_DONTWAIT | MSG_NOSIGNAL | MSG_MORE;
+// What the kernel alone can do: it, and what says how many have been copied.
+// (MSG_FASTOPEN makes a connection.  Where there is one, it says so.)
+constexpr int kKernelSend = MSG_OOB | MSG_FASTOPEN;
+constexpr int kNotQuick = kKernelSend | MSG_ZEROCOPY;
+
+// What is beside the bytes means nothing to TCP, but it is read, and refused
+// before any of them is taken: the kernel is asked, by a call that sends none.
+[[gnu::cold, gnu::noinline]] bool Refused(int fd, const msghdr* message,
+                                          int flags) {
+  msghdr beside = *message;
+  beside.msg_iov = nullptr;
+  beside.msg_iovlen = 0;
+  const int saved = errno;
+  if (real::sendmsg(fd, &beside,
+                    (flags & kCompat) | MSG_DONTWAIT | MSG_NOSIGNAL) < 0) {
+    switch (errno) {
+      case EFAULT:
+      case EINVAL:
+      case ENOBUFS:
+        return true;
+      default:  // of the connection, which the lane may see in another way
+        break;
+    }
+  }
+  errno = saved;
+  return false;
+}
+
+[[gnu::noinline]] ssize_t LongWrite(int fd, const void* from, size_t length,
+                                    Sock* sock) {
+  if (Negative(length)) return real::write(fd, from, length);
+  length = Capped(length);
+  const iovec iov{const_cast<void*>(from), length};
+  return sock->Send(fd, &iov, 1, length, 0,
+                    [&] { return direct::write(fd, from, length); });
+}
+
+[[gnu::noinline, gnu::hot]] ssize_t RealWrite(int fd, const void* from,
+                                              size_t length) {
+  return direct::write(fd, from, length);
+}
+
+[[gnu::noinline, gnu::hot]] ssize_t KernelWrite(int fd, const void* from,
+                                                size_t length, Sock* sock) {
+  return sock->Sent(direct::write(fd, from, length));
+}
+
+[[gnu::noinline, gnu::hot]] ssize_t PlainWrite(int fd, const void* from,
+                                               size_t length, Sock* sock) {
+  {
+    Sock::InKernel in(sock);
+    if (in.May(fd, Mode::kPlain)) [[likely]]
+      return in.Sent(direct::write(fd, from, length));
+  }
+  return LongWrite(fd, from, length, sock);
+}
+
+[[gnu::noinline, gnu::hot]] ssize_t LaneWrite(int fd, const void* from,
+                                              size_t length, Sock* sock) {
+  if (const ssize_t n = sock->QuickSend(from, length); n != 0) [[likely]]
+    return n;
+  return LongWrite(fd, from, length, sock);
+}
+
+// With the flags that a lane does not know.
+template <class Raw>
+ssize_t SendFlagged(Sock* sock, int fd, const iovec* iov, int count,
+                    std::size_t total, int flags, Raw&& raw) {
+  if (__builtin_expect((flags & kNotQuick) == 0, 1)) {
+    return sock->Send(fd, iov, count, total, flags, raw);
+  }
+  if (flags & kKernelSend) sock->Pin(base::Reason::kPinnedOption);
+  ZeroCopy* const zero_copy =
+      flags & MSG_ZEROCOPY ? sock->ForZeroCopy() : nullptr;
+  bool by_kernel = false;
+  // (What TCP takes of a call of which a lane has taken some is copied too.)
+  const ssize_t n =
+      sock->Send(fd, iov, count, total, flags & ~MSG_ZEROCOPY, [&] {
+        by_kernel = true;
+        const ssize_t taken = raw();
+        // Here, where no lane can come in between.
+        if (taken > 0 && zero_copy != nullptr) zero_copy->ByKernel();
+        return taken;
+      });
+  if (n > 0 && !by_kernel && zero_copy != nullptr) sock->CopiedInstead();
+  return n;
+}
+
+[[gnu::noinline]] ssize_t LongSend(int fd, const void* from, size_t length,
+                                   int flags, Sock* sock) {
+  length = Capped(length);
+  const iovec iov{const_cast<void*>(from), length};
+  return SendFlagged(sock, fd, &iov, 1, length, flags,
+                     [&] { return direct::send(fd, from, length, flags); });
+}
+
+[[gnu::noinline, gnu::hot]] ssize_t RealSend(int fd, const void* from,
+                                             size_t length, int flags) {
+  return direct::send(fd, from, length, flags);
+}
+
+[[gnu::noinline, gnu::hot]] ssize_t KernelSend(int fd, const void* from,
+                                               size_t length, int flags,
+                                               Sock* sock) {
+  return sock->Sent(direct::send(fd, from, length, flags));
+}
+
+[[gnu::noinline, gnu::hot]] ssize_t PlainSend(int fd, const void* from,
+                                              size_t length, int flags,
+                                              Sock* sock) {
+  {
+    Sock::InKernel in(sock);
+    if (in.May(fd, Mode::kPlain)) [[likely]]
+      return in.Sent(direct::send(fd, from, length, flags));
+  }
+  return LongSend(fd, from, length, flags, sock);
+}
+
+[[gnu::noinline, gnu::hot]] ssize_t LaneSend(int fd, const void* from,
+                                             size_t length, int flags,
+                                             Sock* sock) {
+  if (const ssize_t n = sock->QuickSend(from, length); n != 0) [[likely]]
+    return n;
+  return LongSend(fd, from, length, flags, sock);
+}
+
+// The short way of a vector, as QuickSend: several pieces are put together here
+// first if they are few bytes, which costs less than to take them one by one.
+[[gnu::noinline, gnu::hot]] ssize_t GatherSend(Sock* sock, const iovec* iov,
+                                               int count, size_t total) {
+  constexpr std::size_t kMost = 1024;
+  if (count == 1) {
+    return QuickSends(sock, iov->iov_base, total)
+               ? sock->QuickSend(iov->iov_base, total)
+               : 0;
+  }
+  if (total - 1 >= kMost || sock->source() != nullptr) return 0;
+  char all[kMost];
+  char* to = all;
+  for (const iovec* end = iov + count; iov != end; ++iov) {
+    if (iov->iov_len == 0) continue;
+    // (A vector that another thread changes may be longer by now.)
+    if (Null(iov->iov_base) ||
+        iov->iov_len > static_cast<std::size_t>(all + kMost - to)) {
+      return 0;
+    }
+    std::memcpy(to, iov->iov_base, iov->iov_len);
+    to += iov->iov_len;
+  }
+  return sock->QuickSend(all, static_cast<std::size_t>(to - all));
+}
+
+}  // namespace
+
+[[gnu::hot]] ssize_t write(int fd, const void* from, size_t length) {
+  const std::uintptr_t entry = WholeEntry(fd);
+  if (QuickSends(entry, from, length))
+    return LaneWrite(fd, from, length, LaneSock(entry));
+  Sock* sock = SockIn(entry, fd);
+  if (sock == nullptr) return RealWrite(fd, from, length);
+  if (!Engine(sock)) {
+    if (sock->Kernels()) return KernelWrite(fd, from, length, sock);
+    if (sock->OnTcp()) return PlainWrite(fd, from, length, sock);
+  }
+  return QuickSends(sock, from, length) ? LaneWrite(fd, from, length, sock)
+                                        : LongWrite(fd, from, length, sock);
+}
+
+[[gnu::hot]] ssize_t send(int fd, const void* from, size_t length, int flags) {
+  const std::uintptr_t entry = WholeEntry(fd);
+  if (QuickSends(entry, from, length) && (flags & kNotQuick) == 0) {
+    return LaneSend(fd, from, length, flags, LaneSock(entry));
+  }
+  Sock* sock = SockIn(entry, fd);
+  if (sock == nullptr) return RealSend(fd, from, length, flags);
+  if ((flags & ~kPlainSend) == 0 && !Engine(sock)) {
+    if (sock->Kernels()) return KernelSend(fd, from, length, flags, sock);
+    if (sock->OnTcp()) return PlainSend(fd, from, length, flags, sock);
+  }
+  return (flags & kNotQuick) == 0 && QuickSends(sock, from, length)
+             ? LaneSend(fd, from, length, flags, sock)
+             : LongSend(fd, from, length, flags, sock);
+}
+
+[[gnu::hot]] ssize_t sendto(int fd, const void* from, size_t length, int flags,
+                            const sockaddr* address, socklen_t address_length) {
+  Sock* sock = LookupSock(fd);
+  if (sock == nullptr) {
+    return real::sendto(fd, from, length, flags, address, address_length);
+  }
+  if (!MayName(address, address_length)) {
+    return real::sendto(fd, from, length, flags, address, address_length);
+  }
+  length = Capped(length);
+  const iovec iov{const_cast<void*>(from), length};
+  return SendFlagged(sock, fd, &iov, 1, length, flags, [&] {
+    return real::sendto(fd, from, length, flags, address, address_length);
+  });
+}
+
+[[gnu::hot]] ssize_t writev(int fd, const iovec* iov, int count) {
+  Sock* sock = LookupSock(fd);
+  if (sock == nullptr) return direct::writev(fd, iov, count);
+  std::size_t total = 0;
+  // The kernel's writev of nothing does not ask the socket; its write does.
+  if (!Total(iov, count, &total) || total == 0)
+    return direct::writev(fd, iov, count);
+  if (total > kMostMoved) [[unlikely]] {
+    return WithCut(iov, count, [&](const iovec* cut, int pieces) {
+      return hook::writev(fd, cut, pieces);
+    });
+  }
+  if (Engine(sock)) {
+    if (const ssize_t n = GatherSend(sock, iov, count, total); n != 0) return n;
+  }
+  return sock->Send(fd, iov, count, total, 0,
+                    [&] { return direct::writev(fd, iov, count); });
+}
+
+[[gnu::hot]] ssize_t sendmsg(int fd, const msghdr* message, int flags) {
+  Sock* sock = LookupSock(fd);
+  if (sock == nullptr) {
+    if (__builtin_expect(!Null(message) && message->msg_control != nullptr &&
+                             !base::tls_internal,
+                         0)) {
+      BeforePassing(message);
+    }
+    return direct::sendmsg(fd, message, flags);
+  }
+  std::size_t total = 0;
+  if (Null(message) || !Total(message->msg_iov,
+                              static_cast<long>(message->msg_iovlen), &total)) {
+    return direct::sendmsg(fd, message, flags);
+  }
+  const int count = static_cast<int>(message->msg_iovlen);
+  if (total > kMostMoved) [[unlikely]] {
+    return WithCut(message->msg_iov, count, [&](iovec* cut, int pieces) {
+      msghdr told = *message;
+      told.msg_iov = cut;
+      told.msg_iovlen = static_cast<std::size_t>(pieces);
+      return hook::sendmsg(fd, &told, flags);
+    });
+  }
+  if (((flags & kCompat) != 0 || message->msg_controllen != 0 ||
+       message->msg_name != nullptr) &&
+      Engine(sock) && Refused(fd, message, flags)) [[unlikely]] {
+    return -1;
+  }
+  if (total != 0 && (flags & kNotQuick) == 0 && Engine(sock)) {
+    if (const ssize_t n = GatherSend(sock, message->msg_iov, count, total);
+        n != 0) {
+      return n;
+    }
+  }
+  return SendFlagged(sock, fd, message->msg_iov, count, total, flags,
+                     [&] { return direct::sendmsg(fd, message, flags); });
+}
+
+int sendmmsg(int fd, mmsghdr* messages, unsigned count, int flags) {
+  if (LookupSock(fd) == nullptr) {
+    for (unsigned i = 0; i < count && !Null(messages); ++i) {
+      if (messages[i].msg_hdr.msg_control != nullptr && !base::tls_internal) {
+        BeforePassing(&messages[i].msg_hdr);
+      }
+    }
+    return real::sendmmsg(fd, messages, count, flags);
+  }
+  if (Null(messages)) return real::sendmmsg(fd, messages, count, flags);
+  const unsigned most = std::min<unsigned>(count, IOV_MAX);  // as the kernel's
+  for (unsigned sent = 0; sent < most; ++sent) {
+    const msghdr& message = messages[sent].msg_hdr;
+    const ssize_t n = hook::sendmsg(fd, &message, flags);
+    if (n < 0) return sent > 0 ? static_cast<int>(sent) : -1;
+    messages[sent].msg_len = static_cast<unsigned>(n);
+    std::size_t left = static_cast<std::size_t>(n);
+    for (std::size_t i = 0; i < message.msg_iovlen; ++i) {
+      // After a message that went in part the next one would follow its part.
+      if (message.msg_iov[i].iov_len > left) return static_cast<int>(sent) + 1;
+      left -= message.msg_iov[i].iov_len;
+    }
+  }
+  return static_cast<int>(most);
+}
+
+ssize_t pwritev2(int fd, const iovec* iov, int count, off_t offset, int flags) {
+  Sock* sock = LookupSock(fd);
+  if (sock == nullptr || offset != -1) {
+    return real::pwritev2(fd, iov, count, offset, flags);
+  }
+  std::size_t total = 0;
+  if (!Total(iov, count, &total) || total == 0) {
+    return real::pwritev2(fd, iov, count, offset, flags);
+  }
+  if (total > kMostMoved) [[unlikely]] {
+    return WithCut(iov, count, [&](const iovec* cut, int pieces) {
+      return hook::pwritev2(fd, cut, pieces, offset, flags);
+    });
+  }
+  if ((flags & ~kVectorFlags) != 0) sock->Pin(base::Reason::kPinnedOption);
+  return sock->Send(
+      fd, iov, count, total, (flags & RWF_NOWAIT) ? MSG_DONTWAIT : 0,
+      [&] { return real::pwritev2(fd, iov, count, offset, flags); });
+}
+
+ssize_t pwritev64v2(int fd, const iovec* iov, int count, off64_t offset,
+                    int flags) {
+  return hook::pwritev2(fd, iov, count, offset, flags);
+}
+
+}  // namespace rcsock::posix::hook

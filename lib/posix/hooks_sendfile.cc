@@ -1,0 +1,239 @@
+// sendfile and splice.
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/sendfile.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <cstddef>
+#include <cstdint>
+
+#include "lib/base/direct.h"
+#include "lib/base/no_cancel.h"
+#include "lib/posix/hooks.h"
+#include "lib/posix/hooks_data.h"
+#include "lib/posix/signals.h"
+#include "lib/posix/table.h"
+#include "lib/posix/user_arguments.h"
+
+namespace rcsock::posix::hook {
+namespace {
+
+// What read() can read sendfile may not, and the errors differ: of a file that
+// is no file of bytes with a size (of /proc, say) the kernel is asked, by a
+// call that sends nothing.  `got`: what has been read of it, and is put back.
+[[gnu::cold]] bool RefusedBySendfile(int in, const off_t* offset, ssize_t got) {
+  const int saved = errno;
+  struct stat what {};
+  if (::fstat(in, &what) != 0) return false;
+  if (S_ISREG(what.st_mode) && what.st_size > 0) return false;
+  if (offset == nullptr && got > 0) ::lseek(in, -got, SEEK_CUR);
+  off_t at = offset != nullptr ? *offset : ::lseek(in, 0, SEEK_CUR);
+  const long nowhere =
+      at < 0 && offset == nullptr
+          ? -1
+          : ::syscall(SYS_openat, AT_FDCWD, "/dev/null", O_WRONLY | O_CLOEXEC);
+  ssize_t n = 0;
+  if (nowhere >= 0) {
+    n = real::sendfile(static_cast<int>(nowhere), in, &at, 1);
+    const int error = errno;
+    ::syscall(SYS_close, nowhere);
+    errno = error;
+  }
+  if (n < 0) return true;
+  if (offset == nullptr && got > 0) ::lseek(in, got, SEEK_CUR);
+  errno = saved;
+  return false;
+}
+
+// What sendfile copies by.  The stack of a thread or a coroutine may be no
+// larger than 16 KiB, so few threads at a time have one of these; the others,
+// and those that come after a handler has jumped out of sendfile, a small piece
+// of their stack.
+class SendBuffer {
+ public:
+  static constexpr std::size_t kLarge = 16384;
+  static constexpr std::size_t kSmall = 2048;
+  SendBuffer() {
+    unsigned taken = taken_.load(std::memory_order_relaxed);
+    while (taken != kAll) {
+      const unsigned mine = ~taken & (taken + 1);  // the lowest that is free
+      if (taken_.compare_exchange_weak(taken, taken | mine,
+                                       std::memory_order_acquire,
+                                       std::memory_order_relaxed)) {
+        mine_ = mine;
+        return;
+      }
+    }
+  }
+  ~SendBuffer() {
+    if (mine_ != 0) taken_.fetch_and(~mine_, std::memory_order_release);
+  }
+  SendBuffer(const SendBuffer&) = delete;
+  SendBuffer& operator=(const SendBuffer&) = delete;
+  char* at() const {
+    return mine_ == 0 ? nullptr : buffers_[__builtin_ctz(mine_)];
+  }
+
+ private:
+  static constexpr unsigned kCount = 8;
+  static constexpr unsigned kAll = (1u << kCount) - 1;
+  static inline constinit std::atomic<unsigned> taken_{0};
+  alignas(64) static inline char buffers_[kCount][kLarge];
+  unsigned mine_ = 0;
+};
+
+// From bytes that were read ahead and are shared: the kernel does not have
+// them. 0: there are none (any more).
+ssize_t SpliceUnread(Sock* sock, int in, int out, size_t length,
+                     unsigned flags) {
+  std::size_t most = sock->UnreadBytes();
+  char piece[4096];  // what a pipe with any room takes as one
+  if (most > sizeof piece) most = sizeof piece;
+  if (most > length) most = length;
+  if (most == 0) return 0;
+  pollfd room{out, POLLOUT, 0};
+  if ((flags & SPLICE_F_NONBLOCK) != 0 && real::poll(&room, 1, 0) == 0) {
+    errno = EAGAIN;
+    return -1;
+  }
+  const ssize_t seen = hook::recv(in, piece, most, MSG_PEEK | MSG_DONTWAIT);
+  if (seen <= 0) return seen;
+  const ssize_t n = direct::write(out, piece, static_cast<std::size_t>(seen));
+  if (n > 0) hook::recv(in, piece, static_cast<std::size_t>(n), MSG_DONTWAIT);
+  return n;
+}
+
+// What comes from a stream the kernel sends to a pipe, as splice does, and to
+// nothing else.  0: it is to be asked.
+[[gnu::cold]] ssize_t SendfileFrom(Sock* sock, int in, int out, size_t count) {
+  struct stat what {};
+  if (::fstat(out, &what) != 0 || !S_ISFIFO(what.st_mode)) return 0;
+  sock->Pin(base::Reason::kPinnedSyscall);
+  return SpliceUnread(sock, in, out, count, 0);
+}
+
+}  // namespace
+
+ssize_t sendfile(int out, int in, off_t* offset, size_t count) {
+  Sock* sock = LookupSock(out);
+  if (sock == nullptr && offset == nullptr && count != 0 && !Negative(count)) {
+    if (Sock* const from = LookupSock(in)) {
+      const ssize_t n = SendfileFrom(from, in, out, count);
+      if (n != 0) return n;
+    }
+  }
+  if (sock == nullptr || count == 0 || Negative(count) || Astray(offset)) {
+    return real::sendfile(out, in, offset, count);
+  }
+  // A stream that may leave TCP yet is not left in the kernel until all of a
+  // large file is sent: it could not be adopted, and would never leave.  So it
+  // is sent by parts, and by `send`, which may wait for it, where a lane is
+  // about to come.
+  constexpr std::size_t kPart = 64 << 10;
+  count = Capped(count);
+  const std::uint32_t signals = tls_signals.any;
+  std::size_t done = 0;
+  while (!Engine(sock) && !sock->AwaitsLane()) {
+    const std::size_t left = count - done;
+    const std::size_t part = sock->MayLeaveTcp() && left > kPart ? kPart : left;
+    bool raw = false;
+    const ssize_t n = sock->Send(out, nullptr, 0, 0, 0, [&] {
+      raw = true;
+      return real::sendfile(out, in, offset, part);
+    });
+    if (!raw) continue;  // it was promoted a moment ago
+    if (n < 0) return done > 0 ? static_cast<ssize_t>(done) : n;
+    done += static_cast<std::size_t>(n);
+    // (As in the kernel, a handler that has run ends a call that has sent.)
+    if (static_cast<std::size_t>(n) < part || done == count ||
+        tls_signals.any != signals) {
+      return static_cast<ssize_t>(done);
+    }
+  }
+  // What has no place to go back to is refused, as by the kernel; where there
+  // is an offset, pread refuses it.
+  if (offset == nullptr) {
+    struct stat what {};
+    if (::fstat(in, &what) != 0) return -1;
+    if (S_ISFIFO(what.st_mode) || S_ISSOCK(what.st_mode)) {
+      errno = EINVAL;
+      return -1;
+    }
+  }
+  // By way of a buffer: the page cache can't be mapped into a ring.  What the
+  // stream did not take is read again next time: only the offset counts.
+  // No place for cancellation, and not to be unwound: sendfile throws nothing.
+  const base::NoCancel no_cancel;
+  char small[SendBuffer::kSmall];
+  const SendBuffer large;
+  char* const piece = large.at() != nullptr ? large.at() : small;
+  const std::size_t most =
+      large.at() != nullptr ? SendBuffer::kLarge : sizeof small;
+  while (done < count) {
+    if (!Engine(sock) && !sock->AwaitsLane()) {
+      // No lane has come: the kernel needs no buffer.
+      const ssize_t rest = sendfile(out, in, offset, count - done);
+      return rest > 0    ? static_cast<ssize_t>(done) + rest
+             : done == 0 ? rest
+                         : static_cast<ssize_t>(done);
+    }
+    const std::size_t want = count - done < most ? count - done : most;
+    const ssize_t got = offset != nullptr ? ::pread(in, piece, want, *offset)
+                                          : direct::read(in, piece, want);
+    if (done == 0 && got < static_cast<ssize_t>(want) &&
+        RefusedBySendfile(in, offset, got)) {
+      return -1;
+    }
+    if (got <= 0) {
+      if (got < 0 && done == 0) return -1;
+      break;
+    }
+    const ssize_t sent = send(out, piece, static_cast<std::size_t>(got), 0);
+    const int saved = errno;
+    const ssize_t taken = sent > 0 ? sent : 0;
+    if (offset != nullptr) {
+      *offset += taken;
+    } else if (taken < got) {
+      ::lseek(in, taken - got, SEEK_CUR);
+    }
+    done += static_cast<std::size_t>(taken);
+    if (sent == got && done < count &&
+        (sock->SendsParts() || tls_signals.any != signals)) {
+      break;
+    }
+    if (sent < got) {
+      if (done == 0) {
+        errno = saved;
+        return -1;
+      }
+      break;
+    }
+  }
+  return static_cast<ssize_t>(done);
+}
+
+ssize_t sendfile64(int out, int in, off64_t* offset, size_t count) {
+  static_assert(sizeof(off64_t) == sizeof(off_t));
+  return sendfile(out, in, offset, count);
+}
+
+ssize_t splice(int in, off64_t* in_offset, int out, off64_t* out_offset,
+               size_t length, unsigned flags) {
+  if (Sock* sock = LookupSock(in)) {
+    sock->Pin(base::Reason::kPinnedSyscall);
+    if (in_offset == nullptr && out_offset == nullptr) {
+      const ssize_t n = SpliceUnread(sock, in, out, length, flags);
+      if (n != 0) return n;
+    }
+  }
+  if (Sock* sock = LookupSock(out)) sock->Pin(base::Reason::kPinnedSyscall);
+  return real::splice(in, in_offset, out, out_offset, length, flags);
+}
+
+}  // namespace rcsock::posix::hook

@@ -1,0 +1,235 @@
+#ifndef RCSOCK_LIB_POSIX_SOCK_PLAIN_H_
+#define RCSOCK_LIB_POSIX_SOCK_PLAIN_H_
+
+// The path of a stream that is on TCP, compiled into the hooks: the call is the
+// kernel's, and is marked while it is there and counted when it is done.
+
+#include <sys/socket.h>
+#include <sys/uio.h>
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+#include "lib/posix/inside.h"
+#include "lib/posix/sock.h"
+#include "lib/posix/user_arguments.h"
+
+namespace rcsock::posix {
+
+class Sock::InKernel {
+ public:
+  [[gnu::always_inline]] explicit InKernel(Sock* sock)
+      : sock_(sock), mark_(MarkCall(sock)) {
+    if (mark_ == nullptr) [[unlikely]]
+      entered_ = sock->gate_.fetch_add(1, std::memory_order_seq_cst);
+  }
+  [[gnu::always_inline]] ~InKernel() {
+    if (mark_ == nullptr) [[unlikely]] {
+      sock_->LeaveGate(entered_);
+      return;
+    }
+    UnmarkCall(mark_);
+    // What TryAdopt has found inside sees wanted_, and finishes the adoption.
+    if (sock_->wanted_.load(std::memory_order_seq_cst)) [[unlikely]]
+      sock_->LastOut();
+  }
+  InKernel(const InKernel&) = delete;
+  InKernel& operator=(const InKernel&) = delete;
+  // Whether it may be made.  The number is asked again: since the stream was
+  // found there, it may have been closed, and be another's.
+  bool May(int fd, Mode mode) const {
+    return sock_->mode_.load(std::memory_order_seq_cst) == mode &&
+           sock_->IsAt(fd);
+  }
+  // What it has moved.
+  ssize_t Sent(ssize_t n) { return Moved(sock_->tx_raw_, n); }
+  ssize_t Received(ssize_t n) { return Moved(sock_->rx_raw_, n); }
+
+ private:
+  [[gnu::always_inline]] ssize_t Moved(std::atomic<std::uint64_t>& bytes,
+                                       ssize_t n) {
+    if (n > 0) sock_->Count(bytes, n, mark_ == nullptr ? &entered_ : nullptr);
+    return n;
+  }
+  Sock* const sock_;
+  CallMark* const mark_;
+  std::uint32_t entered_ = 0;
+};
+
+inline void Sock::LeaveGate(std::uint32_t entered) {
+  // seq_cst: pairs with TryAdopt, which sets mode_ and then looks at gate_; a
+  // call that is still counted there finishes its adoption here.
+  std::uint32_t before = gate_.load(std::memory_order_relaxed);
+  do {
+    if (((before ^ entered) & kLife) != 0) [[unlikely]]
+      return;
+  } while (!gate_.compare_exchange_weak(before, before - 1,
+                                        std::memory_order_seq_cst));
+  if ((before & kInside) == 1 && wanted_.load(std::memory_order_seq_cst))
+      [[unlikely]] {
+    LastOut();
+  }
+}
+
+inline Sock::KernelWait Sock::EnterKernelWait(std::uint32_t* entered) {
+  if (!may_adopt_.load(std::memory_order_seq_cst)) {
+    return mode() == Mode::kEngine ? KernelWait::kNotTheKernels
+                                   : KernelWait::kNotNeeded;
+  }
+  *entered = gate_.fetch_add(1, std::memory_order_seq_cst);
+  if (mode_.load(std::memory_order_seq_cst) != Mode::kEngine) {
+    return KernelWait::kEntered;
+  }
+  LeaveGate(*entered);
+  return KernelWait::kNotTheKernels;
+}
+
+inline void Sock::LeaveKernelWait(std::uint32_t entered) { LeaveGate(entered); }
+
+// Before the call ends, so that these are seen by who finds it ended, and are
+// this connection's: who has a mark keeps the object from the next (SockPool),
+// and another is late by the time that a closed one lies there.
+[[gnu::always_inline]] inline void Sock::Count(
+    std::atomic<std::uint64_t>& bytes, ssize_t n,
+    const std::uint32_t* entered) {
+  if (entered != nullptr &&
+      ((gate_.load(std::memory_order_relaxed) ^ *entered) & kLife) != 0)
+      [[unlikely]] {
+    return;
+  }
+  bytes.fetch_add(static_cast<std::uint64_t>(n), std::memory_order_relaxed);
+  const std::uint32_t calls = ops() + 1;
+  ops_.store(calls, std::memory_order_relaxed);
+  if (!eligible_.load(std::memory_order_relaxed)) {
+    if (n >= kBulkCall && !wanted_.load(std::memory_order_relaxed) &&
+        seeking_.load(std::memory_order_relaxed)) [[unlikely]] {
+      Bulky();
+    }
+    return;
+  }
+  // (The bytes are on another line, and small calls do not make many of them.)
+  if (calls >= next_ops_.load(std::memory_order_relaxed) ||
+      ((n >= 1024 || calls % 16 == 0) &&
+       tx_raw_.load(std::memory_order_relaxed) +
+               rx_raw_.load(std::memory_order_relaxed) >=
+           next_bytes_.load(std::memory_order_relaxed))) [[unlikely]] {
+    SeekAfterCall();
+  }
+}
+
+template <class Bytes>
+inline void Sock::CountOnly(Bytes& bytes, ssize_t n) {
+  if (!never_.load(std::memory_order_relaxed)) return;
+  bytes.store(
+      bytes.load(std::memory_order_relaxed) + static_cast<std::uint64_t>(n),
+      std::memory_order_relaxed);
+}
+
+inline ssize_t Sock::Sent(ssize_t n) {
+  if (n > 0) CountOnly(tx_raw_, n);
+  return n;
+}
+
+inline ssize_t Sock::Received(ssize_t n) {
+  if (n > 0) CountOnly(rx_raw_, n);
+  return n;
+}
+
+template <class Raw>
+inline ssize_t Sock::Send(int fd, const iovec* iov, int count,
+                          std::size_t total, int flags, Raw&& raw) {
+  if (never_.load(std::memory_order_relaxed)) {
+    return Sent(raw());
+  }
+  std::size_t done = 0;
+  for (;;) {
+    if (wanted_.load(std::memory_order_relaxed)) [[unlikely]] {
+      const ssize_t n = HeldSend(iov, count, total, flags, &done);
+      if (n != kRetry) return n;
+    }
+    if (mode() == Mode::kEngine) {
+      const ssize_t n = Null(iov, count)
+                            ? SendNull(flags, &done)
+                            : EngineSend(iov, count, total, flags, &done);
+      if (n == kGone) [[unlikely]] {
+        Sock* other = Elsewhere(fd);
+        return other != nullptr ? other->Send(fd, iov, count, total, flags, raw)
+                                : raw();
+      }
+      if (n != kRetry) return n;
+      if (done == 0) continue;
+    }
+    ssize_t n;
+    {
+      InKernel in(this);
+      if (!in.May(fd, Mode::kPlain) && !in.May(fd, Mode::kUnread)) {
+        if (mode() == Mode::kEngine) continue;
+        Sock* const other = LookupHere(fd);
+        if (other == this) continue;
+        if (done > 0) return static_cast<ssize_t>(done);
+        return other != nullptr ? other->Send(fd, iov, count, total, flags, raw)
+                                : raw();
+      }
+      n = in.Sent(__builtin_expect(done == 0, 1)
+                      ? raw()
+                      : SendRest(fd, iov, count, done, flags));
+    }
+    if (done == 0) return n;
+    return n >= 0 ? static_cast<ssize_t>(done) + n : static_cast<ssize_t>(done);
+  }
+}
+
+template <class Raw>
+inline ssize_t Sock::Recv(int fd, const iovec* iov, int count,
+                          std::size_t total, int flags, Raw&& raw) {
+  if (never_.load(std::memory_order_relaxed) && mode() == Mode::kPlain) {
+    const ssize_t n = raw();
+    if (n > 0 && (flags & MSG_PEEK) == 0) CountOnly(rx_raw_, n);
+    return n;
+  }
+  std::size_t done = 0;
+  for (;;) {
+    const Mode now = mode();
+    // (Urgent data and errors are never read ahead.)
+    if (now == Mode::kEngine ||
+        (now == Mode::kUnread && (flags & (MSG_OOB | MSG_ERRQUEUE)) == 0)) {
+      const ssize_t n = Null(iov, count) && (flags & MSG_TRUNC) == 0
+                            ? RecvNull(flags, &done)
+                        : now == Mode::kEngine
+                            ? EngineRecv(iov, count, total, flags, &done)
+                            : UnreadRecv(fd, iov, count, total, flags, &done);
+      if (n == kGone) [[unlikely]] {
+        Sock* other = Elsewhere(fd);
+        return other != nullptr ? other->Recv(fd, iov, count, total, flags, raw)
+                                : raw();
+      }
+      if (n != kRetry) return n;
+      continue;
+    }
+    ssize_t n;
+    {
+      InKernel in(this);
+      if (!in.May(fd, now)) {
+        if (mode() != now) continue;
+        Sock* const other = LookupHere(fd);
+        if (other == this) continue;
+        if (done > 0) return static_cast<ssize_t>(done);
+        return other != nullptr ? other->Recv(fd, iov, count, total, flags, raw)
+                                : raw();
+      }
+      // Bytes have come over a lane already: a MSG_WAITALL goes on in the
+      // kernel.
+      n = __builtin_expect(done == 0, 1)
+              ? raw()
+              : RecvRest(fd, iov, count, done, flags);
+      if ((flags & MSG_PEEK) == 0) in.Received(n);
+    }
+    if (done == 0) return n;
+    return n > 0 ? static_cast<ssize_t>(done) + n : static_cast<ssize_t>(done);
+  }
+}
+
+}  // namespace rcsock::posix
+
+#endif  // RCSOCK_LIB_POSIX_SOCK_PLAIN_H_

@@ -1,0 +1,65 @@
+#ifndef RCSOCK_LIB_POSIX_USER_ARGUMENTS_H_
+#define RCSOCK_LIB_POSIX_USER_ARGUMENTS_H_
+
+#include <sys/socket.h>
+#include <sys/time.h>
+#include <sys/uio.h>
+
+#include <cerrno>
+#include <cstdint>
+
+// What a program may pass that the kernel would refuse, or take for something
+// else.
+namespace rcsock::posix {
+
+// Null, what lies beside it, or the kernel's half: what no program can have
+// mapped.  (The kernel says EFAULT for any bad address; with any other one the
+// program ends here, as it does in memcpy.)
+inline bool Null(const void* pointer) {
+  return reinterpret_cast<std::intptr_t>(pointer) < 4096;
+}
+// The same of an argument that may be left out.
+inline bool Astray(const void* pointer) {
+  return pointer != nullptr && Null(pointer);
+}
+// Whether a lane could not read or write there.
+inline bool Null(const iovec* iov, int count) {
+  for (int i = 0; i < count; ++i) {
+    if (Null(iov[i].iov_base) && iov[i].iov_len > 0) [[unlikely]] {
+      return true;
+    }
+  }
+  return false;
+}
+
+// What sendto reads of a name that means nothing to TCP.  False: the kernel
+// refuses it.
+inline bool MayName(const sockaddr* name, socklen_t length) {
+  return name == nullptr || length == 0 ||
+         (length <= sizeof(sockaddr_storage) && !Null(name));
+}
+// The length of the name that TCP has for who has sent it, none, told as the
+// kernel tells it: when the bytes are taken.  0, or -1 with errno.
+inline int TellNoName(socklen_t* length) {
+  if (Null(length) || static_cast<int>(*length) < 0) [[unlikely]] {
+    errno = Null(length) ? EFAULT : EINVAL;
+    return -1;
+  }
+  *length = 0;
+  return 0;
+}
+
+// What SO_RCVTIMEO or SO_SNDTIMEO says, in nanoseconds; 0: no limit, which a
+// time that a clock's would overflow with is as well.  Less than none is, as
+// the kernel has it, no wait at all.
+inline std::uint64_t TimeoutNs(const timeval& time) {
+  constexpr std::int64_t kEver = 1'000'000'000;
+  if (time.tv_sec < 0) return 1;
+  if (time.tv_sec > kEver) return 0;
+  return static_cast<std::uint64_t>(time.tv_sec) * 1'000'000'000 +
+         static_cast<std::uint64_t>(time.tv_usec) * 1000;
+}
+
+}  // namespace rcsock::posix
+
+#endif  // RCSOCK_LIB_POSIX_USER_ARGUMENTS_H_

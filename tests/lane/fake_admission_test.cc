@@ -1,0 +1,126 @@
+// What a device has room for.
+
+#include <gtest/gtest.h>
+
+#include <cerrno>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "tests/lane/fake_pair.h"
+
+namespace rcsock::lane::test {
+namespace {
+
+TEST(Admission, EndsWhereTheDeviceDoes) {
+  FakeVerbs::Options options;
+  options.max_cqe = 20;
+  FakeVerbs verbs(options);
+  RdmaSide side;
+  verbs::Error error;
+  base::Reason why = base::Reason::kNone;
+  side.domain = rdma::Domain::Make(verbs.context(), &side.board, &error);
+  ASSERT_NE(side.domain, nullptr);
+  EXPECT_EQ(side.domain->CreateLane(verbs.NewId(), 2, &why, &error), nullptr);
+  EXPECT_EQ(why, base::Reason::kTooMany);
+}
+
+TEST(Admission, ManyLanesGetMoreQueues) {
+  FakeVerbs::Options options;
+  options.max_cqe = 4096;
+  FakeVerbs verbs(options);
+  {
+    RdmaSide side;
+    verbs::Error error;
+    base::Reason why = base::Reason::kNone;
+    side.domain = rdma::Domain::Make(verbs.context(), &side.board, &error);
+    std::vector<std::unique_ptr<rdma::RdmaLane>> lanes;
+    for (int i = 0; i < 200; ++i) {
+      lanes.push_back(side.domain->CreateLane(verbs.NewId(), 2, &why, &error));
+      ASSERT_NE(lanes.back(), nullptr) << i;
+    }
+    EXPECT_EQ(side.domain->counts().lanes, 200u);
+    EXPECT_EQ(side.domain->counts().pinned, 200 * rdma::kBlockMin);
+    // In another order than they came in.
+    for (int i = 0; i < 200; i += 3) lanes[i].reset();
+    lanes.clear();
+    EXPECT_EQ(side.domain->counts().lanes, 0u);
+    EXPECT_EQ(side.domain->counts().pinned, 0u);
+  }
+  EXPECT_EQ(verbs.counts().objects, 0);
+}
+
+// Whether or not it says so beforehand.
+TEST(Admission, WithoutSharedReceiveQueues) {
+  for (const bool claims : {true, false}) {
+    for (const bool iwarp : {true, false}) {
+      FakeVerbs::Options options;
+      options.iwarp = iwarp;
+      options.max_srq_wr = 0;
+      options.claims_srqs = claims;
+      FakeVerbs verbs(options);
+      {
+        RdmaSide side;
+        verbs::Error error;
+        base::Reason why = base::Reason::kNone;
+        side.domain = rdma::Domain::Make(verbs.context(), &side.board, &error);
+        const std::uint64_t before = side.domain->counts().pinned;
+        std::vector<std::unique_ptr<rdma::RdmaLane>> lanes;
+        for (int i = 0; i < 100; ++i) {
+          lanes.push_back(
+              side.domain->CreateLane(verbs.NewId(), 2, &why, &error));
+          ASSERT_NE(lanes.back(), nullptr) << i << ": " << error.call;
+        }
+        // With the mirror, which is as large as the ring.
+        const std::uint64_t each =
+            (side.domain->counts().pinned - before) / lanes.size();
+        const std::size_t block =
+            iwarp ? rdma::kBlockMinIwarp : rdma::kBlockMin;
+        EXPECT_LE(each + block, 32 * 1024u);
+        lanes.clear();
+        EXPECT_EQ(side.domain->counts().pinned, before);
+      }
+      EXPECT_EQ(verbs.counts().objects, 0);
+    }
+  }
+}
+
+// What is refused for another reason than its inline size is refused once.
+TEST(Admission, NoMoreQueuePairs) {
+  for (const auto& [code, expected] :
+       {std::pair{EAGAIN, base::Reason::kTooMany},
+        std::pair{ENOMEM, base::Reason::kMemlock},
+        std::pair{EIO, base::Reason::kRdmaError}}) {
+    FakeVerbs::Options options;
+    options.qp_error = code;
+    FakeVerbs verbs(options);
+    RdmaSide side;
+    verbs::Error error;
+    base::Reason why = base::Reason::kNone;
+    side.domain = rdma::Domain::Make(verbs.context(), &side.board, &error);
+    EXPECT_EQ(side.domain->CreateLane(verbs.NewId(), 2, &why, &error), nullptr);
+    EXPECT_EQ(why, expected);
+    EXPECT_EQ(error.code, code);
+    EXPECT_EQ(verbs.counts().refused_qps, 1) << code;
+  }
+}
+
+// siw's limit is found by asking; the second QP asks for what it is.
+TEST(Admission, InlineSizeIsAskedForOnce) {
+  FakeVerbs::Options options;
+  options.inline_max = 80;
+  FakeVerbs verbs(options);
+  RdmaSide side;
+  verbs::Error error;
+  base::Reason why = base::Reason::kNone;
+  side.domain = rdma::Domain::Make(verbs.context(), &side.board, &error);
+  const auto first = side.domain->CreateLane(verbs.NewId(), 2, &why, &error);
+  const int refused = verbs.counts().refused_qps;
+  EXPECT_GT(refused, 0);
+  const auto second = side.domain->CreateLane(verbs.NewId(), 2, &why, &error);
+  EXPECT_NE(second, nullptr);
+  EXPECT_EQ(verbs.counts().refused_qps, refused);
+}
+
+}  // namespace
+}  // namespace rcsock::lane::test

@@ -1,0 +1,363 @@
+// What happens to the network and its devices.
+
+#include <arpa/inet.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tests/rendezvous/rdma_util.h"
+
+namespace rcsock::rendezvous {
+namespace {
+
+using base::Reason;
+
+// `guestctl` does things to the guest that a test must not do to a host.
+bool Guest(const char* command) {
+  return std::system((std::string("guestctl ") + command).c_str()) == 0;
+}
+
+TEST_F(RdmaTest, BlackHole) {
+  if (std::getenv("IN_GUEST") == nullptr) GTEST_SKIP() << "not in a guest";
+  if (!OnIwarp()) GTEST_SKIP() << "rxe's own host is beyond any filter";
+  ExpectSuccess(Spawn([] {
+    Conductor* conductor = GetConductor();
+    const TcpPair pair = MakeDevicePair();
+    auto s = AcceptorSeeker(pair.acceptor);
+    s->Start(conductor);
+    Drain(conductor);
+    ASSERT_TRUE(Guest("cut rdma"));
+    auto c = ConnectorSeeker(pair.connector);
+    const auto start = Clock::now();
+    c->Start(conductor);
+    // Nothing else waits for it.
+    while (c->answers() == 0 && Clock::now() - start < milliseconds(10'000)) {
+      const auto before = Clock::now();
+      Drain(conductor);
+      EXPECT_LT(Clock::now() - before, milliseconds(300));
+      ::usleep(10'000);
+    }
+    EXPECT_EQ(c->failed, Reason::kRdmaTimeout) << base::ReasonKey(c->failed);
+    EXPECT_LT(Clock::now() - start, milliseconds(4000));
+    s->Wait();
+    EXPECT_TRUE(Guest("mend"));
+    // Once a pause is over.
+    const auto mended = Clock::now();
+    bool met = false;
+    while (!met && Clock::now() - mended < milliseconds(20'000)) {
+      s->Start(conductor);
+      met = c->Seek(conductor);
+    }
+    EXPECT_TRUE(met) << base::ReasonKey(c->failed);
+    EXPECT_TRUE(s->Wait()) << base::ReasonKey(s->failed);
+  }));
+}
+
+// An end of a connection to a host of which nothing is heard by RDMA.
+class SilentSeeker : public TestSeeker {
+ public:
+  explicit SilentSeeker(int fd) : TestSeeker(fd, stream::Role::kConnector) {}
+  bool Names(sockaddr_storage* local, sockaddr_storage* peer) override {
+    if (!TestSeeker::Names(local, peer)) return false;
+    ::inet_pton(AF_INET, "10.77.0.99",
+                &reinterpret_cast<sockaddr_in*>(peer)->sin_addr);
+    return true;
+  }
+};
+
+// Those that stood in line for it do not each take their turn in vain, and
+// others' turns come.
+TEST_F(RdmaTest, HostThatDoesNotAnswer) {
+  if (std::getenv("IN_GUEST") == nullptr) GTEST_SKIP() << "not in a guest";
+  ExpectSuccess(Spawn([] {
+    ASSERT_EQ(std::system("ip neigh replace 10.77.0.99 lladdr "
+                          "02:00:0a:4d:00:99 dev $RDMA_NETDEV"),
+              0);
+    Conductor* conductor = GetConductor();
+    // One service, so that what is learnt of one is known of the others.
+    sockaddr_in address = DeviceAddress();
+    const int listener = Listen(&address, true);
+    std::vector<std::shared_ptr<SilentSeeker>> silent;
+    for (int i = 0; i < 48; ++i) {
+      silent.push_back(std::make_shared<SilentSeeker>(Connect(address)));
+      ::close(::accept4(listener, nullptr, nullptr, SOCK_CLOEXEC));
+    }
+    const auto start = Clock::now();
+    for (auto& one : silent) one->Start(conductor);
+    Drain(conductor);
+    const TcpPair pair = MakeDevicePair();
+    auto c = ConnectorSeeker(pair.connector);
+    auto s = AcceptorSeeker(pair.acceptor);
+    s->Start(conductor);
+    EXPECT_TRUE(c->Seek(conductor)) << base::ReasonKey(c->failed);
+    EXPECT_TRUE(s->Wait()) << base::ReasonKey(s->failed);
+    // A handshake in vain takes three seconds, and there are 16 at a time.
+    EXPECT_LT(Clock::now() - start, milliseconds(6000));
+    for (auto& one : silent) {
+      EXPECT_FALSE(one->Wait());
+      EXPECT_EQ(one->failed, Reason::kRdmaTimeout)
+          << base::ReasonKey(one->failed);
+    }
+    EXPECT_LT(Clock::now() - start, milliseconds(6000));
+    // From now on one finds out for all.
+    const auto again = Clock::now();
+    for (auto& one : silent) one->Start(conductor);
+    for (auto& one : silent) EXPECT_FALSE(one->Wait());
+    EXPECT_LT(Clock::now() - again, milliseconds(2900));
+  }));
+}
+
+// A filter that lets the probe through, and then swallows what the kernel sends
+// inside rdma_connect.
+TEST_F(RdmaTest, ConnectThatBlocks) {
+  if (std::getenv("IN_GUEST") == nullptr) GTEST_SKIP() << "not in a guest";
+  if (!OnIwarp()) GTEST_SKIP() << "rxe's rdma_connect does not block";
+  ExpectSuccess(Spawn([] {
+    const int before = Resources("cm_id");
+    Conductor* conductor = GetConductor();
+    ASSERT_TRUE(Guest("cut rdma-connect"));
+    std::vector<TcpPair> pairs;
+    std::vector<std::shared_ptr<TestSeeker>> cs;
+    std::vector<std::shared_ptr<TestSeeker>> ss;
+    // More than may block at a time.
+    for (int i = 0; i < 6; ++i) {
+      pairs.push_back(MakeDevicePair());
+      cs.push_back(ConnectorSeeker(pairs[i].connector));
+      ss.push_back(AcceptorSeeker(pairs[i].acceptor));
+      ss[i]->Start(conductor);
+      cs[i]->Start(conductor);
+    }
+    const auto blocked = [] {
+      return std::system("test $(ss -Htn state syn-sent | wc -l) -ge 4") == 0;
+    };
+    const auto limit = Clock::now() + milliseconds(30'000);
+    while (!blocked() && Clock::now() < limit) ::usleep(10'000);
+    ASSERT_TRUE(blocked());
+
+    // Other streams' lanes go on meanwhile, and a fork.
+    ::setenv("RCSOCK_LANES", "shm", 1);
+    base::LoadConfig();
+    const TcpPair local = MakeDevicePair();
+    auto shm_c = ConnectorSeeker(local.connector);
+    auto shm_s = AcceptorSeeker(local.acceptor);
+    shm_s->Start(conductor);
+    shm_c->Start(conductor);
+    EXPECT_TRUE(shm_c->Wait()) << base::ReasonKey(shm_c->failed);
+    EXPECT_TRUE(shm_s->Wait()) << base::ReasonKey(shm_s->failed);
+    Conductor::ForkPrepare();
+    const pid_t child = ::fork();
+    if (child == 0) {
+      Conductor::ForkChild();
+      ::_exit(0);
+    }
+    Conductor::ForkParent();
+    ExpectSuccess(child);
+    ::setenv("RCSOCK_LANES", "rdma", 1);
+    base::LoadConfig();
+    for (auto& c : cs) {
+      EXPECT_FALSE(c->Wait());
+      EXPECT_EQ(c->failed, Reason::kRdmaTimeout) << base::ReasonKey(c->failed);
+    }
+    EXPECT_TRUE(blocked());  // nobody has waited for it
+    // As many as there may be hang: the next is not even tried.
+    EXPECT_FALSE(cs[0]->Seek(conductor));
+    EXPECT_EQ(cs[0]->failed, Reason::kRdmaTimeout);
+    ASSERT_TRUE(Guest("mend"));
+    for (auto& s : ss) s->Wait();
+    // Once the kernel has tried again.
+    const auto mended = Clock::now() + milliseconds(100'000);
+    bool met = false;
+    while (!met && Clock::now() < mended) {
+      ss[1]->Start(conductor);
+      met = cs[1]->Seek(conductor);
+    }
+    EXPECT_TRUE(met) << base::ReasonKey(cs[1]->failed);
+    EXPECT_TRUE(ss[1]->Wait()) << base::ReasonKey(ss[1]->failed);
+    // Nothing is left of those that nobody wanted any more: two listeners, the
+    // device's own, and both ends of one lane.
+    while (Resources("cm_id") - before > 5 && Clock::now() < mended) {
+      ::usleep(10'000);
+    }
+    EXPECT_LE(Resources("cm_id") - before, 5);
+    // To end while one hangs takes no time.
+    ASSERT_TRUE(Guest("cut rdma-connect"));
+    ss[2]->Start(conductor);
+    cs[2]->Start(conductor);
+    const auto again = Clock::now() + milliseconds(30'000);
+    const char* one = "test $(ss -Htn state syn-sent | wc -l) -ge 1";
+    while (std::system(one) != 0 && Clock::now() < again) ::usleep(10'000);
+    Conductor::Stop();
+    EXPECT_EQ(std::system(one), 0);
+    EXPECT_TRUE(Guest("mend"));
+  }));
+}
+
+TEST_F(RdmaTest, DeviceGoesAndComesBack) {
+  if (std::getenv("IN_GUEST") == nullptr) GTEST_SKIP() << "not in a guest";
+  ExpectSuccess(Spawn([] {
+    Conductor* conductor = GetConductor();
+    for (int round = 0; round < 2; ++round) {
+      const TcpPair pair = MakeDevicePair();
+      auto c = ConnectorSeeker(pair.connector);
+      auto s = AcceptorSeeker(pair.acceptor);
+      s->Start(conductor);
+      c->Start(conductor);
+      ASSERT_TRUE(c->Wait()) << base::ReasonKey(c->failed);
+      ASSERT_TRUE(s->Wait()) << base::ReasonKey(s->failed);
+      // rxe's cannot go while its context is open: whoever has the lanes gives
+      // them back, and the context is closed with the last one.
+      const pid_t remover = ::fork();
+      if (remover == 0) {
+        ::execlp("guestctl", "guestctl", "device", "del", nullptr);
+        ::_exit(1);
+      }
+      ASSERT_TRUE(c->WaitLost());
+      ASSERT_TRUE(s->WaitLost());
+      // siw ends its connections first.
+      EXPECT_TRUE(c->lost == Reason::kDeviceLost ||
+                  (OnIwarp() && c->lost == Reason::kPeerGone))
+          << base::ReasonKey(c->lost);
+      c->lost = s->lost = Reason::kNone;
+      conductor->ReturnLane(c, std::move(c->lane));
+      conductor->ReturnLane(s, std::move(s->lane));
+      ExpectSuccess(remover);
+      auto none = ConnectorSeeker(pair.connector);
+      EXPECT_FALSE(none->Seek(conductor));
+      EXPECT_TRUE(none->failed == Reason::kNoRoute ||
+                  none->failed == Reason::kNoDevice)
+          << base::ReasonKey(none->failed);
+      ASSERT_TRUE(Guest("device add"));
+    }
+  }));
+}
+
+// Whoever destroys an iWARP id waits for the end of its handshake; but of that
+// nothing is heard any more.
+TEST_F(RdmaTest, DeviceGoesAmidAHandshake) {
+  if (std::getenv("IN_GUEST") == nullptr) GTEST_SKIP() << "not in a guest";
+  if (!OnIwarp()) GTEST_SKIP() << "RoCE's ids do not wait";
+  ExpectSuccess(Spawn([] {
+    Conductor* conductor = GetConductor();
+    // Takes the connection, and says nothing.
+    sockaddr_in silent = DeviceAddress(base::GetConfig().rdma_port);
+    const int listener = Listen(&silent, true);
+    const TcpPair pair = MakeDevicePair();
+    auto c = ConnectorSeeker(pair.connector);
+    EXPECT_FALSE(c->Seek(conductor));
+    EXPECT_EQ(c->failed, Reason::kRdmaTimeout) << base::ReasonKey(c->failed);
+    const auto uses_device = [] {
+      for (const auto& [fd, what] : OpenFds()) {
+        if (what.find("infiniband/uverbs") != std::string::npos) return true;
+      }
+      return false;
+    };
+    EXPECT_TRUE(uses_device());
+    ASSERT_TRUE(Guest("device del"));
+    EXPECT_TRUE(Eventually([&] { return !uses_device(); }, 20'000));
+    ::close(listener);
+    ASSERT_TRUE(Guest("device add"));
+    auto s = AcceptorSeeker(pair.acceptor);
+    s->Start(conductor);
+    EXPECT_TRUE(c->Meet(conductor)) << base::ReasonKey(c->failed);
+    EXPECT_TRUE(s->Wait()) << base::ReasonKey(s->failed);
+  }));
+}
+
+// The device goes while this process only listens.
+TEST_F(RdmaTest, DeviceOfAListenerGoesAndComesBack) {
+  if (std::getenv("IN_GUEST") == nullptr) GTEST_SKIP() << "not in a guest";
+  ExpectSuccess(Spawn([] {
+    Conductor* conductor = GetConductor();
+    const TcpPair pair = MakeDevicePair();
+    auto s = AcceptorSeeker(pair.acceptor);
+    s->Start(conductor);
+    Drain(conductor);
+    ASSERT_TRUE(Guest("device del"));
+    ASSERT_TRUE(Guest("device add"));
+    EXPECT_FALSE(s->Wait());
+    auto c = ConnectorSeeker(pair.connector);
+    s->Start(conductor);
+    c->Start(conductor);
+    EXPECT_TRUE(c->Wait()) << base::ReasonKey(c->failed);
+    EXPECT_TRUE(s->Wait()) << base::ReasonKey(s->failed);
+  }));
+}
+
+// A device has the name that an administrator gives it, and may get it while it
+// is in use: what is loaded for it by its name is then loaded otherwise, and
+// nothing is found by a name that was seen before.
+class Renamed : public RdmaTest {
+ protected:
+  void TearDown() override {
+    if (renamed_) {
+      EXPECT_TRUE(Rename(kOther, device_));
+    }
+  }
+  bool Rename(const std::string& from, const std::string& to) {
+    renamed_ = to == kOther;
+    return std::system(("rdma dev set " + from + " name " + to).c_str()) == 0;
+  }
+  void Meet(Conductor* conductor) {
+    const TcpPair pair = MakeDevicePair();
+    auto c = ConnectorSeeker(pair.connector);
+    auto s = AcceptorSeeker(pair.acceptor);
+    s->Start(conductor);
+    c->Start(conductor);
+    ASSERT_TRUE(c->Wait()) << base::ReasonKey(c->failed);
+    ASSERT_TRUE(s->Wait()) << base::ReasonKey(s->failed);
+    EXPECT_EQ(c->lane->kind(), lane::Kind::kRdma);
+    SendAll(c->lane.get(), "there", 5);
+    EXPECT_EQ(ReceiveAll(s->lane.get(), 5), "there");
+    SendAll(s->lane.get(), "back", 4);
+    EXPECT_EQ(ReceiveAll(c->lane.get(), 4), "back");
+    conductor->ReturnLane(c, std::move(c->lane));
+    conductor->ReturnLane(s, std::move(s->lane));
+  }
+
+  static constexpr const char* kOther = "storage_net7";
+  const std::string device_ = std::getenv("RDMA_DEV") ?: "";
+  bool renamed_ = false;
+};
+
+TEST_F(Renamed, BeforeItIsUsed) {
+  if (std::getenv("IN_GUEST") == nullptr) GTEST_SKIP() << "not in a guest";
+  ASSERT_TRUE(Rename(device_, kOther));
+  ExpectSuccess(Spawn([this] { Meet(GetConductor()); }));
+}
+
+TEST_F(Renamed, WhileItIsInUse) {
+  if (std::getenv("IN_GUEST") == nullptr) GTEST_SKIP() << "not in a guest";
+  Barrier barrier;
+  const pid_t other = Spawn([&] {
+    EXPECT_TRUE(barrier.Meet(1));
+    Meet(GetConductor());
+  });
+  const pid_t user = Spawn([&] {
+    Conductor* conductor = GetConductor();
+    const TcpPair pair = MakeDevicePair();
+    auto c = ConnectorSeeker(pair.connector);
+    auto s = AcceptorSeeker(pair.acceptor);
+    s->Start(conductor);
+    c->Start(conductor);
+    ASSERT_TRUE(c->Wait()) << base::ReasonKey(c->failed);
+    ASSERT_TRUE(s->Wait()) << base::ReasonKey(s->failed);
+    ASSERT_TRUE(Rename(device_, kOther));
+    // The lane that there is, and one more.
+    SendAll(c->lane.get(), "still", 5);
+    EXPECT_EQ(ReceiveAll(s->lane.get(), 5), "still");
+    Meet(conductor);
+    EXPECT_TRUE(barrier.Meet(0));
+    conductor->ReturnLane(c, std::move(c->lane));
+    conductor->ReturnLane(s, std::move(s->lane));
+  });
+  renamed_ = true;
+  ExpectSuccess(user);
+  ExpectSuccess(other);
+}
+
+}  // namespace
+}  // namespace rcsock::rendezvous

@@ -1,0 +1,236 @@
+// Resets, and peers that are killed.
+
+#include <gtest/gtest.h>
+#include <poll.h>
+
+#include <cerrno>
+#include <string>
+
+#include "tests/stream/two_ends.h"
+
+namespace rcsock::stream {
+namespace {
+
+TEST_F(PairTest, KilledPeerWithUnreadBytesGivesResetOnceAfterTheData) {
+  Promote();
+  Put(1, "words");
+  Put(0, "unread");
+  world_.link.auto_credit = false;
+  world_.Kill(1, false);
+  Go();
+  EXPECT_EQ(Get(0), "words");
+  EXPECT_EQ(Get(0), "error 104");
+  EXPECT_EQ(Get(0), "");
+  EXPECT_EQ(Put(0, "x"), -EPIPE);
+}
+
+// Nothing but the peer's word tells these from a frame that an orderly end
+// has left unread.
+TEST_F(PairTest, ResetBeforeAnythingWentOverTheLaneTheOtherWay) {
+  Promote();
+  Reset(0);
+  Go();
+  EXPECT_EQ(Get(1), "error 104");
+  EXPECT_EQ(Get(1), "");
+}
+
+TEST_F(PairTest, ResetOnTcpIsNotAnnouncedByAFin) {
+  EXPECT_EQ(Put(0, "x"), 1);
+  S(0).Close(true);
+  Go();
+  EXPECT_TRUE(changes_[0] & kMustReset);
+  EXPECT_FALSE(world_.tcp.pipe[0].fin);
+}
+
+TEST_F(PairTest, ResetAfterAShutdown) {
+  Promote();
+  S(1).ShutdownWrite();
+  Go();
+  Reset(0);
+  Go();
+  EXPECT_EQ(Get(1), "error 104");
+}
+
+TEST_F(PairTest, ResetOnTheWayBackToTcp) {
+  Promote();
+  S(1).Demote(base::Reason::kPolicy);
+  Reset(0);
+  Go();
+  EXPECT_EQ(Get(1), "error 104");
+}
+
+TEST_F(PairTest, ResetByAProposerAsSoonAsItHasShownCommit) {
+  Up();
+  EXPECT_EQ(Put(0, "x"), 1);
+  while (S(0).tx() != Tx::kComm) {
+    S(0).Progress();
+    S(1).Progress();
+  }
+  Reset(0);
+  Go();
+  // "x" is delivered by rule 19, or not: a reset may lose it.
+  std::string got = Get(1);
+  if (got == "x") got = Get(1);
+  EXPECT_EQ(got, "error 104");
+}
+
+// The other end does not have the lane yet.
+TEST_F(PairTest, ResetByAProposerComesBehindWhatItHasStaged) {
+  S(0).LaneUp(&world_.lane[0], 1, World::NonceOf(0), World::NonceOf(1), true);
+  EXPECT_EQ(Put(0, "words"), 5);
+  EXPECT_EQ(S(0).tx(), Tx::kProp);
+  Reset(0);
+  Go();
+  EXPECT_EQ(Get(1), "words");
+  EXPECT_EQ(Get(1), "error 104");
+}
+
+// ... and where it does, the first to hear of the reset is a frame.
+TEST_F(PairTest, ResetThatAFrameOfTheSwitchMeetsComesBehindWhatIsStaged) {
+  Up();
+  EXPECT_EQ(Put(0, "x"), 1);
+  while (S(1).tx() != Tx::kStg) {
+    S(0).Progress();
+    S(1).Progress();
+  }
+  EXPECT_EQ(Put(1, "words"), 5);
+  Reset(1);
+  world_.tcp.budget[0] = 0;  // it comes between a look and GOT
+  world_.tcp.resets[0] = true;
+  S(0).Progress();
+  world_.tcp.budget[0] = -1;
+  world_.tcp.pipe[1].rst = false;
+  world_.tcp.pipe[1].fin = true;
+  EXPECT_EQ(Get(0), "words");
+  EXPECT_EQ(Get(0), "error 104");
+  EXPECT_EQ(Get(0), "");
+}
+
+TEST_F(PairTest, AWordOfResetIsNothingWithoutTheReset) {
+  Promote();
+  S(0).TellReset();
+  EXPECT_EQ(Put(0, "y"), 1);
+  Go();
+  EXPECT_EQ(Get(1), "y");
+  EXPECT_EQ(S(0).ShutdownWrite(), 0);
+  Go();
+  EXPECT_EQ(Get(1), "");
+}
+
+// The peer has closed, and its process ends before it has read our FIN: TCP
+// answers that with a reset, which is of our frames' making.
+TEST_F(PairTest, AFrameThatIsAnsweredByAResetIsNoError) {
+  Promote();
+  EXPECT_EQ(Put(1, "all"), 3);
+  EXPECT_EQ(Get(0), "all");
+  S(1).Close(false);
+  Go();
+  EXPECT_EQ(Get(0), "");
+  world_.tcp.resets[0] = true;
+  EXPECT_EQ(S(0).ShutdownWrite(), 0);
+  S(0).Progress();
+  EXPECT_EQ(S(0).Readiness() & (POLLERR | POLLHUP), POLLHUP);
+  EXPECT_EQ(S(0).TakeError(), 0);
+  EXPECT_EQ(Get(0), "");
+}
+
+// ... and the frame may be the word that we leave the lane, which has ended
+// with the peer's process.
+TEST_F(PairTest, LeavingTheLaneOfAPeerThatHasEndedIsNoError) {
+  Promote();
+  EXPECT_EQ(Put(1, "all"), 3);
+  EXPECT_EQ(Get(0), "all");
+  EXPECT_EQ(Put(0, "too"), 3);
+  EXPECT_EQ(Get(1), "too");
+  S(1).Close(false);
+  Go();
+  EXPECT_EQ(Get(0), "");
+  world_.tcp.resets[0] = true;
+  S(0).Demote(base::Reason::kLaneError);
+  EXPECT_EQ(S(0).Readiness() & POLLERR, 0u);
+  EXPECT_EQ(S(0).TakeError(), 0);
+  EXPECT_EQ(Get(0), "");
+}
+
+TEST_F(PairTest, AResetWithAnOffsetIsHostile) {
+  Promote();
+  FrameBytes bytes = Encode(Frame{FrameKind::kReset, 0, 1, 1});
+  world_.tcp.pipe[1].bytes.append(reinterpret_cast<char*>(bytes.data()), 16);
+  Go();
+  EXPECT_TRUE(changes_[0] & kMustReset);
+}
+
+TEST_F(PairTest, KilledPeerThatHadReadAllGivesEof) {
+  Promote();
+  world_.Kill(1, false);
+  Go();
+  EXPECT_EQ(Get(0), "");
+  // What becomes of a write is now the kernel's to say.
+  EXPECT_EQ(S(0).tx(), Tx::kRaw);
+  EXPECT_EQ(Put(0, "x"), 1);
+  // The answer is a reset, of which the writer is told once.
+  EXPECT_EQ(S(0).Readiness() & (POLLERR | POLLHUP), POLLERR | POLLHUP);
+  EXPECT_EQ(Get(0), "");
+  EXPECT_EQ(S(0).TakeError(), EPIPE);
+  EXPECT_EQ(S(0).Readiness() & (POLLERR | POLLHUP), POLLHUP);
+  EXPECT_EQ(Put(0, "x"), -EPIPE);
+  EXPECT_EQ(Get(0), "");
+}
+
+// A peer that is killed with a frame of ours unread: the kernel resets, and it
+// is our next frame that hears of it.
+TEST_F(PairTest, AFrameThatMeetsTheResetOfAnUnreadFrameIsNoError) {
+  Promote();
+  world_.link.auto_credit = false;
+  world_.Kill(1, false);
+  world_.tcp.pipe[1].fin = false;
+  world_.tcp.pipe[1].rst = true;
+  S(0).Demote(base::Reason::kLaneError);
+  Go();
+  EXPECT_EQ(S(0).Readiness() & POLLERR, 0u);
+  EXPECT_EQ(S(0).TakeError(), 0);
+  EXPECT_EQ(Get(0), "");
+}
+
+TEST_F(PairTest, AFrameThatMeetsTheResetOfUnreadBytesIsAnError) {
+  Promote();
+  Put(1, "words");
+  Put(0, "unread");
+  world_.link.auto_credit = false;
+  world_.Kill(1, false);
+  world_.tcp.pipe[1].fin = false;
+  world_.tcp.pipe[1].rst = true;
+  S(0).Demote(base::Reason::kLaneError);
+  Go();
+  EXPECT_EQ(Get(0), "words");
+  EXPECT_EQ(Get(0), "error 104");
+  EXPECT_EQ(Get(0), "");
+}
+
+TEST_F(PairTest, BytesThatCameBeforeTheResetComeBeforeItsError) {
+  EXPECT_EQ(Put(1, "words"), 5);
+  Up();
+  EXPECT_EQ(Put(0, "x"), 1);
+  world_.Kill(1, false);
+  world_.tcp.pipe[1].fin = false;
+  world_.tcp.pipe[1].rst = true;
+  S(0).Timer();  // "x" meets the reset
+  EXPECT_EQ(Get(0), "words");
+  EXPECT_EQ(Get(0), "error 104");
+  EXPECT_EQ(Get(0), "");
+}
+
+// It has said that it leaves the lane, and dies before it has read our answer.
+TEST_F(PairTest, KilledOnTheWayBackToTcpWithOurFramesUnread) {
+  Promote();
+  S(0).Demote(base::Reason::kPolicy);
+  S(1).Progress();
+  EXPECT_EQ(S(1).tx(), Tx::kRaw);
+  world_.Kill(0, false);
+  Go();
+  EXPECT_EQ(Get(1), "");
+  EXPECT_EQ(Get(1), "");
+}
+
+}  // namespace
+}  // namespace rcsock::stream
