@@ -1,8 +1,9 @@
-"""redis, its sentinels, memcached and MariaDB."""
+"""redis, its sentinels, memcached, MariaDB and its clusters."""
 
 import csv
 import pathlib
 import re
+import time
 
 from harness import Failed, app, wait_until
 
@@ -223,6 +224,73 @@ def mariadb(run):
         raise Failed(f"mariadb-slap printed: {text}")
     run.stop(server, limit=60)
     return {"answer": hash_of(answer)}, f"{found[1]} s for 4000 queries"
+
+
+@app("galera", "mariadbd", "mariadb-install-db", "mariadb", "rsync",
+     "lsof", user="mysql", share=0, rdma=False,
+     why="the second node takes over the first one's state by rsync: "
+         "`pinned_fork`")
+def galera(run):
+    """Two nodes of a MariaDB cluster: 2,000 transactions, 500 to either in turn,
+    and one of 6,000 rows; both data sets compared."""
+    library = next(pathlib.Path("/usr/lib/galera").glob("libgalera_smm.so"))
+    ports = [run.port() for _ in range(2)]
+    groups = [run.port() for _ in range(2)]
+
+    def sql(node, text):
+        return run.call("mariadb", "--no-defaults", "-h", run.address, "-P",
+                        ports[node], "-u", "root", "-N", input=text, limit=60)
+
+    def start(node, *words, at=""):
+        data = run.directory / f"data{node}"
+        run.call("mariadb-install-db", "--no-defaults", f"--datadir={data}",
+                 "--auth-root-authentication-method=normal", "--skip-test-db",
+                 limit=120, LD_PRELOAD="")
+        options = ";".join([
+            f"gmcast.listen_addr=tcp://{run.address}:{groups[node]}",
+            f"ist.recv_addr={run.address}:{run.port()}", "gcache.size=32M"])
+        server = run.start(
+            "mariadbd", "--no-defaults", f"--datadir={data}",
+            f"--socket={data}/socket", f"--port={ports[node]}",
+            f"--bind-address={run.address}",
+            "--innodb-flush-log-at-trx-commit=0",
+            "--innodb-buffer-pool-size=32M", "--innodb-log-file-size=16M",
+            "--binlog-format=ROW", "--innodb-autoinc-lock-mode=2",
+            "--wsrep-on=ON", f"--wsrep-provider={library}",
+            "--wsrep-cluster-name=it", f"--wsrep-cluster-address=gcomm://{at}",
+            f"--wsrep-node-address={run.address}:{groups[node]}",
+            f"--wsrep-provider-options={options}",
+            "--wsrep-sst-method=rsync",
+            f"--wsrep-sst-receive-address={run.address}:{run.port()}", *words,
+            port=ports[node], limit=120)
+
+        def synced():
+            return "Synced" in run.call(
+                "mariadb", "--no-defaults", "-h", run.address, "-P",
+                ports[node], "-u", "root", "-N", statuses=(0, 1),
+                input="show status like 'wsrep_local_state_comment';")
+        wait_until(synced, 60, f"node {node} is not in step")
+        return server
+
+    first = start(0, "--wsrep-new-cluster")
+    sql(0, "create database d; create table d.t (a int primary key "
+           "auto_increment, b varchar(4000));")
+    second = start(1, at=f"{run.address}:{groups[0]}")
+    for node in (0, 1, 0, 1):
+        sql(node, "".join(f"insert into d.t (b) values (repeat('{i % 10}', "
+                          f"{i * 8}));\n" for i in range(500)))
+    begin = time.monotonic()
+    sql(0, "insert into d.t (b) select b from d.t union all select b from d.t "
+           "union all select b from d.t;")
+    ask = ("set session wsrep_sync_wait=15; "
+           "select count(*), sum(length(b)), sum(crc32(b)) from d.t;")
+    sums = [sql(node, ask) for node in (0, 1)]
+    seconds = time.monotonic() - begin
+    if sums[0] != sums[1]:
+        raise Failed(f"the nodes differ: {sums}")
+    for server in (second, first):
+        run.stop(server, limit=60)
+    return {"sums": sums[0]}, f"{seconds:.2f} s for 6,000 rows"
 
 
 def hash_of(text):

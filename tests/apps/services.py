@@ -1,7 +1,8 @@
-"""Servers of many kinds, each with a client of its own kind: OpenSSH, HAProxy,
-Node, Erlang, ZeroMQ, rsync, lighttpd, Puma and Knot."""
+"""Servers of many kinds, each with a client of its own kind: OpenSSH, telnet,
+HAProxy, Node, Erlang, ZeroMQ, rsync, lighttpd, Puma and Knot."""
 
 import hashlib
+import pathlib
 import re
 import signal
 
@@ -52,6 +53,66 @@ PidFile none
     run.stop(server, statuses=(0, 255))
     return {"cat": digest(got), "copy": digest((here / "copy").read_bytes()),
             "through": said}, "32 MiB twice"
+
+
+TELNET = r"""
+import os, pty, select, sys
+pid, terminal = pty.fork()
+if pid == 0:
+    os.execvp("telnet", ["telnet", "-E", *sys.argv[1:]])
+seen = b""
+def until(what):
+    global seen
+    while what not in seen:
+        if not select.select([terminal], [], [], 30)[0]:
+            sys.exit(f"waits for {what} after {seen[-200:]}")
+        seen += os.read(terminal, 65536)
+    before, _, seen = seen.partition(what)
+    return before
+def say(words):
+    os.write(terminal, words.encode())
+until(b"ready>")
+for i in range(30):
+    say(f"echo $(({i} * 7))x\r")
+    until(b"%dx" % (i * 7))
+    until(b"ready>")
+say("head -c 2000000 /dev/zero | tr '\\0' a; echo; echo e''nd\r")
+print(until(b"end\r\n").count(b"a" * 80), "lines")
+until(b"ready>")
+for command in ("sleep 1000", "yes", "yes | head -c 2000000000"):
+    # The shell has begun to run it when its output comes.
+    say(f"echo be''gun; {command}; echo not''me\r")
+    until(b"begun")
+    say("\x03")
+    if b"notme" in until(b"ready>"):
+        sys.exit(f"{command} ended by itself")
+say("exit\r")
+try:
+    while os.read(terminal, 65536):
+        pass
+except OSError:
+    pass
+print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+"""
+
+
+@app("telnet", "telnet", "telnetd", "inetutils-inetd", share=0, rdma=False,
+     why="telnetd sets SO_OOBINLINE, and what ^C does is urgent data: "
+         "`pinned_option`")
+def telnet(run):
+    """A shell by inetd: commands, 2 MB of output, ^C in a sleep and in endless
+    output."""
+    port = run.port()
+    shell = run.write("shell", "#!/bin/sh\nexport PS1='ready>'\n"
+                               "exec /bin/sh -i\n")
+    pathlib.Path(shell).chmod(0o755)
+    conf = run.write("inetd.conf", f"{run.address}:{port} stream tcp nowait "
+                     f"root {find('telnetd')} telnetd -E {shell}\n")
+    server = run.start("inetutils-inetd", "-d", conf, port=port)
+    said = run.call("python3", run.write("telnet.py", TELNET), run.address,
+                    port, TERM="dumb")
+    run.stop(server, statuses=(0, 1))
+    return {"said": said}, "33 commands"
 
 
 NODE_SERVER = """
