@@ -349,9 +349,14 @@ int __ppoll_chk(pollfd* fds, nfds_t count, const timespec* timeout,
 }
 
 int epoll_create1(int flags) {
-  int fd = real::epoll_create1(flags);
+  // (As its low number is closed: past TSan, which would take the next one who
+  // has it for a race.)
+  if (base::tls_internal) {
+    return base::RelocateHigh(
+        static_cast<int>(::syscall(SYS_epoll_create1, flags)));
+  }
+  const int fd = real::epoll_create1(flags);
   if (fd < 0) return fd;
-  if (base::tls_internal) return base::RelocateHigh(fd);
   if (InBorrowedMemory()) return fd;
   Evict(fd);
   if (EpollSet* set = EpollSet::New(fd)) Bind(fd, set);
