@@ -49,6 +49,11 @@ void EpollSet::Renumber(int fd) {
 void EpollSet::Free() {
   Critical critical;
   DisarmOutside();
+  // First: another thread's wait may be looking at the lanes of its streams,
+  // and who takes one of these away waits for the looks of those sets alone
+  // that the stream is in (InterestsRefresh); and what it would tell of a
+  // registration that is another set's by then is not its own.
+  wait_latch_.lock();
   interest_latch.lock();
   // Registrations of streams that are still open; found through the table,
   // since the kernel's part of the set has no list here.
@@ -77,7 +82,6 @@ void EpollSet::Free() {
   // wakes: until then they are no other set's.
   const bool left = sleepers_.load(std::memory_order_seq_cst) > 0 ||
                     strangers_.load(std::memory_order_seq_cst) > 0;
-  wait_latch_.lock();
   // (The poller stays: a thread may be on its way to sleep by it, and it does
   // as well for the next life.)
   if (poller_) poller_->RemoveLinks();
