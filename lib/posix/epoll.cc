@@ -113,11 +113,11 @@ int EpollSet::Ctl(int op, int fd, Sock* sock, epoll_event* event) {
     interest_latch.unlock();
     return kStale;
   }
-  // (Whoever closes it last has dropped its registrations, or is about to.)
+  // (Whoever closes it last has dropped its registrations, or is about to.  The
+  // number is closed, or another file's, when he has.)
   if (op == EPOLL_CTL_ADD && sock->Closed()) {
     interest_latch.unlock();
-    errno = EBADF;
-    return -1;
+    return kStale;
   }
   const bool engine = sock->interests_user;
   Interest* asleep = nullptr;

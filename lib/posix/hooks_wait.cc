@@ -1,5 +1,6 @@
 // poll, select and the epoll family.
 
+#include <sched.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -398,8 +399,9 @@ int epoll_ctl(int number, int op, int fd, epoll_event* event) {
     return real::epoll_ctl(number, op, fd, event);
   }
   const int result = set->Ctl(op, fd, sock, event);
-  return result == EpollSet::kStale ? hook::epoll_ctl(number, op, fd, event)
-                                    : result;
+  if (result != EpollSet::kStale) return result;
+  ::sched_yield();
+  return hook::epoll_ctl(number, op, fd, event);
 }
 
 [[gnu::hot]] int epoll_wait(int fd, epoll_event* events, int capacity,
