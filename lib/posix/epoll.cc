@@ -50,6 +50,11 @@ void EpollSet::Renumber(int fd) {
 void EpollSet::Free() {
   Critical critical;
   DisarmOutside();
+  // First: another thread's wait may be looking at the lanes of its streams,
+  // and who takes one of these away waits for the looks of those sets alone
+  // that the stream is in (InterestsRefresh); and what it would tell of a
+  // registration that is another set's by then is not its own.
+  wait_latch_.lock();
   interest_latch.lock();
   // Registrations of streams that are still open; found through the table,
   // since the kernel's part of the set has no list here.
@@ -78,7 +83,6 @@ void EpollSet::Free() {
   // wakes: until then they are no other set's.
   const bool left = sleepers_.load(std::memory_order_seq_cst) > 0 ||
                     strangers_.load(std::memory_order_seq_cst) > 0;
-  wait_latch_.lock();
   // (The poller stays: a thread may be on its way to sleep by it, and it does
   // as well for the next life.)
   if (poller_) poller_->RemoveLinks();
@@ -110,11 +114,11 @@ int EpollSet::Ctl(int op, int fd, Sock* sock, epoll_event* event) {
     interest_latch.unlock();
     return kStale;
   }
-  // (Whoever closes it last has dropped its registrations, or is about to.)
+  // (Whoever closes it last has dropped its registrations, or is about to.  The
+  // number is closed, or another file's, when he has.)
   if (op == EPOLL_CTL_ADD && sock->Closed()) {
     interest_latch.unlock();
-    errno = EBADF;
-    return -1;
+    return kStale;
   }
   const bool engine = sock->interests_user;
   Interest* asleep = nullptr;

@@ -1,5 +1,6 @@
 // poll, select and the epoll family.
 
+#include <sched.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -363,9 +364,14 @@ int __ppoll_chk(pollfd* fds, nfds_t count, const timespec* timeout,
 }
 
 int epoll_create1(int flags) {
-  int fd = real::epoll_create1(flags);
+  // (As its low number is closed: past TSan, which would take the next one who
+  // has it for a race.)
+  if (base::tls_internal) {
+    return base::RelocateHigh(
+        static_cast<int>(::syscall(SYS_epoll_create1, flags)));
+  }
+  const int fd = real::epoll_create1(flags);
   if (fd < 0) return fd;
-  if (base::tls_internal) return base::RelocateHigh(fd);
   if (InBorrowedMemory()) return fd;
   Evict(fd);
   if (EpollSet* set = EpollSet::New(fd)) Bind(fd, set);
@@ -407,8 +413,9 @@ int epoll_ctl(int number, int op, int fd, epoll_event* event) {
     return real::epoll_ctl(number, op, fd, event);
   }
   const int result = set->Ctl(op, fd, sock, event);
-  return result == EpollSet::kStale ? hook::epoll_ctl(number, op, fd, event)
-                                    : result;
+  if (result != EpollSet::kStale) return result;
+  ::sched_yield();
+  return hook::epoll_ctl(number, op, fd, event);
 }
 
 [[gnu::hot]] int epoll_wait(int fd, epoll_event* events, int capacity,

@@ -15,6 +15,7 @@
 #include "lib/base/sleep.h"
 #include "lib/posix/epoll.h"
 #include "lib/posix/kernel_hold.h"
+#include "lib/posix/process.h"
 #include "lib/posix/signals.h"
 #include "lib/posix/sock.h"
 #include "lib/posix/spin.h"
@@ -376,7 +377,7 @@ class Polling {
       Critical critical;
       for (int i = 0; i < source_count_; ++i) sources_[i]->Arm();
     }
-    const Undo undo{this, conductor, wanted};
+    const Undo undo{this, conductor, wanted, OwnPid()};
     // Counted, then looked at: whoever lets a stream go or gives it another
     // bell does so first and looks at the count after.
     std::atomic_thread_fence(std::memory_order_seq_cst);
@@ -453,7 +454,11 @@ class Polling {
     Polling* polling;
     Conductor* conductor;
     std::uint32_t wanted;
+    long process;
     ~Undo() {
+      // A handler has forked meanwhile, and this is the child: it has neither
+      // bells nor sources, and its streams were told that nobody sleeps here.
+      if (OwnPid() != process) return;
       const int saved = errno;
       // The bells first: what is drained on the way need not ring for us.
       for (int k = 0; k < lane::shm::kBells; ++k) {

@@ -310,11 +310,10 @@ ssize_t Sock::HeldSend(const iovec* iov, int count, std::size_t total,
   held_ns_.fetch_add(static_cast<std::uint32_t>(base::NowNs() - start),
                      std::memory_order_relaxed);
   EndHold();
-  if (closed_.load(std::memory_order_relaxed)) {
-    // By another thread: the number may be another connection's by now.
-    if (*done > 0) return static_cast<ssize_t>(*done);
-    errno = EBADF;
-    return -1;
+  // By another thread: the number may be another connection's by now, which
+  // whoever tries again finds out.
+  if (*done > 0 && closed_.load(std::memory_order_relaxed)) {
+    return static_cast<ssize_t>(*done);
   }
   return kRetry;
 }

@@ -118,8 +118,13 @@ void Sock::StartSeek() {
   // While it looks again, what it found the last time stands.
   if (attempts_ == 0) reason_ = Reason::kPending;
   RCSOCK_LOG(2, "fd %d: looking for its peer", fd());
-  remote_.sought_ns = base::NowNs();
-  remote_.sought_bytes = RawBytes();
+  {
+    // (Of a look that a fork has given up meanwhile the thread that began it
+    // may still be here.)
+    Latched latched(this);
+    remote_.sought_ns = base::NowNs();
+    remote_.sought_bytes = RawBytes();
+  }
   agreed_.store(false, std::memory_order_relaxed);
   if (hopeful_.load(std::memory_order_relaxed)) {
     wanted_.store(true, std::memory_order_seq_cst);

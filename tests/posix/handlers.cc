@@ -3,8 +3,10 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
+#include <sys/epoll.h>
 #include <sys/socket.h>
 #include <sys/time.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cstdlib>
@@ -177,5 +179,81 @@ Case exits(
       DrainAll();
     },
     {.warm = false, .connect = false, .seconds = 60});
+
+// A fork in the midst of a wait: the child's ends as its parent's does, and its
+// connection goes on.  (Not in one that sleeps on a lane alone, as recv, and
+// poll of one stream for input: that lane can't be left before the handler
+// returns.)
+volatile pid_t forked;
+volatile sig_atomic_t waits;
+
+void OnFork(int) {
+  if (waits == 0) return;
+  waits = 0;
+  forked = ::fork();
+}
+
+int ByPollOfTwo(int fd) {
+  pollfd two[2] = {{fd, POLLIN, 0}, {fd, POLLRDHUP, 0}};
+  return ::poll(two, 2, -1);
+}
+int ByEpoll(int fd) {
+  static const int set = ::epoll_create1(EPOLL_CLOEXEC);
+  epoll_event event{};
+  event.events = EPOLLIN;
+  ::epoll_ctl(set, EPOLL_CTL_ADD, fd, &event);
+  return ::epoll_wait(set, &event, 1, -1);
+}
+
+void ServeForked(int fd) {
+  WarmAs(fd, false);
+  Hear();
+  // (So that the peer sleeps, on its lane.)
+  ::usleep(50'000);
+  const pid_t child = ::fork();
+  CHECK_THAT(child >= 0);
+  if (child == 0) ::_exit(0);
+  CHECK_THAT(::waitpid(child, nullptr, 0) == child);
+  SendAll(fd, "x", 1);
+  int error = 0;
+  Log("%zu more, %s", Drain(fd, &error), ErrorName(error));
+}
+
+void ForkWithin(int fd, int (*wait)(int fd)) {
+  struct sigaction action {};
+  action.sa_handler = &OnFork;
+  CHECK_THAT(::sigaction(SIGALRM, &action, nullptr) == 0);
+  forked = -1;
+  const itimerval often{{0, 50'000}, {0, 50'000}};
+  const itimerval never{};
+  CHECK_THAT(::setitimer(ITIMER_REAL, &often, nullptr) == 0);
+  do {
+    waits = 1;
+    const int n = wait(fd);
+    CHECK_THAT(n < 0 && errno == EINTR);
+  } while (forked < 0);
+  if (forked != 0) {
+    CHECK_THAT(::setitimer(ITIMER_REAL, &never, nullptr) == 0);
+    ::close(fd);
+    int status = 0;
+    CHECK_THAT(::waitpid(forked, &status, 0) == forked);
+    Log("child: %x", static_cast<unsigned>(status));
+    return;
+  }
+  WarmAs(fd, true);
+  Tell(0);
+  Log("told: %d", wait(fd));
+  char byte;
+  RecvAll(fd, &byte, 1);
+  SendAll(fd, "abc", 3);
+  ::close(fd);
+  ::_exit(0);
+}
+
+Case forks_in_poll_of_two("handler_forks_in_poll_of_two", ServeForked,
+                          [](int fd) { ForkWithin(fd, ByPollOfTwo); },
+                          {.seconds = 40});
+Case forks_in_epoll("handler_forks_in_epoll", ServeForked,
+                    [](int fd) { ForkWithin(fd, ByEpoll); }, {.seconds = 40});
 
 }  // namespace

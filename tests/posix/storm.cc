@@ -2,13 +2,12 @@
 // threads of both processes fork, and whoever waits makes an epoll set of its
 // own and closes it: nothing is lost or doubled, no event is another set's, and
 // what a look has shown can be read.
+#include "tests/posix/storm.h"
+
 #include <poll.h>
-#include <sys/epoll.h>
 #include <sys/ioctl.h>
-#include <sys/select.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -21,78 +20,12 @@
 namespace {
 
 using namespace pair;
+using namespace storm;
 
 constexpr int kThreads = 5;  // of the client; each has one connection at a time
-constexpr int kEach = 40;
-constexpr std::size_t kLongest = 150'000;  // of one call
+const int kEach = Scale(40);
 
-std::atomic<std::uint64_t> ids{1};
 std::atomic<int> gone{0};
-
-bool Again() { return errno == EAGAIN || errno == EINTR; }
-
-// By a set that nobody else has, and whose number another one has soon.
-void WaitBySet(int fd, std::uint32_t events, Random* random) {
-  const int set = ::epoll_create1(EPOLL_CLOEXEC);
-  CHECK_THAT(set >= 0);
-  epoll_event event{};
-  event.events = events | (random->Below(2) == 0 ? 0u : EPOLLET);
-  const std::uint64_t id = ids++;
-  event.data.u64 = id;
-  CHECK_THAT(::epoll_ctl(set, EPOLL_CTL_ADD, fd, &event) == 0);
-  const int ms =
-      random->Below(2) == 0 ? -1 : static_cast<int>(random->Below(20));
-  const int n = ::epoll_wait(set, &event, 1, ms);
-  CHECK_THAT(n >= 0 || errno == EINTR);
-  if (n > 0 && event.data.u64 != id) Fail("an event of another set");
-  CHECK_THAT(::close(set) == 0);
-}
-
-void Wait(int fd, short events, Random* random) {
-  const bool forever = random->Below(2) == 0;
-  const auto us = static_cast<long>(random->Below(20'000));
-  switch (random->Below(12)) {
-    case 0: {
-      pollfd one{fd, events, 0};
-      ::poll(&one, 1, forever ? -1 : static_cast<int>(us / 1000));
-      return;
-    }
-    case 1: {
-      if (fd >= FD_SETSIZE) return;
-      fd_set set;
-      FD_ZERO(&set);
-      FD_SET(fd, &set);
-      timeval time{0, us};
-      ::select(fd + 1, events == POLLIN ? &set : nullptr,
-               events == POLLIN ? nullptr : &set, nullptr,
-               forever ? nullptr : &time);
-      return;
-    }
-    case 2: {
-      pollfd some[3] = {{fd, events, 0},
-                        {-1, 0, 0},
-                        {fd, static_cast<short>(events | POLLRDHUP), 0}};
-      timespec time{0, us * 1000};
-      ::ppoll(some, 3, forever ? nullptr : &time, nullptr);
-      return;
-    }
-    default:
-      WaitBySet(fd, events == POLLIN ? EPOLLIN : EPOLLOUT, random);
-  }
-}
-
-// Of one call, more often a short one.
-std::size_t Length(Random* random, std::size_t often) {
-  switch (random->Below(6)) {
-    case 0:
-      return 1 + random->Below(kLongest);
-    case 1:
-    case 2:
-      return 1 + random->Below(64);
-    default:
-      return 1 + random->Below(often);
-  }
-}
 
 void Write(int fd, std::uint64_t seed, std::size_t total, Random random) {
   std::vector<char> bytes(kLongest);
@@ -210,25 +143,6 @@ void Work(int fd, const Head& head, bool client) {
   Read(fd, client ? there + 1 : there, head.total, Random{random.Next()});
   writer.join();
   CHECK_THAT(::close(fd) == 0);
-}
-
-// `forks`: another thread does, now and then, until all is done.
-template <class Function>
-void Beside(bool forks, Function&& work) {
-  std::atomic<bool> done{false};
-  std::thread forker([&] {
-    Random random{Seed()};
-    while (forks && !done) {
-      ::usleep(static_cast<useconds_t>(5000 + random.Below(40'000)));
-      const pid_t child = ::fork();
-      CHECK_THAT(child >= 0);
-      if (child == 0) ::_exit(0);
-      CHECK_THAT(::waitpid(child, nullptr, 0) == child);
-    }
-  });
-  work();
-  done = true;
-  forker.join();
 }
 
 void Finish() {
