@@ -572,7 +572,7 @@ class alignas(64) Sock final : public File,
   void KeepPlain();
   void HalfClosed();  // both latches held
   bool SpillLatched();
-  void PutDeadSocket();
+  bool PutDeadSocket();
   void EndUnreadLatched();
   void Fold(Stats* to, bool last);
   void FoldLatched(Stats* to) const;
@@ -622,7 +622,11 @@ class alignas(64) Sock final : public File,
     return seeking_.load(std::memory_order_relaxed) &&
            local_peer_.load(std::memory_order_relaxed);
   }
+  // No other process holds the connection, nor will: a child that is about to
+  // come might.
   bool SoleHolder() const;
+  // The end that this one makes of it is the connection's.
+  bool EndsHere() const;
   void LeaveHolders();
   void Spoil();
   // To the other holders, and from them; both latches held.

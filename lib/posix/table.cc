@@ -278,7 +278,7 @@ int CloseNumber(int fd, int from, int flags, bool held) {
   if (!held && from >= 0 && Entry(from) != nullptr) {
     // A stream that comes into its place has an anchor, too.  What this closes
     // for the last time may linger: not with the latch held.
-    last = base::RelocateHigh(
+    last = base::RelocateHighForParent(
         static_cast<int>(::syscall(SYS_fcntl, fd, F_DUPFD_CLOEXEC, 0)));
     held = true;
   }

@@ -22,6 +22,185 @@ namespace {
 
 using namespace pair;
 
+// --- Connections that are closed while another thread forks
+
+int begun[2];
+std::atomic<bool> tells_begin{false};
+
+// fork() in a thread of its own, until the end of this; its child ends at once.
+// Begun: TCP's is over, and one that waits for peers is not.
+class Fork {
+ public:
+  Fork() {
+    CHECK_THAT(::pipe(begun) == 0);
+    ::pthread_atfork(
+        [] {
+          if (tells_begin) CHECK_THAT(::write(begun[1], "x", 1) == 1);
+        },
+        nullptr, nullptr);
+    tells_begin = true;
+    thread_ = std::thread([] {
+      const pid_t child = ::fork();
+      if (child == 0) ::_exit(0);
+      int status = 0;
+      CHECK_THAT(::waitpid(child, &status, 0) == child && status == 0);
+    });
+    char byte;
+    CHECK_THAT(::read(begun[0], &byte, 1) == 1);
+  }
+  ~Fork() {
+    thread_.join();
+    tells_begin = false;
+  }
+
+ private:
+  std::thread thread_;
+};
+
+// As much as is taken without a wait.
+std::size_t Fill(int fd) {
+  const std::vector<char> bytes(64 << 10);
+  std::size_t total = 0;
+  for (;;) {
+    const ssize_t n =
+        ::send(fd, bytes.data(), bytes.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
+    if (n <= 0) return total;
+    total += static_cast<std::size_t>(n);
+  }
+}
+
+// TCP takes less than lies in a ring.
+void MakeSmall(int fd) {
+  const int small = 4096;
+  CHECK_THAT(::setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &small, sizeof small) ==
+             0);
+}
+
+// A process that has gone to sleep with a connection: over a lane, a fork here
+// waits for it.
+class Sleeper {
+ public:
+  explicit Sleeper(int not_its) {
+    int port;
+    const int listener = Listen(&port);
+    pid_ = ::fork();
+    CHECK_THAT(pid_ >= 0);
+    if (pid_ == 0) {
+      ::close(not_its);
+      const int fd = Connect(port);
+      WarmAs(fd, false);
+      ::raise(SIGSTOP);
+      ::_exit(0);
+    }
+    fd_ = ::accept(listener, nullptr, nullptr);
+    CHECK_THAT(fd_ >= 0);
+    ::close(listener);
+    WarmAs(fd_, true);
+    int status = 0;
+    CHECK_THAT(::waitpid(pid_, &status, WUNTRACED) == pid_ &&
+               WIFSTOPPED(status));
+  }
+  ~Sleeper() {
+    ::kill(pid_, SIGKILL);
+    ::waitpid(pid_, nullptr, 0);
+    ::close(fd_);
+  }
+
+ private:
+  pid_t pid_;
+  int fd_;
+};
+
+// What was read ahead for the switch, and can't be handed back behind the own
+// end: it is in no queue of the kernel's.
+constexpr int kTold = 50;
+
+Case close_ahead(
+    "close_while_forking_and_ahead",
+    [](int fd) {
+      SendAll(fd, "never read", 10);
+      char text[kTold];
+      RecvAll(fd, text, sizeof text);
+      Barrier();
+      int error;
+      Log("drained %zu", Drain(fd, &error));
+      Barrier();
+      // The answer to nothing: it is reset.
+      pollfd one{fd, 0, 0};
+      Result("poll", ::poll(&one, 1, 10'000));
+      Log("%x", static_cast<unsigned>(one.revents));
+      Result("send", ::send(fd, "x", 1, MSG_NOSIGNAL));
+      Barrier();
+    },
+    [](int fd) {
+      const Sleeper sleeper(fd);
+      pollfd one{fd, POLLIN, 0};
+      CHECK_THAT(::poll(&one, 1, -1) == 1);
+      // By one of these the connection leaves TCP.
+      for (int i = 0; i < kTold; ++i) {
+        SendAll(fd, "x", 1);
+        ::poll(nullptr, 0, 1);
+      }
+      Result("shutdown", ::shutdown(fd, SHUT_WR));
+      Barrier();
+      {
+        const Fork fork;
+        // (While it leaves its lane it would be reset, too.)
+        ::poll(nullptr, 0, 100);
+        Result("close", ::close(fd));
+      }
+      Barrier();
+      Barrier();
+    },
+    {.warm = false});
+
+// --- What a fork leaves
+
+// The child of a fork whose peer has not answered does not have the connection:
+// its parent has it alone, and when that ends, what is not delivered is not
+// passed over.
+Case exit_owing(
+    "exit_owing_after_fork",
+    [](int fd) {
+      Warm(fd);
+      const auto total = static_cast<std::size_t>(Hear());
+      Barrier();
+      int error;
+      const std::size_t n = Drain(fd, &error);
+      Log("%s", n == total || error != 0 ? "nothing is passed over"
+                                         : "it ends as if that were all");
+    },
+    [](int fd) {
+      int said[2];
+      int gate[2];
+      CHECK_THAT(::pipe(said) == 0 && ::pipe(gate) == 0);
+      const pid_t parent = ::fork();
+      CHECK_THAT(parent >= 0);
+      if (parent == 0) {
+        ::close(gate[1]);
+        Warm(fd);
+        MakeSmall(fd);
+        const std::size_t total = Fill(fd);
+        CHECK_THAT(::write(said[1], &total, sizeof total) == sizeof total);
+        const pid_t child = ::fork();
+        CHECK_THAT(child >= 0);
+        if (child == 0) {
+          char byte;
+          ::read(gate[0], &byte, 1);
+        }
+        ::_exit(0);
+      }
+      ::close(fd);
+      std::size_t total = 0;
+      CHECK_THAT(::read(said[0], &total, sizeof total) == sizeof total);
+      Tell(static_cast<std::int64_t>(total));
+      int status = 0;
+      CHECK_THAT(::waitpid(parent, &status, 0) == parent && status == 0);
+      ::close(gate[1]);
+      Barrier();
+    },
+    {.warm = false, .seconds = 30});
+
 // --- A set whose number another one has at once
 
 // So many that the kernel is busy with the end of their set for a while: the
