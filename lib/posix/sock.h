@@ -455,6 +455,7 @@ class alignas(64) Sock final : public File,
   ssize_t RecvV(const iovec* iov, int count, bool peek) override;
   int ShutdownWrite() override;
   bool AtMark() override;
+  bool Broken() override;
 
   // --- Processes (process.cc)
   // One step of ToPlain, without waiting.  True: it is the kernel's.
