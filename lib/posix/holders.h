@@ -26,7 +26,12 @@ struct Holding {
   std::atomic<std::uint64_t> rx;
   std::uint64_t unused[4];
 
+  // One holder, and unspoilt.
   bool Alone() const { return count.load(std::memory_order_seq_cst) == 1; }
+  // One holder, whatever has been done to the connection.
+  bool OfOne() const {
+    return (count.load(std::memory_order_seq_cst) & ~kSpoilt) == 1;
+  }
   // One holder fewer.
   void Leave();
 };

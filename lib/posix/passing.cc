@@ -27,6 +27,8 @@ void BeforePassing(const msghdr* message) {
       int fd;
       std::memcpy(&fd, at, sizeof fd);
       if (Sock* sock = LookupSock(fd)) {
+        // (Nor is a close here the end of it from now on.)
+        sock->GivenAway();
         sock->Pin(base::Reason::kPinnedScmRights);
       } else if (EpollSet* set = LookupSet(fd)) {
         set->SetNested();  // its streams stay where the other process sees them

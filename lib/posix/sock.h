@@ -379,6 +379,7 @@ class alignas(64) Sock final : public File,
   ssize_t RecvV(const iovec* iov, int count, bool peek) override;
   int ShutdownWrite() override;
   bool AtMark() override;
+  bool Broken() override;
 
   // --- Processes (process.cc)
   // One step of ToPlain, without waiting.  True: it is the kernel's.
@@ -680,9 +681,13 @@ class alignas(64) Sock final : public File,
   ssize_t UnreadRecv(int fd, const iovec* iov, int count, std::size_t total,
                      int flags, std::size_t* done);
   bool SpillLatched();
-  void PutDeadSocket();
+  bool PutDeadSocket();
   void EndUnreadLatched();
+  // No other process holds the connection, nor will: a child that is about to
+  // come might.
   bool SoleHolder() const;
+  // The end that this one makes of it is the connection's.
+  bool EndsHere() const;
   void LeaveHolders();
   void Spoil();
   // To the other holders, and from them; both latches held.

@@ -117,7 +117,7 @@ int Sock::CloseLast(int number, int from, int flags) {
     gone_ = true;
   };
   if (mode() == Mode::kEngine && stream_ != nullptr && conductor != nullptr &&
-      !SoleHolder() && lane_ == nullptr && stream_->tx() == stream::Tx::kRaw &&
+      !EndsHere() && lane_ == nullptr && stream_->tx() == stream::Tx::kRaw &&
       stream_->rx() == stream::Rx::kRaw && !stream_->WantsAnchorWrite()) {
     // Another process holds the connection too: this close ends nothing, and
     // neither a reset nor a shutdown may come of what was read ahead here.
@@ -138,7 +138,7 @@ int Sock::CloseLast(int number, int from, int flags) {
     // (Bytes that nobody has read, also where they are the kernel's still: a
     // FIN would come before the reset that its close makes of them.)
     int unread = 0;
-    if (stream_->rx() == stream::Rx::kRaw && SoleHolder() &&
+    if (stream_->rx() == stream::Rx::kRaw && EndsHere() &&
         (stream_->AtKernel() || stream_->Ahead() != 0)) {
       ::syscall(SYS_ioctl, number, FIONREAD, &unread);
     }
@@ -147,11 +147,11 @@ int Sock::CloseLast(int number, int from, int flags) {
         (unread > 0 && static_cast<std::size_t>(unread) > stream_->Ahead());
     if (watched_) conductor->Unwatch(fd());
     watched_ = false;
-    int kept = base::RelocateHigh(
+    int kept = base::RelocateHighForParent(
         static_cast<int>(::syscall(SYS_fcntl, number, F_DUPFD_CLOEXEC, 0)));
     if (kept < 0) kept = UseSpare(number);
     // What is owed and cannot be kept is lost: not by an orderly end.
-    if (kept < 0 && stream_->WantsAnchorWrite() && SoleHolder()) {
+    if (kept < 0 && stream_->WantsAnchorWrite() && EndsHere()) {
       ResetOnClose(number);
     }
     // (Without the other number this close may linger.)
@@ -193,7 +193,7 @@ int Sock::CloseLast(int number, int from, int flags) {
       }
     }
   } else {
-    if (mode() == Mode::kUnread && unread_.size() > 0 && SoleHolder()) {
+    if (mode() == Mode::kUnread && unread_.size() > 0 && EndsHere()) {
       ResetOnClose(number);
     }
     end(false);
@@ -322,7 +322,7 @@ void Sock::ResetAtExit() {
   const bool untaken = mode() == Mode::kEngine
                            ? stream_ != nullptr && stream_->Untaken()
                            : mode() == Mode::kUnread && unread_.size() > 0;
-  if (untaken && SoleHolder()) {
+  if (untaken && EndsHere()) {
     if (mode() == Mode::kEngine) stream_->TellReset();
     ResetOnClose(fd());
   }
@@ -347,7 +347,7 @@ void Sock::FlushAtExit(std::uint64_t deadline_ns, bool last) {
       ahead = stream_->Ahead() != 0;
     }
     const bool late = base::NowNs() >= deadline_ns;
-    if (owed && late && SoleHolder()) {
+    if (owed && late && EndsHere()) {
       if (!last && !exec_resets_) {
         socklen_t length = sizeof exec_linger_;
         exec_resets_ = ::getsockopt(fd(), SOL_SOCKET, SO_LINGER, &exec_linger_,

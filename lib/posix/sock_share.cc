@@ -212,6 +212,20 @@ bool Sock::SoleHolder() const {
   return all == nullptr || all->Alone();
 }
 
+// To one that is closed a fork that is under way, which may wait long for the
+// peers of others, does not matter: `fds` was 0 before closed_ was set, and
+// only what has numbers is counted for a child, and known there (ForEachSock).
+// (If both come at the same instant the child may have a number that nobody
+// there knows of, as it may of anything.)
+bool Sock::EndsHere() const {
+  if (given_away_.load(std::memory_order_seq_cst) ||
+      (!closed_.load(std::memory_order_seq_cst) && Forking())) {
+    return false;
+  }
+  const Holding* all = FindHolding(holders_);
+  return all == nullptr || all->OfOne();
+}
+
 void Sock::Spoil() {
   if (Holding* all = FindHolding(holders_)) {
     all->count.fetch_or(Holding::kSpoilt);
@@ -275,7 +289,13 @@ void Sock::ForkChild() {
   if (mode() == Mode::kEngine) {
     // It could not be made plain before the fork: all of it is the parent's.  A
     // byte of ours on this connection would be taken for one of its frames.
-    PutDeadSocket();
+    // (So the parent need not share it: it may have a lane again, and its end
+    // is the connection's.)
+    if (Holding* all = FindHolding(holders_);
+        PutDeadSocket() && all != nullptr) {
+      all->Leave();
+      holders_ = -1;
+    }
     InterestsDrop(this, -1);
     (void)lane_.release();
     lane_is_shm_ = false;
@@ -301,10 +321,10 @@ void Sock::ForkChild() {
 }
 
 // In place of a connection that must not be touched here.
-void Sock::PutDeadSocket() {
+bool Sock::PutDeadSocket() {
   const long dead =
       ::syscall(SYS_socket, AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  if (dead < 0) return;
+  if (dead < 0) return false;
   const int top = fd_high.load(std::memory_order_relaxed);
   for (int number = 0; number <= top; ++number) {
     if (Named(number) != this) continue;
@@ -315,6 +335,7 @@ void Sock::PutDeadSocket() {
               flags > 0 && (flags & FD_CLOEXEC) != 0 ? O_CLOEXEC : 0);
   }
   ::syscall(SYS_close, dead);
+  return true;
 }
 
 // --- Exec

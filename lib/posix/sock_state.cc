@@ -93,6 +93,14 @@ std::uint32_t KernelInput(int fd) {
 
 }  // namespace
 
+// (Or POLLERR is nothing but a completion of MSG_ZEROCOPY: the stream proposes
+// when that has been taken.)
+bool Sock::Broken() {
+  pollfd one{fd(), 0, 0};
+  timespec now{0, 0};
+  return ::syscall(SYS_ppoll, &one, 1, &now, nullptr, 8) > 0;
+}
+
 bool Sock::KernelIsFull() const {
   pollfd one{fd(), POLLOUT, 0};
   timespec now{0, 0};
@@ -195,6 +203,12 @@ std::uint32_t Sock::EngineReadiness(std::uint32_t events, bool* plain,
     }
     if (stream_->AtKernel()) {
       ready |= KernelInput(fd());
+    } else if (stream_->tx() == stream::Tx::kRaw &&
+               stream_->rx() == stream::Rx::kRaw && (ready & POLLRDHUP) != 0 &&
+               !stream_->TxBroken() && !stream_->EndedInOrder()) {
+      // TCP's end has been read, and the stream goes back to the kernel
+      // (BackToPlain).  A reset behind that end the kernel has told of already.
+      ready |= KernelInput(fd()) & (POLLERR | POLLHUP);
     }
     if (ready & POLLIN) ready |= POLLRDNORM;
     if (ready & POLLOUT) ready |= POLLWRNORM;

@@ -278,7 +278,7 @@ int CloseNumber(int fd, int from, int flags, bool held) {
   if (!held && from >= 0 && Entry(from) != nullptr) {
     // A stream that comes into its place has an anchor, too.  What this closes
     // for the last time may linger: not with the latch held.
-    last = base::RelocateHigh(
+    last = base::RelocateHighForParent(
         static_cast<int>(::syscall(SYS_fcntl, fd, F_DUPFD_CLOEXEC, 0)));
     held = true;
   }
@@ -364,7 +364,18 @@ void TableForkUnlock(bool child) {
   // nobody's.
   const int top = fd_high.load(std::memory_order_relaxed);
   for (int fd = 0; fd <= top; ++fd) {
-    if (IsClaimed(fd)) Put(fd, nullptr);
+    if (!IsClaimed(fd)) continue;
+    File* const file = Named(fd);
+    Put(fd, nullptr);
+    if (file == nullptr) continue;
+    // One of several: the others are left, and whoever looks for the stream
+    // (Sock::ForkChild, to begin with) finds it by one of them.
+    int others = 0;
+    for (int i = 0; i <= top; ++i) others += Named(i) == file ? 1 : 0;
+    file->fds.store(others, std::memory_order_relaxed);
+    if (others == 0 || file->kind != FileKind::kSock) continue;
+    auto* const sock = static_cast<Sock*>(file);
+    if (sock->fd() == fd) sock->set_fd(OtherFd(file, fd));
   }
 }
 

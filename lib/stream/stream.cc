@@ -106,7 +106,7 @@ ssize_t Stream::WriteNow(const iovec* iov, int count, std::size_t total) {
         if (so_error_ != 0) return -TakeError();
         return tx_broken_ ? -EPIPE : -EAGAIN;
       }
-      if (MayPropose()) {
+      if (MayPropose() && !anchor_->Broken()) {
         int i = 0;
         while (iov[i].iov_len == 0) ++i;
         if (Propose(*static_cast<const std::uint8_t*>(iov[i].iov_base))) {

@@ -232,5 +232,29 @@ TEST_F(PairTest, KilledOnTheWayBackToTcpWithOurFramesUnread) {
   EXPECT_EQ(Get(1), "");
 }
 
+// The kernel knows of a reset, and tells it by poll; nobody has read it yet.
+class ResetAnchor final : public Anchor {
+ public:
+  ssize_t Send(const iovec* /*iov*/, int /*count*/) override {
+    return -ECONNRESET;
+  }
+  ssize_t Recv(void* /*to*/, std::size_t /*length*/) override {
+    return -ECONNRESET;
+  }
+  ssize_t RecvV(const iovec* /*iov*/, int /*count*/, bool /*peek*/) override {
+    return -ECONNRESET;
+  }
+  int ShutdownWrite() override { return 0; }
+  bool Broken() override { return true; }
+};
+
+TEST_F(PairTest, WhatIsWrittenAfterAResetIsNotForTheLane) {
+  Up();
+  ResetAnchor anchor;
+  S(0).Rebind(&world_.lane[0], &anchor);
+  EXPECT_EQ(Put(0, "x"), -ECONNRESET);
+  EXPECT_EQ(S(0).tx(), Tx::kRaw);
+}
+
 }  // namespace
 }  // namespace rcsock::stream

@@ -1,0 +1,292 @@
+// What one thread does beside another: it closes a connection while that one
+// forks, which may take a while, or an epoll set whose number that one has at
+// once.
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdio>
+#include <thread>
+#include <vector>
+
+#include "tests/posix/pair.h"
+
+namespace {
+
+using namespace pair;
+
+// --- Connections that are closed while another thread forks
+
+int begun[2];
+std::atomic<bool> tells_begin{false};
+
+// fork() in a thread of its own, until the end of this; its child ends at once.
+// Begun: TCP's is over, and one that waits for peers is not.
+class Fork {
+ public:
+  Fork() {
+    CHECK_THAT(::pipe(begun) == 0);
+    ::pthread_atfork(
+        [] {
+          if (tells_begin) CHECK_THAT(::write(begun[1], "x", 1) == 1);
+        },
+        nullptr, nullptr);
+    tells_begin = true;
+    thread_ = std::thread([] {
+      const pid_t child = ::fork();
+      if (child == 0) ::_exit(0);
+      int status = 0;
+      CHECK_THAT(::waitpid(child, &status, 0) == child && status == 0);
+    });
+    char byte;
+    CHECK_THAT(::read(begun[0], &byte, 1) == 1);
+  }
+  ~Fork() {
+    thread_.join();
+    tells_begin = false;
+  }
+
+ private:
+  std::thread thread_;
+};
+
+// As much as is taken without a wait.
+std::size_t Fill(int fd) {
+  const std::vector<char> bytes(64 << 10);
+  std::size_t total = 0;
+  for (;;) {
+    const ssize_t n =
+        ::send(fd, bytes.data(), bytes.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
+    if (n <= 0) return total;
+    total += static_cast<std::size_t>(n);
+  }
+}
+
+// TCP takes less than lies in a ring.
+void MakeSmall(int fd) {
+  const int small = 4096;
+  CHECK_THAT(::setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &small, sizeof small) ==
+             0);
+}
+
+// A process that has gone to sleep with a connection: over a lane, a fork here
+// waits for it.
+class Sleeper {
+ public:
+  explicit Sleeper(int not_its) {
+    int port;
+    const int listener = Listen(&port);
+    pid_ = ::fork();
+    CHECK_THAT(pid_ >= 0);
+    if (pid_ == 0) {
+      ::close(not_its);
+      const int fd = Connect(port);
+      WarmAs(fd, false);
+      ::raise(SIGSTOP);
+      ::_exit(0);
+    }
+    fd_ = ::accept(listener, nullptr, nullptr);
+    CHECK_THAT(fd_ >= 0);
+    ::close(listener);
+    WarmAs(fd_, true);
+    int status = 0;
+    CHECK_THAT(::waitpid(pid_, &status, WUNTRACED) == pid_ &&
+               WIFSTOPPED(status));
+  }
+  ~Sleeper() {
+    ::kill(pid_, SIGKILL);
+    ::waitpid(pid_, nullptr, 0);
+    ::close(fd_);
+  }
+
+ private:
+  pid_t pid_;
+  int fd_;
+};
+
+// What was read ahead for the switch, and can't be handed back behind the own
+// end: it is in no queue of the kernel's.
+constexpr int kTold = 50;
+
+Case close_ahead(
+    "close_while_forking_and_ahead",
+    [](int fd) {
+      SendAll(fd, "never read", 10);
+      char text[kTold];
+      RecvAll(fd, text, sizeof text);
+      Barrier();
+      int error;
+      Log("drained %zu", Drain(fd, &error));
+      Barrier();
+      // The answer to nothing: it is reset.
+      pollfd one{fd, 0, 0};
+      Result("poll", ::poll(&one, 1, 10'000));
+      Log("%x", static_cast<unsigned>(one.revents));
+      Result("send", ::send(fd, "x", 1, MSG_NOSIGNAL));
+      Barrier();
+    },
+    [](int fd) {
+      const Sleeper sleeper(fd);
+      pollfd one{fd, POLLIN, 0};
+      CHECK_THAT(::poll(&one, 1, -1) == 1);
+      // By one of these the connection leaves TCP.
+      for (int i = 0; i < kTold; ++i) {
+        SendAll(fd, "x", 1);
+        ::poll(nullptr, 0, 1);
+      }
+      Result("shutdown", ::shutdown(fd, SHUT_WR));
+      Barrier();
+      {
+        const Fork fork;
+        // (While it leaves its lane it would be reset, too.)
+        ::poll(nullptr, 0, 100);
+        Result("close", ::close(fd));
+      }
+      Barrier();
+      Barrier();
+    },
+    {.warm = false});
+
+// --- What a fork leaves
+
+// The child of a fork whose peer has not answered does not have the connection:
+// its parent has it alone, and when that ends, what is not delivered is not
+// passed over.
+Case exit_owing(
+    "exit_owing_after_fork",
+    [](int fd) {
+      Warm(fd);
+      const auto total = static_cast<std::size_t>(Hear());
+      Barrier();
+      int error;
+      const std::size_t n = Drain(fd, &error);
+      Log("%s", n == total || error != 0 ? "nothing is passed over"
+                                         : "it ends as if that were all");
+    },
+    [](int fd) {
+      int said[2];
+      int gate[2];
+      CHECK_THAT(::pipe(said) == 0 && ::pipe(gate) == 0);
+      const pid_t parent = ::fork();
+      CHECK_THAT(parent >= 0);
+      if (parent == 0) {
+        ::close(gate[1]);
+        Warm(fd);
+        MakeSmall(fd);
+        const std::size_t total = Fill(fd);
+        CHECK_THAT(::write(said[1], &total, sizeof total) == sizeof total);
+        const pid_t child = ::fork();
+        CHECK_THAT(child >= 0);
+        if (child == 0) {
+          char byte;
+          ::read(gate[0], &byte, 1);
+        }
+        ::_exit(0);
+      }
+      ::close(fd);
+      std::size_t total = 0;
+      CHECK_THAT(::read(said[0], &total, sizeof total) == sizeof total);
+      Tell(static_cast<std::int64_t>(total));
+      int status = 0;
+      CHECK_THAT(::waitpid(parent, &status, 0) == parent && status == 0);
+      ::close(gate[1]);
+      Barrier();
+    },
+    {.warm = false, .seconds = 30});
+
+// --- A set whose number another one has at once
+
+// So many that the kernel is busy with the end of their set for a while: the
+// number is free by then.
+constexpr int kCrowd = 12'000;
+
+epoll_event Event(std::uint32_t events, std::uint64_t data) {
+  epoll_event event{};
+  event.events = events;
+  event.data.u64 = data;
+  return event;
+}
+
+constexpr std::uint64_t kOld = 0x01d;
+
+void ExpectNothing(int set) {
+  epoll_event event{};
+  const int n = ::epoll_wait(set, &event, 1, 0);
+  CHECK_THAT(n >= 0);
+  if (n > 0) {
+    Fail("told of %llx, %x", static_cast<unsigned long long>(event.data.u64),
+         event.events);
+  }
+}
+
+Case next_set(
+    "set_of_the_same_number",
+    [](int) {
+      int port;
+      const int listener = Listen(&port);
+      Tell(port);
+      for (int i = 0; i < 10; ++i) {
+        const int fd = ::accept(listener, nullptr, nullptr);
+        CHECK_THAT(fd >= 0);
+        Warm(fd);
+        SendAll(fd, "something to be told of", 23);
+        Barrier();
+        Barrier();
+        ::close(fd);
+      }
+    },
+    [](int) {
+      const int port = static_cast<int>(Hear());
+      rlimit limit{};
+      CHECK_THAT(::getrlimit(RLIMIT_NOFILE, &limit) == 0);
+      limit.rlim_cur = limit.rlim_max;
+      CHECK_THAT(::setrlimit(RLIMIT_NOFILE, &limit) == 0);
+      // (Before the others: their numbers are higher than those of the sets.)
+      const int place = ::eventfd(0, EFD_CLOEXEC);
+      CHECK_THAT(place >= 0);
+      std::vector<int> fds;
+      for (int i = 0; i < 10; ++i) fds.push_back(Connect(port));
+      std::vector<int> crowd;
+      for (int i = 0; i < kCrowd; ++i) {
+        const int one = i == 0 ? ::eventfd(0, EFD_CLOEXEC) : ::dup(crowd[0]);
+        if (one < 0) break;
+        crowd.push_back(one);
+      }
+      ::close(place);
+      for (const int fd : fds) {
+        Warm(fd);
+        const int set = ::epoll_create1(EPOLL_CLOEXEC);
+        CHECK_THAT(set == place);
+        epoll_event event = Event(EPOLLIN, kOld);
+        CHECK_THAT(::epoll_ctl(set, EPOLL_CTL_ADD, fd, &event) == 0);
+        for (const int one : crowd) {
+          CHECK_THAT(::epoll_ctl(set, EPOLL_CTL_ADD, one, &event) == 0);
+        }
+        Barrier();
+        CHECK_THAT(::epoll_wait(set, &event, 1, -1) == 1);
+        std::thread closes([set] { CHECK_THAT(::close(set) == 0); });
+        int next;
+        while ((next = ::epoll_create1(EPOLL_CLOEXEC)) != set) ::close(next);
+        // By this it leaves its lane.
+        const int two = 2;
+        CHECK_THAT(
+            ::setsockopt(fd, SOL_SOCKET, SO_RCVLOWAT, &two, sizeof two) == 0);
+        ExpectNothing(next);
+        closes.join();
+        ExpectNothing(next);
+        ::close(next);
+        Barrier();
+        ::close(fd);
+      }
+      Log("each is told of its own");
+    },
+    {.warm = false, .connect = false, .seconds = 60});
+
+}  // namespace
