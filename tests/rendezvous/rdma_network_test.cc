@@ -235,38 +235,6 @@ TEST_F(RdmaTest, DeviceGoesAndComesBack) {
   }));
 }
 
-// Whoever destroys an iWARP id waits for the end of its handshake; but of that
-// nothing is heard any more.
-TEST_F(RdmaTest, DeviceGoesAmidAHandshake) {
-  if (std::getenv("IN_GUEST") == nullptr) GTEST_SKIP() << "not in a guest";
-  if (!OnIwarp()) GTEST_SKIP() << "RoCE's ids do not wait";
-  ExpectSuccess(Spawn([] {
-    Conductor* conductor = GetConductor();
-    // Takes the connection, and says nothing.
-    sockaddr_in silent = DeviceAddress(base::GetConfig().rdma_port);
-    const int listener = Listen(&silent, true);
-    const TcpPair pair = MakeDevicePair();
-    auto c = ConnectorSeeker(pair.connector);
-    EXPECT_FALSE(c->Seek(conductor));
-    EXPECT_EQ(c->failed, Reason::kRdmaTimeout) << base::ReasonKey(c->failed);
-    const auto uses_device = [] {
-      for (const auto& [fd, what] : OpenFds()) {
-        if (what.find("infiniband/uverbs") != std::string::npos) return true;
-      }
-      return false;
-    };
-    EXPECT_TRUE(uses_device());
-    ASSERT_TRUE(Guest("device del"));
-    EXPECT_TRUE(Eventually([&] { return !uses_device(); }, 20'000));
-    ::close(listener);
-    ASSERT_TRUE(Guest("device add"));
-    auto s = AcceptorSeeker(pair.acceptor);
-    s->Start(conductor);
-    EXPECT_TRUE(c->Meet(conductor)) << base::ReasonKey(c->failed);
-    EXPECT_TRUE(s->Wait()) << base::ReasonKey(s->failed);
-  }));
-}
-
 // The device goes while this process only listens.
 TEST_F(RdmaTest, DeviceOfAListenerGoesAndComesBack) {
   if (std::getenv("IN_GUEST") == nullptr) GTEST_SKIP() << "not in a guest";
