@@ -50,21 +50,13 @@ bool AddressIn(const nlmsghdr* message, Address* address) {
 // Whether the kernel would send from this address to it, as it does to an
 // address of its own.  Nothing is sent.
 bool IsOwnSource(const Address& address) {
-  sockaddr_in in{};
-  in.sin_family = AF_INET;
-  in.sin_port = htons(9);
-  std::memcpy(&in.sin_addr, address.data() + 12, 4);
-  sockaddr_in6 in6{};
-  in6.sin6_family = AF_INET6;
-  in6.sin6_port = in.sin_port;
-  std::memcpy(&in6.sin6_addr, address.data(), 16);
-  const bool mapped = IsMapped(address);
-  const base::UniqueFd fd(static_cast<int>(::syscall(
-      SYS_socket, mapped ? AF_INET : AF_INET6, SOCK_DGRAM | SOCK_CLOEXEC, 0)));
-  if (!fd.ok()) return false;
-  const void* const to = mapped ? static_cast<const void*>(&in) : &in6;
-  if (::syscall(SYS_connect, fd.get(), to, mapped ? sizeof in : sizeof in6) !=
-      0) {
+  const sockaddr_storage to = ToSockaddr(address, 0, 9);
+  const base::UniqueFd fd(static_cast<int>(
+      ::syscall(SYS_socket, to.ss_family, SOCK_DGRAM | SOCK_CLOEXEC, 0)));
+  if (!fd.ok() ||
+      ::syscall(SYS_connect, fd.get(), &to,
+                to.ss_family == AF_INET ? sizeof(sockaddr_in)
+                                        : sizeof(sockaddr_in6)) != 0) {
     return false;
   }
   sockaddr_storage source{};
@@ -76,6 +68,26 @@ bool IsOwnSource(const Address& address) {
 }
 
 }  // namespace
+
+sockaddr_storage ToSockaddr(const Address& address, std::uint32_t scope,
+                            std::uint16_t port) {
+  sockaddr_storage to{};
+  if (IsMapped(address)) {
+    sockaddr_in in{};
+    in.sin_family = AF_INET;
+    in.sin_port = htons(port);
+    std::memcpy(&in.sin_addr, address.data() + 12, 4);
+    std::memcpy(&to, &in, sizeof in);
+  } else {
+    sockaddr_in6 in{};
+    in.sin6_family = AF_INET6;
+    in.sin6_port = htons(port);
+    in.sin6_scope_id = scope;
+    std::memcpy(&in.sin6_addr, address.data(), 16);
+    std::memcpy(&to, &in, sizeof in);
+  }
+  return to;
+}
 
 bool IsMapped(const Address& address) {
   return std::memcmp(address.data(), kMappedPrefix, sizeof kMappedPrefix) == 0;

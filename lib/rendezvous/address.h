@@ -46,6 +46,10 @@ socklen_t AbstractName(std::string_view prefix,
 // The one at which the two ends of `tuple` meet.
 socklen_t MeetingName(const Tuple& tuple, sockaddr_un* name);
 
+// As calls take it; `scope` is for IPv6.
+sockaddr_storage ToSockaddr(const Address& address, std::uint32_t scope,
+                            std::uint16_t port);
+
 bool IsMapped(const Address& address);  // an IPv4 address
 bool IsLoopback(const Address& address);
 // One that this host may have on each of its links: with the scope in the place

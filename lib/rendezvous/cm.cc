@@ -126,26 +126,6 @@ rdma_conn_param ConnectParameters(const void* data, std::size_t length) {
   return parameters;
 }
 
-sockaddr_storage ToSockaddr(const Address& address, std::uint32_t scope,
-                            std::uint16_t port) {
-  sockaddr_storage to{};
-  if (IsMapped(address)) {
-    sockaddr_in in{};
-    in.sin_family = AF_INET;
-    in.sin_port = htons(port);
-    std::memcpy(&in.sin_addr, address.data() + 12, 4);
-    std::memcpy(&to, &in, sizeof in);
-  } else {
-    sockaddr_in6 in{};
-    in.sin6_family = AF_INET6;
-    in.sin6_port = htons(port);
-    in.sin6_scope_id = scope;
-    std::memcpy(&in.sin6_addr, address.data(), 16);
-    std::memcpy(&to, &in, sizeof in);
-  }
-  return to;
-}
-
 std::uint32_t ScopeOf(const sockaddr_storage& from) {
   if (from.ss_family != AF_INET6) return 0;
   sockaddr_in6 in;

@@ -64,9 +64,6 @@ class Cm : public std::enable_shared_from_this<Cm> {
 // Of an rdma_connect or rdma_accept with private data.
 rdma_conn_param ConnectParameters(const void* data, std::size_t length);
 
-// The address as rdma_cm takes it.
-sockaddr_storage ToSockaddr(const Address& address, std::uint32_t scope,
-                            std::uint16_t port);
 std::uint32_t ScopeOf(const sockaddr_storage& from);
 
 }  // namespace rcsock::rendezvous

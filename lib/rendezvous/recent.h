@@ -34,10 +34,12 @@ class Recent {
     until_[{address, port}] = now + span_ns_;
   }
 
+ protected:
+  std::map<std::pair<Address, std::uint16_t>, std::uint64_t> until_;
+
  private:
   static constexpr std::size_t kMost = 1024;
   const std::uint64_t span_ns_;
-  std::map<std::pair<Address, std::uint16_t>, std::uint64_t> until_;
 };
 
 }  // namespace rcsock::rendezvous

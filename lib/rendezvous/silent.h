@@ -1,13 +1,10 @@
 #ifndef RCSOCK_LIB_RENDEZVOUS_SILENT_H_
 #define RCSOCK_LIB_RENDEZVOUS_SILENT_H_
 
-#include <cstddef>
 #include <cstdint>
-#include <map>
-#include <utility>
 
 #include "lib/base/clock.h"
-#include "lib/rendezvous/address.h"
+#include "lib/rendezvous/recent.h"
 
 namespace rcsock::rendezvous {
 
@@ -16,11 +13,13 @@ namespace rcsock::rendezvous {
 // vain takes a turn for seconds, and others stand in line behind it; so from
 // the first one on there is one at a time, and a pause between them.  The
 // conductor's alone.
-class Silent {
+class Silent : private Recent {
  public:
   // `pause_ns` behind a try, which takes `try_ns` at most.
   Silent(std::uint64_t pause_ns, std::uint64_t try_ns)
-      : pause_ns_(pause_ns), try_ns_(try_ns) {}
+      : Recent(pause_ns), try_ns_(try_ns) {}
+
+  using Recent::Note;
 
   // False: not now.  True: it is this one's to find out.
   bool MayTry(const Address& host, std::uint16_t port) {
@@ -31,24 +30,12 @@ class Silent {
     it->second = now + try_ns_;
     return true;
   }
-  void Note(const Address& host, std::uint16_t port) {
-    const std::uint64_t now = base::NowNs();
-    if (until_.size() >= kMost) {
-      std::erase_if(until_,
-                    [now](const auto& item) { return item.second <= now; });
-      if (until_.size() >= kMost) until_.clear();
-    }
-    until_[{host, port}] = now + pause_ns_;
-  }
   void Answered(const Address& host, std::uint16_t port) {
     until_.erase({host, port});
   }
 
  private:
-  static constexpr std::size_t kMost = 1024;
-  const std::uint64_t pause_ns_;
   const std::uint64_t try_ns_;
-  std::map<std::pair<Address, std::uint16_t>, std::uint64_t> until_;
 };
 
 }  // namespace rcsock::rendezvous
