@@ -11,6 +11,7 @@
 #include "lib/posix/registry.h"
 #include "lib/posix/signals.h"
 #include "lib/posix/sock.h"
+#include "lib/posix/table.h"
 #include "lib/posix/user_arguments.h"
 
 namespace rcsock::posix {
@@ -40,10 +41,11 @@ EpollSet* EpollSet::New(int fd) {
   return set;
 }
 
-void EpollSet::Renumber(int fd) {
+void EpollSet::LoseFd(int number) {
   Critical critical;
   interest_latch.lock();
-  set_fd(fd);
+  const int other = LeaveNumber(number, this);
+  if (fd() == number) set_fd(other);
   interest_latch.unlock();
 }
 
@@ -99,18 +101,18 @@ void EpollSet::Free() {
   interest_latch.unlock();
 }
 
-int EpollSet::Ctl(int op, int fd, Sock* sock, epoll_event* event) {
+int EpollSet::Ctl(int number, int op, int fd, Sock* sock, epoll_event* event) {
   if (op != EPOLL_CTL_DEL && Null(event)) {
-    return real::epoll_ctl(fd_, op, fd, event);
+    return real::epoll_ctl(number, op, fd, event);
   }
   if (nested_.load(std::memory_order_relaxed) && op == EPOLL_CTL_ADD) {
     sock->Pin(base::Reason::kPinnedOption);
   }
   Critical critical;
   interest_latch.lock();
-  // Another thread has closed the number since it was looked up; the object may
-  // be another connection's.
-  if (Named(fd) != sock && !InBorrowedMemory()) {
+  // Another thread has closed the number since it was looked up, or the set's;
+  // the object may be another's.
+  if ((Named(fd) != sock || !IsAt(number)) && !InBorrowedMemory()) {
     interest_latch.unlock();
     return kStale;
   }

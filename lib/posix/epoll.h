@@ -4,6 +4,7 @@
 #include <sys/epoll.h>
 
 #include <atomic>
+#include <cerrno>
 #include <cstdint>
 #include <limits>
 #include <memory>
@@ -97,13 +98,9 @@ class EpollSet final : public File {
            capacity <= std::numeric_limits<int>::max() /
                            static_cast<int>(sizeof(epoll_event));
   }
-  int Ctl(int op, int fd, Sock* sock, epoll_event* event);
-  int Wait(epoll_event* out, int capacity, std::int64_t timeout_ns,
-           const sigset_t* mask) {
-    Leave leave(this);
-    return Wait(&leave, out, capacity, timeout_ns, mask);
-  }
-  // The same for one that goes on, maybe with an edge.
+  // `number`: by which the set was found.
+  int Ctl(int number, int op, int fd, Sock* sock, epoll_event* event);
+  // Goes on with what has begun, maybe with an edge.
   class Leave;
   int Wait(Leave* leave, epoll_event* out, int capacity,
            std::int64_t timeout_ns, const sigset_t* mask);
@@ -131,7 +128,7 @@ class EpollSet final : public File {
   int OfKernel(epoll_event* events, int count, std::uint32_t before,
                bool* bell = nullptr);
   static constexpr int kOnlyBell = -1000;
-  // Of Ctl: the number is another stream's by now.
+  // The number is another stream's by now, or another set's.
   static constexpr int kStale = -1001;
   // A wait that asks the kernel, from before it does to its end; by
   // cancellation too.  The kernel gives an edge of the bell to one thread:
@@ -139,7 +136,8 @@ class EpollSet final : public File {
   // handler that jumps out of it has done so before (TakeBackWait).
   class Leave {
    public:
-    explicit Leave(EpollSet* set) : set_(set) {
+    explicit Leave(EpollSet* set)
+        : life(set->life_.load(std::memory_order_seq_cst)), set_(set) {
       // (What somebody who jumped out of a wait otherwise has left.)
       if (__builtin_expect(tls_signals.wait.set != nullptr, 0)) TakeBackWait();
     }
@@ -150,6 +148,14 @@ class EpollSet final : public File {
     }
     Leave(const Leave&) = delete;
     Leave& operator=(const Leave&) = delete;
+
+    // Whether the set is what the number names, in the life that the wait has
+    // begun with.  (fd_table: since it was found there it may have become
+    // another.)
+    bool Right(int number) const {
+      return set_->IsAt(number) &&
+             set_->life_.load(std::memory_order_seq_cst) == life;
+    }
 
     // It is about to ask the kernel, who may give it an edge.
     void Ask() {
@@ -167,9 +173,18 @@ class EpollSet final : public File {
       unlooked = false;
     }
 
+    // The set has been closed in the wait: its result.
+    [[gnu::cold, gnu::noinline]] int Closed() {
+      Looked();
+      errno = EBADF;
+      return -1;
+    }
+
     // With an edge, behind which nobody has looked since in such a way that he
     // must have seen all whose senders have seen the old generation.
     bool unlooked = false;
+    // How often the set had been closed before.
+    const std::uint32_t life;
 
    private:
     EpollSet* const set_;
@@ -251,11 +266,18 @@ class EpollSet final : public File {
   void KickBell();
   void DropRegistered() { --registered_; }  // the interest latch held
   int fd() const { return fd_.load(std::memory_order_relaxed); }
-  // The number it had is about to be closed, and this is another one (-1:
-  // none).  Registrations that other threads move between the two sides at this
-  // moment, with the interest latch, have been moved by that: they are not
-  // taken from, or put into, what has the number next.
-  void Renumber(int fd);
+  // For good while the wait latch is held (Free), or the interest latch, or a
+  // thread is counted in it.
+  bool IsAt(int number) const {
+    if (fd() == number) [[likely]]
+      return true;
+    return IsAtToo(number);
+  }
+  // A number of its is about to be closed.  Registrations that other threads
+  // move between the two sides at this moment, with the interest latch, have
+  // been moved by that: they are not taken from, or put into, what has the
+  // number next.
+  void LoseFd(int number);
   int bell() const { return poller_ ? poller_->bell() : -1; }
 
  private:
@@ -276,8 +298,11 @@ class EpollSet final : public File {
   // Waits after one that has found others, whose first look is at all.
   static constexpr std::uint32_t kColdFor = 8;
 
-  int LookAtFew(epoll_event* out, int capacity, bool may_wait);
-  int LookAtHot(epoll_event* out, int capacity, bool may_wait);
+  [[gnu::cold, gnu::noinline]] bool IsAtToo(int number) const {
+    return Named(number) == this;
+  }
+  int LookAtFew(int fd, epoll_event* out, int capacity, bool may_wait);
+  int LookAtHot(int fd, epoll_event* out, int capacity, bool may_wait);
   [[gnu::noinline]] int QuickMany(int fd, epoll_event* out, int capacity,
                                   int timeout);
   int TellFew(epoll_event* out, int capacity);

@@ -263,7 +263,7 @@ bool EpollSet::KernelDueNext() const {
              kKernelLookUs * base::ticks_per_us;
 }
 
-[[gnu::always_inline]] inline int EpollSet::LookAtHot(epoll_event* out,
+[[gnu::always_inline]] inline int EpollSet::LookAtHot(int fd, epoll_event* out,
                                                       int capacity,
                                                       bool may_wait) {
   Critical critical;
@@ -277,7 +277,7 @@ bool EpollSet::KernelDueNext() const {
   int turns = may_wait ? Spinner::QuickTurns() / kLooks : 0;
   bool first = true;
   do {
-    if (!HasUser()) break;
+    if (!HasUser() || !IsAt(fd)) break;
     Rebuild();
     const bool cold = first && cold_ > 0;
     first = false;
@@ -323,7 +323,7 @@ bool EpollSet::KernelDueNext() const {
 
 int EpollSet::QuickMany(int fd, epoll_event* out, int capacity, int timeout) {
   const bool heats = heats_.load(std::memory_order_relaxed);
-  const int filled = heats ? LookAtHot(out, capacity, timeout != 0) : 0;
+  const int filled = heats ? LookAtHot(fd, out, capacity, timeout != 0) : 0;
   if (filled > 0) [[likely]]
     return filled;
   return hook::LongEpoll(fd, out, capacity, timeout);
@@ -331,7 +331,7 @@ int EpollSet::QuickMany(int fd, epoll_event* out, int capacity, int timeout) {
 
 // LookAtHot of a set all of whose streams are direct: what a loop with one
 // connection needs between a message's coming and its report, and no more.
-[[gnu::always_inline]] inline int EpollSet::LookAtFew(epoll_event* out,
+[[gnu::always_inline]] inline int EpollSet::LookAtFew(int fd, epoll_event* out,
                                                       int capacity,
                                                       bool may_wait) {
   Critical critical;
@@ -343,7 +343,10 @@ int EpollSet::QuickMany(int fd, epoll_event* out, int capacity, int timeout) {
   constexpr int kLooks = 8;
   int turns = 0;
   for (bool first = true;; first = false) {
-    if (!HasUser() || ready_count_.load(std::memory_order_relaxed) > 0) break;
+    if (!HasUser() || ready_count_.load(std::memory_order_relaxed) > 0 ||
+        !IsAt(fd)) {
+      break;
+    }
     Rebuild();
     filled = TellFew(out, capacity);
     if (filled > 0) [[likely]] {
@@ -384,7 +387,7 @@ int EpollSet::QuickMany(int fd, epoll_event* out, int capacity, int timeout) {
                            : QuickMany(fd, out, capacity, timeout);
   }
   if (!KernelDueNext()) [[likely]] {
-    const int filled = LookAtFew(out, capacity, timeout != 0);
+    const int filled = LookAtFew(fd, out, capacity, timeout != 0);
     if (filled > 0) [[likely]]
       return filled;
   }

@@ -216,6 +216,7 @@ int EpollSet::Collect(epoll_event* out, int capacity) {
       // EPOLL* and POLL* have the same values for what a socket can be.
       bool plain = false;
       const std::uint32_t holds = sock->Readiness(
+          -1,
           (events & 0xffff) | EPOLLERR | EPOLLHUP | EPOLLRDHUP | Sock::kInRing,
           &plain);
       const std::uint32_t ready =

@@ -215,7 +215,7 @@ int EpollSet::WithLanes(epoll_event* out, int kernels, int capacity,
   if (capacity > kernels) {
     Critical critical;
     wait_latch_.lock();
-    if (HasUser()) {
+    if (HasUser() && life_.load(std::memory_order_relaxed) == leave->life) {
       // (What another thread's wait has told meanwhile is none of this one's.)
       ++wait_number_;
       Rebuild();
@@ -257,7 +257,11 @@ int EpollSet::WithLanes(epoll_event* out, int kernels, int capacity,
 int EpollSet::Wait(Leave* leave, epoll_event* out, int capacity,
                    std::int64_t timeout_ns, const sigset_t* mask) {
   std::uint32_t signals = tls_signals.any;
-  const std::uint32_t life = life_.load(std::memory_order_seq_cst);
+  const std::uint32_t life = leave->life;
+  // Closed meanwhile, and perhaps another set by now.  (TCP sleeps on.)
+  const auto gone = [&] {
+    return life_.load(std::memory_order_seq_cst) != life;
+  };
   // Set when the first look has found nothing: what is ready costs no clock.
   std::uint64_t deadline = 0;
   const auto left = [&]() -> std::int64_t {
@@ -283,6 +287,8 @@ int EpollSet::Wait(Leave* leave, epoll_event* out, int capacity,
     leave->Ask();
     {
       const Stranger stranger(this);
+      if (gone()) [[unlikely]]
+        return leave->Closed();
       if (stranger.MaySleep()) {
         n = KernelWait(out, capacity, left(), mask, &leave->unlooked);
       }
@@ -297,7 +303,7 @@ int EpollSet::Wait(Leave* leave, epoll_event* out, int capacity,
   // However busy the lanes are, kernel descriptors get their look; first, so
   // that ready streams cannot take all the room.
   const std::uint32_t moves = moves_.load(std::memory_order_seq_cst);
-  if (KernelDue()) {
+  if (KernelDue() && !gone()) {
     leave->Ask();
     const int n = KernelWait(out, capacity > 1 ? capacity / 2 : 1, 0, nullptr,
                              &leave->unlooked);
@@ -317,6 +323,10 @@ int EpollSet::Wait(Leave* leave, epoll_event* out, int capacity,
         LeaveDirect();
       }
       wait_latch_.lock();
+      if (gone()) [[unlikely]] {
+        wait_latch_.unlock();
+        return leave->Closed();
+      }
       ++wait_number_;
       if (crowded && CoolDue()) Cool();
       for (;;) {
@@ -349,7 +359,13 @@ int EpollSet::Wait(Leave* leave, epoll_event* out, int capacity,
         }
         if (filled > 0) leaves = LeavesWork();
         if (filled > 0 || kernel || !wait_mask.InForce()) break;
-        if (wait_latch_.Contended()) wait_latch_.Yield();
+        if (wait_latch_.Contended()) {
+          wait_latch_.Yield();
+          if (gone()) {
+            over = true;
+            break;
+          }
+        }
         if (!spin.Go()) {
           over = true;
           break;
@@ -394,7 +410,7 @@ int EpollSet::Wait(Leave* leave, epoll_event* out, int capacity,
     std::optional<Sleep> sleep(std::in_place, this, life, leave->unlooked);
     std::uint64_t start = 0;
     int n = kOnlyBell;
-    while (life_.load(std::memory_order_seq_cst) == life) {
+    while (!gone()) {
       const bool ready = LookBeforeSleep(sleep->naps());
       // (Armed anew before.)
       leave->Looked();
@@ -428,12 +444,7 @@ int EpollSet::Wait(Leave* leave, epoll_event* out, int capacity,
     if (start != 0) Spinner::Slept(start);
     sleep->rang = leave->unlooked;
     sleep.reset();
-    if (life_.load(std::memory_order_seq_cst) != life) {
-      // Closed meanwhile, and perhaps another set by now.  (TCP sleeps on.)
-      leave->Looked();
-      errno = EBADF;
-      return -1;
-    }
+    if (gone()) return leave->Closed();
     if (result > 0) break;
     if (n > 0) {
       result = WithLanes(out, n, capacity, moves, leave);

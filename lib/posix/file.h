@@ -25,15 +25,23 @@ struct File {
 // is zero pages until touched.)
 constexpr int kMaxFds = 1 << 20;
 // A file; kClaimed beside it: somebody is closing the number, which is good
-// until he has.  kLaneMark: it is a stream that was on a lane in shared memory
-// when this was noted.  A hint: such a call finds what it needs without a look
-// at the line that says what the file is (Sock::QuickRecv knows whether it is
-// still true).
+// until he has.  kLeft: he has, where the file has other numbers, seen to it
+// that it goes by another one.  kLaneMark: it is a stream that was on a lane in
+// shared memory when this was noted, and nobody is closing it.  A hint: such a
+// call finds what it needs without a look at the line that says what the file
+// is (Sock::QuickRecv knows whether it is still true).
+//
+// While an entry names a file, the file is in no pool: whoever closes a number
+// keeps it until he has taken it out of here.  So who has found it here, and
+// then asks again with a latch of the file's held, knows that it is what the
+// number names until he lets go of the latch; who has not asked again may hold
+// the latch of what is another connection by now.
 extern std::atomic<std::uintptr_t> fd_table[kMaxFds];
 constexpr std::uintptr_t kClaimed = 1;
 constexpr std::uintptr_t kLaneMark = 2;
+constexpr std::uintptr_t kLeft = 4;
 inline File* FileIn(std::uintptr_t entry) {
-  return reinterpret_cast<File*>(entry & ~(kClaimed | kLaneMark));
+  return reinterpret_cast<File*>(entry & ~(kClaimed | kLaneMark | kLeft));
 }
 
 extern std::atomic<int> fd_high;  // no followed descriptor is above this

@@ -79,9 +79,19 @@ constexpr int kVectorFlags =
 
 inline bool Engine(const Sock* sock) { return sock->mode() == Mode::kEngine; }
 
-// Of an entry with kLaneMark.
+// Of an entry with kLaneMark, which has no other.
 inline Sock* LaneSock(std::uintptr_t entry) {
-  return static_cast<Sock*>(FileIn(entry));
+  return &static_cast<Sock&>(*reinterpret_cast<File*>(entry - kLaneMark));
+}
+
+// Whether it stands there still.
+[[gnu::always_inline]] inline auto Stands(const std::atomic<std::uintptr_t>* at,
+                                          std::uintptr_t entry) {
+  return [=] { return at->load(std::memory_order_relaxed) == entry; };
+}
+// Whether the number is still the stream's that has been found there.
+[[gnu::always_inline]] inline auto StillAt(int fd, const Sock* sock) {
+  return [=] { return sock->IsAt(fd); };
 }
 
 }  // namespace rcsock::posix::hook

@@ -19,6 +19,7 @@
 #include "lib/base/unique_fd.h"
 #include "lib/posix/hooks.h"
 #include "lib/posix/process.h"
+#include "lib/posix/sock_plain.h"
 #include "lib/posix/stdio.h"
 #include "lib/posix/table.h"
 #include "lib/posix/user_arguments.h"
@@ -58,7 +59,7 @@ int Accepted(int listener, int fd, const sockaddr_storage& peer,
     Sock* sock = tcp ? Sock::New(stream::Role::kAcceptor, nonblock) : nullptr;
     if (sock != nullptr) {
       sock->SetPeer(fd, reinterpret_cast<const sockaddr*>(&peer), length);
-      if (const Sock* from = LookupSock(listener)) {
+      if (const SockAt from(listener); from) {
         sock->Inherit(*from);
       } else {
         sock->InheritFromUnknown(fd);
@@ -115,7 +116,7 @@ int timerfd_create(int clock, int flags) {
 int listen(int fd, int backlog) {
   const int result = real::listen(fd, backlog);
   if (result == 0) {
-    if (Sock* sock = LookupSock(fd)) sock->SetListening(fd);
+    if (const SockAt sock(fd); sock) sock->SetListening(fd);
   }
   return result;
 }
@@ -166,6 +167,9 @@ int connect(int fd, const sockaddr* address, socklen_t length) {
   const int result = real::connect(fd, address, length);
   if (sock != nullptr && (result == 0 || errno == EINPROGRESS)) {
     const int saved = errno;
+    // (Closed in a call that may have waited long.)
+    const SockAt still(fd);
+    if (!still || &*still != sock) return result;
     if (sock->listening.load(std::memory_order_relaxed)) {
       // Until shutdown().  What was asked of it meanwhile, the kernel alone
       // knows.
@@ -250,9 +254,7 @@ int dup3(int from, int to, int flags) {
   }
   if (RefuseTarget(to)) return -1;
   BeforeStandardNumber(LookupSock(from), to);
-  const int copy = CloseFd(to, from, flags);
-  if (copy >= 0) CopyFd(from, copy);
-  return copy;
+  return CloseFd(to, from, flags);
 }
 
 int dup2(int from, int to) {
@@ -263,9 +265,7 @@ int dup2(int from, int to) {
   }
   if (RefuseTarget(to)) return -1;
   BeforeStandardNumber(LookupSock(from), to);
-  const int copy = CloseFd(to, from);
-  if (copy >= 0) CopyFd(from, copy);
-  return copy;
+  return CloseFd(to, from);
 }
 
 }  // namespace rcsock::posix::hook

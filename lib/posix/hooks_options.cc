@@ -16,6 +16,7 @@
 #include "lib/base/internal.h"
 #include "lib/posix/hooks.h"
 #include "lib/posix/process.h"
+#include "lib/posix/sock_plain.h"
 #include "lib/posix/table.h"
 #include "lib/posix/user_arguments.h"
 
@@ -40,7 +41,7 @@ int Fcntl(int fd, int command, long argument) {
       if (!InBorrowedMemory()) CopyFd(fd, result);
       break;
     case F_SETFL:
-      if (Sock* sock = LookupSock(fd)) {
+      if (const SockAt sock(fd); sock) {
         const int saved = errno;
         sock->nonblock.store((argument & O_NONBLOCK) != 0);
         if (argument & O_ASYNC) sock->Pin(base::Reason::kPinnedOption);
@@ -54,8 +55,8 @@ int Fcntl(int fd, int command, long argument) {
 }
 
 int Ioctl(int fd, unsigned long request, void* argument) {
-  Sock* sock = LookupSock(fd);
-  if (sock != nullptr && !sock->listening.load(std::memory_order_relaxed)) {
+  const SockAt sock(fd);
+  if (sock && !sock->listening.load(std::memory_order_relaxed)) {
     if (request == FIONREAD && !Null(argument) &&
         sock->ReadableBytes(static_cast<int*>(argument))) {
       return 0;
@@ -69,12 +70,12 @@ int Ioctl(int fd, unsigned long request, void* argument) {
   // The kernel's own threads use it from then on.
   if (request == NBD_SET_SOCK) {
     const auto number = reinterpret_cast<std::intptr_t>(argument);
-    if (Sock* given = LookupSock(static_cast<int>(number))) {
+    if (const SockAt given(static_cast<int>(number)); given) {
       given->Pin(base::Reason::kPinnedSyscall);
     }
   }
   const int result = RCSOCK_REAL(ioctl)(fd, request, argument);
-  if (sock != nullptr && result == 0) {
+  if (sock && result == 0) {
     if (request == SIOCATMARK) {
       // What was read ahead lies before it.
       int* const at = static_cast<int*>(argument);
@@ -90,17 +91,17 @@ int Ioctl(int fd, unsigned long request, void* argument) {
 
 int getsockopt(int fd, int level, int name, void* value, socklen_t* length) {
   if (level == IPPROTO_TCP && !Null(length) && static_cast<int>(*length) >= 0) {
-    Sock* sock = LookupSock(fd);
+    const SockAt sock(fd);
     int kept = 0;
     // (Of no bytes it writes none, wherever that is.)
-    if (sock != nullptr && (*length == 0 || !Null(value)) &&
+    if (sock && (*length == 0 || !Null(value)) &&
         sock->KeptOption(name, &kept)) {
       if (*length > sizeof kept) *length = sizeof kept;
       if (*length > 0) std::memcpy(value, &kept, *length);
       return 0;
     }
     // It receives.
-    if (sock != nullptr && name == TCP_ZEROCOPY_RECEIVE) sock->PinByOption();
+    if (sock && name == TCP_ZEROCOPY_RECEIVE) sock->PinByOption();
   }
   const int result = real::getsockopt(fd, level, name, value, length);
   if (result != 0) return result;
@@ -108,8 +109,8 @@ int getsockopt(int fd, int level, int name, void* value, socklen_t* length) {
     // The kernel's error is of the anchor; the stream may keep one of its own,
     // or the same, and each is told once.
     int error = 0;
-    Sock* sock = LookupSock(fd);
-    if (sock != nullptr && sock->mode() == Mode::kEngine) {
+    const SockAt sock(fd);
+    if (sock && sock->mode() == Mode::kEngine) {
       const std::size_t room = std::min<std::size_t>(*length, sizeof error);
       std::memcpy(&error, value, room);
       const int own = sock->TakeError();
@@ -118,8 +119,8 @@ int getsockopt(int fd, int level, int name, void* value, socklen_t* length) {
     }
   } else if (level == IPPROTO_TCP && name == TCP_INFO && *length > 0) {
     static_assert(offsetof(struct tcp_info, tcpi_state) == 0);
-    Sock* sock = LookupSock(fd);
-    if (sock != nullptr && sock->mode() == Mode::kEngine) {
+    const SockAt sock(fd);
+    if (sock && sock->mode() == Mode::kEngine) {
       auto* const state = static_cast<std::uint8_t*>(value);
       *state = sock->TcpState(*state);
     }
@@ -129,9 +130,9 @@ int getsockopt(int fd, int level, int name, void* value, socklen_t* length) {
 
 int setsockopt(int fd, int level, int name, const void* value,
                socklen_t length) {
-  Sock* sock = LookupSock(fd);
-  if (sock != nullptr && Blinds(level, name)) sock->PinByOption();
-  if (sock != nullptr && level == IPPROTO_TCP && !Null(value) &&
+  const SockAt sock(fd);
+  if (sock && Blinds(level, name)) sock->PinByOption();
+  if (sock && level == IPPROTO_TCP && !Null(value) &&
       static_cast<int>(length) >= static_cast<int>(sizeof(int)) &&
       sock->mode() == Mode::kEngine) {
     int number;
@@ -139,7 +140,7 @@ int setsockopt(int fd, int level, int name, const void* value,
     if (sock->KeepOption(name, number != 0)) return 0;
   }
   const int result = real::setsockopt(fd, level, name, value, length);
-  if (sock == nullptr || result != 0) return result;
+  if (!sock || result != 0) return result;
   int number = 0;
   if (value != nullptr && length >= static_cast<socklen_t>(sizeof number)) {
     std::memcpy(&number, value, sizeof number);

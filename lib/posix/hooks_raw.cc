@@ -18,6 +18,7 @@
 #include "lib/posix/last_thread.h"
 #include "lib/posix/process.h"
 #include "lib/posix/sock.h"
+#include "lib/posix/sock_plain.h"
 #include "lib/posix/table.h"
 #include "lib/posix/uring.h"
 #include "lib/posix/user_arguments.h"
@@ -256,7 +257,7 @@ void BeforeAio(long count, void** blocks) {
   for (long i = 0; i < count; ++i) {
     if (Null(blocks[i])) return;
     const auto* block = static_cast<const iocb*>(blocks[i]);
-    if (Sock* sock = LookupSock(static_cast<int>(block->aio_fildes))) {
+    if (const SockAt sock(static_cast<int>(block->aio_fildes)); sock) {
       sock->Pin(base::Reason::kPinnedSyscall);
     }
   }

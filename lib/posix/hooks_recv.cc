@@ -92,18 +92,37 @@ constexpr int kPlainRecv = MSG_DONTWAIT | MSG_WAITALL;
   return LongRecv(fd, to, length, flags, sock);
 }
 
-[[gnu::noinline, gnu::hot]] ssize_t LaneRead(int fd, void* to, size_t length,
-                                             Sock* sock) {
-  if (const ssize_t n = sock->QuickRecv(to, length, 0); n != 0) [[likely]]
+[[gnu::noinline, gnu::hot]] ssize_t LaneRead(
+    int fd, void* to, size_t length, std::uintptr_t entry,
+    const std::atomic<std::uintptr_t>* at) {
+  Sock* const sock = LaneSock(entry);
+  if (const ssize_t n = sock->QuickRecv(Stands(at, entry), to, length, 0);
+      n != 0) [[likely]]
     return n;
   return LongRead(fd, to, length, sock);
 }
 
-[[gnu::noinline, gnu::hot]] ssize_t LaneRecv(int fd, void* to, size_t length,
-                                             int flags, Sock* sock) {
-  if (const ssize_t n = sock->QuickRecv(to, length, flags); n != 0) [[likely]]
+[[gnu::noinline, gnu::hot]] ssize_t LaneRecv(
+    int fd, void* to, size_t length, int flags, std::uintptr_t entry,
+    const std::atomic<std::uintptr_t>* at) {
+  Sock* const sock = LaneSock(entry);
+  if (const ssize_t n = sock->QuickRecv(Stands(at, entry), to, length, flags);
+      n != 0) [[likely]]
     return n;
   return LongRecv(fd, to, length, flags, sock);
+}
+
+// Of a number that has no mark: a copy, say.
+[[gnu::noinline]] ssize_t EngineRead(int fd, void* to, size_t length,
+                                     Sock* sock) {
+  const ssize_t n = sock->QuickRecv(StillAt(fd, sock), to, length, 0);
+  return n != 0 ? n : LongRead(fd, to, length, sock);
+}
+
+[[gnu::noinline]] ssize_t EngineRecv(int fd, void* to, size_t length, int flags,
+                                     Sock* sock) {
+  const ssize_t n = sock->QuickRecv(StillAt(fd, sock), to, length, flags);
+  return n != 0 ? n : LongRecv(fd, to, length, flags, sock);
 }
 
 }  // namespace
@@ -111,7 +130,7 @@ constexpr int kPlainRecv = MSG_DONTWAIT | MSG_WAITALL;
 [[gnu::hot]] ssize_t read(int fd, void* to, size_t length) {
   const std::uintptr_t entry = WholeEntry(fd);
   if (QuickRecvs(entry, to, length))
-    return LaneRead(fd, to, length, LaneSock(entry));
+    return LaneRead(fd, to, length, entry, &fd_table[fd]);
   Sock* sock = SockIn(entry, fd);
   // (The kernel's read of nothing looks at nothing; recv of nothing does.  What
   // is no length it refuses.)
@@ -121,14 +140,14 @@ constexpr int kPlainRecv = MSG_DONTWAIT | MSG_WAITALL;
     if (sock->Kernels()) return KernelRead(fd, to, length, sock);
     if (sock->OnTcp()) return PlainRead(fd, to, length, sock);
   }
-  return QuickRecvs(sock, to, length) ? LaneRead(fd, to, length, sock)
+  return QuickRecvs(sock, to, length) ? EngineRead(fd, to, length, sock)
                                       : LongRead(fd, to, length, sock);
 }
 
 [[gnu::hot]] ssize_t recv(int fd, void* to, size_t length, int flags) {
   const std::uintptr_t entry = WholeEntry(fd);
   if (QuickRecvs(entry, to, length) && (flags & ~MSG_DONTWAIT) == 0)
-    return LaneRecv(fd, to, length, flags, LaneSock(entry));
+    return LaneRecv(fd, to, length, flags, entry, &fd_table[fd]);
   Sock* sock = SockIn(entry, fd);
   if (sock == nullptr) return RealRecv(fd, to, length, flags);
   if ((flags & ~kPlainRecv) == 0 && !Engine(sock)) {
@@ -136,7 +155,7 @@ constexpr int kPlainRecv = MSG_DONTWAIT | MSG_WAITALL;
     if (sock->OnTcp()) return PlainRecv(fd, to, length, flags, sock);
   }
   return (flags & ~MSG_DONTWAIT) == 0 && QuickRecvs(sock, to, length)
-             ? LaneRecv(fd, to, length, flags, sock)
+             ? EngineRecv(fd, to, length, flags, sock)
              : LongRecv(fd, to, length, flags, sock);
 }
 
@@ -148,7 +167,7 @@ constexpr int kPlainRecv = MSG_DONTWAIT | MSG_WAITALL;
   }
   if (address == nullptr && (flags & ~MSG_DONTWAIT) == 0 &&
       QuickRecvs(sock, to, length)) {
-    return LaneRecv(fd, to, length, flags, sock);
+    return EngineRecv(fd, to, length, flags, sock);
   }
   if (__builtin_expect((flags & MSG_ERRQUEUE) != 0, 0)) {
     const ssize_t n = recv(fd, to, length, flags);

@@ -92,11 +92,21 @@ constexpr int kNotQuick = kKernelSend | MSG_ZEROCOPY;
   return LongWrite(fd, from, length, sock);
 }
 
-[[gnu::noinline, gnu::hot]] ssize_t LaneWrite(int fd, const void* from,
-                                              size_t length, Sock* sock) {
-  if (const ssize_t n = sock->QuickSend(from, length); n != 0) [[likely]]
+[[gnu::noinline, gnu::hot]] ssize_t LaneWrite(
+    int fd, const void* from, size_t length, std::uintptr_t entry,
+    const std::atomic<std::uintptr_t>* at) {
+  Sock* const sock = LaneSock(entry);
+  if (const ssize_t n = sock->QuickSend(Stands(at, entry), from, length);
+      n != 0) [[likely]]
     return n;
   return LongWrite(fd, from, length, sock);
+}
+
+// Of a number that has no mark: a copy, say.
+[[gnu::noinline]] ssize_t EngineWrite(int fd, const void* from, size_t length,
+                                      Sock* sock) {
+  const ssize_t n = sock->QuickSend(StillAt(fd, sock), from, length);
+  return n != 0 ? n : LongWrite(fd, from, length, sock);
 }
 
 // With the flags that a lane does not know.
@@ -153,22 +163,31 @@ ssize_t SendFlagged(Sock* sock, int fd, const iovec* iov, int count,
   return LongSend(fd, from, length, flags, sock);
 }
 
-[[gnu::noinline, gnu::hot]] ssize_t LaneSend(int fd, const void* from,
-                                             size_t length, int flags,
-                                             Sock* sock) {
-  if (const ssize_t n = sock->QuickSend(from, length); n != 0) [[likely]]
+[[gnu::noinline, gnu::hot]] ssize_t LaneSend(
+    int fd, const void* from, size_t length, int flags, std::uintptr_t entry,
+    const std::atomic<std::uintptr_t>* at) {
+  Sock* const sock = LaneSock(entry);
+  if (const ssize_t n = sock->QuickSend(Stands(at, entry), from, length);
+      n != 0) [[likely]]
     return n;
   return LongSend(fd, from, length, flags, sock);
 }
 
+[[gnu::noinline]] ssize_t EngineSend(int fd, const void* from, size_t length,
+                                     int flags, Sock* sock) {
+  const ssize_t n = sock->QuickSend(StillAt(fd, sock), from, length);
+  return n != 0 ? n : LongSend(fd, from, length, flags, sock);
+}
+
 // The short way of a vector, as QuickSend: several pieces are put together here
 // first if they are few bytes, which costs less than to take them one by one.
-[[gnu::noinline, gnu::hot]] ssize_t GatherSend(Sock* sock, const iovec* iov,
-                                               int count, size_t total) {
+[[gnu::noinline, gnu::hot]] ssize_t GatherSend(int fd, Sock* sock,
+                                               const iovec* iov, int count,
+                                               size_t total) {
   constexpr std::size_t kMost = 1024;
   if (count == 1) {
     return QuickSends(sock, iov->iov_base, total)
-               ? sock->QuickSend(iov->iov_base, total)
+               ? sock->QuickSend(StillAt(fd, sock), iov->iov_base, total)
                : 0;
   }
   if (total - 1 >= kMost || sock->source() != nullptr) return 0;
@@ -184,7 +203,8 @@ ssize_t SendFlagged(Sock* sock, int fd, const iovec* iov, int count,
     std::memcpy(to, iov->iov_base, iov->iov_len);
     to += iov->iov_len;
   }
-  return sock->QuickSend(all, static_cast<std::size_t>(to - all));
+  return sock->QuickSend(StillAt(fd, sock), all,
+                         static_cast<std::size_t>(to - all));
 }
 
 }  // namespace
@@ -192,21 +212,21 @@ ssize_t SendFlagged(Sock* sock, int fd, const iovec* iov, int count,
 [[gnu::hot]] ssize_t write(int fd, const void* from, size_t length) {
   const std::uintptr_t entry = WholeEntry(fd);
   if (QuickSends(entry, from, length))
-    return LaneWrite(fd, from, length, LaneSock(entry));
+    return LaneWrite(fd, from, length, entry, &fd_table[fd]);
   Sock* sock = SockIn(entry, fd);
   if (sock == nullptr) return RealWrite(fd, from, length);
   if (!Engine(sock)) {
     if (sock->Kernels()) return KernelWrite(fd, from, length, sock);
     if (sock->OnTcp()) return PlainWrite(fd, from, length, sock);
   }
-  return QuickSends(sock, from, length) ? LaneWrite(fd, from, length, sock)
+  return QuickSends(sock, from, length) ? EngineWrite(fd, from, length, sock)
                                         : LongWrite(fd, from, length, sock);
 }
 
 [[gnu::hot]] ssize_t send(int fd, const void* from, size_t length, int flags) {
   const std::uintptr_t entry = WholeEntry(fd);
   if (QuickSends(entry, from, length) && (flags & kNotQuick) == 0) {
-    return LaneSend(fd, from, length, flags, LaneSock(entry));
+    return LaneSend(fd, from, length, flags, entry, &fd_table[fd]);
   }
   Sock* sock = SockIn(entry, fd);
   if (sock == nullptr) return RealSend(fd, from, length, flags);
@@ -215,7 +235,7 @@ ssize_t SendFlagged(Sock* sock, int fd, const iovec* iov, int count,
     if (sock->OnTcp()) return PlainSend(fd, from, length, flags, sock);
   }
   return (flags & kNotQuick) == 0 && QuickSends(sock, from, length)
-             ? LaneSend(fd, from, length, flags, sock)
+             ? EngineSend(fd, from, length, flags, sock)
              : LongSend(fd, from, length, flags, sock);
 }
 
@@ -248,7 +268,8 @@ ssize_t SendFlagged(Sock* sock, int fd, const iovec* iov, int count,
     });
   }
   if (Engine(sock)) {
-    if (const ssize_t n = GatherSend(sock, iov, count, total); n != 0) return n;
+    if (const ssize_t n = GatherSend(fd, sock, iov, count, total); n != 0)
+      return n;
   }
   return sock->Send(fd, iov, count, total, 0,
                     [&] { return direct::writev(fd, iov, count); });
@@ -284,7 +305,7 @@ ssize_t SendFlagged(Sock* sock, int fd, const iovec* iov, int count,
     return -1;
   }
   if (total != 0 && (flags & kNotQuick) == 0 && Engine(sock)) {
-    if (const ssize_t n = GatherSend(sock, message->msg_iov, count, total);
+    if (const ssize_t n = GatherSend(fd, sock, message->msg_iov, count, total);
         n != 0) {
       return n;
     }

@@ -18,6 +18,7 @@
 #include "lib/posix/hooks.h"
 #include "lib/posix/hooks_data.h"
 #include "lib/posix/signals.h"
+#include "lib/posix/sock_plain.h"
 #include "lib/posix/table.h"
 #include "lib/posix/user_arguments.h"
 
@@ -232,7 +233,7 @@ ssize_t splice(int in, off64_t* in_offset, int out, off64_t* out_offset,
       if (n != 0) return n;
     }
   }
-  if (Sock* sock = LookupSock(out)) sock->Pin(base::Reason::kPinnedSyscall);
+  if (const SockAt sock(out); sock) sock->Pin(base::Reason::kPinnedSyscall);
   return real::splice(in, in_offset, out, out_offset, length, flags);
 }
 

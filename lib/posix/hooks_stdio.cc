@@ -10,12 +10,13 @@
 
 #include "lib/posix/hooks.h"
 #include "lib/posix/process.h"
+#include "lib/posix/sock_plain.h"
 #include "lib/posix/table.h"
 
 namespace rcsock::posix::hook {
 
 void BeforeStdio(int fd) {
-  if (Sock* sock = LookupSock(fd)) sock->Pin(base::Reason::kPinnedFdopen);
+  if (const SockAt sock(fd); sock) sock->Pin(base::Reason::kPinnedFdopen);
 }
 
 // It gives the number to another file by a dup3 of its own.

@@ -17,6 +17,7 @@
 #include "lib/posix/hooks.h"
 #include "lib/posix/process.h"
 #include "lib/posix/sock.h"
+#include "lib/posix/sock_plain.h"
 #include "lib/posix/table.h"
 #include "lib/posix/user_arguments.h"
 
@@ -34,7 +35,7 @@ void BeforeAsynchronous(const Block* block) {
   EndAlone();
   if (Null(block) || base::tls_internal) return;
   const int saved = errno;
-  if (Sock* sock = LookupSock(block->aio_fildes)) {
+  if (const SockAt sock(block->aio_fildes); sock) {
     sock->Pin(base::Reason::kPinnedSyscall);
   }
   errno = saved;

@@ -68,16 +68,20 @@ template <class Left>
 // `wait()` is the kernel's, for a set that has no stream on a lane; one may
 // come meanwhile.
 template <class Wait>
-int WaitOn(epoll_event* events, int capacity, std::int64_t timeout_ns,
+int WaitOn(int fd, epoll_event* events, int capacity, std::int64_t timeout_ns,
            const sigset_t* mask, EpollSet* set, Wait&& wait) {
-  if (set->HasUser()) return set->Wait(events, capacity, timeout_ns, mask);
+  EpollSet::Leave leave(set);
+  if (set->HasUser()) {
+    if (!leave.Right(fd)) return EpollSet::kStale;
+    return set->Wait(&leave, events, capacity, timeout_ns, mask);
+  }
   const std::uint64_t start = timeout_ns > 0 ? base::NowNs() : 0;
   const std::uint32_t moves = set->moves();
-  EpollSet::Leave leave(set);
   leave.Ask();
   int n = EpollSet::kOnlyBell;
   {
     const EpollSet::Stranger stranger(set);
+    if (!leave.Right(fd)) return EpollSet::kStale;
     if (stranger.MaySleep()) n = wait();
   }
   if (n == -1 || n == 0 || (n > 0 && !set->EverUser())) return n;
@@ -189,32 +193,37 @@ int PselectNow(int count, fd_set* in, fd_set* out, fd_set* except,
   return n;
 }
 
+// The same of what the number names, as long as it does when the wait begins.
+template <class Wait>
+int WaitAt(int fd, epoll_event* events, int capacity, std::int64_t timeout_ns,
+           const sigset_t* mask, Wait&& wait) {
+  for (;;) {
+    EpollSet* const set = LookupSet(fd);
+    if (set == nullptr) return wait();
+    const int n = WaitOn(fd, events, capacity, timeout_ns, mask, set, wait);
+    if (n != EpollSet::kStale) return n;
+  }
+}
+
 int EpollNow(int fd, epoll_event* events, int capacity, int timeout) {
-  EpollSet* set = LookupSet(fd);
-  if (set == nullptr) return direct::epoll_wait(fd, events, capacity, timeout);
-  return WaitOn(events, capacity, FromMs(timeout), nullptr, set, [&] {
+  return WaitAt(fd, events, capacity, FromMs(timeout), nullptr, [&] {
     return direct::epoll_wait(fd, events, capacity, timeout);
   });
 }
 
 int EpollPwaitNow(int fd, epoll_event* events, int capacity, int timeout,
                   const sigset_t* mask) {
-  EpollSet* set = LookupSet(fd);
-  if (set == nullptr) {
-    return real::epoll_pwait(fd, events, capacity, timeout, mask);
-  }
-  return WaitOn(events, capacity, FromMs(timeout), mask, set, [&] {
+  return WaitAt(fd, events, capacity, FromMs(timeout), mask, [&] {
     return real::epoll_pwait(fd, events, capacity, timeout, mask);
   });
 }
 
 int EpollPwait2Now(int fd, epoll_event* events, int capacity,
                    const timespec* timeout, const sigset_t* mask) {
-  EpollSet* set = LookupSet(fd);
-  if (set == nullptr || (timeout != nullptr && !Valid(timeout))) {
+  if (timeout != nullptr && !Valid(timeout)) {
     return real::epoll_pwait2(fd, events, capacity, timeout, mask);
   }
-  return WaitOn(events, capacity, FromSpec(timeout), mask, set, [&] {
+  return WaitAt(fd, events, capacity, FromSpec(timeout), mask, [&] {
     return real::epoll_pwait2(fd, events, capacity, timeout, mask);
   });
 }
@@ -268,9 +277,13 @@ bool KernelWaits(const EpollSet* set, const epoll_event* events) {
   int n = EpollSet::kOnlyBell;
   {
     const EpollSet::Stranger stranger(set);
-    if (stranger.MaySleep()) [[likely]]
+    if (!leave.Right(fd)) [[unlikely]]
+      n = EpollSet::kStale;
+    else if (stranger.MaySleep()) [[likely]]
       n = direct::epoll_wait(fd, events, capacity, timeout);
   }
+  if (n == EpollSet::kStale) [[unlikely]]
+    return LongEpoll(fd, events, capacity, timeout);
   if (n == -1 || n == 0 || (n > 0 && !set->EverUser())) [[likely]]
     return n;
   return AfterKernel(&leave, set, events, capacity, nullptr, n, moves, [&] {
@@ -412,7 +425,7 @@ int epoll_ctl(int number, int op, int fd, epoll_event* event) {
   if (sock->listening.load(std::memory_order_relaxed)) {
     return real::epoll_ctl(number, op, fd, event);
   }
-  const int result = set->Ctl(op, fd, sock, event);
+  const int result = set->Ctl(number, op, fd, sock, event);
   if (result != EpollSet::kStale) return result;
   ::sched_yield();
   return hook::epoll_ctl(number, op, fd, event);

@@ -18,19 +18,20 @@ bool KernelHold::Reserve(std::size_t count) {
   return true;
 }
 
-bool KernelHold::Enter(Sock* sock) {
+bool KernelHold::Enter(int fd, Sock* sock) {
   if (count_ == room_) return true;
   std::uint32_t entered = 0;
   switch (sock->EnterKernelWait(&entered)) {
     case Sock::KernelWait::kNotNeeded:
-      return true;
+      break;
     case Sock::KernelWait::kNotTheKernels:
       return false;
     case Sock::KernelWait::kEntered:
+      list_[count_++] = {sock, entered};
       break;
   }
-  list_[count_++] = {sock, entered};
-  return true;
+  // (What the number names instead would not be held.)
+  return sock->IsAt(fd);
 }
 
 bool KernelHold::EnterAll(const pollfd* fds, nfds_t count) {
@@ -44,7 +45,7 @@ bool KernelHold::EnterAll(const pollfd* fds, nfds_t count) {
   for (nfds_t i = 0; i < count; ++i) {
     File* file = Lookup(fds[i].fd);
     if (file == nullptr || file->kind != FileKind::kSock) continue;
-    if (!Enter(static_cast<Sock*>(file))) return false;
+    if (!Enter(fds[i].fd, static_cast<Sock*>(file))) return false;
   }
   return true;
 }
@@ -63,7 +64,7 @@ bool KernelHold::EnterAll(int count, const fd_set* in, const fd_set* out,
       if (file == nullptr || file->kind != FileKind::kSock) continue;
       if (!bit(in, fd) && !bit(out, fd) && !bit(except, fd)) continue;
       ++socks;
-      if (pass == 1 && !Enter(static_cast<Sock*>(file))) return false;
+      if (pass == 1 && !Enter(fd, static_cast<Sock*>(file))) return false;
     }
     if (socks == 0) break;
     Reserve(socks);

@@ -22,8 +22,8 @@ class KernelHold {
   KernelHold& operator=(const KernelHold&) = delete;
   // Room for so many.  False: no memory.
   bool Reserve(std::size_t count);
-  // False: the stream is not on TCP any more.
-  bool Enter(Sock* sock);
+  // False: the stream is not on TCP any more, or not what the number names.
+  bool Enter(int fd, Sock* sock);
   bool EnterAll(const pollfd* fds, nfds_t count);
   bool EnterAll(int count, const fd_set* in, const fd_set* out,
                 const fd_set* except);

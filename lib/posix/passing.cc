@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstring>
 
+#include "lib/posix/sock_plain.h"
 #include "lib/posix/table.h"
 #include "lib/posix/user_arguments.h"
 
@@ -26,7 +27,7 @@ void BeforePassing(const msghdr* message) {
          left -= sizeof(int), at += sizeof(int)) {
       int fd;
       std::memcpy(&fd, at, sizeof fd);
-      if (Sock* sock = LookupSock(fd)) {
+      if (const SockAt sock(fd); sock) {
         // (Nor is a close here the end of it from now on.)
         sock->GivenAway();
         sock->Pin(base::Reason::kPinnedScmRights);

@@ -171,7 +171,7 @@ class Polling {
       if (fds_[i].fd >= 0) ++kernels_;
       if (file == nullptr) continue;
       if (file->kind == FileKind::kSock) {
-        if (hold_.Enter(static_cast<Sock*>(file))) continue;
+        if (hold_.Enter(fds_[i].fd, static_cast<Sock*>(file))) continue;
         kernel_[i].fd = -1;
         --kernels_;
       } else if (!static_cast<EpollSet*>(file)->HasUser()) {
@@ -197,8 +197,8 @@ class Polling {
           drained = source;
         }
         one.revents = static_cast<short>(
-            sock->Readiness(static_cast<std::uint16_t>(one.events), &plain,
-                            source != nullptr && source == drained));
+            sock->Readiness(one.fd, static_cast<std::uint16_t>(one.events),
+                            &plain, source != nullptr && source == drained));
         *again |= plain;
       } else {
         one.revents =
@@ -338,7 +338,8 @@ class Polling {
   // Arm, look, sleep.  0: look again; -1: errno.
   int Sleep(std::uint32_t signals) {
     if (Sock* reader = Reader();
-        reader != nullptr && reader->SleepForInput(deadline_, signals)) {
+        reader != nullptr &&
+        reader->SleepForInput(fds_[0].fd, deadline_, signals)) {
       kernel_look_ = 0;
       return 0;
     }

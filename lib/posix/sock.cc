@@ -159,7 +159,6 @@ void Sock::Reset() {
   given_away_.store(false, std::memory_order_relaxed);
   inode_.store(0, std::memory_order_relaxed);
   exec_pinned_ = false;
-  gone_ = false;
   half_closed_ = false;
   exec_left_ = false;
   exec_resets_ = false;

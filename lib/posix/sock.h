@@ -142,14 +142,16 @@ class alignas(64) Sock final : public File,
   // nothing has happened, and it must be made.
   static constexpr std::size_t kQuickMost = lane::shm::kRecordMax;
   bool HasInput();
-  ssize_t QuickSend(const void* from, std::size_t length);
-  ssize_t QuickRecv(void* to, std::size_t length, int flags);
+  template <class Still>
+  ssize_t QuickSend(Still&& still, const void* from, std::size_t length);
+  template <class Still>
+  ssize_t QuickRecv(Still&& still, void* to, std::size_t length, int flags);
   int Shutdown(int fd, int how);
   // The last descriptor goes: `fd` is closed on return.
   // (What `from` names takes the number, if it is one; see CloseFd.)
   int CloseLast(int fd, int from = -1, int flags = 0);
-  // One of several descriptors goes; `other` is one that stays.
-  void LoseFd(int fd, int other);
+  // One of several descriptors goes.
+  void LoseFd(int fd);
   // The last descriptor was closed past us.
   void Vanished();
   // POLL* of `events` (and POLLERR, POLLHUP) that hold now.  kEngine only; a
@@ -163,9 +165,11 @@ class alignas(64) Sock final : public File,
   bool EndNext();
   // If so, notes the end; the edge that comes of it is made here.
   void TakeEnd();
-  std::uint32_t Readiness(std::uint32_t events, bool* plain,
+  // By `number`; of one that is another's by now it sets *plain, too.  (-1: it
+  // is kept.)
+  std::uint32_t Readiness(int number, std::uint32_t events, bool* plain,
                           bool drained = false) {
-    const std::uint32_t ready = EngineReadiness(events, plain, drained);
+    const std::uint32_t ready = EngineReadiness(number, events, plain, drained);
     if (Completions() && !*plain) [[unlikely]]
       return ready | POLLERR;
     return ready;
@@ -317,6 +321,13 @@ class alignas(64) Sock final : public File,
   void Moved();
   lane::Lane* lane() const { return lane_.get(); }
   bool Closed() const { return closed_.load(std::memory_order_seq_cst); }
+  // The number is this stream's: for good while a latch of its is held, or a
+  // mark stands (fd_table).
+  bool IsAt(int fd) const {
+    if (Entry(fd) == this) [[likely]]
+      return true;
+    return Named(fd) == this;
+  }
   // Promoted in both directions, and not leaving.
   bool OnLane() const { return on_lane_.load(std::memory_order_acquire); }
   // So it is, and this end has not shut down: who wants to be told of input may
@@ -339,7 +350,8 @@ class alignas(64) Sock final : public File,
   // it is woken alone, and by the peer itself.  Until there may be some, any
   // handler has run since `signals` (tls_signals.any) was read, or the deadline
   // (0: none) has come.  False: it cannot be slept so now.
-  bool SleepForInput(std::uint64_t deadline_ns, std::uint32_t signals);
+  bool SleepForInput(int number, std::uint64_t deadline_ns,
+                     std::uint32_t signals);
   // Replaces the notify bits of the lane, if there is one.
   void SetNotify(std::uint32_t bits, int bell);
   // The same for a lane in shared memory, without the fence behind it.
@@ -477,7 +489,8 @@ class alignas(64) Sock final : public File,
     // The call has moved something, which is its result: any handler ends it,
     // too, as there is nothing to restart.
     bool part = false;
-    std::uint32_t any = 0;  // as `signals`, of all handlers
+    std::uint32_t any = 0;   // as `signals`, of all handlers
+    std::uint32_t life = 0;  // the connection that it waits for
   };
 
   // --- Its life (sock.cc)
@@ -495,10 +508,10 @@ class alignas(64) Sock final : public File,
     return tx_raw_.load(std::memory_order_relaxed) +
            rx_raw_.load(std::memory_order_relaxed);
   }
-  bool IsAt(int fd) const {
-    if (Entry(fd) == this) [[likely]]
-      return true;
-    return Named(fd) == this;
+  // Which connection of those that the object has been; while no latch is held
+  // it may become another.
+  std::uint32_t Life() const {
+    return gate_.load(std::memory_order_relaxed) & kLife;
   }
   bool InGate() const {
     return (gate_.load(std::memory_order_seq_cst) & kInside) != 0;
@@ -541,7 +554,7 @@ class alignas(64) Sock final : public File,
   // --- A send waits for the lane that is about to come (sock_hold.cc)
   // kRetry: it goes on as it would have, what *done says already sent; else
   // what the call says.  No latch held.
-  [[gnu::noinline]] ssize_t HeldSend(const iovec* iov, int count,
+  [[gnu::noinline]] ssize_t HeldSend(int fd, const iovec* iov, int count,
                                      std::size_t total, int flags,
                                      std::size_t* done);
   bool MayHold(int flags) const;
@@ -564,7 +577,7 @@ class alignas(64) Sock final : public File,
   int AwaitLane(Wait& wait, std::uint64_t until_ns);
   // At most `most` bytes from `skip` on, as much as TCP has room for; or
   // -errno.
-  ssize_t SendNow(const iovec* iov, int count, std::size_t skip,
+  ssize_t SendNow(int fd, const iovec* iov, int count, std::size_t skip,
                   std::size_t most);
   // What AwaitsLane() says has changed.
   void WakeHeld();
@@ -572,27 +585,27 @@ class alignas(64) Sock final : public File,
   // --- Bytes by way of the stream (sock_io.cc)
   // kRetry: the stream has gone back to the kernel; *done bytes were moved.
   static constexpr ssize_t kRetry = -1000;
-  // The number has been closed under the call: it goes to what that names now.
+  // The number has been closed under the call, and the object may be another
+  // connection: it goes to what that names now.
   static constexpr ssize_t kGone = -1001;
-  Sock* Elsewhere(int fd) const;
   // What the number names.
   static Sock* LookupHere(int fd);
-  ssize_t EngineSend(const iovec* iov, int count, std::size_t total, int flags,
-                     std::size_t* done);
-  ssize_t EngineRecv(const iovec* iov, int count, std::size_t total, int flags,
-                     std::size_t* done);
+  ssize_t EngineSend(int fd, const iovec* iov, int count, std::size_t total,
+                     int flags, std::size_t* done);
+  ssize_t EngineRecv(int fd, const iovec* iov, int count, std::size_t total,
+                     int flags, std::size_t* done);
   // The same when not everything went at once: the latch of that direction is
   // held, and released on return.
-  [[gnu::noinline]] ssize_t SendLatched(const iovec* iov, int count,
+  [[gnu::noinline]] ssize_t SendLatched(int fd, const iovec* iov, int count,
                                         std::size_t total, int flags,
                                         std::size_t* done);
-  [[gnu::noinline]] ssize_t RecvLatched(const iovec* iov, int count,
+  [[gnu::noinline]] ssize_t RecvLatched(int fd, const iovec* iov, int count,
                                         std::size_t total, int flags,
                                         std::size_t* done);
   // What the kernel would say of an address where a lane could not read or
   // write.
-  [[gnu::noinline]] ssize_t SendNull(int flags, std::size_t* done);
-  [[gnu::noinline]] ssize_t RecvNull(int flags, std::size_t* done);
+  [[gnu::noinline]] ssize_t SendNull(int fd, int flags, std::size_t* done);
+  [[gnu::noinline]] ssize_t RecvNull(int fd, int flags, std::size_t* done);
   // Recv of an Anchor where recvmsg is to tell when the bytes came.
   [[gnu::noinline]] long RecvStamped(void* to, std::size_t length);
   // The rest of a blocking send that began on a lane.
@@ -630,7 +643,7 @@ class alignas(64) Sock final : public File,
   bool RingIsFull() const;
 
   // --- What it is ready for (sock_state.cc, sock_zero_copy.cc)
-  std::uint32_t EngineReadiness(std::uint32_t events, bool* plain,
+  std::uint32_t EngineReadiness(int number, std::uint32_t events, bool* plain,
                                 bool drained);
   bool EndNextLatched() const;
   // TCP takes no more at this moment.
@@ -742,7 +755,6 @@ class alignas(64) Sock final : public File,
   std::atomic<bool> leaving_{false};
   std::atomic<bool> given_away_{false};
   bool exec_pinned_ = false;
-  bool gone_ = false;         // both latches': so is the last number
   bool half_closed_ = false;  // both latches': shut down, or ended by the peer
   bool exec_left_ = false;
   // FlushAtExit: what SO_LINGER was before.

@@ -109,7 +109,7 @@ void Sock::TellBeside(msghdr* message, ssize_t length) {
   if (left == 0) {
     // As the kernel: an end that has come counts for one more.
     bool plain = false;
-    std::uint32_t ready = Readiness(POLLIN | POLLRDHUP, &plain);
+    std::uint32_t ready = Readiness(-1, POLLIN | POLLRDHUP, &plain);
     if (plain) {
       pollfd one{fd(), POLLIN | POLLRDHUP, 0};
       timespec now{0, 0};

@@ -114,7 +114,6 @@ int Sock::CloseLast(int number, int from, int flags) {
   const auto end = [&](bool held) {
     result = CloseNumber(number, from, flags, held);
     error = errno;
-    gone_ = true;
   };
   if (mode() == Mode::kEngine && stream_ != nullptr && conductor != nullptr &&
       !EndsHere() && lane_ == nullptr && stream_->tx() == stream::Tx::kRaw &&
@@ -207,7 +206,7 @@ int Sock::CloseLast(int number, int from, int flags) {
   return result;
 }
 
-void Sock::LoseFd(int number, int other) {
+void Sock::LoseFd(int number) {
   Critical critical;
   // A registration belongs to the open description: it outlives its number.  In
   // the kernel's set it could then not be moved: such a stream stays on TCP.
@@ -217,9 +216,15 @@ void Sock::LoseFd(int number, int other) {
     wanted_.store(false, std::memory_order_seq_cst);
     reason_ = Reason::kPinnedOption;
   }
-  if (fd() != number) return;
+  // Of two that are closed at once each looks, with the latches, behind its
+  // claim: who comes second has not been chosen by the first, or finds that it
+  // has.
   Latched latched(this);
-  if (fd() != number) return;  // another thread has closed the other one
+  if (fd() != number) {
+    LeaveNumber(number, this);
+    return;
+  }
+  const int other = LeaveNumberForAny(number, this);
   Conductor* conductor = Conductor::IfRunning();
   if (watched_ && conductor != nullptr) conductor->Unwatch(number);
   set_fd(other);

@@ -229,24 +229,27 @@ std::uint64_t Sock::GivenToTcp() {
   return bytes;
 }
 
-ssize_t Sock::SendNow(const iovec* iov, int count, std::size_t skip,
+ssize_t Sock::SendNow(int number, const iovec* iov, int count, std::size_t skip,
                       std::size_t most) {
   IovRest rest(iov, count);
   rest.Limit(skip, most);
   if (mode() == Mode::kEngine) {
     std::size_t done = 0;
     tx_latch.lock();
-    const ssize_t n = SendLatched(rest.iov(), rest.count(), rest.total(),
-                                  MSG_DONTWAIT | MSG_NOSIGNAL, &done);
+    const ssize_t n =
+        SendLatched(number, rest.iov(), rest.count(), rest.total(),
+                    MSG_DONTWAIT | MSG_NOSIGNAL, &done);
     return n == kGone ? kRetry : n != -1 ? n : -errno;
   }
   InKernel in(this);
-  if (mode_.load(std::memory_order_seq_cst) == Mode::kEngine) return kRetry;
+  if (!in.May(number, Mode::kPlain) && !in.May(number, Mode::kUnread)) {
+    return kRetry;
+  }
   return in.Sent(Send(rest.iov(), rest.count()));
 }
 
-ssize_t Sock::HeldSend(const iovec* iov, int count, std::size_t total,
-                       int flags, std::size_t* done) {
+ssize_t Sock::HeldSend(int number, const iovec* iov, int count,
+                       std::size_t total, int flags, std::size_t* done) {
   if (!MayHold(flags) || total == 0 || Null(iov, count) ||
       GivenToTcp() < kFreeBytes) {
     return kRetry;
@@ -286,7 +289,7 @@ ssize_t Sock::HeldSend(const iovec* iov, int count, std::size_t total,
     // What the kernel takes before it would have to sleep, it takes whether or
     // not there was a signal.
     const ssize_t n =
-        SendNow(iov, count, *done,
+        SendNow(number, iov, count, *done,
                 interrupted || total <= kWhole ? total : kNudgeBytes);
     if (n == kRetry) {
       if (interrupted && !closed_.load(std::memory_order_relaxed)) continue;

@@ -132,21 +132,17 @@ int Sock::ShutdownWrite() {
 
 bool Sock::AtMark() { return AtMarkOf(fd()); }
 
-Sock* Sock::Elsewhere(int fd) const {
-  Sock* sock = LookupSock(fd);
-  return sock != this ? sock : nullptr;
-}
-
 Sock* Sock::LookupHere(int fd) { return LookupSock(fd); }
 
 // --- Sending
 
-ssize_t Sock::EngineSend(const iovec* iov, int count, std::size_t total,
+ssize_t Sock::EngineSend(int fd, const iovec* iov, int count, std::size_t total,
                          int flags, std::size_t* done) {
   Critical critical;
   tx_latch.lock();
   // The common case, without what waiting needs.
-  if (*done == 0 && mode() == Mode::kEngine && stream_->FastTx()) [[likely]] {
+  if (*done == 0 && IsAt(fd) && mode() == Mode::kEngine && stream_->FastTx())
+      [[likely]] {
     const ssize_t n = stream_->Write(iov, count, total);
     if (n > 0) {
       lane_tx_ += static_cast<std::uint64_t>(n);
@@ -160,22 +156,22 @@ ssize_t Sock::EngineSend(const iovec* iov, int count, std::size_t total,
   if (AwaitsAnswer()) [[unlikely]] {
     tx_latch.unlock();
     LookForAnswer();
-    const ssize_t n = HeldSend(iov, count, total, flags, done);
+    const ssize_t n = HeldSend(fd, iov, count, total, flags, done);
     if (n != kRetry) return n;
     tx_latch.lock();
   }
-  return SendLatched(iov, count, total, flags, done);
+  return SendLatched(fd, iov, count, total, flags, done);
 }
 
-ssize_t Sock::SendLatched(const iovec* iov, int count, std::size_t total,
-                          int flags, std::size_t* done) {
-  if (gone_ && *done == 0) [[unlikely]] {
+ssize_t Sock::SendLatched(int fd, const iovec* iov, int count,
+                          std::size_t total, int flags, std::size_t* done) {
+  if (!IsAt(fd)) [[unlikely]] {
     tx_latch.unlock();
     return kGone;
   }
   const bool block =
       (flags & MSG_DONTWAIT) == 0 && !nonblock.load(std::memory_order_relaxed);
-  Wait wait;
+  Wait wait{.life = Life()};
   IovRest rest(iov, count);
   ssize_t n;
   for (;;) {  // the tx latch is held
@@ -227,6 +223,10 @@ ssize_t Sock::SendLatched(const iovec* iov, int count, std::size_t total,
     if (n > 0 && !stream_->FastTx()) continue;
     wait.part = *done > 0;
     const int w = WaitTx(wait, seq);
+    if (wait.life != Life()) [[unlikely]] {
+      tx_latch.unlock();
+      return kGone;
+    }
     if (w != 0) {
       n = w;
       break;
@@ -239,20 +239,20 @@ ssize_t Sock::SendLatched(const iovec* iov, int count, std::size_t total,
   return -1;
 }
 
-ssize_t Sock::SendNull(int flags, std::size_t* done) {
-  const ssize_t n = EngineSend(nullptr, 0, 0, flags, done);
+ssize_t Sock::SendNull(int fd, int flags, std::size_t* done) {
+  const ssize_t n = EngineSend(fd, nullptr, 0, 0, flags, done);
   if (n < 0) return n;
   errno = EFAULT;
   return -1;
 }
 
-ssize_t Sock::RecvNull(int flags, std::size_t* done) {
+ssize_t Sock::RecvNull(int fd, int flags, std::size_t* done) {
   // Only what would be put there is a fault.
   char byte;
   const iovec one{&byte, 1};
   const ssize_t n =
       mode() == Mode::kEngine
-          ? EngineRecv(&one, 1, 1, (flags & ~MSG_WAITALL) | MSG_PEEK, done)
+          ? EngineRecv(fd, &one, 1, 1, (flags & ~MSG_WAITALL) | MSG_PEEK, done)
           : 1;
   if (n <= 0) return n;
   *done = 0;
@@ -262,7 +262,7 @@ ssize_t Sock::RecvNull(int flags, std::size_t* done) {
 
 // --- Receiving
 
-ssize_t Sock::EngineRecv(const iovec* iov, int count, std::size_t total,
+ssize_t Sock::EngineRecv(int fd, const iovec* iov, int count, std::size_t total,
                          int flags, std::size_t* done) {
   if (flags & MSG_OOB) [[unlikely]] {
     Pin(base::Reason::kPinnedOption);
@@ -272,8 +272,8 @@ ssize_t Sock::EngineRecv(const iovec* iov, int count, std::size_t total,
   rx_latch.lock();
   // As in EngineSend.
   constexpr int kSpecial = MSG_PEEK | MSG_WAITALL | MSG_TRUNC;
-  if ((flags & kSpecial) == 0 && *done == 0 && mode() == Mode::kEngine &&
-      stream_->FastRx()) [[likely]] {
+  if ((flags & kSpecial) == 0 && *done == 0 && IsAt(fd) &&
+      mode() == Mode::kEngine && stream_->FastRx()) [[likely]] {
     const ssize_t n = stream_->Read(iov, count, total, false);
     if (n > 0) [[likely]] {
       lane_rx_ += static_cast<std::uint64_t>(n);
@@ -286,13 +286,14 @@ ssize_t Sock::EngineRecv(const iovec* iov, int count, std::size_t total,
     LookForAnswer();
     rx_latch.lock();
   }
-  return RecvLatched(iov, count, total, flags, done);
+  return RecvLatched(fd, iov, count, total, flags, done);
 }
 
-ssize_t Sock::RecvLatched(const iovec* iov, int count, std::size_t total,
-                          int flags, std::size_t* done) {
-  if (gone_ && *done == 0) [[unlikely]] {
+ssize_t Sock::RecvLatched(int fd, const iovec* iov, int count,
+                          std::size_t total, int flags, std::size_t* done) {
+  if (!IsAt(fd)) [[unlikely]] {
     rx_latch.unlock();
+    if ((flags & MSG_PEEK) != 0) *done = 0;
     return kGone;
   }
   const bool block =
@@ -312,7 +313,7 @@ ssize_t Sock::RecvLatched(const iovec* iov, int count, std::size_t total,
   const bool all = (flags & MSG_WAITALL) != 0;
   const bool drop = (flags & MSG_TRUNC) != 0;
   bool last_look = false;
-  Wait wait;
+  Wait wait{.life = Life()};
   IovRest rest(iov, count);
   ssize_t n;
   for (;;) {  // the rx latch is held
@@ -342,11 +343,12 @@ ssize_t Sock::RecvLatched(const iovec* iov, int count, std::size_t total,
       rx_latch.unlock();
       tx_latch.lock();
       rx_latch.lock();
-      if (mode() != Mode::kEngine) {
+      const bool gone = wait.life != Life();
+      if (gone || mode() != Mode::kEngine) {
         rx_latch.unlock();
         tx_latch.unlock();
         if (peek) *done = 0;
-        return kRetry;
+        return gone ? kGone : kRetry;
       }
       if (stream_->ReadsLane() || last_look) stream_->Progress();
       n = drop && !stream_->FastRx() ? Drop(left, peek)
@@ -377,6 +379,11 @@ ssize_t Sock::RecvLatched(const iovec* iov, int count, std::size_t total,
     if (ends) continue;  // once more, with all that came before that
     wait.part = *done > 0;
     const int w = n > 0 ? WaitBehind(wait, seq) : WaitRx(wait, seq);
+    if (wait.life != Life()) [[unlikely]] {
+      rx_latch.unlock();
+      if (peek) *done = 0;
+      return kGone;
+    }
     if (w != 0) {
       n = w;
       break;

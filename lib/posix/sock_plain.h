@@ -10,9 +10,11 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 
 #include "lib/posix/inside.h"
 #include "lib/posix/sock.h"
+#include "lib/posix/table.h"
 #include "lib/posix/user_arguments.h"
 
 namespace rcsock::posix {
@@ -55,6 +57,29 @@ class Sock::InKernel {
   Sock* const sock_;
   CallMark* const mark_;
   std::uint32_t entered_ = 0;
+};
+
+// The stream of a number, or none: kept until the end of this, though the
+// number be closed meanwhile.  For calls that do not move bytes.
+class SockAt {
+ public:
+  explicit SockAt(int fd) {
+    while ((sock_ = LookupSock(fd)) != nullptr) {
+      in_.emplace(sock_);
+      // Before the mark was seen by all, it may have become another (SockPool).
+      if (sock_->IsAt(fd)) return;
+      in_.reset();
+    }
+  }
+  SockAt(const SockAt&) = delete;
+  SockAt& operator=(const SockAt&) = delete;
+  explicit operator bool() const { return sock_ != nullptr; }
+  Sock* operator->() const { return sock_; }
+  Sock& operator*() const { return *sock_; }
+
+ private:
+  Sock* sock_;
+  std::optional<Sock::InKernel> in_;
 };
 
 inline void Sock::LeaveGate(std::uint32_t entered) {
@@ -145,15 +170,17 @@ inline ssize_t Sock::Send(int fd, const iovec* iov, int count,
   std::size_t done = 0;
   for (;;) {
     if (wanted_.load(std::memory_order_relaxed)) [[unlikely]] {
-      const ssize_t n = HeldSend(iov, count, total, flags, &done);
+      const ssize_t n = HeldSend(fd, iov, count, total, flags, &done);
       if (n != kRetry) return n;
     }
     if (mode() == Mode::kEngine) {
       const ssize_t n = Null(iov, count)
-                            ? SendNull(flags, &done)
-                            : EngineSend(iov, count, total, flags, &done);
+                            ? SendNull(fd, flags, &done)
+                            : EngineSend(fd, iov, count, total, flags, &done);
       if (n == kGone) [[unlikely]] {
-        Sock* other = Elsewhere(fd);
+        Sock* const other = LookupHere(fd);
+        if (other == this) continue;
+        if (done > 0) return static_cast<ssize_t>(done);
         return other != nullptr ? other->Send(fd, iov, count, total, flags, raw)
                                 : raw();
       }
@@ -195,12 +222,14 @@ inline ssize_t Sock::Recv(int fd, const iovec* iov, int count,
     if (now == Mode::kEngine ||
         (now == Mode::kUnread && (flags & (MSG_OOB | MSG_ERRQUEUE)) == 0)) {
       const ssize_t n = Null(iov, count) && (flags & MSG_TRUNC) == 0
-                            ? RecvNull(flags, &done)
+                            ? RecvNull(fd, flags, &done)
                         : now == Mode::kEngine
-                            ? EngineRecv(iov, count, total, flags, &done)
+                            ? EngineRecv(fd, iov, count, total, flags, &done)
                             : UnreadRecv(fd, iov, count, total, flags, &done);
       if (n == kGone) [[unlikely]] {
-        Sock* other = Elsewhere(fd);
+        Sock* const other = LookupHere(fd);
+        if (other == this) continue;
+        if (done > 0) return static_cast<ssize_t>(done);
         return other != nullptr ? other->Recv(fd, iov, count, total, flags, raw)
                                 : raw();
       }

@@ -17,9 +17,11 @@
 
 namespace rcsock::posix {
 
-// Neither asks for the mode, nor for the Stream, nor whether the number that
-// has led here is still this stream's to be on a lane (kLaneMark is a hint):
-// what the latch of one direction guards says it all.
+// Neither asks for the mode, nor for the Stream, nor whether this stream is
+// still on a lane (kLaneMark is a hint): what the latch of one direction guards
+// says it all.  But `still` says, with that latch, whether the number that has
+// led here is still this stream's: its thread may have been off its CPU, and
+// the object be another connection by now (fd_table).
 //
 // may_send and may_receive change with both latches held, and are true only
 // while the engine has the stream, and lane_ is there:
@@ -35,13 +37,15 @@ namespace rcsock::posix {
 // until he lets go of the latch.  What he moves he counts in quick_, which the
 // Stream adds to its own (tx_off, rx_off) under the same latch, or both.
 
-[[gnu::always_inline]] inline ssize_t Sock::QuickSend(const void* from,
+template <class Still>
+[[gnu::always_inline]] inline ssize_t Sock::QuickSend(Still&& still,
+                                                      const void* from,
                                                       std::size_t length) {
   Critical critical;
   if (!tx_latch.try_lock()) [[unlikely]]
     return 0;
   std::size_t n = 0;
-  if (lane_is_shm_ && quick_.may_send) [[likely]] {
+  if (still() && lane_is_shm_ && quick_.may_send) [[likely]] {
     auto* const lane = static_cast<lane::shm::ShmLane*>(lane_.get());
     n = length - 1 < lane::shm::kInlineMax ? lane->PostQuick(from, length)
                                            : lane->PostRecord(from, length);
@@ -51,14 +55,15 @@ namespace rcsock::posix {
   return static_cast<ssize_t>(n);
 }
 
-[[gnu::always_inline]] inline ssize_t Sock::QuickRecv(void* to,
+template <class Still>
+[[gnu::always_inline]] inline ssize_t Sock::QuickRecv(Still&& still, void* to,
                                                       std::size_t length,
                                                       int flags) {
   Critical critical;
   if (!rx_latch.try_lock()) [[unlikely]]
     return 0;
   ssize_t result = 0;
-  if (lane_is_shm_ && quick_.may_receive) [[likely]] {
+  if (still() && lane_is_shm_ && quick_.may_receive) [[likely]] {
     auto* const lane = static_cast<lane::shm::ShmLane*>(lane_.get());
     const bool block = (flags & MSG_DONTWAIT) == 0 &&
                        !nonblock.load(std::memory_order_relaxed);

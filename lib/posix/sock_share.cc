@@ -68,6 +68,10 @@ ssize_t Sock::UnreadRecv(int number, const iovec* iov, int count,
   // (With the last of it the stream may take a lane, whose offsets are to have
   // all that is counted below.)
   const InKernel in(this);
+  if (!IsAt(number)) {
+    rx_latch.unlock();
+    return kGone;
+  }
   std::size_t n = 0;
   if (mode() == Mode::kUnread && total > *done) {
     IovRest rest(iov, count);

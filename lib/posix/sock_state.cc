@@ -34,6 +34,13 @@ int Sock::Shutdown(int number, int how) {
   Critical critical;
   tx_latch.lock();
   rx_latch.lock();
+  if (!IsAt(number)) [[unlikely]] {
+    rx_latch.unlock();
+    tx_latch.unlock();
+    Sock* const other = LookupHere(number);
+    return other != nullptr ? other->Shutdown(number, how)
+                            : real::shutdown(number, how);
+  }
   int result;
   if (mode() != Mode::kEngine || stream_ == nullptr) {
     if (connected_.load(std::memory_order_relaxed)) HalfClosed();
@@ -134,12 +141,18 @@ void Sock::TakeEnd() {
   HandleChanges();
 }
 
-std::uint32_t Sock::EngineReadiness(std::uint32_t events, bool* plain,
-                                    bool drained) {
+std::uint32_t Sock::EngineReadiness(int number, std::uint32_t events,
+                                    bool* plain, bool drained) {
   Critical critical;
   std::uint32_t ready = 0;
   bool rx_fast = false;
+  const auto gone = [&] { return number >= 0 && !IsAt(number); };
   rx_latch.lock();
+  if (gone()) [[unlikely]] {
+    rx_latch.unlock();
+    *plain = true;
+    return 0;
+  }
   // (Then the engine has the stream, and neither what says so nor the stream
   // itself is looked at: of thousands they are in no cache.)
   rx_fast = quick_.may_receive;
@@ -169,7 +182,7 @@ std::uint32_t Sock::EngineReadiness(std::uint32_t events, bool* plain,
     return ready & (events | POLLHUP);
   }
   tx_latch.lock();
-  if (mode() != Mode::kEngine) {
+  if (mode() != Mode::kEngine || gone()) {
     tx_latch.unlock();
     *plain = true;
     return 0;

@@ -162,7 +162,10 @@ int Sock::WaitTx(Wait& wait, std::uint32_t seq) {
     if (lane_->Writable() > 0) return 0;
     if (tx_latch.Contended()) {
       tx_latch.Yield();
-      if (mode() != Mode::kEngine || !stream_->FastTx()) return 0;
+      if (wait.life != Life() || mode() != Mode::kEngine ||
+          !stream_->FastTx()) {
+        return 0;
+      }
     }
   } while (spin.Go());
   WatchStarved();
@@ -179,7 +182,10 @@ int Sock::WaitRx(Wait& wait, std::uint32_t seq) {
     if (lane_->RxPendingQuick()) return 0;
     if (rx_latch.Contended()) {
       rx_latch.Yield();
-      if (mode() != Mode::kEngine || !stream_->ReadsLane()) return 0;
+      if (wait.life != Life() || mode() != Mode::kEngine ||
+          !stream_->ReadsLane()) {
+        return 0;
+      }
     }
   } while (spin.Go());
   const std::uint32_t token = lane_->SleepToken(false);
@@ -286,7 +292,8 @@ int Sock::SleepOn(Wait& wait, bool tx, std::uint32_t token, std::uint32_t seq,
   return 0;
 }
 
-bool Sock::SleepForInput(std::uint64_t deadline_ns, std::uint32_t signals) {
+bool Sock::SleepForInput(int number, std::uint64_t deadline_ns,
+                         std::uint32_t signals) {
   // With a time the kernel ends the sleep for any handler, as it ends poll(),
   // and not only for one without SA_RESTART; also for one that we know nothing
   // of.
@@ -295,7 +302,8 @@ bool Sock::SleepForInput(std::uint64_t deadline_ns, std::uint32_t signals) {
   Critical critical;
   rx_latch.lock();
   const std::uint32_t seq = rx_seq_.load(std::memory_order_seq_cst);
-  if (mode() != Mode::kEngine || lane_ == nullptr || !stream_->FastRx()) {
+  if (!IsAt(number) || mode() != Mode::kEngine || lane_ == nullptr ||
+      !stream_->FastRx()) {
     rx_latch.unlock();
     return false;
   }

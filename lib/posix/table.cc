@@ -24,15 +24,6 @@ void Raise(int fd) {
   }
 }
 
-// Another number that names `file`, or -1.
-int OtherFd(const File* file, int except) {
-  const int top = fd_high.load(std::memory_order_relaxed);
-  for (int fd = 0; fd <= top; ++fd) {
-    if (fd != except && Named(fd) == file) return fd;
-  }
-  return -1;
-}
-
 // A number that the kernel closes, or gives to another file, while the anchor
 // under it stays open: a call that found nothing here would go to the kernel,
 // and take frames of the anchor for bytes of the application, or put its own
@@ -53,7 +44,8 @@ bool Claim(int fd, File* file) {
   std::uintptr_t entry = fd_table[fd].load(std::memory_order_relaxed);
   do {
     if (FileIn(entry) != file || (entry & kClaimed) != 0) return false;
-  } while (!fd_table[fd].compare_exchange_weak(entry, entry | kClaimed));
+  } while (!fd_table[fd].compare_exchange_weak(
+      entry, (entry & ~kLaneMark) | kClaimed));
   return true;
 }
 
@@ -137,16 +129,46 @@ int KernelClose(int fd, int from, int flags) {
   return flags == 0 ? real::dup2(from, fd) : real::dup3(from, fd, flags);
 }
 
-// One more number for what `fd` names, if anything.
-File* Another(int fd) {
-  Recall(fd);
-  File* file = Entry(fd);
-  if (file == nullptr || file->kind == FileKind::kBetween) return nullptr;
-  // (None: it is closing.)
+// False: it has none, because it is closing.
+bool CountAnother(File* file) {
   int fds = file->fds.load(std::memory_order_relaxed);
   while (fds > 0 && !file->fds.compare_exchange_weak(fds, fds + 1)) {
   }
-  return fds > 0 ? file : nullptr;
+  return fds > 0;
+}
+
+// One more number for what `fd` names, if anything.  (Asked twice: see
+// fd_table.)  With between_latch, and until that number is in the table: see
+// LeaveNumber.
+File* Another(int fd) {
+  Recall(fd);
+  for (;;) {
+    File* file = Entry(fd);
+    if (file == nullptr || file->kind == FileKind::kBetween) return nullptr;
+    if (file->kind == FileKind::kSock) {
+      auto* const sock = static_cast<Sock*>(file);
+      if (!sock->TryRef()) return nullptr;
+      const bool same = Entry(fd) == file;
+      const bool counted = same && CountAnother(file);
+      sock->Unref();
+      if (!same) continue;
+      return counted ? file : nullptr;
+    }
+    if (!CountAnother(file)) return nullptr;
+    if (Entry(fd) == file) return file;
+    if (file->fds.fetch_sub(1) == 1) static_cast<EpollSet*>(file)->Free();
+  }
+}
+
+// Another number that names `file`, and will not be left for this one, or -1.
+int OtherFd(const File* file, int except) {
+  const int top = fd_high.load(std::memory_order_relaxed);
+  for (int fd = 0; fd <= top; ++fd) {
+    if (fd != except && Named(fd) == file && (WholeEntry(fd) & kLeft) == 0) {
+      return fd;
+    }
+  }
+  return -1;
 }
 
 }  // namespace
@@ -169,6 +191,24 @@ void Lend(int fd) {
     // It comes back as it was here, true or not.)
   } while (!fd_table[fd].compare_exchange_weak(
       entry, reinterpret_cast<std::uintptr_t>(&lent)));
+}
+
+int LeaveNumber(int fd, const File* file) {
+  std::uintptr_t entry = fd_table[fd].load(std::memory_order_relaxed);
+  while (FileIn(entry) == file &&
+         !fd_table[fd].compare_exchange_weak(entry, entry | kLeft)) {
+  }
+  return OtherFd(file, fd);
+}
+
+int LeaveNumberForAny(int fd, const File* file) {
+  int other = LeaveNumber(fd, file);
+  if (other >= 0) return other;
+  // One that is counted already is about to come into the table.
+  between_latch.lock();
+  other = OtherFd(file, fd);
+  between_latch.unlock();
+  return other;
 }
 
 Sock* OwnersSock(int fd) {
@@ -214,7 +254,7 @@ File* NamedInBetween(int fd) {
 void NoteOnLane(int fd, Sock* sock, bool on) {
   if (static_cast<unsigned>(fd) >= static_cast<unsigned>(kMaxFds)) return;
   std::uintptr_t entry = fd_table[fd].load(std::memory_order_relaxed);
-  while (FileIn(entry) == sock) {
+  while (FileIn(entry) == sock && (entry & kClaimed) == 0) {
     const std::uintptr_t noted = on ? entry | kLaneMark : entry & ~kLaneMark;
     if (noted == entry || fd_table[fd].compare_exchange_weak(entry, noted)) {
       return;
@@ -257,8 +297,7 @@ void Evict(int fd) {
   if (claimed) return;
   if (file->fds.fetch_sub(1) != 1) {
     if (file->kind == FileKind::kEpoll) {
-      auto* set = static_cast<EpollSet*>(file);
-      if (set->fd() == fd) set->Renumber(OtherFd(file, fd));
+      static_cast<EpollSet*>(file)->LoseFd(fd);
     }
     return;
   }
@@ -300,6 +339,37 @@ int CloseNumber(int fd, int from, int flags, bool held) {
   return result;
 }
 
+namespace {
+
+// What is closed is kept until its number is out of the table, though all its
+// other numbers be closed before.
+int CloseSock(Sock* sock, bool last, int fd, int from, int flags) {
+  if (last) return sock->CloseLast(fd, from, flags);
+  sock->Ref();
+  int result;
+  if (sock->fds.fetch_sub(1) == 1) {
+    result = sock->CloseLast(fd, from, flags);
+  } else {
+    sock->LoseFd(fd);
+    result = CloseNumber(fd, from, flags, true);
+  }
+  const int saved = errno;
+  sock->Unref();
+  errno = saved;
+  return result;
+}
+
+int CloseSet(EpollSet* set, bool last, int fd, int from, int flags) {
+  set->LoseFd(fd);
+  const int result = CloseNumber(fd, from, flags, !last);
+  const int saved = errno;
+  if (last || set->fds.fetch_sub(1) == 1) set->Free();
+  errno = saved;
+  return result;
+}
+
+}  // namespace
+
 int CloseFd(int fd, int from, int flags) {
   if (Entry(fd) != nullptr && InBorrowedMemory()) {
     Lend(fd);
@@ -316,39 +386,34 @@ int CloseFd(int fd, int from, int flags) {
     return KernelClose(fd, from, flags);
   }
   Critical critical;  // no handler jumps out of a claim
-  if (!Claim(fd, file)) return KernelClose(fd, from, flags);
-  if (file->fds.fetch_sub(1) != 1) {
-    if (file->kind == FileKind::kSock) {
-      static_cast<Sock*>(file)->LoseFd(fd, OtherFd(file, fd));
-    } else if (auto* set = static_cast<EpollSet*>(file); set->fd() == fd) {
-      set->Renumber(OtherFd(file, fd));
-    }
-    return CloseNumber(fd, from, flags, true);
+  if (!Claim(fd, file)) {
+    const int result = KernelClose(fd, from, flags);
+    if (result >= 0 && from >= 0) CopyFd(from, fd);
+    return result;
   }
-  if (file->kind == FileKind::kSock) {
-    return static_cast<Sock*>(file)->CloseLast(fd, from, flags);
-  }
-  static_cast<EpollSet*>(file)->Renumber(-1);
-  const int result = CloseNumber(fd, from, flags, false);
-  const int saved = errno;
-  static_cast<EpollSet*>(file)->Free();
-  errno = saved;
-  return result;
+  int only = 1;
+  const bool last = file->fds.compare_exchange_strong(only, 0);
+  return file->kind == FileKind::kSock
+             ? CloseSock(static_cast<Sock*>(file), last, fd, from, flags)
+             : CloseSet(static_cast<EpollSet*>(file), last, fd, from, flags);
 }
 
 void CopyFd(int from, int to) {
-  File* file = Lookup(from);
-  // (CloseNumber has.)
-  if (file != nullptr && Entry(to) == file && !IsClaimed(to)) return;
   Evict(to);
   if (static_cast<unsigned>(to) >= static_cast<unsigned>(kMaxFds)) return;
-  file = Another(from);
+  File* file = Lookup(from);
   if (file == nullptr) return;
   if (file->kind == FileKind::kSock) {
     BeforeStandardNumber(static_cast<Sock*>(file), to);
   }
-  Raise(to);
-  Put(to, file);
+  Critical critical;
+  between_latch.lock();
+  file = Another(from);
+  if (file != nullptr) {
+    Raise(to);
+    Put(to, file);
+  }
+  between_latch.unlock();
 }
 
 void TableForkLock() { between_latch.lock(); }

@@ -51,6 +51,12 @@ int CloseFd(int fd, int from = -1, int flags = 0);
 // `held`: nobody finds the number meanwhile, on neither side; who looks for it
 // waits.
 int CloseNumber(int fd, int from, int flags, bool held);
+// `fd`, which is being closed, is left for another number of the file's; -1:
+// none.  With the latch by which the file knows its number: who closes that one
+// asks later whether it is the file's.
+int LeaveNumber(int fd, const File* file);
+// The same where there is another, which may not be in the table yet.
+int LeaveNumberForAny(int fd, const File* file);
 // `to` is another number for what `from` names (0, or a copy's number).
 void CopyFd(int from, int to);
 // Around fork.

@@ -1,5 +1,7 @@
 // Signals that come between two instructions: the thread is traced by itself
 // (the trap flag), from the kernel's answer to its wait on.
+#include "tests/posix/steps.h"
+
 #include <setjmp.h>
 #include <signal.h>
 #include <sys/epoll.h>
@@ -18,27 +20,7 @@
 namespace {
 
 using namespace pair;
-
-// Not by the library's names: the handler of traps is not to be wrapped.
-long Raw(long number, long a, long b, long c, long d) {
-  long result = number;
-  register long fourth asm("r10") = d;
-  asm volatile("syscall"
-               : "+a"(result)
-               : "D"(a), "S"(b), "d"(c), "r"(fourth)
-               : "rcx", "r11", "memory");
-  return result;
-}
-
-extern "C" void StepsRestorer();
-asm(R"(
-  .text
-  .globl StepsRestorer
-  .type StepsRestorer, @function
-StepsRestorer:
-  mov $15, %eax  # rt_sigreturn
-  syscall
-)");
+using namespace steps;
 
 // One round.
 std::atomic<int> waiting{0};    // threads that are about to sleep in the kernel
@@ -50,8 +32,6 @@ int due = 0;                       // its instruction that the signal comes at
 thread_local volatile bool sleeps = false;  // by the next instruction
 thread_local volatile bool first = false;   // it is the one
 thread_local volatile int done = 0;         // instructions
-
-constexpr long kTrap = 0x100;
 
 // A wait that may sleep is what comes next.
 bool Sleeps(const greg_t* regs) {
@@ -94,32 +74,6 @@ void OnTrap(int, siginfo_t*, void* context) {
   done = done + 1;
 }
 
-void HandleTraps() {
-  struct {
-    void (*handler)(int, siginfo_t*, void*);
-    unsigned long flags;
-    void (*restorer)();
-    unsigned long mask;
-  } action{&OnTrap, SA_SIGINFO | 0x04000000 /* SA_RESTORER */, &StepsRestorer,
-           1ul << (SIGUSR1 - 1)};
-  CHECK_THAT(Raw(SYS_rt_sigaction, SIGTRAP, reinterpret_cast<long>(&action), 0,
-                 8) == 0);
-}
-
-// (Below the red zone.)
-[[gnu::always_inline]] inline void BeginSteps() {
-  asm volatile(
-      "lea -128(%%rsp), %%rsp; pushfq; orq %0, (%%rsp); popfq;"
-      "lea 128(%%rsp), %%rsp" ::"i"(kTrap)
-      : "memory", "cc");
-}
-[[gnu::always_inline]] inline void EndSteps() {
-  asm volatile(
-      "lea -128(%%rsp), %%rsp; pushfq; andq %0, (%%rsp); popfq;"
-      "lea 128(%%rsp), %%rsp" ::"i"(~kTrap)
-      : "memory", "cc");
-}
-
 thread_local sigjmp_buf out;
 thread_local volatile bool waits = false;
 
@@ -159,7 +113,7 @@ Case jumps_at_each_step(
         ::siglongjmp(out, 1);
       };
       CHECK_THAT(::sigaction(SIGUSR1, &action, nullptr) == 0);
-      HandleTraps();
+      HandleTraps(&OnTrap);
       std::atomic<int> missed{0};
       // What comes behind the kernel's answer, unless it is less: the looks
       // before the next sleep are many more.

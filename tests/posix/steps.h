@@ -1,0 +1,65 @@
+#ifndef RCSOCK_TESTS_POSIX_STEPS_H_
+#define RCSOCK_TESTS_POSIX_STEPS_H_
+
+#include <signal.h>
+#include <sys/syscall.h>
+
+#include "tests/posix/pair.h"
+
+// A thread that is traced by itself (the trap flag): a handler runs before each
+// of its instructions.
+namespace steps {
+
+// Not by the library's names: the handler of traps is not to be wrapped.
+inline long Raw(long number, long a, long b, long c, long d) {
+  long result = number;
+  register long fourth asm("r10") = d;
+  asm volatile("syscall"
+               : "+a"(result)
+               : "D"(a), "S"(b), "d"(c), "r"(fourth)
+               : "rcx", "r11", "memory");
+  return result;
+}
+
+extern "C" void StepsRestorer();
+asm(R"(
+  .text
+  .globl StepsRestorer
+  .type StepsRestorer, @function
+StepsRestorer:
+  mov $15, %eax  # rt_sigreturn
+  syscall
+)");
+
+constexpr long kTrap = 0x100;
+
+// SIGUSR1 is blocked while it runs.
+inline void HandleTraps(void (*handler)(int, siginfo_t*, void*)) {
+  struct {
+    void (*handler)(int, siginfo_t*, void*);
+    unsigned long flags;
+    void (*restorer)();
+    unsigned long mask;
+  } action{handler, SA_SIGINFO | 0x04000000 /* SA_RESTORER */, &StepsRestorer,
+           1ul << (SIGUSR1 - 1)};
+  CHECK_THAT(Raw(SYS_rt_sigaction, SIGTRAP, reinterpret_cast<long>(&action), 0,
+                 8) == 0);
+}
+
+// (Below the red zone.)
+[[gnu::always_inline]] inline void BeginSteps() {
+  asm volatile(
+      "lea -128(%%rsp), %%rsp; pushfq; orq %0, (%%rsp); popfq;"
+      "lea 128(%%rsp), %%rsp" ::"i"(kTrap)
+      : "memory", "cc");
+}
+[[gnu::always_inline]] inline void EndSteps() {
+  asm volatile(
+      "lea -128(%%rsp), %%rsp; pushfq; andq %0, (%%rsp); popfq;"
+      "lea 128(%%rsp), %%rsp" ::"i"(~kTrap)
+      : "memory", "cc");
+}
+
+}  // namespace steps
+
+#endif  // RCSOCK_TESTS_POSIX_STEPS_H_
