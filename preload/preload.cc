@@ -82,10 +82,14 @@ constexpr bool Guarded(std::string_view group) { return group != "threads"; }
 
 #define CALL(group, result, name, params, args, doc) \
   RCSOCK_EXPORT result name params { BODY(group, name, hook::name args); }
+constexpr bool ComesBack(std::string_view name) {
+  return name == "closefrom" || name == "backtrace_symbols_fd";
+}
+
 // What does not come back is not to be unwound on its way out.
 #define CALLV(group, name, params, args, doc)                                  \
   RCSOCK_EXPORT void name params {                                             \
-    if constexpr (__builtin_strcmp(#name, "closefrom") != 0) {                 \
+    if constexpr (!ComesBack(#name)) {                                         \
       if (rcsock::base::Cancels() && !rcsock::posix::InBorrowedMemory()) {     \
         rcsock::real::pthread_setcanceltype(PTHREAD_CANCEL_DEFERRED, nullptr); \
       }                                                                        \

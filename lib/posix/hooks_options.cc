@@ -89,6 +89,12 @@ int Ioctl(int fd, unsigned long request, void* argument) {
   return result;
 }
 
+// (libc's makes the ioctl by a call of its own.)
+int sockatmark(int fd) {
+  int at = 0;
+  return Ioctl(fd, SIOCATMARK, &at) < 0 ? -1 : at;
+}
+
 int getsockopt(int fd, int level, int name, void* value, socklen_t* length) {
   if (level == IPPROTO_TCP && !Null(length) && static_cast<int>(*length) >= 0) {
     const SockAt sock(fd);

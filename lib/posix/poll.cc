@@ -33,6 +33,8 @@ constexpr nfds_t kOnStack = 64;
 // In place of what the kernel says of a descriptor: it is not asked again soon.
 constexpr short kAside = 0x4000;
 constexpr std::int64_t kAsideNs = 100'000'000;
+// So long a ready stream may keep a poll from asking the kernel.
+constexpr std::uint64_t kLatelyUs = 100;
 // Streams that are looked at in no time.
 constexpr nfds_t kFew = 4;
 
@@ -111,7 +113,7 @@ class Polling {
         continue;
       }
       // (A mere look, without waiting, is complete.)
-      const bool look = found > 0 ? timeout_ns_ == 0 || OneIn16() : KernelDue();
+      const bool look = found > 0 ? timeout_ns_ == 0 || OweLook() : KernelDue();
       if (look) {
         // (With the call's mask only if it is the last: poll, unlike
         // epoll_wait, ends with EINTR if nothing but a signal is there.)
@@ -219,13 +221,20 @@ class Polling {
     LookStreams(&moved);
   }
 
-  // By chance: of polls that a thread makes in turn every 16th may always be
-  // the same one.
-  bool OneIn16() const {
+  // Where streams are ready: whether the kernel is to be asked all the same,
+  // because it had something the last time (a number that is closed, say), or
+  // was not asked lately, or by chance; of polls that a thread makes in turn
+  // every 16th may always be the same one.
+  bool OweLook() const {
     if (kernels_ == 0) return false;
     static thread_local std::uint64_t state = 0;
     state = state * 6364136223846793005 + 1442695040888963407;
-    return state >> 60 == 0;
+    if (state >> 60 != 0 && !tls_look.told &&
+        base::Ticks() - tls_look.at < kLatelyUs * base::ticks_per_us) {
+      return false;
+    }
+    tls_look.at = base::Ticks();
+    return true;
   }
   bool KernelDue() {
     const std::uint64_t now = base::Ticks();

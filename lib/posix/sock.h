@@ -605,7 +605,8 @@ class alignas(64) Sock final : public File,
   // What the kernel would say of an address where a lane could not read or
   // write.
   [[gnu::noinline]] ssize_t SendNull(int fd, int flags, std::size_t* done);
-  [[gnu::noinline]] ssize_t RecvNull(int fd, int flags, std::size_t* done);
+  [[gnu::noinline]] ssize_t RecvNull(int fd, const iovec* iov, int count,
+                                     int flags, std::size_t* done);
   // Recv of an Anchor where recvmsg is to tell when the bytes came.
   [[gnu::noinline]] long RecvStamped(void* to, std::size_t length);
   // The rest of a blocking send that began on a lane.
@@ -694,7 +695,7 @@ class alignas(64) Sock final : public File,
   ssize_t UnreadRecv(int fd, const iovec* iov, int count, std::size_t total,
                      int flags, std::size_t* done);
   bool SpillLatched();
-  bool PutDeadSocket();
+  void PutDeadSocket();
   void EndUnreadLatched();
   // No other process holds the connection, nor will: a child that is about to
   // come might.

@@ -15,6 +15,7 @@
 #include "lib/posix/signals.h"
 #include "lib/posix/sock.h"
 #include "lib/posix/table.h"
+#include "lib/posix/user_arguments.h"
 
 namespace rcsock::posix {
 
@@ -246,16 +247,28 @@ ssize_t Sock::SendNull(int fd, int flags, std::size_t* done) {
   return -1;
 }
 
-ssize_t Sock::RecvNull(int fd, int flags, std::size_t* done) {
-  // Only what would be put there is a fault.
+ssize_t Sock::RecvNull(int fd, const iovec* iov, int count, int flags,
+                       std::size_t* done) {
+  // Only what would be put there is a fault, and there nothing is taken.
+  std::size_t room = 0;
+  int good = 0;
+  for (; good < count && !Null(iov + good, 1); ++good) {
+    room += iov[good].iov_len;
+  }
   char byte;
   const iovec one{&byte, 1};
-  const ssize_t n =
-      mode() == Mode::kEngine
-          ? EngineRecv(fd, &one, 1, 1, (flags & ~MSG_WAITALL) | MSG_PEEK, done)
-          : 1;
+  const int looks = (flags & ~MSG_WAITALL) | MSG_PEEK;
+  ssize_t n = 1;
+  if (mode() == Mode::kEngine) {
+    n = room == 0
+            ? EngineRecv(fd, &one, 1, 1, looks, done)
+            : EngineRecv(fd, nullptr, 0, room + 1, looks | MSG_TRUNC, done);
+  }
   if (n <= 0) return n;
   *done = 0;
+  if (static_cast<std::size_t>(n) <= room) {
+    return EngineRecv(fd, iov, good, room, flags & ~MSG_WAITALL, done);
+  }
   errno = EFAULT;
   return -1;
 }

@@ -222,7 +222,7 @@ inline ssize_t Sock::Recv(int fd, const iovec* iov, int count,
     if (now == Mode::kEngine ||
         (now == Mode::kUnread && (flags & (MSG_OOB | MSG_ERRQUEUE)) == 0)) {
       const ssize_t n = Null(iov, count) && (flags & MSG_TRUNC) == 0
-                            ? RecvNull(fd, flags, &done)
+                            ? RecvNull(fd, iov, count, flags, &done)
                         : now == Mode::kEngine
                             ? EngineRecv(fd, iov, count, total, flags, &done)
                             : UnreadRecv(fd, iov, count, total, flags, &done);

@@ -295,8 +295,8 @@ void Sock::ForkChild() {
     // byte of ours on this connection would be taken for one of its frames.
     // (So the parent need not share it: it may have a lane again, and its end
     // is the connection's.)
-    if (Holding* all = FindHolding(holders_);
-        PutDeadSocket() && all != nullptr) {
+    PutDeadSocket();
+    if (Holding* all = FindHolding(holders_); all != nullptr) {
       all->Leave();
       holders_ = -1;
     }
@@ -325,21 +325,31 @@ void Sock::ForkChild() {
 }
 
 // In place of a connection that must not be touched here.
-bool Sock::PutDeadSocket() {
-  const long dead =
-      ::syscall(SYS_socket, AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  if (dead < 0) return false;
+void Sock::PutDeadSocket() {
+  long dead = ::syscall(SYS_socket, AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   const int top = fd_high.load(std::memory_order_relaxed);
   for (int number = 0; number <= top; ++number) {
     if (Named(number) != this) continue;
     base::Log("fd %d: its peer did not answer before fork; closed here",
               number);
     const long flags = ::syscall(SYS_fcntl, number, F_GETFD);
-    ::syscall(SYS_dup3, dead, number,
-              flags > 0 && (flags & FD_CLOEXEC) != 0 ? O_CLOEXEC : 0);
+    if (dead < 0) {
+      // No descriptor is left: the number itself is one.  (Where there is no
+      // socket at all, the number is closed.)
+      ::syscall(SYS_close, number);
+      dead = ::syscall(SYS_socket, AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    }
+    if (dead < 0) continue;
+    const int keeps = flags > 0 && (flags & FD_CLOEXEC) != 0 ? O_CLOEXEC : 0;
+    if (dead != number) {
+      ::syscall(SYS_dup3, dead, number, keeps);
+    } else {
+      // It stays where it is, and for the next one another is made.
+      ::syscall(SYS_fcntl, number, F_SETFD, flags);
+      dead = -1;
+    }
   }
-  ::syscall(SYS_close, dead);
-  return true;
+  if (dead >= 0) ::syscall(SYS_close, dead);
 }
 
 // --- Exec

@@ -1,6 +1,7 @@
 // What a connection says of itself, whatever carries its bytes: its state, its
 // names, what its descriptor is; and what becomes of calls that make a
 // connection, on one that is made.
+#include <execinfo.h>
 #include <fcntl.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -522,6 +523,75 @@ Case odd_events(
       AwaitPoll(fd, 0, POLLHUP);
       look("all", 0x7fff, -1);
       Barrier();
+    });
+
+// A number that is closed is told of beside a connection that always has
+// something.
+Case closed_number(
+    "closed_number_of_poll",
+    [](int fd) {
+      SendAll(fd, "abc", 3);
+      Barrier();
+    },
+    [](int fd) {
+      AwaitBytes(fd, 3);
+      const int closed = ::dup(fd);
+      ::close(closed);
+      int told = 0;
+      for (int i = 0; i < 100; ++i) {
+        pollfd two[2] = {{fd, POLLIN, 0}, {closed, POLLIN, 0}};
+        if (::poll(two, 2, -1) == 2 && two[1].revents == POLLNVAL) ++told;
+      }
+      // (The first may come at once behind another look at the kernel.)
+      Log("in most of them %d", told > 80);
+      Barrier();
+    });
+
+// What libc does by calls of its own.
+Case past_the_names(
+    "past_the_names_of_calls",
+    [](int fd) {
+      // (Addresses that are no functions.)
+      void* const frames[] = {reinterpret_cast<void*>(16),
+                              reinterpret_cast<void*>(32)};
+      ::backtrace_symbols_fd(frames, 2, fd);
+      SendAll(fd, "end.", 4);
+      Barrier();
+      // (A number that is none, and one that is no socket.)
+      Result("sockatmark", ::sockatmark(-1));
+      Result("sockatmark", ::sockatmark(fd));
+    },
+    [](int fd) {
+      std::string all;
+      char byte;
+      while (all.find("end.") == std::string::npos) {
+        RecvAll(fd, &byte, 1);
+        all += byte;
+      }
+      Log("%s", all.c_str());
+      Barrier();
+    });
+
+// Where the second piece is nowhere, what fits into the first is received.
+Case piece_nowhere(
+    "piece_that_is_nowhere",
+    [](int fd) {
+      for (const char* text : {"abc", "abcdefgh"}) {
+        SendAll(fd, text, std::strlen(text));
+        Barrier();
+        Barrier();
+      }
+    },
+    [](int fd) {
+      for (const int length : {3, 8}) {
+        Barrier();
+        AwaitBytes(fd, length);
+        char text[16] = {};
+        iovec two[2] = {{text, 4}, {nullptr, 4}};
+        if (Result("readv", ::readv(fd, two, 2)) > 0) Log("%.4s", text);
+        AwaitBytes(fd, length == 3 ? 0 : 8);
+        Barrier();
+      }
     });
 
 // libc's own calls put something else where the connection was.

@@ -201,6 +201,42 @@ Case exit_owing(
     },
     {.warm = false, .seconds = 30});
 
+// A fork whose peer does not answer, where no descriptor is left: over a lane
+// the child's copy is dead, and what it sends is not put between the frames of
+// its parent's.
+Case dead_copy_without_descriptors(
+    "dead_copy_without_descriptors",
+    [](int fd) {
+      Tell(::getpid());
+      char byte = 0;
+      while (byte != 'p') RecvAll(fd, &byte, 1);
+      SendAll(fd, "s", 1);
+      Barrier();
+    },
+    [](int fd) {
+      const auto server = static_cast<pid_t>(Hear());
+      Stop(server);
+      rlimit limit{};
+      CHECK_THAT(::getrlimit(RLIMIT_NOFILE, &limit) == 0);
+      const int lowest = ::dup(0);
+      CHECK_THAT(lowest >= 0 && ::close(lowest) == 0);
+      const rlimit none{static_cast<rlim_t>(lowest), limit.rlim_max};
+      CHECK_THAT(::setrlimit(RLIMIT_NOFILE, &none) == 0);
+      const pid_t child = ::fork();
+      if (child == 0) {
+        ::send(fd, "child", 5, MSG_NOSIGNAL);
+        ::_exit(0);
+      }
+      LogChild(child);
+      CHECK_THAT(::setrlimit(RLIMIT_NOFILE, &limit) == 0);
+      CHECK_THAT(::kill(server, SIGCONT) == 0);
+      SendAll(fd, "p", 1);
+      char byte;
+      RecvAll(fd, &byte, 1);
+      Log("%c", byte);
+      Barrier();
+    });
+
 // --- A set whose number another one has at once
 
 // So many that the kernel is busy with the end of their set for a while: the
