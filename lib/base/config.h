@@ -10,6 +10,9 @@ namespace rcsock::base {
 // The smallest bound for a ring: what an idle rdma lane has.
 constexpr std::uint64_t kLeastMaxRing = 16 * 1024;
 
+// And the shortest cluster key.
+constexpr std::uint32_t kLeastKey = 32;
+
 // What the environment asks for.  Read once, before the first interposed call.
 struct Config {
   bool enabled = true;  // RCSOCK_LANES=tcp switches every lane off
