@@ -56,6 +56,22 @@ RCSOCK_LANES=tcp doctor "localhost:$port"
 check "no lane: status" 1 "$status"
 has "no lane: why" '^BAD +to localhost +no lane: .*\(policy\)'
 check "no lane: how to mend it" 2 "$(grep -c 'mend: RCSOCK_LANES=tcp keeps it away' out.txt || true)"
+# A cluster key, and files that are none.
+head -c 31 /dev/zero >key && chmod 600 key
+RCSOCK_KEY_FILE=$tmp/key doctor
+has "a key of 31 bytes" "^BAD +key file +$tmp/key has 31 bytes, and 32 are needed"
+head -c 32 /dev/zero >key
+RCSOCK_KEY_FILE=$tmp/key doctor
+has "a key of 32 bytes" "^ok +key file +$tmp/key, 32 bytes"
+chmod 644 key
+RCSOCK_KEY_FILE=$tmp/key doctor
+has "a key that all can read" "^warn +key file +every user can read $tmp/key"
+
+for bad in nowhere .; do
+  RCSOCK_KEY_FILE=$tmp/$bad doctor
+  check "$bad as a key: status" 1 "$status"
+  has "$bad as a key" "^BAD +key file .*$bad.*: no RDMA lanes"
+done
 # What the user has set holds in the loop, too.
 for lanes in tcp rdma; do
   RCSOCK_LANES=$lanes doctor

@@ -179,6 +179,14 @@ check "on TCP: bytes" "[500]" \
   "$(ask "sorted({s['tcp']['tx_bytes'] for s in p[$client]['streams']})")"
 finish
 
+# A value that is none means TCP as well.
+start ib 2>/dev/null
+rounds 5
+look "$client"
+check "RCSOCK_LANES=ib: why" "['policy']" \
+  "$(ask "sorted({s['reason'] for s in p[$client]['streams']})")"
+finish
+
 # --- Under the preload by another name ---------------------------------------------
 ours=$RCSOCK_PRELOAD
 cp "$ours" renamed.so

@@ -211,6 +211,7 @@ int Doctor(const DoctorOptions& options) {
   if (!set.empty()) {
     findings.Note("environment", fmt::format("RCSOCK_LANES={} is set", set));
   }
+  ExamineKey(&findings);
   const Policy policy = ApplyConfig(std::nullopt);
   const Reasons rules(policy, &findings);
   const bool verbs = ExamineHost(&findings);

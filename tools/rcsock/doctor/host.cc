@@ -1,16 +1,23 @@
 #include "tools/rcsock/doctor/host.h"
 
 #include <arpa/inet.h>
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <netinet/in.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <sys/utsname.h>
 #include <unistd.h>
 
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <system_error>
 
+#include "lib/base/config.h"
+#include "lib/base/unique_fd.h"
 #include "lib/verbs/verbs.h"
 #include "tools/rcsock/doctor/limits.h"
 
@@ -112,6 +119,45 @@ void ExamineAccess(Findings* findings) {
 }
 
 }  // namespace
+
+void ExamineKey(Findings* findings) {
+  const char* path = std::getenv("RCSOCK_KEY_FILE");
+  if (path == nullptr || *path == '\0') return;
+  constexpr std::size_t kMost = sizeof base::Config::key;
+  // (A pipe that nobody writes to would keep us.)
+  const base::UniqueFd file(::open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  char key[kMost + 1];
+  std::size_t size = 0;
+  ssize_t n = file.ok() ? 1 : -1;
+  while (n > 0 && size < sizeof key) {
+    n = ::read(file.get(), key + size, sizeof key - size);
+    if (n > 0) size += static_cast<std::size_t>(n);
+  }
+  const std::string mend =
+      "a file of 32 random bytes, the same on all hosts, that the program can "
+      "read: head -c 32 /dev/urandom > FILE";
+  struct stat info {};
+  if (n < 0) {
+    findings->Bad("key file",
+                  fmt::format("RCSOCK_KEY_FILE={}: {}: no RDMA lanes", path,
+                              std::strerror(errno)),
+                  mend);
+  } else if (size < base::kLeastKey) {
+    findings->Bad("key file",
+                  fmt::format("{} has {} bytes, and {} are needed: no RDMA "
+                              "lanes",
+                              path, size, base::kLeastKey),
+                  mend);
+  } else if (::fstat(file.get(), &info) == 0 && (info.st_mode & S_IROTH) != 0) {
+    findings->Warn("key file", fmt::format("every user can read {}", path),
+                   fmt::format("chmod o= {}", path));
+  } else if (size > kMost) {
+    findings->Warn("key file",
+                   fmt::format("of {} the first {} bytes count", path, kMost));
+  } else {
+    findings->Good("key file", fmt::format("{}, {} bytes", path, size));
+  }
+}
 
 bool ExamineHost(Findings* findings) {
   utsname system{};

@@ -17,6 +17,9 @@ struct DeviceAddress {
   sockaddr_storage address;
 };
 
+// The file of RCSOCK_KEY_FILE, if that is set.
+void ExamineKey(Findings* findings);
+
 // Kernel, limits, permissions, namespaces.  True if there is a device whose
 // verbs may be used.
 bool ExamineHost(Findings* findings);

@@ -29,7 +29,7 @@ or its lines show what the kernel knows.
   rcsock stat --watch            again each second, with rates
   rcsock stat --over 5           once, with rates over five seconds
   rcsock stat --json | jq ...    for scripts; every number is exact
-  rcsock stat --prometheus > /var/lib/prometheus/node-exporter/rcsock.prom
+  rcsock stat --prometheus       for the textfile collector of node exporter
 
 LANE    tcp, shm (shared memory) or rdma
 STATE   tcp, seeking its peer, switching, on_lane
