@@ -156,6 +156,14 @@ has "something else" '^BAD +to 127.0.0.1 '
 kill "$other"
 wait "$other" 2>/dev/null || true
 
+# Where not even 127.0.0.1 is there.
+if unshare -rn true 2>/dev/null; then
+  status=0
+  unshare -rn "$tool" doctor >out.txt 2>err.txt || status=$?
+  check "no loopback: status" 1 "$status"
+  has "no loopback: how to mend it" 'mend: ip link set lo up$'
+fi
+
 # A limit that no lane fits into.
 status=0
 (ulimit -f 1000 && exec "$tool" doctor) >out.txt 2>err.txt || status=$?
