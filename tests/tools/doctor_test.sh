@@ -80,6 +80,9 @@ for lanes in tcp rdma; do
   has "RCSOCK_LANES=$lanes: the loop" '^BAD +shm lane '
   has "RCSOCK_LANES=$lanes: why" "mend: RCSOCK_LANES=$lanes keeps it away"
 done
+RCSOCK_LANE=tcp RCSOCK_SPIN_US=50 doctor
+has "a variable that is none" '^warn +environment +RCSOCK_LANE is set, which means nothing'
+has "one that is" '^note +environment +RCSOCK_SPIN_US=50 is set$'
 RCSOCK_LANES=auto doctor
 has "RCSOCK_LANES=auto: the loop" '^ok +shm lane +lane shm open'
 # Other preloads stay: this one, which is missing, the loader tells of each time.

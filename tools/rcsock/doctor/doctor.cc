@@ -215,9 +215,7 @@ int Doctor(const DoctorOptions& options) {
   Findings findings;
   findings.ShowAs(!options.json, Colour());
   const std::string set = LanesAllowed();
-  if (!set.empty()) {
-    findings.Note("environment", fmt::format("RCSOCK_LANES={} is set", set));
-  }
+  ExamineVariables(&findings);
   ExamineKey(&findings);
   const Policy policy = ApplyConfig(std::nullopt);
   const Reasons rules(policy, &findings);

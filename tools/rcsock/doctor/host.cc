@@ -9,17 +9,22 @@
 #include <sys/utsname.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
+#include <string>
 #include <system_error>
+#include <vector>
 
 #include "lib/base/config.h"
 #include "lib/base/unique_fd.h"
 #include "lib/verbs/verbs.h"
 #include "tools/rcsock/doctor/limits.h"
+#include "tools/rcsock/printable.h"
 
 namespace rcsock::tools {
 namespace {
@@ -119,6 +124,34 @@ void ExamineAccess(Findings* findings) {
 }
 
 }  // namespace
+
+void ExamineVariables(Findings* findings) {
+  std::vector<std::string> set;
+  for (char** at = environ; *at != nullptr; ++at) {
+    if (std::strncmp(*at, "RCSOCK_", 7) == 0) set.emplace_back(*at);
+  }
+  std::sort(set.begin(), set.end());
+  for (const std::string& one : set) {
+    const std::string name = one.substr(0, one.find('='));
+    const bool known =
+        std::any_of(std::begin(base::kVariables), std::end(base::kVariables),
+                    [&](const char* variable) { return name == variable; });
+    // (Where the library is; what exec hands on; the tests' own.)
+    if (name == "RCSOCK_PRELOAD" || name == "RCSOCK_INHERIT" ||
+        name.rfind("RCSOCK_TEST_", 0) == 0 ||
+        name.rfind("RCSOCK_GUEST_", 0) == 0) {
+      continue;
+    }
+    if (known) {
+      findings->Note("environment", fmt::format("{} is set", Printable(one)));
+    } else {
+      findings->Warn("environment",
+                     fmt::format("{} is set, which means nothing to rcsock",
+                                 Printable(name)),
+                     "rcsock-run(1) has the variables");
+    }
+  }
+}
 
 void ExamineKey(Findings* findings) {
   const char* path = std::getenv("RCSOCK_KEY_FILE");

@@ -17,6 +17,9 @@ struct DeviceAddress {
   sockaddr_storage address;
 };
 
+// What is set of RCSOCK_..., and what of it is no variable.
+void ExamineVariables(Findings* findings);
+
 // The file of RCSOCK_KEY_FILE, if that is set.
 void ExamineKey(Findings* findings);
 
