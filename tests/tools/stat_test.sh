@@ -123,6 +123,18 @@ timeout 2 "$tool" stat --pid "$client" --json --watch 0.1 >watch.txt || true
 check "--watch: several objects, a line each" True \
   "$(python3 -c 'import json; print(len([json.loads(l) for l in open("watch.txt")]) > 3)')"
 
+# --- Of one program --------------------------------------------------------------
+for name in chat 'ch?t' 'cha*'; do
+  "$tool" stat --json --program "$name" >json.txt
+  check "--program $name" True "$(ask "$client in p and $server in p")"
+done
+"$tool" stat --json --program chat --pid "$client" >json.txt
+check "--program and --pid" "[$client]" "$(ask 'list(p)')"
+status=0
+"$tool" stat --program hat >out.txt 2>err.txt || status=$?
+check "--program of none: status" 1 "$status"
+check "--program of none: one line" 1 "$(wc -l <err.txt)"
+
 # --- A process that is stopped -------------------------------------------------
 kill -STOP "$server"
 until grep -q '^State:.*stopped' "/proc/$server/status"; do :; done

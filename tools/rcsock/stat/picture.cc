@@ -2,6 +2,7 @@
 
 #include <arpa/inet.h>
 #include <fmt/format.h>
+#include <fnmatch.h>
 #include <netinet/in.h>
 #include <unistd.h>
 
@@ -94,6 +95,15 @@ Picture Collect(const CollectOptions& options) {
   bool looked = false;
   for (ProcessPicture& process : picture.processes) {
     process.program = ProgramOf(process.pid);
+  }
+  if (!options.program.empty()) {
+    std::erase_if(picture.processes, [&](const ProcessPicture& process) {
+      const char* glob = options.program.c_str();
+      return ::fnmatch(glob, process.program.c_str(), 0) != 0 &&
+             ::fnmatch(glob, FileOf(process.pid).c_str(), 0) != 0;
+    });
+  }
+  for (ProcessPicture& process : picture.processes) {
     if (process.source == Source::kAnswer ||
         process.source == Source::kElsewhere) {
       continue;
