@@ -16,19 +16,25 @@ namespace {
 
 Config config;
 
-// A number of the environment; what is not one leaves `fallback` and is
-// reported.
-std::uint64_t Number(const char* name, std::uint64_t fallback) {
+// A number of the environment, at most `most`; what is none leaves `fallback`
+// and is reported.  (strtoull alone takes spaces, signs and what does not fit.)
+std::uint64_t Number(const char* name, std::uint64_t fallback,
+                     std::uint64_t most) {
   const char* text = std::getenv(name);
   if (text == nullptr || *text == '\0') return fallback;
-  char* end = nullptr;
-  const unsigned long long value = std::strtoull(text, &end, 10);
-  if (*end != '\0' || *text == '-') {
-    Log("%s=%s is not a number: ignored", name, text);
-    return fallback;
+  std::uint64_t value = 0;
+  for (const char* at = text; *at != '\0'; ++at) {
+    const auto digit = static_cast<std::uint64_t>(*at - '0');
+    if (*at < '0' || *at > '9' || digit > most || value > (most - digit) / 10) {
+      Log("%s=%s is not a number from 0 to %llu: ignored", name, text,
+          static_cast<unsigned long long>(most));
+      return fallback;
+    }
+    value = value * 10 + digit;
   }
   return value;
 }
+constexpr std::uint64_t kMostNumber = ~std::uint32_t{0};
 
 // The same with K, M or G behind it.
 std::uint64_t Bytes(const char* name, std::uint64_t fallback) {
@@ -52,7 +58,7 @@ void ReadKey(const char* path) {
     if (n > 0) size += static_cast<std::size_t>(n);
   }
   if (fd >= 0) ::syscall(SYS_close, fd);
-  if (n < 0 || size < 32) {
+  if (n < 0 || size < kLeastKey) {
     Log("RCSOCK_KEY_FILE=%s can't be read or has less than 32 bytes: no RDMA",
         path);
     config.rdma = false;
@@ -121,7 +127,8 @@ const Config& GetConfig() { return config; }
 
 void LoadConfig() {
   config = Config{};
-  InitLog(static_cast<int>(Number("RCSOCK_LOG", 0)));
+  InitLog(0);  // knows stderr, should the level be no number
+  InitLog(static_cast<int>(Number("RCSOCK_LOG", 0, 9)));
   if (const char* lanes = std::getenv("RCSOCK_LANES")) {
     if (std::strcmp(lanes, "tcp") == 0) {
       config.enabled = config.shm = config.rdma = false;
@@ -142,11 +149,12 @@ void LoadConfig() {
       Log("RCSOCK_STATS is too long: ignored");
     }
   }
-  const std::uint64_t port = Number("RCSOCK_RDMA_PORT", config.rdma_port);
-  if (port != 0 && port <= 65535) {
+  const std::uint64_t port =
+      Number("RCSOCK_RDMA_PORT", config.rdma_port, 65535);
+  if (port != 0) {
     config.rdma_port = static_cast<std::uint16_t>(port);
   } else {
-    Log("RCSOCK_RDMA_PORT is not a port: ignored");
+    Log("RCSOCK_RDMA_PORT=0 is not a port: ignored");
   }
   if (const char* path = std::getenv("RCSOCK_KEY_FILE")) {
     if (*path != '\0') ReadKey(path);
@@ -155,13 +163,13 @@ void LoadConfig() {
   // With one CPU whoever is waited for cannot run during the spin.
   if (::sysconf(_SC_NPROCESSORS_ONLN) == 1) config.spin_us = 0;
   if (Given("RCSOCK_RULES")) ReadRules(std::getenv("RCSOCK_RULES"));
-  config.spin_us =
-      static_cast<std::uint32_t>(Number("RCSOCK_SPIN_US", config.spin_us));
+  config.spin_us = static_cast<std::uint32_t>(
+      Number("RCSOCK_SPIN_US", config.spin_us, kMostNumber));
   config.promote_ops = static_cast<std::uint32_t>(
-      Number("RCSOCK_PROMOTE_OPS", config.promote_ops));
-  config.promote_bytes = Number("RCSOCK_PROMOTE_BYTES", config.promote_bytes);
-  config.max_qps =
-      static_cast<std::uint32_t>(Number("RCSOCK_MAX_QPS", config.max_qps));
+      Number("RCSOCK_PROMOTE_OPS", config.promote_ops, kMostNumber));
+  config.promote_bytes = Bytes("RCSOCK_PROMOTE_BYTES", config.promote_bytes);
+  config.max_qps = static_cast<std::uint32_t>(
+      Number("RCSOCK_MAX_QPS", config.max_qps, kMostNumber));
   config.max_pinned = Bytes("RCSOCK_MAX_PINNED", config.max_pinned);
   const std::uint64_t ring = Bytes("RCSOCK_MAX_RING", config.max_ring);
   if (ring == 0 || ring >= kLeastMaxRing) {

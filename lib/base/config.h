@@ -10,6 +10,18 @@ namespace rcsock::base {
 // The smallest bound for a ring: what an idle rdma lane has.
 constexpr std::uint64_t kLeastMaxRing = 16 * 1024;
 
+// And the shortest cluster key.
+constexpr std::uint32_t kLeastKey = 32;
+
+// All variables that LoadConfig reads.
+constexpr const char* kVariables[] = {
+    "RCSOCK_KEY_FILE",   "RCSOCK_LANES",       "RCSOCK_LOG",
+    "RCSOCK_MAX_PINNED", "RCSOCK_MAX_QPS",     "RCSOCK_MAX_RING",
+    "RCSOCK_PEERS",      "RCSOCK_PROMOTE_OPS", "RCSOCK_PROMOTE_BYTES",
+    "RCSOCK_RDMA_PORT",  "RCSOCK_RULES",       "RCSOCK_SPIN_US",
+    "RCSOCK_STATS",
+};
+
 // What the environment asks for.  Read once, before the first interposed call.
 struct Config {
   bool enabled = true;  // RCSOCK_LANES=tcp switches every lane off

@@ -19,6 +19,7 @@
 #include <cstring>
 #include <ctime>
 
+#include "lib/base/poll_now.h"
 #include "lib/posix/control_message.h"
 #include "lib/posix/sock.h"
 
@@ -112,8 +113,7 @@ void Sock::TellBeside(msghdr* message, ssize_t length) {
     std::uint32_t ready = Readiness(-1, POLLIN | POLLRDHUP, &plain);
     if (plain) {
       pollfd one{fd(), POLLIN | POLLRDHUP, 0};
-      timespec now{0, 0};
-      ::syscall(SYS_ppoll, &one, 1, &now, nullptr, 8);
+      base::PollNow(&one);
       ready = static_cast<std::uint32_t>(one.revents);
     }
     if ((ready & (POLLIN | POLLRDHUP | POLLHUP)) != 0) left = 1;

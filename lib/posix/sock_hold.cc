@@ -20,6 +20,7 @@
 
 #include "lib/base/clock.h"
 #include "lib/base/log.h"
+#include "lib/base/poll_now.h"
 #include "lib/posix/iov_rest.h"
 #include "lib/posix/prospect.h"
 #include "lib/posix/signals.h"
@@ -280,11 +281,8 @@ ssize_t Sock::HeldSend(int number, const iovec* iov, int count,
     if (*done > 0) {
       // A send that has sent something leaves an error to the next call.
       pollfd one{fd(), 0, 0};
-      timespec zero{};
       // (Less than 0: a signal; there is nothing to say of the connection.)
-      if (::syscall(SYS_ppoll, &one, 1, &zero, nullptr, 8) > 0) {
-        return static_cast<ssize_t>(*done);
-      }
+      if (base::PollNow(&one) > 0) return static_cast<ssize_t>(*done);
     }
     // What the kernel takes before it would have to sleep, it takes whether or
     // not there was a signal.

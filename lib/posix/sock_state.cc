@@ -13,9 +13,9 @@
 #include <climits>
 #include <cstdint>
 #include <cstring>
-#include <ctime>
 #include <mutex>
 
+#include "lib/base/poll_now.h"
 #include "lib/base/real.h"
 #include "lib/lane/shm/shm_lane.h"
 #include "lib/posix/epoll.h"
@@ -88,12 +88,11 @@ namespace {
 // marked; and it does not count the FIN.
 std::uint32_t KernelInput(int fd) {
   pollfd one{fd, POLLIN | POLLPRI | POLLRDHUP, 0};
-  timespec now{0, 0};
-  ::syscall(SYS_ppoll, &one, 1, &now, nullptr, 8);
+  base::PollNow(&one);
   int bytes = 0;
   if ((one.revents & (POLLIN | POLLRDHUP)) == POLLIN &&
       ::syscall(SYS_ioctl, fd, FIONREAD, &bytes) == 0 && bytes == 0) {
-    ::syscall(SYS_ppoll, &one, 1, &now, nullptr, 8);
+    base::PollNow(&one);
   }
   return static_cast<std::uint16_t>(one.revents);
 }
@@ -104,14 +103,12 @@ std::uint32_t KernelInput(int fd) {
 // when that has been taken.)
 bool Sock::Broken() {
   pollfd one{fd(), 0, 0};
-  timespec now{0, 0};
-  return ::syscall(SYS_ppoll, &one, 1, &now, nullptr, 8) > 0;
+  return base::PollNow(&one) > 0;
 }
 
 bool Sock::KernelIsFull() const {
   pollfd one{fd(), POLLOUT, 0};
-  timespec now{0, 0};
-  return ::syscall(SYS_ppoll, &one, 1, &now, nullptr, 8) == 0;
+  return base::PollNow(&one) == 0;
 }
 
 // (While a switch is under way its rules say what TCP's end means.  POLLERR may

@@ -138,7 +138,11 @@ void WriteStats(const Stats& from) {
               ::strerrordesc_np(errno));
     return;
   }
-  ::syscall(SYS_write, out, text, n);
+  const long written = ::syscall(SYS_write, out, text, n);
+  if (written != static_cast<long>(n)) {
+    base::Log("can't write statistics to %s: %s", path,
+              written < 0 ? ::strerrordesc_np(errno) : "no room for all");
+  }
   ::syscall(SYS_close, out);
 }
 

@@ -1,6 +1,7 @@
 #include "lib/base/policy.h"
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <cstdlib>
 #include <cstring>
@@ -28,7 +29,8 @@ class Policy : public testing::Test {
  protected:
   void TearDown() override {
     for (const char* name : {"RCSOCK_RULES", "RCSOCK_LANES", "RCSOCK_SPIN_US",
-                             "RCSOCK_PROMOTE_OPS", "RCSOCK_MAX_QPS"}) {
+                             "RCSOCK_PROMOTE_OPS", "RCSOCK_PROMOTE_BYTES",
+                             "RCSOCK_MAX_QPS", "RCSOCK_RDMA_PORT"}) {
       ::unsetenv(name);
     }
     LoadConfig();
@@ -162,6 +164,32 @@ TEST_F(Policy, TheEnvironmentOverrides) {
   EXPECT_EQ(5u, terms.promote_ops);
   EXPECT_EQ(3u, GetConfig().spin_us);
   EXPECT_EQ(4u, GetConfig().max_qps);
+}
+
+// What is no number, or too large for what it is for, changes nothing.
+TEST_F(Policy, NumbersOfTheEnvironment) {
+  for (const char* wrong : {"x", "-1", " -1", "+1", " 1", "1 ", "0x10", "1e3",
+                            "4294967296", "99999999999999999999"}) {
+    for (const char* name : {"RCSOCK_SPIN_US", "RCSOCK_MAX_QPS",
+                             "RCSOCK_PROMOTE_OPS", "RCSOCK_RDMA_PORT"}) {
+      ::setenv(name, wrong, 1);
+    }
+    LoadConfig();
+    // (With one CPU nothing spins.)
+    EXPECT_EQ(::sysconf(_SC_NPROCESSORS_ONLN) == 1 ? 0u : 100u,
+              GetConfig().spin_us)
+        << wrong;
+    EXPECT_EQ(512u, GetConfig().max_qps) << wrong;
+    EXPECT_EQ(8u, GetConfig().promote_ops) << wrong;
+    EXPECT_EQ(18591, GetConfig().rdma_port) << wrong;
+  }
+  ::setenv("RCSOCK_SPIN_US", "4294967295", 1);
+  ::setenv("RCSOCK_PROMOTE_BYTES", "64K", 1);
+  ::setenv("RCSOCK_RDMA_PORT", "65535", 1);
+  LoadConfig();
+  EXPECT_EQ(4294967295u, GetConfig().spin_us);
+  EXPECT_EQ(65536u, GetConfig().promote_bytes);
+  EXPECT_EQ(65535, GetConfig().rdma_port);
 }
 
 TEST_F(Policy, MalformedRulesInTheEnvironmentMeanTcp) {

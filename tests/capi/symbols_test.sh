@@ -17,6 +17,11 @@ while (($# > 0)); do
     echo "$library has the soname $soname"
     failed=1
   }
+  # Programs of C load it too.
+  if objdump -p "$library" | grep 'NEEDED.*libstdc++'; then
+    echo "$library needs C++'s library"
+    failed=1
+  fi
 done
 # librdmacm's own names are all there.
 own=$(nm -D --defined-only --format=posix /usr/lib/x86_64-linux-gnu/librdmacm.so.1 |

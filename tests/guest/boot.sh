@@ -54,10 +54,26 @@ export HOME=${HOME:-/}
 # With RCSOCK_TEST_DEVICE there is no guest: the command runs here, on it.
 on_hardware() { [[ -n ${RCSOCK_TEST_DEVICE:-} ]]; }
 hardware_environment() {
+  # (Another sysfs is for tests/bench/hardware_test.sh.)
+  local devices=${RCSOCK_TEST_SYSFS:-/sys}/class/infiniband netdev
+  local port=${RCSOCK_TEST_PORT:-1}
   RDMA_DEV=${RCSOCK_TEST_DEVICE%%/*}
-  RDMA_NETDEV=$(rdma link show "$RDMA_DEV/${RCSOCK_TEST_PORT:-1}" 2>/dev/null |
+  if [[ ! -e $devices/$RDMA_DEV ]]; then
+    die "RCSOCK_TEST_DEVICE=$RDMA_DEV: no such RDMA device here; there are:" \
+      "$(ls "$devices" 2>/dev/null | paste -sd ' ' | grep . || echo none)"
+  fi
+  RDMA_NETDEV=$(rdma link show "$RDMA_DEV/$port" 2>/dev/null |
     sed -n 's/.* netdev \([^ ]*\).*/\1/p') || true
-  [[ -n $RDMA_NETDEV ]] || die "$RDMA_DEV: no such device, or it has no netdev"
+  if [[ -z $RDMA_NETDEV ]]; then
+    # A port of InfiniBand has none of its own: IPoIB's, of the same function,
+    # counts ports from 0.
+    for netdev in "$devices/$RDMA_DEV"/device/net/*; do
+      [[ $(cat "$netdev/dev_port" 2>/dev/null) == $((port - 1)) ]] || continue
+      RDMA_NETDEV=$(basename "$netdev")
+      break
+    done
+  fi
+  [[ -n $RDMA_NETDEV ]] || die "$RDMA_DEV: its port $port has no network device"
   RDMA_IP=$(address -4) RDMA_IP6=$(address -6)
   [[ -n $RDMA_IP ]] || die "$RDMA_DEV: $RDMA_NETDEV has no IPv4 address"
   export RDMA_DEV RDMA_NETDEV RDMA_IP RDMA_IP6 PATH="$here/bin:$PATH" IN_GUEST=''

@@ -18,7 +18,7 @@ fail() {
 # --- The same files, with DESTDIR and without
 tools/install.sh "$prefix" >/dev/null
 DESTDIR=$work/stage tools/install.sh /usr >/dev/null
-(cd "$prefix" && find . | sort) >"$work/plain"
+(cd "$prefix" && find . ! -name uninstall | sort) >"$work/plain"
 (cd "$work/stage/usr" && find . | sort) >"$work/staged"
 diff "$work/plain" "$work/staged" || fail "DESTDIR changes what is installed"
 [[ $(find "$work/stage" -mindepth 1 -maxdepth 1) == "$work/stage/usr" ]] ||
@@ -43,6 +43,25 @@ PRELOADDIR=$work/third/libexec tools/install.sh "$work/third" >/dev/null
 # What comes from /etc/rcsock.conf comes by `rcsock run`.
 grep -q "^ExecStart=$prefix/bin/rcsock run -- " "$prefix/share/doc/rcsock/examples/rcsock.conf" ||
   fail "the drop-in does not use rcsock run"
+
+# --- What the pages lead to is there
+cd "$prefix/share/doc/rcsock"
+for page in *.md; do
+  while read -r link; do
+    [[ -e $link ]] || fail "$page leads to $link, which is not there"
+  done < <(grep -oE '\]\([^):]+\)' "$page" | sed -E 's/^..//; s/[)#].*//' | grep . | sort -u)
+done
+grep -q '^# rcsock$' README.md || fail "README.md is not the reader's"
+cd "$here"
+
+# --- What is removed, and what is not
+tools/install.sh "$work/fourth" >/dev/null
+echo mine >"$work/fourth/include/rcsock/mine.h"
+"$work/fourth/share/rcsock/uninstall" || fail "uninstall"
+[[ $(cd "$work/fourth" && find . -type f -o -type l) == ./include/rcsock/mine.h ]] ||
+  fail "left by uninstall: $(find "$work/fourth" -type f -o -type l)"
+[[ ! -e $work/fourth/share/doc/rcsock && ! -e $work/fourth/share/rcsock ]] ||
+  fail "directories are left by uninstall"
 
 # --- Bad use: one line, no files
 for bad in relative/path --nonsense; do

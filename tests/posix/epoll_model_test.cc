@@ -269,7 +269,7 @@ struct Hands {
   }
 };
 
-// tests/posix/threads, epoll_threads_of_one_set.
+// tests/posix/waiters, epoll_threads_of_one_set.
 TEST(HandsModel, NobodyWaitsForEver) {
   EXPECT_FALSE(Hangs(Hands{}));
   EXPECT_FALSE(Hangs(Hands{.naps = true}));

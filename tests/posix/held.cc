@@ -358,6 +358,12 @@ void* SendFor(void* argument) {
   return nullptr;
 }
 
+// (A yield may take a slice of each of many others.)
+void YieldTimes(int times) {
+  const std::uint64_t bound = NowMs() + 50;
+  for (int k = 0; k < times && NowMs() < bound; ++k) ::sched_yield();
+}
+
 // A client that counts nothing: what had been sent by then is anybody's guess.
 void DrainStopped(int port) {
   Tell(::getpid());
@@ -379,7 +385,7 @@ Case cancelled(
       StoppedServer([](int fd, int i) {
         pthread_t thread;
         CHECK_THAT(::pthread_create(&thread, nullptr, SendFor, &fd) == 0);
-        for (int k = 0; k < i * 40; ++k) ::sched_yield();
+        YieldTimes(i * 40);
         ::pthread_cancel(thread);
         void* result = nullptr;
         CHECK_THAT(::pthread_join(thread, &result) == 0);
@@ -406,7 +412,7 @@ Case closed(
           }
         });
         while (!begun) ::sched_yield();
-        for (int k = 0; k < i * 40; ++k) ::sched_yield();
+        YieldTimes(i * 40);
         ::close(fd);
         sender.join();
       });

@@ -26,6 +26,14 @@ under "exec 2>&-; exec 2<>$work/data; exit 5"
 expect "status with another fd 2" $? 5
 expect "bytes in the program's file" "$(stat -c %s "$work/data")" 0
 
+LD_PRELOAD=$shim RCSOCK_STATS=/dev/full sh -c 'exit 5' 2>"$work/full"
+expect "status with a full disk" $? 5
+expect "lines with a full disk" "$(grep -c "can't write statistics to /dev/full: No space" "$work/full")" 1
+
+# (Also where stderr is a file that a shell has made.)
+LD_PRELOAD=$shim RCSOCK_LOG=loud sh -c 'exit 5' 2>"$work/loud"
+expect "lines of a level that is none" "$(grep -c 'RCSOCK_LOG=loud is not a number' "$work/loud")" 1
+
 (ulimit -f 0; under 'exit 5' 2>"$work/limited")
 expect "status where no file may grow" $? 5
 

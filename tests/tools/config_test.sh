@@ -70,6 +70,10 @@ check "the rest" "max_pinned and what is outside of rules" \
     rules --config config.toml | grep -qE ';lanes=shm\+rdma,promote=adaptive,spin=50\|$' &&
     echo "max_pinned and what is outside of rules")"
 
+# As in the environment.
+echo 'max_pinned = "64m"' >config.toml
+compiles "small letters" "pinned=67108864"
+
 mkdir xdg
 echo 'promote = "eager"' >xdg/rcsock.conf
 check "the user's file" "promote=eager|" "$(rules)"
@@ -95,6 +99,8 @@ bad 'promote' 'promote = "fast"'
 bad 'spin_us|redefine|key' 'spin_us = -1'
 bad 'max_qps' 'max_qps = "many"'
 bad 'max_pinned' 'max_pinned = "64X"'
+bad 'max_pinned' 'max_pinned = "8589934592G"'
+bad 'max_pinned' 'max_pinned = "-1"'
 bad 'max_ring' 'max_ring = "64X"'
 bad 'max_ring is at least .16K.' 'max_ring = "15K"'
 bad 'max_ring is at least .16K.' 'max_ring = 0'

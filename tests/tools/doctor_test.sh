@@ -56,6 +56,22 @@ RCSOCK_LANES=tcp doctor "localhost:$port"
 check "no lane: status" 1 "$status"
 has "no lane: why" '^BAD +to localhost +no lane: .*\(policy\)'
 check "no lane: how to mend it" 2 "$(grep -c 'mend: RCSOCK_LANES=tcp keeps it away' out.txt || true)"
+# A cluster key, and files that are none.
+head -c 31 /dev/zero >key && chmod 600 key
+RCSOCK_KEY_FILE=$tmp/key doctor
+has "a key of 31 bytes" "^BAD +key file +$tmp/key has 31 bytes, and 32 are needed"
+head -c 32 /dev/zero >key
+RCSOCK_KEY_FILE=$tmp/key doctor
+has "a key of 32 bytes" "^ok +key file +$tmp/key, 32 bytes"
+chmod 644 key
+RCSOCK_KEY_FILE=$tmp/key doctor
+has "a key that all can read" "^warn +key file +every user can read $tmp/key"
+
+for bad in nowhere .; do
+  RCSOCK_KEY_FILE=$tmp/$bad doctor
+  check "$bad as a key: status" 1 "$status"
+  has "$bad as a key" "^BAD +key file .*$bad.*: no RDMA lanes"
+done
 # What the user has set holds in the loop, too.
 for lanes in tcp rdma; do
   RCSOCK_LANES=$lanes doctor
@@ -64,6 +80,9 @@ for lanes in tcp rdma; do
   has "RCSOCK_LANES=$lanes: the loop" '^BAD +shm lane '
   has "RCSOCK_LANES=$lanes: why" "mend: RCSOCK_LANES=$lanes keeps it away"
 done
+RCSOCK_LANE=tcp RCSOCK_SPIN_US=50 doctor
+has "a variable that is none" '^warn +environment +RCSOCK_LANE is set, which means nothing'
+has "one that is" '^note +environment +RCSOCK_SPIN_US=50 is set$'
 RCSOCK_LANES=auto doctor
 has "RCSOCK_LANES=auto: the loop" '^ok +shm lane +lane shm open'
 # Other preloads stay: this one, which is missing, the loader tells of each time.
@@ -139,6 +158,14 @@ check "something else: status" 1 "$status"
 has "something else" '^BAD +to 127.0.0.1 '
 kill "$other"
 wait "$other" 2>/dev/null || true
+
+# Where not even 127.0.0.1 is there.
+if unshare -rn true 2>/dev/null; then
+  status=0
+  unshare -rn "$tool" doctor >out.txt 2>err.txt || status=$?
+  check "no loopback: status" 1 "$status"
+  has "no loopback: how to mend it" 'mend: ip link set lo up$'
+fi
 
 # A limit that no lane fits into.
 status=0

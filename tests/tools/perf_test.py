@@ -368,6 +368,10 @@ def test_wrong_options():
         [*client, "-A", "x"], [*client, "-A", "-1"], [*client, "-A", "1,"],
         [*client, "-A", 8192], ["-s", "-A", "0,1"],
         [*client, "--transport", "verbs", "--connections", 257],
+        ["-s", "-t", 5], ["-s", "-R"], ["-s", "--latency"], ["-s", "-l", "1K"],
+        ["-s", "--transport", "shm"], ["-s", "--compare"], ["-s", "-P", 2],
+        [*client, "-B", "127.0.0.1"], [*client, "-1"],
+        [*client, "--rounds", 2],
     ):
         result = perf(*bad)
         failed(result, 2, "perf --help")

@@ -84,6 +84,9 @@ check "--lanes" RCSOCK_LANES=shm "$(grep ^RCSOCK_LANES= out.txt)"
 check "--stats" "RCSOCK_STATS=$tmp/out/%p.json" \
   "$(grep ^RCSOCK_STATS= out.txt)"
 check "--log" RCSOCK_LOG=2 "$(grep ^RCSOCK_LOG= out.txt)"
+RCSOCK_STATS=%p.json run run -- env
+check "RCSOCK_STATS: absolute" "RCSOCK_STATS=$tmp/%p.json" \
+  "$(grep ^RCSOCK_STATS= out.txt)"
 run run -- env
 check "nothing asked, nothing set" "" \
   "$(grep -E '^RCSOCK_(LANES|STATS|LOG)=' out.txt || true)"
@@ -143,9 +146,14 @@ done
 run run --peers 0,4294967294 -- env
 check "--peers" RCSOCK_PEERS=0,4294967294 "$(grep ^RCSOCK_PEERS= out.txt)"
 
-run run --stats "" -- true
-check "--stats without a name: status" 2 "$status"
-one_line "--stats without a name"
+for option in --stats --config; do
+  for word in "" --; do
+    run run "$option" "$word" true
+    check "$option '$word', without a name: status" 2 "$status"
+    one_line "$option '$word', without a name"
+  done
+done
+[[ ! -e -- ]] || check "a file of this name" no yes
 
 run --version
 check "--version: status" 0 "$status"

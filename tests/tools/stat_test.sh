@@ -123,6 +123,18 @@ timeout 2 "$tool" stat --pid "$client" --json --watch 0.1 >watch.txt || true
 check "--watch: several objects, a line each" True \
   "$(python3 -c 'import json; print(len([json.loads(l) for l in open("watch.txt")]) > 3)')"
 
+# --- Of one program --------------------------------------------------------------
+for name in chat 'ch?t' 'cha*'; do
+  "$tool" stat --json --program "$name" >json.txt
+  check "--program $name" True "$(ask "$client in p and $server in p")"
+done
+"$tool" stat --json --program chat --pid "$client" >json.txt
+check "--program and --pid" "[$client]" "$(ask 'list(p)')"
+status=0
+"$tool" stat --program hat >out.txt 2>err.txt || status=$?
+check "--program of none: status" 1 "$status"
+check "--program of none: one line" 1 "$(wc -l <err.txt)"
+
 # --- A process that is stopped -------------------------------------------------
 kill -STOP "$server"
 until grep -q '^State:.*stopped' "/proc/$server/status"; do :; done
@@ -177,6 +189,14 @@ check "on TCP: why" "[('tcp', 'policy')]" \
   "$(ask "sorted({(s['lane'], s['reason']) for s in p[$client]['streams']})")"
 check "on TCP: bytes" "[500]" \
   "$(ask "sorted({s['tcp']['tx_bytes'] for s in p[$client]['streams']})")"
+finish
+
+# A value that is none means TCP as well.
+start ib 2>/dev/null
+rounds 5
+look "$client"
+check "RCSOCK_LANES=ib: why" "['policy']" \
+  "$(ask "sorted({s['reason'] for s in p[$client]['streams']})")"
 finish
 
 # --- Under the preload by another name ---------------------------------------------

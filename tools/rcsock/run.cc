@@ -158,13 +158,19 @@ int Run(const RunOptions& options) {
   const std::string library = FindLibrary();
   if (library.empty()) return 1;
 
-  if (options.stats && options.stats->empty()) {
+  // (`--stats -- CMD`: the name has been forgotten.)
+  if (options.stats && (options.stats->empty() || *options.stats == "--")) {
     return Fail(kUsage, "--stats: the name of a file is missing");
   }
-  if (options.stats) {
+  if (options.config && (options.config->empty() || *options.config == "--")) {
+    return Fail(kUsage, "--config: the name of a file is missing");
+  }
+  if (const std::string asked =
+          options.stats ? *options.stats : Environment("RCSOCK_STATS");
+      !asked.empty()) {
     // The command may change its directory before it exits.
-    const std::string stats = fs::absolute(*options.stats).string();
-    if (stats.size() >= sizeof base::Config::stats) {
+    const std::string stats = fs::absolute(asked).string();
+    if (options.stats && stats.size() >= sizeof base::Config::stats) {
       return Fail(kUsage, "--stats: the path is too long: " + stats);
     }
     ::setenv("RCSOCK_STATS", stats.c_str(), 1);

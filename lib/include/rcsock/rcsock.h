@@ -169,8 +169,8 @@ void (*rcs_signal(int number, void (*handler)(int)))(int);
 /* Where the bytes of a stream go at this moment: RCS_TCP, RCS_SHM, RCS_RDMA. */
 int rcs_get_lane(int fd);
 
-/* Why it is on TCP, or left its last lane: a key of docs/library.md, "none" on
- * a lane.  Null with errno. */
+/* Why it is on TCP, or left its last lane: a word of docs/tools.md ("All
+ * reasons"), "none" on a lane.  It is not to be freed.  Null with errno. */
 const char* rcs_get_reason(int fd);
 
 struct rcs_stream_info {
@@ -207,9 +207,7 @@ struct rcs_process_info {
 int rcs_get_process_info(struct rcs_process_info* info, size_t size);
 
 /* What a stream may do.  A listener's policy is that of what it accepts. */
-#define RCS_POLICY_AUTO                                                        \
-  0                        /* look for a lane after some traffic (the default) \
-                            */
+#define RCS_POLICY_AUTO 0  /* look for one after some traffic (the default) */
 #define RCS_POLICY_TCP 1   /* stay on TCP; a stream on a lane comes back */
 #define RCS_POLICY_EAGER 2 /* look for a lane with the first byte */
 int rcs_set_policy(int fd, int policy);
@@ -219,9 +217,9 @@ int rcs_get_policy(int fd);
  * same, or see traffic; the stream moves with the next bytes it sends. */
 int rcs_promote(int fd);
 
-/* Back to TCP; waits until it is there, `timeout_ms` at most (-1: as long as
- * fork would, some seconds).  errno ETIMEDOUT: the peer does not answer; it
- * goes there when it can.  Later traffic may promote it again. */
+/* Back to TCP; waits until it is there, `timeout_ms` at most (-1: 5 s).  errno
+ * ETIMEDOUT: the peer does not answer; it goes there when it can.  Later
+ * traffic may promote it again. */
 int rcs_demote(int fd, int timeout_ms);
 
 /* Memory from which much will be sent: an RDMA device that sends from it pins

@@ -37,13 +37,11 @@ class RecordCopy {
 
   explicit RecordCopy(Limits limits) : limits_(limits) {}
 
-  // Shorter pieces are copied plainly: they say little, and what is small is
-  // wanted in a cache.
-  static constexpr std::size_t kLeast = kLongPiece;
-
-  // memcpy.  What is stored to thereafter is seen after these bytes.
+  // memcpy.  What is stored to thereafter is seen after these bytes.  (Short
+  // pieces are copied plainly: they say little, and what is small is wanted in
+  // a cache.)
   void Copy(std::byte* to, const std::byte* from, std::size_t n) {
-    if (n < kLeast) [[likely]] {
+    if (n < kLongPiece) [[likely]] {
       CopyBytes(to, from, n);
     } else {
       CopyLong(to, from, n);

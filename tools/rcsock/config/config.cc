@@ -20,6 +20,7 @@
 #include <system_error>
 #include <vector>
 
+#include "lib/base/bytes.h"
 #include "lib/base/config.h"
 #include "lib/base/policy.h"
 
@@ -78,26 +79,13 @@ std::uint64_t BytesOf(const toml::node& node, const char* key) {
   }
   const auto text = node.value_exact<std::string>();
   std::uint64_t value = 0;
-  int shift = -1;
-  if (text && !text->empty()) {
-    const char* end = text->data() + text->size();
-    const auto parsed = std::from_chars(text->data(), end, value);
-    const std::string_view unit(parsed.ptr,
-                                static_cast<std::size_t>(end - parsed.ptr));
-    if (parsed.ec == std::errc() && parsed.ptr != text->data()) {
-      shift = unit.empty()  ? 0
-              : unit == "K" ? 10
-              : unit == "M" ? 20
-              : unit == "G" ? 30
-                            : -1;
-    }
-  }
-  if (shift < 0 || value > (std::uint64_t{1} << 62) >> shift) {
+  if (!text || !base::ParseBytes(text->c_str(), &value) ||
+      value > std::uint64_t{1} << 62) {
     throw Wrong(node, fmt::format("{} is a number of bytes, as 1048576, "
                                   "\"64M\" or \"2G\"",
                                   key));
   }
-  return value << shift;
+  return value;
 }
 
 std::string ProgramOf(const std::string& glob, const toml::node& node) {

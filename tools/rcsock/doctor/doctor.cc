@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <cerrno>
 #include <charconv>
 #include <cstdlib>
 #include <cstring>
@@ -90,8 +91,14 @@ void Report(const std::string& about, const std::string& wanted,
             const ProbeResult& result, const std::string& set,
             const std::string& rule, Findings* findings) {
   if (!result.error.empty()) {
-    findings->Bad(about, result.error,
-                  result.refused ? "start `rcsock doctor --listen` there" : "");
+    std::string mend;
+    if (result.refused) {
+      mend = "start `rcsock doctor --listen` there";
+    } else if (wanted == "shm" && result.error.find(std::strerror(
+                                      ENETUNREACH)) != std::string::npos) {
+      mend = "ip link set lo up";  // in a network namespace of its own
+    }
+    findings->Bad(about, result.error, mend);
     return;
   }
   const std::string works =
@@ -208,9 +215,8 @@ int Doctor(const DoctorOptions& options) {
   Findings findings;
   findings.ShowAs(!options.json, Colour());
   const std::string set = LanesAllowed();
-  if (!set.empty()) {
-    findings.Note("environment", fmt::format("RCSOCK_LANES={} is set", set));
-  }
+  ExamineVariables(&findings);
+  ExamineKey(&findings);
   const Policy policy = ApplyConfig(std::nullopt);
   const Reasons rules(policy, &findings);
   const bool verbs = ExamineHost(&findings);

@@ -1,18 +1,30 @@
 #include "tools/rcsock/doctor/host.h"
 
 #include <arpa/inet.h>
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <netinet/in.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <sys/utsname.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
+#include <string>
 #include <system_error>
+#include <vector>
 
+#include "lib/base/config.h"
+#include "lib/base/unique_fd.h"
 #include "lib/verbs/verbs.h"
 #include "tools/rcsock/doctor/limits.h"
+#include "tools/rcsock/printable.h"
 
 namespace rcsock::tools {
 namespace {
@@ -112,6 +124,73 @@ void ExamineAccess(Findings* findings) {
 }
 
 }  // namespace
+
+void ExamineVariables(Findings* findings) {
+  std::vector<std::string> set;
+  for (char** at = environ; *at != nullptr; ++at) {
+    if (std::strncmp(*at, "RCSOCK_", 7) == 0) set.emplace_back(*at);
+  }
+  std::sort(set.begin(), set.end());
+  for (const std::string& one : set) {
+    const std::string name = one.substr(0, one.find('='));
+    const bool known =
+        std::any_of(std::begin(base::kVariables), std::end(base::kVariables),
+                    [&](const char* variable) { return name == variable; });
+    // (Where the library is; what exec hands on; the tests' own.)
+    if (name == "RCSOCK_PRELOAD" || name == "RCSOCK_INHERIT" ||
+        name.rfind("RCSOCK_TEST_", 0) == 0 ||
+        name.rfind("RCSOCK_GUEST_", 0) == 0) {
+      continue;
+    }
+    if (known) {
+      findings->Note("environment", fmt::format("{} is set", Printable(one)));
+    } else {
+      findings->Warn("environment",
+                     fmt::format("{} is set, which means nothing to rcsock",
+                                 Printable(name)),
+                     "rcsock-run(1) has the variables");
+    }
+  }
+}
+
+void ExamineKey(Findings* findings) {
+  const char* path = std::getenv("RCSOCK_KEY_FILE");
+  if (path == nullptr || *path == '\0') return;
+  constexpr std::size_t kMost = sizeof base::Config::key;
+  // (A pipe that nobody writes to would keep us.)
+  const base::UniqueFd file(::open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  char key[kMost + 1];
+  std::size_t size = 0;
+  ssize_t n = file.ok() ? 1 : -1;
+  while (n > 0 && size < sizeof key) {
+    n = ::read(file.get(), key + size, sizeof key - size);
+    if (n > 0) size += static_cast<std::size_t>(n);
+  }
+  const std::string mend =
+      "a file of 32 random bytes, the same on all hosts, that the program can "
+      "read: head -c 32 /dev/urandom > FILE";
+  struct stat info {};
+  if (n < 0) {
+    findings->Bad("key file",
+                  fmt::format("RCSOCK_KEY_FILE={}: {}: no RDMA lanes", path,
+                              std::strerror(errno)),
+                  mend);
+  } else if (size < base::kLeastKey) {
+    findings->Bad("key file",
+                  fmt::format("{} has {} bytes, and {} are needed: no RDMA "
+                              "lanes",
+                              path, size, base::kLeastKey),
+                  mend);
+  } else if (::fstat(file.get(), &info) == 0 && (info.st_mode & S_IROTH) != 0) {
+    findings->Warn("key file", fmt::format("every user can read {}", path),
+                   fmt::format("chmod o= {}", path));
+  } else if (size > kMost) {
+    findings->Warn("key file",
+                   fmt::format("of {} the first {} bytes count", path, kMost));
+  } else {
+    findings->Good("key file", fmt::format("{}, {} bytes", path, size));
+  }
+}
 
 bool ExamineHost(Findings* findings) {
   utsname system{};

@@ -17,6 +17,12 @@ struct DeviceAddress {
   sockaddr_storage address;
 };
 
+// What is set of RCSOCK_..., and what of it is no variable.
+void ExamineVariables(Findings* findings);
+
+// The file of RCSOCK_KEY_FILE, if that is set.
+void ExamineKey(Findings* findings);
+
 // Kernel, limits, permissions, namespaces.  True if there is a device whose
 // verbs may be used.
 bool ExamineHost(Findings* findings);

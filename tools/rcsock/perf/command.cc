@@ -121,6 +121,17 @@ void Check(const Options& options) {
   if (options.server == !options.host.empty()) {
     Wrong("either -s or -c HOST");
   }
+  if (options.server &&
+      (mode != Mode::kStream || options.seconds || options.bytes > 0 ||
+       options.parallel > 1 || options.size || options.interval ||
+       options.settle || options.reverse || options.both || options.active ||
+       !options.transports.empty() || options.compare ||
+       !options.report.empty() || options.syscalls)) {
+    Wrong("-s takes -p, -B, -1, -A and -J: the client says what is measured");
+  }
+  if (!options.server && (!options.bind.empty() || options.once)) {
+    Wrong("-B and -1 are the server's");
+  }
   if (options.latency + options.brief + (options.connections > 0) > 1) {
     Wrong("only one of --latency, --short and --connections");
   }
@@ -460,10 +471,11 @@ Command::Command(CLI::App* app)
       ->delimiter(',')
       ->check(CLI::IsMember({"auto", "shm", "rdma", "tcp", "verbs"}))
       ->type_name("NAME");
-  perf_->add_flag("--compare", o.compare,
-                  "Run the transports in turn and compare them");
+  auto* compare = perf_->add_flag(
+      "--compare", o.compare, "Run the transports in turn and compare them");
   perf_->add_option("--rounds", o.rounds, "Of --compare")
       ->check(CLI::Range(1, 99))
+      ->needs(compare)
       ->capture_default_str()
       ->type_name("N");
   perf_

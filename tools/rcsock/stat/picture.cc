@@ -2,6 +2,7 @@
 
 #include <arpa/inet.h>
 #include <fmt/format.h>
+#include <fnmatch.h>
 #include <netinet/in.h>
 #include <unistd.h>
 
@@ -34,12 +35,16 @@ class Guess {
  public:
   explicit Guess(const ProcessPicture& process) {
     const std::string lanes = VariableOf(process.pid, "RCSOCK_LANES");
+    const bool any = lanes.empty() || lanes == "auto";
     config_.lanes_given = !lanes.empty();
-    config_.terms.shm = lanes != "tcp" && lanes != "rdma";
-    config_.terms.rdma = lanes != "tcp" && lanes != "shm";
+    config_.terms.shm = any || lanes == "shm";
+    config_.terms.rdma = any || lanes == "rdma";
     const std::string rules = VariableOf(process.pid, "RCSOCK_RULES");
-    base::ParseRules(rules.c_str(), FileOf(process.pid).c_str(),
-                     process.program.c_str(), &config_.rules);
+    if (!base::ParseRules(rules.c_str(), FileOf(process.pid).c_str(),
+                          process.program.c_str(), &config_.rules)) {
+      // As LoadConfig: it has none then.
+      config_.terms.shm = config_.terms.rdma = false;
+    }
   }
   base::Reason Why(const posix::SnapshotStream& stream) const {
     const bool accepted = stream.acceptor != 0;
@@ -90,6 +95,15 @@ Picture Collect(const CollectOptions& options) {
   bool looked = false;
   for (ProcessPicture& process : picture.processes) {
     process.program = ProgramOf(process.pid);
+  }
+  if (!options.program.empty()) {
+    std::erase_if(picture.processes, [&](const ProcessPicture& process) {
+      const char* glob = options.program.c_str();
+      return ::fnmatch(glob, process.program.c_str(), 0) != 0 &&
+             ::fnmatch(glob, FileOf(process.pid).c_str(), 0) != 0;
+    });
+  }
+  for (ProcessPicture& process : picture.processes) {
     if (process.source == Source::kAnswer ||
         process.source == Source::kElsewhere) {
       continue;

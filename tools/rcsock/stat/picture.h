@@ -50,7 +50,8 @@ struct DeviceTotals {
 std::map<std::string, DeviceTotals> Devices(const Picture& picture);
 
 struct CollectOptions {
-  pid_t pid = 0;  // 0: all of them
+  pid_t pid = 0;        // 0: all of them
+  std::string program;  // a glob of the file's name or ps(1)'s; "": any
   int timeout_ms = 500;
 };
 // Everything under rcsock that this user may ask; never waits longer than the

@@ -2,6 +2,8 @@
 #include <prometheus/metric_family.h>
 #include <prometheus/text_serializer.h>
 
+#include <cstddef>
+#include <iterator>
 #include <map>
 #include <string>
 #include <utility>
@@ -99,6 +101,21 @@ void AddProcess(const ProcessPicture& process, Page* page) {
                 who, total.lost_bytes);
   page->Gauge("rcsock_pinned_bytes", "Memory registered with RDMA devices", who,
               total.pinned_bytes);
+  for (const auto& [why, count] :
+       {std::pair{"budget", total.evicted_budget},
+        std::pair{"memory", total.evicted_memory},
+        std::pair{"idle_rings", total.evicted_idle}}) {
+    page->Counter("rcsock_evicted_total",
+                  "Connections asked to leave an RDMA lane, by why",
+                  with("why", why), count);
+  }
+  // (One of an open connection goes away when that gets a lane.)
+  for (std::size_t r = 0; r < std::size(base::kReasonKeys); ++r) {
+    if (total.reasons[r] == 0) continue;
+    page->Gauge("rcsock_never_on_a_lane",
+                "Connections so far, open or closed, without a lane, by why",
+                with("reason", base::kReasonKeys[r]), total.reasons[r]);
+  }
   for (int i = 0; i < 3; ++i) {
     const char* lane = LaneName(static_cast<posix::SnapshotLane>(i));
     page->Counter("rcsock_sent_bytes_total", "Bytes sent, by lane",

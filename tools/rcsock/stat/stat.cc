@@ -29,7 +29,7 @@ or its lines show what the kernel knows.
   rcsock stat --watch            again each second, with rates
   rcsock stat --over 5           once, with rates over five seconds
   rcsock stat --json | jq ...    for scripts; every number is exact
-  rcsock stat --prometheus > /var/lib/prometheus/node-exporter/rcsock.prom
+  rcsock stat --prometheus       for the textfile collector of node exporter
 
 LANE    tcp, shm (shared memory) or rdma
 STATE   tcp, seeking its peer, switching, on_lane
@@ -37,8 +37,8 @@ RING    bytes of the lane's rings; FILL: in them, and not yet read
 CREDIT  messages that may be sent before the peer answers, of how many
 P/D/F   promotions, demotions, failovers
 
-Exit status: 0, also if nothing runs under rcsock; 1 if the process of --pid does not,
-or is not this user's; 2 for wrong options; 3 if a process did not answer.
+Exit status: 0, also if nothing runs under rcsock; 1 if none of --pid or --program
+does, or is not this user's; 2 for wrong options; 3 if a process did not answer.
 )";
 
 bool Terminal() { return ::isatty(STDOUT_FILENO) == 1; }
@@ -94,6 +94,10 @@ CLI::App* AddStat(CLI::App* app, StatOptions* options) {
   stat->add_option("--pid", options->pid, "This process alone")
       ->check(CLI::Range(1, 1 << 30))
       ->type_name("PID");
+  stat->add_option("--program", options->program,
+                   "The processes of this program: its file's name or that\n"
+                   "in ps(1); * and ? as in the shell")
+      ->type_name("NAME");
   stat->add_option("--timeout", options->timeout_ms,
                    "How long to wait for each answer (500)")
       ->check(CLI::Range(1, 60000))
@@ -102,11 +106,17 @@ CLI::App* AddStat(CLI::App* app, StatOptions* options) {
 }
 
 int Stat(const StatOptions& options) {
-  const CollectOptions collect{options.pid, options.timeout_ms};
+  const CollectOptions collect{options.pid, options.program,
+                               options.timeout_ms};
   Picture picture = Collect(collect);
   if (options.pid != 0 && picture.processes.empty()) {
     std::cerr << "rcsock: process " << options.pid
               << " does not run under rcsock, or is not this user's\n";
+    return 1;
+  }
+  if (!options.program.empty() && picture.processes.empty()) {
+    std::cerr << "rcsock: no process of " << options.program
+              << " runs under rcsock, or none that is this user's\n";
     return 1;
   }
   if (options.over) {

@@ -2,6 +2,7 @@
 #define RCSOCK_TOOLS_RCSOCK_STAT_STAT_H_
 
 #include <optional>
+#include <string>
 
 namespace CLI {
 class App;
@@ -15,6 +16,7 @@ struct StatOptions {
   std::optional<double> watch;  // seconds between pictures
   std::optional<double> over;   // seconds over which rates are taken
   int pid = 0;
+  std::string program;  // a glob; "": any
   int timeout_ms = 500;
 };
 
