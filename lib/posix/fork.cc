@@ -127,6 +127,8 @@ void ForkChild() {
   LeaveCritical();
 }
 
+std::uint32_t LastFork() { return tls_fork; }
+
 bool Forking() { return forks_under_way.load(std::memory_order_seq_cst) != 0; }
 
 void BeforeBareFork() { ForkPrepare(); }

@@ -545,6 +545,9 @@ class alignas(64) Sock final : public File,
                                      std::size_t total, int flags,
                                      std::size_t* done);
   bool MayHold(int flags) const;
+  bool AwaitsGap(int flags) const;
+  ssize_t SendAside(const iovec* iov, int count, std::size_t total, int flags,
+                    std::size_t* done);
   // When the hold ends, which begins here if none has yet; kNoHold: there is
   // none (any more).
   std::uint64_t HoldEnd(std::uint64_t now);

@@ -256,9 +256,10 @@ void Evict(int fd) {
   // (Who closes it twice, say: the other thread sees to it.)
   if (claimed) return;
   if (file->fds.fetch_sub(1) != 1) {
-    if (file->kind == FileKind::kEpoll) {
-      auto* set = static_cast<EpollSet*>(file);
-      if (set->fd() == fd) set->Renumber(OtherFd(file, fd));
+    if (file->kind == FileKind::kSock) {
+      static_cast<Sock*>(file)->LoseFd(fd, OtherFd(file, fd));
+    } else if (auto* set = static_cast<EpollSet*>(file); set->fd() == fd) {
+      set->Renumber(OtherFd(file, fd));
     }
     return;
   }
