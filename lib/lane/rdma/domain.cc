@@ -161,11 +161,7 @@ bool DeviceDomain::OwnReceives(ibv_qp* qp, std::unique_ptr<Receives>* receives,
   }
   return (*receives)->Open(iwarp_ ? &*memory_ : nullptr, kOwnReceives,
                            kOwnBatch, error) &&
-         (*receives)->PostAll(
-             [qp](ibv_recv_wr* wrs, ibv_recv_wr** bad) {
-               return ibv_post_recv(qp, wrs, bad);
-             },
-             error);
+         (*receives)->PostAll(qp, error);
 }
 
 std::unique_ptr<RdmaLane> DeviceDomain::CreateLane(rdma_cm_id* id, int bell,

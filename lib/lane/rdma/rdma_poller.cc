@@ -123,11 +123,7 @@ bool RdmaPoller::ShareReceives(CqSet* set, verbs::Error* error) {
   }
   return set->receives.Open(limits_.iwarp ? memory_ : nullptr, count, kRefill,
                             error) &&
-         set->receives.PostAll(
-             [set](ibv_recv_wr* wrs, ibv_recv_wr** bad) {
-               return ibv_post_srq_recv(set->srq.get(), wrs, bad);
-             },
-             error);
+         set->receives.PostAll(set->srq.get(), error);
 }
 
 CqSet* RdmaPoller::Admit(verbs::Error* error) {
@@ -366,11 +362,7 @@ void RdmaPoller::Tell() {
   }
 }
 
-void RdmaPoller::Refill(CqSet* set) {
-  set->receives.Post([set](ibv_recv_wr* wrs, ibv_recv_wr** bad) {
-    return ibv_post_srq_recv(set->srq.get(), wrs, bad);
-  });
-}
+void RdmaPoller::Refill(CqSet* set) { set->receives.Post(set->srq.get()); }
 
 void RdmaPoller::ReadEvent(const ibv_cq* cq) {
   for (auto& set : sets_) {
