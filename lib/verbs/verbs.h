@@ -62,6 +62,10 @@ Id CreateId(rdma_event_channel* channel, void* context, Error* error);
 // the top of the range, where they are not yet; the one of asynchronous events
 // becomes non-blocking.
 void AdoptContext(ibv_context* context);
+// Makes librdmacm look which devices there are, and close the context of the
+// one that has gone, which had these two descriptors and which nobody uses any
+// more: some drivers' devices can't go before.
+void CloseGone(int cmd_fd, int async_fd);
 // The QP belongs to the id.  Asks for the inline size in *inline_ask and for
 // less until the provider grants it; *inline_ask is then what was asked for, so
 // that the device's next QP takes one call, and *attr says what was granted.
