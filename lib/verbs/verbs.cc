@@ -6,6 +6,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <cstdint>
@@ -228,9 +229,12 @@ Channel CreateChannel(ibv_context* context, Error* error) {
 }
 
 Cq CreateCq(ibv_context* context, int entries, ibv_comp_channel* channel,
-            Error* error) {
+            Error* error, std::uint32_t number) {
   errno = 0;
-  Cq cq(calls.ibv_create_cq(context, entries, nullptr, channel, 0));
+  const int vectors = std::max(context->num_comp_vectors, 1);
+  Cq cq(calls.ibv_create_cq(
+      context, entries, nullptr, channel,
+      static_cast<int>(number % static_cast<std::uint32_t>(vectors))));
   if (cq == nullptr) Fail(error, "ibv_create_cq", errno, context);
   return cq;
 }

@@ -4,6 +4,7 @@
 #include <infiniband/verbs.h>
 #include <rdma/rdma_cma.h>
 
+#include <cstdint>
 #include <memory>
 
 namespace rcsock::verbs {
@@ -52,8 +53,10 @@ Pd AllocPd(ibv_context* context, Error* error);
 Mr Register(ibv_pd* pd, void* base, std::size_t length, int access,
             Error* error);
 Channel CreateChannel(ibv_context* context, Error* error);
+// `number`: CQs of different numbers interrupt different CPUs, as far as the
+// device can.
 Cq CreateCq(ibv_context* context, int entries, ibv_comp_channel* channel,
-            Error* error);
+            Error* error, std::uint32_t number = 0);
 Srq CreateSrq(ibv_pd* pd, std::uint32_t entries, std::uint32_t sge,
               Error* error);
 EventChannel CreateEventChannel(Error* error);

@@ -122,6 +122,7 @@ TEST_P(Traffic, CreditGoesAlongWithFewLongAnswers) {
   if (GetParam()) GTEST_SKIP();
   constexpr std::size_t kBlock = 1024 * 1024;
   const std::uint32_t half = rdma::RingBytes(kBlock) / 2;
+  const MuchPinned pinned;
   for (const std::uint32_t size : {131'072u, 160'000u, 200'000u}) {
     Close();
     Open(kBlock);

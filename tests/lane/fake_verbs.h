@@ -32,6 +32,7 @@ class FakeVerbs {
     int max_cqe = 32'767;
     int max_srq_wr = 32'767;  // 0: it has no SRQs
     bool claims_srqs = true;  // ... and says so
+    int vectors = 1;
   };
   explicit FakeVerbs(const Options& options);
   ~FakeVerbs();
@@ -64,6 +65,7 @@ class FakeVerbs {
     int lost_events = 0;    // a channel was full
     int lost_receives = 0;  // their completions went with the QP
     int refused_qps = 0;    // calls of rdma_create_qp
+    std::set<int> vectors;  // of CQs
   };
   Counts counts();
   bool QpFailed(rdma_cm_id* id);

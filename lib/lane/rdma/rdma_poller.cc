@@ -18,6 +18,7 @@
 #include "lib/base/no_cancel.h"
 #include "lib/lane/rdma/layout.h"
 #include "lib/lane/rdma/qp_lane.h"
+#include "lib/lane/rdma/queue_bytes.h"
 
 namespace rcsock::lane::rdma {
 namespace {
@@ -42,10 +43,12 @@ std::size_t Hash(std::uint32_t qp_num) {
 std::unique_ptr<RdmaPoller> RdmaPoller::Make(ibv_context* context, ibv_pd* pd,
                                              Memory* memory, Board* board,
                                              Deferred* deferred,
-                                             const Limits& limits,
+                                             const Limits& limits, int bell,
                                              verbs::Error* error) {
+  // By the process too: those of a prefork server have the same bells.
+  const auto number = static_cast<std::uint32_t>(::syscall(SYS_getpid) + bell);
   std::unique_ptr<RdmaPoller> poller(new (std::nothrow) RdmaPoller(
-      context, pd, memory, board, deferred, limits));
+      context, pd, memory, board, deferred, limits, number));
   if (poller == nullptr) return nullptr;
   poller->channel_ = verbs::CreateChannel(context, error);
   if (poller->channel_ == nullptr) return nullptr;
@@ -103,9 +106,15 @@ bool RdmaPoller::MakeSet(verbs::Error* error) {
   set->capacity = capacity;
   set->cq =
       verbs::CreateCq(context_, static_cast<int>(capacity * per_lane + kSpare),
-                      channel_.get(), error);
+                      channel_.get(), error, number_);
   if (set->cq == nullptr) return false;
   if (!ShareReceives(set.get(), error)) return false;
+  if (!limits_.lazy_events) {
+    set->pin.Count(CqBytes(capacity * per_lane + kSpare) +
+                   (set->srq != nullptr
+                        ? SrqBytes(capacity * kReceivesPerLane + kSpare)
+                        : 0));
+  }
   sets_.push_back(std::move(set));
   return true;
 }

@@ -47,6 +47,7 @@ struct CqSet {
   verbs::Cq cq;
   Receives receives;           // of srq
   verbs::Srq srq;              // null: each lane has a queue of its own
+  PinCount pin;                // of both
   std::uint32_t capacity = 0;  // lanes
   std::uint32_t lanes = 0;     // the poller's latch's
   bool armed = false;          // the drain latch's, as what follows
@@ -80,7 +81,7 @@ class RdmaPoller final : public Source {
   static std::unique_ptr<RdmaPoller> Make(ibv_context* context, ibv_pd* pd,
                                           Memory* memory, Board* board,
                                           Deferred* deferred,
-                                          const Limits& limits,
+                                          const Limits& limits, int bell,
                                           verbs::Error* error);
   ~RdmaPoller() override;
   // The end of its device: lets go of all that is the device's.  The object
@@ -126,13 +127,14 @@ class RdmaPoller final : public Source {
 
  private:
   RdmaPoller(ibv_context* context, ibv_pd* pd, Memory* memory, Board* board,
-             Deferred* deferred, const Limits& limits)
+             Deferred* deferred, const Limits& limits, std::uint32_t number)
       : context_(context),
         pd_(pd),
         memory_(memory),
         board_(board),
         deferred_(deferred),
         limits_(limits),
+        number_(number),
         sleepers_(this) {}
 
   struct Entry {
@@ -162,6 +164,7 @@ class RdmaPoller final : public Source {
   Board* const board_;
   Deferred* const deferred_;
   const Limits limits_;
+  const std::uint32_t number_;  // see verbs::CreateCq
   verbs::Channel channel_;
   std::atomic<int> fd_{-1};
   RdmaPoller* next_retired_ = nullptr;
