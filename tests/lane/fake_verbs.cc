@@ -483,6 +483,11 @@ void FakeVerbs::Deliver(std::size_t writes) {
   }
 }
 
+void FakeVerbs::DeliverOnArm(std::size_t writes) {
+  std::scoped_lock lock(mutex_);
+  on_arm_ = writes;
+}
+
 bool FakeVerbs::Write(rdma_cm_id*, std::uint64_t address, std::uint32_t key,
                       const void* data, std::size_t length) {
   std::scoped_lock lock(mutex_);
@@ -526,6 +531,10 @@ int FakeVerbs::Arm(ibv_cq* base, int) {
     ++g_fake->counts_.late_arms;
   } else {
     cq->armed = true;
+  }
+  while (g_fake->on_arm_ > 0) {
+    --g_fake->on_arm_;
+    g_fake->Step();
   }
   return 0;
 }

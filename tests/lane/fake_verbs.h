@@ -45,6 +45,8 @@ class FakeVerbs {
   void Hold(bool hold);
   // Delivers the oldest so many writes that are held.
   void Deliver(std::size_t writes);
+  // As many of them while a CQ is armed the next time, before that returns.
+  void DeliverOnArm(std::size_t writes);
   // As a raw peer: writes to what `key` covers, and an immediate.  False: the
   // device refuses.
   bool Write(rdma_cm_id* from, std::uint64_t address, std::uint32_t key,
@@ -150,6 +152,7 @@ class FakeVerbs {
   std::uint32_t next_qp_ = 17;
   Counts counts_;
   bool held_ = false;
+  std::size_t on_arm_ = 0;
   bool stop_ = false;
   std::thread thread_;
 };

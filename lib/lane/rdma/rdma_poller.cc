@@ -235,20 +235,28 @@ void RdmaPoller::Drain() {
   Collect();
 }
 
+bool RdmaPoller::DrainToSleep() {
+  deferred_->Flush();
+  asked_.store(true, std::memory_order_seq_cst);
+  return DrainIfAsked(true);
+}
+
 void RdmaPoller::Collect() {
   asked_.store(true, std::memory_order_seq_cst);
   DrainIfAsked();
 }
 
-void RdmaPoller::DrainIfAsked() {
+bool RdmaPoller::DrainIfAsked(bool to_sleep) {
+  bool settled = true;
   while (asked_.load(std::memory_order_seq_cst) && latch_.try_lock()) {
     asked_.store(false, std::memory_order_seq_cst);
-    DrainLocked();
+    settled = DrainLocked(to_sleep);
     latch_.unlock();
     // Latch free -> asked_ loaded; who asks stores asked_, then tries the
     // latch: either it gets the latch, or we see that it has asked.
     std::atomic_thread_fence(std::memory_order_seq_cst);
   }
+  return settled;
 }
 
 void RdmaPoller::DrainThrottled() {
@@ -261,7 +269,8 @@ void RdmaPoller::DrainThrottled() {
   Drain();
 }
 
-void RdmaPoller::DrainLocked() {
+bool RdmaPoller::DrainLocked(bool to_sleep) {
+  bool anew = false;
   for (;;) {
     for (auto& set : sets_) {
       while (PollSet(set.get()) == kBatch) {
@@ -269,8 +278,14 @@ void RdmaPoller::DrainLocked() {
       if (set->receives.Due()) Refill(set.get());
     }
     Tell();
-    if (armed_.load(std::memory_order_seq_cst) == 0) return;
-    bool anew = false;
+    const int sleepers = armed_.load(std::memory_order_seq_cst);
+    if (sleepers == 0) return true;
+    const auto lost = [](const auto& set) { return !set->armed; };
+    if (to_sleep && anew && sleepers == 1 &&
+        std::any_of(sets_.begin(), sets_.end(), lost)) {
+      return false;
+    }
+    anew = false;
     if (!limits_.lazy_events) {
       bool fired = false;
       for (auto& set : sets_) fired = fired || set->fired;
@@ -285,7 +300,7 @@ void RdmaPoller::DrainLocked() {
       set->armed = true;
       anew = true;
     }
-    if (!anew) return;
+    if (!anew) return true;
   }
 }
 

@@ -67,6 +67,11 @@ struct CqSet {
 // the latch, and drains once more, with armed_ in sight.  Whose lane the found
 // completions are does not matter: they are handed out at once.
 //
+// DrainToSleep, in which something has come behind the arming, leaves the CQ as
+// it is if nobody sleeps but its caller, who will not sleep, or call it again.
+// If somebody else comes, he drains; and if he can't have the latch, who has it
+// drains again.
+//
 // Events.  What has been read from the channel tells nothing that polling does
 // not; who sleeps does so edge-triggered, so an event that nobody reads wakes
 // nobody twice.  Providers of real devices count the events that are fetched,
@@ -91,6 +96,7 @@ class RdmaPoller final : public Source {
   RdmaPoller& operator=(const RdmaPoller&) = delete;
 
   void Drain() override;
+  bool DrainToSleep() override;
   void Arm() override;
   // With false, in a signal handler too.
   void Disarm(bool rang) override;
@@ -145,8 +151,9 @@ class RdmaPoller final : public Source {
   bool MakeSet(verbs::Error* error);
   // Leaves set->srq null where the device turns out to have none.
   bool ShareReceives(CqSet* set, verbs::Error* error);
-  void DrainIfAsked();
-  void DrainLocked();
+  // False: as DrainToSleep.
+  bool DrainIfAsked(bool to_sleep = false);
+  bool DrainLocked(bool to_sleep = false);
   int PollSet(CqSet* set);
   void Handle(CqSet* set, const ibv_wc& wc);
   void HandleReceive(CqSet* set, QpLane* lane, const ibv_wc& wc);
