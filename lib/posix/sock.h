@@ -363,6 +363,7 @@ class alignas(64) Sock final : public File,
   bool MayShm() const override { return terms_.shm; }
   bool MayRdma() const override { return terms_.rdma; }
   bool Names(sockaddr_storage* local, sockaddr_storage* peer) override;
+  std::uint8_t TrafficClass(bool v4) override;
   void Adopt() override;
   void OnLink(std::shared_ptr<lane::shm::Link> link, int index) override;
   void LaneOpen(std::unique_ptr<lane::Lane> lane, std::uint32_t epoch,
