@@ -120,6 +120,7 @@ void ForkChild() {
   CallsForkChild();
   stats.Clear();
   InterestsForkChild();
+  SignalsForkChild();
   ForEachSock([](Sock* sock) { sock->ForkChild(); });
   Conductor::ForkChild(tls_signals.asleep != 0);
   if (!locked) return;

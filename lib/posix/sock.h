@@ -663,6 +663,10 @@ class alignas(64) Sock final : public File,
   // anchor to the kernel, or ends the stream.
   void PostSettle();
   void Settle();
+  // Gives back a lane that the stream has left while threads still slept on it,
+  // once none does; false: some do, and have been woken.
+  bool Unpark();
+  void UnparkLater(std::uint32_t ms);
   bool BackToPlain();
   bool StuckOnStash();
   void TakeOptions();
@@ -774,7 +778,12 @@ class alignas(64) Sock final : public File,
   std::atomic<std::uint32_t> tx_seq_{0};
   std::atomic<int> rx_sleepers_{0};
   std::atomic<int> tx_sleepers_{0};
-  std::atomic<int> pins_{0};  // threads that sleep on the lane's own words
+  // Threads that sleep on the lane's own words, and on those of the lane before
+  // it, if that is parked: which of the two changes with each that is.
+  std::atomic<int> pins_[2] = {};
+  int lane_pins_ = 0;                   // both latches'
+  std::unique_ptr<lane::Lane> parked_;  // both latches'
+  std::atomic<int>& LanePins() { return pins_[lane_pins_]; }
 
   std::shared_ptr<lane::shm::Link> link_;
   int index_ = -1;

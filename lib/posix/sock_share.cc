@@ -268,7 +268,10 @@ void Sock::ForkChild() {
               std::memory_order_relaxed);
   rx_sleepers_.store(0, std::memory_order_relaxed);
   tx_sleepers_.store(0, std::memory_order_relaxed);
-  pins_.store(0, std::memory_order_relaxed);
+  // (This thread, too, may come back from a handler to a sleep of the parent's:
+  // its count was there, and it takes nothing back here.  CountedSleep.)
+  for (auto& pins : pins_) pins.store(0, std::memory_order_relaxed);
+  (void)parked_.release();
   poll_sleepers.store(0, std::memory_order_relaxed);
   close_timer_ = 0;
   if (ZeroCopy* zero_copy = zero_copy_.load(std::memory_order_relaxed)) {
