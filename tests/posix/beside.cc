@@ -201,6 +201,48 @@ Case exit_owing(
     },
     {.warm = false, .seconds = 30});
 
+// A connection whose bytes nobody reads: a process that ends while another
+// thread of it forks resets it, or leaves that to the child.
+Case exit_beside(
+    "exit_while_forking_and_unread",
+    [](int fd) {
+      SendAll(fd, "never read", 10);
+      char text[kTold];
+      RecvAll(fd, text, sizeof text);
+      Barrier();
+      int error;
+      Log("drained %zu", Drain(fd, &error));
+      Barrier();
+      pollfd one{fd, 0, 0};
+      Result("poll", ::poll(&one, 1, 10'000));
+      Log("%x", static_cast<unsigned>(one.revents));
+      Result("send", ::send(fd, "x", 1, MSG_NOSIGNAL));
+    },
+    [](int fd) {
+      const pid_t ends = ::fork();
+      CHECK_THAT(ends >= 0);
+      if (ends == 0) {
+        const Sleeper sleeper(fd);
+        pollfd one{fd, POLLIN, 0};
+        CHECK_THAT(::poll(&one, 1, -1) == 1);
+        // (As above.)
+        for (int i = 0; i < kTold; ++i) {
+          SendAll(fd, "x", 1);
+          ::poll(nullptr, 0, 1);
+        }
+        CHECK_THAT(::shutdown(fd, SHUT_WR) == 0);
+        Barrier();
+        Barrier();
+        const Fork fork;
+        // (While it leaves its lane it would be reset, too.)
+        ::poll(nullptr, 0, 100);
+        ::_exit(0);
+      }
+      ::close(fd);
+      LogChild(ends);
+    },
+    {.warm = false});
+
 // --- A set whose number another one has at once
 
 // So many that the kernel is busy with the end of their set for a while: the
