@@ -27,6 +27,7 @@ namespace rcsock::posix {
 struct Interest;
 struct SnapshotStream;
 struct Stats;
+struct Successor;
 
 // Calls go straight to the kernel (kPlain) and are only counted, or through the
 // stream (kEngine), which then owns every byte of the anchor.  kUnread: as
@@ -145,9 +146,8 @@ class alignas(64) Sock final : public File,
   ssize_t QuickSend(const void* from, std::size_t length);
   ssize_t QuickRecv(void* to, std::size_t length, int flags);
   int Shutdown(int fd, int how);
-  // The last descriptor goes: `fd` is closed on return.
-  // (What `from` names takes the number, if it is one; see CloseFd.)
-  int CloseLast(int fd, int from = -1, int flags = 0);
+  // The last descriptor goes: `fd` is closed on return, or is what comes next.
+  int CloseLast(int fd, const Successor& next);
   // One of several descriptors goes; `other` is one that stays.
   void LoseFd(int fd, int other);
   // The last descriptor was closed past us.

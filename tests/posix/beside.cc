@@ -8,6 +8,7 @@
 #include <sys/eventfd.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -242,6 +243,57 @@ Case exit_beside(
       LogChild(ends);
     },
     {.warm = false});
+
+// --- Numbers
+
+// dup2() whose source another thread closes either takes the place of what its
+// target is, or fails and leaves it.
+Case closed_source(
+    "dup2_of_what_is_closed", [](int) {},
+    [](int) {
+      constexpr int kRounds = 4000;
+      const auto inode = [](int fd) {
+        struct stat what {};
+        CHECK_THAT(::fstat(fd, &what) == 0);
+        return what.st_ino;
+      };
+      const int own = ::socket(AF_INET, SOCK_STREAM, 0);
+      const int target = ::dup(own);
+      CHECK_THAT(own >= 0 && target >= 0);
+      std::atomic<int> source{-1};
+      std::atomic<int> round{0};
+      std::thread closes([&] {
+        for (int i = 1; i <= kRounds; ++i) {
+          while (round != i) {
+          }
+          for (int wait = i % 400; wait > 0; --wait) asm volatile("");
+          CHECK_THAT(::close(source) == 0);
+          round = -i;
+        }
+      });
+      for (int i = 1; i <= kRounds; ++i) {
+        const int fd = i % 2 == 0 ? ::socket(AF_INET, SOCK_STREAM, 0)
+                                  : ::eventfd(0, EFD_CLOEXEC);
+        CHECK_THAT(fd >= 0);
+        const auto expected = inode(fd);
+        source = fd;
+        round = i;
+        const int result = ::dup2(fd, target);
+        if (result != target && errno != EBADF) {
+          Fail("dup2: %s", ErrorName(errno));
+        }
+        // (All eventfds have one inode.)
+        if (inode(target) != (result == target ? expected : inode(own))) {
+          Fail("round %d: dup2 said %d", i, result);
+        }
+        while (round != -i) {
+        }
+        CHECK_THAT(::dup2(own, target) == target);
+      }
+      closes.join();
+      Log("what it says is so");
+    },
+    {.warm = false, .connect = false});
 
 // --- A set whose number another one has at once
 
