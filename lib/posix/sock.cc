@@ -156,7 +156,7 @@ void Sock::Reset() {
   zero_copy_on_.store(false, std::memory_order_relaxed);
   policy_.store(Policy::kAuto, std::memory_order_relaxed);
   leaving_.store(false, std::memory_order_relaxed);
-  given_away_.store(false, std::memory_order_relaxed);
+  given_away_.store(0, std::memory_order_relaxed);
   inode_.store(0, std::memory_order_relaxed);
   exec_pinned_ = false;
   gone_ = false;

@@ -412,7 +412,15 @@ class alignas(64) Sock final : public File,
   // A program that is not followed may hold it from now on.
   // seq_cst: whoever gives it away looks at mode_ after, and TryAdopt, which
   // sets mode_, at this after: one of the two sees the other.
-  void GivenAway() { given_away_.store(true, std::memory_order_seq_cst); }
+  void GivenAway() { given_away_.fetch_add(1, std::memory_order_seq_cst); }
+  // There is no such program after all; `life`: what Life() was then.
+  void TakenBack(std::uint32_t life) {
+    if (Life() == life) given_away_.fetch_sub(1, std::memory_order_seq_cst);
+  }
+  // Another one for each connection that the object is.
+  std::uint32_t Life() const {
+    return gate_.load(std::memory_order_relaxed) & kLife;
+  }
   // Tells the offsets to who will hold it too, once the stream is plain.
   void MarkFork();
   int holding() const { return holders_.load(); }
@@ -744,7 +752,7 @@ class alignas(64) Sock final : public File,
   // On its way to the kernel for somebody who does not know the stream: bytes
   // read ahead do not hold it.
   std::atomic<bool> leaving_{false};
-  std::atomic<bool> given_away_{false};
+  std::atomic<std::uint32_t> given_away_{0};  // how often
   bool exec_pinned_ = false;
   bool gone_ = false;         // both latches': so is the last number
   bool half_closed_ = false;  // both latches': shut down, or ended by the peer
