@@ -256,6 +256,8 @@ class EpollSet final : public File {
   // moment, with the interest latch, have been moved by that: they are not
   // taken from, or put into, what has the number next.
   void Renumber(int fd);
+  // The same with the interest latch.
+  void RenumberLatched(int fd) { set_fd(fd); }
   int bell() const { return poller_ ? poller_->bell() : -1; }
 
  private:

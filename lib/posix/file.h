@@ -25,15 +25,17 @@ struct File {
 // is zero pages until touched.)
 constexpr int kMaxFds = 1 << 20;
 // A file; kClaimed beside it: somebody is closing the number, which is good
-// until he has.  kLaneMark: it is a stream that was on a lane in shared memory
-// when this was noted.  A hint: such a call finds what it needs without a look
-// at the line that says what the file is (Sock::QuickRecv knows whether it is
-// still true).
+// until he has.  kHeld: somebody makes another number of it, and it is not
+// closed before he has (HeldNumber).  kLaneMark: it is a stream that was on a
+// lane in shared memory when this was noted.  A hint: such a call finds what it
+// needs without a look at the line that says what the file is (Sock::QuickRecv
+// knows whether it is still true).
 extern std::atomic<std::uintptr_t> fd_table[kMaxFds];
 constexpr std::uintptr_t kClaimed = 1;
 constexpr std::uintptr_t kLaneMark = 2;
+constexpr std::uintptr_t kHeld = 4;
 inline File* FileIn(std::uintptr_t entry) {
-  return reinterpret_cast<File*>(entry & ~(kClaimed | kLaneMark));
+  return reinterpret_cast<File*>(entry & ~(kClaimed | kLaneMark | kHeld));
 }
 
 extern std::atomic<int> fd_high;  // no followed descriptor is above this

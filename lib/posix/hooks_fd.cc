@@ -237,8 +237,15 @@ void closefrom(int first) {
 // --- Copies
 
 int dup(int fd) {
+  if (Entry(fd) == nullptr) {
+    const int copy = real::dup(fd);
+    if (copy >= 0 && !InBorrowedMemory()) Evict(copy);
+    return copy;
+  }
+  if (InBorrowedMemory()) return real::dup(fd);
+  const HeldNumber held(fd);
   const int copy = real::dup(fd);
-  if (copy >= 0 && !InBorrowedMemory()) CopyFd(fd, copy);
+  if (copy >= 0) CopyHeld(held, copy);
   return copy;
 }
 
@@ -250,9 +257,7 @@ int dup3(int from, int to, int flags) {
   }
   if (RefuseTarget(to)) return -1;
   BeforeStandardNumber(LookupSock(from), to);
-  const int copy = CloseFd(to, from, flags);
-  if (copy >= 0) CopyFd(from, copy);
-  return copy;
+  return ReplaceFd(to, from, flags);
 }
 
 int dup2(int from, int to) {
@@ -263,9 +268,7 @@ int dup2(int from, int to) {
   }
   if (RefuseTarget(to)) return -1;
   BeforeStandardNumber(LookupSock(from), to);
-  const int copy = CloseFd(to, from);
-  if (copy >= 0) CopyFd(from, copy);
-  return copy;
+  return ReplaceFd(to, from, 0);
 }
 
 }  // namespace rcsock::posix::hook

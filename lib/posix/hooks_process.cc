@@ -178,7 +178,7 @@ FILE* popen(const char* command, const char* type) {
   WithHandover(true, {nullptr, "/bin/sh"}, own, [&](char* const* environment) {
     const PopenEnvironment during(environment == own ? nullptr : environment);
     pipe = real::popen(command, type);
-    return 0;
+    return pipe != nullptr ? 0 : -1;
   });
   return pipe;
 }

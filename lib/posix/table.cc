@@ -1,11 +1,14 @@
 #include "lib/posix/table.h"
 
 #include <fcntl.h>
+#include <sched.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstdint>
+#include <utility>
 
 #include "lib/base/latch.h"
 #include "lib/base/no_cancel.h"
@@ -48,13 +51,15 @@ void Put(int fd, File* file) {
                      std::memory_order_release);
 }
 
-// False: another thread is closing it, or has.
-bool Claim(int fd, File* file) {
+// kNo: another thread is closing it, or has.  kHeld: another thread copies it.
+enum class Claimed : std::uint8_t { kYes, kNo, kIsHeld };
+Claimed Claim(int fd, File* file) {
   std::uintptr_t entry = fd_table[fd].load(std::memory_order_relaxed);
   do {
-    if (FileIn(entry) != file || (entry & kClaimed) != 0) return false;
+    if (FileIn(entry) != file || (entry & kClaimed) != 0) return Claimed::kNo;
+    if ((entry & kHeld) != 0) return Claimed::kIsHeld;
   } while (!fd_table[fd].compare_exchange_weak(entry, entry | kClaimed));
-  return true;
+  return Claimed::kYes;
 }
 
 bool IsClaimed(int fd) {
@@ -131,17 +136,16 @@ File* LentFile(int fd) {
   return FileIn(entry);
 }
 
-int KernelClose(int fd, int from, int flags) {
-  if (from < 0) return real::close(fd);
+int KernelClose(int fd, const Successor& next) {
+  if (next.from < 0) return real::close(fd);
   // (A filter of system calls may know only the older.)
-  return flags == 0 ? real::dup2(from, fd) : real::dup3(from, fd, flags);
+  return next.flags == 0 ? real::dup2(next.from, fd)
+                         : real::dup3(next.from, fd, next.flags);
 }
 
-// One more number for what `fd` names, if anything.
-File* Another(int fd) {
-  Recall(fd);
-  File* file = Entry(fd);
-  if (file == nullptr || file->kind == FileKind::kBetween) return nullptr;
+// One more number for it.
+File* Another(File* file) {
+  if (file == nullptr) return nullptr;
   // (None: it is closing.)
   int fds = file->fds.load(std::memory_order_relaxed);
   while (fds > 0 && !file->fds.compare_exchange_weak(fds, fds + 1)) {
@@ -164,11 +168,37 @@ void Lend(int fd) {
     }
     LentAt(fd).borrower.store(static_cast<int>(::syscall(SYS_getpid)),
                               std::memory_order_relaxed);
-    LentAt(fd).entry.store(entry, std::memory_order_relaxed);
+    // (Who holds it in the parent finds it lent, and lets go of nothing.)
+    LentAt(fd).entry.store(entry & ~kHeld, std::memory_order_relaxed);
     // (The parent's conductor may have put the mark there, or taken it away.
     // It comes back as it was here, true or not.)
   } while (!fd_table[fd].compare_exchange_weak(
       entry, reinterpret_cast<std::uintptr_t>(&lent)));
+}
+
+HeldNumber::HeldNumber(int fd) : fd_(fd) {
+  if (Entry(fd) == nullptr) return;
+  for (;;) {
+    Recall(fd);
+    File* const file = Lookup(fd);
+    if (file == nullptr || file->kind == FileKind::kBetween) return;
+    std::uintptr_t entry = fd_table[fd].load(std::memory_order_relaxed);
+    if (FileIn(entry) == file && (entry & (kClaimed | kHeld)) == 0 &&
+        fd_table[fd].compare_exchange_strong(entry, entry | kHeld)) {
+      file_ = file;
+      return;
+    }
+    ::sched_yield();
+  }
+}
+
+void HeldNumber::Release() {
+  File* const file = std::exchange(file_, nullptr);
+  if (file == nullptr) return;
+  std::uintptr_t entry = fd_table[fd_].load(std::memory_order_relaxed);
+  while (FileIn(entry) == file &&
+         !fd_table[fd_].compare_exchange_weak(entry, entry & ~kHeld)) {
+  }
 }
 
 Sock* OwnersSock(int fd) {
@@ -271,12 +301,13 @@ void Evict(int fd) {
   }
 }
 
-int CloseNumber(int fd, int from, int flags, bool held) {
+int CloseNumber(int fd, const Successor& next, bool held) {
   Critical critical;
   const base::NoCancel no_cancel;
   const bool anchor = held;
+  const bool follows = next.held != nullptr && next.held->file() != nullptr;
   int last = -1;
-  if (!held && from >= 0 && Entry(from) != nullptr) {
+  if (!held && follows) {
     // A stream that comes into its place has an anchor, too.  What this closes
     // for the last time may linger: not with the latch held.
     last = base::RelocateHighForParent(
@@ -285,72 +316,119 @@ int CloseNumber(int fd, int from, int flags, bool held) {
   }
   if (!held) {
     Put(fd, nullptr);
-    return KernelClose(fd, from, flags);
+    return KernelClose(fd, next);
   }
   between_latch.lock();
   Put(fd, &between);
-  const int result = KernelClose(fd, from, flags);
+  const int result = KernelClose(fd, next);
   const int error = errno;
-  // (Another thread has closed `from`, say.)  The number still names the
+  // (A filter of system calls may refuse it, say.)  The number still names the
   // anchor, and nobody knows of it any more.
-  if (anchor && result < 0 && from >= 0) ::syscall(SYS_close, fd);
-  Put(fd, result >= 0 && from >= 0 ? Another(from) : nullptr);
+  if (anchor && result < 0 && next.from >= 0) ::syscall(SYS_close, fd);
+  Put(fd, result >= 0 && follows ? Another(next.held->file()) : nullptr);
   between_latch.unlock();
+  if (next.held != nullptr) next.held->Release();
   if (last >= 0) base::CloseRaw(last);
   errno = error;
   return result;
 }
 
-int CloseFd(int fd, int from, int flags) {
-  if (Entry(fd) != nullptr && InBorrowedMemory()) {
-    Lend(fd);
-    return KernelClose(fd, from, flags);
-  }
-  Recall(fd);
-  File* file = Lookup(fd);
-  if (file == nullptr) {
-    if (from >= 0 && Entry(from) != nullptr && !InBorrowedMemory() &&
-        static_cast<unsigned>(fd) < static_cast<unsigned>(kMaxFds)) {
-      Raise(fd);
-      return CloseNumber(fd, from, flags, false);
-    }
-    return KernelClose(fd, from, flags);
-  }
-  Critical critical;  // no handler jumps out of a claim
-  if (!Claim(fd, file)) return KernelClose(fd, from, flags);
+namespace {
+
+// Of a number that is claimed.
+int CloseClaimed(int fd, File* file, const Successor& next) {
   if (file->fds.fetch_sub(1) != 1) {
     if (file->kind == FileKind::kSock) {
       static_cast<Sock*>(file)->LoseFd(fd, OtherFd(file, fd));
     } else if (auto* set = static_cast<EpollSet*>(file); set->fd() == fd) {
       set->Renumber(OtherFd(file, fd));
     }
-    return CloseNumber(fd, from, flags, true);
+    return CloseNumber(fd, next, true);
   }
   if (file->kind == FileKind::kSock) {
-    return static_cast<Sock*>(file)->CloseLast(fd, from, flags);
+    return static_cast<Sock*>(file)->CloseLast(fd, next);
   }
   static_cast<EpollSet*>(file)->Renumber(-1);
-  const int result = CloseNumber(fd, from, flags, false);
+  const int result = CloseNumber(fd, next, false);
   const int saved = errno;
   static_cast<EpollSet*>(file)->Free();
   errno = saved;
   return result;
 }
 
-void CopyFd(int from, int to) {
-  File* file = Lookup(from);
+}  // namespace
+
+int CloseFd(int fd) {
+  constexpr Successor kNothing;
+  if (Entry(fd) != nullptr && InBorrowedMemory()) {
+    Lend(fd);
+    return KernelClose(fd, kNothing);
+  }
+  Recall(fd);
+  for (;;) {
+    File* const file = Lookup(fd);
+    if (file == nullptr) return KernelClose(fd, kNothing);
+    Critical critical;  // no handler jumps out of a claim
+    const Claimed claimed = Claim(fd, file);
+    if (claimed == Claimed::kNo) return KernelClose(fd, kNothing);
+    if (claimed == Claimed::kYes) return CloseClaimed(fd, file, kNothing);
+    ::sched_yield();
+  }
+}
+
+int ReplaceFd(int fd, int from, int flags) {
+  if (Entry(fd) == nullptr && Entry(from) == nullptr) {
+    return KernelClose(fd, {from, flags});
+  }
+  for (;;) {
+    Recall(fd);
+    HeldNumber held(from);
+    Successor next{from, flags, &held};
+    // What the kernel would refuse changes nothing.  (A number that is not
+    // followed another thread may close at any moment.)
+    base::UniqueFd copy;
+    if (held.file() == nullptr && ProcessPinned() != base::Reason::kSandboxed) {
+      copy.reset(base::RelocateHighForParent(
+          static_cast<int>(::syscall(SYS_fcntl, from, F_DUPFD_CLOEXEC, 0))));
+      if (copy.ok()) next.from = copy.get();
+    }
+    if (::syscall(SYS_fcntl, next.from, F_GETFD) < 0) return -1;
+    File* const file = Lookup(fd);
+    const bool followed =
+        static_cast<unsigned>(fd) < static_cast<unsigned>(kMaxFds);
+    if (file == nullptr) {
+      if (held.file() == nullptr || !followed) return KernelClose(fd, next);
+      Raise(fd);
+      return CloseNumber(fd, next, false);
+    }
+    const Claimed claimed = Claim(fd, file);
+    if (claimed == Claimed::kYes) return CloseClaimed(fd, file, next);
+    if (claimed == Claimed::kNo) {
+      const int result = KernelClose(fd, next);
+      if (result >= 0) CopyHeld(held, fd);
+      return result;
+    }
+    // (Whoever holds it may wait for this one.)
+    held.Release();
+    ::sched_yield();
+  }
+}
+
+void CopyHeld(const HeldNumber& from, int to) {
+  File* const file = from.file();
   // (CloseNumber has.)
   if (file != nullptr && Entry(to) == file && !IsClaimed(to)) return;
   Evict(to);
   if (static_cast<unsigned>(to) >= static_cast<unsigned>(kMaxFds)) return;
-  file = Another(from);
-  if (file == nullptr) return;
+  if (Another(file) == nullptr) return;
   if (file->kind == FileKind::kSock) {
     BeforeStandardNumber(static_cast<Sock*>(file), to);
   }
   Raise(to);
   Put(to, file);
 }
+
+void CopyFd(int from, int to) { CopyHeld(HeldNumber(from), to); }
 
 void TableForkLock() { between_latch.lock(); }
 
@@ -365,18 +443,30 @@ void TableForkUnlock(bool child) {
   // nobody's.
   const int top = fd_high.load(std::memory_order_relaxed);
   for (int fd = 0; fd <= top; ++fd) {
-    if (!IsClaimed(fd)) continue;
+    const std::uintptr_t entry = fd_table[fd].load(std::memory_order_relaxed);
+    if ((entry & (kClaimed | kHeld)) == 0) continue;
     File* const file = Named(fd);
-    Put(fd, nullptr);
+    // (Who was making another number of it has not: that is nobody's either.)
+    const bool claimed = (entry & kClaimed) != 0;
+    if (claimed) {
+      Put(fd, nullptr);
+    } else {
+      fd_table[fd].store(entry & ~kHeld, std::memory_order_relaxed);
+    }
     if (file == nullptr) continue;
     // One of several: the others are left, and whoever looks for the stream
     // (Sock::ForkChild, to begin with) finds it by one of them.
     int others = 0;
     for (int i = 0; i <= top; ++i) others += Named(i) == file ? 1 : 0;
     file->fds.store(others, std::memory_order_relaxed);
-    if (others == 0 || file->kind != FileKind::kSock) continue;
-    auto* const sock = static_cast<Sock*>(file);
-    if (sock->fd() == fd) sock->set_fd(OtherFd(file, fd));
+    if (others == 0 || !claimed) continue;
+    if (file->kind == FileKind::kSock) {
+      auto* const sock = static_cast<Sock*>(file);
+      if (sock->fd() == fd) sock->set_fd(OtherFd(file, fd));
+    } else if (auto* const set = static_cast<EpollSet*>(file);
+               set->fd() == fd) {
+      set->RenumberLatched(OtherFd(file, fd));
+    }
   }
 }
 

@@ -127,6 +127,7 @@ bool Load(Error* error) {
 }
 
 void ForkChild() {
+  forks.fetch_add(1, std::memory_order_relaxed);
   // Another thread may have been loading.
   g_latch.Reset();
   if (!g_used.load(std::memory_order_relaxed)) return;

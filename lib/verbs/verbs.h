@@ -4,6 +4,7 @@
 #include <infiniband/verbs.h>
 #include <rdma/rdma_cma.h>
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 
@@ -29,6 +30,9 @@ bool AnyDevice();
 // until it executes another program: the descriptors inherited are closed, and
 // Load() fails.  Nothing made by the parent may be touched or destroyed.
 void ForkChild();
+// How often that has been: whoever comes back from a handler that forked finds
+// it changed.
+inline constinit std::atomic<unsigned> forks{0};
 
 template <class T>
 struct Release {

@@ -16,6 +16,7 @@
 #include "lib/base/clock.h"
 #include "lib/base/critical.h"
 #include "lib/base/sleep.h"
+#include "lib/verbs/verbs.h"
 
 namespace rcsock::lane::rdma {
 
@@ -260,11 +261,15 @@ int Sleepers::Lead(Words* words, bool tx, std::uint32_t token,
     Sleepers* of;
     std::uint64_t ticket;
     int slot;
+    unsigned forks = verbs::forks.load(std::memory_order_relaxed);
     Led(Sleepers* one, std::uint64_t number, int set)
         : of(one), ticket(number), slot(set) {}
     Led(const Led&) = delete;
     Led& operator=(const Led&) = delete;
     ~Led() {
+      // (A handler has forked meanwhile, and this is the child: the source is
+      // the parent's.)
+      if (verbs::forks.load(std::memory_order_relaxed) != forks) return;
       base::Critical critical;
       of->PutSet(slot);
       // First of all, so that a change that the drain finds for this very lane
