@@ -107,7 +107,7 @@ def docs(path):
     print("Made from `lib/base/calls.def` by `preload/gen.py`; a test keeps it "
           "current. A descriptor\nthat is no TCP stream passes straight to the "
           "kernel in every one of them. What glibc calls\ninside itself "
-          "(`fork` in `daemon`, for one) is followed by other means: see "
+          "(`fork` in `forkpty`, for one) is followed by other means: see "
           "`design.md`.")
     group = None
     for row_group, name, what in rows(path):

@@ -50,7 +50,9 @@ std::uint64_t Bytes(const char* name, std::uint64_t fallback) {
 // its directory or its root.  Whoever asks for a key and has none gets no RDMA,
 // for a lane that anybody could open is not what was asked for.
 void ReadKey(const char* path) {
-  const long fd = ::syscall(SYS_openat, AT_FDCWD, path, O_RDONLY | O_CLOEXEC);
+  // A pipe that nobody writes must not keep the program from starting.
+  const long fd = ::syscall(SYS_openat, AT_FDCWD, path,
+                            O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   std::size_t size = 0;
   long n = fd < 0 ? -1 : 1;
   while (n > 0 && size < sizeof config.key) {

@@ -58,6 +58,14 @@ class Source {
   // Takes what has come, gives it to its lanes, and wakes whoever watches them.
   // Never blocks: if another thread is draining, it does the work.
   virtual void Drain() = 0;
+  // The same by the thread that has just called Arm, before it sleeps.  False:
+  // something has come since the source was armed, and for its sake alone it is
+  // not armed again.  It looks whether that was for it, and if not calls this
+  // once more.
+  virtual bool DrainToSleep() {
+    Drain();
+    return true;
+  }
   // One more (fewer) thread is about to sleep (has slept) on fd().  `rang`: the
   // caller has seen fd() readable.  The source stays armed while anybody
   // sleeps.

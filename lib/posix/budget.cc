@@ -93,9 +93,10 @@ bool RoomNow() {
   const std::uint32_t under_way = places.load(std::memory_order_relaxed);
   const std::uint32_t used =
       remote_count.load(std::memory_order_relaxed) + under_way;
+  const std::uint64_t each = kIdlePinned + lane::rdma::Memory::OfLane();
   return used < config.max_qps &&
          (config.max_pinned == 0 ||
-          lane::rdma::Memory::Total() + kIdlePinned * (under_way + 1) <=
+          lane::rdma::Memory::Total() + each * (under_way + 1) <=
               config.max_pinned);
 }
 

@@ -278,6 +278,8 @@ class EpollSet final : public File {
   // been moved by that: they are not taken from, or put into, what has the
   // number next.
   void LoseFd(int number);
+  // In the child of fork: it goes by another one from now on.
+  void Renumber(int fd) { set_fd(fd); }
   int bell() const { return poller_ ? poller_->bell() : -1; }
 
  private:

@@ -14,7 +14,7 @@ enum class FileKind : std::uint8_t { kSock, kEpoll, kBetween };
 // never given back to the heap, so a pointer read from the table stays readable
 // although another thread closes the descriptor meanwhile; what it names is
 // checked under the object's own latch.
-struct File {
+struct alignas(16) File {
   constexpr explicit File(FileKind k) : kind(k) {}
   const FileKind kind;
   // Numbers of this process that name it; 0: in the pool or closing.
@@ -26,10 +26,11 @@ struct File {
 constexpr int kMaxFds = 1 << 20;
 // A file; kClaimed beside it: somebody is closing the number, which is good
 // until he has.  kLeft: he has, where the file has other numbers, seen to it
-// that it goes by another one.  kLaneMark: it is a stream that was on a lane in
-// shared memory when this was noted, and nobody is closing it.  A hint: such a
-// call finds what it needs without a look at the line that says what the file
-// is (Sock::QuickRecv knows whether it is still true).
+// that it goes by another one.  kHeld: somebody makes another number of it, and
+// it is not closed before he has (HeldNumber).  kLaneMark: it is a stream that
+// was on a lane in shared memory when this was noted, and nobody is closing it.
+// A hint: such a call finds what it needs without a look at the line that says
+// what the file is (Sock::QuickRecv knows whether it is still true).
 //
 // While an entry names a file, the file is in no pool: whoever closes a number
 // keeps it until he has taken it out of here.  So who has found it here, and
@@ -40,8 +41,10 @@ extern std::atomic<std::uintptr_t> fd_table[kMaxFds];
 constexpr std::uintptr_t kClaimed = 1;
 constexpr std::uintptr_t kLaneMark = 2;
 constexpr std::uintptr_t kLeft = 4;
+constexpr std::uintptr_t kHeld = 8;
 inline File* FileIn(std::uintptr_t entry) {
-  return reinterpret_cast<File*>(entry & ~(kClaimed | kLaneMark | kLeft));
+  return reinterpret_cast<File*>(
+      entry & ~(kClaimed | kLaneMark | kLeft | kHeld));
 }
 
 extern std::atomic<int> fd_high;  // no followed descriptor is above this

@@ -7,7 +7,9 @@
 #include <cstdint>
 
 #include "lib/base/barrier.h"
+#include "lib/base/clock.h"
 #include "lib/base/real.h"
+#include "lib/base/sleep.h"
 #include "lib/posix/clone.h"
 #include "lib/posix/each_sock.h"
 #include "lib/posix/inside.h"
@@ -120,6 +122,7 @@ void ForkChild() {
   CallsForkChild();
   stats.Clear();
   InterestsForkChild();
+  SignalsForkChild();
   ForEachSock([](Sock* sock) { sock->ForkChild(); });
   Conductor::ForkChild(tls_signals.asleep != 0);
   if (!locked) return;
@@ -127,7 +130,26 @@ void ForkChild() {
   LeaveCritical();
 }
 
+std::uint32_t LastFork() { return tls_fork; }
+
 bool Forking() { return forks_under_way.load(std::memory_order_seq_cst) != 0; }
+
+void AwaitForks() {
+  // Of this thread's a handler has interrupted them, which is not to return.
+  const auto others = [] {
+    return forks_under_way.load(std::memory_order_seq_cst) >
+           tls_forks_under_way;
+  };
+  if (!others()) return;
+  // As long as a fork waits for peers, and a little more.
+  const std::uint64_t deadline = Sock::LeaveDeadline() + 400'000'000;
+  while (others() && base::NowNs() < deadline) base::SleepThrough(200'000);
+}
+
+void EndForks() {
+  forks_under_way.fetch_sub(tls_forks_under_way);
+  tls_forks_under_way = 0;
+}
 
 void BeforeBareFork() { ForkPrepare(); }
 

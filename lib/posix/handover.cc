@@ -183,6 +183,16 @@ bool Handover::Follows(Sock* sock) {
   return table_ >= 0;
 }
 
+// First of all, so that who may promote it sees this, if this does not see what
+// he has done (Sock::GivenAway).
+void Handover::GiveAway(Sock* sock) {
+  for (int i = 0; i < given_count_; ++i) {
+    if (given_[i].sock == sock) return;
+  }
+  if (given_count_ < kMost) given_[given_count_++] = {sock, sock->Life()};
+  sock->GivenAway();
+}
+
 void Handover::FromOurs() {
   if (!spawn_) BeforeExec(known_);
   const int top = fd_high.load(std::memory_order_relaxed);
@@ -197,10 +207,10 @@ void Handover::FromOurs() {
       if (spawn_) {
         // First, so that LaneOpen and TryAdopt see it if this does not see what
         // they did.
-        follows ? sock->Lend() : sock->GivenAway();
+        follows ? sock->Lend() : GiveAway(sock);
         if (sock->Engaged() && !sock->ToPlain(base::Reason::kPinnedExec)) {
           base::Log("fd %d: its peer did not answer before exec", fd);
-          sock->GivenAway();
+          GiveAway(sock);
           follows = false;
         }
       }
@@ -213,7 +223,7 @@ void Handover::FromOurs() {
       if (spawn_ && kept) CountLost(sock, sock->UnreadBytes(), &stats);
       continue;
     }
-    if (spawn_ && !follows) sock->GivenAway();
+    if (spawn_ && !follows) GiveAway(sock);
     Pass(sock->UnreadFd(), true);
   }
 }
@@ -233,14 +243,14 @@ void Handover::FromBorrowed() {
     if (Passed(sock->holding())) continue;
     // First, so that TryAdopt sees it if this does not see what TryAdopt did.
     bool follows = Follows(sock);
-    follows ? sock->Lend() : sock->GivenAway();
+    follows ? sock->Lend() : GiveAway(sock);
     for (int i = 0; sock->mode() == Mode::kEngine && i < 200; ++i) {
       if (i % 10 == 0) sock->AskFromBorrowed();
       base::SleepThrough(i < 50 ? 100'000 : 10'000'000);
     }
     if (sock->mode() == Mode::kEngine) {
       base::Log("fd %d: its peer did not answer before exec", fd);
-      sock->GivenAway();
+      GiveAway(sock);
       follows = false;
     }
     if (follows) Bequeath(sock, inode);
@@ -309,6 +319,10 @@ Handover::~Handover() {
 void Handover::TakeBack() {
   for (int i = 0; lends_ && i < heirlooms_; ++i) {
     if (Holding* holding = FindHolding(heirloom_[i])) holding->Leave();
+  }
+  for (; given_count_ > 0; --given_count_) {
+    const auto& [sock, life] = given_[given_count_ - 1];
+    sock->TakenBack(life);
   }
 }
 

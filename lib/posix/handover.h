@@ -53,6 +53,7 @@ class Handover {
   bool Bequeath(Sock* sock, std::uint64_t inode);
   bool Passed(int number) const;
   bool Follows(Sock* sock);
+  void GiveAway(Sock* sock);
   void Add(const char* format, long a, long b, unsigned c);
 
   const bool spawn_;
@@ -67,6 +68,13 @@ class Handover {
   int passed_[kMost];
   int heirlooms_ = 0;
   int heirloom_[kMost];
+  // Streams that the new program holds and is not told of.  (More than these
+  // stay given away, whatever comes of it.)
+  int given_count_ = 0;
+  struct {
+    Sock* sock;
+    std::uint32_t life;
+  } given_[kMost];
   char variable_[64 + kMost * 48];
 };
 

@@ -241,8 +241,15 @@ void closefrom(int first) {
 // --- Copies
 
 int dup(int fd) {
+  if (Entry(fd) == nullptr) {
+    const int copy = real::dup(fd);
+    if (copy >= 0 && !InBorrowedMemory()) Evict(copy);
+    return copy;
+  }
+  if (InBorrowedMemory()) return real::dup(fd);
+  const HeldNumber held(fd);
   const int copy = real::dup(fd);
-  if (copy >= 0 && !InBorrowedMemory()) CopyFd(fd, copy);
+  if (copy >= 0) CopyHeld(held, copy);
   return copy;
 }
 
@@ -254,7 +261,7 @@ int dup3(int from, int to, int flags) {
   }
   if (RefuseTarget(to)) return -1;
   BeforeStandardNumber(LookupSock(from), to);
-  return CloseFd(to, from, flags);
+  return ReplaceFd(to, from, flags);
 }
 
 int dup2(int from, int to) {
@@ -265,7 +272,7 @@ int dup2(int from, int to) {
   }
   if (RefuseTarget(to)) return -1;
   BeforeStandardNumber(LookupSock(from), to);
-  return CloseFd(to, from);
+  return ReplaceFd(to, from, 0);
 }
 
 }  // namespace rcsock::posix::hook

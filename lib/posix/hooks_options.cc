@@ -33,12 +33,19 @@ bool Blinds(int level, int name) {
 }  // namespace
 
 int Fcntl(int fd, int command, long argument) {
+  if ((command == F_DUPFD || command == F_DUPFD_CLOEXEC) &&
+      Entry(fd) != nullptr && !base::tls_internal && !InBorrowedMemory()) {
+    const HeldNumber held(fd);
+    const int copy = RCSOCK_REAL(fcntl)(fd, command, argument);
+    if (copy >= 0) CopyHeld(held, copy);
+    return copy;
+  }
   const int result = RCSOCK_REAL(fcntl)(fd, command, argument);
   if (result < 0 || base::tls_internal) return result;
   switch (command) {
     case F_DUPFD:
     case F_DUPFD_CLOEXEC:
-      if (!InBorrowedMemory()) CopyFd(fd, result);
+      if (Entry(fd) == nullptr && !InBorrowedMemory()) Evict(result);
       break;
     case F_SETFL:
       if (const SockAt sock(fd); sock) {

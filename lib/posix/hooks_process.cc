@@ -2,8 +2,11 @@
 
 #include <alloca.h>
 #include <fcntl.h>
+#include <sys/ioctl.h>
 #include <sys/prctl.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/sysmacros.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -175,7 +178,7 @@ FILE* popen(const char* command, const char* type) {
   WithHandover(true, {nullptr, "/bin/sh"}, own, [&](char* const* environment) {
     const PopenEnvironment during(environment == own ? nullptr : environment);
     pipe = real::popen(command, type);
-    return 0;
+    return pipe != nullptr ? 0 : -1;
   });
   return pipe;
 }
@@ -198,6 +201,59 @@ void _Exit(int status) {
 
 // (AtExit() is the last of its handlers: InitProcess.)
 void quick_exit(int status) { real::quick_exit(status); }
+
+// --- What libc makes of calls of its own, which come past the hooks
+
+// A child of it is often about to become a program without rcsock: what it has
+// not been seen to let go, the connection's other holders would count for ever.
+int login_tty(int fd) {
+  ::setsid();
+  if (::syscall(SYS_ioctl, fd, TIOCSCTTY, 0) != 0) return -1;
+  for (int number = 0; number < 3; ++number) {
+    while (hook::dup2(fd, number) < 0 && errno == EBUSY) {
+    }
+  }
+  if (fd > 2) hook::close(fd);
+  return 0;
+}
+
+int forkpty(int* master, char* name, const termios* settings,
+            const winsize* size) {
+  const std::uint32_t before = LastFork();
+  const int child = RCSOCK_REAL(forkpty)(master, name, settings, size);
+  const int saved = errno;
+  if (child == 0) {
+    // They are the terminal's now.
+    for (int number = 0; number < 3; ++number) Evict(number);
+  } else if (child < 0 && LastFork() != before) {
+    ForkFailed();
+  }
+  errno = saved;
+  return child;
+}
+
+// (libc's parent ends without a word, and would hold its connections for ever.)
+int daemon(int nochdir, int noclose) {
+  const pid_t child = hook::fork();
+  if (child < 0) return -1;
+  if (child > 0) hook::_exit(0);
+  if (::setsid() < 0) return -1;
+  if (nochdir == 0) (void)!::chdir("/");
+  if (noclose != 0) return 0;
+  const auto null =
+      static_cast<int>(::syscall(SYS_openat, AT_FDCWD, "/dev/null", O_RDWR, 0));
+  if (null < 0) return -1;
+  struct stat status {};
+  const bool known = ::fstat(null, &status) == 0;
+  if (!known || !S_ISCHR(status.st_mode) || status.st_rdev != makedev(1, 3)) {
+    hook::close(null);
+    if (known) errno = ENODEV;
+    return -1;
+  }
+  for (int number = 0; number < 3; ++number) hook::dup2(null, number);
+  if (null > 2) hook::close(null);
+  return 0;
+}
 
 // --- Filters of system calls
 

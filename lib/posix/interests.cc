@@ -248,7 +248,12 @@ void InterestsToKernel(Sock* sock) {
     event.data.u64 = i->data.load(std::memory_order_relaxed);
     // Its number may have been closed since, and a copy be left.
     if (Named(i->fd) != sock) i->fd = sock->fd();
-    if (real::epoll_ctl(set->fd(), EPOLL_CTL_ADD, i->fd, &event) == 0) {
+    int result = real::epoll_ctl(set->fd(), EPOLL_CTL_ADD, i->fd, &event);
+    // (By another process that has the set since a fork: InterestsForkChild.)
+    if (result != 0 && errno == EEXIST) {
+      result = real::epoll_ctl(set->fd(), EPOLL_CTL_MOD, i->fd, &event);
+    }
+    if (result == 0) {
       i->in_kernel = true;
       i->edge.store(true, std::memory_order_relaxed);
     } else if (set->fd() >= 0) {  // it is not about to be closed
@@ -437,6 +442,22 @@ void InterestsNotify(Sock* sock) {
 void InterestsForkLock() { interest_latch.lock(); }
 void InterestsForkUnlock() { interest_latch.unlock(); }
 
+// Those in sets that another thread was closing, which nobody has here.
+static void ForgetLostSets(Sock* sock) {
+  Critical critical;
+  interest_latch.lock();
+  for (Interest* i = sock->interests; i != nullptr;) {
+    Interest* next = i->next_of_sock;
+    EpollSet* set = i->set;
+    if (set->fd() < 0 || Named(set->fd()) != set) {
+      Registry::ForkChild(set);
+      Registry::Forget(i);
+    }
+    i = next;
+  }
+  interest_latch.unlock();
+}
+
 void InterestsForkChild() {
   const int top = fd_high.load(std::memory_order_relaxed);
   for (int fd = 0; fd <= top; ++fd) {
@@ -453,6 +474,14 @@ void InterestsForkChild() {
   // They were asked to go to TCP before, or are the parent's.
   moving = nullptr;
   ask_from_ns = 0;
+  for (int fd = 0; fd <= top; ++fd) {
+    File* file = Named(fd);
+    if (file == nullptr || file->kind != FileKind::kSock) continue;
+    auto* sock = static_cast<Sock*>(file);
+    ForgetLostSets(sock);
+    // Another thread may have been about to move them.
+    if (sock->mode() != Mode::kEngine) InterestsToKernel(sock);
+  }
 }
 
 }  // namespace rcsock::posix

@@ -149,6 +149,7 @@ bool KeptByExec(Sock* sock) {
 
 void BeforeExec(bool followed) {
   if (tls_signals.depth != 0) return;  // as AtExit
+  AwaitForks();
   Stats total;
   total.CopyFrom(stats);
   Sock::LeaveRemoteLanes(base::NowNs() + 5'000'000'000);
@@ -227,6 +228,8 @@ void AtExit() {
     return;
   }
   const int saved = errno;
+  EndForks();
+  AwaitForks();
   const std::uint64_t deadline = base::NowNs() + 5'000'000'000;
   Sock::LeaveRemoteLanes(deadline);
   ForEachSock([&](Sock* sock) {

@@ -299,7 +299,7 @@ struct Registry {
   static void ForkChildOfPool() {
     for (EpollSet* pool : {free_sets, left_sets}) {
       for (EpollSet* set = pool; set != nullptr; set = set->pool_next_) {
-        (void)set->poller_.release();
+        ForkChild(set);
       }
     }
   }

@@ -114,6 +114,7 @@ void Wrapper(int number, siginfo_t* info, void* context) {
   // On a stack of its own its addresses say nothing about who is inside whom.
   const bool elsewhere = (flags & SA_ONSTACK) != 0;
   std::atomic<int>* const counted = self.counted;
+  const std::uint32_t forks = self.forks;
   if (elsewhere) self.counted = nullptr;
   if (flags & SA_RESETHAND) handler = TakeOnce(number, &flags);
   self.any = self.any + 1;
@@ -137,7 +138,10 @@ void Wrapper(int number, siginfo_t* info, void* context) {
                                                                 context);
   }
   self.handler = outer;
-  if (elsewhere) self.counted = counted;
+  if (elsewhere) {
+    self.counted =
+        counted == nullptr || self.forks == forks ? counted : &parents_sleepers;
+  }
   if (wait.set != nullptr) {
     const int saved = errno;
     RecountWait(wait);
@@ -224,6 +228,12 @@ void SignalsForkUnlock(bool child) {
   std::atomic_signal_fence(std::memory_order_seq_cst);
   tls_signals.depth = tls_signals.depth - 1;
   if (tls_signals.pending != 0 && tls_signals.depth == 0) DeliverDeferred();
+}
+
+void SignalsForkChild() {
+  ThreadSignals& self = tls_signals;
+  self.forks = self.forks + 1;
+  if (self.counted != nullptr) self.counted = &parents_sleepers;
 }
 
 void DeliverDeferred() {

@@ -50,6 +50,9 @@ struct ThreadSignals {
   // Sleeps that have begun and not ended: more than one where a handler sleeps.
   // (Too many, for a while, after a handler that has jumped out of them.)
   volatile std::uint32_t asleep = 0;
+  // Forks that this thread is the child of.  A handler may have made the last
+  // one within a sleep, whose count is the parent's then.
+  volatile std::uint32_t forks = 0;
   static constexpr std::uint32_t kMostDeferred = 8;
   struct Deferred {
     int number;
@@ -74,6 +77,9 @@ void RecountWait(const CountedWait& wait);
 // returns.
 void DeliverDeferred();
 
+// In place of a count of sleepers that is the parent's; nobody's.
+inline constinit std::atomic<int> parents_sleepers{0};
+
 // Undoes what a sleep has left that a handler jumped out of.  `here` is an
 // address in the caller's frame: a handler that runs during the sleep is
 // further down the stack and must not undo it.
@@ -84,18 +90,22 @@ void DeliverDeferred();
 class CountedSleep {
  public:
   explicit CountedSleep(std::atomic<int>* count)
-      : count_(count), outer_(tls_signals.counted), frame_(tls_signals.frame) {
+      : count_(count),
+        outer_(tls_signals.counted),
+        frame_(tls_signals.frame),
+        forks_(tls_signals.forks) {
     tls_signals.frame = this;
     tls_signals.counted = count;
     tls_signals.asleep = tls_signals.asleep + 1;
   }
   ~CountedSleep() {
+    const bool own = tls_signals.forks == forks_;
     tls_signals.word = nullptr;
     tls_signals.lane = nullptr;
-    tls_signals.counted = outer_;
+    tls_signals.counted = own || outer_ == nullptr ? outer_ : &parents_sleepers;
     tls_signals.frame = frame_;
     tls_signals.asleep = tls_signals.asleep - 1;
-    count_->fetch_sub(1, std::memory_order_seq_cst);
+    if (own) count_->fetch_sub(1, std::memory_order_seq_cst);
   }
   CountedSleep(const CountedSleep&) = delete;
   CountedSleep& operator=(const CountedSleep&) = delete;
@@ -104,6 +114,7 @@ class CountedSleep {
   std::atomic<int>* const count_;
   std::atomic<int>* const outer_;
   const void* const frame_;
+  const std::uint32_t forks_;
 };
 
 class Critical {
@@ -161,6 +172,8 @@ int HookedSiginterrupt(int number, bool interrupt);
 // Around fork: Lock is a critical section, which Unlock ends.
 void SignalsForkLock();
 void SignalsForkUnlock(bool child);
+// In the child, whether it was locked or not.
+void SignalsForkChild();
 
 }  // namespace rcsock::posix
 

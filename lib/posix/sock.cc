@@ -156,7 +156,7 @@ void Sock::Reset() {
   zero_copy_on_.store(false, std::memory_order_relaxed);
   policy_.store(Policy::kAuto, std::memory_order_relaxed);
   leaving_.store(false, std::memory_order_relaxed);
-  given_away_.store(false, std::memory_order_relaxed);
+  given_away_.store(0, std::memory_order_relaxed);
   inode_.store(0, std::memory_order_relaxed);
   exec_pinned_ = false;
   half_closed_ = false;
@@ -235,7 +235,7 @@ void Sock::Unref() {
   Account();
   Critical outer;  // what ends here goes back to pools
   std::unique_ptr<Stream> stream;
-  std::unique_ptr<lane::Lane> lane;
+  std::unique_ptr<lane::Lane> lane, parked;
   std::shared_ptr<lane::shm::Link> link;
   {
     // A call that came late, by a number that is closed, may still look.
@@ -246,6 +246,7 @@ void Sock::Unref() {
     stream = std::move(stream_);
     quick_.may_send = quick_.may_receive = false;
     lane = std::move(lane_);
+    parked = std::move(parked_);
     lane_is_shm_ = false;
     UnlistRemote();
     link = std::move(link_);

@@ -27,6 +27,7 @@ namespace rcsock::posix {
 struct Interest;
 struct SnapshotStream;
 struct Stats;
+struct Successor;
 
 // Calls go straight to the kernel (kPlain) and are only counted, or through the
 // stream (kEngine), which then owns every byte of the anchor.  kUnread: as
@@ -147,9 +148,8 @@ class alignas(64) Sock final : public File,
   template <class Still>
   ssize_t QuickRecv(Still&& still, void* to, std::size_t length, int flags);
   int Shutdown(int fd, int how);
-  // The last descriptor goes: `fd` is closed on return.
-  // (What `from` names takes the number, if it is one; see CloseFd.)
-  int CloseLast(int fd, int from = -1, int flags = 0);
+  // The last descriptor goes: `fd` is closed on return, or is what comes next.
+  int CloseLast(int fd, const Successor& next);
   // One of several descriptors goes.
   void LoseFd(int fd);
   // The last descriptor was closed past us.
@@ -375,6 +375,7 @@ class alignas(64) Sock final : public File,
   bool MayShm() const override { return terms_.shm; }
   bool MayRdma() const override { return terms_.rdma; }
   bool Names(sockaddr_storage* local, sockaddr_storage* peer) override;
+  std::uint8_t TrafficClass(bool v4) override;
   void Adopt() override;
   void OnLink(std::shared_ptr<lane::shm::Link> link, int index) override;
   void LaneOpen(std::unique_ptr<lane::Lane> lane, std::uint32_t epoch,
@@ -424,7 +425,16 @@ class alignas(64) Sock final : public File,
   // A program that is not followed may hold it from now on.
   // seq_cst: whoever gives it away looks at mode_ after, and TryAdopt, which
   // sets mode_, at this after: one of the two sees the other.
-  void GivenAway() { given_away_.store(true, std::memory_order_seq_cst); }
+  void GivenAway() { given_away_.fetch_add(1, std::memory_order_seq_cst); }
+  // There is no such program after all; `life`: what Life() was then.
+  void TakenBack(std::uint32_t life) {
+    if (Life() == life) given_away_.fetch_sub(1, std::memory_order_seq_cst);
+  }
+  // Which connection of those that the object has been; while no latch is held
+  // it may become another.
+  std::uint32_t Life() const {
+    return gate_.load(std::memory_order_relaxed) & kLife;
+  }
   // Tells the offsets to who will hold it too, once the stream is plain.
   void MarkFork();
   int holding() const { return holders_.load(); }
@@ -508,11 +518,6 @@ class alignas(64) Sock final : public File,
     return tx_raw_.load(std::memory_order_relaxed) +
            rx_raw_.load(std::memory_order_relaxed);
   }
-  // Which connection of those that the object has been; while no latch is held
-  // it may become another.
-  std::uint32_t Life() const {
-    return gate_.load(std::memory_order_relaxed) & kLife;
-  }
   bool InGate() const {
     return (gate_.load(std::memory_order_seq_cst) & kInside) != 0;
   }
@@ -558,6 +563,9 @@ class alignas(64) Sock final : public File,
                                      std::size_t total, int flags,
                                      std::size_t* done);
   bool MayHold(int flags) const;
+  bool AwaitsGap(int flags) const;
+  ssize_t SendAside(int fd, const iovec* iov, int count, std::size_t total,
+                    int flags, std::size_t* done);
   // When the hold ends, which begins here if none has yet; kNoHold: there is
   // none (any more).
   std::uint64_t HoldEnd(std::uint64_t now);
@@ -677,6 +685,10 @@ class alignas(64) Sock final : public File,
   // anchor to the kernel, or ends the stream.
   void PostSettle();
   void Settle();
+  // Gives back a lane that the stream has left while threads still slept on it,
+  // once none does; false: some do, and have been woken.
+  bool Unpark();
+  void UnparkLater(std::uint32_t ms);
   bool BackToPlain();
   bool StuckOnStash();
   void TakeOptions();
@@ -754,7 +766,7 @@ class alignas(64) Sock final : public File,
   // On its way to the kernel for somebody who does not know the stream: bytes
   // read ahead do not hold it.
   std::atomic<bool> leaving_{false};
-  std::atomic<bool> given_away_{false};
+  std::atomic<std::uint32_t> given_away_{0};  // how often
   bool exec_pinned_ = false;
   bool half_closed_ = false;  // both latches': shut down, or ended by the peer
   bool exec_left_ = false;
@@ -787,7 +799,12 @@ class alignas(64) Sock final : public File,
   std::atomic<std::uint32_t> tx_seq_{0};
   std::atomic<int> rx_sleepers_{0};
   std::atomic<int> tx_sleepers_{0};
-  std::atomic<int> pins_{0};  // threads that sleep on the lane's own words
+  // Threads that sleep on the lane's own words, and on those of the lane before
+  // it, if that is parked: which of the two changes with each that is.
+  std::atomic<int> pins_[2] = {};
+  int lane_pins_ = 0;                   // both latches'
+  std::unique_ptr<lane::Lane> parked_;  // both latches'
+  std::atomic<int>& LanePins() { return pins_[lane_pins_]; }
 
   std::shared_ptr<lane::shm::Link> link_;
   int index_ = -1;

@@ -36,7 +36,7 @@ void Sock::Fold(Stats* to, bool last) {
 void Sock::LearnLatched() const {
   // What others do with it is not seen here.
   if (!connected_.load(std::memory_order_relaxed) || !SoleHolder() ||
-      given_away_.load(std::memory_order_relaxed)) {
+      given_away_.load(std::memory_order_relaxed) != 0) {
     return;
   }
   const auto [tx, rx, lane_tx, lane_rx] = TrafficLatched();

@@ -98,7 +98,7 @@ void Sock::FlushClosed(std::uint64_t deadline_ns, bool last) {
   EachClosed([&](Sock* sock) { sock->FlushAtExit(deadline_ns, last); });
 }
 
-int Sock::CloseLast(int number, int from, int flags) {
+int Sock::CloseLast(int number, const Successor& next) {
   Critical critical;
   const base::NoCancel no_cancel;
   closed_.store(true, std::memory_order_seq_cst);
@@ -112,7 +112,7 @@ int Sock::CloseLast(int number, int from, int flags) {
   WakeHeld();
   int result, error;
   const auto end = [&](bool held) {
-    result = CloseNumber(number, from, flags, held);
+    result = CloseNumber(number, next, held);
     error = errno;
   };
   if (mode() == Mode::kEngine && stream_ != nullptr && conductor != nullptr &&

@@ -245,7 +245,7 @@ void Sock::WakeRx() {
   if (rx_sleepers_.load(std::memory_order_seq_cst) > 0) {
     base::FutexWake(&rx_seq_, 1 << 30, false);
   }
-  if (lane_ != nullptr && pins_.load(std::memory_order_seq_cst) > 0) {
+  if (lane_ != nullptr && LanePins().load(std::memory_order_seq_cst) > 0) {
     lane_->WakeLocal();
   }
   InterestsReady(this);
@@ -257,7 +257,7 @@ void Sock::WakeTx() {
   if (tx_sleepers_.load(std::memory_order_seq_cst) > 0) {
     base::FutexWake(&tx_seq_, 1 << 30, false);
   }
-  if (lane_ != nullptr && pins_.load(std::memory_order_seq_cst) > 0) {
+  if (lane_ != nullptr && LanePins().load(std::memory_order_seq_cst) > 0) {
     lane_->WakeLocal();
   }
   InterestsReady(this, true);

@@ -38,6 +38,9 @@ constexpr std::uint64_t kFreeBytes = 16 << 10;
 // the lane, and has to come out of it: now and then it is sent a little.
 constexpr std::uint64_t kNudgeNs = 50'000;
 constexpr std::size_t kNudgeBytes = 2048;
+// How often a send that waits for a gap looks for room: TCP's buffers last
+// longer.
+constexpr std::uint64_t kAsideNs = 200'000;
 // A small message goes as one piece, as it would on TCP.
 constexpr std::size_t kWhole = 8192;
 // ... and where nothing is known of the service: more than that is worth a
@@ -249,12 +252,67 @@ ssize_t Sock::SendNow(int number, const iovec* iov, int count, std::size_t skip,
   return in.Sent(Send(rest.iov(), rest.count()));
 }
 
+// The peer has agreed, and only a gap between the calls of this end's threads
+// is awaited.
+bool Sock::AwaitsGap(int flags) const {
+  return agreed_.load(std::memory_order_relaxed) &&
+         (flags & (MSG_DONTWAIT | MSG_OOB)) == 0 &&
+         !nonblock.load(std::memory_order_relaxed) && mode() == Mode::kPlain &&
+         AwaitsLane();
+}
+
+// A send that sleeps in the kernel until there is room leaves no gap beside a
+// thread that receives: a connection that both ends fill would have no lane for
+// as long as they do.  So it sleeps here, where the stream may be adopted, for
+// as long as the search goes on (2 s at most), and looks for room now and then.
+ssize_t Sock::SendAside(int number, const iovec* iov, int count,
+                        std::size_t total, int flags, std::size_t* done) {
+  Critical critical;
+  Wait wait;
+  wait.timed = true;
+  wait.signals = tls_signals.interrupts;
+  wait.any = tls_signals.any;
+  const std::uint64_t most = snd_timeout_ns.load(std::memory_order_relaxed);
+  const std::uint64_t end =
+      most == 0 ? ~std::uint64_t{0} : base::NowNs() + most;
+  while (AwaitsGap(flags)) {
+    // A send that has sent something leaves an error to the next call.
+    if (*done > 0 && Broken()) return static_cast<ssize_t>(*done);
+    const ssize_t n = SendNow(number, iov, count, *done, total);
+    if (n == kRetry) break;
+    if (n > 0) *done += static_cast<std::size_t>(n);
+    if (*done == total) return static_cast<ssize_t>(total);
+    const std::uint64_t now = base::NowNs();
+    wait.part = *done > 0;
+    const bool interrupted = wait.part ? wait.any != tls_signals.any
+                                       : wait.signals != tls_signals.interrupts;
+    const int error = n < 0 && n != -EAGAIN ? static_cast<int>(-n)
+                      : interrupted         ? EINTR
+                      : now >= end          ? EAGAIN
+                                            : 0;
+    if (error != 0) {
+      if (*done > 0) return static_cast<ssize_t>(*done);
+      if (error == EPIPE && (flags & MSG_NOSIGNAL) == 0) RaiseSigpipe();
+      errno = error;
+      return -1;
+    }
+    AwaitLane(wait, std::min(now + kAsideNs, end));
+  }
+  // By another thread: see HeldSend.
+  if (*done > 0 && closed_.load(std::memory_order_relaxed)) {
+    return static_cast<ssize_t>(*done);
+  }
+  return kRetry;
+}
+
 ssize_t Sock::HeldSend(int number, const iovec* iov, int count,
                        std::size_t total, int flags, std::size_t* done) {
-  if (!MayHold(flags) || total == 0 || Null(iov, count) ||
+  const bool may = MayHold(flags);
+  if ((!may && !AwaitsGap(flags)) || total == 0 || Null(iov, count) ||
       GivenToTcp() < kFreeBytes) {
     return kRetry;
   }
+  if (!may) return SendAside(number, iov, count, total, flags, done);
   const std::uint64_t start = base::NowNs();
   std::uint64_t end = HoldEnd(start);
   if (end == kNoHold) return kRetry;
@@ -316,7 +374,8 @@ ssize_t Sock::HeldSend(int number, const iovec* iov, int count,
   if (*done > 0 && closed_.load(std::memory_order_relaxed)) {
     return static_cast<ssize_t>(*done);
   }
-  return kRetry;
+  return AwaitsGap(flags) ? SendAside(number, iov, count, total, flags, done)
+                          : kRetry;
 }
 
 }  // namespace rcsock::posix

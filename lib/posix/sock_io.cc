@@ -94,7 +94,12 @@ bool Sock::HoldsEnd() const {
   return lane_ == nullptr && seeking_.load() && agreed_.load() && !moves.load();
 }
 
+// (Below: a stream that is closed may have no number any more, a moment before
+// the end of it is said.  Who finds it so comes back then, and finds what the
+// number names that he has.)
+
 ssize_t Sock::Send(const iovec* iov, int count) {
+  if (fd() < 0) return -EAGAIN;
   msghdr message{};
   message.msg_iov = const_cast<iovec*>(iov);
   message.msg_iovlen =
@@ -105,6 +110,7 @@ ssize_t Sock::Send(const iovec* iov, int count) {
 }
 
 ssize_t Sock::Recv(void* to, std::size_t length) {
+  if (fd() < 0) return -EAGAIN;
   const long n = Tells(kTellsTime) ? RecvStamped(to, length)
                                    : ::syscall(SYS_recvfrom, fd(), to, length,
                                                MSG_DONTWAIT, nullptr, nullptr);
@@ -116,6 +122,7 @@ ssize_t Sock::Recv(void* to, std::size_t length) {
 }
 
 ssize_t Sock::RecvV(const iovec* iov, int count, bool peek) {
+  if (fd() < 0) return -EAGAIN;
   msghdr message{};
   message.msg_iov = const_cast<iovec*>(iov);
   message.msg_iovlen =

@@ -22,6 +22,9 @@ using base::Reason;
 using rendezvous::Conductor;
 using stream::Stream;
 
+// Between looks whether a lane is still slept on.
+constexpr std::uint32_t kMostWaitMs = 64;
+
 void Sock::PostSettle() {
   if (settle_posted_) return;
   Conductor* conductor = Conductor::IfRunning();
@@ -48,14 +51,16 @@ void Sock::Settle() {
     std::unique_ptr<lane::Lane> lane;
     tx_latch.lock();
     rx_latch.lock();
-    if (pins_.load(std::memory_order_seq_cst) != 0) {
+    const bool slept_on = LanePins().load(std::memory_order_seq_cst) != 0;
+    if (slept_on && parked_ != nullptr) {
+      // (Of two lanes: a handler sleeps above another's sleep, say.)
       lane_->WakeLocal();
       settle_posted_ = true;
       const std::uint32_t wait = settle_wait_ms_;
-      // A thread that has jumped out of its sleep may take its time.
-      if (wait < 64) settle_wait_ms_ = 2 * wait;
+      if (wait < kMostWaitMs) settle_wait_ms_ = 2 * wait;
       rx_latch.unlock();
       tx_latch.unlock();
+      Unpark();
       if (conductor->After(wait, [self = Share()] { self->Settle(); }) == 0) {
         // No memory: the next change tries again.
         Latched latched(this);
@@ -72,16 +77,56 @@ void Sock::Settle() {
     lane = std::move(lane_);
     lane_is_shm_ = false;
     notify_.store(0);
+    if (slept_on) {
+      parked_ = std::move(lane);
+      lane_pins_ ^= 1;
+    }
     rx_latch.unlock();
     tx_latch.unlock();
     if (link_ != nullptr) link_->SetCookie(index_, nullptr);
-    conductor->ReturnLane(Share(), std::move(lane));
+    if (!slept_on) {
+      conductor->ReturnLane(Share(), std::move(lane));
+    } else if (!Unpark()) {
+      UnparkLater(1);
+    }
   }
   if (finished) {
     Finish(reset);
     return;
   }
   BackToPlain();
+}
+
+// The stream need not wait for them: nothing is read from the lane any more,
+// and who wakes looks where it is by then.  Nor could it, where one of them is
+// a thread whose handler has interrupted the sleep, and waits itself until the
+// stream is the kernel's (fork), or has jumped out of it and takes its time.
+bool Sock::Unpark() {
+  std::unique_ptr<lane::Lane> lane;
+  {
+    Latched latched(this);
+    if (parked_ == nullptr) return true;
+    if (pins_[lane_pins_ ^ 1].load(std::memory_order_seq_cst) != 0) {
+      parked_->WakeLocal();
+      return false;
+    }
+    lane = std::move(parked_);
+  }
+  if (Conductor* conductor = Conductor::IfRunning()) {
+    conductor->ReturnLane(Share(), std::move(lane));
+  }
+  return true;
+}
+
+// (Without memory for that, it is when the next lane is left.)
+void Sock::UnparkLater(std::uint32_t ms) {
+  Conductor* conductor = Conductor::IfRunning();
+  if (conductor == nullptr) return;
+  conductor->After(ms, [self = Share(), ms] {
+    if (!self->Unpark()) {
+      self->UnparkLater(ms < kMostWaitMs ? 2 * ms : kMostWaitMs);
+    }
+  });
 }
 
 // A stream that is half closed in the kernel may not be promoted any more: the

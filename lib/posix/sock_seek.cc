@@ -1,7 +1,10 @@
 // How a stream comes onto a lane: the look for its peer, the adoption, the
 // lane.
 
+#include <netinet/in.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <cerrno>
@@ -136,6 +139,19 @@ bool Sock::Names(sockaddr_storage* local, sockaddr_storage* peer) {
   const int number = fd();
   return !closed_.load(std::memory_order_acquire) && number >= 0 &&
          rendezvous::NamesOf(number, local, peer);
+}
+
+std::uint8_t Sock::TrafficClass(bool v4) {
+  const int number = fd();
+  int value = 0;
+  socklen_t length = sizeof value;
+  if (closed_.load(std::memory_order_acquire) || number < 0 ||
+      ::syscall(SYS_getsockopt, number, v4 ? IPPROTO_IP : IPPROTO_IPV6,
+                v4 ? IP_TOS : IPV6_TCLASS, &value, &length) != 0) {
+    return 0;
+  }
+  // The last two bits are TCP's own, for congestion.
+  return static_cast<std::uint8_t>(value) & 0xfc;
 }
 
 void Sock::SeekFailed(Reason reason, bool final) {

@@ -211,7 +211,9 @@ void Sock::MarkFork() {
 
 bool Sock::SoleHolder() const {
   // (The child of a fork that is under way is not counted before the end.)
-  if (given_away_.load(std::memory_order_seq_cst) || Forking()) return false;
+  if (given_away_.load(std::memory_order_seq_cst) != 0 || Forking()) {
+    return false;
+  }
   const Holding* all = FindHolding(holders_);
   return all == nullptr || all->Alone();
 }
@@ -222,7 +224,7 @@ bool Sock::SoleHolder() const {
 // (If both come at the same instant the child may have a number that nobody
 // there knows of, as it may of anything.)
 bool Sock::EndsHere() const {
-  if (given_away_.load(std::memory_order_seq_cst) ||
+  if (given_away_.load(std::memory_order_seq_cst) != 0 ||
       (!closed_.load(std::memory_order_seq_cst) && Forking())) {
     return false;
   }
@@ -272,7 +274,10 @@ void Sock::ForkChild() {
               std::memory_order_relaxed);
   rx_sleepers_.store(0, std::memory_order_relaxed);
   tx_sleepers_.store(0, std::memory_order_relaxed);
-  pins_.store(0, std::memory_order_relaxed);
+  // (This thread, too, may come back from a handler to a sleep of the parent's:
+  // its count was there, and it takes nothing back here.  CountedSleep.)
+  for (auto& pins : pins_) pins.store(0, std::memory_order_relaxed);
+  (void)parked_.release();
   poll_sleepers.store(0, std::memory_order_relaxed);
   close_timer_ = 0;
   if (ZeroCopy* zero_copy = zero_copy_.load(std::memory_order_relaxed)) {
@@ -380,7 +385,7 @@ bool Sock::PinForExec(std::uint64_t deadline_ns) {
 }
 
 bool Sock::MayBequeath() {
-  return connected_.load() && !closed_.load() && !given_away_.load() &&
+  return connected_.load() && !closed_.load() && given_away_.load() == 0 &&
          !half_closed_ && (!pinned_.load() || exec_pinned_) && !never_.load() &&
          !zero_copy_on_.load() && Hold() && HoldingsFd() >= 0 &&
          !InterestsKept(this);

@@ -211,7 +211,8 @@ int Sock::WaitBehind(Wait& wait, std::uint32_t seq) {
 // compares. With one: the lane does the same with its own word and `token`; and
 // since WakeRx bumps rx_seq_ before it looks at pins_, while here pins_ is
 // counted before rx_seq_ is looked at, a change of state in between is seen by
-// one side.
+// one side.  (Of a lane that the stream leaves, Settle looks at them, with both
+// latches, and makes all of them return.)
 int Sock::SleepOn(Wait& wait, bool tx, std::uint32_t token, std::uint32_t seq,
                   lane::Lane* lane) {
   if (!wait.poll && OwnFace() == Face::kLibrary &&
@@ -229,7 +230,7 @@ int Sock::SleepOn(Wait& wait, bool tx, std::uint32_t token, std::uint32_t seq,
   const std::uint32_t before = wait.part ? wait.any : wait.signals;
   std::atomic<std::uint32_t>& word = tx ? tx_seq_ : rx_seq_;
   base::Latch& latch = tx ? tx_latch : rx_latch;
-  std::atomic<int>& count = lane != nullptr ? pins_
+  std::atomic<int>& count = lane != nullptr ? LanePins()
                             : tx            ? tx_sleepers_
                                             : rx_sleepers_;
   count.fetch_add(1, std::memory_order_seq_cst);

@@ -1,11 +1,14 @@
 #include "lib/posix/table.h"
 
 #include <fcntl.h>
+#include <sched.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstdint>
+#include <utility>
 
 #include "lib/base/latch.h"
 #include "lib/base/no_cancel.h"
@@ -39,14 +42,16 @@ void Put(int fd, File* file) {
                      std::memory_order_release);
 }
 
-// False: another thread is closing it, or has.
-bool Claim(int fd, File* file) {
+// kNo: another thread is closing it, or has.  kHeld: another thread copies it.
+enum class Claimed : std::uint8_t { kYes, kNo, kIsHeld };
+Claimed Claim(int fd, File* file) {
   std::uintptr_t entry = fd_table[fd].load(std::memory_order_relaxed);
   do {
-    if (FileIn(entry) != file || (entry & kClaimed) != 0) return false;
+    if (FileIn(entry) != file || (entry & kClaimed) != 0) return Claimed::kNo;
+    if ((entry & kHeld) != 0) return Claimed::kIsHeld;
   } while (!fd_table[fd].compare_exchange_weak(
       entry, (entry & ~kLaneMark) | kClaimed));
-  return true;
+  return Claimed::kYes;
 }
 
 bool IsClaimed(int fd) {
@@ -123,41 +128,22 @@ File* LentFile(int fd) {
   return FileIn(entry);
 }
 
-int KernelClose(int fd, int from, int flags) {
-  if (from < 0) return real::close(fd);
+int KernelClose(int fd, const Successor& next) {
+  if (next.from < 0) return real::close(fd);
   // (A filter of system calls may know only the older.)
-  return flags == 0 ? real::dup2(from, fd) : real::dup3(from, fd, flags);
+  return next.flags == 0 ? real::dup2(next.from, fd)
+                         : real::dup3(next.from, fd, next.flags);
 }
 
-// False: it has none, because it is closing.
-bool CountAnother(File* file) {
+// One more number for it, which is held.  With between_latch, and until that
+// number is in the table: see LeaveNumber.
+File* Another(File* file) {
+  if (file == nullptr) return nullptr;
+  // (None: it is closing.)
   int fds = file->fds.load(std::memory_order_relaxed);
   while (fds > 0 && !file->fds.compare_exchange_weak(fds, fds + 1)) {
   }
-  return fds > 0;
-}
-
-// One more number for what `fd` names, if anything.  (Asked twice: see
-// fd_table.)  With between_latch, and until that number is in the table: see
-// LeaveNumber.
-File* Another(int fd) {
-  Recall(fd);
-  for (;;) {
-    File* file = Entry(fd);
-    if (file == nullptr || file->kind == FileKind::kBetween) return nullptr;
-    if (file->kind == FileKind::kSock) {
-      auto* const sock = static_cast<Sock*>(file);
-      if (!sock->TryRef()) return nullptr;
-      const bool same = Entry(fd) == file;
-      const bool counted = same && CountAnother(file);
-      sock->Unref();
-      if (!same) continue;
-      return counted ? file : nullptr;
-    }
-    if (!CountAnother(file)) return nullptr;
-    if (Entry(fd) == file) return file;
-    if (file->fds.fetch_sub(1) == 1) static_cast<EpollSet*>(file)->Free();
-  }
+  return fds > 0 ? file : nullptr;
 }
 
 // Another number that names `file`, and will not be left for this one, or -1.
@@ -186,7 +172,8 @@ void Lend(int fd) {
     }
     LentAt(fd).borrower.store(static_cast<int>(::syscall(SYS_getpid)),
                               std::memory_order_relaxed);
-    LentAt(fd).entry.store(entry, std::memory_order_relaxed);
+    // (Who holds it in the parent finds it lent, and lets go of nothing.)
+    LentAt(fd).entry.store(entry & ~kHeld, std::memory_order_relaxed);
     // (The parent's conductor may have put the mark there, or taken it away.
     // It comes back as it was here, true or not.)
   } while (!fd_table[fd].compare_exchange_weak(
@@ -209,6 +196,31 @@ int LeaveNumberForAny(int fd, const File* file) {
   other = OtherFd(file, fd);
   between_latch.unlock();
   return other;
+}
+
+HeldNumber::HeldNumber(int fd) : fd_(fd) {
+  if (Entry(fd) == nullptr) return;
+  for (;;) {
+    Recall(fd);
+    File* const file = Lookup(fd);
+    if (file == nullptr || file->kind == FileKind::kBetween) return;
+    std::uintptr_t entry = fd_table[fd].load(std::memory_order_relaxed);
+    if (FileIn(entry) == file && (entry & (kClaimed | kHeld)) == 0 &&
+        fd_table[fd].compare_exchange_strong(entry, entry | kHeld)) {
+      file_ = file;
+      return;
+    }
+    ::sched_yield();
+  }
+}
+
+void HeldNumber::Release() {
+  File* const file = std::exchange(file_, nullptr);
+  if (file == nullptr) return;
+  std::uintptr_t entry = fd_table[fd_].load(std::memory_order_relaxed);
+  while (FileIn(entry) == file &&
+         !fd_table[fd_].compare_exchange_weak(entry, entry & ~kHeld)) {
+  }
 }
 
 Sock* OwnersSock(int fd) {
@@ -292,29 +304,34 @@ void Evict(int fd) {
   // parent's.)
   if (InBorrowedMemory()) return Lend(fd);
   const bool claimed = IsClaimed(fd);
-  Put(fd, nullptr);
-  // (Who closes it twice, say: the other thread sees to it.)
-  if (claimed) return;
-  if (file->fds.fetch_sub(1) != 1) {
-    if (file->kind == FileKind::kEpoll) {
-      static_cast<EpollSet*>(file)->LoseFd(fd);
+  if (file->kind == FileKind::kSock) {
+    auto* const sock = static_cast<Sock*>(file);
+    sock->Ref();  // see fd_table
+    Put(fd, nullptr);
+    // (Who closes it twice, say: the other thread sees to it.)
+    if (!claimed && file->fds.fetch_sub(1) != 1) {
+      sock->LoseFd(fd);
+    } else if (!claimed) {
+      // The connection is gone already; only what we keep about it is left.
+      sock->Vanished();
     }
+    sock->Unref();
     return;
   }
-  if (file->kind == FileKind::kSock) {
-    // The connection is gone already; only what we keep about it is left.
-    static_cast<Sock*>(file)->Vanished();
-  } else {
-    static_cast<EpollSet*>(file)->Free();
-  }
+  auto* const set = static_cast<EpollSet*>(file);
+  Put(fd, nullptr);
+  if (claimed) return;
+  set->LoseFd(fd);
+  if (file->fds.fetch_sub(1) == 1) set->Free();
 }
 
-int CloseNumber(int fd, int from, int flags, bool held) {
+int CloseNumber(int fd, const Successor& next, bool held) {
   Critical critical;
   const base::NoCancel no_cancel;
   const bool anchor = held;
+  const bool follows = next.held != nullptr && next.held->file() != nullptr;
   int last = -1;
-  if (!held && from >= 0 && Entry(from) != nullptr) {
+  if (!held && follows) {
     // A stream that comes into its place has an anchor, too.  What this closes
     // for the last time may linger: not with the latch held.
     last = base::RelocateHighForParent(
@@ -323,17 +340,18 @@ int CloseNumber(int fd, int from, int flags, bool held) {
   }
   if (!held) {
     Put(fd, nullptr);
-    return KernelClose(fd, from, flags);
+    return KernelClose(fd, next);
   }
   between_latch.lock();
   Put(fd, &between);
-  const int result = KernelClose(fd, from, flags);
+  const int result = KernelClose(fd, next);
   const int error = errno;
-  // (Another thread has closed `from`, say.)  The number still names the
+  // (A filter of system calls may refuse it, say.)  The number still names the
   // anchor, and nobody knows of it any more.
-  if (anchor && result < 0 && from >= 0) ::syscall(SYS_close, fd);
-  Put(fd, result >= 0 && from >= 0 ? Another(from) : nullptr);
+  if (anchor && result < 0 && next.from >= 0) ::syscall(SYS_close, fd);
+  Put(fd, result >= 0 && follows ? Another(next.held->file()) : nullptr);
   between_latch.unlock();
+  if (next.held != nullptr) next.held->Release();
   if (last >= 0) base::CloseRaw(last);
   errno = error;
   return result;
@@ -343,15 +361,15 @@ namespace {
 
 // What is closed is kept until its number is out of the table, though all its
 // other numbers be closed before.
-int CloseSock(Sock* sock, bool last, int fd, int from, int flags) {
-  if (last) return sock->CloseLast(fd, from, flags);
+int CloseSock(Sock* sock, bool last, int fd, const Successor& next) {
+  if (last) return sock->CloseLast(fd, next);
   sock->Ref();
   int result;
   if (sock->fds.fetch_sub(1) == 1) {
-    result = sock->CloseLast(fd, from, flags);
+    result = sock->CloseLast(fd, next);
   } else {
     sock->LoseFd(fd);
-    result = CloseNumber(fd, from, flags, true);
+    result = CloseNumber(fd, next, true);
   }
   const int saved = errno;
   sock->Unref();
@@ -359,62 +377,101 @@ int CloseSock(Sock* sock, bool last, int fd, int from, int flags) {
   return result;
 }
 
-int CloseSet(EpollSet* set, bool last, int fd, int from, int flags) {
+int CloseSet(EpollSet* set, bool last, int fd, const Successor& next) {
   set->LoseFd(fd);
-  const int result = CloseNumber(fd, from, flags, !last);
+  const int result = CloseNumber(fd, next, !last);
   const int saved = errno;
   if (last || set->fds.fetch_sub(1) == 1) set->Free();
   errno = saved;
   return result;
 }
 
-}  // namespace
-
-int CloseFd(int fd, int from, int flags) {
-  if (Entry(fd) != nullptr && InBorrowedMemory()) {
-    Lend(fd);
-    return KernelClose(fd, from, flags);
-  }
-  Recall(fd);
-  File* file = Lookup(fd);
-  if (file == nullptr) {
-    if (from >= 0 && Entry(from) != nullptr && !InBorrowedMemory() &&
-        static_cast<unsigned>(fd) < static_cast<unsigned>(kMaxFds)) {
-      Raise(fd);
-      return CloseNumber(fd, from, flags, false);
-    }
-    return KernelClose(fd, from, flags);
-  }
-  Critical critical;  // no handler jumps out of a claim
-  if (!Claim(fd, file)) {
-    const int result = KernelClose(fd, from, flags);
-    if (result >= 0 && from >= 0) CopyFd(from, fd);
-    return result;
-  }
+// Of a number that is claimed.
+int CloseClaimed(int fd, File* file, const Successor& next) {
   int only = 1;
   const bool last = file->fds.compare_exchange_strong(only, 0);
   return file->kind == FileKind::kSock
-             ? CloseSock(static_cast<Sock*>(file), last, fd, from, flags)
-             : CloseSet(static_cast<EpollSet*>(file), last, fd, from, flags);
+             ? CloseSock(static_cast<Sock*>(file), last, fd, next)
+             : CloseSet(static_cast<EpollSet*>(file), last, fd, next);
 }
 
-void CopyFd(int from, int to) {
+}  // namespace
+
+int CloseFd(int fd) {
+  constexpr Successor kNothing;
+  if (Entry(fd) != nullptr && InBorrowedMemory()) {
+    Lend(fd);
+    return KernelClose(fd, kNothing);
+  }
+  Recall(fd);
+  for (;;) {
+    File* const file = Lookup(fd);
+    if (file == nullptr) return KernelClose(fd, kNothing);
+    Critical critical;  // no handler jumps out of a claim
+    const Claimed claimed = Claim(fd, file);
+    if (claimed == Claimed::kNo) return KernelClose(fd, kNothing);
+    if (claimed == Claimed::kYes) return CloseClaimed(fd, file, kNothing);
+    ::sched_yield();
+  }
+}
+
+int ReplaceFd(int fd, int from, int flags) {
+  if (Entry(fd) == nullptr && Entry(from) == nullptr) {
+    return KernelClose(fd, {from, flags});
+  }
+  for (;;) {
+    Recall(fd);
+    HeldNumber held(from);
+    Successor next{from, flags, &held};
+    // What the kernel would refuse changes nothing.  (A number that is not
+    // followed another thread may close at any moment.)
+    base::UniqueFd copy;
+    if (held.file() == nullptr && ProcessPinned() != base::Reason::kSandboxed) {
+      copy.reset(base::RelocateHighForParent(
+          static_cast<int>(::syscall(SYS_fcntl, from, F_DUPFD_CLOEXEC, 0))));
+      if (copy.ok()) next.from = copy.get();
+    }
+    if (::syscall(SYS_fcntl, next.from, F_GETFD) < 0) return -1;
+    File* const file = Lookup(fd);
+    const bool followed =
+        static_cast<unsigned>(fd) < static_cast<unsigned>(kMaxFds);
+    if (file == nullptr) {
+      if (held.file() == nullptr || !followed) return KernelClose(fd, next);
+      Raise(fd);
+      return CloseNumber(fd, next, false);
+    }
+    const Claimed claimed = Claim(fd, file);
+    if (claimed == Claimed::kYes) return CloseClaimed(fd, file, next);
+    if (claimed == Claimed::kNo) {
+      const int result = KernelClose(fd, next);
+      if (result >= 0) CopyHeld(held, fd);
+      return result;
+    }
+    // (Whoever holds it may wait for this one.)
+    held.Release();
+    ::sched_yield();
+  }
+}
+
+void CopyHeld(const HeldNumber& from, int to) {
+  File* const file = from.file();
   Evict(to);
-  if (static_cast<unsigned>(to) >= static_cast<unsigned>(kMaxFds)) return;
-  File* file = Lookup(from);
-  if (file == nullptr) return;
+  if (file == nullptr ||
+      static_cast<unsigned>(to) >= static_cast<unsigned>(kMaxFds)) {
+    return;
+  }
   if (file->kind == FileKind::kSock) {
     BeforeStandardNumber(static_cast<Sock*>(file), to);
   }
-  Critical critical;
   between_latch.lock();
-  file = Another(from);
-  if (file != nullptr) {
+  if (Another(file) != nullptr) {
     Raise(to);
     Put(to, file);
   }
   between_latch.unlock();
 }
+
+void CopyFd(int from, int to) { CopyHeld(HeldNumber(from), to); }
 
 void TableForkLock() { between_latch.lock(); }
 
@@ -429,18 +486,30 @@ void TableForkUnlock(bool child) {
   // nobody's.
   const int top = fd_high.load(std::memory_order_relaxed);
   for (int fd = 0; fd <= top; ++fd) {
-    if (!IsClaimed(fd)) continue;
+    const std::uintptr_t entry = fd_table[fd].load(std::memory_order_relaxed);
+    if ((entry & (kClaimed | kHeld)) == 0) continue;
     File* const file = Named(fd);
-    Put(fd, nullptr);
+    // (Who was making another number of it has not: that is nobody's either.)
+    const bool claimed = (entry & kClaimed) != 0;
+    if (claimed) {
+      Put(fd, nullptr);
+    } else {
+      fd_table[fd].store(entry & ~kHeld, std::memory_order_relaxed);
+    }
     if (file == nullptr) continue;
     // One of several: the others are left, and whoever looks for the stream
     // (Sock::ForkChild, to begin with) finds it by one of them.
     int others = 0;
     for (int i = 0; i <= top; ++i) others += Named(i) == file ? 1 : 0;
     file->fds.store(others, std::memory_order_relaxed);
-    if (others == 0 || file->kind != FileKind::kSock) continue;
-    auto* const sock = static_cast<Sock*>(file);
-    if (sock->fd() == fd) sock->set_fd(OtherFd(file, fd));
+    if (others == 0 || !claimed) continue;
+    if (file->kind == FileKind::kSock) {
+      auto* const sock = static_cast<Sock*>(file);
+      if (sock->fd() == fd) sock->set_fd(OtherFd(file, fd));
+    } else if (auto* const set = static_cast<EpollSet*>(file);
+               set->fd() == fd) {
+      set->Renumber(OtherFd(file, fd));
+    }
   }
 }
 

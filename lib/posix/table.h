@@ -5,6 +5,7 @@
 
 #include "lib/posix/epoll.h"
 #include "lib/posix/file.h"
+#include "lib/posix/signals.h"
 #include "lib/posix/sock.h"
 
 namespace rcsock::posix {
@@ -43,14 +44,44 @@ void Evict(int fd);
 void Lend(int fd);
 // What the number names for the process whose memory the child has.
 Sock* OwnersSock(int fd);
-// close(): the descriptor goes, and with the last one what it names.  With
-// `from` it is dup3(from, fd, flags): the number is never free, for another
-// thread's new descriptor may have it then.
-int CloseFd(int fd, int from = -1, int flags = 0);
+// A number of which another one is made: as long as this lives nobody closes
+// it, or puts something else there, so that what the kernel has copied is what
+// the table says.  (Without it the last of two numbers could be closed, and the
+// stream with it, between the kernel's copy and the table's.)  Nothing, where
+// the number is not followed.
+//
+// Who has one waits for nobody's claim, and runs no handler.
+class HeldNumber {
+ public:
+  explicit HeldNumber(int fd);
+  ~HeldNumber() { Release(); }
+  HeldNumber(const HeldNumber&) = delete;
+  HeldNumber& operator=(const HeldNumber&) = delete;
+  void Release();
+  // What it names; null: it is not followed.
+  File* file() const { return file_; }
+
+ private:
+  const Critical critical_;
+  const int fd_;
+  File* file_ = nullptr;
+};
+// What takes the place of a number that is closed: dup2, dup3.
+struct Successor {
+  int from = -1;  // the kernel's; -1: nothing does
+  int flags = 0;
+  HeldNumber* held = nullptr;  // `from`, where it is followed
+};
+// close(): the descriptor goes, and with the last one what it names.
+int CloseFd(int fd);
+// dup3(from, fd, flags), of two numbers that differ: the number is never free,
+// for another thread's new descriptor may have it then.  (Not in a child of
+// vfork.)
+int ReplaceFd(int fd, int from, int flags);
 // The kernel's part of that, and the table's, of a number that is claimed.
 // `held`: nobody finds the number meanwhile, on neither side; who looks for it
 // waits.
-int CloseNumber(int fd, int from, int flags, bool held);
+int CloseNumber(int fd, const Successor& next, bool held);
 // `fd`, which is being closed, is left for another number of the file's; -1:
 // none.  With the latch by which the file knows its number: who closes that one
 // asks later whether it is the file's.
@@ -58,6 +89,7 @@ int LeaveNumber(int fd, const File* file);
 // The same where there is another, which may not be in the table yet.
 int LeaveNumberForAny(int fd, const File* file);
 // `to` is another number for what `from` names (0, or a copy's number).
+void CopyHeld(const HeldNumber& from, int to);
 void CopyFd(int from, int to);
 // Around fork.
 void TableForkLock();

@@ -121,10 +121,8 @@ bool BlockingConnects::Runs(const Connection* connection) const {
 
 void BlockingConnects::Close() {
   waiting_.clear();
-  // To destroy an id is to wait for the call.
   for (auto& [number, entry] : running_) {
-    static_cast<void>(
-        new std::shared_ptr<Connection>(std::move(entry.connection)));
+    LeaveToTheKernel(std::move(entry.connection));
   }
   running_.clear();
 }

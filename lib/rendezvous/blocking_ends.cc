@@ -60,7 +60,7 @@ void BlockingEnds::Close() {
   waiting_.insert(waiting_.end(), running_.begin(), running_.end());
   running_.clear();
   for (auto& connection : waiting_) {
-    static_cast<void>(new std::shared_ptr<Connection>(std::move(connection)));
+    LeaveToTheKernel(std::move(connection));
   }
   waiting_.clear();
 }

@@ -4,7 +4,6 @@
 #include <cstring>
 #include <utility>
 
-#include "lib/base/internal.h"
 #include "lib/base/log.h"
 #include "lib/rendezvous/core.h"
 #include "lib/rendezvous/rdma.h"
@@ -16,17 +15,6 @@ using boost::asio::posix::stream_descriptor;
 using boost::system::error_code;
 
 constexpr int kEventsPerTurn = 64;
-
-// Makes librdmacm look which devices there are, and close what it had open of
-// those that have gone: some drivers' devices can't go before.
-void SyncDevices() {
-  base::InternalScope internal;
-  int count = 0;
-  ibv_context** list = verbs::calls.rdma_get_devices(&count);
-  if (list == nullptr) return;
-  for (int i = 0; i < count; ++i) verbs::AdoptContext(list[i]);
-  verbs::calls.rdma_free_devices(list);
-}
 
 }  // namespace
 
@@ -119,9 +107,11 @@ Device::~Device() {
   // The conductor watches no source that nobody wants any more.
   core_->sources.Sweep();
   domain_.reset();
-  const bool had = keeper_ != nullptr;
+  if (keeper_ == nullptr) return;
+  const int cmd_fd = context()->cmd_fd;
+  const int async_fd = context()->async_fd;
   keeper_.reset();
-  if (lost_ && had) SyncDevices();
+  if (lost_) verbs::CloseGone(cmd_fd, async_fd);
 }
 
 void Device::Close() {

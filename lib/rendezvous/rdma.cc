@@ -84,10 +84,7 @@ void Rdma::Close() {
   devices_.clear();
   connects_.Close();
   ends_.Close();
-  // Whoever stops the conductor cannot wait for them.
-  for (auto& connection : parked_) {
-    static_cast<void>(new std::shared_ptr<Connection>(connection));
-  }
+  for (auto& connection : parked_) LeaveToTheKernel(std::move(connection));
   parked_.clear();
   cm_->Close();
 }

@@ -56,6 +56,14 @@ void SetAckTimeout(rdma_cm_id* id) {
                                &timeout, sizeof timeout);
 }
 
+// (0 is left alone: then an administrator's default holds, of rdma_cm's
+// configfs.  A transport may refuse it.)
+void SetTrafficClass(rdma_cm_id* id, std::uint8_t value) {
+  if (value == 0) return;
+  verbs::calls.rdma_set_option(id, RDMA_OPTION_ID, RDMA_OPTION_ID_TOS, &value,
+                               sizeof value);
+}
+
 }  // namespace
 
 RdmaMeeting::RdmaMeeting(Core* core, Session* session)
@@ -177,6 +185,7 @@ void RdmaMeeting::Connect(std::uint16_t port) {
   }
   port_ = port != 0 ? port : Rdma::ServicePort(id->verbs, peer_port_);
   SetAckTimeout(id.get());
+  SetTrafficClass(id.get(), session_->seeker()->TrafficClass(IsMapped(local_)));
   rdma_cm_id* raw = id.get();
   connection_->SetId(std::move(id));
   sockaddr_storage peer = ToSockaddr(peer_, scope_, port_);

@@ -2,9 +2,11 @@
 
 #include <dlfcn.h>
 #include <fcntl.h>
+#include <sys/eventfd.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <cstdint>
@@ -30,6 +32,9 @@ constinit std::atomic<std::uint32_t> g_state{kNotTried};
 constinit base::Latch g_latch;
 constinit Error g_why;  // g_latch's until kMissing, constant afterwards
 constinit std::atomic<bool> g_used{false};  // there has been an event channel
+// The program has librdmacm for itself, which has one context for all its
+// users.
+constinit bool g_shared = false;
 
 void Fail(Error* error, const char* call, int code,
           const ibv_context* context = nullptr) {
@@ -58,6 +63,7 @@ const char* LoadCalls() {
   // Never unloaded: the descriptors and threads of a provider live on.
   void* verbs = ::dlopen("libibverbs.so.1", RTLD_NOW | RTLD_LOCAL);
   if (verbs == nullptr) return "dlopen libibverbs.so.1";
+  g_shared = ::dlopen("librdmacm.so.1", RTLD_NOW | RTLD_NOLOAD) != nullptr;
   void* cm = ::dlopen("librdmacm.so.1", RTLD_NOW | RTLD_LOCAL);
   if (cm == nullptr) return "dlopen librdmacm.so.1";
 #define X(name) \
@@ -86,6 +92,17 @@ void Adopt(int* fd) {
   SetNonBlocking(*fd);
 }
 
+// What keeps the objects of a device: its own file and that of its events.
+bool IsDevice(int fd) {
+  char path[32];
+  char target[64];
+  std::snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+  const long n = ::syscall(SYS_readlink, path, target, sizeof target - 1);
+  if (n <= 0) return false;
+  target[n] = '\0';
+  return std::strstr(target, "infiniband") != nullptr;
+}
+
 }  // namespace
 
 bool Load(Error* error) {
@@ -110,20 +127,14 @@ bool Load(Error* error) {
 }
 
 void ForkChild() {
+  forks.fetch_add(1, std::memory_order_relaxed);
   // Another thread may have been loading.
   g_latch.Reset();
   if (!g_used.load(std::memory_order_relaxed)) return;
   // librdmacm keeps one context of each device for ever, and this process's are
   // the parent's: their descriptors here only keep the parent's objects alive.
   for (int fd = 0; fd < 65536; ++fd) {
-    if (!base::IsInternalFd(fd)) continue;
-    char path[32];
-    char target[64];
-    std::snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
-    const long n = ::syscall(SYS_readlink, path, target, sizeof target - 1);
-    if (n <= 0) continue;
-    target[n] = '\0';
-    if (std::strstr(target, "infiniband") != nullptr) base::CloseRaw(fd);
+    if (base::IsInternalFd(fd) && IsDevice(fd)) base::CloseRaw(fd);
   }
   g_why = {"fork", ENOTSUP, {}};
   g_state.store(kMissing, std::memory_order_release);
@@ -219,9 +230,12 @@ Channel CreateChannel(ibv_context* context, Error* error) {
 }
 
 Cq CreateCq(ibv_context* context, int entries, ibv_comp_channel* channel,
-            Error* error) {
+            Error* error, std::uint32_t number) {
   errno = 0;
-  Cq cq(calls.ibv_create_cq(context, entries, nullptr, channel, 0));
+  const int vectors = std::max(context->num_comp_vectors, 1);
+  Cq cq(calls.ibv_create_cq(
+      context, entries, nullptr, channel,
+      static_cast<int>(number % static_cast<std::uint32_t>(vectors))));
   if (cq == nullptr) Fail(error, "ibv_create_cq", errno, context);
   return cq;
 }
@@ -266,6 +280,29 @@ void AdoptContext(ibv_context* context) {
     context->cmd_fd = base::RelocateHigh(context->cmd_fd);
   }
   if (!base::IsInternalFd(context->async_fd)) Adopt(&context->async_fd);
+}
+
+void CloseGone(int cmd_fd, int async_fd) {
+  base::InternalScope internal;
+  int count = 0;
+  if (ibv_context** list = calls.rdma_get_devices(&count)) {
+    for (int i = 0; i < count; ++i) AdoptContext(list[i]);
+    calls.rdma_free_devices(list);
+    return;
+  }
+  // Where there is none left, librdmacm does not compare, and keeps what it had
+  // open until there is one.  The context is not to be touched: it may have
+  // been freed after all.  So its numbers, which librdmacm will close, become
+  // those of something that keeps nothing.
+  if (g_shared) return;
+  const base::UniqueFd nothing(
+      static_cast<int>(::syscall(SYS_eventfd2, 0, EFD_CLOEXEC)));
+  if (!nothing.ok()) return;
+  for (const int fd : {cmd_fd, async_fd}) {
+    if (base::IsInternalFd(fd) && IsDevice(fd)) {
+      ::syscall(SYS_dup3, nothing.get(), fd, O_CLOEXEC);
+    }
+  }
 }
 
 bool CreateQp(rdma_cm_id* id, ibv_pd* pd, ibv_qp_init_attr* attr,

@@ -4,6 +4,8 @@
 #include <infiniband/verbs.h>
 #include <rdma/rdma_cma.h>
 
+#include <atomic>
+#include <cstdint>
 #include <memory>
 
 namespace rcsock::verbs {
@@ -28,6 +30,9 @@ bool AnyDevice();
 // until it executes another program: the descriptors inherited are closed, and
 // Load() fails.  Nothing made by the parent may be touched or destroyed.
 void ForkChild();
+// How often that has been: whoever comes back from a handler that forked finds
+// it changed.
+inline constinit std::atomic<unsigned> forks{0};
 
 template <class T>
 struct Release {
@@ -52,8 +57,10 @@ Pd AllocPd(ibv_context* context, Error* error);
 Mr Register(ibv_pd* pd, void* base, std::size_t length, int access,
             Error* error);
 Channel CreateChannel(ibv_context* context, Error* error);
+// `number`: CQs of different numbers interrupt different CPUs, as far as the
+// device can.
 Cq CreateCq(ibv_context* context, int entries, ibv_comp_channel* channel,
-            Error* error);
+            Error* error, std::uint32_t number = 0);
 Srq CreateSrq(ibv_pd* pd, std::uint32_t entries, std::uint32_t sge,
               Error* error);
 EventChannel CreateEventChannel(Error* error);
@@ -62,6 +69,10 @@ Id CreateId(rdma_event_channel* channel, void* context, Error* error);
 // the top of the range, where they are not yet; the one of asynchronous events
 // becomes non-blocking.
 void AdoptContext(ibv_context* context);
+// Makes librdmacm look which devices there are, and close the context of the
+// one that has gone, which had these two descriptors and which nobody uses any
+// more: some drivers' devices can't go before.
+void CloseGone(int cmd_fd, int async_fd);
 // The QP belongs to the id.  Asks for the inline size in *inline_ask and for
 // less until the provider grants it; *inline_ask is then what was asked for, so
 // that the device's next QP takes one call, and *attr says what was granted.

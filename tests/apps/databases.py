@@ -227,7 +227,7 @@ def mariadb(run):
 
 
 @app("galera", "mariadbd", "mariadb-install-db", "mariadb", "rsync",
-     "lsof", user="mysql", share=0, rdma=False,
+     "lsof", user="mysql", share=0.2, rdma=False,
      why="the second node takes over the first one's state by rsync: "
          "`pinned_fork`")
 def galera(run):

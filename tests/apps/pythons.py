@@ -37,7 +37,7 @@ def python_multiprocessing(run):
     return part(run, "multiprocessing"), "done"
 
 
-@app("python-suites", "python3", share=0, rdma=False,
+@app("python-suites", "python3", share=0.5, rdma=False,
      why="each of 10 MB is a service's first connection: much has gone "
          "before its lane is there")
 def python_suites(run):

@@ -96,8 +96,8 @@ print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 """
 
 
-@app("telnet", "telnet", "telnetd", "inetutils-inetd", share=0, rdma=False,
-     why="telnetd sets SO_OOBINLINE, and what ^C does is urgent data: "
+@app("telnet", "telnet", "telnetd", "inetutils-inetd", share=0.6, rdma=False,
+     why="all but what follows the first ^C, which is urgent data: "
          "`pinned_option`")
 def telnet(run):
     """A shell by inetd: commands, 2 MB of output, ^C in a sleep and in endless

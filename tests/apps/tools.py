@@ -139,7 +139,7 @@ STRESSORS = ["sock", "sockmany", "sockabuse", "sockfd", "sockpair", "sendfile",
              "epoll", "poll", "splice", "udp", "fork", "vfork", "clone"]
 
 
-@app("stress-ng", "stress-ng", share=0,
+@app("stress-ng", "stress-ng", share=0.3,
      why="connections of 2 ms: `short_lived`")
 def stress_ng(run):
     """Each socket stressor, and some that fork, for 2 seconds with --verify."""

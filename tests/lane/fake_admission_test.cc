@@ -4,6 +4,7 @@
 
 #include <cerrno>
 #include <memory>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -50,6 +51,23 @@ TEST(Admission, ManyLanesGetMoreQueues) {
   EXPECT_EQ(verbs.counts().objects, 0);
 }
 
+// Pollers do not all interrupt the same CPU.
+TEST(Admission, PollersUseAllVectors) {
+  FakeVerbs::Options options;
+  options.vectors = 3;
+  FakeVerbs verbs(options);
+  RdmaSide side;
+  verbs::Error error;
+  base::Reason why = base::Reason::kNone;
+  side.domain = rdma::Domain::Make(verbs.context(), &side.board, &error);
+  std::vector<std::unique_ptr<rdma::RdmaLane>> lanes;
+  for (int bell = 0; bell < 4; ++bell) {
+    lanes.push_back(side.domain->CreateLane(verbs.NewId(), bell, &why, &error));
+    ASSERT_NE(lanes.back(), nullptr) << bell;
+  }
+  EXPECT_EQ(verbs.counts().vectors, (std::set<int>{0, 1, 2}));
+}
+
 // Whether or not it says so beforehand.
 TEST(Admission, WithoutSharedReceiveQueues) {
   for (const bool claims : {true, false}) {
@@ -82,6 +100,32 @@ TEST(Admission, WithoutSharedReceiveQueues) {
       }
       EXPECT_EQ(verbs.counts().objects, 0);
     }
+  }
+}
+
+// What an HCA's provider allocates counts, and is not counted for good.
+TEST(Admission, QueuesCountAsPinned) {
+  for (const bool software : {false, true}) {
+    const std::uint64_t before = rdma::Memory::Total();
+    FakeVerbs::Options options;
+    options.software = software;
+    FakeVerbs verbs(options);
+    {
+      RdmaSide side;
+      verbs::Error error;
+      base::Reason why = base::Reason::kNone;
+      side.domain = rdma::Domain::Make(verbs.context(), &side.board, &error);
+      auto lane = side.domain->CreateLane(verbs.NewId(), 2, &why, &error);
+      const std::uint64_t one = rdma::Memory::Total();
+      auto other = side.domain->CreateLane(verbs.NewId(), 2, &why, &error);
+      const std::uint64_t each = rdma::kBlockMin + (software ? 0 : 64 * 1024);
+      EXPECT_EQ(rdma::Memory::Total() - one, each);
+      // The CQ for 16 lanes and the SRQ that feeds it.
+      EXPECT_EQ(one - before - each, software ? 0u : 288 * 1024);
+      lane.reset();
+      EXPECT_EQ(rdma::Memory::Total(), one);
+    }
+    EXPECT_EQ(rdma::Memory::Total(), before);
   }
 }
 

@@ -8,8 +8,10 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
 #include <string>
 
+#include "lib/base/config.h"
 #include "tests/lane/fake_pair.h"
 
 namespace rcsock::lane::test {
@@ -21,6 +23,22 @@ inline int OpenFds() {
   ::closedir(directory);
   return count;
 }
+
+// More than RLIMIT_MEMLOCK is where tests run.
+class MuchPinned {
+ public:
+  MuchPinned() { Set("64M"); }
+  ~MuchPinned() { Set("0"); }
+  MuchPinned(const MuchPinned&) = delete;
+  MuchPinned& operator=(const MuchPinned&) = delete;
+
+ private:
+  static void Set(const char* bytes) {
+    ::setenv("RCSOCK_MAX_PINNED", bytes, 1);
+    base::LoadConfig();
+    ::unsetenv("RCSOCK_MAX_PINNED");
+  }
+};
 
 // On a device in memory, of IB or (true) iWARP.  Lane 0 is the one under test;
 // its peer is lane 1, or whoever writes in its name.

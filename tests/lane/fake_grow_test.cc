@@ -81,17 +81,7 @@ TEST_P(Growing, UnderBulkToTheLimitAndNotBeyond) {
 TEST_P(Growing, LessWhereManyLanesAreLarge) {
   made_.pair.reset();
   made_ = {};
-  // More than RLIMIT_MEMLOCK is where tests run.
-  struct MaxPinned {
-    MaxPinned() { Set("64M"); }
-    ~MaxPinned() { Set("0"); }
-    static void Set(const char* bytes) {
-      ::setenv("RCSOCK_MAX_PINNED", bytes, 1);
-      base::LoadConfig();
-      ::unsetenv("RCSOCK_MAX_PINNED");
-    }
-  };
-  const MaxPinned pinned;
+  const MuchPinned pinned;
   ASSERT_NO_FATAL_FAILURE(Make(rdma::kBlockMin, 1024 * 1024));
   const auto ring = [this] {
     return peer_->RxRegion().length - rdma::RingBytes(rdma::kBlockMin);

@@ -5,11 +5,13 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cerrno>
 #include <cstdint>
 #include <ctime>
 #include <optional>
 #include <random>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "tests/lane/fake_ends.h"
@@ -122,6 +124,7 @@ TEST_P(Traffic, CreditGoesAlongWithFewLongAnswers) {
   if (GetParam()) GTEST_SKIP();
   constexpr std::size_t kBlock = 1024 * 1024;
   const std::uint32_t half = rdma::RingBytes(kBlock) / 2;
+  const MuchPinned pinned;
   for (const std::uint32_t size : {131'072u, 160'000u, 200'000u}) {
     Close();
     Open(kBlock);
@@ -226,6 +229,41 @@ TEST_P(Traffic, RepliesNeverWait) {
     peer_->Flush();
     ASSERT_EQ(lane_->Read(&iov, 1, 0, 1, false), 1u);
   }
+}
+
+// Arming is a system call on software devices: none for who won't sleep.
+TEST_P(Traffic, WhatComesAmidTheArmingEndsTheSleep) {
+  char byte;
+  iovec iov{&byte, 1};
+  const timespec limit{10, 0};
+  for (int i = 0; i < 10; ++i) {
+    made_.verbs->Hold(true);
+    Post(peer_, 1);
+    const int before = made_.verbs->counts().arms;
+    made_.verbs->DeliverOnArm(2);
+    ASSERT_NE(lane_->SleepRx(lane_->SleepToken(false), &limit), -ETIMEDOUT);
+    ASSERT_EQ(made_.verbs->counts().arms - before, 1) << i;
+    made_.verbs->Hold(false);
+    EXPECT_EQ(lane_->Read(&iov, 1, 0, 1, false), 1u);
+  }
+  // Its own completions are not what it waits for.
+  constexpr std::size_t kSize = 9000;
+  constexpr int kCount = 6;
+  made_.verbs->Hold(true);
+  for (int k = 0; k < kCount; ++k) ASSERT_EQ(Post(lane_, kSize), kSize);
+  const int before = made_.verbs->counts().arms;
+  made_.verbs->DeliverOnArm(2 * kCount);
+  std::thread other([&] {
+    while (made_.verbs->counts().arms - before < 2) std::this_thread::yield();
+    made_.verbs->Hold(false);
+    Post(peer_, 1);
+  });
+  EXPECT_EQ(lane_->SleepRx(lane_->SleepToken(false), &limit), 0);
+  other.join();
+  EXPECT_EQ(lane_->Read(&iov, 1, 0, 1, false), 1u);
+  std::vector<char> sink(kCount * kSize);
+  iov = {sink.data(), sink.size()};
+  EXPECT_EQ(peer_->Read(&iov, 1, 0, sink.size(), false), sink.size());
 }
 
 TEST_P(Traffic, WhoSleepsOrWaitsForTheTimerFlushes) {

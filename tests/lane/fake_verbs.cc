@@ -17,6 +17,7 @@ FakeVerbs::FakeVerbs(const Options& options) : options_(options) {
       options.iwarp ? IBV_TRANSPORT_IWARP : IBV_TRANSPORT_IB;
   std::strcpy(device_.name, "fake0");
   context_.device = &device_;
+  context_.num_comp_vectors = options.vectors;
   context_.ops.post_send = &PostSend;
   context_.ops.poll_cq = &PollCq;
   context_.ops.req_notify_cq = &Arm;
@@ -113,8 +114,13 @@ void FakeVerbs::Install() {
   };
   calls.ibv_ack_cq_events = [](ibv_cq*, unsigned) {};
   calls.ibv_create_cq = [](ibv_context* context, int entries, void* user,
-                           ibv_comp_channel* channel, int) {
+                           ibv_comp_channel* channel, int vector) -> ibv_cq* {
     std::scoped_lock hold(g_fake->mutex_);
+    if (vector < 0 || vector >= context->num_comp_vectors) {
+      errno = EINVAL;
+      return nullptr;
+    }
+    g_fake->counts_.vectors.insert(vector);
     ++g_fake->counts_.objects;
     auto* cq = new Cq{};
     cq->cq.context = context;
@@ -477,6 +483,11 @@ void FakeVerbs::Deliver(std::size_t writes) {
   }
 }
 
+void FakeVerbs::DeliverOnArm(std::size_t writes) {
+  std::scoped_lock lock(mutex_);
+  on_arm_ = writes;
+}
+
 bool FakeVerbs::Write(rdma_cm_id*, std::uint64_t address, std::uint32_t key,
                       const void* data, std::size_t length) {
   std::scoped_lock lock(mutex_);
@@ -520,6 +531,10 @@ int FakeVerbs::Arm(ibv_cq* base, int) {
     ++g_fake->counts_.late_arms;
   } else {
     cq->armed = true;
+  }
+  while (g_fake->on_arm_ > 0) {
+    --g_fake->on_arm_;
+    g_fake->Step();
   }
   return 0;
 }

@@ -32,6 +32,7 @@ class FakeVerbs {
     int max_cqe = 32'767;
     int max_srq_wr = 32'767;  // 0: it has no SRQs
     bool claims_srqs = true;  // ... and says so
+    int vectors = 1;
   };
   explicit FakeVerbs(const Options& options);
   ~FakeVerbs();
@@ -44,6 +45,8 @@ class FakeVerbs {
   void Hold(bool hold);
   // Delivers the oldest so many writes that are held.
   void Deliver(std::size_t writes);
+  // As many of them while a CQ is armed the next time, before that returns.
+  void DeliverOnArm(std::size_t writes);
   // As a raw peer: writes to what `key` covers, and an immediate.  False: the
   // device refuses.
   bool Write(rdma_cm_id* from, std::uint64_t address, std::uint32_t key,
@@ -64,6 +67,7 @@ class FakeVerbs {
     int lost_events = 0;    // a channel was full
     int lost_receives = 0;  // their completions went with the QP
     int refused_qps = 0;    // calls of rdma_create_qp
+    std::set<int> vectors;  // of CQs
   };
   Counts counts();
   bool QpFailed(rdma_cm_id* id);
@@ -148,6 +152,7 @@ class FakeVerbs {
   std::uint32_t next_qp_ = 17;
   Counts counts_;
   bool held_ = false;
+  std::size_t on_arm_ = 0;
   bool stop_ = false;
   std::thread thread_;
 };

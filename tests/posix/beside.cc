@@ -8,6 +8,7 @@
 #include <sys/eventfd.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -236,6 +237,99 @@ Case dead_copy_without_descriptors(
       Log("%c", byte);
       Barrier();
     });
+
+// A connection whose bytes nobody reads: a process that ends while another
+// thread of it forks resets it, or leaves that to the child.
+Case exit_beside(
+    "exit_while_forking_and_unread",
+    [](int fd) {
+      SendAll(fd, "never read", 10);
+      char text[kTold];
+      RecvAll(fd, text, sizeof text);
+      Barrier();
+      int error;
+      Log("drained %zu", Drain(fd, &error));
+      Barrier();
+      pollfd one{fd, 0, 0};
+      Result("poll", ::poll(&one, 1, 10'000));
+      Log("%x", static_cast<unsigned>(one.revents));
+      Result("send", ::send(fd, "x", 1, MSG_NOSIGNAL));
+    },
+    [](int fd) {
+      const pid_t ends = ::fork();
+      CHECK_THAT(ends >= 0);
+      if (ends == 0) {
+        const Sleeper sleeper(fd);
+        pollfd one{fd, POLLIN, 0};
+        CHECK_THAT(::poll(&one, 1, -1) == 1);
+        // (As above.)
+        for (int i = 0; i < kTold; ++i) {
+          SendAll(fd, "x", 1);
+          ::poll(nullptr, 0, 1);
+        }
+        CHECK_THAT(::shutdown(fd, SHUT_WR) == 0);
+        Barrier();
+        Barrier();
+        const Fork fork;
+        // (While it leaves its lane it would be reset, too.)
+        ::poll(nullptr, 0, 100);
+        ::_exit(0);
+      }
+      ::close(fd);
+      LogChild(ends);
+    },
+    {.warm = false});
+
+// --- Numbers
+
+// dup2() whose source another thread closes either takes the place of what its
+// target is, or fails and leaves it.
+Case closed_source(
+    "dup2_of_what_is_closed", [](int) {},
+    [](int) {
+      constexpr int kRounds = 4000;
+      const auto inode = [](int fd) {
+        struct stat what {};
+        CHECK_THAT(::fstat(fd, &what) == 0);
+        return what.st_ino;
+      };
+      const int own = ::socket(AF_INET, SOCK_STREAM, 0);
+      const int target = ::dup(own);
+      CHECK_THAT(own >= 0 && target >= 0);
+      std::atomic<int> source{-1};
+      std::atomic<int> round{0};
+      std::thread closes([&] {
+        for (int i = 1; i <= kRounds; ++i) {
+          while (round != i) {
+          }
+          for (int wait = i % 400; wait > 0; --wait) asm volatile("");
+          CHECK_THAT(::close(source) == 0);
+          round = -i;
+        }
+      });
+      for (int i = 1; i <= kRounds; ++i) {
+        const int fd = i % 2 == 0 ? ::socket(AF_INET, SOCK_STREAM, 0)
+                                  : ::eventfd(0, EFD_CLOEXEC);
+        CHECK_THAT(fd >= 0);
+        const auto expected = inode(fd);
+        source = fd;
+        round = i;
+        const int result = ::dup2(fd, target);
+        if (result != target && errno != EBADF) {
+          Fail("dup2: %s", ErrorName(errno));
+        }
+        // (All eventfds have one inode.)
+        if (inode(target) != (result == target ? expected : inode(own))) {
+          Fail("round %d: dup2 said %d", i, result);
+        }
+        while (round != -i) {
+        }
+        CHECK_THAT(::dup2(own, target) == target);
+      }
+      closes.join();
+      Log("what it says is so");
+    },
+    {.warm = false, .connect = false});
 
 // --- A set whose number another one has at once
 

@@ -491,8 +491,8 @@ struct Gale {
 
 Gale quiet("gale", false, false);
 Gale server_forks("gale_server_forks", true, false);
-// (Where the client forks too, an end that closes while a fork is under way may
-// still let its peer take an end without all bytes for an orderly one.)
+// (Not yet where the client forks too: 1 of 180 runs found no error where the
+// peer had reset.)
 
 }  // namespace
 

@@ -181,9 +181,7 @@ Case exits(
     {.warm = false, .connect = false, .seconds = 60});
 
 // A fork in the midst of a wait: the child's ends as its parent's does, and its
-// connection goes on.  (Not in one that sleeps on a lane alone, as recv, and
-// poll of one stream for input: that lane can't be left before the handler
-// returns.)
+// connection goes on.
 volatile pid_t forked;
 volatile sig_atomic_t waits;
 
@@ -193,6 +191,28 @@ void OnFork(int) {
   forked = ::fork();
 }
 
+void HandleAlarm(void (*handler)(int), int flags) {
+  struct sigaction action {};
+  action.sa_handler = handler;
+  action.sa_flags = flags;
+  CHECK_THAT(::sigaction(SIGALRM, &action, nullptr) == 0);
+  const itimerval often{{0, 50'000}, {0, 50'000}};
+  CHECK_THAT(::setitimer(ITIMER_REAL, &often, nullptr) == 0);
+}
+
+void StopAlarm() {
+  const itimerval never{};
+  CHECK_THAT(::setitimer(ITIMER_REAL, &never, nullptr) == 0);
+}
+
+int ByRecv(int fd) {
+  char byte;
+  return static_cast<int>(::recv(fd, &byte, 1, MSG_PEEK));
+}
+int ByPollOfOne(int fd) {
+  pollfd one{fd, POLLIN, 0};
+  return ::poll(&one, 1, -1);
+}
 int ByPollOfTwo(int fd) {
   pollfd two[2] = {{fd, POLLIN, 0}, {fd, POLLRDHUP, 0}};
   return ::poll(two, 2, -1);
@@ -205,55 +225,187 @@ int ByEpoll(int fd) {
   return ::epoll_wait(set, &event, 1, -1);
 }
 
+// Of the child's, each of which it is told by that the peer has left it.
+constexpr int kLanes = 2;
+
 void ServeForked(int fd) {
-  WarmAs(fd, false);
-  Hear();
-  // (So that the peer sleeps, on its lane.)
-  ::usleep(50'000);
-  const pid_t child = ::fork();
-  CHECK_THAT(child >= 0);
-  if (child == 0) ::_exit(0);
-  CHECK_THAT(::waitpid(child, nullptr, 0) == child);
-  SendAll(fd, "x", 1);
+  for (int i = 0; i < kLanes; ++i) {
+    WarmAs(fd, false);
+    Hear();
+    // (So that the peer sleeps, on its lane.)
+    ::usleep(50'000);
+    const pid_t child = ::fork();
+    CHECK_THAT(child >= 0);
+    if (child == 0) ::_exit(0);
+    CHECK_THAT(::waitpid(child, nullptr, 0) == child);
+    SendAll(fd, "x", 1);
+  }
   int error = 0;
   Log("%zu more, %s", Drain(fd, &error), ErrorName(error));
 }
 
 void ForkWithin(int fd, int (*wait)(int fd)) {
-  struct sigaction action {};
-  action.sa_handler = &OnFork;
-  CHECK_THAT(::sigaction(SIGALRM, &action, nullptr) == 0);
   forked = -1;
-  const itimerval often{{0, 50'000}, {0, 50'000}};
-  const itimerval never{};
-  CHECK_THAT(::setitimer(ITIMER_REAL, &often, nullptr) == 0);
+  waits = 0;
+  HandleAlarm(&OnFork, 0);
   do {
     waits = 1;
     const int n = wait(fd);
     CHECK_THAT(n < 0 && errno == EINTR);
   } while (forked < 0);
   if (forked != 0) {
-    CHECK_THAT(::setitimer(ITIMER_REAL, &never, nullptr) == 0);
+    StopAlarm();
     ::close(fd);
     int status = 0;
     CHECK_THAT(::waitpid(forked, &status, 0) == forked);
     Log("child: %x", static_cast<unsigned>(status));
     return;
   }
-  WarmAs(fd, true);
-  Tell(0);
-  Log("told: %d", wait(fd));
-  char byte;
-  RecvAll(fd, &byte, 1);
+  for (int i = 0; i < kLanes; ++i) {
+    WarmAs(fd, true);
+    Tell(0);
+    Log("told: %d", wait(fd));
+    char byte;
+    RecvAll(fd, &byte, 1);
+  }
   SendAll(fd, "abc", 3);
   ::close(fd);
   ::_exit(0);
 }
 
+Case forks_in_recv("handler_forks_in_recv", ServeForked,
+                   [](int fd) { ForkWithin(fd, ByRecv); }, {.seconds = 40});
+Case forks_in_poll_of_one("handler_forks_in_poll_of_one", ServeForked,
+                          [](int fd) { ForkWithin(fd, ByPollOfOne); },
+                          {.seconds = 40});
 Case forks_in_poll_of_two("handler_forks_in_poll_of_two", ServeForked,
                           [](int fd) { ForkWithin(fd, ByPollOfTwo); },
                           {.seconds = 40});
 Case forks_in_epoll("handler_forks_in_epoll", ServeForked,
                     [](int fd) { ForkWithin(fd, ByEpoll); }, {.seconds = 40});
+
+// ... in a recv of what comes by TCP, while what is sent goes over the lane.
+constexpr int kOneWay = 50;
+
+void SendOneWay(int fd) {
+  // By one of these that way leaves TCP.
+  for (int i = 0; i < kOneWay; ++i) {
+    SendAll(fd, "x", 1);
+    ::usleep(1000);
+  }
+}
+
+Case forks_in_one_way(
+    "handler_forks_in_recv_one_way",
+    [](int fd) {
+      char text[2 * kOneWay];
+      RecvAll(fd, text, sizeof text);
+      Hear();
+      // (So that the peer sleeps.)
+      ::usleep(50'000);
+      SendAll(fd, "y", 1);
+      LogDrain(fd);
+    },
+    [](int fd) {
+      SendOneWay(fd);
+      forked = -1;
+      waits = 0;
+      HandleAlarm(&OnFork, 0);
+      do {
+        waits = 1;
+        CHECK_THAT(ByRecv(fd) < 0 && errno == EINTR);
+      } while (forked < 0);
+      if (forked != 0) {
+        StopAlarm();
+        ::close(fd);
+        LogChild(forked);
+        return;
+      }
+      SendOneWay(fd);
+      Tell(0);
+      Log("told: %d", ByRecv(fd));
+      ::close(fd);
+      ::_exit(0);
+    },
+    {.warm = false, .seconds = 40});
+
+// ... and one that goes on behind the handler, in both processes; the parent's
+// comes back when the child has ended.
+void OnForkAndWait(int) {
+  if (waits == 0) return;
+  waits = 0;
+  forked = ::fork();
+  if (forked <= 0) return;
+  Tell(0);
+  int status = 0;
+  if (::waitpid(forked, &status, 0) != forked || status != 0) ::_exit(9);
+}
+
+Case forks_in_restarted(
+    "handler_forks_in_restarted_recv",
+    [](int fd) {
+      Hear();
+      SendAll(fd, "x", 1);
+      Hear();
+      SendAll(fd, "y", 1);
+      Warm(fd);
+      LogDrain(fd);
+    },
+    [](int fd) {
+      waits = 1;
+      HandleAlarm(&OnForkAndWait, SA_RESTART);
+      char byte;
+      RecvAll(fd, &byte, 1);
+      Log("%c", byte);
+      if (byte == 'x') {
+        Tell(0);
+        ::_exit(0);
+      }
+      StopAlarm();
+      Warm(fd);
+      SendAll(fd, "end", 3);
+      ::close(fd);
+    },
+    {.seconds = 40});
+
+// A send that waits for room.
+Case forks_in_send(
+    "handler_forks_in_send",
+    [](int fd) {
+      const auto total = static_cast<std::size_t>(Hear());
+      std::vector<char> bytes(total);
+      RecvAll(fd, bytes.data(), total);
+      LogDrain(fd);
+    },
+    [](int fd) {
+      const std::vector<char> bytes(1 << 20);
+      std::size_t total = 0;
+      const auto take = [&total](ssize_t n) {
+        if (n > 0) total += static_cast<std::size_t>(n);
+        return n > 0;
+      };
+      forked = -1;
+      waits = 0;
+      HandleAlarm(&OnFork, 0);
+      while (forked < 0) {
+        while (take(::send(fd, bytes.data(), bytes.size(), MSG_DONTWAIT))) {
+        }
+        waits = 1;
+        take(::send(fd, bytes.data(), bytes.size(), 0));
+      }
+      if (forked == 0) {
+        sockaddr_storage peer;
+        socklen_t length = sizeof peer;
+        Result("in the child",
+               ::getpeername(fd, reinterpret_cast<sockaddr*>(&peer), &length));
+        ::_exit(0);
+      }
+      StopAlarm();
+      int status = 0;
+      CHECK_THAT(::waitpid(forked, &status, 0) == forked && status == 0);
+      Tell(static_cast<std::int64_t>(total));
+      ::close(fd);
+    },
+    {.seconds = 40});
 
 }  // namespace

@@ -310,6 +310,40 @@ void SendAndClose(int fd, int) {
   ::close(fd);
 }
 
+// Both ends send more than there is room for, each by a thread beside one that
+// receives, and both are in the kernel all the time: there is a moment at which
+// neither is only if a send waits elsewhere.
+void Fill(int fd) {
+  const bool lane = std::getenv("PAIR_WARM") != nullptr;
+  std::vector<char> message(kMuch);
+  Pattern(5, 0, message.data(), kMuch);
+  std::atomic<bool> enough{false};
+  std::thread sender([&] {
+    while (!enough) SendAll(fd, message.data(), kMuch);
+    ::shutdown(fd, SHUT_WR);
+  });
+  const std::uint64_t start = NowMs();
+  std::uint64_t before = 0;
+  std::vector<char> text(kMuch);
+  int by_lane = 0;
+  for (int i = 1;; ++i) {
+    const ssize_t n = ::recv(fd, text.data(), kMuch, MSG_WAITALL);
+    if (n == 0) break;
+    CHECK_THAT(n == static_cast<ssize_t>(kMuch));
+    if (i % 8 == 0 || enough) CHECK_THAT(text == message);
+    if (enough || i % 8 != 0) continue;
+    const std::uint64_t now = TcpBytes(fd);
+    by_lane = now == before ? by_lane + 1 : 0;
+    before = now;
+    if (by_lane == 2 || (!lane && i >= 64)) enough = true;
+    if (lane && NowMs() - start > 1500) Fail("still on TCP");
+  }
+  enough = true;
+  sender.join();
+  ::close(fd);
+}
+Case both_fill("both_fill", Fill, Fill, {.warm = false});
+
 Case stopped(
     "stopped", [](int) { StoppedServer(SendAndClose); },
     [](int) { StoppedClient(LearnPort(), false); }, kAlone);

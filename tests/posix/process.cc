@@ -829,6 +829,42 @@ Case failed_vfork(
       ::close(fd);
     });
 
+// Programs that are not started take nothing with them: not those either that
+// would not be told of the connection, as they have no preload.
+Case failed_starts(
+    "failed_starts_warm",
+    [](int fd) {
+      Warm(fd);
+      LogDrain(fd);
+    },
+    [](int fd) {
+      char name[] = "cat";
+      char* const arguments[] = {name, nullptr};
+      char* const nothing[] = {nullptr};
+      pid_t child;
+      Log("posix_spawn: %s",
+          ErrorName(::posix_spawn(&child, "/nowhere/cat", nullptr, nullptr,
+                                  arguments, nothing)));
+      child = ::vfork();
+      if (child == 0) {
+        ::execve("/nowhere/cat", arguments, nothing);
+        ::_exit(98);
+      }
+      LogChild(child);
+      rlimit limit{};
+      CHECK_THAT(::getrlimit(RLIMIT_NOFILE, &limit) == 0);
+      const rlimit before = limit;
+      const int next = ::dup(fd);
+      ::close(next);
+      limit.rlim_cur = static_cast<rlim_t>(next);
+      CHECK_THAT(::setrlimit(RLIMIT_NOFILE, &limit) == 0);
+      FILE* const pipe = ::popen("cat", "r");
+      Log("popen: %s", pipe != nullptr ? "?" : ErrorName(errno));
+      CHECK_THAT(::setrlimit(RLIMIT_NOFILE, &before) == 0);
+      Warm(fd);
+      ::close(fd);
+    });
+
 // One process reads, then another one, then the first again: each knows how far
 // the others have come.
 Case after_turns(

@@ -54,7 +54,11 @@ class FakeCm {
       id->verbs = g_fake->context_;
       return 0;
     };
-    calls.rdma_set_option = [](rdma_cm_id*, int, int, void*, std::size_t) {
+    calls.rdma_set_option = [](rdma_cm_id*, int, int option, void* value,
+                               std::size_t length) {
+      if (option == RDMA_OPTION_ID_TOS && length == 1) {
+        g_fake->traffic_class_ = *static_cast<std::uint8_t*>(value);
+      }
       return 0;
     };
     calls.rdma_resolve_addr = [](rdma_cm_id* id, sockaddr*, sockaddr*, int) {
@@ -89,6 +93,9 @@ class FakeCm {
   }
 
   rdma_cm_id* connecting() const { return connecting_.load(); }
+  int traffic_class() const { return traffic_class_.load(); }
+  // Nobody waits where it is destroyed.
+  void Forget() { connecting_.store(nullptr); }
   bool blocked() const { return blocked_.load(); }
   void Release() { released_.store(true); }
   // The kernel takes the device away.
@@ -137,6 +144,7 @@ class FakeCm {
   std::set<rdma_cm_id*> ids_;
   std::deque<rdma_cm_event*> events_;
   std::atomic<rdma_cm_id*> connecting_{nullptr};
+  std::atomic<int> traffic_class_{-1};
   std::atomic<bool> blocked_{false};
   std::atomic<bool> released_{false};
 };
@@ -185,6 +193,43 @@ TEST(Ends, DeviceGoesAmidAHandshake) {
     EXPECT_TRUE(Eventually([&] { return cm.ids() == 0; })) << cm.ids();
     EXPECT_TRUE(Eventually([&] { return device.counts().objects == 0; }))
         << device.counts().objects;
+    Conductor::Stop();
+  }));
+}
+
+class UrgentSeeker : public TestSeeker {
+ public:
+  using TestSeeker::TestSeeker;
+  std::uint8_t TrafficClass(bool v4) override { return v4 ? 0x28 : 0x30; }
+};
+
+TEST(Ends, LaneHasTheTrafficClassOfItsStream) {
+  if (::geteuid() != 0) GTEST_SKIP() << "not root";
+  verbs::Error error;
+  if (!verbs::Load(&error)) GTEST_SKIP() << error.call;
+  ExpectSuccess(Spawn([] {
+    if (!PretendThatThereIsADevice()) {
+      std::fprintf(stderr, "skipped: no mount namespace can be had\n");
+      return;
+    }
+    ::setenv("RCSOCK_LANES", "rdma", 1);
+    base::LoadConfig();
+    FakeVerbs device({});
+    FakeCm cm(device.context());
+    Conductor* conductor = GetConductor();
+    const TcpPair pair = MakeTcpPair();
+    // One that has asked for nothing leaves it to the administrator.
+    for (const bool urgent : {false, true}) {
+      auto c = urgent ? std::make_shared<UrgentSeeker>(pair.connector,
+                                                       stream::Role::kConnector)
+                      : ConnectorSeeker(pair.connector);
+      c->Start(conductor);
+      ASSERT_TRUE(Eventually([&] { return cm.connecting() != nullptr; }));
+      EXPECT_EQ(cm.traffic_class(), urgent ? 0x28 : -1);
+      cm.Forget();
+      conductor->Cancel(c.get());
+      Drain(conductor);
+    }
     Conductor::Stop();
   }));
 }

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <cstdlib>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -230,6 +231,60 @@ TEST_F(RdmaTest, DeviceGoesAndComesBack) {
       EXPECT_TRUE(none->failed == Reason::kNoRoute ||
                   none->failed == Reason::kNoDevice)
           << base::ReasonKey(none->failed);
+      ASSERT_TRUE(Guest("device add"));
+    }
+  }));
+}
+
+// librdmacm itself does not look, where there is none left, which have gone.
+TEST_F(RdmaTest, LastDeviceLeavesNothing) {
+  if (std::getenv("IN_GUEST") == nullptr) GTEST_SKIP() << "not in a guest";
+  ExpectSuccess(Spawn([] {
+    Conductor* conductor = GetConductor();
+    const auto of_devices = [] {
+      int count = 0;
+      for (const auto& [fd, what] : OpenFds()) {
+        count += what.find("infiniband/uverbs") != std::string::npos ||
+                 what.find("[infiniband") != std::string::npos;
+      }
+      return count;
+    };
+    const auto all = [] {
+      std::map<std::string, int> counts;
+      for (const char* kind : {"cm_id", "qp", "cq", "pd", "mr", "ctx", "srq"}) {
+        counts[kind] = Resources(kind);
+      }
+      // (A probe of siw's port is kept for two seconds.)
+      for (const auto& [fd, what] : OpenFds()) {
+        if (what.rfind("socket:", 0) != 0) ++counts["fd"];
+      }
+      return counts;
+    };
+    std::map<std::string, int> before;
+    const TcpPair pair = MakeDevicePair();
+    for (int round = 0; round < 3; ++round) {
+      {
+        auto c = ConnectorSeeker(pair.connector);
+        auto s = AcceptorSeeker(pair.acceptor);
+        s->Start(conductor);
+        c->Start(conductor);
+        ASSERT_TRUE(c->Wait()) << base::ReasonKey(c->failed);
+        ASSERT_TRUE(s->Wait()) << base::ReasonKey(s->failed);
+        EXPECT_GT(of_devices(), 0);
+        // (The first round finds what every process makes but once.)
+        if (round == 1) {
+          before = all();
+        } else if (round == 2) {
+          EXPECT_EQ(all(), before);
+        }
+        ASSERT_TRUE(Guest("device del"));
+        ASSERT_TRUE(c->WaitLost());
+        ASSERT_TRUE(s->WaitLost());
+        conductor->ReturnLane(c, std::move(c->lane));
+        conductor->ReturnLane(s, std::move(s->lane));
+      }
+      EXPECT_TRUE(Eventually([&] { return of_devices() == 0; }))
+          << of_devices();
       ASSERT_TRUE(Guest("device add"));
     }
   }));

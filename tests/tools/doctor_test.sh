@@ -67,7 +67,8 @@ chmod 644 key
 RCSOCK_KEY_FILE=$tmp/key doctor
 has "a key that all can read" "^warn +key file +every user can read $tmp/key"
 
-for bad in nowhere .; do
+mkfifo pipe
+for bad in nowhere . pipe; do
   RCSOCK_KEY_FILE=$tmp/$bad doctor
   check "$bad as a key: status" 1 "$status"
   has "$bad as a key" "^BAD +key file .*$bad.*: no RDMA lanes"

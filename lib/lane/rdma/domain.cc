@@ -13,6 +13,7 @@
 #include "lib/lane/rdma/layout.h"
 #include "lib/lane/rdma/memory.h"
 #include "lib/lane/rdma/qp_lane.h"
+#include "lib/lane/rdma/queue_bytes.h"
 #include "lib/lane/rdma/rdma_poller.h"
 #include "lib/lane/rdma/user_memory.h"
 
@@ -113,10 +114,11 @@ class DeviceDomain final : public Domain {
 
  private:
   RdmaPoller* Poller(int bell, verbs::Error* error) {
-    auto& poller = pollers_[bell & (Board::kBells - 1)];
+    bell &= Board::kBells - 1;
+    auto& poller = pollers_[bell];
     if (poller == nullptr) {
       poller = RdmaPoller::Make(context_, pd_.get(), &*memory_, board_,
-                                deferred_.get(), limits_, error);
+                                deferred_.get(), limits_, bell, error);
     }
     return poller.get();
   }
@@ -161,11 +163,7 @@ bool DeviceDomain::OwnReceives(ibv_qp* qp, std::unique_ptr<Receives>* receives,
   }
   return (*receives)->Open(iwarp_ ? &*memory_ : nullptr, kOwnReceives,
                            kOwnBatch, error) &&
-         (*receives)->PostAll(
-             [qp](ibv_recv_wr* wrs, ibv_recv_wr** bad) {
-               return ibv_post_recv(qp, wrs, bad);
-             },
-             error);
+         (*receives)->PostAll(qp, error);
 }
 
 std::unique_ptr<RdmaLane> DeviceDomain::CreateLane(rdma_cm_id* id, int bell,
@@ -210,6 +208,12 @@ std::unique_ptr<RdmaLane> DeviceDomain::CreateLane(rdma_cm_id* id, int bell,
     poller->sleepers().Put(parts.words);
     poller->Leave(set);
     return nullptr;
+  }
+  if (!limits_.lazy_events) {
+    const std::size_t bytes =
+        SendQueueBytes(attr.cap.max_send_wr, attr.cap.max_inline_data);
+    parts.queue.Count(bytes);
+    Memory::NoteLane(bytes);
   }
   parts.domain = shared_from_this();
   parts.poller = poller;

@@ -25,6 +25,7 @@ std::byte* Map(std::size_t bytes) {
 constinit std::atomic<std::uint64_t> total{0};
 constinit std::atomic<std::uint64_t> peak{0};
 constinit std::atomic<std::uint64_t> limit{0};
+constinit std::atomic<std::size_t> of_lane{0};
 constinit std::atomic<void (*)()> on_grown{nullptr};
 constinit std::atomic<void (*)()> on_refused{nullptr};
 
@@ -41,14 +42,14 @@ void NotePeak(std::uint64_t now) {
 
 }  // namespace
 
-UserPin& UserPin::operator=(UserPin&& other) noexcept {
+PinCount& PinCount::operator=(PinCount&& other) noexcept {
   if (this == &other) return *this;
   reset();
   bytes_ = std::exchange(other.bytes_, 0);
   return *this;
 }
 
-bool UserPin::Take(std::size_t bytes) {
+bool PinCount::Take(std::size_t bytes) {
   reset();
   const std::uint64_t most = limit.load(std::memory_order_relaxed);
   std::uint64_t now = total.load(std::memory_order_relaxed);
@@ -61,13 +62,28 @@ bool UserPin::Take(std::size_t bytes) {
   return true;
 }
 
-void UserPin::reset() {
+void PinCount::Count(std::size_t bytes) {
+  reset();
+  bytes_ = bytes;
+  NotePeak(total.fetch_add(bytes, std::memory_order_relaxed) + bytes);
+}
+
+void PinCount::reset() {
   total.fetch_sub(std::exchange(bytes_, 0), std::memory_order_relaxed);
 }
 
 void Memory::SetLimit(std::uint64_t bytes) {
   limit.store(bytes, std::memory_order_relaxed);
 }
+
+void Memory::NoteLane(std::size_t bytes) {
+  std::size_t most = of_lane.load(std::memory_order_relaxed);
+  while (bytes > most && !of_lane.compare_exchange_weak(
+                             most, bytes, std::memory_order_relaxed)) {
+  }
+}
+
+std::size_t Memory::OfLane() { return of_lane.load(std::memory_order_relaxed); }
 
 std::uint64_t Memory::Total() { return total.load(std::memory_order_relaxed); }
 

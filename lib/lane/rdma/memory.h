@@ -37,16 +37,21 @@ class Block {
   verbs::Mr mr_;
 };
 
-// Memory of the program's own that a device may reach (registered for sending,
-// or exposed): counted with the rings, within the same limit, while this lives.
-class UserPin {
+// Memory that a device may reach besides the rings, the program's own
+// (registered for sending, or exposed) or the device's queues: counted with
+// them, within the same limit, while this lives.
+class PinCount {
  public:
-  UserPin() = default;
-  UserPin(UserPin&& other) noexcept { *this = static_cast<UserPin&&>(other); }
-  UserPin& operator=(UserPin&& other) noexcept;
-  ~UserPin() { reset(); }
+  PinCount() = default;
+  PinCount(PinCount&& other) noexcept {
+    *this = static_cast<PinCount&&>(other);
+  }
+  PinCount& operator=(PinCount&& other) noexcept;
+  ~PinCount() { reset(); }
   // False: no more may be pinned.
   bool Take(std::size_t bytes);
+  // What is pinned already.
+  void Count(std::size_t bytes);
   void reset();
 
  private:
@@ -84,7 +89,11 @@ class Memory {
 
   // The limit of all that the process pins; 0: none but the kernel's.
   static void SetLimit(std::uint64_t bytes);
-  // What all of them have pinned, now and at most, with the program's own.
+  // What a lane pins, besides its rings, on that of the devices in use where it
+  // is most.
+  static void NoteLane(std::size_t bytes);
+  static std::size_t OfLane();
+  // What all of them have pinned, now and at most, with PinCounts.
   static std::uint64_t Total();
   static std::uint64_t Peak();
   // `grown` is called when a block is handed out that is larger than an idle

@@ -38,6 +38,7 @@ QpLane::QpLane(QpLaneParts parts)
       sink_(parts.sink),
       piece_(parts.piece),
       receives_(std::move(parts.receives)),
+      queue_(std::move(parts.queue)),
       rx_block_(std::move(parts.rx)),
       ring_bytes_(RingBytes(rx_block_.bytes())),
       most_ring_(parts.most_ring),

@@ -43,6 +43,7 @@ struct QpLaneParts {
   rdma_cm_id* id = nullptr;                           // with its QP
   Block rx;
   std::unique_ptr<Receives> receives;  // null: the set's
+  PinCount queue;                      // the QP's
   std::uint32_t send_depth = 0;
   std::uint32_t inline_bytes = 0;
   std::size_t most_ring = 0;
@@ -319,6 +320,7 @@ class QpLane final : public RdmaLane {
   bool added_ = false;
   const std::unique_ptr<Receives>
       receives_;  // what is in it: the drain latch's
+  const PinCount queue_;
   Block rx_block_;
   const std::uint32_t ring_bytes_;  // of rx_block_'s ring
   // How large a ring may grow; and so that the peer goes along.
@@ -335,7 +337,7 @@ class QpLane final : public RdmaLane {
   bool ready_sent_ = false;
   struct Exposed {
     verbs::Mr mr;
-    UserPin pin;
+    PinCount pin;
   };
   std::vector<Exposed> exposed_;              // the rx latch's
   std::shared_ptr<UserMemory> placing_from_;  // the tx latch's, as what follows

@@ -28,7 +28,7 @@ int QpLane::Expose(void* at, std::size_t length, std::uint32_t* key) {
   } catch (const std::bad_alloc&) {
     return -ENOMEM;
   }
-  UserPin pin;
+  PinCount pin;
   if (!pin.Take(length)) {
     RCSOCK_LOG(1, "rdma: %zu bytes to expose are beyond RCSOCK_MAX_PINNED",
                length);

@@ -450,10 +450,7 @@ void QpLane::OnSent(std::uint64_t wrs) {
 
 void QpLane::PostReceives() {
   std::scoped_lock hold(post_latch_);
-  if (qp_ == nullptr) return;
-  receives_->Post([this](ibv_recv_wr* wrs, ibv_recv_wr** bad) {
-    return ibv_post_recv(qp_, wrs, bad);
-  });
+  if (qp_ != nullptr) receives_->Post(qp_);
 }
 
 void QpLane::OnError(int status, bool receive) {

@@ -18,6 +18,7 @@
 #include "lib/base/no_cancel.h"
 #include "lib/lane/rdma/layout.h"
 #include "lib/lane/rdma/qp_lane.h"
+#include "lib/lane/rdma/queue_bytes.h"
 
 namespace rcsock::lane::rdma {
 namespace {
@@ -42,10 +43,12 @@ std::size_t Hash(std::uint32_t qp_num) {
 std::unique_ptr<RdmaPoller> RdmaPoller::Make(ibv_context* context, ibv_pd* pd,
                                              Memory* memory, Board* board,
                                              Deferred* deferred,
-                                             const Limits& limits,
+                                             const Limits& limits, int bell,
                                              verbs::Error* error) {
+  // By the process too: those of a prefork server have the same bells.
+  const auto number = static_cast<std::uint32_t>(::syscall(SYS_getpid) + bell);
   std::unique_ptr<RdmaPoller> poller(new (std::nothrow) RdmaPoller(
-      context, pd, memory, board, deferred, limits));
+      context, pd, memory, board, deferred, limits, number));
   if (poller == nullptr) return nullptr;
   poller->channel_ = verbs::CreateChannel(context, error);
   if (poller->channel_ == nullptr) return nullptr;
@@ -103,9 +106,15 @@ bool RdmaPoller::MakeSet(verbs::Error* error) {
   set->capacity = capacity;
   set->cq =
       verbs::CreateCq(context_, static_cast<int>(capacity * per_lane + kSpare),
-                      channel_.get(), error);
+                      channel_.get(), error, number_);
   if (set->cq == nullptr) return false;
   if (!ShareReceives(set.get(), error)) return false;
+  if (!limits_.lazy_events) {
+    set->pin.Count(CqBytes(capacity * per_lane + kSpare) +
+                   (set->srq != nullptr
+                        ? SrqBytes(capacity * kReceivesPerLane + kSpare)
+                        : 0));
+  }
   sets_.push_back(std::move(set));
   return true;
 }
@@ -123,11 +132,7 @@ bool RdmaPoller::ShareReceives(CqSet* set, verbs::Error* error) {
   }
   return set->receives.Open(limits_.iwarp ? memory_ : nullptr, count, kRefill,
                             error) &&
-         set->receives.PostAll(
-             [set](ibv_recv_wr* wrs, ibv_recv_wr** bad) {
-               return ibv_post_srq_recv(set->srq.get(), wrs, bad);
-             },
-             error);
+         set->receives.PostAll(set->srq.get(), error);
 }
 
 CqSet* RdmaPoller::Admit(verbs::Error* error) {
@@ -230,20 +235,28 @@ void RdmaPoller::Drain() {
   Collect();
 }
 
+bool RdmaPoller::DrainToSleep() {
+  deferred_->Flush();
+  asked_.store(true, std::memory_order_seq_cst);
+  return DrainIfAsked(true);
+}
+
 void RdmaPoller::Collect() {
   asked_.store(true, std::memory_order_seq_cst);
   DrainIfAsked();
 }
 
-void RdmaPoller::DrainIfAsked() {
+bool RdmaPoller::DrainIfAsked(bool to_sleep) {
+  bool settled = true;
   while (asked_.load(std::memory_order_seq_cst) && latch_.try_lock()) {
     asked_.store(false, std::memory_order_seq_cst);
-    DrainLocked();
+    settled = DrainLocked(to_sleep);
     latch_.unlock();
     // Latch free -> asked_ loaded; who asks stores asked_, then tries the
     // latch: either it gets the latch, or we see that it has asked.
     std::atomic_thread_fence(std::memory_order_seq_cst);
   }
+  return settled;
 }
 
 void RdmaPoller::DrainThrottled() {
@@ -256,7 +269,8 @@ void RdmaPoller::DrainThrottled() {
   Drain();
 }
 
-void RdmaPoller::DrainLocked() {
+bool RdmaPoller::DrainLocked(bool to_sleep) {
+  bool anew = false;
   for (;;) {
     for (auto& set : sets_) {
       while (PollSet(set.get()) == kBatch) {
@@ -264,8 +278,14 @@ void RdmaPoller::DrainLocked() {
       if (set->receives.Due()) Refill(set.get());
     }
     Tell();
-    if (armed_.load(std::memory_order_seq_cst) == 0) return;
-    bool anew = false;
+    const int sleepers = armed_.load(std::memory_order_seq_cst);
+    if (sleepers == 0) return true;
+    const auto lost = [](const auto& set) { return !set->armed; };
+    if (to_sleep && anew && sleepers == 1 &&
+        std::any_of(sets_.begin(), sets_.end(), lost)) {
+      return false;
+    }
+    anew = false;
     if (!limits_.lazy_events) {
       bool fired = false;
       for (auto& set : sets_) fired = fired || set->fired;
@@ -280,7 +300,7 @@ void RdmaPoller::DrainLocked() {
       set->armed = true;
       anew = true;
     }
-    if (!anew) return;
+    if (!anew) return true;
   }
 }
 
@@ -366,11 +386,7 @@ void RdmaPoller::Tell() {
   }
 }
 
-void RdmaPoller::Refill(CqSet* set) {
-  set->receives.Post([set](ibv_recv_wr* wrs, ibv_recv_wr** bad) {
-    return ibv_post_srq_recv(set->srq.get(), wrs, bad);
-  });
-}
+void RdmaPoller::Refill(CqSet* set) { set->receives.Post(set->srq.get()); }
 
 void RdmaPoller::ReadEvent(const ibv_cq* cq) {
   for (auto& set : sets_) {

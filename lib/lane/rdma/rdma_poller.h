@@ -47,6 +47,7 @@ struct CqSet {
   verbs::Cq cq;
   Receives receives;           // of srq
   verbs::Srq srq;              // null: each lane has a queue of its own
+  PinCount pin;                // of both
   std::uint32_t capacity = 0;  // lanes
   std::uint32_t lanes = 0;     // the poller's latch's
   bool armed = false;          // the drain latch's, as what follows
@@ -66,6 +67,11 @@ struct CqSet {
 // the latch, and drains once more, with armed_ in sight.  Whose lane the found
 // completions are does not matter: they are handed out at once.
 //
+// DrainToSleep, in which something has come behind the arming, leaves the CQ as
+// it is if nobody sleeps but its caller, who will not sleep, or call it again.
+// If somebody else comes, he drains; and if he can't have the latch, who has it
+// drains again.
+//
 // Events.  What has been read from the channel tells nothing that polling does
 // not; who sleeps does so edge-triggered, so an event that nobody reads wakes
 // nobody twice.  Providers of real devices count the events that are fetched,
@@ -80,7 +86,7 @@ class RdmaPoller final : public Source {
   static std::unique_ptr<RdmaPoller> Make(ibv_context* context, ibv_pd* pd,
                                           Memory* memory, Board* board,
                                           Deferred* deferred,
-                                          const Limits& limits,
+                                          const Limits& limits, int bell,
                                           verbs::Error* error);
   ~RdmaPoller() override;
   // The end of its device: lets go of all that is the device's.  The object
@@ -90,6 +96,7 @@ class RdmaPoller final : public Source {
   RdmaPoller& operator=(const RdmaPoller&) = delete;
 
   void Drain() override;
+  bool DrainToSleep() override;
   void Arm() override;
   // With false, in a signal handler too.
   void Disarm(bool rang) override;
@@ -126,13 +133,14 @@ class RdmaPoller final : public Source {
 
  private:
   RdmaPoller(ibv_context* context, ibv_pd* pd, Memory* memory, Board* board,
-             Deferred* deferred, const Limits& limits)
+             Deferred* deferred, const Limits& limits, std::uint32_t number)
       : context_(context),
         pd_(pd),
         memory_(memory),
         board_(board),
         deferred_(deferred),
         limits_(limits),
+        number_(number),
         sleepers_(this) {}
 
   struct Entry {
@@ -143,8 +151,9 @@ class RdmaPoller final : public Source {
   bool MakeSet(verbs::Error* error);
   // Leaves set->srq null where the device turns out to have none.
   bool ShareReceives(CqSet* set, verbs::Error* error);
-  void DrainIfAsked();
-  void DrainLocked();
+  // False: as DrainToSleep.
+  bool DrainIfAsked(bool to_sleep = false);
+  bool DrainLocked(bool to_sleep = false);
   int PollSet(CqSet* set);
   void Handle(CqSet* set, const ibv_wc& wc);
   void HandleReceive(CqSet* set, QpLane* lane, const ibv_wc& wc);
@@ -162,6 +171,7 @@ class RdmaPoller final : public Source {
   Board* const board_;
   Deferred* const deferred_;
   const Limits limits_;
+  const std::uint32_t number_;  // see verbs::CreateCq
   verbs::Channel channel_;
   std::atomic<int> fd_{-1};
   RdmaPoller* next_retired_ = nullptr;

@@ -15,6 +15,13 @@ namespace rcsock::lane::rdma {
 // nothing, can be told from a send's.
 constexpr std::uint64_t kReceive = std::uint64_t{1} << 63;
 
+inline int PostTo(ibv_qp* queue, ibv_recv_wr* wrs, ibv_recv_wr** bad) {
+  return ibv_post_recv(queue, wrs, bad);
+}
+inline int PostTo(ibv_srq* queue, ibv_recv_wr* wrs, ibv_recv_wr** bad) {
+  return ibv_post_srq_recv(queue, wrs, bad);
+}
+
 // The receives of one queue, a device's shared one or a QP's own.  Those whose
 // completions have been handled are posted again a batch at a time.
 class Receives {
@@ -26,14 +33,14 @@ class Receives {
   // immediate; else null.  False: *error.
   bool Open(Memory* memory, std::uint32_t count, std::uint32_t batch,
             verbs::Error* error);
-  // The first time; `post` as in Post.  False: *error.
-  template <typename F>
-  bool PostAll(F post, verbs::Error* error) {
+  // The first time.  False: *error.
+  template <typename Queue>
+  bool PostAll(Queue* queue, verbs::Error* error) {
     for (std::uint32_t i = 0; i < count_; ++i) {
       Used(i);
-      if (used_ == kSlots) Post(post);
+      if (used_ == kSlots) Post(queue);
     }
-    Post(post);
+    Post(queue);
     if (used_ == 0) return true;
     *error = {"ibv_post_recv", ENOMEM, {}};
     return false;
@@ -47,17 +54,17 @@ class Receives {
   }
   bool Full() const { return used_ == kSlots; }
   bool Due() const { return used_ >= batch_; }
-  // `post(wr, &bad)` is ibv_post_recv or ibv_post_srq_recv.  What the queue
-  // does not take stays for the next time.
-  template <typename F>
-  void Post(F post) {
+  // To an ibv_qp or an ibv_srq.  What the queue does not take stays for the
+  // next time.
+  template <typename Queue>
+  void Post(Queue* queue) {
     if (used_ == 0) return;
     ibv_recv_wr wrs[kSlots];
     ibv_sge sges[kSlots];
     Fill(wrs, sges);
     ibv_recv_wr* bad = nullptr;
     const base::NoCancel no_cancel;
-    const bool all = post(wrs, &bad) == 0 || bad == nullptr;
+    const bool all = PostTo(queue, wrs, &bad) == 0 || bad == nullptr;
     Posted(all ? used_ : static_cast<std::uint32_t>(bad - wrs));
   }
 

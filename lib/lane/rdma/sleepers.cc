@@ -16,6 +16,7 @@
 #include "lib/base/clock.h"
 #include "lib/base/critical.h"
 #include "lib/base/sleep.h"
+#include "lib/verbs/verbs.h"
 
 namespace rcsock::lane::rdma {
 
@@ -229,19 +230,29 @@ int Sleepers::Lead(Words* words, bool tx, std::uint32_t token,
     }
     slot = TakeSet();
     source_->Arm();
-    source_->Drain();
+    bool settled = source_->DrainToSleep();
+    while (!settled && Token(words, tx) == token) {
+      settled = source_->DrainToSleep();
+    }
+    // Behind our part of the arming.  (It may have been taken back amid the
+    // drain, which has then taken somebody else's for it.)
+    const auto settle = [&] {
+      if (!settled) source_->Drain();
+    };
     // Said to be asleep, then the word is looked at; Wake changes the word,
     // then looks whether the leader is asleep.  So what the drain above has
     // found for this lane rings for nobody.
     if (!leader_.compare_exchange_strong(ticket, ticket | kAsleep,
                                          std::memory_order_seq_cst)) {
       PutSet(slot);
+      settle();
       return 0;  // who has resigned for us has disarmed, too
     }
     ticket |= kAsleep;
     if (Token(words, tx) != token) {
       PutSet(slot);
       if (Resign(ticket)) source_->Disarm(false);
+      settle();
       return 0;
     }
   }
@@ -250,11 +261,15 @@ int Sleepers::Lead(Words* words, bool tx, std::uint32_t token,
     Sleepers* of;
     std::uint64_t ticket;
     int slot;
+    unsigned forks = verbs::forks.load(std::memory_order_relaxed);
     Led(Sleepers* one, std::uint64_t number, int set)
         : of(one), ticket(number), slot(set) {}
     Led(const Led&) = delete;
     Led& operator=(const Led&) = delete;
     ~Led() {
+      // (A handler has forked meanwhile, and this is the child: the source is
+      // the parent's.)
+      if (verbs::forks.load(std::memory_order_relaxed) != forks) return;
       base::Critical critical;
       of->PutSet(slot);
       // First of all, so that a change that the drain finds for this very lane

@@ -53,7 +53,7 @@ class UserMemory {
     ibv_pd* pd = nullptr;
     bool refused = false;
     verbs::Mr mr;
-    UserPin pin;
+    PinCount pin;
   };
   std::byte* const base_;
   const std::size_t length_;

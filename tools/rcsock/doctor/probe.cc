@@ -95,7 +95,10 @@ bool Look(int fd, posix::SnapshotStream* stream) {
 // What is known of it from outside, if there is no thread to ask: it has never
 // looked for a lane.
 void Guess(int fd, posix::SnapshotStream* stream) {
-  for (const ProcessPicture& process : Collect({::getpid(), 1000}).processes) {
+  CollectOptions options;
+  options.pid = ::getpid();
+  options.timeout_ms = 1000;
+  for (const ProcessPicture& process : Collect(options).processes) {
     for (const StreamPicture& one : process.streams) {
       if (one.is.fd == fd) *stream = one.is;
     }
