@@ -74,6 +74,13 @@ Message Text(const std::string& text) {
   return message;
 }
 
+CollectOptions OfThisProcess() {
+  CollectOptions options;
+  options.pid = ::getpid();
+  options.timeout_ms = 1000;
+  return options;
+}
+
 // What this process says of one of its connections.
 bool Look(int fd, posix::SnapshotStream* stream) {
   sockaddr_storage name{};
@@ -81,7 +88,7 @@ bool Look(int fd, posix::SnapshotStream* stream) {
   if (::getsockname(fd, reinterpret_cast<sockaddr*>(&name), &length) != 0) {
     return false;
   }
-  for (const ProcessPicture& process : AskAll({::getpid(), 1000})) {
+  for (const ProcessPicture& process : AskAll(OfThisProcess())) {
     for (const StreamPicture& one : process.streams) {
       if (one.is.fd == fd) {
         *stream = one.is;
@@ -95,10 +102,7 @@ bool Look(int fd, posix::SnapshotStream* stream) {
 // What is known of it from outside, if there is no thread to ask: it has never
 // looked for a lane.
 void Guess(int fd, posix::SnapshotStream* stream) {
-  CollectOptions options;
-  options.pid = ::getpid();
-  options.timeout_ms = 1000;
-  for (const ProcessPicture& process : Collect(options).processes) {
+  for (const ProcessPicture& process : Collect(OfThisProcess()).processes) {
     for (const StreamPicture& one : process.streams) {
       if (one.is.fd == fd) *stream = one.is;
     }
