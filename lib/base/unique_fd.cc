@@ -9,6 +9,8 @@
 #include <cerrno>
 #include <cstdint>
 
+#include "lib/base/latch.h"
+
 namespace rcsock::base {
 
 namespace {
@@ -32,7 +34,35 @@ void Mark(Set& set, int fd, bool in) {
   }
 }
 
+// Where the application has no number, if it can be helped.
+rlim_t Top() {
+  // A table of a million entries costs the kernel 8 MiB: stay under 64 Ki even
+  // where the limit is higher.
+  rlimit limit{};
+  rlim_t top = 1024;
+  if (::getrlimit(RLIMIT_NOFILE, &limit) == 0) top = limit.rlim_cur;
+  if (top > 65536) top = 65536;
+  // Room for internal fds: a quarter of the range, 4096 at most.
+  const rlim_t room = top / 4 < 4096 ? top / 4 : 4096;
+  return top - room;
+}
+
+constinit Latch low_latch;
+
 }  // namespace
+
+LowNumber::LowNumber() { low_latch.lock(); }
+LowNumber::~LowNumber() { low_latch.unlock(); }
+
+void LowNumberForkLock() { low_latch.lock(); }
+
+void LowNumberForkUnlock(bool child) {
+  if (child) {
+    low_latch.Reset();
+  } else {
+    low_latch.unlock();
+  }
+}
 
 bool IsInternalFd(int fd) {
   return fd >= 0 && fd < kMostInternal && Has(internal_fds, fd);
@@ -48,15 +78,7 @@ void CloseRaw(int fd) {
 
 int RelocateHigh(int fd) {
   if (fd < 0) return fd;
-  // A table of a million entries costs the kernel 8 MiB: stay under 64 Ki even
-  // where the limit is higher.
-  rlimit limit{};
-  rlim_t top = 1024;
-  if (::getrlimit(RLIMIT_NOFILE, &limit) == 0) top = limit.rlim_cur;
-  if (top > 65536) top = 65536;
-  // Room for internal fds: a quarter of the range, 4096 at most.
-  rlim_t room = top / 4 < 4096 ? top / 4 : 4096;
-  long moved = ::syscall(SYS_fcntl, fd, F_DUPFD_CLOEXEC, top - room);
+  const long moved = ::syscall(SYS_fcntl, fd, F_DUPFD_CLOEXEC, Top());
   if (moved < 0) {
     ::syscall(SYS_fcntl, fd, F_SETFD, FD_CLOEXEC);
     Mark(internal_fds, fd, true);
@@ -69,6 +91,20 @@ int RelocateHigh(int fd) {
 
 int RelocateHighForParent(int fd) {
   fd = RelocateHigh(fd);
+  Mark(parent_fds, fd, true);
+  return fd;
+}
+
+int CopyHigh(int fd) {
+  long copy = ::syscall(SYS_fcntl, fd, F_DUPFD_CLOEXEC, Top());
+  // (Above the limit's last: below it there may be one.)
+  if (copy < 0) copy = ::syscall(SYS_fcntl, fd, F_DUPFD_CLOEXEC, 0);
+  Mark(internal_fds, static_cast<int>(copy), true);
+  return static_cast<int>(copy);
+}
+
+int CopyHighForParent(int fd) {
+  fd = CopyHigh(fd);
   Mark(parent_fds, fd, true);
   return fd;
 }

@@ -3,6 +3,8 @@
 
 #include <utility>
 
+#include "lib/base/critical.h"
+
 namespace rcsock::base {
 
 // Closes an internal descriptor by a raw system call (never through the
@@ -16,6 +18,40 @@ int RelocateHigh(int fd);
 
 // The same for one that no child of fork has a use for.
 int RelocateHighForParent(int fd);
+
+// The kernel gives out the lowest number that is free, so a new descriptor of
+// rcsock's is for a moment where dup2 of the application may put something
+// else, which would then be moved and closed in its place; and a child of fork
+// would have it there for good.  Held by who has one, until it is at the top,
+// and by those two.  What is done with it held is short, and takes no latch.
+class LowNumber {
+ public:
+  LowNumber();
+  ~LowNumber();
+  LowNumber(const LowNumber&) = delete;
+  LowNumber& operator=(const LowNumber&) = delete;
+
+ private:
+  const Critical critical_;
+};
+// Around fork.
+void LowNumberForkLock();
+void LowNumberForkUnlock(bool child);
+
+// What `open()` returns, moved.
+template <class Open>
+int OpenHigh(Open open) {
+  const LowNumber low;
+  return RelocateHigh(static_cast<int>(open()));
+}
+template <class Open>
+int OpenHighForParent(Open open) {
+  const LowNumber low;
+  return RelocateHighForParent(static_cast<int>(open()));
+}
+// Another number of the same, at the top from the beginning; -1 and errno.
+int CopyHigh(int fd);
+int CopyHighForParent(int fd);
 // In the child: closes those that are open.
 void CloseParentFds();
 

@@ -28,9 +28,10 @@ constexpr int kMaxFds = 1 << 20;
 // until he has.  kLeft: he has, where the file has other numbers, seen to it
 // that it goes by another one.  kHeld: somebody makes another number of it, and
 // it is not closed before he has (HeldNumber).  kLaneMark: it is a stream that
-// was on a lane in shared memory when this was noted, and nobody is closing it.
-// A hint: such a call finds what it needs without a look at the line that says
-// what the file is (Sock::QuickRecv knows whether it is still true).
+// was on a lane in shared memory when this was noted, and has no other of these
+// beside it.  A hint: such a call finds what it needs without a look at the
+// line that says what the file is (Sock::QuickRecv knows whether it is still
+// true).
 //
 // While an entry names a file, the file is in no pool: whoever closes a number
 // keeps it until he has taken it out of here.  So who has found it here, and
@@ -43,8 +44,8 @@ constexpr std::uintptr_t kLaneMark = 2;
 constexpr std::uintptr_t kLeft = 4;
 constexpr std::uintptr_t kHeld = 8;
 inline File* FileIn(std::uintptr_t entry) {
-  return reinterpret_cast<File*>(
-      entry & ~(kClaimed | kLaneMark | kLeft | kHeld));
+  return reinterpret_cast<File*>(entry &
+                                 ~(kClaimed | kLaneMark | kLeft | kHeld));
 }
 
 extern std::atomic<int> fd_high;  // no followed descriptor is above this

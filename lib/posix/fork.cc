@@ -10,6 +10,7 @@
 #include "lib/base/clock.h"
 #include "lib/base/real.h"
 #include "lib/base/sleep.h"
+#include "lib/base/unique_fd.h"
 #include "lib/posix/clone.h"
 #include "lib/posix/each_sock.h"
 #include "lib/posix/inside.h"
@@ -91,11 +92,13 @@ void ForkPrepare() {
   static constinit std::uint32_t forks = 0;
   tls_fork = ++forks;
   ForEachSock([](Sock* sock) { sock->ShareByFork(tls_fork); }, true);
+  base::LowNumberForkLock();
 }
 
 void ForkParent() {
   if (!tls_forking) return;
   tls_forking = false;
+  base::LowNumberForkUnlock(false);
   ShellForkUnlock();
   SockForkUnlock(false);
   InterestsForkUnlock();
@@ -110,6 +113,7 @@ void ForkChild() {
   KnowFirstThread();
   const bool locked = tls_forking;
   tls_forking = false;
+  base::LowNumberForkUnlock(true);
   StatsForkChild();
   if (locked) EndFork();
   // (Of this thread there may be one that a handler has interrupted to fork.)

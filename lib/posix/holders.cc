@@ -41,8 +41,10 @@ Holding* MakeTable() {
   rlimit limit{};
   // Beyond this limit ftruncate sends SIGXFSZ.
   if (::getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur >= kLength) {
-    fd.reset(base::RelocateHigh(static_cast<int>(::syscall(
-        SYS_memfd_create, "rcsock-holders", MFD_CLOEXEC | MFD_ALLOW_SEALING))));
+    fd.reset(base::OpenHigh([&] {
+      return ::syscall(SYS_memfd_create, "rcsock-holders",
+                       MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    }));
     if (fd.ok() && (::syscall(SYS_ftruncate, fd.get(), kLength) != 0 ||
                     ::syscall(SYS_fcntl, fd.get(), F_ADD_SEALS, kSeals) != 0)) {
       fd.reset();

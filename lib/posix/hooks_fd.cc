@@ -93,8 +93,8 @@ int socket(int domain, int type, int protocol) {
 int eventfd(unsigned initial, int flags) {
   // (As epoll_create1.)
   if (base::tls_internal) {
-    return base::RelocateHigh(
-        static_cast<int>(::syscall(SYS_eventfd2, initial, flags)));
+    return base::OpenHigh(
+        [&] { return ::syscall(SYS_eventfd2, initial, flags); });
   }
   const int fd = real::eventfd(initial, flags);
   if (fd < 0) return fd;
@@ -104,8 +104,8 @@ int eventfd(unsigned initial, int flags) {
 
 int timerfd_create(int clock, int flags) {
   if (base::tls_internal) {
-    return base::RelocateHigh(
-        static_cast<int>(::syscall(SYS_timerfd_create, clock, flags)));
+    return base::OpenHigh(
+        [&] { return ::syscall(SYS_timerfd_create, clock, flags); });
   }
   const int fd = real::timerfd_create(clock, flags);
   if (fd < 0) return fd;

@@ -380,8 +380,7 @@ int epoll_create1(int flags) {
   // (As its low number is closed: past TSan, which would take the next one who
   // has it for a race.)
   if (base::tls_internal) {
-    return base::RelocateHigh(
-        static_cast<int>(::syscall(SYS_epoll_create1, flags)));
+    return base::OpenHigh([&] { return ::syscall(SYS_epoll_create1, flags); });
   }
   const int fd = real::epoll_create1(flags);
   if (fd < 0) return fd;

@@ -166,8 +166,10 @@ bool Sock::Describe(SnapshotStream* to) {
 }
 
 int TakeSnapshot() {
-  base::UniqueFd file(base::RelocateHigh(static_cast<int>(::syscall(
-      SYS_memfd_create, "rcsock-stat", MFD_CLOEXEC | MFD_ALLOW_SEALING))));
+  base::UniqueFd file(base::OpenHigh([&] {
+    return ::syscall(SYS_memfd_create, "rcsock-stat",
+                     MFD_CLOEXEC | MFD_ALLOW_SEALING);
+  }));
   if (!file.ok()) return -1;
   Writer writer(file.get());
   Stats total;

@@ -499,9 +499,18 @@ class alignas(64) Sock final : public File,
     // The call has moved something, which is its result: any handler ends it,
     // too, as there is nothing to restart.
     bool part = false;
-    std::uint32_t any = 0;   // as `signals`, of all handlers
-    std::uint32_t life = 0;  // the connection that it waits for
+    std::uint32_t any = 0;  // as `signals`, of all handlers
+    // The connection that it waits for, in which process.
+    std::uint32_t life = 0;
+    long process = 0;
   };
+  // Behind a sleep: the object is another connection by now.
+  bool GoneSince(Wait& wait, int fd) const {
+    if (wait.life == Life()) [[likely]]
+      return false;
+    return GoneSinceToo(wait, fd);
+  }
+  [[gnu::cold, gnu::noinline]] bool GoneSinceToo(Wait& wait, int fd) const;
 
   // --- Its life (sock.cc)
   void Reset();

@@ -146,8 +146,7 @@ int Sock::CloseLast(int number, const Successor& next) {
         (unread > 0 && static_cast<std::size_t>(unread) > stream_->Ahead());
     if (watched_) conductor->Unwatch(fd());
     watched_ = false;
-    int kept = base::RelocateHighForParent(
-        static_cast<int>(::syscall(SYS_fcntl, number, F_DUPFD_CLOEXEC, 0)));
+    int kept = base::CopyHighForParent(number);
     if (kept < 0) kept = UseSpare(number);
     // What is owed and cannot be kept is lost: not by an orderly end.
     if (kept < 0 && stream_->WantsAnchorWrite() && EndsHere()) {

@@ -12,6 +12,7 @@
 
 #include "lib/base/real.h"
 #include "lib/posix/iov_rest.h"
+#include "lib/posix/process.h"
 #include "lib/posix/signals.h"
 #include "lib/posix/sock.h"
 #include "lib/posix/table.h"
@@ -142,6 +143,15 @@ bool Sock::AtMark() { return AtMarkOf(fd()); }
 
 Sock* Sock::LookupHere(int fd) { return LookupSock(fd); }
 
+// A child of fork gives all its connections another life; the sleep that a
+// handler has interrupted, which then forked, goes on there for the same one.
+bool Sock::GoneSinceToo(Wait& wait, int fd) const {
+  if (wait.process == OwnPid() || !IsAt(fd)) return true;
+  wait.process = OwnPid();
+  wait.life = Life();
+  return false;
+}
+
 // --- Sending
 
 ssize_t Sock::EngineSend(int fd, const iovec* iov, int count, std::size_t total,
@@ -179,7 +189,7 @@ ssize_t Sock::SendLatched(int fd, const iovec* iov, int count,
   }
   const bool block =
       (flags & MSG_DONTWAIT) == 0 && !nonblock.load(std::memory_order_relaxed);
-  Wait wait{.life = Life()};
+  Wait wait{.life = Life(), .process = OwnPid()};
   IovRest rest(iov, count);
   ssize_t n;
   for (;;) {  // the tx latch is held
@@ -231,7 +241,7 @@ ssize_t Sock::SendLatched(int fd, const iovec* iov, int count,
     if (n > 0 && !stream_->FastTx()) continue;
     wait.part = *done > 0;
     const int w = WaitTx(wait, seq);
-    if (wait.life != Life()) [[unlikely]] {
+    if (GoneSince(wait, fd)) [[unlikely]] {
       tx_latch.unlock();
       return kGone;
     }
@@ -333,7 +343,7 @@ ssize_t Sock::RecvLatched(int fd, const iovec* iov, int count,
   const bool all = (flags & MSG_WAITALL) != 0;
   const bool drop = (flags & MSG_TRUNC) != 0;
   bool last_look = false;
-  Wait wait{.life = Life()};
+  Wait wait{.life = Life(), .process = OwnPid()};
   IovRest rest(iov, count);
   ssize_t n;
   for (;;) {  // the rx latch is held
@@ -363,7 +373,7 @@ ssize_t Sock::RecvLatched(int fd, const iovec* iov, int count,
       rx_latch.unlock();
       tx_latch.lock();
       rx_latch.lock();
-      const bool gone = wait.life != Life();
+      const bool gone = GoneSince(wait, fd);
       if (gone || mode() != Mode::kEngine) {
         rx_latch.unlock();
         tx_latch.unlock();
@@ -399,7 +409,7 @@ ssize_t Sock::RecvLatched(int fd, const iovec* iov, int count,
     if (ends) continue;  // once more, with all that came before that
     wait.part = *done > 0;
     const int w = n > 0 ? WaitBehind(wait, seq) : WaitRx(wait, seq);
-    if (wait.life != Life()) [[unlikely]] {
+    if (GoneSince(wait, fd)) [[unlikely]] {
       rx_latch.unlock();
       if (peek) *done = 0;
       return kGone;

@@ -22,8 +22,9 @@ void KeepSpares() {
   for (auto& spare : spares) {
     if (spare.load(std::memory_order_relaxed) >= 0) continue;
     // Anything that keeps nothing else alive, in a child of fork too.
-    const int fd = base::RelocateHigh(static_cast<int>(
-        ::syscall(SYS_socket, AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0)));
+    const int fd = base::OpenHigh([&] {
+      return ::syscall(SYS_socket, AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    });
     if (fd < 0) return;
     int none = -1;
     if (!spare.compare_exchange_strong(none, fd)) base::CloseRaw(fd);

@@ -135,6 +135,16 @@ int KernelClose(int fd, const Successor& next) {
                          : real::dup3(next.from, fd, next.flags);
 }
 
+// Onto a number that may be free: what is closed here may linger, and only if
+// nothing is can rcsock have been about to go from there.
+int KernelReplace(int fd, const Successor& next) {
+  {
+    const base::LowNumber low;
+    if (::syscall(SYS_fcntl, fd, F_GETFD) < 0) return KernelClose(fd, next);
+  }
+  return KernelClose(fd, next);
+}
+
 // One more number for it, which is held.  With between_latch, and until that
 // number is in the table: see LeaveNumber.
 File* Another(File* file) {
@@ -206,8 +216,10 @@ HeldNumber::HeldNumber(int fd) : fd_(fd) {
     if (file == nullptr || file->kind == FileKind::kBetween) return;
     std::uintptr_t entry = fd_table[fd].load(std::memory_order_relaxed);
     if (FileIn(entry) == file && (entry & (kClaimed | kHeld)) == 0 &&
-        fd_table[fd].compare_exchange_strong(entry, entry | kHeld)) {
+        fd_table[fd].compare_exchange_strong(entry,
+                                             (entry & ~kLaneMark) | kHeld)) {
       file_ = file;
+      marked_ = (entry & kLaneMark) != 0;
       return;
     }
     ::sched_yield();
@@ -217,9 +229,11 @@ HeldNumber::HeldNumber(int fd) : fd_(fd) {
 void HeldNumber::Release() {
   File* const file = std::exchange(file_, nullptr);
   if (file == nullptr) return;
+  const std::uintptr_t mark =
+      marked_ && static_cast<Sock*>(file)->OnLane() ? kLaneMark : 0;
   std::uintptr_t entry = fd_table[fd_].load(std::memory_order_relaxed);
   while (FileIn(entry) == file &&
-         !fd_table[fd_].compare_exchange_weak(entry, entry & ~kHeld)) {
+         !fd_table[fd_].compare_exchange_weak(entry, (entry & ~kHeld) | mark)) {
   }
 }
 
@@ -266,7 +280,7 @@ File* NamedInBetween(int fd) {
 void NoteOnLane(int fd, Sock* sock, bool on) {
   if (static_cast<unsigned>(fd) >= static_cast<unsigned>(kMaxFds)) return;
   std::uintptr_t entry = fd_table[fd].load(std::memory_order_relaxed);
-  while (FileIn(entry) == sock && (entry & kClaimed) == 0) {
+  while (FileIn(entry) == sock && (entry & (kClaimed | kHeld)) == 0) {
     const std::uintptr_t noted = on ? entry | kLaneMark : entry & ~kLaneMark;
     if (noted == entry || fd_table[fd].compare_exchange_weak(entry, noted)) {
       return;
@@ -334,8 +348,7 @@ int CloseNumber(int fd, const Successor& next, bool held) {
   if (!held && follows) {
     // A stream that comes into its place has an anchor, too.  What this closes
     // for the last time may linger: not with the latch held.
-    last = base::RelocateHighForParent(
-        static_cast<int>(::syscall(SYS_fcntl, fd, F_DUPFD_CLOEXEC, 0)));
+    last = base::CopyHighForParent(fd);
     held = true;
   }
   if (!held) {
@@ -344,7 +357,7 @@ int CloseNumber(int fd, const Successor& next, bool held) {
   }
   between_latch.lock();
   Put(fd, &between);
-  const int result = KernelClose(fd, next);
+  const int result = anchor ? KernelClose(fd, next) : KernelReplace(fd, next);
   const int error = errno;
   // (A filter of system calls may refuse it, say.)  The number still names the
   // anchor, and nobody knows of it any more.
@@ -417,7 +430,7 @@ int CloseFd(int fd) {
 
 int ReplaceFd(int fd, int from, int flags) {
   if (Entry(fd) == nullptr && Entry(from) == nullptr) {
-    return KernelClose(fd, {from, flags});
+    return KernelReplace(fd, {from, flags});
   }
   for (;;) {
     Recall(fd);
@@ -427,8 +440,7 @@ int ReplaceFd(int fd, int from, int flags) {
     // followed another thread may close at any moment.)
     base::UniqueFd copy;
     if (held.file() == nullptr && ProcessPinned() != base::Reason::kSandboxed) {
-      copy.reset(base::RelocateHighForParent(
-          static_cast<int>(::syscall(SYS_fcntl, from, F_DUPFD_CLOEXEC, 0))));
+      copy.reset(base::CopyHighForParent(from));
       if (copy.ok()) next.from = copy.get();
     }
     if (::syscall(SYS_fcntl, next.from, F_GETFD) < 0) return -1;
@@ -436,7 +448,9 @@ int ReplaceFd(int fd, int from, int flags) {
     const bool followed =
         static_cast<unsigned>(fd) < static_cast<unsigned>(kMaxFds);
     if (file == nullptr) {
-      if (held.file() == nullptr || !followed) return KernelClose(fd, next);
+      if (held.file() == nullptr || !followed) {
+        return KernelReplace(fd, next);
+      }
       Raise(fd);
       return CloseNumber(fd, next, false);
     }

@@ -65,6 +65,7 @@ class HeldNumber {
   const Critical critical_;
   const int fd_;
   File* file_ = nullptr;
+  bool marked_ = false;  // it had kLaneMark
 };
 // What takes the place of a number that is closed: dup2, dup3.
 struct Successor {

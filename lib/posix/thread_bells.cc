@@ -63,8 +63,8 @@ bool EnsureBells(Conductor* conductor, std::uint32_t wanted) {
     mine.set = -1;
   }
   if (mine.set < 0) {
-    mine.set = base::RelocateHigh(
-        static_cast<int>(::syscall(SYS_epoll_create1, EPOLL_CLOEXEC)));
+    mine.set = base::OpenHigh(
+        [&] { return ::syscall(SYS_epoll_create1, EPOLL_CLOEXEC); });
     mine.bells = 0;
     mine.own = 0;
     mine.source_count = 0;

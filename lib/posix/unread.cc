@@ -42,8 +42,10 @@ bool Unread::Make(const void* bytes, std::size_t count, std::uint64_t socket,
   rlimit limit{};
   // Beyond this limit ftruncate sends SIGXFSZ.
   if (::getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur >= length) {
-    fd.reset(base::RelocateHigh(static_cast<int>(::syscall(
-        SYS_memfd_create, "rcsock-unread", MFD_CLOEXEC | MFD_ALLOW_SEALING))));
+    fd.reset(base::OpenHigh([&] {
+      return ::syscall(SYS_memfd_create, "rcsock-unread",
+                       MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    }));
   }
   // Without a descriptor the pages can still be had, for fork alone.
   if (fd.ok() && (::syscall(SYS_ftruncate, fd.get(), length) != 0 ||

@@ -18,8 +18,8 @@ constexpr int kBatch = 64;
 constexpr int kStaleBatches = 4;
 
 int NewSet() {
-  return base::RelocateHigh(
-      static_cast<int>(::syscall(SYS_epoll_create1, EPOLL_CLOEXEC)));
+  return base::OpenHigh(
+      [&] { return ::syscall(SYS_epoll_create1, EPOLL_CLOEXEC); });
 }
 
 int Control(int set, int op, int fd, std::uint32_t events,

@@ -132,8 +132,7 @@ void Channel::Send(const void* bytes, std::size_t length, const int* fds,
   std::memcpy(entry.bytes.data(), bytes, length);
   entry.length = length;
   for (int i = 0; i < fd_count; ++i) {
-    entry.fds.emplace_back(
-        base::RelocateHigh(::fcntl(fds[i], F_DUPFD_CLOEXEC, 0)));
+    entry.fds.emplace_back(base::CopyHigh(fds[i]));
     if (!entry.fds.back().ok()) return End(base::Reason::kNoFds);
   }
   queue_.push_back(std::move(entry));

@@ -263,8 +263,9 @@ void Directory::OnIdle() {
 }
 
 bool Directory::TryJoin() {
-  base::UniqueFd fd(base::RelocateHigh(
-      ::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0)));
+  base::UniqueFd fd(base::OpenHigh([&] {
+    return ::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+  }));
   sockaddr_un name;
   const socklen_t length = Name(&name);
   if (!fd.ok() || ::connect(fd.get(), reinterpret_cast<const sockaddr*>(&name),

@@ -21,8 +21,9 @@ std::shared_ptr<NameListener> NameListener::Make(Core* core,
                                                  const sockaddr_un& name,
                                                  socklen_t length, int backlog,
                                                  Visitor visitor) {
-  base::UniqueFd fd(base::RelocateHigh(
-      ::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0)));
+  base::UniqueFd fd(base::OpenHigh([&] {
+    return ::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+  }));
   if (!fd.ok() ||
       ::bind(fd.get(), reinterpret_cast<const sockaddr*>(&name), length) != 0 ||
       ::listen(fd.get(), backlog) != 0) {
@@ -62,8 +63,10 @@ void NameListener::Wait() {
 
 void NameListener::OnReadable() {
   for (int i = 0; i < kPerTurn && fd_.ok(); ++i) {
-    base::UniqueFd fd(base::RelocateHigh(
-        ::accept4(fd_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK)));
+    base::UniqueFd fd(base::OpenHigh([&] {
+      return ::accept4(fd_.get(), nullptr, nullptr,
+                       SOCK_CLOEXEC | SOCK_NONBLOCK);
+    }));
     if (fd.ok()) {
       visitor_(std::move(fd));
     } else if (errno == EAGAIN) {

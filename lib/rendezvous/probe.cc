@@ -36,8 +36,10 @@ void Probe::Retire() {
 
 bool Probe::Start(const sockaddr_storage& local, const sockaddr_storage& peer,
                   std::function<void(int)> done) {
-  fd_.reset(base::RelocateHigh(
-      ::socket(peer.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0)));
+  fd_.reset(base::OpenHigh([&] {
+    return ::socket(peer.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK,
+                    0);
+  }));
   if (!fd_.ok()) return false;
   if (::bind(fd_.get(), reinterpret_cast<const sockaddr*>(&local),
              SizeOf(local)) != 0 ||

@@ -236,8 +236,9 @@ void Session::OfferEnded(bool known, base::Reason reason) {
 }
 
 void Session::TryName() {
-  base::UniqueFd fd(base::RelocateHigh(
-      ::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0)));
+  base::UniqueFd fd(base::OpenHigh([&] {
+    return ::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+  }));
   if (!fd.ok()) return Fail(ErrnoReason(errno), false);
   sockaddr_un name;
   const socklen_t length = MeetingName(tuple_, &name);
@@ -313,8 +314,10 @@ void Session::WaitAccept() {
 
 void Session::OnAccept() {
   if (state_ != State::kBinder || !listener_fd_.ok()) return;
-  base::UniqueFd fd(base::RelocateHigh(::accept4(
-      listener_fd_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK)));
+  base::UniqueFd fd(base::OpenHigh([&] {
+    return ::accept4(listener_fd_.get(), nullptr, nullptr,
+                     SOCK_CLOEXEC | SOCK_NONBLOCK);
+  }));
   if (!fd.ok()) {
     if (errno == EAGAIN) return WaitAccept();
     return Fail(ErrnoReason(errno), false);

@@ -44,8 +44,8 @@ void Sources::Want(lane::Source* source, int delta) {
 
 bool Sources::EnsureSet() {
   if (set_ != nullptr) return true;
-  base::UniqueFd fd(base::RelocateHigh(
-      static_cast<int>(::syscall(SYS_epoll_create1, EPOLL_CLOEXEC))));
+  base::UniqueFd fd(base::OpenHigh(
+      [&] { return ::syscall(SYS_epoll_create1, EPOLL_CLOEXEC); }));
   if (!fd.ok()) return false;
   auto set = std::make_unique<stream_descriptor>(core_->io);
   error_code error;

@@ -35,6 +35,7 @@ Received Receive(int fd, Packet* packet) {
   message.msg_iovlen = 1;
   message.msg_control = control;
   message.msg_controllen = sizeof control;
+  const base::LowNumber low;
   ssize_t n = RecvRaw(fd, &message);
   if (n < 0 && errno == ECONNRESET) {
     // The peer died and had not read all of ours.  This is said once, and

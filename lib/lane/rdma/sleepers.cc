@@ -52,8 +52,8 @@ Sleepers::Sleepers(Source* source) : source_(source), id_(NextGroup()) {
 }
 
 bool Sleepers::Open() {
-  wake_fd_.reset(base::RelocateHighForParent(static_cast<int>(
-      ::syscall(SYS_eventfd2, 0, EFD_CLOEXEC | EFD_NONBLOCK))));
+  wake_fd_.reset(base::OpenHighForParent(
+      [&] { return ::syscall(SYS_eventfd2, 0, EFD_CLOEXEC | EFD_NONBLOCK); }));
   return wake_fd_.ok();
 }
 
@@ -76,8 +76,8 @@ int Sleepers::TakeSet() {
     }
     if (fd == kNone) {
       const int saved = errno;
-      fd = base::RelocateHighForParent(
-          static_cast<int>(::syscall(SYS_epoll_create1, EPOLL_CLOEXEC)));
+      fd = base::OpenHighForParent(
+          [&] { return ::syscall(SYS_epoll_create1, EPOLL_CLOEXEC); });
       if (fd < 0 || !Watch(fd, source_->fd()) || !Watch(fd, wake_fd_.get())) {
         if (fd >= 0) base::CloseRaw(fd);
         sets_[slot].store(kNone, std::memory_order_seq_cst);

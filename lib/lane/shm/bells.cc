@@ -64,8 +64,8 @@ int Bells::EnsureBell(int k) {
   std::scoped_lock hold(latch_);
   int fd = fds_[k].load(std::memory_order_relaxed);
   if (fd < 0) {
-    fd = base::RelocateHigh(static_cast<int>(
-        ::syscall(SYS_eventfd2, 0, EFD_CLOEXEC | EFD_NONBLOCK)));
+    fd = base::OpenHigh(
+        [&] { return ::syscall(SYS_eventfd2, 0, EFD_CLOEXEC | EFD_NONBLOCK); });
     fds_[k].store(fd, std::memory_order_release);
   }
   return fd;

@@ -25,8 +25,9 @@ base::UniqueFd CreateMemory(const char* name, std::size_t size) {
     errno = EFBIG;
     return base::UniqueFd();
   }
-  base::UniqueFd fd(base::RelocateHigh(static_cast<int>(
-      ::syscall(SYS_memfd_create, name, MFD_CLOEXEC | MFD_ALLOW_SEALING))));
+  base::UniqueFd fd(base::OpenHigh([&] {
+    return ::syscall(SYS_memfd_create, name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
+  }));
   if (!fd.ok()) return fd;
   if (::syscall(SYS_ftruncate, fd.get(), size) != 0 ||
       ::syscall(SYS_fcntl, fd.get(), F_ADD_SEALS,
