@@ -282,6 +282,9 @@ Case exit_beside(
 
 // --- Numbers
 
+constexpr int kMeetings = 40;
+constexpr int kMessages = 2000;
+
 // dup2() whose source another thread closes either takes the place of what its
 // target is, or fails and leaves it.
 Case closed_source(
@@ -330,6 +333,67 @@ Case closed_source(
       Log("what it says is so");
     },
     {.warm = false, .connect = false});
+
+// dup2() onto the lowest number that is free, where the kernel puts what
+// rcsock's own thread opens meanwhile.
+Case onto_lowest(
+    "dup2_while_lanes_come",
+    [](int) {
+      int port = 0;
+      const int listener = Listen(&port);
+      Tell(port);
+      std::vector<std::thread> all;
+      for (int i = Scale(kMeetings); i > 0; --i) {
+        all.emplace_back([fd = ::accept(listener, nullptr, nullptr)] {
+          CHECK_THAT(fd >= 0);
+          Echo(fd, kMessages);
+          ::close(fd);
+        });
+      }
+      for (std::thread& one : all) one.join();
+    },
+    [](int) {
+      const int port = static_cast<int>(Hear());
+      for (int i = Scale(kMeetings); i > 0; --i) {
+        // (Each process meets the server anew.)
+        const pid_t child = ::fork();
+        CHECK_THAT(child >= 0);
+        if (child > 0) {
+          int status = 0;
+          CHECK_THAT(::waitpid(child, &status, 0) == child && status == 0);
+          continue;
+        }
+        const int fd = Connect(port);
+        const int own =
+            ::eventfd(7, EFD_CLOEXEC | EFD_NONBLOCK | EFD_SEMAPHORE);
+        const int lowest = ::dup(0);
+        CHECK_THAT(own >= 0 && lowest >= 0 && ::close(lowest) == 0);
+        std::atomic<bool> done{false};
+        std::thread puts([&] {
+          while (!done) {
+            if (::dup2(own, lowest) != lowest)
+              Fail("dup2: %s", ErrorName(errno));
+            // (It would have been taken away, or be another's.)
+            for (int k = 0; k < 8; ++k) {
+              eventfd_t one = 0;
+              CHECK_THAT(::eventfd_read(lowest, &one) == 0 && one == 1);
+              CHECK_THAT(::eventfd_write(lowest, 1) == 0);
+            }
+            CHECK_THAT(::close(lowest) == 0);
+          }
+        });
+        for (int k = 0; k < kMessages; ++k) {
+          char text[16] = "meeting";
+          SendAll(fd, text, sizeof text);
+          RecvAll(fd, text, sizeof text);
+        }
+        done = true;
+        puts.join();
+        ::_exit(0);
+      }
+      Log("nothing else was there");
+    },
+    {.warm = false, .connect = false, .seconds = 40});
 
 // --- A set whose number another one has at once
 
