@@ -6,6 +6,7 @@
 #include <signal.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -87,6 +88,8 @@ class Sleeper {
     pid_ = ::fork();
     CHECK_THAT(pid_ >= 0);
     if (pid_ == 0) {
+      // (Who ends by _exit does not end this one.)
+      CHECK_THAT(::prctl(PR_SET_PDEATHSIG, SIGKILL) == 0);
       ::close(not_its);
       const int fd = Connect(port);
       WarmAs(fd, false);
