@@ -31,9 +31,10 @@ using rendezvous::Conductor;
 
 bool Sock::SpillLatched() {
   if (!stream_->OnlyStash()) return false;
+  const int error = stream_->ErrorBehindStash();
   stream::ByteQueue bytes = stream_->TakeStash();
   if (!unread_.Make(bytes.data(), bytes.size(), inode(),
-                    came_ns_.load(std::memory_order_relaxed))) {
+                    came_ns_.load(std::memory_order_relaxed), error)) {
     stream_->GiveStash(std::move(bytes));
     return false;
   }
@@ -73,16 +74,27 @@ ssize_t Sock::UnreadRecv(int number, const iovec* iov, int count,
     return kGone;
   }
   std::size_t n = 0;
+  int error = 0;
+  bool failed = false;
   if (mode() == Mode::kUnread && total > *done) {
     IovRest rest(iov, count);
     rest.Skip(*done);
     const bool drop = (flags & MSG_TRUNC) != 0;
     n = unread_.Take(drop ? nullptr : rest.iov(), rest.count(), total - *done,
                      (flags & MSG_PEEK) != 0);
-    if (unread_.size() == 0) EndUnreadLatched();
+    if (unread_.size() == 0) {
+      if (n == 0 && *done == 0) error = unread_.TakeError();
+      failed = unread_.Failed();
+      if (!failed) EndUnreadLatched();
+    }
   }
   rx_latch.unlock();
+  if (error != 0) {
+    errno = error;
+    return -1;
+  }
   if (n == 0) {
+    if (failed) return static_cast<ssize_t>(*done);
     if (total > *done || mode() != Mode::kUnread) return kRetry;
     return static_cast<ssize_t>(*done);
   }
@@ -121,7 +133,9 @@ int Sock::UnreadFd() {
   Critical critical;
   rx_latch.lock();
   const int number =
-      mode() == Mode::kUnread && unread_.size() > 0 ? unread_.fd() : -1;
+      mode() == Mode::kUnread && (unread_.size() > 0 || unread_.Failed())
+          ? unread_.fd()
+          : -1;
   rx_latch.unlock();
   return number;
 }

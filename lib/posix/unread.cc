@@ -8,6 +8,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <cstddef>
 #include <cstring>
 
@@ -21,7 +22,8 @@ struct Unread::Header {
   std::uint64_t length;
   std::atomic<std::uint64_t> head;
   std::uint64_t came_ns;
-  std::uint64_t unused[3];
+  std::atomic<std::uint32_t> error;
+  std::uint32_t unused[5];
 };
 
 namespace {
@@ -33,10 +35,10 @@ constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 }  // namespace
 
 bool Unread::Make(const void* bytes, std::size_t count, std::uint64_t socket,
-                  std::uint64_t came_ns) {
+                  std::uint64_t came_ns, int error) {
   static_assert(sizeof(Header) == kData);
   Close();
-  if (count == 0 || count > kMost) return false;
+  if (count > kMost) return false;
   const std::size_t length = kData + count;
   base::UniqueFd fd;
   rlimit limit{};
@@ -64,7 +66,11 @@ bool Unread::Make(const void* bytes, std::size_t count, std::uint64_t socket,
   header()->socket = socket;
   header()->length = count;
   header()->came_ns = came_ns;
-  std::memcpy(static_cast<char*>(map) + kData, bytes, count);
+  header()->error.store(static_cast<std::uint32_t>(error),
+                        std::memory_order_relaxed);
+  if (count != 0) {
+    std::memcpy(static_cast<char*>(map) + kData, bytes, count);
+  }
   header()->magic = kMagic;
   return true;
 }
@@ -79,7 +85,7 @@ bool Unread::Open(int fd) {
   const long seals = ::syscall(SYS_fcntl, fd, F_GET_SEALS);
   if (seals < 0 || (seals & kSeals) != kSeals) return false;
   const auto length = static_cast<std::uint64_t>(status.st_size);
-  if (length <= kData || length > kData + kMost) return false;
+  if (length < kData || length > kData + kMost) return false;
   void* map =
       ::mmap(nullptr, length, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
   if (map == MAP_FAILED) return false;
@@ -115,6 +121,19 @@ void Unread::Close() {
 
 std::uint64_t Unread::came_ns() const {
   return map_ != nullptr ? header()->came_ns : 0;
+}
+
+bool Unread::Failed() const {
+  return map_ != nullptr &&
+         header()->error.load(std::memory_order_acquire) != 0;
+}
+
+int Unread::TakeError() {
+  if (map_ == nullptr) return 0;
+  const std::uint32_t error =
+      header()->error.exchange(0, std::memory_order_acq_rel);
+  // (What shares the memory may have written anything.)
+  return error == 0 ? 0 : error < 134 ? static_cast<int>(error) : ECONNRESET;
 }
 
 std::size_t Unread::size() const {

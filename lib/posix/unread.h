@@ -29,9 +29,10 @@ class Unread {
   Unread& operator=(const Unread&) = delete;
 
   // `socket`: the inode number of the connection that they belong to.
-  // `came_ns`: by CLOCK_REALTIME; 0: not known.
+  // `came_ns`: by CLOCK_REALTIME; 0: not known.  `error`: what comes behind
+  // them, which the kernel has told already; 0: nothing.
   bool Make(const void* bytes, std::size_t count, std::uint64_t socket,
-            std::uint64_t came_ns);
+            std::uint64_t came_ns, int error);
   // One that another program has made.  False (and `fd` left open): it is not
   // what it should be.  Else `fd` is this object's.
   bool Open(int fd);
@@ -45,6 +46,9 @@ class Unread {
   int fd() const { return fd_.get(); }
   std::size_t size() const;
   std::uint64_t came_ns() const;
+  // The error is told once, by whoever shares them.
+  bool Failed() const;
+  int TakeError();
   // Copies out what there is; with `peek` it stays.  Null `iov`: forgets up to
   // `total`.
   std::size_t Take(const iovec* iov, int count, std::size_t total, bool peek);

@@ -391,8 +391,14 @@ bool Stream::Idle() const {
 
 bool Stream::OnlyStash() const {
   return tx_ == Tx::kRaw && rx_ == Rx::kRaw && lane_ == nullptr &&
-         out_.empty() && !stash_.empty() && limbo_.empty() && ahead_ == 0 &&
-         !failed_ && !closed_;
+         out_.empty() && (!stash_.empty() || so_error_ != 0) &&
+         limbo_.empty() && ahead_ == 0 && !failed_ && !closed_;
+}
+
+int Stream::ErrorBehindStash() const {
+  const bool past_fin = pfin_known_ ? rx_off() + stash_.size() == pfin_
+                                    : eof_ && so_error_ == EPIPE;
+  return past_fin ? 0 : so_error_;
 }
 
 ByteQueue Stream::TakeStash() {

@@ -181,9 +181,11 @@ class Stream {
   // The peer has sent what nobody here has taken: a close, or the end of the
   // process, is a reset.
   bool Untaken() const;
-  // Bytes read ahead are all that keeps the owner from using the anchor
-  // directly: TakeStash, and it may.
+  // Bytes read ahead, and an error that the kernel has told, are all that keeps
+  // the owner from using the anchor directly: TakeStash, and it may.
   bool OnlyStash() const;
+  // The error that a reader would be told behind the bytes.
+  int ErrorBehindStash() const;
   ByteQueue TakeStash();
   void GiveStash(ByteQueue bytes) { stash_.Swap(bytes); }
   // Tells the peer that a lane is not taken: it need not wait for an answer to

@@ -219,6 +219,7 @@ Mr Register(ibv_pd* pd, void* base, std::size_t length, int access,
 
 Channel CreateChannel(ibv_context* context, Error* error) {
   base::InternalScope internal;
+  const base::LowNumber low;
   errno = 0;
   Channel channel(calls.ibv_create_comp_channel(context));
   if (channel == nullptr) {

@@ -283,6 +283,67 @@ Case exit_beside(
     },
     {.warm = false});
 
+// --- A reset that is known before the fork
+
+// What came before it is still there, and it is told behind that.
+Case fork_behind_reset(
+    "fork_behind_a_reset",
+    [](int fd) {
+      SendAll(fd, "last words", 10);
+      char byte;
+      RecvAll(fd, &byte, 1);
+      const linger now{1, 0};
+      CHECK_THAT(::setsockopt(fd, SOL_SOCKET, SO_LINGER, &now, sizeof now) ==
+                 0);
+      ::close(fd);
+      Barrier();
+    },
+    [](int fd) {
+      pollfd one{fd, POLLIN, 0};
+      CHECK_THAT(::poll(&one, 1, -1) == 1);
+      SendAll(fd, "x", 1);
+      one.events = 0;
+      CHECK_THAT(::poll(&one, 1, 10'000) == 1);
+      Log("%x", static_cast<unsigned>(one.revents));
+      const pid_t child = ::fork();
+      if (child == 0) ::_exit(0);
+      LogChild(child);
+      char text[4];
+      for (int i = 0; i < 5; ++i) {
+        const ssize_t n = ::recv(fd, text, sizeof text, 0);
+        Result("recv", static_cast<int>(n));
+      }
+      Result("send", static_cast<int>(::send(fd, "x", 1, MSG_NOSIGNAL)));
+      Barrier();
+    });
+
+// One that nothing came before.  (A fork waits for no such peer.)
+Case fork_after_reset(
+    "fork_after_a_reset",
+    [](int fd) {
+      char byte;
+      RecvAll(fd, &byte, 1);
+      const linger now{1, 0};
+      CHECK_THAT(::setsockopt(fd, SOL_SOCKET, SO_LINGER, &now, sizeof now) ==
+                 0);
+      ::close(fd);
+      Barrier();
+    },
+    [](int fd) {
+      SendAll(fd, "x", 1);
+      pollfd one{fd, 0, 0};
+      CHECK_THAT(::poll(&one, 1, 10'000) == 1);
+      const pid_t child = ::fork();
+      char byte;
+      if (child == 0) {
+        Result("in the child", static_cast<int>(::recv(fd, &byte, 1, 0)));
+        ::_exit(0);
+      }
+      LogChild(child);
+      Result("recv", static_cast<int>(::recv(fd, &byte, 1, 0)));
+      Barrier();
+    });
+
 // --- Numbers
 
 constexpr int kMeetings = 40;
