@@ -472,14 +472,14 @@ Case in_turn(
         event.data.u32 = i;
         CHECK_THAT(::epoll_ctl(set, EPOLL_CTL_ADD, fds[i], &event) == 0);
       }
-      // (A move between TCP and a lane may begin the round anew.)
+      // (Each move between TCP and a lane may begin the round anew.)
       int told[6] = {};
-      for (int k = 0; k < 60; ++k) {
+      for (int k = 0; k < 600; ++k) {
         epoll_event event{};
         CHECK_THAT(::epoll_wait(set, &event, 1, 5000) == 1);
         ++told[event.data.u32];
       }
-      for (const int times : told) Log("told %d", times >= 5);
+      for (const int times : told) Log("told %d", times >= 50);
       Barrier();
       ::close(set);
     },
