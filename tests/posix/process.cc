@@ -190,6 +190,10 @@ Case fork_stopped(
         if (child == 0) {
           const int fd = ::accept(listener, nullptr, nullptr);
           Warm(fd);
+          // (In the moment of a switch, what has been sent may still be with
+          // who has sent it.)
+          char byte;
+          RecvAll(fd, &byte, 1);
           ::raise(SIGSTOP);
           ::_exit(0);
         }
@@ -207,7 +211,9 @@ Case fork_stopped(
     [](int) {
       const int port = static_cast<int>(Hear());
       for (int i = 0; i < kStopped; ++i) {
-        Warm(Connect(port));
+        const int fd = Connect(port);
+        Warm(fd);
+        SendAll(fd, "x", 1);
         Barrier();
       }
       const std::uint64_t start = NowMs();

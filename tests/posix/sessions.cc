@@ -140,6 +140,30 @@ Case daemon_alone(
     },
     {.warm = false});
 
+// Long enough to take a lane in whatever way.
+constexpr int kMessages = 5000;
+Case daemon_talks(
+    "daemon_talks",
+    [](int fd) {
+      Echo(fd, kMessages);
+      LogDrain(fd);
+    },
+    [](int fd) {
+      const pid_t child = ::fork();
+      if (child == 0) {
+        CHECK_THAT(::daemon(1, 1) == 0);
+        for (int i = 0; i < kMessages; ++i) {
+          char text[16] = "daemon";
+          SendAll(fd, text, sizeof text);
+          RecvAll(fd, text, sizeof text);
+        }
+        ::exit(0);
+      }
+      ::close(fd);
+      LogChild(child);
+    },
+    {.warm = false});
+
 // What it does beside that.
 Case daemon_itself(
     "daemon_itself", [](int fd) { LogDrain(fd); },
