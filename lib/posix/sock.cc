@@ -125,7 +125,7 @@ void* Sock::operator new(std::size_t, const std::nothrow_t&) noexcept {
   return socks.Take();
 }
 
-Sock::Sock() : File(FileKind::kSock) {}
+Sock::Sock() = default;
 
 Sock* Sock::New(stream::Role role, bool is_nonblock) {
   Sock* sock = SockPool::Take();

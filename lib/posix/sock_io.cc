@@ -88,7 +88,7 @@ ssize_t Sock::RecvRest(int fd, const iovec* iov, int count, std::size_t skip,
 // bytes into it, and died.  Its word that it has it is in a queue of the
 // conductor's by then, so the wait is a short one; the kernel will say again
 // that this is the end.  (A reset is not held: the kernel loses what it has not
-// delivered by then, too, see killed_with_unread in tests/posix/ends.  Nor is
+// delivered by then, too, see killed_with_unread in tests/posix/kills.  Nor is
 // an end that comes before this end has said that it has adopted the stream,
 // which may take longer: then the peer does not have the lane.)
 bool Sock::HoldsEnd() const {

@@ -8,7 +8,6 @@
 #include <poll.h>
 #include <signal.h>
 #include <sys/epoll.h>
-#include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/select.h>
 #include <sys/socket.h>
@@ -37,12 +36,6 @@ T Opaque(T value) {
 
 void* At(std::uintptr_t value) {
   return reinterpret_cast<void*>(Opaque(value));
-}
-
-void AwaitBytes(int fd, int wanted) {
-  int n = 0;
-  while (::ioctl(fd, FIONREAD, &n) == 0 && n < wanted) ::poll(nullptr, 0, 1);
-  Log("FIONREAD %d", n);
 }
 
 void DrainAndLog(int fd) {

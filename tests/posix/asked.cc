@@ -9,7 +9,6 @@
 #include <signal.h>
 #include <sys/epoll.h>
 #include <sys/file.h>
-#include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/select.h>
 #include <sys/sendfile.h>
@@ -32,14 +31,8 @@ namespace {
 
 using namespace pair;
 
-void AwaitBytes(int fd, int wanted) {
-  int n = 0;
-  while (::ioctl(fd, FIONREAD, &n) == 0 && n < wanted) ::poll(nullptr, 0, 1);
-  Log("FIONREAD %d", n);
-}
-
 // Until poll says all of `wanted`, or for so long that it never will.
-void AwaitPoll(int fd, int events, int wanted) {
+void PollForLong(int fd, int events, int wanted) {
   pollfd one{fd, static_cast<short>(events), 0};
   for (int i = 0; i < 3000; ++i) {
     ::poll(&one, 1, 1);
@@ -47,14 +40,6 @@ void AwaitPoll(int fd, int events, int wanted) {
     ::poll(nullptr, 0, 1);
   }
   Log("poll %x", static_cast<unsigned>(one.revents));
-}
-
-void Call(int fd, int count) {
-  char text[16] = {};
-  for (int i = 0; i < count; ++i) {
-    SendAll(fd, text, sizeof text);
-    RecvAll(fd, text, sizeof text);
-  }
 }
 
 const char* StateName(int state) {
@@ -195,7 +180,7 @@ Case shut_when_over(
     [](int fd) {
       ::shutdown(fd, SHUT_WR);
       Barrier();
-      AwaitPoll(fd, POLLIN | POLLRDHUP, POLLHUP);
+      PollForLong(fd, POLLIN | POLLRDHUP, POLLHUP);
       AwaitState(fd, TCP_CLOSE);
       Result("shutdown", ::shutdown(fd, SHUT_WR));
       Result("both", ::shutdown(fd, SHUT_RDWR));
@@ -520,7 +505,7 @@ Case odd_events(
         Log("%x", static_cast<unsigned>(one.revents));
       }
       ::shutdown(fd, SHUT_WR);
-      AwaitPoll(fd, 0, POLLHUP);
+      PollForLong(fd, 0, POLLHUP);
       look("all", 0x7fff, -1);
       Barrier();
     });

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
@@ -40,6 +41,27 @@ inline void RecvBulk(int fd, std::uint64_t seed, std::uint64_t total) {
       Fail("wrong bytes near %llu", static_cast<unsigned long long>(at));
     }
     at += static_cast<std::uint64_t>(n);
+  }
+}
+
+// The same in even pieces; there must be so much.
+inline void SendEvenly(int fd, std::uint64_t seed, std::size_t total) {
+  std::vector<char> buffer(70'000);
+  for (std::size_t at = 0; at < total;) {
+    const std::size_t n = std::min(buffer.size(), total - at);
+    Pattern(seed, at, buffer.data(), n);
+    SendAll(fd, buffer.data(), n);
+    at += n;
+  }
+}
+
+inline void RecvEvenly(int fd, std::uint64_t seed, std::size_t total) {
+  std::vector<char> buffer(50'000);
+  for (std::size_t at = 0; at < total;) {
+    const std::size_t n = std::min(buffer.size(), total - at);
+    RecvAll(fd, buffer.data(), n);
+    CHECK_THAT(IsPattern(seed, at, buffer.data(), n));
+    at += n;
   }
 }
 

@@ -6,6 +6,7 @@
 #include <netinet/in.h>
 #include <poll.h>
 #include <signal.h>
+#include <sys/ioctl.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
@@ -168,6 +169,17 @@ void Echo(int fd, int count) {
   }
 }
 
+void Call(int fd, int count) {
+  for (int i = 0; i < count; ++i) {
+    char text[16];
+    char back[16];
+    Pattern(21, static_cast<std::uint64_t>(i) * 16, text, sizeof text);
+    SendAll(fd, text, sizeof text);
+    RecvAll(fd, back, sizeof back);
+    CHECK_THAT(std::memcmp(text, back, sizeof text) == 0);
+  }
+}
+
 void Stop(pid_t pid) {
   CHECK_THAT(::kill(pid, SIGSTOP) == 0);
   char name[64];
@@ -203,6 +215,24 @@ void LogChild(pid_t child) {
   int status = 0;
   CHECK_THAT(::waitpid(child, &status, 0) == child);
   Log("child: %x", static_cast<unsigned>(status));
+}
+
+void AwaitBytes(int fd, int wanted) {
+  int n = 0;
+  while (::ioctl(fd, FIONREAD, &n) == 0 && n < wanted) ::poll(nullptr, 0, 1);
+  Log("FIONREAD %d", n);
+}
+
+void AwaitPoll(int fd, short events, short wanted) {
+  for (;;) {
+    pollfd one{fd, events, 0};
+    CHECK_THAT(::poll(&one, 1, -1) == 1);
+    if ((one.revents & wanted) == wanted) {
+      Log("poll %x", static_cast<unsigned>(one.revents));
+      return;
+    }
+    ::poll(nullptr, 0, 1);
+  }
 }
 
 std::uint64_t TcpBytes(int fd) {

@@ -44,8 +44,9 @@ int Scale(int plain);
 // Blocking helpers; Fail on anything but success.
 void SendAll(int fd, const void* from, std::size_t length);
 void RecvAll(int fd, void* to, std::size_t length);
-// So many messages of 16 bytes come, and go back.
+// So many messages of 16 bytes come, and go back; and the other end of that.
 void Echo(int fd, int count);
+void Call(int fd, int count);
 // SIGSTOP; returns when the process stands.
 void Stop(pid_t pid);
 // Reads to EOF or an error; returns how many bytes, *error 0 or errno.
@@ -54,6 +55,10 @@ std::size_t Drain(int fd, int* error);
 void LogDrain(int fd);
 // Waits for its end, and logs its status.
 void LogChild(pid_t child);
+// Waits until so many bytes can be read, and logs how many can.
+void AwaitBytes(int fd, int wanted);
+// Logs what poll says once it says all of `wanted`.
+void AwaitPoll(int fd, short events, short wanted);
 // Round trips until the bytes no longer go through the kernel's TCP (with
 // PAIR_WARM=lane in the environment; else a few), then returns on both ends.
 void Warm(int fd);

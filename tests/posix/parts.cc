@@ -2,7 +2,6 @@
 // time is over, a handler has run, or there is more than a call moves.
 #include <poll.h>
 #include <signal.h>
-#include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/sendfile.h>
 #include <sys/socket.h>
@@ -20,12 +19,6 @@
 namespace {
 
 using namespace pair;
-
-void AwaitBytes(int fd, int wanted) {
-  int n = 0;
-  while (::ioctl(fd, FIONREAD, &n) == 0 && n < wanted) ::poll(nullptr, 0, 1);
-  Log("FIONREAD %d", n);
-}
 
 // What was there when the time was over is the result.
 Case part_of_all(

@@ -1,0 +1,215 @@
+#ifndef RCSOCK_LIB_POSIX_SOCK_LAYOUT_H_
+#define RCSOCK_LIB_POSIX_SOCK_LAYOUT_H_
+
+#include <sys/socket.h>
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+
+#include "lib/base/latch.h"
+#include "lib/base/policy.h"
+#include "lib/base/reason.h"
+#include "lib/lane/shm/layout.h"
+#include "lib/posix/budget.h"
+#include "lib/posix/file.h"
+#include "lib/posix/unread.h"
+#include "lib/rendezvous/rendezvous.h"
+#include "lib/stream/stream.h"
+
+namespace rcsock::posix {
+
+struct Interest;
+class Sock;
+class ZeroCopy;
+
+// Calls go straight to the kernel (kPlain) and are only counted, or through the
+// stream (kEngine), which then owns every byte of the anchor.  kUnread: as
+// kPlain, but what the application reads comes first from memory that is shared
+// with other holders of the connection.
+enum class Mode : std::uint8_t { kPlain, kEngine, kUnread };
+
+// What a Sock (sock.h) has, in an order that is part of what its calls cost:
+// which of it lies in one cache line.
+class alignas(64) SockLayout : public File,
+                               public rendezvous::Seeker,
+                               public rendezvous::AnchorWatcher,
+                               public stream::Anchor {
+ public:
+  enum class Policy : std::uint8_t { kAuto, kTcp, kEager };
+
+ protected:
+  SockLayout() : File(FileKind::kSock) {}
+
+  // What a call of a stream on TCP touches: one cache line, with what precedes
+  // it.  (The kernel has just been there, so every further line is a miss.)
+  //
+  // Calls inside the kernel in kPlain that have no mark (inside.h): waits, and
+  // what a thread has no place for.  Above them which life of this object they
+  // belong to.
+  std::atomic<std::uint32_t> gate_{0};
+  // Calls that have moved bytes.  Threads that come out at once may lose one.
+  std::atomic<std::uint32_t> ops_{0};
+  std::atomic<std::uint64_t> tx_raw_{0};
+  std::atomic<std::uint64_t> rx_raw_{0};
+  std::atomic<std::uint32_t> next_ops_{0};
+  std::atomic<Mode> mode_{Mode::kPlain};
+  // No lane will ever come, so calls are the kernel's and need not be counted
+  // as inside it.  Never taken back while the descriptor lives.
+  std::atomic<bool> never_{false};
+  std::atomic<bool> eligible_{false};  // may look for a lane
+  // Adoption waits for a gap, or (not agreed_) the thread that comes out of the
+  // kernel is to look whether the peer has answered.
+  std::atomic<bool> wanted_{false};
+  static constexpr std::uint32_t kOneLife = 1 << 18;
+  static constexpr std::uint32_t kInside = kOneLife - 1;
+  static constexpr std::uint32_t kLife = ~kInside;
+
+  // And what those of a stream on a lane touch, which kLaneMark has told of.
+  alignas(64) std::unique_ptr<lane::Lane> lane_;
+  stream::Quick quick_;  // of stream_; the latch of that direction
+  bool rd_shut_ = false;
+  std::atomic<bool> on_lane_{false};
+  std::atomic<bool> input_alone_{false};
+  std::atomic<bool> completions_{false};  // zero_copy_ has some to tell
+  // Latches: as lane_.
+  bool lane_is_shm_ = false;
+
+ public:
+  std::atomic<bool> nonblock{false};
+  // Both latches are for callers that look at a lane without the stream.
+  base::Latch tx_latch;
+  base::Latch rx_latch;
+  // Registrations; guarded by interest_latch (registry.h).
+  std::atomic<Interest*> interests{nullptr};
+
+  // --- Set by the hooks
+  std::atomic<bool> listening{false};
+  std::atomic<std::uint64_t> rcv_timeout_ns{0};  // SO_RCVTIMEO; 0: none
+  std::atomic<std::uint64_t> snd_timeout_ns{0};
+
+  // --- Readiness (interests.cc, poll.cc)
+  bool interests_user = false;  // they are in user space; interest_latch's
+  bool interests_stay = false;  // one could not get there; interest_latch's
+  // They wait to be there; written with interest_latch.
+  std::atomic<bool> moves{false};
+  Sock* moving_next = nullptr;
+  std::atomic<std::uint64_t> rx_edges{0};
+  // Threads in poll() that sleep on a bell for this stream.
+  std::atomic<int> poll_sleepers{0};
+
+  // posix_spawn may give it to a program, whatever close-on-exec says.
+  std::atomic<bool> in_spawn_actions{false};
+
+ protected:
+  std::unique_ptr<stream::Stream> stream_;
+  // Delivered by the engine, in both directions; those past quick_.
+  std::uint64_t lane_tx_ = 0;
+  std::uint64_t lane_rx_ = 0;
+  std::atomic<bool> may_adopt_{false};  // connected, and not for ever on TCP
+  std::atomic<bool> pinned_{false};
+  std::atomic<bool> option_pinned_{false};
+  std::atomic<std::uint8_t> ancillary_{0};
+  // By CLOCK_REALTIME, when what was read ahead had come; 0: not known.
+  std::atomic<std::uint64_t> came_ns_{0};
+  std::atomic<bool> zero_copy_on_{false};
+  std::atomic<ZeroCopy*> zero_copy_{nullptr};  // kept by the pool
+  std::atomic<Policy> policy_{Policy::kAuto};
+  // On its way to the kernel for somebody who does not know the stream: bytes
+  // read ahead do not hold it.
+  std::atomic<bool> leaving_{false};
+  std::atomic<std::uint32_t> given_away_{0};  // how often
+  bool exec_pinned_ = false;
+  bool half_closed_ = false;  // both latches': shut down, or ended by the peer
+  bool exec_left_ = false;
+  // FlushAtExit: what SO_LINGER was before.
+  bool exec_resets_ = false;
+  linger exec_linger_ = {};
+  base::Reason exec_reason_ = base::Reason::kNone;
+  Sock* pool_next_ = nullptr;
+  std::uint64_t given_ns_ = 0;  // to the pool
+  std::uint32_t found_in_ = 0;  // by the pool's last looks for calls
+  std::atomic<bool> seeking_{false};
+  std::atomic<bool> closed_{false};  // by the application
+  std::atomic<int> fd_{-1};
+  std::atomic<int> refs_{0};
+  std::atomic<std::uint64_t> next_bytes_{0};
+  std::atomic<std::uint16_t> service_{0};  // Prospect's
+  std::atomic<bool> at_once_{false};
+  std::atomic<bool> hopeful_{false};           // its service promises much
+  std::atomic<bool> agreed_{false};            // the peer has; adoption is due
+  std::atomic<std::uint64_t> hold_end_ns_{0};  // 0: none has begun; 1: no more
+  std::atomic<std::uint32_t> held_ns_{0};      // so far
+  std::atomic<std::uint16_t> hold_place_{0};   // Bulky's; 0: it has begun none
+  std::atomic<int> attempts_{0};
+  std::atomic<bool> local_peer_{false};
+  stream::Role role_ = stream::Role::kConnector;
+  base::Terms terms_;  // by the rules for its peer
+
+  // Engine waits that no lane serves: bumped and woken by WakeRx/WakeTx.
+  std::atomic<std::uint32_t> rx_seq_{0};
+  std::atomic<std::uint32_t> tx_seq_{0};
+  std::atomic<int> rx_sleepers_{0};
+  std::atomic<int> tx_sleepers_{0};
+  // Threads that sleep on the lane's own words, and on those of the lane before
+  // it, if that is parked: which of the two changes with each that is.
+  std::atomic<int> pins_[2] = {};
+  int lane_pins_ = 0;                   // both latches'
+  std::unique_ptr<lane::Lane> parked_;  // both latches'
+
+  std::shared_ptr<lane::shm::Link> link_;
+  int index_ = -1;
+  std::atomic<std::uint32_t> notify_{0};
+  std::atomic<int> bell_{0};
+  std::atomic<lane::Source*> source_{nullptr};
+  bool source_wanted_ = false;  // counted with the conductor
+  Remote remote_;
+  lane::Kind lane_kind_ = lane::Kind::kShm;  // of the last lane
+  std::uint32_t lane_epoch_ = 0;             // ... too
+  bool watched_ = false;
+  bool starve_timer_ = false;
+  bool starved_ = false;  // it leaves its lane because nobody reads there
+  bool tx_wait_ = false;  // somebody waits for the anchor to take more
+  std::uint64_t starve_acked_ = 0;
+  std::uint64_t starve_posted_ = 0;  // when there was last no room
+  std::uint64_t starve_since_ns_ = 0;
+  int starve_late_ = 0;  // looks in a row that found no progress
+  std::uint32_t watch_events_ = 0;
+  std::uint64_t timer_ = 0;
+  std::uint64_t close_timer_ = 0;
+  // Of the list of those that are closed and kept; null: not in it.
+  Sock** closed_link_ = nullptr;
+  Sock* closed_next_ = nullptr;
+  std::uint32_t settle_wait_ms_ = 1;
+  bool settle_posted_ = false;
+  std::uint8_t kept_options_ = 0;  // sock_options.cc; the tx latch's
+  bool promoted_ = false;          // ever
+  bool accounted_ = false;
+  bool finished_ = false;
+  bool finish_done_ = false;
+  bool settled_ = false;
+  std::atomic<bool> connected_{false};
+  bool reset_ = false;
+  std::uint32_t demotions_ = 0;
+  // What `rcsock stat` shows.
+  std::uint32_t promotions_ = 0;
+  std::uint32_t left_ = 0;
+  std::uint32_t failed_over_ = 0;
+  bool leave_uncounted_ = false;
+  // A Holding; -1: no other process has ever held the connection.
+  std::atomic<int> holders_{-1};
+  std::atomic<std::uint32_t> fork_{0};  // the last counted there
+  std::uint64_t told_tx_ = 0;  // of what this process moved, what is told there
+  std::uint64_t told_rx_ = 0;
+  std::uint64_t account_tx_ = 0;  // offsets at which this process began
+  std::uint64_t account_rx_ = 0;
+  bool inherited_ = false;
+  std::atomic<base::Reason> reason_{base::Reason::kShortLived};
+  std::uint64_t anchor_rx_ = 0;          // read from TCP by the engine
+  std::atomic<std::uint64_t> inode_{0};  // of the socket, once somebody asked
+  Unread unread_;                        // rx_latch's
+};
+
+}  // namespace rcsock::posix
+
+#endif  // RCSOCK_LIB_POSIX_SOCK_LAYOUT_H_

@@ -1,0 +1,269 @@
+// Sets of epoll: several of one connection, copied, passed on, nested, closed.
+#include <poll.h>
+#include <sys/epoll.h>
+#include <sys/resource.h>
+#include <sys/select.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <thread>
+#include <vector>
+
+#include "tests/posix/pair.h"
+#include "tests/posix/waiting.h"
+
+namespace {
+
+using namespace pair;
+
+Case two_sets(
+    "two_sets",
+    [](int fd) {
+      for (int i = 0; i < 500; ++i) {
+        SendAll(fd, "x", 1);
+        char byte;
+        RecvAll(fd, &byte, 1);
+      }
+    },
+    [](int fd) {
+      const int first = NewSet();
+      const int second = NewSet();
+      Ctl(first, EPOLL_CTL_ADD, fd, EPOLLIN | EPOLLET);
+      Ctl(second, EPOLL_CTL_ADD, fd, EPOLLIN);
+      epoll_event event{};
+      for (int i = 0; i < 500; ++i) {
+        if (i % 2 == 0) {
+          CHECK_THAT(::epoll_wait(first, &event, 1, kLong) == 1);
+          CHECK_THAT(::epoll_wait(second, &event, 1, kLong) == 1);
+        } else {
+          CHECK_THAT(::epoll_wait(second, &event, 1, kLong) == 1);
+          CHECK_THAT(::epoll_wait(first, &event, 1, kLong) == 1);
+        }
+        char byte;
+        RecvAll(fd, &byte, 1);
+        CHECK_THAT(::epoll_wait(second, &event, 1, 0) == 0);
+        SendAll(fd, "y", 1);
+      }
+      Log("done");
+    });
+
+Case copies(
+    "dup_keeps",
+    [](int fd) {
+      Barrier();
+      SendAll(fd, "abc", 3);
+      Barrier();
+    },
+    [](int fd) {
+      const int set = NewSet();
+      Ctl(set, EPOLL_CTL_ADD, fd, EPOLLIN);
+      const int copy = ::dup(fd);
+      Result("add copy", Ctl(set, EPOLL_CTL_ADD, copy, EPOLLIN | EPOLLET));
+      Barrier();
+      pollfd one{fd, POLLIN, 0};
+      ::poll(&one, 1, -1);
+      epoll_event events[4];
+      int n = ::epoll_wait(set, events, 4, kLong);
+      // The second may need a second look.
+      if (n == 1) n += ::epoll_wait(set, events + 1, 3, kQuiet);
+      Log("both %d", n >= 2);
+      Result("close the original", ::close(fd));
+      // The copy's edge is spent, but a move to a lane would make another.
+      n = ::epoll_wait(set, events, 4, kQuiet);
+      int first = 0;
+      for (int i = 0; i < n; ++i) first += events[i].data.fd == fd;
+      Log("the original %d", first);
+      char text[8];
+      Result("recv by copy", ::recv(copy, text, 3, 0));
+      Result("wait", ::epoll_wait(set, events, 4, kQuiet));
+      ::close(copy);
+      Result("wait", ::epoll_wait(set, events, 4, kQuiet));
+      Barrier();
+    });
+
+// A set that came from elsewhere, by SCM_RIGHTS: all that this process knows of
+// it is what it does there.
+Case foreign_set(
+    "foreign_set",
+    [](int fd) {
+      for (int i = 0; i < 2; ++i) {
+        Barrier();
+        SendAll(fd, "abc", 3);
+        Barrier();
+      }
+      char text[8];
+      RecvAll(fd, text, 3);
+      SendAll(fd, text, 3);
+    },
+    [](int fd) {
+      int pair_fds[2];
+      CHECK_THAT(::socketpair(AF_UNIX, SOCK_STREAM, 0, pair_fds) == 0);
+      int set = NewSet();
+      alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
+      char byte = 'f';
+      iovec part{&byte, 1};
+      msghdr message{};
+      message.msg_iov = &part;
+      message.msg_iovlen = 1;
+      message.msg_control = control;
+      message.msg_controllen = sizeof control;
+      cmsghdr* header = CMSG_FIRSTHDR(&message);
+      header->cmsg_level = SOL_SOCKET;
+      header->cmsg_type = SCM_RIGHTS;
+      header->cmsg_len = CMSG_LEN(sizeof set);
+      std::memcpy(CMSG_DATA(header), &set, sizeof set);
+      CHECK_THAT(::sendmsg(pair_fds[0], &message, 0) == 1);
+      ::close(set);
+      CHECK_THAT(::recvmsg(pair_fds[1], &message, 0) == 1);
+      std::memcpy(&set, CMSG_DATA(CMSG_FIRSTHDR(&message)), sizeof set);
+      Result("add", Ctl(set, EPOLL_CTL_ADD, fd, EPOLLIN | EPOLLET));
+      for (int i = 0; i < 2; ++i) {
+        LogWait("quiet", set, kQuiet);
+        Barrier();
+        LogWait("wait", set, kLong);
+        char text[8];
+        RecvAll(fd, text, 3);
+        if (i == 0) {
+          Result("change", Ctl(set, EPOLL_CTL_MOD, fd, EPOLLIN));
+        }
+        Barrier();
+      }
+      SendAll(fd, "def", 3);
+      LogWait("wait", set, kLong);
+    });
+
+Case nested(
+    "nested",
+    [](int fd) {
+      Barrier();
+      SendAll(fd, "abc", 3);
+      Barrier();
+      SendAll(fd, "def", 3);
+      Barrier();
+    },
+    [](int fd) {
+      const int inner = NewSet();
+      Ctl(inner, EPOLL_CTL_ADD, fd, EPOLLIN);
+      pollfd one{inner, POLLIN, 0};
+      Result("poll quiet", ::poll(&one, 1, kQuiet));
+      Barrier();
+      Result("poll", ::poll(&one, 1, kLong));
+      Log("revents %x", static_cast<unsigned>(one.revents));
+      fd_set in;
+      FD_ZERO(&in);
+      FD_SET(inner, &in);
+      Result("select", ::select(inner + 1, &in, nullptr, nullptr, nullptr));
+      LogWait("inner", inner, 0);
+      char text[8];
+      RecvAll(fd, text, 3);
+      Result("poll quiet", ::poll(&one, 1, kQuiet));
+      const int outer = NewSet();
+      Ctl(outer, EPOLL_CTL_ADD, inner, EPOLLIN);
+      LogWait("outer quiet", outer, kQuiet);
+      Barrier();
+      LogWait("outer", outer, kLong);
+      LogWait("inner", inner, kLong);
+      RecvAll(fd, text, 3);
+      LogWait("outer quiet", outer, kQuiet);
+      Barrier();
+    });
+
+// Returns when a thread of this process sleeps.
+void AwaitAsleep(pid_t thread) {
+  char path[64];
+  std::snprintf(path, sizeof path, "/proc/self/task/%d/stat",
+                static_cast<int>(thread));
+  for (;;) {
+    std::FILE* const file = std::fopen(path, "r");
+    CHECK_THAT(file != nullptr);
+    char text[256] = {};
+    CHECK_THAT(std::fread(text, 1, sizeof text - 1, file) > 0);
+    std::fclose(file);
+    const char* const name_end = std::strrchr(text, ')');
+    CHECK_THAT(name_end != nullptr);
+    if (name_end[2] == 'S') return;
+    std::this_thread::yield();
+  }
+}
+
+// A set that is closed while a thread sleeps in it is not the next set.
+Case closed_under_a_wait(
+    "set_closed_under_a_wait",
+    [](int fd) {
+      (void)fd;
+      Barrier();
+    },
+    [](int fd) {
+      const int set = NewSet();
+      Ctl(set, EPOLL_CTL_ADD, fd, EPOLLIN);
+      std::atomic<pid_t> waits{0};
+      std::thread([&waits, set] {
+        waits = ::gettid();
+        epoll_event event;
+        (void)::epoll_wait(set, &event, 1, -1);
+        ::poll(nullptr, 0, -1);
+      }).detach();
+      while (waits == 0) std::this_thread::yield();
+      AwaitAsleep(waits);
+      ::close(set);
+      // (Nor has the next one its number, if the thread has been woken since.)
+      CHECK_THAT(::dup2(1, set) == set);
+      const int next = NewSet();
+      int ends[2];
+      CHECK_THAT(::pipe(ends) == 0);
+      Ctl(next, EPOLL_CTL_ADD, ends[0], EPOLLIN | EPOLLET);
+      // (Naps end meanwhile.)
+      ::poll(nullptr, 0, 50);
+      CHECK_THAT(::write(ends[1], "x", 1) == 1);
+      ::poll(nullptr, 0, 20);
+      epoll_event event;
+      Log("next set: %d", ::epoll_wait(next, &event, 1, kQuiet));
+      Barrier();
+      ::_exit(0);
+    });
+
+// The process may open nothing more when a stream that has left TCP comes to an
+// epoll set which has had none.
+Case set_at_the_limit(
+    "set_at_the_limit",
+    [](int fd) {
+      int port = 0;
+      const int listener = Listen(&port);
+      Tell(port);
+      const int other = ::accept(listener, nullptr, nullptr);
+      CHECK_THAT(other >= 0);
+      Warm(other);
+      const int sets[2] = {NewSet(), NewSet()};
+      CHECK_THAT(Ctl(sets[0], EPOLL_CTL_ADD, fd, EPOLLIN) == 0);
+      rlimit before{};
+      CHECK_THAT(::getrlimit(RLIMIT_NOFILE, &before) == 0);
+      rlimit limit = before;
+      limit.rlim_cur = 200;
+      CHECK_THAT(::setrlimit(RLIMIT_NOFILE, &limit) == 0);
+      std::vector<int> taken;
+      for (int copy; (copy = ::dup(listener)) >= 0;) taken.push_back(copy);
+      Log("dup: %s", ErrorName(errno));
+      Result("add", Ctl(sets[1], EPOLL_CTL_ADD, other, EPOLLIN));
+      Barrier();
+      LogWait("its input", sets[1], kLong);
+      LogWait("another's", sets[0], kLong);
+      CHECK_THAT(::setrlimit(RLIMIT_NOFILE, &before) == 0);
+      for (const int copy : taken) ::close(copy);
+      for (const int set : sets) ::close(set);
+      ::close(other);
+      ::close(listener);
+    },
+    [](int fd) {
+      const int other = Connect(static_cast<int>(Hear()));
+      Warm(other);
+      for (const int one : {fd, other}) SendAll(one, "a", 1);
+      Barrier();
+      ::close(other);
+    });
+
+}  // namespace
