@@ -408,7 +408,9 @@ ssize_t Sock::RecvLatched(int fd, const iovec* iov, int count,
       rx_latch.unlock();
       tx_latch.lock();
       rx_latch.lock();
-      const bool gone = GoneSince(wait, fd);
+      // (Nor is a stream that has been closed meanwhile at its end: there may
+      // be bytes that a look has shown.)
+      const bool gone = GoneSince(wait, fd) || (!wait.timed && !IsAt(fd));
       if (gone || mode() != Mode::kEngine) {
         rx_latch.unlock();
         tx_latch.unlock();
