@@ -172,6 +172,7 @@ int EpollSet::Ctl(int number, int op, int fd, Sock* sock, epoll_event* event) {
         interest->data.store(event->data.u64, std::memory_order_relaxed);
         interest->in_kernel = !engine;
         interest->in_user.store(false, std::memory_order_relaxed);
+        interest->was_user = false;
         interest->spent.store(false, std::memory_order_relaxed);
         interest->edge.store(true, std::memory_order_relaxed);
         interest->direct.store(false, std::memory_order_relaxed);
@@ -248,7 +249,7 @@ int EpollSet::Ctl(int number, int op, int fd, Sock* sock, epoll_event* event) {
       if (found->in_user.load(std::memory_order_relaxed)) {
         Registry::PutToSleep(found);
       } else {
-        Registry::Forget(found);
+        lookers.Forget(found);
         notify = true;
       }
     }

@@ -75,6 +75,10 @@ struct alignas(64) Interest {
   int fd = -1;
   Interest* next_of_set = nullptr;  // of the set's interests in user space
   Interest* prev_of_set = nullptr;
+  // It has been in user space, where a wait may look at it without the latch;
+  // the latch's.
+  bool was_user = false;
+  EpollSet* was_of = nullptr;  // while it is in a Lookers
 };
 
 namespace hook {

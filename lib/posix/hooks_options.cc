@@ -123,7 +123,7 @@ int getsockopt(int fd, int level, int name, void* value, socklen_t* length) {
     // or the same, and each is told once.
     int error = 0;
     const SockAt sock(fd);
-    if (sock && sock->mode() == Mode::kEngine) {
+    if (sock && sock->mode() != Mode::kPlain) {
       const std::size_t room = std::min<std::size_t>(*length, sizeof error);
       std::memcpy(&error, value, room);
       const int own = sock->TakeError();

@@ -270,7 +270,11 @@ int recvmmsg(int fd, mmsghdr* messages, unsigned count, int flags,
     if (got > 0 && (flags & MSG_WAITFORONE) != 0) one |= MSG_DONTWAIT;
     const ssize_t n = hook::recvmsg(fd, &messages[got].msg_hdr, one);
     if (n < 0) {
-      return got > 0 ? static_cast<int>(got) : -1;
+      if (got > 0) {
+        if (const SockAt at(fd); at) at->KeepError(fd, errno);
+        return static_cast<int>(got);
+      }
+      return -1;
     }
     messages[got].msg_len = static_cast<unsigned>(n);
     ++got;

@@ -226,6 +226,7 @@ bool InterestsInUser(const Sock* sock) {
 
 void InterestsToKernel(Sock* sock) {
   Critical critical;
+  Lookers lookers;
   interest_latch.lock();
   if (sock->mode() == Mode::kEngine) {
     interest_latch.unlock();
@@ -238,7 +239,7 @@ void InterestsToKernel(Sock* sock) {
     if (!i->in_user.load(std::memory_order_relaxed)) continue;
     EpollSet* set = i->set;
     if (i->dormant.load(std::memory_order_relaxed)) {
-      Registry::Forget(i);
+      lookers.Forget(i);
       continue;
     }
     Registry::LeaveUser(i);
@@ -262,6 +263,7 @@ void InterestsToKernel(Sock* sock) {
     }
   }
   interest_latch.unlock();
+  lookers.WaitOut();
 }
 
 void InterestsRefresh(Sock* sock, bool barrier) {

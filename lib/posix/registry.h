@@ -24,20 +24,17 @@ namespace rcsock::posix {
 // has an interest.
 inline constinit base::Latch interest_latch;
 
-// Sets whose waits may be looking at registrations that have been forgotten,
-// and these, which are nobody else's until then: a wait that has found what the
-// stream of one has would tell it with the data of another.
+// Registrations that have been forgotten while waits of their sets may be
+// looking at them, and are nobody else's until these have: a wait that has
+// found what the stream of one has would tell it with the data of another.
 class Lookers {
  public:
   // With the interest latch.
   inline void Forget(Interest* interest);
-  // Without it.  A direct stream is in one set only, so there are no more than
-  // its numbers.
+  // Without it.
   inline void WaitOut();
 
  private:
-  EpollSet* sets_[16];
-  int count_ = 0;
   Interest* forgotten_ = nullptr;  // through next_of_set
 };
 
@@ -158,6 +155,7 @@ struct Registry {
     }
     set->moves_.fetch_add(1, std::memory_order_seq_cst);
     interest->in_user.store(true, std::memory_order_relaxed);
+    interest->was_user = true;
     interest->edge.store(true, std::memory_order_relaxed);
     interest->prev_of_set = nullptr;
     interest->next_of_set = set->members_;
@@ -305,25 +303,27 @@ struct Registry {
   }
 };
 
+// (One that has left user space a wait may have taken off its list before: the
+// look that is waited for when a lane is given back (InterestsRefresh) is not
+// the last, for its streams leave after that.)
 inline void Lookers::Forget(Interest* interest) {
-  EpollSet* const set = interest->set;
-  // (A set whose looks change may still have one that has just left user
-  // space.)
-  const bool looked_at =
-      interest->in_user.load(std::memory_order_relaxed) || set->Heats();
-  if (!looked_at || count_ == 16) {
+  if (!interest->was_user) {
     Registry::Forget(interest);
     return;
   }
-  sets_[count_++] = set;
+  interest->was_of = interest->set;
   Registry::Unlist(interest);
   interest->next_of_set = forgotten_;
   forgotten_ = interest;
 }
 
 inline void Lookers::WaitOut() {
-  for (int i = 0; i < count_; ++i) Registry::WaitOutLookers(sets_[i]);
   if (forgotten_ == nullptr) return;
+  const EpollSet* last = nullptr;
+  for (Interest* i = forgotten_; i != nullptr; i = i->next_of_set) {
+    if (i->was_of != last) Registry::WaitOutLookers(i->was_of);
+    last = i->was_of;
+  }
   interest_latch.lock();
   while (forgotten_ != nullptr) {
     Interest* const next = forgotten_->next_of_set;

@@ -81,6 +81,9 @@ class Sock final : public SockLayout {
   }
   ssize_t Sent(ssize_t n);
   ssize_t Received(ssize_t n);
+  // What the kernel has said to a call that has moved something before, and
+  // will say to no other, is for the next one.
+  [[gnu::cold]] void KeepError(int fd, int error);
   // The same for a message of one record of a stream that is on a lane in
   // shared memory, with no flag but MSG_DONTWAIT: what that call says, or 0:
   // nothing has happened, and it must be made.
@@ -556,11 +559,14 @@ class Sock final : public SockLayout {
   // Recv of an Anchor where recvmsg is to tell when the bytes came.
   [[gnu::noinline]] long RecvStamped(void* to, std::size_t length);
   // The rest of a blocking send that began on a lane.
-  static ssize_t SendRest(int fd, const iovec* iov, int count, std::size_t skip,
-                          int flags);
+  ssize_t SendRest(int fd, const iovec* iov, int count, std::size_t skip,
+                   int flags);
   // The rest of a MSG_WAITALL that began on a lane; bytes, or -1 if none.
-  static ssize_t RecvRest(int fd, const iovec* iov, int count, std::size_t skip,
-                          int flags);
+  ssize_t RecvRest(int fd, const iovec* iov, int count, std::size_t skip,
+                   int flags);
+  // ... of a stream on TCP: kUnread.  0: none.
+  [[gnu::cold]] int TakeKept();
+  int TakeKeptLatched();
   // MSG_TRUNC without a lane: takes and forgets; both latches held.
   ssize_t Drop(std::size_t limit, bool peek);
   // TCP's end is not yet the stream's.

@@ -291,7 +291,10 @@ ssize_t Sock::SendAside(int number, const iovec* iov, int count,
                       : now >= end          ? EAGAIN
                                             : 0;
     if (error != 0) {
-      if (*done > 0) return static_cast<ssize_t>(*done);
+      if (*done > 0) {
+        KeepError(number, error);
+        return static_cast<ssize_t>(*done);
+      }
       if (error == EPIPE && (flags & MSG_NOSIGNAL) == 0) RaiseSigpipe();
       errno = error;
       return -1;
@@ -352,6 +355,7 @@ ssize_t Sock::HeldSend(int number, const iovec* iov, int count,
       break;
     }
     if (n > 0) *done += static_cast<std::size_t>(n);
+    if (n < 0 && *done > 0) KeepError(number, static_cast<int>(-n));
     if (n < 0 && n != -EAGAIN && *done == 0) {
       if (n == -EPIPE && (flags & MSG_NOSIGNAL) == 0) RaiseSigpipe();
       errno = static_cast<int>(-n);

@@ -39,9 +39,10 @@ void RaiseSigpipe() {
 namespace {
 
 // `call(message)` for all from `skip` on; only so many pieces of a long vector
-// go into one.
+// go into one.  What it says in the end, if that is an error, is in *error.
 template <class Call>
-ssize_t ForRest(const iovec* iov, int count, std::size_t skip, Call&& call) {
+ssize_t ForRest(const iovec* iov, int count, std::size_t skip, int* error,
+                Call&& call) {
   ssize_t done = 0;
   for (;;) {
     IovRest rest(iov, count);
@@ -52,6 +53,7 @@ ssize_t ForRest(const iovec* iov, int count, std::size_t skip, Call&& call) {
     message.msg_iov = const_cast<iovec*>(rest.iov());
     message.msg_iovlen = static_cast<std::size_t>(rest.count());
     const ssize_t n = call(&message);
+    if (n < 0) *error = errno;
     if (n <= 0) return done > 0 ? done : n;
     done += n;
     if (static_cast<std::size_t>(n) < wanted) return done;
@@ -67,18 +69,50 @@ bool AtMarkOf(int fd) {
 
 ssize_t Sock::SendRest(int fd, const iovec* iov, int count, std::size_t skip,
                        int flags) {
-  return ForRest(iov, count, skip, [&](const msghdr* message) {
-    // The call has sent something, which is its result: no signal.
-    return real::sendmsg(fd, message, flags | MSG_NOSIGNAL);
-  });
+  int error = 0;
+  const ssize_t n =
+      ForRest(iov, count, skip, &error, [&](const msghdr* message) {
+        // The call has sent something, which is its result: no signal.
+        return real::sendmsg(fd, message, flags | MSG_NOSIGNAL);
+      });
+  if (error != 0) KeepError(fd, error);
+  return n;
 }
 
 ssize_t Sock::RecvRest(int fd, const iovec* iov, int count, std::size_t skip,
                        int flags) {
   if (AtMarkOf(fd)) return 0;
-  return ForRest(iov, count, skip, [&](msghdr* message) {
+  int error = 0;
+  const ssize_t n = ForRest(iov, count, skip, &error, [&](msghdr* message) {
     return real::recvmsg(fd, message, flags);
   });
+  if (error != 0) KeepError(fd, error);
+  return n;
+}
+
+// (Of a stream on TCP it is kept as what lies behind bytes read ahead: with
+// none of these.)
+void Sock::KeepError(int fd, int error) {
+  if (!stream::IsToldOnce(error)) return;
+  CancelSeek();
+  Latched latched(this);
+  if (!IsAt(fd)) return;
+  switch (mode()) {
+    case Mode::kEngine:
+      stream_->KeepError(error);
+      HandleChanges();
+      return;
+    case Mode::kUnread:
+      unread_.KeepError(error);
+      return;
+    case Mode::kPlain:
+      if (unread_.Make(nullptr, 0, SocketInode(fd), 0, error)) {
+        unread_streams.fetch_add(1, std::memory_order_relaxed);
+        eligible_.store(false, std::memory_order_seq_cst);
+        may_adopt_.store(false, std::memory_order_seq_cst);
+        mode_.store(Mode::kUnread, std::memory_order_seq_cst);
+      }
+  }
 }
 
 // --- stream::Anchor
@@ -216,6 +250,7 @@ ssize_t Sock::SendLatched(int fd, const iovec* iov, int count,
       if (n > 0 && stream_->tx() != stream::Tx::kRaw) {
         lane_tx_ += static_cast<std::uint64_t>(n);
       }
+      if (n < 0 && *done > 0) stream_->KeepError(static_cast<int>(-n));
       // After a part as after nothing: who waits for the rest (or for the edge)
       // must be told when TCP takes more.
       if ((n == -EAGAIN || (n > 0 && static_cast<std::size_t>(n) < left)) &&
@@ -373,7 +408,9 @@ ssize_t Sock::RecvLatched(int fd, const iovec* iov, int count,
       rx_latch.unlock();
       tx_latch.lock();
       rx_latch.lock();
-      const bool gone = GoneSince(wait, fd);
+      // (Nor is a stream that has been closed meanwhile at its end: there may
+      // be bytes that a look has shown.)
+      const bool gone = GoneSince(wait, fd) || (!wait.timed && !IsAt(fd));
       if (gone || mode() != Mode::kEngine) {
         rx_latch.unlock();
         tx_latch.unlock();
@@ -384,6 +421,9 @@ ssize_t Sock::RecvLatched(int fd, const iovec* iov, int count,
       n = drop && !stream_->FastRx() ? Drop(left, peek)
                                      : stream_->Read(to, pieces, left, peek);
       if (n > 0 && !peek) lane_rx_ += static_cast<std::uint64_t>(n);
+      if (n < 0 && *done > 0 && !peek) {
+        stream_->KeepError(static_cast<int>(-n));
+      }
       HandleChanges();
       if (lane_ == nullptr && stream_->Idle()) PostSettle();
       tx_latch.unlock();
@@ -437,6 +477,7 @@ ssize_t Sock::Drop(std::size_t limit, bool peek) {
     const std::size_t left = limit - done;
     const iovec one{nowhere, left < sizeof nowhere ? left : sizeof nowhere};
     const ssize_t n = stream_->Read(&one, 1, one.iov_len, peek);
+    if (n < 0 && done > 0) stream_->KeepError(static_cast<int>(-n));
     if (n <= 0) return done > 0 ? static_cast<ssize_t>(done) : n;
     // (All that is there, which need not be looked at.)
     if (peek) {

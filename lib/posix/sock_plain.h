@@ -8,6 +8,7 @@
 #include <sys/uio.h>
 
 #include <atomic>
+#include <cerrno>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -190,7 +191,14 @@ inline ssize_t Sock::Send(int fd, const iovec* iov, int count,
     ssize_t n;
     {
       InKernel in(this);
-      if (!in.May(fd, Mode::kPlain) && !in.May(fd, Mode::kUnread)) {
+      if (in.May(fd, Mode::kPlain)) [[likely]] {
+      } else if (in.May(fd, Mode::kUnread)) {
+        const int kept = done == 0 ? TakeKept() : 0;
+        if (kept != 0) {
+          errno = kept;
+          return -1;
+        }
+      } else {
         if (mode() == Mode::kEngine) continue;
         Sock* const other = LookupHere(fd);
         if (other == this) continue;

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <mutex>
 #include <utility>
 
 #include "lib/base/log.h"
@@ -83,6 +84,23 @@ ssize_t Sock::UnreadRecv(int number, const iovec* iov, int count,
     n = unread_.Take(drop ? nullptr : rest.iov(), rest.count(), total - *done,
                      (flags & MSG_PEEK) != 0);
     if (unread_.size() == 0) {
+      // (What came before the error may be the kernel's.)
+      int more = 0;
+      if (n == 0 && *done == 0 && unread_.Failed() &&
+          ::syscall(SYS_ioctl, number, FIONREAD, &more) == 0 && more > 0) {
+        rx_latch.unlock();
+        msghdr message{};
+        message.msg_iov = const_cast<iovec*>(iov);
+        message.msg_iovlen = static_cast<std::size_t>(count);
+        const ssize_t m =
+            ::syscall(SYS_recvmsg, number, &message, flags | MSG_DONTWAIT);
+        if (m <= 0) return kRetry;  // another thread's by now
+        if ((flags & MSG_PEEK) == 0) {
+          rx_raw_.fetch_add(static_cast<std::uint64_t>(m),
+                            std::memory_order_relaxed);
+        }
+        return m;
+      }
       if (n == 0 && *done == 0) error = unread_.TakeError();
       failed = unread_.Failed();
       if (!failed) EndUnreadLatched();
@@ -118,6 +136,18 @@ ssize_t Sock::UnreadRecv(int number, const iovec* iov, int count,
     }
   }
   return static_cast<ssize_t>(*done);
+}
+
+int Sock::TakeKept() {
+  Critical critical;
+  const std::scoped_lock hold(rx_latch);
+  return mode() == Mode::kUnread ? TakeKeptLatched() : 0;
+}
+
+int Sock::TakeKeptLatched() {
+  const int error = unread_.TakeError();
+  if (unread_.size() == 0) EndUnreadLatched();
+  return error;
 }
 
 std::size_t Sock::UnreadBytes() {

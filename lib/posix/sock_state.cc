@@ -253,6 +253,8 @@ int Sock::TakeError() {
       stream_->Progress();
       HandleChanges();
     }
+  } else if (mode() == Mode::kUnread) {
+    error = TakeKeptLatched();
   }
   return error;
 }

@@ -136,6 +136,12 @@ int Unread::TakeError() {
   return error == 0 ? 0 : error < 134 ? static_cast<int>(error) : ECONNRESET;
 }
 
+void Unread::KeepError(int error) {
+  if (map_ == nullptr) return;
+  header()->error.store(static_cast<std::uint32_t>(error),
+                        std::memory_order_release);
+}
+
 std::size_t Unread::size() const {
   if (map_ == nullptr) return 0;
   const std::uint64_t head = header()->head.load(std::memory_order_acquire);

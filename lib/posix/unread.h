@@ -49,6 +49,7 @@ class Unread {
   // The error is told once, by whoever shares them.
   bool Failed() const;
   int TakeError();
+  void KeepError(int error);
   // Copies out what there is; with `peek` it stays.  Null `iov`: forgets up to
   // `total`.
   std::size_t Take(const iovec* iov, int count, std::size_t total, bool peek);

@@ -75,6 +75,8 @@ ssize_t Stream::RecvRaw(const iovec* iov, int count, bool peek) {
 }
 
 // The same behind the first `skip` bytes of the vector; 0: nothing, for now.
+// (An end is there for the next call, too.  An error is not: the kernel tells
+// it once.)
 std::size_t Stream::RecvRest(const iovec* iov, int count, std::size_t skip,
                              bool peek) {
   if (anchor_->AtMark()) return 0;
@@ -85,15 +87,26 @@ std::size_t Stream::RecvRest(const iovec* iov, int count, std::size_t skip,
     }
     const iovec first{static_cast<char*>(iov[i].iov_base) + skip,
                       iov[i].iov_len - skip};
+    const auto ends = [this](ssize_t n) {
+      const auto error = static_cast<int>(-n);
+      if (n < 0 && IsToldOnce(error)) OnTcpEnd(error);
+    };
     ssize_t n = RecvRaw(&first, 1, peek);
-    if (n <= 0) return 0;  // an end or an error is for the next call
+    if (n <= 0) {
+      ends(n);
+      return 0;
+    }
     auto got = static_cast<std::size_t>(n);
     // (Not behind a read that has come to the switch: what is sent there is
     // no application's.)
     if (got == first.iov_len && i + 1 < count && !peek && rx_ == Rx::kRaw &&
         !anchor_->AtMark()) {
       n = RecvRaw(iov + i + 1, count - i - 1, false);
-      if (n > 0) got += static_cast<std::size_t>(n);
+      if (n > 0) {
+        got += static_cast<std::size_t>(n);
+      } else {
+        ends(n);
+      }
     }
     return got;
   }

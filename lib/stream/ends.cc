@@ -211,7 +211,9 @@ void Stream::PeerDied(int error) {
   // unread.  It is the application's where there can be no such frame: the peer
   // has taken lane bytes, so it has read our COMMIT or GOT, and no FIN, ACK or
   // LANE_DOWN is under way; or where the peer has said so.
-  // (An error of the network's is none of this, and always the application's.)
+  // (An error of the network's is none of this, and always the application's.
+  // So is an end that the peer has named and that was not reached.)
+  const bool short_of_end = pfin_known_ && rx_off() + stash_.size() < pfin_;
   const bool tcp_reset = error != 0;
   const bool by_reset = error == 0 || error == ECONNRESET || error == EPIPE;
   if (!raw_tx && lane_ != nullptr) {
@@ -232,7 +234,10 @@ void Stream::PeerDied(int error) {
     // which a peer that has not said RAW itself may have left unread.
     error = 0;
   }
-  if (error != 0 && so_error_ == 0) so_error_ = pfin_known_ ? EPIPE : error;
+  if (short_of_end && (error == 0 || error == EPIPE)) error = ECONNRESET;
+  if (error != 0 && so_error_ == 0) {
+    so_error_ = pfin_known_ && !short_of_end ? EPIPE : error;
+  }
   // After an orderly end the kernel decides what becomes of a write: it takes
   // the first, and the answer to that ends the connection.
   if (tcp_reset || so_error_ != 0) tx_broken_ = true;

@@ -260,6 +260,13 @@ int Stream::TakeError() {
   return error;
 }
 
+void Stream::KeepError(int error) {
+  if (!IsToldOnce(error) || so_error_ != 0) return;
+  so_error_ = error;
+  Emit(kRxReady | kTxReady);
+  Settle();
+}
+
 // --- Events
 
 void Stream::Progress() {
@@ -386,19 +393,20 @@ bool Stream::Adopted() const { return adopted_; }
 bool Stream::Idle() const {
   return tx_ == Tx::kRaw && rx_ == Rx::kRaw && lane_ == nullptr &&
          out_.empty() && stash_.empty() && limbo_.empty() && ahead_ == 0 &&
-         so_error_ == 0 && !failed_;
+         so_error_ == 0 && send_error_ == 0 && !failed_;
 }
 
 bool Stream::OnlyStash() const {
   return tx_ == Tx::kRaw && rx_ == Rx::kRaw && lane_ == nullptr &&
-         out_.empty() && (!stash_.empty() || so_error_ != 0) &&
+         out_.empty() &&
+         (!stash_.empty() || so_error_ != 0 || send_error_ != 0) &&
          limbo_.empty() && ahead_ == 0 && !failed_ && !closed_;
 }
 
 int Stream::ErrorBehindStash() const {
   const bool past_fin = pfin_known_ ? rx_off() + stash_.size() == pfin_
                                     : eof_ && so_error_ == EPIPE;
-  return past_fin ? 0 : so_error_;
+  return past_fin ? 0 : so_error_ != 0 ? so_error_ : send_error_;
 }
 
 ByteQueue Stream::TakeStash() {

@@ -60,6 +60,15 @@ enum Change : std::uint32_t {
       512,  // ... and close it with SO_LINGER {1, 0}: the peer gets RST
 };
 
+// What the kernel says of a connection to one call, and not to the next.
+constexpr bool IsToldOnce(int error) {
+  return error == ECONNRESET || error == ETIMEDOUT || error == ECONNREFUSED ||
+         error == ECONNABORTED || error == EHOSTUNREACH ||
+         error == ENETUNREACH || error == EHOSTDOWN || error == ENETDOWN ||
+         error == ENETRESET || error == ENONET || error == EPROTO ||
+         error == ENOPROTOOPT;
+}
+
 // Whether it is the lane, or what it runs over, that has failed.
 constexpr bool IsFailover(base::Reason reason) {
   using base::Reason;
@@ -129,6 +138,9 @@ class Stream {
   void TellReset();
   // SO_ERROR: the error that the next call would be told (0: none), once.
   int TakeError();
+  // A call that has been told it has moved bytes before, which is what it says:
+  // the next one is told.  Of no effect where that is told all the same.
+  void KeepError(int error);
 
   // --- Events ----------------------------------------------------------------
   // Takes over a connection that has so far been used directly.

@@ -369,6 +369,61 @@ Case sets(
     },
     &Nothing, kAlone);
 
+// The peer has said its end, behind bytes that a look has shown: who reads them
+// has them, or what the number names by then, but not the end.  (The object is
+// still that of the connection which is being closed: the conductor has others
+// to close before.)
+Case shown(
+    "shown_and_replaced",
+    [](int) {
+      const Maker maker;
+      // (The third is between a look and the next, with nothing held.)
+      for (const int latch : {0, 1, 2, 2, 2, 2, 2, 2, 3}) {
+        const Ends ends = maker.Make();
+        WarmBoth(ends);
+        Ends others[40];
+        for (Ends& one : others) {
+          one = maker.Make();
+          WarmBoth(one);
+          SendAll(one.b, "y", 1);
+        }
+        SendAll(ends.b, "yyyy", 4);
+        CHECK_THAT(::shutdown(ends.b, SHUT_WR) == 0);
+        pollfd end{ends.a, POLLRDHUP, 0};
+        CHECK_THAT(::poll(&end, 1, 5000) == 1);
+        char bytes[8];
+        CHECK_THAT(::recv(ends.a, bytes, sizeof bytes, MSG_PEEK) == 4);
+        const int other = Other();
+        ssize_t n = 0;
+        {
+          const Held thread(
+              [&] { n = ::recv(ends.a, bytes, sizeof bytes, MSG_DONTWAIT); },
+              latch, false);
+          thread.Await();
+          std::atomic<bool> replaced{false};
+          std::thread replaces([&] {
+            for (const Ends& one : others) ::close(one.a);
+            CHECK_THAT(::dup2(other, ends.a) == ends.a);
+            thread.Go();
+            replaced = true;
+          });
+          // (It may need a latch that the held one has.)
+          const std::uint64_t late = posix_test::NowMs() + 500;
+          while (!replaced && posix_test::NowMs() < late) {
+            std::this_thread::yield();
+          }
+          thread.Go();
+          replaces.join();
+        }
+        if (n != 4 && n != -1) Fail("%d: %zd of 4", latch, n);
+        for (const Ends& one : others) ::close(one.b);
+        ::close(other);
+        Close(ends);
+      }
+      Log("never the end");
+    },
+    &Nothing, kAlone);
+
 // A connection has three numbers.  One goes while another does: what the stream
 // goes by is the third.
 Case numbers(

@@ -220,6 +220,63 @@ TEST_F(PairTest, BytesThatCameBeforeTheResetComeBeforeItsError) {
   EXPECT_EQ(Get(0), "");
 }
 
+// What was read ahead is followed by what the kernel has, in one call.
+TEST_F(PairTest, AResetBehindWhatWasReadAheadIsToldByTheNextCall) {
+  Promote();
+  EXPECT_EQ(Put(0, "words"), 5);
+  S(1).Demote(base::Reason::kPolicy);
+  Go();
+  EXPECT_EQ(S(1).rx(), Rx::kRaw);
+  world_.tcp.pipe[0].rst = true;
+  EXPECT_EQ(Get(1), "words");
+  EXPECT_EQ(Get(1), "error 104");
+  EXPECT_EQ(Get(1), "");
+}
+
+// It has left the lane, and what the peer has put there since never came.
+TEST_F(PairTest, AnEndThatWasSaidAndNotReachedIsAReset) {
+  Promote();
+  S(1).Demote(base::Reason::kPolicy);
+  EXPECT_EQ(Put(0, "lost"), 4);
+  S(0).ShutdownWrite();
+  world_.Kill(0, false);
+  Go();
+  EXPECT_EQ(Get(1), "error 104");
+}
+
+// ... and this end is back on TCP before it has been told to a reader.
+TEST_F(PairTest, AResetThatAFrameMeetsKeepsTheStream) {
+  Promote();
+  S(1).Demote(base::Reason::kPolicy);
+  S(0).Progress();
+  EXPECT_EQ(Put(0, "words"), 5);
+  world_.tcp.budget[1] = 1;  // it comes between LANE_DOWN and RAW
+  world_.tcp.resets[1] = true;
+  S(1).Progress();
+  world_.tcp.budget[1] = -1;
+  world_.tcp.resets[1] = false;
+  world_.tcp.pipe[0].fin = true;
+  Go();
+  EXPECT_TRUE(changes_[1] & kSettled);
+  S(1).ReleaseLane();
+  EXPECT_FALSE(S(1).Idle());
+  EXPECT_TRUE(S(1).OnlyStash());
+  EXPECT_EQ(S(1).ErrorBehindStash(), ECONNRESET);
+  EXPECT_EQ(Get(1), "words");
+  EXPECT_EQ(Get(1), "error 104");
+}
+
+TEST_F(PairTest, AnErrorThatACallKeepsIsToldByTheNext) {
+  Promote();
+  Reset(0);
+  Go();
+  EXPECT_EQ(Get(1), "error 104");
+  S(1).KeepError(ECONNRESET);
+  EXPECT_EQ(Get(1), "error 104");
+  S(1).KeepError(EAGAIN);
+  EXPECT_EQ(Get(1), "");
+}
+
 // It has said that it leaves the lane, and dies before it has read our answer.
 TEST_F(PairTest, KilledOnTheWayBackToTcpWithOurFramesUnread) {
   Promote();
