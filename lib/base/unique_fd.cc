@@ -7,8 +7,11 @@
 
 #include <atomic>
 #include <cerrno>
+#include <climits>
 #include <cstdint>
+#include <ctime>
 
+#include "lib/base/clock.h"
 #include "lib/base/latch.h"
 
 namespace rcsock::base {
@@ -48,17 +51,56 @@ rlim_t Top() {
 }
 
 constinit Latch low_latch;
+// Written with it.
+constinit std::atomic<std::uint32_t> library_opens{0};
+constinit bool opens_given_up = false;  // until there are none
 
 }  // namespace
 
 LowNumber::LowNumber() { low_latch.lock(); }
 LowNumber::~LowNumber() { low_latch.unlock(); }
 
+LibraryOpens::LibraryOpens() {
+  // (Who has it has put something onto its number before this goes on, and who
+  // comes for it later sees this.)
+  const LowNumber low;
+  library_opens.fetch_add(1, std::memory_order_relaxed);
+}
+
+LibraryOpens::~LibraryOpens() {
+  const LowNumber low;
+  if (library_opens.fetch_sub(1, std::memory_order_relaxed) != 1) return;
+  opens_given_up = false;
+  FutexWake(&library_opens, INT_MAX, false);
+}
+
+FreeNumber::FreeNumber(std::uint64_t limit_ns) {
+  if (library_opens.load(std::memory_order_relaxed) == 0) [[likely]]
+    return;
+  const std::uint64_t end = NowNs() + limit_ns;
+  while (!opens_given_up) {
+    const std::uint32_t opens = library_opens.load(std::memory_order_relaxed);
+    if (opens == 0) return;
+    const std::uint64_t now = NowNs();
+    if (now >= end) {
+      opens_given_up = true;
+      return;
+    }
+    const timespec left{static_cast<time_t>((end - now) / 1'000'000'000u),
+                        static_cast<long>((end - now) % 1'000'000'000u)};
+    low_latch.unlock();
+    FutexWait(&library_opens, opens, &left, false);
+    low_latch.lock();
+  }
+}
+
 void LowNumberForkLock() { low_latch.lock(); }
 
 void LowNumberForkUnlock(bool child) {
   if (child) {
     low_latch.Reset();
+    library_opens.store(0, std::memory_order_relaxed);
+    opens_given_up = false;
   } else {
     low_latch.unlock();
   }

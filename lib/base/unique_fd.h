@@ -1,6 +1,7 @@
 #ifndef RCSOCK_LIB_BASE_UNIQUE_FD_H_
 #define RCSOCK_LIB_BASE_UNIQUE_FD_H_
 
+#include <cstdint>
 #include <utility>
 
 #include "lib/base/critical.h"
@@ -34,6 +35,29 @@ class LowNumber {
  private:
   const Critical critical_;
 };
+// The same where another library opens, which may take long, or wait for what
+// the caller of dup2 has (the loader's lock, in a constructor).  So nothing is
+// held: dup2 waits until it is over (FreeNumber), and if that takes too long
+// (five seconds) no longer, nor does the next one.
+class LibraryOpens {
+ public:
+  LibraryOpens();
+  ~LibraryOpens();
+  LibraryOpens(const LibraryOpens&) = delete;
+  LibraryOpens& operator=(const LibraryOpens&) = delete;
+};
+
+// Held by dup2 onto a number that may be free.
+class FreeNumber {
+ public:
+  explicit FreeNumber(std::uint64_t limit_ns = 5'000'000'000);
+  FreeNumber(const FreeNumber&) = delete;
+  FreeNumber& operator=(const FreeNumber&) = delete;
+
+ private:
+  const LowNumber low_;
+};
+
 // Around fork.
 void LowNumberForkLock();
 void LowNumberForkUnlock(bool child);

@@ -18,6 +18,7 @@
 #include "lib/base/clock.h"
 #include "lib/base/log.h"
 #include "lib/base/real.h"
+#include "lib/base/unique_fd.h"
 #include "lib/posix/epoll.h"
 #include "lib/posix/poll.h"
 #include "lib/posix/registry.h"
@@ -40,13 +41,15 @@ constinit std::uint64_t ask_from_ns = 0;  // /proc is not asked before
 void AskKernel(EpollSet* set) {
   char path[64];
   std::snprintf(path, sizeof path, "/proc/thread-self/fdinfo/%d", set->fd());
-  const long file = ::syscall(SYS_openat, -100, path, O_RDONLY | O_CLOEXEC, 0);
-  if (file < 0) return;
+  const base::UniqueFd file(base::OpenHigh([&] {
+    return ::syscall(SYS_openat, AT_FDCWD, path, O_RDONLY | O_CLOEXEC);
+  }));
+  if (!file.ok()) return;
   static char text[16384];  // interest_latch's
   std::size_t length = 0;
   for (;;) {
-    const long n =
-        ::syscall(SYS_read, file, text + length, sizeof text - 1 - length);
+    const long n = ::syscall(SYS_read, file.get(), text + length,
+                             sizeof text - 1 - length);
     if (n <= 0) break;
     length += static_cast<std::size_t>(n);
     text[length] = 0;
@@ -82,7 +85,6 @@ void AskKernel(EpollSet* set) {
     length -= static_cast<std::size_t>(line - text);
     std::memmove(text, line, length);
   }
-  ::syscall(SYS_close, file);
 }
 
 void AskKernelOf(Sock* first) {

@@ -139,7 +139,7 @@ int KernelClose(int fd, const Successor& next) {
 // nothing is can rcsock have been about to go from there.
 int KernelReplace(int fd, const Successor& next) {
   {
-    const base::LowNumber low;
+    const base::FreeNumber number;
     if (::syscall(SYS_fcntl, fd, F_GETFD) < 0) return KernelClose(fd, next);
   }
   return KernelClose(fd, next);

@@ -51,8 +51,9 @@ bool AddressIn(const nlmsghdr* message, Address* address) {
 // address of its own.  Nothing is sent.
 bool IsOwnSource(const Address& address) {
   const sockaddr_storage to = ToSockaddr(address, 0, 9);
-  const base::UniqueFd fd(static_cast<int>(
-      ::syscall(SYS_socket, to.ss_family, SOCK_DGRAM | SOCK_CLOEXEC, 0)));
+  const base::UniqueFd fd(base::OpenHigh([&] {
+    return ::syscall(SYS_socket, to.ss_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+  }));
   if (!fd.ok() ||
       ::syscall(SYS_connect, fd.get(), &to,
                 to.ss_family == AF_INET ? sizeof(sockaddr_in)
@@ -209,8 +210,10 @@ bool HostAddresses::Has(const Address& address) {
 // The kernel has all of an answer at once, or makes the rest of it while the
 // first part is taken: nothing waits here.
 bool HostAddresses::LookUp() {
-  const base::UniqueFd fd(static_cast<int>(::syscall(
-      SYS_socket, AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC, NETLINK_ROUTE)));
+  const base::UniqueFd fd(base::OpenHigh([] {
+    return ::syscall(SYS_socket, AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC,
+                     NETLINK_ROUTE);
+  }));
   if (!fd.ok()) return false;
   struct {
     nlmsghdr header;

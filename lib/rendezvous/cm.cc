@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "lib/base/log.h"
+#include "lib/base/unique_fd.h"
 #include "lib/rendezvous/core.h"
 
 namespace rcsock::rendezvous {
@@ -56,6 +57,8 @@ verbs::Id Cm::Bind(CmOwner* owner, const Address& address, std::uint32_t scope,
   verbs::Id id = NewId(owner, error);
   if (id == nullptr) return id;
   sockaddr_storage local = ToSockaddr(address, scope, port);
+  // The first one of a device opens it.
+  const base::LibraryOpens opens;
   if (verbs::calls.rdma_bind_addr(id.get(),
                                   reinterpret_cast<sockaddr*>(&local)) != 0) {
     *error = {"rdma_bind_addr", errno, {}};

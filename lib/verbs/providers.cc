@@ -55,9 +55,10 @@ bool LoadDriver(const char* directory, const char* driver) {
 bool LoadByName(const char* directory, const char* uverbs) {
   char path[kPath];
   std::snprintf(path, sizeof path, "%s/%s/ibdev", kClass, uverbs);
-  const long raw = ::syscall(SYS_openat, AT_FDCWD, path, O_RDONLY | O_CLOEXEC);
-  if (raw < 0) return false;
-  const base::UniqueFd file(base::RelocateHigh(static_cast<int>(raw)));
+  const base::UniqueFd file(base::OpenHigh([&] {
+    return ::syscall(SYS_openat, AT_FDCWD, path, O_RDONLY | O_CLOEXEC);
+  }));
+  if (!file.ok()) return false;
   char name[kName] = {};
   const long n = ::syscall(SYS_read, file.get(), name, sizeof name - 1);
   if (n <= 0) return false;

@@ -112,6 +112,7 @@ bool Load(Error* error) {
     state = g_state.load(std::memory_order_acquire);
     if (state == kNotTried) {
       base::InternalScope internal;
+      const base::LibraryOpens opens;
       if (const char* missing = LoadCalls()) {
         Fail(&g_why, missing, ENOENT);
         state = kMissing;
@@ -141,10 +142,11 @@ void ForkChild() {
 }
 
 bool AnyDevice() {
-  const long fd = ::syscall(SYS_openat, AT_FDCWD, "/sys/class/infiniband_verbs",
-                            O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (fd < 0) return false;
-  const base::UniqueFd directory(base::RelocateHigh(static_cast<int>(fd)));
+  const base::UniqueFd directory(base::OpenHigh([] {
+    return ::syscall(SYS_openat, AT_FDCWD, "/sys/class/infiniband_verbs",
+                     O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  }));
+  if (!directory.ok()) return false;
   // "abi_version", ".", ".." and one "uverbsN" for each device.
   alignas(8) char entries[2048];
   bool found = false;
@@ -254,6 +256,7 @@ Srq CreateSrq(ibv_pd* pd, std::uint32_t entries, std::uint32_t sge,
 
 EventChannel CreateEventChannel(Error* error) {
   base::InternalScope internal;
+  const base::LibraryOpens opens;
   errno = 0;
   EventChannel channel(calls.rdma_create_event_channel());
   if (channel == nullptr) {
@@ -285,6 +288,7 @@ void AdoptContext(ibv_context* context) {
 
 void CloseGone(int cmd_fd, int async_fd) {
   base::InternalScope internal;
+  const base::LibraryOpens opens;
   int count = 0;
   if (ibv_context** list = calls.rdma_get_devices(&count)) {
     for (int i = 0; i < count; ++i) AdoptContext(list[i]);
@@ -297,7 +301,7 @@ void CloseGone(int cmd_fd, int async_fd) {
   // those of something that keeps nothing.
   if (g_shared) return;
   const base::UniqueFd nothing(
-      static_cast<int>(::syscall(SYS_eventfd2, 0, EFD_CLOEXEC)));
+      base::OpenHigh([] { return ::syscall(SYS_eventfd2, 0, EFD_CLOEXEC); }));
   if (!nothing.ok()) return;
   for (const int fd : {cmd_fd, async_fd}) {
     if (base::IsInternalFd(fd) && IsDevice(fd)) {
