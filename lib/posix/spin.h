@@ -3,6 +3,7 @@
 
 #include <sched.h>
 
+#include <algorithm>
 #include <cstdint>
 
 #include "lib/base/clock.h"
@@ -17,9 +18,11 @@ namespace rcsock::posix {
 // never meets it is given up by halves.
 //
 // One that loses its CPU to somebody with work of his own costs a whole slice
-// of his, milliseconds, whereas a thread that sleeps is woken at once.  So
-// after such a loss the thread sleeps at once for a while (the hold), twice as
-// long each time that it happens again soon.
+// of his, milliseconds, or one of each of all those who want that CPU, whereas
+// a thread that sleeps is woken at once.  So after such a loss the thread
+// sleeps at once for a while (the hold): several times as long as what it has
+// lost, so that losses take a small part of the time however many want the CPU,
+// and twice as long each time that it happens again soon.
 struct SpinBudget {
   std::uint32_t us = ~0u;      // ~0: not set yet; 0 in a hold
   std::uint32_t held_us = 0;   // what `us` is after it
@@ -39,19 +42,28 @@ struct SpinBudget {
   void Lost(std::uint64_t ticks, std::uint64_t now) {
     // More than a peer needs to answer, less than a slice.
     constexpr std::uint64_t kSliceUs = 100;
-    if (ticks > kSliceUs * base::ticks_per_us) Hold(now);
+    if (ticks > kSliceUs * base::ticks_per_us) Hold(ticks, now);
   }
 
  private:
-  [[gnu::noinline]] void Hold(std::uint64_t now) {
+  [[gnu::noinline]] void Hold(std::uint64_t lost, std::uint64_t now) {
     constexpr std::uint64_t kLeastUs = 2'000;
     constexpr std::uint64_t kMostUs = 128'000;
-    const std::uint64_t least = kLeastUs * base::ticks_per_us;
-    const std::uint64_t most = kMostUs * base::ticks_per_us;
+    // Of what was lost.
+    constexpr std::uint64_t kLeastTimes = 8;
+    constexpr std::uint64_t kMostTimes = 32;
+    // Whatever was lost: a machine that was stopped says nothing of its load.
+    constexpr std::uint64_t kLimitUs = 2'000'000;
     if (held) return;
-    hold = hold == 0 || now - hold_end > 4 * hold ? least
-           : 2 * hold < most                      ? 2 * hold
-                                                  : most;
+    const std::uint64_t limit = kLimitUs * base::ticks_per_us;
+    lost = std::min(lost, limit);
+    const std::uint64_t least = std::min(
+        std::max(kLeastUs * base::ticks_per_us, kLeastTimes * lost), limit);
+    const std::uint64_t most = std::min(
+        std::max(kMostUs * base::ticks_per_us, kMostTimes * lost), limit);
+    // (The loss itself is not a time without one.)
+    const bool soon = hold != 0 && now - hold_end <= 4 * hold + lost;
+    hold = soon ? std::clamp(2 * hold, least, most) : least;
     hold_end = now + hold;
     held_us = us;
     us = 0;

@@ -1,4 +1,5 @@
-// Short connections, one after the other: connect, a request, an answer, close.
+// Short connections, one after the other: connect, a request and an answer (or
+// several, in turn), close.
 
 #include <sys/socket.h>
 #include <unistd.h>
@@ -17,6 +18,7 @@ int main(int argc, char** argv) {
   bench::Ends ends;
   std::size_t request = 100;
   std::size_t answer = 1024;
+  int requests = 1;
   std::int64_t iterations = 20'000;
   bench::AddEnds(&app, &ends);
   app.add_option("--request", request, "bytes")
@@ -24,6 +26,9 @@ int main(int argc, char** argv) {
       ->capture_default_str();
   app.add_option("--answer", answer, "bytes")
       ->check(CLI::Range(1, 16 << 20))
+      ->capture_default_str();
+  app.add_option("--requests", requests, "of each connection")
+      ->check(CLI::PositiveNumber)
       ->capture_default_str();
   app.add_option("--iters", iterations, "connections")
       ->check(CLI::PositiveNumber)
@@ -38,10 +43,13 @@ int main(int argc, char** argv) {
         for (;;) {
           const int fd = bench::Accept(listener);
           // Whoever connects and says nothing is the last.
-          const bool more = bench::ReadAll(fd, in.data(), in.size());
-          if (more) bench::WriteAll(fd, out.data(), out.size());
+          bool said = false;
+          while (bench::ReadAll(fd, in.data(), in.size())) {
+            bench::WriteAll(fd, out.data(), out.size());
+            said = true;
+          }
           ::close(fd);
-          if (!more) return;
+          if (!said) return;
         }
       },
       [&](std::uint16_t port) {
@@ -49,18 +57,20 @@ int main(int argc, char** argv) {
         std::vector<char> in(answer);
         const bench::Cost cost = bench::Measure(iterations, [&] {
           const int fd = bench::Connect(ends.host, port);
-          bench::WriteAll(fd, out.data(), out.size());
-          if (!bench::ReadAll(fd, in.data(), in.size())) {
-            errno = ECONNRESET;
-            bench::Die("recv");
+          for (int i = 0; i < requests; ++i) {
+            bench::WriteAll(fd, out.data(), out.size());
+            if (!bench::ReadAll(fd, in.data(), in.size())) {
+              errno = ECONNRESET;
+              bench::Die("recv");
+            }
           }
           ::close(fd);
         });
         ::close(bench::Connect(ends.host, port));
         std::printf(
             "{\"bench\":\"short\",\"request\":%zu,\"answer\":%zu,"
-            "\"iters\":%lld,\"ns\":%.1f,\"best_ns\":%.1f}\n",
-            request, answer, static_cast<long long>(iterations), cost.median_ns,
-            cost.best_ns);
+            "\"requests\":%d,\"iters\":%lld,\"ns\":%.1f,\"best_ns\":%.1f}\n",
+            request, answer, requests, static_cast<long long>(iterations),
+            cost.median_ns, cost.best_ns);
       });
 }
