@@ -491,8 +491,8 @@ struct Gale {
 
 Gale quiet("gale", false, false);
 Gale server_forks("gale_server_forks", true, false);
-// (Not yet where the client forks too: 1 of 180 runs found no error where the
-// peer had reset.)
+Gale client_forks("gale_client_forks", false, true);
+Gale both_fork("gale_both_fork", true, true);
 
 }  // namespace
 
