@@ -54,6 +54,7 @@ constinit Latch low_latch;
 // Written with it.
 constinit std::atomic<std::uint32_t> library_opens{0};
 constinit bool opens_given_up = false;  // until there are none
+constinit int opens_awaited = 0;
 
 }  // namespace
 
@@ -71,7 +72,7 @@ LibraryOpens::~LibraryOpens() {
   const LowNumber low;
   if (library_opens.fetch_sub(1, std::memory_order_relaxed) != 1) return;
   opens_given_up = false;
-  FutexWake(&library_opens, INT_MAX, false);
+  if (opens_awaited != 0) FutexWake(&library_opens, INT_MAX, false);
 }
 
 FreeNumber::FreeNumber(std::uint64_t limit_ns) {
@@ -88,9 +89,11 @@ FreeNumber::FreeNumber(std::uint64_t limit_ns) {
     }
     const timespec left{static_cast<time_t>((end - now) / 1'000'000'000u),
                         static_cast<long>((end - now) % 1'000'000'000u)};
+    ++opens_awaited;
     low_latch.unlock();
     FutexWait(&library_opens, opens, &left, false);
     low_latch.lock();
+    --opens_awaited;
   }
 }
 
@@ -101,6 +104,7 @@ void LowNumberForkUnlock(bool child) {
     low_latch.Reset();
     library_opens.store(0, std::memory_order_relaxed);
     opens_given_up = false;
+    opens_awaited = 0;
   } else {
     low_latch.unlock();
   }

@@ -90,7 +90,12 @@ void Cm::Wait() {
 void Cm::OnReadable() {
   for (int i = 0; i < kEventsPerTurn && descriptor_ != nullptr; ++i) {
     rdma_cm_event* event = nullptr;
-    if (verbs::calls.rdma_get_cm_event(channel_.get(), &event) != 0) return;
+    {
+      // One that tells of an address or a request may open its device.
+      const base::LibraryOpens opens;
+      if (verbs::calls.rdma_get_cm_event(channel_.get(), &event) != 0) return;
+      if (event->id->verbs != nullptr) verbs::AdoptContext(event->id->verbs);
+    }
     CmEvent copy;
     copy.type = event->event;
     copy.status = event->status;
@@ -103,7 +108,6 @@ void Cm::OnReadable() {
                   copy.length);
     }
     auto* owner = static_cast<CmOwner*>(event->id->context);
-    if (event->id->verbs != nullptr) verbs::AdoptContext(event->id->verbs);
     verbs::Id request;
     if (copy.type == RDMA_CM_EVENT_CONNECT_REQUEST) request.reset(event->id);
     RCSOCK_LOG(2, "rdma_cm: %s, status %d",
