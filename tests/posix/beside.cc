@@ -85,6 +85,9 @@ class Sleeper {
   explicit Sleeper(int not_its) {
     int port;
     const int listener = Listen(&port);
+    // (What it had sent in the moment of its switch would wait for it.)
+    int may_sleep[2];
+    CHECK_THAT(::pipe(may_sleep) == 0);
     pid_ = ::fork();
     CHECK_THAT(pid_ >= 0);
     if (pid_ == 0) {
@@ -93,6 +96,8 @@ class Sleeper {
       ::close(not_its);
       const int fd = Connect(port);
       WarmAs(fd, false);
+      char byte;
+      CHECK_THAT(::read(may_sleep[0], &byte, 1) == 1);
       ::raise(SIGSTOP);
       ::_exit(0);
     }
@@ -100,6 +105,9 @@ class Sleeper {
     CHECK_THAT(fd_ >= 0);
     ::close(listener);
     WarmAs(fd_, true);
+    CHECK_THAT(::write(may_sleep[1], "x", 1) == 1);
+    ::close(may_sleep[0]);
+    ::close(may_sleep[1]);
     int status = 0;
     CHECK_THAT(::waitpid(pid_, &status, WUNTRACED) == pid_ &&
                WIFSTOPPED(status));
@@ -303,7 +311,10 @@ Case fork_behind_reset(
       CHECK_THAT(::poll(&one, 1, -1) == 1);
       SendAll(fd, "x", 1);
       one.events = 0;
-      CHECK_THAT(::poll(&one, 1, 10'000) == 1);
+      // (The kernel shows the error a moment before the end.)
+      do {
+        CHECK_THAT(::poll(&one, 1, 10'000) == 1);
+      } while ((one.revents & POLLHUP) == 0);
       Log("%x", static_cast<unsigned>(one.revents));
       const pid_t child = ::fork();
       if (child == 0) ::_exit(0);
@@ -355,6 +366,7 @@ Case closed_source(
     "dup2_of_what_is_closed", [](int) {},
     [](int) {
       constexpr int kRounds = 4000;
+      constexpr int kOver = kRounds + 1;
       const auto inode = [](int fd) {
         struct stat what {};
         CHECK_THAT(::fstat(fd, &what) == 0);
@@ -366,15 +378,19 @@ Case closed_source(
       std::atomic<int> source{-1};
       std::atomic<int> round{0};
       std::thread closes([&] {
-        for (int i = 1; i <= kRounds; ++i) {
-          while (round != i) {
+        for (int i = 1;; ++i) {
+          int now;
+          while ((now = round) != i && now != kOver) {
           }
+          if (now == kOver) return;
           for (int wait = i % 400; wait > 0; --wait) asm volatile("");
           CHECK_THAT(::close(source) == 0);
           round = -i;
         }
       });
-      for (int i = 1; i <= kRounds; ++i) {
+      // (Each wait may cost a slice of others' who want the CPUs.)
+      const std::uint64_t end = NowMs() + 5000;
+      for (int i = 1; i <= kRounds && NowMs() < end; ++i) {
         const int fd = i % 2 == 0 ? ::socket(AF_INET, SOCK_STREAM, 0)
                                   : ::eventfd(0, EFD_CLOEXEC);
         CHECK_THAT(fd >= 0);
@@ -393,6 +409,7 @@ Case closed_source(
         }
         CHECK_THAT(::dup2(own, target) == target);
       }
+      round = kOver;
       closes.join();
       Log("what it says is so");
     },
