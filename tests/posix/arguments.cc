@@ -26,14 +26,6 @@ namespace {
 
 using namespace pair;
 
-// What the compiler has no opinion on.
-template <class T>
-T Opaque(T value) {
-  static volatile T kept;
-  kept = value;
-  return kept;
-}
-
 void* At(std::uintptr_t value) {
   return reinterpret_cast<void*>(Opaque(value));
 }

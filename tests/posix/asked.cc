@@ -227,11 +227,8 @@ Case made_already(
 Case connected_late(
     "connect_told_late",
     [](int) {
-      int port;
-      const int listener = Listen(&port);
-      Tell(port);
-      const int fd = ::accept(listener, nullptr, nullptr);
-      CHECK_THAT(fd >= 0);
+      const int listener = ListenAndTell();
+      const int fd = Accept(listener);
       Warm(fd);
       Echo(fd, 400);
       Barrier();
@@ -292,8 +289,7 @@ Case fast_open(
       const int listener = Listen(&port);
       for (int i = 0; i < 2; ++i) {
         Tell(port);
-        const int fd = ::accept(listener, nullptr, nullptr);
-        CHECK_THAT(fd >= 0);
+        const int fd = Accept(listener);
         char text[8] = {};
         RecvAll(fd, text, 5);
         Log("%s", text);
@@ -426,9 +422,7 @@ Case as_file(
 Case in_turn(
     "room_for_one_in_turn",
     [](int) {
-      int port;
-      const int listener = Listen(&port);
-      Tell(port);
+      const int listener = ListenAndTell();
       int fds[6];
       for (int& fd : fds) {
         fd = ::accept(listener, nullptr, nullptr);

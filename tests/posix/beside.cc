@@ -420,9 +420,7 @@ Case closed_source(
 Case onto_lowest(
     "dup2_while_lanes_come",
     [](int) {
-      int port = 0;
-      const int listener = Listen(&port);
-      Tell(port);
+      const int listener = ListenAndTell();
       std::vector<std::thread> all;
       for (int i = Scale(kMeetings); i > 0; --i) {
         all.emplace_back([fd = ::accept(listener, nullptr, nullptr)] {
@@ -504,12 +502,9 @@ void ExpectNothing(int set) {
 Case next_set(
     "set_of_the_same_number",
     [](int) {
-      int port;
-      const int listener = Listen(&port);
-      Tell(port);
+      const int listener = ListenAndTell();
       for (int i = 0; i < 10; ++i) {
-        const int fd = ::accept(listener, nullptr, nullptr);
-        CHECK_THAT(fd >= 0);
+        const int fd = Accept(listener);
         Warm(fd);
         SendAll(fd, "something to be told of", 23);
         Barrier();

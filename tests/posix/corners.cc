@@ -268,12 +268,9 @@ Case disconnect(
       ::close(fd);
     },
     [](int) {
-      int port = 0;
-      const int listener = Listen(&port);
-      Tell(port);
+      const int listener = ListenAndTell();
       for (int i = 0; i < 3; ++i) {
-        const int fd = ::accept(listener, nullptr, nullptr);
-        CHECK_THAT(fd >= 0);
+        const int fd = Accept(listener);
         if (i == 0) Warm(fd);
         SendAll(fd, "abcdef", 6);  // of which three are never read
         AwaitBytes(fd, 6);
@@ -535,11 +532,8 @@ Case small_stack(
 Case listened_before(
     "listened_before",
     [](int) {
-      int port;
-      const int listener = Listen(&port);
-      Tell(port);
-      const int fd = ::accept(listener, nullptr, nullptr);
-      CHECK_THAT(fd >= 0);
+      const int listener = ListenAndTell();
+      const int fd = Accept(listener);
       Echo(fd, 300);
       ::close(fd);
       ::close(listener);

@@ -18,13 +18,6 @@ namespace {
 
 using namespace pair;
 
-// A count that the compiler has no opinion on.
-int Opaque(int value) {
-  static volatile int kept;
-  kept = value;
-  return kept;
-}
-
 Case vectors(
     "vectors",
     [](int fd) {

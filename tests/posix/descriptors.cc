@@ -175,9 +175,7 @@ Case cloexec_range(
 Case no_fds(
     "rlimit_nofile",
     [](int) {
-      int port;
-      const int listener = Listen(&port);
-      Tell(port);
+      const int listener = ListenAndTell();
       const int fd = ::accept(listener, nullptr, nullptr);
       Echo(fd, 2000);
       LogDrain(fd);
@@ -246,9 +244,7 @@ constexpr int kReplaced = 60;
 Case dup_over_race(
     "dup2_over_streams_beside_open",
     [](int) {
-      int port;
-      const int listener = Listen(&port);
-      Tell(port);
+      const int listener = ListenAndTell();
       std::vector<int> fds;
       for (int i = 0; i < kReplaced; ++i) {
         fds.push_back(::accept(listener, nullptr, nullptr));
@@ -343,8 +339,7 @@ void Part(int fd, int port, bool by_range) {
 
 void AnswerAll(int listener, int connections) {
   for (int i = 0; i < connections; ++i) {
-    const int fd = ::accept(listener, nullptr, nullptr);
-    CHECK_THAT(fd >= 0);
+    const int fd = Accept(listener);
     Warm(fd);
     std::thread([fd] {
       char text[4];
@@ -357,9 +352,7 @@ void AnswerAll(int listener, int connections) {
 Case parted(
     "unshare_descriptors",
     [](int) {
-      int port;
-      const int listener = Listen(&port);
-      Tell(port);
+      const int listener = ListenAndTell();
       AnswerAll(listener, 3);
       Barrier();
     },

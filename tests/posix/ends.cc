@@ -106,9 +106,7 @@ constexpr int kIdle = 12;
 Case close_idle(
     "close_frees_the_descriptor",
     [](int) {
-      int port;
-      const int listener = Listen(&port);
-      Tell(port);
+      const int listener = ListenAndTell();
       std::vector<int> fds;
       std::set<int> ports;
       for (int i = 0; i < kIdle; ++i) {
@@ -280,11 +278,8 @@ Case shutdown_bad_first(
 Case connect_any(
     "connect_to_no_address",
     [](int) {
-      int port;
-      const int listener = Listen(&port);
-      Tell(port);
-      const int fd = ::accept(listener, nullptr, nullptr);
-      CHECK_THAT(fd >= 0);
+      const int listener = ListenAndTell();
+      const int fd = Accept(listener);
       Warm(fd);
       LogDrain(fd);
     },
@@ -333,12 +328,9 @@ Case close_at_once(
 Case half_close_early(
     "half_close_while_seeking",
     [](int) {
-      int port;
-      const int listener = Listen(&port);
-      Tell(port);
+      const int listener = ListenAndTell();
       for (int i = 0; i < 60; ++i) {
-        const int fd = ::accept(listener, nullptr, nullptr);
-        CHECK_THAT(fd >= 0);
+        const int fd = Accept(listener);
         char text[16];
         for (int k = 0; k < 3; ++k) {
           RecvAll(fd, text, sizeof text);

@@ -27,20 +27,6 @@ namespace {
 
 using namespace pair;
 
-// inetd: another program with the connection as its input and output.
-void SpeakToCat(int fd) {
-  char text[64];
-  for (int i = 0; i < 300; ++i) {
-    const int n = std::snprintf(text, sizeof text, "line %d\n", i);
-    SendAll(fd, text, static_cast<std::size_t>(n));
-    char back[64] = {};
-    RecvAll(fd, back, static_cast<std::size_t>(n));
-    CHECK_THAT(std::memcmp(text, back, static_cast<std::size_t>(n)) == 0);
-  }
-  ::shutdown(fd, SHUT_WR);
-  LogDrain(fd);
-}
-
 // In a child, of vfork too.
 [[noreturn]] void BecomeCat(int fd) {
   ::dup2(fd, 0);

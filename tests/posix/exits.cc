@@ -53,9 +53,7 @@ Case first_thread_ended(
     [](int) {
       LeaveFirstThread(
           [](int) {
-            int port;
-            const int listener = Listen(&port);
-            Tell(port);
+            const int listener = ListenAndTell();
             const int fd = ::accept(listener, nullptr, nullptr);
             Warm(fd);
             SendEvenly(fd, 1, 1'000'000);
@@ -63,7 +61,7 @@ Case first_thread_ended(
           -1);
     },
     [](int) {
-      const int fd = Connect(static_cast<int>(Hear()));
+      const int fd = Connect(HearPort());
       Warm(fd);
       RecvEvenly(fd, 1, 1'000'000);
       LogDrain(fd);
@@ -115,11 +113,8 @@ Case first_thread_of_child_ends(
         if (child == 0) {
           SendAll(fd, "child", 5);
           ::close(fd);
-          int port;
-          const int listener = Listen(&port);
-          Tell(port);
-          const int other = ::accept(listener, nullptr, nullptr);
-          CHECK_THAT(other >= 0);
+          const int listener = ListenAndTell();
+          const int other = Accept(listener);
           Warm(other);
           ::pthread_exit(nullptr);
         }
@@ -131,7 +126,7 @@ Case first_thread_of_child_ends(
     },
     [](int fd) {
       LogDrain(fd);
-      const int other = Connect(static_cast<int>(Hear()));
+      const int other = Connect(HearPort());
       Warm(other);
       LogDrain(other);
     });
@@ -225,9 +220,7 @@ Case close_owing_at_limit(
     "close_owing_at_limit",
     [](int) {
       LimitNumbers();
-      int port;
-      const int listener = Listen(&port);
-      Tell(port);
+      const int listener = ListenAndTell();
       const int fd = ::accept(listener, nullptr, nullptr);
       Warm(fd);
       Tell(SendMost(fd));
@@ -239,7 +232,7 @@ Case close_owing_at_limit(
       ::exit(0);
     },
     [](int) {
-      const int fd = Connect(static_cast<int>(Hear()));
+      const int fd = Connect(HearPort());
       Warm(fd);
       TakeMost(fd);
     },
@@ -250,9 +243,7 @@ Case close_owing_two_at_limit(
     "close_owing_two_at_limit",
     [](int) {
       LimitNumbers();
-      int port;
-      const int listener = Listen(&port);
-      Tell(port);
+      const int listener = ListenAndTell();
       int fds[2];
       for (int& fd : fds) Warm(fd = ::accept(listener, nullptr, nullptr));
       for (const int fd : fds) Tell(SendMost(fd));
@@ -382,9 +373,7 @@ constexpr int kLeft = 4;
 Case exit_stopped(
     "exit_stopped_peer",
     [](int) {
-      int port;
-      const int listener = Listen(&port);
-      Tell(port);
+      const int listener = ListenAndTell();
       int fds[kLeft];
       for (int& fd : fds) {
         fd = ::accept(listener, nullptr, nullptr);

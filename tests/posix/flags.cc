@@ -105,14 +105,11 @@ Case waitall(
 Case peek_to_end(
     "peek_waitall_to_the_end",
     [](int) {
-      int port = 0;
-      const int listener = Listen(&port);
-      Tell(port);
+      const int listener = ListenAndTell();
       std::vector<char> text(8000);
       Pattern(6, 0, text.data(), text.size());
       for (int i = 0; i < 20; ++i) {
-        const int fd = ::accept(listener, nullptr, nullptr);
-        CHECK_THAT(fd >= 0);
+        const int fd = Accept(listener);
         Warm(fd);
         SendAll(fd, text.data(), text.size());
         CHECK_THAT(::shutdown(fd, SHUT_WR) == 0);
@@ -140,14 +137,11 @@ Case peek_to_end(
 Case peek_more(
     "peek_waitall_more_than_a_ring",
     [](int) {
-      int port = 0;
-      const int listener = Listen(&port);
-      Tell(port);
+      const int listener = ListenAndTell();
       std::vector<char> text(60'000);
       Pattern(7, 0, text.data(), text.size());
       for (const bool end : {false, true}) {
-        const int fd = ::accept(listener, nullptr, nullptr);
-        CHECK_THAT(fd >= 0);
+        const int fd = Accept(listener);
         Warm(fd);
         SendAll(fd, text.data(), 50'000);
         ::poll(nullptr, 0, 5);

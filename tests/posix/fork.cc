@@ -146,9 +146,7 @@ constexpr int kStopped = 5;
 Case fork_stopped(
     "fork_stopped_peers",
     [](int) {
-      int port;
-      const int listener = Listen(&port);
-      Tell(port);
+      const int listener = ListenAndTell();
       pid_t children[kStopped];
       for (pid_t& child : children) {
         child = ::fork();
@@ -283,12 +281,9 @@ Case prefork(
 Case forking(
     "fork_per_connection",
     [](int) {
-      int port;
-      const int listener = Listen(&port);
-      Tell(port);
+      const int listener = ListenAndTell();
       for (int i = 0; i < 8; ++i) {
-        const int fd = ::accept(listener, nullptr, nullptr);
-        CHECK_THAT(fd >= 0);
+        const int fd = Accept(listener);
         const pid_t child = ::fork();
         if (child == 0) {
           ::close(listener);

@@ -395,9 +395,7 @@ void Work(int fd, const Head& head, bool client, Shared* shared) {
 
 void Server(bool forks, Shared* shared) {
   ::signal(SIGPIPE, SIG_IGN);
-  int port = 0;
-  const int listener = Listen(&port);
-  Tell(port);
+  const int listener = ListenAndTell();
   Beside(forks, [&] {
     std::vector<std::thread> all;
     for (int i = 0; i < kThreads * kEach; ++i) {

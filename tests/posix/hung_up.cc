@@ -77,12 +77,9 @@ Case select_hung_up(
 Case end_behind_a_read(
     "end_behind_a_read_with_room",
     [](int) {
-      int port = 0;
-      const int listener = Listen(&port);
-      Tell(port);
+      const int listener = ListenAndTell();
       for (int i = 0; i < 20; ++i) {
-        const int fd = ::accept(listener, nullptr, nullptr);
-        CHECK_THAT(fd >= 0);
+        const int fd = Accept(listener);
         Warm(fd);
         SendAll(fd, "behind", 6);
         ::shutdown(fd, SHUT_WR);
@@ -126,9 +123,7 @@ Case end_behind_a_read(
 Case hup_at_once(
     "hup_with_the_end",
     [](int) {
-      int port;
-      const int listener = Listen(&port);
-      Tell(port);
+      const int listener = ListenAndTell();
       for (int i = 0; i < 3; ++i) {
         const int fd = ::accept(listener, nullptr, nullptr);
         Warm(fd);
@@ -251,9 +246,7 @@ int StillThere(int listener, bool by_poll) {
 Case one_at_a_time(
     "closed_before_the_next",
     [](int) {
-      int port = 0;
-      const int listener = Listen(&port);
-      Tell(port);
+      const int listener = ListenAndTell();
       const int by_epoll = StillThere(listener, false);
       const int by_poll = StillThere(listener, true);
       // (Else some close while they are on their way to a lane: then the end

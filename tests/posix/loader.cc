@@ -450,19 +450,6 @@ Case plug(
 
 // --- Programs that no preload reaches
 
-void SpeakToCat(int fd) {
-  char text[64];
-  for (int i = 0; i < 300; ++i) {
-    const int n = std::snprintf(text, sizeof text, "line %d\n", i);
-    SendAll(fd, text, static_cast<std::size_t>(n));
-    char back[64] = {};
-    RecvAll(fd, back, static_cast<std::size_t>(n));
-    CHECK_THAT(std::memcmp(text, back, static_cast<std::size_t>(n)) == 0);
-  }
-  ::shutdown(fd, SHUT_WR);
-  LogDrain(fd);
-}
-
 void BecomeOther(int fd, const char* name) {
   const std::string path = Beside(name);
   const pid_t child = ::fork();

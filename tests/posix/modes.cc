@@ -17,13 +17,6 @@ namespace {
 
 using namespace pair;
 
-// A count that the compiler has no opinion on.
-int Opaque(int value) {
-  static volatile int kept;
-  kept = value;
-  return kept;
-}
-
 Case level(
     "epoll_level",
     [](int fd) {
@@ -273,11 +266,8 @@ Case edge_ping(
 Case room_for_one(
     "room_for_one",
     [](int fd) {
-      int port = 0;
-      const int listener = Listen(&port);
-      Tell(port);
-      const int other = ::accept(listener, nullptr, nullptr);
-      CHECK_THAT(other >= 0);
+      const int listener = ListenAndTell();
+      const int other = Accept(listener);
       Warm(other);
       const int set = NewSet();
       CHECK_THAT(Ctl(set, EPOLL_CTL_ADD, fd, EPOLLIN) == 0);
@@ -299,7 +289,7 @@ Case room_for_one(
       ::close(listener);
     },
     [](int fd) {
-      const int other = Connect(static_cast<int>(Hear()));
+      const int other = Connect(HearPort());
       Warm(other);
       SendAll(fd, "a", 1);
       Barrier();
@@ -312,9 +302,7 @@ Case room_for_one(
 Case room_beside_news(
     "room_beside_news",
     [](int) {
-      int port = 0;
-      const int listener = Listen(&port);
-      Tell(port);
+      const int listener = ListenAndTell();
       int pipe[2];
       CHECK_THAT(::pipe(pipe) == 0 && ::write(pipe[1], "a", 1) == 1);
       const int set = NewSet();

@@ -167,12 +167,9 @@ Case demotion_asleep(
 // Promotion while this end sleeps in a wait: each connection is new, so that it
 // comes at a different moment of the exchange.
 void SleepyServer(int way) {
-  int port;
-  const int listener = Listen(&port);
-  Tell(port);
+  const int listener = ListenAndTell();
   for (int round = 0; round < Scale(6); ++round) {
-    const int fd = ::accept(listener, nullptr, nullptr);
-    CHECK_THAT(fd >= 0);
+    const int fd = Accept(listener);
     const int set = NewSet();
     Ctl(set, EPOLL_CTL_ADD, fd, way == 1 ? EPOLLIN | EPOLLET : EPOLLIN);
     for (;;) {

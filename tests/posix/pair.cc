@@ -211,6 +211,19 @@ void LogDrain(int fd) {
   Log("rest %zu, %s", n, error == 0 ? "EOF" : ErrorName(error));
 }
 
+void SpeakToCat(int fd) {
+  char text[64];
+  for (int i = 0; i < 300; ++i) {
+    const int n = std::snprintf(text, sizeof text, "line %d\n", i);
+    SendAll(fd, text, static_cast<std::size_t>(n));
+    char back[64] = {};
+    RecvAll(fd, back, static_cast<std::size_t>(n));
+    CHECK_THAT(std::memcmp(text, back, static_cast<std::size_t>(n)) == 0);
+  }
+  ::shutdown(fd, SHUT_WR);
+  LogDrain(fd);
+}
+
 void LogChild(pid_t child) {
   int status = 0;
   CHECK_THAT(::waitpid(child, &status, 0) == child);

@@ -53,6 +53,8 @@ void Stop(pid_t pid);
 std::size_t Drain(int fd, int* error);
 // Logs both.
 void LogDrain(int fd);
+// Speaks lines to a program that gives each back (cat), and then its end.
+void SpeakToCat(int fd);
 // Waits for its end, and logs its status.
 void LogChild(pid_t child);
 // Waits until so many bytes can be read, and logs how many can.
@@ -88,6 +90,14 @@ struct Options {
   bool connect = true;  // else the ends get fd -1 / the listener's port by Hear
   int seconds = 20;
 };
+// A value that the compiler has no opinion on.
+template <class T>
+T Opaque(T value) {
+  static volatile T kept;
+  kept = value;
+  return kept;
+}
+
 // Registers a case; Main runs those whose name contains argv[1] (or all).
 struct Case {
   Case(const char* name, End server, End client, Options options = {});

@@ -283,9 +283,7 @@ Case pipe_wakes(
 Case select_of_all(
     "select_of_all_numbers",
     [](int) {
-      int port;
-      const int listener = Listen(&port);
-      Tell(port);
+      const int listener = ListenAndTell();
       const int fd = ::accept(listener, nullptr, nullptr);
       Warm(fd);
       Barrier();
@@ -298,7 +296,7 @@ Case select_of_all(
       CHECK_THAT(::getrlimit(RLIMIT_NOFILE, &limit) == 0);
       limit.rlim_cur = std::min<rlim_t>(limit.rlim_max, kNumbers);
       CHECK_THAT(::setrlimit(RLIMIT_NOFILE, &limit) == 0);
-      const int fd = Connect(static_cast<int>(Hear()));
+      const int fd = Connect(HearPort());
       Warm(fd);
       int ends[2];
       CHECK_THAT(::pipe(ends) == 0);

@@ -155,13 +155,10 @@ void SayAll(int fd, const char* order) {
 Case reset_polled(
     "reset_polled",
     [](int) {
-      int port;
-      const int listener = Listen(&port);
-      Tell(port);
+      const int listener = ListenAndTell();
       for (std::size_t i = 0; i < std::size(kOrders) + std::size(kResets);
            ++i) {
-        const int fd = ::accept(listener, nullptr, nullptr);
-        CHECK_THAT(fd >= 0);
+        const int fd = Accept(listener);
         Warm(fd);
         if (i >= std::size(kOrders)) {
           pollfd one{fd, POLLIN, 0};

@@ -232,11 +232,8 @@ Case closed_under_a_wait(
 Case set_at_the_limit(
     "set_at_the_limit",
     [](int fd) {
-      int port = 0;
-      const int listener = Listen(&port);
-      Tell(port);
-      const int other = ::accept(listener, nullptr, nullptr);
-      CHECK_THAT(other >= 0);
+      const int listener = ListenAndTell();
+      const int other = Accept(listener);
       Warm(other);
       const int sets[2] = {NewSet(), NewSet()};
       CHECK_THAT(Ctl(sets[0], EPOLL_CTL_ADD, fd, EPOLLIN) == 0);
@@ -259,7 +256,7 @@ Case set_at_the_limit(
       ::close(listener);
     },
     [](int fd) {
-      const int other = Connect(static_cast<int>(Hear()));
+      const int other = Connect(HearPort());
       Warm(other);
       for (const int one : {fd, other}) SendAll(one, "a", 1);
       Barrier();

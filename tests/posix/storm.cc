@@ -151,9 +151,7 @@ void Finish() {
 }
 
 void Server(bool forks) {
-  int port = 0;
-  const int listener = Listen(&port);
-  Tell(port);
+  const int listener = ListenAndTell();
   Beside(forks, [&] {
     std::vector<std::thread> all;
     for (int i = 0; i < kThreads * kEach; ++i) {

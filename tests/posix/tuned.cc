@@ -132,8 +132,7 @@ Case inherited_options(
       Result("TCP_INQ",
              ::setsockopt(listener, IPPROTO_TCP, TCP_INQ, &on, sizeof on));
       Tell(port);
-      const int fd = ::accept(listener, nullptr, nullptr);
-      CHECK_THAT(fd >= 0);
+      const int fd = Accept(listener);
       Warm(fd);
       Barrier();
       AwaitBytes(fd, 8);
@@ -144,7 +143,7 @@ Case inherited_options(
       Barrier();
     },
     [](int) {
-      const int fd = Connect(static_cast<int>(Hear()));
+      const int fd = Connect(HearPort());
       Warm(fd);
       Barrier();
       SendAll(fd, "abcdefgh", 8);
@@ -398,8 +397,7 @@ int AcceptUnknown(int option, int value) {
              0);
   listener = Unknown(listener);
   Tell(port);
-  const int fd = ::accept(listener, nullptr, nullptr);
-  CHECK_THAT(fd >= 0);
+  const int fd = Accept(listener);
   ::close(listener);
   return fd;
 }
@@ -426,7 +424,7 @@ Case unknown_listener(
       ::close(fd);
     },
     [](int) {
-      int fd = Connect(static_cast<int>(Hear()));
+      int fd = Connect(HearPort());
       Call(fd, 200);
       SendAll(fd, "01234", 5);
       Barrier();
@@ -435,7 +433,7 @@ Case unknown_listener(
       int error;
       Log("rest %zu", Drain(fd, &error));
       ::close(fd);
-      fd = Connect(static_cast<int>(Hear()));
+      fd = Connect(HearPort());
       Call(fd, 200);
       SendAll(fd, "abc", 3);
       Result("urgent", ::send(fd, "!", 1, MSG_OOB));

@@ -344,12 +344,9 @@ void WakesAfterFork(int fd) {
 Case zerocopy_fork(
     "zerocopy_wakes_after_a_switch",
     [](int) {
-      int port;
-      const int listener = Listen(&port);
-      Tell(port);
+      const int listener = ListenAndTell();
       for (int i = 0; i < Scale(20); ++i) {
-        const int fd = ::accept(listener, nullptr, nullptr);
-        CHECK_THAT(fd >= 0);
+        const int fd = Accept(listener);
         Warm(fd);
         int error;
         if (Drain(fd, &error) != 100'000) Fail("not all has come");
