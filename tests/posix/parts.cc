@@ -121,9 +121,10 @@ Case two_gigabytes(
     "more_than_a_call_moves",
     [](int fd) {
       char none;
+      char* volatile nowhere = &none;  // FORTIFY compares lengths with objects
       std::uint64_t total = 0;
       for (ssize_t n = 1; n > 0; total += n) {
-        n = ::recv(fd, &none, 1 << 20, MSG_TRUNC);
+        n = ::recv(fd, nowhere, 1 << 20, MSG_TRUNC);
       }
       Log("%llu bytes", static_cast<unsigned long long>(total));
     },
