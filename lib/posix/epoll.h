@@ -141,7 +141,9 @@ class EpollSet final : public File {
   class Leave {
    public:
     explicit Leave(EpollSet* set)
-        : life(set->life_.load(std::memory_order_seq_cst)), set_(set) {
+        : life(set->life_.load(std::memory_order_seq_cst)),
+          signals(tls_signals.any),
+          set_(set) {
       // (What somebody who jumped out of a wait otherwise has left.)
       if (__builtin_expect(tls_signals.wait.set != nullptr, 0)) TakeBackWait();
     }
@@ -189,6 +191,9 @@ class EpollSet final : public File {
     bool unlooked = false;
     // How often the set had been closed before.
     const std::uint32_t life;
+    // Handlers that had run before: one that runs while the bell wakes the
+    // thread, and the kernel therefore does not tell of it, ends the wait.
+    const std::uint32_t signals;
 
    private:
     EpollSet* const set_;
@@ -201,8 +206,10 @@ class EpollSet final : public File {
    public:
     // (A handler that jumps away between the count and the note of it leaves
     // one too many: a kick for nothing now and then.)
-    explicit Stranger(EpollSet* set) : set_(set) {
+    // `again`: see CountedWait.
+    explicit Stranger(EpollSet* set, bool again = false) : set_(set) {
       set_->strangers_.fetch_add(1, std::memory_order_seq_cst);
+      tls_signals.wait.again = again;
       tls_signals.wait.stranger = true;
       std::atomic_signal_fence(std::memory_order_seq_cst);
     }

@@ -62,7 +62,8 @@ void EpollSet::TakeBack(const CountedWait& wait) {
 
 // The sleep may only begin now, and its look was before: an edge ends it, or
 // makes another thread look, which does as well.  (A stranger looks, at the
-// count of streams, as MaySleep does.)
+// count of streams, as MaySleep does; at signals too where it has been woken
+// before, since the kernel does not remember those of that time.)
 void EpollSet::Recount(const CountedWait& wait) {
   if (wait.stranger) strangers_.fetch_add(1, std::memory_order_seq_cst);
   if (wait.sleeper) {
@@ -71,7 +72,8 @@ void EpollSet::Recount(const CountedWait& wait) {
   }
   tls_signals.wait = wait;
   if (wait.sleeper ||
-      (wait.stranger && user_count_.load(std::memory_order_seq_cst) > 0)) {
+      (wait.stranger &&
+       (wait.again || user_count_.load(std::memory_order_seq_cst) > 0))) {
     KickBell();
   }
 }
@@ -256,7 +258,7 @@ int EpollSet::WithLanes(epoll_event* out, int kernels, int capacity,
 
 int EpollSet::Wait(Leave* leave, epoll_event* out, int capacity,
                    std::int64_t timeout_ns, const sigset_t* mask) {
-  std::uint32_t signals = tls_signals.any;
+  std::uint32_t signals = leave->signals;
   const std::uint32_t life = leave->life;
   // Closed meanwhile, and perhaps another set by now.  (TCP sleeps on.)
   const auto gone = [&] {
@@ -275,6 +277,7 @@ int EpollSet::Wait(Leave* leave, epoll_event* out, int capacity,
     errno = EFAULT;
     return -1;
   }
+  WaitMask wait_mask(mask);
   while (!HasUser()) {
     // (Of what an edge may have meant here, the first stream has not come, or
     // will make another one; and the unread is looked for now.)
@@ -284,19 +287,27 @@ int EpollSet::Wait(Leave* leave, epoll_event* out, int capacity,
       if (n > 0) return n;
     }
     int n = kOnlyBell;
+    bool interrupted = false;
     leave->Ask();
     {
-      const Stranger stranger(this);
+      const Stranger stranger(this, true);
       if (gone()) [[unlikely]]
         return leave->Closed();
+      if (wait_mask.Block()) signals = tls_signals.any;
+      interrupted = tls_signals.any != signals;
       if (stranger.MaySleep()) {
-        n = KernelWait(out, capacity, left(), mask, &leave->unlooked);
+        n = KernelWait(out, capacity, interrupted ? 0 : left(), mask,
+                       &leave->unlooked);
       }
     }
-    if (n != kOnlyBell) return n;
-    if (!HasUser() && left() == 0) return 0;
+    if (n != kOnlyBell && !(n == 0 && interrupted)) return n;
+    if (HasUser()) break;
+    if (interrupted) {
+      errno = EINTR;
+      return -1;
+    }
+    if (left() == 0) return 0;
   }
-  WaitMask wait_mask(mask);
   int result = 0;
   int error = 0;
   Spinner spin;

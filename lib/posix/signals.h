@@ -17,6 +17,7 @@ struct CountedWait {
   void* set = nullptr;    // an EpollSet, on which it must hand on, ...
   bool stranger = false;  // ... is one of its strangers, ...
   bool sleeper = false;   // ... or its sleepers
+  bool again = false;     // a stranger who has been woken in this wait before
 };
 
 // What a signal handler must know of the thread it interrupts.

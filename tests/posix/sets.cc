@@ -1,5 +1,6 @@
 // Sets of epoll: several of one connection, copied, passed on, nested, closed.
 #include <poll.h>
+#include <signal.h>
 #include <sys/epoll.h>
 #include <sys/resource.h>
 #include <sys/select.h>
@@ -225,6 +226,46 @@ Case closed_under_a_wait(
       Log("next set: %d", ::epoll_wait(next, &event, 1, kQuiet));
       Barrier();
       ::_exit(0);
+    });
+
+// A thread sleeps in a set; a signal for it comes together with the set's first
+// stream: the call that it sleeps in ends by the signal.
+Case signal_as_a_stream_comes(
+    "set_signal_as_a_stream_comes",
+    [](int fd) {
+      (void)fd;
+      Barrier();
+    },
+    [](int fd) {
+      constexpr int kRounds = 50;
+      struct sigaction action {};
+      action.sa_handler = [](int) {};
+      CHECK_THAT(::sigaction(SIGUSR1, &action, nullptr) == 0);
+      const int set = NewSet();
+      std::atomic<pid_t> waits{0};
+      std::atomic<int> back{0};
+      std::atomic<int> interrupted{0};
+      std::thread waiter([&] {
+        waits = ::gettid();
+        for (int i = 0; i < kRounds; ++i) {
+          epoll_event event;
+          const int n = ::epoll_wait(set, &event, 1, -1);
+          if (n == -1 && errno == EINTR) ++interrupted;
+          ++back;
+        }
+      });
+      while (waits == 0) std::this_thread::yield();
+      for (int i = 0; i < kRounds; ++i) {
+        AwaitAsleep(waits);
+        Ctl(set, EPOLL_CTL_ADD, fd, EPOLLIN);
+        CHECK_THAT(::pthread_kill(waiter.native_handle(), SIGUSR1) == 0);
+        while (back == i) std::this_thread::yield();
+        Ctl(set, EPOLL_CTL_DEL, fd, 0);
+      }
+      waiter.join();
+      Log("interrupted %d of %d", interrupted.load(), kRounds);
+      ::close(set);
+      Barrier();
     });
 
 // The process may open nothing more when a stream that has left TCP comes to an
