@@ -266,6 +266,14 @@ TEST_P(Traffic, WhatComesAmidTheArmingEndsTheSleep) {
   EXPECT_EQ(peer_->Read(&iov, 1, 0, sink.size(), false), sink.size());
 }
 
+// Nothing would wake it: so it does not sleep, and its stream goes to TCP.
+TEST_P(Traffic, ADeviceThatDoesNotArmLosesItsLanes) {
+  made_.verbs->RefuseArms();
+  const timespec limit{10, 0};
+  EXPECT_NE(lane_->SleepRx(lane_->SleepToken(false), &limit), -ETIMEDOUT);
+  EXPECT_EQ(lane_->State(), base::Reason::kLaneError);
+}
+
 TEST_P(Traffic, WhoSleepsOrWaitsForTheTimerFlushes) {
   made_.pair->side[0].flusher.reset();
   std::atomic<int> asked{0};

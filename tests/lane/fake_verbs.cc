@@ -488,6 +488,11 @@ void FakeVerbs::DeliverOnArm(std::size_t writes) {
   on_arm_ = writes;
 }
 
+void FakeVerbs::RefuseArms() {
+  std::scoped_lock lock(mutex_);
+  refuse_arms_ = true;
+}
+
 bool FakeVerbs::Write(rdma_cm_id*, std::uint64_t address, std::uint32_t key,
                       const void* data, std::size_t length) {
   std::scoped_lock lock(mutex_);
@@ -525,6 +530,7 @@ int FakeVerbs::Arm(ibv_cq* base, int) {
   std::scoped_lock hold(g_fake->mutex_);
   auto* cq = reinterpret_cast<Cq*>(base);
   ++g_fake->counts_.arms;
+  if (g_fake->refuse_arms_) return EIO;
   // Real devices arm by the number of events fetched, and take this for a
   // request that they have served.
   if (!g_fake->options_.software && cq->unfetched > 0) {

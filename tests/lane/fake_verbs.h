@@ -47,6 +47,8 @@ class FakeVerbs {
   void Deliver(std::size_t writes);
   // As many of them while a CQ is armed the next time, before that returns.
   void DeliverOnArm(std::size_t writes);
+  // No CQ can be armed from now on.
+  void RefuseArms();
   // As a raw peer: writes to what `key` covers, and an immediate.  False: the
   // device refuses.
   bool Write(rdma_cm_id* from, std::uint64_t address, std::uint32_t key,
@@ -153,6 +155,7 @@ class FakeVerbs {
   Counts counts_;
   bool held_ = false;
   std::size_t on_arm_ = 0;
+  bool refuse_arms_ = false;
   bool stop_ = false;
   std::thread thread_;
 };

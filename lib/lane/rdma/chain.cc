@@ -145,7 +145,7 @@ void Chain::Post() {
   const base::NoCancel no_cancel;
   const int r = ibv_post_send(lane_.qp_, wrs_, &bad);
   if (r == 0 || lane_.closing_.load(std::memory_order_relaxed)) return;
-  RCSOCK_LOG(1, "rdma: ibv_post_send: %d", r);
+  RCSOCK_LOG(1, "rdma: %s: ibv_post_send: error %d", lane_.device(), r);
   // What was to go stays in the mirror, for the path that takes over.
   lane_.Lost(base::Reason::kLaneError);
 }

@@ -15,6 +15,7 @@
 #include <utility>
 
 #include "lib/base/clock.h"
+#include "lib/base/log.h"
 #include "lib/base/no_cancel.h"
 #include "lib/lane/rdma/layout.h"
 #include "lib/lane/rdma/qp_lane.h"
@@ -208,6 +209,17 @@ void RdmaPoller::Remove(std::uint32_t qp_num) {
   });
 }
 
+// Nobody would be woken for what comes to them.
+void RdmaPoller::LoseLanesOf(const CqSet* set, int error) {
+  RCSOCK_LOG(1, "rdma: %s: ibv_req_notify_cq: error %d", context_->device->name,
+             error);
+  for (const Entry& entry : table_) {
+    if (entry.lane != nullptr && entry.lane->set_ == set) {
+      entry.lane->Lost(base::Reason::kLaneError);
+    }
+  }
+}
+
 void RdmaPoller::LoseAll(base::Reason reason) {
   std::scoped_lock hold(latch_);
   for (const Entry& entry : table_) {
@@ -296,7 +308,9 @@ bool RdmaPoller::DrainLocked(bool to_sleep) {
     for (auto& set : sets_) {
       if (set->armed || set->fired) continue;
       const base::NoCancel no_cancel;
-      ibv_req_notify_cq(set->cq.get(), 0);
+      const int refused = ibv_req_notify_cq(set->cq.get(), 0);
+      if (refused != 0) [[unlikely]]
+        LoseLanesOf(set.get(), refused);
       set->armed = true;
       anew = true;
     }

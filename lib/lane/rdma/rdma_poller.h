@@ -58,7 +58,8 @@ struct CqSet {
 // Where the completions of one bell's lanes come in.
 //
 // No lost wake-up.  The invariant is: while somebody sleeps (armed_ > 0), at
-// the end of each drain every CQ is armed, and has been found empty after that.
+// the end of each drain every CQ is armed, and has been found empty after that
+// (or its device has refused the arming, and its lanes are lost).
 // Then whatever comes makes fd() readable.  `CqSet::armed` is true only while
 // no completion has been taken since the CQ was armed, so it may be false for
 // an armed CQ (which is then armed once more), never true for one that has
@@ -158,6 +159,7 @@ class RdmaPoller final : public Source {
   void Handle(CqSet* set, const ibv_wc& wc);
   void HandleReceive(CqSet* set, QpLane* lane, const ibv_wc& wc);
   static void Refill(CqSet* set);
+  void LoseLanesOf(const CqSet* set, int error);
   void FetchEvents();
   void ReadAllEvents();
   void ReadEvent(const ibv_cq* cq);
