@@ -85,6 +85,10 @@ class Lane {
   // has consumed (its credit, never a mere completion).
   virtual std::uint64_t Posted() const = 0;
   virtual std::uint64_t Acked() = 0;
+  // From now on no more than so many of them are to be posted and not consumed,
+  // but for what has been posted.  Under the tx latch.  (A lane whose rings are
+  // no larger than TCP's buffers may ignore it.)
+  virtual void BoundUnread(std::uint64_t) {}
   virtual Credits credits() const { return {}; }
   // Copies posted bytes [from, from + length) out of the send ring; only those
   // that are not acked are still there.  Returns the bytes copied.

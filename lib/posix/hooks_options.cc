@@ -173,6 +173,10 @@ int setsockopt(int fd, int level, int name, const void* value,
               .store(TimeoutNs(time));
         }
         break;
+      case SO_SNDBUF:
+      case SO_SNDBUFFORCE:
+        sock->BoundSends();
+        break;
       case SO_RCVLOWAT:  // less than none is all that there is room for
         if (number > 1 || number < 0) sock->PinByOption();
         break;

@@ -131,6 +131,8 @@ class Sock final : public SockLayout {
   std::uint8_t TcpState(std::uint8_t anchors);
   // TCP_CORK, TCP_NODELAY.  KeepOption: false if the kernel is to be told.
   bool KeepOption(int name, bool on);
+  // SO_SNDBUF has been set.
+  void BoundSends();
   bool KeptOption(int name, int* value);
 
   // --- What recvmsg tells beside the bytes (sock_ancillary.cc)
@@ -637,6 +639,7 @@ class Sock final : public SockLayout {
   bool BackToPlain();
   bool StuckOnStash();
   void TakeOptions();
+  void BoundSendsLatched();  // the tx latch held
   void PushOptions();
 
   // --- Its end (sock_close.cc)

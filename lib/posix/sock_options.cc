@@ -6,12 +6,15 @@
 // for an acknowledgement that the peer delays (40 ms), nor behind a cork (200
 // ms).
 
+#include <linux/tcp.h>
 #include <netinet/in.h>
-#include <netinet/tcp.h>
+#include <sys/socket.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstddef>
+#include <cstdint>
 
 #include "lib/posix/signals.h"
 #include "lib/posix/sock.h"
@@ -76,6 +79,42 @@ void Sock::TakeOptions() {
               sizeof flowing);
     kept_options_ = static_cast<std::uint8_t>(
         (kept_options_ & ~Value(i)) | Kept(i) | (value != 0 ? Value(i) : 0u));
+  }
+  errno = saved;
+}
+
+void Sock::BoundSends() {
+  Critical critical;
+  tx_latch.lock();
+  BoundSendsLatched();
+  // (Who sleeps for room may have some now.)
+  if (lane_ != nullptr) lane_->WakeLocal();
+  tx_latch.unlock();
+}
+
+// What TCP would take of a program that has set its SO_SNDBUF: that (twice what
+// it has asked for, as the kernel has it), and what the peer's buffer has room
+// for.  Else the kernel's grows as needed, and so a lane's ring is no more.
+void Sock::BoundSendsLatched() {
+  if (lane_ == nullptr || !lane_is_shm_) return;
+  const int saved = errno;
+  constexpr int kBufLock = 72;    // SO_BUF_LOCK; since Linux 5.14
+  constexpr int kSendLocked = 1;  // SOCK_SNDBUF_LOCK
+  int locked = 0;
+  int bytes = 0;
+  socklen_t size = sizeof locked;
+  tcp_info info{};
+  socklen_t info_size = sizeof info;
+  if (::syscall(SYS_getsockopt, fd(), SOL_SOCKET, kBufLock, &locked, &size) ==
+          0 &&
+      (locked & kSendLocked) != 0 && (size = sizeof bytes) != 0 &&
+      ::syscall(SYS_getsockopt, fd(), SOL_SOCKET, SO_SNDBUF, &bytes, &size) ==
+          0 &&
+      ::syscall(SYS_getsockopt, fd(), IPPROTO_TCP, TCP_INFO, &info,
+                &info_size) == 0 &&
+      info_size >=
+          offsetof(tcp_info, tcpi_snd_wnd) + sizeof info.tcpi_snd_wnd) {
+    lane_->BoundUnread(static_cast<std::uint64_t>(bytes) + info.tcpi_snd_wnd);
   }
   errno = saved;
 }

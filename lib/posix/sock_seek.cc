@@ -375,6 +375,7 @@ void Sock::LaneOpen(std::unique_ptr<lane::Lane> lane, std::uint32_t epoch,
     ListRemote();
   }
   source_.store(lane_->source(), std::memory_order_release);
+  BoundSendsLatched();
   // During the switch the conductor takes the control messages.
   TellLane(lane::kNotifyRxPoller | lane::kNotifyRxBits | lane::kNotifyTxPoller,
            0);

@@ -11,7 +11,8 @@ std::uint32_t Tx::ExtendLast(std::size_t want) {
   std::uint32_t room = geometry_.record_max - last.length;
   room = std::min(room, geometry_.bytes - last.offset - last.length);
   room = std::min(room, FreeBytes());
-  const auto n = static_cast<std::uint32_t>(std::min<std::size_t>(room, want));
+  const auto n = static_cast<std::uint32_t>(
+      std::min({std::uint64_t{room}, std::uint64_t{want}, Allowed()}));
   if (n == 0) return 0;
   last.length += n;
   posted_ += n;
@@ -33,9 +34,10 @@ std::size_t Tx::Writable() const {
   if (outstanding() >= limit) return 0;
   const std::uint32_t free = FreeBytes();
   if (free < kMinRoom) return 0;
+  if (bounded() && Allowed() < LeastAllowed()) return 0;
   const std::uint64_t most =
       (limit - outstanding()) * std::uint64_t{geometry_.record_max};
-  return free < most ? free : most;
+  return std::min({std::uint64_t{free}, most, Allowed()});
 }
 
 Piece Tx::Find(std::uint64_t from) const {

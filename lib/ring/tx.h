@@ -74,6 +74,10 @@ class Tx {
   Placement ReserveData(std::size_t want) {
     const std::uint64_t outstanding = sent_ - credited_;
     if (want == 0 || outstanding >= slots_ - kCtlSlots) return {};
+    if (want > Allowed()) [[unlikely]] {
+      want = Allowed();
+      if (want < LeastAllowed()) return {};
+    }
     Placement place{sent_, 0, 0, {Kind::kData, 0, 0}};
     if (want <= geometry_.inline_max) {
       place.length = static_cast<std::uint32_t>(want);
@@ -114,7 +118,7 @@ class Tx {
   // Whether ReserveData(want) would take all of it, and leave half of the ring,
   // or all else is credited.
   bool Fits(std::size_t want) const {
-    return want <= geometry_.record_max &&
+    return want <= geometry_.record_max && want <= Allowed() &&
            (sent_ == credited_ || (used_ + want <= geometry_.bytes / 2 &&
                                    offset_ + want <= geometry_.bytes));
   }
@@ -155,6 +159,18 @@ class Tx {
   }
   // 0 and 1 in turn.
   std::uint8_t ring() const { return ring_; }
+
+  // Data bytes that may be outstanding, whatever there is room for; at least
+  // one message in a slot where nothing is.
+  void Bound(std::uint32_t bytes) { bound_ = bytes; }
+  void Unbound() { bound_ = kUnbounded; }
+  bool bounded() const { return bound_ != kUnbounded; }
+  std::uint64_t Allowed() const {
+    const std::uint64_t out = posted_ - acked_;
+    return out < bound_ ? bound_ - out : 0;
+  }
+  // Less is no room, as with kMinRoom.
+  std::uint64_t LeastAllowed() const { return bound_ / 4 + 1; }
   bool OldCredited() const { return credited_ >= switched_at_; }
 
   // Takes the next message for a control message of `length` bytes, inline.
@@ -231,6 +247,8 @@ class Tx {
   Sent* const table_;  // by slot
   const std::uint32_t slots_;
   std::uint32_t offset_ = 0;  // of the next message in the byte ring
+  static constexpr std::uint32_t kUnbounded = ~0u;
+  std::uint32_t bound_ = kUnbounded;
   std::uint8_t ring_ = 0;
   bool fresh_ = false;  // nothing has been sent in this ring
   Geometry geometry_;

@@ -38,6 +38,67 @@ void BothWrite(int fd) {
 
 Case both_write("both_write", BothWrite, BothWrite);
 
+char Letter(std::size_t at) { return static_cast<char>(at % 251); }
+
+// A program that has set its SO_SNDBUF is not given the room of a ring: what
+// may lie unread is about that, and what the receiver's buffer holds.
+Case small_send_buffer(
+    "small_send_buffer",
+    [](int fd) {
+      Barrier();
+      Barrier();
+      std::size_t got = 0;
+      std::vector<char> some(3000);
+      // (In parts, with others behind them: each makes room.)
+      for (ssize_t n = 1; n > 0; got += static_cast<std::size_t>(n)) {
+        n = ::recv(fd, some.data(), some.size(), 0);
+        CHECK_THAT(n >= 0);
+        for (ssize_t i = 0; i < n; ++i) {
+          CHECK_THAT(some[i] == Letter(got + static_cast<std::size_t>(i)));
+        }
+      }
+      Log("all %d", got > 2'000'000);
+    },
+    [](int fd) {
+      const int size = 4096;
+      CHECK_THAT(::setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &size, sizeof size) ==
+                 0);
+      Barrier();
+      std::size_t sent = 0;
+      std::vector<char> some(2000);
+      const auto send = [&](int flags) {
+        for (std::size_t i = 0; i < some.size(); ++i) {
+          some[i] = Letter(sent + i);
+        }
+        const ssize_t n = ::send(fd, some.data(), some.size(), flags);
+        if (n > 0) sent += static_cast<std::size_t>(n);
+        return n;
+      };
+      while (send(MSG_DONTWAIT) > 0) {
+      }
+      Log("no more than the buffers %d", sent < 100'000);
+      pollfd one{fd, POLLOUT, 0};
+      Log("writable %d", ::poll(&one, 1, 0));
+      Barrier();
+      // By each way to wait for room.
+      while (sent < 700'000) CHECK_THAT(send(0) > 0);
+      while (sent < 1'400'000) {
+        CHECK_THAT(::poll(&one, 1, -1) == 1);
+        (void)send(MSG_DONTWAIT);
+      }
+      const int set = ::epoll_create1(0);
+      epoll_event event{};
+      event.events = EPOLLOUT | EPOLLET;
+      CHECK_THAT(::epoll_ctl(set, EPOLL_CTL_ADD, fd, &event) == 0);
+      while (sent < 2'100'000) {
+        CHECK_THAT(::epoll_wait(set, &event, 1, -1) == 1);
+        while (send(MSG_DONTWAIT) > 0) {
+        }
+      }
+      ::close(set);
+      CHECK_THAT(::shutdown(fd, SHUT_WR) == 0);
+    });
+
 // The reader takes a little of a full ring, too little to wake the writer for,
 // and then no more before all is written: TCP has room for that.
 Case reader_pauses(

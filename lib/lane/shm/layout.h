@@ -73,6 +73,7 @@ enum : std::uint32_t {
   kRxSleeper = 1,  // a thread of this side sleeps, or is about to, on futex rx
   kTxSleeper = 2,  // ... on futex tx
   kStarved = 4,    // this side's sender found no room
+  kBounded = 8,    // ... and may not fill the ring: a little is much to it
 };
 
 // What one side tells the other about a stream; written by that side, but for

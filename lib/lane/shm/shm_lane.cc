@@ -120,7 +120,8 @@ void ShmLane::TakeCredit(std::uint64_t credit) {
   // line alone; it keeps asking for a wake-up that costs nothing while nobody
   // sleeps.
   if (starved_ && tx_.FreeBytes() >= tx_.ring_bytes() / 2 &&
-      tx_.outstanding() <= kSlots / 2) {
+      tx_.outstanding() <= kSlots / 2 &&
+      (!tx_.bounded() || tx_.Allowed() >= 2 * tx_.LeastAllowed())) {
     starved_ = false;
     own().sleepers.fetch_and(~kStarved, std::memory_order_relaxed);
   }
@@ -134,6 +135,28 @@ void ShmLane::SetStarved() {
   // credit, fences, loads starved: either we see the credit, or it sees that we
   // starve and notifies.
   FullFence();
+  // One that is bounded has no room although hardly anything may be due for
+  // credit, which Taken's argument counts on: `reached` stored -> starved
+  // loaded, without a fence there, and here starved stored -> heavy fence ->
+  // `reached` loaded.  So either we see how far it has come, or it sees that we
+  // starve, and tells when it has taken the rest.
+  if (tx_.bounded()) {
+    base::HeavyFenceProcesses();
+    TakeCredit(
+        hot_->reached[1 - side_].messages.load(std::memory_order_acquire));
+  }
+}
+
+// Only where the ring holds far more.  (A slower way, with more wake-ups, pays
+// for nothing but this.)
+void ShmLane::BoundUnread(std::uint64_t bytes) {
+  if (bytes > tx_.ring_bytes() / 2) {
+    tx_.Unbound();
+    return;
+  }
+  tx_.Bound(
+      static_cast<std::uint32_t>(std::max<std::uint64_t>(bytes, kInlineMax)));
+  own().sleepers.fetch_or(kBounded, std::memory_order_relaxed);
 }
 
 ring::Placement ShmLane::Reserve(std::size_t want) {
@@ -200,7 +223,9 @@ std::size_t ShmLane::PostBehind(const void* from, std::size_t length,
                                 std::uint64_t heard) {
   if (heard > tx_.credited()) TakeCredit(heard);
   static_assert(kSlots / 4 <= kSlots - ring::kCtlSlots);
-  if (starved_ || tx_.outstanding() >= kSlots / 4) return 0;
+  if (starved_ || tx_.outstanding() >= kSlots / 4 || length > tx_.Allowed()) {
+    return 0;
+  }
   const auto bytes = static_cast<std::uint32_t>(length);
   const std::uint64_t number = tx_.ReserveInline(bytes);
   Slot& slot = TxSlot(number);
@@ -344,7 +369,7 @@ void ShmLane::PublishCredit() {
       peer().sleepers.load(std::memory_order_relaxed);
   if ((sleepers & (kStarved | kTxSleeper)) == 0) return;
   if (unnotified_bytes_ < rx_.ring_bytes() / 4 &&
-      unnotified_slots_ < kWakeSlots) {
+      unnotified_slots_ < kWakeSlots && (sleepers & kBounded) == 0) {
     // Not yet worth a wake-up, if there is more to take: then this comes again.
     std::uint32_t imm;
     if (rx_.active() || Landed(&rx_, &imm)) return;

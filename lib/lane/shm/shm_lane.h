@@ -34,6 +34,7 @@ class ShmLane final : public Lane {
   bool PostCtl(const void* message, std::size_t length) override;
   std::size_t Writable() override;
   std::uint64_t Posted() const override { return tx_.posted(); }
+  void BoundUnread(std::uint64_t bytes) override;
   std::uint64_t Acked() override;
   Credits credits() const override;
   std::size_t CopyUnacked(std::uint64_t from, void* to,
@@ -351,10 +352,11 @@ inline void ShmLane::Taken(bool due) {
   // begun to wait.  Then it read, after that, a credit that leaves less than
   // what makes credit due, so it has room; or an older one, and the
   // PublishCredit() that it missed saw it waiting, and so do the loads since.
-  if ((peer().sleepers.load(std::memory_order_relaxed) &
-       (kStarved | kTxSleeper)) != 0) {
+  const std::uint32_t sleepers =
+      peer().sleepers.load(std::memory_order_relaxed);
+  if ((sleepers & (kStarved | kTxSleeper)) != 0) {
     std::uint32_t imm;
-    if (!Landed(&rx_, &imm)) PublishCredit();
+    if ((sleepers & kBounded) != 0 || !Landed(&rx_, &imm)) PublishCredit();
   }
 }
 
