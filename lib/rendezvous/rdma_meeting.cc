@@ -228,7 +228,7 @@ void RdmaMeeting::OnConnecting(const CmEvent& event) {
   rdma_cm_id* id = connection_->id();
   switch (event.type) {
     case RDMA_CM_EVENT_ADDR_RESOLVED:
-      if (verbs::calls.rdma_resolve_route(id, kResolveMs) != 0) {
+      if (!verbs::ResolveRoute(id, kResolveMs)) {
         return Fail(base::Reason::kNoRoute, false);
       }
       return;
