@@ -76,8 +76,13 @@ int Accepted(int listener, int fd, const sockaddr_storage& peer,
 }  // namespace
 
 int socket(int domain, int type, int protocol) {
+  // (As epoll_create1: librdmacm keeps its connection to ibacm for good.)
+  if (base::tls_internal) {
+    return base::OpenHighForParent(
+        [&] { return ::syscall(SYS_socket, domain, type, protocol); });
+  }
   const int fd = real::socket(domain, type, protocol);
-  if (fd < 0 || base::tls_internal) return fd;
+  if (fd < 0) return fd;
   Evict(fd);
   if (!Inet(domain) || (type & 0xf) != SOCK_STREAM ||
       (protocol != 0 && protocol != IPPROTO_TCP) || InBorrowedMemory()) {

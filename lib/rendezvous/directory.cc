@@ -1,6 +1,8 @@
 #include "lib/rendezvous/directory.h"
 
 #include <netinet/in.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <chrono>
@@ -264,7 +266,8 @@ void Directory::OnIdle() {
 
 bool Directory::TryJoin() {
   base::UniqueFd fd(base::OpenHigh([&] {
-    return ::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    return ::syscall(SYS_socket, AF_UNIX,
+                     SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
   }));
   sockaddr_un name;
   const socklen_t length = Name(&name);

@@ -1,5 +1,8 @@
 #include "lib/rendezvous/name_listener.h"
 
+#include <sys/syscall.h>
+#include <unistd.h>
+
 #include <cerrno>
 #include <chrono>
 #include <utility>
@@ -22,7 +25,8 @@ std::shared_ptr<NameListener> NameListener::Make(Core* core,
                                                  socklen_t length, int backlog,
                                                  Visitor visitor) {
   base::UniqueFd fd(base::OpenHigh([&] {
-    return ::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    return ::syscall(SYS_socket, AF_UNIX,
+                     SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
   }));
   if (!fd.ok() ||
       ::bind(fd.get(), reinterpret_cast<const sockaddr*>(&name), length) != 0 ||

@@ -1,6 +1,8 @@
 #include "lib/rendezvous/probe.h"
 
 #include <netinet/in.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <utility>
@@ -37,8 +39,8 @@ void Probe::Retire() {
 bool Probe::Start(const sockaddr_storage& local, const sockaddr_storage& peer,
                   std::function<void(int)> done) {
   fd_.reset(base::OpenHigh([&] {
-    return ::socket(peer.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK,
-                    0);
+    return ::syscall(SYS_socket, peer.ss_family,
+                     SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
   }));
   if (!fd_.ok()) return false;
   if (::bind(fd_.get(), reinterpret_cast<const sockaddr*>(&local),

@@ -28,6 +28,9 @@ constexpr milliseconds kFirstPause{10};
 constexpr milliseconds kPlainLimit{1010};
 // A handshake in a black hole: rdma_cm itself would go on for a minute.
 constexpr milliseconds kConnectLimit{3000};
+// A REQ or REP that was lost: rdma_cm would send it again after four seconds.
+// So what a host that answers does not within this time is asked once more.
+constexpr milliseconds kAnswerLimit{1000};
 constexpr milliseconds kAcceptLimit{3000};
 // As on the shm lane.
 constexpr milliseconds kAdoptLimit{2000};
@@ -171,6 +174,7 @@ void RdmaMeeting::TakePlace() {
 // Port 0: where the peer's directory is.
 void RdmaMeeting::Connect(std::uint16_t port) {
   state_ = State::kConnecting;
+  asks_again_ = false;
   StartTimer(kConnectLimit);
   if (connection_ != nullptr) turn_ = connection_->TakeTurn();
   LeaveConnection();
@@ -184,6 +188,12 @@ void RdmaMeeting::Connect(std::uint16_t port) {
     return Fail(VerbsReason(error), false);
   }
   port_ = port != 0 ? port : Rdma::ServicePort(id->verbs, peer_port_);
+  // (TCP, beneath iWARP, does that by itself.)
+  if (!asked_again_ && !ConnectBlocks(id->verbs) &&
+      core_->silent.Answers(peer_, peer_port_)) {
+    asks_again_ = true;
+    StartTimer(kAnswerLimit);
+  }
   SetAckTimeout(id.get());
   SetTrafficClass(id.get(), session_->seeker()->TrafficClass(IsMapped(local_)));
   rdma_cm_id* raw = id.get();
@@ -228,7 +238,7 @@ void RdmaMeeting::OnConnecting(const CmEvent& event) {
   rdma_cm_id* id = connection_->id();
   switch (event.type) {
     case RDMA_CM_EVENT_ADDR_RESOLVED:
-      if (verbs::calls.rdma_resolve_route(id, kResolveMs) != 0) {
+      if (!verbs::ResolveRoute(id, kResolveMs)) {
         return Fail(base::Reason::kNoRoute, false);
       }
       return;
@@ -246,6 +256,14 @@ void RdmaMeeting::OnConnecting(const CmEvent& event) {
     default:
       return Fail(base::Reason::kRdmaError, false);
   }
+}
+
+void RdmaMeeting::AskAgain() {
+  asked_again_ = true;
+  redirected_ = false;
+  // The other end may have heard of this one's end, and look anew.
+  give_up_ += kAnswerLimit;
+  Connect(0);
 }
 
 void RdmaMeeting::NoAnswer(base::Reason why) {
@@ -548,6 +566,7 @@ void RdmaMeeting::OnTimer() {
     case State::kPausing:
       return Queue();
     case State::kConnecting:
+      if (asks_again_) return AskAgain();
       return NoAnswer(base::Reason::kRdmaTimeout);
     case State::kQueued:
       return Fail(base::Reason::kTimeout, false);

@@ -63,6 +63,7 @@ class RdmaMeeting : public std::enable_shared_from_this<RdmaMeeting> {
   void TakePlace();
   void Connect(std::uint16_t port);
   void TryAgain(base::Reason if_late);
+  void AskAgain();
   void NoAnswer(base::Reason why);
   void Answered();
   void LeaveConnection();
@@ -103,6 +104,8 @@ class RdmaMeeting : public std::enable_shared_from_this<RdmaMeeting> {
   bool turn_ = false;   // to connect, and not yet the connection's
   bool place_ = false;  // of the stream's limit of lanes
   bool redirected_ = false;
+  bool asks_again_ = false;  // where nothing is heard
+  bool asked_again_ = false;
   std::uint32_t epoch_ = 0;
   stream::Nonce peers_{};
   bool adopted_ = false;

@@ -1,6 +1,7 @@
 #include "lib/rendezvous/session.h"
 
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -237,7 +238,8 @@ void Session::OfferEnded(bool known, base::Reason reason) {
 
 void Session::TryName() {
   base::UniqueFd fd(base::OpenHigh([&] {
-    return ::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    return ::syscall(SYS_socket, AF_UNIX,
+                     SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
   }));
   if (!fd.ok()) return Fail(ErrnoReason(errno), false);
   sockaddr_un name;

@@ -32,10 +32,17 @@ class Silent : private Recent {
   }
   void Answered(const Address& host, std::uint16_t port) {
     until_.erase({host, port});
+    answering_.Note(host, port);
+  }
+  // Whether it has lately: then it is a packet that got lost.
+  bool Answers(const Address& host, std::uint16_t port) {
+    return answering_.Has(host, port);
   }
 
  private:
+  static constexpr std::uint64_t kAnswersFor = 60'000'000'000;
   const std::uint64_t try_ns_;
+  Recent answering_{kAnswersFor};
 };
 
 }  // namespace rcsock::rendezvous

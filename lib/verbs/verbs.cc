@@ -279,6 +279,13 @@ Id CreateId(rdma_event_channel* channel, void* context, Error* error) {
   return Id(id);
 }
 
+bool ResolveRoute(rdma_cm_id* id, int timeout_ms) {
+  base::InternalScope internal;
+  // But on iWARP the first one looks for ibacm, by a file and a socket.
+  const base::LibraryOpens opens;
+  return calls.rdma_resolve_route(id, timeout_ms) == 0;
+}
+
 void AdoptContext(ibv_context* context) {
   if (!base::IsInternalFd(context->cmd_fd)) {
     context->cmd_fd = base::RelocateHigh(context->cmd_fd);

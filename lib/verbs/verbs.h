@@ -65,6 +65,7 @@ Srq CreateSrq(ibv_pd* pd, std::uint32_t entries, std::uint32_t sge,
               Error* error);
 EventChannel CreateEventChannel(Error* error);
 Id CreateId(rdma_event_channel* channel, void* context, Error* error);
+bool ResolveRoute(rdma_cm_id* id, int timeout_ms);
 // Moves the descriptors of a context that librdmacm has opened (id->verbs) to
 // the top of the range, where they are not yet; the one of asynchronous events
 // becomes non-blocking.

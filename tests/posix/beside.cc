@@ -1,6 +1,7 @@
 // What one thread does beside another: it closes a connection while that one
 // forks, which may take a while, or an epoll set whose number that one has at
 // once.
+#include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
@@ -10,11 +11,13 @@
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <cstdio>
+#include <cstdlib>
 #include <thread>
 #include <vector>
 
@@ -473,6 +476,60 @@ Case onto_lowest(
       Log("nothing else was there");
     },
     {.warm = false, .connect = false, .seconds = 40});
+
+// librdmacm looks for ibacm once, and keeps the connection to it for good: it
+// must be at no number that the application sees, or can close.
+Case beside_ibacm(
+    "numbers_beside_ibacm",
+    [](int) {
+      const int fd = Accept(ListenAndTell());
+      Warm(fd);
+      Echo(fd, kMessages);
+      ::close(fd);
+    },
+    [](int) {
+      // (Where it is nobody else's: in a guest.)
+      const char* guest = std::getenv("IN_GUEST");
+      pid_t ibacm = -1;
+      if (guest != nullptr && *guest != '\0') {
+        sockaddr_un name{AF_UNIX, "/run/ibacm.sock"};
+        ::unlink(name.sun_path);
+        const int listener = ::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+        CHECK_THAT(::bind(listener, reinterpret_cast<sockaddr*>(&name),
+                          sizeof name) == 0);
+        CHECK_THAT(::listen(listener, 8) == 0);
+        ibacm = ::fork();
+        CHECK_THAT(ibacm >= 0);
+        if (ibacm == 0) {
+          ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+          for (;;) {
+            const int asks = ::accept(listener, nullptr, nullptr);
+            // Its messages are as long as they say; what is asked is unknown.
+            char message[640];
+            while (::recv(asks, message, sizeof message, 0) > 0) {
+              const char unknown[16] = {1, '\x81', 3, 0, 0, 0, 16};
+              if (::send(asks, unknown, sizeof unknown, MSG_NOSIGNAL) < 0)
+                break;
+            }
+            ::close(asks);
+          }
+        }
+        ::close(listener);
+      }
+      const int fd = Connect(HearPort());
+      const int lowest = ::dup(0);
+      CHECK_THAT(lowest >= 0 && ::close(lowest) == 0);
+      Warm(fd);
+      Call(fd, kMessages);
+      const int next = ::dup(0);
+      Log("the lowest that is free %s", next == lowest ? "still is" : "is not");
+      ::close(fd);
+      if (ibacm > 0) {
+        CHECK_THAT(::kill(ibacm, SIGKILL) == 0);
+        CHECK_THAT(::waitpid(ibacm, nullptr, 0) == ibacm);
+      }
+    },
+    {.warm = false, .connect = false});
 
 // --- A set whose number another one has at once
 

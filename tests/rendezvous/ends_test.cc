@@ -69,9 +69,14 @@ class FakeCm {
       g_fake->Say(id, RDMA_CM_EVENT_ROUTE_RESOLVED);
       return 0;
     };
-    // The peer never answers.
+    // The peer refuses so often, and then never answers.
     calls.rdma_connect = [](rdma_cm_id* id, rdma_conn_param*) {
-      g_fake->connecting_.store(id);
+      if (g_fake->connects_.fetch_add(1) < g_fake->refuses) {
+        constexpr int kNoListener = 8;
+        g_fake->Say(id, RDMA_CM_EVENT_REJECTED, kNoListener);
+      } else {
+        g_fake->connecting_.store(id);
+      }
       return 0;
     };
     calls.rdma_get_cm_event = [](rdma_event_channel* channel,
@@ -92,6 +97,8 @@ class FakeCm {
     calls.rdma_free_devices = [](ibv_context**) {};
   }
 
+  int refuses = 0;
+  int connects() const { return connects_.load(); }
   rdma_cm_id* connecting() const { return connecting_.load(); }
   int traffic_class() const { return traffic_class_.load(); }
   // Nobody waits where it is destroyed.
@@ -113,8 +120,9 @@ class FakeCm {
   }
 
  private:
-  void Say(rdma_cm_id* id, rdma_cm_event_type type) {
+  void Say(rdma_cm_id* id, rdma_cm_event_type type, int status = 0) {
     auto* event = new rdma_cm_event{};
+    event->status = status;
     event->id = id;
     event->event = type;
     {
@@ -143,6 +151,7 @@ class FakeCm {
   std::mutex mutex_;
   std::set<rdma_cm_id*> ids_;
   std::deque<rdma_cm_event*> events_;
+  std::atomic<int> connects_{0};
   std::atomic<rdma_cm_id*> connecting_{nullptr};
   std::atomic<int> traffic_class_{-1};
   std::atomic<bool> blocked_{false};
@@ -229,6 +238,37 @@ TEST(Ends, LaneHasTheTrafficClassOfItsStream) {
       cm.Forget();
       conductor->Cancel(c.get());
       Drain(conductor);
+    }
+    Conductor::Stop();
+  }));
+}
+
+// A packet of the handshake may be lost; a host that has never answered may be
+// without a device.
+TEST(Ends, HostThatAnswersIsAskedOnceMore) {
+  if (::geteuid() != 0) GTEST_SKIP() << "not root";
+  verbs::Error error;
+  if (!verbs::Load(&error)) GTEST_SKIP() << error.call;
+  ExpectSuccess(Spawn([] {
+    if (!PretendThatThereIsADevice()) {
+      std::fprintf(stderr, "skipped: no mount namespace can be had\n");
+      return;
+    }
+    ::setenv("RCSOCK_LANES", "rdma", 1);
+    base::LoadConfig();
+    FakeVerbs device({});
+    FakeCm cm(device.context());
+    cm.Release();
+    Conductor* conductor = GetConductor();
+    int before = 0;
+    for (const int refused : {0, 1}) {
+      cm.refuses = before + refused;
+      const TcpPair pair = MakeTcpPair();
+      auto c = ConnectorSeeker(pair.connector);
+      EXPECT_FALSE(c->Seek(conductor));
+      EXPECT_EQ(c->failed, base::Reason::kRdmaTimeout);
+      EXPECT_EQ(cm.connects() - before, refused == 0 ? 1 : 3);
+      before = cm.connects();
     }
     Conductor::Stop();
   }));

@@ -32,5 +32,15 @@ TEST(Silent, ThenOneAtATime) {
   EXPECT_TRUE(silent.MayTry(kHost, 80));
 }
 
+TEST(Silent, WhoHasAnsweredIsRemembered) {
+  Silent silent(kEver, kEver);
+  EXPECT_FALSE(silent.Answers(kHost, 80));
+  silent.Answered(kHost, 80);
+  silent.Note(kHost, 80);
+  EXPECT_TRUE(silent.Answers(kHost, 80));
+  EXPECT_FALSE(silent.Answers(kHost, 81));
+  EXPECT_FALSE(silent.Answers(kOther, 80));
+}
+
 }  // namespace
 }  // namespace rcsock::rendezvous
