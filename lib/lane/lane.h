@@ -169,6 +169,10 @@ class Lane {
   // Rule 11: from now on nothing that arrives is accepted; what had landed by
   // now stays readable (Read, CopyUnacked go on working).  Idempotent.
   virtual void Freeze() = 0;
+  // The peer's process is dead, and what it had put into the ring after Freeze
+  // is there: from now on that is readable too, as it is now (a peer that lives
+  // on adds nothing).  False: nothing outlives the peer here.
+  virtual bool Thaw() { return false; }
 
  protected:
   Lane() = default;

@@ -94,7 +94,11 @@ void Stream::FreezeLane(base::Reason reason) {
   const bool take = accept_ && !leave_;
   const bool keep =
       accept_ || (waiting_ != Waiting::kNothing && (broken_ & kNoLimbo) == 0);
+  left_known_ = keep;
+  left_taken_ = accept_;
   ByteQueue* to = take ? &stash_ : &limbo_;
+  // (Of a tie limbo_ has what was taken out of the ring before.)
+  left_at_ = accept_ ? InOff() : rx_x_ + limbo_.size();
   std::size_t room = lane_->RxRegion().length + kMaxTie;
   while (keep && !failed_) {
     std::size_t n = lane_->Readable();
@@ -111,6 +115,7 @@ void Stream::FreezeLane(base::Reason reason) {
     n = lane_->Read(&iov, 1, 0, n, !take);
     to->Commit(n);
     if (n == 0 || !take) break;
+    left_at_ += n;
     room -= n;
   }
   accept_ = false;

@@ -185,10 +185,60 @@ void Stream::OnTcpEnd(int error) {
                       (returns_ || InOff() == rx_x_);
   if (error != 0 || staged) return PeerDied(error);
   // An orderly half-close: we can still send.
+  if (MayHaveLeft()) TakeLeft();
+  if (failed_) return;
   eof_ = true;
   ahead_ = 0;
   Trigger(base::Reason::kShortLived);
   FreezeLane(base::Reason::kShortLived);
+}
+
+// A peer goes on writing to the ring until it has heard that the lane is left,
+// and may die before: what was behind the latch then is in memory that outlives
+// it.  (What has been taken from TCP behind that offset is the same bytes.)
+bool Stream::MayHaveLeft() const {
+  return lane_ != nullptr && frozen_ && left_known_ &&
+         (broken_ & kNoThaw) == 0 &&
+         (left_taken_ || (InOff() == rx_x_ && Trusted()));
+}
+
+// Everything else that is accepted lies in the stash, or has been read.
+void Stream::TakeLeft() {
+  if (!lane_->Thaw()) return;
+  std::size_t room = lane_->RxRegion().length + kMaxTie;  // (as FreezeLane)
+  for (;;) {
+    const lane::Head head = lane_->Peek();
+    const std::uint64_t have = rx_off() + stash_.size();
+    // (More is missing than the ring has: of what was read ahead, say.)
+    if (left_at_ > have) return;
+    if (head == lane::Head::kCtl) {
+      std::uint8_t bytes[lane::Lane::kCtlMax];
+      const std::size_t length = lane_->ReadCtl(bytes, sizeof bytes);
+      Ctl ctl;
+      if (left_taken_ && Decode(bytes, length, &ctl) && ctl.epoch == epoch_ &&
+          ctl.kind == CtlKind::kEnd && ctl.offset == have && left_at_ == have &&
+          !pfin_known_) {
+        pfin_known_ = true;
+        pfin_ = have;
+      }
+      return;
+    }
+    std::size_t n = head == lane::Head::kData ? lane_->Readable() : 0;
+    if (n == 0) return;
+    if (left_at_ < have) {
+      n = static_cast<std::size_t>(std::min<std::uint64_t>(n, have - left_at_));
+      n = lane_->Read(nullptr, 0, 0, n, false);
+    } else {
+      std::uint8_t* to = n <= room ? stash_.Reserve(n) : nullptr;
+      if (to == nullptr) return Fail(base::Reason::kProtocol);
+      const iovec iov{to, n};
+      n = lane_->Read(&iov, 1, 0, n, false);
+      stash_.Commit(n);
+      room -= n;
+    }
+    if (n == 0) return;
+    left_at_ += n;
+  }
 }
 
 void Stream::PeerDied(int error) {
@@ -200,11 +250,17 @@ void Stream::PeerDied(int error) {
   const bool never = error != 0 && raw_tx && rx_ == Rx::kRaw && !used_;
   FreezeLane(never ? base::Reason::kShortLived : base::Reason::kPeerGone);
   if (failed_) return;
+  const bool left = MayHaveLeft();
   if (!limbo_.empty() && (returns_ || InOff() == start) && Trusted()) {
     if (!stash_.Append(limbo_.data(), limbo_.size())) {
       return Fail(base::Reason::kNoMemory);
     }
   }
+  if (left) TakeLeft();
+  if (!failed_ && pfin_known_ && rx_off() + stash_.size() > pfin_) {
+    Fail(base::Reason::kProtocol);
+  }
+  if (failed_) return;
   eof_ = true;
   // TCP would say ECONNRESET if bytes of ours were left unread.  If none were,
   // the anchor's reset may only mean that the peer exited with a frame of ours

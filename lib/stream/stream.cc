@@ -57,7 +57,7 @@ void Stream::LaneUp(lane::Lane* lane, std::uint32_t epoch, const Nonce& mine,
   probe_stalled_ = 0;
   probe_out_ = probe_asked_ = false;
   frozen_ = settled_ = used_ = flip_ = got_sent_ = accept_ = false;
-  lane_down_seen_ = false;
+  lane_down_seen_ = left_known_ = false;
   waiting_ = Waiting::kNothing;
   x_ = rx_x_ = posted_base_ = 0;
   DropLimbo();
@@ -70,7 +70,7 @@ void Stream::LaneUp(lane::Lane* lane, std::uint32_t epoch, const Nonce& mine,
 
 void Stream::ReleaseLane() {
   lane_ = nullptr;
-  frozen_ = settled_ = accept_ = false;
+  frozen_ = settled_ = accept_ = left_known_ = false;
   Settle();
 }
 

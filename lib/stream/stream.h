@@ -291,6 +291,7 @@ class Stream {
     kTrustEarly = 256,
     kHideReturns = 512,
     kRepeatReturns = 1024,
+    kNoThaw = 2048,
   };
 
   // What S may have staged behind a PROPOSE that C ignores.
@@ -367,6 +368,8 @@ class Stream {
   void MaybeFinish();
   void OnTcpEnd(int error);
   void PeerDied(int error);
+  bool MayHaveLeft() const;
+  void TakeLeft();
   void Fail(base::Reason reason);
 
   void Emit(std::uint32_t changes) { changes_ |= changes; }
@@ -451,6 +454,12 @@ class Stream {
   ByteQueue limbo_;
   bool returns_ = false;
   std::size_t ahead_ = 0;
+  // When the lane was frozen it was known (left_known_) that what comes next in
+  // the ring is the byte left_at_ of the stream, and (left_taken_) that it is
+  // the application's.
+  bool left_known_ = false;
+  bool left_taken_ = false;
+  std::uint64_t left_at_ = 0;
   // Own bytes that the peer has handed back, to go before those from x_ on; how
   // many of them are still to come.
   ByteQueue back_;

@@ -162,6 +162,7 @@ TEST_F(ShmHostile, ScribblesOverAllOfIt) {
       UseEverything(*pair_, random);
       if (HasFatalFailure()) break;
       if (i == 350) pair_->end(0).Freeze();
+      if (i == 370) pair_->end(0).Thaw();
     }
     if (pair_->end(0).State() != base::Reason::kNone) ++dead;
     stop = true;
@@ -238,6 +239,39 @@ TEST_F(ShmHostile, WhatWasLatchedCannotBeTakenBack) {
   stream_.slot(0, 1).head = 0;
   EXPECT_EQ(pair_->end(0).Peek(), Head::kDead);
   EXPECT_EQ(pair_->end(0).State(), base::Reason::kProtocol);
+}
+
+// What comes behind the latch is checked as ever, and is what was there when
+// the lane was thawed.
+TEST_F(ShmHostile, AThawedLaneTakesWhatIsThereAndNoMore) {
+  Lane& lane = pair_->end(0);
+  iovec iov{const_cast<char*>("abc"), 3};
+  EXPECT_FALSE(lane.Thaw());
+  pair_->end(1).Post(&iov, 1, 0, 3);
+  lane.Freeze();
+  pair_->end(1).Post(&iov, 1, 0, 3);
+  pair_->end(1).Post(&iov, 1, 0, 2);
+  EXPECT_EQ(lane.Readable(), 3u);
+  EXPECT_TRUE(lane.Thaw());
+  EXPECT_EQ(lane.Readable(), 8u);
+  pair_->end(1).Post(&iov, 1, 0, 3);
+  EXPECT_EQ(lane.Readable(), 8u);
+  char got[100];
+  iovec to{got, sizeof(got)};
+  EXPECT_EQ(lane.Read(&to, 1, 0, sizeof(got), false), 8u);
+  EXPECT_EQ(lane.Read(&to, 1, 0, sizeof(got), false), 0u);
+  // A peer that is not dead at all, and lies.
+  EXPECT_TRUE(lane.Thaw());
+  EXPECT_EQ(lane.Readable(), 3u);
+  pair_->end(1).Post(&iov, 1, 0, 3);
+  stream_.slot(4, 1).head =
+      std::uint64_t{5} << 32 |
+      ring::Encode({ring::Kind::kData, 0, shm::kRecordMax + 1});
+  EXPECT_TRUE(lane.Thaw());
+  EXPECT_EQ(lane.Read(&to, 1, 0, sizeof(got), false), 3u);
+  EXPECT_EQ(lane.State(), base::Reason::kProtocol);
+  EXPECT_FALSE(lane.Thaw());
+  EXPECT_EQ(lane.Peek(), Head::kDead);
 }
 
 TEST_F(ShmHostile, AllBitsSetYieldOnlyWhatIsOpen) {

@@ -1,9 +1,12 @@
 // Processes that are killed: what they have written arrives.
+#include <dirent.h>
+#include <fcntl.h>
 #include <linux/sockios.h>
 #include <poll.h>
 #include <signal.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
+#include <sys/ptrace.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -11,6 +14,8 @@
 #include <atomic>
 #include <cerrno>
 #include <cstdint>
+#include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <vector>
 
@@ -307,6 +312,85 @@ Case kills_in_switch(
 Case kills_with_unread(
     "killed_with_unread_in_the_switch", [](int) { KillRounds(true, true); },
     [](int) { KillRounds(false, true); },
+    {.warm = false, .connect = false, .seconds = 60});
+
+// The survivor leaves the lane of its own will, and the victim does not hear of
+// it any more: all its threads but the one that writes stand still.
+std::vector<pid_t> StopOthers(pid_t process) {
+  std::vector<pid_t> stopped;
+  char path[64];
+  std::snprintf(path, sizeof path, "/proc/%d/task", process);
+  DIR* const tasks = ::opendir(path);
+  CHECK_THAT(tasks != nullptr);
+  while (const dirent* task = ::readdir(tasks)) {
+    const pid_t thread = std::atoi(task->d_name);
+    if (thread == 0 || thread == process) continue;
+    CHECK_THAT(::ptrace(PTRACE_SEIZE, thread, nullptr, nullptr) == 0);
+    CHECK_THAT(::ptrace(PTRACE_INTERRUPT, thread, nullptr, nullptr) == 0);
+    CHECK_THAT(::waitpid(thread, nullptr, __WALL) == thread);
+    stopped.push_back(thread);
+  }
+  ::closedir(tasks);
+  return stopped;
+}
+
+constexpr std::size_t kBefore = 1000;  // unread when the lane is left
+// What the ring has room for, in bytes and messages.
+constexpr std::size_t kBehind = 100'000;
+constexpr std::size_t kPiece = 1000;
+
+void KillBehindDemotion(bool connects) {
+  int port;
+  const int listener = Listen(&port);
+  int go[2];
+  int wrote[2];
+  CHECK_THAT(::pipe(go) == 0 && ::pipe(wrote) == 0);
+  const pid_t victim = ::fork();
+  CHECK_THAT(victim >= 0);
+  const bool child = victim == 0;
+  const int fd = child == connects ? Connect(port) : Accept(listener);
+  ::close(listener);
+  WarmAs(fd, connects == child);
+  std::vector<char> bytes(kBefore + kBehind);
+  Pattern(1, 0, bytes.data(), bytes.size());
+  if (child) {
+    char word;
+    SendAll(fd, bytes.data(), kBefore);
+    ::write(wrote[1], "w", 1);
+    CHECK_THAT(::read(go[0], &word, 1) == 1);
+    for (std::size_t at = kBefore; at < bytes.size(); at += kPiece) {
+      SendAll(fd, bytes.data() + at, kPiece);
+    }
+    ::write(wrote[1], "w", 1);
+    for (;;) ::pause();
+  }
+  char word;
+  CHECK_THAT(::read(wrote[0], &word, 1) == 1);
+  // (Within a switch they are needed by the one that writes.)
+  std::vector<pid_t> stopped;
+  const char* const warm = std::getenv("PAIR_WARM");
+  if (warm != nullptr && std::strcmp(warm, "lane") == 0) {
+    stopped = StopOthers(victim);
+  }
+  // (It waits a while for the peer, and gives up.)
+  const int flags = ::fcntl(fd, F_GETFL);
+  CHECK_THAT(::fcntl(fd, F_SETFL, flags | O_ASYNC) == 0);
+  std::vector<char> got(bytes.size());
+  RecvAll(fd, got.data(), kBefore / 2);
+  ::write(go[1], "g", 1);
+  CHECK_THAT(::read(wrote[0], &word, 1) == 1);
+  CHECK_THAT(::kill(victim, SIGKILL) == 0);
+  for (const pid_t thread : stopped) ::waitpid(thread, nullptr, __WALL);
+  CHECK_THAT(::waitpid(victim, nullptr, 0) == victim);
+  RecvAll(fd, got.data() + kBefore / 2, bytes.size() - kBefore / 2);
+  CHECK_THAT(got == bytes);
+  LogDrain(fd);
+  ::close(fd);
+}
+
+Case kills_behind(
+    "killed_behind_a_demotion", [](int) { KillBehindDemotion(true); },
+    [](int) { KillBehindDemotion(false); },
     {.warm = false, .connect = false, .seconds = 60});
 
 }  // namespace

@@ -17,8 +17,9 @@ struct Bounds {
   int demotions = 1;
   int deaths = 1;  // of the lane, per epoch
   bool ack_lag = false;
-  bool leave = false;  // demotions leave unread bytes to the peer
-  bool early = false;  // ... and come at any step of the switch
+  bool leave = false;     // demotions leave unread bytes to the peer
+  bool early = false;     // ... and come at any step of the switch
+  bool outlives = false;  // the ring is there behind a freeze: shared memory
   bool shutdowns = true;
   bool closes = false;  // an application closes; then it reads no more
   bool greedy = false;  // the application reads at once
@@ -121,6 +122,7 @@ struct World {
     tcp.units = true;
     tcp.budget[0] = tcp.budget[1] = 0;
     link.auto_credit = b->stranger_of < 0;
+    link.outlives = b->outlives;
     for (Stream& s : stream) {
       s.Adopt(0, 0);
       StreamTestAccess::Break(&s, b->broken);
@@ -462,18 +464,19 @@ struct World {
     App& a = app[i];
     // Bytes in shared memory or in the kernel outlive the process; those that a
     // demotion holds on the heap do not.
-    const bool kept = !lossy && !dead_lane &&
-                      StreamTestAccess::Queued(s) == 0 &&
-                      StreamTestAccess::Held(s) == 0 &&
-                      (s.tx() == Tx::kRaw || (StreamTestAccess::HasLane(t) &&
-                                              !StreamTestAccess::Frozen(t) &&
-                                              !StreamTestAccess::Frozen(s)));
+    const bool kept =
+        !lossy && !dead_lane && StreamTestAccess::Queued(s) == 0 &&
+        StreamTestAccess::Held(s) == 0 &&
+        (s.tx() == Tx::kRaw ||
+         (StreamTestAccess::HasLane(t) &&
+          (bounds->outlives ||
+           (!StreamTestAccess::Frozen(t) && !StreamTestAccess::Frozen(s)))));
     // ... and a survivor that is itself dead owes nothing.
     a.must_deliver = kept ? a.written : 0;
     a.alive = false;
     if (lossy) {
       link.ring[i].DropInFlight();
-    } else if (!link.frozen[1 - i]) {
+    } else if (bounds->outlives || !link.frozen[1 - i]) {
       link.ring[i].LandAll();
     }
     link.ring[1 - i].DropInFlight();

@@ -72,6 +72,28 @@ TEST(ExplorerTest, CloseBehindADemotionThatLeavesUnreadBytes) {
   Check(bounds);
 }
 
+// What a peer writes before it has heard that the lane is left outlives it in
+// shared memory.
+Bounds Outlives(bool leave, bool early, bool shutdowns) {
+  Bounds bounds = Of(shutdowns ? 1 : 2, 1, 1, 1, 0, shutdowns);
+  bounds.outlives = true;
+  bounds.leave = leave;
+  bounds.early = early;
+  return bounds;
+}
+
+TEST(ExplorerTest, KilledBehindADemotion) {
+  Check(Outlives(false, false, false));
+  Check(Outlives(true, false, false));
+  Check(Outlives(false, false, true));
+}
+
+TEST(ExplorerTest, KilledBehindAnEarlyDemotion) {
+  Check(Outlives(false, true, false));
+  Check(Outlives(true, true, false));
+  Check(Outlives(true, true, true));
+}
+
 TEST(ExplorerTest, LateCreditAtTheEnd) {
   Bounds bounds = Of(1, 1, 0, 1, 1, true);
   bounds.ack_lag = true;
@@ -147,6 +169,10 @@ TEST_P(BrokenRuleTest, IsFound) {
     bounds = Stranger(0);
     bounds.broken = GetParam();
   }
+  if (GetParam() == 2048) {
+    bounds = Outlives(false, false, false);
+    bounds.broken = 2048;
+  }
   Result result = Explore(bounds, false);
   EXPECT_NE(result.error, nullptr) << "after " << result.states << " states";
   if (result.error != nullptr) {
@@ -164,7 +190,8 @@ INSTANTIATE_TEST_SUITE_P(
                     128 /* what is handed back is sent again */,
                     256 /* 19: a stranger's words are not the last ones */,
                     512 /* what was shown stays shown */,
-                    1024 /* ... and is dropped when it comes again */));
+                    1024 /* ... and is dropped when it comes again */,
+                    2048 /* 18: behind the freeze */));
 
 }  // namespace
 }  // namespace rcsock::stream

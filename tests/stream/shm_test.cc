@@ -48,25 +48,53 @@ class ShmTest : public testing::Test {
   }
   std::uint64_t Below(std::uint64_t n) { return (tcp_.Random() >> 11) % n; }
 
-  void Step(int i, bool write) {
-    Stream& s = stream_[i];
-    std::vector<std::uint8_t> bytes(1 + Below(Below(3) == 0 ? 100000 : 200));
+  std::vector<std::uint8_t> Some() {
+    return std::vector<std::uint8_t>(1 + Below(Below(3) == 0 ? 100000 : 200));
+  }
+  void Write(int i) {
+    std::vector<std::uint8_t> bytes = Some();
     iovec iov{bytes.data(), bytes.size()};
-    if (write) {
-      for (std::size_t k = 0; k < bytes.size(); ++k) {
-        bytes[k] = ByteOf(i, written_[i] + k);
-      }
-      ssize_t n = s.Write(&iov, 1, bytes.size());
-      if (n > 0) written_[i] += static_cast<std::uint64_t>(n);
-      ASSERT_TRUE(n > 0 || n == -EAGAIN) << n;
+    for (std::size_t k = 0; k < bytes.size(); ++k) {
+      bytes[k] = ByteOf(i, written_[i] + k);
     }
-    ssize_t n = s.Read(&iov, 1, bytes.size(), false);
+    const ssize_t n = stream_[i].Write(&iov, 1, bytes.size());
+    if (n > 0) written_[i] += static_cast<std::uint64_t>(n);
     ASSERT_TRUE(n > 0 || n == -EAGAIN) << n;
+  }
+  ssize_t Read(int i) {
+    std::vector<std::uint8_t> bytes = Some();
+    iovec iov{bytes.data(), bytes.size()};
+    const ssize_t n = stream_[i].Read(&iov, 1, bytes.size(), false);
     for (ssize_t k = 0; k < n; ++k) {
-      ASSERT_EQ(bytes[k], ByteOf(1 - i, read_[i] + k))
-          << "byte " << read_[i] + k;
+      if (bytes[k] == ByteOf(1 - i, read_[i] + k)) continue;
+      ADD_FAILURE() << "byte " << read_[i] + k;
+      break;
     }
     if (n > 0) read_[i] += static_cast<std::uint64_t>(n);
+    return n;
+  }
+  // New memory and new streams.
+  void StartOver() {
+    for (int i = 0; i < 2; ++i) {
+      stream_[i].~Stream();
+      new (&stream_[i]) Stream(i == 0 ? Role::kConnector : Role::kAcceptor,
+                               &anchor_[i], Limits{});
+      lane_[i].reset();
+      written_[i] = read_[i] = 0;
+      waited_[i] = 0;
+    }
+    const std::uint64_t rng = tcp_.rng;
+    tcp_ = SimTcp();
+    SetUp();
+    tcp_.rng = rng;
+  }
+
+  void Step(int i, bool write) {
+    Stream& s = stream_[i];
+    if (write) Write(i);
+    if (HasFatalFailure()) return;
+    const ssize_t n = Read(i);
+    ASSERT_TRUE(n > 0 || n == -EAGAIN) << n;
     if (Below(3) == 0 || !write) s.Progress();
     // The owner's timer T: it alone resolves a proposal whose answer was lost.
     if (++waited_[i] == 2000 || s.tx() == Tx::kRaw || s.tx() == Tx::kLane) {
@@ -115,6 +143,42 @@ TEST_F(ShmTest, BulkBothWaysThroughManyEpochs) {
   EXPECT_GT(promotions_, 10);
   std::printf("%u epochs, %d promotions, %llu bytes\n", epoch_, promotions_,
               static_cast<unsigned long long>(read_[0] + read_[1]));
+}
+
+// An end leaves its lane, and the peer writes on, reads nothing of it and is
+// killed: the ring has what it wrote.
+TEST_F(ShmTest, KilledBehindADemotion) {
+  std::uint64_t behind = 0;
+  for (int round = 0; round < 400 && !HasFatalFailure(); ++round) {
+    StartOver();
+    const auto go = [this](int steps) {
+      for (int k = 0; k < steps; ++k) Step(static_cast<int>(Below(2)), true);
+    };
+    for (int k = 0; !stream_[0].FastTx() || !stream_[1].FastTx(); ++k) {
+      ASSERT_LT(k, 100000);
+      Up();
+      Step(k & 1, Below(20) == 0);
+      if (HasFatalFailure()) return;
+    }
+    go(static_cast<int>(Below(20)));
+    const int victim = static_cast<int>(Below(2));
+    const int survivor = 1 - victim;
+    for (std::uint64_t k = Below(4); k > 0; --k) Write(victim);
+    stream_[survivor].Demote(base::Reason::kPolicy, Below(2) == 0);
+    const std::uint64_t before = written_[victim];
+    for (std::uint64_t k = Below(40); k > 0; --k) Write(victim);
+    behind += written_[victim] - before;
+    // (What was there before may be read meanwhile.)
+    for (std::uint64_t k = Below(3); k > 0; --k) Read(survivor);
+    tcp_.dead[victim] = tcp_.kshut[victim] = true;
+    tcp_.pipe[victim].bytes.clear();
+    (Below(2) == 0 ? tcp_.pipe[victim].fin : tcp_.pipe[victim].rst) = true;
+    for (int k = 0; k < 3; ++k) stream_[survivor].Progress();
+    while (Read(survivor) > 0) {
+    }
+    ASSERT_EQ(read_[survivor], written_[victim]) << "round " << round;
+  }
+  EXPECT_GT(behind, 1'000'000u);
 }
 
 }  // namespace

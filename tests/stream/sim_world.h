@@ -196,7 +196,8 @@ struct StreamTestAccess {
     if (!idle || !s.limbo_.empty()) u64(s.rx_x_);
     queue(s.copy_);
     queue(s.limbo_);
-    u8(s.returns_);
+    u8(s.returns_ | s.left_known_ << 1 | s.left_taken_ << 2);
+    if (s.left_known_) u64(s.left_at_);
     u64(s.ahead_);
     u8(s.shut_ | s.kshut_ << 1 | s.closed_ << 2 | s.reset_ << 3 |
        s.finished_ << 4 | s.fin_sent_ << 5 | s.fin_acked_ << 6 |
@@ -230,7 +231,8 @@ inline void SerialiseRing(const lane::sim::SimRing& r, std::string* to) {
   u16(r.posted);
   u16(r.consumed);
   u16(r.acked);
-  to->push_back(r.dropping);
+  to->push_back(static_cast<char>(r.dropping | r.latched << 1));
+  u16(r.held);
 }
 
 }  // namespace rcsock::stream

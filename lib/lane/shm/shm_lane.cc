@@ -575,8 +575,7 @@ void ShmLane::WakeLocal() {
 
 // --- End ---------------------------------------------------------------------
 
-void ShmLane::Freeze() {
-  if (frozen_) return;
+void ShmLane::Latch() {
   std::uint32_t imm;
   std::uint64_t landed = rx_.next();
   if (Landed(&rx_, &imm)) {
@@ -584,6 +583,21 @@ void ShmLane::Freeze() {
     while (landed - rx_.next() < kSlots && LandedToo(landed - rx_.next()));
   }
   rx_limit_ = std::min(rx_limit_, landed);
+}
+
+bool ShmLane::Thaw() {
+  // (Behind what broke the rules nothing means anything.)
+  if (!frozen_ ||
+      failed_.load(std::memory_order_acquire) != base::Reason::kNone)
+    return false;
+  rx_limit_ = kNoLimit;
+  Latch();
+  return true;
+}
+
+void ShmLane::Freeze() {
+  if (frozen_) return;
+  Latch();
   frozen_ = true;
   over_.store(true, std::memory_order_seq_cst);
   WakeLocal();

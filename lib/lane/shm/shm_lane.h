@@ -87,6 +87,7 @@ class ShmLane final : public Lane {
 
   base::Reason State() const override;
   void Freeze() override;
+  bool Thaw() override;
 
  private:
   ShmLane(std::shared_ptr<LinkState> link, int index, ring::Sent* table);
@@ -99,6 +100,8 @@ class ShmLane final : public Lane {
   }
   // The lane is over: the peer broke the rules.
   void Fail();
+  // No message is accepted behind those that are here now.
+  void Latch();
   // Readable, and as how many messages.
   std::size_t Unread(std::uint32_t* messages);
 

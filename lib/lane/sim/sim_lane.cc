@@ -17,13 +17,14 @@ std::size_t UnitLength(const std::string& units, std::size_t at) {
 bool SimRing::Land() {
   if (in_flight == 0) return false;
   --in_flight;
-  ++landed;
+  ++(latched ? held : landed);
   return true;
 }
 
 void SimRing::DropInFlight() {
   std::size_t at = 0;
-  for (std::uint32_t i = 0; i < landed; ++i) at += 3 + UnitLength(units, at);
+  for (std::uint32_t i = 0; i < landed + held; ++i)
+    at += 3 + UnitLength(units, at);
   units.resize(at);
   in_flight = 0;
   dropping = true;
@@ -58,7 +59,9 @@ void SimLane::PutUnit(bool ctl, const std::string& bytes) {
   ring.units += bytes;
   ++ring.in_flight;
   // Nothing lands any more where the receiver has frozen.
-  if (link_->auto_land && !link_->frozen[1 - end_]) ring.Land();
+  if (link_->auto_land && (link_->outlives || !link_->frozen[1 - end_])) {
+    ring.Land();
+  }
 }
 
 std::size_t SimLane::Writable() {
@@ -181,7 +184,18 @@ std::size_t SimLane::ReadCtl(void* message, std::size_t capacity) {
 void SimLane::Freeze() {
   if (link_->frozen[end_]) return;
   link_->frozen[end_] = true;
-  Rx().DropInFlight();
+  if (link_->outlives) {
+    Rx().latched = true;
+  } else {
+    Rx().DropInFlight();
+  }
+}
+
+bool SimLane::Thaw() {
+  if (!link_->outlives || !link_->frozen[end_]) return false;
+  Rx().landed += Rx().held;
+  Rx().held = 0;
+  return true;
 }
 
 }  // namespace rcsock::lane::sim

@@ -23,6 +23,8 @@ struct SimRing {
   std::uint64_t consumed = 0;
   std::uint64_t acked = 0;  // the sender's view of `consumed`
   bool dropping = false;    // the lane is dead: what is posted is lost
+  bool latched = false;     // the receiver has frozen, and what lands now ...
+  std::uint32_t held = 0;   // ... so many units, follows what had landed
 
   bool Land();  // the next unit; false if none is in flight
   void LandAll() {
@@ -43,6 +45,7 @@ struct SimLink {
   std::size_t largest;     // longest single write: longer posts become several
   bool auto_land = false;  // shared memory: what is posted has landed
   bool auto_credit = false;  // ... and what is read is credited
+  bool outlives = false;     // ... and is still there behind a freeze
   bool frozen[2] = {false, false};
   // Why the end believes that the lane is dead; kNone: it does not (yet).
   base::Reason state[2] = {base::Reason::kNone, base::Reason::kNone};
@@ -87,6 +90,7 @@ class SimLane : public Lane {
   void WakeLocal() override {}
   base::Reason State() const override { return link_->state[end_]; }
   void Freeze() override;
+  bool Thaw() override;
 
  private:
   friend struct SimRing;
