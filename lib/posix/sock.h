@@ -652,6 +652,9 @@ class Sock final : public SockLayout {
   ssize_t UnreadRecv(int fd, const iovec* iov, int count, std::size_t total,
                      int flags, std::size_t* done);
   bool SpillLatched();
+  // Of a stream on TCP whose unread_ has been made.  Not adopted before that is
+  // read: see BackToPlain.
+  void BecomeUnread();
   void PutDeadSocket();
   void EndUnreadLatched();
   // No other process holds the connection, nor will: a child that is about to

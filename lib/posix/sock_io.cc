@@ -107,10 +107,7 @@ void Sock::KeepError(int fd, int error) {
       return;
     case Mode::kPlain:
       if (unread_.Make(nullptr, 0, SocketInode(fd), 0, error)) {
-        unread_streams.fetch_add(1, std::memory_order_relaxed);
-        eligible_.store(false, std::memory_order_seq_cst);
-        may_adopt_.store(false, std::memory_order_seq_cst);
-        mode_.store(Mode::kUnread, std::memory_order_seq_cst);
+        BecomeUnread();
       }
   }
 }
