@@ -114,9 +114,13 @@ bool IsInternalFd(int fd) {
   return fd >= 0 && fd < kMostInternal && Has(internal_fds, fd);
 }
 
-void CloseRaw(int fd) {
+void Disown(int fd) {
   Mark(internal_fds, fd, false);
   Mark(parent_fds, fd, false);
+}
+
+void CloseRaw(int fd) {
+  Disown(fd);
   int saved = errno;
   ::syscall(SYS_close, fd);
   errno = saved;

@@ -11,6 +11,8 @@ namespace rcsock::base {
 // Closes an internal descriptor by a raw system call (never through the
 // preload).
 void CloseRaw(int fd);
+// It is none any more, and about to be closed otherwise.
+void Disown(int fd);
 
 // Moves `fd` to the top of the process's range, close-on-exec, so that the
 // application keeps the low numbers it would have without rcsock.  Returns the

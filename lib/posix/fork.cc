@@ -129,6 +129,7 @@ void ForkChild() {
   SignalsForkChild();
   ForEachSock([](Sock* sock) { sock->ForkChild(); });
   Conductor::ForkChild(tls_signals.asleep != 0);
+  ForEachSock([](Sock* sock) { sock->ForgetLeft(); });
   if (!locked) return;
   SignalsForkUnlock(true);
   LeaveCritical();

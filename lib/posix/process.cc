@@ -19,6 +19,7 @@
 #include "lib/base/critical.h"
 #include "lib/base/log.h"
 #include "lib/base/real.h"
+#include "lib/base/unique_fd.h"
 #include "lib/posix/each_sock.h"
 #include "lib/posix/fork.h"
 #include "lib/posix/handover.h"
@@ -257,7 +258,7 @@ void CloseFollowed(unsigned first, unsigned last) {
   const bool borrowed = InBorrowedMemory();
   for (int number = static_cast<int>(first);
        number <= top && static_cast<unsigned>(number) <= last; ++number) {
-    if (Entry(number) == nullptr) continue;
+    if (Entry(number) == nullptr || base::IsInternalFd(number)) continue;
     if (borrowed) {
       Lend(number);
     } else if (Lookup(number) != nullptr) {

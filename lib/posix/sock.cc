@@ -193,6 +193,7 @@ void Sock::Reset() {
   source_.store(nullptr, std::memory_order_relaxed);
   source_wanted_ = false;
   remote_ = Remote();
+  left_fd_ = -1;
   watched_ = false;
   starve_timer_ = starved_ = false;
   tx_wait_ = false;

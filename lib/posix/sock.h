@@ -386,6 +386,9 @@ class Sock final : public SockLayout {
   // A connection that came with the program, from one that told nothing.
   static Sock* Unknown();
   void ForkChild();
+  // In the child, behind all that: the calls that it was left to are the
+  // parent's.
+  void ForgetLeft();
   bool Engaged() const {
     return mode() == Mode::kEngine || seeking_.load(std::memory_order_acquire);
   }
@@ -539,6 +542,9 @@ class Sock final : public SockLayout {
   // The number has been closed under the call, and the object may be another
   // connection: it goes to what that names now.
   static constexpr ssize_t kGone = -1001;
+  // It has been closed under the call, which has slept: the stream is the
+  // call's to go on with, by RecvLeft or SendLeft.
+  static constexpr ssize_t kLeft = -1002;
   // What the number names.
   static Sock* LookupHere(int fd);
   ssize_t EngineSend(int fd, const iovec* iov, int count, std::size_t total,
@@ -577,7 +583,7 @@ class Sock final : public SockLayout {
   // --- Sleeping on it (sock_wait.cc)
   // With the latch of that direction held, on return too; released for a sleep.
   // 0: look again; -EINTR, -EAGAIN (time-out).
-  static void Begin(Wait& wait, const std::atomic<std::uint64_t>& timeout_ns);
+  void Begin(Wait& wait, const std::atomic<std::uint64_t>& timeout_ns) const;
   int WaitRx(Wait& wait, std::uint32_t seq);
   int WaitBehind(Wait& wait, std::uint32_t seq);
   int WaitTx(Wait& wait, std::uint32_t seq);
@@ -651,10 +657,43 @@ class Sock final : public SockLayout {
   void UnlistClosed();
   void OnLinger();
 
+  // --- Closed under calls that sleep on it (sock_left.cc)
+  class LeftCall;
+  // Instead of the end: true if there are some.
+  bool LeaveToCalls(int fd, const Successor& next, int* result);
+  // The last of them has returned, perhaps.
+  void EndLeft();
+  void EndLeftLater(std::uint32_t ms);
+  bool LastLeftLatched(int* number);
+  int SleepersLatched() const;
+  // A call that has slept, or has let others have its latch, has it again:
+  // whether it is one of them from now on, and says kLeft.  `result`: what it
+  // would say else.
+  bool JoinsLeft(const Wait& wait, int result) {
+    if (left_fd_ < 0) [[likely]]
+      return false;
+    return JoinsLeftToo(wait, result);
+  }
+  [[gnu::cold, gnu::noinline]] bool JoinsLeftToo(const Wait& wait, int result);
+  // One that is goes to sleep: true; and has woken.
+  [[gnu::cold, gnu::noinline]] bool SleepsLeft();
+  [[gnu::cold, gnu::noinline]] void WakesLeft();
+  // When its time is over; 0: not known.
+  [[gnu::cold, gnu::noinline]] std::uint64_t LeftDeadline() const;
+  // Who holds the latch of that direction lets others have it.  True: kLeft.
+  [[gnu::cold, gnu::noinline]] bool GiveWay(const Wait& wait, bool tx);
+  [[gnu::cold]] ssize_t RecvLeft(const iovec* iov, int count, std::size_t total,
+                                 int flags, std::size_t* done);
+  [[gnu::cold]] ssize_t SendLeft(const iovec* iov, int count, std::size_t total,
+                                 int flags, std::size_t* done);
+
   // --- Its other holders (sock_share.cc)
   ssize_t UnreadRecv(int fd, const iovec* iov, int count, std::size_t total,
                      int flags, std::size_t* done);
   bool SpillLatched();
+  // Of a stream on TCP whose unread_ has been made.  Not adopted before that is
+  // read: see BackToPlain.
+  void BecomeUnread();
   void PutDeadSocket();
   void EndUnreadLatched();
   // No other process holds the connection, nor will: a child that is about to

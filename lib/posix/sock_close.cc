@@ -101,6 +101,7 @@ void Sock::FlushClosed(std::uint64_t deadline_ns, bool last) {
 int Sock::CloseLast(int number, const Successor& next) {
   Critical critical;
   const base::NoCancel no_cancel;
+  if (int left; LeaveToCalls(number, next, &left)) return left;
   closed_.store(true, std::memory_order_seq_cst);
   eligible_.store(false, std::memory_order_relaxed);
   Conductor* conductor = Conductor::IfRunning();

@@ -107,10 +107,7 @@ void Sock::KeepError(int fd, int error) {
       return;
     case Mode::kPlain:
       if (unread_.Make(nullptr, 0, SocketInode(fd), 0, error)) {
-        unread_streams.fetch_add(1, std::memory_order_relaxed);
-        eligible_.store(false, std::memory_order_seq_cst);
-        may_adopt_.store(false, std::memory_order_seq_cst);
-        mode_.store(Mode::kUnread, std::memory_order_seq_cst);
+        BecomeUnread();
       }
   }
 }
@@ -281,6 +278,10 @@ ssize_t Sock::SendLatched(int fd, const iovec* iov, int count,
       return kGone;
     }
     if (w != 0) {
+      if (w == kLeft) [[unlikely]] {
+        tx_latch.unlock();
+        return kLeft;
+      }
       n = w;
       break;
     }
@@ -405,9 +406,21 @@ ssize_t Sock::RecvLatched(int fd, const iovec* iov, int count,
     // before.
     if (n == -EAGAIN && (!stream_->FastRx() || lane_->RxPendingQuick() ||
                          lane_->State() != base::Reason::kNone)) {
+      // (Between two sleeps, it is in the call all the same.)
+      if (wait.timed) rx_sleepers_.fetch_add(1, std::memory_order_relaxed);
       rx_latch.unlock();
       tx_latch.lock();
       rx_latch.lock();
+      if (wait.timed) {
+        const bool joins = JoinsLeft(wait, 0);
+        rx_sleepers_.fetch_sub(1, std::memory_order_relaxed);
+        if (joins) [[unlikely]] {
+          rx_latch.unlock();
+          tx_latch.unlock();
+          if (peek) *done = 0;
+          return kLeft;
+        }
+      }
       // (Nor is a stream that has been closed meanwhile at its end: there may
       // be bytes that a look has shown.)
       const bool gone = GoneSince(wait, fd) || (!wait.timed && !IsAt(fd));
@@ -455,6 +468,11 @@ ssize_t Sock::RecvLatched(int fd, const iovec* iov, int count,
       return kGone;
     }
     if (w != 0) {
+      if (w == kLeft) [[unlikely]] {
+        rx_latch.unlock();
+        if (peek) *done = 0;
+        return kLeft;
+      }
       n = w;
       break;
     }

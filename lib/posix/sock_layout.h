@@ -154,7 +154,11 @@ class alignas(64) SockLayout : public File,
   // Threads that sleep on the lane's own words, and on those of the lane before
   // it, if that is parked: which of the two changes with each that is.
   std::atomic<int> pins_[2] = {};
-  int lane_pins_ = 0;                   // both latches'
+  int lane_pins_ = 0;  // both latches'
+  // The number, of ours, by which a stream goes on that the application has
+  // closed under calls that sleep on it; -1: it has not.  Both latches'.
+  int left_fd_ = -1;
+  std::atomic<int> left_awake_{0};      // those of them that do not sleep now
   std::unique_ptr<lane::Lane> parked_;  // both latches'
 
   std::shared_ptr<lane::shm::Link> link_;

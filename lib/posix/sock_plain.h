@@ -175,10 +175,13 @@ inline ssize_t Sock::Send(int fd, const iovec* iov, int count,
       if (n != kRetry) return n;
     }
     if (mode() == Mode::kEngine) {
-      const ssize_t n = Null(iov, count)
-                            ? SendNull(fd, flags, &done)
-                            : EngineSend(fd, iov, count, total, flags, &done);
-      if (n == kGone) [[unlikely]] {
+      ssize_t n = Null(iov, count)
+                      ? SendNull(fd, flags, &done)
+                      : EngineSend(fd, iov, count, total, flags, &done);
+      if (n >= -1) [[likely]]
+        return n;
+      if (n == kLeft) n = SendLeft(iov, count, total, flags, &done);
+      if (n == kGone) {
         Sock* const other = LookupHere(fd);
         if (other == this) continue;
         if (done > 0) return static_cast<ssize_t>(done);
@@ -229,12 +232,15 @@ inline ssize_t Sock::Recv(int fd, const iovec* iov, int count,
     // (Urgent data and errors are never read ahead.)
     if (now == Mode::kEngine ||
         (now == Mode::kUnread && (flags & (MSG_OOB | MSG_ERRQUEUE)) == 0)) {
-      const ssize_t n = Null(iov, count) && (flags & MSG_TRUNC) == 0
-                            ? RecvNull(fd, iov, count, flags, &done)
-                        : now == Mode::kEngine
-                            ? EngineRecv(fd, iov, count, total, flags, &done)
-                            : UnreadRecv(fd, iov, count, total, flags, &done);
-      if (n == kGone) [[unlikely]] {
+      ssize_t n = Null(iov, count) && (flags & MSG_TRUNC) == 0
+                      ? RecvNull(fd, iov, count, flags, &done)
+                  : now == Mode::kEngine
+                      ? EngineRecv(fd, iov, count, total, flags, &done)
+                      : UnreadRecv(fd, iov, count, total, flags, &done);
+      if (n >= -1) [[likely]]
+        return n;
+      if (n == kLeft) n = RecvLeft(iov, count, total, flags, &done);
+      if (n == kGone) {
         Sock* const other = LookupHere(fd);
         if (other == this) continue;
         if (done > 0) return static_cast<ssize_t>(done);

@@ -44,6 +44,13 @@ bool Sock::SpillLatched() {
   return true;
 }
 
+void Sock::BecomeUnread() {
+  unread_streams.fetch_add(1, std::memory_order_relaxed);
+  eligible_.store(false, std::memory_order_seq_cst);
+  may_adopt_.store(false, std::memory_order_seq_cst);
+  mode_.store(Mode::kUnread, std::memory_order_seq_cst);
+}
+
 void Sock::EndUnreadLatched() {
   if (mode() != Mode::kUnread) return;
   unread_.Close();
@@ -182,11 +189,7 @@ bool Sock::InheritUnread(int memory) {
     pinned_.store(true, std::memory_order_relaxed);
     GivenAway();
   }
-  // Not adopted before they are read: see BackToPlain.
-  may_adopt_.store(false, std::memory_order_seq_cst);
-  eligible_.store(false, std::memory_order_relaxed);
-  unread_streams.fetch_add(1, std::memory_order_relaxed);
-  mode_.store(Mode::kUnread, std::memory_order_seq_cst);
+  BecomeUnread();
   return true;
 }
 

@@ -82,16 +82,20 @@ int Sock::Shutdown(int number, int how) {
 namespace {
 
 // What TCP says of its input.  It looks without the socket's lock, and an
-// arriving FIN takes its place in the queue before the end is marked: a look
-// between the two sees input and no end.  Who is woken never meets that, who
-// spins does every few ends.  FIONREAD takes the lock, so after it the end is
-// marked; and it does not count the FIN.
+// arriving FIN takes its place in the queue before the end is marked, as the
+// error of a reset is there before its end: a look between the two sees input,
+// or the error, and no end.  Who is woken never meets that, who spins does
+// every few ends.  FIONREAD takes the lock, so after it the end is marked; and
+// it does not count the FIN.  (An error without an end may also be a completion
+// of MSG_ZEROCOPY: what is there is asked once more, and no more.)
 std::uint32_t KernelInput(int fd) {
   pollfd one{fd, POLLIN | POLLPRI | POLLRDHUP, 0};
   base::PollNow(&one);
+  const bool input = (one.revents & (POLLIN | POLLRDHUP)) == POLLIN;
+  const bool error = (one.revents & (POLLERR | POLLHUP)) == POLLERR;
   int bytes = 0;
-  if ((one.revents & (POLLIN | POLLRDHUP)) == POLLIN &&
-      ::syscall(SYS_ioctl, fd, FIONREAD, &bytes) == 0 && bytes == 0) {
+  if ((input || error) && ::syscall(SYS_ioctl, fd, FIONREAD, &bytes) == 0 &&
+      (bytes == 0 || error)) {
     base::PollNow(&one);
   }
   return static_cast<std::uint16_t>(one.revents);

@@ -145,13 +145,16 @@ void Sock::JudgeStarved(Starved starved) {
 
 bool Sock::RingIsFull() const { return lane_ != nullptr && lane_->HalfFull(); }
 
-void Sock::Begin(Wait& wait, const std::atomic<std::uint64_t>& timeout_ns) {
+void Sock::Begin(Wait& wait,
+                 const std::atomic<std::uint64_t>& timeout_ns) const {
   if (wait.timed) return;
   wait.timed = true;
   wait.signals = tls_signals.interrupts;
   wait.any = tls_signals.any;
   const std::uint64_t limit = timeout_ns.load(std::memory_order_relaxed);
-  if (limit != 0) wait.deadline_ns = base::NowNs() + limit;
+  if (limit == 0) return;
+  const std::uint64_t begun = left_fd_ >= 0 ? LeftDeadline() : 0;
+  wait.deadline_ns = begun != 0 ? begun : base::NowNs() + limit;
 }
 
 int Sock::WaitTx(Wait& wait, std::uint32_t seq) {
@@ -161,7 +164,7 @@ int Sock::WaitTx(Wait& wait, std::uint32_t seq) {
   do {
     if (lane_->Writable() > 0) return 0;
     if (tx_latch.Contended()) {
-      tx_latch.Yield();
+      if (GiveWay(wait, true)) return kLeft;
       if (wait.life != Life() || mode() != Mode::kEngine ||
           !stream_->FastTx()) {
         return 0;
@@ -181,7 +184,7 @@ int Sock::WaitRx(Wait& wait, std::uint32_t seq) {
   do {
     if (lane_->RxPendingQuick()) return 0;
     if (rx_latch.Contended()) {
-      rx_latch.Yield();
+      if (GiveWay(wait, false)) return kLeft;
       if (wait.life != Life() || mode() != Mode::kEngine ||
           !stream_->ReadsLane()) {
         return 0;
@@ -203,7 +206,7 @@ int Sock::WaitBehind(Wait& wait, std::uint32_t seq) {
   Wait brief = wait;
   if (!last) brief.deadline_ns = look;
   const int result = SleepOn(brief, false, 0, seq, nullptr);
-  return last || result == -EINTR ? result : 0;
+  return last || (result != 0 && result != -EAGAIN) ? result : 0;
 }
 
 // A wake-up cannot be lost.  Without a lane: `seq` was read before the stream
@@ -234,6 +237,7 @@ int Sock::SleepOn(Wait& wait, bool tx, std::uint32_t token, std::uint32_t seq,
                             : tx            ? tx_sleepers_
                                             : rx_sleepers_;
   count.fetch_add(1, std::memory_order_seq_cst);
+  const bool is_left = left_fd_ >= 0 && SleepsLeft();
   latch.unlock();
   timespec left{};
   timespec* limit = nullptr;
@@ -284,9 +288,16 @@ int Sock::SleepOn(Wait& wait, bool tx, std::uint32_t token, std::uint32_t seq,
       }
       ::pthread_testcancel();
     }
+    // (Counted until the latch is held: who closes the number meanwhile knows
+    // of this call.)
+    latch.lock();
+    if (is_left) [[unlikely]] {
+      WakesLeft();
+    } else if (JoinsLeft(wait, result)) {
+      result = kLeft;
+    }
   }
-  latch.lock();
-  if (result == -EINTR) return -EINTR;
+  if (result == kLeft || result == -EINTR) return result;
   if (wait.deadline_ns != 0 && base::NowNs() >= wait.deadline_ns) {
     return -EAGAIN;
   }
@@ -317,7 +328,12 @@ bool Sock::SleepForInput(int number, std::uint64_t deadline_ns,
               .poll = true};
     SleepOn(wait, false, token, seq, lane_.get());
   }
+  // (The kernel's poll keeps what it sleeps on, too, until it returns; which it
+  // does then, for the number names nothing.)
+  const bool left = left_fd_ >= 0;
   rx_latch.unlock();
+  if (left) [[unlikely]]
+    EndLeft();
   return true;
 }
 

@@ -198,6 +198,14 @@ int LeaveNumber(int fd, const File* file) {
   return OtherFd(file, fd);
 }
 
+void GoOnBy(int hidden, File* file) {
+  between_latch.lock();
+  Raise(hidden);
+  Put(hidden, file);
+  file->fds.store(1, std::memory_order_seq_cst);
+  between_latch.unlock();
+}
+
 int LeaveNumberForAny(int fd, const File* file) {
   int other = LeaveNumber(fd, file);
   if (other >= 0) return other;

@@ -83,6 +83,9 @@ int ReplaceFd(int fd, int from, int flags);
 // `held`: nobody finds the number meanwhile, on neither side; who looks for it
 // waits.
 int CloseNumber(int fd, const Successor& next, bool held);
+// `fd`, which is being closed and is the last, is not: `file` goes on by
+// `hidden`, a number of ours that the table has from now on.
+void GoOnBy(int hidden, File* file);
 // `fd`, which is being closed, is left for another number of the file's; -1:
 // none.  With the latch by which the file knows its number: who closes that one
 // asks later whether it is the file's.

@@ -217,13 +217,14 @@ void Reuse(const char* what, const std::function<void(int)>& call,
     if (slept) {
       thread.AwaitSleep();
       CHECK_THAT(::dup2(other, ends.a) == ends.a);
-      if (!OnLanes()) ::close(ends.b);
+      // (The call keeps the connection, whose end alone wakes it.)
+      ::close(ends.b);
       thread.Await();
     } else {
       CHECK_THAT(thread.Await() || !OnLanes());
       CHECK_THAT(::dup2(other, ends.a) == ends.a);
     }
-    if (!slept || OnLanes()) ::close(ends.b);
+    if (!slept) ::close(ends.b);
     const Others others;
     thread.Go();
     while (!over) std::this_thread::yield();

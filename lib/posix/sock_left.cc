@@ -1,0 +1,311 @@
+// A number that is closed while calls sleep on its stream.
+//
+// The kernel's call keeps the open file, whose end comes when the call returns;
+// until then it goes on, whatever the number names meanwhile.  Here the number
+// itself is the anchor, so close() gives the stream another one, of ours, that
+// the table has as any copy's: all that is done to every stream is done to it,
+// too, and it ends when that number is closed.  The last of the calls does so.
+//
+// Who sleeps is counted already, so nothing is added to a call before it
+// sleeps.  A call that wakes finds left_fd_ under its latch, and is counted in
+// left_awake_ from then on while it does not sleep: a handler may jump out of a
+// sleep, and cancellation ends one, and neither tells of it here.  So the
+// conductor looks, too, whether there is a call left.
+
+#include <sys/socket.h>
+#include <sys/uio.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <cstdint>
+#include <utility>
+
+#include "lib/base/real.h"
+#include "lib/base/unique_fd.h"
+#include "lib/posix/iov_rest.h"
+#include "lib/posix/process.h"
+#include "lib/posix/signals.h"
+#include "lib/posix/sock.h"
+#include "lib/posix/sock_plain.h"
+#include "lib/posix/table.h"
+#include "lib/posix/user_arguments.h"
+
+namespace rcsock::posix {
+
+using rendezvous::Conductor;
+
+namespace {
+
+constexpr std::uint32_t kMostLookMs = 1024;
+
+// The innermost such call of this thread, or one that a handler has jumped out
+// of: the object may be another connection by then.
+struct Left {
+  const Sock* sock = nullptr;
+  std::uint32_t life = 0;
+  std::uint64_t deadline_ns = 0;
+  bool awake = false;
+};
+thread_local constinit Left tls_left;
+// Of one that has just become one (kLeft).
+struct Joined {
+  std::uint64_t deadline_ns = 0;
+  int result = 0;
+  bool handled = false;  // handlers have run
+};
+thread_local constinit Joined tls_joined;
+
+void CloseLeft(int number) {
+  const int saved = errno;
+  base::Disown(number);
+  CloseFd(number);
+  errno = saved;
+}
+
+}  // namespace
+
+// From kLeft on: a critical section that sleeps interrupt, as that of any call.
+class Sock::LeftCall {
+ public:
+  explicit LeftCall(Sock* sock)
+      : sock_(sock), outer_(tls_left), joined_(tls_joined) {
+    tls_left = {sock, sock->Life(), joined_.deadline_ns, true};
+  }
+  // By cancellation, too.
+  ~LeftCall() {
+    const int saved = errno;
+    const bool awake = tls_left.awake;
+    tls_left = outer_;
+    int number;
+    bool last;
+    {
+      Latched latched(sock_);
+      if (awake) sock_->left_awake_.fetch_sub(1, std::memory_order_relaxed);
+      last = sock_->LastLeftLatched(&number);
+    }
+    if (last) CloseLeft(number);
+    LeaveCritical();
+    errno = saved;
+  }
+  LeftCall(const LeftCall&) = delete;
+  LeftCall& operator=(const LeftCall&) = delete;
+
+  // What there is to say at once; 0: nothing, it goes on.
+  ssize_t Over(std::size_t done) const {
+    if (joined_.result == -EINTR) {
+      if (done > 0) return static_cast<ssize_t>(done);
+      errno = EINTR;
+      return -1;
+    }
+    // The kernel makes the call again: what the number names is asked anew.
+    return joined_.handled ? kGone : 0;
+  }
+  // `call()` of the kernel's, which may sleep there; counted as a sleep is.
+  template <class Call>
+  ssize_t InKernelsSleep(std::atomic<int>* count, Call&& call) {
+    count->fetch_add(1, std::memory_order_seq_cst);
+    sock_->SleepsLeft();
+    CountedSleep counted(count);
+    ssize_t n;
+    {
+      const OutsideCritical outside;
+      n = call();
+    }
+    sock_->WakesLeft();
+    return n;
+  }
+
+ private:
+  Sock* const sock_;
+  const Left outer_;
+  const Joined joined_;
+};
+
+// (A handler of this thread's that has interrupted one of them closes it as the
+// kernel's would, where the call it has interrupted is over by then.)
+int Sock::SleepersLatched() const {
+  int all = 0;
+  for (const auto* count :
+       {&rx_sleepers_, &tx_sleepers_, &pins_[0], &pins_[1]}) {
+    all += count->load(std::memory_order_seq_cst);
+    if (tls_signals.counted == count) --all;
+  }
+  return all;
+}
+
+bool Sock::LeaveToCalls(int number, const Successor& next, int* result) {
+  if (mode() != Mode::kEngine || SleepersLatched() <= 0) return false;
+  Conductor* conductor = Conductor::IfRunning();
+  if (conductor == nullptr) return false;
+  // (Without another number it ends under them.)
+  const int hidden = base::CopyHigh(number);
+  if (hidden < 0) return false;
+  bool left;
+  {
+    Latched latched(this);
+    left = mode() == Mode::kEngine && SleepersLatched() > 0;
+    if (left) {
+      left_fd_ = hidden;
+      left_awake_.store(0, std::memory_order_relaxed);
+      GoOnBy(hidden, this);
+    }
+  }
+  if (!left) {
+    base::CloseRaw(hidden);
+    return false;
+  }
+  const std::shared_ptr<Sock> keep = Share();
+  LoseFd(number);
+  *result = CloseNumber(number, next, true);
+  const int saved = errno;
+  EndLeftLater(1);
+  errno = saved;
+  return true;
+}
+
+bool Sock::LastLeftLatched(int* number) {
+  if (left_fd_ < 0 || left_awake_.load(std::memory_order_relaxed) > 0 ||
+      SleepersLatched() > 0) {
+    return false;
+  }
+  *number = std::exchange(left_fd_, -1);
+  return true;
+}
+
+void Sock::EndLeft() {
+  int number;
+  {
+    Latched latched(this);
+    if (!LastLeftLatched(&number)) return;
+  }
+  CloseLeft(number);
+}
+
+void Sock::EndLeftLater(std::uint32_t ms) {
+  Conductor* conductor = Conductor::IfRunning();
+  if (conductor == nullptr) return;
+  conductor->After(ms, [self = Share(), ms] {
+    self->EndLeft();
+    bool more;
+    {
+      Latched latched(self.get());
+      more = self->left_fd_ >= 0;
+    }
+    if (more) self->EndLeftLater(std::min(2 * ms, kMostLookMs));
+  });
+}
+
+void Sock::ForgetLeft() {
+  left_awake_.store(0, std::memory_order_relaxed);
+  const int number = std::exchange(left_fd_, -1);
+  if (number >= 0) CloseLeft(number);
+}
+
+// (Not one that only waits for a lane, nor a poll: these have nothing more to
+// do with the stream.)
+bool Sock::JoinsLeftToo(const Wait& wait, int result) {
+  if (wait.process == 0 || wait.process != OwnPid() ||
+      (tls_left.sock == this && tls_left.life == Life())) {
+    return false;
+  }
+  left_awake_.fetch_add(1, std::memory_order_relaxed);
+  tls_joined = {wait.deadline_ns, result, tls_signals.any != wait.any};
+  EnterCritical();  // LeftCall leaves it
+  return true;
+}
+
+bool Sock::GiveWay(const Wait& wait, bool tx) {
+  base::Latch& latch = tx ? tx_latch : rx_latch;
+  std::atomic<int>& count = tx ? tx_sleepers_ : rx_sleepers_;
+  count.fetch_add(1, std::memory_order_relaxed);
+  latch.Yield();
+  const bool left = JoinsLeft(wait, 0);
+  count.fetch_sub(1, std::memory_order_relaxed);
+  return left;
+}
+
+bool Sock::SleepsLeft() {
+  if (tls_left.sock != this || tls_left.life != Life() || !tls_left.awake) {
+    return false;
+  }
+  tls_left.awake = false;
+  left_awake_.fetch_sub(1, std::memory_order_relaxed);
+  return true;
+}
+
+void Sock::WakesLeft() {
+  tls_left.awake = true;
+  left_awake_.fetch_add(1, std::memory_order_relaxed);
+}
+
+std::uint64_t Sock::LeftDeadline() const {
+  return tls_left.sock == this && tls_left.life == Life() ? tls_left.deadline_ns
+                                                          : 0;
+}
+
+ssize_t Sock::RecvLeft(const iovec* iov, int count, std::size_t total,
+                       int flags, std::size_t* done) {
+  LeftCall call(this);
+  if (const ssize_t n = call.Over(*done); n != 0) return n;
+  if (Null(iov, count) && (flags & MSG_TRUNC) == 0) return kGone;
+  const int number = fd();
+  for (;;) {
+    const Mode now = mode();
+    ssize_t n;
+    if (now == Mode::kEngine) {
+      rx_latch.lock();
+      n = RecvLatched(number, iov, count, total, flags, done);
+    } else if (n = now == Mode::kUnread
+                       ? UnreadRecv(number, iov, count, total, flags, done)
+                       : kRetry;
+               n == kRetry && mode() != Mode::kEngine) {
+      InKernel in(this);
+      if (!in.May(number, now)) continue;
+      IovRest rest(iov, count);
+      rest.Skip(*done);
+      msghdr message{};
+      message.msg_iov = const_cast<iovec*>(rest.iov());
+      message.msg_iovlen = static_cast<std::size_t>(rest.count());
+      n = call.InKernelsSleep(&rx_sleepers_, [&] {
+        return real::recvmsg(number, &message, flags);
+      });
+      if ((flags & MSG_PEEK) == 0) in.Received(n);
+      if (*done == 0) return n;
+      return static_cast<ssize_t>(*done) + (n > 0 ? n : 0);
+    }
+    if (n != kRetry) return n;
+  }
+}
+
+ssize_t Sock::SendLeft(const iovec* iov, int count, std::size_t total,
+                       int flags, std::size_t* done) {
+  LeftCall call(this);
+  if (const ssize_t n = call.Over(*done); n != 0) return n;
+  const int number = fd();
+  for (;;) {
+    const Mode now = mode();
+    ssize_t n = kRetry;
+    if (now == Mode::kEngine) {
+      tx_latch.lock();
+      n = SendLatched(number, iov, count, total, flags, done);
+    } else {
+      InKernel in(this);
+      if (!in.May(number, now)) continue;
+      n = call.InKernelsSleep(&tx_sleepers_, [&] {
+        if (*done > 0) return SendRest(number, iov, count, *done, flags);
+        IovRest rest(iov, count);
+        msghdr message{};
+        message.msg_iov = const_cast<iovec*>(rest.iov());
+        message.msg_iovlen = static_cast<std::size_t>(rest.count());
+        return real::sendmsg(number, &message, flags);
+      });
+      in.Sent(n);
+      if (*done == 0) return n;
+      return static_cast<ssize_t>(*done) + (n > 0 ? n : 0);
+    }
+    if (n != kRetry) return n;
+  }
+}
+
+}  // namespace rcsock::posix
