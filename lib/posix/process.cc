@@ -205,6 +205,7 @@ void EnterSandbox() {
   total.CopyFrom(stats);
   ForEachSock([&](Sock* sock) { sock->Fold(&total); });
   WriteStats(total);
+  base::EndLog();
   errno = saved;
 }
 
