@@ -91,7 +91,8 @@ int Main(int argc, char** argv) {
                                "No configuration file at all"));
   run->add_option("--stats", options.stats,
                   "Each process writes its counters here (JSON) when it\n"
-                  "exits; %p stands for its pid")
+                  "exits or SIGHUP, SIGINT or SIGTERM ends it; %p stands\n"
+                  "for its pid")
       ->type_name("FILE");
   run->add_option("--log", options.log,
                   "On stderr, 1: promotions, demotions, failures, and why\n"
