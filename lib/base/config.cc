@@ -130,6 +130,8 @@ const Config& GetConfig() { return config; }
 void LoadConfig() {
   config = Config{};
   InitLog(0);  // knows stderr, should the level be no number
+  // (Before anything is said.)
+  OpenLogFile(std::getenv("RCSOCK_LOG_FILE"));
   InitLog(static_cast<int>(Number("RCSOCK_LOG", 0, 9)));
   if (const char* lanes = std::getenv("RCSOCK_LANES")) {
     if (std::strcmp(lanes, "tcp") == 0) {

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "lib/base/path.h"
 #include "lib/base/policy.h"
 
 namespace rcsock::base {
@@ -15,11 +16,11 @@ constexpr std::uint32_t kLeastKey = 32;
 
 // All variables that LoadConfig reads.
 constexpr const char* kVariables[] = {
-    "RCSOCK_KEY_FILE",   "RCSOCK_LANES",       "RCSOCK_LOG",
-    "RCSOCK_MAX_PINNED", "RCSOCK_MAX_QPS",     "RCSOCK_MAX_RING",
-    "RCSOCK_PEERS",      "RCSOCK_PROMOTE_OPS", "RCSOCK_PROMOTE_BYTES",
-    "RCSOCK_RDMA_PORT",  "RCSOCK_RULES",       "RCSOCK_SPIN_US",
-    "RCSOCK_STATS",
+    "RCSOCK_KEY_FILE",      "RCSOCK_LANES",      "RCSOCK_LOG",
+    "RCSOCK_LOG_FILE",      "RCSOCK_MAX_PINNED", "RCSOCK_MAX_QPS",
+    "RCSOCK_MAX_RING",      "RCSOCK_PEERS",      "RCSOCK_PROMOTE_OPS",
+    "RCSOCK_PROMOTE_BYTES", "RCSOCK_RDMA_PORT",  "RCSOCK_RULES",
+    "RCSOCK_SPIN_US",       "RCSOCK_STATS",
 };
 
 // What the environment asks for.  Read once, before the first interposed call.
@@ -47,7 +48,8 @@ struct Config {
   static constexpr int kMostPeers = 16;
   std::uint32_t peers[kMostPeers] = {};
   int peer_count = 0;
-  char stats[256] = {};  // RCSOCK_STATS=FILE, %p is the pid; empty: none
+  // RCSOCK_STATS=FILE, %p is the pid; empty: none.
+  char stats[kLongestPath + 1] = {};
   std::uint32_t spin_us =
       100;  // RCSOCK_SPIN_US: the longest spin before a sleep
   std::uint32_t promote_ops = 8;  // RCSOCK_PROMOTE_OPS: calls that moved bytes

@@ -7,10 +7,15 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cerrno>
 #include <cstdarg>
 #include <cstdio>
+#include <cstring>
 #include <ctime>
+
+#include "lib/base/path.h"
+#include "lib/base/unique_fd.h"
 
 namespace rcsock::base {
 
@@ -20,28 +25,62 @@ namespace {
 
 struct stat stderr_at_start;  // st_ino 0: there was none
 
+// What RCSOCK_LOG_FILE names.  Written by one thread alone: at the beginning,
+// and in the child of fork.
+constinit int file_fd = -1;
+constinit struct stat file_at_start = {};
+constinit char file_pattern[kLongestPath + 1] = {};
+constinit std::atomic<bool> ended{false};
+
+bool Same(const struct stat& one, const struct stat& other) {
+  return one.st_ino != 0 && one.st_dev == other.st_dev &&
+         one.st_ino == other.st_ino;
+}
+
+// False, with errno: there is none.  (A pipe that nobody reads must not keep
+// the program from starting, and nobody who reads it slowly from going on.)
+bool OpenFile() {
+  char path[kExpandedPath];
+  ExpandPid(file_pattern, ::syscall(SYS_getpid), path);
+  const int fd = OpenHigh([&path] {
+    return ::syscall(
+        SYS_openat, AT_FDCWD, path,
+        O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC | O_NOCTTY | O_NONBLOCK,
+        0644);
+  });
+  if (fd < 0) return false;
+  if (file_fd >= 0) CloseRaw(file_fd);
+  file_fd = fd;
+  if (::fstat(fd, &file_at_start) != 0) file_at_start = {};
+  return true;
+}
+
+// What a program does by machine code of its own, closing all that is open,
+// say, may put a file of its own there.
+bool IsFile() {
+  struct stat now;
+  return ::fstat(file_fd, &now) == 0 && Same(file_at_start, now);
+}
+
 // A program may close its stderr, and its next file or connection is fd 2.
 bool IsStderr() {
   struct stat now;
   if (::fstat(STDERR_FILENO, &now) != 0) return false;
-  if (stderr_at_start.st_ino != 0 && now.st_dev == stderr_at_start.st_dev &&
-      now.st_ino == stderr_at_start.st_ino) {
-    return true;
-  }
+  if (Same(stderr_at_start, now)) return true;
   if (S_ISCHR(now.st_mode)) return true;
   // What has been put there by dup2 to be one.
   const long flags = ::syscall(SYS_fcntl, STDERR_FILENO, F_GETFL);
   return S_ISREG(now.st_mode) && flags >= 0 && (flags & O_APPEND) != 0;
 }
 
-void WriteQuietly(const char* line, int length) {
+void WriteQuietly(int fd, const char* line, int length) {
   sigset_t signals;
   sigset_t before;
   ::sigemptyset(&signals);
   ::sigaddset(&signals, SIGPIPE);
   ::sigaddset(&signals, SIGXFSZ);
   ::pthread_sigmask(SIG_BLOCK, &signals, &before);
-  const long n = ::syscall(SYS_write, STDERR_FILENO, line, length);
+  const long n = ::syscall(SYS_write, fd, line, length);
   const int ours = n >= 0           ? 0
                    : errno == EPIPE ? SIGPIPE
                    : errno == EFBIG ? SIGXFSZ
@@ -63,9 +102,37 @@ void InitLog(int level) {
   if (::fstat(STDERR_FILENO, &stderr_at_start) != 0) stderr_at_start = {};
 }
 
-void Log(const char* format, ...) {
+void OpenLogFile(const char* pattern) {
+  if (file_fd >= 0) CloseRaw(file_fd);
+  file_fd = -1;
+  file_pattern[0] = '\0';
+  if (pattern == nullptr || *pattern == '\0') return;
+  if (std::strlen(pattern) > kLongestPath) {
+    Log("RCSOCK_LOG_FILE is too long: ignored");
+    return;
+  }
+  std::strcpy(file_pattern, pattern);
+  if (OpenFile()) return;
+  Log("can't write the log to %s: %s", pattern, ::strerrordesc_np(errno));
+}
+
+void LogForkChild() {
+  if (file_fd < 0 || ended.load(std::memory_order_relaxed) ||
+      std::strstr(file_pattern, "%p") == nullptr) {
+    return;
+  }
   const int saved = errno;
-  if (!IsStderr()) {
+  OpenFile();
+  errno = saved;
+}
+
+void EndLog() { ended.store(true, std::memory_order_relaxed); }
+
+void Log(const char* format, ...) {
+  if (ended.load(std::memory_order_relaxed)) return;
+  const int saved = errno;
+  const int fd = file_fd >= 0 ? file_fd : STDERR_FILENO;
+  if (fd == file_fd ? !IsFile() : !IsStderr()) {
     errno = saved;
     return;
   }
@@ -80,7 +147,7 @@ void Log(const char* format, ...) {
   n += m < 0 ? 0 : m;
   if (n > static_cast<int>(sizeof line) - 2) n = sizeof line - 2;
   line[n++] = '\n';
-  WriteQuietly(line, n);
+  WriteQuietly(fd, line, n);
   errno = saved;
 }
 

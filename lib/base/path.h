@@ -1,9 +1,33 @@
 #ifndef RCSOCK_LIB_BASE_PATH_H_
 #define RCSOCK_LIB_BASE_PATH_H_
 
+#include <cstddef>
+#include <cstdio>
 #include <cstring>
 
 namespace rcsock::base {
+
+// The longest path that a variable of the environment may name, and room for
+// what comes of it.
+constexpr std::size_t kLongestPath = 255;
+constexpr std::size_t kExpandedPath = 512;
+
+// `pattern` with the pid in place of each %p, cut where it gets too long.
+inline void ExpandPid(const char* pattern, long pid,
+                      char (&path)[kExpandedPath]) {
+  std::size_t length = 0;
+  for (const char* at = pattern; *at != '\0' && length < sizeof path - 24;
+       ++at) {
+    if (at[0] == '%' && at[1] == 'p') {
+      length += static_cast<std::size_t>(
+          std::snprintf(path + length, sizeof path - length, "%ld", pid));
+      ++at;
+    } else {
+      path[length++] = *at;
+    }
+  }
+  path[length] = '\0';
+}
 
 // The name of a file without its folder.
 inline const char* LastPart(const char* path) {

@@ -8,6 +8,7 @@
 
 #include "lib/base/barrier.h"
 #include "lib/base/clock.h"
+#include "lib/base/log.h"
 #include "lib/base/real.h"
 #include "lib/base/sleep.h"
 #include "lib/base/unique_fd.h"
@@ -114,6 +115,7 @@ void ForkChild() {
   const bool locked = tls_forking;
   tls_forking = false;
   base::LowNumberForkUnlock(true);
+  base::LogForkChild();
   StatsForkChild();
   if (locked) EndFork();
   // (Of this thread there may be one that a handler has interrupted to fork.)

@@ -24,6 +24,7 @@
 #include "lib/posix/fork.h"
 #include "lib/posix/handover.h"
 #include "lib/posix/inside.h"
+#include "lib/posix/last_words.h"
 #include "lib/posix/last_thread.h"
 #include "lib/posix/signals.h"
 #include "lib/posix/stats.h"
@@ -94,7 +95,10 @@ void InitProcess(Face face) {
   ::at_quick_exit(&AtExit);
   TakeInherited();
   // (Programs that are linked with the library make their threads past it.)
-  if (face == Face::kPreload) base::BeginAlone();
+  if (face == Face::kPreload) {
+    base::BeginAlone();
+    InitSignals();
+  }
 }
 
 bool InBorrowedMemory() {
@@ -206,6 +210,8 @@ void EnterSandbox() {
   total.CopyFrom(stats);
   ForEachSock([&](Sock* sock) { sock->Fold(&total); });
   WriteStats(total);
+  base::EndLog();
+  EndLastWords();
   errno = saved;
 }
 

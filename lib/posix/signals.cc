@@ -10,6 +10,7 @@
 #include "lib/base/latch.h"
 #include "lib/base/real.h"
 #include "lib/lane/lane.h"
+#include "lib/posix/last_words.h"
 
 namespace rcsock::posix {
 
@@ -166,10 +167,17 @@ void* TakeOnce(int number, int* flags) {
     real::sigaction(number, &fallback, nullptr);
     slot.handler.store(nullptr, std::memory_order_relaxed);
     slot.flags.store(0, std::memory_order_relaxed);
+    HideDefault(number);
   }
   if (!alone) latch.unlock();
   errno = saved;
   return handler;
+}
+
+bool IsDefault(const struct sigaction& action) {
+  // (SIG_DFL is null, which is no handler with SA_SIGINFO either.)
+  return (action.sa_flags & SA_SIGINFO) != 0 ? action.sa_sigaction == nullptr
+                                             : action.sa_handler == SIG_DFL;
 }
 
 bool IsWrapper(const struct sigaction& action) {
@@ -177,6 +185,12 @@ bool IsWrapper(const struct sigaction& action) {
 }
 
 }  // namespace
+
+void InitSignals() {
+  InitLastWords([](int number, const siginfo_t* info, void* context) {
+    return tls_signals.depth != 0 && Defer(number, info, context);
+  });
+}
 
 bool InHandler() {
   const auto* const frame = static_cast<const char*>(tls_signals.handler);
@@ -303,6 +317,10 @@ int HookedSigaction(int number, const struct sigaction* action,
       slot.flags.store(old_flags, std::memory_order_relaxed);
       slot.handler.store(old_handler, std::memory_order_relaxed);
     }
+  }
+  if (result == 0) ShowDefault(number, &before);
+  if (result == 0 && action != nullptr && IsDefault(*action)) {
+    HideDefault(number);
   }
   if (result == 0 && old != nullptr) {
     *old = before;

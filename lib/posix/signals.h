@@ -164,6 +164,9 @@ bool InHandler();
 
 inline bool SignalsPending() { return tls_signals.pending != 0; }
 
+// At the beginning, by the preload alone.
+void InitSignals();
+
 int HookedSigaction(int number, const struct sigaction* action,
                     struct sigaction* old);
 // `flags`: what of sigaction the old calls mean by it.

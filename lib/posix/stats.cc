@@ -15,6 +15,7 @@
 #include "lib/base/config.h"
 #include "lib/base/latch.h"
 #include "lib/base/log.h"
+#include "lib/base/path.h"
 #include "lib/lane/rdma/memory.h"
 #include "lib/posix/each_sock.h"
 #include "lib/posix/signals.h"
@@ -29,7 +30,7 @@ namespace {
 // What WriteStats puts together.  Not on the stack, which a thread, a handler
 // or a child of clone() may have little of.
 struct Report {
-  char path[512];
+  char path[base::kExpandedPath];
   char program[128];
   char text[4096];
 };
@@ -63,19 +64,8 @@ void WriteStats(const Stats& from) {
   const Critical critical;
   const std::scoped_lock hold(report_latch);
   auto& [path, program, text] = report;
-  std::size_t length = 0;
   const long pid = ::syscall(SYS_getpid);
-  for (const char* at = pattern; *at != '\0' && length < sizeof path - 24;
-       ++at) {
-    if (at[0] == '%' && at[1] == 'p') {
-      length += static_cast<std::size_t>(
-          std::snprintf(path + length, sizeof path - length, "%ld", pid));
-      ++at;
-    } else {
-      path[length++] = *at;
-    }
-  }
-  path[length] = '\0';
+  base::ExpandPid(pattern, pid, path);
 
   std::size_t n = 0;
   std::strcpy(program, "?");

@@ -365,6 +365,7 @@ def test_wrong_options():
         [*client, "--transport", "ib"], [*client, "--transport", "tcp,shm"],
         [*client, "--rounds", 0], [*client, "--rounds", 1000],
         [*client, "--report", "x", "--latency"], [*client, "--nonsense"],
+        [*client, "--report", "x", "-i", 1],
         [*client, "-A", "x"], [*client, "-A", "-1"], [*client, "-A", "1,"],
         [*client, "-A", 8192], ["-s", "-A", "0,1"],
         [*client, "--transport", "verbs", "--connections", 257],
@@ -507,6 +508,36 @@ def test_other_clients():
             receive(s, 16)
             failed(server.client("-t", 0.1), 1, "busy")
         on(server.json("--transport", "tcp", "-t", 0.1), "tcp")
+
+
+def test_compare_with_intervals():
+    compare = ("--compare", "--transport", "tcp,shm", "--rounds", 2, "-t", 0.5)
+    with Server() as server:
+        result = server.client(*compare, "-i", 0.1)
+        check(result.returncode == 0, result)
+        # Each run, with its lines behind it; then the table.
+        runs, at = {}, None
+        for line in result.stdout.splitlines():
+            if line.startswith("round "):
+                at = runs.setdefault(line, [])
+            elif "   sent " in line:
+                at.append(line)
+            else:
+                break
+        check(list(runs) == [f"round {n} of 2: {name}"
+                             for n in (1, 2) for name in ("tcp", "shm")], result)
+        for lines in runs.values():
+            check(len(lines) >= 2, result)
+        check("vs tcp" in result.stdout, result)
+        # Nothing asked, none; and none between the braces of JSON.
+        result = server.client(*compare)
+        check("round " not in result.stdout, result)
+        result = server.client(*compare, "-J", "-i", 0.1)
+        for row in json.loads(result.stdout)["compare"]:
+            check(len(row["median"]["intervals"]) >= 2, row)
+        result = server.client(*compare, "-J")
+        for row in json.loads(result.stdout)["compare"]:
+            check(row["median"]["intervals"] == [], row)
 
 
 def started(server, *args):

@@ -87,9 +87,23 @@ check "--log" RCSOCK_LOG=2 "$(grep ^RCSOCK_LOG= out.txt)"
 RCSOCK_STATS=%p.json run run -- env
 check "RCSOCK_STATS: absolute" "RCSOCK_STATS=$tmp/%p.json" \
   "$(grep ^RCSOCK_STATS= out.txt)"
+run run --log-file=log.%p -- env
+check "--log-file" "RCSOCK_LOG_FILE=$tmp/log.%p" \
+  "$(grep ^RCSOCK_LOG_FILE= out.txt)"
+check "--log-file: the level" RCSOCK_LOG=1 "$(grep ^RCSOCK_LOG= out.txt)"
+run run --log=0 --log-file=log -- env
+check "--log-file and a level" RCSOCK_LOG=0 "$(grep ^RCSOCK_LOG= out.txt)"
+RCSOCK_LOG=2 RCSOCK_LOG_FILE=log run run --log-file=other -- env
+check "--log-file and the environment's level" RCSOCK_LOG=2 \
+  "$(grep ^RCSOCK_LOG= out.txt)"
+check "--log-file over the environment's" "RCSOCK_LOG_FILE=$tmp/other" \
+  "$(grep ^RCSOCK_LOG_FILE= out.txt)"
+RCSOCK_LOG_FILE=log run run -- env
+check "RCSOCK_LOG_FILE: absolute" "RCSOCK_LOG_FILE=$tmp/log" \
+  "$(grep ^RCSOCK_LOG_FILE= out.txt)"
 run run -- env
 check "nothing asked, nothing set" "" \
-  "$(grep -E '^RCSOCK_(LANES|STATS|LOG)=' out.txt || true)"
+  "$(grep -E '^RCSOCK_(LANES|STATS|LOG|LOG_FILE)=' out.txt || true)"
 RCSOCK_LANES=tcp run run -- env
 check "the environment's stays" RCSOCK_LANES=tcp \
   "$(grep ^RCSOCK_LANES= out.txt)"
@@ -146,7 +160,7 @@ done
 run run --peers 0,4294967294 -- env
 check "--peers" RCSOCK_PEERS=0,4294967294 "$(grep ^RCSOCK_PEERS= out.txt)"
 
-for option in --stats --config; do
+for option in --stats --log-file --config; do
   for word in "" --; do
     run run "$option" "$word" true
     check "$option '$word', without a name: status" 2 "$status"

@@ -9,7 +9,7 @@ RCSOCK_PRELOAD=$(realpath "$2")
 export RCSOCK_PRELOAD
 tmp=$(mktemp -d "${TEST_TMPDIR:-/tmp}/stat.XXXXXX")
 cd "$tmp"
-unset LD_PRELOAD RCSOCK_LANES RCSOCK_STATS RCSOCK_LOG
+unset LD_PRELOAD RCSOCK_LANES RCSOCK_STATS RCSOCK_LOG RCSOCK_LOG_FILE
 export XDG_CONFIG_HOME=$tmp/none RCSOCK_PROMOTE_OPS=1 RCSOCK_SPIN_US=0
 trap 'jobs -p | xargs -r kill -KILL 2>/dev/null; wait 2>/dev/null || true' EXIT
 

@@ -25,7 +25,7 @@ _rcsock() {
           _command_offset $((i + 1))
           return
           ;;
-        --lanes | --peers | --stats | --log | --config)
+        --lanes | --peers | --stats | --log | --log-file | --config)
           [[ ${words[i + 1]:-} == = ]] && ((i++))
           ((i++))
           ;;
@@ -55,7 +55,7 @@ _rcsock() {
       mapfile -t COMPREPLY < <(compgen -W '0 1 2' -- "$cur")
       return
       ;;
-    --stats | --config | --report)
+    --stats | --log-file | --config | --report)
       _filedir
       return
       ;;

@@ -31,13 +31,14 @@ To see what happened:
 
   rcsock run --stats=/tmp/%p.json -- CMD   bytes by lane, one file per process
   rcsock run --log 1 -- CMD                promotions, demotions, and why not
+  rcsock run --log-file=/tmp/log -- CMD    the same of a daemon, in a file
   rcsock stat                              the same of what runs now
   rcsock run --lanes=tcp -- CMD            the same program with every lane off
 
 What is not given here is taken from the environment: RCSOCK_LANES,
-RCSOCK_STATS, RCSOCK_LOG, RCSOCK_PEERS.  RCSOCK_PRELOAD names the library to
-preload, where it is neither beside this program nor in ../lib.  rcsock-run(1)
-has the other variables and the configuration file.
+RCSOCK_STATS, RCSOCK_LOG, RCSOCK_LOG_FILE, RCSOCK_PEERS.  RCSOCK_PRELOAD names the
+library to preload, where it is neither beside this program nor in ../lib.
+rcsock-run(1) has the other variables and the configuration file.
 
 The exit status is the command's; 127 if it was not found, 126 if it could not
 be run, 2 for wrong options, 1 for a missing library.
@@ -90,13 +91,18 @@ int Main(int argc, char** argv) {
                                "No configuration file at all"));
   run->add_option("--stats", options.stats,
                   "Each process writes its counters here (JSON) when it\n"
-                  "exits; %p stands for its pid")
+                  "exits or SIGHUP, SIGINT or SIGTERM ends it; %p stands\n"
+                  "for its pid")
       ->type_name("FILE");
   run->add_option("--log", options.log,
                   "On stderr, 1: promotions, demotions, failures, and why\n"
                   "there is no lane; 2: every step")
       ->check(CLI::Range(0, 2))
       ->type_name("N");
+  run->add_option("--log-file", options.log_file,
+                  "The same at the end of this file (--log 1, unless given);\n"
+                  "%p stands for the pid of each process")
+      ->type_name("FILE");
   run->add_option("command", options.command, "The command and its arguments")
       ->required()
       ->type_name("");

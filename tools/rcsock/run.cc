@@ -14,6 +14,7 @@
 #include <system_error>
 
 #include "lib/base/config.h"
+#include "lib/base/path.h"
 #include "tools/rcsock/preload_file.h"
 #include "tools/rcsock/program.h"
 
@@ -152,32 +153,45 @@ std::string Uids(const std::string& users, std::string* uids) {
   return "";
 }
 
+// The file that `option` gives, or else the environment, into `variable`;
+// returns what is wrong with it.
+std::string SetPath(const char* variable, const std::string& option,
+                    const std::optional<std::string>& given) {
+  // (`--stats -- CMD`: the name has been forgotten.)
+  if (given && (given->empty() || *given == "--")) {
+    return option + ": the name of a file is missing";
+  }
+  const std::string asked = given ? *given : Environment(variable);
+  if (asked.empty()) return "";
+  // The command may change its directory before it is needed.
+  const std::string path = fs::absolute(asked).string();
+  if (given && path.size() > base::kLongestPath) {
+    return option + ": the path is too long: " + path;
+  }
+  ::setenv(variable, path.c_str(), 1);
+  return "";
+}
+
 }  // namespace
 
 int Run(const RunOptions& options) {
   const std::string library = FindLibrary();
   if (library.empty()) return 1;
 
-  // (`--stats -- CMD`: the name has been forgotten.)
-  if (options.stats && (options.stats->empty() || *options.stats == "--")) {
-    return Fail(kUsage, "--stats: the name of a file is missing");
-  }
   if (options.config && (options.config->empty() || *options.config == "--")) {
     return Fail(kUsage, "--config: the name of a file is missing");
   }
-  if (const std::string asked =
-          options.stats ? *options.stats : Environment("RCSOCK_STATS");
-      !asked.empty()) {
-    // The command may change its directory before it exits.
-    const std::string stats = fs::absolute(asked).string();
-    if (options.stats && stats.size() >= sizeof base::Config::stats) {
-      return Fail(kUsage, "--stats: the path is too long: " + stats);
-    }
-    ::setenv("RCSOCK_STATS", stats.c_str(), 1);
+  if (const std::string bad =
+          SetPath("RCSOCK_STATS", "--stats", options.stats) +
+          SetPath("RCSOCK_LOG_FILE", "--log-file", options.log_file);
+      !bad.empty()) {
+    return Fail(kUsage, bad);
   }
   if (options.lanes) ::setenv("RCSOCK_LANES", options.lanes->c_str(), 1);
   if (options.log) {
     ::setenv("RCSOCK_LOG", std::to_string(*options.log).c_str(), 1);
+  } else if (options.log_file) {
+    ::setenv("RCSOCK_LOG", "1", 0);  // who names a file wants something in it
   }
 
   if (options.peers) {

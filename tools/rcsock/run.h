@@ -15,6 +15,7 @@ struct RunOptions {
   std::optional<std::string> stats;
   std::optional<std::string> peers;  // users, with commas between
   std::optional<int> log;
+  std::optional<std::string> log_file;
   std::optional<std::string> config;  // a file, instead of the usual ones
   bool no_config = false;
   std::vector<std::string> command;

@@ -154,8 +154,9 @@ void Check(const Options& options) {
       options.transports.size() > 1) {
     Wrong("several transports need --compare or --report");
   }
-  if (!options.report.empty() && (mode != Mode::kStream || options.compare ||
-                                  options.bytes > 0 || options.syscalls)) {
+  if (!options.report.empty() &&
+      (mode != Mode::kStream || options.compare || options.bytes > 0 ||
+       options.syscalls || options.interval)) {
     Wrong("--report chooses itself what to measure");
   }
 }
@@ -295,6 +296,8 @@ bool AnyNamedFailed(const Options& options, const std::vector<Row>& rows) {
 int RunCompare(const Options& options) {
   const Spec spec = SpecOf(options);
   Rounds rounds(options.host, options.port, TransportsOf(options));
+  // (On a terminal, too, only where it is asked for: there are many runs.)
+  rounds.Watch(options.interval.value_or(0), !options.json);
   std::vector<Row> rows = Compare(&rounds, spec, options.rounds);
   std::string uncounted;
   for (Row& row : rows) {
@@ -440,7 +443,8 @@ Command::Command(CLI::App* app)
   perf_->add_flag("--bidir", o.both, "Both send");
   perf_
       ->add_option("-i,--interval", o.interval,
-                   "Seconds between reports (1 on a terminal; 0: none)")
+                   "Seconds between reports (1 on a terminal, with --compare\n"
+                   "none; 0: none)")
       ->check(CLI::Validator(
           [](const std::string& text) {
             return text == "0" ? std::string() : CLI::Range(0.1, 3600.0)(text);

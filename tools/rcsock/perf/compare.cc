@@ -65,6 +65,11 @@ Rounds::Rounds(std::string host, std::uint16_t port,
   }
 }
 
+void Rounds::Watch(double interval, bool lines) {
+  interval_ = interval;
+  lines_ = lines && interval > 0;
+}
+
 std::vector<Row> Rounds::Run(Spec spec, const std::string& what) {
   std::vector<Row> rows;
   for (Entry& entry : entries_) {
@@ -73,9 +78,18 @@ std::vector<Row> Rounds::Run(Spec spec, const std::string& what) {
     row.failed = entry.failed;
     if (row.failed.empty()) row.failed = spec.WhyNot();
     if (!row.failed.empty()) continue;
-    progress_.Show(fmt::format("{}: {}", what, Name(spec.transport)));
+    const std::string run = fmt::format("{}: {}", what, Name(spec.transport));
+    if (lines_) {
+      fmt::print("{}\n", run);
+      std::fflush(stdout);
+    } else {
+      progress_.Show(run);
+    }
     try {
-      Outcome outcome = client()->Run(spec, 0, nullptr);
+      Outcome outcome =
+          client()->Run(spec, interval_, [&](const Interval& interval) {
+            if (lines_) PrintInterval(spec, interval);
+          });
       if (outcome.LaneUsed() && outcome.ShareKnown()) {
         row.runs.push_back(std::move(outcome));
       } else {

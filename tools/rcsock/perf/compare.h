@@ -33,6 +33,10 @@ class Rounds {
   Rounds(std::string host, std::uint16_t port,
          const std::vector<Transport>& transports);
 
+  // From now on each run reports every `interval` seconds; with `lines` a line
+  // each, after one that says which run it is.
+  void Watch(double interval, bool lines);
+
   // One more run of each, as `spec` says.  `what` is for the progress line.
   // Returns a row for each transport, with at most one run.
   std::vector<Row> Run(Spec spec, const std::string& what);
@@ -50,6 +54,8 @@ class Rounds {
   std::vector<Entry> entries_;
   std::unique_ptr<Client> client_;
   Progress progress_;
+  double interval_ = 0;
+  bool lines_ = false;
 };
 
 std::vector<Row> Compare(Rounds* rounds, const Spec& spec, int count);

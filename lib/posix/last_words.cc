@@ -1,0 +1,116 @@
+#include "lib/posix/last_words.h"
+
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdint>
+
+#include "lib/base/config.h"
+#include "lib/base/real.h"
+#include "lib/base/sleep.h"
+#include "lib/posix/each_sock.h"
+#include "lib/posix/process.h"
+#include "lib/posix/stats.h"
+
+namespace rcsock::posix {
+namespace {
+
+constexpr int kEndings[] = {SIGHUP, SIGINT, SIGTERM};
+constexpr int kHighest = SIGTERM;
+
+constinit DeferSignal defer_signal = nullptr;
+constinit std::atomic<bool> hiding{false};
+// The process that a thread of is at it.  (The child of a fork beside it is
+// not.)
+constinit std::atomic<long> ending{0};
+// As the program has set them (or whoever started it).  The latch of
+// HookedSigaction's.
+struct sigaction defaults[kHighest + 1];
+
+bool IsEnding(int number) {
+  for (const int one : kEndings) {
+    if (one == number) return true;
+  }
+  return false;
+}
+
+void LastWords(int number, siginfo_t* info, void* context);
+
+bool IsHidden(const struct sigaction& action) {
+  return (action.sa_flags & SA_SIGINFO) != 0 &&
+         action.sa_sigaction == &LastWords;
+}
+
+// As the kernel would have ended it.
+[[noreturn]] void End(int number) {
+  struct sigaction action {};
+  action.sa_handler = SIG_DFL;
+  real::sigaction(number, &action, nullptr);
+  const std::uint64_t none = 0;
+  ::syscall(SYS_tgkill, ::syscall(SYS_getpid), ::syscall(SYS_gettid), number);
+  ::syscall(SYS_rt_sigprocmask, SIG_SETMASK, &none, nullptr, 8);
+  // (Another thread has set a handler meanwhile.)
+  for (;;) real::_exit(128 + number);
+}
+
+void LastWords(int number, siginfo_t* info, void* context) {
+  if (defer_signal(number, info, context)) return;
+  // A child of vfork has its parent's memory, and nothing to say.
+  if (InBorrowedMemory()) End(number);
+  // Another signal has come to another thread.
+  while (ending.exchange(OwnPid()) == OwnPid()) {
+    base::SleepThrough(1'000'000'000);
+  }
+  Stats total;
+  total.CopyFrom(stats);
+  ForEachSock([&](Sock* sock) { sock->Fold(&total); });
+  WriteStats(total);
+  End(number);
+}
+
+}  // namespace
+
+void InitLastWords(DeferSignal defer) {
+  defer_signal = defer;
+  if (*base::GetConfig().stats == '\0' || ::syscall(SYS_getpid) == 1) return;
+  hiding.store(true, std::memory_order_relaxed);
+  for (const int number : kEndings) {
+    struct sigaction now {};
+    if (real::sigaction(number, nullptr, &now) == 0 &&
+        (now.sa_flags & SA_SIGINFO) == 0 && now.sa_handler == SIG_DFL) {
+      HideDefault(number);
+    }
+  }
+}
+
+void EndLastWords() {
+  if (!hiding.exchange(false)) return;
+  for (const int number : kEndings) {
+    struct sigaction now {};
+    if (real::sigaction(number, nullptr, &now) == 0 && IsHidden(now)) {
+      real::sigaction(number, &defaults[number], nullptr);
+    }
+  }
+}
+
+void HideDefault(int number) {
+  if (!hiding.load(std::memory_order_relaxed) || !IsEnding(number) ||
+      InBorrowedMemory() ||
+      // Its flags as the kernel gives them, restorer and all.
+      real::sigaction(number, nullptr, &defaults[number]) != 0) {
+    return;
+  }
+  struct sigaction action {};
+  action.sa_sigaction = &LastWords;
+  // It comes back only to be called again, at the end of a critical section.
+  action.sa_flags = SA_SIGINFO | SA_RESTART | SA_ONSTACK;
+  ::sigfillset(&action.sa_mask);
+  real::sigaction(number, &action, nullptr);
+}
+
+void ShowDefault(int number, struct sigaction* action) {
+  if (IsHidden(*action)) *action = defaults[number];
+}
+
+}  // namespace rcsock::posix
