@@ -5,6 +5,7 @@
 #include <linux/tcp.h>
 #include <netinet/in.h>
 #include <poll.h>
+#include <sched.h>
 #include <signal.h>
 #include <sys/ioctl.h>
 #include <sys/prctl.h>
@@ -180,17 +181,34 @@ void Call(int fd, int count) {
   }
 }
 
-void Stop(pid_t pid) {
-  CHECK_THAT(::kill(pid, SIGSTOP) == 0);
-  char name[64];
-  std::snprintf(name, sizeof name, "/proc/%d/stat", static_cast<int>(pid));
-  for (char state = 0; state != 'T';) {
-    std::FILE* file = std::fopen(name, "r");
+namespace {
+
+// (What is between the parentheses may have anything in it, ")" too.)
+void AwaitRunState(pid_t pid, pid_t thread, char wanted) {
+  char path[64];
+  std::snprintf(path, sizeof path, "/proc/%d/task/%d/stat",
+                static_cast<int>(pid), static_cast<int>(thread));
+  for (;;) {
+    std::FILE* const file = std::fopen(path, "r");
     CHECK_THAT(file != nullptr);
-    CHECK_THAT(std::fscanf(file, "%*d (%*[^)]) %c", &state) == 1);
+    char text[256] = {};
+    CHECK_THAT(std::fread(text, 1, sizeof text - 1, file) > 0);
     std::fclose(file);
+    const char* const name_end = std::strrchr(text, ')');
+    CHECK_THAT(name_end != nullptr);
+    if (name_end[2] == wanted) return;
+    ::sched_yield();
   }
 }
+
+}  // namespace
+
+void Stop(pid_t pid) {
+  CHECK_THAT(::kill(pid, SIGSTOP) == 0);
+  AwaitRunState(pid, pid, 'T');
+}
+
+void AwaitAsleep(pid_t pid, pid_t thread) { AwaitRunState(pid, thread, 'S'); }
 
 std::size_t Drain(int fd, int* error) {
   char text[8192];
