@@ -2,6 +2,7 @@
 // vain, is interrupted or asked again, and accept() of who has gone already.
 // The connections that come of it go on, on the same descriptor, on a lane.
 #include <fcntl.h>
+#include <linux/sockios.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
@@ -384,9 +385,6 @@ struct Gone {
             [bytes, reset](int) {
               const int port = HearPort();
               const int fd = Connect(port);
-              // (A reset takes along what has not left.)
-              const int on = 1;
-              ::setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
               std::string text(bytes, 0);
               Pattern(7, 0, text.data(), text.size());
               // (In so many calls that it may look for the other end.)
@@ -394,6 +392,11 @@ struct Gone {
                 SendAll(fd, text.data() + at, std::min(bytes - at, 100ul));
               }
               if (reset) {
+                // (It takes along what is not there yet.)
+                int unsent = 1;
+                while (::ioctl(fd, SIOCOUTQ, &unsent) == 0 && unsent > 0) {
+                  ::poll(nullptr, 0, 1);
+                }
                 ::setsockopt(fd, SOL_SOCKET, SO_LINGER, &kReset, sizeof kReset);
               }
               Result("close", ::close(fd));

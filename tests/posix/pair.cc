@@ -37,6 +37,8 @@ std::vector<Registered>& Cases() {
 }
 
 bool is_client = false;
+// What Warm does where it waits for nothing.
+int warm_turns = 20;
 int log_fd = 1;
 int to_other = -1;
 int from_other = -1;
@@ -291,7 +293,7 @@ void WarmAs(int fd, bool asks) {
   const std::uint64_t start = NowMs();
   int still = 0;
   std::uint64_t before = 0;
-  for (int i = 0; lane ? still < 3 : i < 20; ++i) {
+  for (int i = 0; lane ? still < 3 : i < warm_turns; ++i) {
     SendAll(fd, message, sizeof message);
     RecvAll(fd, message, sizeof message);
     if (i % 10 != 9) continue;
@@ -401,7 +403,20 @@ int Accept(int listener) {
 
 namespace {
 
+// PAIR_TURNS: one number up to it for each case, always the same.
+int WarmTurns(const char* name) {
+  const char* most = std::getenv("PAIR_TURNS");
+  if (most == nullptr) return 20;
+  std::uint64_t seed = Seed();
+  for (const char* c = name; *c != 0; ++c) {
+    seed = seed * 131 + static_cast<unsigned char>(*c);
+  }
+  return static_cast<int>(
+      Random{seed}.Below(static_cast<std::uint64_t>(std::atoi(most)) + 1));
+}
+
 void RunEnd(const Registered& one) {
+  warm_turns = WarmTurns(one.name);
   int fd = -1;
   if (one.options.connect) {
     if (is_client) {
