@@ -170,7 +170,9 @@ int connect(int fd, const sockaddr* address, socklen_t length) {
     return result;
   }
   const int result = real::connect(fd, address, length);
-  if (sock != nullptr && (result == 0 || errno == EINPROGRESS)) {
+  // (Who is interrupted may look for its end by poll, and never call again.)
+  if (sock != nullptr &&
+      (result == 0 || errno == EINPROGRESS || errno == EINTR)) {
     const int saved = errno;
     // (Closed in a call that may have waited long.)
     const SockAt still(fd);

@@ -15,6 +15,8 @@
 #include <cstdlib>
 #include <cstring>
 #include <ctime>
+#include <fstream>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -24,6 +26,20 @@ inline const char* Address() {
   return rdma != nullptr ? rdma : "127.0.0.1";
 }
 inline bool Rdma() { return std::getenv("RDMA_IP") != nullptr; }
+
+// Returns when a thread of this process sleeps.
+inline void AwaitAsleep(pid_t thread) {
+  const std::string path =
+      "/proc/self/task/" + std::to_string(thread) + "/stat";
+  for (;;) {
+    std::string text;
+    std::getline(std::ifstream(path), text);
+    const std::size_t name_end = text.rfind(") ");
+    ASSERT_NE(name_end, std::string::npos) << path;
+    if (text[name_end + 2] == 'S') return;
+    std::this_thread::yield();
+  }
+}
 
 // Two ends in this process.
 class RsocketTest : public testing::Test {

@@ -91,8 +91,8 @@ TEST_F(RsocketTest, PiecesThatAreEmptyDoNotCount) {
 
 TEST_F(RsocketTest, SelectWaitsLongerThanAnIntHasMilliseconds) {
   Connect(1);
-  std::thread later([this] {
-    ::usleep(20'000);
+  std::thread later([this, waits = ::gettid()] {
+    AwaitAsleep(waits);
     EXPECT_EQ(rsend(one_, "x", 1, 0), 1);
   });
   fd_set in;

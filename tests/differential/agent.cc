@@ -159,6 +159,11 @@ std::string Step(const Op& op, long* value) {
     case Kind::kEpollCtl: {
       epoll_event event{};
       event.events = Events(op.c);
+      // (Of several such, who is woken is the kernel's to choose: so there is
+      // one of them.)
+      if (op.b >= 8 && op.slot % kSlots == 0 && op.a % kSets == 0) {
+        event.events |= EPOLLEXCLUSIVE;
+      }
       // Edges are marked as such: there may be more of them.
       event.data.u32 = op.slot % kSlots;
       if ((event.events & (EPOLLET | EPOLLONESHOT)) == EPOLLET) {

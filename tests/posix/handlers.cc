@@ -231,9 +231,9 @@ constexpr int kLanes = 2;
 void ServeForked(int fd) {
   for (int i = 0; i < kLanes; ++i) {
     WarmAs(fd, false);
-    Hear();
-    // (So that the peer sleeps, on its lane.)
-    ::usleep(50'000);
+    // (On its lane.)
+    const auto peer = static_cast<pid_t>(Hear());
+    AwaitAsleep(peer, peer);
     const pid_t child = ::fork();
     CHECK_THAT(child >= 0);
     if (child == 0) ::_exit(0);
@@ -263,7 +263,7 @@ void ForkWithin(int fd, int (*wait)(int fd)) {
   }
   for (int i = 0; i < kLanes; ++i) {
     WarmAs(fd, true);
-    Tell(0);
+    Tell(::getpid());
     Log("told: %d", wait(fd));
     char byte;
     RecvAll(fd, &byte, 1);
@@ -300,9 +300,8 @@ Case forks_in_one_way(
     [](int fd) {
       char text[2 * kOneWay];
       RecvAll(fd, text, sizeof text);
-      Hear();
-      // (So that the peer sleeps.)
-      ::usleep(50'000);
+      const auto peer = static_cast<pid_t>(Hear());
+      AwaitAsleep(peer, peer);
       SendAll(fd, "y", 1);
       LogDrain(fd);
     },
@@ -322,7 +321,7 @@ Case forks_in_one_way(
         return;
       }
       SendOneWay(fd);
-      Tell(0);
+      Tell(::getpid());
       Log("told: %d", ByRecv(fd));
       ::close(fd);
       ::_exit(0);

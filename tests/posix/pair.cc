@@ -5,6 +5,7 @@
 #include <linux/tcp.h>
 #include <netinet/in.h>
 #include <poll.h>
+#include <sched.h>
 #include <signal.h>
 #include <sys/ioctl.h>
 #include <sys/prctl.h>
@@ -36,6 +37,8 @@ std::vector<Registered>& Cases() {
 }
 
 bool is_client = false;
+// What Warm does where it waits for nothing.
+int warm_turns = 20;
 int log_fd = 1;
 int to_other = -1;
 int from_other = -1;
@@ -180,17 +183,34 @@ void Call(int fd, int count) {
   }
 }
 
-void Stop(pid_t pid) {
-  CHECK_THAT(::kill(pid, SIGSTOP) == 0);
-  char name[64];
-  std::snprintf(name, sizeof name, "/proc/%d/stat", static_cast<int>(pid));
-  for (char state = 0; state != 'T';) {
-    std::FILE* file = std::fopen(name, "r");
+namespace {
+
+// (What is between the parentheses may have anything in it, ")" too.)
+void AwaitRunState(pid_t pid, pid_t thread, char wanted) {
+  char path[64];
+  std::snprintf(path, sizeof path, "/proc/%d/task/%d/stat",
+                static_cast<int>(pid), static_cast<int>(thread));
+  for (;;) {
+    std::FILE* const file = std::fopen(path, "r");
     CHECK_THAT(file != nullptr);
-    CHECK_THAT(std::fscanf(file, "%*d (%*[^)]) %c", &state) == 1);
+    char text[256] = {};
+    CHECK_THAT(std::fread(text, 1, sizeof text - 1, file) > 0);
     std::fclose(file);
+    const char* const name_end = std::strrchr(text, ')');
+    CHECK_THAT(name_end != nullptr);
+    if (name_end[2] == wanted) return;
+    ::sched_yield();
   }
 }
+
+}  // namespace
+
+void Stop(pid_t pid) {
+  CHECK_THAT(::kill(pid, SIGSTOP) == 0);
+  AwaitRunState(pid, pid, 'T');
+}
+
+void AwaitAsleep(pid_t pid, pid_t thread) { AwaitRunState(pid, thread, 'S'); }
 
 std::size_t Drain(int fd, int* error) {
   char text[8192];
@@ -273,7 +293,7 @@ void WarmAs(int fd, bool asks) {
   const std::uint64_t start = NowMs();
   int still = 0;
   std::uint64_t before = 0;
-  for (int i = 0; lane ? still < 3 : i < 20; ++i) {
+  for (int i = 0; lane ? still < 3 : i < warm_turns; ++i) {
     SendAll(fd, message, sizeof message);
     RecvAll(fd, message, sizeof message);
     if (i % 10 != 9) continue;
@@ -383,7 +403,20 @@ int Accept(int listener) {
 
 namespace {
 
+// PAIR_TURNS: one number up to it for each case, always the same.
+int WarmTurns(const char* name) {
+  const char* most = std::getenv("PAIR_TURNS");
+  if (most == nullptr) return 20;
+  std::uint64_t seed = Seed();
+  for (const char* c = name; *c != 0; ++c) {
+    seed = seed * 131 + static_cast<unsigned char>(*c);
+  }
+  return static_cast<int>(
+      Random{seed}.Below(static_cast<std::uint64_t>(std::atoi(most)) + 1));
+}
+
 void RunEnd(const Registered& one) {
+  warm_turns = WarmTurns(one.name);
   int fd = -1;
   if (one.options.connect) {
     if (is_client) {

@@ -49,6 +49,8 @@ void Echo(int fd, int count);
 void Call(int fd, int count);
 // SIGSTOP; returns when the process stands.
 void Stop(pid_t pid);
+// Returns when a thread of a process sleeps.
+void AwaitAsleep(pid_t pid, pid_t thread);
 // Reads to EOF or an error; returns how many bytes, *error 0 or errno.
 std::size_t Drain(int fd, int* error);
 // Logs both.

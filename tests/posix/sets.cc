@@ -10,7 +10,6 @@
 
 #include <atomic>
 #include <cerrno>
-#include <cstdio>
 #include <cstring>
 #include <thread>
 #include <vector>
@@ -174,24 +173,6 @@ Case nested(
       Barrier();
     });
 
-// Returns when a thread of this process sleeps.
-void AwaitAsleep(pid_t thread) {
-  char path[64];
-  std::snprintf(path, sizeof path, "/proc/self/task/%d/stat",
-                static_cast<int>(thread));
-  for (;;) {
-    std::FILE* const file = std::fopen(path, "r");
-    CHECK_THAT(file != nullptr);
-    char text[256] = {};
-    CHECK_THAT(std::fread(text, 1, sizeof text - 1, file) > 0);
-    std::fclose(file);
-    const char* const name_end = std::strrchr(text, ')');
-    CHECK_THAT(name_end != nullptr);
-    if (name_end[2] == 'S') return;
-    std::this_thread::yield();
-  }
-}
-
 // A set that is closed while a thread sleeps in it is not the next set.
 Case closed_under_a_wait(
     "set_closed_under_a_wait",
@@ -210,7 +191,7 @@ Case closed_under_a_wait(
         ::poll(nullptr, 0, -1);
       }).detach();
       while (waits == 0) std::this_thread::yield();
-      AwaitAsleep(waits);
+      AwaitAsleep(::getpid(), waits);
       ::close(set);
       // (Nor has the next one its number, if the thread has been woken since.)
       CHECK_THAT(::dup2(1, set) == set);

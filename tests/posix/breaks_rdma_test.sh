@@ -1,0 +1,31 @@
+#!/bin/bash
+# usage: breaks_rdma_test BREAKS SHIM LIBRARY
+#
+# In a guest: BREAKS with lanes whose queue pairs LIBRARY puts into error, as over
+# TCP; and they were broken, and left by that.
+set -uo pipefail
+program=$1 shim=$(readlink -f "$2") library=$(readlink -f "$3")
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+export PAIR_ADDRESS=$RDMA_IP
+"$program" >"$work/plain" || exit 1
+RCSOCK_LANES=rdma RCSOCK_PROMOTE_OPS=1 PAIR_WARM=lane RCSOCK_STATS=$work/stats.%p \
+  LD_PRELOAD=$shim:$library "$program" >"$work/shim" 2>"$work/err"
+status=$?
+failed=0
+[[ $status == 0 ]] || failed=1
+diff -u --label tcp --label rcsock "$work/plain" "$work/shim" || failed=1
+broken=$(grep -c '^broken: [1-9]' "$work/err")
+# (The end that hears of it first may ask the other to leave as well.)
+left=$(cat "$work"/stats.[0-9]* | python3 -c '
+import json, sys
+counts = [json.loads(line) for line in sys.stdin]
+print(sum(count["failovers"] + count["demotions"] for count in counts))')
+echo "broken $broken times, lanes left: $left"
+# By both ends, each time.
+if ((broken != 2 || left < 4)); then
+  echo "FAILED: not 2 times, or fewer than 4"
+  failed=1
+fi
+((failed == 0)) || tail -n 30 "$work/err"
+exit "$failed"
