@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "lib/base/copy.h"
+#include "lib/base/guard.h"
 
 namespace rcsock::lane {
 
@@ -32,6 +33,18 @@ inline void CopyBytes(std::byte* to, const std::byte* from, std::size_t n) {
   }
 }
 
+// The same to memory of the program's; false: a fault (base/guard.h).
+inline bool TryCopyIn(std::byte* to, const std::byte* from, std::size_t n) {
+  if (n <= 64) return base::TrySmall(to, from, n);
+  if (!base::Writable(to, from, n)) return false;
+  if (n >= kLongPiece) [[unlikely]] {
+    base::LongCopy(to, from, n);
+  } else {
+    std::memcpy(to, from, n);
+  }
+  return true;
+}
+
 // Walks through iov[0..count) from byte `skip` of it on.
 class IovCursor {
  public:
@@ -51,7 +64,16 @@ class IovCursor {
     return left < limit ? left : limit;
   }
 
-  // Copies the next `n` bytes, which must be there, to or from the vector.
+  // Whether the next `n` bytes, which must be there, can be read.
+  bool Readable(std::size_t n) const {
+    IovCursor look = *this;
+    return look.Walk(n, [](const std::byte* part, std::size_t length) {
+      return base::Readable(part, length);
+    });
+  }
+
+  // Copies the next `n` bytes, which must be there, from the vector; who calls
+  // it knows that it can be read.
   void CopyOut(void* to, std::size_t n) { CopyOut(to, n, CopyBytes); }
   template <typename Copy>
   void CopyOut(void* to, std::size_t n, Copy copy) {
@@ -59,13 +81,16 @@ class IovCursor {
     Walk(n, [&](std::byte* part, std::size_t length) {
       copy(out, part, length);
       out += length;
+      return true;
     });
   }
-  void CopyIn(const void* from, std::size_t n) {
+  // ... or to it.  False: a fault, and the cursor is of no more use.
+  bool CopyIn(const void* from, std::size_t n) {
     const auto* in = static_cast<const std::byte*>(from);
-    Walk(n, [&](std::byte* part, std::size_t length) {
-      CopyBytes(part, in, length);
+    return Walk(n, [&](std::byte* part, std::size_t length) {
+      const bool copied = TryCopyIn(part, in, length);
       in += length;
+      return copied;
     });
   }
 
@@ -77,15 +102,18 @@ class IovCursor {
     }
   }
   template <typename Copy>
-  void Walk(std::size_t n, Copy copy) {
+  bool Walk(std::size_t n, Copy copy) {
     while (n > 0 && at_ != end_) {
       const std::size_t here = at_->iov_len - done_;
       const std::size_t part = n < here ? n : here;
-      copy(static_cast<std::byte*>(at_->iov_base) + done_, part);
+      if (!copy(static_cast<std::byte*>(at_->iov_base) + done_, part)) {
+        return false;
+      }
       n -= part;
       done_ += part;
       Settle();
     }
+    return true;
   }
 
   const iovec* at_;

@@ -10,6 +10,7 @@
 #include <cstring>
 
 #include "lib/base/direct.h"
+#include "lib/base/guard.h"
 #include "lib/base/internal.h"
 #include "lib/posix/hooks.h"
 #include "lib/posix/hooks_data.h"
@@ -200,7 +201,7 @@ ssize_t SendFlagged(Sock* sock, int fd, const iovec* iov, int count,
         iov->iov_len > static_cast<std::size_t>(all + kMost - to)) {
       return 0;
     }
-    std::memcpy(to, iov->iov_base, iov->iov_len);
+    if (!base::TryGet(to, iov->iov_base, iov->iov_len)) return 0;
     to += iov->iov_len;
   }
   return sock->QuickSend(StillAt(fd, sock), all,

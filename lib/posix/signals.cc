@@ -7,6 +7,7 @@
 #include <cerrno>
 #include <cstring>
 
+#include "lib/base/guard.h"
 #include "lib/base/latch.h"
 #include "lib/base/real.h"
 #include "lib/lane/lane.h"
@@ -104,7 +105,16 @@ bool Defer(int number, const siginfo_t* info, void* context) {
 // was first.
 void* TakeOnce(int number, int* flags);
 
+// A pointer of the program's that the kernel would say EFAULT to.  (To its
+// handlers, too, which would not have heard of it: one that unprotects what it
+// has protected must do that before a call, as it must without rcsock.)
+bool Guarded(int number) { return number == SIGSEGV || number == SIGBUS; }
+bool Fixed(int number, const siginfo_t* info, void* context) {
+  return Guarded(number) && info->si_code > 0 && base::FixFault(context);
+}
+
 void Wrapper(int number, siginfo_t* info, void* context) {
+  if (Fixed(number, info, context)) return;
   ThreadSignals& self = tls_signals;
   if (self.depth != 0 && !Synchronous(number, info) &&
       Defer(number, info, context)) {
@@ -182,6 +192,56 @@ bool IsDefault(const struct sigaction& action) {
 
 bool IsWrapper(const struct sigaction& action) {
   return (action.sa_flags & SA_SIGINFO) != 0 && action.sa_sigaction == &Wrapper;
+}
+
+// In place of the default action of SIGSEGV and SIGBUS.  What is not fixed goes
+// on to that, in each thing that others see of it: what has faulted faults
+// again, in the same place, and dumps the same core; what has been sent is sent
+// again.  It writes nothing in memory, which may be a parent's (vfork).
+void DefaultFault(int number, siginfo_t* info, void* context) {
+  if (Fixed(number, info, context)) return;
+  const int saved = errno;
+  struct sigaction fallback {};
+  fallback.sa_handler = SIG_DFL;
+  real::sigaction(number, &fallback, nullptr);
+  // (Blocked here: it comes when this has returned.)
+  const bool sent = info->si_code <= 0 ||
+                    (number == SIGBUS && info->si_code == BUS_MCEERR_AO);
+  if (sent) QueueAgain(number, *info);
+  errno = saved;
+}
+
+bool IsDefaultFault(const struct sigaction& action) {
+  return (action.sa_flags & SA_SIGINFO) != 0 &&
+         action.sa_sigaction == &DefaultFault;
+}
+
+// With the latch held.
+bool guarding = false;
+// The default action as the program has set it, with flags and mask.
+struct sigaction defaults[2];
+struct sigaction& DefaultOf(int number) {
+  return defaults[number == SIGBUS];
+}
+
+// Where the default action is in force.  (A program that ignores a fault, or
+// has a handler that we do not know, keeps what it has, and ends by it.)
+void GuardDefault(int number) {
+  struct sigaction now {};
+  if (real::sigaction(number, nullptr, &now) != 0 ||
+      now.sa_handler != SIG_DFL) {
+    return;
+  }
+  struct sigaction ours {};
+  ours.sa_sigaction = &DefaultFault;
+  // On the other stack, if there is one: this one may have come to its end.
+  // (If there is none the kernel ends the program then, as by default.)
+  ours.sa_flags = SA_SIGINFO | SA_ONSTACK;
+  // Nobody is to see what it does half done.
+  ::sigfillset(&ours.sa_mask);
+  // First: a handler that is asked for is taken for what is here.
+  DefaultOf(number) = now;
+  real::sigaction(number, &ours, nullptr);
 }
 
 }  // namespace
@@ -283,6 +343,22 @@ void LeaveCritical() {
   if (tls_signals.pending != 0 && tls_signals.depth == 0) DeliverDeferred();
 }
 
+void GuardFaults() {
+#if RCSOCK_GUARDS
+  static std::atomic<bool> done{false};
+  if (done.load(std::memory_order_acquire)) return;
+  Critical critical;
+  latch.lock();
+  if (!guarding) {
+    guarding = true;
+    GuardDefault(SIGSEGV);
+    GuardDefault(SIGBUS);
+    done.store(true, std::memory_order_release);
+  }
+  latch.unlock();
+#endif
+}
+
 int HookedSigaction(int number, const struct sigaction* action,
                     struct sigaction* old) {
   if (number <= 0 || number >= kSignals) {
@@ -293,6 +369,7 @@ int HookedSigaction(int number, const struct sigaction* action,
   Installed& slot = installed[number];
   void* old_handler = slot.handler.load(std::memory_order_relaxed);
   const int old_flags = slot.flags.load(std::memory_order_relaxed);
+  const struct sigaction old_default = DefaultOf(number);
   struct sigaction before {};
   int result;
   if (action == nullptr) {
@@ -317,6 +394,7 @@ int HookedSigaction(int number, const struct sigaction* action,
       slot.flags.store(old_flags, std::memory_order_relaxed);
       slot.handler.store(old_handler, std::memory_order_relaxed);
     }
+    if (result == 0 && guarding && Guarded(number)) GuardDefault(number);
   }
   if (result == 0) ShowDefault(number, &before);
   if (result == 0 && action != nullptr && IsDefault(*action)) {
@@ -329,6 +407,8 @@ int HookedSigaction(int number, const struct sigaction* action,
           reinterpret_cast<void (*)(int, siginfo_t*, void*)>(old_handler);
       if ((old_flags & SA_SIGINFO) == 0) old->sa_flags &= ~SA_SIGINFO;
       old->sa_flags |= old_flags & static_cast<int>(SA_RESETHAND);
+    } else if (IsDefaultFault(before)) {
+      *old = old_default;
     }
   }
   latch.unlock();

@@ -167,6 +167,11 @@ inline bool SignalsPending() { return tls_signals.pending != 0; }
 // At the beginning, by the preload alone.
 void InitSignals();
 
+// From here on a fault of an instruction that may fault (base/guard.h) ends
+// nobody.  Takes SIGSEGV and SIGBUS where they have the default action, which
+// is what the program goes on to see of them.
+void GuardFaults();
+
 int HookedSigaction(int number, const struct sigaction* action,
                     struct sigaction* old);
 // `flags`: what of sigaction the old calls mean by it.

@@ -340,6 +340,8 @@ void Sock::OnLink(std::shared_ptr<lane::shm::Link> link, int index) {
 void Sock::LaneOpen(std::unique_ptr<lane::Lane> lane, std::uint32_t epoch,
                     const stream::Nonce& mine, const stream::Nonce& peers,
                     bool authenticated) {
+  // (No latch of a stream is held: fork takes them behind what this takes.)
+  GuardFaults();
   Critical critical;
   tx_latch.lock();
   rx_latch.lock();

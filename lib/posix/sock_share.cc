@@ -11,6 +11,7 @@
 #include <mutex>
 #include <utility>
 
+#include "lib/base/guard.h"
 #include "lib/base/log.h"
 #include "lib/posix/epoll.h"
 #include "lib/posix/fork.h"
@@ -84,13 +85,15 @@ ssize_t Sock::UnreadRecv(int number, const iovec* iov, int count,
   std::size_t n = 0;
   int error = 0;
   bool failed = false;
+  bool fault = false;
   if (mode() == Mode::kUnread && total > *done) {
     IovRest rest(iov, count);
     rest.Skip(*done);
     const bool drop = (flags & MSG_TRUNC) != 0;
     n = unread_.Take(drop ? nullptr : rest.iov(), rest.count(), total - *done,
                      (flags & MSG_PEEK) != 0);
-    if (unread_.size() == 0) {
+    fault = base::TakeFault();
+    if (unread_.size() == 0 && !fault) {
       // (What came before the error may be the kernel's.)
       int more = 0;
       if (n == 0 && *done == 0 && unread_.Failed() &&
@@ -118,8 +121,12 @@ ssize_t Sock::UnreadRecv(int number, const iovec* iov, int count,
     errno = error;
     return -1;
   }
+  if (n == 0 && fault && *done == 0) {
+    errno = EFAULT;
+    return -1;
+  }
   if (n == 0) {
-    if (failed) return static_cast<ssize_t>(*done);
+    if (failed || fault) return static_cast<ssize_t>(*done);
     if (total > *done || mode() != Mode::kUnread) return kRetry;
     return static_cast<ssize_t>(*done);
   }
@@ -127,7 +134,7 @@ ssize_t Sock::UnreadRecv(int number, const iovec* iov, int count,
     rx_raw_.fetch_add(n, std::memory_order_relaxed);
   }
   *done += n;
-  if (*done == total) return static_cast<ssize_t>(total);
+  if (*done == total || fault) return static_cast<ssize_t>(*done);
   if ((flags & (MSG_WAITALL | MSG_PEEK)) == MSG_WAITALL) return kRetry;
   // What the kernel has goes with it, as it would in one queue: a reader may
   // take a short answer for the end of what there is.

@@ -12,6 +12,8 @@
 #include <cstddef>
 #include <cstring>
 
+#include "lib/base/guard.h"
+
 namespace rcsock::posix {
 
 std::atomic<int> unread_streams{0};
@@ -163,7 +165,10 @@ std::size_t Unread::Take(const iovec* iov, int count, std::size_t total,
       for (int i = 0; i < count && n < left; ++i) {
         const std::size_t room = iov[i].iov_len;
         const std::size_t part = room < left - n ? room : left - n;
-        std::memcpy(iov[i].iov_base, bytes + head + n, part);
+        if (!base::TryPut(iov[i].iov_base, bytes + head + n, part)) {
+          base::tls_fault = true;
+          break;
+        }
         n += part;
       }
     }

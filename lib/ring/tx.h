@@ -136,14 +136,23 @@ class Tx {
     return sent_++;
   }
 
+  // The slot of the message that is reserved next.
+  std::uint32_t NextAt() {
+    if (sent_ == credited_) first_ = static_cast<std::uint32_t>(sent_);
+    return At(sent_);
+  }
+
   // ReserveInline where all before has been credited: OnAllCredited() as well,
-  // and the message goes into slot 0.
-  std::uint64_t ReserveAlone(std::uint32_t length) {
-    OnAllCredited();
-    first_ = static_cast<std::uint32_t>(sent_);
+  // and the message goes into slot 0.  `number` is sent(), which the caller
+  // has.
+  void ReserveAlone(std::uint64_t number, std::uint32_t length) {
+    credited_ = number;
+    acked_ = posted_;
+    used_ = 0;
+    first_ = static_cast<std::uint32_t>(number);
     alone_ = {posted_, 0, length, true, true, 0};
     posted_ += length;
-    return sent_++;
+    sent_ = number + 1;
   }
 
   // From the next data message on, another ring is written to.  What is in the
@@ -200,6 +209,7 @@ class Tx {
   // fails.
   std::size_t Writable() const;
   std::uint32_t ring_bytes() const { return geometry_.bytes; }
+  std::uint32_t record_max() const { return geometry_.record_max; }
   std::uint32_t FreeBytes() const { return geometry_.bytes - used_; }
   std::uint64_t outstanding() const { return sent_ - credited_; }
   // Data messages that may be outstanding.
@@ -217,8 +227,8 @@ class Tx {
  private:
   // What is kept of the message about to be sent.
   Sent& Next() {
-    if (sent_ == credited_) first_ = static_cast<std::uint32_t>(sent_);
-    return Entry(sent_);
+    const std::uint32_t at = NextAt();
+    return at == 0 ? alone_ : table_[at];
   }
   Sent& Entry(std::uint64_t number) {
     const std::uint32_t at = At(number);

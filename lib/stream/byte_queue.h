@@ -10,6 +10,8 @@
 #include <new>
 #include <utility>
 
+#include "lib/base/guard.h"
+
 namespace rcsock::stream {
 
 // A FIFO of bytes on the heap: the stash (read ahead, not yet taken by the
@@ -89,7 +91,8 @@ class ByteQueue {
     capacity_ = head_ = tail_ = 0;
   }
 
-  // Copies to iov[0..count) from byte `skip` of it on; consumes nothing.
+  // Copies to iov[0..count) from byte `skip` of it on; consumes nothing.  Less
+  // than there is, and base::tls_fault: up to a piece that can't be written.
   std::size_t CopyTo(const iovec* iov, int count, std::size_t skip,
                      std::size_t limit) const {
     std::size_t done = 0;
@@ -100,7 +103,11 @@ class ByteQueue {
         continue;
       }
       std::size_t n = std::min(iov[i].iov_len - skip, available - done);
-      std::memcpy(static_cast<char*>(iov[i].iov_base) + skip, data() + done, n);
+      if (!base::TryPut(static_cast<char*>(iov[i].iov_base) + skip,
+                        data() + done, n)) {
+        base::tls_fault = true;
+        break;
+      }
       done += n;
       skip = 0;
     }

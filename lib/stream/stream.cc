@@ -8,6 +8,7 @@
 #include <algorithm>
 
 #include "lib/base/pool.h"
+#include "lib/lane/iov_cursor.h"
 
 namespace rcsock::stream {
 namespace {
@@ -109,7 +110,11 @@ ssize_t Stream::WriteNow(const iovec* iov, int count, std::size_t total) {
       if (MayPropose() && !anchor_->Broken()) {
         int i = 0;
         while (iov[i].iov_len == 0) ++i;
-        if (Propose(*static_cast<const std::uint8_t*>(iov[i].iov_base))) {
+        // (Of bytes that can't be read the kernel takes what it takes, and says
+        // the rest.)
+        if (lane::IovCursor(iov, count, 0)
+                .Readable(std::min(total, kMaxCopy)) &&
+            Propose(*static_cast<const std::uint8_t*>(iov[i].iov_base))) {
           ssize_t n = StageOrPost(iov, count, total);
           if (n > 0) return n;
           // Rule 2: never a proposal without a staged byte.
@@ -135,6 +140,7 @@ ssize_t Stream::StageOrPost(const iovec* iov, int count, std::size_t total) {
     const std::size_t most = CopyLimit();
     limit = std::min(limit, most - std::min(most, copy_.size()));
     if (limit == 0 || copy_.Reserve(limit) == nullptr) return -EAGAIN;
+    if (!lane::IovCursor(iov, count, 0).Readable(limit)) return -EFAULT;
   }
   const bool hold = copy && Holds();
   std::size_t n = hold ? limit : lane_->Post(iov, count, 0, limit);
@@ -147,7 +153,7 @@ ssize_t Stream::StageOrPost(const iovec* iov, int count, std::size_t total) {
     }
   }
   tx_off_ += n;
-  return n != 0 ? static_cast<ssize_t>(n) : -EAGAIN;
+  return n != 0 ? static_cast<ssize_t>(n) : Nothing();
 }
 
 // What is held must fit into the ring, all of it, when it may go there.
@@ -161,12 +167,15 @@ std::size_t Stream::TakeBuffered(const iovec* iov, int count, std::size_t total,
                                  bool peek) {
   // Rule 14: ring up to the latch, stash, TCP; and whatever was raw before the
   // ring is in the stash too.
+  const std::size_t stashed = std::min(stash_.size(), total);
   std::size_t got = stash_.CopyTo(iov, count, 0, total);
+  // (A fault: what lies behind it is not next.)
+  const bool part = got != stashed;
   if (!peek) {
     stash_.Drop(got);
     rx_off_ += got;
   }
-  if (got == total || (!accept_ && !ReadsLimbo())) return got;
+  if (part || got == total || (!accept_ && !ReadsLimbo())) return got;
   std::size_t limit = total - got;
   if (pfin_known_) {
     std::uint64_t left = pfin_ - (peek ? rx_off() + got : rx_off());
@@ -195,6 +204,10 @@ ssize_t Stream::ReadSlow(const iovec* iov, int count, std::size_t total,
   // end) can make bytes readable at most a few times.
   for (int round = 0; round < 4; ++round) {
     std::size_t got = TakeBuffered(iov, count, total, peek);
+    if (base::TakeFault()) {
+      result = got != 0 ? static_cast<ssize_t>(got) : -EFAULT;
+      break;
+    }
     if (got != 0 && got < total && rx_ == Rx::kRaw && ahead_ == 0 && !eof_ &&
         !failed_) {
       // What the kernel has goes with it, as it would in one queue: a reader
@@ -234,7 +247,8 @@ ssize_t Stream::ReadSlow(const iovec* iov, int count, std::size_t total,
         result = n;
         break;
       }
-      if (n == -EAGAIN || n == -EINTR) {
+      // (A fault is the caller's, and no end of the connection.)
+      if (n == -EAGAIN || n == -EINTR || n == -EFAULT) {
         result = n;
         break;
       }

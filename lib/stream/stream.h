@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <new>
 
+#include "lib/base/guard.h"
 #include "lib/base/reason.h"
 #include "lib/lane/lane.h"
 #include "lib/stream/byte_queue.h"
@@ -112,7 +113,7 @@ class Stream {
     if (fast_tx_) [[likely]] {
       std::size_t n = lane_->Post(iov, count, 0, total);
       tx_off_ += n;
-      return n != 0 || total == 0 ? static_cast<ssize_t>(n) : -EAGAIN;
+      return n != 0 || total == 0 ? static_cast<ssize_t>(n) : Nothing();
     }
     return WriteSlow(iov, count, total);
   }
@@ -121,7 +122,7 @@ class Stream {
     if (fast_rx_) [[likely]] {
       std::size_t n = lane_->Read(iov, count, 0, total, peek);
       if (!peek) rx_off_ += n;
-      return n != 0 || total == 0 ? static_cast<ssize_t>(n) : -EAGAIN;
+      return n != 0 || total == 0 ? static_cast<ssize_t>(n) : Nothing();
     }
     return ReadSlow(iov, count, total, peek);
   }
@@ -296,6 +297,9 @@ class Stream {
 
   // What S may have staged behind a PROPOSE that C ignores.
   static constexpr std::size_t kMaxTie = 64 * 1024;
+
+  // What it is that has moved nothing.
+  static ssize_t Nothing() { return base::TakeFault() ? -EFAULT : -EAGAIN; }
 
   // The application's calls (stream.cc).
   ssize_t WriteSlow(const iovec* iov, int count, std::size_t total);

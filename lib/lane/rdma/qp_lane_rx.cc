@@ -256,7 +256,10 @@ std::size_t QpLane::Read(const iovec* iov, int count, std::size_t skip,
       if (!at.data()) break;
       const auto n = static_cast<std::uint32_t>(
           std::min<std::size_t>(at.left(), all - done));
-      if (!drop) to.CopyIn(Bytes(at), n);
+      if (!drop && !to.CopyIn(Bytes(at), n)) [[unlikely]] {
+        base::tls_fault = done == 0;
+        break;
+      }
       at.Take(n);
       done += n;
     }
@@ -265,7 +268,10 @@ std::size_t QpLane::Read(const iovec* iov, int count, std::size_t skip,
   while (done < all && Fill() && rx_.data()) {
     const auto n = static_cast<std::uint32_t>(
         std::min<std::size_t>(rx_.left(), all - done));
-    if (!drop) to.CopyIn(Bytes(rx_), n);
+    if (!drop && !to.CopyIn(Bytes(rx_), n)) [[unlikely]] {
+      base::tls_fault = done == 0;
+      break;
+    }
     Take(n);
     done += n;
   }

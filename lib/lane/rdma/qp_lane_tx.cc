@@ -203,6 +203,11 @@ std::size_t QpLane::Post(const iovec* iov, int count, std::size_t skip,
     const auto* at = static_cast<const std::byte*>(iov[0].iov_base) + skip;
     if (send_from_->Has(at, all)) return PostDirect(at, all);
   }
+  // Before it has a place, which could not be given back.
+  if (!from.Readable(std::min(all, kSmallSend))) [[unlikely]] {
+    base::tls_fault = true;
+    return 0;
+  }
   return all <= kSmallSend ? PostSmall(from, all) : PostLarge(from, all);
 }
 
@@ -302,12 +307,17 @@ std::size_t QpLane::PostLarge(IovCursor from, std::size_t all) {
   }
   landed_at_post_ = landed;
   std::size_t done = 0;
+  bool fault = false;
   while (done < all) {
     // Copied outside the latch: nobody else touches these bytes.
     ring::Placement places[kPostWrs / 2 - 2];
     std::size_t count = 0;
     std::size_t bytes = 0;
     while (done < all && count < std::size(places) && bytes < kDoorbell) {
+      fault =
+          !from.Readable(std::min<std::size_t>(all - done, tx_->record_max()));
+      if (fault) [[unlikely]]
+        break;
       const ring::Placement place = tx_->ReserveData(all - done);
       if (place.length == 0) break;
       from.CopyOut(TxRing() + place.offset, place.length);
@@ -315,7 +325,10 @@ std::size_t QpLane::PostLarge(IovCursor from, std::size_t all) {
       bytes += place.length;
       done += place.length;
     }
-    if (count == 0) break;
+    if (count == 0) {
+      base::tls_fault = fault && done == 0;
+      break;
+    }
     {
       std::scoped_lock hold(post_latch_);
       Chain chain(this);
@@ -324,7 +337,7 @@ std::size_t QpLane::PostLarge(IovCursor from, std::size_t all) {
       sent_for_wakes_.store(tx_->sent(), std::memory_order_relaxed);
       chain.Post();
     }
-    if (done == all) break;
+    if (done == all || fault) break;
     LookForRoom();
     if (Closed() || !EnsureRoom()) break;
   }

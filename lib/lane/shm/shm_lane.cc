@@ -227,10 +227,14 @@ std::size_t ShmLane::PostBehind(const void* from, std::size_t length,
     return 0;
   }
   const auto bytes = static_cast<std::uint32_t>(length);
+  // (See PostQuick.)
+  const std::uint32_t at = tx_.NextAt();
+  Slot& slot =
+      at < kHotSlots ? hot_->slots[at][side_] : more_[at - kHotSlots][side_];
+  if (!base::TrySmall(slot.payload, from, length)) [[unlikely]]
+    return 0;
   const std::uint64_t number = tx_.ReserveInline(bytes);
-  Slot& slot = TxSlot(number);
-  CopySmall(slot.payload, from, length);
-  Publish(slot, number, tx_.At(number) == 0, kQuickBits | bytes);
+  Publish(slot, number, at == 0, kQuickBits | bytes);
   return length;
 }
 
@@ -238,7 +242,8 @@ std::size_t ShmLane::PostBehind(const void* from, std::size_t length,
 std::size_t ShmLane::PostRecord(const void* from, std::size_t length) {
   if (length == 0 || Closed()) return 0;
   TakeHeard();
-  if (starved_ || tx_.outstanding() >= kSlots / 4 || !tx_.Fits(length)) {
+  if (starved_ || tx_.outstanding() >= kSlots / 4 || !tx_.Fits(length) ||
+      !base::Readable(from, length)) {
     return 0;
   }
   RecordCopy* const copy = CopyFor(length);
@@ -260,6 +265,12 @@ std::size_t ShmLane::PostAny(const iovec* iov, int count, std::size_t skip,
   RecordCopy* const copy = CopyFor(all);
   std::size_t done = 0;
   while (done < all) {
+    // Before it has a place, which could not be given back.
+    if (!from.Readable(std::min<std::size_t>(all - done, tx_.record_max())))
+        [[unlikely]] {
+      base::tls_fault = done == 0;
+      break;
+    }
     const ring::Placement place = Reserve(all - done);
     if (place.length == 0) break;
     Slot& slot = TxSlot(place.number);
@@ -408,7 +419,8 @@ std::size_t ShmLane::ReadMore(void* to, std::size_t length) {
   while (Fill() && rx_.data()) {
     const auto n = static_cast<std::uint32_t>(
         std::min<std::size_t>(rx_.left(), length - done));
-    CopyBytes(at + done, Bytes(rx_), n);
+    if (!TryCopyIn(at + done, Bytes(rx_), n)) [[unlikely]]
+      break;
     Take(n);
     done += n;
     if (done == length || !RxMore()) break;
@@ -430,7 +442,10 @@ std::size_t ShmLane::ReadAny(const iovec* iov, int count, std::size_t skip,
       if (!at.data()) break;
       const auto n = static_cast<std::uint32_t>(
           std::min<std::size_t>(at.left(), all - done));
-      if (!drop) to.CopyIn(Bytes(at), n);
+      if (!drop && !to.CopyIn(Bytes(at), n)) [[unlikely]] {
+        base::tls_fault = done == 0;
+        break;
+      }
       at.Take(n);
       done += n;
     }
@@ -439,7 +454,10 @@ std::size_t ShmLane::ReadAny(const iovec* iov, int count, std::size_t skip,
   while (done < all && Fill() && rx_.data()) {
     const auto n = static_cast<std::uint32_t>(
         std::min<std::size_t>(rx_.left(), all - done));
-    if (!drop) to.CopyIn(Bytes(rx_), n);
+    if (!drop && !to.CopyIn(Bytes(rx_), n)) [[unlikely]] {
+      base::tls_fault = done == 0;
+      break;
+    }
     Take(n);
     done += n;
   }

@@ -7,6 +7,7 @@
 #include <memory>
 #include <new>
 
+#include "lib/base/guard.h"
 #include "lib/lane/lane.h"
 #include "lib/lane/shm/layout.h"
 #include "lib/lane/shm/link_state.h"
@@ -274,30 +275,6 @@ class ShmLane final : public Lane {
 
 // --- What a small message takes
 
-// At most kInlineMax bytes; in line, where memcpy would be a call.
-[[gnu::always_inline]] inline void CopySmall(void* to, const void* from,
-                                             std::size_t n) {
-  auto* t = static_cast<std::byte*>(to);
-  const auto* f = static_cast<const std::byte*>(from);
-  if (n < 16) {
-    if (n >= 8) {
-      __builtin_memcpy(t, f, 8);
-      __builtin_memcpy(t + n - 8, f + n - 8, 8);
-    } else {
-      for (std::size_t i = 0; i < n; ++i) t[i] = f[i];
-    }
-  } else if (n <= 32) {
-    __builtin_memcpy(t, f, 16);
-    __builtin_memcpy(t + n - 16, f + n - 16, 16);
-  } else if (n <= 64) {
-    __builtin_memcpy(t, f, 32);
-    __builtin_memcpy(t + n - 32, f + n - 32, 32);
-  } else {
-    __builtin_memcpy(t, f, 64);
-    __builtin_memcpy(t + n - 64, f + n - 64, 64);
-  }
-}
-
 [[gnu::always_inline]] inline void ShmLane::Publish(Slot& slot,
                                                     std::uint64_t number,
                                                     bool first,
@@ -332,9 +309,13 @@ inline std::size_t ShmLane::PostQuick(const void* from, std::size_t length) {
   const std::uint64_t heard = heard_.load(std::memory_order_acquire);
   if (heard != tx_.sent() || starved_) [[unlikely]]
     return PostBehind(from, length, heard);
-  const std::uint64_t number = tx_.ReserveAlone(bytes);
+  // Copied before it counts: after a fault nothing has happened, and the long
+  // way finds the same, and says so.
   Slot& slot = hot_->slots[0][side_];
-  CopySmall(slot.payload, from, length);
+  if (!base::TrySmall(slot.payload, from, length)) [[unlikely]]
+    return 0;
+  const std::uint64_t number = heard;  // which is tx_.sent()
+  tx_.ReserveAlone(number, bytes);
   Publish(slot, number, true, kQuickBits | bytes);
   return length;
 }
@@ -372,7 +353,10 @@ inline std::size_t ShmLane::ReadQuick(void* to, std::size_t length) {
   const std::uint32_t n = imm - kQuickBits;
   if (n - 1 >= kInlineMax || n > length) return ReadMore(to, length);
   const Slot& slot = RxSlot(rx_.slot());
-  CopySmall(to, slot.payload, n);
+  // (See PostQuick.  ReadMore fares no better; it is called above, with what
+  // this needs in the same registers.)
+  if (!base::TrySmall(to, slot.payload, n)) [[unlikely]]
+    return ReadMore(to, length);
   Hear(slot);
   rx_.TakeInline();
   Taken(rx_.SlotsDue());

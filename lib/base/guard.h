@@ -1,0 +1,214 @@
+#ifndef RCSOCK_LIB_BASE_GUARD_H_
+#define RCSOCK_LIB_BASE_GUARD_H_
+
+#include <cstddef>
+#include <cstring>
+
+// Accesses to memory that the program has named, which may not be there: the
+// kernel's copy_from_user and copy_to_user say so, and end nobody.
+//
+// As in the kernel, each instruction that may fault has an entry in a table,
+// which says where to go on if it does; the handler of SIGSEGV and SIGBUS
+// (lib/posix/signals.cc) looks there and nowhere else, so that any other fault
+// is what it always was.  What does not fault costs no instruction for that.
+//
+// What is long is copied by memcpy: before that a byte of each page is tried.
+// (A page that another thread takes away in between ends the program.)
+//
+// Sanitizers have handlers of their own, and do not see what assembly does.
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define RCSOCK_GUARDS 0
+#else
+#define RCSOCK_GUARDS 1
+#endif
+
+namespace rcsock::base {
+
+// Of a ucontext_t: true if the instruction is one of the table's, and is left.
+// Safe in a signal handler.
+bool FixFault(void* context);
+
+// What has moved nothing says by this that it is for a fault.
+extern thread_local constinit bool tls_fault
+    __attribute__((tls_model("initial-exec")));
+inline bool TakeFault() {
+  const bool fault = tls_fault;
+  if (fault) tls_fault = false;
+  return fault;
+}
+
+#if RCSOCK_GUARDS
+
+// The entry of the instruction at this local label: it, and the label `fault`.
+// (In the group, if any, of the function that it is compiled into.)
+#define RCSOCK_GUARD(label)                       \
+  ".pushsection rcsock_guards,\"a?\",@progbits\n" \
+  ".long " #label                                 \
+  "b - .\n"                                       \
+  ".long %l[fault] - .\n"                         \
+  ".popsection\n"
+
+constexpr std::size_t kGuardPage = 4096;
+
+[[gnu::always_inline]] inline bool ReadableEnds(const void* at, std::size_t n) {
+  asm goto(
+      "1: testb %%al, (%[at])\n"
+      "2: testb %%al, -1(%[at],%[n])\n"  //
+      RCSOCK_GUARD(1) RCSOCK_GUARD(2)
+      :
+      : [at] "r"(at), [n] "r"(n)
+      : "cc"
+      : fault);
+  return true;
+fault:
+  return false;
+}
+[[gnu::always_inline]] inline bool PutEnds(void* to, const void* from,
+                                           std::size_t n) {
+  asm goto(
+      "movzbl (%[from]), %%eax\n"
+      "1: movb %%al, (%[to])\n"
+      "movzbl -1(%[from],%[n]), %%eax\n"
+      "2: movb %%al, -1(%[to],%[n])\n"  //
+      RCSOCK_GUARD(1) RCSOCK_GUARD(2)
+      :
+      : [to] "r"(to), [from] "r"(from), [n] "r"(n)
+      : "rax", "memory"
+      : fault);
+  return true;
+fault:
+  return false;
+}
+// Of more than a page.
+[[gnu::cold]] bool ReadablePages(const void* at, std::size_t n);
+[[gnu::cold]] bool PutPages(void* to, const void* from, std::size_t n);
+
+// Whether the `n` > 0 bytes can be read.
+[[gnu::always_inline]] inline bool Readable(const void* at, std::size_t n) {
+  return ReadableEnds(at, n) && (n <= kGuardPage || ReadablePages(at, n));
+}
+// Whether the `n` > 0 bytes can be written, some of which are, as memcpy would.
+[[gnu::always_inline]] inline bool Writable(void* to, const void* from,
+                                            std::size_t n) {
+  return PutEnds(to, from, n) && (n <= kGuardPage || PutPages(to, from, n));
+}
+
+// memcpy of at most 128 bytes, in line; false: a fault, and some of them may
+// have been copied.
+[[gnu::always_inline]] inline bool TrySmall(void* to, const void* from,
+                                            std::size_t n) {
+  if (n < 16) {
+    if (n >= 8) {
+      asm goto(
+          "1: movq (%[from]), %%rax\n"
+          "2: movq %%rax, (%[to])\n"
+          "3: movq -8(%[from],%[n]), %%rax\n"
+          "4: movq %%rax, -8(%[to],%[n])\n"  //
+          RCSOCK_GUARD(1) RCSOCK_GUARD(2) RCSOCK_GUARD(3) RCSOCK_GUARD(4)
+          :
+          : [to] "r"(to), [from] "r"(from), [n] "r"(n)
+          : "rax", "memory"
+          : fault);
+    } else {
+      for (std::size_t i = 0; i < n; ++i) {
+        asm goto(
+            "1: movzbl (%[from],%[i]), %%eax\n"
+            "2: movb %%al, (%[to],%[i])\n"  //
+            RCSOCK_GUARD(1) RCSOCK_GUARD(2)
+            :
+            : [to] "r"(to), [from] "r"(from), [i] "r"(i)
+            : "rax", "memory"
+            : fault);
+      }
+    }
+  } else if (n <= 32) {
+    asm goto(
+        "1: movdqu (%[from]), %%xmm0\n"
+        "2: movups %%xmm0, (%[to])\n"
+        "3: movdqu -16(%[from],%[n]), %%xmm1\n"
+        "4: movups %%xmm1, -16(%[to],%[n])\n"  //
+        RCSOCK_GUARD(1) RCSOCK_GUARD(2) RCSOCK_GUARD(3) RCSOCK_GUARD(4)
+        :
+        : [to] "r"(to), [from] "r"(from), [n] "r"(n)
+        : "xmm0", "xmm1", "memory"
+        : fault);
+  } else if (n <= 64) {
+    asm goto(
+        "1: movdqu (%[from]), %%xmm0\n"
+        "2: movdqu 16(%[from]), %%xmm1\n"
+        "3: movups %%xmm0, (%[to])\n"
+        "4: movups %%xmm1, 16(%[to])\n"
+        "5: movdqu -32(%[from],%[n]), %%xmm0\n"
+        "6: movdqu -16(%[from],%[n]), %%xmm1\n"
+        "7: movups %%xmm0, -32(%[to],%[n])\n"
+        "8: movups %%xmm1, -16(%[to],%[n])\n"  //
+        RCSOCK_GUARD(1) RCSOCK_GUARD(2) RCSOCK_GUARD(3) RCSOCK_GUARD(4)
+            RCSOCK_GUARD(5) RCSOCK_GUARD(6) RCSOCK_GUARD(7) RCSOCK_GUARD(8)
+        :
+        : [to] "r"(to), [from] "r"(from), [n] "r"(n)
+        : "xmm0", "xmm1", "memory"
+        : fault);
+  } else {
+    // (All of it lies on two pages, and all that is on the first one has been
+    // touched by the first access, and on the last one by the last.)
+    asm goto(
+        "1: movdqu (%[from]), %%xmm0\n"
+        "2: movdqu 16(%[from]), %%xmm1\n"
+        "3: movdqu 32(%[from]), %%xmm2\n"
+        "4: movdqu 48(%[from]), %%xmm3\n"
+        "5: movups %%xmm0, (%[to])\n"
+        "6: movups %%xmm1, 16(%[to])\n"
+        "7: movups %%xmm2, 32(%[to])\n"
+        "8: movups %%xmm3, 48(%[to])\n"
+        "11: movdqu -64(%[from],%[n]), %%xmm0\n"
+        "12: movdqu -48(%[from],%[n]), %%xmm1\n"
+        "13: movdqu -32(%[from],%[n]), %%xmm2\n"
+        "14: movdqu -16(%[from],%[n]), %%xmm3\n"
+        "15: movups %%xmm0, -64(%[to],%[n])\n"
+        "16: movups %%xmm1, -48(%[to],%[n])\n"
+        "17: movups %%xmm2, -32(%[to],%[n])\n"
+        "18: movups %%xmm3, -16(%[to],%[n])\n"  //
+        RCSOCK_GUARD(1) RCSOCK_GUARD(2) RCSOCK_GUARD(3) RCSOCK_GUARD(4)
+            RCSOCK_GUARD(5) RCSOCK_GUARD(6) RCSOCK_GUARD(7) RCSOCK_GUARD(8)
+                RCSOCK_GUARD(11) RCSOCK_GUARD(12) RCSOCK_GUARD(13)
+                    RCSOCK_GUARD(14) RCSOCK_GUARD(15) RCSOCK_GUARD(16)
+                        RCSOCK_GUARD(17) RCSOCK_GUARD(18)
+        :
+        : [to] "r"(to), [from] "r"(from), [n] "r"(n)
+        : "xmm0", "xmm1", "xmm2", "xmm3", "memory"
+        : fault);
+  }
+  return true;
+fault:
+  return false;
+}
+
+#else
+
+inline bool Readable(const void*, std::size_t) { return true; }
+inline bool Writable(void*, const void*, std::size_t) { return true; }
+inline bool TrySmall(void* to, const void* from, std::size_t n) {
+  std::memcpy(to, from, n);
+  return true;
+}
+
+#endif
+
+// memcpy to, or from, memory that the program has named.  False: a fault, and
+// some of it may have been copied.
+inline bool TryPut(void* to, const void* from, std::size_t n) {
+  if (n == 0) return true;
+  if (!Writable(to, from, n)) return false;
+  std::memcpy(to, from, n);
+  return true;
+}
+inline bool TryGet(void* to, const void* from, std::size_t n) {
+  if (n == 0) return true;
+  if (!Readable(from, n)) return false;
+  std::memcpy(to, from, n);
+  return true;
+}
+
+}  // namespace rcsock::base
+
+#endif  // RCSOCK_LIB_BASE_GUARD_H_
