@@ -91,8 +91,17 @@ void Told(int number, siginfo_t* info, void* context) {
 
 void Nothing(int) {}
 
+// So many that the stream is on its lane, in modes that do not wait for that.
+constexpr int kTrips = 2'000;
+
+void Server(int fd) {
+  Echo(fd, kTrips);
+  Barrier();
+  Echo(fd, 10);
+}
+
 void Client(int fd) {
-  (void)fd;
+  Call(fd, kTrips);
   Ends("null", [] { Poke(nullptr); });
   Ends("nowhere", [] { Poke(kNowhere); });
   Ends("read-only", [] { Poke(Map(PROT_READ)); });
@@ -220,10 +229,10 @@ void Client(int fd) {
   Ends("exec",
        [] { ::execl("/bin/sh", "sh", "-c", "kill -SEGV $$", nullptr); });
   Barrier();
+  Call(fd, 10);
 }
 
-Case crashes(
-    "crashes", [](int) { Barrier(); }, Client);
+Case crashes("crashes", Server, Client);
 
 const char* Is(const struct sigaction& action) {
   if ((action.sa_flags & SA_SIGINFO) != 0) {
@@ -248,38 +257,38 @@ void Ask(const char* what, int number) {
 }
 
 // What is asked for is what has been set.
-Case dispositions(
-    "dispositions", [](int) { Barrier(); },
-    [](int) {
-      for (const int number : {SIGSEGV, SIGBUS}) {
-        Ask("at first", number);
-        struct sigaction action {};
-        struct sigaction old {};
-        action.sa_sigaction = Told;
-        action.sa_flags = SA_SIGINFO | SA_ONSTACK;
-        ::sigaddset(&action.sa_mask, SIGUSR1);
-        CHECK_THAT(::sigaction(number, &action, &old) == 0);
-        LogAction("before Told", old);
-        Ask("Told", number);
-        // What it was, as programs do.
-        CHECK_THAT(::sigaction(number, &old, &action) == 0);
-        LogAction("before the old one", action);
-        Ask("the old one", number);
-        struct sigaction fallback {};
-        fallback.sa_flags = SA_NODEFER | SA_RESTART;
-        ::sigaddset(&fallback.sa_mask, SIGUSR1);
-        CHECK_THAT(::sigaction(number, &fallback, &old) == 0);
-        LogAction("before default with flags", old);
-        Ask("default with flags", number);
-        CHECK_THAT(::sigaction(number, &fallback, &old) == 0);
-        LogAction("once more", old);
-        Log("signal: %d", ::signal(number, Nothing) == SIG_DFL);
-        Log("signal: %d", ::signal(number, SIG_IGN) == Nothing);
-        Log("signal: %d", ::signal(number, SIG_DFL) == SIG_IGN);
-        Log("signal: %d", ::signal(number, SIG_DFL) == SIG_DFL);
-        Ask("in the end", number);
-      }
-      Barrier();
-    });
+Case dispositions("dispositions", Server, [](int fd) {
+  Call(fd, kTrips);
+  for (const int number : {SIGSEGV, SIGBUS}) {
+    Ask("at first", number);
+    struct sigaction action {};
+    struct sigaction old {};
+    action.sa_sigaction = Told;
+    action.sa_flags = SA_SIGINFO | SA_ONSTACK;
+    ::sigaddset(&action.sa_mask, SIGUSR1);
+    CHECK_THAT(::sigaction(number, &action, &old) == 0);
+    LogAction("before Told", old);
+    Ask("Told", number);
+    // What it was, as programs do.
+    CHECK_THAT(::sigaction(number, &old, &action) == 0);
+    LogAction("before the old one", action);
+    Ask("the old one", number);
+    struct sigaction fallback {};
+    fallback.sa_flags = SA_NODEFER | SA_RESTART;
+    ::sigaddset(&fallback.sa_mask, SIGUSR1);
+    CHECK_THAT(::sigaction(number, &fallback, &old) == 0);
+    LogAction("before default with flags", old);
+    Ask("default with flags", number);
+    CHECK_THAT(::sigaction(number, &fallback, &old) == 0);
+    LogAction("once more", old);
+    Log("signal: %d", ::signal(number, Nothing) == SIG_DFL);
+    Log("signal: %d", ::signal(number, SIG_IGN) == Nothing);
+    Log("signal: %d", ::signal(number, SIG_DFL) == SIG_IGN);
+    Log("signal: %d", ::signal(number, SIG_DFL) == SIG_DFL);
+    Ask("in the end", number);
+  }
+  Barrier();
+  Call(fd, 10);
+});
 
 }  // namespace
