@@ -334,22 +334,6 @@ Case forked(
       Barrier();
     });
 
-// poll() goes on, too, and what wakes it finds that the number is none.
-Case polled(
-    "poll_goes_on",
-    [](int fd) { Peer(fd, [](int to) { SendAll(to, "data", 4); }); },
-    [](int fd) {
-      pollfd one{fd, POLLIN, 0};
-      Caller caller([&] {
-        const int n = ::poll(&one, 1, -1);
-        Log("poll: %d %x", n, static_cast<unsigned>(one.revents));
-      });
-      CloseUnder(fd);
-      Barrier();
-      caller.Join();
-      Barrier();
-    });
-
 }  // namespace
 
 #if defined(__SANITIZE_THREAD__)

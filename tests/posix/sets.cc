@@ -237,7 +237,7 @@ Case signal_as_a_stream_comes(
       });
       while (waits == 0) std::this_thread::yield();
       for (int i = 0; i < kRounds; ++i) {
-        AwaitAsleep(waits);
+        AwaitAsleep(::getpid(), waits);
         Ctl(set, EPOLL_CTL_ADD, fd, EPOLLIN);
         CHECK_THAT(::pthread_kill(waiter.native_handle(), SIGUSR1) == 0);
         while (back == i) std::this_thread::yield();
