@@ -76,7 +76,7 @@ Case small_send_buffer(
       };
       while (send(MSG_DONTWAIT) > 0) {
       }
-      Log("no more than the buffers %d", sent < 100'000);
+      Log("no more than the buffers %d", sent < 200'000);
       pollfd one{fd, POLLOUT, 0};
       Log("writable %d", ::poll(&one, 1, 0));
       Barrier();
