@@ -111,6 +111,8 @@ class Sock final : public SockLayout {
   bool EndNext();
   // If so, notes the end; the edge that comes of it is made here.
   void TakeEnd();
+  // The same, and what TCP has heard of it.  True: the anchor is closed.
+  bool TakeTcpEnd();
   // By `number`; of one that is another's by now it sets *plain, too.  (-1: it
   // is kept.)
   std::uint32_t Readiness(int number, std::uint32_t events, bool* plain,

@@ -1,6 +1,7 @@
 // What else a program asks of a stream that the engine owns: its end, its
 // readiness, its error, how much there is.
 
+#include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
 #include <sys/ioctl.h>
@@ -32,6 +33,7 @@ int Sock::Shutdown(int number, int how) {
     return real::shutdown(number, how);
   }
   Critical critical;
+  const bool closed = mode() == Mode::kEngine && TakeTcpEnd();
   tx_latch.lock();
   rx_latch.lock();
   if (!IsAt(number)) [[unlikely]] {
@@ -52,7 +54,7 @@ int Sock::Shutdown(int number, int how) {
     return result;
   }
   int error = 0;
-  if (stream_->Gone() ||
+  if (stream_->Gone() || (closed && stream_->AtKernel()) ||
       (stream_->Ended() ? real::shutdown(number, how) != 0
                         : stream_->Shut() && stream_->PeerEnded())) {
     error = ENOTCONN;  // and it is done all the same, as the kernel does
@@ -140,6 +142,24 @@ void Sock::TakeEnd() {
   if (mode() != Mode::kEngine) return;
   stream_->Progress();
   HandleChanges();
+}
+
+// The anchor may have been closed, by a reset, and the conductor not heard of
+// it yet.  (Whether that is the connection's end, too, the stream knows.)
+bool Sock::TakeTcpEnd() {
+  TakeEnd();
+  tcp_info info{};
+  socklen_t length = sizeof info.tcpi_state;
+  if (real::getsockopt(fd(), IPPROTO_TCP, TCP_INFO, &info, &length) != 0 ||
+      info.tcpi_state != TCP_CLOSE) {
+    return false;
+  }
+  Latched latched(this);
+  if (mode() == Mode::kEngine && stream_ != nullptr) {
+    stream_->Progress();
+    HandleChanges();
+  }
+  return true;
 }
 
 std::uint32_t Sock::EngineReadiness(int number, std::uint32_t events,
@@ -236,7 +256,7 @@ std::uint32_t Sock::EngineReadiness(int number, std::uint32_t events,
 
 // The anchor's own end comes when both ends have said theirs, and read it all.
 std::uint8_t Sock::TcpState(std::uint8_t anchors) {
-  TakeEnd();
+  anchors == TCP_CLOSE ? static_cast<void>(TakeTcpEnd()) : TakeEnd();
   Latched latched(this);
   if (mode() != Mode::kEngine || stream_ == nullptr) return anchors;
   const bool own = stream_->Shut();

@@ -1,5 +1,7 @@
 // Connections that end for one who still sends, or has not read: resets, EPIPE,
 // SIGPIPE.
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <poll.h>
 #include <signal.h>
 #include <sys/socket.h>
@@ -210,6 +212,64 @@ Case linger_reset(
       Result("send", ::send(fd, "x", 1, MSG_NOSIGNAL));
       Barrier();
     });
+
+// Whoever sees by TCP_INFO that it is over, as soon as it can be seen, is told
+// the same by shutdown.
+enum class Over { kLinger, kUnread, kShut, kCount };
+constexpr int kOvers = 20;
+
+Case shutdown_when_closed(
+    "shutdown_when_closed",
+    [](int) {
+      const int listener = ListenAndTell();
+      for (int i = 0; i < kOvers * static_cast<int>(Over::kCount); ++i) {
+        const int fd = Accept(listener);
+        Warm(fd);
+        Barrier();
+        const auto over = static_cast<Over>(i / kOvers);
+        if (over == Over::kLinger) {
+          const linger now{1, 0};
+          ::setsockopt(fd, SOL_SOCKET, SO_LINGER, &now, sizeof now);
+        } else {
+          pollfd one{fd, POLLIN, 0};
+          ::poll(&one, 1, -1);
+        }
+        if (over == Over::kShut) {
+          char byte;
+          CHECK_THAT(::recv(fd, &byte, 1, 0) == 0);
+          ::shutdown(fd, SHUT_WR);
+          Barrier();
+        }
+        ::close(fd);
+        Barrier();
+      }
+    },
+    [](int) {
+      const int port = static_cast<int>(Hear());
+      int told[static_cast<int>(Over::kCount)][2] = {};
+      for (int i = 0; i < kOvers * static_cast<int>(Over::kCount); ++i) {
+        const int fd = Connect(port);
+        Warm(fd);
+        const auto over = static_cast<Over>(i / kOvers);
+        if (over == Over::kUnread) SendAll(fd, "never read", 10);
+        if (over == Over::kShut) ::shutdown(fd, SHUT_WR);
+        Barrier();
+        tcp_info info{};
+        do {
+          socklen_t length = sizeof info;
+          CHECK_THAT(::getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &length) ==
+                     0);
+        } while (info.tcpi_state != TCP_CLOSE);
+        for (int& n : told[i / kOvers]) {
+          if (::shutdown(fd, SHUT_WR) < 0 && errno == ENOTCONN) ++n;
+        }
+        if (over == Over::kShut) Barrier();
+        ::close(fd);
+        Barrier();
+      }
+      for (const auto& both : told) Log("told %d, %d", both[0], both[1]);
+    },
+    {.warm = false, .connect = false, .seconds = 60});
 
 Case exit_unread(
     "exit_unread",
