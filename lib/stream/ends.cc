@@ -105,8 +105,10 @@ void Stream::MaybeFinish() {
   // read.  (Nor must it reset what has been read before it came.)
   const bool raw = tx_ == Tx::kRaw && out_.empty() && ahead_ == 0 &&
                    (rx_ == Rx::kRaw || rx_ == Rx::kArm);
+  // (Nor is its RAW, which answers ours, to meet a closed socket.)
+  const bool back = tx_ == Tx::kRaw && rx_ == Rx::kFrames;
   const bool over =
-      kshut_ && (eof_ || (fin_acked_ && !pfin_known_ && ahead_ == 0));
+      kshut_ && (eof_ || (fin_acked_ && !pfin_known_ && ahead_ == 0 && !back));
   if (!failed_ && !reset_ && !tx_broken_ && !raw && !over) return;
   if (AwaitsLanding()) return;
   finished_ = true;

@@ -59,6 +59,21 @@ TEST_F(PairTest, AClosedStreamIsOverOnceThePeerHasReadEverything) {
   EXPECT_EQ(S(0).Readiness() & POLLHUP, static_cast<unsigned>(POLLHUP));
 }
 
+// The peer's RAW is still to come, and would be answered by a reset.
+TEST_F(PairTest, AClosedStreamThatLeavesItsLaneAwaitsTheAnswer) {
+  Promote();
+  S(0).Close(false);
+  S(1).Progress();  // ACK
+  S(1).Demote(base::Reason::kLaneError, false);
+  S(0).Progress();
+  EXPECT_FALSE(S(0).TakeChanges() & kFinished);
+  S(1).Progress();
+  S(0).Progress();
+  const std::uint32_t changes = S(0).TakeChanges();
+  EXPECT_TRUE(changes & kFinished);
+  EXPECT_FALSE(changes & kMustReset);
+}
+
 // As where a process exits before its device has sent the credit.
 TEST_F(PairTest, WhatHasBeenAcknowledgedIsReadWhereItsCreditIsLost) {
   Promote();
