@@ -93,6 +93,35 @@ fault:
   return PutEnds(to, from, n) && (n <= kGuardPage || PutPages(to, from, n));
 }
 
+// *to = *from, and the other way round, of a word: the instruction that there
+// would be anyway.
+template <class T>
+[[gnu::always_inline]] inline bool TryLoad(const T* from, T* to) {
+  static_assert(sizeof(T) == 2 || sizeof(T) == 4 || sizeof(T) == 8);
+  asm goto("1: mov %[from], %[to]\n"  //
+           RCSOCK_GUARD(1)
+           : [to] "=r"(*to)
+           : [from] "m"(*from)
+           :
+           : fault);
+  return true;
+fault:
+  return false;
+}
+template <class T>
+[[gnu::always_inline]] inline bool TryStore(T* to, T value) {
+  static_assert(sizeof(T) == 2 || sizeof(T) == 4 || sizeof(T) == 8);
+  asm goto("1: mov %[value], %[to]\n"  //
+           RCSOCK_GUARD(1)
+           : [to] "=m"(*to)
+           : [value] "r"(value)
+           :
+           : fault);
+  return true;
+fault:
+  return false;
+}
+
 // memcpy of at most 128 bytes, in line; false: a fault, and some of them may
 // have been copied.
 [[gnu::always_inline]] inline bool TrySmall(void* to, const void* from,
@@ -187,6 +216,16 @@ fault:
 
 inline bool Readable(const void*, std::size_t) { return true; }
 inline bool Writable(void*, const void*, std::size_t) { return true; }
+template <class T>
+bool TryLoad(const T* from, T* to) {
+  *to = *from;
+  return true;
+}
+template <class T>
+bool TryStore(T* to, T value) {
+  *to = value;
+  return true;
+}
 inline bool TrySmall(void* to, const void* from, std::size_t n) {
   std::memcpy(to, from, n);
   return true;

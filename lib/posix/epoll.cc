@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "lib/base/guard.h"
 #include "lib/base/real.h"
 #include "lib/posix/process.h"
 #include "lib/posix/registry.h"
@@ -102,8 +103,13 @@ void EpollSet::Free() {
 }
 
 int EpollSet::Ctl(int number, int op, int fd, Sock* sock, epoll_event* event) {
-  if (op != EPOLL_CTL_DEL && Null(event)) {
-    return real::epoll_ctl(number, op, fd, event);
+  // (It is read while latches are held, and may go away meanwhile.)
+  epoll_event told{};
+  if (op != EPOLL_CTL_DEL) {
+    if (Null(event) || !base::TrySmall(&told, event, sizeof told)) {
+      return real::epoll_ctl(number, op, fd, event);
+    }
+    event = &told;
   }
   if (nested_.load(std::memory_order_relaxed) && op == EPOLL_CTL_ADD) {
     sock->Pin(base::Reason::kPinnedOption);

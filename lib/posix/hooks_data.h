@@ -1,6 +1,7 @@
 #ifndef RCSOCK_LIB_POSIX_HOOKS_DATA_H_
 #define RCSOCK_LIB_POSIX_HOOKS_DATA_H_
 
+#include <sys/socket.h>
 #include <sys/types.h>
 #include <sys/uio.h>
 
@@ -11,6 +12,7 @@
 #include <memory>
 #include <new>
 
+#include "lib/base/guard.h"
 #include "lib/posix/file.h"
 #include "lib/posix/sock.h"
 #include "lib/posix/sock_plain.h"
@@ -27,17 +29,35 @@
 namespace rcsock::posix::hook {
 
 // False where the kernel refuses the vector, and says why better than we could.
+// (What lies around the lengths is on the pages of these.)
 inline bool Total(const iovec* iov, long count, std::size_t* total) {
   if (count < 0 || count > IOV_MAX || (count > 0 && Null(iov))) return false;
   std::size_t sum = 0;
   for (long i = 0; i < count; ++i) {
-    if (iov[i].iov_len > static_cast<std::size_t>(SSIZE_MAX) - sum) {
-      return false;
-    }
-    sum += iov[i].iov_len;
+    std::size_t length;
+    if (!base::TryLoad(&iov[i].iov_len, &length)) return false;
+    if (length > static_cast<std::size_t>(SSIZE_MAX) - sum) return false;
+    sum += length;
   }
   *total = sum;
   return true;
+}
+
+// The same of a message's.
+inline bool Total(const msghdr* message, std::size_t* total) {
+  const iovec* iov;
+  std::size_t count;
+  return base::TryLoad(const_cast<const iovec* const*>(&message->msg_iov),
+                       &iov) &&
+         base::TryLoad(&message->msg_iovlen, &count) &&
+         Total(iov, static_cast<long>(count), total);
+}
+
+// What a call of several messages says where the next one is a bad pointer.
+inline int Faulted(unsigned done) {
+  if (done > 0) return static_cast<int>(done);
+  errno = EFAULT;
+  return -1;
 }
 
 // A length that read, write and sendfile refuse before they look at the socket.

@@ -15,6 +15,7 @@
 #include <cerrno>
 #include <cstring>
 
+#include "lib/base/guard.h"
 #include "lib/base/internal.h"
 #include "lib/base/unique_fd.h"
 #include "lib/posix/hooks.h"
@@ -135,8 +136,10 @@ int accept4(int fd, sockaddr* address, socklen_t* length, int flags) {
         real::accept4(fd, reinterpret_cast<sockaddr*>(&peer), &size, flags);
   } else {
     // The kernel writes there, or says why it can't.
-    if (Null(length)) return real::accept4(fd, address, length, flags);
-    const socklen_t capacity = *length;
+    socklen_t capacity = 0;
+    if (Null(length) || !base::TryLoad(length, &capacity)) {
+      return real::accept4(fd, address, length, flags);
+    }
     accepted = real::accept4(fd, address, length, flags);
     if (accepted < 0) return accepted;
     size = *length;
@@ -157,9 +160,10 @@ int accept(int fd, sockaddr* address, socklen_t* length) {
 int connect(int fd, const sockaddr* address, socklen_t length) {
   Sock* sock = LookupSock(fd);
   // To no address: the end of a connection, whose descriptor may have another.
+  sa_family_t family = AF_INET;
   if (sock != nullptr && !Null(address) &&
-      length >= static_cast<socklen_t>(sizeof address->sa_family) &&
-      address->sa_family == AF_UNSPEC) {
+      length >= static_cast<socklen_t>(sizeof family) &&
+      base::TryLoad(&address->sa_family, &family) && family == AF_UNSPEC) {
     // (A peer that hangs does not let go of the lane.)
     if (!sock->Pin(base::Reason::kPinnedOption)) {
       errno = EBUSY;

@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "lib/base/guard.h"
 #include "lib/base/internal.h"
 #include "lib/posix/hooks.h"
 #include "lib/posix/process.h"
@@ -28,6 +29,13 @@ bool Blinds(int level, int name) {
   return (level == SOL_SOCKET &&
           (name == SO_ATTACH_FILTER || name == SO_ATTACH_BPF)) ||
          (level == IPPROTO_TCP && name == TCP_REPAIR);
+}
+
+// To where the program wants it: 0, or -1 with errno.
+int Put(void* to, const void* from, std::size_t length) {
+  if (length == 0 || (!Null(to) && base::TryPut(to, from, length))) return 0;
+  errno = EFAULT;
+  return -1;
 }
 
 }  // namespace
@@ -64,14 +72,11 @@ int Fcntl(int fd, int command, long argument) {
 int Ioctl(int fd, unsigned long request, void* argument) {
   const SockAt sock(fd);
   if (sock && !sock->listening.load(std::memory_order_relaxed)) {
-    if (request == FIONREAD && !Null(argument) &&
-        sock->ReadableBytes(static_cast<int*>(argument))) {
-      return 0;
-    }
-    if ((request == SIOCOUTQ || request == SIOCOUTQNSD) && !Null(argument) &&
-        sock->UnsentBytes(request == SIOCOUTQNSD,
-                          static_cast<int*>(argument))) {
-      return 0;
+    int bytes = 0;
+    if ((request == FIONREAD && sock->ReadableBytes(&bytes)) ||
+        ((request == SIOCOUTQ || request == SIOCOUTQNSD) &&
+         sock->UnsentBytes(request == SIOCOUTQNSD, &bytes))) {
+      return Put(argument, &bytes, sizeof bytes);
     }
   }
   // The kernel's own threads use it from then on.
@@ -103,15 +108,16 @@ int sockatmark(int fd) {
 }
 
 int getsockopt(int fd, int level, int name, void* value, socklen_t* length) {
-  if (level == IPPROTO_TCP && !Null(length) && static_cast<int>(*length) >= 0) {
+  socklen_t room = 0;
+  if (level == IPPROTO_TCP && !Null(length) && base::TryLoad(length, &room) &&
+      static_cast<int>(room) >= 0) {
     const SockAt sock(fd);
     int kept = 0;
-    // (Of no bytes it writes none, wherever that is.)
-    if (sock && (*length == 0 || !Null(value)) &&
-        sock->KeptOption(name, &kept)) {
-      if (*length > sizeof kept) *length = sizeof kept;
-      if (*length > 0) std::memcpy(value, &kept, *length);
-      return 0;
+    if (sock && sock->KeptOption(name, &kept)) {
+      room = std::min<socklen_t>(room, sizeof kept);
+      // (Of no bytes none are written, wherever that is.)
+      return Put(length, &room, sizeof room) != 0 ? -1
+                                                  : Put(value, &kept, room);
     }
     // It receives.
     if (sock && name == TCP_ZEROCOPY_RECEIVE) sock->PinByOption();
@@ -124,11 +130,11 @@ int getsockopt(int fd, int level, int name, void* value, socklen_t* length) {
     int error = 0;
     const SockAt sock(fd);
     if (sock && sock->mode() != Mode::kPlain) {
-      const std::size_t room = std::min<std::size_t>(*length, sizeof error);
-      std::memcpy(&error, value, room);
+      const std::size_t told = std::min<std::size_t>(*length, sizeof error);
+      std::memcpy(&error, value, told);
       const int own = sock->TakeError();
       if (error == 0) error = own;
-      std::memcpy(value, &error, room);
+      std::memcpy(value, &error, told);
     }
   } else if (level == IPPROTO_TCP && name == TCP_INFO && *length > 0) {
     static_assert(offsetof(struct tcp_info, tcpi_state) == 0);
@@ -149,8 +155,10 @@ int setsockopt(int fd, int level, int name, const void* value,
       static_cast<int>(length) >= static_cast<int>(sizeof(int)) &&
       sock->mode() == Mode::kEngine) {
     int number;
-    std::memcpy(&number, value, sizeof number);
-    if (sock->KeepOption(name, number != 0)) return 0;
+    if (base::TryGet(&number, value, sizeof number) &&
+        sock->KeepOption(name, number != 0)) {
+      return 0;
+    }
   }
   const int result = real::setsockopt(fd, level, name, value, length);
   if (!sock || result != 0) return result;

@@ -10,7 +10,9 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstdint>
 
+#include "lib/base/guard.h"
 #include "lib/base/internal.h"
 #include "lib/base/unique_fd.h"
 #include "lib/posix/clone.h"
@@ -255,9 +257,14 @@ long Syscall(long number, const long (&a)[kArguments]) {
 void BeforeAio(long count, void** blocks) {
   if (count <= 0 || Null(blocks)) return;
   for (long i = 0; i < count; ++i) {
-    if (Null(blocks[i])) return;
-    const auto* block = static_cast<const iocb*>(blocks[i]);
-    if (const SockAt sock(static_cast<int>(block->aio_fildes)); sock) {
+    // (The kernel says so.)
+    void* block;
+    std::uint32_t number;
+    if (!base::TryLoad(&blocks[i], &block) || Null(block) ||
+        !base::TryLoad(&static_cast<const iocb*>(block)->aio_fildes, &number)) {
+      return;
+    }
+    if (const SockAt sock(static_cast<int>(number)); sock) {
       sock->Pin(base::Reason::kPinnedSyscall);
     }
   }

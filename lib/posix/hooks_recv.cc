@@ -9,6 +9,7 @@
 
 #include "lib/base/clock.h"
 #include "lib/base/direct.h"
+#include "lib/base/guard.h"
 #include "lib/posix/hooks.h"
 #include "lib/posix/hooks_data.h"
 #include "lib/posix/sock_quick.h"
@@ -209,12 +210,10 @@ constexpr int kPlainRecv = MSG_DONTWAIT | MSG_WAITALL;
     return sock->RecvErrors(fd, message, flags);
   }
   std::size_t total = 0;
-  if (Null(message) ||
-      !Total(message->msg_iov, static_cast<long>(message->msg_iovlen),
-             &total) ||
-      (flags & kCompat) != 0 ||
-      (message->msg_name != nullptr &&
-       static_cast<int>(message->msg_namelen) < 0)) {
+  void* name;
+  if (Null(message) || !Total(message, &total) || (flags & kCompat) != 0 ||
+      !base::TryLoad(&message->msg_name, &name) ||
+      (name != nullptr && static_cast<int>(message->msg_namelen) < 0)) {
     return direct::recvmsg(fd, message, flags);
   }
   if (total > kMostMoved) [[unlikely]] {
@@ -239,8 +238,12 @@ constexpr int kPlainRecv = MSG_DONTWAIT | MSG_WAITALL;
                    return direct::recvmsg(fd, message, flags);
                  });
   if (n >= 0 && !raw) {
-    if (message->msg_name != nullptr) message->msg_namelen = 0;
-    message->msg_flags = flags & MSG_CMSG_CLOEXEC;
+    // (As the kernel: what has come is lost.)
+    if ((name != nullptr &&
+         !base::TryStore(&message->msg_namelen, socklen_t{0})) ||
+        !base::TryStore(&message->msg_flags, flags & MSG_CMSG_CLOEXEC)) {
+      return Faulted(0);
+    }
     if (sock->TellsAny()) [[unlikely]] {
       sock->TellBeside(message, n);
     } else {
@@ -254,20 +257,23 @@ int recvmmsg(int fd, mmsghdr* messages, unsigned count, int flags,
              timespec* timeout) {
   Sock* sock = LookupSock(fd);
   // (What is no time the kernel refuses before it looks at the socket.)
+  timespec limit;
   if (sock == nullptr || Null(messages) || Astray(timeout) ||
-      (timeout != nullptr && !Valid(timeout))) {
+      (timeout != nullptr &&
+       (!base::TryGet(&limit, timeout, sizeof limit) || !Valid(&limit)))) {
     return real::recvmmsg(fd, messages, count, flags, timeout);
   }
   constexpr std::int64_t kNever = INT64_MAX / 2;
   const auto now = [] { return static_cast<std::int64_t>(base::NowNs()); };
   const std::int64_t end =
-      timeout == nullptr || timeout->tv_sec > 1'000'000'000
+      timeout == nullptr || limit.tv_sec > 1'000'000'000
           ? kNever
-          : now() + timeout->tv_sec * 1'000'000'000 + timeout->tv_nsec;
+          : now() + limit.tv_sec * 1'000'000'000 + limit.tv_nsec;
   unsigned got = 0;
   while (got < count) {
     int one = flags & ~MSG_WAITFORONE;
     if (got > 0 && (flags & MSG_WAITFORONE) != 0) one |= MSG_DONTWAIT;
+    if (!base::Readable(&messages[got], sizeof *messages)) return Faulted(got);
     const ssize_t n = hook::recvmsg(fd, &messages[got].msg_hdr, one);
     if (n < 0) {
       if (got > 0) {
@@ -276,14 +282,16 @@ int recvmmsg(int fd, mmsghdr* messages, unsigned count, int flags,
       }
       return -1;
     }
-    messages[got].msg_len = static_cast<unsigned>(n);
+    if (!base::TryStore(&messages[got].msg_len, static_cast<unsigned>(n))) {
+      return Faulted(got);
+    }
     ++got;
     // As the kernel: only between messages.
     if (timeout != nullptr && end != kNever) {
       const std::int64_t at = now();
       const std::int64_t left = end > at ? end - at : 0;
-      timeout->tv_sec = left / 1'000'000'000;
-      timeout->tv_nsec = left % 1'000'000'000;
+      limit = {left / 1'000'000'000, left % 1'000'000'000};
+      if (!base::TryPut(timeout, &limit, sizeof limit)) return Faulted(0);
       if (left == 0) break;
     }
     if ((messages[got - 1].msg_hdr.msg_flags & MSG_OOB) != 0) break;

@@ -279,16 +279,21 @@ ssize_t SendFlagged(Sock* sock, int fd, const iovec* iov, int count,
 [[gnu::hot]] ssize_t sendmsg(int fd, const msghdr* message, int flags) {
   Sock* sock = LookupSock(fd);
   if (sock == nullptr) {
-    if (__builtin_expect(!Null(message) && message->msg_control != nullptr &&
-                             !base::tls_internal,
+    void* control;
+    if (__builtin_expect(!Null(message) &&
+                             base::TryLoad(&message->msg_control, &control) &&
+                             control != nullptr && !base::tls_internal,
                          0)) {
       BeforePassing(message);
     }
     return direct::sendmsg(fd, message, flags);
   }
   std::size_t total = 0;
-  if (Null(message) || !Total(message->msg_iov,
-                              static_cast<long>(message->msg_iovlen), &total)) {
+  void* name;
+  std::size_t beside;
+  if (Null(message) || !Total(message, &total) ||
+      !base::TryLoad(&message->msg_name, &name) ||
+      !base::TryLoad(&message->msg_controllen, &beside)) {
     return direct::sendmsg(fd, message, flags);
   }
   const int count = static_cast<int>(message->msg_iovlen);
@@ -300,8 +305,7 @@ ssize_t SendFlagged(Sock* sock, int fd, const iovec* iov, int count,
       return hook::sendmsg(fd, &told, flags);
     });
   }
-  if (((flags & kCompat) != 0 || message->msg_controllen != 0 ||
-       message->msg_name != nullptr) &&
+  if (((flags & kCompat) != 0 || beside != 0 || name != nullptr) &&
       Engine(sock) && Refused(fd, message, flags)) [[unlikely]] {
     return -1;
   }
@@ -318,7 +322,9 @@ ssize_t SendFlagged(Sock* sock, int fd, const iovec* iov, int count,
 int sendmmsg(int fd, mmsghdr* messages, unsigned count, int flags) {
   if (LookupSock(fd) == nullptr) {
     for (unsigned i = 0; i < count && !Null(messages); ++i) {
-      if (messages[i].msg_hdr.msg_control != nullptr && !base::tls_internal) {
+      void* control;
+      if (!base::TryLoad(&messages[i].msg_hdr.msg_control, &control)) break;
+      if (control != nullptr && !base::tls_internal) {
         BeforePassing(&messages[i].msg_hdr);
       }
     }
@@ -328,9 +334,14 @@ int sendmmsg(int fd, mmsghdr* messages, unsigned count, int flags) {
   const unsigned most = std::min<unsigned>(count, IOV_MAX);  // as the kernel's
   for (unsigned sent = 0; sent < most; ++sent) {
     const msghdr& message = messages[sent].msg_hdr;
+    // (All of it, first: of a socket that is not on a lane the kernel says so.)
+    if (!base::Readable(&messages[sent], sizeof *messages))
+      return Faulted(sent);
     const ssize_t n = hook::sendmsg(fd, &message, flags);
     if (n < 0) return sent > 0 ? static_cast<int>(sent) : -1;
-    messages[sent].msg_len = static_cast<unsigned>(n);
+    if (!base::TryStore(&messages[sent].msg_len, static_cast<unsigned>(n))) {
+      return Faulted(sent);
+    }
     std::size_t left = static_cast<std::size_t>(n);
     for (std::size_t i = 0; i < message.msg_iovlen; ++i) {
       // After a message that went in part the next one would follow its part.

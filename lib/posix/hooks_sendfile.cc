@@ -14,6 +14,7 @@
 #include <cstdint>
 
 #include "lib/base/direct.h"
+#include "lib/base/guard.h"
 #include "lib/base/no_cancel.h"
 #include "lib/posix/hooks.h"
 #include "lib/posix/hooks_data.h"
@@ -129,7 +130,8 @@ ssize_t sendfile(int out, int in, off_t* offset, size_t count) {
       if (n != 0) return n;
     }
   }
-  if (sock == nullptr || count == 0 || Negative(count) || Astray(offset)) {
+  if (sock == nullptr || count == 0 || Negative(count) || Astray(offset) ||
+      (offset != nullptr && !base::Readable(offset, sizeof *offset))) {
     return real::sendfile(out, in, offset, count);
   }
   // A stream that may leave TCP yet is not left in the kernel until all of a
@@ -199,7 +201,7 @@ ssize_t sendfile(int out, int in, off_t* offset, size_t count) {
     const int saved = errno;
     const ssize_t taken = sent > 0 ? sent : 0;
     if (offset != nullptr) {
-      *offset += taken;
+      if (!base::TryStore(offset, *offset + taken)) return Faulted(0);
     } else if (taken < got) {
       ::lseek(in, taken - got, SEEK_CUR);
     }

@@ -12,6 +12,7 @@
 
 #include "lib/base/clock.h"
 #include "lib/base/direct.h"
+#include "lib/base/guard.h"
 #include "lib/base/internal.h"
 #include "lib/base/unique_fd.h"
 #include "lib/posix/hooks.h"
@@ -103,8 +104,9 @@ bool TooMany(nfds_t count) {
 // False: a handler has run.
 bool HeldForRoom(const pollfd* fds, nfds_t count, int timeout) {
   constexpr int kOutput = POLLOUT | POLLWRNORM | POLLWRBAND;
-  if (count != 1 || (fds->events & kOutput) == 0 ||
-      (fds->events & ~kOutput) != 0) {
+  short events;
+  if (count != 1 || !base::TryLoad(&fds->events, &events) ||
+      (events & kOutput) == 0 || (events & ~kOutput) != 0) {
     return true;
   }
   Sock* const sock = LookupSock(fds->fd);
@@ -228,6 +230,12 @@ int EpollPwait2Now(int fd, epoll_event* events, int capacity,
   });
 }
 
+// (It need not be looked at here.)
+bool AstrayMask(const sigset_t* mask) {
+  constexpr std::size_t kKernels = 8;
+  return mask != nullptr && (Null(mask) || !base::Readable(mask, kKernels));
+}
+
 constexpr timespec kNoTime{0, 0};
 
 // `wait(events, capacity, now)` is the call itself.
@@ -318,7 +326,7 @@ int poll(pollfd* fds, nfds_t count, int timeout) {
 
 int ppoll(pollfd* fds, nfds_t count, const timespec* timeout,
           const sigset_t* mask) {
-  if (Null(fds) || Astray(timeout) || Astray(mask) || TooMany(count)) {
+  if (Null(fds) || Astray(timeout) || AstrayMask(mask) || TooMany(count)) {
     return real::ppoll(fds, count, timeout, mask);
   }
   // (The mask is for what has to wait.)
@@ -347,7 +355,7 @@ int select(int count, fd_set* in, fd_set* out, fd_set* except,
 int pselect(int count, fd_set* in, fd_set* out, fd_set* except,
             const timespec* timeout, const sigset_t* mask) {
   if (Astray(in) || Astray(out) || Astray(except) || Astray(timeout) ||
-      Astray(mask)) {
+      AstrayMask(mask)) {
     return real::pselect(count, in, out, except, timeout, mask);
   }
   count = SelectEnd(count);
@@ -447,7 +455,7 @@ int epoll_ctl(int number, int op, int fd, epoll_event* event) {
       QuickWaits(set, events, capacity)) {
     return set->QuickWait(fd, events, capacity, timeout);
   }
-  if (Astray(mask)) {
+  if (AstrayMask(mask)) {
     return real::epoll_pwait(fd, events, capacity, timeout, mask);
   }
   return WithUnread(
@@ -458,7 +466,8 @@ int epoll_ctl(int number, int op, int fd, epoll_event* event) {
 
 int epoll_pwait2(int fd, epoll_event* events, int capacity,
                  const timespec* timeout, const sigset_t* mask) {
-  if (Astray(timeout) || Astray(mask)) {
+  if (Astray(timeout) || AstrayMask(mask) ||
+      (timeout != nullptr && !base::Readable(timeout, sizeof *timeout))) {
     return real::epoll_pwait2(fd, events, capacity, timeout, mask);
   }
   return WithUnread(

@@ -3,6 +3,7 @@
 #include <cerrno>
 #include <new>
 
+#include "lib/base/guard.h"
 #include "lib/posix/file.h"
 #include "lib/posix/sock.h"
 #include "lib/posix/sock_plain.h"
@@ -37,7 +38,10 @@ bool KernelHold::Enter(int fd, Sock* sock) {
 bool KernelHold::EnterAll(const pollfd* fds, nfds_t count) {
   std::size_t socks = 0;
   for (nfds_t i = 0; i < count; ++i) {
-    File* file = Lookup(fds[i].fd);
+    int fd;
+    // (The kernel says so.)
+    if (!base::TryLoad(&fds[i].fd, &fd)) return true;
+    File* file = Lookup(fd);
     if (file != nullptr && file->kind == FileKind::kSock) ++socks;
   }
   if (socks == 0) return true;
@@ -53,9 +57,11 @@ bool KernelHold::EnterAll(const pollfd* fds, nfds_t count) {
 bool KernelHold::EnterAll(int count, const fd_set* in, const fd_set* out,
                           const fd_set* except) {
   const auto bit = [](const fd_set* set, int fd) {
+    unsigned long word;
     return set != nullptr &&
-           (reinterpret_cast<const unsigned long*>(set)[fd / 64] >> (fd % 64) &
-            1);
+           base::TryLoad(reinterpret_cast<const unsigned long*>(set) + fd / 64,
+                         &word) &&
+           (word >> (fd % 64) & 1) != 0;
   };
   for (int pass = 0; pass < 2; ++pass) {
     std::size_t socks = 0;

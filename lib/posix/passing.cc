@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstring>
 
+#include "lib/base/guard.h"
 #include "lib/posix/sock_plain.h"
 #include "lib/posix/table.h"
 #include "lib/posix/user_arguments.h"
@@ -12,7 +13,11 @@ namespace rcsock::posix {
 void BeforePassing(const msghdr* message) {
   // (CMSG_NXTHDR wants a message that may be changed, and does not.)
   auto* const all = const_cast<msghdr*>(message);
-  if (Null(all->msg_control)) return;
+  // (The kernel says so.)
+  if (Null(all->msg_control) || all->msg_controllen == 0 ||
+      !base::Readable(all->msg_control, all->msg_controllen)) {
+    return;
+  }
   const auto* const end =
       static_cast<const char*>(all->msg_control) + all->msg_controllen;
   for (cmsghdr* c = CMSG_FIRSTHDR(all); c != nullptr; c = CMSG_NXTHDR(all, c)) {

@@ -11,6 +11,7 @@
 
 #include "lib/base/barrier.h"
 #include "lib/base/clock.h"
+#include "lib/base/guard.h"
 #include "lib/base/real.h"
 #include "lib/base/sleep.h"
 #include "lib/posix/epoll.h"
@@ -96,7 +97,7 @@ class Polling {
   int Run() {
     std::uint32_t signals = tls_signals.any;
     kernel_look_ = tls_look.told ? 0 : tls_look.at;
-    Split();
+    if (!Split()) return Faulted();
     Spinner spin = NewSpin();
     bool in_vain = false;
     for (;;) {
@@ -108,7 +109,7 @@ class Polling {
       bool again = false;
       int found = LookStreams(&again);
       if (again && found == 0) {
-        Split();
+        if (!Split()) return Faulted();
         kernel_look_ = 0;
         continue;
       }
@@ -143,7 +144,7 @@ class Polling {
       // the nap is over: no reason to spin.  (A source tells of many things.)
       in_vain = source_count_ == 0;
       if (!in_vain) spin = NewSpin();
-      Split();
+      if (!Split()) return Faulted();
     }
   }
 
@@ -158,14 +159,19 @@ class Polling {
     return mine_ > kFew ? Spinner::ForLongLooks() : Spinner();
   }
 
+  static int Faulted() {
+    errno = EFAULT;
+    return -1;
+  }
+
   // Streams of the engine, and epoll sets that have some, out of the kernel's
-  // array.
-  void Split() {
+  // array.  False: that is a bad pointer.  (In line, so that nobody asks.)
+  [[gnu::always_inline]] bool Split() {
     mine_ = 0;
     kernels_ = 0;
     hold_.Release();
     for (nfds_t i = 0; i < count_; ++i) {
-      fds_[i].revents = 0;
+      if (!base::TryStore(&fds_[i].revents, short{0})) return false;
       if (aside_ && kernel_[i].revents == kAside) continue;
       kernel_[i] = fds_[i];
       kernel_[i].revents = 0;
@@ -181,6 +187,7 @@ class Polling {
       }
       members_[mine_++] = {i, file};
     }
+    return true;
   }
 
   // *again: one has gone back to the kernel.
@@ -521,7 +528,10 @@ class Polling {
 
 bool PollNeedsEngine(const pollfd* fds, nfds_t count) {
   for (nfds_t i = 0; i < count; ++i) {
-    File* file = Followed(fds[i].fd);
+    int fd;
+    // (The kernel says so.)
+    if (!base::TryLoad(&fds[i].fd, &fd)) return false;
+    File* file = Followed(fd);
     if (file == nullptr) continue;
     if (file->kind == FileKind::kSock
             ? static_cast<Sock*>(file)->mode() == Mode::kEngine

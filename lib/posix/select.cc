@@ -14,6 +14,7 @@
 #include <new>
 
 #include "lib/base/clock.h"
+#include "lib/base/guard.h"
 #include "lib/base/unique_fd.h"
 #include "lib/posix/epoll.h"
 #include "lib/posix/poll.h"
@@ -79,9 +80,15 @@ int EngineSelect(int count, fd_set* in, fd_set* out, fd_set* except,
                  std::int64_t* left_ns, bool may) {
   if (count <= 0) return kNotMine;
   // fd_set is an array of words; programs enlarge it past FD_SETSIZE.
-  const auto bit = [](fd_set* set, int fd) {
-    return set != nullptr &&
-           (reinterpret_cast<unsigned long*>(set)[fd / 64] >> (fd % 64) & 1);
+  bool there = true;
+  const auto bit = [&there](const fd_set* set, int fd) {
+    if (set == nullptr) return false;
+    unsigned long word;
+    if (base::TryLoad(reinterpret_cast<const unsigned long*>(set) + fd / 64,
+                      &word)) {
+      return (word >> (fd % 64) & 1) != 0;
+    }
+    return there = false;
   };
   int wanted = 0;
   bool mine = may;
@@ -94,7 +101,8 @@ int EngineSelect(int count, fd_set* in, fd_set* out, fd_set* except,
                ? static_cast<Sock*>(file)->mode() == Mode::kEngine
                : static_cast<EpollSet*>(file)->LookedAtFromOutside();
   }
-  if (!mine) return kNotMine;
+  // (Of a bad pointer the kernel says so.)
+  if (!mine || !there) return kNotMine;
   pollfd stack[kFewDescriptors];
   std::unique_ptr<pollfd[]> heap;
   pollfd* fds = stack;

@@ -8,13 +8,16 @@
 #include <cerrno>
 #include <cstdint>
 
+#include "lib/base/guard.h"
+
 // What a program may pass that the kernel would refuse, or take for something
 // else.
 namespace rcsock::posix {
 
 // Null, what lies beside it, or the kernel's half: what no program can have
 // mapped.  (The kernel says EFAULT for any bad address; with any other one the
-// program ends here, as it does in memcpy.)
+// program ends here, as it does in memcpy, but for what is read and written by
+// base/guard.h.)
 inline bool Null(const void* pointer) {
   return reinterpret_cast<std::intptr_t>(pointer) < 4096;
 }
@@ -41,12 +44,17 @@ inline bool MayName(const sockaddr* name, socklen_t length) {
 // The length of the name that TCP has for who has sent it, none, told as the
 // kernel tells it: when the bytes are taken.  0, or -1 with errno.
 inline int TellNoName(socklen_t* length) {
-  if (Null(length) || static_cast<int>(*length) < 0) [[unlikely]] {
-    errno = Null(length) ? EFAULT : EINVAL;
-    return -1;
+  socklen_t room;
+  int error = EFAULT;
+  if (!Null(length) && base::TryLoad(length, &room)) {
+    if (static_cast<int>(room) < 0) {
+      error = EINVAL;
+    } else if (base::TryStore(length, socklen_t{0})) {
+      return 0;
+    }
   }
-  *length = 0;
-  return 0;
+  errno = error;
+  return -1;
 }
 
 // What SO_RCVTIMEO or SO_SNDTIMEO says, in nanoseconds; 0: no limit, which a

@@ -12,43 +12,17 @@
 #include <functional>
 #include <vector>
 
+#include "tests/posix/edge.h"
 #include "tests/posix/pair.h"
 
 namespace {
 
 using namespace pair;
+using edge::Edge;
+using edge::kHole;
+using edge::Name;
 
 constexpr std::size_t kPage = 4096;
-constexpr std::size_t kRoom = std::size_t{1} << 20;
-
-// So many good bytes end where others begin that are not good.
-struct Edge {
-  explicit Edge(int protection) {
-    // Far from where others are put, so that nobody comes into the hole.
-    void* const far = reinterpret_cast<void*>(0x10'0000'0000);
-    void* const at = ::mmap(far, 2 * kRoom, PROT_READ | PROT_WRITE,
-                            MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    CHECK_THAT(at != MAP_FAILED);
-    end = static_cast<char*>(at) + kRoom;
-    if (protection < 0) {
-      CHECK_THAT(::munmap(end, kRoom) == 0);
-    } else {
-      CHECK_THAT(::mprotect(end, kRoom, protection) == 0);
-    }
-  }
-  ~Edge() { ::munmap(end - kRoom, 2 * kRoom); }
-  Edge(const Edge&) = delete;
-  Edge& operator=(const Edge&) = delete;
-  char* end;
-};
-constexpr int kHole = -1;
-
-const char* Name(int protection) {
-  return protection == kHole       ? "hole"
-         : protection == PROT_NONE ? "none"
-                                   : "read-only";
-}
-
 struct Call {
   const char* name;
   bool flags;  // it has some

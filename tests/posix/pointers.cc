@@ -1,0 +1,301 @@
+// Pointers to what is no buffer that are bad: vectors, messages, sets, names,
+// options.  The kernel says EFAULT, and the stream goes on.
+#include <linux/sockios.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <sys/epoll.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
+#include <sys/select.h>
+#include <sys/sendfile.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "tests/posix/edge.h"
+#include "tests/posix/pair.h"
+
+namespace {
+
+using namespace pair;
+using edge::Edge;
+using edge::kHole;
+using edge::Name;
+
+constexpr int kUnreadable[] = {kHole, PROT_NONE};
+constexpr int kUnwritable[] = {kHole, PROT_NONE, PROT_READ};
+
+// A structure of which so many bytes are good.
+template <class T>
+T* At(const Edge& edge, std::size_t good) {
+  return reinterpret_cast<T*>(edge.end - good);
+}
+
+// Round trips until there is a lane, or would never be: a process that has had
+// none ends by such a pointer as before.
+void Ask(int fd) {
+  char message[16] = "trip";
+  std::uint64_t before = 0;
+  int still = 0;
+  for (int i = 0; i < 40'000 && still < 3; ++i) {
+    SendAll(fd, message, sizeof message);
+    RecvAll(fd, message, sizeof message);
+    if (i % 50 != 0) continue;
+    const std::uint64_t now = TcpBytes(fd);
+    still = now == before ? still + 1 : 0;
+    before = now;
+  }
+  message[0] = 'g';
+  SendAll(fd, message, sizeof message);
+  RecvAll(fd, message, sizeof message);
+}
+void Answer(int fd) {
+  char message[16];
+  do {
+    RecvAll(fd, message, sizeof message);
+    SendAll(fd, message, sizeof message);
+  } while (message[0] != 'g');
+}
+
+// The peer: answers what is good.
+void Peer(int fd) {
+  Barrier();
+  Echo(fd, 50);
+  LogDrain(fd);
+}
+void Done(int fd) {
+  Barrier();
+  Call(fd, 50);
+  ::shutdown(fd, SHUT_WR);
+}
+
+// Arrays of iovec that are bad from the first, the second or the third on.
+Case vectors(
+    "vectors",
+    [](int fd) {
+      Answer(fd);
+      Peer(fd);
+    },
+    [](int fd) {
+      Ask(fd);
+      char byte = 'v';
+      for (const int protection : kUnreadable) {
+        const Edge edge(protection);
+        for (const std::size_t good : {0, 1, 2}) {
+          auto* const iov = At<iovec>(edge, good * sizeof(iovec));
+          for (std::size_t i = 0; i < good; ++i) iov[i] = {&byte, 1};
+          Log("%s, %zu", Name(protection), good);
+          Result("writev", ::writev(fd, iov, 3));
+          Result("pwritev2", ::pwritev2(fd, iov, 3, -1, 0));
+          Result("readv", ::readv(fd, iov, 3));
+          Result("preadv2", ::preadv2(fd, iov, 3, -1, 0));
+          msghdr message{};
+          message.msg_iov = iov;
+          message.msg_iovlen = 3;
+          Result("sendmsg", ::sendmsg(fd, &message, 0));
+          Result("recvmsg", ::recvmsg(fd, &message, 0));
+          mmsghdr one{message, 0};
+          Result("sendmmsg", ::sendmmsg(fd, &one, 1, 0));
+          Result("recvmmsg", ::recvmmsg(fd, &one, 1, 0, nullptr));
+        }
+      }
+      Done(fd);
+    });
+
+// Messages of which a part is there.
+Case messages(
+    "messages",
+    [](int fd) {
+      Answer(fd);
+      char text[4] = {};
+      RecvAll(fd, text, 2 * 2);
+      Log("%.4s", text);
+      Peer(fd);
+    },
+    [](int fd) {
+      Ask(fd);
+      char byte = 'm';
+      iovec iov{&byte, 1};
+      for (const int protection : kUnreadable) {
+        const Edge edge(protection);
+        for (const std::size_t good : {0, 8, 16, 24, 32, 40}) {
+          msghdr whole{};
+          whole.msg_iov = &iov;
+          whole.msg_iovlen = 1;
+          auto* const message = At<msghdr>(edge, good);
+          std::memcpy(static_cast<void*>(message), &whole, good);
+          Log("%s, %zu", Name(protection), good);
+          Result("sendmsg", ::sendmsg(fd, message, 0));
+          // (Behind it is what recvmsg writes, where there is something.)
+          if (good < offsetof(msghdr, msg_control)) {
+            Result("recvmsg", ::recvmsg(fd, message, MSG_DONTWAIT));
+          }
+        }
+        // The second of two.
+        for (const std::size_t good : {0, 16, 40}) {
+          mmsghdr whole{};
+          whole.msg_hdr.msg_iov = &iov;
+          whole.msg_hdr.msg_iovlen = 1;
+          auto* const two = At<mmsghdr>(edge, good + sizeof whole);
+          two[0] = whole;
+          std::memcpy(static_cast<void*>(two + 1), &whole, good);
+          Log("%s, one and %zu", Name(protection), good);
+          // (Of all the kernel looks at none before its turn.)
+          if (good != 16) Result("sendmmsg", ::sendmmsg(fd, two, 2, 0));
+          Result("none", ::recvmmsg(fd, two + 1, 1, MSG_DONTWAIT, nullptr));
+          Result("none", ::sendmmsg(fd, two + 1, 1, 0));
+        }
+      }
+      Done(fd);
+    });
+
+// Where the call is to say something.
+Case told(
+    "told",
+    [](int fd) {
+      Answer(fd);
+      SendAll(fd, "abcdef", 6);
+      Peer(fd);
+    },
+    [](int fd) {
+      Ask(fd);
+      AwaitBytes(fd, 6);
+      char byte;
+      for (const int protection : kUnwritable) {
+        const Edge edge(protection);
+        Log("%s", Name(protection));
+        auto* const number = At<int>(edge, 0);
+        auto* const length = At<socklen_t>(edge, 0);
+        Result("FIONREAD", ::ioctl(fd, FIONREAD, number));
+        Result("SIOCOUTQ", ::ioctl(fd, SIOCOUTQ, number));
+        Result("SIOCOUTQNSD", ::ioctl(fd, SIOCOUTQNSD, number));
+        Result("SIOCATMARK", ::ioctl(fd, SIOCATMARK, number));
+        int value = 0;
+        socklen_t size = sizeof value;
+        for (const int name : {TCP_NODELAY, TCP_CORK, TCP_MAXSEG}) {
+          size = sizeof value;
+          Result("option", ::getsockopt(fd, IPPROTO_TCP, name, number, &size));
+          Result("its length",
+                 ::getsockopt(fd, IPPROTO_TCP, name, &value, length));
+        }
+        size = sizeof value;
+        Result("error", ::getsockopt(fd, SOL_SOCKET, SO_ERROR, number, &size));
+        size = sizeof(tcp_info);
+        Result("state", ::getsockopt(fd, IPPROTO_TCP, TCP_INFO, number, &size));
+        sockaddr_storage name;
+        auto* const address = reinterpret_cast<sockaddr*>(&name);
+        Result("getpeername", ::getpeername(fd, address, length));
+        Result("getsockname", ::getsockname(fd, address, length));
+        Result("recvfrom", ::recvfrom(fd, &byte, 1, 0, address, length));
+        Log("%c", byte);
+        if (protection == PROT_READ) continue;
+        Result("set", ::setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, number,
+                                   sizeof *number));
+        Result("set", ::setsockopt(fd, SOL_SOCKET, SO_RCVLOWAT, number,
+                                   sizeof *number));
+        Result("FIONBIO", ::ioctl(fd, FIONBIO, number));
+        Result("connect", ::connect(fd, At<sockaddr>(edge, 0), 16));
+        iovec iov{&byte, 1};
+        mmsghdr one{};
+        one.msg_hdr.msg_iov = &iov;
+        one.msg_hdr.msg_iovlen = 1;
+        Result("limit", ::recvmmsg(fd, &one, 1, 0, At<timespec>(edge, 0)));
+      }
+      AwaitBytes(fd, 3);
+      char text[3];
+      RecvAll(fd, text, 3);
+      Log("%.3s", text);
+      Done(fd);
+    });
+
+// What is waited for.
+Case waits(
+    "waits",
+    [](int fd) {
+      Answer(fd);
+      SendAll(fd, "abc", 3);
+      Peer(fd);
+    },
+    [](int fd) {
+      Ask(fd);
+      AwaitBytes(fd, 3);
+      const int set = ::epoll_create1(EPOLL_CLOEXEC);
+      epoll_event event{};
+      event.events = EPOLLIN;
+      CHECK_THAT(::epoll_ctl(set, EPOLL_CTL_ADD, fd, &event) == 0);
+      for (const int protection : kUnwritable) {
+        const Edge edge(protection);
+        Log("%s", Name(protection));
+        for (const std::size_t good : {0, 1}) {
+          auto* const some = At<pollfd>(edge, good * sizeof(pollfd));
+          if (good > 0) some[0] = {fd, POLLIN, 0};
+          // (A number that is none, read-only: its answer does not fit.)
+          if (good > 0 || protection != PROT_READ) {
+            Result("poll", ::poll(some, 2, 0));
+            Result("poll", ::poll(some, 2, 10));
+            Result("ppoll", ::ppoll(some, 2, nullptr, nullptr));
+          }
+        }
+        if (protection == PROT_READ) continue;
+        fd_set good;
+        FD_ZERO(&good);
+        FD_SET(fd, &good);
+        auto* const bad = At<fd_set>(edge, 0);
+        timeval none{0, 0};
+        Result("select", ::select(fd + 1, bad, nullptr, nullptr, &none));
+        Result("select", ::select(fd + 1, &good, bad, nullptr, &none));
+        Result("select", ::select(fd + 1, &good, nullptr, bad, nullptr));
+        Result("pselect",
+               ::pselect(fd + 1, bad, nullptr, nullptr, nullptr, nullptr));
+        Result("ctl",
+               ::epoll_ctl(set, EPOLL_CTL_MOD, fd, At<epoll_event>(edge, 0)));
+        Result("ctl",
+               ::epoll_ctl(set, EPOLL_CTL_MOD, fd, At<epoll_event>(edge, 4)));
+        Result("pwait2",
+               ::epoll_pwait2(set, &event, 1, At<timespec>(edge, 0), nullptr));
+        Result("mask", ::epoll_pwait(set, &event, 1, 0, At<sigset_t>(edge, 0)));
+      }
+      Result("wait", ::epoll_wait(set, &event, 1, 0));
+      ::close(set);
+      char text[3];
+      RecvAll(fd, text, 3);
+      Done(fd);
+    });
+
+// Where a file is sent from, and a new connection's name.
+Case others(
+    "others",
+    [](int fd) {
+      Answer(fd);
+      Peer(fd);
+      const int to = Connect(static_cast<int>(Hear()));
+      LogDrain(to);
+    },
+    [](int fd) {
+      Ask(fd);
+      const int file = ::memfd_create("file", MFD_CLOEXEC);
+      CHECK_THAT(::write(file, "abc", 3) == 3);
+      int port;
+      const int listener = Listen(&port);
+      for (const int protection : kUnreadable) {
+        const Edge edge(protection);
+        Log("%s", Name(protection));
+        Result("sendfile", ::sendfile(fd, file, At<off_t>(edge, 0), 3));
+        sockaddr_storage name;
+        SetNonblock(listener, true);
+        Result("accept", ::accept(listener, reinterpret_cast<sockaddr*>(&name),
+                                  At<socklen_t>(edge, 0)));
+      }
+      Done(fd);
+      SetNonblock(listener, false);
+      Tell(port);
+      ::close(Accept(listener));
+    });
+
+}  // namespace
