@@ -134,6 +134,7 @@ std::string Step(const Op& op, long* value) {
   Slot& slot = slots[op.slot % kSlots];
   switch (op.kind) {
     case Kind::kSend:
+    case Kind::kMore:
       return DoSend(slot, op, value);
     case Kind::kRecv:
       return DoRecv(slot.fd, Length(op.a), op.b, op.c, false, value);
@@ -232,8 +233,33 @@ std::string Step(const Op& op, long* value) {
       while (signals.load() == before) Brief();
       return "sent";
     }
+    case Kind::kCork:
+      return DoCork(slot.fd, op.b % 2 == 0);
+    case Kind::kConnect:
+    case Kind::kAccept:  // Open
     case Kind::kCount:
       break;
+  }
+  return "skip";
+}
+
+// Else a small message may wait for the acknowledgement of the one before.
+void NoDelay(int fd) {
+  const int on = 1;
+  ::setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+}
+
+std::string Open(const Request& request) {
+  for (Slot& slot : slots) {
+    if (slot.fd >= 0) continue;
+    int fd = -1;
+    const std::string text = request.op.kind == Kind::kConnect
+                                 ? DoConnect(request.port, request.op.a, &fd)
+                                 : DoAccept(listener, request.op.a, &fd);
+    if (fd < 0) return text;
+    NoDelay(fd);
+    slot = {fd, request.number};
+    return text;
   }
   return "skip";
 }
@@ -262,6 +288,10 @@ void Look(Reply* reply) {
     }
   }
   reply->urgent = urgents.load() != 0;
+  if (accepts) {
+    pollfd one{listener, POLLIN, 0};
+    reply->backlog = ::poll(&one, 1, 0) != 0;
+  }
   for (int i = 0; i < kThreads; ++i) {
     Reply::Thread& thread = reply->threads[i];
     thread = {};
@@ -294,9 +324,7 @@ void Begin(const Request& request) {
       Die("connect");
     }
   }
-  // Else a small message may wait for the acknowledgement of the one before.
-  const int on = 1;
-  ::setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+  NoDelay(fd);
   slots[request.number] = {fd, request.number};
 }
 
@@ -321,6 +349,10 @@ std::string End() {
   for (int& set : sets) {
     ::close(set);
     set = -1;
+  }
+  pollfd one{listener, POLLIN, 0};
+  while (accepts && ::poll(&one, 1, 0) == 1) {
+    ::close(::accept4(listener, nullptr, nullptr, SOCK_CLOEXEC));
   }
   return text;
 }
@@ -354,7 +386,9 @@ void Serve(const Request& request, Reply* reply) {
       break;
     case Ask::kStep: {
       long value = 0;
-      text = Step(request.op, &value);
+      const bool opens =
+          request.op.kind == Kind::kConnect || request.op.kind == Kind::kAccept;
+      text = opens ? Open(request) : Step(request.op, &value);
       reply->value = value;
       break;
     }

@@ -74,6 +74,10 @@ std::string DoSelect(int fd, timeval* time);
 std::string DoFork(Slot* slot, const Op& op, long* value);
 std::string DoSplice(int fd, std::size_t length, long* value);
 std::string DoUrgent(const Slot& slot, const Op& op, long* value);
+std::string DoCork(int fd, bool on);
+// The new descriptor, or less than 0.
+std::string DoConnect(int port, int how, int* fd);
+std::string DoAccept(int listener, int how, int* fd);
 std::string FailLanes();
 
 // --- Both ends at once (agent_both.cc)

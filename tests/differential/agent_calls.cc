@@ -44,8 +44,12 @@ std::string DoSend(const Slot& slot, const Op& op, long* value) {
   const std::size_t length = Length(op.a);
   const int connection = slot.connection < 0 ? 0 : slot.connection;
   std::vector<char> bytes = Bytes(connection, length);
+  const bool more = op.kind == Kind::kMore;
   const int flags = ((op.c & 1) != 0 ? MSG_DONTWAIT : 0) |
-                    ((op.c & 2) != 0 ? MSG_NOSIGNAL : 0);
+                    ((op.c & 2) != 0 ? MSG_NOSIGNAL : 0) |
+                    (more ? MSG_MORE : 0);
+  // (write and writev know no flags.)
+  const int way = op.b % 6 + (more && op.b % 6 != 0 && op.b % 6 < 3 ? 2 : 0);
   iovec two[3] = {{bytes.data(), length / 3},
                   {nullptr, 0},
                   {bytes.data() + length / 3, length - length / 3}};
@@ -56,7 +60,7 @@ std::string DoSend(const Slot& slot, const Op& op, long* value) {
   const int before = sigpipes.load();
   ssize_t n = -1;
   errno = 0;
-  switch (op.b % 6) {
+  switch (way) {
     case 0:
       n = ::send(slot.fd, bytes.data(), length, flags);
       break;
@@ -324,6 +328,44 @@ std::string DoUrgent(const Slot& slot, const Op& op, long* value) {
       return Outcome(n) + Print(" at %d", at);
     }
   }
+}
+
+std::string DoCork(int fd, bool on) {
+  int value = on;
+  const std::string outcome =
+      Outcome(::setsockopt(fd, IPPROTO_TCP, TCP_CORK, &value, sizeof value));
+  int got = -1;
+  socklen_t size = sizeof got;
+  ::getsockopt(fd, IPPROTO_TCP, TCP_CORK, &got, &size);
+  return outcome + Print(" now %d", got);
+}
+
+std::string DoConnect(int port, int how, int* fd) {
+  const bool waits = how % 3 == 0;
+  *fd = ::socket(AF_INET,
+                 SOCK_STREAM | SOCK_CLOEXEC | (waits ? 0 : SOCK_NONBLOCK), 0);
+  sockaddr_in address = posix_test::Loopback(port);
+  auto* const to = reinterpret_cast<sockaddr*>(&address);
+  std::string text = Outcome(::connect(*fd, to, sizeof address));
+  if (waits) return text;
+  pollfd one{*fd, POLLOUT, 0};
+  text += Print(" %d", ::poll(&one, 1, 5000));
+  if (how % 3 == 1) text += " " + Outcome(::connect(*fd, to, sizeof address));
+  if (how % 2 == 0) ::fcntl(*fd, F_SETFL, ::fcntl(*fd, F_GETFL) & ~O_NONBLOCK);
+  return text;
+}
+
+std::string DoAccept(int listener, int how, int* fd) {
+  pollfd one{listener, POLLIN, 0};
+  if (::poll(&one, 1, 5000) != 1) return "nobody";
+  sockaddr_storage from{};
+  socklen_t size = sizeof from;
+  auto* const name = reinterpret_cast<sockaddr*>(&from);
+  *fd = how % 3 == 0   ? ::accept(listener, nullptr, nullptr)
+        : how % 3 == 1 ? ::accept4(listener, name, &size, SOCK_CLOEXEC)
+                       : ::accept4(listener, name, &size, SOCK_NONBLOCK);
+  if (*fd < 0) return Outcome(*fd);
+  return Print("accepted %d", how % 3 == 0 ? 0 : static_cast<int>(size));
 }
 
 // The sockets by which two processes share memory end, as when one has died.

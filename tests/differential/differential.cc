@@ -97,6 +97,8 @@ rc::Gen<Op> AnyOp(const std::vector<Kind>& without) {
       {6, Kind::kChat},       {2, Kind::kBulk},      {2, Kind::kFail},
       {5, Kind::kAsyncRecv},  {3, Kind::kAsyncPoll}, {2, Kind::kAsyncSelect},
       {4, Kind::kAsyncWait},  {4, Kind::kSignal},    {2, Kind::kOwner},
+      {2, Kind::kMore},       {1, Kind::kCork},      {3, Kind::kConnect},
+      {4, Kind::kAccept},
   };
   // As often in a list as it weighs: weightedElement takes no vector.
   std::vector<Kind> list;
@@ -115,8 +117,8 @@ rc::Gen<Op> AnyOp(const std::vector<Kind>& without) {
   const auto slot =
       rc::gen::weightedElement<std::uint8_t>({{12, std::uint8_t{0}},
                                               {4, std::uint8_t{1}},
-                                              {2, std::uint8_t{2}},
-                                              {1, std::uint8_t{3}}});
+                                              {4, std::uint8_t{2}},
+                                              {2, std::uint8_t{3}}});
   return rc::gen::noShrink(rc::gen::build<Op>(
       rc::gen::set(&Op::kind, kind), rc::gen::set(&Op::end, small(2)),
       rc::gen::set(&Op::slot, slot), rc::gen::set(&Op::a, small(9)),

@@ -11,8 +11,10 @@
 namespace differential {
 
 // The two processes of a case: 0 connects, 1 accepts.  Each has kSlots
-// descriptors: one for each connection, the others for duplicates.
-constexpr int kConnections = 2;
+// descriptors: one for each connection that there is from the beginning, the
+// others for duplicates and for connections that are made in the case.
+constexpr int kAtFirst = 2;
+constexpr int kConnections = 5;
 constexpr int kSlots = 4;
 constexpr int kSets = 2;
 // Calls that an end may be inside of at once, besides those that its steps
@@ -43,7 +45,11 @@ constexpr int kThreads = 2;
   X(AsyncSelect, "aselect") /* slot */                                    \
   X(AsyncWait, "await")     /* -, set */                                  \
   X(Signal, "signal")       /* -, restart or not, to which thread */      \
-  X(Owner, "owner")         /* slot, who gets SIGURG, or who that is */
+  X(Owner, "owner")         /* slot, who gets SIGURG, or who that is */   \
+  X(More, "more")           /* slot, length, way, flags: MSG_MORE */      \
+  X(Cork, "cork")           /* slot, -, on or off */                      \
+  X(Connect, "connect")     /* -, how; by end 0 */                        \
+  X(Accept, "accept")       /* -, how; by end 1 */
 
 enum class Kind : std::uint8_t {
 #define X(name, text) k##name,

@@ -15,7 +15,7 @@ enum class Ask : std::uint8_t {
   kListen,   // -> value: the port
   kBegin,    // new sets; connection `number`: to `port`, or accepted
   kWarm,     // `number` of connections, `port`: Warmth
-  kStep,     // op
+  kStep,     // op; of those that make a connection, `number` and `port` of it
   kPartner,  // op, which the other end makes: the part of this one
   kAgain,    // the thread's call, which has ended, once more
   kLook,     // what can be seen without changing it
@@ -44,8 +44,9 @@ struct Reply {
     std::int32_t state;  // 0 none, 1 it is inside a call, 2 that has ended
     char ended[128];     // with this
   } threads[kThreads];
-  bool busy;    // a thread is not asleep: it may be about to end
-  bool urgent;  // SIGURG has come
+  bool backlog;  // there is something to accept
+  bool busy;     // a thread is not asleep: it may be about to end
+  bool urgent;   // SIGURG has come
 };
 
 }  // namespace differential

@@ -25,6 +25,8 @@ using posix_test::NowMs;
 // Small enough for every buffer there is, so that no outcome depends on one.
 constexpr long kMostUnread = 60'000;
 constexpr int kMostSends = 24;
+// What a cork keeps goes after 200 ms.
+constexpr int kCorkMs = 300;
 // Longer than anything an agent waits for by itself.
 constexpr int kPatienceMs = 25'000;
 
@@ -46,7 +48,8 @@ std::string Format(const char* format, ...) {
 
 bool Sends(Kind kind) {
   return kind == Kind::kSend || kind == Kind::kSendfile ||
-         kind == Kind::kPrint || kind == Kind::kUrgent || kind == Kind::kFork;
+         kind == Kind::kPrint || kind == Kind::kUrgent || kind == Kind::kFork ||
+         kind == Kind::kMore;
 }
 
 }  // namespace
@@ -151,8 +154,10 @@ bool World::Begin(const Case& one, std::string* why) {
   }
   std::memset(unread_, 0, sizeof unread_);
   std::memset(sends_, 0, sizeof sends_);
+  std::memset(corked_, 0, sizeof corked_);
+  made_ = accepted_ = kAtFirst;
   if (usual_ && !Teach(why)) return false;
-  for (int i = 0; i < kConnections; ++i) {
+  for (int i = 0; i < kAtFirst; ++i) {
     if (!Connect(i, why)) return false;
     const bool warm =
         one.warmth == Warmth::kSome || one.warmth == Warmth::kLane;
@@ -196,7 +201,7 @@ bool World::Warm(int connection, Warmth warmth, std::string* why) {
 // expected of the service follows the last few.
 bool World::Teach(std::string* why) {
   for (int round = taught_ ? 2 : 4; round > 0; --round) {
-    for (int i = 0; i < kConnections; ++i) {
+    for (int i = 0; i < kAtFirst; ++i) {
       if (!Connect(i, why)) return false;
       if (!Warm(i, Warmth::kLane, why)) return false;
       Request request{};
@@ -256,6 +261,7 @@ std::string World::Seen(int end) const {
                    static_cast<unsigned>(slot.revents), slot.readable);
   }
   if (look.urgent) text += " SIGURG";
+  if (look.backlog) text += " backlog";
   for (int i = 0; i < kThreads; ++i) {
     const Reply::Thread& thread = look.threads[i];
     if (thread.state == 1) text += Format(" the thread %d waits", i);
@@ -266,8 +272,10 @@ std::string World::Seen(int end) const {
   return text;
 }
 
-bool World::Settle(const Moment* expected, int patience_ms, Moment* moment) {
+bool World::Settle(const Moment* expected, int patience_ms, bool waits,
+                   Moment* moment) {
   const std::uint64_t end = NowMs() + static_cast<std::uint64_t>(patience_ms);
+  const std::uint64_t first = NowMs() + (waits ? kCorkMs : 0);
   int same = 0;
   for (;;) {
     if (!LookBoth()) return false;
@@ -294,7 +302,10 @@ bool World::Settle(const Moment* expected, int patience_ms, Moment* moment) {
       }
       moment->seen[i] = std::move(seen);
     }
-    if (expected != nullptr ? good || NowMs() > end : ++same > 4) return true;
+    if (expected != nullptr ? good || NowMs() > end
+                            : ++same > 4 && NowMs() >= first) {
+      return true;
+    }
     Brief(expected != nullptr ? 100 : 200);
   }
 }
@@ -317,7 +328,36 @@ bool World::Quiet(const Op* op) {
   return there;
 }
 
+bool World::Waits(const Op& op, int connection) const {
+  return connection >= 0 && Sends(op.kind) &&
+         (op.kind == Kind::kMore || corked_[connection][op.end]);
+}
+
+bool World::Open(const Op& op, Moment* moment, std::string* why) {
+  const bool accepts = op.kind == Kind::kAccept;
+  bool room = false;
+  for (const SlotLook& slot : looks_[accepts].slots) {
+    room = room || slot.connection < 0;
+  }
+  if (!room || (accepts ? accepted_ == made_ : made_ == kConnections)) {
+    moment->call = "skip";
+    return true;
+  }
+  Request request{};
+  request.ask = Ask::kStep;
+  request.op = op;
+  request.number = static_cast<std::uint8_t>(accepts ? accepted_++ : made_++);
+  request.port = port_;
+  Reply reply{};
+  if (!Call(accepts, request, &reply)) return Dead(accepts, why);
+  moment->call = reply.text;
+  return true;
+}
+
 bool World::Step(const Op& op, Moment* moment, std::string* why) {
+  if (op.kind == Kind::kConnect || op.kind == Kind::kAccept) {
+    return Open(op, moment, why);
+  }
   const SlotLook slot = looks_[op.end].slots[op.slot];
   const int connection = slot.connection;
   Request request{};
@@ -325,7 +365,7 @@ bool World::Step(const Op& op, Moment* moment, std::string* why) {
   request.op = op;
   Reply reply{};
   if (op.kind == Kind::kChat || op.kind == Kind::kBulk) {
-    if (!Quiet(&op)) {
+    if (!Quiet(&op) || corked_[connection][0] || corked_[connection][1]) {
       moment->call = "skip";
       return true;
     }
@@ -350,6 +390,7 @@ bool World::Step(const Op& op, Moment* moment, std::string* why) {
   if (!Call(op.end, request, &reply)) return Dead(op.end, why);
   moment->call = reply.text;
   if (connection < 0) return true;
+  if (op.kind == Kind::kCork) corked_[connection][op.end] = op.b % 2 == 0;
   if (Sends(op.kind)) {
     if (reply.value > 0) {
       unread_[connection][op.end] += reply.value;
@@ -422,13 +463,15 @@ bool World::Run(const Case& one, const std::vector<Moment>* expected,
   for (std::size_t i = 0; i <= one.ops.size(); ++i) {
     // The first moment is before all steps.
     const Op* op = i > 0 ? &one.ops[i - 1] : nullptr;
+    const bool waits =
+        op != nullptr && Waits(*op, looks_[op->end].slots[op->slot].connection);
     Moment moment;
     if (op != nullptr && !Step(*op, &moment, why)) return false;
     const Moment* wanted = expected != nullptr ? &(*expected)[i] : nullptr;
     const bool right =
         wanted == nullptr || Allowed(op != nullptr ? *op : none, wanted->call,
                                      moment.call, Told(one, *moments));
-    if (!Settle(wanted, right ? patience_ms : 0, &moment)) {
+    if (!Settle(wanted, right ? patience_ms : 0, waits, &moment)) {
       return Dead(0, why);
     }
     moments->push_back(moment);

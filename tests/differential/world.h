@@ -57,8 +57,12 @@ class World {
   bool End(std::string* why);
   bool Quiet(const Op* op);
   bool Step(const Op& op, Moment* moment, std::string* why);
+  bool Open(const Op& op, Moment* moment, std::string* why);
+  // What the step has sent TCP may keep for a while.
+  bool Waits(const Op& op, int connection) const;
   bool LookBoth();
-  bool Settle(const Moment* expected, int patience_ms, Moment* moment);
+  bool Settle(const Moment* expected, int patience_ms, bool waits,
+              Moment* moment);
   std::string Seen(int end) const;
   bool Dead(int end, std::string* why);
 
@@ -72,6 +76,10 @@ class World {
   // Bytes that are on their way or unread, and the sends they came by.
   long unread_[kConnections][2];
   int sends_[kConnections][2];
+  bool corked_[kConnections][2];
+  // Connections that have been made, and those of them that are accepted.
+  int made_ = 0;
+  int accepted_ = 0;
 };
 
 // Whether the call may give what it did under the preload, if TCP gave
