@@ -104,6 +104,7 @@ void Sock::StartSeek() {
   Reason why = Reason::kNone;
   Conductor* conductor = Conductor::Get(&why);
   if (conductor == nullptr) {
+    RCSOCK_LOG(1, "fd %d: no lane: %s", fd(), base::ReasonKey(why));
     reason_ = why;
     may_adopt_.store(false, std::memory_order_seq_cst);
     seeking_.store(false, std::memory_order_release);

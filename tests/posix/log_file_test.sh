@@ -2,7 +2,8 @@
 # usage: log_file_test.sh SHIM
 #
 # RCSOCK_LOG_FILE: what the shim has to say is in that file and nowhere else,
-# whatever the program does to its descriptors, its root, its user or itself.
+# whatever the program does to its descriptors, its root, its user or itself; and
+# what there is to say where no lane can be looked for.
 set -uo pipefail
 shim=$(readlink -f "$1")
 work=$(mktemp -d)
@@ -124,6 +125,20 @@ log=$(printf 'x%.0s' {1..300})
 under sh -c 'exit 5' 2>err
 expect "status with a path that is too long" $? 5
 expect "said" "$(grep -c 'RCSOCK_LOG_FILE is too long: ignored' err)" 1
+
+# What keeps our thread from starting is said once for each connection.
+cat >exchange.py <<'PY'
+import socket
+listener = socket.create_server(("127.0.0.1", 0))
+one = socket.create_connection(listener.getsockname())
+other, _ = listener.accept()
+for _ in range(100):
+    for sender, receiver in (one, other), (other, one):
+        sender.sendall(b"x")
+        receiver.recv(1)
+PY
+(ulimit -n 7; RCSOCK_LOG=1 LD_PRELOAD=$shim "$program" exchange.py 2>few)
+expect "lines on two streams without descriptors for a lane" "$(grep -c ': no lane: no_fds' few)" 2
 
 # A filter that ends the program for any call of ours: openat, fstat, write.
 # (ctypes' prctl by libc's name, as a program's.)
