@@ -90,6 +90,19 @@ has "RCSOCK_LANES=auto: the loop" '^ok +shm lane +lane shm open'
 LD_PRELOAD=$RCSOCK_PRELOAD:/nowhere/other.so doctor
 has "another preload: the loop" '^ok +shm lane +lane shm open'
 check "another preload: in the probes" 1 "$(($(grep -c '/nowhere/other.so' err.txt) > 2))"
+# Too few descriptors to ask the own thread: this is said, and what helps.
+(ulimit -n 12 && doctor; exit "$status") || status=$?
+check "12 descriptors: status" 1 "$status"
+has "12 descriptors: said" '^warn +descriptors '
+has "12 descriptors: the loop" '^BAD +shm lane +no lane: .*(could not be started, or asked|no_fds)'
+has "12 descriptors: how to mend it" 'mend: ulimit -n 65536(; ulimit -u unlimited)?$'
+# No /proc: the program finds itself, and the library.
+if unshare -rm mount -t tmpfs none /proc 2>/dev/null; then
+  cp "$tool" rcsock && cp "$RCSOCK_PRELOAD" librcsock_preload.so
+  said=$(env -u RCSOCK_PRELOAD unshare -rm sh -c 'mount -t tmpfs none /proc && cd / &&
+    "$0/rcsock" run -- sh -c "echo \$LD_PRELOAD"' "$tmp" 2>&1) || true
+  check "no /proc: run" "$tmp/librcsock_preload.so" "$said"
+fi
 # The configuration files hold as they do for `rcsock run`.
 mkdir config
 conf=$XDG_CONFIG_HOME/rcsock.conf

@@ -311,6 +311,34 @@ wait "$crowd" 2>/dev/null || true
 rm fake.txt
 finish
 
+# --- One whose thread could not be started ------------------------------------------
+# It is not for want of traffic that it is on TCP.
+cat >few.py <<'END'
+import socket, sys
+listener = socket.create_server(("127.0.0.1", 0))
+one = socket.create_connection(listener.getsockname())
+other, _ = listener.accept()
+for _ in range(1000):
+    one.sendall(100 * b"x")
+    other.recv(100, socket.MSG_WAITALL)
+print("done", flush=True)
+sys.stdin.read()
+END
+mkfifo hold_few
+(ulimit -n 7 && exec "$tool" run -- python3 few.py <hold_few >few.txt) &
+few=$!
+exec {hold}>hold_few
+for ((i = 0; i < 1000; i++)); do
+  [[ -s few.txt ]] && break
+  sleep 0.01
+done
+look "$few"
+check "no thread: the reason" "[None, None]" "$(ask "[s['reason'] for s in p[$few]['streams']]")"
+"$tool" stat --pid "$few" >text.txt || true
+check "no thread: where it is said" 2 "$(grep -c '?: .rcsock run --log 1. says why' text.txt || true)"
+exec {hold}>&-
+wait "$few"
+
 # --- One in another network namespace ---------------------------------------------
 if unshare -rn true 2>/dev/null; then
   mkfifo hold

@@ -1,6 +1,7 @@
 #include "tools/rcsock/run.h"
 
 #include <pwd.h>
+#include <sys/auxv.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -40,8 +41,7 @@ std::string Environment(const char* name) {
 // Where the library may be, best first: installed (beside the tool, or in lib
 // beside its bin), Bazel's runfiles, Bazel's output tree.
 std::vector<fs::path> Places() {
-  std::error_code error;
-  const fs::path self = fs::read_symlink("/proc/self/exe", error);
+  const fs::path self = OwnFile();
   const fs::path here = self.parent_path();
   std::vector<fs::path> places = {
       here, here.parent_path() / "lib", here.parent_path() / "lib" / "rcsock",
@@ -56,6 +56,15 @@ std::vector<fs::path> Places() {
 }
 
 }  // namespace
+
+// This program, as it was started where there is no /proc (a chroot).
+std::string OwnFile() {
+  std::error_code error;
+  const fs::path self = fs::read_symlink("/proc/self/exe", error);
+  if (!error) return self.string();
+  const auto* started = reinterpret_cast<const char*>(::getauxval(AT_EXECFN));
+  return started != nullptr ? fs::canonical(started, error).string() : "";
+}
 
 std::string FindLibrary() {
   std::error_code error;

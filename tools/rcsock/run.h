@@ -23,6 +23,8 @@ struct RunOptions {
 
 // The absolute path of the preload, or "" after telling on stderr why there is
 // none.
+std::string OwnFile();
+
 std::string FindLibrary();
 
 // LD_PRELOAD for a process that is to run with `library` ("": without any of

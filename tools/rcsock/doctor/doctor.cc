@@ -74,15 +74,24 @@ std::string MendOf(const std::string& reason) {
       {"different_uid",
        "both programs as the same user, or `rcsock run --peers` at both ends"},
       {"peer_version", "the same version of rcsock at both ends"},
-      {"no_memory", "free memory; on containers, the limit of /dev/shm"},
+      {"no_memory", "free memory, or the cgroup's limit of it; ulimit -f"},
       {"no_fds", "ulimit -n 65536"},
       {"no_thread", "ulimit -u"},
       {"timeout", "run it again; the peer was busy"},
+      {"?", "ulimit -n 65536; ulimit -u unlimited"},
   };
   for (const Entry& entry : kEntries) {
     if (reason == entry.reason) return entry.mend;
   }
   return "";
+}
+
+// What kept the other end from answering in time is what is to be mended.
+std::string Cause(const ProbeResult& result) {
+  return result.reason == "timeout" && !MendOf(result.peer_reason).empty() &&
+                 result.peer_reason != "?"
+             ? result.peer_reason
+             : result.reason;
 }
 
 // `set`: RCSOCK_LANES, if the user has set it.  `rule`: what keeps lanes from
@@ -94,6 +103,8 @@ void Report(const std::string& about, const std::string& wanted,
     std::string mend;
     if (result.refused) {
       mend = "start `rcsock doctor --listen` there";
+    } else if (result.missing) {
+      mend = "RCSOCK_PRELOAD=/path/to/librcsock_preload.so";
     } else if (wanted == "shm" && result.error.find(std::strerror(
                                       ENETUNREACH)) != std::string::npos) {
       mend = "ip link set lo up";  // in a network namespace of its own
@@ -131,7 +142,7 @@ void Report(const std::string& about, const std::string& wanted,
                 fmt::format("no lane: {} ({}); TCP works: {}",
                             result.reason_text, result.reason, works),
                 mend.empty() || (set.empty() && result.reason != "policy")
-                    ? MendOf(result.reason)
+                    ? MendOf(Cause(result))
                     : mend);
   if (!result.peer_reason.empty() && result.peer_reason != "?" &&
       result.peer_reason != result.reason) {

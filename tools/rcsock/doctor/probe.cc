@@ -20,6 +20,7 @@
 #include <cstdio>
 #include <cstring>
 #include <nlohmann/json.hpp>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -28,6 +29,7 @@
 #include "tools/rcsock/doctor/host.h"
 #include "tools/rcsock/printable.h"
 #include "tools/rcsock/stat/ask.h"
+#include "tools/rcsock/stat/kernel.h"
 #include "tools/rcsock/stat/picture.h"
 
 namespace rcsock::tools {
@@ -41,6 +43,7 @@ constexpr int kPatienceMs = 5000;
 // When to look whether there can be one at all.
 constexpr int kFirstGuessMs = 200;
 constexpr int kRoundTrips = 500;
+constexpr std::uint8_t kUnknown = 0xff;  // in place of a base::Reason
 constexpr int kMostClients = 16;
 
 using Message = std::array<char, kMessage>;
@@ -102,10 +105,15 @@ bool Look(int fd, posix::SnapshotStream* stream) {
 // What is known of it from outside, if there is no thread to ask: it has never
 // looked for a lane.
 void Guess(int fd, posix::SnapshotStream* stream) {
+  stream->reason = kUnknown;  // nor may there be descriptors to look with
   for (const ProcessPicture& process : Collect(OfThisProcess()).processes) {
     for (const StreamPicture& one : process.streams) {
       if (one.is.fd == fd) *stream = one.is;
     }
+  }
+  // There has been enough traffic.
+  if (stream->reason == static_cast<std::uint8_t>(base::Reason::kShortLived)) {
+    stream->reason = kUnknown;
   }
 }
 
@@ -205,10 +213,15 @@ int RunServer(const std::string& host, std::uint16_t port) {
       continue;
     }
     ++clients;
-    std::thread([fd] {
+    const auto serve = [fd] {
       Serve(fd);
       --clients;
-    }).detach();
+    };
+    try {
+      std::thread(serve).detach();
+    } catch (const std::system_error&) {
+      serve();  // no more threads: what comes next waits
+    }
   }
 }
 
@@ -299,7 +312,9 @@ void AwaitLane(int fd, ProbeResult* result) {
       result->reason = ReasonName(stream.reason);
       result->reason_text =
           result->reason == "?"
-              ? "rcsock's own thread is stuck in a call to the driver"
+              ? HasConductor(::getpid())
+                    ? "rcsock's own thread is stuck in a call to the driver"
+                    : "rcsock's own thread could not be started, or asked"
               : ReasonWords(stream.reason);
     }
     return;

@@ -14,6 +14,7 @@ constexpr std::uint16_t kDoctorPort = 18593;
 struct ProbeResult {
   std::string error;     // it could not be tried: why, in words
   bool refused = false;  // ... nobody listens there
+  bool missing = false;  // ... there is no library to preload
   std::string lane;      // "tcp", "shm", "rdma"
   std::string device;
   std::string reason;  // a key of base::Reason: why it is on TCP

@@ -54,6 +54,7 @@ void SetEnvironment(const Under& under) {
   }
   argv.push_back(nullptr);
   ::execv("/proc/self/exe", argv.data());
+  ::execv(OwnFile().c_str(), argv.data());
   ::_exit(127);
 }
 
@@ -138,6 +139,7 @@ ProbeResult Probe(const std::string& host, std::uint16_t port,
   const std::string library = FindLibrary();
   if (library.empty()) {
     result.error = "the library to preload is missing";
+    result.missing = true;
     return result;
   }
   return Connect({library, lanes}, host, port);
@@ -148,6 +150,7 @@ ProbeResult ProbeHere(const std::string& lanes) {
   const std::string library = FindLibrary();
   if (library.empty()) {
     result.error = "the library to preload is missing";
+    result.missing = true;
     return result;
   }
   const Under under{library, lanes};

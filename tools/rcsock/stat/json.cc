@@ -39,7 +39,7 @@ ordered_json StreamJson(const ProcessPicture& process,
   json["peer"] = AddressText(is.peer, is.peer_port);
   json["lane"] = known ? ordered_json(LaneName(is.lane)) : ordered_json();
   json["state"] = known ? ordered_json(StateName(is.state)) : ordered_json();
-  if (known) {
+  if (known && is.reason < static_cast<int>(base::Reason::kCount)) {
     json["reason"] = ReasonName(is.reason);
     json["reason_text"] = ReasonWords(is.reason);
   } else {

@@ -29,12 +29,16 @@ constexpr const char* kReasonTexts[] = {
 #undef X
 };
 
+// In place of a reason: nobody can tell.
+constexpr auto kUnknown = static_cast<base::Reason>(0xff);
+
 // Why a stream has not looked for a lane, as far as can be seen from outside:
 // the process has no thread that could say it.
 class Guess {
  public:
   explicit Guess(const ProcessPicture& process) {
     const std::string lanes = VariableOf(process.pid, "RCSOCK_LANES");
+    usual_bytes_ = VariableOf(process.pid, "RCSOCK_PROMOTE_BYTES").empty();
     const bool any = lanes.empty() || lanes == "auto";
     config_.lanes_given = !lanes.empty();
     config_.terms.shm = any || lanes == "shm";
@@ -56,15 +60,24 @@ class Guess {
     rendezvous::Address peer;
     std::memcpy(peer.data(), stream.peer, sizeof stream.peer);
     if (terms.shm && (rendezvous::IsLoopback(peer) || host.Has(peer))) {
-      return base::Reason::kShortLived;
+      return Hot(stream) ? kUnknown : base::Reason::kShortLived;
     }
     if (!terms.rdma) return base::Reason::kPolicy;
-    return verbs::AnyDevice() ? base::Reason::kShortLived
-                              : base::Reason::kNoDevice;
+    return !verbs::AnyDevice() ? base::Reason::kNoDevice
+           : Hot(stream)       ? kUnknown
+                               : base::Reason::kShortLived;
   }
 
  private:
+  // It would have looked for a lane, had nothing kept it: no thread could be
+  // started, say, or it is another process's as well.
+  bool Hot(const posix::SnapshotStream& stream) const {
+    return usual_bytes_ &&
+           stream.tcp_tx_bytes + stream.tcp_rx_bytes >= config_.promote_bytes;
+  }
+
   base::Config config_;
+  bool usual_bytes_;
 };
 
 }  // namespace
@@ -113,7 +126,7 @@ Picture Collect(const CollectOptions& options) {
     const Guess guess(process);
     for (StreamPicture& stream : process.streams) {
       stream.is.reason = process.source == Source::kSilent
-                             ? 0xff  // nobody can tell
+                             ? static_cast<std::uint8_t>(kUnknown)
                              : static_cast<std::uint8_t>(guess.Why(stream.is));
     }
     if (process.source == Source::kSilent && process.trouble.empty()) {
@@ -206,7 +219,9 @@ const char* ReasonName(std::uint8_t reason) {
 }
 
 std::string ReasonWords(std::uint8_t reason) {
-  if (reason >= static_cast<int>(base::Reason::kCount)) return "";
+  if (reason >= static_cast<int>(base::Reason::kCount)) {
+    return "`rcsock run --log 1` says why";
+  }
   switch (static_cast<base::Reason>(reason)) {
     case base::Reason::kNone:
       return "";

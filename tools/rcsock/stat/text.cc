@@ -186,7 +186,8 @@ std::string AsText(const Picture& picture, bool colour) {
         text += Totals(process);
         break;
       case Source::kTcpOnly:
-        text += fmt::format("{}: no stream has looked for a lane yet\n", name);
+        text +=
+            fmt::format("{}: no stream has a lane, or looks for one\n", name);
         break;
       case Source::kSilent:
         text += fmt::format(
