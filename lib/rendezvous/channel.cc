@@ -8,6 +8,7 @@
 #include <boost/asio/post.hpp>
 #include <cerrno>
 #include <chrono>
+#include <span>
 #include <utility>
 
 #include "lib/base/config.h"
@@ -62,8 +63,16 @@ bool Channel::Start() {
   return true;
 }
 
+void Channel::Lend(std::shared_ptr<lane::shm::Link> link) {
+  static const RungMsg message = NewMessage<RungMsg>();
+  borrower_ = std::move(link);
+  borrower_->SetSocket(fd_.get(), std::as_bytes(std::span(&message, 1)));
+}
+
 void Channel::Close() {
   if (!fd_.ok()) return;
+  if (borrower_ != nullptr) borrower_->SetSocket(-1, {});
+  borrower_.reset();
   if (descriptor_.is_open()) descriptor_.release();
   stuck_.Stop();
   queue_.clear();

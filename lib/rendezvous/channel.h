@@ -48,6 +48,8 @@ class Channel : public std::enable_shared_from_this<Channel> {
             int fd_count = 0) {
     Send(static_cast<const void*>(&message), sizeof message, fds, fd_count);
   }
+  // The link's ends ring each other by it (RUNG) until it is closed.
+  void Lend(std::shared_ptr<lane::shm::Link> link);
   void Close();
   bool closed() const { return !fd_.ok(); }
   // The peer has not read all for a while.
@@ -77,6 +79,7 @@ class Channel : public std::enable_shared_from_this<Channel> {
   Timer stuck_;
   std::weak_ptr<ChannelOwner> owner_;
   std::deque<Queued> queue_;
+  std::shared_ptr<lane::shm::Link> borrower_;
 };
 
 // Whether the process at the other end has our effective uid ...

@@ -198,6 +198,7 @@ void Core::Abandon(bool asleep) {
   if (rdma_ != nullptr) rdma_->CloseInherited();
   // links_ is never destroyed, so nobody closes these numbers a second time.
   for (const auto& link : links_) {
+    link->link()->ForgetSocket();
     close(link->fd());
     if (!asleep) link->link()->Abandon();
   }
@@ -215,10 +216,8 @@ void Core::WaitBell() {
 }
 
 void Core::OnBell() {
-  std::uint64_t count;
   // Bell 0 alone is read: nobody but this thread sleeps on it.
-  [[maybe_unused]] long n =
-      ::syscall(SYS_read, bells->bell_fd(0), &count, sizeof count);
+  lane::shm::EmptyFd(bells->bell_fd(0));
   // A peer that does not yet know the eventfd of bell k has kicked this one for
   // it.
   for (int k = 1; k < lane::shm::kBells; ++k) {
@@ -235,6 +234,14 @@ void Core::OnBell() {
     Step hold(this);
     OnBell();
   });
+}
+
+void Core::RingBells(std::uint32_t which) {
+  for (int k = 0; k < lane::shm::kBells; ++k) {
+    if ((which >> k & 1) != 0 && bells->bell_fd(k) >= 0 && bells->Armed(k)) {
+      bells->Kick(k);
+    }
+  }
 }
 
 bool Core::DrainBell() {

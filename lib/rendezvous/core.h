@@ -59,6 +59,8 @@ class Core {
   std::shared_ptr<PeerLink> FindOffer(const Tuple& tuple, stream::Role role);
   void AddLink(std::shared_ptr<PeerLink> link);
   void RemoveLink(PeerLink* link);
+  // Those of these bells that somebody sleeps by.
+  void RingBells(std::uint32_t which);
   // Takes what this process has just said to itself, both ways: there and back,
   // and the word that follows.
   void LookAtSelf();

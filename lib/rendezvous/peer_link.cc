@@ -50,6 +50,7 @@ std::shared_ptr<PeerLink> PeerLink::Make(Core* core, const Uuid& uuid,
   auto link =
       std::make_shared<PeerLink>(core, uuid, std::move(channel), memory);
   link->channel_->SetOwner(link);
+  link->channel_->Lend(memory);
   auto message = NewMessage<LinkMsg>();
   int fds[kMaxFds] = {memory->page_fd(), core->bells->SharePage()};
   std::uint32_t mask = 0;
@@ -80,6 +81,7 @@ std::shared_ptr<PeerLink> PeerLink::Accept(Core* core, const Uuid& uuid,
   auto link =
       std::make_shared<PeerLink>(core, uuid, std::move(channel), memory);
   link->channel_->SetOwner(link);
+  link->channel_->Lend(memory);
   link->TakeBells(mask, packet, 2);
   link->up_ = true;
   auto ack = NewMessage<LinkAck>();
@@ -102,6 +104,7 @@ void PeerLink::OnNoAck() {
 int PeerLink::NewBells(int* fds, std::uint32_t* mask) {
   int count = 0;
   *mask = 0;
+  if (!SharesBells()) return 0;
   for (int k = 0; k < kBells; ++k) {
     const int fd = core_->bells->bell_fd(k);
     if (fd < 0 || (announced_ & 1u << k)) continue;
@@ -119,13 +122,17 @@ bool PeerLink::TakeBells(std::uint32_t mask, Packet& packet, int first) {
   int i = first;
   for (int k = 0; k < kBells; ++k) {
     if (!(mask & 1u << k)) continue;
-    link_->SetPeerBell(k, packet.TakeFd(i++));
+    base::UniqueFd fd = packet.TakeFd(i++);
+    if (SharesBells()) link_->SetPeerBell(k, std::move(fd));
   }
   return true;
 }
 
 void PeerLink::AnnounceBell(int k) {
-  if (dead_ || k < 0 || k >= kBells || (announced_ & 1u << k)) return;
+  if (dead_ || !SharesBells() || k < 0 || k >= kBells ||
+      (announced_ & 1u << k)) {
+    return;
+  }
   const int fd = core_->bells->bell_fd(k);
   if (fd < 0) return;
   announced_ |= 1u << k;
@@ -262,7 +269,9 @@ void PeerLink::Die(base::Reason reason) {
 
 void PeerLink::OnPacket(Packet& packet) {
   if (dead_) return;
-  if (!Handle(packet)) Die(base::Reason::kProtocol);
+  if (!Handle(packet)) return Die(base::Reason::kProtocol);
+  // After any message: where there was no room for RUNG, this is in its place.
+  core_->RingBells(link_->TakeRung());
 }
 
 bool PeerLink::Handle(Packet& packet) {
@@ -272,6 +281,10 @@ bool PeerLink::Handle(Packet& packet) {
   switch (header.type) {
     case Type::kBell:
       return HandleBell(packet);
+    case Type::kRung: {
+      RungMsg message;
+      return packet.Read(&message) && packet.fd_count == 0;
+    }
     case Type::kSegment:
       return !decider() && HandleSegment(packet);
     case Type::kOpen:

@@ -41,6 +41,11 @@ class PeerLink : public ChannelOwner,
   // Only such a peer is as good as this process: any other may say that it has
   // streams that it has not.
   bool OwnUid() const { return uid() == ::geteuid(); }
+  // Whether eventfds go over the link.  Everybody who has one can empty it, and
+  // fill it and make it blocking, and so hold up all who sleep by it or ring
+  // it.  Who could not do as much by a signal gets none, and his are not
+  // written to.
+  bool SharesBells() const { return OwnUid(); }
   bool decider() const { return link_->side() == 0; }
   bool dead() const { return dead_; }
   const std::shared_ptr<lane::shm::Link>& link() const { return link_; }

@@ -39,6 +39,7 @@ enum class Type : std::uint8_t {
   kDirAdd,
   kDirRemove,
   kStat,
+  kRung,
 };
 
 using Uuid = std::array<std::uint8_t, 16>;
@@ -115,6 +116,12 @@ struct [[gnu::packed]] ReadyMsg {
   Header header;
   std::uint32_t index;
   std::uint32_t epoch;
+};
+
+// Look which bells were rung: the bits are in the link page.
+struct [[gnu::packed]] RungMsg {
+  static constexpr Type kType = Type::kRung;
+  Header header;
 };
 
 // REJECT answers OPEN; CLOSED says that the sender has let go of the stream.

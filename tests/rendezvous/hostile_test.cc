@@ -157,15 +157,19 @@ TEST(Hostile, NonsenseOnTheLink) {
         for (auto& byte : bytes) {
           byte = static_cast<std::uint8_t>(random() % 3 ? 0 : random());
         }
-        constexpr std::size_t kSizes[] = {
-            sizeof(LinkMsg),    sizeof(LinkAck),  sizeof(BellMsg),
-            sizeof(SegmentMsg), sizeof(OpenMsg),  sizeof(OpenedMsg),
-            sizeof(RejectMsg),  sizeof(ReadyMsg), sizeof(ClosedMsg)};
+        constexpr std::size_t kSizes[] = {sizeof(LinkMsg),   sizeof(LinkAck),
+                                          sizeof(BellMsg),   sizeof(SegmentMsg),
+                                          sizeof(OpenMsg),   sizeof(OpenedMsg),
+                                          sizeof(RejectMsg), sizeof(ReadyMsg),
+                                          sizeof(ClosedMsg), sizeof(RungMsg)};
+        constexpr std::size_t kRung = std::size(kSizes) - 1;
         const std::size_t kind = random() % std::size(kSizes);
         const std::size_t length = kSizes[kind];
         if (random() % 8 != 0) {
-          Header header{kMagic, kVersion, static_cast<Type>(kind + 2),
-                        static_cast<std::uint16_t>(length)};
+          Header header{
+              kMagic, kVersion,
+              kind == kRung ? Type::kRung : static_cast<Type>(kind + 2),
+              static_cast<std::uint16_t>(length)};
           std::memcpy(bytes, &header, sizeof header);
         }
         int fds[kMaxFds];
@@ -270,6 +274,110 @@ TEST(Hostile, ANamedUserIsNotOneOfUs) {
     third->Start(conductor);
     EXPECT_TRUE(barrier.Meet(1));
     conductor->Cancel(third.get());
+  });
+  ExpectSuccess(other);
+  ExpectSuccess(victim);
+}
+
+// A user that is named gets no eventfd of ours, which he could empty; and his,
+// whose counter is full and which blocks, is not written to.  He is rung by
+// messages, also where he does not read them.
+TEST(Hostile, ANamedUserHoldsUpNobody) {
+  if (::geteuid() != 0) GTEST_SKIP() << "needs root";
+  constexpr int kKicks = 2000;
+  const TcpPair pair = MakeTcpPair();
+  Barrier barrier;
+  const pid_t other = Spawn([&] {
+    ASSERT_EQ(::setresuid(65534, 65534, 65534), 0);
+    ASSERT_TRUE(barrier.Meet(0));
+    const Tuple tuple = TupleOf(pair.connector);
+    const int fd = Knock(tuple);
+    Packet packet;
+    auto next = [&](auto* message) {
+      Received got = Received::kNothing;
+      Eventually([&] {
+        packet = Packet();
+        got = Receive(fd, &packet);
+        return got != Received::kNothing;
+      });
+      return got == Received::kPacket && packet.Read(message);
+    };
+    Hello theirs;
+    ASSERT_TRUE(next(&theirs));
+    const Hello hello = GoodHello(tuple, 0xff);
+    ASSERT_EQ(SendPacket(fd, &hello, sizeof hello, nullptr, 0), 0);
+    LinkMsg link;
+    ASSERT_TRUE(next(&link));
+    EXPECT_EQ(link.bells, 0u);
+    EXPECT_EQ(packet.fd_count, 2);
+    const auto memory = lane::shm::Link::Map(packet.TakeFd(0));
+    ASSERT_NE(memory, nullptr);
+    ASSERT_TRUE(memory->SetPeerBellPage(packet.TakeFd(1)));
+    const auto bells = lane::shm::Bells::Create();
+    const int bell = bells->EnsureBell(0);
+    const std::uint64_t full = UINT64_MAX - 1;
+    ASSERT_EQ(::write(bell, &full, sizeof full), 8);
+    ASSERT_EQ(::fcntl(bell, F_SETFL, 0), 0);
+    auto ack = NewMessage<LinkAck>();
+    ack.bells = 1;
+    const int fds[] = {bells->SharePage(), bell};
+    ASSERT_EQ(SendPacket(fd, &ack, sizeof ack, fds, 2), 0);
+    SegmentMsg segment;
+    ASSERT_TRUE(next(&segment));
+    ASSERT_TRUE(memory->MapSegment(packet.TakeFd(0)));
+    OpenMsg open;
+    ASSERT_TRUE(next(&open));
+    auto opened = NewMessage<OpenedMsg>();
+    auto ready = NewMessage<ReadyMsg>();
+    opened.index = ready.index = open.index;
+    opened.epoch = ready.epoch = open.epoch;
+    ASSERT_EQ(SendPacket(fd, &opened, sizeof opened, nullptr, 0), 0);
+    const auto lane = memory->OpenLane(static_cast<int>(open.index));
+    ASSERT_NE(lane, nullptr);
+    lane->SetNotify(lane::kNotifyRxPoller | lane::kNotifyRxBits, 0);
+    bells->Arm(0);
+    ASSERT_EQ(SendPacket(fd, &ready, sizeof ready, nullptr, 0), 0);
+    ReadyMsg theirs_ready;
+    ASSERT_TRUE(next(&theirs_ready));
+    // Every message has a generation of its own to kick for.
+    bool all = true;
+    for (int i = 0; i < kKicks && all; ++i) {
+      all = Eventually([&] { return lane->Peek() == lane::Head::kData; });
+      if (!all) break;
+      bells->Renew(0);
+      EXPECT_EQ(ReceiveAll(lane.get(), 1), "x");
+      lane->Credit();
+    }
+    EXPECT_TRUE(all);
+    // Wakes a victim that has been blocked, for its own verdict.
+    std::uint64_t count;
+    EXPECT_EQ(::read(bell, &count, sizeof count), 8);
+    EXPECT_EQ(count, full);
+    EXPECT_TRUE(barrier.Meet(0));
+    int rung = 0;
+    for (packet = Packet(); Receive(fd, &packet) == Received::kPacket;
+         packet = Packet()) {
+      RungMsg message;
+      ASSERT_TRUE(packet.Read(&message));
+      ++rung;
+    }
+    // The socket's room, and what is said of the rest.
+    EXPECT_GT(rung, 0);
+    EXPECT_LT(rung, kKicks);
+    EXPECT_EQ(memory->TakeRung(), 1u);
+    EXPECT_TRUE(barrier.Meet(0));
+  });
+  const pid_t victim = Spawn([&] {
+    ::setenv("RCSOCK_PEERS", "65534", 1);
+    base::LoadConfig();
+    Conductor* conductor = GetConductor();
+    auto c = ConnectorSeeker(pair.connector);
+    ASSERT_TRUE(barrier.Meet(1));
+    ASSERT_TRUE(c->Seek(conductor)) << base::ReasonKey(c->failed);
+    for (int i = 0; i < kKicks; ++i) SendAll(c->lane.get(), "x", 1);
+    EXPECT_TRUE(barrier.Meet(1));
+    EXPECT_EQ(c->lane->State(), Reason::kNone);
+    EXPECT_TRUE(barrier.Meet(1));
   });
   ExpectSuccess(other);
   ExpectSuccess(victim);

@@ -1,5 +1,6 @@
 // Two ends find each other, whatever processes have them.
 
+#include <poll.h>
 #include <sys/resource.h>
 
 #include <cstdlib>
@@ -275,6 +276,44 @@ TEST(Meet, UsersThatAreNamed) {
     ExpectSuccess(a);
     ExpectSuccess(b);
   }
+}
+
+// They have no eventfd of each other's; whoever sleeps is woken all the same,
+// each time.
+TEST(Meet, UsersThatAreNamedWakeEachOther) {
+  if (::geteuid() != 0) GTEST_SKIP() << "needs root";
+  constexpr int kBell = 3;
+  const TcpPair pair = MakeTcpPair();
+  auto run = [](std::shared_ptr<TestSeeker> seeker, const char* peers,
+                bool begins) {
+    ::setenv("RCSOCK_PEERS", peers, 1);
+    base::LoadConfig();
+    Conductor* conductor = GetConductor();
+    lane::shm::Bells* bells = conductor->bells();
+    pollfd bell{bells->EnsureBell(kBell), POLLIN, 0};
+    conductor->AnnounceBell(kBell);
+    ASSERT_TRUE(seeker->Meet(conductor)) << base::ReasonKey(seeker->failed);
+    seeker->lane->SetNotify(lane::kNotifyRxPoller, kBell);
+    for (int i = 0; i < 1000; ++i) {
+      if (begins) SendAll(seeker->lane.get(), "x", 1);
+      bells->Arm(kBell);
+      while (seeker->lane->Peek() != lane::Head::kData) {
+        ASSERT_EQ(::poll(&bell, 1, 10'000), 1) << i;
+        lane::shm::EmptyFd(bell.fd);
+      }
+      bells->Disarm(kBell);
+      EXPECT_EQ(ReceiveAll(seeker->lane.get(), 1), "x");
+      if (!begins) SendAll(seeker->lane.get(), "x", 1);
+    }
+  };
+  const pid_t a =
+      Spawn([&] { run(ConnectorSeeker(pair.connector), "65534", true); });
+  const pid_t b = Spawn([&] {
+    ASSERT_EQ(::setresuid(65534, 65534, 65534), 0);
+    run(AcceptorSeeker(pair.acceptor), "0", false);
+  });
+  ExpectSuccess(a);
+  ExpectSuccess(b);
 }
 
 // Both ends are looked for in one process that has met itself: it has no need

@@ -2,6 +2,7 @@
 
 #include <sys/eventfd.h>
 #include <sys/syscall.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -21,9 +22,22 @@ void KickFd(int fd) {
   if (::syscall(SYS_write, fd, &one, sizeof(one)) < 0 && errno == EAGAIN) {
     // Someone filled the counter.  Nobody reads it for its value: empty it, so
     // that one peer cannot keep the others from waking us.
-    std::uint64_t count;
-    ::syscall(SYS_read, fd, &count, sizeof(count));
+    EmptyFd(fd);
     ::syscall(SYS_write, fd, &one, sizeof(one));
+  }
+  errno = saved;
+}
+
+void EmptyFd(int fd) {
+  const int saved = errno;
+  std::uint64_t count;
+  iovec iov{&count, sizeof(count)};
+  // O_NONBLOCK is of the open file, which peers have as well, and may have been
+  // taken away by one; this flag is ours.
+  const long n = ::syscall(SYS_preadv2, fd, &iov, 1, -1L, -1L, RWF_NOWAIT);
+  // An old kernel, or a filter that does not know the call.
+  if (n < 0 && errno != EAGAIN) {
+    ::syscall(SYS_read, fd, &count, sizeof(count));
   }
   errno = saved;
 }

@@ -72,8 +72,11 @@ class Bells final : public Ringer {
   std::atomic<int> fds_[kBells];
 };
 
-// Adds one to an eventfd, whatever others did to its counter.
+// Adds one to an eventfd.  Who shares it may have filled its counter, which is
+// then emptied; if he has also made it blocking, this waits for him.
 void KickFd(int fd);
+// Empties the counter of an eventfd; never blocks, whatever others did to it.
+void EmptyFd(int fd);
 
 }  // namespace rcsock::lane::shm
 

@@ -159,10 +159,17 @@ struct alignas(kPage) ReadyWords {
   std::atomic<std::uint64_t> words[2][kMaxSegments];
 };
 
-// Index: the side that drains; the bell.
+// A bit for each bell that the peer has rung by a message (LinkState::Ring).
+struct alignas(64) RungLine {
+  std::atomic<std::uint32_t> bells;
+};
+
+// Index: the side that drains, or looks at its bells; the bell.
 struct LinkPage {
   ReadySummary summary[2][kBells];
-  std::byte unused[kPage - 2 * kBells * sizeof(ReadySummary)];
+  RungLine rung[2];
+  std::byte
+      unused[kPage - 2 * kBells * sizeof(ReadySummary) - 2 * sizeof(RungLine)];
   ReadyWords ready[2][kBells];
 };
 static_assert(sizeof(LinkPage) % kPage == 0);
@@ -189,7 +196,7 @@ static_assert(std::atomic<std::uint32_t>::is_always_lock_free);
 // Two processes may have different builds.  Whoever changes the shape of this
 // memory, what is in it, or the frames beside it gives it another number: the
 // version of the rendezvous, which keeps them apart.
-constexpr std::uint8_t kMemoryVersion = 7;
+constexpr std::uint8_t kMemoryVersion = 8;
 
 // Notices most changes of shape.
 constexpr std::uint64_t Fingerprint() {
@@ -215,6 +222,7 @@ constexpr std::uint64_t Fingerprint() {
                              std::uint64_t{offsetof(Segment, futex)},
                              std::uint64_t{offsetof(Segment, slots)},
                              std::uint64_t{offsetof(Segment, bytes)},
+                             std::uint64_t{offsetof(LinkPage, rung)},
                              std::uint64_t{offsetof(LinkPage, ready)},
                              std::uint64_t{offsetof(BellPage, heavy)},
                              std::uint64_t{offsetof(BellPage, most_ring)}}) {
@@ -222,7 +230,7 @@ constexpr std::uint64_t Fingerprint() {
   }
   return hash;
 }
-static_assert(Fingerprint() == 0x6db283cc018350bc, "then kMemoryVersion too");
+static_assert(Fingerprint() == 0x6c117f4ef70ee59c, "then kMemoryVersion too");
 
 // Between this side's store and its look at what the other side stores:
 // Dekker's argument needs it on both sides (lib/base/barrier.h).

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 
 #include "lib/base/reason.h"
 #include "lib/base/unique_fd.h"
@@ -49,6 +50,16 @@ class Link {
   // lane must come to the same size.
   bool SetPeerBellPage(base::UniqueFd fd, std::uint32_t most_ring = kRingBytes);
   void SetPeerBell(int k, base::UniqueFd fd);
+  // A peer whose eventfds are not known is rung by `message` (of static
+  // storage) on the link's socket, where nothing that the peer does can make
+  // the sender wait.  The socket stays the caller's, who says -1 before it is
+  // closed.
+  void SetSocket(int fd, std::span<const std::byte> message);
+  // In a child of fork the socket is the parent's.
+  void ForgetSocket();
+  // A bit for each of our bells that the peer has rung so since the last call:
+  // to be asked for after each message that has come on the socket.
+  std::uint32_t TakeRung();
 
   // Opens this side's end of stream `index`; null if out of range or in use.
   // Side 0 must have called Scrub(index) before the peer opens it.

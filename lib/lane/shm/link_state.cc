@@ -1,5 +1,6 @@
 #include "lib/lane/shm/link_state.h"
 
+#include <sys/socket.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -12,6 +13,7 @@
 #include <new>
 #include <utility>
 
+#include "lib/base/critical.h"
 #include "lib/lane/shm/bells.h"
 #include "lib/lane/shm/memory.h"
 
@@ -53,6 +55,7 @@ LinkState::~LinkState() {
 
 // (Frees nothing: in a child of _Fork the heap may be locked for ever.)
 void LinkState::Abandon() {
+  ForgetSocket();
   segments_.store(0, std::memory_order_relaxed);
   for (auto& entry : table_) {
     SegmentState* segment = entry.load(std::memory_order_relaxed);
@@ -172,6 +175,13 @@ void LinkState::SetPeerBell(int k, base::UniqueFd fd) {
   }
 }
 
+void LinkState::SetSocket(int fd, std::span<const std::byte> message) {
+  const base::Critical critical;
+  std::scoped_lock hold(socket_latch_);
+  message_ = message;
+  socket_.store(fd, std::memory_order_relaxed);
+}
+
 void LinkState::Mark(int side, Ready what, int bell, int index) {
   auto& word = page_->ready[side][bell].words[what][index / kSegmentStreams];
   const int segment = index / kSegmentStreams;
@@ -204,7 +214,7 @@ void LinkState::Ring(int bell) {
     if (kicked_[bell].load(std::memory_order_relaxed) == armed) return;
     int fd = peer_fds_[bell].load(std::memory_order_acquire);
     if (fd < 0) fd = peer_fds_[0].load(std::memory_order_acquire);
-    if (fd < 0) return;
+    if (fd < 0) return RingByMessage(bell, armed);
     // Recorded after the kick, so that a thread that skips its own knows that
     // one has been made.
     KickFd(fd);
@@ -212,6 +222,25 @@ void LinkState::Ring(int bell) {
     return;
   }
   KickFd(peer_fds_[0].load(std::memory_order_acquire));
+}
+
+void LinkState::RingByMessage(int bell, std::uint64_t armed) {
+  // The bit, then the message; the peer reads a message, then looks at the
+  // bits. If the socket is full, a message that the peer has not read yet does
+  // as well.
+  page_->rung[1 - side_].bells.fetch_or(1u << bell, std::memory_order_seq_cst);
+  const int saved = errno;
+  {
+    const base::Critical critical;
+    std::scoped_lock hold(socket_latch_);
+    const int fd = socket_.load(std::memory_order_relaxed);
+    if (fd >= 0) {
+      ::syscall(SYS_sendto, fd, message_.data(), message_.size(),
+                MSG_DONTWAIT | MSG_NOSIGNAL, nullptr, 0);
+    }
+  }
+  errno = saved;
+  kicked_[bell].store(armed, std::memory_order_relaxed);
 }
 
 // Summary, then word, then (the caller) the ring: the opposite order of the one

@@ -5,6 +5,7 @@
 #include <bit>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 
 #include "lib/base/latch.h"
 #include "lib/base/reason.h"
@@ -54,9 +55,21 @@ class LinkState {
   void Mark(Ready what, int bell, int index) {
     Mark(1 - side_, what, bell, index);
   }
+  // The link's socket, and the message that has the peer look which bells were
+  // rung (of static storage).  The socket stays the caller's, who says -1
+  // before it is closed.
+  void SetSocket(int fd, std::span<const std::byte> message);
+  // The same as -1, in a child of fork.
+  void ForgetSocket() { socket_.store(-1, std::memory_order_relaxed); }
   // Kicks the peer's bell if somebody sleeps by it.  A full fence must lie
   // between what the sleeper is to see and this call.
   void Ring(int bell);
+  // A bit for each of this side's bells that the peer has rung by a message.
+  // Whoever has read any message of the link's socket calls it after that.
+  std::uint32_t TakeRung() {
+    return page_->rung[side_].bells.exchange(0, std::memory_order_seq_cst) &
+           ((1u << kBells) - 1);
+  }
   // Whether that may kick anything: one look, for each message.
   bool Rings(int bell) const {
     const BellPage* page = peer_bells_.load(std::memory_order_acquire);
@@ -209,6 +222,7 @@ class LinkState {
     return std::uint64_t{1} << (index % kSegmentStreams);
   }
   void Mark(int side, Ready what, int bell, int index);
+  void RingByMessage(int bell, std::uint64_t armed);
 
   const int side_;
   base::UniqueFd page_fd_;
@@ -223,6 +237,9 @@ class LinkState {
   std::atomic<std::uint64_t> kicked_[kBells] =
       {};                                  // generation last kicked for
   std::atomic<int> cursors_[kBells] = {};  // where the next Drain begins
+  base::Latch socket_latch_;               // while it is sent to
+  std::atomic<int> socket_{-1};
+  std::span<const std::byte> message_;
 };
 
 // Wakes every thread of any process that sleeps on `word`, and whoever is about
