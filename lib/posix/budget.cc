@@ -126,6 +126,8 @@ void Sock::ListRemote() {
   remote_.active_ns = now;
   remote_.grown_bytes = bytes;
   remote_.grown_ns = now;
+  remote_.beat_off = stream_->tx_off();
+  remote_.beat_ns = now;
   remote_.leaving = false;
   lane::rdma::Memory::SetHooks(&LookAtMemorySoon, &MemoryRefused);
   remote_latch.lock();
@@ -174,6 +176,16 @@ std::vector<Shared> Sock::Remotes() {
   return all;
 }
 
+// Firewalls forget a silent connection after some minutes.
+constexpr std::uint64_t kBeatNs = 60'000'000'000;
+
+bool Remote::Beats(std::uint64_t now, std::uint64_t tx_off) {
+  if (tx_off == beat_off || now - beat_ns < kBeatNs) return false;
+  beat_off = tx_off;
+  beat_ns = now;
+  return true;
+}
+
 // A lane tells of its next message, and from then on it is asked now and then
 // whether all has landed, until it has: a silent one costs nothing.
 void Sock::ProbeSoon() { Arrange(&probing, kProbeMs, &ProbeRemotes); }
@@ -183,6 +195,7 @@ void Sock::ProbeRemotes() {
   // First, so that a lane that is told to tell may do so during the look.
   probing.store(false, std::memory_order_release);
   bool again = false;
+  const std::uint64_t now = base::NowNs();
   for (const Shared& sock : Remotes()) {
     Latched latched(sock.get());
     if (sock->mode() == Mode::kEngine && sock->stream_ != nullptr &&
@@ -190,6 +203,9 @@ void Sock::ProbeRemotes() {
       // What comes from the peer needs our acknowledgements, so the way to it
       // is there; and thousands of busy streams need not ask each.
       const std::uint64_t rx = sock->stream_->rx_off();
+      if (sock->remote_.Beats(now, sock->stream_->tx_off())) {
+        sock->stream_->Beat();
+      }
       if (std::exchange(sock->remote_.probe_rx, rx) != rx ||
           sock->stream_->Probe()) {
         again = true;

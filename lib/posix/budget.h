@@ -31,9 +31,14 @@ struct Remote {
   std::uint64_t grown_bytes = 0;   // when its rings were last of use
   std::uint64_t grown_ns = 0;      // ... and when that was
   std::uint64_t probe_rx = 0;      // rx_off at the last ProbeRemotes
+  std::uint64_t beat_off = 0;      // tx_off at the last heartbeat
+  std::uint64_t beat_ns = 0;       // ... and when that was
   std::uint64_t sought_ns = 0;     // when it began to look for a lane
   std::uint64_t sought_bytes = 0;  // ... and what it had moved by then
   Pace Take(std::uint64_t now, std::uint64_t bytes, std::uint32_t ops);
+  // Whether a heartbeat is due, of a stream that has sent so much: TCP's way
+  // would have seen something of that, and has not for a while.
+  bool Beats(std::uint64_t now, std::uint64_t tx_off);
 };
 
 void RemoteForkLock();

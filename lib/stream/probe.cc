@@ -1,4 +1,5 @@
-// PROBE: what has landed of what a lane has taken, asked over TCP.
+// What TCP carries beside a busy lane: PROBE, which asks what has landed of
+// what the lane has taken, and the heartbeat.
 
 #include <algorithm>
 #include <utility>
@@ -51,6 +52,19 @@ void Stream::AskLanded() {
   }
   probe_asked_ = true;
   SendProbe();
+  FlushOut();
+  Settle();
+}
+
+void Stream::Beat() {
+  // (Where something of ours still waits to be sent, or an end is on its way,
+  // TCP is not silent; and an unread frame would make a reset of the peer's
+  // exit.)
+  if (!LaneUsable() || tx_ != Tx::kLane || kshut_ || fin_sent_ || pfin_known_ ||
+      !out_.empty()) {
+    return;
+  }
+  SendFrame(FrameKind::kPing, 0);
   FlushOut();
   Settle();
 }

@@ -165,9 +165,12 @@ class Stream {
   // moves in several answers is given up.  True: something is still to be
   // confirmed.
   bool Probe();
-  // The same question for an application that wants to know what is unsent:
+  // Probe's question for an application that wants to know what is unsent:
   // Unacked() tells the answer.  It judges nothing.
   void AskLanded();
+  // The heartbeat: a frame that says nothing, for whoever on TCP's way forgets
+  // a connection that is silent.
+  void Beat();
   // Closed by a reset, which TCP would bring behind all that has been sent, and
   // some of it is on its way on a lane of another host: the reset waits until
   // it has landed, or for Hurry, which its owner calls soon.

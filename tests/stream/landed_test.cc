@@ -87,6 +87,28 @@ TEST_F(PairTest, AskingAllTheTimeDoesNotHideIt) {
   EXPECT_EQ(S(0).why_left(), base::Reason::kLaneStalled);
 }
 
+// One frame each way at most, which changes nothing, and none once an end is
+// named or while one waits.
+TEST_F(PairTest, AHeartbeatSaysNothing) {
+  Promote();
+  EXPECT_EQ(Put(0, "before"), 6);
+  S(0).Beat();
+  EXPECT_EQ(world_.tcp.pipe[0].bytes.size(), sizeof(FrameBytes));
+  Go();
+  EXPECT_EQ(world_.tcp.pipe[0].bytes.size(), 0u);
+  EXPECT_EQ(world_.tcp.pipe[1].bytes.size(), 0u);
+  EXPECT_TRUE(S(0).FastTx());
+  EXPECT_EQ(Put(0, " and after"), 10);
+  EXPECT_EQ(Get(1), "before and after");
+  S(1).ShutdownWrite();
+  Go();
+  const std::size_t sent = world_.tcp.pipe[1].bytes.size();
+  S(0).Beat();
+  S(1).Beat();
+  EXPECT_EQ(world_.tcp.pipe[0].bytes.size(), 0u);
+  EXPECT_EQ(world_.tcp.pipe[1].bytes.size(), sent);
+}
+
 TEST_F(PairTest, AnAnswerBeyondWhatWasPostedIsHostile) {
   Promote();
   FrameBytes bytes = Encode(Frame{FrameKind::kLanded, 0, 1, 1000});
