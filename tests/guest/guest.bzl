@@ -3,7 +3,8 @@
 load("@rules_shell//shell:sh_test.bzl", "sh_test")
 
 # Not in the sandbox, which has neither ptrace nor /dev/shm for the guest's kernel;
-# a sanitizer's run would test nothing more.
+# and a program in a guest has 512 GiB of addresses, where ASan finds no place for
+# its shadow memory.
 TAGS = [
     "guest",
     "local",
