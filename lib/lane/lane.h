@@ -173,6 +173,19 @@ class Lane {
   // is there: from now on that is readable too, as it is now (a peer that lives
   // on adds nothing).  False: nothing outlives the peer here.
   virtual bool Thaw() { return false; }
+  // How far an end is out of a lane whose memory outlives its process.  What it
+  // has written there is only there, as long as TCP does not have all of it for
+  // certain; so the other end keeps the memory until it is told this.
+  enum class Left : std::uint32_t {
+    kNot,
+    kTold,  // it reads no frame any more: no reset of theirs drops what it
+            // sends
+    kAll,   // ... and what was to go back to TCP is there
+  };
+  // (Without such memory nobody is waited for.)
+  virtual bool Outlives() const { return false; }
+  virtual void TellLeft(Left) {}
+  virtual Left PeerLeft() const { return Left::kAll; }
 
  protected:
   Lane() = default;

@@ -251,7 +251,7 @@ ssize_t Sock::SendLatched(int fd, const iovec* iov, int count,
       // After a part as after nothing: who waits for the rest (or for the edge)
       // must be told when TCP takes more.
       if ((n == -EAGAIN || (n > 0 && static_cast<std::size_t>(n) < left)) &&
-          stream_->tx() == stream::Tx::kRaw) {
+          stream_->tx() == stream::Tx::kRaw && !stream_->AwaitsRaw()) {
         tx_wait_ = true;
       }
       HandleChanges();

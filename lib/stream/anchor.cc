@@ -128,7 +128,7 @@ bool Stream::DropAhead() {
     ahead_ -= static_cast<std::size_t>(n);
     if (ahead_ == 0) {
       // The rest is behind it.  (Who waits for that may have looked before.)
-      DropLimbo();
+      KeepReturns();
       Emit(kRxReady);
     }
     TookRaw();
@@ -173,6 +173,8 @@ void Stream::PumpTcp() {
         want = static_cast<std::size_t>(in < rx_x_ ? rx_x_ - in + 1 : 1);
       } else if (pfin_known_ && InOff() == pfin_) {
         want = 1;  // there is nothing but the end of TCP
+      } else if (PeerIsDead() && stash_.size() < limits_.stash) {
+        want = kReadAhead;
       }
       if (want == 0) return;
       std::uint64_t before = InOff();

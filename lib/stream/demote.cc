@@ -29,6 +29,7 @@ void Stream::Demote(base::Reason reason, bool leave) {
     Refuse(lane_, epoch_);
   }
   leave_ = leave;
+  hands_over_ = hands_over_ || leave;
   Trigger(reason);
   leave_ = false;
   Settle();
@@ -220,6 +221,10 @@ void Stream::GoRaw(std::uint64_t from, bool with_frame) {
   back_.Clear();
   const bool copied = tx_ == Tx::kProp && Copies();
   tx_ = Tx::kRaw;
+  // What goes to TCP now is in the ring, too.  What comes later is not, and a
+  // process that is killed with a frame unread loses what its kernel holds.
+  awaits_raw_ = with_frame && rx_ == Rx::kFrames && lane_ != nullptr &&
+                lane_->Outlives() && (broken_ & kWriteBehindRaw) == 0;
   Emit(kTxReady);
   std::size_t count = static_cast<std::size_t>(tx_off() - from);
   if (count == 0) {

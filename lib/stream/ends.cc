@@ -86,6 +86,8 @@ void Stream::LetGo() {
   tx_ = Tx::kRaw;
   rx_ = Rx::kRaw;
   waiting_ = Waiting::kNothing;
+  awaits_raw_ = false;
+  kept_.Clear();
   out_.Clear();
   DropLimbo();
   ahead_ = 0;
@@ -196,35 +198,60 @@ void Stream::OnTcpEnd(int error) {
 }
 
 // A peer goes on writing to the ring until it has heard that the lane is left,
-// and may die before: what was behind the latch then is in memory that outlives
-// it.  (What has been taken from TCP behind that offset is the same bytes.)
+// and may die before, or before TCP has all that it sends again: what was
+// behind the latch then is in memory that outlives it.  (What has been taken
+// from TCP behind that offset is the same bytes.)
 bool Stream::MayHaveLeft() const {
-  return lane_ != nullptr && frozen_ && left_known_ &&
-         (broken_ & kNoThaw) == 0 &&
-         (left_taken_ || (InOff() == rx_x_ && Trusted()));
+  return lane_ != nullptr && frozen_ && (broken_ & kNoThaw) == 0 &&
+         (left_taken_ || Trusted());
+}
+
+// The peer has it, and sends it: from now on it is read there.
+void Stream::KeepReturns() {
+  if (returns_ && lane_ != nullptr && !settled_ && lane_->Outlives()) {
+    kept_at_ = rx_off() + stash_.size();
+    kept_.Swap(limbo_);
+  }
+  DropLimbo();
 }
 
 // Everything else that is accepted lies in the stash, or has been read.
 void Stream::TakeLeft() {
+  const std::uint64_t in = rx_off() + stash_.size();
+  if (kept_at_ <= in && in - kept_at_ < kept_.size()) {
+    const auto skip = static_cast<std::size_t>(in - kept_at_);
+    if (!stash_.Append(kept_.data() + skip, kept_.size() - skip)) {
+      return Fail(base::Reason::kNoMemory);
+    }
+  }
   if (!lane_->Thaw()) return;
   std::size_t room = lane_->RxRegion().length + kMaxTie;  // (as FreezeLane)
+  bool known = left_known_;
   for (;;) {
     const lane::Head head = lane_->Peek();
     const std::uint64_t have = rx_off() + stash_.size();
-    // (More is missing than the ring has: of what was read ahead, say.)
-    if (left_at_ > have) return;
     if (head == lane::Head::kCtl) {
       std::uint8_t bytes[lane::Lane::kCtlMax];
       const std::size_t length = lane_->ReadCtl(bytes, sizeof bytes);
       Ctl ctl;
-      if (left_taken_ && Decode(bytes, length, &ctl) && ctl.epoch == epoch_ &&
-          ctl.kind == CtlKind::kEnd && ctl.offset == have && left_at_ == have &&
-          !pfin_known_) {
-        pfin_known_ = true;
-        pfin_ = have;
+      if (!Decode(bytes, length, &ctl) || ctl.epoch != epoch_) return;
+      if (ctl.kind == CtlKind::kPropose || ctl.kind == CtlKind::kSwitch) {
+        // (The lane was left before it was read.)
+        if (left_taken_) return;
+        left_at_ = ctl.offset;
+        known = true;
+      } else if (ctl.kind == CtlKind::kEnd) {
+        if (left_taken_ && ctl.offset == have && left_at_ == have &&
+            !pfin_known_) {
+          pfin_known_ = true;
+          pfin_ = have;
+        }
+        return;
       }
-      return;
+      continue;
     }
+    // (More is missing than the ring has: of what was read ahead, say.)
+    if (!known || left_at_ > have) return;
     std::size_t n = head == lane::Head::kData ? lane_->Readable() : 0;
     if (n == 0) return;
     if (left_at_ < have) {
@@ -243,11 +270,41 @@ void Stream::TakeLeft() {
   }
 }
 
+// The stream is on TCP here.
+void Stream::TellLeft() {
+  using Left = lane::Lane::Left;
+  const Left left = out_.empty() ? Left::kAll : Left::kTold;
+  if (told_left_ >= left) return;
+  told_left_ = left;
+  lane_->TellLeft(left);
+}
+
+// The peer needs the memory no more: if it is killed now, TCP delivers what it
+// has written.  Whoever takes the connection over here is not made to wait
+// until TCP has had room for all of it.
+bool Stream::MayLetGo() const {
+  using Left = lane::Lane::Left;
+  if (!lane_->Outlives() || eof_ || closed_ || failed_ ||
+      (broken_ & kForgetRing) != 0) {
+    return true;
+  }
+  return lane_->PeerLeft() >= (hands_over_ ? Left::kTold : Left::kAll);
+}
+
+// ... with the lane not let go of, which somebody waits for: what TCP has
+// comes before what the ring has.
+bool Stream::PeerIsDead() const {
+  return hands_over_ && lane_ != nullptr && frozen_ && !settled_ &&
+         tx_ == Tx::kRaw && rx_ == Rx::kRaw && ahead_ == 0 && !eof_ &&
+         lane_->State() != base::Reason::kNone && !MayLetGo();
+}
+
 void Stream::PeerDied(int error) {
   // P never ends in order with staged bytes: it flushes them raw first.  So an
   // end exactly where they begin means that it died staging.
   const std::uint64_t start = rx_x_;
   const bool raw_tx = tx_ == Tx::kRaw;
+  const bool was_raw = rx_ == Rx::kRaw;
   // (A reset before the lane was there is the connection's, not the process's.)
   const bool never = error != 0 && raw_tx && rx_ == Rx::kRaw && !used_;
   FreezeLane(never ? base::Reason::kShortLived : base::Reason::kPeerGone);
@@ -290,6 +347,11 @@ void Stream::PeerDied(int error) {
              !peer_resets_) {
     // On the way back to TCP: nothing of the application's is behind our RAW,
     // which a peer that has not said RAW itself may have left unread.
+    error = 0;
+  } else if (raw_tx && by_reset && was_raw && lane_down_seen_ &&
+             lane_ != nullptr && lane_->Outlives() && tx_off() == x_ &&
+             !peer_resets_ && lane_->PeerLeft() == lane::Lane::Left::kNot) {
+    // The same where it has, and was killed before it had read ours.
     error = 0;
   }
   if (short_of_end && (error == 0 || error == EPIPE)) error = ECONNRESET;

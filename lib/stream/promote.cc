@@ -181,12 +181,13 @@ void Stream::OnArmBytes() {
     std::uint8_t n = hs_have_;
     hs_have_ = 0;
     rx_ = Rx::kRaw;
+    // (What P has staged is in the ring, as long as that comes by TCP.)
+    Trigger(base::Reason::kPeerDemoted);
     limbo_.Clear();
     waiting_ = Waiting::kNothing;
     tail_rx_.Push(hs_, n);
     if (!stash_.Append(hs_, n)) return Fail(base::Reason::kNoMemory);
     Emit(kRxReady);
-    Trigger(base::Reason::kPeerDemoted);
     TookRaw();
     return;
   }

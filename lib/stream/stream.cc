@@ -58,7 +58,10 @@ void Stream::LaneUp(lane::Lane* lane, std::uint32_t epoch, const Nonce& mine,
   probe_stalled_ = 0;
   probe_out_ = probe_asked_ = false;
   frozen_ = settled_ = used_ = flip_ = got_sent_ = accept_ = false;
-  lane_down_seen_ = left_known_ = false;
+  lane_down_seen_ = left_known_ = left_taken_ = false;
+  hands_over_ = awaits_raw_ = false;
+  kept_.Clear();
+  told_left_ = lane::Lane::Left::kNot;
   waiting_ = Waiting::kNothing;
   x_ = rx_x_ = posted_base_ = 0;
   DropLimbo();
@@ -70,8 +73,10 @@ void Stream::LaneUp(lane::Lane* lane, std::uint32_t epoch, const Nonce& mine,
 }
 
 void Stream::ReleaseLane() {
+  if (lane_ != nullptr) lane_->TellLeft(lane::Lane::Left::kAll);
   lane_ = nullptr;
-  frozen_ = settled_ = accept_ = left_known_ = false;
+  kept_.Clear();
+  frozen_ = settled_ = accept_ = left_known_ = left_taken_ = false;
   Settle();
 }
 
@@ -103,6 +108,7 @@ ssize_t Stream::WriteNow(const iovec* iov, int count, std::size_t total) {
   if (total == 0) return 0;
   switch (tx_) {
     case Tx::kRaw:
+      if (awaits_raw_) return -EAGAIN;
       if (!FlushOut()) {
         if (so_error_ != 0) return -TakeError();
         return tx_broken_ ? -EPIPE : -EAGAIN;
@@ -317,9 +323,12 @@ void Stream::Settle() {
   MaybeShutdown();
   MaybeFinish();
   if (lane_ != nullptr && frozen_ && !settled_ && tx_ == Tx::kRaw &&
-      rx_ == Rx::kRaw && ahead_ == 0) {
-    settled_ = true;
-    Emit(kSettled);
+      rx_ == Rx::kRaw) {
+    TellLeft();
+    if (ahead_ == 0 && MayLetGo()) {
+      settled_ = true;
+      Emit(kSettled);
+    }
   }
   fast_tx_ = tx_ == Tx::kLane && LaneUsable() && !shut_ && !tx_broken_ &&
              so_error_ == 0;
@@ -373,7 +382,7 @@ std::uint32_t Stream::Readiness() const {
   if (shut_ || tx_broken_ || so_error_ != 0) {
     writable = true;
   } else if (tx_ == Tx::kRaw) {
-    writable = out_.empty();
+    writable = out_.empty() && !awaits_raw_;
   } else if (tx_ == Tx::kProp && Copies()) {
     writable =
         LaneUsable() && copy_.size() < CopyLimit() && lane_->Writable() != 0;
@@ -391,7 +400,8 @@ bool Stream::WantsAnchorRead() const {
   if (rx_ != Rx::kRaw || ahead_ != 0) return true;
   if (waiting_ == Waiting::kPropose || waiting_ == Waiting::kSwitch)
     return true;
-  return closed_ || !limbo_.empty() || (pfin_known_ && InOff() == pfin_);
+  return closed_ || !limbo_.empty() || (pfin_known_ && InOff() == pfin_) ||
+         PeerIsDead();
 }
 
 bool Stream::Untaken() const {

@@ -268,6 +268,9 @@ class Stream {
   base::Reason why_left() const { return why_left_; }
   // One end has proposed on this lane, or on the last one.
   bool Tried() const { return used_; }
+  // Nothing is written to TCP before the peer's RAW has been read, whatever
+  // room TCP has (rule 13).
+  bool AwaitsRaw() const { return awaits_raw_; }
 
  private:
   friend struct StreamTestAccess;
@@ -296,6 +299,8 @@ class Stream {
     kHideReturns = 512,
     kRepeatReturns = 1024,
     kNoThaw = 2048,
+    kForgetRing = 4096,
+    kWriteBehindRaw = 8192,
   };
 
   // What S may have staged behind a PROPOSE that C ignores.
@@ -373,6 +378,9 @@ class Stream {
   void MaybeShutdown();
   void LetGo();
   void MaybeFinish();
+  void TellLeft();
+  bool MayLetGo() const;
+  bool PeerIsDead() const;
   void OnTcpEnd(int error);
   void PeerDied(int error);
   bool MayHaveLeft() const;
@@ -393,6 +401,7 @@ class Stream {
   bool ReadsLimbo() const {
     return returns_ && !limbo_.empty() && (broken_ & kHideReturns) == 0;
   }
+  void KeepReturns();
   void DropLimbo() {
     limbo_.Clear();
     returns_ = false;
@@ -467,6 +476,17 @@ class Stream {
   bool left_known_ = false;
   bool left_taken_ = false;
   std::uint64_t left_at_ = 0;
+  // The memory of a lane outlives its process: what the peer has been told of
+  // our leaving, whether somebody waits here for the connection (and not for
+  // all that the peer sends again);
+  lane::Lane::Left told_left_ = lane::Lane::Left::kNot;
+  bool hands_over_ = false;
+  // what was left to it, from kept_at_ on, which comes by TCP, and of which the
+  // ring does not have all, ...
+  ByteQueue kept_;
+  std::uint64_t kept_at_ = 0;
+  // ... and that we have gone raw, and the peer has not.
+  bool awaits_raw_ = false;
   // Own bytes that the peer has handed back, to go before those from x_ on; how
   // many of them are still to come.
   ByteQueue back_;

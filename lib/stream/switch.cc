@@ -122,9 +122,10 @@ void Stream::OnFrame() {
       }
       rx_ = Rx::kRaw;
       accept_ = false;
-      if (ahead_ == 0) DropLimbo();
+      if (ahead_ == 0) KeepReturns();
       waiting_ = Waiting::kNothing;
-      Emit(kRxReady);
+      Emit(awaits_raw_ ? kRxReady | kTxReady : kRxReady);
+      awaits_raw_ = false;
       return;
     case FrameKind::kFin:
       if (fin_seen_ || frame.offset < InOff() + ahead_ ||

@@ -138,8 +138,9 @@ Result Explore(const Bounds& bounds, bool print) {
         next.Serialise(&bytes);
         Print p = Fingerprint(bytes);
         // A step that changes nothing is none.
-        if (act >= static_cast<int>(Act::kRead) &&
-            act <= static_cast<int>(Act::kCredit) &&
+        if (((act >= static_cast<int>(Act::kRead) &&
+              act <= static_cast<int>(Act::kCredit)) ||
+             act == static_cast<int>(Act::kHear)) &&
             (act != static_cast<int>(Act::kLaneUp) || !world.up[end])) {
           std::string self;
           world.Serialise(&self);

@@ -48,6 +48,8 @@ enum class Act : std::uint8_t {
   kDemote,
   kKill,
   kKillLossy,
+  kKillReset,
+  kHear,
   // The stranger's.
   kEvilCredit,
   kEvilAccept,
@@ -75,6 +77,8 @@ inline const char* Name(Act act) {
                                        "demotes",
                                        "KILL",
                                        "KILL, in flight lost",
+                                       "KILL, the kernel drops its queue",
+                                       "hears of the peer's leaving",
                                        "stranger credits all",
                                        "stranger: ACCEPT",
                                        "stranger: REFUSE",
@@ -111,6 +115,7 @@ struct World {
   std::uint8_t kills = 0;
   std::uint8_t demotions = 0;
   std::uint8_t words = 0;
+  std::uint8_t heard[2] = {0, 0};  // of the peer's leaving
   const char* error = nullptr;
 
   explicit World(const Bounds* b)
@@ -141,6 +146,7 @@ struct World {
         kills(other.kills),
         demotions(other.demotions),
         words(other.words),
+        heard{other.heard[0], other.heard[1]},
         error(other.error) {
     for (int i = 0; i < 2; ++i) {
       anchor[i] = SimAnchor(&tcp, i);
@@ -275,6 +281,7 @@ struct World {
           }
           ++epoch;
           link.Reset();
+          heard[0] = heard[1] = 0;
           dead_lane = false;
           mask = 0;
           up[1 - i] = false;
@@ -283,6 +290,7 @@ struct World {
                  i == 0 || bounds->min_tail == 0,
                  static_cast<std::uint8_t>(bounds->min_tail));
         if (bounds->stranger_of >= 0) up[1 - i] = true;
+        if (bounds->outlives) s.Progress();  // as its owner does
         break;
       case Act::kShutdown:
         if (a.shut || !bounds->shutdowns) return false;
@@ -320,10 +328,24 @@ struct World {
         break;
       case Act::kKill:
       case Act::kKillLossy:
+      case Act::kKillReset:
         if (kills >= bounds->kills) return false;
+        // (A reset, and its peer's window was full.)
+        if (act == Act::kKillReset &&
+            (tcp.pipe[1 - i].bytes.empty() || tcp.pipe[i].bytes.empty() ||
+             !bounds->outlives)) {
+          return false;
+        }
         ++kills;
-        Kill(i, act == Act::kKillLossy);
+        Kill(i, act);
         break;
+      case Act::kHear: {
+        const auto left = static_cast<std::uint8_t>(link.left[1 - i]);
+        if (!bounds->outlives || left == heard[i] || !peer.alive) return false;
+        heard[i] = left;
+        s.Progress();
+        break;
+      }
       case Act::kEvilCredit:
         // (The lane itself takes none for what it has not sent.)
         if (!Victim(i) || link.ring[i].acked == link.ring[i].posted) {
@@ -459,18 +481,34 @@ struct World {
   }
 
   void Kill(int i, bool lossy) {
+    Kill(i, lossy ? Act::kKillLossy : Act::kKill);
+  }
+  void Kill(int i, Act how) {
+    const bool lossy = how == Act::kKillLossy;
     Stream& s = stream[i];
     const Stream& t = stream[1 - i];
     App& a = app[i];
     // Bytes in shared memory or in the kernel outlive the process; those that a
-    // demotion holds on the heap do not.
-    const bool kept =
-        !lossy && !dead_lane && StreamTestAccess::Queued(s) == 0 &&
-        StreamTestAccess::Held(s) == 0 &&
-        (s.tx() == Tx::kRaw ||
-         (StreamTestAccess::HasLane(t) &&
-          (bounds->outlives ||
-           (!StreamTestAccess::Frozen(t) && !StreamTestAccess::Frozen(s)))));
+    // demotion holds on the heap do not, if they are in no ring.
+    const bool held = StreamTestAccess::Held(s) != 0;
+    const bool has_lane = StreamTestAccess::HasLane(t);
+    bool kept = !lossy && !held;
+    if (!bounds->outlives) {
+      kept = kept && !dead_lane && StreamTestAccess::Queued(s) == 0 &&
+             (s.tx() == Tx::kRaw || (has_lane && !StreamTestAccess::Frozen(t) &&
+                                     !StreamTestAccess::Frozen(s)));
+    } else {
+      // (An end that is about to have the lane waits for it: its owner's part.)
+      kept = kept && (up[1 - i] || s.tx() == Tx::kRaw) &&
+             (!StreamTestAccess::HandsOver(t) || has_lane ||
+              StreamTestAccess::Queued(s) == 0);
+    }
+    // TCP loses as much where the application's bytes are unread; and R what it
+    // has sent before the switch, if COMMIT is.
+    if (how == Act::kKillReset) {
+      kept = kept && StreamTestAccess::In(s) == app[1 - i].written &&
+             s.rx() != Rx::kArm && s.tx() != Tx::kStg;
+    }
     // ... and a survivor that is itself dead owes nothing.
     a.must_deliver = kept ? a.written : 0;
     a.alive = false;
@@ -490,6 +528,7 @@ struct World {
     }
     tcp.kshut[i] = true;
     tcp.pipe[1 - i].bytes.clear();
+    if (how == Act::kKillReset) tcp.pipe[i].bytes.clear();
     up[0] = up[1] = true;
   }
 
@@ -514,6 +553,10 @@ struct World {
           !(StreamTestAccess::KernelShut(stream[i]) &&
             StreamTestAccess::TcpEnded(stream[i]))) {
         return "WEDGED: the stream never finishes";
+      }
+      if (StreamTestAccess::HasLane(stream[i]) &&
+          StreamTestAccess::Frozen(stream[i]) && up[0] && up[1]) {
+        return "WEDGED: a lane that was left is not let go of";
       }
       Tx tx = stream[i].tx();
       if (tx != Tx::kRaw && tx != Tx::kLane) return "WEDGED between the paths";
@@ -554,7 +597,8 @@ struct World {
     if (held) {
       for (int i = 0; i < 2; ++i) {
         SerialiseRing(link.ring[i], to);
-        u8(link.frozen[i] | (link.state[i] != base::Reason::kNone) << 1);
+        u8(link.frozen[i] | (link.state[i] != base::Reason::kNone) << 1 |
+           static_cast<int>(link.left[i]) << 2 | heard[i] << 4);
       }
       u8(dead_lane | mask << 1);
     }

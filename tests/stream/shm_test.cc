@@ -181,5 +181,60 @@ TEST_F(ShmTest, KilledBehindADemotion) {
   EXPECT_GT(behind, 1'000'000u);
 }
 
+// One of them leaves the lane, and the victim has come to some step of it, with
+// a frame that it has not read: its kernel drops what TCP has had no room for.
+TEST_F(ShmTest, KilledWithAFrameUnread) {
+  int dropped = 0;
+  for (int round = 0; round < 2000 && !HasFatalFailure(); ++round) {
+    StartOver();
+    for (int k = 0; !stream_[0].FastTx() || !stream_[1].FastTx(); ++k) {
+      ASSERT_LT(k, 100000);
+      Up();
+      Step(k & 1, Below(20) == 0);
+      if (HasFatalFailure()) return;
+    }
+    const int victim = static_cast<int>(Below(2));
+    const int survivor = 1 - victim;
+    // (What is the application's, and unread, is a reset to TCP, too.)
+    for (int k = 0; k < 1000 && read_[victim] != written_[survivor]; ++k) {
+      Step(victim, false);
+      Step(survivor, false);
+    }
+    for (std::uint64_t k = Below(10); k > 0; --k) Write(victim);
+    stream_[Below(2)].Demote(base::Reason::kPolicy, Below(2) == 0);
+    for (std::uint64_t k = Below(12); k > 0; --k) {
+      const int end = static_cast<int>(Below(2));
+      if (end == victim) {
+        Write(victim);
+      } else if (Below(4) == 0) {
+        Read(survivor);
+      }
+      stream_[end].Progress();
+      if ((stream_[end].TakeChanges() & kSettled) != 0) {
+        stream_[end].ReleaseLane();
+        lane_[end].reset();
+      }
+    }
+    // (Whoever took the connection over has what TCP has.)
+    const bool frame = !tcp_.pipe[survivor].bytes.empty();
+    if (lane_[survivor] == nullptr &&
+        StreamTestAccess::Queued(stream_[victim]) != 0) {
+      continue;
+    }
+    tcp_.dead[victim] = tcp_.kshut[victim] = true;
+    tcp_.pipe[survivor].bytes.clear();
+    if (frame) {
+      dropped += tcp_.pipe[victim].bytes.empty() ? 0 : 1;
+      tcp_.pipe[victim].bytes.clear();
+    }
+    (frame ? tcp_.pipe[victim].rst : tcp_.pipe[victim].fin) = true;
+    for (int k = 0; k < 3; ++k) stream_[survivor].Progress();
+    while (Read(survivor) > 0) {
+    }
+    ASSERT_EQ(read_[survivor], written_[victim]) << "round " << round;
+  }
+  EXPECT_GT(dropped, 100);
+}
+
 }  // namespace
 }  // namespace rcsock::stream

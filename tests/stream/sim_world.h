@@ -151,6 +151,8 @@ struct StreamTestAccess {
     return ctl;
   }
   static bool Frozen(const Stream& s) { return s.frozen_; }
+  static bool HandsOver(const Stream& s) { return s.hands_over_; }
+  static std::uint64_t In(const Stream& s) { return s.InOff(); }
   static bool Shut(const Stream& s) { return s.shut_; }
   static bool TxBroken(const Stream& s) { return s.tx_broken_; }
   static bool Failed(const Stream& s) { return s.failed_; }
@@ -196,7 +198,11 @@ struct StreamTestAccess {
     if (!idle || !s.limbo_.empty()) u64(s.rx_x_);
     queue(s.copy_);
     queue(s.limbo_);
-    u8(s.returns_ | s.left_known_ << 1 | s.left_taken_ << 2);
+    queue(s.kept_);
+    if (!s.kept_.empty()) u64(s.kept_at_);
+    u8(s.returns_ | s.left_known_ << 1 | s.left_taken_ << 2 |
+       s.hands_over_ << 3 | s.awaits_raw_ << 4 |
+       static_cast<int>(s.told_left_) << 5);
     if (s.left_known_) u64(s.left_at_);
     u64(s.ahead_);
     u8(s.shut_ | s.kshut_ << 1 | s.closed_ << 2 | s.reset_ << 3 |

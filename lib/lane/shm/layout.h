@@ -86,6 +86,7 @@ struct alignas(64) ControlLine {
   // receiver that has taken that one is spared a look at a line, and a page,
   // that it needs for nothing else.
   std::atomic<std::uint32_t> more;
+  std::atomic<std::uint32_t> left;  // Lane::Left
 };
 
 // On lines of their own: the peer bumps them.
@@ -219,6 +220,7 @@ constexpr std::uint64_t Fingerprint() {
                              std::uint64_t{offsetof(ControlLine, sleepers)},
                              std::uint64_t{offsetof(ControlLine, poll)},
                              std::uint64_t{offsetof(ControlLine, more)},
+                             std::uint64_t{offsetof(ControlLine, left)},
                              std::uint64_t{offsetof(Segment, futex)},
                              std::uint64_t{offsetof(Segment, slots)},
                              std::uint64_t{offsetof(Segment, bytes)},
@@ -230,7 +232,7 @@ constexpr std::uint64_t Fingerprint() {
   }
   return hash;
 }
-static_assert(Fingerprint() == 0x6c117f4ef70ee59c, "then kMemoryVersion too");
+static_assert(Fingerprint() == 0xf085b6dfb3f14b18, "then kMemoryVersion too");
 
 // Between this side's store and its look at what the other side stores:
 // Dekker's argument needs it on both sides (lib/base/barrier.h).

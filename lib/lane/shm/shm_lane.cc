@@ -63,6 +63,11 @@ ShmLane::ShmLane(std::shared_ptr<LinkState> link, int index, ring::Sent* table)
 
 ShmLane::~ShmLane() {
   own().poll.store(kNotifyNone, std::memory_order_relaxed);
+  // (A lane that no stream has had says so here.)
+  if (own().left.load(std::memory_order_relaxed) !=
+      static_cast<std::uint32_t>(Left::kAll)) {
+    TellLeft(Left::kAll);
+  }
   link_->Close(index_);
   tables.Give(table_);
 }
@@ -611,6 +616,21 @@ bool ShmLane::Thaw() {
   rx_limit_ = kNoLimit;
   Latch();
   return true;
+}
+
+// The peer's conductor looks: nobody else waits for this.
+void ShmLane::TellLeft(Left left) {
+  own().left.store(static_cast<std::uint32_t>(left), std::memory_order_release);
+  if (link_->why_dead() != base::Reason::kNone) return;
+  link_->Mark(kReadyRx, 0, index_);
+  link_->Ring(0);
+}
+
+Lane::Left ShmLane::PeerLeft() const {
+  const std::uint32_t left = peer().left.load(std::memory_order_acquire);
+  return left == 0                                         ? Left::kNot
+         : left == static_cast<std::uint32_t>(Left::kTold) ? Left::kTold
+                                                           : Left::kAll;
 }
 
 void ShmLane::Freeze() {

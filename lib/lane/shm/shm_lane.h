@@ -89,6 +89,9 @@ class ShmLane final : public Lane {
   base::Reason State() const override;
   void Freeze() override;
   bool Thaw() override;
+  bool Outlives() const override { return true; }
+  void TellLeft(Left left) override;
+  Left PeerLeft() const override;
 
  private:
   ShmLane(std::shared_ptr<LinkState> link, int index, ring::Sent* table);

@@ -39,6 +39,7 @@ void SimLink::Reset() {
   for (int i = 0; i < 2; ++i) {
     ring[i] = SimRing{};
     frozen[i] = false;
+    left[i] = Lane::Left::kNot;
     state[i] = base::Reason::kNone;
   }
 }

@@ -47,6 +47,8 @@ struct SimLink {
   bool auto_credit = false;  // ... and what is read is credited
   bool outlives = false;     // ... and is still there behind a freeze
   bool frozen[2] = {false, false};
+  // What end i has told of its leaving, if it outlives.
+  Lane::Left left[2] = {Lane::Left::kNot, Lane::Left::kNot};
   // Why the end believes that the lane is dead; kNone: it does not (yet).
   base::Reason state[2] = {base::Reason::kNone, base::Reason::kNone};
 
@@ -91,6 +93,11 @@ class SimLane : public Lane {
   base::Reason State() const override { return link_->state[end_]; }
   void Freeze() override;
   bool Thaw() override;
+  bool Outlives() const override { return link_->outlives; }
+  void TellLeft(Left left) override { link_->left[end_] = left; }
+  Left PeerLeft() const override {
+    return link_->outlives ? link_->left[1 - end_] : Left::kAll;
+  }
 
  private:
   friend struct SimRing;
