@@ -646,6 +646,7 @@ class Sock final : public SockLayout {
   void UnparkLater(std::uint32_t ms);
   bool BackToPlain();
   bool StuckOnStash();
+  bool AwaitsLane(base::Reason reason);
   void TakeOptions();
   void BoundSendsLatched();  // the tx latch held
   void PushOptions();

@@ -118,6 +118,8 @@ class alignas(64) SockLayout : public File,
   // On its way to the kernel for somebody who does not know the stream: bytes
   // read ahead do not hold it.
   std::atomic<bool> leaving_{false};
+  std::uint64_t leaving_since_ns_ = 0;  // AwaitsLane
+  base::Reason leaving_why_ = base::Reason::kNone;
   std::atomic<std::uint32_t> given_away_{0};  // how often
   bool exec_pinned_ = false;
   bool half_closed_ = false;  // both latches': shut down, or ended by the peer

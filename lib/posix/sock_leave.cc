@@ -24,6 +24,9 @@ using stream::Stream;
 
 // Between looks whether a lane is still slept on.
 constexpr std::uint32_t kMostWaitMs = 64;
+// For a lane that both ends have agreed to: the peer's threads may have to come
+// out of the kernel first, and then it has written nothing to it either.
+constexpr std::uint64_t kMostAwaitNs = 20'000'000;
 
 void Sock::PostSettle() {
   if (settle_posted_) return;
@@ -210,8 +213,27 @@ bool Sock::BackToPlain() {
   return true;
 }
 
+// The peer may have the lane already, which this end has agreed to, and write
+// to it: who left before it is here too would not see what a peer that dies had
+// put there.  So it comes, and is left.
+bool Sock::AwaitsLane(Reason reason) {
+  if (!seeking_.load() || !agreed_.load() || SeeksRemote()) return false;
+  Latched latched(this);
+  if (mode() != Mode::kEngine || stream_ == nullptr || lane_ != nullptr ||
+      closed_.load(std::memory_order_relaxed)) {
+    return false;
+  }
+  const std::uint64_t now = base::NowNs();
+  if (!leaving_.exchange(true, std::memory_order_relaxed)) {
+    leaving_since_ns_ = now;
+    leaving_why_ = reason;
+  }
+  return now - leaving_since_ns_ < kMostAwaitNs;
+}
+
 bool Sock::StepToPlain(Reason reason) {
   if (Engaged()) {
+    if (AwaitsLane(reason)) return false;
     CancelSeek();
     {
       Latched latched(this);
