@@ -55,13 +55,10 @@ all_promoted() { (($(promoted client) >= connections && $(promoted server) >= co
 left() { grep -h 'left its lane' "$dir/log.client" "$dir/log.server" | wc -l || true; }
 gone_by() { ((SECONDS >= $1)); }
 pinned() { awk '/^VmPin:/ {print $2}' "/proc/$1/status"; }
-# Idle lanes, whose small rings are all that is pinned at either end.  On iWARP
-# the rings are smaller, and receives need memory: 52 KiB for up to 16 lanes; and
-# the answers of fences a page.
+# Idle lanes, whose small rings are all that is pinned at either end (on iWARP
+# they are smaller, and there are receive buffers).
 all_idle() {
   local most=$((32 * connections))
-  [[ $RDMA_DEV != siw* ]] ||
-    ((most = 24 * connections + 52 * ((connections + 15) / 16) + 4))
   (($(pinned $client) <= most && $(pinned $server) <= most))
 }
 
@@ -83,7 +80,7 @@ case $kind in
     ;;
   rings | whisper)
     touch "$dir/silent"
-    traffic=(--message 30000 --bytes 600000 --moves 3 --linger "$dir/silent")
+    traffic=(--message 30000 --bytes $((4800000 / connections)) --moves 3 --linger "$dir/silent")
     [[ $kind == rings ]] || traffic+=(--whisper 300)
     ;;
 esac

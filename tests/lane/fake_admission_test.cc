@@ -103,6 +103,34 @@ TEST(Admission, WithoutSharedReceiveQueues) {
   }
 }
 
+// On iWARP receives have buffers, which the lanes of a poller share: as many
+// as there are lanes for, so that one alone pins no more than its part either.
+TEST(Admission, AnIdleLanePinsAtMost32KiB) {
+  for (const bool iwarp : {true, false}) {
+    FakeVerbs::Options options;
+    options.iwarp = iwarp;
+    FakeVerbs verbs(options);
+    RdmaSide side;
+    verbs::Error error;
+    base::Reason why = base::Reason::kNone;
+    side.domain = rdma::Domain::Make(verbs.context(), &side.board, &error);
+    const std::size_t mirror = iwarp ? rdma::kBlockMinIwarp : rdma::kBlockMin;
+    std::vector<std::unique_ptr<rdma::RdmaLane>> lanes;
+    for (int i = 1; i <= 100; ++i) {
+      lanes.push_back(side.domain->CreateLane(verbs.NewId(), 2, &why, &error));
+      ASSERT_NE(lanes.back(), nullptr) << i << ": " << error.call;
+      EXPECT_LE(side.domain->counts().pinned + i * mirror, i * 32 * 1024u) << i;
+    }
+    // Lanes that come and go add nothing.
+    const std::uint64_t most = side.domain->counts().pinned;
+    lanes.resize(50);
+    for (int i = 50; i < 100; ++i) {
+      lanes.push_back(side.domain->CreateLane(verbs.NewId(), 2, &why, &error));
+    }
+    EXPECT_EQ(side.domain->counts().pinned, most);
+  }
+}
+
 // What an HCA's provider allocates counts, and is not counted for good.
 TEST(Admission, QueuesCountAsPinned) {
   for (const bool software : {false, true}) {

@@ -130,10 +130,12 @@ TEST_P(PlaceTest, WithinTheLimitOfPinnedMemory) {
   const std::int64_t ticket = one().Place(from_.data(), 1, At(0), key_);
   ASSERT_GT(ticket, 0);
   EXPECT_TRUE(Arrives(ticket));
-  EXPECT_EQ(Memory::Total(), before + 260'000);
+  // The first who asks what has arrived makes the place for the answer.
+  const std::uint64_t sink = GetParam() ? 64 : 0;
+  EXPECT_EQ(Memory::Total(), before + 260'000 + sink);
   other().Hide(key_);
   other().Hide(second);
-  EXPECT_EQ(Memory::Total(), before + 100'000);
+  EXPECT_EQ(Memory::Total(), before + 100'000 + sink);
   EXPECT_EQ(UserMemory::Remove(from_.data(), from_.size()), 0);
   EXPECT_EQ(UserMemory::Add(from_.data(), from_.size()), 0);
 }

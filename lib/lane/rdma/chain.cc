@@ -97,8 +97,9 @@ void Chain::Control(const std::byte* from, std::uint32_t length,
 }
 
 void Chain::Fence() {
-  Write(lane_.sink_->base(), sizeof(std::uint64_t), lane_.peer_.credit,
-        lane_.sink_->lkey(), lane_.peer_.key);
+  const Block& sink = lane_.sink_->block();
+  Write(sink.base(), sizeof(std::uint64_t), lane_.peer_.credit, sink.lkey(),
+        lane_.peer_.key);
   wrs_[count_ - 1].opcode = IBV_WR_RDMA_READ;
   wrs_[count_ - 1].send_flags = 0;
 }

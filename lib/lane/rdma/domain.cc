@@ -20,8 +20,6 @@
 namespace rcsock::lane::rdma {
 namespace {
 
-constexpr std::size_t kSinkBytes = 64;
-
 // Soft-RoCE and siw.
 bool IsSoftware(const ibv_device_attr& attr) {
   return attr.vendor_id == 0xffffff || attr.vendor_id == 0x626d74;
@@ -73,11 +71,7 @@ class DeviceDomain final : public Domain {
     while (ring != 0 && most_ring_ > ring && most_ring_ > kBlockMin) {
       most_ring_ /= 2;
     }
-    // On iWARP the answer to a READ is a message that writes: the peer's device
-    // needs the right to, and is told the key.  So the sink is memory of its
-    // own, which holds nothing and which nobody looks at.
-    if (iwarp_) sink_ = memory_->Get(kSinkBytes, true, error);
-    return !iwarp_ || sink_;
+    return true;
   }
 
   ibv_context* context() const override { return context_; }
@@ -136,7 +130,7 @@ class DeviceDomain final : public Domain {
   std::uint32_t inline_ask_ = 256;  // or what the device has not refused
   verbs::Pd pd_;
   std::optional<Memory> memory_;
-  Block sink_;  // iWARP: where the answers of fences go
+  Sink sink_;  // of iWARP
   std::unique_ptr<Deferred> deferred_ = std::make_unique<Deferred>();
   std::unique_ptr<RdmaPoller> pollers_[Board::kBells];
   std::shared_ptr<std::atomic<std::uint32_t>> lanes_ =
@@ -161,9 +155,13 @@ bool DeviceDomain::OwnReceives(ibv_qp* qp, std::unique_ptr<Receives>* receives,
     *error = {"malloc", ENOMEM, {}};
     return false;
   }
-  return (*receives)->Open(iwarp_ ? &*memory_ : nullptr, kOwnReceives,
-                           kOwnBatch, error) &&
-         (*receives)->PostAll(qp, error);
+  try {
+    (*receives)->Open(iwarp_ ? &*memory_ : nullptr, kOwnReceives, kOwnBatch);
+  } catch (const std::bad_alloc&) {
+    *error = {"malloc", ENOMEM, {}};
+    return false;
+  }
+  return (*receives)->Extend(qp, kOwnReceives, error);
 }
 
 std::unique_ptr<RdmaLane> DeviceDomain::CreateLane(rdma_cm_id* id, int bell,

@@ -198,4 +198,15 @@ Block Memory::Get(std::size_t bytes, bool remote, verbs::Error* error) {
   return block;
 }
 
+bool Sink::Ready(Memory* memory) {
+  if (ready_.load(std::memory_order_acquire)) return true;
+  std::scoped_lock hold(latch_);
+  if (!block_) {
+    verbs::Error error;
+    block_ = memory->Get(kBytes, true, &error);
+  }
+  ready_.store(static_cast<bool>(block_), std::memory_order_release);
+  return static_cast<bool>(block_);
+}
+
 }  // namespace rcsock::lane::rdma

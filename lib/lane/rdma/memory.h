@@ -116,6 +116,23 @@ class Memory {
   std::vector<std::byte*> free_;   // latch_'s; small blocks
 };
 
+// Where the answers of fences go, on iWARP.  There the answer to a READ is a
+// message that writes: the peer's device needs the right to, and is told the
+// key.  So it is memory of its own, which holds nothing and which nobody looks
+// at.  Made for the first lane that will ask: few do, and it pins a page.
+class Sink {
+ public:
+  // False: not to be had now.  Once true, it is for good.
+  bool Ready(Memory* memory);
+  const Block& block() const { return block_; }  // when Ready
+
+ private:
+  static constexpr std::size_t kBytes = 64;
+  std::atomic<bool> ready_{false};
+  base::Latch latch_;
+  Block block_;
+};
+
 }  // namespace rcsock::lane::rdma
 
 #endif  // RCSOCK_LIB_LANE_RDMA_MEMORY_H_

@@ -48,7 +48,7 @@ struct QpLaneParts {
   std::uint32_t inline_bytes = 0;
   std::size_t most_ring = 0;
   bool iwarp = false;
-  const Block* sink = nullptr;  // iWARP: where the answers of fences go
+  Sink* sink = nullptr;
   std::uint32_t piece = kPiece;
 };
 
@@ -315,7 +315,7 @@ class QpLane final : public RdmaLane {
   const std::uint32_t send_depth_;
   const std::uint32_t inline_bytes_;
   const bool iwarp_;
-  const Block* const sink_;
+  Sink* const sink_;
   const std::uint32_t piece_;  // the longest record
   bool added_ = false;
   const std::unique_ptr<Receives>

@@ -60,6 +60,7 @@ std::int64_t QpLane::Place(const void* from, std::size_t length,
   if (memory == nullptr || !memory->LocalKey(memory_->pd(), &lkey)) {
     return -ENOBUFS;
   }
+  if (iwarp_ && !sink_->Ready(memory_)) return -ENOBUFS;
   // Registered until the next one, at least: who takes it back waits for what
   // it has placed.
   placing_from_ = std::move(memory);
@@ -117,7 +118,8 @@ void QpLane::DropCredited() {
 std::size_t QpLane::PostDirect(const std::byte* from, std::size_t all) {
   std::uint32_t lkey = 0;
   const iovec iov{const_cast<std::byte*>(from), all};
-  if (!send_from_->LocalKey(memory_->pd(), &lkey)) {
+  if (!send_from_->LocalKey(memory_->pd(), &lkey) ||
+      (iwarp_ && !sink_->Ready(memory_))) {
     return PostLarge(IovCursor(&iov, 1, 0), all);
   }
   const std::uint64_t landed = landed_.load(std::memory_order_relaxed);

@@ -25,8 +25,7 @@ namespace rcsock::lane::rdma {
 namespace {
 
 constexpr int kBatch = 16;
-// The first set is small: most processes have few lanes.  (Where receives need
-// buffers, these are then 52 KiB.)
+// The first set is small: most processes have few lanes.
 constexpr std::uint32_t kFirstSet = 16;
 constexpr std::uint32_t kRefill = 32;
 // Of a CQ and an SRQ: receives that have been used and wait to be posted.
@@ -131,9 +130,16 @@ bool RdmaPoller::ShareReceives(CqSet* set, verbs::Error* error) {
     if (none) *error = {};
     return none;
   }
-  return set->receives.Open(limits_.iwarp ? memory_ : nullptr, count, kRefill,
-                            error) &&
-         set->receives.PostAll(set->srq.get(), error);
+  set->receives.Open(limits_.iwarp ? memory_ : nullptr, count, kRefill);
+  return PostForOneMore(set, error);
+}
+
+// Where receives need memory, there are as many as its lanes can use.
+bool RdmaPoller::PostForOneMore(CqSet* set, verbs::Error* error) const {
+  if (set->srq == nullptr) return true;
+  const std::uint32_t lanes = limits_.iwarp ? set->lanes + 1 : set->capacity;
+  return set->receives.Extend(set->srq.get(), lanes * kReceivesPerLane + kSpare,
+                              error);
 }
 
 CqSet* RdmaPoller::Admit(verbs::Error* error) {
@@ -148,7 +154,8 @@ CqSet* RdmaPoller::Admit(verbs::Error* error) {
     } catch (const std::bad_alloc&) {
     }
   }
-  if (found != nullptr) ++found->lanes;
+  if (found == nullptr || !PostForOneMore(found, error)) return nullptr;
+  ++found->lanes;
   return found;
 }
 

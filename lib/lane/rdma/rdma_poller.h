@@ -152,6 +152,7 @@ class RdmaPoller final : public Source {
   bool MakeSet(verbs::Error* error);
   // Leaves set->srq null where the device turns out to have none.
   bool ShareReceives(CqSet* set, verbs::Error* error);
+  bool PostForOneMore(CqSet* set, verbs::Error* error) const;
   // False: as DrainToSleep.
   bool DrainIfAsked(bool to_sleep = false);
   bool DrainLocked(bool to_sleep = false);

@@ -1,17 +1,34 @@
 #include "lib/lane/rdma/receives.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace rcsock::lane::rdma {
 
-bool Receives::Open(Memory* memory, std::uint32_t count, std::uint32_t batch,
-                    verbs::Error* error) {
-  count_ = count;
+void Receives::Open(Memory* memory, std::uint32_t most, std::uint32_t batch) {
+  if (memory != nullptr) {
+    pages_ = std::make_unique<Block[]>((most + kOnPage - 1) / kOnPage);
+  }
+  memory_ = memory;
+  most_ = most;
   batch_ = batch;
-  if (memory == nullptr) return true;
-  const std::size_t bytes = (count * kBuffer + 4095) / 4096 * 4096;
-  buffers_ = memory->Get(bytes, false, error);
-  return static_cast<bool>(buffers_);
+}
+
+std::uint32_t Receives::More(std::uint32_t* first, verbs::Error* error) {
+  const std::uint32_t left = most_ - count_;
+  if (memory_ == nullptr) {
+    *first = count_;
+    return left;
+  }
+  if (taken_ == (most_ + kOnPage - 1) / kOnPage) {
+    *error = {"ibv_post_recv", ENOMEM, {}};
+    return 0;
+  }
+  Block page = memory_->Get(kPage, false, error);
+  if (!page) return 0;
+  *first = taken_ * kStride;
+  pages_[taken_++] = std::move(page);
+  return std::min(left, kOnPage);
 }
 
 void Receives::Fill(ibv_recv_wr* wrs, ibv_sge* sges) const {
@@ -19,9 +36,9 @@ void Receives::Fill(ibv_recv_wr* wrs, ibv_sge* sges) const {
     wrs[i] = {};
     wrs[i].wr_id = kReceive | slots_[i];
     wrs[i].next = i + 1 < used_ ? &wrs[i + 1] : nullptr;
-    if (!buffers_) continue;
+    if (pages_ == nullptr) continue;
     sges[i] = {reinterpret_cast<std::uintptr_t>(At(slots_[i])), kSendMost,
-               buffers_.lkey()};
+               pages_[slots_[i] / kStride].lkey()};
     wrs[i].sg_list = &sges[i];
     wrs[i].num_sge = 1;
   }

@@ -1,8 +1,10 @@
 #ifndef RCSOCK_LIB_LANE_RDMA_RECEIVES_H_
 #define RCSOCK_LIB_LANE_RDMA_RECEIVES_H_
 
+#include <cerrno>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 
 #include "lib/base/no_cancel.h"
 #include "lib/lane/rdma/layout.h"
@@ -29,25 +31,33 @@ class Receives {
   // So many may wait to be posted.
   static constexpr std::uint32_t kSlots = 64;
 
-  // `memory`: on iWARP, where each has a buffer, for what comes in place of an
-  // immediate; else null.  False: *error.
-  bool Open(Memory* memory, std::uint32_t count, std::uint32_t batch,
-            verbs::Error* error);
-  // The first time.  False: *error.
+  // `most` that there may be.  `memory`: on iWARP, where each has a buffer, for
+  // what comes in place of an immediate; else null.  Throws bad_alloc.
+  void Open(Memory* memory, std::uint32_t most, std::uint32_t batch);
+  // Posts more, until there are `count` at least.  With buffers they come by
+  // the page: a process pins what the lanes that it has need.  False: *error.
   template <typename Queue>
-  bool PostAll(Queue* queue, verbs::Error* error) {
-    for (std::uint32_t i = 0; i < count_; ++i) {
-      Used(i);
-      if (used_ == kSlots) Post(queue);
+  bool Extend(Queue* queue, std::uint32_t count, verbs::Error* error) {
+    while (count_ < count) {
+      std::uint32_t first = 0;
+      const std::uint32_t more = More(&first, error);
+      if (more == 0) return false;
+      for (std::uint32_t i = 0; i < more; ++i) {
+        if (used_ == kSlots) Post(queue);
+        Used(first + i);
+      }
+      Post(queue);
+      if (used_ != 0) {
+        *error = {"ibv_post_recv", ENOMEM, {}};
+        return false;
+      }
+      count_ += more;
     }
-    Post(queue);
-    if (used_ == 0) return true;
-    *error = {"ibv_post_recv", ENOMEM, {}};
-    return false;
+    return true;
   }
 
   const std::byte* At(std::uint32_t slot) const {
-    return buffers_.base() + slot * kBuffer;
+    return pages_[slot / kStride].base() + slot % kStride * kBuffer;
   }
   void Used(std::uint32_t slot) {
     if (used_ < kSlots) slots_[used_++] = slot;
@@ -70,11 +80,21 @@ class Receives {
 
  private:
   static constexpr std::size_t kBuffer = kSlotBytes;  // for the longest SEND
+  static constexpr std::size_t kPage = 4096;
+  static constexpr std::uint32_t kOnPage = kPage / kBuffer;
+  // From the first number of a page to that of the next: no division.
+  static constexpr std::uint32_t kStride = 64;
+  static_assert(kOnPage <= kStride);
 
+  // The numbers of the next ones, and their memory; 0: *error.
+  std::uint32_t More(std::uint32_t* first, verbs::Error* error);
   void Fill(ibv_recv_wr* wrs, ibv_sge* sges) const;
   void Posted(std::uint32_t done);
 
-  Block buffers_;
+  Memory* memory_ = nullptr;
+  std::unique_ptr<Block[]> pages_;  // null without memory_
+  std::uint32_t taken_ = 0;         // of these
+  std::uint32_t most_ = 0;
   std::uint32_t count_ = 0;
   std::uint32_t batch_ = 0;
   std::uint32_t used_ = 0;
