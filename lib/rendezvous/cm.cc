@@ -1,5 +1,6 @@
 #include "lib/rendezvous/cm.h"
 
+#include <arpa/inet.h>
 #include <netinet/in.h>
 
 #include <algorithm>
@@ -21,6 +22,23 @@ constexpr int kEventsPerTurn = 64;
 // Not 7, which rxe takes for "without end", as all do for RNR.
 constexpr std::uint8_t kRetries = 6;
 constexpr std::uint8_t kRnrForEver = 7;
+
+// There is no device yet that could be named: the address says which it would
+// have been.
+void SetError(int code, const sockaddr_storage& local, verbs::Error* error) {
+  *error = {"rdma_bind_addr", code, {}};
+  char host[INET6_ADDRSTRLEN] = {};
+  if (local.ss_family == AF_INET) {
+    sockaddr_in in;
+    std::memcpy(&in, &local, sizeof in);
+    ::inet_ntop(AF_INET, &in.sin_addr, host, sizeof host);
+  } else {
+    sockaddr_in6 in;
+    std::memcpy(&in, &local, sizeof in);
+    ::inet_ntop(AF_INET6, &in.sin6_addr, host, sizeof host);
+  }
+  std::memcpy(error->device, host, ::strnlen(host, sizeof error->device - 1));
+}
 
 }  // namespace
 
@@ -61,11 +79,11 @@ verbs::Id Cm::Bind(CmOwner* owner, const Address& address, std::uint32_t scope,
   const base::LibraryOpens opens;
   if (verbs::calls.rdma_bind_addr(id.get(),
                                   reinterpret_cast<sockaddr*>(&local)) != 0) {
-    *error = {"rdma_bind_addr", errno, {}};
+    SetError(errno, local, error);
     return nullptr;
   }
   if (id->verbs == nullptr) {  // a wildcard, or an address of no device
-    *error = {"rdma_bind_addr", ENODEV, {}};
+    SetError(ENODEV, local, error);
     return nullptr;
   }
   verbs::AdoptContext(id->verbs);

@@ -46,6 +46,9 @@ std::unique_ptr<Listener> Listener::Make(Rdma* rdma, Directory* directory,
   if (listener->id_ == nullptr) return nullptr;
   if (verbs::calls.rdma_listen(listener->id_.get(), kRdmaBacklog) != 0) {
     *error = {"rdma_listen", errno, {}};
+    const char* device = listener->id_->verbs->device->name;
+    std::memcpy(error->device, device,
+                ::strnlen(device, sizeof error->device - 1));
     return nullptr;
   }
   return listener;

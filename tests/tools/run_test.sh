@@ -185,6 +185,25 @@ if [[ -w /dev/full ]]; then
   check "--help, stdout full: status" 1 "$status"
 fi
 
+# --- RDMA alone, and no device ------------------------------------------------
+if compgen -G '/sys/class/infiniband_verbs/uverbs*' >/dev/null; then
+  run run --lanes=rdma -- true
+  check "RDMA alone, and a device: no warning" "" "$err"
+else
+  for how in option variable; do
+    if [[ $how == option ]]; then
+      run run --lanes=rdma -- sh -c 'exit 4'
+    else
+      RCSOCK_LANES=rdma run run -- sh -c 'exit 4'
+    fi
+    check "RDMA alone, no device ($how): status" 4 "$status"
+    check "RDMA alone, no device ($how)" 1 \
+      "$(grep -c 'warning: there is no RDMA device' err.txt || true)"
+  done
+  run run --lanes=auto -- true
+  check "no device: no warning" "" "$err"
+fi
+
 # --- Programs that the loader does not preload into ---------------------------
 run run -- true
 check "a dynamic program: no warning" "" "$err"

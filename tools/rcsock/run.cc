@@ -16,6 +16,7 @@
 
 #include "lib/base/config.h"
 #include "lib/base/path.h"
+#include "lib/verbs/verbs.h"
 #include "tools/rcsock/preload_file.h"
 #include "tools/rcsock/program.h"
 
@@ -217,6 +218,14 @@ int Run(const RunOptions& options) {
              !policy.error.empty()) {
     // Whatever is wrong with it, the command runs.
     std::cerr << "rcsock: " << policy.error << ": running over plain TCP\n";
+  }
+
+  // Who asks for RDMA alone would else learn only by counters that nothing has
+  // left TCP.
+  if (Environment("RCSOCK_LANES") == "rdma" && !verbs::AnyDevice()) {
+    std::cerr << "rcsock: warning: there is no RDMA device, and no other lane "
+                 "is allowed (RCSOCK_LANES=rdma): it runs over plain TCP; "
+                 "rcsock doctor says more\n";
   }
 
   const std::string& command = options.command.front();
