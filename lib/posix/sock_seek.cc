@@ -36,6 +36,22 @@ using stream::Stream;
 namespace {
 // A lane that comes so soon after its search has begun was worth waiting for.
 constexpr std::uint64_t kLateNs = 20'000'000;
+
+// What an end finds out without waiting for anybody: the address is no RDMA
+// device's (a connection over another card), or what a device needs is not to
+// be had.  Looked for after each few calls it would cost at each of them.
+bool AtOnce(Reason reason) {
+  switch (reason) {
+    case Reason::kNoRoute:
+    case Reason::kNoFds:
+    case Reason::kNoMemory:
+    case Reason::kMemlock:
+    case Reason::kRdmaError:
+      return true;
+    default:
+      return false;
+  }
+}
 }  // namespace
 
 bool Sock::SeeksRemote() const {
@@ -175,12 +191,12 @@ void Sock::SeekFailed(Reason reason, bool final) {
     // A peer on another host may have its own limits, and a link its own
     // troubles: it is asked again for as long as the connection lives, after
     // ever more traffic.
-    // (The end that accepted only waits to be asked, which costs nothing.)
+    // (The end that accepted only waits to be asked, which costs nothing; if it
+    // can.)
     // (One that lacks nothing but room may have it as soon as it earns it.)
     if (attempts_ < 4 && reason != Reason::kBudget) ++attempts_;
-    const int shift = role_ == stream::Role::kAcceptor || attempts_ == 0
-                          ? 0
-                          : 2 * (attempts_ - 1);
+    const bool waits = role_ == stream::Role::kAcceptor && !AtOnce(reason);
+    const int shift = waits || attempts_ == 0 ? 0 : 2 * (attempts_ - 1);
     next_ops_ = ops() + (terms_.promote_ops << shift);
     next_bytes_ = RawBytes() + (terms_.promote_bytes << shift);
     eligible_.store(true, std::memory_order_release);
