@@ -29,8 +29,14 @@ constexpr milliseconds kPlainLimit{1010};
 // A handshake in a black hole: rdma_cm itself would go on for a minute.
 constexpr milliseconds kConnectLimit{3000};
 // A REQ or REP that was lost: rdma_cm would send it again after four seconds.
-// So what a host that answers does not within this time is asked once more.
+// So what a host that answers does not within this time is asked again, twice
+// (and then given kConnectLimit: it may be slow).
 constexpr milliseconds kAnswerLimit{1000};
+constexpr int kMostAsks = 3;
+// That the connecting end has given up a REQ, and how long the next one may
+// take: it may get lost as well.
+constexpr int kIbGivenUp = 4;
+constexpr milliseconds kAskedAgainLimit{1500};
 constexpr milliseconds kAcceptLimit{3000};
 // As on the shm lane.
 constexpr milliseconds kAdoptLimit{2000};
@@ -50,6 +56,11 @@ bool IsEmpty(const CmEvent& event) {
   return std::all_of(event.data.begin(),
                      event.data.begin() + static_cast<long>(event.length),
                      [](std::uint8_t byte) { return byte == 0; });
+}
+
+// It has heard no REP in time.
+bool GivenUp(const CmEvent& event) {
+  return event.type == RDMA_CM_EVENT_REJECTED && event.status == kIbGivenUp;
 }
 
 void SetAckTimeout(rdma_cm_id* id) {
@@ -189,7 +200,7 @@ void RdmaMeeting::Connect(std::uint16_t port) {
   }
   port_ = port != 0 ? port : Rdma::ServicePort(id->verbs, peer_port_);
   // (TCP, beneath iWARP, does that by itself.)
-  if (!asked_again_ && !ConnectBlocks(id->verbs) &&
+  if (asks_ + 1 < kMostAsks && !ConnectBlocks(id->verbs) &&
       core_->silent.Answers(peer_, peer_port_)) {
     asks_again_ = true;
     StartTimer(kAnswerLimit);
@@ -214,9 +225,11 @@ void RdmaMeeting::OnCm(const CmEvent& event) {
     case State::kConnecting:
       return OnConnecting(event);
     case State::kRequested:
+      if (GivenUp(event)) return Reopen();
       // The connecting end has gone.
       return Fail(base::Reason::kPeerRefused, false);
     case State::kAccepted:
+      if (GivenUp(event)) return Reopen();
       if (event.type == RDMA_CM_EVENT_ESTABLISHED) return Established();
       // The connecting end has gone, or did not like the REP.
       return Fail(event.type == RDMA_CM_EVENT_UNREACHABLE
@@ -259,7 +272,7 @@ void RdmaMeeting::OnConnecting(const CmEvent& event) {
 }
 
 void RdmaMeeting::AskAgain() {
-  asked_again_ = true;
+  ++asks_;
   redirected_ = false;
   // The other end may have heard of this one's end, and look anew.
   give_up_ += kAnswerLimit;
@@ -422,6 +435,11 @@ void RdmaMeeting::OnRequest(verbs::Id id, const Req& req) {
   if (!rdma_->UseNonce(req.nonce)) {
     return rdma_->Reject(std::move(id), req.nonce, {RejCode::kRefused, 0});
   }
+  if (state_ != State::kWaiting) Reopen();
+  // A REP that got lost may have told the one before.
+  if (reopened_ && !session_->NewNonce()) {
+    return Fail(base::Reason::kLaneError, false);
+  }
   base::Reason full;
   if (!place_) place_ = session_->seeker()->TakePlace(&full);
   if (!place_) {
@@ -446,8 +464,18 @@ void RdmaMeeting::OnRequest(verbs::Id id, const Req& req) {
   // Who connects need not wait for a word on the lane if this end is ready for
   // it before that: two messages, and two wake-ups of each process, less.
   state_ = State::kRequested;
+  if (adopted_) return SendRep();
   StartTimer(kAdoptFirst);
   session_->seeker()->Adopt();
+}
+
+// The connecting end has given up this handshake, of which a packet got lost,
+// and is about to ask again, or has just done so.
+void RdmaMeeting::Reopen() {
+  LeaveConnection();
+  reopened_ = true;
+  state_ = State::kWaiting;
+  StartTimer(kAskedAgainLimit);
 }
 
 void RdmaMeeting::SendRep() {
@@ -557,6 +585,7 @@ void RdmaMeeting::OnTimer() {
     case State::kRequested:
       return SendRep();
     case State::kWaiting:
+      if (reopened_) return Fail(base::Reason::kRdmaTimeout, false);
       return Fail(directory_->foreign() ? base::Reason::kPeerUid
                                         : base::Reason::kPeerPlain,
                   false);

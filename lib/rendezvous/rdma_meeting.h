@@ -33,8 +33,13 @@ class RdmaMeeting : public std::enable_shared_from_this<RdmaMeeting> {
   void Close();
   void Adopted();
 
-  // Accepting: ready for a REQ.
-  bool waiting() const { return state_ == State::kWaiting; }
+  // Accepting: ready for a REQ, the first one or one in place of another whose
+  // handshake has not come to its end: the peer has given that up (a REP was
+  // lost, say), whether or not its word for it has come.
+  bool waiting() const {
+    return state_ == State::kWaiting || state_ == State::kRequested ||
+           state_ == State::kAccepted;
+  }
   void OnRequest(verbs::Id id, const Req& req);
   // Connecting: there are too many handshakes under way.
   bool queued() const { return state_ == State::kQueued; }
@@ -73,6 +78,7 @@ class RdmaMeeting : public std::enable_shared_from_this<RdmaMeeting> {
   void OnRep(const CmEvent& event);
   void OnRejected(const CmEvent& event);
   void SendRep();
+  void Reopen();
   void Established();
   void Progress();
   void StartNudge();
@@ -105,7 +111,8 @@ class RdmaMeeting : public std::enable_shared_from_this<RdmaMeeting> {
   bool place_ = false;  // of the stream's limit of lanes
   bool redirected_ = false;
   bool asks_again_ = false;  // where nothing is heard
-  bool asked_again_ = false;
+  int asks_ = 0;             // that nothing was heard of
+  bool reopened_ = false;    // accepting: a handshake was given up
   std::uint32_t epoch_ = 0;
   stream::Nonce peers_{};
   bool adopted_ = false;

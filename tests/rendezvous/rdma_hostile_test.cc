@@ -140,6 +140,31 @@ TEST_F(HostileRdma, ImpostorAndReplay) {
   });
 }
 
+// Who asks has not heard the REP, which got lost: it need not have heard either
+// that this end still waits for an answer.
+TEST_F(HostileRdma, AskedAgainBeforeTheFirstHasEnded) {
+  if (OnIwarp()) GTEST_SKIP() << "a REP is its connection's own TCP's matter";
+  Attack([](const TcpPair& pair) {
+    const Tuple tuple = TupleOf(pair);
+    const std::uint16_t port = ServicePortOf(pair);
+    const ReqBytes one = EncodeReq(ReqFor(tuple, 5), tuple, {});
+    RawCm first;
+    ASSERT_TRUE(first.Ask(port, one.data(), one.size()));
+    ASSERT_TRUE(first.Heard());  // the REP, which stays unanswered
+    RawCm replay;
+    EXPECT_EQ(RejectionOf(replay.Connect(port, one.data(), one.size()),
+                          ReqFor(tuple, 5).nonce),
+              static_cast<int>(RejCode::kRefused));
+    const Req req = ReqFor(tuple, 6);
+    const ReqBytes another = EncodeReq(req, tuple, {});
+    RawCm second;
+    const RawCm::Event event =
+        second.Connect(port, another.data(), another.size());
+    EXPECT_EQ(event.type, RDMA_CM_EVENT_ESTABLISHED)
+        << RejectionOf(event, req.nonce);
+  });
+}
+
 TEST_F(HostileRdma, ReplayToOneThatWaits) {
   ExpectSuccess(Spawn([] {
     Conductor* conductor = GetConductor();

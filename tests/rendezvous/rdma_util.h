@@ -138,19 +138,27 @@ class RawCm {
 
   // Connects to the device's own address, and returns what comes of it.
   Event Connect(std::uint16_t port, const void* data, std::size_t length) {
+    return Ask(port, data, length) ? Next()
+                                   : Event{RDMA_CM_EVENT_REJECTED, -errno, {}};
+  }
+  // The same up to the REQ.  (On InfiniBand and RoCE librdmacm answers a REP
+  // when its event is read.)
+  bool Ask(std::uint16_t port, const void* data, std::size_t length) {
     sockaddr_in address = DeviceAddress(port);
     EXPECT_EQ(verbs::calls.rdma_resolve_addr(
                   id_, nullptr, reinterpret_cast<sockaddr*>(&address), 2000),
               0);
-    if (!Expect(RDMA_CM_EVENT_ADDR_RESOLVED)) return {};
+    if (!Expect(RDMA_CM_EVENT_ADDR_RESOLVED)) return false;
     EXPECT_EQ(verbs::calls.rdma_resolve_route(id_, 2000), 0);
-    if (!Expect(RDMA_CM_EVENT_ROUTE_RESOLVED)) return {};
+    if (!Expect(RDMA_CM_EVENT_ROUTE_RESOLVED)) return false;
     MakeQp();
     rdma_conn_param parameters = Parameters(data, length);
-    if (verbs::calls.rdma_connect(id_, &parameters) != 0) {
-      return {RDMA_CM_EVENT_REJECTED, -errno, {}};
-    }
-    return Next();
+    return verbs::calls.rdma_connect(id_, &parameters) == 0;
+  }
+  // Whether there is an event to be read, within five seconds.
+  bool Heard() const {
+    pollfd wait{channel_->fd, POLLIN, 0};
+    return ::poll(&wait, 1, 5000) == 1;
   }
   bool Listen(std::uint16_t port) {
     sockaddr_in address = DeviceAddress(port);
