@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "lib/lane/rdma/rdma_lane.h"
 #include "tests/rendezvous/rdma_util.h"
 
 namespace rcsock::rendezvous {
@@ -233,6 +234,87 @@ TEST_F(RdmaTest, DeviceGoesAndComesBack) {
           << base::ReasonKey(none->failed);
       ASSERT_TRUE(Guest("device add"));
     }
+  }));
+}
+
+// Each connection has a lane on the device that it runs over; one device goes
+// amid a transfer, and the other's lane does not notice.
+TEST_F(RdmaTest, TwoDevices) {
+  if (std::getenv("IN_GUEST") == nullptr) GTEST_SKIP() << "not in a guest";
+  ExpectSuccess(Spawn([] {
+    const std::string driver = OnIwarp() ? "siw" : "rxe";
+    ASSERT_EQ(
+        std::system(("ip link add link0 type dummy && "
+                     "ip addr add 10.78.0.1/24 dev link0 && "
+                     "ip link set link0 up && rdma link add second7 type " +
+                     driver + " netdev link0")
+                        .c_str()),
+        0);
+    Conductor* conductor = GetConductor();
+    const char* const addresses[] = {std::getenv("RDMA_IP"), "10.78.0.1"};
+    const char* const devices[] = {std::getenv("RDMA_DEV"), "second7"};
+    std::shared_ptr<TestSeeker> c[2];
+    std::shared_ptr<TestSeeker> s[2];
+    for (int i = 0; i < 2; ++i) {
+      SCOPED_TRACE(devices[i]);
+      sockaddr_in address{};
+      address.sin_family = AF_INET;
+      ASSERT_EQ(::inet_pton(AF_INET, addresses[i], &address.sin_addr), 1);
+      const int listener = Listen(&address);
+      c[i] = ConnectorSeeker(Connect(address));
+      s[i] =
+          AcceptorSeeker(::accept4(listener, nullptr, nullptr, SOCK_CLOEXEC));
+      ::close(listener);
+      s[i]->Start(conductor);
+      ASSERT_TRUE(c[i]->Meet(conductor)) << base::ReasonKey(c[i]->failed);
+      ASSERT_TRUE(s[i]->Wait()) << base::ReasonKey(s[i]->failed);
+      for (const auto& end : {c[i], s[i]}) {
+        EXPECT_STREQ(
+            static_cast<lane::rdma::RdmaLane*>(end->lane.get())->device(),
+            devices[i]);
+      }
+    }
+    // Half of a message of each is under way.
+    const std::string bytes(200'000, 'x');
+    for (const auto& end : c) {
+      iovec iov{const_cast<char*>(bytes.data()), bytes.size()};
+      ASSERT_GT(end->lane->Post(&iov, 1, 0, bytes.size() / 2), 0u);
+    }
+    const pid_t remover = ::fork();
+    if (remover == 0) {
+      ::execlp("rdma", "rdma", "link", "del", "second7", nullptr);
+      ::_exit(1);
+    }
+    ASSERT_TRUE(c[1]->WaitLost());
+    ASSERT_TRUE(s[1]->WaitLost());
+    for (const auto& end : {c[1], s[1]}) {
+      EXPECT_TRUE(end->lost == Reason::kDeviceLost ||
+                  (OnIwarp() && end->lost == Reason::kPeerGone))
+          << base::ReasonKey(end->lost);
+      end->lost = Reason::kNone;
+      conductor->ReturnLane(end, std::move(end->lane));
+    }
+    ExpectSuccess(remover);
+    // The other's bytes all come, and more of them.
+    EXPECT_EQ(c[0]->lost, Reason::kNone);
+    EXPECT_EQ(s[0]->lost, Reason::kNone);
+    std::size_t sent = 0;
+    std::size_t got = 0;
+    std::string into(bytes.size(), 0);
+    const auto end = Clock::now() + milliseconds(20'000);
+    iovec from{const_cast<char*>(bytes.data()), bytes.size()};
+    iovec to{into.data(), into.size()};
+    while (got < 10 * bytes.size() && Clock::now() < end) {
+      c[0]->lane->source()->Drain();
+      sent += c[0]->lane->Post(&from, 1, 0, bytes.size());
+      if (s[0]->lane->Peek() == lane::Head::kData) {
+        got += s[0]->lane->Read(&to, 1, 0, into.size(), false);
+      }
+    }
+    EXPECT_GE(got, 10 * bytes.size()) << "of " << sent;
+    conductor->ReturnLane(c[0], std::move(c[0]->lane));
+    conductor->ReturnLane(s[0], std::move(s[0]->lane));
+    EXPECT_EQ(std::system("ip link del link0"), 0);
   }));
 }
 

@@ -1,6 +1,7 @@
 // Rendezvous over rdma_cm.  Needs a device: $RDMA_IP is its address (see
 // tests/guest).
 
+#include <fcntl.h>
 #include <net/if.h>
 
 #include <cstdlib>
@@ -121,6 +122,69 @@ TEST_F(RdmaTest, Prefork) {
   });
   ExpectSuccess(client);
   for (pid_t child : children) ExpectSuccess(child);
+}
+
+// The same with a listener for each, by SO_REUSEPORT: nobody knows beforehand
+// who gets which connection, and nothing is inherited.
+TEST_F(RdmaTest, ReusePortGroup) {
+  constexpr int kMembers = 3;
+  constexpr int kConnections = 12;
+  sockaddr_in address = DeviceAddress();
+  // Keeps the number for them, and gets no connections.
+  const int bound = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  const int one = 1;
+  ::setsockopt(bound, SOL_SOCKET, SO_REUSEPORT, &one, sizeof one);
+  socklen_t length = sizeof address;
+  ASSERT_EQ(::bind(bound, reinterpret_cast<sockaddr*>(&address), length), 0);
+  ::getsockname(bound, reinterpret_cast<sockaddr*>(&address), &length);
+  Barrier barriers[kMembers];
+  std::vector<pid_t> members;
+  for (auto& barrier : barriers) {
+    members.push_back(Spawn([&] {
+      const int listener = Listen(&address, true);
+      ASSERT_TRUE(barrier.Meet(0));
+      ASSERT_TRUE(barrier.Meet(0));  // all have connected
+      ::fcntl(listener, F_SETFL, O_NONBLOCK);
+      Conductor* conductor = GetConductor();
+      std::vector<std::shared_ptr<TestSeeker>> mine;
+      for (;;) {
+        const int fd = ::accept4(listener, nullptr, nullptr, SOCK_CLOEXEC);
+        if (fd < 0) break;
+        mine.push_back(AcceptorSeeker(fd));
+        mine.back()->Start(conductor);
+      }
+      EXPECT_EQ(errno, EAGAIN);
+      for (auto& seeker : mine) {
+        if (!seeker->Wait() && !seeker->Meet(conductor)) {
+          ADD_FAILURE() << base::ReasonKey(seeker->failed);
+          return;
+        }
+      }
+      for (auto& seeker : mine) UseLane(seeker.get());
+      EXPECT_TRUE(barrier.Meet(0));
+    }));
+  }
+  const pid_t client = Spawn([&] {
+    for (auto& barrier : barriers) ASSERT_TRUE(barrier.Meet(1));
+    std::vector<std::shared_ptr<TestSeeker>> all;
+    for (int i = 0; i < kConnections; ++i) {
+      all.push_back(ConnectorSeeker(Connect(address)));
+    }
+    for (auto& barrier : barriers) ASSERT_TRUE(barrier.Meet(1));
+    Conductor* conductor = GetConductor();
+    for (auto& seeker : all) seeker->Start(conductor);
+    for (auto& seeker : all) {
+      if (!seeker->Wait() && !seeker->Meet(conductor)) {
+        ADD_FAILURE() << base::ReasonKey(seeker->failed);
+        return;
+      }
+    }
+    for (auto& seeker : all) UseLane(seeker.get());
+    for (auto& barrier : barriers) EXPECT_TRUE(barrier.Meet(1));
+  });
+  ExpectSuccess(client);
+  for (pid_t member : members) ExpectSuccess(member);
+  ::close(bound);
 }
 
 // The process that holds the port dies; another takes it over.
