@@ -318,6 +318,7 @@ class EpollSet final : public File {
   int LookAtHot(int fd, epoll_event* out, int capacity, bool may_wait);
   [[gnu::noinline]] int QuickMany(int fd, epoll_event* out, int capacity,
                                   int timeout);
+  bool TellOne(const Direct& direct, epoll_event* out);
   int TellFew(epoll_event* out, int capacity);
   [[gnu::noinline]] std::uint32_t Tells(const Direct& direct);
   void Rebuild() {

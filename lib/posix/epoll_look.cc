@@ -32,6 +32,7 @@ void EpollSet::RebuildNow() {
     if (!i->sock->OnLane()) continue;
     direct_[direct_count_++] = {i, i->sock, i->sock->lane()};
   }
+  if (direct_next_ >= direct_count_) direct_next_ = 0;
   interest_latch.unlock();
 }
 
@@ -98,8 +99,28 @@ int EpollSet::TellDirect(epoll_event* out, int capacity) {
   return filled;
 }
 
-// The same for the set of few streams that only want to be told of input: what
-// Tells() asks, in line where that is likely to be all.
+// The next message of `direct` has landed: false, or what this wait says of it.
+// For who only wants to be told of input: what Tells() asks, in line.
+[[gnu::always_inline]] inline bool EpollSet::TellOne(const Direct& direct,
+                                                     epoll_event* out) {
+  Interest* const interest = direct.interest;
+  std::uint32_t events = interest->events.load(std::memory_order_relaxed);
+  if ((events & kAsked) == EPOLLIN && direct.lane->InMemory() &&
+      !interest->spent.load(std::memory_order_relaxed) &&
+      !interest->ready.load(std::memory_order_relaxed) &&
+      direct.sock->TellsInputAlone()) [[likely]] {
+    events = EPOLLIN;
+  } else {
+    events = Tells(direct);
+    if (events == 0) return false;
+  }
+  interest->told = wait_number_;
+  out->events = events;
+  out->data.u64 = interest->data.load(std::memory_order_relaxed);
+  return true;
+}
+
+// TellDirect for the set of few streams.
 [[gnu::always_inline]] inline int EpollSet::TellFew(epoll_event* out,
                                                     int capacity) {
   if (direct_next_ != 0) [[unlikely]]
@@ -111,22 +132,7 @@ int EpollSet::TellDirect(epoll_event* out, int capacity) {
       direct_next_ = static_cast<int>(d - direct_);
       break;
     }
-    if (!d->lane->RxPendingQuick()) continue;
-    Interest* const interest = d->interest;
-    std::uint32_t events = interest->events.load(std::memory_order_relaxed);
-    if ((events & kAsked) == EPOLLIN && d->lane->InMemory() &&
-        !interest->spent.load(std::memory_order_relaxed) &&
-        !interest->ready.load(std::memory_order_relaxed) &&
-        d->sock->TellsInputAlone()) [[likely]] {
-      events = EPOLLIN;
-    } else {
-      events = Tells(*d);
-      if (events == 0) continue;
-    }
-    interest->told = wait_number_;
-    at->events = events;
-    at->data.u64 = interest->data.load(std::memory_order_relaxed);
-    ++at;
+    if (d->lane->RxPendingQuick() && TellOne(*d, at)) ++at;
   }
   return static_cast<int>(at - out);
 }
@@ -348,7 +354,19 @@ int EpollSet::QuickMany(int fd, epoll_event* out, int capacity, int timeout) {
       break;
     }
     Rebuild();
-    filled = TellFew(out, capacity);
+    // One stream is looked at several times for each look at all the rest, and
+    // told of at once: nobody can take it off the list while the latch is held.
+    const bool one = direct_count_ == 1 && direct_[0].lane->InMemory();
+    if (one) [[likely]] {
+      const lane::Lane* const lane = direct_[0].lane;
+      int looks = first ? 1 : kLooks;
+      while (!lane->RxPendingQuick() && --looks > 0) {
+      }
+      if (looks > 0) [[likely]]
+        filled = TellOne(direct_[0], out) ? 1 : 0;
+    } else {
+      filled = TellFew(out, capacity);
+    }
     if (filled > 0) [[likely]] {
       waits_.store(waits_.load(std::memory_order_relaxed) + 1,
                    std::memory_order_relaxed);
@@ -362,8 +380,7 @@ int EpollSet::QuickMany(int fd, epoll_event* out, int capacity, int timeout) {
     }
     if (first) turns = may_wait ? Spinner::QuickTurns() / kLooks : 0;
     if (--turns < 0 || wait_latch_.Contended()) break;
-    // Few streams are looked at several times for each look at all the rest.
-    for (int look = 1; look < kLooks && direct_count_ <= 4; ++look) {
+    for (int look = 1; look < kLooks && !one && direct_count_ <= 4; ++look) {
       bool pending = false;
       for (int d = 0; d < direct_count_; ++d) {
         pending |= direct_[d].lane->RxPendingQuick();
