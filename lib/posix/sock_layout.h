@@ -67,7 +67,9 @@ class alignas(64) SockLayout : public File,
 
   // And what those of a stream on a lane touch, which kLaneMark has told of.
   alignas(64) std::unique_ptr<lane::Lane> lane_;
-  stream::Quick quick_;  // of stream_; the latch of that direction
+  // Of stream_; the latch of that direction.  (What follows is in its last
+  // bytes, so that all of this is one line.)
+  [[no_unique_address]] stream::Quick quick_;
   bool rd_shut_ = false;
   std::atomic<bool> on_lane_{false};
   std::atomic<bool> input_alone_{false};
@@ -80,6 +82,9 @@ class alignas(64) SockLayout : public File,
   // Both latches are for callers that look at a lane without the stream.
   base::Latch tx_latch;
   base::Latch rx_latch;
+  // Where the next message is likely to go, or null: a hint, which may be of a
+  // lane that has gone.  See QuickSend.
+  std::atomic<const void*> next_line{nullptr};
   // Registrations; guarded by interest_latch (registry.h).
   std::atomic<Interest*> interests{nullptr};
 

@@ -383,6 +383,7 @@ void Sock::LaneOpen(std::unique_ptr<lane::Lane> lane, std::uint32_t epoch,
   }
   lane_ = std::move(lane);
   lane_is_shm_ = lane_->kind() == lane::Kind::kShm;
+  next_line.store(nullptr, std::memory_order_relaxed);
   lane_kind_ = lane_->kind();
   lane_epoch_ = epoch;
   attempts_ = 0;

@@ -52,11 +52,23 @@ class ShmLane final : public Lane {
 
   // Post of what fits in a slot, and of what fits in a record, whole; and Read.
   // For callers who know what the lane is: 0 if it is not to be had so simply.
+  // `behind` is called when the message will not be in slot 0.
+  template <class Behind>
   [[gnu::always_inline]] std::size_t PostQuick(const void* from,
-                                               std::size_t length);
+                                               std::size_t length,
+                                               Behind&& behind);
+  [[gnu::always_inline]] std::size_t PostQuick(const void* from,
+                                               std::size_t length) {
+    return PostQuick(from, length, [] {});
+  }
   [[gnu::noinline]] std::size_t PostRecord(const void* from,
                                            std::size_t length);
   [[gnu::always_inline]] std::size_t ReadQuick(void* to, std::size_t length);
+
+  // The last message that was sent went into slot 0, or none was; under the tx
+  // latch.  And where that is.
+  bool SentAlone() const { return !more_told_; }
+  const void* FirstLine() const { return &hot_->slots[0][side_]; }
 
   // The next message has landed and is a control message.  By the caller of
   // Read; a look, for who asks whether the end comes next.
@@ -305,13 +317,17 @@ class ShmLane final : public Lane {
   }
 }
 
-inline std::size_t ShmLane::PostQuick(const void* from, std::size_t length) {
+template <class Behind>
+inline std::size_t ShmLane::PostQuick(const void* from, std::size_t length,
+                                      Behind&& behind) {
   if (length - 1 >= kInlineMax || Closed()) [[unlikely]]
     return 0;
   const auto bytes = static_cast<std::uint32_t>(length);
   const std::uint64_t heard = heard_.load(std::memory_order_acquire);
-  if (heard != tx_.sent() || starved_) [[unlikely]]
+  if (heard != tx_.sent() || starved_) [[unlikely]] {
+    behind();
     return PostBehind(from, length, heard);
+  }
   // Copied before it counts: after a fault nothing has happened, and the long
   // way finds the same, and says so.
   Slot& slot = hot_->slots[0][side_];
