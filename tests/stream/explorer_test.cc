@@ -117,8 +117,10 @@ Bounds Stranger(int of) {
 }
 
 TEST(ExplorerTest, AStrangerOnTheLane) {
-  for (const int end : {0, 1}) {
-    Result result = Explore(Stranger(end), true);
+  for (const int i : {0, 1, 2, 3}) {
+    Bounds bounds = Stranger(i % 2);
+    bounds.outlives = i >= 2;
+    Result result = Explore(bounds, true);
     std::printf("%zu states, %zu transitions\n", result.states,
                 result.transitions);
     EXPECT_EQ(result.error, nullptr) << result.error;
