@@ -1,5 +1,4 @@
-// What gives a descriptor to stdio, whose calls on it are seen only at 0, 1 and
-// 2 (lib/posix/stdio.h).
+// What gives a descriptor to stdio, or takes it away (lib/posix/stdio.h).
 
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -13,6 +12,7 @@
 #include "lib/posix/hooks.h"
 #include "lib/posix/process.h"
 #include "lib/posix/sock_plain.h"
+#include "lib/posix/stdio.h"
 #include "lib/posix/table.h"
 
 namespace rcsock::posix::hook {
@@ -49,7 +49,7 @@ FILE* freopen64(const char* path, const char* mode, FILE* file) {
 }
 
 FILE* fdopen(int fd, const char* mode) {
-  BeforeStdio(fd);
+  if (LookupSock(fd) != nullptr && !FollowsFileOf(mode)) BeforeStdio(fd);
   return real::fdopen(fd, mode);
 }
 

@@ -1,4 +1,4 @@
-// What libc's stdio does to a stream at 0, 1 or 2.
+// What libc's stdio does to a stream: at 0, 1 or 2, and by fdopen().
 //
 // It reads and writes by calls of its own, which cannot be interposed; and what
 // it puts on an anchor under a lane ends the connection.  But it makes them
@@ -7,8 +7,14 @@
 // they are what they are taken for), ours take their places: for a stream they
 // make the call by the hooks, for all else they are libc's.
 //
-// That is done when a stream first gets such a number, not before.  Where it
-// can't be, the stream stays on TCP.
+// That is done when a stream first gets such a number, or a FILE, not before.
+// Where it can't be, the stream stays on TCP.
+//
+// Nothing else of a FILE moves bytes of its descriptor: libc's functions for
+// seeking, for its size and for a terminal ask the anchor, which answers as
+// that of a plain connection does; a buffer, an orientation, a lock and what
+// has been pushed back are of the FILE alone.  (So no FILE of our own making,
+// fopencookie's say: its fileno() would be -1.)
 
 #include "lib/posix/stdio.h"
 
@@ -19,6 +25,7 @@
 #include <cerrno>
 #include <cstdint>
 #include <cstdio>
+#include <cstring>
 
 #include "lib/base/latch.h"
 #include "lib/posix/hooks.h"
@@ -174,6 +181,11 @@ void BeforeStandardNumber(Sock* sock, int to) {
   // (In a sandbox no stream leaves TCP, and no new call is made.)
   if (ProcessPinned() == base::Reason::kSandboxed) return;
   if (!Seen()) sock->Pin(base::Reason::kPinnedFdopen);
+}
+
+bool FollowsFileOf(const char* mode) {
+  if (ProcessPinned() == base::Reason::kSandboxed) return true;
+  return ::strpbrk(mode, "cm") == nullptr && Seen();
 }
 
 void StdioForkChild() { state_latch.Reset(); }

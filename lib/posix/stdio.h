@@ -9,6 +9,10 @@ class Sock;
 // and 2 without an fdopen() that could be seen, by calls inside libc: these
 // come to the hooks from now on, or the stream stays on TCP for good.
 void BeforeStandardNumber(Sock* sock, int to);
+// Whether the calls that libc makes for a FILE of fdopen(, `mode`) come to the
+// hooks from now on.  (Not those that are no cancellation points, `c`, as the
+// hooks' are; nor, to be safe, where it asks for a map, `m`.)
+bool FollowsFileOf(const char* mode);
 // Another thread of the parent may have been about that.  (If it was half done,
 // what it has not finished is not what it is looked for: TCP.)
 void StdioForkChild();

@@ -19,9 +19,10 @@ namespace {
 
 using namespace pair;
 
-// "Demote now": stdio on a copy moves a stream to TCP for good.
+// "Demote now": stdio that asks for a map of a copy moves a stream to TCP for
+// good.
 void Demote(int fd) {
-  std::FILE* file = ::fdopen(::dup(fd), "r");
+  std::FILE* file = ::fdopen(::dup(fd), "rm");
   CHECK_THAT(file != nullptr);
   std::fclose(file);
 }
