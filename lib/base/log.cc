@@ -73,7 +73,9 @@ bool IsStderr() {
   return S_ISREG(now.st_mode) && flags >= 0 && (flags & O_APPEND) != 0;
 }
 
-void WriteQuietly(int fd, const char* line, int length) {
+}  // namespace
+
+long WriteQuietly(int fd, const char* line, std::size_t length) {
   sigset_t signals;
   sigset_t before;
   ::sigemptyset(&signals);
@@ -81,9 +83,10 @@ void WriteQuietly(int fd, const char* line, int length) {
   ::sigaddset(&signals, SIGXFSZ);
   ::pthread_sigmask(SIG_BLOCK, &signals, &before);
   const long n = ::syscall(SYS_write, fd, line, length);
+  const int error = errno;
   const int ours = n >= 0           ? 0
-                   : errno == EPIPE ? SIGPIPE
-                   : errno == EFBIG ? SIGXFSZ
+                   : error == EPIPE ? SIGPIPE
+                   : error == EFBIG ? SIGXFSZ
                                     : 0;
   // (What the program blocks itself may have been pending before.)
   if (ours != 0 && ::sigismember(&before, ours) == 0) {
@@ -93,9 +96,9 @@ void WriteQuietly(int fd, const char* line, int length) {
     ::syscall(SYS_rt_sigtimedwait, &signals, nullptr, &now, 8);
   }
   ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  errno = error;
+  return n;
 }
-
-}  // namespace
 
 void InitLog(int level) {
   log_level = level;

@@ -1,6 +1,8 @@
 #ifndef RCSOCK_LIB_BASE_LOG_H_
 #define RCSOCK_LIB_BASE_LOG_H_
 
+#include <cstddef>
+
 namespace rcsock::base {
 
 // RCSOCK_LOG=1 reports promotions, demotions and failures, on stderr or in a
@@ -29,6 +31,9 @@ void EndLog();
 // log, and no signal comes of it (SIGPIPE; SIGXFSZ of a program that may not
 // write files).
 void Log(const char* format, ...) __attribute__((format(printf, 1, 2)));
+
+// One write(2), without these signals.
+long WriteQuietly(int fd, const char* line, std::size_t length);
 
 #define RCSOCK_LOG(level, ...)                          \
   do {                                                  \

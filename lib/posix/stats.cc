@@ -121,14 +121,16 @@ void WriteStats(const Stats& from) {
     base::Log("can't write statistics to %s: the file size limit", path);
     return;
   }
-  const long out = ::syscall(SYS_openat, AT_FDCWD, path,
-                             O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+  // (A pipe that nobody reads, or that is full, holds no process back.)
+  const long out = ::syscall(
+      SYS_openat, AT_FDCWD, path,
+      O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOCTTY | O_NONBLOCK, 0644);
   if (out < 0) {
     base::Log("can't write statistics to %s: %s", path,
               ::strerrordesc_np(errno));
     return;
   }
-  const long written = ::syscall(SYS_write, out, text, n);
+  const long written = base::WriteQuietly(static_cast<int>(out), text, n);
   if (written != static_cast<long>(n)) {
     base::Log("can't write statistics to %s: %s", path,
               written < 0 ? ::strerrordesc_np(errno) : "no room for all");

@@ -30,6 +30,17 @@ LD_PRELOAD=$shim RCSOCK_STATS=/dev/full sh -c 'exit 5' 2>"$work/full"
 expect "status with a full disk" $? 5
 expect "lines with a full disk" "$(grep -c "can't write statistics to /dev/full: No space" "$work/full")" 1
 
+# A pipe that nobody reads; one whose reader has gone.  (Its exit would never
+# come, SIGTERM or not.)
+mkfifo "$work/pipe"
+timeout -s KILL 20 env LD_PRELOAD=$shim RCSOCK_STATS=$work/pipe sh -c 'exit 5' 2>"$work/unread"
+expect "status with a pipe that nobody reads for statistics" $? 5
+expect "lines" "$(grep -c "can't write statistics to $work/pipe: No such device" "$work/unread")" 1
+exec 8<>"$work/pipe" 9>"$work/pipe" 8<&-
+timeout -s KILL 20 env LD_PRELOAD=$shim RCSOCK_STATS=/dev/stdout sh -c 'exit 5' >&9 2>/dev/null
+expect "status with a pipe that has no reader any more" $? 5
+exec 9>&-
+
 # (Also where stderr is a file that a shell has made.)
 LD_PRELOAD=$shim RCSOCK_LOG=loud sh -c 'exit 5' 2>"$work/loud"
 expect "lines of a level that is none" "$(grep -c 'RCSOCK_LOG=loud is not a number' "$work/loud")" 1
