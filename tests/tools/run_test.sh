@@ -78,6 +78,11 @@ check "another of ours" "LD_PRELOAD=$tmp/prefix/lib/$name:$tmp/other.so:$tmp/thi
 LD_PRELOAD=$tmp/other.so:$tmp/prefix/lib/$name run run -- env
 check "there already" "LD_PRELOAD=$tmp/other.so:$tmp/prefix/lib/$name" \
   "$(grep ^LD_PRELOAD= out.txt)"
+# AddressSanitizer's runtime ends a program in which it is not the first.
+LD_PRELOAD=$tmp/libasan.so.8:$tmp/third.so run run -- env
+check "behind ASan" \
+  "LD_PRELOAD=$tmp/libasan.so.8:$tmp/prefix/lib/$name:$tmp/third.so" \
+  "$(grep ^LD_PRELOAD= out.txt)"
 
 run run --lanes=shm --stats=out/%p.json --log 2 -- env
 check "--lanes" RCSOCK_LANES=shm "$(grep ^RCSOCK_LANES= out.txt)"
@@ -149,6 +154,9 @@ done
 run run --nonsense -- true
 check "an unknown option is named" \
   "rcsock: there is no option --nonsense (see \`rcsock run --help\`)" "$err"
+run run -x
+check "wrong option alone: message" \
+  "rcsock: there is no option -x (see \`rcsock run --help\`)" "$err"
 run stat word
 check "a word too many is named" \
   "rcsock: word is one word too many (see \`rcsock stat --help\`)" "$err"

@@ -46,7 +46,9 @@ be run, 2 for wrong options, 1 for a missing library.
 
 // What is wrong, in one line.
 std::string Words(const CLI::App& app, const CLI::ParseError& error) {
-  if (dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr) {
+  // (What is missing may be so because what stands there is no option.)
+  if (dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr ||
+      dynamic_cast<const CLI::RequiredError*>(&error) != nullptr) {
     for (const std::string& word : app.remaining(true)) {
       if (word == "--") continue;
       return word[0] == '-' ? "there is no option " + word

@@ -102,6 +102,7 @@ std::string FindLibrary() {
 }
 
 std::string PreloadList(const std::string& library, const std::string& list) {
+  std::string first;
   std::string rest;
   bool there = false;  // `rcsock run rcsock run ...`
   for (std::size_t at = 0; at < list.size();) {
@@ -115,10 +116,17 @@ std::string PreloadList(const std::string& library, const std::string& list) {
       continue;
     }
     there = there || same;
-    rest += (rest.empty() ? "" : ":") + entry;
+    // AddressSanitizer's runtime ends a program in which it is not the first.
+    const bool asan =
+        fs::path(entry).filename().string().rfind("libasan.so", 0) == 0;
+    std::string& part = asan && rest.empty() ? first : rest;
+    part += (part.empty() ? "" : ":") + entry;
   }
-  if (there || library.empty()) return rest;
-  return rest.empty() ? library : library + ":" + rest;
+  std::string all = first;
+  for (const std::string& part : {there ? "" : library, rest}) {
+    if (!part.empty()) all += (all.empty() ? "" : ":") + part;
+  }
+  return all;
 }
 
 Policy ApplyConfig(const std::optional<std::string>& file) {
