@@ -4,6 +4,13 @@
 # `rcsock stat` against real processes under rcsock: what it shows is exact, and a
 # process that is stopped, dies or lies neither holds it up nor fools it.
 set -euo pipefail
+# All that it sees is its own: a network namespace has its own abstract names.
+# (Bazel's sandbox has made one; without it two runs would meet each other.)
+if [[ -z ${STAT_TEST_ALONE-} ]] && unshare -rn ip link set lo up 2>/dev/null
+then
+  export STAT_TEST_ALONE=1
+  exec unshare -rn bash -c 'ip link set lo up && exec bash "$0" "$@"' "$0" "$@"
+fi
 tool=$(realpath "$1") chat=$(realpath "$3")
 RCSOCK_PRELOAD=$(realpath "$2")
 export RCSOCK_PRELOAD
