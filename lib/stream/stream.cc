@@ -325,7 +325,11 @@ void Stream::Settle() {
   if (lane_ != nullptr && frozen_ && !settled_ && tx_ == Tx::kRaw &&
       rx_ == Rx::kRaw) {
     TellLeft();
-    if (ahead_ == 0 && MayLetGo()) {
+    // (Who has let go of it can say nothing more: what the peer has of our
+    // bytes there is all there is until TCP has them.)
+    const bool told =
+        !lane_->Outlives() || told_left_ == lane::Lane::Left::kAll;
+    if (ahead_ == 0 && told && MayLetGo()) {
       settled_ = true;
       Emit(kSettled);
     }
