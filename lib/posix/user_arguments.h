@@ -39,7 +39,8 @@ inline bool Null(const iovec* iov, int count) {
 // refuses it.
 inline bool MayName(const sockaddr* name, socklen_t length) {
   return name == nullptr || length == 0 ||
-         (length <= sizeof(sockaddr_storage) && !Null(name));
+         (length <= sizeof(sockaddr_storage) && !Null(name) &&
+          base::Readable(name, length));
 }
 // The length of the name that TCP has for who has sent it, none, told as the
 // kernel tells it: when the bytes are taken.  0, or -1 with errno.

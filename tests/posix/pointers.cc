@@ -201,6 +201,10 @@ Case told(
                                    sizeof *number));
         Result("FIONBIO", ::ioctl(fd, FIONBIO, number));
         Result("connect", ::connect(fd, At<sockaddr>(edge, 0), 16));
+        for (const std::size_t good : {0, 8}) {
+          Result("sendto",
+                 ::sendto(fd, &byte, 1, 0, At<sockaddr>(edge, good), 16));
+        }
         iovec iov{&byte, 1};
         mmsghdr one{};
         one.msg_hdr.msg_iov = &iov;
