@@ -366,8 +366,8 @@ void KillBehindDemotion(bool connects) {
   }
   char word;
   CHECK_THAT(::read(wrote[0], &word, 1) == 1);
-  // (Within a switch they are needed by the one that writes, and a kill may lose
-  // bytes: docs/protocol.md.)
+  // (Within a switch they are needed by the one that writes, and a kill may
+  // lose bytes: docs/protocol.md.)
   std::vector<pid_t> stopped;
   const char* const warm = std::getenv("PAIR_WARM");
   const bool on_lane = warm != nullptr && std::strcmp(warm, "lane") == 0;
@@ -396,6 +396,75 @@ void KillBehindDemotion(bool connects) {
 Case kills_behind(
     "killed_behind_a_demotion", [](int) { KillBehindDemotion(true); },
     [](int) { KillBehindDemotion(false); },
+    {.warm = false, .connect = false, .seconds = 60});
+
+// The survivor reads nothing, and its buffer and the victim's are small.  What
+// is unread is sent back to TCP, which does not take all of it: the rest is in
+// the ring when the victim is killed.
+void KillBehindFullTcp(bool connects) {
+  int port;
+  const int listener = Listen(&port);
+  auto* written = static_cast<std::atomic<std::uint64_t>*>(
+      ::mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS,
+             -1, 0));
+  CHECK_THAT(written != MAP_FAILED);
+  const pid_t victim = ::fork();
+  CHECK_THAT(victim >= 0);
+  const bool child = victim == 0;
+  const int fd = child == connects ? Connect(port) : Accept(listener);
+  ::close(listener);
+  const int room = child ? 65536 : 16384;
+  CHECK_THAT(::setsockopt(fd, SOL_SOCKET, child ? SO_SNDBUF : SO_RCVBUF, &room,
+                          sizeof room) == 0);
+  WarmAs(fd, connects == child);
+  std::vector<char> bytes(8192);
+  if (child) {
+    SetNonblock(fd, true);
+    for (;;) {
+      Pattern(1, *written, bytes.data(), bytes.size());
+      const ssize_t n = ::send(fd, bytes.data(), bytes.size(), 0);
+      if (n > 0) {
+        *written += static_cast<std::uint64_t>(n);
+        continue;
+      }
+      CHECK_THAT(errno == EAGAIN);
+      pollfd full{fd, POLLOUT, 0};
+      ::poll(&full, 1, -1);
+    }
+  }
+  // Until TCP has some of it, and takes no more.
+  const std::uint64_t warm = TcpBytes(fd);
+  std::uint64_t before = warm;
+  int still = 0;
+  for (int i = 0; i < 1000 && still < 20; ++i) {
+    ::poll(nullptr, 0, 5);
+    const std::uint64_t now = TcpBytes(fd);
+    still = now == before && now > warm + 4096 ? still + 1 : 0;
+    before = now;
+  }
+  CHECK_THAT(::kill(victim, SIGKILL) == 0);
+  CHECK_THAT(::waitpid(victim, nullptr, 0) == victim);
+  std::uint64_t at = 0;
+  for (;;) {
+    const ssize_t n = ::recv(fd, bytes.data(), bytes.size(), 0);
+    if (n < 0) Fail("recv: %s", ErrorName(errno));
+    if (n == 0) break;
+    CHECK_THAT(IsPattern(1, at, bytes.data(), static_cast<std::size_t>(n)));
+    at += static_cast<std::uint64_t>(n);
+  }
+  // (It may be killed before it has counted its last.)
+  if (at < *written) {
+    Fail("%llu written, %llu came", static_cast<unsigned long long>(*written),
+         static_cast<unsigned long long>(at));
+  }
+  Log("done");
+  ::munmap(written, 4096);
+  ::close(fd);
+}
+
+Case kills_behind_full_tcp(
+    "killed_behind_a_full_tcp", [](int) { KillBehindFullTcp(true); },
+    [](int) { KillBehindFullTcp(false); },
     {.warm = false, .connect = false, .seconds = 60});
 
 }  // namespace
