@@ -702,6 +702,8 @@ class Sock final : public SockLayout {
   // No other process holds the connection, nor will: a child that is about to
   // come might.
   bool SoleHolder() const;
+  // The same before the child of a fork that is under way comes.
+  bool SoleHolderBeforeFork() const;
   // The end that this one makes of it is the connection's.
   bool EndsHere() const;
   void LeaveHolders();

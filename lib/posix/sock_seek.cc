@@ -363,11 +363,14 @@ void Sock::LaneOpen(std::unique_ptr<lane::Lane> lane, std::uint32_t epoch,
   tx_latch.lock();
   rx_latch.lock();
   const bool sought = seeking_.exchange(false, std::memory_order_acq_rel);
+  // AwaitsLane: it is left here, before whoever waits for that goes on; a fork,
+  // say, which makes no child before.
   const bool leaving = leaving_.load(std::memory_order_relaxed);
+  const bool alone =
+      leaving ? SoleHolderBeforeFork()
+              : SoleHolder() && !pinned_.load(std::memory_order_relaxed);
   if (!sought || mode() != Mode::kEngine || stream_ == nullptr ||
-      closed_.load(std::memory_order_relaxed) ||
-      (pinned_.load(std::memory_order_relaxed) && !leaving) ||
-      lane_ != nullptr || !SoleHolder()) {
+      closed_.load(std::memory_order_relaxed) || lane_ != nullptr || !alone) {
     if (mode() == Mode::kEngine && stream_ != nullptr && lane_ == nullptr) {
       WakeRx();  // HoldsEnd
       PostSettle();
@@ -407,7 +410,7 @@ void Sock::LaneOpen(std::unique_ptr<lane::Lane> lane, std::uint32_t epoch,
   stream_->LaneUp(lane_.get(), epoch, mine, peers,
                   authenticated || role_ == stream::Role::kConnector,
                   authenticated ? std::uint8_t{0} : kMinTail);
-  if (leaving) stream_->Demote(leaving_why_, true);  // AwaitsLane
+  if (leaving) stream_->Demote(leaving_why_, true);
   stream_->Progress();
   HandleChanges();
   // It may have come between two polls for room.  (A send says it itself.)

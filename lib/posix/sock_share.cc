@@ -265,9 +265,11 @@ void Sock::MarkFork() {
 
 bool Sock::SoleHolder() const {
   // (The child of a fork that is under way is not counted before the end.)
-  if (given_away_.load(std::memory_order_seq_cst) != 0 || Forking()) {
-    return false;
-  }
+  return !Forking() && SoleHolderBeforeFork();
+}
+
+bool Sock::SoleHolderBeforeFork() const {
+  if (given_away_.load(std::memory_order_seq_cst) != 0) return false;
   const Holding* all = FindHolding(holders_);
   return all == nullptr || all->Alone();
 }
