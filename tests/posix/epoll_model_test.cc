@@ -16,10 +16,16 @@ namespace {
 // sleep in the set, whichever it likes; a sender kicks once a generation.  Who
 // takes a message is busy for ever, so each must find another thread.
 //
+// A handler may run above thread 0's wait, at any of its steps that is in no
+// critical section, and jump out of it: then this one takes no message any
+// more, and the others find theirs all the same.  Or it returns, to a sleep
+// that has yet to begin or (EINTR) to a wait that ends.
+//
 // With naps a message may stay in its sender's store buffer until the sender
 // enters the kernel, or a heavy fence empties it, which who arms for a nap does
 // not make; and all have streams in user space from the beginning.
 struct Hands {
+  static constexpr int kThreads = 3;
   bool no_renewal = false;      // NothingBehind: their generation
   bool no_look_behind = false;  // NothingBehind, after that
   bool no_hand_on = false;      // Wait: on leaving
@@ -29,11 +35,16 @@ struct Hands {
   bool nap_without_end = false;    // Wait: KernelWait's time
   bool naps_with_an_edge = false;  // Sleep: nobody has looked behind it
   bool no_new_generation = false;  // Deepen: ... and its fence
+  bool edge_stays = false;         // TakeBack: HandOn
+  bool back_without_kick = false;  // Recount: the kick
+  bool kick_then_count = false;    // Recount: counted and armed, then that
+  bool back_as_stranger = false;   // Recount: whether there is a stream by now
   // Situations.
   bool naps = false;
-  bool leaves = false;  // thread 0 may, with something of the kernel's
+  bool leaves = false;   // thread 0 may, with something of the kernel's
+  bool handles = false;  // thread 0 may, once
+  int threads = kThreads;
 
-  static constexpr int kThreads = 3;
   enum {
     kCount,
     kMaySleep,
@@ -49,6 +60,21 @@ struct Hands {
     kBehind,
     kLookBehind,
     kLeave,
+    kTold,  // a stranger, by the kernel
+    // TakeBack
+    kBackStranger,
+    kBackDisarm,
+    kBackSleeper,
+    kBackAsk,
+    kBackKick,
+    kHandler,
+    // Recount
+    kAnewKick,
+    kAnewStranger,
+    kAnewSleeper,
+    kAnewArm,
+    kAnewAsk,
+    kReturn,
     kEnd,
   };
   enum { kPost, kAsk, kKick, kUser = 0, kUserKick, kOver };
@@ -71,7 +97,12 @@ struct Hands {
     kTaken,
     kNaps,
     kGoes = kNaps + kThreads,
-    kSize = kGoes + kThreads,
+    // Of thread 0: where the handler has interrupted it, and whether the
+    // kernel may have given it an edge or it is counted (tls_signals.wait.set).
+    kAbove = kGoes + kThreads,
+    kHandled,
+    kKnown,
+    kSize,
   };
   using State = std::array<std::uint8_t, kSize>;
 
@@ -80,12 +111,12 @@ struct Hands {
     if (naps) {
       s[kUsers] = 1;
       s[kMover] = kOver;
-      for (int i = 0; i < kThreads; ++i) s[kAt + i] = kLook;
+      for (int i = 0; i < threads; ++i) s[kAt + i] = kLook;
     }
     return s;
   }
   bool Done(const State& s) const {
-    for (int i = 0; i < kThreads; ++i) {
+    for (int i = 0; i < threads; ++i) {
       if (s[kAt + i] != kEnd) return false;
     }
     return true;
@@ -96,8 +127,103 @@ struct Hands {
     if (!no_heavy_fence) (*s)[kLanded] = (*s)[kPosted];
   }
 
+  // Counted, at these places: as a stranger, and as one who has armed.
+  static bool AsStranger(std::uint8_t at) {
+    return at == kMaySleep || at == kOutside || at == kTold;
+  }
+  static bool AsSleeper(std::uint8_t at) {
+    return at == kLookAgain || at == kAsleep || at == kDisarm;
+  }
+  static bool Interruptible(std::uint8_t at) {
+    return AsStranger(at) || AsSleeper(at) || at == kCount || at == kLook ||
+           at == kSleeper || at == kLeavesWork || at == kBehind || at == kLeave;
+  }
+
+  void Handle(State s, Next<State>* to) const {
+    std::uint8_t& at = s[kAt];
+    const std::uint8_t above = s[kAbove];
+    const bool stranger = AsStranger(above);
+    const bool sleeper = AsSleeper(above);
+    const auto anew = static_cast<std::uint8_t>(stranger  ? kAnewStranger
+                                                : sleeper ? kAnewSleeper
+                                                          : kReturn);
+    switch (at) {
+      case kBackStranger:
+        if (stranger) --s[kStrangers];
+        at = sleeper ? kBackDisarm : kBackAsk;
+        break;
+      case kBackDisarm:
+        --s[kArmed];
+        Renew(&s);
+        at = kBackSleeper;
+        break;
+      case kBackSleeper:
+        --s[kSleepers];
+        at = kBackAsk;
+        break;
+      case kBackAsk:
+        at = s[kSleepers] + s[kStrangers] != 0 && !edge_stays ? kBackKick
+                                                              : kHandler;
+        break;
+      case kBackKick:
+        s[kEdge] = 1;
+        at = kHandler;
+        break;
+      case kHandler:
+        at = kEnd;  // jumps
+        to->Add(s);
+        at = anew;
+        if (anew != kReturn && kick_then_count) at = kAnewKick;
+        break;
+      case kAnewKick:
+        s[kEdge] = 1;
+        at = kReturn;
+        if (kick_then_count) at = anew;
+        break;
+      case kAnewStranger:
+        ++s[kStrangers];
+        at = kAnewAsk;
+        break;
+      case kAnewSleeper:
+        ++s[kSleepers];
+        at = kAnewArm;
+        break;
+      case kAnewArm:
+        ++s[kArmed];
+        Renew(&s);
+        Fence(&s);
+        at = kAnewAsk;
+        break;
+      case kAnewAsk:
+        at = back_without_kick || kick_then_count               ? kReturn
+             : sleeper || (s[kUsers] != 0 && !back_as_stranger) ? kAnewKick
+                                                                : kReturn;
+        break;
+      case kReturn:
+        at = above;
+        to->Add(s);
+        if (above == kOutside || above == kAsleep) {  // EINTR
+          s[kGoes] = 1;
+          at = above == kOutside ? kTold : kDisarm;
+          break;
+        }
+        return;
+      default:
+        return;
+    }
+    to->Add(s);
+  }
+
   void Step(int i, State s, Next<State>* to) const {
     std::uint8_t& at = s[kAt + i];
+    if (i == 0 && handles && s[kHandled] == 0 && Interruptible(at)) {
+      State above = s;
+      above[kAbove] = at;
+      above[kHandled] = 1;
+      // (Who has not asked the kernel yet has nothing to take back.)
+      above[kAt] = s[kKnown] != 0 ? kBackStranger : kHandler;
+      to->Add(above);
+    }
     const bool more = s[kTaken] < s[kLanded];
     switch (at) {
       case kCount:
@@ -106,6 +232,7 @@ struct Hands {
           break;
         }
         at = kMaySleep;
+        if (i == 0) s[kKnown] = handles;
         if (!counted_late) ++s[kStrangers];
         break;
       case kMaySleep:
@@ -120,9 +247,13 @@ struct Hands {
       case kOutside:
         if (s[kEdge] == 0) break;
         s[kEdge] = 0;
+        s[kUnlooked + i] = 1;
+        at = kTold;
+        break;
+      case kTold:
         --s[kStrangers];
-        at = kLook;
-        s[kOwes + i] = s[kUnlooked + i] = 1;
+        at = s[kGoes + i] != 0 ? kLeave : kLook;
+        s[kOwes + i] = s[kUnlooked + i];
         break;
       case kLook:
         at = kSleeper;
@@ -135,6 +266,7 @@ struct Hands {
         s[kNaps + i] = naps && (s[kUnlooked + i] == 0 || s[kSleepers] == 0 ||
                                 naps_with_an_edge);
         ++s[kSleepers];
+        if (i == 0) s[kKnown] = handles;
         s[kOwes + i] = !naps;  // (to strangers, of whom there are none then)
         at = look_before_arm ? kLookAgain : kArm;
         break;
@@ -202,8 +334,9 @@ struct Hands {
   }
 
   void Steps(const State& from, Next<State>* to) const {
-    for (int i = 0; i < kThreads; ++i) Step(i, from, to);
-    for (int i = 0; i < kThreads; ++i) {
+    for (int i = 0; i < threads; ++i) Step(i, from, to);
+    Handle(from, to);
+    for (int i = 0; i < threads; ++i) {
       if (from[kAt + i] != kAsleep) continue;
       State s = from;
       if (s[kNaps + i] != 0 && !nap_without_end) {  // Deepen
@@ -247,7 +380,7 @@ struct Hands {
     s = from;
     switch (s[kSender]) {
       case kPost:
-        if (s[kUsers] == 0 || s[kPosted] == kThreads) break;
+        if (s[kUsers] == 0 || s[kPosted] == threads) break;
         ++s[kPosted];
         if (!naps) ++s[kLanded];
         s[kSender] = kAsk;
@@ -274,6 +407,33 @@ TEST(HandsModel, NobodyWaitsForEver) {
   EXPECT_FALSE(Hangs(Hands{}));
   EXPECT_FALSE(Hangs(Hands{.naps = true}));
   EXPECT_FALSE(Hangs(Hands{.naps = true, .leaves = true}));
+}
+// tests/posix/jumps, siglongjmp_of_waiters; steps, siglongjmp_at_each_step.
+// (Two threads: with a third there are too many states.)
+TEST(HandsModel, AHandlerAboveAWaitJumpsOutOrReturns) {
+  for (const bool naps : {false, true}) {
+    for (const bool leaves : {false, true}) {
+      EXPECT_FALSE(Hangs(Hands{
+          .naps = naps, .leaves = leaves, .handles = true, .threads = 2}));
+    }
+  }
+}
+TEST(HandsModel, AJumpLeavesNoEdgeBehind) {
+  EXPECT_TRUE(Hangs(Hands{.edge_stays = true, .handles = true, .threads = 2}));
+  EXPECT_TRUE(Hangs(
+      Hands{.edge_stays = true, .naps = true, .handles = true, .threads = 2}));
+}
+TEST(HandsModel, WhoIsCountedAnewIsKicked) {
+  EXPECT_TRUE(
+      Hangs(Hands{.back_without_kick = true, .handles = true, .threads = 2}));
+}
+TEST(HandsModel, CountedAnewThenKicked) {
+  EXPECT_TRUE(
+      Hangs(Hands{.kick_then_count = true, .handles = true, .threads = 2}));
+}
+TEST(HandsModel, AStrangerCountedAnewLooksForStreams) {
+  EXPECT_TRUE(
+      Hangs(Hands{.back_as_stranger = true, .handles = true, .threads = 2}));
 }
 TEST(HandsModel, WhoSleepsForGoodHasFenced) {
   EXPECT_TRUE(Hangs(Hands{.no_heavy_fence = true, .naps = true}));
