@@ -8,6 +8,20 @@
 #include "lib/rendezvous/rdma_meeting.h"
 
 namespace rcsock::rendezvous {
+namespace {
+
+// 4.096 us * 2^15 for each of up to seven tries: a peer that has gone is
+// noticed within a second or two, while the anchor still works.
+constexpr std::uint8_t kAckTimeout = 15;
+
+void SetAckTimeout(rdma_cm_id* id) {
+  std::uint8_t timeout = kAckTimeout;
+  // Not every kernel and transport takes it.
+  verbs::calls.rdma_set_option(id, RDMA_OPTION_ID, RDMA_OPTION_ID_ACK_TIMEOUT,
+                               &timeout, sizeof timeout);
+}
+
+}  // namespace
 
 Connection::~Connection() {
   StopDraining();
@@ -47,6 +61,7 @@ void Connection::End() {
 void Connection::SetId(verbs::Id id) {
   id_ = std::move(id);
   id_->context = static_cast<CmOwner*>(this);
+  SetAckTimeout(id_.get());
 }
 
 bool Connection::MakeLane(int bell, void* cookie, base::Reason* why) {

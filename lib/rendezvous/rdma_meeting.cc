@@ -30,24 +30,19 @@ constexpr milliseconds kPlainLimit{1010};
 constexpr milliseconds kConnectLimit{3000};
 // A REQ or REP that was lost: rdma_cm would send it again after four seconds.
 // So what a host that answers does not within this time is asked again, twice
-// (and then given kConnectLimit: it may be slow).
+// (and then given kConnectLimit: it may be slow).  TCP, where it is connected
+// first, sends a SYN again after one second, then after two more: so the first
+// repetition is waited for.
 constexpr milliseconds kAnswerLimit{1000};
+constexpr milliseconds kTcpAnswerLimit{1500};
 constexpr int kMostAsks = 3;
-// That the connecting end has given up a REQ, and how long the next one may
-// take: it may get lost as well.
+// That the connecting end has given up a REQ.
 constexpr int kIbGivenUp = 4;
-constexpr milliseconds kAskedAgainLimit{1500};
-constexpr milliseconds kAcceptLimit{3000};
 // As on the shm lane.
 constexpr milliseconds kAdoptLimit{2000};
-// How long the accepting end's REP waits for its stream's adoption.
-constexpr milliseconds kAdoptFirst{50};
 // See RdmaLane::Nudge: after 20 ms, 40, 80 and so on.
 constexpr milliseconds kFirstNudge{20};
 constexpr int kResolveMs = 1500;
-// 4.096 us * 2^15 for each of up to seven tries: a peer that has gone is
-// noticed within a second or two, while the anchor still works.
-constexpr std::uint8_t kAckTimeout = 15;
 // What the connection manager of IB says when nobody listens.
 constexpr int kIbNoListener = 8;
 
@@ -61,13 +56,6 @@ bool IsEmpty(const CmEvent& event) {
 // It has heard no REP in time.
 bool GivenUp(const CmEvent& event) {
   return event.type == RDMA_CM_EVENT_REJECTED && event.status == kIbGivenUp;
-}
-
-void SetAckTimeout(rdma_cm_id* id) {
-  std::uint8_t timeout = kAckTimeout;
-  // Not every kernel and transport takes it.
-  verbs::calls.rdma_set_option(id, RDMA_OPTION_ID, RDMA_OPTION_ID_ACK_TIMEOUT,
-                               &timeout, sizeof timeout);
 }
 
 // (0 is left alone: then an administrator's default holds, of rdma_cm's
@@ -199,13 +187,11 @@ void RdmaMeeting::Connect(std::uint16_t port) {
     return Fail(VerbsReason(error), false);
   }
   port_ = port != 0 ? port : Rdma::ServicePort(id->verbs, peer_port_);
-  // (TCP, beneath iWARP, does that by itself.)
-  if (asks_ + 1 < kMostAsks && !ConnectBlocks(id->verbs) &&
-      core_->silent.Answers(peer_, peer_port_)) {
+  if (asks_ + 1 < kMostAsks && core_->silent.Answers(peer_, peer_port_)) {
     asks_again_ = true;
-    StartTimer(kAnswerLimit);
+    answer_limit_ = ConnectBlocks(id->verbs) ? kTcpAnswerLimit : kAnswerLimit;
+    StartTimer(answer_limit_);
   }
-  SetAckTimeout(id.get());
   SetTrafficClass(id.get(), session_->seeker()->TrafficClass(IsMapped(local_)));
   rdma_cm_id* raw = id.get();
   connection_->SetId(std::move(id));
@@ -275,7 +261,7 @@ void RdmaMeeting::AskAgain() {
   ++asks_;
   redirected_ = false;
   // The other end may have heard of this one's end, and look anew.
-  give_up_ += kAnswerLimit;
+  give_up_ += answer_limit_;
   Connect(0);
 }
 
@@ -423,74 +409,6 @@ void RdmaMeeting::OnRejected(const CmEvent& event) {
       break;
   }
   Fail(base::Reason::kPeerRefused, false);
-}
-
-// --- Accepting
-
-void RdmaMeeting::OnRequest(verbs::Id id, const Req& req) {
-  if (session_->cancelled()) {
-    rdma_->Reject(std::move(id), req.nonce, {RejCode::kLater, 0});
-    return Fail(base::Reason::kNone, false);
-  }
-  if (!rdma_->UseNonce(req.nonce)) {
-    return rdma_->Reject(std::move(id), req.nonce, {RejCode::kRefused, 0});
-  }
-  if (state_ != State::kWaiting) Reopen();
-  // A REP that got lost may have told the one before.
-  if (reopened_ && !session_->NewNonce()) {
-    return Fail(base::Reason::kLaneError, false);
-  }
-  base::Reason full;
-  if (!place_) place_ = session_->seeker()->TakePlace(&full);
-  if (!place_) {
-    // One is about to leave: it will be different in a moment.
-    const RejCode code =
-        full == base::Reason::kPending ? RejCode::kLater : RejCode::kFull;
-    return rdma_->Reject(std::move(id), req.nonce, {code, 0});
-  }
-  epoch_ = req.epoch;
-  peers_ = req.nonce;
-  SetAckTimeout(id.get());
-  connection_ = std::make_shared<Connection>(core_, this);
-  connection_->SetId(std::move(id));
-  cookie_ = rdma_->NewCookie(this);
-  base::Reason why;
-  if (!connection_->MakeLane(session_->seeker()->Bell(), cookie_, &why)) {
-    const RejBytes bytes =
-        EncodeRej({RejCode::kRefused, 0}, req.nonce, rdma_->key());
-    verbs::calls.rdma_reject(connection_->id(), bytes.data(), bytes.size());
-    return Fail(why, false);
-  }
-  // Who connects need not wait for a word on the lane if this end is ready for
-  // it before that: two messages, and two wake-ups of each process, less.
-  state_ = State::kRequested;
-  if (adopted_) return SendRep();
-  StartTimer(kAdoptFirst);
-  session_->seeker()->Adopt();
-}
-
-// The connecting end has given up this handshake, of which a packet got lost,
-// and is about to ask again, or has just done so.
-void RdmaMeeting::Reopen() {
-  LeaveConnection();
-  reopened_ = true;
-  state_ = State::kWaiting;
-  StartTimer(kAskedAgainLimit);
-}
-
-void RdmaMeeting::SendRep() {
-  state_ = State::kAccepted;
-  StartTimer(kAcceptLimit);
-  const RepBytes rep = EncodeRep(
-      {epoch_, session_->nonce(), connection_->lane()->offer(), adopted_},
-      session_->tuple(), peers_, rdma_->key());
-  rdma_conn_param parameters = ConnectParameters(rep.data(), rep.size());
-  if (verbs::calls.rdma_accept(connection_->id(), &parameters) != 0) {
-    const verbs::Error error = {"rdma_accept", errno, {}};
-    LogError(error);
-    return Fail(VerbsReason(error), false);
-  }
-  connection_->BeginHandshake();
 }
 
 // --- Both

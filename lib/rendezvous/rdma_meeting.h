@@ -110,9 +110,10 @@ class RdmaMeeting : public std::enable_shared_from_this<RdmaMeeting> {
   bool turn_ = false;   // to connect, and not yet the connection's
   bool place_ = false;  // of the stream's limit of lanes
   bool redirected_ = false;
-  bool asks_again_ = false;  // where nothing is heard
-  int asks_ = 0;             // that nothing was heard of
-  bool reopened_ = false;    // accepting: a handshake was given up
+  bool asks_again_ = false;  // where nothing is heard, after
+  std::chrono::milliseconds answer_limit_{};
+  int asks_ = 0;           // that nothing was heard of
+  bool reopened_ = false;  // accepting: a handshake was given up
   std::uint32_t epoch_ = 0;
   stream::Nonce peers_{};
   bool adopted_ = false;

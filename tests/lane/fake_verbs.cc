@@ -42,7 +42,9 @@ void FakeVerbs::Install() {
   verbs::Calls& calls = verbs::calls;
   calls.ibv_query_device = [](ibv_context*, ibv_device_attr* attr) {
     *attr = {};
-    attr->vendor_id = g_fake->options_.software ? 0xffffff : 0x15b3;
+    const Options& options = g_fake->options_;
+    const unsigned software = options.iwarp ? 0x626d74 : 0xffffff;
+    attr->vendor_id = options.software ? software : 0x15b3;
     attr->max_cqe = g_fake->options_.max_cqe;
     attr->max_srq_wr = g_fake->options_.max_srq_wr;
     const bool srqs = attr->max_srq_wr != 0 || g_fake->options_.claims_srqs;

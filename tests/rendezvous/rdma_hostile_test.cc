@@ -155,6 +155,14 @@ TEST_F(HostileRdma, AskedAgainBeforeTheFirstHasEnded) {
     EXPECT_EQ(RejectionOf(replay.Connect(port, one.data(), one.size()),
                           ReqFor(tuple, 5).nonce),
               static_cast<int>(RejCode::kRefused));
+    // One that was given up before, and comes late.
+    Req before = ReqFor(tuple, 7);
+    --before.epoch;
+    const ReqBytes late = EncodeReq(before, tuple, {});
+    RawCm earlier;
+    EXPECT_EQ(RejectionOf(earlier.Connect(port, late.data(), late.size()),
+                          before.nonce),
+              static_cast<int>(RejCode::kRefused));
     const Req req = ReqFor(tuple, 6);
     const ReqBytes another = EncodeReq(req, tuple, {});
     RawCm second;

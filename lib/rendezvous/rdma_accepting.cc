@@ -1,0 +1,100 @@
+// The accepting end of a handshake over rdma_cm, up to its REP.
+
+#include <cerrno>
+#include <utility>
+
+#include "lib/rendezvous/core.h"
+#include "lib/rendezvous/device.h"
+#include "lib/rendezvous/rdma.h"
+#include "lib/rendezvous/rdma_meeting.h"
+#include "lib/rendezvous/session.h"
+
+namespace rcsock::rendezvous {
+namespace {
+
+using std::chrono::milliseconds;
+
+constexpr milliseconds kAcceptLimit{3000};
+// How long the REP waits for its stream's adoption.
+constexpr milliseconds kAdoptFirst{50};
+// For the REQ that comes after one that the connecting end has given up: it may
+// get lost as well.
+constexpr milliseconds kAskedAgainLimit{1500};
+
+// Whether a REQ was sent before that of `than`.  On iWARP what is given up goes
+// on in the kernel's TCP, and may come after what was asked instead.  (Another
+// process begins anywhere.)
+bool Earlier(std::uint32_t epoch, std::uint32_t than) {
+  constexpr std::uint32_t kNear = 4096;
+  return than - epoch - 1 < kNear;
+}
+
+}  // namespace
+
+void RdmaMeeting::OnRequest(verbs::Id id, const Req& req) {
+  if (session_->cancelled()) {
+    rdma_->Reject(std::move(id), req.nonce, {RejCode::kLater, 0});
+    return Fail(base::Reason::kNone, false);
+  }
+  if (!rdma_->UseNonce(req.nonce) ||
+      (state_ != State::kWaiting && Earlier(req.epoch, epoch_))) {
+    return rdma_->Reject(std::move(id), req.nonce, {RejCode::kRefused, 0});
+  }
+  if (state_ != State::kWaiting) Reopen();
+  // A REP that got lost may have told the one before.
+  if (reopened_ && !session_->NewNonce()) {
+    return Fail(base::Reason::kLaneError, false);
+  }
+  base::Reason full;
+  if (!place_) place_ = session_->seeker()->TakePlace(&full);
+  if (!place_) {
+    // One is about to leave: it will be different in a moment.
+    const RejCode code =
+        full == base::Reason::kPending ? RejCode::kLater : RejCode::kFull;
+    return rdma_->Reject(std::move(id), req.nonce, {code, 0});
+  }
+  epoch_ = req.epoch;
+  peers_ = req.nonce;
+  connection_ = std::make_shared<Connection>(core_, this);
+  connection_->SetId(std::move(id));
+  cookie_ = rdma_->NewCookie(this);
+  base::Reason why;
+  if (!connection_->MakeLane(session_->seeker()->Bell(), cookie_, &why)) {
+    const RejBytes bytes =
+        EncodeRej({RejCode::kRefused, 0}, req.nonce, rdma_->key());
+    verbs::calls.rdma_reject(connection_->id(), bytes.data(), bytes.size());
+    return Fail(why, false);
+  }
+  // Who connects need not wait for a word on the lane if this end is ready for
+  // it before that: two messages, and two wake-ups of each process, less.
+  state_ = State::kRequested;
+  if (adopted_) return SendRep();
+  StartTimer(kAdoptFirst);
+  session_->seeker()->Adopt();
+}
+
+// The connecting end has given up this handshake, of which a packet got lost,
+// and is about to ask again, or has just done so.
+void RdmaMeeting::Reopen() {
+  LeaveConnection();
+  reopened_ = true;
+  state_ = State::kWaiting;
+  StartTimer(kAskedAgainLimit);
+}
+
+void RdmaMeeting::SendRep() {
+  state_ = State::kAccepted;
+  StartTimer(kAcceptLimit);
+  const RepBytes rep = EncodeRep(
+      {epoch_, session_->nonce(), connection_->lane()->offer(), adopted_},
+      session_->tuple(), peers_, rdma_->key());
+  rdma_conn_param parameters = ConnectParameters(rep.data(), rep.size());
+  if (verbs::calls.rdma_accept(connection_->id(), &parameters) != 0) {
+    const verbs::Error error = {"rdma_accept", errno, {}};
+    LogError(error);
+    return Fail(VerbsReason(error), false);
+  }
+  connection_->BeginHandshake();
+}
+
+}  // namespace rcsock::rendezvous
