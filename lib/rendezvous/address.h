@@ -1,6 +1,7 @@
 #ifndef RCSOCK_LIB_RENDEZVOUS_ADDRESS_H_
 #define RCSOCK_LIB_RENDEZVOUS_ADDRESS_H_
 
+#include <netinet/in.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 
@@ -49,6 +50,10 @@ socklen_t MeetingName(const Tuple& tuple, sockaddr_un* name);
 // As calls take it; `scope` is for IPv6.
 sockaddr_storage ToSockaddr(const Address& address, std::uint32_t scope,
                             std::uint16_t port);
+inline socklen_t SizeOf(const sockaddr_storage& address) {
+  return address.ss_family == AF_INET ? sizeof(sockaddr_in)
+                                      : sizeof(sockaddr_in6);
+}
 
 bool IsMapped(const Address& address);  // an IPv4 address
 bool IsLoopback(const Address& address);

@@ -42,6 +42,8 @@ std::unique_ptr<Listener> Listener::Make(Rdma* rdma, Directory* directory,
                                          std::uint16_t port,
                                          verbs::Error* error) {
   auto listener = std::make_unique<Listener>(rdma, directory);
+  listener->address_ = address;
+  listener->scope_ = scope;
   listener->id_ = rdma->cm()->Bind(listener.get(), address, scope, port, error);
   if (listener->id_ == nullptr) return nullptr;
   if (verbs::calls.rdma_listen(listener->id_.get(), kRdmaBacklog) != 0) {
@@ -56,6 +58,23 @@ std::unique_ptr<Listener> Listener::Make(Rdma* rdma, Directory* directory,
 
 std::uint16_t Listener::port() const {
   return ntohs(verbs::calls.rdma_get_src_port(id_.get()));
+}
+
+// A socket may have this port beside connections, which have been accepted
+// there, but not beside one that listens.
+bool Listener::Deaf() const {
+  if (!ConnectBlocks(id_->verbs)) return false;
+  const sockaddr_storage local = ToSockaddr(address_, scope_, port());
+  const base::UniqueFd fd(base::OpenHigh([&] {
+    return ::syscall(SYS_socket, local.ss_family, SOCK_STREAM | SOCK_CLOEXEC,
+                     0);
+  }));
+  const int on = 1;
+  return fd.ok() &&
+         ::setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) ==
+             0 &&
+         ::bind(fd.get(), reinterpret_cast<const sockaddr*>(&local),
+                SizeOf(local)) == 0;
 }
 
 void Listener::OnCm(const CmEvent& event) {

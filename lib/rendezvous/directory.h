@@ -31,6 +31,10 @@ class Listener : public CmOwner {
   std::uint16_t port() const;
   const rdma_cm_id* id() const { return id_.get(); }
   ibv_context* context() const { return id_->verbs; }
+  // The kernel no longer listens.  siw and erdma end a listener, without a
+  // word, when a connection ends that they have not accepted yet: who looks for
+  // open ports makes such.
+  bool Deaf() const;
   // Null: it is no directory's.
   Directory* directory() const { return directory_; }
   void OnCm(const CmEvent& event) override;
@@ -39,6 +43,8 @@ class Listener : public CmOwner {
  private:
   Rdma* const rdma_;
   Directory* const directory_;
+  Address address_{};
+  std::uint32_t scope_ = 0;
   verbs::Id id_;
 };
 
@@ -68,6 +74,8 @@ class Directory : public ChannelOwner,
   bool foreign() const { return state_ == State::kForeign; }
   // The port is ours.
   bool owner() const { return state_ == State::kOwner; }
+  // It is, but nobody who connects there is heard any more.
+  bool Deaf() const { return owner() && listener_->Deaf(); }
   // Registered with whoever holds it.
   bool member() const { return state_ == State::kMember; }
 

@@ -14,15 +14,6 @@ namespace rcsock::rendezvous {
 using boost::asio::posix::stream_descriptor;
 using boost::system::error_code;
 
-namespace {
-
-socklen_t SizeOf(const sockaddr_storage& address) {
-  return address.ss_family == AF_INET ? sizeof(sockaddr_in)
-                                      : sizeof(sockaddr_in6);
-}
-
-}  // namespace
-
 Probe::Probe(Core* core)
     : core_(core), descriptor_(core->io), timer_(core->io) {}
 

@@ -120,6 +120,17 @@ void Rdma::LoseDevice(const ibv_context* context) {
   }
 }
 
+void Rdma::CloseDirectories(const Address& address) {
+  for (auto it = directories_.begin(); it != directories_.end();) {
+    if (it->first.first == address) {
+      it->second->Close();
+      it = directories_.erase(it);
+    } else {
+      ++it;
+    }
+  }
+}
+
 void Rdma::Forget(Device* device) {
   const ibv_context* context = device->context();
   std::erase_if(
@@ -130,14 +141,7 @@ void Rdma::Forget(Device* device) {
       continue;
     }
     // A directory of that address is one of the device's too.
-    for (auto d = directories_.begin(); d != directories_.end();) {
-      if (d->first.first == it->first) {
-        d->second->Close();
-        d = directories_.erase(d);
-      } else {
-        ++d;
-      }
-    }
+    CloseDirectories(it->first);
     it = own_.erase(it);
   }
   std::erase_if(devices_,
@@ -235,7 +239,12 @@ Listener* Rdma::OwnListener(const Address& address, std::uint32_t scope,
                             base::Reason* why) {
   const Address key = Scoped(address, scope);
   auto it = own_.find(key);
-  if (it != own_.end()) return it->second.get();
+  if (it != own_.end()) {
+    if (!it->second->Deaf()) return it->second.get();
+    // Others have been told its port.
+    CloseDirectories(key);
+    own_.erase(it);
+  }
   verbs::Error error;
   std::unique_ptr<Listener> listener;
   // iWARP's ports are TCP's: one picked at random may be in use there.
@@ -261,6 +270,12 @@ std::shared_ptr<Directory> Rdma::DirectoryOf(const Address& address,
   if (own == nullptr) return nullptr;
   const std::uint16_t service = ServicePort(own->context(), port);
   auto& directory = directories_[{Scoped(address, scope), service}];
+  // (Streams that wait there are found by their sessions.)
+  if (directory != nullptr && directory->Deaf()) {
+    RCSOCK_LOG(1, "RDMA port %u was no longer listened to", service);
+    directory->Close();
+    directory.reset();
+  }
   if (directory == nullptr) {
     directory =
         std::make_shared<Directory>(this, address, scope, service, own->port());

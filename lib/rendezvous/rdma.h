@@ -120,6 +120,7 @@ class Rdma {
   };
   template <typename F>
   void LoseIf(F lost, base::Reason why);
+  void CloseDirectories(const Address& address);
   void WaitHeld();
   void OnHeldTimer();
   RdmaMeeting* Waiting(const Tuple& tuple);
