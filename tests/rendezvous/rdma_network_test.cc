@@ -237,43 +237,6 @@ TEST_F(RdmaTest, DeviceGoesAndComesBack) {
   }));
 }
 
-// siw ends a listener when a connection ends that it has not accepted yet: who
-// looks for open ports on this host makes such.
-TEST_F(RdmaTest, ListenerThatTheKernelEnds) {
-  if (!OnIwarp()) GTEST_SKIP() << "not siw";
-  ExpectSuccess(Spawn([] {
-    Conductor* conductor = GetConductor();
-    const TcpPair first = MakeDevicePair();
-    sockaddr_in address{};
-    socklen_t length = sizeof address;
-    ::getsockname(first.acceptor, reinterpret_cast<sockaddr*>(&address),
-                  &length);
-    const TcpPair second = MakeDevicePair(ntohs(address.sin_port));
-    const auto meet = [&](const TcpPair& pair) {
-      auto s = AcceptorSeeker(pair.acceptor);
-      auto c = ConnectorSeeker(pair.connector);
-      s->Start(conductor);
-      ASSERT_TRUE(c->Meet(conductor)) << base::ReasonKey(c->failed);
-      ASSERT_TRUE(s->Wait()) << base::ReasonKey(s->failed);
-      SendAll(c->lane.get(), "there", 5);
-      EXPECT_EQ(ReceiveAll(s->lane.get(), 5), "there");
-      conductor->ReturnLane(c, std::move(c->lane));
-      conductor->ReturnLane(s, std::move(s->lane));
-    };
-    meet(first);
-    const sockaddr_in service = DeviceAddress(ServicePortOf(first));
-    bool listens = true;
-    for (int i = 0; i < 1000 && listens; ++i) {
-      const int fd = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-      listens = ::connect(fd, reinterpret_cast<const sockaddr*>(&service),
-                          sizeof service) == 0;
-      ::close(fd);
-    }
-    if (listens) GTEST_SKIP() << "it has accepted them all";
-    meet(second);
-  }));
-}
-
 // Each connection has a lane on the device that it runs over; one device goes
 // amid a transfer, and the other's lane does not notice.
 TEST_F(RdmaTest, TwoDevices) {
