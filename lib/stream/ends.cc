@@ -340,7 +340,7 @@ void Stream::PeerDied(int error) {
                                 : pclosed_ ? std::max(AckedOff(), probe_landed_)
                                            : AckedOff();
     if (acked < tx_off()) {
-      error = ECONNRESET;
+      if (by_reset) error = ECONNRESET;
     } else if (by_reset && !peer_resets_ &&
                (tx_ != Tx::kLane || acked <= x_ || fin_sent_ || pfin_known_)) {
       error = 0;

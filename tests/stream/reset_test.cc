@@ -207,6 +207,20 @@ TEST_F(PairTest, AFrameThatMeetsTheResetOfUnreadBytesIsAnError) {
   EXPECT_EQ(Get(0), "");
 }
 
+// The kernel has given the connection up: its host is gone.
+TEST_F(PairTest, UnreadBytesDoNotMakeAResetOfATimeout) {
+  Promote();
+  Put(0, "unread");
+  world_.link.auto_credit = false;
+  world_.Kill(1, false);
+  world_.tcp.pipe[1].fin = false;
+  world_.tcp.pipe[1].rst = true;
+  world_.tcp.pipe[1].error = ETIMEDOUT;
+  Go();
+  EXPECT_EQ(Get(0), "error 110");
+  EXPECT_EQ(Get(0), "");
+}
+
 TEST_F(PairTest, BytesThatCameBeforeTheResetComeBeforeItsError) {
   EXPECT_EQ(Put(1, "words"), 5);
   Up();

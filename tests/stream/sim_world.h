@@ -16,6 +16,7 @@ struct SimPipe {
   std::string bytes;
   bool fin = false;
   bool rst = false;
+  int error = ECONNRESET;  // what rst is told as
 };
 
 struct SimTcp {
@@ -60,7 +61,7 @@ class SimAnchor final : public Anchor {
       // It has come: told once, to whoever asks first.
       from.rst = false;
       from.fin = true;
-      return -ECONNRESET;
+      return -from.error;
     }
     if (tcp_->dead[1 - end_]) {
       // The first write after the peer's end is answered by RST.
@@ -92,7 +93,7 @@ class SimAnchor final : public Anchor {
       if (from.rst) {
         from.rst = false;
         from.fin = true;
-        return -ECONNRESET;
+        return -from.error;
       }
       return from.fin ? 0 : -EAGAIN;
     }
