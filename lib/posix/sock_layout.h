@@ -82,9 +82,9 @@ class alignas(64) SockLayout : public File,
   // Both latches are for callers that look at a lane without the stream.
   base::Latch tx_latch;
   base::Latch rx_latch;
-  // Where the next message is likely to go, or null: a hint, which may be of a
-  // lane that has gone.  See QuickSend.
-  std::atomic<const void*> next_line{nullptr};
+  // Where the next message is likely to go, or itself: a hint, which may be of
+  // a lane that has gone.  See QuickSend.
+  std::atomic<const void*> next_line{&next_line};
   // Registrations; guarded by interest_latch (registry.h).
   std::atomic<Interest*> interests{nullptr};
 

@@ -45,46 +45,20 @@ template <class Still>
 [[gnu::always_inline]] inline ssize_t Sock::QuickSend(Still&& still,
                                                       const void* from,
                                                       std::size_t length) {
-  const auto unhinted = [=, this]() -> ssize_t {
-    Critical critical;
-    if (!tx_latch.try_lock()) [[unlikely]]
-      return 0;
-    std::size_t n = 0;
-    if (still() && lane_is_shm_ && quick_.may_send) [[likely]] {
-      auto* const lane = static_cast<lane::shm::ShmLane*>(lane_.get());
-      const bool before = lane->SentAlone();
-      n = length - 1 < lane::shm::kInlineMax ? lane->PostQuick(from, length)
-                                             : lane->PostRecord(from, length);
-      quick_.tx += n;
-      // Two in a row: of pairs, the second would be elsewhere.
-      if (before && lane->SentAlone())
-        next_line.store(lane->FirstLine(), std::memory_order_relaxed);
-    }
-    tx_latch.unlock();
-    return static_cast<ssize_t>(n);
-  };
   // A peer that spins on the line has it, and it comes from him more slowly
   // than this call gets to its first store there: asked for now, it comes while
   // the latch is taken.  (Asked for when the request is received it is too
   // early: the peer takes it back.)  Nothing is read where the hint leads, and
   // a prefetch does not fault.
-  const void* const line = next_line.load(std::memory_order_relaxed);
-  if (line == nullptr) [[unlikely]]
-    return unhinted();
-  if (length <= lane::shm::kInlineMax) PrefetchToWrite(line);
+  PrefetchToWrite(next_line.load(std::memory_order_relaxed));
   Critical critical;
   if (!tx_latch.try_lock()) [[unlikely]]
     return 0;
   std::size_t n = 0;
   if (still() && lane_is_shm_ && quick_.may_send) [[likely]] {
     auto* const lane = static_cast<lane::shm::ShmLane*>(lane_.get());
-    // (The receiver of several is at that line, and they are elsewhere.)
-    const auto behind = [this] {
-      next_line.store(nullptr, std::memory_order_relaxed);
-    };
-    n = length - 1 < lane::shm::kInlineMax
-            ? lane->PostQuick(from, length, behind)
-            : lane->PostRecord(from, length);
+    n = length - 1 < lane::shm::kInlineMax ? lane->PostQuick(from, length)
+                                           : lane->PostRecord(from, length);
     quick_.tx += n;
   }
   tx_latch.unlock();

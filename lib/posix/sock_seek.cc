@@ -16,6 +16,7 @@
 #include "lib/base/clock.h"
 #include "lib/base/log.h"
 #include "lib/lane/rdma/rdma_lane.h"
+#include "lib/lane/shm/shm_lane.h"
 #include "lib/posix/epoll.h"
 #include "lib/posix/inside.h"
 #include "lib/posix/last_thread.h"
@@ -386,7 +387,10 @@ void Sock::LaneOpen(std::unique_ptr<lane::Lane> lane, std::uint32_t epoch,
   }
   lane_ = std::move(lane);
   lane_is_shm_ = lane_->kind() == lane::Kind::kShm;
-  next_line.store(nullptr, std::memory_order_relaxed);
+  next_line.store(&next_line, std::memory_order_relaxed);
+  if (lane_is_shm_) {
+    static_cast<lane::shm::ShmLane*>(lane_.get())->KeepHint(&next_line);
+  }
   lane_kind_ = lane_->kind();
   lane_epoch_ = epoch;
   attempts_ = 0;

@@ -115,6 +115,63 @@ TEST(ShmQuick, AMessageGoesWholeOrNotAtAll) {
   GoesWhole({16 * 1024, 0});
 }
 
+// The line of the next message is hinted at while each has been consumed before
+// the next one is sent.
+TEST(ShmQuick, HintsAtTheLineThatTheNextMessageGoesTo) {
+  auto pair = ShmPair::Make();
+  auto& one = static_cast<shm::ShmLane&>(pair->end(0));
+  auto& other = static_cast<shm::ShmLane&>(pair->end(1));
+  std::atomic<const void*> hint{&hint};
+  one.KeepHint(&hint);
+  unsigned char next = 0;
+  std::size_t length = 1;
+  asm("" : "+r"(length));  // (as above)
+  const auto send = [&](shm::ShmLane& from) {
+    const unsigned char bytes[shm::kInlineMax] = {++next};
+    ASSERT_EQ(from.PostQuick(bytes, length), length);
+  };
+  const auto take = [&](shm::ShmLane& to, unsigned char expected) {
+    unsigned char bytes[shm::kInlineMax];
+    ASSERT_EQ(to.ReadQuick(bytes, length), length);
+    ASSERT_EQ(bytes[0], expected);
+  };
+  const auto answer = [&] {
+    send(other);
+    take(one, next);
+  };
+  const auto hinted = [&] { return hint.load() != &hint; };
+  for (int i = 0; i < 5; ++i) {
+    send(one);
+    const auto* line = static_cast<const shm::Slot*>(hint.load());
+    ASSERT_TRUE(hinted());
+    EXPECT_EQ(static_cast<unsigned char>(line->payload[0]), next);
+    take(other, next);
+    answer();
+  }
+  // Pairs: the first of each is at that line as well.
+  for (int i = 0; i < 5; ++i) {
+    send(one);
+    EXPECT_EQ(hinted(), i == 0);
+    send(one);
+    EXPECT_FALSE(hinted());
+    take(other, next - 1);
+    take(other, next);
+    answer();
+  }
+  send(one);
+  EXPECT_FALSE(hinted());
+  take(other, next);
+  answer();
+  send(one);
+  EXPECT_TRUE(hinted());
+  take(other, next);
+  answer();
+  // Nor at a line that is written to only after the bytes of a long one.
+  const std::array<char, 2 * shm::kInlineMax> record{};
+  ASSERT_EQ(one.PostRecord(record.data(), record.size()), record.size());
+  EXPECT_FALSE(hinted());
+}
+
 // A thread finds the ring full and is on its way to sleep when credit comes,
 // which another thread (a timer, a poll) hears of first.
 TEST(ShmSleep, CreditThatAnotherThreadTakesIsNotSleptThrough) {

@@ -224,6 +224,29 @@ std::size_t ShmLane::Post(const iovec* iov, int count, std::size_t skip,
   return PostAny(iov, count, skip, limit);
 }
 
+// (Slot 0 is hinted at behind two messages in a row that were there: of pairs,
+// the second one goes elsewhere, and the receiver is at that line.)
+void ShmLane::TellAnew(Told told) {
+  const bool more = told == Told::kMore;
+  if (more != (told_ == Told::kMore)) {
+    own().more.store(more ? 1 : 0, std::memory_order_release);
+    if (!more) told = Told::kAlone;
+  }
+  told_ = told;
+  if (hint_ == nullptr) return;
+  const void* const next =
+      told == Told::kHinted ? static_cast<const void*>(&hot_->slots[0][side_])
+                            : hint_;
+  hint_->store(next, std::memory_order_relaxed);
+}
+
+// (Told before it is posted, which may fail: nothing else is in the ring.)
+std::size_t ShmLane::PostFirst(const void* from, std::size_t length,
+                               std::uint64_t number) {
+  TellAnew(Told::kHinted);
+  return PostAlone(from, length, number);
+}
+
 std::size_t ShmLane::PostBehind(const void* from, std::size_t length,
                                 std::uint64_t heard) {
   if (heard > tx_.credited()) TakeCredit(heard);
@@ -239,7 +262,8 @@ std::size_t ShmLane::PostBehind(const void* from, std::size_t length,
   if (!base::TrySmall(slot.payload, from, length)) [[unlikely]]
     return 0;
   const std::uint64_t number = tx_.ReserveInline(bytes);
-  Publish(slot, number, at == 0, kQuickBits | bytes);
+  Publish(slot, number, at == 0 ? Told::kHinted : Told::kMore,
+          kQuickBits | bytes);
   return length;
 }
 
@@ -258,7 +282,7 @@ std::size_t ShmLane::PostRecord(const void* from, std::size_t length) {
                  ? slot.payload
                  : tx_bytes_ + place.offset,
              static_cast<const std::byte*>(from), length);
-  Publish(slot, place.number, tx_.At(place.number) == 0,
+  Publish(slot, place.number, ToldOf(tx_.At(place.number) == 0, place.imm),
           ring::Encode(place.imm));
   return length;
 }
@@ -286,7 +310,7 @@ std::size_t ShmLane::PostAny(const iovec* iov, int count, std::size_t skip,
                  [copy](std::byte* out, const std::byte* part, std::size_t n) {
                    copy->Copy(out, part, n);
                  });
-    Publish(slot, place.number, tx_.At(place.number) == 0,
+    Publish(slot, place.number, ToldOf(tx_.At(place.number) == 0, place.imm),
             ring::Encode(place.imm));
     done += place.length;
   }
@@ -301,7 +325,7 @@ bool ShmLane::PostCtl(const void* message, std::size_t length) {
   if (place.length == 0) return false;
   Slot& slot = TxSlot(place.number);
   std::memcpy(slot.payload, message, place.length);
-  Publish(slot, place.number, tx_.At(place.number) == 0,
+  Publish(slot, place.number, ToldOf(tx_.At(place.number) == 0, place.imm),
           ring::Encode(place.imm));
   return true;
 }

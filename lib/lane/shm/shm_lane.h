@@ -52,23 +52,15 @@ class ShmLane final : public Lane {
 
   // Post of what fits in a slot, and of what fits in a record, whole; and Read.
   // For callers who know what the lane is: 0 if it is not to be had so simply.
-  // `behind` is called when the message will not be in slot 0.
-  template <class Behind>
   [[gnu::always_inline]] std::size_t PostQuick(const void* from,
-                                               std::size_t length,
-                                               Behind&& behind);
-  [[gnu::always_inline]] std::size_t PostQuick(const void* from,
-                                               std::size_t length) {
-    return PostQuick(from, length, [] {});
-  }
+                                               std::size_t length);
   [[gnu::noinline]] std::size_t PostRecord(const void* from,
                                            std::size_t length);
   [[gnu::always_inline]] std::size_t ReadQuick(void* to, std::size_t length);
 
-  // The last message that was sent went into slot 0, or none was; under the tx
-  // latch.  And where that is.
-  bool SentAlone() const { return !more_told_; }
-  const void* FirstLine() const { return &hot_->slots[0][side_]; }
+  // From here on *hint is the line that the next message is likely to go to, or
+  // `hint` itself; written by what sends.  Under the tx latch.
+  void KeepHint(std::atomic<const void*>* hint) { hint_ = hint; }
 
   // The next message has landed and is a control message.  By the caller of
   // Read; a look, for who asks whether the end comes next.
@@ -121,6 +113,17 @@ class ShmLane final : public Lane {
   // Readable, and as how many messages.
   std::size_t Unread(std::uint32_t* messages);
 
+  // What is told of a message: that it is not in slot 0, to the peer
+  // (ControlLine::more); that it is; and that the next one is likely to be
+  // there too, to this end (KeepHint).
+  enum class Told : std::uint8_t { kMore, kAlone, kHinted };
+  // (The bytes of a longer one are copied first, and the peer, who looks at the
+  // line, would take it back meanwhile.)
+  static Told ToldOf(bool first, const ring::Imm& imm) {
+    if (!first) return Told::kMore;
+    return (imm.flags & ring::kFlagInline) != 0 ? Told::kHinted : Told::kAlone;
+  }
+
   // Sending, under the tx latch.
   Slot& TxSlot(std::uint64_t number) const {
     const std::uint32_t at = tx_.At(number);
@@ -144,8 +147,14 @@ class ShmLane final : public Lane {
   RecordCopy* CopyFor(std::size_t length) {
     return length <= kRecordMax && tx_.outstanding() == 0 ? &alone_ : &bulk_;
   }
-  // `first`: the slot is slot 0.
-  void Publish(Slot& slot, std::uint64_t number, bool first, std::uint32_t imm);
+  [[gnu::always_inline]] void Publish(Slot& slot, std::uint64_t number,
+                                      Told told, std::uint32_t imm) {
+    if (told_ != told) [[unlikely]]
+      TellAnew(told);
+    PublishTold(slot, number, imm);
+  }
+  // Once that has been told, if it is news.
+  void PublishTold(Slot& slot, std::uint64_t number, std::uint32_t imm);
   // The immediate of data in a slot, but for the length.
   static constexpr std::uint32_t kQuickBits =
       ring::Encode({ring::Kind::kData, ring::kFlagInline, 0});
@@ -158,13 +167,8 @@ class ShmLane final : public Lane {
   // that time each free slot gets a number that has been consumed.
   static constexpr std::uint64_t kRenewEvery = std::uint64_t{1} << 31;
   void RenewSlots();
-  // Before a message is published: it is (not) in slot 0.
-  void TellMore(bool more) {
-    if (more == more_told_) [[likely]]
-      return;
-    more_told_ = more;
-    own().more.store(more ? 1 : 0, std::memory_order_release);
-  }
+  // Before a message is published.
+  [[gnu::noinline]] void TellAnew(Told told);
   // A small message has been taken: whether something may have landed behind
   // it.  What is begun after this look rings after it.
   bool RxMore() const {
@@ -179,7 +183,13 @@ class ShmLane final : public Lane {
   ControlLine& peer() const { return hot_->control[1 - side_]; }
   [[gnu::noinline]] void AfterPublish(std::uint32_t sleepers,
                                       std::uint32_t poll);
-  // PostQuick behind messages that have not been consumed.
+  // PostQuick where all that was sent has been consumed, and `number` is the
+  // next one; where that is news; and where it is not so.
+  [[gnu::always_inline]] std::size_t PostAlone(const void* from,
+                                               std::size_t length,
+                                               std::uint64_t number);
+  [[gnu::noinline]] std::size_t PostFirst(const void* from, std::size_t length,
+                                          std::uint64_t number);
   [[gnu::noinline]] std::size_t PostBehind(const void* from, std::size_t length,
                                            std::uint64_t heard);
   [[gnu::noinline]] std::size_t PostAny(const iovec* iov, int count,
@@ -252,7 +262,7 @@ class ShmLane final : public Lane {
   std::atomic<bool> over_{false};  // failed or frozen
   bool light_fence_ = false;       // Publish's fence is the light one
   bool starved_ = false;           // kStarved is set; the tx latch's
-  bool more_told_ = false;         // ControlLine::more; the tx latch's
+  Told told_ = Told::kAlone;       // of the last message; the tx latch's
   const std::uint8_t side_;
   // Here since the other end of thousands of streams wants bits (AfterPublish).
   const std::uint16_t index_;
@@ -283,6 +293,7 @@ class ShmLane final : public Lane {
   // The tx latch's.
   RecordCopy bulk_{RecordCopy::kBulk};
   RecordCopy alone_{RecordCopy::kAlone};
+  std::atomic<const void*>* hint_ = nullptr;  // see KeepHint; null: nobody's
 
   // Apart, so that the lanes of thousands of streams lie on few pages.
   ring::Sent* const table_;
@@ -290,12 +301,10 @@ class ShmLane final : public Lane {
 
 // --- What a small message takes
 
-[[gnu::always_inline]] inline void ShmLane::Publish(Slot& slot,
-                                                    std::uint64_t number,
-                                                    bool first,
-                                                    std::uint32_t imm) {
+[[gnu::always_inline]] inline void ShmLane::PublishTold(Slot& slot,
+                                                        std::uint64_t number,
+                                                        std::uint32_t imm) {
   const std::uint64_t sequence = static_cast<std::uint32_t>(number + 1);
-  TellMore(!first);
   slot.credit.store(Consumed(), std::memory_order_relaxed);
   slot.head.store(sequence << 32 | imm, std::memory_order_release);
   // Message stored -> the peer's wishes loaded.  A receiver stores its wish
@@ -317,25 +326,27 @@ class ShmLane final : public Lane {
   }
 }
 
-template <class Behind>
-inline std::size_t ShmLane::PostQuick(const void* from, std::size_t length,
-                                      Behind&& behind) {
+inline std::size_t ShmLane::PostQuick(const void* from, std::size_t length) {
   if (length - 1 >= kInlineMax || Closed()) [[unlikely]]
     return 0;
-  const auto bytes = static_cast<std::uint32_t>(length);
   const std::uint64_t heard = heard_.load(std::memory_order_acquire);
-  if (heard != tx_.sent() || starved_) [[unlikely]] {
-    behind();
+  if (heard != tx_.sent() || starved_) [[unlikely]]
     return PostBehind(from, length, heard);
-  }
+  if (told_ != Told::kHinted) [[unlikely]]
+    return PostFirst(from, length, heard);
+  return PostAlone(from, length, heard);
+}
+
+inline std::size_t ShmLane::PostAlone(const void* from, std::size_t length,
+                                      std::uint64_t number) {
   // Copied before it counts: after a fault nothing has happened, and the long
   // way finds the same, and says so.
   Slot& slot = hot_->slots[0][side_];
   if (!base::TrySmall(slot.payload, from, length)) [[unlikely]]
     return 0;
-  const std::uint64_t number = heard;  // which is tx_.sent()
+  const auto bytes = static_cast<std::uint32_t>(length);
   tx_.ReserveAlone(number, bytes);
-  Publish(slot, number, true, kQuickBits | bytes);
+  PublishTold(slot, number, kQuickBits | bytes);
   return length;
 }
 
