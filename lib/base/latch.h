@@ -16,6 +16,12 @@ namespace rcsock::base {
 
 inline void CpuRelax() { __builtin_ia32_pause(); }
 
+// Between the looks of a short spin at a line that another CPU is about to
+// write: the next look does not begin before this one has its answer, and so
+// many are not under way at once, which take the line from its writer between
+// his stores.  (CpuRelax would do, but it takes 140 cycles on some processors.)
+inline void LookOnce() { __builtin_ia32_lfence(); }
+
 // Sleeps while `*word == expected`; `timeout` (relative) may be null.  Returns
 // 0 or -errno (EAGAIN, EINTR, ETIMEDOUT).  A raw system call: the preload must
 // not see it.  `shared` for words in memory that another process maps.

@@ -360,7 +360,9 @@ int EpollSet::QuickMany(int fd, epoll_event* out, int capacity, int timeout) {
     if (one) [[likely]] {
       const lane::Lane* const lane = direct_[0].lane;
       int looks = first ? 1 : kLooks;
-      while (!lane->RxPendingQuick() && --looks > 0) {
+      while (!lane->RxPendingQuick()) {
+        base::LookOnce();
+        if (--looks == 0) break;
       }
       if (looks > 0) [[likely]]
         filled = TellOne(direct_[0], out) ? 1 : 0;

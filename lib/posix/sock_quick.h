@@ -83,6 +83,7 @@ template <class Still>
       int turns = Spinner::QuickTurns();
       while (turns > 0 && !lane->RxPendingQuick() && !rx_latch.Contended()) {
         --turns;
+        base::LookOnce();
       }
     }
     const std::size_t n = lane->ReadQuick(to, length);
