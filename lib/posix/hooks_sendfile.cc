@@ -139,7 +139,12 @@ ssize_t sendfile(int out, int in, off_t* offset, size_t count) {
   // is sent by parts, and by `send`, which may wait for it, where a lane is
   // about to come.
   constexpr std::size_t kPart = 64 << 10;
-  count = Capped(count);
+  if (count > kMostMoved) [[unlikely]] {
+    // (Too much for where the file stands the kernel refuses before it looks at
+    // where it is to go.)
+    if (real::sendfile(-1, in, offset, count) < 0 && errno == EINVAL) return -1;
+    count = kMostMoved;
+  }
   const std::uint32_t signals = tls_signals.any;
   std::size_t done = 0;
   while (!Engine(sock) && !sock->AwaitsLane()) {

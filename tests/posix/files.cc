@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <climits>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -89,6 +90,15 @@ Case sendfiles(
       ::close(ends[0]);
       ::close(ends[1]);
       Result("sendfile of a stream", ::sendfile(fd, fd, nullptr, 4));
+      // More than there can be behind where it stands; its place is looked at
+      // before the stream's.
+      offset = 1;
+      Result("too much", ::sendfile(fd, file, &offset, SSIZE_MAX));
+      Result("much too much", ::sendfile(fd, file, &offset, SIZE_MAX));
+      Log("offset %lld", static_cast<long long>(offset));
+      ::lseek(file, 1, SEEK_SET);
+      Result("without offset", ::sendfile(fd, file, nullptr, SSIZE_MAX));
+      Result("of the closed", ::sendfile(fd, ends[0], nullptr, SSIZE_MAX));
       const int directory = ::open("/", O_RDONLY | O_DIRECTORY);
       Result("of a directory", ::sendfile(fd, directory, &offset, 4));
       Result("without offset", ::sendfile(fd, directory, nullptr, 4));
