@@ -2,6 +2,7 @@
 #define RCSOCK_LIB_BASE_GUARD_H_
 
 #include <cstddef>
+#include <cstdint>
 #include <cstring>
 
 // Accesses to memory that the program has named, which may not be there: the
@@ -122,6 +123,22 @@ fault:
   return false;
 }
 
+// The two of an epoll_event, which is packed.
+[[gnu::always_inline]] inline bool TryTell(void* to, std::uint32_t events,
+                                           std::uint64_t data) {
+  asm goto(
+      "1: movl %[events], (%[to])\n"
+      "2: movq %[data], 4(%[to])\n"  //
+      RCSOCK_GUARD(1) RCSOCK_GUARD(2)
+      :
+      : [to] "r"(to), [events] "ri"(events), [data] "r"(data)
+      : "memory"
+      : fault);
+  return true;
+fault:
+  return false;
+}
+
 // memcpy of at most 128 bytes, in line; false: a fault, and some of them may
 // have been copied.
 [[gnu::always_inline]] inline bool TrySmall(void* to, const void* from,
@@ -224,6 +241,11 @@ bool TryLoad(const T* from, T* to) {
 template <class T>
 bool TryStore(T* to, T value) {
   *to = value;
+  return true;
+}
+inline bool TryTell(void* to, std::uint32_t events, std::uint64_t data) {
+  std::memcpy(to, &events, sizeof events);
+  std::memcpy(static_cast<char*>(to) + sizeof events, &data, sizeof data);
   return true;
 }
 inline bool TrySmall(void* to, const void* from, std::size_t n) {

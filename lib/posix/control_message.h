@@ -4,7 +4,8 @@
 #include <sys/socket.h>
 
 #include <cstddef>
-#include <cstring>
+
+#include "lib/base/guard.h"
 
 namespace rcsock::posix {
 
@@ -33,8 +34,11 @@ class ControlMessages {
     header.cmsg_type = type;
     auto* to =
         static_cast<char*>(message_->msg_control) + message_->msg_controllen;
-    std::memcpy(to, &header, sizeof header);
-    std::memcpy(to + sizeof header, data, length - sizeof header);
+    // (As the kernel: what does not go there is not told.)
+    if (!base::TryPut(to, &header, sizeof header) ||
+        !base::TryPut(to + sizeof header, data, length - sizeof header)) {
+      return;
+    }
     const std::size_t space = CMSG_SPACE(size);
     const std::size_t taken = space < room_ ? space : room_;
     message_->msg_controllen += taken;

@@ -9,6 +9,7 @@
 #include <limits>
 #include <memory>
 
+#include "lib/base/guard.h"
 #include "lib/base/latch.h"
 #include "lib/lane/board.h"
 #include "lib/lane/shm/link.h"
@@ -85,6 +86,17 @@ namespace hook {
 // epoll_wait, by no short way.
 int LongEpoll(int fd, epoll_event* events, int capacity, int timeout);
 }  // namespace hook
+
+// What a wait of this thread has found could not be put where the program wants
+// it.  (Or that of an earlier wait, which had told of others before.)
+extern thread_local constinit bool tls_untold
+    __attribute__((tls_model("initial-exec")));
+inline bool NowhereToTell(epoll_event* out) {
+  if (!tls_untold) [[likely]]
+    return false;
+  tls_untold = false;
+  return !base::TryTell(out, 0, 0);
+}
 
 // An epoll instance of the application.
 //
@@ -319,6 +331,7 @@ class EpollSet final : public File {
   [[gnu::noinline]] int QuickMany(int fd, epoll_event* out, int capacity,
                                   int timeout);
   bool TellOne(const Direct& direct, epoll_event* out);
+  [[gnu::cold]] void Untold(Interest* interest);
   int TellFew(epoll_event* out, int capacity);
   [[gnu::noinline]] std::uint32_t Tells(const Direct& direct);
   void Rebuild() {
@@ -375,6 +388,7 @@ class EpollSet final : public File {
   [[gnu::noinline]] bool LeavesSome();
   bool NothingBehind();
   int DrainAndCollect(epoll_event* out, int capacity);
+  [[gnu::cold]] int FaultOfKernel(std::uint32_t before, bool* bell);
   int WithLanes(epoll_event* out, int kernels, int capacity,
                 std::uint32_t moves, Leave* leave);
   bool LookBeforeSleep(bool nap);

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "lib/base/guard.h"
 #include "lib/posix/epoll.h"
 #include "lib/posix/registry.h"
 #include "lib/posix/signals.h"
@@ -74,6 +75,21 @@ std::uint32_t EpollSet::Tells(const Direct& direct) {
   return 0;
 }
 
+thread_local constinit bool tls_untold = false;
+
+// The array that the program has named is not there: the edge of a
+// look, too, is used up by it.
+void EpollSet::Untold(Interest* interest) {
+  tls_untold = true;
+  if ((interest->events.load(std::memory_order_relaxed) &
+       static_cast<std::uint32_t>(EPOLLET)) != 0) {
+    interest->edge.store(true, std::memory_order_relaxed);
+  }
+  ready_latch_.lock();
+  if (interest->set == this && interest->in_user.load()) LinkReady(interest);
+  ready_latch_.unlock();
+}
+
 // Reports the direct streams that have something to read, past the ready list.
 // What else holds for them (EPOLLOUT, the end) comes by the list.
 int EpollSet::TellDirect(epoll_event* out, int capacity) {
@@ -91,9 +107,13 @@ int EpollSet::TellDirect(epoll_event* out, int capacity) {
     const std::uint32_t events = Tells(direct_[d]);
     if (events == 0) continue;
     Interest* interest = direct_[d].interest;
+    if (!base::TryTell(out + filled, events,
+                       interest->data.load(std::memory_order_relaxed)))
+        [[unlikely]] {
+      Untold(interest);
+      break;
+    }
     interest->told = wait_number_;
-    out[filled].events = events;
-    out[filled].data.u64 = interest->data.load(std::memory_order_relaxed);
     ++filled;
   }
   return filled;
@@ -114,9 +134,13 @@ int EpollSet::TellDirect(epoll_event* out, int capacity) {
     events = Tells(direct);
     if (events == 0) return false;
   }
+  if (!base::TryTell(out, events,
+                     interest->data.load(std::memory_order_relaxed)))
+      [[unlikely]] {
+    Untold(interest);
+    return false;
+  }
   interest->told = wait_number_;
-  out->events = events;
-  out->data.u64 = interest->data.load(std::memory_order_relaxed);
   return true;
 }
 

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 
+#include "lib/base/guard.h"
 #include "lib/base/real.h"
 #include "lib/posix/epoll.h"
 #include "lib/posix/registry.h"
@@ -223,11 +224,19 @@ int EpollSet::Collect(epoll_event* out, int capacity) {
           holds & ((events & 0xffff) | EPOLLERR | EPOLLHUP);
       if (ready == 0) continue;
       if ((events & EPOLLONESHOT) != 0 && !Spend(interest, sock)) continue;
+      if (!base::TryTell(out + filled, ready,
+                         interest->data.load(std::memory_order_relaxed)))
+          [[unlikely]] {
+        // As the kernel: it stays as it was, and so do those behind it.
+        if ((events & EPOLLONESHOT) != 0) interest->spent.store(false);
+        Untold(interest);
+        for (++b; b < n; ++b) batch[kept++] = batch[b];
+        capacity = filled;
+        break;
+      }
       // The list may have become shorter meanwhile: what has been put back
       // would come again.
       Report(interest, sock);
-      out[filled].events = ready;
-      out[filled].data.u64 = interest->data.load(std::memory_order_relaxed);
       ++filled;
       if ((events & (EPOLLET | EPOLLONESHOT)) == 0 &&
           !(interest->direct.load(std::memory_order_acquire) &&
@@ -271,9 +280,13 @@ int EpollSet::TellFresh(const Fresh& fresh, epoll_event* out, int capacity) {
         interest->told == wait_number_ || !sock->HasInput()) {
       continue;
     }
+    if (!base::TryTell(out + filled, EPOLLIN,
+                       interest->data.load(std::memory_order_relaxed)))
+        [[unlikely]] {
+      Untold(interest);
+      break;
+    }
     Report(interest, sock);
-    out[filled].events = EPOLLIN;
-    out[filled].data.u64 = interest->data.load(std::memory_order_relaxed);
     ++filled;
   }
   return filled;

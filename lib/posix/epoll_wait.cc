@@ -13,6 +13,7 @@
 
 #include "lib/base/barrier.h"
 #include "lib/base/clock.h"
+#include "lib/base/guard.h"
 #include "lib/base/latch.h"
 #include "lib/base/real.h"
 #include "lib/base/sleep.h"
@@ -285,6 +286,10 @@ int EpollSet::Wait(Leave* leave, epoll_event* out, int capacity,
     if (AnyUnread()) {
       const int n = EpollFindsUnread(this, out, capacity);
       if (n > 0) return n;
+      if (NowhereToTell(out)) {
+        errno = EFAULT;
+        return -1;
+      }
     }
     int n = kOnlyBell;
     bool interrupted = false;
@@ -403,6 +408,12 @@ int EpollSet::Wait(Leave* leave, epoll_event* out, int capacity,
       result = filled;
       break;
     }
+    if (NowhereToTell(out)) [[unlikely]] {
+      Registry::KickSleepers(this);
+      result = -1;
+      error = EFAULT;
+      break;
+    }
     if (timeout_ns == 0) break;
     if (left() == 0) {
       // It may have lost its CPU for longer than that: one last look.
@@ -430,7 +441,7 @@ int EpollSet::Wait(Leave* leave, epoll_event* out, int capacity,
       if (!ready && AnyUnread()) {
         result = EpollFindsUnread(this, out, capacity);
       }
-      if (ready || result > 0) break;
+      if (ready || result > 0 || tls_untold) break;
       if (start == 0) start = base::Ticks();
       if (tls_signals.any != signals) {
         n = -1;
@@ -492,7 +503,9 @@ int EpollSet::KernelWait(epoll_event* out, int capacity,
   const std::uint32_t before = moves();
   int n = base::EpollPwait(fd_, out, capacity,
                            timeout_ns < 0 ? nullptr : &limit, mask);
-  if (n <= 0) return n;
+  if (n <= 0) {
+    return n < 0 && errno == EFAULT ? FaultOfKernel(before, bell) : n;
+  }
   int kept = OfKernel(out, n, before, bell);
   // The bell may have taken the room of others, and a source too: edges all, so
   // the answer behind them is theirs.
@@ -504,6 +517,19 @@ int EpollSet::KernelWait(epoll_event* out, int capacity,
     kept = OfKernel(out, n, before, bell);
   }
   return kept;
+}
+
+// The array that the program has named is not there, and of what the kernel had
+// for it a bell is nothing.
+int EpollSet::FaultOfKernel(std::uint32_t before, bool* bell) {
+  epoll_event unseen;
+  const timespec now{};
+  const int n = base::EpollPwait(fd_, &unseen, 1, &now, nullptr);
+  if (n == 0 || (n > 0 && OfKernel(&unseen, 1, before, bell) == kOnlyBell)) {
+    return kOnlyBell;
+  }
+  errno = EFAULT;
+  return -1;
 }
 
 int EpollSet::OfKernel(epoll_event* events, int count, std::uint32_t before,

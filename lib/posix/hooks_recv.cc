@@ -206,7 +206,8 @@ constexpr int kPlainRecv = MSG_DONTWAIT | MSG_WAITALL;
 [[gnu::hot]] ssize_t recvmsg(int fd, msghdr* message, int flags) {
   Sock* sock = LookupSock(fd);
   if (sock == nullptr) return direct::recvmsg(fd, message, flags);
-  if (__builtin_expect((flags & MSG_ERRQUEUE) != 0, 0) && !Null(message)) {
+  if (__builtin_expect((flags & MSG_ERRQUEUE) != 0, 0) && !Null(message) &&
+      base::Readable(message, sizeof *message)) {
     return sock->RecvErrors(fd, message, flags);
   }
   std::size_t total = 0;
@@ -246,8 +247,8 @@ constexpr int kPlainRecv = MSG_DONTWAIT | MSG_WAITALL;
     }
     if (sock->TellsAny()) [[unlikely]] {
       sock->TellBeside(message, n);
-    } else {
-      message->msg_controllen = 0;
+    } else if (!base::TryStore(&message->msg_controllen, std::size_t{0})) {
+      return Faulted(0);
     }
   }
   return n;

@@ -15,6 +15,7 @@
 #include "lib/base/guard.h"
 #include "lib/base/internal.h"
 #include "lib/base/unique_fd.h"
+#include "lib/posix/epoll.h"
 #include "lib/posix/hooks.h"
 #include "lib/posix/kernel_hold.h"
 #include "lib/posix/poll.h"
@@ -258,7 +259,13 @@ int WithUnread(int fd, epoll_event* events, int capacity, Wait&& wait) {
   EpollSet* set = LookupSet(fd);
   const int found =
       set != nullptr ? EpollFindsUnread(set, events, capacity) : 0;
-  if (found == 0) return wait(events, capacity, false);
+  if (found == 0) {
+    if (NowhereToTell(events)) [[unlikely]] {
+      errno = EFAULT;
+      return -1;
+    }
+    return wait(events, capacity, false);
+  }
   const int more =
       found < capacity ? wait(events + found, capacity - found, true) : 0;
   return MergeEvents(events, found, more > 0 ? more : 0);

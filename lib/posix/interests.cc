@@ -16,6 +16,7 @@
 #include <utility>
 
 #include "lib/base/clock.h"
+#include "lib/base/guard.h"
 #include "lib/base/log.h"
 #include "lib/base/real.h"
 #include "lib/base/unique_fd.h"
@@ -364,15 +365,19 @@ int InterestsUnread(Sock* sock, EpollSet* set, epoll_event* out, int capacity) {
         ((events & EPOLLET) != 0 && !i->edge.exchange(false))) {
       continue;
     }
-    out[found].events = holds;
-    out[found].data.u64 = i->data.load(std::memory_order_relaxed);
     if ((events & EPOLLET) == 0) {
       // What else holds belongs into this report, if there is room for one
       // only.
       pollfd one{i->fd, static_cast<short>(events & 0xffff), 0};
       // (By libc it would be a cancellation point, with the latch held.)
       ::syscall(SYS_poll, &one, 1, 0);
-      out[found].events |= static_cast<std::uint16_t>(one.revents);
+      holds |= static_cast<std::uint16_t>(one.revents);
+    }
+    if (!base::TryTell(out + found, holds,
+                       i->data.load(std::memory_order_relaxed))) [[unlikely]] {
+      if ((events & EPOLLET) != 0) i->edge.store(true);
+      tls_untold = true;
+      break;
     }
     if (events & EPOLLONESHOT) {
       epoll_event unused{};

@@ -9,7 +9,6 @@
 #include <atomic>
 #include <cerrno>
 #include <cstdlib>
-#include <cstring>
 #include <memory>
 #include <new>
 
@@ -136,25 +135,27 @@ int EngineSelect(int count, fd_set* in, fd_set* out, fd_set* except,
     }
   }
   const std::size_t words = (static_cast<std::size_t>(count) + 63) / 64;
-  const auto clear = [&](fd_set* set) {
-    if (set != nullptr) std::memset(set, 0, words * 8);
-  };
-  clear(in);
-  clear(out);
-  clear(except);
+  // One set behind the other, as the kernel: one that is there twice is as the
+  // last has it, and those before one that can't be written have their answer.
   int bits = 0;
-  const auto mark = [&](fd_set* set, int fd) {
-    reinterpret_cast<unsigned long*>(set)[fd / 64] |= 1ul << (fd % 64);
-    ++bits;
-  };
-  for (int i = 0; i < n; ++i) {
-    const int ready = fds[i].revents;
-    const int asked = fds[i].events;
-    if ((asked & POLLIN) && (ready & SelectSets::kIn)) mark(in, fds[i].fd);
-    if ((asked & POLLOUT) && (ready & SelectSets::kOut)) mark(out, fds[i].fd);
-    if ((asked & POLLPRI) && (ready & SelectSets::kExcept)) {
-      mark(except, fds[i].fd);
+  const auto tell = [&](fd_set* set, int asked, int told) {
+    auto* const word = reinterpret_cast<unsigned long*>(set);
+    for (std::size_t w = 0; set != nullptr && w < words; ++w) {
+      if (!base::TryStore(word + w, 0ul)) return false;
     }
+    for (int i = 0; i < n; ++i) {
+      if ((fds[i].events & asked) == 0 || (fds[i].revents & told) == 0)
+        continue;
+      word[fds[i].fd / 64] |= 1ul << (fds[i].fd % 64);
+      ++bits;
+    }
+    return true;
+  };
+  if (!tell(in, POLLIN, SelectSets::kIn) ||
+      !tell(out, POLLOUT, SelectSets::kOut) ||
+      !tell(except, POLLPRI, SelectSets::kExcept)) {
+    errno = EFAULT;
+    return -1;
   }
   return bits;
 }

@@ -1,10 +1,11 @@
 // Pointers to what is no buffer that are bad: vectors, messages, sets, names,
 // options.  The kernel says EFAULT, and the stream goes on.
 #include <linux/sockios.h>
+#include <linux/tcp.h>
 #include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <poll.h>
 #include <sys/epoll.h>
+#include <sys/eventfd.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/select.h>
@@ -269,6 +270,164 @@ Case waits(
       ::close(set);
       char text[3];
       RecvAll(fd, text, 3);
+      Done(fd);
+    });
+
+// Where epoll_wait is to tell: what it can't tell stays as it was.
+void Events(int fd, int set, int all, const char* name, unsigned events) {
+  epoll_event event{};
+  event.events = events;
+  for (const int protection : kUnwritable) {
+    const Edge edge(protection);
+    Log("%s, %s", name, Name(protection));
+    for (const std::size_t good : {0, 4, 8}) {
+      CHECK_THAT(::epoll_ctl(set, EPOLL_CTL_MOD, fd, &event) == 0);
+      auto* const bad = At<epoll_event>(edge, good);
+      Result("wait", ::epoll_wait(set, bad, 1, 0));
+      Result("wait", ::epoll_wait(set, bad, 8, 0));
+      Result("wait", ::epoll_wait(set, bad, 1, 10'000));
+      Result("pwait", ::epoll_pwait(set, bad, 1, -1, nullptr));
+      Result("pwait2", ::epoll_pwait2(set, bad, 1, nullptr, nullptr));
+      epoll_event found{};
+      Result("and then", ::epoll_wait(set, &found, 1, 10'000));
+      Log("%x", found.events);
+      Result("and then", ::epoll_wait(set, &found, 1, 0));
+    }
+    // Of two there is room for one.
+    CHECK_THAT(::epoll_ctl(all, EPOLL_CTL_MOD, fd, &event) == 0);
+    auto* const one = At<epoll_event>(edge, sizeof(epoll_event));
+    Result("one of two", ::epoll_wait(all, one, 2, 0));
+    epoll_event found[2];
+    Log("%d", ::epoll_wait(all, found, 2, 0) > 0);
+  }
+}
+
+Case events(
+    "events",
+    [](int fd) {
+      Answer(fd);
+      SendAll(fd, "abc", 3);
+      Barrier();
+      SendAll(fd, "d", 1);
+      Peer(fd);
+    },
+    [](int fd) {
+      Ask(fd);
+      AwaitBytes(fd, 3);
+      const int set = ::epoll_create1(EPOLL_CLOEXEC);
+      const int all = ::epoll_create1(EPOLL_CLOEXEC);
+      const int other = ::eventfd(1, EFD_CLOEXEC);
+      epoll_event event{};
+      event.events = EPOLLIN;
+      CHECK_THAT(::epoll_ctl(set, EPOLL_CTL_ADD, fd, &event) == 0);
+      CHECK_THAT(::epoll_ctl(all, EPOLL_CTL_ADD, fd, &event) == 0);
+      CHECK_THAT(::epoll_ctl(all, EPOLL_CTL_ADD, other, &event) == 0);
+      constexpr unsigned kEdge = EPOLLET;
+      Events(fd, set, all, "in", EPOLLIN);
+      Events(fd, set, all, "out", EPOLLOUT);
+      Events(fd, set, all, "both", EPOLLIN | EPOLLOUT);
+      Events(fd, set, all, "edge", EPOLLIN | kEdge);
+      Events(fd, set, all, "edges", EPOLLIN | EPOLLOUT | kEdge);
+      Events(fd, set, all, "once", EPOLLIN | EPOLLONESHOT);
+      Events(fd, set, all, "once, edge", EPOLLIN | EPOLLONESHOT | kEdge);
+      // While it waits.
+      char text[4];
+      RecvAll(fd, text, 3);
+      CHECK_THAT(::epoll_ctl(set, EPOLL_CTL_MOD, fd, &event) == 0);
+      const Edge edge(kHole);
+      auto* const bad = At<epoll_event>(edge, 0);
+      Result("nothing", ::epoll_wait(set, bad, 1, 0));
+      Result("nothing", ::epoll_wait(set, bad, 1, 10));
+      Barrier();
+      Result("something", ::epoll_wait(set, bad, 1, -1));
+      RecvAll(fd, text, 1);
+      for (const int one : {set, all, other}) ::close(one);
+      Done(fd);
+    });
+
+// Sets of select that can be read, and not written.
+Case sets(
+    "sets",
+    [](int fd) {
+      Answer(fd);
+      SendAll(fd, "abc", 3);
+      Peer(fd);
+    },
+    [](int fd) {
+      Ask(fd);
+      AwaitBytes(fd, 3);
+      const Edge edge(PROT_READ);
+      auto* const bad = At<fd_set>(edge, 0);
+      fd_set good;
+      const auto asked = [&] {
+        FD_ZERO(&good);
+        FD_SET(fd, &good);
+        return &good;
+      };
+      timeval none{0, 0};
+      Result("in", ::select(fd + 1, bad, asked(), nullptr, nullptr));
+      Log("%d", FD_ISSET(fd, &good) != 0);
+      Result("out", ::select(fd + 1, asked(), bad, nullptr, nullptr));
+      Log("%d", FD_ISSET(fd, &good) != 0);
+      Result("except", ::select(fd + 1, asked(), nullptr, bad, &none));
+      Result("nothing", ::select(fd + 1, nullptr, bad, asked(), &none));
+      Result("pselect",
+             ::pselect(fd + 1, asked(), bad, nullptr, nullptr, nullptr));
+      // One set for several questions has the answer to the last.
+      const auto twice = [&](fd_set* in, fd_set* out, fd_set* except) {
+        Result("the same", ::select(fd + 1, in, out, except, nullptr));
+        Log("%d", FD_ISSET(fd, &good) != 0);
+      };
+      twice(asked(), Opaque(&good), nullptr);
+      twice(asked(), Opaque(&good), Opaque(&good));
+      twice(nullptr, asked(), Opaque(&good));
+      char text[3];
+      RecvAll(fd, text, 3);
+      Done(fd);
+    });
+
+// Where recvmsg tells what is beside the bytes, and the head of the message.
+Case beside(
+    "beside",
+    [](int fd) {
+      Answer(fd);
+      SendAll(fd, "abcdefgh", 8);
+      Peer(fd);
+    },
+    [](int fd) {
+      Ask(fd);
+      AwaitBytes(fd, 8);
+      char byte = 0;
+      iovec iov{&byte, 1};
+      msghdr whole{};
+      whole.msg_iov = &iov;
+      whole.msg_iovlen = 1;
+      for (const bool tells : {false, true}) {
+        const int on = tells;
+        Result("TCP_INQ", ::setsockopt(fd, IPPROTO_TCP, TCP_INQ, &on, 4));
+        for (const int protection : kUnwritable) {
+          const Edge edge(protection);
+          Log("%d, %s", on, Name(protection));
+          msghdr message = whole;
+          message.msg_control = edge.end;
+          message.msg_controllen = 64;
+          Result("recvmsg", ::recvmsg(fd, &message, 0));
+          Log("%c, %zu, %x", byte, message.msg_controllen, message.msg_flags);
+        }
+      }
+      // What it tells it does not put there, and the byte is gone.
+      for (const bool tells : {false, true}) {
+        const int on = tells;
+        Result("TCP_INQ", ::setsockopt(fd, IPPROTO_TCP, TCP_INQ, &on, 4));
+        const Edge edge(PROT_READ);
+        CHECK_THAT(::mprotect(edge.end, edge::kRoom, PROT_WRITE) == 0);
+        auto* const message = At<msghdr>(edge, 0);
+        *message = whole;
+        CHECK_THAT(::mprotect(edge.end, edge::kRoom, PROT_READ) == 0);
+        byte = 0;
+        Result("head", ::recvmsg(fd, message, 0));
+        Log("%c", byte);
+      }
       Done(fd);
     });
 
