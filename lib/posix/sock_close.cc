@@ -327,7 +327,16 @@ void Sock::ResetAtExit() {
   const bool untaken = mode() == Mode::kEngine
                            ? stream_ != nullptr && stream_->Untaken()
                            : mode() == Mode::kUnread && unread_.size() > 0;
-  if (untaken && EndsHere()) {
+  // (The kernel resets by itself, and a reset alone is a crash to the peer,
+  // which takes what has landed, and an end behind it.)
+  linger option{};
+  socklen_t length = sizeof option;
+  const bool asked = mode() == Mode::kEngine && stream_ != nullptr &&
+                     fd() >= 0 &&
+                     ::syscall(SYS_getsockopt, fd(), SOL_SOCKET, SO_LINGER,
+                               &option, &length) == 0 &&
+                     option.l_onoff != 0 && option.l_linger == 0;
+  if ((untaken || asked) && EndsHere()) {
     if (mode() == Mode::kEngine) stream_->TellReset();
     ResetOnClose(fd());
   }

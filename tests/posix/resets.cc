@@ -213,6 +213,27 @@ Case linger_reset(
       Barrier();
     });
 
+// The same by the end of the process, which nobody but the kernel closes for.
+void ExitsLingering(int fd) {
+  const linger option{1, 0};
+  CHECK_THAT(::setsockopt(fd, SOL_SOCKET, SO_LINGER, &option, sizeof option) ==
+             0);
+  Barrier();
+}
+void IsReset(int fd) {
+  Barrier();
+  LogDrain(fd);
+}
+Case linger_exit("linger_exit", ExitsLingering, IsReset);
+Case linger_exit_copy(
+    "linger_exit_of_a_copy",
+    [](int fd) {
+      CHECK_THAT(::dup(fd) >= 0);
+      ExitsLingering(fd);
+      ::close(fd);
+    },
+    IsReset);
+
 // Whoever sees by TCP_INFO that it is over, as soon as it can be seen, is told
 // the same by shutdown.
 enum class Over { kLinger, kUnread, kShut, kCount };
