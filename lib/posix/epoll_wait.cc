@@ -307,7 +307,8 @@ int EpollSet::Wait(Leave* leave, epoll_event* out, int capacity,
     }
     if (n != kOnlyBell && !(n == 0 && interrupted)) return n;
     if (HasUser()) break;
-    if (interrupted) {
+    // (A look that does not wait is no wait that a handler could end.)
+    if (interrupted && timeout_ns != 0) {
       errno = EINTR;
       return -1;
     }

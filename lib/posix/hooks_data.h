@@ -29,9 +29,15 @@
 namespace rcsock::posix::hook {
 
 // False where the kernel refuses the vector, and says why better than we could.
-// (What lies around the lengths is on the pages of these.)
+// (What lies around the lengths is on the pages of these, but for what is
+// before the first.)
 inline bool Total(const iovec* iov, long count, std::size_t* total) {
   if (count < 0 || count > IOV_MAX || (count > 0 && Null(iov))) return false;
+  void* first;
+  if (count > 0 &&
+      !base::TryLoad(const_cast<void* const*>(&iov->iov_base), &first)) {
+    return false;
+  }
   std::size_t sum = 0;
   for (long i = 0; i < count; ++i) {
     std::size_t length;

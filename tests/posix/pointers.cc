@@ -106,6 +106,16 @@ Case vectors(
           Result("recvmmsg", ::recvmmsg(fd, &one, 1, 0, nullptr));
         }
       }
+      // The length is there, and what is before it is not.
+      const Edge edge(PROT_READ | PROT_WRITE);
+      char* const page = edge.end - 4096;
+      CHECK_THAT(::munmap(page, 4096) == 0);
+      auto* const split =
+          reinterpret_cast<iovec*>(edge.end - offsetof(iovec, iov_len));
+      std::memset(edge.end, 0, 2 * sizeof(iovec));
+      edge.end[0] = 1;
+      Result("writev", ::writev(fd, split, 1));
+      Result("readv", ::readv(fd, split, 1));
       Done(fd);
     });
 

@@ -230,17 +230,20 @@ void LinkState::RingByMessage(int bell, std::uint64_t armed) {
   // as well.
   page_->rung[1 - side_].bells.fetch_or(1u << bell, std::memory_order_seq_cst);
   const int saved = errno;
+  bool there = true;
   {
     const base::Critical critical;
     std::scoped_lock hold(socket_latch_);
     const int fd = socket_.load(std::memory_order_relaxed);
     if (fd >= 0) {
-      ::syscall(SYS_sendto, fd, message_.data(), message_.size(),
-                MSG_DONTWAIT | MSG_NOSIGNAL, nullptr, 0);
+      there = ::syscall(SYS_sendto, fd, message_.data(), message_.size(),
+                        MSG_DONTWAIT | MSG_NOSIGNAL, nullptr, 0) >= 0 ||
+              errno == EAGAIN;
     }
   }
   errno = saved;
-  kicked_[bell].store(armed, std::memory_order_relaxed);
+  // (Without memory for it, the next one tries again.)
+  if (there) kicked_[bell].store(armed, std::memory_order_relaxed);
 }
 
 // Summary, then word, then (the caller) the ring: the opposite order of the one
