@@ -488,8 +488,10 @@ void InterestsRefresh(Sock* sock, bool barrier);
 void InterestsReady(Sock* sock, bool room = false);
 // Whoever sleeps in one of its sets, on whatever side it is, looks again.
 void InterestsKick(Sock* sock);
-// A descriptor is closed (its last one: `fd` -1, all registrations).
-void InterestsDrop(Sock* sock, int fd);
+// A descriptor is closed (its last one: `fd` -1, all registrations).  `kept`: a
+// number of it, which is about to be closed, if the open file lives on; else
+// -1.
+void InterestsDrop(Sock* sock, int fd, int kept = -1);
 // Whether there is a registration under this number.
 bool InterestsNamed(Sock* sock, int fd);
 // Whether one is in a set that stays open across exec, where nobody will know

@@ -309,7 +309,7 @@ void InterestsKick(Sock* sock) {
 
 // (By the latch alone it is seen that there is none: a registration that the
 // kernel knows of, and has told another thread of, may not be here yet.)
-void InterestsDrop(Sock* sock, int fd) {
+void InterestsDrop(Sock* sock, int fd, int kept) {
   Critical critical;
   Lookers lookers;
   interest_latch.lock();
@@ -318,6 +318,10 @@ void InterestsDrop(Sock* sock, int fd) {
     if (fd < 0 || i->fd == fd) {
       if (!i->dormant.load(std::memory_order_relaxed)) {
         i->set->DropRegistered();
+      }
+      if (kept >= 0 && i->in_kernel && i->fd == kept) {
+        epoll_event unused{};
+        real::epoll_ctl(i->set->fd(), EPOLL_CTL_DEL, kept, &unused);
       }
       lookers.Forget(i);
     }

@@ -54,7 +54,9 @@ struct ThreadSignals {
   // Forks that this thread is the child of.  A handler may have made the last
   // one within a sleep, whose count is the parent's then.
   volatile std::uint32_t forks = 0;
-  static constexpr std::uint32_t kMostDeferred = 8;
+  // (More of them would be more of the static TLS that libc keeps for libraries
+  // that are loaded late: 1,664 bytes.)
+  static constexpr std::uint32_t kMostDeferred = 6;
   struct Deferred {
     int number;
     siginfo_t info;

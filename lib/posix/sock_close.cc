@@ -105,7 +105,15 @@ int Sock::CloseLast(int number, const Successor& next) {
   closed_.store(true, std::memory_order_seq_cst);
   eligible_.store(false, std::memory_order_relaxed);
   Conductor* conductor = Conductor::IfRunning();
-  InterestsDrop(this, -1);
+  // (TryAdopt has been before, or finds it closed.)  The registrations of one
+  // that has just been adopted are the kernel's still, and the conductor may
+  // keep the open file: its sets would tell of who has been closed.  So they
+  // would while a call of the conductor's for one that seeks holds the file.
+  const bool sought = seeking_.load(std::memory_order_seq_cst);
+  tx_latch.lock();
+  const bool adopted = mode() == Mode::kEngine;
+  tx_latch.unlock();
+  InterestsDrop(this, -1, adopted || sought ? number : -1);
   if (seeking_.exchange(false) && conductor != nullptr) conductor->Cancel(this);
   tx_latch.lock();
   rx_latch.lock();
