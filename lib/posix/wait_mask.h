@@ -5,6 +5,8 @@
 #include <signal.h>
 
 #include <cerrno>
+#include <cstdint>
+#include <cstring>
 
 namespace rcsock::posix {
 
@@ -31,8 +33,15 @@ class WaitMask {
   // before the wait.
   bool Block() {
     if (mask_ == nullptr || blocked_) return false;
-    // (A bad pointer: the kernel's wait says so.)
-    return blocked_ = ::pthread_sigmask(SIG_BLOCK, mask_, &before_) == 0;
+    // The kernel's word alone, which the caller has looked at.  But for faults:
+    // what is ready is told meanwhile, and where the program has no room for it
+    // that is EFAULT (base/guard.h), which a blocked fault would not be.
+    sigset_t mask;
+    ::sigemptyset(&mask);
+    std::memcpy(&mask, mask_, sizeof(std::uint64_t));
+    ::sigdelset(&mask, SIGSEGV);
+    ::sigdelset(&mask, SIGBUS);
+    return blocked_ = ::pthread_sigmask(SIG_BLOCK, &mask, &before_) == 0;
   }
 
  private:

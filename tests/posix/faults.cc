@@ -1,7 +1,9 @@
 // Buffers that are not there, in part or at all: the kernel says EFAULT, and
 // the stream goes on.
 #include <poll.h>
+#include <sys/epoll.h>
 #include <sys/mman.h>
+#include <sys/select.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
 #include <unistd.h>
@@ -10,6 +12,7 @@
 #include <csignal>
 #include <cstdint>
 #include <functional>
+#include <thread>
 #include <vector>
 
 #include "tests/posix/edge.h"
@@ -308,6 +311,72 @@ Case waits(
       char text[11] = {};
       RecvAll(fd, text, 10);
       Log("%s", text);
+      Barrier();
+    });
+
+// What the mask of a wait blocks, faults with all others, it does not block for
+// what the wait itself tells, and has no room for.
+Case masked(
+    "waits_with_a_mask",
+    [](int fd) {
+      const auto peer = static_cast<pid_t>(Hear());
+      for (int i = 0; i < 3; ++i) {
+        Barrier();
+        AwaitAsleep(peer, peer);
+        SendAll(fd, "1", 1);
+        Barrier();
+      }
+    },
+    [](int fd) {
+      Tell(::getpid());
+      const Edge hole(PROT_NONE);
+      sigset_t mask;
+      ::sigfillset(&mask);
+      const timespec limit{20, 0};
+      char byte;
+      const int set = ::epoll_create1(EPOLL_CLOEXEC);
+      epoll_event event{};
+      event.events = EPOLLIN;
+      event.data.u64 = 7;
+      CHECK_THAT(::epoll_ctl(set, EPOLL_CTL_ADD, fd, &event) == 0);
+      Barrier();
+      Result("epoll_pwait",
+             ::epoll_pwait(set, reinterpret_cast<epoll_event*>(hole.end), 4,
+                           20000, &mask));
+      Result("then", ::epoll_pwait(set, &event, 1, 20000, &mask));
+      RecvAll(fd, &byte, 1);
+      ::close(set);
+      Barrier();
+      // What is to be told goes bad while the call waits.
+      const int self = ::gettid();
+      const auto goes_bad = [self](char* page) {
+        return std::thread([self, page] {
+          AwaitAsleep(::getpid(), self);
+          CHECK_THAT(::mprotect(page, kPage, PROT_READ) == 0);
+          Barrier();
+        });
+      };
+      CHECK_THAT(::mprotect(hole.end, kPage, PROT_READ | PROT_WRITE) == 0);
+      auto* const one = reinterpret_cast<pollfd*>(hole.end);
+      *one = {fd, POLLIN, 0};
+      {
+        std::thread bad = goes_bad(hole.end);
+        Result("ppoll", ::ppoll(one, 1, &limit, &mask));
+        bad.join();
+      }
+      RecvAll(fd, &byte, 1);
+      Barrier();
+      CHECK_THAT(::mprotect(hole.end, kPage, PROT_READ | PROT_WRITE) == 0);
+      auto* const in = reinterpret_cast<fd_set*>(hole.end);
+      FD_ZERO(in);
+      FD_SET(fd, in);
+      {
+        std::thread bad = goes_bad(hole.end);
+        Result("pselect",
+               ::pselect(fd + 1, in, nullptr, nullptr, &limit, &mask));
+        bad.join();
+      }
+      RecvAll(fd, &byte, 1);
       Barrier();
     });
 
