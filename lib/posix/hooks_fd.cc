@@ -271,7 +271,7 @@ int dup3(int from, int to, int flags) {
     return real::dup3(from, to, flags);
   }
   if (RefuseTarget(to)) return -1;
-  BeforeStandardNumber(LookupSock(from), to);
+  BeforeReplacing(LookupSock(from), to);
   return ReplaceFd(to, from, flags);
 }
 
@@ -282,7 +282,7 @@ int dup2(int from, int to) {
     return real::dup2(from, to);
   }
   if (RefuseTarget(to)) return -1;
-  BeforeStandardNumber(LookupSock(from), to);
+  BeforeReplacing(LookupSock(from), to);
   return ReplaceFd(to, from, 0);
 }
 

@@ -1,4 +1,5 @@
-// What libc's stdio does to a stream: at 0, 1 or 2, and by fdopen().
+// What libc's stdio does to a stream: at 0, 1 or 2, by fdopen(), and where
+// dup2() has put it under a FILE.
 //
 // It reads and writes by calls of its own, which cannot be interposed; and what
 // it puts on an anchor under a lane ends the connection.  But it makes them
@@ -18,7 +19,9 @@
 
 #include "lib/posix/stdio.h"
 
+#include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -180,6 +183,14 @@ void BeforeStandardNumber(Sock* sock, int to) {
   if (static_cast<unsigned>(to) > 2 || sock == nullptr) return;
   // (In a sandbox no stream leaves TCP, and no new call is made.)
   if (ProcessPinned() == base::Reason::kSandboxed) return;
+  if (!Seen()) sock->Pin(base::Reason::kPinnedFdopen);
+}
+
+void BeforeReplacing(Sock* sock, int to) {
+  if (sock == nullptr || ProcessPinned() == base::Reason::kSandboxed) return;
+  if (static_cast<unsigned>(to) > 2 && ::syscall(SYS_fcntl, to, F_GETFD) < 0) {
+    return;
+  }
   if (!Seen()) sock->Pin(base::Reason::kPinnedFdopen);
 }
 

@@ -9,6 +9,9 @@ class Sock;
 // and 2 without an fdopen() that could be seen, by calls inside libc: these
 // come to the hooks from now on, or the stream stays on TCP for good.
 void BeforeStandardNumber(Sock* sock, int to);
+// dup2() and dup3() are about to put `sock` (or null) onto `to`.  A FILE may
+// have any number that is open, and goes on with what is there now.
+void BeforeReplacing(Sock* sock, int to);
 // Whether the calls that libc makes for a FILE of fdopen(, `mode`) come to the
 // hooks from now on.  (Not those that are no cancellation points, `c`, as the
 // hooks' are; nor, to be safe, where it asks for a map, `m`.)

@@ -305,6 +305,35 @@ Case exchanged(
       Barrier();
     });
 
+// A FILE of something else, onto whose number the connection comes: no fdopen()
+// tells of that.
+void PutUnderFile(int fd, int (*put)(int from, int to)) {
+  std::FILE* file = std::fopen("/dev/null", "r+");
+  CHECK_THAT(file != nullptr && ::fileno(file) > 2);
+  CHECK_THAT(put(fd, ::fileno(file)) == ::fileno(file));
+  ::close(fd);
+  std::fprintf(file, "from under it\n");
+  std::fflush(file);
+  Log("%s", Line(file).c_str());
+  std::fclose(file);
+}
+void TalkToFile(int fd) {
+  char text[32] = {};
+  RecvAll(fd, text, 14);
+  Log("%s", text);
+  SendAll(fd, "to it\n", 6);
+  Result("the end", ::recv(fd, text, sizeof text, 0));
+}
+Case replaced(
+    "filed_replaced", [](int fd) { PutUnderFile(fd, &::dup2); }, &TalkToFile);
+Case replaced_by_dup3(
+    "filed_by_dup3",
+    [](int fd) {
+      PutUnderFile(
+          fd, [](int from, int to) { return ::dup3(from, to, O_CLOEXEC); });
+    },
+    &TalkToFile);
+
 // What is in the buffer of a child when it is made, and when it ends.
 Case forked(
     "filed_forked",
