@@ -16,6 +16,7 @@
 #include "lib/posix/each_sock.h"
 #include "lib/posix/inside.h"
 #include "lib/posix/last_thread.h"
+#include "lib/posix/last_words.h"
 #include "lib/posix/process.h"
 #include "lib/posix/shell.h"
 #include "lib/posix/signals.h"
@@ -111,6 +112,8 @@ void ForkParent() {
 
 void ForkChild() {
   KnowOwnPid();
+  // (The first of a PID namespace.)
+  if (OwnPid() == 1) EndLastWords();
   KnowFirstThread();
   const bool locked = tls_forking;
   tls_forking = false;

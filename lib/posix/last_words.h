@@ -22,7 +22,7 @@ namespace rcsock::posix {
 using DeferSignal = bool (*)(int number, const siginfo_t* info, void* context);
 void InitLastWords(DeferSignal defer);
 // Default actions are the kernel's again, for good: a filter of system calls is
-// coming.
+// coming, or this is a child that has become the first of a PID namespace.
 void EndLastWords();
 
 // For HookedSigaction, with its latch held.  The program leaves `number` to its

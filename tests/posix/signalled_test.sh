@@ -180,6 +180,26 @@ if unshare --user --map-root-user --pid --fork true 2>/dev/null; then
     unshare --user --map-root-user --pid --fork --mount-proc \
     "$program" -c 'import os; os.kill(1, 15); print("goes on")')" "goes on"
 fi
+# So does who has become the first of one by fork, and executes nothing.
+cat >first.py <<'PY'
+import ctypes, os, signal, sys
+libc = ctypes.CDLL(None)
+def status(pid): return os.waitpid(pid, 0)[1]
+if libc.unshare(0x20000000) != 0 and libc.unshare(0x30000000) != 0: sys.exit(0)
+pid = os.fork()
+if pid == 0:
+    for number in signal.SIGHUP, signal.SIGINT, signal.SIGTERM:
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(1, number)
+    child = os.fork()
+    if child == 0:
+        signal.raise_signal(signal.SIGTERM)
+        os._exit(3)
+    print("goes on, and its child", status(child), flush=True)
+    os._exit(5)
+print(status(pid))
+PY
+same "a child that is the first of a namespace" first.py
 # What was ignored when it began stays so.
 expect "ignored from the beginning" "$(trap '' TERM; under -c '
 import os, signal
