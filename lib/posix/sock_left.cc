@@ -112,7 +112,15 @@ class Sock::LeftCall {
       const OutsideCritical outside;
       n = call();
     }
-    sock_->WakesLeft();
+    // Awake before the count of those who sleep is taken back, as who holds the
+    // latches sees it, whichever of the two he looks at first
+    // (LastLeftLatched): he has looked at both before, or sees it awake.
+    const int saved = errno;
+    {
+      const Latched latched(sock_);
+      sock_->WakesLeft();
+    }
+    errno = saved;
     return n;
   }
 
@@ -141,6 +149,8 @@ bool Sock::LeaveToCalls(int number, const Successor& next, int* result) {
   // (Without another number it ends under them.)
   const int hidden = base::CopyHigh(number);
   if (hidden < 0) return false;
+  // (From GoOnBy on the last of the calls may return, and close it for good.)
+  const std::shared_ptr<Sock> keep = Share();
   bool left;
   {
     Latched latched(this);
@@ -155,7 +165,6 @@ bool Sock::LeaveToCalls(int number, const Successor& next, int* result) {
     base::CloseRaw(hidden);
     return false;
   }
-  const std::shared_ptr<Sock> keep = Share();
   LoseFd(number);
   *result = CloseNumber(number, next, true);
   const int saved = errno;
@@ -205,7 +214,9 @@ void Sock::ForgetLeft() {
 // (Not one that only waits for a lane, nor a poll: these have nothing more to
 // do with the stream.)
 bool Sock::JoinsLeftToo(const Wait& wait, int result) {
-  if (wait.process == 0 || wait.process != OwnPid() ||
+  // Nor one of another connection, whose object this has been: it ended under
+  // the sleep, for there was no number to keep it by.
+  if (wait.process == 0 || wait.process != OwnPid() || wait.life != Life() ||
       (tls_left.sock == this && tls_left.life == Life())) {
     return false;
   }
