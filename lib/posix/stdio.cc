@@ -187,11 +187,11 @@ void BeforeStandardNumber(Sock* sock, int to) {
 }
 
 void BeforeReplacing(Sock* sock, int to) {
+  if (static_cast<unsigned>(to) <= 2) return BeforeStandardNumber(sock, to);
   if (sock == nullptr || ProcessPinned() == base::Reason::kSandboxed) return;
-  if (static_cast<unsigned>(to) > 2 && ::syscall(SYS_fcntl, to, F_GETFD) < 0) {
-    return;
-  }
-  if (!Seen()) sock->Pin(base::Reason::kPinnedFdopen);
+  // (Where it can't be seen the stream stays where it is all the same: hardly
+  // any number that is open is a FILE's.)
+  if (::syscall(SYS_fcntl, to, F_GETFD) >= 0) Seen();
 }
 
 bool FollowsFileOf(const char* mode) {
