@@ -15,8 +15,6 @@ namespace rcsock::lane {
 // Threads: any.
 class Board {
  public:
-  static constexpr int kBells = 8;
-
   // A lane's place on the board; part of the lane.
   class Mark {
    private:

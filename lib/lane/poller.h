@@ -5,6 +5,13 @@
 
 namespace rcsock::lane {
 
+// A process's doorbells.  Who shares one is woken for the other's streams, and
+// has to pass on what it then finds: so there are as many as the event loops of
+// a large server.  A bit each of a BellMask.
+constexpr int kBells = 64;
+using BellMask = std::uint64_t;
+constexpr BellMask BellBit(int k) { return BellMask{1} << k; }
+
 // What happened on a lane whose notify bits name this poller.
 struct Completion {
   void* cookie;         // what SetCookie gave the lane

@@ -484,6 +484,7 @@ void InterestsForkChild() {
     }
   }
   Registry::ForkChildOfPool();
+  ForgetBells();
   // They were asked to go to TCP before, or are the parent's.
   moving = nullptr;
   ask_from_ns = 0;

@@ -4,6 +4,7 @@
 #include "lib/posix/poll.h"
 
 #include <atomic>
+#include <bit>
 #include <cerrno>
 #include <cstring>
 #include <memory>
@@ -364,12 +365,12 @@ class Polling {
       // The engine is being taken down: its streams are about to be plain.
       return Nap(100'000);
     }
-    std::uint32_t wanted = 0;
+    lane::BellMask wanted = 0;
     for (nfds_t m = 0; m < mine_; ++m) {
       const int bell = BellOf(members_[m].file);
-      if (bell > 0) wanted |= 1u << bell;
+      if (bell > 0) wanted |= lane::BellBit(bell);
     }
-    bool complete = EnsureBells(conductor, wanted | 1u << kPollBell);
+    bool complete = EnsureBells(conductor, wanted | lane::BellBit(kPollBell));
     source_count_ = 0;
     for (nfds_t m = 0; m < mine_ && complete; ++m) {
       if (members_[m].file->kind == FileKind::kSock) {
@@ -404,8 +405,8 @@ class Polling {
     const std::int64_t left = Left();
     const bool brief = left >= 0 && left <= base::kNapNs;
     const bool nap = brief || !napped_;
-    for (int k = 0; k < lane::shm::kBells; ++k) {
-      if (wanted & 1u << k) conductor->bells()->Arm(k, nap);
+    for (lane::BellMask more = wanted; more != 0; more &= more - 1) {
+      conductor->bells()->Arm(std::countr_zero(more), nap);
     }
     for (int i = 0; i < source_count_; ++i) {
       Critical critical;
@@ -419,7 +420,7 @@ class Polling {
       const int bell = BellOf(members_[m].file);
       // Bell 0 is the conductor's, who tells of a change by the poll bell,
       // armed or not.
-      if (bell > 0 && (wanted & 1u << bell) == 0) bells_still = false;
+      if (bell > 0 && (wanted & lane::BellBit(bell)) == 0) bells_still = false;
       if (members_[m].file->kind == FileKind::kSock &&
           !Wanted(static_cast<Sock*>(members_[m].file)->source())) {
         bells_still = false;
@@ -470,7 +471,7 @@ class Polling {
   struct Undo {
     Polling* polling;
     Conductor* conductor;
-    std::uint32_t wanted;
+    lane::BellMask wanted;
     long process;
     ~Undo() {
       // A handler has forked meanwhile, and this is the child: it has neither
@@ -478,8 +479,8 @@ class Polling {
       if (OwnPid() != process) return;
       const int saved = errno;
       // The bells first: what is drained on the way need not ring for us.
-      for (int k = 0; k < lane::shm::kBells; ++k) {
-        if (wanted & 1u << k) conductor->bells()->Disarm(k);
+      for (lane::BellMask more = wanted; more != 0; more &= more - 1) {
+        conductor->bells()->Disarm(std::countr_zero(more));
       }
       for (int i = 0; i < polling->source_count_; ++i) {
         Critical critical;

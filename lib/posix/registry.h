@@ -15,6 +15,7 @@
 #include "lib/base/pool.h"
 #include "lib/base/real.h"
 #include "lib/lane/shm/shm_poller.h"
+#include "lib/posix/bell_shares.h"
 #include "lib/posix/epoll.h"
 #include "lib/posix/sock.h"
 
@@ -43,7 +44,6 @@ struct Registry {
   static inline Interest* free_interests = nullptr;  // through next_of_set
   static inline EpollSet* free_sets = nullptr;       // through pool_next_
   static inline EpollSet* left_sets = nullptr;       // the same
-  static inline constinit std::atomic<int> next_bell{2};
 
   static Interest* TakeInterest() {
     if (free_interests == nullptr) {
@@ -120,18 +120,17 @@ struct Registry {
     if (set->poller_) return true;
     rendezvous::Conductor* conductor = rendezvous::Conductor::IfRunning();
     if (conductor == nullptr) return false;
-    constexpr int kFirst = lane::shm::kSetBells;
-    int bell = kFirst + next_bell.fetch_add(1, std::memory_order_relaxed) %
-                            (lane::shm::kBells - kFirst);
+    int bell = TakeBell(false);
     lane::shm::Bells* bells = conductor->bells();
     if (bells->EnsureBell(bell) >= 0) {
       conductor->AnnounceBell(bell);
     } else {
       // No descriptor is left: another set's, or the one that the conductor has
       // made for this.
-      bell = kFirst;
-      while (bell < lane::shm::kBells && bells->bell_fd(bell) < 0) ++bell;
-      if (bell == lane::shm::kBells) return false;
+      GiveBell(bell);
+      bell = lane::shm::kSetBells;
+      while (bell < lane::kBells && bells->bell_fd(bell) < 0) ++bell;
+      if (bell == lane::kBells) return false;
     }
     set->board_ = conductor->board();
     set->poller_.reset(new (std::nothrow) lane::shm::ShmPoller(bells, bell));

@@ -5,10 +5,11 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include <atomic>
+#include <bit>
 
 #include "lib/base/sleep.h"
 #include "lib/base/unique_fd.h"
+#include "lib/posix/bell_shares.h"
 #include "lib/posix/poll.h"
 #include "lib/posix/process.h"
 #include "lib/posix/signals.h"
@@ -21,8 +22,8 @@ namespace {
 
 struct ThreadBells {
   int set = -1;
-  std::uint32_t bells = 0;  // those already in it
-  int own = 0;              // 0: not chosen yet
+  lane::BellMask bells = 0;  // those already in it
+  int own = 0;               // 0: not chosen yet
   lane::Source* sources[kThreadSources] = {};
   int source_count = 0;
   int pid = 0;
@@ -40,8 +41,10 @@ void BellsEnd(void* of) {
   auto* const mine = static_cast<ThreadBells*>(of);
   if (mine->set >= 0 && mine->pid == ::syscall(SYS_getpid)) {
     base::CloseRaw(mine->set);
+    GiveBell(mine->own);
   }
   mine->set = -1;
+  mine->own = 0;
 }
 
 // In a critical section.  False: no descriptor is left.
@@ -54,7 +57,7 @@ bool MakeBell(Conductor* conductor, int k) {
 
 }  // namespace
 
-bool EnsureBells(Conductor* conductor, std::uint32_t wanted) {
+bool EnsureBells(Conductor* conductor, lane::BellMask wanted) {
   Critical critical;  // the bells' latch, and the conductor's
   ThreadBells& mine = tls_bells;
   const int pid = static_cast<int>(OwnPid());
@@ -72,8 +75,9 @@ bool EnsureBells(Conductor* conductor, std::uint32_t wanted) {
     if (bells_key_made) ::pthread_setspecific(bells_key, &mine);
     if (mine.set < 0) return false;
   }
-  for (int k = 0; k < lane::shm::kBells; ++k) {
-    if ((wanted & 1u << k) == 0 || (mine.bells & 1u << k) != 0) continue;
+  for (lane::BellMask more = wanted & ~mine.bells; more != 0;
+       more &= more - 1) {
+    const int k = std::countr_zero(more);
     if (!MakeBell(conductor, k)) return false;
     epoll_event event{};
     event.events = EPOLLIN | EPOLLET;
@@ -81,21 +85,20 @@ bool EnsureBells(Conductor* conductor, std::uint32_t wanted) {
                   conductor->bells()->bell_fd(k), &event) != 0) {
       return false;
     }
-    mine.bells |= 1u << k;
+    mine.bells |= lane::BellBit(k);
   }
   return true;
 }
 
 int OwnBell(Conductor* conductor) {
-  static constinit std::atomic<unsigned> threads{0};
-  constexpr unsigned kShared = lane::shm::kBells - 1 - kPollBell;
   ThreadBells& mine = tls_bells;
   if (mine.own == 0) {
     Critical critical;
-    const unsigned n =
-        threads.fetch_add(1, std::memory_order_relaxed) % kShared;
-    const int own = lane::shm::kBells - 1 - static_cast<int>(n);
-    mine.own = MakeBell(conductor, own) ? own : kPollBell;
+    mine.own = TakeBell(true);
+    if (!MakeBell(conductor, mine.own)) {
+      GiveBell(mine.own);
+      mine.own = kPollBell;
+    }
   }
   return mine.own;
 }
@@ -122,7 +125,7 @@ bool EnsureSource(lane::Source* source) {
 }
 
 int WaitBells(const timespec* timeout, const sigset_t* mask) {
-  constexpr int kMost = lane::shm::kBells + kThreadSources;
+  constexpr int kMost = lane::kBells + kThreadSources;
   epoll_event events[kMost];
   return base::EpollPwait(tls_bells.set, events, kMost, timeout, mask);
 }

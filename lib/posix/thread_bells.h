@@ -22,13 +22,12 @@ constexpr int kThreadSources = 32;
 void InitThreadBells();
 
 // These bells are in this thread's set.  False: it cannot sleep on them.
-bool EnsureBells(rendezvous::Conductor* conductor, std::uint32_t wanted);
+bool EnsureBells(rendezvous::Conductor* conductor, lane::BellMask wanted);
 
 // The bell that this thread's polls ask for of a lane in shared memory.  A kick
 // wakes all who sleep by a bell, each for a look and two system calls or more:
 // so threads that poll streams of their own have one each, as far as they go
-// round.  (None has the poll bell, by which every poll sleeps.  From the last
-// one down, since epoll sets take theirs from the first ones up.)
+// round (bell_shares.h).  (None has the poll bell, by which every poll sleeps.)
 int OwnBell(rendezvous::Conductor* conductor);
 
 // False: it cannot be slept on.

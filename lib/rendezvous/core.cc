@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <bit>
 #include <boost/asio/detail/epoll_reactor.hpp>
 #include <boost/asio/executor_work_guard.hpp>
 #include <boost/asio/post.hpp>
@@ -220,7 +221,7 @@ void Core::OnBell() {
   lane::shm::EmptyFd(bells->bell_fd(0));
   // A peer that does not yet know the eventfd of bell k has kicked this one for
   // it.
-  for (int k = 1; k < lane::shm::kBells; ++k) {
+  for (int k = 1; k < lane::kBells; ++k) {
     if (bells->bell_fd(k) >= 0 && bells->Armed(k)) bells->Kick(k);
   }
   // Arm before the look, as ever: a new generation, so that whoever marks a bit
@@ -236,11 +237,10 @@ void Core::OnBell() {
   });
 }
 
-void Core::RingBells(std::uint32_t which) {
-  for (int k = 0; k < lane::shm::kBells; ++k) {
-    if ((which >> k & 1) != 0 && bells->bell_fd(k) >= 0 && bells->Armed(k)) {
-      bells->Kick(k);
-    }
+void Core::RingBells(lane::BellMask which) {
+  for (; which != 0; which &= which - 1) {
+    const int k = std::countr_zero(which);
+    if (bells->bell_fd(k) >= 0 && bells->Armed(k)) bells->Kick(k);
   }
 }
 
@@ -336,7 +336,7 @@ void Core::RemoveLink(PeerLink* link) {
     DrainBell();
     poller_->RemoveLink(link->link().get());
   }
-  for (int k = 0; k < lane::shm::kBells; ++k) {
+  for (int k = 0; k < lane::kBells; ++k) {
     if (bells->bell_fd(k) >= 0) bells->Kick(k);
   }
   {

@@ -60,7 +60,7 @@ class Core {
   void AddLink(std::shared_ptr<PeerLink> link);
   void RemoveLink(PeerLink* link);
   // Those of these bells that somebody sleeps by.
-  void RingBells(std::uint32_t which);
+  void RingBells(lane::BellMask which);
   // Takes what this process has just said to itself, both ways: there and back,
   // and the word that follows.
   void LookAtSelf();

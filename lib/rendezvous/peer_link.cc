@@ -15,7 +15,9 @@ namespace rcsock::rendezvous {
 namespace {
 
 using boost::system::error_code;
-using lane::shm::kBells;
+using lane::BellBit;
+using lane::BellMask;
+using lane::kBells;
 using lane::shm::kMaxSegments;
 using lane::shm::kSegmentStreams;
 
@@ -25,7 +27,6 @@ constexpr std::size_t kMostHeld = 256;
 // Side 0: with so many unanswered no more is offered: a peer that does not come
 // to answer is not to be flooded.
 constexpr int kMostUnanswered = 32;
-constexpr std::uint32_t kAllBells = (1u << kBells) - 1;
 
 }  // namespace
 
@@ -53,7 +54,7 @@ std::shared_ptr<PeerLink> PeerLink::Make(Core* core, const Uuid& uuid,
   link->channel_->Lend(memory);
   auto message = NewMessage<LinkMsg>();
   int fds[kMaxFds] = {memory->page_fd(), core->bells->SharePage()};
-  std::uint32_t mask = 0;
+  BellMask mask = 0;
   const int count = 2 + link->NewBells(fds + 2, &mask);
   message.bells = mask;
   link->channel_->Send(message, fds, count);
@@ -67,10 +68,8 @@ std::shared_ptr<PeerLink> PeerLink::Accept(Core* core, const Uuid& uuid,
   LinkMsg message;
   *why = base::Reason::kProtocol;
   if (!packet.Read(&message)) return nullptr;
-  const std::uint32_t mask = message.bells;
-  if ((mask & ~kAllBells) || packet.fd_count != 2 + std::popcount(mask)) {
-    return nullptr;
-  }
+  const BellMask mask = message.bells;
+  if (packet.fd_count != 2 + std::popcount(mask)) return nullptr;
   std::shared_ptr<lane::shm::Link> memory =
       lane::shm::Link::Map(packet.TakeFd(0));
   if (memory == nullptr ||
@@ -86,7 +85,7 @@ std::shared_ptr<PeerLink> PeerLink::Accept(Core* core, const Uuid& uuid,
   link->up_ = true;
   auto ack = NewMessage<LinkAck>();
   int fds[kMaxFds] = {core->bells->SharePage()};
-  std::uint32_t ours = 0;
+  BellMask ours = 0;
   const int count = 1 + link->NewBells(fds + 1, &ours);
   ack.bells = ours;
   link->channel_->Send(ack, fds, count);
@@ -101,27 +100,27 @@ void PeerLink::OnNoAck() {
   if (!up_) Die(base::Reason::kTimeout);
 }
 
-int PeerLink::NewBells(int* fds, std::uint32_t* mask) {
+int PeerLink::NewBells(int* fds, BellMask* mask) {
   int count = 0;
   *mask = 0;
   if (!SharesBells()) return 0;
   for (int k = 0; k < kBells; ++k) {
     const int fd = core_->bells->bell_fd(k);
-    if (fd < 0 || (announced_ & 1u << k)) continue;
+    if (fd < 0 || (announced_ & BellBit(k))) continue;
     fds[count++] = fd;
-    *mask |= 1u << k;
+    *mask |= BellBit(k);
   }
   announced_ |= *mask;
   return count;
 }
 
-bool PeerLink::TakeBells(std::uint32_t mask, Packet& packet, int first) {
+bool PeerLink::TakeBells(BellMask mask, Packet& packet, int first) {
   // A bell is given once: a second eventfd would put the first in use in doubt.
   if (known_ & mask) return false;
   known_ |= mask;
   int i = first;
   for (int k = 0; k < kBells; ++k) {
-    if (!(mask & 1u << k)) continue;
+    if (!(mask & BellBit(k))) continue;
     base::UniqueFd fd = packet.TakeFd(i++);
     if (SharesBells()) link_->SetPeerBell(k, std::move(fd));
   }
@@ -130,12 +129,12 @@ bool PeerLink::TakeBells(std::uint32_t mask, Packet& packet, int first) {
 
 void PeerLink::AnnounceBell(int k) {
   if (dead_ || !SharesBells() || k < 0 || k >= kBells ||
-      (announced_ & 1u << k)) {
+      (announced_ & BellBit(k))) {
     return;
   }
   const int fd = core_->bells->bell_fd(k);
   if (fd < 0) return;
-  announced_ |= 1u << k;
+  announced_ |= BellBit(k);
   auto message = NewMessage<BellMsg>();
   message.bell = static_cast<std::uint32_t>(k);
   channel_->Send(message, &fd, 1);
@@ -305,10 +304,8 @@ bool PeerLink::Handle(Packet& packet) {
 bool PeerLink::HandleAck(Packet& packet) {
   LinkAck message;
   if (!packet.Read(&message)) return false;
-  const std::uint32_t mask = message.bells;
-  if ((mask & ~kAllBells) || packet.fd_count != 1 + std::popcount(mask)) {
-    return false;
-  }
+  const BellMask mask = message.bells;
+  if (packet.fd_count != 1 + std::popcount(mask)) return false;
   if (!link_->SetPeerBellPage(packet.TakeFd(0), core_->bells->most_ring()) ||
       !TakeBells(mask, packet, 1)) {
     return false;
@@ -323,7 +320,7 @@ bool PeerLink::HandleBell(Packet& packet) {
   BellMsg message;
   if (!packet.Read(&message) || packet.fd_count != 1) return false;
   const std::uint32_t bell = message.bell;
-  return bell < kBells && TakeBells(1u << bell, packet, 0);
+  return bell < kBells && TakeBells(BellBit(static_cast<int>(bell)), packet, 0);
 }
 
 bool PeerLink::HandleSegment(Packet& packet) {

@@ -92,8 +92,8 @@ class PeerLink : public ChannelOwner,
   void WaitForAck();
   void OnNoAck();
   // Bells that exist here and that the peer has not been given.
-  int NewBells(int* fds, std::uint32_t* mask);
-  bool TakeBells(std::uint32_t mask, Packet& packet, int first);
+  int NewBells(int* fds, lane::BellMask* mask);
+  bool TakeBells(lane::BellMask mask, Packet& packet, int first);
   // The used slot that a message speaks of; null: the peer broke the protocol.
   Slot* Find(std::uint32_t index, std::uint32_t epoch);
   void FreeIfDone(int index);
@@ -119,8 +119,8 @@ class PeerLink : public ChannelOwner,
   std::shared_ptr<lane::shm::Link> link_;
   bool up_ = false;  // side 0: LINK_ACK has come; side 1: always
   bool dead_ = false;
-  std::uint32_t announced_ = 0;  // bells the peer has been given
-  std::uint32_t known_ = 0;      // bells of the peer that we have
+  lane::BellMask announced_ = 0;  // bells the peer has been given
+  lane::BellMask known_ = 0;      // bells of the peer that we have
   std::vector<Slot> slots_;
   std::vector<int> free_;                          // side 0
   int unanswered_ = 0;                             // side 0: slots

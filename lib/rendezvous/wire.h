@@ -21,8 +21,10 @@ constexpr std::uint32_t kMagic = 0x6b736372;  // "rcsk"
 // Of the messages and of the memory that they lead to.
 constexpr std::uint8_t kVersion = lane::shm::kMemoryVersion;
 
-// A link's page, a bell page and eight bells.
-constexpr int kMaxFds = 2 + lane::shm::kBells;
+// A link's page, a bell page and all bells.  (One record of AF_UNIX takes 253:
+// SCM_MAX_FD.)
+constexpr int kMaxFds = 2 + lane::kBells;
+static_assert(kMaxFds <= 253);
 constexpr std::size_t kMaxPacket = 128;
 
 enum class Type : std::uint8_t {
@@ -65,14 +67,14 @@ struct [[gnu::packed]] Hello {
 struct [[gnu::packed]] LinkMsg {
   static constexpr Type kType = Type::kLink;
   Header header;
-  std::uint32_t bells;
+  lane::BellMask bells;
 };
 
 // Descriptors: bell page, then one eventfd per bit of `bells`.
 struct [[gnu::packed]] LinkAck {
   static constexpr Type kType = Type::kLinkAck;
   Header header;
-  std::uint32_t bells;
+  lane::BellMask bells;
 };
 
 // Descriptor: the eventfd.

@@ -1,13 +1,13 @@
 #!/bin/bash
-# usage: bench_test BARE_MANY BARE_PINGPONG BARE_RING MANY ONEWAY PINGPONG
+# usage: bench_test BARE_MANY BARE_PINGPONG BARE_RING LOOPS MANY ONEWAY PINGPONG
 #                   PLAIN_COST PROMOTION SHORT TURNS SOCKETS COUNT_SYSCALLS
 #
 # Each program runs, in one command and in two, and prints one line of JSON.
 # Speed is not looked at.
 set -euo pipefail
-bare_many=$1 bare_pingpong=$2 bare_ring=$3 many=$4 oneway=$5 pingpong=$6
-plain_cost=$7 promotion=$8 short=$9 turns=${10} sockets=${11}
-count_syscalls=${12}
+bare_many=$1 bare_pingpong=$2 bare_ring=$3 loops=$4 many=$5 oneway=$6 pingpong=$7
+plain_cost=$8 promotion=$9 short=${10} turns=${11} sockets=${12}
+count_syscalls=${13}
 
 # expect KEY COMMAND...: one line of JSON in which KEY is a positive number
 expect() {
@@ -32,6 +32,7 @@ print(s.getsockname()[1])'
 expect ns "$bare_many" --pairs 100 --iters 10000
 expect ns "$bare_pingpong" --iters 10000
 expect bytes_per_s "$bare_ring" --seconds 0.05
+expect per_s "$loops" --loops 5 --iters 100
 expect ns "$many" --connections 50 --iters 2000
 expect ns "$many" --connections 50 --active 8 --iters 2000
 expect ns "$many" --connections 50 --hot 5 --move 100 --iters 2000

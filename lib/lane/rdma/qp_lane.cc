@@ -203,7 +203,7 @@ void QpLane::Lost(base::Reason reason) {
 void QpLane::SetNotify(std::uint32_t bits, int bell) {
   constexpr std::uint32_t kPollerBits =
       kNotifyRxPoller | kNotifyRxBits | kNotifyTxPoller;
-  const auto k = static_cast<std::uint32_t>(bell) & (Board::kBells - 1);
+  const auto k = static_cast<std::uint32_t>(bell) & (kBells - 1);
   notify_.store((bits & kPollerBits) | k << 8, std::memory_order_relaxed);
   // Wish stored -> the caller looks: see Tell.
   base::FullFence();

@@ -87,14 +87,17 @@ int Bells::EnsureBell(int k) {
 
 void Bells::Arm(int k, bool nap) {
   const base::Critical critical;
-  std::scoped_lock hold(latch_);
-  ++sleepers_[k];
-  auto& word = page_->bells[k].armed;
-  const std::uint64_t old = word.load(std::memory_order_relaxed);
-  word.store(old + 1 + (old & 1), std::memory_order_relaxed);
+  {
+    std::scoped_lock hold(counts_[k].latch);
+    ++counts_[k].sleepers;
+    auto& word = page_->bells[k].armed;
+    const std::uint64_t old = word.load(std::memory_order_relaxed);
+    word.store(old + 1 + (old & 1), std::memory_order_relaxed);
+  }
   // Armed word stored -> then the caller looks for work.  A sender stores its
   // message, then (its fence, light if this one is heavy) looks at the armed
-  // word: one of us sees the other.
+  // word: one of us sees the other.  (A word that another thread has changed
+  // since is a later generation, and odd while this one sleeps.)
   //
   // The heavy fence is a system call, and for other processes only (in this one
   // all fence in full: lane::Board).  If shared_ is still false after this
@@ -107,25 +110,28 @@ void Bells::Arm(int k, bool nap) {
 
 void Bells::Disarm(int k) {
   const base::Critical critical;
-  std::scoped_lock hold(latch_);
-  if (sleepers_[k] == 0) return;
-  --sleepers_[k];
+  std::scoped_lock hold(counts_[k].latch);
+  std::uint32_t& sleepers = counts_[k].sleepers;
+  if (sleepers == 0) return;
+  --sleepers;
   auto& word = page_->bells[k].armed;
   // Others sleep still: a new generation for them.  The kick that ended this
   // sleep may have woken nobody else (an epoll set wakes one thread for it),
   // and for its generation there is no second one.
-  word.store(word.load(std::memory_order_relaxed) + (sleepers_[k] == 0 ? 1 : 2),
+  word.store(word.load(std::memory_order_relaxed) + (sleepers == 0 ? 1 : 2),
              std::memory_order_relaxed);
   FullFence();
 }
 
 void Bells::Renew(int k) {
   const base::Critical critical;
-  std::scoped_lock hold(latch_);
-  if (sleepers_[k] == 0) return;
-  auto& word = page_->bells[k].armed;
-  word.store(word.load(std::memory_order_relaxed) + 2,
-             std::memory_order_relaxed);
+  {
+    std::scoped_lock hold(counts_[k].latch);
+    if (counts_[k].sleepers == 0) return;
+    auto& word = page_->bells[k].armed;
+    word.store(word.load(std::memory_order_relaxed) + 2,
+               std::memory_order_relaxed);
+  }
   // As in Arm: a sender that has still seen the old generation, and does not
   // kick, has stored its message before the caller looks.
   base::FullFence();
@@ -140,6 +146,7 @@ void Bells::Kick(int k) { KickFd(bell_fd(k)); }
 
 void Bells::Abandon() {
   latch_.Reset();
+  for (auto& count : counts_) count.latch.Reset();
   for (auto& fd : fds_) {
     const int number = fd.exchange(-1, std::memory_order_relaxed);
     if (number >= 0) base::CloseRaw(number);

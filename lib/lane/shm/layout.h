@@ -6,14 +6,15 @@
 #include <cstdint>
 
 #include "lib/base/barrier.h"
+#include "lib/lane/poller.h"
 #include "lib/ring/tx.h"
 
 // What lies in memory shared with another process.  Only lock-free atomics and
 // bytes; no pointer.  The peer may write anything anywhere in it at any time.
 namespace rcsock::lane::shm {
 
-constexpr int kBells =
-    8;  // 0: the conductor's; 1: poll/select; rest: epoll sets, polling threads
+// 0: the conductor's; 1: poll/select; rest: epoll sets, polling threads.
+using lane::kBells;
 constexpr int kSetBells = 2;         // the first that epoll sets have
 constexpr int kSegmentStreams = 64;  // one word of a ready bitmap
 constexpr int kMaxSegments = 256;    // 16,384 streams between two processes
@@ -162,15 +163,16 @@ struct alignas(kPage) ReadyWords {
 
 // A bit for each bell that the peer has rung by a message (LinkState::Ring).
 struct alignas(64) RungLine {
-  std::atomic<std::uint32_t> bells;
+  std::atomic<BellMask> bells;
 };
 
 // Index: the side that drains, or looks at its bells; the bell.
 struct LinkPage {
   ReadySummary summary[2][kBells];
   RungLine rung[2];
-  std::byte
-      unused[kPage - 2 * kBells * sizeof(ReadySummary) - 2 * sizeof(RungLine)];
+  std::byte unused[kPage -
+                   (2 * kBells * sizeof(ReadySummary) + 2 * sizeof(RungLine)) %
+                       kPage];
   ReadyWords ready[2][kBells];
 };
 static_assert(sizeof(LinkPage) % kPage == 0);
@@ -187,9 +189,9 @@ struct BellPage {
   alignas(128) std::atomic<std::uint32_t> heavy;
   // The largest ring that the owner wants; 0: no opinion.  Written as early.
   std::atomic<std::uint32_t> most_ring;
-  std::byte unused[kPage - (kBells + 1) * sizeof(Bell)];
+  std::byte unused[kPage - (kBells + 1) * sizeof(Bell) % kPage];
 };
-static_assert(sizeof(BellPage) == kPage);
+static_assert(sizeof(BellPage) % kPage == 0);
 
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free);
 static_assert(std::atomic<std::uint32_t>::is_always_lock_free);
@@ -197,7 +199,7 @@ static_assert(std::atomic<std::uint32_t>::is_always_lock_free);
 // Two processes may have different builds.  Whoever changes the shape of this
 // memory, what is in it, or the frames beside it gives it another number: the
 // version of the rendezvous, which keeps them apart.
-constexpr std::uint8_t kMemoryVersion = 8;
+constexpr std::uint8_t kMemoryVersion = 9;
 
 // Notices most changes of shape.
 constexpr std::uint64_t Fingerprint() {
@@ -232,7 +234,7 @@ constexpr std::uint64_t Fingerprint() {
   }
   return hash;
 }
-static_assert(Fingerprint() == 0xf085b6dfb3f14b18, "then kMemoryVersion too");
+static_assert(Fingerprint() == 0x99451bbafa30a2c0, "then kMemoryVersion too");
 
 // Between this side's store and its look at what the other side stores:
 // Dekker's argument needs it on both sides (lib/base/barrier.h).

@@ -68,7 +68,7 @@ void Link::SetSocket(int fd, std::span<const std::byte> message) {
   state_->SetSocket(fd, message);
 }
 void Link::ForgetSocket() { state_->ForgetSocket(); }
-std::uint32_t Link::TakeRung() { return state_->TakeRung(); }
+BellMask Link::TakeRung() { return state_->TakeRung(); }
 
 std::unique_ptr<Lane> Link::OpenLane(int index) {
   if (!state_->Open(index)) return nullptr;

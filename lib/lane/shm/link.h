@@ -59,7 +59,7 @@ class Link {
   void ForgetSocket();
   // A bit for each of our bells that the peer has rung so since the last call:
   // to be asked for after each message that has come on the socket.
-  std::uint32_t TakeRung();
+  BellMask TakeRung();
 
   // Opens this side's end of stream `index`; null if out of range or in use.
   // Side 0 must have called Scrub(index) before the peer opens it.

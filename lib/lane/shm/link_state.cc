@@ -1,5 +1,6 @@
 #include "lib/lane/shm/link_state.h"
 
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -34,6 +35,17 @@ bool IsEventFd(int fd) {
          std::memcmp(target, kName, sizeof(kName) - 1) == 0;
 }
 
+// Peers' eventfds that this process holds, of all links.
+constinit std::atomic<int> kept_bells{0};
+
+// An eighth of the descriptors that the program may have: many peers with many
+// event loops would take them all.
+int MostKept() {
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return 0;
+  return static_cast<int>(std::min<rlim_t>(limit.rlim_cur / 8, INT_MAX));
+}
+
 }  // namespace
 
 void BumpAndWake(std::atomic<std::uint32_t>& word) {
@@ -64,7 +76,9 @@ void LinkState::Abandon() {
   }
   for (auto& fd : peer_fds_) {
     const int number = fd.exchange(-1, std::memory_order_relaxed);
-    if (number >= 0) base::CloseRaw(number);
+    if (number < 0) continue;
+    base::CloseRaw(number);
+    kept_bells.fetch_sub(1, std::memory_order_relaxed);
   }
   UnmapMemory(peer_bells_.exchange(nullptr, std::memory_order_relaxed),
               sizeof(BellPage));
@@ -166,12 +180,17 @@ bool LinkState::SetPeerBellPage(base::UniqueFd fd, std::uint32_t most_ring) {
 
 void LinkState::SetPeerBell(int k, base::UniqueFd fd) {
   if (k < 0 || k >= kBells || !fd.ok() || !IsEventFd(fd.get())) return;
+  // (Bell 0 reaches the others, by way of the peer's conductor.)
+  if (k != 0 && kept_bells.load(std::memory_order_relaxed) >= MostKept()) {
+    return;
+  }
   base::UniqueFd high(base::RelocateHigh(fd.release()));
   int none = -1;
   // The first one stays: senders may be writing to it.
   if (peer_fds_[k].compare_exchange_strong(none, high.get(),
                                            std::memory_order_acq_rel)) {
     high.release();
+    kept_bells.fetch_add(1, std::memory_order_relaxed);
   }
 }
 
@@ -228,7 +247,8 @@ void LinkState::RingByMessage(int bell, std::uint64_t armed) {
   // The bit, then the message; the peer reads a message, then looks at the
   // bits. If the socket is full, a message that the peer has not read yet does
   // as well.
-  page_->rung[1 - side_].bells.fetch_or(1u << bell, std::memory_order_seq_cst);
+  page_->rung[1 - side_].bells.fetch_or(BellBit(bell),
+                                        std::memory_order_seq_cst);
   const int saved = errno;
   bool there = true;
   {

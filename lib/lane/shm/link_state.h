@@ -66,9 +66,8 @@ class LinkState {
   void Ring(int bell);
   // A bit for each of this side's bells that the peer has rung by a message.
   // Whoever has read any message of the link's socket calls it after that.
-  std::uint32_t TakeRung() {
-    return page_->rung[side_].bells.exchange(0, std::memory_order_seq_cst) &
-           ((1u << kBells) - 1);
+  BellMask TakeRung() {
+    return page_->rung[side_].bells.exchange(0, std::memory_order_seq_cst);
   }
   // Whether that may kick anything: one look, for each message.
   bool Rings(int bell) const {

@@ -1,0 +1,134 @@
+// A server and a client of many event loops each, a thread and an epoll set
+// apiece: as many connections as loops, and each carries a request at a time.
+// With more loops than CPUs nearly every wait sleeps.
+
+#include <sys/epoll.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <barrier>
+#include <cerrno>
+#include <cstdint>
+#include <cstdio>
+#include <thread>
+#include <vector>
+
+#include "tests/bench/net.h"
+#include "tests/bench/options.h"
+
+namespace {
+
+constexpr std::size_t kSize = 32;
+
+class Set {
+ public:
+  explicit Set(int fd) : set_(::epoll_create1(EPOLL_CLOEXEC)) {
+    epoll_event event{};
+    event.events = EPOLLIN;
+    if (set_ < 0 || ::epoll_ctl(set_, EPOLL_CTL_ADD, fd, &event) != 0) {
+      bench::Die("epoll");
+    }
+  }
+  ~Set() { ::close(set_); }
+  Set(const Set&) = delete;
+  Set& operator=(const Set&) = delete;
+  void Wait() const {
+    epoll_event event;
+    while (::epoll_wait(set_, &event, 1, -1) < 1) {
+      if (errno != EINTR) bench::Die("epoll_wait");
+    }
+  }
+
+ private:
+  const int set_;
+};
+
+void Serve(int fd) {
+  const Set set(fd);
+  char data[kSize];
+  for (;;) {
+    set.Wait();
+    if (!bench::ReadAll(fd, data, kSize)) break;
+    bench::WriteAll(fd, data, kSize);
+  }
+  ::close(fd);
+}
+
+void Ask(int fd, const Set& set, std::int64_t times) {
+  char data[kSize] = {};
+  for (std::int64_t i = 0; i < times; ++i) {
+    bench::WriteAll(fd, data, kSize);
+    set.Wait();
+    if (!bench::ReadAll(fd, data, kSize)) {
+      errno = ECONNRESET;
+      bench::Die("recv");
+    }
+  }
+}
+
+// Of this process.
+double CpuUs() {
+  rusage use{};
+  ::getrusage(RUSAGE_SELF, &use);
+  return static_cast<double>(use.ru_utime.tv_sec + use.ru_stime.tv_sec) * 1e6 +
+         static_cast<double>(use.ru_utime.tv_usec + use.ru_stime.tv_usec);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  CLI::App app{"Many event loops, a request under way in each"};
+  bench::Ends ends;
+  int loops = 24;
+  std::int64_t iterations = 2000;
+  bench::AddEnds(&app, &ends);
+  app.add_option("--loops", loops, "of each end")
+      ->check(CLI::Range(1, 1000))
+      ->capture_default_str();
+  app.add_option("--iters", iterations, "round trips of each connection")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  CLI11_PARSE(app, argc, argv);
+
+  return bench::RunEnds(
+      ends,
+      [&](int listener) {
+        std::vector<std::jthread> threads;
+        for (int i = 0; i < loops; ++i) {
+          threads.emplace_back(Serve, bench::Accept(listener));
+        }
+      },
+      [&](std::uint16_t port) {
+        double us = 0;
+        std::int64_t ns = 0;
+        bool begun = false;
+        // All have had some round trips, then all begin; and all have ended.
+        std::barrier phase(loops, [&]() noexcept {
+          us = begun ? CpuUs() - us : CpuUs();
+          ns = begun ? bench::NowNs() - ns : bench::NowNs();
+          begun = true;
+        });
+        {
+          std::vector<std::jthread> threads;
+          for (int i = 0; i < loops; ++i) {
+            threads.emplace_back([&] {
+              const int fd = bench::Connect(ends.host, port);
+              {
+                const Set set(fd);
+                Ask(fd, set, 200);
+                phase.arrive_and_wait();
+                Ask(fd, set, iterations);
+                phase.arrive_and_wait();
+              }
+              ::close(fd);
+            });
+          }
+        }
+        const double all = static_cast<double>(iterations * loops);
+        std::printf(
+            "{\"bench\":\"loops\",\"loops\":%d,\"iters\":%lld,"
+            "\"per_s\":%.0f,\"client_cpu_us\":%.2f}\n",
+            loops, static_cast<long long>(iterations),
+            all / static_cast<double>(ns) * 1e9, us / all);
+      });
+}
