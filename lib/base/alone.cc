@@ -2,20 +2,21 @@
 
 #include "lib/base/cancellation.h"
 #include "lib/base/direct.h"
+#include "lib/base/start_data.h"
 
 namespace rcsock::base {
 namespace {
 
 // Constructors of libraries may make threads before ours runs.
-constinit std::atomic<bool> ended{false};
+RCSOCK_START_DATA constinit std::atomic<bool> ended{false};
 
 }  // namespace
 
 // Side by side: calls read both.
-constinit std::atomic<bool> alone{false};
-constinit std::atomic<bool> cancels{false};
+RCSOCK_START_DATA constinit std::atomic<bool> alone{false};
+RCSOCK_START_DATA constinit std::atomic<bool> cancels{false};
 
-void BeginAlone() {
+[[gnu::cold]] void BeginAlone() {
   if (ended.load(std::memory_order_relaxed) || !direct::AllOfLibc()) return;
   alone.store(true, std::memory_order_relaxed);
 }

@@ -10,16 +10,17 @@
 #include "lib/base/bytes.h"
 #include "lib/base/log.h"
 #include "lib/base/path.h"
+#include "lib/base/start_data.h"
 
 namespace rcsock::base {
 namespace {
 
-Config config;
+RCSOCK_START_DATA Config config;
 
 // A number of the environment, at most `most`; what is none leaves `fallback`
 // and is reported.  (strtoull alone takes spaces, signs and what does not fit.)
-std::uint64_t Number(const char* name, std::uint64_t fallback,
-                     std::uint64_t most) {
+[[gnu::cold]] std::uint64_t Number(const char* name, std::uint64_t fallback,
+                                   std::uint64_t most) {
   const char* text = std::getenv(name);
   if (text == nullptr || *text == '\0') return fallback;
   std::uint64_t value = 0;
@@ -37,7 +38,7 @@ std::uint64_t Number(const char* name, std::uint64_t fallback,
 constexpr std::uint64_t kMostNumber = ~std::uint32_t{0};
 
 // The same with K, M or G behind it.
-std::uint64_t Bytes(const char* name, std::uint64_t fallback) {
+[[gnu::cold]] std::uint64_t Bytes(const char* name, std::uint64_t fallback) {
   const char* text = std::getenv(name);
   if (text == nullptr || *text == '\0') return fallback;
   std::uint64_t bytes = 0;
@@ -51,8 +52,8 @@ std::uint64_t Bytes(const char* name, std::uint64_t fallback) {
 // for a lane that anybody could open is not what was asked for.
 void ReadKey(const char* path) {
   // A pipe that nobody writes must not keep the program from starting.
-  const long fd = ::syscall(SYS_openat, AT_FDCWD, path,
-                            O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  const long fd =
+      ::syscall(SYS_openat, AT_FDCWD, path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   std::size_t size = 0;
   long n = fd < 0 ? -1 : 1;
   while (n > 0 && size < sizeof config.key) {
@@ -70,7 +71,7 @@ void ReadKey(const char* path) {
   config.key_size = static_cast<std::uint32_t>(size);
 }
 
-bool Given(const char* name) {
+[[gnu::cold]] bool Given(const char* name) {
   const char* text = std::getenv(name);
   return text != nullptr && *text != '\0';
 }
@@ -107,6 +108,18 @@ void ReadNames(char* program, char* comm, std::size_t size) {
   comm[n > 0 ? n - 1 : 0] = '\0';  // without its line feed
 }
 
+// Who may run on two CPUs has them, and one call tells; libc reads files.  (Who
+// may run on one is asked about the others: a peer may run there.)
+[[gnu::cold]] bool OneCpu() {
+  std::uint64_t may[128];  // 8192 CPUs; with more the kernel refuses
+  const long n = ::syscall(SYS_sched_getaffinity, 0, sizeof may, may);
+  int count = 0;
+  for (long i = 0; i < n / 8 && count < 2; ++i) {
+    count += __builtin_popcountll(may[i]);
+  }
+  return count < 2 && ::sysconf(_SC_NPROCESSORS_ONLN) == 1;
+}
+
 void ReadRules(const char* text) {
   char program[256];
   char comm[256];
@@ -127,12 +140,12 @@ void ReadRules(const char* text) {
 
 const Config& GetConfig() { return config; }
 
-void LoadConfig() {
+[[gnu::cold]] void LoadConfig() {
   config = Config{};
   InitLog(0);  // knows stderr, should the level be no number
   // (Before anything is said.)
   OpenLogFile(std::getenv("RCSOCK_LOG_FILE"));
-  InitLog(static_cast<int>(Number("RCSOCK_LOG", 0, 9)));
+  log_level = static_cast<int>(Number("RCSOCK_LOG", 0, 9));
   if (const char* lanes = std::getenv("RCSOCK_LANES")) {
     if (std::strcmp(lanes, "tcp") == 0) {
       config.enabled = config.shm = config.rdma = false;
@@ -165,7 +178,7 @@ void LoadConfig() {
   }
   if (Given("RCSOCK_PEERS")) ReadPeers(std::getenv("RCSOCK_PEERS"));
   // With one CPU whoever is waited for cannot run during the spin.
-  if (::sysconf(_SC_NPROCESSORS_ONLN) == 1) config.spin_us = 0;
+  if (OneCpu()) config.spin_us = 0;
   if (Given("RCSOCK_RULES")) ReadRules(std::getenv("RCSOCK_RULES"));
   config.spin_us = static_cast<std::uint32_t>(
       Number("RCSOCK_SPIN_US", config.spin_us, kMostNumber));

@@ -2,6 +2,8 @@
 
 #include <dlfcn.h>
 
+#include "lib/base/resolve.h"
+
 namespace rcsock::direct {
 
 long Failed(long result) {
@@ -9,21 +11,27 @@ long Failed(long result) {
   return -1;
 }
 
-bool AllOfLibc() {
+[[gnu::cold]] bool AllOfLibc() {
   void* libc = ::dlopen("libc.so.6", RTLD_LAZY | RTLD_NOLOAD);
   if (libc == nullptr) return false;
-  const auto of_libc = [libc](auto* next, const char* name) {
-    return reinterpret_cast<void*>(next) == ::dlsym(libc, name);
+  const real::SignalsBlocked blocked;
+  const auto of_libc = [libc](auto** slot, const char* name) {
+    void* next =
+        reinterpret_cast<void*>(__atomic_load_n(slot, __ATOMIC_ACQUIRE));
+    if (next == nullptr) {
+      next = real::ResolveBlocked(reinterpret_cast<void**>(slot), name);
+    }
+    return next == ::dlsym(libc, name);
   };
-  return of_libc(RCSOCK_REAL(read), "read") &&
-         of_libc(RCSOCK_REAL(write), "write") &&
-         of_libc(RCSOCK_REAL(recv), "recv") &&
-         of_libc(RCSOCK_REAL(send), "send") &&
-         of_libc(RCSOCK_REAL(readv), "readv") &&
-         of_libc(RCSOCK_REAL(writev), "writev") &&
-         of_libc(RCSOCK_REAL(recvmsg), "recvmsg") &&
-         of_libc(RCSOCK_REAL(sendmsg), "sendmsg") &&
-         of_libc(RCSOCK_REAL(epoll_wait), "epoll_wait");
+  return of_libc(&real::table::read, "read") &&
+         of_libc(&real::table::write, "write") &&
+         of_libc(&real::table::recv, "recv") &&
+         of_libc(&real::table::send, "send") &&
+         of_libc(&real::table::readv, "readv") &&
+         of_libc(&real::table::writev, "writev") &&
+         of_libc(&real::table::recvmsg, "recvmsg") &&
+         of_libc(&real::table::sendmsg, "sendmsg") &&
+         of_libc(&real::table::epoll_wait, "epoll_wait");
 }
 
 }  // namespace rcsock::direct

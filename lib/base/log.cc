@@ -15,22 +15,24 @@
 #include <ctime>
 
 #include "lib/base/path.h"
+#include "lib/base/start_data.h"
 #include "lib/base/unique_fd.h"
 
 namespace rcsock::base {
 
-int log_level = 0;
+RCSOCK_START_DATA int log_level = 0;
 
 namespace {
 
-struct stat stderr_at_start;  // st_ino 0: there was none
+// st_ino 0: there was none.
+RCSOCK_START_DATA constinit struct stat stderr_at_start = {};
 
 // What RCSOCK_LOG_FILE names.  Written by one thread alone: at the beginning,
 // and in the child of fork.
-constinit int file_fd = -1;
+RCSOCK_START_DATA constinit int file_fd = -1;
 constinit struct stat file_at_start = {};
-constinit char file_pattern[kLongestPath + 1] = {};
-constinit std::atomic<bool> ended{false};
+RCSOCK_START_DATA constinit char file_pattern[kLongestPath + 1] = {};
+RCSOCK_START_DATA constinit std::atomic<bool> ended{false};
 
 bool Same(const struct stat& one, const struct stat& other) {
   return one.st_ino != 0 && one.st_dev == other.st_dev &&
@@ -100,12 +102,12 @@ long WriteQuietly(int fd, const char* line, std::size_t length) {
   return n;
 }
 
-void InitLog(int level) {
+[[gnu::cold]] void InitLog(int level) {
   log_level = level;
   if (::fstat(STDERR_FILENO, &stderr_at_start) != 0) stderr_at_start = {};
 }
 
-void OpenLogFile(const char* pattern) {
+[[gnu::cold]] void OpenLogFile(const char* pattern) {
   if (file_fd >= 0) CloseRaw(file_fd);
   file_fd = -1;
   file_pattern[0] = '\0';

@@ -10,6 +10,7 @@
 #include <cstdint>
 
 #include "lib/base/log.h"
+#include "lib/base/resolve.h"
 
 extern "C" __attribute__((weak, visibility("default")))
 const int rcsock_posix_names;
@@ -30,7 +31,7 @@ std::atomic<bool> behind_first{false};
 // malloc.  What is loaded later than we comes behind libc.)
 bool PosixNamesNext() { return &rcsock_posix_names != nullptr; }
 
-void* Look(const char* name) {
+[[gnu::cold]] void* Look(const char* name) {
   if (behind_first.load(std::memory_order_relaxed)) {
     return ::dlsym(RTLD_DEFAULT, name);
   }
@@ -44,13 +45,22 @@ void* Look(const char* name) {
 
 }  // namespace
 
-void* Resolve(void** slot, const char* name) {
-  // A handler that jumps away would leave the loader's lock taken.
-  std::uint64_t before = 0;
+SignalsBlocked::SignalsBlocked() {
   const std::uint64_t all = ~std::uint64_t{0};
-  ::syscall(SYS_rt_sigprocmask, SIG_SETMASK, &all, &before, sizeof before);
+  ::syscall(SYS_rt_sigprocmask, SIG_SETMASK, &all, &before_, sizeof before_);
+}
+
+SignalsBlocked::~SignalsBlocked() {
+  ::syscall(SYS_rt_sigprocmask, SIG_SETMASK, &before_, nullptr, sizeof before_);
+}
+
+[[gnu::cold]] void* Resolve(void** slot, const char* name) {
+  const SignalsBlocked blocked;
+  return ResolveBlocked(slot, name);
+}
+
+[[gnu::cold]] void* ResolveBlocked(void** slot, const char* name) {
   void* found = Look(name);
-  ::syscall(SYS_rt_sigprocmask, SIG_SETMASK, &before, nullptr, sizeof before);
   if (found == nullptr) {
     found = reinterpret_cast<void*>(&Missing);
     base::Log("libc has no %s", name);

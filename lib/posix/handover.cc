@@ -20,6 +20,7 @@
 #include "lib/base/other_loader.h"
 #include "lib/base/path.h"
 #include "lib/base/sleep.h"
+#include "lib/base/start_data.h"
 #include "lib/base/unique_fd.h"
 #include "lib/posix/holders.h"
 #include "lib/posix/process.h"
@@ -39,9 +40,9 @@ bool Names(const char* entry, const char* name, std::size_t length) {
 
 // The name of our own file, without its folder; null: nobody knows.  (Asked for
 // at start: a child of vfork must not.)
-const char* own_file = nullptr;
+RCSOCK_START_DATA const char* own_file = nullptr;
 
-void FindOwnFile() {
+[[gnu::cold]] void FindOwnFile() {
   Dl_info info{};
   if (::dladdr(&own_file, &info) == 0 || info.dli_fname == nullptr) return;
   own_file = base::LastPart(info.dli_fname);
@@ -445,7 +446,7 @@ void TakeUnread(int memory) {
 }
 
 // A server's usual places for a connection that somebody else has accepted.
-void TakeUnknown() {
+[[gnu::cold]] void TakeUnknown() {
   if (OwnFace() != Face::kPreload) return;
   for (int fd = 0; fd < 3; ++fd) {
     const std::uint64_t inode = SocketInode(fd);
@@ -461,13 +462,11 @@ void TakeUnknown() {
 
 }  // namespace
 
-void TakeInherited() {
+[[gnu::cold]] void TakeInherited() {
   FindOwnFile();
   const char* at = ::getenv(kName);
   const char* own = reinterpret_cast<const char*>(::getauxval(AT_EXECFN));
   const bool preload = OwnFace() == Face::kPreload;
-  const long pid = ::syscall(SYS_getpid);
-  const long parent = ::syscall(SYS_getppid);
   for (int taken = 0; at != nullptr && *at != '\0' && taken < 160; ++taken) {
     const char kind = *at >= '0' && *at <= '9' ? 'u' : *at++;
     char* rest = nullptr;
@@ -484,7 +483,7 @@ void TakeInherited() {
       // (Another user's, after setuid, say: then the connections stay on TCP.)
       if (preload) TakeHoldings(static_cast<int>(number));
     } else if (own != nullptr && sum == NameSum(own) && preload &&
-               process == (kind == 'c' ? pid : parent)) {
+               process == (kind == 'c' ? OwnPid() : ::syscall(SYS_getppid))) {
       TakeHolding(static_cast<int>(number));
     }
   }

@@ -5,6 +5,7 @@
 #include <new>
 
 #include "lib/base/pool.h"
+#include "lib/base/start_data.h"
 #include "lib/posix/signals.h"
 
 namespace rcsock::posix {
@@ -17,8 +18,8 @@ namespace {
 constinit std::atomic<ThreadCalls*> all{nullptr};
 // Some thread has, or has had, marks.
 constinit std::atomic<bool> given{false};
-constinit std::atomic<bool> possible{false};
-pthread_key_t key;  // written before `possible`
+RCSOCK_START_DATA constinit std::atomic<bool> possible{false};
+RCSOCK_START_DATA constinit pthread_key_t key = 0;  // written before `possible`
 
 // A call that comes later in the end of this thread takes marks again, and
 // libc calls us again; but not for ever: then they stay taken.
@@ -115,7 +116,7 @@ void ForEachCall(void (*each)(Sock* sock)) {
   }
 }
 
-void InitCalls() {
+[[gnu::cold]] void InitCalls() {
   // (Where libc has to allocate a key's value, no handler may set one.)
   constexpr pthread_key_t kOfThread = 32;
   possible.store(base::barriers.threads.load(std::memory_order_relaxed) &&

@@ -13,6 +13,7 @@
 #include <cstdlib>
 
 #include "lib/base/real.h"
+#include "lib/base/start_data.h"
 #include "lib/posix/process.h"
 
 namespace rcsock::posix {
@@ -23,12 +24,12 @@ using rendezvous::Conductor;
 constexpr std::uint32_t kFirstLookMs = 2;
 constexpr std::uint32_t kLastLookMs = 64;
 
-constinit pthread_key_t key = 0;
-constinit bool known = false;
-constinit std::atomic<bool> ended{false};
+RCSOCK_START_DATA constinit pthread_key_t key = 0;
+RCSOCK_START_DATA constinit bool known = false;
+RCSOCK_START_DATA constinit std::atomic<bool> ended{false};
 // What it has given to SYS_exit, if it has: the process ends with that, and
 // runs no handlers of atexit.
-constinit std::atomic<int> raw_status{-1};
+RCSOCK_START_DATA constinit std::atomic<int> raw_status{-1};
 // What the first thread had blocked in the end: exit runs with that.
 constinit sigset_t blocked = {};
 
@@ -98,10 +99,10 @@ void FirstThreadEnds(void*) {
 
 }  // namespace
 
-void KnowFirstThread() {
+[[gnu::cold]] void KnowFirstThread() {
   ended.store(false, std::memory_order_relaxed);
   raw_status.store(-1, std::memory_order_relaxed);
-  if (::syscall(SYS_gettid) != ::syscall(SYS_getpid)) return;
+  if (::syscall(SYS_gettid) != OwnPid()) return;
   if (!known) known = ::pthread_key_create(&key, &FirstThreadEnds) == 0;
   if (known) ::pthread_setspecific(key, &known);
 }

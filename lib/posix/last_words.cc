@@ -9,6 +9,7 @@
 #include "lib/base/config.h"
 #include "lib/base/real.h"
 #include "lib/base/sleep.h"
+#include "lib/base/start_data.h"
 #include "lib/posix/each_sock.h"
 #include "lib/posix/process.h"
 #include "lib/posix/stats.h"
@@ -19,8 +20,8 @@ namespace {
 constexpr int kEndings[] = {SIGHUP, SIGINT, SIGTERM};
 constexpr int kHighest = SIGTERM;
 
-constinit DeferSignal defer_signal = nullptr;
-constinit std::atomic<bool> hiding{false};
+RCSOCK_START_DATA constinit DeferSignal defer_signal = nullptr;
+RCSOCK_START_DATA constinit std::atomic<bool> hiding{false};
 // The process that a thread of is at it.  (The child of a fork beside it is
 // not.)
 constinit std::atomic<long> ending{0};
@@ -71,7 +72,7 @@ void LastWords(int number, siginfo_t* info, void* context) {
 
 }  // namespace
 
-void InitLastWords(DeferSignal defer) {
+[[gnu::cold]] void InitLastWords(DeferSignal defer) {
   defer_signal = defer;
   if (*base::GetConfig().stats == '\0' || ::syscall(SYS_getpid) == 1) return;
   hiding.store(true, std::memory_order_relaxed);

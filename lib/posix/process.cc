@@ -19,13 +19,14 @@
 #include "lib/base/critical.h"
 #include "lib/base/log.h"
 #include "lib/base/real.h"
+#include "lib/base/start_data.h"
 #include "lib/base/unique_fd.h"
 #include "lib/posix/each_sock.h"
 #include "lib/posix/fork.h"
 #include "lib/posix/handover.h"
 #include "lib/posix/inside.h"
-#include "lib/posix/last_words.h"
 #include "lib/posix/last_thread.h"
+#include "lib/posix/last_words.h"
 #include "lib/posix/signals.h"
 #include "lib/posix/stats.h"
 #include "lib/posix/table.h"
@@ -38,9 +39,9 @@ using rendezvous::Conductor;
 
 namespace {
 
-std::atomic<long> own_pid{0};
-std::atomic<Face> own_face{Face::kPreload};
-std::atomic<base::Reason> process_pinned{base::Reason::kNone};
+RCSOCK_START_DATA std::atomic<long> own_pid{0};
+RCSOCK_START_DATA std::atomic<Face> own_face{Face::kPreload};
+RCSOCK_START_DATA std::atomic<base::Reason> process_pinned{base::Reason::kNone};
 
 // True for the first only: streams leave their lanes, and no other comes after.
 bool FirstSandboxed() {
@@ -72,7 +73,7 @@ void KnowOwnPid() {
 
 Face OwnFace() { return own_face.load(std::memory_order_relaxed); }
 
-void InitProcess(Face face) {
+[[gnu::cold]] void InitProcess(Face face) {
   own_face.store(face, std::memory_order_relaxed);
   if (face == Face::kBehind) {
     real::UseFirstDefinitions();
@@ -223,8 +224,13 @@ void BeforePrctl(int option, unsigned long mode, unsigned long filter) {
   }
 }
 
-void AtExit() {
+[[gnu::cold]] void AtExit() {
   if (OwnFace() == Face::kBehind) return;
+  // Nothing has ever been followed, and nobody asks for figures.
+  if (fd_high.load(std::memory_order_relaxed) < 0 &&
+      *base::GetConfig().stats == '\0') {
+    return;
+  }
   if (InBorrowedMemory()) return;
   // The handler of a fault inside one of our own calls ends the process: the
   // latches may be this thread's.

@@ -246,7 +246,7 @@ void GuardDefault(int number) {
 
 }  // namespace
 
-void InitSignals() {
+[[gnu::cold]] void InitSignals() {
   InitLastWords([](int number, const siginfo_t* info, void* context) {
     return tls_signals.depth != 0 && Defer(number, info, context);
   });

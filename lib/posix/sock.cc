@@ -14,6 +14,7 @@
 #include "lib/base/clock.h"
 #include "lib/base/config.h"
 #include "lib/base/pool.h"
+#include "lib/base/start_data.h"
 #include "lib/posix/budget.h"
 #include "lib/posix/epoll.h"
 #include "lib/posix/inside.h"
@@ -30,7 +31,7 @@ using base::Reason;
 using stream::Stream;
 
 std::atomic<std::uintptr_t> fd_table[kMaxFds];
-std::atomic<int> fd_high{-1};
+RCSOCK_START_DATA std::atomic<int> fd_high{-1};
 
 thread_local constinit SpinBudget tls_spin;
 

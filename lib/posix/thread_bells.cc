@@ -8,6 +8,7 @@
 #include <bit>
 
 #include "lib/base/sleep.h"
+#include "lib/base/start_data.h"
 #include "lib/base/unique_fd.h"
 #include "lib/posix/bell_shares.h"
 #include "lib/posix/poll.h"
@@ -34,8 +35,8 @@ thread_local constinit ThreadBells tls_bells;
 // when a thread first sleeps here, and that may be a handler that has
 // interrupted malloc.  (Other keys' destructors may poll after this, and it
 // comes again.)
-constinit pthread_key_t bells_key = 0;
-constinit bool bells_key_made = false;
+RCSOCK_START_DATA constinit pthread_key_t bells_key = 0;
+RCSOCK_START_DATA constinit bool bells_key_made = false;
 
 void BellsEnd(void* of) {
   auto* const mine = static_cast<ThreadBells*>(of);
@@ -132,7 +133,7 @@ int WaitBells(const timespec* timeout, const sigset_t* mask) {
 
 int ThreadBellsSet() { return tls_bells.set; }
 
-void InitThreadBells() {
+[[gnu::cold]] void InitThreadBells() {
   bells_key_made = ::pthread_key_create(&bells_key, &BellsEnd) == 0;
 }
 
