@@ -87,6 +87,9 @@ struct alignas(64) ControlLine {
   // that it needs for nothing else.
   std::atomic<std::uint32_t> more;
   std::atomic<std::uint32_t> left;  // Lane::Left
+  // base::Ticks() at this side's first message since the peer has armed its
+  // bell: Lane::Came.
+  std::atomic<std::uint64_t> came;
 };
 
 // On lines of their own: the peer bumps them.
@@ -197,7 +200,7 @@ static_assert(std::atomic<std::uint32_t>::is_always_lock_free);
 // Two processes may have different builds.  Whoever changes the shape of this
 // memory, what is in it, or the frames beside it gives it another number: the
 // version of the rendezvous, which keeps them apart.
-constexpr std::uint8_t kMemoryVersion = 8;
+constexpr std::uint8_t kMemoryVersion = 9;
 
 // Notices most changes of shape.
 constexpr std::uint64_t Fingerprint() {
@@ -221,6 +224,7 @@ constexpr std::uint64_t Fingerprint() {
                              std::uint64_t{offsetof(ControlLine, poll)},
                              std::uint64_t{offsetof(ControlLine, more)},
                              std::uint64_t{offsetof(ControlLine, left)},
+                             std::uint64_t{offsetof(ControlLine, came)},
                              std::uint64_t{offsetof(Segment, futex)},
                              std::uint64_t{offsetof(Segment, slots)},
                              std::uint64_t{offsetof(Segment, bytes)},
@@ -232,7 +236,7 @@ constexpr std::uint64_t Fingerprint() {
   }
   return hash;
 }
-static_assert(Fingerprint() == 0xf085b6dfb3f14b18, "then kMemoryVersion too");
+static_assert(Fingerprint() == 0xf365e7b5557780a8, "then kMemoryVersion too");
 
 // Between this side's store and its look at what the other side stores:
 // Dekker's argument needs it on both sides (lib/base/barrier.h).
