@@ -187,6 +187,10 @@ class Lane {
   virtual void TellLeft(Left) {}
   virtual Left PeerLeft() const { return Left::kAll; }
 
+  // When the first of what is unread came, by base::Ticks(), if that was since
+  // this end has armed its bell; else any time, which may be a lie.
+  virtual std::uint64_t Came() const { return 0; }
+
  protected:
   Lane() = default;
   // For lanes in plain memory, which the explorer copies.

@@ -358,6 +358,7 @@ class EpollSet final : public File {
   int LookFor(epoll_event* out, int capacity, std::uint64_t ticks,
               std::uint64_t* now);
   [[gnu::noinline]] int TellDirect(epoll_event* out, int capacity);
+  [[gnu::noinline]] int TellInOrder(epoll_event* out, int capacity);
   bool AnyDirect();
   // Registrations that have come onto the list for something that has landed.
   struct Fresh {
@@ -391,7 +392,7 @@ class EpollSet final : public File {
   [[gnu::cold]] int FaultOfKernel(std::uint32_t before, bool* bell);
   int WithLanes(epoll_event* out, int kernels, int capacity,
                 std::uint32_t moves, Leave* leave);
-  bool LookBeforeSleep(bool nap);
+  bool LookBeforeSleep(bool nap, std::uint64_t since);
   int KernelWait(epoll_event* out, int capacity, std::int64_t timeout_ns,
                  const sigset_t* mask, bool* bell = nullptr);
 
@@ -470,6 +471,9 @@ class EpollSet final : public File {
   // The last yield of Look's has brought what was waited for.
   std::atomic<bool> shares_cpu_{false};
   EpollSet* pool_next_ = nullptr;
+  // Ticks when a thread began to sleep, until something has been told since;
+  // wait_latch's.
+  std::uint64_t slept_since_ = 0;
 };
 
 // Moves an adopted stream's registrations out of the kernel's sets.  False:

@@ -3,8 +3,10 @@
 
 #include <sys/epoll.h>
 
+#include <algorithm>
 #include <cstdint>
 
+#include "lib/base/clock.h"
 #include "lib/base/guard.h"
 #include "lib/posix/epoll.h"
 #include "lib/posix/registry.h"
@@ -93,6 +95,8 @@ void EpollSet::Untold(Interest* interest) {
 // Reports the direct streams that have something to read, past the ready list.
 // What else holds for them (EPOLLOUT, the end) comes by the list.
 int EpollSet::TellDirect(epoll_event* out, int capacity) {
+  if (slept_since_ != 0) [[unlikely]]
+    return TellInOrder(out, capacity);
   int filled = 0;
   const int first = direct_next_ < direct_count_ ? direct_next_ : 0;
   direct_next_ = 0;
@@ -144,10 +148,61 @@ int EpollSet::TellDirect(epoll_event* out, int capacity) {
   return true;
 }
 
+// TellDirect for the first that is told behind a sleep, in which any number of
+// streams may have got something: by when it came, as the kernel tells. Whoever
+// writes to one connection and then to another has a server that sleeps see
+// them in this order.
+//
+// The senders say when (ShmLane::Stamp).  A message that has no time of this
+// sleep came before it was armed, or after it had been, and its stream is told
+// last.  (A time that is a lie puts the liar's own stream elsewhere; what has
+// no room for it is the first in the next look.)
+int EpollSet::TellInOrder(epoll_event* out, int capacity) {
+  struct Pending {
+    std::uint64_t came;
+    int turn;
+  };
+  Pending all[kMostDirect];
+  bool seen[kMostDirect] = {};
+  int count = 0;
+  const int first = direct_next_ < direct_count_ ? direct_next_ : 0;
+  const auto at = [&](int turn) { return (first + turn) % direct_count_; };
+  // Twice: what came before something that the first round has found, and the
+  // look at its own stream had been too early for, the second one finds.
+  for (int round = 0; round < 2; ++round) {
+    for (int turn = 0; turn < direct_count_; ++turn) {
+      const lane::Lane* const lane = direct_[at(turn)].lane;
+      if (seen[turn] || !lane->RxPendingQuick()) continue;
+      seen[turn] = true;
+      all[count++] = {lane->Came(), turn};
+    }
+    if (count == 0) return 0;
+  }
+  const std::uint64_t now = base::Ticks();
+  for (int p = 0; p < count; ++p) {
+    if (all[p].came < slept_since_ || all[p].came > now) all[p].came = now;
+  }
+  std::sort(all, all + count, [](const Pending& a, const Pending& b) {
+    return a.came != b.came ? a.came < b.came : a.turn < b.turn;
+  });
+  direct_next_ = 0;
+  int filled = 0;
+  for (int p = 0; p < count; ++p) {
+    const int d = at(all[p].turn);
+    if (filled == capacity) {
+      direct_next_ = d;  // has its turn next time
+      break;
+    }
+    if (TellOne(direct_[d], out + filled)) ++filled;
+  }
+  if (filled > 0) slept_since_ = 0;
+  return filled;
+}
+
 // TellDirect for the set of few streams.
 [[gnu::always_inline]] inline int EpollSet::TellFew(epoll_event* out,
                                                     int capacity) {
-  if (direct_next_ != 0) [[unlikely]]
+  if (direct_next_ != 0 || slept_since_ != 0) [[unlikely]]
     return TellDirect(out, capacity);
   epoll_event* at = out;
   const Direct* const end = direct_ + direct_count_;

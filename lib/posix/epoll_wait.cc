@@ -193,9 +193,10 @@ bool EpollSet::NothingBehind() {
 }
 
 // The last look of a thread that has armed.
-bool EpollSet::LookBeforeSleep(bool nap) {
+bool EpollSet::LookBeforeSleep(bool nap, std::uint64_t since) {
   Critical critical;
   wait_latch_.lock();
+  if (slept_since_ == 0) slept_since_ = since;
   Rebuild();
   bool ready = HasUser() && SomethingReady();
   for (int i = 0; nap && !ready && i < base::kNapLooks; ++i) {
@@ -430,11 +431,12 @@ int EpollSet::Wait(Leave* leave, epoll_event* out, int capacity,
     if (!over) continue;
     // Arm, look, sleep; a nap first.
     leave->Owe();
+    const std::uint64_t armed_at = base::Ticks();
     std::optional<Sleep> sleep(std::in_place, this, life, leave->unlooked);
     std::uint64_t start = 0;
     int n = kOnlyBell;
     while (!gone()) {
-      const bool ready = LookBeforeSleep(sleep->naps());
+      const bool ready = LookBeforeSleep(sleep->naps(), armed_at);
       // (Armed anew before.)
       leave->Looked();
       // A stream that has gone to the kernel since leaves that list, and maybe

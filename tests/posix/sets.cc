@@ -10,6 +10,8 @@
 
 #include <atomic>
 #include <cerrno>
+#include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <thread>
 #include <vector>
@@ -284,5 +286,73 @@ Case set_at_the_limit(
       Barrier();
       ::close(other);
     });
+
+// A client that writes to one connection and then to another, while the server
+// sleeps, finds that it has been heard in this order: the kernel tells of what
+// has come since a set was empty by when it came.
+constexpr int kHeard = 4;
+
+Case order_of_coming(
+    "told_in_the_order_of_coming",
+    [](int) {
+      const int listener = ListenAndTell();
+      const int set = NewSet();
+      for (int i = 0; i < kHeard; ++i) {
+        const int fd = Accept(listener);
+        Warm(fd);
+        Ctl(set, EPOLL_CTL_ADD, fd, EPOLLIN);
+      }
+      Tell(::getpid());
+      // From here on it sleeps in epoll_wait alone.
+      int open = kHeard;
+      std::int32_t turn = 0;
+      while (open > 0) {
+        epoll_event events[2 * kHeard];
+        const int n = ::epoll_wait(set, events, 2 * kHeard, -1);
+        CHECK_THAT(n > 0 || (n < 0 && errno == EINTR));
+        for (int i = 0; i < n; ++i) {
+          char byte;
+          if (::recv(events[i].data.fd, &byte, 1, 0) != 1) {
+            ::close(events[i].data.fd);
+            --open;
+            continue;
+          }
+          ++turn;
+          SendAll(events[i].data.fd, &turn, sizeof turn);
+        }
+      }
+    },
+    [](int) {
+      const int port = HearPort();
+      int fds[kHeard];
+      for (int& fd : fds) {
+        fd = Connect(port);
+        Warm(fd);
+      }
+      const auto server = static_cast<pid_t>(Hear());
+      int wrong = 0;
+      for (int first = 0; first < kHeard; ++first) {
+        for (int step = 1; step < kHeard; ++step) {
+          const int then = (first + step) % kHeard;
+          AwaitAsleep(server, server);
+          Stop(server);
+          SendAll(fds[first], "a", 1);
+          SendAll(fds[then], "b", 1);
+          CHECK_THAT(::kill(server, SIGCONT) == 0);
+          std::int32_t turns[2];
+          RecvAll(fds[first], &turns[0], sizeof turns[0]);
+          RecvAll(fds[then], &turns[1], sizeof turns[1]);
+          if (turns[0] > turns[1]) ++wrong;
+        }
+      }
+      // (Not on the way to a lane, and not on lanes that are not in memory.)
+      const char* warm = ::getenv("PAIR_WARM");
+      const char* lanes = ::getenv("RCSOCK_LANES");
+      const bool counts = warm != nullptr && std::strcmp(warm, "lane") == 0 &&
+                          (lanes == nullptr || std::strcmp(lanes, "rdma") != 0);
+      Log("out of order: %d", counts ? wrong : 0);
+      for (const int fd : fds) ::close(fd);
+    },
+    {.warm = false, .connect = false});
 
 }  // namespace

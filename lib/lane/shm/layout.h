@@ -88,6 +88,9 @@ struct alignas(64) ControlLine {
   // that it needs for nothing else.
   std::atomic<std::uint32_t> more;
   std::atomic<std::uint32_t> left;  // Lane::Left
+  // base::Ticks() at this side's first message since the peer has armed its
+  // bell: Lane::Came.
+  std::atomic<std::uint64_t> came;
 };
 
 // On lines of their own: the peer bumps them.
@@ -223,6 +226,7 @@ constexpr std::uint64_t Fingerprint() {
                              std::uint64_t{offsetof(ControlLine, poll)},
                              std::uint64_t{offsetof(ControlLine, more)},
                              std::uint64_t{offsetof(ControlLine, left)},
+                             std::uint64_t{offsetof(ControlLine, came)},
                              std::uint64_t{offsetof(Segment, futex)},
                              std::uint64_t{offsetof(Segment, slots)},
                              std::uint64_t{offsetof(Segment, bytes)},
@@ -234,7 +238,7 @@ constexpr std::uint64_t Fingerprint() {
   }
   return hash;
 }
-static_assert(Fingerprint() == 0x99451bbafa30a2c0, "then kMemoryVersion too");
+static_assert(Fingerprint() == 0x5094fae4d1918530, "then kMemoryVersion too");
 
 // Between this side's store and its look at what the other side stores:
 // Dekker's argument needs it on both sides (lib/base/barrier.h).

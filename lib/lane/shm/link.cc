@@ -95,6 +95,7 @@ void Link::Scrub(int index) {
     control.poll.store(0, std::memory_order_relaxed);
     control.more.store(0, std::memory_order_relaxed);
     control.left.store(0, std::memory_order_relaxed);
+    control.came.store(0, std::memory_order_relaxed);
     memory.hot->reached[side].messages.store(0, std::memory_order_relaxed);
   }
   for (std::uint32_t n = 0; n < kSlots; ++n) {

@@ -76,6 +76,15 @@ class LinkState {
            (page->bells[bell].armed.load(std::memory_order_seq_cst) & 1) != 0;
   }
 
+  // The generation that somebody sleeps in, or is about to; 0: nobody.
+  std::uint64_t Armed(int bell) const {
+    const BellPage* page = peer_bells_.load(std::memory_order_acquire);
+    if (page == nullptr) return 0;
+    const std::uint64_t word =
+        page->bells[bell].armed.load(std::memory_order_seq_cst);
+    return (word & 1) != 0 ? word : 0;
+  }
+
   // Whether a sender's fence may be the light one: both processes have
   // registered, and the peer makes the heavy fence before it sleeps.
   bool PeerFences() const {

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "lib/base/barrier.h"
+#include "lib/base/clock.h"
 #include "lib/base/latch.h"
 #include "lib/base/pool.h"
 #include "lib/base/sleep.h"
@@ -194,6 +195,19 @@ void ShmLane::RenewSlots() {
   }
 }
 
+// Who sleeps finds all that has come until it looks at once, and in no order:
+// told by when it came, as by the kernel (EpollSet::TellInOrder).
+//
+// Behind the message, before the kick, and before whatever this thread sends
+// next, on this stream or another: who finds that message (an acquire) finds
+// this time too.
+void ShmLane::Stamp(int bell) {
+  const std::uint64_t armed = link_->Armed(bell);
+  if (armed == 0 || armed == stamped_) return;
+  stamped_ = armed;
+  own().came.store(base::Ticks(), std::memory_order_release);
+}
+
 void ShmLane::AfterPublish(std::uint32_t sleepers, std::uint32_t poll) {
   if (tx_.sent() % kRenewEvery == 0) RenewSlots();
   if ((sleepers & kRxSleeper) != 0) {
@@ -202,6 +216,10 @@ void ShmLane::AfterPublish(std::uint32_t sleepers, std::uint32_t poll) {
     // token from before the bump and does not sleep.
     peer().sleepers.fetch_and(~kRxSleeper, std::memory_order_seq_cst);
     BumpAndWake(peer_futex_.rx);
+  }
+  // (Of streams with bits nobody asks when it was.)
+  if ((poll & (kNotifyRxPoller | kNotifyRxBits)) == kNotifyRxPoller) {
+    Stamp(BellOf(poll));
   }
   if ((poll & kNotifyRxBits) != 0) {
     link_->Mark(kReadyRx, BellOf(poll), index_);

@@ -48,6 +48,9 @@ class ShmLane final : public Lane {
   std::size_t Readable() override;
   bool HalfFull() override;
   bool Arrived() override;
+  std::uint64_t Came() const override {
+    return peer().came.load(std::memory_order_relaxed);
+  }
   void Credit() override;
 
   // Post of what fits in a slot, and of what fits in a record, whole; and Read.
@@ -183,6 +186,7 @@ class ShmLane final : public Lane {
   ControlLine& peer() const { return hot_->control[1 - side_]; }
   [[gnu::noinline]] void AfterPublish(std::uint32_t sleepers,
                                       std::uint32_t poll);
+  void Stamp(int bell);
   // PostQuick where all that was sent has been consumed, and `number` is the
   // next one; where that is news; and where it is not so.
   [[gnu::always_inline]] std::size_t PostAlone(const void* from,
@@ -294,6 +298,7 @@ class ShmLane final : public Lane {
   RecordCopy bulk_{RecordCopy::kBulk};
   RecordCopy alone_{RecordCopy::kAlone};
   std::atomic<const void*>* hint_ = nullptr;  // see KeepHint; null: nobody's
+  std::uint64_t stamped_ = 0;  // the generation of the bell that `came` is of
 
   // Apart, so that the lanes of thousands of streams lie on few pages.
   ring::Sent* const table_;
