@@ -79,8 +79,7 @@ def pgbouncer(run):
     each of 100."""
     bin_, back, port = postgres.tools(), run.port(), run.port()
     data = run.directory / "data"
-    run.call(bin_ / "initdb", "-D", data, "-A", "trust", "-N", "-U", "postgres",
-             limit=120, LD_PRELOAD="")
+    postgres.initdb(run, data)
     server = run.start(
         bin_ / "postgres", "-D", data, "-p", back, "-h", run.address, "-c",
         f"unix_socket_directories={run.directory}", "-c", "fsync=off", "-c",
