@@ -141,7 +141,8 @@ def prolog(run):
     url = f"http://{run.address}:{port}"
     big = run.call("curl", "-sf", *[url + "/big"] * 5)
     small = run.call("curl", "-sf", *[url + "/hello"] * 500)
-    text = run.call("wrk", "-t", 1, "-c", 4, "-d", 2, url + "/hello")
+    text = run.call("wrk", "-t", 1, "-c", 4, "-d", run.seconds(2),
+                    url + "/hello")
     if "Non-2xx" in text or "Socket errors" in text:
         raise Failed(text)
     rate = re.search(r"Requests/sec:\s+([\d.]+)", text)

@@ -151,6 +151,11 @@ class Run:
         lane most of one."""
         return guest if self.lane == "rdma" else native
 
+    def seconds(self, native):
+        """How long a load lasts.  In a guest of a busy machine a second may not be
+        enough to connect."""
+        return native * self.patience
+
     # --- Files and ports
 
     def write(self, name, content):

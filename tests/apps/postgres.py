@@ -53,11 +53,12 @@ def postgresql(run):
     bench("-i", "-I", "dtgp", "-s", "3", "-q")
     # What it adds does not depend on the order.
     bench("--random-seed=7", "-c", 8, "-j", 2, "-t", 100)
-    text = bench("-S", "-c", 8, "-j", 2, "-T", 2)
+    text = bench("-S", "-c", 8, "-j", 2, "-T", run.seconds(2))
     rate = re.search(r"tps = ([\d.]+)", text)
     if not rate:
         raise Failed(f"pgbench printed: {text}")
-    one = re.search(r"tps = ([\d.]+)", bench("-S", "-c", 1, "-T", 1))
+    one = re.search(r"tps = ([\d.]+)",
+                    bench("-S", "-c", 1, "-T", run.seconds(1)))
     sums = sql(port, "select sum(abalance), count(*) from pgbench_accounts;"
                      "select sum(tbalance) from pgbench_tellers;")
     text = run.call(bin_ / "pg_dump", "-h", run.address, "-p", port, "-U",
