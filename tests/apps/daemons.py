@@ -87,8 +87,7 @@ def pgpool(run):
     pgbench with 4 clients, 200,000 rows by one question."""
     bin_, back, port = postgres.tools(), run.port(), run.port()
     data = run.directory / "data"
-    run.call(bin_ / "initdb", "-D", data, "-A", "trust", "-N", "-U", "postgres",
-             limit=120, LD_PRELOAD="")
+    postgres.initdb(run, data)
     server = run.start(
         bin_ / "postgres", "-D", data, "-p", back, "-h", run.address, "-c",
         f"unix_socket_directories={run.directory}", "-c", "fsync=off", "-c",
@@ -142,7 +141,8 @@ def prolog(run):
     url = f"http://{run.address}:{port}"
     big = run.call("curl", "-sf", *[url + "/big"] * 5)
     small = run.call("curl", "-sf", *[url + "/hello"] * 500)
-    text = run.call("wrk", "-t", 1, "-c", 4, "-d", 2, url + "/hello")
+    text = run.call("wrk", "-t", 1, "-c", 4, "-d", run.seconds(2),
+                    url + "/hello")
     if "Non-2xx" in text or "Socket errors" in text:
         raise Failed(text)
     rate = re.search(r"Requests/sec:\s+([\d.]+)", text)

@@ -79,8 +79,7 @@ def pgbouncer(run):
     each of 100."""
     bin_, back, port = postgres.tools(), run.port(), run.port()
     data = run.directory / "data"
-    run.call(bin_ / "initdb", "-D", data, "-A", "trust", "-N", "-U", "postgres",
-             limit=120, LD_PRELOAD="")
+    postgres.initdb(run, data)
     server = run.start(
         bin_ / "postgres", "-D", data, "-p", back, "-h", run.address, "-c",
         f"unix_socket_directories={run.directory}", "-c", "fsync=off", "-c",
@@ -96,7 +95,8 @@ def pgbouncer(run):
     bench("-i", "-I", "dtgp", "-s", 1, "-q")
     # What it adds does not depend on the order.
     bench("--random-seed=7", "-c", 8, "-j", 2, "-t", 100)
-    rate = re.search(r"tps = ([\d.]+)", bench("-S", "-c", 8, "-j", 2, "-T", 2))
+    rate = re.search(r"tps = ([\d.]+)", bench("-S", "-c", 8, "-j", 2, "-T",
+                                              run.seconds(2)))
     bench("-S", "-C", "-c", 4, "-t", 25)
     sums = run.call(bin_ / "psql", *there, "-Atq", "-v", "ON_ERROR_STOP=1",
                     input="select sum(abalance), count(*) from pgbench_accounts;"

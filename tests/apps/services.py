@@ -371,7 +371,8 @@ server.bind = "{run.address}"
 server.port = {port}
 """), port=port)
     url = f"http://{run.address}:{port}"
-    text = run.call("wrk", "-t", 1, "-c", 10, "-d", 1, f"{url}/small")
+    text = run.call("wrk", "-t", 1, "-c", 10, "-d", run.seconds(1),
+                    f"{url}/small")
     if "Non-2xx" in text or "Socket errors" in text:
         raise Failed(text)
     big = digest(run.call("curl", "-sS", *[f"{url}/big"] * 10, text=False))
@@ -390,7 +391,7 @@ def puma(run):
                        "-w", 2, rack, port=port)
     url = f"http://{run.address}:{port}/"
     said = run.call("curl", "-sS", "--retry", 10, "--retry-connrefused", url)
-    text = run.call("wrk", "-t", 1, "-c", 8, "-d", 1, url)
+    text = run.call("wrk", "-t", 1, "-c", 8, "-d", run.seconds(1), url)
     if "Non-2xx" in text or "Socket errors" in text:
         raise Failed(text)
     run.stop(server, statuses=(0, 1))

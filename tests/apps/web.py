@@ -121,10 +121,12 @@ def nginx(run):
     wrk."""
     server = Nginx(run)
     wrk = ("wrk", "-t", 2, "-c", 30, "--timeout", "10s")
-    straight = rate(run.call(*wrk, "-d", "2s", server.url() + "/page.txt"))
-    proxied = rate(run.call(*wrk, "-d", "2s", server.url(True) + "/page.txt"))
-    rate(run.call("wrk", "-t", 1, "-c", 4, "--timeout", "20s", "-d", "2s",
-                  server.url() + "/middle"))
+    straight = rate(run.call(*wrk, "-d", run.seconds(2),
+                             server.url() + "/page.txt"))
+    proxied = rate(run.call(*wrk, "-d", run.seconds(2),
+                            server.url(True) + "/page.txt"))
+    rate(run.call("wrk", "-t", 1, "-c", 4, "--timeout", "20s", "-d",
+                  run.seconds(2), server.url() + "/middle"))
     # Over one connection.
     run.call("curl", "-sS", "--fail", *run.large(1, 4) * [
         "-o", "large.out", server.url() + "/large"], limit=240)
@@ -211,7 +213,7 @@ def stunnel(run):
         cert=cert)), port=accept) for client, accept, connect in (
             ("", inner, server.port), ("client = yes", outer, inner))]
     url = f"http://{run.address}:{outer}"
-    speed = rate(run.call("wrk", "-t", 1, "-c", 10, "-d", "2s",
+    speed = rate(run.call("wrk", "-t", 1, "-c", 10, "-d", run.seconds(2),
                           url + "/page.txt"))
     got = run.call("curl", "-sS", "--fail", *[url + "/middle"] * 6, text=False)
     for end in ends:
