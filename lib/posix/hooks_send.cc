@@ -287,6 +287,7 @@ ssize_t SendFlagged(Sock* sock, int fd, const iovec* iov, int count,
 [[gnu::hot]] ssize_t sendmsg(int fd, const msghdr* message, int flags) {
   Sock* sock = LookupSock(fd);
   if (sock == nullptr) {
+    BeforeLooking();
     void* control;
     if (__builtin_expect(!Null(message) &&
                              base::TryLoad(&message->msg_control, &control) &&
@@ -363,6 +364,7 @@ bool GoesOn(int fd, short events, std::uint32_t signals) {
 
 int sendmmsg(int fd, mmsghdr* messages, unsigned count, int flags) {
   if (LookupSock(fd) == nullptr) {
+    BeforeLooking();
     for (unsigned i = 0; i < count && !Null(messages); ++i) {
       void* control;
       if (!base::TryLoad(&messages[i].msg_hdr.msg_control, &control)) break;

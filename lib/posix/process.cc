@@ -24,8 +24,8 @@
 #include "lib/posix/fork.h"
 #include "lib/posix/handover.h"
 #include "lib/posix/inside.h"
-#include "lib/posix/last_words.h"
 #include "lib/posix/last_thread.h"
+#include "lib/posix/last_words.h"
 #include "lib/posix/signals.h"
 #include "lib/posix/stats.h"
 #include "lib/posix/table.h"
@@ -197,6 +197,8 @@ void EnterSandbox() {
   if (OwnFace() == Face::kBehind || InBorrowedMemory()) return;
   if (!FirstSandboxed()) return;
   const int saved = errno;
+  // (The filter may not know what that calls.)
+  GuardFaultsEarly();
   AskThenAwait(
       [](Sock* sock) {
         if (sock->Engaged()) sock->StepToPlain(base::Reason::kSandboxed);

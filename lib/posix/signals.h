@@ -192,6 +192,14 @@ void InitSignals();
 // nobody.  Takes SIGSEGV and SIGBUS where they have the default action, which
 // is what the program goes on to see of them.
 void GuardFaults();
+extern constinit std::atomic<bool> faults_guarded;
+// The same, before a call looks at what the program points to: by the preload
+// alone.
+[[gnu::cold]] void GuardFaultsEarly();
+inline void BeforeLooking() {
+  if (!faults_guarded.load(std::memory_order_relaxed)) [[unlikely]]
+    GuardFaultsEarly();
+}
 
 int HookedSigaction(int number, const struct sigaction* action,
                     struct sigaction* old);
