@@ -40,6 +40,9 @@ inline bool TakeFault() {
 
 #if RCSOCK_GUARDS
 
+// (Volatile: the compiler would leave out one with a result that nobody wants,
+// and its fault with it.)
+//
 // The entry of the instruction at this local label: it, and the label `fault`.
 // (In the group, if any, of the function that it is compiled into.)
 #define RCSOCK_GUARD(label)                       \
@@ -52,7 +55,7 @@ inline bool TakeFault() {
 constexpr std::size_t kGuardPage = 4096;
 
 [[gnu::always_inline]] inline bool ReadableEnds(const void* at, std::size_t n) {
-  asm goto(
+  asm volatile goto(
       "1: testb %%al, (%[at])\n"
       "2: testb %%al, -1(%[at],%[n])\n"  //
       RCSOCK_GUARD(1) RCSOCK_GUARD(2)
@@ -66,7 +69,7 @@ fault:
 }
 [[gnu::always_inline]] inline bool PutEnds(void* to, const void* from,
                                            std::size_t n) {
-  asm goto(
+  asm volatile goto(
       "movzbl (%[from]), %%eax\n"
       "1: movb %%al, (%[to])\n"
       "movzbl -1(%[from],%[n]), %%eax\n"
@@ -99,12 +102,12 @@ fault:
 template <class T>
 [[gnu::always_inline]] inline bool TryLoad(const T* from, T* to) {
   static_assert(sizeof(T) == 2 || sizeof(T) == 4 || sizeof(T) == 8);
-  asm goto("1: mov %[from], %[to]\n"  //
-           RCSOCK_GUARD(1)
-           : [to] "=r"(*to)
-           : [from] "m"(*from)
-           :
-           : fault);
+  asm volatile goto("1: mov %[from], %[to]\n"  //
+                    RCSOCK_GUARD(1)
+                    : [to] "=r"(*to)
+                    : [from] "m"(*from)
+                    :
+                    : fault);
   return true;
 fault:
   return false;
@@ -112,12 +115,12 @@ fault:
 template <class T>
 [[gnu::always_inline]] inline bool TryStore(T* to, T value) {
   static_assert(sizeof(T) == 2 || sizeof(T) == 4 || sizeof(T) == 8);
-  asm goto("1: mov %[value], %[to]\n"  //
-           RCSOCK_GUARD(1)
-           : [to] "=m"(*to)
-           : [value] "r"(value)
-           :
-           : fault);
+  asm volatile goto("1: mov %[value], %[to]\n"  //
+                    RCSOCK_GUARD(1)
+                    : [to] "=m"(*to)
+                    : [value] "r"(value)
+                    :
+                    : fault);
   return true;
 fault:
   return false;
@@ -126,7 +129,7 @@ fault:
 // The two of an epoll_event, which is packed.
 [[gnu::always_inline]] inline bool TryTell(void* to, std::uint32_t events,
                                            std::uint64_t data) {
-  asm goto(
+  asm volatile goto(
       "1: movl %[events], (%[to])\n"
       "2: movq %[data], 4(%[to])\n"  //
       RCSOCK_GUARD(1) RCSOCK_GUARD(2)
@@ -145,7 +148,7 @@ fault:
                                             std::size_t n) {
   if (n < 16) {
     if (n >= 8) {
-      asm goto(
+      asm volatile goto(
           "1: movq (%[from]), %%rax\n"
           "2: movq %%rax, (%[to])\n"
           "3: movq -8(%[from],%[n]), %%rax\n"
@@ -157,7 +160,7 @@ fault:
           : fault);
     } else {
       for (std::size_t i = 0; i < n; ++i) {
-        asm goto(
+        asm volatile goto(
             "1: movzbl (%[from],%[i]), %%eax\n"
             "2: movb %%al, (%[to],%[i])\n"  //
             RCSOCK_GUARD(1) RCSOCK_GUARD(2)
@@ -168,7 +171,7 @@ fault:
       }
     }
   } else if (n <= 32) {
-    asm goto(
+    asm volatile goto(
         "1: movdqu (%[from]), %%xmm0\n"
         "2: movups %%xmm0, (%[to])\n"
         "3: movdqu -16(%[from],%[n]), %%xmm1\n"
@@ -179,7 +182,7 @@ fault:
         : "xmm0", "xmm1", "memory"
         : fault);
   } else if (n <= 64) {
-    asm goto(
+    asm volatile goto(
         "1: movdqu (%[from]), %%xmm0\n"
         "2: movdqu 16(%[from]), %%xmm1\n"
         "3: movups %%xmm0, (%[to])\n"
@@ -197,7 +200,7 @@ fault:
   } else {
     // (All of it lies on two pages, and all that is on the first one has been
     // touched by the first access, and on the last one by the last.)
-    asm goto(
+    asm volatile goto(
         "1: movdqu (%[from]), %%xmm0\n"
         "2: movdqu 16(%[from]), %%xmm1\n"
         "3: movdqu 32(%[from]), %%xmm2\n"

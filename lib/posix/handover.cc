@@ -436,6 +436,7 @@ void TakeUnread(int memory) {
     sock->InheritUnread(memory);
     return;
   }
+  BeforeLooking();
   Sock* sock = Sock::New(stream::Role::kConnector, false);
   if (sock == nullptr) return;
   if (!sock->InheritUnread(memory) ||

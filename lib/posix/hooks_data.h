@@ -66,6 +66,13 @@ inline int Faulted(unsigned done) {
   return -1;
 }
 
+// Before a later part of a call that does one after the other: waits until `fd`
+// is ready for `events`.  False: the call ends with what it has done, as the
+// kernel's does where it would sleep: a handler has run since it began
+// (`signals` is what tls_signals.any was), whatever that handler's flags, or
+// the socket's time is over.
+[[gnu::cold]] bool GoesOn(int fd, short events, std::uint32_t signals);
+
 // A length that read, write and sendfile refuse before they look at the socket.
 inline bool Negative(size_t length) { return static_cast<ssize_t>(length) < 0; }
 

@@ -20,6 +20,7 @@
 #include "lib/base/unique_fd.h"
 #include "lib/posix/hooks.h"
 #include "lib/posix/process.h"
+#include "lib/posix/signals.h"
 #include "lib/posix/sock_plain.h"
 #include "lib/posix/stdio.h"
 #include "lib/posix/table.h"
@@ -57,6 +58,7 @@ int Accepted(int listener, int fd, const sockaddr_storage& peer,
       // A listener that this process was started with.
       tcp = Sock::IsTcp(fd);
     }
+    if (tcp) BeforeLooking();
     Sock* sock = tcp ? Sock::New(stream::Role::kAcceptor, nonblock) : nullptr;
     if (sock != nullptr) {
       sock->SetPeer(fd, reinterpret_cast<const sockaddr*>(&peer), length);
@@ -89,6 +91,7 @@ int socket(int domain, int type, int protocol) {
       (protocol != 0 && protocol != IPPROTO_TCP) || InBorrowedMemory()) {
     return fd;
   }
+  BeforeLooking();
   if (Sock* sock =
           Sock::New(stream::Role::kConnector, (type & SOCK_NONBLOCK) != 0)) {
     Bind(fd, sock);
@@ -137,6 +140,7 @@ int accept4(int fd, sockaddr* address, socklen_t* length, int flags) {
   } else {
     // The kernel writes there, or says why it can't.
     socklen_t capacity = 0;
+    BeforeLooking();
     if (Null(length) || !base::TryLoad(length, &capacity)) {
       return real::accept4(fd, address, length, flags);
     }

@@ -31,9 +31,12 @@ class Probe {
   bool Readable(const void* at) {
     const auto page = reinterpret_cast<std::uintptr_t>(at) / 4096;
     if (page == seen_) return true;
-    // It reads the set first, and then knows no such change of the mask.
+    // It reads the set first, and then knows no such change of the mask.  (Of
+    // the page's end: its beginning may be the null that is no set.)
     constexpr int kNoSuch = 1000;
-    if (::syscall(SYS_rt_sigprocmask, kNoSuch, page * 4096, nullptr, 8) != 0 &&
+    constexpr int kSet = 8;
+    if (::syscall(SYS_rt_sigprocmask, kNoSuch, (page + 1) * 4096 - kSet,
+                  nullptr, kSet) != 0 &&
         errno == EFAULT) {
       return false;
     }
@@ -42,7 +45,7 @@ class Probe {
   }
 
  private:
-  std::uintptr_t seen_ = 0;
+  std::uintptr_t seen_ = UINTPTR_MAX;  // none
 };
 
 bool Mapped(const char* program, char* const environment[]) {

@@ -270,11 +270,16 @@ int recvmmsg(int fd, mmsghdr* messages, unsigned count, int flags,
       timeout == nullptr || limit.tv_sec > 1'000'000'000
           ? kNever
           : now() + limit.tv_sec * 1'000'000'000 + limit.tv_nsec;
+  const std::uint32_t signals = tls_signals.any;
   unsigned got = 0;
   while (got < count) {
     int one = flags & ~MSG_WAITFORONE;
     if (got > 0 && (flags & MSG_WAITFORONE) != 0) one |= MSG_DONTWAIT;
     if (!base::Readable(&messages[got], sizeof *messages)) return Faulted(got);
+    constexpr int kSleepless = MSG_DONTWAIT | MSG_PEEK | MSG_OOB | MSG_ERRQUEUE;
+    if (got > 0 && (one & kSleepless) == 0 && !GoesOn(fd, POLLIN, signals)) {
+      return static_cast<int>(got);
+    }
     const ssize_t n = hook::recvmsg(fd, &messages[got].msg_hdr, one);
     if (n < 0) {
       if (got > 0) {

@@ -1,7 +1,14 @@
 // write, send and their families.
 
+#include <fcntl.h>
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/time.h>
 #include <sys/uio.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -15,6 +22,7 @@
 #include "lib/posix/hooks.h"
 #include "lib/posix/hooks_data.h"
 #include "lib/posix/passing.h"
+#include "lib/posix/signals.h"
 #include "lib/posix/sock_quick.h"
 #include "lib/posix/table.h"
 #include "lib/posix/user_arguments.h"
@@ -279,6 +287,7 @@ ssize_t SendFlagged(Sock* sock, int fd, const iovec* iov, int count,
 [[gnu::hot]] ssize_t sendmsg(int fd, const msghdr* message, int flags) {
   Sock* sock = LookupSock(fd);
   if (sock == nullptr) {
+    BeforeLooking();
     void* control;
     if (__builtin_expect(!Null(message) &&
                              base::TryLoad(&message->msg_control, &control) &&
@@ -319,8 +328,43 @@ ssize_t SendFlagged(Sock* sock, int fd, const iovec* iov, int count,
                      [&] { return direct::sendmsg(fd, message, flags); });
 }
 
+// (Made of parts, the call would sleep in the kernel's own sendmsg, which
+// knows nothing of what went before, and is restarted.)
+bool GoesOn(int fd, short events, std::uint32_t signals) {
+  pollfd one{fd, events, 0};
+  if (hook::poll(&one, 1, 0) != 0) return true;
+  const long flags = ::syscall(SYS_fcntl, fd, F_GETFL);
+  if (flags < 0 || (flags & O_NONBLOCK) != 0) return true;
+  timeval most{};
+  socklen_t length = sizeof most;
+  real::getsockopt(fd, SOL_SOCKET,
+                   events == POLLOUT ? SO_SNDTIMEO : SO_RCVTIMEO, &most,
+                   &length);
+  const timespec limit{most.tv_sec, most.tv_usec * 1000};
+  const bool limited = most.tv_sec != 0 || most.tv_usec != 0;
+  // No handler runs between the look at their count and the sleep, which alone
+  // lets the signals through.
+  class Blocked {
+   public:
+    Blocked() {
+      sigset_t all;
+      ::sigfillset(&all);
+      ::pthread_sigmask(SIG_SETMASK, &all, &before_);
+    }
+    ~Blocked() { ::pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+    const sigset_t* before() const { return &before_; }
+
+   private:
+    sigset_t before_;
+  };
+  const Blocked blocked;
+  return tls_signals.any == signals &&
+         hook::ppoll(&one, 1, limited ? &limit : nullptr, blocked.before()) > 0;
+}
+
 int sendmmsg(int fd, mmsghdr* messages, unsigned count, int flags) {
   if (LookupSock(fd) == nullptr) {
+    BeforeLooking();
     for (unsigned i = 0; i < count && !Null(messages); ++i) {
       void* control;
       if (!base::TryLoad(&messages[i].msg_hdr.msg_control, &control)) break;
@@ -332,11 +376,16 @@ int sendmmsg(int fd, mmsghdr* messages, unsigned count, int flags) {
   }
   if (Null(messages)) return real::sendmmsg(fd, messages, count, flags);
   const unsigned most = std::min<unsigned>(count, IOV_MAX);  // as the kernel's
+  const std::uint32_t signals = tls_signals.any;
   for (unsigned sent = 0; sent < most; ++sent) {
     const msghdr& message = messages[sent].msg_hdr;
     // (All of it, first: of a socket that is not on a lane the kernel says so.)
     if (!base::Readable(&messages[sent], sizeof *messages))
       return Faulted(sent);
+    if (sent > 0 && (flags & MSG_DONTWAIT) == 0 &&
+        !GoesOn(fd, POLLOUT, signals)) {
+      return static_cast<int>(sent);
+    }
     const ssize_t n = hook::sendmsg(fd, &message, flags);
     if (n < 0) return sent > 0 ? static_cast<int>(sent) : -1;
     if (!base::TryStore(&messages[sent].msg_len, static_cast<unsigned>(n))) {

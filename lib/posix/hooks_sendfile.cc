@@ -8,6 +8,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <cstddef>
@@ -20,6 +21,7 @@
 #include "lib/posix/hooks_data.h"
 #include "lib/posix/signals.h"
 #include "lib/posix/sock_plain.h"
+#include "lib/posix/sock_quick.h"
 #include "lib/posix/table.h"
 #include "lib/posix/user_arguments.h"
 
@@ -120,6 +122,141 @@ ssize_t SpliceUnread(Sock* sock, int in, int out, size_t length,
   return SpliceUnread(sock, in, out, count, 0);
 }
 
+// A call that sends a file to a stream.
+struct Filing {
+  Sock* sock;
+  int out;
+  int in;
+  off_t* offset;
+  std::size_t count;
+  std::size_t done = 0;
+  std::uint32_t signals = tls_signals.any;
+  ssize_t result = 0;
+};
+enum Way { kOver, kOtherWay };
+
+// It ends: with what has been sent, or else with what its last part says.
+Way Over(Filing& filing, ssize_t n) {
+  filing.result = filing.done > 0 ? static_cast<ssize_t>(filing.done) : n;
+  return kOver;
+}
+
+bool ByBuffer(const Sock* sock) { return Engine(sock) || sock->AwaitsLane(); }
+
+// A stream that may leave TCP yet is not left in the kernel until all of a
+// large file is sent: it could not be adopted, and would never leave.  So it
+// is sent by parts, and by `send`, which may wait for it, where a lane is
+// about to come.
+Way SendByKernel(Filing& filing) {
+  constexpr std::size_t kPart = 64 << 10;
+  Sock* const sock = filing.sock;
+  while (!ByBuffer(sock)) {
+    if (filing.done > 0) {
+      const base::NoCancel no_cancel;  // sendfile is no place for it
+      if (!GoesOn(filing.out, POLLOUT, filing.signals)) return Over(filing, 0);
+    }
+    const std::size_t left = filing.count - filing.done;
+    const std::size_t part = sock->MayLeaveTcp() && left > kPart ? kPart : left;
+    bool raw = false;
+    const ssize_t n = sock->Send(filing.out, nullptr, 0, 0, 0, [&] {
+      raw = true;
+      return real::sendfile(filing.out, filing.in, filing.offset, part);
+    });
+    if (!raw) continue;  // it was promoted a moment ago
+    if (n < 0) return Over(filing, n);
+    filing.done += static_cast<std::size_t>(n);
+    // (As in the kernel, a handler that has run ends a call that has sent.)
+    if (static_cast<std::size_t>(n) < part || filing.done == filing.count ||
+        tls_signals.any != filing.signals) {
+      return Over(filing, 0);
+    }
+  }
+  return kOtherWay;
+}
+
+// One piece, which a handler ends where it would sleep if others have gone
+// before; not of a stream that has just come back to TCP: *other.
+ssize_t SendPiece(const Filing& filing, const char* from, std::size_t length,
+                  bool* other) {
+  if (filing.done == 0) return send(filing.out, from, length, 0);
+  Sock* const sock = filing.sock;
+  if (Engine(sock)) {
+    const ssize_t n = sock->QuickSend(StillAt(filing.out, sock), from, length);
+    if (n != 0) return n;
+  }
+  const LaterPart later(filing.signals);
+  const iovec iov{const_cast<char*>(from), length};
+  return sock->Send(filing.out, &iov, 1, length, Sock::kLater, [&] {
+    *other = true;
+    return direct::send(filing.out, from, length, MSG_DONTWAIT);
+  });
+}
+
+// By way of a buffer: the page cache can't be mapped into a ring.  What the
+// stream did not take is read again next time: only the offset counts.
+// No place for cancellation, and not to be unwound: sendfile throws nothing.
+Way SendByBuffer(Filing& filing) {
+  Sock* const sock = filing.sock;
+  const int in = filing.in;
+  off_t* const offset = filing.offset;
+  // What has no place to go back to is refused, as by the kernel; where there
+  // is an offset, pread refuses it.
+  if (offset == nullptr) {
+    struct stat what {};
+    if (::fstat(in, &what) != 0) return Over(filing, -1);
+    if (S_ISFIFO(what.st_mode) || S_ISSOCK(what.st_mode)) {
+      errno = EINVAL;
+      return Over(filing, -1);
+    }
+  }
+  const base::NoCancel no_cancel;
+  char small[SendBuffer::kSmall];
+  const SendBuffer large;
+  char* const piece = large.at() != nullptr ? large.at() : small;
+  const std::size_t most =
+      large.at() != nullptr ? SendBuffer::kLarge : sizeof small;
+  while (filing.done < filing.count) {
+    // No lane has come, or it has gone: the kernel needs no buffer.
+    if (!ByBuffer(sock)) return kOtherWay;
+    const std::size_t want = std::min(filing.count - filing.done, most);
+    const ssize_t got = offset != nullptr ? ::pread(in, piece, want, *offset)
+                                          : direct::read(in, piece, want);
+    if (filing.done == 0 && got < static_cast<ssize_t>(want) &&
+        RefusedBySendfile(in, offset, got)) {
+      return Over(filing, -1);
+    }
+    if (got <= 0) return Over(filing, got);
+    bool other = false;
+    const ssize_t sent =
+        SendPiece(filing, piece, static_cast<std::size_t>(got), &other);
+    const int saved = errno;
+    const ssize_t taken = sent > 0 ? sent : 0;
+    if (offset != nullptr) {
+      if (!base::TryStore(offset, *offset + taken)) {
+        filing.result = Faulted(0);
+        return kOver;
+      }
+    } else if (taken < got) {
+      ::lseek(in, taken - got, SEEK_CUR);
+    }
+    filing.done += static_cast<std::size_t>(taken);
+    errno = saved;
+    if (sent < got && other && (sent >= 0 || saved == EAGAIN)) {
+      if (!sock->nonblock.load(std::memory_order_relaxed) &&
+          GoesOn(filing.out, POLLOUT, filing.signals)) {
+        continue;
+      }
+      break;
+    }
+    if (sent < got ||
+        (filing.done < filing.count &&
+         (sock->SendsParts() || tls_signals.any != filing.signals))) {
+      return Over(filing, -1);
+    }
+  }
+  return Over(filing, 0);
+}
+
 }  // namespace
 
 ssize_t sendfile(int out, int in, off_t* offset, size_t count) {
@@ -134,96 +271,18 @@ ssize_t sendfile(int out, int in, off_t* offset, size_t count) {
       (offset != nullptr && !base::Readable(offset, sizeof *offset))) {
     return real::sendfile(out, in, offset, count);
   }
-  // A stream that may leave TCP yet is not left in the kernel until all of a
-  // large file is sent: it could not be adopted, and would never leave.  So it
-  // is sent by parts, and by `send`, which may wait for it, where a lane is
-  // about to come.
-  constexpr std::size_t kPart = 64 << 10;
   if (count > kMostMoved) [[unlikely]] {
     // (Too much for where the file stands the kernel refuses before it looks at
     // where it is to go.)
     if (real::sendfile(-1, in, offset, count) < 0 && errno == EINVAL) return -1;
     count = kMostMoved;
   }
-  const std::uint32_t signals = tls_signals.any;
-  std::size_t done = 0;
-  while (!Engine(sock) && !sock->AwaitsLane()) {
-    const std::size_t left = count - done;
-    const std::size_t part = sock->MayLeaveTcp() && left > kPart ? kPart : left;
-    bool raw = false;
-    const ssize_t n = sock->Send(out, nullptr, 0, 0, 0, [&] {
-      raw = true;
-      return real::sendfile(out, in, offset, part);
-    });
-    if (!raw) continue;  // it was promoted a moment ago
-    if (n < 0) return done > 0 ? static_cast<ssize_t>(done) : n;
-    done += static_cast<std::size_t>(n);
-    // (As in the kernel, a handler that has run ends a call that has sent.)
-    if (static_cast<std::size_t>(n) < part || done == count ||
-        tls_signals.any != signals) {
-      return static_cast<ssize_t>(done);
-    }
+  Filing filing{sock, out, in, offset, count};
+  // It may move from one to the other meanwhile, and back.
+  while (SendByKernel(filing) == kOtherWay &&
+         SendByBuffer(filing) == kOtherWay) {
   }
-  // What has no place to go back to is refused, as by the kernel; where there
-  // is an offset, pread refuses it.
-  if (offset == nullptr) {
-    struct stat what {};
-    if (::fstat(in, &what) != 0) return -1;
-    if (S_ISFIFO(what.st_mode) || S_ISSOCK(what.st_mode)) {
-      errno = EINVAL;
-      return -1;
-    }
-  }
-  // By way of a buffer: the page cache can't be mapped into a ring.  What the
-  // stream did not take is read again next time: only the offset counts.
-  // No place for cancellation, and not to be unwound: sendfile throws nothing.
-  const base::NoCancel no_cancel;
-  char small[SendBuffer::kSmall];
-  const SendBuffer large;
-  char* const piece = large.at() != nullptr ? large.at() : small;
-  const std::size_t most =
-      large.at() != nullptr ? SendBuffer::kLarge : sizeof small;
-  while (done < count) {
-    if (!Engine(sock) && !sock->AwaitsLane()) {
-      // No lane has come: the kernel needs no buffer.
-      const ssize_t rest = sendfile(out, in, offset, count - done);
-      return rest > 0    ? static_cast<ssize_t>(done) + rest
-             : done == 0 ? rest
-                         : static_cast<ssize_t>(done);
-    }
-    const std::size_t want = count - done < most ? count - done : most;
-    const ssize_t got = offset != nullptr ? ::pread(in, piece, want, *offset)
-                                          : direct::read(in, piece, want);
-    if (done == 0 && got < static_cast<ssize_t>(want) &&
-        RefusedBySendfile(in, offset, got)) {
-      return -1;
-    }
-    if (got <= 0) {
-      if (got < 0 && done == 0) return -1;
-      break;
-    }
-    const ssize_t sent = send(out, piece, static_cast<std::size_t>(got), 0);
-    const int saved = errno;
-    const ssize_t taken = sent > 0 ? sent : 0;
-    if (offset != nullptr) {
-      if (!base::TryStore(offset, *offset + taken)) return Faulted(0);
-    } else if (taken < got) {
-      ::lseek(in, taken - got, SEEK_CUR);
-    }
-    done += static_cast<std::size_t>(taken);
-    if (sent == got && done < count &&
-        (sock->SendsParts() || tls_signals.any != signals)) {
-      break;
-    }
-    if (sent < got) {
-      if (done == 0) {
-        errno = saved;
-        return -1;
-      }
-      break;
-    }
-  }
-  return static_cast<ssize_t>(done);
+  return filing.result;
 }
 
 ssize_t sendfile64(int out, int in, off64_t* offset, size_t count) {

@@ -20,6 +20,7 @@
 #include "lib/posix/kernel_hold.h"
 #include "lib/posix/poll.h"
 #include "lib/posix/process.h"
+#include "lib/posix/signals.h"
 #include "lib/posix/table.h"
 #include "lib/posix/unread_wait.h"
 #include "lib/posix/user_arguments.h"
@@ -324,6 +325,7 @@ bool KernelWaits(const EpollSet* set, const epoll_event* events) {
 }
 
 int poll(pollfd* fds, nfds_t count, int timeout) {
+  BeforeLooking();
   if (Null(fds) || TooMany(count)) return real::poll(fds, count, timeout);
   if (AnyUnread() && PollFindsUnread(fds, count)) {
     return AddUnread(fds, count, PollNow(fds, count, 0));
@@ -333,6 +335,7 @@ int poll(pollfd* fds, nfds_t count, int timeout) {
 
 int ppoll(pollfd* fds, nfds_t count, const timespec* timeout,
           const sigset_t* mask) {
+  BeforeLooking();
   if (Null(fds) || Astray(timeout) || AstrayMask(mask) || TooMany(count)) {
     return real::ppoll(fds, count, timeout, mask);
   }
@@ -345,6 +348,7 @@ int ppoll(pollfd* fds, nfds_t count, const timespec* timeout,
 
 int select(int count, fd_set* in, fd_set* out, fd_set* except,
            timeval* timeout) {
+  BeforeLooking();
   if (Astray(in) || Astray(out) || Astray(except) || Astray(timeout)) {
     return real::select(count, in, out, except, timeout);
   }
@@ -361,6 +365,7 @@ int select(int count, fd_set* in, fd_set* out, fd_set* except,
 
 int pselect(int count, fd_set* in, fd_set* out, fd_set* except,
             const timespec* timeout, const sigset_t* mask) {
+  BeforeLooking();
   if (Astray(in) || Astray(out) || Astray(except) || Astray(timeout) ||
       AstrayMask(mask)) {
     return real::pselect(count, in, out, except, timeout, mask);
@@ -401,6 +406,7 @@ int epoll_create1(int flags) {
   if (fd < 0) return fd;
   if (InBorrowedMemory()) return fd;
   Evict(fd);
+  BeforeLooking();
   if (EpollSet* set = EpollSet::New(fd)) Bind(fd, set);
   return fd;
 }

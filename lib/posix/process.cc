@@ -198,6 +198,8 @@ void EnterSandbox() {
   if (OwnFace() == Face::kBehind || InBorrowedMemory()) return;
   if (!FirstSandboxed()) return;
   const int saved = errno;
+  // (The filter may not know what that calls.)
+  GuardFaultsEarly();
   AskThenAwait(
       [](Sock* sock) {
         if (sock->Engaged()) sock->StepToPlain(base::Reason::kSandboxed);

@@ -12,6 +12,7 @@
 #include "lib/base/real.h"
 #include "lib/lane/lane.h"
 #include "lib/posix/last_words.h"
+#include "lib/posix/process.h"
 
 namespace rcsock::posix {
 
@@ -343,20 +344,30 @@ void LeaveCritical() {
   if (tls_signals.pending != 0 && tls_signals.depth == 0) DeliverDeferred();
 }
 
+constinit std::atomic<bool> faults_guarded{RCSOCK_GUARDS == 0};
+
 void GuardFaults() {
 #if RCSOCK_GUARDS
-  static std::atomic<bool> done{false};
-  if (done.load(std::memory_order_acquire)) return;
+  if (faults_guarded.load(std::memory_order_acquire)) return;
   Critical critical;
   latch.lock();
   if (!guarding) {
     guarding = true;
     GuardDefault(SIGSEGV);
     GuardDefault(SIGBUS);
-    done.store(true, std::memory_order_release);
+    faults_guarded.store(true, std::memory_order_release);
   }
   latch.unlock();
 #endif
+}
+
+// A child of vfork has the memory, in which it says that this is done, and
+// handlers of its own.
+void GuardFaultsEarly() {
+  if (OwnFace() != Face::kPreload || InBorrowedMemory()) return;
+  const int saved = errno;
+  GuardFaults();
+  errno = saved;
 }
 
 int HookedSigaction(int number, const struct sigaction* action,

@@ -64,6 +64,9 @@ struct ThreadSignals {
   // The list is all but full: every other signal is blocked until it is
   // delivered, and the kernel keeps them.
   volatile bool blocking = false;
+  // What `any` was as the call began that sends one part after the other, if it
+  // sends a later one of them (Sock::kLater).
+  volatile std::uint32_t begun = 0;
   // What was blocked before: of all that were put off, what each found.
   volatile std::uint64_t mask = ~std::uint64_t{0};
 };
@@ -75,6 +78,22 @@ extern thread_local constinit ThreadSignals tls_signals
 // (epoll_wait.cc).
 CountedWait TakeBackWait();
 void RecountWait(const CountedWait& wait);
+
+// A call that sends by parts: `signals` is what `any` was as it began.  (A
+// handler that makes such a call itself gives the place back; one that jumps
+// out of it leaves there what no call looks at that has not set it.)
+class LaterPart {
+ public:
+  explicit LaterPart(std::uint32_t signals) : before_(tls_signals.begun) {
+    tls_signals.begun = signals;
+  }
+  ~LaterPart() { tls_signals.begun = before_; }
+  LaterPart(const LaterPart&) = delete;
+  LaterPart& operator=(const LaterPart&) = delete;
+
+ private:
+  const std::uint32_t before_;
+};
 
 // Queues what was put off to this thread again; the handlers run before it
 // returns.
@@ -173,6 +192,14 @@ void InitSignals();
 // nobody.  Takes SIGSEGV and SIGBUS where they have the default action, which
 // is what the program goes on to see of them.
 void GuardFaults();
+extern constinit std::atomic<bool> faults_guarded;
+// The same, before a call looks at what the program points to: by the preload
+// alone.
+[[gnu::cold]] void GuardFaultsEarly();
+inline void BeforeLooking() {
+  if (!faults_guarded.load(std::memory_order_relaxed)) [[unlikely]]
+    GuardFaultsEarly();
+}
 
 int HookedSigaction(int number, const struct sigaction* action,
                     struct sigaction* old);

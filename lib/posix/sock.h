@@ -44,6 +44,10 @@ class Sock final : public SockLayout {
 
   // --- The application's calls: bytes or 0, or -1 with errno
   // `raw` makes the same call on the kernel.
+  // In `flags`: part of a call that has sent before (LaterPart), which any
+  // handler ends where it would sleep.  It has nothing to restart.  (No flag of
+  // the kernel's.)
+  static constexpr int kLater = 1 << 24;
   template <class Raw>
   ssize_t Send(int fd, const iovec* iov, int count, std::size_t total,
                int flags, Raw&& raw);
@@ -438,6 +442,8 @@ class Sock final : public SockLayout {
     // The call has moved something, which is its result: any handler ends it,
     // too, as there is nothing to restart.
     bool part = false;
+    // That was before this part of it: any handler since it began.
+    bool later = false;
     std::uint32_t any = 0;  // as `signals`, of all handlers
     // The connection that it waits for, in which process.
     std::uint32_t life = 0;

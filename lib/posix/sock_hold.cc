@@ -271,7 +271,8 @@ ssize_t Sock::SendAside(int number, const iovec* iov, int count,
   Wait wait;
   wait.timed = true;
   wait.signals = tls_signals.interrupts;
-  wait.any = tls_signals.any;
+  const bool later = (flags & kLater) != 0;
+  wait.any = later ? tls_signals.begun : tls_signals.any;
   const std::uint64_t most = snd_timeout_ns.load(std::memory_order_relaxed);
   const std::uint64_t end =
       most == 0 ? ~std::uint64_t{0} : base::NowNs() + most;
@@ -283,7 +284,7 @@ ssize_t Sock::SendAside(int number, const iovec* iov, int count,
     if (n > 0) *done += static_cast<std::size_t>(n);
     if (*done == total) return static_cast<ssize_t>(total);
     const std::uint64_t now = base::NowNs();
-    wait.part = *done > 0;
+    wait.part = later || *done > 0;
     const bool interrupted = wait.part ? wait.any != tls_signals.any
                                        : wait.signals != tls_signals.interrupts;
     const int error = n < 0 && n != -EAGAIN ? static_cast<int>(-n)
@@ -331,10 +332,14 @@ ssize_t Sock::HeldSend(int number, const iovec* iov, int count,
   Wait wait;
   wait.timed = true;
   wait.signals = tls_signals.interrupts;
+  const bool later = (flags & kLater) != 0;
+  wait.part = later;
+  wait.any = tls_signals.begun;
   std::uint64_t nudge = start + kNudgeNs;
   for (;;) {
     const int r = AwaitLane(wait, std::min(nudge, end));
-    const bool interrupted = wait.signals != tls_signals.interrupts;
+    const bool interrupted = later ? wait.any != tls_signals.any
+                                   : wait.signals != tls_signals.interrupts;
     const std::uint64_t now = base::NowNs();
     if (!interrupted && (now >= end || !AwaitsLane())) break;
     if (!interrupted && r == 0 && now < nudge) continue;

@@ -73,7 +73,7 @@ ssize_t Sock::SendRest(int fd, const iovec* iov, int count, std::size_t skip,
   const ssize_t n =
       ForRest(iov, count, skip, &error, [&](const msghdr* message) {
         // The call has sent something, which is its result: no signal.
-        return real::sendmsg(fd, message, flags | MSG_NOSIGNAL);
+        return real::sendmsg(fd, message, (flags & ~kLater) | MSG_NOSIGNAL);
       });
   if (error != 0) KeepError(fd, error);
   return n;
@@ -271,7 +271,8 @@ ssize_t Sock::SendLatched(int fd, const iovec* iov, int count,
     }
     // TCP took a part: only its EAGAIN makes somebody watch for room.
     if (n > 0 && !stream_->FastTx()) continue;
-    wait.part = *done > 0;
+    wait.part = *done > 0 || (flags & kLater) != 0;
+    wait.later = (flags & kLater) != 0;
     const int w = WaitTx(wait, seq);
     if (GoneSince(wait, fd)) [[unlikely]] {
       tx_latch.unlock();

@@ -309,7 +309,7 @@ ssize_t Sock::SendLeft(const iovec* iov, int count, std::size_t total,
         msghdr message{};
         message.msg_iov = const_cast<iovec*>(rest.iov());
         message.msg_iovlen = static_cast<std::size_t>(rest.count());
-        return real::sendmsg(number, &message, flags);
+        return real::sendmsg(number, &message, flags & ~kLater);
       });
       in.Sent(n);
       if (*done == 0) return n;

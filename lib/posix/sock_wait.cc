@@ -150,7 +150,7 @@ void Sock::Begin(Wait& wait,
   if (wait.timed) return;
   wait.timed = true;
   wait.signals = tls_signals.interrupts;
-  wait.any = tls_signals.any;
+  wait.any = wait.later ? tls_signals.begun : tls_signals.any;
   const std::uint64_t limit = timeout_ns.load(std::memory_order_relaxed);
   if (limit == 0) return;
   const std::uint64_t begun = left_fd_ >= 0 ? LeftDeadline() : 0;

@@ -229,10 +229,21 @@ Case bad_arguments(
              ::execve("/bin/true", arguments, reinterpret_cast<char**>(hole)));
       Result("execve, a string", ::execve("/bin/true", arguments, strings));
       Result("execve, path", ::execve(hole, arguments, none));
+      // What is near null is no mistake for none.
+      char* const near = Opaque(reinterpret_cast<char*>(16));
+      char* const near_string[] = {name, near, nullptr};
+      Result("execve, near null", ::execve(near, arguments, none));
+      Result("execve, environment near null",
+             ::execve("/bin/true", arguments, reinterpret_cast<char**>(near)));
+      Result("execve, a string near null",
+             ::execve("/bin/true", arguments, near_string));
       pid_t child;
       Log("posix_spawn: %s",
           ErrorName(::posix_spawn(&child, "/bin/true", nullptr, nullptr,
                                   arguments, reinterpret_cast<char**>(hole))));
+      Log("posix_spawn near null: %s",
+          ErrorName(::posix_spawn(&child, near, nullptr, nullptr, arguments,
+                                  environ)));
       CHECK_THAT(::munmap(hole, static_cast<std::size_t>(page) * 2) == 0);
       char text[4] = {};
       RecvAll(fd, text, 3);

@@ -1,6 +1,7 @@
 // What a call says that has moved a part of what it was asked for, when its
 // time is over, a handler has run, or there is more than a call moves.
 #include <poll.h>
+#include <pthread.h>
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/sendfile.h>
@@ -9,9 +10,12 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cerrno>
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <thread>
 #include <vector>
 
 #include "tests/posix/pair.h"
@@ -115,6 +119,111 @@ Case restart_sendfile("restart_of_a_part_of_a_file", DrainSome, [](int fd) {
     return n;
   });
 });
+
+// The next part of a call finds no room, or nothing there: as the first ones
+// are its result it ends at once by a handler, which asks for SA_RESTART.
+void EndsAtOnce(const char* what, int fd, long (*call)(int fd)) {
+  static std::atomic<bool> over;
+  over = false;
+  struct sigaction action {};
+  action.sa_handler = [](int) {};
+  action.sa_flags = SA_RESTART;
+  ::sigaction(SIGUSR1, &action, nullptr);
+  const pid_t pid = ::getpid();
+  const pid_t caller = ::gettid();
+  const pthread_t thread = ::pthread_self();
+  std::thread beside([=] {
+    Barrier();  // something is there
+    AwaitAsleep(pid, caller);
+    ::pthread_kill(thread, SIGUSR1);
+    // In the call again, or behind it.
+    AwaitAsleep(pid, caller);
+    Log("%s: %s", what, over ? "at once" : "asleep again");
+    Barrier();
+  });
+  const long n = call(fd);
+  over = true;
+  beside.join();
+  Log("%s: a part %d", what, n > 0);
+}
+
+void SeesSome(int fd) {
+  pollfd one{fd, POLLIN, 0};
+  CHECK_THAT(::poll(&one, 1, -1) == 1);
+  Barrier();
+  Barrier();
+  int error;
+  Log("rest %d", Drain(fd, &error) > 0);
+}
+
+Case handler_sendfile("handler_behind_a_part_of_a_file", SeesSome, [](int fd) {
+  EndsAtOnce("sendfile", fd, [](int to) -> long {
+    const int file = ::memfd_create("file", MFD_CLOEXEC);
+    CHECK_THAT(::ftruncate(file, 64 << 20) == 0);
+    const ssize_t n = ::sendfile(to, file, nullptr, 64 << 20);
+    ::close(file);
+    return n;
+  });
+});
+
+template <std::size_t kCount>
+struct Messages {
+  explicit Messages(char* at, std::size_t length) {
+    for (std::size_t i = 0; i < kCount; ++i) {
+      parts[i] = {at, length};
+      all[i] = {};
+      all[i].msg_hdr.msg_iov = &parts[i];
+      all[i].msg_hdr.msg_iovlen = 1;
+    }
+  }
+  iovec parts[kCount];
+  mmsghdr all[kCount];
+};
+
+Case handler_sendmmsg("handler_behind_messages_sent", SeesSome, [](int fd) {
+  EndsAtOnce("sendmmsg", fd, [](int to) -> long {
+    static char text[16384];
+    static Messages<1000> messages(text, sizeof text);
+    return ::sendmmsg(to, messages.all, 1000, 0);
+  });
+});
+
+Case handler_recvmmsg(
+    "handler_behind_messages_received",
+    [](int fd) {
+      SendAll(fd, "abcd", 4);
+      Barrier();
+      Barrier();
+      SendAll(fd, "efgh", 4);
+      Barrier();
+    },
+    [](int fd) {
+      AwaitBytes(fd, 4);
+      EndsAtOnce("recvmmsg", fd, [](int from) -> long {
+        static char text[4];
+        static Messages<2> messages(text, sizeof text);
+        return ::recvmmsg(from, messages.all, 2, 0, nullptr);
+      });
+      Barrier();
+    });
+
+// So does the socket's own time.
+Case time_recvmmsg(
+    "time_over_behind_messages_received",
+    [](int fd) {
+      SendAll(fd, "abcd", 4);
+      Barrier();
+    },
+    [](int fd) {
+      const timeval time{0, 40'000};
+      ::setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &time, sizeof time);
+      AwaitBytes(fd, 4);
+      static char text[4];
+      static Messages<2> messages(text, sizeof text);
+      Result("recvmmsg", ::recvmmsg(fd, messages.all, 2, 0, nullptr));
+      Result("recvmmsg", ::recvmmsg(fd, messages.all, 2, 0, nullptr));
+      Barrier();
+    });
 
 // More than a call moves.
 Case two_gigabytes(

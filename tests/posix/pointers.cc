@@ -441,6 +441,90 @@ Case beside(
       Done(fd);
     });
 
+// In a process that has had no lane, and needs none: the same.
+void Untouched(const char* what, int fd) {
+  const Edge edge(kHole);
+  char* const hole = edge.end;
+  const auto say = [what](const char* call, long n) {
+    Log("%s: %s: %s", what, call, n < 0 ? ErrorName(errno) : "done");
+  };
+  char byte;
+  iovec iov{&byte, 1};
+  msghdr message{};
+  message.msg_iov = &iov;
+  message.msg_iovlen = 1;
+  say("sendmsg", ::sendmsg(fd, At<msghdr>(edge, 0), MSG_NOSIGNAL));
+  say("sendmsg of a half", ::sendmsg(fd, At<msghdr>(edge, 8), MSG_NOSIGNAL));
+  say("sendmmsg", ::sendmmsg(fd, At<mmsghdr>(edge, 0), 2, MSG_NOSIGNAL));
+  say("recvmsg", ::recvmsg(fd, At<msghdr>(edge, 0), MSG_DONTWAIT));
+  say("recvmmsg",
+      ::recvmmsg(fd, At<mmsghdr>(edge, 0), 2, MSG_DONTWAIT, nullptr));
+  message.msg_control = hole;
+  message.msg_controllen = 64;
+  say("control message", ::sendmsg(fd, &message, MSG_NOSIGNAL));
+  say("writev", ::writev(fd, At<iovec>(edge, 0), 1));
+  say("readv", ::readv(fd, At<iovec>(edge, 0), 1));
+  say("preadv2", ::preadv2(fd, At<iovec>(edge, 0), 1, -1, 0));
+  say("pwritev2", ::pwritev2(fd, At<iovec>(edge, 0), 1, -1, 0));
+  say("sendto", ::sendto(fd, "x", 1, MSG_NOSIGNAL, At<sockaddr>(edge, 0), 16));
+  say("poll", ::poll(At<pollfd>(edge, 0), 1, 0));
+  pollfd one{fd, POLLOUT, 0};
+  constexpr timespec kNow{0, 0};
+  say("ppoll", ::ppoll(&one, 1, &kNow, At<sigset_t>(edge, 0)));
+  say("select",
+      ::select(fd + 1, At<fd_set>(edge, 0), nullptr, nullptr, nullptr));
+  fd_set in;
+  FD_ZERO(&in);
+  FD_SET(fd, &in);
+  say("pselect",
+      ::pselect(fd + 1, &in, nullptr, nullptr, &kNow, At<sigset_t>(edge, 0)));
+  const int set = ::epoll_create1(EPOLL_CLOEXEC);
+  say("epoll_ctl",
+      ::epoll_ctl(set, EPOLL_CTL_ADD, fd, At<epoll_event>(edge, 0)));
+  epoll_event event{};
+  say("epoll_pwait", ::epoll_pwait(set, &event, 1, 0, At<sigset_t>(edge, 0)));
+  say("epoll_pwait2",
+      ::epoll_pwait2(set, &event, 1, At<timespec>(edge, 0), nullptr));
+  ::close(set);
+  sockaddr_storage name;
+  say("accept",
+      ::accept(fd, reinterpret_cast<sockaddr*>(&name), At<socklen_t>(edge, 0)));
+}
+
+// (A process that has none but these has had no other.)
+void OfItsOwn(const char* what, int domain, int type) {
+  const pid_t child = ::fork();
+  if (child == 0) {
+    int ends[2] = {::socket(domain, type, 0), -1};
+    if (domain == AF_UNIX) CHECK_THAT(::socketpair(domain, type, 0, ends) == 0);
+    Untouched(what, ends[0]);
+    ::_exit(0);
+  }
+  LogChild(child);
+}
+
+void NothingOnALane() {
+  OfItsOwn("unix", AF_UNIX, SOCK_STREAM);
+  OfItsOwn("udp", AF_INET, SOCK_DGRAM);
+  OfItsOwn("tcp", AF_INET, SOCK_STREAM);
+}
+
+Case untouched(
+    "no_lane", [](int) { NothingOnALane(); },
+    [](int) {
+      // And of a connection, before there is anything that could move it.
+      int port;
+      const int listener = Listen(&port);
+      const int fd = Connect(port);
+      const int other = Accept(listener);
+      SetNonblock(fd, true);
+      SetNonblock(listener, true);
+      Untouched("connection", fd);
+      Untouched("listener", listener);
+      ::close(other);
+    },
+    {.warm = false, .connect = false});
+
 // Where a file is sent from, and a new connection's name.
 Case others(
     "others",
