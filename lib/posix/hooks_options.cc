@@ -31,6 +31,13 @@ bool Blinds(int level, int name) {
          (level == IPPROTO_TCP && name == TCP_REPAIR);
 }
 
+// No rate of SO_MAX_PACING_RATE, which takes 8 bytes or 4.
+bool Unpaced(const void* value, socklen_t length) {
+  std::uint64_t rate = 0;
+  std::memcpy(&rate, value, length < sizeof rate ? 4 : sizeof rate);
+  return rate == (length < sizeof rate ? ~std::uint32_t{0} : ~std::uint64_t{0});
+}
+
 // To where the program wants it: 0, or -1 with errno.
 int Put(void* to, const void* from, std::size_t length) {
   if (length == 0 || (!Null(to) && base::TryPut(to, from, length))) return 0;
@@ -201,6 +208,9 @@ int setsockopt(int fd, int level, int name, const void* value,
       case SO_TIMESTAMPNS_NEW:
       case SO_TIMESTAMPING_NEW:
         if (number != 0) sock->PinByOption();
+        break;
+      case SO_MAX_PACING_RATE:  // ~0 is none; whoever asks wants it kept
+        if (!Unpaced(value, length)) sock->PinByOption();
         break;
       case SO_PEEK_OFF:  // -1 is none
         if (number >= 0) sock->PinByOption();
