@@ -112,15 +112,7 @@ class Sock::LeftCall {
       const OutsideCritical outside;
       n = call();
     }
-    // Awake before the count of those who sleep is taken back, as who holds the
-    // latches sees it, whichever of the two he looks at first
-    // (LastLeftLatched): he has looked at both before, or sees it awake.
-    const int saved = errno;
-    {
-      const Latched latched(sock_);
-      sock_->WakesLeft();
-    }
-    errno = saved;
+    sock_->WakesLeft();
     return n;
   }
 
