@@ -25,6 +25,8 @@ constexpr std::uint8_t kVersion = lane::shm::kMemoryVersion;
 // SCM_MAX_FD.)
 constexpr int kMaxFds = 2 + lane::kBells;
 static_assert(kMaxFds <= 253);
+// No bit of a mask is to be refused.
+static_assert(lane::kBells == 8 * sizeof(lane::BellMask));
 constexpr std::size_t kMaxPacket = 128;
 
 enum class Type : std::uint8_t {
