@@ -4,7 +4,7 @@
 # What a call costs through the preload, and in the two ways to use the library:
 # instructions, not time.  The library may take 2 % more.
 set -euo pipefail
-count=$1 calls=$2 named=$3 linked=$4 shim=$(readlink -f "$5") rounds=${6:-20}
+count=$1 calls=$2 named=$3 linked=$4 shim=$(readlink -f "$5") rounds=${6:-10}
 export RCSOCK_PROMOTE_OPS=1 RCSOCK_LANES=shm
 failed=0
 # The fewest of three: a look at the kernel or a late wake-up falls into one of

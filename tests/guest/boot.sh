@@ -91,6 +91,22 @@ cpu() {
   echo "${cpus[$1 % ${#cpus[@]}]}"
 }
 
+# Sets GUEST_CPU: one that no other guest of this user's has taken, if there is
+# such a one, or else any.  Taken until this shell and its guest have ended.
+take_cpu() {
+  local count n file
+  count=$(nproc)
+  for ((n = 0; n < count; ++n)); do
+    GUEST_CPU=$(cpu "$n")
+    file=/dev/shm/rcsock-guest-cpu-$(id -u)-$GUEST_CPU
+    # (Without such a folder, or somebody else's file there: any.)
+    { exec {cpu_lock}>>"$file"; } 2>/dev/null || break
+    flock -n "$cpu_lock" && return
+    exec {cpu_lock}>&-
+  done
+  GUEST_CPU=$(cpu "$RANDOM")
+}
+
 # Where the guest's memory, a file, can be: it is executed from.
 memory_directory() {
   local dir

@@ -356,7 +356,7 @@ Case waits_in_turn(
       for (int others = 0; others < 4; ++others) {
         bool polled = false;
         bool selected = false;
-        for (int i = 0; i < 4096; ++i) {
+        for (int i = 0; i < 4096 && !(polled && selected); ++i) {
           pollfd two[2] = {{ends[0], POLLIN, 0}, {fd, POLLOUT, 0}};
           CHECK_THAT(::poll(two, 2, 1000) >= 1);
           polled = polled || two[0].revents == POLLIN;

@@ -237,17 +237,17 @@ Case linger_exit_copy(
 // Whoever sees by TCP_INFO that it is over, as soon as it can be seen, is told
 // the same by shutdown.
 enum class Over { kLinger, kUnread, kShut, kCount };
-constexpr int kOvers = 20;
+int Overs() { return Scale(20); }
 
 Case shutdown_when_closed(
     "shutdown_when_closed",
     [](int) {
       const int listener = ListenAndTell();
-      for (int i = 0; i < kOvers * static_cast<int>(Over::kCount); ++i) {
+      for (int i = 0; i < Overs() * static_cast<int>(Over::kCount); ++i) {
         const int fd = Accept(listener);
         Warm(fd);
         Barrier();
-        const auto over = static_cast<Over>(i / kOvers);
+        const auto over = static_cast<Over>(i / Overs());
         if (over == Over::kLinger) {
           const linger now{1, 0};
           ::setsockopt(fd, SOL_SOCKET, SO_LINGER, &now, sizeof now);
@@ -268,10 +268,10 @@ Case shutdown_when_closed(
     [](int) {
       const int port = static_cast<int>(Hear());
       int told[static_cast<int>(Over::kCount)][2] = {};
-      for (int i = 0; i < kOvers * static_cast<int>(Over::kCount); ++i) {
+      for (int i = 0; i < Overs() * static_cast<int>(Over::kCount); ++i) {
         const int fd = Connect(port);
         Warm(fd);
-        const auto over = static_cast<Over>(i / kOvers);
+        const auto over = static_cast<Over>(i / Overs());
         if (over == Over::kUnread) SendAll(fd, "never read", 10);
         if (over == Over::kShut) ::shutdown(fd, SHUT_WR);
         Barrier();
@@ -281,7 +281,7 @@ Case shutdown_when_closed(
           CHECK_THAT(::getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &length) ==
                      0);
         } while (info.tcpi_state != TCP_CLOSE);
-        for (int& n : told[i / kOvers]) {
+        for (int& n : told[i / Overs()]) {
           if (::shutdown(fd, SHUT_WR) < 0 && errno == ENOTCONN) ++n;
         }
         if (over == Over::kShut) Barrier();

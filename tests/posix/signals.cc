@@ -205,7 +205,8 @@ Case storm(
       });
       // (All of them may be done before a busy machine lets the sender run.)
       char text[16] = "0123456789abcde";
-      for (int i = 0; i < 20'000 || signals <= 10; ++i) {
+      const int rounds = Scale(20'000);
+      for (int i = 0; i < rounds || signals <= 10; ++i) {
         SendAll(fd, text, 16);
         RecvAll(fd, text, 16);
       }
@@ -237,7 +238,7 @@ void CountHandled(int fd) {
 }
 Case bursts("signal_bursts", &CountHandled,
             [](int fd) {
-              constexpr int kBursts = 1500;
+              const int count = Scale(1500);
               constexpr int kBurst = 24;
               burst_fd = fd;
               struct sigaction action {};
@@ -247,7 +248,7 @@ Case bursts("signal_bursts", &CountHandled,
               const pthread_t self = ::pthread_self();
               std::atomic<bool> done{false};
               std::thread sender([&] {
-                for (int sent = 0; sent < kBursts * kBurst;) {
+                for (int sent = 0; sent < count * kBurst;) {
                   for (int i = 0; i < kBurst; ++i) {
                     while (::pthread_sigqueue(self, SIGRTMIN, sigval{}) != 0) {
                       ::sched_yield();
@@ -293,7 +294,7 @@ void OnNumber(int number, siginfo_t* info, void* context) {
 Case bursts_of_numbers(
     "signal_bursts_of_numbers", &CountHandled,
     [](int fd) {
-      constexpr int kBursts = 1500;
+      const int count = Scale(1500);
       burst_fd = fd;
       cpu_set_t all, one;
       CHECK_THAT(::sched_getaffinity(0, sizeof all, &all) == 0);
@@ -311,7 +312,7 @@ Case bursts_of_numbers(
       const pthread_t self = ::pthread_self();
       std::atomic<bool> done{false};
       std::thread sender([&] {
-        for (int round = 1; round <= kBursts; ++round) {
+        for (int round = 1; round <= count; ++round) {
           for (int i = 0; i < kNumbers; ++i) {
             while (::pthread_sigqueue(self, NumberOf(i), sigval{}) != 0) {
               ::sched_yield();

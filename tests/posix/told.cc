@@ -7,6 +7,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <cstddef>
 #include <functional>
 #include <string>
 #include <thread>
@@ -117,7 +119,10 @@ struct Writer {
             },
             [then](int fd) {
               std::thread writer([fd] {
-                const std::vector<char> much(64 << 20, 'x');
+                // (More than TCP's buffers at both ends.)
+                const std::vector<char> much(
+                    static_cast<std::size_t>(std::max(16, Scale(64))) << 20,
+                    'x');
                 const ssize_t n =
                     ::send(fd, much.data(), much.size(), MSG_NOSIGNAL);
                 Log("a part: %d",
