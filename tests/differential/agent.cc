@@ -207,7 +207,10 @@ std::string Step(const Op& op, int port, long* value) {
       if (slot.fd < 0) return "skip";
       off_t offset = 10 * op.b;
       const int before = sigpipes.load();
-      const ssize_t n = ::sendfile(slot.fd, file, &offset, Length(op.a));
+      ssize_t n;
+      do {
+        n = ::sendfile(slot.fd, file, &offset, Length(op.a));
+      } while (n < 0 && Again(slot.fd));
       *value = n > 0 ? n : 0;
       const std::string outcome = Outcome(n);
       return outcome + Print(" offset %ld sigpipe %d",
@@ -350,6 +353,7 @@ void Begin(const Request& request) {
     for (int& set : sets) set = ::epoll_create1(EPOLL_CLOEXEC);
     for (std::uint64_t& at : tx_at) at = 0;
     urgents.store(0);
+    failed = false;
   }
   int fd = -1;
   if (accepts) {
@@ -424,6 +428,7 @@ void Serve(const Request& request, Reply* reply) {
                   request.port == static_cast<int>(Warmth::kLane));
       break;
     case Ask::kStep: {
+      failed = request.failed;
       long value = 0;
       const bool opens =
           request.op.kind == Kind::kConnect || request.op.kind == Kind::kAccept;

@@ -85,6 +85,11 @@ std::string DoCork(int fd, bool on);
 std::string DoConnect(int port, int how, int* fd);
 std::string DoAccept(int listener, int how, int* fd);
 std::string FailLanes();
+// Lanes have died in this case.
+extern bool failed;
+// While a stream goes back to TCP nothing can be written; who then waits until
+// something can, tries again.
+bool Again(int fd);
 
 // --- With several messages, or in other ways (agent_several.cc)
 std::string DoSendSeveral(const Slot& slot, const Op& op, long* value);

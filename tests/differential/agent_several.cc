@@ -62,9 +62,15 @@ std::string DoSendSeveral(const Slot& slot, const Op& op, long* value) {
                     ((op.c & 2) != 0 ? MSG_NOSIGNAL : 0);
   const int before = sigpipes.load();
   errno = 0;
-  const int n =
-      ::sendmmsg(slot.fd, several.headers.data(),
-                 static_cast<unsigned>(several.headers.size()), flags);
+  const int all = static_cast<int>(several.headers.size());
+  int n = -1;
+  for (int at = 0; at < all;) {
+    const int more = ::sendmmsg(slot.fd, several.headers.data() + at,
+                                static_cast<unsigned>(all - at), flags);
+    if (more > 0) n = at += more;
+    if (!failed) break;
+    if (more < 0 && !Again(slot.fd)) break;
+  }
   std::string text = Outcome(n) + " of";
   for (int i = 0; i < n; ++i) {
     const unsigned moved = several.headers[static_cast<std::size_t>(i)].msg_len;
@@ -139,8 +145,11 @@ std::string DoSpliceTo(const Slot& slot, std::size_t length, long* value) {
     Die("write to a pipe");
   }
   const int before = sigpipes.load();
-  const ssize_t n = ::splice(pipe_fds[0], nullptr, slot.fd, nullptr, length,
-                             SPLICE_F_NONBLOCK);
+  ssize_t n;
+  do {
+    n = ::splice(pipe_fds[0], nullptr, slot.fd, nullptr, length,
+                 SPLICE_F_NONBLOCK);
+  } while (n < 0 && length > 0 && Again(slot.fd));
   const std::string text = Outcome(n);
   *value = std::max<long>(n, 0);
   tx_at[slot.connection] += static_cast<std::uint64_t>(*value);

@@ -27,6 +27,7 @@ struct Request {
   std::uint8_t number = 0;
   Op op;
   std::int32_t port = 0;
+  bool failed = false;  // lanes have died in this case
 };
 
 struct SlotLook {

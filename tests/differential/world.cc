@@ -378,6 +378,7 @@ bool World::Step(const Op& op, Moment* moment, std::string* why) {
   request.ask = Ask::kStep;
   request.op = op;
   request.port = port_;
+  request.failed = failed_;
   Reply reply{};
   if (op.kind == Kind::kChat || op.kind == Kind::kBulk) {
     if (!Quiet(&op) || corked_[connection][0] || corked_[connection][1]) {
