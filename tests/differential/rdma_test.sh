@@ -1,16 +1,17 @@
 #!/bin/bash
-# usage: rdma_test BREAKS [--fails] DIFFERENTIAL AGENT SHIM OPTION...
+# usage: rdma_test BREAKS [--fails CASE] DIFFERENTIAL AGENT SHIM OPTION...
 #
 # In a guest: cases of the generator whose connections go over its device, and
 # whose queue pairs BREAKS puts into error at the step `fail`.  With --fails
-# that must have made lanes die.
+# that must have made lanes die; CASE comes first, since on a busy host there
+# may be few others.
 set -uo pipefail
 breaks=$(readlink -f "$1")
 shift
-fails=0
+fails=
 if [[ $1 == --fails ]]; then
-  fails=1
-  shift
+  fails=$2
+  shift 2
 fi
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -19,6 +20,7 @@ printf 'a key that both ends have: %032d' 0 >"$work/key"
 export PAIR_ADDRESS=$RDMA_IP RCSOCK_LANES=rdma RCSOCK_KEY_FILE=$work/key
 export RCSOCK_STATS=$work/stats.%p DIFFERENTIAL_BEHIND=$breaks
 status=0
+[[ -z $fails ]] || "$1" "$2" "$3" --replay "$fails" || status=$?
 "$@" || status=$?
 read -r promoted failovers < <(cat "$work"/stats.[0-9]* 2>/dev/null | python3 -c '
 import json, sys
@@ -30,7 +32,7 @@ if [[ ${promoted:-0} == 0 ]]; then
   echo "FAILED: nothing was on a lane"
   exit 1
 fi
-if ((fails && ${failovers:-0} == 0)); then
+if [[ -n $fails && ${failovers:-0} == 0 ]]; then
   echo "FAILED: no lane has died"
   exit 1
 fi
