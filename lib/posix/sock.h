@@ -161,6 +161,8 @@ class Sock final : public SockLayout {
   // For a recvmsg that the kernel has not answered, and which has found
   // `length` bytes: what it would have added.
   void TellBeside(msghdr* message, ssize_t length);
+  // By the state that TCP_INFO would tell.
+  bool PeerMayHaveEnded();
 
   // --- MSG_ZEROCOPY (sock_zero_copy.cc)
   // SO_ZEROCOPY has been set.

@@ -74,6 +74,21 @@ long Sock::RecvStamped(void* to, std::size_t length) {
   return n;
 }
 
+bool Sock::PeerMayHaveEnded() {
+  // (netinet/tcp.h, which names them, can't be had beside linux/tcp.h.)
+  constexpr std::uint8_t kEstablished = 1;
+  constexpr std::uint8_t kFinWait1 = 4;
+  constexpr std::uint8_t kFinWait2 = 5;
+  tcp_info info{};
+  socklen_t size = sizeof info;
+  if (::syscall(SYS_getsockopt, fd(), IPPROTO_TCP, TCP_INFO, &info, &size) !=
+      0) {
+    return true;
+  }
+  const std::uint8_t state = TcpState(info.tcpi_state);
+  return state != kEstablished && state != kFinWait1 && state != kFinWait2;
+}
+
 void Sock::TellBeside(msghdr* message, ssize_t length) {
   const int saved = errno;
   ControlMessages beside(message);
@@ -116,7 +131,10 @@ void Sock::TellBeside(msghdr* message, ssize_t length) {
       base::PollNow(&one);
       ready = static_cast<std::uint32_t>(one.revents);
     }
-    if ((ready & (POLLIN | POLLRDHUP | POLLHUP)) != 0) left = 1;
+    // (Not by the own SHUT_RD, which ends what is read as well.)
+    if ((ready & (POLLIN | POLLRDHUP | POLLHUP)) != 0 && PeerMayHaveEnded()) {
+      left = 1;
+    }
   }
   beside.Put(IPPROTO_TCP, TCP_CM_INQ, &left, sizeof left);
   errno = saved;

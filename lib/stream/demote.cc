@@ -130,8 +130,11 @@ void Stream::FreezeLane(base::Reason reason) {
 }
 
 void Stream::SendLaneDown() {
-  SendFrame(FrameKind::kLaneDown, InOff(),
-            IsFailover(why_left_) ? 0 : kFrameLeaves);
+  // (An answer to the peer's is not of its own accord: the peer, whose lane has
+  // failed, would take its failover for a demotion by this end.)
+  const bool leaves =
+      !IsFailover(why_left_) && why_left_ != base::Reason::kPeerDemoted;
+  SendFrame(FrameKind::kLaneDown, InOff(), leaves ? kFrameLeaves : 0);
 }
 
 // After own FIN the peer may have ended its side of TCP, and takes nothing

@@ -34,6 +34,7 @@ int sets[kSets] = {-1, -1};
 std::uint64_t tx_at[kConnections];
 bool accepts = false;
 std::atomic<int> sigpipes{0};
+std::atomic<int> signals{0};
 
 std::string Print(const char* format, ...) {
   char text[256];
@@ -82,7 +83,6 @@ namespace {
 
 int listener = -1;
 int file = -1;
-std::atomic<int> signals{0};
 std::atomic<int> urgents{0};
 
 int SlotOf(int connection) {
@@ -95,29 +95,39 @@ int SlotOf(int connection) {
 std::string Async(const Slot& slot, const Op& op) {
   const int set = op.a % kSets;
   if (op.kind == Kind::kAsyncWait) {
-    return StartPending(-1 - set, false,
-                        [set = sets[set]] { return DoWait(set, -1); });
+    return StartPending(-1 - set, false, [set = sets[set], way = op.b] {
+      return DoWait(set, -1, way);
+    });
   }
   const int fd = slot.fd;
   const int connection = slot.connection < 0 ? 0 : slot.connection;
   if (op.kind == Kind::kAsyncRecv) {
-    // (read and readv know no MSG_PEEK.)
-    const bool peeks = (op.c & 1) != 0 && op.b % 6 != 1 && op.b % 6 != 2;
+    // (read, readv and preadv2 know no MSG_PEEK.)
+    const bool peeks =
+        (op.c & 1) != 0 && op.b % 7 != 1 && op.b % 7 != 2 && op.b % 7 != 6;
     // (Nothing: TCP's waits end by whatever wakes them.)
     return StartPending(connection, !peeks, [fd, op] {
       return DoRecv(fd, std::max<std::size_t>(1, Length(op.a)), op.b, op.c,
                     true, nullptr);
     });
   }
+  if (op.kind == Kind::kAsyncSeveral) {
+    Op some = op;
+    if (Length(op.a) == 0) some.a = 0;
+    return StartPending(connection, (op.c & 1) == 0, [fd, some] {
+      return DoRecvSeveral(fd, some, true, nullptr);
+    });
+  }
   if (op.kind == Kind::kAsyncPoll) {
     return StartPending(connection, false, [fd, op]() -> std::string {
       pollfd one{fd, static_cast<short>(Events(op.a % 6)), 0};
-      const int n = ::poll(&one, 1, -1);
+      const int n = op.b % 2 == 0 ? ::poll(&one, 1, -1)
+                                  : ::ppoll(&one, 1, nullptr, nullptr);
       return Outcome(n) + Print(" %x", static_cast<unsigned>(one.revents));
     });
   }
   return StartPending(connection, false,
-                      [fd] { return DoSelect(fd, nullptr); });
+                      [fd, op] { return DoSelect(fd, nullptr, op.b); });
 }
 
 // Whom SIGURG is for; what has come is told by Look from then on.
@@ -130,7 +140,7 @@ std::string DoOwner(int fd, const Op& op) {
   return Outcome(::fcntl(fd, F_SETOWN, op.a % 3 == 0 ? ::getpid() : 0));
 }
 
-std::string Step(const Op& op, long* value) {
+std::string Step(const Op& op, int port, long* value) {
   Slot& slot = slots[op.slot % kSlots];
   switch (op.kind) {
     case Kind::kSend:
@@ -176,7 +186,7 @@ std::string Step(const Op& op, long* value) {
           ::epoll_ctl(sets[op.a % kSets], kOps[op.b % 4], slot.fd, &event));
     }
     case Kind::kEpollWait:
-      return DoWait(sets[op.a % kSets], 0);
+      return DoWait(sets[op.a % kSets], 0, op.b);
     case Kind::kOption:
       return DoOption(slot.fd, op);
     case Kind::kError: {
@@ -189,7 +199,7 @@ std::string Step(const Op& op, long* value) {
     }
     case Kind::kSelect: {
       timeval none{0, 0};
-      return DoSelect(slot.fd, &none);
+      return DoSelect(slot.fd, &none, op.b);
     }
     case Kind::kFork:
       return slot.fd < 0 ? "skip" : DoFork(&slot, op, value);
@@ -197,7 +207,10 @@ std::string Step(const Op& op, long* value) {
       if (slot.fd < 0) return "skip";
       off_t offset = 10 * op.b;
       const int before = sigpipes.load();
-      const ssize_t n = ::sendfile(slot.fd, file, &offset, Length(op.a));
+      ssize_t n;
+      do {
+        n = ::sendfile(slot.fd, file, &offset, Length(op.a));
+      } while (n < 0 && Again(slot.fd));
       *value = n > 0 ? n : 0;
       const std::string outcome = Outcome(n);
       return outcome + Print(" offset %ld sigpipe %d",
@@ -219,6 +232,7 @@ std::string Step(const Op& op, long* value) {
     case Kind::kFail:
       return FailLanes();
     case Kind::kAsyncRecv:
+    case Kind::kAsyncSeveral:
     case Kind::kAsyncPoll:
     case Kind::kAsyncSelect:
     case Kind::kAsyncWait:
@@ -235,6 +249,28 @@ std::string Step(const Op& op, long* value) {
     }
     case Kind::kCork:
       return DoCork(slot.fd, op.b % 2 == 0);
+    case Kind::kSendSeveral:
+      return DoSendSeveral(slot, op, value);
+    case Kind::kRecvSeveral:
+      return DoRecvSeveral(slot.fd, op, false, value);
+    case Kind::kTimed:
+      return DoTimed(slot.fd, op, value);
+    case Kind::kSpliceTo:
+      return DoSpliceTo(slot, Length(op.a), value);
+    case Kind::kInq:
+      return DoInq(slot.fd, op, value);
+    case Kind::kPeekOffset:
+      return DoPeekOffset(slot.fd, op);
+    case Kind::kDupOnto:
+      return DoDupOnto(slot, &slots[op.a % kSlots], op.b);
+    case Kind::kNames:
+      return DoNames(slot.fd, port, op.a);
+    case Kind::kBad:
+      return DoBad(slot.fd, op);
+    case Kind::kMasked:
+      return DoMasked(slot.fd, op);
+    case Kind::kUnconnect:
+      return DoUnconnect(slot.fd);
     case Kind::kConnect:
     case Kind::kAccept:  // Open
     case Kind::kCount:
@@ -277,7 +313,7 @@ std::string Partner(const Op& op) {
 void Look(Reply* reply) {
   for (int i = 0; i < kSlots; ++i) {
     SlotLook& look = reply->slots[i];
-    look = {-1, 0, 0};
+    look = {-1, 0, 0, 0};
     if (slots[i].fd < 0) continue;
     look.connection = slots[i].connection;
     pollfd one{slots[i].fd, POLLIN | POLLOUT | POLLRDHUP | POLLPRI, 0};
@@ -286,6 +322,12 @@ void Look(Reply* reply) {
     if (::ioctl(slots[i].fd, FIONREAD, &look.readable) != 0) {
       look.readable = -errno;
     }
+    tcp_info info{};
+    socklen_t size = sizeof info;
+    ::getsockopt(slots[i].fd, IPPROTO_TCP, TCP_INFO, &info, &size);
+    // (When a FIN is acknowledged is TCP's to choose.)
+    look.state = info.tcpi_state;
+    if (look.state == TCP_FIN_WAIT1) look.state = TCP_FIN_WAIT2;
   }
   reply->urgent = urgents.load() != 0;
   if (accepts) {
@@ -311,6 +353,7 @@ void Begin(const Request& request) {
     for (int& set : sets) set = ::epoll_create1(EPOLL_CLOEXEC);
     for (std::uint64_t& at : tx_at) at = 0;
     urgents.store(0);
+    failed = false;
   }
   int fd = -1;
   if (accepts) {
@@ -385,10 +428,11 @@ void Serve(const Request& request, Reply* reply) {
                   request.port == static_cast<int>(Warmth::kLane));
       break;
     case Ask::kStep: {
+      failed = request.failed;
       long value = 0;
       const bool opens =
           request.op.kind == Kind::kConnect || request.op.kind == Kind::kAccept;
-      text = opens ? Open(request) : Step(request.op, &value);
+      text = opens ? Open(request) : Step(request.op, request.port, &value);
       reply->value = value;
       break;
     }

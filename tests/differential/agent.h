@@ -2,6 +2,7 @@
 #define RCSOCK_TESTS_DIFFERENTIAL_AGENT_H_
 
 #include <pthread.h>
+#include <sys/epoll.h>
 #include <sys/time.h>
 
 #include <atomic>
@@ -27,6 +28,7 @@ extern int sets[kSets];
 extern std::uint64_t tx_at[kConnections];
 extern bool accepts;
 extern std::atomic<int> sigpipes;
+extern std::atomic<int> signals;  // SIGUSR1 and SIGUSR2
 
 // --- What it says of a call
 std::string Print(const char* format, ...)
@@ -68,9 +70,13 @@ std::string DoSend(const Slot& slot, const Op& op, long* value);
 std::string DoRecv(int fd, std::size_t length, int way, int which, bool wait,
                    long* value);
 std::uint32_t Events(std::uint8_t index);
-std::string DoWait(int set, int timeout);
+// Way: epoll_wait, epoll_pwait, epoll_pwait2.  `first`: what it has told
+// before.
+std::string DoWait(int set, int timeout, int way,
+                   const epoll_event* first = nullptr);
 std::string DoOption(int fd, const Op& op);
-std::string DoSelect(int fd, timeval* time);
+// Way: select, pselect.
+std::string DoSelect(int fd, timeval* time, int way);
 std::string DoFork(Slot* slot, const Op& op, long* value);
 std::string DoSplice(int fd, std::size_t length, long* value);
 std::string DoUrgent(const Slot& slot, const Op& op, long* value);
@@ -79,6 +85,26 @@ std::string DoCork(int fd, bool on);
 std::string DoConnect(int port, int how, int* fd);
 std::string DoAccept(int listener, int how, int* fd);
 std::string FailLanes();
+// Lanes have died in this case.
+extern bool failed;
+// While a stream goes back to TCP nothing can be written; who then waits until
+// something can, tries again.
+bool Again(int fd);
+
+// --- With several messages, or in other ways (agent_several.cc)
+std::string DoSendSeveral(const Slot& slot, const Op& op, long* value);
+std::string DoRecvSeveral(int fd, const Op& op, bool wait, long* value);
+std::string DoTimed(int fd, const Op& op, long* value);
+std::string DoSpliceTo(const Slot& slot, std::size_t length, long* value);
+std::string DoInq(int fd, const Op& op, long* value);
+std::string DoPeekOffset(int fd, const Op& op);
+
+// --- Without bytes (agent_corners.cc)
+std::string DoNames(int fd, int service, int how);
+std::string DoBad(int fd, const Op& op);
+std::string DoMasked(int fd, const Op& op);
+std::string DoDupOnto(const Slot& from, Slot* to, int how);
+std::string DoUnconnect(int fd);
 
 // --- Both ends at once (agent_both.cc)
 bool RoundTrips(int fd, bool first, int count);

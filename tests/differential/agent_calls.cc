@@ -1,5 +1,6 @@
 // Single calls, and what they say.
 #include <dirent.h>
+#include <dlfcn.h>
 #include <fcntl.h>
 #include <linux/sockios.h>
 #include <netinet/in.h>
@@ -30,7 +31,23 @@ namespace differential {
 
 using posix_test::NowMs;
 
+bool failed = false;
+
+bool Again(int fd) {
+  if (!failed || errno != EAGAIN) return false;
+  pollfd one{fd, POLLOUT, 0};
+  return ::poll(&one, 1, 2000) == 1;
+}
+
 namespace {
+
+// Nothing that comes back to TCP is on its way.  (Over TCP all have room.)
+void AwaitRoom() {
+  for (const Slot& slot : slots) {
+    pollfd one{slot.fd, POLLOUT, 0};
+    ::poll(&one, slot.fd >= 0 ? 1 : 0, slot.fd >= 0 ? 2000 : 0);
+  }
+}
 
 bool WouldBlock(int fd) {
   if ((::fcntl(fd, F_GETFL) & O_NONBLOCK) != 0) return false;
@@ -48,8 +65,9 @@ std::string DoSend(const Slot& slot, const Op& op, long* value) {
   const int flags = ((op.c & 1) != 0 ? MSG_DONTWAIT : 0) |
                     ((op.c & 2) != 0 ? MSG_NOSIGNAL : 0) |
                     (more ? MSG_MORE : 0);
-  // (write and writev know no flags.)
-  const int way = op.b % 6 + (more && op.b % 6 != 0 && op.b % 6 < 3 ? 2 : 0);
+  // (write, writev and pwritev2 know none of these.)
+  const int plain = op.b % 7;
+  const int way = more && (plain == 6 || plain == 1 || plain == 2) ? 3 : plain;
   iovec two[3] = {{bytes.data(), length / 3},
                   {nullptr, 0},
                   {bytes.data() + length / 3, length - length / 3}};
@@ -60,27 +78,32 @@ std::string DoSend(const Slot& slot, const Op& op, long* value) {
   const int before = sigpipes.load();
   ssize_t n = -1;
   errno = 0;
-  switch (way) {
-    case 0:
-      n = ::send(slot.fd, bytes.data(), length, flags);
-      break;
-    case 1:
-      n = ::write(slot.fd, bytes.data(), length);
-      break;
-    case 2:
-      n = ::writev(slot.fd, two, 3);
-      break;
-    case 3:
-      n = ::sendmsg(slot.fd, &message, flags);
-      break;
-    case 4:
-      n = ::sendto(slot.fd, bytes.data(), length, flags, nullptr, 0);
-      break;
-    case 5:
-      n = ::sendmmsg(slot.fd, several, 1, flags);
-      if (n == 1) n = several[0].msg_len;
-      break;
-  }
+  do switch (way) {
+      case 0:
+        n = ::send(slot.fd, bytes.data(), length, flags);
+        break;
+      case 1:
+        n = ::write(slot.fd, bytes.data(), length);
+        break;
+      case 2:
+        n = ::writev(slot.fd, two, 3);
+        break;
+      case 3:
+        n = ::sendmsg(slot.fd, &message, flags);
+        break;
+      case 4:
+        n = ::sendto(slot.fd, bytes.data(), length, flags, nullptr, 0);
+        break;
+      case 5:
+        n = ::sendmmsg(slot.fd, several, 1, flags);
+        if (n == 1) n = several[0].msg_len;
+        break;
+      case 6:
+        n = ::pwritev2(slot.fd, two, 3, -1,
+                       (op.c & 1) != 0 ? RWF_NOWAIT : RWF_HIPRI);
+        break;
+    }
+  while (n < 0 && Again(slot.fd));
   *value = n > 0 ? n : 0;
   if (n > 0) tx_at[connection] += static_cast<std::uint64_t>(n);
   const std::string outcome = Outcome(n);
@@ -103,14 +126,14 @@ std::string DoRecv(int fd, std::size_t length, int way, int which, bool wait,
   ssize_t n = -1;
   std::string more;
   errno = 0;
-  switch (way % 6) {
+  switch (way % 7) {
     case 0:
       n = ::recv(fd, bytes.data(), length, flags);
       break;
     case 1:
     case 2:
       if (!wait && WouldBlock(fd)) return "would block";
-      n = way % 6 == 1 ? ::read(fd, bytes.data(), length) : ::readv(fd, two, 3);
+      n = way % 7 == 1 ? ::read(fd, bytes.data(), length) : ::readv(fd, two, 3);
       break;
     case 3:
       message.msg_flags = 77;
@@ -130,6 +153,9 @@ std::string DoRecv(int fd, std::size_t length, int way, int which, bool wait,
     case 5:
       n = ::recvmmsg(fd, several, 1, flags, nullptr);
       if (n == 1) n = several[0].msg_len;
+      break;
+    case 6:
+      n = ::preadv2(fd, two, 3, -1, wait ? 0 : RWF_NOWAIT);
       break;
   }
   if (value != nullptr) *value = n > 0 && (which & 1) == 0 ? n : 0;
@@ -152,12 +178,24 @@ std::uint32_t Events(std::uint8_t index) {
 
 // One wait need not report all that is ready, if it reports something; so what
 // several report is put together.
-std::string DoWait(int set, int timeout) {
+std::string DoWait(int set, int timeout, int way, const epoll_event* first) {
   std::map<std::uint32_t, std::uint32_t> seen;
+  if (first != nullptr) seen[first->data.u32] = first->events;
   for (int i = 0; i < 24; ++i) {
     epoll_event events[8];
-    const int n = ::epoll_wait(set, events, 8, i == 0 ? timeout : 0);
+    const int ms = i == 0 ? timeout : 0;
+    const timespec none{0, 0};
+    const int n = way % 3 == 0 ? ::epoll_wait(set, events, 8, ms)
+                  : way % 3 == 1
+                      ? ::epoll_pwait(set, events, 8, ms, nullptr)
+                      : ::epoll_pwait2(set, events, 8,
+                                       ms == 0 ? &none : nullptr, nullptr);
     if (n < 0) return Outcome(n);
+    if (n == 0 && seen.empty() && failed && timeout == 0 && i < 20) {
+      if (i == 0) AwaitRoom();
+      Brief();
+      continue;
+    }
     if (n == 0) break;
     for (int k = 0; k < n; ++k) seen[events[k].data.u32] |= events[k].events;
     if (i == 12) Brief();
@@ -216,7 +254,7 @@ std::string DoOption(int fd, const Op& op) {
   return outcome + Print(" now %d", got);
 }
 
-std::string DoSelect(int fd, timeval* time) {
+std::string DoSelect(int fd, timeval* time, int way) {
   if (fd < 0 || fd >= FD_SETSIZE) return "skip";
   fd_set in, out, except;
   FD_ZERO(&in);
@@ -225,7 +263,11 @@ std::string DoSelect(int fd, timeval* time) {
   FD_SET(fd, &in);
   FD_SET(fd, &except);
   if (time != nullptr) FD_SET(fd, &out);
-  const int n = ::select(fd + 1, &in, &out, &except, time);
+  const timespec none{0, 0};
+  const int n = way % 2 == 0
+                    ? ::select(fd + 1, &in, &out, &except, time)
+                    : ::pselect(fd + 1, &in, &out, &except,
+                                time != nullptr ? &none : nullptr, nullptr);
   if (n < 0) return Outcome(n);
   return Print("%d in %d out %d except %d", n, FD_ISSET(fd, &in),
                FD_ISSET(fd, &out), FD_ISSET(fd, &except));
@@ -370,7 +412,13 @@ std::string DoAccept(int listener, int how, int* fd) {
 
 // The sockets by which two processes share memory end, as when one has died.
 // They have numbers that no program gets, and that its own calls may not touch.
+// Over RDMA: the queue pairs go into error, by who stands behind the preload.
 std::string FailLanes() {
+  failed = true;
+  if (auto* const all =
+          reinterpret_cast<int (*)()>(::dlsym(RTLD_DEFAULT, "break_qps"))) {
+    all();
+  }
   DIR* all = ::opendir("/proc/self/fd");
   if (all == nullptr) return "done";
   while (const dirent* one = ::readdir(all)) {

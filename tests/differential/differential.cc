@@ -1,4 +1,5 @@
 // usage: differential AGENT SHIM [--seconds N] [--seed N] [--without STEP]...
+//                     [--often STEP]...
 //        differential AGENT SHIM --replay FILE...
 //
 // Makes cases and runs each over plain TCP and under the preload; what its
@@ -87,26 +88,44 @@ class Comparison {
   int patience_ms_ = 4000;
 };
 
-rc::Gen<Op> AnyOp(const std::vector<Kind>& without) {
+// Kinds of steps that are left out, and some that come ten times as often.
+struct Wishes {
+  std::vector<Kind> without;
+  std::vector<Kind> often;
+};
+
+bool Has(const std::vector<Kind>& kinds, Kind kind) {
+  return std::find(kinds.begin(), kinds.end(), kind) != kinds.end();
+}
+
+rc::Gen<Op> AnyOp(const Wishes& wishes) {
   std::vector<std::pair<std::size_t, Kind>> kinds = {
-      {20, Kind::kSend},      {20, Kind::kRecv},     {3, Kind::kShutdown},
-      {2, Kind::kClose},      {2, Kind::kDup},       {12, Kind::kEpollCtl},
-      {14, Kind::kEpollWait}, {3, Kind::kOption},    {1, Kind::kError},
-      {2, Kind::kSelect},     {2, Kind::kFork},      {2, Kind::kSendfile},
-      {1, Kind::kSplice},     {1, Kind::kPrint},     {1, Kind::kUrgent},
-      {6, Kind::kChat},       {2, Kind::kBulk},      {2, Kind::kFail},
-      {5, Kind::kAsyncRecv},  {3, Kind::kAsyncPoll}, {2, Kind::kAsyncSelect},
-      {4, Kind::kAsyncWait},  {4, Kind::kSignal},    {2, Kind::kOwner},
-      {2, Kind::kMore},       {1, Kind::kCork},      {3, Kind::kConnect},
-      {4, Kind::kAccept},
+      {20, Kind::kSend},        {20, Kind::kRecv},
+      {3, Kind::kShutdown},     {2, Kind::kClose},
+      {2, Kind::kDup},          {12, Kind::kEpollCtl},
+      {14, Kind::kEpollWait},   {3, Kind::kOption},
+      {1, Kind::kError},        {2, Kind::kSelect},
+      {2, Kind::kFork},         {2, Kind::kSendfile},
+      {1, Kind::kSplice},       {1, Kind::kPrint},
+      {1, Kind::kUrgent},       {6, Kind::kChat},
+      {2, Kind::kBulk},         {2, Kind::kFail},
+      {5, Kind::kAsyncRecv},    {3, Kind::kAsyncPoll},
+      {2, Kind::kAsyncSelect},  {4, Kind::kAsyncWait},
+      {4, Kind::kSignal},       {2, Kind::kOwner},
+      {2, Kind::kMore},         {1, Kind::kCork},
+      {3, Kind::kConnect},      {4, Kind::kAccept},
+      {6, Kind::kSendSeveral},  {6, Kind::kRecvSeveral},
+      {2, Kind::kAsyncSeveral}, {2, Kind::kTimed},
+      {1, Kind::kSpliceTo},     {1, Kind::kInq},
+      {1, Kind::kPeekOffset},   {1, Kind::kDupOnto},
+      {1, Kind::kNames},        {3, Kind::kBad},
+      {3, Kind::kMasked},       {1, Kind::kUnconnect},
   };
   // As often in a list as it weighs: weightedElement takes no vector.
   std::vector<Kind> list;
   for (const auto& [weight, kind] : kinds) {
-    if (std::find(without.begin(), without.end(), kind) != without.end()) {
-      continue;
-    }
-    list.insert(list.end(), weight, kind);
+    if (Has(wishes.without, kind)) continue;
+    list.insert(list.end(), weight * (Has(wishes.often, kind) ? 10 : 1), kind);
   }
   const auto kind = rc::gen::elementOf(list);
   // Mostly the first slot of each: more happens to one connection.
@@ -125,7 +144,7 @@ rc::Gen<Op> AnyOp(const std::vector<Kind>& without) {
       rc::gen::set(&Op::b, small(12)), rc::gen::set(&Op::c, small(24))));
 }
 
-rc::Gen<Case> AnyCase(const std::vector<Kind>& without) {
+rc::Gen<Case> AnyCase(const Wishes& wishes) {
   // A third of them begin on a lane, a third by the usual rules.
   const auto warmth = rc::gen::map(rc::gen::inRange(0, 6), [](int i) {
     return i < 4 ? static_cast<Warmth>(i < 3 ? i : 2) : Warmth::kUsual;
@@ -133,7 +152,7 @@ rc::Gen<Case> AnyCase(const std::vector<Kind>& without) {
   return rc::gen::build<Case>(
       rc::gen::set(&Case::warmth, rc::gen::noShrink(warmth)),
       rc::gen::set(&Case::ops,
-                   rc::gen::container<std::vector<Op>>(AnyOp(without))));
+                   rc::gen::container<std::vector<Op>>(AnyOp(wishes))));
 }
 
 std::string ReadFile(const std::string& path) {
@@ -146,7 +165,7 @@ std::string ReadFile(const std::string& path) {
 int Usage() {
   std::fprintf(stderr,
                "usage: differential AGENT SHIM [--seconds N] [--seed N] "
-               "[--without STEP]...\n"
+               "[--without STEP]... [--often STEP]...\n"
                "       differential AGENT SHIM --replay FILE...\n");
   return 2;
 }
@@ -156,7 +175,7 @@ int Main(int argc, char** argv) {
   Comparison comparison(argv[1], argv[2]);
   std::uint64_t seconds = 15;
   std::uint64_t seed = 1;
-  std::vector<Kind> without;
+  Wishes wishes;
   bool ok = true;
   for (int i = 3; i < argc; ++i) {
     const std::string word = argv[i];
@@ -177,10 +196,11 @@ int Main(int argc, char** argv) {
       return ok ? 0 : 1;
     }
     if (i + 1 == argc) return Usage();
-    if (word == "--without") {
+    if (word == "--without" || word == "--often") {
       Case one;
       if (!Parse(std::string(argv[++i]) + " 0 0 0 0 0", &one)) return Usage();
-      without.push_back(one.ops[0].kind);
+      (word == "--often" ? wishes.often : wishes.without)
+          .push_back(one.ops[0].kind);
       continue;
     }
     const std::uint64_t value = std::strtoull(argv[++i], nullptr, 10);
@@ -206,7 +226,7 @@ int Main(int argc, char** argv) {
   ok = rc::check("a program under rcsock sees what it sees over TCP", [&] {
     // Once time is up there is nothing more to find.
     if (last.empty() && NowMs() > end) return;
-    const Case one = *AnyCase(without);
+    const Case one = *AnyCase(wishes);
     if (one.ops.empty() || (shrink_end != 0 && NowMs() > shrink_end)) return;
     ++cases;
     steps += static_cast<long>(one.ops.size());

@@ -65,4 +65,6 @@ std::size_t Length(std::uint8_t index) {
   return kLengths[index % (sizeof kLengths / sizeof *kLengths)];
 }
 
+int Messages(std::uint8_t index) { return 2 + index % 3; }
+
 }  // namespace differential

@@ -28,10 +28,10 @@ constexpr int kThreads = 2;
   X(Close, "close")         /* slot */                                    \
   X(Dup, "dup")             /* slot */                                    \
   X(EpollCtl, "ctl")        /* slot, set, operation, events */            \
-  X(EpollWait, "wait")      /* -, set */                                  \
+  X(EpollWait, "wait")      /* -, set, way */                             \
   X(Option, "option")       /* slot, which, value */                      \
   X(Error, "error")         /* slot */                                    \
-  X(Select, "select")       /* slot */                                    \
+  X(Select, "select")       /* slot, -, way */                            \
   X(Fork, "fork")           /* slot, length, what the child does */       \
   X(Sendfile, "sendfile")   /* slot, length */                            \
   X(Splice, "splice")       /* slot, length */                            \
@@ -41,15 +41,27 @@ constexpr int kThreads = 2;
   X(Bulk, "bulk")           /* slot, length */                            \
   X(Fail, "fail")           /* the lanes die */                           \
   X(AsyncRecv, "arecv")     /* slot, length, -, flags; in a thread */     \
-  X(AsyncPoll, "apoll")     /* slot, events */                            \
-  X(AsyncSelect, "aselect") /* slot */                                    \
-  X(AsyncWait, "await")     /* -, set */                                  \
+  X(AsyncPoll, "apoll")     /* slot, events, way */                       \
+  X(AsyncSelect, "aselect") /* slot, -, way */                            \
+  X(AsyncWait, "await")     /* -, set, way */                             \
   X(Signal, "signal")       /* -, restart or not, to which thread */      \
   X(Owner, "owner")         /* slot, who gets SIGURG, or who that is */   \
   X(More, "more")           /* slot, length, way, flags: MSG_MORE */      \
   X(Cork, "cork")           /* slot, -, on or off */                      \
   X(Connect, "connect")     /* -, how; by end 0 */                        \
-  X(Accept, "accept")       /* -, how; by end 1 */
+  X(Accept, "accept")       /* -, how; by end 1 */                        \
+  X(SendSeveral, "sendm")   /* slot, length, messages, flags */           \
+  X(RecvSeveral, "recvm")   /* slot, length, messages, flags */           \
+  X(AsyncSeveral, "arecvm") /* the same in a thread */                    \
+  X(Timed, "timed")         /* slot, length, way, flags: SO_RCVTIMEO */   \
+  X(SpliceTo, "spliceto")   /* slot, length */                            \
+  X(Inq, "inq")             /* slot, length, on or off, peek: TCP_INQ */  \
+  X(PeekOffset, "peekoff")  /* slot, length, offset */                    \
+  X(DupOnto, "dup2")        /* slot, onto which, way */                   \
+  X(Names, "names")         /* slot, room for a name or not */            \
+  X(Bad, "bad")             /* slot, what is wrong */                     \
+  X(Masked, "masked")       /* slot, call, time-out, set or events */     \
+  X(Unconnect, "unconnect") /* slot */
 
 enum class Kind : std::uint8_t {
 #define X(name, text) k##name,
@@ -90,6 +102,9 @@ bool Parse(const std::string& text, Case* one);
 
 // Lengths that steps name by a small number.
 std::size_t Length(std::uint8_t index);
+
+// How many a call with several has.
+int Messages(std::uint8_t index);
 
 }  // namespace differential
 

@@ -15,7 +15,7 @@ enum class Ask : std::uint8_t {
   kListen,   // -> value: the port
   kBegin,    // new sets; connection `number`: to `port`, or accepted
   kWarm,     // `number` of connections, `port`: Warmth
-  kStep,     // op; of those that make a connection, `number` and `port` of it
+  kStep,     // op; of those that make a connection, `number` of it; `port`
   kPartner,  // op, which the other end makes: the part of this one
   kAgain,    // the thread's call, which has ended, once more
   kLook,     // what can be seen without changing it
@@ -27,12 +27,14 @@ struct Request {
   std::uint8_t number = 0;
   Op op;
   std::int32_t port = 0;
+  bool failed = false;  // lanes have died in this case
 };
 
 struct SlotLook {
   std::int32_t connection;  // -1: no descriptor
   std::int32_t revents;
   std::int32_t readable;
+  std::int32_t state;  // TCP's
 };
 
 struct Reply {

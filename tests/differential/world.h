@@ -77,6 +77,9 @@ class World {
   long unread_[kConnections][2];
   int sends_[kConnections][2];
   bool corked_[kConnections][2];
+  // The last byte was an urgent one; and lanes have died in this case.
+  bool urgent_last_[kConnections][2];
+  bool failed_ = false;
   // Connections that have been made, and those of them that are accepted.
   int made_ = 0;
   int accepted_ = 0;

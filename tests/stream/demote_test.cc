@@ -29,6 +29,25 @@ TEST_F(PairTest, DemotionKeepsOrderAcrossStashAndTcp) {
   }
 }
 
+// The peer of an end whose lane has failed leaves because it is told to.
+TEST_F(PairTest, AFailureStaysOneWhenThePeerAnswers) {
+  Promote();
+  S(0).Demote(base::Reason::kLaneError);
+  Go();
+  EXPECT_EQ(S(0).why_left(), base::Reason::kLaneError);
+  EXPECT_EQ(S(1).why_left(), base::Reason::kPeerDemoted);
+}
+
+// ... but not one that leaves by itself, and is seen to before it is heard.
+TEST_F(PairTest, ALaneThatThePeerHasLeftHasNotFailed) {
+  Promote();
+  S(1).Demote(base::Reason::kPolicy);
+  S(0).Demote(base::Reason::kLaneError);
+  Go();
+  EXPECT_EQ(S(0).why_left(), base::Reason::kPeerDemoted);
+  EXPECT_EQ(S(1).why_left(), base::Reason::kPolicy);
+}
+
 TEST_F(PairTest, DemotionThatLeavesPutsUnreadBytesBackOnTcp) {
   Promote();
   Put(0, "abc");
