@@ -7,7 +7,9 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
+#include <cstddef>
 #include <cstdlib>
 #include <cstring>
 #include <thread>
@@ -61,7 +63,8 @@ void ManyWaiters(int fd, std::uint32_t flags) {
 }
 
 void FeedWaiters(int fd) {
-  for (int i = 0; i < 2000; ++i) {
+  const int messages = Scale(2000);
+  for (int i = 0; i < messages; ++i) {
     char byte = 'x';
     SendAll(fd, &byte, 1);
     RecvAll(fd, &byte, 1);
@@ -76,7 +79,7 @@ Case waiters_once(
     FeedWaiters);
 // So many that the kernel is asked about several of them together when they
 // leave it for a lane.
-constexpr int kOnceMany = 600;
+const int kOnceMany = std::max(40, Scale(600));
 Case waiters_once_many(
     "waiters_oneshot_many",
     [](int) {
@@ -86,7 +89,7 @@ Case waiters_once_many(
         int fd;
         std::atomic<bool> told{false};
       };
-      std::vector<Flow> flows(kOnceMany);
+      std::vector<Flow> flows(static_cast<std::size_t>(kOnceMany));
       for (Flow& flow : flows) {
         flow.fd = Accept(listener);
         epoll_event event{};
