@@ -59,11 +59,6 @@ RCSOCK_EXPORT int rcs_getsockname(int fd, sockaddr* address,
   return ::getsockname(fd, address, length);
 }
 
-RCSOCK_EXPORT int rcs_getpeername(int fd, sockaddr* address,
-                                  socklen_t* length) {
-  return ::getpeername(fd, address, length);
-}
-
 // --- The variadic ones
 
 RCSOCK_EXPORT int rcs_fcntl(int fd, int command, ...) {

@@ -78,9 +78,11 @@ void EpollSet::Free() {
   }
   registered_ = 0;
   set_fd(-1);
+  local_tcp_.store(0, std::memory_order_relaxed);
   crowded_.store(false, std::memory_order_relaxed);
   heats_.store(false, std::memory_order_relaxed);
   interest_latch.unlock();
+  DisarmAwake();
   life_.fetch_add(1, std::memory_order_seq_cst);
   // A thread that sleeps in it takes itself off its counts and its bell when it
   // wakes: until then they are no other set's.
@@ -176,7 +178,7 @@ int EpollSet::Ctl(int number, int op, int fd, Sock* sock, epoll_event* event) {
         interest->fd = fd;
         interest->events.store(event->events, std::memory_order_relaxed);
         interest->data.store(event->data.u64, std::memory_order_relaxed);
-        interest->in_kernel = !engine;
+        Registry::SetInKernel(interest, !engine);
         interest->in_user.store(false, std::memory_order_relaxed);
         interest->was_user = false;
         interest->spent.store(false, std::memory_order_relaxed);
@@ -220,7 +222,7 @@ int EpollSet::Ctl(int number, int op, int fd, Sock* sock, epoll_event* event) {
       // A spent ONESHOT that came back from a lane, and was on no side since.
       if (!engine) {
         result = real::epoll_ctl(fd_, EPOLL_CTL_ADD, fd, event);
-        if (result == 0) found->in_kernel = true;
+        if (result == 0) Registry::SetInKernel(found, true);
       } else if (Registry::EnterUser(found)) {
         notify = true;
       } else {

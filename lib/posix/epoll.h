@@ -70,8 +70,9 @@ struct alignas(64) Interest {
   // EPOLLONESHOT: it was the kernel that reported it; the interest latch's.
   bool told_by_kernel = false;
   bool armed_here =
-      false;           // ... since it has left the kernel; the latch's, too
-  bool asked = false;  // ... is to be found out; the latch's, too
+      false;             // ... since it has left the kernel; the latch's, too
+  bool asked = false;    // ... is to be found out; the latch's, too
+  bool counted = false;  // in local_tcp_ of its set; the latch's
   std::uint32_t moved_at = 0;  // the set's count when it left the kernel
   int fd = -1;
   Interest* next_of_set = nullptr;  // of the set's interests in user space
@@ -141,8 +142,10 @@ class EpollSet final : public File {
   bool EverUser() const { return ever_user_.load(std::memory_order_acquire); }
   // What the kernel reported, in a wait that began when moves() was `before`,
   // without the bell and without what a lane has told of.
+  // `ahead`: null, or kNoBell: then how many of them stand before the bell.
+  static constexpr int kNoBell = -1;
   int OfKernel(epoll_event* events, int count, std::uint32_t before,
-               bool* bell = nullptr);
+               bool* bell = nullptr, int* ahead = nullptr);
   static constexpr int kOnlyBell = -1000;
   // The number is another stream's by now, or another set's.
   static constexpr int kStale = -1001;
@@ -318,6 +321,7 @@ class EpollSet final : public File {
   static constexpr std::uint32_t kAsked =
       EPOLLIN | EPOLLRDNORM | EPOLLOUT | EPOLLWRNORM | EPOLLONESHOT |
       EPOLLRDHUP | static_cast<std::uint32_t>(EPOLLET);
+  static constexpr std::uint32_t kReadable = EPOLLIN | EPOLLRDNORM | EPOLLRDHUP;
   static constexpr std::uint32_t kDirectLooks = 32;
   static constexpr std::uint32_t kColdLooks = 8;  // one that finds no hot one
   // Waits after one that has found others, whose first look is at all.
@@ -390,11 +394,23 @@ class EpollSet final : public File {
   bool NothingBehind();
   int DrainAndCollect(epoll_event* out, int capacity);
   [[gnu::cold]] int FaultOfKernel(std::uint32_t before, bool* bell);
-  int WithLanes(epoll_event* out, int kernels, int capacity,
+  // The lanes tell nothing before the kernel has been asked.  (Not where there
+  // is room for one event: then each of the two must have its turn.)
+  bool InOrderWithKernel(int capacity) const {
+    return local_tcp_.load(std::memory_order_relaxed) > 0 && capacity > 1;
+  }
+  bool Peek(bool all);
+  bool LanesWereEmpty() const;
+  // The wait latch held.
+  void ArmAwake();
+  void DisarmAwake();
+  static constexpr std::uint64_t kSoonUs = 4;
+  int WithLanes(epoll_event* out, int kernels, int capacity, int ahead,
                 std::uint32_t moves, Leave* leave);
   bool LookBeforeSleep(bool nap, std::uint64_t since);
   int KernelWait(epoll_event* out, int capacity, std::int64_t timeout_ns,
-                 const sigset_t* mask, bool* bell = nullptr);
+                 const sigset_t* mask, bool* bell = nullptr,
+                 int* ahead = nullptr);
 
   void set_fd(int fd) { fd_.store(fd, std::memory_order_relaxed); }
 
@@ -411,6 +427,10 @@ class EpollSet final : public File {
   // the other thousands cost, these do not pay.  Written with the interest
   // latch.
   std::atomic<bool> heats_{false};
+  // Registrations of streams that are the kernel's and have their peer on this
+  // host: what comes to these and what comes to the lanes is told in order.
+  // Written with the interest latch.
+  std::atomic<int> local_tcp_{0};
   // Where there is room for one event: the ready list's turn; wait_latch's.
   bool list_turn_ = false;
   // When to look at the kernel's part of the set again; nobody's.
@@ -474,6 +494,8 @@ class EpollSet final : public File {
   // Ticks when a thread began to sleep, until something has been told since;
   // wait_latch's.
   std::uint64_t slept_since_ = 0;
+  std::atomic<std::uint64_t> lanes_empty_at_{0};  // ticks; Peek's last nothing
+  bool armed_awake_ = false;                      // wait_latch's
 };
 
 // Moves an adopted stream's registrations out of the kernel's sets.  False:
@@ -492,6 +514,8 @@ void InterestsRefresh(Sock* sock, bool barrier);
 void InterestsReady(Sock* sock, bool room = false);
 // Whoever sleeps in one of its sets, on whatever side it is, looks again.
 void InterestsKick(Sock* sock);
+// It is known who its peer is.
+void InterestsPeer(Sock* sock);
 // A descriptor is closed (its last one: `fd` -1, all registrations).  `kept`: a
 // number of it, which is about to be closed, if the open file lives on; else
 // -1.

@@ -17,12 +17,6 @@
 
 namespace rcsock::posix {
 
-namespace {
-
-constexpr std::uint32_t kReadable = EPOLLIN | EPOLLRDNORM | EPOLLRDHUP;
-
-}  // namespace
-
 // Chooses the few streams whose rings are looked at in every wait: a spinner
 // that looks at the ring itself sees a message one cache line earlier than one
 // that waits for its bit.
@@ -480,6 +474,8 @@ int EpollSet::QuickMany(int fd, epoll_event* out, int capacity, int timeout) {
 
 [[gnu::hot]] int EpollSet::QuickWait(int fd, epoll_event* out, int capacity,
                                      int timeout) {
+  if (InOrderWithKernel(capacity)) [[unlikely]]
+    return hook::LongEpoll(fd, out, capacity, timeout);
   if (crowded_.load(std::memory_order_relaxed)) {
     return KernelDueNext() ? hook::LongEpoll(fd, out, capacity, timeout)
                            : QuickMany(fd, out, capacity, timeout);

@@ -1,6 +1,7 @@
 // epoll_wait of a set that has streams on lanes: looks, spins, sleeps in the
 // kernel, and puts together what both sides have.
 
+#include <sched.h>
 #include <signal.h>
 #include <sys/epoll.h>
 
@@ -207,57 +208,6 @@ bool EpollSet::LookBeforeSleep(bool nap, std::uint64_t since) {
   return ready;
 }
 
-// `out` begins with `kernels` events that the kernel has told.  What a peer did
-// before that is to be told no later: that it has closed one connection before
-// it made another, say.  So the lanes are looked at after the kernel, where the
-// end has been since before it told (Stream::SendFin), and come first.  How
-// many there are, then.  `moves`: as it was when this wait began.
-int EpollSet::WithLanes(epoll_event* out, int kernels, int capacity,
-                        std::uint32_t moves, Leave* leave) {
-  int count = kernels;
-  bool leaves = false;
-  if (capacity > kernels) {
-    Critical critical;
-    wait_latch_.lock();
-    if (HasUser() && life_.load(std::memory_order_relaxed) == leave->life) {
-      // (What another thread's wait has told meanwhile is none of this one's.)
-      ++wait_number_;
-      Rebuild();
-      // What the conductor takes from a ring it lists before it lets go of the
-      // latch; who is not looked at directly has his bit still.
-      for (int d = 0; d < direct_count_; ++d) {
-        if (direct_[d].lane->RxPendingQuick()) continue;
-        // (Who has found the ring empty because of him sees his latch, too: he
-        // has taken it before.)
-        std::atomic_signal_fence(std::memory_order_seq_cst);
-        base::Latch& latch = direct_[d].sock->rx_latch;
-        if (!latch.Held()) continue;
-        latch.lock();
-        latch.unlock();
-      }
-      const int room = DirectRoom(capacity - count);
-      count += TellDirect(out + count, room);
-      count += DrainAndCollect(out + count, capacity - count);
-      if (count == kernels && room == 0) {
-        count += TellDirect(out + count, capacity - count);
-      }
-      if (count > kernels) leaves = LeavesWork();
-    }
-    wait_latch_.unlock();
-  }
-  if (leaves) {
-    Registry::KickSleepers(this);
-    leave->Looked();
-  }
-  if (count == kernels) return count;
-  // (A stream that has moved in the wait may be there twice.)
-  if (moves_.load(std::memory_order_seq_cst) != moves) {
-    count = MergeEvents(out, kernels, count - kernels);
-  }
-  std::rotate(out, out + kernels, out + count);
-  return count;
-}
-
 int EpollSet::Wait(Leave* leave, epoll_event* out, int capacity,
                    std::int64_t timeout_ns, const sigset_t* mask) {
   std::uint32_t signals = leave->signals;
@@ -321,15 +271,16 @@ int EpollSet::Wait(Leave* leave, epoll_event* out, int capacity,
   // However busy the lanes are, kernel descriptors get their look; first, so
   // that ready streams cannot take all the room.
   const std::uint32_t moves = moves_.load(std::memory_order_seq_cst);
-  if (KernelDue() && !gone()) {
+  if (!InOrderWithKernel(capacity) && KernelDue() && !gone()) {
     leave->Ask();
     const int n = KernelWait(out, capacity > 1 ? capacity / 2 : 1, 0, nullptr,
                              &leave->unlooked);
-    if (n > 0) result = WithLanes(out, n, capacity, moves, leave);
+    if (n > 0) result = WithLanes(out, n, capacity, kNoBell, moves, leave);
   }
   while (result == 0) {
     int filled = 0;
     bool kernel = false;
+    bool peeked = false;
     bool over = false;
     bool leaves = false;
     unsigned turns = 0;
@@ -346,6 +297,7 @@ int EpollSet::Wait(Leave* leave, epoll_event* out, int capacity,
         return leave->Closed();
       }
       ++wait_number_;
+      DisarmAwake();
       if (crowded && CoolDue()) Cool();
       for (;;) {
         if (!HasUser()) {
@@ -354,20 +306,24 @@ int EpollSet::Wait(Leave* leave, epoll_event* out, int capacity,
           break;
         }
         Rebuild();
-        const int room = DirectRoom(capacity);
-        filled = TellDirect(out, room);
-        if (crowded) hot_hits_ += static_cast<std::uint32_t>(filled);
-        // The bitmaps and the list in few of the looks, where there are direct
-        // streams, so that these are met early.
-        undrained_ += crowded && filled == 0 ? kColdLooks : 1;
-        if (direct_count_ == 0 || undrained_ >= kDirectLooks ||
-            (timeout_ns == 0 && filled == 0) ||
-            ready_count_.load(std::memory_order_relaxed) > 0) {
-          undrained_ = 0;
-          filled += DrainAndCollect(out + filled, capacity - filled);
-          if (filled == 0 && room == 0) filled = TellDirect(out, capacity);
+        if (InOrderWithKernel(capacity)) {
+          kernel = peeked = Peek(timeout_ns == 0);
+        } else {
+          const int room = DirectRoom(capacity);
+          filled = TellDirect(out, room);
+          if (crowded) hot_hits_ += static_cast<std::uint32_t>(filled);
+          // The bitmaps and the list in few of the looks, where there are
+          // direct streams, so that these are met early.
+          undrained_ += crowded && filled == 0 ? kColdLooks : 1;
+          if (direct_count_ == 0 || undrained_ >= kDirectLooks ||
+              (timeout_ns == 0 && filled == 0) ||
+              ready_count_.load(std::memory_order_relaxed) > 0) {
+            undrained_ = 0;
+            filled += DrainAndCollect(out + filled, capacity - filled);
+            if (filled == 0 && room == 0) filled = TellDirect(out, capacity);
+          }
         }
-        if (filled == 0) {
+        if (filled == 0 && !peeked) {
           if (timeout_ns == 0) {
             kernel = true;
           } else if ((++turns & 15) == 0) {
@@ -384,7 +340,13 @@ int EpollSet::Wait(Leave* leave, epoll_event* out, int capacity,
             break;
           }
         }
-        if (!spin.Go()) {
+        // (Who has the processor meanwhile may be who sends.)
+        const auto yield = [this, capacity] {
+          if (InOrderWithKernel(capacity)) ArmAwake();
+          ::sched_yield();
+          DisarmAwake();
+        };
+        if (!spin.Go(yield)) {
           over = true;
           break;
         }
@@ -397,13 +359,20 @@ int EpollSet::Wait(Leave* leave, epoll_event* out, int capacity,
     }
     if (kernel) {
       leave->Ask();
-      const int more = KernelWait(out, capacity, 0, nullptr, &leave->unlooked);
-      if (more > 0) {
-        filled = WithLanes(out, more, capacity, moves, leave);
-      } else if (more < 0 && more != kOnlyBell) {
+      // (What the lanes have must find room.)
+      int ahead = kNoBell;
+      const int more = KernelWait(out, peeked ? capacity / 2 : capacity, 0,
+                                  nullptr, &leave->unlooked, &ahead);
+      if (more < 0 && more != kOnlyBell) {
         result = -1;
         error = errno;
         break;
+      }
+      if (more > 0 && LanesWereEmpty()) ahead = more;
+      if (more > 0 || peeked) {
+        filled =
+            WithLanes(out, std::max(more, 0), capacity, ahead, moves, leave);
+        if (filled == 0 && !spin.Go()) over = true;
       }
     }
     if (filled > 0) {
@@ -435,6 +404,7 @@ int EpollSet::Wait(Leave* leave, epoll_event* out, int capacity,
     std::optional<Sleep> sleep(std::in_place, this, life, leave->unlooked);
     std::uint64_t start = 0;
     int n = kOnlyBell;
+    int ahead = kNoBell;
     while (!gone()) {
       const bool ready = LookBeforeSleep(sleep->naps(), armed_at);
       // (Armed anew before.)
@@ -455,7 +425,7 @@ int EpollSet::Wait(Leave* leave, epoll_event* out, int capacity,
       const bool brief = rest >= 0 && rest <= base::kNapNs;
       n = KernelWait(out, capacity,
                      sleep->naps() && !brief ? base::kNapNs : rest, mask,
-                     &leave->unlooked);
+                     &leave->unlooked, &ahead);
       if (n != 0 || !sleep->naps()) break;
       if (brief) {
         // The time is over, and only the look is left.
@@ -468,11 +438,14 @@ int EpollSet::Wait(Leave* leave, epoll_event* out, int capacity,
     error = errno;
     if (start != 0) Spinner::Slept(start);
     sleep->rang = leave->unlooked;
+    // Nobody has rung: no lane had anything before that, but for what a sender
+    // had who has seen nobody armed (of whom naps alone are missed).
+    if (n > 0 && ahead == kNoBell) ahead = sleep->naps() ? 0 : n;
     sleep.reset();
     if (gone()) return leave->Closed();
     if (result > 0) break;
     if (n > 0) {
-      result = WithLanes(out, n, capacity, moves, leave);
+      result = WithLanes(out, n, capacity, ahead, moves, leave);
       break;
     }
     if (n != kOnlyBell && (n != 0 || left() == 0)) {
@@ -492,98 +465,6 @@ int EpollSet::Wait(Leave* leave, epoll_event* out, int capacity,
   }
   if (result < 0) errno = error;
   return result;
-}
-
-// epoll_wait of the kernel's part of the set, without the bell.  kOnlyBell if
-// nothing else was there.
-int EpollSet::KernelWait(epoll_event* out, int capacity,
-                         std::int64_t timeout_ns, const sigset_t* mask,
-                         bool* bell) {
-  // This is the look that is due.
-  if (timeout_ns != 0) waits_.store(0, std::memory_order_relaxed);
-  timespec limit{static_cast<time_t>(timeout_ns / 1'000'000'000),
-                 static_cast<long>(timeout_ns % 1'000'000'000)};
-  const std::uint32_t before = moves();
-  int n = base::EpollPwait(fd_, out, capacity,
-                           timeout_ns < 0 ? nullptr : &limit, mask);
-  if (n <= 0) {
-    return n < 0 && errno == EFAULT ? FaultOfKernel(before, bell) : n;
-  }
-  int kept = OfKernel(out, n, before, bell);
-  // The bell may have taken the room of others, and a source too: edges all, so
-  // the answer behind them is theirs.
-  const timespec now{};
-  for (int i = 0; kept == kOnlyBell && n == capacity && i <= kMostSources;
-       ++i) {
-    n = base::EpollPwait(fd_, out, capacity, &now, nullptr);
-    if (n <= 0) break;
-    kept = OfKernel(out, n, before, bell);
-  }
-  return kept;
-}
-
-// The array that the program has named is not there, and of what the kernel had
-// for it a bell is nothing.
-int EpollSet::FaultOfKernel(std::uint32_t before, bool* bell) {
-  epoll_event unseen;
-  const timespec now{};
-  const int n = base::EpollPwait(fd_, &unseen, 1, &now, nullptr);
-  if (n == 0 || (n > 0 && OfKernel(&unseen, 1, before, bell) == kOnlyBell)) {
-    return kOnlyBell;
-  }
-  errno = EFAULT;
-  return -1;
-}
-
-int EpollSet::OfKernel(epoll_event* events, int count, std::uint32_t before,
-                       bool* bell) {
-  const bool moved = After(once_moved_.load(std::memory_order_seq_cst), before);
-  int kept = 0;
-  for (int i = 0; i < count; ++i) {
-    if (events[i].data.ptr == this) {
-      if (bell != nullptr) *bell = true;
-      continue;
-    }
-    if (moved && ToldByLane(events[i], before)) continue;
-    if (kept != i) events[kept] = events[i];
-    ++kept;
-  }
-  return kept > 0 ? kept : kOnlyBell;
-}
-
-// A ONESHOT registration that moves out of the kernel is looked up in /proc and
-// then deleted there.  What the kernel tells between the two the lane would
-// tell another thread once more: the first of them spends it.  (Who is told by
-// the kernel has begun to wait before the deletion, and looks at once_moved_
-// after: it finds the mark of BeginOnceMove, and waits here for the end of the
-// move, or the count of EndOnceMove, which is past the one that it began with.)
-bool EpollSet::ToldByLane(const epoll_event& event, std::uint32_t before) {
-  Critical critical;
-  interest_latch.lock();
-  Interest* only = nullptr;
-  bool several = false;
-  for (Interest* i = members_; i != nullptr && !several; i = i->next_of_set) {
-    if (i->data.load(std::memory_order_relaxed) != event.data.u64 ||
-        (i->events.load(std::memory_order_relaxed) & EPOLLONESHOT) == 0 ||
-        !After(i->moved_at, before) ||
-        i->dormant.load(std::memory_order_relaxed)) {
-      continue;
-    }
-    several = only != nullptr;
-    only = i;
-  }
-  bool told = false;
-  // (Which of several it is that have the same data, nobody can tell: rather
-  // twice than never.)
-  if (only != nullptr && !several) {
-    // (Armed again meanwhile: the lane has told what there was, or will.)
-    told = only->armed_here ||
-           (!only->told_by_kernel &&
-            only->spent.exchange(true, std::memory_order_relaxed));
-    only->told_by_kernel = true;
-  }
-  interest_latch.unlock();
-  return told;
 }
 
 }  // namespace rcsock::posix

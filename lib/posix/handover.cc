@@ -19,6 +19,7 @@
 #include "lib/base/log.h"
 #include "lib/base/other_loader.h"
 #include "lib/base/path.h"
+#include "lib/base/real.h"
 #include "lib/base/sleep.h"
 #include "lib/base/start_data.h"
 #include "lib/base/unique_fd.h"
@@ -454,7 +455,8 @@ void TakeUnread(int memory) {
     sockaddr_storage peer{};
     socklen_t length = sizeof peer;
     if (inode == 0 || Lookup(fd) != nullptr || !Sock::IsTcp(fd) ||
-        ::getpeername(fd, reinterpret_cast<sockaddr*>(&peer), &length) != 0) {
+        real::getpeername(fd, reinterpret_cast<sockaddr*>(&peer), &length) !=
+            0) {
       continue;
     }
     TakeConnection(inode, 3, [](int) { return Sock::Unknown(); });

@@ -154,6 +154,20 @@ int getsockopt(int fd, int level, int name, void* value, socklen_t* length) {
   return result;
 }
 
+// (Before it looks at what it is given, as the kernel does.  Of a connection
+// that TCP knows to be over the kernel says it.)
+int getpeername(int fd, sockaddr* address, socklen_t* length) {
+  {
+    const SockAt sock(fd);
+    if (sock && sock->mode() == Mode::kEngine &&
+        sock->TcpState(TCP_ESTABLISHED) == TCP_CLOSE) {
+      errno = ENOTCONN;
+      return -1;
+    }
+  }
+  return real::getpeername(fd, address, length);
+}
+
 int setsockopt(int fd, int level, int name, const void* value,
                socklen_t length) {
   const SockAt sock(fd);

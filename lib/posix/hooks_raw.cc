@@ -126,6 +126,9 @@ bool OnDescriptor(long number, const long (&a)[kArguments], long* result) {
       *result = hook::getsockopt(fd, Fd(a[1]), Fd(a[2]), At<void>(a[3]),
                                  At<socklen_t>(a[4]));
       return true;
+    case SYS_getpeername:
+      *result = hook::getpeername(fd, At<sockaddr>(a[1]), At<socklen_t>(a[2]));
+      return true;
     case SYS_setsockopt:
       *result =
           hook::setsockopt(fd, Fd(a[1]), Fd(a[2]), At<void>(a[3]), Word(a[4]));

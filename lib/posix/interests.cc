@@ -144,7 +144,7 @@ void MoveAll() {
       // Again: a wait that has begun since the first may have it from the
       // kernel and will have it from here.
       i->set->Moved();
-      i->in_kernel = false;
+      Registry::SetInKernel(i, false);
       i->asked = (i->events.load() & EPOLLONESHOT) != 0;
       Registry::MakeReady(i);
       Registry::KickSleepers(i->set);
@@ -258,7 +258,7 @@ void InterestsToKernel(Sock* sock) {
       result = real::epoll_ctl(set->fd(), EPOLL_CTL_MOD, i->fd, &event);
     }
     if (result == 0) {
-      i->in_kernel = true;
+      Registry::SetInKernel(i, true);
       i->edge.store(true, std::memory_order_relaxed);
     } else if (set->fd() >= 0) {  // it is not about to be closed
       base::Log("fd %d can't go back into epoll set %d: errno %d", i->fd,
@@ -303,6 +303,16 @@ void InterestsKick(Sock* sock) {
   interest_latch.lock();
   for (Interest* i = sock->interests; i != nullptr; i = i->next_of_sock) {
     i->set->KickBell();
+  }
+  interest_latch.unlock();
+}
+
+void InterestsPeer(Sock* sock) {
+  if (sock->interests == nullptr) return;
+  Critical critical;
+  interest_latch.lock();
+  for (Interest* i = sock->interests; i != nullptr; i = i->next_of_sock) {
+    Registry::CountLocal(i);
   }
   interest_latch.unlock();
 }
@@ -386,7 +396,7 @@ int InterestsUnread(Sock* sock, EpollSet* set, epoll_event* out, int capacity) {
     if (events & EPOLLONESHOT) {
       epoll_event unused{};
       real::epoll_ctl(set->fd(), EPOLL_CTL_DEL, i->fd, &unused);
-      i->in_kernel = false;
+      Registry::SetInKernel(i, false);
       i->spent.store(true, std::memory_order_relaxed);
     }
     ++found;

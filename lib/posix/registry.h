@@ -116,6 +116,18 @@ struct Registry {
     set->dirty_.store(true, std::memory_order_seq_cst);
   }
 
+  static void SetInKernel(Interest* interest, bool in_kernel) {
+    interest->in_kernel = in_kernel;
+    CountLocal(interest);
+  }
+  static void CountLocal(Interest* interest) {
+    const bool counts = interest->in_kernel && interest->sock->HasLocalPeer();
+    if (counts == interest->counted) return;
+    interest->counted = counts;
+    interest->set->local_tcp_.fetch_add(counts ? 1 : -1,
+                                        std::memory_order_relaxed);
+  }
+
   static bool EnsurePoller(EpollSet* set) {
     if (set->poller_) return true;
     rendezvous::Conductor* conductor = rendezvous::Conductor::IfRunning();
@@ -195,6 +207,7 @@ struct Registry {
   // The same, but for its memory.
   static void Unlist(Interest* interest) {
     LeaveUser(interest);
+    SetInKernel(interest, false);
     Sock* sock = interest->sock;
     Interest* before = nullptr;
     for (Interest* i = sock->interests; i != nullptr && i != interest;
@@ -291,6 +304,7 @@ struct Registry {
     set->source_count_.store(0);
     set->bell_in_kernel_ = false;
     set->armed_outside_ = false;
+    set->armed_awake_ = false;
   }
   // The same, of those that are in no table.
   static void ForkChildOfPool() {

@@ -324,6 +324,7 @@ void Sock::SetPeer(int fd, const sockaddr* address, socklen_t length) {
     return;
   }
   local_peer_.store(LocalAddress(address), std::memory_order_relaxed);
+  InterestsPeer(this);
   if (role_ == stream::Role::kConnector) {
     service_.store(Prospect::ServiceAt(address, length, role_),
                    std::memory_order_relaxed);

@@ -234,6 +234,9 @@ class Sock final : public SockLayout {
     option_pinned_.store(true, std::memory_order_relaxed);
     Pin(base::Reason::kPinnedOption);
   }
+  bool HasLocalPeer() const {
+    return local_peer_.load(std::memory_order_relaxed);
+  }
   // It listens, at the address of `fd`.
   void SetListening(int fd);
   // It has just been connected, and its number is known: where connections of

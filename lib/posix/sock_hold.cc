@@ -21,6 +21,7 @@
 #include "lib/base/clock.h"
 #include "lib/base/log.h"
 #include "lib/base/poll_now.h"
+#include "lib/base/real.h"
 #include "lib/posix/iov_rest.h"
 #include "lib/posix/prospect.h"
 #include "lib/posix/signals.h"
@@ -79,7 +80,7 @@ void Sock::Bulky() {
   socklen_t length = sizeof address;
   auto* const at = reinterpret_cast<sockaddr*>(&address);
   const bool named = (role_ == stream::Role::kConnector
-                          ? ::getpeername(fd(), at, &length)
+                          ? real::getpeername(fd(), at, &length)
                           : ::getsockname(fd(), at, &length)) == 0;
   errno = saved;
   if (!named) return;

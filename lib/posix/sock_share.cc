@@ -13,6 +13,7 @@
 
 #include "lib/base/guard.h"
 #include "lib/base/log.h"
+#include "lib/base/real.h"
 #include "lib/posix/epoll.h"
 #include "lib/posix/fork.h"
 #include "lib/posix/holders.h"
@@ -463,7 +464,7 @@ Sock* Sock::Inherited(int number, int fd) {
   sockaddr_storage peer{};
   socklen_t length = sizeof peer;
   auto* address = reinterpret_cast<sockaddr*>(&peer);
-  if (all == nullptr || ::getpeername(fd, address, &length) != 0) {
+  if (all == nullptr || real::getpeername(fd, address, &length) != 0) {
     return nullptr;
   }
   Sock* sock = New(all->role.load() == 1 ? stream::Role::kAcceptor

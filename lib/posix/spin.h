@@ -89,6 +89,11 @@ class Spinner {
   // One turn.  False: the time is up, or this CPU is wanted by somebody else
   // (perhaps by the very process that is waited for), or a signal waits.
   bool Go() {
+    return Go([] { ::sched_yield(); });
+  }
+  // The same with another way to yield.
+  template <class Yield>
+  bool Go(Yield&& yield) {
     // An answer that comes within a microsecond is met without the clock and
     // without `pause`, which takes 140 cycles on some processors.
     if (++turns_ < kQuickTurns && (turns_ < kFewTurns || tls_spin.us > 2)) {
@@ -108,7 +113,7 @@ class Spinner {
     if (now >= yield_at_) {
       // A yield that takes long has let somebody run: spinning on would starve
       // him.
-      ::sched_yield();
+      yield();
       last_ = base::Ticks();
       tls_spin.Lost(last_ - now, last_);
       if (last_ - now > kBusyUs * base::ticks_per_us) return false;

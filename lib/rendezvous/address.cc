@@ -12,6 +12,7 @@
 #include <cstring>
 
 #include "lib/base/clock.h"
+#include "lib/base/real.h"
 #include "lib/base/unique_fd.h"
 
 namespace rcsock::rendezvous {
@@ -100,7 +101,7 @@ bool NamesOf(int fd, sockaddr_storage* local, sockaddr_storage* peer) {
     return false;
   }
   length = sizeof *peer;
-  return ::getpeername(fd, reinterpret_cast<sockaddr*>(peer), &length) == 0;
+  return real::getpeername(fd, reinterpret_cast<sockaddr*>(peer), &length) == 0;
 }
 
 bool Normalise(const sockaddr_storage& from, Address* address,

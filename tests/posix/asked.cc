@@ -26,6 +26,7 @@
 #include <vector>
 
 #include "tests/posix/pair.h"
+#include "tests/posix/state.h"
 
 namespace {
 
@@ -40,31 +41,6 @@ void PollForLong(int fd, int events, int wanted) {
     ::poll(nullptr, 0, 1);
   }
   Log("poll %x", static_cast<unsigned>(one.revents));
-}
-
-const char* StateName(int state) {
-  static const char* const names[] = {"none",      "ESTABLISHED", "SYN_SENT",
-                                      "SYN_RECV",  "FIN_WAIT1",   "FIN_WAIT2",
-                                      "TIME_WAIT", "CLOSE",       "CLOSE_WAIT",
-                                      "LAST_ACK",  "LISTEN",      "CLOSING"};
-  return state < 12 ? names[state] : "?";
-}
-
-int State(int fd) {
-  tcp_info info{};
-  socklen_t length = sizeof info;
-  CHECK_THAT(::getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &length) == 0);
-  return info.tcpi_state;
-}
-
-// A state that comes by itself, once it is there.
-void AwaitState(int fd, int wanted) {
-  int state = State(fd);
-  for (int i = 0; i < 3000 && state != wanted; ++i) {
-    ::poll(nullptr, 0, 1);
-    state = State(fd);
-  }
-  Log("%s", StateName(state));
 }
 
 // Servers look whether it is worth to go on (Puma, Unicorn): a client that has

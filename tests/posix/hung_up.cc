@@ -199,9 +199,11 @@ Case room_is_no_edge(
 // closed is not seen before that.
 constexpr int kGuests = 30;
 
-int StillThere(int listener, bool by_poll) {
+// `beside`: another descriptor that is waited for, or -1.
+int StillThere(int listener, bool by_poll, int beside = -1) {
   const int set = NewSet();
   Ctl(set, EPOLL_CTL_ADD, listener, EPOLLIN);
+  if (beside >= 0) Ctl(set, EPOLL_CTL_ADD, beside, EPOLLIN);
   int still = 0;
   std::vector<int> guests;
   for (int come = 0; come < kGuests;) {
@@ -243,27 +245,53 @@ int StillThere(int listener, bool by_poll) {
   return still;
 }
 
+// (Else some close while they are on their way to a lane: then the end comes
+// when they are there.  From another host it comes by TCP.)
+bool EndsOnLane() {
+  const char* warm = ::getenv("PAIR_WARM");
+  const char* lanes = ::getenv("RCSOCK_LANES");
+  return warm != nullptr && std::strcmp(warm, "lane") == 0 &&
+         (lanes == nullptr || std::strcmp(lanes, "rdma") != 0);
+}
+
+void ComeAndGo(int port, int times) {
+  for (int i = 0; i < times; ++i) {
+    const int fd = Connect(port);
+    Warm(fd);
+    ::close(fd);
+  }
+}
+
 Case one_at_a_time(
     "closed_before_the_next",
     [](int) {
       const int listener = ListenAndTell();
       const int by_epoll = StillThere(listener, false);
       const int by_poll = StillThere(listener, true);
-      // (Else some close while they are on their way to a lane: then the end
-      // comes when they are there.  From another host it comes by TCP.)
-      const char* warm = ::getenv("PAIR_WARM");
-      const char* lanes = ::getenv("RCSOCK_LANES");
-      const bool lane = warm != nullptr && std::strcmp(warm, "lane") == 0 &&
-                        (lanes == nullptr || std::strcmp(lanes, "rdma") != 0);
+      const bool lane = EndsOnLane();
       Log("still there: %d %d", lane ? by_epoll : 0, lane ? by_poll : 0);
     },
+    [](int) { ComeAndGo(HearPort(), 2 * kGuests); },
+    {.warm = false, .connect = false, .seconds = 60});
+
+// The set asks the kernel whenever a lane has something: what the kernel has
+// may not come without the end, either.
+Case beside_tcp(
+    "closed_before_the_next_beside_tcp",
     [](int) {
-      const int port = static_cast<int>(Hear());
-      for (int i = 0; i < 2 * kGuests; ++i) {
-        const int fd = Connect(port);
-        Warm(fd);
-        ::close(fd);
-      }
+      const int listener = ListenAndTell();
+      const int beside = Accept(listener);
+      StayOnTcp(beside);
+      const int still = StillThere(listener, false, beside);
+      Log("still there: %d", EndsOnLane() ? still : 0);
+      ::close(beside);
+    },
+    [](int) {
+      const int port = HearPort();
+      const int beside = Connect(port);
+      StayOnTcp(beside);
+      ComeAndGo(port, kGuests);
+      ::close(beside);
     },
     {.warm = false, .connect = false, .seconds = 60});
 

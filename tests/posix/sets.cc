@@ -1,5 +1,6 @@
 // Sets of epoll: several of one connection, copied, passed on, nested, closed.
 #include <poll.h>
+#include <sched.h>
 #include <signal.h>
 #include <sys/epoll.h>
 #include <sys/resource.h>
@@ -13,6 +14,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -292,6 +294,41 @@ Case set_at_the_limit(
 // has come since a set was empty by when it came.
 constexpr int kHeard = 4;
 
+// All that it hears it answers by how much it has heard.
+void AnswerByTurns(int set, int open) {
+  std::int32_t turn = 0;
+  while (open > 0) {
+    epoll_event events[2 * kHeard];
+    const int n = ::epoll_wait(set, events, 2 * kHeard, -1);
+    CHECK_THAT(n > 0 || (n < 0 && errno == EINTR));
+    for (int i = 0; i < n; ++i) {
+      char byte;
+      if (::recv(events[i].data.fd, &byte, 1, 0) != 1) {
+        ::close(events[i].data.fd);
+        --open;
+        continue;
+      }
+      ++turn;
+      SendAll(events[i].data.fd, &turn, sizeof turn);
+    }
+  }
+}
+
+bool HeardInOrder(int first, int then) {
+  std::int32_t turns[2];
+  RecvAll(first, &turns[0], sizeof turns[0]);
+  RecvAll(then, &turns[1], sizeof turns[1]);
+  return turns[0] < turns[1];
+}
+
+// (Not on the way to a lane, and not on lanes that are not in memory.)
+bool OrderCounts() {
+  const char* warm = ::getenv("PAIR_WARM");
+  const char* lanes = ::getenv("RCSOCK_LANES");
+  return warm != nullptr && std::strcmp(warm, "lane") == 0 &&
+         (lanes == nullptr || std::strcmp(lanes, "rdma") != 0);
+}
+
 Case order_of_coming(
     "told_in_the_order_of_coming",
     [](int) {
@@ -304,23 +341,7 @@ Case order_of_coming(
       }
       Tell(::getpid());
       // From here on it sleeps in epoll_wait alone.
-      int open = kHeard;
-      std::int32_t turn = 0;
-      while (open > 0) {
-        epoll_event events[2 * kHeard];
-        const int n = ::epoll_wait(set, events, 2 * kHeard, -1);
-        CHECK_THAT(n > 0 || (n < 0 && errno == EINTR));
-        for (int i = 0; i < n; ++i) {
-          char byte;
-          if (::recv(events[i].data.fd, &byte, 1, 0) != 1) {
-            ::close(events[i].data.fd);
-            --open;
-            continue;
-          }
-          ++turn;
-          SendAll(events[i].data.fd, &turn, sizeof turn);
-        }
-      }
+      AnswerByTurns(set, kHeard);
     },
     [](int) {
       const int port = HearPort();
@@ -339,20 +360,112 @@ Case order_of_coming(
           SendAll(fds[first], "a", 1);
           SendAll(fds[then], "b", 1);
           CHECK_THAT(::kill(server, SIGCONT) == 0);
-          std::int32_t turns[2];
-          RecvAll(fds[first], &turns[0], sizeof turns[0]);
-          RecvAll(fds[then], &turns[1], sizeof turns[1]);
-          if (turns[0] > turns[1]) ++wrong;
+          if (!HeardInOrder(fds[first], fds[then])) ++wrong;
         }
       }
-      // (Not on the way to a lane, and not on lanes that are not in memory.)
-      const char* warm = ::getenv("PAIR_WARM");
-      const char* lanes = ::getenv("RCSOCK_LANES");
-      const bool counts = warm != nullptr && std::strcmp(warm, "lane") == 0 &&
-                          (lanes == nullptr || std::strcmp(lanes, "rdma") != 0);
-      Log("out of order: %d", counts ? wrong : 0);
+      Log("out of order: %d", OrderCounts() ? wrong : 0);
       for (const int fd : fds) ::close(fd);
     },
+    {.warm = false, .connect = false});
+
+// The same of a connection that leaves TCP and another that stays there.
+//
+// The server of the first is stopped while it sleeps; that of the second
+// sleeps, and does not run before both have been written to, since it has the
+// client's processor; that of the third may be awake, and looks all the time.
+enum class Hears { kStopped, kAsleep, kAwake };
+
+void ShareProcessor(int processor) {
+  cpu_set_t one;
+  CPU_ZERO(&one);
+  CPU_SET(processor, &one);
+  CHECK_THAT(::sched_setaffinity(0, sizeof one, &one) == 0);
+}
+
+void HearBoth(Hears how) {
+  const int listener = ListenAndTell();
+  const int set = NewSet();
+  const int leaves = Accept(listener);
+  Warm(leaves);
+  const int beside = Accept(listener);
+  Warm(beside);
+  const int stays = Accept(listener);
+  StayOnTcp(stays);
+  for (const int fd : {leaves, beside, stays}) {
+    Ctl(set, EPOLL_CTL_ADD, fd, EPOLLIN);
+  }
+  Tell(::getpid());
+  if (how == Hears::kAsleep) {
+    // (Who is woken so does not take the waker's place.)
+    const sched_param none{};
+    CHECK_THAT(::sched_setscheduler(0, SCHED_BATCH, &none) == 0);
+    ShareProcessor(static_cast<int>(Hear()));
+  }
+  AnswerByTurns(set, 3);
+  ::close(set);
+  ::close(listener);
+}
+
+void WriteToBoth(Hears how, int rounds) {
+  const int port = HearPort();
+  const int leaves = Connect(port);
+  Warm(leaves);
+  const int beside = Connect(port);
+  Warm(beside);
+  const int stays = Connect(port);
+  StayOnTcp(stays);
+  const auto server = static_cast<pid_t>(Hear());
+  if (how == Hears::kAsleep) {
+    const int processor = ::sched_getcpu();
+    ShareProcessor(processor);
+    Tell(processor);
+  }
+  int wrong[2] = {};
+  for (int i = 0; i < rounds; ++i) {
+    const bool tcp_first = i % 2 == 0;
+    const int first = tcp_first ? stays : leaves;
+    const int then = tcp_first ? leaves : stays;
+    if (how == Hears::kAwake) {
+      // What the set was told of before is done with: the kernel itself tells
+      // that in its old place when it comes again before the next wait.
+      std::int32_t turn;
+      SendAll(beside, "c", 1);
+      RecvAll(beside, &turn, sizeof turn);
+    } else {
+      AwaitAsleep(server, server);
+    }
+    if (how == Hears::kStopped) Stop(server);
+    SendAll(first, "a", 1);
+    SendAll(then, "b", 1);
+    if (how == Hears::kStopped) CHECK_THAT(::kill(server, SIGCONT) == 0);
+    if (!HeardInOrder(first, then)) ++wrong[i % 2];
+  }
+  // On a busy machine either may lose its processor between two looks.
+  for (const bool tcp_first : {true, false}) {
+    const int n = wrong[tcp_first ? 0 : 1];
+    const bool most = !OrderCounts() || n <= rounds / 2 / 5;
+    Log("%s first: %s", tcp_first ? "TCP" : "lane",
+        most ? "in order" : std::to_string(n).c_str());
+  }
+  for (const int fd : {leaves, beside, stays}) ::close(fd);
+}
+
+Case order_when_stopped(
+    "with_tcp_in_the_order_of_coming_when_stopped",
+    [](int) { HearBoth(Hears::kStopped); },
+    [](int) { WriteToBoth(Hears::kStopped, 40); },
+    {.warm = false, .connect = false});
+
+Case order_when_asleep(
+    "with_tcp_in_the_order_of_coming_when_asleep",
+    [](int) { HearBoth(Hears::kAsleep); },
+    [](int) { WriteToBoth(Hears::kAsleep, 100); },
+    {.warm = false, .connect = false});
+
+Case order_when_awake(
+    "with_tcp_in_the_order_of_coming_when_awake",
+    [](int) { HearBoth(Hears::kAwake); },
+    [](int) { WriteToBoth(Hears::kAwake, 1000); },
     {.warm = false, .connect = false});
 
 }  // namespace

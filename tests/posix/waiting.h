@@ -3,6 +3,7 @@
 
 #include <sys/epoll.h>
 #include <sys/ioctl.h>
+#include <sys/socket.h>
 
 #include <cerrno>
 #include <cstdint>
@@ -24,6 +25,14 @@ inline int Ctl(int set, int op, int fd, std::uint32_t events) {
   event.events = events;
   event.data.fd = fd;
   return ::epoll_ctl(set, op, fd, &event);
+}
+
+// No lane has what this asks for.
+inline void StayOnTcp(int fd) {
+  for (const int least : {2, 1}) {
+    CHECK_THAT(
+        ::setsockopt(fd, SOL_SOCKET, SO_RCVLOWAT, &least, sizeof least) == 0);
+  }
 }
 
 // Long enough for what is on its way to arrive, to see that nothing does.

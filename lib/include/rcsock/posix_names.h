@@ -52,6 +52,7 @@
 #pragma redefine_extname epoll_pwait2 rcs_epoll_pwait2
 #pragma redefine_extname ioctl rcs_ioctl
 #pragma redefine_extname getsockopt rcs_getsockopt
+#pragma redefine_extname getpeername rcs_getpeername
 #pragma redefine_extname setsockopt rcs_setsockopt
 #pragma redefine_extname dup rcs_dup
 #pragma redefine_extname dup2 rcs_dup2

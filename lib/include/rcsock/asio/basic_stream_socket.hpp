@@ -180,7 +180,7 @@ class basic_stream_socket : public net::socket_base {
     return endpoint;
   }
   endpoint_type remote_endpoint(error_code& ec) const {
-    return name(&::getpeername, ec);
+    return name(&::rcs_getpeername, ec);
   }
   template <class Option>
   void set_option(const Option& option) {
