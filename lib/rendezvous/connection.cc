@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "lib/base/log.h"
+#include "lib/base/no_cancel.h"
 #include "lib/rendezvous/core.h"
 #include "lib/rendezvous/rdma.h"
 #include "lib/rendezvous/rdma_meeting.h"
@@ -24,6 +25,7 @@ void SetAckTimeout(rdma_cm_id* id) {
 }  // namespace
 
 Connection::~Connection() {
+  const base::NoCancel no_cancel;
   StopDraining();
   if (lane_ != nullptr) {
     if (Rdma* rdma = core_->rdma()) rdma->Remove(this);

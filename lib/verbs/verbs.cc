@@ -169,6 +169,7 @@ bool AnyDevice() {
 
 template <>
 void Release<ibv_pd>::operator()(ibv_pd* pd) const noexcept {
+  const base::NoCancel no_cancel;
   calls.ibv_dealloc_pd(pd);
 }
 template <>
@@ -178,26 +179,31 @@ void Release<ibv_mr>::operator()(ibv_mr* mr) const noexcept {
 }
 template <>
 void Release<ibv_cq>::operator()(ibv_cq* cq) const noexcept {
+  const base::NoCancel no_cancel;
   calls.ibv_destroy_cq(cq);
 }
 template <>
 void Release<ibv_srq>::operator()(ibv_srq* srq) const noexcept {
+  const base::NoCancel no_cancel;
   calls.ibv_destroy_srq(srq);
 }
 template <>
 void Release<ibv_comp_channel>::operator()(
     ibv_comp_channel* channel) const noexcept {
+  const base::NoCancel no_cancel;
   base::InternalScope internal;  // it closes a descriptor
   calls.ibv_destroy_comp_channel(channel);
 }
 template <>
 void Release<rdma_event_channel>::operator()(
     rdma_event_channel* channel) const noexcept {
+  const base::NoCancel no_cancel;
   base::InternalScope internal;
   calls.rdma_destroy_event_channel(channel);
 }
 template <>
 void Release<rdma_cm_id>::operator()(rdma_cm_id* id) const noexcept {
+  const base::NoCancel no_cancel;
   base::InternalScope internal;  // the last id of a device may close it
   if (id->qp != nullptr) calls.rdma_destroy_qp(id);
   calls.rdma_destroy_id(id);
@@ -344,7 +350,9 @@ bool CreateQp(rdma_cm_id* id, ibv_pd* pd, ibv_qp_init_attr* attr,
   }
 }
 
+// (By write(2), in whatever thread the lane goes, with the stream's latches.)
 bool ToError(ibv_qp* qp, Error* error) {
+  const base::NoCancel no_cancel;
   ibv_qp_attr attr{};
   attr.qp_state = IBV_QPS_ERR;
   const int r = calls.ibv_modify_qp(qp, &attr, IBV_QP_STATE);

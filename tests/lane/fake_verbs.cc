@@ -2,6 +2,7 @@
 
 #include <arpa/inet.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -181,6 +182,7 @@ void FakeVerbs::Install() {
     return 0;
   };
   calls.rdma_destroy_qp = [](rdma_cm_id* id) {
+    ::pthread_testcancel();  // as the kernel's answer by read() or write()
     std::scoped_lock hold(g_fake->mutex_);
     auto* qp = reinterpret_cast<Qp*>(id->qp);
     if (qp == nullptr) return;
@@ -205,6 +207,7 @@ void FakeVerbs::Install() {
     id->qp = nullptr;
   };
   calls.ibv_modify_qp = [](ibv_qp* qp, ibv_qp_attr* attr, int) {
+    ::pthread_testcancel();  // it is asked for by write()
     std::scoped_lock hold(g_fake->mutex_);
     if (attr->qp_state == IBV_QPS_ERR) {
       g_fake->FailQp(reinterpret_cast<Qp*>(qp));

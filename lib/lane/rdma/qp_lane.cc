@@ -9,6 +9,7 @@
 #include "lib/base/critical.h"
 #include "lib/base/internal.h"
 #include "lib/base/log.h"
+#include "lib/base/no_cancel.h"
 #include "lib/lane/rdma/chain.h"
 
 namespace rcsock::lane::rdma {
@@ -59,6 +60,7 @@ QpLane::~QpLane() {
     qp_ = nullptr;
   }
   {
+    const base::NoCancel no_cancel;
     base::InternalScope internal;
     verbs::calls.rdma_destroy_qp(id_);
   }
