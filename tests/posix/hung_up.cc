@@ -245,15 +245,6 @@ int StillThere(int listener, bool by_poll, int beside = -1) {
   return still;
 }
 
-// (Else some close while they are on their way to a lane: then the end comes
-// when they are there.  From another host it comes by TCP.)
-bool EndsOnLane() {
-  const char* warm = ::getenv("PAIR_WARM");
-  const char* lanes = ::getenv("RCSOCK_LANES");
-  return warm != nullptr && std::strcmp(warm, "lane") == 0 &&
-         (lanes == nullptr || std::strcmp(lanes, "rdma") != 0);
-}
-
 void ComeAndGo(int port, int times) {
   for (int i = 0; i < times; ++i) {
     const int fd = Connect(port);
@@ -268,7 +259,9 @@ Case one_at_a_time(
       const int listener = ListenAndTell();
       const int by_epoll = StillThere(listener, false);
       const int by_poll = StillThere(listener, true);
-      const bool lane = EndsOnLane();
+      // (Else some close while they are on their way to a lane: then the end
+      // comes when they are there.  From another host it comes by TCP.)
+      const bool lane = OnLanesInMemory();
       Log("still there: %d %d", lane ? by_epoll : 0, lane ? by_poll : 0);
     },
     [](int) { ComeAndGo(HearPort(), 2 * kGuests); },
@@ -283,7 +276,7 @@ Case beside_tcp(
       const int beside = Accept(listener);
       StayOnTcp(beside);
       const int still = StillThere(listener, false, beside);
-      Log("still there: %d", EndsOnLane() ? still : 0);
+      Log("still there: %d", OnLanesInMemory() ? still : 0);
       ::close(beside);
     },
     [](int) {

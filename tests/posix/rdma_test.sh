@@ -34,8 +34,11 @@ enough() {
 again() {
   local program=$1 name try
   if ! grep -q '^OTHERWISE: .' "$out"; then
-    run "$program" && enough
-    return
+    for try in 2 3; do
+      echo "== $program, $mode, try $try"
+      run "$program" && enough && return
+    done
+    return 1
   fi
   for name in $(sed -n 's/^OTHERWISE: //p' "$out"); do
     for try in 2 3; do

@@ -321,14 +321,6 @@ bool HeardInOrder(int first, int then) {
   return turns[0] < turns[1];
 }
 
-// (Not on the way to a lane, and not on lanes that are not in memory.)
-bool OrderCounts() {
-  const char* warm = ::getenv("PAIR_WARM");
-  const char* lanes = ::getenv("RCSOCK_LANES");
-  return warm != nullptr && std::strcmp(warm, "lane") == 0 &&
-         (lanes == nullptr || std::strcmp(lanes, "rdma") != 0);
-}
-
 Case order_of_coming(
     "told_in_the_order_of_coming",
     [](int) {
@@ -363,7 +355,7 @@ Case order_of_coming(
           if (!HeardInOrder(fds[first], fds[then])) ++wrong;
         }
       }
-      Log("out of order: %d", OrderCounts() ? wrong : 0);
+      Log("out of order: %d", OnLanesInMemory() ? wrong : 0);
       for (const int fd : fds) ::close(fd);
     },
     {.warm = false, .connect = false});
@@ -443,7 +435,7 @@ void WriteToBoth(Hears how, int rounds) {
   // On a busy machine either may lose its processor between two looks.
   for (const bool tcp_first : {true, false}) {
     const int n = wrong[tcp_first ? 0 : 1];
-    const bool most = !OrderCounts() || n <= rounds / 2 / 5;
+    const bool most = !OnLanesInMemory() || n <= rounds / 2 / 5;
     Log("%s first: %s", tcp_first ? "TCP" : "lane",
         most ? "in order" : std::to_string(n).c_str());
   }
