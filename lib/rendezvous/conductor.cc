@@ -12,6 +12,8 @@
 #include "lib/base/internal.h"
 #include "lib/base/latch.h"
 #include "lib/base/unique_fd.h"
+#include "lib/lane/rdma/memory.h"
+#include "lib/lane/rdma/user_memory.h"
 #include "lib/rendezvous/core.h"
 #include "lib/rendezvous/rendezvous.h"
 #include "lib/verbs/verbs.h"
@@ -146,19 +148,23 @@ void Conductor::Stop() {
 }
 
 void Conductor::ForkPrepare() {
-  if (tls_core != nullptr) return;
-  Core* core = g_core.load(std::memory_order_acquire);
-  if (core == nullptr) return;
-  core->step.lock();
-  tls_forked = core;
+  Core* core =
+      tls_core != nullptr ? nullptr : g_core.load(std::memory_order_acquire);
+  if (core != nullptr) {
+    core->step.lock();
+    tls_forked = core;
+  }
+  lane::rdma::UserMemory::ForkPrepare();
 }
 
 void Conductor::ForkParent() {
+  lane::rdma::UserMemory::ForkParent();
   if (Core* core = std::exchange(tls_forked, nullptr)) core->step.unlock();
 }
 
 void Conductor::ForkChild(bool asleep) {
   if (Core* core = std::exchange(tls_forked, nullptr)) core->Abandon(asleep);
+  lane::rdma::UserMemory::ForkChild();
   // Another thread may have been starting or stopping it.
   g_latch.Reset();
   g_stopping.store(false, std::memory_order_relaxed);
@@ -166,6 +172,7 @@ void Conductor::ForkChild(bool asleep) {
   g_bells = nullptr;
   g_board = nullptr;
   g_failed_ns = 0;
+  lane::rdma::Memory::ForkChild();
   verbs::ForkChild();
   // (A handler that forks in a sleep goes back to it, on one of these.)
   if (!asleep) base::CloseParentFds();

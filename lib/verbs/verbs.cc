@@ -2,6 +2,7 @@
 
 #include <dlfcn.h>
 #include <fcntl.h>
+#include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -19,6 +20,7 @@
 #include "lib/base/latch.h"
 #include "lib/base/no_cancel.h"
 #include "lib/base/unique_fd.h"
+#include "lib/verbs/library_copy.h"
 #include "lib/verbs/providers.h"
 
 namespace rcsock::verbs {
@@ -35,6 +37,12 @@ constinit std::atomic<bool> g_used{false};  // there has been an event channel
 // The program has librdmacm for itself, which has one context for all its
 // users.
 constinit bool g_shared = false;
+// librdmacm as the first process of these has loaded it, from its file.
+constinit void* g_cm = nullptr;
+// The descriptors of its contexts, which it closes at the end.
+constexpr int kContextFds = 64;
+constinit std::atomic<int> g_context_fds[kContextFds] = {};  // and 1; 0: none
+constinit bool g_of_parent = false;  // and that one had a device
 
 void Fail(Error* error, const char* call, int code,
           const ibv_context* context = nullptr) {
@@ -63,9 +71,16 @@ const char* LoadCalls() {
   // Never unloaded: the descriptors and threads of a provider live on.
   void* verbs = ::dlopen("libibverbs.so.1", RTLD_NOW | RTLD_LOCAL);
   if (verbs == nullptr) return "dlopen libibverbs.so.1";
-  g_shared = ::dlopen("librdmacm.so.1", RTLD_NOW | RTLD_NOLOAD) != nullptr;
-  void* cm = ::dlopen("librdmacm.so.1", RTLD_NOW | RTLD_LOCAL);
-  if (cm == nullptr) return "dlopen librdmacm.so.1";
+  void* cm = nullptr;
+  if (g_of_parent) {
+    cm = OpenCopy(g_cm);
+    if (cm == nullptr) return "fork";
+  } else {
+    g_shared = ::dlopen("librdmacm.so.1", RTLD_NOW | RTLD_NOLOAD) != nullptr;
+    cm = ::dlopen("librdmacm.so.1", RTLD_NOW | RTLD_LOCAL);
+    if (cm == nullptr) return "dlopen librdmacm.so.1";
+    g_cm = cm;
+  }
 #define X(name) \
   if (!Find(cm, verbs, #name, &calls.name)) return "dlsym " #name;
   RCSOCK_VERBS_CALLS(X)
@@ -78,7 +93,25 @@ const char* LoadCalls() {
   // writes to its queues behind a fork; on later ones this does nothing.
   int (*fork_init)() = nullptr;
   if (Find(cm, verbs, "ibv_fork_init", &fork_init)) fork_init();
+  g_of_parent = false;
   return nullptr;
+}
+
+void NoteContext(int fd) {
+  for (auto& one : g_context_fds) {
+    int none = 0;
+    if (one.load(std::memory_order_relaxed) == fd + 1 ||
+        one.compare_exchange_strong(none, fd + 1)) {
+      return;
+    }
+  }
+}
+
+bool OfContext(int fd) {
+  for (const auto& one : g_context_fds) {
+    if (one.load(std::memory_order_relaxed) == fd + 1) return true;
+  }
+  return false;
 }
 
 void SetNonBlocking(int fd) {
@@ -90,6 +123,15 @@ void SetNonBlocking(int fd) {
 void Adopt(int* fd) {
   *fd = base::RelocateHigh(*fd);
   SetNonBlocking(*fd);
+}
+
+// Whether a child of fork may use libibverbs behind a parent that did: not
+// where it keeps count of the pages that fork must not copy, under a lock that
+// another thread may have had.
+bool FreeOfForks() {
+  ibv_fork_status (*initialized)() = nullptr;
+  return Find(g_cm, nullptr, "ibv_is_fork_initialized", &initialized) &&
+         initialized() == IBV_FORK_UNNEEDED;
 }
 
 // What keeps the objects of a device: its own file and that of its events.
@@ -133,12 +175,26 @@ void ForkChild() {
   g_latch.Reset();
   if (!g_used.load(std::memory_order_relaxed)) return;
   // librdmacm keeps one context of each device for ever, and this process's are
-  // the parent's: their descriptors here only keep the parent's objects alive.
+  // the parent's: their descriptors here would only keep the parent's objects
+  // alive.  The numbers that librdmacm will close become those of something
+  // that keeps nothing.
+  const base::UniqueFd nothing(base::OpenHigh(
+      [] { return ::syscall(SYS_epoll_create1, EPOLL_CLOEXEC); }));
   for (int fd = 0; fd < 65536; ++fd) {
-    if (base::IsInternalFd(fd) && IsDevice(fd)) base::CloseRaw(fd);
+    if (!base::IsInternalFd(fd) || !IsDevice(fd)) continue;
+    if (nothing.ok() && OfContext(fd)) {
+      ::syscall(SYS_dup3, nothing.get(), fd, O_CLOEXEC);
+    } else {
+      base::CloseRaw(fd);
+    }
   }
-  g_why = {"fork", ENOTSUP, {}};
-  g_state.store(kMissing, std::memory_order_release);
+  for (auto& one : g_context_fds) one.store(0, std::memory_order_relaxed);
+  g_used.store(false, std::memory_order_relaxed);
+  // The child's own contexts are those of a librdmacm of its own.
+  const bool possible = nothing.ok() && !g_shared && FreeOfForks();
+  g_of_parent = true;
+  if (!possible) g_why = {"fork", ENOTSUP, {}};
+  g_state.store(possible ? kNotTried : kMissing, std::memory_order_release);
 }
 
 bool AnyDevice() {
@@ -297,6 +353,8 @@ void AdoptContext(ibv_context* context) {
     context->cmd_fd = base::RelocateHigh(context->cmd_fd);
   }
   if (!base::IsInternalFd(context->async_fd)) Adopt(&context->async_fd);
+  NoteContext(context->cmd_fd);
+  NoteContext(context->async_fd);
 }
 
 void CloseGone(int cmd_fd, int async_fd) {

@@ -26,9 +26,12 @@ bool Load(Error* error);
 // Whether the kernel knows any RDMA device: one look at sysfs, before any
 // library is loaded.
 bool AnyDevice();
-// In the child of fork.  If the parent has used a device, the child cannot,
-// until it executes another program: the descriptors inherited are closed, and
-// Load() fails.  Nothing made by the parent may be touched or destroyed.
+// In the child of fork.  If the parent has used a device, the descriptors
+// inherited are closed, and nothing made by the parent may be touched or
+// destroyed: the next Load() loads librdmacm once more, for objects of the
+// child's own.  It fails, until the child executes another program, where that
+// cannot be (OpenCopy), on kernels before 5.12, and where the program has
+// librdmacm for itself.
 void ForkChild();
 // How often that has been: whoever comes back from a handler that forked finds
 // it changed.

@@ -47,6 +47,47 @@ Case fork_parent(
       ::close(fd);
     });
 
+// A child of fork and a child of that one have connections of their own, on
+// lanes of their own, whatever of their parents' they may not touch.
+template <class Connection>
+void InTwoGenerations(int fd, Connection connection) {
+  for (int generation = 0; generation < 2; ++generation) {
+    const pid_t child = ::fork();
+    CHECK_THAT(child >= 0);
+    if (child != 0) {
+      ::shutdown(fd, SHUT_WR);
+      LogDrain(fd);
+      LogChild(child);
+      if (generation != 0) ::_exit(generation);
+      return;
+    }
+    ::close(fd);
+    fd = connection();
+  }
+  ::close(fd);
+  ::_exit(2);
+}
+Case fork_generations(
+    "fork_children_have_their_own",
+    [](int fd) {
+      InTwoGenerations(fd, [] {
+        const int listener = ListenAndTell();
+        const int other = Accept(listener);
+        ::close(listener);
+        WarmAs(other, false);
+        Echo(other, 100);
+        return other;
+      });
+    },
+    [](int fd) {
+      InTwoGenerations(fd, [] {
+        const int other = Connect(HearPort());
+        WarmAs(other, true);
+        Call(other, 100);
+        return other;
+      });
+    });
+
 // The child holds a copy: no end of file before it has gone.
 Case fork_copy(
     "fork_child_keeps_copy",

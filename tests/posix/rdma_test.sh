@@ -16,9 +16,8 @@ export PAIR_ADDRESS=$RDMA_IP RCSOCK_LANES=rdma RCSOCK_KEY_FILE=$key
 export PAIR_SCALE=10 PAIR_PATIENCE=${PAIR_PATIENCE-4}
 # nested: completions of its own make an epoll descriptor look readable to
 # poll() once more (docs/compatibility.md).  killed_behind_...: what the
-# device has not taken dies with its process.  The two before it: children of
-# fork that connect (no RDMA for these).  The others are about loopback.
-export PAIR_SKIP=nested,connect_to_no_address,zerocopy_ipv6,zerocopy_mapped,first_thread_of_child_ends,fork_stopped_peers,killed_behind_a_demotion,killed_behind_a_full_tcp
+# device has not taken dies with its process.  The others are about loopback.
+export PAIR_SKIP=nested,zerocopy_ipv6,zerocopy_mapped,fork_stopped_peers,killed_behind_a_demotion,killed_behind_a_full_tcp
 failed=0
 count() { sed -n "s/^\([0-9]*\) $1\$/\1/p" "$out"; }
 # run PROGRAM [CASE]

@@ -89,6 +89,11 @@ std::uint64_t Memory::Total() { return total.load(std::memory_order_relaxed); }
 
 std::uint64_t Memory::Peak() { return peak.load(std::memory_order_relaxed); }
 
+void Memory::ForkChild() {
+  total.store(0, std::memory_order_relaxed);
+  peak.store(0, std::memory_order_relaxed);
+}
+
 void Memory::SetHooks(void (*grown)(), void (*refused)()) {
   on_grown.store(grown, std::memory_order_release);
   on_refused.store(refused, std::memory_order_release);

@@ -53,6 +53,8 @@ class PinCount {
   // What is pinned already.
   void Count(std::size_t bytes);
   void reset();
+  // In a child of fork, of what its parent has pinned.
+  void Forget() { bytes_ = 0; }
 
  private:
   std::size_t bytes_ = 0;
@@ -96,6 +98,8 @@ class Memory {
   // What all of them have pinned, now and at most, with PinCounts.
   static std::uint64_t Total();
   static std::uint64_t Peak();
+  // In the child of fork, which has pinned nothing yet.
+  static void ForkChild();
   // `grown` is called when a block is handed out that is larger than an idle
   // lane's, `refused` when MayGrow says no; by any thread, with latches held.
   static void SetHooks(void (*grown)(), void (*refused)());

@@ -1,8 +1,5 @@
 #include "lib/lane/rdma/user_memory.h"
 
-#include <sys/syscall.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
@@ -11,12 +8,14 @@
 #include <new>
 #include <vector>
 
+#include "lib/base/critical.h"
 #include "lib/base/log.h"
 
 namespace rcsock::lane::rdma {
 namespace {
 
-// Leaked: a thread may still send when the process ends.
+// Leaked: a thread may still send when the process ends.  (Fork takes the
+// latches, so a handler that forks waits until they are free: Critical.)
 struct All {
   base::Latch latch;
   std::vector<std::shared_ptr<UserMemory>> list;  // sorted; none overlaps
@@ -36,16 +35,36 @@ auto FirstAfter(std::vector<std::shared_ptr<UserMemory>>& list,
                           });
 }
 
-int Process() { return static_cast<int>(::syscall(SYS_getpid)); }
-
 }  // namespace
 
 UserMemory::UserMemory(std::byte* base, std::size_t length)
-    : base_(base), length_(length), process_(Process()) {}
+    : base_(base), length_(length) {}
 
-UserMemory::~UserMemory() {
-  if (Process() == process_) return;
-  for (Device& device : devices_) (void)device.mr.release();
+UserMemory::~UserMemory() = default;
+
+void UserMemory::ForkPrepare() {
+  All& all = Registry();
+  all.latch.lock();
+  for (const auto& one : all.list) one->latch_.lock();
+}
+
+void UserMemory::ForkParent() {
+  All& all = Registry();
+  for (const auto& one : all.list) one->latch_.unlock();
+  all.latch.unlock();
+}
+
+void UserMemory::ForkChild() {
+  for (const auto& one : Registry().list) {
+    for (Device& device : one->devices_) {
+      (void)device.mr.release();
+      device.pin.Forget();
+      device = Device();
+    }
+    one->holds_.store(0, std::memory_order_relaxed);
+    one->latch_.Reset();
+  }
+  Registry().latch.Reset();
 }
 
 int UserMemory::Add(void* base, std::size_t length) {
@@ -55,6 +74,7 @@ int UserMemory::Add(void* base, std::size_t length) {
     auto one =
         std::make_shared<UserMemory>(static_cast<std::byte*>(base), length);
     All& all = Registry();
+    const base::Critical critical;
     std::scoped_lock hold(all.latch);
     const auto after = FirstAfter(all.list, begin + length - 1);
     if (after != all.list.begin() && (*std::prev(after))->end() > begin) {
@@ -74,6 +94,7 @@ int UserMemory::Remove(void* base, std::size_t length) {
   // Deregistered outside the latch, and not before the last lane lets go.
   std::shared_ptr<UserMemory> gone;
   All& all = Registry();
+  const base::Critical critical;
   std::scoped_lock hold(all.latch);
   auto found = FirstAfter(all.list, begin);
   if (found == all.list.begin()) return ENOENT;
@@ -91,6 +112,7 @@ std::shared_ptr<UserMemory> UserMemory::Find(const void* from,
   if (!any.load(std::memory_order_acquire)) return nullptr;
   const auto begin = reinterpret_cast<std::uintptr_t>(from);
   All& all = Registry();
+  const base::Critical critical;
   std::scoped_lock hold(all.latch);
   const auto after = FirstAfter(all.list, begin);
   if (after == all.list.begin()) return nullptr;
@@ -111,7 +133,6 @@ void UserMemory::Forget(ibv_pd* pd) {
 
 bool UserMemory::LocalKey(ibv_pd* pd, std::uint32_t* key) {
   std::scoped_lock hold(latch_);
-  if (Process() != process_) return false;
   for (Device& device : devices_) {
     if (device.pd != nullptr && device.pd != pd) continue;
     if (device.pd == nullptr) {

@@ -30,6 +30,10 @@ class UserMemory {
   static std::shared_ptr<UserMemory> Find(const void* from, std::size_t length);
   // What the protection domain has registered goes with it.
   static void Forget(ibv_pd* pd);
+  // Around fork.  The child keeps what was named, for its own lanes.
+  static void ForkPrepare();
+  static void ForkParent();
+  static void ForkChild();
 
   // Registers it if need be.  False: that is refused, or does not fit now.
   bool LocalKey(ibv_pd* pd, std::uint32_t* key);
@@ -58,7 +62,6 @@ class UserMemory {
   std::byte* const base_;
   const std::size_t length_;
   std::atomic<int> holds_{0};
-  const int process_;  // a child of fork must not touch its parent's
   base::Latch latch_;
   Device devices_[kDevices];
 };
