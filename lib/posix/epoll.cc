@@ -78,7 +78,9 @@ void EpollSet::Free() {
   }
   registered_ = 0;
   set_fd(-1);
-  local_tcp_.store(0, std::memory_order_relaxed);
+  if (local_tcp_.exchange(0, std::memory_order_relaxed) != 0) {
+    for (auto& count : local_data_) count.store(0, std::memory_order_relaxed);
+  }
   crowded_.store(false, std::memory_order_relaxed);
   heats_.store(false, std::memory_order_relaxed);
   interest_latch.unlock();
@@ -235,7 +237,7 @@ int EpollSet::Ctl(int number, int op, int fd, Sock* sock, epoll_event* event) {
     }
     if (result == 0) {
       found->events.store(event->events, std::memory_order_relaxed);
-      found->data.store(event->data.u64, std::memory_order_relaxed);
+      Registry::SetData(found, event->data.u64);
       found->told_by_kernel = false;
       found->armed_here = true;
       found->spent.store(false, std::memory_order_relaxed);

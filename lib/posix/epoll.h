@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <cerrno>
+#include <cstddef>
 #include <cstdint>
 #include <limits>
 #include <memory>
@@ -397,8 +398,16 @@ class EpollSet final : public File {
   // The lanes tell nothing before the kernel has been asked.  (Not where there
   // is room for one event: then each of the two must have its turn.)
   bool InOrderWithKernel(int capacity) const {
-    return local_tcp_.load(std::memory_order_relaxed) > 0 && capacity > 1;
+    return local_tcp_.load(std::memory_order_relaxed) > 0 &&
+           local_recent_.load(std::memory_order_relaxed) && capacity > 1;
   }
+  static constexpr std::uint64_t kRecentUs = 1'000'000;
+  static std::size_t LocalSlot(std::uint64_t data) {
+    return static_cast<std::size_t>(data * 0x9e3779b97f4a7c15u >> 56);
+  }
+  void CountLocal(std::uint64_t data, bool counts);  // the interest latch held
+  void LocalNews();
+  void NoLocalNews();
   bool Peek(bool all);
   bool LanesWereEmpty() const;
   // The wait latch held.
@@ -431,6 +440,10 @@ class EpollSet final : public File {
   // host: what comes to these and what comes to the lanes is told in order.
   // Written with the interest latch.
   std::atomic<int> local_tcp_{0};
+  // ... as long as one of them has had news lately: it has come, has been armed
+  // anew, or the kernel has told of it.  (A pool of silent ones costs the lanes
+  // no system calls.)
+  std::atomic<bool> local_recent_{false};
   // Where there is room for one event: the ready list's turn; wait_latch's.
   bool list_turn_ = false;
   // When to look at the kernel's part of the set again; nobody's.
@@ -496,6 +509,10 @@ class EpollSet final : public File {
   std::uint64_t slept_since_ = 0;
   std::atomic<std::uint64_t> lanes_empty_at_{0};  // ticks; Peek's last nothing
   bool armed_awake_ = false;                      // wait_latch's
+  std::atomic<std::uint64_t> local_news_at_{0};   // ticks
+  // How many of local_tcp_ have data that hashes to this: what the kernel tells
+  // has no other name.
+  std::atomic<std::uint32_t> local_data_[256] = {};
 };
 
 // Moves an adopted stream's registrations out of the kernel's sets.  False:

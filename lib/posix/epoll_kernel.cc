@@ -20,6 +20,37 @@
 
 namespace rcsock::posix {
 
+void EpollSet::CountLocal(std::uint64_t data, bool counts) {
+  const int change = counts ? 1 : -1;
+  local_tcp_.fetch_add(change, std::memory_order_relaxed);
+  local_data_[LocalSlot(data)].fetch_add(static_cast<std::uint32_t>(change),
+                                         std::memory_order_relaxed);
+  if (counts) LocalNews();
+}
+
+void EpollSet::LocalNews() {
+  local_news_at_.store(base::Ticks(), std::memory_order_release);
+  local_recent_.store(true, std::memory_order_release);
+}
+
+// The kernel has told of none.  (By what makes a system call anyway: no look at
+// the lanes reads a clock for this.)
+void EpollSet::NoLocalNews() {
+  if (!local_recent_.load(std::memory_order_relaxed)) return;
+  const std::uint64_t at = local_news_at_.load(std::memory_order_acquire);
+  // (It may be another processor's, and a little ahead.)
+  if (static_cast<std::int64_t>(base::Ticks() - at) <=
+      static_cast<std::int64_t>(kRecentUs * base::ticks_per_us)) {
+    return;
+  }
+  // News of this moment are not lost: seq_cst, so that either their own store
+  // comes behind this one, or their time is seen.
+  local_recent_.exchange(false, std::memory_order_seq_cst);
+  if (local_news_at_.load(std::memory_order_seq_cst) != at) {
+    local_recent_.store(true, std::memory_order_release);
+  }
+}
+
 // Whether something may be told of the lanes, by a look that takes nothing off.
 // (An edge that has been told of may be one once more.)
 bool EpollSet::Peek(bool all) {
@@ -138,7 +169,9 @@ int EpollSet::KernelWait(epoll_event* out, int capacity,
   int n = base::EpollPwait(fd_, out, capacity,
                            timeout_ns < 0 ? nullptr : &limit, mask);
   if (n <= 0) {
-    return n < 0 && errno == EFAULT ? FaultOfKernel(before, bell) : n;
+    if (n < 0) return errno == EFAULT ? FaultOfKernel(before, bell) : n;
+    NoLocalNews();
+    return n;
   }
   int kept = OfKernel(out, n, before, bell, ahead);
   // The bell may have taken the room of others, and a source too: edges all, so
@@ -169,6 +202,8 @@ int EpollSet::FaultOfKernel(std::uint32_t before, bool* bell) {
 int EpollSet::OfKernel(epoll_event* events, int count, std::uint32_t before,
                        bool* bell, int* ahead) {
   const bool moved = After(once_moved_.load(std::memory_order_seq_cst), before);
+  const bool local = local_tcp_.load(std::memory_order_relaxed) > 0;
+  bool news = false;
   int kept = 0;
   for (int i = 0; i < count; ++i) {
     if (events[i].data.ptr == this) {
@@ -176,9 +211,16 @@ int EpollSet::OfKernel(epoll_event* events, int count, std::uint32_t before,
       if (ahead != nullptr && *ahead == kNoBell) *ahead = kept;
       continue;
     }
+    news = news || (local && local_data_[LocalSlot(events[i].data.u64)].load(
+                                 std::memory_order_relaxed) != 0);
     if (moved && ToldByLane(events[i], before)) continue;
     if (kept != i) events[kept] = events[i];
     ++kept;
+  }
+  if (news) {
+    LocalNews();
+  } else if (local) {
+    NoLocalNews();
   }
   return kept > 0 ? kept : kOnlyBell;
 }

@@ -1,6 +1,5 @@
 #include "lib/posix/handover.h"
 
-#include <dirent.h>
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <netinet/in.h>
@@ -16,6 +15,7 @@
 #include <cstring>
 #include <utility>
 
+#include "lib/base/listing.h"
 #include "lib/base/log.h"
 #include "lib/base/other_loader.h"
 #include "lib/base/path.h"
@@ -369,25 +369,12 @@ namespace {
 // Calls each(number) for every descriptor of the process below `end`.  False:
 // nobody can tell which there are.
 template <class Each>
-bool EachDescriptor(int end, Each&& each) {
-  const long list = ::syscall(SYS_openat, AT_FDCWD, "/proc/thread-self/fd",
-                              O_RDONLY | O_DIRECTORY | O_CLOEXEC, 0);
-  if (list < 0) {
-    for (int fd = 0; fd < end && fd < 4096; ++fd) each(fd);
-    return false;
-  }
-  alignas(dirent64) char entries[2048];
-  long n;
-  while ((n = ::syscall(SYS_getdents64, list, entries, sizeof entries)) > 0) {
-    for (long at = 0; at < n;) {
-      const auto* entry = reinterpret_cast<const dirent64*>(entries + at);
-      at += entry->d_reclen;
-      const int fd = std::atoi(entry->d_name);
-      if (entry->d_name[0] != '.' && fd != list && fd < end) each(fd);
-    }
-  }
-  ::syscall(SYS_close, list);
-  return n == 0;
+bool EachDescriptorBelow(int end, Each&& each) {
+  const bool all = base::EachDescriptor(0, [&](int fd) {
+    if (fd < end) each(fd);
+  });
+  for (int fd = 0; !all && fd < end && fd < 4096; ++fd) each(fd);
+  return all;
 }
 
 enum class Found : std::uint8_t { kYes, kNo, kUnknown };
@@ -398,7 +385,7 @@ template <class Make>
 Found TakeConnection(std::uint64_t inode, int end, Make&& make) {
   Sock* sock = nullptr;
   bool found = false;
-  const bool all = EachDescriptor(end, [&](int fd) {
+  const bool all = EachDescriptorBelow(end, [&](int fd) {
     if (SocketInode(fd) != inode || !Sock::IsTcp(fd)) return;
     if (sock != nullptr) {
       CopyFd(sock->fd(), fd);

@@ -1,6 +1,5 @@
 // Making, closing and copying descriptors.
 
-#include <dirent.h>
 #include <fcntl.h>
 #include <linux/close_range.h>
 #include <netinet/in.h>
@@ -14,11 +13,11 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
-#include <cstdlib>
 #include <cstring>
 
 #include "lib/base/guard.h"
 #include "lib/base/internal.h"
+#include "lib/base/listing.h"
 #include "lib/base/unique_fd.h"
 #include "lib/posix/hooks.h"
 #include "lib/posix/process.h"
@@ -246,42 +245,16 @@ int close_range(unsigned first, unsigned last, int flags) {
   return from <= last ? real::close_range(from, last, flags) : 0;
 }
 
-namespace {
-
-// By /proc, as libc without close_range: of a million numbers few are open.
-// (Its position there is the number and 2, so closing one skips none.)
-bool CloseListed(int from) {
-  const long list = ::syscall(SYS_openat, AT_FDCWD, "/proc/thread-self/fd",
-                              O_RDONLY | O_DIRECTORY | O_CLOEXEC, 0);
-  if (list < 0) return false;
-  ::syscall(SYS_lseek, list, static_cast<long>(from) + 2, SEEK_SET);
-  alignas(dirent64) char entries[2048];
-  long n;
-  while ((n = ::syscall(SYS_getdents64, list, entries, sizeof entries)) > 0) {
-    for (long at = 0; at < n;) {
-      const auto* entry = reinterpret_cast<const dirent64*>(entries + at);
-      at += entry->d_reclen;
-      const int fd = std::atoi(entry->d_name);
-      if (entry->d_name[0] != '.' && fd >= from && fd != list &&
-          !base::IsInternalFd(fd)) {
-        hook::close(fd);
-      }
-    }
-  }
-  ::syscall(SYS_close, list);
-  return n == 0;
-}
-
-}  // namespace
-
 void closefrom(int first) {
   const int from = first < 0 ? 0 : first;
   if (hook::close_range(static_cast<unsigned>(from), ~0u, 0) == 0) return;
-  if (CloseListed(from)) return;
-  const long top = std::min<long>(::sysconf(_SC_OPEN_MAX), kMaxFds);
-  for (int fd = from; fd < top; ++fd) {
+  const auto close_other = [](int fd) {
     if (!base::IsInternalFd(fd)) hook::close(fd);
-  }
+  };
+  // As libc without close_range: of a million numbers few are open.
+  if (base::EachDescriptor(from, close_other)) return;
+  const long top = std::min<long>(::sysconf(_SC_OPEN_MAX), kMaxFds);
+  for (int fd = from; fd < top; ++fd) close_other(fd);
 }
 
 // --- Copies

@@ -124,8 +124,17 @@ struct Registry {
     const bool counts = interest->in_kernel && interest->sock->HasLocalPeer();
     if (counts == interest->counted) return;
     interest->counted = counts;
-    interest->set->local_tcp_.fetch_add(counts ? 1 : -1,
-                                        std::memory_order_relaxed);
+    interest->set->CountLocal(interest->data.load(std::memory_order_relaxed),
+                              counts);
+  }
+  // Armed anew.
+  static void SetData(Interest* interest, std::uint64_t data) {
+    EpollSet* const set = interest->set;
+    const std::uint64_t old =
+        interest->data.exchange(data, std::memory_order_relaxed);
+    if (!interest->counted) return;
+    set->CountLocal(data, true);
+    set->CountLocal(old, false);
   }
 
   static bool EnsurePoller(EpollSet* set) {
@@ -164,6 +173,8 @@ struct Registry {
       }
       set->bell_in_kernel_ = true;
     }
+    // (Nobody has looked at what the kernel told while there was no lane.)
+    if (!set->HasUser()) set->LocalNews();
     set->moves_.fetch_add(1, std::memory_order_seq_cst);
     interest->in_user.store(true, std::memory_order_relaxed);
     interest->was_user = true;

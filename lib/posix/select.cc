@@ -1,6 +1,5 @@
 // select(2) of streams: a poll(2) of what is in its sets.
 
-#include <dirent.h>
 #include <fcntl.h>
 #include <sys/select.h>
 #include <sys/syscall.h>
@@ -8,12 +7,12 @@
 
 #include <atomic>
 #include <cerrno>
-#include <cstdlib>
 #include <memory>
 #include <new>
 
 #include "lib/base/clock.h"
 #include "lib/base/guard.h"
+#include "lib/base/listing.h"
 #include "lib/base/unique_fd.h"
 #include "lib/posix/epoll.h"
 #include "lib/posix/poll.h"
@@ -42,25 +41,9 @@ int SelectTable(int count) {
   int top = fd_high.load(std::memory_order_relaxed);
   if (open(count - 1)) {
     top = count - 1;  // a set that is as large as it has to be
-  } else if (const long list =
-                 ::syscall(SYS_openat, AT_FDCWD, "/proc/thread-self/fd",
-                           O_RDONLY | O_DIRECTORY | O_CLOEXEC, 0);
-             list >= 0) {
-    // (proc's position there is the number and 2; a lower one enlarges
-    // nothing.)
-    ::syscall(SYS_lseek, list, static_cast<long>(known) + 2, SEEK_SET);
-    alignas(dirent64) char entries[2048];
-    long n;
-    while ((n = ::syscall(SYS_getdents64, list, entries, sizeof entries)) > 0) {
-      for (long at = 0; at < n;) {
-        const auto* entry = reinterpret_cast<const dirent64*>(entries + at);
-        at += entry->d_reclen;
-        const int fd = std::atoi(entry->d_name);
-        if (fd > top && fd != list && !base::IsInternalFd(fd)) top = fd;
-      }
-    }
-    ::syscall(SYS_close, list);
-  } else {
+  } else if (!base::EachDescriptor(known, [&](int fd) {
+               if (fd > top && !base::IsInternalFd(fd)) top = fd;
+             })) {
     for (int fd = count - 1; fd > top; --fd) {
       if (open(fd)) top = fd;
     }

@@ -22,6 +22,7 @@
 #include "lib/base/poll_now.h"
 #include "lib/posix/control_message.h"
 #include "lib/posix/sock.h"
+#include "lib/posix/tcp_info.h"
 
 namespace rcsock::posix {
 namespace {
@@ -75,18 +76,11 @@ long Sock::RecvStamped(void* to, std::size_t length) {
 }
 
 bool Sock::PeerMayHaveEnded() {
-  // (netinet/tcp.h, which names them, can't be had beside linux/tcp.h.)
-  constexpr std::uint8_t kEstablished = 1;
-  constexpr std::uint8_t kFinWait1 = 4;
-  constexpr std::uint8_t kFinWait2 = 5;
-  tcp_info info{};
-  socklen_t size = sizeof info;
-  if (::syscall(SYS_getsockopt, fd(), IPPROTO_TCP, TCP_INFO, &info, &size) !=
-      0) {
-    return true;
-  }
-  const std::uint8_t state = TcpState(info.tcpi_state);
-  return state != kEstablished && state != kFinWait1 && state != kFinWait2;
+  const int anchors = AskTcpState(fd());
+  if (anchors < 0) return true;
+  const int state = TcpState(static_cast<std::uint8_t>(anchors));
+  return state != kTcpEstablished && state != kTcpFinWait1 &&
+         state != kTcpFinWait2;
 }
 
 void Sock::TellBeside(msghdr* message, ssize_t length) {

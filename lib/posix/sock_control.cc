@@ -18,6 +18,7 @@
 #include "lib/base/sleep.h"
 #include "lib/posix/signals.h"
 #include "lib/posix/sock.h"
+#include "lib/posix/tcp_info.h"
 #include "lib/posix/user_arguments.h"
 
 namespace rcsock::posix {
@@ -116,11 +117,9 @@ bool Sock::UsedPastUs() {
     const int unread = queued(SIOCINQ);
     const int unsent = queued(SIOCOUTQ);
     struct tcp_info info {};
-    socklen_t size = sizeof info;
     if (unread < 0 || unsent < 0 ||
-        ::syscall(SYS_getsockopt, fd(), IPPROTO_TCP, TCP_INFO, &info, &size) !=
-            0 ||
-        size < offsetof(struct tcp_info, tcpi_bytes_received) + 8) {
+        AskTcpInfo(fd(), &info) <
+            offsetof(struct tcp_info, tcpi_bytes_received) + 8) {
       return false;
     }
     // Bytes may come and be acknowledged meanwhile: look until they don't.

@@ -18,6 +18,7 @@
 
 #include "lib/posix/signals.h"
 #include "lib/posix/sock.h"
+#include "lib/posix/tcp_info.h"
 
 namespace rcsock::posix {
 namespace {
@@ -104,15 +105,12 @@ void Sock::BoundSendsLatched() {
   int bytes = 0;
   socklen_t size = sizeof locked;
   tcp_info info{};
-  socklen_t info_size = sizeof info;
   if (::syscall(SYS_getsockopt, fd(), SOL_SOCKET, kBufLock, &locked, &size) ==
           0 &&
       (locked & kSendLocked) != 0 && (size = sizeof bytes) != 0 &&
       ::syscall(SYS_getsockopt, fd(), SOL_SOCKET, SO_SNDBUF, &bytes, &size) ==
           0 &&
-      ::syscall(SYS_getsockopt, fd(), IPPROTO_TCP, TCP_INFO, &info,
-                &info_size) == 0 &&
-      info_size >=
+      AskTcpInfo(fd(), &info) >=
           offsetof(tcp_info, tcpi_snd_wnd) + sizeof info.tcpi_snd_wnd) {
     lane_->BoundUnread(static_cast<std::uint64_t>(bytes) + info.tcpi_snd_wnd);
   }

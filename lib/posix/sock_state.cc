@@ -22,6 +22,7 @@
 #include "lib/posix/epoll.h"
 #include "lib/posix/signals.h"
 #include "lib/posix/sock.h"
+#include "lib/posix/tcp_info.h"
 
 namespace rcsock::posix {
 
@@ -148,12 +149,7 @@ void Sock::TakeEnd() {
 // it yet.  (Whether that is the connection's end, too, the stream knows.)
 bool Sock::TakeTcpEnd() {
   TakeEnd();
-  tcp_info info{};
-  socklen_t length = sizeof info.tcpi_state;
-  if (real::getsockopt(fd(), IPPROTO_TCP, TCP_INFO, &info, &length) != 0 ||
-      info.tcpi_state != TCP_CLOSE) {
-    return false;
-  }
+  if (AskTcpState(fd()) != kTcpClose) return false;
   Latched latched(this);
   if (mode() == Mode::kEngine && stream_ != nullptr) {
     stream_->Progress();

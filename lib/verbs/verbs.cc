@@ -18,6 +18,7 @@
 
 #include "lib/base/internal.h"
 #include "lib/base/latch.h"
+#include "lib/base/listing.h"
 #include "lib/base/no_cancel.h"
 #include "lib/base/unique_fd.h"
 #include "lib/verbs/library_copy.h"
@@ -204,20 +205,11 @@ bool AnyDevice() {
   }));
   if (!directory.ok()) return false;
   // "abi_version", ".", ".." and one "uverbsN" for each device.
-  alignas(8) char entries[2048];
   bool found = false;
-  while (!found) {
-    const long n =
-        ::syscall(SYS_getdents64, directory.get(), entries, sizeof entries);
-    if (n <= 0) break;
-    for (long at = 0; at < n;) {
-      // d_ino(8) d_off(8) d_reclen(2) d_type(1) d_name
-      std::uint16_t length;
-      std::memcpy(&length, entries + at + 16, sizeof length);
-      if (std::strncmp(entries + at + 19, "uverbs", 6) == 0) found = true;
-      at += length;
-    }
-  }
+  base::EachEntry(directory.get(), [&found](const char* name) {
+    found = std::strncmp(name, "uverbs", 6) == 0;
+    return !found;
+  });
   return found;
 }
 

@@ -365,7 +365,8 @@ Case order_of_coming(
 // The server of the first is stopped while it sleeps; that of the second
 // sleeps, and does not run before both have been written to, since it has the
 // client's processor; that of the third may be awake, and looks all the time.
-enum class Hears { kStopped, kAsleep, kAwake };
+// So does the last, which has heard nothing for a while before that.
+enum class Hears { kStopped, kAsleep, kAwake, kAgain };
 
 void ShareProcessor(int processor) {
   cpu_set_t one;
@@ -412,12 +413,20 @@ void WriteToBoth(Hears how, int rounds) {
     ShareProcessor(processor);
     Tell(processor);
   }
+  if (how == Hears::kAgain) {
+    ::poll(nullptr, 0, 1500);
+    for (const int fd : {beside, stays}) {
+      std::int32_t turn;
+      SendAll(fd, "c", 1);
+      RecvAll(fd, &turn, sizeof turn);
+    }
+  }
   int wrong[2] = {};
   for (int i = 0; i < rounds; ++i) {
     const bool tcp_first = i % 2 == 0;
     const int first = tcp_first ? stays : leaves;
     const int then = tcp_first ? leaves : stays;
-    if (how == Hears::kAwake) {
+    if (how == Hears::kAwake || how == Hears::kAgain) {
       // What the set was told of before is done with: the kernel itself tells
       // that in its old place when it comes again before the next wait.
       std::int32_t turn;
@@ -458,6 +467,12 @@ Case order_when_awake(
     "with_tcp_in_the_order_of_coming_when_awake",
     [](int) { HearBoth(Hears::kAwake); },
     [](int) { WriteToBoth(Hears::kAwake, 1000); },
+    {.warm = false, .connect = false});
+
+Case order_again(
+    "with_tcp_in_the_order_of_coming_behind_a_silence",
+    [](int) { HearBoth(Hears::kAgain); },
+    [](int) { WriteToBoth(Hears::kAgain, 1000); },
     {.warm = false, .connect = false});
 
 }  // namespace

@@ -34,11 +34,17 @@ void Fail(const char* format, ...) {
 
 pid_t Start(const std::string& shim, const std::vector<std::string>& args,
             const std::vector<std::string>& settings) {
-  const std::string stats = Work() + "/stats.%p";
+  Work();
   std::fflush(nullptr);
   const pid_t pid = ::fork();
   CHECK_THAT(pid >= 0);
-  if (pid > 0) return pid;
+  if (pid == 0) Become(shim, args, settings);
+  return pid;
+}
+
+void Become(const std::string& shim, const std::vector<std::string>& args,
+            const std::vector<std::string>& settings) {
+  const std::string stats = Work() + "/stats.%p";
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   const char* first = std::getenv("SANITIZER_PRELOAD");
   const char* last = std::getenv("SANITIZER_BEHIND");

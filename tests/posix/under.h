@@ -30,6 +30,10 @@ namespace under {
 // environment (NAME=value).  It dies with its parent.
 pid_t Start(const std::string& shim, const std::vector<std::string>& args,
             const std::vector<std::string>& settings);
+// The same of this process.
+[[noreturn]] void Become(const std::string& shim,
+                         const std::vector<std::string>& args,
+                         const std::vector<std::string>& settings);
 // Waits for its end, `seconds` at most; Fail unless it ended with status 0.
 void Finish(pid_t pid, int seconds, const std::string& what);
 
