@@ -52,8 +52,8 @@ http {{
 
 
 def write_large(run, name, size=LARGE):
-    """In pieces: User-mode Linux needs a mapping for each page of a process, and
-    the host has a limit of those."""
+    """In pieces, as all that is large is read: User-mode Linux needs a mapping
+    for each page of a process, and the host has a limit of those."""
     block = hashlib.sha256(b"large").digest() * (8 * 1024)
     with open(run.write(name, b""), "wb") as file:
         for at in range(0, size, len(block)):
@@ -226,8 +226,8 @@ def stunnel(run):
 def curl(run):
     """Large files, 300 small ones, ranges in parallel."""
     server = Nginx(run)
-    got = run.call("curl", "-sS", "--fail", server.url() + "/large",
-                   text=False, limit=60)
+    run.call("curl", "-sS", "--fail", "-o", "large.out",
+             server.url() + "/large", limit=60)
     pages = run.call("curl", "-sS", "--fail",
                      f"{server.url(True)}/page.txt?[1-300]", text=False)
     both = run.call("curl", "-sS", "--fail", "--parallel", "--parallel-max",
@@ -235,10 +235,9 @@ def curl(run):
                         "-o", f"{run.directory}/part{i}",
                         "-r", f"{i << 20}-{(i + 300 << 20) - 1}",
                         server.url() + "/large")])
-    parts = [digest((run.directory / f"part{i}").read_bytes())
-             for i in range(2)]
+    parts = [digest_file(run.directory / f"part{i}") for i in range(2)]
     server.stop()
-    return ({"large": digest(got), "pages": digest(pages), "parts": parts,
+    return ({"large": digest_file(run.directory / "large.out"), "pages": digest(pages), "parts": parts,
              "text": both}, "done")
 
 
@@ -254,7 +253,7 @@ def wget(run):
     write_large(run, "part", 5_000_000)
     os.chmod(run.directory / "part", 0o666)
     run.call("wget", "-q", "-c", "-O", "part", server.url() + "/large")
-    files = {name: digest((run.directory / name).read_bytes())
+    files = {name: digest_file(run.directory / name)
              for name in ("large.out", "pages.out", "part")}
     server.stop()
     return files, "done"
