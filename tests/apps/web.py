@@ -142,7 +142,8 @@ def nginx_reload(run):
     """Three reloads while wrk runs through the proxy: no failed connection."""
     server = Nginx(run)
     out = (run.directory / "wrk.out").open("wb")
-    load = run.start("wrk", "-t", 1, "-c", 20, "-d", "5s", "--timeout", "10s",
+    load = run.start("wrk", "-t", 1, "-c", 20, "-d", run.seconds(5),
+                     "--timeout", "10s",
                      server.url(True) + "/page.txt", output=out)
 
     def workers():
@@ -169,7 +170,8 @@ def nginx_upgrade(run):
     server = Nginx(run)
     pid_file = run.directory / "nginx.pid"
     out = (run.directory / "wrk.out").open("wb")
-    load = run.start("wrk", "-t", 1, "-c", 20, "-d", "4s", "--timeout", "10s",
+    load = run.start("wrk", "-t", 1, "-c", 20, "-d", run.seconds(4),
+                     "--timeout", "10s",
                      server.url(True) + "/page.txt", output=out)
     os.kill(server.pid, signal.SIGUSR2)
 
