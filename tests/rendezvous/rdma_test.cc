@@ -337,7 +337,7 @@ TEST_F(RdmaTest, StopEndsLanes) {
   }));
 }
 
-TEST_F(RdmaTest, ChildOfForkHoldsNothing) {
+TEST_F(RdmaTest, ChildOfForkHoldsNothingAndHasItsOwn) {
   ExpectSuccess(Spawn([] {
     Conductor* conductor = GetConductor();
     const TcpPair pair = MakeDevicePair();
@@ -354,10 +354,17 @@ TEST_F(RdmaTest, ChildOfForkHoldsNothing) {
         EXPECT_EQ(what.find("infiniband"), std::string::npos)
             << fd << " " << what;
       }
-      // It has a conductor again, but no device.
-      auto again = ConnectorSeeker(pair.connector);
-      EXPECT_FALSE(again->Seek(GetConductor()));
-      EXPECT_EQ(again->failed, Reason::kNoRdmaLibrary);
+      // It has a conductor again, and a device.
+      const TcpPair own = MakeDevicePair();
+      auto own_c = ConnectorSeeker(own.connector);
+      auto own_s = AcceptorSeeker(own.acceptor);
+      own_s->Start(GetConductor());
+      own_c->Start(GetConductor());
+      EXPECT_TRUE(own_c->Wait() && own_s->Wait())
+          << base::ReasonKey(own_c->failed);
+      if (::testing::Test::HasFailure()) ::_exit(1);
+      SendAll(own_c->lane.get(), "here", 4);
+      EXPECT_EQ(ReceiveAll(own_s->lane.get(), 4), "here");
       // Its copy of the lane is not its own to destroy.
       conductor->ReturnLane(c, std::move(c->lane));
       ::_exit(::testing::Test::HasFailure() ? 1 : 0);
