@@ -11,6 +11,7 @@
 #include <atomic>
 #include <cerrno>
 #include <cstdint>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <set>
@@ -274,16 +275,24 @@ Case shutdown_bad_first(
     },
     {.warm = false});
 
-// No address in particular means this host.
+// No address in particular means this host, by its loopback: nowhere near a
+// device.
+bool OnADevice() {
+  if (std::getenv("PAIR_ADDRESS") == nullptr) return false;
+  std::fprintf(stderr, "SKIPPED: no address leads to the loopback\n");
+  return true;
+}
 Case connect_any(
     "connect_to_no_address",
     [](int) {
+      if (OnADevice()) return;
       const int listener = ListenAndTell();
       const int fd = Accept(listener);
       Warm(fd);
       LogDrain(fd);
     },
     [](int) {
+      if (OnADevice()) return;
       sockaddr_in to{};
       to.sin_family = AF_INET;
       to.sin_port = htons(static_cast<std::uint16_t>(Hear()));
