@@ -374,7 +374,7 @@ int InterestsUnread(Sock* sock, EpollSet* set, epoll_event* out, int capacity) {
        i = i->next_of_sock) {
     const std::uint32_t events = i->events.load(std::memory_order_relaxed);
     std::uint32_t holds = unread ? events & (EPOLLIN | EPOLLRDNORM) : 0;
-    if (sock->Completions()) holds |= EPOLLERR;
+    if (sock->HasError()) holds |= EPOLLERR;
     if (i->set != set || !i->in_kernel || holds == 0 ||
         ((events & EPOLLET) != 0 && !i->edge.exchange(false))) {
       continue;

@@ -364,6 +364,8 @@ class Sock final : public SockLayout {
   void UnshareByFork(std::uint32_t fork);
   // Bytes read ahead that are shared; kUnread only.
   std::size_t UnreadBytes();
+  // An error is behind them, or an answer of zero copy in the error queue.
+  bool HasError();
   std::uint64_t UnreadSocket() const { return unread_.socket(); }
   // A descriptor of them for a program about to be executed; -1: none.
   int UnreadFd();

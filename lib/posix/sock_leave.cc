@@ -168,8 +168,11 @@ bool Sock::BackToPlain() {
     if (timer_ != 0 && conductor != nullptr) conductor->CancelTimer(timer_);
     timer_ = 0;
     PushOptions();
-    // The kernel has not been told: it would let a reader sleep.
-    if (rd_shut_) ::syscall(SYS_shutdown, fd(), SHUT_RD);
+    // The kernel has not been told: it would let a reader sleep, and of what is
+    // over, which only this end's last write would show it, that it is not.
+    if (rd_shut_ || stream_->Gone()) {
+      ::syscall(SYS_shutdown, fd(), stream_->Gone() ? SHUT_RDWR : SHUT_RD);
+    }
     leaving_.store(false, std::memory_order_relaxed);
     // The next Stream would not know of it.
     if (rd_shut_ || stream_->Shut() ||

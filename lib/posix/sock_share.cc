@@ -174,6 +174,14 @@ std::size_t Sock::UnreadBytes() {
   return n;
 }
 
+bool Sock::HasError() {
+  if (Completions()) return true;
+  if (mode() != Mode::kUnread) return false;
+  Critical critical;
+  const std::scoped_lock hold(rx_latch);
+  return mode() == Mode::kUnread && unread_.Failed();
+}
+
 int Sock::UnreadFd() {
   Critical critical;
   rx_latch.lock();

@@ -12,9 +12,9 @@ bool HasUnread(int fd) {
   return sock != nullptr && sock->UnreadBytes() > 0;
 }
 
-bool HasCompletions(int fd) {
+bool HasError(int fd) {
   Sock* sock = LookupSock(fd);
-  return sock != nullptr && sock->Completions();
+  return sock != nullptr && sock->HasError();
 }
 
 unsigned long Bit(int fd) { return 1ul << (fd % 64); }
@@ -29,7 +29,7 @@ bool IsSet(const fd_set* set, int fd) {
 bool PollFindsUnread(const pollfd* fds, nfds_t count) {
   for (nfds_t i = 0; i < count; ++i) {
     if ((fds[i].events & kReadable) != 0 && HasUnread(fds[i].fd)) return true;
-    if (HasCompletions(fds[i].fd)) return true;
+    if (HasError(fds[i].fd)) return true;
   }
   return false;
 }
@@ -41,7 +41,7 @@ int AddUnread(pollfd* fds, nfds_t count, int found) {
     if ((fds[i].events & kReadable) != 0 && HasUnread(fds[i].fd)) {
       more = fds[i].events & kReadable;
     }
-    if (HasCompletions(fds[i].fd)) more |= POLLERR;
+    if (HasError(fds[i].fd)) more |= POLLERR;
     if (more == 0) continue;
     if (fds[i].revents == 0) ++found;
     fds[i].revents = static_cast<short>(fds[i].revents | more);
@@ -52,7 +52,7 @@ int AddUnread(pollfd* fds, nfds_t count, int found) {
 bool SelectUnread::Look(int count, const fd_set* in, const fd_set* out) {
   const int top = fd_high.load(std::memory_order_relaxed);
   for (int fd = 0; fd < count && fd <= top && found_ < kMost; ++fd) {
-    const bool error = HasCompletions(fd);
+    const bool error = HasError(fd);
     const bool reads =
         in != nullptr && IsSet(in, fd) && (error || HasUnread(fd));
     const bool writes = out != nullptr && IsSet(out, fd) && error;
@@ -83,7 +83,7 @@ int EpollFindsUnread(EpollSet* set, epoll_event* events, int capacity) {
   for (int fd = 0; fd <= top && found < capacity; ++fd) {
     Sock* sock = LookupSock(fd);
     if (sock == nullptr || sock->fd() != fd ||
-        (sock->UnreadBytes() == 0 && !sock->Completions())) {
+        (sock->UnreadBytes() == 0 && !sock->HasError())) {
       continue;
     }
     found += InterestsUnread(sock, set, events + found, capacity - found);

@@ -1,9 +1,12 @@
 // getpeername: who the peer is, and from when on nobody can say.
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <poll.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <unistd.h>
+
+#include <cerrno>
 
 #include "tests/posix/pair.h"
 #include "tests/posix/state.h"
@@ -117,6 +120,82 @@ Case peer_of_the_reset(
       char byte;
       Result("recv", ::recv(fd, &byte, 1, 0));
       AskForPeer("and read", fd);
+    });
+
+// fork() gives the connection to the kernel, which is to know of its end what
+// has been told.
+void AskBehindFork(int fd, short tells = -1) {
+  const pid_t child = ::fork();
+  CHECK_THAT(child >= 0);
+  if (child == 0) {
+    sockaddr_storage name{};
+    socklen_t length = sizeof name;
+    const int r =
+        ::getpeername(fd, reinterpret_cast<sockaddr*>(&name), &length);
+    ::_exit(r == 0 ? 0 : errno);
+  }
+  LogChild(child);
+  AskForPeer("behind a fork", fd);
+  pollfd entry{fd, POLLIN | POLLOUT | POLLRDHUP, 0};
+  Result("poll", ::poll(&entry, 1, 0));
+  Log("%x", static_cast<unsigned>(entry.revents & tells));
+  char byte;
+  Result("recv", ::recv(fd, &byte, 1, 0));
+  Result("send", ::send(fd, "x", 1, MSG_NOSIGNAL));
+  AskForPeer("and used", fd);
+}
+
+Case forked_when_closed(
+    "peer_when_written_to_behind_a_fork",
+    [](int fd) {
+      ::close(fd);
+      Barrier();
+      Barrier();
+    },
+    [](int fd) {
+      Barrier();
+      AwaitState(fd, TCP_CLOSE_WAIT);
+      Result("send", ::send(fd, "x", 1, MSG_NOSIGNAL));
+      AwaitState(fd, TCP_CLOSE);
+      // (POLLERR does not come back to the kernel with it.)
+      AskBehindFork(fd, ~POLLERR);
+      Barrier();
+    });
+
+Case forked_when_reset(
+    "peer_when_it_has_reset_behind_a_fork",
+    [](int fd) {
+      SendAll(fd, "x", 1);
+      Barrier();
+      const linger now{1, 0};
+      ::setsockopt(fd, SOL_SOCKET, SO_LINGER, &now, sizeof now);
+      ::close(fd);
+      Barrier();
+    },
+    [](int fd) {
+      char first;
+      Result("peek", ::recv(fd, &first, 1, MSG_PEEK));
+      Barrier();
+      Barrier();
+      AwaitState(fd, TCP_CLOSE);
+      AskBehindFork(fd);
+    });
+
+Case forked_when_ended(
+    "peer_when_both_have_ended_behind_a_fork",
+    [](int fd) {
+      ::shutdown(fd, SHUT_WR);
+      Barrier();
+      AwaitState(fd, TCP_CLOSE);
+      AskBehindFork(fd);
+      Barrier();
+    },
+    [](int fd) {
+      ::shutdown(fd, SHUT_WR);
+      Barrier();
+      AwaitState(fd, TCP_CLOSE);
+      AskBehindFork(fd);
+      Barrier();
     });
 
 Case peer_of_others(
