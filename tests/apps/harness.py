@@ -114,6 +114,7 @@ class Run:
     # Times the limits of all that is waited for: on a busy machine each system
     # call of a guest waits for its turn, several times.
     patience = 1
+    in_guest = False
 
     def __init__(self, one, address, lane, shim, settings):
         self.address = address
@@ -149,7 +150,7 @@ class Run:
         the software device, and all processes share one CPU: what goes over TCP
         within a tenth of a second, before a connection has its lane, takes the
         lane most of one."""
-        return guest if self.lane == "rdma" else native
+        return guest if self.in_guest else native
 
     def seconds(self, native):
         """How long a load lasts.  In a guest of a busy machine a second may not be
