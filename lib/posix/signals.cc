@@ -9,6 +9,7 @@
 
 #include "lib/base/guard.h"
 #include "lib/base/latch.h"
+#include "lib/base/no_sigpipe.h"
 #include "lib/base/real.h"
 #include "lib/lane/lane.h"
 #include "lib/posix/last_words.h"
@@ -77,7 +78,7 @@ bool Defer(int number, const siginfo_t* info, void* context) {
   }
   // What lies above has this mask and more: the critical section's own is what
   // all have.
-  self.mask = self.mask & mask;
+  self.mask = self.mask & base::WithoutNoSigpipe(mask);
   const std::uint32_t at =
       __atomic_fetch_add(&self.pending, 1u, __ATOMIC_RELAXED);
   const bool room = at < ThreadSignals::kMostDeferred;
