@@ -8,7 +8,7 @@
 
 namespace rcsock::base {
 
-thread_local constinit volatile std::uint64_t tls_mask_before = kNoMaskBefore;
+thread_local constinit SigpipeState tls_sigpipe;
 
 namespace {
 
@@ -51,17 +51,33 @@ bool IsOfWrite(const siginfo_t& info) {
 
 }  // namespace
 
-void NoSigpipe::Begin() {
-  const int saved = errno;
+bool RaisedInPost(const siginfo_t& info) {
+  return tls_sigpipe.posting && IsOfWrite(info);
+}
+
+void NoSigpipe::Block() {
+  SigpipeState& self = tls_sigpipe;
   const std::uint64_t set = kSigpipeBit;
   const auto result =
       ::syscall(SYS_rt_sigprocmask, SIG_BLOCK, &set,
-                const_cast<std::uint64_t*>(&tls_mask_before), sizeof set);
-  blocks_ = result == 0 && (tls_mask_before & kSigpipeBit) == 0;
+                const_cast<std::uint64_t*>(&self.mask_before), sizeof set);
+  blocks_ = result == 0 && (self.mask_before & kSigpipeBit) == 0;
+}
+
+void NoSigpipe::Begin() {
+  const int saved = errno;
+  Block();
   if (!blocks_ && Pending()) {
     marked_ = true;
     QueueMark();
   }
+  errno = saved;
+}
+
+void NoSigpipe::EndBlocked() {
+  const int saved = errno;
+  Block();
+  End();
   errno = saved;
 }
 
@@ -79,9 +95,12 @@ void NoSigpipe::End() {
     }
   }
   if (blocks_) {
+    const auto handle = handle_sigpipe.load(std::memory_order_acquire);
+    // Before the call: a handler that runs as it ends knows better.
+    tls_sigpipe.open = handle != nullptr && handle();
     ::syscall(SYS_rt_sigprocmask, SIG_UNBLOCK, &set, nullptr, sizeof set);
   }
-  tls_mask_before = kNoMaskBefore;
+  tls_sigpipe.mask_before = kNoMaskBefore;
   errno = saved;
 }
 

@@ -90,6 +90,7 @@ bool Defer(int number, const siginfo_t* info, void* context) {
   if (at + 2 < ThreadSignals::kMostDeferred && !self.blocking) return true;
   if (blocked) return room;
   self.blocking = true;
+  base::ForgetMask();
   mask |= kPutOff;
   std::memcpy(word, &mask, sizeof mask);
   if (!room) {
@@ -106,6 +107,8 @@ bool Defer(int number, const siginfo_t* info, void* context) {
 // signal is merely put off.  Returns the handler to run, null if another thread
 // was first.
 void* TakeOnce(int number, int* flags);
+// With the latch held.
+void HideHandler(int number);
 
 // A pointer of the program's that the kernel would say EFAULT to.  (To its
 // handlers, too, which would not have heard of it: one that unprotects what it
@@ -115,8 +118,12 @@ bool Fixed(int number, const siginfo_t* info, void* context) {
   return Guarded(number) && info->si_code > 0 && base::FixFault(context);
 }
 
+bool Nobodys(int number, const siginfo_t* info) {
+  return number == SIGPIPE && base::RaisedInPost(*info);
+}
+
 void Wrapper(int number, siginfo_t* info, void* context) {
-  if (Fixed(number, info, context)) return;
+  if (Fixed(number, info, context) || Nobodys(number, info)) return;
   ThreadSignals& self = tls_signals;
   if (self.depth != 0 && !Synchronous(number, info) &&
       Defer(number, info, context)) {
@@ -147,6 +154,7 @@ void Wrapper(int number, siginfo_t* info, void* context) {
   // programs that use them, and `flags` may be another handler's than `handler`
   // (where one has just taken the other's place).
   if (handler != nullptr) {
+    const base::OutsidePost outside_post;
     reinterpret_cast<void (*)(int, siginfo_t*, void*)>(handler)(number, info,
                                                                 context);
   }
@@ -180,6 +188,7 @@ void* TakeOnce(int number, int* flags) {
     slot.handler.store(nullptr, std::memory_order_relaxed);
     slot.flags.store(0, std::memory_order_relaxed);
     HideDefault(number);
+    HideHandler(number);
   }
   if (!alone) latch.unlock();
   errno = saved;
@@ -213,17 +222,31 @@ void DefaultFault(int number, siginfo_t* info, void* context) {
   errno = saved;
 }
 
-bool IsDefaultFault(const struct sigaction& action) {
+// The same of SIGPIPE, of which not all are the program's.
+void DefaultPipe(int number, siginfo_t* info, void*) {
+  if (Nobodys(number, info)) return;
+  const int saved = errno;
+  struct sigaction fallback {};
+  fallback.sa_handler = SIG_DFL;
+  real::sigaction(number, &fallback, nullptr);
+  QueueAgain(number, *info);
+  errno = saved;
+}
+
+bool IsHidden(const struct sigaction& action) {
   return (action.sa_flags & SA_SIGINFO) != 0 &&
-         action.sa_sigaction == &DefaultFault;
+         (action.sa_sigaction == &DefaultFault ||
+          action.sa_sigaction == &DefaultPipe);
 }
 
 // With the latch held.
 bool guarding = false;
+enum class Pipes : std::uint8_t { kUnasked, kHandled, kUnknown };
+constinit std::atomic<Pipes> pipes{Pipes::kUnasked};
 // The default action as the program has set it, with flags and mask.
-struct sigaction defaults[2];
+struct sigaction defaults[3];
 struct sigaction& DefaultOf(int number) {
-  return defaults[number == SIGBUS];
+  return defaults[number == SIGBUS ? 1 : number == SIGPIPE ? 2 : 0];
 }
 
 // Where the default action is in force.  (A program that ignores a fault, or
@@ -235,7 +258,7 @@ void GuardDefault(int number) {
     return;
   }
   struct sigaction ours {};
-  ours.sa_sigaction = &DefaultFault;
+  ours.sa_sigaction = number == SIGPIPE ? &DefaultPipe : &DefaultFault;
   // On the other stack, if there is one: this one may have come to its end.
   // (If there is none the kernel ends the program then, as by default.)
   ours.sa_flags = SA_SIGINFO | SA_ONSTACK;
@@ -246,12 +269,47 @@ void GuardDefault(int number) {
   real::sigaction(number, &ours, nullptr);
 }
 
+void HideHandler(int number) {
+  const bool hides =
+      number == SIGPIPE
+          ? pipes.load(std::memory_order_relaxed) == Pipes::kHandled
+          : guarding && Guarded(number);
+  if (hides) GuardDefault(number);
+}
+
+#if RCSOCK_GUARDS
+// (Where the program ignores SIGPIPE, it ignores these.  A handler that we do
+// not know would run.)
+bool HandleSigpipe() {
+  const Pipes known = pipes.load(std::memory_order_acquire);
+  if (known != Pipes::kUnasked) return known == Pipes::kHandled;
+  if (InBorrowedMemory()) return false;
+  Critical critical;
+  latch.lock();
+  struct sigaction now {};
+  if (pipes.load(std::memory_order_relaxed) == Pipes::kUnasked &&
+      real::sigaction(SIGPIPE, nullptr, &now) == 0) {
+    const bool ours =
+        IsWrapper(now) || IsDefault(now) ||
+        ((now.sa_flags & SA_SIGINFO) == 0 && now.sa_handler == SIG_IGN);
+    if (ours) GuardDefault(SIGPIPE);
+    pipes.store(ours ? Pipes::kHandled : Pipes::kUnknown,
+                std::memory_order_release);
+  }
+  latch.unlock();
+  return pipes.load(std::memory_order_relaxed) == Pipes::kHandled;
+}
+#endif
+
 }  // namespace
 
 [[gnu::cold]] void InitSignals() {
   InitLastWords([](int number, const siginfo_t* info, void* context) {
     return tls_signals.depth != 0 && Defer(number, info, context);
   });
+#if RCSOCK_GUARDS
+  base::handle_sigpipe.store(&HandleSigpipe, std::memory_order_release);
+#endif
 }
 
 bool InHandler() {
@@ -406,7 +464,7 @@ int HookedSigaction(int number, const struct sigaction* action,
       slot.flags.store(old_flags, std::memory_order_relaxed);
       slot.handler.store(old_handler, std::memory_order_relaxed);
     }
-    if (result == 0 && guarding && Guarded(number)) GuardDefault(number);
+    if (result == 0) HideHandler(number);
   }
   if (result == 0) ShowDefault(number, &before);
   if (result == 0 && action != nullptr && IsDefault(*action)) {
@@ -419,7 +477,7 @@ int HookedSigaction(int number, const struct sigaction* action,
           reinterpret_cast<void (*)(int, siginfo_t*, void*)>(old_handler);
       if ((old_flags & SA_SIGINFO) == 0) old->sa_flags &= ~SA_SIGINFO;
       old->sa_flags |= old_flags & static_cast<int>(SA_RESETHAND);
-    } else if (IsDefaultFault(before)) {
+    } else if (IsHidden(before)) {
       *old = old_default;
     }
   }
