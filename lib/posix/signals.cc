@@ -429,6 +429,18 @@ void GuardFaultsEarly() {
   errno = saved;
 }
 
+void EndSigpipeHandler() {
+  base::handle_sigpipe.store(nullptr, std::memory_order_relaxed);
+  Critical critical;
+  latch.lock();
+  struct sigaction now {};
+  if (pipes.exchange(Pipes::kUnknown) == Pipes::kHandled &&
+      real::sigaction(SIGPIPE, nullptr, &now) == 0 && IsHidden(now)) {
+    real::sigaction(SIGPIPE, &DefaultOf(SIGPIPE), nullptr);
+  }
+  latch.unlock();
+}
+
 int HookedSigaction(int number, const struct sigaction* action,
                     struct sigaction* old) {
   if (number <= 0 || number >= kSignals) {

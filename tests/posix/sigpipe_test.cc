@@ -156,6 +156,24 @@ TEST_F(Sigpipe, IsTakenBackWhereTheProgramBlocksIt) {
   EXPECT_EQ(pipes, 0);
 }
 
+TEST_F(SigpipeDeathTest, IsTheKernelsAgainBehindAFilter) {
+  Set(SIG_DFL, 0);
+  const auto is_default = [] {
+    struct sigaction now {};
+    real::sigaction(SIGPIPE, nullptr, &now);
+    return now.sa_handler == SIG_DFL;
+  };
+  EXPECT_FALSE(is_default());
+  EXPECT_EXIT(
+      {
+        EndSigpipeHandler();
+        const bool at_once = is_default();
+        Set(SIG_DFL, 0);
+        ::_exit(at_once && is_default() ? 7 : 8);
+      },
+      testing::ExitedWithCode(7), "");
+}
+
 // So many signals put off in a post that all others are blocked until they are
 // delivered.  What is blocked then is what the program has blocked, and no
 // more.
