@@ -19,6 +19,7 @@
 #include "lib/base/direct.h"
 #include "lib/base/guard.h"
 #include "lib/base/internal.h"
+#include "lib/base/no_sigpipe.h"
 #include "lib/posix/hooks.h"
 #include "lib/posix/hooks_data.h"
 #include "lib/posix/passing.h"
@@ -349,6 +350,7 @@ bool GoesOn(int fd, short events, std::uint32_t signals) {
     Blocked() {
       sigset_t all;
       ::sigfillset(&all);
+      base::ForgetMask();
       ::pthread_sigmask(SIG_SETMASK, &all, &before_);
     }
     ~Blocked() { ::pthread_sigmask(SIG_SETMASK, &before_, nullptr); }

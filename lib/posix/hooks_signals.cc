@@ -1,7 +1,9 @@
-// The ways to set a handler, which is wrapped (lib/posix/signals.h).
+// The ways to set a handler, which is wrapped (lib/posix/signals.h), and those
+// to block signals, which are noticed (lib/base/no_sigpipe.h).
 
 #include <signal.h>
 
+#include "lib/base/no_sigpipe.h"
 #include "lib/posix/hooks.h"
 #include "lib/posix/signals.h"
 
@@ -37,6 +39,16 @@ sighandler_t ssignal(int number, sighandler_t handler) {
   return hook::signal(number, handler);
 }
 
+int pthread_sigmask(int how, const sigset_t* set, sigset_t* old) {
+  if (set != nullptr) base::ForgetMask();
+  return real::pthread_sigmask(how, set, old);
+}
+
+int sigprocmask(int how, const sigset_t* set, sigset_t* old) {
+  if (set != nullptr) base::ForgetMask();
+  return real::sigprocmask(how, set, old);
+}
+
 sighandler_t sigset(int number, sighandler_t handler) {
   const bool hold = handler == SIG_HOLD;
   struct sigaction action {};
@@ -48,7 +60,7 @@ sighandler_t sigset(int number, sighandler_t handler) {
   sigset_t before;
   ::sigemptyset(&one);
   ::sigaddset(&one, number);
-  ::pthread_sigmask(hold ? SIG_BLOCK : SIG_UNBLOCK, &one, &before);
+  hook::pthread_sigmask(hold ? SIG_BLOCK : SIG_UNBLOCK, &one, &before);
   return ::sigismember(&before, number) == 1 ? SIG_HOLD : action.sa_handler;
 }
 

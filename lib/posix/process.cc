@@ -215,6 +215,7 @@ void EnterSandbox() {
   WriteStats(total);
   base::EndLog();
   EndLastWords();
+  EndSigpipeHandler();
   errno = saved;
 }
 

@@ -9,6 +9,7 @@
 
 #include "lib/base/guard.h"
 #include "lib/base/latch.h"
+#include "lib/base/no_sigpipe.h"
 #include "lib/base/real.h"
 #include "lib/lane/lane.h"
 #include "lib/posix/last_words.h"
@@ -77,7 +78,7 @@ bool Defer(int number, const siginfo_t* info, void* context) {
   }
   // What lies above has this mask and more: the critical section's own is what
   // all have.
-  self.mask = self.mask & mask;
+  self.mask = self.mask & base::WithoutNoSigpipe(mask);
   const std::uint32_t at =
       __atomic_fetch_add(&self.pending, 1u, __ATOMIC_RELAXED);
   const bool room = at < ThreadSignals::kMostDeferred;
@@ -89,6 +90,7 @@ bool Defer(int number, const siginfo_t* info, void* context) {
   if (at + 2 < ThreadSignals::kMostDeferred && !self.blocking) return true;
   if (blocked) return room;
   self.blocking = true;
+  base::ForgetMask();
   mask |= kPutOff;
   std::memcpy(word, &mask, sizeof mask);
   if (!room) {
@@ -105,6 +107,8 @@ bool Defer(int number, const siginfo_t* info, void* context) {
 // signal is merely put off.  Returns the handler to run, null if another thread
 // was first.
 void* TakeOnce(int number, int* flags);
+// With the latch held.
+void HideHandler(int number);
 
 // A pointer of the program's that the kernel would say EFAULT to.  (To its
 // handlers, too, which would not have heard of it: one that unprotects what it
@@ -114,8 +118,12 @@ bool Fixed(int number, const siginfo_t* info, void* context) {
   return Guarded(number) && info->si_code > 0 && base::FixFault(context);
 }
 
+bool Nobodys(int number, const siginfo_t* info) {
+  return number == SIGPIPE && base::RaisedInPost(*info);
+}
+
 void Wrapper(int number, siginfo_t* info, void* context) {
-  if (Fixed(number, info, context)) return;
+  if (Fixed(number, info, context) || Nobodys(number, info)) return;
   ThreadSignals& self = tls_signals;
   if (self.depth != 0 && !Synchronous(number, info) &&
       Defer(number, info, context)) {
@@ -146,6 +154,7 @@ void Wrapper(int number, siginfo_t* info, void* context) {
   // programs that use them, and `flags` may be another handler's than `handler`
   // (where one has just taken the other's place).
   if (handler != nullptr) {
+    const base::OutsidePost outside_post;
     reinterpret_cast<void (*)(int, siginfo_t*, void*)>(handler)(number, info,
                                                                 context);
   }
@@ -179,6 +188,7 @@ void* TakeOnce(int number, int* flags) {
     slot.handler.store(nullptr, std::memory_order_relaxed);
     slot.flags.store(0, std::memory_order_relaxed);
     HideDefault(number);
+    HideHandler(number);
   }
   if (!alone) latch.unlock();
   errno = saved;
@@ -212,17 +222,31 @@ void DefaultFault(int number, siginfo_t* info, void* context) {
   errno = saved;
 }
 
-bool IsDefaultFault(const struct sigaction& action) {
+// The same of SIGPIPE, of which not all are the program's.
+void DefaultPipe(int number, siginfo_t* info, void*) {
+  if (Nobodys(number, info)) return;
+  const int saved = errno;
+  struct sigaction fallback {};
+  fallback.sa_handler = SIG_DFL;
+  real::sigaction(number, &fallback, nullptr);
+  QueueAgain(number, *info);
+  errno = saved;
+}
+
+bool IsHidden(const struct sigaction& action) {
   return (action.sa_flags & SA_SIGINFO) != 0 &&
-         action.sa_sigaction == &DefaultFault;
+         (action.sa_sigaction == &DefaultFault ||
+          action.sa_sigaction == &DefaultPipe);
 }
 
 // With the latch held.
 bool guarding = false;
+enum class Pipes : std::uint8_t { kUnasked, kHandled, kUnknown };
+constinit std::atomic<Pipes> pipes{Pipes::kUnasked};
 // The default action as the program has set it, with flags and mask.
-struct sigaction defaults[2];
+struct sigaction defaults[3];
 struct sigaction& DefaultOf(int number) {
-  return defaults[number == SIGBUS];
+  return defaults[number == SIGBUS ? 1 : number == SIGPIPE ? 2 : 0];
 }
 
 // Where the default action is in force.  (A program that ignores a fault, or
@@ -234,7 +258,7 @@ void GuardDefault(int number) {
     return;
   }
   struct sigaction ours {};
-  ours.sa_sigaction = &DefaultFault;
+  ours.sa_sigaction = number == SIGPIPE ? &DefaultPipe : &DefaultFault;
   // On the other stack, if there is one: this one may have come to its end.
   // (If there is none the kernel ends the program then, as by default.)
   ours.sa_flags = SA_SIGINFO | SA_ONSTACK;
@@ -245,12 +269,47 @@ void GuardDefault(int number) {
   real::sigaction(number, &ours, nullptr);
 }
 
+void HideHandler(int number) {
+  const bool hides =
+      number == SIGPIPE
+          ? pipes.load(std::memory_order_relaxed) == Pipes::kHandled
+          : guarding && Guarded(number);
+  if (hides) GuardDefault(number);
+}
+
+#if RCSOCK_GUARDS
+// (Where the program ignores SIGPIPE, it ignores these.  A handler that we do
+// not know would run.)
+bool HandleSigpipe() {
+  const Pipes known = pipes.load(std::memory_order_acquire);
+  if (known != Pipes::kUnasked) return known == Pipes::kHandled;
+  if (InBorrowedMemory()) return false;
+  Critical critical;
+  latch.lock();
+  struct sigaction now {};
+  if (pipes.load(std::memory_order_relaxed) == Pipes::kUnasked &&
+      real::sigaction(SIGPIPE, nullptr, &now) == 0) {
+    const bool ours =
+        IsWrapper(now) || IsDefault(now) ||
+        ((now.sa_flags & SA_SIGINFO) == 0 && now.sa_handler == SIG_IGN);
+    if (ours) GuardDefault(SIGPIPE);
+    pipes.store(ours ? Pipes::kHandled : Pipes::kUnknown,
+                std::memory_order_release);
+  }
+  latch.unlock();
+  return pipes.load(std::memory_order_relaxed) == Pipes::kHandled;
+}
+#endif
+
 }  // namespace
 
 [[gnu::cold]] void InitSignals() {
   InitLastWords([](int number, const siginfo_t* info, void* context) {
     return tls_signals.depth != 0 && Defer(number, info, context);
   });
+#if RCSOCK_GUARDS
+  base::handle_sigpipe.store(&HandleSigpipe, std::memory_order_release);
+#endif
 }
 
 bool InHandler() {
@@ -370,6 +429,18 @@ void GuardFaultsEarly() {
   errno = saved;
 }
 
+void EndSigpipeHandler() {
+  base::handle_sigpipe.store(nullptr, std::memory_order_relaxed);
+  Critical critical;
+  latch.lock();
+  struct sigaction now {};
+  if (pipes.exchange(Pipes::kUnknown) == Pipes::kHandled &&
+      real::sigaction(SIGPIPE, nullptr, &now) == 0 && IsHidden(now)) {
+    real::sigaction(SIGPIPE, &DefaultOf(SIGPIPE), nullptr);
+  }
+  latch.unlock();
+}
+
 int HookedSigaction(int number, const struct sigaction* action,
                     struct sigaction* old) {
   if (number <= 0 || number >= kSignals) {
@@ -405,7 +476,7 @@ int HookedSigaction(int number, const struct sigaction* action,
       slot.flags.store(old_flags, std::memory_order_relaxed);
       slot.handler.store(old_handler, std::memory_order_relaxed);
     }
-    if (result == 0 && guarding && Guarded(number)) GuardDefault(number);
+    if (result == 0) HideHandler(number);
   }
   if (result == 0) ShowDefault(number, &before);
   if (result == 0 && action != nullptr && IsDefault(*action)) {
@@ -418,7 +489,7 @@ int HookedSigaction(int number, const struct sigaction* action,
           reinterpret_cast<void (*)(int, siginfo_t*, void*)>(old_handler);
       if ((old_flags & SA_SIGINFO) == 0) old->sa_flags &= ~SA_SIGINFO;
       old->sa_flags |= old_flags & static_cast<int>(SA_RESETHAND);
-    } else if (IsDefaultFault(before)) {
+    } else if (IsHidden(before)) {
       *old = old_default;
     }
   }

@@ -201,6 +201,10 @@ inline void BeforeLooking() {
     GuardFaultsEarly();
 }
 
+// A filter of system calls is coming: the default action of SIGPIPE is the
+// kernel's again, for good (base/no_sigpipe.h).
+void EndSigpipeHandler();
+
 int HookedSigaction(int number, const struct sigaction* action,
                     struct sigaction* old);
 // `flags`: what of sigaction the old calls mean by it.

@@ -8,6 +8,8 @@
 #include <cstdint>
 #include <cstring>
 
+#include "lib/base/no_sigpipe.h"
+
 namespace rcsock::posix {
 
 // A call's signal mask, which only the kernel's wait puts in force, and takes
@@ -41,6 +43,7 @@ class WaitMask {
     std::memcpy(&mask, mask_, sizeof(std::uint64_t));
     ::sigdelset(&mask, SIGSEGV);
     ::sigdelset(&mask, SIGBUS);
+    base::ForgetMask();
     return blocked_ = ::pthread_sigmask(SIG_BLOCK, &mask, &before_) == 0;
   }
 

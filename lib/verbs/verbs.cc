@@ -20,6 +20,7 @@
 #include "lib/base/latch.h"
 #include "lib/base/listing.h"
 #include "lib/base/no_cancel.h"
+#include "lib/base/no_sigpipe.h"
 #include "lib/base/unique_fd.h"
 #include "lib/verbs/library_copy.h"
 #include "lib/verbs/providers.h"
@@ -403,6 +404,7 @@ bool CreateQp(rdma_cm_id* id, ibv_pd* pd, ibv_qp_init_attr* attr,
 // (By write(2), in whatever thread the lane goes, with the stream's latches.)
 bool ToError(ibv_qp* qp, Error* error) {
   const base::NoCancel no_cancel;
+  const base::NoSigpipe no_sigpipe(IsIwarp(qp->context));
   ibv_qp_attr attr{};
   attr.qp_state = IBV_QPS_ERR;
   const int r = calls.ibv_modify_qp(qp, &attr, IBV_QP_STATE);

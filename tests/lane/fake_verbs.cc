@@ -183,6 +183,7 @@ void FakeVerbs::Install() {
   };
   calls.rdma_destroy_qp = [](rdma_cm_id* id) {
     ::pthread_testcancel();  // as the kernel's answer by read() or write()
+    if (g_fake->on_send_) g_fake->on_send_();
     std::scoped_lock hold(g_fake->mutex_);
     auto* qp = reinterpret_cast<Qp*>(id->qp);
     if (qp == nullptr) return;
@@ -208,6 +209,7 @@ void FakeVerbs::Install() {
   };
   calls.ibv_modify_qp = [](ibv_qp* qp, ibv_qp_attr* attr, int) {
     ::pthread_testcancel();  // it is asked for by write()
+    if (g_fake->on_send_) g_fake->on_send_();
     std::scoped_lock hold(g_fake->mutex_);
     if (attr->qp_state == IBV_QPS_ERR) {
       g_fake->FailQp(reinterpret_cast<Qp*>(qp));
@@ -246,6 +248,7 @@ bool FakeVerbs::QpFailed(rdma_cm_id* id) {
 // --- The data path -----------------------------------------------------------
 
 int FakeVerbs::PostSend(ibv_qp* base, ibv_send_wr* wr, ibv_send_wr** bad) {
+  if (g_fake->on_send_) g_fake->on_send_();
   std::scoped_lock hold(g_fake->mutex_);
   auto* qp = reinterpret_cast<Qp*>(base);
   ++g_fake->counts_.posts;

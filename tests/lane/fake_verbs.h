@@ -5,6 +5,7 @@
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -12,6 +13,7 @@
 #include <set>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "lib/verbs/verbs.h"
@@ -49,6 +51,9 @@ class FakeVerbs {
   void DeliverOnArm(std::size_t writes);
   // No CQ can be armed from now on.
   void RefuseArms();
+  // Called in each call that posts to a QP, puts it into error or destroys it,
+  // by the thread that makes it: siw sends there.  (Not beside such a call.)
+  void OnSend(std::function<void()> fn) { on_send_ = std::move(fn); }
   // As a raw peer: writes to what `key` covers, and an immediate.  False: the
   // device refuses.
   bool Write(rdma_cm_id* from, std::uint64_t address, std::uint32_t key,
@@ -156,6 +161,7 @@ class FakeVerbs {
   bool held_ = false;
   std::size_t on_arm_ = 0;
   bool refuse_arms_ = false;
+  std::function<void()> on_send_;
   bool stop_ = false;
   std::thread thread_;
 };

@@ -4,6 +4,7 @@
 
 #include "lib/base/log.h"
 #include "lib/base/no_cancel.h"
+#include "lib/base/no_sigpipe.h"
 
 namespace rcsock::lane::rdma {
 
@@ -144,7 +145,11 @@ void Chain::Post() {
   if (lane_.qp_ == nullptr) return;
   ibv_send_wr* bad = nullptr;
   const base::NoCancel no_cancel;
-  const int r = ibv_post_send(lane_.qp_, wrs_, &bad);
+  int r;
+  {
+    const base::NoSigpipe no_sigpipe(lane_.iwarp_);
+    r = ibv_post_send(lane_.qp_, wrs_, &bad);
+  }
   if (r == 0 || lane_.closing_.load(std::memory_order_relaxed)) return;
   RCSOCK_LOG(1, "rdma: %s: ibv_post_send: error %d", lane_.device(), r);
   // What was to go stays in the mirror, for the path that takes over.

@@ -10,6 +10,7 @@
 #include "lib/base/internal.h"
 #include "lib/base/log.h"
 #include "lib/base/no_cancel.h"
+#include "lib/base/no_sigpipe.h"
 #include "lib/lane/rdma/chain.h"
 
 namespace rcsock::lane::rdma {
@@ -61,6 +62,7 @@ QpLane::~QpLane() {
   }
   {
     const base::NoCancel no_cancel;
+    const base::NoSigpipe no_sigpipe(iwarp_);
     base::InternalScope internal;
     verbs::calls.rdma_destroy_qp(id_);
   }

@@ -1,0 +1,107 @@
+#include "lib/base/no_sigpipe.h"
+
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <ctime>
+
+namespace rcsock::base {
+
+thread_local constinit SigpipeState tls_sigpipe;
+
+namespace {
+
+// No process's.  (A user id would not do: the kernel translates it.)
+constexpr pid_t kMarkPid = -1;
+
+bool Pending() {
+  std::uint64_t pending = 0;
+  ::syscall(SYS_rt_sigpending, &pending, sizeof pending);
+  return (pending & kSigpipeBit) != 0;
+}
+
+// To this thread, not to the process.
+void Queue(siginfo_t info) {
+  ::syscall(SYS_rt_tgsigqueueinfo, ::syscall(SYS_getpid), ::syscall(SYS_gettid),
+            SIGPIPE, &info);
+}
+
+// What is pending for a thread and what is pending for its process look the
+// same from here; but of a thread's own SIGPIPEs the kernel keeps the first
+// alone, and hands it out before the process's.  So behind this the next one
+// that is taken is the thread's: this one, if there was none.  (By a code of
+// the kernel's, which RLIMIT_SIGPENDING does not stop.)
+void QueueMark() {
+  siginfo_t mark{};
+  mark.si_signo = SIGPIPE;
+  mark.si_code = SI_KERNEL;
+  mark.si_pid = kMarkPid;
+  Queue(mark);
+}
+
+bool IsMark(const siginfo_t& info) {
+  return info.si_code == SI_KERNEL && info.si_pid == kMarkPid;
+}
+
+// As the kernel says it of a write: by the process's own kill().
+bool IsOfWrite(const siginfo_t& info) {
+  return info.si_code == SI_USER && info.si_pid == ::syscall(SYS_getpid);
+}
+
+}  // namespace
+
+bool RaisedInPost(const siginfo_t& info) {
+  return tls_sigpipe.posting && IsOfWrite(info);
+}
+
+void NoSigpipe::Block() {
+  SigpipeState& self = tls_sigpipe;
+  const std::uint64_t set = kSigpipeBit;
+  const auto result =
+      ::syscall(SYS_rt_sigprocmask, SIG_BLOCK, &set,
+                const_cast<std::uint64_t*>(&self.mask_before), sizeof set);
+  blocks_ = result == 0 && (self.mask_before & kSigpipeBit) == 0;
+}
+
+void NoSigpipe::Begin() {
+  const int saved = errno;
+  Block();
+  if (!blocks_ && Pending()) {
+    marked_ = true;
+    QueueMark();
+  }
+  errno = saved;
+}
+
+void NoSigpipe::EndBlocked() {
+  const int saved = errno;
+  Block();
+  End();
+  errno = saved;
+}
+
+void NoSigpipe::End() {
+  const int saved = errno;
+  const std::uint64_t set = kSigpipeBit;
+  if (marked_ || Pending()) {
+    if (!marked_) QueueMark();
+    const timespec now{0, 0};
+    siginfo_t info{};
+    if (::syscall(SYS_rt_sigtimedwait, &set, &info, &now, sizeof set) ==
+            SIGPIPE &&
+        !IsMark(info) && (marked_ || !IsOfWrite(info))) {
+      Queue(info);
+    }
+  }
+  if (blocks_) {
+    const auto handle = handle_sigpipe.load(std::memory_order_acquire);
+    // Before the call: a handler that runs as it ends knows better.
+    tls_sigpipe.open = handle != nullptr && handle();
+    ::syscall(SYS_rt_sigprocmask, SIG_UNBLOCK, &set, nullptr, sizeof set);
+  }
+  tls_sigpipe.mask_before = kNoMaskBefore;
+  errno = saved;
+}
+
+}  // namespace rcsock::base

@@ -1,0 +1,211 @@
+// A thread within a post on iWARP (base/no_sigpipe.h), under the preload: where
+// the kernel's SIGPIPE goes to a handler, what the program sees of that, and of
+// its own; and what it has blocked in the end.
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <pthread.h>
+#include <signal.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "lib/base/no_sigpipe.h"
+#include "lib/posix/hooks.h"
+#include "lib/posix/signals.h"
+
+namespace rcsock::posix {
+namespace {
+
+volatile sig_atomic_t runs;
+volatile sig_atomic_t pipes;
+
+bool Blocked(int number) {
+  sigset_t now;
+  ::pthread_sigmask(SIG_BLOCK, nullptr, &now);
+  return ::sigismember(&now, number) == 1;
+}
+
+bool Pending() {
+  sigset_t set;
+  return ::sigpending(&set) == 0 && ::sigismember(&set, SIGPIPE) == 1;
+}
+
+void SetBlocked(bool blocked) {
+  sigset_t set;
+  ::sigemptyset(&set);
+  ::sigaddset(&set, SIGPIPE);
+  hook::pthread_sigmask(blocked ? SIG_BLOCK : SIG_UNBLOCK, &set, nullptr);
+}
+
+// The kernel's.
+void Raise() {
+  int ends[2];
+  ASSERT_EQ(::pipe2(ends, O_CLOEXEC), 0);
+  ::close(ends[0]);
+  EXPECT_EQ(::write(ends[1], "x", 1), -1);
+  ::close(ends[1]);
+}
+
+template <class During>
+void Post(During during) {
+  Critical critical;
+  const base::NoSigpipe no_sigpipe(true);
+  during();
+}
+
+void OnPipe(int) { pipes = pipes + 1; }
+
+class Sigpipe : public testing::Test {
+ protected:
+  void SetUp() override {
+    GTEST_FLAG_SET(death_test_style, "threadsafe");
+    InitSignals();
+    Set(&OnPipe, 0);
+    SetBlocked(false);
+    // It is known from now on.
+    Post([] { EXPECT_TRUE(Blocked(SIGPIPE)); });
+    pipes = 0;
+    runs = 0;
+  }
+  static struct sigaction Set(void (*handler)(int), int flags) {
+    struct sigaction action {};
+    struct sigaction old {};
+    action.sa_handler = handler;
+    action.sa_flags = flags;
+    EXPECT_EQ(HookedSigaction(SIGPIPE, &action, &old), 0);
+    return old;
+  }
+};
+using SigpipeDeathTest = Sigpipe;
+
+TEST_F(Sigpipe, IsDroppedByTheHandlerWithoutAnyCall) {
+  Post([] {
+    EXPECT_FALSE(Blocked(SIGPIPE));
+    Raise();
+    EXPECT_FALSE(Pending());
+  });
+  EXPECT_EQ(pipes, 0);
+  Raise();
+  EXPECT_EQ(pipes, 1);
+}
+
+TEST_F(Sigpipe, ThatSomebodySendsComesToTheHandler) {
+  Post([] { ::syscall(SYS_tgkill, ::getpid(), ::gettid(), SIGPIPE); });
+  EXPECT_EQ(pipes, 1);
+}
+
+TEST_F(Sigpipe, KeepsWhatTheProgramHasSet) {
+  EXPECT_EQ(Set(SIG_DFL, SA_ONSTACK).sa_handler, &OnPipe);
+  Post(&Raise);
+  EXPECT_EQ(HookedSignal(SIGPIPE, SIG_IGN, SA_RESTART), SIG_DFL);
+  Post(&Raise);
+  EXPECT_EQ(Set(&OnPipe, SA_RESETHAND).sa_handler, SIG_IGN);
+  Post(&Raise);
+  Raise();
+  EXPECT_EQ(pipes, 1);
+  const struct sigaction after = Set(&OnPipe, 0);
+  EXPECT_EQ(after.sa_handler, SIG_DFL);
+  EXPECT_EQ(after.sa_flags & SA_SIGINFO, 0);
+}
+
+TEST_F(SigpipeDeathTest, OfItsOwnAloneEndsTheProgram) {
+  Set(SIG_DFL, 0);
+  EXPECT_EXIT(
+      {
+        Post(&Raise);
+        ::_exit(7);
+      },
+      testing::ExitedWithCode(7), "");
+  EXPECT_EXIT(
+      {
+        Post(&Raise);
+        Raise();
+        ::_exit(7);
+      },
+      testing::KilledBySignal(SIGPIPE), "");
+  // Where a handler of the program's has been, too.
+  Set(&OnPipe, SA_RESETHAND);
+  Raise();
+  EXPECT_EXIT(
+      {
+        Post(&Raise);
+        ::_exit(7);
+      },
+      testing::ExitedWithCode(7), "");
+}
+
+TEST_F(Sigpipe, IsTakenBackWhereTheProgramBlocksIt) {
+  SetBlocked(true);
+  Post(&Raise);
+  EXPECT_FALSE(Pending());
+  EXPECT_TRUE(Blocked(SIGPIPE));
+  SetBlocked(false);
+  EXPECT_EQ(pipes, 0);
+  // In a handler alone.
+  struct sigaction action {};
+  action.sa_handler = [](int) {
+    EXPECT_TRUE(Blocked(SIGPIPE));
+    Post(&Raise);
+    runs = runs + 1;
+    EXPECT_FALSE(Pending());
+  };
+  ::sigaddset(&action.sa_mask, SIGPIPE);
+  ASSERT_EQ(HookedSigaction(SIGUSR1, &action, nullptr), 0);
+  Post([] {});
+  ::raise(SIGUSR1);
+  EXPECT_EQ(runs, 1);
+  EXPECT_EQ(pipes, 0);
+}
+
+TEST_F(SigpipeDeathTest, IsTheKernelsAgainBehindAFilter) {
+  Set(SIG_DFL, 0);
+  const auto is_default = [] {
+    struct sigaction now {};
+    real::sigaction(SIGPIPE, nullptr, &now);
+    return now.sa_handler == SIG_DFL;
+  };
+  EXPECT_FALSE(is_default());
+  EXPECT_EXIT(
+      {
+        EndSigpipeHandler();
+        const bool at_once = is_default();
+        Set(SIG_DFL, 0);
+        ::_exit(at_once && is_default() ? 7 : 8);
+      },
+      testing::ExitedWithCode(7), "");
+}
+
+// So many signals put off in a post that all others are blocked until they are
+// delivered.  What is blocked then is what the program has blocked, and no
+// more.
+TEST_F(Sigpipe, AmidManyThatArePutOff) {
+  struct sigaction action {};
+  action.sa_handler = [](int) { runs = runs + 1; };
+  constexpr int kCount = ThreadSignals::kMostDeferred + 2;
+  for (int i = 0; i < kCount; ++i) {
+    ASSERT_EQ(HookedSigaction(SIGRTMIN + i, &action, nullptr), 0);
+  }
+  const auto many = [] {
+    Raise();
+    for (int i = 0; i < kCount; ++i) ::raise(SIGRTMIN + i);
+    EXPECT_TRUE(Blocked(SIGUSR1)) << "not so many that all are blocked";
+    Raise();
+    EXPECT_EQ(runs, 0);
+  };
+  for (const bool known : {false, true}) {
+    for (const bool blocked : {false, true}) {
+      SetBlocked(blocked);
+      if (known) Post([] {});
+      runs = 0;
+      Post(many);
+      EXPECT_EQ(runs, kCount);
+      EXPECT_FALSE(Blocked(SIGUSR1));
+      EXPECT_EQ(Blocked(SIGPIPE), blocked);
+      EXPECT_FALSE(Pending());
+    }
+  }
+  SetBlocked(false);
+  EXPECT_EQ(pipes, 0);
+}
+
+}  // namespace
+}  // namespace rcsock::posix
