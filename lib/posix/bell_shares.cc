@@ -18,6 +18,11 @@ constexpr int kLeast = 6;
 
 constinit std::atomic<int> holders[kBells] = {};
 
+constinit std::atomic<unsigned> threads{0};
+// (Not of the initial-exec model: gold takes a local variable of that for the
+// library's first.)
+thread_local constinit int tls_queue = 0;
+
 int Most() {
   rlimit limit{};
   if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return kLeast;
@@ -48,6 +53,14 @@ int TakeBell(bool thread) {
 void GiveBell(int bell) {
   if (bell < kFirst || bell >= kBells) return;
   holders[bell].fetch_sub(1, std::memory_order_relaxed);
+}
+
+int QueueOfThread() {
+  if (tls_queue == 0) {
+    const unsigned n = threads.fetch_add(1, std::memory_order_relaxed);
+    tls_queue = kBells - 1 - static_cast<int>(n % (kBells - kFirst));
+  }
+  return tls_queue;
 }
 
 void ForgetBells() {

@@ -17,6 +17,11 @@ void GiveBell(int bell);
 // In a child of fork: nobody has any.
 void ForgetBells();
 
+// The bell by which this thread's lanes are told apart from other threads' when
+// they are bound to a completion queue (rdma): the threads take turns, from the
+// last one down.  Nobody rings it for that, and nothing is taken.
+int QueueOfThread();
+
 }  // namespace rcsock::posix
 
 #endif  // RCSOCK_LIB_POSIX_BELL_SHARES_H_

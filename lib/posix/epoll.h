@@ -542,9 +542,9 @@ bool InterestsNamed(Sock* sock, int fd);
 // Whether one is in a set that stays open across exec, where nobody will know
 // of it.
 bool InterestsKept(Sock* sock);
-// The bell of the set that watches the stream, made if need be; the poll bell
-// if none does.
-int InterestsBell(Sock* sock);
+// The bell of the set that watches the stream, made if need be; `otherwise` if
+// none does.
+int InterestsBell(Sock* sock, int otherwise);
 // The stream is the kernel's, but has unread bytes that the kernel does not
 // know of: what `set` should report of them now; how many events.
 int InterestsUnread(Sock* sock, EpollSet* set, epoll_event* out, int capacity);

@@ -444,8 +444,8 @@ void InterestsNotifyLatched(Sock* sock) {
   InterestsReady(sock);
 }
 
-int InterestsBell(Sock* sock) {
-  int bell = kPollBell;
+int InterestsBell(Sock* sock, int otherwise) {
+  int bell = otherwise;
   Critical critical;
   interest_latch.lock();
   for (Interest* i = sock->interests; i != nullptr; i = i->next_of_sock) {

@@ -429,7 +429,17 @@ void Sock::NextLook(std::uint32_t ops, std::uint64_t bytes) {
                     std::memory_order_relaxed);
 }
 
-int Sock::Bell() { return InterestsBell(this); }
+// The idle connection of one thread is not to be woken for another's messages,
+// nor to wake it: threads that block share a completion queue only where there
+// are more of them than queues.
+int Sock::Bell() {
+  int queue;
+  {
+    Latched latched(this);
+    queue = remote_.queue;
+  }
+  return InterestsBell(this, queue);
+}
 
 void Sock::Inherit(const Sock& listener) {
   service_.store(listener.service_.load(std::memory_order_relaxed),

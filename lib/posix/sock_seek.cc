@@ -17,6 +17,7 @@
 #include "lib/base/log.h"
 #include "lib/lane/rdma/rdma_lane.h"
 #include "lib/lane/shm/shm_lane.h"
+#include "lib/posix/bell_shares.h"
 #include "lib/posix/epoll.h"
 #include "lib/posix/inside.h"
 #include "lib/posix/last_thread.h"
@@ -145,6 +146,7 @@ void Sock::StartSeek() {
     Latched latched(this);
     remote_.sought_ns = base::NowNs();
     remote_.sought_bytes = RawBytes();
+    remote_.queue = QueueOfThread();
   }
   agreed_.store(false, std::memory_order_relaxed);
   if (hopeful_.load(std::memory_order_relaxed)) {
