@@ -35,7 +35,7 @@ struct Remote {
   std::uint64_t beat_ns = 0;       // ... and when that was
   std::uint64_t sought_ns = 0;     // when it began to look for a lane
   std::uint64_t sought_bytes = 0;  // ... and what it had moved by then
-  int queue = 0;                   // ... and QueueOfThread() of who asked
+  int queue = 1;                   // ... and QueueOfThread() of who asked
   Pace Take(std::uint64_t now, std::uint64_t bytes, std::uint32_t ops);
   // Whether a heartbeat is due, of a stream that has sent so much: TCP's way
   // would have seen something of that, and has not for a while.

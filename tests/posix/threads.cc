@@ -5,11 +5,14 @@
 #include <sched.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -441,6 +444,73 @@ Case late_call(
       Log("late: %ld, %d", got, !lane || left == kAfterLate);
     },
     {.warm = false, .connect = false, .seconds = 60});
+
+// How often a thread has gone to sleep by itself.
+long Sleeps(pid_t thread) {
+  std::ifstream status("/proc/self/task/" + std::to_string(thread) + "/status");
+  for (std::string line; std::getline(status, line);) {
+    if (line.rfind("voluntary_ctxt_switches:", 0) == 0) {
+      return std::atol(line.c_str() + line.find(':') + 1);
+    }
+  }
+  return 0;
+}
+
+// What comes for one thread wakes no other that waits for something else.
+Case left_asleep(
+    "threads_leave_each_other_asleep",
+    [](int fd) {
+      const int listener = ListenAndTell();
+      std::thread threads[2];
+      std::atomic<pid_t> ids[2] = {};
+      for (int i = 0; i < 2; ++i) {
+        const int other = Accept(listener);
+        threads[i] = std::thread([other, i, &ids] {
+          WarmAs(other, false);
+          Echo(other, Scale(400));
+          ids[i] = static_cast<pid_t>(::syscall(SYS_gettid));
+          if (i == 1) {
+            pollfd one{other, POLLIN, 0};
+            CHECK_THAT(::poll(&one, 1, -1) == 1);
+          }
+          char byte = 0;
+          CHECK_THAT(::recv(other, &byte, 1, 0) == 1);
+          ::close(other);
+        });
+        while (ids[i] == 0) ::sched_yield();
+      }
+      long before[2];
+      for (int i = 0; i < 2; ++i) AwaitAsleep(::getpid(), ids[i]);
+      // (On its way to sleep it may have spun.)
+      ::poll(nullptr, 0, 50);
+      for (int i = 0; i < 2; ++i) before[i] = Sleeps(ids[i]);
+      Barrier();
+      Echo(fd, Scale(1000));
+      for (int i = 0; i < 2; ++i) {
+        const long sleeps = Sleeps(ids[i]) - before[i];
+        Log("%s: %s", i == 1 ? "poll" : "recv",
+            sleeps < Scale(1000) / 4 ? "asleep" : "woken");
+      }
+      Barrier();
+      for (auto& thread : threads) thread.join();
+      ::close(listener);
+    },
+    [](int fd) {
+      const int port = HearPort();
+      int others[2];
+      for (int& other : others) {
+        other = Connect(port);
+        WarmAs(other, true);
+        Call(other, Scale(400));
+      }
+      Barrier();
+      Call(fd, Scale(1000));
+      Barrier();
+      for (const int other : others) {
+        SendAll(other, "e", 1);
+        ::close(other);
+      }
+    });
 
 }  // namespace
 
