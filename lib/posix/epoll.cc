@@ -302,16 +302,13 @@ void EpollSet::SetNested() {
     }
     if (member == nullptr) continue;
     member->Pin(base::Reason::kPinnedOption);
+    // Another thread may have taken it from its lane, and be about to say so.
+    InterestsToKernel(member);
     member->Unref();
   }
   Critical critical;
   interest_latch.lock();
-  if (members_ == nullptr && bell_in_kernel_) {
-    // Nobody needs it any more, and it would look like something to read.
-    epoll_event unused{};
-    real::epoll_ctl(fd_, EPOLL_CTL_DEL, poller_->fd(), &unused);
-    bell_in_kernel_ = false;
-  }
+  if (members_ == nullptr) Registry::DropBell(this);
   interest_latch.unlock();
 }
 

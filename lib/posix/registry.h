@@ -190,6 +190,15 @@ struct Registry {
     return true;
   }
 
+  // Of a set that others look at and that has no stream on a lane, nor will
+  // have: nobody needs it any more, and it would look like something to read.
+  static void DropBell(EpollSet* set) {
+    if (!set->bell_in_kernel_ || set->fd_ < 0) return;
+    epoll_event unused{};
+    real::epoll_ctl(set->fd_, EPOLL_CTL_DEL, set->poller_->fd(), &unused);
+    set->bell_in_kernel_ = false;
+  }
+
   static void LeaveUser(Interest* interest) {
     EpollSet* set = interest->set;
     if (!interest->in_user.load(std::memory_order_relaxed)) return;
@@ -203,6 +212,7 @@ struct Registry {
     if (set->user_count_.fetch_sub(1, std::memory_order_seq_cst) == 1) {
       set->crowded_.store(false, std::memory_order_relaxed);
       set->heats_.store(false, std::memory_order_relaxed);
+      if (set->nested_.load(std::memory_order_relaxed)) DropBell(set);
     }
     set->ready_latch_.lock();
     set->UnlinkReady(interest);

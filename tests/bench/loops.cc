@@ -1,6 +1,7 @@
-// A server and a client of many event loops each, a thread and an epoll set
-// apiece: as many connections as loops, and each carries a request at a time.
-// With more loops than CPUs nearly every wait sleeps.
+// A server and a client of many threads each: as many connections as threads,
+// and each carries a request at a time.  They wait by an epoll set apiece, or
+// in recv; beside them others may wait for requests that do not come.  With
+// more threads than CPUs nearly every wait sleeps.
 
 #include <sys/epoll.h>
 #include <sys/resource.h>
@@ -10,6 +11,7 @@
 #include <cerrno>
 #include <cstdint>
 #include <cstdio>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -20,19 +22,25 @@ namespace {
 
 constexpr std::size_t kSize = 32;
 
+bool by_recv = false;
+
 class Set {
  public:
-  explicit Set(int fd) : set_(::epoll_create1(EPOLL_CLOEXEC)) {
+  explicit Set(int fd) : set_(by_recv ? -1 : ::epoll_create1(EPOLL_CLOEXEC)) {
     epoll_event event{};
     event.events = EPOLLIN;
-    if (set_ < 0 || ::epoll_ctl(set_, EPOLL_CTL_ADD, fd, &event) != 0) {
+    if (!by_recv &&
+        (set_ < 0 || ::epoll_ctl(set_, EPOLL_CTL_ADD, fd, &event) != 0)) {
       bench::Die("epoll");
     }
   }
-  ~Set() { ::close(set_); }
+  ~Set() {
+    if (set_ >= 0) ::close(set_);
+  }
   Set(const Set&) = delete;
   Set& operator=(const Set&) = delete;
   void Wait() const {
+    if (by_recv) return;
     epoll_event event;
     while (::epoll_wait(set_, &event, 1, -1) < 1) {
       if (errno != EINTR) bench::Die("epoll_wait");
@@ -80,21 +88,30 @@ int main(int argc, char** argv) {
   CLI::App app{"Many event loops, a request under way in each"};
   bench::Ends ends;
   int loops = 24;
+  int idle = 0;
+  std::string wait = "epoll";
   std::int64_t iterations = 2000;
   bench::AddEnds(&app, &ends);
   app.add_option("--loops", loops, "of each end")
       ->check(CLI::Range(1, 1000))
       ->capture_default_str();
+  app.add_option("--idle", idle, "connections more, which are silent")
+      ->check(CLI::Range(0, 1000))
+      ->capture_default_str();
+  app.add_option("--wait", wait, "how a thread waits")
+      ->check(CLI::IsMember({"epoll", "recv"}))
+      ->capture_default_str();
   app.add_option("--iters", iterations, "round trips of each connection")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
   CLI11_PARSE(app, argc, argv);
+  by_recv = wait == "recv";
 
   return bench::RunEnds(
       ends,
       [&](int listener) {
         std::vector<std::jthread> threads;
-        for (int i = 0; i < loops; ++i) {
+        for (int i = 0; i < idle + loops; ++i) {
           threads.emplace_back(Serve, bench::Accept(listener));
         }
       },
@@ -102,6 +119,11 @@ int main(int argc, char** argv) {
         double us = 0;
         std::int64_t ns = 0;
         bool begun = false;
+        std::vector<int> silent;
+        for (int i = 0; i < idle; ++i) {
+          silent.push_back(bench::Connect(ends.host, port));
+          Ask(silent.back(), Set(silent.back()), 400);
+        }
         // All have had some round trips, then all begin; and all have ended.
         std::barrier phase(loops, [&]() noexcept {
           us = begun ? CpuUs() - us : CpuUs();
@@ -115,7 +137,7 @@ int main(int argc, char** argv) {
               const int fd = bench::Connect(ends.host, port);
               {
                 const Set set(fd);
-                Ask(fd, set, 200);
+                Ask(fd, set, 400);
                 phase.arrive_and_wait();
                 Ask(fd, set, iterations);
                 phase.arrive_and_wait();
@@ -124,11 +146,12 @@ int main(int argc, char** argv) {
             });
           }
         }
+        for (const int fd : silent) ::close(fd);
         const double all = static_cast<double>(iterations * loops);
         std::printf(
-            "{\"bench\":\"loops\",\"loops\":%d,\"iters\":%lld,"
-            "\"per_s\":%.0f,\"client_cpu_us\":%.2f}\n",
-            loops, static_cast<long long>(iterations),
+            "{\"bench\":\"loops\",\"wait\":\"%s\",\"loops\":%d,\"idle\":%d,"
+            "\"iters\":%lld,\"per_s\":%.0f,\"client_cpu_us\":%.2f}\n",
+            wait.c_str(), loops, idle, static_cast<long long>(iterations),
             all / static_cast<double>(ns) * 1e9, us / all);
       });
 }
