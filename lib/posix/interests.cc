@@ -21,7 +21,6 @@
 #include "lib/base/real.h"
 #include "lib/base/unique_fd.h"
 #include "lib/posix/epoll.h"
-#include "lib/posix/poll.h"
 #include "lib/posix/registry.h"
 #include "lib/posix/signals.h"
 #include "lib/posix/sock.h"

@@ -6,23 +6,18 @@ import re
 import signal
 import subprocess
 
-from harness import Failed, app
+from harness import Failed, app, digest_file
 
 # What goes over TCP until the lane is there is to be little beside it.
 SIZE = 384 << 20
 
 
 def fill(run, name, size=SIZE):
-    """A file, by pieces: a process of a guest can't map 256 MiB at once."""
+    """A file, by pieces as well (digest_file)."""
     piece = hashlib.sha256(b"nc").digest() * (1 << 15)
     with (run.directory / name).open("wb") as file:
         for _ in range(size // len(piece)):
             file.write(piece)
-
-
-def digest(path):
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 @app("iperf3", "iperf3")
@@ -80,7 +75,7 @@ def netcat(run, server_words, client_words):
                            stdin=subprocess.PIPE)
     run.call("sh", "-c", f"exec {client_words(port)} <in", limit=60)
     run.stop(server, how=None, limit=30)
-    return {"file": digest(out)}, f"{SIZE >> 20} MiB"
+    return {"file": digest_file(out)}, f"{SIZE >> 20} MiB"
 
 
 @app("nc-openbsd", "nc.openbsd")
@@ -135,7 +130,7 @@ def socat_relay(run):
         run.call("sh", "-c",
                  f"exec socat -t 20 - TCP:{run.address}:{front} <in >out",
                  limit=120)
-        answers.append(digest(run.directory / "out"))
+        answers.append(digest_file(run.directory / "out"))
     for server in (relay, back):
         run.stop(server, statuses=(0, 143))
     return {"answers": answers}, "2 times 96 MiB"

@@ -5,7 +5,7 @@ import os
 import re
 import signal
 
-from harness import Failed, app, wait_until
+from harness import Failed, app, digest_file, wait_until
 
 PAGE = "all work and no play\n" * 1000
 # What goes over TCP until the lane is there is to be little beside it.
@@ -318,11 +318,6 @@ def apache_prefork(run):
 def apache_event(run):
     """ab -k with 20 connections; a large file."""
     return apache(run, "event")
-
-
-def digest_file(path):
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()[:16]
 
 
 def digest(content):

@@ -2,7 +2,6 @@
 // where its TCP connection has ended: the program never sees it, and sees every
 // other one.
 
-#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <pthread.h>
 #include <signal.h>
@@ -13,22 +12,11 @@
 #include <ctime>
 #include <functional>
 
+#include "tests/base/sigpipe.h"
 #include "tests/lane/fake_ends.h"
 
 namespace rcsock::lane::test {
 namespace {
-
-// The kernel's own, to this thread, as of any write that nobody can read.
-void Raise() {
-  const int saved = errno;
-  int ends[2];
-  ASSERT_EQ(::pipe2(ends, O_CLOEXEC), 0);
-  ::close(ends[0]);
-  EXPECT_EQ(::write(ends[1], "x", 1), -1);
-  EXPECT_EQ(errno, EPIPE);
-  ::close(ends[1]);
-  errno = saved;
-}
 
 void KillThread() { ::syscall(SYS_tgkill, ::getpid(), ::gettid(), SIGPIPE); }
 void KillProcess() { ::kill(::getpid(), SIGPIPE); }
@@ -38,17 +26,6 @@ volatile int last_code;
 void OnPipe(int, siginfo_t* info, void*) {
   caught = caught + 1;
   last_code = info->si_code;
-}
-
-bool Pending() {
-  sigset_t set;
-  return ::sigpending(&set) == 0 && ::sigismember(&set, SIGPIPE) == 1;
-}
-
-bool Blocked() {
-  sigset_t now;
-  ::pthread_sigmask(SIG_BLOCK, nullptr, &now);
-  return ::sigismember(&now, SIGPIPE) == 1;
 }
 
 constexpr int kNone = -1000;
@@ -135,7 +112,7 @@ class SigpipeDeathTest : public Sigpipe {
 TEST_P(SigpipeDeathTest, DoesNotEndAProgram) {
   EXPECT_EXIT(
       {
-        PostWith(&Raise);
+        PostWith(&RaiseSigpipe);
         ::_exit(testing::Test::HasFailure() ? 1 : 0);
       },
       testing::ExitedWithCode(0), "");
@@ -144,8 +121,8 @@ TEST_P(SigpipeDeathTest, DoesNotEndAProgram) {
 TEST_P(SigpipeDeathTest, OfItsOwnEndsAProgram) {
   EXPECT_EXIT(
       {
-        PostWith(&Raise);
-        Raise();
+        PostWith(&RaiseSigpipe);
+        RaiseSigpipe();
         ::_exit(0);
       },
       testing::KilledBySignal(SIGPIPE), "");
@@ -158,30 +135,30 @@ TEST_P(SigpipeDeathTest, OfItsOwnEndsAProgram) {
 }
 
 TEST_P(Sigpipe, ComesToNoHandler) {
-  for (int i = 0; i < 20; ++i) PostWith(&Raise);
+  for (int i = 0; i < 20; ++i) PostWith(&RaiseSigpipe);
   EXPECT_EQ(caught, 0);
-  EXPECT_FALSE(Pending());
-  EXPECT_FALSE(Blocked());
-  Raise();
+  EXPECT_FALSE(SigpipePending());
+  EXPECT_FALSE(SignalBlocked(SIGPIPE));
+  RaiseSigpipe();
   EXPECT_EQ(caught, 1);
 }
 
 TEST_P(Sigpipe, IsNotLeftWhereItIsIgnored) {
   ::signal(SIGPIPE, SIG_IGN);
-  PostWith(&Raise);
+  PostWith(&RaiseSigpipe);
   struct sigaction now {};
   ::sigaction(SIGPIPE, nullptr, &now);
   EXPECT_EQ(now.sa_handler, SIG_IGN);
   Block();
-  PostWith(&Raise);
-  EXPECT_FALSE(Pending());
+  PostWith(&RaiseSigpipe);
+  EXPECT_FALSE(SigpipePending());
 }
 
 TEST_P(Sigpipe, IsNotLeftWhereItIsBlocked) {
   Block();
-  for (int i = 0; i < 20; ++i) PostWith(&Raise);
-  EXPECT_FALSE(Pending());
-  EXPECT_TRUE(Blocked());
+  for (int i = 0; i < 20; ++i) PostWith(&RaiseSigpipe);
+  EXPECT_FALSE(SigpipePending());
+  EXPECT_TRUE(SignalBlocked(SIGPIPE));
   Unblock();
   EXPECT_EQ(caught, 0);
 }
@@ -192,9 +169,9 @@ TEST_P(Sigpipe, LeavesWhatIsPending) {
   Block();
   for (const bool also : {false, true}) {
     const auto during = [also] {
-      if (also) Raise();
+      if (also) RaiseSigpipe();
     };
-    Raise();
+    RaiseSigpipe();
     PostWith(during);
     EXPECT_EQ(Take(), SI_USER);
     EXPECT_EQ(Take(), kNone);
@@ -229,19 +206,19 @@ TEST_P(Sigpipe, LeavesWhatIsSentMeanwhile) {
   EXPECT_EQ(last_code, SI_USER);
   PostWith([] {
     KillThread();
-    Raise();
+    RaiseSigpipe();
   });
   EXPECT_EQ(caught, 3);
   EXPECT_EQ(last_code, SI_TKILL);
   PostWith([] {
-    Raise();
+    RaiseSigpipe();
     KillProcess();
   });
   EXPECT_EQ(caught, 4);
   EXPECT_EQ(last_code, SI_USER);
   Block();
   PostWith([] {
-    Raise();
+    RaiseSigpipe();
     KillProcess();
   });
   EXPECT_EQ(Take(), SI_USER);
@@ -256,7 +233,7 @@ TEST_P(Sigpipe, OfTheEndOfALaneIsNobodys) {
   int sends = 0;
   made_.verbs->OnSend([&sends] {
     ++sends;
-    Raise();
+    RaiseSigpipe();
   });
   lane_->Freeze();
   EXPECT_EQ(sends, 1);
@@ -273,7 +250,7 @@ INSTANTIATE_TEST_SUITE_P(Iwarp, SigpipeDeathTest, testing::Values(true));
 class NoSends : public FakeEnds {};
 TEST_P(NoSends, CostNothing) {
   bool blocked = false;
-  made_.verbs->OnSend([&blocked] { blocked = Blocked(); });
+  made_.verbs->OnSend([&blocked] { blocked = SignalBlocked(SIGPIPE); });
   EXPECT_EQ(Post(lane_, 100), 100u);
   EXPECT_EQ(blocked, GetParam());
   made_.verbs->OnSend(nullptr);

@@ -101,9 +101,7 @@ Case peer_closed(
 Case peer_reset(
     "state_when_the_peer_has_reset",
     [](int fd) {
-      const linger now{1, 0};
-      ::setsockopt(fd, SOL_SOCKET, SO_LINGER, &now, sizeof now);
-      ::close(fd);
+      ResetByClose(fd);
       Barrier();
     },
     [](int fd) {

@@ -84,33 +84,31 @@ Case peer_of_the_shut(
       AskForPeer("and closed there", fd);
     });
 
+void CloseAndWait(int fd) {
+  ::close(fd);
+  Barrier();
+  Barrier();
+}
+
 // What is written to an end that is closed comes back as a reset.
-Case peer_of_the_closed(
-    "peer_when_it_has_been_written_to",
-    [](int fd) {
-      ::close(fd);
-      Barrier();
-      Barrier();
-    },
-    [](int fd) {
-      Barrier();
-      AwaitState(fd, TCP_CLOSE_WAIT);
-      AskForPeer("closed there", fd);
-      Result("send", ::send(fd, "x", 1, MSG_NOSIGNAL));
-      AwaitState(fd, TCP_CLOSE);
-      AskForPeer("reset", fd);
-      char byte;
-      Result("recv", ::recv(fd, &byte, 1, 0));
-      AskForPeer("and read", fd);
-      Barrier();
-    });
+Case peer_of_the_closed("peer_when_it_has_been_written_to", CloseAndWait,
+                        [](int fd) {
+                          Barrier();
+                          AwaitState(fd, TCP_CLOSE_WAIT);
+                          AskForPeer("closed there", fd);
+                          Result("send", ::send(fd, "x", 1, MSG_NOSIGNAL));
+                          AwaitState(fd, TCP_CLOSE);
+                          AskForPeer("reset", fd);
+                          char byte;
+                          Result("recv", ::recv(fd, &byte, 1, 0));
+                          AskForPeer("and read", fd);
+                          Barrier();
+                        });
 
 Case peer_of_the_reset(
     "peer_when_it_has_reset",
     [](int fd) {
-      const linger now{1, 0};
-      ::setsockopt(fd, SOL_SOCKET, SO_LINGER, &now, sizeof now);
-      ::close(fd);
+      ResetByClose(fd);
       Barrier();
     },
     [](int fd) {
@@ -145,31 +143,23 @@ void AskBehindFork(int fd, short tells = -1) {
   AskForPeer("and used", fd);
 }
 
-Case forked_when_closed(
-    "peer_when_written_to_behind_a_fork",
-    [](int fd) {
-      ::close(fd);
-      Barrier();
-      Barrier();
-    },
-    [](int fd) {
-      Barrier();
-      AwaitState(fd, TCP_CLOSE_WAIT);
-      Result("send", ::send(fd, "x", 1, MSG_NOSIGNAL));
-      AwaitState(fd, TCP_CLOSE);
-      // (POLLERR does not come back to the kernel with it.)
-      AskBehindFork(fd, ~POLLERR);
-      Barrier();
-    });
+Case forked_when_closed("peer_when_written_to_behind_a_fork", CloseAndWait,
+                        [](int fd) {
+                          Barrier();
+                          AwaitState(fd, TCP_CLOSE_WAIT);
+                          Result("send", ::send(fd, "x", 1, MSG_NOSIGNAL));
+                          AwaitState(fd, TCP_CLOSE);
+                          // (POLLERR does not come back to the kernel with it.)
+                          AskBehindFork(fd, ~POLLERR);
+                          Barrier();
+                        });
 
 Case forked_when_reset(
     "peer_when_it_has_reset_behind_a_fork",
     [](int fd) {
       SendAll(fd, "x", 1);
       Barrier();
-      const linger now{1, 0};
-      ::setsockopt(fd, SOL_SOCKET, SO_LINGER, &now, sizeof now);
-      ::close(fd);
+      ResetByClose(fd);
       Barrier();
     },
     [](int fd) {
@@ -181,22 +171,16 @@ Case forked_when_reset(
       AskBehindFork(fd);
     });
 
-Case forked_when_ended(
-    "peer_when_both_have_ended_behind_a_fork",
-    [](int fd) {
-      ::shutdown(fd, SHUT_WR);
-      Barrier();
-      AwaitState(fd, TCP_CLOSE);
-      AskBehindFork(fd);
-      Barrier();
-    },
-    [](int fd) {
-      ::shutdown(fd, SHUT_WR);
-      Barrier();
-      AwaitState(fd, TCP_CLOSE);
-      AskBehindFork(fd);
-      Barrier();
-    });
+void EndAndAskBehindFork(int fd) {
+  ::shutdown(fd, SHUT_WR);
+  Barrier();
+  AwaitState(fd, TCP_CLOSE);
+  AskBehindFork(fd);
+  Barrier();
+}
+
+Case forked_when_ended("peer_when_both_have_ended_behind_a_fork",
+                       EndAndAskBehindFork, EndAndAskBehindFork);
 
 Case peer_of_others(
     "peer_of_what_has_none", [](int) { Barrier(); },

@@ -1,7 +1,8 @@
 // A thread within a post on iWARP (base/no_sigpipe.h), under the preload: where
 // the kernel's SIGPIPE goes to a handler, what the program sees of that, and of
 // its own; and what it has blocked in the end.
-#include <fcntl.h>
+#include "tests/base/sigpipe.h"
+
 #include <gtest/gtest.h>
 #include <pthread.h>
 #include <signal.h>
@@ -18,31 +19,11 @@ namespace {
 volatile sig_atomic_t runs;
 volatile sig_atomic_t pipes;
 
-bool Blocked(int number) {
-  sigset_t now;
-  ::pthread_sigmask(SIG_BLOCK, nullptr, &now);
-  return ::sigismember(&now, number) == 1;
-}
-
-bool Pending() {
-  sigset_t set;
-  return ::sigpending(&set) == 0 && ::sigismember(&set, SIGPIPE) == 1;
-}
-
 void SetBlocked(bool blocked) {
   sigset_t set;
   ::sigemptyset(&set);
   ::sigaddset(&set, SIGPIPE);
   hook::pthread_sigmask(blocked ? SIG_BLOCK : SIG_UNBLOCK, &set, nullptr);
-}
-
-// The kernel's.
-void Raise() {
-  int ends[2];
-  ASSERT_EQ(::pipe2(ends, O_CLOEXEC), 0);
-  ::close(ends[0]);
-  EXPECT_EQ(::write(ends[1], "x", 1), -1);
-  ::close(ends[1]);
 }
 
 template <class During>
@@ -62,7 +43,7 @@ class Sigpipe : public testing::Test {
     Set(&OnPipe, 0);
     SetBlocked(false);
     // It is known from now on.
-    Post([] { EXPECT_TRUE(Blocked(SIGPIPE)); });
+    Post([] { EXPECT_TRUE(SignalBlocked(SIGPIPE)); });
     pipes = 0;
     runs = 0;
   }
@@ -79,12 +60,12 @@ using SigpipeDeathTest = Sigpipe;
 
 TEST_F(Sigpipe, IsDroppedByTheHandlerWithoutAnyCall) {
   Post([] {
-    EXPECT_FALSE(Blocked(SIGPIPE));
-    Raise();
-    EXPECT_FALSE(Pending());
+    EXPECT_FALSE(SignalBlocked(SIGPIPE));
+    RaiseSigpipe();
+    EXPECT_FALSE(SigpipePending());
   });
   EXPECT_EQ(pipes, 0);
-  Raise();
+  RaiseSigpipe();
   EXPECT_EQ(pipes, 1);
 }
 
@@ -95,12 +76,12 @@ TEST_F(Sigpipe, ThatSomebodySendsComesToTheHandler) {
 
 TEST_F(Sigpipe, KeepsWhatTheProgramHasSet) {
   EXPECT_EQ(Set(SIG_DFL, SA_ONSTACK).sa_handler, &OnPipe);
-  Post(&Raise);
+  Post(&RaiseSigpipe);
   EXPECT_EQ(HookedSignal(SIGPIPE, SIG_IGN, SA_RESTART), SIG_DFL);
-  Post(&Raise);
+  Post(&RaiseSigpipe);
   EXPECT_EQ(Set(&OnPipe, SA_RESETHAND).sa_handler, SIG_IGN);
-  Post(&Raise);
-  Raise();
+  Post(&RaiseSigpipe);
+  RaiseSigpipe();
   EXPECT_EQ(pipes, 1);
   const struct sigaction after = Set(&OnPipe, 0);
   EXPECT_EQ(after.sa_handler, SIG_DFL);
@@ -111,23 +92,23 @@ TEST_F(SigpipeDeathTest, OfItsOwnAloneEndsTheProgram) {
   Set(SIG_DFL, 0);
   EXPECT_EXIT(
       {
-        Post(&Raise);
+        Post(&RaiseSigpipe);
         ::_exit(7);
       },
       testing::ExitedWithCode(7), "");
   EXPECT_EXIT(
       {
-        Post(&Raise);
-        Raise();
+        Post(&RaiseSigpipe);
+        RaiseSigpipe();
         ::_exit(7);
       },
       testing::KilledBySignal(SIGPIPE), "");
   // Where a handler of the program's has been, too.
   Set(&OnPipe, SA_RESETHAND);
-  Raise();
+  RaiseSigpipe();
   EXPECT_EXIT(
       {
-        Post(&Raise);
+        Post(&RaiseSigpipe);
         ::_exit(7);
       },
       testing::ExitedWithCode(7), "");
@@ -135,18 +116,18 @@ TEST_F(SigpipeDeathTest, OfItsOwnAloneEndsTheProgram) {
 
 TEST_F(Sigpipe, IsTakenBackWhereTheProgramBlocksIt) {
   SetBlocked(true);
-  Post(&Raise);
-  EXPECT_FALSE(Pending());
-  EXPECT_TRUE(Blocked(SIGPIPE));
+  Post(&RaiseSigpipe);
+  EXPECT_FALSE(SigpipePending());
+  EXPECT_TRUE(SignalBlocked(SIGPIPE));
   SetBlocked(false);
   EXPECT_EQ(pipes, 0);
   // In a handler alone.
   struct sigaction action {};
   action.sa_handler = [](int) {
-    EXPECT_TRUE(Blocked(SIGPIPE));
-    Post(&Raise);
+    EXPECT_TRUE(SignalBlocked(SIGPIPE));
+    Post(&RaiseSigpipe);
     runs = runs + 1;
-    EXPECT_FALSE(Pending());
+    EXPECT_FALSE(SigpipePending());
   };
   ::sigaddset(&action.sa_mask, SIGPIPE);
   ASSERT_EQ(HookedSigaction(SIGUSR1, &action, nullptr), 0);
@@ -185,10 +166,10 @@ TEST_F(Sigpipe, AmidManyThatArePutOff) {
     ASSERT_EQ(HookedSigaction(SIGRTMIN + i, &action, nullptr), 0);
   }
   const auto many = [] {
-    Raise();
+    RaiseSigpipe();
     for (int i = 0; i < kCount; ++i) ::raise(SIGRTMIN + i);
-    EXPECT_TRUE(Blocked(SIGUSR1)) << "not so many that all are blocked";
-    Raise();
+    EXPECT_TRUE(SignalBlocked(SIGUSR1)) << "not so many that all are blocked";
+    RaiseSigpipe();
     EXPECT_EQ(runs, 0);
   };
   for (const bool known : {false, true}) {
@@ -198,9 +179,9 @@ TEST_F(Sigpipe, AmidManyThatArePutOff) {
       runs = 0;
       Post(many);
       EXPECT_EQ(runs, kCount);
-      EXPECT_FALSE(Blocked(SIGUSR1));
-      EXPECT_EQ(Blocked(SIGPIPE), blocked);
-      EXPECT_FALSE(Pending());
+      EXPECT_FALSE(SignalBlocked(SIGUSR1));
+      EXPECT_EQ(SignalBlocked(SIGPIPE), blocked);
+      EXPECT_FALSE(SigpipePending());
     }
   }
   SetBlocked(false);

@@ -5,10 +5,11 @@
 #include <netinet/tcp.h>
 #include <poll.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
 #include "tests/posix/pair.h"
 
-// The state of a connection, as TCP_INFO has it.
+// The state of a connection, as TCP_INFO has it, and how it ends at once.
 namespace pair {
 
 inline const char* StateName(int state) {
@@ -34,6 +35,12 @@ inline void AwaitState(int fd, int wanted) {
     state = State(fd);
   }
   Log("%s", StateName(state));
+}
+
+inline void ResetByClose(int fd) {
+  const linger now{1, 0};
+  CHECK_THAT(::setsockopt(fd, SOL_SOCKET, SO_LINGER, &now, sizeof now) == 0);
+  CHECK_THAT(::close(fd) == 0);
 }
 
 }  // namespace pair

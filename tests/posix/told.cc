@@ -15,16 +15,11 @@
 #include <vector>
 
 #include "tests/posix/pair.h"
+#include "tests/posix/state.h"
 
 namespace {
 
 using namespace pair;
-
-void ResetByClose(int fd) {
-  const linger now{1, 0};
-  CHECK_THAT(::setsockopt(fd, SOL_SOCKET, SO_LINGER, &now, sizeof now) == 0);
-  CHECK_THAT(::close(fd) == 0);
-}
 
 void AwaitReset(int fd) {
   tcp_info info{};
