@@ -52,8 +52,10 @@ constexpr int kNotQuick = kKernelSend | MSG_ZEROCOPY;
 
 // What is beside the bytes means nothing to TCP, but it is read, and refused
 // before any of them is taken: the kernel is asked, by a call that sends none.
-[[gnu::cold, gnu::noinline]] bool Refused(int fd, const msghdr* message,
-                                          int flags) {
+// Of a stream on TCP that may take its lane in the midst of the call, too.
+[[gnu::cold, gnu::noinline]] bool Refused(const Sock* sock, int fd,
+                                          const msghdr* message, int flags) {
+  const bool engine = Engine(sock);
   msghdr beside = *message;
   beside.msg_iov = nullptr;
   beside.msg_iovlen = 0;
@@ -65,7 +67,14 @@ constexpr int kNotQuick = kKernelSend | MSG_ZEROCOPY;
       case EINVAL:
       case ENOBUFS:
         return true;
-      default:  // of the connection, which the lane may see in another way
+      case EAGAIN:       // it is not made yet
+      case EINPROGRESS:  // nor was it begun
+      case EPIPE:        // which the call says again, and by a signal
+        break;
+      default:
+        // Of the connection: the kernel says it once; the lane may see it in
+        // another way.
+        if (!engine) return true;
         break;
     }
   }
@@ -316,7 +325,7 @@ ssize_t SendFlagged(Sock* sock, int fd, const iovec* iov, int count,
     });
   }
   if (((flags & kCompat) != 0 || beside != 0 || name != nullptr) &&
-      Engine(sock) && Refused(fd, message, flags)) [[unlikely]] {
+      sock->MayTakeLane() && Refused(sock, fd, message, flags)) [[unlikely]] {
     return -1;
   }
   if (total != 0 && (flags & kNotQuick) == 0 && Engine(sock)) {

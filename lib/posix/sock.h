@@ -70,6 +70,11 @@ class Sock final : public SockLayout {
     return eligible_.load(std::memory_order_relaxed) ||
            seeking_.load(std::memory_order_relaxed);
   }
+  // A lane may take what is sent next, even if none has it now.
+  bool MayTakeLane() const {
+    return mode() == Mode::kEngine ||
+           (MayLeaveTcp() && !pinned_.load(std::memory_order_relaxed));
+  }
   // One of shared memory is about to come: a send may wait for it.
   bool AwaitsLane() const;
   // A poll that asks for room here alone, which TCP might not have yet: it may

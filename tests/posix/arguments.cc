@@ -121,6 +121,31 @@ Case controlled(
       Result("a flag of the kernel's own", ::sendmsg(fd, &message, compat));
     });
 
+// The kernel refuses each of them, on TCP, on the lane, and while it comes.
+// (Many bytes, since a send of few does not wait for it.)
+Case refused_while_a_lane_comes(
+    "refused_while_a_lane_comes", [](int fd) { DrainAndLog(fd); },
+    [](int fd) {
+      alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
+      std::vector<char> bytes(16384, 'x');
+      iovec one{bytes.data(), bytes.size()};
+      msghdr message{};
+      message.msg_iov = &one;
+      message.msg_iovlen = 1;
+      message.msg_control = control;
+      message.msg_controllen = sizeof control;
+      cmsghdr* const header = CMSG_FIRSTHDR(&message);
+      header->cmsg_level = SOL_SOCKET;
+      header->cmsg_type = 12345;
+      header->cmsg_len = CMSG_LEN(4);
+      int taken = 0;
+      for (int i = 0; i < 400; ++i) {
+        if (::sendmsg(fd, &message, 0) != -1 || errno != EINVAL) ++taken;
+        SendAll(fd, bytes.data(), bytes.size());
+      }
+      Log("%d that were not refused", taken);
+    });
+
 // Where the sender's name would go: asked for only when the bytes are taken.
 Case nameless(
     "names_of_receives",
