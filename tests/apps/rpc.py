@@ -4,7 +4,7 @@ import hashlib
 import os
 import re
 
-from harness import Failed, app
+from harness import Failed, app, digest_file
 
 GRPC = """
 import sys, grpc
@@ -132,6 +132,5 @@ def qemu_nbd(run):
     seconds = re.search(r"completed in ([0-9.]+)", said)
     if seconds is None:
         raise Failed(said)
-    return {name: hashlib.sha256((run.directory / name).read_bytes())
-            .hexdigest() for name in ("out", "disk")}, (
-                f"5,000 reads in {seconds.group(1)} s")
+    return {name: digest_file(run.directory / name)
+            for name in ("out", "disk")}, f"5,000 reads in {seconds.group(1)} s"

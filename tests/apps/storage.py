@@ -3,17 +3,12 @@ and GlusterFS."""
 
 import hashlib
 import os
-import pathlib
 import re
 
-from harness import app, wait_until
+from harness import app, digest_file, wait_until
 
 BLOCK = b"".join(hashlib.sha256(b"storage %d" % i).digest() * (1 << 10)
                  for i in range(1024))  # 32 MiB
-
-
-def digest(path):
-    return hashlib.sha256(pathlib.Path(path).read_bytes()).hexdigest()
 
 
 XROOTD = """\
@@ -46,7 +41,8 @@ def xrootd(run):
     asked = run.call("xrdfs", f"{run.address}:{port}", input="".join(
         "ls -l /\nstat /one\n" for _ in range(150)))
     run.stop(server)
-    return {"back": digest(here / "back"), "many": digest(here / "root/many"),
+    return {"back": digest_file(here / "back"),
+            "many": digest_file(here / "root/many"),
             "said": len(re.findall("Size: +100663296", asked))}, "288 MiB"
 
 
@@ -65,7 +61,7 @@ def nbdkit(run):
     said = run.call("nbdinfo", "--size", other)
     for server in servers:
         run.stop(server)
-    return {"out": digest(here / "out"), "size": said.strip()}, "288 MiB"
+    return {"out": digest_file(here / "out"), "size": said.strip()}, "288 MiB"
 
 
 BRICK = """\
@@ -123,7 +119,7 @@ def glusterfs(run):
         run.write("mnt/large", BLOCK * 3)
         for i in range(300):
             run.write(f"mnt/small{i}", b"%d\n" % i * 100)
-        large = digest(mount / "large")
+        large = digest_file(mount / "large")
         small = hashlib.sha256(b"".join(
             (mount / f"small{i}").read_bytes() for i in range(300))).hexdigest()
     finally:
@@ -131,4 +127,4 @@ def glusterfs(run):
     run.stop(client, None, statuses=(0, 15))
     run.stop(brick, statuses=(0, 15))
     return {"large": large, "small": small,
-            "brick": digest(here / "brick/large")}, "192 MiB"
+            "brick": digest_file(here / "brick/large")}, "192 MiB"
