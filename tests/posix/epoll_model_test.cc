@@ -6,7 +6,7 @@
 #include <array>
 #include <cstdint>
 
-#include "tests/posix/model.h"
+#include "tests/base/model.h"
 
 namespace rcsock {
 namespace {

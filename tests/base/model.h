@@ -1,5 +1,5 @@
-#ifndef RCSOCK_TESTS_POSIX_MODEL_H_
-#define RCSOCK_TESTS_POSIX_MODEL_H_
+#ifndef RCSOCK_TESTS_BASE_MODEL_H_
+#define RCSOCK_TESTS_BASE_MODEL_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -73,4 +73,4 @@ bool Hangs(const Model& model) {
 
 }  // namespace rcsock
 
-#endif  // RCSOCK_TESTS_POSIX_MODEL_H_
+#endif  // RCSOCK_TESTS_BASE_MODEL_H_
