@@ -142,9 +142,18 @@ void Log(const char* format, ...) {
     return;
   }
   char line[512];
-  int n =
-      std::snprintf(line, sizeof line,
-                    "rcsock[%d]: ", static_cast<int>(::syscall(SYS_getpid)));
+  const int pid = static_cast<int>(::syscall(SYS_getpid));
+  int n;
+  if (fd == file_fd) {
+    // The system's own, as the kernel's log has it: for all processes' files
+    // the same.
+    timespec now{};
+    ::clock_gettime(CLOCK_MONOTONIC, &now);
+    n = std::snprintf(line, sizeof line, "rcsock[%d] %ld.%06ld: ", pid,
+                      static_cast<long>(now.tv_sec), now.tv_nsec / 1000);
+  } else {
+    n = std::snprintf(line, sizeof line, "rcsock[%d]: ", pid);
+  }
   va_list args;
   va_start(args, format);
   const int m = std::vsnprintf(line + n, sizeof line - n - 1, format, args);

@@ -183,6 +183,7 @@ void BeforeExec(bool followed) {
   });
   Sock::FlushClosed(base::NowNs() + 1'000'000'000, false);
   WriteStats(total);
+  Conductor::LeaveRdma();
 }
 
 void AfterExec() {
@@ -255,6 +256,7 @@ void BeforePrctl(int option, unsigned long mode, unsigned long filter) {
   });
   Sock::FlushClosed(deadline, true);
   WriteStats(stats);
+  Conductor::LeaveRdma();
   errno = saved;
 }
 

@@ -147,6 +147,10 @@ void Conductor::Stop() {
   g_stopping.store(false, std::memory_order_release);
 }
 
+void Conductor::LeaveRdma() {
+  if (Conductor* conductor = IfRunning()) conductor->core_->LeaveRdma();
+}
+
 void Conductor::ForkPrepare() {
   Core* core =
       tls_core != nullptr ? nullptr : g_core.load(std::memory_order_acquire);

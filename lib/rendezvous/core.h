@@ -97,6 +97,7 @@ class Core {
   bool PostTask(std::function<void()> task);
   std::uint64_t After(std::uint32_t ms, std::function<void()> task);
   void CancelTimer(std::uint64_t handle);
+  void LeaveRdma();
   void AnnounceBell(int k);
   void SetHandler(std::function<void(const lane::Completion&)> handler);
   void SetInspector(int (*inspector)()) {

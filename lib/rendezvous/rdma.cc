@@ -389,6 +389,17 @@ void Rdma::OnHeldTimer() {
   WaitHeld();
 }
 
+void Rdma::StopListening() {
+  while (!held_.empty()) {
+    Held held = std::move(held_.front());
+    held_.pop_front();
+    Reject(std::move(held.id), held.req.nonce, {RejCode::kLater, 0});
+  }
+  for (auto& [key, directory] : directories_) directory->Close();
+  directories_.clear();
+  own_.clear();
+}
+
 bool Rdma::UseNonce(const stream::Nonce& nonce) {
   if (!used_.insert(nonce).second) return false;
   used_order_.push_back(nonce);

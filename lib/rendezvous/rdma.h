@@ -91,6 +91,9 @@ class Rdma {
   // `port`: answers the REQ that is held for it, if any.
   void Answer(const Tuple& tuple, std::uint16_t port);
   void DropHeld(const rdma_cm_id* id);
+  // Until a stream waits again: what is asked here is refused, and the ports
+  // are others' to take.
+  void StopListening();
   // A REQ is good for one lane.  False: this one has had its.
   bool UseNonce(const stream::Nonce& nonce);
 

@@ -132,6 +132,14 @@ class Conductor {
   void Rewatch(int fd, std::uint32_t events);
   void Unwatch(int fd);
 
+  // The process is about to end, or to become another program: nobody finds it
+  // by way of its RDMA ports any more, and who has asked there has an answer.
+  // (On iWARP the kernel, as it closes what a process leaves, waits for the
+  // answers to what that has asked: for ten seconds, if they were to come from
+  // its own port, or from that of a process that ends too.  And all the while
+  // the port is taken, and silent.)
+  static void LeaveRdma();
+
   // Runs `task` on the conductor thread.
   void Post(std::function<void()> task);
   // Runs `task` on the conductor thread after `ms`; returns a handle for

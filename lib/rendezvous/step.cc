@@ -3,18 +3,26 @@
 
 #include "lib/rendezvous/step.h"
 
+#include <sys/syscall.h>
+#include <unistd.h>
+
 #include <boost/asio/post.hpp>
 #include <boost/asio/steady_timer.hpp>
 #include <chrono>
+#include <ctime>
+#include <memory>
 #include <mutex>
 #include <utility>
+#include <vector>
 
+#include "lib/base/clock.h"
 #include "lib/base/critical.h"
 #include "lib/base/internal.h"
 #include "lib/base/no_cancel.h"
 #include "lib/rendezvous/connection.h"
 #include "lib/rendezvous/core.h"
 #include "lib/rendezvous/peer_link.h"
+#include "lib/rendezvous/rdma.h"
 #include "lib/rendezvous/session.h"
 
 namespace rcsock::rendezvous {
@@ -142,6 +150,33 @@ void Core::Look(Seeker* seeker) {
     session->Look();
     return true;
   });
+}
+
+void Core::LeaveRdma() {
+  if (tls_in_step) return;
+  const auto leave = [this] {
+    if (rdma_ == nullptr) return true;
+    rdma_->StopListening();
+    std::vector<std::shared_ptr<Session>> asked;
+    for (const auto& [tuple, session] :
+         sessions_[static_cast<int>(stream::Role::kAcceptor)]) {
+      if (session->rdma() != nullptr) {
+        asked.push_back(session->shared_from_this());
+      }
+    }
+    for (const auto& session : asked) {
+      session->Fail(base::Reason::kNoThread, false);
+    }
+    return true;
+  };
+  // A turn takes no time to speak of; but nothing here is worth a process that
+  // does not end.
+  constexpr std::uint64_t kMostNs = 1'000'000'000;
+  const std::uint64_t until = base::NowNs() + kMostNs;
+  while (!Here(leave) && base::NowNs() < until) {
+    const timespec brief{0, 1'000'000};
+    ::syscall(SYS_nanosleep, &brief, nullptr);
+  }
 }
 
 void Core::ForgetSeeker(const Seeker* seeker, const Session* session) {

@@ -15,7 +15,7 @@ expect() {
   echo "$1: $2"
   [ "$2" = "$3" ] || { echo "FAILED: not $3"; failed=1; }
 }
-lines() { cat "$@" 2>/dev/null | grep -c '^rcsock\[[0-9]*\]: '; }
+lines() { cat "$@" 2>/dev/null | grep -c '^rcsock\[[0-9]*\] [0-9]*\.[0-9]\{6\}: '; }
 # Everything here has one thing to say as it ends: that it can't write its
 # statistics.
 export RCSOCK_STATS=$work/none/stats
@@ -75,7 +75,7 @@ for i in range(3):
   os.wait()'
 expect "files with %p" "$(find . -name 'each.*' | wc -l)" 4
 for file in each.*; do
-  expect "lines of its own" "$(grep -c "^rcsock\[${file#each.}\]: " "$file")" "$(lines "$file")"
+  expect "lines of its own" "$(grep -c "^rcsock\[${file#each.}\] " "$file")" "$(lines "$file")"
   expect "lines" "$(lines "$file")" 1
 done
 

@@ -376,6 +376,38 @@ TEST_F(RdmaTest, ChildOfForkHoldsNothingAndHasItsOwn) {
   }));
 }
 
+// On iWARP the kernel, as it closes what a process leaves, waits for the answer
+// to what that has asked: ten seconds, if it was to come from the same process.
+TEST_F(RdmaTest, EndsWhileItAsksItself) {
+  Barrier barrier;
+  const TcpPair waiting = MakeDevicePair();
+  const std::uint16_t port = ServicePortOf(waiting);
+  sockaddr_in address{};
+  socklen_t length = sizeof address;
+  ::getsockname(waiting.acceptor, reinterpret_cast<sockaddr*>(&address),
+                &length);
+  const TcpPair other = MakeDevicePair(ntohs(address.sin_port));
+  const pid_t child = Spawn([&] {
+    Conductor* conductor = GetConductor();
+    auto s = AcceptorSeeker(waiting.acceptor);
+    s->Start(conductor);
+    // Nobody waits for this one, so it is held for a while each time.
+    auto c = ConnectorSeeker(other.connector);
+    c->Start(conductor);
+    EXPECT_TRUE(Eventually([] { return ConnectingIds() == 2; }));
+    Conductor::LeaveRdma();
+    EXPECT_TRUE(barrier.Meet(0));
+    ::_exit(::testing::Test::HasFailure() ? 1 : 0);
+  });
+  EXPECT_TRUE(barrier.Meet(1));
+  const auto start = Clock::now();
+  ExpectSuccess(child);
+  EXPECT_LT(Clock::now() - start, milliseconds(5000));
+  // And the port is free.
+  RawCm next;
+  EXPECT_TRUE(next.Listen(port));
+}
+
 TEST_F(RdmaTest, MoreThanConnectAtOnce) {
   ExpectSuccess(Spawn([] {
     Conductor* conductor = GetConductor();

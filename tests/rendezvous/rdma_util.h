@@ -66,6 +66,24 @@ inline int Resources(const std::string& kind) {
   return count;
 }
 
+// rdma_cm's ids of the device that are connecting or connected.
+inline int ConnectingIds() {
+  std::FILE* pipe = ::popen("rdma resource show cm_id 2>/dev/null", "r");
+  if (pipe == nullptr) return -1;
+  char line[512];
+  int count = 0;
+  const std::string device = std::getenv("RDMA_DEV");
+  while (std::fgets(line, sizeof line, pipe) != nullptr) {
+    const std::string text = line;
+    if (text.find(device) != std::string::npos &&
+        text.find("state CONNECT") != std::string::npos) {
+      ++count;
+    }
+  }
+  ::pclose(pipe);
+  return count;
+}
+
 class RdmaTest : public ::testing::Test {
  protected:
   void SetUp() override {
