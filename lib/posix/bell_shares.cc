@@ -23,11 +23,12 @@ constinit std::atomic<unsigned> threads{0};
 // library's first.)
 thread_local constinit int tls_queue = 0;
 
-int Most() {
+// A `part` of the descriptors that the process may have.
+int Most(rlim_t part) {
   rlimit limit{};
   if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return kLeast;
   return static_cast<int>(
-      std::clamp<rlim_t>(limit.rlim_cur / 32, kLeast, kBells - kFirst));
+      std::clamp<rlim_t>(limit.rlim_cur / part, kLeast, kBells - kFirst));
 }
 
 }  // namespace
@@ -35,7 +36,7 @@ int Most() {
 // (Two that come at once may take the same: the worst of that is a wake-up that
 // was the other's.)
 int TakeBell(bool thread) {
-  const int most = Most();
+  const int most = Most(32);
   int best = kFirst;
   int fewest = -1;
   for (int i = 0; i < most; ++i) {
@@ -58,7 +59,9 @@ void GiveBell(int bell) {
 int QueueOfThread() {
   if (tls_queue == 0) {
     const unsigned n = threads.fetch_add(1, std::memory_order_relaxed);
-    tls_queue = kBells - 1 - static_cast<int>(n % (kBells - kFirst));
+    // (A queue is three descriptors or four.)
+    tls_queue =
+        kBells - 1 - static_cast<int>(n % static_cast<unsigned>(Most(64)));
   }
   return tls_queue;
 }

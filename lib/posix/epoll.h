@@ -483,7 +483,7 @@ class EpollSet final : public File {
   bool bell_in_kernel_ = false;
   // What the lanes of its streams come from; in the kernel's set, beside the
   // bell.  Sources live as long as the process.
-  static constexpr int kMostSources = 32;
+  static constexpr int kMostSources = 128;
   std::atomic<lane::Source*> sources_[kMostSources] = {};
   std::atomic<int> source_count_{0};
   // wait_latch's:

@@ -218,7 +218,7 @@ def stunnel(run):
     speed = rate(run.call("wrk", "-t", 1, "-c", 10, "-d", run.seconds(2),
                           url + "/page.txt"))
     run.call("sh", "-c", 'exec curl -sS --fail "$@" >middle.out', "sh",
-             *[url + "/middle"] * run.large(6, 10), limit=120)
+             *[url + "/middle"] * run.large(6, 16), limit=120)
     for end in ends:
         run.stop(end)
     server.stop()

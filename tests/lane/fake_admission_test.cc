@@ -68,6 +68,36 @@ TEST(Admission, PollersUseAllVectors) {
   EXPECT_EQ(verbs.counts().vectors, (std::set<int>{0, 1, 2}));
 }
 
+// A thread for which no queue can be made shares another's.
+TEST(Admission, ShareQueuesWhereNoMoreCanBeMade) {
+  FakeVerbs::Options options;
+  options.max_cqs = 2;
+  FakeVerbs verbs(options);
+  {
+    RdmaSide side;
+    verbs::Error error;
+    base::Reason why = base::Reason::kNone;
+    side.domain = rdma::Domain::Make(verbs.context(), &side.board, &error);
+    std::vector<std::unique_ptr<rdma::RdmaLane>> lanes;
+    for (int bell = 2; bell < 10; ++bell) {
+      lanes.push_back(
+          side.domain->CreateLane(verbs.NewId(), bell, &why, &error));
+      ASSERT_NE(lanes.back(), nullptr) << bell;
+    }
+    EXPECT_NE(lanes[0]->source(), lanes[1]->source());
+    for (int i = 2; i < 8; ++i) {
+      EXPECT_TRUE(lanes[i]->source() == lanes[0]->source() ||
+                  lanes[i]->source() == lanes[1]->source());
+    }
+    // Four each: there is room for no more.
+    EXPECT_EQ(side.domain->CreateLane(verbs.NewId(), 10, &why, &error),
+              nullptr);
+    EXPECT_EQ(why, base::Reason::kMemlock);
+    EXPECT_EQ(error.code, ENOMEM);
+  }
+  EXPECT_EQ(verbs.counts().objects, 0);
+}
+
 // Whether or not it says so beforehand.
 TEST(Admission, WithoutSharedReceiveQueues) {
   for (const bool claims : {true, false}) {
@@ -148,8 +178,8 @@ TEST(Admission, QueuesCountAsPinned) {
       auto other = side.domain->CreateLane(verbs.NewId(), 2, &why, &error);
       const std::uint64_t each = rdma::kBlockMin + (software ? 0 : 64 * 1024);
       EXPECT_EQ(rdma::Memory::Total() - one, each);
-      // The CQ for 16 lanes and the SRQ that feeds it.
-      EXPECT_EQ(one - before - each, software ? 0u : 288 * 1024);
+      // The CQ for 4 lanes and the SRQ that feeds it.
+      EXPECT_EQ(one - before - each, software ? 0u : 72 * 1024);
       lane.reset();
       EXPECT_EQ(rdma::Memory::Total(), one);
     }

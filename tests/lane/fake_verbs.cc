@@ -123,6 +123,11 @@ void FakeVerbs::Install() {
       errno = EINVAL;
       return nullptr;
     }
+    if (++g_fake->cqs_ > g_fake->options_.max_cqs) {
+      --g_fake->cqs_;
+      errno = ENOMEM;
+      return nullptr;
+    }
     g_fake->counts_.vectors.insert(vector);
     ++g_fake->counts_.objects;
     auto* cq = new Cq{};
@@ -135,6 +140,7 @@ void FakeVerbs::Install() {
   calls.ibv_destroy_cq = [](ibv_cq* cq) {
     std::scoped_lock hold(g_fake->mutex_);
     --g_fake->counts_.objects;
+    --g_fake->cqs_;
     delete reinterpret_cast<Cq*>(cq);
     return 0;
   };

@@ -35,6 +35,7 @@ class FakeVerbs {
     int max_srq_wr = 32'767;  // 0: it has no SRQs
     bool claims_srqs = true;  // ... and says so
     int vectors = 1;
+    int max_cqs = 1000;
   };
   explicit FakeVerbs(const Options& options);
   ~FakeVerbs();
@@ -149,6 +150,7 @@ class FakeVerbs {
   const Options options_;
   ibv_device device_{};
   ibv_context context_{};
+  int cqs_ = 0;  // mutex_'s
   std::mutex mutex_;
   std::condition_variable some_;
   std::deque<Work> queue_;

@@ -20,10 +20,23 @@
 namespace rcsock::lane::rdma {
 namespace {
 
-// Soft-RoCE and siw.
+constexpr std::uint32_t kVendorRxe = 0xffffff;
+constexpr std::uint32_t kVendorSiw = 0x626d74;
+
 bool IsSoftware(const ibv_device_attr& attr) {
-  return attr.vendor_id == 0xffffff || attr.vendor_id == 0x626d74;
+  return attr.vendor_id == kVendorRxe || attr.vendor_id == kVendorSiw;
 }
+
+// siw's library takes an object whose memory the kernel has placed at this
+// offset of the context's descriptor for one that has none
+// (SIW_INVAL_UOBJ_KEY), and destroys it.  The kernel uses the first gap that is
+// large enough: so once that is where a gap begins, nothing can be made any
+// more.
+constexpr std::size_t kSiwForbidden = 0x90000;
+// A queue that is made first, lies across that.
+constexpr std::size_t kSiwEntry = 32;
+constexpr int kSpacerEntries = 32'768;
+static_assert(kSpacerEntries * kSiwEntry > kSiwForbidden);
 
 class DeviceDomain final : public Domain {
  public:
@@ -55,6 +68,10 @@ class DeviceDomain final : public Domain {
     // See Chain::Post for why so many.
     limits_.send_depth = std::min<std::uint32_t>(
         kSendDepth, static_cast<std::uint32_t>(std::max(attr.max_qp_wr, 0)));
+    if (attr.vendor_id == kVendorSiw) {
+      verbs::Error none;  // it does without
+      spacer_ = verbs::CreateCq(context_, kSpacerEntries, nullptr, &none, 0);
+    }
     pd_ = verbs::AllocPd(context_, error);
     if (pd_ == nullptr) return false;
     memory_.emplace(pd_.get());
@@ -108,9 +125,12 @@ class DeviceDomain final : public Domain {
 
  private:
   RdmaPoller* Poller(int bell, verbs::Error* error) {
-    // The conductor's, the poll bell's, and the sets' in turn.
+    // The conductor's, the poll bell's, and the others' in turn: sets have
+    // theirs from the first one up, and threads from the last one down.
     constexpr int kOwn = 2;
-    if (bell >= kPollers) bell = kOwn + (bell - kOwn) % (kPollers - kOwn);
+    if (bell >= kPollers) {
+      bell = kPollers - 1 - (kBells - 1 - bell) % (kPollers - kOwn);
+    }
     auto& poller = pollers_[bell];
     if (poller == nullptr) {
       poller = RdmaPoller::Make(context_, pd_.get(), &*memory_, board_,
@@ -130,13 +150,14 @@ class DeviceDomain final : public Domain {
   std::size_t block_bytes_ = kBlockMin;
   std::size_t most_ring_ = kBlockMax;
   std::uint32_t inline_ask_ = 256;  // or what the device has not refused
+  verbs::Cq spacer_;
   verbs::Pd pd_;
   std::optional<Memory> memory_;
   Sink sink_;  // of iWARP
   std::unique_ptr<Deferred> deferred_ = std::make_unique<Deferred>();
   // Fewer than bells: a completion queue and its receives are pinned memory.
   // Whoever drains one gives to the board what is another bell's.
-  static constexpr int kPollers = 8;
+  static constexpr int kPollers = 32;
   std::unique_ptr<RdmaPoller> pollers_[kPollers];
   std::shared_ptr<std::atomic<std::uint32_t>> lanes_ =
       std::make_shared<std::atomic<std::uint32_t>>(0);
@@ -174,14 +195,19 @@ std::unique_ptr<RdmaLane> DeviceDomain::CreateLane(rdma_cm_id* id, int bell,
                                                    verbs::Error* error) {
   *error = {};
   RdmaPoller* poller = Poller(bell, error);
-  if (poller == nullptr) {
-    *why = error->code == EMFILE ? base::Reason::kNoFds : ReasonOf(*error);
-    return nullptr;
-  }
-  CqSet* set = poller->Admit(error);
+  CqSet* set = poller == nullptr ? nullptr : poller->Admit(true, error);
   if (set == nullptr) {
-    *why = *error ? ReasonOf(*error) : base::Reason::kTooMany;
-    return nullptr;
+    *why = !*error                 ? base::Reason::kTooMany
+           : error->code == EMFILE ? base::Reason::kNoFds
+                                   : ReasonOf(*error);
+    // One that is another's in the first place is better than none.
+    verbs::Error none;
+    for (int i = 0; i < kPollers && set == nullptr; ++i) {
+      poller = pollers_[i].get();
+      if (poller != nullptr) set = poller->Admit(false, &none);
+    }
+    if (set == nullptr) return nullptr;
+    *error = {};
   }
   QpLaneParts parts;
   parts.words = poller->sleepers().Get();

@@ -25,8 +25,9 @@ namespace rcsock::lane::rdma {
 namespace {
 
 constexpr int kBatch = 16;
-// The first set is small: most processes have few lanes.
-constexpr std::uint32_t kFirstSet = 16;
+// The first set is small: most threads have few lanes.
+constexpr std::uint32_t kFirstSet = 4;
+constexpr std::uint32_t kSecondSet = 16;
 constexpr std::uint32_t kRefill = 32;
 // Of a CQ and an SRQ: receives that have been used and wait to be posted.
 constexpr std::uint32_t kSpare = Receives::kSlots;
@@ -96,8 +97,8 @@ bool RdmaPoller::MakeSet(verbs::Error* error) {
     most = std::min(
         most, (std::max(limits_.receives, kSpare) - kSpare) / kReceivesPerLane);
   }
-  std::uint32_t capacity = kFirstSet;
-  for (std::size_t i = 0; i < sets_.size() && capacity < most; ++i) {
+  std::uint32_t capacity = sets_.empty() ? kFirstSet : kSecondSet;
+  for (std::size_t i = 1; i < sets_.size() && capacity < most; ++i) {
     capacity *= 2;
   }
   capacity = std::min(capacity, most);
@@ -142,13 +143,13 @@ bool RdmaPoller::PostForOneMore(CqSet* set, verbs::Error* error) const {
                               error);
 }
 
-CqSet* RdmaPoller::Admit(verbs::Error* error) {
+CqSet* RdmaPoller::Admit(bool may_grow, verbs::Error* error) {
   std::scoped_lock hold(latch_);
   CqSet* found = nullptr;
   for (auto& set : sets_) {
-    if (set->lanes < set->capacity) found = set.get();
+    if (found == nullptr && set->lanes < set->capacity) found = set.get();
   }
-  if (found == nullptr) {
+  if (found == nullptr && may_grow) {
     try {
       if (MakeSet(error)) found = sets_.back().get();
     } catch (const std::bad_alloc&) {

@@ -109,8 +109,9 @@ class RdmaPoller final : public Source {
   // Drain for a sender: what waits to be joined by more goes on waiting.
   void Collect();
 
-  // A set with room for one more lane, counted; null: none can be had.
-  CqSet* Admit(verbs::Error* error);
+  // A set with room for one more lane, counted; made if it may.  Null: none can
+  // be had.
+  CqSet* Admit(bool may_grow, verbs::Error* error);
   void Leave(CqSet* set);
   // From now on the QP's completions go to the lane.  False: out of memory.
   bool Add(QpLane* lane, std::uint32_t qp_num);
