@@ -134,6 +134,46 @@ Case fork_child(
       LogChild(child);
     });
 
+// A child that alone has the connection, on a lane of its own by then, is
+// killed: the peer sees the end that the kernel makes of it.
+void ChildIsKilled(int fd, bool unread) {
+  int told[2];
+  CHECK_THAT(::pipe(told) == 0);
+  const pid_t child = ::fork();
+  if (child == 0) {
+    WarmAs(fd, true);
+    Call(fd, 100);
+    if (unread) AwaitBytes(fd, 1);
+    SendAll(fd, "last", 4);
+    ::write(told[1], "", 1);
+    for (;;) ::pause();
+  }
+  ::close(fd);
+  char byte;
+  CHECK_THAT(::read(told[0], &byte, 1) == 1);
+  Barrier();  // the peer has it
+  ::kill(child, SIGKILL);
+  LogChild(child);
+  ::close(told[0]);
+  ::close(told[1]);
+}
+void PeerOfKilledChild(int fd, bool unread) {
+  WarmAs(fd, false);
+  Echo(fd, 100);
+  if (unread) SendAll(fd, "?", 1);
+  char last[4];
+  RecvAll(fd, last, sizeof last);
+  Barrier();
+  LogDrain(fd);
+}
+Case fork_child_killed(
+    "fork_child_killed", [](int fd) { PeerOfKilledChild(fd, false); },
+    [](int fd) { ChildIsKilled(fd, false); });
+Case fork_child_killed_unread(
+    "fork_child_killed_with_unread",
+    [](int fd) { PeerOfKilledChild(fd, true); },
+    [](int fd) { ChildIsKilled(fd, true); });
+
 // How many mappings, or descriptors, are named so.
 int CountNamed(const char* list, const char* name) {
   int found = 0;
