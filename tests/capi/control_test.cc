@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
@@ -230,6 +231,38 @@ TEST_F(ControlTest, Fork) {
   EXPECT_EQ(status, 0);
   ASSERT_EQ(rcs_recv(one_, &byte, 1, 0), 1);
   EXPECT_EQ(byte, 'f');
+}
+
+// The child finds memory named or not, and the list of it whole and free.
+TEST_F(ControlTest, ForkBesideRegistering) {
+  std::vector<char> memory(1 << 16);
+  std::atomic<bool> over{false};
+  std::thread other([&] {
+    while (!over.load()) {
+      EXPECT_EQ(rcs_register_buffer(memory.data(), memory.size()), 0);
+      EXPECT_EQ(rcs_unregister_buffer(memory.data(), memory.size()), 0);
+    }
+  });
+  for (int i = 0; i < 300; ++i) {
+    const pid_t child = ::fork();
+    if (child == 0) {
+      const auto name = [&] {
+        return rcs_register_buffer(memory.data(), memory.size());
+      };
+      const auto forget = [&] {
+        return rcs_unregister_buffer(memory.data(), memory.size());
+      };
+      const bool was = forget() == 0 || errno == ENOENT;
+      const bool again =
+          name() == 0 && name() == -1 && errno == EEXIST && forget() == 0;
+      ::_exit(was && again ? 0 : 1);
+    }
+    int status = -1;
+    ASSERT_EQ(::waitpid(child, &status, 0), child);
+    EXPECT_EQ(status, 0) << i;
+  }
+  over.store(true);
+  other.join();
 }
 
 // What the engine opens for itself stays out of the program's numbers.
