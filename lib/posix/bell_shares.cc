@@ -18,7 +18,7 @@ constexpr int kLeast = 6;
 
 constinit std::atomic<int> holders[kBells] = {};
 
-constinit std::atomic<unsigned> threads{0};
+constinit std::atomic<int> queue_holders[kBells] = {};
 // (Not of the initial-exec model: gold takes a local variable of that for the
 // library's first.)
 thread_local constinit int tls_queue = 0;
@@ -57,17 +57,31 @@ void GiveBell(int bell) {
 }
 
 int QueueOfThread() {
-  if (tls_queue == 0) {
-    const unsigned n = threads.fetch_add(1, std::memory_order_relaxed);
-    // (A queue is three descriptors or four.)
-    tls_queue =
-        kBells - 1 - static_cast<int>(n % static_cast<unsigned>(Most(64)));
+  if (tls_queue != 0) return tls_queue;
+  // (A queue is three descriptors or four.)
+  const int most = Most(64);
+  int best = kBells - 1;
+  int fewest = -1;
+  for (int bell = kBells - 1; bell >= kBells - most && fewest != 0; --bell) {
+    const int count = queue_holders[bell].load(std::memory_order_relaxed);
+    if (fewest >= 0 && count >= fewest) continue;
+    best = bell;
+    fewest = count;
   }
-  return tls_queue;
+  queue_holders[best].fetch_add(1, std::memory_order_relaxed);
+  return tls_queue = best;
+}
+
+void GiveQueueOfThread() {
+  if (tls_queue == 0) return;
+  queue_holders[tls_queue].fetch_sub(1, std::memory_order_relaxed);
+  tls_queue = 0;
 }
 
 void ForgetBells() {
   for (auto& count : holders) count.store(0, std::memory_order_relaxed);
+  for (auto& count : queue_holders) count.store(0, std::memory_order_relaxed);
+  tls_queue = 0;
 }
 
 }  // namespace rcsock::posix

@@ -18,9 +18,11 @@ void GiveBell(int bell);
 void ForgetBells();
 
 // The bell by which this thread's lanes are told apart from other threads' when
-// they are bound to a completion queue (rdma): the threads take turns, from the
-// last one down.  Nobody rings it for that, and nothing is taken.
+// they are bound to a completion queue (rdma): one that no other thread has, as
+// long as there are any, from the last one down, and until the thread ends.
+// Nobody rings it for that, and nothing is taken from TakeBell.
 int QueueOfThread();
+void GiveQueueOfThread();
 
 }  // namespace rcsock::posix
 

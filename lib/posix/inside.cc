@@ -6,6 +6,7 @@
 
 #include "lib/base/pool.h"
 #include "lib/base/start_data.h"
+#include "lib/posix/bell_shares.h"
 #include "lib/posix/signals.h"
 
 namespace rcsock::posix {
@@ -24,6 +25,7 @@ RCSOCK_START_DATA constinit pthread_key_t key = 0;  // written before `possible`
 // A call that comes later in the end of this thread takes marks again, and
 // libc calls us again; but not for ever: then they stay taken.
 void ThreadEnds(void* own) {
+  GiveQueueOfThread();
   auto* calls = static_cast<ThreadCalls*>(own);
   if (tls_calls == calls) tls_calls = &no_calls;
   for (const CallMark& mark : calls->in) {

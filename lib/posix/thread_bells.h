@@ -16,7 +16,9 @@ namespace rcsock::posix {
 // is read to reset it could swallow the kick that another sleeper was about to
 // see; here each kick is an edge in every thread's own set.
 
-constexpr int kThreadSources = 128;
+// (Thread-local, and a library that is loaded late finds little room for that.
+// With more than these a poll looks again each millisecond.)
+constexpr int kThreadSources = 32;
 
 // At start, while few keys are taken: one of the first needs no memory later.
 void InitThreadBells();

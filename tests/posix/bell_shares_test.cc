@@ -4,6 +4,7 @@
 #include <sys/resource.h>
 
 #include <set>
+#include <thread>
 
 #include "lib/lane/poller.h"
 #include "lib/lane/shm/layout.h"
@@ -47,6 +48,24 @@ TEST_F(BellSharesTest, EachHasOneOfItsOwnAsLongAsThereAreAny) {
   std::set<int> shared;
   for (int i = 0; i < kOwn; ++i) shared.insert(TakeBell(false));
   EXPECT_EQ(shared, taken);
+}
+
+TEST_F(BellSharesTest, AThreadHasAQueueUntilItEnds) {
+  const int mine = QueueOfThread();
+  EXPECT_EQ(QueueOfThread(), mine);
+  const auto other = [] {
+    int queue = 0;
+    std::thread([&] {
+      queue = QueueOfThread();
+      GiveQueueOfThread();  // as ThreadEnds
+    }).join();
+    return queue;
+  };
+  const int first = other();
+  EXPECT_NE(first, mine);
+  EXPECT_EQ(other(), first);
+  GiveQueueOfThread();
+  EXPECT_EQ(other(), mine);
 }
 
 TEST_F(BellSharesTest, WhatIsGivenBackIsTakenFirst) {
