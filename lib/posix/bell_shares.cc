@@ -31,24 +31,30 @@ int Most(rlim_t part) {
       std::clamp<rlim_t>(limit.rlim_cur / part, kLeast, kBells - kFirst));
 }
 
-}  // namespace
-
+// Of so many, from `first` on by `step`: one that nobody has, or the fewest.
 // (Two that come at once may take the same: the worst of that is a wake-up that
 // was the other's.)
-int TakeBell(bool thread) {
-  const int most = Most(32);
-  int best = kFirst;
+int TakeFewest(std::atomic<int> (&counts)[kBells], int first, int step,
+               int most) {
+  int best = first;
   int fewest = -1;
-  for (int i = 0; i < most; ++i) {
-    const int bell = kFirst + (thread ? most - 1 - i : i);
-    const int count = holders[bell].load(std::memory_order_relaxed);
+  for (int i = 0; i < most && fewest != 0; ++i) {
+    const int bell = first + i * step;
+    const int count = counts[bell].load(std::memory_order_relaxed);
     if (fewest >= 0 && count >= fewest) continue;
     best = bell;
     fewest = count;
-    if (count == 0) break;
   }
-  holders[best].fetch_add(1, std::memory_order_relaxed);
+  counts[best].fetch_add(1, std::memory_order_relaxed);
   return best;
+}
+
+}  // namespace
+
+int TakeBell(bool thread) {
+  const int most = Most(32);
+  return thread ? TakeFewest(holders, kFirst + most - 1, -1, most)
+                : TakeFewest(holders, kFirst, 1, most);
 }
 
 void GiveBell(int bell) {
@@ -57,19 +63,11 @@ void GiveBell(int bell) {
 }
 
 int QueueOfThread() {
-  if (tls_queue != 0) return tls_queue;
   // (A queue is three descriptors or four.)
-  const int most = Most(64);
-  int best = kBells - 1;
-  int fewest = -1;
-  for (int bell = kBells - 1; bell >= kBells - most && fewest != 0; --bell) {
-    const int count = queue_holders[bell].load(std::memory_order_relaxed);
-    if (fewest >= 0 && count >= fewest) continue;
-    best = bell;
-    fewest = count;
+  if (tls_queue == 0) {
+    tls_queue = TakeFewest(queue_holders, kBells - 1, -1, Most(64));
   }
-  queue_holders[best].fetch_add(1, std::memory_order_relaxed);
-  return tls_queue = best;
+  return tls_queue;
 }
 
 void GiveQueueOfThread() {

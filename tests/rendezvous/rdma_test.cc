@@ -94,11 +94,7 @@ TEST_F(RdmaTest, PlainServer) {
 TEST_F(RdmaTest, NobodyWaits) {
   Barrier barrier;
   const TcpPair waiting = MakeDevicePair();
-  sockaddr_in address{};
-  socklen_t length = sizeof address;
-  ::getsockname(waiting.acceptor, reinterpret_cast<sockaddr*>(&address),
-                &length);
-  const TcpPair other = MakeDevicePair(ntohs(address.sin_port));
+  const TcpPair other = MakeDevicePair(TcpPortOf(waiting));
   const pid_t server = Spawn([&] {
     auto s = AcceptorSeeker(waiting.acceptor);
     EXPECT_FALSE(s->Seek(GetConductor()));
@@ -382,11 +378,7 @@ TEST_F(RdmaTest, EndsWhileItAsksItself) {
   Barrier barrier;
   const TcpPair waiting = MakeDevicePair();
   const std::uint16_t port = ServicePortOf(waiting);
-  sockaddr_in address{};
-  socklen_t length = sizeof address;
-  ::getsockname(waiting.acceptor, reinterpret_cast<sockaddr*>(&address),
-                &length);
-  const TcpPair other = MakeDevicePair(ntohs(address.sin_port));
+  const TcpPair other = MakeDevicePair(TcpPortOf(waiting));
   const pid_t child = Spawn([&] {
     Conductor* conductor = GetConductor();
     auto s = AcceptorSeeker(waiting.acceptor);

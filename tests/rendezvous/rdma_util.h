@@ -38,13 +38,16 @@ inline bool OnIwarp() {
   return std::string(std::getenv("RDMA_DEV")).find("siw") == 0;
 }
 
-// The RDMA port that goes with the acceptor's TCP port.
-inline std::uint16_t ServicePortOf(const TcpPair& pair) {
-  if (OnIwarp()) return base::GetConfig().rdma_port;
+inline std::uint16_t TcpPortOf(const TcpPair& pair) {
   sockaddr_in address{};
   socklen_t length = sizeof address;
   ::getsockname(pair.acceptor, reinterpret_cast<sockaddr*>(&address), &length);
   return ntohs(address.sin_port);
+}
+
+// The RDMA port that goes with the acceptor's TCP port.
+inline std::uint16_t ServicePortOf(const TcpPair& pair) {
+  return OnIwarp() ? base::GetConfig().rdma_port : TcpPortOf(pair);
 }
 
 // What `rdma resource` counts: "cm_id", "qp", "cq", "pd", "mr", "ctx".
