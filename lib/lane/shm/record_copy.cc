@@ -7,45 +7,70 @@
 
 namespace rcsock::lane::shm {
 
-void RecordCopy::Took(std::uint32_t cost) {
-  --left_;
-  if (!tries_) {
-    // (A thread that is taken off its CPU meanwhile says nothing of the copy.)
-    const std::uint32_t bounded = std::min(cost, 2 * cost_);
-    cost_ = cost_ == 0 ? cost : (7 * cost_ + bounded) / 8;
-    if (left_ != 0) return;
-    tries_ = true;
-    left_ = kTry;
-    tried_ = longest_ = 0;
+void RecordCopy::BeginTurn(int turn) {
+  turn_ = static_cast<std::uint8_t>(turn);
+  left_ = turn == 0 ? wait_ : 2 * kLap;
+}
+
+bool RecordCopy::OtherIsBetter() const {
+  if (waited_) {
+    // By an eighth: else it is all the same.
+    return 9 * (other_.ticks + other_.gaps) < 8 * (own_.ticks + own_.gaps);
+  }
+  return streams_ ? other_.ticks < limits_.back * own_.ticks
+                  : limits_.gain * other_.ticks < own_.ticks;
+}
+
+void RecordCopy::EndTurn() {
+  if (turn_ == 0) {
+    ended_ = 0;
+    waited_ = false;
+    BeginTurn(1);
     return;
   }
-  if (left_ >= kCount) return;
-  tried_ += cost;
-  longest_ = std::max(longest_, cost);
-  if (left_ != 0) return;
-  tries_ = false;
-  const std::uint32_t tried = (tried_ - longest_) / (kCount - 1);
-  if (streams_ ? tried < limits_.back * cost_ : limits_.gain * tried < cost_) {
-    streams_ = !streams_;
-    cost_ = tried;
-    wait_ = kFirstWait;
-  } else {
-    wait_ = std::min<std::uint16_t>(wait_ * 2, kLongestWait);
+  if (!OthersTurn()) {
+    BeginTurn(turn_ + 1);
+    return;
   }
-  left_ = wait_;
+  if (!OtherIsBetter()) {
+    wait_ = std::min(wait_ * 2, kLongestWait);
+    BeginTurn(0);
+  } else if (turn_ == 2 * kPairs) {
+    streams_ = !streams_;
+    wait_ = kFirstWait;
+    BeginTurn(0);
+  } else {
+    BeginTurn(turn_ + 1);
+  }
+  own_ = other_ = {};
+  waited_ = false;
+}
+
+void RecordCopy::Took(std::size_t n, std::uint64_t ticks, std::uint64_t gap) {
+  if (measures() && left_ <= kLap) {
+    Sums& sums = OthersTurn() ? other_ : own_;
+    sums.ticks += ticks;
+    sums.gaps += gap;
+  }
+  left_ -= std::min<std::uint32_t>(left_, static_cast<std::uint32_t>(n));
+  if (left_ == 0) EndTurn();
 }
 
 void RecordCopy::CopyLong(std::byte* to, const std::byte* from, std::size_t n) {
-  const std::uint64_t begin = base::Ticks();
-  if (streams_ != tries_) {
+  const std::uint64_t begin = measures() ? base::Ticks() : 0;
+  if (streams()) {
     base::StreamCopy(to, from, n);
   } else {
     base::LongCopy(to, from, n);
   }
-  const std::uint64_t took = base::Ticks() - begin;
-  // (Less than a tick for a byte: so in 4096ths.)
-  Took(static_cast<std::uint32_t>(
-      std::min<std::uint64_t>(took * 4096 / n, 1u << 26)));
+  if (!measures()) {
+    Took(n, 0, 0);
+    return;
+  }
+  const std::uint64_t end = base::Ticks();
+  const std::uint64_t gap = ended_ == 0 ? 0 : begin - ended_;
+  ended_ = end;
+  Took(n, end - begin, gap);
 }
 
 }  // namespace rcsock::lane::shm

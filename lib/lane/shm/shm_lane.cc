@@ -176,7 +176,9 @@ ring::Placement ShmLane::Reserve(std::size_t want) {
   if (place.length != 0) return place;
   SetStarved();
   LookForCredit();
-  return Closed() ? ring::Placement{} : tx_.ReserveData(want);
+  if (!Closed()) place = tx_.ReserveData(want);
+  if (place.length == 0) bulk_.NoRoom();
+  return place;
 }
 
 void ShmLane::RenewSlots() {
