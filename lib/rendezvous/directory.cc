@@ -131,15 +131,19 @@ void Directory::Close() {
   timer_.Stop();
   timer_runs_ = true;  // for ever
   idle_timer_.Stop();
+  LetGo();
+  listener_.reset();
+  if (channel_ != nullptr) channel_->Close();
+  channel_.reset();
+  state_ = State::kIdle;
+}
+
+void Directory::LetGo() {
   if (name_ != nullptr) name_->Close();
   name_.reset();
   for (auto& member : members_) member->Detach();
   members_.clear();
   elsewhere_.clear();
-  listener_.reset();
-  if (channel_ != nullptr) channel_->Close();
-  channel_.reset();
-  state_ = State::kIdle;
 }
 
 void Directory::CloseInherited() const {
@@ -206,15 +210,27 @@ void Directory::OnTimer() {
   }
 }
 
-bool Directory::TryOwn() {
+bool Directory::Listen() {
   verbs::Error error;
   listener_ = Listener::Make(rdma_, this, address_, scope_, port_, &error);
-  if (listener_ == nullptr) {
-    if (error.code != EADDRINUSE && error.code != EADDRNOTAVAIL) {
-      LogError(error);
-    }
-    return false;
-  }
+  if (listener_ != nullptr) return true;
+  if (error.code != EADDRINUSE && error.code != EADDRNOTAVAIL) LogError(error);
+  return false;
+}
+
+void Directory::MendHearing() {
+  if (!owner() || !listener_->Deaf()) return;
+  RCSOCK_LOG(1, "RDMA port %u was no longer listened to", port_);
+  listener_.reset();
+  if (Listen()) return;
+  // Another has it, who may take in what is known here.
+  LetGo();
+  state_ = State::kIdle;
+  Try();
+}
+
+bool Directory::TryOwn() {
+  if (!Listen()) return false;
   state_ = State::kOwner;
   tries_ = 0;
   RCSOCK_LOG(2, "RDMA port %u is ours", port_);
@@ -255,6 +271,7 @@ bool Directory::Take(Member* member, Packet& packet) {
     if (add.port == 0 || elsewhere_.size() >= kMaxElsewhere) return false;
     elsewhere_[tuple] = {add.port, member};
     rdma_->Answer(tuple, add.port);
+    MendHearing();  // which may have let go of the member
     return true;
   }
   if (packet.Read(&remove) && packet.fd_count == 0) {

@@ -74,8 +74,8 @@ class Directory : public ChannelOwner,
   bool foreign() const { return state_ == State::kForeign; }
   // The port is ours.
   bool owner() const { return state_ == State::kOwner; }
-  // It is, but nobody who connects there is heard any more.
-  bool Deaf() const { return owner() && listener_->Deaf(); }
+  // If it is, but nobody who connects there is heard any more: listens anew.
+  void MendHearing();
   // Registered with whoever holds it.
   bool member() const { return state_ == State::kMember; }
 
@@ -90,6 +90,7 @@ class Directory : public ChannelOwner,
   class Member;
 
   void Try();
+  bool Listen();
   bool TryOwn();
   bool TryJoin();
   void TryAgain();
@@ -101,6 +102,8 @@ class Directory : public ChannelOwner,
   void SendAdd(const Tuple& tuple);
   bool Take(Member* member, Packet& packet);
   void Drop(Member* member);
+  // Of what an owner has but the port.
+  void LetGo();
   socklen_t Name(sockaddr_un* name) const;
 
   Rdma* const rdma_;

@@ -270,13 +270,9 @@ std::shared_ptr<Directory> Rdma::DirectoryOf(const Address& address,
   if (own == nullptr) return nullptr;
   const std::uint16_t service = ServicePort(own->context(), port);
   auto& directory = directories_[{Scoped(address, scope), service}];
-  // (Streams that wait there are found by their sessions.)
-  if (directory != nullptr && directory->Deaf()) {
-    RCSOCK_LOG(1, "RDMA port %u was no longer listened to", service);
-    directory->Close();
-    directory.reset();
-  }
-  if (directory == nullptr) {
+  if (directory != nullptr) {
+    directory->MendHearing();
+  } else {
     directory =
         std::make_shared<Directory>(this, address, scope, service, own->port());
   }

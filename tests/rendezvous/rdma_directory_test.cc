@@ -247,7 +247,20 @@ TEST_F(RdmaTest, ForeignHolder) {
 }
 
 // siw ends a listener when a connection ends that it has not accepted yet: who
-// looks for open ports on this host makes such.
+// looks for open ports on this host makes such.  False: it is still there.
+bool HaveListenerEnded(std::uint16_t port) {
+  const sockaddr_in service = DeviceAddress(port);
+  for (int i = 0; i < 1000; ++i) {
+    const int fd = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    const bool ended =
+        ::connect(fd, reinterpret_cast<const sockaddr*>(&service),
+                  sizeof service) != 0;
+    ::close(fd);
+    if (ended) return true;
+  }
+  return false;
+}
+
 TEST_F(RdmaTest, ListenerThatTheKernelEnds) {
   if (!OnIwarp()) GTEST_SKIP() << "not siw";
   ExpectSuccess(Spawn([] {
@@ -270,17 +283,50 @@ TEST_F(RdmaTest, ListenerThatTheKernelEnds) {
       conductor->ReturnLane(s, std::move(s->lane));
     };
     meet(first);
-    const sockaddr_in service = DeviceAddress(ServicePortOf(first));
-    bool listens = true;
-    for (int i = 0; i < 1000 && listens; ++i) {
-      const int fd = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-      listens = ::connect(fd, reinterpret_cast<const sockaddr*>(&service),
-                          sizeof service) == 0;
-      ::close(fd);
+    if (!HaveListenerEnded(ServicePortOf(first))) {
+      GTEST_SKIP() << "it has accepted them all";
     }
-    if (listens) GTEST_SKIP() << "it has accepted them all";
     meet(second);
   }));
+}
+
+// The same of one that has no connection of its own any more, but the port, by
+// which those of another process are found.
+TEST_F(RdmaTest, HoldersListenerThatTheKernelEnds) {
+  if (!OnIwarp()) GTEST_SKIP() << "not siw";
+  const TcpPair first = MakeDevicePair();
+  sockaddr_in address{};
+  socklen_t length = sizeof address;
+  ::getsockname(first.acceptor, reinterpret_cast<sockaddr*>(&address), &length);
+  const TcpPair second = MakeDevicePair(ntohs(address.sin_port));
+  const auto meet = [](std::shared_ptr<TestSeeker> seeker) {
+    ASSERT_TRUE(seeker->Meet(GetConductor()))
+        << base::ReasonKey(seeker->failed);
+    UseLane(seeker.get());
+  };
+  Barrier over;
+  const pid_t holder = Spawn([&] {
+    meet(AcceptorSeeker(first.acceptor));
+    EXPECT_TRUE(over.Meet(0));
+    EXPECT_TRUE(over.Meet(0));
+  });
+  Barrier deaf;
+  const pid_t client = Spawn([&] {
+    meet(ConnectorSeeker(first.connector));
+    EXPECT_TRUE(deaf.Meet(0));
+    EXPECT_TRUE(deaf.Meet(0));
+    meet(ConnectorSeeker(second.connector));
+  });
+  ASSERT_TRUE(over.Meet(1));
+  ASSERT_TRUE(deaf.Meet(1));
+  const bool ended = HaveListenerEnded(ServicePortOf(first));
+  EXPECT_TRUE(deaf.Meet(1));
+  const pid_t server = Spawn([&] { meet(AcceptorSeeker(second.acceptor)); });
+  ExpectSuccess(client);
+  ExpectSuccess(server);
+  EXPECT_TRUE(over.Meet(1));
+  ExpectSuccess(holder);
+  if (!ended) GTEST_SKIP() << "it has accepted them all";
 }
 
 }  // namespace
