@@ -15,35 +15,10 @@
 namespace rcsock::rendezvous {
 namespace {
 
-// One end of `pair` in a process of its own: opens a lane and uses it.
-pid_t SpawnEnd(int fd, stream::Role role, Barrier* barrier) {
-  return Spawn([=] {
-    auto seeker = std::make_shared<TestSeeker>(fd, role);
-    if (!seeker->Meet(GetConductor())) {
-      ADD_FAILURE() << base::ReasonKey(seeker->failed);
-      return;
-    }
-    ExchangeNonces(seeker.get());
-    EXPECT_TRUE(barrier->Meet(static_cast<int>(role)));
-  });
-}
-
 TEST(Meet, TwoProcesses) {
   // Who decides is a matter of chance: both ways within a few rounds.
   for (int round = 0; round < 8; ++round) {
-    Barrier barrier;
-    const TcpPair pair = MakeTcpPair();
-    const pid_t a =
-        SpawnEnd(pair.connector, stream::Role::kConnector, &barrier);
-    const pid_t b = SpawnEnd(pair.acceptor, stream::Role::kAcceptor, &barrier);
-    ExpectSuccess(a);
-    ExpectSuccess(b);
-    // Nothing was said on TCP itself.
-    char byte;
-    EXPECT_EQ(::recv(pair.connector, &byte, 1, MSG_DONTWAIT), -1);
-    EXPECT_EQ(::recv(pair.acceptor, &byte, 1, MSG_DONTWAIT), -1);
-    ::close(pair.connector);
-    ::close(pair.acceptor);
+    MeetInTwoProcesses(MakeTcpPair(), ExchangeNonces);
   }
 }
 
@@ -56,20 +31,12 @@ TEST(Meet, OneProcessWithItself) {
     for (const TcpPair& pair : pairs) {
       auto c = ConnectorSeeker(pair.connector);
       auto s = AcceptorSeeker(pair.acceptor);
-      c->Start(conductor);
-      s->Start(conductor);
-      ASSERT_TRUE(c->Wait()) << base::ReasonKey(c->failed);
-      ASSERT_TRUE(s->Wait()) << base::ReasonKey(s->failed);
+      ASSERT_TRUE(Met(conductor, c, s));
       EXPECT_NE(c->link(), s->link());
-      EXPECT_EQ(c->epoch, s->epoch);
-      EXPECT_EQ(c->mine, s->peers);
-      EXPECT_EQ(s->mine, c->peers);
+      ExpectAgree(*c, *s);
       EXPECT_TRUE(used.insert({c->link().get(), c->index()}).second);
       EXPECT_TRUE(used.insert({s->link().get(), s->index()}).second);
-      SendAll(c->lane.get(), "there", 5);
-      EXPECT_EQ(ReceiveAll(s->lane.get(), 5), "there");
-      SendAll(s->lane.get(), "back", 4);
-      EXPECT_EQ(ReceiveAll(c->lane.get(), 4), "back");
+      SayThereAndBack(c.get(), s.get());
       all.push_back(c);
       all.push_back(s);
     }
@@ -338,11 +305,8 @@ TEST(Meet, NewServiceOfOneProcess) {
       (connector_first ? s : c)->Start(conductor);
       ASSERT_TRUE(c->Wait()) << base::ReasonKey(c->failed);
       ASSERT_TRUE(s->Wait()) << base::ReasonKey(s->failed);
-      EXPECT_EQ(c->epoch, s->epoch);
-      EXPECT_EQ(c->mine, s->peers);
-      EXPECT_EQ(s->mine, c->peers);
-      SendAll(c->lane.get(), "there", 5);
-      EXPECT_EQ(ReceiveAll(s->lane.get(), 5), "there");
+      ExpectAgree(*c, *s);
+      SayThereAndBack(c.get(), s.get());
       ::close(squatter);
     }
     EXPECT_EQ(conductor->Links().size(), 2u);

@@ -26,8 +26,7 @@ TEST(Neighbours, NeedNoName) {
       (connector_first ? s : c)->Start(conductor);
       ASSERT_TRUE(c->Wait() && s->Wait())
           << i << " " << base::ReasonKey(c->failed);
-      SendAll(c->lane.get(), "there", 5);
-      EXPECT_EQ(ReceiveAll(s->lane.get(), 5), "there");
+      SayThereAndBack(c.get(), s.get());
     }
   }));
 }

@@ -277,8 +277,7 @@ TEST_F(RdmaTest, ListenerThatTheKernelEnds) {
       s->Start(conductor);
       ASSERT_TRUE(c->Meet(conductor)) << base::ReasonKey(c->failed);
       ASSERT_TRUE(s->Wait()) << base::ReasonKey(s->failed);
-      SendAll(c->lane.get(), "there", 5);
-      EXPECT_EQ(ReceiveAll(s->lane.get(), 5), "there");
+      SayThereAndBack(c.get(), s.get());
       conductor->ReturnLane(c, std::move(c->lane));
       conductor->ReturnLane(s, std::move(s->lane));
     };

@@ -206,10 +206,7 @@ TEST_F(RdmaTest, DeviceGoesAndComesBack) {
       const TcpPair pair = MakeDevicePair();
       auto c = ConnectorSeeker(pair.connector);
       auto s = AcceptorSeeker(pair.acceptor);
-      s->Start(conductor);
-      c->Start(conductor);
-      ASSERT_TRUE(c->Wait()) << base::ReasonKey(c->failed);
-      ASSERT_TRUE(s->Wait()) << base::ReasonKey(s->failed);
+      ASSERT_TRUE(Met(conductor, s, c));
       // rxe's cannot go while its context is open: whoever has the lanes gives
       // them back, and the context is closed with the last one.
       const pid_t remover = ::fork();
@@ -348,10 +345,7 @@ TEST_F(RdmaTest, LastDeviceLeavesNothing) {
       {
         auto c = ConnectorSeeker(pair.connector);
         auto s = AcceptorSeeker(pair.acceptor);
-        s->Start(conductor);
-        c->Start(conductor);
-        ASSERT_TRUE(c->Wait()) << base::ReasonKey(c->failed);
-        ASSERT_TRUE(s->Wait()) << base::ReasonKey(s->failed);
+        ASSERT_TRUE(Met(conductor, s, c));
         EXPECT_GT(of_devices(), 0);
         // (The first round finds what every process makes but once.)
         if (round == 1) {
@@ -410,15 +404,9 @@ class Renamed : public RdmaTest {
     const TcpPair pair = MakeDevicePair();
     auto c = ConnectorSeeker(pair.connector);
     auto s = AcceptorSeeker(pair.acceptor);
-    s->Start(conductor);
-    c->Start(conductor);
-    ASSERT_TRUE(c->Wait()) << base::ReasonKey(c->failed);
-    ASSERT_TRUE(s->Wait()) << base::ReasonKey(s->failed);
+    ASSERT_TRUE(Met(conductor, s, c));
     EXPECT_EQ(c->lane->kind(), lane::Kind::kRdma);
-    SendAll(c->lane.get(), "there", 5);
-    EXPECT_EQ(ReceiveAll(s->lane.get(), 5), "there");
-    SendAll(s->lane.get(), "back", 4);
-    EXPECT_EQ(ReceiveAll(c->lane.get(), 4), "back");
+    SayThereAndBack(c.get(), s.get());
     conductor->ReturnLane(c, std::move(c->lane));
     conductor->ReturnLane(s, std::move(s->lane));
   }
@@ -446,10 +434,7 @@ TEST_F(Renamed, WhileItIsInUse) {
     const TcpPair pair = MakeDevicePair();
     auto c = ConnectorSeeker(pair.connector);
     auto s = AcceptorSeeker(pair.acceptor);
-    s->Start(conductor);
-    c->Start(conductor);
-    ASSERT_TRUE(c->Wait()) << base::ReasonKey(c->failed);
-    ASSERT_TRUE(s->Wait()) << base::ReasonKey(s->failed);
+    ASSERT_TRUE(Met(conductor, s, c));
     ASSERT_TRUE(Rename(device_, kOther));
     // The lane that there is, and one more.
     SendAll(c->lane.get(), "still", 5);

@@ -15,32 +15,9 @@ namespace {
 
 using base::Reason;
 
-pid_t SpawnEnd(int fd, stream::Role role, Barrier* barrier) {
-  return Spawn([=] {
-    auto seeker = std::make_shared<TestSeeker>(fd, role);
-    if (!seeker->Meet(GetConductor())) {
-      ADD_FAILURE() << base::ReasonKey(seeker->failed);
-      return;
-    }
-    UseLane(seeker.get());
-    EXPECT_TRUE(barrier->Meet(static_cast<int>(role)));
-  });
-}
-
 TEST_F(RdmaTest, TwoProcesses) {
   for (int round = 0; round < 3; ++round) {
-    Barrier barrier;
-    const TcpPair pair = MakeDevicePair();
-    const pid_t a =
-        SpawnEnd(pair.connector, stream::Role::kConnector, &barrier);
-    const pid_t b = SpawnEnd(pair.acceptor, stream::Role::kAcceptor, &barrier);
-    ExpectSuccess(a);
-    ExpectSuccess(b);
-    char byte;
-    EXPECT_EQ(::recv(pair.connector, &byte, 1, MSG_DONTWAIT), -1);
-    EXPECT_EQ(::recv(pair.acceptor, &byte, 1, MSG_DONTWAIT), -1);
-    ::close(pair.connector);
-    ::close(pair.acceptor);
+    MeetInTwoProcesses(MakeDevicePair(), UseLane);
   }
 }
 
@@ -51,19 +28,11 @@ TEST_F(RdmaTest, OneProcessWithItself) {
       const TcpPair pair = MakeDevicePair();
       auto c = ConnectorSeeker(pair.connector);
       auto s = AcceptorSeeker(pair.acceptor);
-      s->Start(conductor);
-      c->Start(conductor);
-      ASSERT_TRUE(c->Wait()) << base::ReasonKey(c->failed);
-      ASSERT_TRUE(s->Wait()) << base::ReasonKey(s->failed);
-      EXPECT_EQ(c->epoch, s->epoch);
-      EXPECT_EQ(c->mine, s->peers);
-      EXPECT_EQ(s->mine, c->peers);
+      ASSERT_TRUE(Met(conductor, s, c));
+      ExpectAgree(*c, *s);
       EXPECT_FALSE(c->authenticated);
       EXPECT_FALSE(s->authenticated);
-      SendAll(c->lane.get(), "there", 5);
-      EXPECT_EQ(ReceiveAll(s->lane.get(), 5), "there");
-      SendAll(s->lane.get(), "back", 4);
-      EXPECT_EQ(ReceiveAll(c->lane.get(), 4), "back");
+      SayThereAndBack(c.get(), s.get());
       conductor->ReturnLane(c, std::move(c->lane));
       conductor->ReturnLane(s, std::move(s->lane));
     }
@@ -134,12 +103,8 @@ TEST_F(RdmaTest, Ipv6) {
     Conductor* conductor = GetConductor();
     auto c = ConnectorSeeker(connector);
     auto s = AcceptorSeeker(acceptor);
-    s->Start(conductor);
-    c->Start(conductor);
-    ASSERT_TRUE(c->Wait()) << base::ReasonKey(c->failed);
-    ASSERT_TRUE(s->Wait()) << base::ReasonKey(s->failed);
-    SendAll(c->lane.get(), "there", 5);
-    EXPECT_EQ(ReceiveAll(s->lane.get(), 5), "there");
+    ASSERT_TRUE(Met(conductor, s, c));
+    SayThereAndBack(c.get(), s.get());
   }));
 }
 
@@ -190,10 +155,7 @@ TEST_F(RdmaTest, PortBelow1024) {
     const TcpPair pair = MakeDevicePair(700);
     auto c = ConnectorSeeker(pair.connector);
     auto s = AcceptorSeeker(pair.acceptor);
-    s->Start(conductor);
-    c->Start(conductor);
-    ASSERT_TRUE(c->Wait()) << base::ReasonKey(c->failed);
-    ASSERT_TRUE(s->Wait()) << base::ReasonKey(s->failed);
+    ASSERT_TRUE(Met(conductor, s, c));
     RawCm probe;
     EXPECT_TRUE(OnIwarp() || probe.Listen(700)) << "bound after all";
   }));
@@ -367,8 +329,7 @@ TEST_F(RdmaTest, ChildOfForkHoldsNothingAndHasItsOwn) {
     }
     Conductor::ForkParent();
     ExpectSuccess(child);
-    SendAll(c->lane.get(), "there", 5);
-    EXPECT_EQ(ReceiveAll(s->lane.get(), 5), "there");
+    SayThereAndBack(c.get(), s.get());
   }));
 }
 

@@ -302,6 +302,62 @@ inline void ExchangeNonces(TestSeeker* seeker) {
   EXPECT_EQ(std::memcmp(got.data(), seeker->peers.data(), 16), 0);
 }
 
+// Of two ends that have met.
+inline void ExpectAgree(const TestSeeker& a, const TestSeeker& b) {
+  EXPECT_EQ(a.epoch, b.epoch);
+  EXPECT_EQ(a.mine, b.peers);
+  EXPECT_EQ(b.mine, a.peers);
+}
+inline void SayThereAndBack(TestSeeker* a, TestSeeker* b) {
+  SendAll(a->lane.get(), "there", 5);
+  EXPECT_EQ(ReceiveAll(b->lane.get(), 5), "there");
+  SendAll(b->lane.get(), "back", 4);
+  EXPECT_EQ(ReceiveAll(a->lane.get(), 4), "back");
+}
+
+// Both ends in this process, the first one first.
+inline bool Met(Conductor* conductor, const std::shared_ptr<TestSeeker>& first,
+                const std::shared_ptr<TestSeeker>& second) {
+  first->Start(conductor);
+  second->Start(conductor);
+  for (const auto& end : {first, second}) {
+    if (end->Wait()) continue;
+    ADD_FAILURE() << base::ReasonKey(end->failed);
+    return false;
+  }
+  return true;
+}
+
+// One end in a process of its own: opens a lane and uses it.
+inline pid_t SpawnEnd(int fd, stream::Role role, Barrier* barrier,
+                      void (*use)(TestSeeker*)) {
+  return Spawn([=] {
+    auto seeker = std::make_shared<TestSeeker>(fd, role);
+    if (!seeker->Meet(GetConductor())) {
+      ADD_FAILURE() << base::ReasonKey(seeker->failed);
+      return;
+    }
+    use(seeker.get());
+    EXPECT_TRUE(barrier->Meet(static_cast<int>(role)));
+  });
+}
+// The same of both, behind which nothing was said on TCP itself.
+inline void MeetInTwoProcesses(const TcpPair& pair, void (*use)(TestSeeker*)) {
+  Barrier barrier;
+  const pid_t a =
+      SpawnEnd(pair.connector, stream::Role::kConnector, &barrier, use);
+  const pid_t b =
+      SpawnEnd(pair.acceptor, stream::Role::kAcceptor, &barrier, use);
+  ExpectSuccess(a);
+  ExpectSuccess(b);
+  for (const int fd : {pair.connector, pair.acceptor}) {
+    char byte;
+    EXPECT_EQ(::recv(fd, &byte, 1, MSG_DONTWAIT), -1);
+  }
+  ::close(pair.connector);
+  ::close(pair.acceptor);
+}
+
 // Descriptor number -> what it is.
 inline std::map<int, std::string> OpenFds() {
   std::map<int, std::string> fds;

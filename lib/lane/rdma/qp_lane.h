@@ -279,6 +279,9 @@ class QpLane final : public RdmaLane {
   }
   bool LandedOrDrain(std::uint64_t number, std::uint32_t* imm);
   bool Fill();
+  // Of a look ahead: the current message of `at` is data, the next one if that
+  // is consumed.
+  bool LandedData(ring::Rx* at);
   const std::byte* Bytes(const ring::Rx& rx) const {
     return (rx.in_slot() ? RxSlot(rx.next()) : rx_rings_[rx.ring()]) +
            rx.offset();

@@ -8,6 +8,7 @@
 #include "lib/base/log.h"
 #include "lib/lane/rdma/chain.h"
 #include "lib/lane/rdma/qp_lane.h"
+#include "lib/lane/read_landed.h"
 
 namespace rcsock::lane::rdma {
 namespace {
@@ -60,6 +61,19 @@ void QpLane::CountRecord(std::uint32_t length) {
   }
   // A message may have been cut for want of a larger ring.
   starves_.fetch_add(1, std::memory_order_relaxed);
+}
+
+bool QpLane::LandedData(ring::Rx* at) {
+  while (!at->active()) {
+    std::uint32_t imm;
+    if (!LandedOrDrain(at->next(), &imm)) return false;
+    if (ring::Decode(imm).kind == ring::Kind::kSetup) {
+      at->TakeInline();
+    } else if (!at->Accept(imm)) {
+      return false;
+    }
+  }
+  return at->data();
 }
 
 Head QpLane::Peek() {
@@ -237,45 +251,17 @@ void QpLane::Credit() {
 
 std::size_t QpLane::Read(const iovec* iov, int count, std::size_t skip,
                          std::size_t limit, bool peek) {
-  const bool drop = iov == nullptr;
-  IovCursor to(iov, drop ? 0 : count, skip);
-  const std::size_t all = drop ? limit : to.Left(limit);
-  std::size_t done = 0;
   if (peek) {
     ring::Rx at = rx_;
-    while (done < all) {
-      std::uint32_t imm;
-      if (!at.active()) {
-        if (!LandedOrDrain(at.next(), &imm)) break;
-        if (ring::Decode(imm).kind == ring::Kind::kSetup) {
-          at.TakeInline();
-          continue;
-        }
-        if (!at.Accept(imm)) break;
-      }
-      if (!at.data()) break;
-      const auto n = static_cast<std::uint32_t>(
-          std::min<std::size_t>(at.left(), all - done));
-      if (!drop && !to.CopyIn(Bytes(at), n)) [[unlikely]] {
-        base::tls_fault = done == 0;
-        break;
-      }
-      at.Take(n);
-      done += n;
-    }
-    return done;
+    return ReadLanded(
+        iov, count, skip, limit, [&] { return LandedData(&at); },
+        [&] { return at.left(); }, [&] { return Bytes(at); },
+        [&](std::uint32_t n) { at.Take(n); });
   }
-  while (done < all && Fill() && rx_.data()) {
-    const auto n = static_cast<std::uint32_t>(
-        std::min<std::size_t>(rx_.left(), all - done));
-    if (!drop && !to.CopyIn(Bytes(rx_), n)) [[unlikely]] {
-      base::tls_fault = done == 0;
-      break;
-    }
-    Take(n);
-    done += n;
-  }
-  return done;
+  return ReadLanded(
+      iov, count, skip, limit, [&] { return Fill() && rx_.data(); },
+      [&] { return rx_.left(); }, [&] { return Bytes(rx_); },
+      [&](std::uint32_t n) { Take(n); });
 }
 
 std::size_t QpLane::ReadCtl(void* message, std::size_t capacity) {
@@ -302,17 +288,7 @@ std::size_t QpLane::Unread(std::uint32_t* messages) {
   std::size_t bytes = 0;
   *messages = 0;
   ring::Rx at = rx_;
-  std::uint32_t imm;
-  for (;;) {
-    if (!at.active()) {
-      if (!LandedOrDrain(at.next(), &imm)) break;
-      if (ring::Decode(imm).kind == ring::Kind::kSetup) {
-        at.TakeInline();
-        continue;
-      }
-      if (!at.Accept(imm)) break;
-    }
-    if (!at.data()) break;
+  while (LandedData(&at)) {
     bytes += at.left();
     at.Take(at.left());
     ++*messages;

@@ -12,6 +12,7 @@
 #include "lib/base/pool.h"
 #include "lib/base/sleep.h"
 #include "lib/lane/iov_cursor.h"
+#include "lib/lane/read_landed.h"
 #include "lib/lane/shm/link_state.h"
 
 namespace rcsock::lane::shm {
@@ -406,6 +407,12 @@ bool ShmLane::Fill() {
   return false;
 }
 
+bool ShmLane::LandedData(ring::Rx* at) const {
+  std::uint32_t imm;
+  if (!at->active() && (!Landed(at, &imm) || !at->Accept(imm))) return false;
+  return at->data();
+}
+
 Head ShmLane::Peek() {
   if (Fill()) return rx_.data() ? Head::kData : Head::kCtl;
   if (State() == base::Reason::kNone) return Head::kEmpty;
@@ -479,38 +486,17 @@ std::size_t ShmLane::ReadMore(void* to, std::size_t length) {
 
 std::size_t ShmLane::ReadAny(const iovec* iov, int count, std::size_t skip,
                              std::size_t limit, bool peek) {
-  const bool drop = iov == nullptr;
-  IovCursor to(iov, drop ? 0 : count, skip);
-  const std::size_t all = drop ? limit : to.Left(limit);
-  std::size_t done = 0;
   if (peek) {
     ring::Rx at = rx_;
-    while (done < all) {
-      std::uint32_t imm;
-      if (!at.active() && (!Landed(&at, &imm) || !at.Accept(imm))) break;
-      if (!at.data()) break;
-      const auto n = static_cast<std::uint32_t>(
-          std::min<std::size_t>(at.left(), all - done));
-      if (!drop && !to.CopyIn(Bytes(at), n)) [[unlikely]] {
-        base::tls_fault = done == 0;
-        break;
-      }
-      at.Take(n);
-      done += n;
-    }
-    return done;
+    return ReadLanded(
+        iov, count, skip, limit, [&] { return LandedData(&at); },
+        [&] { return at.left(); }, [&] { return Bytes(at); },
+        [&](std::uint32_t n) { at.Take(n); });
   }
-  while (done < all && Fill() && rx_.data()) {
-    const auto n = static_cast<std::uint32_t>(
-        std::min<std::size_t>(rx_.left(), all - done));
-    if (!drop && !to.CopyIn(Bytes(rx_), n)) [[unlikely]] {
-      base::tls_fault = done == 0;
-      break;
-    }
-    Take(n);
-    done += n;
-  }
-  return done;
+  return ReadLanded(
+      iov, count, skip, limit, [&] { return Fill() && rx_.data(); },
+      [&] { return rx_.left(); }, [&] { return Bytes(rx_); },
+      [&](std::uint32_t n) { Take(n); });
 }
 
 std::size_t ShmLane::ReadCtl(void* message, std::size_t capacity) {
@@ -538,9 +524,7 @@ std::size_t ShmLane::Unread(std::uint32_t* messages) {
   ring::Rx at = rx_;
   // One lap at most: the peer may be posting all the while.
   for (*messages = 0; *messages < kSlots; ++*messages) {
-    std::uint32_t imm;
-    if (!at.active() && (!Landed(&at, &imm) || !at.Accept(imm))) break;
-    if (!at.data()) break;
+    if (!LandedData(&at)) break;
     bytes += at.left();
     at.Take(at.left());
   }

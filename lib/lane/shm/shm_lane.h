@@ -237,6 +237,9 @@ class ShmLane final : public Lane {
   // Makes the next message the current one, if it has landed and is well
   // formed.
   bool Fill();
+  // Of a look ahead: the current message of `at` is data, the next one if that
+  // is consumed.
+  bool LandedData(ring::Rx* at) const;
   const std::byte* Bytes(const ring::Rx& rx) const {
     return (rx.in_slot() ? RxSlot(rx.slot()).payload : rx_bytes_) + rx.offset();
   }
