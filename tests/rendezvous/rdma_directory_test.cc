@@ -134,11 +134,8 @@ TEST_F(RdmaTest, ReusePortGroup) {
 // The process that holds the port dies; another takes it over.
 TEST_F(RdmaTest, AnotherTakesTheDirectoryOver) {
   const TcpPair first = MakeDevicePair();
-  sockaddr_in address{};
-  socklen_t length = sizeof address;
-  ::getsockname(first.acceptor, reinterpret_cast<sockaddr*>(&address), &length);
-  const TcpPair second = MakeDevicePair(ntohs(address.sin_port));
-  const TcpPair third = MakeDevicePair(ntohs(address.sin_port));
+  const TcpPair second = MakeDevicePair(TcpPortOf(first));
+  const TcpPair third = MakeDevicePair(TcpPortOf(first));
   Barrier held;
   const pid_t holder = Spawn([&] {
     auto seeker = AcceptorSeeker(first.acceptor);
@@ -214,10 +211,7 @@ TEST_F(RdmaTest, TheHolderDiesWithTheRequest) {
 TEST_F(RdmaTest, ForeignHolder) {
   if (::geteuid() != 0) GTEST_SKIP() << "not root";
   const TcpPair pair = MakeDevicePair();
-  sockaddr_in address{};
-  socklen_t length = sizeof address;
-  ::getsockname(pair.acceptor, reinterpret_cast<sockaddr*>(&address), &length);
-  const TcpPair other = MakeDevicePair(ntohs(address.sin_port));
+  const TcpPair other = MakeDevicePair(TcpPortOf(pair));
   Barrier held;
   const pid_t holder = Spawn([&] {
     ASSERT_EQ(::setgid(65534), 0);
@@ -266,11 +260,7 @@ TEST_F(RdmaTest, ListenerThatTheKernelEnds) {
   ExpectSuccess(Spawn([] {
     Conductor* conductor = GetConductor();
     const TcpPair first = MakeDevicePair();
-    sockaddr_in address{};
-    socklen_t length = sizeof address;
-    ::getsockname(first.acceptor, reinterpret_cast<sockaddr*>(&address),
-                  &length);
-    const TcpPair second = MakeDevicePair(ntohs(address.sin_port));
+    const TcpPair second = MakeDevicePair(TcpPortOf(first));
     const auto meet = [&](const TcpPair& pair) {
       auto s = AcceptorSeeker(pair.acceptor);
       auto c = ConnectorSeeker(pair.connector);
@@ -294,10 +284,7 @@ TEST_F(RdmaTest, ListenerThatTheKernelEnds) {
 TEST_F(RdmaTest, HoldersListenerThatTheKernelEnds) {
   if (!OnIwarp()) GTEST_SKIP() << "not siw";
   const TcpPair first = MakeDevicePair();
-  sockaddr_in address{};
-  socklen_t length = sizeof address;
-  ::getsockname(first.acceptor, reinterpret_cast<sockaddr*>(&address), &length);
-  const TcpPair second = MakeDevicePair(ntohs(address.sin_port));
+  const TcpPair second = MakeDevicePair(TcpPortOf(first));
   const auto meet = [](std::shared_ptr<TestSeeker> seeker) {
     ASSERT_TRUE(seeker->Meet(GetConductor()))
         << base::ReasonKey(seeker->failed);

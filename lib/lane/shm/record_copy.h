@@ -76,7 +76,7 @@ class RecordCopy {
   static constexpr std::uint32_t kLap = kRingBytes;
   static constexpr int kPairs = 3;
   static constexpr std::uint32_t kFirstWait = 2 * kLap;
-  // A turn that takes ten times as long is 3 % of it.
+  // A turn that takes ten times as long is 4 % of it.
   static constexpr std::uint32_t kLongestWait = 512 * kLap;
 
   struct Sums {
