@@ -12,6 +12,7 @@
 #include "lib/posix/registry.h"
 #include "lib/posix/signals.h"
 #include "lib/posix/sock.h"
+#include "lib/posix/sock_quick.h"
 #include "lib/posix/table.h"
 #include "lib/posix/user_arguments.h"
 
@@ -104,6 +105,19 @@ void EpollSet::Free() {
     Registry::Put(this);
   }
   interest_latch.unlock();
+}
+
+// It asks for input alone, whenever there is some, of a stream that each wait
+// looks at directly and that has nothing else to tell now: what it has need not
+// be on the list.  The interest latch held.
+bool EpollSet::FoundAnyway(const Interest* interest) {
+  const std::uint32_t events = interest->events.load(std::memory_order_relaxed);
+  return interest->direct.load(std::memory_order_relaxed) &&
+         (events & kAsked & ~static_cast<std::uint32_t>(EPOLLONESHOT)) ==
+             EPOLLIN &&
+         interest->sock->TellsInputAlone() &&
+         interest->sock->QuickLook(interest->fd, EPOLLIN, false) !=
+             Sock::kNotLooked;
 }
 
 int EpollSet::Ctl(int number, int op, int fd, Sock* sock, epoll_event* event) {
@@ -243,7 +257,12 @@ int EpollSet::Ctl(int number, int op, int fd, Sock* sock, epoll_event* event) {
       found->spent.store(false, std::memory_order_relaxed);
       found->edge.store(true, std::memory_order_relaxed);
       if (found->in_user.load(std::memory_order_relaxed)) {
-        Registry::MakeReady(found);
+        if (FoundAnyway(found)) {
+          // What has just been stored -> the sleepers are looked at.
+          base::FullFence();
+        } else {
+          Registry::MakeReady(found);
+        }
         kick = true;
         notify = notify || Registry::MayBeDirect(found);
       }

@@ -377,6 +377,7 @@ class EpollSet final : public File {
   void DrainSources();
   int Collect(epoll_event* out, int capacity);
   bool Spend(Interest* interest, const Sock* sock);
+  bool FoundAnyway(const Interest* interest);
   bool SomethingReady();
   static constexpr std::uint64_t kKernelLookUs = 50;
   bool TimeForKernel();

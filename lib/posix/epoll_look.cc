@@ -44,27 +44,42 @@ std::uint32_t EpollSet::Tells(const Direct& direct) {
     return 0;
   }
   Sock* const sock = direct.sock;
+  constexpr std::uint32_t kInput = EPOLLIN | EPOLLRDNORM;
+  constexpr std::uint32_t kRoom = EPOLLOUT | EPOLLWRNORM;
+  const bool by_edges = (events & static_cast<std::uint32_t>(EPOLLET)) != 0;
   // (What comes with the peer's end is the list's to tell.)
-  const bool by_list =
-      ((events & EPOLLRDHUP) != 0 || !sock->TellsInputAlone()) &&
-      sock->EndNext();
-  if (!by_list && (events & (EPOLLIN | EPOLLRDNORM)) == 0) return 0;
-  if (events & EPOLLET) {
+  bool by_list = (events & EPOLLRDHUP) != 0 || !sock->TellsInputAlone();
+  if (by_list || by_edges) {
     sock->rx_latch.lock();
-    const bool edge = sock->lane() == direct.lane && direct.lane->Arrived();
+    by_list = by_list && sock->EndNextLatched();
+    const bool told =
+        (by_list || (events & kInput) != 0) &&
+        (!by_edges || (sock->lane() == direct.lane && direct.lane->Arrived()));
     sock->rx_latch.unlock();
-    if (!edge) return 0;
+    if (!told) return 0;
+  } else if ((events & kInput) == 0) {
+    return 0;
   }
   // (A lane that says it has something may only be dead, if it is not in
   // memory.  One that is put on the list just now is told of here: `told`
   // keeps the list from telling it again.)
-  if (!by_list && (events & (EPOLLOUT | EPOLLWRNORM | EPOLLONESHOT)) == 0 &&
-      !interest->ready.load(std::memory_order_relaxed) && sock->OnLane() &&
+  if (!by_list && !interest->ready.load(std::memory_order_relaxed) &&
+      sock->OnLane() &&
       (sock->source() == nullptr ||
        direct.lane->State() == base::Reason::kNone)) {
-    return events & (EPOLLIN | EPOLLRDNORM);
+    // As the kernel, an edge is told of with all that holds; and without one,
+    // room is what the list looks at in every wait.
+    const bool room = by_edges && (events & kRoom) != 0;
+    if ((events & (kRoom | EPOLLONESHOT)) == 0 ||
+        (room && (events & EPOLLONESHOT) == 0 &&
+         sock->HasRoom(-1, direct.lane))) {
+      return events & (room ? kInput | kRoom : kInput);
+    }
+    if ((events & (kRoom | EPOLLONESHOT)) == EPOLLONESHOT) {
+      return Spend(interest, sock) ? events & kInput : 0;
+    }
   }
-  if (events & EPOLLET) interest->edge.store(true, std::memory_order_relaxed);
+  if (by_edges) interest->edge.store(true, std::memory_order_relaxed);
   ready_latch_.lock();
   if (interest->set == this && interest->in_user.load()) LinkReady(interest);
   ready_latch_.unlock();
@@ -73,12 +88,13 @@ std::uint32_t EpollSet::Tells(const Direct& direct) {
 
 thread_local constinit bool tls_untold = false;
 
-// The array that the program has named is not there: the edge of a
-// look, too, is used up by it.
+// The array that the program has named is not there: the edge of a look, and
+// the one report, are used up by it.
 void EpollSet::Untold(Interest* interest) {
   tls_untold = true;
-  if ((interest->events.load(std::memory_order_relaxed) &
-       static_cast<std::uint32_t>(EPOLLET)) != 0) {
+  const std::uint32_t events = interest->events.load(std::memory_order_relaxed);
+  if ((events & EPOLLONESHOT) != 0) interest->spent.store(false);
+  if ((events & static_cast<std::uint32_t>(EPOLLET)) != 0) {
     interest->edge.store(true, std::memory_order_relaxed);
   }
   ready_latch_.lock();

@@ -228,7 +228,6 @@ int EpollSet::Collect(epoll_event* out, int capacity) {
                          interest->data.load(std::memory_order_relaxed)))
           [[unlikely]] {
         // As the kernel: it stays as it was, and so do those behind it.
-        if ((events & EPOLLONESHOT) != 0) interest->spent.store(false);
         Untold(interest);
         for (++b; b < n; ++b) batch[kept++] = batch[b];
         capacity = filled;

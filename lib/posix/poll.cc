@@ -17,9 +17,11 @@
 #include "lib/base/sleep.h"
 #include "lib/posix/epoll.h"
 #include "lib/posix/kernel_hold.h"
+#include "lib/posix/poll_look.h"
 #include "lib/posix/process.h"
 #include "lib/posix/signals.h"
 #include "lib/posix/sock.h"
+#include "lib/posix/sock_quick.h"
 #include "lib/posix/spin.h"
 #include "lib/posix/thread_bells.h"
 #include "lib/posix/unread_wait.h"
@@ -35,18 +37,8 @@ constexpr nfds_t kOnStack = 64;
 // In place of what the kernel says of a descriptor: it is not asked again soon.
 constexpr short kAside = 0x4000;
 constexpr std::int64_t kAsideNs = 100'000'000;
-// So long a ready stream may keep a poll from asking the kernel.
-constexpr std::uint64_t kLatelyUs = 100;
 // Streams that are looked at in no time.
 constexpr nfds_t kFew = 4;
-
-// When a poll of this thread last looked at the kernel's descriptors, and
-// whether that told of any.
-struct KernelLook {
-  std::uint64_t at = 0;
-  bool told = false;
-};
-thread_local constinit KernelLook tls_look;
 
 File* Followed(int fd) { return fd < 0 ? nullptr : Lookup(fd); }
 
@@ -180,7 +172,10 @@ class Polling {
       if (fds_[i].fd >= 0) ++kernels_;
       if (file == nullptr) continue;
       if (file->kind == FileKind::kSock) {
-        if (hold_.Enter(fds_[i].fd, static_cast<Sock*>(file))) continue;
+        auto* const sock = static_cast<Sock*>(file);
+        if (sock->mode() != Mode::kEngine && hold_.Enter(fds_[i].fd, sock)) {
+          continue;
+        }
         kernel_[i].fd = -1;
         --kernels_;
       } else if (!static_cast<EpollSet*>(file)->HasUser()) {
@@ -189,6 +184,18 @@ class Polling {
       members_[mine_++] = {i, file};
     }
     return true;
+  }
+
+  [[gnu::always_inline]] static std::uint32_t Look(Sock* sock, int fd,
+                                                   short events, bool drained,
+                                                   bool* plain) {
+    {
+      const Critical critical;
+      const int found = sock->QuickLook(fd, events, drained);
+      if (found != Sock::kNotLooked) return static_cast<std::uint32_t>(found);
+    }
+    return sock->Readiness(fd, static_cast<std::uint16_t>(events), plain,
+                           drained);
   }
 
   // *again: one has gone back to the kernel.
@@ -207,8 +214,7 @@ class Polling {
           drained = source;
         }
         one.revents = static_cast<short>(
-            sock->Readiness(one.fd, static_cast<std::uint16_t>(one.events),
-                            &plain, source != nullptr && source == drained));
+            Look(sock, one.fd, one.events, source != nullptr, &plain));
         *again |= plain;
       } else {
         one.revents =
@@ -229,18 +235,8 @@ class Polling {
     LookStreams(&moved);
   }
 
-  // Where streams are ready: whether the kernel is to be asked all the same,
-  // because it had something the last time (a number that is closed, say), or
-  // was not asked lately, or by chance; of polls that a thread makes in turn
-  // every 16th may always be the same one.
   bool OweLook() const {
-    if (kernels_ == 0) return false;
-    static thread_local std::uint64_t state = 0;
-    state = state * 6364136223846793005 + 1442695040888963407;
-    if (state >> 60 != 0 && !tls_look.told &&
-        base::Ticks() - tls_look.at < kLatelyUs * base::ticks_per_us) {
-      return false;
-    }
+    if (kernels_ == 0 || !tls_look.Owed()) return false;
     tls_look.at = base::Ticks();
     return true;
   }
@@ -545,6 +541,10 @@ bool PollNeedsEngine(const pollfd* fds, nfds_t count) {
 
 int EnginePoll(pollfd* fds, nfds_t count, std::int64_t timeout_ns,
                const sigset_t* mask, bool select) {
+  if (!AnyUnread()) [[likely]] {
+    const int n = QuickPoll(fds, count, timeout_ns != 0);
+    if (n > 0 || (n == 0 && mask == nullptr)) return n;
+  }
   Polling polling(fds, count, timeout_ns, mask, select);
   if (!polling.ok()) {
     errno = ENOMEM;

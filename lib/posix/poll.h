@@ -26,6 +26,12 @@ struct SelectSets {
   static constexpr int kExcept = POLLPRI;
 };
 
+// What poll(2) says where that is easily told: streams on lanes have what they
+// are asked for, or (without `wait`) all are on lanes and have nothing. `wait`:
+// it may spin for a moment.  kPollLong: it is to be asked as it always is.
+constexpr int kPollLong = -1000;
+int QuickPoll(pollfd* fds, nfds_t count, bool wait);
+
 // poll(2) over kernel descriptors and streams of the engine.  timeout_ns < 0:
 // none.  `select`: only by what would put one into the set that asked.
 int EnginePoll(pollfd* fds, nfds_t count, std::int64_t timeout_ns,

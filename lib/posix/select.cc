@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <bit>
 #include <cerrno>
 #include <memory>
 #include <new>
@@ -62,27 +63,41 @@ int EngineSelect(int count, fd_set* in, fd_set* out, fd_set* except,
                  std::int64_t* left_ns, bool may) {
   if (count <= 0) return kNotMine;
   // fd_set is an array of words; programs enlarge it past FD_SETSIZE.
+  constexpr int kBits = 64;
   bool there = true;
-  const auto bit = [&there](const fd_set* set, int fd) {
-    if (set == nullptr) return false;
-    unsigned long word;
-    if (base::TryLoad(reinterpret_cast<const unsigned long*>(set) + fd / 64,
-                      &word)) {
-      return (word >> (fd % 64) & 1) != 0;
+  const auto word_of = [&there, count](const fd_set* set, int first) {
+    unsigned long word = 0;
+    if (set != nullptr &&
+        !base::TryLoad(
+            reinterpret_cast<const unsigned long*>(set) + first / kBits,
+            &word)) {
+      there = false;
+      word = 0;
     }
-    return there = false;
+    return count - first < kBits ? word & ((1ul << (count - first)) - 1) : word;
+  };
+  // each(fd, bit, in's word, out's, except's) of all that are in one.
+  const auto each_wanted = [&](auto&& each) {
+    for (int first = 0; first < count; first += kBits) {
+      const unsigned long i = word_of(in, first);
+      const unsigned long o = word_of(out, first);
+      const unsigned long e = word_of(except, first);
+      for (unsigned long left = i | o | e; left != 0; left &= left - 1) {
+        const int at = std::countr_zero(left);
+        each(first + at, 1ul << at, i, o, e);
+      }
+    }
   };
   int wanted = 0;
   bool mine = may;
-  for (int fd = 0; fd < count; ++fd) {
-    if (!bit(in, fd) && !bit(out, fd) && !bit(except, fd)) continue;
+  each_wanted([&](int fd, auto...) {
     ++wanted;
     File* file = Lookup(fd);
-    if (file == nullptr || mine) continue;
+    if (file == nullptr || mine) return;
     mine = file->kind == FileKind::kSock
                ? static_cast<Sock*>(file)->mode() == Mode::kEngine
                : static_cast<EpollSet*>(file)->LookedAtFromOutside();
-  }
+  });
   // (Of a bad pointer the kernel says so.)
   if (!mine || !there) return kNotMine;
   pollfd stack[kFewDescriptors];
@@ -97,17 +112,21 @@ int EngineSelect(int count, fd_set* in, fd_set* out, fd_set* except,
     }
   }
   int n = 0;
-  for (int fd = 0; fd < count; ++fd) {
+  each_wanted([&](int fd, unsigned long bit, unsigned long i, unsigned long o,
+                  unsigned long e) {
     short events = 0;
-    if (bit(in, fd)) events |= POLLIN | POLLRDNORM | POLLRDBAND;
-    if (bit(out, fd)) events |= POLLOUT | POLLWRNORM | POLLWRBAND;
-    if (bit(except, fd)) events |= POLLPRI;
-    if (events != 0) fds[n++] = {fd, events, 0};
-  }
-  const std::uint64_t start = base::NowNs();
+    if (i & bit) events |= POLLIN | POLLRDNORM | POLLRDBAND;
+    if (o & bit) events |= POLLOUT | POLLWRNORM | POLLWRBAND;
+    if (e & bit) events |= POLLPRI;
+    // (Another thread may add to them meanwhile.)
+    if (n < wanted) fds[n++] = {fd, events, 0};
+  });
+  const bool timed = left_ns != nullptr && timeout_ns > 0;
+  const std::uint64_t start = timed ? base::NowNs() : 0;
   const int r = EnginePoll(fds, static_cast<nfds_t>(n), timeout_ns, mask, true);
   if (left_ns != nullptr) {
-    const auto spent = static_cast<std::int64_t>(base::NowNs() - start);
+    const auto spent =
+        timed ? static_cast<std::int64_t>(base::NowNs() - start) : 0;
     *left_ns = timeout_ns > spent ? timeout_ns - spent : 0;
   }
   if (r < 0) return -1;

@@ -118,6 +118,10 @@ class Sock final : public SockLayout {
   static constexpr std::uint32_t kInRing = 1u << 16;
   // What comes next from its lane is no data: the peer's end.
   bool EndNext();
+  bool EndNextLatched() const;  // the rx latch held
+  // It is on a lane that takes more; by its number, if that is not -1, and on
+  // this lane, if that is not null.
+  bool HasRoom(int number, const lane::Lane* lane);
   // If so, notes the end; the edge that comes of it is made here.
   void TakeEnd();
   // The same, and what TCP has heard of it.  True: the anchor is closed.
@@ -131,6 +135,10 @@ class Sock final : public SockLayout {
       return ready | POLLERR;
     return ready;
   }
+  // The same of a stream that is on a lane; kNotLooked: there is more to it,
+  // and Readiness() knows.  Within a Critical.
+  static constexpr int kNotLooked = -1;
+  int QuickLook(int number, int events, bool drained);
   bool ReadableBytes(int* bytes);
   // There are bytes that the kernel has not, and which come before its own.
   bool HasReadAhead();
@@ -627,7 +635,6 @@ class Sock final : public SockLayout {
   // --- What it is ready for (sock_state.cc, sock_zero_copy.cc)
   std::uint32_t EngineReadiness(int number, std::uint32_t events, bool* plain,
                                 bool drained);
-  bool EndNextLatched() const;
   // TCP takes no more at this moment.
   bool KernelIsFull() const;
   // ReadableBytes of a stream that is not the kernel's.

@@ -110,6 +110,44 @@ template <class Still>
   return has;
 }
 
+[[gnu::always_inline]] inline int Sock::QuickLook(int number, int events,
+                                                  bool drained) {
+  constexpr int kInput = POLLIN | POLLRDNORM;
+  constexpr int kRoom = POLLOUT | POLLWRNORM;
+  // (Those that a lane has never, and those that are told of unasked.)
+  constexpr int kOthers =
+      POLLRDBAND | POLLWRBAND | POLLPRI | POLLERR | POLLHUP | POLLNVAL;
+  if ((events & ~(kInput | kRoom | POLLRDHUP | kOthers)) != 0 ||
+      !rx_latch.try_lock()) {
+    return kNotLooked;
+  }
+  int found = kNotLooked;
+  if (IsAt(number) && quick_.may_receive && !rd_shut_ && !Completions())
+      [[likely]] {
+    bool works = true;
+    bool pending = false;
+    if (lane_is_shm_) {
+      pending = static_cast<lane::shm::ShmLane*>(lane_.get())
+                    ->RxPendingIfWorks(&works);
+    } else {
+      pending = drained && lane_->RxLanded();
+      works = drained && (!pending || lane_->State() == base::Reason::kNone);
+    }
+    // (The peer's end, of which more is to be told.)
+    if (works && !(pending && ((events & POLLRDHUP) != 0 || !quick_.may_send) &&
+                   EndNextLatched())) [[likely]] {
+      found = pending ? events & kInput : 0;
+    }
+  }
+  rx_latch.unlock();
+  if ((events & kRoom) != 0 && found != kNotLooked) {
+    // (That there is none begins a watch, too.)
+    if (!HasRoom(number, nullptr)) return kNotLooked;
+    found |= events & kRoom;
+  }
+  return found;
+}
+
 }  // namespace rcsock::posix
 
 #endif  // RCSOCK_LIB_POSIX_SOCK_QUICK_H_

@@ -175,6 +175,143 @@ TEST(OnceModel, CountedThenLooks) {
   EXPECT_TRUE(Hangs(Once{.look_before_count = true}));
 }
 
+// --- The same of a stream that each wait looks at directly
+
+// The rules of EpollSet::Tells and Spend, and of Ctl where FoundAnyway says
+// that the list is not needed.  What the worker has stored may stay in its
+// store buffer until it makes a full fence.
+struct OnceDirect {
+  bool no_fence = false;           // Ctl: before the sleepers are asked
+  bool no_kick = false;            // Ctl
+  bool look_before_count = false;  // Wait: sleepers_, then the ring
+
+  enum { kLook, kCount, kLookAgain, kAsleep, kUncount };
+  enum { kIdle, kTake, kUnspend, kFence, kAskSleepers, kKickBell };
+  enum { kPost, kAskArmed, kRing };
+  enum {
+    kWaiter,
+    kWorker,
+    kSender,
+    kIsSpent,
+    kUnspends,  // in the store buffer
+    kEvent,
+    kSleepers,
+    kEdge,
+    kPosted,
+    kTaken,
+    kSize,
+  };
+  using State = std::array<std::uint8_t, kSize>;
+  static constexpr int kAll = 3;
+
+  State First() const { return {}; }
+  bool Done(const State& s) const { return s[kTaken] == kAll; }
+  static void Reach(State* s) {
+    if ((*s)[kUnspends] != 0) (*s)[kIsSpent] = (*s)[kUnspends] = 0;
+  }
+
+  void Steps(const State& from, Next<State>* to) const {
+    State s = from;
+    // By itself, some time; nobody may count on it to be soon, but it is not
+    // for ever: a hang is where all is still and it has.
+    if (s[kUnspends] != 0) {
+      Reach(&s);
+      to->Add(s);
+    }
+
+    s = from;
+    const bool tells = s[kTaken] < s[kPosted] && s[kIsSpent] == 0;
+    switch (s[kWaiter]) {
+      case kLook:
+        if (tells) {
+          s[kIsSpent] = s[kEvent] = 1;
+        } else {
+          s[kWaiter] = look_before_count ? kLookAgain : kCount;
+        }
+        break;
+      case kCount:
+        s[kSleepers] = 1;
+        s[kWaiter] = look_before_count ? kAsleep : kLookAgain;
+        break;
+      case kLookAgain:
+        s[kWaiter] = tells ? kUncount : look_before_count ? kCount : kAsleep;
+        break;
+      case kAsleep:
+        if (s[kEdge] == 0) break;
+        s[kEdge] = 0;
+        s[kWaiter] = kUncount;
+        break;
+      case kUncount:
+        s[kSleepers] = 0;
+        s[kWaiter] = kLook;
+        break;
+      default:
+        break;
+    }
+    to->Add(s);
+
+    s = from;
+    switch (s[kWorker]) {
+      case kIdle:
+        if (s[kEvent] == 0) break;
+        s[kEvent] = 0;
+        s[kWorker] = kTake;
+        break;
+      case kTake:
+        ++s[kTaken];
+        s[kWorker] = kUnspend;
+        break;
+      case kUnspend:
+        s[kUnspends] = 1;
+        s[kWorker] = no_fence ? kAskSleepers : kFence;
+        break;
+      case kFence:
+        Reach(&s);
+        s[kWorker] = kAskSleepers;
+        break;
+      case kAskSleepers:
+        s[kWorker] = s[kSleepers] != 0 && !no_kick ? kKickBell : kIdle;
+        break;
+      case kKickBell:
+        Reach(&s);  // (a system call)
+        s[kEdge] = 1;
+        s[kWorker] = kIdle;
+        break;
+      default:
+        break;
+    }
+    to->Add(s);
+
+    s = from;
+    switch (s[kSender]) {
+      case kPost:
+        if (s[kPosted] == kAll) break;
+        ++s[kPosted];
+        s[kSender] = kAskArmed;
+        break;
+      case kAskArmed:
+        s[kSender] = s[kSleepers] != 0 ? kRing : kPost;
+        break;
+      case kRing:
+        s[kEdge] = 1;
+        s[kSender] = kPost;
+        break;
+      default:
+        break;
+    }
+    to->Add(s);
+  }
+};
+
+TEST(OnceDirectModel, NobodyWaitsForEver) { EXPECT_FALSE(Hangs(OnceDirect{})); }
+TEST(OnceDirectModel, UnspentThenTheSleepersAreAsked) {
+  EXPECT_TRUE(Hangs(OnceDirect{.no_fence = true}));
+  EXPECT_TRUE(Hangs(OnceDirect{.no_kick = true}));
+}
+TEST(OnceDirectModel, CountedThenLooks) {
+  EXPECT_TRUE(Hangs(OnceDirect{.look_before_count = true}));
+}
+
 // --- Bytes that a stream has beside its ring
 
 // A stream whose ring is looked at in every wait, and its stash, which is read

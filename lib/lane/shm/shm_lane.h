@@ -83,6 +83,12 @@ class ShmLane final : public Lane {
     return Landed(&rx_, &imm) && ring::Decode(imm).kind == ring::Kind::kData;
   }
 
+  // RxPending(), in line; *works: and the lane does.
+  [[gnu::always_inline]] bool RxPendingIfWorks(bool* works) const {
+    *works = !Closed();
+    return RxPendingQuick();
+  }
+
   void SetNotify(std::uint32_t bits, int bell) override;
   // The same but for the fence: the caller makes it, if it wishes for more than
   // before, and looks behind it.
