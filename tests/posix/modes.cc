@@ -222,6 +222,78 @@ Case out_edge(
       Log("done");
     });
 
+// An edge is told of with all that holds at that moment: input, and room if
+// there is some.
+Case edge_tells_all(
+    "edge_tells_all",
+    [](int fd) {
+      for (int round = 0; round < 20; ++round) {
+        Barrier();
+        SendAll(fd, "a", 1);
+        Barrier();
+        SendAll(fd, "b", 1);
+        auto left = static_cast<std::uint64_t>(Hear());
+        std::vector<char> text(100'000);
+        while (left > 0) {
+          const std::size_t n = std::min<std::uint64_t>(left, text.size());
+          RecvAll(fd, text.data(), n);
+          left -= n;
+        }
+        SendAll(fd, "c", 1);
+        Barrier();
+      }
+    },
+    [](int fd) {
+      SetNonblock(fd, true);
+      const int set = NewSet();
+      Ctl(set, EPOLL_CTL_ADD, fd, EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET);
+      const std::vector<char> text(60'000);
+      // What is told until there is the byte to read.
+      const auto await = [&](const char* what) {
+        epoll_event event{};
+        char byte;
+        do {
+          if (::epoll_wait(set, &event, 1, kLong) != 1) Fail("%s", what);
+        } while (::recv(fd, &byte, 1, 0) != 1);
+        return event.events;
+      };
+      int without_room = 0;
+      int untrue = 0;
+      for (int round = 0; round < 20; ++round) {
+        SkipEdges(set);
+        Barrier();
+        // (Or the byte has come behind an edge of something else.)
+        const std::uint32_t told = await("a");
+        if ((told & EPOLLIN) != 0 && (told & EPOLLOUT) == 0) ++without_room;
+        std::uint64_t sent = 0;
+        // (TCP goes on for a while, as its window grows; and where there is no
+        // room for much there may be some for a byte.)
+        for (int calm = 0; calm < 10; ++calm) {
+          for (const std::size_t size : {text.size(), std::size_t{1}}) {
+            ssize_t n;
+            while ((n = ::send(fd, text.data(), size, 0)) > 0) {
+              sent += static_cast<std::uint64_t>(n);
+              calm = 0;
+            }
+          }
+          ::usleep(1000);
+        }
+        epoll_event event{};
+        while (::epoll_wait(set, &event, 1, 0) == 1) {
+        }
+        Barrier();
+        // (TCP may have made some, by a larger buffer.)
+        if ((await("b") & EPOLLOUT) != 0) {
+          ::send(fd, text.data(), 1, 0) == 1 ? ++sent : ++untrue;
+        }
+        Tell(static_cast<std::int64_t>(sent));
+        await("c");
+        Barrier();
+      }
+      Log("without room: %d; of room that there was not: %d", without_room,
+          untrue);
+    });
+
 // Edges only, 100,000 of them: one that is missed hangs.
 void EdgePing(int fd, bool first) {
   SetNonblock(fd, true);
