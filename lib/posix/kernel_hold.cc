@@ -5,6 +5,7 @@
 
 #include "lib/base/guard.h"
 #include "lib/posix/file.h"
+#include "lib/posix/select_sets.h"
 #include "lib/posix/sock.h"
 #include "lib/posix/sock_plain.h"
 
@@ -56,26 +57,21 @@ bool KernelHold::EnterAll(const pollfd* fds, nfds_t count) {
 
 bool KernelHold::EnterAll(int count, const fd_set* in, const fd_set* out,
                           const fd_set* except) {
-  const auto bit = [](const fd_set* set, int fd) {
-    unsigned long word;
-    return set != nullptr &&
-           base::TryLoad(reinterpret_cast<const unsigned long*>(set) + fd / 64,
-                         &word) &&
-           (word >> (fd % 64) & 1) != 0;
-  };
-  for (int pass = 0; pass < 2; ++pass) {
-    std::size_t socks = 0;
-    for (int fd = 0; fd < count; ++fd) {
+  const SelectInput sets{count, in, out, except};
+  bool all = true;
+  std::size_t socks = 0;
+  const auto each_sock = [&](auto&& each) {
+    sets.ForEach([&](int fd, auto...) {
       File* file = Lookup(fd);
-      if (file == nullptr || file->kind != FileKind::kSock) continue;
-      if (!bit(in, fd) && !bit(out, fd) && !bit(except, fd)) continue;
-      ++socks;
-      if (pass == 1 && !Enter(fd, static_cast<Sock*>(file))) return false;
-    }
-    if (socks == 0) break;
-    Reserve(socks);
-  }
-  return true;
+      if (file == nullptr || file->kind != FileKind::kSock) return;
+      each(fd, static_cast<Sock*>(file));
+    });
+  };
+  each_sock([&](int, Sock*) { ++socks; });
+  if (socks == 0) return true;
+  Reserve(socks);
+  each_sock([&](int fd, Sock* sock) { all = all && Enter(fd, sock); });
+  return all;
 }
 
 void KernelHold::Release() {

@@ -6,7 +6,6 @@
 #include <unistd.h>
 
 #include <atomic>
-#include <bit>
 #include <cerrno>
 #include <memory>
 #include <new>
@@ -18,6 +17,7 @@
 #include "lib/posix/epoll.h"
 #include "lib/posix/poll.h"
 #include "lib/posix/process.h"
+#include "lib/posix/select_sets.h"
 #include "lib/posix/sock.h"
 
 namespace rcsock::posix {
@@ -62,35 +62,10 @@ int EngineSelect(int count, fd_set* in, fd_set* out, fd_set* except,
                  std::int64_t timeout_ns, const sigset_t* mask,
                  std::int64_t* left_ns, bool may) {
   if (count <= 0) return kNotMine;
-  // fd_set is an array of words; programs enlarge it past FD_SETSIZE.
-  constexpr int kBits = 64;
-  bool there = true;
-  const auto word_of = [&there, count](const fd_set* set, int first) {
-    unsigned long word = 0;
-    if (set != nullptr &&
-        !base::TryLoad(
-            reinterpret_cast<const unsigned long*>(set) + first / kBits,
-            &word)) {
-      there = false;
-      word = 0;
-    }
-    return count - first < kBits ? word & ((1ul << (count - first)) - 1) : word;
-  };
-  // each(fd, bit, in's word, out's, except's) of all that are in one.
-  const auto each_wanted = [&](auto&& each) {
-    for (int first = 0; first < count; first += kBits) {
-      const unsigned long i = word_of(in, first);
-      const unsigned long o = word_of(out, first);
-      const unsigned long e = word_of(except, first);
-      for (unsigned long left = i | o | e; left != 0; left &= left - 1) {
-        const int at = std::countr_zero(left);
-        each(first + at, 1ul << at, i, o, e);
-      }
-    }
-  };
+  const SelectInput sets{count, in, out, except};
   int wanted = 0;
   bool mine = may;
-  each_wanted([&](int fd, auto...) {
+  const bool there = sets.ForEach([&](int fd, auto...) {
     ++wanted;
     File* file = Lookup(fd);
     if (file == nullptr || mine) return;
@@ -112,8 +87,8 @@ int EngineSelect(int count, fd_set* in, fd_set* out, fd_set* except,
     }
   }
   int n = 0;
-  each_wanted([&](int fd, unsigned long bit, unsigned long i, unsigned long o,
-                  unsigned long e) {
+  sets.ForEach([&](int fd, unsigned long bit, unsigned long i, unsigned long o,
+                   unsigned long e) {
     short events = 0;
     if (i & bit) events |= POLLIN | POLLRDNORM | POLLRDBAND;
     if (o & bit) events |= POLLOUT | POLLWRNORM | POLLWRBAND;

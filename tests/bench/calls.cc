@@ -2,10 +2,18 @@
 // holds, after it has left TCP.  For count_instructions: a breakpoint before
 // the round trips and one after them.
 //
-// usage: calls blocking|epoll ROUND_TRIPS
+// usage: calls MODE ROUND_TRIPS [CONNECTIONS]
+//
+//   blocking  recv waits
+//   epoll     by EPOLLIN; edges: EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET;
+//             once: EPOLLIN | EPOLLONESHOT, armed again behind each message
+//   poll      for input, of so many connections, the others of which are
+//             silent; select: the same
 #include <linux/tcp.h>
 #include <netinet/in.h>
+#include <poll.h>
 #include <sys/epoll.h>
+#include <sys/select.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -13,6 +21,8 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <string>
+#include <vector>
 
 namespace {
 
@@ -23,16 +33,38 @@ namespace {
 
 int ends[2];
 int sets[2] = {-1, -1};
+std::uint32_t asked = EPOLLIN;
+bool polls;
+bool selects;
+std::vector<pollfd> polled[2];  // the last one is that of `ends`
+
+void Await(int to) {
+  if (sets[to] >= 0) {
+    epoll_event event;
+    if (epoll_wait(sets[to], &event, 1, -1) != 1) Fail("epoll_wait");
+  } else if (polls) {
+    if (poll(polled[to].data(), polled[to].size(), -1) != 1) Fail("poll");
+  } else if (selects) {
+    fd_set in;
+    FD_ZERO(&in);
+    for (const pollfd& one : polled[to]) FD_SET(one.fd, &in);
+    if (select(FD_SETSIZE, &in, nullptr, nullptr, nullptr) != 1) Fail("select");
+  }
+}
 
 void Pass(int from) {
   const int to = 1 - from;
   char text[8] = "1234567";
   if (send(ends[from], text, sizeof text, 0) != sizeof text) Fail("send");
-  if (sets[to] >= 0) {
-    epoll_event event;
-    if (epoll_wait(sets[to], &event, 1, -1) != 1) Fail("epoll_wait");
-  }
+  Await(to);
   if (recv(ends[to], text, sizeof text, 0) != sizeof text) Fail("recv");
+  if ((asked & EPOLLONESHOT) != 0) {
+    epoll_event event{};
+    event.events = asked;
+    if (epoll_ctl(sets[to], EPOLL_CTL_MOD, ends[to], &event) != 0) {
+      Fail("epoll_ctl");
+    }
+  }
 }
 
 void Connect() {
@@ -50,6 +82,8 @@ void Connect() {
   }
   ends[1] = accept(listener, nullptr, nullptr);
   if (ends[1] < 0) Fail("accept");
+  close(listener);
+  for (int i = 0; i < 2; ++i) polled[i].push_back({ends[i], POLLIN, 0});
 }
 
 std::uint64_t TcpBytes() {
@@ -77,23 +111,33 @@ void Warm() {
 }  // namespace
 
 int main(int argc, char** argv) {
-  const long count = argc == 3 ? std::atol(argv[2]) : 0;
-  if (count <= 0) {
-    std::fprintf(stderr, "usage: calls blocking|epoll ROUND_TRIPS\n");
+  const std::string mode = argc >= 2 ? argv[1] : "";
+  const long count = argc >= 3 ? std::atol(argv[2]) : 0;
+  const long connections = argc >= 4 ? std::atol(argv[3]) : 1;
+  polls = mode == "poll";
+  selects = mode == "select";
+  if (mode == "edges") asked = EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET;
+  if (mode == "once") asked = EPOLLIN | EPOLLONESHOT;
+  const bool set = mode == "epoll" || asked != EPOLLIN;
+  if (count <= 0 || connections <= 0 ||
+      (!set && !polls && !selects && mode != "blocking")) {
+    std::fprintf(stderr,
+                 "usage: calls blocking|epoll|edges|once|poll|select "
+                 "ROUND_TRIPS [CONNECTIONS]\n");
     return 2;
   }
-  Connect();
-  if (std::strcmp(argv[1], "epoll") == 0) {
-    for (int i = 0; i < 2; ++i) {
+  for (long i = 0; i < connections; ++i) {
+    Connect();
+    for (int end = 0; end < 2 && set; ++end) {
       epoll_event event{};
-      event.events = EPOLLIN;
-      sets[i] = epoll_create1(0);
-      if (epoll_ctl(sets[i], EPOLL_CTL_ADD, ends[i], &event) != 0) {
+      event.events = asked;
+      sets[end] = epoll_create1(0);
+      if (epoll_ctl(sets[end], EPOLL_CTL_ADD, ends[end], &event) != 0) {
         Fail("epoll_ctl");
       }
     }
+    Warm();
   }
-  Warm();
   __asm__ volatile("int3");
   for (long i = 0; i < count; ++i) {
     Pass(0);
