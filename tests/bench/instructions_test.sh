@@ -7,10 +7,10 @@ set -euo pipefail
 count=$1 calls=$2 named=$3 linked=$4 shim=$(readlink -f "$5") rounds=${6:-10}
 export RCSOCK_PROMOTE_OPS=1 RCSOCK_LANES=shm
 failed=0
-# The fewest of three: a look at the kernel or a late wake-up falls into one of
+# The fewest of six: a look at the kernel or a late wake-up falls into one of
 # them and not into the next.
 fewest() {
-  for _ in 1 2 3; do "$count" "$@"; done | sort -n | head -1
+  for _ in 1 2 3 4 5 6; do "$count" "$@"; done | sort -n | head -1
 }
 for mode in blocking epoll; do
   preload=$(fewest /usr/bin/env LD_PRELOAD="$shim" "$calls" $mode "$rounds")

@@ -274,6 +274,8 @@ void Meddle(const Side& side, int spare, bool own, Random* random) {
       LookInAllWays(side.fd, random);
       break;
     case 2: {
+      // (Or it is that of a socket that another thread is about to connect.)
+      if (!own) break;
       const int flags = ::fcntl(side.fd, F_GETFL);
       if (flags >= 0) ::fcntl(side.fd, F_SETFL, flags ^ O_NONBLOCK);
       break;

@@ -209,17 +209,24 @@ TEST_F(HostileRdma, ManyRequestsForNobody) {
     s->Start(conductor);
     Drain(conductor);
     Tuple tuple = TupleOf(pair);
-    std::vector<std::unique_ptr<RawCm>> all;
     int later = 0;
+    // (siw stops listening where one ends that it has not accepted, which is
+    // noticed; who asks in that moment is refused by TCP.)
+    int deaf = OnIwarp() ? 2 : 0;
     for (int i = 0; i < 40; ++i) {
       ++tuple.c_port;
       const Req req = ReqFor(tuple, static_cast<std::uint8_t>(i));
       const ReqBytes bytes = EncodeReq(req, tuple, {});
-      RawCm raw;
-      if (RejectionOf(
-              raw.Connect(ServicePortOf(pair), bytes.data(), bytes.size()),
-              req.nonce) == static_cast<int>(RejCode::kLater)) {
-        ++later;
+      for (bool again = true; again;) {
+        RawCm raw;
+        const RawCm::Event event =
+            raw.Connect(ServicePortOf(pair), bytes.data(), bytes.size());
+        const int code = RejectionOf(event, req.nonce);
+        again = code <= 0 && deaf-- > 0;
+        if (code == static_cast<int>(RejCode::kLater)) ++later;
+        if (again) std::printf("%d: event %d\n", i, event.type);
+        EXPECT_TRUE(code > 0 || again) << i << ": event " << event.type << ", "
+                                       << event.data.size() << " bytes";
       }
       if (i == 4) {
         c->Start(conductor);
