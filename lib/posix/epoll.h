@@ -376,7 +376,7 @@ class EpollSet final : public File {
   int TellFresh(const Fresh& fresh, epoll_event* out, int capacity);
   void DrainSources();
   int Collect(epoll_event* out, int capacity);
-  bool Spend(Interest* interest, const Sock* sock);
+  bool Spend(Interest* interest, const Sock* sock, std::uint32_t events);
   bool FoundAnyway(const Interest* interest);
   bool SomethingReady();
   static constexpr std::uint64_t kKernelLookUs = 50;

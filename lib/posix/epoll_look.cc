@@ -76,7 +76,7 @@ std::uint32_t EpollSet::Tells(const Direct& direct) {
       return events & (room ? kInput | kRoom : kInput);
     }
     if ((events & (kRoom | EPOLLONESHOT)) == EPOLLONESHOT) {
-      return Spend(interest, sock) ? events & kInput : 0;
+      return Spend(interest, sock, events) ? events & kInput : 0;
     }
   }
   if (by_edges) interest->edge.store(true, std::memory_order_relaxed);

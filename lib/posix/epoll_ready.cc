@@ -135,11 +135,16 @@ int EpollSet::DrainPoller(Fresh* fresh) {
 }
 
 // The one report of `interest` is this thread's: not if ToldByLane has come
-// first, nor if it is the registration of another stream by now.
-bool EpollSet::Spend(Interest* interest, const Sock* sock) {
+// first, nor if it is the registration of another stream by now, nor if it has
+// been armed for others than these events: that is another report, which is on
+// the list, or found by the next look.
+bool EpollSet::Spend(Interest* interest, const Sock* sock,
+                     std::uint32_t events) {
   interest_latch.lock();
-  const bool mine = interest->set == this && interest->sock == sock &&
-                    !interest->spent.exchange(true, std::memory_order_relaxed);
+  const bool mine =
+      interest->set == this && interest->sock == sock &&
+      interest->events.load(std::memory_order_relaxed) == events &&
+      !interest->spent.exchange(true, std::memory_order_relaxed);
   interest_latch.unlock();
   return mine;
 }
@@ -223,7 +228,9 @@ int EpollSet::Collect(epoll_event* out, int capacity) {
       const std::uint32_t ready =
           holds & ((events & 0xffff) | EPOLLERR | EPOLLHUP);
       if (ready == 0) continue;
-      if ((events & EPOLLONESHOT) != 0 && !Spend(interest, sock)) continue;
+      if ((events & EPOLLONESHOT) != 0 && !Spend(interest, sock, events)) {
+        continue;
+      }
       if (!base::TryTell(out + filled, ready,
                          interest->data.load(std::memory_order_relaxed)))
           [[unlikely]] {

@@ -20,11 +20,12 @@ struct KernelLook {
   // Where streams are ready: whether the kernel is to be asked all the same,
   // because it had something the last time (a number that is closed, say), or
   // was not asked lately, or by chance; of polls that a thread makes in turn
-  // every 16th may always be the same one.
+  // every 16th may always be the same one.  Once it is owed it stays so until
+  // somebody has looked.
   bool Owed() {
     chance = chance * 6364136223846793005 + 1442695040888963407;
-    return chance >> 60 == 0 || told ||
-           base::Ticks() - at >= kLatelyUs * base::ticks_per_us;
+    if (chance >> 60 == 0) at = 0;
+    return told || base::Ticks() - at >= kLatelyUs * base::ticks_per_us;
   }
 };
 extern thread_local constinit KernelLook tls_look

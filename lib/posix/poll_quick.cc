@@ -80,11 +80,9 @@ int QuickPoll(pollfd* fds, nfds_t count, bool wait) {
     Looked looked;
     if (!LookAtAll(fds, count, &looked)) return kPollLong;
     if (looked.found > 0) {
-      if (looked.kernels == 0) return looked.found;
-      // (A mere look is complete.)
-      if (wait && !tls_look.Owed()) return looked.found;
-      tls_look.at = 0;  // Polling asks once more, and may draw otherwise
-      return kPollLong;
+      // (A mere look, without waiting, is complete.)
+      const bool owed = looked.kernels > 0 && (!wait || tls_look.Owed());
+      return owed ? kPollLong : looked.found;
     }
     if (looked.kernels > 0 || looked.remote) return kPollLong;
     if (turns <= 0) return wait ? kPollLong : 0;

@@ -120,7 +120,7 @@ class Sock final : public SockLayout {
   bool EndNext();
   bool EndNextLatched() const;  // the rx latch held
   // It is on a lane that takes more; by its number, if that is not -1, and on
-  // this lane, if that is not null.
+  // this lane, if that is not null.  Within a Critical.
   bool HasRoom(int number, const lane::Lane* lane);
   // If so, notes the end; the edge that comes of it is made here.
   void TakeEnd();

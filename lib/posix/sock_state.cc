@@ -138,7 +138,6 @@ bool Sock::EndNext() {
 }
 
 bool Sock::HasRoom(int number, const lane::Lane* lane) {
-  Critical critical;
   const std::scoped_lock hold(tx_latch);
   return (number < 0 || IsAt(number)) && quick_.may_send &&
          (lane == nullptr || lane_.get() == lane) && lane_->Writable() > 0;

@@ -252,6 +252,48 @@ Case mixed(
       Barrier();
     });
 
+// A look without waiting is complete each time, however lately the kernel was
+// asked.
+Case mere_look(
+    "mere_look",
+    [](int fd) {
+      SendAll(fd, "never read", 10);
+      Barrier();
+      Barrier();
+    },
+    [](int fd) {
+      Barrier();
+      pollfd input{fd, POLLIN, 0};
+      CHECK_THAT(::poll(&input, 1, -1) == 1);
+      int pipe_fds[2];
+      CHECK_THAT(::pipe(pipe_fds) == 0);
+      const int from = pipe_fds[0];
+      int polled = 0;
+      int selected = 0;
+      for (int i = 0; i < 1000; ++i) {
+        pollfd fds[2] = {{fd, POLLIN, 0}, {from, POLLIN, 0}};
+        // (Who waits need not ask the kernel again at once.)
+        CHECK_THAT(::poll(fds, 2, -1) == 1);
+        char byte = 'p';
+        if (i % 2 == 0) CHECK_THAT(::write(pipe_fds[1], &byte, 1) == 1);
+        const int ready = i % 2 == 0 ? 2 : 1;
+        polled += ::poll(fds, 2, 0) == ready ? 1 : 0;
+        fd_set in;
+        FD_ZERO(&in);
+        FD_SET(fd, &in);
+        FD_SET(from, &in);
+        timeval now{0, 0};
+        const int n =
+            ::select(std::max(fd, from) + 1, &in, nullptr, nullptr, &now);
+        selected += n == ready ? 1 : 0;
+        if (i % 2 == 0) CHECK_THAT(::read(from, &byte, 1) == 1);
+      }
+      Log("complete: %d and %d of 1000", polled, selected);
+      ::close(from);
+      ::close(pipe_fds[1]);
+      Barrier();
+    });
+
 // A pipe wakes a thread that waits on a stream too.
 Case pipe_wakes(
     "pipe_wakes",
