@@ -338,7 +338,8 @@ class EpollSet final : public File {
   bool TellOne(const Direct& direct, epoll_event* out);
   [[gnu::cold]] void Untold(Interest* interest);
   int TellFew(epoll_event* out, int capacity);
-  [[gnu::noinline]] std::uint32_t Tells(const Direct& direct);
+  [[gnu::noinline]] std::uint32_t Tells(const Direct& direct,
+                                        std::uint64_t* data);
   void Rebuild() {
     if (dirty_.load(std::memory_order_acquire)) [[unlikely]]
       RebuildNow();
@@ -376,7 +377,8 @@ class EpollSet final : public File {
   int TellFresh(const Fresh& fresh, epoll_event* out, int capacity);
   void DrainSources();
   int Collect(epoll_event* out, int capacity);
-  bool Spend(Interest* interest, const Sock* sock, std::uint32_t events);
+  bool Spend(Interest* interest, const Sock* sock, std::uint32_t events,
+             std::uint64_t* data);
   bool FoundAnyway(const Interest* interest);
   bool SomethingReady();
   static constexpr std::uint64_t kKernelLookUs = 50;

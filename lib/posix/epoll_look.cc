@@ -35,8 +35,8 @@ void EpollSet::RebuildNow() {
 
 // The next message of a direct stream has landed (or its lane is not in memory,
 // and says that it has something, or is dead): what is reported of it
-// past the ready list; 0: nothing.
-std::uint32_t EpollSet::Tells(const Direct& direct) {
+// past the ready list, and with which data; 0: nothing.
+std::uint32_t EpollSet::Tells(const Direct& direct, std::uint64_t* data) {
   Interest* const interest = direct.interest;
   const std::uint32_t events = interest->events.load(std::memory_order_relaxed);
   if ((events & kReadable) == 0 ||
@@ -73,10 +73,11 @@ std::uint32_t EpollSet::Tells(const Direct& direct) {
     if ((events & (kRoom | EPOLLONESHOT)) == 0 ||
         (room && (events & EPOLLONESHOT) == 0 &&
          sock->HasRoom(-1, direct.lane))) {
+      *data = interest->data.load(std::memory_order_relaxed);
       return events & (room ? kInput | kRoom : kInput);
     }
     if ((events & (kRoom | EPOLLONESHOT)) == EPOLLONESHOT) {
-      return Spend(interest, sock, events) ? events & kInput : 0;
+      return Spend(interest, sock, events, data) ? events & kInput : 0;
     }
   }
   if (by_edges) interest->edge.store(true, std::memory_order_relaxed);
@@ -118,12 +119,11 @@ int EpollSet::TellDirect(epoll_event* out, int capacity) {
       break;
     }
     if (!direct_[d].lane->RxPendingQuick()) continue;
-    const std::uint32_t events = Tells(direct_[d]);
+    std::uint64_t data;
+    const std::uint32_t events = Tells(direct_[d], &data);
     if (events == 0) continue;
     Interest* interest = direct_[d].interest;
-    if (!base::TryTell(out + filled, events,
-                       interest->data.load(std::memory_order_relaxed)))
-        [[unlikely]] {
+    if (!base::TryTell(out + filled, events, data)) [[unlikely]] {
       Untold(interest);
       break;
     }
@@ -138,19 +138,19 @@ int EpollSet::TellDirect(epoll_event* out, int capacity) {
 [[gnu::always_inline]] inline bool EpollSet::TellOne(const Direct& direct,
                                                      epoll_event* out) {
   Interest* const interest = direct.interest;
+  std::uint64_t data;
   std::uint32_t events = interest->events.load(std::memory_order_relaxed);
   if ((events & kAsked) == EPOLLIN && direct.lane->InMemory() &&
       !interest->spent.load(std::memory_order_relaxed) &&
       !interest->ready.load(std::memory_order_relaxed) &&
       direct.sock->TellsInputAlone()) [[likely]] {
     events = EPOLLIN;
+    data = interest->data.load(std::memory_order_relaxed);
   } else {
-    events = Tells(direct);
+    events = Tells(direct, &data);
     if (events == 0) return false;
   }
-  if (!base::TryTell(out, events,
-                     interest->data.load(std::memory_order_relaxed)))
-      [[unlikely]] {
+  if (!base::TryTell(out, events, data)) [[unlikely]] {
     Untold(interest);
     return false;
   }

@@ -137,14 +137,16 @@ int EpollSet::DrainPoller(Fresh* fresh) {
 // The one report of `interest` is this thread's: not if ToldByLane has come
 // first, nor if it is the registration of another stream by now, nor if it has
 // been armed for others than these events: that is another report, which is on
-// the list, or found by the next look.
-bool EpollSet::Spend(Interest* interest, const Sock* sock,
-                     std::uint32_t events) {
+// the list, or found by the next look.  `data` is what it was armed with: an
+// arming that comes now is told of behind it.
+bool EpollSet::Spend(Interest* interest, const Sock* sock, std::uint32_t events,
+                     std::uint64_t* data) {
   interest_latch.lock();
   const bool mine =
       interest->set == this && interest->sock == sock &&
       interest->events.load(std::memory_order_relaxed) == events &&
       !interest->spent.exchange(true, std::memory_order_relaxed);
+  *data = interest->data.load(std::memory_order_relaxed);
   interest_latch.unlock();
   return mine;
 }
@@ -228,12 +230,12 @@ int EpollSet::Collect(epoll_event* out, int capacity) {
       const std::uint32_t ready =
           holds & ((events & 0xffff) | EPOLLERR | EPOLLHUP);
       if (ready == 0) continue;
-      if ((events & EPOLLONESHOT) != 0 && !Spend(interest, sock, events)) {
+      std::uint64_t data = interest->data.load(std::memory_order_relaxed);
+      if ((events & EPOLLONESHOT) != 0 &&
+          !Spend(interest, sock, events, &data)) {
         continue;
       }
-      if (!base::TryTell(out + filled, ready,
-                         interest->data.load(std::memory_order_relaxed)))
-          [[unlikely]] {
+      if (!base::TryTell(out + filled, ready, data)) [[unlikely]] {
         // As the kernel: it stays as it was, and so do those behind it.
         Untold(interest);
         for (++b; b < n; ++b) batch[kept++] = batch[b];

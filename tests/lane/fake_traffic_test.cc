@@ -14,6 +14,7 @@
 #include <thread>
 #include <vector>
 
+#include "lib/base/clock.h"
 #include "tests/lane/fake_ends.h"
 
 namespace rcsock::lane::test {
@@ -213,6 +214,48 @@ TEST_P(Traffic, SmallSendsJoinWhileTheWindowIsFull) {
   iovec iov{got, sizeof(got)};
   ASSERT_EQ(peer_->Read(&iov, 1, 0, sizeof(got), false), 150u);
   for (int i = 0; i < 150; ++i) EXPECT_EQ(got[i], static_cast<char>(i));
+}
+
+// A thread that is now and then interrupted sends on in a burst; one that has
+// something else to do between its sends, or pauses, has no message waiting.
+TEST_P(Traffic, ABurstOutlastsAFewShortGaps) {
+  base::InitClock();
+  made_.pair->side[0].flusher.reset();
+  made_.pair->side[0].domain->SetFlushTimer([](void*) {}, nullptr);
+  std::size_t posted = 0;
+  const auto post_behind = [&](std::uint64_t gap_us) {
+    const std::uint64_t start = base::Ticks();
+    while (base::Ticks() - start < gap_us * base::ticks_per_us) {
+    }
+    posted += Post(lane_, 1);
+  };
+  const auto read_all = [&] {
+    made_.pair->side[0].domain->FlushDeferred();
+    made_.pair->Pump();
+    std::string sink(posted, 0);
+    iovec iov{sink.data(), sink.size()};
+    EXPECT_EQ(peer_->Read(&iov, 1, 0, posted, false), posted);
+    peer_->Credit();
+    made_.pair->Pump();
+    posted = 0;
+  };
+  int kept = 0;
+  for (int round = 0; round < 50; ++round) {
+    for (int i = 0; i < 40; ++i) post_behind(0);
+    // (Or this thread has lost its processor just now.)
+    if (!lane_->Quiet()) {
+      post_behind(20);
+      if (!lane_->Quiet()) ++kept;
+    }
+    post_behind(1'000);
+    EXPECT_TRUE(lane_->Quiet());
+    read_all();
+  }
+  EXPECT_GT(kept, 0);
+  for (int i = 0; i < 40; ++i) post_behind(0);
+  for (int i = 0; i < 40; ++i) post_behind(20);
+  EXPECT_TRUE(lane_->Quiet());
+  read_all();
 }
 
 TEST_P(Traffic, RepliesNeverWait) {

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cstdint>
 #include <vector>
 
@@ -405,6 +406,74 @@ Case room_beside_news(
         Warm(others.back());
       }
       for (const int other : others) ::close(other);
+    });
+
+// One stream always has something to read; the room of another is told beside
+// it all the same, and soon: here at best of several rounds, by level and edge.
+Case room_beside_a_busy_one(
+    "room_beside_a_busy_one",
+    [](int fd) {
+      const int listener = ListenAndTell();
+      const int full = Accept(listener);
+      Warm(full);
+      SetNonblock(full, true);
+      Barrier();
+      for (const std::uint32_t mode : {0u, std::uint32_t{EPOLLET}}) {
+        const int set = NewSet();
+        CHECK_THAT(Ctl(set, EPOLL_CTL_ADD, fd, EPOLLIN) == 0);
+        CHECK_THAT(Ctl(set, EPOLL_CTL_ADD, full, EPOLLOUT | mode) == 0);
+        auto least = std::chrono::nanoseconds::max();
+        for (int round = 0; round < 10; ++round) {
+          const std::vector<char> text(60'000);
+          std::uint64_t sent = 0;
+          for (int calm = 0; calm < 5; ++calm) {
+            ssize_t n;
+            while ((n = ::send(full, text.data(), text.size(), 0)) > 0) {
+              sent += static_cast<std::uint64_t>(n);
+              calm = 0;
+            }
+            ::usleep(1000);
+          }
+          epoll_event events[4];
+          // Until nothing is told but of the busy one.
+          for (int calm = 0; calm < 100;) {
+            const int n = ::epoll_wait(set, events, 4, 0);
+            calm = n == 1 && events[0].data.fd == fd ? calm + 1 : 0;
+          }
+          Tell(static_cast<std::int64_t>(sent));
+          Barrier();
+          const auto start = std::chrono::steady_clock::now();
+          for (bool told = false; !told;) {
+            const int n = ::epoll_wait(set, events, 4, kLong);
+            if (n < 1) Fail("%d", n);
+            for (int i = 0; i < n; ++i) told |= events[i].data.fd == full;
+          }
+          least = std::min(least, std::chrono::steady_clock::now() - start);
+        }
+        Log("%s: late: %d", mode != 0 ? "edge" : "level",
+            least > std::chrono::microseconds(800));
+        ::close(set);
+      }
+      Barrier();
+      ::close(full);
+      ::close(listener);
+    },
+    [](int fd) {
+      const int full = Connect(HearPort());
+      Warm(full);
+      SendAll(fd, "a", 1);
+      Barrier();
+      std::vector<char> text(100'000);
+      for (int round = 0; round < 20; ++round) {
+        for (auto left = static_cast<std::uint64_t>(Hear()); left > 0;) {
+          const std::size_t n = std::min<std::uint64_t>(left, text.size());
+          RecvAll(full, text.data(), n);
+          left -= n;
+        }
+        Barrier();
+      }
+      Barrier();
+      ::close(full);
     });
 
 }  // namespace

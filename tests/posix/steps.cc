@@ -10,6 +10,8 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <cstdint>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <ctime>
@@ -150,6 +152,101 @@ Case jumps_at_each_step(
         SendAll(fd, &byte, 1);
         RecvAll(fd, &byte, 1);
       }
+    },
+    {.seconds = 120});
+
+// --- A registration that is told of once
+
+std::atomic<bool> stands{false};  // the waiting thread does, where it is due
+std::atomic<bool> goes{false};
+std::atomic<bool> over{false};  // its call is
+
+void StandOnTrap(int, siginfo_t*, void* context) {
+  greg_t* regs = static_cast<ucontext_t*>(context)->uc_mcontext.gregs;
+  if (done == due) {
+    regs[REG_EFL] &= ~kTrap;
+    stands = true;
+    while (!goes) Raw(SYS_sched_yield, 0, 0, 0, 0);
+  }
+  done = done + 1;
+}
+
+void Arm(int set, int fd, std::uint32_t events, std::uint32_t data) {
+  epoll_event event{};
+  event.events = events | EPOLLONESHOT;
+  event.data.u32 = data;
+  CHECK_THAT(::epoll_ctl(set, EPOLL_CTL_MOD, fd, &event) == 0);
+}
+
+// There is always something to read.  While one thread is in its wait, an
+// instruction later in each round, another arms the registration anew: what is
+// told is the first arming, and the second one is told after it; or the second,
+// and nothing is.
+void ArmedAtEachStep(int fd, std::uint32_t events) {
+  const int set = ::epoll_create1(0);
+  epoll_event event{};
+  CHECK_THAT(::epoll_ctl(set, EPOLL_CTL_ADD, fd, &event) == 0);
+  HandleTraps(&StandOnTrap);
+  constexpr int kMost = 4000;
+  int wrong = 0;
+  bool found[3] = {};
+  due = 0;
+  for (bool within = true; within && due < kMost; ++due) {
+    Arm(set, fd, EPOLLIN, 1);
+    stands = goes = over = false;
+    epoll_event first_told{};
+    int n = 0;
+    std::thread waiter([&] {
+      done = 0;
+      BeginSteps();
+      n = ::epoll_wait(set, &first_told, 1, 5000);
+      EndSteps();
+      over = true;
+    });
+    while (!stands && !over) std::this_thread::yield();
+    within = stands;
+    std::atomic<bool> armed{false};
+    std::thread other([&] {
+      Arm(set, fd, events, 2);
+      armed = true;
+    });
+    // (It may want a latch that the waiting thread has.)
+    for (int i = 0; i < 20 && !armed; ++i) ::usleep(100);
+    goes = true;
+    waiter.join();
+    other.join();
+    epoll_event second{};
+    const int more = ::epoll_wait(set, &second, 1, 0);
+    const std::uint32_t asked = first_told.data.u32 == 1 ? EPOLLIN : events;
+    const bool right =
+        n == 1 && (first_told.events & ~asked) == 0 &&
+        (first_told.data.u32 == 1 ? more == 1 && second.data.u32 == 2 &&
+                                        (second.events & ~events) == 0
+                                  : first_told.data.u32 == 2 && more == 0);
+    if (!right && ++wrong == 1) {
+      std::fprintf(stderr, "step %d: %d of %u, then %d of %u\n", due, n,
+                   first_told.data.u32, more, second.data.u32);
+    }
+    if (right) found[first_told.data.u32] = true;
+  }
+  Log("wrong: %d, found both: %d", wrong, found[1] && found[2]);
+  ::close(set);
+}
+
+Case armed_at_each_step(
+    "once_armed_at_each_step",
+    [](int fd) {
+      Barrier();
+      ArmedAtEachStep(fd, EPOLLIN);
+      ArmedAtEachStep(fd, EPOLLIN | EPOLLRDHUP);
+      ArmedAtEachStep(fd, EPOLLIN | EPOLLOUT);
+      ArmedAtEachStep(fd, EPOLLOUT);
+      Barrier();
+    },
+    [](int fd) {
+      SendAll(fd, "a", 1);
+      Barrier();
+      Barrier();
     },
     {.seconds = 120});
 

@@ -18,6 +18,12 @@ constexpr std::uint64_t kWindow = 4;
 // burst, and from so many on a lane they are put together.
 constexpr std::uint64_t kGapUs = 10;
 constexpr std::uint32_t kBurst = 16;
+// A longer gap, as an interrupt or another thread's turn makes them, costs a
+// burst some of its sends: one that has them at every fifth send or more ends.
+// (Each of many lanes would need sixteen sends anew, and then what they take
+// makes more such gaps.)  A pause ends it at once.
+constexpr std::uint32_t kGapCosts = 4;
+constexpr std::uint64_t kPauseUs = 200;
 // Sends that are put together, and how long their record grows.
 constexpr std::size_t kSmallSend = 8 * 1024;
 constexpr std::uint32_t kJoined = 16 * 1024;
@@ -47,12 +53,16 @@ bool QpLane::Streaming() const {
 }
 
 bool QpLane::Bursts(bool reply) {
-  if (reply || base::Ticks() - tls_post_ended > kGapUs * base::ticks_per_us) {
+  const std::uint64_t gap = base::Ticks() - tls_post_ended;
+  if (reply || gap > kPauseUs * base::ticks_per_us) {
     burst_ = 0;
+  } else if (gap > kGapUs * base::ticks_per_us) {
+    burst_ -= std::min(burst_, kGapCosts);
   } else if (burst_ < kBurst) {
     ++burst_;
   }
-  return burst_ == kBurst;
+  bursting_ = burst_ == kBurst || (bursting_ && burst_ > kBurst / 2);
+  return bursting_;
 }
 
 // Enough has been consumed to go along with a write that goes anyway and can't
