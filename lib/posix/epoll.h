@@ -82,6 +82,12 @@ struct alignas(64) Interest {
   // the latch's.
   bool was_user = false;
   EpollSet* was_of = nullptr;  // while it is in a Lookers
+
+  // Whether it is armed with what a look, which has no latch, has read of it.
+  bool Is(std::uint32_t its_events, std::uint64_t its_data) const {
+    return events.load(std::memory_order_relaxed) == its_events &&
+           data.load(std::memory_order_relaxed) == its_data;
+  }
 };
 
 namespace hook {
@@ -324,7 +330,9 @@ class EpollSet final : public File {
       EPOLLRDHUP | static_cast<std::uint32_t>(EPOLLET);
   static constexpr std::uint32_t kReadable = EPOLLIN | EPOLLRDNORM | EPOLLRDHUP;
   static constexpr std::uint32_t kDirectLooks = 32;
-  static constexpr std::uint32_t kColdLooks = 8;  // one that finds no hot one
+  // What one that finds no hot one, or comes with a look at the kernel, counts
+  // for.
+  static constexpr std::uint32_t kColdLooks = 8;
   // Waits after one that has found others, whose first look is at all.
   static constexpr std::uint32_t kColdFor = 8;
 

@@ -38,6 +38,7 @@ void EpollSet::RebuildNow() {
 // past the ready list, and with which data; 0: nothing.
 std::uint32_t EpollSet::Tells(const Direct& direct, std::uint64_t* data) {
   Interest* const interest = direct.interest;
+  *data = interest->data.load(std::memory_order_relaxed);
   const std::uint32_t events = interest->events.load(std::memory_order_relaxed);
   if ((events & kReadable) == 0 ||
       interest->spent.load(std::memory_order_relaxed)) {
@@ -70,10 +71,10 @@ std::uint32_t EpollSet::Tells(const Direct& direct, std::uint64_t* data) {
     // As the kernel, an edge is told of with all that holds; and without one,
     // room is what the list looks at in every wait.
     const bool room = by_edges && (events & kRoom) != 0;
-    if ((events & (kRoom | EPOLLONESHOT)) == 0 ||
-        (room && (events & EPOLLONESHOT) == 0 &&
-         sock->HasRoom(-1, direct.lane))) {
-      *data = interest->data.load(std::memory_order_relaxed);
+    if (((events & (kRoom | EPOLLONESHOT)) == 0 ||
+         (room && (events & EPOLLONESHOT) == 0 &&
+          sock->HasRoom(-1, direct.lane))) &&
+        interest->Is(events, *data)) {
       return events & (room ? kInput | kRoom : kInput);
     }
     if ((events & (kRoom | EPOLLONESHOT)) == EPOLLONESHOT) {

@@ -191,6 +191,7 @@ int EpollSet::Collect(epoll_event* out, int capacity) {
     for (int b = 0; b < n; ++b) {
       Interest* interest = batch[b];
       Sock* sock = interest->sock;
+      std::uint64_t data = interest->data.load(std::memory_order_relaxed);
       const std::uint32_t events =
           interest->events.load(std::memory_order_relaxed);
       if (interest->set != this || sock == nullptr ||
@@ -229,10 +230,14 @@ int EpollSet::Collect(epoll_event* out, int capacity) {
           &plain);
       const std::uint32_t ready =
           holds & ((events & 0xffff) | EPOLLERR | EPOLLHUP);
-      if (ready == 0) continue;
-      std::uint64_t data = interest->data.load(std::memory_order_relaxed);
-      if ((events & EPOLLONESHOT) != 0 &&
-          !Spend(interest, sock, events, &data)) {
+      // Armed anew meanwhile: the edge that was taken may be that one's.
+      if (!interest->Is(events, data)) [[unlikely]] {
+        interest->edge.store(true, std::memory_order_relaxed);
+        --b;
+        continue;
+      }
+      if (ready == 0 || ((events & EPOLLONESHOT) != 0 &&
+                         !Spend(interest, sock, events, &data))) {
         continue;
       }
       if (!base::TryTell(out + filled, ready, data)) [[unlikely]] {

@@ -271,11 +271,11 @@ int EpollSet::Wait(Leave* leave, epoll_event* out, int capacity,
   // However busy the lanes are, kernel descriptors get their look; first, so
   // that ready streams cannot take all the room.
   const std::uint32_t moves = moves_.load(std::memory_order_seq_cst);
-  // (So do the bitmaps and the list, which a direct stream that always has
-  // something would keep waiting.)
-  bool all_due = false;
+  // (So do the bitmaps and the list, every fourth time: a direct stream that
+  // always has something would keep them waiting.)
+  bool due = false;
   if (!InOrderWithKernel(capacity) && KernelDue() && !gone()) {
-    all_due = true;
+    due = true;
     leave->Ask();
     const int n = KernelWait(out, capacity > 1 ? capacity / 2 : 1, 0, nullptr,
                              &leave->unlooked);
@@ -318,12 +318,12 @@ int EpollSet::Wait(Leave* leave, epoll_event* out, int capacity,
           if (crowded) hot_hits_ += static_cast<std::uint32_t>(filled);
           // The bitmaps and the list in few of the looks, where there are
           // direct streams, so that these are met early.
-          undrained_ += crowded && filled == 0 ? kColdLooks : 1;
-          if (direct_count_ == 0 || undrained_ >= kDirectLooks || all_due ||
+          undrained_ += due || (crowded && filled == 0) ? kColdLooks : 1;
+          due = false;
+          if (direct_count_ == 0 || undrained_ >= kDirectLooks ||
               (timeout_ns == 0 && filled == 0) ||
               ready_count_.load(std::memory_order_relaxed) > 0) {
             undrained_ = 0;
-            all_due = false;
             filled += DrainAndCollect(out + filled, capacity - filled);
             if (filled == 0 && room == 0) filled = TellDirect(out, capacity);
           }
