@@ -173,18 +173,21 @@ void StandOnTrap(int, siginfo_t*, void* context) {
   done = done + 1;
 }
 
-void Arm(int set, int fd, std::uint32_t events, std::uint32_t data) {
+void Arm(int set, int fd, std::uint32_t events, std::uint32_t data,
+         bool anew = false) {
   epoll_event event{};
   event.events = events;
   event.data.u32 = data;
-  CHECK_THAT(::epoll_ctl(set, EPOLL_CTL_MOD, fd, &event) == 0);
+  CHECK_THAT(
+      ::epoll_ctl(set, anew ? EPOLL_CTL_ADD : EPOLL_CTL_MOD, fd, &event) == 0);
 }
 
 // There is always something to read.  While one thread is in its wait, an
 // instruction later in each round, another arms the registration anew: what is
 // told is the first arming, and the second one is told after it; or the second,
 // and nothing is.  (A lane may tell one edge more.)
-void ArmedAtEachStep(int fd, std::uint32_t once, std::uint32_t events) {
+void ArmedAtEachStep(int fd, std::uint32_t once, std::uint32_t events,
+                     bool anew) {
   const int set = ::epoll_create1(0);
   epoll_event event{};
   CHECK_THAT(::epoll_ctl(set, EPOLL_CTL_ADD, fd, &event) == 0);
@@ -193,7 +196,7 @@ void ArmedAtEachStep(int fd, std::uint32_t once, std::uint32_t events) {
   int wrong = 0;
   bool found[3] = {};
   due = 0;
-  for (bool within = true; within && due < kMost; due += 1 + due / 100) {
+  for (bool within = true; within && due < kMost; due += 1 + due / 40) {
     Arm(set, fd, EPOLLIN | once, 1);
     stands = goes = over = false;
     epoll_event first_told{};
@@ -209,7 +212,8 @@ void ArmedAtEachStep(int fd, std::uint32_t once, std::uint32_t events) {
     within = stands;
     std::atomic<bool> armed{false};
     std::thread other([&] {
-      Arm(set, fd, events | once, 2);
+      if (anew) CHECK_THAT(::epoll_ctl(set, EPOLL_CTL_DEL, fd, nullptr) == 0);
+      Arm(set, fd, events | once, 2, anew);
       armed = true;
     });
     // (It may want a latch that the waiting thread has.)
@@ -245,10 +249,12 @@ Case armed(
       Barrier();
       for (const std::uint32_t once :
            {std::uint32_t{EPOLLONESHOT}, kEdges, EPOLLONESHOT | kEdges}) {
-        ArmedAtEachStep(fd, once, EPOLLIN);
-        ArmedAtEachStep(fd, once, EPOLLIN | EPOLLRDNORM);
-        ArmedAtEachStep(fd, once, EPOLLIN | EPOLLOUT);
-        ArmedAtEachStep(fd, once, EPOLLOUT);
+        for (const bool anew : {false, true}) {
+          ArmedAtEachStep(fd, once, EPOLLIN, anew);
+          ArmedAtEachStep(fd, once, EPOLLIN | EPOLLRDNORM, anew);
+          ArmedAtEachStep(fd, once, EPOLLIN | EPOLLOUT, anew);
+          ArmedAtEachStep(fd, once, EPOLLOUT, anew);
+        }
       }
       Barrier();
     },
@@ -257,6 +263,6 @@ Case armed(
       Barrier();
       Barrier();
     },
-    {.seconds = 120});
+    {.seconds = 240});
 
 }  // namespace
