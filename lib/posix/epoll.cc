@@ -250,8 +250,11 @@ int EpollSet::Ctl(int number, int op, int fd, Sock* sock, epoll_event* event) {
       result = -1;
     }
     if (result == 0) {
-      found->events.store(event->events, std::memory_order_relaxed);
+      // It asks for nothing while its data change: a look without the latch,
+      // which reads the data first, has one arming's of both, or looks again.
+      found->events.store(0, std::memory_order_relaxed);
       Registry::SetData(found, event->data.u64);
+      found->events.store(event->events, std::memory_order_release);
       found->told_by_kernel = false;
       found->armed_here = true;
       found->spent.store(false, std::memory_order_relaxed);

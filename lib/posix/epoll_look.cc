@@ -38,7 +38,7 @@ void EpollSet::RebuildNow() {
 // past the ready list, and with which data; 0: nothing.
 std::uint32_t EpollSet::Tells(const Direct& direct, std::uint64_t* data) {
   Interest* const interest = direct.interest;
-  *data = interest->data.load(std::memory_order_relaxed);
+  *data = interest->data.load(std::memory_order_acquire);
   const std::uint32_t events = interest->events.load(std::memory_order_relaxed);
   if ((events & kReadable) == 0 ||
       interest->spent.load(std::memory_order_relaxed)) {

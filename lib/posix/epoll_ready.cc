@@ -191,7 +191,7 @@ int EpollSet::Collect(epoll_event* out, int capacity) {
     for (int b = 0; b < n; ++b) {
       Interest* interest = batch[b];
       Sock* sock = interest->sock;
-      std::uint64_t data = interest->data.load(std::memory_order_relaxed);
+      std::uint64_t data = interest->data.load(std::memory_order_acquire);
       const std::uint32_t events =
           interest->events.load(std::memory_order_relaxed);
       if (interest->set != this || sock == nullptr ||

@@ -131,7 +131,7 @@ struct Registry {
   static void SetData(Interest* interest, std::uint64_t data) {
     EpollSet* const set = interest->set;
     const std::uint64_t old =
-        interest->data.exchange(data, std::memory_order_relaxed);
+        interest->data.exchange(data, std::memory_order_acq_rel);
     if (!interest->counted) return;
     set->CountLocal(data, true);
     set->CountLocal(old, false);

@@ -182,12 +182,13 @@ void Arm(int set, int fd, std::uint32_t events, std::uint32_t data,
       ::epoll_ctl(set, anew ? EPOLL_CTL_ADD : EPOLL_CTL_MOD, fd, &event) == 0);
 }
 
-// There is always something to read.  While one thread is in its wait, an
-// instruction later in each round, another arms the registration anew: what is
-// told is the first arming, and the second one is told after it; or the second,
-// and nothing is.  (A lane may tell one edge more.)
+// There is always something to read.  Of two threads, one waits, and the other
+// arms the registration anew; one of them (`steps_arm`: the latter) stands an
+// instruction later in each round while the other goes on.  What is told is the
+// first arming, and the second one is told after it; or the second, and nothing
+// is.  (A lane may tell one edge more.)
 void ArmedAtEachStep(int fd, std::uint32_t once, std::uint32_t events,
-                     bool anew) {
+                     bool anew, bool steps_arm) {
   const int set = ::epoll_create1(0);
   epoll_event event{};
   CHECK_THAT(::epoll_ctl(set, EPOLL_CTL_ADD, fd, &event) == 0);
@@ -201,25 +202,29 @@ void ArmedAtEachStep(int fd, std::uint32_t once, std::uint32_t events,
     stands = goes = over = false;
     epoll_event first_told{};
     int n = 0;
-    std::thread waiter([&] {
+    const auto wait = [&] { n = ::epoll_wait(set, &first_told, 1, 5000); };
+    const auto arm = [&] {
+      if (anew) CHECK_THAT(::epoll_ctl(set, EPOLL_CTL_DEL, fd, nullptr) == 0);
+      Arm(set, fd, events | once, 2, anew);
+    };
+    std::thread stepped([&] {
       done = 0;
       BeginSteps();
-      n = ::epoll_wait(set, &first_told, 1, 5000);
+      steps_arm ? arm() : wait();
       EndSteps();
       over = true;
     });
     while (!stands && !over) std::this_thread::yield();
     within = stands;
-    std::atomic<bool> armed{false};
+    std::atomic<bool> other_over{false};
     std::thread other([&] {
-      if (anew) CHECK_THAT(::epoll_ctl(set, EPOLL_CTL_DEL, fd, nullptr) == 0);
-      Arm(set, fd, events | once, 2, anew);
-      armed = true;
+      steps_arm ? wait() : arm();
+      other_over = true;
     });
-    // (It may want a latch that the waiting thread has.)
-    for (int i = 0; i < 20 && !armed; ++i) ::usleep(100);
+    // (It may want a latch that the one that stands has.)
+    for (int i = 0; i < 20 && !other_over; ++i) ::usleep(100);
     goes = true;
-    waiter.join();
+    stepped.join();
     other.join();
     epoll_event second{};
     const int more = ::epoll_wait(set, &second, 1, 0);
@@ -249,11 +254,14 @@ Case armed(
       Barrier();
       for (const std::uint32_t once :
            {std::uint32_t{EPOLLONESHOT}, kEdges, EPOLLONESHOT | kEdges}) {
-        for (const bool anew : {false, true}) {
-          ArmedAtEachStep(fd, once, EPOLLIN, anew);
-          ArmedAtEachStep(fd, once, EPOLLIN | EPOLLRDNORM, anew);
-          ArmedAtEachStep(fd, once, EPOLLIN | EPOLLOUT, anew);
-          ArmedAtEachStep(fd, once, EPOLLOUT, anew);
+        for (const int how : {0, 1, 2, 3}) {
+          const bool anew = how % 2 != 0;
+          const bool steps_arm = how / 2 != 0;
+          for (const std::uint32_t events :
+               {std::uint32_t{EPOLLIN}, std::uint32_t{EPOLLIN | EPOLLRDNORM},
+                std::uint32_t{EPOLLIN | EPOLLOUT}, std::uint32_t{EPOLLOUT}}) {
+            ArmedAtEachStep(fd, once, events, anew, steps_arm);
+          }
         }
       }
       Barrier();
