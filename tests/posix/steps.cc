@@ -157,21 +157,7 @@ Case jumps_at_each_step(
 
 // --- A registration that is told of once, or by edges
 
-std::atomic<bool> stands{false};  // the waiting thread does, where it is due
-std::atomic<bool> goes{false};
-std::atomic<bool> over{false};  // its call is
-
 constexpr auto kEdges = static_cast<std::uint32_t>(EPOLLET);
-
-void StandOnTrap(int, siginfo_t*, void* context) {
-  greg_t* regs = static_cast<ucontext_t*>(context)->uc_mcontext.gregs;
-  if (done == due) {
-    regs[REG_EFL] &= ~kTrap;
-    stands = true;
-    while (!goes) Raw(SYS_sched_yield, 0, 0, 0, 0);
-  }
-  done = done + 1;
-}
 
 void Arm(int set, int fd, std::uint32_t events, std::uint32_t data,
          bool anew = false) {
@@ -192,14 +178,16 @@ void ArmedAtEachStep(int fd, std::uint32_t once, std::uint32_t events,
   const int set = ::epoll_create1(0);
   epoll_event event{};
   CHECK_THAT(::epoll_ctl(set, EPOLL_CTL_ADD, fd, &event) == 0);
-  HandleTraps(&StandOnTrap);
+  HandleTraps(&Standing::OnTrap);
   constexpr int kMost = 4000;
   int wrong = 0;
   bool found[3] = {};
-  due = 0;
-  for (bool within = true; within && due < kMost; due += 1 + due / 40) {
+  Standing::due = 0;
+  for (bool within = true; within && Standing::due < kMost;
+       Standing::due += 1 + Standing::due / 40) {
     Arm(set, fd, EPOLLIN | once, 1);
-    stands = goes = over = false;
+    Standing::stands = Standing::goes = false;
+    std::atomic<bool> over{false};
     epoll_event first_told{};
     int n = 0;
     const auto wait = [&] { n = ::epoll_wait(set, &first_told, 1, 5000); };
@@ -208,14 +196,11 @@ void ArmedAtEachStep(int fd, std::uint32_t once, std::uint32_t events,
       Arm(set, fd, events | once, 2, anew);
     };
     std::thread stepped([&] {
-      done = 0;
-      BeginSteps();
-      steps_arm ? arm() : wait();
-      EndSteps();
+      Standing::Run([&] { steps_arm ? arm() : wait(); });
       over = true;
     });
-    while (!stands && !over) std::this_thread::yield();
-    within = stands;
+    while (!Standing::stands && !over) std::this_thread::yield();
+    within = Standing::stands;
     std::atomic<bool> other_over{false};
     std::thread other([&] {
       steps_arm ? wait() : arm();
@@ -223,7 +208,7 @@ void ArmedAtEachStep(int fd, std::uint32_t once, std::uint32_t events,
     });
     // (It may want a latch that the one that stands has.)
     for (int i = 0; i < 20 && !other_over; ++i) ::usleep(100);
-    goes = true;
+    Standing::goes = true;
     stepped.join();
     other.join();
     epoll_event second{};
@@ -238,9 +223,9 @@ void ArmedAtEachStep(int fd, std::uint32_t once, std::uint32_t events,
                        all == events && (more == 0 || second.data.u32 == 2) &&
                        (data == 1 || once == kEdges || more == 0);
     if (!right && ++wrong == 1) {
-      std::fprintf(stderr, "step %d: %d of %u, %x, then %d of %u, %x\n", due, n,
-                   data, first_told.events, more, second.data.u32,
-                   second.events);
+      std::fprintf(stderr, "step %d: %d of %u, %x, then %d of %u, %x\n",
+                   Standing::due, n, data, first_told.events, more,
+                   second.data.u32, second.events);
     }
     if (right) found[data] = true;
   }

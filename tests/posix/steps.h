@@ -3,6 +3,9 @@
 
 #include <signal.h>
 #include <sys/syscall.h>
+#include <ucontext.h>
+
+#include <atomic>
 
 #include "tests/posix/pair.h"
 
@@ -59,6 +62,32 @@ inline void HandleTraps(void (*handler)(int, siginfo_t*, void*)) {
       "lea 128(%%rsp), %%rsp" ::"i"(~kTrap)
       : "memory", "cc");
 }
+
+// A thread that stands at one of its instructions until it may go on.
+struct Standing {
+  inline static int due = 0;  // the instruction
+  inline static std::atomic<bool> stands{false};
+  inline static std::atomic<bool> goes{false};
+  inline static thread_local volatile int done = 0;
+
+  static void OnTrap(int, siginfo_t*, void* context) {
+    greg_t* regs = static_cast<ucontext_t*>(context)->uc_mcontext.gregs;
+    if (done == due) {
+      regs[REG_EFL] &= ~kTrap;
+      stands = true;
+      while (!goes) Raw(SYS_sched_yield, 0, 0, 0, 0);
+    }
+    done = done + 1;
+  }
+  // In the thread that is to stand.
+  template <class Call>
+  static void Run(const Call& call) {
+    done = 0;
+    BeginSteps();
+    call();
+    EndSteps();
+  }
+};
 
 }  // namespace steps
 
