@@ -5,6 +5,8 @@
 #include <sys/select.h>
 #include <sys/socket.h>
 #include <sys/time.h>
+#include <sys/types.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -116,5 +118,100 @@ Case arrives(
       }
     },
     {.seconds = 240});
+
+// --- What else comes
+
+// What the peer does when it is told to: each ends the wait.
+enum : std::int64_t { kBehindAFork, kCloses, kShuts };
+
+// A connection for each round, which is on its lane.
+void EndsAtEachStep(const char* what, std::int64_t act, int listener,
+                    const std::function<bool(int)>& wait) {
+  HandleTraps(&Standing::OnTrap);
+  int wrong = 0;
+  constexpr int kMost = 6'000;
+  Standing::due = 0;
+  for (bool stood = true; stood && Standing::due < kMost;
+       Standing::due += 1 + Standing::due / 20) {
+    Tell(act);
+    const int fd = Accept(listener);
+    Warm(fd);
+    Standing::stands = Standing::goes = false;
+    bool found = false;
+    std::thread waiter([&] { Standing::Run([&] { found = wait(fd); }); });
+    const std::uint64_t end = NowMs() + 30;
+    while (!Standing::stands && NowMs() < end) std::this_thread::yield();
+    stood = Standing::stands;
+    Barrier();
+    // (Half of what follows comes while it stands.)
+    if (Standing::due % 2 == 0) ::usleep(500);
+    Standing::goes = true;
+    waiter.join();
+    if (!found && ++wrong == 1) {
+      std::fprintf(stderr, "%s, step %d\n", what, Standing::due);
+    }
+    ::close(fd);
+  }
+  std::fprintf(stderr, "%s: %d steps\n", what, Standing::due);
+  Log("%s: slept on: %d", what, wrong);
+}
+
+Case ends(
+    "ends_at_each_step",
+    [](int) {
+      const int listener = ListenAndTell();
+      const char* const names[] = {"behind a fork", "closed", "shut"};
+      for (const std::int64_t act : {kBehindAFork, kCloses, kShuts}) {
+        const ssize_t n = act == kBehindAFork ? 1 : 0;
+        char byte;
+        Log("%s", names[act]);
+        EndsAtEachStep("recv", act, listener, [&](int fd) {
+          const timeval limit{kLongest / 1000, 0};
+          ::setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
+          return ::recv(fd, &byte, 1, 0) == n;
+        });
+        EndsAtEachStep("poll", act, listener, [&](int fd) {
+          pollfd one{fd, POLLIN, 0};
+          return ::poll(&one, 1, kLongest) == 1 && ::recv(fd, &byte, 1, 0) == n;
+        });
+        EndsAtEachStep("epoll", act, listener, [&](int fd) {
+          const int set = ::epoll_create1(0);
+          epoll_event event{};
+          event.events = EPOLLIN;
+          ::epoll_ctl(set, EPOLL_CTL_ADD, fd, &event);
+          const bool told = ::epoll_wait(set, &event, 1, kLongest) == 1 &&
+                            ::recv(fd, &byte, 1, 0) == n;
+          ::close(set);
+          return told;
+        });
+      }
+      Tell(-1);
+      ::close(listener);
+    },
+    [](int) {
+      const int port = HearPort();
+      for (;;) {
+        const std::int64_t act = Hear();
+        if (act < 0) break;
+        const int fd = Connect(port);
+        Warm(fd);
+        Barrier();
+        if (act == kBehindAFork) {
+          const pid_t child = ::fork();
+          if (child == 0) ::_exit(0);
+          ::waitpid(child, nullptr, 0);
+          SendAll(fd, "a", 1);
+        } else if (act == kShuts) {
+          ::shutdown(fd, SHUT_WR);
+        }
+        // (Until it has been read.)
+        if (act != kCloses) {
+          char byte;
+          ::recv(fd, &byte, 1, 0);
+        }
+        ::close(fd);
+      }
+    },
+    {.seconds = 400});
 
 }  // namespace
