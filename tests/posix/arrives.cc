@@ -9,11 +9,14 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <cstdio>
 #include <functional>
 #include <thread>
+#include <vector>
 
 #include "tests/posix/pair.h"
 #include "tests/posix/steps.h"
@@ -210,6 +213,109 @@ Case ends(
           ::recv(fd, &byte, 1, 0);
         }
         ::close(fd);
+      }
+    },
+    {.seconds = 400});
+
+// --- Room
+
+// The peer reads all that there is room for, and more comes behind it.
+void RoomAtEachStep(const char* what, const std::function<bool()>& wait,
+                    int fd) {
+  HandleTraps(&Standing::OnTrap);
+  int wrong = 0;
+  constexpr int kMost = 6'000;
+  Standing::due = 0;
+  for (bool stood = true; stood && Standing::due < kMost;
+       Standing::due += 1 + Standing::due / 20) {
+    const std::vector<char> text(60'000);
+    std::int64_t sent = 0;
+    // (TCP goes on for a while, as its window grows.)
+    for (int calm = 0; calm < 3; ++calm) {
+      for (const std::size_t size : {text.size(), std::size_t{1}}) {
+        ssize_t n;
+        while ((n = ::send(fd, text.data(), size, MSG_DONTWAIT)) > 0) {
+          sent += n;
+          calm = 0;
+        }
+      }
+      ::usleep(1000);
+    }
+    Standing::stands = Standing::goes = false;
+    bool found = false;
+    std::thread waiter([&] { Standing::Run([&] { found = wait(); }); });
+    const std::uint64_t end = NowMs() + 30;
+    while (!Standing::stands && NowMs() < end) std::this_thread::yield();
+    stood = Standing::stands;
+    Tell(sent);
+    if (Standing::due % 2 == 0) ::usleep(500);
+    Standing::goes = true;
+    waiter.join();
+    if (!found && ++wrong == 1) {
+      std::fprintf(stderr, "%s, step %d\n", what, Standing::due);
+    }
+    SendAll(fd, "b", 1);
+    Barrier();
+  }
+  std::fprintf(stderr, "%s: %d steps\n", what, Standing::due);
+  Tell(-1);
+  Log("%s: slept on: %d", what, wrong);
+}
+
+Case room(
+    "room_at_each_step",
+    [](int fd) {
+      const timeval limit{kLongest / 1000, 0};
+      CHECK_THAT(
+          ::setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit) == 0);
+      RoomAtEachStep(
+          "send", [&] { return ::send(fd, "a", 1, 0) == 1; }, fd);
+      RoomAtEachStep(
+          "poll",
+          [&] {
+            pollfd one{fd, POLLOUT, 0};
+            return ::poll(&one, 1, kLongest) == 1 &&
+                   ::send(fd, "a", 1, MSG_DONTWAIT) == 1;
+          },
+          fd);
+      for (const std::uint32_t mode :
+           {std::uint32_t{0}, static_cast<std::uint32_t>(EPOLLET)}) {
+        RoomAtEachStep(
+            mode == 0 ? "epoll" : "epoll, by edges",
+            [&] {
+              const int set = ::epoll_create1(0);
+              epoll_event event{};
+              event.events = EPOLLOUT | mode;
+              CHECK_THAT(::epoll_ctl(set, EPOLL_CTL_ADD, fd, &event) == 0);
+              bool told = false;
+              bool sent = false;
+              do {
+                told = ::epoll_wait(set, &event, 1, kLongest) == 1;
+                sent = ::send(fd, "a", 1, MSG_DONTWAIT) == 1;
+              } while (told && !sent);
+              ::close(set);
+              return sent;
+            },
+            fd);
+      }
+    },
+    [](int fd) {
+      std::vector<char> text(100'000);
+      for (int waits = 0; waits < 4; ++waits) {
+        for (;;) {
+          std::int64_t left = Hear();
+          if (left < 0) break;
+          for (left += 2; left > 0;) {
+            const ssize_t n =
+                ::recv(fd, text.data(),
+                       std::min<std::size_t>(static_cast<std::size_t>(left),
+                                             text.size()),
+                       0);
+            if (n <= 0) Fail("%zd", n);
+            left -= n;
+          }
+          Barrier();
+        }
       }
     },
     {.seconds = 400});
