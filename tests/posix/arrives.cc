@@ -320,4 +320,77 @@ Case room(
     },
     {.seconds = 400});
 
+// --- Who brings it stands
+
+// `bring` is stepped; the peer, who goes to sleep meanwhile (in every third
+// round before), must be woken by what follows.
+void BroughtAtEachStep(const char* what, const std::function<void()>& bring) {
+  HandleTraps(&Standing::OnTrap);
+  Standing::due = 0;
+  int round = 0;
+  for (bool stood = true; stood;
+       Standing::due += 1 + Standing::due / 40, ++round) {
+    Standing::stands = Standing::goes = false;
+    std::atomic<bool> over{false};
+    const bool before = round % 3 == 0;
+    if (before) {
+      Tell(1);
+      ::usleep(300);
+    }
+    std::thread thread([&] {
+      Standing::Run(bring);
+      over = true;
+    });
+    while (!Standing::stands && !over) std::this_thread::yield();
+    stood = Standing::stands;
+    if (!before) Tell(1);
+    ::usleep(round % 3 == 1 ? 300 : 30);
+    Standing::goes = true;
+    thread.join();
+    Barrier();
+  }
+  Tell(-1);
+  std::fprintf(stderr, "%s: %d steps\n", what, Standing::due);
+}
+
+// The other end of it.
+void AwaitEach(const char* what, const std::function<bool()>& wait) {
+  int wrong = 0;
+  while (Hear() >= 0) {
+    if (!wait()) ++wrong;
+    Barrier();
+  }
+  Log("%s: slept on: %d", what, wrong);
+}
+
+Case brought(
+    "brought_at_each_step",
+    [](int fd) {
+      for (int waits = 0; waits < 3; ++waits) {
+        BroughtAtEachStep("send", [&] { SendAll(fd, "a", 1); });
+      }
+    },
+    [](int fd) {
+      char byte;
+      timeval limit{kLongest / 1000, 0};
+      ::setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
+      const int set = ::epoll_create1(0);
+      epoll_event event{};
+      event.events = EPOLLIN | static_cast<std::uint32_t>(EPOLLET);
+      CHECK_THAT(::epoll_ctl(set, EPOLL_CTL_ADD, fd, &event) == 0);
+      AwaitEach("recv", [&] { return ::recv(fd, &byte, 1, 0) == 1; });
+      AwaitEach("poll", [&] {
+        pollfd one{fd, POLLIN, 0};
+        return ::poll(&one, 1, kLongest) == 1 && ::recv(fd, &byte, 1, 0) == 1;
+      });
+      AwaitEach("epoll, by edges", [&] {
+        do {
+          if (::epoll_wait(set, &event, 1, kLongest) != 1) return false;
+        } while (::recv(fd, &byte, 1, MSG_DONTWAIT) != 1);
+        return true;
+      });
+      ::close(set);
+    },
+    {.seconds = 400});
+
 }  // namespace
