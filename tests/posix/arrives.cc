@@ -29,6 +29,22 @@ using namespace steps;
 // Far longer than anything takes here.
 constexpr int kLongest = 8'000;
 
+// `wait` in a thread that stands at an instruction, if it comes there before it
+// sleeps (*stood); `come` is called meanwhile.  What `wait` says.
+bool Found(const std::function<bool()>& wait, const std::function<void()>& come,
+           bool* stood) {
+  Standing::stands = Standing::goes = false;
+  bool found = false;
+  std::thread waiter([&] { Standing::Run([&] { found = wait(); }); });
+  const std::uint64_t end = NowMs() + 30;
+  while (!Standing::stands && NowMs() < end) std::this_thread::yield();
+  *stood = Standing::stands;
+  come();
+  Standing::goes = true;
+  waiter.join();
+  return found;
+}
+
 // `wait` waits for the byte that the peer sends when it is told to: while the
 // waiting thread stands, an instruction later in each round; or, in every other
 // round, as it goes on.
@@ -40,24 +56,22 @@ void ArrivesAtEachStep(const char* what, const std::function<bool()>& wait,
   constexpr int kMost = 6'000;
   Standing::due = 0;
   for (int round = 0; Standing::due < kMost; ++round) {
-    Standing::stands = Standing::goes = false;
-    bool found = false;
-    std::thread waiter([&] { Standing::Run([&] { found = wait(); }); });
-    const std::uint64_t end = NowMs() + 30;
-    while (!Standing::stands && NowMs() < end) std::this_thread::yield();
-    const bool stands = Standing::stands;
-    // (Or it may reach that instruction yet.)
-    Tell(round % 2);
-    if (round % 2 == 0) Barrier();
-    Standing::goes = true;
-    waiter.join();
+    bool stood = false;
+    const bool found = Found(
+        wait,
+        [&] {
+          // (Or it may reach that instruction yet.)
+          Tell(round % 2);
+          if (round % 2 == 0) Barrier();
+        },
+        &stood);
     if (round % 2 != 0) Barrier();
     if (!found && ++wrong == 1) {
       std::fprintf(stderr, "%s, step %d\n", what, Standing::due);
     }
     char byte = 0;
     RecvAll(fd, &byte, 1);
-    if (!stands) break;  // asleep before
+    if (!stood) break;  // asleep before
     Standing::due += 1 + Standing::due / 30;
   }
   Tell(-1);
@@ -139,17 +153,13 @@ void EndsAtEachStep(const char* what, std::int64_t act, int listener,
     Tell(act);
     const int fd = Accept(listener);
     Warm(fd);
-    Standing::stands = Standing::goes = false;
-    bool found = false;
-    std::thread waiter([&] { Standing::Run([&] { found = wait(fd); }); });
-    const std::uint64_t end = NowMs() + 30;
-    while (!Standing::stands && NowMs() < end) std::this_thread::yield();
-    stood = Standing::stands;
-    Barrier();
-    // (Half of what follows comes while it stands.)
-    if (Standing::due % 2 == 0) ::usleep(500);
-    Standing::goes = true;
-    waiter.join();
+    const bool found = Found([&] { return wait(fd); },
+                             [] {
+                               Barrier();
+                               // (Half of what follows comes while it stands.)
+                               if (Standing::due % 2 == 0) ::usleep(500);
+                             },
+                             &stood);
     if (!found && ++wrong == 1) {
       std::fprintf(stderr, "%s, step %d\n", what, Standing::due);
     }
@@ -241,16 +251,13 @@ void RoomAtEachStep(const char* what, const std::function<bool()>& wait,
       }
       ::usleep(1000);
     }
-    Standing::stands = Standing::goes = false;
-    bool found = false;
-    std::thread waiter([&] { Standing::Run([&] { found = wait(); }); });
-    const std::uint64_t end = NowMs() + 30;
-    while (!Standing::stands && NowMs() < end) std::this_thread::yield();
-    stood = Standing::stands;
-    Tell(sent);
-    if (Standing::due % 2 == 0) ::usleep(500);
-    Standing::goes = true;
-    waiter.join();
+    const bool found = Found(
+        wait,
+        [&] {
+          Tell(sent);
+          if (Standing::due % 2 == 0) ::usleep(500);
+        },
+        &stood);
     if (!found && ++wrong == 1) {
       std::fprintf(stderr, "%s, step %d\n", what, Standing::due);
     }
