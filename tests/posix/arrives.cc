@@ -29,6 +29,23 @@ using namespace steps;
 // Far longer than anything takes here.
 constexpr int kLongest = 8'000;
 
+// The instruction of the next round: the same one where the thread has not come
+// to it, unless it seems that it sleeps before.
+class Next {
+ public:
+  explicit Next(int parts) : parts_(parts) { Standing::due = 0; }
+  bool operator()(bool stood) {
+    if (!stood) return ++missed_ < 3;
+    missed_ = 0;
+    Standing::due += 1 + Standing::due / parts_;
+    return Standing::due < 6'000;
+  }
+
+ private:
+  const int parts_;
+  int missed_ = 0;
+};
+
 // `wait` in a thread that stands at an instruction, if it comes there before it
 // sleeps (*stood); `come` is called meanwhile.  What `wait` says.
 bool Found(const std::function<bool()>& wait, const std::function<void()>& come,
@@ -52,11 +69,10 @@ void ArrivesAtEachStep(const char* what, const std::function<bool()>& wait,
                        int fd) {
   HandleTraps(&Standing::OnTrap);
   int wrong = 0;
-  // Behind these it sleeps, or looks again and again.
-  constexpr int kMost = 6'000;
-  Standing::due = 0;
-  for (int round = 0; Standing::due < kMost; ++round) {
-    bool stood = false;
+  Next next(30);
+  bool stood = false;
+  int round = 0;
+  do {
     const bool found = Found(
         wait,
         [&] {
@@ -71,9 +87,8 @@ void ArrivesAtEachStep(const char* what, const std::function<bool()>& wait,
     }
     char byte = 0;
     RecvAll(fd, &byte, 1);
-    if (!stood) break;  // asleep before
-    Standing::due += 1 + Standing::due / 30;
-  }
+    ++round;
+  } while (next(stood));
   Tell(-1);
   std::fprintf(stderr, "%s: %d steps\n", what, Standing::due);
   Log("%s: slept on: %d", what, wrong);
@@ -146,10 +161,9 @@ void EndsAtEachStep(const char* what, std::int64_t act, int listener,
                     const std::function<bool(int)>& wait) {
   HandleTraps(&Standing::OnTrap);
   int wrong = 0;
-  constexpr int kMost = 6'000;
-  Standing::due = 0;
-  for (bool stood = true; stood && Standing::due < kMost;
-       Standing::due += 1 + Standing::due / 20) {
+  Next next(20);
+  bool stood = false;
+  do {
     Tell(act);
     const int fd = Accept(listener);
     Warm(fd);
@@ -164,7 +178,7 @@ void EndsAtEachStep(const char* what, std::int64_t act, int listener,
       std::fprintf(stderr, "%s, step %d\n", what, Standing::due);
     }
     ::close(fd);
-  }
+  } while (next(stood));
   std::fprintf(stderr, "%s: %d steps\n", what, Standing::due);
   Log("%s: slept on: %d", what, wrong);
 }
@@ -234,10 +248,9 @@ void RoomAtEachStep(const char* what, const std::function<bool()>& wait,
                     int fd) {
   HandleTraps(&Standing::OnTrap);
   int wrong = 0;
-  constexpr int kMost = 6'000;
-  Standing::due = 0;
-  for (bool stood = true; stood && Standing::due < kMost;
-       Standing::due += 1 + Standing::due / 20) {
+  Next next(20);
+  bool stood = false;
+  do {
     const std::vector<char> text(60'000);
     std::int64_t sent = 0;
     // (TCP goes on for a while, as its window grows.)
@@ -263,7 +276,7 @@ void RoomAtEachStep(const char* what, const std::function<bool()>& wait,
     }
     SendAll(fd, "b", 1);
     Barrier();
-  }
+  } while (next(stood));
   std::fprintf(stderr, "%s: %d steps\n", what, Standing::due);
   Tell(-1);
   Log("%s: slept on: %d", what, wrong);
@@ -397,6 +410,80 @@ Case brought(
         return true;
       });
       ::close(set);
+    },
+    {.seconds = 400});
+
+// --- The connection leaves TCP
+
+// A wait in a set that a connection is in, which another thread uses meanwhile,
+// so that it goes to its lane.  What comes last there is told.
+void TakenAtEachStep(const char* what, std::uint32_t mode, int listener) {
+  HandleTraps(&Standing::OnTrap);
+  int wrong = 0;
+  Next next(20);
+  bool stood = false;
+  do {
+    Tell(1);
+    const int fd = Accept(listener);
+    const int set = ::epoll_create1(0);
+    epoll_event event{};
+    event.events = EPOLLIN | mode;
+    CHECK_THAT(::epoll_ctl(set, EPOLL_CTL_ADD, fd, &event) == 0);
+    const auto wait = [&] {
+      for (;;) {
+        epoll_event told{};
+        if (::epoll_wait(set, &told, 1, kLongest) != 1) return false;
+        char byte = 0;
+        ::recv(fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
+        if (byte == 'z') return true;
+        if ((mode & EPOLLONESHOT) != 0) {
+          CHECK_THAT(::epoll_ctl(set, EPOLL_CTL_MOD, fd, &event) == 0);
+        }
+      }
+    };
+    std::thread user;
+    const bool found = Found(
+        wait,
+        [&] {
+          user = std::thread([&] {
+            Warm(fd);
+            Tell(2);
+          });
+          ::usleep(Standing::due % 2 == 0 ? 5'000 : 500);
+        },
+        &stood);
+    user.join();
+    Barrier();
+    if (!found && ++wrong == 1) {
+      std::fprintf(stderr, "%s, step %d\n", what, Standing::due);
+    }
+    ::close(set);
+    ::close(fd);
+  } while (next(stood));
+  std::fprintf(stderr, "%s: %d steps\n", what, Standing::due);
+  Log("%s: slept on: %d", what, wrong);
+}
+
+Case taken(
+    "taken_at_each_step",
+    [](int) {
+      const int listener = ListenAndTell();
+      TakenAtEachStep("level", 0, listener);
+      TakenAtEachStep("edge", static_cast<std::uint32_t>(EPOLLET), listener);
+      TakenAtEachStep("once", EPOLLONESHOT, listener);
+      Tell(-1);
+      ::close(listener);
+    },
+    [](int) {
+      const int port = HearPort();
+      while (Hear() >= 0) {
+        const int fd = Connect(port);
+        Warm(fd);
+        Hear();
+        SendAll(fd, "z", 1);
+        Barrier();
+        ::close(fd);
+      }
     },
     {.seconds = 400});
 
