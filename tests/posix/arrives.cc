@@ -29,21 +29,34 @@ using namespace steps;
 // Far longer than anything takes here.
 constexpr int kLongest = 8'000;
 
-// The instruction of the next round: the same one where the thread has not come
-// to it, unless it seems that it sleeps before.
-class Next {
+// The rounds of one call: the instruction of the next one is the same where the
+// thread has not come to it, unless it seems that it sleeps before.
+class Rounds {
  public:
-  explicit Next(int parts) : parts_(parts) { Standing::due = 0; }
-  bool operator()(bool stood) {
+  Rounds(const char* what, int parts) : what_(what), parts_(parts) {
+    Standing::due = 0;
+    HandleTraps(&Standing::OnTrap);
+  }
+  // Whether there is another one.
+  bool Next(bool found, bool stood) {
+    if (!found && ++wrong_ == 1) {
+      std::fprintf(stderr, "%s, step %d\n", what_, Standing::due);
+    }
     if (!stood) return ++missed_ < 3;
     missed_ = 0;
     Standing::due += 1 + Standing::due / parts_;
     return Standing::due < 6'000;
   }
+  void Conclude() const {
+    std::fprintf(stderr, "%s: %d steps\n", what_, Standing::due);
+    Log("%s: slept on: %d", what_, wrong_);
+  }
 
  private:
+  const char* const what_;
   const int parts_;
   int missed_ = 0;
+  int wrong_ = 0;
 };
 
 // `wait` in a thread that stands at an instruction, if it comes there before it
@@ -67,13 +80,12 @@ bool Found(const std::function<bool()>& wait, const std::function<void()>& come,
 // round, as it goes on.
 void ArrivesAtEachStep(const char* what, const std::function<bool()>& wait,
                        int fd) {
-  HandleTraps(&Standing::OnTrap);
-  int wrong = 0;
-  Next next(30);
+  Rounds rounds(what, 30);
   bool stood = false;
+  bool found = false;
   int round = 0;
   do {
-    const bool found = Found(
+    found = Found(
         wait,
         [&] {
           // (Or it may reach that instruction yet.)
@@ -82,16 +94,12 @@ void ArrivesAtEachStep(const char* what, const std::function<bool()>& wait,
         },
         &stood);
     if (round % 2 != 0) Barrier();
-    if (!found && ++wrong == 1) {
-      std::fprintf(stderr, "%s, step %d\n", what, Standing::due);
-    }
     char byte = 0;
     RecvAll(fd, &byte, 1);
     ++round;
-  } while (next(stood));
+  } while (rounds.Next(found, stood));
   Tell(-1);
-  std::fprintf(stderr, "%s: %d steps\n", what, Standing::due);
-  Log("%s: slept on: %d", what, wrong);
+  rounds.Conclude();
 }
 
 Case arrives(
@@ -159,28 +167,23 @@ enum : std::int64_t { kBehindAFork, kCloses, kShuts };
 // A connection for each round, which is on its lane.
 void EndsAtEachStep(const char* what, std::int64_t act, int listener,
                     const std::function<bool(int)>& wait) {
-  HandleTraps(&Standing::OnTrap);
-  int wrong = 0;
-  Next next(20);
+  Rounds rounds(what, 20);
   bool stood = false;
+  bool found = false;
   do {
     Tell(act);
     const int fd = Accept(listener);
     Warm(fd);
-    const bool found = Found([&] { return wait(fd); },
-                             [] {
-                               Barrier();
-                               // (Half of what follows comes while it stands.)
-                               if (Standing::due % 2 == 0) ::usleep(500);
-                             },
-                             &stood);
-    if (!found && ++wrong == 1) {
-      std::fprintf(stderr, "%s, step %d\n", what, Standing::due);
-    }
+    found = Found([&] { return wait(fd); },
+                  [] {
+                    Barrier();
+                    // (Half of what follows comes while it stands.)
+                    if (Standing::due % 2 == 0) ::usleep(500);
+                  },
+                  &stood);
     ::close(fd);
-  } while (next(stood));
-  std::fprintf(stderr, "%s: %d steps\n", what, Standing::due);
-  Log("%s: slept on: %d", what, wrong);
+  } while (rounds.Next(found, stood));
+  rounds.Conclude();
 }
 
 Case ends(
@@ -246,10 +249,9 @@ Case ends(
 // The peer reads all that there is room for, and more comes behind it.
 void RoomAtEachStep(const char* what, const std::function<bool()>& wait,
                     int fd) {
-  HandleTraps(&Standing::OnTrap);
-  int wrong = 0;
-  Next next(20);
+  Rounds rounds(what, 20);
   bool stood = false;
+  bool found = false;
   do {
     const std::vector<char> text(60'000);
     std::int64_t sent = 0;
@@ -264,22 +266,18 @@ void RoomAtEachStep(const char* what, const std::function<bool()>& wait,
       }
       ::usleep(1000);
     }
-    const bool found = Found(
+    found = Found(
         wait,
         [&] {
           Tell(sent);
           if (Standing::due % 2 == 0) ::usleep(500);
         },
         &stood);
-    if (!found && ++wrong == 1) {
-      std::fprintf(stderr, "%s, step %d\n", what, Standing::due);
-    }
     SendAll(fd, "b", 1);
     Barrier();
-  } while (next(stood));
-  std::fprintf(stderr, "%s: %d steps\n", what, Standing::due);
+  } while (rounds.Next(found, stood));
   Tell(-1);
-  Log("%s: slept on: %d", what, wrong);
+  rounds.Conclude();
 }
 
 Case room(
@@ -418,10 +416,9 @@ Case brought(
 // A wait in a set that a connection is in, which another thread uses meanwhile,
 // so that it goes to its lane.  What comes last there is told.
 void TakenAtEachStep(const char* what, std::uint32_t mode, int listener) {
-  HandleTraps(&Standing::OnTrap);
-  int wrong = 0;
-  Next next(20);
+  Rounds rounds(what, 20);
   bool stood = false;
+  bool found = false;
   do {
     Tell(1);
     const int fd = Accept(listener);
@@ -442,7 +439,7 @@ void TakenAtEachStep(const char* what, std::uint32_t mode, int listener) {
       }
     };
     std::thread user;
-    const bool found = Found(
+    found = Found(
         wait,
         [&] {
           user = std::thread([&] {
@@ -454,14 +451,10 @@ void TakenAtEachStep(const char* what, std::uint32_t mode, int listener) {
         &stood);
     user.join();
     Barrier();
-    if (!found && ++wrong == 1) {
-      std::fprintf(stderr, "%s, step %d\n", what, Standing::due);
-    }
     ::close(set);
     ::close(fd);
-  } while (next(stood));
-  std::fprintf(stderr, "%s: %d steps\n", what, Standing::due);
-  Log("%s: slept on: %d", what, wrong);
+  } while (rounds.Next(found, stood));
+  rounds.Conclude();
 }
 
 Case taken(

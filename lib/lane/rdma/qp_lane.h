@@ -369,7 +369,7 @@ class QpLane final : public RdmaLane {
   std::array<ring::Sent, kMessages> sent_table_;
   std::uint64_t landed_at_post_ = 0;
   std::uint32_t burst_ = 0;  // sends, up to kBurst
-  bool bursting_ = false;
+  bool bursting_ = false;    // from kBurst on, until half of them are left
   void (*next_post_)() = nullptr;
   std::uint16_t wakes_drained_ = 0;
   std::atomic<std::uint64_t> credit_seen_{0};  // for SleepTx

@@ -19,7 +19,8 @@ constexpr std::uint64_t kWindow = 4;
 constexpr std::uint64_t kGapUs = 10;
 constexpr std::uint32_t kBurst = 16;
 // A longer gap, as an interrupt or another thread's turn makes them, costs a
-// burst some of its sends: one that has them at every fifth send or more ends.
+// burst some of its sends: one that has them more often than at every fifth
+// send ends.
 // (Each of many lanes would need sixteen sends anew, and then what they take
 // makes more such gaps.)  A pause ends it at once.
 constexpr std::uint32_t kGapCosts = 4;
