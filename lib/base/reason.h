@@ -42,14 +42,15 @@ namespace rcsock::base {
   X(kBudget, "budget", "others use the limit of RDMA lanes more")             \
   X(kPeerBudget, "peer_budget", "others use the peer's limit of RDMA lanes")  \
   X(kIdleRings, "idle_rings", "idle: its large rings were given back")        \
-  X(kUnproven, "unproven", "only the accepting end sends; no cluster key")    \
+  X(kUnproven, "unproven", "only the accepting end sends; no proof yet")    \
   X(kStarved, "starved", "demoted: the peer stopped reading")                 \
   X(kLaneStalled, "lane_stalled", "what the lane had taken did not arrive")   \
   X(kLaneError, "lane_error", "the lane failed")                              \
   X(kProtocol, "protocol_error", "the peer broke the protocol")               \
   X(kPeerDemoted, "peer_demoted", "the peer asked to leave the lane")         \
   X(kPeerGone, "peer_gone", "the peer process ended")                         \
-  X(kPending, "pending", "still looking for the peer at the end")
+  X(kPending, "pending", "still looking for the peer at the end")             \
+  X(kNotProven, "not_proven", "no proof that the peer has the connection")
 
 enum class Reason : std::uint8_t {
 #define X(id, key, text) id,

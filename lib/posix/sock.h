@@ -335,6 +335,7 @@ class Sock final : public SockLayout {
   bool MayShm() const override { return terms_.shm; }
   bool MayRdma() const override { return terms_.rdma; }
   bool Names(sockaddr_storage* local, sockaddr_storage* peer) override;
+  int Descriptor() override;
   std::uint8_t TrafficClass(bool v4) override;
   void Adopt() override;
   void OnLink(std::shared_ptr<lane::shm::Link> link, int index) override;

@@ -161,6 +161,10 @@ bool Sock::Names(sockaddr_storage* local, sockaddr_storage* peer) {
          rendezvous::NamesOf(number, local, peer);
 }
 
+int Sock::Descriptor() {
+  return closed_.load(std::memory_order_acquire) ? -1 : fd();
+}
+
 std::uint8_t Sock::TrafficClass(bool v4) {
   const int number = fd();
   int value = 0;

@@ -2,12 +2,14 @@
 
 #include <fcntl.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <boost/asio/post.hpp>
 #include <cerrno>
 #include <chrono>
+#include <cstddef>
 #include <span>
 #include <utility>
 
@@ -41,12 +43,22 @@ uid_t PeerUid(int fd) {
 
 }  // namespace
 
-Channel::Channel(Core* core, base::UniqueFd fd)
+Channel::Channel(Core* core, base::UniqueFd fd, bool accepted)
     : core_(core),
       fd_(std::move(fd)),
       peer_uid_(PeerUid(fd_.get())),
       descriptor_(core->io),
-      stuck_(core) {}
+      stuck_(core) {
+  sockaddr_un name{};
+  socklen_t length = sizeof name;
+  auto* address = reinterpret_cast<sockaddr*>(&name);
+  const long r = ::syscall(accepted ? SYS_getpeername : SYS_getsockname,
+                           fd_.get(), address, &length);
+  constexpr socklen_t kPath = offsetof(sockaddr_un, sun_path);
+  if (r != 0 || length <= kPath || length > sizeof name) return;
+  name_length_ = length - kPath;
+  std::memcpy(name_, name.sun_path, name_length_);
+}
 
 // (Neither call of Asio throws on a descriptor or a timer that is open.)
 // NOLINTNEXTLINE(bugprone-exception-escape)

@@ -2,10 +2,12 @@
 #define RCSOCK_LIB_RENDEZVOUS_CHANNEL_H_
 
 #include <sys/types.h>
+#include <sys/un.h>
 
 #include <boost/asio/posix/stream_descriptor.hpp>
 #include <deque>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "lib/base/unique_fd.h"
@@ -31,7 +33,8 @@ class ChannelOwner {
 // Threads: within turns of the conductor (Step).
 class Channel : public std::enable_shared_from_this<Channel> {
  public:
-  Channel(Core* core, base::UniqueFd fd);
+  // `accepted`: the other end has connected it.
+  Channel(Core* core, base::UniqueFd fd, bool accepted = false);
   ~Channel();
 
   bool Start();
@@ -57,6 +60,13 @@ class Channel : public std::enable_shared_from_this<Channel> {
   int fd() const { return fd_.get(); }
   // Whose process is at the other end, by the kernel's word.
   uid_t peer_uid() const { return peer_uid_; }
+  // A thread of that process, by its own word.
+  std::uint32_t peer_thread() const { return peer_thread_; }
+  void set_peer_thread(std::uint32_t thread) { peer_thread_ = thread; }
+  // The name that the connecting end's socket is bound to.  The kernel gives it
+  // to no other socket meanwhile: no two channels have one, and both ends know
+  // it.  Empty: that end has bound none.
+  std::span<const std::uint8_t> name() const { return {name_, name_length_}; }
 
  private:
   struct Queued {
@@ -75,6 +85,9 @@ class Channel : public std::enable_shared_from_this<Channel> {
   Core* core_;
   base::UniqueFd fd_;
   const uid_t peer_uid_;
+  std::uint8_t name_[sizeof(sockaddr_un::sun_path)];
+  std::size_t name_length_ = 0;
+  std::uint32_t peer_thread_ = 0;
   boost::asio::posix::stream_descriptor descriptor_;
   Timer stuck_;
   std::weak_ptr<ChannelOwner> owner_;

@@ -64,6 +64,7 @@ Core::Core(Conductor* conductor) : conductor_(conductor) {}
 
 void Core::Run() {
   base::tls_internal = true;
+  thread_number = static_cast<std::uint32_t>(::syscall(SYS_gettid));
   bool running = false;
   try {
     if (SetUp()) {

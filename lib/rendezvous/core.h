@@ -21,6 +21,7 @@
 #include "lib/rendezvous/recent.h"
 #include "lib/rendezvous/rendezvous.h"
 #include "lib/rendezvous/silent.h"
+#include "lib/rendezvous/socket_diag.h"
 #include "lib/rendezvous/sources.h"
 #include "lib/rendezvous/step.h"
 #include "lib/rendezvous/waiting_line.h"
@@ -128,6 +129,7 @@ class Core {
   Sources sources{this};
   Anchors anchors;
   HostAddresses host;
+  SocketDiag diag;
   int binders = 0;
   int max_binders = 256;
 
@@ -139,6 +141,7 @@ class Core {
   std::unordered_map<const lane::Lane*, LaneHome> lanes;
 
   pthread_t thread{};
+  std::uint32_t thread_number = 0;  // as /proc names it
   enum : std::uint32_t { kStarting, kRunning, kFailed, kEnded };
   std::atomic<std::uint32_t> state{kStarting};
   base::Reason why = base::Reason::kNoThread;

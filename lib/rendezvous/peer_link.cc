@@ -37,6 +37,7 @@ PeerLink::PeerLink(Core* core, const Uuid& uuid,
       uuid_(uuid),
       channel_(std::move(channel)),
       link_(std::move(link)),
+      process_(channel_->fd(), channel_->peer_thread()),
       timer_(core) {}
 
 std::shared_ptr<PeerLink> PeerLink::Make(Core* core, const Uuid& uuid,
@@ -57,6 +58,7 @@ std::shared_ptr<PeerLink> PeerLink::Make(Core* core, const Uuid& uuid,
   BellMask mask = 0;
   const int count = 2 + link->NewBells(fds + 2, &mask);
   message.bells = mask;
+  message.wants_tokens = !link->process_.visible();
   link->channel_->Send(message, fds, count);
   link->WaitForAck();
   return link;
@@ -88,6 +90,8 @@ std::shared_ptr<PeerLink> PeerLink::Accept(Core* core, const Uuid& uuid,
   BellMask ours = 0;
   const int count = 1 + link->NewBells(fds + 1, &ours);
   ack.bells = ours;
+  ack.wants_tokens = !link->process_.visible();
+  link->gives_tokens_ = message.wants_tokens != 0;
   link->channel_->Send(ack, fds, count);
   return link;
 }
@@ -192,12 +196,48 @@ base::Reason PeerLink::OpenNow(const std::shared_ptr<Session>& session,
   } else {
     session->OpenSent(shared_from_this(), index, epoch);
   }
-  channel_->Send(message);
+  SendClaim(message);
   return base::Reason::kNone;
 }
 
-void PeerLink::SendReady(int index, std::uint32_t epoch) {
+template <typename Message>
+void PeerLink::SendClaim(const Message& message) {
+  base::UniqueFd token;
+  if (gives_tokens_) {
+    token = OpenToken(static_cast<int>(message.claim.number));
+  }
+  const int fd = token.get();
+  channel_->Send(message, &fd, token.ok() ? 1 : 0);
+}
+
+bool PeerLink::TakeClaim(const Claim& claim, Packet& packet,
+                         Claimed* claimed) const {
+  if (packet.fd_count > (process_.visible() ? 0 : 1)) return false;
+  *claimed = {claim, 0};
+  if (packet.fd_count == 1) {
+    claimed->token = TokenInode(packet.fds[0].get(), channel_->fd());
+  }
+  return true;
+}
+
+Proof PeerLink::Prove(const Session& session, const Claimed& claimed,
+                      bool later) const {
+  if (!session.CanBePeer(claimed.claim, later)) return Proof::kNone;
+  const std::uint32_t other = session.OtherEnd();
+  if (other == 0) return Proof::kNone;
+  if (process_.visible()) {
+    return process_.Holds(claimed.claim.number, other) ? Proof::kSeen
+                                                       : Proof::kNone;
+  }
+  // Without a name of the channel's own, who was shown the token could also
+  // hand on what else proves the peer (BoundTo).
+  return claimed.token == other && !name().empty() ? Proof::kToken
+                                                   : Proof::kNone;
+}
+
+void PeerLink::SendReady(int index, std::uint32_t epoch, Proof proof) {
   auto message = NewMessage<ReadyMsg>();
+  message.proof = static_cast<std::uint32_t>(proof);
   message.index = static_cast<std::uint32_t>(index);
   message.epoch = epoch;
   channel_->Send(message);
@@ -312,6 +352,7 @@ bool PeerLink::HandleAck(Packet& packet) {
   }
   timer_.Stop();
   up_ = true;
+  gives_tokens_ = message.wants_tokens != 0;
   for (auto& session : std::exchange(pending_, {})) Open(session);
   return true;
 }
@@ -337,7 +378,10 @@ bool PeerLink::HandleSegment(Packet& packet) {
 
 bool PeerLink::HandleOpen(Packet& packet) {
   OpenMsg message;
-  if (!packet.Read(&message) || packet.fd_count != 0) return false;
+  Claimed claimed;
+  if (!packet.Read(&message) || !TakeClaim(message.claim, packet, &claimed)) {
+    return false;
+  }
   const std::uint32_t index = message.index;
   const std::uint32_t epoch = message.epoch;
   if (index >= slots_.size() || slots_[index].used() || message.role > 1) {
@@ -352,14 +396,20 @@ bool PeerLink::HandleOpen(Packet& packet) {
   const int number = static_cast<int>(index);
   Session* session = core_->FindSession(tuple, role);
   if (session != nullptr && session->Expects(*this)) {
-    Answer(session->shared_from_this(), number, epoch, peers);
+    const Proof proof = Prove(*session, claimed, false);
+    if (proof != Proof::kNone) {
+      Answer(session->shared_from_this(), number, epoch, peers, proof);
+    } else {
+      Reject(index, epoch, base::Reason::kNotProven);
+      session->ClaimedInVain(*this);
+    }
   } else if (session == nullptr && message.offer == 1 && OwnUid() &&
              held_.size() < kMostHeld) {
     Slot& slot = slots_[index];
     slot = Slot();
     slot.epoch = epoch;
     slot.ours = slot.theirs = true;
-    held_.push_back({tuple, role, number, peers});
+    held_.push_back({tuple, role, number, peers, claimed});
   } else {
     Reject(index, epoch);
   }
@@ -367,7 +417,8 @@ bool PeerLink::HandleOpen(Packet& packet) {
 }
 
 void PeerLink::Answer(const std::shared_ptr<Session>& session, int index,
-                      std::uint32_t epoch, const stream::Nonce& peers) {
+                      std::uint32_t epoch, const stream::Nonce& peers,
+                      Proof proof) {
   auto reply = NewMessage<OpenedMsg>();
   reply.index = static_cast<std::uint32_t>(index);
   reply.epoch = epoch;
@@ -377,15 +428,17 @@ void PeerLink::Answer(const std::shared_ptr<Session>& session, int index,
   slot.ours = slot.theirs = slot.answered = true;
   slot.session = session;
   std::memcpy(reply.nonce, session->nonce().data(), sizeof reply.nonce);
-  channel_->Send(reply);
-  session->Opened(shared_from_this(), index, epoch, peers);
+  reply.claim = session->OwnClaim();
+  SendClaim(reply);
+  session->Opened(shared_from_this(), index, epoch, peers, proof);
 }
 
-void PeerLink::Reject(std::uint32_t index, std::uint32_t epoch) {
+void PeerLink::Reject(std::uint32_t index, std::uint32_t epoch,
+                      base::Reason why) {
   auto reject = NewMessage<RejectMsg>();
   reject.index = index;
   reject.epoch = epoch;
-  reject.reason = static_cast<std::uint32_t>(base::Reason::kPeerRefused);
+  reject.reason = static_cast<std::uint32_t>(why);
   channel_->Send(reject);
 }
 
@@ -395,32 +448,49 @@ bool PeerLink::HasOffer(const Tuple& tuple, stream::Role role) const {
   });
 }
 
-void PeerLink::TakeOffer(const std::shared_ptr<Session>& session) {
+bool PeerLink::TakeOffer(const std::shared_ptr<Session>& session) {
   // The last: any other is being taken back.
   const auto it =
       std::find_if(held_.rbegin(), held_.rend(), [&session](const Held& h) {
         return h.role == session->role() && h.tuple == session->tuple();
       });
-  if (it == held_.rend()) return;
+  if (it == held_.rend()) return false;
   const Held held = *it;
   held_.erase(std::next(it).base());
-  Answer(session, held.index,
-         slots_[static_cast<std::size_t>(held.index)].epoch, held.peers);
+  Slot& slot = slots_[static_cast<std::size_t>(held.index)];
+  const Proof proof = Prove(*session, held.claimed, false);
+  if (proof != Proof::kNone) {
+    Answer(session, held.index, slot.epoch, held.peers, proof);
+    return true;
+  }
+  const std::uint32_t epoch = slot.epoch;
+  slot = Slot();
+  Reject(static_cast<std::uint32_t>(held.index), epoch,
+         base::Reason::kNotProven);
+  return false;
 }
 
 bool PeerLink::HandleOpened(Packet& packet) {
   OpenedMsg message;
-  if (!packet.Read(&message) || packet.fd_count != 0) return false;
+  Claimed claimed;
+  if (!packet.Read(&message) || !TakeClaim(message.claim, packet, &claimed)) {
+    return false;
+  }
   Slot* slot = Find(message.index, message.epoch);
   if (slot == nullptr || slot->answered) return false;
   slot->answered = true;
   --unanswered_;
   // Without a session it was given up meanwhile; our CLOSED is on its way.
   if (auto session = slot->session.lock()) {
+    const int index = static_cast<int>(message.index);
+    const Proof proof = Prove(*session, claimed, true);
+    if (proof == Proof::kNone) {
+      session->NotProven(this, index, message.epoch);
+      return true;
+    }
     stream::Nonce peers;
     std::memcpy(peers.data(), message.nonce, peers.size());
-    session->Opened(shared_from_this(), static_cast<int>(message.index),
-                    message.epoch, peers);
+    session->Opened(shared_from_this(), index, message.epoch, peers, proof);
   }
   return true;
 }
@@ -447,7 +517,9 @@ bool PeerLink::HandleReady(Packet& packet) {
   Slot* slot = Find(message.index, message.epoch);
   if (slot == nullptr || !slot->answered) return false;
   // Its lane delivered and READY again: nonsense, but harmless.
-  if (auto session = slot->session.lock()) session->PeerReady();
+  if (auto session = slot->session.lock()) {
+    session->PeerReady(static_cast<Proof>(std::uint32_t{message.proof}));
+  }
   return true;
 }
 

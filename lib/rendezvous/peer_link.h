@@ -4,10 +4,12 @@
 #include <unistd.h>
 
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "lib/lane/shm/link.h"
 #include "lib/rendezvous/channel.h"
+#include "lib/rendezvous/peer_process.h"
 #include "lib/rendezvous/timer.h"
 #include "lib/rendezvous/wire.h"
 
@@ -50,6 +52,7 @@ class PeerLink : public ChannelOwner,
   bool dead() const { return dead_; }
   const std::shared_ptr<lane::shm::Link>& link() const { return link_; }
   int fd() const { return channel_->fd(); }
+  std::span<const std::uint8_t> name() const { return channel_->name(); }
 
   // Side 1: the session on whose channel the link came; it fails with the link.
   void SetFounder(std::weak_ptr<Session> founder) { founder_ = founder; }
@@ -60,12 +63,13 @@ class PeerLink : public ChannelOwner,
   // up, and the peer may take its time.  False: it can't be, or the peer is
   // behind with its answers.
   bool Offer(const std::shared_ptr<Session>& session);
-  // Side 1: whether the peer has offered that, and what takes it.
+  // Side 1: whether the peer has offered that, and what takes it.  False: it
+  // was no peer of the session's.
   bool HasOffer(const Tuple& tuple, stream::Role role) const;
-  void TakeOffer(const std::shared_ptr<Session>& session);
+  bool TakeOffer(const std::shared_ptr<Session>& session);
   // Takes what has come, without waiting for the conductor's turn.
   void Look() { channel_->Take(4); }
-  void SendReady(int index, std::uint32_t epoch);
+  void SendReady(int index, std::uint32_t epoch, Proof proof);
   // The session has its lane; the number stays in use until CloseOurs.
   void Delivered(int index, std::shared_ptr<Seeker> seeker);
   // This side has let go of the stream.
@@ -98,9 +102,23 @@ class PeerLink : public ChannelOwner,
   Slot* Find(std::uint32_t index, std::uint32_t epoch);
   void FreeIfDone(int index);
   base::Reason OpenNow(const std::shared_ptr<Session>& session, bool offer);
+  // What a peer has claimed: its word, and the inode number of its token (0:
+  // none).
+  struct Claimed {
+    Claim claim;
+    std::uint32_t token;
+  };
+  // As it came with a packet, whose only descriptor may be a token.  False: the
+  // peer broke the protocol.
+  bool TakeClaim(const Claim& claim, Packet& packet, Claimed* claimed) const;
+  Proof Prove(const Session& session, const Claimed& claimed, bool later) const;
+  // Sends OPEN or OPENED, with a token if the peer wants one.
+  template <typename Message>
+  void SendClaim(const Message& message);
   void Answer(const std::shared_ptr<Session>& session, int index,
-              std::uint32_t epoch, const stream::Nonce& peers);
-  void Reject(std::uint32_t index, std::uint32_t epoch);
+              std::uint32_t epoch, const stream::Nonce& peers, Proof proof);
+  void Reject(std::uint32_t index, std::uint32_t epoch,
+              base::Reason why = base::Reason::kPeerRefused);
 
   // Each returns false if the peer broke the protocol.
   bool Handle(Packet& packet);
@@ -126,6 +144,8 @@ class PeerLink : public ChannelOwner,
   int unanswered_ = 0;                             // side 0: slots
   std::vector<std::shared_ptr<Session>> pending_;  // side 0: until LINK_ACK
   std::weak_ptr<Session> founder_;
+  const PeerProcess process_;
+  bool gives_tokens_ = false;  // the peer wants them
   // Side 1: offers of streams that nobody looks for here, yet.  Their slots are
   // used, and not answered.
   struct Held {
@@ -133,6 +153,7 @@ class PeerLink : public ChannelOwner,
     stream::Role role;  // ours
     int index;
     stream::Nonce peers;
+    Claimed claimed;
   };
   std::vector<Held> held_;
   Timer timer_;

@@ -38,6 +38,9 @@ class Seeker {
   virtual stream::Role role() const = 0;
   // getsockname/getpeername of the anchor; false if it is closed.
   virtual bool Names(sockaddr_storage* local, sockaddr_storage* peer) = 0;
+  // The number of the anchor; -1: it is closed.  A lane on this host is only
+  // for who can show the anchor.
+  virtual int Descriptor() { return -1; }
   // What the application has asked for its packets, IP_TOS or IPV6_TCLASS (`v4`
   // or not); 0: nothing.
   virtual std::uint8_t TrafficClass(bool /*v4*/) { return 0; }

@@ -1,10 +1,12 @@
 #include "lib/rendezvous/session.h"
 
+#include <sodium/crypto_generichash.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include <cerrno>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -54,6 +56,17 @@ void LookAtLinks(Core* core, std::vector<Uuid> peers) {
   }
 }
 
+// The nonce for one channel alone.  A process between two others may hand the
+// nonces of the one on to the other, but not what each makes of them: the MAC
+// of rule 4 is another on each channel.
+stream::Nonce BoundTo(std::span<const std::uint8_t> channel,
+                      const stream::Nonce& nonce) {
+  stream::Nonce bound;
+  crypto_generichash(bound.data(), bound.size(), channel.data(), channel.size(),
+                     nonce.data(), nonce.size());
+  return bound;
+}
+
 }  // namespace
 
 Session::Session(Core* core, std::shared_ptr<Seeker> seeker)
@@ -101,6 +114,7 @@ base::Reason Session::ReadNames(sockaddr_storage* local,
   sockaddr_storage peer{};
   // (Closed, or reset, already.)
   if (!seeker_->Names(local, &peer)) return base::Reason::kShortLived;
+  scope_ = ScopeOf(*local);
   if (!Normalise(*local, local_address, &local_port_) ||
       !Normalise(peer, &peer_address_, &peer_port_)) {
     return base::Reason::kPolicy;
@@ -118,6 +132,7 @@ bool Session::List(const Address& local_address) {
   LookAtLinks(core_, core_->neighbours.At(peer_address_, ServicePort()));
   tuple_ =
       MakeTuple(role_, local_address, local_port_, peer_address_, peer_port_);
+  before_ = TrafficOf(fd());
   if (!NewNonce()) {
     Fail(base::Reason::kLaneError, false);
     return false;
@@ -153,6 +168,19 @@ bool Session::NewNonce() {
   return core_->RandomBytes(mine_.data(), mine_.size());
 }
 
+Claim Session::OwnClaim() const {
+  const int number = fd();
+  return {static_cast<std::uint32_t>(number), TrafficOf(number)};
+}
+
+bool Session::CanBePeer(const Claim& claim, bool later) const {
+  return CanBeOne(later ? &before_ : nullptr, TrafficOf(fd()), claim.traffic);
+}
+
+std::uint32_t Session::OtherEnd() const {
+  return core_->diag.OtherEnd(fd(), tuple_, role_, scope_);
+}
+
 bool Session::Decides(const Uuid& peer) const {
   return core_->uuid == peer ? role_ == stream::Role::kConnector
                              : core_->uuid < peer;
@@ -175,8 +203,7 @@ bool Session::TryLinks() {
   }
   const auto& known = core_->neighbours.At(peer_address_, ServicePort());
   if (const auto link = core_->FindOffer(tuple_, role_)) {
-    link->TakeOffer(shared_from_this());
-    return true;
+    if (link->TakeOffer(shared_from_this())) return true;
   }
   bool hope = false;
   for (const Uuid& peer : known) {
@@ -252,6 +279,10 @@ void Session::TryName() {
     if (::bind(fd.get(), address, length) == 0) return Bound(std::move(fd));
     if (errno != EADDRINUSE) return Fail(ErrnoReason(errno), false);
   }
+  // A name that the kernel chooses (Channel::name).
+  const sockaddr_un none{AF_UNIX, {}};
+  ::bind(fd.get(), reinterpret_cast<const sockaddr*>(&none),
+         sizeof none.sun_family);
   if (::connect(fd.get(), address, length) != 0) {
     // EAGAIN: its backlog is full, so somebody else knocks there too.
     if (errno != ECONNREFUSED && errno != ENOENT && errno != EAGAIN) {
@@ -333,7 +364,7 @@ bool Session::Connected(base::UniqueFd fd) {
     Fail(base::Reason::kPeerUid, true);
     return false;
   }
-  channel_ = std::make_shared<Channel>(core_, std::move(fd));
+  channel_ = std::make_shared<Channel>(core_, std::move(fd), from_binder_);
   peer_uid_ = channel_->peer_uid();
   channel_->SetOwner(weak_from_this());
   if (!channel_->Start()) {
@@ -348,7 +379,7 @@ bool Session::Connected(base::UniqueFd fd) {
 void Session::SendHello() {
   auto hello = NewMessage<Hello>();
   std::memcpy(hello.uuid, core_->uuid.data(), sizeof hello.uuid);
-  hello.pid = static_cast<std::uint32_t>(::getpid());
+  hello.thread = core_->thread_number;
   std::memcpy(hello.tuple, &tuple_, sizeof hello.tuple);
   hello.role = static_cast<std::uint8_t>(role_);
   channel_->Send(hello);
@@ -383,6 +414,7 @@ void Session::OnHello(Packet& packet) {
     return WaitAccept();
   }
   std::memcpy(peer_.data(), hello.uuid, peer_.size());
+  channel_->set_peer_thread(hello.thread);
   CloseListener();
   Decide();
 }
@@ -449,6 +481,7 @@ bool Session::PrepareOpen(OpenMsg* message) {
   std::memcpy(message->tuple, &tuple_, sizeof message->tuple);
   message->role = static_cast<std::uint8_t>(role_);
   std::memcpy(message->nonce, mine_.data(), sizeof message->nonce);
+  message->claim = OwnClaim();
   return true;
 }
 
@@ -461,8 +494,10 @@ void Session::OpenSent(std::shared_ptr<PeerLink> link, int index,
 }
 
 void Session::Opened(std::shared_ptr<PeerLink> link, int index,
-                     std::uint32_t epoch, const stream::Nonce& peers) {
+                     std::uint32_t epoch, const stream::Nonce& peers,
+                     Proof proof) {
   TakeBackOffers(index, link.get());
+  proof_ = proof;
   link_ = std::move(link);
   index_ = index;
   epoch_ = epoch;
@@ -473,6 +508,19 @@ void Session::Opened(std::shared_ptr<PeerLink> link, int index,
   StartTimer(kAdoptLimit);
   if (cancelled()) return Fail(base::Reason::kNone, false);
   seeker_->Adopt();
+}
+
+void Session::ClaimedInVain(const PeerLink& link) {
+  // (Any other process may claim what it likes: the true peer may still come.)
+  if (state_ == State::kWaitOpen && link.uuid() == peer_) {
+    Fail(base::Reason::kNotProven, false);
+  }
+}
+
+void Session::NotProven(PeerLink* link, int index, std::uint32_t epoch) {
+  constexpr base::Reason kWhy = base::Reason::kNotProven;
+  link->CloseOurs(index, epoch, kWhy);
+  Rejected(link, index, kWhy);
 }
 
 void Session::Adopted() {
@@ -489,13 +537,14 @@ void Session::Adopted() {
         false);
   }
   const bool self = link_->uuid() == core_->uuid;
-  link_->SendReady(index_, epoch_);
+  link_->SendReady(index_, epoch_, proof_);
   if (peer_ready_) Deliver();
   if (self) core_->LookAtSelf();
 }
 
-void Session::PeerReady() {
+void Session::PeerReady(Proof theirs) {
   peer_ready_ = true;
+  peers_proof_ = theirs;
   if (adopted_) Deliver();
 }
 
@@ -519,15 +568,20 @@ void Session::Deliver() {
   link->Delivered(index_, seeker_);
   core_->lanes[lane_.get()] = {link, index_, epoch_};
   core_->met.Note(peer_address_, ServicePort());
-  // Rule 2: another user may be met, but has yet to show that the connection is
-  // his.
+  // Rule 2: another user may be met, and so may a process that cannot be seen
+  // into; they have yet to show that they know the connection.  Both ends must
+  // be of one mind about this.
   const bool own = link->OwnUid();
+  const bool authenticated =
+      own && proof_ == Proof::kSeen && peers_proof_ == Proof::kSeen;
+  const stream::Nonce mine = BoundTo(link->name(), mine_);
+  const stream::Nonce peers = BoundTo(link->name(), peers_);
   if (own) {
     core_->neighbours.Note(peer_address_, ServicePort(), link->uuid());
   }
   Finish();
   seeker_->OnLink(link->link(), index_);
-  seeker_->LaneOpen(std::move(lane_), epoch_, mine_, peers_, own);
+  seeker_->LaneOpen(std::move(lane_), epoch_, mine, peers, authenticated);
 }
 
 void Session::OnChannelEnd(base::Reason reason) {

@@ -51,12 +51,26 @@ class Session : public ChannelOwner,
   bool PrepareOpen(OpenMsg* message);
   void OpenSent(std::shared_ptr<PeerLink> link, int index, std::uint32_t epoch);
   void Opened(std::shared_ptr<PeerLink> link, int index, std::uint32_t epoch,
-              const stream::Nonce& peers);
+              const stream::Nonce& peers, Proof proof);
+  // The peer of that link, which was to open this stream, has not its other
+  // end.
+  void ClaimedInVain(const PeerLink& link);
+  // What answers is not the other end of this connection.
+  void NotProven(PeerLink* link, int index, std::uint32_t epoch);
   // A number of that link has been offered to its peer.
   void Offered(std::shared_ptr<PeerLink> link, int index, std::uint32_t epoch);
   void Rejected(const PeerLink* link, int index, base::Reason why);
   void LinkEnded(const PeerLink* link, base::Reason reason);
-  void PeerReady();
+  // `theirs`: what the peer knows of this end.
+  void PeerReady(Proof theirs);
+  // What this end can show of its connection.
+  Claim OwnClaim() const;
+  // Whether the claim can be that of the other end.  `later`: it was made after
+  // this search had begun.
+  bool CanBePeer(const Claim& claim, bool later) const;
+  // The inode number of the other end's socket; 0: unknown.
+  std::uint32_t OtherEnd() const;
+  int fd() const { return seeker_->Descriptor(); }
 
   // --- For a meeting over rdma_cm
   const std::shared_ptr<Seeker>& seeker() const { return seeker_; }
@@ -134,6 +148,8 @@ class Session : public ChannelOwner,
   Address peer_address_{};
   std::uint16_t peer_port_ = 0;
   std::uint16_t local_port_ = 0;
+  std::uint32_t scope_ = 0;        // of a link-local address
+  Traffic before_{};               // when the search began
   bool listed_ = false;            // in the core's table of tuples
   bool remembered_plain_ = false;  // nobody was there a moment ago: do not wait
   int tries_ = 0;
@@ -162,6 +178,8 @@ class Session : public ChannelOwner,
   std::uint32_t epoch_ = 0;
   bool adopted_ = false;
   bool peer_ready_ = false;
+  Proof proof_ = Proof::kNone;        // of the peer
+  Proof peers_proof_ = Proof::kNone;  // that the peer has of this end
   std::unique_ptr<lane::Lane> lane_;
 
   std::shared_ptr<RdmaMeeting> rdma_;

@@ -9,6 +9,7 @@
 
 #include "lib/base/unique_fd.h"
 #include "lib/rendezvous/rendezvous.h"
+#include "lib/rendezvous/traffic.h"
 
 // The messages of docs/rendezvous.md: fixed size, little-endian, one per
 // SOCK_SEQPACKET record.
@@ -59,7 +60,9 @@ struct [[gnu::packed]] Hello {
   static constexpr Type kType = Type::kHello;
   Header header;
   std::uint8_t uuid[16];
-  std::uint32_t pid;  // for logs
+  // Of the sender, as it numbers them: a thread that ends no earlier than the
+  // channel (PeerProcess).
+  std::uint32_t thread;
   std::uint8_t tuple[36];
   std::uint8_t role;  // 0 connector, 1 acceptor: the sender's
   std::uint8_t zero[3];
@@ -70,6 +73,9 @@ struct [[gnu::packed]] LinkMsg {
   static constexpr Type kType = Type::kLink;
   Header header;
   lane::BellMask bells;
+  // 1: the sender cannot see which descriptors the receiver has, and wants a
+  // token (OpenToken) with each claim.
+  std::uint32_t wants_tokens;
 };
 
 // Descriptors: bell page, then one eventfd per bit of `bells`.
@@ -77,6 +83,7 @@ struct [[gnu::packed]] LinkAck {
   static constexpr Type kType = Type::kLinkAck;
   Header header;
   lane::BellMask bells;
+  std::uint32_t wants_tokens;  // as in LINK
 };
 
 // Descriptor: the eventfd.
@@ -93,6 +100,13 @@ struct [[gnu::packed]] SegmentMsg {
   std::uint32_t number;
 };
 
+// What the sender says to hold: an end of the connection.
+struct [[gnu::packed]] Claim {
+  std::uint32_t number;  // of its descriptor
+  Traffic traffic;
+};
+
+// Descriptor: a token, if the receiver wants them.
 struct [[gnu::packed]] OpenMsg {
   static constexpr Type kType = Type::kOpen;
   Header header;
@@ -105,14 +119,17 @@ struct [[gnu::packed]] OpenMsg {
   std::uint8_t offer;
   std::uint8_t zero[2];
   std::uint8_t nonce[16];
+  Claim claim;
 };
 
+// Descriptor: as of OPEN.
 struct [[gnu::packed]] OpenedMsg {
   static constexpr Type kType = Type::kOpened;
   Header header;
   std::uint32_t index;
   std::uint32_t epoch;
   std::uint8_t nonce[16];
+  Claim claim;
 };
 
 struct [[gnu::packed]] ReadyMsg {
@@ -120,6 +137,15 @@ struct [[gnu::packed]] ReadyMsg {
   Header header;
   std::uint32_t index;
   std::uint32_t epoch;
+  std::uint32_t proof;  // the sender's of the receiver: Proof
+};
+
+// What an end knows of the other one.  The order is that of strength.
+enum class Proof : std::uint32_t {
+  kNone,   // nothing: no lane
+  kToken,  // the process has, or had, the other end: it has shown a token,
+           // which whoever was shown one can pass on
+  kSeen,   // /proc shows that the process has the other end
 };
 
 // Look which bells were rung: the bits are in the link page.

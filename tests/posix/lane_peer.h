@@ -54,6 +54,7 @@ class Seeking : public rcsock::rendezvous::Seeker {
   bool Names(sockaddr_storage* local, sockaddr_storage* peer) override {
     return rcsock::rendezvous::NamesOf(fd_, local, peer);
   }
+  int Descriptor() override { return fd_; }
   void Adopt() override {
     rcsock::rendezvous::Conductor::IfRunning()->Adopted(this);
   }

@@ -15,6 +15,8 @@
 #include <thread>
 #include <vector>
 
+#include "tests/rendezvous/refuse_netlink.h"
+
 namespace rcsock::rendezvous {
 namespace {
 
@@ -41,22 +43,6 @@ std::vector<Address> FromLibc() {
 // (Of addresses that are in documents only.)
 constexpr Address kForeign{0, 0, 0,    0,    0,   0, 0,   0,
                            0, 0, 0xff, 0xff, 203, 0, 113, 9};
-
-// As systemd's RestrictAddressFamilies=AF_INET AF_INET6 AF_UNIX, for this
-// thread.
-bool RefuseNetlink() {
-  sock_filter program[] = {
-      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
-      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_socket, 0, 3),
-      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, args[0])),
-      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, AF_NETLINK, 0, 1),
-      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EAFNOSUPPORT),
-      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
-  };
-  const sock_fprog filter{sizeof program / sizeof *program, program};
-  return ::prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 &&
-         ::prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter) == 0;
-}
 
 // It asks the kernel itself: what libc says is what it must know.
 TEST(HostAddresses, AreThoseThatLibcKnows) {

@@ -17,32 +17,6 @@ namespace {
 
 using base::Reason;
 
-Tuple TupleOf(int connector_fd) {
-  sockaddr_storage local;
-  sockaddr_storage peer;
-  EXPECT_TRUE(
-      TestSeeker(connector_fd, stream::Role::kConnector).Names(&local, &peer));
-  Address local_address;
-  Address peer_address;
-  std::uint16_t local_port;
-  std::uint16_t peer_port;
-  Normalise(local, &local_address, &local_port);
-  Normalise(peer, &peer_address, &peer_port);
-  return MakeTuple(stream::Role::kConnector, local_address, local_port,
-                   peer_address, peer_port);
-}
-
-// Knocks at the name of a binder, as any process of this uid can.
-int Knock(const Tuple& tuple) {
-  sockaddr_un name;
-  const socklen_t length = MeetingName(tuple, &name);
-  const int fd = ::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
-  EXPECT_TRUE(Eventually([&] {
-    return ::connect(fd, reinterpret_cast<const sockaddr*>(&name), length) == 0;
-  }));
-  return fd;
-}
-
 bool ClosedByPeer(int fd) {
   char bytes[kMaxPacket];
   for (;;) {
@@ -241,6 +215,8 @@ TEST(Hostile, ANamedUserIsNotOneOfUs) {
     auto ready = NewMessage<ReadyMsg>();
     opened.index = ready.index = open.index;
     opened.epoch = ready.epoch = open.epoch;
+    opened.claim.number = static_cast<std::uint32_t>(pairs[1].acceptor);
+    opened.claim.traffic.acked = UINT64_MAX;
     ASSERT_EQ(SendPacket(fd, &opened, sizeof opened, nullptr, 0), 0);
     ASSERT_EQ(SendPacket(fd, &ready, sizeof ready, nullptr, 0), 0);
     ReadyMsg theirs_ready;
@@ -331,6 +307,8 @@ TEST(Hostile, ANamedUserHoldsUpNobody) {
     auto ready = NewMessage<ReadyMsg>();
     opened.index = ready.index = open.index;
     opened.epoch = ready.epoch = open.epoch;
+    opened.claim.number = static_cast<std::uint32_t>(pair.acceptor);
+    opened.claim.traffic.acked = UINT64_MAX;
     ASSERT_EQ(SendPacket(fd, &opened, sizeof opened, nullptr, 0), 0);
     const auto lane = memory->OpenLane(static_cast<int>(open.index));
     ASSERT_NE(lane, nullptr);
@@ -411,7 +389,11 @@ void KillAt(Step step) {
       EXPECT_EQ(c->lane->State(), Reason::kPeerGone);
       conductor->ReturnLane(c, std::move(c->lane));
     } else {
-      EXPECT_EQ(c->failed, Reason::kPeerGone);
+      // A process that is ending has lost its descriptors before anything else
+      // tells that it ends.
+      EXPECT_TRUE(c->failed == Reason::kPeerGone ||
+                  c->failed == Reason::kNotProven)
+          << base::ReasonKey(c->failed);
       EXPECT_FALSE(c->final);
     }
     EXPECT_LT(Clock::now() - before, milliseconds(1500));

@@ -140,6 +140,7 @@ class TestSeeker : public Seeker,
   bool Names(sockaddr_storage* local, sockaddr_storage* peer) override {
     return NamesOf(fd_, local, peer);
   }
+  int Descriptor() override { return fd_; }
   void Adopt() override {
     if (on_adopt) on_adopt();
     if (never_adopt) return;
@@ -425,6 +426,39 @@ inline int Squat(int connector_fd) {
   const int fd = ::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
   EXPECT_EQ(::bind(fd, reinterpret_cast<const sockaddr*>(&name), length), 0);
   EXPECT_EQ(::listen(fd, 5), 0);
+  return fd;
+}
+
+inline Tuple TupleOf(int connector_fd) {
+  sockaddr_storage local;
+  sockaddr_storage peer;
+  EXPECT_TRUE(
+      TestSeeker(connector_fd, stream::Role::kConnector).Names(&local, &peer));
+  Address local_address;
+  Address peer_address;
+  std::uint16_t local_port;
+  std::uint16_t peer_port;
+  Normalise(local, &local_address, &local_port);
+  Normalise(peer, &peer_address, &peer_port);
+  return MakeTuple(stream::Role::kConnector, local_address, local_port,
+                   peer_address, peer_port);
+}
+
+// Knocks at the name of a binder, as any process of this uid can; `named`: by a
+// socket with a name of its own, as processes under rcsock do.
+inline int Knock(const Tuple& tuple, bool named = false) {
+  sockaddr_un name;
+  const socklen_t length = MeetingName(tuple, &name);
+  const int fd = ::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+  const sockaddr_un any{AF_UNIX, {}};
+  if (named) {
+    EXPECT_EQ(::bind(fd, reinterpret_cast<const sockaddr*>(&any),
+                     sizeof any.sun_family),
+              0);
+  }
+  EXPECT_TRUE(Eventually([&] {
+    return ::connect(fd, reinterpret_cast<const sockaddr*>(&name), length) == 0;
+  }));
   return fd;
 }
 

@@ -1,0 +1,57 @@
+#ifndef RCSOCK_LIB_RENDEZVOUS_SOCKET_DIAG_H_
+#define RCSOCK_LIB_RENDEZVOUS_SOCKET_DIAG_H_
+
+#include <cstdint>
+
+#include "lib/base/unique_fd.h"
+#include "lib/rendezvous/rendezvous.h"
+
+namespace rcsock::rendezvous {
+
+// Asks the kernel which socket is the other end of a TCP connection between two
+// sockets of one network namespace.
+//
+// The answer is an inode number of the kernel's file system of sockets, 0 for
+// none.  The kernel counts these numbers in 32 bits, so one comes again after
+// four thousand million sockets and pipes.
+//
+// No call waits for another process: the request asks for nothing that takes a
+// socket's lock.
+//
+// Threads: within turns of the conductor (Step).
+class SocketDiag {
+ public:
+  // The other end of `fd`, whose connection is `tuple`; `role` is the one of
+  // `fd`, `scope` the interface of a link-local address, else 0.
+  std::uint32_t OtherEnd(int fd, const Tuple& tuple, stream::Role role,
+                         std::uint32_t scope);
+
+ private:
+  enum class Answer { kFound, kNone, kUnavailable };
+
+  // Has a netlink socket in the network namespace of `fd`.
+  bool Open(int fd);
+  Answer Ask(const Tuple& tuple, stream::Role whose, std::uint32_t scope,
+             std::uint32_t* inode) const;
+  bool IsOurs(int fd, const Tuple& tuple, stream::Role role,
+              std::uint32_t scope) const;
+
+  base::UniqueFd netlink_;
+  std::uint64_t cookie_ = 0;  // of its network namespace; 0: not told
+};
+
+// The inode number of a socket of ours; 0: `fd` is none.
+std::uint32_t SocketInode(int fd);
+// The inode number of the socket that `token` is of; 0: it is of none.  A file
+// of another file system may claim to be a socket, with any number: `socket`,
+// any of ours, tells which file system is the kernel's.
+std::uint32_t TokenInode(int token, int socket);
+
+// A descriptor that shows whose socket `fd` is, by SocketInode, and is good for
+// nothing else: it can be passed to whoever is not trusted.  None without
+// /proc.
+base::UniqueFd OpenToken(int fd);
+
+}  // namespace rcsock::rendezvous
+
+#endif  // RCSOCK_LIB_RENDEZVOUS_SOCKET_DIAG_H_
