@@ -1,5 +1,6 @@
 #include "lib/rendezvous/peer_process.h"
 
+#include <dirent.h>
 #include <fcntl.h>
 #include <linux/magic.h>
 #include <poll.h>
@@ -10,6 +11,7 @@
 
 #include <cerrno>
 #include <charconv>
+#include <cstddef>
 #include <cstdio>
 #include <cstring>
 #include <string_view>
@@ -37,14 +39,36 @@ std::uint32_t InodeOfLink(int folder, const char* name) {
   return end.ec == std::errc() && link.starts_with(']') ? inode : 0;
 }
 
+// Whether the kernel lets us read a link in the folder: it may show which
+// numbers there are, and not what they are (a process of another user
+// namespace).
+bool Readable(int folder) {
+  alignas(dirent64) char text[1024];
+  const long n = ::syscall(SYS_getdents64, folder, text, sizeof text);
+  for (long at = 0; at < n;) {
+    dirent64 entry;
+    std::memcpy(&entry, text + at, offsetof(dirent64, d_name));
+    const char* name = text + at + offsetof(dirent64, d_name);
+    at += entry.d_reclen;
+    if (name[0] == '.') continue;
+    char link[8];
+    if (::syscall(SYS_readlinkat, folder, name, link, sizeof link) >= 0) {
+      return true;
+    }
+    if (errno != ENOENT) return false;
+  }
+  return false;
+}
+
 base::UniqueFd OpenFolder(const char* path) {
   base::UniqueFd folder(base::OpenHighForParent([path] {
     return ::syscall(SYS_openat, AT_FDCWD, path,
                      O_RDONLY | O_DIRECTORY | O_CLOEXEC, 0);
   }));
   struct statfs system;
-  if (folder.ok() && (::syscall(SYS_fstatfs, folder.get(), &system) != 0 ||
-                      system.f_type != PROC_SUPER_MAGIC)) {
+  if (folder.ok() &&
+      (::syscall(SYS_fstatfs, folder.get(), &system) != 0 ||
+       system.f_type != PROC_SUPER_MAGIC || !Readable(folder.get()))) {
     folder.reset();
   }
   return folder;

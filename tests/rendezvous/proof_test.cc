@@ -489,6 +489,38 @@ TEST(Proof, OfWhomCannotBeSeen) {
   }
 }
 
+// A process of another user namespace may list our descriptors, and not read
+// what they are.
+TEST(Proof, OfWhomIsInAnotherUserNamespace) {
+  if (::geteuid() != 0) GTEST_SKIP() << "needs root";
+  const TcpPair pair = MakeTcpPair();
+  const auto end = [&](int fd, stream::Role role, bool apart) {
+    return Spawn([=] {
+      ASSERT_EQ(::setresuid(kUser, kUser, kUser), 0);
+      ASSERT_EQ(::prctl(PR_SET_DUMPABLE, 1), 0);
+      if (apart) {
+        ASSERT_EQ(::unshare(CLONE_NEWUSER), 0);
+        const int map = ::open("/proc/self/uid_map", O_WRONLY);
+        const std::string line =
+            std::to_string(kUser) + " " + std::to_string(kUser) + " 1";
+        ASSERT_EQ(::write(map, line.data(), line.size()),
+                  static_cast<ssize_t>(line.size()));
+        ::close(map);
+      }
+      auto seeker = std::make_shared<TestSeeker>(fd, role);
+      ASSERT_TRUE(seeker->Meet(GetConductor()))
+          << base::ReasonKey(seeker->failed);
+      EXPECT_FALSE(seeker->authenticated);
+      ExchangeNonces(seeker.get());
+    });
+  };
+  const pid_t one = end(pair.connector, stream::Role::kConnector, true);
+  const pid_t two = end(pair.acceptor, stream::Role::kAcceptor, false);
+  ExpectSuccess(one);
+  ExpectSuccess(two);
+  CloseBoth(pair);
+}
+
 // Two processes meet by a connection that has its other end in a third.
 TEST(Proof, OfTwinsByAddressTranslation) {
   if (::geteuid() != 0) GTEST_SKIP() << "needs root";
