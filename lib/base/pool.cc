@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <new>
 
+#include "lib/base/backoff.h"
+
 namespace rcsock::base {
 namespace {
 
@@ -93,7 +95,7 @@ void Pool::Give(void* block) noexcept {
 // Nothing is waited for here with pools_latch held: who lists a pool may hold
 // others' latches.
 void PoolsForkLock() {
-  for (;;) {
+  for (Backoff backoff;; backoff.Wait()) {
     pools_latch.lock();
     Pool* at = pools;
     while (at != nullptr && at->latch_.try_lock()) at = at->next_;
@@ -102,7 +104,6 @@ void PoolsForkLock() {
       held->latch_.unlock();
     }
     pools_latch.unlock();
-    CpuRelax();
   }
 }
 

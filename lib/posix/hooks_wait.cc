@@ -10,6 +10,7 @@
 #include <cstdio>
 #include <cstring>
 
+#include "lib/base/backoff.h"
 #include "lib/base/clock.h"
 #include "lib/base/direct.h"
 #include "lib/base/guard.h"
@@ -416,7 +417,10 @@ int epoll_create(int size) {
   return epoll_create1(0);
 }
 
-int epoll_ctl(int number, int op, int fd, epoll_event* event) {
+namespace {
+
+// EpollSet::kStale: the stream or the set is another one by now.
+int ControlOnce(int number, int op, int fd, epoll_event* event) {
   EpollSet* set = LookupSet(number);
   File* file = Lookup(fd);
   if (set == nullptr && file != nullptr && file->kind == FileKind::kSock &&
@@ -445,10 +449,17 @@ int epoll_ctl(int number, int op, int fd, epoll_event* event) {
   if (sock->listening.load(std::memory_order_relaxed)) {
     return real::epoll_ctl(number, op, fd, event);
   }
-  const int result = set->Ctl(number, op, fd, sock, event);
-  if (result != EpollSet::kStale) return result;
-  ::sched_yield();
-  return hook::epoll_ctl(number, op, fd, event);
+  return set->Ctl(number, op, fd, sock, event);
+}
+
+}  // namespace
+
+int epoll_ctl(int number, int op, int fd, epoll_event* event) {
+  // (A set or a stream that goes while it is named is another thread's doing.)
+  for (base::Backoff backoff;; backoff.Wait()) {
+    const int result = ControlOnce(number, op, fd, event);
+    if (result != EpollSet::kStale) return result;
+  }
 }
 
 [[gnu::hot]] int epoll_wait(int fd, epoll_event* events, int capacity,

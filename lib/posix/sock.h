@@ -732,6 +732,11 @@ class Sock final : public SockLayout {
   bool SoleHolderBeforeFork() const;
   // The end that this one makes of it is the connection's.
   bool EndsHere() const;
+  // The rest of the application's close: waits until the connection is over, or
+  // for so long, and closes the number.  No latch is held.
+  void Linger(int number, int seconds);
+  // Closes a number of the connection's, in a thread that others wait for.
+  void CloseWithoutWaiting(int number) const;
   void LeaveHolders();
   void Spoil();
   // To the other holders, and from them; both latches held.

@@ -9,6 +9,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdint>
 #include <ctime>
@@ -16,6 +17,7 @@
 #include <utility>
 
 #include "lib/base/clock.h"
+#include "lib/base/foreign_fd.h"
 #include "lib/base/latch.h"
 #include "lib/base/no_cancel.h"
 #include "lib/base/real.h"
@@ -37,6 +39,23 @@ namespace {
 void ResetOnClose(int number) {
   linger now{1, 0};
   ::syscall(SYS_setsockopt, number, SOL_SOCKET, SO_LINGER, &now, sizeof now);
+}
+
+linger LingerOf(int number) {
+  linger option{};
+  socklen_t length = sizeof option;
+  ::syscall(SYS_getsockopt, number, SOL_SOCKET, SO_LINGER, &option, &length);
+  return option;
+}
+
+bool Waits(const linger& option) {
+  return option.l_onoff != 0 && option.l_linger > 0;
+}
+
+void SetLinger(int number, bool on, int seconds) {
+  const linger option{on ? 1 : 0, seconds};
+  ::syscall(SYS_setsockopt, number, SOL_SOCKET, SO_LINGER, &option,
+            sizeof option);
 }
 
 // Guards closed_head and the links of those in the list.  Nothing else is
@@ -110,6 +129,14 @@ int Sock::CloseLast(int number, const Successor& next) {
   // keep the open file: its sets would tell of who has been closed.  So they
   // would while a call of the conductor's for one that seeks holds the file.
   const bool sought = seeking_.load(std::memory_order_seq_cst);
+  // What SO_LINGER asks for is done once no latch is held: until then this
+  // number is not the last.  (Without room for another one nobody waits.)
+  const linger asked = LingerOf(number);
+  int lingering = -1;
+  if (Waits(asked) && EndsHere()) {
+    lingering = base::CopyHighForParent(number);
+    if (lingering < 0) SetLinger(number, false, 0);
+  }
   tx_latch.lock();
   const bool adopted = mode() == Mode::kEngine;
   tx_latch.unlock();
@@ -140,9 +167,6 @@ int Sock::CloseLast(int number, const Successor& next) {
              conductor != nullptr) {
     // The kernel's close would end the stream before the peer has everything:
     // the conductor keeps the connection under another number until then.
-    linger option{};
-    socklen_t length = sizeof option;
-    ::getsockopt(number, SOL_SOCKET, SO_LINGER, &option, &length);
     // (Bytes that nobody has read, also where they are the kernel's still: a
     // FIN would come before the reset that its close makes of them.)
     int unread = 0;
@@ -151,7 +175,7 @@ int Sock::CloseLast(int number, const Successor& next) {
       ::syscall(SYS_ioctl, number, FIONREAD, &unread);
     }
     const bool reset =
-        (option.l_onoff != 0 && option.l_linger == 0) ||
+        (asked.l_onoff != 0 && asked.l_linger == 0) ||
         (unread > 0 && static_cast<std::size_t>(unread) > stream_->Ahead());
     if (watched_) conductor->Unwatch(fd());
     watched_ = false;
@@ -161,7 +185,6 @@ int Sock::CloseLast(int number, const Successor& next) {
     if (kept < 0 && stream_->WantsAnchorWrite() && EndsHere()) {
       ResetOnClose(number);
     }
-    // (Without the other number this close may linger.)
     end(kept >= 0);
     fd_.store(kept, std::memory_order_relaxed);
     Ref();  // until Finish
@@ -209,9 +232,50 @@ int Sock::CloseLast(int number, const Successor& next) {
   rx_latch.unlock();
   tx_latch.unlock();
   Account();
+  if (lingering >= 0) Linger(lingering, asked.l_linger);
   Unref();
   errno = error;
   return result;
+}
+
+// The application's close has waited, as long as it was to.
+void Sock::CloseWithoutWaiting(int number) const {
+  if (!Waits(LingerOf(number))) return base::CloseRaw(number);
+  // Who else has the connection has the option, too.
+  if (!EndsHere()) return base::CloseElsewhere(number);
+  SetLinger(number, false, 0);
+  base::CloseRaw(number);
+}
+
+void Sock::Linger(int number, int seconds) {
+  constexpr std::uint64_t kSecond = 1'000'000'000;
+  constexpr long kLongestSleepNs = 20'000'000;
+  const std::uint64_t deadline =
+      base::NowNs() + static_cast<std::uint64_t>(seconds) * kSecond;
+  timespec brief{0, 500'000};
+  for (;;) {
+    {
+      Latched latched(this);
+      const std::uint64_t now = base::NowNs();
+      // The conductor has let go of the connection, or never had it: the rest
+      // is the kernel's.
+      if (finish_done_ || fd() < 0) {
+        const linger its = LingerOf(number);
+        const std::uint64_t left = deadline > now ? deadline - now : 0;
+        const bool resets = its.l_onoff != 0 && its.l_linger == 0;
+        if (!resets) {
+          SetLinger(number, left > 0,
+                    static_cast<int>((left + kSecond - 1) / kSecond));
+        }
+        break;
+      }
+      if (now >= deadline) break;
+    }
+    // A signal ends it, as it ends the kernel's.
+    if (::syscall(SYS_nanosleep, &brief, nullptr) != 0) break;
+    brief.tv_nsec = std::min(2 * brief.tv_nsec, kLongestSleepNs);
+  }
+  base::CloseRaw(number);
 }
 
 void Sock::LoseFd(int number) {
@@ -313,7 +377,7 @@ void Sock::Finish(bool reset) {
   tx_latch.unlock();
   if (mine) {
     if (reset) ResetOnClose(number);
-    base::CloseRaw(number);
+    CloseWithoutWaiting(number);
     KeepSpares();
   }
   if (last) Unref();

@@ -1,7 +1,6 @@
 #include "lib/posix/table.h"
 
 #include <fcntl.h>
-#include <sched.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -10,6 +9,7 @@
 #include <cstdint>
 #include <utility>
 
+#include "lib/base/backoff.h"
 #include "lib/base/latch.h"
 #include "lib/base/no_cancel.h"
 #include "lib/base/real.h"
@@ -218,7 +218,7 @@ int LeaveNumberForAny(int fd, const File* file) {
 
 HeldNumber::HeldNumber(int fd) : fd_(fd) {
   if (Entry(fd) == nullptr) return;
-  for (;;) {
+  for (base::Backoff backoff;; backoff.Wait()) {
     Recall(fd);
     File* const file = Lookup(fd);
     if (file == nullptr || file->kind == FileKind::kBetween) return;
@@ -230,7 +230,6 @@ HeldNumber::HeldNumber(int fd) : fd_(fd) {
       marked_ = (entry & kLaneMark) != 0;
       return;
     }
-    ::sched_yield();
   }
 }
 
@@ -425,14 +424,13 @@ int CloseFd(int fd) {
     return KernelClose(fd, kNothing);
   }
   Recall(fd);
-  for (;;) {
+  for (base::Backoff backoff;; backoff.Wait()) {
     File* const file = Lookup(fd);
     if (file == nullptr) return KernelClose(fd, kNothing);
     Critical critical;  // no handler jumps out of a claim
     const Claimed claimed = Claim(fd, file);
     if (claimed == Claimed::kNo) return KernelClose(fd, kNothing);
     if (claimed == Claimed::kYes) return CloseClaimed(fd, file, kNothing);
-    ::sched_yield();
   }
 }
 
@@ -440,7 +438,7 @@ int ReplaceFd(int fd, int from, int flags) {
   if (Entry(fd) == nullptr && Entry(from) == nullptr) {
     return KernelReplace(fd, {from, flags});
   }
-  for (;;) {
+  for (base::Backoff backoff;; backoff.Wait()) {
     Recall(fd);
     HeldNumber held(from);
     Successor next{from, flags, &held};
@@ -471,7 +469,6 @@ int ReplaceFd(int fd, int from, int flags) {
     }
     // (Whoever holds it may wait for this one.)
     held.Release();
-    ::sched_yield();
   }
 }
 

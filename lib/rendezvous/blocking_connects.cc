@@ -7,7 +7,7 @@
 #include "lib/base/internal.h"
 #include "lib/rendezvous/connection.h"
 #include "lib/rendezvous/core.h"
-#include "lib/rendezvous/helper_thread.h"
+#include "lib/base/helper_thread.h"
 #include "lib/rendezvous/rdma.h"
 
 namespace rcsock::rendezvous {
@@ -73,7 +73,7 @@ int BlockingConnects::Run(Entry entry) {
   auto call = std::make_unique<Call>(
       Call{core_, number, entry.connection->id(), entry.req});
   // It can report only after this turn, when its entry is there.
-  const int error = StartHelper(&Thread, call.get());
+  const int error = base::StartHelper(&Thread, call.get());
   if (error != 0) return error;
   static_cast<void>(call.release());
   running_.emplace(number, std::move(entry));

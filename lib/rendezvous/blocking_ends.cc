@@ -6,7 +6,7 @@
 #include "lib/base/log.h"
 #include "lib/rendezvous/connection.h"
 #include "lib/rendezvous/core.h"
-#include "lib/rendezvous/helper_thread.h"
+#include "lib/base/helper_thread.h"
 #include "lib/rendezvous/rdma.h"
 
 namespace rcsock::rendezvous {
@@ -40,7 +40,7 @@ void BlockingEnds::Run() {
   call->core = core_;
   for (const auto& one : waiting_) call->connections.push_back(one.get());
   // It can report only after this turn.
-  const int error = StartHelper(&Thread, call.get());
+  const int error = base::StartHelper(&Thread, call.get());
   if (error != 0) {
     // They stay, until the next one comes.
     RCSOCK_LOG(1, "pthread_create: %d", error);

@@ -43,7 +43,7 @@ uid_t PeerUid(int fd) {
 
 }  // namespace
 
-Channel::Channel(Core* core, base::UniqueFd fd, bool accepted)
+Channel::Channel(Core* core, base::PeerSocket fd, bool accepted)
     : core_(core),
       fd_(std::move(fd)),
       peer_uid_(PeerUid(fd_.get())),

@@ -10,6 +10,7 @@
 #include <span>
 #include <vector>
 
+#include "lib/base/foreign_fd.h"
 #include "lib/base/unique_fd.h"
 #include "lib/rendezvous/timer.h"
 #include "lib/rendezvous/wire.h"
@@ -34,7 +35,7 @@ class ChannelOwner {
 class Channel : public std::enable_shared_from_this<Channel> {
  public:
   // `accepted`: the other end has connected it.
-  Channel(Core* core, base::UniqueFd fd, bool accepted = false);
+  Channel(Core* core, base::PeerSocket fd, bool accepted = false);
   ~Channel();
 
   bool Start();
@@ -83,7 +84,7 @@ class Channel : public std::enable_shared_from_this<Channel> {
   void End(base::Reason reason);
 
   Core* core_;
-  base::UniqueFd fd_;
+  base::PeerSocket fd_;
   const uid_t peer_uid_;
   std::uint8_t name_[sizeof(sockaddr_un::sun_path)];
   std::size_t name_length_ = 0;

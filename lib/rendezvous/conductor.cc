@@ -9,6 +9,7 @@
 
 #include "lib/base/clock.h"
 #include "lib/base/config.h"
+#include "lib/base/foreign_fd.h"
 #include "lib/base/internal.h"
 #include "lib/base/latch.h"
 #include "lib/base/unique_fd.h"
@@ -143,6 +144,7 @@ void Conductor::Stop() {
   g_stopping.store(true, std::memory_order_release);
   core->RequestStop();
   ::pthread_join(core->thread, nullptr);
+  base::AwaitCloses();
   g_core.store(nullptr, std::memory_order_release);
   g_stopping.store(false, std::memory_order_release);
 }
@@ -159,14 +161,17 @@ void Conductor::ForkPrepare() {
     tls_forked = core;
   }
   lane::rdma::UserMemory::ForkPrepare();
+  base::ForeignFdForkLock();
 }
 
 void Conductor::ForkParent() {
+  base::ForeignFdForkUnlock(false);
   lane::rdma::UserMemory::ForkParent();
   if (Core* core = std::exchange(tls_forked, nullptr)) core->step.unlock();
 }
 
 void Conductor::ForkChild(bool asleep) {
+  base::ForeignFdForkUnlock(true);
   if (Core* core = std::exchange(tls_forked, nullptr)) core->Abandon(asleep);
   lane::rdma::UserMemory::ForkChild();
   // Another thread may have been starting or stopping it.

@@ -246,15 +246,15 @@ socklen_t Directory::Name(sockaddr_un* name) const {
 void Directory::OpenName() {
   sockaddr_un name;
   const socklen_t length = Name(&name);
-  name_ =
-      NameListener::Make(rdma_->core(), name, length, kNameBacklog,
-                         [this](base::UniqueFd fd) { OnJoin(std::move(fd)); });
+  name_ = NameListener::Make(
+      rdma_->core(), name, length, kNameBacklog,
+      [this](base::PeerSocket fd) { OnJoin(std::move(fd)); });
   // Taken by one that is ending, or by a squatter: streams of this process are
   // found all the same.
   if (name_ == nullptr) TryAgain();
 }
 
-void Directory::OnJoin(base::UniqueFd fd) {
+void Directory::OnJoin(base::PeerSocket fd) {
   if (members_.size() >= kMaxMembers || !PeerHasOurUid(fd.get())) return;
   auto channel = std::make_shared<Channel>(rdma_->core(), std::move(fd));
   auto member = std::make_shared<Member>(this, channel);
@@ -304,10 +304,11 @@ void Directory::OnIdle() {
 }
 
 bool Directory::TryJoin() {
-  base::UniqueFd fd(base::OpenHigh([&] {
+  base::PeerSocket fd(base::UniqueFd(base::OpenHigh([&] {
     return ::syscall(SYS_socket, AF_UNIX,
                      SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-  }));
+  })));
+  if (fd.ok()) fd.RefuseFiles();
   sockaddr_un name;
   const socklen_t length = Name(&name);
   if (!fd.ok() || ::connect(fd.get(), reinterpret_cast<const sockaddr*>(&name),

@@ -98,7 +98,7 @@ class Directory : public ChannelOwner,
   void MayBeIdle();
   void OnIdle();
   void OpenName();
-  void OnJoin(base::UniqueFd fd);
+  void OnJoin(base::PeerSocket fd);
   void SendAdd(const Tuple& tuple);
   bool Take(Member* member, Packet& packet);
   void Drop(Member* member);

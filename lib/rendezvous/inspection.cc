@@ -47,7 +47,7 @@ void Inspection::Open() {
   const socklen_t length = InspectionName(core_->uuid, &name);
   listener_ = NameListener::Make(
       core_, name, length, kBacklog,
-      [this](base::UniqueFd asker) { Answer(std::move(asker)); });
+      [this](base::PeerSocket asker) { Answer(std::move(asker)); });
 }
 
 void Inspection::Close() {
@@ -55,7 +55,7 @@ void Inspection::Close() {
   listener_.reset();
 }
 
-void Inspection::Answer(base::UniqueFd asker) {
+void Inspection::Answer(base::PeerSocket asker) {
   if (!MayAsk(asker.get())) return;
   const base::UniqueFd answer(core_->Inspect());
   const int send = answer.get();

@@ -26,7 +26,7 @@ class Inspection {
   int fd() const { return listener_ == nullptr ? -1 : listener_->fd(); }
 
  private:
-  void Answer(base::UniqueFd asker);
+  void Answer(base::PeerSocket asker);
 
   Core* const core_;
   std::shared_ptr<NameListener> listener_;

@@ -24,10 +24,12 @@ std::shared_ptr<NameListener> NameListener::Make(Core* core,
                                                  const sockaddr_un& name,
                                                  socklen_t length, int backlog,
                                                  Visitor visitor) {
-  base::UniqueFd fd(base::OpenHigh([&] {
+  base::PeerSocket fd(base::UniqueFd(base::OpenHigh([&] {
     return ::syscall(SYS_socket, AF_UNIX,
                      SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-  }));
+  })));
+  // Nobody sends a descriptor to a name.
+  if (fd.ok()) fd.RefuseFiles();
   if (!fd.ok() ||
       ::bind(fd.get(), reinterpret_cast<const sockaddr*>(&name), length) != 0 ||
       ::listen(fd.get(), backlog) != 0) {
@@ -42,7 +44,7 @@ std::shared_ptr<NameListener> NameListener::Make(Core* core,
   return listener;
 }
 
-NameListener::NameListener(Core* core, base::UniqueFd fd, Visitor visitor)
+NameListener::NameListener(Core* core, base::PeerSocket fd, Visitor visitor)
     : core_(core),
       fd_(std::move(fd)),
       visitor_(std::move(visitor)),
@@ -67,11 +69,16 @@ void NameListener::Wait() {
 
 void NameListener::OnReadable() {
   for (int i = 0; i < kPerTurn && fd_.ok(); ++i) {
-    base::UniqueFd fd(base::OpenHigh([&] {
+    // Those who wait there are the kernel's to keep.
+    if (base::ClosesPileUp()) {
+      return pause_.Start(kPause, shared_from_this(), &NameListener::Wait);
+    }
+    base::PeerSocket fd(base::UniqueFd(base::OpenHigh([&] {
       return ::accept4(fd_.get(), nullptr, nullptr,
                        SOCK_CLOEXEC | SOCK_NONBLOCK);
-    }));
+    })));
     if (fd.ok()) {
+      fd.Inherit(fd_);
       visitor_(std::move(fd));
     } else if (errno == EAGAIN) {
       break;

@@ -8,7 +8,7 @@
 #include <functional>
 #include <memory>
 
-#include "lib/base/unique_fd.h"
+#include "lib/base/foreign_fd.h"
 #include "lib/rendezvous/timer.h"
 
 namespace rcsock::rendezvous {
@@ -22,13 +22,13 @@ class Core;
 // Threads: within turns of the conductor.
 class NameListener : public std::enable_shared_from_this<NameListener> {
  public:
-  using Visitor = std::function<void(base::UniqueFd)>;
+  using Visitor = std::function<void(base::PeerSocket)>;
 
   // Null: the name is taken, or there is no descriptor.
   static std::shared_ptr<NameListener> Make(Core* core, const sockaddr_un& name,
                                             socklen_t length, int backlog,
                                             Visitor visitor);
-  NameListener(Core* core, base::UniqueFd fd, Visitor visitor);
+  NameListener(Core* core, base::PeerSocket fd, Visitor visitor);
   // Whoever made it closes it; the visitor is not called any more.
   void Close();
   int fd() const { return fd_.get(); }
@@ -38,7 +38,7 @@ class NameListener : public std::enable_shared_from_this<NameListener> {
   void OnReadable();
 
   Core* const core_;
-  base::UniqueFd fd_;
+  base::PeerSocket fd_;
   const Visitor visitor_;
   boost::asio::posix::stream_descriptor descriptor_;
   Timer pause_;

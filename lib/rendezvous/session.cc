@@ -264,11 +264,13 @@ void Session::OfferEnded(bool known, base::Reason reason) {
 }
 
 void Session::TryName() {
-  base::UniqueFd fd(base::OpenHigh([&] {
+  base::PeerSocket fd(base::UniqueFd(base::OpenHigh([&] {
     return ::syscall(SYS_socket, AF_UNIX,
                      SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-  }));
+  })));
   if (!fd.ok()) return Fail(ErrnoReason(errno), false);
+  // Until it is known whose process comes.
+  fd.RefuseFiles();
   sockaddr_un name;
   const socklen_t length = MeetingName(tuple_, &name);
   const auto* address = reinterpret_cast<const sockaddr*>(&name);
@@ -290,7 +292,8 @@ void Session::TryName() {
     }
     if (!may_bind && errno != EAGAIN) {
       if (!remembered_plain_) return Queue();
-      return Fail(base::Reason::kPeerPlain, false);
+      return Fail(stranger_ ? base::Reason::kPeerUid : base::Reason::kPeerPlain,
+                  false);
     }
     return RetrySoon(base::Reason::kPeerPlain);
   }
@@ -322,7 +325,7 @@ void Session::FromQueue() {
   TryName();
 }
 
-void Session::Bound(base::UniqueFd fd) {
+void Session::Bound(base::PeerSocket fd) {
   if (::listen(fd.get(), kBacklog) != 0) {
     return Fail(ErrnoReason(errno), false);
   }
@@ -345,25 +348,39 @@ void Session::WaitAccept() {
                        });
 }
 
+// Anybody may knock: strangers, and processes that say nothing.  So it goes on
+// accepting until its peer has said HELLO, and the last visitor counts.
 void Session::OnAccept() {
-  if (state_ != State::kBinder || !listener_fd_.ok()) return;
-  base::UniqueFd fd(base::OpenHigh([&] {
+  const bool waits = state_ == State::kBinder || state_ == State::kHello;
+  if (!waits || !listener_fd_.ok()) return;
+  // Whose files are still to be closed is kept waiting by the kernel.
+  if (base::ClosesPileUp()) return;
+  base::PeerSocket fd(base::UniqueFd(base::OpenHigh([&] {
     return ::accept4(listener_fd_.get(), nullptr, nullptr,
                      SOCK_CLOEXEC | SOCK_NONBLOCK);
-  }));
+  })));
   if (!fd.ok()) {
     if (errno == EAGAIN) return WaitAccept();
     return Fail(ErrnoReason(errno), false);
   }
+  fd.Inherit(listener_fd_);
+  if (!PeerIsTrusted(fd.get())) {
+    stranger_ = true;
+    return WaitAccept();
+  }
+  CloseChannel();
   from_binder_ = true;
-  Connected(std::move(fd));
+  if (Talk(std::move(fd))) WaitAccept();
 }
 
-bool Session::Connected(base::UniqueFd fd) {
-  if (!PeerIsTrusted(fd.get())) {
-    Fail(base::Reason::kPeerUid, true);
-    return false;
-  }
+bool Session::Connected(base::PeerSocket fd) {
+  if (PeerIsTrusted(fd.get())) return Talk(std::move(fd));
+  Fail(base::Reason::kPeerUid, true);
+  return false;
+}
+
+bool Session::Talk(base::PeerSocket fd) {
+  fd.TakeFiles();
   channel_ = std::make_shared<Channel>(core_, std::move(fd), from_binder_);
   peer_uid_ = channel_->peer_uid();
   channel_->SetOwner(weak_from_this());
@@ -411,7 +428,7 @@ void Session::OnHello(Packet& packet) {
     CloseChannel();
     if (!from_binder_) return Fail(base::Reason::kPeerRefused, false);
     state_ = State::kBinder;
-    return WaitAccept();
+    return;
   }
   std::memcpy(peer_.data(), hello.uuid, peer_.size());
   channel_->set_peer_thread(hello.thread);
@@ -590,7 +607,7 @@ void Session::OnChannelEnd(base::Reason reason) {
       CloseChannel();
       if (!from_binder_) return RetrySoon(base::Reason::kPeerRefused);
       state_ = State::kBinder;
-      return WaitAccept();
+      return;
     case State::kWaitOpen:
       return Fail(reason, false);
     default:
@@ -609,9 +626,13 @@ void Session::OnTimer() {
     case State::kStart:
     case State::kOffered:
       return TryName();
+    case State::kHello:
+      if (!from_binder_) return Fail(base::Reason::kTimeout, false);
+      [[fallthrough]];
     case State::kBinder:
       if (core_->met.Has(peer_address_, ServicePort())) {
         // It is late, or in its process's queue: to the end of ours.
+        CloseChannel();
         CloseListener();
         Queue();
         core_->NextInQueue();
@@ -620,7 +641,8 @@ void Session::OnTimer() {
       if (role_ == stream::Role::kConnector) {
         core_->plain.Note(peer_address_, peer_port_);
       }
-      return Fail(base::Reason::kPeerPlain, false);
+      return Fail(stranger_ ? base::Reason::kPeerUid : base::Reason::kPeerPlain,
+                  false);
     case State::kQueued:
       return Fail(base::Reason::kTooMany, false);
     case State::kAdopting:

@@ -124,10 +124,12 @@ class Session : public ChannelOwner,
   std::uint16_t ServicePort() const {
     return role_ == stream::Role::kConnector ? peer_port_ : local_port_;
   }
-  void Bound(base::UniqueFd fd);
+  void Bound(base::PeerSocket fd);
   void WaitAccept();
   void OnAccept();
-  bool Connected(base::UniqueFd fd);
+  bool Connected(base::PeerSocket fd);
+  // Says HELLO to whom it may talk to.
+  bool Talk(base::PeerSocket fd);
   void SendHello();
   void OnHello(Packet& packet);
   void Decide();
@@ -156,11 +158,12 @@ class Session : public ChannelOwner,
   // How long it has to find its peer; none until it has queued.
   std::optional<std::chrono::steady_clock::time_point> patience_;
 
-  base::UniqueFd listener_fd_;
+  base::PeerSocket listener_fd_;
   boost::asio::posix::stream_descriptor listener_;
   Timer timer_;
   std::shared_ptr<Channel> channel_;
   bool from_binder_ = false;  // the channel was accepted at our name
+  bool stranger_ = false;     // another user has knocked there
 
   struct Offer {
     std::shared_ptr<PeerLink> link;

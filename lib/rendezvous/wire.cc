@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <utility>
 
 namespace rcsock::rendezvous {
 
@@ -25,10 +26,9 @@ ssize_t RecvRaw(int fd, msghdr* message) {
 }  // namespace
 
 Received Receive(int fd, Packet* packet) {
-  // Room for twice the descriptors of any message, so that a few too many are
-  // seen as such and closed here.
-  constexpr int kRoom = 2 * kMaxFds;
-  alignas(cmsghdr) char control[CMSG_SPACE(kRoom * sizeof(int))];
+  // Room for all that a record can carry: the kernel closes, in this thread,
+  // what finds none.
+  alignas(cmsghdr) char control[CMSG_SPACE(kMostReceived * sizeof(int))];
   iovec iov{packet->bytes, sizeof packet->bytes};
   msghdr message{};
   message.msg_iov = &iov;
@@ -48,7 +48,6 @@ Received Receive(int fd, Packet* packet) {
   }
   packet->length = static_cast<std::size_t>(n);
   packet->fd_count = 0;
-  bool too_many = false;
   for (cmsghdr* header = CMSG_FIRSTHDR(&message); header != nullptr;
        header = CMSG_NXTHDR(&message, header)) {
     if (header->cmsg_level != SOL_SOCKET || header->cmsg_type != SCM_RIGHTS) {
@@ -58,21 +57,17 @@ Received Receive(int fd, Packet* packet) {
     for (std::size_t i = 0; i < count; ++i) {
       int received;
       std::memcpy(&received, CMSG_DATA(header) + i * sizeof(int), sizeof(int));
-      base::UniqueFd owned(received);
-      if (packet->fd_count == kMaxFds) {
-        too_many = true;
-        continue;
+      base::ForeignFd one(base::RelocateHigh(received));
+      if (packet->fd_count < kMostReceived) {
+        packet->fds[packet->fd_count++] = std::move(one);
       }
-      packet->fds[packet->fd_count++].reset(
-          base::RelocateHigh(owned.release()));
     }
   }
   if (n == 0 && packet->fd_count == 0) return Received::kEnd;
+  const bool too_many = packet->fd_count > kMaxFds;
   if (too_many || (message.msg_flags & MSG_TRUNC)) return Received::kMalformed;
   // The control buffer had room: the kernel found none in our table.
-  if (message.msg_flags & MSG_CTRUNC) {
-    return packet->fd_count < kMaxFds ? Received::kNoFds : Received::kMalformed;
-  }
+  if (message.msg_flags & MSG_CTRUNC) return Received::kNoFds;
   return Received::kPacket;
 }
 

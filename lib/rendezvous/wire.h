@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "lib/base/foreign_fd.h"
 #include "lib/base/unique_fd.h"
 #include "lib/rendezvous/rendezvous.h"
 #include "lib/rendezvous/traffic.h"
@@ -22,10 +23,11 @@ constexpr std::uint32_t kMagic = 0x6b736372;  // "rcsk"
 // Of the messages and of the memory that they lead to.
 constexpr std::uint8_t kVersion = lane::shm::kMemoryVersion;
 
-// A link's page, a bell page and all bells.  (One record of AF_UNIX takes 253:
-// SCM_MAX_FD.)
+// A link's page, a bell page and all bells.
 constexpr int kMaxFds = 2 + lane::kBells;
-static_assert(kMaxFds <= 253);
+// What one record of AF_UNIX can carry: the kernel's SCM_MAX_FD.
+constexpr int kMostReceived = 253;
+static_assert(kMaxFds <= kMostReceived);
 // No bit of a mask is to be refused.
 static_assert(lane::kBells == 8 * sizeof(lane::BellMask));
 constexpr std::size_t kMaxPacket = 128;
@@ -206,7 +208,7 @@ Message NewMessage() {
 struct Packet {
   std::uint8_t bytes[kMaxPacket];
   std::size_t length = 0;
-  std::array<base::UniqueFd, kMaxFds> fds;
+  std::array<base::ForeignFd, kMostReceived> fds;
   int fd_count = 0;
 
   // True with the header's copy if the record has a sound header of any
@@ -222,7 +224,10 @@ struct Packet {
            message->header.type == Message::kType &&
            message->header.length == sizeof(Message);
   }
-  base::UniqueFd TakeFd(int i) { return std::move(fds[i]); }
+  // Memory, or an eventfd; none, where it is neither.
+  base::UniqueFd TakeFd(int i) {
+    return fds[i].Harmless() ? fds[i].Vouch() : base::UniqueFd();
+  }
 };
 
 enum class Received {

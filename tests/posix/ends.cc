@@ -318,6 +318,42 @@ Case linger_waits(
       LogDrain(fd);
     });
 
+// A peer that does not read: the close waits as long as it was asked to, then
+// TCP goes on without it; and nobody else waits, a fork say.
+Case linger_in_vain(
+    "linger_in_vain",
+    [](int fd) {
+      const linger option{1, 1};
+      CHECK_THAT(
+          ::setsockopt(fd, SOL_SOCKET, SO_LINGER, &option, sizeof option) == 0);
+      std::vector<char> bytes(1 << 16, 'p');
+      for (int turns = 0; turns < 50; ++turns) {
+        if (::send(fd, bytes.data(), bytes.size(), MSG_DONTWAIT) > 0) turns = 0;
+        ::poll(nullptr, 0, 1);
+      }
+      const std::uint64_t before = NowMs();
+      Result("close", ::close(fd));
+      const std::uint64_t after = NowMs();
+      Log("close waited: %s", after - before > 900 ? "yes" : "no");
+      Log("and came back: %s", after - before < 8000 ? "yes" : "no");
+      const pid_t child = ::fork();
+      if (child == 0) ::_exit(0);
+      LogChild(child);
+      Log("fork at once: %s", NowMs() - after < 700 ? "yes" : "no");
+      Barrier();
+      Barrier();
+    },
+    [](int fd) {
+      Barrier();
+      std::vector<char> bytes(1 << 16);
+      ssize_t n;
+      while ((n = ::recv(fd, bytes.data(), bytes.size(), 0)) > 0) {
+      }
+      Result("recv", n);
+      Barrier();
+    },
+    {.seconds = 40});
+
 // Everything written before close or exit arrives, however slow the reader.
 Case close_at_once(
     "close_at_once",

@@ -4,12 +4,17 @@
 #include <sys/resource.h>
 #include <sys/un.h>
 
+#include <fstream>
 #include <random>
+#include <string>
+#include <vector>
 
 #include "lib/base/config.h"
+#include "lib/base/foreign_fd.h"
 #include "lib/lane/shm/bells.h"
 #include "lib/rendezvous/address.h"
 #include "lib/rendezvous/wire.h"
+#include "tests/base/lingering.h"
 #include "tests/rendezvous/util.h"
 
 namespace rcsock::rendezvous {
@@ -66,7 +71,10 @@ TEST(Hostile, NonsenseAtTheName) {
         case 4: {  // with descriptors
           int fds[kMaxFds];
           for (int& each : fds) each = fd;
-          ASSERT_EQ(SendPacket(fd, &hello, sizeof hello, fds, kMaxFds), 0);
+          const int r = SendPacket(fd, &hello, sizeof hello, fds, kMaxFds);
+          // Refused, until it is known whose process knocks.
+          ASSERT_TRUE(r == 0 || r == -EPERM) << r;
+          if (r != 0) ::shutdown(fd, SHUT_WR);
           break;
         }
         case 5:  // not a byte
@@ -359,6 +367,94 @@ TEST(Hostile, ANamedUserHoldsUpNobody) {
   });
   ExpectSuccess(other);
   ExpectSuccess(victim);
+}
+
+// All abstract names of rcsock's that this network namespace has.
+std::vector<std::string> AllNames() {
+  std::vector<std::string> names;
+  std::ifstream file("/proc/net/unix");
+  for (std::string line; std::getline(file, line);) {
+    const std::size_t at = line.find("@rcsock/1/");
+    if (at != std::string::npos) names.push_back(line.substr(at + 1));
+  }
+  return names;
+}
+
+// Another user sends files whose last close waits to every name that there is:
+// a fork does not wait for the conductor, and the true peer is met.  Both with
+// what the kernel refuses by itself, and where it refuses nothing.
+TEST(Hostile, AStrangersFilesHoldUpNobody) {
+  if (::geteuid() != 0) GTEST_SKIP() << "needs root";
+  constexpr int kLinger = 8;
+  for (const bool old_kernel : {false, true}) {
+    const TcpPair pair = MakeTcpPair();
+    Barrier barrier;
+    const pid_t stranger = Spawn([&] {
+      ASSERT_EQ(::setresuid(23456, 23456, 23456), 0);
+      ASSERT_TRUE(barrier.Meet(0));
+      ::usleep(20'000);  // the binder is at its name
+      int sent = 0;
+      std::vector<Lingering> sockets;
+      for (const std::string& text : AllNames()) {
+        sockaddr_un name{};
+        name.sun_family = AF_UNIX;
+        text.copy(name.sun_path + 1, sizeof name.sun_path - 1);
+        const auto length = static_cast<socklen_t>(
+            offsetof(sockaddr_un, sun_path) + 1 + text.size());
+        for (int k = 0; k < 3; ++k) {
+          sockets.emplace_back(kLinger);
+          const int fd = ::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK, 0);
+          if (::connect(fd, reinterpret_cast<sockaddr*>(&name), length) == 0) {
+            sent += sockets.back().SendTo(fd);
+          }
+          ::close(fd);
+        }
+      }
+      EXPECT_TRUE(sent > 0 || !old_kernel);
+      EXPECT_TRUE(barrier.Meet(0));
+      EXPECT_TRUE(barrier.Meet(0));
+    });
+    const pid_t victim = Spawn([&] {
+      base::PretendFilesCannotBeRefused(old_kernel);
+      Conductor* conductor = GetConductor();
+      auto c = ConnectorSeeker(pair.connector);
+      c->Start(conductor);
+      ASSERT_TRUE(barrier.Meet(1));
+      ASSERT_TRUE(barrier.Meet(1));
+      const auto before = Clock::now();
+      Drain(conductor);
+      Conductor::ForkPrepare();
+      Conductor::ForkParent();
+      EXPECT_LT(Clock::now() - before, std::chrono::seconds(kLinger / 2));
+      auto s = AcceptorSeeker(pair.acceptor);
+      s->Start(conductor);
+      EXPECT_TRUE(c->Wait()) << base::ReasonKey(c->failed);
+      EXPECT_TRUE(s->Wait()) << base::ReasonKey(s->failed);
+      EXPECT_LT(Clock::now() - before, std::chrono::seconds(kLinger / 2));
+      EXPECT_TRUE(barrier.Meet(1));
+    });
+    ExpectSuccess(stranger);
+    ExpectSuccess(victim);
+    CloseBoth(pair);
+  }
+}
+
+// Visitors of our own uid that say nothing, one after the other.
+TEST(Hostile, WhoSaysNothingIsNotWaitedFor) {
+  ExpectSuccess(Spawn([] {
+    Conductor* conductor = GetConductor();
+    const TcpPair pair = MakeTcpPair();
+    const Tuple tuple = TupleOf(pair.connector);
+    auto c = ConnectorSeeker(pair.connector);
+    c->Start(conductor);
+    std::vector<int> silent;
+    for (int i = 0; i < 6; ++i) silent.push_back(Knock(tuple));
+    auto s = AcceptorSeeker(pair.acceptor);
+    s->Start(conductor);
+    EXPECT_TRUE(c->Wait()) << base::ReasonKey(c->failed);
+    EXPECT_TRUE(s->Wait()) << base::ReasonKey(s->failed);
+    for (const int fd : silent) ::close(fd);
+  }));
 }
 
 enum class Step { kOtherAdopts, kOtherOpens, kRunning };

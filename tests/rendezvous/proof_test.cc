@@ -37,11 +37,6 @@ void Say(int from, int to, std::size_t bytes) {
             static_cast<ssize_t>(bytes));
 }
 
-void CloseBoth(const TcpPair& pair) {
-  ::close(pair.connector);
-  ::close(pair.acceptor);
-}
-
 // --- Which socket is the other end
 
 TEST(SocketDiag, FindsTheOtherEnd) {

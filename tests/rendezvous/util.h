@@ -83,6 +83,11 @@ inline std::vector<TcpPair> MakeTcpPairs(int count) {
 
 inline TcpPair MakeTcpPair() { return MakeTcpPairs(1)[0]; }
 
+inline void CloseBoth(const TcpPair& pair) {
+  ::close(pair.connector);
+  ::close(pair.acceptor);
+}
+
 // Waits for a byte-wide rendezvous between two processes of a test.
 class Barrier {
  public:

@@ -16,6 +16,7 @@
 
 #include "lib/api/rsocket/channels.h"
 #include "lib/api/rsocket/record.h"
+#include "lib/base/backoff.h"
 #include "lib/include/rcsock/rcsock.h"
 
 namespace rcsock::rsocket {
@@ -460,9 +461,9 @@ bool Channel::Revoke(Local& local) {
   if (peer_pid_ > 0 && !child_) {
     std::uint32_t busy = 0;
     const std::int64_t end = NowMs() + kMostBusyMs;
-    for (int turn = 0;
+    for (base::Backoff backoff;
          ReadPeer(peer_pid_, peer_busy_at_, &busy, sizeof busy) && busy != 0;
-         ++turn) {
+         backoff.Wait()) {
       unsigned char cookie[sizeof peer_cookie_];
       if (!ReadPeer(peer_pid_, peer_cookie_at_, cookie, sizeof cookie) ||
           std::memcmp(cookie, peer_cookie_, sizeof cookie) != 0) {
@@ -470,12 +471,6 @@ bool Channel::Revoke(Local& local) {
       }
       // It may have been stopped where it is.
       if (NowMs() >= end) return false;
-      if (turn < 1000) {
-        ::sched_yield();
-      } else {
-        const timespec brief{0, 1'000'000};
-        ::nanosleep(&brief, nullptr);
-      }
     }
   }
   return true;

@@ -18,6 +18,7 @@
 #include <utility>
 #include <vector>
 
+#include "lib/base/backoff.h"
 #include "lib/include/rcsock/rcsock.h"
 
 namespace rcsock::rsocket {
@@ -51,14 +52,13 @@ bool held_by_fork = false;
 
 void ForkPrepare() {
   Registry& all = All();
-  for (;;) {
+  for (base::Backoff backoff;; backoff.Wait()) {
     all.latch.lock();
     auto next = all.channels.begin();
     while (next != all.channels.end() && next->second->TryHold()) ++next;
     if (next == all.channels.end()) break;
     while (next != all.channels.begin()) (--next)->second->LetGo();
     all.latch.unlock();
-    ::sched_yield();
   }
   held_by_fork = true;
 }

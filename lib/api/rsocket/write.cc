@@ -14,6 +14,7 @@
 
 #include "lib/api/rsocket/channel.h"
 #include "lib/api/rsocket/record.h"
+#include "lib/base/backoff.h"
 #include "lib/include/rcsock/rcsock.h"
 
 namespace rcsock::rsocket {
@@ -24,6 +25,14 @@ namespace {
 constexpr std::int64_t kPatienceNs = 1'000'000'000;
 constexpr std::int64_t kSpinNs = 200'000;
 constexpr std::size_t kPage = 4096;
+
+// RCSOCK_PEERS names other users.  As of when the library is loaded, as
+// librcsock reads it: the program may clear its environment afterwards.
+bool other_users = false;
+[[gnu::constructor]] void ReadOtherUsers() {
+  const char* names = ::secure_getenv("RCSOCK_PEERS");
+  other_users = names != nullptr && *names != '\0';
+}
 
 std::int64_t NowNs() {
   timespec now{};
@@ -45,8 +54,7 @@ bool Channel::PeerReachable(int lane) {
     return false;
   }
   if (direct_ == Direct::kUnknown) {
-    const char* others = std::getenv("RCSOCK_PEERS");
-    if (others != nullptr && *others != '\0') {
+    if (other_users) {
       direct_ = Direct::kNo;
       return false;
     }
@@ -199,11 +207,11 @@ ssize_t Channel::Place(const Remote& to, const void* from, std::size_t length,
   std::memcpy(copy, from, n);
   const auto place = [&](const rcs_exposure& where, std::uint64_t at,
                          const unsigned char* bytes, std::size_t count) {
-    for (const std::int64_t end = NowNs() + kPatienceNs;;) {
+    const std::int64_t end = NowNs() + kPatienceNs;
+    for (base::Backoff backoff;; backoff.Wait()) {
       const std::int64_t t = rcs_place(fd_, &where, at, bytes, count);
       if (t > 0 || errno != EAGAIN || NowNs() >= end) return t;
       LookPlacedLatched();
-      ::sched_yield();
     }
   };
   std::int64_t ticket = place(to.exposed, offset - to.offset, copy, n);

@@ -16,7 +16,7 @@
 #include <utility>
 
 #include "lib/base/clock.h"
-#include "lib/base/unique_fd.h"
+#include "lib/base/foreign_fd.h"
 #include "lib/rendezvous/wire.h"
 #include "tools/rcsock/printable.h"
 
@@ -50,7 +50,7 @@ std::vector<std::string> Names() {
 }
 
 struct Question {
-  base::UniqueFd fd;
+  base::PeerSocket fd;
   ProcessPicture process;
   bool wanted = false;   // it is a process that this user may ask
   bool waiting = false;  // for its answer
@@ -65,8 +65,8 @@ Question Ask(const std::string& name, pid_t only) {
   std::memcpy(address.sun_path + 1, name.data(), name.size());
   const auto length =
       static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
-  question.fd.reset(
-      ::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  question.fd = base::PeerSocket(base::UniqueFd(
+      ::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0)));
   if (!question.fd.ok()) return question;
   const int connected = ::connect(
       question.fd.get(), reinterpret_cast<sockaddr*>(&address), length);

@@ -1,12 +1,12 @@
-#ifndef RCSOCK_LIB_RENDEZVOUS_HELPER_THREAD_H_
-#define RCSOCK_LIB_RENDEZVOUS_HELPER_THREAD_H_
+#ifndef RCSOCK_LIB_BASE_HELPER_THREAD_H_
+#define RCSOCK_LIB_BASE_HELPER_THREAD_H_
 
 #include <pthread.h>
 
 #include <cerrno>
 #include <cstddef>
 
-namespace rcsock::rendezvous {
+namespace rcsock::base {
 
 // Starts a thread for calls that may block in the kernel; detached.  It
 // inherits the conductor's signal mask: signals are the application's.  0 or an
@@ -25,6 +25,6 @@ inline int StartHelper(void* (*body)(void*), void* argument) {
   return error;
 }
 
-}  // namespace rcsock::rendezvous
+}  // namespace rcsock::base
 
-#endif  // RCSOCK_LIB_RENDEZVOUS_HELPER_THREAD_H_
+#endif  // RCSOCK_LIB_BASE_HELPER_THREAD_H_

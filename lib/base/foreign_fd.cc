@@ -1,0 +1,173 @@
+#include "lib/base/foreign_fd.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <array>
+#include <atomic>
+#include <cerrno>
+#include <charconv>
+#include <cstring>
+#include <ctime>
+#include <mutex>
+#include <string_view>
+
+#include "lib/base/helper_thread.h"
+#include "lib/base/internal.h"
+#include "lib/base/latch.h"
+
+#ifndef F_GET_SEALS
+#define F_GET_SEALS 1034
+#endif
+#ifndef SO_PASSRIGHTS
+#define SO_PASSRIGHTS 83
+#endif
+
+namespace rcsock::base {
+namespace {
+
+// Threads that may wait in a close at one time.
+constexpr int kMostThreads = 4;
+// Numbers that wait for a thread.  One more stays open for good.
+constexpr int kMostWaiting = 1024;
+// From so many on no more files are taken from strangers.
+constexpr int kPileUp = 64;
+
+constinit Latch latch;  // guards what follows
+constinit std::array<int, kMostWaiting> waiting{};
+constinit std::atomic<int> waiting_count{0};
+constinit std::atomic<int> threads{0};
+
+constinit std::atomic<bool> pretend_not{false};
+
+void* CloseAll(void*) {
+  tls_internal = true;
+  latch.lock();
+  while (waiting_count > 0) {
+    const int fd = waiting[--waiting_count];
+    latch.unlock();
+    CloseRaw(fd);
+    latch.lock();
+  }
+  --threads;
+  latch.unlock();
+  return nullptr;
+}
+
+// False: the kernel has no such option.
+bool PassFiles(int fd, int on) {
+  const int saved = errno;
+  const bool done = !pretend_not.load(std::memory_order_relaxed) &&
+                    ::syscall(SYS_setsockopt, fd, SOL_SOCKET, SO_PASSRIGHTS,
+                              &on, sizeof on) == 0;
+  errno = saved;
+  return done;
+}
+
+}  // namespace
+
+void CloseElsewhere(int fd) {
+  const int saved = errno;
+  {
+    std::lock_guard lock(latch);
+    if (waiting_count == kMostWaiting) return;
+    waiting[waiting_count++] = fd;
+    if (threads == kMostThreads) return;
+    ++threads;
+  }
+  const InternalScope internal;
+  // A signal is for the application's threads.
+  sigset_t all;
+  sigset_t before;
+  ::sigfillset(&all);
+  ::pthread_sigmask(SIG_SETMASK, &all, &before);
+  const int error = StartHelper(&CloseAll, nullptr);
+  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  if (error != 0) {
+    // The next one tries again.
+    std::lock_guard lock(latch);
+    --threads;
+  }
+  errno = saved;
+}
+
+bool ClosesPileUp() {
+  return waiting_count.load(std::memory_order_relaxed) >= kPileUp;
+}
+
+void AwaitCloses() {
+  constexpr int kMostLooks = 100;
+  for (int i = 0; i < kMostLooks && threads != 0; ++i) {
+    const timespec brief{0, 1'000'000};
+    ::syscall(SYS_nanosleep, &brief, nullptr);
+  }
+}
+
+void ForeignFdForkLock() { latch.lock(); }
+
+void ForeignFdForkUnlock(bool child) {
+  if (!child) return latch.unlock();
+  threads = 0;
+  latch.Reset();
+}
+
+bool ForeignFd::Harmless() const {
+  // Only memory has seals.
+  if (::syscall(SYS_fcntl, fd_, F_GET_SEALS) >= 0) return true;
+  char path[48] = "/proc/thread-self/fd/";
+  const std::size_t prefix = std::strlen(path);
+  *std::to_chars(path + prefix, path + sizeof path - 1, fd_).ptr = '\0';
+  char target[64];
+  const long length = ::syscall(SYS_readlink, path, target, sizeof target);
+  // Without /proc there is no telling; such a file comes only from a process of
+  // our own uid.
+  if (length < 0) return errno == ENOENT || errno == EACCES;
+  return std::string_view(target, static_cast<std::size_t>(length)) ==
+         "anon_inode:[eventfd]";
+}
+
+void PeerSocket::RefuseFiles() {
+  // (What has come before is still there.)
+  empty_ = PassFiles(fd_.get(), 0);
+}
+
+void PeerSocket::TakeFiles() {
+  if (!empty_) return;
+  empty_ = false;
+  PassFiles(fd_.get(), 1);
+}
+
+void PeerSocket::Inherit(const PeerSocket& listener) {
+  const int saved = errno;
+  int passes = 1;
+  socklen_t length = sizeof passes;
+  empty_ = listener.empty_ &&
+           ::syscall(SYS_getsockopt, fd_.get(), SOL_SOCKET, SO_PASSRIGHTS,
+                     &passes, &length) == 0 &&
+           passes == 0;
+  errno = saved;
+}
+
+void PeerSocket::reset() {
+  if (!fd_.ok()) return;
+  if (!empty_ && PassFiles(fd_.get(), 0)) {
+    pollfd one{fd_.get(), POLLIN, 0};
+    const timespec now{0, 0};
+    empty_ = ::syscall(SYS_ppoll, &one, 1, &now, nullptr, 8) == 0;
+  }
+  if (std::exchange(empty_, false)) {
+    fd_.reset();
+  } else {
+    // Nobody is to wait for an answer meanwhile.
+    ::syscall(SYS_shutdown, fd_.get(), SHUT_RDWR);
+    CloseElsewhere(fd_.release());
+  }
+}
+
+void PretendFilesCannotBeRefused(bool pretend) { pretend_not = pretend; }
+
+}  // namespace rcsock::base
