@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "lib/base/bytes.h"
+#include "lib/base/env.h"
 #include "lib/base/log.h"
 #include "lib/base/path.h"
 #include "lib/base/start_data.h"
@@ -21,7 +22,7 @@ RCSOCK_START_DATA Config config;
 // and is reported.  (strtoull alone takes spaces, signs and what does not fit.)
 [[gnu::cold]] std::uint64_t Number(const char* name, std::uint64_t fallback,
                                    std::uint64_t most) {
-  const char* text = std::getenv(name);
+  const char* text = Env(name);
   if (text == nullptr || *text == '\0') return fallback;
   std::uint64_t value = 0;
   for (const char* at = text; *at != '\0'; ++at) {
@@ -39,7 +40,7 @@ constexpr std::uint64_t kMostNumber = ~std::uint32_t{0};
 
 // The same with K, M or G behind it.
 [[gnu::cold]] std::uint64_t Bytes(const char* name, std::uint64_t fallback) {
-  const char* text = std::getenv(name);
+  const char* text = Env(name);
   if (text == nullptr || *text == '\0') return fallback;
   std::uint64_t bytes = 0;
   if (ParseBytes(text, &bytes)) return bytes;
@@ -72,7 +73,7 @@ void ReadKey(const char* path) {
 }
 
 [[gnu::cold]] bool Given(const char* name) {
-  const char* text = std::getenv(name);
+  const char* text = Env(name);
   return text != nullptr && *text != '\0';
 }
 
@@ -143,10 +144,16 @@ const Config& GetConfig() { return config; }
 [[gnu::cold]] void LoadConfig() {
   config = Config{};
   InitLog(0);  // knows stderr, should the level be no number
+  if (MorePrivilegedThanCaller()) {
+    // Whoever has started it does not say what it does with its rights.
+    config.enabled = config.shm = config.rdma = false;
+    config.terms = {false, false, config.promote_ops, config.promote_bytes};
+    return;
+  }
   // (Before anything is said.)
-  OpenLogFile(std::getenv("RCSOCK_LOG_FILE"));
+  OpenLogFile(Env("RCSOCK_LOG_FILE"));
   log_level = static_cast<int>(Number("RCSOCK_LOG", 0, 9));
-  if (const char* lanes = std::getenv("RCSOCK_LANES")) {
+  if (const char* lanes = Env("RCSOCK_LANES")) {
     if (std::strcmp(lanes, "tcp") == 0) {
       config.enabled = config.shm = config.rdma = false;
     } else if (std::strcmp(lanes, "shm") == 0) {
@@ -159,7 +166,7 @@ const Config& GetConfig() { return config; }
       config.enabled = config.shm = config.rdma = false;
     }
   }
-  if (const char* stats = std::getenv("RCSOCK_STATS")) {
+  if (const char* stats = Env("RCSOCK_STATS")) {
     if (std::strlen(stats) < sizeof config.stats) {
       std::strcpy(config.stats, stats);
     } else {
@@ -173,13 +180,13 @@ const Config& GetConfig() { return config; }
   } else {
     Log("RCSOCK_RDMA_PORT=0 is not a port: ignored");
   }
-  if (const char* path = std::getenv("RCSOCK_KEY_FILE")) {
+  if (const char* path = Env("RCSOCK_KEY_FILE")) {
     if (*path != '\0') ReadKey(path);
   }
-  if (Given("RCSOCK_PEERS")) ReadPeers(std::getenv("RCSOCK_PEERS"));
+  if (Given("RCSOCK_PEERS")) ReadPeers(Env("RCSOCK_PEERS"));
   // With one CPU whoever is waited for cannot run during the spin.
   if (OneCpu()) config.spin_us = 0;
-  if (Given("RCSOCK_RULES")) ReadRules(std::getenv("RCSOCK_RULES"));
+  if (Given("RCSOCK_RULES")) ReadRules(Env("RCSOCK_RULES"));
   config.spin_us = static_cast<std::uint32_t>(
       Number("RCSOCK_SPIN_US", config.spin_us, kMostNumber));
   config.promote_ops = static_cast<std::uint32_t>(
@@ -192,8 +199,7 @@ const Config& GetConfig() { return config; }
   if (ring == 0 || ring >= kLeastMaxRing) {
     config.max_ring = ring;
   } else {
-    Log("RCSOCK_MAX_RING=%s is less than 16K: ignored",
-        std::getenv("RCSOCK_MAX_RING"));
+    Log("RCSOCK_MAX_RING=%s is less than 16K: ignored", Env("RCSOCK_MAX_RING"));
   }
   config.lanes_given = Given("RCSOCK_LANES");
   config.promote_given =

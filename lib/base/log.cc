@@ -14,6 +14,7 @@
 #include <cstring>
 #include <ctime>
 
+#include "lib/base/own_file.h"
 #include "lib/base/path.h"
 #include "lib/base/start_data.h"
 #include "lib/base/unique_fd.h"
@@ -39,22 +40,17 @@ bool Same(const struct stat& one, const struct stat& other) {
          one.st_ino == other.st_ino;
 }
 
-// False, with errno: there is none.  (A pipe that nobody reads must not keep
-// the program from starting, and nobody who reads it slowly from going on.)
-bool OpenFile() {
+// Null, or why there is none.
+const char* OpenFile() {
   char path[kExpandedPath];
   ExpandPid(file_pattern, ::syscall(SYS_getpid), path);
-  const int fd = OpenHigh([&path] {
-    return ::syscall(
-        SYS_openat, AT_FDCWD, path,
-        O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC | O_NOCTTY | O_NONBLOCK,
-        0644);
-  });
-  if (fd < 0) return false;
+  const char* why = nullptr;
+  const int fd = OpenToWrite(path, true, &why);
+  if (fd < 0) return why;
   if (file_fd >= 0) CloseRaw(file_fd);
   file_fd = fd;
   if (::fstat(fd, &file_at_start) != 0) file_at_start = {};
-  return true;
+  return nullptr;
 }
 
 // What a program does by machine code of its own, closing all that is open,
@@ -117,8 +113,8 @@ long WriteQuietly(int fd, const char* line, std::size_t length) {
     return;
   }
   std::strcpy(file_pattern, pattern);
-  if (OpenFile()) return;
-  Log("can't write the log to %s: %s", pattern, ::strerrordesc_np(errno));
+  const char* const why = OpenFile();
+  if (why != nullptr) Log("can't write the log to %s: %s", pattern, why);
 }
 
 void LogForkChild() {

@@ -35,12 +35,11 @@ void Log(const char* format, ...) __attribute__((format(printf, 1, 2)));
 // One write(2), without these signals.
 long WriteQuietly(int fd, const char* line, std::size_t length);
 
-#define RCSOCK_LOG(level, ...)                          \
-  do {                                                  \
-    if (__builtin_expect(                               \
-            ::rcsock::base::log_level >= (level), 0)) { \
-      ::rcsock::base::Log(__VA_ARGS__);                 \
-    }                                                   \
+#define RCSOCK_LOG(level, ...)                                       \
+  do {                                                               \
+    if (__builtin_expect(::rcsock::base::log_level >= (level), 0)) { \
+      ::rcsock::base::Log(__VA_ARGS__);                              \
+    }                                                                \
   } while (0)
 
 }  // namespace rcsock::base

@@ -14,6 +14,7 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "lib/base/env.h"
 #include "lib/base/path.h"
 
 namespace rcsock::base {
@@ -189,7 +190,7 @@ bool StartedByOtherInPath(const char* file, char* name, std::size_t size) {
     return StartedByOther(AT_FDCWD, file, name, size);
   }
   const int saved = errno;
-  const char* at = std::getenv("PATH");
+  const char* at = Env("PATH");
   if (at == nullptr) at = "/bin:/usr/bin";
   bool other = false;
   for (bool found = false; !found;) {

@@ -22,9 +22,9 @@
 
 #include <cstddef>
 
-// The calls that the preload interposes, as libc has them: rcsock::real::recv(...)
-// never comes back to us.  Looked up at first use, so that a call made before any
-// constructor has run works too.
+// The calls that the preload interposes, as libc has them:
+// rcsock::real::recv(...) never comes back to us.  Looked up at first use, so
+// that a call made before any constructor has run works too.
 namespace rcsock::real {
 
 // Finds the next definition of `name` and stores it; null if there is none.

@@ -34,7 +34,7 @@ namespace rcsock::base {
   X(kPinnedFork, "pinned_fork", "pinned: shared with a forked process")       \
   X(kPinnedExec, "pinned_exec", "pinned: kept across exec")                   \
   X(kUnreadExec, "unread_exec", "unread bytes lost to a program without it")  \
-  X(kPinnedIoUring, "pinned_io_uring", "pinned: io_uring may use it")        \
+  X(kPinnedIoUring, "pinned_io_uring", "pinned: io_uring may use it")         \
   X(kPinnedSyscall, "pinned_syscall", "pinned: used past rcsock")             \
   X(kPinnedOption, "pinned_option", "pinned: an option no lane can honour")   \
   X(kSandboxed, "sandboxed", "the process filters its system calls")          \
@@ -42,7 +42,7 @@ namespace rcsock::base {
   X(kBudget, "budget", "others use the limit of RDMA lanes more")             \
   X(kPeerBudget, "peer_budget", "others use the peer's limit of RDMA lanes")  \
   X(kIdleRings, "idle_rings", "idle: its large rings were given back")        \
-  X(kUnproven, "unproven", "only the accepting end sends; no proof yet")    \
+  X(kUnproven, "unproven", "only the accepting end sends; no proof yet")      \
   X(kStarved, "starved", "demoted: the peer stopped reading")                 \
   X(kLaneStalled, "lane_stalled", "what the lane had taken did not arrive")   \
   X(kLaneError, "lane_error", "the lane failed")                              \

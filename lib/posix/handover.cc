@@ -15,6 +15,7 @@
 #include <cstring>
 #include <utility>
 
+#include "lib/base/env.h"
 #include "lib/base/listing.h"
 #include "lib/base/log.h"
 #include "lib/base/other_loader.h"
@@ -454,7 +455,7 @@ void TakeUnread(int memory) {
 
 [[gnu::cold]] void TakeInherited() {
   FindOwnFile();
-  const char* at = ::getenv(kName);
+  const char* at = base::Env(kName);
   const char* own = reinterpret_cast<const char*>(::getauxval(AT_EXECFN));
   const bool preload = OwnFace() == Face::kPreload;
   for (int taken = 0; at != nullptr && *at != '\0' && taken < 160; ++taken) {

@@ -15,6 +15,7 @@
 #include "lib/base/config.h"
 #include "lib/base/latch.h"
 #include "lib/base/log.h"
+#include "lib/base/own_file.h"
 #include "lib/base/path.h"
 #include "lib/lane/rdma/memory.h"
 #include "lib/posix/each_sock.h"
@@ -122,20 +123,18 @@ void WriteStats(const Stats& from) {
     return;
   }
   // (A pipe that nobody reads, or that is full, holds no process back.)
-  const long out = ::syscall(
-      SYS_openat, AT_FDCWD, path,
-      O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOCTTY | O_NONBLOCK, 0644);
+  const char* why = nullptr;
+  const int out = base::OpenToWrite(path, false, &why);
   if (out < 0) {
-    base::Log("can't write statistics to %s: %s", path,
-              ::strerrordesc_np(errno));
+    base::Log("can't write statistics to %s: %s", path, why);
     return;
   }
-  const long written = base::WriteQuietly(static_cast<int>(out), text, n);
+  const long written = base::WriteQuietly(out, text, n);
   if (written != static_cast<long>(n)) {
     base::Log("can't write statistics to %s: %s", path,
               written < 0 ? ::strerrordesc_np(errno) : "no room for all");
   }
-  ::syscall(SYS_close, out);
+  base::CloseRaw(out);
 }
 
 void Stats::Clear() {

@@ -29,9 +29,9 @@ its bytes move to a faster lane.  A peer without rcsock notices nothing.
 
 To see what happened:
 
-  rcsock run --stats=/tmp/%p.json -- CMD   bytes by lane, one file per process
+  rcsock run --stats=s.%p.json -- CMD      bytes by lane, one file per process
   rcsock run --log 1 -- CMD                promotions, demotions, and why not
-  rcsock run --log-file=/tmp/log -- CMD    the same of a daemon, in a file
+  rcsock run --log-file=$PWD/log -- CMD    the same of a daemon, in a file
   rcsock stat                              the same of what runs now
   rcsock run --lanes=tcp -- CMD            the same program with every lane off
 

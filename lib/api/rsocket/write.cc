@@ -15,6 +15,7 @@
 #include "lib/api/rsocket/channel.h"
 #include "lib/api/rsocket/record.h"
 #include "lib/base/backoff.h"
+#include "lib/base/env.h"
 #include "lib/include/rcsock/rcsock.h"
 
 namespace rcsock::rsocket {
@@ -30,7 +31,7 @@ constexpr std::size_t kPage = 4096;
 // librcsock reads it: the program may clear its environment afterwards.
 bool other_users = false;
 [[gnu::constructor]] void ReadOtherUsers() {
-  const char* names = ::secure_getenv("RCSOCK_PEERS");
+  const char* names = base::Env("RCSOCK_PEERS");
   other_users = names != nullptr && *names != '\0';
 }
 
