@@ -2,10 +2,12 @@
 
 #include <linux/futex.h>
 #include <pthread.h>
+#include <sys/prctl.h>
 #include <sys/syscall.h>
 
 #include <atomic>
 #include <cerrno>
+#include <ctime>
 
 #include "lib/base/real.h"
 
@@ -22,10 +24,10 @@ namespace rcsock::base {
 namespace {
 
 [[gnu::always_inline]] inline long Call(long number, long a, long b, long c,
-                                        long d) {
+                                        long d, long e = 0) {
   long result = number;
   register long fourth asm("r10") = d;
-  register const void* fifth asm("r8") = nullptr;
+  register long fifth asm("r8") = e;
   register long sixth asm("r9") =
       8;  // a signal mask's size, had there been one
   asm volatile("syscall"
@@ -68,6 +70,66 @@ int Milliseconds(const timespec* timeout) {
            static_cast<long>(expected), reinterpret_cast<long>(timeout));
   real::pthread_setcanceltype(type, nullptr);
   return static_cast<int>(result);
+}
+
+namespace {
+
+#ifndef SYS_futex_waitv
+#define SYS_futex_waitv 449
+#endif
+// The kernel's struct futex_waitv, of Linux 5.16.
+struct WaitedFor {
+  std::uint64_t value;
+  std::uint64_t word;
+  std::uint32_t flags;
+  std::uint32_t reserved;
+};
+constexpr std::uint32_t kFutex32 = 2;
+
+enum class Two : std::uint8_t { kUnknown, kKnown, kRefused };
+constinit std::atomic<Two> two{Two::kUnknown};
+
+// A filter of system calls that does not know a call may end the process.
+bool MaySleepOnTwo() {
+  const Two known = two.load(std::memory_order_relaxed);
+  if (known != Two::kUnknown) return known == Two::kKnown;
+  const bool filtered = ::prctl(PR_GET_SECCOMP) != 0;
+  two.store(filtered ? Two::kRefused : Two::kKnown, std::memory_order_relaxed);
+  return !filtered;
+}
+
+// Without a time-out.
+[[gnu::noinline]] int SleepOnTwo(const WaitedFor* words) {
+  int type;
+  real::pthread_setcanceltype(PTHREAD_CANCEL_ASYNCHRONOUS, &type);
+  const long result = Call(SYS_futex_waitv, reinterpret_cast<long>(words), 2, 0,
+                           0, CLOCK_MONOTONIC);
+  real::pthread_setcanceltype(type, nullptr);
+  return static_cast<int>(result);
+}
+
+}  // namespace
+
+int FutexSleepShared(const std::atomic<std::uint32_t>* word,
+                     std::uint32_t expected,
+                     const std::atomic<std::uint32_t>* own,
+                     std::uint32_t own_expected, const timespec* timeout) {
+  if (timeout == nullptr && MaySleepOnTwo()) {
+    const WaitedFor words[2] = {
+        {expected, reinterpret_cast<std::uint64_t>(word), kFutex32, 0},
+        {own_expected, reinterpret_cast<std::uint64_t>(own),
+         kFutex32 | FUTEX_PRIVATE_FLAG, 0}};
+    const int result = SleepOnTwo(words);
+    if (result != -ENOSYS && result != -EPERM) return result > 0 ? 0 : result;
+    two.store(Two::kRefused, std::memory_order_relaxed);
+  }
+  // (With a time-out it may be the application's, of some seconds: not to be
+  // woken more often than needed.)
+  const timespec longest{timeout == nullptr ? 1 : 10, 0};
+  const bool longer = timeout == nullptr || timeout->tv_sec >= longest.tv_sec;
+  const int result =
+      FutexSleep(word, expected, longer ? &longest : timeout, true);
+  return longer && result == -ETIMEDOUT ? -EAGAIN : result;
 }
 
 [[gnu::noinline]] int EpollSleep(int set, epoll_event* events, int capacity,

@@ -6,6 +6,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cstdint>
 #include <ctime>
 
@@ -18,6 +19,15 @@ namespace rcsock::base {
 // FutexWait.
 int FutexSleep(const void* word, std::uint32_t expected,
                const timespec* timeout, bool shared);
+// The same of a word in memory that another process maps, which can move its
+// sleepers to another word (FUTEX_CMP_REQUEUE): nobody wakes them there.  So
+// `own`, a word of this process, ends the sleep as well.  Where the kernel
+// cannot sleep on two words, or is to end the sleep for each signal (with a
+// time-out), the sleep ends after some seconds: -EAGAIN, look again.
+int FutexSleepShared(const std::atomic<std::uint32_t>* word,
+                     std::uint32_t expected,
+                     const std::atomic<std::uint32_t>* own,
+                     std::uint32_t own_expected, const timespec* timeout);
 // epoll_wait on a set of ours; how many events, or -errno.  timeout null: none.
 int EpollSleep(int set, epoll_event* events, int capacity,
                const timespec* timeout);

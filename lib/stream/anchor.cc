@@ -137,9 +137,32 @@ bool Stream::DropAhead() {
   return true;
 }
 
-// Reads ahead into the stash.
+// How much of what is raw is to be read ahead of the application, now.
+std::size_t Stream::WantedAhead() const {
+  if (StashIsFull()) return 0;
+  const std::uint64_t in = InOff();
+  const auto up_to_x = [&] {
+    return in < rx_x_ ? static_cast<std::size_t>(
+                            std::min<std::uint64_t>(rx_x_ - in, kReadAhead))
+                      : 0;
+  };
+  if (waiting_ == Waiting::kPropose || waiting_ == Waiting::kSwitch) {
+    // Not beyond X: what follows there decides what it is.
+    return up_to_x();
+  }
+  // One byte is enough to answer with RST.
+  if (closed_) return stash_.empty() ? 1 : 0;
+  // One byte behind X tells a peer that went raw from one that died staging.
+  if (!limbo_.empty()) return up_to_x() + 1;
+  // There is nothing but the end of TCP.
+  if (pfin_known_ && in == pfin_) return 1;
+  return PeerIsDead() && stash_.size() < limits_.stash ? kReadAhead : 0;
+}
+
+// Reads ahead into the stash: nothing else does.  Whatever it is wanted for,
+// rule 21 bounds it here.
 void Stream::PumpRaw(std::size_t want) {
-  want = std::min(want, kReadAhead);
+  want = std::min({want, kReadAhead, limits_.stash + 1 - stash_.size()});
   std::uint8_t* to = stash_.Reserve(want);
   ssize_t n = to == nullptr ? -EAGAIN : anchor_->Recv(to, want);
   if (n > 0) {
@@ -160,22 +183,7 @@ void Stream::PumpTcp() {
         if (!DropAhead()) return;
         continue;
       }
-      std::size_t want = 0;
-      if (waiting_ == Waiting::kPropose || waiting_ == Waiting::kSwitch) {
-        // Not beyond X: what follows there decides what it is.
-        want = static_cast<std::size_t>(rx_x_ - InOff());
-      } else if (closed_) {
-        want = stash_.empty() ? 1 : 0;  // one byte is enough to answer with RST
-      } else if (!limbo_.empty()) {
-        // One byte behind X tells a peer that went raw from one that died
-        // staging.
-        const std::uint64_t in = InOff();
-        want = static_cast<std::size_t>(in < rx_x_ ? rx_x_ - in + 1 : 1);
-      } else if (pfin_known_ && InOff() == pfin_) {
-        want = 1;  // there is nothing but the end of TCP
-      } else if (PeerIsDead() && stash_.size() < limits_.stash) {
-        want = kReadAhead;
-      }
+      const std::size_t want = WantedAhead();
       if (want == 0) return;
       std::uint64_t before = InOff();
       PumpRaw(want);

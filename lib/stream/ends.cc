@@ -282,8 +282,8 @@ void Stream::TellLeft() {
 // The peer needs the memory no more: if it is killed now, TCP delivers what it
 // has written.  Whoever takes the connection over here is not made to wait
 // until TCP has had room for all of it.  (Who was not known to be the peer, and
-// of whose ring nothing has been taken, may never say anything; nothing would be
-// taken there: MayHaveLeft.)
+// of whose ring nothing has been taken, may never say anything; nothing would
+// be taken there: MayHaveLeft.)
 bool Stream::MayLetGo() const {
   using Left = lane::Lane::Left;
   if (!lane_->Outlives() || eof_ || closed_ || failed_ ||

@@ -402,10 +402,7 @@ bool Stream::WantsAnchorWrite() const { return !out_.empty(); }
 bool Stream::WantsAnchorRead() const {
   if (eof_ || failed_ || finished_) return false;
   if (rx_ != Rx::kRaw || ahead_ != 0) return true;
-  if (waiting_ == Waiting::kPropose || waiting_ == Waiting::kSwitch)
-    return true;
-  return closed_ || !limbo_.empty() || (pfin_known_ && InOff() == pfin_) ||
-         PeerIsDead();
+  return WantedAhead() != 0;
 }
 
 bool Stream::Untaken() const {

@@ -40,9 +40,10 @@ class Anchor {
 };
 
 struct Limits {
-  // Most bytes read ahead from TCP (rules 4, 7, 21).  A bulk sender has as much
-  // on its way as the kernel's buffers hold (6 MiB by default): with less, the
-  // receiver would refuse such a stream its lane again and again.
+  // Most bytes read ahead from TCP (rules 4, 7, 21), but for one.  A bulk
+  // sender has as much on its way as the kernel's buffers hold (6 MiB by
+  // default): with less, the receiver would refuse such a stream its lane again
+  // and again.
   std::size_t stash = 8 * 1024 * 1024;
 };
 
@@ -380,6 +381,9 @@ class Stream {
   void MaybeFinish();
   void TellLeft();
   bool MayLetGo() const;
+  std::size_t WantedAhead() const;
+  // Rule 21.  (One byte more tells whether TCP ends there.)
+  bool StashIsFull() const { return stash_.size() > limits_.stash; }
   bool PeerIsDead() const;
   void OnTcpEnd(int error);
   void PeerDied(int error);

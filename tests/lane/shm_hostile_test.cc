@@ -2,7 +2,10 @@
 // works: no crash, no access out of bounds (run it with --config=asan), no
 // endless loop.
 
+#include <linux/futex.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <random>
@@ -128,6 +131,44 @@ class ShmHostile : public testing::Test {
   LinkPage* page_ = nullptr;
   StreamMemory stream_;
 };
+
+// The peer moves our sleeping threads to a word of its own, and ends: they hear
+// of it.
+TEST_F(ShmHostile, MovesSleepersToAnotherWord) {
+  for (const bool tx : {false, true}) {
+    Lane& lane = pair_->end(0);
+    std::atomic<bool> over{false};
+    std::thread sleeper([&] {
+      while (lane.State() == base::Reason::kNone) {
+        const std::uint32_t token = lane.SleepToken(tx);
+        if (tx) {
+          lane.SleepTx(token, nullptr);
+        } else {
+          lane.SleepRx(token, nullptr);
+        }
+      }
+      over = true;
+    });
+    auto& line = stream_.futex[0];
+    auto& from = tx ? line.tx : line.rx;
+    auto& to = segment_->futex[kIndex + 1][1].rx;
+    long moved = 0;
+    for (int i = 0; i < 20'000 && moved == 0; ++i) {
+      moved = ::syscall(SYS_futex, &from, FUTEX_CMP_REQUEUE, 0, 1 << 20, &to,
+                        from.load());
+      if (moved < 0) moved = 0;
+      ::usleep(100);
+    }
+    EXPECT_EQ(moved, 1);
+    pair_->Kill(0);
+    sleeper.join();
+    EXPECT_TRUE(over);
+    if (!tx) {
+      Disconnect();
+      Connect();
+    }
+  }
+}
 
 #if !defined(__SANITIZE_THREAD__)  // the races are the point
 TEST_F(ShmHostile, ScribblesOverAllOfIt) {

@@ -351,5 +351,66 @@ TEST(HostileTest, ProbesFillNoMemory) {
   EXPECT_EQ(tcp.pipe[1].bytes.size(), probe.size());
 }
 
+// TCP that always has more.
+class Flood final : public Anchor {
+ public:
+  ssize_t Send(const iovec*, int) override { return -EAGAIN; }
+  ssize_t Recv(void* to, std::size_t n) override {
+    std::memset(to, 'A', n);
+    return static_cast<ssize_t>(n);
+  }
+  ssize_t RecvV(const iovec* iov, int, bool) override {
+    return Recv(iov->iov_base, iov->iov_len);
+  }
+  int ShutdownWrite() override { return 0; }
+};
+
+// What a peer says of far away makes nobody read ahead without a bound, and
+// leaves no one awake for it.  One message of each kind, with each kind of
+// offset, and what stands behind it.
+TEST(HostileTest, ReadsAheadNoMoreThanItMay) {
+  constexpr std::size_t kLimit = 1 << 20;
+  for (int kind = 1; kind <= 5; ++kind) {
+    for (const std::uint64_t offset :
+         {std::uint64_t{0}, std::uint64_t{1000}, std::uint64_t{kLimit},
+          std::uint64_t{kLimit + 1}, std::uint64_t{1} << 40,
+          ~std::uint64_t{0}}) {
+      for (const bool frames : {false, true}) {
+        Flood tcp;
+        lane::sim::SimLink link(4096, 256);
+        link.auto_land = link.auto_credit = true;
+        lane::sim::SimLane mine(&link, 0);
+        lane::sim::SimLane evil(&link, 1);
+        Stream s(Role::kAcceptor, &tcp, Limits{kLimit});
+        s.Adopt(0, 0);
+        Nonce a;
+        Nonce b;
+        a.fill(1);
+        b.fill(2);
+        s.LaneUp(&mine, 1, a, b, frames, frames ? 0 : 16);
+        Ctl ctl;
+        ctl.kind = static_cast<CtlKind>(kind);
+        ctl.epoch = 1;
+        ctl.tail = kind == 1 ? 64 : 0;
+        ctl.offset = offset;
+        const CtlBytes bytes = Encode(ctl);
+        evil.PostCtl(bytes.data(), bytes.size());
+        char x = 'x';
+        iovec iov{&x, 1};
+        evil.Post(&iov, 1, 0, 1);
+        int awake = 0;
+        for (int i = 0; i < 400; ++i) {
+          s.Progress();
+          s.TakeChanges();
+          ASSERT_LE(StreamTestAccess::Stashed(s), kLimit + kFrameSize + 2)
+              << kind << " " << offset;
+          if (s.WantsAnchorRead()) ++awake;
+        }
+        EXPECT_LT(awake, 400) << kind << " " << offset;
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace rcsock::stream

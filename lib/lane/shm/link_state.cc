@@ -48,11 +48,11 @@ int MostKept() {
 
 }  // namespace
 
-void BumpAndWake(std::atomic<std::uint32_t>& word) {
+void BumpAndWake(std::atomic<std::uint32_t>& word, bool shared) {
   // The bump first: who has an old token and is not asleep yet does not fall
   // asleep (the kernel compares under its lock); who is asleep is woken.
   word.fetch_add(1, std::memory_order_seq_cst);
-  base::FutexWake(&word, INT_MAX, true);
+  base::FutexWake(&word, INT_MAX, shared);
 }
 
 LinkState::LinkState(int side, base::UniqueFd page_fd, LinkPage* page)
@@ -306,6 +306,7 @@ void LinkState::Kill(base::Reason why) {
       const int index = s * kSegmentStreams + i;
       if ((open & Bit(index)) == 0) continue;
       FutexLine& futex = state->memory->futex[i][side_];
+      BumpAndWake(state->wakes[i], false);
       BumpAndWake(futex.rx);
       BumpAndWake(futex.tx);
       const int bell = state->bells[i].load(std::memory_order_relaxed);

@@ -44,6 +44,9 @@ class LinkState {
   void SetLane(int index, const void* lane);
   // The bell that this side's end of the stream names.
   void SetBell(int index, int bell);
+  std::atomic<std::uint32_t>& OwnWake(int index) {
+    return segment(index)->wakes[index % kSegmentStreams];
+  }
 
   bool SetPeerBellPage(base::UniqueFd fd, std::uint32_t most_ring);
   // Of the lanes of this link.
@@ -200,6 +203,8 @@ class LinkState {
     std::atomic<std::uint64_t> was_open{0};
     Near near[kSegmentStreams] = {};
     std::atomic<std::uint8_t> bells[kSegmentStreams] = {};
+    // Our threads sleep on these, too: no peer maps them.
+    std::atomic<std::uint32_t> wakes[kSegmentStreams] = {};
   };
 
   // (Whoever has the line already, and only looks at it, would have to be asked
@@ -252,7 +257,7 @@ class LinkState {
 
 // Wakes every thread of any process that sleeps on `word`, and whoever is about
 // to with a token taken before.
-void BumpAndWake(std::atomic<std::uint32_t>& word);
+void BumpAndWake(std::atomic<std::uint32_t>& word, bool shared = true);
 
 }  // namespace rcsock::lane::shm
 

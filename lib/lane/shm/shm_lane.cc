@@ -53,6 +53,7 @@ ShmLane::ShmLane(std::shared_ptr<LinkState> link, int index, ring::Sent* table)
       rx_(GeometryOf(link->ring_bytes())),
       link_owner_(std::move(link)),
       own_futex_(link_->stream(index).futex[side_]),
+      own_wake_(link_->OwnWake(index)),
       peer_futex_(link_->stream(index).futex[1 - side_]),
       tx_bytes_(link_->stream(index).bytes[side_]),
       rx_bytes_(link_->stream(index).bytes[1 - side_]),
@@ -561,10 +562,29 @@ void ShmLane::Wish(std::uint32_t bits, int bell) {
 
 bool ShmLane::RxPending() const { return RxPendingQuick() || Closed(); }
 
+// A token is of two words: the shared one, which the peer bumps for its news,
+// and our own, which WakeLocal and Kill bump as well.  The peer may write to
+// the first what it likes, its old value, say; whoever has a token of before
+// our own bump does not fall asleep all the same.
+namespace {
+constexpr int kOwnShift = 24;
+constexpr std::uint32_t kSharedMask = (1u << kOwnShift) - 1;
+}  // namespace
+
 std::uint32_t ShmLane::SleepToken(bool tx) const {
   const auto& word = tx ? own_futex_.tx : own_futex_.rx;
   // Acquire: the caller's look comes after it.
-  return word.load(std::memory_order_acquire);
+  const std::uint32_t own = own_wake_.load(std::memory_order_acquire);
+  return (word.load(std::memory_order_acquire) & kSharedMask) |
+         own << kOwnShift;
+}
+
+int ShmLane::Sleep(const std::atomic<std::uint32_t>& word, std::uint32_t token,
+                   const timespec* timeout) const {
+  const std::uint32_t shared = word.load(std::memory_order_acquire);
+  const std::uint32_t own = own_wake_.load(std::memory_order_acquire);
+  if (((shared & kSharedMask) | own << kOwnShift) != token) return -EAGAIN;
+  return base::FutexSleepShared(&word, shared, &own_wake_, own, timeout);
 }
 
 // Wish stored -> slot loaded: see Publish.  The bit is left set when we do not
@@ -588,7 +608,7 @@ int ShmLane::SleepRx(std::uint32_t token, const timespec* timeout) {
       base::CpuRelax();
     }
     const timespec nap{0, base::kNapNs};
-    const int result = base::FutexSleep(&own_futex_.rx, token, &nap, true);
+    const int result = Sleep(own_futex_.rx, token, &nap);
     if (result != -ETIMEDOUT) return result;
     if (timeout != nullptr) {
       rest = *timeout;
@@ -603,7 +623,7 @@ int ShmLane::SleepRx(std::uint32_t token, const timespec* timeout) {
   }
   base::HeavyFenceProcesses();
   if (RxPending()) return -EAGAIN;
-  return base::FutexSleep(&own_futex_.rx, token, timeout, true);
+  return Sleep(own_futex_.rx, token, timeout);
 }
 
 int ShmLane::SleepTx(std::uint32_t token, const timespec* timeout) {
@@ -616,10 +636,11 @@ int ShmLane::SleepTx(std::uint32_t token, const timespec* timeout) {
       Closed()) {
     return -EAGAIN;
   }
-  return base::FutexSleep(&own_futex_.tx, token, timeout, true);
+  return Sleep(own_futex_.tx, token, timeout);
 }
 
 void ShmLane::WakeLocal() {
+  BumpAndWake(own_wake_, false);
   BumpAndWake(own_futex_.rx);
   BumpAndWake(own_futex_.tx);
 }

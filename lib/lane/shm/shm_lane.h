@@ -107,6 +107,9 @@ class ShmLane final : public Lane {
   Left PeerLeft() const override;
 
  private:
+  // Sleeps on a word of ours that the peer maps, while `token` is new.
+  int Sleep(const std::atomic<std::uint32_t>& word, std::uint32_t token,
+            const timespec* timeout) const;
   ShmLane(std::shared_ptr<LinkState> link, int index, ring::Sent* table);
 
   static constexpr std::uint64_t kNoLimit = ~std::uint64_t{0};
@@ -299,6 +302,7 @@ class ShmLane final : public Lane {
   const std::shared_ptr<LinkState> link_owner_;
   bool frozen_ = false;  // under both latches
   FutexLine& own_futex_;
+  std::atomic<std::uint32_t>& own_wake_;
   FutexLine& peer_futex_;
   std::byte* const tx_bytes_;
   const std::byte* const rx_bytes_;
