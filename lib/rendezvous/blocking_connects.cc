@@ -4,10 +4,10 @@
 #include <cerrno>
 #include <utility>
 
+#include "lib/base/helper_thread.h"
 #include "lib/base/internal.h"
 #include "lib/rendezvous/connection.h"
 #include "lib/rendezvous/core.h"
-#include "lib/base/helper_thread.h"
 #include "lib/rendezvous/rdma.h"
 
 namespace rcsock::rendezvous {

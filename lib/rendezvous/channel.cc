@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "lib/base/config.h"
+#include "lib/base/identity.h"
 #include "lib/rendezvous/core.h"
 
 namespace rcsock::rendezvous {
@@ -28,7 +29,6 @@ constexpr int kReadBatch = 32;
 // the peer's thread may be off its CPU for a while.
 constexpr std::size_t kMaxQueued = 8192;
 constexpr std::chrono::seconds kStuckLimit{5};
-constexpr uid_t kNoUid = static_cast<uid_t>(-1);
 
 // As of when it made the connection.
 uid_t PeerUid(int fd) {
@@ -36,9 +36,9 @@ uid_t PeerUid(int fd) {
   socklen_t length = sizeof peer;
   if (::getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &length) != 0 ||
       length != sizeof peer) {
-    return kNoUid;
+    return base::kNoUid;
   }
-  return peer.uid;
+  return base::Known(peer.uid);
 }
 
 }  // namespace
@@ -189,14 +189,18 @@ void Channel::Flush() {
   stuck_.Stop();
 }
 
-bool PeerHasOurUid(int fd) { return PeerUid(fd) == ::geteuid(); }
+bool PeerHasOurUid(int fd) {
+  const uid_t own = base::OwnUid();
+  return own != base::kNoUid && PeerUid(fd) == own;
+}
 
 bool PeerIsTrusted(int fd) {
   const uid_t uid = PeerUid(fd);
-  if (uid == kNoUid) return false;
+  const uid_t own = base::OwnUid();
+  if (uid == base::kNoUid || own == base::kNoUid) return false;
   const base::Config& config = base::GetConfig();
   const auto* end = config.peers + config.peer_count;
-  return uid == ::geteuid() || std::find(config.peers, end, uid) != end;
+  return uid == own || std::find(config.peers, end, uid) != end;
 }
 
 }  // namespace rcsock::rendezvous

@@ -18,6 +18,7 @@
 #include <mutex>
 #include <utility>
 
+#include "lib/base/identity.h"
 #include "lib/base/internal.h"
 #include "lib/rendezvous/connection.h"
 #include "lib/rendezvous/peer_link.h"
@@ -92,6 +93,7 @@ void Core::Run() {
 }
 
 bool Core::SetUp() {
+  base::ReadUidMap();
   Step hold(this);
   rlimit limit{};
   if (::getrlimit(RLIMIT_NOFILE, &limit) == 0 &&
@@ -358,7 +360,7 @@ void Core::LookAtSelf() {
     bool* const way_;
   } under(&at_self_);
   for (const bool decider : {false, true, false}) {
-    if (const auto link = FindLink(uuid, ::geteuid(), decider)) link->Look();
+    if (const auto link = FindLink(uuid, base::OwnUid(), decider)) link->Look();
   }
 }
 

@@ -12,6 +12,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "lib/base/identity.h"
 #include "lib/base/latch.h"
 #include "lib/rendezvous/address.h"
 #include "lib/rendezvous/anchors.h"
@@ -140,6 +141,9 @@ class Core {
   };
   std::unordered_map<const lane::Lane*, LaneHome> lanes;
 
+  // On its own thread: whose the process is.
+  void NoteOwner();
+
   pthread_t thread{};
   std::uint32_t thread_number = 0;  // as /proc names it
   enum : std::uint32_t { kStarting, kRunning, kFailed, kEnded };
@@ -159,10 +163,11 @@ class Core {
   template <typename Task>
   bool PostLocked(Task&& task);
   template <typename Task>
-  bool Here(Task&& task);
+  bool Here(Task&& task, bool meets = true);
   std::shared_ptr<Session> SessionOf(Seeker* seeker);  // null: none
 
   Conductor* const conductor_;
+  std::atomic<uid_t> owner_{base::kNoUid};
   std::atomic<int (*)()> inspector_{nullptr};
   Inspection inspection_{this};
   std::unique_ptr<lane::shm::ShmPoller> poller_;

@@ -8,6 +8,7 @@
 #include <cstring>
 #include <utility>
 
+#include "lib/rendezvous/channel.h"
 #include "lib/rendezvous/core.h"
 #include "lib/rendezvous/wire.h"
 
@@ -37,7 +38,7 @@ bool MayAsk(int fd) {
   ucred peer{};
   socklen_t length = sizeof peer;
   return ::getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &length) == 0 &&
-         length == sizeof peer && (peer.uid == 0 || peer.uid == ::geteuid());
+         length == sizeof peer && (peer.uid == 0 || PeerHasOurUid(fd));
 }
 
 }  // namespace

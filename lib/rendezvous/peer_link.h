@@ -7,6 +7,7 @@
 #include <span>
 #include <vector>
 
+#include "lib/base/identity.h"
 #include "lib/lane/shm/link.h"
 #include "lib/rendezvous/channel.h"
 #include "lib/rendezvous/peer_process.h"
@@ -42,7 +43,9 @@ class PeerLink : public ChannelOwner,
   uid_t uid() const { return channel_->peer_uid(); }
   // Only such a peer is as good as this process: any other may say that it has
   // streams that it has not.
-  bool OwnUid() const { return uid() == ::geteuid(); }
+  bool OwnUid() const {
+    return uid() != base::kNoUid && uid() == base::OwnUid();
+  }
   // Whether eventfds go over the link.  Everybody who has one can empty it, and
   // fill it and make it blocking, and so hold up all who sleep by it or ring
   // it.  Who could not do as much by a signal gets none, and his are not

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "lib/base/config.h"
+#include "lib/base/identity.h"
 #include "lib/base/log.h"
 #include "lib/rendezvous/cm.h"
 #include "lib/rendezvous/core.h"
@@ -50,7 +51,7 @@ stream::Role OtherRole(stream::Role role) {
 void LookAtLinks(Core* core, std::vector<Uuid> peers) {
   for (const Uuid& peer : peers) {
     for (const bool decider : {false, true}) {
-      if (const auto link = core->FindLink(peer, ::geteuid(), decider))
+      if (const auto link = core->FindLink(peer, base::OwnUid(), decider))
         link->Look();
     }
   }
@@ -96,6 +97,10 @@ void Session::Begin() {
   const bool by_shm = here && seeker_->MayShm();
   if (!by_shm && !seeker_->MayRdma()) {
     return Fail(base::Reason::kPolicy, true);
+  }
+  // (It may be one again when it looks the next time.)
+  if (by_shm && base::OwnUid() == base::kNoUid) {
+    return Fail(base::Reason::kPeerUid, false);
   }
   remembered_plain_ = role_ == stream::Role::kConnector &&
                       core_->plain.Has(peer_address_, peer_port_);
@@ -209,7 +214,7 @@ bool Session::TryLinks() {
   for (const Uuid& peer : known) {
     const bool mine = Decides(peer);
     const std::shared_ptr<PeerLink> link =
-        core_->FindLink(peer, ::geteuid(), mine);
+        core_->FindLink(peer, base::OwnUid(), mine);
     if (link == nullptr) continue;
     if (!mine || link->Offer(shared_from_this())) hope = true;
   }
@@ -222,7 +227,7 @@ bool Session::TryLinks() {
 
 void Session::OfferHere() {
   if (state_ > State::kHello) return;
-  const auto link = core_->FindLink(core_->uuid, ::geteuid(), true);
+  const auto link = core_->FindLink(core_->uuid, base::OwnUid(), true);
   if (link == nullptr || cancelled()) return;
   for (const Offer& offer : offers_) {
     if (offer.link == link) return;

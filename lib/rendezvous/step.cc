@@ -17,6 +17,7 @@
 
 #include "lib/base/clock.h"
 #include "lib/base/critical.h"
+#include "lib/base/identity.h"
 #include "lib/base/internal.h"
 #include "lib/base/no_cancel.h"
 #include "lib/rendezvous/connection.h"
@@ -38,6 +39,7 @@ constinit thread_local bool tls_in_step = false;
 Step::Step(Core* core) : core_(core) {
   core_->step.lock();
   tls_in_step = true;
+  core_->NoteOwner();
 }
 
 Step::Step(Core* core, std::try_to_lock_t)
@@ -72,9 +74,14 @@ bool Core::PostLocked(Task&& task) {
 // No deadlock: who waits for the step holds no latch (Conductor::ForkPrepare),
 // and here nobody waits for it.
 template <typename Task>
-bool Core::Here(Task&& task) {
+bool Core::Here(Task&& task, bool meets) {
   const base::Critical critical;
   const base::NoCancel no_cancel;
+  // A thread may be another user's for a moment, and what it connects or
+  // listens at then is that user's to the kernel.
+  if (meets && base::OwnUid() != owner_.load(std::memory_order_relaxed)) {
+    return false;
+  }
   const Step turn(this, std::try_to_lock);
   if (!turn) return false;
   const base::InternalScope internal;
@@ -83,6 +90,10 @@ bool Core::Here(Task&& task) {
   } catch (...) {
     return false;  // no memory: the conductor may have more luck
   }
+}
+
+void Core::NoteOwner() {
+  owner_.store(base::OwnUid(), std::memory_order_relaxed);
 }
 
 void Core::Seek(const std::shared_ptr<Seeker>& seeker) {
@@ -173,7 +184,7 @@ void Core::LeaveRdma() {
   // does not end.
   constexpr std::uint64_t kMostNs = 1'000'000'000;
   const std::uint64_t until = base::NowNs() + kMostNs;
-  while (!Here(leave) && base::NowNs() < until) {
+  while (!Here(leave, false) && base::NowNs() < until) {
     const timespec brief{0, 1'000'000};
     ::syscall(SYS_nanosleep, &brief, nullptr);
   }

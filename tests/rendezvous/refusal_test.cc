@@ -1,13 +1,19 @@
 // Peers that are none, or are not let in.
 
 #include <poll.h>
+#include <sched.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
 #include <sys/un.h>
 
 #include <atomic>
 #include <cstring>
 #include <memory>
+#include <string>
+#include <thread>
 
+#include "lib/base/config.h"
 #include "tests/rendezvous/util.h"
 
 namespace rcsock::rendezvous {
@@ -78,6 +84,80 @@ TEST(Refusal, DifferentUid) {
   // Whoever finds the name taken knows that the other end is another user's.
   // Whoever has it knows only that another user has knocked.
   EXPECT_EQ(*finals, 1);
+}
+
+// A thread that is another user's for a moment, by a system call of its own,
+// neither presents itself as that user nor takes it for ours.
+TEST(Refusal, ThreadOfAnotherUser) {
+  if (::geteuid() != 0) GTEST_SKIP() << "needs root";
+  constexpr uid_t kUser = 23456;
+  const auto pairs = MakeTcpPairs(3);
+  Barrier barrier;
+  const pid_t other = Spawn([&] {
+    ASSERT_EQ(::setresuid(kUser, kUser, kUser), 0);
+    auto s = AcceptorSeeker(pairs[1].acceptor);
+    EXPECT_FALSE(s->Seek(GetConductor()));
+    EXPECT_TRUE(barrier.Meet(0));
+  });
+  const pid_t mixed = Spawn([&] {
+    Conductor* conductor = GetConductor();
+    // The process has met itself: its threads may take the conductor's place.
+    auto c = ConnectorSeeker(pairs[0].connector);
+    auto s = AcceptorSeeker(pairs[0].acceptor);
+    ASSERT_TRUE(Met(conductor, c, s));
+    std::thread([&] {
+      ASSERT_EQ(::syscall(SYS_setresuid, -1, kUser, -1), 0);
+      auto seeker = ConnectorSeeker(pairs[1].connector);
+      EXPECT_FALSE(seeker->Seek(conductor));
+      // All three: then only the other threads tell.
+      ASSERT_EQ(::syscall(SYS_setresuid, -1, 0, -1), 0);
+      ASSERT_EQ(::syscall(SYS_setresuid, kUser, kUser, kUser), 0);
+      EXPECT_FALSE(seeker->Seek(conductor));
+      // Its streams are the process's all the same.
+      auto near = ConnectorSeeker(pairs[2].connector);
+      auto far = AcceptorSeeker(pairs[2].acceptor);
+      EXPECT_TRUE(Met(conductor, near, far));
+    }).join();
+    EXPECT_TRUE(barrier.Meet(1));
+  });
+  ExpectSuccess(other);
+  ExpectSuccess(mixed);
+}
+
+// In a user namespace all users that have no number there are one.
+TEST(Refusal, WhoHasNoNumberHere) {
+  if (::geteuid() != 0) GTEST_SKIP() << "needs root";
+  constexpr uid_t kOutside = 23456;
+  const TcpPair pair = MakeTcpPair();
+  Barrier ready;
+  Barrier mapped;
+  const pid_t server = Spawn([&] {
+    ASSERT_EQ(::setresuid(kOutside, kOutside, kOutside), 0);
+    ASSERT_EQ(::prctl(PR_SET_DUMPABLE, 1), 0);
+    ASSERT_EQ(::unshare(CLONE_NEWUSER), 0);
+    ASSERT_TRUE(ready.Meet(0));
+    ASSERT_TRUE(mapped.Meet(0));
+    ASSERT_EQ(::geteuid(), 65534u);
+    auto s = AcceptorSeeker(pair.acceptor);
+    EXPECT_FALSE(s->Seek(GetConductor()));
+    EXPECT_EQ(s->failed, Reason::kPeerUid);
+  });
+  const pid_t client = Spawn([&] {
+    ::setenv("RCSOCK_PEERS", "23456", 1);
+    base::LoadConfig();
+    ASSERT_TRUE(ready.Meet(1));
+    const std::string path = "/proc/" + std::to_string(server) + "/uid_map";
+    const int map = ::open(path.c_str(), O_WRONLY);
+    const std::string line = "65534 " + std::to_string(kOutside) + " 1";
+    ASSERT_EQ(::write(map, line.data(), line.size()),
+              static_cast<ssize_t>(line.size()));
+    ::close(map);
+    ASSERT_EQ(::setresuid(33, 33, 33), 0);
+    ASSERT_TRUE(mapped.Meet(1));
+    EXPECT_FALSE(ConnectorSeeker(pair.connector)->Seek(GetConductor()));
+  });
+  ExpectSuccess(server);
+  ExpectSuccess(client);
 }
 
 TEST(Refusal, BothEndsComputeTheSameName) {

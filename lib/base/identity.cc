@@ -1,0 +1,56 @@
+#include "lib/base/identity.h"
+
+#include <fcntl.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdio>
+#include <cstdlib>
+
+namespace rcsock::base {
+namespace {
+
+constinit std::atomic<bool> all_mapped{false};
+constinit std::atomic<uid_t> overflow{65534};
+
+// The beginning of a file of /proc; false: there is none.
+template <std::size_t size>
+bool ReadText(const char* path, char (&text)[size]) {
+  const long fd =
+      ::syscall(SYS_openat, AT_FDCWD, path, O_RDONLY | O_CLOEXEC, 0);
+  if (fd < 0) return false;
+  const long n = ::syscall(SYS_read, fd, text, size - 1);
+  ::syscall(SYS_close, fd);
+  text[n > 0 ? n : 0] = '\0';
+  return n > 0;
+}
+
+}  // namespace
+
+void ReadUidMap() {
+  char text[128];
+  unsigned long first = 1;
+  unsigned long there = 1;
+  unsigned long count = 0;
+  // One line for all of them, each with its own number.
+  constexpr unsigned long kAll = 0xffffffff;
+  all_mapped = ReadText("/proc/thread-self/uid_map", text) &&
+               std::sscanf(text, "%lu %lu %lu", &first, &there, &count) == 3 &&
+               first == 0 && count == kAll;
+  if (ReadText("/proc/sys/kernel/overflowuid", text)) {
+    overflow = static_cast<uid_t>(std::strtoul(text, nullptr, 10));
+  }
+}
+
+uid_t Known(uid_t uid) { return uid == overflow && !all_mapped ? kNoUid : uid; }
+
+uid_t OwnUid() {
+  uid_t real = kNoUid;
+  uid_t effective = kNoUid;
+  uid_t saved = kNoUid;
+  ::syscall(SYS_getresuid, &real, &effective, &saved);
+  return real == effective && effective == saved ? Known(effective) : kNoUid;
+}
+
+}  // namespace rcsock::base
