@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "lib/base/clock.h"
 #include "lib/stream/stream.h"
 
 namespace rcsock::stream {
@@ -79,6 +80,21 @@ bool Stream::AwaitsLanding() const {
 void Stream::Hurry() {
   landing_ = false;
   Settle();
+}
+
+void Stream::OnPing() {
+  // An honest peer sends one a minute at most; some more may come at once from
+  // one that was stopped.  What moves nothing must not keep us busy.
+  constexpr std::uint32_t kMostAtOnce = 64;
+  constexpr std::uint64_t kEachNs = 1'000'000'000;
+  const std::uint64_t now = base::NowNs();
+  const std::uint64_t passed = (now - ping_ns_) / kEachNs;
+  if (passed != 0) {
+    pings_ -=
+        static_cast<std::uint32_t>(std::min<std::uint64_t>(pings_, passed));
+    ping_ns_ = now;
+  }
+  if (++pings_ > kMostAtOnce) Fail(base::Reason::kProtocol);
 }
 
 void Stream::OnProbe() {

@@ -369,6 +369,7 @@ class Stream {
   // What has landed (probe.cc).
   void SendProbe();
   void AskWhatIsRead();
+  void OnPing();
   void OnProbe();
   void OnLanded(std::uint64_t offset);
 
@@ -439,6 +440,8 @@ class Stream {
   std::uint64_t probe_landed_ = 0;
   std::uint64_t probe_acked_ = 0;
   std::uint8_t probe_stalled_ = 0;
+  std::uint64_t ping_ns_ = 0;  // when pings_ was last let go down
+  std::uint32_t pings_ = 0;    // that have come, less one for each second
   bool probe_out_ = false;
   bool probe_asked_ = false;  // by AskLanded
   bool landing_ = false;      // AwaitsLanding

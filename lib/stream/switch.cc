@@ -140,13 +140,14 @@ void Stream::OnFrame() {
       Emit(kRxReady);
       return;
     case FrameKind::kAck:
-      if (!fin_sent_ || frame.offset != tx_off()) {
+      // (Said once.)
+      if (!fin_sent_ || fin_acked_ || frame.offset != tx_off()) {
         return Fail(base::Reason::kProtocol);
       }
       fin_acked_ = true;
       return;
     case FrameKind::kPing:
-      return;
+      return OnPing();
     case FrameKind::kProbe:
       return OnProbe();
     case FrameKind::kLanded:
@@ -155,7 +156,9 @@ void Stream::OnFrame() {
       return OnBack(frame.offset);
     case FrameKind::kReset:
       // By itself it changes nothing: what ends the stream is the anchor.
-      if (frame.offset != 0) return Fail(base::Reason::kProtocol);
+      if (frame.offset != 0 || peer_resets_) {
+        return Fail(base::Reason::kProtocol);
+      }
       peer_resets_ = true;
       return;
   }

@@ -351,6 +351,41 @@ TEST(HostileTest, ProbesFillNoMemory) {
   EXPECT_EQ(tcp.pipe[1].bytes.size(), probe.size());
 }
 
+// Frames that move nothing: a peer that sends them without end loses the
+// stream, one that sends some does not.
+TEST(HostileTest, FramesThatMoveNothingHaveARate) {
+  for (const int count : {50, 5000}) {
+    SimTcp tcp;
+    lane::sim::SimLink link(64, 64);
+    link.auto_land = link.auto_credit = true;
+    SimAnchor anchor[2] = {{&tcp, 0}, {&tcp, 1}};
+    lane::sim::SimLane lane[2] = {{&link, 0}, {&link, 1}};
+    Stream ends[2] = {{Role::kConnector, &anchor[0], Limits{64}},
+                      {Role::kAcceptor, &anchor[1], Limits{64}}};
+    Nonce nonce[2];
+    nonce[0].fill(1);
+    nonce[1].fill(2);
+    for (int i = 0; i < 2; ++i) {
+      ends[i].Adopt(0, 0);
+      ends[i].LaneUp(&lane[i], 1, nonce[i], nonce[1 - i], true, 0);
+    }
+    char x = 'x';
+    iovec iov{&x, 1};
+    ends[0].Write(&iov, 1, 1);
+    for (int k = 0; k < 8; ++k) {
+      for (Stream& end : ends) end.Progress();
+    }
+    ASSERT_EQ(ends[1].rx(), Rx::kFrames);
+    const FrameBytes ping = Encode(Frame{FrameKind::kPing, 0, 1, 0});
+    for (int i = 0; i < count; ++i) {
+      tcp.pipe[0].bytes.append(reinterpret_cast<const char*>(ping.data()),
+                               ping.size());
+      ends[1].Progress();
+    }
+    EXPECT_EQ(StreamTestAccess::Failed(ends[1]), count > 64) << count;
+  }
+}
+
 // TCP that always has more.
 class Flood final : public Anchor {
  public:
