@@ -134,6 +134,7 @@ void ReadRules(const char* text) {
   if (rules.sets_spin) config.spin_us = rules.spin_us;
   if (rules.sets_qps) config.max_qps = rules.max_qps;
   if (rules.sets_pinned) config.max_pinned = rules.max_pinned;
+  if (rules.sets_shared) config.max_shared = rules.max_shared;
   if (rules.sets_ring) config.max_ring = rules.max_ring;
 }
 
@@ -195,6 +196,7 @@ const Config& GetConfig() { return config; }
   config.max_qps = static_cast<std::uint32_t>(
       Number("RCSOCK_MAX_QPS", config.max_qps, kMostNumber));
   config.max_pinned = Bytes("RCSOCK_MAX_PINNED", config.max_pinned);
+  config.max_shared = Bytes("RCSOCK_MAX_SHARED", config.max_shared);
   const std::uint64_t ring = Bytes("RCSOCK_MAX_RING", config.max_ring);
   if (ring == 0 || ring >= kLeastMaxRing) {
     config.max_ring = ring;

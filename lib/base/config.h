@@ -16,11 +16,11 @@ constexpr std::uint32_t kLeastKey = 32;
 
 // All variables that LoadConfig reads.
 constexpr const char* kVariables[] = {
-    "RCSOCK_KEY_FILE",      "RCSOCK_LANES",      "RCSOCK_LOG",
-    "RCSOCK_LOG_FILE",      "RCSOCK_MAX_PINNED", "RCSOCK_MAX_QPS",
-    "RCSOCK_MAX_RING",      "RCSOCK_PEERS",      "RCSOCK_PROMOTE_OPS",
-    "RCSOCK_PROMOTE_BYTES", "RCSOCK_RDMA_PORT",  "RCSOCK_RULES",
-    "RCSOCK_SPIN_US",       "RCSOCK_STATS",
+    "RCSOCK_KEY_FILE",    "RCSOCK_LANES",         "RCSOCK_LOG",
+    "RCSOCK_LOG_FILE",    "RCSOCK_MAX_PINNED",    "RCSOCK_MAX_QPS",
+    "RCSOCK_MAX_RING",    "RCSOCK_MAX_SHARED",    "RCSOCK_PEERS",
+    "RCSOCK_PROMOTE_OPS", "RCSOCK_PROMOTE_BYTES", "RCSOCK_RDMA_PORT",
+    "RCSOCK_RULES",       "RCSOCK_SPIN_US",       "RCSOCK_STATS",
 };
 
 // What the environment asks for.  Read once, before the first interposed call.
@@ -40,6 +40,9 @@ struct Config {
   // RCSOCK_MAX_PINNED: bytes that the rings of rdma lanes may take together; 0:
   // what RLIMIT_MEMLOCK allows.
   std::uint64_t max_pinned = 0;
+  // RCSOCK_MAX_SHARED: most bytes of rings in shared memory that streams get
+  // new ones with; 0: a quarter of what the process may have of memory.
+  std::uint64_t max_shared = 0;
   // RCSOCK_MAX_RING: bytes that a ring of a lane may have, rounded down to a
   // power of two; 0: what each lane finds right.  The smaller of both ends'.
   std::uint64_t max_ring = 0;

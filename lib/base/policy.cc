@@ -152,6 +152,10 @@ bool ParseRule(Piece text, const char* program, const char* comm,
       good = process.sets_pinned =
           Number(value, ~std::uint64_t{0} / 2, &number);
       process.max_pinned = number;
+    } else if (key.Is("shared")) {
+      good = process.sets_shared =
+          Number(value, ~std::uint64_t{0} / 2, &number);
+      process.max_shared = number;
     } else if (key.Is("ring")) {
       good = process.sets_ring =
           Number(value, ~std::uint64_t{0} / 2, &number) &&
@@ -163,7 +167,8 @@ bool ParseRule(Piece text, const char* program, const char* comm,
     if (!good) return false;
   }
   const bool of_process = process.sets_spin || process.sets_qps ||
-                          process.sets_pinned || process.sets_ring;
+                          process.sets_pinned || process.sets_shared ||
+                          process.sets_ring;
   if (of_process && of_streams) return false;
   if (!fits) return true;
   if (process.sets_spin && !rules->sets_spin) {
@@ -177,6 +182,10 @@ bool ParseRule(Piece text, const char* program, const char* comm,
   if (process.sets_pinned && !rules->sets_pinned) {
     rules->sets_pinned = true;
     rules->max_pinned = process.max_pinned;
+  }
+  if (process.sets_shared && !rules->sets_shared) {
+    rules->sets_shared = true;
+    rules->max_shared = process.max_shared;
   }
   if (process.sets_ring && !rules->sets_ring) {
     rules->sets_ring = true;

@@ -51,10 +51,12 @@ struct Rules {
   bool sets_spin = false;
   bool sets_qps = false;
   bool sets_pinned = false;
+  bool sets_shared = false;
   bool sets_ring = false;
   std::uint32_t spin_us = 0;
   std::uint32_t max_qps = 0;
   std::uint64_t max_pinned = 0;
+  std::uint64_t max_shared = 0;
   std::uint64_t max_ring = 0;
 };
 

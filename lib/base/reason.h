@@ -50,7 +50,9 @@ namespace rcsock::base {
   X(kPeerDemoted, "peer_demoted", "the peer asked to leave the lane")         \
   X(kPeerGone, "peer_gone", "the peer process ended")                         \
   X(kPending, "pending", "still looking for the peer at the end")             \
-  X(kNotProven, "not_proven", "no proof that the peer has the connection")
+  X(kNotProven, "not_proven", "no proof that the peer has the connection")    \
+  X(kSharedMemory, "shared_memory",                                           \
+    "the limit of rings in shared memory is reached")
 
 enum class Reason : std::uint8_t {
 #define X(id, key, text) id,

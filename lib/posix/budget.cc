@@ -17,6 +17,9 @@
 #include "lib/base/sleep.h"
 #include "lib/lane/rdma/memory.h"
 #include "lib/lane/rdma/rdma_lane.h"
+#include "lib/lane/shm/shm_lane.h"
+#include "lib/lane/shm/touched.h"
+#include "lib/posix/each_sock.h"
 #include "lib/posix/process.h"
 #include "lib/posix/signals.h"
 #include "lib/posix/sock.h"
@@ -83,6 +86,12 @@ void LookAtMemorySoon() {
   Arrange(&memory_look, kMemoryLookMs, &Sock::MemoryLook);
 }
 
+std::atomic<bool> shared_look{false};  // is arranged
+
+void LookAtSharedSoon() {
+  Arrange(&shared_look, kMemoryLookMs, &Sock::SharedLook);
+}
+
 void MemoryRefused() {
   memory_short.store(true, std::memory_order_relaxed);
   LookAtMemorySoon();
@@ -102,6 +111,8 @@ bool RoomNow() {
 
 }  // namespace
 
+void WatchSharedRings() { lane::shm::Touched::SetHook(&LookAtSharedSoon); }
+
 void RemoteForkLock() { remote_latch.lock(); }
 
 void RemoteForkUnlock(bool child) {
@@ -111,6 +122,7 @@ void RemoteForkUnlock(bool child) {
     places.store(0, std::memory_order_relaxed);
     leaving.store(0, std::memory_order_relaxed);
     memory_look.store(false, std::memory_order_relaxed);
+    shared_look.store(false, std::memory_order_relaxed);
     probing.store(false, std::memory_order_relaxed);
     remote_latch.Reset();
   } else {
@@ -162,15 +174,20 @@ void Sock::LeavesRemote() {
   leaving.fetch_add(1, std::memory_order_relaxed);
 }
 
+std::shared_ptr<Sock> Sock::Hold(Sock* sock) {
+  int refs = sock->refs_.load(std::memory_order_relaxed);
+  while (refs > 0 && !sock->refs_.compare_exchange_weak(refs, refs + 1)) {
+  }
+  if (refs == 0) return nullptr;
+  return Shared(sock, [](Sock* held) { held->Unref(); });
+}
+
 // A reference to each stream of the list that is not on its way out.
 std::vector<Shared> Sock::Remotes() {
   std::vector<Shared> all;
   remote_latch.lock();
   for (Sock* at = remote_head; at != nullptr; at = at->remote_.next) {
-    int refs = at->refs_.load(std::memory_order_relaxed);
-    while (refs > 0 && !at->refs_.compare_exchange_weak(refs, refs + 1)) {
-    }
-    if (refs > 0) all.emplace_back(at, [](Sock* sock) { sock->Unref(); });
+    if (Shared held = Hold(at)) all.push_back(std::move(held));
   }
   remote_latch.unlock();
   return all;
@@ -406,6 +423,48 @@ void Sock::MemoryLook() {
     coldest->Evict(Reason::kBudget);
   }
   if (grown) LookAtMemorySoon();
+}
+
+// On the conductor thread, while there are lanes in shared memory that have
+// touched more of their ring than an idle one keeps.
+void Sock::SharedLook() {
+  Critical critical;
+  // First, so that what grows during the look is seen by the next one.
+  shared_look.store(false, std::memory_order_release);
+  const std::uint64_t now = base::NowNs();
+  std::vector<Shared> all;
+  ForEachSock([&all](Sock* sock) {
+    if (!sock->OnLane()) return;
+    if (Shared held = Hold(sock)) all.push_back(std::move(held));
+  });
+  bool grown = false;
+  for (const Shared& sock : all) {
+    bool idle = false;
+    {
+      Latched latched(sock.get());
+      if (sock->mode() != Mode::kEngine || sock->stream_ == nullptr ||
+          sock->lane_ == nullptr || !sock->lane_is_shm_ ||
+          static_cast<lane::shm::ShmLane*>(sock->lane_.get())->touched() <=
+              lane::shm::Touched::kIdle) {
+        continue;
+      }
+      Remote& its = sock->remote_;
+      const std::uint64_t bytes =
+          sock->stream_->tx_off() + sock->stream_->rx_off();
+      if (its.grown_ns == 0 || bytes != its.grown_bytes) {
+        its.grown_bytes = bytes;
+        its.grown_ns = now;
+      }
+      idle = now - its.grown_ns >= kIdleNs;
+      grown = grown || !idle;
+    }
+    if (idle) {
+      RCSOCK_LOG(2, "fd %d: idle: gives its rings back", sock->fd());
+      stats.evicted_idle.fetch_add(1, std::memory_order_relaxed);
+      sock->Evict(Reason::kIdleRings);
+    }
+  }
+  if (grown) LookAtSharedSoon();
 }
 
 // What is still to be heard of the peer by a stream that leaves its lane: its

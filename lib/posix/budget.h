@@ -42,6 +42,9 @@ struct Remote {
   bool Beats(std::uint64_t now, std::uint64_t tx_off);
 };
 
+// Lanes in shared memory that were busy, and are idle, give their rings back.
+void WatchSharedRings();
+
 void RemoteForkLock();
 void RemoteForkUnlock(bool child);
 

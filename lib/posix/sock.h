@@ -439,6 +439,8 @@ class Sock final : public SockLayout {
   static void LeaveRemoteLanes(std::uint64_t deadline_ns);
   // Streams that have grown rings and do not use them leave their lanes.
   static void MemoryLook();
+  // The same of rings in shared memory.
+  static void SharedLook();
   // Blocks (bounded) until what TCP still owes is with the kernel.
   // What the kernel has not got by then makes the end a reset: an orderly one
   // would hide that it is lost.  Without `last`, until TakeResetBack().
@@ -763,6 +765,8 @@ class Sock final : public SockLayout {
   void UnlistRemote();
   void LeavesRemote();
   static std::vector<std::shared_ptr<Sock>> Remotes();
+  // A reference, or null where the last one has gone.
+  static std::shared_ptr<Sock> Hold(Sock* sock);
   bool RoomForRemote();
   void Challenge(const Pace& mine);
   static void EvictFor(const Pace& newcomer);

@@ -187,9 +187,9 @@ void Sock::HandleChanges() {
 
 void Sock::CountLeave(bool was_there) {
   const bool makes_room =
-      lane_kind_ == lane::Kind::kRdma &&
-      (reason_ == Reason::kBudget || reason_ == Reason::kPeerDemoted ||
-       reason_ == Reason::kIdleRings);
+      reason_ == Reason::kIdleRings ||
+      (lane_kind_ == lane::Kind::kRdma &&
+       (reason_ == Reason::kBudget || reason_ == Reason::kPeerDemoted));
   // Its sender, whose reason that is, learns whether it was of use
   // (JudgeStarved), and proposes again, sooner or later.
   const bool starves =

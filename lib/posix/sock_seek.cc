@@ -135,6 +135,7 @@ void Sock::StartSeek() {
       static_cast<Sock*>(completion.cookie)->OnCompletion(completion.flags);
     });
     WatchLastThread(conductor);
+    WatchSharedRings();
     KeepSpares();
   }
   // While it looks again, what it found the last time stands.

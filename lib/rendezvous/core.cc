@@ -18,8 +18,10 @@
 #include <mutex>
 #include <utility>
 
+#include "lib/base/config.h"
 #include "lib/base/identity.h"
 #include "lib/base/internal.h"
+#include "lib/base/memory_limit.h"
 #include "lib/rendezvous/connection.h"
 #include "lib/rendezvous/peer_link.h"
 #include "lib/rendezvous/rdma.h"
@@ -94,6 +96,8 @@ void Core::Run() {
 
 bool Core::SetUp() {
   base::ReadUidMap();
+  max_shared = base::GetConfig().max_shared;
+  if (max_shared == 0) max_shared = base::MemoryLimit() / 4;
   Step hold(this);
   rlimit limit{};
   if (::getrlimit(RLIMIT_NOFILE, &limit) == 0 &&

@@ -133,6 +133,7 @@ class Core {
   SocketDiag diag;
   int binders = 0;
   int max_binders = 256;
+  std::uint64_t max_shared = ~std::uint64_t{0};  // Config::max_shared
 
   struct LaneHome {
     std::weak_ptr<PeerLink> link;

@@ -7,6 +7,8 @@
 #include <iterator>
 #include <utility>
 
+#include "lib/base/helper_thread.h"
+#include "lib/base/internal.h"
 #include "lib/base/log.h"
 #include "lib/rendezvous/core.h"
 #include "lib/rendezvous/session.h"
@@ -27,6 +29,29 @@ constexpr std::size_t kMostHeld = 256;
 // Side 0: with so many unanswered no more is offered: a peer that does not come
 // to answer is not to be flooded.
 constexpr int kMostUnanswered = 32;
+// A number that has been free for so long is not likely to be used again at
+// once: its memory is given back.
+constexpr std::chrono::seconds kTrimAfter{2};
+
+struct Trim {
+  Core* core;
+  std::weak_ptr<PeerLink> link;
+  std::shared_ptr<lane::shm::Link> memory;
+  std::vector<int> numbers;
+};
+
+// In a thread of its own: a peer can hold up the kernel where it frees memory
+// that the peer has, too.  Such a peer keeps its own numbers out of use.
+void* TrimAll(void* argument) {
+  ::pthread_setname_np(::pthread_self(), "rcsock-trim");
+  base::tls_internal = true;
+  const std::unique_ptr<Trim> trim(static_cast<Trim*>(argument));
+  for (const int number : trim->numbers) trim->memory->Trim(number);
+  trim->core->PostTask([link = trim->link, numbers = trim->numbers] {
+    if (const auto alive = link.lock()) alive->Trimmed(numbers);
+  });
+  return nullptr;
+}
 
 }  // namespace
 
@@ -37,6 +62,7 @@ PeerLink::PeerLink(Core* core, const Uuid& uuid,
       uuid_(uuid),
       channel_(std::move(channel)),
       link_(std::move(link)),
+      trim_timer_(core),
       process_(channel_->fd(), channel_->peer_thread()),
       timer_(core) {}
 
@@ -262,7 +288,49 @@ void PeerLink::FreeIfDone(int index) {
   Slot& slot = slots_[static_cast<std::size_t>(index)];
   if (slot.used()) return;
   slot = Slot();
-  if (decider()) free_.push_back(index);
+  if (!decider()) return;
+  free_.push_back(index);
+  freed_.push_back({index, std::chrono::steady_clock::now()});
+  if (freed_.size() == 1) TrimLater();
+}
+
+void PeerLink::TrimLater() {
+  trim_timer_.Start(kTrimAfter, weak_from_this(), &PeerLink::TrimNow);
+}
+
+// Numbers that nobody has wanted for a while.  Those that are free as long were
+// not used since: the last one to be freed is the first to be used again.
+void PeerLink::TrimNow() {
+  if (dead_ || trims_) return;
+  const auto until = std::chrono::steady_clock::now() - kTrimAfter;
+  auto trim = std::make_unique<Trim>();
+  while (!freed_.empty() && freed_.front().since <= until) {
+    const int index = freed_.front().index;
+    freed_.pop_front();
+    // (It may be in use, or have been freed once more.)
+    const bool again = std::any_of(
+        freed_.begin(), freed_.end(),
+        [index](const Freed& other) { return other.index == index; });
+    if (!again && std::erase(free_, index) > 0) {
+      trim->numbers.push_back(index);
+    }
+  }
+  if (!freed_.empty()) TrimLater();
+  if (trim->numbers.empty()) return;
+  trim->core = core_;
+  trim->link = weak_from_this();
+  trim->memory = link_;
+  const std::vector<int> numbers = trim->numbers;
+  trims_ = true;
+  if (base::StartHelper(&TrimAll, trim.get()) != 0) return Trimmed(numbers);
+  static_cast<void>(trim.release());
+}
+
+void PeerLink::Trimmed(const std::vector<int>& numbers) {
+  trims_ = false;
+  // At the end that is used last.
+  free_.insert(free_.begin(), numbers.begin(), numbers.end());
+  if (!freed_.empty()) TrimLater();
 }
 
 void PeerLink::CloseOurs(int index, std::uint32_t epoch, base::Reason reason) {
@@ -288,6 +356,8 @@ void PeerLink::Die(base::Reason reason) {
   const auto self = shared_from_this();
   RCSOCK_LOG(1, "link lost: %s", base::ReasonKey(reason));
   timer_.Stop();
+  trim_timer_.Stop();
+  freed_.clear();
   channel_->Close();
   link_->Kill(reason);
   core_->RemoveLink(this);

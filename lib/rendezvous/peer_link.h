@@ -3,6 +3,8 @@
 
 #include <unistd.h>
 
+#include <chrono>
+#include <deque>
 #include <memory>
 #include <span>
 #include <vector>
@@ -82,6 +84,8 @@ class PeerLink : public ChannelOwner,
 
   void OnPacket(Packet& packet) override;
   void OnChannelEnd(base::Reason reason) override;
+  // The memory of these numbers has been given back.
+  void Trimmed(const std::vector<int>& numbers);
 
  private:
   struct Slot {
@@ -104,6 +108,8 @@ class PeerLink : public ChannelOwner,
   // The used slot that a message speaks of; null: the peer broke the protocol.
   Slot* Find(std::uint32_t index, std::uint32_t epoch);
   void FreeIfDone(int index);
+  void TrimLater();
+  void TrimNow();
   base::Reason OpenNow(const std::shared_ptr<Session>& session, bool offer);
   // What a peer has claimed: its word, and the inode number of its token (0:
   // none).
@@ -143,7 +149,15 @@ class PeerLink : public ChannelOwner,
   lane::BellMask announced_ = 0;  // bells the peer has been given
   lane::BellMask known_ = 0;      // bells of the peer that we have
   std::vector<Slot> slots_;
-  std::vector<int> free_;                          // side 0
+  std::vector<int> free_;  // side 0; the last one is used first
+  // Of those, what has pages that are to be given back, since when it is free.
+  struct Freed {
+    int index;
+    std::chrono::steady_clock::time_point since;
+  };
+  std::deque<Freed> freed_;  // the oldest first
+  bool trims_ = false;       // a thread does
+  Timer trim_timer_;
   int unanswered_ = 0;                             // side 0: slots
   std::vector<std::shared_ptr<Session>> pending_;  // side 0: until LINK_ACK
   std::weak_ptr<Session> founder_;

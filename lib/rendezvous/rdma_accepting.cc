@@ -21,6 +21,10 @@ constexpr milliseconds kAdoptFirst{50};
 // get lost as well.
 constexpr milliseconds kAskedAgainLimit{1500};
 
+// Of one search: an honest peer asks six times, and each time twice more where
+// no answer comes.
+constexpr int kMostRequests = 18;
+
 // Whether a REQ was sent before that of `than`.  On iWARP what is given up goes
 // on in the kernel's TCP, and may come after what was asked instead.  (Another
 // process begins anywhere.)
@@ -39,6 +43,10 @@ void RdmaMeeting::OnRequest(verbs::Id id, const Req& req) {
   if (!rdma_->UseNonce(req.nonce) ||
       (state_ != State::kWaiting && Earlier(req.epoch, epoch_))) {
     return rdma_->Reject(std::move(id), req.nonce, {RejCode::kRefused, 0});
+  }
+  // Each one costs a QP and its memory, whoever sends it.
+  if (++requests_ > kMostRequests) {
+    return rdma_->Reject(std::move(id), req.nonce, {RejCode::kLater, 0});
   }
   if (state_ != State::kWaiting) Reopen();
   // A REP that got lost may have told the one before.
@@ -88,6 +96,7 @@ void RdmaMeeting::SendRep() {
   const RepBytes rep = EncodeRep(
       {epoch_, session_->nonce(), connection_->lane()->offer(), adopted_},
       session_->tuple(), peers_, rdma_->key());
+  AgreeOnReady();
   rdma_conn_param parameters = ConnectParameters(rep.data(), rep.size());
   if (verbs::calls.rdma_accept(connection_->id(), &parameters) != 0) {
     const verbs::Error error = {"rdma_accept", errno, {}};

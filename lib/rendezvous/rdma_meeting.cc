@@ -366,6 +366,7 @@ void RdmaMeeting::OnRep(const CmEvent& event) {
   peers_ = rep.nonce;
   peer_adopted_ = rep.adopted;
   connection_->lane()->SetPeer(rep.offer);
+  AgreeOnReady();
   Established();
 }
 
@@ -412,6 +413,19 @@ void RdmaMeeting::OnRejected(const CmEvent& event) {
 }
 
 // --- Both
+
+void RdmaMeeting::AgreeOnReady() {
+  const bool connector = session_->role() == stream::Role::kConnector;
+  const stream::Nonce& connectors = connector ? session_->nonce() : peers_;
+  const stream::Nonce& acceptors = connector ? peers_ : session_->nonce();
+  const auto mac = [&](stream::Role of) {
+    return MacOfReady(of, epoch_, session_->tuple(), connectors, acceptors,
+                      rdma_->key());
+  };
+  connection_->lane()->SetReadyMacs(
+      mac(session_->role()),
+      mac(connector ? stream::Role::kAcceptor : stream::Role::kConnector));
+}
 
 void RdmaMeeting::Established() {
   connection_->SetConnected();

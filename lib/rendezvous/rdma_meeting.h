@@ -79,6 +79,8 @@ class RdmaMeeting : public std::enable_shared_from_this<RdmaMeeting> {
   void OnRejected(const CmEvent& event);
   void SendRep();
   void Reopen();
+  // What each end's READY has to prove, once both nonces are known.
+  void AgreeOnReady();
   void Established();
   void Progress();
   void StartNudge();
@@ -113,6 +115,7 @@ class RdmaMeeting : public std::enable_shared_from_this<RdmaMeeting> {
   bool asks_again_ = false;  // where nothing is heard, after
   std::chrono::milliseconds answer_limit_{};
   int asks_ = 0;           // that nothing was heard of
+  int requests_ = 0;       // that a lane was made for
   bool reopened_ = false;  // accepting: a handshake was given up
   std::uint32_t epoch_ = 0;
   stream::Nonce peers_{};

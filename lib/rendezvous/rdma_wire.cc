@@ -190,4 +190,25 @@ Parsed DecodeRej(const std::uint8_t* bytes, std::size_t length,
              : Parsed::kKey;
 }
 
+lane::rdma::ReadyMac MacOfReady(stream::Role of, std::uint32_t epoch,
+                                const Tuple& tuple,
+                                const stream::Nonce& connectors,
+                                const stream::Nonce& acceptors,
+                                const ClusterKey& key) {
+  lane::rdma::ReadyMac mac{};
+  if (!key.set) return mac;
+  // (No message of private data begins so, nor is as long.)
+  std::uint8_t text[5 + 1 + 4 + sizeof tuple + 2 * sizeof connectors];
+  std::memcpy(text, "READY", 5);
+  text[5] = static_cast<std::uint8_t>(of);
+  Put(text + 6, epoch);
+  std::memcpy(text + 10, &tuple, sizeof tuple);
+  std::memcpy(text + 10 + sizeof tuple, connectors.data(), connectors.size());
+  std::memcpy(text + 10 + sizeof tuple + connectors.size(), acceptors.data(),
+              acceptors.size());
+  crypto_generichash(mac.data(), mac.size(), text, sizeof text,
+                     key.bytes.data(), key.bytes.size());
+  return mac;
+}
+
 }  // namespace rcsock::rendezvous

@@ -13,7 +13,7 @@
 namespace rcsock::rendezvous {
 
 constexpr std::uint32_t kRdmaMagic = 0x72736372;  // "rcsr"
-constexpr std::uint8_t kRdmaVersion = 7;
+constexpr std::uint8_t kRdmaVersion = 8;
 
 // RoCE leaves a connector 56 bytes.
 constexpr std::size_t kReqSize = 48;
@@ -86,6 +86,14 @@ bool CheckReq(const std::uint8_t* bytes, const Tuple& tuple,
 Parsed DecodeRep(const std::uint8_t* bytes, std::size_t length,
                  const Tuple& tuple, const stream::Nonce& req_nonce,
                  const ClusterKey& key, Rep* rep);
+// What READY carries of the end `of` (lane::rdma::ReadyMac): over values that
+// are fresh from both ends, so that nobody who has recorded another handshake
+// can say it.  Without a key zeros.
+lane::rdma::ReadyMac MacOfReady(stream::Role of, std::uint32_t epoch,
+                                const Tuple& tuple,
+                                const stream::Nonce& connectors,
+                                const stream::Nonce& acceptors,
+                                const ClusterKey& key);
 // A refusal that is not ours, or that its sender can't prove, is kForeign or
 // kKey: nothing to follow.  kOtherVersion and kKey codes need no MAC: who says
 // so may have no key.

@@ -134,7 +134,10 @@ void Stream::SendLaneDown() {
   // failed, would take its failover for a demotion by this end.)
   const bool leaves =
       !IsFailover(why_left_) && why_left_ != base::Reason::kPeerDemoted;
-  SendFrame(FrameKind::kLaneDown, InOff(), leaves ? kFrameLeaves : 0);
+  const bool idle = why_left_ == base::Reason::kIdleRings;
+  SendFrame(FrameKind::kLaneDown, InOff(),
+            static_cast<std::uint8_t>((leaves ? kFrameLeaves : 0) |
+                                      (idle ? kFrameIdle : 0)));
 }
 
 // After own FIN the peer may have ended its side of TCP, and takes nothing
@@ -169,10 +172,10 @@ void Stream::OnBack(std::uint64_t offset) {
 }
 
 // Rule 13.
-void Stream::OnLaneDown(std::uint64_t r, bool leaves) {
+void Stream::OnLaneDown(std::uint64_t r, std::uint8_t flags) {
   lane_down_seen_ = true;
   // On iWARP the lane's end can come before the peer's word for it.
-  if (leaves && frozen_ &&
+  if ((flags & kFrameLeaves) != 0 && frozen_ &&
       (why_left_ == base::Reason::kPeerGone ||
        why_left_ == base::Reason::kLaneError)) {
     why_left_ = base::Reason::kPeerDemoted;
@@ -182,7 +185,8 @@ void Stream::OnLaneDown(std::uint64_t r, bool leaves) {
   // past: so what is unread goes the same way.
   leave_ = !kshut_;
   const bool hand_back = MayHandBack();
-  FreezeLane(base::Reason::kPeerDemoted);
+  FreezeLane((flags & kFrameIdle) != 0 ? base::Reason::kIdleRings
+                                       : base::Reason::kPeerDemoted);
   leave_ = false;
   if (kshut_) return;
   switch (tx_) {

@@ -29,6 +29,7 @@ enum class FrameKind : std::uint8_t {
 enum : std::uint8_t {
   kFrameClosed = 1,  // with kFin: nobody will read
   kFrameLeaves = 2,  // with kLaneDown: of its own accord, not for a failure
+  kFrameIdle = 4,    // with kLaneDown: to give its memory back
 };
 
 constexpr std::size_t kFrameSize = 16;

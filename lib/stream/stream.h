@@ -360,7 +360,7 @@ class Stream {
   void Trigger(base::Reason reason);
   void FreezeLane(base::Reason reason);
   void SendLaneDown();
-  void OnLaneDown(std::uint64_t r, bool leaves);
+  void OnLaneDown(std::uint64_t r, std::uint8_t flags);
   void GoRaw(std::uint64_t from, bool with_frame);
   bool MayHandBack() const;
   void HandBack();

@@ -113,7 +113,7 @@ void Stream::OnFrame() {
     case FrameKind::kGot:
       return OnGot();
     case FrameKind::kLaneDown:
-      return OnLaneDown(frame.offset, (frame.flags & kFrameLeaves) != 0);
+      return OnLaneDown(frame.offset, frame.flags);
     case FrameKind::kRaw:
       // Rule 14.  A peer that goes raw from elsewhere than where we stopped has
       // lost bytes, or repeats them.

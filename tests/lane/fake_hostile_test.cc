@@ -292,6 +292,50 @@ TEST_P(Hostile, ALaneThatGoesTakesNoReceivesWithIt) {
 INSTANTIATE_TEST_SUITE_P(Ib, Hostile, testing::Values(false));
 INSTANTIATE_TEST_SUITE_P(Iwarp, Hostile, testing::Values(true));
 
+// Who has recorded a handshake, and sends it again, cannot say READY: what it
+// carries is made of what the other end has just said.
+TEST(Ready, WithoutItsProofThereIsNoLane) {
+  for (const bool right : {true, false}) {
+    FakeVerbs verbs({});
+    RdmaSide sides[2];
+    rdma_cm_id* ids[2];
+    verbs::Error error;
+    base::Reason why = base::Reason::kNone;
+    rdma::ReadyMac macs[2];
+    macs[0].fill(1);
+    macs[1].fill(2);
+    for (int i = 0; i < 2; ++i) {
+      ids[i] = verbs.NewId();
+      sides[i].domain =
+          rdma::Domain::Make(verbs.context(), &sides[i].board, &error);
+      ASSERT_NE(sides[i].domain, nullptr);
+      sides[i].domain->SetRingBytes(rdma::RingBytes(rdma::kBlockMin),
+                                    rdma::RingBytes(rdma::kBlockMin));
+      sides[i].lane =
+          sides[i].domain->CreateLane(ids[i], RdmaSide::kBell, &why, &error);
+      ASSERT_NE(sides[i].lane, nullptr);
+      sides[i].lane->SetReadyMacs(macs[i], macs[1 - i]);
+    }
+    // The last byte alone.
+    if (!right) macs[0][15] ^= 1;
+    sides[0].lane->SetReadyMacs(macs[0], macs[1]);
+    verbs.Connect(ids[0], ids[1]);
+    sides[0].lane->SetPeer(sides[1].lane->offer());
+    ASSERT_TRUE(sides[0].lane->SendReady());
+    bool ready = false;
+    for (int i = 0;
+         i < 2000 && !ready && sides[1].lane->State() == base::Reason::kNone;
+         ++i) {
+      ready = sides[1].lane->PeerReady();
+      ::usleep(500);
+    }
+    EXPECT_EQ(ready, right);
+    EXPECT_EQ(sides[1].lane->State(),
+              right ? base::Reason::kNone : base::Reason::kPeerKey);
+    for (RdmaSide& side : sides) side.lane.reset();
+  }
+}
+
 TEST(Offer, RefusesNonsense) {
   rdma::Offer good{};
   good.address = 0x10000 + 64;

@@ -188,7 +188,7 @@ class Peer {
     offer.bytes = rdma::RingBytes(rdma::kBlockMin);
     offer.messages = rdma::kMessages;
     if (ready) ready(&offer);
-    std::uint8_t text[rdma::kOfferSize];
+    std::uint8_t text[rdma::kReadySize] = {};
     rdma::EncodeOffer(offer, text);
     Message({ring::Kind::kSetup, ring::kFlagInline, sizeof text}, text,
             sizeof text);
@@ -433,7 +433,8 @@ const Attack kAttacks[] = {
      }},
     {"a second READY", true,
      [](Peer* p) {
-       p->Message({ring::Kind::kSetup, ring::kFlagInline, 32}, garbage, 32);
+       p->Message({ring::Kind::kSetup, ring::kFlagInline, rdma::kReadySize},
+                  garbage, rdma::kReadySize);
      }},
     {"wake-ups for nothing", true,
      [](Peer* p) {

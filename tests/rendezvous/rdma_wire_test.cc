@@ -49,7 +49,7 @@ const Req kReq{40000, 80, 7, MakeNonce(1)};
 TEST(RdmaWire, ReqByteByByte) {
   const ReqBytes bytes = EncodeReq(kReq, kTuple, {});
   const std::vector<std::uint8_t> right = {
-      'r', 'c', 's', 'r', 7, 1, 48, 0, 0x40, 0x9c, 80, 0,  7,  0,  0,  0,
+      'r', 'c', 's', 'r', 8, 1, 48, 0, 0x40, 0x9c, 80, 0,  7,  0,  0,  0,
       1,   2,   3,   4,   5, 6, 7,  8, 9,    10,   11, 12, 13, 14, 15, 16,
       0,   0,   0,   0,   0, 0, 0,  0, 0,    0,    0,  0,  0,  0,  0,  0};
   EXPECT_EQ(std::vector<std::uint8_t>(bytes.begin(), bytes.end()), right);
@@ -77,7 +77,7 @@ TEST(RdmaWire, RejByteByByte) {
   const RejBytes bytes =
       EncodeRej({RejCode::kRedirect, 0x1234}, kReq.nonce, {});
   const std::vector<std::uint8_t> right = {
-      'r', 'c', 's', 'r', 7, 3, 28, 0, 2, 0, 0x34, 0x12, 0, 0,
+      'r', 'c', 's', 'r', 8, 3, 28, 0, 2, 0, 0x34, 0x12, 0, 0,
       0,   0,   0,   0,   0, 0, 0,  0, 0, 0, 0,    0,    0, 0};
   EXPECT_EQ(std::vector<std::uint8_t>(bytes.begin(), bytes.end()), right);
 }
@@ -178,6 +178,33 @@ TEST(RdmaWire, KeysMustAgree) {
     }
   }
   EXPECT_FALSE(MakeClusterKey(nullptr, 0).set);
+}
+
+// It holds for one end of one handshake of one connection.
+TEST(RdmaWire, MacOfReady) {
+  const ClusterKey key = MakeKey('k');
+  stream::Nonce one;
+  stream::Nonce two;
+  one.fill(1);
+  two.fill(2);
+  const auto mac =
+      MacOfReady(stream::Role::kConnector, 7, kTuple, one, two, key);
+  EXPECT_EQ(mac,
+            MacOfReady(stream::Role::kConnector, 7, kTuple, one, two, key));
+  Tuple other = kTuple;
+  other.c_port = static_cast<std::uint16_t>(other.c_port ^ 1);
+  for (const auto& wrong :
+       {MacOfReady(stream::Role::kAcceptor, 7, kTuple, one, two, key),
+        MacOfReady(stream::Role::kConnector, 8, kTuple, one, two, key),
+        MacOfReady(stream::Role::kConnector, 7, other, one, two, key),
+        MacOfReady(stream::Role::kConnector, 7, kTuple, one, one, key),
+        MacOfReady(stream::Role::kConnector, 7, kTuple, two, two, key),
+        MacOfReady(stream::Role::kConnector, 7, kTuple, one, two, MakeKey('l')),
+        MacOfReady(stream::Role::kConnector, 7, kTuple, one, two, {})}) {
+    EXPECT_NE(mac, wrong);
+  }
+  EXPECT_EQ(MacOfReady(stream::Role::kConnector, 7, kTuple, one, two, {}),
+            lane::rdma::ReadyMac{});
 }
 
 TEST(RdmaWire, VersionsAndTruncation) {

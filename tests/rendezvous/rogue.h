@@ -80,7 +80,7 @@ class Rogue {
     return Next(&bytes).kind == ring::Kind::kSetup;
   }
   void SayReady() {
-    std::uint8_t text[lane::rdma::kOfferSize];
+    std::uint8_t text[lane::rdma::kReadySize] = {};
     lane::rdma::EncodeOffer(OurOffer(), text);
     Say(ring::Kind::kSetup, text, sizeof text);
   }

@@ -1,6 +1,7 @@
 #ifndef RCSOCK_LIB_LANE_RDMA_OFFER_H_
 #define RCSOCK_LIB_LANE_RDMA_OFFER_H_
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 
@@ -23,6 +24,11 @@ constexpr std::size_t kOfferSize = 32;  // on the wire, little-endian
 void EncodeOffer(const Offer& offer, std::uint8_t* to);
 // False: it makes no sense (sizes, alignment, a wrap).
 bool DecodeOffer(const std::uint8_t* from, Offer* offer);
+
+// READY: an offer, and a MAC that its sender can only make if it has the
+// cluster key and has heard what the receiver said last (zeros: no key).
+using ReadyMac = std::array<std::uint8_t, 16>;
+constexpr std::size_t kReadySize = kOfferSize + sizeof(ReadyMac);
 
 }  // namespace rcsock::lane::rdma
 

@@ -163,12 +163,18 @@ void QpLane::SetCookie(void* cookie) {
   poller_->board()->SetCookie(&mark_, cookie);
 }
 
+void QpLane::SetReadyMacs(const ReadyMac& mine, const ReadyMac& theirs) {
+  ready_mac_ = mine;
+  peers_ready_mac_ = theirs;
+}
+
 bool QpLane::SendReady() {
   if (State() != base::Reason::kNone) return false;
   ready_wanted_ = true;
   if (!tx_ || ready_sent_) return true;
-  std::uint8_t message[kOfferSize];
+  std::uint8_t message[kReadySize];
   EncodeOffer(offer(), message);
+  std::memcpy(message + kOfferSize, ready_mac_.data(), ready_mac_.size());
   ready_sent_ = PostControl(message, sizeof(message), ring::Kind::kSetup);
   return ready_sent_ && State() == base::Reason::kNone;
 }

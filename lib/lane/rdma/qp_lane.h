@@ -162,6 +162,7 @@ class QpLane final : public RdmaLane {
   Offer offer() const override;
   void SetPeer(const Offer& offer) override;
   void SetCookie(void* cookie) override;
+  void SetReadyMacs(const ReadyMac& mine, const ReadyMac& theirs) override;
   bool SendReady() override;
   bool PeerReady() override;
   void Nudge() override;
@@ -338,6 +339,8 @@ class QpLane final : public RdmaLane {
   Board::Mark mark_;
   bool ready_wanted_ = false;  // the conductor's, as the next one
   bool ready_sent_ = false;
+  ReadyMac ready_mac_{};
+  ReadyMac peers_ready_mac_{};
   struct Exposed {
     verbs::Mr mr;
     PinCount pin;

@@ -12,6 +12,12 @@
 
 namespace rcsock::lane::rdma {
 namespace {
+// In a time that does not tell how much of it is right.
+bool IsMac(const std::uint8_t* bytes, const ReadyMac& mac) {
+  std::uint8_t differs = 0;
+  for (std::size_t i = 0; i < mac.size(); ++i) differs |= bytes[i] ^ mac[i];
+  return differs == 0;
+}
 
 // Consumed messages after which the credit is written for its own sake.
 constexpr std::uint64_t kCreditDue = kMessages / 2;
@@ -390,11 +396,18 @@ void QpLane::OnReceive(std::uint32_t bits, const std::byte* bytes,
   if (imm.kind == ring::Kind::kSetup) {
     Offer offer;
     if (setup_seen_.load(std::memory_order_relaxed) ||
-        imm.flags != ring::kFlagInline || imm.length != kOfferSize ||
+        imm.flags != ring::kFlagInline || imm.length != kReadySize ||
         !DecodeOffer(reinterpret_cast<const std::uint8_t*>(RxSlot(number)),
                      &offer)) {
       latched_ = true;
       Lost(base::Reason::kProtocol);
+      return;
+    }
+    if (!IsMac(
+            reinterpret_cast<const std::uint8_t*>(RxSlot(number)) + kOfferSize,
+            peers_ready_mac_)) {
+      latched_ = true;
+      Lost(base::Reason::kPeerKey);
       return;
     }
     setup_ = offer;

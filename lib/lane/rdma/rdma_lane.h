@@ -21,6 +21,8 @@ class RdmaLane : public Lane {
   virtual void SetPeer(const Offer& offer) = 0;
   // The cookie of this lane's completions on the board; before SetNotify.
   virtual void SetCookie(void* cookie) = 0;
+  // What READY carries, of this end and of the peer: before either is sent.
+  virtual void SetReadyMacs(const ReadyMac& mine, const ReadyMac& theirs) = 0;
   // The connection is established and this end's stream adopted: tells the peer
   // (with our offer), who posts nothing before.  False: the lane is dead.
   virtual bool SendReady() = 0;

@@ -1,5 +1,7 @@
 #include "lib/lane/shm/link.h"
 
+#include <sys/mman.h>
+
 #include <bit>
 #include <new>
 #include <utility>
@@ -105,6 +107,11 @@ void Link::Scrub(int index) {
   }
   // Before the message that tells the peer to open it.
   FullFence();
+}
+
+void Link::Trim(int index) {
+  const StreamMemory memory = state_->stream(index);
+  ::madvise(memory.bytes, 2 * kRingBytes, MADV_REMOVE);
 }
 
 void Link::SetCookie(int index, void* cookie) {

@@ -42,6 +42,10 @@ class Link {
   base::UniqueFd AddSegment();
   // Side 1: checks size and seals.
   bool MapSegment(base::UniqueFd fd);
+  // Gives the pages of a stream's rings back to the kernel; neither side may
+  // have a lane there.  A peer can make it wait for as long as it likes: it is
+  // for a thread that nobody waits for.
+  void Trim(int index);
   int segments() const;
 
   // The peer's bells: its page, and eventfds as they become known.  Only the

@@ -14,6 +14,7 @@
 #include "lib/lane/iov_cursor.h"
 #include "lib/lane/read_landed.h"
 #include "lib/lane/shm/link_state.h"
+#include "lib/lane/shm/touched.h"
 
 namespace rcsock::lane::shm {
 namespace {
@@ -73,6 +74,16 @@ ShmLane::~ShmLane() {
   }
   link_->Close(index_);
   tables.Give(table_);
+  Touched::Add(-std::int64_t{touched_});
+}
+
+void ShmLane::Touch(std::uint32_t end) {
+  if (end <= touched_) [[likely]]
+    return;
+  const std::uint32_t before = touched_;
+  touched_ = (end + kPage - 1) / kPage * kPage;
+  Touched::Add(touched_ - before);
+  if (touched_ > Touched::kIdle) Touched::Grown();
 }
 
 Region ShmLane::RxRegion() const {
@@ -300,6 +311,7 @@ std::size_t ShmLane::PostRecord(const void* from, std::size_t length) {
   RecordCopy* const copy = CopyFor(length);
   const ring::Placement place = tx_.ReserveData(length);
   Slot& slot = TxSlot(place.number);
+  if ((place.imm.flags & ring::kFlagInline) == 0) Touch(place.offset + length);
   copy->Copy((place.imm.flags & ring::kFlagInline) != 0
                  ? slot.payload
                  : tx_bytes_ + place.offset,
@@ -328,6 +340,9 @@ std::size_t ShmLane::PostAny(const iovec* iov, int count, std::size_t skip,
     std::byte* to = (place.imm.flags & ring::kFlagInline) != 0
                         ? slot.payload
                         : tx_bytes_ + place.offset;
+    if ((place.imm.flags & ring::kFlagInline) == 0) {
+      Touch(place.offset + place.length);
+    }
     from.CopyOut(to, place.length,
                  [copy](std::byte* out, const std::byte* part, std::size_t n) {
                    copy->Copy(out, part, n);

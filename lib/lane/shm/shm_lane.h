@@ -94,6 +94,8 @@ class ShmLane final : public Lane {
   // before, and looks behind it.
   void Wish(std::uint32_t bits, int bell);
   bool RxPending() const override;
+  // How far its ring has been written to; the tx latch's.
+  std::uint32_t touched() const { return touched_; }
   std::uint32_t SleepToken(bool tx) const override;
   int SleepRx(std::uint32_t token, const timespec* timeout) override;
   int SleepTx(std::uint32_t token, const timespec* timeout) override;
@@ -107,6 +109,8 @@ class ShmLane final : public Lane {
   Left PeerLeft() const override;
 
  private:
+  // What is written ends there.
+  void Touch(std::uint32_t end);
   // Sleeps on a word of ours that the peer maps, while `token` is new.
   int Sleep(const std::atomic<std::uint32_t>& word, std::uint32_t token,
             const timespec* timeout) const;
@@ -308,6 +312,7 @@ class ShmLane final : public Lane {
   const std::byte* const rx_bytes_;
 
   // The tx latch's.
+  std::uint32_t touched_ = 0;  // how far the ring has been written to
   RecordCopy bulk_{RecordCopy::kBulk};
   RecordCopy alone_{RecordCopy::kAlone};
   std::atomic<const void*>* hint_ = nullptr;  // see KeepHint; null: nobody's

@@ -200,6 +200,9 @@ class Compiler {
     } else if (key == "max_pinned") {
       SetProcess(node, key,
                  fmt::format("pinned={}", BytesOf(node, "max_pinned")));
+    } else if (key == "max_shared") {
+      SetProcess(node, key,
+                 fmt::format("shared={}", BytesOf(node, "max_shared")));
     } else if (key == "max_ring") {
       const std::uint64_t bytes = BytesOf(node, "max_ring");
       if (bytes < base::kLeastMaxRing) {
