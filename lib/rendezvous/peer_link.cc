@@ -32,6 +32,8 @@ constexpr int kMostUnanswered = 32;
 // A number that has been free for so long is not likely to be used again at
 // once: its memory is given back.
 constexpr std::chrono::seconds kTrimAfter{2};
+// At one time.
+constexpr std::size_t kMostTrimmed = 256;
 
 struct Trim {
   Core* core;
@@ -200,12 +202,16 @@ base::Reason PeerLink::OpenNow(const std::shared_ptr<Session>& session,
     channel_->Send(message, &fd, 1);
     const int first = number * kSegmentStreams;
     slots_.resize(static_cast<std::size_t>(first) + kSegmentStreams);
-    for (int i = kSegmentStreams - 1; i >= 0; --i) free_.push_back(first + i);
+    for (int i = kSegmentStreams - 1; i >= 0; --i) {
+      free_.push_back({first + i, {}});
+    }
+    trimmed_ = free_.size();
   }
   auto message = NewMessage<OpenMsg>();
   if (!session->PrepareOpen(&message)) return base::Reason::kLaneError;
-  const int index = free_.back();
+  const int index = free_.back().index;
   free_.pop_back();
+  trimmed_ = std::min(trimmed_, free_.size());
   const std::uint32_t epoch = core_->NextEpoch();
   link_->Scrub(index);
   Slot& slot = slots_[static_cast<std::size_t>(index)];
@@ -289,34 +295,32 @@ void PeerLink::FreeIfDone(int index) {
   if (slot.used()) return;
   slot = Slot();
   if (!decider()) return;
-  free_.push_back(index);
-  freed_.push_back({index, std::chrono::steady_clock::now()});
-  if (freed_.size() == 1) TrimLater();
+  free_.push_back({index, std::chrono::steady_clock::now()});
+  TrimLater();
 }
 
 void PeerLink::TrimLater() {
+  if (trims_ || std::exchange(trims_later_, true)) return;
   trim_timer_.Start(kTrimAfter, weak_from_this(), &PeerLink::TrimNow);
 }
 
-// Numbers that nobody has wanted for a while.  Those that are free as long were
-// not used since: the last one to be freed is the first to be used again.
+// Numbers that nobody has wanted for a while.
 void PeerLink::TrimNow() {
+  trims_later_ = false;
   if (dead_ || trims_) return;
   const auto until = std::chrono::steady_clock::now() - kTrimAfter;
   auto trim = std::make_unique<Trim>();
-  while (!freed_.empty() && freed_.front().since <= until) {
-    const int index = freed_.front().index;
-    freed_.pop_front();
-    // (It may be in use, or have been freed once more.)
-    const bool again = std::any_of(
-        freed_.begin(), freed_.end(),
-        [index](const Freed& other) { return other.index == index; });
-    if (!again && std::erase(free_, index) > 0) {
-      trim->numbers.push_back(index);
-    }
+  const auto first = free_.begin() + static_cast<std::ptrdiff_t>(trimmed_);
+  auto last = first;
+  while (last != free_.end() && last->since <= until &&
+         trim->numbers.size() < kMostTrimmed) {
+    trim->numbers.push_back((last++)->index);
   }
-  if (!freed_.empty()) TrimLater();
-  if (trim->numbers.empty()) return;
+  free_.erase(first, last);
+  if (trim->numbers.empty()) {
+    if (free_.size() > trimmed_) TrimLater();
+    return;
+  }
   trim->core = core_;
   trim->link = weak_from_this();
   trim->memory = link_;
@@ -328,9 +332,9 @@ void PeerLink::TrimNow() {
 
 void PeerLink::Trimmed(const std::vector<int>& numbers) {
   trims_ = false;
-  // At the end that is used last.
-  free_.insert(free_.begin(), numbers.begin(), numbers.end());
-  if (!freed_.empty()) TrimLater();
+  for (const int number : numbers) free_.push_front({number, {}});
+  trimmed_ += numbers.size();
+  if (free_.size() > trimmed_) TrimLater();
 }
 
 void PeerLink::CloseOurs(int index, std::uint32_t epoch, base::Reason reason) {
@@ -357,7 +361,6 @@ void PeerLink::Die(base::Reason reason) {
   RCSOCK_LOG(1, "link lost: %s", base::ReasonKey(reason));
   timer_.Stop();
   trim_timer_.Stop();
-  freed_.clear();
   channel_->Close();
   link_->Kill(reason);
   core_->RemoveLink(this);

@@ -149,14 +149,17 @@ class PeerLink : public ChannelOwner,
   lane::BellMask announced_ = 0;  // bells the peer has been given
   lane::BellMask known_ = 0;      // bells of the peer that we have
   std::vector<Slot> slots_;
-  std::vector<int> free_;  // side 0; the last one is used first
-  // Of those, what has pages that are to be given back, since when it is free.
-  struct Freed {
+  // Side 0: numbers that nobody uses.  The last one to be freed is the first to
+  // be used again, so the oldest are in front; of those the first `trimmed_`
+  // have no pages.
+  struct Free {
     int index;
     std::chrono::steady_clock::time_point since;
   };
-  std::deque<Freed> freed_;  // the oldest first
-  bool trims_ = false;       // a thread does
+  std::deque<Free> free_;
+  std::size_t trimmed_ = 0;
+  bool trims_ = false;        // a thread does
+  bool trims_later_ = false;  // the timer runs
   Timer trim_timer_;
   int unanswered_ = 0;                             // side 0: slots
   std::vector<std::shared_ptr<Session>> pending_;  // side 0: until LINK_ACK
