@@ -23,6 +23,7 @@
 #include "lib/base/real.h"
 #include "lib/base/unique_fd.h"
 #include "lib/posix/epoll.h"
+#include "lib/posix/process.h"
 #include "lib/posix/signals.h"
 #include "lib/posix/sock.h"
 #include "lib/posix/spare.h"
@@ -41,8 +42,11 @@ void ResetOnClose(int number) {
   ::syscall(SYS_setsockopt, number, SOL_SOCKET, SO_LINGER, &now, sizeof now);
 }
 
+// (A filter of system calls may end the program for a call of ours: it has no
+// lane then, and its close is its own.)
 linger LingerOf(int number) {
   linger option{};
+  if (ProcessPinned() == Reason::kSandboxed) return option;
   socklen_t length = sizeof option;
   ::syscall(SYS_getsockopt, number, SOL_SOCKET, SO_LINGER, &option, &length);
   return option;
