@@ -374,6 +374,9 @@ void Session::OnAccept() {
     stranger_ = true;
     return WaitAccept();
   }
+  // The one before may have said it by now.
+  if (const auto before = channel_) before->Take();
+  if (state_ != State::kBinder && state_ != State::kHello) return;
   CloseChannel();
   from_binder_ = true;
   if (Talk(std::move(fd))) WaitAccept();
