@@ -1,6 +1,6 @@
 // usage: chat serve
 //        chat connect PORT COUNT
-//        chat fake silent|garbage|file|count|holes|version
+//        chat fake silent|garbage|file|count|holes|version|linger
 //
 // Connections for the tests of `rcsock stat`.  `serve` prints its port and
 // echoes.  `connect` makes COUNT connections; each line of stdin is a number of
@@ -25,6 +25,7 @@
 
 #include "lib/lane/shm/layout.h"
 #include "lib/posix/snapshot.h"
+#include "tests/base/lingering.h"
 
 namespace {
 
@@ -107,6 +108,10 @@ int Connect(int port, int count) {
 
 // What the reader gets a descriptor of.
 int Answer(const std::string& mode) {
+  if (mode == "linger") {  // its last close takes long
+    static auto& sockets = *new std::vector<rcsock::Lingering>;
+    return sockets.emplace_back(12).Take();
+  }
   if (mode == "file") return ::open("/dev/zero", O_RDONLY);
   const int fd = ::memfd_create("fake", MFD_ALLOW_SEALING);
   rcsock::posix::SnapshotHead head{};
@@ -160,10 +165,13 @@ int Fake(const std::string& mode) {
     rights->cmsg_level = SOL_SOCKET;
     rights->cmsg_type = SCM_RIGHTS;
     rights->cmsg_len = CMSG_LEN(sizeof(int));
-    const int answer = Answer(mode);
-    std::memcpy(CMSG_DATA(rights), &answer, sizeof answer);
-    ::sendmsg(fd, &message, MSG_NOSIGNAL);
-    ::close(answer);
+    // One that is taken, and one that stays in the reader's queue.
+    for (int times = mode == "linger" ? 2 : 1; times > 0; --times) {
+      const int answer = Answer(mode);
+      std::memcpy(CMSG_DATA(rights), &answer, sizeof answer);
+      ::sendmsg(fd, &message, MSG_NOSIGNAL);
+      ::close(answer);
+    }
     ::close(fd);
   }
 }

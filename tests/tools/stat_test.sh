@@ -267,7 +267,7 @@ if [[ -w /dev/full ]]; then
 fi
 
 # --- Processes that lie ----------------------------------------------------------
-for mode in silent garbage file count holes version; do
+for mode in silent garbage file count holes version linger; do
   "$chat" fake "$mode" >fake.txt &
   liar=$!
   for ((i = 0; i < 1000; i++)); do
