@@ -134,11 +134,14 @@ int Sock::CloseLast(int number, const Successor& next) {
   // would while a call of the conductor's for one that seeks holds the file.
   const bool sought = seeking_.load(std::memory_order_seq_cst);
   // What SO_LINGER asks for is done once no latch is held: until then this
-  // number is not the last.  (Without room for another one nobody waits.)
+  // number is not the last.  (Without room for another one nobody waits, and
+  // nobody waits in the conductor's thread, which closes what was closed while
+  // it was in use.)
   const linger asked = LingerOf(number);
   int lingering = -1;
   if (Waits(asked) && EndsHere()) {
-    lingering = base::CopyHighForParent(number);
+    const bool may_wait = conductor == nullptr || !conductor->OnThread();
+    if (may_wait) lingering = base::CopyHighForParent(number);
     if (lingering < 0) SetLinger(number, false, 0);
   }
   tx_latch.lock();
