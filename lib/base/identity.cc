@@ -8,6 +8,8 @@
 #include <cstdio>
 #include <cstdlib>
 
+#include "lib/base/unique_fd.h"
+
 namespace rcsock::base {
 namespace {
 
@@ -17,11 +19,11 @@ constinit std::atomic<uid_t> overflow{65534};
 // The beginning of a file of /proc; false: there is none.
 template <std::size_t size>
 bool ReadText(const char* path, char (&text)[size]) {
-  const long fd =
-      ::syscall(SYS_openat, AT_FDCWD, path, O_RDONLY | O_CLOEXEC, 0);
-  if (fd < 0) return false;
-  const long n = ::syscall(SYS_read, fd, text, size - 1);
-  ::syscall(SYS_close, fd);
+  const UniqueFd file(OpenHigh([path] {
+    return ::syscall(SYS_openat, AT_FDCWD, path, O_RDONLY | O_CLOEXEC, 0);
+  }));
+  if (!file.ok()) return false;
+  const long n = ::syscall(SYS_read, file.get(), text, size - 1);
   text[n > 0 ? n : 0] = '\0';
   return n > 0;
 }

@@ -10,17 +10,19 @@
 #include <cstring>
 #include <string_view>
 
+#include "lib/base/unique_fd.h"
+
 namespace rcsock::base {
 namespace {
 
 constexpr std::uint64_t kNone = ~std::uint64_t{0};
 
 std::string_view Read(const char* path, char* text, std::size_t size) {
-  const long fd =
-      ::syscall(SYS_openat, AT_FDCWD, path, O_RDONLY | O_CLOEXEC, 0);
-  if (fd < 0) return {};
-  const long n = ::syscall(SYS_read, fd, text, size);
-  ::syscall(SYS_close, fd);
+  const UniqueFd file(OpenHigh([path] {
+    return ::syscall(SYS_openat, AT_FDCWD, path, O_RDONLY | O_CLOEXEC, 0);
+  }));
+  if (!file.ok()) return {};
+  const long n = ::syscall(SYS_read, file.get(), text, size);
   return {text, n > 0 ? static_cast<std::size_t>(n) : 0};
 }
 
