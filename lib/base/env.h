@@ -13,7 +13,7 @@ inline bool MorePrivilegedThanCaller() { return ::getauxval(AT_SECURE) != 0; }
 
 // A variable of the environment; null: there is none, or it is that of a caller
 // with fewer rights.  Nothing in lib and preload reads the environment another
-// way (tests/base/env_test.sh).
+// way (tests/posix/privilege_test).
 inline const char* Env(const char* name) { return ::secure_getenv(name); }
 
 }  // namespace rcsock::base

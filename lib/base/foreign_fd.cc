@@ -4,6 +4,7 @@
 #include <poll.h>
 #include <signal.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -118,16 +119,31 @@ void ForeignFdForkUnlock(bool child) {
 bool ForeignFd::Harmless() const {
   // Only memory has seals.
   if (::syscall(SYS_fcntl, fd_, F_GET_SEALS) >= 0) return true;
+  const long flags = ::syscall(SYS_fcntl, fd_, F_GETFL);
+  if (flags >= 0 && (flags & O_PATH) != 0) return true;
   char path[48] = "/proc/thread-self/fd/";
   const std::size_t prefix = std::strlen(path);
   *std::to_chars(path + prefix, path + sizeof path - 1, fd_).ptr = '\0';
   char target[64];
   const long length = ::syscall(SYS_readlink, path, target, sizeof target);
-  // Without /proc there is no telling; such a file comes only from a process of
-  // our own uid.
-  if (length < 0) return errno == ENOENT || errno == EACCES;
+  if (length < 0) {
+    // No /proc.  What has no type is none of a file system's.  (By what the
+    // kernel has at hand: a file system could take its time.)
+    struct statx found {};
+    return ::syscall(SYS_statx, fd_, "", AT_EMPTY_PATH | AT_STATX_DONT_SYNC,
+                     STATX_TYPE, &found) == 0 &&
+           (found.stx_mode & S_IFMT) == 0;
+  }
   return std::string_view(target, static_cast<std::size_t>(length)) ==
          "anon_inode:[eventfd]";
+}
+
+void ForeignFd::Hide() {
+  if (Harmless()) {
+    fd_ = RelocateHigh(fd_);
+  } else {
+    KeepNumber(fd_);
+  }
 }
 
 void PeerSocket::RefuseFiles() {

@@ -7,10 +7,11 @@
 
 namespace rcsock::base {
 
-// The last close of a file may wait: for the peer of a TCP socket that lingers,
-// for the daemon of a FUSE file system.  Whoever made the file says for how
-// long.  So nothing that others wait for (the conductor, whoever holds a latch)
-// makes the last close of a file that somebody else has made.
+// A close may wait: the last one of a TCP socket that lingers for its peer, any
+// one of a file of FUSE or NFS for a daemon or a server.  Whoever made the file
+// says for how long.  So nothing that others wait for (the conductor, whoever
+// holds a latch) closes a file that somebody else has made, before it is known
+// to be harmless.
 
 // Closes the number in a thread that nobody waits for.  While such closes take
 // their time, the numbers stay open; a bounded number of threads waits.
@@ -44,10 +45,13 @@ class ForeignFd {
     const int old = std::exchange(fd_, fd);
     if (old >= 0) CloseElsewhere(old);
   }
-  // Its last close does not wait: memory, or an eventfd.
+  // No close of it waits: memory, an eventfd, or one that was opened by O_PATH.
   bool Harmless() const;
   // For one that is harmless; it is none any more.
   UniqueFd Vouch() { return UniqueFd(std::exchange(fd_, -1)); }
+  // Out of the application's way: a harmless one goes to the top of the range,
+  // any other keeps its number (to move it is to close that).
+  void Hide();
 
  private:
   int fd_ = -1;

@@ -126,12 +126,16 @@ void CloseRaw(int fd) {
   errno = saved;
 }
 
+void KeepNumber(int fd) {
+  ::syscall(SYS_fcntl, fd, F_SETFD, FD_CLOEXEC);
+  Mark(internal_fds, fd, true);
+}
+
 int RelocateHigh(int fd) {
   if (fd < 0) return fd;
   const long moved = ::syscall(SYS_fcntl, fd, F_DUPFD_CLOEXEC, Top());
   if (moved < 0) {
-    ::syscall(SYS_fcntl, fd, F_SETFD, FD_CLOEXEC);
-    Mark(internal_fds, fd, true);
+    KeepNumber(fd);
     return fd;
   }
   CloseRaw(fd);

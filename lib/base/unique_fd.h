@@ -19,6 +19,9 @@ void Disown(int fd);
 // new number; on failure `fd` itself, made close-on-exec.  -1 stays -1.
 int RelocateHigh(int fd);
 
+// It is rcsock's at the number that it has.
+void KeepNumber(int fd);
+
 // The same for one that no child of fork has a use for.
 int RelocateHighForParent(int fd);
 

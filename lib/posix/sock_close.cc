@@ -139,10 +139,11 @@ int Sock::CloseLast(int number, const Successor& next) {
   // it was in use.)
   const linger asked = LingerOf(number);
   int lingering = -1;
-  if (Waits(asked) && EndsHere()) {
-    const bool may_wait = conductor == nullptr || !conductor->OnThread();
-    if (may_wait) lingering = base::CopyHighForParent(number);
-    if (lingering < 0) SetLinger(number, false, 0);
+  const bool waits = Waits(asked) && EndsHere() &&
+                     (conductor == nullptr || !conductor->OnThread());
+  if (Waits(asked)) {
+    lingering = base::CopyHighForParent(number);
+    if (lingering < 0 && EndsHere()) SetLinger(number, false, 0);
   }
   tx_latch.lock();
   const bool adopted = mode() == Mode::kEngine;
@@ -239,7 +240,9 @@ int Sock::CloseLast(int number, const Successor& next) {
   rx_latch.unlock();
   tx_latch.unlock();
   Account();
-  if (lingering >= 0) Linger(lingering, asked.l_linger);
+  if (lingering >= 0 && waits) Linger(lingering, asked.l_linger);
+  // (It may be the last one all the same: others may have let go meanwhile.)
+  if (lingering >= 0 && !waits) base::CloseElsewhere(lingering);
   Unref();
   errno = error;
   return result;
@@ -260,7 +263,7 @@ void Sock::Linger(int number, int seconds) {
   const std::uint64_t deadline =
       base::NowNs() + static_cast<std::uint64_t>(seconds) * kSecond;
   timespec brief{0, 500'000};
-  for (;;) {
+  for (bool interrupted = false;;) {
     {
       Latched latched(this);
       const std::uint64_t now = base::NowNs();
@@ -276,10 +279,14 @@ void Sock::Linger(int number, int seconds) {
         }
         break;
       }
-      if (now >= deadline) break;
+      // The connection goes on without this call, and nobody waits for it any
+      // more.  (A signal ends it, as it ends the kernel's.)
+      if (now >= deadline || interrupted) {
+        SetLinger(number, false, 0);
+        break;
+      }
     }
-    // A signal ends it, as it ends the kernel's.
-    if (::syscall(SYS_nanosleep, &brief, nullptr) != 0) break;
+    interrupted = ::syscall(SYS_nanosleep, &brief, nullptr) != 0;
     brief.tv_nsec = std::min(2 * brief.tv_nsec, kLongestSleepNs);
   }
   base::CloseRaw(number);

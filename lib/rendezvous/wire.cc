@@ -57,7 +57,8 @@ Received Receive(int fd, Packet* packet) {
     for (std::size_t i = 0; i < count; ++i) {
       int received;
       std::memcpy(&received, CMSG_DATA(header) + i * sizeof(int), sizeof(int));
-      base::ForeignFd one(base::RelocateHigh(received));
+      base::ForeignFd one(received);
+      one.Hide();
       if (packet->fd_count < kMostReceived) {
         packet->fds[packet->fd_count++] = std::move(one);
       }

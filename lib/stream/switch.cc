@@ -113,6 +113,8 @@ void Stream::OnFrame() {
     case FrameKind::kGot:
       return OnGot();
     case FrameKind::kLaneDown:
+      // (Said once.)
+      if (lane_down_seen_) return Fail(base::Reason::kProtocol);
       return OnLaneDown(frame.offset, frame.flags);
     case FrameKind::kRaw:
       // Rule 14.  A peer that goes raw from elsewhere than where we stopped has
