@@ -19,11 +19,11 @@ void Disown(int fd);
 // new number; on failure `fd` itself, made close-on-exec.  -1 stays -1.
 int RelocateHigh(int fd);
 
-// It is rcsock's at the number that it has.
-void KeepNumber(int fd);
-
 // The same for one that no child of fork has a use for.
 int RelocateHighForParent(int fd);
+
+// It is rcsock's at the number that it has.
+void KeepNumber(int fd);
 
 // The kernel gives out the lowest number that is free, so a new descriptor of
 // rcsock's is for a moment where dup2 of the application may put something
