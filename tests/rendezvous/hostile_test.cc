@@ -392,23 +392,27 @@ TEST(Hostile, AStrangersFilesHoldUpNobody) {
     const pid_t stranger = Spawn([&] {
       ASSERT_EQ(::setresuid(23456, 23456, 23456), 0);
       ASSERT_TRUE(barrier.Meet(0));
-      ::usleep(20'000);  // the binder is at its name
       int sent = 0;
+      std::size_t tried = 0;
       std::vector<Lingering> sockets;
-      for (const std::string& text : AllNames()) {
-        sockaddr_un name{};
-        name.sun_family = AF_UNIX;
-        text.copy(name.sun_path + 1, sizeof name.sun_path - 1);
-        const auto length = static_cast<socklen_t>(
-            offsetof(sockaddr_un, sun_path) + 1 + text.size());
-        for (int k = 0; k < 3; ++k) {
+      // (The binder may not be at its name yet.)
+      for (int look = 0; look < 50 && (tried == 0 || (old_kernel && sent == 0));
+           ++look) {
+        for (const std::string& text : AllNames()) {
+          sockaddr_un name{};
+          name.sun_family = AF_UNIX;
+          text.copy(name.sun_path + 1, sizeof name.sun_path - 1);
+          const auto length = static_cast<socklen_t>(
+              offsetof(sockaddr_un, sun_path) + 1 + text.size());
           sockets.emplace_back(kLinger);
           const int fd = ::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK, 0);
           if (::connect(fd, reinterpret_cast<sockaddr*>(&name), length) == 0) {
+            ++tried;
             sent += sockets.back().SendTo(fd);
           }
           ::close(fd);
         }
+        ::usleep(10'000);
       }
       EXPECT_TRUE(sent > 0 || !old_kernel);
       EXPECT_TRUE(barrier.Meet(0));
@@ -428,9 +432,10 @@ TEST(Hostile, AStrangersFilesHoldUpNobody) {
       EXPECT_LT(Clock::now() - before, std::chrono::seconds(kLinger / 2));
       auto s = AcceptorSeeker(pair.acceptor);
       s->Start(conductor);
-      EXPECT_TRUE(c->Wait()) << base::ReasonKey(c->failed);
-      EXPECT_TRUE(s->Wait()) << base::ReasonKey(s->failed);
+      const bool met = c->Wait() && s->Wait();
       EXPECT_LT(Clock::now() - before, std::chrono::seconds(kLinger / 2));
+      // (Where the stranger took long the binder had given up by then.)
+      EXPECT_TRUE(met || Met(conductor, c, s));
       EXPECT_TRUE(barrier.Meet(1));
     });
     ExpectSuccess(stranger);
