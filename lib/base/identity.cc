@@ -40,6 +40,8 @@ void ReadUidMap() {
   all_mapped = ReadText("/proc/thread-self/uid_map", text) &&
                std::sscanf(text, "%lu %lu %lu", &first, &there, &count) == 3 &&
                first == 0 && count == kAll;
+  // (Then nobody goes by that name.)
+  if (all_mapped) return;
   if (ReadText("/proc/sys/kernel/overflowuid", text)) {
     overflow = static_cast<uid_t>(std::strtoul(text, nullptr, 10));
   }

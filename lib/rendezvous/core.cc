@@ -22,6 +22,7 @@
 #include "lib/base/identity.h"
 #include "lib/base/internal.h"
 #include "lib/base/memory_limit.h"
+#include "lib/lane/shm/touched.h"
 #include "lib/rendezvous/connection.h"
 #include "lib/rendezvous/peer_link.h"
 #include "lib/rendezvous/rdma.h"
@@ -96,8 +97,6 @@ void Core::Run() {
 
 bool Core::SetUp() {
   base::ReadUidMap();
-  max_shared = base::GetConfig().max_shared;
-  if (max_shared == 0) max_shared = base::MemoryLimit() / 4;
   Step hold(this);
   rlimit limit{};
   if (::getrlimit(RLIMIT_NOFILE, &limit) == 0 &&
@@ -133,6 +132,18 @@ bool Core::SetUp() {
   WaitAnchors();
   inspection_.Open();
   return true;
+}
+
+bool Core::SharedMemoryIsSpent() {
+  // So little is within any limit: most processes never ask for theirs, which
+  // takes some files to read.
+  constexpr std::uint64_t kLittle = 4 << 20;
+  const std::uint64_t configured = base::GetConfig().max_shared;
+  const std::uint64_t total = lane::shm::Touched::Total();
+  if (configured != 0) return total >= configured;
+  if (total < kLittle) return false;
+  if (max_shared_ == 0) max_shared_ = base::MemoryLimit() / 4;
+  return total >= max_shared_;
 }
 
 void Core::TearDown() {

@@ -68,6 +68,8 @@ class Core {
   void LookAtSelf();
   std::uint32_t NextEpoch();
   bool RandomBytes(void* to, std::size_t length);
+  // The rings of this process have as much memory as they may (max_shared).
+  bool SharedMemoryIsSpent();
   bool MayBind() const { return binders < max_binders; }
   // Of sessions that may bind when fewer others do.
   WaitingLine<Session> queue;
@@ -133,7 +135,6 @@ class Core {
   SocketDiag diag;
   int binders = 0;
   int max_binders = 256;
-  std::uint64_t max_shared = ~std::uint64_t{0};  // Config::max_shared
 
   struct LaneHome {
     std::weak_ptr<PeerLink> link;
@@ -179,7 +180,8 @@ class Core {
   // One session per end of a connection: both may be ours.
   std::unordered_map<Tuple, Session*, TupleHash> sessions_[2];
   std::vector<std::shared_ptr<PeerLink>> links_;
-  bool at_self_ = false;  // LookAtSelf is under way
+  std::uint64_t max_shared_ = 0;  // once it was asked for
+  bool at_self_ = false;          // LookAtSelf is under way
   std::unique_ptr<Rdma> rdma_;
   std::uint32_t epoch_ = 0;
   std::unordered_map<std::uint64_t, std::unique_ptr<boost::asio::steady_timer>>

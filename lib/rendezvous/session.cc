@@ -13,7 +13,6 @@
 #include "lib/base/config.h"
 #include "lib/base/identity.h"
 #include "lib/base/log.h"
-#include "lib/lane/shm/touched.h"
 #include "lib/rendezvous/cm.h"
 #include "lib/rendezvous/core.h"
 #include "lib/rendezvous/peer_link.h"
@@ -554,7 +553,7 @@ void Session::Adopted() {
   if (state_ != State::kAdopting || adopted_) return;
   if (cancelled()) return Fail(base::Reason::kNone, false);
   adopted_ = true;
-  if (lane::shm::Touched::Total() >= core_->max_shared) {
+  if (core_->SharedMemoryIsSpent()) {
     return Fail(base::Reason::kSharedMemory, false);
   }
   // The ring has to be there before the peer, told READY, posts.
