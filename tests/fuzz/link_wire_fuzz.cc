@@ -13,6 +13,7 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "lib/base/foreign_fd.h"
 #include "lib/rendezvous/wire.h"
 
 namespace {
@@ -72,7 +73,7 @@ bool Send(int fd, const std::uint8_t* bytes, std::size_t length, int fd_count) {
   msghdr message{};
   message.msg_iov = &iov;
   message.msg_iovlen = 1;
-  constexpr int kMost = 3 * kMaxFds;
+  constexpr int kMost = kMostReceived;
   alignas(cmsghdr) char control[CMSG_SPACE(kMost * sizeof(int))] = {};
   if (fd_count > 0) {
     const auto size = static_cast<std::size_t>(fd_count) * sizeof(int);
@@ -97,7 +98,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data,
   int ends[2];
   Must(::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) == 0);
   while (size >= 3) {
-    const int fd_count = data[0] % (3 * kMaxFds + 1);
+    const int fd_count = data[0] % (kMostReceived + 1);
     const std::size_t follow = data[1];
     // (What the input has not is 0.)
     const std::size_t given = std::min(follow, size - 3);
@@ -116,7 +117,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data,
     if (!Send(ends[0], bytes, length, fd_count)) break;
     Packet packet;
     const Received received = Receive(ends[1], &packet);
-    Must(packet.fd_count <= kMaxFds);
+    Must(packet.fd_count <= kMostReceived);
     if (length > kMaxPacket || fd_count > kMaxFds) {
       Must(received == Received::kMalformed);
     } else if (length == 0 && fd_count == 0) {
@@ -132,6 +133,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data,
   }
   ::close(ends[0]);
   ::close(ends[1]);
+  rcsock::base::AwaitCloses();
   Must(OpenDescriptors() == before);
   return 0;
 }
