@@ -22,9 +22,10 @@ constexpr int kMostInternal = 65536;
 using Set = std::atomic<std::uint64_t>[kMostInternal / 64];
 Set internal_fds;
 Set parent_fds;  // of them
+Set closing_fds;
 
 bool Has(const Set& set, int fd) {
-  return (set[fd / 64].load(std::memory_order_relaxed) >> (fd % 64) & 1) != 0;
+  return (set[fd / 64].load(std::memory_order_acquire) >> (fd % 64) & 1) != 0;
 }
 
 void Mark(Set& set, int fd, bool in) {
@@ -33,7 +34,8 @@ void Mark(Set& set, int fd, bool in) {
   if (in) {
     set[fd / 64].fetch_or(bit, std::memory_order_relaxed);
   } else if (Has(set, fd)) {
-    set[fd / 64].fetch_and(~bit, std::memory_order_relaxed);
+    // (IsInternalFdOrGone reads in the other order.)
+    set[fd / 64].fetch_and(~bit, std::memory_order_release);
   }
 }
 
@@ -114,16 +116,30 @@ bool IsInternalFd(int fd) {
   return fd >= 0 && fd < kMostInternal && Has(internal_fds, fd);
 }
 
+bool IsInternalFdOrGone(int fd) {
+  if (IsInternalFd(fd)) return true;
+  // Whoever has a new one has marked it by then.
+  const LowNumber marked;
+  // (Who closes one says so before it is no internal one any more.)
+  return IsInternalFd(fd) ||
+         (fd >= 0 && fd < kMostInternal && Has(closing_fds, fd)) ||
+         ::syscall(SYS_fcntl, fd, F_GETFD) < 0;
+}
+
 void Disown(int fd) {
   Mark(internal_fds, fd, false);
   Mark(parent_fds, fd, false);
 }
 
 void CloseRaw(int fd) {
+  const bool internal = IsInternalFd(fd);
+  if (internal) Mark(closing_fds, fd, true);
+  // Before the number can be another's.
   Disown(fd);
-  int saved = errno;
+  const int saved = errno;
   ::syscall(SYS_close, fd);
   errno = saved;
+  if (internal) Mark(closing_fds, fd, false);
 }
 
 void KeepNumber(int fd) {
@@ -150,6 +166,7 @@ int RelocateHighForParent(int fd) {
 }
 
 int CopyHigh(int fd) {
+  const LowNumber unmarked;
   long copy = ::syscall(SYS_fcntl, fd, F_DUPFD_CLOEXEC, Top());
   // (Above the limit's last: below it there may be one.)
   if (copy < 0) copy = ::syscall(SYS_fcntl, fd, F_DUPFD_CLOEXEC, 0);

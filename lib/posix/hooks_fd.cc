@@ -249,7 +249,7 @@ void closefrom(int first) {
   const int from = first < 0 ? 0 : first;
   if (hook::close_range(static_cast<unsigned>(from), ~0u, 0) == 0) return;
   const auto close_other = [](int fd) {
-    if (!base::IsInternalFd(fd)) hook::close(fd);
+    if (!base::IsInternalFdOrGone(fd)) hook::close(fd);
   };
   // As libc without close_range: of a million numbers few are open.
   if (base::EachDescriptor(from, close_other)) return;

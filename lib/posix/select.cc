@@ -37,13 +37,13 @@ int SelectTable(int count) {
   if (ProcessPinned() == base::Reason::kSandboxed) return count;
   const int saved = errno;
   const auto open = [](int fd) {
-    return !base::IsInternalFd(fd) && ::syscall(SYS_fcntl, fd, F_GETFD) >= 0;
+    return !base::IsInternalFdOrGone(fd);
   };
   int top = fd_high.load(std::memory_order_relaxed);
   if (open(count - 1)) {
     top = count - 1;  // a set that is as large as it has to be
   } else if (!base::EachDescriptor(known, [&](int fd) {
-               if (fd > top && !base::IsInternalFd(fd)) top = fd;
+               if (fd > top && !base::IsInternalFdOrGone(fd)) top = fd;
              })) {
     for (int fd = count - 1; fd > top; --fd) {
       if (open(fd)) top = fd;
