@@ -1,6 +1,6 @@
 // usage: chat serve
 //        chat connect PORT COUNT
-//        chat fake silent|garbage|file|count|holes|version|linger
+//        chat fake silent|garbage|file|count|holes|version|linger|stubborn
 //
 // Connections for the tests of `rcsock stat`.  `serve` prints its port and
 // echoes.  `connect` makes COUNT connections; each line of stdin is a number of
@@ -26,10 +26,13 @@
 #include "lib/lane/shm/layout.h"
 #include "lib/posix/snapshot.h"
 #include "tests/base/lingering.h"
+#include "tests/base/stubborn_file.h"
 
 namespace {
 
 constexpr std::size_t kBytes = 100;
+
+rcsock::StubbornFile* stubborn = nullptr;
 
 [[noreturn]] void Die(const char* what) {
   std::perror(what);
@@ -112,6 +115,7 @@ int Answer(const std::string& mode) {
     static auto& sockets = *new std::vector<rcsock::Lingering>;
     return sockets.emplace_back(12).Take();
   }
+  if (mode == "stubborn") return stubborn->get();  // no signal ends its close
   if (mode == "file") return ::open("/dev/zero", O_RDONLY);
   const int fd = ::memfd_create("fake", MFD_ALLOW_SEALING);
   rcsock::posix::SnapshotHead head{};
@@ -133,6 +137,13 @@ int Answer(const std::string& mode) {
 }
 
 int Fake(const std::string& mode) {
+  if (mode == "stubborn") {
+    stubborn = new rcsock::StubbornFile;
+    if (!stubborn->ok()) {
+      std::puts("none");
+      return 0;
+    }
+  }
   const int listener = ::socket(AF_UNIX, SOCK_SEQPACKET, 0);
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
@@ -170,7 +181,7 @@ int Fake(const std::string& mode) {
       const int answer = Answer(mode);
       std::memcpy(CMSG_DATA(rights), &answer, sizeof answer);
       ::sendmsg(fd, &message, MSG_NOSIGNAL);
-      ::close(answer);
+      if (mode != "stubborn") ::close(answer);
     }
     ::close(fd);
   }

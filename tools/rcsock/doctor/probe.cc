@@ -91,7 +91,7 @@ bool Look(int fd, posix::SnapshotStream* stream) {
   if (::getsockname(fd, reinterpret_cast<sockaddr*>(&name), &length) != 0) {
     return false;
   }
-  for (const ProcessPicture& process : AskAll(OfThisProcess())) {
+  for (const ProcessPicture& process : AskAll(OfThisProcess(), ::getpid())) {
     for (const StreamPicture& one : process.streams) {
       if (one.is.fd == fd) {
         *stream = one.is;

@@ -57,7 +57,7 @@ struct Question {
   std::uint64_t deadline_ns = 0;
 };
 
-Question Ask(const std::string& name, pid_t only) {
+Question Ask(const std::string& name, pid_t only, pid_t self) {
   Question question;
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
@@ -82,7 +82,7 @@ Question Ask(const std::string& name, pid_t only) {
   // (In a shell under `rcsock run` this is such a process, too; doctor's probe
   // asks for itself.)
   if ((::geteuid() != 0 && peer.uid != ::geteuid()) ||
-      (only != 0 ? peer.pid != only : peer.pid == ::getpid())) {
+      (only != 0 ? peer.pid != only : peer.pid == self)) {
     return question;
   }
   question.process.pid = peer.pid;
@@ -208,7 +208,7 @@ void AwaitAnswer(std::vector<Question>* questions, std::uint64_t* room) {
 
 }  // namespace
 
-std::vector<ProcessPicture> AskAll(const CollectOptions& options) {
+std::vector<ProcessPicture> AskAll(const CollectOptions& options, pid_t self) {
   const std::vector<std::string> names = Names();
   std::vector<ProcessPicture> found;
   std::vector<Question> open;
@@ -217,7 +217,7 @@ std::vector<ProcessPicture> AskAll(const CollectOptions& options) {
   // take nothing from theirs.
   for (std::size_t next = 0; next < names.size() || !open.empty();) {
     while (open.size() < kAtOnce && next < names.size()) {
-      Question question = Ask(names[next++], options.pid);
+      Question question = Ask(names[next++], options.pid, self);
       if (!question.wanted) continue;
       question.deadline_ns =
           base::NowNs() +

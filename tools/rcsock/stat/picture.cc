@@ -18,6 +18,7 @@
 #include "lib/rendezvous/address.h"
 #include "lib/verbs/verbs.h"
 #include "tools/rcsock/stat/ask.h"
+#include "tools/rcsock/stat/ask_apart.h"
 #include "tools/rcsock/stat/kernel.h"
 
 namespace rcsock::tools {
@@ -84,7 +85,10 @@ class Guess {
 
 Picture Collect(const CollectOptions& options) {
   Picture picture;
-  picture.processes = AskAll(options);
+  // Of itself a process need not be wary; what it forked would have its
+  // streams.
+  picture.processes = options.pid == ::getpid() ? AskAll(options, options.pid)
+                                                : AskAllApart(options);
   const auto known = [&](pid_t pid) {
     return std::any_of(picture.processes.begin(), picture.processes.end(),
                        [pid](const auto& one) { return one.pid == pid; });

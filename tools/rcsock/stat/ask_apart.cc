@@ -1,0 +1,155 @@
+#include "tools/rcsock/stat/ask_apart.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdint>
+#include <string>
+#include <utility>
+
+#include "lib/base/clock.h"
+#include "lib/base/unique_fd.h"
+#include "tools/rcsock/stat/ask.h"
+
+namespace rcsock::tools {
+namespace {
+
+// What goes over the pipe for a process; its trouble and its streams follow.
+struct Record {
+  pid_t pid = 0;  // 0: there are no more
+  uid_t uid = 0;
+  Source source = Source::kSilent;
+  std::uint32_t trouble_size = 0;
+  std::uint64_t stream_count = 0;
+  posix::SnapshotHead total{};
+};
+
+bool WriteAll(int fd, const void* bytes, std::size_t length) {
+  const auto* at = static_cast<const char*>(bytes);
+  while (length > 0) {
+    const ssize_t n = ::write(fd, at, length);
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) return false;
+    at += n;
+    length -= static_cast<std::size_t>(n);
+  }
+  return true;
+}
+
+bool Tell(int fd, const ProcessPicture& process) {
+  Record record;
+  record.pid = process.pid;
+  record.uid = process.uid;
+  record.source = process.source;
+  record.trouble_size = static_cast<std::uint32_t>(process.trouble.size());
+  record.stream_count = process.streams.size();
+  record.total = process.total;
+  if (!WriteAll(fd, &record, sizeof record) ||
+      !WriteAll(fd, process.trouble.data(), process.trouble.size())) {
+    return false;
+  }
+  for (const StreamPicture& stream : process.streams) {
+    if (!WriteAll(fd, &stream.is, sizeof stream.is)) return false;
+  }
+  return true;
+}
+
+// The child, which keeps nothing of its parent's: somebody may wait for the end
+// of that one's output.
+[[noreturn]] void AskAndTell(const CollectOptions& options, pid_t self,
+                             int pipe) {
+  constexpr int kPipe = 3;
+  if (::dup2(pipe, kPipe) != kPipe) ::_exit(1);
+  ::close_range(kPipe + 1, ~0u, 0);
+  const int null = ::open("/dev/null", O_RDWR);
+  for (int fd = 0; fd < kPipe; ++fd) ::dup2(null, fd);
+  ::signal(SIGPIPE, SIG_IGN);
+  for (const ProcessPicture& process : AskAll(options, self)) {
+    if (!Tell(kPipe, process)) ::_exit(1);
+  }
+  const Record end;
+  WriteAll(kPipe, &end, sizeof end);
+  ::_exit(0);
+}
+
+// The parent's end.
+class Hearing {
+ public:
+  Hearing(int fd, int patience_ms) : fd_(fd), patience_ms_(patience_ms) {}
+
+  bool gave_up() const { return gave_up_; }
+
+  // False: it has ended, or nothing has come for too long.
+  bool Read(void* bytes, std::size_t length) {
+    auto* at = static_cast<char*>(bytes);
+    while (length > 0) {
+      const std::uint64_t end =
+          base::NowNs() + static_cast<std::uint64_t>(patience_ms_) * 1'000'000;
+      pollfd one{fd_, POLLIN, 0};
+      while (::poll(&one, 1, patience_ms_) < 0) {
+        if (errno != EINTR || base::NowNs() >= end) break;
+      }
+      if (one.revents == 0) {
+        gave_up_ = true;
+        return false;
+      }
+      const ssize_t n = ::read(fd_, at, length);
+      if (n < 0 && errno == EINTR) continue;
+      if (n <= 0) return false;
+      at += n;
+      length -= static_cast<std::size_t>(n);
+    }
+    return true;
+  }
+
+  bool Read(ProcessPicture* process) {
+    Record record;
+    if (!Read(&record, sizeof record) || record.pid == 0) return false;
+    process->pid = record.pid;
+    process->uid = record.uid;
+    process->source = record.source;
+    process->total = record.total;
+    process->trouble.resize(record.trouble_size);
+    process->streams.resize(record.stream_count);
+    if (!Read(process->trouble.data(), process->trouble.size())) return false;
+    for (StreamPicture& stream : process->streams) {
+      if (!Read(&stream.is, sizeof stream.is)) return false;
+    }
+    return true;
+  }
+
+ private:
+  const int fd_;
+  const int patience_ms_;
+  bool gave_up_ = false;
+};
+
+}  // namespace
+
+std::vector<ProcessPicture> AskAllApart(const CollectOptions& options) {
+  const pid_t self = ::getpid();
+  int ends[2];
+  if (::pipe2(ends, O_CLOEXEC) != 0) return {};
+  base::UniqueFd from(ends[0]);
+  base::UniqueFd to(ends[1]);
+  // Nobody waits for it.
+  ::signal(SIGCHLD, SIG_IGN);
+  const pid_t child = ::fork();
+  if (child < 0) return {};
+  if (child == 0) AskAndTell(options, self, to.get());
+  to.reset();
+  // It tells when it has asked all, which are many, a group at a time.
+  constexpr int kMoreMs = 60'000;
+  Hearing hearing(from.get(), options.timeout_ms + kMoreMs);
+  std::vector<ProcessPicture> found;
+  for (ProcessPicture process; hearing.Read(&process); process = {}) {
+    found.push_back(std::move(process));
+  }
+  if (hearing.gave_up()) ::kill(child, SIGKILL);
+  return found;
+}
+
+}  // namespace rcsock::tools
