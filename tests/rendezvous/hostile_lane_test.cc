@@ -14,6 +14,7 @@
 #include <filesystem>
 #include <fstream>
 #include <memory>
+#include <random>
 #include <thread>
 #include <vector>
 
@@ -65,7 +66,8 @@ struct Server {
   pid_t pid = -1;
   std::uint16_t port = 0;
 
-  Server() {
+  // `key_file`: of the cluster; null: none.
+  explicit Server(const char* key_file = nullptr) {
     int out[2];
     EXPECT_EQ(::pipe2(out, O_CLOEXEC), 0);
     pid = ::fork();
@@ -75,6 +77,7 @@ struct Server {
       ::setenv("LD_PRELOAD", shim.c_str(), 1);
       ::setenv("RCSOCK_LANES", "rdma", 1);
       ::setenv("RCSOCK_PROMOTE_OPS", "2", 1);
+      if (key_file != nullptr) ::setenv("RCSOCK_KEY_FILE", key_file, 1);
       ::execl(self.c_str(), self.c_str(), "server", nullptr);
       ::_exit(127);
     }
@@ -155,45 +158,118 @@ class Peer {
 
   // Up to the point where the server has the lane: REQ, REP, both READYs.
   // `ready`: what we say there of our ring.
-  bool Open(const std::function<void(rdma::Offer*)>& ready = nullptr) {
+  // `key`: of the cluster; `mac`: what READY proves it with, for the fresh
+  // values of the two ends.
+  using MacOf = rdma::ReadyMac (*)(const Tuple&, const Req&, const Rep&,
+                                   const ClusterKey&);
+  bool Open(const std::function<void(rdma::Offer*)>& ready = nullptr,
+            const ClusterKey& key = {}, MacOf mac = nullptr) {
     const Tuple tuple = OurTuple();
     const auto limit = Clock::now() + milliseconds(20'000);
-    for (std::uint8_t i = 1;; ++i) {
+    Req req;
+    for (;;) {
       if (Clock::now() > limit) return false;
       for (int k = 0; k < 4; ++k) EXPECT_TRUE(Echo());
       Drop();
       raw_ = std::make_unique<RawCm>(64);
-      Req req{tuple.c_port, tuple.s_port, 9, {}};
+      req = Req{tuple.c_port, tuple.s_port, 9, {}};
       EXPECT_EQ(::getrandom(req.nonce.data(), req.nonce.size(), 0), 16);
-      const ReqBytes bytes = EncodeReq(req, tuple, {});
+      const ReqBytes bytes = EncodeReq(req, tuple, key);
       const RawCm::Event event =
           raw_->Connect(service_, bytes.data(), bytes.size());
       if (event.type != RDMA_CM_EVENT_ESTABLISHED) continue;
       EXPECT_EQ(
           DecodeRep(reinterpret_cast<const std::uint8_t*>(event.data.data()),
-                    event.data.size(), tuple, req.nonce, {}, &rep_),
+                    event.data.size(), tuple, req.nonce, key, &rep_),
           Parsed::kOk);
       break;
     }
-    rdma_cm_id* id = raw_->id();
-    mr_ = (verbs::calls.ibv_reg_mr)(
-        id->pd, memory_.get(), sizeof(Memory),
-        IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
-    if (mr_ == nullptr) return false;
-    for (int i = 0; i < 48; ++i) Receive();
-    rdma::Offer offer{};
-    offer.address = Address(memory_->block) + rdma::kSlotsAt;
-    offer.credit = Address(memory_->block);
-    offer.key = mr_->rkey;
-    offer.bytes = rdma::RingBytes(rdma::kBlockMin);
-    offer.messages = rdma::kMessages;
+    if (!Register()) return false;
+    rdma::Offer offer = OurOffer();
     if (ready) ready(&offer);
     std::uint8_t text[rdma::kReadySize] = {};
     rdma::EncodeOffer(offer, text);
+    if (mac != nullptr) {
+      const rdma::ReadyMac proof = mac(tuple, req, rep_, key);
+      std::memcpy(text + rdma::kOfferSize, proof.data(), proof.size());
+    }
     Message({ring::Kind::kSetup, ring::kFlagInline, sizeof text}, text,
             sizeof text);
     if (ready) return true;
     return NextImm().kind == ring::Kind::kSetup;
+  }
+
+  // The same, and on from there, with something broken at any place, or
+  // nothing.  How far it came.
+  enum Stage { kNoAnswer, kAnswered, kSpoke, kReadied, kStages };
+  Stage OpenBroken(std::mt19937_64* random) {
+    const auto below = [random](std::uint64_t n) { return (*random)() % n; };
+    const auto spoil = [&](std::uint8_t* bytes, std::size_t size) {
+      for (std::uint64_t k = below(3); k > 0; --k) {
+        bytes[below(size)] ^= static_cast<std::uint8_t>(1u << below(8));
+      }
+    };
+    const Tuple tuple = OurTuple();
+    for (int tries = 0;; ++tries) {
+      if (tries == 20) return kNoAnswer;
+      for (int k = 0; k < 4; ++k) EXPECT_TRUE(Echo());
+      Drop();
+      raw_ = std::make_unique<RawCm>(64);
+      constexpr std::uint32_t kEpochs[] = {0, 1, 9, 1u << 31, ~0u};
+      Req req{tuple.c_port, tuple.s_port, kEpochs[below(5)], {}};
+      for (auto& byte : req.nonce) byte = static_cast<std::uint8_t>(below(256));
+      ReqBytes bytes = EncodeReq(req, tuple, {});
+      std::size_t size = bytes.size();
+      if (below(4) == 0) spoil(bytes.data(), size);
+      if (below(16) == 0) size = below(size);
+      const RawCm::Event event = raw_->Connect(service_, bytes.data(), size);
+      if (event.type != RDMA_CM_EVENT_ESTABLISHED) continue;
+      if (DecodeRep(reinterpret_cast<const std::uint8_t*>(event.data.data()),
+                    event.data.size(), tuple, req.nonce, {},
+                    &rep_) == Parsed::kOk) {
+        break;
+      }
+    }
+    if (!Register() || below(10) == 0) return kAnswered;
+    const auto noise = [&] {
+      std::uint8_t bytes[256];
+      for (auto& byte : bytes) byte = static_cast<std::uint8_t>(below(256));
+      const std::size_t length = below(2) == 0 ? below(60) : below(250);
+      const ring::Imm imm{
+          static_cast<ring::Kind>(below(8)),
+          static_cast<std::uint8_t>(below(8)),
+          static_cast<std::uint32_t>(below(3) == 0 ? below(1 << 20) : length)};
+      switch (below(4)) {
+        case 0:
+          return Write(ring::Encode(imm),
+                       rep_.offer.address + below(2 * rdma::kBlockMin), bytes,
+                       length);
+        case 1:
+          return CreditWord(below(2) == 0 ? (*random)() : below(100));
+        default:
+          return Message(imm, bytes, length);
+      }
+    };
+    if (below(4) == 0) {
+      for (std::uint64_t k = 1 + below(4); k > 0; --k) noise();
+      if (below(2) == 0) return kSpoke;
+    }
+    rdma::Offer offer = OurOffer();
+    if (below(4) == 0) {
+      offer.bytes >>= below(32);
+      offer.messages = static_cast<decltype(offer.messages)>(below(1000));
+    }
+    std::uint8_t text[rdma::kReadySize] = {};
+    rdma::EncodeOffer(offer, text);
+    if (below(4) == 0) spoil(text, sizeof text);
+    const std::size_t length = below(8) == 0 ? below(sizeof text) : sizeof text;
+    for (std::uint64_t k = below(8) == 0 ? 2 : 1; k > 0; --k) {
+      Message({ring::Kind::kSetup, ring::kFlagInline,
+               static_cast<std::uint32_t>(length)},
+              text, length);
+    }
+    for (std::uint64_t k = below(6); k > 0; --k) noise();
+    return kReadied;
   }
 
   // A message in the next slot, or (not inline) in the ring.
@@ -298,6 +374,23 @@ class Peer {
 
   static std::uint64_t Address(const void* at) {
     return reinterpret_cast<std::uintptr_t>(at);
+  }
+  bool Register() {
+    mr_ = (verbs::calls.ibv_reg_mr)(
+        raw_->id()->pd, memory_.get(), sizeof(Memory),
+        IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
+    if (mr_ == nullptr) return false;
+    for (int i = 0; i < 48; ++i) Receive();
+    return true;
+  }
+  rdma::Offer OurOffer() const {
+    rdma::Offer offer{};
+    offer.address = Address(memory_->block) + rdma::kSlotsAt;
+    offer.credit = Address(memory_->block);
+    offer.key = mr_->rkey;
+    offer.bytes = rdma::RingBytes(rdma::kBlockMin);
+    offer.messages = rdma::kMessages;
+    return offer;
   }
   void Receive() {
     const std::uint64_t n = receives_++ % 64;
@@ -534,6 +627,91 @@ TEST_F(HostileLane, TheStreamGoesOnAndNothingLeaks) {
   EXPECT_EQ(after, before) << "cm_id, qp, mr, cq, pd, descriptors, threads";
   EXPECT_LT(server.Kib("VmRSS:"), memory + 4096);
   EXPECT_LE(server.Kib("VmPin:"), pinned);
+}
+
+rdma::ReadyMac RightMac(const Tuple& tuple, const Req& req, const Rep& rep,
+                        const ClusterKey& key) {
+  return MacOfReady(stream::Role::kConnector, req.epoch, tuple, req.nonce,
+                    rep.nonce, key);
+}
+
+// Who has recorded a handshake and plays it again to a process that has never
+// seen it has the REQ's MAC, and a READY's for what the acceptor said then.
+TEST_F(HostileLane, ARecordedHandshakeProvesNothing) {
+  const std::string name =
+      ::testing::TempDir() + "key" + std::to_string(::getpid());
+  const std::string secret(48, 'k');
+  std::ofstream(name) << secret;
+  const ClusterKey key = MakeClusterKey(
+      reinterpret_cast<const std::uint8_t*>(secret.data()), secret.size());
+  {
+    const Server server(name.c_str());
+    ASSERT_NE(server.port, 0);
+    {
+      Peer peer(server);
+      EXPECT_TRUE(peer.Open(nullptr, key, &RightMac));
+    }
+    const auto waits = [](rdma::Offer*) {};
+    const Peer::MacOf macs[] = {nullptr,
+                                [](const Tuple& tuple, const Req& req,
+                                   const Rep& rep, const ClusterKey& of) {
+                                  Rep then = rep;
+                                  then.nonce[3] ^= 1;
+                                  return RightMac(tuple, req, then, of);
+                                },
+                                // Its own, sent back.
+                                [](const Tuple& tuple, const Req& req,
+                                   const Rep& rep, const ClusterKey& of) {
+                                  return MacOfReady(stream::Role::kAcceptor,
+                                                    req.epoch, tuple, req.nonce,
+                                                    rep.nonce, of);
+                                }};
+    for (const Peer::MacOf mac : macs) {
+      Peer peer(server);
+      ASSERT_TRUE(peer.Open(waits, key, mac));
+      EXPECT_TRUE(peer.Ended());
+      EXPECT_TRUE(peer.Echo());
+      EXPECT_TRUE(server.Alive());
+    }
+  }
+  ::unlink(name.c_str());
+}
+
+// A peer that knows the whole meeting breaks any message of it.
+TEST_F(HostileLane, TheMeetingBrokenAnywhere) {
+  const Server server;
+  ASSERT_NE(server.port, 0);
+  { EXPECT_TRUE(Peer(server).Open()); }
+  const int before = server.Fds();
+  int came[Peer::kStages] = {};
+  constexpr int kRounds = 120;
+  for (int round = 0; round < kRounds; ++round) {
+    SCOPED_TRACE(round);
+    std::mt19937_64 random(static_cast<std::uint64_t>(round) + 1);
+    {
+      Peer peer(server);
+      ++came[peer.OpenBroken(&random)];
+      // (It may have said that it takes the lane, so this is not for sure.)
+      if (random() % 2 == 0) peer.Echo();
+    }
+    ASSERT_TRUE(server.Alive());
+    if (round % 20 == 19) {
+      Peer peer(server);
+      ASSERT_TRUE(peer.Open());
+      EXPECT_TRUE(peer.Echo());
+    }
+  }
+  std::printf("no answer %d, answered %d, spoke %d, readied %d\n",
+              came[Peer::kNoAnswer], came[Peer::kAnswered], came[Peer::kSpoke],
+              came[Peer::kReadied]);
+  EXPECT_GT(came[Peer::kReadied], kRounds / 4);
+  EXPECT_GT(came[Peer::kSpoke], 0);
+  int after = server.Fds();
+  for (auto limit = Clock::now() + milliseconds(20'000);
+       after > before && Clock::now() < limit; after = server.Fds()) {
+    std::this_thread::sleep_for(milliseconds(10));
+  }
+  EXPECT_LE(after, before);
 }
 
 }  // namespace
