@@ -17,6 +17,10 @@
 #include "lib/base/identity.h"
 #include "lib/rendezvous/core.h"
 
+#ifndef SO_NETNS_COOKIE
+#define SO_NETNS_COOKIE 71
+#endif
+
 namespace rcsock::rendezvous {
 namespace {
 
@@ -55,9 +59,21 @@ Channel::Channel(Core* core, base::PeerSocket fd, bool accepted)
   const long r = ::syscall(accepted ? SYS_getpeername : SYS_getsockname,
                            fd_.get(), address, &length);
   constexpr socklen_t kPath = offsetof(sockaddr_un, sun_path);
-  if (r != 0 || length <= kPath || length > sizeof name) return;
+  // A name of the file system is no socket's own: it can be unlinked and given
+  // again.
+  if (r != 0 || length <= kPath || length > sizeof name ||
+      name.sun_path[0] != '\0') {
+    return;
+  }
   name_length_ = length - kPath;
   std::memcpy(name_, name.sun_path, name_length_);
+  // One that is in every network namespace once.  (0 before Linux 5.14.)
+  std::uint64_t space = 0;
+  socklen_t size = sizeof space;
+  ::syscall(SYS_getsockopt, fd_.get(), SOL_SOCKET, SO_NETNS_COOKIE, &space,
+            &size);
+  std::memcpy(name_ + name_length_, &space, sizeof space);
+  name_length_ += sizeof space;
 }
 
 // (Neither call of Asio throws on a descriptor or a timer that is open.)

@@ -86,7 +86,7 @@ class Channel : public std::enable_shared_from_this<Channel> {
   Core* core_;
   base::PeerSocket fd_;
   const uid_t peer_uid_;
-  std::uint8_t name_[sizeof(sockaddr_un::sun_path)];
+  std::uint8_t name_[sizeof(sockaddr_un::sun_path) + sizeof(std::uint64_t)];
   std::size_t name_length_ = 0;
   std::uint32_t peer_thread_ = 0;
   boost::asio::posix::stream_descriptor descriptor_;

@@ -339,7 +339,24 @@ std::shared_ptr<PeerLink> Core::FindOffer(const Tuple& tuple,
   return nullptr;
 }
 
+void Core::EndVainLinks() {
+  constexpr auto kInVain = std::chrono::seconds(10);
+  constexpr rlim_t kPart = 32;  // of the descriptors: a link has some
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+  const auto now = std::chrono::steady_clock::now();
+  rlim_t waiting = 0;
+  const auto links = links_;
+  for (auto it = links.rbegin(); it != links.rend(); ++it) {
+    if ((*it)->delivered()) continue;
+    if (++waiting > limit.rlim_cur / kPart || (*it)->begun() + kInVain < now) {
+      (*it)->Die(base::Reason::kTooMany);
+    }
+  }
+}
+
 void Core::AddLink(std::shared_ptr<PeerLink> link) {
+  EndVainLinks();
   poller_->AddLink(link->link());
   {
     std::lock_guard lock(table_latch_);

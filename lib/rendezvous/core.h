@@ -179,6 +179,9 @@ class Core {
 
   // One session per end of a connection: both may be ours.
   std::unordered_map<Tuple, Session*, TupleHash> sessions_[2];
+  // Any process of ours, or of a peer that is named, may begin links that lead
+  // to nothing.
+  void EndVainLinks();
   std::vector<std::shared_ptr<PeerLink>> links_;
   std::uint64_t max_shared_ = 0;  // once it was asked for
   bool at_self_ = false;          // LookAtSelf is under way

@@ -10,6 +10,8 @@
 #include <cstring>
 #include <utility>
 
+#include "lib/base/clock.h"
+#include "lib/base/foreign_fd.h"
 #include "lib/base/log.h"
 #include "lib/rendezvous/core.h"
 #include "lib/rendezvous/device.h"
@@ -24,6 +26,7 @@ using std::chrono::milliseconds;
 constexpr int kRdmaBacklog = 128;
 constexpr int kNameBacklog = 64;
 constexpr std::size_t kMaxMembers = 1024;
+constexpr std::uint64_t kMomentNs = 1'000'000'000;
 constexpr std::size_t kMaxElsewhere = 1 << 18;
 // The holder of the port may be between taking it and opening its name, or be
 // ending: 1 ms, twice as long each time, a second at most.
@@ -304,6 +307,7 @@ void Directory::OnIdle() {
 }
 
 bool Directory::TryJoin() {
+  if (base::ClosesPileUp()) return false;
   base::PeerSocket fd(base::UniqueFd(base::OpenHigh([&] {
     return ::syscall(SYS_socket, AF_UNIX,
                      SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
@@ -324,7 +328,7 @@ bool Directory::TryJoin() {
   if (!channel->Start()) return false;
   channel_ = std::move(channel);
   state_ = State::kMember;
-  tries_ = 0;
+  joined_ns_ = base::NowNs();
   RCSOCK_LOG(2, "RDMA port %u is another process's: registered there", port_);
   for (const Tuple& tuple : waiting_) SendAdd(tuple);
   return true;
@@ -340,7 +344,13 @@ void Directory::OnChannelEnd(base::Reason /*reason*/) {
   channel_.reset();
   state_ = State::kIdle;
   // All the others try at this moment too; those who find nothing wait longer
-  // each time.
+  // each time, and so does one that was a member for a moment only: its owner
+  // has no place for it.
+  if (joined_ns_ + kMomentNs > base::NowNs()) {
+    if (!timer_runs_ && !waiting_.empty()) TryAgain();
+    return;
+  }
+  tries_ = 0;
   Try();
 }
 

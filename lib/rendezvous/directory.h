@@ -116,6 +116,7 @@ class Directory : public ChannelOwner,
   Timer timer_;
   bool timer_runs_ = false;
   int tries_ = 0;
+  std::uint64_t joined_ns_ = 0;
   Timer idle_timer_;
 
   // kOwner

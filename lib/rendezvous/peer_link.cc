@@ -279,6 +279,7 @@ void PeerLink::Delivered(int index, std::shared_ptr<Seeker> seeker) {
   Slot& slot = slots_[static_cast<std::size_t>(index)];
   slot.session.reset();
   slot.seeker = std::move(seeker);
+  delivered_ = true;
 }
 
 PeerLink::Slot* PeerLink::Find(std::uint32_t index, std::uint32_t epoch) {

@@ -77,6 +77,9 @@ class PeerLink : public ChannelOwner,
   void SendReady(int index, std::uint32_t epoch, Proof proof);
   // The session has its lane; the number stays in use until CloseOurs.
   void Delivered(int index, std::shared_ptr<Seeker> seeker);
+  // A stream has had a lane of it.
+  bool delivered() const { return delivered_; }
+  std::chrono::steady_clock::time_point begun() const { return begun_; }
   // This side has let go of the stream.
   void CloseOurs(int index, std::uint32_t epoch, base::Reason reason);
   void AnnounceBell(int k);
@@ -164,6 +167,9 @@ class PeerLink : public ChannelOwner,
   int unanswered_ = 0;                             // side 0: slots
   std::vector<std::shared_ptr<Session>> pending_;  // side 0: until LINK_ACK
   std::weak_ptr<Session> founder_;
+  bool delivered_ = false;
+  const std::chrono::steady_clock::time_point begun_ =
+      std::chrono::steady_clock::now();
   const PeerProcess process_;
   bool gives_tokens_ = false;  // the peer wants them
   // Side 1: offers of streams that nobody looks for here, yet.  Their slots are

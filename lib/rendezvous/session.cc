@@ -269,6 +269,12 @@ void Session::OfferEnded(bool known, base::Reason reason) {
 }
 
 void Session::TryName() {
+  // (It may be one again when it looks the next time.)
+  if (base::OwnUid() == base::kNoUid) {
+    return Fail(base::Reason::kPeerUid, false);
+  }
+  // Each socket here is one more to be closed, and takes others' files.
+  if (base::ClosesPileUp()) return Fail(base::Reason::kNoFds, false);
   base::PeerSocket fd(base::UniqueFd(base::OpenHigh([&] {
     return ::syscall(SYS_socket, AF_UNIX,
                      SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
@@ -359,7 +365,12 @@ void Session::OnAccept() {
   const bool waits = state_ == State::kBinder || state_ == State::kHello;
   if (!waits || !listener_fd_.ok()) return;
   // Whose files are still to be closed is kept waiting by the kernel.
-  if (base::ClosesPileUp()) return;
+  if (base::ClosesPileUp()) {
+    core_->After(100, [weak = weak_from_this()] {
+      if (const auto self = weak.lock()) self->OnAccept();
+    });
+    return;
+  }
   base::PeerSocket fd(base::UniqueFd(base::OpenHigh([&] {
     return ::accept4(listener_fd_.get(), nullptr, nullptr,
                      SOCK_CLOEXEC | SOCK_NONBLOCK);
@@ -383,7 +394,8 @@ void Session::OnAccept() {
 
 bool Session::Connected(base::PeerSocket fd) {
   if (PeerIsTrusted(fd.get())) return Talk(std::move(fd));
-  Fail(base::Reason::kPeerUid, true);
+  // (Who is another user for a moment looks again.)
+  Fail(base::Reason::kPeerUid, base::OwnUid() != base::kNoUid);
   return false;
 }
 

@@ -49,6 +49,9 @@ Traffic TrafficOf(int fd) {
   traffic.acked = kUnknown;
   tcp_info info{};
   socklen_t length = sizeof info;
+  // However long this thread does not run in between: sent no later than said,
+  // received no earlier.
+  const std::uint64_t begun = NowMs();
   const long r =
       ::syscall(SYS_getsockopt, fd, IPPROTO_TCP, TCP_INFO, &info, &length);
   // (tcpi_bytes_sent is of Linux 4.19, and behind the others.)
@@ -58,7 +61,7 @@ Traffic TrafficOf(int fd) {
     traffic.acked = info.tcpi_bytes_acked;
     traffic.received = info.tcpi_bytes_received;
     traffic.sent = info.tcpi_bytes_sent;
-    traffic.sent_ms = now - info.tcpi_last_data_sent;
+    traffic.sent_ms = begun - info.tcpi_last_data_sent;
     traffic.received_ms = now - info.tcpi_last_data_recv;
   }
   errno = saved;

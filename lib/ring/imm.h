@@ -12,7 +12,7 @@ enum class Kind : std::uint8_t {
   kNone = 0,  // never sent: an empty slot reads as zero
   kData = 1,
   kCtl = 2,     // a control message of lib/stream; inline
-  kCredit = 3,  // wakes a starved sender; no message, carries nothing (rdma)
+  kCredit = 3,  // wakes a starved sender; the length is its credit (rdma)
   kSetup = 4,   // a control message of the lanes themselves (rdma)
 };
 

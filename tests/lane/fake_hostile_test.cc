@@ -233,6 +233,25 @@ TEST_P(Hostile, CreditThatGoesBackIsNone) {
   EXPECT_EQ(lane_->State(), base::Reason::kNone);
 }
 
+// No writes to one place are in order, so an older credit word may be there in
+// the end.  What a wake-up told, it told by itself.
+TEST_P(Hostile, AnOlderWordBehindAWakeUp) {
+  while (Post(lane_, 1000) != 0) {
+  }
+  ASSERT_EQ(lane_->Writable(), 0u);
+  const std::uint64_t before = lane_->Acked();
+  std::vector<char> sink(100'000);
+  iovec iov{sink.data(), sink.size()};
+  const std::uint32_t wakes = peer_->wakes_sent();
+  ASSERT_GT(peer_->Read(&iov, 1, 0, sink.size(), false), 0u);
+  ASSERT_GT(peer_->wakes_sent(), wakes);
+  ASSERT_TRUE(WriteWord(base_, 1));
+  made_.pair->Pump();
+  EXPECT_GT(lane_->Acked(), before);
+  EXPECT_GT(lane_->Writable(), 0u);
+  EXPECT_EQ(lane_->State(), base::Reason::kNone);
+}
+
 TEST_P(Hostile, CreditThatNeverComes) {
   std::size_t posted = 0;
   while (Post(lane_, 1000) != 0) ++posted;

@@ -6,12 +6,14 @@ namespace rcsock::lane::test {
 namespace {
 
 template <bool kIwarp, bool kImmediate, std::size_t kRing,
-          std::size_t kMost = 0, bool kSoftware = false, bool kShared = true>
+          std::size_t kMost = 0, bool kSoftware = false, bool kShared = true,
+          bool kUnordered = false>
 std::unique_ptr<LanePair> Make() {
   FakeVerbs::Options options;
   options.iwarp = kIwarp;
   options.immediate = kImmediate;
   options.software = kSoftware;
+  options.unordered = kUnordered;
   options.inline_max = kIwarp ? 0 : 256;
   if (!kShared) options.max_srq_wr = 0;
   return OwnedFakePair::Make(options, kRing, kMost);
@@ -54,5 +56,19 @@ INSTANTIATE_TEST_SUITE_P(
 INSTANTIATE_TEST_SUITE_P(
     IwarpOwnLaterGrows, LaneConformance,
     testing::Values(&Make<true, false, 32'768, kLarge, false, false>));
+
+// Whose writes become visible in any order, until a completion orders them.
+INSTANTIATE_TEST_SUITE_P(
+    IbUnordered, LaneConformance,
+    testing::Values(&Make<false, true, kLarge, 0, false, true, true>));
+INSTANTIATE_TEST_SUITE_P(
+    IwarpUnordered, LaneConformance,
+    testing::Values(&Make<true, true, kLarge, 0, false, true, true>));
+INSTANTIATE_TEST_SUITE_P(
+    IbUnorderedLaterGrows, LaneConformance,
+    testing::Values(&Make<false, false, 32'768, kLarge, false, true, true>));
+INSTANTIATE_TEST_SUITE_P(
+    IwarpUnorderedLaterGrows, LaneConformance,
+    testing::Values(&Make<true, false, 32'768, kLarge, false, true, true>));
 
 }  // namespace rcsock::lane::test

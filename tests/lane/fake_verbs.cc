@@ -295,17 +295,31 @@ int FakeVerbs::PostSend(ibv_qp* base, ibv_send_wr* wr, ibv_send_wr** bad) {
   return 0;
 }
 
-bool FakeVerbs::Put(std::uint64_t address, std::uint32_t key, const void* data,
-                    std::size_t length) {
+void FakeVerbs::Land(Qp* to, bool all) {
+  do {
+    if (to->late.empty()) return;
+    const std::size_t which = order_() % to->late.size();
+    if (which != 0) ++counts_.overtaken;
+    const Late one = std::move(to->late[which]);
+    to->late.erase(to->late.begin() + static_cast<std::ptrdiff_t>(which));
+    Put(one.address, one.key, one.bytes.data(), one.bytes.size());
+  } while (all);
+}
+
+bool FakeVerbs::Covers(std::uint64_t address, std::uint32_t key,
+                       std::size_t length) const {
   const auto found = mrs_.find(key);
   if (found == mrs_.end()) return false;
   const Mr& mr = *found->second;
   const auto base = reinterpret_cast<std::uintptr_t>(mr.mr.addr);
-  if ((mr.access & IBV_ACCESS_REMOTE_WRITE) == 0 || address < base ||
-      address - base > mr.mr.length ||
-      mr.mr.length - (address - base) < length) {
-    return false;
-  }
+  return (mr.access & IBV_ACCESS_REMOTE_WRITE) != 0 && address >= base &&
+         address - base <= mr.mr.length &&
+         mr.mr.length - (address - base) >= length;
+}
+
+bool FakeVerbs::Put(std::uint64_t address, std::uint32_t key, const void* data,
+                    std::size_t length) {
+  if (!Covers(address, key, length)) return false;
   auto* to = reinterpret_cast<std::uint8_t*>(address);
   if (length == 8 && address % 8 == 0) {
     // As a device writes a word that others may be reading.
@@ -381,10 +395,12 @@ bool FakeVerbs::Apply(Work& work) {
     data = &word;
   }
   if (work.opcode == IBV_WR_SEND) {
+    Land(to, true);
     ++counts_.writes;
     return Receive(to, 0, data, work.length);
   }
   if (work.opcode == IBV_WR_RDMA_READ) {
+    Land(to, true);
     const auto found = mrs_.find(work.key);
     if (found == mrs_.end()) return false;
     const Mr& mr = *found->second;
@@ -405,6 +421,17 @@ bool FakeVerbs::Apply(Work& work) {
                 reinterpret_cast<const void*>(work.address), 8);
     return true;
   }
+  if (options_.unordered && Covers(work.address, work.key, work.length)) {
+    const auto* bytes = static_cast<const std::uint8_t*>(data);
+    to->late.push_back({work.address, work.key, {bytes, bytes + work.length}});
+    if (work.opcode != IBV_WR_RDMA_WRITE_WITH_IMM) {
+      if (order_() % 2 == 0) Land(to, false);
+      return true;
+    }
+    Land(to, true);
+    ++counts_.writes;
+    return Receive(to, work.imm, nullptr, 0);
+  }
   if (!Put(work.address, work.key, data, work.length)) return false;
   if (work.opcode != IBV_WR_RDMA_WRITE_WITH_IMM) return true;
   ++counts_.writes;
@@ -412,7 +439,10 @@ bool FakeVerbs::Apply(Work& work) {
 }
 
 bool FakeVerbs::Step() {
-  if (queue_.empty()) return false;
+  if (queue_.empty()) {
+    for (Qp* qp : qps_) Land(qp, true);
+    return false;
+  }
   Work work = std::move(queue_.front());
   queue_.pop_front();
   Qp* qp = work.from;
@@ -468,6 +498,9 @@ void FakeVerbs::Run() {
   std::unique_lock hold(mutex_);
   while (!stop_) {
     if (queue_.empty() || held_) {
+      if (!held_) {
+        for (Qp* qp : qps_) Land(qp, true);
+      }
       some_.wait(hold);
       continue;
     }

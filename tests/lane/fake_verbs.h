@@ -36,6 +36,10 @@ class FakeVerbs {
     bool claims_srqs = true;  // ... and says so
     int vectors = 1;
     int max_cqs = 1000;
+    // What a WRITE has brought becomes visible when it likes, in any order, up
+    // to the next completion at its receiver, as the specification allows
+    // (ibv_query_qp_data_in_order(3)), and adaptive routing does.
+    bool unordered = false;
   };
   explicit FakeVerbs(const Options& options);
   ~FakeVerbs();
@@ -64,12 +68,13 @@ class FakeVerbs {
 
   // What must not happen, and what must be gone in the end.
   struct Counts {
-    int overruns = 0;  // of a CQ
-    int starved = 0;   // a message found no receive
-    int objects = 0;   // PDs, MRs, CQs, SRQs, channels, QPs
-    int posts = 0;     // calls of ibv_post_send
-    int requests = 0;  // in them
-    int writes = 0;    // that carried a message
+    int overtaken = 0;  // WRITEs that an earlier one came after
+    int overruns = 0;   // of a CQ
+    int starved = 0;    // a message found no receive
+    int objects = 0;    // PDs, MRs, CQs, SRQs, channels, QPs
+    int posts = 0;      // calls of ibv_post_send
+    int requests = 0;   // in them
+    int writes = 0;     // that carried a message
     int arms = 0;
     int late_arms = 0;      // an event of the CQ had not been fetched
     int lost_events = 0;    // a channel was full
@@ -105,9 +110,15 @@ class FakeVerbs {
     ibv_mr mr;  // first
     int access;
   };
+  struct Late {  // a WRITE that is not visible yet
+    std::uint64_t address;
+    std::uint32_t key;
+    std::vector<std::uint8_t> bytes;
+  };
   struct Qp {
-    ibv_qp qp;  // first
-    Queue own;  // where it has no SRQ
+    ibv_qp qp;               // first
+    std::vector<Late> late;  // to this end
+    Queue own;               // where it has no SRQ
     Qp* peer = nullptr;
     bool failed = false;
     std::uint32_t outstanding = 0;
@@ -137,8 +148,12 @@ class FakeVerbs {
   void Install();
   bool Step();  // delivers one; false: nothing to do
   bool Apply(Work& work);
+  bool Covers(std::uint64_t address, std::uint32_t key,
+              std::size_t length) const;
   bool Put(std::uint64_t address, std::uint32_t key, const void* data,
            std::size_t length);
+  // One of what is late at `to`, or all of it, becomes visible.
+  void Land(Qp* to, bool all);
   // With what a SEND carries, or an immediate.
   bool Receive(Qp* to, std::uint32_t imm, const void* sent,
                std::uint32_t length);
@@ -164,6 +179,7 @@ class FakeVerbs {
   std::size_t on_arm_ = 0;
   bool refuse_arms_ = false;
   std::function<void()> on_send_;
+  std::mt19937 order_{11};
   bool stop_ = false;
   std::thread thread_;
 };

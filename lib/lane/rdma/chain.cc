@@ -111,7 +111,7 @@ void Chain::CreditAndRing(std::uint64_t word, const std::uint8_t* offer) {
   Control(base + kRingOfferAt, kRingOfferSize,
           lane_.peer_.credit + kRingOfferAt);
   Credit(word, false);
-  Immediate(base + kOfferCopyAt, kOfferImm);
+  WakeImmediate(word, ring::kFlagRing);
 }
 
 void Chain::Credit(std::uint64_t word, bool wake) {
@@ -120,9 +120,19 @@ void Chain::Credit(std::uint64_t word, bool wake) {
   reinterpret_cast<std::atomic<std::uint64_t>*>(base + kCreditCopyAt)
       ->store(word, std::memory_order_release);
   Control(base + kCreditCopyAt, sizeof(word), lane_.peer_.credit);
-  if (wake) {
-    Immediate(base + kWakeCopyAt, kWakeImm);
-  }
+  if (wake) WakeImmediate(word, 0);
+}
+
+// The credit word alone would not do: nothing says which of several writes to
+// one place is there in the end.
+void Chain::WakeImmediate(std::uint64_t word, std::uint8_t flags) {
+  const std::uint32_t imm = ring::Encode(
+      {ring::Kind::kCredit, flags,
+       static_cast<std::uint32_t>(word & kConsumedMask) & ring::kMaxLength});
+  std::byte* staged = lane_.tx_block_.base() + kWakeCopiesAt +
+                      lane_.wakes_sent_ % kWakeCopies * sizeof(imm);
+  StageImmediate(staged, imm);
+  Immediate(staged, imm);
 }
 
 void Chain::Post() {

@@ -16,10 +16,6 @@ inline void StageImmediate(std::byte* to, std::uint32_t imm) {
   std::memcpy(to, &bits, sizeof(bits));
 }
 
-constexpr std::uint32_t kWakeImm = ring::Encode({ring::Kind::kCredit, 0, 0});
-constexpr std::uint32_t kOfferImm =
-    ring::Encode({ring::Kind::kCredit, ring::kFlagRing, 0});
-
 // Writes that go out together, with one doorbell.  Made, filled and posted
 // under the lane's post_latch_.
 class Chain {
@@ -70,6 +66,8 @@ class Chain {
   void Control(const std::byte* from, std::uint32_t length, std::uint64_t to);
   // Of a message, with the credit that goes along.
   void MessageImmediate(const ring::Placement& place);
+  // A wake-up's, with the credit of `word`.
+  void WakeImmediate(std::uint64_t word, std::uint8_t flags);
   // On iWARP its four bytes are at `staged`, as StageImmediate left them.
   void Immediate(const std::byte* staged, std::uint32_t imm);
   // iWARP.

@@ -43,8 +43,12 @@ constexpr std::size_t kRingOfferSize = 16;
 
 // In the head line of the sending block.
 constexpr std::size_t kCreditCopyAt = 0;  // the credit word as last written
-constexpr std::size_t kWakeCopyAt = 8;    // iWARP: the immediate of a wake-up,
-constexpr std::size_t kOfferCopyAt = 12;  // and of one that offers a ring
+// iWARP: the immediates of the last wake-ups.  One that has not gone out yet is
+// not written over: a peer that has not heard of it, and so sends no more than
+// it may, is owed one more at most.
+constexpr std::size_t kWakeCopiesAt = 32;
+constexpr std::uint32_t kWakeCopies = 8;
+static_assert(kWakeCopiesAt + kWakeCopies * sizeof(std::uint32_t) <= kSlotsAt);
 
 // iWARP: what a SEND carries is what it stands for in the sender's slot: the
 // bytes of a message that lies in its slot, a credit if there is one, and the

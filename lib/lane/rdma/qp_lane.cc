@@ -142,8 +142,6 @@ void QpLane::SetPeer(const Offer& offer) {
   }
   std::scoped_lock hold(post_latch_);
   tx_block_ = std::move(block);
-  StageImmediate(tx_block_.base() + kWakeCopyAt, kWakeImm);
-  StageImmediate(tx_block_.base() + kOfferCopyAt, kOfferImm);
   tx_ring_ = {tx_block_.base() + kRingAt,
               offer.address + kMessages * kSlotBytes, tx_block_.lkey(),
               offer.key};

@@ -358,8 +358,9 @@ void QpLane::OnReceive(std::uint32_t bits, const std::byte* bytes,
   if (imm.kind == ring::Kind::kCredit) {
     const std::uint64_t seen = wakes_seen_.load(std::memory_order_relaxed) + 1;
     wakes_seen_.store(seen, std::memory_order_release);
-    // Each is for something that we have sent.
-    if (seen > sent_for_wakes_.load(std::memory_order_relaxed) + kWakesAhead) {
+    // Each is for something that we have sent, and tells how much of it.
+    if (seen > sent_for_wakes_.load(std::memory_order_relaxed) + kWakesAhead ||
+        !OnCarried(imm.length, ring::kMaxLength)) {
       latched_ = true;
       Lost(base::Reason::kProtocol);
     }

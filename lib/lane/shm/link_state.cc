@@ -1,5 +1,6 @@
 #include "lib/lane/shm/link_state.h"
 
+#include <fcntl.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
@@ -23,6 +24,8 @@ namespace {
 
 // A write to anything else might block, or mean something.
 bool IsEventFd(int fd) {
+  // Memory, which would grow with each kick.
+  if (::syscall(SYS_fcntl, fd, F_GET_SEALS) >= 0) return false;
   char path[32] = "/proc/thread-self/fd/";
   constexpr std::size_t kPrefix = sizeof("/proc/thread-self/fd/") - 1;
   *std::to_chars(path + kPrefix, path + sizeof(path) - 1, fd).ptr = '\0';

@@ -91,15 +91,17 @@ bool Look(int fd, posix::SnapshotStream* stream) {
   if (::getsockname(fd, reinterpret_cast<sockaddr*>(&name), &length) != 0) {
     return false;
   }
-  for (const ProcessPicture& process : AskAll(OfThisProcess(), ::getpid())) {
+  bool found = false;
+  AskAll(OfThisProcess(), ::getpid(), [&](const ProcessPicture& process) {
     for (const StreamPicture& one : process.streams) {
-      if (one.is.fd == fd) {
-        *stream = one.is;
-        return true;
-      }
+      if (one.is.fd != fd) continue;
+      *stream = one.is;
+      found = true;
+      return false;
     }
-  }
-  return false;
+    return true;
+  });
+  return found;
 }
 
 // What is known of it from outside, if there is no thread to ask: it has never

@@ -33,6 +33,8 @@ constexpr std::uint64_t kMostEach = 4096;
 constexpr std::uint64_t kMostBytes = 256 << 20;
 // Descriptors that are open at one time.
 constexpr std::size_t kAtOnce = 256;
+// Time-outs, one after the other, that all of them together may take.
+constexpr int kMostTimes = 10;
 
 // The abstract names of those that can be asked.
 std::vector<std::string> Names() {
@@ -208,14 +210,19 @@ void AwaitAnswer(std::vector<Question>* questions, std::uint64_t* room) {
 
 }  // namespace
 
-std::vector<ProcessPicture> AskAll(const CollectOptions& options, pid_t self) {
+void AskAll(const CollectOptions& options, pid_t self,
+            const std::function<bool(ProcessPicture)>& found) {
   const std::vector<std::string> names = Names();
-  std::vector<ProcessPicture> found;
   std::vector<Question> open;
   std::uint64_t room = kMostStreams;
   // Each has its own time: those that are silent keep the others waiting, but
   // take nothing from theirs.
+  // Whoever makes many that say nothing does not keep us for long.
+  const std::uint64_t end =
+      base::NowNs() +
+      static_cast<std::uint64_t>(options.timeout_ms) * kMostTimes * 1'000'000;
   for (std::size_t next = 0; next < names.size() || !open.empty();) {
+    if (base::NowNs() > end) return;
     while (open.size() < kAtOnce && next < names.size()) {
       Question question = Ask(names[next++], options.pid, self);
       if (!question.wanted) continue;
@@ -227,12 +234,11 @@ std::vector<ProcessPicture> AskAll(const CollectOptions& options, pid_t self) {
     if (open.empty()) continue;
     AwaitAnswer(&open, &room);
     for (Question& question : open) {
-      if (!question.waiting) found.push_back(std::move(question.process));
+      if (!question.waiting && !found(std::move(question.process))) return;
     }
     std::erase_if(open,
                   [](const Question& question) { return !question.waiting; });
   }
-  return found;
 }
 
 }  // namespace rcsock::tools

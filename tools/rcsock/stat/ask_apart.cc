@@ -13,13 +13,18 @@
 #include "lib/base/clock.h"
 #include "lib/base/unique_fd.h"
 #include "tools/rcsock/stat/ask.h"
+#include "tools/rcsock/stat/kernel.h"
 
 namespace rcsock::tools {
 namespace {
 
-// What goes over the pipe for a process; its trouble and its streams follow.
+enum class What : std::uint8_t { kAnswer, kPreloaded, kAsked, kEnd };
+
+// What goes over the pipe for a process; of an answer its trouble and its
+// streams follow.
 struct Record {
-  pid_t pid = 0;  // 0: there are no more
+  What what = What::kAnswer;
+  pid_t pid = 0;
   uid_t uid = 0;
   Source source = Source::kSilent;
   std::uint32_t trouble_size = 0;
@@ -67,11 +72,17 @@ bool Tell(int fd, const ProcessPicture& process) {
   const int null = ::open("/dev/null", O_RDWR);
   for (int fd = 0; fd < kPipe; ++fd) ::dup2(null, fd);
   ::signal(SIGPIPE, SIG_IGN);
-  for (const ProcessPicture& process : AskAll(options, self)) {
-    if (!Tell(kPipe, process)) ::_exit(1);
-  }
-  const Record end;
-  WriteAll(kPipe, &end, sizeof end);
+  AskAll(options, self,
+         [](const ProcessPicture& process) { return Tell(kPipe, process); });
+  const auto say = [](What what, pid_t pid) {
+    Record record;
+    record.what = what;
+    record.pid = pid;
+    WriteAll(kPipe, &record, sizeof record);
+  };
+  say(What::kAsked, 0);
+  for (const pid_t pid : PreloadedProcesses()) say(What::kPreloaded, pid);
+  say(What::kEnd, 0);
   ::_exit(0);
 }
 
@@ -79,6 +90,7 @@ bool Tell(int fd, const ProcessPicture& process) {
 class Hearing {
  public:
   Hearing(int fd, int patience_ms) : fd_(fd), patience_ms_(patience_ms) {}
+  void SetPatience(int ms) { patience_ms_ = ms; }
 
   bool gave_up() const { return gave_up_; }
 
@@ -105,9 +117,7 @@ class Hearing {
     return true;
   }
 
-  bool Read(ProcessPicture* process) {
-    Record record;
-    if (!Read(&record, sizeof record) || record.pid == 0) return false;
+  bool Read(const Record& record, ProcessPicture* process) {
     process->pid = record.pid;
     process->uid = record.uid;
     process->source = record.source;
@@ -123,13 +133,13 @@ class Hearing {
 
  private:
   const int fd_;
-  const int patience_ms_;
+  int patience_ms_;
   bool gave_up_ = false;
 };
 
 }  // namespace
 
-std::vector<ProcessPicture> AskAllApart(const CollectOptions& options) {
+Found FindApart(const CollectOptions& options) {
   const pid_t self = ::getpid();
   int ends[2];
   if (::pipe2(ends, O_CLOEXEC) != 0) return {};
@@ -141,12 +151,28 @@ std::vector<ProcessPicture> AskAllApart(const CollectOptions& options) {
   if (child < 0) return {};
   if (child == 0) AskAndTell(options, self, to.get());
   to.reset();
-  // It tells when it has asked all, which are many, a group at a time.
-  constexpr int kMoreMs = 60'000;
-  Hearing hearing(from.get(), options.timeout_ms + kMoreMs);
-  std::vector<ProcessPicture> found;
-  for (ProcessPicture process; hearing.Read(&process); process = {}) {
-    found.push_back(std::move(process));
+  // An answer takes its time-out; the look at files hardly any.
+  constexpr int kLookMs = 3000;
+  Hearing hearing(from.get(), options.timeout_ms + kLookMs);
+  Found found;
+  for (Record record; hearing.Read(&record, sizeof record);) {
+    ProcessPicture process;
+    switch (record.what) {
+      case What::kAnswer:
+        if (hearing.Read(record, &process)) {
+          found.answers.push_back(std::move(process));
+        }
+        continue;
+      case What::kPreloaded:
+        found.preloaded.push_back(record.pid);
+        continue;
+      case What::kAsked:
+        hearing.SetPatience(kLookMs);
+        continue;
+      case What::kEnd:
+        break;
+    }
+    break;
   }
   if (hearing.gave_up()) ::kill(child, SIGKILL);
   return found;

@@ -87,13 +87,22 @@ Picture Collect(const CollectOptions& options) {
   Picture picture;
   // Of itself a process need not be wary; what it forked would have its
   // streams.
-  picture.processes = options.pid == ::getpid() ? AskAll(options, options.pid)
-                                                : AskAllApart(options);
+  Found found;
+  if (options.pid == ::getpid()) {
+    AskAll(options, options.pid, [&](ProcessPicture process) {
+      found.answers.push_back(std::move(process));
+      return true;
+    });
+    found.preloaded.push_back(options.pid);
+  } else {
+    found = FindApart(options);
+  }
+  picture.processes = std::move(found.answers);
   const auto known = [&](pid_t pid) {
     return std::any_of(picture.processes.begin(), picture.processes.end(),
                        [pid](const auto& one) { return one.pid == pid; });
   };
-  for (const pid_t pid : PreloadedProcesses()) {
+  for (const pid_t pid : found.preloaded) {
     if ((options.pid != 0 && pid != options.pid) || known(pid)) continue;
     // (In a shell under `rcsock run` this is one, too; doctor asks for itself.)
     if (options.pid == 0 && pid == ::getpid()) continue;
