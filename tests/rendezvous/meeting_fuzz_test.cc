@@ -58,7 +58,7 @@ class Breaker {
   Stage Play(const TcpPair& pair) {
     const Tuple tuple = TupleOf(pair.connector);
     number_ = static_cast<std::uint32_t>(pair.acceptor);
-    fd_ = Knock(tuple, Below(8) != 0);
+    fd_ = Knock(tuple, Below(8) != 0 ? Named::kByKernel : Named::kNot);
     Hello theirs{};
     if (!Next(&theirs)) return kKnocked;
     auto hello = NewMessage<Hello>();

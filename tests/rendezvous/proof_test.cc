@@ -286,7 +286,7 @@ TEST(Traffic, OfTwoConnectionsDiffers) {
 // one of its ends.
 class Impostor {
  public:
-  Impostor(const Tuple& tuple, bool decides, bool named) : tuple_(tuple) {
+  Impostor(const Tuple& tuple, bool decides, Named named) : tuple_(tuple) {
     fd_ = Knock(tuple, named);
     Hello theirs;
     EXPECT_TRUE(Next(&theirs));
@@ -380,7 +380,7 @@ Claim ClaimOf(int number) {
 // An impostor that does `act`, as a process that can be seen into or not, and
 // what comes of it for the stream's search.  `inherits`: it has the other end.
 void TryImpostor(bool visible, bool inherits, bool decides, int (*token)(int),
-                 bool lane, bool named = true) {
+                 bool lane, Named named = Named::kByKernel) {
   if (::geteuid() != 0) GTEST_SKIP() << "needs root";
   const TcpPair pair = MakeTcpPair();
   const Tuple tuple = TupleOf(pair.connector);
@@ -448,7 +448,8 @@ TEST(Impostor, WithATokenThatItWasGiven) {
   for (const bool decides : {false, true}) {
     TryImpostor(false, true, decides, &TrueToken, true);
     // Without a name of its own its channel could be confused with another.
-    TryImpostor(false, true, decides, &TrueToken, false, false);
+    TryImpostor(false, true, decides, &TrueToken, false, Named::kNot);
+    TryImpostor(false, true, decides, &TrueToken, false, Named::kByPath);
   }
 }
 

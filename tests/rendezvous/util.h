@@ -449,14 +449,25 @@ inline Tuple TupleOf(int connector_fd) {
                    peer_address, peer_port);
 }
 
-// Knocks at the name of a binder, as any process of this uid can; `named`: by a
-// socket with a name of its own, as processes under rcsock do.
-inline int Knock(const Tuple& tuple, bool named = false) {
+// A name of the kernel's, as processes under rcsock have it; or one in the file
+// system, which can be given again.
+enum class Named { kNot, kByKernel, kByPath };
+
+// Knocks at the name of a binder, as any process of this uid can.
+inline int Knock(const Tuple& tuple, Named named = Named::kNot) {
   sockaddr_un name;
   const socklen_t length = MeetingName(tuple, &name);
   const int fd = ::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
   const sockaddr_un any{AF_UNIX, {}};
-  if (named) {
+  if (named == Named::kByPath) {
+    const std::string path = "/tmp/rcsock" + std::to_string(::getpid());
+    sockaddr_un at{AF_UNIX, {}};
+    EXPECT_LT(path.size(), sizeof at.sun_path);
+    path.copy(at.sun_path, sizeof at.sun_path - 1);
+    ::unlink(path.c_str());
+    EXPECT_EQ(::bind(fd, reinterpret_cast<const sockaddr*>(&at), sizeof at), 0);
+    ::unlink(path.c_str());
+  } else if (named == Named::kByKernel) {
     EXPECT_EQ(::bind(fd, reinterpret_cast<const sockaddr*>(&any),
                      sizeof any.sun_family),
               0);
