@@ -90,6 +90,9 @@ const char* LoadCalls() {
   if (!Find(cm, verbs, "ibv_reg_mr", &calls.ibv_reg_mr)) {
     return "dlsym ibv_reg_mr";
   }
+  if (!Find(cm, verbs, "ibv_reg_mr_iova2", &calls.ibv_reg_mr_iova2)) {
+    calls.ibv_reg_mr_iova2 = nullptr;
+  }
   LoadProviders(reinterpret_cast<const void*>(calls.ibv_reg_mr));
   // Kernels before 5.12 give the parent other pages than the device has when it
   // writes to its queues behind a fork; on later ones this does nothing.
@@ -267,11 +270,28 @@ Pd AllocPd(ibv_context* context, Error* error) {
 
 Mr Register(ibv_pd* pd, void* base, std::size_t length, int access,
             Error* error) {
+  // What a device has refused is not asked for first the next time.
+  static constinit std::atomic<bool> strict_first{false};
   const base::NoCancel no_cancel;
-  errno = 0;
-  Mr mr((calls.ibv_reg_mr)(pd, base, length, access));
-  if (mr == nullptr) Fail(error, "ibv_reg_mr", errno, pd->context);
-  return mr;
+  const bool choice = calls.ibv_reg_mr_iova2 != nullptr;
+  bool relaxed = choice && !IsIwarp(pd->context) &&
+                 !strict_first.load(std::memory_order_relaxed);
+  for (int tries = choice ? 2 : 1;; relaxed = !relaxed) {
+    errno = 0;
+    Mr mr(relaxed
+              ? (calls.ibv_reg_mr_iova2)(
+                    pd, base, length, reinterpret_cast<std::uintptr_t>(base),
+                    static_cast<unsigned>(access) | IBV_ACCESS_RELAXED_ORDERING)
+              : (calls.ibv_reg_mr)(pd, base, length, access));
+    if (mr != nullptr) return mr;
+    const bool refused =
+        errno == EINVAL || errno == EOPNOTSUPP || errno == ENOSYS;
+    if (!refused || --tries == 0) {
+      Fail(error, "ibv_reg_mr", errno, pd->context);
+      return nullptr;
+    }
+    strict_first.store(relaxed, std::memory_order_relaxed);
+  }
 }
 
 Channel CreateChannel(ibv_context* context, Error* error) {

@@ -57,6 +57,9 @@ using Id = Ptr<rdma_cm_id>;
 // All return null (false) and fill *error on failure.  The descriptors of
 // channels are close-on-exec, non-blocking, and at the top of the range.
 Pd AllocPd(ibv_context* context, Error* error);
+// Memory that is read behind a completion only, so with relaxed ordering, which
+// some devices want and others are a quarter faster with; but for iWARP, where
+// a read asks whether writes are in their place.  Strict where that is refused.
 Mr Register(ibv_pd* pd, void* base, std::size_t length, int access,
             Error* error);
 Channel CreateChannel(ibv_context* context, Error* error);
@@ -134,6 +137,9 @@ struct Calls {
   // A macro in the header (and ibv_query_port is one too: write
   // (calls.ibv_query_port)(...)).
   ibv_mr* (*ibv_reg_mr)(ibv_pd*, void*, std::size_t, int);
+  // Null before rdma-core 28.
+  ibv_mr* (*ibv_reg_mr_iova2)(ibv_pd*, void*, std::size_t, std::uint64_t,
+                              unsigned);
 };
 extern Calls calls;
 

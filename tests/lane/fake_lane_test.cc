@@ -7,13 +7,15 @@ namespace {
 
 template <bool kIwarp, bool kImmediate, std::size_t kRing,
           std::size_t kMost = 0, bool kSoftware = false, bool kShared = true,
-          bool kUnordered = false>
+          bool kUnordered = false,
+          FakeVerbs::Options::Keys kKeys = FakeVerbs::Options::Keys::kAll>
 std::unique_ptr<LanePair> Make() {
   FakeVerbs::Options options;
   options.iwarp = kIwarp;
   options.immediate = kImmediate;
   options.software = kSoftware;
   options.unordered = kUnordered;
+  options.keys = kKeys;
   options.inline_max = kIwarp ? 0 : 256;
   if (!kShared) options.max_srq_wr = 0;
   return OwnedFakePair::Make(options, kRing, kMost);
@@ -56,6 +58,18 @@ INSTANTIATE_TEST_SUITE_P(
 INSTANTIATE_TEST_SUITE_P(
     IwarpOwnLaterGrows, LaneConformance,
     testing::Values(&Make<true, false, 32'768, kLarge, false, false>));
+
+// That grants strict keys alone, or relaxed ones.
+using Keys = FakeVerbs::Options::Keys;
+INSTANTIATE_TEST_SUITE_P(IbStrict, LaneConformance,
+                         testing::Values(&Make<false, true, kLarge, 0, false,
+                                               true, false, Keys::kStrict>));
+INSTANTIATE_TEST_SUITE_P(IbRelaxed, LaneConformance,
+                         testing::Values(&Make<false, true, kLarge, 0, false,
+                                               true, true, Keys::kRelaxed>));
+INSTANTIATE_TEST_SUITE_P(IwarpRelaxed, LaneConformance,
+                         testing::Values(&Make<true, true, kLarge, 0, false,
+                                               true, true, Keys::kRelaxed>));
 
 // Whose writes become visible in any order, until a completion orders them.
 INSTANTIATE_TEST_SUITE_P(

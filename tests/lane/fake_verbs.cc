@@ -66,19 +66,24 @@ void FakeVerbs::Install() {
     delete pd;
     return 0;
   };
-  calls.ibv_reg_mr = [](ibv_pd* pd, void* base, std::size_t length,
-                        int access) {
+  calls.ibv_reg_mr_iova2 = [](ibv_pd* pd, void* base, std::size_t length,
+                              std::uint64_t, unsigned access) -> ibv_mr* {
+    if (g_fake->options_.keys == Options::Keys::kStrict) {
+      errno = EOPNOTSUPP;
+      return nullptr;
+    }
     std::scoped_lock hold(g_fake->mutex_);
-    ++g_fake->counts_.objects;
-    auto* mr = new Mr{};
-    mr->mr.context = pd->context;
-    mr->mr.pd = pd;
-    mr->mr.addr = base;
-    mr->mr.length = length;
-    mr->mr.lkey = mr->mr.rkey = g_fake->next_key_++;
-    mr->access = access;
-    g_fake->mrs_[mr->mr.rkey] = mr;
-    return &mr->mr;
+    ++g_fake->counts_.relaxed;
+    return g_fake->NewMr(pd, base, length, static_cast<int>(access));
+  };
+  calls.ibv_reg_mr = [](ibv_pd* pd, void* base, std::size_t length,
+                        int access) -> ibv_mr* {
+    if (g_fake->options_.keys == Options::Keys::kRelaxed) {
+      errno = EINVAL;
+      return nullptr;
+    }
+    std::scoped_lock hold(g_fake->mutex_);
+    return g_fake->NewMr(pd, base, length, access);
   };
   calls.ibv_dereg_mr = [](ibv_mr* mr) {
     std::scoped_lock hold(g_fake->mutex_);
@@ -87,6 +92,25 @@ void FakeVerbs::Install() {
     delete reinterpret_cast<Mr*>(mr);
     return 0;
   };
+  Rest();
+}
+
+ibv_mr* FakeVerbs::NewMr(ibv_pd* pd, void* base, std::size_t length,
+                         int access) {
+  ++counts_.objects;
+  auto* mr = new Mr{};
+  mr->mr.context = pd->context;
+  mr->mr.pd = pd;
+  mr->mr.addr = base;
+  mr->mr.length = length;
+  mr->mr.lkey = mr->mr.rkey = next_key_++;
+  mr->access = access;
+  mrs_[mr->mr.rkey] = mr;
+  return &mr->mr;
+}
+
+void FakeVerbs::Rest() {
+  verbs::Calls& calls = verbs::calls;
   calls.ibv_create_comp_channel = [](ibv_context* context) {
     std::scoped_lock hold(g_fake->mutex_);
     ++g_fake->counts_.objects;

@@ -40,6 +40,9 @@ class FakeVerbs {
     // to the next completion at its receiver, as the specification allows
     // (ibv_query_qp_data_in_order(3)), and adaptive routing does.
     bool unordered = false;
+    // Which keys it grants.
+    enum class Keys : std::uint8_t { kAll, kStrict, kRelaxed };
+    Keys keys = Keys::kAll;
   };
   explicit FakeVerbs(const Options& options);
   ~FakeVerbs();
@@ -69,6 +72,7 @@ class FakeVerbs {
   // What must not happen, and what must be gone in the end.
   struct Counts {
     int overtaken = 0;  // WRITEs that an earlier one came after
+    int relaxed = 0;    // keys
     int overruns = 0;   // of a CQ
     int starved = 0;    // a message found no receive
     int objects = 0;    // PDs, MRs, CQs, SRQs, channels, QPs
@@ -146,6 +150,8 @@ class FakeVerbs {
   static int PostReceive(ibv_qp* qp, ibv_recv_wr* wr, ibv_recv_wr** bad);
 
   void Install();
+  void Rest();  // of it
+  ibv_mr* NewMr(ibv_pd* pd, void* base, std::size_t length, int access);
   bool Step();  // delivers one; false: nothing to do
   bool Apply(Work& work);
   bool Covers(std::uint64_t address, std::uint32_t key,

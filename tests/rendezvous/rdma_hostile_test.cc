@@ -97,7 +97,7 @@ TEST_F(HostileRdma, ForgedRequests) {
     // Cut off where rxe's padding of zeros does not make it whole.
     EXPECT_EQ(send(sound.data(), 8, none), static_cast<int>(RejCode::kRefused));
     ReqBytes bytes = sound;
-    bytes[4] = 9;
+    bytes[4] = kRdmaVersion + 1;
     EXPECT_EQ(send(bytes.data(), bytes.size(), none),
               static_cast<int>(RejCode::kOtherVersion));
     bytes = sound;
