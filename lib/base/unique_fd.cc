@@ -25,6 +25,7 @@ Set parent_fds;  // of them
 Set closing_fds;
 
 bool Has(const Set& set, int fd) {
+  if (fd < 0 || fd >= kMostInternal) return false;
   return (set[fd / 64].load(std::memory_order_acquire) >> (fd % 64) & 1) != 0;
 }
 
@@ -34,7 +35,7 @@ void Mark(Set& set, int fd, bool in) {
   if (in) {
     set[fd / 64].fetch_or(bit, std::memory_order_relaxed);
   } else if (Has(set, fd)) {
-    // (IsInternalFdOrGone reads in the other order.)
+    // IsInternalFdOrGone reads in the other order.
     set[fd / 64].fetch_and(~bit, std::memory_order_release);
   }
 }
@@ -112,17 +113,14 @@ void LowNumberForkUnlock(bool child) {
   }
 }
 
-bool IsInternalFd(int fd) {
-  return fd >= 0 && fd < kMostInternal && Has(internal_fds, fd);
-}
+bool IsInternalFd(int fd) { return Has(internal_fds, fd); }
 
 bool IsInternalFdOrGone(int fd) {
   if (IsInternalFd(fd)) return true;
   // Whoever has a new one has marked it by then.
   const LowNumber marked;
-  // (Who closes one says so before it is no internal one any more.)
-  return IsInternalFd(fd) ||
-         (fd >= 0 && fd < kMostInternal && Has(closing_fds, fd)) ||
+  // CloseRaw marks it as closing before it takes the other mark away.
+  return IsInternalFd(fd) || Has(closing_fds, fd) ||
          ::syscall(SYS_fcntl, fd, F_GETFD) < 0;
 }
 

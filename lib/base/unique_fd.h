@@ -87,9 +87,9 @@ void CloseParentFds();
 // Whether `fd` is one that RelocateHigh has given out: the application can
 // neither close nor see it.
 bool IsInternalFd(int fd);
-// The same, or that it is not open, of a number that was seen to be open: one
-// that another thread makes or closes at this moment is not marked.  Not with a
-// LowNumber held.
+// For a number that was seen to be open: whether it is internal, or is not open
+// any more.  IsInternalFd misses one that another thread is just making or
+// closing.  Not with a LowNumber held.
 bool IsInternalFdOrGone(int fd);
 
 class UniqueFd {

@@ -59,15 +59,15 @@ Channel::Channel(Core* core, base::PeerSocket fd, bool accepted)
   const long r = ::syscall(accepted ? SYS_getpeername : SYS_getsockname,
                            fd_.get(), address, &length);
   constexpr socklen_t kPath = offsetof(sockaddr_un, sun_path);
-  // A name of the file system is no socket's own: it can be unlinked and given
-  // again.
+  // A path proves nothing: it can be unlinked and bound again.
   if (r != 0 || length <= kPath || length > sizeof name ||
       name.sun_path[0] != '\0') {
     return;
   }
   name_length_ = length - kPath;
   std::memcpy(name_, name.sun_path, name_length_);
-  // One that is in every network namespace once.  (0 before Linux 5.14.)
+  // Abstract names are unique within a network namespace only.  Before Linux
+  // 5.14 the cookie stays 0.
   std::uint64_t space = 0;
   socklen_t size = sizeof space;
   ::syscall(SYS_getsockopt, fd_.get(), SOL_SOCKET, SO_NETNS_COOKIE, &space,

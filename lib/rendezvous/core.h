@@ -161,6 +161,10 @@ class Core {
   bool DrainBell();
   void WaitAnchors();
   void NoteAsioFds();
+  // A process of our own uid, or of a named user, may begin links and never
+  // prove that it has a connection.  Each new link ends those that have waited
+  // for ten seconds, and the oldest of too many.
+  void EndVainLinks();
   void ReturnRdmaLane(std::unique_ptr<lane::Lane> lane);
   template <typename Task>
   bool PostLocked(Task&& task);
@@ -179,9 +183,6 @@ class Core {
 
   // One session per end of a connection: both may be ours.
   std::unordered_map<Tuple, Session*, TupleHash> sessions_[2];
-  // Any process of ours, or of a peer that is named, may begin links that lead
-  // to nothing.
-  void EndVainLinks();
   std::vector<std::shared_ptr<PeerLink>> links_;
   std::uint64_t max_shared_ = 0;  // once it was asked for
   bool at_self_ = false;          // LookAtSelf is under way

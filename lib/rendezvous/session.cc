@@ -269,7 +269,7 @@ void Session::OfferEnded(bool known, base::Reason reason) {
 }
 
 void Session::TryName() {
-  // (It may be one again when it looks the next time.)
+  // The program may have called seteuid since Begin.
   if (base::OwnUid() == base::kNoUid) {
     return Fail(base::Reason::kPeerUid, false);
   }
@@ -394,7 +394,7 @@ void Session::OnAccept() {
 
 bool Session::Connected(base::PeerSocket fd) {
   if (PeerIsTrusted(fd.get())) return Talk(std::move(fd));
-  // (Who is another user for a moment looks again.)
+  // A program that is another user for a moment looks again.
   Fail(base::Reason::kPeerUid, base::OwnUid() != base::kNoUid);
   return false;
 }

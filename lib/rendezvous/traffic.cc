@@ -49,8 +49,8 @@ Traffic TrafficOf(int fd) {
   traffic.acked = kUnknown;
   tcp_info info{};
   socklen_t length = sizeof info;
-  // However long this thread does not run in between: sent no later than said,
-  // received no earlier.
+  // This thread may be preempted around the call.  The times must err to one
+  // side: sent_ms is no later than the truth, received_ms no earlier.
   const std::uint64_t begun = NowMs();
   const long r =
       ::syscall(SYS_getsockopt, fd, IPPROTO_TCP, TCP_INFO, &info, &length);

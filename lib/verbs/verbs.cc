@@ -270,28 +270,31 @@ Pd AllocPd(ibv_context* context, Error* error) {
 
 Mr Register(ibv_pd* pd, void* base, std::size_t length, int access,
             Error* error) {
-  // What a device has refused is not asked for first the next time.
+  // A device that grants strict keys alone is asked for those first.
   static constinit std::atomic<bool> strict_first{false};
   const base::NoCancel no_cancel;
   const bool choice = calls.ibv_reg_mr_iova2 != nullptr;
-  bool relaxed = choice && !IsIwarp(pd->context) &&
-                 !strict_first.load(std::memory_order_relaxed);
-  for (int tries = choice ? 2 : 1;; relaxed = !relaxed) {
+  const bool first = choice && !IsIwarp(pd->context) &&
+                     !strict_first.load(std::memory_order_relaxed);
+  for (const bool relaxed : {first, !first}) {
     errno = 0;
     Mr mr(relaxed
               ? (calls.ibv_reg_mr_iova2)(
                     pd, base, length, reinterpret_cast<std::uintptr_t>(base),
                     static_cast<unsigned>(access) | IBV_ACCESS_RELAXED_ORDERING)
               : (calls.ibv_reg_mr)(pd, base, length, access));
-    if (mr != nullptr) return mr;
+    if (mr != nullptr) {
+      if (relaxed != first) {
+        strict_first.store(!relaxed, std::memory_order_relaxed);
+      }
+      return mr;
+    }
     const bool refused =
         errno == EINVAL || errno == EOPNOTSUPP || errno == ENOSYS;
-    if (!refused || --tries == 0) {
-      Fail(error, "ibv_reg_mr", errno, pd->context);
-      return nullptr;
-    }
-    strict_first.store(relaxed, std::memory_order_relaxed);
+    if (!choice || !refused) break;
   }
+  Fail(error, "ibv_reg_mr", errno, pd->context);
+  return nullptr;
 }
 
 Channel CreateChannel(ibv_context* context, Error* error) {

@@ -57,9 +57,10 @@ using Id = Ptr<rdma_cm_id>;
 // All return null (false) and fill *error on failure.  The descriptors of
 // channels are close-on-exec, non-blocking, and at the top of the range.
 Pd AllocPd(ibv_context* context, Error* error);
-// Memory that is read behind a completion only, so with relaxed ordering, which
-// some devices want and others are a quarter faster with; but for iWARP, where
-// a read asks whether writes are in their place.  Strict where that is refused.
+// The memory is read behind a completion only, so its key has relaxed ordering:
+// some devices grant no other, and others are a quarter faster with it.  On
+// iWARP it is strict, because there a read asks whether writes are in their
+// place.  Where a device refuses the one, it is asked for the other.
 Mr Register(ibv_pd* pd, void* base, std::size_t length, int access,
             Error* error);
 Channel CreateChannel(ibv_context* context, Error* error);

@@ -36,9 +36,9 @@ class FakeVerbs {
     bool claims_srqs = true;  // ... and says so
     int vectors = 1;
     int max_cqs = 1000;
-    // What a WRITE has brought becomes visible when it likes, in any order, up
-    // to the next completion at its receiver, as the specification allows
-    // (ibv_query_qp_data_in_order(3)), and adaptive routing does.
+    // The bytes of WRITEs become visible in any order, up to the next
+    // completion at their receiver.  The specification allows it
+    // (ibv_query_qp_data_in_order(3)), and adaptive routing does it.
     bool unordered = false;
     // Which keys it grants.
     enum class Keys : std::uint8_t { kAll, kStrict, kRelaxed };

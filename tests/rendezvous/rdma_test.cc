@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "lib/base/foreign_fd.h"
 #include "tests/rendezvous/rdma_util.h"
 
 namespace rcsock::rendezvous {
@@ -283,6 +284,8 @@ TEST_F(RdmaTest, StopEndsLanes) {
       conductor->ReturnLane(s, std::move(s->lane));
       ::close(pair.connector);
       ::close(pair.acceptor);
+      // Another thread closes what the lanes have left.
+      base::AwaitCloses();
       const std::size_t now = OpenFds().size();
       if (round > 0) {
         // A source whose device has gone keeps an eventfd: threads may sleep on

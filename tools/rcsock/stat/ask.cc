@@ -215,12 +215,12 @@ void AskAll(const CollectOptions& options, pid_t self,
   const std::vector<std::string> names = Names();
   std::vector<Question> open;
   std::uint64_t room = kMostStreams;
-  // Each has its own time: those that are silent keep the others waiting, but
-  // take nothing from theirs.
-  // Whoever makes many that say nothing does not keep us for long.
+  // Somebody may have made many names that answer nothing.
   const std::uint64_t end =
       base::NowNs() +
       static_cast<std::uint64_t>(options.timeout_ms) * kMostTimes * 1'000'000;
+  // Each has its own time: those that are silent keep the others waiting, but
+  // take nothing from theirs.
   for (std::size_t next = 0; next < names.size() || !open.empty();) {
     if (base::NowNs() > end) return;
     while (open.size() < kAtOnce && next < names.size()) {

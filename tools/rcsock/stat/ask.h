@@ -9,9 +9,9 @@
 
 namespace rcsock::tools {
 
-// Asks every process that can be asked (those with a conductor), all at once,
-// but for `self`, unless options name it.  `found` is called for each as soon
-// as it has answered, or has not in time; until that says false.
+// Asks every process that has a conductor, 256 at a time.  It asks `self` only
+// where the options name it.  `found` gets each process as soon as it has
+// answered or its time is over; where it returns false, no more are asked.
 void AskAll(const CollectOptions& options, pid_t self,
             const std::function<bool(ProcessPicture)>& found);
 

@@ -62,8 +62,8 @@ bool Tell(int fd, const ProcessPicture& process) {
   return true;
 }
 
-// The child, which keeps nothing of its parent's: somebody may wait for the end
-// of that one's output.
+// The child.  It keeps no descriptor of its parent's, because somebody may wait
+// for the end of the parent's output.
 [[noreturn]] void AskAndTell(const CollectOptions& options, pid_t self,
                              int pipe) {
   constexpr int kPipe = 3;
@@ -142,13 +142,14 @@ class Hearing {
 Found FindApart(const CollectOptions& options) {
   const pid_t self = ::getpid();
   int ends[2];
-  if (::pipe2(ends, O_CLOEXEC) != 0) return {};
+  // Without an answer each is shown as silent.
+  if (::pipe2(ends, O_CLOEXEC) != 0) return {{}, PreloadedProcesses()};
   base::UniqueFd from(ends[0]);
   base::UniqueFd to(ends[1]);
   // Nobody waits for it.
   ::signal(SIGCHLD, SIG_IGN);
   const pid_t child = ::fork();
-  if (child < 0) return {};
+  if (child < 0) return {{}, PreloadedProcesses()};
   if (child == 0) AskAndTell(options, self, to.get());
   to.reset();
   // An answer takes its time-out; the look at files hardly any.

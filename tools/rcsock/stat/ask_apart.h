@@ -14,10 +14,10 @@ struct Found {
   std::vector<pid_t> preloaded;  // that have the preload in their memory
 };
 
-// AskAll, and a look at all processes, in a process of its own, which is waited
-// for no longer than for some seconds: what a false process answers with may be
-// a file whose close no signal ends (FUSE's waits for its daemon), and what one
-// has in its memory may be of such a file system.
+// Runs AskAll, and looks at the files that processes have mapped, in a child.
+// The parent waits for the child for some seconds at most.  A false process may
+// answer with a file of FUSE, or have one mapped, and such a file can block
+// whoever reads or closes it, past any signal.
 Found FindApart(const CollectOptions& options);
 
 }  // namespace rcsock::tools

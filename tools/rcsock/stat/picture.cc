@@ -85,8 +85,8 @@ class Guess {
 
 Picture Collect(const CollectOptions& options) {
   Picture picture;
-  // Of itself a process need not be wary; what it forked would have its
-  // streams.
+  // doctor's probe asks itself.  It trusts its own answer, and a child of it
+  // would take its streams back to TCP.
   Found found;
   if (options.pid == ::getpid()) {
     AskAll(options, options.pid, [&](ProcessPicture process) {
