@@ -4,14 +4,18 @@
 #include <linux/sched.h>
 #include <linux/seccomp.h>
 #include <sched.h>
+#include <signal.h>
 #include <sys/prctl.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstddef>
 #include <cstdint>
+#include <cstring>
 
+#include "lib/base/clock.h"
 #include "lib/base/guard.h"
 #include "lib/base/internal.h"
 #include "lib/base/unique_fd.h"
@@ -19,6 +23,7 @@
 #include "lib/posix/hooks.h"
 #include "lib/posix/last_thread.h"
 #include "lib/posix/process.h"
+#include "lib/posix/signals.h"
 #include "lib/posix/sock.h"
 #include "lib/posix/sock_plain.h"
 #include "lib/posix/table.h"
@@ -49,6 +54,125 @@ void Taken(int fd) {
   struct stat what {};
   if (::fstat(fd, &what) != 0 || !S_ISSOCK(what.st_mode)) return;
   PinBySocket(what.st_ino, base::Reason::kPinnedScmRights);
+}
+
+long Refused(int error) {
+  errno = error;
+  return -1;
+}
+
+// What a raw call points to, read as the kernel reads it.  False: EFAULT.
+template <class T>
+bool Get(long argument, T* to) {
+  BeforeLooking();
+  return !Null(At<void>(argument)) &&
+         base::TryGet(to, At<void>(argument), sizeof *to);
+}
+
+// The signal mask of a raw call.
+class Mask {
+ public:
+  // Returns 0, or the kernel's error.
+  int Read(long at, long size) {
+    if (at == 0) return 0;
+    std::uint64_t kernels;
+    if (Size(size) != sizeof kernels) return EINVAL;
+    if (!Get(at, &kernels)) return EFAULT;
+    ::sigemptyset(&mask_);
+    std::memcpy(&mask_, &kernels, sizeof kernels);
+    there_ = true;
+    return 0;
+  }
+  const sigset_t* get() const { return there_ ? &mask_ : nullptr; }
+
+ private:
+  sigset_t mask_;
+  bool there_ = false;
+};
+
+// The time-out of a raw call, which the kernel overwrites with what is left.
+class TimeLeft {
+ public:
+  // Returns 0, or the kernel's error.
+  int Read(long at) {
+    if (at == 0) return 0;
+    if (!Get(at, &limit_)) return EFAULT;
+    if (!hook::Valid(&limit_)) return EINVAL;
+    at_ = At<timespec>(at);
+    start_ = base::NowNs();
+    return 0;
+  }
+  const timespec* get() const { return at_ != nullptr ? &limit_ : nullptr; }
+  // (A time that can't be written the kernel leaves as it is.)
+  long Write(long result) const {
+    if (at_ == nullptr || (limit_.tv_sec == 0 && limit_.tv_nsec == 0)) {
+      return result;
+    }
+    constexpr std::uint64_t kSecond = 1'000'000'000;
+    const std::uint64_t spent = base::NowNs() - start_;
+    timespec left{limit_.tv_sec - static_cast<time_t>(spent / kSecond),
+                  limit_.tv_nsec - static_cast<long>(spent % kSecond)};
+    if (left.tv_nsec < 0) {
+      left.tv_nsec += kSecond;
+      --left.tv_sec;
+    }
+    if (left.tv_sec < 0) left = {0, 0};
+    base::TryPut(at_, &left, sizeof left);
+    return result;
+  }
+
+ private:
+  timespec limit_;
+  timespec* at_ = nullptr;
+  std::uint64_t start_ = 0;
+};
+
+long Ppoll(const long (&a)[kArguments]) {
+  TimeLeft time;
+  if (const int error = time.Read(a[2])) return Refused(error);
+  Mask mask;
+  if (const int error = mask.Read(a[3], a[4])) return Refused(error);
+  return time.Write(hook::ppoll(At<pollfd>(a[0]), static_cast<nfds_t>(a[1]),
+                                time.get(), mask.get()));
+}
+
+long Select(const long (&a)[kArguments]) {
+  timeval limit;
+  if (a[4] != 0 && !Get(a[4], &limit)) return Refused(EFAULT);
+  const long result =
+      hook::select(Fd(a[0]), At<fd_set>(a[1]), At<fd_set>(a[2]),
+                   At<fd_set>(a[3]), a[4] != 0 ? &limit : nullptr);
+  if (a[4] != 0) base::TryPut(At<void>(a[4]), &limit, sizeof limit);
+  return result;
+}
+
+long Pselect(const long (&a)[kArguments]) {
+  // (Six arguments are all that the kernel takes: the last one points to two.)
+  long masks[2] = {0, 0};
+  if (a[5] != 0 && !Get(a[5], &masks)) return Refused(EFAULT);
+  TimeLeft time;
+  if (const int error = time.Read(a[4])) return Refused(error);
+  Mask mask;
+  if (const int error = mask.Read(masks[0], masks[1])) return Refused(error);
+  return time.Write(hook::pselect(Fd(a[0]), At<fd_set>(a[1]), At<fd_set>(a[2]),
+                                  At<fd_set>(a[3]), time.get(), mask.get()));
+}
+
+long EpollPwait(const long (&a)[kArguments]) {
+  Mask mask;
+  if (const int error = mask.Read(a[4], a[5])) return Refused(error);
+  return hook::epoll_pwait(Fd(a[0]), At<epoll_event>(a[1]), Fd(a[2]), Fd(a[3]),
+                           mask.get());
+}
+
+// (What is left of the time the kernel does not tell here.)
+long EpollPwait2(const long (&a)[kArguments]) {
+  TimeLeft time;
+  if (const int error = time.Read(a[3])) return Refused(error);
+  Mask mask;
+  if (const int error = mask.Read(a[4], a[5])) return Refused(error);
+  return hook::epoll_pwait2(Fd(a[0]), At<epoll_event>(a[1]), Fd(a[2]),
+                            time.get(), mask.get());
 }
 
 // Calls on one descriptor, the first argument, which is followed.  False: not
@@ -140,12 +264,10 @@ bool OnDescriptor(long number, const long (&a)[kArguments], long* result) {
       *result = hook::epoll_wait(fd, At<epoll_event>(a[1]), Fd(a[2]), Fd(a[3]));
       return true;
     case SYS_epoll_pwait:
-      *result = hook::epoll_pwait(fd, At<epoll_event>(a[1]), Fd(a[2]), Fd(a[3]),
-                                  At<sigset_t>(a[4]));
+      *result = EpollPwait(a);
       return true;
     case SYS_epoll_pwait2:
-      *result = hook::epoll_pwait2(fd, At<epoll_event>(a[1]), Fd(a[2]),
-                                   At<timespec>(a[3]), At<sigset_t>(a[4]));
+      *result = EpollPwait2(a);
       return true;
     default:
       return false;
@@ -185,11 +307,11 @@ long Syscall(long number, const long (&a)[kArguments]) {
     case SYS_poll:
       return hook::poll(At<pollfd>(a[0]), static_cast<nfds_t>(a[1]), Fd(a[2]));
     case SYS_ppoll:
-      return hook::ppoll(At<pollfd>(a[0]), static_cast<nfds_t>(a[1]),
-                         At<timespec>(a[2]), At<sigset_t>(a[3]));
+      return Ppoll(a);
     case SYS_select:
-      return hook::select(Fd(a[0]), At<fd_set>(a[1]), At<fd_set>(a[2]),
-                          At<fd_set>(a[3]), At<timeval>(a[4]));
+      return Select(a);
+    case SYS_pselect6:
+      return Pselect(a);
     case SYS_execve:
       return hook::execve(At<char>(a[0]), At<char*>(a[1]), At<char*>(a[2]));
     case SYS_fork:
@@ -201,12 +323,16 @@ long Syscall(long number, const long (&a)[kArguments]) {
       hook::BeforeClone(static_cast<unsigned long>(a[0]));
       break;
     case SYS_clone3:
-      if (!Null(At<void>(a[0])) && Size(a[1]) >= CLONE_ARGS_SIZE_VER0) {
-        const auto* asked = At<clone_args>(a[0]);
-        if (ClonesAsFork(asked->flags) && asked->stack == 0) {
+      // (What is not there, or too short, the kernel refuses.)
+      if (std::uint64_t asked[CLONE_ARGS_SIZE_VER0 / sizeof(std::uint64_t)];
+          Size(a[1]) >= sizeof asked && Get(a[0], &asked)) {
+        const std::uint64_t flags =
+            asked[offsetof(clone_args, flags) / sizeof *asked];
+        if (ClonesAsFork(flags) &&
+            asked[offsetof(clone_args, stack) / sizeof *asked] == 0) {
           return ForkWithoutHandlers(kernel);
         }
-        hook::BeforeClone(asked->flags);
+        hook::BeforeClone(flags);
       }
       break;
     case SYS_exit:
@@ -259,6 +385,7 @@ long Syscall(long number, const long (&a)[kArguments]) {
 
 void BeforeAio(long count, void** blocks) {
   if (count <= 0 || Null(blocks)) return;
+  BeforeLooking();
   for (long i = 0; i < count; ++i) {
     // (The kernel says so.)
     void* block;

@@ -259,8 +259,17 @@ int WithUnread(int fd, epoll_event* events, int capacity, Wait&& wait) {
   }
   if (!AnyUnread()) return wait(events, capacity, false);
   EpollSet* set = LookupSet(fd);
+  // A level-triggered registration has something at each call: once such
+  // registrations have filled the room, the rest of the set is asked first.
+  static thread_local bool rest_first = false;
+  if (rest_first) {
+    rest_first = false;
+    const int rest = wait(events, capacity, true);
+    if (rest != 0) return rest;
+  }
   const int found =
       set != nullptr ? EpollFindsUnread(set, events, capacity) : 0;
+  rest_first = found > 0 && found == capacity;
   if (found == 0) {
     if (NowhereToTell(events)) [[unlikely]] {
       errno = EFAULT;

@@ -37,20 +37,21 @@ constinit std::uint64_t ask_from_ns = 0;  // /proc is not asked before
 // Of the registrations of `set` that are asked about, /proc says which the
 // kernel has already reported: only the flag bits of their events are left.
 // The kernel writes a line for each that is in the set, from the first on,
-// whatever is read of them: as dear for one as for all.
-void AskKernel(EpollSet* set) {
+// whatever is read of them: as dear for one as for all.  False: /proc does not
+// say.
+bool AskKernel(EpollSet* set) {
   char path[64];
   std::snprintf(path, sizeof path, "/proc/thread-self/fdinfo/%d", set->fd());
   const base::UniqueFd file(base::OpenHigh([&] {
     return ::syscall(SYS_openat, AT_FDCWD, path, O_RDONLY | O_CLOEXEC);
   }));
-  if (!file.ok()) return;
+  if (!file.ok()) return false;
   static char text[16384];  // interest_latch's
   std::size_t length = 0;
   for (;;) {
     const long n = ::syscall(SYS_read, file.get(), text + length,
                              sizeof text - 1 - length);
-    if (n <= 0) break;
+    if (n <= 0) return n == 0;
     length += static_cast<std::size_t>(n);
     text[length] = 0;
     char* line = text;
@@ -93,13 +94,19 @@ void AskKernelOf(Sock* first) {
     for (Interest* i = sock->interests; i != nullptr; i = i->next_of_sock) {
       if (!i->asked) continue;
       EpollSet* const set = i->set;
-      AskKernel(set);
+      const bool known = AskKernel(set);
       for (Sock* other = sock; other != nullptr; other = other->moving_next) {
         for (Interest* k = other->interests; k != nullptr;
              k = k->next_of_sock) {
-          if (k->set == set) k->asked = false;
+          if (k->set != set || !std::exchange(k->asked, false) || known) {
+            continue;
+          }
+          // Told or armed, nobody can say: the kernel, which knows, keeps it.
+          Registry::LeaveUser(k);
+          other->interests_stay = base::Reason::kPinnedOption;
         }
       }
+      if (!known) set->EndOnceMove();
     }
   }
   // Streams of a large set that come one by one would ask for all of it each
@@ -123,7 +130,7 @@ void MoveAll() {
     for (Interest* i = sock->interests; i != nullptr; i = i->next_of_sock) {
       if (!i->in_kernel) continue;
       if (!Registry::EnterUser(i)) {
-        sock->interests_stay = true;
+        sock->interests_stay = base::Reason::kNoMemory;
         continue;
       }
       if ((i->events.load() & EPOLLONESHOT) == 0) continue;
@@ -171,11 +178,12 @@ void MoveWaiting() {
     interest_latch.lock();
     Sock* const next = std::exchange(sock->moving_next, nullptr);
     sock->moves = false;
-    const bool stay = std::exchange(sock->interests_stay, false);
+    const base::Reason stay =
+        std::exchange(sock->interests_stay, base::Reason::kNone);
     // Since MoveAll it has been to TCP and back.
     const bool anew = sock->mode() == Mode::kEngine && !sock->interests_user;
     interest_latch.unlock();
-    if (stay) sock->LeaveForGood(base::Reason::kNoMemory);
+    if (stay != base::Reason::kNone) sock->LeaveForGood(stay);
     if (!anew || InterestsToUser(sock)) sock->Moved();
     sock->Unref();
     sock = next;
@@ -211,10 +219,11 @@ bool InterestsToUser(Sock* sock) {
   Sock* const waiting = std::exchange(moving, sock);
   MoveAll();
   moving = waiting;
-  const bool stay = std::exchange(sock->interests_stay, false);
+  const base::Reason stay =
+      std::exchange(sock->interests_stay, base::Reason::kNone);
   interest_latch.unlock();
   // A registration can't leave the kernel, which sees TCP alone.
-  if (stay) sock->LeaveForGood(base::Reason::kNoMemory);
+  if (stay != base::Reason::kNone) sock->LeaveForGood(stay);
   return true;
 }
 

@@ -95,16 +95,18 @@ class Polling {
     bool in_vain = false;
     for (;;) {
       // One that was ours a moment ago may have left some.
-      if (AnyUnread() && PollFindsUnread(fds_, count_)) {
-        LookKernel(0, false, nullptr);
-        return AddUnread(fds_, count_, Merge());
-      }
+      const bool unread = AnyUnread() && PollFindsUnread(fds_, count_, select_);
       bool again = false;
       int found = LookStreams(&again);
-      if (again && found == 0) {
+      if (again && (found == 0 || unread)) {
         if (!Split()) return Faulted();
         kernel_look_ = 0;
         continue;
+      }
+      if (unread) {
+        LookKernel(0, false, nullptr);
+        LookBeside();
+        return AddUnread(fds_, count_, Merge());
       }
       // (A mere look, without waiting, is complete.)
       const bool look = found > 0 ? timeout_ns_ == 0 || OweLook() : KernelDue();

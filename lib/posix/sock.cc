@@ -142,7 +142,7 @@ Sock* Sock::New(stream::Role role, bool is_nonblock) {
 void Sock::Reset() {
   const base::Config& config = base::GetConfig();
   interests_user = false;
-  interests_stay = false;
+  interests_stay = base::Reason::kNone;
   listening.store(false, std::memory_order_relaxed);
   rcv_timeout_ns.store(0, std::memory_order_relaxed);
   snd_timeout_ns.store(0, std::memory_order_relaxed);

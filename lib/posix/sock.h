@@ -353,7 +353,8 @@ class Sock final : public SockLayout {
   ssize_t RecvV(const iovec* iov, int count, bool peek) override;
   int ShutdownWrite() override;
   bool AtMark() override;
-  bool Broken() override;
+  bool Broken() const;
+  bool Ended() override;
 
   // --- Processes (process.cc)
   // One step of ToPlain, without waiting.  True: it is the kernel's.

@@ -95,7 +95,8 @@ class alignas(64) SockLayout : public File,
 
   // --- Readiness (interests.cc, poll.cc)
   bool interests_user = false;  // they are in user space; interest_latch's
-  bool interests_stay = false;  // one could not get there; interest_latch's
+  // Why a registration could not get there; interest_latch's.
+  base::Reason interests_stay = base::Reason::kNone;
   // They wait to be there; written with interest_latch.
   std::atomic<bool> moves{false};
   Sock* moving_next = nullptr;

@@ -108,8 +108,14 @@ std::uint32_t KernelInput(int fd) {
 
 // (Or POLLERR is nothing but a completion of MSG_ZEROCOPY: the stream proposes
 // when that has been taken.)
-bool Sock::Broken() {
+// To the kernel it has been reset, which the next write is to hear of.
+bool Sock::Broken() const {
   pollfd one{fd(), 0, 0};
+  return base::PollNow(&one) > 0;
+}
+
+bool Sock::Ended() {
+  pollfd one{fd(), POLLRDHUP, 0};
   return base::PollNow(&one) > 0;
 }
 

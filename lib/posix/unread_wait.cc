@@ -26,9 +26,11 @@ bool IsSet(const fd_set* set, int fd) {
 
 }  // namespace
 
-bool PollFindsUnread(const pollfd* fds, nfds_t count) {
+bool PollFindsUnread(const pollfd* fds, nfds_t count, bool select) {
   for (nfds_t i = 0; i < count; ++i) {
     if ((fds[i].events & kReadable) != 0 && HasUnread(fds[i].fd)) return true;
+    // (An error is no exception.)
+    if (select && (fds[i].events & (POLLIN | POLLOUT)) == 0) continue;
     if (HasError(fds[i].fd)) return true;
   }
   return false;
@@ -78,9 +80,17 @@ int SelectUnread::Add(fd_set* in, fd_set* out, int found) const {
 
 int EpollFindsUnread(EpollSet* set, epoll_event* events, int capacity) {
   if (events == nullptr) return 0;
+  // Where the last look of this thread ran out of room: each stream has its
+  // turn.
+  static thread_local int first = 0;
   int found = 0;
-  const int top = fd_high.load(std::memory_order_relaxed);
-  for (int fd = 0; fd <= top && found < capacity; ++fd) {
+  const int count = fd_high.load(std::memory_order_relaxed) + 1;
+  for (int n = 0, fd = first < count ? first : 0; n < count;
+       ++n, fd = fd + 1 < count ? fd + 1 : 0) {
+    if (found == capacity) {
+      first = fd;
+      break;
+    }
     Sock* sock = LookupSock(fd);
     if (sock == nullptr || sock->fd() != fd ||
         (sock->UnreadBytes() == 0 && !sock->HasError())) {

@@ -16,9 +16,9 @@ class EpollSet;
 // The same of completions of MSG_ZEROCOPY that the kernel does not know of,
 // which are an error to whoever waits.
 
-// Whether poll would find some; and then, after it has been called without a
-// time-out, adds them to its answer.
-bool PollFindsUnread(const pollfd* fds, nfds_t count);
+// Whether poll, or `select`, would find some; and then, after it has been
+// called without a time-out, adds them to its answer.
+bool PollFindsUnread(const pollfd* fds, nfds_t count, bool select = false);
 int AddUnread(pollfd* fds, nfds_t count, int found);
 
 // The same for select: the sets as they were asked, for Add.

@@ -11,6 +11,7 @@
 #include "lib/posix/hooks.h"
 #include "lib/posix/passing.h"
 #include "lib/posix/process.h"
+#include "lib/posix/signals.h"
 #include "lib/posix/table.h"
 #include "lib/posix/user_arguments.h"
 
@@ -82,6 +83,7 @@ void Look(const io_uring_sqe& request) {
     case IORING_OP_SENDMSG:
     case IORING_OP_SENDMSG_ZC: {
       const auto* message = reinterpret_cast<const msghdr*>(request.addr);
+      BeforeLooking();
       if (!Null(message)) BeforePassing(message);
       break;
     }

@@ -35,8 +35,8 @@ void Stream::SendProbe() {
 }
 
 // On our ACK a peer that has closed lets go of its lane, and the credit that it
-// has given before FIN may still be in its device.  So it is asked first: what
-// has landed there has been read, or is answered by a reset.
+// has given before FIN may still be in its device.  So it is asked first: it
+// names what it has read.
 void Stream::AskWhatIsRead() {
   if (!pclosed_ || tx_ != Tx::kLane || !LaneUsable() || fin_sent_ ||
       probe_out_ || AckedOff() >= tx_off()) {
@@ -104,7 +104,8 @@ void Stream::OnProbe() {
   // than one answer waits here.  Another would fill our memory.
   constexpr std::size_t kMostWaiting = 4096;
   if (out_.size() > kMostWaiting) return;
-  const std::uint64_t landed = InOff() + lane_->Readable();
+  // (What lands behind our close nobody reads: its writer is to hear of that.)
+  const std::uint64_t landed = InOff() + (closed_ ? 0 : lane_->Readable());
   // It asks after a silence: if this process is killed now, or later, it should
   // know what has been read, as TCP would.
   lane_->Credit();

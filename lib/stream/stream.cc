@@ -113,7 +113,7 @@ ssize_t Stream::WriteNow(const iovec* iov, int count, std::size_t total) {
         if (so_error_ != 0) return -TakeError();
         return tx_broken_ ? -EPIPE : -EAGAIN;
       }
-      if (MayPropose() && !anchor_->Broken()) {
+      if (MayPropose() && !anchor_->Ended()) {
         int i = 0;
         while (iov[i].iov_len == 0) ++i;
         // (Of bytes that can't be read the kernel takes what it takes, and says

@@ -34,9 +34,9 @@ class Anchor {
   // What comes next lies behind the mark of urgent data, which no call that has
   // read something goes past.
   virtual bool AtMark() { return false; }
-  // It has been reset, which the next write is to hear of: the application may
-  // know it, from the kernel.
-  virtual bool Broken() { return false; }
+  // It has been reset, or the peer's end has come.  TCP answers the next write,
+  // and no switch could be completed.
+  virtual bool Ended() { return false; }
 };
 
 struct Limits {

@@ -14,7 +14,10 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <iterator>
 #include <set>
+#include <thread>
+#include <utility>
 #include <vector>
 
 #include "tests/posix/bulk.h"
@@ -204,6 +207,74 @@ Case close_then_fork(
       Result("send", n);
       Barrier();
     });
+
+// What is sent behind the peer's close is taken once: the answer to it is a
+// reset, of which the next send tells, however soon behind the close the first
+// one comes.  (Not amid a switch, which kSwitchUs are enough for.)
+constexpr useconds_t kSwitchUs = 20'000;
+void SendTwice(int fd, int delay_us) {
+  if (delay_us > 0) ::usleep(static_cast<useconds_t>(delay_us));
+  Log("behind %d us", delay_us);
+  Result("first", ::send(fd, "abcd", 4, MSG_NOSIGNAL));
+  ::usleep(100'000);
+  Result("second", ::send(fd, "abcd", 4, MSG_NOSIGNAL));
+  Result("third", ::send(fd, "abcd", 4, MSG_NOSIGNAL));
+  char byte;
+  Result("recv", ::recv(fd, &byte, 1, 0));
+  ::close(fd);
+}
+
+constexpr int kDelaysUs[] = {0, 0, 0, 0, 20, 50, 100, 200, 500, 2000, 20'000};
+
+Case send_behind_close(
+    "send_behind_close",
+    [](int) {
+      const int listener = ListenAndTell();
+      for (std::size_t i = 0; i < std::size(kDelaysUs); ++i) {
+        const int fd = Accept(listener);
+        Warm(fd);
+        ::usleep(kSwitchUs);
+        Barrier();
+        ::close(fd);
+        Barrier();
+      }
+      ::close(listener);
+    },
+    [](int) {
+      const int port = HearPort();
+      for (const int delay_us : kDelaysUs) {
+        const int fd = Connect(port);
+        Warm(fd);
+        Barrier();
+        Barrier();
+        SendTwice(fd, delay_us);
+      }
+    },
+    {.warm = false, .connect = false, .seconds = 60});
+
+// The same where the process that sends has closed the other end itself: no
+// thread has heard of the close yet.
+Case send_behind_own_close(
+    "send_behind_own_close", [](int) {},
+    [](int) {
+      int port;
+      const int listener = Listen(&port);
+      for (const int delay_us : kDelaysUs) {
+        for (const bool accepted : {false, true}) {
+          int fd = Connect(port);
+          int other = Accept(listener);
+          std::thread answers([other] { WarmAs(other, false); });
+          WarmAs(fd, true);
+          answers.join();
+          ::usleep(kSwitchUs);
+          if (accepted) std::swap(fd, other);
+          ::close(other);
+          SendTwice(fd, delay_us);
+        }
+      }
+      ::close(listener);
+    },
+    {.warm = false, .connect = false, .seconds = 60});
 
 Case shutdown_read(
     "shutdown_read",

@@ -10,6 +10,7 @@
 
 #include <cerrno>
 #include <cstdio>
+#include <cstdlib>
 #include <vector>
 
 #include "tests/posix/pair.h"
@@ -131,6 +132,60 @@ Case oneshot_crowd(
       ::close(listener);
     },
     {.warm = false, .connect = false, .seconds = 40});
+
+// One report of each registration, too, where no /proc tells what the kernel
+// has told: of a connection that begins there, and of one that was there
+// before.
+Case oneshot_chroot(
+    "oneshot_in_chroot",
+    [](int fd) {
+      const int port = static_cast<int>(Hear());
+      const int other = Connect(port);
+      for (const int one : {fd, other}) {
+        SendAll(one, "a", 1);
+        Echo(one, 3000);
+        SendAll(one, "b", 1);
+        Barrier();
+        Echo(one, 100);
+        LogDrain(one);
+      }
+      ::close(other);
+    },
+    [](int fd) {
+      int port = 0;
+      const int listener = Listen(&port);
+      char empty[] = "/tmp/rcsock-moves.XXXXXX";
+      CHECK_THAT(::mkdtemp(empty) != nullptr);
+      if (::chroot(empty) != 0) {
+        std::fprintf(stderr, "SKIPPED: no chroot here: %s\n", ErrorName(errno));
+      }
+      ::rmdir(empty);
+      Tell(port);
+      const int other = Accept(listener);
+      const int set = NewSet();
+      const int armed_set = NewSet();
+      char byte;
+      for (const int one : {fd, other}) {
+        Ctl(set, EPOLL_CTL_ADD, one, EPOLLIN | EPOLLONESHOT);
+        LogWait("once", set, kLong);
+        RecvAll(one, &byte, 1);
+        Ctl(armed_set, EPOLL_CTL_ADD, one, EPOLLIN | EPOLLONESHOT);
+        Call(one, 3000);
+        AwaitBytes(one, 1);
+        LogWait("spent", set, kQuiet);
+        LogWait("armed", armed_set, kLong);
+        LogWait("spent, too", armed_set, kQuiet);
+        Result("mod", Ctl(set, EPOLL_CTL_MOD, one, EPOLLIN | EPOLLONESHOT));
+        LogWait("armed again", set, kLong);
+        LogWait("spent again", set, kQuiet);
+        RecvAll(one, &byte, 1);
+        Barrier();
+        Call(one, 100);
+        ::shutdown(one, SHUT_WR);
+      }
+      for (const int one : {set, armed_set, other, listener}) ::close(one);
+    },
+    {.warm = false});
 
 // A thread of the peer demotes while this end sleeps in each kind of wait.
 Case demotion_asleep(

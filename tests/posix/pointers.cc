@@ -11,6 +11,7 @@
 #include <sys/select.h>
 #include <sys/sendfile.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
@@ -441,6 +442,107 @@ Case beside(
       Done(fd);
     });
 
+// Calls by syscall(2), to which libc adds nothing: neither its own reading of a
+// time, nor the size of a mask.
+template <class Say>
+void Raw(Say&& say, int fd, const Edge& edge) {
+  char* const bad = edge.end;
+  pollfd one{fd, POLLOUT, 0};
+  fd_set out;
+  FD_ZERO(&out);
+  FD_SET(fd, &out);
+  const std::uint64_t none = 0;
+  const void* const masks[] = {&none, bad};
+  const struct {
+    const void* mask;
+    std::size_t size;
+  } bad_mask{bad, sizeof none}, wrong_size{&none, 128};
+  const timespec no_time{0, 1'000'000'000};
+  const timeval past{-1, 0};
+  const int set = ::epoll_create1(EPOLL_CLOEXEC);
+  epoll_event event{};
+  event.events = EPOLLOUT;
+  ::epoll_ctl(set, EPOLL_CTL_ADD, fd, &event);
+  say("io_submit", ::syscall(SYS_io_submit, 0, 1, bad));
+  say("clone3", ::syscall(SYS_clone3, bad, 88));
+  say("clone3 of a half", ::syscall(SYS_clone3, bad - 8, 88));
+  say("clone3, short", ::syscall(SYS_clone3, bad, 8));
+  say("poll", ::syscall(SYS_poll, bad, 1, 0));
+  say("select, time", ::syscall(SYS_select, 0, 0, 0, 0, bad));
+  say("select, half a time", ::syscall(SYS_select, 0, 0, 0, 0, bad - 8));
+  say("select, no time", ::syscall(SYS_select, 0, 0, 0, 0, &past));
+  say("select, set", ::syscall(SYS_select, fd + 1, 0, bad, 0, 0));
+  say("pselect6, time", ::syscall(SYS_pselect6, 0, 0, 0, 0, bad, 0));
+  say("pselect6, no time", ::syscall(SYS_pselect6, 0, 0, 0, 0, &no_time, 0));
+  say("pselect6, masks", ::syscall(SYS_pselect6, fd + 1, 0, &out, 0, 0, bad));
+  say("pselect6, mask",
+      ::syscall(SYS_pselect6, fd + 1, 0, &out, 0, 0, &bad_mask));
+  say("pselect6, its size",
+      ::syscall(SYS_pselect6, fd + 1, 0, &out, 0, 0, &wrong_size));
+  say("pselect6, set", ::syscall(SYS_pselect6, fd + 1, 0, bad, 0, 0, 0));
+  say("ppoll", ::syscall(SYS_ppoll, bad, 1, 0, 0, 0));
+  say("ppoll, time", ::syscall(SYS_ppoll, &one, 1, bad, 0, 0));
+  say("ppoll, no time", ::syscall(SYS_ppoll, &one, 1, &no_time, 0, 0));
+  for (const void* const mask : masks) {
+    for (const std::size_t size : {0, 4, 8, 16, 128}) {
+      if (mask == &none && size == sizeof none) continue;
+      say("ppoll, mask", ::syscall(SYS_ppoll, &one, 1, 0, mask, size));
+      say("epoll_pwait, mask",
+          ::syscall(SYS_epoll_pwait, set, &event, 1, 0, mask, size));
+      say("epoll_pwait2, mask",
+          ::syscall(SYS_epoll_pwait2, set, &event, 1, 0, mask, size));
+    }
+  }
+  say("epoll_pwait2, time",
+      ::syscall(SYS_epoll_pwait2, set, &event, 1, bad, 0, 0));
+  say("epoll_pwait2, no time",
+      ::syscall(SYS_epoll_pwait2, set, &event, 1, &no_time, 0, 0));
+  ::close(set);
+}
+
+Case raw_calls(
+    "raw_calls",
+    [](int fd) {
+      Answer(fd);
+      Peer(fd);
+    },
+    [](int fd) {
+      Ask(fd);
+      for (const int protection : kUnreadable) {
+        Log("%s", Name(protection));
+        const Edge edge(protection);
+        Raw([](const char* what, long n) { Result(what, n); }, fd, edge);
+      }
+      // A mask that ends with the page is read no further.
+      const Edge edge(kHole);
+      char* const mask = edge.end - 8;
+      pollfd one{fd, POLLOUT, 0};
+      Result("ppoll", ::syscall(SYS_ppoll, &one, 1, 0, mask, 8));
+      const int set = ::epoll_create1(EPOLL_CLOEXEC);
+      epoll_event event{};
+      event.events = EPOLLOUT;
+      CHECK_THAT(::epoll_ctl(set, EPOLL_CTL_ADD, fd, &event) == 0);
+      Result("epoll_pwait",
+             ::syscall(SYS_epoll_pwait, set, &event, 1, -1, mask, 8));
+      Result("epoll_pwait2",
+             ::syscall(SYS_epoll_pwait2, set, &event, 1, 0, mask, 8));
+      ::close(set);
+      // What is left of the time has no place: nobody is told.
+      const Edge constant(PROT_READ);
+      CHECK_THAT(
+          ::mprotect(constant.end, edge::kRoom, PROT_READ | PROT_WRITE) == 0);
+      *At<timespec>(constant, 0) = {5, 0};
+      CHECK_THAT(::mprotect(constant.end, edge::kRoom, PROT_READ) == 0);
+      Result("ppoll", ::syscall(SYS_ppoll, &one, 1, constant.end, 0, 0));
+      fd_set out;
+      FD_ZERO(&out);
+      FD_SET(fd, &out);
+      Result("select", ::syscall(SYS_select, fd + 1, 0, &out, 0, constant.end));
+      Result("pselect6",
+             ::syscall(SYS_pselect6, fd + 1, 0, &out, 0, constant.end, 0));
+      Done(fd);
+    });
+
 // In a process that has had no lane, and needs none: the same.
 void Untouched(const char* what, int fd) {
   const Edge edge(kHole);
@@ -448,6 +550,7 @@ void Untouched(const char* what, int fd) {
   const auto say = [what](const char* call, long n) {
     Log("%s: %s: %s", what, call, n < 0 ? ErrorName(errno) : "done");
   };
+  Raw(say, fd, edge);
   char byte;
   iovec iov{&byte, 1};
   msghdr message{};

@@ -5,6 +5,7 @@
 #include <liburing.h>
 #include <poll.h>
 #include <sys/epoll.h>
+#include <sys/select.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -147,6 +148,58 @@ Case raw_waits(
       Result("close", ::syscall(SYS_close, copy));
       Result("read closed", ::syscall(SYS_read, copy, text, sizeof text));
       Result("read null", ::syscall(SYS_read, -1, nullptr, 1));
+    });
+
+// What is left of a time-out is told, but by epoll_pwait2.
+Case raw_times(
+    "raw_times", [](int fd) { LogDrain(fd); },
+    [](int fd) {
+      pollfd one{};
+      fd_set in;
+      fd_set out;
+      timespec time;
+      timeval brief;
+      const auto begin = [&](short events, time_t seconds) {
+        one = {fd, events, 0};
+        FD_ZERO(&in);
+        FD_ZERO(&out);
+        FD_SET(fd, events == POLLIN ? &in : &out);
+        time = {seconds, 30'000'000};
+        brief = {seconds, 30'000};
+      };
+      const auto log = [&](const char* what, long result) {
+        Log("%s: %ld, revents %x, left %d %d, %d %d", what, result, one.revents,
+            static_cast<int>(time.tv_sec), time.tv_nsec != 0,
+            static_cast<int>(brief.tv_sec), brief.tv_usec != 0);
+      };
+      for (const time_t seconds : {0, 3}) {
+        // Nothing comes, or there is room.
+        const short events = seconds == 0 ? POLLIN : POLLOUT;
+        begin(events, seconds);
+        log("ppoll", ::syscall(SYS_ppoll, &one, 1, &time, nullptr, 0));
+        begin(events, seconds);
+        log("select", ::syscall(SYS_select, fd + 1, &in, &out, 0, &brief));
+        begin(events, seconds);
+        log("pselect6",
+            ::syscall(SYS_pselect6, fd + 1, &in, &out, 0, &time, nullptr));
+      }
+      begin(POLLIN, 0);
+      log("ppoll of none", ::syscall(SYS_ppoll, nullptr, 0, &time, nullptr, 0));
+      const int set = ::epoll_create1(EPOLL_CLOEXEC);
+      epoll_event event{};
+      event.events = EPOLLIN;
+      CHECK_THAT(::epoll_ctl(set, EPOLL_CTL_ADD, fd, &event) == 0);
+      begin(POLLIN, 0);
+      log("epoll_pwait2",
+          ::syscall(SYS_epoll_pwait2, set, &event, 1, &time, nullptr, 0));
+      ::close(set);
+      // No time at all stays none, and one that is not normal becomes so.
+      time = {0, 0};
+      log("ppoll", ::syscall(SYS_ppoll, &one, 1, &time, nullptr, 0));
+      begin(POLLOUT, 0);
+      brief = {1, 3'500'000};
+      log("select", ::syscall(SYS_select, fd + 1, 0, &out, 0, &brief));
+      ::shutdown(fd, SHUT_WR);
     });
 
 Case raw_close(

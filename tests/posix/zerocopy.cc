@@ -13,6 +13,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <cstdint>
@@ -291,6 +292,109 @@ Case zerocopy_readiness(
       Result("recv", ::recv(fd, text, 4, MSG_ERRQUEUE));
       Result("recv", ::recv(fd, text, 4, MSG_ERRQUEUE));
       for (const int set : {level, edge, once}) ::close(set);
+    });
+
+// What one look says of three descriptors: `fd`, which has an unread
+// completion and input, another connection, and a pipe; both have input.
+void LogThree(const char* when, const int (&fds)[3]) {
+  Log("%s", when);
+  const int top = std::max({fds[0], fds[1], fds[2]}) + 1;
+  const auto poll = [&fds](const char* what, short events, auto&& call) {
+    pollfd all[3];
+    for (int i = 0; i < 3; ++i) all[i] = {fds[i], events, 0};
+    Result(what, call(all));
+    for (const pollfd& one : all) Log("revents %x", one.revents);
+  };
+  constexpr timespec kSecond{1, 0};
+  for (const short events : {POLLIN, POLLOUT, POLLIN | POLLOUT, 0}) {
+    poll("poll", events, [](pollfd* all) { return ::poll(all, 3, 1000); });
+    poll("poll at once", events, [](pollfd* all) { return ::poll(all, 3, 0); });
+    poll("ppoll", events, [&kSecond](pollfd* all) {
+      return ::ppoll(all, 3, &kSecond, nullptr);
+    });
+  }
+  const auto select = [&fds](const char* what, int sets, auto&& call) {
+    fd_set set[3];
+    for (int i = 0; i < 3; ++i) {
+      FD_ZERO(&set[i]);
+      for (const int fd : fds) FD_SET(fd, &set[i]);
+    }
+    const auto asked = [&](int i) {
+      return (sets & 1 << i) != 0 ? &set[i] : nullptr;
+    };
+    Result(what, call(asked(0), asked(1), asked(2)));
+    for (int i = 0; i < 3; ++i) {
+      for (const int fd : fds) {
+        if (asked(i) != nullptr) Log("set %d: %d", i, FD_ISSET(fd, &set[i]));
+      }
+    }
+  };
+  for (const int sets : {1, 2, 4, 7}) {
+    select("select", sets, [top](fd_set* in, fd_set* out, fd_set* except) {
+      timeval brief{0, 30'000};
+      return ::select(top, in, out, except, &brief);
+    });
+    select("pselect", sets, [top](fd_set* in, fd_set* out, fd_set* except) {
+      constexpr timespec kBrief{0, 30'000'000};
+      return ::pselect(top, in, out, except, &kBrief, nullptr);
+    });
+  }
+  // Whatever the room, each of them has its turn.
+  for (const int room : {1, 2, 3}) {
+    const int set = ::epoll_create1(EPOLL_CLOEXEC);
+    for (int i = 0; i < 3; ++i) {
+      epoll_event event{};
+      event.events = EPOLLIN;
+      event.data.u32 = static_cast<std::uint32_t>(i);
+      CHECK_THAT(::epoll_ctl(set, EPOLL_CTL_ADD, fds[i], &event) == 0);
+    }
+    std::uint32_t told[3] = {};
+    const std::uint64_t end = NowMs() + 1000;
+    while ((told[0] == 0 || told[1] == 0 || told[2] == 0) && NowMs() < end) {
+      epoll_event events[3];
+      const int n = ::epoll_wait(set, events, room, 1000);
+      CHECK_THAT(n > 0 && n <= room);
+      for (int i = 0; i < n; ++i) told[events[i].data.u32] |= events[i].events;
+    }
+    Log("epoll, room %d: %x %x %x", room, told[0], told[1], told[2]);
+    ::close(set);
+  }
+}
+
+Case zerocopy_beside_others(
+    "zerocopy_beside_others",
+    [](int fd) {
+      const int listener = ListenAndTell();
+      const int other = Accept(listener);
+      Warm(other);
+      TakePieces(fd, 1);
+      SendAll(fd, "answer", 6);
+      SendAll(other, "other", 5);
+      Barrier();
+      Barrier();
+      for (const int one : {other, listener}) ::close(one);
+    },
+    [](int fd) {
+      const int other = Connect(HearPort());
+      Warm(other);
+      AllowZeroCopy(fd);
+      int ends[2];
+      CHECK_THAT(::pipe(ends) == 0);
+      CHECK_THAT(::write(ends[1], "pipe", 4) == 4);
+      SendPiece(fd, MSG_ZEROCOPY);
+      Barrier();
+      Barrier();
+      AwaitBytes(fd, 6);
+      AwaitBytes(other, 5);
+      pollfd one{fd, 0, 0};
+      Result("poll", ::poll(&one, 1, 5000));
+      LogThree("at first", {fd, other, ends[0]});
+      const pid_t child = ::fork();
+      if (child == 0) ::_exit(0);
+      CHECK_THAT(::waitpid(child, nullptr, 0) == child);
+      LogThree("back on TCP", {fd, other, ends[0]});
+      Barrier();
+      for (const int one_fd : {other, ends[0], ends[1]}) ::close(one_fd);
     });
 
 // The connection goes back to TCP in the middle of a call: a handler that comes

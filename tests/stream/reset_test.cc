@@ -316,7 +316,7 @@ class ResetAnchor final : public Anchor {
     return -ECONNRESET;
   }
   int ShutdownWrite() override { return 0; }
-  bool Broken() override { return true; }
+  bool Ended() override { return true; }
 };
 
 TEST_F(PairTest, WhatIsWrittenAfterAResetIsNotForTheLane) {
