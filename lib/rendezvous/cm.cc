@@ -21,7 +21,10 @@ using boost::system::error_code;
 constexpr int kEventsPerTurn = 64;
 // Not 7, which rxe takes for "without end", as all do for RNR.
 constexpr std::uint8_t kRetries = 6;
-constexpr std::uint8_t kRnrForEver = 7;
+// A lane has receives for all that its peer may send, so a peer that finds none
+// has a broken end before it.  At 20 ms each (verbs::SetRnrTimer), that end is
+// given up after 120 ms, and the stream goes on over TCP.
+constexpr std::uint8_t kRnrRetries = 6;
 
 // There is no device yet that could be named: the address says which it would
 // have been.
@@ -147,7 +150,7 @@ rdma_conn_param ConnectParameters(const void* data, std::size_t length) {
   parameters.responder_resources = 1;
   parameters.initiator_depth = 1;
   parameters.retry_count = kRetries;
-  parameters.rnr_retry_count = kRnrForEver;
+  parameters.rnr_retry_count = kRnrRetries;
   return parameters;
 }
 

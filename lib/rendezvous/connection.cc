@@ -44,6 +44,32 @@ void Connection::GiveTurn() {
   if (Rdma* rdma = core_->rdma()) rdma->EndTurn();
 }
 
+void Connection::SetConnected() {
+  handshake_ = false;
+  connected_ = true;
+  if (lane_ != nullptr) lane_->Connected();
+  GiveTurn();
+}
+
+bool Connection::LeaveLane() {
+  StopDraining();
+  if (held_ == nullptr || gone_) return false;
+  if (!lane_->OwesLastWqe() || !device_->Reports()) return false;
+  const base::NoCancel no_cancel;
+  lane_->Freeze();
+  if (std::exchange(connected_, false)) {
+    verbs::calls.rdma_disconnect(id_.get());
+  }
+  return true;
+}
+
+void Connection::LastWqeReached() {
+  device_->Reported();
+  lane_->LastWqeReached();
+}
+
+void Connection::NotReported() { device_->NotReported(); }
+
 bool Connection::MustPark() const {
   return handshake_ && id_ != nullptr && id_->verbs != nullptr &&
          verbs::IsIwarp(id_->verbs);

@@ -36,11 +36,7 @@ class Connection : public CmOwner,
   void ConnectReturned(int error);
   // It has not been called, and will not be.
   void EndHandshake() { handshake_ = false; }
-  void SetConnected() {
-    handshake_ = false;
-    connected_ = true;
-    GiveTurn();
-  }
+  void SetConnected();
   // Its turn to connect (Rdma::TakeTurn), until it has connected or failed.
   void SetTurn() { turn_ = true; }
   bool TakeTurn() { return std::exchange(turn_, false); }
@@ -49,6 +45,13 @@ class Connection : public CmOwner,
   bool MustPark() const;
   // Its device has gone: no event comes any more.
   bool gone() const { return gone_; }
+  // The lane has been given back, and nobody uses the connection any more.
+  // True: its QP is in error, the peer is told, and the device has still to
+  // report LAST_WQE_REACHED.  The connection should be destroyed after that.
+  bool LeaveLane();
+  void LastWqeReached();
+  // The report did not come in time.
+  void NotReported();
   // Nobody uses it from now on but the thread that calls End, which may block.
   void BeginEnd();
   void End();

@@ -160,9 +160,14 @@ void Device::OnAsync() {
     const std::uint32_t qp_num =
         event.event_type == IBV_EVENT_QP_FATAL ||
                 event.event_type == IBV_EVENT_QP_REQ_ERR ||
-                event.event_type == IBV_EVENT_QP_ACCESS_ERR
+                event.event_type == IBV_EVENT_QP_ACCESS_ERR ||
+                event.event_type == IBV_EVENT_QP_LAST_WQE_REACHED
             ? event.element.qp->qp_num
             : 0;
+    // (Nor an SRQ; and this thread alone would.)
+    if (event.event_type == IBV_EVENT_SRQ_LIMIT_REACHED) {
+      domain_->OnSrqLimit(event.element.srq);
+    }
     verbs::calls.ibv_ack_async_event(&event);
     RCSOCK_LOG(2, "asynchronous event %d", static_cast<int>(event.event_type));
     Rdma* rdma = core_->rdma();
@@ -172,6 +177,9 @@ void Device::OnAsync() {
       case IBV_EVENT_QP_REQ_ERR:
       case IBV_EVENT_QP_ACCESS_ERR:
         rdma->LoseQp(context(), qp_num, base::Reason::kLaneError);
+        break;
+      case IBV_EVENT_QP_LAST_WQE_REACHED:
+        rdma->LastWqeReached(context(), qp_num);
         break;
       case IBV_EVENT_PORT_ERR:
         rdma->LosePort(context(), event.element.port_num,

@@ -29,8 +29,15 @@ class Device : public CmOwner, public std::enable_shared_from_this<Device> {
   // The conductor ends; lanes may live on for a while.
   void Close();
   void OnCm(const CmEvent& event) override;
+  // Whether the device reports LAST_WQE_REACHED.  It does until it has been
+  // waited for in vain a few times, and again once one has come.
+  bool Reports() const { return in_vain_ < kInVain; }
+  void Reported() { in_vain_ = 0; }
+  void NotReported() { ++in_vain_; }
 
  private:
+  static constexpr int kInVain = 3;
+
   void WaitAsync();
   void OnAsync();
 
@@ -40,6 +47,7 @@ class Device : public CmOwner, public std::enable_shared_from_this<Device> {
   std::shared_ptr<lane::rdma::Domain> domain_;
   std::unique_ptr<boost::asio::posix::stream_descriptor> async_;
   bool lost_ = false;
+  int in_vain_ = 0;
 };
 
 // Whether rdma_connect on this device does not return before the peer answers.

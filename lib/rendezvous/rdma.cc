@@ -68,7 +68,8 @@ Rdma::Rdma(Core* core, std::shared_ptr<Cm> cm)
       key_(MakeClusterKey(base::GetConfig().key, base::GetConfig().key_size)),
       held_timer_(core->io),
       connects_(core),
-      ends_(core) {}
+      ends_(core),
+      lane_ends_(core) {}
 
 Rdma::~Rdma() = default;
 
@@ -80,6 +81,7 @@ void Rdma::Close() {
   own_.clear();
   queue_.clear();
   LoseLanes(nullptr, base::Reason::kNoThread);
+  lane_ends_.Close();
   for (auto& device : devices_) device->Close();
   devices_.clear();
   connects_.Close();
@@ -133,6 +135,9 @@ void Rdma::CloseDirectories(const Address& address) {
 
 void Rdma::Forget(Device* device) {
   const ibv_context* context = device->context();
+  lane_ends_.DropIf([context](const Connection& connection) {
+    return connection.id()->verbs == context;
+  });
   std::erase_if(
       held_, [context](const Held& held) { return held.id->verbs == context; });
   for (auto it = own_.begin(); it != own_.end();) {
@@ -181,6 +186,17 @@ void Rdma::LoseQp(const ibv_context* context, std::uint32_t qp_num,
                id->qp->qp_num == qp_num;
       },
       why);
+}
+
+void Rdma::LastWqeReached(const ibv_context* context, std::uint32_t qp_num) {
+  for (Connection* connection : connections_) {
+    const rdma_cm_id* id = connection->id();
+    if (id->verbs != context || id->qp == nullptr || id->qp->qp_num != qp_num) {
+      continue;
+    }
+    connection->LastWqeReached();
+    return lane_ends_.Reported(connection);
+  }
 }
 
 // --- Connecting
@@ -428,7 +444,8 @@ Rdma::Counts Rdma::counts() const {
           static_cast<std::size_t>(connecting_),
           connections_.size(),
           parked_.size() + ends_.size(),
-          connects_.size()};
+          connects_.size(),
+          lane_ends_.size()};
 }
 
 }  // namespace rcsock::rendezvous

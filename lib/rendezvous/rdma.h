@@ -15,6 +15,7 @@
 #include "lib/rendezvous/blocking_ends.h"
 #include "lib/rendezvous/cm.h"
 #include "lib/rendezvous/directory.h"
+#include "lib/rendezvous/lane_ends.h"
 #include "lib/rendezvous/rdma_wire.h"
 #include "lib/rendezvous/rendezvous.h"
 #include "lib/rendezvous/waiting_line.h"
@@ -57,6 +58,7 @@ class Rdma {
   void LosePort(const ibv_context* context, int port, base::Reason why);
   void LoseQp(const ibv_context* context, std::uint32_t qp_num,
               base::Reason why);
+  void LastWqeReached(const ibv_context* context, std::uint32_t qp_num);
   void Add(Connection* connection) { connections_.insert(connection); }
   void Remove(Connection* connection) { connections_.erase(connection); }
 
@@ -74,6 +76,7 @@ class Rdma {
   // apart by a thread of its own.
   void EndIfGone(Connection* connection);
   BlockingEnds* ends() { return &ends_; }
+  LaneEnds* lane_ends() { return &lane_ends_; }
 
   // --- Accepting
   // Where this process is found at an address.  Null: *why.
@@ -108,7 +111,7 @@ class Rdma {
 
   struct Counts {
     std::size_t devices, listeners, directories, held, connecting, connections,
-        parked, calls;
+        parked, calls, ending;
   };
   Counts counts() const;
   // In a child of fork: the descriptors that are not rdma_cm's or verbs'.
@@ -147,6 +150,7 @@ class Rdma {
   WaitingLine<RdmaMeeting> queue_;
   BlockingConnects connects_;
   BlockingEnds ends_;
+  LaneEnds lane_ends_;
   std::uintptr_t last_cookie_ = 0;
   std::unordered_map<void*, RdmaMeeting*> cookies_;
 };

@@ -125,8 +125,8 @@ void RdmaMeeting::LeaveConnection() {
   if (connection_ == nullptr) return;
   connection_->LeaveMeeting();
   if (rdma_->connects()->Leave(connection_.get())) connection_->EndHandshake();
-  if (connection_->MustPark()) rdma_->Park(std::move(connection_));
-  connection_.reset();
+  if (connection_->MustPark()) return rdma_->Park(std::move(connection_));
+  rdma_->lane_ends()->Add(std::move(connection_));
 }
 
 void RdmaMeeting::Fail(base::Reason why, bool final) {

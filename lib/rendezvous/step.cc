@@ -231,8 +231,9 @@ void Core::ReturnRdmaLane(std::unique_ptr<lane::Lane> lane) {
   rdma_lanes_.erase(it);
   connection->TakeBack(std::move(lane));
   // On the conductor, where all else of it lives; after its end, here.
-  PostLocked(
-      [connection = std::move(connection)]() mutable { connection.reset(); });
+  PostLocked([this, connection = std::move(connection)]() mutable {
+    if (rdma_ != nullptr) rdma_->lane_ends()->Add(std::move(connection));
+  });
 }
 
 bool Core::PostTask(std::function<void()> task) {

@@ -435,6 +435,23 @@ bool ToError(ibv_qp* qp, Error* error) {
   return r == 0;
 }
 
+bool SetRnrTimer(ibv_qp* qp, Error* error) {
+  constexpr std::uint8_t k20ms = 22;  // InfiniBand specification, table 46
+  const base::NoCancel no_cancel;
+  ibv_qp_attr attr{};
+  attr.min_rnr_timer = k20ms;
+  const int r = calls.ibv_modify_qp(qp, &attr, IBV_QP_MIN_RNR_TIMER);
+  if (r != 0) Fail(error, "ibv_modify_qp", r, qp->context);
+  return r == 0;
+}
+
+bool SetLimit(ibv_srq* srq, std::uint32_t receives) {
+  const base::NoCancel no_cancel;
+  ibv_srq_attr attr{};
+  attr.srq_limit = receives;
+  return calls.ibv_modify_srq(srq, &attr, IBV_SRQ_LIMIT) == 0;
+}
+
 bool Query(ibv_context* context, ibv_device_attr* attr, Error* error) {
   const int r = calls.ibv_query_device(context, attr);
   if (r != 0) Fail(error, "ibv_query_device", r, context);

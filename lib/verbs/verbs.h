@@ -87,6 +87,12 @@ void CloseGone(int cmd_fd, int async_fd);
 bool CreateQp(rdma_cm_id* id, ibv_pd* pd, ibv_qp_init_attr* attr,
               std::uint32_t* inline_ask, Error* error);
 bool ToError(ibv_qp* qp, Error* error);  // to IBV_QPS_ERR
+// How long a peer waits that finds no receive here.  None does while no receive
+// is lost; rdma_cm leaves 655 ms for each of its tries.
+bool SetRnrTimer(ibv_qp* qp, Error* error);
+// The device reports SRQ_LIMIT_REACHED, once, when fewer receives are left.
+// False: it cannot.
+bool SetLimit(ibv_srq* srq, std::uint32_t receives);
 bool Query(ibv_context* context, ibv_device_attr* attr, Error* error);
 
 // rdma_cm's other calls, as they are: 0, or -1 with errno.  Only after Load().
@@ -126,6 +132,7 @@ struct Calls {
   X(ibv_create_srq)             \
   X(ibv_destroy_srq)            \
   X(ibv_modify_qp)              \
+  X(ibv_modify_srq)             \
   X(ibv_query_device)           \
   X(ibv_query_port)             \
   X(ibv_get_async_event)        \

@@ -175,6 +175,7 @@ void FakeVerbs::Rest() {
       return nullptr;
     }
     ++g_fake->counts_.objects;
+    ++g_fake->counts_.queues;
     auto* srq = new Srq{};
     srq->srq.context = pd->context;
     srq->srq.pd = pd;
@@ -233,15 +234,37 @@ void FakeVerbs::Rest() {
                         qp->qp.srq != nullptr && (wc.opcode & IBV_WC_RECV) != 0;
                     return true;
                   });
+    g_fake->counts_.lost_receives +=
+        static_cast<int>(qp->fetched.receives.size());
+    for (const ibv_recv_wr& wr : qp->fetched.receives) {
+      if (!g_fake->leave_stale_) break;
+      ++g_fake->counts_.stale;
+      ibv_wc wc{};
+      wc.wr_id = wr.wr_id;
+      wc.qp_num = qp->qp.qp_num;
+      wc.status = IBV_WC_WR_FLUSH_ERR;
+      reinterpret_cast<Cq*>(qp->qp.recv_cq)->stale.push_back(wc);
+    }
+    std::erase_if(g_fake->events_, [qp](const ibv_async_event& event) {
+      return event.event_type == IBV_EVENT_QP_LAST_WQE_REACHED &&
+             event.element.qp == &qp->qp;
+    });
     g_fake->qps_.erase(qp);
     delete qp;
     id->qp = nullptr;
   };
-  calls.ibv_modify_qp = [](ibv_qp* qp, ibv_qp_attr* attr, int) {
+  calls.ibv_modify_srq = [](ibv_srq* srq, ibv_srq_attr* attr, int) {
+    std::scoped_lock hold(g_fake->mutex_);
+    ++g_fake->counts_.limits;
+    reinterpret_cast<Srq*>(srq)->queue.limit = attr->srq_limit;
+    return 0;
+  };
+  calls.ibv_modify_qp = [](ibv_qp* qp, ibv_qp_attr* attr, int mask) {
     ::pthread_testcancel();  // it is asked for by write()
     if (g_fake->on_send_) g_fake->on_send_();
     std::scoped_lock hold(g_fake->mutex_);
-    if (attr->qp_state == IBV_QPS_ERR) {
+    if ((mask & IBV_QP_MIN_RNR_TIMER) != 0) ++g_fake->counts_.rnr_timers;
+    if ((mask & IBV_QP_STATE) != 0 && attr->qp_state == IBV_QPS_ERR) {
       g_fake->FailQp(reinterpret_cast<Qp*>(qp));
     }
     return 0;
@@ -263,6 +286,27 @@ void FakeVerbs::Connect(rdma_cm_id* a, rdma_cm_id* b) {
   auto* qb = reinterpret_cast<Qp*>(b->qp);
   qa->peer = qb;
   qb->peer = qa;
+  qa->connected = qb->connected = true;
+  Fetch(qa);
+  Fetch(qb);
+}
+
+bool FakeVerbs::NextEvent(ibv_async_event* event) {
+  std::scoped_lock hold(mutex_);
+  if (events_.empty()) return false;
+  *event = events_.front();
+  events_.pop_front();
+  return true;
+}
+
+void FakeVerbs::LeaveStale(bool leave) {
+  std::scoped_lock hold(mutex_);
+  leave_stale_ = leave;
+}
+
+void FakeVerbs::Flush() {
+  std::scoped_lock hold(mutex_);
+  for (Qp* qp : qps_) FlushFetched(qp);
 }
 
 FakeVerbs::Counts FakeVerbs::counts() {
@@ -362,6 +406,9 @@ void FakeVerbs::Complete(Cq* cq, const ibv_wc& wc) {
     ++counts_.overruns;
   }
   cq->entries.push_back(wc);
+  for (const ibv_wc& late : std::exchange(cq->stale, {})) {
+    cq->entries.push_back(late);
+  }
   if (!cq->armed) return;
   cq->armed = false;
   auto* channel = reinterpret_cast<Channel*>(cq->cq.channel);
@@ -374,8 +421,10 @@ void FakeVerbs::Complete(Cq* cq, const ibv_wc& wc) {
 
 bool FakeVerbs::Receive(Qp* to, std::uint32_t imm, const void* sent,
                         std::uint32_t length) {
-  Queue& queue = to->qp.srq == nullptr
-                     ? to->own
+  Fetch(to);
+  Queue& queue = to->qp.srq == nullptr ? to->own
+                 : !to->fetched.receives.empty()
+                     ? to->fetched
                      : reinterpret_cast<Srq*>(to->qp.srq)->queue;
   if (queue.receives.empty()) {
     ++counts_.starved;
@@ -402,6 +451,7 @@ bool FakeVerbs::Receive(Qp* to, std::uint32_t imm, const void* sent,
     wc.imm_data = imm;
   }
   Complete(reinterpret_cast<Cq*>(to->qp.recv_cq), wc);
+  Fetch(to);
   return true;
 }
 
@@ -486,7 +536,48 @@ bool FakeVerbs::Step() {
   return true;
 }
 
+void FakeVerbs::Fetch(Qp* qp) {
+  if (qp->qp.srq == nullptr || qp->failed) return;
+  Queue& shared = reinterpret_cast<Srq*>(qp->qp.srq)->queue;
+  while (qp->fetched.receives.size() < options_.fetches &&
+         shared.Take(&qp->fetched)) {
+  }
+  if (shared.receives.size() >= shared.limit) return;
+  shared.limit = 0;
+  ibv_async_event event{};
+  event.event_type = IBV_EVENT_SRQ_LIMIT_REACHED;
+  event.element.srq = qp->qp.srq;
+  events_.push_back(event);
+}
+
+bool FakeVerbs::Queue::Take(Queue* to) {
+  if (receives.empty()) return false;
+  to->receives.push_back(receives.front());
+  to->sges.push_back(sges.front());
+  receives.pop_front();
+  sges.pop_front();
+  return true;
+}
+
+void FakeVerbs::FlushFetched(Qp* qp) {
+  if (!std::exchange(qp->flushes, false)) return;
+  for (const ibv_recv_wr& wr : qp->fetched.receives) {
+    ibv_wc wc{};
+    wc.wr_id = wr.wr_id;
+    wc.qp_num = qp->qp.qp_num;
+    wc.status = IBV_WC_WR_FLUSH_ERR;
+    Complete(reinterpret_cast<Cq*>(qp->qp.recv_cq), wc);
+  }
+  qp->fetched = {};
+  if (!options_.reports_last_wqe) return;
+  ibv_async_event event{};
+  event.event_type = IBV_EVENT_QP_LAST_WQE_REACHED;
+  event.element.qp = &qp->qp;
+  events_.push_back(event);
+}
+
 void FakeVerbs::FailQp(Qp* qp) {
+  if (!qp->failed) qp->flushes = qp->qp.srq != nullptr && qp->connected;
   qp->failed = true;
   std::deque<Work> left;
   for (Work& work : queue_) {
@@ -503,6 +594,7 @@ void FakeVerbs::FailQp(Qp* qp) {
   }
   queue_.swap(left);
   Flush(qp);
+  if (!options_.late_flushes) FlushFetched(qp);
 }
 
 void FakeVerbs::Flush(Qp* qp) {

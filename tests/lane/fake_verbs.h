@@ -43,6 +43,12 @@ class FakeVerbs {
     // Which keys it grants.
     enum class Keys : std::uint8_t { kAll, kStrict, kRelaxed };
     Keys keys = Keys::kAll;
+    // A connected QP fetches so many receives of its SRQ before messages come.
+    std::uint32_t fetches = 1;
+    // What a QP in error gives back comes with Flush(), and so does
+    // LAST_WQE_REACHED; else within the call that puts it into error.
+    bool late_flushes = false;
+    bool reports_last_wqe = true;
   };
   explicit FakeVerbs(const Options& options);
   ~FakeVerbs();
@@ -57,6 +63,13 @@ class FakeVerbs {
   void Deliver(std::size_t writes);
   // As many of them while a CQ is armed the next time, before that returns.
   void DeliverOnArm(std::size_t writes);
+  // The QPs in error give back what they have fetched, and report it.
+  void Flush();
+  // The flush of a receive that a QP takes with it comes all the same, with a
+  // later completion of its CQ.
+  void LeaveStale(bool leave);
+  // The oldest asynchronous event.  False: there is none.
+  bool NextEvent(ibv_async_event* event);
   // No CQ can be armed from now on.
   void RefuseArms();
   // Called in each call that posts to a QP, puts it into error or destroys it,
@@ -82,7 +95,11 @@ class FakeVerbs {
     int arms = 0;
     int late_arms = 0;      // an event of the CQ had not been fetched
     int lost_events = 0;    // a channel was full
-    int lost_receives = 0;  // their completions went with the QP
+    int lost_receives = 0;  // they, or their completions, went with the QP
+    int rnr_timers = 0;     // that were set
+    int limits = 0;         // of SRQs
+    int queues = 0;         // SRQs that were made
+    int stale = 0;          // flushes that came behind their QP
     int refused_qps = 0;    // calls of rdma_create_qp
     std::set<int> vectors;  // of CQs
   };
@@ -97,6 +114,7 @@ class FakeVerbs {
   struct Cq {
     ibv_cq cq;  // first
     std::deque<ibv_wc> entries;
+    std::deque<ibv_wc> stale;  // come with the next one
     bool armed = false;
     int unfetched = 0;
   };
@@ -104,6 +122,9 @@ class FakeVerbs {
     std::deque<ibv_recv_wr> receives;
     std::deque<ibv_sge> sges;
     std::size_t size = 0;
+    std::size_t limit = 0;  // of an SRQ; reports when fewer are left
+    // The oldest one, to `to`.  False: there is none.
+    bool Take(Queue* to);
     int Post(ibv_recv_wr* wr, ibv_recv_wr** bad);
   };
   struct Srq {
@@ -123,6 +144,9 @@ class FakeVerbs {
     ibv_qp qp;               // first
     std::vector<Late> late;  // to this end
     Queue own;               // where it has no SRQ
+    Queue fetched;           // of its SRQ
+    bool connected = false;  // it has been
+    bool flushes = false;    // in error, and has not given it back
     Qp* peer = nullptr;
     bool failed = false;
     std::uint32_t outstanding = 0;
@@ -165,7 +189,9 @@ class FakeVerbs {
                std::uint32_t length);
   void Complete(Cq* cq, const ibv_wc& wc);
   void FailQp(Qp* qp);
+  void Fetch(Qp* qp);
   void Flush(Qp* qp);
+  void FlushFetched(Qp* qp);
   void Run();
 
   const Options options_;
@@ -184,6 +210,8 @@ class FakeVerbs {
   bool held_ = false;
   std::size_t on_arm_ = 0;
   bool refuse_arms_ = false;
+  bool leave_stale_ = false;
+  std::deque<ibv_async_event> events_;
   std::function<void()> on_send_;
   std::mt19937 order_{11};
   bool stop_ = false;

@@ -150,6 +150,7 @@ class RdmaPair final : public LanePair {
   // Both READY; called when the QPs are connected.
   bool Meet() {
     for (int i = 0; i < 2; ++i) {
+      side[i].lane->Connected();
       side[i].lane->SetCookie(&side[i].cookie);
       side[i].poller.Watch(side[i].lane->source());
     }

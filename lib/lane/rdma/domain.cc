@@ -119,6 +119,11 @@ class DeviceDomain final : public Domain {
       if (poller != nullptr) poller->LoseAll(base::Reason::kDeviceLost);
     }
   }
+  void OnSrqLimit(const ibv_srq* srq) override {
+    for (auto& poller : pollers_) {
+      if (poller != nullptr) poller->OnSrqLimit(srq);
+    }
+  }
   Counts counts() const override {
     return {lanes_->load(std::memory_order_relaxed), memory_->pinned()};
   }
@@ -217,25 +222,26 @@ std::unique_ptr<RdmaLane> DeviceDomain::CreateLane(rdma_cm_id* id, int bell,
   if (!parts.rx) {
     *why = parts.words == nullptr ? base::Reason::kTooMany : ReasonOf(*error);
     if (parts.words != nullptr) poller->sleepers().Put(parts.words);
-    poller->Leave(set);
+    poller->Leave(set, true);
     return nullptr;
   }
   ibv_qp_init_attr attr{};
   attr.send_cq = set->cq.get();
   attr.recv_cq = set->cq.get();
-  attr.srq = set->srq.get();
+  attr.srq = set->shared.srq();
   attr.cap.max_send_wr = limits_.send_depth;
   attr.cap.max_send_sge = 1;
   attr.qp_type = IBV_QPT_RC;
-  if (set->srq == nullptr) {
+  if (set->shared.srq() == nullptr) {
     attr.cap.max_recv_wr = kOwnReceives;
     attr.cap.max_recv_sge = 1;
   }
   if (!verbs::CreateQp(id, pd_.get(), &attr, &inline_ask_, error) ||
-      (set->srq == nullptr && !OwnReceives(id->qp, &parts.receives, error))) {
+      (set->shared.srq() == nullptr &&
+       !OwnReceives(id->qp, &parts.receives, error))) {
     *why = ReasonOf(*error);
     poller->sleepers().Put(parts.words);
-    poller->Leave(set);
+    poller->Leave(set, true);
     return nullptr;
   }
   if (!limits_.lazy_events) {
@@ -256,6 +262,7 @@ std::unique_ptr<RdmaLane> DeviceDomain::CreateLane(rdma_cm_id* id, int bell,
   parts.most_ring = most_ring_;
   parts.iwarp = iwarp_;
   parts.sink = &sink_;
+  parts.reports_last_wqe = set->shared.srq() != nullptr && !limits_.lazy_events;
   parts.piece = limits_.lazy_events ? kSoftwarePiece : kPiece;
   // From here on the lane gives everything back.
   std::unique_ptr<QpLane> lane = QpLane::Make(std::move(parts));

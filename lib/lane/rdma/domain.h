@@ -45,6 +45,8 @@ class Domain : public std::enable_shared_from_this<Domain> {
   virtual void FlushDeferred() = 0;  // any thread
   // The device has failed or gone: every lane of it is dead.
   virtual void DeviceLost() = 0;
+  // The device reports SRQ_LIMIT_REACHED.
+  virtual void OnSrqLimit(const ibv_srq* srq) = 0;
   // Counts, for tests and statistics; any thread.
   struct Counts {
     std::uint32_t lanes;

@@ -45,6 +45,7 @@ QpLane::QpLane(QpLaneParts parts)
       ring_bytes_(RingBytes(rx_block_.bytes())),
       most_ring_(parts.most_ring),
       most_rx_ring_(parts.most_ring),
+      reports_last_wqe_(parts.reports_last_wqe),
       rx_(GeometryOf(ring_bytes_, parts.iwarp ? kSendData : 0)),
       rx_ring_bytes_(ring_bytes_) {
   rx_rings_[0] = rx_block_.base() + kRingAt;
@@ -56,6 +57,7 @@ QpLane::~QpLane() {
   // completions are taken.  Many providers remove those with the QP: so it gets
   // no more, and they are taken, before.
   Freeze();
+  poller_->Settled([] {});
   {
     std::scoped_lock hold(post_latch_);
     qp_ = nullptr;
@@ -71,7 +73,7 @@ QpLane::~QpLane() {
   for (Direct& one : direct_) DropDirect(&one);
   poller_->board()->SetCookie(&mark_, nullptr);
   poller_->sleepers().Put(words_);
-  poller_->Leave(set_);
+  poller_->Leave(set_, !owes_last_wqe_);
   lanes_->fetch_sub(1, std::memory_order_relaxed);
 }
 
@@ -183,6 +185,15 @@ bool QpLane::PeerReady() {
   SetPeer(setup_);
   if (ready_wanted_ && !ready_sent_) SendReady();
   return tx_.has_value() && State() == base::Reason::kNone;
+}
+
+void QpLane::Connected() {
+  owes_last_wqe_ = reports_last_wqe_;
+  verbs::Error error;
+  // (Nothing may depend on it: without, the peer waits longer between tries.)
+  if (!iwarp_ && !verbs::SetRnrTimer(qp_, &error)) {
+    RCSOCK_LOG(2, "rdma: min_rnr_timer: %s: %d", error.call, error.code);
+  }
 }
 
 void QpLane::Nudge() {

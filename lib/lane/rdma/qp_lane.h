@@ -50,6 +50,7 @@ struct QpLaneParts {
   bool iwarp = false;
   Sink* sink = nullptr;
   std::uint32_t piece = kPiece;
+  bool reports_last_wqe = false;
 };
 
 // One end of a stream on a QP.  See Lane for who may call what.  Three latches
@@ -167,6 +168,9 @@ class QpLane final : public RdmaLane {
   bool PeerReady() override;
   void Nudge() override;
   void OnNextPost(void (*fn)()) override { next_post_ = fn; }
+  void Connected() override;
+  bool OwesLastWqe() const override { return owes_last_wqe_; }
+  void LastWqeReached() override { owes_last_wqe_ = false; }
   std::size_t Pinned() const override;
   void Lost(base::Reason reason) override;
 
@@ -339,6 +343,8 @@ class QpLane final : public RdmaLane {
   Board::Mark mark_;
   bool ready_wanted_ = false;  // the conductor's, as the next one
   bool ready_sent_ = false;
+  const bool reports_last_wqe_;
+  bool owes_last_wqe_ = false;
   ReadyMac ready_mac_{};
   ReadyMac peers_ready_mac_{};
   struct Exposed {

@@ -33,6 +33,13 @@ class RdmaLane : public Lane {
   virtual void Nudge() {}
   // Calls `fn` once, at the next Post; under the tx latch, as that.
   virtual void OnNextPost(void (*fn)()) = 0;
+  // Its QP can receive from now on.
+  virtual void Connected() = 0;
+  // After Freeze: the device has still to report LAST_WQE_REACHED for the QP.
+  // Until then the QP may hold a receive of its shared queue, which goes with
+  // it: whoever destroys the lane waits for the report first, within a bound.
+  virtual bool OwesLastWqe() const = 0;
+  virtual void LastWqeReached() = 0;
   // The name of its device.
   virtual const char* device() const = 0;
   // Bytes registered for it; under both latches.

@@ -28,10 +28,8 @@ constexpr int kBatch = 16;
 // The first set is small: most threads have few lanes.
 constexpr std::uint32_t kFirstSet = 4;
 constexpr std::uint32_t kSecondSet = 16;
-constexpr std::uint32_t kRefill = 32;
-// Of a CQ and an SRQ: receives that have been used and wait to be posted.
-constexpr std::uint32_t kSpare = Receives::kSlots;
-static_assert(kSpare >= 2 * kRefill);
+constexpr std::uint32_t kSpare = SharedReceives::kSpare;
+static_assert(SharedReceives::kRefill < Receives::kSlots);
 // Events that may wait in the channel, and are then read by one call.
 constexpr std::uint32_t kEventsKept = 256;
 
@@ -109,10 +107,13 @@ bool RdmaPoller::MakeSet(verbs::Error* error) {
       verbs::CreateCq(context_, static_cast<int>(capacity * per_lane + kSpare),
                       channel_.get(), error, number_);
   if (set->cq == nullptr) return false;
-  if (!ShareReceives(set.get(), error)) return false;
+  if (!set->shared.Open(pd_, memory_, limits_, capacity, error) ||
+      !set->shared.PostFor(1, error)) {
+    return false;
+  }
   if (!limits_.lazy_events) {
     set->pin.Count(CqBytes(capacity * per_lane + kSpare) +
-                   (set->srq != nullptr
+                   (set->shared.srq() != nullptr
                         ? SrqBytes(capacity * kReceivesPerLane + kSpare)
                         : 0));
   }
@@ -120,49 +121,47 @@ bool RdmaPoller::MakeSet(verbs::Error* error) {
   return true;
 }
 
-bool RdmaPoller::ShareReceives(CqSet* set, verbs::Error* error) {
-  if (limits_.receives == 0) return true;
-  const std::uint32_t count = set->capacity * kReceivesPerLane + kSpare;
-  // (One entry even where none is used: some devices want one in each receive.)
-  set->srq = verbs::CreateSrq(pd_, count, 1, error);
-  if (set->srq == nullptr) {
-    // A driver may count queues that its provider cannot make.
-    const bool none = error->code == EOPNOTSUPP || error->code == ENOSYS;
-    if (none) *error = {};
-    return none;
+bool RdmaPoller::HasRoom(CqSet* set) {
+  if (set->lanes == 0 && set->shared.losses()) {
+    // What was lost is back with a new queue.
+    verbs::Error error;
+    if (!set->shared.Renew(&error)) {
+      RCSOCK_LOG(1, "rdma: %s: error %d", error.call, error.code);
+    }
   }
-  set->receives.Open(limits_.iwarp ? memory_ : nullptr, count, kRefill);
-  return PostForOneMore(set, error);
-}
-
-// Where receives need memory, there are as many as its lanes can use.
-bool RdmaPoller::PostForOneMore(CqSet* set, verbs::Error* error) const {
-  if (set->srq == nullptr) return true;
-  const std::uint32_t lanes = limits_.iwarp ? set->lanes + 1 : set->capacity;
-  return set->receives.Extend(set->srq.get(), lanes * kReceivesPerLane + kSpare,
-                              error);
+  return set->lanes < set->capacity && !set->shared.worn();
 }
 
 CqSet* RdmaPoller::Admit(bool may_grow, verbs::Error* error) {
   std::scoped_lock hold(latch_);
   CqSet* found = nullptr;
-  for (auto& set : sets_) {
-    if (found == nullptr && set->lanes < set->capacity) found = set.get();
-  }
-  if (found == nullptr && may_grow) {
-    try {
-      if (MakeSet(error)) found = sets_.back().get();
-    } catch (const std::bad_alloc&) {
+  try {
+    for (auto& set : sets_) {
+      if (found == nullptr && HasRoom(set.get())) found = set.get();
     }
+    if (found == nullptr && may_grow && MakeSet(error)) {
+      found = sets_.back().get();
+    }
+  } catch (const std::bad_alloc&) {
   }
-  if (found == nullptr || !PostForOneMore(found, error)) return nullptr;
+  if (found == nullptr || !found->shared.PostFor(found->lanes + 1, error)) {
+    return nullptr;
+  }
   ++found->lanes;
   return found;
 }
 
-void RdmaPoller::Leave(CqSet* set) {
+void RdmaPoller::Leave(CqSet* set, bool clean) {
   std::scoped_lock hold(latch_);
   --set->lanes;
+  if (!clean) set->shared.NoteLost();
+}
+
+void RdmaPoller::OnSrqLimit(const ibv_srq* srq) {
+  std::scoped_lock hold(latch_);
+  for (auto& set : sets_) {
+    if (set->shared.srq() == srq) set->shared.NoteLimit();
+  }
 }
 
 bool RdmaPoller::Add(QpLane* lane, std::uint32_t qp_num) {
@@ -295,7 +294,7 @@ bool RdmaPoller::DrainLocked(bool to_sleep) {
     for (auto& set : sets_) {
       while (PollSet(set.get()) == kBatch) {
       }
-      if (set->receives.Due()) Refill(set.get());
+      if (set->shared.receives().Due()) set->shared.Refill();
     }
     Tell();
     const int sleepers = armed_.load(std::memory_order_seq_cst);
@@ -340,10 +339,12 @@ int RdmaPoller::PollSet(CqSet* set) {
 }
 
 void RdmaPoller::HandleReceive(CqSet* set, QpLane* lane, const ibv_wc& wc) {
-  const bool own = set->srq == nullptr;
+  const bool own = set->shared.srq() == nullptr;
   // (Its own queue has gone with a lane.)
   if (own && lane == nullptr) return;
-  Receives& receives = own ? *lane->receives_ : set->receives;
+  Receives& receives = own ? *lane->receives_ : set->shared.receives();
+  // (A device may still tell of a queue that has been replaced.)
+  if (!receives.Has(wc.wr_id)) return;
   const auto slot = static_cast<std::uint32_t>(wc.wr_id);
   std::uint32_t imm = 0;
   const std::byte* bytes = nullptr;
@@ -366,14 +367,14 @@ void RdmaPoller::HandleReceive(CqSet* set, QpLane* lane, const ibv_wc& wc) {
   if (lane != nullptr && good) lane->OnReceive(ntohl(imm), bytes, length);
   if (!own) {
     receives.Used(slot);
-    if (receives.Full()) Refill(set);
+    if (receives.Due()) set->shared.Refill();
+    if (wc.status == IBV_WC_WR_FLUSH_ERR) return;
   } else if (wc.status == IBV_WC_SUCCESS) {
     // (What a queue in error is given comes back at once.)
     receives.Used(slot);
     if (receives.Due()) lane->PostReceives();
   } else if (wc.status == IBV_WC_WR_FLUSH_ERR) {
-    // Why says what has failed, or rdma_cm: as where the queue is shared, which
-    // is not flushed.
+    // What has failed says why, or rdma_cm does: as where the queue is shared.
     return;
   }
   if (lane != nullptr && !good) lane->OnError(wc.status, true);
@@ -407,8 +408,6 @@ void RdmaPoller::Tell() {
     lane->Tell();
   }
 }
-
-void RdmaPoller::Refill(CqSet* set) { set->receives.Post(set->srq.get()); }
 
 void RdmaPoller::ReadEvent(const ibv_cq* cq) {
   for (auto& set : sets_) {

@@ -10,8 +10,9 @@
 #include "lib/base/reason.h"
 #include "lib/lane/board.h"
 #include "lib/lane/poller.h"
+#include "lib/lane/rdma/limits.h"
 #include "lib/lane/rdma/memory.h"
-#include "lib/lane/rdma/receives.h"
+#include "lib/lane/rdma/shared_receives.h"
 #include "lib/lane/rdma/sleepers.h"
 #include "lib/verbs/verbs.h"
 
@@ -20,33 +21,11 @@ namespace rcsock::lane::rdma {
 class Deferred;
 class QpLane;
 
-// What a device can do, and what its lanes need.
-struct Limits {
-  bool iwarp = false;
-  std::uint32_t entries = 0;     // of one CQ
-  std::uint32_t receives = 0;    // of one SRQ; 0: the device has none
-  std::uint32_t send_depth = 0;  // WRs of one QP's send queue
-  // A device in software, whose provider keeps no account of the events that
-  // are fetched: they may stay in the channel until many are read at once.
-  bool lazy_events = false;
-};
-
-// The most of Limits::send_depth.
-constexpr std::uint32_t kSendDepth = 128;
-// Receives that one lane's peer can have outstanding: its messages, and the
-// credits with an immediate (see QpLane) that this end has not drained.
-constexpr std::uint32_t kReceivesPerLane = 40;
-// Where the device has no shared receive queues (Intel's E810 and X722 among
-// others), each lane has one of its own, and posts so many again at a time.
-constexpr std::uint32_t kOwnBatch = 8;
-constexpr std::uint32_t kOwnReceives = kReceivesPerLane + kOwnBatch;
-
 // A completion queue with the shared receive queue that feeds it, and the lanes
 // that it has room for: whatever they do, it does not overrun.
 struct CqSet {
   verbs::Cq cq;
-  Receives receives;           // of srq
-  verbs::Srq srq;              // null: each lane has a queue of its own
+  SharedReceives shared;       // its srq() null: each lane has its own queue
   PinCount pin;                // of both
   std::uint32_t capacity = 0;  // lanes
   std::uint32_t lanes = 0;     // the poller's latch's
@@ -112,7 +91,11 @@ class RdmaPoller final : public Source {
   // A set with room for one more lane, counted; made if it may.  Null: none can
   // be had.
   CqSet* Admit(bool may_grow, verbs::Error* error);
-  void Leave(CqSet* set);
+  // The QP of a lane in the set has been destroyed.  `clean`: it had no receive
+  // of the set's any more.
+  void Leave(CqSet* set, bool clean);
+  // The device reports SRQ_LIMIT_REACHED for `srq`, of whatever poller.
+  void OnSrqLimit(const ibv_srq* srq);
   // From now on the QP's completions go to the lane.  False: out of memory.
   bool Add(QpLane* lane, std::uint32_t qp_num);
   // The QP has been destroyed: takes the last of its completions.  Nothing
@@ -151,16 +134,14 @@ class RdmaPoller final : public Source {
   };
 
   bool MakeSet(verbs::Error* error);
-  // Leaves set->srq null where the device turns out to have none.
-  bool ShareReceives(CqSet* set, verbs::Error* error);
-  bool PostForOneMore(CqSet* set, verbs::Error* error) const;
+  // Whether the set can take one more lane.
+  static bool HasRoom(CqSet* set);
   // False: as DrainToSleep.
   bool DrainIfAsked(bool to_sleep = false);
   bool DrainLocked(bool to_sleep = false);
   int PollSet(CqSet* set);
   void Handle(CqSet* set, const ibv_wc& wc);
   void HandleReceive(CqSet* set, QpLane* lane, const ibv_wc& wc);
-  static void Refill(CqSet* set);
   void LoseLanesOf(const CqSet* set, int error);
   void FetchEvents();
   void ReadAllEvents();

@@ -5,7 +5,9 @@
 
 namespace rcsock::lane::rdma {
 
-void Receives::Open(Memory* memory, std::uint32_t most, std::uint32_t batch) {
+void Receives::Open(Memory* memory, std::uint32_t most, std::uint32_t batch,
+                    std::uint16_t generation) {
+  tag_ = kReceive | std::uint64_t{generation} << kTagAt;
   if (memory != nullptr) {
     pages_ = std::make_unique<Block[]>((most + kOnPage - 1) / kOnPage);
   }
@@ -34,7 +36,7 @@ std::uint32_t Receives::More(std::uint32_t* first, verbs::Error* error) {
 void Receives::Fill(ibv_recv_wr* wrs, ibv_sge* sges) const {
   for (std::uint32_t i = 0; i < used_; ++i) {
     wrs[i] = {};
-    wrs[i].wr_id = kReceive | slots_[i];
+    wrs[i].wr_id = tag_ | slots_[i];
     wrs[i].next = i + 1 < used_ ? &wrs[i + 1] : nullptr;
     if (pages_ == nullptr) continue;
     sges[i] = {reinterpret_cast<std::uintptr_t>(At(slots_[i])), kSendMost,

@@ -33,7 +33,13 @@ class Receives {
 
   // `most` that there may be.  `memory`: on iWARP, where each has a buffer, for
   // what comes in place of an immediate; else null.  Throws bad_alloc.
-  void Open(Memory* memory, std::uint32_t most, std::uint32_t batch);
+  // `generation`: of a queue that replaces another one.
+  void Open(Memory* memory, std::uint32_t most, std::uint32_t batch,
+            std::uint16_t generation = 0);
+  // Whether a completion of this wr_id is of one of these.
+  bool Has(std::uint64_t wr_id) const {
+    return ((wr_id ^ tag_) >> kTagAt) == 0;
+  }
   // Posts more, until there are `count` at least.  With buffers they come by
   // the page: a process pins what the lanes that it has need.  False: *error.
   template <typename Queue>
@@ -62,7 +68,7 @@ class Receives {
   void Used(std::uint32_t slot) {
     if (used_ < kSlots) slots_[used_++] = slot;
   }
-  bool Full() const { return used_ == kSlots; }
+  std::uint32_t count() const { return count_; }
   bool Due() const { return used_ >= batch_; }
   // To an ibv_qp or an ibv_srq.  What the queue does not take stays for the
   // next time.
@@ -91,6 +97,9 @@ class Receives {
   void Fill(ibv_recv_wr* wrs, ibv_sge* sges) const;
   void Posted(std::uint32_t done);
 
+  static constexpr int kTagAt = 32;  // in a wr_id, above the slot
+
+  std::uint64_t tag_ = kReceive;
   Memory* memory_ = nullptr;
   std::unique_ptr<Block[]> pages_;  // null without memory_
   std::uint32_t taken_ = 0;         // of these

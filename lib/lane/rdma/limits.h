@@ -1,0 +1,33 @@
+#ifndef RCSOCK_LIB_LANE_RDMA_LIMITS_H_
+#define RCSOCK_LIB_LANE_RDMA_LIMITS_H_
+
+#include <cstdint>
+
+namespace rcsock::lane::rdma {
+
+// What a device can do, and what its lanes need.
+struct Limits {
+  bool iwarp = false;
+  std::uint32_t entries = 0;     // of one CQ
+  std::uint32_t receives = 0;    // of one SRQ; 0: the device has none
+  std::uint32_t send_depth = 0;  // WRs of one QP's send queue
+  // A device in software.  Its provider keeps no account of the events that are
+  // fetched: they may stay in the channel until many are read at once.  Its QP
+  // takes a receive from an SRQ only for a message that has come, so none is
+  // lost with the QP.
+  bool lazy_events = false;
+};
+
+// The most of Limits::send_depth.
+constexpr std::uint32_t kSendDepth = 128;
+// Receives that one lane's peer can have outstanding: its messages, and the
+// credits with an immediate (see QpLane) that this end has not drained.
+constexpr std::uint32_t kReceivesPerLane = 40;
+// Where the device has no shared receive queues (Intel's E810 and X722 among
+// others), each lane has one of its own, and posts so many again at a time.
+constexpr std::uint32_t kOwnBatch = 8;
+constexpr std::uint32_t kOwnReceives = kReceivesPerLane + kOwnBatch;
+
+}  // namespace rcsock::lane::rdma
+
+#endif  // RCSOCK_LIB_LANE_RDMA_LIMITS_H_
