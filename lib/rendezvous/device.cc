@@ -1,7 +1,9 @@
 #include "lib/rendezvous/device.h"
 
 #include <cerrno>
+#include <chrono>
 #include <cstring>
+#include <new>
 #include <utility>
 
 #include "lib/base/log.h"
@@ -56,15 +58,41 @@ void LogError(const verbs::Error& error) {
              std::strerror(error.code));
 }
 
-// What a stream has put off in order to send it with more must not wait for
-// ever for a thread of the program to come by.
-static void FlushSoon(void* arg) {
-  auto* domain = static_cast<lane::rdma::Domain*>(arg);
-  Conductor* conductor = Conductor::IfRunning();
-  if (conductor == nullptr) return;
-  conductor->After(1, [weak = domain->weak_from_this()] {
-    if (auto alive = weak.lock()) alive->FlushDeferred();
+// A stream has put something off in order to send it with more.  It must not
+// wait for ever for a thread of the program to come by.
+static void OnPutOff(void* arg) {
+  auto* core = static_cast<Core*>(arg);  // is never destroyed
+  try {
+    core->PostTask([core] {
+      if (Rdma* rdma = core->rdma()) rdma->FlushSoon();
+    });
+  } catch (const std::bad_alloc&) {
+    // It waits for the next thread that looks, or sleeps.
+  }
+}
+
+void Device::FlushSoon() {
+  const lane::rdma::Pace pace = domain_->pace();
+  const auto now = std::chrono::steady_clock::now();
+  const auto due = (pace.flushes_at_once ? flushed_ : now) +
+                   std::chrono::microseconds(pace.flush_us);
+  if (flush_waits_) return;
+  if (due <= now) return Flush();
+  flush_waits_ = true;
+  flush_timer_.expires_at(due);
+  flush_timer_.async_wait([weak = weak_from_this()](const error_code& error) {
+    if (error) return;
+    auto self = weak.lock();
+    if (self == nullptr) return;
+    Step step(self->core_);
+    self->Flush();
   });
+}
+
+void Device::Flush() {
+  flush_waits_ = false;
+  flushed_ = std::chrono::steady_clock::now();
+  domain_->FlushDeferred();
 }
 
 std::shared_ptr<Device> Device::Make(Core* core, std::shared_ptr<Cm> cm,
@@ -83,7 +111,7 @@ std::shared_ptr<Device> Device::Make(Core* core, std::shared_ptr<Cm> cm,
     device->domain_ = lane::rdma::Domain::Make(id->verbs, core->board, &error);
   }
   if (device->domain_ != nullptr) {
-    device->domain_->SetFlushTimer(&FlushSoon, device->domain_.get());
+    device->domain_->SetFlushTimer(&OnPutOff, core);
   }
   if (device->domain_ == nullptr) {
     LogError(error);
@@ -100,7 +128,8 @@ std::shared_ptr<Device> Device::Make(Core* core, std::shared_ptr<Cm> cm,
 Device::Device(Core* core, std::shared_ptr<Cm> cm)
     : core_(core),
       cm_(std::move(cm)),
-      async_(std::make_unique<stream_descriptor>(core->io)) {}
+      async_(std::make_unique<stream_descriptor>(core->io)),
+      flush_timer_(core->io) {}
 
 Device::~Device() {
   Close();
@@ -115,6 +144,7 @@ Device::~Device() {
 }
 
 void Device::Close() {
+  flush_timer_.cancel();
   if (async_ == nullptr) return;
   if (async_->is_open()) async_->release();
   async_.reset();

@@ -2,6 +2,8 @@
 #define RCSOCK_LIB_RENDEZVOUS_DEVICE_H_
 
 #include <boost/asio/posix/stream_descriptor.hpp>
+#include <boost/asio/steady_timer.hpp>
+#include <chrono>
 #include <memory>
 
 #include "lib/lane/rdma/domain.h"
@@ -34,18 +36,24 @@ class Device : public CmOwner, public std::enable_shared_from_this<Device> {
   bool Reports() const { return in_vain_ < kInVain; }
   void Reported() { in_vain_ = 0; }
   void NotReported() { ++in_vain_; }
+  // Some lane has put something off: it goes out within Pace::flush_us.
+  void FlushSoon();
 
  private:
   static constexpr int kInVain = 3;
 
   void WaitAsync();
   void OnAsync();
+  void Flush();
 
   Core* const core_;
   std::shared_ptr<Cm> cm_;
   verbs::Id keeper_;
   std::shared_ptr<lane::rdma::Domain> domain_;
   std::unique_ptr<boost::asio::posix::stream_descriptor> async_;
+  boost::asio::steady_timer flush_timer_;
+  std::chrono::steady_clock::time_point flushed_{};
+  bool flush_waits_ = false;
   bool lost_ = false;
   int in_vain_ = 0;
 };

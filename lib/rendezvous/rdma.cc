@@ -116,6 +116,10 @@ std::shared_ptr<Device> Rdma::DeviceOf(const rdma_cm_id* id,
   return device;
 }
 
+void Rdma::FlushSoon() {
+  for (const auto& device : devices_) device->FlushSoon();
+}
+
 void Rdma::LoseDevice(const ibv_context* context) {
   for (const auto& device : std::vector(devices_)) {
     if (device->context() == context) return device->Lose();

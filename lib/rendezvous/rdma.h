@@ -49,6 +49,8 @@ class Rdma {
   // --- Devices
   // The one that `id` is bound to.  Null: *why.
   std::shared_ptr<Device> DeviceOf(const rdma_cm_id* id, base::Reason* why);
+  // On some device something has been put off.
+  void FlushSoon();
   void LoseDevice(const ibv_context* context);
   // It is gone: so are its listeners, and what waits there.
   void Forget(Device* device);

@@ -458,6 +458,15 @@ bool Query(ibv_context* context, ibv_device_attr* attr, Error* error) {
   return r == 0;
 }
 
+bool IsInfiniBand(ibv_context* context, std::uint8_t port) {
+  if (IsIwarp(context)) return false;
+  ibv_port_attr attr{};
+  return (calls.ibv_query_port)(
+             context, port, reinterpret_cast<_compat_ibv_port_attr*>(&attr)) ==
+             0 &&
+         attr.link_layer == IBV_LINK_LAYER_INFINIBAND;
+}
+
 bool IsIwarp(const ibv_context* context) {
   return context->device->transport_type == IBV_TRANSPORT_IWARP;
 }

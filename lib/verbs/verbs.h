@@ -152,6 +152,8 @@ struct Calls {
 extern Calls calls;
 
 bool IsIwarp(const ibv_context* context);
+// Whether the link of a port is InfiniBand's own, and no Ethernet.
+bool IsInfiniBand(ibv_context* context, std::uint8_t port);
 
 }  // namespace rcsock::verbs
 

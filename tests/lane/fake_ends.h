@@ -58,7 +58,7 @@ class FakeEnds : public testing::TestWithParam<bool> {
             std::size_t most_first = 0) {
     FakeVerbs::Options options;
     options.iwarp = GetParam();
-    made_ = MakeFakePair(options, block, most, most_first);
+    made_ = MakeFakePair(options, block, most, most_first, pace_);
     ASSERT_NE(made_.pair, nullptr);
     lane_ = &made_.pair->side[0].qp_lane();
     peer_ = &made_.pair->side[1].qp_lane();
@@ -121,6 +121,8 @@ class FakeEnds : public testing::TestWithParam<bool> {
     return lane->Post(&iov, 1, 0, size);
   }
 
+  // Of devices in software, where a test counts on that.
+  rdma::Pace pace_ = rdma::kHardwarePace;
   int fds_ = 0;
   FakePair made_;
   rdma::QpLane* lane_ = nullptr;

@@ -25,6 +25,7 @@ class Growing : public FakeEnds {
  protected:
   void SetUp() override {
     fds_ = OpenFds();
+    pace_ = rdma::kSoftwarePace;
     Make(rdma::kBlockMin, 256 * 1024);
   }
   void Stream(std::size_t all, std::size_t piece) {

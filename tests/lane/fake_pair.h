@@ -18,7 +18,8 @@ struct FakePair {
 // `most_first`: how large rings may grow for end 0, if not `most`.
 inline FakePair MakeFakePair(const FakeVerbs::Options& options,
                              std::size_t ring_bytes, std::size_t most = 0,
-                             std::size_t most_first = 0) {
+                             std::size_t most_first = 0,
+                             const rdma::Pace& pace = rdma::kHardwarePace) {
   FakePair made;
   made.verbs = std::make_unique<FakeVerbs>(options);
   auto pair = std::make_unique<RdmaPair>();
@@ -32,6 +33,7 @@ inline FakePair MakeFakePair(const FakeVerbs::Options& options,
     if (side.domain == nullptr) return made;
     const std::size_t bound = i == 0 && most_first != 0 ? most_first : most;
     side.domain->SetRingBytes(ring_bytes, bound == 0 ? ring_bytes : bound);
+    side.domain->SetPace(pace);
     side.lane =
         side.domain->CreateLane(made.id[i], RdmaSide::kBell, &why, &error);
     if (side.lane == nullptr) return made;

@@ -20,7 +20,13 @@
 namespace rcsock::lane::test {
 namespace {
 
-class Traffic : public FakeEnds {};
+class Traffic : public FakeEnds {
+ protected:
+  void SetUp() override {
+    pace_ = rdma::kSoftwarePace;
+    FakeEnds::SetUp();
+  }
+};
 
 // Up to 64 bytes take one request, and are kept until they are credited.
 TEST_P(Traffic, ShortDataOniWARPIsOneRequest) {

@@ -5,6 +5,7 @@
 #include <pthread.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 
@@ -51,6 +52,14 @@ void FakeVerbs::Install() {
     const bool srqs = attr->max_srq_wr != 0 || g_fake->options_.claims_srqs;
     attr->max_srq = srqs ? 1024 : 0;
     attr->max_qp_wr = 1024;
+    return 0;
+  };
+  // (A macro in the header.)
+  (calls.ibv_query_port) = [](ibv_context*, std::uint8_t,
+                              _compat_ibv_port_attr* attr) {
+    reinterpret_cast<ibv_port_attr*>(attr)->link_layer =
+        g_fake->options_.infiniband ? IBV_LINK_LAYER_INFINIBAND
+                                    : IBV_LINK_LAYER_ETHERNET;
     return 0;
   };
   calls.ibv_alloc_pd = [](ibv_context* context) {
@@ -134,6 +143,7 @@ void FakeVerbs::Rest() {
   calls.ibv_get_cq_event = [](ibv_comp_channel* channel, ibv_cq** cq,
                               void** context) {
     std::scoped_lock hold(g_fake->mutex_);
+    ++g_fake->counts_.fetches;
     if (::read(channel->fd, cq, sizeof(*cq)) != sizeof(*cq)) return -1;
     *context = (*cq)->cq_context;
     --reinterpret_cast<Cq*>(*cq)->unfetched;
@@ -277,6 +287,7 @@ rdma_cm_id* FakeVerbs::NewId() {
   rdma_cm_id* id = ids_.back().get();
   *id = {};
   id->verbs = &context_;
+  id->port_num = 1;
   return id;
 }
 
@@ -352,8 +363,11 @@ int FakeVerbs::PostSend(ibv_qp* base, ibv_send_wr* wr, ibv_send_wr** bad) {
         work.lkey = wr->sg_list[0].lkey;
       }
     }
+    g_fake->Leave(&work);
     g_fake->queue_.push_back(std::move(work));
   }
+  g_fake->now_ += g_fake->time_.doorbell;
+  if (g_fake->options_.timed) return 0;
   if (!g_fake->options_.immediate) {
     g_fake->some_.notify_one();
   } else if (!g_fake->held_) {
@@ -361,6 +375,39 @@ int FakeVerbs::PostSend(ibv_qp* base, ibv_send_wr* wr, ibv_send_wr** bad) {
     }
   }
   return 0;
+}
+
+// The bytes were copied into the mirror just before.
+void FakeVerbs::Leave(Work* work) {
+  Qp* qp = work->from;
+  constexpr std::uint32_t kCredit = 8;
+  if (work->length > kCredit) now_ += work->length / time_.copy;
+  now_ += time_.request;
+  qp->link_free = std::max(qp->link_free, now_) + work->length / time_.link;
+  work->arrives = qp->link_free + time_.one_way;
+}
+
+void FakeVerbs::Advance(double until) {
+  std::scoped_lock hold(mutex_);
+  for (;;) {
+    auto work = std::min_element(
+        queue_.begin(), queue_.end(),
+        [](const Work& a, const Work& b) { return a.arrives < b.arrives; });
+    const bool data = work != queue_.end() && work->arrives <= until;
+    if (!acks_.empty() && acks_.front().arrives <= until &&
+        (!data || acks_.front().arrives <= work->arrives)) {
+      const Ack ack = acks_.front();
+      acks_.pop_front();
+      if (qps_.contains(ack.to)) {
+        Complete(reinterpret_cast<Cq*>(ack.to->qp.send_cq), ack.wc);
+      }
+      continue;
+    }
+    if (!data) return;
+    // (Each end's are in their order.)
+    std::rotate(queue_.begin(), work, work + 1);
+    Step();
+  }
 }
 
 void FakeVerbs::Land(Qp* to, bool all) {
@@ -509,6 +556,7 @@ bool FakeVerbs::Apply(Work& work) {
   if (!Put(work.address, work.key, data, work.length)) return false;
   if (work.opcode != IBV_WR_RDMA_WRITE_WITH_IMM) return true;
   ++counts_.writes;
+  if (work.length == 0) ++counts_.empty;
   return Receive(to, work.imm, nullptr, 0);
 }
 
@@ -529,7 +577,11 @@ bool FakeVerbs::Step() {
     wc.status = IBV_WC_RETRY_EXC_ERR;
   }
   --qp->outstanding;
-  if (wc.status != IBV_WC_SUCCESS || work.signalled) {
+  if (options_.timed && wc.status == IBV_WC_SUCCESS) {
+    if (work.signalled) {
+      acks_.push_back({work.arrives + time_.one_way, qp, wc});
+    }
+  } else if (wc.status != IBV_WC_SUCCESS || work.signalled) {
     Complete(reinterpret_cast<Cq*>(qp->qp.send_cq), wc);
   }
   if (wc.status != IBV_WC_SUCCESS && !qp->failed) FailQp(qp);

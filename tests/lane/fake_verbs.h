@@ -49,7 +49,26 @@ class FakeVerbs {
     // LAST_WQE_REACHED; else within the call that puts it into error.
     bool late_flushes = false;
     bool reports_last_wqe = true;
+    bool infiniband = false;  // its link is; else Ethernet
+    // Time passes only as Time says, and writes arrive by Advance().
+    bool timed = false;
   };
+  // What things take, in nanoseconds and bytes for each of them.
+  struct Time {
+    double link = 12.5;  // 100 Gb/s
+    double copy = 10;    // of each CPU
+    double doorbell = 100;
+    double request = 25;
+    double one_way = 1000;
+  };
+  void SetTime(const Time& time) { time_ = time; }
+  // The present of whoever calls next: what it posts leaves then, and later by
+  // what its copies and doorbells take.
+  void SetNow(double now) { now_ = now; }
+  double now() const { return now_; }
+  // What has arrived by then, arrives.  Not before anybody else's present.
+  void Advance(double until);
+
   explicit FakeVerbs(const Options& options);
   ~FakeVerbs();
 
@@ -88,6 +107,8 @@ class FakeVerbs {
     int relaxed = 0;    // keys
     int overruns = 0;   // of a CQ
     int starved = 0;    // a message found no receive
+    int empty = 0;      // messages without bytes
+    int fetches = 0;    // calls of ibv_get_cq_event
     int objects = 0;    // PDs, MRs, CQs, SRQs, channels, QPs
     int posts = 0;      // calls of ibv_post_send
     int requests = 0;   // in them
@@ -145,6 +166,7 @@ class FakeVerbs {
     std::vector<Late> late;  // to this end
     Queue own;               // where it has no SRQ
     Queue fetched;           // of its SRQ
+    double link_free = 0;
     bool connected = false;  // it has been
     bool flushes = false;    // in error, and has not given it back
     Qp* peer = nullptr;
@@ -164,6 +186,12 @@ class FakeVerbs {
     std::uint64_t address;
     std::uint32_t key;
     std::uint32_t imm;
+    double arrives = 0;
+  };
+  struct Ack {  // of a request, on its way back
+    double arrives;
+    Qp* to;
+    ibv_wc wc;
   };
 
   static FakeVerbs* g_fake;
@@ -176,7 +204,8 @@ class FakeVerbs {
   void Install();
   void Rest();  // of it
   ibv_mr* NewMr(ibv_pd* pd, void* base, std::size_t length, int access);
-  bool Step();  // delivers one; false: nothing to do
+  void Leave(Work* work);  // its sender, at now_
+  bool Step();             // delivers one; false: nothing to do
   bool Apply(Work& work);
   bool Covers(std::uint64_t address, std::uint32_t key,
               std::size_t length) const;
@@ -211,6 +240,9 @@ class FakeVerbs {
   std::size_t on_arm_ = 0;
   bool refuse_arms_ = false;
   bool leave_stale_ = false;
+  Time time_;
+  double now_ = 0;
+  std::deque<Ack> acks_;
   std::deque<ibv_async_event> events_;
   std::function<void()> on_send_;
   std::mt19937 order_{11};

@@ -16,6 +16,9 @@ constexpr std::uint64_t kSignalInFlight = 2;
 // finds too little room in it.  (Each may wake who sleeps for an answer, or
 // cost who is about to another arming.)
 constexpr std::uint64_t kSignalEvery = 64;
+// From so many bytes on, other ways through the switches are worth a second
+// request.  NCCL's NCCL_IB_AR_THRESHOLD is the same.
+constexpr std::uint32_t kRoutedFrom = 8 * 1024;
 
 void Chain::Write(const std::byte* from, std::uint32_t length, std::uint64_t to,
                   std::uint32_t lkey, std::uint32_t rkey) {
@@ -69,10 +72,19 @@ void Chain::Message(const ring::Placement& place) {
             lane_.peer_.address + (place.number % kMessages) * kSlotBytes);
   } else {
     const QpLane::TxRingPlace& ring = lane_.tx_ring_;
-    Write(ring.mirror + place.offset, place.length, ring.address + place.offset,
-          ring.lkey, ring.rkey);
+    Data(place, ring.mirror + place.offset, ring.lkey);
   }
   MessageImmediate(place);
+}
+
+void Chain::Data(const ring::Placement& place, const std::byte* from,
+                 std::uint32_t lkey) {
+  const QpLane::TxRingPlace& ring = lane_.tx_ring_;
+  const std::uint64_t to = ring.address + place.offset;
+  Write(from, place.length, to, lkey, ring.rkey);
+  if (!lane_.routed_ || place.length <= kRoutedFrom) return;
+  Write(nullptr, 0, to, 0, ring.rkey);
+  wrs_[count_ - 1].num_sge = 0;
 }
 
 void Chain::MessageImmediate(const ring::Placement& place) {
@@ -87,8 +99,7 @@ void Chain::MessageImmediate(const ring::Placement& place) {
 
 void Chain::MessageFrom(const ring::Placement& place, const std::byte* from,
                         std::uint32_t lkey) {
-  const QpLane::TxRingPlace& ring = lane_.tx_ring_;
-  Write(from, place.length, ring.address + place.offset, lkey, ring.rkey);
+  Data(place, from, lkey);
   MessageImmediate(place);
 }
 

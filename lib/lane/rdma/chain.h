@@ -62,6 +62,12 @@ class Chain {
 
   void Write(const std::byte* from, std::uint32_t length, std::uint64_t to,
              std::uint32_t lkey, std::uint32_t rkey);
+  // A message in the byte ring, from `from`.  InfiniBand switches may choose a
+  // way for each packet of a WRITE, and do not for a WRITE_WITH_IMM: so a long
+  // message is a WRITE, and an empty WRITE_WITH_IMM behind it, whose completion
+  // tells that both are in place.
+  void Data(const ring::Placement& place, const std::byte* from,
+            std::uint32_t lkey);
   // Between the blocks that every lane has.
   void Control(const std::byte* from, std::uint32_t length, std::uint64_t to);
   // Of a message, with the credit that goes along.

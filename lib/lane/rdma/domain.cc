@@ -6,6 +6,7 @@
 #include <cerrno>
 #include <cstring>
 #include <new>
+#include <optional>
 #include <utility>
 
 #include "lib/base/config.h"
@@ -22,6 +23,11 @@ namespace {
 
 constexpr std::uint32_t kVendorRxe = 0xffffff;
 constexpr std::uint32_t kVendorSiw = 0x626d74;
+
+// What a WQE of 256 bytes has room for, behind its control and address segments
+// (16 bytes each) and the length (4).  mlx5 copies a WQE of that size to the
+// device with the doorbell (BlueFlame); the device fetches a longer one.
+constexpr std::uint32_t kInlineMost = 220;
 
 bool IsSoftware(const ibv_device_attr& attr) {
   return attr.vendor_id == kVendorRxe || attr.vendor_id == kVendorSiw;
@@ -74,7 +80,7 @@ class DeviceDomain final : public Domain {
     }
     pd_ = verbs::AllocPd(context_, error);
     if (pd_ == nullptr) return false;
-    memory_.emplace(pd_.get());
+    memory_.emplace(pd_.get(), !limits_.lazy_events);
     // New lanes, and the program's own locked memory, come first.
     std::uint64_t most = base::GetConfig().max_pinned;
     Memory::SetLimit(most);
@@ -105,6 +111,11 @@ class DeviceDomain final : public Domain {
     };
     block_bytes_ = round(first);
     most_ring_ = round(most);
+  }
+  void SetPace(const Pace& pace) override { pace_ = pace; }
+  Pace pace() const override {
+    if (pace_) return *pace_;
+    return limits_.lazy_events ? kSoftwarePace : kHardwarePace;
   }
   void SetFlushTimer(void (*fn)(void*), void* arg) override {
     deferred_->SetTimer(fn, arg);
@@ -154,7 +165,9 @@ class DeviceDomain final : public Domain {
   Limits limits_;
   std::size_t block_bytes_ = kBlockMin;
   std::size_t most_ring_ = kBlockMax;
-  std::uint32_t inline_ask_ = 256;  // or what the device has not refused
+  std::optional<Pace> pace_;
+  std::uint32_t inline_ask_ =
+      kInlineMost;  // or what the device has not refused
   verbs::Cq spacer_;
   verbs::Pd pd_;
   std::optional<Memory> memory_;
@@ -258,12 +271,14 @@ std::unique_ptr<RdmaLane> DeviceDomain::CreateLane(rdma_cm_id* id, int bell,
   parts.lanes = lanes_;
   parts.id = id;
   parts.send_depth = limits_.send_depth;
-  parts.inline_bytes = attr.cap.max_inline_data;
+  // (A device may grant more than it was asked for.)
+  parts.inline_bytes = std::min(attr.cap.max_inline_data, kInlineMost);
   parts.most_ring = most_ring_;
   parts.iwarp = iwarp_;
+  parts.routed = verbs::IsInfiniBand(context_, id->port_num);
   parts.sink = &sink_;
   parts.reports_last_wqe = set->shared.srq() != nullptr && !limits_.lazy_events;
-  parts.piece = limits_.lazy_events ? kSoftwarePiece : kPiece;
+  parts.pace = pace();
   // From here on the lane gives everything back.
   std::unique_ptr<QpLane> lane = QpLane::Make(std::move(parts));
   if (lane == nullptr) *why = base::Reason::kNoMemory;

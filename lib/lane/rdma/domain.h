@@ -7,6 +7,7 @@
 #include "lib/lane/board.h"
 #include "lib/lane/poller.h"
 #include "lib/lane/rdma/offer.h"
+#include "lib/lane/rdma/pace.h"
 #include "lib/verbs/verbs.h"
 
 namespace rcsock::lane::rdma {
@@ -34,13 +35,16 @@ class Domain : public std::enable_shared_from_this<Domain> {
   // and all, and how large they may grow; rounded up to powers of two from 16
   // KiB to 8 MiB.  By default 16 KiB and 8 MiB.
   virtual void SetRingBytes(std::size_t first, std::size_t most) = 0;
+  // How lanes made from now on divide their work; by default it depends on the
+  // device.
+  virtual void SetPace(const Pace& pace) = 0;
+  virtual Pace pace() const = 0;
   // The poller of a bell, made if need be; null: it could not be.
   virtual Source* source(int bell) = 0;
   // From now on, small sends may wait for a write to complete, or for
-  // FlushDeferred().  `fn`
-  // is called when one begins to wait and none did, by any thread, with latches
-  // held: it arranges that FlushDeferred() is called within about a
-  // millisecond.
+  // FlushDeferred().  `fn` is called when one begins to wait and none did, by
+  // any thread, with latches held: it arranges that FlushDeferred() is called
+  // within Pace::flush_us.
   virtual void SetFlushTimer(void (*fn)(void*), void* arg) = 0;
   virtual void FlushDeferred() = 0;  // any thread
   // The device has failed or gone: every lane of it is dead.

@@ -1,6 +1,7 @@
 #ifndef RCSOCK_LIB_LANE_RDMA_LAYOUT_H_
 #define RCSOCK_LIB_LANE_RDMA_LAYOUT_H_
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 
@@ -67,17 +68,16 @@ static_assert(kSendData >= ring::kCtlMax && kSendMost <= kSlotBytes);
 constexpr int kWakeShift = 48;
 constexpr std::uint64_t kConsumedMask = (std::uint64_t{1} << kWakeShift) - 1;
 
-// Consumed messages whose credit goes along with a write that goes anyway.
-constexpr std::uint64_t kCreditAlong = kMessages * 3 / 8;
-
 // How much of a ring one message may take: a message that is cut in two costs
 // two completions, and one that fills the ring leaves the sender nothing to do.
 constexpr std::uint32_t RecordMax(std::uint32_t ring_bytes) {
   return ring_bytes / 2;
 }
 constexpr ring::Geometry GeometryOf(std::uint32_t ring_bytes,
-                                    std::uint32_t inline_max) {
-  return {ring_bytes, kMessages, inline_max, RecordMax(ring_bytes)};
+                                    std::uint32_t inline_max,
+                                    std::uint32_t record_max = kBlockMax) {
+  return {ring_bytes, kMessages, inline_max,
+          std::min(RecordMax(ring_bytes), record_max)};
 }
 
 // A ring of so many bytes grows further for long records only.
@@ -87,11 +87,6 @@ constexpr std::uint32_t kRingEnough = 1024 * 1024;
 // together go round had better stay in a cache.
 constexpr std::uint32_t kRingEnoughOfMany = 256 * 1024;
 constexpr std::uint64_t kMany = 8 * 1024 * 1024;
-// The longest record.  A longer send goes out in several: between the copying
-// of one and the next the device works, and the receiver copies.  A device in
-// software has no time of its own, and each record may cost both ends a sleep.
-constexpr std::uint32_t kPiece = 256 * 1024;
-constexpr std::uint32_t kSoftwarePiece = kBlockMax;
 
 }  // namespace rcsock::lane::rdma
 

@@ -1,26 +1,12 @@
 #include "lib/lane/rdma/memory.h"
 
-#include <sys/mman.h>
-
 #include <cerrno>
-#include <cstring>
 #include <mutex>
 #include <new>
 #include <utility>
 
 namespace rcsock::lane::rdma {
 namespace {
-
-std::byte* Map(std::size_t bytes) {
-  void* at = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
-                    MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (at == MAP_FAILED) return nullptr;
-  // The pages are the device's too: a child of fork must not turn them into
-  // copies, of which the device would keep the wrong one.
-  ::madvise(at, bytes, MADV_DONTFORK);
-  ::madvise(at, bytes, MADV_DONTDUMP);
-  return static_cast<std::byte*>(at);
-}
 
 constinit std::atomic<std::uint64_t> total{0};
 constinit std::atomic<std::uint64_t> peak{0};
@@ -125,44 +111,8 @@ void Block::reset() {
   if (base_ == nullptr) return;
   mr_.reset();
   memory_->Count(-static_cast<std::int64_t>(bytes_));
-  memory_->Give(base_, bytes_);
+  memory_->slabs_.Give(base_, bytes_);
   base_ = nullptr;
-}
-
-Memory::~Memory() {
-  for (std::byte* slab : slabs_) ::munmap(slab, kSlab);
-}
-
-std::byte* Memory::Take(std::size_t bytes) {
-  if (bytes > kSmall) return Map(bytes);
-  std::scoped_lock hold(latch_);
-  if (free_.empty()) {
-    try {
-      // Room for all of them, so that Give never allocates.
-      free_.reserve((slabs_.size() + 1) * (kSlab / kSmall));
-      slabs_.reserve(slabs_.size() + 1);
-    } catch (const std::bad_alloc&) {
-      return nullptr;
-    }
-    std::byte* slab = Map(kSlab);
-    if (slab == nullptr) return nullptr;
-    slabs_.push_back(slab);
-    for (std::size_t at = kSlab; at != 0; at -= kSmall) {
-      free_.push_back(slab + at - kSmall);
-    }
-  }
-  std::byte* base = free_.back();
-  free_.pop_back();
-  return base;
-}
-
-void Memory::Give(std::byte* base, std::size_t bytes) {
-  if (bytes > kSmall) {
-    ::munmap(base, bytes);
-    return;
-  }
-  std::scoped_lock hold(latch_);
-  free_.push_back(base);
 }
 
 namespace {
@@ -180,18 +130,16 @@ int Access(const ibv_pd* pd, bool remote) {
 
 Block Memory::Get(std::size_t bytes, bool remote, verbs::Error* error) {
   Block block;
-  std::byte* base = Take(bytes);
+  std::byte* base = slabs_.Take(bytes);
   if (base == nullptr) {
     *error = {};
     error->call = "mmap";
     error->code = ENOMEM;
     return block;
   }
-  // What an earlier peer has sent is nothing to the next one.
-  if (bytes <= kSmall) std::memset(base, 0, bytes);
   verbs::Mr mr = verbs::Register(pd_, base, bytes, Access(pd_, remote), error);
   if (mr == nullptr) {
-    Give(base, bytes);
+    slabs_.Give(base, bytes);
     return block;
   }
   block.memory_ = this;

@@ -4,9 +4,9 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <vector>
 
 #include "lib/base/latch.h"
+#include "lib/lane/rdma/slabs.h"
 #include "lib/verbs/verbs.h"
 
 namespace rcsock::lane::rdma {
@@ -60,19 +60,18 @@ class PinCount {
   std::size_t bytes_ = 0;
 };
 
-// The memory of one protection domain.  Small blocks are cut from slabs, so
-// that thousands of idle lanes need few mappings; but each has a registration
-// of its own, for exactly its bytes and for as long as it is handed out: a peer
+// The memory of one protection domain.  Blocks are cut from slabs, so that
+// thousands of lanes need few mappings; but each block has a registration of
+// its own, for exactly its bytes and for as long as it is handed out: a peer
 // can reach what was made for it, and nothing else.
 //
 // Threads: any.
 class Memory {
  public:
-  static constexpr std::size_t kSmall = 16 * 1024;
+  static constexpr std::size_t kSmall = Slabs::kLeast;
 
-  // `pd` outlives it, and it its blocks.
-  explicit Memory(ibv_pd* pd) : pd_(pd) {}
-  ~Memory();
+  // `pd` outlives it, and it its blocks.  `huge`: as Slabs.
+  Memory(ibv_pd* pd, bool huge) : pd_(pd), slabs_(huge) {}
   Memory(const Memory&) = delete;
   Memory& operator=(const Memory&) = delete;
 
@@ -107,17 +106,11 @@ class Memory {
  private:
   friend class Block;
   void Count(std::int64_t bytes);
-  static constexpr std::size_t kSlab = 2 * 1024 * 1024;
-
-  std::byte* Take(std::size_t bytes);
-  void Give(std::byte* base, std::size_t bytes);
 
   ibv_pd* const pd_;
   std::uint64_t budget_ = ~std::uint64_t{0};
   std::atomic<std::uint64_t> pinned_{0};
-  base::Latch latch_;
-  std::vector<std::byte*> slabs_;  // latch_'s
-  std::vector<std::byte*> free_;   // latch_'s; small blocks
+  Slabs slabs_;
 };
 
 // Where the answers of fences go, on iWARP.  There the answer to a READ is a

@@ -37,8 +37,9 @@ QpLane::QpLane(QpLaneParts parts)
       send_depth_(parts.send_depth),
       inline_bytes_(parts.inline_bytes),
       iwarp_(parts.iwarp),
+      routed_(parts.routed),
       sink_(parts.sink),
-      piece_(parts.piece),
+      pace_(parts.pace),
       receives_(std::move(parts.receives)),
       queue_(std::move(parts.queue)),
       rx_block_(std::move(parts.rx)),
@@ -149,7 +150,7 @@ void QpLane::SetPeer(const Offer& offer) {
               offer.key};
   tx_mirrors_[0] = tx_ring_.mirror;
   // What goes into a slot does so by ReserveInline.
-  tx_.emplace(sent_table_.data(), GeometryOf(offer.bytes, 0));
+  tx_.emplace(sent_table_.data(), GeometryOf(offer.bytes, 0, pace_.record));
   peer_ = offer;
   // The peer has a mirror of what it writes to, of the same size.
   if (offer.most_ring != 0) {

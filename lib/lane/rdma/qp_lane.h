@@ -15,6 +15,7 @@
 #include "lib/lane/iov_cursor.h"
 #include "lib/lane/rdma/layout.h"
 #include "lib/lane/rdma/memory.h"
+#include "lib/lane/rdma/pace.h"
 #include "lib/lane/rdma/rdma_lane.h"
 #include "lib/lane/rdma/rdma_poller.h"
 #include "lib/lane/rdma/sleepers.h"
@@ -48,8 +49,9 @@ struct QpLaneParts {
   std::uint32_t inline_bytes = 0;
   std::size_t most_ring = 0;
   bool iwarp = false;
+  bool routed = false;  // see Chain::Data
   Sink* sink = nullptr;
-  std::uint32_t piece = kPiece;
+  Pace pace = kSoftwarePace;
   bool reports_last_wqe = false;
 };
 
@@ -86,15 +88,15 @@ struct QpLaneParts {
 // high ones old for a while.  As it grows by kMessages at most, that is less
 // than the old credit, or the new one; less than is known says nothing.
 //
-// Coalescing.  While kWindow writes are in flight and nothing has come from the
-// peer since the last one, small sends are put into the mirror and into one
-// record that waits, `waiting_`.  It goes out when a write completes, with the
-// next message that cannot join it, before a thread of this process sleeps or
-// looks for something to receive (Deferred::Flush), or after a millisecond.
-// The same in a burst: kBurst sends with nothing from the peer in between, by a
-// thread that does next to nothing but send.  Then completions do not send it
-// (a device may complete a write before the call returns), so that records fill
-// up.
+// Coalescing.  While Pace::window writes are in flight and nothing has come
+// from the peer since the last one, small sends are put into the mirror and
+// into one record that waits, `waiting_`.  It goes out when a write completes,
+// with the next message that cannot join it, before a thread of this process
+// sleeps or looks for something to receive (Deferred::Flush), or after a
+// millisecond. The same in a burst, where the device has Pace::joins_bursts:
+// kBurst sends with nothing from the peer in between, by a thread that does
+// next to nothing but send.  Then completions do not send it (a device may
+// complete a write before the call returns), so that records fill up.
 class QpLane final : public RdmaLane {
  public:
   // Null: out of memory; the QP stays the id's.
@@ -261,6 +263,12 @@ class QpLane final : public RdmaLane {
   bool Streaming() const;
   bool Bursts(bool reply);  // under the tx latch
   bool CreditAlong();
+  // Whether so much that has been consumed is worth a write of its own.
+  bool CreditDue(std::uint64_t messages, std::uint64_t bytes) const {
+    return messages >= kMessages / pace_.credit_part ||
+           bytes > rx_ring_bytes_.load(std::memory_order_relaxed) /
+                       pace_.credit_part;
+  }
   void PublishAlong(Chain* chain, std::uint32_t length);
   bool FlushLocked();
   // A sender that knows of no newer credit than the last wake-up's has no room.
@@ -323,8 +331,9 @@ class QpLane final : public RdmaLane {
   const std::uint32_t send_depth_;
   const std::uint32_t inline_bytes_;
   const bool iwarp_;
+  const bool routed_;
   Sink* const sink_;
-  const std::uint32_t piece_;  // the longest record
+  const Pace pace_;
   bool added_ = false;
   const std::unique_ptr<Receives>
       receives_;  // what is in it: the drain latch's

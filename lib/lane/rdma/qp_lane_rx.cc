@@ -19,8 +19,6 @@ bool IsMac(const std::uint8_t* bytes, const ReadyMac& mac) {
   return differs == 0;
 }
 
-// Consumed messages after which the credit is written for its own sake.
-constexpr std::uint64_t kCreditDue = kMessages / 2;
 // A larger ring is worth its memory after two wake-ups for want of bytes, or
 // eight messages that were cut, or answers that had to take credit along.
 constexpr std::uint32_t kGrowAfter = 8;
@@ -103,8 +101,7 @@ void QpLane::Taken() {
   const std::uint64_t bytes =
       bytes_before_[next % 64].load(std::memory_order_relaxed) -
       published_bytes_.load(std::memory_order_relaxed);
-  if (unpublished >= kCreditDue ||
-      bytes > rx_ring_bytes_.load(std::memory_order_relaxed) / 2) {
+  if (CreditDue(unpublished, bytes)) {
     PublishCredit();
   } else if (next == landed_.load(std::memory_order_relaxed) &&
              (credit_asked_ || Starves())) {

@@ -12,8 +12,6 @@
 namespace rcsock::lane::rdma {
 namespace {
 
-// Writes in flight before small sends are put together.
-constexpr std::uint64_t kWindow = 4;
 // Sends of a thread that follow each other within so many microseconds make a
 // burst, and from so many on a lane they are put together.
 constexpr std::uint64_t kGapUs = 10;
@@ -28,9 +26,6 @@ constexpr std::uint64_t kPauseUs = 200;
 // Sends that are put together, and how long their record grows.
 constexpr std::size_t kSmallSend = 8 * 1024;
 constexpr std::uint32_t kJoined = 16 * 1024;
-// A large send goes out in doorbells of about this, so that the device works on
-// one while the next is copied.
-constexpr std::size_t kDoorbell = 64 * 1024;
 // The send queue's last places are for control messages and credits.
 constexpr std::uint32_t kHeadroom = 16;
 // What a Post adds to the queue at once, at most.
@@ -50,10 +45,11 @@ std::uint64_t QpLane::InFlight() const {
 }
 
 bool QpLane::Streaming() const {
-  return InFlight() >= (iwarp_ ? 2 * kWindow : kWindow);
+  return InFlight() >= (iwarp_ ? pace_.window_iwarp : pace_.window);
 }
 
 bool QpLane::Bursts(bool reply) {
+  if (!pace_.joins_bursts) return false;
   const std::uint64_t gap = base::Ticks() - tls_post_ended;
   if (reply || gap > kPauseUs * base::ticks_per_us) {
     burst_ = 0;
@@ -72,7 +68,9 @@ bool QpLane::Bursts(bool reply) {
 // end knows what its peer knows, and never has to wake it.
 bool QpLane::CreditAlong() {
   const std::uint64_t consumed = consumed_.load(std::memory_order_relaxed);
-  if (consumed - published_.load(std::memory_order_relaxed) >= kCreditAlong) {
+  // (Earlier than where it is due: the next message may be too late.)
+  const std::uint64_t along = 3 * kMessages / 4 / pace_.credit_part;
+  if (consumed - published_.load(std::memory_order_relaxed) >= along) {
     return true;
   }
   // One more like the last, and the credit would have to be written for its own
@@ -84,7 +82,7 @@ bool QpLane::CreditAlong() {
   const std::uint64_t last =
       end - bytes_before_[(consumed - 1) % 64].load(std::memory_order_relaxed);
   return end - published_bytes_.load(std::memory_order_relaxed) + last >
-         ring / 2;
+         ring / pace_.credit_part;
 }
 
 // For a message of so many bytes that is about to go.
@@ -170,7 +168,7 @@ void QpLane::TakeRing() {
   RCSOCK_LOG(2, "rdma: sends into a ring of %u bytes", bytes);
   std::scoped_lock hold(post_latch_);
   peer_.bytes = bytes;
-  tx_->Switch(bytes, std::min(RecordMax(bytes), piece_));
+  tx_->Switch(bytes, std::min(RecordMax(bytes), pace_.record));
   tx_ring_ = {block.base(), address, block.lkey(),
               static_cast<std::uint32_t>(key_bytes >> 32)};
   tx_mirrors_[tx_->ring()] = block.base();
@@ -324,7 +322,7 @@ std::size_t QpLane::PostLarge(IovCursor from, std::size_t all) {
     ring::Placement places[kPostWrs / 2 - 2];
     std::size_t count = 0;
     std::size_t bytes = 0;
-    while (done < all && count < std::size(places) && bytes < kDoorbell) {
+    while (done < all && count < std::size(places) && bytes < pace_.doorbell) {
       fault =
           !from.Readable(std::min<std::size_t>(all - done, tx_->record_max()));
       if (fault) [[unlikely]]

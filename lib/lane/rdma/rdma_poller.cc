@@ -421,8 +421,9 @@ void RdmaPoller::ReadEvent(const ibv_cq* cq) {
   }
 }
 
-// All that are there.  Who is about to sleep may have been shown one of them
-// only: its CQ counts as not armed, so that it is armed and polled once more.
+// Those of the CQs that have fired, or all that are there.  Who is about to
+// sleep may have been shown one of another CQ: that one counts as not armed, so
+// that it is armed and polled once more.
 void RdmaPoller::FetchEvents() {
   const base::NoCancel no_cancel;
   const int saved = errno;
@@ -431,7 +432,11 @@ void RdmaPoller::FetchEvents() {
   } else {
     ibv_cq* cq = nullptr;
     void* context = nullptr;
-    while (verbs::calls.ibv_get_cq_event(channel_.get(), &cq, &context) == 0) {
+    // Each of the CQs that have fired has one event.  (What others have is
+    // theirs to fetch later: each look costs a system call.)
+    while (std::any_of(sets_.begin(), sets_.end(),
+                       [](const auto& set) { return set->fired; }) &&
+           verbs::calls.ibv_get_cq_event(channel_.get(), &cq, &context) == 0) {
       ReadEvent(cq);
     }
   }

@@ -1,0 +1,68 @@
+#ifndef RCSOCK_LIB_LANE_RDMA_SLABS_H_
+#define RCSOCK_LIB_LANE_RDMA_SLABS_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "lib/base/latch.h"
+
+namespace rcsock::lane::rdma {
+
+// Memory for blocks, cut from slabs of 2 MiB.  All blocks of a slab have one
+// size, a power of two from kLeast to kMost; a larger block is a mapping of its
+// own.
+//
+// Huge pages.  A device keeps the addresses of the pages that it reaches in a
+// cache of some thousand entries: a ring in one huge page takes one of them,
+// where it would take 256.  But a huge page is 2 MiB of memory however little
+// of it is used.  So the first slab of small blocks, all that most processes
+// have, is of ordinary pages.
+//
+// Threads: any.
+class Slabs {
+ public:
+  static constexpr std::size_t kSlab = 2 * 1024 * 1024;
+  static constexpr std::size_t kLeast = 16 * 1024;
+  static constexpr std::size_t kMost = kSlab / 2;
+  static constexpr int kClasses = 7;
+  static_assert(kLeast << (kClasses - 1) == kMost);
+
+  // `huge`: whether huge pages are of use, as on devices in hardware.  Without
+  // them, a block larger than kLeast is a mapping of its own.
+  explicit Slabs(bool huge) : huge_(huge) {}
+  ~Slabs();
+  Slabs(const Slabs&) = delete;
+  Slabs& operator=(const Slabs&) = delete;
+
+  // Zeroed.  Null: no memory.
+  std::byte* Take(std::size_t bytes);
+  // What Take has returned for so many bytes.
+  void Give(std::byte* base, std::size_t bytes);
+  // Slabs that there are, for tests.
+  std::size_t slabs() const;
+
+ private:
+  struct Slab {
+    std::byte* base;
+    std::size_t block;
+    std::uint32_t used;
+  };
+  bool Shares(std::size_t bytes) const {
+    return bytes <= kLeast || (huge_ && bytes <= kMost);
+  }
+  // kLeast << that has room for so many bytes.
+  static int ClassOf(std::size_t bytes);
+  bool AddSlab(int size_class);
+  Slab* SlabOf(const std::byte* block);
+
+  const bool huge_;
+  mutable base::Latch latch_;
+  // latch_'s.
+  std::vector<Slab> slabs_;
+  std::vector<std::byte*> free_[kClasses];
+};
+
+}  // namespace rcsock::lane::rdma
+
+#endif  // RCSOCK_LIB_LANE_RDMA_SLABS_H_

@@ -1,0 +1,216 @@
+// The paper model of speed: the lane's own code on a device whose time is
+// counted, not spent.  Both ends spin.
+
+#include <gtest/gtest.h>
+
+#include <cstdio>
+#include <memory>
+#include <vector>
+
+#include "tests/lane/fake_ends.h"
+#include "tests/lane/fake_pair.h"
+
+namespace rcsock::lane::test {
+namespace {
+
+// What an end pays for a look that finds nothing, and for a call.
+constexpr double kLook = 40;
+constexpr double kCall = 60;
+// The receiver's copies, so that its credit leaves when it would.
+constexpr std::size_t kChunk = 4096;
+
+struct Outcome {
+  double ns = 0;
+  int requests = 0;
+};
+
+class Model {
+ public:
+  Model(const FakeVerbs::Time& time, const rdma::Pace& pace, bool infiniband)
+      : time_(time) {
+    FakeVerbs::Options options;
+    options.timed = true;
+    options.infiniband = infiniband;
+    verbs_ = std::make_unique<FakeVerbs>(options);
+    verbs_->SetTime(time);
+    verbs::Error error;
+    base::Reason why = base::Reason::kNone;
+    rdma_cm_id* id[2];
+    for (int i = 0; i < 2; ++i) {
+      side_[i].domain =
+          rdma::Domain::Make(verbs_->context(), &side_[i].board, &error);
+      side_[i].domain->SetRingBytes(1 << 20, 1 << 20);
+      side_[i].domain->SetPace(pace);
+      id[i] = verbs_->NewId();
+      side_[i].lane =
+          side_[i].domain->CreateLane(id[i], RdmaSide::kBell, &why, &error);
+      side_[i].lane->SetCookie(&side_[i].cookie);
+      // (Nothing waits in it that a timer would have to send.)
+    }
+    verbs_->Connect(id[0], id[1]);
+    side_[0].lane->SetPeer(side_[1].lane->offer());
+    for (const int i : {0, 1, 0, 1}) {
+      side_[i].lane->PeerReady();
+      side_[i].lane->SendReady();
+      verbs_->Advance(now_ += 1e6);
+    }
+    for (const int i : {0, 1}) {
+      EXPECT_TRUE(side_[i].lane->PeerReady());
+      side_[i].lane->Peek();
+    }
+    verbs_->Advance(now_ += 1e6);
+  }
+
+  // One end sends so many messages, the other reads them all.
+  Outcome Stream(std::size_t size, int messages) {
+    std::vector<char> from(size, 'x');
+    std::vector<char> to(kChunk);
+    const int before = verbs_->counts().requests;
+    const double begun = now_;
+    double sender = now_;
+    double receiver = now_;
+    std::size_t sent = 0;
+    std::size_t got = 0;
+    const std::size_t all = size * static_cast<std::size_t>(messages);
+    while (got < all && side_[0].lane->State() == base::Reason::kNone) {
+      const bool sends = sent < all && sender <= receiver;
+      double& clock = sends ? sender : receiver;
+      verbs_->Advance(clock);
+      verbs_->SetNow(clock);
+      std::size_t n;
+      if (sends) {
+        iovec iov{from.data(), size};
+        const std::size_t at = sent % size;
+        n = side_[0].lane->Post(&iov, 1, at, size - at);
+        sent += n;
+      } else {
+        iovec iov{to.data(), to.size()};
+        n = side_[1].lane->Read(&iov, 1, 0, to.size(), false);
+        got += n;
+      }
+      clock = verbs_->now() + (n == 0 ? kLook : 0);
+      if (n != 0 && sends) clock += kCall;
+      if (n != 0 && !sends) clock += static_cast<double>(n) / time_.copy;
+    }
+    now_ = receiver + 1e6;
+    verbs_->Advance(now_);
+    EXPECT_EQ(side_[0].lane->State(), base::Reason::kNone);
+    return {receiver - begun, verbs_->counts().requests - before};
+  }
+
+  FakeVerbs::Counts counts() const { return verbs_->counts(); }
+
+ private:
+  const MuchPinned pinned_;
+  const FakeVerbs::Time time_;
+  std::unique_ptr<FakeVerbs> verbs_;
+  RdmaSide side_[2];
+  double now_ = 0;
+};
+
+// Bytes for each nanosecond.
+double Rate(const FakeVerbs::Time& time, const rdma::Pace& pace) {
+  constexpr std::size_t kSize = 1 << 20;
+  Model model(time, pace, false);
+  model.Stream(kSize, 4);
+  return 32.0 * kSize / model.Stream(kSize, 32).ns;
+}
+
+double Latency(const FakeVerbs::Time& time, const rdma::Pace& pace,
+               std::size_t size) {
+  Model model(time, pace, false);
+  model.Stream(size, 1);
+  return model.Stream(size, 1).ns;
+}
+
+// As it was before there was a model.
+constexpr rdma::Pace kLongRecords = {256 * 1024, 64 * 1024, 4,    8,
+                                     2,          true,      1000, false};
+
+std::vector<FakeVerbs::Time> Links() {
+  std::vector<FakeVerbs::Time> times;
+  for (const double gigabits : {100.0, 200.0, 400.0}) {
+    FakeVerbs::Time time;
+    time.link = gigabits / 8;
+    times.push_back(time);
+  }
+  return times;
+}
+
+// A stream goes at the speed of the slower of the link and one copy: both ends
+// copy at once, and the credit is back in time.
+TEST(Pace, AStreamGoesAtTheSpeedOfOneCopy) {
+  for (const FakeVerbs::Time& time : Links()) {
+    const double most = std::min(time.link, time.copy);
+    const double rate = Rate(time, rdma::kHardwarePace);
+    const double before = Rate(time, kLongRecords);
+    std::printf("%3.0f Gb/s: %5.2f B/ns, of %5.2f; records of 256 KiB: %5.2f\n",
+                time.link * 8, rate, most, before);
+    EXPECT_GT(rate, 0.94 * most);
+  }
+}
+
+// A message is there soon after its last byte has been copied: the first
+// record, its way, and the last one's copy come on top of the slower copy.
+TEST(Pace, ALongMessageIsNotHeldByItsCopy) {
+  for (const FakeVerbs::Time& time : Links()) {
+    for (const std::size_t size : {64, 256, 1024}) {
+      const std::size_t bytes = size * 1024;
+      const double now = Latency(time, rdma::kHardwarePace, bytes);
+      const double before = Latency(time, kLongRecords, bytes);
+      const double copy =
+          static_cast<double>(bytes) / std::min(time.link, time.copy);
+      std::printf(
+          "%3.0f Gb/s, %4zu KiB: %6.1f us, copy %6.1f; records of 256 KiB: "
+          "%6.1f\n",
+          time.link * 8, size, now / 1000, copy / 1000, before / 1000);
+      const double record = rdma::kHardwarePace.record;
+      const double asked =
+          bytes / record * (time.doorbell + time.request) + 2 * time.one_way;
+      EXPECT_LT(now, copy + asked + 2.5 * record / time.copy);
+      EXPECT_LT(now, before);
+    }
+  }
+}
+
+// Every small send leaves at once while the device may have it: the thread may
+// compute afterwards, and nobody else looks.
+TEST(Pace, NoSmallSendWaitsWhileThereIsCredit) {
+  FakeVerbs::Time time;
+  Model model(time, rdma::kHardwarePace, false);
+  const int before = model.counts().writes;
+  model.Stream(64, 24);
+  EXPECT_EQ(model.counts().writes - before, 24);
+}
+
+// On InfiniBand a long message is a WRITE that switches may route adaptively.
+TEST(Pace, OnlyInfiniBandSplitsAMessage) {
+  for (const bool infiniband : {false, true}) {
+    FakeVerbs::Time time;
+    Model model(time, rdma::kHardwarePace, infiniband);
+    model.Stream(4 * 1024, 8);
+    EXPECT_EQ(model.counts().empty, 0);
+    model.Stream(256 * 1024, 4);
+    EXPECT_EQ(model.counts().empty, infiniband ? 32 : 0);
+  }
+}
+
+// For who chooses the figures of kHardwarePace.
+TEST(Pace, Table) {
+  const FakeVerbs::Time time = Links()[1];
+  std::printf("record KiB, credit 1/n, B/ns, us for 64 KiB, for 1 MiB\n");
+  for (const std::uint32_t record : {16, 32, 64, 128, 256}) {
+    for (const std::uint32_t part : {2, 4, 8}) {
+      const rdma::Pace pace = {record * 1024, record * 1024, 24,  24,
+                               part,          false,         100, true};
+      const double rate = Rate(time, pace);
+      std::printf("%4u %2u %6.2f %6.1f %6.1f\n", record, part, rate,
+                  Latency(time, pace, 64 * 1024) / 1000,
+                  Latency(time, pace, 1024 * 1024) / 1000);
+      EXPECT_GT(rate, 0);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace rcsock::lane::test
