@@ -303,16 +303,70 @@ TEST_P(Traffic, WhatComesAmidTheArmingEndsTheSleep) {
   const int before = made_.verbs->counts().arms;
   made_.verbs->DeliverOnArm(2 * kCount);
   std::thread other([&] {
-    while (made_.verbs->counts().arms - before < 2) std::this_thread::yield();
+    while (made_.verbs->counts().arms == before) std::this_thread::yield();
     made_.verbs->Hold(false);
     Post(peer_, 1);
   });
   EXPECT_EQ(lane_->SleepRx(lane_->SleepToken(false), &limit), 0);
   other.join();
+  EXPECT_EQ(made_.verbs->counts().arms - before, 1);
   EXPECT_EQ(lane_->Read(&iov, 1, 0, 1, false), 1u);
   std::vector<char> sink(kCount * kSize);
   iov = {sink.data(), sink.size()};
   EXPECT_EQ(peer_->Read(&iov, 1, 0, sink.size(), false), sink.size());
+}
+
+// The end of a send is no answer.  And each event costs one fetch.
+TEST_P(Traffic, OnlyWhatThePeerSendsEndsASleep) {
+  RdmaSide& side = made_.pair->side[0];
+  const auto counts = [this] { return made_.verbs->counts(); };
+  lane_->SetNotify(kNotifyRxPoller, RdmaSide::kBell);
+  Completion completion;
+  for (int round = 0; round < 10; ++round) {
+    while (side.poller.Poll(&completion, 1) != 0) {
+    }
+    side.poller.Arm();
+    const FakeVerbs::Counts before = counts();
+    // Enough of them for a completion each.
+    for (int i = 0; i < 6; ++i) EXPECT_EQ(Post(lane_, 9000), 9000u);
+    EXPECT_EQ(counts().events - before.events, 0) << round;
+    std::vector<char> sink(54'000);
+    iovec iov{sink.data(), sink.size()};
+    ASSERT_EQ(peer_->Read(&iov, 1, 0, sink.size(), false), sink.size());
+    const FakeVerbs::Counts asleep = counts();
+    EXPECT_EQ(Post(peer_, 1), 1u);
+    EXPECT_EQ(counts().events - asleep.events, 1) << round;
+    EXPECT_EQ(side.poller.Poll(&completion, 1), 1);
+    side.poller.Disarm();
+    EXPECT_LE(counts().fetches - before.fetches, 2) << round;
+    ASSERT_EQ(lane_->Read(&iov, 1, 0, 1, false), 1u);
+    peer_->Credit();
+    lane_->Credit();
+    made_.pair->Pump();
+  }
+}
+
+// But for who waits for room in the send queue, also if he comes when others
+// sleep already.
+TEST_P(Traffic, ASendEndsTheSleepOfWhoFindsTheQueueFull) {
+  RdmaSide& side = made_.pair->side[0];
+  lane_->SetNotify(kNotifyTxPoller, RdmaSide::kBell);
+  Completion completion;
+  while (side.poller.Poll(&completion, 1) != 0) {
+  }
+  made_.verbs->Hold(true);
+  side.poller.Arm();
+  // Credit words: they take room in the queue, and no credit of the peer's.
+  const int before = made_.verbs->counts().events;
+  for (int i = 0; i < 100; ++i) lane_->Nudge();
+  EXPECT_EQ(Post(lane_, 1), 0u);
+  EXPECT_EQ(made_.verbs->counts().events, before);
+  made_.verbs->Hold(false);
+  EXPECT_EQ(made_.verbs->counts().events, before + 1);
+  EXPECT_EQ(side.poller.Poll(&completion, 1), 1);
+  EXPECT_NE(completion.flags & kCompletionTx, 0u);
+  side.poller.Disarm();
+  EXPECT_EQ(Post(lane_, 1), 1u);
 }
 
 // Nothing would wake it: so it does not sleep, and its stream goes to TCP.

@@ -344,6 +344,7 @@ int FakeVerbs::PostSend(ibv_qp* base, ibv_send_wr* wr, ibv_send_wr** bad) {
     work.opcode = wr->opcode;
     work.wr_id = wr->wr_id;
     work.signalled = (wr->send_flags & IBV_SEND_SIGNALED) != 0;
+    work.solicited = (wr->send_flags & IBV_SEND_SOLICITED) != 0;
     work.length = wr->num_sge == 0 ? 0 : wr->sg_list[0].length;
     work.imm = wr->imm_data;
     work.address = wr->wr.rdma.remote_addr;
@@ -448,7 +449,7 @@ bool FakeVerbs::Put(std::uint64_t address, std::uint32_t key, const void* data,
   return true;
 }
 
-void FakeVerbs::Complete(Cq* cq, const ibv_wc& wc) {
+void FakeVerbs::Complete(Cq* cq, const ibv_wc& wc, bool solicited) {
   if (cq->entries.size() >= static_cast<std::size_t>(cq->cq.cqe)) {
     ++counts_.overruns;
   }
@@ -456,8 +457,10 @@ void FakeVerbs::Complete(Cq* cq, const ibv_wc& wc) {
   for (const ibv_wc& late : std::exchange(cq->stale, {})) {
     cq->entries.push_back(late);
   }
-  if (!cq->armed) return;
+  const bool wakes = !cq->solicited || solicited || wc.status != IBV_WC_SUCCESS;
+  if (!cq->armed || !wakes) return;
   cq->armed = false;
+  ++counts_.events;
   auto* channel = reinterpret_cast<Channel*>(cq->cq.channel);
   ++cq->unfetched;
   const ibv_cq* event = &cq->cq;
@@ -467,7 +470,7 @@ void FakeVerbs::Complete(Cq* cq, const ibv_wc& wc) {
 }
 
 bool FakeVerbs::Receive(Qp* to, std::uint32_t imm, const void* sent,
-                        std::uint32_t length) {
+                        std::uint32_t length, bool solicited) {
   Fetch(to);
   Queue& queue = to->qp.srq == nullptr ? to->own
                  : !to->fetched.receives.empty()
@@ -497,7 +500,7 @@ bool FakeVerbs::Receive(Qp* to, std::uint32_t imm, const void* sent,
     wc.wc_flags = IBV_WC_WITH_IMM;
     wc.imm_data = imm;
   }
-  Complete(reinterpret_cast<Cq*>(to->qp.recv_cq), wc);
+  Complete(reinterpret_cast<Cq*>(to->qp.recv_cq), wc, solicited);
   Fetch(to);
   return true;
 }
@@ -518,7 +521,7 @@ bool FakeVerbs::Apply(Work& work) {
   if (work.opcode == IBV_WR_SEND) {
     Land(to, true);
     ++counts_.writes;
-    return Receive(to, 0, data, work.length);
+    return Receive(to, 0, data, work.length, work.solicited);
   }
   if (work.opcode == IBV_WR_RDMA_READ) {
     Land(to, true);
@@ -551,13 +554,13 @@ bool FakeVerbs::Apply(Work& work) {
     }
     Land(to, true);
     ++counts_.writes;
-    return Receive(to, work.imm, nullptr, 0);
+    return Receive(to, work.imm, nullptr, 0, work.solicited);
   }
   if (!Put(work.address, work.key, data, work.length)) return false;
   if (work.opcode != IBV_WR_RDMA_WRITE_WITH_IMM) return true;
   ++counts_.writes;
   if (work.length == 0) ++counts_.empty;
-  return Receive(to, work.imm, nullptr, 0);
+  return Receive(to, work.imm, nullptr, 0, work.solicited);
 }
 
 bool FakeVerbs::Step() {
@@ -741,7 +744,7 @@ int FakeVerbs::PollCq(ibv_cq* base, int most, ibv_wc* out) {
   return n;
 }
 
-int FakeVerbs::Arm(ibv_cq* base, int) {
+int FakeVerbs::Arm(ibv_cq* base, int solicited) {
   std::scoped_lock hold(g_fake->mutex_);
   auto* cq = reinterpret_cast<Cq*>(base);
   ++g_fake->counts_.arms;
@@ -749,9 +752,12 @@ int FakeVerbs::Arm(ibv_cq* base, int) {
   // Real devices arm by the number of events fetched, and take this for a
   // request that they have served.
   if (!g_fake->options_.software && cq->unfetched > 0) {
-    ++g_fake->counts_.late_arms;
+    // (One that asks for more may come too late.)
+    const bool widens = cq->solicited && solicited == 0;
+    if (!widens) ++g_fake->counts_.late_arms;
   } else {
     cq->armed = true;
+    cq->solicited = solicited != 0;
   }
   while (g_fake->on_arm_ > 0) {
     --g_fake->on_arm_;

@@ -114,6 +114,7 @@ class FakeVerbs {
     int requests = 0;   // in them
     int writes = 0;     // that carried a message
     int arms = 0;
+    int events = 0;         // of completions
     int late_arms = 0;      // an event of the CQ had not been fetched
     int lost_events = 0;    // a channel was full
     int lost_receives = 0;  // they, or their completions, went with the QP
@@ -137,6 +138,7 @@ class FakeVerbs {
     std::deque<ibv_wc> entries;
     std::deque<ibv_wc> stale;  // come with the next one
     bool armed = false;
+    bool solicited = false;  // only
     int unfetched = 0;
   };
   struct Queue {
@@ -179,6 +181,7 @@ class FakeVerbs {
     ibv_wr_opcode opcode;
     std::uint64_t wr_id;
     bool signalled;
+    bool solicited;
     std::vector<std::uint8_t> bytes;  // inline
     const void* at = nullptr;         // not inline
     std::uint32_t lkey = 0;           // ... its memory's
@@ -215,8 +218,8 @@ class FakeVerbs {
   void Land(Qp* to, bool all);
   // With what a SEND carries, or an immediate.
   bool Receive(Qp* to, std::uint32_t imm, const void* sent,
-               std::uint32_t length);
-  void Complete(Cq* cq, const ibv_wc& wc);
+               std::uint32_t length, bool solicited = true);
+  void Complete(Cq* cq, const ibv_wc& wc, bool solicited = false);
   void FailQp(Qp* qp);
   void Fetch(Qp* qp);
   void Flush(Qp* qp);

@@ -39,6 +39,7 @@ void Chain::Immediate(const std::byte* staged, std::uint32_t imm) {
   if (!lane_.iwarp_) {
     wrs_[count_ - 1].opcode = IBV_WR_RDMA_WRITE_WITH_IMM;
     wrs_[count_ - 1].imm_data = htonl(imm);
+    wrs_[count_ - 1].send_flags |= IBV_SEND_SOLICITED;
     return;
   }
   // No immediate there: a SEND of its four bytes after the write, which the
@@ -49,6 +50,7 @@ void Chain::Immediate(const std::byte* staged, std::uint32_t imm) {
 void Chain::Send(const std::byte* from, std::uint32_t length) {
   Control(from, length, 0);
   wrs_[count_ - 1].opcode = IBV_WR_SEND;
+  wrs_[count_ - 1].send_flags |= IBV_SEND_SOLICITED;
 }
 
 void Chain::SendSlot(const ring::Placement& place, std::uint32_t length) {

@@ -70,6 +70,7 @@ QpLane::~QpLane() {
     verbs::calls.rdma_destroy_qp(id_);
   }
   if (added_) poller_->Remove(qp_num_);
+  UnwantSent();
   deferred_->Remove(this);
   for (Direct& one : direct_) DropDirect(&one);
   poller_->board()->SetCookie(&mark_, nullptr);

@@ -312,6 +312,17 @@ class QpLane final : public RdmaLane {
   // A message's credit, the bits of `mask`.  False: it cannot be.
   bool OnCarried(std::uint32_t bits, std::uint32_t mask);
   void OnSent(std::uint64_t wrs);
+  // While it wants them, the completions of its sends wake who sleeps.
+  void WantSent() {
+    if (!wants_sent_.exchange(true, std::memory_order_seq_cst)) {
+      poller_->WantSent();
+    }
+  }
+  void UnwantSent() {
+    if (wants_sent_.exchange(false, std::memory_order_seq_cst)) {
+      poller_->UnwantSent();
+    }
+  }
   // Gives the used ones back to the device, where they are the lane's own.
   void PostReceives();
   void OnError(int status, bool receive);
@@ -414,7 +425,8 @@ class QpLane final : public RdmaLane {
   std::atomic<std::uint64_t> told_bytes_{0};
   std::atomic<std::uint64_t> published_{0};
   std::atomic<std::uint64_t> published_bytes_{0};
-  std::atomic<bool> waits_{false};          // waiting_ or tell_owed_
+  std::atomic<bool> waits_{false};  // waiting_ or tell_owed_
+  std::atomic<bool> wants_sent_{false};
   std::atomic<bool> bursts_{false};         // ... for no completion's sake
   std::atomic<std::uint64_t> done_wrs_{0};  // written by the drainer
   std::atomic<bool> listed_{false};         // Deferred's

@@ -460,6 +460,8 @@ void QpLane::Tell() {
   std::uint32_t news = news_;
   news_ = 0;
   if ((news & kNewsSent) != 0) {
+    // Whoever still finds no room says so again.
+    UnwantSent();
     if (!bursts_.load(std::memory_order_seq_cst)) Flush();
     if (queue_full_.load(std::memory_order_seq_cst)) {
       queue_full_.store(false, std::memory_order_relaxed);
@@ -505,7 +507,7 @@ void QpLane::Tell() {
       Starves()) {
     Chain chain(this);
     // If the queue has no room, the completion that makes some brings us back.
-    PublishLocked(&chain);
+    if (!PublishLocked(&chain)) WantSent();
     chain.Post();
   }
 }

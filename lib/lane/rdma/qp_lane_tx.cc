@@ -188,6 +188,7 @@ bool QpLane::EnsureRoom() {
   if (enough()) return true;
   // Said before the last look; OnSent looks at it after it has made room.
   queue_full_.store(true, std::memory_order_seq_cst);
+  WantSent();
   poller_->Collect();
   return enough();
 }

@@ -312,24 +312,34 @@ bool RdmaPoller::DrainLocked(bool to_sleep) {
     } else if (events_ >= kEventsKept) {
       FetchEvents();
     }
-    for (auto& set : sets_) {
-      if (set->armed || set->fired) continue;
-      const base::NoCancel no_cancel;
-      const int refused = ibv_req_notify_cq(set->cq.get(), 0);
-      if (refused != 0) [[unlikely]]
-        LoseLanesOf(set.get(), refused);
-      set->armed = true;
-      anew = true;
-    }
+    for (auto& set : sets_) anew = ArmSet(set.get()) || anew;
     if (!anew) return true;
   }
+}
+
+// True: it has to be polled again.
+bool RdmaPoller::ArmSet(CqSet* set) {
+  const bool all =
+      limits_.lazy_events || wants_sent_.load(std::memory_order_seq_cst) != 0;
+  const bool widen = all && set->solicited;
+  if ((set->armed || set->fired) && !widen) return false;
+  const base::NoCancel no_cancel;
+  const int refused = ibv_req_notify_cq(set->cq.get(), all ? 0 : 1);
+  if (refused != 0) [[unlikely]]
+    LoseLanesOf(set, refused);
+  set->solicited = !all;
+  if (!set->fired) set->armed = true;
+  return true;
 }
 
 int RdmaPoller::PollSet(CqSet* set) {
   ibv_wc wc[kBatch];
   const int n = ibv_poll_cq(set->cq.get(), kBatch, wc);
   if (n <= 0) return 0;
-  if (set->armed) {
+  const auto fires = [](const ibv_wc& one) {
+    return (one.wr_id & kReceive) != 0 || one.status != IBV_WC_SUCCESS;
+  };
+  if (set->armed && (!set->solicited || std::any_of(wc, wc + n, fires))) {
     set->armed = false;
     set->fired = !limits_.lazy_events;
     ++events_;

@@ -30,6 +30,7 @@ struct CqSet {
   std::uint32_t capacity = 0;  // lanes
   std::uint32_t lanes = 0;     // the poller's latch's
   bool armed = false;          // the drain latch's, as what follows
+  bool solicited = false;      // ... for solicited completions only
   bool fired = false;          // armed once, and completions taken since
   std::uint32_t unacked = 0;   // events not yet acknowledged
 };
@@ -46,6 +47,14 @@ struct CqSet {
 // latch: if somebody else has it, that thread sees the work when it lets go of
 // the latch, and drains once more, with armed_ in sight.  Whose lane the found
 // completions are does not matter: they are handed out at once.
+//
+// Sends.  What peers send is solicited, and a CQ is armed for that alone: the
+// end of a send wakes nobody who sleeps for an answer.  (Failures always do.)
+// While some lane waits for room in its send queue, CQs are armed for all
+// completions.  A lane says so (WantSent), and drains: a CQ that is armed for
+// solicited ones is armed once more, and polled.  That is right whether or not
+// the CQ has fired: if it has, its event is there and wakes who sleeps; if not,
+// the device takes the second request in place of the first.
 //
 // DrainToSleep, in which something has come behind the arming, leaves the CQ as
 // it is if nobody sleeps but its caller, who will not sleep, or call it again.
@@ -85,6 +94,10 @@ class RdmaPoller final : public Source {
   // Drain, but not more than about ten times a microsecond from all threads:
   // for who looks in a loop.
   void DrainThrottled();
+  // Some lane waits for its send queue to have room: its completions wake who
+  // sleeps, from the next drain on.
+  void WantSent() { wants_sent_.fetch_add(1, std::memory_order_seq_cst); }
+  void UnwantSent() { wants_sent_.fetch_sub(1, std::memory_order_seq_cst); }
   // Drain for a sender: what waits to be joined by more goes on waiting.
   void Collect();
 
@@ -140,6 +153,7 @@ class RdmaPoller final : public Source {
   bool DrainIfAsked(bool to_sleep = false);
   bool DrainLocked(bool to_sleep = false);
   int PollSet(CqSet* set);
+  bool ArmSet(CqSet* set);
   void Handle(CqSet* set, const ibv_wc& wc);
   void HandleReceive(CqSet* set, QpLane* lane, const ibv_wc& wc);
   void LoseLanesOf(const CqSet* set, int error);
@@ -163,6 +177,7 @@ class RdmaPoller final : public Source {
   Sleepers sleepers_;
 
   std::atomic<int> armed_{0};
+  std::atomic<int> wants_sent_{0};  // lanes
   std::atomic<bool> asked_{false};
   std::atomic<std::uint64_t> drained_at_{0};  // Ticks()
 
