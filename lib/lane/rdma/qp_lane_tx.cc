@@ -31,10 +31,6 @@ constexpr std::uint32_t kJoined = 16 * 1024;
 // A large send goes out in doorbells of about this, so that the device works on
 // one while the next is copied.
 constexpr std::size_t kDoorbell = 64 * 1024;
-// The send queue's last places are for control messages and credits.
-constexpr std::uint32_t kHeadroom = 16;
-// What a Post adds to the queue at once, at most.
-constexpr std::uint32_t kPostWrs = 20;
 
 }  // namespace
 
