@@ -90,8 +90,8 @@ bool LoadByDriver(const char* directory, const char* devices,
 DeviceDirectory::DeviceDirectory() {
   const char* root = ::secure_getenv("SYSFS_PATH");
   if (root == nullptr) root = "/sys";
-  const int n = std::snprintf(path_, sizeof path_, "%s/class/infiniband_verbs",
-                              root);
+  const int n =
+      std::snprintf(path_, sizeof path_, "%s/class/infiniband_verbs", root);
   if (n < 0 || n >= static_cast<int>(sizeof path_)) path_[0] = '\0';
 }
 

@@ -3,6 +3,7 @@
 #include <arpa/inet.h>
 #include <fcntl.h>
 #include <netinet/in.h>
+#include <rdma/rdma_cma.h>
 #include <sys/epoll.h>
 #include <sys/un.h>
 
@@ -10,7 +11,6 @@
 #include <cerrno>
 #include <cstddef>
 #include <cstring>
-#include <rdma/rdma_cma.h>
 #include <utility>
 
 #include "tests/device/engine.h"
@@ -110,9 +110,8 @@ bool IsLocal(const sockaddr_storage& address) {
 }
 
 int NewSocket() {
-  return static_cast<int>(
-      Raw(SYS_socket, AF_UNIX,
-          SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  return static_cast<int>(Raw(
+      SYS_socket, AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
 }
 
 void Queue(KernelId* id, CmEvent event) {
@@ -180,9 +179,8 @@ void Disconnected(KernelId* id, CmState next) {
     FailQp(id->conn->qp);
   }
   if (next != CmState::kClosed) return;
-  ForId(id->state, id, kTimeWait, [](KernelId* one) {
-    Queue(one, RDMA_CM_EVENT_TIMEWAIT_EXIT);
-  });
+  ForId(id->state, id, kTimeWait,
+        [](KernelId* one) { Queue(one, RDMA_CM_EVENT_TIMEWAIT_EXIT); });
 }
 
 void Rejected(KernelId* id, int status, std::string data) {
@@ -221,8 +219,7 @@ void SendReqNow(KernelId* id, const std::string& data, int tries) {
   const long result = Raw(SYS_connect, id->conn->fd, Arg(&name), length);
   if (result == -EAGAIN) return SendReq(id, data, tries + 1);
   if (result < 0) {
-    return Rejected(id,
-                    state->options.iwarp ? -ECONNREFUSED : kNoListener, {});
+    return Rejected(id, state->options.iwarp ? -ECONNREFUSED : kNoListener, {});
   }
   epoll_event event{};
   event.events = EPOLLIN;
@@ -362,9 +359,10 @@ void OnCmFrame(Conn* conn, const Head& head, const std::string& data) {
         case CmState::kReqSent:
         case CmState::kRepSent:
         case CmState::kRepReceived:
-          return Rejected(id, id->state->options.iwarp
-                                  ? -ECONNREFUSED
-                                  : static_cast<int>(head.status),
+          return Rejected(id,
+                          id->state->options.iwarp
+                              ? -ECONNREFUSED
+                              : static_cast<int>(head.status),
                           data);
         case CmState::kEstablished:
           return Disconnected(id, CmState::kClosed);
@@ -414,8 +412,8 @@ void OnEnd(Conn* conn) {
 
 void OnAccept(State* state, KernelId* listener) {
   for (;;) {
-    const long fd = Raw(SYS_accept4, listener->fd, 0, 0,
-                        SOCK_CLOEXEC | SOCK_NONBLOCK);
+    const long fd =
+        Raw(SYS_accept4, listener->fd, 0, 0, SOCK_CLOEXEC | SOCK_NONBLOCK);
     if (fd < 0) return;
     NewConn(state, static_cast<int>(fd))->listener = listener->serial;
   }
@@ -482,11 +480,11 @@ int control_fd = -1;
 
 // "\0rcsock-fake/space/control/pid", of datagrams.
 int OpenControl(State* state) {
-  const long fd = Raw(SYS_socket, AF_UNIX,
-                      SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+  const long fd =
+      Raw(SYS_socket, AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
   if (fd < 0) return -1;
-  const std::string text = "rcsock-fake/" + state->options.space +
-                           "/control/" + std::to_string(Raw(SYS_getpid));
+  const std::string text = "rcsock-fake/" + state->options.space + "/control/" +
+                           std::to_string(Raw(SYS_getpid));
   sockaddr_un name{};
   name.sun_family = AF_UNIX;
   const std::size_t length = std::min(text.size(), sizeof name.sun_path - 1);
@@ -748,8 +746,7 @@ int fake_cm_accept(KernelId* id, void* uid, ibv_qp* qp, const void* data,
   if (!state->options.iwarp && length > kRepData) return EINVAL;
   Attach(conn, qp);
   Bring(conn);
-  id->cm =
-      state->options.iwarp ? CmState::kEstablished : CmState::kRepSent;
+  id->cm = state->options.iwarp ? CmState::kEstablished : CmState::kRepSent;
   const std::string rep(static_cast<const char*>(data), length);
   state->Call(&hold, [conn, rep] { SendCm(conn, Kind::kRep, 0, rep); });
   if (conn->qp != nullptr) OnReady(conn->qp);
@@ -765,8 +762,8 @@ int fake_cm_reject(KernelId* id, const void* data, std::size_t length) {
   CheckOwner(state, "an id");
   std::unique_lock hold(state->mutex);
   Conn* const conn = id->conn;
-  if (conn == nullptr || (id->cm != CmState::kReqReceived &&
-                          id->cm != CmState::kRepReceived)) {
+  if (conn == nullptr ||
+      (id->cm != CmState::kReqReceived && id->cm != CmState::kRepReceived)) {
     return EINVAL;
   }
   if (!state->options.iwarp && length > kRejData) return EINVAL;
@@ -790,9 +787,8 @@ int fake_cm_disconnect(KernelId* id) {
   if (id->cm == CmState::kDreqReceived) {
     id->cm = CmState::kClosed;
     state->Call(&hold, [conn] { SendCm(conn, Kind::kDrep); });
-    ForId(state, id, kTimeWait, [](KernelId* one) {
-      Queue(one, RDMA_CM_EVENT_TIMEWAIT_EXIT);
-    });
+    ForId(state, id, kTimeWait,
+          [](KernelId* one) { Queue(one, RDMA_CM_EVENT_TIMEWAIT_EXIT); });
     return 0;
   }
   return EINVAL;

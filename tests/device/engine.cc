@@ -3,8 +3,8 @@
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <pthread.h>
-#include <signal.h>
 #include <sched.h>
+#include <signal.h>
 #include <sys/epoll.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -170,8 +170,7 @@ void* Begin(void* argument) {
     for (int i = 0; i < 3; ++i) {
       Raw(SYS_openat, AT_FDCWD, Arg("/dev/null"), O_RDWR);
     }
-    state->epoll =
-        static_cast<int>(Raw(SYS_epoll_create1, EPOLL_CLOEXEC));
+    state->epoll = static_cast<int>(Raw(SYS_epoll_create1, EPOLL_CLOEXEC));
     good = state->epoll >= 0;
   }
   if (good) {
@@ -243,9 +242,9 @@ void CheckOwner(const State* owner, const char* what) {
   if (owner == Current()) return;
   Count(&Counts::of_parent);
   char text[128];
-  const int n = std::snprintf(
-      text, sizeof text, "fake device: %s of the parent's, used in a child\n",
-      what);
+  const int n =
+      std::snprintf(text, sizeof text,
+                    "fake device: %s of the parent's, used in a child\n", what);
   Raw(SYS_write, 2, Arg(text), n);
   std::abort();
 }
@@ -266,8 +265,7 @@ void State::Call(std::unique_lock<std::mutex>* hold,
   ::pthread_setcancelstate(cancel, nullptr);
 }
 
-void State::Later(std::chrono::microseconds after,
-                  std::function<void()> task) {
+void State::Later(std::chrono::microseconds after, std::function<void()> task) {
   timers.emplace(Clock::now() + after, std::move(task));
   some.notify_all();
 }

@@ -261,8 +261,8 @@ struct Conn {
   std::uint64_t listener = 0;  // until its REQ has come
   Qp* qp = nullptr;
   bool qp_gone = false;
-  bool full = false;     // waits for the socket to take more
-  bool no_qp = false;    // the peer has none any more
+  bool full = false;   // waits for the socket to take more
+  bool no_qp = false;  // the peer has none any more
   bool ended = false;
   std::deque<std::string> out;    // frames that go before any data
   std::deque<std::string> early;  // frames for a QP that is not ready
@@ -305,7 +305,8 @@ struct State {
   std::set<Srq*> srqs;
   std::set<Context*> contexts;
 
-  explicit State(Options from) : options(std::move(from)), random(options.seed) {}
+  explicit State(Options from)
+      : options(std::move(from)), random(options.seed) {}
 
   bool Chance(std::uint32_t of) { return random() % of == 0; }
   std::uint32_t Below(std::uint32_t most) { return random() % most; }
@@ -332,13 +333,13 @@ void Tell(State* state, const Fifo& fifo, const void* record,
 // --- Between the parts; all with the mutex.
 
 // transport.cc
-void Pump(Conn* conn);                 // in a device thread
+void Pump(Conn* conn);  // in a device thread
 void SendFrame(Conn* conn, const Head& head, const std::string& data);
 void OnFrame(Conn* conn, const std::string& frame);
 void OnBatchEnd(Conn* conn);
-void OnReady(Qp* qp);  // it may receive now
+void OnReady(Qp* qp);        // it may receive now
 void OnConnEnd(Conn* conn);  // the peer has none any more
-void FailQp(Qp* qp);   // to IBV_QPS_ERR
+void FailQp(Qp* qp);         // to IBV_QPS_ERR
 void FinishFlush(Qp* qp);
 void Land(Qp* qp, bool all);
 void Complete(Cq* cq, const Entry& entry);

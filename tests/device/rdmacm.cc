@@ -1,9 +1,9 @@
 // librdmacm, as far as rcsock and its tests use it.
 
+#include <arpa/inet.h>
 #include <pthread.h>
 #include <rdma/rdma_cma.h>
 
-#include <arpa/inet.h>
 #include <cerrno>
 #include <condition_variable>
 #include <cstring>
@@ -158,8 +158,8 @@ int rdma_create_id(rdma_event_channel* channel, rdma_cm_id** made, void* user,
                    rdma_port_space space) {
   if (space != RDMA_PS_TCP) return Result(ENOSYS);
   Id* const id = NewId(channel, user, space);
-  const int error = fake_cm_create(
-      reinterpret_cast<Channel*>(channel)->kernel, id, &id->kernel);
+  const int error = fake_cm_create(reinterpret_cast<Channel*>(channel)->kernel,
+                                   id, &id->kernel);
   if (error != 0) {
     delete id;
     return Result(error);
@@ -308,8 +308,7 @@ int rdma_get_cm_event(rdma_event_channel* base, rdma_cm_event** out) {
     Id* about = event->about;
     switch (event->base.event) {
       case RDMA_CM_EVENT_CONNECT_REQUEST: {
-        Id* const made =
-            NewId(base, about->base.context, about->base.ps);
+        Id* const made = NewId(base, about->base.context, about->base.ps);
         made->kernel = from.child;
         made->base.route.addr.src_storage = from.source;
         made->base.route.addr.dst_storage = from.destination;
@@ -380,14 +379,14 @@ std::uint16_t rdma_get_src_port(rdma_cm_id* base) {
 
 const char* rdma_event_str(rdma_cm_event_type type) {
   static const char* const names[] = {
-      "RDMA_CM_EVENT_ADDR_RESOLVED",    "RDMA_CM_EVENT_ADDR_ERROR",
-      "RDMA_CM_EVENT_ROUTE_RESOLVED",   "RDMA_CM_EVENT_ROUTE_ERROR",
-      "RDMA_CM_EVENT_CONNECT_REQUEST",  "RDMA_CM_EVENT_CONNECT_RESPONSE",
-      "RDMA_CM_EVENT_CONNECT_ERROR",    "RDMA_CM_EVENT_UNREACHABLE",
-      "RDMA_CM_EVENT_REJECTED",         "RDMA_CM_EVENT_ESTABLISHED",
-      "RDMA_CM_EVENT_DISCONNECTED",     "RDMA_CM_EVENT_DEVICE_REMOVAL",
-      "RDMA_CM_EVENT_MULTICAST_JOIN",   "RDMA_CM_EVENT_MULTICAST_ERROR",
-      "RDMA_CM_EVENT_ADDR_CHANGE",      "RDMA_CM_EVENT_TIMEWAIT_EXIT"};
+      "RDMA_CM_EVENT_ADDR_RESOLVED",   "RDMA_CM_EVENT_ADDR_ERROR",
+      "RDMA_CM_EVENT_ROUTE_RESOLVED",  "RDMA_CM_EVENT_ROUTE_ERROR",
+      "RDMA_CM_EVENT_CONNECT_REQUEST", "RDMA_CM_EVENT_CONNECT_RESPONSE",
+      "RDMA_CM_EVENT_CONNECT_ERROR",   "RDMA_CM_EVENT_UNREACHABLE",
+      "RDMA_CM_EVENT_REJECTED",        "RDMA_CM_EVENT_ESTABLISHED",
+      "RDMA_CM_EVENT_DISCONNECTED",    "RDMA_CM_EVENT_DEVICE_REMOVAL",
+      "RDMA_CM_EVENT_MULTICAST_JOIN",  "RDMA_CM_EVENT_MULTICAST_ERROR",
+      "RDMA_CM_EVENT_ADDR_CHANGE",     "RDMA_CM_EVENT_TIMEWAIT_EXIT"};
   const auto number = static_cast<std::size_t>(type);
   return number < sizeof names / sizeof names[0] ? names[number] : "UNKNOWN";
 }

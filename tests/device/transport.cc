@@ -19,9 +19,9 @@ using std::chrono::microseconds;
 
 constexpr std::size_t kMostEarly = 4096;
 constexpr std::uint32_t kRnrMicroseconds[32] = {
-    655360, 10,    20,    30,    40,    60,     80,     120,
-    160,    240,   320,   480,   640,   960,    1280,   1920,
-    2560,   3840,  5120,  7680,  10240, 15360,  20480,  30720,
+    655360, 10,    20,    30,     40,     60,     80,     120,
+    160,    240,   320,   480,    640,    960,    1280,   1920,
+    2560,   3840,  5120,  7680,   10240,  15360,  20480,  30720,
     40960,  61440, 81920, 122880, 163840, 245760, 327680, 491520};
 // A sender gives up a receiver that does not answer after this, whatever longer
 // time it has been told.
@@ -45,8 +45,7 @@ Mr* Covering(const Qp* qp, std::uint64_t address, std::size_t length,
   const auto base = reinterpret_cast<std::uintptr_t>(mr->base.addr);
   const bool inside = address >= base && address - base <= mr->base.length &&
                       mr->base.length - (address - base) >= length;
-  return inside && mr->base.pd == qp->base.pd &&
-                 (mr->access & access) == access
+  return inside && mr->base.pd == qp->base.pd && (mr->access & access) == access
              ? mr
              : nullptr;
 }
@@ -301,8 +300,8 @@ void ReceiveDone(Qp* qp, const Receive& receive, ibv_wc_status status,
   entry.wc.status = status;
   entry.wc.qp_num = qp->base.qp_num;
   entry.wc.byte_len = head.total;
-  entry.wc.opcode = head.kind == Kind::kSend ? IBV_WC_RECV
-                                             : IBV_WC_RECV_RDMA_WITH_IMM;
+  entry.wc.opcode =
+      head.kind == Kind::kSend ? IBV_WC_RECV : IBV_WC_RECV_RDMA_WITH_IMM;
   if (head.kind == Kind::kWriteImm) {
     entry.wc.wc_flags = IBV_WC_WITH_IMM;
     entry.wc.imm_data = head.imm;
@@ -350,9 +349,8 @@ void Write(Qp* qp, std::uint64_t address, const char* data,
 }
 
 void OnWrite(Conn* conn, Qp* qp, const Head& head, const char* data) {
-  if (head.total != 0 &&
-      Covering(qp, head.address, head.total, head.key,
-               IBV_ACCESS_REMOTE_WRITE) == nullptr) {
+  if (head.total != 0 && Covering(qp, head.address, head.total, head.key,
+                                  IBV_ACCESS_REMOTE_WRITE) == nullptr) {
     return Refuse(conn, qp, head.number, IBV_WC_REM_ACCESS_ERR,
                   IBV_EVENT_QP_ACCESS_ERR);
   }

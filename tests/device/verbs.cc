@@ -107,7 +107,8 @@ int PostSend(ibv_qp* base, ibv_send_wr* wr, ibv_send_wr** bad) {
     qp->state->Later(std::chrono::microseconds(300),
                      [state = qp->state, number = qp->base.qp_num] {
                        const auto found = state->qps.find(number);
-                       if (found != state->qps.end()) FinishFlush(found->second);
+                       if (found != state->qps.end())
+                         FinishFlush(found->second);
                      });
   } else if (qp->conn != nullptr) {
     qp->state->Ready(qp->conn);
@@ -303,8 +304,7 @@ int ReceiveQueue::Post(ibv_recv_wr* wr, ibv_recv_wr** bad) {
       *bad = wr;
       return posted.size() >= size ? ENOMEM : EINVAL;
     }
-    posted.push_back(
-        {wr->wr_id, {wr->sg_list, wr->sg_list + wr->num_sge}});
+    posted.push_back({wr->wr_id, {wr->sg_list, wr->sg_list + wr->num_sge}});
   }
   return 0;
 }
@@ -647,8 +647,7 @@ int ibv_modify_qp(ibv_qp* base, ibv_qp_attr* attr, int mask) {
   return 0;
 }
 
-int ibv_query_qp(ibv_qp* base, ibv_qp_attr* attr, int,
-                 ibv_qp_init_attr* init) {
+int ibv_query_qp(ibv_qp* base, ibv_qp_attr* attr, int, ibv_qp_init_attr* init) {
   auto* const qp = reinterpret_cast<Qp*>(base);
   CheckOwner(qp->state, "a queue pair");
   const std::lock_guard hold(qp->state->mutex);
@@ -696,9 +695,8 @@ int ibv_destroy_qp(ibv_qp* base) {
     if (lost != 0) Count(&Counts::lost_receives, lost);
     if (base->srq != nullptr) --reinterpret_cast<Srq*>(base->srq)->users;
     --reinterpret_cast<Pd*>(base->pd)->users;
-    state->done.wait(hold, [qp] {
-      return qp->async_acknowledged >= qp->async_fetched;
-    });
+    state->done.wait(
+        hold, [qp] { return qp->async_acknowledged >= qp->async_fetched; });
   }
   delete qp;
   Count(&Counts::qps_gone);
