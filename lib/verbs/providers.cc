@@ -8,6 +8,7 @@
 
 #include <cstddef>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 
 #include "lib/base/unique_fd.h"
@@ -15,7 +16,6 @@
 namespace rcsock::verbs {
 namespace {
 
-constexpr char kClass[] = "/sys/class/infiniband_verbs";
 constexpr std::size_t kName = 64;
 constexpr std::size_t kPath = 512;
 
@@ -52,9 +52,10 @@ bool LoadDriver(const char* directory, const char* driver) {
 }
 
 // The device's name without its number: rxe0, mlx5_0, bnxt_re0.
-bool LoadByName(const char* directory, const char* uverbs) {
-  char path[kPath];
-  std::snprintf(path, sizeof path, "%s/%s/ibdev", kClass, uverbs);
+bool LoadByName(const char* directory, const char* devices,
+                const char* uverbs) {
+  char path[2 * kPath];
+  std::snprintf(path, sizeof path, "%s/%s/ibdev", devices, uverbs);
   const base::UniqueFd file(base::OpenHigh([&] {
     return ::syscall(SYS_openat, AT_FDCWD, path, O_RDONLY | O_CLOEXEC);
   }));
@@ -70,10 +71,11 @@ bool LoadByName(const char* directory, const char* uverbs) {
 }
 
 // The kernel's driver, where the device has been renamed: mlx5_core, efa.
-bool LoadByDriver(const char* directory, const char* uverbs) {
-  char path[kPath];
+bool LoadByDriver(const char* directory, const char* devices,
+                  const char* uverbs) {
+  char path[2 * kPath];
   char target[kPath];
-  std::snprintf(path, sizeof path, "%s/%s/device/driver", kClass, uverbs);
+  std::snprintf(path, sizeof path, "%s/%s/device/driver", devices, uverbs);
   const long n = ::syscall(SYS_readlink, path, target, sizeof target - 1);
   if (n <= 0) return false;
   target[n] = '\0';
@@ -85,6 +87,14 @@ bool LoadByDriver(const char* directory, const char* uverbs) {
 
 }  // namespace
 
+DeviceDirectory::DeviceDirectory() {
+  const char* root = ::secure_getenv("SYSFS_PATH");
+  if (root == nullptr) root = "/sys";
+  const int n =
+      std::snprintf(path_, sizeof path_, "%s/class/infiniband_verbs", root);
+  if (n < 0 || n >= static_cast<int>(sizeof path_)) path_[0] = '\0';
+}
+
 void LoadProviders(const void* function) {
   Dl_info found{};
   char directory[kPath];
@@ -95,10 +105,11 @@ void LoadProviders(const void* function) {
   const int n = std::snprintf(directory, sizeof directory, "%.*s/libibverbs",
                               length, found.dli_fname);
   if (n < 0 || n >= static_cast<int>(sizeof directory)) return;
-  AnyEntry(kClass, [&directory](const char* uverbs) {
+  const DeviceDirectory devices;
+  AnyEntry(devices.path(), [&](const char* uverbs) {
     if (StartsWith(uverbs, "uverbs") && std::strlen(uverbs) < kName &&
-        !LoadByName(directory, uverbs)) {
-      LoadByDriver(directory, uverbs);
+        !LoadByName(directory, devices.path(), uverbs)) {
+      LoadByDriver(directory, devices.path(), uverbs);
     }
     return false;
   });

@@ -3,6 +3,18 @@
 
 namespace rcsock::verbs {
 
+// The directory of the devices that the kernel knows.  As for libibverbs,
+// $SYSFS_PATH stands in place of /sys, but in set-user-ID programs.
+class DeviceDirectory {
+ public:
+  DeviceDirectory();
+  // Empty where $SYSFS_PATH is too long.
+  const char* path() const { return path_; }
+
+ private:
+  char path_[512];
+};
+
 // Loads libibverbs' own libraries for the devices that there are.  Where it
 // finds none that fits it loads all it has, seventeen on Debian, which takes
 // three quarters of the time from the first look for a device to the first

@@ -203,8 +203,9 @@ void ForkChild() {
 }
 
 bool AnyDevice() {
-  const base::UniqueFd directory(base::OpenHigh([] {
-    return ::syscall(SYS_openat, AT_FDCWD, "/sys/class/infiniband_verbs",
+  const DeviceDirectory devices;
+  const base::UniqueFd directory(base::OpenHigh([&devices] {
+    return ::syscall(SYS_openat, AT_FDCWD, devices.path(),
                      O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   }));
   if (!directory.ok()) return false;

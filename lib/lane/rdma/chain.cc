@@ -1,5 +1,6 @@
 #include "lib/lane/rdma/chain.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "lib/base/log.h"
@@ -12,13 +13,22 @@ namespace rcsock::lane::rdma {
 // that what waits for it has a completion to wait for.  The first are not: the
 // completion of a request would wake who sleeps for the answer.
 constexpr std::uint64_t kSignalInFlight = 2;
-// ... and every so many anyway, so that the queue drains before QpLane::Post
-// finds too little room in it.  (Each may wake who sleeps for an answer, or
+// ... and every so many anyway.  (Each may wake who sleeps for an answer, or
 // cost who is about to another arming.)
 constexpr std::uint64_t kSignalEvery = 64;
 // From so many bytes on, other ways through the switches are worth a second
 // request.  NCCL's NCCL_IB_AR_THRESHOLD is the same.
 constexpr std::uint32_t kRoutedFrom = 8 * 1024;
+
+// The same for a queue of `depth`: it drains before QpLane::Post finds too
+// little room in it, which asks for kHeadroom and kPostWrs before it adds a
+// chain.
+constexpr std::uint64_t SignalEvery(std::uint32_t depth) {
+  constexpr std::uint32_t kKept = kHeadroom + kPostWrs + Chain::kMost;
+  return depth > kKept ? std::min<std::uint64_t>(depth - kKept, kSignalEvery)
+                       : 1;
+}
+static_assert(SignalEvery(kSendDepth) == kSignalEvery);
 
 void Chain::Write(const std::byte* from, std::uint32_t length, std::uint64_t to,
                   std::uint32_t lkey, std::uint32_t rkey) {
@@ -160,7 +170,8 @@ void Chain::Post() {
     wrs_[n - 1].wr_id = kTicket | lane_.posted_wrs_;
     lane_.signalled_wrs_ = lane_.posted_wrs_;
   } else if (lane_.Streaming() || lane_.InFlight() >= n + kSignalInFlight ||
-             lane_.posted_wrs_ - lane_.signalled_wrs_ >= kSignalEvery) {
+             lane_.posted_wrs_ - lane_.signalled_wrs_ >=
+                 SignalEvery(lane_.send_depth_)) {
     wrs_[n - 1].send_flags |= IBV_SEND_SIGNALED;
     wrs_[n - 1].wr_id = lane_.posted_wrs_;
     lane_.signalled_wrs_ = lane_.posted_wrs_;

@@ -16,10 +16,17 @@ inline void StageImmediate(std::byte* to, std::uint32_t imm) {
   std::memcpy(to, &bits, sizeof(bits));
 }
 
+// The send queue's last places are for control messages and credits.
+constexpr std::uint32_t kHeadroom = 16;
+// What a Post adds to the queue at once, at most.
+constexpr std::uint32_t kPostWrs = 20;
+
 // Writes that go out together, with one doorbell.  Made, filled and posted
 // under the lane's post_latch_.
 class Chain {
  public:
+  static constexpr std::uint32_t kMost = 24;
+
   explicit Chain(QpLane* lane) : lane_(*lane) {}
 
   // One more message, whose bytes lie in the mirror.
@@ -58,8 +65,6 @@ class Chain {
   void Post();
 
  private:
-  static constexpr std::uint32_t kMost = 24;
-
   void Write(const std::byte* from, std::uint32_t length, std::uint64_t to,
              std::uint32_t lkey, std::uint32_t rkey);
   // A message in the byte ring, from `from`.  InfiniBand switches may choose a

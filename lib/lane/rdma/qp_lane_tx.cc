@@ -26,10 +26,6 @@ constexpr std::uint64_t kPauseUs = 200;
 // Sends that are put together, and how long their record grows.
 constexpr std::size_t kSmallSend = 8 * 1024;
 constexpr std::uint32_t kJoined = 16 * 1024;
-// The send queue's last places are for control messages and credits.
-constexpr std::uint32_t kHeadroom = 16;
-// What a Post adds to the queue at once, at most.
-constexpr std::uint32_t kPostWrs = 20;
 
 }  // namespace
 
