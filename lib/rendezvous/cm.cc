@@ -19,8 +19,6 @@ using boost::asio::posix::stream_descriptor;
 using boost::system::error_code;
 
 constexpr int kEventsPerTurn = 64;
-// Not 7, which rxe takes for "without end", as all do for RNR.
-constexpr std::uint8_t kRetries = 6;
 constexpr std::uint8_t kRnrForEver = 7;
 
 // There is no device yet that could be named: the address says which it would
@@ -139,14 +137,15 @@ void Cm::OnReadable() {
   }
 }
 
-rdma_conn_param ConnectParameters(const void* data, std::size_t length) {
+rdma_conn_param ConnectParameters(const void* data, std::size_t length,
+                                  std::uint8_t retries) {
   rdma_conn_param parameters{};
   parameters.private_data = data;
   parameters.private_data_len = static_cast<std::uint8_t>(length);
   // No atomics are used; iWARP devices want one of each.
   parameters.responder_resources = 1;
   parameters.initiator_depth = 1;
-  parameters.retry_count = kRetries;
+  parameters.retry_count = retries;
   parameters.rnr_retry_count = kRnrForEver;
   return parameters;
 }
