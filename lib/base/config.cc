@@ -105,7 +105,7 @@ void ReadDevices(const char* text) {
   const std::size_t length = std::strlen(text);
   if (length < sizeof list) {
     for (std::size_t i = 0; i < length; ++i) {
-      // ('+' stands between devices in rules alone.)
+      // In rules '+' stands between devices; here it is no part of a name.
       list[i] = text[i] == ',' ? '+' : text[i] == '+' ? ',' : text[i];
     }
     config.devices = AddDevices(list, list + length, &config.rules);

@@ -127,7 +127,7 @@ bool IsDevice(Piece entry) {
     const bool letter =
         (*at >= 'a' && *at <= 'z') || (*at >= 'A' && *at <= 'Z');
     const bool digit = *at >= '0' && *at <= '9';
-    // (strchr finds the zero, too.)
+    // strchr would find the zero as well.
     if (!letter && !digit && (*at == '\0' || !std::strchr("_.-*?", *at))) {
       return false;
     }

@@ -58,7 +58,7 @@ bool GivenUp(const CmEvent& event) {
   return event.type == RDMA_CM_EVENT_REJECTED && event.status == kIbGivenUp;
 }
 
-// (A transport may refuse it.)
+// A transport may refuse it.
 void SetTrafficClass(rdma_cm_id* id, std::uint8_t value) {
   verbs::calls.rdma_set_option(id, RDMA_OPTION_ID, RDMA_OPTION_ID_TOS, &value,
                                sizeof value);
@@ -209,7 +209,7 @@ void RdmaMeeting::Connect(std::uint16_t port) {
     SetTrafficClass(id.get(), static_cast<std::uint8_t>(fabric_.traffic_class));
   } else if (const std::uint8_t asked =
                  session_->seeker()->TrafficClass(IsMapped(local_))) {
-    // (Where nothing is asked for, the default in rdma_cm's configfs holds.)
+    // If nothing is asked for, the default in rdma_cm's configfs holds.
     SetTrafficClass(id.get(), asked);
   }
   rdma_cm_id* raw = id.get();

@@ -54,11 +54,11 @@ std::set<int> Different(const std::vector<int>& all) {
 }
 
 // Both ends of a connection over a lane, and what gives it back.
-struct Met2 {
+struct MetPair {
   TcpPair pair = MakeTcpPair();
   std::shared_ptr<TestSeeker> c = ConnectorSeeker(pair.connector);
   std::shared_ptr<TestSeeker> s = AcceptorSeeker(pair.acceptor);
-  explicit Met2(Conductor* conductor) {
+  explicit MetPair(Conductor* conductor) {
     s->Start(conductor);
     c->Start(conductor);
   }
@@ -95,7 +95,7 @@ TEST_F(Fabric, LanesHaveTheTimeOutsOfTheConfiguration) {
       SCOPED_TRACE(rules);
       Configure("RCSOCK_RULES", rules);
       cm.ForgetTold();
-      const Met2 met(conductor);
+      const MetPair met(conductor);
       ASSERT_TRUE(met.Wait()) << base::ReasonKey(met.c->failed) << " "
                               << base::ReasonKey(met.s->failed);
       const FakeCmPair::Told told = cm.told();
@@ -121,7 +121,7 @@ TEST_F(Fabric, SevenRetriesAreSixOnSoftRoce) {
     const Running running;
     Conductor* const conductor = running.conductor;
     Configure("RCSOCK_ACK_RETRIES", "7");
-    const Met2 met(conductor);
+    const MetPair met(conductor);
     ASSERT_TRUE(met.Wait());
     EXPECT_EQ(Different(cm.told().retries), std::set{6});
     met.Return(conductor);
@@ -181,7 +181,7 @@ TEST_F(Fabric, DeviceThatIsLeftAlone) {
     for (const char* devices : {"fake0", "-mlx5_0", "fake0:1,-fake0:2", ""}) {
       SCOPED_TRACE(devices);
       Configure("RCSOCK_DEVICES", devices);
-      const Met2 met(conductor);
+      const MetPair met(conductor);
       ASSERT_TRUE(met.Wait());
       met.Return(conductor);
     }
@@ -203,7 +203,7 @@ TEST_F(Fabric, DeviceThatARuleLeavesAlone) {
     auto c = ConnectorSeeker(Connect(address));
     EXPECT_FALSE(c->Seek(conductor));
     EXPECT_EQ(c->failed, Reason::kDeviceLeftAlone);
-    const Met2 met(conductor);
+    const MetPair met(conductor);
     ASSERT_TRUE(met.Wait());
     met.Return(conductor);
     ::close(listener);
@@ -220,7 +220,7 @@ TEST_F(Fabric, UnreachablePeerEndsALaneAtOnce) {
     FakeCmPair cm(&device);
     const Running running;
     Conductor* const conductor = running.conductor;
-    const Met2 met(conductor);
+    const MetPair met(conductor);
     ASSERT_TRUE(met.Wait());
     cm.Say(cm.connector(), RDMA_CM_EVENT_UNREACHABLE, -ETIMEDOUT);
     ASSERT_TRUE(met.c->WaitLost());
@@ -239,7 +239,7 @@ TEST_F(Fabric, OwnHardwareAddressEndsALaneAtOnce) {
     FakeCmPair cm(&device);
     const Running running;
     Conductor* const conductor = running.conductor;
-    const Met2 met(conductor);
+    const MetPair met(conductor);
     ASSERT_TRUE(met.Wait());
     cm.Say(cm.connector(), RDMA_CM_EVENT_ADDR_CHANGE);
     ASSERT_TRUE(met.c->WaitLost());
@@ -292,7 +292,7 @@ TEST_F(Fabric, AddressMovesToAnotherDevice) {
     ibv_context* const second = cm.Second();
     const Running running;
     Conductor* const conductor = running.conductor;
-    const Met2 met(conductor);
+    const MetPair met(conductor);
     ASSERT_TRUE(met.Wait());
     const TcpPair pair = MakeTcpPair();
     auto s = AcceptorSeeker(pair.acceptor);
@@ -352,7 +352,7 @@ TEST_F(Fabric, AddressComesBackLate) {
     ::usleep(3'500'000);
     EXPECT_EQ(PortsOn(&cm, "fake0").size(), 2u);
     cm.Lead(second);
-    const Met2 met(conductor);
+    const MetPair met(conductor);
     ASSERT_TRUE(met.Wait()) << base::ReasonKey(met.c->failed) << " "
                             << base::ReasonKey(met.s->failed);
     EXPECT_EQ(PortsOn(&cm, "fake1").size(), 2u);
@@ -368,7 +368,7 @@ TEST_F(Fabric, NewNameOfAPortEndsItsLanes) {
     FakeCmPair cm(&device);
     const Running running;
     Conductor* const conductor = running.conductor;
-    const Met2 met(conductor);
+    const MetPair met(conductor);
     ASSERT_TRUE(met.Wait());
     cm.Async(device.context(), IBV_EVENT_LID_CHANGE, 2);
     cm.Async(device.context(), IBV_EVENT_PKEY_CHANGE, 1);

@@ -166,7 +166,7 @@ std::uint32_t ChooseVector(const std::vector<cpu_set_t>& cpus,
     near.push_back(i);
   }
   if (near.empty()) return (begin + turn) % vectors;
-  // (A CPU without a vector of its own, say: of fewer vectors than CPUs.)
+  // Where there are fewer vectors than CPUs, a CPU may have none of its own.
   if (!own) first = begin % near.size();
   return near[(first + turn) % near.size()];
 }
