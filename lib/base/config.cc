@@ -18,23 +18,27 @@ namespace {
 
 RCSOCK_START_DATA Config config;
 
-// A number of the environment, at most `most`; what is none leaves `fallback`
-// and is reported.  (strtoull alone takes spaces, signs and what does not fit.)
+// A number of the environment, from `least` to `most`; what is none leaves
+// `fallback` and is reported.  (strtoull alone takes spaces, signs and what
+// does not fit.)
 [[gnu::cold]] std::uint64_t Number(const char* name, std::uint64_t fallback,
-                                   std::uint64_t most) {
+                                   std::uint64_t most,
+                                   std::uint64_t least = 0) {
   const char* text = Env(name);
   if (text == nullptr || *text == '\0') return fallback;
   std::uint64_t value = 0;
-  for (const char* at = text; *at != '\0'; ++at) {
+  bool good = true;
+  for (const char* at = text; good && *at != '\0'; ++at) {
     const auto digit = static_cast<std::uint64_t>(*at - '0');
-    if (*at < '0' || *at > '9' || digit > most || value > (most - digit) / 10) {
-      Log("%s=%s is not a number from 0 to %llu: ignored", name, text,
-          static_cast<unsigned long long>(most));
-      return fallback;
-    }
+    good = *at >= '0' && *at <= '9' && digit <= most &&
+           value <= (most - digit) / 10;
     value = value * 10 + digit;
   }
-  return value;
+  if (good && value >= least) return value;
+  Log("%s=%s is not a number from %llu to %llu: ignored", name, text,
+      static_cast<unsigned long long>(least),
+      static_cast<unsigned long long>(most));
+  return fallback;
 }
 constexpr std::uint64_t kMostNumber = ~std::uint32_t{0};
 
@@ -92,6 +96,42 @@ void ReadPeers(const char* text) {
     config.peers[config.peer_count++] = static_cast<std::uint32_t>(uid);
     text = *end == ',' ? end + 1 : end;
   }
+}
+
+// A list with commas.  The lanes of a process whose list can't be read might
+// use a device that it was to leave alone: it gets none.
+void ReadDevices(const char* text) {
+  char list[kDeviceBytes];
+  const std::size_t length = std::strlen(text);
+  if (length < sizeof list) {
+    for (std::size_t i = 0; i < length; ++i) {
+      // In rules '+' stands between devices; here it is no part of a name.
+      list[i] = text[i] == ',' ? '+' : text[i] == '+' ? ',' : text[i];
+    }
+    config.devices = AddDevices(list, list + length, &config.rules);
+  }
+  if (config.devices != 0) return;
+  Log("RCSOCK_DEVICES=%s is no list of devices, as mlx5_0,mlx5_1:1,-irdma*: no "
+      "RDMA",
+      text);
+  config.rdma = false;
+  config.no_rdma = true;
+}
+
+void ReadFabric() {
+  config.ack_ms = static_cast<std::uint16_t>(
+      Number("RCSOCK_ACK_TIMEOUT_MS", 0, kMostAckMs, 1));
+  config.retries = static_cast<std::uint8_t>(
+      Number("RCSOCK_ACK_RETRIES", 0, kMostRetries, 1));
+  if (Given("RCSOCK_TRAFFIC_CLASS")) {
+    constexpr std::uint64_t kNone = kMostTrafficClass + 1;
+    const std::uint64_t value =
+        Number("RCSOCK_TRAFFIC_CLASS", kNone, kMostTrafficClass);
+    if (value != kNone) {
+      config.traffic_class = static_cast<std::int16_t>(value);
+    }
+  }
+  if (Given("RCSOCK_DEVICES")) ReadDevices(Env("RCSOCK_DEVICES"));
 }
 
 // The names of this program: of its file, and what a script is called.
@@ -188,6 +228,7 @@ const Config& GetConfig() { return config; }
   // With one CPU whoever is waited for cannot run during the spin.
   if (OneCpu()) config.spin_us = 0;
   if (Given("RCSOCK_RULES")) ReadRules(Env("RCSOCK_RULES"));
+  ReadFabric();
   config.spin_us = static_cast<std::uint32_t>(
       Number("RCSOCK_SPIN_US", config.spin_us, kMostNumber));
   config.promote_ops = static_cast<std::uint32_t>(

@@ -16,11 +16,13 @@ constexpr std::uint32_t kLeastKey = 32;
 
 // All variables that LoadConfig reads.
 constexpr const char* kVariables[] = {
-    "RCSOCK_KEY_FILE",    "RCSOCK_LANES",         "RCSOCK_LOG",
-    "RCSOCK_LOG_FILE",    "RCSOCK_MAX_PINNED",    "RCSOCK_MAX_QPS",
-    "RCSOCK_MAX_RING",    "RCSOCK_MAX_SHARED",    "RCSOCK_PEERS",
-    "RCSOCK_PROMOTE_OPS", "RCSOCK_PROMOTE_BYTES", "RCSOCK_RDMA_PORT",
-    "RCSOCK_RULES",       "RCSOCK_SPIN_US",       "RCSOCK_STATS",
+    "RCSOCK_ACK_RETRIES",   "RCSOCK_ACK_TIMEOUT_MS", "RCSOCK_DEVICES",
+    "RCSOCK_KEY_FILE",      "RCSOCK_LANES",          "RCSOCK_LOG",
+    "RCSOCK_LOG_FILE",      "RCSOCK_MAX_PINNED",     "RCSOCK_MAX_QPS",
+    "RCSOCK_MAX_RING",      "RCSOCK_MAX_SHARED",     "RCSOCK_PEERS",
+    "RCSOCK_PROMOTE_OPS",   "RCSOCK_PROMOTE_BYTES",  "RCSOCK_RDMA_PORT",
+    "RCSOCK_RULES",         "RCSOCK_SPIN_US",        "RCSOCK_STATS",
+    "RCSOCK_TRAFFIC_CLASS",
 };
 
 // What the environment asks for.  Read once, before the first interposed call.
@@ -57,13 +59,22 @@ struct Config {
       100;  // RCSOCK_SPIN_US: the longest spin before a sleep
   std::uint32_t promote_ops = 8;  // RCSOCK_PROMOTE_OPS: calls that moved bytes
   std::uint64_t promote_bytes = 65536;  // RCSOCK_PROMOTE_BYTES
+  // RCSOCK_ACK_TIMEOUT_MS, RCSOCK_ACK_RETRIES (0: not given),
+  // RCSOCK_TRAFFIC_CLASS (-1: not given), RCSOCK_DEVICES (where in the rules'
+  // lists; 0: not given): for the RDMA lanes of all streams, whatever rules
+  // say.  FabricFor has the result.
+  std::uint16_t ack_ms = 0;
+  std::uint8_t retries = 0;
+  std::int16_t traffic_class = -1;
+  std::uint16_t devices = 0;
   // What holds where no rule says otherwise: the above.
   Terms terms;
   // The environment says it, so no rule does.
   bool lanes_given = false;
   bool promote_given = false;
-  bool no_rdma = false;  // RCSOCK_KEY_FILE can't be read
-  Rules rules;           // RCSOCK_RULES
+  // RCSOCK_KEY_FILE can't be read, or RCSOCK_DEVICES is malformed.
+  bool no_rdma = false;
+  Rules rules;  // RCSOCK_RULES
 };
 
 const Config& GetConfig();

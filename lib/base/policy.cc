@@ -35,7 +35,7 @@ bool Number(Piece piece, std::uint64_t most, std::uint64_t* value) {
   for (const char* at = piece.begin; at != piece.end; ++at) {
     if (*at < '0' || *at > '9') return false;
     const auto digit = static_cast<std::uint64_t>(*at - '0');
-    if (sum > (most - digit) / 10) return false;
+    if (digit > most || sum > (most - digit) / 10) return false;
     sum = sum * 10 + digit;
   }
   *value = sum;
@@ -115,9 +115,39 @@ bool Fits(Piece glob, const char* program, const char* comm) {
          ::fnmatch(pattern, comm, 0) == 0;
 }
 
+// NAME, NAME:PORT, -NAME, -NAME:PORT.
+bool IsDevice(Piece entry) {
+  constexpr std::ptrdiff_t kLongestName = 63;  // IBV_SYSFS_NAME_MAX, with its 0
+  constexpr std::uint64_t kMostPort = 255;
+  if (!entry.empty() && *entry.begin == '-') ++entry.begin;
+  const char* const end = entry.end;
+  const Piece name = entry.Cut(':');
+  if (name.empty() || name.end - name.begin > kLongestName) return false;
+  for (const char* at = name.begin; at != name.end; ++at) {
+    const bool letter =
+        (*at >= 'a' && *at <= 'z') || (*at >= 'A' && *at <= 'Z');
+    const bool digit = *at >= '0' && *at <= '9';
+    // strchr would find the zero as well.
+    if (!letter && !digit && (*at == '\0' || !std::strchr("_.-*?", *at))) {
+      return false;
+    }
+  }
+  std::uint64_t port = 0;
+  return name.end == end || (Number(entry, kMostPort, &port) && port != 0);
+}
+
+bool IsDeviceList(Piece list) {
+  if (list.empty() || list.end[-1] == '+') return false;
+  while (!list.empty()) {
+    if (!IsDevice(list.Cut('+'))) return false;
+  }
+  return true;
+}
+
 bool ParseRule(Piece text, const char* program, const char* comm,
                Rules* rules) {
   Rule rule;
+  Piece devices{nullptr, nullptr};
   bool fits = true;
   bool of_streams = false;
   Rules process;
@@ -142,6 +172,18 @@ bool ParseRule(Piece text, const char* program, const char* comm,
       good = Lanes(value, &rule);
     } else if (key.Is("promote")) {
       good = Promote(value, &rule);
+    } else if (key.Is("ack")) {
+      good = Number(value, kMostAckMs, &number) && number != 0;
+      rule.ack_ms = static_cast<std::uint16_t>(number);
+    } else if (key.Is("retries")) {
+      good = Number(value, kMostRetries, &number) && number != 0;
+      rule.retries = static_cast<std::uint8_t>(number);
+    } else if (key.Is("tclass")) {
+      good = Number(value, kMostTrafficClass, &number);
+      rule.traffic_class = static_cast<std::int16_t>(number);
+    } else if (key.Is("devices")) {
+      good = IsDeviceList(value);
+      devices = value;
     } else if (key.Is("spin")) {
       good = process.sets_spin = Number(value, ~std::uint32_t{0}, &number);
       process.spin_us = static_cast<std::uint32_t>(number);
@@ -191,7 +233,15 @@ bool ParseRule(Piece text, const char* program, const char* comm,
     rules->sets_ring = true;
     rules->max_ring = process.max_ring;
   }
-  if (!rule.sets_lanes && rule.promote == Rule::Promote::kUnset) return true;
+  if (devices.begin != nullptr) {
+    rule.devices = AddDevices(devices.begin, devices.end, rules);
+    if (rule.devices == 0) return false;
+  }
+  if (!rule.sets_lanes && rule.promote == Rule::Promote::kUnset &&
+      rule.ack_ms == 0 && rule.retries == 0 && rule.traffic_class < 0 &&
+      rule.devices == 0) {
+    return true;
+  }
   if (rules->count == kMaxRules) return false;
   rules->rules[rules->count++] = rule;
   return true;
@@ -206,7 +256,57 @@ bool HasPrefix(const std::uint8_t* address, const Rule& rule) {
   return rest == 0 || (address[whole] ^ rule.prefix[whole]) >> (8 - rest) == 0;
 }
 
+bool Fits(const Rule& rule, const std::uint8_t* peer, std::uint16_t port,
+          bool accepted) {
+  const std::uint8_t direction = accepted ? Rule::kIn : Rule::kOut;
+  return (rule.directions & direction) != 0 && port >= rule.first_port &&
+         port <= rule.last_port && HasPrefix(peer, rule);
+}
+
 }  // namespace
+
+bool IsDevice(const char* entry) {
+  return IsDevice(Piece{entry, entry + std::strlen(entry)});
+}
+
+std::uint16_t AddDevices(const char* begin, const char* end, Rules* rules) {
+  if (!IsDeviceList({begin, end})) return 0;
+  const auto length = static_cast<std::size_t>(end - begin);
+  for (std::size_t at = 1; at < rules->devices_end;) {
+    const std::size_t known = std::strlen(rules->devices + at);
+    if (known == length &&
+        std::memcmp(rules->devices + at, begin, known) == 0) {
+      return static_cast<std::uint16_t>(at);
+    }
+    at += known + 1;
+  }
+  const std::uint16_t at = rules->devices_end;
+  if (length + 1 > sizeof rules->devices - at) return 0;
+  std::memcpy(rules->devices + at, begin, length);
+  rules->devices[at + length] = '\0';
+  rules->devices_end = static_cast<std::uint16_t>(at + length + 1);
+  return at;
+}
+
+bool MayUseDevice(const char* devices, const char* name, unsigned port) {
+  bool any = false;
+  bool named = false;
+  Piece all{devices, devices + std::strlen(devices)};
+  while (!all.empty()) {
+    Piece entry = all.Cut('+');
+    const bool leave = *entry.begin == '-';
+    if (leave) ++entry.begin;
+    const Piece glob = entry.Cut(':');
+    std::uint64_t only = port;
+    const bool fits = Fits(glob, name, name) &&
+                      (entry.empty() || Number(entry, port, &only)) &&
+                      only == port;
+    if (leave && fits) return false;
+    any = any || !leave;
+    named = named || (!leave && fits);
+  }
+  return named || !any;
+}
 
 bool ParseRules(const char* text, const char* program, const char* comm,
                 Rules* rules) {
@@ -227,13 +327,9 @@ Terms TermsFor(const Config& config, const std::uint8_t* peer,
   bool lanes = config.lanes_given;
   bool promote = config.promote_given;
   bool never = false;
-  const std::uint8_t direction = accepted ? Rule::kIn : Rule::kOut;
   for (int i = 0; i < config.rules.count && !(lanes && promote); ++i) {
     const Rule& rule = config.rules.rules[i];
-    if ((rule.directions & direction) == 0 || port < rule.first_port ||
-        port > rule.last_port || !HasPrefix(peer, rule)) {
-      continue;
-    }
+    if (!Fits(rule, peer, port, accepted)) continue;
     if (rule.sets_lanes && !lanes) {
       lanes = true;
       terms.shm = rule.shm;
@@ -248,6 +344,34 @@ Terms TermsFor(const Config& config, const std::uint8_t* peer,
   if (never) terms.shm = terms.rdma = false;
   if (config.no_rdma) terms.rdma = false;
   return terms;
+}
+
+Fabric FabricFor(const Config& config, const std::uint8_t* peer,
+                 std::uint16_t port, bool accepted) {
+  Fabric fabric;
+  // What the environment says holds before all rules.
+  if (config.ack_ms != 0) fabric.ack_ms = config.ack_ms;
+  if (config.retries != 0) fabric.retries = config.retries;
+  fabric.traffic_class = config.traffic_class;
+  std::uint16_t devices = config.devices;
+  bool ack = config.ack_ms != 0;
+  bool retries = config.retries != 0;
+  for (int i = 0; i < config.rules.count; ++i) {
+    const Rule& rule = config.rules.rules[i];
+    if (!Fits(rule, peer, port, accepted)) continue;
+    if (rule.ack_ms != 0 && !ack) {
+      ack = true;
+      fabric.ack_ms = rule.ack_ms;
+    }
+    if (rule.retries != 0 && !retries) {
+      retries = true;
+      fabric.retries = rule.retries;
+    }
+    if (fabric.traffic_class < 0) fabric.traffic_class = rule.traffic_class;
+    if (devices == 0) devices = rule.devices;
+  }
+  if (devices != 0) fabric.devices = config.rules.devices + devices;
+  return fabric;
 }
 
 }  // namespace rcsock::base

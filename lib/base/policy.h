@@ -14,6 +14,11 @@
 //                     stream, the own one of an accepted
 //   lanes=LANE+LANE   of shm, rdma; or tcp for none
 //   promote=eager|adaptive|never
+//   ack=MS retries=N tclass=N
+//                     of an RDMA lane: see Fabric
+//   devices=DEVICE+DEVICE
+//                     the RDMA devices of lanes: NAME, NAME:PORT, or with `-`
+//                     before it one that is left alone; NAME is a glob
 //   spin=N qps=N pinned=BYTES ring=BYTES
 //                     of the process: never beside dir, addr, port
 //
@@ -30,6 +35,30 @@ struct Terms {
   std::uint64_t promote_bytes = 0;
 };
 
+// How the device of a stream's RDMA lane is told to treat the network.
+struct Fabric {
+  // How long a queue pair waits for an acknowledgement before it sends again,
+  // and how often it sends again before the lane is dead.  Together about one
+  // second: a lane whose device or path has died gives its stream back to TCP
+  // before a person notices, and long before TCP itself gives up.  One lost
+  // packet costs 134 ms; seven in a row end the lane, and the stream looks for
+  // another.  A network that loses packets, or whose links come back after
+  // seconds, wants one second instead: there each false end of a lane costs
+  // more than a late one.
+  std::uint16_t ack_ms = 134;
+  std::uint8_t retries = 6;
+  // The traffic class of its packets; -1: what the stream's socket asks for.
+  std::int16_t traffic_class = -1;
+  // A list for MayUseDevice.
+  const char* devices = "";
+};
+constexpr std::uint64_t kMostAckMs = 8000;
+constexpr std::uint64_t kMostRetries = 7;
+constexpr std::uint64_t kMostTrafficClass = 255;
+// All different lists of devices of a program's rules take so many bytes at
+// most, each with one byte more.
+constexpr int kDeviceBytes = 512;
+
 struct Rule {
   enum : std::uint8_t { kIn = 1, kOut = 2 };
   std::uint8_t directions = kIn | kOut;
@@ -42,11 +71,18 @@ struct Rule {
   bool rdma = false;
   enum class Promote : std::uint8_t { kUnset, kEager, kAdaptive, kNever };
   Promote promote = Promote::kUnset;
+  std::uint16_t ack_ms = 0;         // 0: it does not say
+  std::uint8_t retries = 0;         // 0: it does not say
+  std::int16_t traffic_class = -1;  // -1: it does not say
+  std::uint16_t devices = 0;        // where in Rules::devices; 0: nowhere
 };
 constexpr int kMaxRules = 64;
 struct Rules {
   Rule rules[kMaxRules];
   int count = 0;
+  // Lists of devices, each with a zero behind it, from the second byte on.
+  char devices[kDeviceBytes] = {};
+  std::uint16_t devices_end = 1;
   // Settings of the process that a rule made.
   bool sets_spin = false;
   bool sets_qps = false;
@@ -64,9 +100,23 @@ struct Rules {
 bool ParseRules(const char* text, const char* program, const char* comm,
                 Rules* rules);
 
+// Keeps a list of devices with the rules, and returns where.  0: it is none, or
+// there is no room for it.
+std::uint16_t AddDevices(const char* begin, const char* end, Rules* rules);
+// Whether `entry` can stand in a list of devices.
+bool IsDevice(const char* entry);
+// Whether a list allows a device's port.  What an entry with `-` names is not
+// allowed; of other entries one has to name it, unless there is none.  An empty
+// list allows every device.
+bool MayUseDevice(const char* devices, const char* name, unsigned port);
+
 // `peer`: 16 bytes, IPv6 form; `port`: the service's.
 Terms TermsFor(const Config& config, const std::uint8_t* peer,
                std::uint16_t port, bool accepted);
+// For an RDMA lane of the same stream.  Its list of devices lives as long as
+// `config`.
+Fabric FabricFor(const Config& config, const std::uint8_t* peer,
+                 std::uint16_t port, bool accepted);
 
 }  // namespace rcsock::base
 

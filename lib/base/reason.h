@@ -52,7 +52,9 @@ namespace rcsock::base {
   X(kPending, "pending", "still looking for the peer at the end")             \
   X(kNotProven, "not_proven", "no proof that the peer has the connection")    \
   X(kSharedMemory, "shared_memory",                                           \
-    "the limit of rings in shared memory is reached")
+    "the limit of rings in shared memory is reached")                         \
+  X(kDeviceLeftAlone, "device_left_alone",                                    \
+    "the configuration leaves its RDMA device alone")
 
 enum class Reason : std::uint8_t {
 #define X(id, key, text) id,

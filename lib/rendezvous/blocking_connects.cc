@@ -25,14 +25,16 @@ struct BlockingConnects::Call {
   std::uint64_t number;
   rdma_cm_id* id;
   ReqBytes req;
+  rdma_conn_param parameters;
 };
 
 void* BlockingConnects::Thread(void* argument) {
   ::pthread_setname_np(::pthread_self(), "rcsock-connect");
   base::tls_internal = true;
   const std::unique_ptr<Call> call(static_cast<Call*>(argument));
-  rdma_conn_param parameters =
-      ConnectParameters(call->req.data(), call->req.size());
+  // Its private data is the call's own copy.
+  rdma_conn_param parameters = call->parameters;
+  parameters.private_data = call->req.data();
   const int error =
       verbs::calls.rdma_connect(call->id, &parameters) == 0 ? 0 : errno;
   Core* core = call->core;  // is never destroyed
@@ -71,7 +73,8 @@ int BlockingConnects::Start(const Address& peer,
 int BlockingConnects::Run(Entry entry) {
   const std::uint64_t number = ++last_;
   auto call = std::make_unique<Call>(
-      Call{core_, number, entry.connection->id(), entry.req});
+      Call{core_, number, entry.connection->id(), entry.req,
+           entry.connection->Parameters(entry.req.data(), entry.req.size())});
   // It can report only after this turn, when its entry is there.
   const int error = base::StartHelper(&Thread, call.get());
   if (error != 0) return error;

@@ -19,8 +19,6 @@ using boost::asio::posix::stream_descriptor;
 using boost::system::error_code;
 
 constexpr int kEventsPerTurn = 64;
-// Not 7, which rxe takes for "without end", as all do for RNR.
-constexpr std::uint8_t kRetries = 6;
 // A lane has receives for all that its peer may send, so a peer that finds none
 // has a broken end before it.  At 20 ms each (verbs::SetRnrTimer), that end is
 // given up after 120 ms, and the stream goes on over TCP.
@@ -142,14 +140,15 @@ void Cm::OnReadable() {
   }
 }
 
-rdma_conn_param ConnectParameters(const void* data, std::size_t length) {
+rdma_conn_param ConnectParameters(const void* data, std::size_t length,
+                                  std::uint8_t retries) {
   rdma_conn_param parameters{};
   parameters.private_data = data;
   parameters.private_data_len = static_cast<std::uint8_t>(length);
   // No atomics are used; iWARP devices want one of each.
   parameters.responder_resources = 1;
   parameters.initiator_depth = 1;
-  parameters.retry_count = kRetries;
+  parameters.retry_count = retries;
   parameters.rnr_retry_count = kRnrRetries;
   return parameters;
 }

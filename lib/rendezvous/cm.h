@@ -61,8 +61,11 @@ class Cm : public std::enable_shared_from_this<Cm> {
   std::unique_ptr<boost::asio::posix::stream_descriptor> descriptor_;
 };
 
-// Of an rdma_connect or rdma_accept with private data.
-rdma_conn_param ConnectParameters(const void* data, std::size_t length);
+// Of an rdma_connect or rdma_accept with private data.  `retries`: how often
+// the lanes of both ends send again, as the connecting end says it; the
+// accepting end's is not looked at.
+rdma_conn_param ConnectParameters(const void* data, std::size_t length,
+                                  std::uint8_t retries);
 
 std::uint32_t ScopeOf(const sockaddr_storage& from);
 

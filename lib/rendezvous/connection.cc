@@ -11,12 +11,17 @@
 namespace rcsock::rendezvous {
 namespace {
 
-// 4.096 us * 2^15 for each of up to seven tries: a peer that has gone is
-// noticed within a second or two, while the anchor still works.
-constexpr std::uint8_t kAckTimeout = 15;
+// A queue pair's time-out is 4.096 us * 2^n: the smallest n that is not below
+// `ms`.
+std::uint8_t AckTimeout(std::uint16_t ms) {
+  constexpr std::uint64_t kUnitNs = 4096;
+  std::uint8_t n = 0;
+  while (kUnitNs << n < std::uint64_t{ms} * 1'000'000) ++n;
+  return n;
+}
 
-void SetAckTimeout(rdma_cm_id* id) {
-  std::uint8_t timeout = kAckTimeout;
+void SetAckTimeout(rdma_cm_id* id, std::uint16_t ms) {
+  std::uint8_t timeout = AckTimeout(ms);
   // Not every kernel and transport takes it.
   verbs::calls.rdma_set_option(id, RDMA_OPTION_ID, RDMA_OPTION_ID_ACK_TIMEOUT,
                                &timeout, sizeof timeout);
@@ -89,7 +94,16 @@ void Connection::End() {
 void Connection::SetId(verbs::Id id) {
   id_ = std::move(id);
   id_->context = static_cast<CmOwner*>(this);
-  SetAckTimeout(id_.get());
+  SetAckTimeout(id_.get(), fabric_.ack_ms);
+}
+
+rdma_conn_param Connection::Parameters(const void* data,
+                                       std::size_t length) const {
+  // Soft-RoCE takes 7 for "without end", as all devices do for RNR.
+  constexpr std::uint8_t kMostOfRxe = 6;
+  std::uint8_t retries = fabric_.retries;
+  if (retries > kMostOfRxe && IsRxe(id_->verbs)) retries = kMostOfRxe;
+  return ConnectParameters(data, length, retries);
 }
 
 bool Connection::MakeLane(int bell, void* cookie, base::Reason* why) {
@@ -167,7 +181,19 @@ void Connection::OnCm(const CmEvent& event) {
       if (Rdma* rdma = core_->rdma()) rdma->EndIfGone(this);
       return;
     case RDMA_CM_EVENT_ADDR_CHANGE:
+      // The hardware address of this end has moved: a bond has failed over.
       return Lost(base::Reason::kDeviceLost);
+    case RDMA_CM_EVENT_ESTABLISHED:
+      established_ = true;
+      break;
+    case RDMA_CM_EVENT_UNREACHABLE:
+      // After the handshake (since Linux 6.0): the peer's hardware address has
+      // moved.  The queue pair goes on sending to the old one, and would find
+      // out by its retries.  An accepting end whose lane is in use may not have
+      // heard the last packet of its handshake: to that end UNREACHABLE says
+      // nothing of the lane.
+      if (established_) return Lost(base::Reason::kLaneError);
+      break;
     case RDMA_CM_EVENT_TIMEWAIT_EXIT:
       return;
     default:

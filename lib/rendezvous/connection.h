@@ -5,6 +5,7 @@
 #include <memory>
 #include <utility>
 
+#include "lib/base/policy.h"
 #include "lib/lane/rdma/rdma_lane.h"
 #include "lib/rendezvous/cm.h"
 #include "lib/rendezvous/device.h"
@@ -21,13 +22,15 @@ class RdmaMeeting;
 class Connection : public CmOwner,
                    public std::enable_shared_from_this<Connection> {
  public:
-  Connection(Core* core, RdmaMeeting* meeting)
-      : core_(core), meeting_(meeting) {}
+  Connection(Core* core, RdmaMeeting* meeting, const base::Fabric& fabric)
+      : core_(core), meeting_(meeting), fabric_(fabric) {}
   ~Connection() override;
 
   rdma_cm_id* id() const { return id_.get(); }
   lane::rdma::RdmaLane* lane() const { return lane_; }
   void SetId(verbs::Id id);
+  // For the id's rdma_connect or rdma_accept.
+  rdma_conn_param Parameters(const void* data, std::size_t length) const;
   // A lane on the id, whose completions have `cookie`.  False: *why.
   bool MakeLane(int bell, void* cookie, base::Reason* why);
   // rdma_connect or rdma_accept has been called; its outcome is known.
@@ -75,12 +78,14 @@ class Connection : public CmOwner,
 
   Core* const core_;
   RdmaMeeting* meeting_;
+  const base::Fabric fabric_;
   std::shared_ptr<Device> device_;
   verbs::Id id_;
   std::unique_ptr<lane::Lane> held_;  // while no stream has it
   lane::rdma::RdmaLane* lane_ = nullptr;
   bool handshake_ = false;
   bool connected_ = false;
+  bool established_ = false;  // rdma_cm has said so
   bool turn_ = false;
   lane::Source* drained_ = nullptr;  // counted with the conductor's sources
   std::atomic<bool> returned_{false};

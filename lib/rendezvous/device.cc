@@ -29,6 +29,12 @@ bool ConnectBlocks(ibv_context* context) {
          attr.vendor_id == kErdma;
 }
 
+bool IsRxe(ibv_context* context) {
+  constexpr std::uint32_t kRxe = 0xffffff;
+  ibv_device_attr attr;
+  return !verbs::Query(context, &attr, nullptr) || attr.vendor_id == kRxe;
+}
+
 base::Reason VerbsReason(const verbs::Error& error) {
   switch (error.code) {
     case EMFILE:
@@ -163,6 +169,9 @@ void Device::Lose() {
 }
 
 void Device::OnCm(const CmEvent& event) {
+  // The keeper's own address may move to another device (ADDR_CHANGE).  The
+  // keeper stays bound to this device, and that is all it is for: to keep the
+  // context, and to hear that the device goes.
   if (event.type == RDMA_CM_EVENT_DEVICE_REMOVAL) Lose();
 }
 
@@ -215,12 +224,31 @@ void Device::OnAsync() {
         rdma->LosePort(context(), event.element.port_num,
                        base::Reason::kDeviceLost);
         break;
+      case IBV_EVENT_LID_CHANGE:
+        // The subnet manager has renamed the port.  The peers' queue pairs send
+        // to its old name: their packets come here no more.
+        rdma->LosePort(context(), event.element.port_num,
+                       base::Reason::kDeviceLost);
+        break;
+      case IBV_EVENT_GID_CHANGE:
+      case IBV_EVENT_PORT_ACTIVE:
+        // An address may have come, gone, or moved to another device (a bond
+        // without RoCE LAG that fails over).  A queue pair whose address has
+        // gone sends packets that nobody answers, until its retries end.  While
+        // the port was down nothing was told.
+        rdma->AddressesMayHaveMoved();
+        break;
       case IBV_EVENT_CQ_ERR:
       case IBV_EVENT_SRQ_ERR:
       case IBV_EVENT_DEVICE_FATAL:
         Lose();
         break;
       default:
+        // SM_CHANGE and CLIENT_REREGISTER: another subnet manager asks for what
+        // clients have registered with it.  Lanes register nothing, and their
+        // queue pairs know their paths.  PKEY_CHANGE comes with every sweep of
+        // some subnet managers: a lane that has lost its partition ends by its
+        // retries.
         break;
     }
   }

@@ -61,6 +61,9 @@ class Device : public CmOwner, public std::enable_shared_from_this<Device> {
 // Whether rdma_connect on this device does not return before the peer answers.
 bool ConnectBlocks(ibv_context* context);
 
+// Soft-RoCE, or a device that does not say what it is.
+bool IsRxe(ibv_context* context);
+
 // What a failed call means for a stream.
 base::Reason VerbsReason(const verbs::Error& error);
 void LogError(const verbs::Error& error);

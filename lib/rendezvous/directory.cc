@@ -59,6 +59,8 @@ std::unique_ptr<Listener> Listener::Make(Rdma* rdma, Directory* directory,
   return listener;
 }
 
+Listener::~Listener() { rdma_->DropHeldOf(this); }
+
 std::uint16_t Listener::port() const {
   return ntohs(verbs::calls.rdma_get_src_port(id_.get()));
 }
@@ -83,6 +85,12 @@ bool Listener::Deaf() const {
 void Listener::OnCm(const CmEvent& event) {
   if (event.type == RDMA_CM_EVENT_DEVICE_REMOVAL) {
     return rdma_->LoseDevice(event.id->verbs);  // and this with it
+  }
+  if (event.type == RDMA_CM_EVENT_ADDR_CHANGE && event.id == id_.get()) {
+    // A bond has failed over: this id still has the old hardware address, or
+    // the old device.
+    stale_ = true;
+    return rdma_->AddressesMayHaveMoved();
   }
   // What a request that is held inherits.
   if (event.id != id_.get()) rdma_->DropHeld(event.id);
@@ -222,7 +230,10 @@ bool Directory::Listen() {
 }
 
 void Directory::MendHearing() {
-  if (!owner() || !listener_->Deaf()) return;
+  if (owner() && !listener_->Hears()) ListenAnew();
+}
+
+void Directory::ListenAnew() {
   RCSOCK_LOG(1, "RDMA port %u was no longer listened to", port_);
   listener_.reset();
   if (Listen()) return;

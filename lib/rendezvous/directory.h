@@ -27,14 +27,22 @@ class Listener : public CmOwner {
                                         verbs::Error* error);
   Listener(Rdma* rdma, Directory* directory)
       : rdma_(rdma), directory_(directory) {}
+  ~Listener() override;
 
   std::uint16_t port() const;
+  const Address& address() const { return address_; }
+  std::uint32_t scope() const { return scope_; }
   const rdma_cm_id* id() const { return id_.get(); }
   ibv_context* context() const { return id_->verbs; }
   // The kernel no longer listens.  siw and erdma end a listener, without a
   // word, when a connection ends that they have not accepted yet: who looks for
   // open ports makes such.
   bool Deaf() const;
+  // Its address has moved, or has gone: a new listener is needed.
+  void SetStale() { stale_ = true; }
+  bool stale() const { return stale_; }
+  // Who connects to its port is heard.
+  bool Hears() const { return !stale_ && !Deaf(); }
   // Null: it is no directory's.
   Directory* directory() const { return directory_; }
   void OnCm(const CmEvent& event) override;
@@ -45,6 +53,7 @@ class Listener : public CmOwner {
   Directory* const directory_;
   Address address_{};
   std::uint32_t scope_ = 0;
+  bool stale_ = false;
   verbs::Id id_;
 };
 
@@ -76,6 +85,10 @@ class Directory : public ChannelOwner,
   bool owner() const { return state_ == State::kOwner; }
   // If it is, but nobody who connects there is heard any more: listens anew.
   void MendHearing();
+  // Of an owner; null: it is none.
+  Listener* listener() const { return listener_.get(); }
+  // An owner listens at its port once more, where its address leads now.
+  void ListenAnew();
   // Registered with whoever holds it.
   bool member() const { return state_ == State::kMember; }
 

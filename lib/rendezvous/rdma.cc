@@ -67,6 +67,7 @@ Rdma::Rdma(Core* core, std::shared_ptr<Cm> cm)
       cm_(std::move(cm)),
       key_(MakeClusterKey(base::GetConfig().key, base::GetConfig().key_size)),
       held_timer_(core->io),
+      address_timer_(core->io),
       connects_(core),
       ends_(core),
       lane_ends_(core) {}
@@ -75,6 +76,7 @@ Rdma::~Rdma() = default;
 
 void Rdma::Close() {
   held_timer_.cancel();
+  address_timer_.cancel();
   held_.clear();
   for (auto& [key, directory] : directories_) directory->Close();
   directories_.clear();
@@ -157,8 +159,8 @@ void Rdma::Forget(Device* device) {
                 [device](const auto& known) { return known.get() == device; });
 }
 
-template <typename F>
-void Rdma::LoseIf(F lost, base::Reason why) {
+void Rdma::LoseIf(const std::function<bool(const rdma_cm_id*)>& lost,
+                  base::Reason why) {
   std::vector<std::shared_ptr<Connection>> all;
   for (Connection* connection : connections_) {
     if (lost(connection->id())) all.push_back(connection->shared_from_this());
@@ -260,7 +262,7 @@ Listener* Rdma::OwnListener(const Address& address, std::uint32_t scope,
   const Address key = Scoped(address, scope);
   auto it = own_.find(key);
   if (it != own_.end()) {
-    if (!it->second->Deaf()) return it->second.get();
+    if (it->second->Hears()) return it->second.get();
     // Others have been told its port.
     CloseDirectories(key);
     own_.erase(it);
@@ -380,6 +382,12 @@ void Rdma::Answer(const Tuple& tuple, std::uint16_t port) {
 
 void Rdma::DropHeld(const rdma_cm_id* id) {
   std::erase_if(held_, [id](const Held& held) { return held.id.get() == id; });
+}
+
+void Rdma::DropHeldOf(const Listener* listener) {
+  std::erase_if(held_, [listener](const Held& held) {
+    return held.id->context == static_cast<const CmOwner*>(listener);
+  });
 }
 
 void Rdma::WaitHeld() {

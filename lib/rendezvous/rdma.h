@@ -4,6 +4,7 @@
 #include <boost/asio/steady_timer.hpp>
 #include <chrono>
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <set>
@@ -61,6 +62,11 @@ class Rdma {
   void LoseQp(const ibv_context* context, std::uint32_t qp_num,
               base::Reason why);
   void LastWqeReached(const ibv_context* context, std::uint32_t qp_num);
+  // An address of a device may have gone, or lead to another device.  Soon
+  // after it, and for two seconds while an address leads nowhere: lanes end
+  // whose address has left their device; listeners go where theirs leads now,
+  // at the ports that others know.
+  void AddressesMayHaveMoved();
   void Add(Connection* connection) { connections_.insert(connection); }
   void Remove(Connection* connection) { connections_.erase(connection); }
 
@@ -96,6 +102,9 @@ class Rdma {
   // `port`: answers the REQ that is held for it, if any.
   void Answer(const Tuple& tuple, std::uint16_t port);
   void DropHeld(const rdma_cm_id* id);
+  // Those that have come to this listener, which is about to go: their events
+  // would.
+  void DropHeldOf(const Listener* listener);
   // Until a stream waits again: what is asked here is refused, and the ports
   // are others' to take.
   void StopListening();
@@ -126,9 +135,23 @@ class Rdma {
     Req req;
     std::chrono::steady_clock::time_point until;
   };
-  template <typename F>
-  void LoseIf(F lost, base::Reason why);
+  void LoseIf(const std::function<bool(const rdma_cm_id*)>& lost,
+              base::Reason why);
   void CloseDirectories(const Address& address);
+  void WaitToLook(std::chrono::milliseconds pause);
+  void LookAtAddresses();
+  // Where an address leads to now.
+  struct Place {
+    // Null: nowhere, or (unknown) it could not be asked.
+    ibv_context* context = nullptr;
+    int port = 0;
+    bool unknown = false;
+    bool Is(const rdma_cm_id* id) const {
+      return id->verbs == context &&
+             (id->port_num == port || id->port_num == 0);
+    }
+  };
+  Place PlaceOf(const Address& address, std::uint32_t scope);
   void WaitHeld();
   void OnHeldTimer();
   RdmaMeeting* Waiting(const Tuple& tuple);
@@ -146,6 +169,9 @@ class Rdma {
   std::deque<Held> held_;
   boost::asio::steady_timer held_timer_;
   bool held_waiting_ = false;
+  boost::asio::steady_timer address_timer_;
+  int address_looks_ = 0;
+  bool address_waiting_ = false;
   std::set<stream::Nonce> used_;
   std::deque<stream::Nonce> used_order_;
   int connecting_ = 0;

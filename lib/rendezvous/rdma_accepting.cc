@@ -44,6 +44,11 @@ void RdmaMeeting::OnRequest(verbs::Id id, const Req& req) {
       (state_ != State::kWaiting && Earlier(req.epoch, epoch_))) {
     return rdma_->Reject(std::move(id), req.nonce, {RejCode::kRefused, 0});
   }
+  // An address that has moved may lead to a device that is left alone.
+  if (!MayUse(id.get())) {
+    rdma_->Reject(std::move(id), req.nonce, {RejCode::kRefused, 0});
+    return Fail(base::Reason::kDeviceLeftAlone, true);
+  }
   // Each one costs a QP and its memory, whoever sends it.
   if (++requests_ > kMostRequests) {
     return rdma_->Reject(std::move(id), req.nonce, {RejCode::kLater, 0});
@@ -63,7 +68,7 @@ void RdmaMeeting::OnRequest(verbs::Id id, const Req& req) {
   }
   epoch_ = req.epoch;
   peers_ = req.nonce;
-  connection_ = std::make_shared<Connection>(core_, this);
+  connection_ = std::make_shared<Connection>(core_, this, fabric_);
   connection_->SetId(std::move(id));
   cookie_ = rdma_->NewCookie(this);
   base::Reason why;
@@ -97,7 +102,7 @@ void RdmaMeeting::SendRep() {
       {epoch_, session_->nonce(), connection_->lane()->offer(), adopted_},
       session_->tuple(), peers_, rdma_->key());
   AgreeOnReady();
-  rdma_conn_param parameters = ConnectParameters(rep.data(), rep.size());
+  rdma_conn_param parameters = connection_->Parameters(rep.data(), rep.size());
   if (verbs::calls.rdma_accept(connection_->id(), &parameters) != 0) {
     const verbs::Error error = {"rdma_accept", errno, {}};
     LogError(error);

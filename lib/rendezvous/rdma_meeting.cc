@@ -58,10 +58,8 @@ bool GivenUp(const CmEvent& event) {
   return event.type == RDMA_CM_EVENT_REJECTED && event.status == kIbGivenUp;
 }
 
-// (0 is left alone: then an administrator's default holds, of rdma_cm's
-// configfs.  A transport may refuse it.)
+// A transport may refuse it.
 void SetTrafficClass(rdma_cm_id* id, std::uint8_t value) {
-  if (value == 0) return;
   verbs::calls.rdma_set_option(id, RDMA_OPTION_ID, RDMA_OPTION_ID_TOS, &value,
                                sizeof value);
 }
@@ -82,6 +80,9 @@ void RdmaMeeting::Begin(const Address& local, std::uint32_t scope,
   scope_ = scope;
   peer_ = peer;
   peer_port_ = peer_port;
+  const bool accepted = session_->role() == stream::Role::kAcceptor;
+  fabric_ = base::FabricFor(base::GetConfig(), peer_.data(),
+                            session_->tuple().s_port, accepted);
   base::Reason why;
   rdma_ = core_->GetRdma(&why);
   if (rdma_ == nullptr) {
@@ -95,6 +96,16 @@ void RdmaMeeting::Begin(const Address& local, std::uint32_t scope,
     give_up_ = {};
     state_ = State::kPausing;
     return StartTimer(kPlainLimit);
+  }
+  if (*fabric_.devices != '\0') {
+    // A device that is left alone gets no listener either.
+    verbs::Error error;
+    const verbs::Id id = rdma_->cm()->Bind(nullptr, local_, scope_, 0, &error);
+    if (id == nullptr) {
+      LogError(error);
+      return Fail(VerbsReason(error), false);
+    }
+    if (!MayUse(id.get())) return Fail(base::Reason::kDeviceLeftAlone, true);
   }
   directory_ =
       rdma_->DirectoryOf(local_, scope_, session_->tuple().s_port, &why);
@@ -177,7 +188,7 @@ void RdmaMeeting::Connect(std::uint16_t port) {
   StartTimer(kConnectLimit);
   if (connection_ != nullptr) turn_ = connection_->TakeTurn();
   LeaveConnection();
-  connection_ = std::make_shared<Connection>(core_, this);
+  connection_ = std::make_shared<Connection>(core_, this, fabric_);
   if (std::exchange(turn_, false)) connection_->SetTurn();
   verbs::Error error;
   verbs::Id id =
@@ -186,13 +197,21 @@ void RdmaMeeting::Connect(std::uint16_t port) {
     LogError(error);
     return Fail(VerbsReason(error), false);
   }
+  if (!MayUse(id.get())) return Fail(base::Reason::kDeviceLeftAlone, true);
   port_ = port != 0 ? port : Rdma::ServicePort(id->verbs, peer_port_);
   if (asks_ + 1 < kMostAsks && core_->silent.Answers(peer_, peer_port_)) {
     asks_again_ = true;
     answer_limit_ = ConnectBlocks(id->verbs) ? kTcpAnswerLimit : kAnswerLimit;
     StartTimer(answer_limit_);
   }
-  SetTrafficClass(id.get(), session_->seeker()->TrafficClass(IsMapped(local_)));
+  if (fabric_.traffic_class >= 0) {
+    // The administrator's word for RDMA; the socket's is for TCP.
+    SetTrafficClass(id.get(), static_cast<std::uint8_t>(fabric_.traffic_class));
+  } else if (const std::uint8_t asked =
+                 session_->seeker()->TrafficClass(IsMapped(local_))) {
+    // If nothing is asked for, the default in rdma_cm's configfs holds.
+    SetTrafficClass(id.get(), asked);
+  }
   rdma_cm_id* raw = id.get();
   connection_->SetId(std::move(id));
   sockaddr_storage peer = ToSockaddr(peer_, scope_, port_);
@@ -202,6 +221,11 @@ void RdmaMeeting::Connect(std::uint16_t port) {
     LogError(error);
     Fail(VerbsReason(error), false);
   }
+}
+
+bool RdmaMeeting::MayUse(const rdma_cm_id* id) const {
+  return base::MayUseDevice(fabric_.devices, id->verbs->device->name,
+                            id->port_num);
 }
 
 void RdmaMeeting::OnCm(const CmEvent& event) {
@@ -338,7 +362,7 @@ void RdmaMeeting::SendReq() {
     }
     return;
   }
-  rdma_conn_param parameters = ConnectParameters(req.data(), req.size());
+  rdma_conn_param parameters = connection_->Parameters(req.data(), req.size());
   if (verbs::calls.rdma_connect(connection_->id(), &parameters) != 0) {
     return ConnectFailed({"rdma_connect", errno, {}});
   }

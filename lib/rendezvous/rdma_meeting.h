@@ -66,6 +66,8 @@ class RdmaMeeting : public std::enable_shared_from_this<RdmaMeeting> {
 
   void Queue();
   void TakePlace();
+  // Whether the configuration allows the device that `id` is bound to.
+  bool MayUse(const rdma_cm_id* id) const;
   void Connect(std::uint16_t port);
   void TryAgain(base::Reason if_late);
   void AskAgain();
@@ -98,6 +100,7 @@ class RdmaMeeting : public std::enable_shared_from_this<RdmaMeeting> {
   std::uint32_t scope_ = 0;
   Address peer_{};
   std::uint16_t peer_port_ = 0;
+  base::Fabric fabric_;
   Timer timer_;
   Timer nudge_timer_;
   std::chrono::milliseconds nudge_pause_;

@@ -28,9 +28,11 @@ struct Peer {
 class Policy : public testing::Test {
  protected:
   void TearDown() override {
-    for (const char* name : {"RCSOCK_RULES", "RCSOCK_LANES", "RCSOCK_SPIN_US",
-                             "RCSOCK_PROMOTE_OPS", "RCSOCK_PROMOTE_BYTES",
-                             "RCSOCK_MAX_QPS", "RCSOCK_RDMA_PORT"}) {
+    for (const char* name :
+         {"RCSOCK_RULES", "RCSOCK_LANES", "RCSOCK_SPIN_US",
+          "RCSOCK_PROMOTE_OPS", "RCSOCK_PROMOTE_BYTES", "RCSOCK_MAX_QPS",
+          "RCSOCK_RDMA_PORT", "RCSOCK_ACK_TIMEOUT_MS", "RCSOCK_ACK_RETRIES",
+          "RCSOCK_TRAFFIC_CLASS", "RCSOCK_DEVICES"}) {
       ::unsetenv(name);
     }
     LoadConfig();
@@ -46,6 +48,17 @@ class Policy : public testing::Test {
     const Terms terms = TermsFor(config, peer.bytes, port, accepted);
     return std::string(terms.shm ? "s" : "") + (terms.rdma ? "r" : "") +
            (terms.promote_ops == 1 ? "!" : "");
+  }
+  // "ack retries class devices"
+  static std::string Lane(const Config& of, const Peer& peer,
+                          std::uint16_t port, bool accepted) {
+    const Fabric fabric = FabricFor(of, peer.bytes, port, accepted);
+    return std::to_string(fabric.ack_ms) + " " +
+           std::to_string(fabric.retries) + " " +
+           std::to_string(fabric.traffic_class) + " " + fabric.devices;
+  }
+  static std::string Lane(const Peer& peer, std::uint16_t port, bool accepted) {
+    return Lane(config, peer, port, accepted);
   }
   static inline Config config;
 };
@@ -110,6 +123,124 @@ TEST_F(Policy, Programs) {
   EXPECT_EQ(65536u, config.rules.max_ring);
 }
 
+TEST_F(Policy, FabricOfEachStream) {
+  ASSERT_TRUE(Load(""));
+  EXPECT_EQ("134 6 -1 ", Lane({10, 0, 0, 1}, 80, false));
+  ASSERT_TRUE(
+      Load("port=80-80,ack=1000;dir=in,retries=7,devices=a;"
+           "tclass=0;ack=8000,retries=1,tclass=255,devices=b:2+-c*"));
+  EXPECT_EQ("1000 1 0 b:2+-c*", Lane({10, 0, 0, 1}, 80, false));
+  EXPECT_EQ("8000 7 0 a", Lane({10, 0, 0, 1}, 81, true));
+  // A setting of another kind alone makes a rule of lanes, too.
+  EXPECT_EQ("sr", Lanes({10, 0, 0, 1}, 80, false));
+  // Another program's.
+  ASSERT_TRUE(Load("prog=other,ack=5,devices=x"));
+  EXPECT_EQ("134 6 -1 ", Lane({10, 0, 0, 1}, 80, false));
+}
+
+TEST_F(Policy, DevicesOfAList) {
+  struct Case {
+    const char* list;
+    const char* allowed;  // of a:1 a:2 b:1 ab:1
+  };
+  for (const auto& [list, allowed] : {
+           Case{"", "a1 a2 b1 ab1 "},
+           Case{"a", "a1 a2 "},
+           Case{"a:2", "a2 "},
+           Case{"a*", "a1 a2 ab1 "},
+           Case{"-a", "b1 ab1 "},
+           Case{"-a:1", "a2 b1 ab1 "},
+           Case{"-a*", "b1 "},
+           Case{"a*+-ab", "a1 a2 "},
+           Case{"-ab+a*", "a1 a2 "},
+           Case{"?:1", "a1 b1 "},
+           Case{"a:2+b:1", "a2 b1 "},
+           Case{"-*", ""},
+           Case{"none", ""},
+       }) {
+    std::string found;
+    for (const char* device : {"a", "b", "ab"}) {
+      for (const unsigned port : {1u, 2u}) {
+        if (port == 2 && *device != 'a') continue;
+        if (port == 2 && device[1] != '\0') continue;
+        if (MayUseDevice(list, device, port)) {
+          found += device + std::to_string(port) + " ";
+        }
+      }
+    }
+    EXPECT_EQ(allowed, found) << list;
+  }
+}
+
+TEST_F(Policy, ListsOfDevicesHaveABound) {
+  const std::string longest(63, 'x');
+  const std::string one = "devices=" + longest;
+  EXPECT_TRUE(Load(one));
+  EXPECT_FALSE(Load(one + "x"));
+  // Seven lists of 63 bytes fit, and one of 62.  A list that is there already
+  // takes no room.
+  std::string all;
+  for (int i = 0; i < 7; ++i) {
+    all += "devices=" + std::to_string(i) + longest.substr(1) + ";";
+  }
+  EXPECT_TRUE(Load(all + all + "devices=" + longest.substr(1)));
+  EXPECT_FALSE(Load(all + one));
+}
+
+TEST_F(Policy, FabricOfTheEnvironmentOverrides) {
+  ::setenv("RCSOCK_RULES", "ack=1000,retries=2,tclass=3,devices=a", 1);
+  LoadConfig();
+  const Peer peer(10, 0, 0, 1);
+  EXPECT_EQ("1000 2 3 a", Lane(GetConfig(), peer, 80, true));
+  ::setenv("RCSOCK_ACK_TIMEOUT_MS", "8000", 1);
+  ::setenv("RCSOCK_ACK_RETRIES", "7", 1);
+  ::setenv("RCSOCK_TRAFFIC_CLASS", "0", 1);
+  ::setenv("RCSOCK_DEVICES", "mlx5_0,mlx5_1:1,-irdma*", 1);
+  LoadConfig();
+  EXPECT_EQ("8000 7 0 mlx5_0+mlx5_1:1+-irdma*",
+            Lane(GetConfig(), peer, 80, true));
+  EXPECT_TRUE(TermsFor(GetConfig(), peer.bytes, 80, true).rdma);
+}
+
+// What is no number, or out of range, changes nothing.
+TEST_F(Policy, FabricNumbersOfTheEnvironment) {
+  for (const char* wrong : {"", "x", "-1", "0x10", "8001", "1s", "134 "}) {
+    for (const char* name : {"RCSOCK_ACK_TIMEOUT_MS", "RCSOCK_ACK_RETRIES",
+                             "RCSOCK_TRAFFIC_CLASS"}) {
+      ::setenv(name, wrong, 1);
+    }
+    LoadConfig();
+    EXPECT_EQ("134 6 -1 ", Lane(GetConfig(), {10, 0, 0, 1}, 80, true)) << wrong;
+  }
+  ::setenv("RCSOCK_ACK_TIMEOUT_MS", "0", 1);
+  ::setenv("RCSOCK_ACK_RETRIES", "8", 1);
+  ::setenv("RCSOCK_TRAFFIC_CLASS", "256", 1);
+  LoadConfig();
+  EXPECT_EQ("134 6 -1 ", Lane(GetConfig(), {10, 0, 0, 1}, 80, true));
+}
+
+// A device that was to be left alone is not used because of a slip.
+TEST_F(Policy, MalformedDevicesInTheEnvironmentMeanNoRdma) {
+  const std::string huge(600, 'x');
+  for (const std::string& wrong :
+       {std::string("mlx5 0"), std::string("mlx5_0,"), std::string(",mlx5_0"),
+        std::string("-"), std::string("mlx5_0:0"), std::string("mlx5_0:256"),
+        std::string("mlx5_0:"), std::string("mlx5_0:1:2"),
+        std::string("mlx5_0+mlx5_1"), std::string("a/b"), std::string("[a]"),
+        std::string("a;b"), std::string("a=b"), std::string("\xc3\xa4"),
+        huge}) {
+    ::setenv("RCSOCK_DEVICES", wrong.c_str(), 1);
+    LoadConfig();
+    const Terms terms =
+        TermsFor(GetConfig(), Peer(10, 0, 0, 1).bytes, 80, true);
+    EXPECT_TRUE(terms.shm) << wrong;
+    EXPECT_FALSE(terms.rdma) << wrong;
+  }
+  ::setenv("RCSOCK_DEVICES", "", 1);
+  LoadConfig();
+  EXPECT_TRUE(TermsFor(GetConfig(), Peer(10, 0, 0, 1).bytes, 80, true).rdma);
+}
+
 TEST_F(Policy, Malformed) {
   for (const char* bad : {"x=1",
                           "lanes",
@@ -132,6 +263,22 @@ TEST_F(Policy, Malformed) {
                           "dir=in,ring=65536",
                           "dir=in,spin=1",
                           "port=1-2,qps=1",
+                          "ack=0",
+                          "ack=8001",
+                          "ack=1s",
+                          "ack=",
+                          "retries=0",
+                          "retries=8",
+                          "tclass=256",
+                          "tclass=-1",
+                          "devices=",
+                          "devices=+a",
+                          "devices=a+",
+                          "devices=a++b",
+                          "devices=a b",
+                          "devices=a:0",
+                          "devices=-",
+                          "prog=other,devices=:1",
                           "lanes=tcp;x"}) {
     EXPECT_FALSE(Load(bad)) << bad;
     EXPECT_EQ(0, config.rules.count) << bad;

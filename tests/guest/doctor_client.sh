@@ -21,6 +21,17 @@ has "the shm loop" "^ok +shm lane +lane shm open"
 has "the route" "^ok +route +$PEER_IP is reached through $RDMA_DEV"
 has "the lane" "^ok +to $PEER_IP +lane rdma on $RDMA_DEV open .* 500 round trips verified"
 [[ $status == 0 ]] || { echo "FAILED: status $status"; failed=1; }
+case $RDMA_DEV in
+  siw*) has "its counters" "^note +$RDMA_DEV port 1 +its driver counts no lost packets" ;;
+  *) has "its counters" "^(ok|warn|note) +$RDMA_DEV port 1 +.*(0 RNR|since its driver was loaded)" ;;
+esac
+out=$(RCSOCK_DEVICES="-$RDMA_DEV:1" "$RCSOCK_TOOL" doctor "$PEER_IP" 2>&1)
+status=$?
+has "left alone" "^note +$RDMA_DEV +the configuration leaves it alone: streams over $RDMA_IP stay on TCP"
+has "left alone: why" "^BAD +to $PEER_IP +no lane: the configuration leaves its RDMA device alone \(device_left_alone\); TCP works"
+has "left alone: what helps" "mend: .devices. of the configuration"
+grep -q "two QPs" <<<"$out" && { echo "FAILED: left alone, and tried"; failed=1; }
+[[ $status == 1 ]] || { echo "FAILED: left alone: status $status"; failed=1; }
 out=$(ulimit -l 16 && "$RCSOCK_TOOL" doctor 2>&1)
 has "memlock" "^BAD +memlock +16 KiB"
 if [[ -n ${IN_GUEST:-} ]]; then

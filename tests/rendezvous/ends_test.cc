@@ -2,10 +2,7 @@
 // and an rdma_cm in memory, where to destroy an id takes as long as the test
 // says.
 
-#include <sched.h>
 #include <sys/eventfd.h>
-#include <sys/mount.h>
-#include <sys/stat.h>
 
 #include <atomic>
 #include <deque>
@@ -14,6 +11,7 @@
 
 #include "lib/base/config.h"
 #include "tests/lane/fake_verbs.h"
+#include "tests/rendezvous/pretend_device.h"
 #include "tests/rendezvous/util.h"
 
 namespace rcsock::rendezvous {
@@ -158,16 +156,6 @@ class FakeCm {
   std::atomic<bool> released_{false};
 };
 FakeCm* FakeCm::g_fake = nullptr;
-
-// Where the kernel knows no device, none is looked for.
-bool PretendThatThereIsADevice() {
-  return verbs::AnyDevice() ||
-         (::unshare(CLONE_NEWNS) == 0 &&
-          ::mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) == 0 &&
-          ::mount("none", "/sys/class", "tmpfs", 0, nullptr) == 0 &&
-          ::mkdir("/sys/class/infiniband_verbs", 0755) == 0 &&
-          ::mkdir("/sys/class/infiniband_verbs/uverbs0", 0755) == 0);
-}
 
 TEST(Ends, DeviceGoesAmidAHandshake) {
   if (::geteuid() != 0) GTEST_SKIP() << "not root";

@@ -315,6 +315,60 @@ TEST_F(RdmaTest, TwoDevices) {
   }));
 }
 
+// A lane that is idle hears of it by GID_CHANGE alone.  (iWARP has no GIDs of
+// addresses: there the kernel's or the card's TCP goes on.)
+TEST_F(RdmaTest, AddressThatGoesEndsItsLanes) {
+  if (std::getenv("IN_GUEST") == nullptr) GTEST_SKIP() << "not in a guest";
+  if (OnIwarp()) GTEST_SKIP() << "iWARP";
+  ExpectSuccess(Spawn([] {
+    const std::string netdev = std::getenv("RDMA_NETDEV");
+    const auto address = [&netdev](const char* what) {
+      ASSERT_EQ(std::system(("ip addr " + std::string(what) +
+                             " 10.79.0.1/24 dev " + netdev)
+                                .c_str()),
+                0);
+      // The table of GIDs follows.
+      ::usleep(500'000);
+    };
+    address("add");
+    Conductor* conductor = GetConductor();
+    sockaddr_in at{};
+    at.sin_family = AF_INET;
+    ASSERT_EQ(::inet_pton(AF_INET, "10.79.0.1", &at.sin_addr), 1);
+    const int listener = Listen(&at);
+    const auto accept = [listener] {
+      return AcceptorSeeker(
+          ::accept4(listener, nullptr, nullptr, SOCK_CLOEXEC));
+    };
+    // One over the device's other address notices nothing.
+    const TcpPair other = MakeDevicePair();
+    auto other_c = ConnectorSeeker(other.connector);
+    auto other_s = AcceptorSeeker(other.acceptor);
+    ASSERT_TRUE(Met(conductor, other_s, other_c));
+    for (int round = 0; round < 2; ++round) {
+      auto c = ConnectorSeeker(Connect(at));
+      auto s = accept();
+      ASSERT_TRUE(Met(conductor, s, c));
+      address("del");
+      ASSERT_TRUE(c->WaitLost());
+      ASSERT_TRUE(s->WaitLost());
+      EXPECT_EQ(c->lost, Reason::kDeviceLost);
+      EXPECT_EQ(s->lost, Reason::kDeviceLost);
+      conductor->ReturnLane(c, std::move(c->lane));
+      conductor->ReturnLane(s, std::move(s->lane));
+      // Its listeners hear again when it is back.
+      address("add");
+    }
+    EXPECT_EQ(other_c->lost, Reason::kNone);
+    EXPECT_EQ(other_s->lost, Reason::kNone);
+    SayThereAndBack(other_c.get(), other_s.get());
+    conductor->ReturnLane(other_c, std::move(other_c->lane));
+    conductor->ReturnLane(other_s, std::move(other_s->lane));
+    address("del");
+    ::close(listener);
+  }));
+}
+
 // librdmacm itself does not look, where there is none left, which have gone.
 TEST_F(RdmaTest, LastDeviceLeavesNothing) {
   if (std::getenv("IN_GUEST") == nullptr) GTEST_SKIP() << "not in a guest";

@@ -70,6 +70,19 @@ check "the rest" "max_pinned and what is outside of rules" \
     rules --config config.toml | grep -qE ';lanes=shm\+rdma,promote=adaptive,spin=50\|$' &&
     echo "max_pinned and what is outside of rules")"
 
+cat >config.toml <<'END'
+ack_timeout_ms = 1000
+[[rule]]
+port = 80
+ack_retries = 7
+traffic_class = 0x68
+devices = ["mlx5_0", "mlx5_1:1", "-irdma*"]
+END
+compiles "what an RDMA lane is told" \
+  "port=80-80,retries=7,devices=mlx5_0+mlx5_1:1+-irdma*,tclass=104;ack=1000"
+echo 'devices = "-*"' >config.toml
+compiles "one device" "devices=-*"
+
 # As in the environment.
 echo 'max_pinned = "64m"' >config.toml
 compiles "small letters" "pinned=67108864"
@@ -104,6 +117,16 @@ bad 'max_pinned' 'max_pinned = "-1"'
 bad 'max_ring' 'max_ring = "64X"'
 bad 'max_ring is at least .16K.' 'max_ring = "15K"'
 bad 'max_ring is at least .16K.' 'max_ring = 0'
+bad 'ack_timeout_ms is a number from 1 to 8000 milliseconds' 'ack_timeout_ms = 0'
+bad 'ack_timeout_ms is a number' 'ack_timeout_ms = 8001'
+bad 'ack_timeout_ms is a number' 'ack_timeout_ms = "1s"'
+bad 'ack_retries is a number from 1 to 7' 'ack_retries = 8'
+bad 'ack_retries is a number' 'ack_retries = -1'
+bad 'traffic_class is a number from 0 to 255' 'traffic_class = 256'
+bad 'devices: "mlx5_0,mlx5_1" is no device, as "mlx5_0"' 'devices = "mlx5_0,mlx5_1"'
+bad 'devices: "mlx5_0:0" is no device' 'devices = ["mlx5_1", "mlx5_0:0"]'
+bad 'devices is an empty list' 'devices = []'
+bad 'devices is a word in quotes' 'devices = 5'
 bad '"colour" is not known' 'colour = "red"'
 bad '"program" is not known' 'program = "x"'
 bad '.' 'promote = '
@@ -128,6 +151,13 @@ printf '[[rule]]\nport = 80\n' >config.toml
 wrong "a rule that sets nothing" 1 "sets nothing"
 printf '[[rule]]\nport = 80\nmax_qps = 5\n' >config.toml
 wrong "of a process, not of a port" 3 "whole process"
+python3 -c '
+for i in range(9): print("[[rule]]\nport = %d\ndevices = \"%060d\"" % (i + 1, i))' >config.toml
+check "too many lists of devices: plain TCP" "|tcp" "$(rules --config config.toml)"
+check "too many lists of devices: one line" 1 \
+  "$(grep -c '^rcsock: config.toml: the lists of devices have more than 512 characters together: running' err.txt || true)"
+head -n 24 config.toml >few.toml
+check "eight lists of devices" 8 "$(rules --config few.toml | grep -o devices= | wc -l)"
 check "no such file: plain TCP" "|tcp" "$(rules --config nowhere.toml)"
 check "no such file: one line" 1 "$(grep -c 'nowhere.toml: there is no such file' err.txt)"
 mkdir directory.toml

@@ -38,6 +38,23 @@ if [[ ! -e /sys/class/infiniband ]] || [[ -z $(ls /sys/class/infiniband) ]]; the
   has "... and how to get one" 'mend: .*rdma link add'
 fi
 
+# Counters and places of devices, of a sysfs that is made up.
+made=sys/class/infiniband/mlx5_9
+mkdir -p "$made/ports/1/hw_counters" "$made/device"
+echo 7 >"$made/ports/1/hw_counters/out_of_sequence"
+echo 0 >"$made/ports/1/hw_counters/rnr_nak_retry_err"
+echo 3 >"$made/device/numa_node"
+echo 1000 >"$made/device/local_cpulist"
+SYSFS_PATH=$tmp/sys doctor
+has "a lossy port" '^warn +mlx5_9 port 1 +since its driver was loaded, for all programs: 7 out of sequence$'
+has "a lossy port: what to look at" 'mend: .*PFC, ECN .*docs/install.md'
+has "a device far away" '^warn +mlx5_9 +on NUMA node 3, CPUs 1000; near are 0 of the [0-9]+ CPUs'
+has "a device far away: what helps" 'mend: numactl --cpunodebind=3'
+SYSFS_PATH=$tmp/sys doctor --json
+check "a lossy port: JSON" warn "$(python3 -c '
+import json
+print(*(f["verdict"] for f in json.load(open("out.txt"))["findings"] if f["about"] == "mlx5_9 port 1"))')"
+
 "$tool" doctor --listen --port "$port" >listen.txt 2>&1 &
 listener=$!
 for ((i = 0; i < 1000; i++)); do

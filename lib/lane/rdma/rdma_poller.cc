@@ -20,6 +20,7 @@
 #include "lib/lane/rdma/layout.h"
 #include "lib/lane/rdma/qp_lane.h"
 #include "lib/lane/rdma/queue_bytes.h"
+#include "lib/lane/rdma/vectors.h"
 
 namespace rcsock::lane::rdma {
 namespace {
@@ -44,8 +45,7 @@ std::unique_ptr<RdmaPoller> RdmaPoller::Make(ibv_context* context, ibv_pd* pd,
                                              Deferred* deferred,
                                              const Limits& limits, int bell,
                                              verbs::Error* error) {
-  // By the process too: those of a prefork server have the same bells.
-  const auto number = static_cast<std::uint32_t>(::syscall(SYS_getpid) + bell);
+  const std::uint32_t number = VectorOf(context, bell);
   std::unique_ptr<RdmaPoller> poller(new (std::nothrow) RdmaPoller(
       context, pd, memory, board, deferred, limits, number));
   if (poller == nullptr) return nullptr;

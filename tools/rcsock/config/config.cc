@@ -181,16 +181,62 @@ std::string PromoteOf(const toml::node& node) {
   return "promote=" + *text;
 }
 
+// A number from `least` to `most`, in `unit`.
+std::uint64_t RangeOf(const toml::node& node, const char* key,
+                      std::uint64_t least, std::uint64_t most,
+                      const char* unit) {
+  const auto value = node.value_exact<std::int64_t>();
+  if (!value || *value < static_cast<std::int64_t>(least) ||
+      *value > static_cast<std::int64_t>(most)) {
+    throw Wrong(node, fmt::format("{} is a number from {} to {}{}", key, least,
+                                  most, unit));
+  }
+  return static_cast<std::uint64_t>(*value);
+}
+
+std::string DevicesOf(const toml::node& node) {
+  std::string devices;
+  for (const std::string& one : StringsOf(node, "devices")) {
+    if (one.find('\0') != std::string::npos || !base::IsDevice(one.c_str())) {
+      throw Wrong(node, fmt::format("devices: \"{}\" is no device, as "
+                                    "\"mlx5_0\", \"mlx5_1:1\" or \"-irdma*\"",
+                                    one));
+    }
+    devices += (devices.empty() ? "devices=" : "+") + one;
+  }
+  // Beside others it may have to be shorter: see ReadPolicy.
+  if (devices.size() >= base::kDeviceBytes) {
+    throw Wrong(node, "devices is too long a list");
+  }
+  return devices;
+}
+
 // The conditions of a rule are lists; it becomes a rule for each combination.
 class Compiler {
  public:
-  explicit Compiler(bool top) : top_(top) {}
+  // Adds to `lists` each list of devices that is not there yet.
+  Compiler(bool top, Strings* lists) : top_(top), lists_(lists) {}
 
   void Take(std::string_view key, const toml::node& node) {
     if (key == "lanes") {
       Set(LanesOf(node));
     } else if (key == "promote") {
       Set(PromoteOf(node));
+    } else if (key == "ack_timeout_ms") {
+      Set(fmt::format("ack={}", RangeOf(node, "ack_timeout_ms", 1,
+                                        base::kMostAckMs, " milliseconds")));
+    } else if (key == "ack_retries") {
+      Set(fmt::format("retries={}",
+                      RangeOf(node, "ack_retries", 1, base::kMostRetries, "")));
+    } else if (key == "traffic_class") {
+      Set(fmt::format("tclass={}", RangeOf(node, "traffic_class", 0,
+                                           base::kMostTrafficClass, "")));
+    } else if (key == "devices") {
+      const std::string devices = DevicesOf(node);
+      if (std::find(lists_->begin(), lists_->end(), devices) == lists_->end()) {
+        lists_->push_back(devices);
+      }
+      Set(devices);
     } else if (key == "spin_us") {
       SetProcess(node, key,
                  fmt::format("spin={}", NumberOf(node, "spin_us", 1'000'000)));
@@ -282,6 +328,7 @@ class Compiler {
   }
 
   const bool top_;
+  Strings* const lists_;
   bool of_streams_ = false;
   const toml::node* process_ = nullptr;
   std::string process_key_;
@@ -289,8 +336,8 @@ class Compiler {
   Strings conditions_ = {""};
 };
 
-// Adds the rules of one file to `policy`.
-void ReadFile(const std::string& path, Policy* policy) {
+// Adds the rules of one file to `policy`, and its lists of devices to `lists`.
+void ReadFile(const std::string& path, Policy* policy, Strings* lists) {
   const toml::table file = toml::parse_file(path);
   const auto add = [&](const Strings& rules, std::uint32_t line) {
     for (const std::string& rule : rules) {
@@ -298,7 +345,7 @@ void ReadFile(const std::string& path, Policy* policy) {
       policy->places.push_back(fmt::format("{}:{}", path, line));
     }
   };
-  Compiler top(true);
+  Compiler top(true, lists);
   std::uint32_t top_line = 0;
   for (const auto& [key, node] : file) {
     if (key.str() != "rule") {
@@ -312,7 +359,7 @@ void ReadFile(const std::string& path, Policy* policy) {
       throw Wrong(node, "rules are written [[rule]]");
     }
     for (const toml::node& one : *list) {
-      Compiler rule(false);
+      Compiler rule(false, lists);
       for (const auto& [name, value] : *one.as_table()) {
         rule.Take(name.str(), value);
       }
@@ -348,6 +395,7 @@ Policy ReadPolicy(const std::optional<std::string>& file) {
     }
   }
   Policy policy;
+  Strings lists;
   for (const std::string& path : paths) {
     try {
       if (!fs::is_regular_file(path, error)) {
@@ -361,7 +409,7 @@ Policy ReadPolicy(const std::optional<std::string>& file) {
         policy.error = fmt::format("{}: {}", path, std::strerror(errno));
         return policy;
       }
-      ReadFile(path, &policy);
+      ReadFile(path, &policy, &lists);
     } catch (const toml::parse_error& wrong) {
       policy.error = fmt::format("{}:{}: {}", path, wrong.source().begin.line,
                                  wrong.description());
@@ -374,6 +422,16 @@ Policy ReadPolicy(const std::optional<std::string>& file) {
   if (policy.places.size() > static_cast<std::size_t>(base::kMaxRules)) {
     policy.error = fmt::format("{}: more than {} rules, lists multiplied out",
                                paths.front(), base::kMaxRules);
+  }
+  // A program keeps all of them (base::AddDevices).
+  std::size_t bytes = 1;
+  for (const std::string& list : lists) {
+    bytes += list.size() - std::strlen("devices=") + 1;
+  }
+  if (policy.error.empty() && bytes > std::size_t{base::kDeviceBytes}) {
+    policy.error = fmt::format(
+        "{}: the lists of devices have more than {} characters together",
+        paths.front(), base::kDeviceBytes);
   }
   return policy;
 }

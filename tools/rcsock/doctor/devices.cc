@@ -175,6 +175,7 @@ std::vector<DeviceAddress> ExamineDevices(Findings* findings) {
       continue;
     }
     one.device = verbs::calls.ibv_get_device_name(id->verbs->device);
+    one.port = id->port_num;
     one.text = HostText(one.address);
     devices.insert(one.device);
     findings->Good(one.device,

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 #include <netdb.h>
+#include <sched.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
@@ -14,8 +15,10 @@
 #include <string>
 #include <string_view>
 
+#include "tools/rcsock/counters/counters.h"
 #include "tools/rcsock/doctor/findings.h"
 #include "tools/rcsock/doctor/host.h"
+#include "tools/rcsock/doctor/network.h"
 #include "tools/rcsock/doctor/probe.h"
 #include "tools/rcsock/doctor/rules.h"
 #include "tools/rcsock/run.h"
@@ -64,6 +67,9 @@ std::string MendOf(const std::string& reason) {
   constexpr Entry kEntries[] = {
       {"policy", "see the configuration of `rcsock run`"},
       {"no_device", "rdma link add rxe0 type rxe netdev NETDEV, or an HCA"},
+      {"device_left_alone",
+       "`devices` of the configuration, or RCSOCK_DEVICES, names the device "
+       "with `-`, or only others"},
       {"no_rdma_library", "apt install librdmacm1 ibverbs-providers"},
       {"no_route", "ip route get PEER must show a device's network device"},
       {"rdma_rejected", "run `rcsock doctor` on the other host"},
@@ -233,9 +239,22 @@ int Doctor(const DoctorOptions& options) {
   const bool verbs = ExamineHost(&findings);
   if (verbs) {
     for (const DeviceAddress& one : ExamineDevices(&findings)) {
-      ExamineVerbs(one, &findings);
+      if (rules.MayUseDevice(one.device, one.port)) {
+        ExamineVerbs(one, &findings);
+      } else {
+        findings.Note(one.device,
+                      fmt::format("the configuration leaves it alone: streams "
+                                  "over {} stay on TCP (device_left_alone)",
+                                  one.text));
+      }
     }
   }
+  cpu_set_t allowed;
+  CPU_ZERO(&allowed);
+  if (::sched_getaffinity(0, sizeof allowed, &allowed) == 0) {
+    ExaminePlaces(SysfsRoot(), "/proc", allowed, &findings);
+  }
+  ExamineCounters(SysfsRoot(), &findings);
   Report("shm lane", "shm", ProbeHere(LanesHere(rules.text())), set,
          rules.Against("shm", kLoopback, 0), &findings);
   if (!host.empty()) {

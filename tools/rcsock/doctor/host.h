@@ -13,6 +13,7 @@ namespace rcsock::tools {
 // An address of this host that leads to an RDMA device.
 struct DeviceAddress {
   std::string device;
+  unsigned port = 0;
   std::string text;  // of the address
   sockaddr_storage address;
 };

@@ -93,4 +93,24 @@ std::string Reasons::Against(const std::string& lane, const std::uint8_t* peer,
   return "";
 }
 
+bool Reasons::MayUseDevice(const std::string& device, unsigned port) const {
+  base::Config config;
+  if (!base::ParseRules(text_.c_str(), kProgram, kProgram, &config.rules)) {
+    return true;
+  }
+  // As LoadConfig has it.
+  const char* set = std::getenv("RCSOCK_DEVICES");
+  if (set != nullptr && *set != '\0') {
+    std::string list = set;
+    std::replace(list.begin(), list.end(), ',', '+');
+    config.devices =
+        base::AddDevices(list.data(), list.data() + list.size(), &config.rules);
+    if (config.devices == 0) return false;
+  }
+  // A rule with conditions on the peer does not hold for this one.
+  const std::uint8_t nobody[16] = {};
+  const base::Fabric fabric = base::FabricFor(config, nobody, 0, false);
+  return base::MayUseDevice(fabric.devices, device.c_str(), port);
+}
+
 }  // namespace rcsock::tools

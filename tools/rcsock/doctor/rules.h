@@ -29,6 +29,9 @@ class Reasons {
   // own connections to there; "" if none does.  Port 0: any.
   std::string Against(const std::string& lane, const std::uint8_t* peer,
                       std::uint16_t port) const;
+  // Whether they allow a device's port to streams of doctor's own, whoever the
+  // peer is.
+  bool MayUseDevice(const std::string& device, unsigned port) const;
   const std::string& text() const { return text_; }
 
  private:

@@ -107,6 +107,22 @@ ordered_json TotalsJson(const posix::SnapshotHead& total) {
   return json;
 }
 
+// What the driver does not count is not there.
+ordered_json PortJson(const PortCounters& port) {
+  ordered_json json;
+  json["port"] = port.port;
+  json["counters"] = ordered_json::object();
+  for (const auto& [loss, count] : port.counts) {
+    json["counters"][LossKey(loss)] = count;
+  }
+  if (!port.changes.empty()) {
+    for (const auto& [loss, change] : port.changes) {
+      json["changes"][LossKey(loss)] = change;
+    }
+  }
+  return json;
+}
+
 }  // namespace
 
 std::string AsJson(const Picture& picture, bool pretty) {
@@ -131,10 +147,18 @@ std::string AsJson(const Picture& picture, bool pretty) {
   }
   json["devices"] = ordered_json::array();
   for (const auto& [name, totals] : Devices(picture)) {
-    json["devices"].push_back({{"name", name},
-                               {"streams", totals.streams},
-                               {"tx_bytes", totals.tx_bytes},
-                               {"rx_bytes", totals.rx_bytes}});
+    ordered_json device = {{"name", name},
+                           {"streams", totals.streams},
+                           {"tx_bytes", totals.tx_bytes},
+                           {"rx_bytes", totals.rx_bytes}};
+    device["ports"] = ordered_json::array();
+    const auto ports = picture.counters.find(name);
+    if (ports != picture.counters.end()) {
+      for (const PortCounters& port : ports->second) {
+        device["ports"].push_back(PortJson(port));
+      }
+    }
+    json["devices"].push_back(std::move(device));
   }
   // A program may call itself anything, UTF-8 or not.
   return json.dump(pretty ? 2 : -1, ' ', false,

@@ -159,10 +159,14 @@ Picture Collect(const CollectOptions& options) {
   });
   std::sort(picture.processes.begin(), picture.processes.end(),
             [](const auto& a, const auto& b) { return a.pid < b.pid; });
+  for (const auto& [device, totals] : Devices(picture)) {
+    picture.counters[device] = CountersOf(device, SysfsRoot());
+  }
   return picture;
 }
 
 void AddRates(const Picture& before, Picture* now) {
+  AddChanges(before.counters, &now->counters);
   std::map<std::pair<pid_t, std::uint64_t>, const posix::SnapshotStream*> old;
   std::map<pid_t, std::uint64_t> then;
   const auto time = [](const Picture& picture, const ProcessPicture& process) {

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "lib/posix/snapshot.h"
+#include "tools/rcsock/counters/counters.h"
 
 namespace rcsock::tools {
 
@@ -40,6 +41,7 @@ struct ProcessPicture {
 struct Picture {
   std::uint64_t monotonic_ns = 0;
   std::vector<ProcessPicture> processes;  // by pid
+  DeviceCounters counters;                // of devices in use
 };
 
 struct DeviceTotals {
@@ -58,7 +60,8 @@ struct CollectOptions {
 // time-out for all of them together.
 Picture Collect(const CollectOptions& options);
 
-// Fills in the rates of `now`, for streams that `before` has too.
+// Fills in the rates of `now`, for streams that `before` has too, and how much
+// the counters have changed.
 void AddRates(const Picture& before, Picture* now);
 
 // Of enums as they came from another process: "?" if there is no such value.

@@ -142,6 +142,19 @@ std::string AsPrometheus(const Picture& picture) {
                "Bytes that its open connections have received",
                {{"device", name}}, totals.rx_bytes);
   }
+  for (const auto& [name, ports] : picture.counters) {
+    for (const PortCounters& port : ports) {
+      for (const auto& [loss, count] : port.counts) {
+        page.Counter("rcsock_port_events_total",
+                     "Losses and marks that the port of an RDMA device in use "
+                     "has counted, whoever uses it",
+                     {{"device", name},
+                      {"port", std::to_string(port.port)},
+                      {"event", LossKey(loss)}},
+                     count);
+      }
+    }
+  }
   return page.Text();
 }
 

@@ -206,6 +206,13 @@ std::string AsText(const Picture& picture, bool colour) {
     text += fmt::format("device {}: {}, {}\n", name,
                         Several(totals.streams, "stream"),
                         Pair(Number(totals.tx_bytes), Number(totals.rx_bytes)));
+    const auto ports = picture.counters.find(name);
+    if (ports == picture.counters.end()) continue;
+    for (const PortCounters& port : ports->second) {
+      if (port.counts.empty()) continue;
+      text += fmt::format("device {} port {}: {}\n", name, port.port,
+                          CountersText(port, false));
+    }
   }
   return text;
 }
