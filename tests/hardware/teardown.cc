@@ -258,6 +258,7 @@ int Serve(const char* port, int threads) {
   const std::uint64_t start = NowMs();
   std::atomic<bool> over{false};
   std::vector<std::thread> all;
+  all.reserve(static_cast<std::size_t>(threads));
   for (int i = 0; i < threads; ++i) {
     all.emplace_back([&] {
       while (!over) {
@@ -443,6 +444,7 @@ int Client(const char* address, const char* port, std::uint32_t connections,
   std::atomic<std::uint32_t> next{0};
   std::mutex said;
   std::vector<std::thread> all;
+  all.reserve(static_cast<std::size_t>(threads));
   for (int i = 0; i < threads; ++i) {
     all.emplace_back([&] {
       // What goes wrong that often is no accident.
