@@ -89,8 +89,10 @@ class Host:
     # --- Commands
 
     def environment(self, more=None):
+        # (IN_GUEST: a test may do what it likes with the device.)
         env = {k: v for k, v in os.environ.items()
-               if not k.startswith("RCSOCK_") and k != "LD_PRELOAD"}
+               if not k.startswith(("RCSOCK_", "GTEST_"))
+               and k not in ("LD_PRELOAD", "IN_GUEST")}
         env.update(more or {})
         return env
 

@@ -112,7 +112,7 @@ def doctor(run, step):
                                good=(0, 1))
     step.data = json.loads(out)
     for finding in step.data["findings"]:
-        if finding["verdict"] != "ok":
+        if finding["verdict"] != "good":
             step.say(f"{finding['verdict']}: {finding['about']}: "
                      f"{finding['words']}")
     if not step.data["healthy"]:
@@ -322,7 +322,8 @@ def figure_row(step, row):
 
 def teardown(run, step, connections=None):
     connections = connections or run.options.connections
-    threads = 8 if run.quick else 32
+    # With more, a host of few CPUs would be too busy to make lanes.
+    threads = 8 if run.quick else max(8, min(32, 4 * os.cpu_count()))
     before = run.host.device.counters(), run.peer.ask("counters")
     stats = os.path.join(run.host.scratch, "teardown.client")
     with run.peer.serving("teardown", port=run.port(TEARDOWN),
@@ -370,8 +371,9 @@ def teardown(run, step, connections=None):
                                       for name, n in errors.items()))
     if any(errors.values()):
         step.wrong = "bytes, connects or ends were wrong"
-    elif client["on_lane"] == 0 and not step.wrong:
-        step.wrong = "no connection was on a lane"
+    elif client["not_on_lane"] > client["on_lane"] / 10 and not step.wrong:
+        step.wrong = (f"{client['not_on_lane']:,} connections had no lane "
+                      "within ten seconds")
 
 
 def read_stats(path):
