@@ -1,9 +1,9 @@
-// usage: count_instructions PROGRAM [ARGUMENT...]
+// usage: count_instructions [--all] PROGRAM [ARGUMENT...]
 //
-// Prints how many instructions PROGRAM's first thread executes between its two
-// breakpoints (int3), by stepping through them: a count that does not depend on
-// what else the machine does, and needs no counters.  System calls count as
-// one.
+// Prints how many instructions PROGRAM's first thread executes between its
+// first two breakpoints (int3), or with --all between each two, by stepping
+// through them: a count that does not depend on what else the machine does, and
+// needs no counters.  System calls count as one.
 #include <sys/ptrace.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -11,6 +11,7 @@
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 
 namespace {
 
@@ -40,8 +41,14 @@ bool Run(pid_t child, bool step, unsigned long* steps) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  const bool all = argc > 1 && std::strcmp(argv[1], "--all") == 0;
+  if (all) {
+    ++argv;
+    --argc;
+  }
   if (argc < 2) {
-    std::fprintf(stderr, "usage: count_instructions PROGRAM [ARGUMENT...]\n");
+    std::fprintf(stderr,
+                 "usage: count_instructions [--all] PROGRAM [ARGUMENT...]\n");
     return 2;
   }
   const pid_t child = fork();
@@ -62,6 +69,14 @@ int main(int argc, char** argv) {
   if (!Run(child, false, &before) || !Run(child, true, &count)) {
     std::fprintf(stderr, "%s: ended without two breakpoints\n", argv[1]);
     return 1;
+  }
+  if (all) {
+    // It has ended when there is no other breakpoint.
+    while (Run(child, false, &before)) {
+      if (!Run(child, true, &count)) return 1;
+    }
+    std::printf("%lu\n", count);
+    return 0;
   }
   std::printf("%lu\n", count);
   ptrace(PTRACE_CONT, child, nullptr, nullptr);

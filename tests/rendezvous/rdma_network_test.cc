@@ -24,7 +24,7 @@ bool Guest(const char* command) {
 }
 
 TEST_F(RdmaTest, BlackHole) {
-  if (std::getenv("IN_GUEST") == nullptr) GTEST_SKIP() << "not in a guest";
+  if (!InGuest()) GTEST_SKIP() << "not in a guest";
   if (!OnIwarp()) GTEST_SKIP() << "rxe's own host is beyond any filter";
   ExpectSuccess(Spawn([] {
     Conductor* conductor = GetConductor();
@@ -74,7 +74,7 @@ class SilentSeeker : public TestSeeker {
 // Those that stood in line for it do not each take their turn in vain, and
 // others' turns come.
 TEST_F(RdmaTest, HostThatDoesNotAnswer) {
-  if (std::getenv("IN_GUEST") == nullptr) GTEST_SKIP() << "not in a guest";
+  if (!InGuest()) GTEST_SKIP() << "not in a guest";
   ExpectSuccess(Spawn([] {
     ASSERT_EQ(std::system("ip neigh replace 10.77.0.99 lladdr "
                           "02:00:0a:4d:00:99 dev $RDMA_NETDEV"),
@@ -116,7 +116,7 @@ TEST_F(RdmaTest, HostThatDoesNotAnswer) {
 // A filter that lets the probe through, and then swallows what the kernel sends
 // inside rdma_connect.
 TEST_F(RdmaTest, ConnectThatBlocks) {
-  if (std::getenv("IN_GUEST") == nullptr) GTEST_SKIP() << "not in a guest";
+  if (!InGuest()) GTEST_SKIP() << "not in a guest";
   if (!OnIwarp()) GTEST_SKIP() << "rxe's rdma_connect does not block";
   ExpectSuccess(Spawn([] {
     const int before = Resources("cm_id");
@@ -199,7 +199,7 @@ TEST_F(RdmaTest, ConnectThatBlocks) {
 }
 
 TEST_F(RdmaTest, DeviceGoesAndComesBack) {
-  if (std::getenv("IN_GUEST") == nullptr) GTEST_SKIP() << "not in a guest";
+  if (!InGuest()) GTEST_SKIP() << "not in a guest";
   ExpectSuccess(Spawn([] {
     Conductor* conductor = GetConductor();
     for (int round = 0; round < 2; ++round) {
@@ -237,7 +237,7 @@ TEST_F(RdmaTest, DeviceGoesAndComesBack) {
 // Each connection has a lane on the device that it runs over; one device goes
 // amid a transfer, and the other's lane does not notice.
 TEST_F(RdmaTest, TwoDevices) {
-  if (std::getenv("IN_GUEST") == nullptr) GTEST_SKIP() << "not in a guest";
+  if (!InGuest()) GTEST_SKIP() << "not in a guest";
   ExpectSuccess(Spawn([] {
     const std::string driver = OnIwarp() ? "siw" : "rxe";
     ASSERT_EQ(
@@ -371,7 +371,7 @@ TEST_F(RdmaTest, AddressThatGoesEndsItsLanes) {
 
 // librdmacm itself does not look, where there is none left, which have gone.
 TEST_F(RdmaTest, LastDeviceLeavesNothing) {
-  if (std::getenv("IN_GUEST") == nullptr) GTEST_SKIP() << "not in a guest";
+  if (!InGuest()) GTEST_SKIP() << "not in a guest";
   ExpectSuccess(Spawn([] {
     Conductor* conductor = GetConductor();
     const auto of_devices = [] {
@@ -422,7 +422,7 @@ TEST_F(RdmaTest, LastDeviceLeavesNothing) {
 
 // The device goes while this process only listens.
 TEST_F(RdmaTest, DeviceOfAListenerGoesAndComesBack) {
-  if (std::getenv("IN_GUEST") == nullptr) GTEST_SKIP() << "not in a guest";
+  if (!InGuest()) GTEST_SKIP() << "not in a guest";
   ExpectSuccess(Spawn([] {
     Conductor* conductor = GetConductor();
     const TcpPair pair = MakeDevicePair();
@@ -471,13 +471,13 @@ class Renamed : public RdmaTest {
 };
 
 TEST_F(Renamed, BeforeItIsUsed) {
-  if (std::getenv("IN_GUEST") == nullptr) GTEST_SKIP() << "not in a guest";
+  if (!InGuest()) GTEST_SKIP() << "not in a guest";
   ASSERT_TRUE(Rename(device_, kOther));
   ExpectSuccess(Spawn([this] { Meet(GetConductor()); }));
 }
 
 TEST_F(Renamed, WhileItIsInUse) {
-  if (std::getenv("IN_GUEST") == nullptr) GTEST_SKIP() << "not in a guest";
+  if (!InGuest()) GTEST_SKIP() << "not in a guest";
   Barrier barrier;
   const pid_t other = Spawn([&] {
     EXPECT_TRUE(barrier.Meet(1));

@@ -111,7 +111,7 @@ TEST_F(RdmaTest, Ipv6) {
 
 // A host may have the same link-local address on each of its links.
 TEST_F(RdmaTest, LinkLocalOnTwoLinks) {
-  if (std::getenv("IN_GUEST") == nullptr) GTEST_SKIP() << "not in a guest";
+  if (!InGuest()) GTEST_SKIP() << "not in a guest";
   if (OnIwarp()) GTEST_SKIP() << "siw listens for all links";
   ExpectSuccess(Spawn([] {
     ASSERT_EQ(

@@ -5,6 +5,7 @@
 
 #include <cstdio>
 #include <cstdlib>
+#include <fstream>
 #include <string>
 
 #include "lib/base/config.h"
@@ -35,7 +36,17 @@ inline TcpPair MakeDevicePair(std::uint16_t port = 0) {
 }
 
 inline bool OnIwarp() {
-  return std::string(std::getenv("RDMA_DEV")).find("siw") == 0;
+  std::ifstream type(std::string("/sys/class/infiniband/") +
+                     std::getenv("RDMA_DEV") + "/node_type");
+  std::string text;
+  std::getline(type, text);
+  return text.find("RNIC") != std::string::npos;
+}
+
+// Where a test may do what it likes with devices and links (tests/guest).
+inline bool InGuest() {
+  const char* guest = std::getenv("IN_GUEST");
+  return guest != nullptr && *guest != '\0';
 }
 
 inline std::uint16_t TcpPortOf(const TcpPair& pair) {
