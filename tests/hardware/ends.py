@@ -8,6 +8,7 @@ names a server of the table below and gives it numbers; it cannot name a program
 import contextlib
 import json
 import os
+import secrets
 import shutil
 import signal
 import socket
@@ -295,7 +296,7 @@ class Peer:
 
 def wait_for_peer(port, token, limit, alive):
     """The driver's: a connection that shows the token."""
-    family = socket.AF_INET6 if socket.has_dualstack_ipv6() else \
+    family = socket.AF_INET6 if os.path.exists("/proc/net/if_inet6") else \
         socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -317,7 +318,7 @@ def wait_for_peer(port, token, limit, alive):
             except (OSError, ValueError, Failed):
                 connection.close()
                 continue
-            if hello.get("token") != token:
+            if not secrets.compare_digest(str(hello.get("token")), token):
                 connection.close()
                 continue
             connection.settimeout(None)
