@@ -26,6 +26,25 @@ TEST(Admission, EndsWhereTheDeviceDoes) {
   EXPECT_EQ(why, base::Reason::kTooMany);
 }
 
+// A send queue that would never have room for a Post.
+TEST(Admission, NoLaneOnAShortSendQueue) {
+  for (const int depth : {0, 40, 47, 48, 64}) {
+    FakeVerbs::Options options;
+    options.max_qp_wr = depth;
+    FakePair made = MakeFakePair(options, rdma::kBlockMin);
+    ASSERT_EQ(made.pair != nullptr, depth >= 48) << depth;
+    if (made.pair == nullptr) continue;
+    // Each is answered, and nobody looks for the ends of sends.
+    char byte = 'x';
+    iovec iov{&byte, 1};
+    for (int i = 0; i < 1000; ++i) {
+      const int from = i % 2;
+      ASSERT_EQ(made.pair->end(from).Post(&iov, 1, 0, 1), 1u) << i;
+      ASSERT_EQ(made.pair->end(1 - from).Read(&iov, 1, 0, 1, false), 1u) << i;
+    }
+  }
+}
+
 TEST(Admission, ManyLanesGetMoreQueues) {
   FakeVerbs::Options options;
   options.max_cqe = 4096;

@@ -51,7 +51,7 @@ void FakeVerbs::Install() {
     attr->max_srq_wr = g_fake->options_.max_srq_wr;
     const bool srqs = attr->max_srq_wr != 0 || g_fake->options_.claims_srqs;
     attr->max_srq = srqs ? 1024 : 0;
-    attr->max_qp_wr = 1024;
+    attr->max_qp_wr = g_fake->options_.max_qp_wr;
     return 0;
   };
   // (A macro in the header.)
@@ -313,6 +313,12 @@ bool FakeVerbs::NextEvent(ibv_async_event* event) {
 void FakeVerbs::LeaveStale(bool leave) {
   std::scoped_lock hold(mutex_);
   leave_stale_ = leave;
+}
+
+void FakeVerbs::Fail(rdma_cm_id* id) {
+  std::scoped_lock hold(mutex_);
+  auto* qp = reinterpret_cast<Qp*>(id->qp);
+  if (qp != nullptr && !qp->failed) FailQp(qp);
 }
 
 void FakeVerbs::Flush() {

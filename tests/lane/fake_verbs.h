@@ -32,6 +32,7 @@ class FakeVerbs {
     std::uint32_t inline_max = 256;
     int qp_error = 0;  // errno of rdma_create_qp
     int max_cqe = 32'767;
+    int max_qp_wr = 1024;
     int max_srq_wr = 32'767;  // 0: it has no SRQs
     bool claims_srqs = true;  // ... and says so
     int vectors = 1;
@@ -82,6 +83,8 @@ class FakeVerbs {
   void Deliver(std::size_t writes);
   // As many of them while a CQ is armed the next time, before that returns.
   void DeliverOnArm(std::size_t writes);
+  // The QP goes into error by itself, with all that is under way from it.
+  void Fail(rdma_cm_id* id);
   // The QPs in error give back what they have fetched, and report it.
   void Flush();
   // The flush of a receive that a QP takes with it comes all the same, with a

@@ -212,6 +212,10 @@ std::unique_ptr<RdmaLane> DeviceDomain::CreateLane(rdma_cm_id* id, int bell,
                                                    base::Reason* why,
                                                    verbs::Error* error) {
   *error = {};
+  if (limits_.send_depth < kLeastSendDepth) {
+    *why = base::Reason::kTooMany;
+    return nullptr;
+  }
   RdmaPoller* poller = Poller(bell, error);
   CqSet* set = poller == nullptr ? nullptr : poller->Admit(true, error);
   if (set == nullptr) {

@@ -18,8 +18,10 @@ struct Limits {
   bool lazy_events = false;
 };
 
-// The most of Limits::send_depth.
+// The most of Limits::send_depth, and the least: a Post asks for 36 free places
+// (kHeadroom and kPostWrs), and must find them while others are in flight.
 constexpr std::uint32_t kSendDepth = 128;
+constexpr std::uint32_t kLeastSendDepth = 48;
 // Receives that one lane's peer can have outstanding: its messages, and the
 // credits with an immediate (see QpLane) that this end has not drained.
 constexpr std::uint32_t kReceivesPerLane = 40;
