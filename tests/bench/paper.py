@@ -6,13 +6,16 @@
     tests/bench/paper.py --write docs/paper.md  # puts them into the page
     tests/bench/paper.py --check docs/paper.md  # are they what the page has?
 
-ASSUMED is what nobody has measured for rcsock; CODE is what its code has, and
---check compares it with the sources.
+ASSUMED is what nobody has measured for rcsock; CODE and PACE are what its code
+has, and --check compares them with the sources.  With --model PROGRAM, which is
+tests/lane:fake_time_test, --write and --check also make the tables of what that
+program says.
 """
 
 import argparse
 import pathlib
 import re
+import subprocess
 import sys
 
 ROOT = pathlib.Path(__file__).absolute().parents[2]
@@ -42,23 +45,31 @@ DEVICES = {
 # name: value, file, text before the number
 CODE = {
     "messages": (32, "lib/lane/rdma/layout.h", "kMessages = "),
-    "piece": (256 << 10, "lib/lane/rdma/layout.h", "kPiece = "),
     "ring_enough": (1 << 20, "lib/lane/rdma/layout.h", "kRingEnough = "),
-    "inline": (256, "lib/lane/rdma/domain.cc", "inline_ask_ = "),
+    "inline": (220, "lib/lane/rdma/domain.cc", "kInlineMost = "),
     "signal_every": (64, "lib/lane/rdma/chain.cc", "kSignalEvery = "),
     "signal_in_flight": (2, "lib/lane/rdma/chain.cc", "kSignalInFlight = "),
-    "window": (4, "lib/lane/rdma/qp_lane_tx.cc", "kWindow = "),
+    "routed_from": (8 << 10, "lib/lane/rdma/chain.cc", "kRoutedFrom = "),
     "joined": (16 << 10, "lib/lane/rdma/qp_lane_tx.cc", "kJoined = "),
-    "doorbell": (64 << 10, "lib/lane/rdma/qp_lane_tx.cc", "kDoorbell = "),
-    "credit_due": (16, "lib/lane/rdma/qp_lane_rx.cc", "kCreditDue = "),
     "batch": (16, "lib/lane/rdma/rdma_poller.cc", "kBatch = "),
-    "refill": (32, "lib/lane/rdma/rdma_poller.cc", "kRefill = "),
+    "refill": (32, "lib/lane/rdma/shared_receives.h", "kRefill = "),
+    "own_batch": (8, "lib/lane/rdma/limits.h", "kOwnBatch = "),
     "ctl_slots": (4, "lib/ring/tx.h", "kCtlSlots = "),
     "min_room": (4096, "lib/ring/tx.h", "kMinRoom = "),
 }
-# A sleep: the wait, and the read of the completion channel that finds the event
-# and the one that finds no more (RdmaPoller::FetchEvents).
-SLEEP_CALLS = 3
+# kHardwarePace of lib/lane/rdma/pace.h: the members of Pace in their order.
+PACE = {
+    "record": 32 << 10,
+    "doorbell": 32 << 10,
+    "window": 24,
+    "window_iwarp": 24,
+    "credit_part": 4,
+    "joins_bursts": False,
+    "flush_us": 100,
+    "flushes_at_once": True,
+}
+# A sleep: the wait, and the read of its event (RdmaPoller::FetchEvents).
+SLEEP_CALLS = 2
 MTU = 4096
 
 
@@ -67,8 +78,18 @@ def code(name):
 
 
 def check_code():
-    """Says which of CODE the sources do not have."""
+    """Says which of CODE and PACE the sources do not have."""
     wrong = []
+    path = "lib/lane/rdma/pace.h"
+    found = re.search(r"kHardwarePace = \{([^}]+)\}", (ROOT / path).read_text())
+    words = found[1].split(",") if found else []
+    names = {"true": True, "false": False}
+    values = [names[word] if word in names else eval(word)  # digits only
+              for word in map(str.strip, words)
+              if word in names or re.fullmatch(r"[0-9 *]+", word)]
+    if values != list(PACE.values()):
+        wrong.append(f"{path}: kHardwarePace has {values}, "
+                     f"and not {list(PACE.values())}")
     for name, (value, path, before) in CODE.items():
         text = (ROOT / path).read_text()
         found = re.search(re.escape(before) + r"([^;]+);", text)
@@ -149,7 +170,7 @@ class Stream:
         most = min(self.ring // self.record,
                    code("messages") - code("ctl_slots"))
         due = max(1, int(self.share * self.ring) // self.record + 1)
-        due = min(due, code("credit_due"))
+        due = min(due, int(self.share * code("messages")))
         n = total // self.record
         sender = link = receiver = 0.0
         landed, taken, known = [], [], []  # times; known: when credit comes
@@ -189,8 +210,7 @@ class Stream:
         mib = total / (1 << 20)
         return {"GBps": total / receiver, "stall": stalled / receiver,
                 "records": n / mib, "credits": credits / mib,
-                "signalled": signalled / mib,
-                "doorbells": min(n, total / code("doorbell")) / mib}
+                "signalled": signalled / mib}
 
 
 def size_name(size):
@@ -219,18 +239,17 @@ def counts_table():
                      f"{c['doorbells']} ({c['blueflame']})", c["reads"],
                      c["writes"], f"1, 1/{code('signal_every')}", c["copies"],
                      SLEEP_CALLS])
-    for size in 8, 64:
-        per = code("joined") // size
-        rows.append([size_name(size) + ", in a burst", f"1/{per}",
-                     f"1/{per} (1/{per})", f"1/{per}", f"2/{per}",
-                     f"1/{per}, 1/{per}", 2, f"{SLEEP_CALLS}/{per}"])
-    s = Stream(200, code("piece"), 0.5).run()
-    rows.append([
-        "1 MiB, streaming", number(s["records"]),
-        f"{number(s['doorbells'])} ({number(s['records'])})",
-        number(s["records"]), number(2 * s["records"]),
-        f"{number(s['records'])}, {number(s['signalled'])}", 2,
-        f"0 to {number(SLEEP_CALLS * s['records'])}"])
+    rows.append(["8 B, one after another", 1, "1 (1)", 0, 2, "1, 1", 3,
+                 f"0 to {SLEEP_CALLS}"])
+    s = Stream(200, PACE["record"], 1 / PACE["credit_part"]).run()
+    n = number(s["records"])
+    twice = number(2 * s["records"])
+    completions = f"{n}, {number(s['signalled'])}"
+    asleep = f"0 to {number(SLEEP_CALLS * s['records'])}"
+    rows.append(["1 MiB, streaming, RoCE", n, f"{n} ({n})", n, twice,
+                 completions, 2, asleep])
+    rows.append(["1 MiB, streaming, InfiniBand", twice, f"{n} (0)", twice,
+                 twice, completions, 2, asleep])
     return table(["message", "requests", "doorbells (BlueFlame)",
                   "DMA reads", "DMA writes", "completions: receiver, sender",
                   "copies of its bytes", "system calls, asleep"], rows)
@@ -265,8 +284,13 @@ def stream_table():
                          f"{min(copy, link / 8):.1f}", *cells])
     head = ["a copy", "link", "bound"]
     for record, share in RECORDS:
-        head.append(f"{size_name(record)}, {SHARES[share]}")
+        head.append(f"{size_name(record)}, {SHARES[share]}{now(record, share)}")
     return table(head, rows)
+
+
+def now(record, share):
+    here = record == PACE["record"] and share == 1 / PACE["credit_part"]
+    return " (now)" if here else ""
 
 
 SHARES = {0.5: "half", 0.25: "a quarter"}
@@ -278,23 +302,48 @@ def records_table():
     rows = []
     for record, share in RECORDS:
         s = Stream(200, record, share).run()
-        rows.append([size_name(record), SHARES[share], number(s["records"]),
-                     number(s["doorbells"]), number(s["credits"]),
-                     number(s["records"] + s["credits"])])
-    return table(["record", "credit at", "records", "doorbells",
-                  "credit writes", "completions, both ends' receives"], rows)
+        rows.append([size_name(record) + now(record, share), SHARES[share],
+                     number(s["records"]), number(s["credits"])])
+    return table(["record", "credit at", "records", "credit writes"], rows)
+
+
+def model_tables(program):
+    """What tests/lane:fake_time_test says, as tables."""
+    said = subprocess.run([program, "--gtest_filter=Pace.*"], env={},
+                          stdout=subprocess.PIPE, text=True, check=True).stdout
+    links = {}
+    for link, now_, most, before in re.findall(
+            r"^ *(\d+) Gb/s: +([\d.]+) B/ns, of +([\d.]+); records of 256 KiB: "
+            r"+([\d.]+)$", said, re.M):
+        links[link] = [f"{link} Gb/s", f"{most}", f"{before}, {now_}"]
+    for link, now_, before in re.findall(
+            r"^ *(\d+) Gb/s, +\d+ KiB: +([\d.]+) us, copy +[\d.]+; records of "
+            r"256 KiB: +([\d.]+)$", said, re.M):
+        links[link].append(f"{before}, {now_}")
+    paces = {}
+    for record, part, rate, short, long in re.findall(
+            r"^ *(\d+) +(\d+) +([\d.]+) +([\d.]+) +([\d.]+)$", said, re.M):
+        paces.setdefault(int(record), {})[int(part)] = rate, short, long
+    rows = [[f"{record} KiB" + now(record << 10, 1 / 4), of[2][0], *of[4]]
+            for record, of in paces.items()]
+    return {
+        "model": table(["link", "bound", "a stream, GB/s", "64 KiB, us",
+                        "256 KiB, us", "1 MiB, us"], links.values()),
+        "model records": table(["record", "a stream, GB/s, credit at half",
+                                "credit at a quarter", "64 KiB, us",
+                                "1 MiB, us"], rows),
+    }
 
 
 TABLES = {"counts": counts_table, "latency": latency_table,
           "stream": stream_table, "records": records_table}
 
 
-def with_tables(text):
-    for name, make in TABLES.items():
+def with_tables(text, tables):
+    for name, lines in tables.items():
         begin, end = f"<!-- paper.py: {name} -->\n", "<!-- end -->"
         at = text.index(begin) + len(begin)
-        text = (text[:at] + "\n".join(make()) + "\n"
-                + text[text.index(end, at):])
+        text = text[:at] + "\n".join(lines) + "\n" + text[text.index(end, at):]
     return text
 
 
@@ -305,30 +354,35 @@ def main():
     parser.add_argument("--set", nargs="+", default=[], metavar="NAME=VALUE")
     parser.add_argument("--write", metavar="PAGE")
     parser.add_argument("--check", metavar="PAGE")
+    parser.add_argument("--model", metavar="PROGRAM")
     options = parser.parse_args()
     for word in options.set:
         name, _, value = word.partition("=")
         if name not in ASSUMED:
             parser.error(f"{name}: of " + ", ".join(ASSUMED))
         ASSUMED[name] = float(value)
+    tables = {name: make() for name, make in TABLES.items()}
+    if options.model:
+        tables.update(model_tables(options.model))
     if options.write or options.check:
         page = pathlib.Path(options.write or options.check)
         text = page.read_text()
-        new = with_tables(text)
+        new = with_tables(text, tables)
         if options.write:
             page.write_text(new)
             return 0
         wrong = check_code()
         if new != text:
-            wrong.append(f"{page} has other tables: "
-                         f"tests/bench/paper.py --write {page}")
+            wrong.append(f"{page} has other tables: tests/bench/paper.py "
+                         f"--write {page} --model PROGRAM, where PROGRAM is "
+                         "bazel-bin/tests/lane/fake_time_test")
         for name, value in ASSUMED.items():
             if f"| `{name}` | {value:,} |" not in text:
                 wrong.append(f"{page} does not say: | `{name}` | {value:,} |")
         print("\n".join(wrong) or "as the page has them")
         return 1 if wrong else 0
-    for name, make in TABLES.items():
-        print(f"{name}:\n" + "\n".join(make()) + "\n")
+    for name, lines in tables.items():
+        print(f"{name}:\n" + "\n".join(lines) + "\n")
     return 0
 
 
