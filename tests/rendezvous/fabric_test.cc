@@ -87,6 +87,8 @@ TEST_F(Fabric, LanesHaveTheTimeOutsOfTheConfiguration) {
              Case{"", 15, 6, {}},
              Case{"ack=1000,retries=7,tclass=104", 18, 7, {104}},
              Case{"ack=1", 8, 6, {}},
+             Case{"ack=33", 13, 6, {}},
+             Case{"ack=34", 14, 6, {}},
              Case{"ack=8000,retries=1", 21, 1, {}},
              Case{"tclass=0", 15, 6, {0}},
              Case{"addr=00000000000000000000ffff7f000000/104,ack=2", 9, 6, {}},
@@ -281,6 +283,39 @@ TEST_F(Fabric, ListenersFollowTheirHardwareAddress) {
     ASSERT_TRUE(s->Wait());
     conductor->ReturnLane(c, std::move(c->lane));
     conductor->ReturnLane(s, std::move(s->lane));
+  });
+}
+
+// A REQ that is held until its stream waits is the old listener's: its events
+// would go there.
+TEST_F(Fabric, HeldRequestGoesWithItsListener) {
+  Run([] {
+    FakeVerbs device({});
+    FakeCmPair cm(&device);
+    const Running running;
+    Conductor* const conductor = running.conductor;
+    // Both of one service.
+    const std::vector<TcpPair> pairs = MakeTcpPairs(2);
+    auto first = AcceptorSeeker(pairs[0].acceptor);
+    first->Start(conductor);
+    ASSERT_TRUE(Eventually([&] { return cm.listens() == 2; }));
+    auto c = ConnectorSeeker(pairs[1].connector);
+    c->Start(conductor);
+    ASSERT_TRUE(Eventually([&] { return cm.request() != nullptr; }));
+    rdma_cm_id* const held = cm.request();
+    for (const auto& one : cm.listening()) {
+      cm.Say(one.id, RDMA_CM_EVENT_ADDR_CHANGE);
+    }
+    ASSERT_TRUE(Eventually([&] { return cm.listens() == 4; }));
+    EXPECT_FALSE(cm.Exists(held));
+    // It is refused, and asked again.
+    auto s = AcceptorSeeker(pairs[1].acceptor);
+    EXPECT_TRUE(s->Seek(conductor)) << base::ReasonKey(s->failed);
+    ASSERT_TRUE(c->Wait()) << base::ReasonKey(c->failed);
+    conductor->ReturnLane(c, std::move(c->lane));
+    conductor->ReturnLane(s, std::move(s->lane));
+    conductor->Cancel(first.get());
+    Drain(conductor);
   });
 }
 

@@ -97,6 +97,13 @@ class FakeCmPair {
   rdma_cm_id* connector() const { return connector_.load(); }
   rdma_cm_id* acceptor() const { return acceptor_.load(); }
 
+  // The last REQ's id at its listener.
+  rdma_cm_id* request() const { return request_.load(); }
+  bool Exists(rdma_cm_id* id) {
+    std::scoped_lock hold(mutex_);
+    return ids_.count(id) != 0;
+  }
+
   // What ids have been told.
   struct Told {
     std::vector<int> ack_timeouts;
@@ -120,6 +127,7 @@ class FakeCmPair {
   struct State {
     std::uint16_t port = 0;
     bool listens = false;
+    bool asked = false;  // by a REQ that has no answer yet
     rdma_cm_id* peer = nullptr;
   };
 
@@ -183,13 +191,18 @@ class FakeCmPair {
       return 0;
     };
     calls->rdma_destroy_id = [](rdma_cm_id* id) {
+      rdma_cm_id* refused = nullptr;
       {
         std::scoped_lock hold(g_fake->mutex_);
+        const State& mine = g_fake->ids_[id];
+        if (mine.asked) refused = mine.peer;
         for (auto& [other, state] : g_fake->ids_) {
           if (state.peer == id) state.peer = nullptr;
         }
         g_fake->ids_.erase(id);
       }
+      // As the kernel does for a REQ that nobody has answered.
+      if (refused != nullptr) g_fake->Say(refused, RDMA_CM_EVENT_REJECTED, 28);
       delete id;
       return 0;
     };
@@ -285,8 +298,10 @@ class FakeCmPair {
     return {static_cast<const char*>(parameters.private_data),
             parameters.private_data_len};
   }
+  // Who hears the answer, or the end, of this id's connection.
   rdma_cm_id* PeerOf(rdma_cm_id* id) {
     std::scoped_lock hold(mutex_);
+    ids_[id].asked = false;
     return ids_[id].peer;
   }
   int Connect(rdma_cm_id* id, rdma_conn_param* parameters) {
@@ -310,6 +325,8 @@ class FakeCmPair {
         request->route.addr.src_storage = id->route.addr.dst_storage;
         request->route.addr.dst_storage = id->route.addr.src_storage;
         ids_[request].peer = id;
+        ids_[request].asked = true;
+        request_.store(request);
         ids_[id].peer = request;
       }
     }
@@ -331,6 +348,7 @@ class FakeCmPair {
   std::atomic<int> listens_{0};
   std::atomic<rdma_cm_id*> connector_{nullptr};
   std::atomic<rdma_cm_id*> acceptor_{nullptr};
+  std::atomic<rdma_cm_id*> request_{nullptr};
   std::mutex mutex_;  // what follows
   std::map<rdma_cm_id*, State> ids_;
   std::deque<Event*> events_;
