@@ -361,7 +361,7 @@ void OnCmFrame(Conn* conn, const Head& head, const std::string& data) {
         case CmState::kRepReceived:
           return Rejected(id,
                           id->state->options.iwarp
-                              ? -ECONNREFUSED
+                              ? -ECONNRESET
                               : static_cast<int>(head.status),
                           data);
         case CmState::kEstablished:

@@ -42,7 +42,7 @@ def device_test(name, binary, args = [], data = [], devices = ["ib", "iwarp"], o
             srcs = ["//tests/device:with_device"],
             args = [
                 device + ("," + options if options else ""),
-                ",".join(["writes", "overruns=0", "of_parent=0"] + expect),
+                ",".join(["overruns=0", "of_parent=0"] + expect),
                 "$(location %s)" % binary,
             ] + args,
             data = [binary, "//tests/device"] + data,

@@ -14,12 +14,13 @@ printf 'a key that both ends have: %032d' 0 >"$key"
 export PAIR_ADDRESS=$RDMA_IP RCSOCK_LANES=rdma RCSOCK_KEY_FILE=$key
 export PAIR_SCALE=10
 # nested: completions of its own make an epoll descriptor look readable to
-# poll() once more (docs/compatibility.md).  killed_behind_...,
+# poll() once more (docs/compatibility.md).  killed_...,
 # kill_rounds: what the device has not taken dies with its process.
 # exit_stopped_peer, fork_stopped_peers: a process that is stopped stops this
 # device, too.  exit_of_...: /proc counts its threads.  The others are about
 # loopback.
 skip=nested,killed_behind_a_demotion,killed_behind_a_full_tcp,kill_rounds
+skip+=,killed_in_the_switch
 skip+=,exit_stopped_peer,fork_stopped_peers,exit_of_thread,exit_of_first_thread
 export PAIR_SKIP=${PAIR_SKIP:+$PAIR_SKIP,}$skip,zerocopy_ipv6,zerocopy_mapped
 failed=0
