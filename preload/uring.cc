@@ -91,18 +91,18 @@ RCSOCK_EXPORT int io_uring_queue_init_try_nosqarr(unsigned entries, void* ring,
   return Call(next, entries, ring, parameters, memory, size);
 }
 
-// Who makes it himself fills it himself.
 RCSOCK_EXPORT int io_uring_setup(unsigned entries, void* parameters) {
   NEXT(int, io_uring_setup, unsigned, void*);
-  uring::PinAll();
-  return Call(next, entries, parameters);
+  const int fd = Call(next, entries, parameters);
+  if (fd >= 0) uring::AfterSetup(fd, parameters);
+  return fd;
 }
 
 RCSOCK_EXPORT int io_uring_enter(unsigned fd, unsigned submit, unsigned wait,
                                  unsigned flags, sigset_t* signals) {
   NEXT(int, io_uring_enter, unsigned, unsigned, unsigned, unsigned, sigset_t*);
-  if (submit > 0) uring::PinAll();
-  return Call(next, fd, submit, wait, flags, signals);
+  const uring::Submission seen(static_cast<int>(fd), submit, flags);
+  return Call(next, fd, seen.count(), wait, seen.flags(), signals);
 }
 
 RCSOCK_EXPORT int io_uring_enter2(unsigned fd, unsigned submit, unsigned wait,
@@ -110,8 +110,8 @@ RCSOCK_EXPORT int io_uring_enter2(unsigned fd, unsigned submit, unsigned wait,
                                   std::size_t size) {
   NEXT(int, io_uring_enter2, unsigned, unsigned, unsigned, unsigned, void*,
        std::size_t);
-  if (submit > 0) uring::PinAll();
-  return Call(next, fd, submit, wait, flags, signals, size);
+  const uring::Submission seen(static_cast<int>(fd), submit, flags);
+  return Call(next, fd, seen.count(), wait, seen.flags(), signals, size);
 }
 
 // --- submitting
@@ -236,6 +236,6 @@ RCSOCK_EXPORT int io_uring_register_files_update_tag(Ring* ring, unsigned at,
 RCSOCK_EXPORT int io_uring_register(unsigned fd, unsigned operation,
                                     const void* argument, unsigned count) {
   NEXT(int, io_uring_register, unsigned, unsigned, const void*, unsigned);
-  uring::BeforeRegister(operation);
+  uring::BeforeRegister(static_cast<int>(fd), operation);
   return Call(next, fd, operation, argument, count);
 }

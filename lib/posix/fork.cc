@@ -22,6 +22,7 @@
 #include "lib/posix/signals.h"
 #include "lib/posix/sock.h"
 #include "lib/posix/stats.h"
+#include "lib/posix/uring.h"
 #include "lib/rendezvous/rendezvous.h"
 
 namespace rcsock::posix {
@@ -129,6 +130,7 @@ void ForkChild() {
   InterestsForkUnlock();
   if (ProcessPinned() != base::Reason::kSandboxed) base::InitBarriers();
   CallsForkChild();
+  uring::RingsForkChild();
   stats.Clear();
   InterestsForkChild();
   SignalsForkChild();

@@ -25,6 +25,7 @@
 #include "lib/posix/sock_plain.h"
 #include "lib/posix/stdio.h"
 #include "lib/posix/table.h"
+#include "lib/posix/uring.h"
 #include "lib/posix/user_arguments.h"
 
 namespace rcsock::posix::hook {
@@ -234,6 +235,7 @@ int close_range(unsigned first, unsigned last, int flags) {
   } else {
     CloseFollowed(first, last);
   }
+  uring::BeforeClose(first, last);
   // Around our own.
   constexpr unsigned kHighest = 65536;
   unsigned from = first;

@@ -287,12 +287,20 @@ long Syscall(long number, const long (&a)[kArguments]) {
     case SYS_epoll_create1:
       return hook::epoll_create1(Fd(a[0]));
     case SYS_close:
-      return OursToClose(a[0]) ? hook::close(Fd(a[0])) : kernel();
+      if (OursToClose(a[0])) return hook::close(Fd(a[0]));
+      uring::BeforeClose(Fd(a[0]));
+      return kernel();
     case SYS_dup2:
-      if (!Ours(a[0]) && !OursToClose(a[1])) return kernel();
+      if (!Ours(a[0]) && !OursToClose(a[1])) {
+        if (a[0] != a[1]) uring::BeforeClose(Fd(a[1]));
+        return kernel();
+      }
       return hook::dup2(Fd(a[0]), Fd(a[1]));
     case SYS_dup3:
-      if (!Ours(a[0]) && !OursToClose(a[1])) return kernel();
+      if (!Ours(a[0]) && !OursToClose(a[1])) {
+        if (a[0] != a[1]) uring::BeforeClose(Fd(a[1]));
+        return kernel();
+      }
       return hook::dup3(Fd(a[0]), Fd(a[1]), Fd(a[2]));
     case SYS_close_range:
       return hook::close_range(Word(a[0]), Word(a[1]), Fd(a[2]));
@@ -353,14 +361,18 @@ long Syscall(long number, const long (&a)[kArguments]) {
       }
       break;
     // (liburing's functions do not come here.)
-    case SYS_io_uring_setup:
-      uring::PinAll();
-      break;
-    case SYS_io_uring_enter:
-      if (a[1] > 0) uring::PinAll();
-      break;
+    case SYS_io_uring_setup: {
+      const long fd = kernel();
+      if (fd >= 0) uring::AfterSetup(Fd(fd), At<void>(a[1]));
+      return fd;
+    }
+    case SYS_io_uring_enter: {
+      const uring::Submission seen(Fd(a[0]), Word(a[1]), Word(a[3]));
+      return ::syscall(number, a[0], seen.count(), a[2], seen.flags(), a[4],
+                       a[5]);
+    }
     case SYS_io_uring_register:
-      uring::BeforeRegister(Word(a[1]));
+      uring::BeforeRegister(Fd(a[0]), Word(a[1]));
       break;
     case SYS_io_submit:
       BeforeAio(a[1], At<void*>(a[2]));

@@ -17,6 +17,7 @@
 #include "lib/posix/process.h"
 #include "lib/posix/signals.h"
 #include "lib/posix/stdio.h"
+#include "lib/posix/uring.h"
 
 namespace rcsock::posix {
 namespace {
@@ -418,6 +419,7 @@ int CloseClaimed(int fd, File* file, const Successor& next) {
 }  // namespace
 
 int CloseFd(int fd) {
+  uring::BeforeClose(fd);
   constexpr Successor kNothing;
   if (Entry(fd) != nullptr && InBorrowedMemory()) {
     Lend(fd);
@@ -435,6 +437,7 @@ int CloseFd(int fd) {
 }
 
 int ReplaceFd(int fd, int from, int flags) {
+  uring::BeforeClose(fd);
   if (Entry(fd) == nullptr && Entry(from) == nullptr) {
     return KernelReplace(fd, {from, flags});
   }

@@ -1,18 +1,28 @@
 #include "lib/posix/uring.h"
 
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
+#include <sys/utsname.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
+#include <cstdio>
+#include <cstring>
 #include <iterator>
 
+#include "lib/base/guard.h"
+#include "lib/base/latch.h"
+#include "lib/base/unique_fd.h"
 #include "lib/posix/hooks.h"
 #include "lib/posix/passing.h"
 #include "lib/posix/process.h"
 #include "lib/posix/signals.h"
 #include "lib/posix/table.h"
+#include "lib/posix/uring_batch.h"
 #include "lib/posix/user_arguments.h"
 
 namespace rcsock::posix::uring {
@@ -24,7 +34,6 @@ constexpr int kNewestKnown = 2008;
 // Flags under which a submission is what struct Ring says, as of
 // IORING_SETUP_NO_SQARRAY, the newest in that liburing.
 constexpr unsigned kKnownFlags = (1u << 17) - 1;
-constexpr unsigned kSqe128 = 1u << 10;  // IORING_SETUP_SQE128
 
 // IORING_OP_*, newer than the headers of Debian 12.
 constexpr int kWaitid = 50;
@@ -43,8 +52,7 @@ void Leave(int fd) {
       sock->Pin(base::Reason::kPinnedIoUring);
     }
   } else {
-    // A set of ours that the kernel is to change or to wait for: it knows
-    // nothing of lanes.
+    // A set of ours that the kernel is to wait for: it knows nothing of lanes.
     PinAll();
   }
 }
@@ -84,7 +92,10 @@ void Look(const io_uring_sqe& request) {
     case IORING_OP_SENDMSG_ZC: {
       const auto* message = reinterpret_cast<const msghdr*>(request.addr);
       BeforeLooking();
-      if (!Null(message)) BeforePassing(message);
+      if (msghdr copy; !Null(message) &&
+                       base::TrySmall(&copy, message, sizeof copy)) {
+        BeforePassing(&copy);
+      }
       break;
     }
     default:
@@ -93,7 +104,208 @@ void Look(const io_uring_sqe& request) {
   if ((request.flags & IOSQE_FIXED_FILE) == 0) Leave(request.fd);
 }
 
+// --- IORING_OP_EPOLL_CTL
+
+constexpr unsigned kInjectResult = 1u << 0;  // IORING_NOP_INJECT_RESULT
+
+// Whether IORING_OP_NOP completes with the result that it is given: Linux 6.10.
+bool NopHasResult() {
+  static constinit std::atomic<int> known{-1};
+  int has = known.load(std::memory_order_relaxed);
+  if (has < 0) {
+    utsname names{};
+    int major = 0;
+    int minor = 0;
+    has = ::uname(&names) == 0 &&
+          std::sscanf(names.release, "%d.%d", &major, &minor) == 2 &&
+          (major > 6 || (major == 6 && minor >= 10));
+    known.store(has, std::memory_order_relaxed);
+  }
+  return has != 0;
+}
+
+// An epoll set of rcsock's own and its only member, a pair that ADD answers
+// with EEXIST; false: none can be made.
+struct Pair {
+  int set = -1;
+  int member = -1;
+};
+constinit base::Latch pair_latch;
+constinit Pair pair;
+bool FindPair(Pair* found) {
+  Critical critical;
+  pair_latch.lock();
+  if (pair.set < 0) {
+    base::UniqueFd set(base::OpenHighForParent(
+        [] { return ::syscall(SYS_epoll_create1, EPOLL_CLOEXEC); }));
+    base::UniqueFd member(base::OpenHighForParent(
+        [] { return ::syscall(SYS_eventfd2, 0, EFD_CLOEXEC); }));
+    epoll_event nothing{};
+    if (set.ok() && member.ok() &&
+        ::syscall(SYS_epoll_ctl, set.get(), EPOLL_CTL_ADD, member.get(),
+                  &nothing) == 0) {
+      pair = {set.release(), member.release()};
+    }
+  }
+  *found = pair;
+  pair_latch.unlock();
+  return found->set >= 0;
+}
+
+// A request that the kernel is to see in place of another one keeps in its last
+// word, which the kernel does not read, what the other one was.
+constexpr std::uint64_t kRemade = 0x7c5e;
+struct Was {
+  std::uint64_t is : 16;
+  std::uint64_t op : 8;
+  std::uint64_t fd : 20;
+  std::uint64_t target : 20;
+};
+static_assert(sizeof(Was) == sizeof(io_uring_sqe::__pad2[0]));
+static_assert(kMaxFds <= 1 << 20);
+constexpr std::size_t kLastWord = 56;
+static_assert(sizeof(io_uring_sqe) == kLastWord + sizeof(Was));
+
+// These are in the ring, where a fault is the program's doing.
+template <class T>
+void Write(io_uring_sqe* at, std::size_t offset, T value) {
+  base::TryStore(
+      reinterpret_cast<T*>(reinterpret_cast<char*>(at) + offset), value);
+}
+std::uint64_t LastWord(const io_uring_sqe& request) {
+  std::uint64_t word;
+  std::memcpy(&word, reinterpret_cast<const char*>(&request) + kLastWord,
+              sizeof word);
+  return word;
+}
+void WriteOpcode(io_uring_sqe* at, std::uint8_t opcode, std::uint8_t flags) {
+  // (The first word: opcode, flags, ioprio, of which the last is 0.)
+  Write(at, 0, static_cast<std::uint32_t>(opcode | flags << 8));
+}
+
+// The kernel is to complete `*at` with -`error`, or 0.  False: it can't be made
+// to.
+bool Answer(const io_uring_sqe& request, int error, io_uring_sqe* at) {
+  const auto number = static_cast<unsigned>(request.fd);
+  const auto target = static_cast<unsigned>(request.off);
+  Was was{kRemade, request.len, number, target};
+  std::uint64_t last;
+  std::memcpy(&last, &was, sizeof last);
+  if (error == 0 || NopHasResult()) {
+    if (error != 0) {
+      Write(at, offsetof(io_uring_sqe, len), static_cast<std::uint32_t>(-error));
+      Write(at, offsetof(io_uring_sqe, rw_flags), kInjectResult);
+    }
+    Write(at, kLastWord, last);
+    WriteOpcode(at, IORING_OP_NOP, request.flags);
+    return true;
+  }
+  switch (error) {
+    case EEXIST: {
+      Pair exists;
+      if (!FindPair(&exists)) return false;
+      Write(at, offsetof(io_uring_sqe, off),
+            static_cast<std::uint64_t>(exists.member));
+      Write(at, offsetof(io_uring_sqe, fd),
+            static_cast<std::uint32_t>(exists.set));
+      break;
+    }
+    case EINVAL:
+      // (A set within itself.)
+      Write(at, offsetof(io_uring_sqe, off),
+            static_cast<std::uint64_t>(number));
+      break;
+    case ENOENT:
+    case EBADF:
+    case EPERM:
+    case ELOOP:
+      // It is the kernel that has said so, and will again.
+      return true;
+    default:
+      return false;
+  }
+  Write(at, kLastWord, last);
+  return true;
+}
+
+// Does what the request asks for, if that is about a stream or a set within a
+// set, and has `*at` answered.  `alone`: nothing that was submitted before it
+// must be done first.
+bool Control(const io_uring_sqe& request, bool alone, io_uring_sqe* at) {
+  const int number = request.fd;
+  const int fd = static_cast<int>(request.off);
+  const auto op = static_cast<int>(request.len);
+  File* const file = Lookup(fd);
+  if (file == nullptr) return false;  // the kernel knows all of it
+  if (op != EPOLL_CTL_ADD && op != EPOLL_CTL_MOD && op != EPOLL_CTL_DEL) {
+    return false;  // EINVAL
+  }
+  if (file->kind == FileKind::kSock
+          ? static_cast<Sock*>(file)->listening.load(std::memory_order_relaxed)
+          : LookupSet(number) == nullptr) {
+    return false;
+  }
+  constexpr unsigned kFlags =
+      IOSQE_IO_LINK | IOSQE_IO_HARDLINK | IOSQE_CQE_SKIP_SUCCESS;
+  if (!alone || (request.flags & ~kFlags) != 0 || request.ioprio != 0 ||
+      request.rw_flags != 0 || request.buf_index != 0 ||
+      request.personality != 0 || request.splice_fd_in != 0 ||
+      LastWord(request) != 0 ||
+      static_cast<unsigned>(number) >= static_cast<unsigned>(kMaxFds)) {
+    PinAll();
+    return false;
+  }
+  BeforeLooking();
+  auto* const event = reinterpret_cast<epoll_event*>(request.addr);
+  if (op != EPOLL_CTL_DEL &&
+      (Null(event) || !base::Readable(event, sizeof *event))) {
+    return false;  // EFAULT
+  }
+  const int error = hook::epoll_ctl(number, op, fd, event) == 0 ? 0 : errno;
+  if (error == EFAULT) return false;
+  if (Answer(request, error, at)) return true;
+  PinAll();
+  return false;
+}
+
 }  // namespace
+
+bool Batch::See(const io_uring_sqe& request, io_uring_sqe* at) {
+  const bool alone = !linked_ && !closes_ && !drained;
+  bool remade = false;
+  if (request.opcode != IORING_OP_EPOLL_CTL) {
+    Look(request);
+  } else if (!refuses_control_) {
+    remade = Control(request, alone && !restricted_, at);
+  }
+  linked_ = (request.flags & (IOSQE_IO_LINK | IOSQE_IO_HARDLINK)) != 0;
+  if (request.opcode == IORING_OP_CLOSE) closes_ = true;
+  if ((request.flags & IOSQE_IO_DRAIN) != 0) drained = true;
+  return remade;
+}
+
+void Restore(io_uring_sqe* at) {
+  io_uring_sqe request;
+  if (!base::TrySmall(&request, at, sizeof request)) return;
+  Was was;
+  const std::uint64_t last = LastWord(request);
+  std::memcpy(&was, &last, sizeof was);
+  if (was.is != kRemade || (request.opcode != IORING_OP_NOP &&
+                            request.opcode != IORING_OP_EPOLL_CTL)) {
+    return;
+  }
+  WriteOpcode(at, IORING_OP_EPOLL_CTL, request.flags);
+  Write(at, offsetof(io_uring_sqe, fd), static_cast<std::uint32_t>(was.fd));
+  Write(at, offsetof(io_uring_sqe, off), static_cast<std::uint64_t>(was.target));
+  Write(at, offsetof(io_uring_sqe, len), static_cast<std::uint32_t>(was.op));
+  Write(at, offsetof(io_uring_sqe, rw_flags), std::uint32_t{0});
+  Write(at, kLastWord, std::uint64_t{0});
+}
+
+void PairForkChild() {
+  pair_latch.Reset();
+  pair = {};  // closed, as all of rcsock's
+}
 
 void PinAll() {
   if (!InBorrowedMemory()) PinProcess(base::Reason::kPinnedIoUring);
@@ -104,12 +316,22 @@ void BeforeMaking(unsigned flags, int version) {
 }
 
 void BeforeSubmit(const Ring* ring) {
-  if (Null(ring) || InBorrowedMemory() || ring->sqes == nullptr) return;
+  if (Null(ring) || InBorrowedMemory() || ring->sqes == nullptr ||
+      ProcessPinned() != base::Reason::kNone) {
+    return;
+  }
+  const int saved = errno;
   const unsigned mask = *ring->kring_mask;
   const unsigned shift = (ring->flags & kSqe128) != 0 ? 1 : 0;
+  Batch batch((ring->flags & kIoPoll) != 0, false);
   for (unsigned at = ring->sqe_head; at != ring->sqe_tail; ++at) {
-    Look(ring->sqes[static_cast<std::size_t>(at & mask) << shift]);
+    io_uring_sqe* const there =
+        &ring->sqes[static_cast<std::size_t>(at & mask) << shift];
+    io_uring_sqe request;
+    if (!base::TrySmall(&request, there, sizeof request)) continue;
+    batch.See(request, there);
   }
+  errno = saved;
 }
 
 void BeforeRegister(const int* fds, unsigned count) {
@@ -134,14 +356,28 @@ void BeforeRegister(const int* fds, unsigned count) {
   }
 }
 
-void BeforeRegister(unsigned operation) {
-  // (The topmost bit says how the ring is named.)
-  switch (operation & 0x7fffffff) {
+void BeforeRegister(int fd, unsigned operation) {
+  // Named by its place in a table of the kernel's, the ring may be any.
+  constexpr unsigned kByPlace = 1u << 31;  // IORING_REGISTER_USE_REGISTERED_RING
+  constexpr unsigned kResizeRings = 33;    // IORING_REGISTER_RESIZE_RINGS
+  const bool any = (operation & kByPlace) != 0;
+  switch (operation & ~kByPlace) {
     case IORING_REGISTER_FILES:
     case IORING_REGISTER_FILES_UPDATE:
     case IORING_REGISTER_FILES2:
     case IORING_REGISTER_FILES_UPDATE2:
       PinAll();
+      break;
+    case IORING_REGISTER_RESTRICTIONS:
+      Restrict(any ? -1 : fd);
+      break;
+    case kResizeRings:
+      // It has other memory from then on.
+      if (any) {
+        BeforeClose(0, ~0u);
+      } else {
+        BeforeClose(fd);
+      }
       break;
     default:
       break;

@@ -3,14 +3,17 @@
 
 #include <linux/io_uring.h>
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 
-// io_uring.  Requests go into memory that the kernel reads, by functions that
-// are partly inline; but only liburing's submitting functions show them to the
-// kernel.  So each submission is looked at first, and the streams that it names
-// go to TCP for good.  Where a ring could be filled past those functions, all
-// streams of the process do.
+// io_uring.  Requests go into memory that the kernel reads, but only a call of
+// liburing's or io_uring_enter(2) submits them.  rcsock looks at each submission
+// first.  The streams that its requests name go to TCP for good; epoll_ctl by a
+// request is done by rcsock, and the stream stays where it is.
+//
+// All streams of the process go to TCP where requests cannot be seen: a ring
+// whose queue the kernel polls, or that rcsock cannot map or does not know.
 namespace rcsock::posix::uring {
 
 // The beginning of liburing's struct io_uring, which its ABI has fixed since
@@ -40,9 +43,8 @@ struct Ring {
   unsigned flags;
 };
 
-// A ring is about to be made, in a way or with flags under which not all
-// submissions can be seen: no stream of this process may be on a lane from now
-// on.
+// Submissions of this process cannot all be seen: no stream of it may be on a
+// lane from now on.
 void PinAll();
 
 // A ring is about to be made by liburing with `flags` (IORING_SETUP_*).
@@ -55,8 +57,55 @@ void BeforeSubmit(const Ring* ring);
 // `count` descriptors are about to be registered: requests may name them by
 // their place from then on.
 void BeforeRegister(const int* fds, unsigned count);
-// The same by io_uring_register(2), with this operation (IORING_REGISTER_*).
-void BeforeRegister(unsigned operation);
+// io_uring_register(2) is about to do this operation (IORING_REGISTER_*) with
+// ring `fd`.
+void BeforeRegister(int fd, unsigned operation);
+
+// --- Rings that the program makes and fills by itself (uring_rings.cc).
+
+// io_uring_setup(2) has made ring `fd`; the kernel has filled in `parameters`
+// (struct io_uring_params).  rcsock maps the ring's queue, to see what is
+// submitted.
+void AfterSetup(int fd, const void* parameters);
+
+struct KnownRing;
+
+// One io_uring_enter(2) of the program, from before the call to its end.  The
+// kernel is asked with count() and flags(): it then takes no request that the
+// constructor has not seen.
+class Submission {
+ public:
+  Submission(int fd, unsigned count, unsigned flags);
+  ~Submission();
+  Submission(const Submission&) = delete;
+  Submission& operator=(const Submission&) = delete;
+  unsigned count() const { return count_; }
+  unsigned flags() const { return flags_; }
+
+ private:
+  KnownRing* ring_ = nullptr;  // null: nothing was looked at
+  unsigned count_;
+  unsigned flags_;
+  unsigned head_ = 0;  // of the queue, before
+  unsigned turn_ = 0;
+  bool remade_ = false;
+};
+
+// How many rings are mapped.
+extern constinit std::atomic<int> known_rings;
+void ForgetRings(unsigned first, unsigned last);
+// These numbers are about to be closed, or to name something else.  rcsock's
+// mapping would keep the ring alive.
+inline void BeforeClose(unsigned first, unsigned last) {
+  if (known_rings.load(std::memory_order_relaxed) != 0) [[unlikely]] {
+    ForgetRings(first, last);
+  }
+}
+inline void BeforeClose(int fd) {
+  BeforeClose(static_cast<unsigned>(fd), static_cast<unsigned>(fd));
+}
+// In the child of fork, which knows no ring.
+void RingsForkChild();
 
 }  // namespace rcsock::posix::uring
 

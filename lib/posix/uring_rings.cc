@@ -1,0 +1,339 @@
+// Rings that the program makes by io_uring_setup(2) and fills by itself.
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstddef>
+#include <cstdint>
+
+#include "lib/base/backoff.h"
+#include "lib/base/guard.h"
+#include "lib/base/latch.h"
+#include "lib/posix/process.h"
+#include "lib/posix/signals.h"
+#include "lib/posix/table.h"
+#include "lib/posix/uring.h"
+#include "lib/posix/uring_batch.h"
+#include "lib/posix/user_arguments.h"
+
+namespace rcsock::posix::uring {
+
+// What names the file behind a number.  (On Linux 5.12 and later each ring has
+// an inode of its own.)
+struct Identity {
+  dev_t device = 0;
+  ino_t inode = 0;
+  bool operator==(const Identity&) const = default;
+};
+
+// A ring that is mapped.  All but `users` is written with rings_latch; the
+// mapping is there as long as the ring is known, or has users.
+struct KnownRing {
+  int fd = -1;  // -1: not known (any more)
+  int users = 0;
+  Identity identity;
+  bool poll = false;        // IORING_SETUP_IOPOLL
+  bool restricted = false;  // IORING_REGISTER_RESTRICTIONS
+  bool drained = false;     // a request has been submitted with IOSQE_IO_DRAIN
+
+  // The mapping.  What is read there the program may have changed: the sizes
+  // here are the kernel's.
+  void* queue = nullptr;
+  std::size_t queue_size = 0;
+  void* requests = nullptr;
+  std::size_t requests_size = 0;
+  unsigned entries = 0;  // a power of two
+  unsigned head_at = 0;
+  unsigned tail_at = 0;
+  unsigned array_at = 0;  // 0: there is none
+  unsigned shift = 0;     // requests of twice the size
+
+  // A thread has looked at what it submits, and the kernel has not taken all of
+  // that yet.  It has by when the head is `end`.
+  bool busy = false;
+  bool looking = false;  // `end` is not known yet
+  unsigned turn = 0;
+  unsigned end = 0;
+
+  bool Load(unsigned at, unsigned* to) const {
+    return base::TryLoad(reinterpret_cast<const unsigned*>(
+                             static_cast<const char*>(queue) + at),
+                         to);
+  }
+  // Null: the kernel drops what stands there.
+  io_uring_sqe* Request(unsigned position) const {
+    unsigned index = position & (entries - 1);
+    if (array_at != 0 &&
+        (!Load(array_at + index * sizeof index, &index) || index >= entries)) {
+      return nullptr;
+    }
+    return static_cast<io_uring_sqe*>(requests) +
+           (static_cast<std::size_t>(index) << shift);
+  }
+};
+
+constinit std::atomic<int> known_rings{0};
+
+namespace {
+
+constexpr int kMostRings = 256;
+constexpr unsigned kMostEntries = 32768;  // IORING_MAX_ENTRIES
+// All of liburing 2.8's but those under which rcsock cannot see the queue.
+constexpr unsigned kSeenFlags =
+    ((1u << 17) - 1) & ~(kSqPoll | kNoMmap | kRegisteredFdOnly);
+constexpr unsigned kByPlace = 1u << 4;    // IORING_ENTER_REGISTERED_RING
+constexpr unsigned kGetEvents = 1u << 0;  // IORING_ENTER_GETEVENTS
+
+constinit base::Latch rings_latch;
+constinit KnownRing rings[kMostRings];
+constinit int rings_top = 0;  // none is known beyond; rings_latch's
+
+class Held {
+ public:
+  Held() { rings_latch.lock(); }
+  ~Held() { rings_latch.unlock(); }
+  Held(const Held&) = delete;
+  Held& operator=(const Held&) = delete;
+
+ private:
+  const Critical critical_;
+};
+
+bool Identify(int fd, Identity* to) {
+  struct stat what {};
+  if (::fstat(fd, &what) != 0) return false;
+  *to = {what.st_dev, what.st_ino};
+  return true;
+}
+
+void* Map(int fd, std::size_t size, int protection, std::uint64_t offset) {
+  void* const at = reinterpret_cast<void*>(
+      ::syscall(SYS_mmap, nullptr, size, protection, MAP_SHARED | MAP_POPULATE,
+                fd, offset));
+  if (at == MAP_FAILED) return nullptr;
+  ::syscall(SYS_madvise, at, size, MADV_DONTFORK);
+  return at;
+}
+
+void Unmap(void* at, std::size_t size) {
+  if (at != nullptr) ::syscall(SYS_munmap, at, size);
+}
+
+void Unmap(const KnownRing& ring) {
+  Unmap(ring.queue, ring.queue_size);
+  Unmap(ring.requests, ring.requests_size);
+}
+
+// rings_latch held.
+KnownRing* Find(int fd) {
+  for (int i = 0; i < rings_top; ++i) {
+    if (rings[i].fd == fd) return &rings[i];
+  }
+  return nullptr;
+}
+
+// The last one that needs the mapping takes it along.  rings_latch held.
+KnownRing TakeIfLast(KnownRing* ring) {
+  if (ring->users != 0 || ring->fd >= 0) return {};
+  const KnownRing last = *ring;
+  *ring = {};
+  return last;
+}
+
+// rings_latch held.
+KnownRing Forget(KnownRing* ring) {
+  ring->fd = -1;
+  known_rings.fetch_sub(1, std::memory_order_relaxed);
+  return TakeIfLast(ring);
+}
+
+// What the kernel says of a ring, or nothing that it could say: false.
+bool Measure(const io_uring_params& kernels, KnownRing* ring) {
+  constexpr unsigned kMostOffset = 1 << 20;
+  const unsigned entries = kernels.sq_entries;
+  const auto& at = kernels.sq_off;
+  const bool array = (kernels.flags & kNoSqArray) == 0;
+  if (entries == 0 || entries > kMostEntries ||
+      (entries & (entries - 1)) != 0 || at.head > kMostOffset ||
+      at.tail > kMostOffset || at.array > kMostOffset ||
+      array != (at.array != 0)) {
+    return false;
+  }
+  ring->entries = entries;
+  ring->poll = (kernels.flags & kIoPoll) != 0;
+  ring->shift = (kernels.flags & kSqe128) != 0 ? 1 : 0;
+  ring->head_at = at.head;
+  ring->tail_at = at.tail;
+  ring->array_at = at.array;
+  ring->queue_size =
+      std::max({at.head, at.tail, array ? at.array + (entries - 1) * 4 : 0}) +
+      sizeof(unsigned);
+  ring->requests_size = (sizeof(io_uring_sqe) << ring->shift) * entries;
+  return true;
+}
+
+}  // namespace
+
+void AfterSetup(int fd, const void* parameters) {
+  if (InBorrowedMemory()) return;
+  const int saved = errno;
+  Evict(fd);
+  BeforeClose(fd);  // whatever had the number was closed past rcsock
+  io_uring_params kernels;
+  KnownRing ring;
+  if (!base::TryGet(&kernels, parameters, sizeof kernels) ||
+      (kernels.flags & ~kSeenFlags) != 0 || !Measure(kernels, &ring)) {
+    PinAll();
+  } else if (ProcessPinned() == base::Reason::kNone &&
+             Identify(fd, &ring.identity)) {
+    ring.queue = Map(fd, ring.queue_size, PROT_READ, IORING_OFF_SQ_RING);
+    ring.requests = Map(fd, ring.requests_size, PROT_READ | PROT_WRITE,
+                        IORING_OFF_SQES);
+    ring.fd = fd;
+    bool known = false;
+    if (ring.queue != nullptr && ring.requests != nullptr) {
+      const Held held;
+      for (int i = 0; i < kMostRings && !known; ++i) {
+        if (rings[i].fd >= 0 || rings[i].users != 0) continue;
+        rings[i] = ring;
+        rings_top = std::max(rings_top, i + 1);
+        known_rings.fetch_add(1, std::memory_order_relaxed);
+        known = true;
+      }
+    } else {
+      PinAll();
+    }
+    // (A ring that finds no room is one that is not known.)
+    if (!known) Unmap(ring);
+  }
+  errno = saved;
+}
+
+void ForgetRings(unsigned first, unsigned last) {
+  if (InBorrowedMemory()) return;
+  const int saved = errno;
+  for (int i = 0;; ++i) {
+    KnownRing gone;
+    {
+      const Held held;
+      while (i < rings_top && (rings[i].fd < 0 ||
+                               static_cast<unsigned>(rings[i].fd) < first ||
+                               static_cast<unsigned>(rings[i].fd) > last)) {
+        ++i;
+      }
+      if (i >= rings_top) break;
+      gone = Forget(&rings[i]);
+    }
+    Unmap(gone);
+  }
+  errno = saved;
+}
+
+void RingsForkChild() {
+  rings_latch.Reset();
+  PairForkChild();
+  for (int i = 0; i < rings_top; ++i) rings[i] = {};
+  rings_top = 0;
+  known_rings.store(0, std::memory_order_relaxed);
+}
+
+void Restrict(int fd) {
+  if (InBorrowedMemory()) return;
+  const Held held;
+  for (int i = 0; i < rings_top; ++i) {
+    if (fd < 0 || rings[i].fd == fd) rings[i].restricted = true;
+  }
+}
+
+Submission::Submission(int fd, unsigned count, unsigned flags)
+    : count_(count), flags_(flags) {
+  if (count == 0 || ProcessPinned() != base::Reason::kNone ||
+      InBorrowedMemory()) {
+    return;
+  }
+  const int saved = errno;
+  // Another thread that submits to this ring is waited for, but not for long:
+  // this one may be in a handler that has interrupted it.
+  constexpr int kTurns = 16;
+  base::Backoff backoff;
+  Identity identity;
+  bool known = (flags & kByPlace) == 0 && Identify(fd, &identity);
+  for (int i = 0; known && ring_ == nullptr && i < kTurns; ++i) {
+    if (i > 0) backoff.Wait();
+    KnownRing gone;
+    {
+      const Held held;
+      KnownRing* const ring = Find(fd);
+      unsigned head = 0;
+      if (ring == nullptr) {
+        known = false;
+      } else if (ring->identity != identity) {
+        gone = Forget(ring);  // closed past rcsock
+        known = false;
+      } else if (!ring->Load(ring->head_at, &head)) {
+        known = false;
+      } else if (!ring->busy || (!ring->looking && ring->end == head)) {
+        ring->busy = true;
+        ring->looking = true;
+        ++ring->users;
+        turn_ = ++ring->turn;
+        head_ = head;
+        ring_ = ring;
+      }
+    }
+    Unmap(gone);
+  }
+  if (ring_ == nullptr) {
+    PinAll();
+    errno = saved;
+    return;
+  }
+  unsigned tail = head_;
+  ring_->Load(ring_->tail_at, &tail);
+  count_ = std::min({count, tail - head_, ring_->entries});
+  // The kernel does not wait where it gets less than it was told.
+  if (count_ < count) flags_ &= ~kGetEvents;
+  Batch batch(ring_->poll, ring_->restricted);
+  batch.drained = ring_->drained;
+  for (unsigned i = 0; i < count_; ++i) {
+    io_uring_sqe* const at = ring_->Request(head_ + i);
+    io_uring_sqe request;
+    if (at == nullptr || !base::TrySmall(&request, at, sizeof request)) continue;
+    remade_ |= batch.See(request, at);
+  }
+  {
+    const Held held;
+    ring_->looking = false;
+    ring_->end = head_ + count_;
+    ring_->drained = batch.drained;
+  }
+  errno = saved;
+}
+
+Submission::~Submission() {
+  if (ring_ == nullptr) return;
+  const int saved = errno;
+  unsigned head = head_;
+  if (remade_ && ring_->Load(ring_->head_at, &head)) {
+    const unsigned taken = std::min(head - head_, count_);
+    for (unsigned i = 0; i < taken; ++i) {
+      if (io_uring_sqe* const at = ring_->Request(head_ + i)) Restore(at);
+    }
+  }
+  KnownRing gone;
+  {
+    const Held held;
+    if (ring_->turn == turn_) ring_->busy = false;
+    --ring_->users;
+    gone = TakeIfLast(ring_);
+  }
+  Unmap(gone);
+  errno = saved;
+}
+
+}  // namespace rcsock::posix::uring
