@@ -201,20 +201,17 @@ bool Answer(const io_uring_sqe& request, int error, io_uring_sqe* at) {
     return true;
   }
   switch (error) {
-    case EEXIST: {
-      Pair exists;
-      if (!FindPair(&exists)) return false;
+    case EEXIST:
+    case EINVAL: {
+      // (A set is refused as a member of itself.)
+      Pair of;
+      if (!FindPair(&of)) return false;
+      const int member = error == EEXIST ? of.member : of.set;
       Write(at, offsetof(io_uring_sqe, off),
-            static_cast<std::uint64_t>(exists.member));
-      Write(at, offsetof(io_uring_sqe, fd),
-            static_cast<std::uint32_t>(exists.set));
+            static_cast<std::uint64_t>(member));
+      Write(at, offsetof(io_uring_sqe, fd), static_cast<std::uint32_t>(of.set));
       break;
     }
-    case EINVAL:
-      // (A set within itself.)
-      Write(at, offsetof(io_uring_sqe, off),
-            static_cast<std::uint64_t>(number));
-      break;
     case ENOENT:
     case EBADF:
     case EPERM:
@@ -237,8 +234,9 @@ bool Control(const io_uring_sqe& request, bool alone, io_uring_sqe* at) {
   const auto op = static_cast<int>(request.len);
   File* const file = Lookup(fd);
   if (file == nullptr) return false;  // the kernel knows all of it
-  if (op != EPOLL_CTL_ADD && op != EPOLL_CTL_MOD && op != EPOLL_CTL_DEL) {
-    return false;  // EINVAL
+  if (number < 0 || (op != EPOLL_CTL_ADD && op != EPOLL_CTL_MOD &&
+                     op != EPOLL_CTL_DEL)) {
+    return false;  // it refuses that
   }
   if (file->kind == FileKind::kSock
           ? static_cast<Sock*>(file)->listening.load(std::memory_order_relaxed)
@@ -251,7 +249,7 @@ bool Control(const io_uring_sqe& request, bool alone, io_uring_sqe* at) {
       request.rw_flags != 0 || request.buf_index != 0 ||
       request.personality != 0 || request.splice_fd_in != 0 ||
       LastWord(request) != 0 ||
-      static_cast<unsigned>(number) >= static_cast<unsigned>(kMaxFds)) {
+      number >= kMaxFds) {
     PinAll();
     return false;
   }
