@@ -39,9 +39,8 @@ def rows(path):
 
 
 SUBMITS = ("From liburing. The streams that the requests name move to TCP "
-           "first, for good.")
+           "first, for good; IORING_OP_EPOLL_CTL is as `epoll_ctl`.")
 REGISTERS = "From liburing. The streams among them move to TCP first, for good."
-PINS = "Every stream of the process moves to TCP, for good: nobody sees what "
 
 # Defined by hand in preload/raw.cc and preload/uring.cc, by the preload alone.
 RAW = [
@@ -53,9 +52,15 @@ RAW = [
     ("io_uring_queue_init_params", "As `io_uring_queue_init`."),
     ("io_uring_queue_init_mem", "As `io_uring_queue_init`."),
     ("io_uring_queue_init_try_nosqarr", "As `io_uring_queue_init`."),
-    ("io_uring_setup", PINS + "is put into this ring."),
-    ("io_uring_enter", "If it submits: " + PINS[0].lower() + PINS[1:] +
-     "was put into the ring."),
+    ("io_uring_queue_exit", "From liburing. rcsock forgets the ring."),
+    ("io_uring_setup", "From liburing, and by `syscall`. rcsock maps the "
+     "ring's queue. If the kernel polls it (SQPOLL), if it is the program's "
+     "memory (NO_MMAP), or if the ring has flags that rcsock does not know, "
+     "all streams of the process move to TCP, for good."),
+    ("io_uring_enter", "From liburing, and by `syscall`. As "
+     "`io_uring_submit`, for a ring that this process has made by "
+     "`io_uring_setup`, by its first number. If it submits for another ring, "
+     "all streams of the process move to TCP first, for good."),
     ("io_uring_enter2", "As `io_uring_enter`."),
     ("io_uring_submit", SUBMITS),
 ] + [(name, "As `io_uring_submit`.") for name in (
@@ -68,7 +73,8 @@ RAW = [
     ("io_uring_register_files_tags", "As `io_uring_register_files`."),
     ("io_uring_register_files_update", "As `io_uring_register_files`."),
     ("io_uring_register_files_update_tag", "As `io_uring_register_files`."),
-    ("io_uring_register", "If it registers files: as `io_uring_setup`."),
+    ("io_uring_register", "If it registers files, all streams of the process "
+     "move to TCP first, for good."),
     ("io_submit", "From libaio. The streams that it names move to TCP first, "
      "for good."),
     ("pidfd_getfd", "A connection of this process that is taken so moves to "

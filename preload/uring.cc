@@ -43,10 +43,12 @@ struct Parameters {
   unsigned sq_entries, cq_entries, flags;
 };
 
-void BeforeMaking(const void* parameters) {
-  if (parameters == nullptr) return;
-  uring::BeforeMaking(static_cast<const Parameters*>(parameters)->flags,
-                      Version());
+// `result`: less than 0 where it has not been made.
+int Made(int result, const void* parameters) {
+  if (result < 0) return result;
+  uring::AfterMaking(static_cast<const Parameters*>(parameters)->flags,
+                     Version());
+  return result;
 }
 
 }  // namespace
@@ -61,15 +63,15 @@ void BeforeMaking(const void* parameters) {
 RCSOCK_EXPORT int io_uring_queue_init(unsigned entries, void* ring,
                                       unsigned flags) {
   NEXT(int, io_uring_queue_init, unsigned, void*, unsigned);
-  uring::BeforeMaking(flags, Version());
-  return Call(next, entries, ring, flags);
+  const int result = Call(next, entries, ring, flags);
+  if (result >= 0) uring::AfterMaking(flags, Version());
+  return result;
 }
 
 RCSOCK_EXPORT int io_uring_queue_init_params(unsigned entries, void* ring,
                                              void* parameters) {
   NEXT(int, io_uring_queue_init_params, unsigned, void*, void*);
-  BeforeMaking(parameters);
-  return Call(next, entries, ring, parameters);
+  return Made(Call(next, entries, ring, parameters), parameters);
 }
 
 RCSOCK_EXPORT int io_uring_queue_init_mem(unsigned entries, void* ring,
@@ -77,8 +79,7 @@ RCSOCK_EXPORT int io_uring_queue_init_mem(unsigned entries, void* ring,
                                           std::size_t size) {
   NEXT(int, io_uring_queue_init_mem, unsigned, void*, void*, void*,
        std::size_t);
-  BeforeMaking(parameters);
-  return Call(next, entries, ring, parameters, memory, size);
+  return Made(Call(next, entries, ring, parameters, memory, size), parameters);
 }
 
 RCSOCK_EXPORT int io_uring_queue_init_try_nosqarr(unsigned entries, void* ring,
@@ -87,8 +88,13 @@ RCSOCK_EXPORT int io_uring_queue_init_try_nosqarr(unsigned entries, void* ring,
                                                   std::size_t size) {
   NEXT(int, io_uring_queue_init_try_nosqarr, unsigned, void*, void*, void*,
        std::size_t);
-  BeforeMaking(parameters);
-  return Call(next, entries, ring, parameters, memory, size);
+  return Made(Call(next, entries, ring, parameters, memory, size), parameters);
+}
+
+RCSOCK_EXPORT void io_uring_queue_exit(Ring* ring) {
+  NEXT(void, io_uring_queue_exit, Ring*);
+  uring::BeforeExit(ring);
+  if (auto* exit = next.Get()) exit(ring);
 }
 
 RCSOCK_EXPORT int io_uring_setup(unsigned entries, void* parameters) {

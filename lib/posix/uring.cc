@@ -309,8 +309,12 @@ void PinAll() {
   if (!InBorrowedMemory()) PinProcess(base::Reason::kPinnedIoUring);
 }
 
-void BeforeMaking(unsigned flags, int version) {
+void AfterMaking(unsigned flags, int version) {
   if ((flags & ~kKnownFlags) != 0 || version > kNewestKnown) PinAll();
+}
+
+void BeforeExit(const Ring* ring) {
+  if (!Null(ring)) BeforeClose(ring->fd);
 }
 
 void BeforeSubmit(const Ring* ring) {

@@ -41,15 +41,19 @@ struct Ring {
   unsigned cq_pad[4];
   // IORING_SETUP_*
   unsigned flags;
+  int fd;
 };
 
 // Submissions of this process cannot all be seen: no stream of it may be on a
 // lane from now on.
 void PinAll();
 
-// A ring is about to be made by liburing with `flags` (IORING_SETUP_*).
+// liburing has made a ring with `flags` (IORING_SETUP_*).
 // `version`: liburing's, major * 1000 + minor, 0 if it is too old to say.
-void BeforeMaking(unsigned flags, int version);
+void AfterMaking(unsigned flags, int version);
+
+// liburing is about to close a ring, past libc.
+void BeforeExit(const Ring* ring);
 
 // What has been filled in is about to be submitted.
 void BeforeSubmit(const Ring* ring);
@@ -86,7 +90,8 @@ class Submission {
   KnownRing* ring_ = nullptr;  // null: nothing was looked at
   unsigned count_;
   unsigned flags_;
-  unsigned head_ = 0;  // of the queue, before
+  std::uint64_t serial_ = 0;  // the ring's
+  unsigned head_ = 0;         // of the queue, before
   unsigned turn_ = 0;
   bool remade_ = false;
 };

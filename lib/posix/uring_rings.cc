@@ -31,11 +31,12 @@ struct Identity {
   bool operator==(const Identity&) const = default;
 };
 
-// A ring that is mapped.  All but `users` is written with rings_latch; the
-// mapping is there as long as the ring is known, or has users.
+// A ring that is mapped.  rings_latch guards it, but for the mapping and its
+// measures, which do not change while the ring is known or has users.
 struct KnownRing {
-  int fd = -1;  // -1: not known (any more)
-  int users = 0;
+  int fd = -1;               // -1: not known (any more)
+  int users = 0;             // threads that read the mapping
+  std::uint64_t serial = 0;  // no other ring has it
   Identity identity;
   bool poll = false;        // IORING_SETUP_IOPOLL
   bool restricted = false;  // IORING_REGISTER_RESTRICTIONS
@@ -92,6 +93,7 @@ constexpr unsigned kGetEvents = 1u << 0;  // IORING_ENTER_GETEVENTS
 constinit base::Latch rings_latch;
 constinit KnownRing rings[kMostRings];
 constinit int rings_top = 0;  // none is known beyond; rings_latch's
+constinit std::uint64_t last_serial = 0;  // rings_latch's
 
 class Held {
  public:
@@ -106,7 +108,7 @@ class Held {
 
 bool Identify(int fd, Identity* to) {
   struct stat what {};
-  if (::fstat(fd, &what) != 0) return false;
+  if (::syscall(SYS_fstat, fd, &what) != 0) return false;
   *to = {what.st_dev, what.st_ino};
   return true;
 }
@@ -138,7 +140,7 @@ KnownRing* Find(int fd) {
 }
 
 // The last one that needs the mapping takes it along.  rings_latch held.
-KnownRing TakeIfLast(KnownRing* ring) {
+[[nodiscard]] KnownRing TakeIfLast(KnownRing* ring) {
   if (ring->users != 0 || ring->fd >= 0) return {};
   const KnownRing last = *ring;
   *ring = {};
@@ -146,7 +148,13 @@ KnownRing TakeIfLast(KnownRing* ring) {
 }
 
 // rings_latch held.
-KnownRing Forget(KnownRing* ring) {
+[[nodiscard]] KnownRing StopUsing(KnownRing* ring) {
+  --ring->users;
+  return TakeIfLast(ring);
+}
+
+// rings_latch held.
+[[nodiscard]] KnownRing Forget(KnownRing* ring) {
   ring->fd = -1;
   known_rings.fetch_sub(1, std::memory_order_relaxed);
   return TakeIfLast(ring);
@@ -186,11 +194,12 @@ void AfterSetup(int fd, const void* parameters) {
   BeforeClose(fd);  // whatever had the number was closed past rcsock
   io_uring_params kernels;
   KnownRing ring;
-  if (!base::TryGet(&kernels, parameters, sizeof kernels) ||
+  if (ProcessPinned() != base::Reason::kNone) {
+    // Nothing is on a lane, nor will be.
+  } else if (!base::TryGet(&kernels, parameters, sizeof kernels) ||
       (kernels.flags & ~kSeenFlags) != 0 || !Measure(kernels, &ring)) {
     PinAll();
-  } else if (ProcessPinned() == base::Reason::kNone &&
-             Identify(fd, &ring.identity)) {
+  } else if (Identify(fd, &ring.identity)) {
     ring.queue = Map(fd, ring.queue_size, PROT_READ, IORING_OFF_SQ_RING);
     ring.requests = Map(fd, ring.requests_size, PROT_READ | PROT_WRITE,
                         IORING_OFF_SQES);
@@ -200,6 +209,7 @@ void AfterSetup(int fd, const void* parameters) {
       const Held held;
       for (int i = 0; i < kMostRings && !known; ++i) {
         if (rings[i].fd >= 0 || rings[i].users != 0) continue;
+        ring.serial = ++last_serial;
         rings[i] = ring;
         rings_top = std::max(rings_top, i + 1);
         known_rings.fetch_add(1, std::memory_order_relaxed);
@@ -283,6 +293,7 @@ Submission::Submission(int fd, unsigned count, unsigned flags)
         ++ring->users;
         turn_ = ++ring->turn;
         head_ = head;
+        serial_ = ring->serial;
         ring_ = ring;
       }
     }
@@ -306,18 +317,31 @@ Submission::Submission(int fd, unsigned count, unsigned flags)
     if (at == nullptr || !base::TrySmall(&request, at, sizeof request)) continue;
     remade_ |= batch.See(request, at);
   }
+  // (Nobody jumps out of the kernel's wait with it.)
+  KnownRing gone;
   {
     const Held held;
     ring_->looking = false;
     ring_->end = head_ + count_;
     ring_->drained = batch.drained;
+    gone = StopUsing(ring_);
   }
+  Unmap(gone);
   errno = saved;
 }
 
 Submission::~Submission() {
   if (ring_ == nullptr) return;
   const int saved = errno;
+  {
+    const Held held;
+    if (ring_->serial != serial_ || ring_->fd < 0) {
+      ring_ = nullptr;  // closed meanwhile
+    } else {
+      ++ring_->users;
+    }
+  }
+  if (ring_ == nullptr) return;
   unsigned head = head_;
   if (remade_ && ring_->Load(ring_->head_at, &head)) {
     const unsigned taken = std::min(head - head_, count_);
@@ -329,8 +353,7 @@ Submission::~Submission() {
   {
     const Held held;
     if (ring_->turn == turn_) ring_->busy = false;
-    --ring_->users;
-    gone = TakeIfLast(ring_);
+    gone = StopUsing(ring_);
   }
   Unmap(gone);
   errno = saved;

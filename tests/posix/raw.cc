@@ -498,6 +498,7 @@ static_assert(offsetof(io_uring, sq.sqe_head) ==
 static_assert(offsetof(io_uring, sq.sqe_tail) ==
               offsetof(uring::Ring, sqe_tail));
 static_assert(offsetof(io_uring, flags) == offsetof(uring::Ring, flags));
+static_assert(offsetof(io_uring, ring_fd) == offsetof(uring::Ring, fd));
 
 // --- libaio
 

@@ -529,7 +529,17 @@ Case by_calls("ring_by_liburings_calls", EchoAll, [](int fd) {
     ::io_uring_cqe_seen(&ring, cqe);
   }
   Talk(fd, true);
+  // It lets go of what it waits for when it ends.
+  ::signal(SIGPIPE, SIG_IGN);
+  int ends[2];
+  CHECK_THAT(::pipe(ends) == 0);
+  char byte = 0;
+  ::io_uring_prep_read(::io_uring_get_sqe(&ring), ends[0], &byte, 1, -1ull);
+  Result("submit", ::io_uring_submit(&ring));
+  ::close(ends[0]);
   ::io_uring_queue_exit(&ring);
+  pollfd one{ends[1], 0, 0};
+  Result("poll", ::poll(&one, 1, 5000));
 });
 
 // --- Numbers
