@@ -92,8 +92,8 @@ void Look(const io_uring_sqe& request) {
     case IORING_OP_SENDMSG_ZC: {
       const auto* message = reinterpret_cast<const msghdr*>(request.addr);
       BeforeLooking();
-      if (msghdr copy; !Null(message) &&
-                       base::TrySmall(&copy, message, sizeof copy)) {
+      if (msghdr copy;
+          !Null(message) && base::TrySmall(&copy, message, sizeof copy)) {
         BeforePassing(&copy);
       }
       break;
@@ -169,8 +169,8 @@ static_assert(sizeof(io_uring_sqe) == kLastWord + sizeof(Was));
 // These are in the ring, where a fault is the program's doing.
 template <class T>
 void Write(io_uring_sqe* at, std::size_t offset, T value) {
-  base::TryStore(
-      reinterpret_cast<T*>(reinterpret_cast<char*>(at) + offset), value);
+  base::TryStore(reinterpret_cast<T*>(reinterpret_cast<char*>(at) + offset),
+                 value);
 }
 std::uint64_t LastWord(const io_uring_sqe& request) {
   std::uint64_t word;
@@ -193,7 +193,8 @@ bool Answer(const io_uring_sqe& request, int error, io_uring_sqe* at) {
   std::memcpy(&last, &was, sizeof last);
   if (error == 0 || NopHasResult()) {
     if (error != 0) {
-      Write(at, offsetof(io_uring_sqe, len), static_cast<std::uint32_t>(-error));
+      Write(at, offsetof(io_uring_sqe, len),
+            static_cast<std::uint32_t>(-error));
       Write(at, offsetof(io_uring_sqe, rw_flags), kInjectResult);
     }
     Write(at, kLastWord, last);
@@ -234,8 +235,8 @@ bool Control(const io_uring_sqe& request, bool alone, io_uring_sqe* at) {
   const auto op = static_cast<int>(request.len);
   File* const file = Lookup(fd);
   if (file == nullptr) return false;  // the kernel knows all of it
-  if (number < 0 || (op != EPOLL_CTL_ADD && op != EPOLL_CTL_MOD &&
-                     op != EPOLL_CTL_DEL)) {
+  if (number < 0 ||
+      (op != EPOLL_CTL_ADD && op != EPOLL_CTL_MOD && op != EPOLL_CTL_DEL)) {
     return false;  // it refuses that
   }
   if (file->kind == FileKind::kSock
@@ -243,13 +244,14 @@ bool Control(const io_uring_sqe& request, bool alone, io_uring_sqe* at) {
           : LookupSet(number) == nullptr) {
     return false;
   }
+  if (ProcessPinned() == base::Reason::kSandboxed) return false;
   constexpr unsigned kFlags =
       IOSQE_IO_LINK | IOSQE_IO_HARDLINK | IOSQE_CQE_SKIP_SUCCESS;
-  if (!alone || (request.flags & ~kFlags) != 0 || request.ioprio != 0 ||
+  if (!alone || ProcessPinned() != base::Reason::kNone ||
+      (request.flags & ~kFlags) != 0 || request.ioprio != 0 ||
       request.rw_flags != 0 || request.buf_index != 0 ||
       request.personality != 0 || request.splice_fd_in != 0 ||
-      LastWord(request) != 0 ||
-      number >= kMaxFds) {
+      LastWord(request) != 0 || number >= kMaxFds) {
     PinAll();
     return false;
   }
@@ -294,7 +296,8 @@ void Restore(io_uring_sqe* at) {
   }
   WriteOpcode(at, IORING_OP_EPOLL_CTL, request.flags);
   Write(at, offsetof(io_uring_sqe, fd), static_cast<std::uint32_t>(was.fd));
-  Write(at, offsetof(io_uring_sqe, off), static_cast<std::uint64_t>(was.target));
+  Write(at, offsetof(io_uring_sqe, off),
+        static_cast<std::uint64_t>(was.target));
   Write(at, offsetof(io_uring_sqe, len), static_cast<std::uint32_t>(was.op));
   Write(at, offsetof(io_uring_sqe, rw_flags), std::uint32_t{0});
   Write(at, kLastWord, std::uint64_t{0});
@@ -318,10 +321,7 @@ void BeforeExit(const Ring* ring) {
 }
 
 void BeforeSubmit(const Ring* ring) {
-  if (Null(ring) || InBorrowedMemory() || ring->sqes == nullptr ||
-      ProcessPinned() != base::Reason::kNone) {
-    return;
-  }
+  if (Null(ring) || InBorrowedMemory() || ring->sqes == nullptr) return;
   const int saved = errno;
   const unsigned mask = *ring->kring_mask;
   const unsigned shift = (ring->flags & kSqe128) != 0 ? 1 : 0;
@@ -360,8 +360,9 @@ void BeforeRegister(const int* fds, unsigned count) {
 
 void BeforeRegister(int fd, unsigned operation) {
   // Named by its place in a table of the kernel's, the ring may be any.
-  constexpr unsigned kByPlace = 1u << 31;  // IORING_REGISTER_USE_REGISTERED_RING
-  constexpr unsigned kResizeRings = 33;    // IORING_REGISTER_RESIZE_RINGS
+  constexpr unsigned kByPlace = 1u
+                                << 31;   // IORING_REGISTER_USE_REGISTERED_RING
+  constexpr unsigned kResizeRings = 33;  // IORING_REGISTER_RESIZE_RINGS
   const bool any = (operation & kByPlace) != 0;
   switch (operation & ~kByPlace) {
     case IORING_REGISTER_FILES:

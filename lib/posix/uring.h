@@ -8,9 +8,9 @@
 #include <cstdint>
 
 // io_uring.  Requests go into memory that the kernel reads, but only a call of
-// liburing's or io_uring_enter(2) submits them.  rcsock looks at each submission
-// first.  The streams that its requests name go to TCP for good; epoll_ctl by a
-// request is done by rcsock, and the stream stays where it is.
+// liburing's or io_uring_enter(2) submits them.  rcsock looks at each
+// submission first.  The streams that its requests name go to TCP for good;
+// epoll_ctl by a request is done by rcsock, and the stream stays where it is.
 //
 // All streams of the process go to TCP where requests cannot be seen: a ring
 // whose queue the kernel polls, or that rcsock cannot map or does not know.

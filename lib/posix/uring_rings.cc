@@ -54,17 +54,17 @@ struct KnownRing {
   unsigned array_at = 0;  // 0: there is none
   unsigned shift = 0;     // requests of twice the size
 
-  // A thread has looked at what it submits, and the kernel has not taken all of
-  // that yet.  It has by when the head is `end`.
+  // A thread has looked at what it submits.  The kernel has taken all of that
+  // when the head is `end`.
   bool busy = false;
   bool looking = false;  // `end` is not known yet
   unsigned turn = 0;
   unsigned end = 0;
 
   bool Load(unsigned at, unsigned* to) const {
-    return base::TryLoad(reinterpret_cast<const unsigned*>(
-                             static_cast<const char*>(queue) + at),
-                         to);
+    return base::TryLoad(
+        reinterpret_cast<const unsigned*>(static_cast<const char*>(queue) + at),
+        to);
   }
   // Null: the kernel drops what stands there.
   io_uring_sqe* Request(unsigned position) const {
@@ -92,7 +92,7 @@ constexpr unsigned kGetEvents = 1u << 0;  // IORING_ENTER_GETEVENTS
 
 constinit base::Latch rings_latch;
 constinit KnownRing rings[kMostRings];
-constinit int rings_top = 0;  // none is known beyond; rings_latch's
+constinit int rings_top = 0;              // none is known beyond; rings_latch's
 constinit std::uint64_t last_serial = 0;  // rings_latch's
 
 class Held {
@@ -114,9 +114,9 @@ bool Identify(int fd, Identity* to) {
 }
 
 void* Map(int fd, std::size_t size, int protection, std::uint64_t offset) {
-  void* const at = reinterpret_cast<void*>(
-      ::syscall(SYS_mmap, nullptr, size, protection, MAP_SHARED | MAP_POPULATE,
-                fd, offset));
+  void* const at =
+      reinterpret_cast<void*>(::syscall(SYS_mmap, nullptr, size, protection,
+                                        MAP_SHARED | MAP_POPULATE, fd, offset));
   if (at == MAP_FAILED) return nullptr;
   ::syscall(SYS_madvise, at, size, MADV_DONTFORK);
   return at;
@@ -195,14 +195,14 @@ void AfterSetup(int fd, const void* parameters) {
   io_uring_params kernels;
   KnownRing ring;
   if (ProcessPinned() != base::Reason::kNone) {
-    // Nothing is on a lane, nor will be.
+    // Nothing will be on a lane.
   } else if (!base::TryGet(&kernels, parameters, sizeof kernels) ||
-      (kernels.flags & ~kSeenFlags) != 0 || !Measure(kernels, &ring)) {
+             (kernels.flags & ~kSeenFlags) != 0 || !Measure(kernels, &ring)) {
     PinAll();
   } else if (Identify(fd, &ring.identity)) {
     ring.queue = Map(fd, ring.queue_size, PROT_READ, IORING_OFF_SQ_RING);
-    ring.requests = Map(fd, ring.requests_size, PROT_READ | PROT_WRITE,
-                        IORING_OFF_SQES);
+    ring.requests =
+        Map(fd, ring.requests_size, PROT_READ | PROT_WRITE, IORING_OFF_SQES);
     ring.fd = fd;
     bool known = false;
     if (ring.queue != nullptr && ring.requests != nullptr) {
@@ -231,9 +231,9 @@ void ForgetRings(unsigned first, unsigned last) {
     KnownRing gone;
     {
       const Held held;
-      while (i < rings_top && (rings[i].fd < 0 ||
-                               static_cast<unsigned>(rings[i].fd) < first ||
-                               static_cast<unsigned>(rings[i].fd) > last)) {
+      while (i < rings_top &&
+             (rings[i].fd < 0 || static_cast<unsigned>(rings[i].fd) < first ||
+              static_cast<unsigned>(rings[i].fd) > last)) {
         ++i;
       }
       if (i >= rings_top) break;
@@ -262,17 +262,18 @@ void Restrict(int fd) {
 
 Submission::Submission(int fd, unsigned count, unsigned flags)
     : count_(count), flags_(flags) {
-  if (count == 0 || ProcessPinned() != base::Reason::kNone ||
-      InBorrowedMemory()) {
+  const base::Reason pinned = ProcessPinned();
+  if (count == 0 || pinned == base::Reason::kSandboxed || InBorrowedMemory()) {
     return;
   }
   const int saved = errno;
-  // Another thread that submits to this ring is waited for, but not for long:
-  // this one may be in a handler that has interrupted it.
+  // This thread waits for another one that submits to the ring, but not for
+  // long: it may be in a handler that has interrupted that one.
   constexpr int kTurns = 16;
   base::Backoff backoff;
   Identity identity;
-  bool known = (flags & kByPlace) == 0 && Identify(fd, &identity);
+  bool known = pinned == base::Reason::kNone && (flags & kByPlace) == 0 &&
+               Identify(fd, &identity);
   for (int i = 0; known && ring_ == nullptr && i < kTurns; ++i) {
     if (i > 0) backoff.Wait();
     KnownRing gone;
@@ -314,18 +315,25 @@ Submission::Submission(int fd, unsigned count, unsigned flags)
   for (unsigned i = 0; i < count_; ++i) {
     io_uring_sqe* const at = ring_->Request(head_ + i);
     io_uring_sqe request;
-    if (at == nullptr || !base::TrySmall(&request, at, sizeof request)) continue;
+    if (at == nullptr || !base::TrySmall(&request, at, sizeof request))
+      continue;
     remade_ |= batch.See(request, at);
   }
-  // (Nobody jumps out of the kernel's wait with it.)
+  // A handler may jump out of the kernel's wait: the thread holds nothing
+  // there.
   KnownRing gone;
   {
     const Held held;
-    ring_->looking = false;
-    ring_->end = head_ + count_;
-    ring_->drained = batch.drained;
-    gone = StopUsing(ring_);
+    if (ring_->serial != serial_) {
+      ring_ = nullptr;  // a handler has forked, and this is the child
+    } else {
+      ring_->looking = false;
+      ring_->end = head_ + count_;
+      ring_->drained = batch.drained;
+      gone = StopUsing(ring_);
+    }
   }
+  if (ring_ == nullptr) PinAll();
   Unmap(gone);
   errno = saved;
 }

@@ -154,8 +154,8 @@ class Ring {
 
  private:
   void* Map(std::size_t size, off_t offset) {
-    void* at = ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd_,
-                      offset);
+    void* at =
+        ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd_, offset);
     CHECK_THAT(at != MAP_FAILED);
     return at;
   }
@@ -561,7 +561,8 @@ Case reused("ring_numbers_reused", EchoAll, [](int fd) {
     Talk(fd, true);
     // Onto it, past libc.
     Ring third(16);
-    Result("dup2", ::syscall(SYS_dup3, third.fd(), number, O_CLOEXEC) == number);
+    Result("dup2",
+           ::syscall(SYS_dup3, third.fd(), number, O_CLOEXEC) == number);
     third.Control(3, set, EPOLL_CTL_MOD, fd, &in);
     third.Submit(1);
     Talk(fd, true);
