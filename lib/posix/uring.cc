@@ -178,6 +178,13 @@ std::uint64_t LastWord(const io_uring_sqe& request) {
               sizeof word);
   return word;
 }
+// Whether the last word says nothing to the program.
+bool MayBeRemade(const io_uring_sqe& request) {
+  const std::uint64_t last = LastWord(request);
+  Was was;
+  std::memcpy(&was, &last, sizeof was);
+  return last == 0 || was.is == kRemade;  // (liburing may leave it there.)
+}
 void WriteOpcode(io_uring_sqe* at, std::uint8_t opcode, std::uint8_t flags) {
   // (The first word: opcode, flags, ioprio, of which the last is 0.)
   Write(at, 0, static_cast<std::uint32_t>(opcode | flags << 8));
@@ -247,11 +254,10 @@ bool Control(const io_uring_sqe& request, bool alone, io_uring_sqe* at) {
   if (ProcessPinned() == base::Reason::kSandboxed) return false;
   constexpr unsigned kFlags =
       IOSQE_IO_LINK | IOSQE_IO_HARDLINK | IOSQE_CQE_SKIP_SUCCESS;
-  if (!alone || ProcessPinned() != base::Reason::kNone ||
-      (request.flags & ~kFlags) != 0 || request.ioprio != 0 ||
+  if (!alone || (request.flags & ~kFlags) != 0 || request.ioprio != 0 ||
       request.rw_flags != 0 || request.buf_index != 0 ||
       request.personality != 0 || request.splice_fd_in != 0 ||
-      LastWord(request) != 0 || number >= kMaxFds) {
+      !MayBeRemade(request) || number >= kMaxFds) {
     PinAll();
     return false;
   }

@@ -194,8 +194,8 @@ void AfterSetup(int fd, const void* parameters) {
   BeforeClose(fd);  // whatever had the number was closed past rcsock
   io_uring_params kernels;
   KnownRing ring;
-  if (ProcessPinned() != base::Reason::kNone) {
-    // Nothing will be on a lane.
+  if (ProcessPinned() == base::Reason::kSandboxed) {
+    // Nothing will be on a lane, and the filter may not know these calls.
   } else if (!base::TryGet(&kernels, parameters, sizeof kernels) ||
              (kernels.flags & ~kSeenFlags) != 0 || !Measure(kernels, &ring)) {
     PinAll();
@@ -262,8 +262,8 @@ void Restrict(int fd) {
 
 Submission::Submission(int fd, unsigned count, unsigned flags)
     : count_(count), flags_(flags) {
-  const base::Reason pinned = ProcessPinned();
-  if (count == 0 || pinned == base::Reason::kSandboxed || InBorrowedMemory()) {
+  if (count == 0 || ProcessPinned() == base::Reason::kSandboxed ||
+      InBorrowedMemory()) {
     return;
   }
   const int saved = errno;
@@ -272,8 +272,7 @@ Submission::Submission(int fd, unsigned count, unsigned flags)
   constexpr int kTurns = 16;
   base::Backoff backoff;
   Identity identity;
-  bool known = pinned == base::Reason::kNone && (flags & kByPlace) == 0 &&
-               Identify(fd, &identity);
+  bool known = (flags & kByPlace) == 0 && Identify(fd, &identity);
   for (int i = 0; known && ring_ == nullptr && i < kTurns; ++i) {
     if (i > 0) backoff.Wait();
     KnownRing gone;
@@ -296,6 +295,8 @@ Submission::Submission(int fd, unsigned count, unsigned flags)
         head_ = head;
         serial_ = ring->serial;
         ring_ = ring;
+      } else if (i == kTurns - 1) {
+        gone = Forget(ring);
       }
     }
     Unmap(gone);
@@ -341,29 +342,34 @@ Submission::Submission(int fd, unsigned count, unsigned flags)
 Submission::~Submission() {
   if (ring_ == nullptr) return;
   const int saved = errno;
+  bool mine;
   {
     const Held held;
-    if (ring_->serial != serial_ || ring_->fd < 0) {
-      ring_ = nullptr;  // closed meanwhile
-    } else {
+    // (Not if the ring was closed meanwhile.)
+    mine = ring_->serial == serial_ && ring_->fd >= 0 && ring_->turn == turn_;
+    if (mine) {
+      // No other thread has looked at a request since, nor does until the end.
+      ring_->looking = true;
       ++ring_->users;
     }
   }
-  if (ring_ == nullptr) return;
-  unsigned head = head_;
-  if (remade_ && ring_->Load(ring_->head_at, &head)) {
+  if (mine) {
+    unsigned head = head_;
+    if (remade_) ring_->Load(ring_->head_at, &head);
     const unsigned taken = std::min(head - head_, count_);
     for (unsigned i = 0; i < taken; ++i) {
       if (io_uring_sqe* const at = ring_->Request(head_ + i)) Restore(at);
     }
+    KnownRing gone;
+    {
+      const Held held;
+      if (ring_->serial == serial_) {
+        ring_->busy = false;
+        gone = StopUsing(ring_);
+      }
+    }
+    Unmap(gone);
   }
-  KnownRing gone;
-  {
-    const Held held;
-    if (ring_->turn == turn_) ring_->busy = false;
-    gone = StopUsing(ring_);
-  }
-  Unmap(gone);
   errno = saved;
 }
 

@@ -17,6 +17,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <cstddef>
 #include <cstdint>
@@ -78,7 +79,8 @@ class Ring {
         params_.sq_off.array + params_.sq_entries * sizeof(unsigned),
         params_.cq_off.cqes + params_.cq_entries * sizeof(io_uring_cqe));
     sq_ = static_cast<char*>(Map(sq_size_, IORING_OFF_SQ_RING));
-    sqes_size_ = params_.sq_entries * sizeof(io_uring_sqe);
+    shift_ = (params_.flags & IORING_SETUP_SQE128) != 0 ? 1 : 0;
+    sqes_size_ = (params_.sq_entries * sizeof(io_uring_sqe)) << shift_;
     sqes_ = static_cast<io_uring_sqe*>(Map(sqes_size_, IORING_OFF_SQES));
   }
   ~Ring() { Close(); }
@@ -106,7 +108,7 @@ class Ring {
   io_uring_sqe* Next(std::uint64_t data) {
     const unsigned tail = At(params_.sq_off.tail);
     const unsigned index = tail & (params_.sq_entries - 1);
-    io_uring_sqe* sqe = &sqes_[index];
+    io_uring_sqe* sqe = request(index);
     std::memset(sqe, 0, sizeof *sqe);
     sqe->user_data = data;
     if (params_.sq_off.array != 0) Slot(tail) = index;
@@ -119,7 +121,13 @@ class Ring {
     Slot(tail) = index;
     __atomic_store_n(&At(params_.sq_off.tail), tail + 1, __ATOMIC_RELEASE);
   }
-  io_uring_sqe* request(unsigned index) { return &sqes_[index]; }
+  io_uring_sqe* request(unsigned index) { return &sqes_[index << shift_]; }
+  void Scribble(unsigned index) { Slot(index) = index; }
+  // Whatever has completed.
+  void Drop() {
+    At(params_.cq_off.head) =
+        __atomic_load_n(&At(params_.cq_off.tail), __ATOMIC_ACQUIRE);
+  }
   bool has_array() const { return params_.sq_off.array != 0; }
   io_uring_sqe* Control(std::uint64_t data, int set, int op, int fd,
                         const void* event) {
@@ -170,6 +178,7 @@ class Ring {
   io_uring_sqe* sqes_ = nullptr;
   std::size_t sq_size_ = 0;
   std::size_t sqes_size_ = 0;
+  unsigned shift_ = 0;
 };
 
 void LogEvents(int set, int timeout) {
@@ -231,6 +240,18 @@ Case unused("ring_unused", EchoAll, [](int fd) {
 Case by_queue("ring_polled", EchoAll, [](int fd) {
   const Ring ring(8, IORING_SETUP_SQPOLL);
   Talk(fd, !ring.ok());
+  // What is on TCP for good epoll sets of either kind of call have all the
+  // same.
+  Ring other(8);
+  if (!other.ok()) return;
+  const int set = ::epoll_create1(0);
+  epoll_event in{.events = EPOLLIN, .data = {.u64 = 7}};
+  Result("epoll_ctl", ::epoll_ctl(set, EPOLL_CTL_ADD, fd, &in));
+  other.Control(1, set, EPOLL_CTL_DEL, fd, nullptr);
+  other.Submit(1);
+  Result("epoll_ctl", ::epoll_ctl(set, EPOLL_CTL_ADD, fd, &in));
+  other.Control(2, set, EPOLL_CTL_ADD, fd, &in);
+  other.Submit(1);
 });
 
 // --- What is submitted
@@ -422,6 +443,8 @@ void Controls(int fd, unsigned flags) {
 Case controls("ring_controls", EchoAll, [](int fd) { Controls(fd, 0); });
 Case controls_direct("ring_controls_by_no_array", EchoAll,
                      [](int fd) { Controls(fd, kNoSqArray); });
+Case controls_wide("ring_controls_by_wide_requests", EchoAll,
+                   [](int fd) { Controls(fd, IORING_SETUP_SQE128); });
 // On a kernel whose NOP has no result to give.
 Case controls_old("ring_controls_of_old", EchoAll, [](int fd) {
   CHECK_THAT(::personality(UNAME26) >= 0);
@@ -448,6 +471,28 @@ Case controls_odd("ring_controls_oddly", EchoAll, [](int fd) {
   SendAll(fd, text, sizeof text);
   LogEvents(set, 5000);
   RecvAll(fd, text, sizeof text);
+  Talk(fd, false);
+});
+
+// The kernel takes nothing else from this ring.
+Case controls_alone("ring_controls_alone", EchoAll, [](int fd) {
+  Ring ring(8, IORING_SETUP_R_DISABLED);
+  if (!ring.ok()) return;
+  io_uring_restriction only[2] = {};
+  only[0].opcode = IORING_RESTRICTION_SQE_OP;
+  only[0].sqe_op = IORING_OP_EPOLL_CTL;
+  only[1].opcode = IORING_RESTRICTION_SQE_FLAGS_ALLOWED;
+  Result("restrict", ::syscall(SYS_io_uring_register, ring.fd(),
+                               IORING_REGISTER_RESTRICTIONS, only, 2));
+  Result("enable", ::syscall(SYS_io_uring_register, ring.fd(),
+                             IORING_REGISTER_ENABLE_RINGS, nullptr, 0));
+  Talk(fd, true);
+  const int set = ::epoll_create1(0);
+  epoll_event in{.events = EPOLLIN, .data = {.u64 = 7}};
+  ring.Control(1, set, EPOLL_CTL_ADD, fd, &in);
+  ring.Submit(1);
+  ring.Next(2);
+  ring.Submit(1);
   Talk(fd, false);
 });
 
@@ -594,6 +639,31 @@ Case duplicated("ring_duplicated", EchoAll, [](int fd) {
   Talk(fd, false);
 });
 
+// By its place among those that the thread has registered.
+Case registered("ring_registered", EchoAll, [](int fd) {
+  Ring ring(4);
+  if (!ring.ok()) return;
+  io_uring_rsrc_update place{};
+  place.offset = ~0u;
+  place.data = static_cast<std::uint64_t>(ring.fd());
+  Result("register", ::syscall(SYS_io_uring_register, ring.fd(),
+                               IORING_REGISTER_RING_FDS, &place, 1));
+  Talk(fd, true);
+  const int set = ::epoll_create1(0);
+  epoll_event in{.events = EPOLLIN, .data = {.u64 = 7}};
+  ring.Control(1, set, EPOLL_CTL_ADD, fd, &in);
+  Result("enter",
+         ::syscall(SYS_io_uring_enter, place.offset, 1, 1,
+                   IORING_ENTER_GETEVENTS | IORING_ENTER_REGISTERED_RING,
+                   nullptr, 0));
+  ring.Reap();
+  char text[16] = "text";
+  SendAll(fd, text, sizeof text);
+  LogEvents(set, 5000);
+  RecvAll(fd, text, sizeof text);
+  Talk(fd, false);
+});
+
 // It ends with its last number: what it waits for it lets go of.
 template <class End>
 void Ends(int fd, End&& end) {
@@ -659,6 +729,42 @@ Case forked("ring_forked", EchoAll, [](int fd) {
   LogEvents(set, 5000);
   RecvAll(fd, text, sizeof text);
   Call(fd, 200);
+});
+
+// Another thread writes whatever into the ring.
+Case scribbled("ring_scribbled", EchoAll, [](int fd) {
+  Ring ring(8);
+  if (!ring.ok() || !ring.has_array()) return;
+  const int set = ::epoll_create1(0);
+  epoll_event in{.events = EPOLLIN, .data = {.u64 = 7}};
+  std::atomic<bool> ended{false};
+  std::thread scribbles([&] {
+    Random random{Seed()};
+    const std::uint64_t any[] = {0, 1, 2, 3, 16, ~0ul, 1000, 1u << 31, 0x7c5e};
+    while (!ended.load()) {
+      io_uring_sqe* sqe = ring.request(static_cast<unsigned>(random.Below(8)));
+      sqe->opcode = random.Below(4) == 0 ? IORING_OP_NOP : IORING_OP_EPOLL_CTL;
+      sqe->flags = random.Below(8) == 0 ? IOSQE_IO_LINK : 0;
+      sqe->fd =
+          random.Below(2) == 0 ? set : static_cast<int>(any[random.Below(9)]);
+      sqe->off = random.Below(2) == 0 ? static_cast<unsigned>(fd)
+                                      : any[random.Below(9)];
+      sqe->len = static_cast<unsigned>(random.Below(5));
+      sqe->addr = random.Below(2) == 0 ? reinterpret_cast<std::uintptr_t>(&in)
+                                       : any[random.Below(9)];
+      std::memcpy(reinterpret_cast<char*>(sqe) + 56, &any[random.Below(9)], 8);
+      ring.Scribble(static_cast<unsigned>(any[random.Below(9)]));
+    }
+  });
+  for (unsigned i = 0; i < 20'000; ++i) {
+    ring.Push(i & 7);
+    ring.Enter(i % 3 + 1, 0);
+    ring.Drop();
+  }
+  ended.store(true);
+  scribbles.join();
+  Call(fd, 200);
+  Log("done");
 });
 
 // Made and ended by many threads.
