@@ -58,7 +58,7 @@ void Connection::SetConnected() {
 
 bool Connection::LeaveLane() {
   StopDraining();
-  if (held_ == nullptr || gone_) return false;
+  if (held_ == nullptr || gone_ || device_->lost()) return false;
   if (!lane_->OwesLastWqe() || !device_->Reports()) return false;
   const base::NoCancel no_cancel;
   lane_->Freeze();

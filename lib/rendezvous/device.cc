@@ -82,11 +82,11 @@ void Device::FlushSoon() {
   const auto now = std::chrono::steady_clock::now();
   const auto due = (pace.flushes_at_once ? flushed_ : now) +
                    std::chrono::microseconds(pace.flush_us);
-  if (flush_waits_) return;
+  if (flush_waits_ || !flush_timer_) return;
   if (due <= now) return Flush();
   flush_waits_ = true;
-  flush_timer_.expires_at(due);
-  flush_timer_.async_wait([weak = weak_from_this()](const error_code& error) {
+  flush_timer_->expires_at(due);
+  flush_timer_->async_wait([weak = weak_from_this()](const error_code& error) {
     if (error) return;
     auto self = weak.lock();
     if (self == nullptr) return;
@@ -150,7 +150,7 @@ Device::~Device() {
 }
 
 void Device::Close() {
-  flush_timer_.cancel();
+  flush_timer_.reset();
   if (async_ == nullptr) return;
   if (async_->is_open()) async_->release();
   async_.reset();

@@ -5,6 +5,7 @@
 #include <boost/asio/steady_timer.hpp>
 #include <chrono>
 #include <memory>
+#include <optional>
 
 #include "lib/lane/rdma/domain.h"
 #include "lib/rendezvous/cm.h"
@@ -28,6 +29,7 @@ class Device : public CmOwner, public std::enable_shared_from_this<Device> {
   ibv_context* context() const { return keeper_->verbs; }
   // It has gone, or failed: every lane of it is dead, and no new one is made.
   void Lose();
+  bool lost() const { return lost_; }
   // The conductor ends; lanes may live on for a while.
   void Close();
   void OnCm(const CmEvent& event) override;
@@ -36,6 +38,8 @@ class Device : public CmOwner, public std::enable_shared_from_this<Device> {
   bool Reports() const { return in_vain_ < kInVain; }
   void Reported() { in_vain_ = 0; }
   void NotReported() { ++in_vain_; }
+  // Handles the asynchronous events that are there, up to a bound.
+  void OnAsync();
   // Some lane has put something off: it goes out within Pace::flush_us.
   void FlushSoon();
 
@@ -43,7 +47,6 @@ class Device : public CmOwner, public std::enable_shared_from_this<Device> {
   static constexpr int kInVain = 3;
 
   void WaitAsync();
-  void OnAsync();
   void Flush();
 
   Core* const core_;
@@ -51,7 +54,7 @@ class Device : public CmOwner, public std::enable_shared_from_this<Device> {
   verbs::Id keeper_;
   std::shared_ptr<lane::rdma::Domain> domain_;
   std::unique_ptr<boost::asio::posix::stream_descriptor> async_;
-  boost::asio::steady_timer flush_timer_;
+  std::optional<boost::asio::steady_timer> flush_timer_;
   std::chrono::steady_clock::time_point flushed_{};
   bool flush_waits_ = false;
   bool lost_ = false;

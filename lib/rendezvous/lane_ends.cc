@@ -15,6 +15,7 @@ LaneEnds::LaneEnds(Core* core) : core_(core), timer_(core->io) {}
 
 void LaneEnds::Add(std::shared_ptr<Connection> connection) {
   if (!connection->LeaveLane()) return;
+  if (waiting_.size() >= kMost) LookForReports();
   if (waiting_.size() >= kMost) waiting_.pop_front();
   waiting_.push_back(
       {std::move(connection), std::chrono::steady_clock::now() + kWait});
@@ -39,12 +40,25 @@ void LaneEnds::Wait() {
 void LaneEnds::OnTimer() {
   timer_waits_ = false;
   const auto now = std::chrono::steady_clock::now();
-  while (!waiting_.empty() && waiting_.front().until <= now) {
+  const auto due = [this, now] {
+    return !waiting_.empty() && waiting_.front().until <= now;
+  };
+  if (due()) LookForReports();
+  if (due()) {
     RCSOCK_LOG(1, "rdma: a QP in error, and no LAST_WQE_REACHED for it");
+    // Once for all of a turn: they may have one reason.
     waiting_.front().connection->NotReported();
-    waiting_.pop_front();
   }
+  while (due()) waiting_.pop_front();
   Wait();
+}
+
+void LaneEnds::LookForReports() {
+  // Each look takes a bounded number of events.
+  constexpr int kLooks = 8;
+  for (int i = 0; i < kLooks; ++i) {
+    if (Rdma* rdma = core_->rdma()) rdma->LookAtDevices();
+  }
 }
 
 }  // namespace rcsock::rendezvous

@@ -29,12 +29,14 @@ class LaneEnds {
   // Nothing is reported of these any more.
   template <typename Predicate>
   void DropIf(Predicate gone) {
-    std::deque<Waiting> kept;
-    std::deque<Waiting> dropped;
-    for (Waiting& one : waiting_) {
-      (gone(*one.connection) ? dropped : kept).push_back(std::move(one));
+    for (std::size_t i = 0; i < waiting_.size();) {
+      if (!gone(*waiting_[i].connection)) {
+        ++i;
+        continue;
+      }
+      const auto dropped = std::move(waiting_[i].connection);
+      waiting_.erase(waiting_.begin() + static_cast<std::ptrdiff_t>(i));
     }
-    waiting_.swap(kept);
   }
   void Close() { waiting_.clear(); }
   std::size_t size() const { return waiting_.size(); }
@@ -52,6 +54,9 @@ class LaneEnds {
   };
   void Wait();
   void OnTimer();
+  // Takes reports that have come, and of which the conductor has not heard yet:
+  // it may have been busy, or stopped.
+  void LookForReports();
 
   Core* const core_;
   boost::asio::steady_timer timer_;

@@ -194,6 +194,10 @@ void Rdma::LoseQp(const ibv_context* context, std::uint32_t qp_num,
       why);
 }
 
+void Rdma::LookAtDevices() {
+  for (const auto& device : std::vector(devices_)) device->OnAsync();
+}
+
 void Rdma::LastWqeReached(const ibv_context* context, std::uint32_t qp_num) {
   for (Connection* connection : connections_) {
     const rdma_cm_id* id = connection->id();

@@ -103,6 +103,7 @@ void RdmaMeeting::SendRep() {
       session_->tuple(), peers_, rdma_->key());
   AgreeOnReady();
   rdma_conn_param parameters = connection_->Parameters(rep.data(), rep.size());
+  connection_->lane()->MayReceive();
   if (verbs::calls.rdma_accept(connection_->id(), &parameters) != 0) {
     const verbs::Error error = {"rdma_accept", errno, {}};
     LogError(error);

@@ -35,7 +35,8 @@ for program in "$@"; do
   fi
   # A case has a connection or more, and each has two ends: of every eight of
   # these three had a lane, or it is TCP that was tried here.
-  if ((4 * $(count promotions) < 3 * $(count cases))); then
+  # (Of a few, one that is slow counts for much.)
+  if ((4 * $(count promotions) + 1 < 3 * $(count cases))); then
     echo "FAILED: $program, $mode: too few had a lane"
     failed=1
   fi

@@ -196,12 +196,18 @@ int rdma_bind_addr(rdma_cm_id* base, sockaddr* address) {
 int rdma_resolve_addr(rdma_cm_id* base, sockaddr* from, sockaddr* to, int) {
   auto* const id = reinterpret_cast<Id*>(base);
   if (!id->has_device) {
-    // The destination is this host's as well.
+    // The one that the routes name for it.
     sockaddr_storage any{};
     if (from == nullptr) {
-      std::memcpy(&any, to,
-                  to->sa_family == AF_INET ? sizeof(sockaddr_in)
-                                           : sizeof(sockaddr_in6));
+      const long size =
+          to->sa_family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6);
+      socklen_t length = sizeof any;
+      const long fd = fake_device::Raw(SYS_socket, to->sa_family,
+                                       SOCK_DGRAM | SOCK_CLOEXEC, 0);
+      fake_device::Raw(SYS_connect, fd, fake_device::Arg(to), size);
+      fake_device::Raw(SYS_getsockname, fd, fake_device::Arg(&any),
+                       fake_device::Arg(&length));
+      fake_device::Raw(SYS_close, fd);
       if (to->sa_family == AF_INET) {
         reinterpret_cast<sockaddr_in&>(any).sin_port = 0;
       } else {

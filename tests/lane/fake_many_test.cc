@@ -15,6 +15,7 @@ namespace {
 struct Device {
   bool software;
   bool shared;  // it has shared receive queues
+  bool solicits = true;
 };
 
 // Two processes, with some lanes between them.
@@ -26,6 +27,7 @@ class ManyLanes : public testing::TestWithParam<Device> {
     FakeVerbs::Options options;
     options.immediate = false;
     options.software = GetParam().software;
+    options.solicits = GetParam().solicits;
     if (!GetParam().shared) options.max_srq_wr = 0;
     verbs_ = std::make_unique<FakeVerbs>(options);
     verbs::Error error;
@@ -187,6 +189,8 @@ TEST_P(ManyLanes, TheLastOneOutLeavesNobodyAsleep) {
 INSTANTIATE_TEST_SUITE_P(Real, ManyLanes, testing::Values(Device{false, true}));
 INSTANTIATE_TEST_SUITE_P(Software, ManyLanes,
                          testing::Values(Device{true, true}));
+INSTANTIATE_TEST_SUITE_P(RingsForAll, ManyLanes,
+                         testing::Values(Device{false, true, false}));
 INSTANTIATE_TEST_SUITE_P(Own, ManyLanes, testing::Values(Device{false, false}));
 
 }  // namespace

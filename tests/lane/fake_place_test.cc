@@ -1,6 +1,8 @@
 // Writes straight into memory that the peer has exposed, on a device in memory.
 
 #include <gtest/gtest.h>
+#include <sys/epoll.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <cstring>
@@ -71,6 +73,34 @@ TEST_P(PlaceTest, ArrivesBeforeWhatIsPostedLater) {
     EXPECT_EQ(to_[5 + length], '-');
     EXPECT_TRUE(Arrives(ticket));
   }
+}
+
+// The documented loop: do rcs_place while EAGAIN.  The conductor watches
+// the source, as for any stream that nobody sleeps on.
+TEST_P(PlaceTest, RoomComesToWhoOnlyPlaces) {
+  ASSERT_EQ(other().Expose(to_.data(), to_.size(), &key_), 0);
+  Source* source = one().source();
+  const int set = ::epoll_create1(0);
+  epoll_event event{};
+  event.events = EPOLLIN | EPOLLET;
+  ASSERT_EQ(::epoll_ctl(set, EPOLL_CTL_ADD, source->fd(), &event), 0);
+  source->Arm();
+  source->Drain();
+  bool stuck = false;
+  for (int i = 0; i < 400 && !stuck; ++i) {
+    int tries = 0;
+    while (one().Place(from_.data(), 1, At(0), key_) == 0) {
+      if (::epoll_wait(set, &event, 1, 0) == 1) {
+        source->Disarm(true);
+        source->Arm();
+        source->Drain();
+      }
+      stuck = ++tries > 1000;
+      ASSERT_FALSE(stuck) << "at " << i;
+    }
+  }
+  source->Disarm(false);
+  ::close(set);
 }
 
 TEST_P(PlaceTest, ManyWithoutALook) {

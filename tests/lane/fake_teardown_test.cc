@@ -2,6 +2,8 @@
 // messages, and give them back some time after they have gone into error.
 
 #include <gtest/gtest.h>
+#include <sys/epoll.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <memory>
@@ -198,6 +200,92 @@ TEST_P(Teardown, TheFlushOfAQueueThatWasReplaced) {
     Use(ends);
   }
   EXPECT_GT(verbs_->counts().stale, kBorne);
+}
+
+// The event of completions that went with their QP: who sleeps is woken for the
+// next one.
+TEST_P(Teardown, AnEventWhoseCompletionsWentWithTheirQp) {
+  Start();
+  Ends stays = Open();
+  Ends goes = Open();
+  Source* source = stays.lane[1]->source();
+  ASSERT_EQ(source, goes.lane[1]->source());
+  const int set = ::epoll_create1(0);
+  epoll_event event{};
+  event.events = EPOLLIN | EPOLLET;
+  ASSERT_EQ(::epoll_ctl(set, EPOLL_CTL_ADD, source->fd(), &event), 0);
+  source->Arm();
+  while (!source->DrainToSleep()) {
+  }
+  ::epoll_wait(set, &event, 1, 0);
+  source->Drain();
+  ::epoll_wait(set, &event, 1, 0);
+  // Now a thread sleeps.  The conductor ends the other lane; what is flushed
+  // comes between its last look at the CQ and the end of the QP.
+  goes.lane[1]->Freeze();
+  bool flushed = false;
+  verbs_->OnSend([&] {
+    if (!std::exchange(flushed, true)) verbs_->Flush();
+  });
+  goes.lane[1].reset();
+  verbs_->OnSend(nullptr);
+  EXPECT_TRUE(flushed);
+  ::epoll_wait(set, &event, 1, 0);
+  source->Disarm(true);
+  source->Arm();
+  while (!source->DrainToSleep()) {
+  }
+  EXPECT_EQ(::epoll_wait(set, &event, 1, 0), 0) << "and sleeps again";
+  char byte = 'x';
+  iovec iov{&byte, 1};
+  ASSERT_EQ(stays.lane[0]->Post(&iov, 1, 0, 1), 1u);
+  EXPECT_EQ(::epoll_wait(set, &event, 1, 100), 1) << "LOST WAKE-UP";
+  source->Disarm(true);
+  ::close(set);
+}
+
+// As Microsoft's MANA.
+int (*real_arm)(ibv_cq*, int);
+TEST_P(Teardown, ADeviceThatKnowsNoSolicitedArming) {
+  Start();
+  real_arm = verbs_->context()->ops.req_notify_cq;
+  verbs_->context()->ops.req_notify_cq = [](ibv_cq* cq, int solicited) {
+    return solicited != 0 ? -EOPNOTSUPP : real_arm(cq, 0);
+  };
+  Ends ends = Open();
+  Source* source = ends.lane[1]->source();
+  source->Arm();
+  while (!source->DrainToSleep()) {
+  }
+  source->Disarm(false);
+  EXPECT_EQ(ends.lane[1]->State(), base::Reason::kNone) << "LANE LOST";
+}
+
+// An accepting QP is in RTS from rdma_accept on; its handshake fails.
+TEST_P(Teardown, AHandshakeThatFailsBehindRdmaAccept) {
+  Start();
+  verbs::Error error;
+  base::Reason why = base::Reason::kNone;
+  for (int i = 0; i < 3; ++i) {
+    Ends ends;
+    for (int k = 0; k < 2; ++k) {
+      ends.id[k] = verbs_->NewId();
+      ends.lane[k] = side_[k].domain->CreateLane(ends.id[k], RdmaSide::kBell,
+                                                 &why, &error);
+      ASSERT_NE(ends.lane[k], nullptr);
+      ends.lane[k]->SetCookie(&side_[k].cookie);
+    }
+    for (auto& lane : ends.lane) lane->MayReceive();
+    verbs_->Connect(ends.id[0], ends.id[1]);
+    // (rdma_cm has not said ESTABLISHED: no Connected().)
+    ends.lane[0]->SetPeer(ends.lane[1]->offer());
+    ends.lane[0]->SendReady();
+    for (auto& lane : ends.lane) {
+      lane->Freeze();
+      EXPECT_TRUE(lane->OwesLastWqe()) << "not waited for, and not counted";
+    }
+  }
+  EXPECT_EQ(verbs_->counts().lost_receives, 6);
 }
 
 std::string NameOf(const testing::TestParamInfo<bool>& info) {

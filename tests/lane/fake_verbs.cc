@@ -463,7 +463,8 @@ void FakeVerbs::Complete(Cq* cq, const ibv_wc& wc, bool solicited) {
   for (const ibv_wc& late : std::exchange(cq->stale, {})) {
     cq->entries.push_back(late);
   }
-  const bool wakes = !cq->solicited || solicited || wc.status != IBV_WC_SUCCESS;
+  const bool wakes = !options_.solicits || !cq->solicited || solicited ||
+                     wc.status != IBV_WC_SUCCESS;
   if (!cq->armed || !wakes) return;
   cq->armed = false;
   ++counts_.events;

@@ -50,6 +50,8 @@ class FakeVerbs {
     // LAST_WQE_REACHED; else within the call that puts it into error.
     bool late_flushes = false;
     bool reports_last_wqe = true;
+    // It fires for every completion, whatever it was armed for.
+    bool solicits = true;
     bool infiniband = false;  // its link is; else Ethernet
     // Time passes only as Time says, and writes arrive by Advance().
     bool timed = false;

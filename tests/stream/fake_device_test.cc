@@ -149,7 +149,7 @@ class FakeDevice : public WalkEnds, public testing::WithParamInterface<Kind> {
 };
 
 TEST_P(FakeDevice, NothingIsLostWhateverItDoes) {
-  for (int step = 0; step < 40'000 && !HasFailure(); ++step) {
+  for (int step = 0; step < 20'000 && !HasFailure(); ++step) {
     Tick();
     Step(static_cast<int>(Below(2)), Below(4) != 0);
     if (Below(400) == 0) Fault();
@@ -165,11 +165,11 @@ TEST_P(FakeDevice, NothingIsLostWhateverItDoes) {
   }
   EXPECT_EQ(read_[0], written_[1]);
   EXPECT_EQ(read_[1], written_[0]);
-  EXPECT_GT(promotions_, 20);
-  EXPECT_GT(failures_, 10);
+  EXPECT_GT(promotions_, 10);
+  EXPECT_GT(failures_, 5);
   const FakeVerbs::Counts counts = verbs_->counts();
   if (!GetParam().iwarp) {
-    EXPECT_GT(counts.overtaken, 50);
+    EXPECT_GT(counts.overtaken, 10);
   }
   if (GetParam().shared && !GetParam().reports) {
     EXPECT_GT(counts.queues, 2) << "worn queues are replaced";

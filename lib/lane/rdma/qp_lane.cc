@@ -17,7 +17,12 @@ namespace rcsock::lane::rdma {
 
 std::unique_ptr<QpLane> QpLane::Make(QpLaneParts parts) {
   std::unique_ptr<QpLane> lane(new (std::nothrow) QpLane(std::move(parts)));
-  if (lane == nullptr) return nullptr;
+  if (lane == nullptr) {
+    // (Nothing has been moved.)
+    parts.poller->sleepers().Put(parts.words);
+    parts.poller->Leave(parts.set, true);
+    return nullptr;
+  }
   lane->added_ = lane->poller_->Add(lane.get(), lane->qp_num_);
   if (!lane->added_) return nullptr;
   return lane;
@@ -75,7 +80,7 @@ QpLane::~QpLane() {
   for (Direct& one : direct_) DropDirect(&one);
   poller_->board()->SetCookie(&mark_, nullptr);
   poller_->sleepers().Put(words_);
-  poller_->Leave(set_, !owes_last_wqe_);
+  poller_->Leave(set_, !OwesLastWqe());
   lanes_->fetch_sub(1, std::memory_order_relaxed);
 }
 
@@ -189,8 +194,14 @@ bool QpLane::PeerReady() {
   return tx_.has_value() && State() == base::Reason::kNone;
 }
 
+void QpLane::MayReceive() {
+  if (reports_last_wqe_ && last_wqe_ == LastWqe::kNone) {
+    last_wqe_ = LastWqe::kOwed;
+  }
+}
+
 void QpLane::Connected() {
-  owes_last_wqe_ = reports_last_wqe_;
+  MayReceive();
   verbs::Error error;
   // (Nothing may depend on it: without, the peer waits longer between tries.)
   if (!iwarp_ && !verbs::SetRnrTimer(qp_, &error)) {

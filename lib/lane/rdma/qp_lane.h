@@ -171,8 +171,9 @@ class QpLane final : public RdmaLane {
   void Nudge() override;
   void OnNextPost(void (*fn)()) override { next_post_ = fn; }
   void Connected() override;
-  bool OwesLastWqe() const override { return owes_last_wqe_; }
-  void LastWqeReached() override { owes_last_wqe_ = false; }
+  void MayReceive() override;
+  bool OwesLastWqe() const override { return last_wqe_ == LastWqe::kOwed; }
+  void LastWqeReached() override { last_wqe_ = LastWqe::kReported; }
   std::size_t Pinned() const override;
   void Lost(base::Reason reason) override;
 
@@ -259,6 +260,11 @@ class QpLane final : public RdmaLane {
                posted_wrs_ - done_wrs_.load(std::memory_order_acquire));
   }
   std::uint64_t InFlight() const;
+  // Takes post_latch_ itself.
+  bool HasRoom(std::uint32_t wrs) const {
+    std::scoped_lock hold(post_latch_);
+    return Room() >= wrs;
+  }
   // Nothing has come since the last write, and the window is full.
   bool Streaming() const;
   bool Bursts(bool reply);  // under the tx latch
@@ -364,7 +370,8 @@ class QpLane final : public RdmaLane {
   bool ready_wanted_ = false;  // the conductor's, as the next one
   bool ready_sent_ = false;
   const bool reports_last_wqe_;
-  bool owes_last_wqe_ = false;
+  enum class LastWqe : std::uint8_t { kNone, kOwed, kReported };
+  LastWqe last_wqe_ = LastWqe::kNone;
   ReadyMac ready_mac_{};
   ReadyMac peers_ready_mac_{};
   struct Exposed {

@@ -66,6 +66,10 @@ std::int64_t QpLane::Place(const void* from, std::size_t length,
   placing_from_ = std::move(memory);
   LookForCredit();
   if (Closed()) return -ESTALE;
+  if (!HasRoom(kRoom)) {
+    // Nobody else may look: the ends of sends wake nobody.
+    poller_->Collect();
+  }
   std::scoped_lock hold(post_latch_);
   if (Room() < kRoom) return 0;
   Chain chain(this);

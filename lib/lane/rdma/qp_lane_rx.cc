@@ -238,7 +238,9 @@ void QpLane::PublishCredit() {
     Chain chain(this);
     owed = !PublishLocked(&chain);
     chain.Post();
+    if (owed) WantSent();
   }
+  if (owed) poller_->Collect();
   if (owed && !listed_.load(std::memory_order_seq_cst)) deferred_->Add(this);
 }
 

@@ -175,10 +175,7 @@ void QpLane::TakeRing() {
 
 // Under the tx latch, without post_latch_: room for kPostWrs.
 bool QpLane::EnsureRoom() {
-  const auto enough = [this] {
-    std::scoped_lock hold(post_latch_);
-    return Room() >= kHeadroom + kPostWrs;
-  };
+  const auto enough = [this] { return HasRoom(kHeadroom + kPostWrs); };
   if (enough()) return true;
   poller_->Collect();
   if (enough()) return true;
@@ -396,7 +393,9 @@ bool QpLane::FlushLocked() {
 bool QpLane::Flush() {
   if (!waits_.load(std::memory_order_seq_cst)) return true;
   std::scoped_lock hold(post_latch_);
-  return FlushLocked();
+  if (FlushLocked()) return true;
+  WantSent();
+  return false;
 }
 
 std::size_t QpLane::Writable() {
@@ -477,6 +476,7 @@ void Deferred::Remove(QpLane* lane) {
 
 void Deferred::FlushAll() {
   bool left = false;
+  RdmaPoller* full = nullptr;
   {
     std::scoped_lock hold(latch_);
     QpLane** at = &first_;
@@ -490,10 +490,13 @@ void Deferred::FlushAll() {
         lane->listed_.store(true, std::memory_order_relaxed);
         at = &lane->next_deferred_;
         left = true;
+        full = lane->poller_;
       }
     }
   }
   if (!left) return;
+  // (One of them; the others' turn comes when this is called again.)
+  full->Collect();
   if (auto* fn = fn_.load(std::memory_order_acquire)) fn(arg_);
 }
 

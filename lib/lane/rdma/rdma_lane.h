@@ -33,7 +33,9 @@ class RdmaLane : public Lane {
   virtual void Nudge() {}
   // Calls `fn` once, at the next Post; under the tx latch, as that.
   virtual void OnNextPost(void (*fn)()) = 0;
-  // Its QP can receive from now on.
+  // Its QP may receive from now on: rdma_accept is about to be called.
+  virtual void MayReceive() = 0;
+  // Its QP is connected.
   virtual void Connected() = 0;
   // After Freeze: the device has still to report LAST_WQE_REACHED for the QP.
   // Until then the QP may hold a receive of its shared queue, which goes with

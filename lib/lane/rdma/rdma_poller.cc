@@ -202,6 +202,7 @@ void RdmaPoller::Remove(std::uint32_t qp_num) {
     while (table_[hole].lane == nullptr || table_[hole].qp_num != qp_num) {
       hole = (hole + 1) & mask;
     }
+    CqSet* const set = table_[hole].lane->set_;
     // What follows moves up, unless it is at home between the hole and its
     // place.
     for (std::size_t at = (hole + 1) & mask; table_[at].lane != nullptr;
@@ -213,6 +214,10 @@ void RdmaPoller::Remove(std::uint32_t qp_num) {
     }
     table_[hole].lane = nullptr;
     --lanes_;
+    // The flushes of the QP may have rung, and gone with it: no poll finds
+    // them.
+    if (set->armed) Fired(set);
+    asked_.store(true, std::memory_order_seq_cst);
   });
 }
 
@@ -319,12 +324,17 @@ bool RdmaPoller::DrainLocked(bool to_sleep) {
 
 // True: it has to be polled again.
 bool RdmaPoller::ArmSet(CqSet* set) {
-  const bool all =
-      limits_.lazy_events || wants_sent_.load(std::memory_order_seq_cst) != 0;
+  bool all = !solicits_ || wants_sent_.load(std::memory_order_seq_cst) != 0;
   const bool widen = all && set->solicited;
   if ((set->armed || set->fired) && !widen) return false;
   const base::NoCancel no_cancel;
-  const int refused = ibv_req_notify_cq(set->cq.get(), all ? 0 : 1);
+  int refused = ibv_req_notify_cq(set->cq.get(), all ? 0 : 1);
+  if (refused != 0 && !all) [[unlikely]] {
+    // Some devices arm for all completions only (Microsoft's MANA).
+    solicits_ = false;
+    all = true;
+    refused = ibv_req_notify_cq(set->cq.get(), 0);
+  }
   if (refused != 0) [[unlikely]]
     LoseLanesOf(set, refused);
   set->solicited = !all;
@@ -332,18 +342,19 @@ bool RdmaPoller::ArmSet(CqSet* set) {
   return true;
 }
 
+// Completions have been taken, or have gone with their QP, since the CQ was
+// armed: it may have fired.  (A device may fire for what is not solicited.)
+void RdmaPoller::Fired(CqSet* set) {
+  set->armed = false;
+  set->fired = !limits_.lazy_events;
+  ++events_;
+}
+
 int RdmaPoller::PollSet(CqSet* set) {
   ibv_wc wc[kBatch];
   const int n = ibv_poll_cq(set->cq.get(), kBatch, wc);
   if (n <= 0) return 0;
-  const auto fires = [](const ibv_wc& one) {
-    return (one.wr_id & kReceive) != 0 || one.status != IBV_WC_SUCCESS;
-  };
-  if (set->armed && (!set->solicited || std::any_of(wc, wc + n, fires))) {
-    set->armed = false;
-    set->fired = !limits_.lazy_events;
-    ++events_;
-  }
+  if (set->armed) Fired(set);
   for (int i = 0; i < n; ++i) Handle(set, wc[i]);
   return n;
 }

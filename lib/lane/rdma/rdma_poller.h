@@ -139,7 +139,8 @@ class RdmaPoller final : public Source {
         deferred_(deferred),
         limits_(limits),
         number_(number),
-        sleepers_(this) {}
+        sleepers_(this),
+        solicits_(!limits.lazy_events) {}
 
   struct Entry {
     std::uint32_t qp_num;
@@ -154,6 +155,7 @@ class RdmaPoller final : public Source {
   bool DrainLocked(bool to_sleep = false);
   int PollSet(CqSet* set);
   bool ArmSet(CqSet* set);
+  void Fired(CqSet* set);
   void Handle(CqSet* set, const ibv_wc& wc);
   void HandleReceive(CqSet* set, QpLane* lane, const ibv_wc& wc);
   void LoseLanesOf(const CqSet* set, int error);
@@ -187,6 +189,7 @@ class RdmaPoller final : public Source {
   std::vector<Entry> table_;  // a power of two; open addressing
   std::size_t lanes_ = 0;
   QpLane* touched_ = nullptr;
+  bool solicits_;             // the device arms for solicited completions
   std::uint32_t events_ = 0;  // may wait in the channel; lazy_events
 };
 

@@ -38,12 +38,14 @@ bool SharedReceives::Open(ibv_pd* pd, Memory* memory, const Limits& limits,
 // On iWARP each receive has memory, so there are as many as the lanes can use.
 bool SharedReceives::PostFor(std::uint32_t lanes, verbs::Error* error) {
   if (srq_ == nullptr) return true;
-  const bool first = receives_.count() == 0;
   const std::uint32_t count = Count(limits_.iwarp ? lanes : capacity_);
   if (!receives_.Extend(srq_.get(), count, error)) return false;
   // Behind the receives: a queue with fewer than its limit reports at once.
   // Where the device has no limits, the losses that are counted must do.
-  if (first && !limits_.lazy_events) verbs::SetLimit(srq_.get(), kLimit);
+  if (!limit_set_ && !limits_.lazy_events) {
+    verbs::SetLimit(srq_.get(), kLimit);
+    limit_set_ = true;
+  }
   return true;
 }
 

@@ -60,6 +60,7 @@ class SharedReceives {
   std::uint32_t capacity_ = 0;  // lanes
   std::uint32_t lost_ = 0;      // receives, at most
   std::uint16_t generation_ = 0;
+  bool limit_set_ = false;
   Receives receives_;  // outlives srq_, whose receives have its memory
   verbs::Srq srq_;
 };
