@@ -21,18 +21,17 @@ constexpr int kEventsPerTurn = 64;
 }  // namespace
 
 bool ConnectBlocks(ibv_context* context) {
-  constexpr std::uint32_t kSiw = 0x626d74;
-  constexpr std::uint32_t kErdma = 0x1ded;
   if (!verbs::IsIwarp(context)) return false;
   ibv_device_attr attr;
-  return !verbs::Query(context, &attr, nullptr) || attr.vendor_id == kSiw ||
-         attr.vendor_id == kErdma;
+  return !verbs::Query(context, &attr, nullptr) ||
+         attr.vendor_id == verbs::kVendorSiw ||
+         attr.vendor_id == verbs::kVendorErdma;
 }
 
 bool IsRxe(ibv_context* context) {
-  constexpr std::uint32_t kRxe = 0xffffff;
   ibv_device_attr attr;
-  return !verbs::Query(context, &attr, nullptr) || attr.vendor_id == kRxe;
+  return !verbs::Query(context, &attr, nullptr) ||
+         attr.vendor_id == verbs::kVendorRxe;
 }
 
 base::Reason VerbsReason(const verbs::Error& error) {
@@ -187,13 +186,13 @@ void Device::WaitAsync() {
                      });
 }
 
-void Device::OnAsync() {
+bool Device::OnAsync() {
   for (int i = 0; i < kEventsPerTurn && async_ != nullptr; ++i) {
     ibv_async_event event;
     if (verbs::calls.ibv_get_async_event(context(), &event) != 0) {
       // The file reports for ever once the kernel has taken the device away.
       if (errno != EAGAIN && errno != EINTR) Lose();
-      return;
+      return false;
     }
     // The QP of an event can't be destroyed before it is acknowledged.
     const std::uint32_t qp_num =
@@ -203,14 +202,14 @@ void Device::OnAsync() {
                 event.event_type == IBV_EVENT_QP_LAST_WQE_REACHED
             ? event.element.qp->qp_num
             : 0;
-    // (Nor an SRQ; and this thread alone would.)
+    // The queue of this event is there until then, too.
     if (event.event_type == IBV_EVENT_SRQ_LIMIT_REACHED) {
       domain_->OnSrqLimit(event.element.srq);
     }
     verbs::calls.ibv_ack_async_event(&event);
     RCSOCK_LOG(2, "asynchronous event %d", static_cast<int>(event.event_type));
     Rdma* rdma = core_->rdma();
-    if (rdma == nullptr) return;
+    if (rdma == nullptr) return false;
     switch (event.event_type) {
       case IBV_EVENT_QP_FATAL:
       case IBV_EVENT_QP_REQ_ERR:
@@ -220,13 +219,10 @@ void Device::OnAsync() {
       case IBV_EVENT_QP_LAST_WQE_REACHED:
         rdma->LastWqeReached(context(), qp_num);
         break;
-      case IBV_EVENT_PORT_ERR:
-        rdma->LosePort(context(), event.element.port_num,
-                       base::Reason::kDeviceLost);
-        break;
       case IBV_EVENT_LID_CHANGE:
         // The subnet manager has renamed the port.  The peers' queue pairs send
         // to its old name: their packets come here no more.
+      case IBV_EVENT_PORT_ERR:
         rdma->LosePort(context(), event.element.port_num,
                        base::Reason::kDeviceLost);
         break;
@@ -252,6 +248,7 @@ void Device::OnAsync() {
         break;
     }
   }
+  return async_ != nullptr;
 }
 
 }  // namespace rcsock::rendezvous

@@ -38,8 +38,9 @@ class Device : public CmOwner, public std::enable_shared_from_this<Device> {
   bool Reports() const { return in_vain_ < kInVain; }
   void Reported() { in_vain_ = 0; }
   void NotReported() { ++in_vain_; }
-  // Handles the asynchronous events that are there, up to a bound.
-  void OnAsync();
+  // Handles the asynchronous events that are there, up to a bound.  True: there
+  // may be more.
+  bool OnAsync();
   // Some lane has put something off: it goes out within Pace::flush_us.
   void FlushSoon();
 

@@ -57,7 +57,8 @@ void LaneEnds::LookForReports() {
   // Each look takes a bounded number of events.
   constexpr int kLooks = 8;
   for (int i = 0; i < kLooks; ++i) {
-    if (Rdma* rdma = core_->rdma()) rdma->LookAtDevices();
+    Rdma* rdma = core_->rdma();
+    if (rdma == nullptr || !rdma->LookAtDevices()) return;
   }
 }
 

@@ -194,8 +194,12 @@ void Rdma::LoseQp(const ibv_context* context, std::uint32_t qp_num,
       why);
 }
 
-void Rdma::LookAtDevices() {
-  for (const auto& device : std::vector(devices_)) device->OnAsync();
+bool Rdma::LookAtDevices() {
+  bool more = false;
+  for (const auto& device : std::vector(devices_)) {
+    more = device->OnAsync() || more;
+  }
+  return more;
 }
 
 void Rdma::LastWqeReached(const ibv_context* context, std::uint32_t qp_num) {

@@ -61,8 +61,8 @@ class Rdma {
   void LosePort(const ibv_context* context, int port, base::Reason why);
   void LoseQp(const ibv_context* context, std::uint32_t qp_num,
               base::Reason why);
-  // Takes the asynchronous events that are there.
-  void LookAtDevices();
+  // Device::OnAsync of each.  True: there may be more events.
+  bool LookAtDevices();
   void LastWqeReached(const ibv_context* context, std::uint32_t qp_num);
   // An address of a device may have gone, or lead to another device.  Soon
   // after it, and for two seconds while an address leads nowhere: lanes end

@@ -151,6 +151,12 @@ struct Calls {
 };
 extern Calls calls;
 
+// ibv_device_attr::vendor_id of drivers that are no hardware's, or that need to
+// be known: rxe_param.h, siw.h and erdma_hw.h of the kernel.
+constexpr std::uint32_t kVendorRxe = 0xffffff;
+constexpr std::uint32_t kVendorSiw = 0x626d74;
+constexpr std::uint32_t kVendorErdma = 0x1ded;
+
 bool IsIwarp(const ibv_context* context);
 // Whether the link of a port is InfiniBand's own, and no Ethernet.
 bool IsInfiniBand(ibv_context* context, std::uint8_t port);

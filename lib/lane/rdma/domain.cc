@@ -21,16 +21,14 @@
 namespace rcsock::lane::rdma {
 namespace {
 
-constexpr std::uint32_t kVendorRxe = 0xffffff;
-constexpr std::uint32_t kVendorSiw = 0x626d74;
-
 // What a WQE of 256 bytes has room for, behind its control and address segments
 // (16 bytes each) and the length (4).  mlx5 copies a WQE of that size to the
 // device with the doorbell (BlueFlame); the device fetches a longer one.
 constexpr std::uint32_t kInlineMost = 220;
 
 bool IsSoftware(const ibv_device_attr& attr) {
-  return attr.vendor_id == kVendorRxe || attr.vendor_id == kVendorSiw;
+  return attr.vendor_id == verbs::kVendorRxe ||
+         attr.vendor_id == verbs::kVendorSiw;
 }
 
 // siw's library takes an object whose memory the kernel has placed at this
@@ -74,7 +72,7 @@ class DeviceDomain final : public Domain {
     // See Chain::Post for why so many.
     limits_.send_depth = std::min<std::uint32_t>(
         kSendDepth, static_cast<std::uint32_t>(std::max(attr.max_qp_wr, 0)));
-    if (attr.vendor_id == kVendorSiw) {
+    if (attr.vendor_id == verbs::kVendorSiw) {
       verbs::Error none;  // it does without
       spacer_ = verbs::CreateCq(context_, kSpacerEntries, nullptr, &none, 0);
     }

@@ -92,11 +92,12 @@ struct QpLaneParts {
 // from the peer since the last one, small sends are put into the mirror and
 // into one record that waits, `waiting_`.  It goes out when a write completes,
 // with the next message that cannot join it, before a thread of this process
-// sleeps or looks for something to receive (Deferred::Flush), or after a
-// millisecond. The same in a burst, where the device has Pace::joins_bursts:
-// kBurst sends with nothing from the peer in between, by a thread that does
-// next to nothing but send.  Then completions do not send it (a device may
-// complete a write before the call returns), so that records fill up.
+// sleeps or looks for something to receive (Deferred::Flush), or within
+// Pace::flush_us.  The same in a burst, where the device has
+// Pace::joins_bursts: kBurst sends with nothing from the peer in between, by a
+// thread that does next to nothing but send.  Then completions do not send it
+// (a device may complete a write before the call returns), so that records fill
+// up.
 class QpLane final : public RdmaLane {
  public:
   // Null: out of memory; the QP stays the id's.
