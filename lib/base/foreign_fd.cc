@@ -14,7 +14,6 @@
 #include <charconv>
 #include <cstring>
 #include <ctime>
-#include <mutex>
 #include <string_view>
 
 #include "lib/base/helper_thread.h"
@@ -38,8 +37,9 @@ constexpr int kMostWaiting = 1024;
 // From so many on no more files are taken from strangers.
 constexpr int kPileUp = 64;
 
-constinit Latch latch;  // guards what follows
-constinit std::array<int, kMostWaiting> waiting{};
+constinit Latch latch;
+constinit std::array<int, kMostWaiting> waiting RC_GUARDED_BY(latch){};
+// Written with the latch.
 constinit std::atomic<int> waiting_count{0};
 constinit std::atomic<int> threads{0};
 
@@ -74,7 +74,7 @@ bool PassFiles(int fd, int on) {
 void CloseElsewhere(int fd) {
   const int saved = errno;
   {
-    std::lock_guard lock(latch);
+    LatchGuard lock(latch);
     if (waiting_count == kMostWaiting) return;
     waiting[waiting_count++] = fd;
     if (threads == kMostThreads) return;
@@ -90,7 +90,7 @@ void CloseElsewhere(int fd) {
   ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
   if (error != 0) {
     // The next one tries again.
-    std::lock_guard lock(latch);
+    LatchGuard lock(latch);
     --threads;
   }
   errno = saved;
@@ -108,12 +108,11 @@ void AwaitCloses() {
   }
 }
 
-void ForeignFdForkLock() { latch.lock(); }
+void ForeignFdForkLock() { latch.LockForFork(); }
 
 void ForeignFdForkUnlock(bool child) {
-  if (!child) return latch.unlock();
-  threads = 0;
-  latch.Reset();
+  if (child) threads = 0;
+  latch.UnlockAfterFork(child);
 }
 
 bool ForeignFd::Harmless() const {

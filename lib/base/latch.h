@@ -11,6 +11,9 @@
 #include <ctime>
 
 #include "lib/base/barrier.h"
+#include "lib/base/capability.h"
+#include "lib/base/dcheck.h"
+#include "lib/base/held_latches.h"
 
 namespace rcsock::base {
 
@@ -52,19 +55,34 @@ inline void FutexWake(const void* word, int count, bool shared) {
 // the kernel has none, the holder's is a full one.  (A barrier that is refused
 // later, by a filter of system calls, may leave a holder that still counts on
 // it: from then on waiters look again by themselves.)
-class Latch {
+class RC_CAPABILITY("latch") Latch {
  public:
-  void lock() {
+  constexpr Latch() = default;
+#if RC_DCHECK_IS_ON
+  constexpr explicit Latch(LatchRank rank) : rank_(rank) {}
+#else
+  constexpr explicit Latch(LatchRank) {}
+#endif
+  Latch(const Latch&) = delete;
+  Latch& operator=(const Latch&) = delete;
+
+  void lock() RC_ACQUIRE() {
+    CheckOrder();
     std::uint32_t free = 0;
     if (!word_.compare_exchange_strong(free, 1, std::memory_order_acquire)) {
       LockSlow();
     }
+    NoteLocked();
   }
-  bool try_lock() {
+  bool try_lock() RC_TRY_ACQUIRE(true) {
     std::uint32_t free = 0;
-    return word_.compare_exchange_strong(free, 1, std::memory_order_acquire);
+    const bool locked =
+        word_.compare_exchange_strong(free, 1, std::memory_order_acquire);
+    if (locked) NoteLocked();
+    return locked;
   }
-  void unlock() {
+  void unlock() RC_RELEASE() {
+    NoteUnlocked();
     if (__builtin_expect(barriers.threads.load(std::memory_order_relaxed), 1)) {
       word_.store(0, std::memory_order_release);
       LightFence();
@@ -75,13 +93,28 @@ class Latch {
       FutexWake(&word_, 1, false);
     }
   }
+  // From the handler before fork to the one after it.  (No scope: the analysis
+  // is not told.)
+  void LockForFork() RC_NO_LOCK_CHECK { lock(); }
+  void UnlockAfterFork(bool child) RC_NO_LOCK_CHECK {
+    child ? Reset() : unlock();
+  }
+  // What the analysis cannot see: the caller holds it.
+  void AssertHeld() const RC_ASSERT_HELD(this) {
+#if RC_DCHECK_IS_ON
+    RC_DCHECK(owner_.load(std::memory_order_relaxed) == &tls_held_latches);
+#endif
+  }
+  // Nobody needs it: no other thread knows what it guards.  (That is being
+  // made, or this is a child of fork.)
+  void AssertUnshared() const RC_ASSERT_HELD(this) {}
   bool Contended() const {
     return waiters_.load(std::memory_order_relaxed) != 0;
   }
   // Not held: what its last holder has done is seen.
   bool Held() const { return word_.load(std::memory_order_acquire) != 0; }
   // For a spinning holder that saw Contended(): lets the waiter run first.
-  void Yield() {
+  void Yield() RC_REQUIRES(this) {
     unlock();
     timespec brief{0, 20'000};
     // (No place for cancellation, as nanosleep() is.)
@@ -90,11 +123,16 @@ class Latch {
   }
   // In the child of fork, where no other thread is left to unlock it.
   void Reset() {
+#if RC_DCHECK_IS_ON
+    if (owner_.load(std::memory_order_relaxed) == &tls_held_latches) {
+      NoteUnlocked();
+    }
+    owner_.store(nullptr, std::memory_order_relaxed);
+#endif
     word_.store(0, std::memory_order_relaxed);
     waiters_.store(0, std::memory_order_relaxed);
   }
 
- private:
   [[gnu::noinline]] void LockSlow() {
     for (int i = 0; i < 100; ++i) {
       std::uint32_t free = 0;
@@ -119,8 +157,52 @@ class Latch {
     waiters_.fetch_sub(1, std::memory_order_relaxed);
   }
 
+  // A thread takes latches in the order of their ranks.  (One that it only
+  // tries to take it need not wait for.)
+  void CheckOrder() const {
+#if RC_DCHECK_IS_ON
+    RC_DCHECK(owner_.load(std::memory_order_relaxed) != &tls_held_latches ||
+              !KnowsHeldLatches());
+    RC_DCHECK(rank_ == LatchRank::kNone || !KnowsHeldLatches() ||
+              tls_held_latches.None(rank_));
+#endif
+  }
+  void NoteLocked() {
+#if RC_DCHECK_IS_ON
+    owner_.store(&tls_held_latches, std::memory_order_relaxed);
+    ++tls_held_latches.of[static_cast<int>(rank_)];
+#endif
+  }
+  void NoteUnlocked() {
+#if RC_DCHECK_IS_ON
+    RC_DCHECK(owner_.load(std::memory_order_relaxed) == &tls_held_latches ||
+              !KnowsHeldLatches());
+    owner_.store(nullptr, std::memory_order_relaxed);
+    --tls_held_latches.of[static_cast<int>(rank_)];
+#endif
+  }
+
+#if RC_DCHECK_IS_ON
+  const LatchRank rank_ = LatchRank::kNone;
+  std::atomic<const HeldLatches*> owner_{nullptr};
+#endif
   std::atomic<std::uint32_t> word_{0};     // 0 free, 1 held
   std::atomic<std::uint32_t> waiters_{0};  // threads in LockSlow
+};
+
+// Holds a latch for a scope.  (The guards of the standard library tell Clang's
+// analysis nothing.)
+class RC_SCOPED_CAPABILITY LatchGuard {
+ public:
+  explicit LatchGuard(Latch& latch) RC_ACQUIRE(latch) : latch_(latch) {
+    latch_.lock();
+  }
+  ~LatchGuard() RC_RELEASE() { latch_.unlock(); }
+  LatchGuard(const LatchGuard&) = delete;
+  LatchGuard& operator=(const LatchGuard&) = delete;
+
+ private:
+  Latch& latch_;
 };
 
 }  // namespace rcsock::base

@@ -15,7 +15,7 @@ constexpr std::size_t kHuge = 2 * 1024 * 1024;
 constexpr std::size_t kFirst = 64 * 1024;
 
 constinit Latch pools_latch;
-constinit Pool* pools = nullptr;  // pools_latch's
+constinit Pool* pools RC_GUARDED_BY(pools_latch) = nullptr;
 
 }  // namespace
 
@@ -94,7 +94,9 @@ void Pool::Give(void* block) noexcept {
 
 // Nothing is waited for here with pools_latch held: who lists a pool may hold
 // others' latches.
-void PoolsForkLock() {
+//
+// (The analysis cannot count latches of a list, which stay held on return.)
+void PoolsForkLock() RC_NO_LOCK_CHECK {
   for (Backoff backoff;; backoff.Wait()) {
     pools_latch.lock();
     Pool* at = pools;
@@ -108,10 +110,11 @@ void PoolsForkLock() {
 }
 
 void PoolsForkUnlock(bool child) {
+  pools_latch.AssertUnshared();
   for (Pool* at = pools; at != nullptr; at = at->next_) {
-    child ? at->latch_.Reset() : at->latch_.unlock();
+    at->latch_.UnlockAfterFork(child);
   }
-  child ? pools_latch.Reset() : pools_latch.unlock();
+  pools_latch.UnlockAfterFork(child);
 }
 
 }  // namespace rcsock::base

@@ -32,16 +32,17 @@ class Pool {
   static constexpr std::size_t kLine = 64;
 
   void List() noexcept;
-  bool Grow();
+  bool Grow() RC_REQUIRES(latch_);
 
   const std::size_t size_;
   Latch latch_;
   std::atomic<bool> listed_{false};  // set once, under pools_latch
-  void* free_ = nullptr;             // each holds the address of the next
-  std::byte* at_ = nullptr;
-  std::byte* end_ = nullptr;
-  std::size_t chunk_ = 0;  // bytes of the last one
-  Pool* next_ = nullptr;   // of all that have been used
+  // Each holds the address of the next.
+  void* free_ RC_GUARDED_BY(latch_) = nullptr;
+  std::byte* at_ RC_GUARDED_BY(latch_) = nullptr;
+  std::byte* end_ RC_GUARDED_BY(latch_) = nullptr;
+  std::size_t chunk_ RC_GUARDED_BY(latch_) = 0;  // bytes of the last one
+  Pool* next_ = nullptr;  // of all that have been used; pools_latch's
 };
 
 // Around fork; the last latches taken, and the first given back.

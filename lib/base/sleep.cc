@@ -62,6 +62,7 @@ int Milliseconds(const timespec* timeout) {
 
 [[gnu::noinline]] int FutexSleep(const void* word, std::uint32_t expected,
                                  const timespec* timeout, bool shared) {
+  CheckMaySleep();
   int type;
   real::pthread_setcanceltype(PTHREAD_CANCEL_ASYNCHRONOUS, &type);
   const long result =
@@ -134,6 +135,7 @@ int FutexSleepShared(const std::atomic<std::uint32_t>* word,
 
 [[gnu::noinline]] int EpollSleep(int set, epoll_event* events, int capacity,
                                  const timespec* timeout) {
+  CheckMaySleep();
   int type;
   real::pthread_setcanceltype(PTHREAD_CANCEL_ASYNCHRONOUS, &type);
   long result = -ENOSYS;

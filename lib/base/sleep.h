@@ -10,6 +10,8 @@
 #include <cstdint>
 #include <ctime>
 
+#include "lib/base/held_latches.h"
+
 namespace rcsock::base {
 
 // For the sleep of an application's call: points at which pthread_cancel ends
@@ -39,6 +41,7 @@ int EpollPwait(int set, epoll_event* events, int capacity,
 // No such point, as nanosleep() would be: for a wait inside a call that is
 // none. Less than a second; a handler may end it.
 inline void SleepThrough(long ns) {
+  CheckMaySleep();
   const timespec brief{0, ns};
   ::syscall(SYS_nanosleep, &brief, nullptr);
 }

@@ -56,13 +56,15 @@ rlim_t Top() {
 constinit Latch low_latch;
 // Written with it.
 constinit std::atomic<std::uint32_t> library_opens{0};
-constinit bool opens_given_up = false;  // until there are none
-constinit int opens_awaited = 0;
+// Until there are none.
+constinit bool opens_given_up RC_GUARDED_BY(low_latch) = false;
+constinit int opens_awaited RC_GUARDED_BY(low_latch) = 0;
 
 }  // namespace
 
-LowNumber::LowNumber() { low_latch.lock(); }
-LowNumber::~LowNumber() { low_latch.unlock(); }
+// (Its users know the latch by no name: what they have of it is asserted.)
+LowNumber::LowNumber() RC_NO_LOCK_CHECK { low_latch.lock(); }
+LowNumber::~LowNumber() RC_NO_LOCK_CHECK { low_latch.unlock(); }
 
 LibraryOpens::LibraryOpens() {
   // (Who has it has put something onto its number before this goes on, and who
@@ -73,6 +75,7 @@ LibraryOpens::LibraryOpens() {
 
 LibraryOpens::~LibraryOpens() {
   const LowNumber low;
+  low_latch.AssertHeld();
   if (library_opens.fetch_sub(1, std::memory_order_relaxed) != 1) return;
   opens_given_up = false;
   if (opens_awaited != 0) FutexWake(&library_opens, INT_MAX, false);
@@ -81,6 +84,7 @@ LibraryOpens::~LibraryOpens() {
 FreeNumber::FreeNumber(std::uint64_t limit_ns) {
   if (library_opens.load(std::memory_order_relaxed) == 0) [[likely]]
     return;
+  low_latch.AssertHeld();  // low_
   const std::uint64_t end = NowNs() + limit_ns;
   while (!opens_given_up) {
     const std::uint32_t opens = library_opens.load(std::memory_order_relaxed);
@@ -100,17 +104,16 @@ FreeNumber::FreeNumber(std::uint64_t limit_ns) {
   }
 }
 
-void LowNumberForkLock() { low_latch.lock(); }
+void LowNumberForkLock() { low_latch.LockForFork(); }
 
 void LowNumberForkUnlock(bool child) {
   if (child) {
-    low_latch.Reset();
+    low_latch.AssertUnshared();
     library_opens.store(0, std::memory_order_relaxed);
     opens_given_up = false;
     opens_awaited = 0;
-  } else {
-    low_latch.unlock();
   }
+  low_latch.UnlockAfterFork(child);
 }
 
 bool IsInternalFd(int fd) { return Has(internal_fds, fd); }
