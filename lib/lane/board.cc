@@ -4,6 +4,8 @@ namespace rcsock::lane {
 
 void Board::Unlink(Mark* mark) {
   List& list = lists_[mark->bell_];
+  RC_DCHECK((mark->prev_ == nullptr) == (list.head == mark));  // I-LIST-1
+  RC_DCHECK((mark->next_ == nullptr) == (list.tail == mark));
   (mark->prev_ != nullptr ? mark->prev_->next_ : list.head) = mark->next_;
   (mark->next_ != nullptr ? mark->next_->prev_ : list.tail) = mark->prev_;
   count_[mark->bell_].value.fetch_sub(1, std::memory_order_seq_cst);

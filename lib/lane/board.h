@@ -19,6 +19,7 @@ class Board {
   class Mark {
    private:
     friend class Board;
+    // All of it is the board's latch's.
     void* cookie_ = nullptr;
     Mark* next_ = nullptr;
     Mark* prev_ = nullptr;
@@ -51,11 +52,11 @@ class Board {
     Mark* tail = nullptr;
   };
   int PollSome(int bell, Completion* out, int capacity);
-  void Unlink(Mark* mark);
+  void Unlink(Mark* mark) RC_REQUIRES(latch_);
 
   Ringer* const ringer_;
   base::Latch latch_;
-  List lists_[kBells];  // latch_'s, as all marks are
+  List lists_[kBells] RC_GUARDED_BY(latch_);
   Count count_[kBells];
 };
 

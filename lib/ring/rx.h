@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "lib/base/dcheck.h"
 #include "lib/ring/imm.h"
 #include "lib/ring/tx.h"
 
@@ -95,6 +96,7 @@ class Rx {
   // Consumes `n` <= left() bytes of the current message.  True: that was its
   // end.
   bool Take(std::uint32_t n) {
+    RC_DCHECK(n <= left_);  // I-RING-2
     left_ -= n;
     offset_ += n;
     if (left_ != 0) return false;

@@ -17,6 +17,7 @@ std::uint32_t Tx::ExtendLast(std::size_t want) {
   last.length += n;
   posted_ += n;
   Advance(n);
+  Check();
   return n;
 }
 

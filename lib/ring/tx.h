@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "lib/base/dcheck.h"
 #include "lib/ring/imm.h"
 
 namespace rcsock::ring {
@@ -112,6 +113,7 @@ class Tx {
               true,         ring_};
     posted_ += place.length;
     ++sent_;
+    Check();
     return place;
   }
 
@@ -131,6 +133,7 @@ class Tx {
   // ReserveData of what fits in a slot, without its questions: 0 < length <=
   // inline_max, and fewer than slots - kCtlSlots outstanding.  Its number.
   std::uint64_t ReserveInline(std::uint32_t length) {
+    RC_DCHECK(length != 0 && outstanding() < slots_);
     Next() = {posted_, 0, length, true, true, 0};
     posted_ += length;
     return sent_++;
@@ -146,6 +149,7 @@ class Tx {
   // and the message goes into slot 0.  `number` is sent(), which the caller
   // has.
   void ReserveAlone(std::uint64_t number, std::uint32_t length) {
+    RC_DCHECK(number == sent_ && length != 0);
     credited_ = number;
     acked_ = posted_;
     used_ = 0;
@@ -195,6 +199,7 @@ class Tx {
       if (message.data) acked_ += message.length;
       if (!message.in_slot && message.ring == ring_) used_ -= message.length;
     }
+    Check();
     return true;
   }
 
@@ -236,6 +241,12 @@ class Tx {
   }
   const Sent& Entry(std::uint64_t number) const {
     return const_cast<Tx*>(this)->Entry(number);
+  }
+  // I-RING-1.
+  void Check() const {
+    RC_DCHECK(credited_ <= sent_ && sent_ - credited_ <= slots_);
+    RC_DCHECK(acked_ <= posted_);
+    RC_DCHECK(used_ <= geometry_.bytes && offset_ <= geometry_.bytes);
   }
   // No message goes across the end.
   void Advance(std::uint32_t length) {

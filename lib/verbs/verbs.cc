@@ -13,7 +13,6 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
-#include <mutex>
 #include <utility>
 
 #include "lib/base/internal.h"
@@ -155,7 +154,7 @@ bool IsDevice(int fd) {
 bool Load(Error* error) {
   std::uint32_t state = g_state.load(std::memory_order_acquire);
   if (state == kNotTried) {
-    std::lock_guard lock(g_latch);
+    base::LatchGuard lock(g_latch);
     state = g_state.load(std::memory_order_acquire);
     if (state == kNotTried) {
       base::InternalScope internal;

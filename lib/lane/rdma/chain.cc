@@ -152,6 +152,7 @@ void Chain::WakeImmediate(std::uint64_t word, std::uint8_t flags) {
   const std::uint32_t imm = ring::Encode(
       {ring::Kind::kCredit, flags,
        static_cast<std::uint32_t>(word & kConsumedMask) & ring::kMaxLength});
+  lane_.post_latch_.AssertHeld();
   std::byte* staged = lane_.tx_block_.base() + kWakeCopiesAt +
                       lane_.wakes_sent_ % kWakeCopies * sizeof(imm);
   StageImmediate(staged, imm);
@@ -160,6 +161,7 @@ void Chain::WakeImmediate(std::uint64_t word, std::uint8_t flags) {
 
 void Chain::Post() {
   if (count_ == 0) return;
+  lane_.post_latch_.AssertHeld();
   for (std::uint32_t i = 0; i + 1 < count_; ++i) wrs_[i].next = &wrs_[i + 1];
   const std::uint32_t n = count_;
   count_ = 0;

@@ -1,7 +1,6 @@
 #include "lib/lane/rdma/memory.h"
 
 #include <cerrno>
-#include <mutex>
 #include <new>
 #include <utility>
 
@@ -153,7 +152,7 @@ Block Memory::Get(std::size_t bytes, bool remote, verbs::Error* error) {
 
 bool Sink::Ready(Memory* memory) {
   if (ready_.load(std::memory_order_acquire)) return true;
-  std::scoped_lock hold(latch_);
+  base::LatchGuard hold(latch_);
   if (!block_) {
     verbs::Error error;
     block_ = memory->Get(kBytes, true, &error);

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <mutex>
 #include <new>
 #include <utility>
 
@@ -65,7 +64,7 @@ QpLane::~QpLane() {
   Freeze();
   poller_->Settled([] {});
   {
-    std::scoped_lock hold(post_latch_);
+    base::LatchGuard hold(post_latch_);
     qp_ = nullptr;
   }
   {
@@ -149,7 +148,7 @@ void QpLane::SetPeer(const Offer& offer) {
     Lost(base::Reason::kNoMemory);
     return;
   }
-  std::scoped_lock hold(post_latch_);
+  base::LatchGuard hold(post_latch_);
   tx_block_ = std::move(block);
   tx_ring_ = {tx_block_.base() + kRingAt,
               offer.address + kMessages * kSlotBytes, tx_block_.lkey(),
@@ -203,6 +202,7 @@ void QpLane::MayReceive() {
 void QpLane::Connected() {
   MayReceive();
   verbs::Error error;
+  base::LatchGuard hold(post_latch_);
   // (Nothing may depend on it: without, the peer waits longer between tries.)
   if (!iwarp_ && !verbs::SetRnrTimer(qp_, &error)) {
     RCSOCK_LOG(2, "rdma: min_rnr_timer: %s: %d", error.call, error.code);
@@ -210,7 +210,7 @@ void QpLane::Connected() {
 }
 
 void QpLane::Nudge() {
-  std::scoped_lock hold(post_latch_);
+  base::LatchGuard hold(post_latch_);
   if (peer_.bytes == 0 || Room() < 6) return;
   Chain chain(this);
   chain.Credit(Word(published_.load(std::memory_order_relaxed), false), false);
@@ -283,7 +283,7 @@ void QpLane::WakeLocal() { poller_->sleepers().WakeLocal(words_); }
 void QpLane::Freeze() {
   if (closing_.exchange(true, std::memory_order_seq_cst)) return;
   {
-    std::scoped_lock hold(post_latch_);
+    base::LatchGuard hold(post_latch_);
     verbs::Error error;
     if (qp_ != nullptr && !verbs::ToError(qp_, &error)) {
       RCSOCK_LOG(1, "rdma: %s: %d", error.call, error.code);

@@ -6,7 +6,6 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <vector>
 
@@ -185,7 +184,7 @@ class QpLane final : public RdmaLane {
   // For tests.
   bool closed() const { return Closed(); }
   bool Quiet() const {
-    std::scoped_lock hold(post_latch_);
+    base::LatchGuard hold(post_latch_);
     return waiting_.length == 0 && !tell_owed_;
   }
   std::uint64_t sent_messages() const { return tx_ ? tx_->sent() : 0; }
@@ -196,7 +195,10 @@ class QpLane final : public RdmaLane {
     return published_.load(std::memory_order_acquire);
   }
   std::uint64_t credit_seen() const { return Consumed(); }
-  std::uint32_t wakes_sent() const { return wakes_sent_; }
+  std::uint32_t wakes_sent() const {
+    base::LatchGuard hold(post_latch_);
+    return wakes_sent_;
+  }
   std::uint64_t wakes_seen() const {
     return wakes_seen_.load(std::memory_order_acquire);
   }
@@ -246,7 +248,7 @@ class QpLane final : public RdmaLane {
   void TakeRing();
   bool EnsureRoom();
   std::size_t PostSmall(IovCursor from, std::size_t all);
-  bool PostShort(IovCursor from, std::uint32_t all);
+  bool PostShort(IovCursor from, std::uint32_t all) RC_REQUIRES(post_latch_);
   std::size_t PostLarge(IovCursor from, std::size_t all);
   std::size_t PostDirect(const std::byte* from, std::size_t all);
   void DropDirect(Direct* one);
@@ -255,37 +257,39 @@ class QpLane final : public RdmaLane {
   bool PostControl(const void* message, std::size_t length, ring::Kind kind);
 
   // Under post_latch_.
-  std::uint32_t Room() const {
+  std::uint32_t Room() const RC_REQUIRES(post_latch_) {
     return send_depth_ -
            static_cast<std::uint32_t>(
                posted_wrs_ - done_wrs_.load(std::memory_order_acquire));
   }
-  std::uint64_t InFlight() const;
+  std::uint64_t InFlight() const RC_REQUIRES(post_latch_);
   // Takes post_latch_ itself.
-  bool HasRoom(std::uint32_t wrs) const {
-    std::scoped_lock hold(post_latch_);
+  bool HasRoom(std::uint32_t wrs) const RC_EXCLUDES(post_latch_) {
+    base::LatchGuard hold(post_latch_);
     return Room() >= wrs;
   }
   // Nothing has come since the last write, and the window is full.
-  bool Streaming() const;
+  bool Streaming() const RC_REQUIRES(post_latch_);
   bool Bursts(bool reply);  // under the tx latch
-  bool CreditAlong();
+  bool CreditAlong() RC_REQUIRES(post_latch_);
   // Whether so much that has been consumed is worth a write of its own.
   bool CreditDue(std::uint64_t messages, std::uint64_t bytes) const {
     return messages >= kMessages / pace_.credit_part ||
            bytes > rx_ring_bytes_.load(std::memory_order_relaxed) /
                        pace_.credit_part;
   }
-  void PublishAlong(Chain* chain, std::uint32_t length);
-  bool FlushLocked();
+  void PublishAlong(Chain* chain, std::uint32_t length)
+      RC_REQUIRES(post_latch_);
+  bool FlushLocked() RC_REQUIRES(post_latch_);
   // A sender that knows of no newer credit than the last wake-up's has no room.
   bool Starves() const;
   bool StarvesForBytes(std::uint64_t landed) const;
   // Writes the credit word; with a wake-up if the sender may sleep.  False: no
   // room in the send queue.
-  bool PublishLocked(Chain* chain, bool along = false);
+  bool PublishLocked(Chain* chain, bool along = false) RC_REQUIRES(post_latch_);
   // The credit word for `consumed`, as that of a wake-up if it is one.
-  std::uint64_t Word(std::uint64_t consumed, bool wake);
+  std::uint64_t Word(std::uint64_t consumed, bool wake)
+      RC_REQUIRES(post_latch_);
   void PublishCredit();
 
   // Receiving, under the rx latch.
@@ -344,7 +348,7 @@ class QpLane final : public RdmaLane {
   Deferred* const deferred_;
   const std::shared_ptr<std::atomic<std::uint32_t>> lanes_;
   rdma_cm_id* const id_;
-  ibv_qp* qp_;  // post_latch_'s; null: gone
+  ibv_qp* qp_ RC_GUARDED_BY(post_latch_);  // null: gone
   const std::uint32_t qp_num_;
   const std::uint32_t send_depth_;
   const std::uint32_t inline_bytes_;
@@ -419,14 +423,17 @@ class QpLane final : public RdmaLane {
   bool old_mirror_ = false;  // the old one is still there
 
   mutable base::Latch post_latch_;
-  std::uint64_t posted_wrs_ = 0;
-  std::uint64_t signalled_wrs_ = 0;
-  std::uint64_t reply_wrs_ = 0;   // those before it have had an answer
+  std::uint64_t posted_wrs_ RC_GUARDED_BY(post_latch_) = 0;
+  std::uint64_t signalled_wrs_ RC_GUARDED_BY(post_latch_) = 0;
+  // Those before it have had an answer.
+  std::uint64_t reply_wrs_ RC_GUARDED_BY(post_latch_) = 0;
   std::uint64_t switch_wrs_ = 0;  // posted before the ring was changed
   TxRingPlace tx_ring_;           // written under the tx latch as well
-  ring::Placement waiting_{};     // length 0: nothing waits
-  bool tell_owed_ = false;        // a credit that found no room in the queue
-  std::uint32_t wakes_sent_ = 0;
+  // Length 0: nothing waits.
+  ring::Placement waiting_ RC_GUARDED_BY(post_latch_){};
+  // A credit that found no room in the queue.
+  bool tell_owed_ RC_GUARDED_BY(post_latch_) = false;
+  std::uint32_t wakes_sent_ RC_GUARDED_BY(post_latch_) = 0;
   // Written under it: the last wake-up's credit, the last credit, and the bytes
   // consumed by then.
   std::atomic<std::uint64_t> told_{0};
@@ -507,7 +514,7 @@ class Deferred {
   void* arg_ = nullptr;
   std::atomic<int> count_{0};
   base::Latch latch_;
-  QpLane* first_ = nullptr;
+  QpLane* first_ RC_GUARDED_BY(latch_) = nullptr;
 };
 
 }  // namespace rcsock::lane::rdma

@@ -3,7 +3,6 @@
 #include <atomic>
 #include <cerrno>
 #include <cstring>
-#include <mutex>
 #include <new>
 #include <utility>
 
@@ -70,7 +69,7 @@ std::int64_t QpLane::Place(const void* from, std::size_t length,
     // Nobody else may look: the ends of sends wake nobody.
     poller_->Collect();
   }
-  std::scoped_lock hold(post_latch_);
+  base::LatchGuard hold(post_latch_);
   if (Room() < kRoom) return 0;
   Chain chain(this);
   chain.Place(from, static_cast<std::uint32_t>(length), lkey, to, key);
@@ -86,7 +85,7 @@ bool QpLane::Placed(std::int64_t ticket) {
   const auto wrs = static_cast<std::uint64_t>(ticket);
   poller_->Collect();
   if (fenced_wrs_.load(std::memory_order_acquire) >= wrs) return true;
-  std::scoped_lock hold(post_latch_);
+  base::LatchGuard hold(post_latch_);
   if (fence_wrs_ < wrs && Room() >= kRoom && !Closed()) {
     Chain chain(this);
     chain.Fence();
@@ -128,7 +127,7 @@ std::size_t QpLane::PostDirect(const std::byte* from, std::size_t all) {
   }
   const std::uint64_t landed = landed_.load(std::memory_order_relaxed);
   {
-    std::scoped_lock hold(post_latch_);
+    base::LatchGuard hold(post_latch_);
     if (landed != landed_at_post_) reply_wrs_ = posted_wrs_;
     if (!FlushLocked()) return 0;
   }
@@ -148,7 +147,7 @@ std::size_t QpLane::PostDirect(const std::byte* from, std::size_t all) {
     one.memory->Hold();
     ++directs_;
     {
-      std::scoped_lock hold(post_latch_);
+      base::LatchGuard hold(post_latch_);
       Chain chain(this);
       PublishAlong(&chain, place.length);
       chain.MessageFrom(place, from + done, lkey);

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <mutex>
 #include <utility>
 
 #include "lib/base/log.h"
@@ -209,7 +208,7 @@ void QpLane::GrowRing() {
     offer[i] = address >> 8 * i & 0xff;
     offer[8 + i] = key_bytes >> 8 * i & 0xff;
   }
-  std::scoped_lock hold(post_latch_);
+  base::LatchGuard hold(post_latch_);
   if (Room() < 8) return;
   const std::uint8_t next = rx_.ring() ^ 1;
   rx_rings_[next] = block.base();
@@ -234,7 +233,7 @@ void QpLane::RingChanged() {
 void QpLane::PublishCredit() {
   bool owed;
   {
-    std::scoped_lock hold(post_latch_);
+    base::LatchGuard hold(post_latch_);
     Chain chain(this);
     owed = !PublishLocked(&chain);
     chain.Post();
@@ -444,7 +443,7 @@ void QpLane::OnSent(std::uint64_t wrs) {
 }
 
 void QpLane::PostReceives() {
-  std::scoped_lock hold(post_latch_);
+  base::LatchGuard hold(post_latch_);
   if (qp_ != nullptr) receives_->Post(qp_);
 }
 
@@ -495,7 +494,7 @@ void QpLane::Tell() {
                            told_.load(std::memory_order_relaxed) &&
                        Starves();
   if (rewound == 0 && !starves) return;
-  std::scoped_lock hold(post_latch_);
+  base::LatchGuard hold(post_latch_);
   // It began at the front, so it knew the credit of all before it.
   const std::uint64_t known =
       std::min(rewound, published_.load(std::memory_order_relaxed));

@@ -162,7 +162,7 @@ void QpLane::TakeRing() {
   Block block = memory_->Get(bytes, false, &error);
   if (!block) return;
   RCSOCK_LOG(2, "rdma: sends into a ring of %u bytes", bytes);
-  std::scoped_lock hold(post_latch_);
+  base::LatchGuard hold(post_latch_);
   peer_.bytes = bytes;
   tx_->Switch(bytes, std::min(RecordMax(bytes), pace_.record));
   tx_ring_ = {block.base(), address, block.lkey(),
@@ -304,7 +304,7 @@ bool QpLane::PostShort(IovCursor from, std::uint32_t all) {
 std::size_t QpLane::PostLarge(IovCursor from, std::size_t all) {
   const std::uint64_t landed = landed_.load(std::memory_order_relaxed);
   {
-    std::scoped_lock hold(post_latch_);
+    base::LatchGuard hold(post_latch_);
     if (landed != landed_at_post_) reply_wrs_ = posted_wrs_;
     if (!FlushLocked()) return 0;  // what waits goes first
   }
@@ -333,7 +333,7 @@ std::size_t QpLane::PostLarge(IovCursor from, std::size_t all) {
       break;
     }
     {
-      std::scoped_lock hold(post_latch_);
+      base::LatchGuard hold(post_latch_);
       Chain chain(this);
       PublishAlong(&chain, places[0].length);
       for (std::size_t i = 0; i < count; ++i) chain.Message(places[i]);
@@ -356,7 +356,7 @@ bool QpLane::PostCtl(const void* message, std::size_t length) {
 bool QpLane::PostControl(const void* message, std::size_t length,
                          ring::Kind kind) {
   EnsureRoom();
-  std::scoped_lock hold(post_latch_);
+  base::LatchGuard hold(post_latch_);
   if (Room() < kHeadroom / 2) return false;
   const ring::Placement place = tx_->ReserveCtl(length, kind);
   if (place.length == 0) return false;
@@ -392,7 +392,7 @@ bool QpLane::FlushLocked() {
 
 bool QpLane::Flush() {
   if (!waits_.load(std::memory_order_seq_cst)) return true;
-  std::scoped_lock hold(post_latch_);
+  base::LatchGuard hold(post_latch_);
   if (FlushLocked()) return true;
   WantSent();
   return false;
@@ -452,7 +452,7 @@ std::size_t QpLane::CopyUnacked(std::uint64_t from, void* to,
 void Deferred::Add(QpLane* lane) {
   bool first = false;
   {
-    std::scoped_lock hold(latch_);
+    base::LatchGuard hold(latch_);
     if (lane->listed_.load(std::memory_order_relaxed)) return;
     lane->listed_.store(true, std::memory_order_seq_cst);
     lane->next_deferred_ = first_;
@@ -464,7 +464,7 @@ void Deferred::Add(QpLane* lane) {
 }
 
 void Deferred::Remove(QpLane* lane) {
-  std::scoped_lock hold(latch_);
+  base::LatchGuard hold(latch_);
   for (QpLane** at = &first_; *at != nullptr; at = &(*at)->next_deferred_) {
     if (*at != lane) continue;
     *at = lane->next_deferred_;
@@ -478,7 +478,7 @@ void Deferred::FlushAll() {
   bool left = false;
   RdmaPoller* full = nullptr;
   {
-    std::scoped_lock hold(latch_);
+    base::LatchGuard hold(latch_);
     QpLane** at = &first_;
     while (*at != nullptr) {
       QpLane* lane = *at;

@@ -9,7 +9,6 @@
 #include <cerrno>
 #include <cstring>
 #include <iterator>
-#include <mutex>
 #include <new>
 #include <type_traits>
 #include <utility>
@@ -69,7 +68,7 @@ void RdmaPoller::Retire(std::unique_ptr<RdmaPoller> poller) {
   stays->next_retired_ = retired.load(std::memory_order_relaxed);
   while (!retired.compare_exchange_weak(stays->next_retired_, stays)) {
   }
-  std::scoped_lock hold(stays->latch_);
+  base::LatchGuard hold(stays->latch_);
   stays->fd_.store(-1, std::memory_order_relaxed);
   stays->LetGo();
 }
@@ -133,7 +132,7 @@ bool RdmaPoller::HasRoom(CqSet* set) {
 }
 
 CqSet* RdmaPoller::Admit(bool may_grow, verbs::Error* error) {
-  std::scoped_lock hold(latch_);
+  base::LatchGuard hold(latch_);
   CqSet* found = nullptr;
   try {
     for (auto& set : sets_) {
@@ -152,20 +151,20 @@ CqSet* RdmaPoller::Admit(bool may_grow, verbs::Error* error) {
 }
 
 void RdmaPoller::Leave(CqSet* set, bool clean) {
-  std::scoped_lock hold(latch_);
+  base::LatchGuard hold(latch_);
   --set->lanes;
   if (!clean) set->shared.NoteLost();
 }
 
 void RdmaPoller::OnSrqLimit(const ibv_srq* srq) {
-  std::scoped_lock hold(latch_);
+  base::LatchGuard hold(latch_);
   for (auto& set : sets_) {
     if (set->shared.srq() == srq) set->shared.NoteLimit();
   }
 }
 
 bool RdmaPoller::Add(QpLane* lane, std::uint32_t qp_num) {
-  std::scoped_lock hold(latch_);
+  base::LatchGuard hold(latch_);
   const auto put = [](std::vector<Entry>& table, Entry entry) {
     std::size_t at = Hash(entry.qp_num);
     while (table[at & (table.size() - 1)].lane != nullptr) ++at;
@@ -197,6 +196,7 @@ QpLane* RdmaPoller::Find(std::uint32_t qp_num) const {
 
 void RdmaPoller::Remove(std::uint32_t qp_num) {
   Settled([&] {
+    latch_.AssertHeld();
     const std::size_t mask = table_.size() - 1;
     std::size_t hole = Hash(qp_num) & mask;
     while (table_[hole].lane == nullptr || table_[hole].qp_num != qp_num) {
@@ -233,7 +233,7 @@ void RdmaPoller::LoseLanesOf(const CqSet* set, int error) {
 }
 
 void RdmaPoller::LoseAll(base::Reason reason) {
-  std::scoped_lock hold(latch_);
+  base::LatchGuard hold(latch_);
   for (const Entry& entry : table_) {
     if (entry.lane != nullptr) entry.lane->Lost(reason);
   }

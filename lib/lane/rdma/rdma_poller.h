@@ -118,7 +118,7 @@ class RdmaPoller final : public Source {
   void LoseAll(base::Reason reason);
   // Runs `f` when all that has come has been given out and nobody drains.
   template <typename F>
-  void Settled(F f) {
+  void Settled(F f) RC_EXCLUDES(latch_) {
     latch_.lock();
     DrainLocked();
     f();
@@ -147,24 +147,25 @@ class RdmaPoller final : public Source {
     QpLane* lane;  // null: free
   };
 
-  bool MakeSet(verbs::Error* error);
+  bool MakeSet(verbs::Error* error) RC_REQUIRES(latch_);
   // Whether the set can take one more lane.
   static bool HasRoom(CqSet* set);
   // False: as DrainToSleep.
-  bool DrainIfAsked(bool to_sleep = false);
-  bool DrainLocked(bool to_sleep = false);
-  int PollSet(CqSet* set);
-  bool ArmSet(CqSet* set);
-  void Fired(CqSet* set);
-  void Handle(CqSet* set, const ibv_wc& wc);
-  void HandleReceive(CqSet* set, QpLane* lane, const ibv_wc& wc);
-  void LoseLanesOf(const CqSet* set, int error);
-  void FetchEvents();
-  void ReadAllEvents();
-  void ReadEvent(const ibv_cq* cq);
-  void LetGo();
-  void Tell();
-  QpLane* Find(std::uint32_t qp_num) const;
+  bool DrainIfAsked(bool to_sleep = false) RC_EXCLUDES(latch_);
+  bool DrainLocked(bool to_sleep = false) RC_REQUIRES(latch_);
+  int PollSet(CqSet* set) RC_REQUIRES(latch_);
+  bool ArmSet(CqSet* set) RC_REQUIRES(latch_);
+  void Fired(CqSet* set) RC_REQUIRES(latch_);
+  void Handle(CqSet* set, const ibv_wc& wc) RC_REQUIRES(latch_);
+  void HandleReceive(CqSet* set, QpLane* lane, const ibv_wc& wc)
+      RC_REQUIRES(latch_);
+  void LoseLanesOf(const CqSet* set, int error) RC_REQUIRES(latch_);
+  void FetchEvents() RC_REQUIRES(latch_);
+  void ReadAllEvents() RC_REQUIRES(latch_);
+  void ReadEvent(const ibv_cq* cq) RC_REQUIRES(latch_);
+  void LetGo() RC_REQUIRES(latch_);
+  void Tell() RC_REQUIRES(latch_);
+  QpLane* Find(std::uint32_t qp_num) const RC_REQUIRES(latch_);
 
   ibv_context* const context_;
   ibv_pd* const pd_;
@@ -183,14 +184,17 @@ class RdmaPoller final : public Source {
   std::atomic<bool> asked_{false};
   std::atomic<std::uint64_t> drained_at_{0};  // Ticks()
 
-  // What follows is latch_'s, and so are all lanes' receiving ends.
+  // All lanes' receiving ends are its, too.
   alignas(64) base::Latch latch_;
-  std::vector<std::unique_ptr<CqSet>> sets_;
-  std::vector<Entry> table_;  // a power of two; open addressing
-  std::size_t lanes_ = 0;
-  QpLane* touched_ = nullptr;
-  bool solicits_;             // the device arms for solicited completions
-  std::uint32_t events_ = 0;  // may wait in the channel; lazy_events
+  std::vector<std::unique_ptr<CqSet>> sets_ RC_GUARDED_BY(latch_);
+  // A power of two; open addressing.
+  std::vector<Entry> table_ RC_GUARDED_BY(latch_);
+  std::size_t lanes_ RC_GUARDED_BY(latch_) = 0;
+  QpLane* touched_ RC_GUARDED_BY(latch_) = nullptr;
+  // The device arms for solicited completions.
+  bool solicits_ RC_GUARDED_BY(latch_);
+  // May wait in the channel; lazy_events.
+  std::uint32_t events_ RC_GUARDED_BY(latch_) = 0;
 };
 
 }  // namespace rcsock::lane::rdma

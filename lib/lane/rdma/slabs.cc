@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
-#include <mutex>
 #include <new>
 
 namespace rcsock::lane::rdma {
@@ -47,7 +46,7 @@ int Slabs::ClassOf(std::size_t bytes) {
 }
 
 std::size_t Slabs::slabs() const {
-  std::scoped_lock hold(latch_);
+  base::LatchGuard hold(latch_);
   return slabs_.size();
 }
 
@@ -87,7 +86,7 @@ std::byte* Slabs::Take(std::size_t bytes) {
   const int size_class = ClassOf(bytes);
   std::byte* base;
   {
-    std::scoped_lock hold(latch_);
+    base::LatchGuard hold(latch_);
     std::vector<std::byte*>& free = free_[size_class];
     if (free.empty() && !AddSlab(size_class)) return nullptr;
     base = free.back();
@@ -105,7 +104,7 @@ void Slabs::Give(std::byte* base, std::size_t bytes) {
     return;
   }
   const int size_class = ClassOf(bytes);
-  std::scoped_lock hold(latch_);
+  base::LatchGuard hold(latch_);
   std::vector<std::byte*>& free = free_[size_class];
   free.push_back(base);
   Slab* const slab = SlabOf(base);

@@ -53,14 +53,13 @@ class Slabs {
   }
   // kLeast << that has room for so many bytes.
   static int ClassOf(std::size_t bytes);
-  bool AddSlab(int size_class);
-  Slab* SlabOf(const std::byte* block);
+  bool AddSlab(int size_class) RC_REQUIRES(latch_);
+  Slab* SlabOf(const std::byte* block) RC_REQUIRES(latch_);
 
   const bool huge_;
   mutable base::Latch latch_;
-  // latch_'s.
-  std::vector<Slab> slabs_;
-  std::vector<std::byte*> free_[kClasses];
+  std::vector<Slab> slabs_ RC_GUARDED_BY(latch_);
+  std::vector<std::byte*> free_[kClasses] RC_GUARDED_BY(latch_);
 };
 
 }  // namespace rcsock::lane::rdma

@@ -9,7 +9,6 @@
 #include <bit>
 #include <cerrno>
 #include <climits>
-#include <mutex>
 #include <new>
 #include <utility>
 
@@ -100,7 +99,7 @@ void Sleepers::PutSet(int slot) {
 }
 
 Sleepers::Words* Sleepers::Get() {
-  std::scoped_lock hold(latch_);
+  base::LatchGuard hold(latch_);
   if (free_.empty()) {
     const std::uint32_t made = count_.load(std::memory_order_relaxed);
     if (made == kMost) return nullptr;
@@ -125,7 +124,7 @@ Sleepers::Words* Sleepers::Get() {
 }
 
 void Sleepers::Put(Words* words) {
-  std::scoped_lock hold(latch_);
+  base::LatchGuard hold(latch_);
   free_.push_back(words);
 }
 

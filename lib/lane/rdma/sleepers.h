@@ -104,8 +104,8 @@ class Sleepers {
   std::atomic<Words*> chunks_[kMost / kChunk] = {};
 
   base::Latch latch_;
-  std::vector<Words*> free_;  // latch_'s
-  std::vector<std::unique_ptr<Words[]>> owned_;
+  std::vector<Words*> free_ RC_GUARDED_BY(latch_);
+  std::vector<std::unique_ptr<Words[]>> owned_ RC_GUARDED_BY(latch_);
 };
 
 }  // namespace rcsock::lane::rdma

@@ -4,7 +4,6 @@
 #include <atomic>
 #include <cerrno>
 #include <iterator>
-#include <mutex>
 #include <new>
 #include <vector>
 
@@ -18,7 +17,8 @@ namespace {
 // latches, so a handler that forks waits until they are free: Critical.)
 struct All {
   base::Latch latch;
-  std::vector<std::shared_ptr<UserMemory>> list;  // sorted; none overlaps
+  // Sorted; none overlaps.
+  std::vector<std::shared_ptr<UserMemory>> list RC_GUARDED_BY(latch);
 };
 All& Registry() {
   static auto* all = new All;
@@ -44,18 +44,23 @@ UserMemory::~UserMemory() = default;
 
 void UserMemory::ForkPrepare() {
   All& all = Registry();
-  all.latch.lock();
-  for (const auto& one : all.list) one->latch_.lock();
+  all.latch.LockForFork();
+  all.latch.AssertHeld();
+  for (const auto& one : all.list) one->latch_.LockForFork();
 }
 
 void UserMemory::ForkParent() {
   All& all = Registry();
-  for (const auto& one : all.list) one->latch_.unlock();
-  all.latch.unlock();
+  all.latch.AssertHeld();
+  for (const auto& one : all.list) one->latch_.UnlockAfterFork(false);
+  all.latch.UnlockAfterFork(false);
 }
 
 void UserMemory::ForkChild() {
-  for (const auto& one : Registry().list) {
+  All& all = Registry();
+  all.latch.AssertUnshared();
+  for (const auto& one : all.list) {
+    one->latch_.AssertUnshared();
     for (Device& device : one->devices_) {
       (void)device.mr.release();
       device.pin.Forget();
@@ -64,7 +69,7 @@ void UserMemory::ForkChild() {
     one->holds_.store(0, std::memory_order_relaxed);
     one->latch_.Reset();
   }
-  Registry().latch.Reset();
+  all.latch.Reset();
 }
 
 int UserMemory::Add(void* base, std::size_t length) {
@@ -75,7 +80,7 @@ int UserMemory::Add(void* base, std::size_t length) {
         std::make_shared<UserMemory>(static_cast<std::byte*>(base), length);
     All& all = Registry();
     const base::Critical critical;
-    std::scoped_lock hold(all.latch);
+    base::LatchGuard hold(all.latch);
     const auto after = FirstAfter(all.list, begin + length - 1);
     if (after != all.list.begin() && (*std::prev(after))->end() > begin) {
       return EEXIST;
@@ -95,7 +100,7 @@ int UserMemory::Remove(void* base, std::size_t length) {
   std::shared_ptr<UserMemory> gone;
   All& all = Registry();
   const base::Critical critical;
-  std::scoped_lock hold(all.latch);
+  base::LatchGuard hold(all.latch);
   auto found = FirstAfter(all.list, begin);
   if (found == all.list.begin()) return ENOENT;
   --found;
@@ -113,7 +118,7 @@ std::shared_ptr<UserMemory> UserMemory::Find(const void* from,
   const auto begin = reinterpret_cast<std::uintptr_t>(from);
   All& all = Registry();
   const base::Critical critical;
-  std::scoped_lock hold(all.latch);
+  base::LatchGuard hold(all.latch);
   const auto after = FirstAfter(all.list, begin);
   if (after == all.list.begin()) return nullptr;
   const std::shared_ptr<UserMemory>& one = *std::prev(after);
@@ -122,9 +127,9 @@ std::shared_ptr<UserMemory> UserMemory::Find(const void* from,
 
 void UserMemory::Forget(ibv_pd* pd) {
   All& all = Registry();
-  std::scoped_lock hold(all.latch);
+  base::LatchGuard hold(all.latch);
   for (const auto& one : all.list) {
-    std::scoped_lock own(one->latch_);
+    base::LatchGuard own(one->latch_);
     for (Device& device : one->devices_) {
       if (device.pd == pd) device = Device();
     }
@@ -132,7 +137,7 @@ void UserMemory::Forget(ibv_pd* pd) {
 }
 
 bool UserMemory::LocalKey(ibv_pd* pd, std::uint32_t* key) {
-  std::scoped_lock hold(latch_);
+  base::LatchGuard hold(latch_);
   for (Device& device : devices_) {
     if (device.pd != nullptr && device.pd != pd) continue;
     if (device.pd == nullptr) {

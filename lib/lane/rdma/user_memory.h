@@ -63,7 +63,7 @@ class UserMemory {
   const std::size_t length_;
   std::atomic<int> holds_{0};
   base::Latch latch_;
-  Device devices_[kDevices];
+  Device devices_[kDevices] RC_GUARDED_BY(latch_);
 };
 
 }  // namespace rcsock::lane::rdma

@@ -6,7 +6,6 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <mutex>
 #include <new>
 #include <utility>
 
@@ -75,7 +74,7 @@ Bells::~Bells() {
 
 int Bells::EnsureBell(int k) {
   const base::Critical critical;
-  std::scoped_lock hold(latch_);
+  base::LatchGuard hold(latch_);
   int fd = fds_[k].load(std::memory_order_relaxed);
   if (fd < 0) {
     fd = base::OpenHigh(
@@ -88,7 +87,7 @@ int Bells::EnsureBell(int k) {
 void Bells::Arm(int k, bool nap) {
   const base::Critical critical;
   {
-    std::scoped_lock hold(counts_[k].latch);
+    base::LatchGuard hold(counts_[k].latch);
     ++counts_[k].sleepers;
     auto& word = page_->bells[k].armed;
     const std::uint64_t old = word.load(std::memory_order_relaxed);
@@ -110,7 +109,7 @@ void Bells::Arm(int k, bool nap) {
 
 void Bells::Disarm(int k) {
   const base::Critical critical;
-  std::scoped_lock hold(counts_[k].latch);
+  base::LatchGuard hold(counts_[k].latch);
   std::uint32_t& sleepers = counts_[k].sleepers;
   if (sleepers == 0) return;
   --sleepers;
@@ -126,7 +125,7 @@ void Bells::Disarm(int k) {
 void Bells::Renew(int k) {
   const base::Critical critical;
   {
-    std::scoped_lock hold(counts_[k].latch);
+    base::LatchGuard hold(counts_[k].latch);
     if (counts_[k].sleepers == 0) return;
     auto& word = page_->bells[k].armed;
     word.store(word.load(std::memory_order_relaxed) + 2,

@@ -71,11 +71,11 @@ class Bells final : public Ringer {
   // each other do not meet here.
   struct alignas(64) Count {
     base::Latch latch;
-    std::uint32_t sleepers = 0;
+    std::uint32_t sleepers RC_GUARDED_BY(latch) = 0;
   };
   Count counts_[kBells];
-  base::Latch latch_;  // EnsureBell
-  std::atomic<int> fds_[kBells];
+  base::Latch latch_;
+  std::atomic<int> fds_[kBells];  // written with latch_
 };
 
 // Adds one to an eventfd.  Who shares it may have filled its counter, which is

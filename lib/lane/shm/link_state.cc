@@ -11,7 +11,6 @@
 #include <charconv>
 #include <climits>
 #include <cstring>
-#include <mutex>
 #include <new>
 #include <utility>
 
@@ -90,7 +89,7 @@ void LinkState::Abandon() {
 }
 
 bool LinkState::AddSegment(Segment* memory) {
-  std::scoped_lock hold(latch_);
+  base::LatchGuard hold(latch_);
   const int n = segments_.load(std::memory_order_relaxed);
   if (n == kMaxSegments) return false;
   auto* state = new (std::nothrow) SegmentState{memory};
@@ -199,7 +198,7 @@ void LinkState::SetPeerBell(int k, base::UniqueFd fd) {
 
 void LinkState::SetSocket(int fd, std::span<const std::byte> message) {
   const base::Critical critical;
-  std::scoped_lock hold(socket_latch_);
+  base::LatchGuard hold(socket_latch_);
   message_ = message;
   socket_.store(fd, std::memory_order_relaxed);
 }
@@ -256,7 +255,7 @@ void LinkState::RingByMessage(int bell, std::uint64_t armed) {
   bool there = true;
   {
     const base::Critical critical;
-    std::scoped_lock hold(socket_latch_);
+    base::LatchGuard hold(socket_latch_);
     const int fd = socket_.load(std::memory_order_relaxed);
     if (fd >= 0) {
       there = ::syscall(SYS_sendto, fd, message_.data(), message_.size(),

@@ -239,9 +239,9 @@ class LinkState {
 
   const int side_;
   base::UniqueFd page_fd_;
-  LinkPage* page_;     // (null: abandoned)
-  base::Latch latch_;  // AddSegment
-  std::atomic<int> segments_{0};
+  LinkPage* page_;  // (null: abandoned)
+  base::Latch latch_;
+  std::atomic<int> segments_{0};  // written with latch_, as table_
   std::atomic<SegmentState*> table_[kMaxSegments] = {};
   std::atomic<base::Reason> dead_{base::Reason::kNone};
   std::atomic<std::uint32_t> ring_bytes_{kRingBytes};
@@ -252,7 +252,7 @@ class LinkState {
   std::atomic<int> cursors_[kBells] = {};  // where the next Drain begins
   base::Latch socket_latch_;               // while it is sent to
   std::atomic<int> socket_{-1};
-  std::span<const std::byte> message_;
+  std::span<const std::byte> message_ RC_GUARDED_BY(socket_latch_);
 };
 
 // Wakes every thread of any process that sleeps on `word`, and whoever is about

@@ -1,6 +1,5 @@
 #include "lib/lane/shm/shm_poller.h"
 
-#include <mutex>
 #include <utility>
 
 #include "lib/lane/shm/link.h"
@@ -14,7 +13,7 @@ ShmPoller::ShmPoller(Bells* bells, int bell) : bells_(bells), bell_(bell) {
 ShmPoller::~ShmPoller() = default;
 
 void ShmPoller::AddLink(std::shared_ptr<Link> link) {
-  std::scoped_lock hold(latch_);
+  base::LatchGuard hold(latch_);
   for (const auto& known : links_) {
     if (known == link) return;
   }
@@ -22,13 +21,13 @@ void ShmPoller::AddLink(std::shared_ptr<Link> link) {
 }
 
 void ShmPoller::RemoveLink(const Link* link) {
-  std::scoped_lock hold(latch_);
+  base::LatchGuard hold(latch_);
   Forget(link);
 }
 
 void ShmPoller::RemoveLinks() {
   std::vector<std::shared_ptr<Link>> links;
-  std::scoped_lock hold(latch_);
+  base::LatchGuard hold(latch_);
   links_.swap(links);
 }
 
@@ -42,7 +41,7 @@ void ShmPoller::Forget(const Link* link) {
 }
 
 int ShmPoller::Poll(Completion* out, int capacity) {
-  std::scoped_lock hold(latch_);
+  base::LatchGuard hold(latch_);
   const std::size_t count = links_.size();
   int found = 0;
   // Begins behind the link that filled the last call, so that none starves.

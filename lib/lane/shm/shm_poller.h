@@ -38,13 +38,14 @@ class ShmPoller final : public Poller {
   int bell() const { return bell_; }
 
  private:
-  void Forget(const Link* link);
+  void Forget(const Link* link) RC_REQUIRES(latch_);
 
   Bells* const bells_;
   const int bell_;
-  base::Latch latch_;  // links_, next_
-  std::vector<std::shared_ptr<Link>> links_;
-  std::size_t next_ = 0;  // the link that the next Poll begins with
+  base::Latch latch_;
+  std::vector<std::shared_ptr<Link>> links_ RC_GUARDED_BY(latch_);
+  // The link that the next Poll begins with.
+  std::size_t next_ RC_GUARDED_BY(latch_) = 0;
 };
 
 }  // namespace rcsock::lane::shm
