@@ -5,7 +5,6 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <mutex>
 #include <utility>
 
 namespace rcsock::rendezvous {
@@ -39,8 +38,9 @@ bool Anchors::Init() {
 }
 
 void Anchors::Close() {
-  decltype(entries_) entries;  // destroyed without the latch
-  std::lock_guard lock(latch_);
+  // Destroyed without the latch.
+  std::unordered_map<int, Entry> entries;
+  base::LatchGuard lock(latch_);
   entries.swap(entries_);
   set_.reset();
 }
@@ -66,7 +66,7 @@ bool Anchors::Add(int fd, const Entry& entry) {
 bool Anchors::Watch(int fd, std::shared_ptr<AnchorWatcher> watcher,
                     std::uint32_t events) {
   std::shared_ptr<AnchorWatcher> old;  // destroyed without the latch
-  std::lock_guard lock(latch_);
+  base::LatchGuard lock(latch_);
   Entry entry{++generation_, events, std::move(watcher)};
   try {
     entries_.try_emplace(fd);
@@ -82,7 +82,7 @@ bool Anchors::Watch(int fd, std::shared_ptr<AnchorWatcher> watcher,
 }
 
 void Anchors::Rewatch(int fd, std::uint32_t events) {
-  std::lock_guard lock(latch_);
+  base::LatchGuard lock(latch_);
   auto it = entries_.find(fd);
   if (it == entries_.end() || it->second.events == events) return;
   it->second.events = events;
@@ -91,7 +91,7 @@ void Anchors::Rewatch(int fd, std::uint32_t events) {
 
 void Anchors::Unwatch(int fd) {
   std::shared_ptr<AnchorWatcher> old;
-  std::lock_guard lock(latch_);
+  base::LatchGuard lock(latch_);
   auto it = entries_.find(fd);
   if (it == entries_.end()) return;
   Control(set_.get(), EPOLL_CTL_DEL, fd, 0, 0);
@@ -110,7 +110,7 @@ bool Anchors::Dispatch() {
         static_cast<std::uint32_t>(events[i].data.u64 >> 32);
     std::shared_ptr<AnchorWatcher> watcher;
     {
-      std::lock_guard lock(latch_);
+      base::LatchGuard lock(latch_);
       auto it = entries_.find(fd);
       if (it != entries_.end() && it->second.generation == generation) {
         watcher = it->second.watcher;
@@ -128,7 +128,7 @@ bool Anchors::Dispatch() {
 
 bool Anchors::Rebuild() {
   base::UniqueFd old;
-  std::lock_guard lock(latch_);
+  base::LatchGuard lock(latch_);
   base::UniqueFd fresh(NewSet());
   if (!fresh.ok()) return false;
   old = std::exchange(set_, std::move(fresh));

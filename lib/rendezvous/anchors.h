@@ -46,12 +46,13 @@ class Anchors {
     std::uint32_t events = 0;
     std::shared_ptr<AnchorWatcher> watcher;
   };
-  bool Add(int fd, const Entry& entry);
+  bool Add(int fd, const Entry& entry) RC_REQUIRES(latch_);
 
   base::Latch latch_;
+  // Replaced with the latch, by the thread of Dispatch.
   base::UniqueFd set_;
-  std::unordered_map<int, Entry> entries_;
-  std::uint32_t generation_ = 0;
+  std::unordered_map<int, Entry> entries_ RC_GUARDED_BY(latch_);
+  std::uint32_t generation_ RC_GUARDED_BY(latch_) = 0;
   int stale_ = 0;  // batches in a row that held an event of nobody
 };
 

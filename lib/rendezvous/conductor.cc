@@ -3,7 +3,6 @@
 
 #include <atomic>
 #include <cerrno>
-#include <mutex>
 #include <new>
 #include <utility>
 
@@ -26,11 +25,12 @@ namespace {
 constinit std::atomic<Core*> g_core{nullptr};
 constinit std::atomic<bool> g_stopping{false};
 constinit base::Latch g_latch;  // starting and stopping
-constinit lane::shm::Bells* g_bells = nullptr;
-constinit lane::Board* g_board = nullptr;
-constinit std::uint64_t g_failed_ns = 0;
-constinit base::Reason g_failed_why = base::Reason::kNone;
-constinit bool g_clock_known = false;
+constinit lane::shm::Bells* g_bells RC_GUARDED_BY(g_latch) = nullptr;
+constinit lane::Board* g_board RC_GUARDED_BY(g_latch) = nullptr;
+constinit std::uint64_t g_failed_ns RC_GUARDED_BY(g_latch) = 0;
+constinit base::Reason g_failed_why RC_GUARDED_BY(g_latch) =
+    base::Reason::kNone;
+constinit bool g_clock_known RC_GUARDED_BY(g_latch) = false;
 
 constinit thread_local Core* tls_core = nullptr;    // on the conductor thread
 constinit thread_local Core* tls_forked = nullptr;  // held since ForkPrepare
@@ -89,7 +89,7 @@ Conductor* Conductor::Get(base::Reason* why) {
   // Not waiting for a Stop: it may wait for the conductor, which may wait for a
   // latch that the caller holds.
   if (g_stopping.load(std::memory_order_acquire)) return nullptr;
-  std::lock_guard lock(g_latch);
+  base::LatchGuard lock(g_latch);
   if (Core* core = g_core.load(std::memory_order_acquire)) return Running(core);
   const std::uint64_t now = base::NowNs();
   if (g_failed_ns != 0 && now - g_failed_ns < kRetryNs) {
@@ -138,7 +138,7 @@ Conductor* Conductor::IfRunning() {
 
 void Conductor::Stop() {
   if (tls_core != nullptr) return;  // it cannot join itself
-  std::lock_guard lock(g_latch);
+  base::LatchGuard lock(g_latch);
   Core* core = g_core.load(std::memory_order_acquire);
   if (core == nullptr) return;
   g_stopping.store(true, std::memory_order_release);
@@ -157,7 +157,7 @@ void Conductor::ForkPrepare() {
   Core* core =
       tls_core != nullptr ? nullptr : g_core.load(std::memory_order_acquire);
   if (core != nullptr) {
-    core->step.lock();
+    core->step.LockForFork();
     tls_forked = core;
   }
   lane::rdma::UserMemory::ForkPrepare();
@@ -167,7 +167,8 @@ void Conductor::ForkPrepare() {
 void Conductor::ForkParent() {
   base::ForeignFdForkUnlock(false);
   lane::rdma::UserMemory::ForkParent();
-  if (Core* core = std::exchange(tls_forked, nullptr)) core->step.unlock();
+  if (Core* core = std::exchange(tls_forked, nullptr))
+    core->step.UnlockAfterFork(false);
 }
 
 void Conductor::ForkChild(bool asleep) {
@@ -178,9 +179,12 @@ void Conductor::ForkChild(bool asleep) {
   g_latch.Reset();
   g_stopping.store(false, std::memory_order_relaxed);
   g_core.store(nullptr, std::memory_order_release);
-  g_bells = nullptr;
-  g_board = nullptr;
-  g_failed_ns = 0;
+  {
+    base::LatchGuard lock(g_latch);
+    g_bells = nullptr;
+    g_board = nullptr;
+    g_failed_ns = 0;
+  }
   lane::rdma::Memory::ForkChild();
   verbs::ForkChild();
   // (A handler that forks in a sleep goes back to it, on one of these.)

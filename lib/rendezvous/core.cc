@@ -15,7 +15,6 @@
 #include <boost/asio/post.hpp>
 #include <boost/system/system_error.hpp>
 #include <cerrno>
-#include <mutex>
 #include <utility>
 
 #include "lib/base/config.h"
@@ -150,10 +149,10 @@ void Core::TearDown() {
   Step hold(this);
   std::vector<std::shared_ptr<Session>> sessions;
   // Destroyed without the latch: what they hold may call CancelTimer.
-  decltype(tasks_) tasks;
-  decltype(handler_) handler;
+  Tasks tasks;
+  Handler handler;
   {
-    std::lock_guard lock(table_latch_);
+    base::LatchGuard lock(table_latch_);
     accepting_ = false;
     for (auto& [seeker, session] : seekers_) sessions.push_back(session);
     handler = std::move(handler_);
@@ -162,6 +161,7 @@ void Core::TearDown() {
   for (auto& session : sessions) {
     session->Fail(base::Reason::kNoThread, false);
   }
+  step.AssertHeld();
   for (auto& link : std::vector(links_)) link->Die(base::Reason::kNoThread);
   sources.Close();
   inspection_.Close();
@@ -193,11 +193,12 @@ void Core::NoteAsioFds() {
 }
 
 void Core::RequestStop() {
-  std::lock_guard lock(table_latch_);
+  base::LatchGuard lock(table_latch_);
   if (accepting_) io.stop();
 }
 
 void Core::Abandon(bool asleep) {
+  step.AssertHeld();
   auto close = [](int fd) {
     if (fd >= 0) base::CloseRaw(fd);
   };
@@ -213,7 +214,12 @@ void Core::Abandon(bool asleep) {
       close(session->channel_fd());
     }
   }
-  abandoned_ = true;
+  {
+    // Another thread of the parent may have held it.
+    table_latch_.Reset();
+    base::LatchGuard lock(table_latch_);
+    abandoned_ = true;
+  }
   if (rdma_ != nullptr) rdma_->CloseInherited();
   // links_ is never destroyed, so nobody closes these numbers a second time.
   for (const auto& link : links_) {
@@ -263,9 +269,10 @@ void Core::RingBells(lane::BellMask which) {
 }
 
 bool Core::DrainBell() {
-  std::shared_ptr<const std::function<void(const lane::Completion&)>> handler;
+  step.AssertHeld();
+  Handler handler;
   {
-    std::lock_guard lock(table_latch_);
+    base::LatchGuard lock(table_latch_);
     handler = handler_;
   }
   lane::Completion completions[kCompletionBatch];
@@ -305,23 +312,27 @@ void Core::WaitAnchors() {
 // --- Sessions and links
 
 Session* Core::FindSession(const Tuple& tuple, stream::Role role) {
+  step.AssertHeld();
   auto& sessions = sessions_[static_cast<int>(role)];
   auto it = sessions.find(tuple);
   return it == sessions.end() ? nullptr : it->second;
 }
 
 bool Core::AddSession(Session* session) {
+  step.AssertHeld();
   return sessions_[static_cast<int>(session->role())]
       .emplace(session->tuple(), session)
       .second;
 }
 
 void Core::RemoveSession(Session* session) {
+  step.AssertHeld();
   sessions_[static_cast<int>(session->role())].erase(session->tuple());
 }
 
 std::shared_ptr<PeerLink> Core::FindLink(const Uuid& peer, uid_t uid,
                                          bool decider) {
+  step.AssertHeld();
   for (const auto& link : links_) {
     if (link->decider() == decider && !link->dead() && link->uuid() == peer &&
         link->uid() == uid) {
@@ -333,6 +344,7 @@ std::shared_ptr<PeerLink> Core::FindLink(const Uuid& peer, uid_t uid,
 
 std::shared_ptr<PeerLink> Core::FindOffer(const Tuple& tuple,
                                           stream::Role role) {
+  step.AssertHeld();
   for (const auto& link : links_) {
     if (link->HasOffer(tuple, role)) return link;
   }
@@ -340,6 +352,7 @@ std::shared_ptr<PeerLink> Core::FindOffer(const Tuple& tuple,
 }
 
 void Core::EndVainLinks() {
+  step.AssertHeld();
   constexpr auto kInVain = std::chrono::seconds(10);
   // A link has about six descriptors: all of these take a fifth of them.
   constexpr rlim_t kPart = 32;
@@ -357,16 +370,18 @@ void Core::EndVainLinks() {
 }
 
 void Core::AddLink(std::shared_ptr<PeerLink> link) {
+  step.AssertHeld();
   EndVainLinks();
   poller_->AddLink(link->link());
   {
-    std::lock_guard lock(table_latch_);
+    base::LatchGuard lock(table_latch_);
     live_links_.push_back(link->link());
   }
   links_.push_back(std::move(link));
 }
 
 void Core::RemoveLink(PeerLink* link) {
+  step.AssertHeld();
   // Kill has marked each open lane for the bell it names: let them all look.
   if (poller_ != nullptr) {
     DrainBell();
@@ -376,7 +391,7 @@ void Core::RemoveLink(PeerLink* link) {
     if (bells->bell_fd(k) >= 0) bells->Kick(k);
   }
   {
-    std::lock_guard lock(table_latch_);
+    base::LatchGuard lock(table_latch_);
     std::erase(live_links_, link->link());
   }
   std::erase_if(links_,
@@ -384,6 +399,7 @@ void Core::RemoveLink(PeerLink* link) {
 }
 
 void Core::LookAtSelf() {
+  step.AssertHeld();
   // What is taken has its answer, which is to be taken in turn: not from
   // within, for the stack may be a small one.
   if (at_self_) return;
@@ -398,17 +414,19 @@ void Core::LookAtSelf() {
 }
 
 Rdma* Core::GetRdma(base::Reason* why_not) {
+  step.AssertHeld();
   if (rdma_ == nullptr) rdma_ = Rdma::Make(this, why_not);
   return rdma_.get();
 }
 
 void Core::AddRdmaLane(const lane::Lane* lane,
                        std::shared_ptr<Connection> connection) {
-  std::lock_guard lock(table_latch_);
+  base::LatchGuard lock(table_latch_);
   rdma_lanes_[lane] = std::move(connection);
 }
 
 std::uint32_t Core::NextEpoch() {
+  step.AssertHeld();
   if (++epoch_ == 0) ++epoch_;
   return epoch_;
 }

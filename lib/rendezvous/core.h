@@ -79,7 +79,11 @@ class Core {
   // --- RDMA
   // Made on first use.  Null: *why_not.
   Rdma* GetRdma(base::Reason* why_not);
-  Rdma* rdma() const { return rdma_.get(); }
+  Rdma* rdma() const {
+    // (Not looked at: a connection that outlives the conductor finds none.)
+    step.AssertUnshared();
+    return rdma_.get();
+  }
   // The stream has it until ReturnLane.
   void AddRdmaLane(const lane::Lane* lane,
                    std::shared_ptr<Connection> connection);
@@ -167,7 +171,7 @@ class Core {
   void EndVainLinks();
   void ReturnRdmaLane(std::unique_ptr<lane::Lane> lane);
   template <typename Task>
-  bool PostLocked(Task&& task);
+  bool PostLocked(Task&& task) RC_REQUIRES(table_latch_);
   template <typename Task>
   bool Here(Task&& task, bool meets = true);
   std::shared_ptr<Session> SessionOf(Seeker* seeker);  // null: none
@@ -182,27 +186,35 @@ class Core {
   int asio_fds_[3] = {-1, -1, -1};
 
   // One session per end of a connection: both may be ours.
-  std::unordered_map<Tuple, Session*, TupleHash> sessions_[2];
-  std::vector<std::shared_ptr<PeerLink>> links_;
+  std::unordered_map<Tuple, Session*, TupleHash> sessions_[2] RC_GUARDED_BY(
+      step);
+  std::vector<std::shared_ptr<PeerLink>> links_ RC_GUARDED_BY(step);
   std::uint64_t max_shared_ = 0;  // once it was asked for
-  bool at_self_ = false;          // LookAtSelf is under way
-  std::unique_ptr<Rdma> rdma_;
-  std::uint32_t epoch_ = 0;
+  // LookAtSelf is under way.
+  bool at_self_ RC_GUARDED_BY(step) = false;
+  std::unique_ptr<Rdma> rdma_ RC_GUARDED_BY(step);
+  std::uint32_t epoch_ RC_GUARDED_BY(step) = 0;
   std::unordered_map<std::uint64_t, std::unique_ptr<boost::asio::steady_timer>>
-      timers_;
+      timers_ RC_GUARDED_BY(step);
 
-  base::Latch table_latch_;  // (any): what follows
-  bool accepting_ = true;
-  std::unordered_map<const Seeker*, std::shared_ptr<Session>> seekers_;
-  std::unordered_map<std::uint64_t, std::shared_ptr<std::function<void()>>>
-      tasks_;
-  std::uint64_t next_timer_ = 0;
-  std::shared_ptr<const std::function<void(const lane::Completion&)>> handler_;
-  std::vector<std::shared_ptr<lane::shm::Link>> live_links_;
+  using Tasks =
+      std::unordered_map<std::uint64_t, std::shared_ptr<std::function<void()>>>;
+  using Handler =
+      std::shared_ptr<const std::function<void(const lane::Completion&)>>;
+  base::Latch table_latch_;  // (any)
+  bool accepting_ RC_GUARDED_BY(table_latch_) = true;
+  std::unordered_map<const Seeker*, std::shared_ptr<Session>> seekers_
+      RC_GUARDED_BY(table_latch_);
+  Tasks tasks_ RC_GUARDED_BY(table_latch_);
+  std::uint64_t next_timer_ RC_GUARDED_BY(table_latch_) = 0;
+  Handler handler_ RC_GUARDED_BY(table_latch_);
+  std::vector<std::shared_ptr<lane::shm::Link>> live_links_
+      RC_GUARDED_BY(table_latch_);
   // Those that streams have.  They may outlive the thread.
-  std::unordered_map<const lane::Lane*, std::shared_ptr<Connection>>
-      rdma_lanes_;
-  bool abandoned_ = false;  // in a child of fork
+  std::unordered_map<const lane::Lane*, std::shared_ptr<Connection>> rdma_lanes_
+      RC_GUARDED_BY(table_latch_);
+  // In a child of fork.
+  bool abandoned_ RC_GUARDED_BY(table_latch_) = false;
 };
 
 }  // namespace rcsock::rendezvous

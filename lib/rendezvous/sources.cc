@@ -6,7 +6,6 @@
 
 #include <cerrno>
 #include <iterator>
-#include <mutex>
 #include <utility>
 #include <vector>
 
@@ -22,7 +21,7 @@ using boost::system::error_code;
 void Sources::Want(lane::Source* source, int delta) {
   bool fresh = false;
   {
-    std::lock_guard lock(latch_);
+    base::LatchGuard lock(latch_);
     if (closed_) return;
     auto it = entries_.find(source);
     if (it == entries_.end()) {
@@ -60,7 +59,7 @@ bool Sources::EnsureSet() {
 void Sources::Watch(lane::Source* source) {
   Entry* entry = nullptr;
   {
-    std::lock_guard lock(latch_);
+    base::LatchGuard lock(latch_);
     auto it = entries_.find(source);
     // Counted down since: the source may be gone.
     if (it == entries_.end() || it->second.wanted <= 0) return;
@@ -107,7 +106,7 @@ void Sources::OnRing(std::uint64_t number) {
   lane::Source* source = nullptr;
   bool wanted = false;
   {
-    std::lock_guard lock(latch_);
+    base::LatchGuard lock(latch_);
     for (const auto& [key, entry] : entries_) {
       if (entry.number != number) continue;
       source = key;
@@ -133,7 +132,7 @@ void Sources::LetGo(lane::Source* source, Entry* entry) {
 void Sources::Sweep() {
   std::vector<std::pair<lane::Source*, Entry>> idle;
   {
-    std::lock_guard lock(latch_);
+    base::LatchGuard lock(latch_);
     for (auto it = entries_.begin(); it != entries_.end();) {
       if (it->second.wanted > 0) {
         ++it;
@@ -147,9 +146,9 @@ void Sources::Sweep() {
 }
 
 void Sources::Close() {
-  decltype(entries_) entries;
+  std::unordered_map<lane::Source*, Entry> entries;
   {
-    std::lock_guard lock(latch_);
+    base::LatchGuard lock(latch_);
     closed_ = true;
     entries.swap(entries_);
   }

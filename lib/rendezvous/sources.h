@@ -34,7 +34,7 @@ class Sources {
 
  private:
   struct Entry {
-    int wanted = 0;  // latch_'s
+    int wanted = 0;  // latch_'s, of the Sources
     // The conductor's; 0: not armed.  It tells a ring from one that was on its
     // way when the source was let go of.
     std::uint64_t number = 0;
@@ -49,12 +49,12 @@ class Sources {
 
   Core* const core_;
   base::Latch latch_;
-  bool closed_ = false;
+  bool closed_ RC_GUARDED_BY(latch_) = false;
   // The conductor's.
   std::uint64_t last_number_ = 0;
   std::unique_ptr<boost::asio::posix::stream_descriptor> set_;
   // Entries are erased on the conductor only.
-  std::unordered_map<lane::Source*, Entry> entries_;
+  std::unordered_map<lane::Source*, Entry> entries_ RC_GUARDED_BY(latch_);
 };
 
 }  // namespace rcsock::rendezvous

@@ -11,7 +11,6 @@
 #include <chrono>
 #include <ctime>
 #include <memory>
-#include <mutex>
 #include <utility>
 #include <vector>
 
@@ -36,18 +35,20 @@ constinit thread_local bool tls_in_step = false;
 
 }  // namespace
 
-Step::Step(Core* core) : core_(core) {
+// (The analysis cannot follow a scope whose latch is one of another object that
+// may be none: who uses what the step guards asserts it.)
+Step::Step(Core* core) RC_NO_LOCK_CHECK : core_(core) {
   core_->step.lock();
   tls_in_step = true;
   core_->NoteOwner();
 }
 
-Step::Step(Core* core, std::try_to_lock_t)
+Step::Step(Core* core, std::try_to_lock_t) RC_NO_LOCK_CHECK
     : core_(core->step.try_lock() ? core : nullptr) {
   if (core_ != nullptr) tls_in_step = true;
 }
 
-Step::~Step() {
+Step::~Step() RC_NO_LOCK_CHECK {
   if (core_ == nullptr) return;
   tls_in_step = false;
   core_->step.unlock();
@@ -100,7 +101,7 @@ void Core::Seek(const std::shared_ptr<Seeker>& seeker) {
   std::shared_ptr<Session> old;
   std::shared_ptr<Session> session;
   {
-    std::lock_guard lock(table_latch_);
+    base::LatchGuard lock(table_latch_);
     if (!accepting_) return;
     session = std::make_shared<Session>(this, seeker);
     std::shared_ptr<Session>& entry = seekers_[seeker.get()];
@@ -111,18 +112,19 @@ void Core::Seek(const std::shared_ptr<Seeker>& seeker) {
     }
   }
   if (old == nullptr && !tls_in_step && Here([this, &session] {
+        step.AssertHeld();
         // (Once all is torn down there are none.)
         return !links_.empty() && session->BeginOverLink();
       })) {
     return;
   }
-  std::lock_guard lock(table_latch_);
+  base::LatchGuard lock(table_latch_);
   PostLocked([session] { session->Begin(); });
 }
 
 void Core::Cancel(Seeker* seeker) {
   std::shared_ptr<Session> session;
-  std::lock_guard lock(table_latch_);
+  base::LatchGuard lock(table_latch_);
   auto it = seekers_.find(seeker);
   if (it == seekers_.end()) return;
   session = std::move(it->second);
@@ -132,7 +134,7 @@ void Core::Cancel(Seeker* seeker) {
 }
 
 std::shared_ptr<Session> Core::SessionOf(Seeker* seeker) {
-  std::lock_guard lock(table_latch_);
+  base::LatchGuard lock(table_latch_);
   const auto it = seekers_.find(seeker);
   return it == seekers_.end() ? nullptr : it->second;
 }
@@ -141,6 +143,7 @@ void Core::Adopted(Seeker* seeker) {
   const std::shared_ptr<Session> session = SessionOf(seeker);
   if (session == nullptr) return;
   const auto now = [this, &session] {
+    step.AssertHeld();
     // (Once all is torn down there is neither.)
     if (session->rdma() == nullptr ? links_.empty() : rdma_ == nullptr) {
       return false;
@@ -149,7 +152,7 @@ void Core::Adopted(Seeker* seeker) {
     return true;
   };
   if (tls_in_step ? now() : Here(now)) return;
-  std::lock_guard lock(table_latch_);
+  base::LatchGuard lock(table_latch_);
   PostLocked([session] { session->Adopted(); });
 }
 
@@ -166,6 +169,7 @@ void Core::Look(Seeker* seeker) {
 void Core::LeaveRdma() {
   if (tls_in_step) return;
   const auto leave = [this] {
+    step.AssertHeld();
     if (rdma_ == nullptr) return true;
     rdma_->StopListening();
     std::vector<std::shared_ptr<Session>> asked;
@@ -192,7 +196,7 @@ void Core::LeaveRdma() {
 
 void Core::ForgetSeeker(const Seeker* seeker, const Session* session) {
   std::shared_ptr<Session> last;
-  std::lock_guard lock(table_latch_);
+  base::LatchGuard lock(table_latch_);
   auto it = seekers_.find(seeker);
   if (it == seekers_.end() || it->second.get() != session) return;
   last = std::move(it->second);
@@ -204,7 +208,7 @@ void Core::ReturnLane(std::unique_ptr<lane::Lane> lane) {
   if (lane->kind() == lane::Kind::kRdma) {
     return ReturnRdmaLane(std::move(lane));
   }
-  std::lock_guard lock(table_latch_);
+  base::LatchGuard lock(table_latch_);
   PostLocked([this, lane = std::move(lane)]() mutable {
     auto it = lanes.find(lane.get());
     LaneHome home;
@@ -220,7 +224,7 @@ void Core::ReturnLane(std::unique_ptr<lane::Lane> lane) {
 }
 
 void Core::ReturnRdmaLane(std::unique_ptr<lane::Lane> lane) {
-  std::lock_guard lock(table_latch_);
+  base::LatchGuard lock(table_latch_);
   auto it = rdma_lanes_.find(lane.get());
   if (abandoned_ || it == rdma_lanes_.end()) {
     // Its verbs objects are another process's, or its id is nobody's.
@@ -232,17 +236,18 @@ void Core::ReturnRdmaLane(std::unique_ptr<lane::Lane> lane) {
   connection->TakeBack(std::move(lane));
   // On the conductor, where all else of it lives; after its end, here.
   PostLocked([this, connection = std::move(connection)]() mutable {
+    step.AssertHeld();
     if (rdma_ != nullptr) rdma_->lane_ends()->Add(std::move(connection));
   });
 }
 
 bool Core::PostTask(std::function<void()> task) {
-  std::lock_guard lock(table_latch_);
+  base::LatchGuard lock(table_latch_);
   return PostLocked(std::move(task));
 }
 
 std::uint64_t Core::After(std::uint32_t ms, std::function<void()> task) {
-  std::lock_guard lock(table_latch_);
+  base::LatchGuard lock(table_latch_);
   const std::uint64_t handle = ++next_timer_;
   if (!accepting_) return handle;
   tasks_[handle] = std::make_shared<std::function<void()>>(std::move(task));
@@ -250,18 +255,20 @@ std::uint64_t Core::After(std::uint32_t ms, std::function<void()> task) {
       std::chrono::steady_clock::now() + std::chrono::milliseconds(ms);
   const bool posted = PostLocked([this, handle, due] {
     {
-      std::lock_guard inner(table_latch_);
+      base::LatchGuard inner(table_latch_);
       if (!tasks_.contains(handle)) return;
     }
+    step.AssertHeld();
     auto& timer = timers_[handle];
     timer = std::make_unique<boost::asio::steady_timer>(io, due);
     timer->async_wait([this, handle](const error_code& error) {
       if (error) return;
       Step hold(this);
+      step.AssertHeld();
       timers_.erase(handle);
       std::shared_ptr<std::function<void()>> due_task;
       {
-        std::lock_guard inner(table_latch_);
+        base::LatchGuard inner(table_latch_);
         auto it = tasks_.find(handle);
         if (it == tasks_.end()) return;
         due_task = std::move(it->second);
@@ -277,17 +284,21 @@ std::uint64_t Core::After(std::uint32_t ms, std::function<void()> task) {
 
 void Core::CancelTimer(std::uint64_t handle) {
   std::shared_ptr<std::function<void()>> task;
-  std::lock_guard lock(table_latch_);
+  base::LatchGuard lock(table_latch_);
   auto it = tasks_.find(handle);
   if (it == tasks_.end()) return;
   task = std::move(it->second);
   tasks_.erase(it);
-  PostLocked([this, handle] { timers_.erase(handle); });
+  PostLocked([this, handle] {
+    step.AssertHeld();
+    timers_.erase(handle);
+  });
 }
 
 void Core::AnnounceBell(int k) {
-  std::lock_guard lock(table_latch_);
+  base::LatchGuard lock(table_latch_);
   PostLocked([this, k] {
+    step.AssertHeld();
     for (auto& link : std::vector(links_)) link->AnnounceBell(k);
   });
 }
@@ -296,12 +307,12 @@ void Core::SetHandler(std::function<void(const lane::Completion&)> handler) {
   auto fresh =
       std::make_shared<const std::function<void(const lane::Completion&)>>(
           std::move(handler));
-  std::lock_guard lock(table_latch_);
+  base::LatchGuard lock(table_latch_);
   handler_.swap(fresh);  // the old one is destroyed after the latch is free
 }
 
 std::vector<std::shared_ptr<lane::shm::Link>> Core::Links() {
-  std::lock_guard lock(table_latch_);
+  base::LatchGuard lock(table_latch_);
   return live_links_;
 }
 
