@@ -8,10 +8,10 @@
 #include <cerrno>
 #include <cstring>
 #include <memory>
-#include <mutex>
 #include <utility>
 
 #include "lib/base/clock.h"
+#include "lib/base/latch.h"
 #include "lib/base/reason.h"
 #include "lib/include/rcsock/rcsock.h"
 #include "lib/lane/rdma/qp_lane.h"
@@ -189,7 +189,7 @@ template <class F>
 bool WithDevice(Sock* sock, F&& f) {
   using rcsock::lane::rdma::QpLane;
   posix::Critical critical;
-  const std::scoped_lock hold(sock->tx_latch);
+  const rcsock::base::LatchGuard hold(sock->tx_latch);
   rcsock::lane::Lane* lane =
       sock->mode() == posix::Mode::kEngine ? sock->lane() : nullptr;
   if (lane == nullptr || lane->kind() != rcsock::lane::Kind::kRdma) {

@@ -117,12 +117,12 @@ void Channel::TakeHello(const Hello& hello) {
 }
 
 void Channel::Step() {
-  const std::lock_guard hold(rx_);
+  const base::MutexGuard hold(rx_);
   StepLatched();
 }
 
 void Channel::SpeakFirst() {
-  const std::lock_guard hold(rx_);
+  const base::MutexGuard hold(rx_);
   StepLatched();
   // From here on a hello gets no answer: the peer takes our bytes for one.
   if (phase() == Phase::kMaybe) phase_ = Phase::kSpoken;
@@ -244,14 +244,12 @@ bool Channel::TakeRecord() {
     case kAsk:
       // All that came before it is in its place by now.
       record.type = kTaken;
-      Queue(record);
-      return record.length == 0 && owed_.size() <= kMostOwed;
+      return Queue(record) <= kMostOwed && record.length == 0;
     case kTaken:
       writes_taken_ = std::min(record.offset, writes_asked_);
       return record.length == 0;
     case kWantKey:
-      GiveKey(record.offset);
-      return record.length == 0 && owed_.size() <= kMostOwed;
+      return GiveKey(record.offset) <= kMostOwed && record.length == 0;
     case kKey:
       for (Remote& remote : remotes_) {
         if (remote.offset != record.offset) continue;
@@ -273,12 +271,13 @@ bool Channel::TakeRecord() {
 }
 
 // Behind what is owed already.
-void Channel::Queue(const Record& record) {
-  const std::lock_guard hold(tx_);
+std::size_t Channel::Queue(const Record& record) {
+  const base::MutexGuard hold(tx_);
   const auto* bytes = reinterpret_cast<const unsigned char*>(&record);
   FlushLatched();
   owed_.insert(owed_.end(), bytes, bytes + sizeof record);
   FlushLatched();
+  return owed_.size();
 }
 
 void Channel::ProgressLatched() {
@@ -315,15 +314,15 @@ void Channel::ProgressLatched() {
 void Channel::Progress() {
   if (!framed()) return;
   {
-    const std::lock_guard hold(rx_);
+    const base::MutexGuard hold(rx_);
     ProgressLatched();
   }
-  const std::lock_guard hold(tx_);
+  const base::MutexGuard hold(tx_);
   FlushLatched();
 }
 
 bool Channel::Readable() {
-  const std::lock_guard hold(rx_);
+  const base::MutexGuard hold(rx_);
   if (end_ || error_ != 0) return true;
   if (data_left_ == 0) return false;
   pollfd one{fd_, POLLIN, 0};
@@ -331,7 +330,7 @@ bool Channel::Readable() {
 }
 
 ssize_t Channel::Recv(const iovec* iov, int count, int flags) {
-  const std::lock_guard hold(rx_);
+  const base::MutexGuard hold(rx_);
   ProgressLatched();
   if (end_) return 0;
   if (data_left_ == 0) {
@@ -374,7 +373,7 @@ bool Channel::FlushLatched() {
 }
 
 bool Channel::SendOwed() {
-  const std::lock_guard hold(tx_);
+  const base::MutexGuard hold(tx_);
   return !FlushLatched() && errno == EAGAIN;
 }
 
@@ -414,7 +413,7 @@ ssize_t Channel::Send(const iovec* iov, int count) {
   Record record{};
   record.type = kData;
   record.length = static_cast<std::uint32_t>(total);
-  const std::lock_guard hold(tx_);
+  const base::MutexGuard hold(tx_);
   SettlePlacedLatched();
   return SendRecord(record, iov, count, total);
 }
@@ -422,7 +421,7 @@ ssize_t Channel::Send(const iovec* iov, int count) {
 // --- Mappings
 
 int Channel::Map(void* buffer, std::size_t length, off_t* offset) {
-  const std::lock_guard hold(rx_);
+  const base::MutexGuard hold(rx_);
   if (locals_.size() >= static_cast<std::size_t>(peer_iomap_)) return ENOBUFS;
   const auto at =
       *offset == -1
@@ -477,7 +476,7 @@ bool Channel::Revoke(Local& local) {
 }
 
 int Channel::Unmap(void* buffer, std::size_t length) {
-  const std::lock_guard hold(rx_);
+  const base::MutexGuard hold(rx_);
   const auto found =
       std::find_if(locals_.begin(), locals_.end(), [&](const Local& local) {
         return local.buffer == buffer && local.length == length;
@@ -500,20 +499,22 @@ int Channel::Unmap(void* buffer, std::size_t length) {
 }
 
 bool Channel::TryHold() {
-  if (!rx_.try_lock()) return false;
-  if (tx_.try_lock()) return true;
-  rx_.unlock();
+  if (!rx_.TryLockForFork()) return false;
+  if (tx_.TryLockForFork()) return true;
+  rx_.UnlockAfterFork();
   return false;
 }
 
 void Channel::LetGo() {
-  tx_.unlock();
-  rx_.unlock();
+  tx_.UnlockAfterFork();
+  rx_.UnlockAfterFork();
 }
 
 // What waits to be sent is the parent's to send, and what has been given to a
 // device is its device's.
 void Channel::InChild() {
+  rx_.AssertHeld();
+  tx_.AssertHeld();
   child_ = true;
   owed_.clear();
   owed_at_ = 0;
@@ -525,7 +526,7 @@ void Channel::InChild() {
 }
 
 void Channel::Close() {
-  const std::lock_guard hold(rx_);
+  const base::MutexGuard hold(rx_);
   for (Local& local : locals_) {
     Revoke(local);
     Hide(local);
@@ -533,7 +534,7 @@ void Channel::Close() {
   }
   locals_.clear();
   DropCounter();
-  const std::lock_guard send(tx_);
+  const base::MutexGuard send(tx_);
   FlushLatched();
   placed_.Release();
   placing_ = false;

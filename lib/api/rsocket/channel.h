@@ -8,10 +8,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <vector>
 
 #include "lib/api/rsocket/placing.h"
+#include "lib/base/mutex.h"
 
 namespace rcsock::rsocket {
 
@@ -102,11 +102,11 @@ class Channel {
   void InChild();
 
   // The pump waits for the application to take data.
-  bool parked = false;  // rx_'s
-  std::mutex& rx() { return rx_; }
-  bool DataFirst() const { return data_left_ > 0; }  // rx_ held
-  // Nothing more comes, but what the application is told of.  rx_ held.
-  bool Ended() const { return end_ || error_ != 0; }
+  bool parked RC_GUARDED_BY(rx_) = false;
+  base::Mutex& rx() RC_RETURNS_LATCH(rx_) { return rx_; }
+  bool DataFirst() const RC_REQUIRES(rx_) { return data_left_ > 0; }
+  // Nothing more comes, but what the application is told of.
+  bool Ended() const RC_REQUIRES(rx_) { return end_ || error_ != 0; }
 
  private:
   struct Hello;
@@ -128,70 +128,76 @@ class Channel {
     std::uint32_t asked = 0;  // the lane for which its key has been asked
   };
 
-  void SendHello();
-  void TakeHello(const Hello& hello);
-  bool TakeRecord();
-  void ProgressLatched();
-  bool FlushLatched();
+  void SendHello() RC_REQUIRES(rx_);
+  void TakeHello(const Hello& hello) RC_REQUIRES(rx_);
+  bool TakeRecord() RC_REQUIRES(rx_);
+  void ProgressLatched() RC_REQUIRES(rx_);
+  bool FlushLatched() RC_REQUIRES(tx_);
   // Bytes of payload that were taken; the rest of the record is owed.
   ssize_t SendRecord(const Record& record, const iovec* iov, int count,
-                     std::size_t length);
-  bool PeerReachable(int lane);
-  void GiveKey(std::uint64_t offset);
+                     std::size_t length) RC_REQUIRES(tx_);
+  bool PeerReachable(int lane) RC_REQUIRES(rx_);
+  // How many bytes are owed then.
+  std::size_t GiveKey(std::uint64_t offset) RC_REQUIRES(rx_);
   // The peer's device has somewhere to count on this lane.
-  bool GiveCounter(std::uint32_t lane_id);
-  void DropCounter();
-  void Hide(Local& local);
-  Remote* FindRemote(std::uint64_t offset);
+  bool GiveCounter(std::uint32_t lane_id) RC_REQUIRES(rx_);
+  void DropCounter() RC_REQUIRES(rx_);
+  void Hide(Local& local) RC_REQUIRES(rx_);
+  Remote* FindRemote(std::uint64_t offset) RC_REQUIRES(rx_);
   // Its key for the present lane is here; asks for it, once a lane.
-  bool Placeable(Remote& to, const rcs_stream_info& info);
+  std::size_t Owed() RC_EXCLUDES(tx_);
+  bool RefusesToPlace() RC_EXCLUDES(tx_);
+  bool Placeable(Remote& to, const rcs_stream_info& info) RC_REQUIRES(rx_);
   ssize_t Place(const Remote& to, const void* from, std::size_t length,
-                std::uint64_t offset);
-  void LookPlacedLatched();
-  void SettleFirst();
-  void SettlePlacedLatched();
-  void Redo();
+                std::uint64_t offset) RC_REQUIRES(rx_);
+  void LookPlacedLatched() RC_REQUIRES(tx_);
+  void SettleFirst() RC_REQUIRES(tx_);
+  void SettlePlacedLatched() RC_REQUIRES(tx_);
+  void Redo() RC_REQUIRES(tx_);
   // Whether every record for a mapping has been taken; asks and waits a little.
-  bool CaughtUp();
+  bool CaughtUp() RC_REQUIRES(rx_);
   // False: a write of the peer's there has not ended.
-  bool Revoke(Local& local);
-  void Queue(const Record& record);
+  bool Revoke(Local& local) RC_REQUIRES(rx_);
+  // How many bytes are owed then.
+  std::size_t Queue(const Record& record) RC_EXCLUDES(tx_);
   // Bytes; 0: not possible.
   ssize_t WriteDirect(const Remote& to, const void* from, std::size_t length,
-                      std::uint64_t offset);
-  void BreakLatched();
+                      std::uint64_t offset) RC_REQUIRES(rx_);
+  void BreakLatched() RC_REQUIRES(rx_);
 
-  void StepLatched();
+  void StepLatched() RC_REQUIRES(rx_);
 
   int fd_;
   std::atomic<Phase> phase_{Phase::kIdle};
   std::atomic<std::int64_t> begun_ms_{0};  // since when; 0: it is not
   std::atomic<bool> mapped_{false};
-  bool end_ = false;  // of what comes: rx_'s
-  int error_ = 0;     // of what comes, not told yet: rx_'s
+  bool end_ RC_GUARDED_BY(rx_) = false;  // of what comes
+  int error_ RC_GUARDED_BY(rx_) = 0;     // of what comes, not told yet
   // The peer has heard of another process: this one came of it by fork.
   bool child_ = false;
 
-  std::mutex rx_;
-  unsigned char head_[40] = {};
-  std::size_t head_have_ = 0;
-  std::uint64_t data_left_ = 0;   // of a record of data
-  std::uint64_t write_left_ = 0;  // of one for a mapping
-  unsigned char* write_to_ = nullptr;
-  std::vector<Local> locals_;
-  std::vector<Remote> remotes_;
+  base::Mutex rx_;
+  unsigned char head_[40] RC_GUARDED_BY(rx_) = {};
+  std::size_t head_have_ RC_GUARDED_BY(rx_) = 0;
+  // Of a record of data.
+  std::uint64_t data_left_ RC_GUARDED_BY(rx_) = 0;
+  // Of one for a mapping.
+  std::uint64_t write_left_ RC_GUARDED_BY(rx_) = 0;
+  unsigned char* write_to_ RC_GUARDED_BY(rx_) = nullptr;
+  std::vector<Local> locals_ RC_GUARDED_BY(rx_);
+  std::vector<Remote> remotes_ RC_GUARDED_BY(rx_);
   // How many of the peer's writes its device has placed here: written by that
   // device behind each.  A page of its own, for it is registered.
-  std::uint64_t* counter_ = nullptr;
-  rcs_exposure counter_exposed_{};
-  rcs_exposure peer_counter_{};  // where ours counts
+  std::uint64_t* counter_ RC_GUARDED_BY(rx_) = nullptr;
+  rcs_exposure counter_exposed_ RC_GUARDED_BY(rx_){};
+  rcs_exposure peer_counter_ RC_GUARDED_BY(rx_){};  // where ours counts
 
-  std::mutex tx_;
-  std::vector<unsigned char> owed_;
+  base::Mutex tx_;
+  std::vector<unsigned char> owed_ RC_GUARDED_BY(tx_);
   std::atomic<bool> owes_{false};
-  std::size_t owed_at_ = 0;
-  Placing placed_;                  // tx_'s, as well
-  std::uint64_t place_number_ = 0;  // the last; tx_'s
+  std::size_t owed_at_ RC_GUARDED_BY(tx_) = 0;
+  Placing placed_ RC_GUARDED_BY(tx_);
+  std::uint64_t place_number_ RC_GUARDED_BY(tx_) = 0;  // the last
   std::atomic<bool> placing_{false};
   std::atomic<bool> started_{false};
 
@@ -202,13 +208,13 @@ class Channel {
   std::uint64_t peer_busy_at_ = 0;
   unsigned char peer_cookie_[16] = {};
   enum class Direct : std::uint8_t { kUnknown, kYes, kNo };
-  Direct direct_ = Direct::kUnknown;  // rx_'s
-  // Records for mappings: sent, asked about, known to be taken; rx_'s.
+  Direct direct_ RC_GUARDED_BY(rx_) = Direct::kUnknown;
+  // Records for mappings: sent, asked about, known to be taken.
   std::atomic<std::uint64_t> writes_sent_{0};
-  std::uint64_t writes_asked_ = 0;
-  std::uint64_t writes_taken_ = 0;
+  std::uint64_t writes_asked_ RC_GUARDED_BY(rx_) = 0;
+  std::uint64_t writes_taken_ RC_GUARDED_BY(rx_) = 0;
   static constexpr int kAsks = 8;
-  int asks_left_ = kAsks;
+  int asks_left_ RC_GUARDED_BY(rx_) = kAsks;
 
   unsigned char cookie_[16] = {};
   std::atomic<std::uint32_t> busy_{0};  // a direct write of ours is under way

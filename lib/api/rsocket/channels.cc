@@ -13,12 +13,12 @@
 #include <cstdint>
 #include <cstring>
 #include <map>
-#include <mutex>
 #include <new>
 #include <utility>
 #include <vector>
 
 #include "lib/base/backoff.h"
+#include "lib/base/mutex.h"
 #include "lib/include/rcsock/rcsock.h"
 
 namespace rcsock::rsocket {
@@ -30,9 +30,9 @@ std::atomic<bool> present[kMost];
 
 // Leaked: a thread may still wait when the process ends.
 struct Registry {
-  std::mutex latch;
-  std::map<int, std::shared_ptr<Channel>> channels;
-  int pump_pid = 0;
+  base::Mutex latch;
+  std::map<int, std::shared_ptr<Channel>> channels RC_GUARDED_BY(latch);
+  int pump_pid RC_GUARDED_BY(latch) = 0;
   int kick = -1;
 };
 void ForkPrepare();
@@ -53,29 +53,34 @@ bool held_by_fork = false;
 void ForkPrepare() {
   Registry& all = All();
   for (base::Backoff backoff;; backoff.Wait()) {
-    all.latch.lock();
+    all.latch.LockForFork();
+    all.latch.AssertHeld();
     auto next = all.channels.begin();
     while (next != all.channels.end() && next->second->TryHold()) ++next;
     if (next == all.channels.end()) break;
     while (next != all.channels.begin()) (--next)->second->LetGo();
-    all.latch.unlock();
+    all.latch.UnlockAfterFork();
   }
   held_by_fork = true;
 }
 
 void ForkParent() {
   if (!std::exchange(held_by_fork, false)) return;
-  for (const auto& [fd, channel] : All().channels) channel->LetGo();
-  All().latch.unlock();
+  Registry& all = All();
+  all.latch.AssertHeld();
+  for (const auto& [fd, channel] : all.channels) channel->LetGo();
+  all.latch.UnlockAfterFork();
 }
 
 void ForkChild() {
   if (!std::exchange(held_by_fork, false)) return;
-  for (const auto& [fd, channel] : All().channels) {
+  Registry& all = All();
+  all.latch.AssertHeld();
+  for (const auto& [fd, channel] : all.channels) {
     channel->InChild();
     channel->LetGo();
   }
-  All().latch.unlock();
+  all.latch.UnlockAfterFork();
 }
 
 void Kick() {
@@ -96,7 +101,7 @@ void Turn(int kick, Pumped* pumped) {
   mine.clear();
   fds.assign(1, {kick, POLLIN, 0});
   {
-    const std::lock_guard hold(All().latch);
+    const base::MutexGuard hold(All().latch);
     for (const auto& [fd, channel] : All().channels) {
       if (channel->framed() &&
           (channel->mapped() || channel->owes() || channel->placing())) {
@@ -112,7 +117,7 @@ void Turn(int kick, Pumped* pumped) {
     short events = channel->SendOwed() ? POLLOUT : 0;
     int fd;
     {
-      const std::lock_guard hold(channel->rx());
+      const base::MutexGuard hold(channel->rx());
       fd = channel->fd();
       // Data is the application's to take, and what follows it comes after.
       channel->parked =
@@ -152,14 +157,14 @@ bool Channels::CanHold(int fd) { return static_cast<unsigned>(fd) < kMost; }
 
 std::shared_ptr<Channel> Channels::Find(int fd) {
   if (!Has(fd)) return nullptr;
-  const std::lock_guard hold(All().latch);
+  const base::MutexGuard hold(All().latch);
   const auto found = All().channels.find(fd);
   return found == All().channels.end() ? nullptr : found->second;
 }
 
 std::shared_ptr<Channel> Channels::Make(int fd) {
   if (!CanHold(fd)) throw std::bad_alloc();
-  const std::lock_guard hold(All().latch);
+  const base::MutexGuard hold(All().latch);
   std::shared_ptr<Channel>& slot = All().channels[fd];
   if (slot == nullptr) slot = std::make_shared<Channel>(fd);
   present[fd].store(true, std::memory_order_release);
@@ -173,7 +178,7 @@ bool Channels::IsOtherEnd(int fd, std::uint64_t cookie_at) {
       0) {
     return false;
   }
-  const std::lock_guard hold(All().latch);
+  const base::MutexGuard hold(All().latch);
   for (const auto& [number, channel] : All().channels) {
     if (!channel->HasCookieAt(cookie_at)) continue;
     sockaddr_storage name{};
@@ -189,7 +194,7 @@ void Channels::Forget(int fd) {
   if (!Has(fd)) return;
   std::shared_ptr<Channel> gone;
   {
-    const std::lock_guard hold(All().latch);
+    const base::MutexGuard hold(All().latch);
     present[fd].store(false, std::memory_order_release);
     const auto found = All().channels.find(fd);
     if (found == All().channels.end()) return;
@@ -202,7 +207,7 @@ void Channels::Forget(int fd) {
 }
 
 int Channels::Start() {
-  const std::lock_guard hold(All().latch);
+  const base::MutexGuard hold(All().latch);
   // A thread does not come along through fork.
   if (All().pump_pid == ::getpid()) return 0;
   const int kick = ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
@@ -232,7 +237,7 @@ void Channels::Taken(const std::shared_ptr<Channel>& channel) {
   if (!channel->mapped()) return;
   bool parked;
   {
-    const std::lock_guard hold(channel->rx());
+    const base::MutexGuard hold(channel->rx());
     parked = channel->parked && !channel->DataFirst();
     if (parked) channel->parked = false;
   }

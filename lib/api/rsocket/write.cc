@@ -144,18 +144,18 @@ void Channel::DropCounter() {
   counter_ = nullptr;
 }
 
-void Channel::GiveKey(std::uint64_t offset) {
+std::size_t Channel::GiveKey(std::uint64_t offset) {
   for (Local& local : locals_) {
     if (local.offset != offset) continue;
     rcs_stream_info info{};
-    if (rcs_get_stream_info(fd_, &info, sizeof info) < 0) return;
+    if (rcs_get_stream_info(fd_, &info, sizeof info) < 0) break;
     // (Without it the peer goes on sending records.)
-    if (!GiveCounter(info.lane_id)) return;
+    if (!GiveCounter(info.lane_id)) break;
     if (local.exposed.lane_id == 0 || local.exposed.lane_id != info.lane_id) {
       Hide(local);
       if (rcs_expose(fd_, local.buffer, local.length, &local.exposed) != 0) {
         local.exposed = {};
-        return;  // so the peer goes on sending records
+        break;  // so the peer goes on sending records
       }
     }
     Record record{};
@@ -165,13 +165,23 @@ void Channel::GiveKey(std::uint64_t offset) {
     record.address = local.exposed.address;
     record.valid =
         std::uint64_t{local.exposed.key} << 32 | local.exposed.lane_id;
-    Queue(record);
-    return;
+    return Queue(record);
   }
+  return Owed();
+}
+
+std::size_t Channel::Owed() {
+  const base::MutexGuard hold(tx_);
+  return owed_.size();
+}
+
+bool Channel::RefusesToPlace() {
+  const base::MutexGuard hold(tx_);
+  return placed_.refused();
 }
 
 bool Channel::Placeable(Remote& to, const rcs_stream_info& info) {
-  if (info.lane != RCS_RDMA || info.lane_id == 0 || placed_.refused()) {
+  if (info.lane != RCS_RDMA || info.lane_id == 0 || RefusesToPlace()) {
     return false;
   }
   if (to.exposed.lane_id == info.lane_id &&
@@ -192,7 +202,7 @@ bool Channel::Placeable(Remote& to, const rcs_stream_info& info) {
 // Bytes; 0: as a record, after all.
 ssize_t Channel::Place(const Remote& to, const void* from, std::size_t length,
                        std::uint64_t offset) {
-  const std::lock_guard hold(tx_);
+  const base::MutexGuard hold(tx_);
   if (!placed_.empty() && placed_.front().where.lane_id != to.exposed.lane_id) {
     SettlePlacedLatched();
   }
@@ -208,6 +218,7 @@ ssize_t Channel::Place(const Remote& to, const void* from, std::size_t length,
   std::memcpy(copy, from, n);
   const auto place = [&](const rcs_exposure& where, std::uint64_t at,
                          const unsigned char* bytes, std::size_t count) {
+    tx_.AssertHeld();
     const std::int64_t end = NowNs() + kPatienceNs;
     for (base::Backoff backoff;; backoff.Wait()) {
       const std::int64_t t = rcs_place(fd_, &where, at, bytes, count);
@@ -289,13 +300,13 @@ void Channel::SettlePlacedLatched() {
 
 void Channel::LookPlaced() {
   if (!placing()) return;
-  const std::lock_guard hold(tx_);
+  const base::MutexGuard hold(tx_);
   LookPlacedLatched();
 }
 
 void Channel::SettlePlaced() {
   if (!placing()) return;
-  const std::lock_guard hold(tx_);
+  const base::MutexGuard hold(tx_);
   SettlePlacedLatched();
 }
 
@@ -310,7 +321,7 @@ Channel::Remote* Channel::FindRemote(std::uint64_t offset) {
 
 ssize_t Channel::Write(const void* from, std::size_t length,
                        std::uint64_t offset) {
-  const std::lock_guard hold(rx_);
+  const base::MutexGuard hold(rx_);
   ProgressLatched();
   rcs_stream_info info{};
   rcs_get_stream_info(fd_, &info, sizeof info);
@@ -342,7 +353,7 @@ ssize_t Channel::Write(const void* from, std::size_t length,
   record.type = kWrite;
   record.length = static_cast<std::uint32_t>(piece);
   record.offset = offset;
-  const std::lock_guard send(tx_);
+  const base::MutexGuard send(tx_);
   SettlePlacedLatched();
   const ssize_t n = SendRecord(record, &iov, 1, piece);
   if (n > 0) ++writes_sent_;
