@@ -35,7 +35,7 @@ namespace {
 using Shared = std::shared_ptr<Sock>;
 
 base::Latch remote_latch;
-Sock* remote_head = nullptr;
+Sock* remote_head RC_GUARDED_BY(remote_latch) = nullptr;
 std::atomic<std::uint32_t> remote_count{0};
 std::atomic<std::uint32_t> places{0};   // handshakes under way
 std::atomic<std::uint32_t> leaving{0};  // listed, and on their way to TCP
@@ -113,9 +113,10 @@ bool RoomNow() {
 
 void WatchSharedRings() { lane::shm::Touched::SetHook(&LookAtSharedSoon); }
 
-void RemoteForkLock() { remote_latch.lock(); }
+void RemoteForkLock() { remote_latch.LockForFork(); }
 
 void RemoteForkUnlock(bool child) {
+  remote_latch.AssertUnshared();
   if (child) {
     remote_head = nullptr;
     remote_count.store(0, std::memory_order_relaxed);
@@ -124,10 +125,8 @@ void RemoteForkUnlock(bool child) {
     memory_look.store(false, std::memory_order_relaxed);
     shared_look.store(false, std::memory_order_relaxed);
     probing.store(false, std::memory_order_relaxed);
-    remote_latch.Reset();
-  } else {
-    remote_latch.unlock();
   }
+  remote_latch.UnlockAfterFork(child);
 }
 
 void Sock::ListRemote() {

@@ -15,6 +15,7 @@
 #include "lib/lane/board.h"
 #include "lib/lane/shm/link.h"
 #include "lib/posix/file.h"
+#include "lib/posix/interest_latch.h"
 #include "lib/posix/signals.h"
 
 namespace rcsock::posix {
@@ -51,11 +52,11 @@ struct alignas(64) Interest {
   std::atomic<std::uint64_t> data{0};  // epoll_data_t::u64
   std::atomic<std::uint32_t> events{0};
   std::uint32_t told = 0;  // the wait that has reported it without the list
-  Interest* next_of_sock = nullptr;
+  Interest* next_of_sock RC_GUARDED_BY(interest_latch) = nullptr;
   Interest* ready_next = nullptr;  // set's ready list
   Interest* ready_prev = nullptr;
   std::atomic<bool> ready{false};  // is on it; written with the list's latch
-  bool in_kernel = false;
+  bool in_kernel RC_GUARDED_BY(interest_latch) = false;
   std::atomic<bool> in_user{false};
   std::atomic<bool> spent{false};  // EPOLLONESHOT, reported
   std::atomic<bool> edge{false};   // EPOLLET: something has happened since the
@@ -68,19 +69,21 @@ struct alignas(64) Interest {
   // Reports in a row, none long after the one before; the set's wait_latch's.
   std::uint8_t warm = 0;
 
-  // EPOLLONESHOT: it was the kernel that reported it; the interest latch's.
-  bool told_by_kernel = false;
-  bool armed_here =
-      false;             // ... since it has left the kernel; the latch's, too
-  bool asked = false;    // ... is to be found out; the latch's, too
-  bool counted = false;  // in local_tcp_ of its set; the latch's
-  std::uint32_t moved_at = 0;  // the set's count when it left the kernel
-  int fd = -1;
+  // EPOLLONESHOT: it was the kernel that reported it.
+  bool told_by_kernel RC_GUARDED_BY(interest_latch) = false;
+  // ... since it has left the kernel.
+  bool armed_here RC_GUARDED_BY(interest_latch) = false;
+  // ... is to be found out.
+  bool asked RC_GUARDED_BY(interest_latch) = false;
+  // In local_tcp_ of its set.
+  bool counted RC_GUARDED_BY(interest_latch) = false;
+  // The set's count when it left the kernel.
+  std::uint32_t moved_at RC_GUARDED_BY(interest_latch) = 0;
+  int fd RC_GUARDED_BY(interest_latch) = -1;
   Interest* next_of_set = nullptr;  // of the set's interests in user space
-  Interest* prev_of_set = nullptr;
-  // It has been in user space, where a wait may look at it without the latch;
-  // the latch's.
-  bool was_user = false;
+  Interest* prev_of_set RC_GUARDED_BY(interest_latch) = nullptr;
+  // It has been in user space, where a wait may look at it without the latch.
+  bool was_user RC_GUARDED_BY(interest_latch) = false;
   EpollSet* was_of = nullptr;  // while it is in a Lookers
 
   // Whether it is armed with what a look, which has no latch, has read of it.
@@ -278,18 +281,17 @@ class EpollSet final : public File {
   // A ONESHOT registration is about to leave the kernel's set, and has: what a
   // wait brings back that began before it had, ToldByLane looks at.  The
   // interest latch held from the one to the other.
-  void BeginOnceMove() {
+  void BeginOnceMove() RC_REQUIRES(interest_latch) {
     once_moved_.store(moves() + (1u << 30), std::memory_order_seq_cst);
   }
-  std::uint32_t EndOnceMove() {
+  std::uint32_t EndOnceMove() RC_REQUIRES(interest_latch) {
     const std::uint32_t at = moves_.fetch_add(1, std::memory_order_seq_cst) + 1;
     once_moved_.store(at, std::memory_order_seq_cst);
     return at;
   }
   void MarkDirty() { dirty_.store(true, std::memory_order_seq_cst); }
   void AddLink(const std::shared_ptr<lane::shm::Link>& link);
-  // The interest latch held.
-  void AddSource(lane::Source* source);
+  void AddSource(lane::Source* source) RC_REQUIRES(interest_latch);
   int source_count() const {
     return source_count_.load(std::memory_order_acquire);
   }
@@ -297,7 +299,7 @@ class EpollSet final : public File {
     return sources_[i].load(std::memory_order_acquire);
   }
   void KickBell();
-  void DropRegistered() { --registered_; }  // the interest latch held
+  void DropRegistered() RC_REQUIRES(interest_latch) { --registered_; }
   int fd() const { return fd_.load(std::memory_order_relaxed); }
   // For good while the wait latch is held (Free), or the interest latch, or a
   // thread is counted in it.
@@ -339,41 +341,50 @@ class EpollSet final : public File {
   [[gnu::cold, gnu::noinline]] bool IsAtToo(int number) const {
     return Named(number) == this;
   }
-  int LookAtFew(int fd, epoll_event* out, int capacity, bool may_wait);
-  int LookAtHot(int fd, epoll_event* out, int capacity, bool may_wait);
+  int LookAtFew(int fd, epoll_event* out, int capacity, bool may_wait)
+      RC_EXCLUDES(wait_latch_);
+  int LookAtHot(int fd, epoll_event* out, int capacity, bool may_wait)
+      RC_EXCLUDES(wait_latch_);
   [[gnu::noinline]] int QuickMany(int fd, epoll_event* out, int capacity,
                                   int timeout);
-  bool TellOne(const Direct& direct, epoll_event* out);
+  bool TellOne(const Direct& direct, epoll_event* out) RC_REQUIRES(wait_latch_);
   [[gnu::cold]] void Untold(Interest* interest);
-  int TellFew(epoll_event* out, int capacity);
+  int TellFew(epoll_event* out, int capacity) RC_REQUIRES(wait_latch_);
   [[gnu::noinline]] std::uint32_t Tells(const Direct& direct,
-                                        std::uint64_t* data);
-  void Rebuild() {
+                                        std::uint64_t* data)
+      RC_REQUIRES(wait_latch_);
+  void Rebuild() RC_REQUIRES(wait_latch_) {
     if (dirty_.load(std::memory_order_acquire)) [[unlikely]]
       RebuildNow();
   }
-  [[gnu::noinline]] void RebuildNow();
-  void LeaveDirect();
-  void Report(Interest* interest, Sock* sock);
-  [[gnu::noinline]] void Heat(Interest* interest, Sock* sock);
+  [[gnu::noinline]] void RebuildNow() RC_REQUIRES(wait_latch_);
+  void LeaveDirect() RC_EXCLUDES(wait_latch_);
+  void Report(Interest* interest, Sock* sock) RC_REQUIRES(wait_latch_);
+  [[gnu::noinline]] void Heat(Interest* interest, Sock* sock)
+      RC_REQUIRES(wait_latch_);
   bool SetMarks(const Direct& direct, bool on);
   // (By distance: some waits count for two, and might never meet a multiple.)
-  bool CoolDue() const { return wait_number_ - cooled_ >= kCoolWaits; }
-  void Cool();
-  bool LooksAt(const Interest* interest, const Sock* sock) const;
-  // The ready list; ready_latch held.  Enlist and Delist leave the count to the
-  // caller, who changes it once for many before he lets go of the latch; how
-  // many they were.
-  void LinkReady(Interest* interest);
-  void UnlinkReady(Interest* interest);
-  int Enlist(Interest* interest);
-  int Delist(Interest* interest);
+  bool CoolDue() const RC_REQUIRES(wait_latch_) {
+    return wait_number_ - cooled_ >= kCoolWaits;
+  }
+  void Cool() RC_REQUIRES(wait_latch_);
+  bool LooksAt(const Interest* interest, const Sock* sock) const
+      RC_REQUIRES(interest_latch);
+  // The ready list.  Enlist and Delist leave the count to the caller, who
+  // changes it once for many before he lets go of the latch; how many they
+  // were.
+  void LinkReady(Interest* interest) RC_REQUIRES(ready_latch_);
+  void UnlinkReady(Interest* interest) RC_REQUIRES(ready_latch_);
+  int Enlist(Interest* interest) RC_REQUIRES(ready_latch_);
+  int Delist(Interest* interest) RC_REQUIRES(ready_latch_);
   // One look, or looks for so many ticks: Look's.  The clock, if it was read.
   int LookFor(epoll_event* out, int capacity, std::uint64_t ticks,
               std::uint64_t* now);
-  [[gnu::noinline]] int TellDirect(epoll_event* out, int capacity);
-  [[gnu::noinline]] int TellInOrder(epoll_event* out, int capacity);
-  bool AnyDirect();
+  [[gnu::noinline]] int TellDirect(epoll_event* out, int capacity)
+      RC_REQUIRES(wait_latch_);
+  [[gnu::noinline]] int TellInOrder(epoll_event* out, int capacity)
+      RC_REQUIRES(wait_latch_);
+  bool AnyDirect() RC_REQUIRES(wait_latch_);
   // Registrations that have come onto the list for something that has landed.
   struct Fresh {
     static constexpr int kMost = 64;
@@ -381,14 +392,16 @@ class EpollSet final : public File {
     Interest* interests[kMost];
   };
   // How many it has put on the list.
-  [[gnu::noinline]] int DrainPoller(Fresh* fresh = nullptr);
-  int TellFresh(const Fresh& fresh, epoll_event* out, int capacity);
+  [[gnu::noinline]] int DrainPoller(Fresh* fresh = nullptr)
+      RC_REQUIRES(wait_latch_);
+  int TellFresh(const Fresh& fresh, epoll_event* out, int capacity)
+      RC_REQUIRES(wait_latch_);
   void DrainSources();
-  int Collect(epoll_event* out, int capacity);
+  int Collect(epoll_event* out, int capacity) RC_REQUIRES(wait_latch_);
   bool Spend(Interest* interest, const Sock* sock, std::uint32_t events,
              std::uint64_t* data);
-  bool FoundAnyway(const Interest* interest);
-  bool SomethingReady();
+  bool FoundAnyway(const Interest* interest) RC_REQUIRES(interest_latch);
+  bool SomethingReady() RC_REQUIRES(wait_latch_);
   static constexpr std::uint64_t kKernelLookUs = 50;
   bool TimeForKernel();
   bool KernelDue();
@@ -397,14 +410,14 @@ class EpollSet final : public File {
     return static_cast<std::int32_t>(count - before) > 0;
   }
   bool ToldByLane(const epoll_event& event, std::uint32_t before);
-  int DirectRoom(int room);
+  int DirectRoom(int room) RC_REQUIRES(wait_latch_);
   class Sleep;
-  bool LeavesWork() {
+  bool LeavesWork() RC_REQUIRES(wait_latch_) {
     return sleepers_.load(std::memory_order_seq_cst) != 0 && LeavesSome();
   }
-  [[gnu::noinline]] bool LeavesSome();
-  bool NothingBehind();
-  int DrainAndCollect(epoll_event* out, int capacity);
+  [[gnu::noinline]] bool LeavesSome() RC_REQUIRES(wait_latch_);
+  bool NothingBehind() RC_EXCLUDES(wait_latch_);
+  int DrainAndCollect(epoll_event* out, int capacity) RC_REQUIRES(wait_latch_);
   [[gnu::cold]] int FaultOfKernel(std::uint32_t before, bool* bell);
   // The lanes tell nothing before the kernel has been asked.  (Not where there
   // is room for one event: then each of the two must have its turn.)
@@ -416,14 +429,13 @@ class EpollSet final : public File {
   static std::size_t LocalSlot(std::uint64_t data) {
     return static_cast<std::size_t>(data * 0x9e3779b97f4a7c15u >> 56);
   }
-  void CountLocal(std::uint64_t data, bool counts);  // the interest latch held
+  void CountLocal(std::uint64_t data, bool counts) RC_REQUIRES(interest_latch);
   void LocalNews();
   void NoLocalNews();
-  bool Peek(bool all);
+  bool Peek(bool all) RC_REQUIRES(wait_latch_);
   bool LanesWereEmpty() const;
-  // The wait latch held.
-  void ArmAwake();
-  void DisarmAwake();
+  void ArmAwake() RC_REQUIRES(wait_latch_);
+  void DisarmAwake() RC_REQUIRES(wait_latch_);
   static constexpr std::uint64_t kSoonUs = 4;
   int WithLanes(epoll_event* out, int kernels, int capacity, int ahead,
                 std::uint32_t moves, Leave* leave);
@@ -455,24 +467,26 @@ class EpollSet final : public File {
   // anew, or the kernel has told of it.  (A pool of silent ones costs the lanes
   // no system calls.)
   std::atomic<bool> local_recent_{false};
-  // Where there is room for one event: the ready list's turn; wait_latch's.
-  bool list_turn_ = false;
+  // Where there is room for one event: the ready list's turn.
+  bool list_turn_ RC_GUARDED_BY(wait_latch_) = false;
   // When to look at the kernel's part of the set again; nobody's.
   std::atomic<std::uint32_t> waits_{0};
-  // wait_latch's:
-  std::uint32_t wait_number_ = 0;
-  std::uint32_t undrained_ = 0;  // looks since the last at the bitmaps
-  int direct_count_ = 0;
-  int direct_next_ = 0;     // the first that had no room in the last look
-  std::uint32_t cold_ = 0;  // kColdFor, less what has told of hot ones since
+  std::uint32_t wait_number_ RC_GUARDED_BY(wait_latch_) = 0;
+  // Looks since the last at the bitmaps.
+  std::uint32_t undrained_ RC_GUARDED_BY(wait_latch_) = 0;
+  int direct_count_ RC_GUARDED_BY(wait_latch_) = 0;
+  // The first that had no room in the last look.
+  int direct_next_ RC_GUARDED_BY(wait_latch_) = 0;
+  // kColdFor, less what has told of hot ones since.
+  std::uint32_t cold_ RC_GUARDED_BY(wait_latch_) = 0;
   std::atomic<int> sleepers_{0};
   std::atomic<int> strangers_{0};
-  base::Latch wait_latch_;
-  base::Latch ready_latch_;
-  Interest* members_ = nullptr;  // in user space; the interest latch's
-  Interest* ready_head_ = nullptr;
-  Interest* ready_tail_ = nullptr;
-  Direct direct_[kMostDirect];
+  base::Latch wait_latch_{base::LatchRank::kWait};
+  base::Latch ready_latch_{base::LatchRank::kReady};
+  Interest* members_ RC_GUARDED_BY(interest_latch) = nullptr;  // in user space
+  Interest* ready_head_ RC_GUARDED_BY(ready_latch_) = nullptr;
+  Interest* ready_tail_ RC_GUARDED_BY(ready_latch_) = nullptr;
+  Direct direct_[kMostDirect] RC_GUARDED_BY(wait_latch_);
   std::atomic<bool> ever_user_{false};
   // Registrations that have left the kernel: one that does so during a wait
   // could be reported by both.
@@ -480,15 +494,16 @@ class EpollSet final : public File {
   std::atomic<std::uint32_t> once_moved_{0};  // the last of them: a ONESHOT one
   std::atomic<bool> nested_{false};
   std::atomic<std::uint32_t> life_{0};  // how often it has been closed
-  // Registrations that are direct; the interest latch's.
-  Interest* direct_members_[kMostDirect] = {};
-  int direct_used_ = 0;
+  // Registrations that are direct.
+  Interest* direct_members_[kMostDirect] RC_GUARDED_BY(interest_latch) = {};
+  int direct_used_ RC_GUARDED_BY(interest_latch) = 0;
   static constexpr int kMostHot = 32;
   static constexpr std::uint32_t kHotWaits = 16;    // from report to report
   static constexpr std::uint8_t kHotReports = 3;    // ... so many in a row
   static constexpr std::uint32_t kCoolWaits = 128;  // between looks at them
   static constexpr std::uint32_t kRestWaits = 4096;
-  int registered_ = 0;  // registrations of streams, on either side
+  // Registrations of streams, on either side.
+  int registered_ RC_GUARDED_BY(interest_latch) = 0;
   std::unique_ptr<lane::shm::ShmPoller> poller_;
   lane::Board* board_ = nullptr;
   bool bell_in_kernel_ = false;
@@ -497,11 +512,13 @@ class EpollSet final : public File {
   static constexpr int kMostSources = 128;
   std::atomic<lane::Source*> sources_[kMostSources] = {};
   std::atomic<int> source_count_{0};
-  // wait_latch's:
-  std::uint32_t hot_hits_ = 0;   // events that the direct looks have found
-  std::uint32_t cooled_ = 0;     // the wait that has asked who still is hot
-  std::uint32_t rest_from_ = 0;  // none becomes hot for kRestWaits from here
-  bool rests_ = false;
+  // Events that the direct looks have found.
+  std::uint32_t hot_hits_ RC_GUARDED_BY(wait_latch_) = 0;
+  // The wait that has asked who still is hot.
+  std::uint32_t cooled_ RC_GUARDED_BY(wait_latch_) = 0;
+  // None becomes hot for kRestWaits from here.
+  std::uint32_t rest_from_ RC_GUARDED_BY(wait_latch_) = 0;
+  bool rests_ RC_GUARDED_BY(wait_latch_) = false;
   std::atomic<std::uint64_t> kernel_look_{0};  // ticks of the last look
   // Somebody arms it from outside, so it may be inside another set.
   std::atomic<bool> outside_{false};
@@ -514,13 +531,12 @@ class EpollSet final : public File {
   std::atomic<std::uint64_t> idle_since_{0};  // ticks; of Look
   // The last yield of Look's has brought what was waited for.
   std::atomic<bool> shares_cpu_{false};
-  EpollSet* pool_next_ = nullptr;
-  // Ticks when a thread began to sleep, until something has been told since;
-  // wait_latch's.
-  std::uint64_t slept_since_ = 0;
+  EpollSet* pool_next_ RC_GUARDED_BY(interest_latch) = nullptr;
+  // Ticks when a thread began to sleep, until something has been told since.
+  std::uint64_t slept_since_ RC_GUARDED_BY(wait_latch_) = 0;
   std::atomic<std::uint64_t> lanes_empty_at_{0};  // ticks; Peek's last nothing
-  bool armed_awake_ = false;                      // wait_latch's
-  std::atomic<std::uint64_t> local_news_at_{0};   // ticks
+  bool armed_awake_ RC_GUARDED_BY(wait_latch_) = false;
+  std::atomic<std::uint64_t> local_news_at_{0};  // ticks
   // How many of local_tcp_ have data that hashes to this: what the kernel tells
   // has no other name.
   std::atomic<std::uint32_t> local_data_[256] = {};
@@ -560,11 +576,10 @@ int InterestsBell(Sock* sock, int otherwise);
 // know of: what `set` should report of them now; how many events.
 int InterestsUnread(Sock* sock, EpollSet* set, epoll_event* out, int capacity);
 // The notify bits and bell that the stream's registrations ask of its lane.
-void InterestsNotify(Sock* sock);         // takes the stream's latches
-void InterestsNotifyLatched(Sock* sock);  // the caller holds both
+void InterestsNotify(Sock* sock);  // takes the stream's latches
 // Around fork, and in its child.
 void InterestsForkLock();
-void InterestsForkUnlock();
+void InterestsForkUnlock(bool child);
 void InterestsForkChild();
 
 }  // namespace rcsock::posix

@@ -109,7 +109,7 @@ void EpollSet::Cool() {
   // (What was direct while the set was small is not by now.)
   Rebuild();
   if (direct_count_ == 0) return;
-  const auto cools = [&](const Interest* interest) {
+  const auto cools = [&](const Interest* interest) RC_REQUIRES(wait_latch_) {
     return all || wait_number_ - interest->told > kCoolWaits;
   };
   Sock* wished[kMostDirect];

@@ -162,7 +162,10 @@ int EpollSet::KernelWait(epoll_event* out, int capacity,
                          std::int64_t timeout_ns, const sigset_t* mask,
                          bool* bell, int* ahead) {
   // This is the look that is due.
-  if (timeout_ns != 0) waits_.store(0, std::memory_order_relaxed);
+  if (timeout_ns != 0) {
+    base::CheckMaySleep();
+    waits_.store(0, std::memory_order_relaxed);
+  }
   timespec limit{static_cast<time_t>(timeout_ns / 1'000'000'000),
                  static_cast<long>(timeout_ns % 1'000'000'000)};
   const std::uint32_t before = moves();

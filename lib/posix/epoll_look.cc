@@ -177,7 +177,8 @@ int EpollSet::TellInOrder(epoll_event* out, int capacity) {
   bool seen[kMostDirect] = {};
   int count = 0;
   const int first = direct_next_ < direct_count_ ? direct_next_ : 0;
-  const auto at = [&](int turn) { return (first + turn) % direct_count_; };
+  const int direct = direct_count_;
+  const auto at = [&](int turn) { return (first + turn) % direct; };
   // Twice: what came before something that the first round has found, and the
   // look at its own stream had been too early for, the second one finds.
   for (int round = 0; round < 2; ++round) {

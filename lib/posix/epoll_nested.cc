@@ -5,7 +5,6 @@
 #include <sched.h>
 
 #include <cerrno>
-#include <mutex>
 
 #include "lib/base/clock.h"
 #include "lib/base/config.h"
@@ -23,7 +22,7 @@ int EpollSet::LookFor(epoll_event* out, int capacity, std::uint64_t ticks,
   if (__builtin_expect(crowded, 0) && !heats_.load(std::memory_order_relaxed)) {
     LeaveDirect();
   }
-  const std::scoped_lock hold(wait_latch_);
+  const base::LatchGuard hold(wait_latch_);
   ++wait_number_;
   if (crowded && CoolDue()) Cool();
   int filled = 0;

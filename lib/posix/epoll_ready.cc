@@ -17,6 +17,7 @@ namespace rcsock::posix {
 
 int EpollSet::Enlist(Interest* interest) {
   if (interest->ready.load(std::memory_order_relaxed)) return 0;
+  RC_DCHECK((ready_head_ == nullptr) == (ready_tail_ == nullptr));  // I-LIST-1
   interest->ready.store(true, std::memory_order_relaxed);
   interest->ready_next = nullptr;
   interest->ready_prev = ready_tail_;
@@ -27,6 +28,8 @@ int EpollSet::Enlist(Interest* interest) {
 
 int EpollSet::Delist(Interest* interest) {
   if (!interest->ready.load(std::memory_order_relaxed)) return 0;
+  RC_DCHECK((interest->ready_prev == nullptr) == (ready_head_ == interest));
+  RC_DCHECK((interest->ready_next == nullptr) == (ready_tail_ == interest));
   interest->ready.store(false, std::memory_order_relaxed);
   (interest->ready_prev != nullptr ? interest->ready_prev->ready_next
                                    : ready_head_) = interest->ready_next;

@@ -347,6 +347,7 @@ int EpollSet::Wait(Leave* leave, epoll_event* out, int capacity,
         }
         // (Who has the processor meanwhile may be who sends.)
         const auto yield = [this, capacity] {
+          wait_latch_.AssertHeld();
           if (InOrderWithKernel(capacity)) ArmAwake();
           ::sched_yield();
           DisarmAwake();

@@ -102,9 +102,9 @@ void ForkParent() {
   if (!tls_forking) return;
   tls_forking = false;
   base::LowNumberForkUnlock(false);
-  ShellForkUnlock();
+  ShellForkUnlock(false);
   SockForkUnlock(false);
-  InterestsForkUnlock();
+  InterestsForkUnlock(false);
   Conductor::ForkParent();
   EndFork();
   SignalsForkUnlock(false);
@@ -124,10 +124,10 @@ void ForkChild() {
   if (locked) EndFork();
   // (Of this thread there may be one that a handler has interrupted to fork.)
   forks_under_way.store(tls_forks_under_way, std::memory_order_relaxed);
-  if (locked) ShellForkUnlock();
+  if (locked) ShellForkUnlock(true);
   ShellForkChild();
   SockForkUnlock(true);
-  InterestsForkUnlock();
+  InterestsForkUnlock(true);
   if (ProcessPinned() != base::Reason::kSandboxed) base::InitBarriers();
   CallsForkChild();
   uring::RingsForkChild();

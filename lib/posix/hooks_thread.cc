@@ -12,6 +12,7 @@
 
 #include "lib/base/alone.h"
 #include "lib/base/cancellation.h"
+#include "lib/base/held_latches.h"
 #include "lib/base/internal.h"
 #include "lib/posix/clone.h"
 #include "lib/posix/hooks.h"
@@ -91,6 +92,7 @@ void BeforeClone(unsigned long flags) {
   // so it can't well use libc either.)
   if ((flags & CLONE_SETTLS) == 0 && !base::tls_internal &&
       !InBorrowedMemory()) {
+    base::ForgetHeldLatches();
     PinProcess(base::Reason::kPinnedSyscall);
   }
 }

@@ -29,17 +29,18 @@ namespace rcsock::posix {
 
 namespace {
 
-// Streams whose registrations are to leave the kernel's sets; the interest
-// latch's.  Linked through Sock::moving_next.
-constinit Sock* moving = nullptr;
-constinit std::uint64_t ask_from_ns = 0;  // /proc is not asked before
+// Streams whose registrations are to leave the kernel's sets.  Linked through
+// Sock::moving_next.
+constinit Sock* moving RC_GUARDED_BY(interest_latch) = nullptr;
+// /proc is not asked before.
+constinit std::uint64_t ask_from_ns RC_GUARDED_BY(interest_latch) = 0;
 
 // Of the registrations of `set` that are asked about, /proc says which the
 // kernel has already reported: only the flag bits of their events are left.
 // The kernel writes a line for each that is in the set, from the first on,
 // whatever is read of them: as dear for one as for all.  False: /proc does not
 // say.
-bool AskKernel(EpollSet* set) {
+bool AskKernel(EpollSet* set) RC_REQUIRES(interest_latch) {
   char path[64];
   std::snprintf(path, sizeof path, "/proc/thread-self/fdinfo/%d", set->fd());
   const base::UniqueFd file(base::OpenHigh([&] {
@@ -88,7 +89,7 @@ bool AskKernel(EpollSet* set) {
   }
 }
 
-void AskKernelOf(Sock* first) {
+void AskKernelOf(Sock* first) RC_REQUIRES(interest_latch) {
   const std::uint64_t start = base::NowNs();
   for (Sock* sock = first; sock != nullptr; sock = sock->moving_next) {
     for (Interest* i = sock->interests; i != nullptr; i = i->next_of_sock) {
@@ -120,8 +121,8 @@ void AskKernelOf(Sock* first) {
   ask_from_ns = took < kSoonNs ? end : end + std::min(9 * took, kMostNs);
 }
 
-// All streams of `moving`; the interest latch held.
-void MoveAll() {
+// All streams of `moving`.
+void MoveAll() RC_REQUIRES(interest_latch) {
   bool asks = false;
   for (Sock* sock = moving; sock != nullptr; sock = sock->moving_next) {
     // It may have gone back meanwhile.
@@ -375,6 +376,8 @@ bool InterestsKept(Sock* sock) {
 
 int InterestsUnread(Sock* sock, EpollSet* set, epoll_event* out, int capacity) {
   const bool unread = sock->UnreadBytes() > 0;
+  // (Before the interest latch is taken: it takes the stream's.)
+  const bool failed = sock->HasError();
   Critical critical;
   int found = 0;
   interest_latch.lock();
@@ -382,7 +385,7 @@ int InterestsUnread(Sock* sock, EpollSet* set, epoll_event* out, int capacity) {
        i = i->next_of_sock) {
     const std::uint32_t events = i->events.load(std::memory_order_relaxed);
     std::uint32_t holds = unread ? events & (EPOLLIN | EPOLLRDNORM) : 0;
-    if (sock->HasError()) holds |= EPOLLERR;
+    if (failed) holds |= EPOLLERR;
     if (i->set != set || !i->in_kernel || holds == 0 ||
         ((events & EPOLLET) != 0 && !i->edge.exchange(false))) {
       continue;
@@ -470,8 +473,8 @@ void InterestsNotify(Sock* sock) {
   InterestsNotifyLatched(sock);
 }
 
-void InterestsForkLock() { interest_latch.lock(); }
-void InterestsForkUnlock() { interest_latch.unlock(); }
+void InterestsForkLock() { interest_latch.LockForFork(); }
+void InterestsForkUnlock(bool child) { interest_latch.UnlockAfterFork(child); }
 
 // Those in sets that another thread was closing, which nobody has here.
 static void ForgetLostSets(Sock* sock) {
@@ -490,6 +493,7 @@ static void ForgetLostSets(Sock* sock) {
 }
 
 void InterestsForkChild() {
+  interest_latch.AssertUnshared();
   const int top = fd_high.load(std::memory_order_relaxed);
   for (int fd = 0; fd <= top; ++fd) {
     File* file = Named(fd);

@@ -17,35 +17,33 @@
 #include "lib/lane/shm/shm_poller.h"
 #include "lib/posix/bell_shares.h"
 #include "lib/posix/epoll.h"
+#include "lib/posix/interest_latch.h"
 #include "lib/posix/sock.h"
 
 namespace rcsock::posix {
-
-// Guards Sock::interests, EpollSet::members_ and which side, kernel or user,
-// has an interest.
-inline constinit base::Latch interest_latch;
 
 // Registrations that have been forgotten while waits of their sets may be
 // looking at them, and are nobody else's until these have: a wait that has
 // found what the stream of one has would tell it with the data of another.
 class Lookers {
  public:
-  // With the interest latch.
-  inline void Forget(Interest* interest);
-  // Without it.
-  inline void WaitOut();
+  inline void Forget(Interest* interest) RC_REQUIRES(interest_latch);
+  inline void WaitOut() RC_EXCLUDES(interest_latch);
 
  private:
   Interest* forgotten_ = nullptr;  // through next_of_set
 };
 
-// What needs the private parts of a set; every call has interest_latch.
+// What needs the private parts of a set.
 struct Registry {
-  static inline Interest* free_interests = nullptr;  // through next_of_set
-  static inline EpollSet* free_sets = nullptr;       // through pool_next_
-  static inline EpollSet* left_sets = nullptr;       // the same
+  // Through next_of_set.
+  static inline Interest* free_interests RC_GUARDED_BY(interest_latch) =
+      nullptr;
+  // Through pool_next_.
+  static inline EpollSet* free_sets RC_GUARDED_BY(interest_latch) = nullptr;
+  static inline EpollSet* left_sets RC_GUARDED_BY(interest_latch) = nullptr;
 
-  static Interest* TakeInterest() {
+  static Interest* TakeInterest() RC_REQUIRES(interest_latch) {
     if (free_interests == nullptr) {
       static constinit base::Pool pool(sizeof(Interest));
       void* at = pool.Take();
@@ -57,7 +55,8 @@ struct Registry {
   }
 
   // Also one that is dormant.
-  static Interest* Find(Sock* sock, EpollSet* set, int fd) {
+  static Interest* Find(Sock* sock, EpollSet* set, int fd)
+      RC_REQUIRES(interest_latch) {
     for (Interest* i = sock->interests; i != nullptr; i = i->next_of_sock) {
       if (i->set == set && i->fd == fd) return i;
     }
@@ -67,7 +66,7 @@ struct Registry {
   // `dirty` first: a wait that leaves the stream off its list because it is
   // direct (Collect, without the interest latch) makes the next one Rebuild,
   // which comes in behind us by that latch.
-  static void MakeDirect(Interest* interest) {
+  static void MakeDirect(Interest* interest) RC_REQUIRES(interest_latch) {
     EpollSet* set = interest->set;
     set->dirty_.store(true, std::memory_order_seq_cst);
     interest->direct.store(true, std::memory_order_release);
@@ -76,7 +75,7 @@ struct Registry {
 
   // The streams of a small set are looked at in every wait and need no bits;
   // one that is in several sets always does.  Whether it has become direct.
-  static bool ChooseDirect(Interest* interest) {
+  static bool ChooseDirect(Interest* interest) RC_REQUIRES(interest_latch) {
     EpollSet* set = interest->set;
     const bool wanted = interest->sock->interests == interest &&
                         interest->next_of_sock == nullptr &&
@@ -93,14 +92,15 @@ struct Registry {
   }
 
   // It is not, and there is room again.
-  static bool MayBeDirect(const Interest* interest) {
+  static bool MayBeDirect(const Interest* interest)
+      RC_REQUIRES(interest_latch) {
     const EpollSet* set = interest->set;
     return !interest->direct.load(std::memory_order_relaxed) &&
            set->direct_used_ < EpollSet::kMostDirect &&
            !set->crowded_.load(std::memory_order_relaxed);
   }
 
-  static void DropDirect(Interest* interest) {
+  static void DropDirect(Interest* interest) RC_REQUIRES(interest_latch) {
     if (!interest->direct.load(std::memory_order_relaxed)) return;
     EpollSet* set = interest->set;
     // (A Collect that still sees it direct has taken it off the list before
@@ -116,11 +116,12 @@ struct Registry {
     set->dirty_.store(true, std::memory_order_seq_cst);
   }
 
-  static void SetInKernel(Interest* interest, bool in_kernel) {
+  static void SetInKernel(Interest* interest, bool in_kernel)
+      RC_REQUIRES(interest_latch) {
     interest->in_kernel = in_kernel;
     CountLocal(interest);
   }
-  static void CountLocal(Interest* interest) {
+  static void CountLocal(Interest* interest) RC_REQUIRES(interest_latch) {
     const bool counts = interest->in_kernel && interest->sock->HasLocalPeer();
     if (counts == interest->counted) return;
     interest->counted = counts;
@@ -128,7 +129,8 @@ struct Registry {
                               counts);
   }
   // Armed anew.
-  static void SetData(Interest* interest, std::uint64_t data) {
+  static void SetData(Interest* interest, std::uint64_t data)
+      RC_REQUIRES(interest_latch) {
     EpollSet* const set = interest->set;
     const std::uint64_t old =
         interest->data.exchange(data, std::memory_order_acq_rel);
@@ -137,7 +139,7 @@ struct Registry {
     set->CountLocal(old, false);
   }
 
-  static bool EnsurePoller(EpollSet* set) {
+  static bool EnsurePoller(EpollSet* set) RC_REQUIRES(interest_latch) {
     if (set->poller_) return true;
     rendezvous::Conductor* conductor = rendezvous::Conductor::IfRunning();
     if (conductor == nullptr) return false;
@@ -158,7 +160,7 @@ struct Registry {
     return set->poller_ != nullptr;
   }
 
-  static bool EnterUser(Interest* interest) {
+  static bool EnterUser(Interest* interest) RC_REQUIRES(interest_latch) {
     EpollSet* set = interest->set;
     if (!EnsurePoller(set)) return false;
     set->ever_user_.store(true, std::memory_order_release);
@@ -192,14 +194,14 @@ struct Registry {
 
   // Of a set that others look at and that has no stream on a lane, nor will
   // have: nobody needs it any more, and it would look like something to read.
-  static void DropBell(EpollSet* set) {
+  static void DropBell(EpollSet* set) RC_REQUIRES(interest_latch) {
     if (!set->bell_in_kernel_ || set->fd_ < 0) return;
     epoll_event unused{};
     real::epoll_ctl(set->fd_, EPOLL_CTL_DEL, set->poller_->fd(), &unused);
     set->bell_in_kernel_ = false;
   }
 
-  static void LeaveUser(Interest* interest) {
+  static void LeaveUser(Interest* interest) RC_REQUIRES(interest_latch) {
     EpollSet* set = interest->set;
     if (!interest->in_user.load(std::memory_order_relaxed)) return;
     interest->in_user.store(false, std::memory_order_relaxed);
@@ -219,14 +221,14 @@ struct Registry {
     set->ready_latch_.unlock();
   }
 
-  static void Forget(Interest* interest) {
+  static void Forget(Interest* interest) RC_REQUIRES(interest_latch) {
     Unlist(interest);
     interest->next_of_set = free_interests;
     free_interests = interest;
   }
 
   // The same, but for its memory.
-  static void Unlist(Interest* interest) {
+  static void Unlist(Interest* interest) RC_REQUIRES(interest_latch) {
     LeaveUser(interest);
     SetInKernel(interest, false);
     Sock* sock = interest->sock;
@@ -245,7 +247,7 @@ struct Registry {
     interest->dormant.store(false, std::memory_order_relaxed);
   }
 
-  static void PutToSleep(Interest* interest) {
+  static void PutToSleep(Interest* interest) RC_REQUIRES(interest_latch) {
     EpollSet* set = interest->set;
     interest->dormant.store(true, std::memory_order_relaxed);
     interest->events.store(0, std::memory_order_relaxed);
@@ -254,7 +256,7 @@ struct Registry {
     set->ready_latch_.unlock();
   }
 
-  static void MakeReady(Interest* interest) {
+  static void MakeReady(Interest* interest) RC_REQUIRES(interest_latch) {
     EpollSet* set = interest->set;
     if (interest->dormant.load(std::memory_order_relaxed)) return;
     interest->edge.store(true, std::memory_order_relaxed);
@@ -286,7 +288,7 @@ struct Registry {
     set->wait_latch_.unlock();
   }
 
-  static EpollSet* Take() {
+  static EpollSet* Take() RC_REQUIRES(interest_latch) {
     // Of those that were closed while a thread slept in them.
     for (EpollSet** at = &left_sets; *at != nullptr;) {
       EpollSet* const set = *at;
@@ -304,20 +306,23 @@ struct Registry {
     return set;
   }
 
-  static void Put(EpollSet* set) {
+  static void Put(EpollSet* set) RC_REQUIRES(interest_latch) {
     set->pool_next_ = free_sets;
     free_sets = set;
   }
-  static void Leave(EpollSet* set) {
+  static void Leave(EpollSet* set) RC_REQUIRES(interest_latch) {
     set->pool_next_ = left_sets;
     left_sets = set;
   }
 
-  static Interest* Members(EpollSet* set) { return set->members_; }
+  static Interest* Members(EpollSet* set) RC_REQUIRES(interest_latch) {
+    return set->members_;
+  }
 
   static void ForkChild(EpollSet* set) {
     set->wait_latch_.Reset();
     set->ready_latch_.Reset();
+    set->wait_latch_.AssertUnshared();
     set->sleepers_.store(0);
     set->strangers_.store(0);
     set->dirty_.store(true);
@@ -329,6 +334,7 @@ struct Registry {
   }
   // The same, of those that are in no table.
   static void ForkChildOfPool() {
+    interest_latch.AssertUnshared();
     for (EpollSet* pool : {free_sets, left_sets}) {
       for (EpollSet* set = pool; set != nullptr; set = set->pool_next_) {
         ForkChild(set);

@@ -21,9 +21,9 @@ namespace {
 
 // Several may run; the signals are ignored from the first to the last.
 constinit base::Latch latch;
-constinit int count = 0;
-constinit struct sigaction interrupt {};
-constinit struct sigaction quit {};
+constinit int count RC_GUARDED_BY(latch) = 0;
+constinit struct sigaction interrupt RC_GUARDED_BY(latch) {};
+constinit struct sigaction quit RC_GUARDED_BY(latch) {};
 
 class Waiting {
  public:
@@ -182,7 +182,9 @@ char** ProgramEnvironment() {
   return popen_before.load(std::memory_order_relaxed);
 }
 
-PopenEnvironment::PopenEnvironment(char* const with[]) {
+// (The latch is held from here to the destructor, unless a handler has
+// interrupted its holder.)
+PopenEnvironment::PopenEnvironment(char* const with[]) RC_NO_LOCK_CHECK {
   {
     // No handler finds the latch held and nobody who holds it.
     const Critical critical;
@@ -219,7 +221,7 @@ PopenEnvironment::PopenEnvironment(char* const with[]) {
   Variable().store(list, std::memory_order_release);
 }
 
-PopenEnvironment::~PopenEnvironment() {
+PopenEnvironment::~PopenEnvironment() RC_NO_LOCK_CHECK {
   PutBack();
   if (within_) {
     popen_last.store(found_.last, std::memory_order_relaxed);
@@ -240,8 +242,8 @@ PopenEnvironment::~PopenEnvironment() {
   popen_latch.unlock();
 }
 
-void ShellForkLock() { latch.lock(); }
-void ShellForkUnlock() { latch.unlock(); }
+void ShellForkLock() { latch.LockForFork(); }
+void ShellForkUnlock(bool child) { latch.UnlockAfterFork(child); }
 
 void ShellForkChild() {
   // Another thread's popen goes on in the parent alone.

@@ -38,7 +38,7 @@ class PopenEnvironment {
 
 // Around fork.
 void ShellForkLock();
-void ShellForkUnlock();
+void ShellForkUnlock(bool child);
 // In the child, whether it was locked or not.
 void ShellForkChild();
 

@@ -170,7 +170,8 @@ void Wrapper(int number, siginfo_t* info, void* context) {
   }
 }
 
-void* TakeOnce(int number, int* flags) {
+// (A thread that is alone with the handlers does not take the latch.)
+void* TakeOnce(int number, int* flags) RC_NO_LOCK_CHECK {
   const int saved = errno;
   ThreadSignals& self = tls_signals;
   // A fault inside a critical section may have come with the latch held; nobody
@@ -343,12 +344,12 @@ void UndoSleep(const void* here) {
 void SignalsForkLock() {
   tls_signals.depth = tls_signals.depth + 1;
   std::atomic_signal_fence(std::memory_order_seq_cst);
-  latch.lock();
+  latch.LockForFork();
 }
 
 void SignalsForkUnlock(bool child) {
+  latch.UnlockAfterFork(child);
   if (child) {
-    latch.Reset();
     tls_signals.pending = 0;  // they are the parent's
     if (tls_signals.blocking) {
       tls_signals.blocking = false;
@@ -356,8 +357,6 @@ void SignalsForkUnlock(bool child) {
       ::syscall(SYS_rt_sigprocmask, SIG_SETMASK, &mask, nullptr, 8);
     }
     tls_signals.mask = ~std::uint64_t{0};
-  } else {
-    latch.unlock();
   }
   std::atomic_signal_fence(std::memory_order_seq_cst);
   tls_signals.depth = tls_signals.depth - 1;

@@ -39,22 +39,23 @@ thread_local constinit SpinBudget tls_spin;
 
 struct SockPool {
   static inline base::Latch latch;
-  static inline Sock* free = nullptr;  // linked through pool_next_
+  // Linked through pool_next_.
+  static inline Sock* free RC_GUARDED_BY(latch) = nullptr;
   // Those given back lately, oldest first.  Calls may still be inside the
   // kernel with them, and say what they have moved when they come out: that is
   // not the next connection's.  So they lie until nobody is (Sift).
-  static inline Sock* late = nullptr;
-  static inline Sock* late_end = nullptr;
-  static inline std::uint32_t late_count = 0;
+  static inline Sock* late RC_GUARDED_BY(latch) = nullptr;
+  static inline Sock* late_end RC_GUARDED_BY(latch) = nullptr;
+  static inline std::uint32_t late_count RC_GUARDED_BY(latch) = 0;
   // A look fences for all threads: not for each.
   static constexpr std::uint32_t kBatch = 16;
-  static inline std::uint32_t enough = kBatch;
-  static inline std::uint32_t looks = 0;
+  static inline std::uint32_t enough RC_GUARDED_BY(latch) = kBatch;
+  static inline std::uint32_t looks RC_GUARDED_BY(latch) = 0;
   // Calls without a mark may have been left by a jump, and never come out: they
   // know that they are late by the object's life.
   static constexpr std::uint64_t kLateNs = 10'000'000'000;
 
-  static void Append(Sock* sock) {
+  static void Append(Sock* sock) RC_REQUIRES(latch) {
     sock->pool_next_ = nullptr;
     (late_end != nullptr ? late_end->pool_next_ : late) = sock;
     late_end = sock;
@@ -65,13 +66,13 @@ struct SockPool {
   // table but has not marked it yet asks the table again, after this fence, and
   // finds that its number is not that stream's any more: it left the table
   // before it came here.
-  static void Sift() {
+  static void Sift() RC_REQUIRES(latch) {
     Sock* sock = late;
     late = late_end = nullptr;
     late_count = 0;
     const bool exact = FenceCalls();
     ++looks;
-    ForEachCall([](Sock* in) { in->found_in_ = looks; });
+    ForEachCall([](Sock* in) RC_REQUIRES(latch) { in->found_in_ = looks; });
     const std::uint64_t now = base::NowNs();
     while (sock != nullptr) {
       Sock* const next = sock->pool_next_;
@@ -93,9 +94,22 @@ struct SockPool {
     if (free == nullptr && late_count >= enough) Sift();
     Sock* sock = free;
     if (sock != nullptr) free = sock->pool_next_;
+    RC_DCHECK(sock == nullptr || sock->refs_.load() == 0);  // I-LIFE-1
     latch.unlock();
     if (sock == nullptr) return new (std::nothrow) Sock();
     return sock;
+  }
+  // In a child of fork: a call that came late may have had one of theirs.
+  static void FreeLatches() {
+    latch.AssertUnshared();
+    for (Sock* list : {free, late}) {
+      for (Sock* sock = list; sock != nullptr; sock = sock->pool_next_) {
+        for (base::Latch* one : {&sock->tx_latch, &sock->rx_latch}) {
+          // (Not written to if need not be: the pages are the parent's, too.)
+          if (one->Held() || one->Contended()) one->Reset();
+        }
+      }
+    }
   }
   static void Give(Sock* sock) {
     Critical critical;
@@ -141,12 +155,16 @@ Sock* Sock::New(stream::Role role, bool is_nonblock) {
 
 void Sock::Reset() {
   const base::Config& config = base::GetConfig();
+  interest_latch.AssertUnshared();
   interests_user = false;
   interests_stay = base::Reason::kNone;
   listening.store(false, std::memory_order_relaxed);
   rcv_timeout_ns.store(0, std::memory_order_relaxed);
   snd_timeout_ns.store(0, std::memory_order_relaxed);
-  mode_.store(Mode::kPlain, std::memory_order_relaxed);
+  tx_latch.AssertUnshared();
+  rx_latch.AssertUnshared();
+  mode_.Write(tx_latch, rx_latch)
+      .store(Mode::kPlain, std::memory_order_relaxed);
   wanted_.store(false, std::memory_order_relaxed);
   eligible_.store(false, std::memory_order_relaxed);
   may_adopt_.store(false, std::memory_order_relaxed);
@@ -160,7 +178,7 @@ void Sock::Reset() {
   given_away_.store(0, std::memory_order_relaxed);
   inode_.store(0, std::memory_order_relaxed);
   exec_pinned_ = false;
-  half_closed_ = false;
+  half_closed_.Write(tx_latch, rx_latch) = false;
   exec_left_ = false;
   exec_resets_ = false;
   seeking_.store(false, std::memory_order_relaxed);
@@ -184,9 +202,9 @@ void Sock::Reset() {
   hold_place_.store(0, std::memory_order_relaxed);
   attempts_ = 0;
   local_peer_.store(false, std::memory_order_relaxed);
-  stream_.reset();
-  lane_.reset();
-  lane_is_shm_ = false;
+  stream_.Write(tx_latch, rx_latch).reset();
+  lane_.Write(tx_latch, rx_latch).reset();
+  lane_is_shm_.Write(tx_latch, rx_latch) = false;
   link_.reset();
   index_ = -1;
   notify_.store(0, std::memory_order_relaxed);
@@ -194,7 +212,7 @@ void Sock::Reset() {
   source_.store(nullptr, std::memory_order_relaxed);
   source_wanted_ = false;
   remote_ = Remote();
-  left_fd_ = -1;
+  left_fd_.Write(tx_latch, rx_latch) = -1;
   watched_ = false;
   starve_timer_ = starved_ = false;
   tx_wait_ = false;
@@ -204,7 +222,7 @@ void Sock::Reset() {
   settle_posted_ = false;
   settle_wait_ms_ = 1;
   kept_options_ = 0;
-  rd_shut_ = false;
+  rd_shut_.Write(tx_latch, rx_latch) = false;
   promoted_ = false;
   accounted_ = false;
   on_lane_.store(false, std::memory_order_relaxed);
@@ -244,12 +262,12 @@ void Sock::Unref() {
     Latched latched(this);
     EndUnreadLatched();
     ForgetCompletions();
-    mode_.store(Mode::kPlain, std::memory_order_seq_cst);
-    stream = std::move(stream_);
+    SetMode(Mode::kPlain);
+    stream = std::move(stream_.Write(tx_latch, rx_latch));
     quick_.may_send = quick_.may_receive = false;
-    lane = std::move(lane_);
-    parked = std::move(parked_);
-    lane_is_shm_ = false;
+    lane = std::move(lane_.Write(tx_latch, rx_latch));
+    parked = std::move(parked_.Write(tx_latch, rx_latch));
+    lane_is_shm_.Write(tx_latch, rx_latch) = false;
     UnlistRemote();
     link = std::move(link_);
   }
@@ -263,13 +281,13 @@ std::shared_ptr<Sock> Sock::Share() {
 
 namespace {
 base::Latch hosts_latch;
-constinit rendezvous::HostAddresses hosts;  // hosts_latch's
+constinit rendezvous::HostAddresses hosts RC_GUARDED_BY(hosts_latch);
 }  // namespace
 
 void SockForkLock() {
-  SockPool::latch.lock();
+  SockPool::latch.LockForFork();
   RemoteForkLock();
-  hosts_latch.lock();
+  hosts_latch.LockForFork();
   TableForkLock();
   ClosedForkLock();
   base::PoolsForkLock();
@@ -279,15 +297,10 @@ void SockForkUnlock(bool child) {
   base::PoolsForkUnlock(child);
   ClosedForkUnlock(child);
   TableForkUnlock(child);
-  if (child) {
-    hosts_latch.Reset();
-    RemoteForkUnlock(true);
-    SockPool::latch.Reset();
-  } else {
-    hosts_latch.unlock();
-    RemoteForkUnlock(false);
-    SockPool::latch.unlock();
-  }
+  hosts_latch.UnlockAfterFork(child);
+  RemoteForkUnlock(child);
+  if (child) SockPool::FreeLatches();
+  SockPool::latch.UnlockAfterFork(child);
 }
 
 // --- What the hooks tell

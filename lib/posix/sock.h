@@ -106,7 +106,7 @@ class Sock final : public SockLayout {
   // The last descriptor goes: `fd` is closed on return, or is what comes next.
   int CloseLast(int fd, const Successor& next);
   // One of several descriptors goes.
-  void LoseFd(int fd);
+  void LoseFd(int fd) RC_EXCLUDES(interest_latch);
   // The last descriptor was closed past us.
   void Vanished();
   // POLL* of `events` (and POLLERR, POLLHUP) that hold now.  kEngine only; a
@@ -117,15 +117,15 @@ class Sock final : public SockLayout {
   // stash).
   static constexpr std::uint32_t kInRing = 1u << 16;
   // What comes next from its lane is no data: the peer's end.
-  bool EndNext();
-  bool EndNextLatched() const;  // the rx latch held
+  bool EndNext() RC_EXCLUDES(tx_latch, rx_latch, interest_latch);
+  bool EndNextLatched() const RC_REQUIRES(rx_latch);  // the rx latch held
   // It is on a lane that takes more; by its number, if that is not -1, and on
   // this lane, if that is not null.  Within a Critical.
   bool HasRoom(int number, const lane::Lane* lane);
   // If so, notes the end; the edge that comes of it is made here.
-  void TakeEnd();
+  void TakeEnd() RC_EXCLUDES(tx_latch, rx_latch, interest_latch);
   // The same, and what TCP has heard of it.  True: the anchor is closed.
-  bool TakeTcpEnd();
+  bool TakeTcpEnd() RC_EXCLUDES(tx_latch, rx_latch, interest_latch);
   // By `number`; of one that is another's by now it sets *plain, too.  (-1: it
   // is kept.)
   std::uint32_t Readiness(int number, std::uint32_t events, bool* plain,
@@ -139,13 +139,13 @@ class Sock final : public SockLayout {
   // and Readiness() knows.  Within a Critical.
   static constexpr int kNotLooked = -1;
   int QuickLook(int number, int events, bool drained);
-  bool ReadableBytes(int* bytes);
+  bool ReadableBytes(int* bytes) RC_EXCLUDES(interest_latch);
   // There are bytes that the kernel has not, and which come before its own.
-  bool HasReadAhead();
+  bool HasReadAhead() RC_EXCLUDES(interest_latch);
   // SIOCOUTQ; with `not_sent` SIOCOUTQNSD.
   bool UnsentBytes(bool not_sent, int* bytes);
   // SO_ERROR of the stream itself, once; 0: none.
-  int TakeError();
+  int TakeError() RC_EXCLUDES(interest_latch);
   // What TCP_INFO says of a connection whose anchor is in the state `anchors`.
   std::uint8_t TcpState(std::uint8_t anchors);
   // TCP_CORK, TCP_NODELAY.  KeepOption: false if the kernel is to be told.
@@ -225,16 +225,17 @@ class Sock final : public SockLayout {
   //
   // Where several are asked, all have one time to answer in (LeaveDeadline);
   // each is looked at once behind it.  0: this one alone.
-  bool Pin(base::Reason reason, std::uint64_t deadline_ns = 0);
+  bool Pin(base::Reason reason, std::uint64_t deadline_ns = 0)
+      RC_EXCLUDES(interest_latch);
   static std::uint64_t LeaveDeadline();
   // The same where what comes after is still counted: once this process has let
   // go of the connection, one that holds it alone may have a lane again.
   bool PinHere(base::Reason reason, std::uint64_t deadline_ns);
   // This process ends, and can do no more than say so.
-  void LetGo();
+  void LetGo() RC_EXCLUDES(interest_latch);
   // The kernel has ended the connection of a pinned stream, by connect() to no
   // address: what was read ahead of it goes too.
-  void Disconnected();
+  void Disconnected() RC_EXCLUDES(interest_latch);
   // The same without the "never again".
   bool ToPlain(base::Reason reason, std::uint64_t deadline_ns = 0);
 
@@ -275,7 +276,7 @@ class Sock final : public SockLayout {
   KernelWait EnterKernelWait(std::uint32_t* entered);
   void LeaveKernelWait(std::uint32_t entered);
 
-  Mode mode() const { return mode_.load(std::memory_order_acquire); }
+  Mode mode() const { return mode_.Read().load(std::memory_order_acquire); }
   int fd() const { return fd_.load(std::memory_order_relaxed); }
   void set_fd(int fd) { fd_.store(fd, std::memory_order_relaxed); }
 
@@ -305,7 +306,7 @@ class Sock final : public SockLayout {
     return source_.load(std::memory_order_acquire);
   }
   // A poller is about to sleep: a lane that rings nobody rings this bell.
-  void RingForPoll(int bell);
+  void RingForPoll(int bell) RC_EXCLUDES(interest_latch);
   // A thread that waits for nothing but input here sleeps where a read would:
   // it is woken alone, and by the peer itself.  Until there may be some, any
   // handler has run since `signals` (tls_signals.any) was read, or the deadline
@@ -313,9 +314,9 @@ class Sock final : public SockLayout {
   bool SleepForInput(int number, std::uint64_t deadline_ns,
                      std::uint32_t signals);
   // Replaces the notify bits of the lane, if there is one.
-  void SetNotify(std::uint32_t bits, int bell);
+  void SetNotify(std::uint32_t bits, int bell) RC_REQUIRES(tx_latch, rx_latch);
   // The same for a lane in shared memory, without the fence behind it.
-  void Wish(std::uint32_t bits);
+  void Wish(std::uint32_t bits) RC_REQUIRES(tx_latch, rx_latch);
   int bell() const { return bell_.load(std::memory_order_relaxed); }
   std::uint32_t notify_bits() const {
     return notify_.load(std::memory_order_relaxed);
@@ -328,7 +329,7 @@ class Sock final : public SockLayout {
     link_->SetBeside(index_, 1, TablePlace(fd()));
   }
   // Something came for it on a poller: control messages, a dead lane.
-  void OnCompletion(std::uint32_t flags);
+  void OnCompletion(std::uint32_t flags) RC_EXCLUDES(interest_latch);
 
   // --- rendezvous::Seeker, AnchorWatcher, stream::Anchor
   stream::Role role() const override { return role_; }
@@ -378,10 +379,13 @@ class Sock final : public SockLayout {
   // There was no fork after all.
   void UnshareByFork(std::uint32_t fork);
   // Bytes read ahead that are shared; kUnread only.
-  std::size_t UnreadBytes();
+  std::size_t UnreadBytes() RC_EXCLUDES(interest_latch);
   // An error is behind them, or an answer of zero copy in the error queue.
-  bool HasError();
-  std::uint64_t UnreadSocket() const { return unread_.socket(); }
+  bool HasError() RC_EXCLUDES(interest_latch);
+  std::uint64_t UnreadSocket() const {
+    rx_latch.AssertUnshared();  // it has just inherited them
+    return unread_.socket();
+  }
   // A descriptor of them for a program about to be executed; -1: none.
   int UnreadFd();
   // This program was executed with bytes of this connection left over.
@@ -400,7 +404,7 @@ class Sock final : public SockLayout {
     return gate_.load(std::memory_order_relaxed) & kLife;
   }
   // Tells the offsets to who will hold it too, once the stream is plain.
-  void MarkFork();
+  void MarkFork() RC_EXCLUDES(tx_latch, rx_latch, interest_latch);
   int holding() const { return holders_.load(); }
   // --- For a program about to be executed that will follow it (handover.cc)
   // Whether it could.
@@ -481,6 +485,20 @@ class Sock final : public SockLayout {
   }
   [[gnu::cold, gnu::noinline]] bool GoneSinceToo(Wait& wait, int fd) const;
 
+  // Into and out of kEngine.
+  void SetMode(Mode mode) RC_REQUIRES(tx_latch, rx_latch) {
+    RC_DCHECK(mode != Mode::kEngine || this->mode() == Mode::kPlain);
+    mode_.Write(tx_latch, rx_latch).store(mode, std::memory_order_seq_cst);
+  }
+  // kUnread, or kPlain again: only who receives asks which of the two it is.
+  void SetUnread(bool unread) RC_REQUIRES(rx_latch);
+  // I-LANE-1, by who has one of the latches.
+  void CheckQuick() const {
+    RC_DCHECK(!(quick_.may_send || quick_.may_receive) ||
+              (mode() == Mode::kEngine && stream_.get() != nullptr &&
+               lane_.get() != nullptr));
+  }
+
   // --- Its life (sock.cc)
   void Reset();
   void ApplyRules(int fd, const sockaddr* address);
@@ -516,20 +534,20 @@ class Sock final : public SockLayout {
   void StartSeek();
   // Its lane would be an rdma one.
   bool SeeksRemote() const;
-  void CancelSeek();
+  void CancelSeek() RC_EXCLUDES(interest_latch);
   // While its peer's answer is awaited: takes it, in the conductor's place.  No
   // latch held.
-  [[gnu::noinline]] void LookForAnswer();
+  [[gnu::noinline]] void LookForAnswer() RC_EXCLUDES(tx_latch, rx_latch);
   bool AwaitsAnswer() const {
     return seeking_.load(std::memory_order_relaxed) &&
            local_peer_.load(std::memory_order_relaxed);
   }
   bool NobodyInside() const;
   [[gnu::noinline]] void LastOut();
-  bool TryAdopt();
+  bool TryAdopt() RC_EXCLUDES(tx_latch, rx_latch, interest_latch);
   // Whether bytes of the connection went past us, in a program that also makes
   // plain calls; what such calls have set is taken over.  Both latches held.
-  bool UsedPastUs();
+  bool UsedPastUs() RC_REQUIRES(tx_latch, rx_latch);
   void LearnOptions(int number);
   // Whether one is set that no lane honours.
   static bool OptionsPin(int number);
@@ -548,7 +566,7 @@ class Sock final : public SockLayout {
   // none (any more).
   std::uint64_t HoldEnd(std::uint64_t now);
   // No latch held.
-  void EndHold();
+  void EndHold() RC_EXCLUDES(tx_latch, rx_latch);
   // The part of it that needs none: what came of it.  False: there was none.
   bool TakeHold();
   // One that Bulky has begun is, and nobody has noticed.
@@ -587,10 +605,10 @@ class Sock final : public SockLayout {
   // held, and released on return.
   [[gnu::noinline]] ssize_t SendLatched(int fd, const iovec* iov, int count,
                                         std::size_t total, int flags,
-                                        std::size_t* done);
+                                        std::size_t* done) RC_RELEASE(tx_latch);
   [[gnu::noinline]] ssize_t RecvLatched(int fd, const iovec* iov, int count,
                                         std::size_t total, int flags,
-                                        std::size_t* done);
+                                        std::size_t* done) RC_RELEASE(rx_latch);
   // What the kernel would say of an address where a lane could not read or
   // write.
   [[gnu::noinline]] ssize_t SendNull(int fd, int flags, std::size_t* done);
@@ -606,9 +624,9 @@ class Sock final : public SockLayout {
                    int flags);
   // ... of a stream on TCP: kUnread.  0: none.
   [[gnu::cold]] int TakeKept();
-  int TakeKeptLatched();
+  int TakeKeptLatched() RC_REQUIRES(rx_latch);
   // MSG_TRUNC without a lane: takes and forgets; both latches held.
-  ssize_t Drop(std::size_t limit, bool peek);
+  ssize_t Drop(std::size_t limit, bool peek) RC_REQUIRES(tx_latch, rx_latch);
   // TCP's end is not yet the stream's.
   bool HoldsEnd() const;
 
@@ -616,15 +634,15 @@ class Sock final : public SockLayout {
   // With the latch of that direction held, on return too; released for a sleep.
   // 0: look again; -EINTR, -EAGAIN (time-out).
   void Begin(Wait& wait, const std::atomic<std::uint64_t>& timeout_ns) const;
-  int WaitRx(Wait& wait, std::uint32_t seq);
-  int WaitBehind(Wait& wait, std::uint32_t seq);
-  int WaitTx(Wait& wait, std::uint32_t seq);
+  int WaitRx(Wait& wait, std::uint32_t seq) RC_REQUIRES(rx_latch);
+  int WaitBehind(Wait& wait, std::uint32_t seq) RC_REQUIRES(rx_latch);
+  int WaitTx(Wait& wait, std::uint32_t seq) RC_REQUIRES(tx_latch);
   // Not inlined: its frame must be below those of its callers (CountedSleep).
   [[gnu::noinline]] int SleepOn(Wait& wait, bool tx, std::uint32_t token,
                                 std::uint32_t seq, lane::Lane* lane);
   std::atomic<int>& LanePins() { return pins_[lane_pins_]; }
-  void OnStarved();
-  void WatchStarved();
+  void OnStarved() RC_EXCLUDES(tx_latch, rx_latch);
+  void WatchStarved() RC_REQUIRES(tx_latch);
   // It has left for its receiver's sake: what that has brought.
   struct Starved {
     std::uint64_t left_at;  // offset
@@ -642,46 +660,47 @@ class Sock final : public SockLayout {
   // TCP takes no more at this moment.
   bool KernelIsFull() const;
   // ReadableBytes of a stream that is not the kernel's.
-  std::size_t ReadableLatched();
+  std::size_t ReadableLatched() RC_REQUIRES(tx_latch, rx_latch);
   // What TCP has is followed by its end, or by urgent data; the rx latch held.
-  bool TcpEndsNext();
-  void LookForErrorsLatched();
-  void CompletionsChanged();
-  void ForgetCompletions();
+  bool TcpEndsNext() RC_REQUIRES(rx_latch);
+  void LookForErrorsLatched() RC_REQUIRES(tx_latch, rx_latch);
+  void CompletionsChanged() RC_REQUIRES(rx_latch);
+  void ForgetCompletions() RC_REQUIRES(rx_latch);
 
   // --- What has changed (sock_events.cc)
   // Acts on what the stream says has changed; both latches held.
-  void HandleChanges();
+  void HandleChanges() RC_REQUIRES(tx_latch, rx_latch);
   // Whether it was on its lane, and not only on its way there.
-  void CountLeave(bool was_there);
-  void UpdateWatch();
+  void CountLeave(bool was_there) RC_REQUIRES(tx_latch, rx_latch);
+  void UpdateWatch() RC_REQUIRES(tx_latch, rx_latch);
   void WakeRx();
   void WakeTx();
   void KickPollers();
-  void TellLane(std::uint32_t bits, int bell);
-  void WantSource(bool wanted);
-  void OnTimer();
+  void TellLane(std::uint32_t bits, int bell) RC_REQUIRES(tx_latch, rx_latch);
+  void WantSource(bool wanted) RC_REQUIRES(tx_latch, rx_latch);
+  void OnTimer() RC_EXCLUDES(tx_latch, rx_latch);
 
   // --- Back to TCP (sock_leave.cc, sock_options.cc)
   void KeepPlain();
-  void HalfClosed();  // both latches held
+  bool IsHalfClosed() RC_EXCLUDES(tx_latch, rx_latch, interest_latch);
+  void HalfClosed() RC_REQUIRES(tx_latch, rx_latch);  // both latches held
   // On the conductor thread, no latch held: gives the lane back, then the
   // anchor to the kernel, or ends the stream.
   void PostSettle();
-  void Settle();
+  void Settle() RC_EXCLUDES(tx_latch, rx_latch, interest_latch);
   // Gives back a lane that the stream has left while threads still slept on it,
   // once none does; false: some do, and have been woken.
-  bool Unpark();
+  bool Unpark() RC_EXCLUDES(tx_latch, rx_latch, interest_latch);
   void UnparkLater(std::uint32_t ms);
-  bool BackToPlain();
+  bool BackToPlain() RC_EXCLUDES(tx_latch, rx_latch, interest_latch);
   bool StuckOnStash();
   bool AwaitsLane(base::Reason reason);
-  void TakeOptions();
-  void BoundSendsLatched();  // the tx latch held
-  void PushOptions();
+  void TakeOptions() RC_REQUIRES(tx_latch);
+  void BoundSendsLatched() RC_REQUIRES(tx_latch);  // the tx latch held
+  void PushOptions() RC_REQUIRES(tx_latch);
 
   // --- Its end (sock_close.cc)
-  void Finish(bool reset);
+  void Finish(bool reset) RC_EXCLUDES(tx_latch, rx_latch);
   void ListClosed(Sock** head);
   // With each stream that is closed and not yet finished; none is locked.
   template <class Each>
@@ -694,9 +713,9 @@ class Sock final : public SockLayout {
   // Instead of the end: true if there are some.
   bool LeaveToCalls(int fd, const Successor& next, int* result);
   // The last of them has returned, perhaps.
-  void EndLeft();
+  void EndLeft() RC_EXCLUDES(tx_latch, rx_latch, interest_latch);
   void EndLeftLater(std::uint32_t ms);
-  bool LastLeftLatched(int* number);
+  bool LastLeftLatched(int* number) RC_REQUIRES(tx_latch, rx_latch);
   int SleepersLatched() const;
   // A call that has slept, or has let others have its latch, has it again:
   // whether it is one of them from now on, and says kLeft.  `result`: what it
@@ -722,12 +741,12 @@ class Sock final : public SockLayout {
   // --- Its other holders (sock_share.cc)
   ssize_t UnreadRecv(int fd, const iovec* iov, int count, std::size_t total,
                      int flags, std::size_t* done);
-  bool SpillLatched();
+  bool SpillLatched() RC_REQUIRES(tx_latch, rx_latch);
   // Of a stream on TCP whose unread_ has been made.  Not adopted before that is
   // read: see BackToPlain.
-  void BecomeUnread();
+  void BecomeUnread() RC_REQUIRES(rx_latch);
   void PutDeadSocket();
-  void EndUnreadLatched();
+  void EndUnreadLatched() RC_REQUIRES(rx_latch);
   // No other process holds the connection, nor will: a child that is about to
   // come might.
   bool SoleHolder() const;
@@ -740,15 +759,15 @@ class Sock final : public SockLayout {
   void Linger(int number, int seconds);
   // Closes a number of the connection's, in a thread that others wait for.
   void CloseWithoutWaiting(int number) const;
-  void LeaveHolders();
+  void LeaveHolders() RC_REQUIRES(tx_latch, rx_latch);
   void Spoil();
   // To the other holders, and from them; both latches held.
-  void TellMovedLatched();
-  void HearMovedLatched();
+  void TellMovedLatched() RC_REQUIRES(tx_latch, rx_latch);
+  void HearMovedLatched() RC_REQUIRES(tx_latch, rx_latch);
 
   // --- What it has moved (sock_account.cc)
   void Fold(Stats* to, bool last);
-  void FoldLatched(Stats* to) const;
+  void FoldLatched(Stats* to) const RC_REQUIRES(tx_latch, rx_latch);
   // Bytes of this process; those over a lane apart.
   struct Traffic {
     std::uint64_t tx;
@@ -756,15 +775,19 @@ class Sock final : public SockLayout {
     std::uint64_t lane_tx;
     std::uint64_t lane_rx;
   };
-  Traffic TrafficLatched() const;
-  std::uint64_t LaneTx() const { return lane_tx_ + quick_.tx; }
-  std::uint64_t LaneRx() const { return lane_rx_ + quick_.rx; }
-  void LearnLatched() const;
+  Traffic TrafficLatched() const RC_REQUIRES(tx_latch, rx_latch);
+  std::uint64_t LaneTx() const RC_REQUIRES(tx_latch) {
+    return lane_tx_ + quick_.tx;
+  }
+  std::uint64_t LaneRx() const RC_REQUIRES(rx_latch) {
+    return lane_rx_ + quick_.rx;
+  }
+  void LearnLatched() const RC_REQUIRES(tx_latch, rx_latch);
 
   // --- Lanes of rdma (budget.cc, sock_place.cc)
-  void ListRemote();
-  void UnlistRemote();
-  void LeavesRemote();
+  void ListRemote() RC_REQUIRES(tx_latch, rx_latch);
+  void UnlistRemote() RC_REQUIRES(tx_latch, rx_latch);
+  void LeavesRemote() RC_REQUIRES(tx_latch, rx_latch);
   static std::vector<std::shared_ptr<Sock>> Remotes();
   // A reference, or null where the last one has gone.
   static std::shared_ptr<Sock> Hold(Sock* sock);
@@ -775,17 +798,19 @@ class Sock final : public SockLayout {
   static void ProbeRemotes();
   static void ProbeSoon();
   std::uint64_t OnItsWay();
-  lane::Lane* PlacingLane(std::uint32_t epoch);
+  lane::Lane* PlacingLane(std::uint32_t epoch) RC_REQUIRES(tx_latch);
 };
 
 // Both latches of a stream, and the signals of this thread held back.
-class Latched {
+class RC_SCOPED_CAPABILITY Latched {
  public:
-  explicit Latched(Sock* sock) : sock_(sock) {
+  explicit Latched(Sock* sock) RC_ACQUIRE(sock->tx_latch, sock->rx_latch)
+      RC_EXCLUDES(interest_latch)
+      : sock_(sock) {
     sock->tx_latch.lock();
     sock->rx_latch.lock();
   }
-  ~Latched() {
+  ~Latched() RC_RELEASE() {
     sock_->rx_latch.unlock();
     sock_->tx_latch.unlock();
   }
@@ -796,6 +821,10 @@ class Latched {
   Critical critical_;
   Sock* const sock_;
 };
+
+// The notify bits and bell that the stream's registrations ask of its lane.
+void InterestsNotifyLatched(Sock* sock)
+    RC_REQUIRES(sock->tx_latch, sock->rx_latch);
 
 // Raises SIGPIPE in this thread, as a write to a closed connection does.
 void RaiseSigpipe();

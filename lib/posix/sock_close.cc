@@ -65,19 +65,16 @@ void SetLinger(int number, bool on, int seconds) {
 // Guards closed_head and the links of those in the list.  Nothing else is
 // locked under it.
 constinit base::Latch closed_latch;
-constinit Sock* closed_head = nullptr;
+constinit Sock* closed_head RC_GUARDED_BY(closed_latch) = nullptr;
 
 }  // namespace
 
-void ClosedForkLock() { closed_latch.lock(); }
+void ClosedForkLock() { closed_latch.LockForFork(); }
 
 void ClosedForkUnlock(bool child) {
-  if (child) {
-    closed_head = nullptr;  // the parent's to deliver
-    closed_latch.Reset();
-  } else {
-    closed_latch.unlock();
-  }
+  closed_latch.AssertUnshared();
+  if (child) closed_head = nullptr;  // the parent's to deliver
+  closed_latch.UnlockAfterFork(child);
 }
 
 void Sock::ListClosed(Sock** head) {
@@ -381,7 +378,7 @@ void Sock::Finish(bool reset) {
       rx_raw_.store(stream_->rx_off(), std::memory_order_relaxed);
     }
     quick_.may_send = quick_.may_receive = false;
-    mode_.store(Mode::kPlain, std::memory_order_seq_cst);
+    SetMode(Mode::kPlain);
     WakeRx();
     WakeTx();
   }

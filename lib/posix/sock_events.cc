@@ -107,6 +107,7 @@ Patience& PatienceFor(lane::Kind kind) {
 }  // namespace
 
 void Sock::HandleChanges() {
+  CheckQuick();
   const std::uint32_t changes = stream_->TakeChanges();
   if (changes != 0) {
     RCSOCK_LOG(2, "fd %d: changes %x, tx %d rx %d, offsets %llu %llu", fd(),

@@ -143,6 +143,7 @@ ssize_t Sock::Send(const iovec* iov, int count) {
 
 ssize_t Sock::Recv(void* to, std::size_t length) {
   if (fd() < 0) return -EAGAIN;
+  rx_latch.AssertHeld();
   const long n = Tells(kTellsTime) ? RecvStamped(to, length)
                                    : ::syscall(SYS_recvfrom, fd(), to, length,
                                                MSG_DONTWAIT, nullptr, nullptr);
@@ -159,6 +160,7 @@ ssize_t Sock::RecvV(const iovec* iov, int count, bool peek) {
   message.msg_iov = const_cast<iovec*>(iov);
   message.msg_iovlen =
       static_cast<std::size_t>(count < IOV_MAX ? count : IOV_MAX);
+  rx_latch.AssertHeld();
   const long n = ::syscall(SYS_recvmsg, fd(), &message,
                            MSG_DONTWAIT | (peek ? MSG_PEEK : 0));
   if (n == 0 && HoldsEnd()) return -EAGAIN;
@@ -189,6 +191,7 @@ ssize_t Sock::EngineSend(int fd, const iovec* iov, int count, std::size_t total,
                          int flags, std::size_t* done) {
   Critical critical;
   tx_latch.lock();
+  CheckQuick();
   // The common case, without what waiting needs.
   if (*done == 0 && IsAt(fd) && mode() == Mode::kEngine && stream_->FastTx())
       [[likely]] {
@@ -337,6 +340,7 @@ ssize_t Sock::EngineRecv(int fd, const iovec* iov, int count, std::size_t total,
   }
   Critical critical;
   rx_latch.lock();
+  CheckQuick();
   // As in EngineSend.
   constexpr int kSpecial = MSG_PEEK | MSG_WAITALL | MSG_TRUNC;
   if ((flags & kSpecial) == 0 && *done == 0 && IsAt(fd) &&

@@ -8,11 +8,13 @@
 #include <memory>
 
 #include "lib/base/latch.h"
+#include "lib/base/paired.h"
 #include "lib/base/policy.h"
 #include "lib/base/reason.h"
 #include "lib/lane/shm/layout.h"
 #include "lib/posix/budget.h"
 #include "lib/posix/file.h"
+#include "lib/posix/interest_latch.h"
 #include "lib/posix/unread.h"
 #include "lib/rendezvous/rendezvous.h"
 #include "lib/stream/stream.h"
@@ -53,7 +55,7 @@ class alignas(64) SockLayout : public File,
   std::atomic<std::uint64_t> tx_raw_{0};
   std::atomic<std::uint64_t> rx_raw_{0};
   std::atomic<std::uint32_t> next_ops_{0};
-  std::atomic<Mode> mode_{Mode::kPlain};
+  base::Paired<std::atomic<Mode>> mode_;
   // No lane will ever come, so calls are the kernel's and need not be counted
   // as inside it.  Never taken back while the descriptor lives.
   std::atomic<bool> never_{false};
@@ -66,22 +68,22 @@ class alignas(64) SockLayout : public File,
   static constexpr std::uint32_t kLife = ~kInside;
 
   // And what those of a stream on a lane touch, which kLaneMark has told of.
-  alignas(64) std::unique_ptr<lane::Lane> lane_;
+  alignas(64) base::Paired<std::unique_ptr<lane::Lane>> lane_;
   // Of stream_; the latch of that direction.  (What follows is in its last
   // bytes, so that all of this is one line.)
   [[no_unique_address]] stream::Quick quick_;
-  bool rd_shut_ = false;
+  base::Paired<bool> rd_shut_;
   std::atomic<bool> on_lane_{false};
   std::atomic<bool> input_alone_{false};
   std::atomic<bool> completions_{false};  // zero_copy_ has some to tell
   // Latches: as lane_.
-  bool lane_is_shm_ = false;
+  base::Paired<bool> lane_is_shm_;
 
  public:
   std::atomic<bool> nonblock{false};
   // Both latches are for callers that look at a lane without the stream.
-  base::Latch tx_latch;
-  base::Latch rx_latch;
+  base::Latch tx_latch{base::LatchRank::kTx};
+  base::Latch rx_latch{base::LatchRank::kRx};
   // Where the next message is likely to go, or itself: a hint, which may be of
   // a lane that has gone.  See QuickSend.
   std::atomic<const void*> next_line{&next_line};
@@ -94,12 +96,14 @@ class alignas(64) SockLayout : public File,
   std::atomic<std::uint64_t> snd_timeout_ns{0};
 
   // --- Readiness (interests.cc, poll.cc)
-  bool interests_user = false;  // they are in user space; interest_latch's
-  // Why a registration could not get there; interest_latch's.
-  base::Reason interests_stay = base::Reason::kNone;
+  // They are in user space.
+  bool interests_user RC_GUARDED_BY(interest_latch) = false;
+  // Why a registration could not get there.
+  base::Reason interests_stay RC_GUARDED_BY(interest_latch) =
+      base::Reason::kNone;
   // They wait to be there; written with interest_latch.
   std::atomic<bool> moves{false};
-  Sock* moving_next = nullptr;
+  Sock* moving_next RC_GUARDED_BY(interest_latch) = nullptr;
   std::atomic<std::uint64_t> rx_edges{0};
   // Threads in poll() that sleep on a bell for this stream.
   std::atomic<int> poll_sleepers{0};
@@ -108,10 +112,10 @@ class alignas(64) SockLayout : public File,
   std::atomic<bool> in_spawn_actions{false};
 
  protected:
-  std::unique_ptr<stream::Stream> stream_;
+  base::Paired<std::unique_ptr<stream::Stream>> stream_;
   // Delivered by the engine, in both directions; those past quick_.
-  std::uint64_t lane_tx_ = 0;
-  std::uint64_t lane_rx_ = 0;
+  std::uint64_t lane_tx_ RC_GUARDED_BY(tx_latch) = 0;
+  std::uint64_t lane_rx_ RC_GUARDED_BY(rx_latch) = 0;
   std::atomic<bool> may_adopt_{false};  // connected, and not for ever on TCP
   std::atomic<bool> pinned_{false};
   std::atomic<bool> option_pinned_{false};
@@ -128,7 +132,7 @@ class alignas(64) SockLayout : public File,
   base::Reason leaving_why_ = base::Reason::kNone;
   std::atomic<std::uint32_t> given_away_{0};  // how often
   bool exec_pinned_ = false;
-  bool half_closed_ = false;  // both latches': shut down, or ended by the peer
+  base::Paired<bool> half_closed_;  // shut down, or ended by the peer
   bool exec_left_ = false;
   // FlushAtExit: what SO_LINGER was before.
   bool exec_resets_ = false;
@@ -162,64 +166,73 @@ class alignas(64) SockLayout : public File,
   // Threads that sleep on the lane's own words, and on those of the lane before
   // it, if that is parked: which of the two changes with each that is.
   std::atomic<int> pins_[2] = {};
-  int lane_pins_ = 0;  // both latches'
+  base::Paired<int> lane_pins_;
   // The number, of ours, by which a stream goes on that the application has
-  // closed under calls that sleep on it; -1: it has not.  Both latches'.
-  int left_fd_ = -1;
-  std::atomic<int> left_awake_{0};      // those of them that do not sleep now
-  std::unique_ptr<lane::Lane> parked_;  // both latches'
+  // closed under calls that sleep on it; -1: it has not.
+  base::Paired<int> left_fd_{-1};
+  std::atomic<int> left_awake_{0};  // those of them that do not sleep now
+  base::Paired<std::unique_ptr<lane::Lane>> parked_;
 
   std::shared_ptr<lane::shm::Link> link_;
   int index_ = -1;
   std::atomic<std::uint32_t> notify_{0};
   std::atomic<int> bell_{0};
   std::atomic<lane::Source*> source_{nullptr};
-  bool source_wanted_ = false;  // counted with the conductor
+  // Counted with the conductor.
+  bool source_wanted_ RC_GUARDED_BY_BOTH(tx_latch, rx_latch) = false;
   Remote remote_;
   lane::Kind lane_kind_ = lane::Kind::kShm;  // of the last lane
   std::uint32_t lane_epoch_ = 0;             // ... too
-  bool watched_ = false;
-  bool starve_timer_ = false;
-  bool starved_ = false;  // it leaves its lane because nobody reads there
-  bool tx_wait_ = false;  // somebody waits for the anchor to take more
-  std::uint64_t starve_acked_ = 0;
-  std::uint64_t starve_posted_ = 0;  // when there was last no room
-  std::uint64_t starve_since_ns_ = 0;
-  int starve_late_ = 0;  // looks in a row that found no progress
-  std::uint32_t watch_events_ = 0;
-  std::uint64_t timer_ = 0;
-  std::uint64_t close_timer_ = 0;
+  bool watched_ RC_GUARDED_BY_BOTH(tx_latch, rx_latch) = false;
+  bool starve_timer_ RC_GUARDED_BY(tx_latch) = false;
+  // It leaves its lane because nobody reads there.
+  bool starved_ RC_GUARDED_BY_BOTH(tx_latch, rx_latch) = false;
+  // Somebody waits for the anchor to take more.
+  bool tx_wait_ RC_GUARDED_BY(tx_latch) = false;
+  std::uint64_t starve_acked_ RC_GUARDED_BY(tx_latch) = 0;
+  // When there was last no room.
+  std::uint64_t starve_posted_ RC_GUARDED_BY(tx_latch) = 0;
+  std::uint64_t starve_since_ns_ RC_GUARDED_BY(tx_latch) = 0;
+  // Looks in a row that found no progress.
+  int starve_late_ RC_GUARDED_BY(tx_latch) = 0;
+  std::uint32_t watch_events_ RC_GUARDED_BY_BOTH(tx_latch, rx_latch) = 0;
+  std::uint64_t timer_ RC_GUARDED_BY_BOTH(tx_latch, rx_latch) = 0;
+  std::uint64_t close_timer_ RC_GUARDED_BY_BOTH(tx_latch, rx_latch) = 0;
   // Of the list of those that are closed and kept; null: not in it.
   Sock** closed_link_ = nullptr;
   Sock* closed_next_ = nullptr;
-  std::uint32_t settle_wait_ms_ = 1;
+  std::uint32_t settle_wait_ms_ RC_GUARDED_BY_BOTH(tx_latch, rx_latch) = 1;
   bool settle_posted_ = false;
-  std::uint8_t kept_options_ = 0;  // sock_options.cc; the tx latch's
-  bool promoted_ = false;          // ever
-  bool accounted_ = false;
-  bool finished_ = false;
-  bool finish_done_ = false;
-  bool settled_ = false;
+  std::uint8_t kept_options_ RC_GUARDED_BY(tx_latch) = 0;  // sock_options.cc
+  // Ever.
+  bool promoted_ RC_GUARDED_BY_BOTH(tx_latch, rx_latch) = false;
+  bool accounted_ RC_GUARDED_BY_BOTH(tx_latch, rx_latch) = false;
+  bool finished_ RC_GUARDED_BY_BOTH(tx_latch, rx_latch) = false;
+  bool finish_done_ RC_GUARDED_BY_BOTH(tx_latch, rx_latch) = false;
+  bool settled_ RC_GUARDED_BY_BOTH(tx_latch, rx_latch) = false;
   std::atomic<bool> connected_{false};
-  bool reset_ = false;
-  std::uint32_t demotions_ = 0;
+  bool reset_ RC_GUARDED_BY_BOTH(tx_latch, rx_latch) = false;
+  std::uint32_t demotions_ RC_GUARDED_BY_BOTH(tx_latch, rx_latch) = 0;
   // What `rcsock stat` shows.
-  std::uint32_t promotions_ = 0;
-  std::uint32_t left_ = 0;
-  std::uint32_t failed_over_ = 0;
-  bool leave_uncounted_ = false;
+  std::uint32_t promotions_ RC_GUARDED_BY_BOTH(tx_latch, rx_latch) = 0;
+  std::uint32_t left_ RC_GUARDED_BY_BOTH(tx_latch, rx_latch) = 0;
+  std::uint32_t failed_over_ RC_GUARDED_BY_BOTH(tx_latch, rx_latch) = 0;
+  bool leave_uncounted_ RC_GUARDED_BY_BOTH(tx_latch, rx_latch) = false;
   // A Holding; -1: no other process has ever held the connection.
   std::atomic<int> holders_{-1};
   std::atomic<std::uint32_t> fork_{0};  // the last counted there
-  std::uint64_t told_tx_ = 0;  // of what this process moved, what is told there
-  std::uint64_t told_rx_ = 0;
-  std::uint64_t account_tx_ = 0;  // offsets at which this process began
-  std::uint64_t account_rx_ = 0;
+  // Of what this process moved, what is told there.
+  std::uint64_t told_tx_ RC_GUARDED_BY_BOTH(tx_latch, rx_latch) = 0;
+  std::uint64_t told_rx_ RC_GUARDED_BY_BOTH(tx_latch, rx_latch) = 0;
+  // Offsets at which this process began.
+  std::uint64_t account_tx_ RC_GUARDED_BY_BOTH(tx_latch, rx_latch) = 0;
+  std::uint64_t account_rx_ RC_GUARDED_BY_BOTH(tx_latch, rx_latch) = 0;
   bool inherited_ = false;
   std::atomic<base::Reason> reason_{base::Reason::kShortLived};
-  std::uint64_t anchor_rx_ = 0;          // read from TCP by the engine
+  // Read from TCP by the engine.
+  std::uint64_t anchor_rx_ RC_GUARDED_BY(rx_latch) = 0;
   std::atomic<std::uint64_t> inode_{0};  // of the socket, once somebody asked
-  Unread unread_;                        // rx_latch's
+  Unread unread_ RC_GUARDED_BY(rx_latch);
 };
 
 }  // namespace rcsock::posix

@@ -77,12 +77,12 @@ void Sock::Settle() {
     WantSource(false);
     source_.store(nullptr, std::memory_order_release);
     UnlistRemote();
-    lane = std::move(lane_);
-    lane_is_shm_ = false;
+    lane = std::move(lane_.Write(tx_latch, rx_latch));
+    lane_is_shm_.Write(tx_latch, rx_latch) = false;
     notify_.store(0);
     if (slept_on) {
-      parked_ = std::move(lane);
-      lane_pins_ ^= 1;
+      parked_.Write(tx_latch, rx_latch) = std::move(lane);
+      lane_pins_.Write(tx_latch, rx_latch) ^= 1;
     }
     rx_latch.unlock();
     tx_latch.unlock();
@@ -113,7 +113,7 @@ bool Sock::Unpark() {
       parked_->WakeLocal();
       return false;
     }
-    lane = std::move(parked_);
+    lane = std::move(parked_.Write(tx_latch, rx_latch));
   }
   if (Conductor* conductor = Conductor::IfRunning()) {
     conductor->ReturnLane(Share(), std::move(lane));
@@ -136,10 +136,15 @@ void Sock::UnparkLater(std::uint32_t ms) {
 // switch would take that end for the end of the peer (rule 1).
 void Sock::HalfClosed() {
   Spoil();
-  half_closed_ = true;
+  half_closed_.Write(tx_latch, rx_latch) = true;
   pinned_.store(true, std::memory_order_seq_cst);
   eligible_.store(false, std::memory_order_seq_cst);
   wanted_.store(false, std::memory_order_seq_cst);
+}
+
+bool Sock::IsHalfClosed() {
+  Latched latched(this);
+  return half_closed_;
 }
 
 bool Sock::BackToPlain() {
@@ -184,8 +189,7 @@ bool Sock::BackToPlain() {
     if (std::exchange(starved_, false) && !spilled) {
       JudgeSoon({stream_->tx_off(), stream_->tx_off()});
     }
-    mode_.store(spilled ? Mode::kUnread : Mode::kPlain,
-                std::memory_order_seq_cst);
+    SetMode(spilled ? Mode::kUnread : Mode::kPlain);
     if (spilled) {
       // Not adopted while the offset of what TCP brings is ahead of the
       // application's; EndUnreadLatched allows it again.

@@ -148,7 +148,7 @@ bool Sock::LeaveToCalls(int number, const Successor& next, int* result) {
     Latched latched(this);
     left = mode() == Mode::kEngine && SleepersLatched() > 0;
     if (left) {
-      left_fd_ = hidden;
+      left_fd_.Write(tx_latch, rx_latch) = hidden;
       left_awake_.store(0, std::memory_order_relaxed);
       GoOnBy(hidden, this);
     }
@@ -170,7 +170,7 @@ bool Sock::LastLeftLatched(int* number) {
       SleepersLatched() > 0) {
     return false;
   }
-  *number = std::exchange(left_fd_, -1);
+  *number = std::exchange(left_fd_.Write(tx_latch, rx_latch), -1);
   return true;
 }
 
@@ -199,7 +199,9 @@ void Sock::EndLeftLater(std::uint32_t ms) {
 
 void Sock::ForgetLeft() {
   left_awake_.store(0, std::memory_order_relaxed);
-  const int number = std::exchange(left_fd_, -1);
+  tx_latch.AssertUnshared();
+  rx_latch.AssertUnshared();
+  const int number = std::exchange(left_fd_.Write(tx_latch, rx_latch), -1);
   if (number >= 0) CloseLeft(number);
 }
 
@@ -218,7 +220,8 @@ bool Sock::JoinsLeftToo(const Wait& wait, int result) {
   return true;
 }
 
-bool Sock::GiveWay(const Wait& wait, bool tx) {
+// (The analysis cannot know a latch that `tx` chooses.)
+bool Sock::GiveWay(const Wait& wait, bool tx) RC_NO_LOCK_CHECK {
   base::Latch& latch = tx ? tx_latch : rx_latch;
   std::atomic<int>& count = tx ? tx_sleepers_ : rx_sleepers_;
   count.fetch_add(1, std::memory_order_relaxed);

@@ -42,7 +42,7 @@ class Sock::InKernel {
   // Whether it may be made.  The number is asked again: since the stream was
   // found there, it may have been closed, and be another's.
   bool May(int fd, Mode mode) const {
-    return sock_->mode_.load(std::memory_order_seq_cst) == mode &&
+    return sock_->mode_.Read().load(std::memory_order_seq_cst) == mode &&
            sock_->IsAt(fd);
   }
   // What it has moved.
@@ -104,7 +104,7 @@ inline Sock::KernelWait Sock::EnterKernelWait(std::uint32_t* entered) {
                                    : KernelWait::kNotNeeded;
   }
   *entered = gate_.fetch_add(1, std::memory_order_seq_cst);
-  if (mode_.load(std::memory_order_seq_cst) != Mode::kEngine) {
+  if (mode_.Read().load(std::memory_order_seq_cst) != Mode::kEngine) {
     return KernelWait::kEntered;
   }
   LeaveGate(*entered);

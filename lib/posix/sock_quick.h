@@ -54,6 +54,7 @@ template <class Still>
   Critical critical;
   if (!tx_latch.try_lock()) [[unlikely]]
     return 0;
+  CheckQuick();
   std::size_t n = 0;
   if (still() && lane_is_shm_ && quick_.may_send) [[likely]] {
     auto* const lane = static_cast<lane::shm::ShmLane*>(lane_.get());
@@ -72,6 +73,7 @@ template <class Still>
   Critical critical;
   if (!rx_latch.try_lock()) [[unlikely]]
     return 0;
+  CheckQuick();
   ssize_t result = 0;
   if (still() && lane_is_shm_ && quick_.may_receive) [[likely]] {
     auto* const lane = static_cast<lane::shm::ShmLane*>(lane_.get());

@@ -285,23 +285,24 @@ bool Sock::TryAdopt() {
     // looks at mode_; here mode_ is set first and marks and count looked at
     // after, with the fence of all threads between (inside.h), so one of the
     // two sees the other.
-    mode_.store(Mode::kEngine, std::memory_order_seq_cst);
+    SetMode(Mode::kEngine);
     const bool alone = NobodyInside() && SoleHolder();
     if (alone) HearMovedLatched();
     if (!alone) {
-      mode_.store(Mode::kPlain, std::memory_order_seq_cst);
+      SetMode(Mode::kPlain);
     } else if (OwnFace() == Face::kLibrary &&
                (UsedPastUs() || OptionsPin(fd()))) {
-      mode_.store(Mode::kPlain, std::memory_order_seq_cst);
+      SetMode(Mode::kPlain);
       pinned_.store(true, std::memory_order_seq_cst);
       may_adopt_.store(false, std::memory_order_seq_cst);
       reason_ = Reason::kPinnedSyscall;
       foreign = true;
     } else {
-      stream_.reset(new (std::nothrow)
-                        Stream(role_, this, stream::Limits{}, &quick_));
+      stream_.Write(tx_latch, rx_latch)
+          .reset(new (std::nothrow)
+                     Stream(role_, this, stream::Limits{}, &quick_));
       if (stream_ == nullptr) {
-        mode_.store(Mode::kPlain, std::memory_order_seq_cst);
+        SetMode(Mode::kPlain);
       } else {
         stream_->Adopt(tx_raw_.load(std::memory_order_relaxed),
                        rx_raw_.load(std::memory_order_relaxed));
@@ -392,8 +393,8 @@ void Sock::LaneOpen(std::unique_ptr<lane::Lane> lane, std::uint32_t epoch,
     }
     return;
   }
-  lane_ = std::move(lane);
-  lane_is_shm_ = lane_->kind() == lane::Kind::kShm;
+  lane_.Write(tx_latch, rx_latch) = std::move(lane);
+  lane_is_shm_.Write(tx_latch, rx_latch) = lane_->kind() == lane::Kind::kShm;
   next_line.store(&next_line, std::memory_order_relaxed);
   if (lane_is_shm_) {
     static_cast<lane::shm::ShmLane*>(lane_.get())->KeepHint(&next_line);

@@ -8,7 +8,6 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <mutex>
 #include <utility>
 
 #include "lib/base/guard.h"
@@ -50,7 +49,7 @@ void Sock::BecomeUnread() {
   unread_streams.fetch_add(1, std::memory_order_relaxed);
   eligible_.store(false, std::memory_order_seq_cst);
   may_adopt_.store(false, std::memory_order_seq_cst);
-  mode_.store(Mode::kUnread, std::memory_order_seq_cst);
+  SetUnread(true);
 }
 
 void Sock::EndUnreadLatched() {
@@ -64,7 +63,14 @@ void Sock::EndUnreadLatched() {
     may_adopt_.store(true, std::memory_order_seq_cst);
     eligible_.store(true, std::memory_order_release);
   }
-  mode_.store(Mode::kPlain, std::memory_order_seq_cst);
+  SetUnread(false);
+}
+
+// (The analysis wants both latches for a change of the mode.)
+void Sock::SetUnread(bool unread) RC_NO_LOCK_CHECK {
+  RC_DCHECK(mode() != Mode::kEngine);
+  mode_.Write(tx_latch, rx_latch)
+      .store(unread ? Mode::kUnread : Mode::kPlain, std::memory_order_seq_cst);
 }
 
 void Sock::Disconnected() {
@@ -155,7 +161,7 @@ ssize_t Sock::UnreadRecv(int number, const iovec* iov, int count,
 
 int Sock::TakeKept() {
   Critical critical;
-  const std::scoped_lock hold(rx_latch);
+  const base::LatchGuard hold(rx_latch);
   return mode() == Mode::kUnread ? TakeKeptLatched() : 0;
 }
 
@@ -178,7 +184,7 @@ bool Sock::HasError() {
   if (Completions()) return true;
   if (mode() != Mode::kUnread) return false;
   Critical critical;
-  const std::scoped_lock hold(rx_latch);
+  const base::LatchGuard hold(rx_latch);
   return mode() == Mode::kUnread && unread_.Failed();
 }
 
@@ -194,6 +200,7 @@ int Sock::UnreadFd() {
 }
 
 bool Sock::InheritUnread(int memory) {
+  rx_latch.AssertUnshared();
   if (!unread_.Open(memory)) return false;
   connected_.store(true, std::memory_order_relaxed);
   inode_.store(unread_.socket(), std::memory_order_relaxed);
@@ -333,6 +340,8 @@ void Sock::LeaveForExec() {
 void Sock::ForkChild() {
   tx_latch.Reset();
   rx_latch.Reset();
+  tx_latch.AssertUnshared();
+  rx_latch.AssertUnshared();
   // (A thread of the parent's was inside, or a handler that forked has
   // interrupted this one there.)
   gate_.store((gate_.load(std::memory_order_relaxed) + kOneLife) & kLife,
@@ -342,7 +351,7 @@ void Sock::ForkChild() {
   // (This thread, too, may come back from a handler to a sleep of the parent's:
   // its count was there, and it takes nothing back here.  CountedSleep.)
   for (auto& pins : pins_) pins.store(0, std::memory_order_relaxed);
-  (void)parked_.release();
+  (void)parked_.Write(tx_latch, rx_latch).release();
   poll_sleepers.store(0, std::memory_order_relaxed);
   close_timer_ = 0;
   if (ZeroCopy* zero_copy = zero_copy_.load(std::memory_order_relaxed)) {
@@ -371,14 +380,14 @@ void Sock::ForkChild() {
       holders_ = -1;
     }
     InterestsDrop(this, -1);
-    (void)lane_.release();
-    lane_is_shm_ = false;
+    (void)lane_.Write(tx_latch, rx_latch).release();
+    lane_is_shm_.Write(tx_latch, rx_latch) = false;
     NoteOnLane(fd(), this, false);
-    (void)stream_.release();
+    (void)stream_.Write(tx_latch, rx_latch).release();
     pinned_.store(true);
     may_adopt_.store(false);
     reason_ = Reason::kPinnedFork;
-    mode_.store(Mode::kPlain);
+    SetMode(Mode::kPlain);
   }
   on_lane_.store(false);
   input_alone_.store(false);
@@ -451,9 +460,9 @@ bool Sock::PinForExec(std::uint64_t deadline_ns) {
 
 bool Sock::MayBequeath() {
   return connected_.load() && !closed_.load() && given_away_.load() == 0 &&
-         !half_closed_ && (!pinned_.load() || exec_pinned_) && !never_.load() &&
-         !zero_copy_on_.load() && Hold() && HoldingsFd() >= 0 &&
-         !InterestsKept(this);
+         !IsHalfClosed() && (!pinned_.load() || exec_pinned_) &&
+         !never_.load() && !zero_copy_on_.load() && Hold() &&
+         HoldingsFd() >= 0 && !InterestsKept(this);
 }
 
 void Sock::Lend() { FindHolding(holders_)->count.fetch_add(1); }
@@ -479,6 +488,8 @@ Sock* Sock::Inherited(int number, int fd) {
                                          : stream::Role::kConnector,
                    false);
   if (sock == nullptr) return nullptr;
+  sock->tx_latch.AssertUnshared();
+  sock->rx_latch.AssertUnshared();
   sock->holders_ = number;
   sock->told_tx_ = sock->account_tx_ = all->tx.load();
   sock->told_rx_ = sock->account_rx_ = all->rx.load();
@@ -512,7 +523,7 @@ void Sock::Unpin() {
   exec_pinned_ = false;
   reason_ = exec_reason_;
   pinned_.store(false, std::memory_order_seq_cst);
-  if (connected_.load() && attempts_ < 5 && !half_closed_) {
+  if (connected_.load() && attempts_ < 5 && !IsHalfClosed()) {
     TryAgainLater();
     SetEligible(true);
   }

@@ -14,7 +14,6 @@
 #include <climits>
 #include <cstdint>
 #include <cstring>
-#include <mutex>
 
 #include "lib/base/poll_now.h"
 #include "lib/base/real.h"
@@ -61,7 +60,7 @@ int Sock::Shutdown(int number, int how) {
     error = ENOTCONN;  // and it is done all the same, as the kernel does
   }
   if (how != SHUT_WR) {
-    rd_shut_ = true;
+    rd_shut_.Write(tx_latch, rx_latch) = true;
     WakeRx();
   }
   if (how != SHUT_RD) {
@@ -139,12 +138,12 @@ bool Sock::EndNextLatched() const {
 
 bool Sock::EndNext() {
   Critical critical;
-  const std::scoped_lock hold(rx_latch);
+  const base::LatchGuard hold(rx_latch);
   return EndNextLatched();
 }
 
 bool Sock::HasRoom(int number, const lane::Lane* lane) {
-  const std::scoped_lock hold(tx_latch);
+  const base::LatchGuard hold(tx_latch);
   return (number < 0 || IsAt(number)) && quick_.may_send &&
          (lane == nullptr || lane_.get() == lane) && lane_->Writable() > 0;
 }

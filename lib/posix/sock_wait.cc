@@ -216,8 +216,10 @@ int Sock::WaitBehind(Wait& wait, std::uint32_t seq) {
 // counted before rx_seq_ is looked at, a change of state in between is seen by
 // one side.  (Of a lane that the stream leaves, Settle looks at them, with both
 // latches, and makes all of them return.)
+//
+// (The analysis cannot know a latch that `tx` chooses.)
 int Sock::SleepOn(Wait& wait, bool tx, std::uint32_t token, std::uint32_t seq,
-                  lane::Lane* lane) {
+                  lane::Lane* lane) RC_NO_LOCK_CHECK {
   if (!wait.poll && OwnFace() == Face::kLibrary &&
       !nonblock.load(std::memory_order_relaxed)) {
     // A plain fcntl may have said that nobody is to sleep.

@@ -9,7 +9,6 @@
 #include <cstdarg>
 #include <cstdio>
 #include <cstring>
-#include <mutex>
 #include <new>
 
 #include "lib/base/config.h"
@@ -36,7 +35,7 @@ struct Report {
   char text[4096];
 };
 constinit base::Latch report_latch;
-constinit Report report;  // report_latch's
+Report report RC_GUARDED_BY(report_latch);
 
 void Append(char* text, std::size_t capacity, std::size_t* at,
             const char* format, ...) __attribute__((format(printf, 4, 5)));
@@ -63,7 +62,7 @@ void WriteStats(const Stats& from) {
   if (*pattern == '\0') return;
   // (A handler that ends the process runs before or after, never within.)
   const Critical critical;
-  const std::scoped_lock hold(report_latch);
+  const base::LatchGuard hold(report_latch);
   auto& [path, program, text] = report;
   const long pid = ::syscall(SYS_getpid);
   base::ExpandPid(pattern, pid, path);

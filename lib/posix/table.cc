@@ -495,14 +495,11 @@ void CopyHeld(const HeldNumber& from, int to) {
 
 void CopyFd(int from, int to) { CopyHeld(HeldNumber(from), to); }
 
-void TableForkLock() { between_latch.lock(); }
+void TableForkLock() { between_latch.LockForFork(); }
 
 void TableForkUnlock(bool child) {
-  if (!child) {
-    between_latch.unlock();
-    return;
-  }
-  between_latch.Reset();
+  between_latch.UnlockAfterFork(child);
+  if (!child) return;
   StdioForkChild();
   // Who was closing a number here is no more: what the kernel has there is
   // nobody's.

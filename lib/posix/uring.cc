@@ -131,7 +131,7 @@ struct Pair {
   int member = -1;
 };
 constinit base::Latch pair_latch;
-constinit Pair pair;
+constinit Pair pair RC_GUARDED_BY(pair_latch);
 bool FindPair(Pair* found) {
   Critical critical;
   pair_latch.lock();
@@ -311,6 +311,7 @@ void Restore(io_uring_sqe* at) {
 
 void PairForkChild() {
   pair_latch.Reset();
+  pair_latch.AssertUnshared();
   pair = {};  // closed, as all of rcsock's
 }
 

@@ -92,13 +92,14 @@ constexpr unsigned kGetEvents = 1u << 0;  // IORING_ENTER_GETEVENTS
 
 constinit base::Latch rings_latch;
 constinit KnownRing rings[kMostRings];
-constinit int rings_top = 0;              // none is known beyond; rings_latch's
-constinit std::uint64_t last_serial = 0;  // rings_latch's
+// None is known beyond.
+constinit int rings_top RC_GUARDED_BY(rings_latch) = 0;
+constinit std::uint64_t last_serial RC_GUARDED_BY(rings_latch) = 0;
 
-class Held {
+class RC_SCOPED_CAPABILITY Held {
  public:
-  Held() { rings_latch.lock(); }
-  ~Held() { rings_latch.unlock(); }
+  Held() RC_ACQUIRE(rings_latch) { rings_latch.lock(); }
+  ~Held() RC_RELEASE() { rings_latch.unlock(); }
   Held(const Held&) = delete;
   Held& operator=(const Held&) = delete;
 
@@ -131,8 +132,7 @@ void Unmap(const KnownRing& ring) {
   Unmap(ring.requests, ring.requests_size);
 }
 
-// rings_latch held.
-KnownRing* Find(int fd) {
+KnownRing* Find(int fd) RC_REQUIRES(rings_latch) {
   for (int i = 0; i < rings_top; ++i) {
     if (rings[i].fd == fd) return &rings[i];
   }
@@ -246,6 +246,7 @@ void ForgetRings(unsigned first, unsigned last) {
 
 void RingsForkChild() {
   rings_latch.Reset();
+  rings_latch.AssertUnshared();
   PairForkChild();
   for (int i = 0; i < rings_top; ++i) rings[i] = {};
   rings_top = 0;

@@ -6,7 +6,6 @@
 #include <unistd.h>
 
 #include <cstring>
-#include <mutex>
 
 #include "lib/posix/control_message.h"
 #include "lib/posix/signals.h"
@@ -33,7 +32,7 @@ void PutError(msghdr* message, int level, int type,
 
 void ZeroCopy::Reset() {
   Critical critical;
-  std::scoped_lock hold(latch_);
+  base::LatchGuard hold(latch_);
   kernels_ = 0;
   shifts_ = 0;
   waiting_.store(0, std::memory_order_relaxed);
@@ -41,7 +40,7 @@ void ZeroCopy::Reset() {
 
 void ZeroCopy::ByKernel() {
   Critical critical;
-  std::scoped_lock hold(latch_);
+  base::LatchGuard hold(latch_);
   ++kernels_;
 }
 
@@ -62,7 +61,7 @@ void ZeroCopy::Add(std::uint32_t first, std::uint32_t last, std::uint8_t code) {
 
 bool ZeroCopy::Copied() {
   Critical critical;
-  std::scoped_lock hold(latch_);
+  base::LatchGuard hold(latch_);
   bool room = true;
   if (shifts_ == 0 || shift_[shifts_ - 1].from != kernels_) {
     const std::uint32_t before = shifts_ == 0 ? 0 : shift_[shifts_ - 1].by;
@@ -103,7 +102,7 @@ void ZeroCopy::AddKernels(std::uint32_t first, std::uint32_t last,
 
 bool ZeroCopy::Drain(int fd) {
   Critical critical;
-  std::scoped_lock hold(latch_);
+  base::LatchGuard hold(latch_);
   bool any = false;
   while (waiting_.load(std::memory_order_relaxed) < kMost / 2) {
     alignas(cmsghdr) char control[256];
@@ -133,7 +132,7 @@ bool ZeroCopy::Take(int fd, msghdr* message) {
   sock_extended_err error{};
   {
     Critical critical;
-    std::scoped_lock hold(latch_);
+    base::LatchGuard hold(latch_);
     const int n = waiting_.load(std::memory_order_relaxed);
     if (n == 0) return false;
     error.ee_origin = SO_EE_ORIGIN_ZEROCOPY;

@@ -53,15 +53,18 @@ class ZeroCopy {
     std::uint32_t by;
   };
 
-  void Add(std::uint32_t first, std::uint32_t last, std::uint8_t code);
-  void AddKernels(std::uint32_t first, std::uint32_t last, std::uint8_t code);
+  void Add(std::uint32_t first, std::uint32_t last, std::uint8_t code)
+      RC_REQUIRES(latch_);
+  void AddKernels(std::uint32_t first, std::uint32_t last, std::uint8_t code)
+      RC_REQUIRES(latch_);
 
   base::Latch latch_;
-  std::uint32_t kernels_ = 0;  // calls of the kernel's so far
-  int shifts_ = 0;
-  Shift shift_[kMost];  // in order
+  // Calls of the kernel's so far.
+  std::uint32_t kernels_ RC_GUARDED_BY(latch_) = 0;
+  int shifts_ RC_GUARDED_BY(latch_) = 0;
+  Shift shift_[kMost] RC_GUARDED_BY(latch_);  // in order
   std::atomic<int> waiting_{0};
-  Range range_[kMost];
+  Range range_[kMost] RC_GUARDED_BY(latch_);
 };
 
 }  // namespace rcsock::posix
