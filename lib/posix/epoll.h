@@ -14,6 +14,7 @@
 #include "lib/base/latch.h"
 #include "lib/lane/board.h"
 #include "lib/lane/shm/link.h"
+#include "lib/posix/epoll_mirror.h"
 #include "lib/posix/file.h"
 #include "lib/posix/signals.h"
 
@@ -259,15 +260,23 @@ class EpollSet final : public File {
   void Recount(const CountedWait& wait);
   // `unlooked`: with an edge of the bell that nobody has looked behind.
   void HandOn(bool unlooked);
-  // It is inside another epoll set, which can't see our readiness: its streams
-  // stay on TCP.
+  // Another process has it, which can't see our readiness: its streams stay on
+  // TCP.
   void SetNested();
-  // The same for poll() and select(), which see all that is in the kernel's
-  // set, the bell too.  True if it has streams in user space all the same.
+  // Somebody is about to wait for the set by its number: another epoll set
+  // (`edges`: with EPOLLET), or a ring.  The kernel then knows whether it is
+  // readable.  False: it can't be told.  No latch held.
+  bool SeenFromOutside(bool edges = false);
+  // The same of poll() and select(), which ask a set that has streams in user
+  // space themselves.  True: it has.
   bool LookedAtFromOutside() {
-    if (!nested_.load(std::memory_order_relaxed)) SetNested();
+    if (!SeenFromOutside()) SetNested();
+    UpdateMirrors();
     return HasUser();
   }
+  // Brings the mirror up to date; see epoll_mirror.cc.  No latch held.
+  void UpdateMirror(bool rang);
+  Mirror* mirror() { return &mirror_; }
 
   std::uint32_t moves() const { return moves_.load(std::memory_order_seq_cst); }
   void Moved() { moves_.fetch_add(1, std::memory_order_seq_cst); }
@@ -367,6 +376,7 @@ class EpollSet final : public File {
   void LinkReady(Interest* interest);
   void UnlinkReady(Interest* interest);
   int Enlist(Interest* interest);
+  int EnlistFirst(Interest* interest);
   int Delist(Interest* interest);
   // One look, or looks for so many ticks: Look's.  The clock, if it was read.
   int LookFor(epoll_event* out, int capacity, std::uint64_t ticks,
@@ -389,6 +399,10 @@ class EpollSet final : public File {
              std::uint64_t* data);
   bool FoundAnyway(const Interest* interest);
   bool SomethingReady();
+  bool HasEvents();
+  bool HasEvent(Interest* interest);
+  bool AnyListed();
+  bool HasUnread();
   static constexpr std::uint64_t kKernelLookUs = 50;
   bool TimeForKernel();
   bool KernelDue();
@@ -479,6 +493,7 @@ class EpollSet final : public File {
   std::atomic<std::uint32_t> moves_{0};
   std::atomic<std::uint32_t> once_moved_{0};  // the last of them: a ONESHOT one
   std::atomic<bool> nested_{false};
+  Mirror mirror_;
   std::atomic<std::uint32_t> life_{0};  // how often it has been closed
   // Registrations that are direct; the interest latch's.
   Interest* direct_members_[kMostDirect] = {};

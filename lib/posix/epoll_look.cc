@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <mutex>
 
 #include "lib/base/clock.h"
 #include "lib/base/guard.h"
@@ -300,39 +301,8 @@ bool EpollSet::AnyDirect() {
 bool EpollSet::AnyReady() {
   if (!HasUser()) return false;
   Critical critical;
-  wait_latch_.lock();
-  Rebuild();
-  epoll_event one;
-  bool any = false;
-  // A direct level-triggered stream is on no list.
-  ++wait_number_;
-  for (int d = 0; d < direct_count_ && !any; ++d) {
-    const Interest* interest = direct_[d].interest;
-    const std::uint32_t events =
-        interest->events.load(std::memory_order_relaxed);
-    any = (events & EPOLLET) == 0 && (events & (EPOLLIN | EPOLLRDNORM)) != 0 &&
-          !interest->spent.load(std::memory_order_relaxed) &&
-          direct_[d].lane->RxPending();
-  }
-  if (!any && SomethingReady()) {
-    // Looked at without being reported: an edge stays one.
-    ready_latch_.lock();
-    Interest* head = ready_head_;
-    ready_latch_.unlock();
-    const bool edge = head != nullptr && head->edge.load();
-    const bool oneshot =
-        head != nullptr && (head->events.load() & EPOLLONESHOT) != 0;
-    any = Collect(&one, 1) > 0;
-    if (any && head != nullptr) {
-      if (edge) head->edge.store(true);
-      if (oneshot) head->spent.store(false);
-      ready_latch_.lock();
-      if (head->set == this && head->in_user.load()) LinkReady(head);
-      ready_latch_.unlock();
-    }
-  }
-  wait_latch_.unlock();
-  return any;
+  const std::scoped_lock hold(wait_latch_);
+  return HasEvents();
 }
 
 bool EpollSet::TimeForKernel() {

@@ -77,6 +77,7 @@ void EpollSet::Recount(const CountedWait& wait) {
       (wait.stranger &&
        (wait.again || user_count_.load(std::memory_order_seq_cst) > 0))) {
     KickBell();
+    mirror_.Raise();
   }
 }
 

@@ -502,6 +502,7 @@ void InterestsForkChild() {
     }
   }
   Registry::ForkChildOfPool();
+  MirrorsForkChild();
   ForgetBells();
   // They were asked to go to TCP before, or are the parent's.
   moving = nullptr;

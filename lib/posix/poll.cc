@@ -252,6 +252,7 @@ class Polling {
   // `mask` as ppoll's.
   int LookKernel(std::int64_t timeout_ns, bool with_bells,
                  const sigset_t* mask) {
+    UpdateMirrors();
     timespec limit{static_cast<time_t>(timeout_ns / 1'000'000'000),
                    static_cast<long>(timeout_ns % 1'000'000'000)};
     if (kernels_ == 0) {

@@ -162,7 +162,9 @@ struct Registry {
     EpollSet* set = interest->set;
     if (!EnsurePoller(set)) return false;
     set->ever_user_.store(true, std::memory_order_release);
-    if (!set->bell_in_kernel_) {
+    const bool mirrored = set->mirror_.wanted.load(std::memory_order_relaxed);
+    if (mirrored && !OpenMirror(set)) return false;
+    if (!set->bell_in_kernel_ && !mirrored) {
       // Its data is an address that no program can know.
       epoll_event event{};
       event.events = EPOLLIN | EPOLLET;
@@ -213,6 +215,8 @@ struct Registry {
       set->crowded_.store(false, std::memory_order_relaxed);
       set->heats_.store(false, std::memory_order_relaxed);
       if (set->nested_.load(std::memory_order_relaxed)) DropBell(set);
+      // What the mirror told of is gone.
+      if (set->mirror_.fd.load(std::memory_order_relaxed) >= 0) set->KickBell();
     }
     set->ready_latch_.lock();
     set->UnlinkReady(interest);
@@ -271,12 +275,17 @@ struct Registry {
            static_cast<std::uint32_t>(EPOLLET);
   }
 
+  static bool OpenMirror(EpollSet* set);
+  static void CloseMirror(EpollSet* set);
+
   static void KickSleepers(EpollSet* set) {
     // seq_cst, all four: a sleeper counts itself and then looks at
     // ready_count_; LinkReady has changed ready_count_ before the count is
     // looked at here.  (Of what was on the list already, whoever linked it
     // tells the sleepers.)
-    if (set->sleepers_.load(std::memory_order_seq_cst) > 0 && set->poller_) {
+    if ((set->sleepers_.load(std::memory_order_seq_cst) > 0 ||
+         set->mirror_.fd.load(std::memory_order_relaxed) >= 0) &&
+        set->poller_) {
       set->poller_->Kick();
     }
   }
@@ -326,6 +335,9 @@ struct Registry {
     set->bell_in_kernel_ = false;
     set->armed_outside_ = false;
     set->armed_awake_ = false;
+    set->mirror_.latch.Reset();
+    set->mirror_.Close();
+    set->mirror_.watched_by = nullptr;
   }
   // The same, of those that are in no table.
   static void ForkChildOfPool() {

@@ -52,9 +52,22 @@ void Leave(int fd) {
       sock->Pin(base::Reason::kPinnedIoUring);
     }
   } else {
-    // A set of ours that the kernel is to wait for: it knows nothing of lanes.
+    // A set of ours: what else is asked of it than POLL_ADD, the kernel cannot
+    // answer for the lanes.
     PinAll();
   }
+}
+
+// The ring waits for a set of ours, and for nothing that leaves its lane.
+bool SeenByRing(const io_uring_sqe& request) {
+  if (request.opcode != IORING_OP_POLL_ADD ||
+      (request.flags & IOSQE_FIXED_FILE) != 0) {
+    return false;
+  }
+  EpollSet* const set = LookupSet(request.fd);
+  if (set == nullptr || !set->SeenFromOutside(true)) return false;
+  UpdateMirrors();
+  return true;
 }
 
 void Look(const io_uring_sqe& request) {
@@ -101,6 +114,7 @@ void Look(const io_uring_sqe& request) {
     default:
       break;
   }
+  if (SeenByRing(request)) return;
   if ((request.flags & IOSQE_FIXED_FILE) == 0) Leave(request.fd);
 }
 
