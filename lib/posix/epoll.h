@@ -274,6 +274,9 @@ class EpollSet final : public File {
     UpdateMirrors();
     return HasUser();
   }
+  // The conductor looks whether the set's thread is elsewhere
+  // (epoll_away.cc).  False: it need not look again soon.
+  bool NoteAway();
   // Brings the mirror up to date; see epoll_mirror.cc.  No latch held.
   void UpdateMirror(bool rang);
   Mirror* mirror() { return &mirror_; }
@@ -326,6 +329,7 @@ class EpollSet final : public File {
 
  private:
   friend struct Registry;
+  friend class AwaySets;
   struct Direct {
     Interest* interest;
     Sock* sock;
@@ -438,6 +442,18 @@ class EpollSet final : public File {
   // The wait latch held.
   void ArmAwake();
   void DisarmAwake();
+  void WatchAway() {
+    if (Mixes()) [[unlikely]]
+      WatchAwayNow();
+  }
+  [[gnu::noinline]] void WatchAwayNow();
+  // More than one of its descriptors may have something whose order is known.
+  bool Mixes() const {
+    return HasUser() && !crowded_.load(std::memory_order_relaxed) &&
+           (direct_count_ > 1 ||
+            (direct_count_ > 0 &&
+             local_tcp_.load(std::memory_order_relaxed) > 0));
+  }
   static constexpr std::uint64_t kSoonUs = 4;
   int WithLanes(epoll_event* out, int kernels, int capacity, int ahead,
                 std::uint32_t moves, Leave* leave);
@@ -533,6 +549,16 @@ class EpollSet final : public File {
   // Ticks when a thread began to sleep, until something has been told since;
   // wait_latch's.
   std::uint64_t slept_since_ = 0;
+  // The direct streams that had something before: a bit for each.
+  std::uint64_t came_before_ = 0;
+  // The first wait that has told some of what came since then, but not all.
+  std::uint32_t order_wait_ = 0;
+  // NoteAway's.
+  std::atomic<bool> away_watched_{false};
+  bool away_listed_ = false;  // the interest latch's
+  std::uint32_t away_number_ = 0;
+  int away_quiet_ = 0;
+  EpollSet* away_next_ = nullptr;
   std::atomic<std::uint64_t> lanes_empty_at_{0};  // ticks; Peek's last nothing
   bool armed_awake_ = false;                      // wait_latch's
   std::atomic<std::uint64_t> local_news_at_{0};   // ticks

@@ -78,10 +78,19 @@ bool EpollSet::Peek(bool all) {
 // While nobody looks at the lanes, their senders ring the bell all the same, so
 // that the kernel knows when they had something.  (As for a nap: of a message
 // that comes at this moment it does not.)
+//
+// What a lane has already came before what its sender will stamp.
 void EpollSet::ArmAwake() {
   if (armed_awake_ || !poller_) return;
   armed_awake_ = true;
   poller_->ArmForNap();
+  if (slept_since_ != 0) return;
+  slept_since_ = base::Ticks();
+  order_wait_ = 0;
+  came_before_ = 0;
+  for (int d = 0; d < direct_count_; ++d) {
+    if (direct_[d].lane->RxPendingQuick()) came_before_ |= 1ull << d;
+  }
 }
 
 void EpollSet::DisarmAwake() {

@@ -335,6 +335,7 @@ struct Registry {
     set->bell_in_kernel_ = false;
     set->armed_outside_ = false;
     set->armed_awake_ = false;
+    set->away_watched_.store(false, std::memory_order_relaxed);
     set->mirror_.latch.Reset();
     set->mirror_.Close();
     set->mirror_.watched_by = nullptr;
