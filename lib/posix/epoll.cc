@@ -84,9 +84,9 @@ void EpollSet::Free() {
   }
   crowded_.store(false, std::memory_order_relaxed);
   heats_.store(false, std::memory_order_relaxed);
+  Registry::CloseMirror(this);
   interest_latch.unlock();
   DisarmAwake();
-  Registry::CloseMirror(this);
   life_.fetch_add(1, std::memory_order_seq_cst);
   // A thread that sleeps in it takes itself off its counts and its bell when it
   // wakes: until then they are no other set's.

@@ -449,10 +449,9 @@ class EpollSet final : public File {
   [[gnu::noinline]] void WatchAwayNow();
   // More than one of its descriptors may have something whose order is known.
   bool Mixes() const {
-    return HasUser() && !crowded_.load(std::memory_order_relaxed) &&
-           (direct_count_ > 1 ||
-            (direct_count_ > 0 &&
-             local_tcp_.load(std::memory_order_relaxed) > 0));
+    const int users = user_count_.load(std::memory_order_relaxed);
+    return users > 0 && !crowded_.load(std::memory_order_relaxed) &&
+           (users > 1 || local_tcp_.load(std::memory_order_relaxed) > 0);
   }
   static constexpr std::uint64_t kSoonUs = 4;
   int WithLanes(epoll_event* out, int kernels, int capacity, int ahead,

@@ -41,6 +41,10 @@ struct Watch {
 };
 constinit Watch watch;
 
+// An epoll set has another one with EPOLLET, at whatever depth: each arrival is
+// an edge.
+constinit std::atomic<bool> edges_outside{false};
+
 void BellsRang() {
   constexpr int kMost = 64;
   epoll_event events[kMost];
@@ -181,19 +185,25 @@ void Registry::CloseMirror(EpollSet* set) {
     mirror.watched_by = nullptr;
   }
   mirror.wanted.store(false, std::memory_order_relaxed);
-  mirror.edges.store(false, std::memory_order_relaxed);
 }
 
 bool EpollSet::SeenFromOutside(bool edges) {
   if (outside_.load(std::memory_order_relaxed)) return true;
-  if (edges) mirror_.edges.store(true, std::memory_order_relaxed);
+  if (edges) edges_outside.store(true, std::memory_order_relaxed);
   if (mirror_.wanted.load(std::memory_order_relaxed)) return true;
   bool seen = true;
   {
     Critical critical;
     interest_latch.lock();
     mirror_.wanted.store(true, std::memory_order_relaxed);
-    if (EverUser()) seen = Registry::OpenMirror(this);
+    // (Else it comes with the first stream.)
+    if (poller_ != nullptr) {
+      seen = Registry::OpenMirror(this);
+      if (!seen && !HasUser()) {
+        Registry::DropBell(this);
+        seen = true;
+      }
+    }
     interest_latch.unlock();
   }
   // Armed, then looked at.
@@ -241,7 +251,7 @@ void EpollSet::UpdateMirror(bool rang) {
   const auto looks = [this] {
     return (HasUser() && HasEvents()) || (AnyUnread() && HasUnread());
   };
-  const bool edge = rang && mirror_.edges.load(std::memory_order_relaxed);
+  const bool edge = rang && edges_outside.load(std::memory_order_relaxed);
   if (edge) poller_->Renew();
   const bool raised = mirror_.raised.load(std::memory_order_relaxed);
   bool has = looks();

@@ -20,8 +20,6 @@ class EpollSet;
 struct Mirror {
   // Somebody may wait for the set.  The interest latch's.
   std::atomic<bool> wanted{false};
-  // An epoll set has this set with EPOLLET: each arrival is told.
-  std::atomic<bool> edges{false};
   // -1: there is none.  Written with the wait latch or before the conductor
   // knows of it.
   std::atomic<int> fd{-1};

@@ -163,28 +163,36 @@ Case depths(
       Ask(0);
     });
 
+// `depth`: of sets around the inner one; the last has the one before by edges.
+void HearEdges(int fd, int depth) {
+  constexpr auto kEdges = static_cast<std::uint32_t>(EPOLLET);
+  const int inner = NewSet();
+  Ctl(inner, EPOLL_CTL_ADD, fd, EPOLLIN);
+  const int within = depth == 1 ? inner : Chain(inner, depth - 1).back();
+  const int outer = Chain(within, 1, EPOLLIN | kEdges)[0];
+  SkipEdges(outer);
+  for (int i = 0; i < 3; ++i) {
+    Ask(1);
+    LogWait("edge", outer, kLong);
+    SkipEdges(outer);
+    // Each arrival is one, whatever has been read.
+    Ask(1);
+    LogWait("another", outer, kLong);
+    SkipEdges(outer);
+    LogWait("inner", inner, 0);
+    Read(fd, 2);
+    LogWait("no edge", outer, kQuiet);
+  }
+  Ask(0);
+}
+
 Case edges_outside(
     "nested_outer_by_edges", [](int fd) { SendAsked(fd); },
-    [](int fd) {
-      const int inner = NewSet();
-      Ctl(inner, EPOLL_CTL_ADD, fd, EPOLLIN);
-      const int outer =
-          Chain(inner, 1, EPOLLIN | static_cast<std::uint32_t>(EPOLLET))[0];
-      SkipEdges(outer);
-      for (int i = 0; i < 3; ++i) {
-        Ask(1);
-        LogWait("edge", outer, kLong);
-        SkipEdges(outer);
-        // Each arrival is one, whatever has been read.
-        Ask(1);
-        LogWait("another", outer, kLong);
-        SkipEdges(outer);
-        LogWait("inner", inner, 0);
-        Read(fd, 2);
-        LogWait("no edge", outer, kQuiet);
-      }
-      Ask(0);
-    });
+    [](int fd) { HearEdges(fd, 1); });
+
+Case edges_far_outside(
+    "nested_outermost_by_edges", [](int fd) { SendAsked(fd); },
+    [](int fd) { HearEdges(fd, 3); });
 
 Case once_outside(
     "nested_outer_oneshot", [](int fd) { SendAsked(fd); },
