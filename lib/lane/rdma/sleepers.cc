@@ -32,6 +32,13 @@ extern thread_local constinit HeldSet tls_held
     __attribute__((tls_model("initial-exec")));
 thread_local constinit HeldSet tls_held;
 
+// What a sleep has of the sets.
+struct Sleepers::Taken {
+  int slot = -1;        // -1: there is none to be had
+  bool shared = false;  // with a sleep that a handler has interrupted
+  HeldSet before;       // what the thread held, perhaps of another group
+};
+
 namespace {
 
 bool Watch(int set, int fd) {
@@ -65,9 +72,11 @@ void Sleepers::Close() {
   }
 }
 
-// Alone with it until PutSet: the edges in it are for one sleeper.
-int Sleepers::TakeSet() {
-  if (tls_held.group == id_) return tls_held.slot;
+// This thread is alone with the set until PutSet.  If it holds one already, a
+// handler has interrupted a sleep, or has jumped out of it.
+Sleepers::Taken Sleepers::TakeSet() {
+  const HeldSet before = tls_held;
+  if (before.group == id_) return {before.slot, base::InHandler(), {}};
   for (int slot = 0; slot < kMostSets; ++slot) {
     int fd = sets_[slot].load(std::memory_order_relaxed);
     if (fd == kTaken || !sets_[slot].compare_exchange_strong(
@@ -82,21 +91,26 @@ int Sleepers::TakeSet() {
         if (fd >= 0) base::CloseRaw(fd);
         sets_[slot].store(kNone, std::memory_order_seq_cst);
         errno = saved;
-        return -1;
+        return {};
       }
       errno = saved;
     }
     set_fds_[slot] = fd;
     tls_held = {id_, slot};
-    return slot;
+    return {slot, false, before};
   }
-  return -1;
+  return {};
 }
 
-void Sleepers::PutSet(int slot) {
-  if (slot < 0) return;
-  tls_held = {};
-  sets_[slot].store(set_fds_[slot], std::memory_order_seq_cst);
+void Sleepers::PutSet(const Taken& taken) {
+  if (taken.slot < 0) return;
+  if (taken.shared) {
+    // The set stays with the interrupted sleep, whose edge may be gone.
+    KickLeader();
+    return;
+  }
+  tls_held = taken.before;
+  sets_[taken.slot].store(set_fds_[taken.slot], std::memory_order_seq_cst);
 }
 
 Sleepers::Words* Sleepers::Get() {
@@ -217,7 +231,7 @@ void Sleepers::PassOn() {
 int Sleepers::Lead(Words* words, bool tx, std::uint32_t token,
                    const timespec* left, bool* slept) {
   std::uint64_t ticket = 0;
-  int slot = -1;
+  Taken taken;
   {
     base::Critical critical;
     const std::uint32_t generation =
@@ -228,7 +242,7 @@ int Sleepers::Lead(Words* words, bool tx, std::uint32_t token,
                                          std::memory_order_seq_cst)) {
       return 0;
     }
-    slot = TakeSet();
+    taken = TakeSet();
     source_->Arm();
     bool settled = source_->DrainToSleep();
     while (!settled && Token(words, tx) == token) {
@@ -244,13 +258,13 @@ int Sleepers::Lead(Words* words, bool tx, std::uint32_t token,
     // found for this lane rings for nobody.
     if (!leader_.compare_exchange_strong(ticket, ticket | kAsleep,
                                          std::memory_order_seq_cst)) {
-      PutSet(slot);
+      PutSet(taken);
       settle();
       return 0;  // who has resigned for us has disarmed, too
     }
     ticket |= kAsleep;
     if (Token(words, tx) != token) {
-      PutSet(slot);
+      PutSet(taken);
       if (Resign(ticket)) source_->Disarm(false);
       settle();
       return 0;
@@ -260,10 +274,10 @@ int Sleepers::Lead(Words* words, bool tx, std::uint32_t token,
   struct Led {
     Sleepers* of;
     std::uint64_t ticket;
-    int slot;
+    const Taken& taken;
     unsigned forks = verbs::forks.load(std::memory_order_relaxed);
-    Led(Sleepers* one, std::uint64_t number, int set)
-        : of(one), ticket(number), slot(set) {}
+    Led(Sleepers* one, std::uint64_t number, const Taken& set)
+        : of(one), ticket(number), taken(set) {}
     Led(const Led&) = delete;
     Led& operator=(const Led&) = delete;
     ~Led() {
@@ -271,7 +285,7 @@ int Sleepers::Lead(Words* words, bool tx, std::uint32_t token,
       // the parent's.)
       if (verbs::forks.load(std::memory_order_relaxed) != forks) return;
       base::Critical critical;
-      of->PutSet(slot);
+      of->PutSet(taken);
       // First of all, so that a change that the drain finds for this very lane
       // does not ring for it.  Who has resigned for us has disarmed, too.
       if (!of->Resign(ticket)) of->source_->Arm();
@@ -279,9 +293,9 @@ int Sleepers::Lead(Words* words, bool tx, std::uint32_t token,
       of->source_->Drain();
     }
   };
-  const Led led(this, ticket, slot);
+  const Led led(this, ticket, taken);
   *slept = true;
-  return Doze(slot < 0 ? -1 : set_fds_[slot], left);
+  return Doze(taken.slot < 0 ? -1 : set_fds_[taken.slot], left);
 }
 
 // A handler that runs here, or has been put off to here, has called WakeLocal:

@@ -28,6 +28,11 @@ namespace rcsock::lane::rdma {
 //
 // A signal handler may end a sleep by jumping out of it, after it has called
 // WakeLocal: so WakeLocal takes back all that the sleep has left here.
+//
+// A handler may also sleep here itself, before the sleep that it has
+// interrupted is in the kernel.  Both use one epoll set, and the inner sleep
+// may take the edge that WakeLocal has made for the outer one.  So the inner
+// sleep makes another edge when it ends.
 class Sleepers {
  public:
   // Of one lane; lives as long as the group, so that a late wake-up finds
@@ -67,8 +72,9 @@ class Sleepers {
 
   int Lead(Words* words, bool tx, std::uint32_t token, const timespec* left,
            bool* slept);
-  int TakeSet();  // -1: there is none to be had
-  void PutSet(int slot);
+  struct Taken;
+  Taken TakeSet();
+  void PutSet(const Taken& taken);
   int Doze(int set, const timespec* left);
   bool Resign(std::uint64_t ticket);
   void PassOn();
