@@ -23,14 +23,19 @@ class Silent final : public Source {
   Silent() : fd_(::eventfd(0, EFD_CLOEXEC)) {}
   ~Silent() override { ::close(fd_); }
   void Drain() override {}
-  void Arm() override { ++armed_; }
+  void Arm() override {
+    ++armed_;
+    ++arms_;
+  }
   void Disarm(bool) override { --armed_; }
   int fd() const override { return fd_; }
   int armed() const { return armed_; }
+  int arms() const { return arms_; }
 
  private:
   const int fd_;
   int armed_ = 0;
+  int arms_ = 0;  // sleeps
 };
 
 // The handler that runs at the end of the next critical section, where signals
@@ -90,13 +95,15 @@ TEST_F(SleepersTest, HandlerBeforeTheSleep) {
   EXPECT_TRUE(Ends());
 }
 
-// The inner sleep takes the edge that is to end the outer one.
+// The inner sleep must not take the edge that is to end the outer one; nor does
+// it spin.
 TEST_F(SleepersTest, HandlerThatSleeps) {
   handler = [&] {
     Interrupt();
-    EXPECT_EQ(Sleep(words_, 1'000'000), -ETIMEDOUT);
+    EXPECT_EQ(Sleep(words_, 10'000'000), -ETIMEDOUT);
   };
   EXPECT_TRUE(Ends());
+  EXPECT_LT(source_.arms(), 10);
 }
 
 TEST_F(SleepersTest, HandlerThatSleepsOnAnotherLane) {
@@ -120,7 +127,7 @@ TEST_F(SleepersTest, HandlersThatSleepAboveEachOther) {
   EXPECT_TRUE(Ends());
 }
 
-// The inner sleep is one of another group, whose set the thread holds then.
+// An inner sleep is one of another group.
 TEST_F(SleepersTest, HandlerThatSleepsElsewhere) {
   Silent source;
   Sleepers elsewhere{&source};

@@ -20,24 +20,17 @@
 
 namespace rcsock::lane::rdma {
 
-// The set that this thread has taken and not put back: a handler has jumped out
-// of its sleep.
-struct HeldSet {
+// The sets of one group that this thread has taken and not put back: for a
+// sleep that a handler has interrupted, or has jumped out of.
+struct HeldSets {
   std::uint64_t group = 0;
-  int slot = 0;
+  std::uint32_t slots = 0;  // a bit each
 };
 // (In no anonymous namespace: gold loses the symbol of a local variable of this
 // model, and the address is then another variable's.)
-extern thread_local constinit HeldSet tls_held
+extern thread_local constinit HeldSets tls_held
     __attribute__((tls_model("initial-exec")));
-thread_local constinit HeldSet tls_held;
-
-// What a sleep has of the sets.
-struct Sleepers::Taken {
-  int slot = -1;        // -1: there is none to be had
-  bool shared = false;  // with a sleep that a handler has interrupted
-  HeldSet before;       // what the thread held, perhaps of another group
-};
+thread_local constinit HeldSets tls_held;
 
 namespace {
 
@@ -72,11 +65,16 @@ void Sleepers::Close() {
   }
 }
 
-// This thread is alone with the set until PutSet.  If it holds one already, a
-// handler has interrupted a sleep, or has jumped out of it.
-Sleepers::Taken Sleepers::TakeSet() {
-  const HeldSet before = tls_held;
-  if (before.group == id_) return {before.slot, base::InHandler(), {}};
+// The sleep is alone with the set until PutSet: the edges in it are its own.
+// Only a handler's sleep has another one of its thread's above it.
+int Sleepers::TakeSet() {
+  if (tls_held.group != id_) {
+    tls_held = {id_, 0};
+  } else if (tls_held.slots != 0 && !base::InHandler()) {
+    for (std::uint32_t left = tls_held.slots; left != 0; left &= left - 1) {
+      PutSet(std::countr_zero(left));
+    }
+  }
   for (int slot = 0; slot < kMostSets; ++slot) {
     int fd = sets_[slot].load(std::memory_order_relaxed);
     if (fd == kTaken || !sets_[slot].compare_exchange_strong(
@@ -91,26 +89,21 @@ Sleepers::Taken Sleepers::TakeSet() {
         if (fd >= 0) base::CloseRaw(fd);
         sets_[slot].store(kNone, std::memory_order_seq_cst);
         errno = saved;
-        return {};
+        return -1;
       }
       errno = saved;
     }
     set_fds_[slot] = fd;
-    tls_held = {id_, slot};
-    return {slot, false, before};
+    tls_held.slots |= std::uint32_t{1} << slot;
+    return slot;
   }
-  return {};
+  return -1;
 }
 
-void Sleepers::PutSet(const Taken& taken) {
-  if (taken.slot < 0) return;
-  if (taken.shared) {
-    // The set stays with the interrupted sleep, whose edge may be gone.
-    KickLeader();
-    return;
-  }
-  tls_held = taken.before;
-  sets_[taken.slot].store(set_fds_[taken.slot], std::memory_order_seq_cst);
+void Sleepers::PutSet(int slot) {
+  if (slot < 0) return;
+  if (tls_held.group == id_) tls_held.slots &= ~(std::uint32_t{1} << slot);
+  sets_[slot].store(set_fds_[slot], std::memory_order_seq_cst);
 }
 
 Sleepers::Words* Sleepers::Get() {
@@ -231,7 +224,7 @@ void Sleepers::PassOn() {
 int Sleepers::Lead(Words* words, bool tx, std::uint32_t token,
                    const timespec* left, bool* slept) {
   std::uint64_t ticket = 0;
-  Taken taken;
+  int slot = -1;
   {
     base::Critical critical;
     const std::uint32_t generation =
@@ -242,7 +235,7 @@ int Sleepers::Lead(Words* words, bool tx, std::uint32_t token,
                                          std::memory_order_seq_cst)) {
       return 0;
     }
-    taken = TakeSet();
+    slot = TakeSet();
     source_->Arm();
     bool settled = source_->DrainToSleep();
     while (!settled && Token(words, tx) == token) {
@@ -258,13 +251,13 @@ int Sleepers::Lead(Words* words, bool tx, std::uint32_t token,
     // found for this lane rings for nobody.
     if (!leader_.compare_exchange_strong(ticket, ticket | kAsleep,
                                          std::memory_order_seq_cst)) {
-      PutSet(taken);
+      PutSet(slot);
       settle();
       return 0;  // who has resigned for us has disarmed, too
     }
     ticket |= kAsleep;
     if (Token(words, tx) != token) {
-      PutSet(taken);
+      PutSet(slot);
       if (Resign(ticket)) source_->Disarm(false);
       settle();
       return 0;
@@ -274,10 +267,10 @@ int Sleepers::Lead(Words* words, bool tx, std::uint32_t token,
   struct Led {
     Sleepers* of;
     std::uint64_t ticket;
-    const Taken& taken;
+    int slot;
     unsigned forks = verbs::forks.load(std::memory_order_relaxed);
-    Led(Sleepers* one, std::uint64_t number, const Taken& set)
-        : of(one), ticket(number), taken(set) {}
+    Led(Sleepers* one, std::uint64_t number, int set)
+        : of(one), ticket(number), slot(set) {}
     Led(const Led&) = delete;
     Led& operator=(const Led&) = delete;
     ~Led() {
@@ -285,7 +278,7 @@ int Sleepers::Lead(Words* words, bool tx, std::uint32_t token,
       // the parent's.)
       if (verbs::forks.load(std::memory_order_relaxed) != forks) return;
       base::Critical critical;
-      of->PutSet(taken);
+      of->PutSet(slot);
       // First of all, so that a change that the drain finds for this very lane
       // does not ring for it.  Who has resigned for us has disarmed, too.
       if (!of->Resign(ticket)) of->source_->Arm();
@@ -293,9 +286,9 @@ int Sleepers::Lead(Words* words, bool tx, std::uint32_t token,
       of->source_->Drain();
     }
   };
-  const Led led(this, ticket, taken);
+  const Led led(this, ticket, slot);
   *slept = true;
-  return Doze(taken.slot < 0 ? -1 : set_fds_[taken.slot], left);
+  return Doze(slot < 0 ? -1 : set_fds_[slot], left);
 }
 
 // A handler that runs here, or has been put off to here, has called WakeLocal:

@@ -30,9 +30,8 @@ namespace rcsock::lane::rdma {
 // WakeLocal: so WakeLocal takes back all that the sleep has left here.
 //
 // A handler may also sleep here itself, before the sleep that it has
-// interrupted is in the kernel.  Both use one epoll set, and the inner sleep
-// may take the edge that WakeLocal has made for the outer one.  So the inner
-// sleep makes another edge when it ends.
+// interrupted is in the kernel.  It takes a set of its own, so that the edge
+// which ends the interrupted sleep is still there when the handler returns.
 class Sleepers {
  public:
   // Of one lane; lives as long as the group, so that a late wake-up finds
@@ -72,9 +71,8 @@ class Sleepers {
 
   int Lead(Words* words, bool tx, std::uint32_t token, const timespec* left,
            bool* slept);
-  struct Taken;
-  Taken TakeSet();
-  void PutSet(const Taken& taken);
+  int TakeSet();  // -1: there is none to be had
+  void PutSet(int slot);
   int Doze(int set, const timespec* left);
   bool Resign(std::uint64_t ticket);
   void PassOn();
@@ -96,7 +94,8 @@ class Sleepers {
   const std::uint64_t id_;  // never given twice
   base::UniqueFd wake_fd_;
   // Epoll sets that nobody sleeps on.  There is one, but for the leaders that
-  // have been told to resign and those that a handler has jumped out of.
+  // have been told to resign, that a handler has interrupted, or has jumped out
+  // of.
   static constexpr int kMostSets = 16;
   static constexpr int kNone = -1;
   static constexpr int kTaken = -2;
