@@ -81,7 +81,13 @@ class Polling {
   // The whole sleep is what a spin might have saved, however often it was
   // interrupted in vain.
   ~Polling() {
-    if (slept_since_ != 0) Spinner::Slept(slept_since_);
+    if (slept_since_ == 0) return;
+    Spinner::Slept(slept_since_);
+    if (InHandler()) [[unlikely]] {
+      const int saved = errno;
+      RingAgain();
+      errno = saved;
+    }
   }
   Polling(const Polling&) = delete;
   Polling& operator=(const Polling&) = delete;

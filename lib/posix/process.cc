@@ -81,8 +81,8 @@ Face OwnFace() { return own_face.load(std::memory_order_relaxed); }
   }
   if (own_pid.load(std::memory_order_relaxed) != 0) return;
   KnowOwnPid();
-  static constexpr base::CriticalHooks kCritical{&EnterCritical,
-                                                 &LeaveCritical};
+  static constexpr base::CriticalHooks kCritical{&EnterCritical, &LeaveCritical,
+                                                 &InHandler};
   base::critical_hooks.store(&kCritical, std::memory_order_release);
   base::LoadConfig();
   base::barriers_lost = &BarriersLost;

@@ -691,6 +691,13 @@ void FakeVerbs::Run() {
   }
 }
 
+bool FakeVerbs::Idle() {
+  std::scoped_lock hold(mutex_);
+  return queue_.empty() &&
+         std::all_of(qps_.begin(), qps_.end(),
+                     [](const Qp* qp) { return qp->late.empty(); });
+}
+
 void FakeVerbs::Hold(bool hold) {
   std::scoped_lock lock(mutex_);
   held_ = hold;

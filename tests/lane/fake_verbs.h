@@ -79,6 +79,8 @@ class FakeVerbs {
   // An id for CreateLane; Connect joins the QPs made on two of them.
   rdma_cm_id* NewId();
   void Connect(rdma_cm_id* a, rdma_cm_id* b);
+  // Nothing is under way.
+  bool Idle();
   // Nothing is delivered while it is held.
   void Hold(bool hold);
   // Delivers the oldest so many writes that are held.
