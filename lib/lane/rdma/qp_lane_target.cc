@@ -22,6 +22,21 @@ constexpr std::uint64_t kPatienceNs = 20'000'000;
 // Places in the send queue that a target may take.
 constexpr std::uint32_t kRoom = 8;
 
+// Copies `n` bytes of a target to the vector.  Where another call has read
+// before, the owner's bytes move down in its own memory: from the first byte
+// on, and nothing is written ahead of what has been read.
+bool CopyOver(IovCursor* to, const std::byte* from, std::size_t n) {
+  std::byte piece[4096];
+  while (n > 0) {
+    const std::size_t part = std::min(n, sizeof(piece));
+    std::memcpy(piece, from, part);
+    if (!to->CopyIn(piece, part)) return false;
+    from += part;
+    n -= part;
+  }
+  return true;
+}
+
 }  // namespace
 
 // --- The receiver ------------------------------------------------------------
@@ -129,7 +144,8 @@ std::size_t QpLane::ReadTarget(const iovec* iov, int count, std::size_t skip,
         kept += n;
         to.Pass(n);
       } else if (good) {
-        good = to.CopyIn(Bytes(at), n);
+        good = placed != nullptr ? CopyOver(&to, placed, n)
+                                 : to.CopyIn(Bytes(at), n);
       }
     }
     if (!good) [[unlikely]] {
