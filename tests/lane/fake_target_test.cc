@@ -146,13 +146,32 @@ TEST_P(TargetTest, WhatIsUnderWayComesFirst) {
   EXPECT_EQ(one().State(), base::Reason::kNone);
 }
 
-TEST_P(TargetTest, NothingIsOfferedWhereSomethingIsUnread) {
+TEST_P(TargetTest, AnExactOneNeedsAllToBeRead) {
   ASSERT_EQ(Send(0, 1), 1u);
   ASSERT_TRUE(other().Arrived());
-  EXPECT_FALSE(Open(false));
+  EXPECT_FALSE(Open(true));
   EXPECT_EQ(Read(0, 1), 1u);
-  ASSERT_TRUE(Open(false));
-  EXPECT_FALSE(Open(false)) << "one at a time";
+  ASSERT_TRUE(Open(true));
+  EXPECT_FALSE(Open(true)) << "one at a time";
+}
+
+// ... but one that is not exact, for what comes behind that.
+TEST_P(TargetTest, BehindWhatIsUnread) {
+  const std::uint64_t before = InPlace();
+  ASSERT_EQ(Send(0, 150'000), 150'000u);
+  EXPECT_EQ(Read(0, 50'000), 50'000u);
+  ASSERT_TRUE(
+      other().OpenTarget(To() + 50'000, kBytes - 50'000, false, &window_));
+  ASSERT_EQ(Send(150'000, 60'000), 60'000u);
+  EXPECT_EQ(Read(50'000, 120'000), 120'000u);
+  ASSERT_EQ(Send(210'000, 60'000), 60'000u);
+  EXPECT_EQ(Read(170'000, kBytes), 100'000u);
+  EXPECT_EQ(InPlace() - before, 120'000u);
+  other().CloseTarget(&window_);
+  ExpectSame(270'000);
+  // Too little would be left.
+  ASSERT_EQ(Send(0, 100'000), 100'000u);
+  EXPECT_FALSE(Open(false, 300'000));
 }
 
 TEST_P(TargetTest, ShortOnesGoIntoTheRing) {

@@ -389,11 +389,12 @@ int FakeVerbs::PostSend(ibv_qp* base, ibv_send_wr* wr, ibv_send_wr** bad) {
   return 0;
 }
 
-// The bytes were copied into the mirror just before.
 void FakeVerbs::Leave(Work* work) {
   Qp* qp = work->from;
   constexpr std::uint32_t kCredit = 8;
-  if (work->length > kCredit) now_ += work->length / time_.copy;
+  if (work->length > kCredit && time_.sender_copies) {
+    now_ += work->length / time_.copy;
+  }
   now_ += time_.request;
   qp->link_free = std::max(qp->link_free, now_) + work->length / time_.link;
   work->arrives = qp->link_free + time_.one_way;

@@ -54,6 +54,7 @@ struct QpLaneParts {
   Sink* sink = nullptr;
   Pace pace = kSoftwarePace;
   bool reports_last_wqe = false;
+  bool software = false;
 };
 
 // One end of a stream on a QP.  See Lane for who may call what.  Three latches
@@ -132,12 +133,27 @@ class QpLane final : public RdmaLane {
   // it.
   void SendFrom(std::shared_ptr<UserMemory> memory);
   // --- Receiving into the caller's memory (qp_lane_target.cc), under the rx
-  // latch.  Lets the peer write what it sends next to `length` bytes at `at`.
-  // False: something has landed, a target is open, or the lane cannot; then
-  // `window` is closed.  `window` outlives the target.
+  // latch.  Lets the peer write what it sends next to the `length` bytes at
+  // `at`, where the next unread byte belongs.  False: a target is open, `exact`
+  // and something is unread, too little is left behind what is unread, or the
+  // lane cannot; then `window` is closed.  `window` outlives the target.
   bool OpenTarget(std::byte* at, std::size_t length, bool exact,
                   Window* window);
   bool TargetOpen() const { return target_.length != 0; }
+  // Most of the last targets have been used.  Where they have not, few are
+  // tried.
+  bool TargetIsWorth() {
+    if (target_skips_ == 0) return true;
+    --target_skips_;
+    return false;
+  }
+  // The device is the kernel's own.
+  bool software() const { return software_; }
+  // All that the peer may write there has been read.
+  bool TargetIsOver() const {
+    return target_.length == 0 ||
+           rx_.next() > target_end_.load(std::memory_order_relaxed);
+  }
   // What has been read ends within a send that goes on in an exact target.
   bool TargetGoesOn() const;
   // Closes the window.  Unread bytes of the target go where they would be
@@ -342,9 +358,15 @@ class QpLane final : public RdmaLane {
   const std::byte* InTarget(const ring::Rx& rx) const;
   std::size_t ReadTarget(const iovec* iov, int count, std::size_t skip,
                          std::size_t limit, bool peek);
+  template <class Each>
+  void EachUnread(Each each);
+  std::size_t UnreadOfRing();
+  // False: the send queue has no room.
+  bool SayTarget(const Target& target);
+  bool SayWithdrawn();
   void WithdrawTarget();
-  bool SayWithdrawn();  // false: the send queue has no room
   bool MoveToRing();
+  void NoteUse();
   void Take(std::uint32_t n);
   void Taken();
 
@@ -410,6 +432,7 @@ class QpLane final : public RdmaLane {
   bool ready_wanted_ = false;  // the conductor's, as the next one
   bool ready_sent_ = false;
   const bool reports_last_wqe_;
+  const bool software_;
   enum class LastWqe : std::uint8_t { kNone, kOwed, kReported };
   LastWqe last_wqe_ = LastWqe::kNone;
   ReadyMac ready_mac_{};
@@ -508,6 +531,9 @@ class QpLane final : public RdmaLane {
   };
   OwnTarget target_;
   bool target_made_ = false;  // there has been one
+  bool target_used_ = false;
+  std::uint32_t target_misses_ = 0;  // in a row
+  std::uint32_t target_skips_ = 0;
   // How often the ring has been small since the last offer: see kGrowAfter.
   std::atomic<std::uint32_t> starves_{0};
   std::atomic<std::uint32_t> offered_bytes_{0};  // a ring not yet gone over to

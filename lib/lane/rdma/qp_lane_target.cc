@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstring>
 #include <mutex>
+#include <utility>
 
 #include "lib/base/clock.h"
 #include "lib/base/guard.h"
@@ -19,6 +20,8 @@ namespace {
 constexpr std::uint64_t kQuietNs = 100'000;
 // ... and no longer than this in all.
 constexpr std::uint64_t kPatienceNs = 20'000'000;
+// After a row of so many unused targets, one of 2^n waits has one.
+constexpr std::uint32_t kMostMisses = 8;
 // Places in the send queue that a target may take.
 constexpr std::uint32_t kRoom = 8;
 
@@ -44,36 +47,77 @@ bool CopyOver(IovCursor* to, const std::byte* from, std::size_t n) {
 bool QpLane::OpenTarget(std::byte* at, std::size_t length, bool exact,
                         Window* window) {
   const bool able = !Closed() && target_.length == 0 && peer_.bytes != 0 &&
-                    rx_.next() == landed_.load(std::memory_order_relaxed) &&
                     (!iwarp_ || inline_bytes_ >= sizeof(TargetWords));
+  if (!able) return false;
   length = std::min(length, kMostTarget);
-  if (!able || !window->Open(domain_, memory_->pd(), at, length)) {
+  const std::size_t here = Readable();
+  if (here != 0 && (exact || length < here + kLeastTarget)) return false;
+  if (!window->Open(domain_, memory_->pd(), at, length)) {
+    NoteUse();
     return false;
   }
-  bool empty = false;
+  bool open = false;
   poller_->Settled([&] {
-    empty = !latched_ && !rx_.active() &&
-            rx_.next() == landed_.load(std::memory_order_relaxed);
-    if (!empty) return;
-    target_ = {at, length, 0, exact, false};
+    const std::size_t unread = UnreadOfRing();
+    open = !latched_ && unread < length && (unread == 0 || !exact);
+    if (!open) return;
+    target_ = {at, length, unread, exact, false};
     target_made_ = true;
     target_end_.store(kNoEnd, std::memory_order_relaxed);
   });
-  if (empty) {
-    const TargetWords words = EncodeTarget(
-        {reinterpret_cast<std::uintptr_t>(at), read_bytes_, window->key(),
-         static_cast<std::uint32_t>(length), exact});
-    std::scoped_lock hold(post_latch_);
-    if (Room() >= kRoom) {
-      Chain chain(this);
-      chain.Target(words.data(), words.size(), kTargetAt);
-      chain.Post();
-      return true;
-    }
+  if (open &&
+      SayTarget({reinterpret_cast<std::uintptr_t>(at), read_bytes_,
+                 window->key(), static_cast<std::uint32_t>(length), exact})) {
+    return true;
   }
   poller_->Settled([this] { target_ = {}; });
   window->Close();
   return false;
+}
+
+bool QpLane::SayTarget(const Target& target) {
+  const TargetWords words = EncodeTarget(target);
+  std::scoped_lock hold(post_latch_);
+  if (Room() < kRoom) return false;
+  Chain chain(this);
+  chain.Target(words.data(), words.size(), kTargetAt);
+  chain.Post();
+  return true;
+}
+
+// Under the drain latch, where no target is open: what has landed is in the
+// ring.  Its unread data bytes.
+std::size_t QpLane::UnreadOfRing() {
+  std::size_t bytes = 0;
+  EachUnread([&](const ring::Rx& at) {
+    if (at.data()) bytes += at.left();
+    placed_at_[at.next() % kMessages] = nullptr;
+    return true;
+  });
+  return bytes;
+}
+
+// Under the drain latch: `each(at)` of the messages that have landed and are
+// unread, the current one first, until it says false.
+template <class Each>
+void QpLane::EachUnread(Each each) {
+  ring::Rx at = rx_;
+  const std::uint64_t landed =
+      std::min(rx_limit_, landed_.load(std::memory_order_relaxed));
+  for (;;) {
+    while (!at.active()) {
+      if (at.next() >= landed) return;
+      const std::uint32_t imm =
+          inbox_[at.next() % kMessages].load(std::memory_order_relaxed);
+      if (ring::Decode(imm).kind == ring::Kind::kSetup) {
+        at.TakeInline();
+      } else if (!at.Accept(imm)) {
+        return;  // Fill() ends the lane there
+      }
+    }
+    if (!each(at)) return;
+    at.Take(at.left());
+  }
 }
 
 // Under the drain latch.
@@ -161,7 +205,10 @@ std::size_t QpLane::ReadTarget(const iovec* iov, int count, std::size_t skip,
   }
   if (!peek) {
     read_bytes_ += done;
-    if (kept != 0) CountInPlace(kept);
+    if (kept != 0) {
+      CountInPlace(kept);
+      target_used_ = true;
+    }
   }
   return done;
 }
@@ -214,39 +261,39 @@ void QpLane::CloseTarget(Window* window) {
     moved = MoveToRing();
   });
   poller_->Settled([this] { target_ = {}; });
+  NoteUse();
   if (!moved) Lost(base::Reason::kLaneError);
+}
+
+void QpLane::NoteUse() {
+  if (std::exchange(target_used_, false)) {
+    target_misses_ = 0;
+    return;
+  }
+  target_misses_ = std::min(target_misses_ + 1, kMostMisses);
+  target_skips_ = (1u << target_misses_) - 2;
 }
 
 // What has landed in the target and is unread goes to its place in the ring,
 // which its sender has kept free.  False: the program's memory has gone.
 bool QpLane::MoveToRing() {
-  ring::Rx at = rx_;
-  const std::uint64_t landed =
-      std::min(rx_limit_, landed_.load(std::memory_order_relaxed));
-  for (;;) {
-    while (!at.active()) {
-      if (at.next() >= landed) return true;
-      const std::uint32_t imm =
-          inbox_[at.next() % kMessages].load(std::memory_order_relaxed);
-      if (ring::Decode(imm).kind == ring::Kind::kSetup) {
-        at.TakeInline();
-      } else if (!at.Accept(imm)) {
-        return true;  // Fill() ends the lane there
-      }
+  bool good = true;
+  EachUnread([&](const ring::Rx& at) {
+    const std::byte* from = InTarget(at);
+    if (from == nullptr) return true;
+    good = base::Readable(from, at.left());
+    if (!good) {
+      // Not credited, so the peer has them.
+      rx_limit_ = at.next();
+      return false;
     }
-    if (const std::byte* from = InTarget(at)) {
-      if (!base::Readable(from, at.left())) {
-        // Not credited, so the peer has them.
-        if (at.next() == rx_.next()) rx_.Forget();
-        rx_limit_ = at.next();
-        return false;
-      }
-      auto* to = const_cast<std::byte*>(rx_rings_[at.ring()]) + at.offset();
-      std::memcpy(to, from, at.left());
-      placed_at_[at.next() % kMessages] = nullptr;
-    }
-    at.Take(at.left());
-  }
+    auto* to = const_cast<std::byte*>(rx_rings_[at.ring()]) + at.offset();
+    std::memcpy(to, from, at.left());
+    placed_at_[at.next() % kMessages] = nullptr;
+    return true;
+  });
+  if (!good && rx_limit_ == rx_.next()) rx_.Forget();
+  return good;
 }
 
 // --- The sender --------------------------------------------------------------

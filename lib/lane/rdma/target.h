@@ -47,7 +47,8 @@ bool DecodeTarget(const TargetWords& words, Target* target);
 
 // A target is worth its registration from here on.
 constexpr std::size_t kLeastTarget = 256 * 1024;
-constexpr std::size_t kMostTarget = 1u << 30;
+// Its registration takes milliseconds, in which the lane is latched.
+constexpr std::size_t kMostTarget = 64 * 1024 * 1024;
 // A shorter send goes into the ring.
 constexpr std::size_t kLeastPlaced = 16 * 1024;
 
