@@ -12,14 +12,18 @@
 #include "lib/posix/sock.h"
 
 namespace rcsock::posix {
+
+// A call of this thread's names its memory itself.  (In no anonymous namespace:
+// see lib/lane/rdma/sleepers.cc.)
+extern thread_local constinit bool tls_registered
+    __attribute__((tls_model("initial-exec")));
+thread_local constinit bool tls_registered = false;
+
 namespace {
 
 using base::InPlace;
 using lane::rdma::QpLane;
 using lane::rdma::UserMemory;
-
-thread_local constinit bool tls_registered
-    __attribute__((tls_model("initial-exec"))) = false;
 
 // Whether `length` bytes at `at` are worth it, and may be written to while the
 // call sleeps.
@@ -29,9 +33,7 @@ bool Worth(const QpLane& lane, const void* at, std::size_t length) {
   // A handler that is not wrapped may jump out of the call.
   if (OwnFace() == Face::kLibrary && !tls_registered) return false;
   if (mode == InPlace::kAlways) return true;
-  if (lane.software()) return false;
-  return length >= kLeastUnregistered ||
-         UserMemory::Find(at, length) != nullptr;
+  return !lane.software() && UserMemory::Find(at, length) != nullptr;
 }
 
 }  // namespace

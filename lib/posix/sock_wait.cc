@@ -308,6 +308,9 @@ int Sock::SleepOn(Wait& wait, bool tx, std::uint32_t token, std::uint32_t seq,
     }
   }
   if (result == kLeft || result == -EINTR) return result;
+  // Behind a handler with SA_RESTART the kernel makes a call anew that has
+  // moved nothing: that handler does not end what it moves later.
+  if (!wait.part) wait.any = self.any;
   if (wait.deadline_ns != 0 && base::NowNs() >= wait.deadline_ns) {
     return -EAGAIN;
   }

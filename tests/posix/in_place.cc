@@ -197,7 +197,8 @@ Case case_jumps(
       Handle(
           SIGUSR1, [](int) { ::siglongjmp(back, 1); }, 0);
       static Bytes own(kLarge);
-      for (static volatile int i = 0; i < 4; i = i + 1) {
+      static std::atomic<int> round;
+      for (round = 0; round < 4; ++round) {
         {
           const Interrupts interrupts(SIGUSR1);
           if (sigsetjmp(back, 1) == 0) {
@@ -350,5 +351,3 @@ Case case_ends(
     });
 
 }  // namespace
-
-int main(int argc, char** argv) { return Main(argc, argv); }
