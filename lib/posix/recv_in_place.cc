@@ -25,6 +25,10 @@ using base::InPlace;
 using lane::rdma::QpLane;
 using lane::rdma::UserMemory;
 
+// Each target is registered for its call.  On paper that pays from here on
+// (tests/lane/fake_time_test).
+constexpr std::size_t kLeastAuto = 4 * 1024 * 1024;
+
 // Whether `length` bytes at `at` are worth it, and may be written to while the
 // call sleeps.
 bool Worth(const QpLane& lane, const void* at, std::size_t length) {
@@ -33,7 +37,8 @@ bool Worth(const QpLane& lane, const void* at, std::size_t length) {
   // A handler that is not wrapped may jump out of the call.
   if (OwnFace() == Face::kLibrary && !tls_registered) return false;
   if (mode == InPlace::kAlways) return true;
-  return !lane.software() && UserMemory::Find(at, length) != nullptr;
+  return tls_registered && !lane.software() && length >= kLeastAuto &&
+         UserMemory::Find(at, length) != nullptr;
 }
 
 }  // namespace
