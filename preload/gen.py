@@ -103,7 +103,8 @@ def exports(path, posix=False):
                  "rcs_demote", "rcs_register_buffer",
                  "rcs_unregister_buffer", "rcs_epoll_look", "rcs_epoll_arm",
                  "rcs_epoll_disarm", "rcs_expose", "rcs_hide", "rcs_place",
-                 "rcs_placed", "rcs_send_registered", "rcs_sent_done"):
+                 "rcs_placed", "rcs_recv_registered",
+                 "rcs_send_registered", "rcs_sent_done"):
         print(f"    {name};")
     print("  local:\n    *;\n};")
 

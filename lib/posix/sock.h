@@ -17,6 +17,10 @@
 #include "lib/rendezvous/rendezvous.h"
 #include "lib/stream/stream.h"
 
+namespace rcsock::lane::rdma {
+class QpLane;
+}
+
 namespace rcsock::posix {
 
 struct Interest;
@@ -212,6 +216,11 @@ class Sock final : public SockLayout {
   std::int64_t Place(std::uint32_t epoch, const void* from, std::size_t length,
                      std::uint64_t to, std::uint32_t key);
   int Placed(std::uint32_t epoch, std::int64_t ticket);
+  // The rx latch held.  The rdma lane that is read from; null: there is none.
+  lane::rdma::QpLane* ReceivingLane();
+  // The lane with that serial number, also when the stream has left it; null:
+  // its queue pair has gone, or is about to.
+  lane::rdma::QpLane* LaneOfSerial(std::uint32_t serial);
   void SetPolicy(Policy policy);
   Policy policy() const { return policy_.load(std::memory_order_relaxed); }
   // 0 or an errno.
@@ -618,6 +627,8 @@ class Sock final : public SockLayout {
   void Begin(Wait& wait, const std::atomic<std::uint64_t>& timeout_ns) const;
   int WaitRx(Wait& wait, std::uint32_t seq);
   int WaitBehind(Wait& wait, std::uint32_t seq);
+  // For the rest of a send whose beginning has been read.
+  int WaitRest(Wait& wait, std::uint32_t seq);
   int WaitTx(Wait& wait, std::uint32_t seq);
   // Not inlined: its frame must be below those of its callers (CountedSleep).
   [[gnu::noinline]] int SleepOn(Wait& wait, bool tx, std::uint32_t token,

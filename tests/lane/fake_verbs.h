@@ -63,6 +63,7 @@ class FakeVerbs {
     double doorbell = 100;
     double request = 25;
     double one_way = 1000;
+    bool sender_copies = true;  // what it posts, just before
   };
   void SetTime(const Time& time) { time_ = time; }
   // The present of whoever calls next: what it posts leaves then, and later by

@@ -131,6 +131,10 @@ std::string Totals(const ProcessPicture& process) {
     text += fmt::format(" {} {}", LaneName(static_cast<SnapshotLane>(lane)),
                         Pair(Number(counts.tx_bytes), Number(counts.rx_bytes)));
   }
+  if (total.in_place_bytes != 0) {
+    text += fmt::format("; {} received in place",
+                        Short(Number(total.in_place_bytes)));
+  }
   if (total.pinned_bytes != 0) {
     text += fmt::format("; {} pinned", Short(Number(total.pinned_bytes)));
   }
