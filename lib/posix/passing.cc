@@ -84,7 +84,9 @@ void AfterReceiving(int fd, const msghdr* message, int flags) {
   const int saved = errno;
   EachPassed(message, [fd, flags](int number) {
     if (LookupSock(number) != nullptr || !Sock::IsTcp(number)) return;
-    Sock::Arrived(number, SocketInode(fd), (flags & MSG_PEEK) != 0);
+    const bool peek = (flags & MSG_PEEK) != 0;
+    if (Sock::Arrived(number, SocketInode(fd), peek) != nullptr) return;
+    if (Sock* sock = Sock::Unknown(number, false)) Bind(number, sock);
   });
   errno = saved;
 }

@@ -420,8 +420,9 @@ class Sock final : public SockLayout {
   int Bequeath(std::uint64_t inode);
   // There: `fd` is one of its numbers.  Null: not such a connection.
   static Sock* Inherited(int number, int fd);
-  // A connection that came with the program, from one that told nothing.
-  static Sock* Unknown();
+  // A connection that came with the program (`exec`) or by SCM_RIGHTS, from a
+  // process that told nothing; Bind is the caller's.  Null: no memory.
+  static Sock* Unknown(int number, bool exec);
   void ForkChild();
   // In the child, behind all that: the calls that it was left to are the
   // parent's.
@@ -755,6 +756,16 @@ class Sock final : public SockLayout {
   bool EndsOfFamily() const;
   static void TravelledByFork();
   void TakeSettings(int number);
+  static Sock* Foreign(int number, int role, std::uint64_t share,
+                       base::Reason reason);
+  // Of one that came from a program without rcsock (sock_foreign.cc): the role,
+  // by what TCP has counted; -1: nobody can tell.
+  static int RoleByTcp(int number);
+  static std::uint64_t BornNs(int number);  // by CLOCK_BOOTTIME; 0: not known
+  // Later, and in another thread.
+  void AskForHolders();
+  static void LookForStrangers();
+  bool OnlyOurNumbers() const;
   // Among the processes that it was passed to.
   bool AloneByNotes(bool unspoilt) const;
   // What TCP has carried of it by now, as the application counts; false: nobody

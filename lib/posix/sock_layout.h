@@ -221,6 +221,12 @@ class alignas(64) SockLayout : public File,
   // (sock_travel.cc).
   std::atomic<bool> travels_{false};
   std::atomic<std::uint64_t> share_{0};  // this process's, of the notes
+  base::Reason travel_reason_ = base::Reason::kNone;
+  // It came from a program without rcsock: so many more looks must find nobody
+  // else who holds it (sock_foreign.cc).
+  std::atomic<int> unknown_{0};
+  std::atomic<bool> sought_{false};  // such a look is due
+  std::uint64_t born_ns_ = 0;        // by CLOCK_BOOTTIME; 0: not known
   // How far the stream is ahead of what TCP has carried.  Both latches'.
   Notes::Drift drift_;
   bool drift_known_ = true;

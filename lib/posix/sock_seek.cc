@@ -92,8 +92,9 @@ void Sock::SeekAfterCall() {
 void Sock::StartSeek() {
   if (!SoleHolder()) {
     // Another process may still use the connection: look again later.
-    reason_ = Travels() ? Reason::kPinnedScmRights : Reason::kPinnedFork;
+    reason_ = Travels() ? travel_reason_ : Reason::kPinnedFork;
     TryAgainLater();
+    if (unknown_.load(std::memory_order_relaxed) != 0) AskForHolders();
     return;
   }
   // What follows takes memory.  The next call asks again.

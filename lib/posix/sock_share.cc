@@ -400,6 +400,7 @@ void Sock::ForkChild() {
   told_rx_ = account_rx_;
   inherited_ = true;
   if (Travels()) TravelledByFork();
+  sought_.store(false);
   promoted_ = false;
   refs_.store(1);
 }
@@ -499,17 +500,6 @@ Sock* Sock::Inherited(int number, int fd) {
   sock->set_inode(all->inode.load());
   sock->LearnOptions(fd);
   sock->SetPeer(fd, address, length);
-  return sock;
-}
-
-Sock* Sock::Unknown() {
-  Sock* sock = New(stream::Role::kConnector, false);
-  if (sock == nullptr) return nullptr;
-  sock->connected_.store(true, std::memory_order_relaxed);
-  sock->never_.store(true, std::memory_order_relaxed);
-  sock->reason_ = Reason::kPinnedExec;
-  sock->inherited_ = true;
-  sock->GivenAway();
   return sock;
 }
 

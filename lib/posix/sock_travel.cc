@@ -79,9 +79,16 @@ bool Sock::TcpOffsets(std::uint64_t* tx, std::uint64_t* rx) const {
 void Sock::MeasureDriftLatched() {
   std::uint64_t tx, rx;
   drift_known_ = TcpOffsets(&tx, &rx);
-  if (!drift_known_) return;
+  if (!drift_known_) {
+    Notes(fd()).Spoil();
+    return;
+  }
   drift_.tx = static_cast<std::int64_t>(stream_->tx_off() - tx);
   drift_.rx = static_cast<std::int64_t>(stream_->rx_off() - rx);
+  // For whoever has the connection after this process.
+  const Notes notes(fd());
+  drift_known_ = notes.SetRole(role_ == stream::Role::kAcceptor ? 1 : 0) &&
+                 notes.SetDrift(drift_);
 }
 
 // It is about to be adopted, and no call is in the kernel with it.
@@ -104,7 +111,7 @@ bool Sock::EndsOfFamily() const {
 }
 
 bool Sock::AloneByNotes(bool unspoilt) const {
-  return fd() >= 0 &&
+  return fd() >= 0 && unknown_.load(std::memory_order_seq_cst) == 0 &&
          Notes(fd()).Alone(share_.load(std::memory_order_seq_cst), unspoilt);
 }
 
@@ -133,13 +140,13 @@ bool Sock::Travel(int number, std::uint64_t to, std::uint32_t tag) {
   if (noted) {
     Latched latched(this);
     // (A lane may have come and gone since.)
-    noted = mode() == Mode::kPlain && drift_known_ && notes.SetDrift(drift_);
+    noted = mode() == Mode::kPlain && drift_known_;
   }
   if (!noted) {
     notes.DropFlight(to, tag);
     return false;
   }
-  reason_ = Reason::kPinnedScmRights;
+  travel_reason_ = reason_ = Reason::kPinnedScmRights;
   RCSOCK_LOG(2, "fd %d: passed on", number);
   return true;
 }
@@ -149,8 +156,9 @@ void Sock::LeaveShare(int number) {
   if (ProcessPinned() == Reason::kSandboxed || number < 0) {
     GivenAway();
   } else if (EndsOfFamily() && !AloneByNotes(false)) {
-    // Others have it.  (A call that is in the kernel with it still may take
-    // what is theirs: then the share stays, and they stay on TCP.)
+    // Others have it, or may have it.  (A call that is in the kernel with it
+    // still may take what is theirs: then the share stays, and they stay on
+    // TCP.)
     GivenAway();
     if (NobodyInside()) Notes(number).DropShare(share_.load());
   }
@@ -182,24 +190,31 @@ Sock* Sock::Arrived(int number, std::uint64_t to, bool peek) {
     CopyFd(twin->fd(), number);
     return twin;
   }
+  const std::uint64_t share = notes.Arrive(to, peek);
+  if (share == 0) return nullptr;
+  // (Without memory nobody takes the share back: all stay on TCP.)
+  Sock* const sock = Foreign(number, role, share, Reason::kPinnedScmRights);
+  if (sock == nullptr) return nullptr;
+  Bind(number, sock);
+  RCSOCK_LOG(2, "fd %d: came from another process", number);
+  return sock;
+}
+
+Sock* Sock::Foreign(int number, int role, std::uint64_t share, Reason reason) {
   sockaddr_storage peer{};
   socklen_t length = sizeof peer;
   auto* const address = reinterpret_cast<sockaddr*>(&peer);
   if (::syscall(SYS_getpeername, number, address, &length) != 0) {
     return nullptr;
   }
-  const std::uint64_t share = notes.Arrive(to, peek);
-  if (share == 0) return nullptr;
-  BeforeLooking();
   Sock* sock = New(
       role == 1 ? stream::Role::kAcceptor : stream::Role::kConnector, false);
-  // (Nobody takes the share back: all stay on TCP.)
   if (sock == nullptr) return nullptr;
   sock->share_.store(share);
   sock->travels_.store(true);
   sock->set_inode(SocketInode(number));
   sock->set_fd(number);
-  sock->drift_ = notes.GetDrift();
+  sock->drift_ = Notes(number).GetDrift();
   std::uint64_t tx = 0;
   std::uint64_t rx = 0;
   // (One that is half closed, or of which nobody can tell, stays on TCP.)
@@ -211,13 +226,12 @@ Sock* Sock::Arrived(int number, std::uint64_t to, bool peek) {
   sock->tx_raw_.store(tx);
   sock->rx_raw_.store(rx);
   sock->inherited_ = true;
-  sock->reason_ = Reason::kPinnedScmRights;
+  sock->travel_reason_ = reason;
+  sock->reason_ = reason;
   sock->TakeSettings(number);
   sock->SetPeer(number, address, length);
   if (!may) sock->KeepPlain();
   sock->SetEligible(true);
-  Bind(number, sock);
-  RCSOCK_LOG(2, "fd %d: came from another process", number);
   return sock;
 }
 
