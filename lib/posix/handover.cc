@@ -439,7 +439,7 @@ void TakeUnread(int memory) {
 [[gnu::cold]] void TakeUnknown() {
   if (OwnFace() != Face::kPreload) return;
   // (0, 1 and 2 are inetd's, 3 systemd's.)
-  constexpr int kMostNumbers = 16;
+  constexpr int kMostNumbers = 4;
   for (int fd = 0; fd < kMostNumbers; ++fd) {
     const std::uint64_t inode = SocketInode(fd);
     sockaddr_storage peer{};

@@ -190,9 +190,10 @@ bool Notes::Alone(std::uint64_t share, bool unspoilt) const {
          extent == 1 && !Find(share + 1, kEnd - (share + 1), &at, &extent);
 }
 
-bool Notes::HasOwnShare() const {
+std::uint64_t Notes::OwnShare() const {
   std::uint64_t at, extent;
-  return Find(OwnShares(), kTags, &at, &extent);
+  const std::uint64_t own = OwnShares();
+  return Find(own, kTags, &at, &extent) && at >= own ? at : 0;
 }
 
 bool Notes::AddFlight(std::uint64_t to, std::uint32_t tag) const {

@@ -42,8 +42,8 @@ class Notes {
   // This share is there, and no other, nor any message under way.  With
   // `unspoilt` nobody has spoilt the connection either.
   bool Alone(std::uint64_t share, bool unspoilt) const;
-  // A share that this process has added stands there.
-  bool HasOwnShare() const;
+  // One that this process has added, maybe as another program; 0: none.
+  std::uint64_t OwnShare() const;
 
   // A message with the connection is under way to the AF_UNIX socket that has
   // this inode number.  `tag`: of the message.

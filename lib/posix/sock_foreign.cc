@@ -91,8 +91,12 @@ Sock* Sock::Unknown(int number, bool exec) {
   if (role < 0) role = RoleByTcp(number);
   // (What comes by SCM_RIGHTS may be older than this process.)
   const std::uint64_t born = exec ? BornNs(number) : 0;
-  const std::uint64_t share =
-      role >= 0 && SeesAllHolders(born) ? notes.AddShare() : 0;
+  std::uint64_t share = 0;
+  if (role >= 0 && SeesAllHolders(born)) {
+    // (The program before this one in the same process may have noted it.)
+    share = exec ? notes.OwnShare() : 0;
+    if (share == 0) share = notes.AddShare();
+  }
   if (share == 0) {
     // Nobody will know.
     Sock* sock = New(stream::Role::kConnector, false);

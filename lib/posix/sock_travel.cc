@@ -10,6 +10,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -37,39 +38,45 @@ constinit std::atomic<bool> travelled_by_fork{false};
 
 void Sock::TravelledByFork() { travelled_by_fork.store(true); }
 
+// Nobody sends or receives meanwhile, but TCP does its work.  So each look at
+// what is queued, between two at what has been counted, gives bounds.
 bool Sock::TcpOffsets(std::uint64_t* tx, std::uint64_t* rx) const {
-  const auto queued = [this](unsigned long what) {
-    int bytes = 0;
-    return ::syscall(SYS_ioctl, fd(), what, &bytes) == 0 ? bytes : -1;
-  };
-  constexpr int kLooks = 64;
+  struct tcp_info info {};
+  constexpr std::size_t kNeeded =
+      offsetof(struct tcp_info, tcpi_bytes_received) + 8;
+  if (AskTcpInfo(fd(), &info) < kNeeded) return false;
+  std::uint64_t least_tx = 0;
+  std::uint64_t most_tx = UINT64_MAX;
+  std::uint64_t least_rx = 0;
+  std::uint64_t most_rx = UINT64_MAX;
+  constexpr int kLooks = 100;
   for (int i = 0; i < kLooks; ++i) {
-    struct tcp_info before {};
-    struct tcp_info after {};
-    constexpr std::size_t kNeeded =
-        offsetof(struct tcp_info, tcpi_bytes_received) + 8;
-    if (AskTcpInfo(fd(), &before) < kNeeded) return false;
-    const int unread = queued(SIOCINQ);
-    const int unsent = queued(SIOCOUTQ);
-    if (AskTcpInfo(fd(), &after) < kNeeded || unread < 0 || unsent < 0) {
+    int unread = 0;
+    int unsent = 0;
+    const std::uint64_t acked = info.tcpi_bytes_acked;
+    const std::uint64_t received = info.tcpi_bytes_received;
+    if (::syscall(SYS_ioctl, fd(), SIOCINQ, &unread) != 0 ||
+        ::syscall(SYS_ioctl, fd(), SIOCOUTQ, &unsent) != 0 ||
+        AskTcpInfo(fd(), &info) < kNeeded ||
+        // (The kernel counts a FIN as a byte.)
+        info.tcpi_state != kTcpEstablished) {
       return false;
     }
-    // (The kernel counts a FIN as a byte.)
-    if (after.tcpi_state != kTcpEstablished) return false;
-    if (before.tcpi_bytes_acked != after.tcpi_bytes_acked ||
-        before.tcpi_bytes_received != after.tcpi_bytes_received) {
-      continue;
-    }
+    const auto to_send = static_cast<unsigned>(unsent);
+    const auto to_read = static_cast<unsigned>(unread);
+    least_tx = std::max(least_tx, acked + to_send);
+    most_tx = std::min<std::uint64_t>(most_tx, info.tcpi_bytes_acked + to_send);
+    if (received >= to_read) least_rx = std::max(least_rx, received - to_read);
+    most_rx =
+        std::min<std::uint64_t>(most_rx, info.tcpi_bytes_received - to_read);
+    if (least_tx < most_tx || least_rx < most_rx) continue;
     // The SYN of the end that connects is acknowledged as a byte.
     const std::uint64_t syn = role_ == stream::Role::kConnector ? 1 : 0;
-    const std::uint64_t sent =
-        after.tcpi_bytes_acked + static_cast<unsigned>(unsent);
-    if (sent < syn ||
-        after.tcpi_bytes_received < static_cast<unsigned>(unread)) {
-      return false;
+    if (least_tx != most_tx || least_rx != most_rx || most_tx < syn) {
+      return false;  // somebody does send or receive
     }
-    *tx = sent - syn;
-    *rx = after.tcpi_bytes_received - static_cast<unsigned>(unread);
+    *tx = most_tx - syn;
+    *rx = most_rx;
     return true;
   }
   return false;
@@ -78,7 +85,10 @@ bool Sock::TcpOffsets(std::uint64_t* tx, std::uint64_t* rx) const {
 // The stream has just left its lane, and no call is in the kernel with it.
 void Sock::MeasureDriftLatched() {
   std::uint64_t tx, rx;
-  drift_known_ = TcpOffsets(&tx, &rx);
+  // (A filter may know none of these calls.)
+  const bool may = ProcessPinned() != Reason::kSandboxed;
+  drift_known_ = may && TcpOffsets(&tx, &rx);
+  if (!may) return;
   if (!drift_known_) {
     Notes(fd()).Spoil();
     return;
@@ -95,6 +105,11 @@ void Sock::MeasureDriftLatched() {
 bool Sock::TakeOffsetsLatched() {
   std::uint64_t tx, rx;
   if (!drift_known_ || !TcpOffsets(&tx, &rx)) return false;
+  // (What another holder has noted may be anything.)
+  if (static_cast<std::int64_t>(tx) + drift_.tx < 0 ||
+      static_cast<std::int64_t>(rx) + drift_.rx < 0) {
+    return false;
+  }
   tx += static_cast<std::uint64_t>(drift_.tx);
   rx += static_cast<std::uint64_t>(drift_.rx);
   // What others have moved they have counted.
@@ -167,7 +182,7 @@ void Sock::LeaveShare(int number) {
 
 // Of another number of a connection that this process has: that one.
 static Sock* Twin(int number, const Notes& notes) {
-  if (!notes.HasOwnShare() && !travelled_by_fork.load()) return nullptr;
+  if (notes.OwnShare() == 0 && !travelled_by_fork.load()) return nullptr;
   const std::uint64_t inode = SocketInode(number);
   const int top = fd_high.load(std::memory_order_relaxed);
   for (int fd = 0; fd <= top; ++fd) {
@@ -217,10 +232,11 @@ Sock* Sock::Foreign(int number, int role, std::uint64_t share, Reason reason) {
   sock->drift_ = Notes(number).GetDrift();
   std::uint64_t tx = 0;
   std::uint64_t rx = 0;
-  // (One that is half closed, or of which nobody can tell, stays on TCP.)
-  const bool may = sock->TcpOffsets(&tx, &rx);
-  tx += static_cast<std::uint64_t>(sock->drift_.tx);
-  rx += static_cast<std::uint64_t>(sock->drift_.rx);
+  // (For the statistics: others may use it at this moment.)
+  if (sock->TcpOffsets(&tx, &rx)) {
+    tx += static_cast<std::uint64_t>(sock->drift_.tx);
+    rx += static_cast<std::uint64_t>(sock->drift_.rx);
+  }
   sock->account_tx_ = tx;
   sock->account_rx_ = rx;
   sock->tx_raw_.store(tx);
@@ -230,7 +246,8 @@ Sock* Sock::Foreign(int number, int role, std::uint64_t share, Reason reason) {
   sock->reason_ = reason;
   sock->TakeSettings(number);
   sock->SetPeer(number, address, length);
-  if (!may) sock->KeepPlain();
+  // (One that is half closed stays there.)
+  if (AskTcpState(number) != kTcpEstablished) sock->KeepPlain();
   sock->SetEligible(true);
   return sock;
 }
