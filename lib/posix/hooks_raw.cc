@@ -386,6 +386,13 @@ long Syscall(long number, const long (&a)[kArguments]) {
       errno = saved;
       return fd;
     }
+    // (Descriptors may be passed by what is no stream.)
+    case SYS_sendmsg:
+    case SYS_recvmsg:
+    case SYS_sendmmsg:
+    case SYS_recvmmsg:
+      if (long result; OnDescriptor(number, a, &result)) return result;
+      break;
     default:
       if (long result; Ours(a[0]) && OnDescriptor(number, a, &result)) {
         return result;

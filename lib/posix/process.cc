@@ -252,6 +252,7 @@ void BeforePrctl(int option, unsigned long mode, unsigned long filter) {
   ForEachSock([&](Sock* sock) {
     if (sock->mode() == Mode::kEngine) sock->FlushAtExit(deadline, true);
     sock->ResetAtExit();
+    sock->LeaveShare(sock->fd());
     sock->Account();
   });
   Sock::FlushClosed(deadline, true);

@@ -222,6 +222,14 @@ void Sock::Reset() {
   told_tx_ = told_rx_ = 0;
   in_spawn_actions.store(false, std::memory_order_relaxed);
   inherited_ = false;
+  travels_.store(false, std::memory_order_relaxed);
+  share_.store(0, std::memory_order_relaxed);
+  travel_reason_ = Reason::kNone;
+  unknown_.store(0, std::memory_order_relaxed);
+  sought_.store(false, std::memory_order_relaxed);
+  born_ns_ = 0;
+  drift_ = Notes::Drift();
+  drift_known_ = true;
   account_tx_ = account_rx_ = 0;
   reason_ = Reason::kShortLived;
   quick_ = stream::Quick();

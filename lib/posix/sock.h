@@ -411,6 +411,15 @@ class Sock final : public SockLayout {
   // Tells the offsets to who will hold it too, once the stream is plain.
   void MarkFork();
   int holding() const { return holders_.load(); }
+  // --- Passed by SCM_RIGHTS to a process that may follow it (sock_travel.cc)
+  // A message that names it by `number` is about to be sent to the AF_UNIX
+  // socket with the inode number `to`.  True: it is the kernel's, and noted.
+  bool Travel(int number, std::uint64_t to, std::uint32_t tag);
+  // One that has come to that socket, as `number`.  Null: nobody has noted it.
+  static Sock* Arrived(int number, std::uint64_t to, bool peek);
+  bool Travels() const { return travels_.load(std::memory_order_seq_cst); }
+  // This process holds it no more, by any number; `number` is open still.
+  void LeaveShare(int number);
   // --- For a program about to be executed that will follow it (handover.cc)
   // Whether it could.
   bool MayBequeath();
@@ -420,8 +429,9 @@ class Sock final : public SockLayout {
   int Bequeath(std::uint64_t inode);
   // There: `fd` is one of its numbers.  Null: not such a connection.
   static Sock* Inherited(int number, int fd);
-  // A connection that came with the program, from one that told nothing.
-  static Sock* Unknown();
+  // A connection that came with the program (`exec`) or by SCM_RIGHTS, from a
+  // process that told nothing; Bind is the caller's.  Null: no memory.
+  static Sock* Unknown(int number, bool exec);
   void ForkChild();
   // In the child, behind all that: the calls that it was left to are the
   // parent's.
@@ -753,6 +763,27 @@ class Sock final : public SockLayout {
   void CloseWithoutWaiting(int number) const;
   void LeaveHolders();
   void Spoil();
+  // No other process of its fork's family has it.
+  bool EndsOfFamily() const;
+  static void TravelledByFork();
+  void TakeSettings(int number);
+  static Sock* Foreign(int number, int role, std::uint64_t share,
+                       base::Reason reason);
+  // Of one that came from a program without rcsock (sock_foreign.cc): the role,
+  // by what TCP has counted; -1: nobody can tell.
+  static int RoleByTcp(int number);
+  static std::uint64_t BornNs(int number);  // by CLOCK_BOOTTIME; 0: not known
+  // Later, and in another thread.
+  void AskForHolders();
+  static void LookForStrangers();
+  bool OnlyOurNumbers() const;
+  // Among the processes that it was passed to.
+  bool AloneByNotes(bool unspoilt) const;
+  // What TCP has carried of it by now, as the application counts; false: nobody
+  // can tell, or it is half closed.
+  bool TcpOffsets(std::uint64_t* tx, std::uint64_t* rx) const;
+  void MeasureDriftLatched();
+  bool TakeOffsetsLatched();
   // To the other holders, and from them; both latches held.
   void TellMovedLatched();
   void HearMovedLatched();

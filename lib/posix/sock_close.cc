@@ -156,6 +156,7 @@ int Sock::CloseLast(int number, const Successor& next) {
   WakeHeld();
   int result, error;
   const auto end = [&](bool held) {
+    LeaveShare(number);
     result = CloseNumber(number, next, held);
     error = errno;
   };

@@ -13,6 +13,7 @@
 #include "lib/lane/shm/layout.h"
 #include "lib/posix/budget.h"
 #include "lib/posix/file.h"
+#include "lib/posix/notes.h"
 #include "lib/posix/unread.h"
 #include "lib/rendezvous/rendezvous.h"
 #include "lib/stream/stream.h"
@@ -216,6 +217,19 @@ class alignas(64) SockLayout : public File,
   std::uint64_t account_tx_ = 0;  // offsets at which this process began
   std::uint64_t account_rx_ = 0;
   bool inherited_ = false;
+  // It has been passed by SCM_RIGHTS, and notes say who holds it
+  // (sock_travel.cc).
+  std::atomic<bool> travels_{false};
+  std::atomic<std::uint64_t> share_{0};  // this process's, of the notes
+  base::Reason travel_reason_ = base::Reason::kNone;
+  // It came from a program without rcsock: so many more looks must find nobody
+  // else who holds it (sock_foreign.cc).
+  std::atomic<int> unknown_{0};
+  std::atomic<bool> sought_{false};  // such a look is due
+  std::uint64_t born_ns_ = 0;        // by CLOCK_BOOTTIME; 0: not known
+  // How far the stream is ahead of what TCP has carried.  Both latches'.
+  Notes::Drift drift_;
+  bool drift_known_ = true;
   std::atomic<base::Reason> reason_{base::Reason::kShortLived};
   std::uint64_t anchor_rx_ = 0;          // read from TCP by the engine
   std::atomic<std::uint64_t> inode_{0};  // of the socket, once somebody asked

@@ -168,6 +168,7 @@ bool Sock::BackToPlain() {
     if (timer_ != 0 && conductor != nullptr) conductor->CancelTimer(timer_);
     timer_ = 0;
     PushOptions();
+    MeasureDriftLatched();
     // The kernel has not been told: it would let a reader sleep, and of what is
     // over, which only this end's last write would show it, that it is not.
     if (rd_shut_ || stream_->Gone()) {

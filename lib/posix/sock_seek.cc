@@ -92,8 +92,9 @@ void Sock::SeekAfterCall() {
 void Sock::StartSeek() {
   if (!SoleHolder()) {
     // Another process may still use the connection: look again later.
-    reason_ = Reason::kPinnedFork;
+    reason_ = Travels() ? travel_reason_ : Reason::kPinnedFork;
     TryAgainLater();
+    if (unknown_.load(std::memory_order_relaxed) != 0) AskForHolders();
     return;
   }
   // What follows takes memory.  The next call asks again.
@@ -288,7 +289,7 @@ bool Sock::TryAdopt() {
     mode_.store(Mode::kEngine, std::memory_order_seq_cst);
     const bool alone = NobodyInside() && SoleHolder();
     if (alone) HearMovedLatched();
-    if (!alone) {
+    if (!alone || (Travels() && !TakeOffsetsLatched())) {
       mode_.store(Mode::kPlain, std::memory_order_seq_cst);
     } else if (OwnFace() == Face::kLibrary &&
                (UsedPastUs() || OptionsPin(fd()))) {
@@ -309,7 +310,7 @@ bool Sock::TryAdopt() {
         came_ns_.store(0, std::memory_order_relaxed);
         TakeOptions();
         // What others have set meanwhile is not seen here.
-        if (OwnFace() == Face::kLibrary || holders_ >= 0) {
+        if (OwnFace() == Face::kLibrary || holders_ >= 0 || Travels()) {
           LearnOptions(fd());
         }
         inode_.store(SocketInode(fd()), std::memory_order_relaxed);

@@ -107,7 +107,7 @@ void Look(const io_uring_sqe& request) {
       BeforeLooking();
       if (msghdr copy;
           !Null(message) && base::TrySmall(&copy, message, sizeof copy)) {
-        BeforePassing(&copy);
+        Passing(-1).Before(&copy);
       }
       break;
     }
