@@ -58,7 +58,7 @@ class Look {
   // `known`: what need not be read again.
   bool Begin(const std::set<Seen>& known, const std::set<std::string>& ids) {
     std::vector<OwnCode::Range> all;
-    if (!OwnCode().List(&all)) return false;
+    if (!code_.List(&all)) return false;
     for (OwnCode::Range& one : all) {
       if (!known.contains(SeenOf(one)) && !ids.contains(one.build_id)) {
         ranges_.push_back(std::move(one));
@@ -117,6 +117,7 @@ class Look {
     culprit_ += base::NameOfCall(call);
   }
 
+  OwnCode code_;  // whose memory the ranges read
   std::vector<OwnCode::Range> ranges_;
   std::size_t index_ = 0;
   std::uint64_t at_ = 0;
@@ -179,6 +180,13 @@ bool TurnLatched(State& state, std::vector<std::shared_ptr<Sock>>* waiting) {
     if (state.posted) return false;
   }
   bool can_tell = true;
+  if (verdict.load(std::memory_order_acquire) == Verdict::kMayUseStreams) {
+    // (Another look has said so.)
+    delete std::exchange(state.look, nullptr);
+    waiting->swap(state.waiting);
+    waiting_count.store(0, std::memory_order_relaxed);
+    return true;
+  }
   if (state.look == nullptr || state.again) {
     state.again = false;
     delete std::exchange(state.look, new Look);
