@@ -88,6 +88,8 @@ bool IsKnownLibrary(std::string_view path) {
   for (const std::string_view prefix : kPrefixes) {
     if (name.starts_with(prefix)) return true;
   }
+  // Two of its stressors call whatever there is, in processes of their own.
+  if (name == "stress-ng") return true;
   // valgrind runs the program, and its own code beside it.
   return path.find("/valgrind/") != std::string_view::npos;
 }
