@@ -82,6 +82,12 @@ RAW = [
     ("unshare", "CLONE_FILES is left out in a program of one thread, which "
      "has its descriptors to itself anyway; in others every stream of the "
      "process moves to TCP first, for good."),
+    ("dlsym", "A look-up in libc's handle finds what a look-up by default "
+     "does. A library that defines the name itself finds libc's."),
+    ("dlvsym", "As `dlsym`."),
+    ("dlopen", "The loader's. If the library makes system calls of its own, "
+     "all streams of the process move to TCP, for good (`raw_calls`)."),
+    ("dlmopen", "As `dlopen`."),
 ]
 
 

@@ -18,6 +18,7 @@
 #include "lib/posix/last_thread.h"
 #include "lib/posix/last_words.h"
 #include "lib/posix/process.h"
+#include "lib/posix/raw_code.h"
 #include "lib/posix/shell.h"
 #include "lib/posix/signals.h"
 #include "lib/posix/sock.h"
@@ -84,6 +85,7 @@ void ForkPrepare() {
   // (Until here a handler may have forked, all of it.)
   tls_forking = true;
   Conductor::ForkPrepare();
+  raw_code::ForkLock();
   SignalsForkLock();
   InterestsForkLock();
   SockForkLock();
@@ -108,6 +110,7 @@ void ForkParent() {
   Conductor::ForkParent();
   EndFork();
   SignalsForkUnlock(false);
+  raw_code::ForkUnlock(false);
   LeaveCritical();
 }
 
@@ -139,6 +142,7 @@ void ForkChild() {
   ForEachSock([](Sock* sock) { sock->ForgetLeft(); });
   if (!locked) return;
   SignalsForkUnlock(true);
+  raw_code::ForkUnlock(true);
   LeaveCritical();
 }
 

@@ -19,6 +19,7 @@
 #include "lib/base/internal.h"
 #include "lib/base/listing.h"
 #include "lib/base/unique_fd.h"
+#include "lib/posix/given.h"
 #include "lib/posix/hooks.h"
 #include "lib/posix/process.h"
 #include "lib/posix/signals.h"
@@ -89,6 +90,7 @@ int socket(int domain, int type, int protocol) {
   const int fd = real::socket(domain, type, protocol);
   if (fd < 0) return fd;
   Evict(fd);
+  if (domain == AF_NETLINK && !InBorrowedMemory()) AfterNetlink(protocol);
   if (!Inet(domain) || (type & 0xf) != SOCK_STREAM ||
       (protocol != 0 && protocol != IPPROTO_TCP) || InBorrowedMemory()) {
     return fd;

@@ -20,6 +20,7 @@
 #include "lib/base/internal.h"
 #include "lib/base/unique_fd.h"
 #include "lib/posix/clone.h"
+#include "lib/posix/given.h"
 #include "lib/posix/hooks.h"
 #include "lib/posix/last_thread.h"
 #include "lib/posix/process.h"
@@ -379,6 +380,9 @@ long Syscall(long number, const long (&a)[kArguments]) {
       break;
     case SYS_unshare:
       return ::syscall(SYS_unshare, BeforeParting(Fd(a[0]), CLONE_FILES));
+    case SYS_bpf:
+      BeforeBpf(a[0], At<void>(a[1]), Size(a[2]));
+      break;
     case SYS_pidfd_getfd: {
       const long fd = kernel();
       const int saved = errno;

@@ -464,7 +464,14 @@ int ControlOnce(int number, int op, int fd, epoll_event* event) {
     return real::epoll_ctl(number, op, fd, event);
   }
   if (set == nullptr || file == nullptr || base::tls_internal) {
-    return real::epoll_ctl(number, op, fd, event);
+    const int result = real::epoll_ctl(number, op, fd, event);
+    // A set that was made past the hooks, or comes with the program: who waits
+    // there sees the kernel's events alone.
+    if (result == 0 && op == EPOLL_CTL_ADD && file != nullptr &&
+        file->kind == FileKind::kSock && !base::tls_internal) {
+      static_cast<Sock*>(file)->Pin(base::Reason::kRawCalls);
+    }
+    return result;
   }
   if (file->kind == FileKind::kEpoll) {
     SeenBySet(static_cast<EpollSet*>(file), op, event);

@@ -123,6 +123,16 @@ void PinProcess(base::Reason reason) {
       });
 }
 
+void PinProcessFromConductor(base::Reason reason) {
+  auto none = base::Reason::kNone;
+  process_pinned.compare_exchange_strong(none, reason);
+  ForEachSock([&](Sock* sock) {
+    if (!sock->listening.load(std::memory_order_relaxed)) {
+      sock->LeaveForGood(reason);
+    }
+  });
+}
+
 bool BeyondLimit(std::uint64_t count) {
   rlimit limit{};
   return ProcessPinned() != base::Reason::kSandboxed &&

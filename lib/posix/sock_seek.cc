@@ -23,6 +23,7 @@
 #include "lib/posix/last_thread.h"
 #include "lib/posix/process.h"
 #include "lib/posix/prospect.h"
+#include "lib/posix/raw_code.h"
 #include "lib/posix/signals.h"
 #include "lib/posix/snapshot.h"
 #include "lib/posix/sock.h"
@@ -154,7 +155,16 @@ void Sock::StartSeek() {
   if (hopeful_.load(std::memory_order_relaxed)) {
     wanted_.store(true, std::memory_order_seq_cst);
   }
-  conductor->Seek(Share());
+  switch (raw_code::MaySeek(Share(), conductor)) {
+    case raw_code::Answer::kMay:
+      conductor->Seek(Share());
+      break;
+    case raw_code::Answer::kLater:
+      break;
+    case raw_code::Answer::kNever:
+      SeekFailed(Reason::kRawCalls, true);
+      break;
+  }
 }
 
 bool Sock::Names(sockaddr_storage* local, sockaddr_storage* peer) {
@@ -230,6 +240,7 @@ void Sock::SeekFailed(Reason reason, bool final) {
 void Sock::CancelSeek() {
   if (!seeking_.load(std::memory_order_acquire)) return;
   Critical critical;  // the conductor's latch
+  raw_code::Forget(this);
   if (Conductor* conductor = Conductor::IfRunning()) conductor->Cancel(this);
   Latched latched(this);
   // What of the seek is running at this moment finds it given up: TryAdopt and

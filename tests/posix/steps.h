@@ -14,7 +14,8 @@
 namespace steps {
 
 // Not by the library's names: the handler of traps is not to be wrapped.
-inline long Raw(long number, long a, long b, long c, long d) {
+[[gnu::always_inline]] inline long Raw(long number, long a, long b, long c,
+                                       long d) {
   long result = number;
   register long fourth asm("r10") = d;
   asm volatile("syscall"

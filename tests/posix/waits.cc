@@ -308,7 +308,8 @@ Case limit(
     },
     {.warm = false, .connect = false});
 
-long Raw(long number, long a, long b, long c, long d) {
+[[gnu::always_inline]] inline long Raw(long number, long a, long b, long c,
+                                       long d) {
   register long r10 asm("r10") = d;
   register long r8 asm("r8") = 0;
   asm volatile("syscall"
