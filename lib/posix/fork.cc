@@ -23,6 +23,7 @@
 #include "lib/posix/sock.h"
 #include "lib/posix/stats.h"
 #include "lib/posix/uring.h"
+#include "lib/posix/uring_held.h"
 #include "lib/rendezvous/rendezvous.h"
 
 namespace rcsock::posix {
@@ -83,6 +84,7 @@ void ForkPrepare() {
   EnterCritical();
   // (Until here a handler may have forked, all of it.)
   tls_forking = true;
+  uring::HeldForkLock();
   Conductor::ForkPrepare();
   SignalsForkLock();
   InterestsForkLock();
@@ -106,6 +108,7 @@ void ForkParent() {
   SockForkUnlock(false);
   InterestsForkUnlock();
   Conductor::ForkParent();
+  uring::HeldForkUnlock();
   EndFork();
   SignalsForkUnlock(false);
   LeaveCritical();
@@ -130,6 +133,7 @@ void ForkChild() {
   InterestsForkUnlock();
   if (ProcessPinned() != base::Reason::kSandboxed) base::InitBarriers();
   CallsForkChild();
+  if (locked) uring::HeldForkUnlock();
   uring::RingsForkChild();
   stats.Clear();
   InterestsForkChild();
@@ -137,6 +141,7 @@ void ForkChild() {
   ForEachSock([](Sock* sock) { sock->ForkChild(); });
   Conductor::ForkChild(tls_signals.asleep != 0);
   ForEachSock([](Sock* sock) { sock->ForgetLeft(); });
+  uring::HeldForkChild();
   if (!locked) return;
   SignalsForkUnlock(true);
   LeaveCritical();

@@ -1,0 +1,81 @@
+#ifndef RCSOCK_LIB_POSIX_URING_SERVE_H_
+#define RCSOCK_LIB_POSIX_URING_SERVE_H_
+
+#include <sys/epoll.h>
+
+#include <atomic>
+#include <cstdint>
+
+#include "lib/base/latch.h"
+#include "lib/posix/uring_requests.h"
+
+namespace rcsock::posix {
+class Sock;
+}
+
+// What uring_held.cc and uring_wait.cc share.
+namespace rcsock::posix::uring {
+
+struct Held {
+  Request request;
+  bool quiet = false;
+  bool own_number = false;  // request.fd is rcsock's
+  Sock* sock = nullptr;
+  std::uint32_t life = 0;
+  std::uint64_t data = 0;
+  Held* next = nullptr;
+};
+
+struct HeldQueue {
+  Held* first = nullptr;
+  Held** last = &first;
+};
+
+// Latch: held_latch guards all but the atomics.  It comes before every latch
+// of a stream or a set.
+struct HeldRing {
+  static constexpr unsigned kBuckets = 256;
+
+  int fd = -1;   // -1: free
+  int set = -1;  // the epoll set
+  std::uint32_t serial = 0;
+  // By the number of the stream, in the order of coming.
+  Held* bucket[kBuckets] = {};
+  Held* cancelled = nullptr;
+  std::atomic<int> count{0};
+  bool helped = false;  // the helper thread lives
+  std::atomic<bool> gone{false};
+  // A thread of the program waits in the set.
+  std::atomic<bool> served{false};
+  // Changes with each such wait and each request.
+  std::atomic<std::uint32_t> turns{0};
+  // The helper sleeps until this changes.
+  std::atomic<std::uint32_t> word{0};
+  std::atomic<bool> deep{false};
+};
+
+inline constinit base::Latch held_latch;
+
+// The event's data for the ring's own descriptor.
+constexpr std::uint64_t kRingItself = ~std::uint64_t{0};
+constexpr int kMostEvents = 32;
+
+// Completes what has become ready.  Returns how many completions it posted.
+int Serve(HeldRing* ring, std::uint32_t serial, const epoll_event* events,
+          int count);
+
+// Looks for the ring and counts its waiting thread.  Null: it holds nothing, or
+// another thread waits already.
+HeldRing* BeginServing(int fd, int* set, std::uint32_t* serial);
+void EndServing(HeldRing* ring);
+
+// Wakes the helper thread from its deep sleep.
+void WakeHelper(HeldRing* ring);
+// held_latch held.
+bool StartHelper(HeldRing* ring);
+// The helper thread of a ring that is gone ends.
+void FreeRing(HeldRing* ring);
+
+}  // namespace rcsock::posix::uring
+
+#endif  // RCSOCK_LIB_POSIX_URING_SERVE_H_
