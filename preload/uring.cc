@@ -80,7 +80,7 @@ int InParts(Ring* ring, bool submits, unsigned count, void* timeout,
   if (waited == -EINTR) return submitted > 0 ? submitted : -EINTR;
   timespec none{};
   const int result = wait(waited == -ETIME ? &none : timeout);
-  return result >= 0 && submitted > 0 ? submitted : result;
+  return submitted > 0 ? submitted : result;
 }
 
 }  // namespace

@@ -184,7 +184,8 @@ Batch::Seen Batch::CarryOut(const io_uring_sqe& request, io_uring_sqe* at) {
       break;
   }
   chain_failed_ = verdict.result < 0;
-  if (linked || (verdict.flags == 0 && Able().inject) || verdict.result == 0) {
+  if (linked ||
+      (verdict.flags == 0 && (Able().inject || verdict.result == 0))) {
     Replace(request, verdict.result, false, at);
   } else {
     if (!quiet || verdict.result < 0) {

@@ -145,6 +145,17 @@ bool HasMoved(int fd) {
          info.tcpi_bytes_received > static_cast<unsigned>(unread) + 2;
 }
 
+// What the kernel tells of a socket behind bytes that it has given: there are
+// more, or the end.
+bool MoreFollows(int fd, int result) {
+  int left = 0;
+  if (result == 0) return true;
+  if (hook::Ioctl(fd, FIONREAD, &left) != 0) return false;
+  if (left > 0) return true;
+  Sock* const sock = LookupSock(fd);
+  return sock != nullptr && sock->mode() == Mode::kEngine && sock->EndNext();
+}
+
 constinit std::atomic<bool> accepts{false};
 
 // The descriptor names a socket of TCP that is connected.
@@ -236,9 +247,7 @@ int Attempt(Request* request, std::uint32_t* flags) {
       return -EINVAL;
   }
   constexpr std::uint32_t kNonEmpty = 1u << 2;  // IORING_CQE_F_SOCK_NONEMPTY
-  int left = 0;
-  if (result > 0 && hook::Ioctl(request->fd, FIONREAD, &left) == 0 &&
-      left > 0) {
+  if (result >= 0 && request->length > 0 && MoreFollows(request->fd, result)) {
     *flags = kNonEmpty;
   }
   return result;
