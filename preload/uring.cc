@@ -290,6 +290,9 @@ RCSOCK_EXPORT int io_uring_register(unsigned fd, unsigned operation,
                                     const void* argument, unsigned count) {
   NEXT(int, io_uring_register, unsigned, unsigned, const void*, unsigned);
   uring::BeforeRegister(static_cast<int>(fd), operation);
+  if (uring::CancelsByRegister(static_cast<int>(fd), operation, argument)) {
+    return 0;
+  }
   return Call(next, fd, operation, argument, count);
 }
 
@@ -311,4 +314,14 @@ RCSOCK_EXPORT int io_uring_close_ring_fd(Ring* ring) {
   NEXT(int, io_uring_close_ring_fd, Ring*);
   uring::BeforeCloseRingFd(ring);
   return Call(next, ring);
+}
+
+RCSOCK_EXPORT int io_uring_register_sync_cancel(Ring* ring, void* what) {
+  NEXT(int, io_uring_register_sync_cancel, Ring*, void*);
+  constexpr unsigned kSyncCancel = 24;  // IORING_REGISTER_SYNC_CANCEL
+  if (ring != nullptr &&
+      uring::CancelsByRegister(ring->fd, kSyncCancel, what)) {
+    return 0;
+  }
+  return Call(next, ring, what);
 }

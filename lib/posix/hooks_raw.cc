@@ -376,6 +376,9 @@ long Syscall(long number, const long (&a)[kArguments]) {
     }
     case SYS_io_uring_register:
       uring::BeforeRegister(Fd(a[0]), Word(a[1]));
+      if (uring::CancelsByRegister(Fd(a[0]), Word(a[1]), At<void>(a[2]))) {
+        return 0;
+      }
       break;
     case SYS_io_submit:
       BeforeAio(a[1], At<void*>(a[2]));

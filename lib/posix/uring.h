@@ -94,6 +94,10 @@ void BeforeRegister(const int* fds, unsigned count);
 // ring `fd`.
 void BeforeRegister(int fd, unsigned operation);
 
+// io_uring_register(2) is about to do this operation with `argument`.  True: it
+// asked to cancel a request that rcsock held, and has been done.
+bool CancelsByRegister(int fd, unsigned operation, const void* argument);
+
 // --- Rings that the program makes and fills by itself (uring_rings.cc).
 
 // io_uring_setup(2) has made ring `fd`; the kernel has filled in `parameters`

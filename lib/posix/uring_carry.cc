@@ -183,7 +183,9 @@ Batch::Seen Batch::CarryOut(const io_uring_sqe& request, io_uring_sqe* at) {
     case Fate::kDone:
       break;
   }
-  chain_failed_ = verdict.result < 0;
+  // (A hard link goes on.)
+  chain_failed_ =
+      verdict.result < 0 && (request.flags & IOSQE_IO_HARDLINK) == 0;
   if (linked ||
       (verdict.flags == 0 && (Able().inject || verdict.result == 0))) {
     Replace(request, verdict.result, false, at);

@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <new>
 
+#include "lib/base/sleep.h"
 #include "lib/base/unique_fd.h"
 #include "lib/posix/epoll.h"
 #include "lib/posix/hooks.h"
@@ -281,8 +282,7 @@ Verdict Carry(int ring_fd, Request request, std::uint64_t data, bool quiet,
     const Guard guard;
     HeldRing* const ring = Find(ring_fd);
     bool waits = Behind(ring, request);
-    Sock* const sock =
-        waits ? LookupSock(request.fd) : Carried(request.fd);
+    Sock* const sock = waits ? LookupSock(request.fd) : Carried(request.fd);
     if (sock != nullptr) {
       // Those before it have their turn.
       if (waits) {
@@ -412,24 +412,27 @@ int Serve(HeldRing* ring, std::uint32_t serial, const epoll_event* events,
   return posts.total;
 }
 
-HeldRing* BeginServing(int fd, int* set, std::uint32_t* serial) {
-  if (rings_held.load(std::memory_order_relaxed) == 0) return nullptr;
+Serving::Serving(int fd) {
+  if (rings_held.load(std::memory_order_relaxed) == 0) return;
+  const void* const self = &tls_signals;
   const Guard guard;
   HeldRing* const ring = Find(fd);
-  if (ring == nullptr || ring->count.load() == 0 ||
-      ring->served.exchange(true)) {
-    return nullptr;
+  if (ring == nullptr || ring->count.load() == 0) return;
+  const void* other = nullptr;
+  if (!ring->server.compare_exchange_strong(other, self) && other != self) {
+    return;
   }
   ring->turns.fetch_add(1, std::memory_order_relaxed);
-  *set = ring->set;
-  *serial = ring->serial;
-  return ring;
+  ring_ = ring;
+  set_ = ring->set;
+  serial_ = ring->serial;
 }
 
-void EndServing(HeldRing* ring) {
-  ring->turns.fetch_add(1, std::memory_order_relaxed);
-  ring->served.store(false, std::memory_order_seq_cst);
-  WakeHelper(ring);
+Serving::~Serving() {
+  if (ring_ == nullptr) return;
+  ring_->turns.fetch_add(1, std::memory_order_relaxed);
+  ring_->server.store(nullptr, std::memory_order_seq_cst);
+  WakeHelper(ring_);
 }
 
 void FreeRing(HeldRing* ring) {
@@ -484,65 +487,109 @@ void DropHeldRings(unsigned first, unsigned last) {
   }
 }
 
+namespace {
+
+// held_latch held.  Takes all requests on `fd` out of the ring, in their order.
+Held* TakeAll(HeldRing* ring, int fd) {
+  Held* all = nullptr;
+  Held** end = &all;
+  for (Held** at = BucketOf(ring, fd); *at != nullptr;) {
+    Held* const held = *at;
+    if (held->request.fd != fd) {
+      at = &held->next;
+      continue;
+    }
+    *at = held->next;
+    held->next = nullptr;
+    *end = held;
+    end = &held->next;
+  }
+  return all;
+}
+
+// held_latch held.  Another number of the stream, rcsock's own; -1: none.
+int OwnNumber(int fd) {
+  HeldNumber number(fd);
+  const int copy = base::CopyHigh(fd);
+  if (copy >= 0) CopyHeld(number, copy);
+  return copy;
+}
+
+// held_latch held.
+void Keep(HeldRing* ring, int fd) {
+  Held* const all = TakeAll(ring, fd);
+  if (all == nullptr) return;
+  const int copy = OwnNumber(fd);
+  if (copy < 0) {
+    Posts posts(ring->fd);
+    for (Held* held = all; held != nullptr;) {
+      Held* const next = held->next;
+      ring->count.fetch_sub(1, std::memory_order_relaxed);
+      posts.Add(*held, -ECANCELED, 0);
+      Give(held);
+      held = next;
+    }
+    posts.Post();
+    return;
+  }
+  for (Held* held = all; held != nullptr; held = held->next) {
+    held->request.fd = copy;
+    held->own_number = true;
+  }
+  Held** to = BucketOf(ring, copy);
+  while (*to != nullptr) to = &(*to)->next;
+  *to = all;
+  Arm(ring, copy);
+}
+
+// held_latch held.  A number in [first, last] that a held request has and the
+// program may close; -1: none.
+int NumberWithin(const HeldRing& ring, unsigned first, unsigned last) {
+  for (const Held* bucket : ring.bucket) {
+    for (const Held* held = bucket; held != nullptr; held = held->next) {
+      const auto fd = static_cast<unsigned>(held->request.fd);
+      if (!held->own_number && fd >= first && fd <= last) {
+        return held->request.fd;
+      }
+    }
+  }
+  return -1;
+}
+
+}  // namespace
+
 void KeepHeldStreams(unsigned first, unsigned last) {
   if (rings_held.load(std::memory_order_relaxed) == 0) return;
-  const auto within = [&](int fd) {
-    return static_cast<unsigned>(fd) >= first &&
-           static_cast<unsigned>(fd) <= last;
-  };
   const Guard guard;
   for (HeldRing& ring : held_rings) {
     if (ring.fd < 0 || ring.count.load() == 0) continue;
-    for (Held*& bucket : ring.bucket) {
-      for (Held** at = &bucket; *at != nullptr;) {
-        const int fd = (*at)->request.fd;
-        if ((*at)->own_number || !within(fd)) {
-          at = &(*at)->next;
-          continue;
-        }
-        int copy = -1;
-        {
-          const HeldNumber number(fd);
-          copy = base::CopyHigh(fd);
-          if (copy >= 0) CopyHeld(number, copy);
-        }
-        // All of this number's move, in their order.
-        Held* moved = nullptr;
-        Held** end = &moved;
-        for (Held** from = at; *from != nullptr;) {
-          Held* const held = *from;
-          if (held->request.fd != fd) {
-            from = &held->next;
-            continue;
-          }
-          *from = held->next;
-          held->next = nullptr;
-          held->request.fd = copy;
-          held->own_number = copy >= 0;
-          *end = held;
-          end = &held->next;
-        }
-        if (copy < 0) {
-          Posts posts(ring.fd);
-          while (Held* const held = moved) {
-            moved = held->next;
-            ring.count.fetch_sub(1, std::memory_order_relaxed);
-            posts.Add(*held, -ECANCELED, 0);
-            Give(held);
-          }
-          posts.Post();
-          continue;
-        }
-        Held** to = BucketOf(&ring, copy);
-        while (*to != nullptr) to = &(*to)->next;
-        *to = moved;
-        Arm(&ring, copy);
-      }
+    if (first == last) {
+      const auto fd = static_cast<int>(first);
+      const Held* const held = *BucketOf(&ring, fd);
+      if (held != nullptr && !base::IsInternalFd(fd)) Keep(&ring, fd);
+      continue;
+    }
+    for (int fd; (fd = NumberWithin(ring, first, last)) >= 0;) {
+      Keep(&ring, fd);
     }
   }
 }
 
 int HeldRings() { return rings_held.load(std::memory_order_relaxed); }
+
+void EndHolding() {
+  for (const HeldRing& ring : held_rings) {
+    const int fd = ring.fd;
+    if (fd < 0) continue;
+    CancelHeld(fd, {.any = true, .all = true});
+    PostCancelled(fd);
+    DropHeldRing(fd);
+  }
+  // A helper looks twenty times a second whether its ring is gone.
+  for (int i = 0; i < 200 && HelperThreads() > 0; ++i) {
+    base::SleepThrough(1'000'000);
+  }
+}
 
 void HeldForkLock() { held_latch.lock(); }
 void HeldForkUnlock() { held_latch.unlock(); }
@@ -562,7 +609,7 @@ void HeldForkChild() {
     ring.fd = -1;
     ring.serial = 0;
     ring.helped = false;
-    ring.served = false;
+    ring.server = nullptr;
     FreeRing(&ring);
     Close(closing);
   }

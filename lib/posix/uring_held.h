@@ -89,6 +89,10 @@ int HelperThreads();
 // Rings that hold requests.
 int HeldRings();
 
+// A filter of system calls is about to forbid what rcsock does: all held
+// requests complete with ECANCELED, and the helper threads end.
+void EndHolding();
+
 // Around fork.
 void HeldForkLock();
 void HeldForkUnlock();

@@ -122,6 +122,32 @@ LibSubmission::~LibSubmission() {
   errno = saved;
 }
 
+bool CancelsByRegister(int fd, unsigned operation, const void* argument) {
+  constexpr unsigned kSyncCancel = 24;  // IORING_REGISTER_SYNC_CANCEL
+  constexpr unsigned kAll = 1u << 0;    // IORING_ASYNC_CANCEL_*
+  constexpr unsigned kFd = 1u << 1;
+  constexpr unsigned kAny = 1u << 2;
+  // How struct io_uring_sync_cancel_reg begins.
+  struct {
+    std::uint64_t data;
+    std::int32_t fd;
+    std::uint32_t flags;
+  } what;
+  if (operation != kSyncCancel || !Holds(fd) ||
+      !base::TryGet(&what, argument, sizeof what) ||
+      (what.flags & ~(kAll | kFd | kAny)) != 0) {
+    return false;
+  }
+  const bool all = (what.flags & (kAll | kAny)) != 0;
+  const int found = CancelHeld(fd, {.any = (what.flags & kAny) != 0,
+                                    .by_fd = (what.flags & kFd) != 0,
+                                    .all = all,
+                                    .fd = what.fd,
+                                    .data = what.data});
+  PostCancelled(fd);
+  return found > 0;
+}
+
 bool LibHolds(const Ring* ring) { return !Null(ring) && Holds(ring->fd); }
 
 int LibAwait(const Ring* ring, unsigned count, const timespec* timeout,

@@ -45,8 +45,8 @@ struct HeldRing {
   std::atomic<int> count{0};
   bool helped = false;  // the helper thread lives
   std::atomic<bool> gone{false};
-  // A thread of the program waits in the set.
-  std::atomic<bool> served{false};
+  // The thread of the program that waits in the set, or null.
+  std::atomic<const void*> server{nullptr};
   // Changes with each such wait and each request.
   std::atomic<std::uint32_t> turns{0};
   // The helper sleeps until this changes.
@@ -64,10 +64,25 @@ constexpr int kMostEvents = 32;
 int Serve(HeldRing* ring, std::uint32_t serial, const epoll_event* events,
           int count);
 
-// Looks for the ring and counts its waiting thread.  Null: it holds nothing, or
-// another thread waits already.
-HeldRing* BeginServing(int fd, int* set, std::uint32_t* serial);
-void EndServing(HeldRing* ring);
+// A thread of the program that waits in a ring's set, while this lives.
+// Cancellation ends it too.  A signal handler that jumps away leaves it: then
+// the thread's next wait takes its place.
+class Serving {
+ public:
+  explicit Serving(int fd);
+  ~Serving();
+  Serving(const Serving&) = delete;
+  Serving& operator=(const Serving&) = delete;
+  // Null: the ring holds nothing, or another thread waits already.
+  HeldRing* ring() const { return ring_; }
+  int set() const { return set_; }
+  std::uint32_t serial() const { return serial_; }
+
+ private:
+  HeldRing* ring_ = nullptr;
+  int set_ = -1;
+  std::uint32_t serial_ = 0;
+};
 
 // Wakes the helper thread from its deep sleep.
 void WakeHelper(HeldRing* ring);

@@ -18,6 +18,7 @@
 #include "lib/base/helper_thread.h"
 #include "lib/base/latch.h"
 #include "lib/posix/hooks.h"
+#include "lib/posix/process.h"
 #include "lib/posix/signals.h"
 #include "lib/posix/uring_held.h"
 #include "lib/posix/uring_serve.h"
@@ -62,7 +63,7 @@ void SleepHelper(HeldRing* ring, bool deep) {
   ring->deep.store(true, std::memory_order_seq_cst);
   const bool needed = ring->gone.load(std::memory_order_seq_cst) ||
                       (ring->count.load(std::memory_order_seq_cst) > 0 &&
-                       !ring->served.load(std::memory_order_seq_cst));
+                       ring->server.load(std::memory_order_seq_cst) == nullptr);
   if (!needed && turns == ring->turns.load(std::memory_order_seq_cst)) {
     base::FutexWait(&ring->word, word, nullptr, false);
   }
@@ -77,7 +78,7 @@ void* Help(void* argument) {
   while (!ring->gone.load(std::memory_order_seq_cst)) {
     const std::uint32_t now = ring->turns.load(std::memory_order_relaxed);
     const bool idle = ring->count.load(std::memory_order_seq_cst) == 0 ||
-                      ring->served.load(std::memory_order_seq_cst);
+                      ring->server.load(std::memory_order_seq_cst) != nullptr;
     if (idle || now != turns) {
       naps = now != turns ? 0 : naps + 1;
       turns = now;
@@ -139,10 +140,12 @@ bool StartHelper(HeldRing* ring) {
 
 Waited Await(const RingView& ring, unsigned count, const timespec* timeout,
              const sigset_t* mask) {
-  if (Ready(ring) >= count) return Waited::kEnough;
-  int set = -1;
-  std::uint32_t serial = 0;
-  HeldRing* const held = BeginServing(ring.fd, &set, &serial);
+  // (In a sandbox the kernel's wait may be the only one: the helper serves.)
+  if (Ready(ring) >= count || ProcessPinned() == base::Reason::kSandboxed) {
+    return Waited::kEnough;
+  }
+  const Serving serving(ring.fd);
+  HeldRing* const held = serving.ring();
   if (held == nullptr) return Waited::kEnough;
   const int saved = errno;
   const std::uint64_t end =
@@ -166,19 +169,18 @@ Waited Await(const RingView& ring, unsigned count, const timespec* timeout,
     epoll_event events[kMostEvents];
     const int n =
         timeout == nullptr && mask == nullptr
-            ? hook::epoll_wait(set, events, kMostEvents, -1)
-            : hook::epoll_pwait2(set, events, kMostEvents,
+            ? hook::epoll_wait(serving.set(), events, kMostEvents, -1)
+            : hook::epoll_pwait2(serving.set(), events, kMostEvents,
                                  timeout == nullptr ? nullptr : &left, mask);
     if (n < 0) {
       waited = errno == EINTR ? Waited::kInterrupted : Waited::kEnough;
       break;
     }
-    Serve(held, serial, events, n);
+    Serve(held, serving.serial(), events, n);
     if (Ready(ring) >= count) break;
     Flush(ring.fd);
     if (Ready(ring) >= count) break;
   }
-  EndServing(held);
   errno = saved;
   return waited;
 }

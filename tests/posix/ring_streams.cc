@@ -346,7 +346,7 @@ Case bulk(
       }
       ring.Send(2, fd, bytes.data() + 2'000'000, 2'000'000, MSG_WAITALL);
       ring.Submit();
-      ring.Reap(1);
+      Returned("all", ring.Wait());
       done = 0;
       while (done < 2'000'000) {
         ring.Recv(3, fd, bytes.data() + done, 2'000'000 - done);
@@ -357,7 +357,7 @@ Case bulk(
       }
       ring.Recv(4, fd, bytes.data() + done, 2'000'000, MSG_WAITALL);
       ring.Submit();
-      ring.Reap(1);
+      Returned("all", ring.Wait());
       Log("%d", IsPattern(2, 0, bytes.data(), bytes.size()));
     }));
 
@@ -548,7 +548,7 @@ Case resets(
       ring.Reap(1);
       ring.Recv(3, fd, text, 16);
       ring.Submit();
-      ring.Reap(1);
+      Returned("recv", ring.Wait());
       Barrier();
     }));
 
