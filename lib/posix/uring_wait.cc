@@ -70,6 +70,22 @@ void SleepHelper(HeldRing* ring, bool deep) {
   ring->deep.store(false, std::memory_order_seq_cst);
 }
 
+// The helper may have taken the edge of the ring's completions, which the
+// thread that waits beside it needs.  (A thread that comes later looks at the
+// ring after it has become the server.)
+void PassOn(HeldRing* ring, std::uint32_t serial) {
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  if (ring->server.load(std::memory_order_seq_cst) == nullptr) return;
+  const Critical critical;
+  held_latch.lock();
+  if (ring->serial == serial && ring->fd >= 0) {
+    epoll_event event{.events = EPOLLIN | EPOLLET,
+                      .data = {.u64 = kRingItself}};
+    ::syscall(SYS_epoll_ctl, ring->set, EPOLL_CTL_MOD, ring->fd, &event);
+  }
+  held_latch.unlock();
+}
+
 void* Help(void* argument) {
   ::pthread_setname_np(::pthread_self(), "rcsock-ring");
   auto* const ring = static_cast<HeldRing*>(argument);
@@ -97,7 +113,11 @@ void* Help(void* argument) {
     epoll_event events[kMostEvents];
     const int n = hook::epoll_wait(set, events, kMostEvents, kServeMs);
     if (n > 0) {
-      Serve(ring, serial, events, n);
+      const int posted = Serve(ring, serial, events, n);
+      const bool itself = std::any_of(events, events + n, [](const auto& it) {
+        return it.data.u64 == kRingItself;
+      });
+      if (posted > 0 || itself) PassOn(ring, serial);
     } else if (n < 0) {
       SleepHelper(ring, false);
     }
@@ -147,6 +167,9 @@ Waited Await(const RingView& ring, unsigned count, const timespec* timeout,
   const Serving serving(ring.fd);
   HeldRing* const held = serving.ring();
   if (held == nullptr) return Waited::kEnough;
+  // What the helper thread has taken the edge of before this one was known.
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  if (Ready(ring) >= count) return Waited::kEnough;
   const int saved = errno;
   const std::uint64_t end =
       timeout == nullptr
