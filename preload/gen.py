@@ -38,8 +38,10 @@ def rows(path):
             yield alias[1], alias[2], f"As `{alias[3]}`."
 
 
-SUBMITS = ("From liburing. The streams that the requests name move to TCP "
-           "first, for good; IORING_OP_EPOLL_CTL is as `epoll_ctl`.")
+SUBMITS = ("From liburing. What the requests ask of streams that have a lane, "
+           "or may get one, rcsock does; design.md says which requests. "
+           "Streams that other requests name move to TCP first, for good. "
+           "IORING_OP_EPOLL_CTL is as `epoll_ctl`.")
 REGISTERS = "From liburing. The streams among them move to TCP first, for good."
 
 # Defined by hand in preload/raw.cc and preload/uring.cc, by the preload alone.
@@ -73,6 +75,14 @@ RAW = [
     ("io_uring_register_files_tags", "As `io_uring_register_files`."),
     ("io_uring_register_files_update", "As `io_uring_register_files`."),
     ("io_uring_register_files_update_tag", "As `io_uring_register_files`."),
+    ("io_uring_register_restrictions", "From liburing. Requests of such a "
+     "ring are the kernel's."),
+    ("io_uring_register_sync_cancel", "From liburing. Requests that rcsock "
+     "holds can be cancelled too."),
+    ("io_uring_resize_rings", "From liburing. rcsock forgets what it has "
+     "mapped of the ring."),
+    ("io_uring_close_ring_fd", "From liburing. rcsock keeps a number of its "
+     "own of a ring whose requests it holds."),
     ("io_uring_register", "If it registers files, all streams of the process "
      "move to TCP first, for good."),
     ("io_submit", "From libaio. The streams that it names move to TCP first, "

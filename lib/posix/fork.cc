@@ -24,6 +24,7 @@
 #include "lib/posix/sock.h"
 #include "lib/posix/stats.h"
 #include "lib/posix/uring.h"
+#include "lib/posix/uring_held.h"
 #include "lib/rendezvous/rendezvous.h"
 
 namespace rcsock::posix {
@@ -84,6 +85,7 @@ void ForkPrepare() {
   EnterCritical();
   // (Until here a handler may have forked, all of it.)
   tls_forking = true;
+  uring::HeldForkLock();
   Conductor::ForkPrepare();
   raw_code::ForkLock();
   SignalsForkLock();
@@ -108,6 +110,7 @@ void ForkParent() {
   SockForkUnlock(false);
   InterestsForkUnlock();
   Conductor::ForkParent();
+  uring::HeldForkUnlock();
   EndFork();
   SignalsForkUnlock(false);
   raw_code::ForkUnlock(false);
@@ -133,6 +136,7 @@ void ForkChild() {
   InterestsForkUnlock();
   if (ProcessPinned() != base::Reason::kSandboxed) base::InitBarriers();
   CallsForkChild();
+  if (locked) uring::HeldForkUnlock();
   uring::RingsForkChild();
   stats.Clear();
   InterestsForkChild();
@@ -140,6 +144,7 @@ void ForkChild() {
   ForEachSock([](Sock* sock) { sock->ForkChild(); });
   Conductor::ForkChild(tls_signals.asleep != 0);
   ForEachSock([](Sock* sock) { sock->ForgetLeft(); });
+  uring::HeldForkChild();
   if (!locked) return;
   SignalsForkUnlock(true);
   raw_code::ForkUnlock(true);

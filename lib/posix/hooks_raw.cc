@@ -368,12 +368,18 @@ long Syscall(long number, const long (&a)[kArguments]) {
       return fd;
     }
     case SYS_io_uring_enter: {
-      const uring::Submission seen(Fd(a[0]), Word(a[1]), Word(a[3]));
-      return ::syscall(number, a[0], seen.count(), a[2], seen.flags(), a[4],
-                       a[5]);
+      uring::Submission seen(Fd(a[0]), Word(a[1]), Word(a[3]));
+      return seen.Call(Word(a[2]), At<void>(a[4]), Size(a[5]),
+                       [&](unsigned count, unsigned wait, unsigned flags) {
+                         return ::syscall(number, a[0], count, wait, flags,
+                                          a[4], a[5]);
+                       });
     }
     case SYS_io_uring_register:
       uring::BeforeRegister(Fd(a[0]), Word(a[1]));
+      if (uring::CancelsByRegister(Fd(a[0]), Word(a[1]), At<void>(a[2]))) {
+        return 0;
+      }
       break;
     case SYS_io_submit:
       BeforeAio(a[1], At<void*>(a[2]));

@@ -31,6 +31,7 @@
 #include "lib/posix/stats.h"
 #include "lib/posix/table.h"
 #include "lib/posix/thread_bells.h"
+#include "lib/posix/uring_held.h"
 #include "lib/rendezvous/rendezvous.h"
 
 namespace rcsock::posix {
@@ -211,6 +212,7 @@ void EnterSandbox() {
   const int saved = errno;
   // (The filter may not know what that calls.)
   GuardFaultsEarly();
+  uring::EndHolding();
   AskThenAwait(
       [](Sock* sock) {
         if (sock->Engaged()) sock->StepToPlain(base::Reason::kSandboxed);

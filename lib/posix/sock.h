@@ -79,6 +79,14 @@ class Sock final : public SockLayout {
     return mode() == Mode::kEngine ||
            (MayLeaveTcp() && !pinned_.load(std::memory_order_relaxed));
   }
+  // Whether rcsock carries out the requests of io_uring on it.  A connection
+  // that has got no lane by then is the kernel's.
+  bool MayBeCarried() const {
+    constexpr std::uint32_t kMostOnTcp = 4096;
+    return MayTakeLane() &&
+           (mode() == Mode::kEngine ||
+            ops_.load(std::memory_order_relaxed) < kMostOnTcp);
+  }
   // One of shared memory is about to come: a send may wait for it.
   bool AwaitsLane() const;
   // A poll that asks for room here alone, which TCP might not have yet: it may
