@@ -6,6 +6,7 @@
 set -euo pipefail
 
 here=$PWD
+version=$(<VERSION)
 work=${TEST_TMPDIR:-$(mktemp -d)}
 prefix=$work/prefix
 # Where rcsock would look, too.
@@ -82,7 +83,7 @@ export PKG_CONFIG_PATH=$prefix/lib/pkgconfig
 cc -std=c99 -Wall -Wextra -Wpedantic -Wconversion -Werror -o by_pkg consumer.c \
   $(pkg-config --cflags --libs rcsock)
 [[ $(./by_pkg) == hello ]] || fail "pkg-config"
-[[ $(pkg-config --modversion rcsock) == 0.1.0 ]] || fail "pkg-config version"
+[[ $(pkg-config --modversion rcsock) == "$version" ]] || fail "pkg-config version"
 
 # --- CMake, C and Asio
 cat >CMakeLists.txt <<'CMAKE'

@@ -12,10 +12,11 @@
 #include "tools/rcsock/perf/command.h"
 #include "tools/rcsock/run.h"
 #include "tools/rcsock/stat/stat.h"
+#include "tools/rcsock/version.h"
 
 namespace {
 
-constexpr char kVersion[] = "rcsock 0.1.0";
+constexpr char kVersion[] = "rcsock " RCSOCK_VERSION;
 
 constexpr char kRunFooter[] = R"(
 The usual form is `rcsock run [OPTIONS] -- COMMAND [ARGS...]`.  Start both ends under

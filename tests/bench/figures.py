@@ -1,0 +1,89 @@
+#!/usr/bin/env python3
+"""The measured tables: docs/figures.md from the data in docs/figures/*.json.
+
+    tests/bench/figures.py --write    # makes docs/figures.md
+    tests/bench/figures.py --check    # is docs/figures.md what the data make?
+
+A file of docs/figures is one table:
+
+    group, title    the headings above the table
+    machine, date   where and when it was measured
+    command         what measures it again
+    columns, rows   the table; a cell has at most 200 characters
+    notes           sentences that a reader of the table needs
+
+The files come in the order of their names.
+"""
+
+import argparse
+import json
+import pathlib
+import sys
+
+ROOT = pathlib.Path(__file__).absolute().parents[2]
+HEAD = """# Figures
+
+The measured tables behind [performance.md](performance.md), each with the command that measures it again.
+`tests/bench/figures.py --write` makes this page from `docs/figures/*.json`.
+
+*Near* and *far* are the two kinds of machines that performance.md describes. Times and ratios are medians.
+"""
+MOST_CELL = 200
+
+
+def table(data):
+    """The Markdown of one table."""
+    width = len(data["columns"])
+    for row in [data["columns"], *data["rows"]]:
+        if len(row) != width:
+            raise ValueError(f"{data['title']}: {len(row)} cells, not {width}")
+        for cell in row:
+            if len(cell) > MOST_CELL:
+                raise ValueError(f"{data['title']}: a cell is too long: {cell}")
+    lines = [
+        f"### {data['title']}",
+        "",
+        f"Machine: {data['machine']}. Date: {data['date']}. Command: `{data['command']}`",
+        "",
+        "| " + " | ".join(data["columns"]) + " |",
+        "|" + " --- |" * width,
+    ]
+    lines += ["| " + " | ".join(row) + " |" for row in data["rows"]]
+    if data["notes"]:
+        lines += ["", *[f"- {note}" for note in data["notes"]]]
+    return "\n".join(lines) + "\n"
+
+
+def page():
+    """The whole of docs/figures.md."""
+    parts = [HEAD]
+    group = None
+    for path in sorted((ROOT / "docs/figures").glob("*.json")):
+        data = json.loads(path.read_text())
+        if data["group"] != group:
+            group = data["group"]
+            parts.append(f"## {group}\n")
+        parts.append(table(data))
+    if len(parts) < 3:
+        raise ValueError("docs/figures has no tables")
+    return "\n".join(parts)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--write", action="store_true")
+    what.add_argument("--check", action="store_true")
+    write = parser.parse_args().write
+    target = ROOT / "docs/figures.md"
+    made = page()
+    if write:
+        target.write_text(made)
+    elif not target.exists() or target.read_text() != made:
+        print("docs/figures.md is not what docs/figures/*.json make: tests/bench/figures.py --write", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
