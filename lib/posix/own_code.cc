@@ -65,16 +65,17 @@ bool IsPartOfLibc(const std::string& path) {
 
 }  // namespace
 
+// (The first thread may have ended: by its number there is no memory then.)
 bool OwnMemory::Read(std::uint64_t address, void* to, std::size_t size) {
   const iovec local{to, size};
   const iovec remote{reinterpret_cast<void*>(address), size};
-  const long n = ::syscall(SYS_process_vm_readv, ::syscall(SYS_getpid), &local,
+  const long n = ::syscall(SYS_process_vm_readv, ::syscall(SYS_gettid), &local,
                            1, &remote, 1, 0);
   if (n == static_cast<long>(size)) return true;
   if (n >= 0 || (errno != ENOSYS && errno != EPERM)) return false;
   // A container may forbid that call.
   const base::UniqueFd fd(base::OpenHigh([] {
-    return ::syscall(SYS_openat, AT_FDCWD, "/proc/self/mem",
+    return ::syscall(SYS_openat, AT_FDCWD, "/proc/thread-self/mem",
                      O_RDONLY | O_CLOEXEC, 0);
   }));
   return fd.ok() && ::syscall(SYS_pread64, fd.get(), to, size, address) ==
@@ -156,7 +157,7 @@ bool OwnCode::IsExempt(std::uint64_t begin, std::uint64_t end) const {
 
 bool OwnCode::ReadMaps() {
   std::vector<char> text;
-  if (!ReadFile("/proc/self/maps", &text)) return false;
+  if (!ReadFile("/proc/thread-self/maps", &text)) return false;
   mappings_.clear();
   for (char* line = text.data(); *line != '\0';) {
     char* end = std::strchr(line, '\n');

@@ -43,6 +43,7 @@ if what == "keep":
 elif what == "steal":
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
+    print("gone", flush=True)
     while data := one.recv(16, socket.MSG_WAITALL):
         one.sendall(data)
     sys.exit(0)
@@ -95,6 +96,8 @@ else:
     if what == "keep":
         await_lane()
     else:
+        # (What the program had taken would have gone with it.)
+        started.stdout.readline()
         echo(100)
 one.shutdown(socket.SHUT_WR)
 if one.recv(1) != b"":
