@@ -4,7 +4,6 @@
 #include "lib/posix/uring_carry.h"
 
 #include <linux/io_uring.h>
-#include <poll.h>
 #include <sys/epoll.h>
 
 #include <atomic>
@@ -15,9 +14,13 @@
 
 #include "lib/base/clock.h"
 #include "lib/base/guard.h"
-#include "lib/posix/hooks.h"
+#include "lib/base/latch.h"
 #include "lib/posix/process.h"
+#include "lib/posix/signals.h"
 #include "lib/posix/sock.h"
+#include "lib/posix/sock_plain.h"
+#include "lib/posix/sock_quick.h"
+#include "lib/posix/table.h"
 #include "lib/posix/uring_batch.h"
 #include "lib/posix/uring_complete.h"
 #include "lib/posix/uring_held.h"
@@ -102,18 +105,23 @@ void LookAWhile(const Request& request) {
   constexpr unsigned kSeldom = 32;  // looks behind misses in a row
   static thread_local constinit unsigned misses = 0;
   static thread_local constinit unsigned turn = 0;
-  const Sock* const sock = Carried(request.fd);
-  if (Awaits(request) != EPOLLIN || sock == nullptr || !sock->OnLane() ||
+  const SockAt sock(request.fd);
+  if (Awaits(request) != EPOLLIN || !sock || !sock->OnLane() ||
       (misses > 3 && ++turn % kSeldom != 0)) {
     return;
   }
-  pollfd one{request.fd, POLLIN, 0};
   const std::uint64_t end = base::NowNs() + kLookNs;
   do {
-    if (hook::poll(&one, 1, 0) != 0) {
+    bool has;
+    {
+      const Critical critical;
+      has = sock->HasInput();
+    }
+    if (has) {
       misses = 0;
       return;
     }
+    base::LookOnce();
   } while (base::NowNs() < end);
   ++misses;
 }
