@@ -68,7 +68,7 @@ int InParts(Ring* ring, bool submits, unsigned count, void* timeout,
       "io_uring_submit", kSonames);
   int submitted = 0;
   std::optional<uring::LibSubmission> seen;
-  if (submits) seen.emplace(ring);
+  if (submits) seen.emplace(ring, true, count > 0);
   if (count == 0 || !uring::LibHolds(ring)) return wait(timeout);
   if (submits) {
     submitted = Call(submit, ring);
@@ -212,7 +212,7 @@ RCSOCK_EXPORT int io_uring_submit_and_wait_reg(Ring* ring, void** done,
 RCSOCK_EXPORT int io_uring_wait_cqes(Ring* ring, void** done, unsigned wait,
                                      void* timeout, sigset_t* signals) {
   NEXT(int, io_uring_wait_cqes, Ring*, void**, unsigned, void*, sigset_t*);
-  const uring::LibSubmission seen(ring);
+  const uring::LibSubmission seen(ring, false);
   return InParts(ring, false, wait, timeout, signals, [&](void* time) {
     return Call(next, ring, done, wait, time, signals);
   });
@@ -224,14 +224,14 @@ RCSOCK_EXPORT int io_uring_wait_cqes_min_timeout(Ring* ring, void** done,
                                                  sigset_t* signals) {
   NEXT(int, io_uring_wait_cqes_min_timeout, Ring*, void**, unsigned, void*,
        unsigned, sigset_t*);
-  const uring::LibSubmission seen(ring);
+  const uring::LibSubmission seen(ring, false);
   return Call(next, ring, done, wait, timeout, least, signals);
 }
 
 RCSOCK_EXPORT int io_uring_wait_cqe_timeout(Ring* ring, void** done,
                                             void* timeout) {
   NEXT(int, io_uring_wait_cqe_timeout, Ring*, void**, void*);
-  const uring::LibSubmission seen(ring);
+  const uring::LibSubmission seen(ring, false);
   return InParts(ring, false, 1, timeout, nullptr,
                  [&](void* time) { return Call(next, ring, done, time); });
 }

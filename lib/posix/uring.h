@@ -69,7 +69,11 @@ void BeforeRestricting(const Ring* ring);
 // to its end.
 class LibSubmission {
  public:
-  explicit LibSubmission(const Ring* ring);
+  // `submits`: the call submits them in any case.  Else it may leave them to a
+  // later one, which the program may still change: none is carried out.
+  // `waits`: it then waits for a completion.
+  explicit LibSubmission(const Ring* ring, bool submits = true,
+                         bool waits = false);
   ~LibSubmission();
   LibSubmission(const LibSubmission&) = delete;
   LibSubmission& operator=(const LibSubmission&) = delete;

@@ -35,6 +35,8 @@ class Batch {
 
   // A request has waited for all that were before it, and others may for it.
   bool drained = false;
+  // The thread waits next, and the batch has one request.
+  bool patient = false;
 
  private:
   enum class Seen : std::uint8_t {

@@ -82,7 +82,7 @@ void BeforeRestricting(const Ring* ring) {
   if (!Null(ring)) NoteRestricted(ring->fd, true);
 }
 
-LibSubmission::LibSubmission(const Ring* ring) {
+LibSubmission::LibSubmission(const Ring* ring, bool submits, bool waits) {
   if (Null(ring) || InBorrowedMemory() || ring->sqes == nullptr ||
       ring->sqe_head == ring->sqe_tail) {
     return;
@@ -90,8 +90,13 @@ LibSubmission::LibSubmission(const Ring* ring) {
   const int saved = errno;
   head_ = ring->sqe_head;
   tail_ = ring->sqe_tail;
-  Batch batch(MayCarry(ring->flags) && ring->fd >= 0 ? ring->fd : -1,
+  Batch batch(submits && MayCarry(ring->flags) && ring->fd >= 0 ? ring->fd : -1,
               (ring->flags & kIoPoll) != 0, MayBeRestricted(ring));
+  unsigned completed = 0;
+  batch.patient =
+      waits && tail_ - head_ == 1 &&
+      base::TryLoad(static_cast<const unsigned*>(ring->cq[1]), &completed) &&
+      completed == *static_cast<const unsigned*>(ring->cq[0]);
   for (unsigned at = head_; at != tail_; ++at) {
     std::uint8_t flags = 0;
     if (base::TrySmall(&flags, &At(ring, at)->flags, sizeof flags)) {
