@@ -56,7 +56,9 @@ namespace rcsock::base {
   X(kDeviceLeftAlone, "device_left_alone",                                    \
     "the configuration leaves its RDMA device alone")                         \
   X(kRawCalls, "raw_calls",                                                   \
-    "the program makes system calls by machine code of its own")
+    "the program makes system calls by machine code of its own")              \
+  X(kPeerShared, "peer_shared",                                               \
+    "the peer shares its end with a forked or started process")
 
 enum class Reason : std::uint8_t {
 #define X(id, key, text) id,

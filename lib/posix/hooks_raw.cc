@@ -231,6 +231,9 @@ bool OnDescriptor(long number, const long (&a)[kArguments], long* result) {
     case SYS_connect:
       *result = hook::connect(fd, At<sockaddr>(a[1]), Word(a[2]));
       return true;
+    case SYS_bind:
+      *result = hook::bind(fd, At<sockaddr>(a[1]), Word(a[2]));
+      return true;
     case SYS_listen:
       *result = hook::listen(fd, Fd(a[1]));
       return true;

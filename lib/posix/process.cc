@@ -170,12 +170,16 @@ void BeforeExec(bool followed) {
   Stats total;
   total.CopyFrom(stats);
   Sock::LeaveRemoteLanes(base::NowNs() + 5'000'000'000);
-  const auto ask = [](Sock* sock) {
-    if (sock->Engaged() && KeptByExec(sock)) sock->AskForExec();
+  // (The kernel resets as its close would, once the stream is the kernel's.)
+  const auto leaves = [](Sock* sock) {
+    return KeptByExec(sock) || sock->ResetsAtClose();
+  };
+  const auto ask = [&](Sock* sock) {
+    if (sock->Engaged() && leaves(sock)) sock->AskForExec();
   };
   AskThenAwait(ask, [&](Sock* sock, std::uint64_t deadline) {
     const bool closes = !KeptByExec(sock);
-    if (closes) {
+    if (closes && !sock->ResetsAtClose()) {
       if (sock->mode() == Mode::kEngine) sock->FlushAtExit(deadline);
     } else if (sock->Engaged() && !sock->PinForExec(deadline)) {
       // (One that only looks for its peer is pinned too: adopted on the way,

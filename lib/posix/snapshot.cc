@@ -125,7 +125,7 @@ bool Sock::Describe(SnapshotStream* to) {
   }
   std::memcpy(to->local, local.data(), sizeof to->local);
   std::memcpy(to->peer, peer.data(), sizeof to->peer);
-  to->inode = SocketInode(number);
+  to->inode = SocketInode(rendezvous::BorrowedNumber(this));
   to->fd = number;
   to->acceptor = role_ == stream::Role::kAcceptor ? 1 : 0;
 

@@ -353,6 +353,7 @@ class Sock final : public SockLayout {
   bool MayRdma() const override { return terms_.rdma; }
   bool Names(sockaddr_storage* local, sockaddr_storage* peer) override;
   int Descriptor() override;
+  void DescriptorUsed() override;
   std::uint8_t TrafficClass(bool v4) override;
   void Adopt() override;
   void OnLink(std::shared_ptr<lane::shm::Link> link, int index) override;
@@ -448,6 +449,8 @@ class Sock final : public SockLayout {
     return mode() == Mode::kEngine || seeking_.load(std::memory_order_acquire);
   }
   // Pin(), until Unpin(): for an exec that may fail.
+  // Its end is a reset, which the kernel does not know of yet.
+  bool ResetsAtClose();
   bool PinForExec(std::uint64_t deadline_ns);
   void AskForExec();  // the same, without waiting
   void Unpin();
@@ -474,6 +477,9 @@ class Sock final : public SockLayout {
   // would hide that it is lost.  Without `last`, until TakeResetBack().
   void FlushAtExit(std::uint64_t deadline_ns, bool last = false);
   // The same for the streams that are closed and not yet finished.
+  // One that has been closed still has this local port (network order), and its
+  // peer had ended before: it goes with the peer's answer.
+  static bool EndsOnPort(std::uint16_t port);
   static void FlushClosed(std::uint64_t deadline_ns, bool last);
   // There was no exec.
   void TakeResetBack();
@@ -512,6 +518,7 @@ class Sock final : public SockLayout {
   void Reset();
   void ApplyRules(int fd, const sockaddr* address);
   void TryAgainLater();
+  void LookAfterAsMuch();
   void Foresee();
   // The next look is at the thresholds above these.
   void NextLook(std::uint32_t ops, std::uint64_t bytes);
@@ -717,6 +724,12 @@ class Sock final : public SockLayout {
   static void EachClosed(Each&& each);
   void UnlistClosed();
   void OnLinger();
+  bool ResetsAtCloseLatched() const;
+  void NeverLeavesTcp(base::Reason reason);
+  int LeaveKeptLatched();
+  // Until no call of the conductor's uses the number; bounded.  No latch is
+  // held.
+  void AwaitBorrowers() const;
 
   // --- Closed under calls that sleep on it (sock_left.cc)
   class LeftCall;

@@ -142,6 +142,8 @@ class alignas(64) SockLayout : public File,
   std::atomic<bool> closed_{false};  // by the application
   std::atomic<int> fd_{-1};
   std::atomic<int> refs_{0};
+  // Calls that use the number beside the application's (BorrowedNumber).
+  std::atomic<int> borrowers_{0};
   std::atomic<std::uint64_t> next_bytes_{0};
   std::atomic<std::uint16_t> service_{0};  // Prospect's
   std::atomic<bool> at_once_{false};

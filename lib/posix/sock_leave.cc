@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "lib/base/clock.h"
+#include "lib/base/log.h"
 #include "lib/base/sleep.h"
 #include "lib/posix/epoll.h"
 #include "lib/posix/signals.h"
@@ -299,6 +300,10 @@ bool Sock::Pin(Reason reason, std::uint64_t deadline_ns) {
 }
 
 bool Sock::PinHere(Reason reason, std::uint64_t deadline_ns) {
+  if (!pinned_.load(std::memory_order_relaxed) &&
+      connected_.load(std::memory_order_relaxed)) {
+    RCSOCK_LOG(1, "fd %d: stays on TCP: %s", fd(), base::ReasonKey(reason));
+  }
   KeepPlain();
   const bool ok = ToPlain(reason, deadline_ns);
   reason_ = reason;

@@ -346,6 +346,7 @@ void Sock::ForkChild() {
   // interrupted this one there.)
   gate_.store((gate_.load(std::memory_order_relaxed) + kOneLife) & kLife,
               std::memory_order_relaxed);
+  borrowers_.store(0, std::memory_order_relaxed);
   rx_sleepers_.store(0, std::memory_order_relaxed);
   tx_sleepers_.store(0, std::memory_order_relaxed);
   // (This thread, too, may come back from a handler to a sleep of the parent's:
