@@ -38,9 +38,10 @@ def rows(path):
             yield alias[1], alias[2], f"As `{alias[3]}`."
 
 
-SUBMITS = ("From liburing. What the requests ask of streams that have a lane, "
-           "or may get one, rcsock does; design.md says which requests. "
-           "Streams that other requests name move to TCP first, for good. "
+SUBMITS = ("From liburing. Streams that requests name move to TCP first, for "
+           "good. With RCSOCK_IO_URING=lane rcsock carries out requests on "
+           "streams that have a lane, or may get one; design.md says which. "
+           "Other requests move their streams to TCP. "
            "IORING_OP_EPOLL_CTL is as `epoll_ctl`.")
 REGISTERS = "From liburing. The streams among them move to TCP first, for good."
 

@@ -144,6 +144,13 @@ void ReadInPlace(const char* text) {
   }
 }
 
+void ReadRings(const char* text) {
+  config.carry_rings = std::strcmp(text, "lane") == 0;
+  if (!config.carry_rings && std::strcmp(text, "tcp") != 0) {
+    Log("RCSOCK_IO_URING=%s is neither tcp nor lane: ignored", text);
+  }
+}
+
 // The names of this program: of its file, and what a script is called.
 void ReadNames(char* program, char* comm, std::size_t size) {
   program[0] = comm[0] = '\0';
@@ -254,6 +261,7 @@ const Config& GetConfig() { return config; }
   } else {
     Log("RCSOCK_MAX_RING=%s is less than 16K: ignored", Env("RCSOCK_MAX_RING"));
   }
+  if (Given("RCSOCK_IO_URING")) ReadRings(Env("RCSOCK_IO_URING"));
   if (Given("RCSOCK_RECV_IN_PLACE")) ReadInPlace(Env("RCSOCK_RECV_IN_PLACE"));
   config.lanes_given = Given("RCSOCK_LANES");
   config.promote_given =

@@ -13,6 +13,7 @@
 #include <cstring>
 
 #include "lib/base/clock.h"
+#include "lib/base/config.h"
 #include "lib/base/guard.h"
 #include "lib/base/latch.h"
 #include "lib/posix/process.h"
@@ -130,7 +131,8 @@ void LookAWhile(const Request& request) {
 
 bool MayCarry(unsigned flags) {
   constexpr unsigned kDisabled = 1u << 6;  // IORING_SETUP_R_DISABLED
-  return (flags &
+  return base::GetConfig().carry_rings &&
+         (flags &
           (kIoPoll | kSqPoll | kDisabled | kNoMmap | kRegisteredFdOnly)) == 0;
 }
 

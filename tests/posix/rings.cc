@@ -347,7 +347,7 @@ Case names(
       ring.Submit(1);
       Log("back: %s", back);
       Talk(fd, true);
-      Talk(other, true);
+      Talk(other, false);
     });
 
 // --- IORING_OP_EPOLL_CTL

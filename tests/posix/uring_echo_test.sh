@@ -4,6 +4,7 @@
 # An echo server and client by liburing, plain and under the preload: both say
 # the same, and nearly all bytes go by lanes.
 set -uo pipefail
+export RCSOCK_IO_URING=lane
 program=$1 shim=$2
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
