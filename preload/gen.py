@@ -38,8 +38,11 @@ def rows(path):
             yield alias[1], alias[2], f"As `{alias[3]}`."
 
 
-SUBMITS = ("From liburing. The streams that the requests name move to TCP "
-           "first, for good; IORING_OP_EPOLL_CTL is as `epoll_ctl`.")
+SUBMITS = ("From liburing. Streams that requests name move to TCP first, for "
+           "good. With RCSOCK_IO_URING=lane rcsock carries out requests on "
+           "streams that have a lane, or may get one; design.md says which. "
+           "Other requests move their streams to TCP. "
+           "IORING_OP_EPOLL_CTL is as `epoll_ctl`.")
 REGISTERS = "From liburing. The streams among them move to TCP first, for good."
 
 # Defined by hand in preload/raw.cc and preload/uring.cc, by the preload alone.
@@ -73,6 +76,14 @@ RAW = [
     ("io_uring_register_files_tags", "As `io_uring_register_files`."),
     ("io_uring_register_files_update", "As `io_uring_register_files`."),
     ("io_uring_register_files_update_tag", "As `io_uring_register_files`."),
+    ("io_uring_register_restrictions", "From liburing. Requests of such a "
+     "ring are the kernel's."),
+    ("io_uring_register_sync_cancel", "From liburing. Requests that rcsock "
+     "holds can be cancelled too."),
+    ("io_uring_resize_rings", "From liburing. rcsock forgets what it has "
+     "mapped of the ring."),
+    ("io_uring_close_ring_fd", "From liburing. rcsock keeps a number of its "
+     "own of a ring whose requests it holds."),
     ("io_uring_register", "If it registers files, all streams of the process "
      "move to TCP first, for good."),
     ("io_submit", "From libaio. The streams that it names move to TCP first, "
@@ -82,6 +93,12 @@ RAW = [
     ("unshare", "CLONE_FILES is left out in a program of one thread, which "
      "has its descriptors to itself anyway; in others every stream of the "
      "process moves to TCP first, for good."),
+    ("dlsym", "A look-up in libc's handle finds what a look-up by default "
+     "does. A library that defines the name itself finds libc's."),
+    ("dlvsym", "As `dlsym`."),
+    ("dlopen", "The loader's. If the library makes system calls of its own, "
+     "all streams of the process move to TCP, for good (`raw_calls`)."),
+    ("dlmopen", "As `dlopen`."),
 ]
 
 
@@ -103,7 +120,8 @@ def exports(path, posix=False):
                  "rcs_demote", "rcs_register_buffer",
                  "rcs_unregister_buffer", "rcs_epoll_look", "rcs_epoll_arm",
                  "rcs_epoll_disarm", "rcs_expose", "rcs_hide", "rcs_place",
-                 "rcs_placed", "rcs_send_registered", "rcs_sent_done"):
+                 "rcs_placed", "rcs_recv_registered",
+                 "rcs_send_registered", "rcs_sent_done"):
         print(f"    {name};")
     print("  local:\n    *;\n};")
 

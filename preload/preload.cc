@@ -83,7 +83,12 @@ constexpr bool Guarded(std::string_view group) { return group != "threads"; }
 #define CALL(group, result, name, params, args, doc) \
   RCSOCK_EXPORT result name params { BODY(group, name, hook::name args); }
 constexpr bool ComesBack(std::string_view name) {
-  return name == "closefrom" || name == "backtrace_symbols_fd";
+  for (const std::string_view one :
+       {"closefrom", "backtrace_symbols_fd", "openlog", "vsyslog",
+        "__vsyslog_chk", "psiginfo"}) {
+    if (one == name) return true;
+  }
+  return false;
 }
 
 // What does not come back is not to be unwound on its way out.
@@ -175,6 +180,21 @@ RCSOCK_EXPORT int __dprintf_chk(int fd, int flag, const char* format, ...) {
   const int result = hook::__vdprintf_chk(fd, flag, format, arguments);
   va_end(arguments);
   return result;
+}
+
+RCSOCK_EXPORT void syslog(int priority, const char* format, ...) {
+  va_list arguments;
+  va_start(arguments, format);
+  hook::vsyslog(priority, format, arguments);
+  va_end(arguments);
+}
+
+RCSOCK_EXPORT void __syslog_chk(int priority, int flag, const char* format,
+                                ...) {
+  va_list arguments;
+  va_start(arguments, format);
+  hook::__vsyslog_chk(priority, flag, format, arguments);
+  va_end(arguments);
 }
 
 RCSOCK_EXPORT int execl(const char* path, const char* argument, ...) {

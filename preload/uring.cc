@@ -8,6 +8,8 @@
 
 #include <cerrno>
 #include <cstddef>
+#include <ctime>
+#include <optional>
 
 #include "preload/library.h"
 
@@ -49,6 +51,36 @@ int Made(int result, const void* parameters) {
   uring::AfterMaking(static_cast<const Parameters*>(parameters)->flags,
                      Version());
   return result;
+}
+
+// liburing says errors so.
+int Returned(long result) {
+  return result == -1 ? -errno : static_cast<int>(result);
+}
+
+// Where rcsock holds requests of the ring, a wait of liburing's is made in
+// parts: the submission, rcsock's wait, and `wait(timeout)`, liburing's own,
+// for which everything is there or `timeout` is over.
+template <class Wait>
+int InParts(Ring* ring, bool submits, unsigned count, void* timeout,
+            const sigset_t* signals, Wait&& wait) {
+  static constinit rcsock::preload::Library<int(Ring*)> submit(
+      "io_uring_submit", kSonames);
+  int submitted = 0;
+  std::optional<uring::LibSubmission> seen;
+  if (submits) seen.emplace(ring, true, count > 0);
+  if (count == 0 || !uring::LibHolds(ring)) return wait(timeout);
+  if (submits) {
+    submitted = Call(submit, ring);
+    seen.reset();
+    if (submitted < 0) return submitted;
+  }
+  const int waited = uring::LibAwait(
+      ring, count, static_cast<const timespec*>(timeout), signals);
+  if (waited == -EINTR) return submitted > 0 ? submitted : -EINTR;
+  timespec none{};
+  const int result = wait(waited == -ETIME ? &none : timeout);
+  return submitted > 0 ? submitted : result;
 }
 
 }  // namespace
@@ -107,8 +139,11 @@ RCSOCK_EXPORT int io_uring_setup(unsigned entries, void* parameters) {
 RCSOCK_EXPORT int io_uring_enter(unsigned fd, unsigned submit, unsigned wait,
                                  unsigned flags, sigset_t* signals) {
   NEXT(int, io_uring_enter, unsigned, unsigned, unsigned, unsigned, sigset_t*);
-  const uring::Submission seen(static_cast<int>(fd), submit, flags);
-  return Call(next, fd, seen.count(), wait, seen.flags(), signals);
+  uring::Submission seen(static_cast<int>(fd), submit, flags);
+  return Returned(seen.Call(wait, signals, _NSIG / 8,
+                            [&](unsigned count, unsigned least, unsigned how) {
+                              return Call(next, fd, count, least, how, signals);
+                            }));
 }
 
 RCSOCK_EXPORT int io_uring_enter2(unsigned fd, unsigned submit, unsigned wait,
@@ -116,27 +151,30 @@ RCSOCK_EXPORT int io_uring_enter2(unsigned fd, unsigned submit, unsigned wait,
                                   std::size_t size) {
   NEXT(int, io_uring_enter2, unsigned, unsigned, unsigned, unsigned, void*,
        std::size_t);
-  const uring::Submission seen(static_cast<int>(fd), submit, flags);
-  return Call(next, fd, seen.count(), wait, seen.flags(), signals, size);
+  uring::Submission seen(static_cast<int>(fd), submit, flags);
+  return Returned(seen.Call(
+      wait, signals, size, [&](unsigned count, unsigned least, unsigned how) {
+        return Call(next, fd, count, least, how, signals, size);
+      }));
 }
 
 // --- submitting
 
 RCSOCK_EXPORT int io_uring_submit(Ring* ring) {
   NEXT(int, io_uring_submit, Ring*);
-  uring::BeforeSubmit(ring);
+  const uring::LibSubmission seen(ring);
   return Call(next, ring);
 }
 
 RCSOCK_EXPORT int io_uring_submit_and_wait(Ring* ring, unsigned wait) {
   NEXT(int, io_uring_submit_and_wait, Ring*, unsigned);
-  uring::BeforeSubmit(ring);
-  return Call(next, ring, wait);
+  return InParts(ring, true, wait, nullptr, nullptr,
+                 [&](void*) { return Call(next, ring, wait); });
 }
 
 RCSOCK_EXPORT int io_uring_submit_and_get_events(Ring* ring) {
   NEXT(int, io_uring_submit_and_get_events, Ring*);
-  uring::BeforeSubmit(ring);
+  const uring::LibSubmission seen(ring);
   return Call(next, ring);
 }
 
@@ -145,8 +183,9 @@ RCSOCK_EXPORT int io_uring_submit_and_wait_timeout(Ring* ring, void** done,
                                                    sigset_t* signals) {
   NEXT(int, io_uring_submit_and_wait_timeout, Ring*, void**, unsigned, void*,
        sigset_t*);
-  uring::BeforeSubmit(ring);
-  return Call(next, ring, done, wait, timeout, signals);
+  return InParts(ring, true, wait, timeout, signals, [&](void* time) {
+    return Call(next, ring, done, wait, time, signals);
+  });
 }
 
 RCSOCK_EXPORT int io_uring_submit_and_wait_min_timeout(Ring* ring, void** done,
@@ -156,14 +195,14 @@ RCSOCK_EXPORT int io_uring_submit_and_wait_min_timeout(Ring* ring, void** done,
                                                        sigset_t* signals) {
   NEXT(int, io_uring_submit_and_wait_min_timeout, Ring*, void**, unsigned,
        void*, unsigned, sigset_t*);
-  uring::BeforeSubmit(ring);
+  const uring::LibSubmission seen(ring);
   return Call(next, ring, done, wait, timeout, least, signals);
 }
 
 RCSOCK_EXPORT int io_uring_submit_and_wait_reg(Ring* ring, void** done,
                                                unsigned wait, int place) {
   NEXT(int, io_uring_submit_and_wait_reg, Ring*, void**, unsigned, int);
-  uring::BeforeSubmit(ring);
+  const uring::LibSubmission seen(ring);
   return Call(next, ring, done, wait, place);
 }
 
@@ -173,8 +212,10 @@ RCSOCK_EXPORT int io_uring_submit_and_wait_reg(Ring* ring, void** done,
 RCSOCK_EXPORT int io_uring_wait_cqes(Ring* ring, void** done, unsigned wait,
                                      void* timeout, sigset_t* signals) {
   NEXT(int, io_uring_wait_cqes, Ring*, void**, unsigned, void*, sigset_t*);
-  uring::BeforeSubmit(ring);
-  return Call(next, ring, done, wait, timeout, signals);
+  const uring::LibSubmission seen(ring, false);
+  return InParts(ring, false, wait, timeout, signals, [&](void* time) {
+    return Call(next, ring, done, wait, time, signals);
+  });
 }
 
 RCSOCK_EXPORT int io_uring_wait_cqes_min_timeout(Ring* ring, void** done,
@@ -183,23 +224,29 @@ RCSOCK_EXPORT int io_uring_wait_cqes_min_timeout(Ring* ring, void** done,
                                                  sigset_t* signals) {
   NEXT(int, io_uring_wait_cqes_min_timeout, Ring*, void**, unsigned, void*,
        unsigned, sigset_t*);
-  uring::BeforeSubmit(ring);
+  const uring::LibSubmission seen(ring, false);
   return Call(next, ring, done, wait, timeout, least, signals);
 }
 
 RCSOCK_EXPORT int io_uring_wait_cqe_timeout(Ring* ring, void** done,
                                             void* timeout) {
   NEXT(int, io_uring_wait_cqe_timeout, Ring*, void**, void*);
-  uring::BeforeSubmit(ring);
-  return Call(next, ring, done, timeout);
+  const uring::LibSubmission seen(ring, false);
+  return InParts(ring, false, 1, timeout, nullptr,
+                 [&](void* time) { return Call(next, ring, done, time); });
 }
 
 // The inline waits: they submit nothing, and say so.
 RCSOCK_EXPORT int __io_uring_get_cqe(Ring* ring, void** done, unsigned submit,
                                      unsigned wait, sigset_t* signals) {
   NEXT(int, __io_uring_get_cqe, Ring*, void**, unsigned, unsigned, sigset_t*);
-  if (submit > 0) uring::BeforeSubmit(ring);
-  return Call(next, ring, done, submit, wait, signals);
+  if (submit > 0) {
+    const uring::LibSubmission seen(ring);
+    return Call(next, ring, done, submit, wait, signals);
+  }
+  return InParts(ring, false, wait, nullptr, signals, [&](void*) {
+    return Call(next, ring, done, submit, wait, signals);
+  });
 }
 
 // --- registering
@@ -243,5 +290,38 @@ RCSOCK_EXPORT int io_uring_register(unsigned fd, unsigned operation,
                                     const void* argument, unsigned count) {
   NEXT(int, io_uring_register, unsigned, unsigned, const void*, unsigned);
   uring::BeforeRegister(static_cast<int>(fd), operation);
+  if (uring::CancelsByRegister(static_cast<int>(fd), operation, argument)) {
+    return 0;
+  }
   return Call(next, fd, operation, argument, count);
+}
+
+RCSOCK_EXPORT int io_uring_register_restrictions(Ring* ring, void* what,
+                                                 unsigned count) {
+  NEXT(int, io_uring_register_restrictions, Ring*, void*, unsigned);
+  uring::BeforeRestricting(ring);
+  return Call(next, ring, what, count);
+}
+
+// The ring has other memory from then on.
+RCSOCK_EXPORT int io_uring_resize_rings(Ring* ring, void* parameters) {
+  NEXT(int, io_uring_resize_rings, Ring*, void*);
+  uring::BeforeResizing(ring);
+  return Call(next, ring, parameters);
+}
+
+RCSOCK_EXPORT int io_uring_close_ring_fd(Ring* ring) {
+  NEXT(int, io_uring_close_ring_fd, Ring*);
+  uring::BeforeCloseRingFd(ring);
+  return Call(next, ring);
+}
+
+RCSOCK_EXPORT int io_uring_register_sync_cancel(Ring* ring, void* what) {
+  NEXT(int, io_uring_register_sync_cancel, Ring*, void*);
+  constexpr unsigned kSyncCancel = 24;  // IORING_REGISTER_SYNC_CANCEL
+  if (ring != nullptr &&
+      uring::CancelsByRegister(ring->fd, kSyncCancel, what)) {
+    return 0;
+  }
+  return Call(next, ring, what);
 }

@@ -18,6 +18,7 @@
 #include "lib/lane/rdma/user_memory.h"
 #include "lib/posix/hooks.h"
 #include "lib/posix/process.h"
+#include "lib/posix/recv_in_place.h"
 #include "lib/posix/signals.h"
 #include "lib/posix/stats.h"
 #include "lib/posix/table.h"
@@ -266,6 +267,16 @@ RCSOCK_EXPORT int rcs_sent_done(int fd, rcs_sent* sent, int may_copy) {
   sent->lane = 0;
   sent->copied = copied ? 1 : 0;
   return 1;
+}
+
+RCSOCK_EXPORT ssize_t rcs_recv_registered(int fd, void* to, size_t length,
+                                          int flags) {
+  RCSOCK_FORWARD(rcs_recv_registered, -1, fd, to, length, flags)
+  if (Find(fd) == nullptr) return -1;
+  if (to == nullptr) return Fail(EFAULT);
+  if (UserMemory::Find(to, length) == nullptr) return Fail(EINVAL);
+  const posix::RecvRegistered registered;
+  return posix::hook::recv(fd, to, length, flags);
 }
 
 RCSOCK_EXPORT int rcs_expose(int fd, void* address, size_t length,

@@ -50,10 +50,6 @@ RCSOCK_EXPORT void rcs_quick_exit(int status) {
 
 // --- Those that need nothing of ours
 
-RCSOCK_EXPORT int rcs_bind(int fd, const sockaddr* address, socklen_t length) {
-  return ::bind(fd, address, length);
-}
-
 RCSOCK_EXPORT int rcs_getsockname(int fd, sockaddr* address,
                                   socklen_t* length) {
   return ::getsockname(fd, address, length);

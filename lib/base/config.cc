@@ -134,6 +134,23 @@ void ReadFabric() {
   if (Given("RCSOCK_DEVICES")) ReadDevices(Env("RCSOCK_DEVICES"));
 }
 
+void ReadInPlace(const char* text) {
+  if (std::strcmp(text, "off") == 0) {
+    config.in_place = InPlace::kOff;
+  } else if (std::strcmp(text, "always") == 0) {
+    config.in_place = InPlace::kAlways;
+  } else if (std::strcmp(text, "auto") != 0) {
+    Log("RCSOCK_RECV_IN_PLACE=%s is none of auto, off, always: ignored", text);
+  }
+}
+
+void ReadRings(const char* text) {
+  config.carry_rings = std::strcmp(text, "lane") == 0;
+  if (!config.carry_rings && std::strcmp(text, "tcp") != 0) {
+    Log("RCSOCK_IO_URING=%s is neither tcp nor lane: ignored", text);
+  }
+}
+
 // The names of this program: of its file, and what a script is called.
 void ReadNames(char* program, char* comm, std::size_t size) {
   program[0] = comm[0] = '\0';
@@ -244,6 +261,8 @@ const Config& GetConfig() { return config; }
   } else {
     Log("RCSOCK_MAX_RING=%s is less than 16K: ignored", Env("RCSOCK_MAX_RING"));
   }
+  if (Given("RCSOCK_IO_URING")) ReadRings(Env("RCSOCK_IO_URING"));
+  if (Given("RCSOCK_RECV_IN_PLACE")) ReadInPlace(Env("RCSOCK_RECV_IN_PLACE"));
   config.lanes_given = Given("RCSOCK_LANES");
   config.promote_given =
       Given("RCSOCK_PROMOTE_OPS") || Given("RCSOCK_PROMOTE_BYTES");

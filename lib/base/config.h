@@ -16,13 +16,20 @@ constexpr std::uint32_t kLeastKey = 32;
 
 // All variables that LoadConfig reads.
 constexpr const char* kVariables[] = {
-    "RCSOCK_ACK_RETRIES",   "RCSOCK_ACK_TIMEOUT_MS", "RCSOCK_DEVICES",
-    "RCSOCK_KEY_FILE",      "RCSOCK_LANES",          "RCSOCK_LOG",
-    "RCSOCK_LOG_FILE",      "RCSOCK_MAX_PINNED",     "RCSOCK_MAX_QPS",
-    "RCSOCK_MAX_RING",      "RCSOCK_MAX_SHARED",     "RCSOCK_PEERS",
-    "RCSOCK_PROMOTE_OPS",   "RCSOCK_PROMOTE_BYTES",  "RCSOCK_RDMA_PORT",
-    "RCSOCK_RULES",         "RCSOCK_SPIN_US",        "RCSOCK_STATS",
-    "RCSOCK_TRAFFIC_CLASS",
+    "RCSOCK_ACK_RETRIES", "RCSOCK_ACK_TIMEOUT_MS", "RCSOCK_DEVICES",
+    "RCSOCK_IO_URING",    "RCSOCK_KEY_FILE",       "RCSOCK_LANES",
+    "RCSOCK_LOG",         "RCSOCK_LOG_FILE",       "RCSOCK_MAX_PINNED",
+    "RCSOCK_MAX_QPS",     "RCSOCK_MAX_RING",       "RCSOCK_MAX_SHARED",
+    "RCSOCK_PEERS",       "RCSOCK_PROMOTE_OPS",    "RCSOCK_PROMOTE_BYTES",
+    "RCSOCK_RDMA_PORT",   "RCSOCK_RECV_IN_PLACE",  "RCSOCK_RULES",
+    "RCSOCK_SPIN_US",     "RCSOCK_STATS",          "RCSOCK_TRAFFIC_CLASS",
+};
+
+// Where a waiting receive lets the peer's device write to its memory.
+enum class InPlace : std::uint8_t {
+  kOff,
+  kAuto,    // on hardware, where it is worth it
+  kAlways,  // on any device that can, from the least length on
 };
 
 // What the environment asks for.  Read once, before the first interposed call.
@@ -48,6 +55,11 @@ struct Config {
   // RCSOCK_MAX_RING: bytes that a ring of a lane may have, rounded down to a
   // power of two; 0: what each lane finds right.  The smaller of both ends'.
   std::uint64_t max_ring = 0;
+  // RCSOCK_IO_URING=lane: rcsock carries out the requests of io_uring on
+  // streams.  By default such streams go to TCP.
+  bool carry_rings = false;
+  // RCSOCK_RECV_IN_PLACE: off, auto or always.
+  InPlace in_place = InPlace::kAuto;
   // RCSOCK_PEERS: users, beside our own, with whose processes shared memory may
   // be used (uids, with commas between).
   static constexpr int kMostPeers = 16;

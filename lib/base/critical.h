@@ -12,10 +12,17 @@ namespace rcsock::base {
 struct CriticalHooks {
   void (*enter)();
   void (*leave)();  // may run what has been put off
+  // Whether a handler has called this thread's code, perhaps amid a sleep.
+  bool (*in_handler)();
 };
 // Set once.  (Another thread may be inside by then: an earlier library's
 // constructor has made it, say.)
 inline constinit std::atomic<const CriticalHooks*> critical_hooks{nullptr};
+
+inline bool InHandler() {
+  const auto* hooks = critical_hooks.load(std::memory_order_acquire);
+  return hooks != nullptr && hooks->in_handler();
+}
 
 class Critical {
  public:

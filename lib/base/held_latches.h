@@ -10,7 +10,7 @@ namespace rcsock::base {
 
 // The order in which a thread takes latches, if it takes several of these
 // (I-LATCH-2).  Latches without a rank are taken last, or alone, and by nobody
-// who then takes one with a rank.
+// who then takes one with a rank.  uring::held_latch alone comes before all.
 enum class LatchRank : std::uint8_t {
   kNone,
   kWait,      // EpollSet::wait_latch_

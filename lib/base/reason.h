@@ -54,7 +54,11 @@ namespace rcsock::base {
   X(kSharedMemory, "shared_memory",                                           \
     "the limit of rings in shared memory is reached")                         \
   X(kDeviceLeftAlone, "device_left_alone",                                    \
-    "the configuration leaves its RDMA device alone")
+    "the configuration leaves its RDMA device alone")                         \
+  X(kRawCalls, "raw_calls",                                                   \
+    "the program makes system calls by machine code of its own")              \
+  X(kPeerShared, "peer_shared",                                               \
+    "the peer shares its end with a forked or started process")
 
 enum class Reason : std::uint8_t {
 #define X(id, key, text) id,

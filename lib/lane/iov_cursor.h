@@ -64,6 +64,18 @@ class IovCursor {
     return left < limit ? left : limit;
   }
 
+  // Where the next byte is, and how many follow it in one piece.  There must be
+  // one.
+  std::byte* Next() const {
+    return static_cast<std::byte*>(at_->iov_base) + done_;
+  }
+  std::size_t Here() const { return at_->iov_len - done_; }
+  // Passes over `n` <= Here() bytes.
+  void Pass(std::size_t n) {
+    done_ += n;
+    Settle();
+  }
+
   // Whether the next `n` bytes, which must be there, can be read.
   bool Readable(std::size_t n) const {
     IovCursor look = *this;

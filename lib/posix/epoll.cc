@@ -84,6 +84,7 @@ void EpollSet::Free() {
   }
   crowded_.store(false, std::memory_order_relaxed);
   heats_.store(false, std::memory_order_relaxed);
+  Registry::CloseMirror(this);
   interest_latch.unlock();
   DisarmAwake();
   life_.fetch_add(1, std::memory_order_seq_cst);

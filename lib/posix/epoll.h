@@ -14,6 +14,7 @@
 #include "lib/base/latch.h"
 #include "lib/lane/board.h"
 #include "lib/lane/shm/link.h"
+#include "lib/posix/epoll_mirror.h"
 #include "lib/posix/file.h"
 #include "lib/posix/interest_latch.h"
 #include "lib/posix/signals.h"
@@ -262,15 +263,27 @@ class EpollSet final : public File {
   void Recount(const CountedWait& wait);
   // `unlooked`: with an edge of the bell that nobody has looked behind.
   void HandOn(bool unlooked);
-  // It is inside another epoll set, which can't see our readiness: its streams
-  // stay on TCP.
+  // Another process has it, which can't see our readiness: its streams stay on
+  // TCP.
   void SetNested();
-  // The same for poll() and select(), which see all that is in the kernel's
-  // set, the bell too.  True if it has streams in user space all the same.
+  // Somebody is about to wait for the set by its number: another epoll set
+  // (`edges`: with EPOLLET), or a ring.  The kernel then knows whether it is
+  // readable.  False: it can't be told.
+  bool SeenFromOutside(bool edges = false)
+      RC_EXCLUDES(wait_latch_, interest_latch);
+  // The same of poll() and select(), which ask a set that has streams in user
+  // space themselves.  True: it has.
   bool LookedAtFromOutside() {
-    if (!nested_.load(std::memory_order_relaxed)) SetNested();
+    if (!SeenFromOutside()) SetNested();
+    UpdateMirrors();
     return HasUser();
   }
+  // The conductor looks whether the set's thread is elsewhere
+  // (epoll_away.cc).  False: it need not look again soon.
+  bool NoteAway() RC_EXCLUDES(wait_latch_);
+  // Brings the mirror up to date; see epoll_mirror.cc.
+  void UpdateMirror(bool rang) RC_EXCLUDES(wait_latch_, interest_latch);
+  Mirror* mirror() { return &mirror_; }
 
   std::uint32_t moves() const { return moves_.load(std::memory_order_seq_cst); }
   void Moved() { moves_.fetch_add(1, std::memory_order_seq_cst); }
@@ -319,6 +332,7 @@ class EpollSet final : public File {
 
  private:
   friend struct Registry;
+  friend class AwaySets;
   struct Direct {
     Interest* interest;
     Sock* sock;
@@ -376,6 +390,7 @@ class EpollSet final : public File {
   void LinkReady(Interest* interest) RC_REQUIRES(ready_latch_);
   void UnlinkReady(Interest* interest) RC_REQUIRES(ready_latch_);
   int Enlist(Interest* interest) RC_REQUIRES(ready_latch_);
+  int EnlistFirst(Interest* interest) RC_REQUIRES(ready_latch_);
   int Delist(Interest* interest) RC_REQUIRES(ready_latch_);
   // One look, or looks for so many ticks: Look's.  The clock, if it was read.
   int LookFor(epoll_event* out, int capacity, std::uint64_t ticks,
@@ -402,6 +417,10 @@ class EpollSet final : public File {
              std::uint64_t* data);
   bool FoundAnyway(const Interest* interest) RC_REQUIRES(interest_latch);
   bool SomethingReady() RC_REQUIRES(wait_latch_);
+  bool HasEvents() RC_REQUIRES(wait_latch_);
+  bool HasEvent(Interest* interest) RC_REQUIRES(wait_latch_);
+  bool AnyListed() RC_REQUIRES(wait_latch_);
+  bool HasUnread() RC_EXCLUDES(interest_latch);
   static constexpr std::uint64_t kKernelLookUs = 50;
   bool TimeForKernel();
   bool KernelDue();
@@ -436,6 +455,17 @@ class EpollSet final : public File {
   bool LanesWereEmpty() const;
   void ArmAwake() RC_REQUIRES(wait_latch_);
   void DisarmAwake() RC_REQUIRES(wait_latch_);
+  void WatchAway() RC_EXCLUDES(interest_latch) {
+    if (Mixes()) [[unlikely]]
+      WatchAwayNow();
+  }
+  [[gnu::noinline]] void WatchAwayNow() RC_EXCLUDES(interest_latch);
+  // More than one of its descriptors may have something whose order is known.
+  bool Mixes() const {
+    const int users = user_count_.load(std::memory_order_relaxed);
+    return users > 0 && !crowded_.load(std::memory_order_relaxed) &&
+           (users > 1 || local_tcp_.load(std::memory_order_relaxed) > 0);
+  }
   static constexpr std::uint64_t kSoonUs = 4;
   int WithLanes(epoll_event* out, int kernels, int capacity, int ahead,
                 std::uint32_t moves, Leave* leave);
@@ -493,6 +523,7 @@ class EpollSet final : public File {
   std::atomic<std::uint32_t> moves_{0};
   std::atomic<std::uint32_t> once_moved_{0};  // the last of them: a ONESHOT one
   std::atomic<bool> nested_{false};
+  Mirror mirror_;
   std::atomic<std::uint32_t> life_{0};  // how often it has been closed
   // Registrations that are direct.
   Interest* direct_members_[kMostDirect] RC_GUARDED_BY(interest_latch) = {};
@@ -534,6 +565,18 @@ class EpollSet final : public File {
   EpollSet* pool_next_ RC_GUARDED_BY(interest_latch) = nullptr;
   // Ticks when a thread began to sleep, until something has been told since.
   std::uint64_t slept_since_ RC_GUARDED_BY(wait_latch_) = 0;
+  // The direct streams that had something before: a bit for each.
+  std::uint64_t came_before_ RC_GUARDED_BY(wait_latch_) = 0;
+  // The first wait that has told some of what came since then, but not all.
+  std::uint32_t order_wait_ RC_GUARDED_BY(wait_latch_) = 0;
+  // NoteAway's.
+  std::atomic<bool> away_watched_{false};
+  bool away_listed_ RC_GUARDED_BY(interest_latch) = false;
+  std::uint32_t away_number_ RC_GUARDED_BY(wait_latch_) = 0;
+  // Of the one thread that looks.
+  int away_quiet_ = 0;
+  // Written before the set is in the list.
+  EpollSet* away_next_ = nullptr;
   std::atomic<std::uint64_t> lanes_empty_at_{0};  // ticks; Peek's last nothing
   bool armed_awake_ RC_GUARDED_BY(wait_latch_) = false;
   std::atomic<std::uint64_t> local_news_at_{0};  // ticks

@@ -3,6 +3,8 @@
 
 #include <signal.h>
 #include <sys/epoll.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -76,10 +78,19 @@ bool EpollSet::Peek(bool all) {
 // While nobody looks at the lanes, their senders ring the bell all the same, so
 // that the kernel knows when they had something.  (As for a nap: of a message
 // that comes at this moment it does not.)
+//
+// What a lane has already came before what its sender will stamp.
 void EpollSet::ArmAwake() {
   if (armed_awake_ || !poller_) return;
   armed_awake_ = true;
   poller_->ArmForNap();
+  if (slept_since_ != 0) return;
+  slept_since_ = base::Ticks();
+  order_wait_ = 0;
+  came_before_ = 0;
+  for (int d = 0; d < direct_count_; ++d) {
+    if (direct_[d].lane->RxPendingQuick()) came_before_ |= 1ull << d;
+  }
 }
 
 void EpollSet::DisarmAwake() {
@@ -168,6 +179,7 @@ int EpollSet::KernelWait(epoll_event* out, int capacity,
   }
   timespec limit{static_cast<time_t>(timeout_ns / 1'000'000'000),
                  static_cast<long>(timeout_ns % 1'000'000'000)};
+  UpdateMirrors();
   const std::uint32_t before = moves();
   int n = base::EpollPwait(fd_, out, capacity,
                            timeout_ns < 0 ? nullptr : &limit, mask);
@@ -180,11 +192,19 @@ int EpollSet::KernelWait(epoll_event* out, int capacity,
   // The bell may have taken the room of others, and a source too: edges all, so
   // the answer behind them is theirs.
   const timespec now{};
-  for (int i = 0; kept == kOnlyBell && n == capacity && i <= kMostSources;
-       ++i) {
+  const bool mirrored = mirror_.fd.load(std::memory_order_relaxed) >= 0;
+  const int most = mirrored ? 0 : kMostSources;
+  for (int i = 0; kept == kOnlyBell && n == capacity && i <= most; ++i) {
     n = base::EpollPwait(fd_, out, capacity, &now, nullptr);
     if (n <= 0) break;
     kept = OfKernel(out, n, before, bell);
+  }
+  // The mirror of another process, which has the set since a fork: it tells
+  // this one of nothing, and does not go away by a look.
+  if (kept == kOnlyBell && timeout_ns != 0 && out[0].data.ptr == &mirror_ &&
+      !mirror_.raised.load(std::memory_order_relaxed)) {
+    constexpr timespec kBrief{0, 1'000'000};
+    ::syscall(SYS_ppoll, nullptr, 0, &kBrief, nullptr, 8);
   }
   return kept;
 }
@@ -211,6 +231,11 @@ int EpollSet::OfKernel(epoll_event* events, int count, std::uint32_t before,
   for (int i = 0; i < count; ++i) {
     if (events[i].data.ptr == this) {
       if (bell != nullptr) *bell = true;
+      if (ahead != nullptr && *ahead == kNoBell) *ahead = kept;
+      continue;
+    }
+    // (It stays until the lanes have nothing.)
+    if (events[i].data.ptr == &mirror_) [[unlikely]] {
       if (ahead != nullptr && *ahead == kNoBell) *ahead = kept;
       continue;
     }

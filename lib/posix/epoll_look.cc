@@ -24,6 +24,7 @@ void EpollSet::RebuildNow() {
   dirty_.store(false, std::memory_order_seq_cst);
   interest_latch.lock();
   direct_count_ = 0;
+  came_before_ = 0;
   for (int d = 0; d < direct_used_; ++d) {
     Interest* i = direct_members_[d];
     if (!i->sock->OnLane()) continue;
@@ -168,10 +169,15 @@ int EpollSet::TellDirect(epoll_event* out, int capacity) {
 // sleep came before it was armed, or after it had been, and its stream is told
 // last.  (A time that is a lie puts the liar's own stream elsewhere; what has
 // no room for it is the first in the next look.)
+//
+// Where there is room for some of them, the next wait goes on behind these:
+// what has been told, and is still there, comes behind the rest.
 int EpollSet::TellInOrder(epoll_event* out, int capacity) {
   struct Pending {
     std::uint64_t came;
     int turn;
+    bool again;
+    std::uint32_t told;
   };
   Pending all[kMostDirect];
   bool seen[kMostDirect] = {};
@@ -183,10 +189,13 @@ int EpollSet::TellInOrder(epoll_event* out, int capacity) {
   // look at its own stream had been too early for, the second one finds.
   for (int round = 0; round < 2; ++round) {
     for (int turn = 0; turn < direct_count_; ++turn) {
-      const lane::Lane* const lane = direct_[at(turn)].lane;
-      if (seen[turn] || !lane->RxPendingQuick()) continue;
+      const Direct& one = direct_[at(turn)];
+      if (seen[turn] || !one.lane->RxPendingQuick()) continue;
       seen[turn] = true;
-      all[count++] = {lane->Came(), turn};
+      const std::uint32_t told = one.interest->told;
+      const bool before = (came_before_ >> at(turn) & 1) != 0;
+      all[count++] = {before ? slept_since_ : one.lane->Came(), turn,
+                      order_wait_ != 0 && !After(order_wait_, told), told};
     }
     if (count == 0) return 0;
   }
@@ -195,19 +204,27 @@ int EpollSet::TellInOrder(epoll_event* out, int capacity) {
     if (all[p].came < slept_since_ || all[p].came > now) all[p].came = now;
   }
   std::sort(all, all + count, [](const Pending& a, const Pending& b) {
+    if (a.again != b.again) return b.again;
+    if (a.again && a.told != b.told) return After(b.told, a.told);
     return a.came != b.came ? a.came < b.came : a.turn < b.turn;
   });
   direct_next_ = 0;
   int filled = 0;
-  for (int p = 0; p < count; ++p) {
-    const int d = at(all[p].turn);
-    if (filled == capacity) {
-      direct_next_ = d;  // has its turn next time
-      break;
-    }
-    if (TellOne(direct_[d], out + filled)) ++filled;
+  int p = 0;
+  for (; p < count && filled < capacity; ++p) {
+    if (TellOne(direct_[at(all[p].turn)], out + filled)) ++filled;
   }
-  if (filled > 0) slept_since_ = 0;
+  if (p < count && !all[p].again) {
+    if (order_wait_ == 0) order_wait_ = wait_number_;
+    return filled;
+  }
+  if (p < count) direct_next_ = at(all[p].turn);  // has its turn next time
+  if (filled > 0) {
+    slept_since_ = 0;
+    order_wait_ = 0;
+    came_before_ = 0;
+    DisarmAwake();
+  }
   return filled;
 }
 
@@ -301,39 +318,8 @@ bool EpollSet::AnyDirect() {
 bool EpollSet::AnyReady() {
   if (!HasUser()) return false;
   Critical critical;
-  wait_latch_.lock();
-  Rebuild();
-  epoll_event one;
-  bool any = false;
-  // A direct level-triggered stream is on no list.
-  ++wait_number_;
-  for (int d = 0; d < direct_count_ && !any; ++d) {
-    const Interest* interest = direct_[d].interest;
-    const std::uint32_t events =
-        interest->events.load(std::memory_order_relaxed);
-    any = (events & EPOLLET) == 0 && (events & (EPOLLIN | EPOLLRDNORM)) != 0 &&
-          !interest->spent.load(std::memory_order_relaxed) &&
-          direct_[d].lane->RxPending();
-  }
-  if (!any && SomethingReady()) {
-    // Looked at without being reported: an edge stays one.
-    ready_latch_.lock();
-    Interest* head = ready_head_;
-    ready_latch_.unlock();
-    const bool edge = head != nullptr && head->edge.load();
-    const bool oneshot =
-        head != nullptr && (head->events.load() & EPOLLONESHOT) != 0;
-    any = Collect(&one, 1) > 0;
-    if (any && head != nullptr) {
-      if (edge) head->edge.store(true);
-      if (oneshot) head->spent.store(false);
-      ready_latch_.lock();
-      if (head->set == this && head->in_user.load()) LinkReady(head);
-      ready_latch_.unlock();
-    }
-  }
-  wait_latch_.unlock();
-  return any;
+  const base::LatchGuard hold(wait_latch_);
+  return HasEvents();
 }
 
 bool EpollSet::TimeForKernel() {

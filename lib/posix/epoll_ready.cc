@@ -26,6 +26,17 @@ int EpollSet::Enlist(Interest* interest) {
   return 1;
 }
 
+// Before all others.
+int EpollSet::EnlistFirst(Interest* interest) {
+  if (interest->ready.load(std::memory_order_relaxed)) return 0;
+  interest->ready.store(true, std::memory_order_relaxed);
+  interest->ready_prev = nullptr;
+  interest->ready_next = ready_head_;
+  (ready_head_ != nullptr ? ready_head_->ready_prev : ready_tail_) = interest;
+  ready_head_ = interest;
+  return 1;
+}
+
 int EpollSet::Delist(Interest* interest) {
   if (!interest->ready.load(std::memory_order_relaxed)) return 0;
   RC_DCHECK((interest->ready_prev == nullptr) == (ready_head_ == interest));
@@ -63,10 +74,16 @@ void EpollSet::AddSource(lane::Source* source) {
     if (one->fd() < 0) at = i;  // its device has gone
   }
   if (at == kMostSources) return;  // more devices than that: by the bell
-  epoll_event event{};
-  event.events = EPOLLIN | EPOLLET;
-  event.data.ptr = this;
-  real::epoll_ctl(fd_, EPOLL_CTL_ADD, source->fd(), &event);
+  if (mirror_.fd.load(std::memory_order_relaxed) >= 0) {
+    if (auto* const conductor = rendezvous::Conductor::IfRunning()) {
+      conductor->SourceWanted(source, 1);
+    }
+  } else {
+    epoll_event event{};
+    event.events = EPOLLIN | EPOLLET;
+    event.data.ptr = this;
+    real::epoll_ctl(fd_, EPOLL_CTL_ADD, source->fd(), &event);
+  }
   sources_[at].store(source, std::memory_order_seq_cst);
   if (at == count) source_count_.store(count + 1, std::memory_order_seq_cst);
   // A thread that sleeps has not armed it.

@@ -77,6 +77,7 @@ void EpollSet::Recount(const CountedWait& wait) {
       (wait.stranger &&
        (wait.again || user_count_.load(std::memory_order_seq_cst) > 0))) {
     KickBell();
+    mirror_.Raise();
   }
 }
 
@@ -197,7 +198,11 @@ bool EpollSet::NothingBehind() {
 bool EpollSet::LookBeforeSleep(bool nap, std::uint64_t since) {
   Critical critical;
   wait_latch_.lock();
-  if (slept_since_ == 0) slept_since_ = since;
+  if (slept_since_ == 0) {
+    slept_since_ = since;
+    order_wait_ = 0;
+    came_before_ = 0;
+  }
   Rebuild();
   bool ready = HasUser() && SomethingReady();
   for (int i = 0; nap && !ready && i < base::kNapLooks; ++i) {
@@ -469,6 +474,7 @@ int EpollSet::Wait(Leave* leave, epoll_event* out, int capacity,
   if (leave->unlooked && HasUser() && !AnyUnread() && NothingBehind()) {
     leave->Looked();
   }
+  WatchAway();
   if (result < 0) errno = error;
   return result;
 }

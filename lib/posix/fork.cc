@@ -18,11 +18,13 @@
 #include "lib/posix/last_thread.h"
 #include "lib/posix/last_words.h"
 #include "lib/posix/process.h"
+#include "lib/posix/raw_code.h"
 #include "lib/posix/shell.h"
 #include "lib/posix/signals.h"
 #include "lib/posix/sock.h"
 #include "lib/posix/stats.h"
 #include "lib/posix/uring.h"
+#include "lib/posix/uring_held.h"
 #include "lib/rendezvous/rendezvous.h"
 
 namespace rcsock::posix {
@@ -83,7 +85,9 @@ void ForkPrepare() {
   EnterCritical();
   // (Until here a handler may have forked, all of it.)
   tls_forking = true;
+  uring::HeldForkLock();
   Conductor::ForkPrepare();
+  raw_code::ForkLock();
   SignalsForkLock();
   InterestsForkLock();
   SockForkLock();
@@ -106,8 +110,10 @@ void ForkParent() {
   SockForkUnlock(false);
   InterestsForkUnlock(false);
   Conductor::ForkParent();
+  uring::HeldForkUnlock(false);
   EndFork();
   SignalsForkUnlock(false);
+  raw_code::ForkUnlock(false);
   LeaveCritical();
 }
 
@@ -130,6 +136,7 @@ void ForkChild() {
   InterestsForkUnlock(true);
   if (ProcessPinned() != base::Reason::kSandboxed) base::InitBarriers();
   CallsForkChild();
+  if (locked) uring::HeldForkUnlock(true);
   uring::RingsForkChild();
   stats.Clear();
   InterestsForkChild();
@@ -137,8 +144,10 @@ void ForkChild() {
   ForEachSock([](Sock* sock) { sock->ForkChild(); });
   Conductor::ForkChild(tls_signals.asleep != 0);
   ForEachSock([](Sock* sock) { sock->ForgetLeft(); });
+  uring::HeldForkChild();
   if (!locked) return;
   SignalsForkUnlock(true);
+  raw_code::ForkUnlock(true);
   LeaveCritical();
 }
 

@@ -438,7 +438,9 @@ void TakeUnread(int memory) {
 // A server's usual places for a connection that somebody else has accepted.
 [[gnu::cold]] void TakeUnknown() {
   if (OwnFace() != Face::kPreload) return;
-  for (int fd = 0; fd < 3; ++fd) {
+  // (0, 1 and 2 are inetd's, 3 systemd's.)
+  constexpr int kMostNumbers = 4;
+  for (int fd = 0; fd < kMostNumbers; ++fd) {
     const std::uint64_t inode = SocketInode(fd);
     sockaddr_storage peer{};
     socklen_t length = sizeof peer;
@@ -447,7 +449,8 @@ void TakeUnread(int memory) {
             0) {
       continue;
     }
-    TakeConnection(inode, 3, [](int) { return Sock::Unknown(); });
+    TakeConnection(inode, kMostNumbers,
+                   [](int first) { return Sock::Unknown(first, true); });
   }
 }
 

@@ -19,6 +19,8 @@
 #include "lib/base/internal.h"
 #include "lib/base/listing.h"
 #include "lib/base/unique_fd.h"
+#include "lib/posix/address_reuse.h"
+#include "lib/posix/given.h"
 #include "lib/posix/hooks.h"
 #include "lib/posix/process.h"
 #include "lib/posix/signals.h"
@@ -46,6 +48,24 @@ bool RefuseTarget(int to) {
 // it keeps what it names.
 bool PastLimit(int to) {
   return Lookup(to) != nullptr && BeyondLimit(static_cast<rlim_t>(to) + 1);
+}
+
+// Of an address that the kernel has read, in network order; 0: of none.
+std::uint16_t PortIn(const sockaddr* address, socklen_t length) {
+  const auto* inet = reinterpret_cast<const sockaddr_in*>(address);
+  std::uint16_t port = 0;
+  return length >= sizeof *inet && base::TryLoad(&inet->sin_port, &port) ? port
+                                                                         : 0;
+}
+
+// The port that a socket is bound to, or 0.
+std::uint16_t OwnPort(int fd) {
+  const int saved = errno;
+  sockaddr_storage own{};
+  socklen_t length = sizeof own;
+  const bool known = ::syscall(SYS_getsockname, fd, &own, &length) == 0;
+  errno = saved;
+  return known ? PortIn(reinterpret_cast<sockaddr*>(&own), length) : 0;
 }
 
 // The rest of accept: the connection is new and ours to follow.
@@ -89,6 +109,7 @@ int socket(int domain, int type, int protocol) {
   const int fd = real::socket(domain, type, protocol);
   if (fd < 0) return fd;
   Evict(fd);
+  if (domain == AF_NETLINK && !InBorrowedMemory()) AfterNetlink(protocol);
   if (!Inet(domain) || (type & 0xf) != SOCK_STREAM ||
       (protocol != 0 && protocol != IPPROTO_TCP) || InBorrowedMemory()) {
     return fd;
@@ -122,6 +143,13 @@ int timerfd_create(int clock, int flags) {
   if (fd < 0) return fd;
   Evict(fd);
   return fd;
+}
+
+int bind(int fd, const sockaddr* address, socklen_t length) {
+  const int result = real::bind(fd, address, length);
+  if (result == 0 || errno != EADDRINUSE) return result;
+  return WithPortOfEnded(PortIn(address, length),
+                         [&] { return real::bind(fd, address, length); });
 }
 
 int listen(int fd, int backlog) {
@@ -179,7 +207,11 @@ int connect(int fd, const sockaddr* address, socklen_t length) {
     if (result == 0) sock->Disconnected();
     return result;
   }
-  const int result = real::connect(fd, address, length);
+  int result = real::connect(fd, address, length);
+  if (result != 0 && errno == EADDRNOTAVAIL) {
+    result = WithPortOfEnded(
+        OwnPort(fd), [&] { return real::connect(fd, address, length); });
+  }
   // (Who is interrupted may look for its end by poll, and never call again.)
   if (sock != nullptr &&
       (result == 0 || errno == EINPROGRESS || errno == EINTR)) {

@@ -1,7 +1,6 @@
 // What a descriptor is asked and told: fcntl, ioctl, options.
 
 #include <fcntl.h>
-#include <linux/nbd.h>
 #include <linux/sockios.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -15,6 +14,7 @@
 
 #include "lib/base/guard.h"
 #include "lib/base/internal.h"
+#include "lib/posix/given.h"
 #include "lib/posix/hooks.h"
 #include "lib/posix/process.h"
 #include "lib/posix/sock_plain.h"
@@ -86,13 +86,7 @@ int Ioctl(int fd, unsigned long request, void* argument) {
       return Put(argument, &bytes, sizeof bytes);
     }
   }
-  // The kernel's own threads use it from then on.
-  if (request == NBD_SET_SOCK) {
-    const auto number = reinterpret_cast<std::intptr_t>(argument);
-    if (const SockAt given(static_cast<int>(number)); given) {
-      given->Pin(base::Reason::kPinnedSyscall);
-    }
-  }
+  BeforeGivingIoctl(request, argument);
   const int result = RCSOCK_REAL(ioctl)(fd, request, argument);
   if (sock && result == 0) {
     if (request == SIOCATMARK) {

@@ -20,6 +20,7 @@
 #include "lib/base/internal.h"
 #include "lib/base/unique_fd.h"
 #include "lib/posix/clone.h"
+#include "lib/posix/given.h"
 #include "lib/posix/hooks.h"
 #include "lib/posix/last_thread.h"
 #include "lib/posix/process.h"
@@ -230,6 +231,9 @@ bool OnDescriptor(long number, const long (&a)[kArguments], long* result) {
     case SYS_connect:
       *result = hook::connect(fd, At<sockaddr>(a[1]), Word(a[2]));
       return true;
+    case SYS_bind:
+      *result = hook::bind(fd, At<sockaddr>(a[1]), Word(a[2]));
+      return true;
     case SYS_listen:
       *result = hook::listen(fd, Fd(a[1]));
       return true;
@@ -367,18 +371,27 @@ long Syscall(long number, const long (&a)[kArguments]) {
       return fd;
     }
     case SYS_io_uring_enter: {
-      const uring::Submission seen(Fd(a[0]), Word(a[1]), Word(a[3]));
-      return ::syscall(number, a[0], seen.count(), a[2], seen.flags(), a[4],
-                       a[5]);
+      uring::Submission seen(Fd(a[0]), Word(a[1]), Word(a[3]));
+      return seen.Call(Word(a[2]), At<void>(a[4]), Size(a[5]),
+                       [&](unsigned count, unsigned wait, unsigned flags) {
+                         return ::syscall(number, a[0], count, wait, flags,
+                                          a[4], a[5]);
+                       });
     }
     case SYS_io_uring_register:
       uring::BeforeRegister(Fd(a[0]), Word(a[1]));
+      if (uring::CancelsByRegister(Fd(a[0]), Word(a[1]), At<void>(a[2]))) {
+        return 0;
+      }
       break;
     case SYS_io_submit:
       BeforeAio(a[1], At<void*>(a[2]));
       break;
     case SYS_unshare:
       return ::syscall(SYS_unshare, BeforeParting(Fd(a[0]), CLONE_FILES));
+    case SYS_bpf:
+      BeforeBpf(a[0], At<void>(a[1]), Size(a[2]));
+      break;
     case SYS_pidfd_getfd: {
       const long fd = kernel();
       const int saved = errno;
@@ -386,6 +399,13 @@ long Syscall(long number, const long (&a)[kArguments]) {
       errno = saved;
       return fd;
     }
+    // (Descriptors may be passed by what is no stream.)
+    case SYS_sendmsg:
+    case SYS_recvmsg:
+    case SYS_sendmmsg:
+    case SYS_recvmmsg:
+      if (long result; OnDescriptor(number, a, &result)) return result;
+      break;
     default:
       if (long result; Ours(a[0]) && OnDescriptor(number, a, &result)) {
         return result;

@@ -10,8 +10,10 @@
 #include "lib/base/clock.h"
 #include "lib/base/direct.h"
 #include "lib/base/guard.h"
+#include "lib/base/internal.h"
 #include "lib/posix/hooks.h"
 #include "lib/posix/hooks_data.h"
+#include "lib/posix/passing.h"
 #include "lib/posix/sock_quick.h"
 #include "lib/posix/table.h"
 #include "lib/posix/user_arguments.h"
@@ -126,6 +128,17 @@ constexpr int kPlainRecv = MSG_DONTWAIT | MSG_WAITALL;
   return n != 0 ? n : LongRecv(fd, to, length, flags, sock);
 }
 
+// Descriptors may have come with a message that the kernel has just filled in.
+void LookForPassed(int fd, const msghdr* message, int flags) {
+  BeforeLooking();
+  std::size_t length = 0;
+  if (__builtin_expect(base::TryLoad(&message->msg_controllen, &length) &&
+                           length != 0 && !base::tls_internal,
+                       0)) {
+    AfterReceiving(fd, message, flags);
+  }
+}
+
 }  // namespace
 
 [[gnu::hot]] ssize_t read(int fd, void* to, size_t length) {
@@ -205,7 +218,11 @@ constexpr int kPlainRecv = MSG_DONTWAIT | MSG_WAITALL;
 
 [[gnu::hot]] ssize_t recvmsg(int fd, msghdr* message, int flags) {
   Sock* sock = LookupSock(fd);
-  if (sock == nullptr) return direct::recvmsg(fd, message, flags);
+  if (sock == nullptr) {
+    const ssize_t n = direct::recvmsg(fd, message, flags);
+    if (n >= 0) LookForPassed(fd, message, flags);
+    return n;
+  }
   if (__builtin_expect((flags & MSG_ERRQUEUE) != 0, 0) && !Null(message) &&
       base::Readable(message, sizeof *message)) {
     return sock->RecvErrors(fd, message, flags);
@@ -262,7 +279,11 @@ int recvmmsg(int fd, mmsghdr* messages, unsigned count, int flags,
   if (sock == nullptr || Null(messages) || Astray(timeout) ||
       (timeout != nullptr &&
        (!base::TryGet(&limit, timeout, sizeof limit) || !Valid(&limit)))) {
-    return real::recvmmsg(fd, messages, count, flags, timeout);
+    const int got = real::recvmmsg(fd, messages, count, flags, timeout);
+    for (int i = 0; i < got; ++i) {
+      LookForPassed(fd, &messages[i].msg_hdr, flags);
+    }
+    return got;
   }
   constexpr std::int64_t kNever = INT64_MAX / 2;
   const auto now = [] { return static_cast<std::int64_t>(base::NowNs()); };

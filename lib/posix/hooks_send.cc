@@ -303,7 +303,11 @@ ssize_t SendFlagged(Sock* sock, int fd, const iovec* iov, int count,
                              base::TryLoad(&message->msg_control, &control) &&
                              control != nullptr && !base::tls_internal,
                          0)) {
-      BeforePassing(message);
+      Passing passing(fd);
+      passing.Before(message);
+      const ssize_t n = direct::sendmsg(fd, message, flags);
+      if (n < 0) passing.Failed(message);
+      return n;
     }
     return direct::sendmsg(fd, message, flags);
   }
@@ -376,14 +380,23 @@ bool GoesOn(int fd, short events, std::uint32_t signals) {
 int sendmmsg(int fd, mmsghdr* messages, unsigned count, int flags) {
   if (LookupSock(fd) == nullptr) {
     BeforeLooking();
-    for (unsigned i = 0; i < count && !Null(messages); ++i) {
+    Passing passing(fd);
+    unsigned looked = 0;
+    for (; looked < count && !Null(messages); ++looked) {
       void* control;
-      if (!base::TryLoad(&messages[i].msg_hdr.msg_control, &control)) break;
+      if (!base::TryLoad(&messages[looked].msg_hdr.msg_control, &control)) {
+        break;
+      }
       if (control != nullptr && !base::tls_internal) {
-        BeforePassing(&messages[i].msg_hdr);
+        passing.Before(&messages[looked].msg_hdr);
       }
     }
-    return real::sendmmsg(fd, messages, count, flags);
+    const int sent = real::sendmmsg(fd, messages, count, flags);
+    for (unsigned i = sent < 0 ? 0 : static_cast<unsigned>(sent); i < looked;
+         ++i) {
+      passing.Failed(&messages[i].msg_hdr);
+    }
+    return sent;
   }
   if (Null(messages)) return real::sendmmsg(fd, messages, count, flags);
   const unsigned most = std::min<unsigned>(count, IOV_MAX);  // as the kernel's

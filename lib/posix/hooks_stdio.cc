@@ -1,10 +1,14 @@
 // What gives a descriptor to stdio, or takes it away (lib/posix/stdio.h).
 
 #include <fcntl.h>
+#include <gnu/libc-version.h>
+#include <signal.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
+#include <syslog.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cerrno>
 #include <cstdarg>
 #include <cstdio>
@@ -61,6 +65,54 @@ int vdprintf(int fd, const char* format, va_list arguments) {
 int __vdprintf_chk(int fd, int flag, const char* format, va_list arguments) {
   BeforeStdio(fd);
   return real::__vdprintf_chk(fd, flag, format, arguments);
+}
+
+namespace {
+
+constinit std::atomic<bool> log_to_standard_error{false};
+
+// Before 2.37 glibc makes a FILE of a descriptor that it prints to, and that
+// comes to the hooks.
+bool PrintsPastFiles() {
+  static const bool past = [] {
+    int major = 0;
+    int minor = 0;
+    const int n =
+        std::sscanf(::gnu_get_libc_version(), "%d.%d", &major, &minor);
+    return n != 2 || major > 2 || (major == 2 && minor >= 37);
+  }();
+  return past;
+}
+
+void BeforeLog() {
+  if (log_to_standard_error.load(std::memory_order_relaxed) &&
+      PrintsPastFiles()) {
+    BeforeStdio(STDERR_FILENO);
+  }
+}
+
+}  // namespace
+
+void openlog(const char* name, int options, int facility) {
+  log_to_standard_error.store((options & LOG_PERROR) != 0,
+                              std::memory_order_relaxed);
+  real::openlog(name, options, facility);
+}
+
+void vsyslog(int priority, const char* format, va_list arguments) {
+  BeforeLog();
+  real::vsyslog(priority, format, arguments);
+}
+
+void __vsyslog_chk(int priority, int flag, const char* format,
+                   va_list arguments) {
+  BeforeLog();
+  real::__vsyslog_chk(priority, flag, format, arguments);
+}
+
+void psiginfo(const siginfo_t* signal, const char* text) {
+  BeforeStdio(STDERR_FILENO);
+  real::psiginfo(signal, text);
 }
 
 // libc writes it by calls of its own, line by line; so to memory first.  (As

@@ -79,6 +79,7 @@ int WaitOn(int fd, epoll_event* events, int capacity, std::int64_t timeout_ns,
     if (!leave.Right(fd)) return EpollSet::kStale;
     return set->Wait(&leave, events, capacity, timeout_ns, mask);
   }
+  UpdateMirrors();
   const std::uint64_t start = timeout_ns > 0 ? base::NowNs() : 0;
   const std::uint32_t moves = set->moves();
   leave.Ask();
@@ -296,6 +297,7 @@ bool KernelWaits(const EpollSet* set, const epoll_event* events) {
 [[gnu::noinline, gnu::hot]] int KernelEpoll(int fd, epoll_event* events,
                                             int capacity, int timeout,
                                             EpollSet* set) {
+  UpdateMirrors();
   const std::uint64_t start = timeout > 0 ? base::Ticks() : 0;
   const std::uint32_t moves = set->moves();
   EpollSet::Leave leave(set);
@@ -428,10 +430,27 @@ int epoll_create(int size) {
 
 namespace {
 
+// Another epoll set is about to have it.
+void SeenBySet(EpollSet* set, int op, const epoll_event* event) {
+  epoll_event told{};
+  if (op == EPOLL_CTL_DEL || Null(event) ||
+      !base::TrySmall(&told, event, sizeof told)) {
+    return;
+  }
+  const bool edges = (told.events & static_cast<std::uint32_t>(EPOLLET)) != 0;
+  if (!set->SeenFromOutside(edges)) set->SetNested();
+  UpdateMirrors();
+}
+
 // EpollSet::kStale: the stream or the set is another one by now.
 int ControlOnce(int number, int op, int fd, epoll_event* event) {
   EpollSet* set = LookupSet(number);
   File* file = Lookup(fd);
+  if (set == nullptr && file != nullptr && file->kind == FileKind::kEpoll &&
+      !base::tls_internal) {
+    SeenBySet(static_cast<EpollSet*>(file), op, event);
+    return real::epoll_ctl(number, op, fd, event);
+  }
   if (set == nullptr && file != nullptr && file->kind == FileKind::kSock &&
       !base::tls_internal) {
     // A set that came from another process, say.  The kernel alone waits there,
@@ -445,13 +464,18 @@ int ControlOnce(int number, int op, int fd, epoll_event* event) {
     return real::epoll_ctl(number, op, fd, event);
   }
   if (set == nullptr || file == nullptr || base::tls_internal) {
-    return real::epoll_ctl(number, op, fd, event);
+    const int result = real::epoll_ctl(number, op, fd, event);
+    // A set that was made past the hooks, or comes with the program: who waits
+    // there sees the kernel's events alone.
+    if (result == 0 && op == EPOLL_CTL_ADD && file != nullptr &&
+        file->kind == FileKind::kSock && !base::tls_internal) {
+      static_cast<Sock*>(file)->Pin(base::Reason::kRawCalls);
+    }
+    return result;
   }
   if (file->kind == FileKind::kEpoll) {
+    SeenBySet(static_cast<EpollSet*>(file), op, event);
     const int result = real::epoll_ctl(number, op, fd, event);
-    if (result == 0 && op == EPOLL_CTL_ADD) {
-      static_cast<EpollSet*>(file)->SetNested();
-    }
     return result;
   }
   auto* sock = static_cast<Sock*>(file);

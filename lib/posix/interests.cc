@@ -21,6 +21,7 @@
 #include "lib/base/real.h"
 #include "lib/base/unique_fd.h"
 #include "lib/posix/epoll.h"
+#include "lib/posix/epoll_away.h"
 #include "lib/posix/registry.h"
 #include "lib/posix/signals.h"
 #include "lib/posix/sock.h"
@@ -506,6 +507,8 @@ void InterestsForkChild() {
     }
   }
   Registry::ForkChildOfPool();
+  MirrorsForkChild();
+  AwayForkChild();
   ForgetBells();
   // They were asked to go to TCP before, or are the parent's.
   moving = nullptr;

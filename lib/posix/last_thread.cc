@@ -15,6 +15,7 @@
 #include "lib/base/real.h"
 #include "lib/base/start_data.h"
 #include "lib/posix/process.h"
+#include "lib/posix/uring_held.h"
 
 namespace rcsock::posix {
 namespace {
@@ -43,8 +44,9 @@ bool Alone() {
   // (Who has left by SYS_exit is still in libc's count, and so are the parent's
   // threads in a child of clone: then it never falls to one.)
   const unsigned* count = libc_threads.load(std::memory_order_relaxed);
+  const auto helpers = static_cast<unsigned>(uring::HelperThreads());
   if (count != nullptr && raw_status.load(std::memory_order_relaxed) < 0 &&
-      __atomic_load_n(count, __ATOMIC_RELAXED) == 1) {
+      __atomic_load_n(count, __ATOMIC_RELAXED) == 1 + helpers) {
     return true;
   }
   // The first thread is there, or a zombie until the others have ended, and a
@@ -52,7 +54,7 @@ bool Alone() {
   constexpr nlink_t kFirstAndConductor = 2 + 2;
   struct stat status {};
   return ::stat("/proc/self/task", &status) == 0 &&
-         status.st_nlink == kFirstAndConductor;
+         status.st_nlink == kFirstAndConductor + helpers;
 }
 
 void* End(void*) {

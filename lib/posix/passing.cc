@@ -1,16 +1,24 @@
 #include "lib/posix/passing.h"
 
+#include <cerrno>
 #include <cstddef>
 #include <cstring>
 
 #include "lib/base/guard.h"
+#include "lib/base/internal.h"
+#include "lib/posix/notes.h"
+#include "lib/posix/process.h"
 #include "lib/posix/sock_plain.h"
 #include "lib/posix/table.h"
+#include "lib/posix/unix_peer.h"
 #include "lib/posix/user_arguments.h"
 
 namespace rcsock::posix {
+namespace {
 
-void BeforePassing(const msghdr* message) {
+// Calls each(number) for the descriptors in `message`.
+template <class Each>
+void EachPassed(const msghdr* message, Each&& each) {
   // (CMSG_NXTHDR wants a message that may be changed, and does not.)
   auto* const all = const_cast<msghdr*>(message);
   // (The kernel says so.)
@@ -32,15 +40,55 @@ void BeforePassing(const msghdr* message) {
          left -= sizeof(int), at += sizeof(int)) {
       int fd;
       std::memcpy(&fd, at, sizeof fd);
-      if (const SockAt sock(fd); sock) {
-        // (Nor is a close here the end of it from now on.)
-        sock->GivenAway();
-        sock->Pin(base::Reason::kPinnedScmRights);
-      } else if (EpollSet* set = LookupSet(fd)) {
-        set->SetNested();  // its streams stay where the other process sees them
-      }
+      each(fd);
     }
   }
+}
+
+}  // namespace
+
+void Passing::Before(const msghdr* message) {
+  const int saved = errno;
+  EachPassed(message, [this](int fd) {
+    if (const SockAt sock(fd); sock) {
+      if (!asked_ && fd_ >= 0) {
+        to_ = UnixPeer(fd_);
+        tag_ = Notes::Tag();
+      }
+      asked_ = true;
+      if (to_ != 0 && sock->Travel(fd, to_, tag_)) return;
+      // (Nor is a close here the end of it from now on.)
+      sock->GivenAway();
+      sock->Pin(base::Reason::kPinnedScmRights);
+    } else if (EpollSet* set = LookupSet(fd)) {
+      set->SetNested();  // its streams stay where the other process sees them
+    }
+  });
+  errno = saved;
+}
+
+void Passing::Failed(const msghdr* message) {
+  if (to_ == 0) return;
+  const int saved = errno;
+  EachPassed(message, [this](int fd) {
+    if (LookupSock(fd) != nullptr) Notes(fd).DropFlight(to_, tag_);
+  });
+  errno = saved;
+}
+
+void AfterReceiving(int fd, const msghdr* message, int flags) {
+  if (OwnFace() != Face::kPreload || ProcessPinned() != base::Reason::kNone ||
+      InBorrowedMemory()) {
+    return;
+  }
+  const int saved = errno;
+  EachPassed(message, [fd, flags](int number) {
+    if (LookupSock(number) != nullptr || !Sock::IsTcp(number)) return;
+    const bool peek = (flags & MSG_PEEK) != 0;
+    if (Sock::Arrived(number, SocketInode(fd), peek) != nullptr) return;
+    if (Sock* sock = Sock::Unknown(number, false)) Bind(number, sock);
+  });
+  errno = saved;
 }
 
 }  // namespace rcsock::posix

@@ -3,11 +3,31 @@
 
 #include <sys/socket.h>
 
+#include <cstdint>
+
 namespace rcsock::posix {
 
-// The descriptors in `message` are about to be passed to another process, by
-// SCM_RIGHTS: their streams leave their lanes for good.
-void BeforePassing(const msghdr* message);
+// One call that sends messages by the AF_UNIX socket `fd`, and may pass
+// descriptors on by SCM_RIGHTS.  Their streams leave their lanes.
+class Passing {
+ public:
+  // `fd` -1: nobody tells what becomes of the messages.
+  explicit Passing(int fd) : fd_(fd) {}
+  // The message is about to be sent.
+  void Before(const msghdr* message);
+  // It has not been.
+  void Failed(const msghdr* message);
+
+ private:
+  const int fd_;
+  bool asked_ = false;
+  std::uint64_t to_ =
+      0;  // the inode number of the receiving socket; 0: unknown
+  std::uint32_t tag_ = 0;
+};
+
+// A message has come by the AF_UNIX socket `fd`.  `flags`: of the call.
+void AfterReceiving(int fd, const msghdr* message, int flags);
 
 }  // namespace rcsock::posix
 

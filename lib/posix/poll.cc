@@ -81,7 +81,13 @@ class Polling {
   // The whole sleep is what a spin might have saved, however often it was
   // interrupted in vain.
   ~Polling() {
-    if (slept_since_ != 0) Spinner::Slept(slept_since_);
+    if (slept_since_ == 0) return;
+    Spinner::Slept(slept_since_);
+    if (InHandler()) [[unlikely]] {
+      const int saved = errno;
+      RingAgain();
+      errno = saved;
+    }
   }
   Polling(const Polling&) = delete;
   Polling& operator=(const Polling&) = delete;
@@ -252,6 +258,7 @@ class Polling {
   // `mask` as ppoll's.
   int LookKernel(std::int64_t timeout_ns, bool with_bells,
                  const sigset_t* mask) {
+    UpdateMirrors();
     timespec limit{static_cast<time_t>(timeout_ns / 1'000'000'000),
                    static_cast<long>(timeout_ns % 1'000'000'000)};
     if (kernels_ == 0) {

@@ -31,6 +31,7 @@
 #include "lib/posix/stats.h"
 #include "lib/posix/table.h"
 #include "lib/posix/thread_bells.h"
+#include "lib/posix/uring_held.h"
 #include "lib/rendezvous/rendezvous.h"
 
 namespace rcsock::posix {
@@ -81,8 +82,8 @@ Face OwnFace() { return own_face.load(std::memory_order_relaxed); }
   }
   if (own_pid.load(std::memory_order_relaxed) != 0) return;
   KnowOwnPid();
-  static constexpr base::CriticalHooks kCritical{&EnterCritical,
-                                                 &LeaveCritical};
+  static constexpr base::CriticalHooks kCritical{&EnterCritical, &LeaveCritical,
+                                                 &InHandler};
   base::critical_hooks.store(&kCritical, std::memory_order_release);
   base::LoadConfig();
   base::barriers_lost = &BarriersLost;
@@ -123,6 +124,16 @@ void PinProcess(base::Reason reason) {
       });
 }
 
+void PinProcessFromConductor(base::Reason reason) {
+  auto none = base::Reason::kNone;
+  process_pinned.compare_exchange_strong(none, reason);
+  ForEachSock([&](Sock* sock) {
+    if (!sock->listening.load(std::memory_order_relaxed)) {
+      sock->LeaveForGood(reason);
+    }
+  });
+}
+
 bool BeyondLimit(std::uint64_t count) {
   rlimit limit{};
   return ProcessPinned() != base::Reason::kSandboxed &&
@@ -159,12 +170,16 @@ void BeforeExec(bool followed) {
   Stats total;
   total.CopyFrom(stats);
   Sock::LeaveRemoteLanes(base::NowNs() + 5'000'000'000);
-  const auto ask = [](Sock* sock) {
-    if (sock->Engaged() && KeptByExec(sock)) sock->AskForExec();
+  // (The kernel resets as its close would, once the stream is the kernel's.)
+  const auto leaves = [](Sock* sock) {
+    return KeptByExec(sock) || sock->ResetsAtClose();
+  };
+  const auto ask = [&](Sock* sock) {
+    if (sock->Engaged() && leaves(sock)) sock->AskForExec();
   };
   AskThenAwait(ask, [&](Sock* sock, std::uint64_t deadline) {
     const bool closes = !KeptByExec(sock);
-    if (closes) {
+    if (closes && !sock->ResetsAtClose()) {
       if (sock->mode() == Mode::kEngine) sock->FlushAtExit(deadline);
     } else if (sock->Engaged() && !sock->PinForExec(deadline)) {
       // (One that only looks for its peer is pinned too: adopted on the way,
@@ -201,6 +216,7 @@ void EnterSandbox() {
   const int saved = errno;
   // (The filter may not know what that calls.)
   GuardFaultsEarly();
+  uring::EndHolding();
   AskThenAwait(
       [](Sock* sock) {
         if (sock->Engaged()) sock->StepToPlain(base::Reason::kSandboxed);
@@ -252,6 +268,7 @@ void BeforePrctl(int option, unsigned long mode, unsigned long filter) {
   ForEachSock([&](Sock* sock) {
     if (sock->mode() == Mode::kEngine) sock->FlushAtExit(deadline, true);
     sock->ResetAtExit();
+    sock->LeaveShare(sock->fd());
     sock->Account();
   });
   Sock::FlushClosed(deadline, true);

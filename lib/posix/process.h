@@ -38,6 +38,8 @@ void KnowOwnPid();
 class Sock;
 // Every stream of the process goes to TCP, and none looks for a lane any more.
 void PinProcess(base::Reason reason);
+// The same on the conductor's thread, which waits for no peer.
+void PinProcessFromConductor(base::Reason reason);
 // kNone, or why.
 base::Reason ProcessPinned();
 // The stream whose socket has this inode number.

@@ -164,7 +164,9 @@ struct Registry {
     EpollSet* set = interest->set;
     if (!EnsurePoller(set)) return false;
     set->ever_user_.store(true, std::memory_order_release);
-    if (!set->bell_in_kernel_) {
+    const bool mirrored = set->mirror_.wanted.load(std::memory_order_relaxed);
+    if (mirrored && !OpenMirror(set)) return false;
+    if (!set->bell_in_kernel_ && !mirrored) {
       // Its data is an address that no program can know.
       epoll_event event{};
       event.events = EPOLLIN | EPOLLET;
@@ -215,6 +217,8 @@ struct Registry {
       set->crowded_.store(false, std::memory_order_relaxed);
       set->heats_.store(false, std::memory_order_relaxed);
       if (set->nested_.load(std::memory_order_relaxed)) DropBell(set);
+      // What the mirror told of is gone.
+      if (set->mirror_.fd.load(std::memory_order_relaxed) >= 0) set->KickBell();
     }
     set->ready_latch_.lock();
     set->UnlinkReady(interest);
@@ -273,12 +277,18 @@ struct Registry {
            static_cast<std::uint32_t>(EPOLLET);
   }
 
+  static bool OpenMirror(EpollSet* set) RC_REQUIRES(interest_latch);
+  static void CloseMirror(EpollSet* set)
+      RC_REQUIRES(set->wait_latch_, interest_latch);
+
   static void KickSleepers(EpollSet* set) {
     // seq_cst, all four: a sleeper counts itself and then looks at
     // ready_count_; LinkReady has changed ready_count_ before the count is
     // looked at here.  (Of what was on the list already, whoever linked it
     // tells the sleepers.)
-    if (set->sleepers_.load(std::memory_order_seq_cst) > 0 && set->poller_) {
+    if ((set->sleepers_.load(std::memory_order_seq_cst) > 0 ||
+         set->mirror_.fd.load(std::memory_order_relaxed) >= 0) &&
+        set->poller_) {
       set->poller_->Kick();
     }
   }
@@ -323,6 +333,7 @@ struct Registry {
     set->wait_latch_.Reset();
     set->ready_latch_.Reset();
     set->wait_latch_.AssertUnshared();
+    interest_latch.AssertUnshared();
     set->sleepers_.store(0);
     set->strangers_.store(0);
     set->dirty_.store(true);
@@ -331,6 +342,10 @@ struct Registry {
     set->bell_in_kernel_ = false;
     set->armed_outside_ = false;
     set->armed_awake_ = false;
+    set->away_watched_.store(false, std::memory_order_relaxed);
+    set->mirror_.latch.Reset();
+    set->mirror_.Close();
+    set->mirror_.watched_by = nullptr;
   }
   // The same, of those that are in no table.
   static void ForkChildOfPool() {

@@ -14,6 +14,7 @@
 #include "lib/lane/lane.h"
 #include "lib/posix/last_words.h"
 #include "lib/posix/process.h"
+#include "lib/posix/recv_in_place.h"
 
 namespace rcsock::posix {
 
@@ -142,6 +143,7 @@ void Wrapper(int number, siginfo_t* info, void* context) {
   if (auto* word = self.word) word->fetch_add(1, std::memory_order_relaxed);
   if (auto* lane = self.lane) lane->WakeLocal();
   // (In a critical section it is a fault, and no sleep.)
+  if (self.in_place != nullptr && self.depth == 0) TakeBackMemory();
   CountedWait wait;
   if (self.wait.set != nullptr && self.depth == 0) {
     const int saved = errno;

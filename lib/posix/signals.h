@@ -46,6 +46,9 @@ struct ThreadSignals {
   // away, and told anew when it returns.  So what is here at the beginning of a
   // wait was left by somebody who jumped otherwise.
   CountedWait wait;
+  // The RecvInPlace of a call whose memory the peer may write to.  Ended before
+  // a handler runs, as that may jump out of the call.
+  void* volatile in_place = nullptr;
   // The frame that has called the innermost handler.
   const void* volatile handler = nullptr;
   // Sleeps that have begun and not ended: more than one where a handler sleeps.

@@ -14,6 +14,7 @@
 #include "lib/base/unique_fd.h"
 #include "lib/lane/rdma/memory.h"
 #include "lib/lane/rdma/rdma_lane.h"
+#include "lib/lane/rdma/target.h"
 #include "lib/posix/signals.h"
 #include "lib/posix/stats.h"
 #include "lib/posix/table.h"
@@ -46,6 +47,7 @@ void FillHead(const Stats& total, std::uint32_t count, SnapshotHead* head) {
   head->evicted_memory = Get(total.evicted_memory);
   head->evicted_idle = Get(total.evicted_idle);
   head->lost_bytes = Get(total.lost_bytes);
+  head->in_place_bytes = lane::rdma::InPlaceBytes();
   head->pinned_bytes = lane::rdma::Memory::Total();
   head->pinned_peak = lane::rdma::Memory::Peak();
   const base::Config& config = base::GetConfig();
@@ -123,7 +125,7 @@ bool Sock::Describe(SnapshotStream* to) {
   }
   std::memcpy(to->local, local.data(), sizeof to->local);
   std::memcpy(to->peer, peer.data(), sizeof to->peer);
-  to->inode = SocketInode(number);
+  to->inode = SocketInode(rendezvous::BorrowedNumber(this));
   to->fd = number;
   to->acceptor = role_ == stream::Role::kAcceptor ? 1 : 0;
 

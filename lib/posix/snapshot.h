@@ -54,6 +54,8 @@ struct SnapshotHead {
   std::uint64_t max_ring;
   // That were read ahead, and that a program without rcsock can't be told of.
   std::uint64_t lost_bytes;
+  // That a device has put into the memory of the call that received them.
+  std::uint64_t in_place_bytes;
 };
 
 struct SnapshotStream {

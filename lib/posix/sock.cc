@@ -13,6 +13,7 @@
 
 #include "lib/base/clock.h"
 #include "lib/base/config.h"
+#include "lib/base/log.h"
 #include "lib/base/pool.h"
 #include "lib/base/start_data.h"
 #include "lib/posix/budget.h"
@@ -240,6 +241,14 @@ void Sock::Reset() {
   told_tx_ = told_rx_ = 0;
   in_spawn_actions.store(false, std::memory_order_relaxed);
   inherited_ = false;
+  travels_.store(false, std::memory_order_relaxed);
+  share_.store(0, std::memory_order_relaxed);
+  travel_reason_ = Reason::kNone;
+  unknown_.store(0, std::memory_order_relaxed);
+  sought_.store(false, std::memory_order_relaxed);
+  born_ns_ = 0;
+  drift_ = Notes::Drift();
+  drift_known_ = true;
   account_tx_ = account_rx_ = 0;
   reason_ = Reason::kShortLived;
   quick_ = stream::Quick();
@@ -368,17 +377,21 @@ void Sock::ApplyRules(int fd, const sockaddr* address) {
   next_bytes_ = terms_.promote_bytes;
 }
 
+void Sock::NeverLeavesTcp(Reason reason) {
+  RCSOCK_LOG(1, "fd %d: stays on TCP: %s", fd(), base::ReasonKey(reason));
+  reason_ = reason;
+  never_.store(true, std::memory_order_relaxed);
+}
+
 void Sock::SetEligible(bool eligible) {
   if (eligible) connected_.store(true, std::memory_order_relaxed);
   if (eligible && never_.load(std::memory_order_relaxed)) return;
   if (eligible && ProcessPinned() != Reason::kNone) {
-    reason_ = ProcessPinned();
-    never_.store(true, std::memory_order_relaxed);
+    NeverLeavesTcp(ProcessPinned());
     return;
   }
   if (eligible && !terms_.shm && !terms_.rdma) {
-    reason_ = Reason::kPolicy;
-    never_.store(true, std::memory_order_relaxed);
+    NeverLeavesTcp(Reason::kPolicy);
     return;
   }
   if (eligible && SeeksRemote()) {
@@ -464,6 +477,18 @@ void Sock::Inherit(const Sock& listener) {
   if (listener.option_pinned_.load(std::memory_order_relaxed)) PinByOption();
   if (listener.zero_copy_on_.load(std::memory_order_relaxed)) SetZeroCopy(true);
   if (listener.policy() != Policy::kAuto) SetPolicy(listener.policy());
+}
+
+// The next look comes behind as much traffic again as there has been, and not
+// later than behind 64 Ki calls that move bytes, or 64 MiB.
+void Sock::LookAfterAsMuch() {
+  constexpr std::uint32_t kMostOps = 1u << 16;
+  constexpr std::uint64_t kMostBytes = 1u << 26;
+  const std::uint32_t calls = ops();
+  const std::uint64_t bytes = RawBytes();
+  next_ops_ = calls + std::max(std::min(calls, kMostOps), terms_.promote_ops);
+  next_bytes_ =
+      bytes + std::max(std::min(bytes, kMostBytes), terms_.promote_bytes);
 }
 
 void Sock::TryAgainLater() {

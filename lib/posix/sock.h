@@ -17,6 +17,10 @@
 #include "lib/rendezvous/rendezvous.h"
 #include "lib/stream/stream.h"
 
+namespace rcsock::lane::rdma {
+class QpLane;
+}
+
 namespace rcsock::posix {
 
 struct Interest;
@@ -74,6 +78,13 @@ class Sock final : public SockLayout {
   bool MayTakeLane() const {
     return mode() == Mode::kEngine ||
            (MayLeaveTcp() && !pinned_.load(std::memory_order_relaxed));
+  }
+  // Whether rcsock carries out the requests of io_uring on it.  A connection
+  // that has got no lane by then is the kernel's.
+  bool MayBeCarried() const {
+    constexpr std::uint32_t kMostOnTcp = 4096;
+    return MayTakeLane() && (mode() == Mode::kEngine ||
+                             ops_.load(std::memory_order_relaxed) < kMostOnTcp);
   }
   // One of shared memory is about to come: a send may wait for it.
   bool AwaitsLane() const;
@@ -212,6 +223,11 @@ class Sock final : public SockLayout {
   std::int64_t Place(std::uint32_t epoch, const void* from, std::size_t length,
                      std::uint64_t to, std::uint32_t key);
   int Placed(std::uint32_t epoch, std::int64_t ticket);
+  // The rdma lane that is read from; null: there is none.
+  lane::rdma::QpLane* ReceivingLane() RC_REQUIRES(rx_latch);
+  // The lane with that serial number, also when the stream has left it; null:
+  // its queue pair has gone, or is about to.
+  lane::rdma::QpLane* LaneOfSerial(std::uint32_t serial) RC_REQUIRES(rx_latch);
   void SetPolicy(Policy policy);
   Policy policy() const { return policy_.load(std::memory_order_relaxed); }
   // 0 or an errno.
@@ -337,6 +353,7 @@ class Sock final : public SockLayout {
   bool MayRdma() const override { return terms_.rdma; }
   bool Names(sockaddr_storage* local, sockaddr_storage* peer) override;
   int Descriptor() override;
+  void DescriptorUsed() override;
   std::uint8_t TrafficClass(bool v4) override;
   void Adopt() override;
   void OnLink(std::shared_ptr<lane::shm::Link> link, int index) override;
@@ -406,6 +423,15 @@ class Sock final : public SockLayout {
   // Tells the offsets to who will hold it too, once the stream is plain.
   void MarkFork() RC_EXCLUDES(tx_latch, rx_latch, interest_latch);
   int holding() const { return holders_.load(); }
+  // --- Passed by SCM_RIGHTS to a process that may follow it (sock_travel.cc)
+  // A message that names it by `number` is about to be sent to the AF_UNIX
+  // socket with the inode number `to`.  True: it is the kernel's, and noted.
+  bool Travel(int number, std::uint64_t to, std::uint32_t tag);
+  // One that has come to that socket, as `number`.  Null: nobody has noted it.
+  static Sock* Arrived(int number, std::uint64_t to, bool peek);
+  bool Travels() const { return travels_.load(std::memory_order_seq_cst); }
+  // This process holds it no more, by any number; `number` is open still.
+  void LeaveShare(int number);
   // --- For a program about to be executed that will follow it (handover.cc)
   // Whether it could.
   bool MayBequeath();
@@ -415,8 +441,9 @@ class Sock final : public SockLayout {
   int Bequeath(std::uint64_t inode);
   // There: `fd` is one of its numbers.  Null: not such a connection.
   static Sock* Inherited(int number, int fd);
-  // A connection that came with the program, from one that told nothing.
-  static Sock* Unknown();
+  // A connection that came with the program (`exec`) or by SCM_RIGHTS, from a
+  // process that told nothing; Bind is the caller's.  Null: no memory.
+  static Sock* Unknown(int number, bool exec);
   void ForkChild();
   // In the child, behind all that: the calls that it was left to are the
   // parent's.
@@ -425,6 +452,8 @@ class Sock final : public SockLayout {
     return mode() == Mode::kEngine || seeking_.load(std::memory_order_acquire);
   }
   // Pin(), until Unpin(): for an exec that may fail.
+  // Its end is a reset, which the kernel does not know of yet.
+  bool ResetsAtClose();
   bool PinForExec(std::uint64_t deadline_ns);
   void AskForExec();  // the same, without waiting
   void Unpin();
@@ -451,6 +480,9 @@ class Sock final : public SockLayout {
   // would hide that it is lost.  Without `last`, until TakeResetBack().
   void FlushAtExit(std::uint64_t deadline_ns, bool last = false);
   // The same for the streams that are closed and not yet finished.
+  // One that has been closed still has this local port (network order), and its
+  // peer had ended before: it goes with the peer's answer.
+  static bool EndsOnPort(std::uint16_t port);
   static void FlushClosed(std::uint64_t deadline_ns, bool last);
   // There was no exec.
   void TakeResetBack();
@@ -503,6 +535,7 @@ class Sock final : public SockLayout {
   void Reset();
   void ApplyRules(int fd, const sockaddr* address);
   void TryAgainLater();
+  void LookAfterAsMuch();
   void Foresee();
   // The next look is at the thresholds above these.
   void NextLook(std::uint32_t ops, std::uint64_t bytes);
@@ -636,6 +669,8 @@ class Sock final : public SockLayout {
   void Begin(Wait& wait, const std::atomic<std::uint64_t>& timeout_ns) const;
   int WaitRx(Wait& wait, std::uint32_t seq) RC_REQUIRES(rx_latch);
   int WaitBehind(Wait& wait, std::uint32_t seq) RC_REQUIRES(rx_latch);
+  // For the rest of a send whose beginning has been read.
+  int WaitRest(Wait& wait, std::uint32_t seq) RC_REQUIRES(rx_latch);
   int WaitTx(Wait& wait, std::uint32_t seq) RC_REQUIRES(tx_latch);
   // Not inlined: its frame must be below those of its callers (CountedSleep).
   [[gnu::noinline]] int SleepOn(Wait& wait, bool tx, std::uint32_t token,
@@ -707,6 +742,12 @@ class Sock final : public SockLayout {
   static void EachClosed(Each&& each);
   void UnlistClosed();
   void OnLinger();
+  bool ResetsAtCloseLatched() const;
+  void NeverLeavesTcp(base::Reason reason);
+  int LeaveKeptLatched() RC_REQUIRES(tx_latch, rx_latch);
+  // Until no call of the conductor's uses the number; bounded.  No latch is
+  // held.
+  void AwaitBorrowers() const;
 
   // --- Closed under calls that sleep on it (sock_left.cc)
   class LeftCall;
@@ -761,6 +802,27 @@ class Sock final : public SockLayout {
   void CloseWithoutWaiting(int number) const;
   void LeaveHolders() RC_REQUIRES(tx_latch, rx_latch);
   void Spoil();
+  // No other process of its fork's family has it.
+  bool EndsOfFamily() const;
+  static void TravelledByFork();
+  void TakeSettings(int number);
+  static Sock* Foreign(int number, int role, std::uint64_t share,
+                       base::Reason reason);
+  // Of one that came from a program without rcsock (sock_foreign.cc): the role,
+  // by what TCP has counted; -1: nobody can tell.
+  static int RoleByTcp(int number);
+  static std::uint64_t BornNs(int number);  // by CLOCK_BOOTTIME; 0: not known
+  // Later, and in another thread.
+  void AskForHolders();
+  static void LookForStrangers();
+  bool OnlyOurNumbers() const;
+  // Among the processes that it was passed to.
+  bool AloneByNotes(bool unspoilt) const;
+  // What TCP has carried of it by now, as the application counts; false: nobody
+  // can tell, or it is half closed.
+  bool TcpOffsets(std::uint64_t* tx, std::uint64_t* rx) const;
+  void MeasureDriftLatched() RC_REQUIRES(tx_latch, rx_latch);
+  bool TakeOffsetsLatched() RC_REQUIRES(tx_latch, rx_latch);
   // To the other holders, and from them; both latches held.
   void TellMovedLatched() RC_REQUIRES(tx_latch, rx_latch);
   void HearMovedLatched() RC_REQUIRES(tx_latch, rx_latch);
@@ -798,7 +860,8 @@ class Sock final : public SockLayout {
   static void ProbeRemotes();
   static void ProbeSoon();
   std::uint64_t OnItsWay();
-  lane::Lane* PlacingLane(std::uint32_t epoch) RC_REQUIRES(tx_latch);
+  // With either latch.  (The analysis cannot say "either".)
+  lane::Lane* PlacingLane(std::uint32_t epoch);
 };
 
 // Both latches of a stream, and the signals of this thread held back.

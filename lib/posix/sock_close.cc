@@ -118,6 +118,39 @@ void Sock::FlushClosed(std::uint64_t deadline_ns, bool last) {
   EachClosed([&](Sock* sock) { sock->FlushAtExit(deadline_ns, last); });
 }
 
+// The reset of a closed stream is due, and waits for nothing: the caller makes
+// it before close() returns, so that the addresses are as free as TCP leaves
+// them.  Returns the number to close; the conductor finds the rest of the
+// stream without one.
+int Sock::LeaveKeptLatched() {
+  closed_latch.lock();
+  UnlistClosed();
+  closed_latch.unlock();
+  Conductor* conductor = Conductor::IfRunning();
+  const int number = fd_.exchange(-1, std::memory_order_relaxed);
+  if (watched_ && conductor != nullptr) conductor->Unwatch(number);
+  watched_ = false;
+  return number;
+}
+
+bool Sock::EndsOnPort(std::uint16_t port) {
+  if (InBorrowedMemory()) return false;
+  bool found = false;
+  EachClosed([&](Sock* sock) {
+    Latched latched(sock);
+    if (found || sock->fd() < 0 || sock->stream_ == nullptr ||
+        (!sock->finished_ && !sock->stream_->PeerEnded())) {
+      return;
+    }
+    sockaddr_storage own{};
+    socklen_t length = sizeof own;
+    // (It stands at one place in both families.)
+    found = ::syscall(SYS_getsockname, sock->fd(), &own, &length) == 0 &&
+            reinterpret_cast<const sockaddr_in*>(&own)->sin_port == port;
+  });
+  return found;
+}
+
 int Sock::CloseLast(int number, const Successor& next) {
   Critical critical;
   const base::NoCancel no_cancel;
@@ -147,12 +180,15 @@ int Sock::CloseLast(int number, const Successor& next) {
   tx_latch.unlock();
   InterestsDrop(this, -1, adopted || sought ? number : -1);
   if (seeking_.exchange(false) && conductor != nullptr) conductor->Cancel(this);
+  AwaitBorrowers();
   tx_latch.lock();
   rx_latch.lock();
   wanted_.store(false, std::memory_order_seq_cst);
   WakeHeld();
   int result, error;
+  int over = -1;
   const auto end = [&](bool held) {
+    LeaveShare(number);
     result = CloseNumber(number, next, held);
     error = errno;
   };
@@ -208,7 +244,9 @@ int Sock::CloseLast(int number, const Successor& next) {
     HandleChanges();
     WakeRx();
     WakeTx();
-    if (kept < 0) {
+    if (kept >= 0 && finished_ && reset_) {
+      over = LeaveKeptLatched();
+    } else if (kept < 0) {
       // Out of descriptors: the connection ends now; the peer takes what has
       // landed in its ring, as after a kill.
       finished_ = true;
@@ -236,6 +274,11 @@ int Sock::CloseLast(int number, const Successor& next) {
   }
   rx_latch.unlock();
   tx_latch.unlock();
+  if (over >= 0) {
+    ResetOnClose(over);
+    base::CloseRaw(over);
+    KeepSpares();
+  }
   Account();
   if (lingering >= 0 && waits) Linger(lingering, asked.l_linger);
   // (It may be the last one all the same: others may have let go meanwhile.)
@@ -405,21 +448,29 @@ void Sock::TakeResetsBack() {
   EachClosed([](Sock* sock) { sock->TakeResetBack(); });
 }
 
+// The latches are held.  (Of what is the kernel's, the kernel knows.)
+bool Sock::ResetsAtCloseLatched() const {
+  if (mode() != Mode::kEngine || stream_ == nullptr || fd() < 0 ||
+      !EndsHere()) {
+    return false;
+  }
+  if (stream_->Untaken()) return true;
+  const linger asked = LingerOf(fd());
+  return asked.l_onoff != 0 && asked.l_linger == 0;
+}
+
+bool Sock::ResetsAtClose() {
+  Latched latched(this);
+  return ResetsAtCloseLatched();
+}
+
 void Sock::ResetAtExit() {
   Latched latched(this);
-  const bool untaken = mode() == Mode::kEngine
-                           ? stream_ != nullptr && stream_->Untaken()
-                           : mode() == Mode::kUnread && unread_.size() > 0;
+  const bool untaken =
+      mode() == Mode::kUnread && unread_.size() > 0 && EndsHere();
   // (The kernel resets by itself, and a reset alone is a crash to the peer,
   // which takes what has landed, and an end behind it.)
-  linger option{};
-  socklen_t length = sizeof option;
-  const bool asked = mode() == Mode::kEngine && stream_ != nullptr &&
-                     fd() >= 0 &&
-                     ::syscall(SYS_getsockopt, fd(), SOL_SOCKET, SO_LINGER,
-                               &option, &length) == 0 &&
-                     option.l_onoff != 0 && option.l_linger == 0;
-  if ((untaken || asked) && EndsHere()) {
+  if (ResetsAtCloseLatched() || untaken) {
     if (mode() == Mode::kEngine) stream_->TellReset();
     ResetOnClose(fd());
   }

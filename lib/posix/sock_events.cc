@@ -187,8 +187,11 @@ void Sock::HandleChanges() {
 }
 
 void Sock::CountLeave(bool was_there) {
+  // (Nor has a connection that another process shares for a while done anything
+  // that speaks against its next lane: a server may fork for each snapshot.)
   const bool makes_room =
-      reason_ == Reason::kIdleRings ||
+      reason_ == Reason::kIdleRings || reason_ == Reason::kPinnedFork ||
+      reason_ == Reason::kPeerShared ||
       (lane_kind_ == lane::Kind::kRdma &&
        (reason_ == Reason::kBudget || reason_ == Reason::kPeerDemoted));
   // Its sender, whose reason that is, learns whether it was of use

@@ -13,6 +13,7 @@
 #include "lib/base/real.h"
 #include "lib/posix/iov_rest.h"
 #include "lib/posix/process.h"
+#include "lib/posix/recv_in_place.h"
 #include "lib/posix/signals.h"
 #include "lib/posix/sock.h"
 #include "lib/posix/table.h"
@@ -385,6 +386,7 @@ ssize_t Sock::RecvLatched(int fd, const iovec* iov, int count,
   const bool drop = (flags & MSG_TRUNC) != 0;
   bool last_look = false;
   Wait wait{.life = Life(), .process = OwnPid()};
+  RecvInPlace in_place(this);
   IovRest rest(iov, count);
   ssize_t n;
   for (;;) {  // the rx latch is held
@@ -401,6 +403,8 @@ ssize_t Sock::RecvLatched(int fd, const iovec* iov, int count,
     }
     const iovec* to = drop ? nullptr : rest.iov();
     const int pieces = drop ? 0 : rest.count();
+    const bool lends = block && !peek && !drop;
+    if (all && lends) in_place.Begin(to, left, true);
     n = -EAGAIN;
     if (stream_->FastRx()) {
       n = stream_->Read(to, pieces, left, peek);
@@ -450,8 +454,9 @@ ssize_t Sock::RecvLatched(int fd, const iovec* iov, int count,
     if (n > 0) *done = (peek ? 0 : *done) + static_cast<std::size_t>(n);
     // (An error in place of what an earlier look has seen.)
     if (n < 0 && n != -EAGAIN && peek) *done = 0;
-    if (n >= 0 && (!all || n == 0 || *done == total)) break;
-    if (n < 0 && (n != -EAGAIN || !block || (*done > 0 && !all))) break;
+    const bool more = all || in_place.GoesOn();
+    if (n >= 0 && (!more || n == 0 || *done == total)) break;
+    if (n < 0 && (n != -EAGAIN || !block || (*done > 0 && !more))) break;
     // (The kernel's ends at the mark of urgent data, too.)
     if (n > 0 && !stream_->FastRx() && AtMark()) break;
     if (n > 0 && !peek) continue;  // MSG_WAITALL: more may be there
@@ -466,7 +471,10 @@ ssize_t Sock::RecvLatched(int fd, const iovec* iov, int count,
     last_look = ends;
     if (ends) continue;  // once more, with all that came before that
     wait.part = *done > 0;
-    const int w = n > 0 ? WaitBehind(wait, seq) : WaitRx(wait, seq);
+    if (!all && lends) in_place.Begin(to, left, false);
+    const int w = n > 0               ? WaitBehind(wait, seq)
+                  : *done > 0 && !all ? WaitRest(wait, seq)
+                                      : WaitRx(wait, seq);
     if (GoneSince(wait, fd)) [[unlikely]] {
       rx_latch.unlock();
       if (peek) *done = 0;

@@ -15,6 +15,7 @@
 #include "lib/posix/budget.h"
 #include "lib/posix/file.h"
 #include "lib/posix/interest_latch.h"
+#include "lib/posix/notes.h"
 #include "lib/posix/unread.h"
 #include "lib/rendezvous/rendezvous.h"
 #include "lib/stream/stream.h"
@@ -145,6 +146,8 @@ class alignas(64) SockLayout : public File,
   std::atomic<bool> closed_{false};  // by the application
   std::atomic<int> fd_{-1};
   std::atomic<int> refs_{0};
+  // Calls that use the number beside the application's (BorrowedNumber).
+  std::atomic<int> borrowers_{0};
   std::atomic<std::uint64_t> next_bytes_{0};
   std::atomic<std::uint16_t> service_{0};  // Prospect's
   std::atomic<bool> at_once_{false};
@@ -228,6 +231,19 @@ class alignas(64) SockLayout : public File,
   std::uint64_t account_tx_ RC_GUARDED_BY_BOTH(tx_latch, rx_latch) = 0;
   std::uint64_t account_rx_ RC_GUARDED_BY_BOTH(tx_latch, rx_latch) = 0;
   bool inherited_ = false;
+  // It has been passed by SCM_RIGHTS, and notes say who holds it
+  // (sock_travel.cc).
+  std::atomic<bool> travels_{false};
+  std::atomic<std::uint64_t> share_{0};  // this process's, of the notes
+  base::Reason travel_reason_ = base::Reason::kNone;
+  // It came from a program without rcsock: so many more looks must find nobody
+  // else who holds it (sock_foreign.cc).
+  std::atomic<int> unknown_{0};
+  std::atomic<bool> sought_{false};  // such a look is due
+  std::uint64_t born_ns_ = 0;        // by CLOCK_BOOTTIME; 0: not known
+  // How far the stream is ahead of what TCP has carried.
+  Notes::Drift drift_ RC_GUARDED_BY_BOTH(tx_latch, rx_latch);
+  bool drift_known_ RC_GUARDED_BY_BOTH(tx_latch, rx_latch) = true;
   std::atomic<base::Reason> reason_{base::Reason::kShortLived};
   // Read from TCP by the engine.
   std::uint64_t anchor_rx_ RC_GUARDED_BY(rx_latch) = 0;

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "lib/base/clock.h"
+#include "lib/base/log.h"
 #include "lib/base/sleep.h"
 #include "lib/posix/epoll.h"
 #include "lib/posix/signals.h"
@@ -173,6 +174,7 @@ bool Sock::BackToPlain() {
     if (timer_ != 0 && conductor != nullptr) conductor->CancelTimer(timer_);
     timer_ = 0;
     PushOptions();
+    MeasureDriftLatched();
     // The kernel has not been told: it would let a reader sleep, and of what is
     // over, which only this end's last write would show it, that it is not.
     if (rd_shut_ || stream_->Gone()) {
@@ -302,6 +304,10 @@ bool Sock::Pin(Reason reason, std::uint64_t deadline_ns) {
 }
 
 bool Sock::PinHere(Reason reason, std::uint64_t deadline_ns) {
+  if (!pinned_.load(std::memory_order_relaxed) &&
+      connected_.load(std::memory_order_relaxed)) {
+    RCSOCK_LOG(1, "fd %d: stays on TCP: %s", fd(), base::ReasonKey(reason));
+  }
   KeepPlain();
   const bool ok = ToPlain(reason, deadline_ns);
   reason_ = reason;

@@ -4,6 +4,7 @@
 
 #include <cerrno>
 
+#include "lib/lane/rdma/qp_lane.h"
 #include "lib/posix/signals.h"
 #include "lib/posix/sock.h"
 
@@ -58,6 +59,22 @@ int Sock::Placed(std::uint32_t epoch, std::int64_t ticket) {
   }
   tx_latch.unlock();
   return result;
+}
+
+lane::rdma::QpLane* Sock::ReceivingLane() {
+  lane::Lane* const lane = PlacingLane(0);
+  return lane != nullptr && stream_->FastRx()
+             ? static_cast<lane::rdma::QpLane*>(lane)
+             : nullptr;
+}
+
+lane::rdma::QpLane* Sock::LaneOfSerial(std::uint32_t serial) {
+  for (lane::Lane* lane : {lane_.get(), parked_.get()}) {
+    if (lane == nullptr || lane->kind() != lane::Kind::kRdma) continue;
+    auto* const found = static_cast<lane::rdma::QpLane*>(lane);
+    if (found->serial() == serial) return found;
+  }
+  return nullptr;
 }
 
 }  // namespace rcsock::posix

@@ -13,6 +13,7 @@
 #include <new>
 #include <utility>
 
+#include "lib/base/backoff.h"
 #include "lib/base/clock.h"
 #include "lib/base/log.h"
 #include "lib/lane/rdma/rdma_lane.h"
@@ -23,6 +24,7 @@
 #include "lib/posix/last_thread.h"
 #include "lib/posix/process.h"
 #include "lib/posix/prospect.h"
+#include "lib/posix/raw_code.h"
 #include "lib/posix/signals.h"
 #include "lib/posix/snapshot.h"
 #include "lib/posix/sock.h"
@@ -92,8 +94,13 @@ void Sock::SeekAfterCall() {
 void Sock::StartSeek() {
   if (!SoleHolder()) {
     // Another process may still use the connection: look again later.
-    reason_ = Reason::kPinnedFork;
+    const Reason why = Travels() ? travel_reason_ : Reason::kPinnedFork;
+    if (reason_ != why) {
+      RCSOCK_LOG(1, "fd %d: no lane: %s", fd(), base::ReasonKey(why));
+    }
+    reason_ = why;
     TryAgainLater();
+    if (unknown_.load(std::memory_order_relaxed) != 0) AskForHolders();
     return;
   }
   // What follows takes memory.  The next call asks again.
@@ -153,24 +160,54 @@ void Sock::StartSeek() {
   if (hopeful_.load(std::memory_order_relaxed)) {
     wanted_.store(true, std::memory_order_seq_cst);
   }
-  conductor->Seek(Share());
+  switch (raw_code::MaySeek(Share(), conductor)) {
+    case raw_code::Answer::kMay:
+      conductor->Seek(Share());
+      break;
+    case raw_code::Answer::kLater:
+      break;
+    case raw_code::Answer::kNever:
+      SeekFailed(Reason::kRawCalls, true);
+      break;
+  }
 }
 
 bool Sock::Names(sockaddr_storage* local, sockaddr_storage* peer) {
-  const int number = fd();
-  return !closed_.load(std::memory_order_acquire) && number >= 0 &&
-         rendezvous::NamesOf(number, local, peer);
+  const rendezvous::BorrowedNumber number(this);
+  return number >= 0 && rendezvous::NamesOf(number, local, peer);
 }
 
+// seq_cst: the count rises before closed_ is looked at, and CloseLast sets that
+// before it looks at the count.
 int Sock::Descriptor() {
-  return closed_.load(std::memory_order_acquire) ? -1 : fd();
+  borrowers_.fetch_add(1, std::memory_order_seq_cst);
+  const int number = closed_.load(std::memory_order_seq_cst) ? -1 : fd();
+  if (number < 0) DescriptorUsed();
+  return number;
+}
+
+void Sock::DescriptorUsed() {
+  borrowers_.fetch_sub(1, std::memory_order_release);
+}
+
+// A call of the kernel's takes no time to speak of, unless its thread has lost
+// its processor.
+void Sock::AwaitBorrowers() const {
+  constexpr std::uint64_t kMostNs = 100'000'000;
+  if (borrowers_.load(std::memory_order_seq_cst) == 0) return;
+  const std::uint64_t deadline = base::NowNs() + kMostNs;
+  for (base::Backoff backoff; borrowers_.load(std::memory_order_seq_cst) != 0 &&
+                              base::NowNs() < deadline;) {
+    backoff.Wait();
+  }
 }
 
 std::uint8_t Sock::TrafficClass(bool v4) {
-  const int number = fd();
+  const rendezvous::BorrowedNumber borrowed(this);
+  const int number = borrowed;
   int value = 0;
   socklen_t length = sizeof value;
-  if (closed_.load(std::memory_order_acquire) || number < 0 ||
+  if (number < 0 ||
       ::syscall(SYS_getsockopt, number, v4 ? IPPROTO_IP : IPPROTO_IPV6,
                 v4 ? IP_TOS : IPV6_TCLASS, &value, &length) != 0) {
     return 0;
@@ -208,6 +245,11 @@ void Sock::SeekFailed(Reason reason, bool final) {
     next_ops_ = ops() + (terms_.promote_ops << shift);
     next_bytes_ = RawBytes() + (terms_.promote_bytes << shift);
     eligible_.store(true, std::memory_order_release);
+  } else if (again && promoted_) {
+    // The peer has had a lane here: it runs under rcsock, and may share its end
+    // with a child for as long as that lives.
+    LookAfterAsMuch();
+    eligible_.store(true, std::memory_order_release);
   } else if (attempts_ += guessed ? 0 : 1; again && attempts_ < 5) {
     // The peer may only have been slow, or be in no hurry: five looks in all.
     NextLook(ops(), RawBytes());
@@ -229,6 +271,7 @@ void Sock::SeekFailed(Reason reason, bool final) {
 void Sock::CancelSeek() {
   if (!seeking_.load(std::memory_order_acquire)) return;
   Critical critical;  // the conductor's latch
+  raw_code::Forget(this);
   if (Conductor* conductor = Conductor::IfRunning()) conductor->Cancel(this);
   Latched latched(this);
   // What of the seek is running at this moment finds it given up: TryAdopt and
@@ -288,7 +331,7 @@ bool Sock::TryAdopt() {
     SetMode(Mode::kEngine);
     const bool alone = NobodyInside() && SoleHolder();
     if (alone) HearMovedLatched();
-    if (!alone) {
+    if (!alone || (Travels() && !TakeOffsetsLatched())) {
       SetMode(Mode::kPlain);
     } else if (OwnFace() == Face::kLibrary &&
                (UsedPastUs() || OptionsPin(fd()))) {
@@ -310,7 +353,7 @@ bool Sock::TryAdopt() {
         came_ns_.store(0, std::memory_order_relaxed);
         TakeOptions();
         // What others have set meanwhile is not seen here.
-        if (OwnFace() == Face::kLibrary || holders_ >= 0) {
+        if (OwnFace() == Face::kLibrary || holders_ >= 0 || Travels()) {
           LearnOptions(fd());
         }
         inode_.store(SocketInode(fd()), std::memory_order_relaxed);

@@ -287,7 +287,7 @@ bool Sock::SoleHolder() const {
 bool Sock::SoleHolderBeforeFork() const {
   if (given_away_.load(std::memory_order_seq_cst) != 0) return false;
   const Holding* all = FindHolding(holders_);
-  return all == nullptr || all->Alone();
+  return (all == nullptr || all->Alone()) && (!Travels() || AloneByNotes(true));
 }
 
 // To one that is closed a fork that is under way, which may wait long for the
@@ -301,12 +301,16 @@ bool Sock::EndsHere() const {
     return false;
   }
   const Holding* all = FindHolding(holders_);
-  return all == nullptr || all->OfOne();
+  return (all == nullptr || all->OfOne()) &&
+         (!Travels() || AloneByNotes(false));
 }
 
 void Sock::Spoil() {
   if (Holding* all = FindHolding(holders_)) {
     all->count.fetch_or(Holding::kSpoilt);
+  }
+  if (Travels() && fd() >= 0 && ProcessPinned() != Reason::kSandboxed) {
+    Notes(fd()).Spoil();
   }
 }
 
@@ -328,6 +332,11 @@ void Sock::LetGo() {
 }
 
 void Sock::LeaveForExec() {
+  if (const std::uint64_t share = share_.load();
+      Travels() && share != 0 && EndsOfFamily()) {
+    Notes(fd()).DropShare(share);
+    share_.store(0);
+  }
   Holding* all = FindHolding(holders_);
   if (all == nullptr || exec_left_) return;
   // Nobody else is left to see it.
@@ -346,6 +355,7 @@ void Sock::ForkChild() {
   // interrupted this one there.)
   gate_.store((gate_.load(std::memory_order_relaxed) + kOneLife) & kLife,
               std::memory_order_relaxed);
+  borrowers_.store(0, std::memory_order_relaxed);
   rx_sleepers_.store(0, std::memory_order_relaxed);
   tx_sleepers_.store(0, std::memory_order_relaxed);
   // (This thread, too, may come back from a handler to a sleep of the parent's:
@@ -399,6 +409,8 @@ void Sock::ForkChild() {
   told_tx_ = account_tx_;
   told_rx_ = account_rx_;
   inherited_ = true;
+  if (Travels()) TravelledByFork();
+  sought_.store(false);
   promoted_ = false;
   refs_.store(1);
 }
@@ -461,7 +473,7 @@ bool Sock::PinForExec(std::uint64_t deadline_ns) {
 bool Sock::MayBequeath() {
   return connected_.load() && !closed_.load() && given_away_.load() == 0 &&
          !IsHalfClosed() && (!pinned_.load() || exec_pinned_) &&
-         !never_.load() && !zero_copy_on_.load() && Hold() &&
+         !never_.load() && !zero_copy_on_.load() && !Travels() && Hold() &&
          HoldingsFd() >= 0 && !InterestsKept(this);
 }
 
@@ -503,18 +515,9 @@ Sock* Sock::Inherited(int number, int fd) {
   return sock;
 }
 
-Sock* Sock::Unknown() {
-  Sock* sock = New(stream::Role::kConnector, false);
-  if (sock == nullptr) return nullptr;
-  sock->connected_.store(true, std::memory_order_relaxed);
-  sock->never_.store(true, std::memory_order_relaxed);
-  sock->reason_ = Reason::kPinnedExec;
-  sock->inherited_ = true;
-  sock->GivenAway();
-  return sock;
-}
-
 void Sock::Unpin() {
+  // (Its share went with LeaveForExec.)
+  if (Travels() && share_.load() == 0) share_.store(Notes(fd()).AddShare());
   if (exec_left_) {
     exec_left_ = false;
     if (Holding* all = FindHolding(holders_)) all->count.fetch_add(1);

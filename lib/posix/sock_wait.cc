@@ -209,6 +209,16 @@ int Sock::WaitBehind(Wait& wait, std::uint32_t seq) {
   return last || (result != 0 && result != -EAGAIN) ? result : 0;
 }
 
+int Sock::WaitRest(Wait& wait, std::uint32_t seq) {
+  Begin(wait, rcv_timeout_ns);
+  // The sender is within its call, or has found no room and comes back late.
+  constexpr std::uint64_t kRestNs = 1'000'000;
+  const std::uint64_t end = base::NowNs() + kRestNs;
+  Wait brief = wait;
+  if (wait.deadline_ns == 0 || wait.deadline_ns > end) brief.deadline_ns = end;
+  return WaitRx(brief, seq);
+}
+
 // A wake-up cannot be lost.  Without a lane: `seq` was read before the stream
 // was looked at, whoever changes it bumps the word after, and the kernel
 // compares. With one: the lane does the same with its own word and `token`; and
@@ -300,6 +310,9 @@ int Sock::SleepOn(Wait& wait, bool tx, std::uint32_t token, std::uint32_t seq,
     }
   }
   if (result == kLeft || result == -EINTR) return result;
+  // Behind a handler with SA_RESTART the kernel makes a call anew that has
+  // moved nothing: that handler does not end what it moves later.
+  if (!wait.part) wait.any = self.any;
   if (wait.deadline_ns != 0 && base::NowNs() >= wait.deadline_ns) {
     return -EAGAIN;
   }

@@ -17,6 +17,7 @@
 #include "lib/base/own_file.h"
 #include "lib/base/path.h"
 #include "lib/lane/rdma/memory.h"
+#include "lib/lane/rdma/target.h"
 #include "lib/posix/each_sock.h"
 #include "lib/posix/signals.h"
 #include "lib/posix/sock.h"
@@ -99,10 +100,12 @@ void WriteStats(const Stats& from) {
          "}, \"demotions\": %llu, \"failovers\": %llu, "
          "\"lost_bytes\": %llu, \"evicted\": "
          "{\"budget\": %llu, \"memory\": %llu, \"idle_rings\": %llu}, "
+         "\"in_place_bytes\": %llu, "
          "\"pinned\": {\"bytes\": %llu, \"peak\": %llu}, \"reasons\": {",
          Get(from.demotions), Get(from.failovers), Get(from.lost_bytes),
          Get(from.evicted_budget), Get(from.evicted_memory),
          Get(from.evicted_idle),
+         static_cast<unsigned long long>(lane::rdma::InPlaceBytes()),
          static_cast<unsigned long long>(lane::rdma::Memory::Total()),
          static_cast<unsigned long long>(lane::rdma::Memory::Peak()));
   bool first = true;

@@ -133,6 +133,21 @@ int WaitBells(const timespec* timeout, const sigset_t* mask) {
 
 int ThreadBellsSet() { return tls_bells.set; }
 
+// (The kernel looks again at what is changed.  Nobody reads a bell, so one that
+// has rung is readable.)
+[[gnu::cold]] void RingAgain() {
+  Critical critical;
+  const ThreadBells& mine = tls_bells;
+  Conductor* conductor = Conductor::IfRunning();
+  if (mine.set < 0 || mine.pid != OwnPid() || conductor == nullptr) return;
+  for (lane::BellMask more = mine.bells; more != 0; more &= more - 1) {
+    epoll_event event{};
+    event.events = EPOLLIN | EPOLLET;
+    ::syscall(SYS_epoll_ctl, mine.set, EPOLL_CTL_MOD,
+              conductor->bells()->bell_fd(std::countr_zero(more)), &event);
+  }
+}
+
 [[gnu::cold]] void InitThreadBells() {
   bells_key_made = ::pthread_key_create(&bells_key, &BellsEnd) == 0;
 }

@@ -42,6 +42,11 @@ int WaitBells(const timespec* timeout, const sigset_t* mask);
 // Their set, once there is one.
 int ThreadBellsSet();
 
+// A wait in a signal handler has used the set, and may have taken the edge that
+// is to end the wait which the handler has interrupted.  Each bell that has
+// rung makes another edge.
+void RingAgain();
+
 }  // namespace rcsock::posix
 
 #endif  // RCSOCK_LIB_POSIX_THREAD_BELLS_H_

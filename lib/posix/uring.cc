@@ -23,6 +23,7 @@
 #include "lib/posix/signals.h"
 #include "lib/posix/table.h"
 #include "lib/posix/uring_batch.h"
+#include "lib/posix/uring_requests.h"
 #include "lib/posix/user_arguments.h"
 
 namespace rcsock::posix::uring {
@@ -52,9 +53,22 @@ void Leave(int fd) {
       sock->Pin(base::Reason::kPinnedIoUring);
     }
   } else {
-    // A set of ours that the kernel is to wait for: it knows nothing of lanes.
+    // A set of ours: what else is asked of it than POLL_ADD, the kernel cannot
+    // answer for the lanes.
     PinAll();
   }
+}
+
+// The ring waits for a set of ours, and for nothing that leaves its lane.
+bool SeenByRing(const io_uring_sqe& request) {
+  if (request.opcode != IORING_OP_POLL_ADD ||
+      (request.flags & IOSQE_FIXED_FILE) != 0) {
+    return false;
+  }
+  EpollSet* const set = LookupSet(request.fd);
+  if (set == nullptr || !set->SeenFromOutside(true)) return false;
+  UpdateMirrors();
+  return true;
 }
 
 void Look(const io_uring_sqe& request) {
@@ -78,6 +92,13 @@ void Look(const io_uring_sqe& request) {
     case IORING_OP_CLOSE:
       if (request.file_index != 0) return;
       break;
+    case IORING_OP_ACCEPT:
+      if (request.file_index == 0) BeforeAccept();
+      break;
+    case IORING_OP_CONNECT:
+      if ((request.flags & IOSQE_FIXED_FILE) != 0) return;
+      BeforeConnect(request);
+      return;
     case IORING_OP_FILES_UPDATE:
       // An array of descriptors, which the kernel reads later.
       PinAll();
@@ -94,13 +115,14 @@ void Look(const io_uring_sqe& request) {
       BeforeLooking();
       if (msghdr copy;
           !Null(message) && base::TrySmall(&copy, message, sizeof copy)) {
-        BeforePassing(&copy);
+        Passing(-1).Before(&copy);
       }
       break;
     }
     default:
       break;
   }
+  if (SeenByRing(request)) return;
   if ((request.flags & IOSQE_FIXED_FILE) == 0) Leave(request.fd);
 }
 
@@ -179,11 +201,11 @@ std::uint64_t LastWord(const io_uring_sqe& request) {
   return word;
 }
 // Whether the last word says nothing to the program.
-bool MayBeRemade(const io_uring_sqe& request) {
+bool MayChange(const io_uring_sqe& request) {
   const std::uint64_t last = LastWord(request);
   Was was;
   std::memcpy(&was, &last, sizeof was);
-  return last == 0 || was.is == kRemade;  // (liburing may leave it there.)
+  return MayBeRemade(request) || was.is == kRemade;  // (liburing may leave it.)
 }
 void WriteOpcode(io_uring_sqe* at, std::uint8_t opcode, std::uint8_t flags) {
   // (The first word: opcode, flags, ioprio, of which the last is 0.)
@@ -257,7 +279,7 @@ bool Control(const io_uring_sqe& request, bool alone, io_uring_sqe* at) {
   if (!alone || (request.flags & ~kFlags) != 0 || request.ioprio != 0 ||
       request.rw_flags != 0 || request.buf_index != 0 ||
       request.personality != 0 || request.splice_fd_in != 0 ||
-      !MayBeRemade(request) || number >= kMaxFds) {
+      !MayChange(request) || number >= kMaxFds) {
     PinAll();
     return false;
   }
@@ -279,20 +301,40 @@ bool Control(const io_uring_sqe& request, bool alone, io_uring_sqe* at) {
 bool Batch::See(const io_uring_sqe& request, io_uring_sqe* at) {
   const bool alone = !linked_ && !closes_ && !drained;
   bool remade = false;
-  if (request.opcode != IORING_OP_EPOLL_CTL) {
-    Look(request);
-  } else if (!refuses_control_) {
-    remade = Control(request, alone && !restricted_, at);
+  if (!linked_) {
+    chain_done_ = true;
+    chain_failed_ = false;
+  }
+  if (request.opcode == IORING_OP_EPOLL_CTL) {
+    chain_done_ = false;
+    if (!refuses_control_) {
+      remade = Control(request, alone && !restricted_, at);
+    }
+  } else {
+    switch (CarryOut(request, at)) {
+      case Seen::kRemade:
+        remade = true;
+        break;
+      case Seen::kNotBegun:
+        break;
+      case Seen::kKernels:
+        chain_done_ = false;
+        Look(request);
+        if (request.opcode == IORING_OP_CLOSE) closes_ = true;
+        break;
+    }
   }
   linked_ = (request.flags & (IOSQE_IO_LINK | IOSQE_IO_HARDLINK)) != 0;
-  if (request.opcode == IORING_OP_CLOSE) closes_ = true;
   if ((request.flags & IOSQE_IO_DRAIN) != 0) drained = true;
   return remade;
 }
 
 void Restore(io_uring_sqe* at) {
   io_uring_sqe request;
-  if (!base::TrySmall(&request, at, sizeof request)) return;
+  if (!base::TrySmall(&request, at, sizeof request) ||
+      RestoreReplaced(request, at)) {
+    return;
+  }
   Was was;
   const std::uint64_t last = LastWord(request);
   std::memcpy(&was, &last, sizeof was);
@@ -321,26 +363,6 @@ void PinAll() {
 
 void AfterMaking(unsigned flags, int version) {
   if ((flags & ~kKnownFlags) != 0 || version > kNewestKnown) PinAll();
-}
-
-void BeforeExit(const Ring* ring) {
-  if (!Null(ring)) BeforeClose(ring->fd);
-}
-
-void BeforeSubmit(const Ring* ring) {
-  if (Null(ring) || InBorrowedMemory() || ring->sqes == nullptr) return;
-  const int saved = errno;
-  const unsigned mask = *ring->kring_mask;
-  const unsigned shift = (ring->flags & kSqe128) != 0 ? 1 : 0;
-  Batch batch((ring->flags & kIoPoll) != 0, false);
-  for (unsigned at = ring->sqe_head; at != ring->sqe_tail; ++at) {
-    io_uring_sqe* const there =
-        &ring->sqes[static_cast<std::size_t>(at & mask) << shift];
-    io_uring_sqe request;
-    if (!base::TrySmall(&request, there, sizeof request)) continue;
-    batch.See(request, there);
-  }
-  errno = saved;
 }
 
 void BeforeRegister(const int* fds, unsigned count) {

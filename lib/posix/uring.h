@@ -2,10 +2,13 @@
 #define RCSOCK_LIB_POSIX_URING_H_
 
 #include <linux/io_uring.h>
+#include <signal.h>
 
 #include <atomic>
+#include <cerrno>
 #include <cstddef>
 #include <cstdint>
+#include <ctime>
 
 // io_uring.  Requests go into memory that the kernel reads, but only a call of
 // liburing's or io_uring_enter(2) submits them.  rcsock looks at each
@@ -55,8 +58,38 @@ void AfterMaking(unsigned flags, int version);
 // liburing is about to close a ring, past libc.
 void BeforeExit(const Ring* ring);
 
-// What has been filled in is about to be submitted.
-void BeforeSubmit(const Ring* ring);
+// liburing is about to close the number of a ring that it goes on using.
+void BeforeCloseRingFd(const Ring* ring);
+// liburing is about to give the ring other memory.
+void BeforeResizing(const Ring* ring);
+// liburing restricts what the ring takes.
+void BeforeRestricting(const Ring* ring);
+
+// One call of liburing's that submits what has been filled in, from before it
+// to its end.
+class LibSubmission {
+ public:
+  // `submits`: the call submits them in any case.  Else it may leave them to a
+  // later one, which the program may still change: none is carried out.
+  // `waits`: it then waits for a completion.
+  explicit LibSubmission(const Ring* ring, bool submits = true,
+                         bool waits = false);
+  ~LibSubmission();
+  LibSubmission(const LibSubmission&) = delete;
+  LibSubmission& operator=(const LibSubmission&) = delete;
+
+ private:
+  const Ring* ring_ = nullptr;  // null: nothing is to be restored
+  unsigned head_ = 0;
+  unsigned tail_ = 0;
+};
+
+// Whether rcsock holds requests of the ring: then LibAwait waits for them.
+bool LibHolds(const Ring* ring);
+// Waits until `count` completions are there.  0: the call of liburing's that
+// waits for them may be made.  -ETIME, or -EINTR.
+int LibAwait(const Ring* ring, unsigned count, const timespec* timeout,
+             const sigset_t* mask);
 
 // `count` descriptors are about to be registered: requests may name them by
 // their place from then on.
@@ -64,6 +97,10 @@ void BeforeRegister(const int* fds, unsigned count);
 // io_uring_register(2) is about to do this operation (IORING_REGISTER_*) with
 // ring `fd`.
 void BeforeRegister(int fd, unsigned operation);
+
+// io_uring_register(2) is about to do this operation with `argument`.  True: it
+// asked to cancel a request that rcsock held, and has been done.
+bool CancelsByRegister(int fd, unsigned operation, const void* argument);
 
 // --- Rings that the program makes and fills by itself (uring_rings.cc).
 
@@ -85,6 +122,28 @@ class Submission {
   Submission& operator=(const Submission&) = delete;
   unsigned count() const { return count_; }
   unsigned flags() const { return flags_; }
+  // Makes the call, by `enter(count, wait, flags)`.  `argument` and `size` are
+  // those of the program's call.
+  template <class Enter>
+  long Call(unsigned wait, const void* argument, std::size_t size,
+            Enter&& enter) {
+    if ((flags_ & 1) != 0 && wait > 0) {  // IORING_ENTER_GETEVENTS
+      const long taken =
+          Holding() ? enter(count_, 0u, flags_ & ~1u) : kNoneHeld;
+      if (taken != kNoneHeld) {
+        if (taken < 0 || static_cast<unsigned long>(taken) < count_) {
+          return taken;
+        }
+        const int waited = Wait(wait, argument, size);
+        if (waited < 0 && (taken > 0 || waited == -EINTR)) {
+          return taken > 0 ? taken : Interrupted();
+        }
+        const long result = enter(0, waited < 0 ? 0 : wait, flags_);
+        return taken > 0 ? taken : waited < 0 ? TimedOut() : result;
+      }
+    }
+    return enter(count_, wait, flags_);
+  }
 
  private:
   KnownRing* ring_ = nullptr;  // null: nothing was looked at
@@ -94,6 +153,13 @@ class Submission {
   unsigned head_ = 0;         // of the queue, before
   unsigned turn_ = 0;
   bool remade_ = false;
+  int fd_;
+
+  static constexpr long kNoneHeld = -1000;
+  bool Holding() const;
+  int Wait(unsigned count, const void* argument, std::size_t size) const;
+  static long Interrupted();
+  static long TimedOut();
 };
 
 // How many rings are mapped.

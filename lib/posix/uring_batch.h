@@ -16,24 +16,56 @@ constexpr unsigned kNoSqArray = 1u << 16;
 // The requests of one submission, in order.
 class Batch {
  public:
+  // `carries`: the ring whose requests rcsock may complete, or -1.
   // `refuses_control`: the kernel refuses IORING_OP_EPOLL_CTL on this ring.
   // `restricted`: it may refuse others than those that the program uses.
-  Batch(bool refuses_control, bool restricted)
-      : refuses_control_(refuses_control), restricted_(restricted) {}
+  Batch(int carries, bool refuses_control, bool restricted)
+      : carries_(carries),
+        refuses_control_(refuses_control),
+        restricted_(restricted) {}
   // Looks at a request: `request` is a copy of `*at`, which is in memory that
   // the program may change.  Returns whether `*at` has become another request,
   // until Restore().
   bool See(const io_uring_sqe& request, io_uring_sqe* at);
 
+  // Before all of See, with the flags of each request.
+  void Foresee(std::uint8_t flags) {
+    if ((flags & IOSQE_IO_DRAIN) != 0) drains_ = true;
+  }
+
   // A request has waited for all that were before it, and others may for it.
   bool drained = false;
+  // The thread waits next, and the batch has one request.
+  bool patient = false;
 
  private:
+  enum class Seen : std::uint8_t {
+    kRemade,    // it has become another request
+    kKernels,   // its stream is the kernel's from now on
+    kNotBegun,  // the kernel will not begin it
+  };
+  Seen CarryOut(const io_uring_sqe& request, io_uring_sqe* at);
+  Seen Cancel(const io_uring_sqe& request, io_uring_sqe* at);
+
+  const int carries_;
   const bool refuses_control_;
   const bool restricted_;
   bool linked_ = false;  // the request before wants to be done first
   bool closes_ = false;  // a request before closes a number
+  bool drains_ = false;  // one of this batch is drained
+  // Of the chain of links that the next request may go on with: rcsock has
+  // done all of it; and the last one has failed.
+  bool chain_done_ = true;
+  bool chain_failed_ = false;
 };
+
+// Whether the last word of a request says nothing to the program.
+bool MayBeRemade(const io_uring_sqe& request);
+// The kernel is to complete `*at` with `result`, or not at all (`silent`).
+void Replace(const io_uring_sqe& request, int result, bool silent,
+             io_uring_sqe* at);
+// If Replace has changed `*at`: it is again what it was.
+bool RestoreReplaced(const io_uring_sqe& request, io_uring_sqe* at);
 
 // The kernel has taken `*at`: it is what it was before Batch::See.
 void Restore(io_uring_sqe* at);

@@ -10,6 +10,7 @@
 #include <cerrno>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 
 #include "lib/base/backoff.h"
 #include "lib/base/guard.h"
@@ -19,6 +20,9 @@
 #include "lib/posix/table.h"
 #include "lib/posix/uring.h"
 #include "lib/posix/uring_batch.h"
+#include "lib/posix/uring_carry.h"
+#include "lib/posix/uring_complete.h"
+#include "lib/posix/uring_held.h"
 #include "lib/posix/user_arguments.h"
 
 namespace rcsock::posix::uring {
@@ -41,6 +45,7 @@ struct KnownRing {
   bool poll = false;        // IORING_SETUP_IOPOLL
   bool restricted = false;  // IORING_REGISTER_RESTRICTIONS
   bool drained = false;     // a request has been submitted with IOSQE_IO_DRAIN
+  bool carries = false;     // rcsock may complete requests of it
 
   // The mapping.  What is read there the program may have changed: the sizes
   // here are the kernel's.
@@ -52,7 +57,9 @@ struct KnownRing {
   unsigned head_at = 0;
   unsigned tail_at = 0;
   unsigned array_at = 0;  // 0: there is none
-  unsigned shift = 0;     // requests of twice the size
+  unsigned cq_head_at = 0;
+  unsigned cq_tail_at = 0;
+  unsigned shift = 0;  // requests of twice the size
 
   // A thread has looked at what it submits.  The kernel has taken all of that
   // when the head is `end`.
@@ -96,12 +103,12 @@ constinit KnownRing rings[kMostRings];
 constinit int rings_top RC_GUARDED_BY(rings_latch) = 0;
 constinit std::uint64_t last_serial RC_GUARDED_BY(rings_latch) = 0;
 
-class RC_SCOPED_CAPABILITY Held {
+class RC_SCOPED_CAPABILITY Latched {
  public:
-  Held() RC_ACQUIRE(rings_latch) { rings_latch.lock(); }
-  ~Held() RC_RELEASE() { rings_latch.unlock(); }
-  Held(const Held&) = delete;
-  Held& operator=(const Held&) = delete;
+  Latched() RC_ACQUIRE(rings_latch) { rings_latch.lock(); }
+  ~Latched() RC_RELEASE() { rings_latch.unlock(); }
+  Latched(const Latched&) = delete;
+  Latched& operator=(const Latched&) = delete;
 
  private:
   const Critical critical_;
@@ -139,22 +146,20 @@ KnownRing* Find(int fd) RC_REQUIRES(rings_latch) {
   return nullptr;
 }
 
-// The last one that needs the mapping takes it along.  rings_latch held.
-[[nodiscard]] KnownRing TakeIfLast(KnownRing* ring) {
+// The last one that needs the mapping takes it along.
+[[nodiscard]] KnownRing TakeIfLast(KnownRing* ring) RC_REQUIRES(rings_latch) {
   if (ring->users != 0 || ring->fd >= 0) return {};
   const KnownRing last = *ring;
   *ring = {};
   return last;
 }
 
-// rings_latch held.
-[[nodiscard]] KnownRing StopUsing(KnownRing* ring) {
+[[nodiscard]] KnownRing StopUsing(KnownRing* ring) RC_REQUIRES(rings_latch) {
   --ring->users;
   return TakeIfLast(ring);
 }
 
-// rings_latch held.
-[[nodiscard]] KnownRing Forget(KnownRing* ring) {
+[[nodiscard]] KnownRing Forget(KnownRing* ring) RC_REQUIRES(rings_latch) {
   ring->fd = -1;
   known_rings.fetch_sub(1, std::memory_order_relaxed);
   return TakeIfLast(ring);
@@ -169,6 +174,7 @@ bool Measure(const io_uring_params& kernels, KnownRing* ring) {
   if (entries == 0 || entries > kMostEntries ||
       (entries & (entries - 1)) != 0 || at.head > kMostOffset ||
       at.tail > kMostOffset || at.array > kMostOffset ||
+      kernels.cq_off.head > kMostOffset || kernels.cq_off.tail > kMostOffset ||
       array != (at.array != 0)) {
     return false;
   }
@@ -178,8 +184,13 @@ bool Measure(const io_uring_params& kernels, KnownRing* ring) {
   ring->head_at = at.head;
   ring->tail_at = at.tail;
   ring->array_at = at.array;
+  const bool one_queue = (kernels.features & IORING_FEAT_SINGLE_MMAP) != 0;
+  ring->cq_head_at = one_queue ? kernels.cq_off.head : 0;
+  ring->cq_tail_at = one_queue ? kernels.cq_off.tail : 0;
+  ring->carries = one_queue && MayCarry(kernels.flags);
   ring->queue_size =
-      std::max({at.head, at.tail, array ? at.array + (entries - 1) * 4 : 0}) +
+      std::max({at.head, at.tail, array ? at.array + (entries - 1) * 4 : 0,
+                ring->cq_head_at, ring->cq_tail_at}) +
       sizeof(unsigned);
   ring->requests_size = (sizeof(io_uring_sqe) << ring->shift) * entries;
   return true;
@@ -206,7 +217,7 @@ void AfterSetup(int fd, const void* parameters) {
     ring.fd = fd;
     bool known = false;
     if (ring.queue != nullptr && ring.requests != nullptr) {
-      const Held held;
+      const Latched held;
       for (int i = 0; i < kMostRings && !known; ++i) {
         if (rings[i].fd >= 0 || rings[i].users != 0) continue;
         ring.serial = ++last_serial;
@@ -227,10 +238,12 @@ void AfterSetup(int fd, const void* parameters) {
 void ForgetRings(unsigned first, unsigned last) {
   if (InBorrowedMemory()) return;
   const int saved = errno;
+  DropHeldRings(first, last);
+  KeepHeldStreams(first, last);
   for (int i = 0;; ++i) {
     KnownRing gone;
     {
-      const Held held;
+      const Latched held;
       while (i < rings_top &&
              (rings[i].fd < 0 || static_cast<unsigned>(rings[i].fd) < first ||
               static_cast<unsigned>(rings[i].fd) > last)) {
@@ -248,21 +261,95 @@ void RingsForkChild() {
   rings_latch.Reset();
   rings_latch.AssertUnshared();
   PairForkChild();
+  CompleteForkChild();
   for (int i = 0; i < rings_top; ++i) rings[i] = {};
   rings_top = 0;
-  known_rings.store(0, std::memory_order_relaxed);
+  known_rings.store(HeldRings(), std::memory_order_relaxed);
 }
 
 void Restrict(int fd) {
   if (InBorrowedMemory()) return;
-  const Held held;
+  const Latched held;
   for (int i = 0; i < rings_top; ++i) {
-    if (fd < 0 || rings[i].fd == fd) rings[i].restricted = true;
+    if (fd < 0 || rings[i].fd == fd) {
+      rings[i].restricted = true;
+      rings[i].carries = false;
+    }
   }
 }
 
+bool Submission::Holding() const { return Holds(fd_); }
+
+long Submission::Interrupted() {
+  errno = EINTR;
+  return -1;
+}
+long Submission::TimedOut() {
+  errno = ETIME;
+  return -1;
+}
+
+int Submission::Wait(unsigned count, const void* argument,
+                     std::size_t size) const {
+  const timespec* timeout = nullptr;
+  const void* mask = argument;
+  std::size_t mask_size = size;
+  timespec limit;
+  if ((flags_ & IORING_ENTER_EXT_ARG) != 0) {
+    io_uring_getevents_arg more;
+    if (argument == nullptr || size != sizeof more ||
+        !base::TryGet(&more, argument, sizeof more)) {
+      return 0;  // the kernel refuses it
+    }
+    mask = reinterpret_cast<const void*>(more.sigmask);
+    mask_size = more.sigmask_sz;
+    if (more.ts != 0) {
+      if (!base::TryGet(&limit, reinterpret_cast<const void*>(more.ts),
+                        sizeof limit)) {
+        return 0;
+      }
+      timeout = &limit;
+    }
+  }
+  // Flags beyond: the time is another one, and the helper thread serves.
+  constexpr unsigned kTimes = IORING_ENTER_GETEVENTS | IORING_ENTER_EXT_ARG;
+  if ((flags_ & ~kTimes) != 0) return 0;
+  sigset_t signals;
+  if (mask != nullptr) {
+    std::uint64_t kernels;
+    if (mask_size != sizeof kernels ||
+        !base::TryGet(&kernels, mask, sizeof kernels)) {
+      return 0;
+    }
+    ::sigemptyset(&signals);
+    std::memcpy(&signals, &kernels, sizeof kernels);
+  }
+  RingView view{.fd = fd_};
+  KnownRing* ring = nullptr;
+  KnownRing gone;
+  {
+    const Latched held;
+    ring = Find(fd_);
+    if (ring == nullptr || ring->cq_tail_at == 0) return 0;
+    ++ring->users;
+    const char* const queue = static_cast<const char*>(ring->queue);
+    view.cq_head = reinterpret_cast<const unsigned*>(queue + ring->cq_head_at);
+    view.cq_tail = reinterpret_cast<const unsigned*>(queue + ring->cq_tail_at);
+  }
+  const Waited waited =
+      Await(view, count, timeout, mask != nullptr ? &signals : nullptr);
+  {
+    const Latched held;
+    gone = StopUsing(ring);
+  }
+  Unmap(gone);
+  return waited == Waited::kInterrupted ? -EINTR
+         : waited == Waited::kTimedOut  ? -ETIME
+                                        : 0;
+}
+
 Submission::Submission(int fd, unsigned count, unsigned flags)
-    : count_(count), flags_(flags) {
+    : count_(count), flags_(flags), fd_(fd) {
   if (count == 0 || ProcessPinned() == base::Reason::kSandboxed ||
       InBorrowedMemory()) {
     return;
@@ -278,7 +365,7 @@ Submission::Submission(int fd, unsigned count, unsigned flags)
     if (i > 0) backoff.Wait();
     KnownRing gone;
     {
-      const Held held;
+      const Latched held;
       KnownRing* const ring = Find(fd);
       unsigned head = 0;
       if (ring == nullptr) {
@@ -312,8 +399,15 @@ Submission::Submission(int fd, unsigned count, unsigned flags)
   count_ = std::min({count, tail - head_, ring_->entries});
   // The kernel does not wait where it gets less than it was told.
   if (count_ < count) flags_ &= ~kGetEvents;
-  Batch batch(ring_->poll, ring_->restricted);
+  Batch batch(ring_->carries ? fd : -1, ring_->poll, ring_->restricted);
   batch.drained = ring_->drained;
+  for (unsigned i = 0; i < count_; ++i) {
+    std::uint8_t of = 0;
+    const io_uring_sqe* const at = ring_->Request(head_ + i);
+    if (at != nullptr && base::TrySmall(&of, &at->flags, sizeof of)) {
+      batch.Foresee(of);
+    }
+  }
   for (unsigned i = 0; i < count_; ++i) {
     io_uring_sqe* const at = ring_->Request(head_ + i);
     io_uring_sqe request;
@@ -325,7 +419,7 @@ Submission::Submission(int fd, unsigned count, unsigned flags)
   // there.
   KnownRing gone;
   {
-    const Held held;
+    const Latched held;
     if (ring_->serial != serial_) {
       ring_ = nullptr;  // a handler has forked, and this is the child
     } else {
@@ -341,11 +435,12 @@ Submission::Submission(int fd, unsigned count, unsigned flags)
 }
 
 Submission::~Submission() {
+  PostCancelled(fd_);
   if (ring_ == nullptr) return;
   const int saved = errno;
   bool mine;
   {
-    const Held held;
+    const Latched held;
     // (Not if the ring was closed meanwhile.)
     mine = ring_->serial == serial_ && ring_->fd >= 0 && ring_->turn == turn_;
     if (mine) {
@@ -363,7 +458,7 @@ Submission::~Submission() {
     }
     KnownRing gone;
     {
-      const Held held;
+      const Latched held;
       if (ring_->serial == serial_) {
         ring_->busy = false;
         gone = StopUsing(ring_);

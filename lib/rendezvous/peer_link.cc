@@ -228,15 +228,16 @@ base::Reason PeerLink::OpenNow(const std::shared_ptr<Session>& session,
   } else {
     session->OpenSent(shared_from_this(), index, epoch);
   }
-  SendClaim(message);
+  SendClaim(*session, message);
   return base::Reason::kNone;
 }
 
 template <typename Message>
-void PeerLink::SendClaim(const Message& message) {
+void PeerLink::SendClaim(const Session& session, const Message& message) {
   base::UniqueFd token;
   if (gives_tokens_) {
-    token = OpenToken(static_cast<int>(message.claim.number));
+    const BorrowedNumber number = session.fd();
+    token = OpenToken(number);
   }
   const int fd = token.get();
   channel_->Send(message, &fd, token.ok() ? 1 : 0);
@@ -503,7 +504,7 @@ void PeerLink::Answer(const std::shared_ptr<Session>& session, int index,
   slot.session = session;
   std::memcpy(reply.nonce, session->nonce().data(), sizeof reply.nonce);
   reply.claim = session->OwnClaim();
-  SendClaim(reply);
+  SendClaim(*session, reply);
   session->Opened(shared_from_this(), index, epoch, peers, proof);
 }
 

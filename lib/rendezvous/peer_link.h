@@ -126,7 +126,7 @@ class PeerLink : public ChannelOwner,
   Proof Prove(const Session& session, const Claimed& claimed, bool later) const;
   // Sends OPEN or OPENED, with a token if the peer wants one.
   template <typename Message>
-  void SendClaim(const Message& message);
+  void SendClaim(const Session& session, const Message& message);
   void Answer(const std::shared_ptr<Session>& session, int index,
               std::uint32_t epoch, const stream::Nonce& peers, Proof proof);
   void Reject(std::uint32_t index, std::uint32_t epoch,

@@ -13,7 +13,7 @@
 namespace rcsock::rendezvous {
 
 constexpr std::uint32_t kRdmaMagic = 0x72736372;  // "rcsr"
-constexpr std::uint8_t kRdmaVersion = 10;
+constexpr std::uint8_t kRdmaVersion = 11;
 
 // RoCE leaves a connector 56 bytes.
 constexpr std::size_t kReqSize = 48;

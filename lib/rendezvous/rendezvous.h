@@ -40,7 +40,11 @@ class Seeker {
   virtual bool Names(sockaddr_storage* local, sockaddr_storage* peer) = 0;
   // The number of the anchor; -1: it is closed.  A lane on this host is only
   // for who can show the anchor.
+  // After each call that has given a number: it is not used any more.  close()
+  // waits for that: a call that is under way holds the open file, which would
+  // outlive the close.
   virtual int Descriptor() { return -1; }
+  virtual void DescriptorUsed() {}
   // What the application has asked for its packets, IP_TOS or IPV6_TCLASS (`v4`
   // or not); 0: nothing.
   virtual std::uint8_t TrafficClass(bool /*v4*/) { return 0; }
@@ -72,6 +76,24 @@ class Seeker {
   virtual void LinkLost(base::Reason /*reason*/) {}
   // No lane this time.  `final`: never try again on this connection.
   virtual void SeekFailed(base::Reason reason, bool final) = 0;
+};
+
+// The number of a seeker's anchor, for as long as this object lives: hardly
+// longer than one system call.
+class BorrowedNumber {
+ public:
+  explicit BorrowedNumber(Seeker* seeker)
+      : seeker_(seeker), number_(seeker->Descriptor()) {}
+  ~BorrowedNumber() {
+    if (number_ >= 0) seeker_->DescriptorUsed();
+  }
+  BorrowedNumber(const BorrowedNumber&) = delete;
+  BorrowedNumber& operator=(const BorrowedNumber&) = delete;
+  operator int() const { return number_; }  // -1: it is closed
+
+ private:
+  Seeker* const seeker_;
+  const int number_;
 };
 
 // What the conductor does for the layer above, besides rendezvous.

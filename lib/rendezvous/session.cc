@@ -174,8 +174,9 @@ bool Session::NewNonce() {
 }
 
 Claim Session::OwnClaim() const {
-  const int number = fd();
-  return {static_cast<std::uint32_t>(number), TrafficOf(number)};
+  const BorrowedNumber number = fd();
+  return {static_cast<std::uint32_t>(static_cast<int>(number)),
+          TrafficOf(number)};
 }
 
 bool Session::CanBePeer(const Claim& claim, bool later) const {

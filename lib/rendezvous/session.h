@@ -70,7 +70,7 @@ class Session : public ChannelOwner,
   bool CanBePeer(const Claim& claim, bool later) const;
   // The inode number of the other end's socket; 0: unknown.
   std::uint32_t OtherEnd() const;
-  int fd() const { return seeker_->Descriptor(); }
+  BorrowedNumber fd() const { return BorrowedNumber(seeker_.get()); }
 
   // --- For a meeting over rdma_cm
   const std::shared_ptr<Seeker>& seeker() const { return seeker_; }

@@ -14,10 +14,16 @@ enum class Kind : std::uint8_t {
   kCtl = 2,     // a control message of lib/stream; inline
   kCredit = 3,  // wakes a starved sender; the length is its credit (rdma)
   kSetup = 4,   // a control message of the lanes themselves (rdma)
+  kPlaced = 5,  // data whose bytes are in the receiver's target (rdma)
 };
+
+constexpr bool IsData(Kind kind) {
+  return kind == Kind::kData || kind == Kind::kPlaced;
+}
 
 enum : std::uint8_t {
   kFlagInline = 1,  // the bytes are in the slot (shm) or control slot (rdma)
+  kFlagLast = 1,    // placed: the sender writes no more to the target
   kFlagRewind = 2,  // the bytes begin at ring offset 0: the sender saw the ring
                     // empty, so small traffic stays in few hot lines and pages
   kFlagRing = 4,    // data: the first in the ring that was offered last, at

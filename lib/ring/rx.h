@@ -105,6 +105,9 @@ class Rx {
     return true;
   }
 
+  // Drops the rest of the current message without consuming it.  The lane ends.
+  void Forget() { left_ = 0; }
+
   // Enough has been consumed since the last credit to tell the sender.
   bool CreditDue() const {
     return next_ - published_ >= due_slots_ || pending_bytes_ >= due_bytes_;

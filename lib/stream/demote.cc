@@ -132,12 +132,16 @@ void Stream::FreezeLane(base::Reason reason) {
 void Stream::SendLaneDown() {
   // (An answer to the peer's is not of its own accord: the peer, whose lane has
   // failed, would take its failover for a demotion by this end.)
-  const bool leaves =
-      !IsFailover(why_left_) && why_left_ != base::Reason::kPeerDemoted;
+  const bool leaves = !IsFailover(why_left_) &&
+                      why_left_ != base::Reason::kPeerDemoted &&
+                      why_left_ != base::Reason::kPeerShared;
   const bool idle = why_left_ == base::Reason::kIdleRings;
+  const bool shared = why_left_ == base::Reason::kPinnedFork ||
+                      why_left_ == base::Reason::kPinnedExec;
   SendFrame(FrameKind::kLaneDown, InOff(),
             static_cast<std::uint8_t>((leaves ? kFrameLeaves : 0) |
-                                      (idle ? kFrameIdle : 0)));
+                                      (idle ? kFrameIdle : 0) |
+                                      (shared ? kFrameShared : 0)));
 }
 
 // After own FIN the peer may have ended its side of TCP, and takes nothing
@@ -185,8 +189,9 @@ void Stream::OnLaneDown(std::uint64_t r, std::uint8_t flags) {
   // past: so what is unread goes the same way.
   leave_ = !kshut_;
   const bool hand_back = MayHandBack();
-  FreezeLane((flags & kFrameIdle) != 0 ? base::Reason::kIdleRings
-                                       : base::Reason::kPeerDemoted);
+  FreezeLane((flags & kFrameIdle) != 0     ? base::Reason::kIdleRings
+             : (flags & kFrameShared) != 0 ? base::Reason::kPeerShared
+                                           : base::Reason::kPeerDemoted);
   leave_ = false;
   if (kshut_) return;
   switch (tx_) {

@@ -59,11 +59,13 @@ void Stream::MaybeShutdown() {
         pfin_known_ && (closed_ ? InOff() : rx_off()) == pfin_;
     if (tx_ == Tx::kRaw) {
       KernelShutdown();
-    } else if (tx_ == Tx::kLane && fin_sent_ && all_read &&
+    } else if (tx_ == Tx::kLane && fin_sent_ && !fin_second_ && all_read &&
                (fin_acked_ || (lane_ != nullptr && AckedOff() == tx_off()))) {
       KernelShutdown();
     } else if ((tx_ == Tx::kLane || tx_ == Tx::kDown) && fin_sent_ && eof_) {
-      // OnTcpEnd has found that the peer's end was an orderly one.
+      // OnTcpEnd has found that the peer's end was an orderly one.  The end
+      // that ended second ends second on TCP, too: TIME_WAIT is the first
+      // one's.
       KernelShutdown();
     } else if (tx_ == Tx::kLane && closed_ && fin_acked_ && !pfin_known_) {
       // Nobody here reads what may still come: who writes it learns by the
@@ -130,6 +132,7 @@ void Stream::MaybeFinish() {
 void Stream::SendFin() {
   if (fin_sent_) return;
   fin_sent_ = true;
+  fin_second_ = pfin_known_;
   // Whoever has closed may connect again at once, and TCP would show that
   // connection behind this one's end.  A frame is read by a thread that may
   // come too late for it; so the end is told behind the last byte, too.  (To

@@ -49,7 +49,9 @@ bool Decode(const FrameBytes& bytes, Frame* frame) {
   frame->flags = bytes[1];
   std::uint8_t legal = 0;
   if (frame->kind == FrameKind::kFin) legal = kFrameClosed;
-  if (frame->kind == FrameKind::kLaneDown) legal = kFrameLeaves | kFrameIdle;
+  if (frame->kind == FrameKind::kLaneDown) {
+    legal = kFrameLeaves | kFrameIdle | kFrameShared;
+  }
   if ((frame->flags & ~legal) != 0) return false;
   frame->epoch = Get<std::uint32_t>(&bytes[4]);
   frame->offset = Get<std::uint64_t>(&bytes[8]);

@@ -30,6 +30,7 @@ enum : std::uint8_t {
   kFrameClosed = 1,  // with kFin: nobody will read
   kFrameLeaves = 2,  // with kLaneDown: of its own accord, not for a failure
   kFrameIdle = 4,    // with kLaneDown: to give its memory back
+  kFrameShared = 8,  // with kLaneDown: another process has this end as well
 };
 
 constexpr std::size_t kFrameSize = 16;

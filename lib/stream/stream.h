@@ -506,6 +506,7 @@ class Stream {
   bool reset_ = false;
   bool finished_ = false;
   bool fin_sent_ = false;
+  bool fin_second_ = false;  // behind the peer's
   bool fin_acked_ = false;
   bool ack_sent_ = false;
   bool pfin_known_ = false;

@@ -1,5 +1,5 @@
 """Servers whose protocols none of the others has, each with its own client:
-Traffic Server, Firebird, Net-SNMP and RPyC."""
+Traffic Server, Firebird, Net-SNMP, RPyC and Racket."""
 
 import hashlib
 import os
@@ -198,3 +198,57 @@ def rpyc(run):
                     run.address, port, limit=120)
     run.stop(server, signal.SIGINT, statuses=(0, 1))
     return {"said": said}, "4 clients"
+
+
+# Each end is a green thread; the ports of all are in one epoll set, which
+# Racket's scheduler polls.
+RACKET = """\
+#lang racket/base
+(require racket/tcp)
+(define args (current-command-line-arguments))
+(define host (vector-ref args 0))
+(define port (string->number (vector-ref args 1)))
+(define streams 12)
+(define listener (tcp-listen port 64 #t host))
+(define (answer in out)
+  (let loop ()
+    (define line (read-line in))
+    (unless (eof-object? line)
+      (write-string line out)
+      (newline out)
+      (flush-output out)
+      (loop)))
+  (close-input-port in)
+  (close-output-port out))
+(void (thread (lambda ()
+  (for ([_ streams])
+    (define-values (in out) (tcp-accept listener))
+    (thread (lambda () (answer in out)))))))
+(define (ask k)
+  (define-values (in out) (tcp-connect host port))
+  (define sum
+    (for/fold ([sum 0]) ([i 400])
+      (define text
+        (if (= i 200) (make-string 300000 #\\z) (format "~a:~a" k i)))
+      (write-string text out)
+      (newline out)
+      (flush-output out)
+      (unless (equal? (read-line in) text) (error "not what was sent"))
+      (+ sum (string-length text))))
+  (close-output-port out)
+  (close-input-port in)
+  sum)
+(define sums (make-vector streams 0))
+(for-each thread-wait
+  (for/list ([k streams]) (thread (lambda () (vector-set! sums k (ask k))))))
+(displayln sums)
+"""
+
+
+@app("racket", "racket", rdma=False)
+def racket(run):
+    """12 streams between green threads of one process: 400 lines there and back,
+    one of 300 kB; its epoll set is polled."""
+    said = run.call("racket", run.write("work.rkt", RACKET), run.address,
+                    run.port(), limit=120)
+    return {"said": said}, "12 streams"

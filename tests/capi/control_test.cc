@@ -347,6 +347,47 @@ TEST_F(RegisteredTest, Registered) {
   EXPECT_EQ(errno, EFAULT);
 }
 
+// Whatever the lane is, and whichever way the bytes came.
+TEST_F(ControlTest, RecvRegistered) {
+  Connect();
+  ASSERT_TRUE(Promoted()) << rcs_get_reason(one_);
+  std::vector<char> from(1'000'000), to(1'100'000, '-');
+  for (std::size_t i = 0; i < from.size(); ++i) {
+    from[i] = static_cast<char>(i * 7 + i / 255);
+  }
+  ASSERT_EQ(rcs_register_buffer(to.data(), to.size()), 0);
+  for (const int flags : {0, static_cast<int>(MSG_WAITALL)}) {
+    for (int round = 0; round < 10; ++round) {
+      std::size_t got = 0;
+      std::thread send([&] {
+        std::size_t sent = 0;
+        while (sent < from.size()) {
+          const ssize_t n =
+              rcs_send(one_, from.data() + sent, from.size() - sent, 0);
+          ASSERT_GT(n, 0) << std::strerror(errno);
+          sent += static_cast<std::size_t>(n);
+        }
+      });
+      while (got < from.size()) {
+        const ssize_t n = rcs_recv_registered(other_, to.data() + got,
+                                              from.size() - got, flags);
+        ASSERT_GT(n, 0) << std::strerror(errno);
+        got += static_cast<std::size_t>(n);
+      }
+      send.join();
+      ASSERT_EQ(std::memcmp(to.data(), from.data(), from.size()), 0) << round;
+      std::fill(to.begin(), to.end(), '-');
+    }
+  }
+  EXPECT_EQ(rcs_recv_registered(other_, from.data(), 10, 0), -1);
+  EXPECT_EQ(errno, EINVAL);
+  EXPECT_EQ(rcs_recv_registered(other_, to.data(), to.size() + 1, 0), -1);
+  EXPECT_EQ(errno, EINVAL);
+  EXPECT_EQ(rcs_recv_registered(other_, nullptr, 10, 0), -1);
+  EXPECT_EQ(errno, EFAULT);
+  EXPECT_EQ(rcs_unregister_buffer(to.data(), to.size()), 0);
+}
+
 TEST_F(ControlTest, DirectPlacement) {
   Connect();
   ASSERT_TRUE(Promoted()) << rcs_get_reason(one_);

@@ -22,6 +22,12 @@ NASTY_SEEN = [
     "strict_keys=0",
 ]
 
+# Of a test that tools/test runs by --long only.
+RARE = [
+    "manual",
+    "rare",
+]
+
 def device_test(name, binary, args = [], data = [], devices = ["ib", "iwarp"], options = "", expect = [], tags = [], **kwargs):
     """Runs a test program on the device, once with each transport: NAME_ib, NAME_iwarp.
 

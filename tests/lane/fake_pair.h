@@ -39,6 +39,9 @@ inline FakePair MakeFakePair(const FakeVerbs::Options& options,
     if (side.lane == nullptr) return made;
   }
   made.verbs->Connect(made.id[0], made.id[1]);
+  if (options.unordered) {
+    pair->idle = [device = made.verbs.get()] { return device->Idle(); };
+  }
   if (!pair->Meet()) return made;
   pair->Coalesce();
   made.pair = std::move(pair);

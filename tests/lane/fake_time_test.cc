@@ -7,6 +7,8 @@
 #include <memory>
 #include <vector>
 
+#include "lib/lane/rdma/target.h"
+#include "lib/lane/rdma/user_memory.h"
 #include "tests/lane/fake_ends.h"
 #include "tests/lane/fake_pair.h"
 
@@ -96,6 +98,111 @@ class Model {
     verbs_->Advance(now_);
     EXPECT_EQ(side_[0].lane->State(), base::Reason::kNone);
     return {receiver - begun, verbs_->counts().requests - before};
+  }
+
+  // What a receiver in place pays: to open a target, and to close it, in all
+  // and for each page of 4 KiB.
+  struct Registering {
+    double open = 0;
+    double open_page = 0;
+    double close = 0;
+    double close_page = 0;
+    double Open(std::size_t bytes) const {
+      return open + open_page * static_cast<double>(bytes) / 4096;
+    }
+    double Close(std::size_t bytes) const {
+      return close + close_page * static_cast<double>(bytes) / 4096;
+    }
+  };
+  // As Stream, but the receiver takes whole messages (MSG_WAITALL).  With
+  // `registering` it lends its memory while it waits.
+  struct Placed {
+    double ns = 0;
+    double copied = 0;  // bytes of the receiver's, of all
+    double cpu = 0;     // ... and what it has spent on copies and memory
+  };
+  Placed Whole(std::size_t size, int messages, bool registered,
+               const Registering* registering) {
+    std::vector<char> from(size, 'x');
+    std::vector<char> to(size);
+    std::shared_ptr<rdma::UserMemory> memory;
+    if (registered) {
+      EXPECT_EQ(rdma::UserMemory::Add(from.data(), from.size()), 0);
+      memory = rdma::UserMemory::Find(from.data(), from.size());
+    }
+    side_[0].qp_lane().SendFrom(memory);
+    rdma::QpLane& lane = side_[1].qp_lane();
+    rdma::Window window;
+    Placed sum;
+    const double begun = now_;
+    double sender = now_;
+    double receiver = now_;
+    std::size_t sent = 0;
+    std::size_t got = 0;
+    std::size_t opened = 0;
+    const std::size_t all = size * static_cast<std::size_t>(messages);
+    if (registering != nullptr) sender += 1e6;  // the receiver waits already
+    const double first = sender;
+    while (got < all && lane.State() == base::Reason::kNone) {
+      const bool sends = sent < all && sender <= receiver;
+      double& clock = sends ? sender : receiver;
+      verbs_->Advance(clock);
+      verbs_->SetNow(clock);
+      if (sends) {
+        iovec iov{from.data(), size};
+        const std::size_t at = sent % size;
+        const std::size_t n = side_[0].lane->Post(&iov, 1, at, size - at);
+        sent += n;
+        clock = verbs_->now() + (n == 0 ? kLook : kCall);
+        continue;
+      }
+      const std::size_t at = got % size;
+      iovec iov{to.data() + at, registering != nullptr
+                                    ? size - at
+                                    : std::min(kChunk, size - at)};
+      const std::size_t left = size - at;
+      if (registering != nullptr && !lane.TargetOpen() &&
+          left >= rdma::kLeastTarget &&
+          lane.OpenTarget(reinterpret_cast<std::byte*>(iov.iov_base), left,
+                          false, &window)) {
+        // (What lands while it is registered is in the ring.)
+        const double cost =
+            registering->Open(std::min(left, rdma::kMostTarget));
+        sum.cpu += cost;
+        clock = verbs_->now() + cost;
+        opened = std::min(left, rdma::kMostTarget);
+        continue;
+      }
+      const std::uint64_t kept = rdma::InPlaceBytes();
+      const std::size_t n = lane.Read(&iov, 1, 0, iov.iov_len, false);
+      const auto copied = static_cast<double>(
+          n - static_cast<std::size_t>(rdma::InPlaceBytes() - kept));
+      got += n;
+      double cost = copied / time_.copy;
+      if (lane.TargetOpen() && lane.TargetIsOver()) {
+        lane.CloseTarget(&window);
+        cost += registering->Close(opened);
+      }
+      sum.copied += copied;
+      sum.cpu += cost;
+      clock = verbs_->now() + cost + (n == 0 ? kLook : kCall);
+    }
+    if (lane.TargetOpen()) lane.CloseTarget(&window);
+    now_ = receiver + 1e6;
+    verbs_->Advance(now_);
+    side_[0].qp_lane().SendFrom(nullptr);
+    lane.Credit();
+    verbs_->Advance(now_ += 1e6);
+    EXPECT_EQ(side_[0].lane->Acked(), side_[0].lane->Posted());
+    if (registered) {
+      memory.reset();
+      EXPECT_EQ(rdma::UserMemory::Remove(from.data(), from.size()), 0);
+    }
+    EXPECT_EQ(side_[0].lane->State(), base::Reason::kNone);
+    sum.ns = receiver - (registering != nullptr ? first : begun);
+    sum.copied /= static_cast<double>(all);
+    sum.cpu /= messages;
+    return sum;
   }
 
   FakeVerbs::Counts counts() const { return verbs_->counts(); }
@@ -192,6 +299,58 @@ TEST(Pace, OnlyInfiniBandSplitsAMessage) {
     EXPECT_EQ(model.counts().empty, 0);
     model.Stream(256 * 1024, 4);
     EXPECT_EQ(model.counts().empty, infiniband ? 32 : 0);
+  }
+}
+
+// Assumed of a driver that pins ordinary pages.
+constexpr Model::Registering kRegisters = {20'000, 150, 10'000, 50};
+// Assumed of a memory window on memory that is registered for good.
+constexpr Model::Registering kWindow = {300, 0, 2000, 0};
+
+// A receiver that lends its memory copies nothing, and neither does a sender
+// from registered memory: both together go at the speed of the link.
+TEST(InPlace, BothEndsWithoutACopy) {
+  std::printf(
+      "Gb/s, MiB, sender: B/ns and receiver's us for a message: ring, "
+      "registered for the call, window\n");
+  for (FakeVerbs::Time time : Links()) {
+    for (const bool registered : {false, true}) {
+      time.sender_copies = !registered;
+      for (const std::size_t mib : {1, 4, 16, 64}) {
+        const std::size_t size = mib << 20;
+        const int messages = mib == 1 ? 32 : mib == 4 ? 8 : 2;
+        const auto run = [&](const Model::Registering* registering) {
+          Model model(time, rdma::kHardwarePace, false);
+          model.Stream(1 << 20, 4);
+          return model.Whole(size, messages, registered, registering);
+        };
+        const auto rate = [&](const Model::Placed& one) {
+          return static_cast<double>(size) * messages / one.ns;
+        };
+        const Model::Placed ring = run(nullptr);
+        const Model::Placed call = run(&kRegisters);
+        const Model::Placed window = run(&kWindow);
+        std::printf(
+            "in place %3.0f %2zu %s: %5.2f %7.1f | %5.2f %7.1f %3.0f%% | %5.2f "
+            "%7.1f %3.0f%%\n",
+            time.link * 8, mib, registered ? "registered" : "plain     ",
+            rate(ring), ring.cpu / 1000, rate(call), call.cpu / 1000,
+            100 * call.copied, rate(window), window.cpu / 1000,
+            100 * window.copied);
+        const double most =
+            registered ? time.link : std::min(time.link, time.copy);
+        EXPECT_GT(rate(window), rate(ring));
+        if (mib == 16) {
+          EXPECT_GT(rate(window), 0.85 * most);
+        }
+        if (mib >= 4) {
+          EXPECT_LT(call.cpu, ring.cpu);
+        }
+        if (registered && mib >= 4 && time.link > 20) {
+          EXPECT_GT(rate(call), 1.1 * rate(ring));
+        }
+      }
+    }
   }
 }
 

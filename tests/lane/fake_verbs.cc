@@ -11,6 +11,11 @@
 
 namespace rcsock::lane::test {
 
+namespace {
+// Credit words and targets, which their reader may look at meanwhile.
+constexpr std::size_t kWords = 32;
+}  // namespace
+
 FakeVerbs* FakeVerbs::g_fake = nullptr;
 
 FakeVerbs::FakeVerbs(const Options& options) : options_(options) {
@@ -384,11 +389,12 @@ int FakeVerbs::PostSend(ibv_qp* base, ibv_send_wr* wr, ibv_send_wr** bad) {
   return 0;
 }
 
-// The bytes were copied into the mirror just before.
 void FakeVerbs::Leave(Work* work) {
   Qp* qp = work->from;
   constexpr std::uint32_t kCredit = 8;
-  if (work->length > kCredit) now_ += work->length / time_.copy;
+  if (work->length > kCredit && time_.sender_copies) {
+    now_ += work->length / time_.copy;
+  }
   now_ += time_.request;
   qp->link_free = std::max(qp->link_free, now_) + work->length / time_.link;
   work->arrives = qp->link_free + time_.one_way;
@@ -443,12 +449,14 @@ bool FakeVerbs::Put(std::uint64_t address, std::uint32_t key, const void* data,
                     std::size_t length) {
   if (!Covers(address, key, length)) return false;
   auto* to = reinterpret_cast<std::uint8_t*>(address);
-  if (length == 8 && address % 8 == 0) {
-    // As a device writes a word that others may be reading.
-    std::uint64_t word;
-    std::memcpy(&word, data, 8);
-    reinterpret_cast<std::atomic<std::uint64_t>*>(to)->store(
-        word, std::memory_order_release);
+  if (length != 0 && length <= kWords && length % 8 == 0 && address % 8 == 0) {
+    // As a device writes words that others may be reading.
+    for (std::size_t i = 0; i < length; i += 8) {
+      std::uint64_t word;
+      std::memcpy(&word, static_cast<const std::uint8_t*>(data) + i, 8);
+      reinterpret_cast<std::atomic<std::uint64_t>*>(to + i)->store(
+          word, std::memory_order_release);
+    }
   } else if (length != 0) {
     std::memcpy(to, data, length);
   }
@@ -516,14 +524,17 @@ bool FakeVerbs::Apply(Work& work) {
   Qp* to = work.from->peer;
   if (to == nullptr || to->failed) return false;
   const void* data = work.at;
-  std::uint64_t word;
+  std::uint64_t words[kWords / 8];
   if (work.at == nullptr) {
     data = work.bytes.data();
-  } else if (work.length == 8 &&
+  } else if (work.length <= kWords && work.length % 8 == 0 &&
              reinterpret_cast<std::uintptr_t>(work.at) % 8 == 0) {
-    word = static_cast<const std::atomic<std::uint64_t>*>(work.at)->load(
-        std::memory_order_acquire);
-    data = &word;
+    for (std::size_t i = 0; i < work.length / 8; ++i) {
+      words[i] =
+          static_cast<const std::atomic<std::uint64_t>*>(work.at)[i].load(
+              std::memory_order_acquire);
+    }
+    data = words;
   }
   if (work.opcode == IBV_WR_SEND) {
     Land(to, true);
@@ -689,6 +700,13 @@ void FakeVerbs::Run() {
     if (random() % 4 == 0) std::this_thread::yield();
     hold.lock();
   }
+}
+
+bool FakeVerbs::Idle() {
+  std::scoped_lock hold(mutex_);
+  return queue_.empty() &&
+         std::all_of(qps_.begin(), qps_.end(),
+                     [](const Qp* qp) { return qp->late.empty(); });
 }
 
 void FakeVerbs::Hold(bool hold) {

@@ -63,6 +63,7 @@ class FakeVerbs {
     double doorbell = 100;
     double request = 25;
     double one_way = 1000;
+    bool sender_copies = true;  // what it posts, just before
   };
   void SetTime(const Time& time) { time_ = time; }
   // The present of whoever calls next: what it posts leaves then, and later by
@@ -79,6 +80,8 @@ class FakeVerbs {
   // An id for CreateLane; Connect joins the QPs made on two of them.
   rdma_cm_id* NewId();
   void Connect(rdma_cm_id* a, rdma_cm_id* b);
+  // Nothing is under way.
+  bool Idle();
   // Nothing is delivered while it is held.
   void Hold(bool hold);
   // Delivers the oldest so many writes that are held.

@@ -5,6 +5,7 @@
 //   INSTANTIATE_TEST_SUITE_P(Shm, LaneConformance, testing::Values(&MakePair));
 
 #include <poll.h>
+#include <sys/epoll.h>
 
 #include <atomic>
 #include <cerrno>
@@ -19,6 +20,7 @@
 #include <vector>
 
 #include "gtest/gtest.h"
+#include "lib/base/unique_fd.h"
 #include "lib/lane/lane.h"
 #include "lib/lane/poller.h"
 
@@ -583,12 +585,19 @@ TEST_P(LaneConformance, CreditReachesThePoller) {
 }
 
 TEST_P(LaneConformance, PollersLoseNoWakeUp) {
-  // As SleepersWakeForData, by way of armed pollers and poll(2).
+  // As SleepersWakeForData, by way of armed pollers and epoll_wait(2).
   if (pair_->poller(0) == nullptr) GTEST_SKIP();
   constexpr int kTurns = 3000;
   auto play = [&](int i) {
     Lane& lane = pair_->end(i);
     Poller& poller = *pair_->poller(i);
+    // As who watches a poller must: by edges, and nothing is read.
+    const base::UniqueFd set(::epoll_create1(EPOLL_CLOEXEC));
+    epoll_event event{};
+    event.events = EPOLLIN | EPOLLET;
+    if (::epoll_ctl(set.get(), EPOLL_CTL_ADD, poller.fd(), &event) != 0) {
+      return false;
+    }
     lane.SetNotify(kNotifyRxPoller | (i == 0 ? kNotifyRxBits : kNotifyNone),
                    pair_->bell());
     for (int turn = 0; turn < kTurns; ++turn) {
@@ -601,12 +610,7 @@ TEST_P(LaneConformance, PollersLoseNoWakeUp) {
         poller.Arm();
         Completion out[4];
         if (poller.Poll(out, 4) == 0 && lane.Peek() == Head::kEmpty) {
-          pollfd fd{poller.fd(), POLLIN, 0};
-          ::poll(&fd, 1, -1);
-          std::uint64_t count;
-          // A lone sleeper may read it; then poll(2) will do instead of an
-          // edge-triggered set.
-          [[maybe_unused]] ssize_t n = ::read(fd.fd, &count, sizeof(count));
+          ::epoll_wait(set.get(), &event, 1, -1);
         }
         poller.Disarm();
       }

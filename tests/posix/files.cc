@@ -1,5 +1,6 @@
 // Files and pipes: sendfile, splice, stdio.
 #include <fcntl.h>
+#include <signal.h>
 #include <sys/sendfile.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
@@ -257,12 +258,16 @@ Case standard_error(
         ::closelog();
         errno = EINTR;
         std::perror("again");
+        siginfo_t signal{};
+        signal.si_signo = SIGUSR1;
+        signal.si_code = SI_QUEUE;
+        ::psiginfo(&signal, "said by psiginfo");
       }
       CallAndAnswer(fd, true, 100);
       Barrier();
     },
     [](int fd) {
-      HearLines(fd, 4);
+      HearLines(fd, 5);
       CallAndAnswer(fd, false, 100);
       Barrier();
     });

@@ -47,6 +47,28 @@ Case fork_parent(
       ::close(fd);
     });
 
+// A server that forks for each snapshot, with children that touch nothing: the
+// connection has its lane again after each.  (If each had put the next lane off
+// by eight times as many calls, the last one would take minutes.)
+Case fork_for_snapshots(
+    "fork_for_snapshots",
+    [](int fd) {
+      for (int i = 0; i < 12; ++i) Warm(fd);
+      Echo(fd, 100);
+      LogDrain(fd);
+    },
+    [](int fd) {
+      for (int i = 0; i < 12; ++i) {
+        const pid_t child = ::fork();
+        CHECK_THAT(child >= 0);
+        if (child == 0) ::_exit(i);
+        LogChild(child);
+        Warm(fd);
+      }
+      Call(fd, 100);
+      ::close(fd);
+    });
+
 // A child of fork and a child of that one have connections of their own, on
 // lanes of their own, whatever of their parents' they may not touch.
 template <class Connection>

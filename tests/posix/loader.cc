@@ -12,6 +12,7 @@
 #include <spawn.h>
 #include <stddef.h>
 #include <sys/epoll.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
@@ -418,6 +419,168 @@ Case apart_library("dlmopen", ServeLibrary, [](int fd) {
   const std::string path = Beside("libtalk.so");
   UseLibrary(fd, ::dlmopen(LM_ID_NEWLM, path.c_str(), RTLD_NOW), false);
 });
+
+// --- libc's functions by a handle
+
+void* Handle(const char* library) {
+  void* handle = ::dlopen(library, RTLD_NOW);
+  if (handle == nullptr) Fail("dlopen: %s", ::dlerror());
+  return handle;
+}
+
+template <class F>
+F* Find(void* handle, const char* name) {
+  ::dlerror();
+  void* found = ::dlsym(handle, name);
+  if (const char* error = ::dlerror()) Fail("dlsym: %s", error);
+  CHECK_THAT(found != nullptr);
+  return reinterpret_cast<F*>(found);
+}
+
+// Half of the messages by the program's own names.
+template <class SendAs, class RecvAs>
+void CallMixed(int fd, SendAs&& send_as, RecvAs&& recv_as) {
+  for (int i = 0; i < 400; ++i) {
+    char text[16];
+    char back[16];
+    std::memset(text, i & 0xff, sizeof text);
+    CHECK_THAT((i % 2 == 0 ? ::send(fd, text, 16, 0)
+                           : send_as(fd, text, 16, 0)) == 16);
+    for (std::size_t got = 0; got < 16;) {
+      const ssize_t n = i % 3 == 0 ? ::recv(fd, back + got, 16 - got, 0)
+                                   : recv_as(fd, back + got, 16 - got, 0);
+      CHECK_THAT(n > 0);
+      got += static_cast<std::size_t>(n);
+    }
+    CHECK_THAT(std::memcmp(text, back, 16) == 0);
+  }
+  Result("close", ::close(fd));
+}
+
+struct ByHandle : Case {
+  ByHandle(const char* name, const char* library)
+      : Case(
+            name,
+            [](int fd) {
+              Echo(fd, 400);
+              LogDrain(fd);
+            },
+            [library](int fd) {
+              void* const handle = Handle(library);
+              CallMixed(fd, Find<decltype(::send)>(handle, "send"),
+                        Find<decltype(::recv)>(handle, "recv"));
+            }) {}
+};
+ByHandle of_libc("handle_of_libc", "libc.so.6");
+ByHandle of_program("handle_of_program", nullptr);
+// What it does not define itself is looked for in what it needs.
+ByHandle of_another("handle_of_another", "libm.so.6");
+
+Case with_version(
+    "handle_with_version",
+    [](int fd) {
+      Echo(fd, 400);
+      LogDrain(fd);
+    },
+    [](int fd) {
+      void* const libc = Handle("libc.so.6");
+      const auto find = [&](const char* name) {
+        void* found = ::dlvsym(libc, name, "GLIBC_2.2.5");
+        CHECK_THAT(found != nullptr);
+        return found;
+      };
+      CallMixed(fd, reinterpret_cast<decltype(&::send)>(find("send")),
+                reinterpret_cast<decltype(&::recv)>(find("recv")));
+    });
+
+Case same_everywhere(
+    "handle_finds_what_names_find", [](int fd) { LogDrain(fd); },
+    [](int fd) {
+      void* const libc = Handle("libc.so.6");
+      for (const char* name : {"read", "send", "recvmsg", "epoll_wait", "close",
+                               "dup", "poll", "fork", "syscall", "dlsym"}) {
+        void* const found = ::dlsym(libc, name);
+        Log("%s: %d %d", name, found == ::dlsym(RTLD_DEFAULT, name),
+            found == ::dlsym(RTLD_NEXT, name));
+      }
+      // These are nobody's but libc's.
+      Log("%d", ::dlsym(libc, "strlen") == ::dlsym(RTLD_NEXT, "strlen"));
+      Log("%d", ::dlsym(libc, "no_such_name") == nullptr);
+      Log("%d", ::dlerror() != nullptr);
+      ::close(fd);
+    },
+    {.warm = false});
+
+Case numbers_by_handle(
+    "handle_dup_and_epoll",
+    [](int fd) {
+      void* const libc = Handle("libc.so.6");
+      const int copy = Find<decltype(::dup)>(libc, "dup")(fd);
+      CHECK_THAT(copy >= 0);
+      CHECK_THAT(Find<decltype(::close)>(libc, "close")(fd) == 0);
+      const int set = Find<decltype(::epoll_create1)>(libc, "epoll_create1")(0);
+      epoll_event event{};
+      event.events = EPOLLIN;
+      CHECK_THAT(Find<decltype(::epoll_ctl)>(libc, "epoll_ctl")(
+                     set, EPOLL_CTL_ADD, copy, &event) == 0);
+      char byte;
+      for (int i = 0; i < 300; ++i) {
+        CHECK_THAT(Find<decltype(::epoll_wait)>(libc, "epoll_wait")(
+                       set, &event, 1, 8000) == 1);
+        CHECK_THAT(::read(copy, &byte, 1) == 1);
+        CHECK_THAT(::write(copy, &byte, 1) == 1);
+      }
+      ::close(set);
+      Result("close", ::close(copy));
+    },
+    [](int fd) {
+      for (int i = 0; i < 300; ++i) {
+        char byte = static_cast<char>(i);
+        CHECK_THAT(::write(fd, &byte, 1) == 1);
+        CHECK_THAT(::read(fd, &byte, 1) == 1 && byte == static_cast<char>(i));
+      }
+      LogDrain(fd);
+    });
+
+// --- System calls of its own that come later
+
+// A library that waits and reads by machine code of its own is given a stream
+// that may be on a lane.
+Case late_calls(
+    "dlopen_brings_own_calls",
+    [](int fd) {
+      Call(fd, 100);
+      void* const library = Handle(Beside("libowncalls.so").c_str());
+      Result("echoed", Find<int(int)>(library, "EchoByOwnCalls")(fd));
+    },
+    [](int fd) {
+      Echo(fd, 100);
+      Call(fd, 300);
+      Result("close", ::close(fd));
+    });
+
+// Machine code that was written by the program itself, before the connection.
+Case made_calls(
+    "own_calls_made",
+    [](int fd) {
+      Echo(fd, 400);
+      LogDrain(fd);
+    },
+    [](int fd) {
+      // mov eax, 0; syscall; ret
+      constexpr unsigned char kRead[] = {0xb8, 0, 0, 0, 0, 0x0f, 0x05, 0xc3};
+      void* const memory =
+          ::mmap(nullptr, 4096, PROT_READ | PROT_WRITE | PROT_EXEC,
+                 MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+      CHECK_THAT(memory != MAP_FAILED);
+      std::memcpy(memory, kRead, sizeof kRead);
+      using Read = long (*)(int, void*, std::size_t);
+      const auto read = reinterpret_cast<Read>(memory);
+      CallMixed(fd, ::send, [&](int number, void* to, std::size_t size, int) {
+        return read(number, to, size);
+      });
+    },
+    {.warm = false});
 
 // liburing and libaio that only a library opened late has brought.
 void UsePlug(int fd) {

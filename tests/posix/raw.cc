@@ -478,6 +478,7 @@ Case ring_poll(
       epoll_event event{.events = EPOLLIN, .data = {.fd = fd}};
       CHECK_THAT(::epoll_ctl(set, EPOLL_CTL_ADD, fd, &event) == 0);
       Barrier();
+      const std::uint64_t before = TcpBytes(fd);
       if (ring.ok()) {
         // The set itself is what the kernel waits for.
         Result("poll", ring.Do([&](io_uring_sqe* sqe) {
@@ -485,6 +486,9 @@ Case ring_poll(
         }));
       }
       CheckBulk(fd, 1);
+      const char* warm = std::getenv("PAIR_WARM");
+      const bool lane = warm != nullptr && std::strcmp(warm, "lane") == 0;
+      Log("lane kept: %d", !lane || TcpBytes(fd) < before + 10'000);
       Bulk(fd, 2);
     });
 

@@ -112,6 +112,7 @@ bool TakesLatch(const unsigned char* at) {
 }
 
 void OnTrap(int, siginfo_t*, void* context) {
+  KeepTraps(context);
   greg_t* regs = static_cast<ucontext_t*>(context)->uc_mcontext.gregs;
   const auto* at = reinterpret_cast<const unsigned char*>(regs[REG_RIP]);
   if (after_sleep) {
@@ -321,6 +322,27 @@ Case asking(
             },
             skipped);
       }
+    },
+    &Nothing, kAlone);
+
+// What a library does once in a while does not end the program that is traced.
+Case blocking(
+    "reused_by_blocking_signals",
+    [](int) {
+      std::atomic<int> children{0};
+      Held thread(
+          [&] {
+            sigset_t all;
+            sigset_t before;
+            ::sigfillset(&all);
+            ::pthread_sigmask(SIG_SETMASK, &all, &before);
+            ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+            std::thread([&] { ++children; }).join();
+          },
+          1'000'000, false);
+      thread.Go();
+      while (!over) std::this_thread::yield();
+      Log("%d children", children.load());
     },
     &Nothing, kAlone);
 

@@ -52,6 +52,7 @@ bool Sleeps(const greg_t* regs) {
 }
 
 void OnTrap(int, siginfo_t*, void* context) {
+  KeepTraps(context);
   greg_t* regs = static_cast<ucontext_t*>(context)->uc_mcontext.gregs;
   const bool slept = sleeps;
   sleeps = Sleeps(regs);

@@ -14,7 +14,8 @@
 namespace steps {
 
 // Not by the library's names: the handler of traps is not to be wrapped.
-inline long Raw(long number, long a, long b, long c, long d) {
+[[gnu::always_inline]] inline long Raw(long number, long a, long b, long c,
+                                       long d) {
   long result = number;
   register long fourth asm("r10") = d;
   asm volatile("syscall"
@@ -63,6 +64,31 @@ inline void HandleTraps(void (*handler)(int, siginfo_t*, void*)) {
       : "memory", "cc");
 }
 
+// First of all in a handler of traps.  A trap that is blocked ends the process,
+// and libraries block all signals now and then.  A child begins with the flag,
+// and all blocked.  So traps stay open, and who makes a child is traced no
+// more.
+inline void KeepTraps(void* context) {
+  static thread_local unsigned long open;
+  greg_t* regs = static_cast<ucontext_t*>(context)->uc_mcontext.gregs;
+  const auto* at = reinterpret_cast<const unsigned char*>(regs[REG_RIP]);
+  if (at[0] != 0x0f || at[1] != 5) return;  // syscall
+  switch (regs[REG_RAX]) {
+    case SYS_rt_sigprocmask: {
+      if (regs[REG_RSI] == 0 || regs[REG_RDI] == SIG_UNBLOCK) return;
+      const auto* set = reinterpret_cast<const unsigned long*>(regs[REG_RSI]);
+      open = *set & ~(1ul << (SIGTRAP - 1));
+      regs[REG_RSI] = reinterpret_cast<greg_t>(&open);
+      return;
+    }
+    case SYS_clone:
+    case SYS_clone3:
+    case SYS_fork:
+    case SYS_vfork:
+      regs[REG_EFL] &= ~kTrap;
+  }
+}
+
 // A thread that stands at one of its instructions until it may go on.
 struct Standing {
   inline static int due = 0;  // the instruction
@@ -71,6 +97,7 @@ struct Standing {
   inline static thread_local volatile int done = 0;
 
   static void OnTrap(int, siginfo_t*, void* context) {
+    KeepTraps(context);
     greg_t* regs = static_cast<ucontext_t*>(context)->uc_mcontext.gregs;
     if (done == due) {
       regs[REG_EFL] &= ~kTrap;

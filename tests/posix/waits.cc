@@ -170,6 +170,86 @@ Case asleep("mask_and_sleep", &Echo, [](int fd) {
   ::close(fd);
 });
 
+// A handler that runs as an endless sleep begins, and waits for another
+// connection while the one of the interrupted wait gets its byte.
+int other_fd;
+bool other_woke;
+void WaitForOther(int) {
+  const int saved = errno;
+  Tell(1);
+  pollfd two[2] = {{other_fd, POLLIN, 0}, {other_fd, POLLIN, 0}};
+  other_woke = ::poll(two, 2, -1) == 2;
+  char byte;
+  RecvAll(other_fd, &byte, 1);
+  errno = saved;
+}
+
+Case waits_inside(
+    "handler_waits_amid_a_wait",
+    [](int fd) {
+      const int listener = ListenAndTell();
+      const int other = Accept(listener);
+      Warm(other);
+      while (Hear() != 0) {
+        // (Until the handler sleeps; earlier, nothing is tried.)
+        ::poll(nullptr, 0, 15);
+        SendAll(fd, "x", 1);
+        ::poll(nullptr, 0, 5);
+        SendAll(other, "y", 1);
+      }
+    },
+    [](int fd) {
+      auto* const between =
+          static_cast<volatile int*>(::dlsym(RTLD_DEFAULT, "between_signal"));
+      auto* const endless =
+          static_cast<volatile int*>(::dlsym(RTLD_DEFAULT, "between_endless"));
+      other_fd = Connect(HearPort());
+      Warm(other_fd);
+      struct sigaction action {};
+      action.sa_handler = &WaitForOther;
+      action.sa_flags = SA_RESTART;
+      CHECK_THAT(::sigaction(SIGUSR1, &action, nullptr) == 0);
+      int pipe[2];
+      CHECK_THAT(::pipe(pipe) == 0);
+      const int set = SetOf(fd);
+      for (int i = 0; i < 12; ++i) {
+        if (between != nullptr) {
+          *endless = 1;
+          *between = SIGUSR1;
+        } else {
+          ::raise(SIGUSR1);
+        }
+        // (A wait for input of one connection has no set.)
+        pollfd fds[2] = {{fd, POLLIN, 0},
+                         {i % 2 == 0 ? fd : pipe[0], POLLIN, 0}};
+        fd_set in;
+        FD_ZERO(&in);
+        FD_SET(pipe[0], &in);
+        FD_SET(fd, &in);
+        epoll_event event{};
+        const char* const what = i % 3 == 0   ? "poll"
+                                 : i % 3 == 1 ? "select"
+                                              : "epoll_wait";
+        const auto call = [&] {
+          return i % 3 == 0 ? ::poll(fds, 2, -1)
+                 : i % 3 == 1
+                     ? ::select(pipe[0] + 1, &in, nullptr, nullptr, nullptr)
+                     : ::epoll_wait(set, &event, 1, -1);
+        };
+        // (Where the kernel has begun to wait, a handler ends it.)
+        int n;
+        do {
+          n = call();
+        } while (n < 0 && errno == EINTR);
+        Log("%s: %d", what, n > 0);
+        Log("the other woke %d", other_woke);
+        char byte;
+        RecvAll(fd, &byte, 1);
+      }
+      Tell(0);
+      ::close(set);
+    });
+
 // A signal that the mask keeps out comes after the wait.
 Case kept_out("mask_keeps_out", &Echo, [](int fd) {
   sigset_t block;
@@ -228,7 +308,8 @@ Case limit(
     },
     {.warm = false, .connect = false});
 
-long Raw(long number, long a, long b, long c, long d) {
+[[gnu::always_inline]] inline long Raw(long number, long a, long b, long c,
+                                       long d) {
   register long r10 asm("r10") = d;
   register long r8 asm("r8") = 0;
   asm volatile("syscall"

@@ -49,7 +49,7 @@ const Req kReq{40000, 80, 7, MakeNonce(1)};
 TEST(RdmaWire, ReqByteByByte) {
   const ReqBytes bytes = EncodeReq(kReq, kTuple, {});
   const std::vector<std::uint8_t> right = {
-      'r', 'c', 's', 'r', 10, 1, 48, 0, 0x40, 0x9c, 80, 0,  7,  0,  0,  0,
+      'r', 'c', 's', 'r', 11, 1, 48, 0, 0x40, 0x9c, 80, 0,  7,  0,  0,  0,
       1,   2,   3,   4,   5,  6, 7,  8, 9,    10,   11, 12, 13, 14, 15, 16,
       0,   0,   0,   0,   0,  0, 0,  0, 0,    0,    0,  0,  0,  0,  0,  0};
   EXPECT_EQ(std::vector<std::uint8_t>(bytes.begin(), bytes.end()), right);
@@ -77,7 +77,7 @@ TEST(RdmaWire, RejByteByByte) {
   const RejBytes bytes =
       EncodeRej({RejCode::kRedirect, 0x1234}, kReq.nonce, {});
   const std::vector<std::uint8_t> right = {
-      'r', 'c', 's', 'r', 10, 3, 28, 0, 2, 0, 0x34, 0x12, 0, 0,
+      'r', 'c', 's', 'r', 11, 3, 28, 0, 2, 0, 0x34, 0x12, 0, 0,
       0,   0,   0,   0,   0,  0, 0,  0, 0, 0, 0,    0,    0, 0};
   EXPECT_EQ(std::vector<std::uint8_t>(bytes.begin(), bytes.end()), right);
 }

@@ -5,12 +5,14 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "lib/lane/rdma/target.h"
 #include "tests/lane/fake_pair.h"
 #include "tests/stream/walk_ends.h"
 
@@ -56,6 +58,7 @@ class FakeDevice : public WalkEnds, public testing::WithParamInterface<Kind> {
     for (Stream& s : stream_) s.Adopt(0, 0);
   }
   void TearDown() override {
+    for (int i : {0, 1}) CloseTarget(i);
     for (auto& lane : lane_) lane.reset();
     for (RdmaSide& side : side_) {
       side.flusher.reset();
@@ -98,6 +101,7 @@ class FakeDevice : public WalkEnds, public testing::WithParamInterface<Kind> {
   // As the conductor.
   void Return(int i) override {
     Lane(i).Freeze();
+    CloseTarget(i);
     // (Or not within the time that it is waited for.)
     if (GetParam().reports && Below(4) != 0) verbs_->Flush();
     ibv_async_event event;
@@ -112,6 +116,38 @@ class FakeDevice : public WalkEnds, public testing::WithParamInterface<Kind> {
     lane_[i].reset();
     // rdma_cm tells the peer some time later.
     if (lane_[1 - i]) hears_[1 - i] = 1 + static_cast<int>(Below(300));
+  }
+  // The call that receives into its target, or another one.
+  ssize_t Read(int i) override {
+    Receiver& call = call_[i];
+    if (call.length == 0 && lane_[i] && stream_[i].FastRx() && Below(30) == 0) {
+      call.length = 1 + Below(call.bytes.size());
+      call.place = 0;
+      if (!Qp(i).OpenTarget(reinterpret_cast<std::byte*>(call.bytes.data()),
+                            call.length, Below(2) == 0, &call.window)) {
+        call.length = 0;
+      }
+    }
+    if (call.length == 0 || Below(10) == 0) return WalkEnds::Read(i);
+    const ssize_t n = ReadTo(i, call.bytes.data() + call.place,
+                             1 + Below(call.length - call.place));
+    if (n > 0) call.place += static_cast<std::size_t>(n);
+    if (call.place == call.length || Below(40) == 0) {
+      // What is later than a withdrawal waits ends the lane.
+      if (Below(4) != 0) verbs_->Deliver(1000);
+      CloseTarget(i);
+    }
+    return n;
+  }
+  void CloseTarget(int i) {
+    Receiver& call = call_[i];
+    if (call.length == 0) return;
+    Qp(i).CloseTarget(&call.window);
+    std::fill(call.bytes.begin(), call.bytes.end(), '-');
+    call.length = 0;
+  }
+  lane::rdma::QpLane& Qp(int i) {
+    return static_cast<lane::rdma::QpLane&>(*lane_[i]);
   }
   void Fault() {
     const int i = static_cast<int>(Below(2));
@@ -145,10 +181,17 @@ class FakeDevice : public WalkEnds, public testing::WithParamInterface<Kind> {
   RdmaSide side_[2];
   rdma_cm_id* id_[2] = {};
   int hears_[2] = {};
+  struct Receiver {
+    std::vector<std::uint8_t> bytes = std::vector<std::uint8_t>(300'000);
+    std::size_t length = 0;
+    std::size_t place = 0;
+    lane::rdma::Window window;
+  } call_[2];
   int failures_ = 0;
 };
 
 TEST_P(FakeDevice, NothingIsLostWhateverItDoes) {
+  const std::uint64_t in_place = lane::rdma::InPlaceBytes();
   for (int step = 0; step < 20'000 && !HasFailure(); ++step) {
     Tick();
     Step(static_cast<int>(Below(2)), Below(4) != 0);
@@ -167,6 +210,8 @@ TEST_P(FakeDevice, NothingIsLostWhateverItDoes) {
   EXPECT_EQ(read_[1], written_[0]);
   EXPECT_GT(promotions_, 10);
   EXPECT_GT(failures_, 5);
+  const std::uint64_t placed = lane::rdma::InPlaceBytes() - in_place;
+  EXPECT_GT(placed, 100'000u);
   const FakeVerbs::Counts counts = verbs_->counts();
   if (!GetParam().iwarp) {
     EXPECT_GT(counts.overtaken, 10);
@@ -175,10 +220,11 @@ TEST_P(FakeDevice, NothingIsLostWhateverItDoes) {
     EXPECT_GT(counts.queues, 2) << "worn queues are replaced";
   }
   std::printf(
-      "%u epochs, %d promotions, %d failures, %llu bytes, %d writes "
-      "overtaken, %d receives lost\n",
+      "%u epochs, %d promotions, %d failures, %llu bytes, %llu in place, %d "
+      "writes overtaken, %d receives lost\n",
       epoch_, promotions_, failures_,
-      static_cast<unsigned long long>(read_[0] + read_[1]), counts.overtaken,
+      static_cast<unsigned long long>(read_[0] + read_[1]),
+      static_cast<unsigned long long>(placed), counts.overtaken,
       counts.lost_receives);
 }
 

@@ -39,10 +39,13 @@ class WalkEnds : public testing::Test {
     if (n > 0) written_[i] += static_cast<std::uint64_t>(n);
     ASSERT_TRUE(n > 0 || n == -EAGAIN) << n;
   }
-  ssize_t Read(int i) {
+  virtual ssize_t Read(int i) {
     std::vector<std::uint8_t> bytes = Some();
-    iovec iov{bytes.data(), bytes.size()};
-    const ssize_t n = stream_[i].Read(&iov, 1, bytes.size(), false);
+    return ReadTo(i, bytes.data(), bytes.size());
+  }
+  ssize_t ReadTo(int i, std::uint8_t* bytes, std::size_t length) {
+    iovec iov{bytes, length};
+    const ssize_t n = stream_[i].Read(&iov, 1, length, false);
     for (ssize_t k = 0; k < n; ++k) {
       if (bytes[k] == ByteOf(1 - i, read_[i] + k)) continue;
       ADD_FAILURE() << "byte " << read_[i] + k;

@@ -247,6 +247,14 @@ ssize_t rcs_send_registered(int fd, const void* from, size_t length, int flags,
  * taken are copied now, and needed no more. */
 int rcs_sent_done(int fd, struct rcs_sent* sent, int may_copy);
 
+/* As rcs_recv, into a registered buffer (EINVAL: `to` is not in one).  While
+ * the call waits for 4 MiB and more, an RDMA device may write what comes
+ * straight there; all else is copied.  When it returns nothing writes there any
+ * more.  With MSG_WAITALL that holds for what is under way already, too.  No
+ * handler may jump out of the call, unless it was installed by rcs_sigaction or
+ * under the preload. */
+ssize_t rcs_recv_registered(int fd, void* to, size_t length, int flags);
+
 /* --- Direct placement, on an RDMA lane
  *
  * One end exposes memory and tells the other what is in rcs_exposure, by any

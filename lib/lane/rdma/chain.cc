@@ -67,7 +67,7 @@ void Chain::SendSlot(const ring::Placement& place, std::uint32_t length) {
   std::byte* slot = lane_.TxSlot(place.number);
   ring::Imm imm = place.imm;
   std::uint32_t at = length;
-  if (carries_ && imm.kind == ring::Kind::kData) {
+  if (carries_ && ring::IsData(imm.kind)) {
     carries_ = false;
     imm.flags |= ring::kFlagCredit;
     StageImmediate(slot + at, carried_);
@@ -92,17 +92,44 @@ void Chain::Message(const ring::Placement& place) {
 void Chain::Data(const ring::Placement& place, const std::byte* from,
                  std::uint32_t lkey) {
   const QpLane::TxRingPlace& ring = lane_.tx_ring_;
-  const std::uint64_t to = ring.address + place.offset;
-  Write(from, place.length, to, lkey, ring.rkey);
+  DataTo(place, from, lkey, ring.address + place.offset, ring.rkey);
+}
+
+void Chain::DataTo(const ring::Placement& place, const std::byte* from,
+                   std::uint32_t lkey, std::uint64_t to, std::uint32_t rkey) {
+  Write(from, place.length, to, lkey, rkey);
   if (!lane_.routed_ || place.length <= kRoutedFrom) return;
-  Write(nullptr, 0, to, 0, ring.rkey);
+  Write(nullptr, 0, to, 0, rkey);
   wrs_[count_ - 1].num_sge = 0;
+}
+
+void Chain::MessageTo(const ring::Placement& place, const std::byte* from,
+                      std::uint32_t lkey, std::uint64_t to,
+                      std::uint32_t rkey) {
+  DataTo(place, from, lkey, to, rkey);
+  MessageImmediate(place);
+}
+
+void Chain::Target(const std::uint64_t* words, std::size_t count,
+                   std::size_t at) {
+  const auto bytes = static_cast<std::uint32_t>(count * sizeof(*words));
+  const auto* from = reinterpret_cast<const std::byte*>(words);
+  if (lane_.inline_bytes_ < bytes) {
+    // The mirror's head line keeps them until the device has read them.
+    std::byte* staged = lane_.tx_block_.base() + at;
+    for (std::size_t i = 0; i < count; ++i) {
+      reinterpret_cast<std::atomic<std::uint64_t>*>(staged)[i].store(
+          words[i], std::memory_order_relaxed);
+    }
+    from = staged;
+  }
+  Control(from, bytes, lane_.peer_.credit + at);
 }
 
 void Chain::MessageImmediate(const ring::Placement& place) {
   if (lane_.iwarp_) return SendSlot(place, 0);
   ring::Imm imm = place.imm;
-  if (carries_ && imm.kind == ring::Kind::kData) {
+  if (carries_ && ring::IsData(imm.kind)) {
     carries_ = false;
     imm = ring::WithCredit(imm, carried_);
   }

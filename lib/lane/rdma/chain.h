@@ -51,6 +51,11 @@ class Chain {
   // ... or at `from`, in memory of the application's.
   void MessageFrom(const ring::Placement& place, const std::byte* from,
                    std::uint32_t lkey);
+  // A message whose bytes go to the peer's target: `to`, by `rkey`.
+  void MessageTo(const ring::Placement& place, const std::byte* from,
+                 std::uint32_t lkey, std::uint64_t to, std::uint32_t rkey);
+  // Words of a target, behind `at` in the peer's head line; see target.h.
+  void Target(const std::uint64_t* words, std::size_t count, std::size_t at);
   // From memory of the application's to memory that the peer has exposed.
   void Place(const void* from, std::uint32_t length, std::uint32_t lkey,
              std::uint64_t to, std::uint32_t rkey) {
@@ -73,6 +78,8 @@ class Chain {
   // tells that both are in place.
   void Data(const ring::Placement& place, const std::byte* from,
             std::uint32_t lkey);
+  void DataTo(const ring::Placement& place, const std::byte* from,
+              std::uint32_t lkey, std::uint64_t to, std::uint32_t rkey);
   // Between the blocks that every lane has.
   void Control(const std::byte* from, std::uint32_t length, std::uint64_t to);
   // Of a message, with the credit that goes along.

@@ -280,6 +280,7 @@ std::unique_ptr<RdmaLane> DeviceDomain::CreateLane(rdma_cm_id* id, int bell,
   parts.routed = verbs::IsInfiniBand(context_, id->port_num);
   parts.sink = &sink_;
   parts.reports_last_wqe = set->shared.srq() != nullptr && !limits_.lazy_events;
+  parts.software = limits_.lazy_events;
   parts.pace = pace();
   // From here on the lane gives everything back.
   std::unique_ptr<QpLane> lane = QpLane::Make(std::move(parts));

@@ -51,6 +51,7 @@ QpLane::QpLane(QpLaneParts parts)
       most_ring_(parts.most_ring),
       most_rx_ring_(parts.most_ring),
       reports_last_wqe_(parts.reports_last_wqe),
+      software_(parts.software),
       rx_(GeometryOf(ring_bytes_, parts.iwarp ? kSendData : 0)),
       rx_ring_bytes_(ring_bytes_) {
   rx_rings_[0] = rx_block_.base() + kRingAt;

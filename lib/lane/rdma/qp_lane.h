@@ -18,6 +18,7 @@
 #include "lib/lane/rdma/rdma_lane.h"
 #include "lib/lane/rdma/rdma_poller.h"
 #include "lib/lane/rdma/sleepers.h"
+#include "lib/lane/rdma/target.h"
 #include "lib/lane/rdma/user_memory.h"
 #include "lib/ring/rx.h"
 #include "lib/ring/tx.h"
@@ -52,6 +53,7 @@ struct QpLaneParts {
   Sink* sink = nullptr;
   Pace pace = kSoftwarePace;
   bool reports_last_wqe = false;
+  bool software = false;
 };
 
 // One end of a stream on a QP.  See Lane for who may call what.  Three latches
@@ -129,6 +131,34 @@ class QpLane final : public RdmaLane {
   // may be sent straight from this memory, if it lies there and nobody changes
   // it.
   void SendFrom(std::shared_ptr<UserMemory> memory);
+  // --- Receiving into the caller's memory (qp_lane_target.cc), under the rx
+  // latch.  Lets the peer write what it sends next to the `length` bytes at
+  // `at`, where the next unread byte belongs.  False: a target is open, `exact`
+  // and something is unread, too little is left behind what is unread, or the
+  // lane cannot; then `window` is closed.  `window` outlives the target.
+  bool OpenTarget(std::byte* at, std::size_t length, bool exact,
+                  Window* window);
+  bool TargetOpen() const { return target_.length != 0; }
+  // Most of the last targets have been used.  Where they have not, few are
+  // tried.
+  bool TargetIsWorth() {
+    if (target_skips_ == 0) return true;
+    --target_skips_;
+    return false;
+  }
+  // The device is the kernel's own.
+  bool software() const { return software_; }
+  // All that the peer may write there has been read.
+  bool TargetIsOver() const {
+    return target_.length == 0 ||
+           rx_.next() > target_end_.load(std::memory_order_relaxed);
+  }
+  // What has been read ends within a send that goes on in an exact target.
+  bool TargetGoesOn() const;
+  // Closes the window.  Unread bytes of the target go where they would be
+  // without it.
+  void CloseTarget(Window* window);
+
   // A number of this lane, of no other one in the process.
   std::uint32_t serial() const { return serial_; }
   // Of what has been posted so far: SentDone(ticket, posted) tells whether the
@@ -251,6 +281,18 @@ class QpLane final : public RdmaLane {
   bool PostShort(IovCursor from, std::uint32_t all) RC_REQUIRES(post_latch_);
   std::size_t PostLarge(IovCursor from, std::size_t all);
   std::size_t PostDirect(const std::byte* from, std::size_t all);
+  void NoteDirect(const ring::Placement& place, const std::byte* from);
+  // The check of the peer's target; 0: it has none.
+  std::uint64_t TargetCheck() const { return HeadWord(kTargetCheckAt).load(); }
+  std::atomic<std::uint64_t>& HeadWord(std::size_t at) const {
+    return *reinterpret_cast<std::atomic<std::uint64_t>*>(rx_block_.base() +
+                                                          at);
+  }
+  bool TakesTarget(std::size_t all);
+  std::size_t PostToTarget(IovCursor from, std::size_t all,
+                           const std::byte* direct);
+  void PostPiece(ring::Placement* place, const std::byte* from,
+                 std::uint32_t lkey, bool direct, std::uint64_t to, bool last);
   void DropDirect(Direct* one);
   void DropCredited();
   static std::uint32_t NextSerial();
@@ -307,12 +349,28 @@ class QpLane final : public RdmaLane {
   // is consumed.
   bool LandedData(ring::Rx* at);
   const std::byte* Bytes(const ring::Rx& rx) const {
+    if (target_.length != 0) [[unlikely]] {
+      if (const std::byte* at = InTarget(rx)) return at;
+    }
     return (rx.in_slot() ? RxSlot(rx.next()) : rx_rings_[rx.ring()]) +
            rx.offset();
   }
   void CountRecord(std::uint32_t length);
   void GrowRing();
   void RingChanged();
+  // The piece of a record that lies in the target; null: it is in the ring.
+  const std::byte* InTarget(const ring::Rx& rx) const;
+  std::size_t ReadTarget(const iovec* iov, int count, std::size_t skip,
+                         std::size_t limit, bool peek);
+  template <class Each>
+  void EachUnread(Each each);
+  std::size_t UnreadOfRing();
+  // False: the send queue has no room.
+  bool SayTarget(const Target& target);
+  bool SayWithdrawn();
+  void WithdrawTarget();
+  bool MoveToRing();
+  void NoteUse();
   void Take(std::uint32_t n);
   void Taken();
 
@@ -322,6 +380,9 @@ class QpLane final : public RdmaLane {
                  std::uint32_t length);
   // A message's credit, the bits of `mask`.  False: it cannot be.
   bool OnCarried(std::uint32_t bits, std::uint32_t mask);
+  // A message while a target is open, or placed.  kNone: it may be; a placed
+  // one is data from here on.
+  base::Reason OnTarget(std::uint64_t number, ring::Imm* imm);
   void OnSent(std::uint64_t wrs);
   // While it wants them, the completions of its sends wake who sleeps.
   void WantSent() {
@@ -375,6 +436,7 @@ class QpLane final : public RdmaLane {
   bool ready_wanted_ = false;  // the conductor's, as the next one
   bool ready_sent_ = false;
   const bool reports_last_wqe_;
+  const bool software_;
   enum class LastWqe : std::uint8_t { kNone, kOwed, kReported };
   LastWqe last_wqe_ = LastWqe::kNone;
   ReadyMac ready_mac_{};
@@ -404,6 +466,12 @@ class QpLane final : public RdmaLane {
   std::shared_ptr<UserMemory> send_from_;
   const void* send_thread_ = nullptr;
   const std::uint32_t serial_ = NextSerial();
+
+  // The peer's target that was taken last; the tx latch's.
+  Target to_{};
+  std::uint64_t to_check_ = 0;
+  bool to_void_ = true;
+  bool to_used_ = false;
 
   // The tx latch's, but for the atomics.
   alignas(64) std::optional<ring::Tx> tx_;
@@ -458,6 +526,21 @@ class QpLane final : public RdmaLane {
   bool grow_stopped_ = false;
   bool credit_asked_ = false;  // for what was here and unread
   std::uint32_t longest_ = 0;  // record, since the last offer
+  std::uint64_t read_bytes_ = 0;
+  // This end's own target: written under the rx latch and the drain latch, read
+  // under either; `landed` is the drain latch's.
+  struct OwnTarget {
+    std::byte* at = nullptr;
+    std::size_t length = 0;  // 0: there is none
+    std::size_t landed = 0;  // data bytes since it was opened
+    bool exact = false;
+    bool closing = false;
+  };
+  OwnTarget target_;
+  bool target_made_ = false;  // there has been one
+  bool target_used_ = false;
+  std::uint32_t target_misses_ = 0;  // in a row
+  std::uint32_t target_skips_ = 0;
   // How often the ring has been small since the last offer: see kGrowAfter.
   std::atomic<std::uint32_t> starves_{0};
   std::atomic<std::uint32_t> offered_bytes_{0};  // a ring not yet gone over to
@@ -466,6 +549,12 @@ class QpLane final : public RdmaLane {
   alignas(64) std::atomic<std::uint64_t> landed_{0};
   std::array<std::atomic<std::uint32_t>, kMessages> inbox_{};
   std::atomic<std::uint64_t> carried_{0};  // the last credit with a message
+  // Of the messages since the target was opened: where in it they begin; null:
+  // in the ring.  By message % kMessages, as inbox_.
+  std::array<std::byte*, kMessages> placed_at_{};
+  // The message that ends the target: the peer writes nothing there behind it.
+  static constexpr std::uint64_t kNoEnd = ~std::uint64_t{0};
+  std::atomic<std::uint64_t> target_end_{kNoEnd};
   // Bytes in messages before number n, at n % 64: a publisher looks back at
   // most 32.
   std::array<std::atomic<std::uint64_t>, 64> bytes_before_{};

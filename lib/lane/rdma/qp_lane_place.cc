@@ -116,6 +116,20 @@ void QpLane::DropCredited() {
   }
 }
 
+// Of the message that has been reserved last.
+void QpLane::NoteDirect(const ring::Placement& place, const std::byte* from) {
+  Direct& one = direct_[place.number % kMessages];
+  DropDirect(&one);
+  one.number = place.number;
+  one.start = tx_->posted() - place.length;
+  one.bytes = from;
+  one.length = place.length;
+  one.mirror = TxRing() + place.offset;
+  one.memory = send_from_;
+  one.memory->Hold();
+  ++directs_;
+}
+
 // As PostLarge, but what the device reads is the application's, and the mirror
 // stays empty there: who must send it again finds it by direct_.
 std::size_t QpLane::PostDirect(const std::byte* from, std::size_t all) {
@@ -136,16 +150,7 @@ std::size_t QpLane::PostDirect(const std::byte* from, std::size_t all) {
   while (done < all) {
     const ring::Placement place = tx_->ReserveData(all - done);
     if (place.length == 0) break;
-    Direct& one = direct_[place.number % kMessages];
-    DropDirect(&one);
-    one.number = place.number;
-    one.start = tx_->posted() - place.length;
-    one.bytes = from + done;
-    one.length = place.length;
-    one.mirror = TxRing() + place.offset;
-    one.memory = send_from_;
-    one.memory->Hold();
-    ++directs_;
+    NoteDirect(place, from + done);
     {
       base::LatchGuard hold(post_latch_);
       Chain chain(this);

@@ -255,6 +255,9 @@ void QpLane::Credit() {
 
 std::size_t QpLane::Read(const iovec* iov, int count, std::size_t skip,
                          std::size_t limit, bool peek) {
+  if (target_.length != 0) [[unlikely]] {
+    return ReadTarget(iov, count, skip, limit, peek);
+  }
   if (peek) {
     ring::Rx at = rx_;
     return ReadLanded(
@@ -262,10 +265,12 @@ std::size_t QpLane::Read(const iovec* iov, int count, std::size_t skip,
         [&] { return at.left(); }, [&] { return Bytes(at); },
         [&](std::uint32_t n) { at.Take(n); });
   }
-  return ReadLanded(
+  const std::size_t done = ReadLanded(
       iov, count, skip, limit, [&] { return Fill() && rx_.data(); },
       [&] { return rx_.left(); }, [&] { return Bytes(rx_); },
       [&](std::uint32_t n) { Take(n); });
+  read_bytes_ += done;
+  return done;
 }
 
 std::size_t QpLane::ReadCtl(void* message, std::size_t capacity) {
@@ -331,10 +336,11 @@ void QpLane::OnReceive(std::uint32_t bits, const std::byte* bytes,
   if (latched_) return;
   ring::Imm imm = ring::Decode(bits);
   // iWARP: the whole of a message that lies in its slot, and nothing else.
-  const bool in_slot = (imm.flags & ring::kFlagInline) != 0;
+  const bool placed = imm.kind == ring::Kind::kPlaced;
+  const bool in_slot = (imm.flags & ring::kFlagInline) != 0 && !placed;
   const bool carries = in_slot && imm.kind != ring::Kind::kCredit;
   bool sound = true;
-  if (imm.kind == ring::Kind::kData && (imm.flags & ring::kFlagCredit) != 0) {
+  if (ring::IsData(imm.kind) && (imm.flags & ring::kFlagCredit) != 0) {
     imm.flags &= ~ring::kFlagCredit;
     if (!iwarp_) {
       sound = OnCarried(imm.length >> ring::kCreditAt, ring::kCreditMask);
@@ -389,6 +395,14 @@ void QpLane::OnReceive(std::uint32_t bits, const std::byte* bytes,
     latched_ = true;
     Lost(base::Reason::kProtocol);
     return;
+  }
+  if (target_.length != 0 || placed) [[unlikely]] {
+    const base::Reason reason = OnTarget(number, &imm);
+    if (reason != base::Reason::kNone) {
+      latched_ = true;
+      Lost(reason);
+      return;
+    }
   }
   // The slot is free: its last message has been consumed, and credited.
   if (length != 0) std::memcpy(RxSlot(number), bytes, length);

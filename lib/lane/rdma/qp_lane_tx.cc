@@ -201,11 +201,17 @@ std::size_t QpLane::Post(const iovec* iov, int count, std::size_t skip,
   IovCursor from(iov, count, skip);
   const std::size_t all = from.Left(limit);
   if (all == 0 || !EnsureRoom()) return 0;
+  const std::byte* direct = nullptr;
   if (send_from_ != nullptr && send_thread_ == &tls_post_ended && count == 1)
       [[unlikely]] {
     const auto* at = static_cast<const std::byte*>(iov[0].iov_base) + skip;
-    if (send_from_->Has(at, all)) return PostDirect(at, all);
+    if (send_from_->Has(at, all)) direct = at;
   }
+  if (TargetCheck() != 0 && TakesTarget(all)) [[unlikely]] {
+    return PostToTarget(from, all, direct);
+  }
+  if (direct != nullptr) [[unlikely]]
+    return PostDirect(direct, all);
   // Before it has a place, which could not be given back.
   if (!from.Readable(std::min(all, kSmallSend))) [[unlikely]] {
     base::tls_fault = true;

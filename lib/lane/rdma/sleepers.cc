@@ -19,17 +19,17 @@
 
 namespace rcsock::lane::rdma {
 
-// The set that this thread has taken and not put back: a handler has jumped out
-// of its sleep.
-struct HeldSet {
+// The sets of one group that this thread has taken and not put back: for a
+// sleep that a handler has interrupted, or has jumped out of.
+struct HeldSets {
   std::uint64_t group = 0;
-  int slot = 0;
+  std::uint32_t slots = 0;  // a bit each
 };
 // (In no anonymous namespace: gold loses the symbol of a local variable of this
 // model, and the address is then another variable's.)
-extern thread_local constinit HeldSet tls_held
+extern thread_local constinit HeldSets tls_held
     __attribute__((tls_model("initial-exec")));
-thread_local constinit HeldSet tls_held;
+thread_local constinit HeldSets tls_held;
 
 namespace {
 
@@ -64,9 +64,16 @@ void Sleepers::Close() {
   }
 }
 
-// Alone with it until PutSet: the edges in it are for one sleeper.
+// The sleep is alone with the set until PutSet: the edges in it are its own.
+// Only a handler's sleep has another one of its thread's above it.
 int Sleepers::TakeSet() {
-  if (tls_held.group == id_) return tls_held.slot;
+  if (tls_held.group != id_) {
+    tls_held = {id_, 0};
+  } else if (tls_held.slots != 0 && !base::InHandler()) {
+    for (std::uint32_t left = tls_held.slots; left != 0; left &= left - 1) {
+      PutSet(std::countr_zero(left));
+    }
+  }
   for (int slot = 0; slot < kMostSets; ++slot) {
     int fd = sets_[slot].load(std::memory_order_relaxed);
     if (fd == kTaken || !sets_[slot].compare_exchange_strong(
@@ -86,7 +93,7 @@ int Sleepers::TakeSet() {
       errno = saved;
     }
     set_fds_[slot] = fd;
-    tls_held = {id_, slot};
+    tls_held.slots |= std::uint32_t{1} << slot;
     return slot;
   }
   return -1;
@@ -94,7 +101,7 @@ int Sleepers::TakeSet() {
 
 void Sleepers::PutSet(int slot) {
   if (slot < 0) return;
-  tls_held = {};
+  if (tls_held.group == id_) tls_held.slots &= ~(std::uint32_t{1} << slot);
   sets_[slot].store(set_fds_[slot], std::memory_order_seq_cst);
 }
 

@@ -28,6 +28,10 @@ namespace rcsock::lane::rdma {
 //
 // A signal handler may end a sleep by jumping out of it, after it has called
 // WakeLocal: so WakeLocal takes back all that the sleep has left here.
+//
+// A handler may also sleep here itself, before the sleep that it has
+// interrupted is in the kernel.  It takes a set of its own, so that the edge
+// which ends the interrupted sleep is still there when the handler returns.
 class Sleepers {
  public:
   // Of one lane; lives as long as the group, so that a late wake-up finds
@@ -90,7 +94,8 @@ class Sleepers {
   const std::uint64_t id_;  // never given twice
   base::UniqueFd wake_fd_;
   // Epoll sets that nobody sleeps on.  There is one, but for the leaders that
-  // have been told to resign and those that a handler has jumped out of.
+  // have been told to resign, that a handler has interrupted, or has jumped out
+  // of.
   static constexpr int kMostSets = 16;
   static constexpr int kNone = -1;
   static constexpr int kTaken = -2;

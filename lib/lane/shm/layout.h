@@ -202,7 +202,7 @@ static_assert(std::atomic<std::uint32_t>::is_always_lock_free);
 // Two processes may have different builds.  Whoever changes the shape of this
 // memory, what is in it, or the frames beside it gives it another number: the
 // version of the rendezvous, which keeps them apart.
-constexpr std::uint8_t kMemoryVersion = 10;
+constexpr std::uint8_t kMemoryVersion = 11;
 
 // Notices most changes of shape.
 constexpr std::uint64_t Fingerprint() {

@@ -20,7 +20,9 @@
 #include "tools/rcsock/doctor/host.h"
 #include "tools/rcsock/doctor/network.h"
 #include "tools/rcsock/doctor/probe.h"
+#include "tools/rcsock/doctor/program_code.h"
 #include "tools/rcsock/doctor/rules.h"
+#include "tools/rcsock/printable.h"
 #include "tools/rcsock/run.h"
 
 namespace rcsock::tools {
@@ -33,6 +35,7 @@ command that mends what is wrong.
   rcsock doctor                 devices, limits, permissions; a loop through each lane
   rcsock doctor --listen        on one host, and then
   rcsock doctor HOST            on the other: the lane between the two
+  rcsock doctor --program FILE  whether its own machine code keeps it on TCP
 
 Exit status: 0; 1 if something is bad; 2 for wrong options.
 )";
@@ -207,11 +210,17 @@ CLI::App* AddDoctor(CLI::App* app, DoctorOptions* options) {
       ->type_name("PORT");
   doctor->add_flag("--json", options->json, "One JSON object")
       ->excludes(listen);
+  auto* peer = doctor
+                   ->add_option("peer", options->peer,
+                                "The host where `rcsock doctor --listen` runs")
+                   ->excludes(listen)
+                   ->type_name("HOST[:PORT]");
   doctor
-      ->add_option("peer", options->peer,
-                   "The host where `rcsock doctor --listen` runs")
+      ->add_option("--program", options->program,
+                   "Look at this program's machine code alone")
       ->excludes(listen)
-      ->type_name("HOST[:PORT]");
+      ->excludes(peer)
+      ->type_name("FILE");
   return doctor;
 }
 
@@ -231,6 +240,15 @@ int Doctor(const DoctorOptions& options) {
   }
   Findings findings;
   findings.ShowAs(!options.json, Colour());
+  if (!options.program.empty()) {
+    if (!ExamineProgram(options.program, &findings)) {
+      std::cerr << "rcsock: " << Printable(options.program)
+                << " is no program of this processor's\n";
+      return 2;
+    }
+    if (options.json) std::cout << findings.Json();
+    return 0;
+  }
   const std::string set = LanesAllowed();
   ExamineVariables(&findings);
   ExamineKey(&findings);

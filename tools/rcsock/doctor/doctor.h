@@ -15,6 +15,7 @@ struct DoctorOptions {
   bool listen = false;
   std::uint16_t port = 0;  // 0: the usual one
   bool json = false;
+  std::string program;  // is looked at, and nothing else
 };
 
 // Adds the subcommand and its options.

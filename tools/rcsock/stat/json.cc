@@ -79,6 +79,7 @@ ordered_json TotalsJson(const posix::SnapshotHead& total) {
   json["demotions"] = total.demotions;
   json["failovers"] = total.failovers;
   json["lost_bytes"] = total.lost_bytes;
+  json["in_place_bytes"] = total.in_place_bytes;
   json["evicted"] = {{"budget", total.evicted_budget},
                      {"memory", total.evicted_memory},
                      {"idle_rings", total.evicted_idle}};

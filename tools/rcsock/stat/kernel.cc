@@ -158,10 +158,42 @@ std::vector<pid_t> PreloadedProcesses() {
   return found;
 }
 
+namespace {
+
+// Whether exec gave the process this name: that of its file, or of the script
+// that an interpreter runs.  A program may call its first thread anything.
+bool IsNameOfExec(pid_t pid, const std::string& name) {
+  // (The kernel cuts it, and a server may put more behind its name:
+  // "redis-server
+  // *:6379", "nginx: worker process".)
+  constexpr std::size_t kMostKept = 15;
+  const auto is = [&name](const std::string& path) {
+    const std::string file = fs::path(path).filename().string();
+    if (name.empty() || file.compare(0, name.size(), name) != 0) return false;
+    return name.size() >= kMostKept || file.size() == name.size() ||
+           file[name.size()] == ' ' || file[name.size()] == ':';
+  };
+  if (is(FileOf(pid))) return true;
+  constexpr int kMostArguments = 3;
+  std::ifstream file(Proc(pid, "cmdline"), std::ios::binary);
+  std::string argument;
+  for (int i = 0; i < kMostArguments && std::getline(file, argument, '\0');
+       ++i) {
+    if (is(argument)) return true;
+  }
+  return false;
+}
+
+}  // namespace
+
 std::string ProgramOf(pid_t pid) {
   std::ifstream file(Proc(pid, "comm"));
   std::string name;
   std::getline(file, name);
+  if (!IsNameOfExec(pid, name)) {
+    const std::string path = FileOf(pid);
+    if (!path.empty()) name = path;
+  }
   // Whatever a program calls itself.
   name = WithoutControls(std::move(name));
   return name.empty() ? "?" : name;

@@ -99,6 +99,9 @@ void AddProcess(const ProcessPicture& process, Page* page) {
                 "Unread bytes lost to a program that exec started without "
                 "rcsock",
                 who, total.lost_bytes);
+  page->Counter("rcsock_in_place_bytes_total",
+                "Bytes that a device has put where the program wanted them",
+                who, total.in_place_bytes);
   page->Gauge("rcsock_pinned_bytes", "Memory registered with RDMA devices", who,
               total.pinned_bytes);
   for (const auto& [why, count] :

@@ -131,6 +131,10 @@ std::string Totals(const ProcessPicture& process) {
     text += fmt::format(" {} {}", LaneName(static_cast<SnapshotLane>(lane)),
                         Pair(Number(counts.tx_bytes), Number(counts.rx_bytes)));
   }
+  if (total.in_place_bytes != 0) {
+    text += fmt::format("; {} received in place",
+                        Short(Number(total.in_place_bytes)));
+  }
   if (total.pinned_bytes != 0) {
     text += fmt::format("; {} pinned", Short(Number(total.pinned_bytes)));
   }
@@ -141,6 +145,22 @@ std::string Totals(const ProcessPicture& process) {
     text += fmt::format("; rings of at most {}", Short(Number(total.max_ring)));
   }
   return text + Reasons(total) + "\n";
+}
+
+// One line, however many these are: a host may run many containers.
+std::string Elsewhere(const std::vector<const ProcessPicture*>& processes) {
+  if (processes.empty()) return "";
+  const ProcessPicture& one = *processes.front();
+  const std::string who =
+      processes.size() == 1
+          ? fmt::format("{}/{}: in another network namespace", one.program,
+                        one.pid)
+          : fmt::format(
+                "{} processes are in other network namespaces, "
+                "{}/{} is one",
+                processes.size(), one.program, one.pid);
+  return fmt::format("{}; ask there: nsenter -t {} -n rcsock stat\n", who,
+                     one.pid);
 }
 
 }  // namespace
@@ -179,6 +199,7 @@ std::string AsText(const Picture& picture, bool colour) {
     text += line + "\n";
   }
   if (rows.size() > 1) text += "\n";
+  std::vector<const ProcessPicture*> elsewhere;
   for (const ProcessPicture& process : picture.processes) {
     const std::string name = fmt::format("{}/{}", process.program, process.pid);
     switch (process.source) {
@@ -195,13 +216,11 @@ std::string AsText(const Picture& picture, bool colour) {
             name, process.trouble);
         break;
       case Source::kElsewhere:
-        text += fmt::format(
-            "{}: in another network namespace; ask there: nsenter -t {} -n "
-            "rcsock stat\n",
-            name, process.pid);
+        elsewhere.push_back(&process);
         break;
     }
   }
+  text += Elsewhere(elsewhere);
   for (const auto& [name, totals] : Devices(picture)) {
     text += fmt::format("device {}: {}, {}\n", name,
                         Several(totals.streams, "stream"),

@@ -1,0 +1,240 @@
+#include "lib/base/code_scan.h"
+
+#include <emmintrin.h>
+#include <sys/syscall.h>
+
+#include <algorithm>
+
+#include "lib/base/code_flow.h"
+
+namespace rcsock::base {
+namespace {
+
+// `syscall` is 0f 05.
+constexpr std::uint8_t kFirst = 0x0f;
+constexpr std::uint8_t kSecond = 0x05;
+// So much is read at a time.
+constexpr std::size_t kPiece = 256 << 10;
+// A longer function is not followed from its beginning.
+constexpr std::uint64_t kLongest = 1 << 20;
+// Where no function is known, so many bytes before and behind are decoded, from
+// so many places.
+constexpr std::size_t kAround = 96;
+constexpr std::size_t kVoters = 32;
+// No call has a larger number.
+constexpr std::int64_t kMostNumber = 4095;
+
+// Calls each(i) for every i in [0, size - 1) where the two bytes stand.
+template <class Each>
+void EachPair(const std::uint8_t* bytes, std::size_t size, Each&& each) {
+  const __m128i first = _mm_set1_epi8(kFirst);
+  const __m128i second = _mm_set1_epi8(kSecond);
+  std::size_t i = 0;
+  for (; i + 17 <= size; i += 16) {
+    const auto* at = bytes + i;
+    const __m128i a = _mm_loadu_si128(reinterpret_cast<const __m128i*>(at));
+    const __m128i b = _mm_loadu_si128(reinterpret_cast<const __m128i*>(at + 1));
+    auto found = static_cast<unsigned>(_mm_movemask_epi8(
+        _mm_and_si128(_mm_cmpeq_epi8(a, first), _mm_cmpeq_epi8(b, second))));
+    for (; found != 0; found &= found - 1) {
+      each(i + static_cast<std::size_t>(__builtin_ctz(found)));
+    }
+  }
+  for (; i + 2 <= size; ++i) {
+    if (bytes[i] == kFirst && bytes[i + 1] == kSecond) each(i);
+  }
+}
+
+constexpr int kRax = 0;
+constexpr int kRsi = 6;
+
+bool IsNumber(std::int64_t value) { return value >= 0 && value <= kMostNumber; }
+
+bool HasRequest(std::int64_t number) {
+  return number == SYS_ioctl || number == SYS_fcntl;
+}
+
+// One pass over one range.
+class Finder {
+ public:
+  Finder(CodeBytes* bytes, const CodeRange& range,
+         std::vector<SystemCall>* found)
+      : bytes_(bytes), range_(range), found_(found) {}
+
+  bool Run(std::uint64_t from, std::uint64_t to) {
+    std::vector<std::uint8_t> piece(kPiece);
+    for (std::uint64_t at = from; at < to;) {
+      // (The two bytes may lie on both sides.)
+      const std::size_t size = Room(at, kPiece);
+      if (!bytes_->Read(at, piece.data(), size)) return false;
+      EachPair(piece.data(), size, [&](std::size_t i) {
+        if (at + i < to) Judge(at + i);
+      });
+      if (at + size == range_.end) break;
+      at += size - 1;
+    }
+    return true;
+  }
+
+ private:
+  std::size_t Room(std::uint64_t at, std::size_t most) const {
+    return static_cast<std::size_t>(
+        std::min<std::uint64_t>(most, range_.end - at));
+  }
+
+  void Judge(std::uint64_t at) {
+    FrameTable::Function function;
+    if (!range_.functions.Find(at, &function) ||
+        function.begin < range_.begin || function.end > range_.end ||
+        function.end - function.begin > kLongest || at + 2 > function.end) {
+      ByVote(at);
+      return;
+    }
+    const auto size = static_cast<std::size_t>(function.end - function.begin);
+    code_.resize(size);
+    if (!bytes_->Read(function.begin, code_.data(), size)) return;
+    const auto target = static_cast<std::size_t>(at - function.begin);
+    switch (flow_.Follow(code_.data(), size, 0, target)) {
+      case CodeFlow::Found::kYes:
+        Note(at);
+        break;
+      case CodeFlow::Found::kUnknown:
+        ByVote(at);
+        break;
+      case CodeFlow::Found::kNo:
+        break;
+    }
+  }
+
+  // Code that is decoded from a wrong place falls into step after a few
+  // instructions: most of the places before must agree.
+  void ByVote(std::uint64_t at) {
+    const std::uint64_t from =
+        std::max(range_.begin, at < kAround ? 0 : at - kAround);
+    const std::size_t size =
+        Room(from, static_cast<std::size_t>(at - from) + kAround);
+    code_.resize(size);
+    if (!bytes_->Read(from, code_.data(), size)) return;
+    const auto target = static_cast<std::size_t>(at - from);
+    int hits = 0;
+    int misses = 0;
+    std::size_t best = 0;
+    for (std::size_t begin = 0; begin <= target && begin < kVoters; ++begin) {
+      const CodeFlow::Found found =
+          flow_.Follow(code_.data(), size, begin, target);
+      if (found == CodeFlow::Found::kYes && ++hits == 1) best = begin;
+      if (found == CodeFlow::Found::kNo) ++misses;
+    }
+    if (hits <= misses) return;
+    flow_.Follow(code_.data(), size, best, target);
+    values_.clear();
+    // What has no function must look like a call in all that is seen of it.
+    const bool looks =
+        flow_.Values(kRax, &values_)
+            ? std::all_of(values_.begin(), values_.end(), IsNumber)
+            : !range_.loose && range_.functions.MayBeCode(at) &&
+                  flow_.ReturnsOrTests();
+    if (looks) Note(at);
+  }
+
+  // flow_ is at that instruction.
+  void Note(std::uint64_t at) {
+    values_.clear();
+    if (!flow_.Values(kRax, &values_)) {
+      found_->push_back({at, SystemCall::kAny, SystemCall::kAny});
+      return;
+    }
+    for (const std::int64_t number : values_) {
+      if (!IsNumber(number)) {
+        found_->push_back({at, SystemCall::kAny, SystemCall::kAny});
+        continue;
+      }
+      requests_.clear();
+      if (!HasRequest(number) || !flow_.Values(kRsi, &requests_)) {
+        requests_.assign(1, SystemCall::kAny);
+      }
+      for (const std::int64_t request : requests_) {
+        found_->push_back({at, static_cast<int>(number), request});
+      }
+    }
+  }
+
+  CodeBytes* const bytes_;
+  const CodeRange& range_;
+  std::vector<SystemCall>* const found_;
+  std::vector<std::uint8_t> code_;
+  CodeFlow flow_;
+  std::vector<std::int64_t> values_;
+  std::vector<std::int64_t> requests_;
+};
+
+}  // namespace
+
+FrameTable::FrameTable(CodeBytes* bytes, std::uint64_t at)
+    : bytes_(bytes), at_(at) {
+  struct {
+    std::uint8_t version, frames, count, table;
+    std::int32_t frames_at;
+    std::uint32_t entries;
+  } head;
+  // The one form that linkers make.
+  if (bytes->Read(at, &head, sizeof head) && head.version == 1 &&
+      head.frames == 0x1b && head.count == 0x03 && head.table == 0x3b) {
+    count_ = std::min(head.entries, std::uint32_t{1} << 26);
+  }
+  if (count_ == 0) return;
+  std::uint64_t frame = 0;
+  constexpr std::uint64_t kSlack = 64 << 10;
+  const std::uint64_t first = EntryAt(0, &frame);
+  code_begin_ = first > kSlack ? first - kSlack : 0;
+  code_end_ = EntryAt(count_ - 1, &frame) + kSlack;
+}
+
+bool FrameTable::MayBeCode(std::uint64_t address) const {
+  return address >= code_begin_ && address < code_end_;
+}
+
+std::uint64_t FrameTable::EntryAt(std::uint32_t index,
+                                  std::uint64_t* frame) const {
+  std::int32_t entry[2];
+  if (!bytes_->Read(at_ + 12 + std::uint64_t{index} * 8, entry, sizeof entry)) {
+    return 0;
+  }
+  *frame = at_ + static_cast<std::uint64_t>(std::int64_t{entry[1]});
+  return at_ + static_cast<std::uint64_t>(std::int64_t{entry[0]});
+}
+
+bool FrameTable::Find(std::uint64_t address, Function* to) const {
+  std::uint32_t low = 0;
+  std::uint32_t high = count_;
+  std::uint64_t frame = 0;
+  while (low < high) {
+    const std::uint32_t middle = low + (high - low) / 2;
+    if (EntryAt(middle, &frame) <= address) {
+      low = middle + 1;
+    } else {
+      high = middle;
+    }
+  }
+  if (low == 0) return false;
+  to->begin = EntryAt(low - 1, &frame);
+  struct {
+    std::uint32_t length, description;
+    std::int32_t begin;
+    std::uint32_t size;
+  } head;
+  if (to->begin == 0 || !bytes_->Read(frame, &head, sizeof head)) return false;
+  const std::uint64_t begin =
+      frame + 8 + static_cast<std::uint64_t>(std::int64_t{head.begin});
+  to->end = begin == to->begin ? begin + head.size : 0;
+  return address >= to->begin && address < to->end;
+}
+
+bool FindSystemCalls(CodeBytes* bytes, const CodeRange& range,
+                     std::uint64_t from, std::uint64_t to,
+                     std::vector<SystemCall>* found) {
+  return Finder(bytes, range, found)
+      .Run(std::max(from, range.begin), std::min(to, range.end));
+}
+
+}  // namespace rcsock::base

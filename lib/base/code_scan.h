@@ -1,0 +1,73 @@
+#ifndef RCSOCK_LIB_BASE_CODE_SCAN_H_
+#define RCSOCK_LIB_BASE_CODE_SCAN_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace rcsock::base {
+
+// Machine code that is looked at: memory of this process, or a file.
+class CodeBytes {
+ public:
+  virtual ~CodeBytes() = default;
+  // False where not all of [address, address + size) can be read.
+  virtual bool Read(std::uint64_t address, void* to, std::size_t size) = 0;
+};
+
+// Where functions begin and end, by the table that unwinders search
+// (PT_GNU_EH_FRAME).
+class FrameTable {
+ public:
+  struct Function {
+    std::uint64_t begin = 0;
+    std::uint64_t end = 0;
+  };
+  // No functions are known.
+  FrameTable() = default;
+  // `at`: of .eh_frame_hdr.
+  FrameTable(CodeBytes* bytes, std::uint64_t at);
+  bool Find(std::uint64_t address, Function* to) const;
+  // False: it is far from all functions that are known, where constants lie.
+  bool MayBeCode(std::uint64_t address) const;
+
+ private:
+  std::uint64_t EntryAt(std::uint32_t index, std::uint64_t* frame) const;
+
+  CodeBytes* bytes_ = nullptr;
+  std::uint64_t at_ = 0;
+  std::uint32_t count_ = 0;
+  // From the first function to the last, and a little more.
+  std::uint64_t code_begin_ = 0;
+  std::uint64_t code_end_ = ~std::uint64_t{0};
+};
+
+// A `syscall` instruction, with one of the numbers that it may have.
+struct SystemCall {
+  // The number is found out at run time: by an argument, say.
+  static constexpr int kAny = -1;
+  std::uint64_t address = 0;
+  int number = kAny;
+  // What ioctl and fcntl are asked for: their second argument.
+  std::int64_t request = kAny;
+};
+
+// Code of one mapping, or of one segment of a file.
+struct CodeRange {
+  std::uint64_t begin = 0;
+  std::uint64_t end = 0;
+  FrameTable functions;
+  // It may change, and nothing tells its functions: a number must be seen for
+  // an instruction to count.
+  bool loose = false;
+};
+
+// Finds the `syscall` instructions of `range` that begin in [from, to), and
+// what numbers they have.  False: not all of it can be read.
+bool FindSystemCalls(CodeBytes* bytes, const CodeRange& range,
+                     std::uint64_t from, std::uint64_t to,
+                     std::vector<SystemCall>* found);
+
+}  // namespace rcsock::base
+
+#endif  // RCSOCK_LIB_BASE_CODE_SCAN_H_

@@ -1,0 +1,52 @@
+#ifndef RCSOCK_LIB_BASE_ELF_CODE_H_
+#define RCSOCK_LIB_BASE_ELF_CODE_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "lib/base/code_scan.h"
+
+namespace rcsock::base {
+
+// What the headers of a program or a library say of its code.
+struct ElfCode {
+  std::vector<CodeRange> segments;
+  std::uint64_t end = 0;  // of all that is loaded
+  FrameTable functions;
+  // The note that linkers make, as it stands there; empty: none.
+  std::string build_id;
+};
+
+// Reads them; `at` is where the first byte of the file lies.  False: they are
+// none of this processor's.
+bool ReadElfCode(CodeBytes* bytes, std::uint64_t at, ElfCode* to);
+
+// A file as it would be loaded at address 0, or where it wants to be.
+class ElfFile : public CodeBytes {
+ public:
+  ~ElfFile() override;
+  // False: it cannot be read, or is none.
+  bool Open(const char* path);
+  bool Read(std::uint64_t address, void* to, std::size_t size) override;
+  const ElfCode& code() const { return code_; }
+  // The names of the libraries that it asks the loader for.
+  std::vector<std::string> Needed();
+
+ private:
+  struct Segment {
+    std::uint64_t begin, size, offset;
+  };
+  bool ReadString(std::uint64_t address, std::string* to);
+
+  const std::uint8_t* file_ = nullptr;
+  std::uint64_t size_ = 0;
+  std::vector<Segment> loads_;
+  std::uint64_t dynamic_ = 0;
+  std::uint64_t dynamic_size_ = 0;
+  ElfCode code_;
+};
+
+}  // namespace rcsock::base
+
+#endif  // RCSOCK_LIB_BASE_ELF_CODE_H_

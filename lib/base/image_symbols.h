@@ -1,0 +1,42 @@
+#ifndef RCSOCK_LIB_BASE_IMAGE_SYMBOLS_H_
+#define RCSOCK_LIB_BASE_IMAGE_SYMBOLS_H_
+
+#include <link.h>
+
+#include <cstdint>
+
+namespace rcsock::base {
+
+// What a loaded program or library defines, read from its own tables: without
+// the loader's lock, its memory, or a trace in dlerror().
+class ImageSymbols {
+ public:
+  // The image must stay loaded.
+  explicit ImageSymbols(const link_map* image);
+
+  // The default version of `name`; null: it defines none.
+  void* Find(const char* name) const;
+
+ private:
+  bool Matches(std::uint32_t index, const char* name) const;
+
+  ElfW(Addr) base_ = 0;
+  const ElfW(Sym) * symbols_ = nullptr;
+  const char* strings_ = nullptr;
+  const std::uint16_t* versions_ = nullptr;
+  const std::uint32_t* hash_ = nullptr;  // DT_GNU_HASH
+};
+
+// The image that contains `address`; null: none of the loader's.
+const link_map* ImageAt(const void* address);
+
+// The definition of `name` that follows `image` in the order of loading: what
+// dlsym(RTLD_NEXT, name) says there.
+void* FindBehind(const link_map* image, const char* name);
+
+// It searches folders that it names itself (DT_RPATH, DT_RUNPATH).
+bool HasSearchPath(const link_map* image);
+
+}  // namespace rcsock::base
+
+#endif  // RCSOCK_LIB_BASE_IMAGE_SYMBOLS_H_

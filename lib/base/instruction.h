@@ -1,0 +1,40 @@
+#ifndef RCSOCK_LIB_BASE_INSTRUCTION_H_
+#define RCSOCK_LIB_BASE_INSTRUCTION_H_
+
+#include <cstddef>
+#include <cstdint>
+
+namespace rcsock::base {
+
+// One machine instruction of x86-64: how long it is, and the parts that tell
+// what it does with the general registers.
+struct Instruction {
+  enum class Map : std::uint8_t { kOne, k0f, k0f38, k0f3a, kVector };
+  std::uint8_t length = 0;
+  std::uint8_t opcode_at = 0;  // of the first byte that is no prefix
+  Map map = Map::kOne;
+  std::uint8_t opcode = 0;
+  bool has_modrm = false;
+  bool wide = false;       // REX.W
+  bool memory = false;     // the second operand of modrm is in memory
+  std::uint8_t reg = 0;    // the register of modrm.reg, or of the opcode
+  std::uint8_t rm = 0;     // the register of modrm.rm, if not `memory`
+  std::uint8_t digit = 0;  // modrm.reg without REX
+  // The last of its immediates, or the distance of a direct branch.
+  std::int64_t immediate = 0;
+};
+
+// Reads the instruction at `code`, of which `size` bytes are there.  False: it
+// is none, or not all of it is there.
+bool Decode(const std::uint8_t* code, std::size_t size, Instruction* to);
+
+// A jump or call to a place that the instruction itself names.
+bool IsDirectBranch(const Instruction& one);
+// What follows in memory is not what runs next.
+bool EndsFlow(const Instruction& one);
+// May change general register `number` (0: rax).  True where it is not known.
+bool MayWrite(const Instruction& one, int number);
+
+}  // namespace rcsock::base
+
+#endif  // RCSOCK_LIB_BASE_INSTRUCTION_H_

@@ -1,0 +1,74 @@
+#ifndef RCSOCK_LIB_POSIX_NOTES_H_
+#define RCSOCK_LIB_POSIX_NOTES_H_
+
+#include <cstdint>
+
+namespace rcsock::posix {
+
+// What rcsock's processes tell each other of a connection that is passed by
+// SCM_RIGHTS.  The notes stand on the open file itself, so whoever gets the
+// connection has them, and nobody else can read or write them.
+//
+// A note is a lock of the open file description (F_OFD_SETLK) on one byte far
+// above any that a program would lock.  The byte's place is the value.  The
+// kernel keeps such a lock until the last descriptor of the file is closed.
+// F_GETLK finds it from each process that has the file.
+//
+// A filter or a kernel may refuse locks on sockets: then every write fails, and
+// the connection stays on TCP.
+class Notes {
+ public:
+  explicit Notes(int fd) : fd_(fd) {}
+
+  // The end of the connection that this is: 0 connected, 1 accepted it.
+  bool SetRole(int role) const;
+  int Role() const;  // -1: no note
+
+  // How far the stream is ahead of what TCP has carried, in each direction.
+  struct Drift {
+    std::int64_t tx = 0;
+    std::int64_t rx = 0;
+  };
+  bool SetDrift(const Drift& drift) const;
+  Drift GetDrift() const;
+
+  // Somebody has done to the connection what no lane can follow.
+  bool Spoil() const;
+
+  // A share: one process (with those that it has forked) holds the connection.
+  // 0: no share could be noted.
+  std::uint64_t AddShare() const;
+  void DropShare(std::uint64_t share) const;
+  // This share is there, and no other, nor any message under way.  With
+  // `unspoilt` nobody has spoilt the connection either.
+  bool Alone(std::uint64_t share, bool unspoilt) const;
+  // One that this process has added, maybe as another program; 0: none.
+  std::uint64_t OwnShare() const;
+
+  // A message with the connection is under way to the AF_UNIX socket that has
+  // this inode number.  `tag`: of the message.
+  bool AddFlight(std::uint64_t to, std::uint32_t tag) const;
+  void DropFlight(std::uint64_t to, std::uint32_t tag) const;
+  // A message has been taken there, and becomes a share.  With `peek` it stays
+  // where it is, and a share comes all the same.  0: no such message is noted,
+  // so whoever has passed the connection on is not known.
+  std::uint64_t Arrive(std::uint64_t to, bool peek) const;
+
+  // A number that tells messages from each other.
+  static std::uint32_t Tag();
+
+ private:
+  bool Find(std::uint64_t from, std::uint64_t length, std::uint64_t* at,
+            std::uint64_t* extent) const;
+  bool Put(std::uint64_t at) const;
+  void Remove(std::uint64_t at, std::uint64_t length) const;
+  bool Move(std::uint64_t region, std::int64_t value) const;
+  std::int64_t Value(std::uint64_t region) const;
+  std::uint64_t PutShare() const;
+
+  const int fd_;
+};
+
+}  // namespace rcsock::posix
+
+#endif  // RCSOCK_LIB_POSIX_NOTES_H_

@@ -1,0 +1,249 @@
+#include "lib/posix/other_holders.h"
+
+#include <fcntl.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+
+#include "lib/base/clock.h"
+#include "lib/base/listing.h"
+#include "lib/base/log.h"
+#include "lib/base/unique_fd.h"
+#include "lib/posix/process.h"
+
+namespace rcsock::posix {
+namespace {
+
+constexpr std::uint64_t kMostNs = 200'000'000;
+
+int Open(int folder, const char* path, int flags) {
+  return base::OpenHigh([&] {
+    return ::syscall(SYS_openat, folder, path, O_RDONLY | O_CLOEXEC | flags, 0);
+  });
+}
+
+// What a link of /proc says; empty: nothing.
+struct Link {
+  Link(int folder, const char* path) {
+    const long n =
+        ::syscall(SYS_readlinkat, folder, path, text, sizeof text - 1);
+    error = n < 0 ? errno : 0;
+    text[n < 0 ? 0 : n] = '\0';
+  }
+  char text[64];
+  int error;
+};
+
+// The beginning of a file of /proc, as text; empty: nothing.
+template <std::size_t kRoom>
+struct Text {
+  Text(int folder, const char* path) {
+    const base::UniqueFd file(Open(folder, path, 0));
+    while (file.ok() && length < kRoom - 1) {
+      const long n =
+          ::syscall(SYS_read, file.get(), text + length, kRoom - 1 - length);
+      if (n <= 0) break;
+      length += static_cast<std::size_t>(n);
+    }
+    text[length] = '\0';
+  }
+  bool whole() const { return length < kRoom - 1; }
+  std::size_t length = 0;
+  char text[kRoom];
+};
+
+// Of a process whose descriptors may not be read.
+struct Stranger {
+  bool kernels = false;  // a thread of the kernel's, which has no descriptors
+  std::uint64_t began_ns = UINT64_MAX;
+  uid_t users[4] = {};
+  bool known = false;
+};
+
+Stranger Ask(int proc, const char* pid) {
+  Stranger is;
+  char path[64];
+  std::snprintf(path, sizeof path, "%.16s/stat", pid);
+  const Text<1024> stat(proc, path);
+  // What stands between the parentheses may have anything in it.
+  const char* const name_end = std::strrchr(stat.text, ')');
+  unsigned flags = 0;
+  unsigned long long began = 0;
+  if (name_end == nullptr ||
+      std::sscanf(name_end + 1,
+                  " %*c %*d %*d %*d %*d %*d %u %*u %*u %*u %*u %*u %*u %*d "
+                  "%*d %*d %*d %*d %*d %llu",
+                  &flags, &began) != 2) {
+    return is;
+  }
+  constexpr unsigned kKernelThread = 0x00200000;
+  is.kernels = (flags & kKernelThread) != 0;
+  const long ticks = ::sysconf(_SC_CLK_TCK);
+  if (ticks <= 0) return is;
+  is.began_ns = began * (1'000'000'000 / static_cast<unsigned long>(ticks));
+  std::snprintf(path, sizeof path, "%.16s/status", pid);
+  const Text<2048> status(proc, path);
+  const char* const users = std::strstr(status.text, "\nUid:");
+  is.known = users != nullptr &&
+             std::sscanf(users, "\nUid: %u %u %u %u", &is.users[0],
+                         &is.users[1], &is.users[2], &is.users[3]) == 4;
+  return is;
+}
+
+// (Both clocks are coarse.)
+bool Before(std::uint64_t began_ns, std::uint64_t born_ns) {
+  constexpr std::uint64_t kMarginNs = 30'000'000;
+  return born_ns > kMarginNs && began_ns < born_ns - kMarginNs;
+}
+
+class Look {
+ public:
+  Look(int proc, Sought* all, int count)
+      : proc_(proc),
+        all_(all),
+        count_(count),
+        deadline_(base::NowNs() + kMostNs) {}
+
+  // False: no time is left.
+  bool Process(const char* pid) {
+    char path[64];
+    std::snprintf(path, sizeof path, "%.16s/task", pid);
+    const base::UniqueFd tasks(Open(proc_, path, O_DIRECTORY));
+    if (!tasks.ok()) {
+      if (errno != ENOENT && errno != ESRCH) Unreadable(pid);
+      return true;
+    }
+    const long process = std::atol(pid);
+    base::EachEntry(tasks.get(), [&](const char* task) {
+      if (*task < '0' || *task > '9') return true;
+      constexpr int kFiles = 2;  // KCMP_FILES
+      const long thread = std::atol(task);
+      if (thread != process &&
+          ::syscall(SYS_kcmp, process, thread, kFiles, 0, 0) == 0) {
+        return true;
+      }
+      if (!Task(tasks.get(), task)) {
+        Unreadable(pid);
+        return false;
+      }
+      return base::NowNs() < deadline_;
+    });
+    return base::NowNs() < deadline_;
+  }
+
+ private:
+  // False: it may not be read.
+  bool Task(int tasks, const char* task) {
+    bool readable = true;
+    char path[64];
+    std::snprintf(path, sizeof path, "%.16s/fd", task);
+    const base::UniqueFd list(Open(tasks, path, O_DIRECTORY));
+    if (!list.ok()) return errno == ENOENT || errno == ESRCH;
+    base::EachEntry(list.get(), [&](const char* number) {
+      if (*number < '0' || *number > '9') return true;
+      const Link link(list.get(), number);
+      if (link.error != 0) {
+        readable = link.error == ENOENT || link.error == ESRCH;
+        return readable;
+      }
+      const bool ring = std::strstr(link.text, "[io_uring]") != nullptr;
+      const bool socket = std::strncmp(link.text, "socket:[", 8) == 0;
+      if (socket) Socket(std::strtoull(link.text + 8, nullptr, 10), task);
+      if (socket || ring) {
+        std::snprintf(path, sizeof path, "%.16s/fdinfo/%.16s", task, number);
+        Holds(tasks, path, ring);
+      }
+      return base::NowNs() < deadline_;
+    });
+    return readable;
+  }
+
+  void Socket(unsigned long long inode, const char* task) {
+    for (int i = 0; i < count_; ++i) {
+      if (all_[i].inode != inode) continue;
+      all_[i].held = true;
+      RCSOCK_LOG(2, "connection %llu: process %s has it", inode, task);
+    }
+  }
+
+  // What is under way in a socket of AF_UNIX, or registered with an io_uring.
+  void Holds(int tasks, const char* path, bool ring) {
+    const Text<8192> info(tasks, path);
+    const char* const under_way = std::strstr(info.text, "\nscm_fds:");
+    if (!info.whole() || (ring && info.length == 0) ||
+        (under_way != nullptr && std::atol(under_way + 9) != 0)) {
+      RCSOCK_LOG(2, "descriptors under way: %s", path);
+      return Everything();
+    }
+    for (int i = 0; ring && i < count_; ++i) {
+      char name[40];
+      std::snprintf(name, sizeof name, "socket:[%llu]",
+                    static_cast<unsigned long long>(all_[i].inode));
+      if (std::strstr(info.text, name) != nullptr) all_[i].held = true;
+    }
+  }
+
+  void Everything() {
+    for (int i = 0; i < count_; ++i) all_[i].held = true;
+  }
+
+  void Unreadable(const char* pid) {
+    const Stranger is = Ask(proc_, pid);
+    if (is.kernels) return;
+    for (int i = 0; i < count_; ++i) {
+      Sought& one = all_[i];
+      bool may = !is.known || !Before(is.began_ns, one.born_ns);
+      for (const uid_t user : is.users) may |= user == one.owner;
+      if (!may || one.held) continue;
+      one.held = true;
+      RCSOCK_LOG(2, "process %s may not be looked into", pid);
+    }
+  }
+
+  const int proc_;
+  Sought* const all_;
+  const int count_;
+  const std::uint64_t deadline_;
+};
+
+}  // namespace
+
+bool SeesAllHolders(std::uint64_t born_ns) {
+  // The inode number of the first PID namespace is fixed.
+  const Link space(AT_FDCWD, "/proc/self/ns/pid");
+  if (std::strcmp(space.text, "pid:[4026531836]") == 0) return true;
+  const long parent = ::syscall(SYS_getppid);
+  // (The first process of the namespace may have adopted this one.)
+  if (parent <= 1) return false;
+  const base::UniqueFd proc(Open(AT_FDCWD, "/proc", O_DIRECTORY));
+  char name[24];
+  std::snprintf(name, sizeof name, "%ld", parent);
+  return proc.ok() && Before(Ask(proc.get(), name).began_ns, born_ns);
+}
+
+bool LookForHolders(Sought* all, int count) {
+  // (proc's may be those of another namespace, or hide other users'.)
+  const Link own(AT_FDCWD, "/proc/self");
+  if (std::atol(own.text) != OwnPid() ||
+      ::syscall(SYS_faccessat, AT_FDCWD, "/proc/1/stat", R_OK) != 0) {
+    return false;
+  }
+  const base::UniqueFd proc(Open(AT_FDCWD, "/proc", O_DIRECTORY));
+  if (!proc.ok()) return false;
+  Look look(proc.get(), all, count);
+  bool in_time = true;
+  const long self = OwnPid();
+  const bool listed = base::EachEntry(proc.get(), [&](const char* name) {
+    if (*name >= '0' && *name <= '9' && std::atol(name) != self) {
+      in_time = look.Process(name);
+    }
+    return in_time;
+  });
+  return listed && in_time;
+}
+
+}  // namespace rcsock::posix

@@ -1,0 +1,37 @@
+#ifndef RCSOCK_LIB_POSIX_OTHER_HOLDERS_H_
+#define RCSOCK_LIB_POSIX_OTHER_HOLDERS_H_
+
+#include <sys/types.h>
+
+#include <cstdint>
+
+namespace rcsock::posix {
+
+// A connection whose other holders are looked for.
+struct Sought {
+  std::uint64_t inode;
+  // When it was made, by CLOCK_BOOTTIME; 0: not known.
+  std::uint64_t born_ns;
+  uid_t owner;  // of the socket: whose process has made or accepted it
+  // Another process has it, or may have it.
+  bool held = false;
+};
+
+// Looks for them in the descriptors of all other processes.  False: there was
+// no time to look at all, or not all are listed.
+//
+// A process whose descriptors may not be read may hold any connection, with one
+// exception.  It cannot have inherited one that was made after it began, nor
+// has it made one that belongs to none of its users.
+bool LookForHolders(Sought* all, int count);
+
+// Whether this process sees all that may hold a connection which it has had
+// since it began.  They are all of the host's, or all of its PID namespace if
+// its parent is one of these and is older than the connection: then the parent
+// has not inherited it from elsewhere, and so the connection is of this
+// namespace.  `born_ns`: as above.
+bool SeesAllHolders(std::uint64_t born_ns);
+
+}  // namespace rcsock::posix
+
+#endif  // RCSOCK_LIB_POSIX_OTHER_HOLDERS_H_

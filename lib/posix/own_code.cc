@@ -1,0 +1,218 @@
+#include "lib/posix/own_code.h"
+
+#include <elf.h>
+#include <fcntl.h>
+#include <gnu/libc-version.h>
+#include <link.h>
+#include <sys/auxv.h>
+#include <sys/syscall.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+
+#include "lib/base/elf_code.h"
+#include "lib/base/raw_numbers.h"
+#include "lib/base/unique_fd.h"
+
+namespace rcsock::posix {
+namespace {
+
+// A file of this size has a million mappings.
+constexpr std::size_t kMostOfMaps = 128 << 20;
+constexpr int kMostLinkMaps = 100'000;
+
+std::uint64_t Address(const void* of) {
+  return reinterpret_cast<std::uint64_t>(of);
+}
+
+bool ReadFile(const char* path, std::vector<char>* to) {
+  const base::UniqueFd fd(base::OpenHigh([&] {
+    return ::syscall(SYS_openat, AT_FDCWD, path, O_RDONLY | O_CLOEXEC, 0);
+  }));
+  if (!fd.ok()) return false;
+  std::size_t used = 0;
+  to->resize(64 << 10);
+  for (;;) {
+    const long n =
+        ::syscall(SYS_read, fd.get(), to->data() + used, to->size() - used - 1);
+    if (n < 0 || used > kMostOfMaps) return false;
+    used += static_cast<std::size_t>(n);
+    if (n == 0) break;
+    if (to->size() - used < 8192) to->resize(2 * to->size());
+  }
+  to->resize(used);
+  to->push_back('\0');
+  return true;
+}
+
+// Parts of glibc that are libraries of their own, in versions before 2.34: the
+// hooks stand before what they export.
+bool IsPartOfLibc(const std::string& path) {
+  constexpr const char* kNames[] = {"/libpthread.so.0", "/librt.so.1",
+                                    "/libanl.so.1", "/libresolv.so.2"};
+  for (const char* name : kNames) {
+    const std::size_t length = std::strlen(name);
+    if (path.size() >= length &&
+        path.compare(path.size() - length, length, name) == 0) {
+      return true;
+    }
+  }
+  return false;
+}
+
+}  // namespace
+
+// (The first thread may have ended: by its number there is no memory then.)
+bool OwnMemory::Read(std::uint64_t address, void* to, std::size_t size) {
+  const iovec local{to, size};
+  const iovec remote{reinterpret_cast<void*>(address), size};
+  const long n = ::syscall(SYS_process_vm_readv, ::syscall(SYS_gettid), &local,
+                           1, &remote, 1, 0);
+  if (n == static_cast<long>(size)) return true;
+  if (n >= 0 || (errno != ENOSYS && errno != EPERM)) return false;
+  // A container may forbid that call.
+  const base::UniqueFd fd(base::OpenHigh([] {
+    return ::syscall(SYS_openat, AT_FDCWD, "/proc/thread-self/mem",
+                     O_RDONLY | O_CLOEXEC, 0);
+  }));
+  return fd.ok() && ::syscall(SYS_pread64, fd.get(), to, size, address) ==
+                        static_cast<long>(size);
+}
+
+bool OwnCode::List(std::vector<Range>* to) {
+  const int saved = errno;
+  LearnExempt();
+  bool ok = ReadMaps();
+  if (!ok) {
+    ok = ReadLinkMaps(to);
+    errno = saved;
+    return ok;
+  }
+  // The mappings of one image follow each other, from the one of its headers.
+  std::size_t first = 0;
+  for (std::size_t i = 0; i < mappings_.size(); ++i) {
+    const Mapping& one = mappings_[i];
+    const Mapping& head = mappings_[first];
+    const bool same = i > first && one.inode != 0 && one.inode == head.inode &&
+                      one.offset != 0 && one.path == head.path;
+    // (A part of an image without a file: its zeroed memory.)
+    const bool within = i > first && head.inode != 0 && one.inode == 0 &&
+                        one.path.empty() && !one.executable;
+    if (!same && !within) first = i;
+    if (!one.executable) continue;
+    std::size_t last = i;
+    while (last + 1 < mappings_.size() &&
+           mappings_[last + 1].inode == mappings_[first].inode &&
+           mappings_[last + 1].offset != 0) {
+      ++last;
+    }
+    if (one.path.starts_with("[v") ||
+        IsExempt(mappings_[first].begin, mappings_[last].end) ||
+        base::IsKnownLibrary(one.path) || IsPartOfLibc(one.path)) {
+      continue;
+    }
+    Add(one, mappings_[first].begin, to);
+  }
+  errno = saved;
+  return true;
+}
+
+void OwnCode::Add(const Mapping& one, std::uint64_t image,
+                  std::vector<Range>* to) {
+  Range range;
+  range.inode = one.inode;
+  range.path = one.path;
+  base::ElfCode code;
+  range.code.loose =
+      one.inode == 0 || !base::ReadElfCode(&memory_, image, &code);
+  range.code.begin = one.begin;
+  range.code.end = one.end;
+  range.code.functions = code.functions;
+  range.build_id = code.build_id;
+  // What of the last page lies behind the file is not read.
+  for (const base::CodeRange& segment : code.segments) {
+    if (segment.begin < one.end && segment.end > one.begin) {
+      range.code.end = std::min(one.end, segment.end);
+    }
+  }
+  to->push_back(std::move(range));
+}
+
+void OwnCode::LearnExempt() {
+  static const char kOurs = 0;
+  exempt_ = {Address(::gnu_get_libc_version()), Address(&kOurs),
+             ::getauxval(AT_BASE),
+             static_cast<std::uint64_t>(_r_debug.r_ldbase),
+             ::getauxval(AT_SYSINFO_EHDR)};
+}
+
+bool OwnCode::IsExempt(std::uint64_t begin, std::uint64_t end) const {
+  return std::any_of(exempt_.begin(), exempt_.end(), [&](std::uint64_t one) {
+    return one >= begin && one < end;
+  });
+}
+
+bool OwnCode::ReadMaps() {
+  std::vector<char> text;
+  if (!ReadFile("/proc/thread-self/maps", &text)) return false;
+  mappings_.clear();
+  for (char* line = text.data(); *line != '\0';) {
+    char* end = std::strchr(line, '\n');
+    if (end == nullptr) break;
+    *end = '\0';
+    Mapping one;
+    if (ParseLine(line, &one)) mappings_.push_back(std::move(one));
+    line = end + 1;
+  }
+  return !mappings_.empty();
+}
+
+// BEGIN-END PERMISSIONS OFFSET DEVICE INODE PATH
+bool OwnCode::ParseLine(const char* line, Mapping* to) const {
+  char* at = nullptr;
+  to->begin = std::strtoull(line, &at, 16);
+  if (*at != '-') return false;
+  to->end = std::strtoull(at + 1, &at, 16);
+  if (*at != ' ' || std::strlen(at) < 6) return false;
+  to->executable = at[3] == 'x';
+  to->offset = std::strtoull(at + 5, &at, 16);
+  at = std::strchr(at + 1, ' ');
+  if (at == nullptr) return false;
+  to->inode = std::strtoull(at, &at, 10);
+  while (*at == ' ') ++at;
+  to->path = at;
+  return true;
+}
+
+bool OwnCode::ReadLinkMaps(std::vector<Range>* to) {
+  int left = kMostLinkMaps;
+  for (const link_map* map = _r_debug.r_map; map != nullptr && --left > 0;) {
+    link_map copy;
+    char name[4096] = {};
+    if (!memory_.Read(Address(map), &copy, sizeof copy)) return false;
+    for (std::size_t i = 0; i + 1 < sizeof name; ++i) {
+      if (!memory_.Read(Address(copy.l_name) + i, name + i, 1) || !name[i]) {
+        break;
+      }
+    }
+    // (A program that does not move begins where its own headers say.)
+    std::uint64_t image = copy.l_addr;
+    if (image == 0) image = ::getauxval(AT_PHDR) & ~std::uint64_t{4095};
+    base::ElfCode code;
+    if (base::ReadElfCode(&memory_, image, &code) &&
+        !base::IsKnownLibrary(name) && !IsPartOfLibc(name)) {
+      if (!IsExempt(image, code.end)) {
+        for (const base::CodeRange& one : code.segments) {
+          to->push_back({one, image, name, code.build_id});
+        }
+      }
+    }
+    map = copy.l_next;
+  }
+  return left > 0;
+}
+
+}  // namespace rcsock::posix

@@ -1,0 +1,53 @@
+#ifndef RCSOCK_LIB_POSIX_OWN_CODE_H_
+#define RCSOCK_LIB_POSIX_OWN_CODE_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "lib/base/code_scan.h"
+
+namespace rcsock::posix {
+
+// The memory of this process.  A read of what is not there fails.
+class OwnMemory : public base::CodeBytes {
+ public:
+  bool Read(std::uint64_t address, void* to, std::size_t size) override;
+};
+
+// The executable mappings of this process, but for those whose system calls the
+// hooks know: libc's, the loader's, the kernel's and rcsock's own.
+class OwnCode {
+ public:
+  struct Range {
+    base::CodeRange code;
+    std::uint64_t inode = 0;
+    std::string path;  // empty: memory of no file
+    std::string build_id;
+  };
+  // False: it cannot be told.
+  bool List(std::vector<Range>* to);
+
+ private:
+  struct Mapping {
+    std::uint64_t begin, end, offset, inode;
+    bool executable;
+    std::string path;
+  };
+  bool ReadMaps();
+  bool ParseLine(const char* line, Mapping* to) const;
+  // Where /proc is not mounted.
+  bool ReadLinkMaps(std::vector<Range>* to);
+  void Add(const Mapping& one, std::uint64_t image, std::vector<Range>* to);
+  bool IsExempt(std::uint64_t begin, std::uint64_t end) const;
+  void LearnExempt();
+
+  OwnMemory memory_;
+  std::vector<Mapping> mappings_;
+  std::vector<std::uint64_t> exempt_;  // addresses in such images
+};
+
+}  // namespace rcsock::posix
+
+#endif  // RCSOCK_LIB_POSIX_OWN_CODE_H_

@@ -1,0 +1,206 @@
+// Connections that come from programs without rcsock: as descriptors that were
+// open when this program began (inetd, systemd), or by SCM_RIGHTS.  TCP_INFO
+// says how far they have come (sock_travel.cc); /proc says who else holds them.
+
+#include <linux/sockios.h>
+#include <linux/tcp.h>
+#include <netinet/in.h>
+#include <sys/ioctl.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <ctime>
+
+#include "lib/base/clock.h"
+#include "lib/base/listing.h"
+#include "lib/base/log.h"
+#include "lib/base/unique_fd.h"
+#include "lib/posix/each_sock.h"
+#include "lib/posix/notes.h"
+#include "lib/posix/other_holders.h"
+#include "lib/posix/process.h"
+#include "lib/posix/signals.h"
+#include "lib/posix/sock.h"
+#include "lib/posix/table.h"
+#include "lib/posix/tcp_info.h"
+
+namespace rcsock::posix {
+
+using base::Reason;
+using rendezvous::Conductor;
+
+namespace {
+
+// A holder that passes it on while one look goes on may be overlooked once.
+constexpr int kLooks = 2;
+
+}  // namespace
+
+// The SYN of the end that connects is acknowledged as a byte, and not counted
+// as one that was sent.
+int Sock::RoleByTcp(int number) {
+  for (int i = 0; i < 8; ++i) {
+    struct tcp_info info {};
+    struct tcp_info after {};
+    int unsent = 0;
+    int not_sent = 0;
+    constexpr std::size_t kNeeded =
+        offsetof(struct tcp_info, tcpi_bytes_retrans) + 8;
+    if (AskTcpInfo(number, &info) < kNeeded ||
+        ::syscall(SYS_ioctl, number, SIOCOUTQ, &unsent) != 0 ||
+        ::syscall(SYS_ioctl, number, SIOCOUTQNSD, &not_sent) != 0 ||
+        AskTcpInfo(number, &after) < kNeeded ||
+        info.tcpi_state != kTcpEstablished) {
+      return -1;
+    }
+    if (info.tcpi_bytes_acked != after.tcpi_bytes_acked ||
+        info.tcpi_bytes_sent != after.tcpi_bytes_sent) {
+      continue;
+    }
+    const std::uint64_t syn = info.tcpi_bytes_acked +
+                              static_cast<unsigned>(unsent - not_sent) -
+                              (info.tcpi_bytes_sent - info.tcpi_bytes_retrans);
+    return syn == 0 ? 1 : syn == 1 ? 0 : -1;
+  }
+  return -1;
+}
+
+// While nothing has been sent, TCP_INFO tells how long ago that was.
+std::uint64_t Sock::BornNs(int number) {
+  struct tcp_info info {};
+  if (AskTcpInfo(number, &info) <
+          offsetof(struct tcp_info, tcpi_bytes_sent) + 8 ||
+      info.tcpi_bytes_sent != 0) {
+    return 0;
+  }
+  timespec now{};
+  ::clock_gettime(CLOCK_BOOTTIME, &now);
+  return static_cast<std::uint64_t>(now.tv_sec) * 1'000'000'000 +
+         static_cast<std::uint64_t>(now.tv_nsec) -
+         std::uint64_t{info.tcpi_last_data_sent} * 1'000'000;
+}
+
+Sock* Sock::Unknown(int number, bool exec) {
+  const Reason reason = exec ? Reason::kPinnedExec : Reason::kPinnedScmRights;
+  const Notes notes(number);
+  int role = notes.Role();
+  if (role < 0) role = RoleByTcp(number);
+  // (What comes by SCM_RIGHTS may be older than this process.)
+  const std::uint64_t born = exec ? BornNs(number) : 0;
+  std::uint64_t share = 0;
+  if (role >= 0 && SeesAllHolders(born)) {
+    // (The program before this one in the same process may have noted it.)
+    share = exec ? notes.OwnShare() : 0;
+    if (share == 0) share = notes.AddShare();
+  }
+  if (share == 0) {
+    // Nobody will know.
+    Sock* sock = New(stream::Role::kConnector, false);
+    if (sock == nullptr) return nullptr;
+    sock->connected_.store(true, std::memory_order_relaxed);
+    sock->never_.store(true, std::memory_order_relaxed);
+    sock->reason_ = reason;
+    sock->inherited_ = true;
+    sock->GivenAway();
+    return sock;
+  }
+  Sock* sock = Foreign(number, role, share, reason);
+  if (sock == nullptr) return nullptr;
+  sock->unknown_.store(kLooks);
+  sock->born_ns_ = born;
+  return sock;
+}
+
+// No number of this process names it that is not known to.
+bool Sock::OnlyOurNumbers() const {
+  bool only = true;
+  const std::uint64_t its = inode();
+  return base::EachDescriptor(0,
+                              [&](int number) {
+                                if (only && SocketInode(number) == its &&
+                                    !base::IsInternalFd(number)) {
+                                  only = Named(number) == this;
+                                }
+                              }) &&
+         only;
+}
+
+namespace {
+
+// The process that has posted a look (a child of fork has not), or 0.
+constinit std::atomic<long> look_posted{0};
+// When the next may be: they take a twentieth of the time at most.
+constinit std::atomic<std::uint64_t> next_look_ns{0};
+
+void PostLook(Conductor* conductor, void (*look)()) {
+  const long self = OwnPid();
+  if (look_posted.exchange(self) == self) return;
+  const std::uint64_t now = base::NowNs();
+  const std::uint64_t at = next_look_ns.load(std::memory_order_relaxed);
+  const std::uint64_t ms = at > now ? (at - now) / 1'000'000 : 0;
+  if (conductor->After(static_cast<std::uint32_t>(ms) + 1, look) == 0) {
+    look_posted.store(0);
+  }
+}
+
+}  // namespace
+
+void Sock::AskForHolders() {
+  if (InHandler() || OwnFace() != Face::kPreload) return;
+  sought_.store(true);
+  Critical critical;
+  Reason why = Reason::kNone;
+  if (Conductor* conductor = Conductor::Get(&why)) {
+    PostLook(conductor, &LookForStrangers);
+  }
+}
+
+void Sock::LookForStrangers() {
+  constexpr int kMost = 64;
+  Sock* socks[kMost];
+  Sought all[kMost];
+  int count = 0;
+  look_posted.store(0);
+  ForEachSock([&](Sock* sock) {
+    if (count == kMost || !sock->sought_.load() || !sock->TryRef()) return;
+    struct stat status {};
+    if (::syscall(SYS_fstat, sock->fd(), &status) != 0) {
+      sock->Unref();
+      return;
+    }
+    socks[count] = sock;
+    all[count++] = {sock->inode(), sock->born_ns_, status.st_uid};
+  });
+  if (count == 0) return;
+  const std::uint64_t start = base::NowNs();
+  const bool looked = LookForHolders(all, count);
+  const std::uint64_t now = base::NowNs();
+  bool more = false;
+  for (int i = 0; i < count; ++i) {
+    Sock* const sock = socks[i];
+    // (Who holds it now may let go: its next calls ask again.)
+    const bool alone = looked && !all[i].held && sock->OnlyOurNumbers();
+    const int left = alone ? sock->unknown_.load() - 1 : kLooks;
+    RCSOCK_LOG(
+        2, "fd %d: %s", sock->fd(),
+        alone ? "nobody else was found to hold it" : "others may hold it");
+    if (left <= 0) sock->next_ops_.store(0);
+    if (alone && left > 0) {
+      more = true;
+    } else {
+      sock->sought_.store(false);
+    }
+    sock->unknown_.store(left < 0 ? 0 : left, std::memory_order_seq_cst);
+    sock->Unref();
+  }
+  // (The second look is made at once.)
+  next_look_ns.store(more ? 0 : now + 10'000'000 + 20 * (now - start));
+  Conductor* const conductor = Conductor::IfRunning();
+  if (more && conductor != nullptr) PostLook(conductor, &LookForStrangers);
+}
+
+}  // namespace rcsock::posix

@@ -1,0 +1,14 @@
+#ifndef RCSOCK_LIB_POSIX_UNIX_PEER_H_
+#define RCSOCK_LIB_POSIX_UNIX_PEER_H_
+
+#include <cstdint>
+
+namespace rcsock::posix {
+
+// The inode number of the socket that the AF_UNIX socket `fd` is connected to,
+// by the kernel's sock_diag.  0: there is none, or nobody tells.
+std::uint64_t UnixPeer(int fd);
+
+}  // namespace rcsock::posix
+
+#endif  // RCSOCK_LIB_POSIX_UNIX_PEER_H_

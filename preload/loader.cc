@@ -1,0 +1,206 @@
+// The loader's functions.  A look-up in libc's handle finds what a look-up by
+// default does, and what dlopen brings is looked at (lib/posix/raw_code.h).
+//
+// The loader asks who has called it: RTLD_NEXT and RTLD_DEFAULT depend on it,
+// and so do the folders that dlopen searches.  So each function here begins as
+// an entry that can go on to the loader's own as if it had never been called.
+
+#include <dlfcn.h>
+
+#include <cstring>
+
+#include "lib/base/image_symbols.h"
+#include "lib/base/internal.h"
+#include "lib/posix/process.h"
+#include "lib/posix/raw_code.h"
+
+namespace base = rcsock::base;
+namespace raw_code = rcsock::posix::raw_code;
+
+// What an entry does: it jumps to `next`, or returns `result` if that is null.
+struct Route {
+  void* next;
+  void* result;
+};
+
+// The entries: the arguments are kept, and the caller's address is one more.
+#define ENTRY(name, caller_register)    \
+  __asm__(                              \
+      ".pushsection .text\n"            \
+      ".globl " #name                   \
+      "\n"                              \
+      ".type " #name                    \
+      ", @function\n"                   \
+      ".p2align 4\n" #name              \
+      ":\n"                             \
+      ".cfi_startproc\n"                \
+      "endbr64\n"                       \
+      "push %rdi\n"                     \
+      ".cfi_adjust_cfa_offset 8\n"      \
+      "push %rsi\n"                     \
+      ".cfi_adjust_cfa_offset 8\n"      \
+      "push %rdx\n"                     \
+      ".cfi_adjust_cfa_offset 8\n"      \
+      "mov 24(%rsp), %" caller_register \
+      "\n"                              \
+      "call rcsock_route_" #name        \
+      "\n"                              \
+      "test %rax, %rax\n"               \
+      "jne 1f\n"                        \
+      "mov %rdx, %rax\n"                \
+      "add $24, %rsp\n"                 \
+      ".cfi_remember_state\n"           \
+      ".cfi_adjust_cfa_offset -24\n"    \
+      "ret\n"                           \
+      "1:\n"                            \
+      ".cfi_restore_state\n"            \
+      "mov %rax, %r11\n"                \
+      "pop %rdx\n"                      \
+      ".cfi_adjust_cfa_offset -8\n"     \
+      "pop %rsi\n"                      \
+      ".cfi_adjust_cfa_offset -8\n"     \
+      "pop %rdi\n"                      \
+      ".cfi_adjust_cfa_offset -8\n"     \
+      "jmp *%r11\n"                     \
+      ".cfi_endproc\n"                  \
+      ".size " #name ", . - " #name     \
+      "\n"                              \
+      ".popsection\n")
+
+ENTRY(dlsym, "rdx");
+ENTRY(dlvsym, "rcx");
+ENTRY(dlopen, "rdx");
+ENTRY(dlmopen, "rcx");
+
+namespace {
+
+const link_map* Ours() {
+  static const char kHere = 0;
+  static const link_map* const image = base::ImageAt(&kHere);
+  return image;
+}
+
+// The loader's own function.
+template <class F>
+F* Next(void** slot, const char* name) {
+  void* found = __atomic_load_n(slot, __ATOMIC_ACQUIRE);
+  if (found == nullptr) {
+    found = base::FindBehind(Ours(), name);
+    __atomic_store_n(slot, found, __ATOMIC_RELEASE);
+  }
+  return reinterpret_cast<F*>(found);
+}
+#define NEXT(name)             \
+  static void* slot = nullptr; \
+  auto* next = Next<decltype(::name)>(&slot, #name)
+
+// Whether it is a function of this namespace's glibc.
+bool IsLibcs(const void* function) {
+  const link_map* image = base::ImageAt(function);
+  if (image == nullptr || image->l_name == nullptr) return false;
+  static const link_map* const libc =
+      base::ImageAt(base::FindBehind(Ours(), "gnu_get_libc_version"));
+  if (image == libc) return true;
+  // (Before glibc 2.34 it had several.)
+  const char* slash = std::strrchr(image->l_name, '/');
+  const char* name = slash != nullptr ? slash + 1 : image->l_name;
+  for (const char* one : {"libpthread.so.0", "librt.so.1", "libdl.so.2"}) {
+    if (std::strcmp(name, one) != 0) continue;
+    for (const link_map* next = Ours(); next != nullptr; next = next->l_next) {
+      if (next == image) return true;
+    }
+  }
+  return false;
+}
+
+// What a look-up of `name` that has found `found` is to say.
+void* Instead(void* found, const char* name, const void* caller) {
+  if (found == nullptr) return nullptr;
+  static const base::ImageSymbols ours(Ours());
+  void* our_own = ours.Find(name);
+  if (our_own == nullptr || our_own == found || !IsLibcs(found)) return found;
+  // One that stands before libc itself asks for what comes next.
+  const link_map* image = base::ImageAt(caller);
+  if (image == nullptr || base::ImageSymbols(image).Find(name) != nullptr) {
+    return found;
+  }
+  return our_own;
+}
+
+bool IsPseudo(const void* handle) {
+  return handle == RTLD_NEXT || handle == RTLD_DEFAULT;
+}
+
+// Whether the loader does the same for us as for the caller.
+bool AsForUs(const char* path, const void* caller) {
+  if (std::strchr(path, '$') != nullptr) return false;
+  const link_map* image = base::ImageAt(caller);
+  if (image == nullptr) return false;
+  Lmid_t space = LM_ID_NEWLM;
+  if (::dlinfo(const_cast<link_map*>(image), RTLD_DI_LMID, &space) != 0 ||
+      space != LM_ID_BASE) {
+    return false;
+  }
+  return std::strchr(path, '/') != nullptr || !base::HasSearchPath(image);
+}
+
+bool LoadsNothing(const char* path, int flags) {
+  return path == nullptr || (flags & RTLD_NOLOAD) != 0 || base::tls_internal ||
+         rcsock::posix::InBorrowedMemory();
+}
+
+}  // namespace
+
+extern "C" {
+
+__attribute__((used)) Route rcsock_route_dlsym(void* handle, const char* name,
+                                               const void* caller) {
+  NEXT(dlsym);
+  if (IsPseudo(handle) || name == nullptr) {
+    return {reinterpret_cast<void*>(next), nullptr};
+  }
+  return {nullptr, Instead(next(handle, name), name, caller)};
+}
+
+__attribute__((used)) Route rcsock_route_dlvsym(void* handle, const char* name,
+                                                const char* version,
+                                                const void* caller) {
+  NEXT(dlvsym);
+  if (IsPseudo(handle) || name == nullptr) {
+    return {reinterpret_cast<void*>(next), nullptr};
+  }
+  return {nullptr, Instead(next(handle, name, version), name, caller)};
+}
+
+__attribute__((used)) Route rcsock_route_dlopen(const char* path, int flags,
+                                                const void* caller) {
+  NEXT(dlopen);
+  if (LoadsNothing(path, flags)) {
+    return {reinterpret_cast<void*>(next), nullptr};
+  }
+  if (!AsForUs(path, caller)) {
+    raw_code::BeforeUnseenOpen();
+    return {reinterpret_cast<void*>(next), nullptr};
+  }
+  void* handle = next(path, flags);
+  if (handle != nullptr) raw_code::AfterOpen();
+  return {nullptr, handle};
+}
+
+__attribute__((used)) Route rcsock_route_dlmopen(Lmid_t space, const char* path,
+                                                 int flags,
+                                                 const void* caller) {
+  NEXT(dlmopen);
+  if (LoadsNothing(path, flags)) {
+    return {reinterpret_cast<void*>(next), nullptr};
+  }
+  if (!AsForUs(path, caller)) {
+    raw_code::BeforeUnseenOpen();
+    return {reinterpret_cast<void*>(next), nullptr};
+  }
+  void* handle = next(space, path, flags);
+  if (handle != nullptr) raw_code::AfterOpen();
+  return {nullptr, handle};
+}
+
+}  // extern "C"
