@@ -12,7 +12,7 @@ namespace rcsock::base {
 struct CriticalHooks {
   void (*enter)();
   void (*leave)();  // may run what has been put off
-  // Whether a handler has called this thread's code, perhaps amid a sleep.
+  // Whether the caller runs in a signal handler.
   bool (*in_handler)();
 };
 // Set once.  (Another thread may be inside by then: an earlier library's

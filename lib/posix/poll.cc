@@ -83,11 +83,8 @@ class Polling {
   ~Polling() {
     if (slept_since_ == 0) return;
     Spinner::Slept(slept_since_);
-    if (InHandler()) [[unlikely]] {
-      const int saved = errno;
+    if (InHandler()) [[unlikely]]
       RingAgain();
-      errno = saved;
-    }
   }
   Polling(const Polling&) = delete;
   Polling& operator=(const Polling&) = delete;

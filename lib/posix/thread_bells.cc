@@ -133,19 +133,25 @@ int WaitBells(const timespec* timeout, const sigset_t* mask) {
 
 int ThreadBellsSet() { return tls_bells.set; }
 
-// (The kernel looks again at what is changed.  Nobody reads a bell, so one that
-// has rung is readable.)
+// EPOLL_CTL_MOD makes the kernel look at a descriptor again.  Nobody reads a
+// bell, so one that has rung is readable.  A source that the handler's wait has
+// not drained is readable, and one that it has drained has rung the bells.
 [[gnu::cold]] void RingAgain() {
   Critical critical;
+  const int saved = errno;
   const ThreadBells& mine = tls_bells;
   Conductor* conductor = Conductor::IfRunning();
   if (mine.set < 0 || mine.pid != OwnPid() || conductor == nullptr) return;
-  for (lane::BellMask more = mine.bells; more != 0; more &= more - 1) {
+  const auto look = [&mine](int fd) {
     epoll_event event{};
     event.events = EPOLLIN | EPOLLET;
-    ::syscall(SYS_epoll_ctl, mine.set, EPOLL_CTL_MOD,
-              conductor->bells()->bell_fd(std::countr_zero(more)), &event);
+    ::syscall(SYS_epoll_ctl, mine.set, EPOLL_CTL_MOD, fd, &event);
+  };
+  for (lane::BellMask more = mine.bells; more != 0; more &= more - 1) {
+    look(conductor->bells()->bell_fd(std::countr_zero(more)));
   }
+  for (int i = 0; i < mine.source_count; ++i) look(mine.sources[i]->fd());
+  errno = saved;
 }
 
 [[gnu::cold]] void InitThreadBells() {

@@ -42,9 +42,9 @@ int WaitBells(const timespec* timeout, const sigset_t* mask);
 // Their set, once there is one.
 int ThreadBellsSet();
 
-// A wait in a signal handler has used the set, and may have taken the edge that
-// is to end the wait which the handler has interrupted.  Each bell that has
-// rung makes another edge.
+// Makes what is readable in this thread's set make another edge: bells that
+// have rung, and sources.  A wait in a signal handler calls it at its end, for
+// it may have taken the edge that is to end the interrupted wait.  Keeps errno.
 void RingAgain();
 
 }  // namespace rcsock::posix

@@ -1,8 +1,9 @@
 // Round trips of 8 bytes between the two ends of a connection that one thread
 // holds, after it has left TCP.  For count_instructions: a breakpoint before
-// the round trips and one after them.
+// the round trips, one behind each 16 of them, and one at the end.  A wait looks
+// at the kernel each fourth and each sixteenth time.
 //
-// usage: calls MODE ROUND_TRIPS [CONNECTIONS]
+// usage: calls MODE SIXTEENS [CONNECTIONS]
 //
 //   blocking  recv waits
 //   epoll     by EPOLLIN; edges: EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET;
@@ -123,7 +124,7 @@ int main(int argc, char** argv) {
       (!set && !polls && !selects && mode != "blocking")) {
     std::fprintf(stderr,
                  "usage: calls blocking|epoll|edges|once|poll|select "
-                 "ROUND_TRIPS [CONNECTIONS]\n");
+                 "SIXTEENS [CONNECTIONS]\n");
     return 2;
   }
   for (long i = 0; i < connections; ++i) {
@@ -140,8 +141,11 @@ int main(int argc, char** argv) {
   }
   __asm__ volatile("int3");
   for (long i = 0; i < count; ++i) {
-    Pass(0);
-    Pass(1);
+    for (int k = 0; k < 16; ++k) {
+      Pass(0);
+      Pass(1);
+    }
+    __asm__ volatile("int3");
   }
   __asm__ volatile("int3");
   return 0;

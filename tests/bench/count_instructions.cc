@@ -1,19 +1,27 @@
 // usage: count_instructions [--all] PROGRAM [ARGUMENT...]
 //
-// Prints how many instructions PROGRAM's first thread executes between its
-// first two breakpoints (int3), or with --all between each two, by stepping
-// through them: a count that does not depend on what else the machine does, and
-// needs no counters.  System calls count as one.
+// Prints how many instructions PROGRAM's first thread executes, by stepping
+// through them: a count that needs no counters.  System calls count as one.
+//
+// PROGRAM executes a breakpoint (int3) before what it repeats, one behind each
+// repetition, and one more at the end.  What is printed is the median of the
+// repetitions: what happens once in a while, by time, falls out.
+// --all: the sum, from each odd breakpoint to the next one.
 #include <sys/ptrace.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <vector>
 
 namespace {
+
+// Fewer instructions than this are the end of the program's loop.
+constexpr unsigned long kEmpty = 16;
 
 // Until the program has executed int3; false: it has ended before.
 // `step`: one by one.
@@ -36,6 +44,11 @@ bool Run(pid_t child, bool step, unsigned long* steps) {
     if (info.si_code == SI_KERNEL) return true;
     ++*steps;
   }
+}
+
+int Ended(const char* program) {
+  std::fprintf(stderr, "%s: ended amid its breakpoints\n", program);
+  return 1;
 }
 
 }  // namespace
@@ -64,21 +77,28 @@ int main(int argc, char** argv) {
     return 1;
   }
   ptrace(PTRACE_SETOPTIONS, child, nullptr, PTRACE_O_EXITKILL);
-  unsigned long before = 0;
-  unsigned long count = 0;
-  if (!Run(child, false, &before) || !Run(child, true, &count)) {
-    std::fprintf(stderr, "%s: ended without two breakpoints\n", argv[1]);
-    return 1;
-  }
+  unsigned long passed = 0;
+  unsigned long sum = 0;
   if (all) {
-    // It has ended when there is no other breakpoint.
-    while (Run(child, false, &before)) {
-      if (!Run(child, true, &count)) return 1;
+    while (Run(child, false, &passed)) {
+      if (!Run(child, true, &sum)) return Ended(argv[1]);
     }
-    std::printf("%lu\n", count);
+    if (sum == 0) return Ended(argv[1]);
+    std::printf("%lu\n", sum);
     return 0;
   }
-  std::printf("%lu\n", count);
+  std::vector<unsigned long> counts;
+  if (!Run(child, false, &passed)) return Ended(argv[1]);
+  for (;;) {
+    unsigned long count = 0;
+    if (!Run(child, true, &count)) return Ended(argv[1]);
+    if (count < kEmpty) break;
+    counts.push_back(count);
+  }
+  if (counts.empty()) return Ended(argv[1]);
+  const auto middle = counts.begin() + counts.size() / 2;
+  std::nth_element(counts.begin(), middle, counts.end());
+  std::printf("%lu\n", *middle);
   ptrace(PTRACE_CONT, child, nullptr, nullptr);
   return waitpid(child, &status, 0) == child && WIFEXITED(status)
              ? WEXITSTATUS(status)

@@ -8,7 +8,7 @@ A file of docs/figures is one table:
 
     group, title    the headings above the table
     machine, date   where and when it was measured
-    command         what measures it again
+    command         what measures it again; empty: nothing does
     columns, rows   the table; a cell has at most 200 characters
     notes           sentences that a reader of the table needs
 
@@ -19,6 +19,8 @@ import argparse
 import json
 import pathlib
 import sys
+
+import paper
 
 ROOT = pathlib.Path(__file__).absolute().parents[2]
 HEAD = """# Figures
@@ -40,15 +42,11 @@ def table(data):
         for cell in row:
             if len(cell) > MOST_CELL:
                 raise ValueError(f"{data['title']}: a cell is too long: {cell}")
-    lines = [
-        f"### {data['title']}",
-        "",
-        f"Machine: {data['machine']}. Date: {data['date']}. Command: `{data['command']}`",
-        "",
-        "| " + " | ".join(data["columns"]) + " |",
-        "|" + " --- |" * width,
-    ]
-    lines += ["| " + " | ".join(row) + " |" for row in data["rows"]]
+    source = f"Machine: {data['machine']}. Date: {data['date']}."
+    if data["command"]:
+        source += f" Command: `{data['command']}`"
+    lines = [f"### {data['title']}", "", source, ""]
+    lines += paper.table(data["columns"], data["rows"])
     if data["notes"]:
         lines += ["", *[f"- {note}" for note in data["notes"]]]
     return "\n".join(lines) + "\n"

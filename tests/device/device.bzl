@@ -22,7 +22,7 @@ NASTY_SEEN = [
     "strict_keys=0",
 ]
 
-# Of a test that tools/test runs by --long only.
+# The tags of a test that tools/test runs with --long only.
 RARE = [
     "manual",
     "rare",

@@ -591,7 +591,7 @@ TEST_P(LaneConformance, PollersLoseNoWakeUp) {
   auto play = [&](int i) {
     Lane& lane = pair_->end(i);
     Poller& poller = *pair_->poller(i);
-    // As who watches a poller must: by edges, and nothing is read.
+    // A poller is watched by edges, and nobody reads its descriptor.
     const base::UniqueFd set(::epoll_create1(EPOLL_CLOEXEC));
     epoll_event event{};
     event.events = EPOLLIN | EPOLLET;

@@ -200,24 +200,27 @@ class RdmaPair final : public LanePair {
 
   RdmaSide side[2];
   std::function<void()> disconnect;
-  // Of a device whose older credit word may stay in the end: whether it has
-  // carried out all that was posted.
+  // Says whether the device has carried out all that was posted.  It is set for
+  // a device that may leave an older credit word behind, whose credit the pair
+  // cannot wait for.
   std::function<bool()> idle;
   bool large = true;
 
  private:
   bool Settled() {
-    for (RdmaSide& one : side) {
-      one.domain->FlushDeferred();
-      one.lane->source()->Drain();
+    for (RdmaSide& one : side) one.domain->FlushDeferred();
+    const auto drain = [this] {
+      for (RdmaSide& one : side) one.lane->source()->Drain();
+    };
+    drain();
+    if (idle) {
+      if (!idle()) return false;
+      drain();  // what came before the device was idle
     }
-    if (idle && !idle()) return false;
     bool all = true;
     for (int i = 0; i < 2; ++i) {
       rdma::QpLane& from = side[i].qp_lane();
       rdma::QpLane& to = side[1 - i].qp_lane();
-      from.source()->Drain();
-      to.source()->Drain();
       if (frozen(i) || frozen(1 - i)) continue;
       all = all && from.Quiet() &&
             to.landed_messages() == from.sent_messages() &&

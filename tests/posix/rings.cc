@@ -589,6 +589,16 @@ Case by_calls("ring_by_liburings_calls", EchoAll, [](int fd) {
 
 // --- Numbers
 
+// A thread of rcsock that opens a file has the lowest number for a moment.
+void AwaitFree(int number) {
+  for (int i = 0; i < 10'000; ++i) {
+    const int lowest = ::eventfd(0, EFD_CLOEXEC);
+    ::close(lowest);
+    if (lowest == number) return;
+    ::usleep(100);
+  }
+}
+
 Case reused("ring_numbers_reused", EchoAll, [](int fd) {
   Ring first(4);
   if (!first.ok()) return;
@@ -598,6 +608,7 @@ Case reused("ring_numbers_reused", EchoAll, [](int fd) {
   first.Control(1, set, EPOLL_CTL_ADD, fd, &in);
   first.Submit(1);
   first.Close();
+  AwaitFree(number);
   {
     Ring second(8);
     Log("the number again: %d", second.fd() == number);
@@ -613,6 +624,7 @@ Case reused("ring_numbers_reused", EchoAll, [](int fd) {
     Talk(fd, true);
   }
   // A file.
+  AwaitFree(number);
   const int counter = ::eventfd(0, 0);
   Log("the number again: %d", counter == number);
   Result("enter", ::syscall(SYS_io_uring_enter, counter, 1, 0, 0, nullptr, 0));

@@ -64,10 +64,10 @@ inline void HandleTraps(void (*handler)(int, siginfo_t*, void*)) {
       : "memory", "cc");
 }
 
-// First of all in a handler of traps.  A trap that is blocked ends the process,
-// and libraries block all signals now and then.  A child begins with the flag,
-// and all blocked.  So traps stay open, and who makes a child is traced no
-// more.
+// A handler of traps calls this first.  A trap that is blocked ends the
+// process, and libraries block all signals now and then: the call that blocks
+// them leaves traps open.  A child would begin with the trap flag and all
+// signals blocked, so a thread that makes a child is not traced any more.
 inline void KeepTraps(void* context) {
   static thread_local unsigned long open;
   greg_t* regs = static_cast<ucontext_t*>(context)->uc_mcontext.gregs;

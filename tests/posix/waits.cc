@@ -191,7 +191,7 @@ Case waits_inside(
       const int other = Accept(listener);
       Warm(other);
       while (Hear() != 0) {
-        // (Until the handler sleeps; earlier, nothing is tried.)
+        // A byte that comes before the handler sleeps would try nothing.
         ::poll(nullptr, 0, 15);
         SendAll(fd, "x", 1);
         ::poll(nullptr, 0, 5);
@@ -219,7 +219,7 @@ Case waits_inside(
         } else {
           ::raise(SIGUSR1);
         }
-        // (A wait for input of one connection has no set.)
+        // A wait for input of one connection has no set, so it names two.
         pollfd fds[2] = {{fd, POLLIN, 0},
                          {i % 2 == 0 ? fd : pipe[0], POLLIN, 0}};
         fd_set in;
@@ -236,7 +236,7 @@ Case waits_inside(
                      ? ::select(pipe[0] + 1, &in, nullptr, nullptr, nullptr)
                      : ::epoll_wait(set, &event, 1, -1);
         };
-        // (Where the kernel has begun to wait, a handler ends it.)
+        // A handler ends a wait that the kernel has begun.
         int n;
         do {
           n = call();

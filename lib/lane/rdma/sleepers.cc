@@ -19,8 +19,9 @@
 
 namespace rcsock::lane::rdma {
 
-// The sets of one group that this thread has taken and not put back: for a
-// sleep that a handler has interrupted, or has jumped out of.
+// The sets of one group that this thread has taken and not put back.  A set
+// stays here while a handler interrupts its sleep, and when a handler jumps out
+// of its sleep.
 struct HeldSets {
   std::uint64_t group = 0;
   std::uint32_t slots = 0;  // a bit each
@@ -64,8 +65,9 @@ void Sleepers::Close() {
   }
 }
 
-// The sleep is alone with the set until PutSet: the edges in it are its own.
-// Only a handler's sleep has another one of its thread's above it.
+// The sleep has the set to itself until PutSet, so the edges in it are its own.
+// Outside of handlers a thread has one sleep at a time.  Sets that it still
+// holds then belong to sleeps that a handler has jumped out of.
 int Sleepers::TakeSet() {
   if (tls_held.group != id_) {
     tls_held = {id_, 0};

@@ -93,9 +93,9 @@ class Sleepers {
   Source* const source_;
   const std::uint64_t id_;  // never given twice
   base::UniqueFd wake_fd_;
-  // Epoll sets that nobody sleeps on.  There is one, but for the leaders that
-  // have been told to resign, that a handler has interrupted, or has jumped out
-  // of.
+  // Epoll sets that nobody sleeps on.  One is enough for a leader.  Leaders
+  // that have been told to resign keep theirs until they wake, as do those that
+  // a handler interrupts or jumps out of.
   static constexpr int kMostSets = 16;
   static constexpr int kNone = -1;
   static constexpr int kTaken = -2;
