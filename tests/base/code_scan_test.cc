@@ -184,6 +184,7 @@ TEST(RawNumbers, WhatUsesStreams) {
     EXPECT_FALSE(MayUseStreams({0, number, SystemCall::kAny})) << number;
   }
   EXPECT_TRUE(IsKnownLibrary("/usr/lib/x86_64-linux-gnu/libasan.so.8.0.0"));
+  EXPECT_TRUE(IsKnownLibrary("/usr/lib/x86_64-linux-gnu/libstdc++.so.6.0.30"));
   EXPECT_FALSE(IsKnownLibrary("/usr/lib/x86_64-linux-gnu/libfoo.so"));
 }
 
