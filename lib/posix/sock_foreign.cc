@@ -85,6 +85,10 @@ std::uint64_t Sock::BornNs(int number) {
 }
 
 Sock* Sock::Unknown(int number, bool exec) {
+  // A listener, or a socket that may become one, is the kernel's: whatever it
+  // accepts asks the kernel for the options that it has set.
+  const int state = AskTcpState(number);
+  if (state == kTcpListen || state == kTcpClose) return nullptr;
   const Reason reason = exec ? Reason::kPinnedExec : Reason::kPinnedScmRights;
   const Notes notes(number);
   int role = notes.Role();

@@ -18,6 +18,7 @@ inline constexpr int kTcpEstablished = 1;
 inline constexpr int kTcpFinWait1 = 4;
 inline constexpr int kTcpFinWait2 = 5;
 inline constexpr int kTcpClose = 7;
+inline constexpr int kTcpListen = 10;
 
 // As much of it as the kernel knows and *info has room for: so many bytes, or
 // 0, and errno.

@@ -443,6 +443,30 @@ Case unknown_listener(
     },
     {.warm = false, .connect = false});
 
+// The connection is on a lane, and waits no longer than its listener said.
+Case unknown_listener_waits(
+    "listener_from_elsewhere_with_a_time_out",
+    [](int) {
+      int port;
+      int listener = Listen(&port);
+      const timeval time{0, 50'000};
+      CHECK_THAT(::setsockopt(listener, SOL_SOCKET, SO_RCVTIMEO, &time,
+                              sizeof time) == 0);
+      listener = Unknown(listener);
+      Tell(port);
+      const int fd = Accept(listener);
+      Warm(fd);
+      char byte;
+      Result("recv", ::recv(fd, &byte, 1, 0));
+      Barrier();
+    },
+    [](int) {
+      const int fd = Connect(HearPort());
+      Warm(fd);
+      Barrier();
+    },
+    {.warm = false, .connect = false});
+
 // (By Linux 6.9 and later.  0 is on, -1 off.)
 Case peek_off(
     "peek_offset",
