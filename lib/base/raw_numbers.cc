@@ -83,9 +83,12 @@ bool IsKnownLibrary(std::string_view path) {
   const std::string_view name =
       slash == std::string_view::npos ? path : path.substr(slash + 1);
   constexpr std::string_view kPrefixes[] = {
-      "libasan.so.",   "libtsan.so.",  "liblsan.so.",  "libubsan.so.",
+      "libasan.so.", "libtsan.so.", "liblsan.so.", "libubsan.so.",
       "libhwasan.so.", "libclang_rt.", "liburing.so.", "liburing-ffi.so.",
-      "librcsock.so.", "librcsock_"};
+      "librcsock.so.", "librcsock_",
+      // The leak checker's, which stops the threads and looks at their memory.
+      "libtcmalloc.so.", "libtcmalloc_and_profiler.so.",
+      "libtcmalloc_debug.so."};
   for (const std::string_view prefix : kPrefixes) {
     if (name.starts_with(prefix)) return true;
   }

@@ -186,6 +186,7 @@ TEST(RawNumbers, WhatUsesStreams) {
   EXPECT_TRUE(IsKnownLibrary("/usr/lib/x86_64-linux-gnu/libasan.so.8.0.0"));
   EXPECT_TRUE(IsKnownLibrary("/usr/lib/x86_64-linux-gnu/librcsock.so.0"));
   EXPECT_TRUE(IsKnownLibrary("/opt/librcsock_posix.so.0.1 (deleted)"));
+  EXPECT_TRUE(IsKnownLibrary("/usr/lib/x86_64-linux-gnu/libtcmalloc.so.4"));
   EXPECT_FALSE(IsKnownLibrary("/usr/lib/x86_64-linux-gnu/librcsock"));
   EXPECT_FALSE(IsKnownLibrary("/usr/lib/x86_64-linux-gnu/libfoo.so"));
 }
