@@ -84,7 +84,8 @@ bool IsKnownLibrary(std::string_view path) {
       slash == std::string_view::npos ? path : path.substr(slash + 1);
   constexpr std::string_view kPrefixes[] = {
       "libasan.so.",   "libtsan.so.",  "liblsan.so.",  "libubsan.so.",
-      "libhwasan.so.", "libclang_rt.", "liburing.so.", "liburing-ffi.so."};
+      "libhwasan.so.", "libclang_rt.", "liburing.so.", "liburing-ffi.so.",
+      "librcsock.so.", "librcsock_"};
   for (const std::string_view prefix : kPrefixes) {
     if (name.starts_with(prefix)) return true;
   }

@@ -184,6 +184,9 @@ TEST(RawNumbers, WhatUsesStreams) {
     EXPECT_FALSE(MayUseStreams({0, number, SystemCall::kAny})) << number;
   }
   EXPECT_TRUE(IsKnownLibrary("/usr/lib/x86_64-linux-gnu/libasan.so.8.0.0"));
+  EXPECT_TRUE(IsKnownLibrary("/usr/lib/x86_64-linux-gnu/librcsock.so.0"));
+  EXPECT_TRUE(IsKnownLibrary("/opt/librcsock_posix.so.0.1 (deleted)"));
+  EXPECT_FALSE(IsKnownLibrary("/usr/lib/x86_64-linux-gnu/librcsock"));
   EXPECT_FALSE(IsKnownLibrary("/usr/lib/x86_64-linux-gnu/libfoo.so"));
 }
 
