@@ -83,9 +83,12 @@ bool IsKnownLibrary(std::string_view path) {
   const std::string_view name =
       slash == std::string_view::npos ? path : path.substr(slash + 1);
   constexpr std::string_view kPrefixes[] = {
-      "libasan.so.",   "libtsan.so.",  "liblsan.so.",  "libubsan.so.",
-      "libhwasan.so.", "libclang_rt.", "liburing.so.", "liburing-ffi.so.",
-      "librcsock.so.", "librcsock_"};
+      "libasan.so.",    "libtsan.so.",  "liblsan.so.",  "libubsan.so.",
+      "libhwasan.so.",  "libclang_rt.", "liburing.so.", "liburing-ffi.so.",
+      // The preload makes their calls.
+      "librcsock.so.",  "librcsock_",
+      // All their calls go through libc.
+      "libstdc++.so.6", "libgcc_s.so.1"};
   for (const std::string_view prefix : kPrefixes) {
     if (name.starts_with(prefix)) return true;
   }

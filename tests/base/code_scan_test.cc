@@ -187,6 +187,7 @@ TEST(RawNumbers, WhatUsesStreams) {
   EXPECT_TRUE(IsKnownLibrary("/usr/lib/x86_64-linux-gnu/librcsock.so.0"));
   EXPECT_TRUE(IsKnownLibrary("/opt/librcsock_posix.so.0.1 (deleted)"));
   EXPECT_FALSE(IsKnownLibrary("/usr/lib/x86_64-linux-gnu/librcsock"));
+  EXPECT_TRUE(IsKnownLibrary("/usr/lib/x86_64-linux-gnu/libstdc++.so.6.0.30"));
   EXPECT_FALSE(IsKnownLibrary("/usr/lib/x86_64-linux-gnu/libfoo.so"));
 }
 
