@@ -92,6 +92,14 @@ bool IsKnownLibrary(std::string_view path) {
   for (const std::string_view prefix : kPrefixes) {
     if (name.starts_with(prefix)) return true;
   }
+  // What rcsock loads for RDMA: libibverbs, librdmacm, the copy of it that a
+  // child of fork has (lib/verbs/library_copy.cc), and the drivers of devices,
+  // which are named like libmlx5-rdmav34.so.  They use descriptors of their own.
+  for (const std::string_view prefix :
+       {"libibverbs.so.", "librdmacm.so.", "memfd:librdmacm (rcsock)"}) {
+    if (name.starts_with(prefix)) return true;
+  }
+  if (name.find("-rdmav") != std::string_view::npos) return true;
   // Two of its stressors call whatever there is, in processes of their own.
   if (name == "stress-ng") return true;
   // valgrind runs the program, and its own code beside it.
