@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <cstdint>
 #include <ctime>
@@ -66,6 +67,9 @@ void SetLinger(int number, bool on, int seconds) {
 // locked under it.
 constinit base::Latch closed_latch;
 constinit Sock* closed_head RC_GUARDED_BY(closed_latch) = nullptr;
+// How many threads may have closed streams out of the list: one that walks the
+// list, and one that takes a stream from it and then closes its number.
+constinit std::atomic<int> unlisting{0};
 
 }  // namespace
 
@@ -73,7 +77,10 @@ void ClosedForkLock() { closed_latch.LockForFork(); }
 
 void ClosedForkUnlock(bool child) {
   closed_latch.AssertUnshared();
-  if (child) closed_head = nullptr;  // the parent's to deliver
+  if (child) {
+    closed_head = nullptr;  // the parent's to deliver
+    unlisting.store(0);
+  }
   closed_latch.UnlockAfterFork(child);
 }
 
@@ -95,6 +102,7 @@ template <class Each>
 void Sock::EachClosed(Each&& each) {
   Critical critical;
   Sock* done = nullptr;
+  unlisting.fetch_add(1);
   for (;;) {
     closed_latch.lock();
     Sock* sock = closed_head;
@@ -103,6 +111,7 @@ void Sock::EachClosed(Each&& each) {
       closed_head = done;
       if (done != nullptr) done->closed_link_ = &closed_head;
       closed_latch.unlock();
+      unlisting.fetch_sub(1);
       return;
     }
     sock->UnlistClosed();
@@ -148,7 +157,7 @@ bool Sock::EndsOnPort(std::uint16_t port) {
     found = ::syscall(SYS_getsockname, sock->fd(), &own, &length) == 0 &&
             reinterpret_cast<const sockaddr_in*>(&own)->sin_port == port;
   });
-  return found;
+  return found || unlisting.load() != 0;
 }
 
 int Sock::CloseLast(int number, const Successor& next) {
@@ -396,6 +405,7 @@ void Sock::OnLinger() {
 
 void Sock::Finish(bool reset) {
   Critical critical;
+  unlisting.fetch_add(1);
   closed_latch.lock();
   UnlistClosed();
   closed_latch.unlock();
@@ -434,6 +444,7 @@ void Sock::Finish(bool reset) {
     CloseWithoutWaiting(number);
     KeepSpares();
   }
+  unlisting.fetch_sub(1);
   if (last) Unref();
 }
 
