@@ -23,6 +23,7 @@
 #include "lib/base/no_cancel.h"
 #include "lib/base/real.h"
 #include "lib/base/unique_fd.h"
+#include "lib/posix/address_reuse.h"
 #include "lib/posix/epoll.h"
 #include "lib/posix/process.h"
 #include "lib/posix/signals.h"
@@ -70,6 +71,8 @@ constinit Sock* closed_head RC_GUARDED_BY(closed_latch) = nullptr;
 // How many threads may have closed streams out of the list: one that walks the
 // list, and one that takes a stream from it and then closes its number.
 constinit std::atomic<int> unlisting{0};
+// A parent that had closed streams at the fork has ended them by then.
+constinit std::atomic<std::uint64_t> parents_until_ns{0};
 
 }  // namespace
 
@@ -78,6 +81,9 @@ void ClosedForkLock() { closed_latch.LockForFork(); }
 void ClosedForkUnlock(bool child) {
   closed_latch.AssertUnshared();
   if (child) {
+    if (closed_head != nullptr || unlisting.load() != 0) {
+      parents_until_ns.store(base::NowNs() + kMostToEndNs);
+    }
     closed_head = nullptr;  // the parent's to deliver
     unlisting.store(0);
   }
@@ -157,7 +163,8 @@ bool Sock::EndsOnPort(std::uint16_t port) {
     found = ::syscall(SYS_getsockname, sock->fd(), &own, &length) == 0 &&
             reinterpret_cast<const sockaddr_in*>(&own)->sin_port == port;
   });
-  return found || unlisting.load() != 0;
+  return found || unlisting.load() != 0 ||
+         base::NowNs() < parents_until_ns.load();
 }
 
 int Sock::CloseLast(int number, const Successor& next) {

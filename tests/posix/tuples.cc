@@ -256,4 +256,66 @@ Case server_again_behind_the_killed(
     },
     kAlone);
 
+// ... that has not read the end, and whose client has closed first.
+Case server_again_without_a_look(
+    "server_again_without_a_look",
+    [](int) {
+      int listener = ListenAndTell();
+      const int port = PortOf(listener);
+      for (int life = 0; life < kLives; ++life) {
+        const int fd = Accept(listener);
+        Talk(fd, life, false);
+        Barrier();  // the client has closed
+        ::close(listener);
+        CloseBy(kWays[life % 5], fd);
+        listener = Bound("bind again", port);
+        CHECK_THAT(listener >= 0);
+        Result("listen", ::listen(listener, 8));
+        Barrier();
+      }
+    },
+    [](int) {
+      const int to = HearPort();
+      for (int life = 0; life < kLives; ++life) {
+        const int fd = Connect(to);
+        Talk(fd, life, true);
+        ::close(fd);
+        Barrier();
+        Barrier();
+      }
+    },
+    kAlone);
+
+// ... as a child of the process that has closed.
+Case server_again_as_a_child(
+    "server_again_as_a_child",
+    [](int) {
+      int listener = ListenAndTell();
+      const int port = PortOf(listener);
+      for (int life = 0; life < 6; ++life) {
+        const int fd = Accept(listener);
+        Talk(fd, life, false);
+        LogDrain(fd);
+        ::close(listener);
+        ::close(fd);
+        const pid_t child = ::fork();
+        if (child == 0) ::_exit(Bound("bind again", port) < 0);
+        LogChild(child);
+        listener = Bound("bind again", port);
+        CHECK_THAT(listener >= 0);
+        Result("listen", ::listen(listener, 8));
+        Barrier();
+      }
+    },
+    [](int) {
+      const int to = HearPort();
+      for (int life = 0; life < 6; ++life) {
+        const int fd = Connect(to);
+        Talk(fd, life, true);
+        ::close(fd);
+        Barrier();
+      }
+    },
+    kAlone);
+
 }  // namespace
