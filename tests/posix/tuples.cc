@@ -11,7 +11,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cerrno>
+#include <thread>
 
 #include "tests/posix/pair.h"
 
@@ -315,6 +317,73 @@ Case server_again_as_a_child(
         ::close(fd);
         Barrier();
       }
+    },
+    kAlone);
+
+// --- The same client again, whose server has closed first
+
+Case client_again(
+    "client_again",
+    [](int) {
+      const int listener = ListenAndTell();
+      for (int life = 0; life < kLives; ++life) {
+        const int fd = Accept(listener);
+        Talk(fd, life, false);
+        CloseBy(kWays[life % 5], fd);
+      }
+      Barrier();
+    },
+    [](int) {
+      const int to = HearPort();
+      const int from = SourcePort(3);
+      for (int life = 0; life < kLives; ++life) {
+        const int fd = ConnectFrom(from, to);
+        CHECK_THAT(fd >= 0);
+        Talk(fd, life, true);
+        LogDrain(fd);
+        CloseBy(kWays[life % 5], fd);
+      }
+      Barrier();
+    },
+    kAlone);
+
+// Two threads, each with a port of its own.
+Case two_clients_again(
+    "two_clients_again",
+    [](int) {
+      const int listener = ListenAndTell();
+      for (int i = 0; i < 2 * kLives; ++i) {
+        const int fd = Accept(listener);
+        Talk(fd, 0, false);
+        ::close(fd);
+      }
+      Barrier();
+    },
+    [](int) {
+      const int to = HearPort();
+      std::atomic<int> made{0};
+      const auto live = [&](int from) {
+        for (int life = 0; life < kLives; ++life) {
+          const int fd = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+          sockaddr_in own = posix_test::Loopback(from);
+          sockaddr_in peer = posix_test::Loopback(to);
+          CHECK_THAT(
+              ::bind(fd, reinterpret_cast<sockaddr*>(&own), sizeof own) == 0);
+          CHECK_THAT(::connect(fd, reinterpret_cast<sockaddr*>(&peer),
+                               sizeof peer) == 0);
+          Talk(fd, 0, true);
+          int error = 0;
+          CHECK_THAT(Drain(fd, &error) == 0 && error == 0);
+          ::close(fd);
+          ++made;
+        }
+      };
+      std::thread one(live, SourcePort(4));
+      std::thread two(live, SourcePort(5));
+      one.join();
+      two.join();
+      Log("made %d", made.load());
+      Barrier();
     },
     kAlone);
 
