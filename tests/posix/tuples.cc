@@ -320,6 +320,45 @@ Case server_again_as_a_child(
     },
     kAlone);
 
+// ... that ends, and is started again: by close and exit, by exit alone, by
+// exec of a program that ends.
+Case server_started_again(
+    "server_started_again",
+    [](int) {
+      int listener = ListenAndTell();
+      const int port = PortOf(listener);
+      for (int life = 0; life < 6; ++life) {
+        const pid_t child = ::fork();
+        if (child == 0) {
+          const int fd = Accept(listener);
+          WarmAs(fd, false);
+          LogDrain(fd);
+          if (life % 3 == 0) ::close(fd);
+          if (life % 3 == 2) {
+            ::fcntl(fd, F_SETFD, FD_CLOEXEC);
+            ::execl("/bin/true", "true", nullptr);
+          }
+          ::_exit(0);
+        }
+        ::close(listener);
+        LogChild(child);
+        listener = Bound("bind again", port);
+        CHECK_THAT(listener >= 0);
+        Result("listen", ::listen(listener, 8));
+        Barrier();
+      }
+    },
+    [](int) {
+      const int to = HearPort();
+      for (int life = 0; life < 6; ++life) {
+        const int fd = Connect(to);
+        WarmAs(fd, true);
+        ::close(fd);
+        Barrier();
+      }
+    },
+    kAlone);
+
 // --- The same client again, whose server has closed first
 
 Case client_again(
