@@ -4,6 +4,7 @@
 #include <sys/syscall.h>
 
 #include <algorithm>
+#include <memory>
 
 #include "lib/base/code_flow.h"
 
@@ -13,14 +14,16 @@ namespace {
 // `syscall` is 0f 05.
 constexpr std::uint8_t kFirst = 0x0f;
 constexpr std::uint8_t kSecond = 0x05;
-// So much is read at a time.
-constexpr std::size_t kPiece = 256 << 10;
+// So much is read at a time: it stays in the CPU's nearest caches.
+constexpr std::size_t kPiece = 32 << 10;
 // A longer function is not followed from its beginning.
 constexpr std::uint64_t kLongest = 1 << 20;
 // Where no function is known, so many bytes before and behind are decoded, from
 // so many places.
 constexpr std::size_t kAround = 96;
 constexpr std::size_t kVoters = 32;
+// So many entries of a table of unwinders are read at once.
+constexpr std::uint32_t kNear = 64;
 // No call has a larger number.
 constexpr std::int64_t kMostNumber = 4095;
 
@@ -62,12 +65,12 @@ class Finder {
       : bytes_(bytes), range_(range), found_(found) {}
 
   bool Run(std::uint64_t from, std::uint64_t to) {
-    std::vector<std::uint8_t> piece(kPiece);
+    const auto piece = std::make_unique_for_overwrite<std::uint8_t[]>(kPiece);
     for (std::uint64_t at = from; at < to;) {
       // (The two bytes may lie on both sides.)
       const std::size_t size = Room(at, kPiece);
-      if (!bytes_->Read(at, piece.data(), size)) return false;
-      EachPair(piece.data(), size, [&](std::size_t i) {
+      if (!bytes_->Read(at, piece.get(), size)) return false;
+      EachPair(piece.get(), size, [&](std::size_t i) {
         if (at + i < to) Judge(at + i);
       });
       if (at + size == range_.end) break;
@@ -205,19 +208,27 @@ std::uint64_t FrameTable::EntryAt(std::uint32_t index,
 }
 
 bool FrameTable::Find(std::uint64_t address, Function* to) const {
+  // Entry `low` begins at or before the address, `high` behind it.
   std::uint32_t low = 0;
   std::uint32_t high = count_;
   std::uint64_t frame = 0;
-  while (low < high) {
+  while (high - low > kNear) {
     const std::uint32_t middle = low + (high - low) / 2;
-    if (EntryAt(middle, &frame) <= address) {
-      low = middle + 1;
-    } else {
-      high = middle;
-    }
+    (EntryAt(middle, &frame) <= address ? low : high) = middle;
   }
-  if (low == 0) return false;
-  to->begin = EntryAt(low - 1, &frame);
+  std::int32_t near[kNear][2];
+  if (low == high || !bytes_->Read(at_ + 12 + std::uint64_t{low} * 8, near,
+                                   (high - low) * sizeof near[0])) {
+    return false;
+  }
+  const auto at = [&](std::int32_t distance) {
+    return at_ + static_cast<std::uint64_t>(std::int64_t{distance});
+  };
+  std::uint32_t found = 0;
+  while (found < high - low && at(near[found][0]) <= address) ++found;
+  if (found == 0) return false;
+  to->begin = at(near[found - 1][0]);
+  frame = at(near[found - 1][1]);
   struct {
     std::uint32_t length, description;
     std::int32_t begin;

@@ -15,8 +15,9 @@ bool MayUseStreams(const SystemCall& call);
 const char* NameOfCall(const SystemCall& call);
 
 // A library whose own system calls are known, by the last part of its path:
-// they use no stream (the sanitizers' own output), or are followed otherwise
-// (liburing).
+// there are none (libstdc++), they use no stream (the sanitizers' own output),
+// are followed otherwise (liburing), or are made by the preload (rcsock's other
+// libraries).
 bool IsKnownLibrary(std::string_view path);
 
 }  // namespace rcsock::base

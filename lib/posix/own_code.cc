@@ -34,7 +34,7 @@ bool ReadFile(const char* path, std::vector<char>* to) {
   }));
   if (!fd.ok()) return false;
   std::size_t used = 0;
-  to->resize(64 << 10);
+  to->resize(16 << 10);
   for (;;) {
     const long n =
         ::syscall(SYS_read, fd.get(), to->data() + used, to->size() - used - 1);
@@ -48,11 +48,13 @@ bool ReadFile(const char* path, std::vector<char>* to) {
   return true;
 }
 
-// Parts of glibc that are libraries of their own, in versions before 2.34: the
-// hooks stand before what they export.
+// Parts of glibc that are libraries of their own.  libm and libmvec make no
+// system calls.  The others are of versions before 2.34, and the hooks stand
+// before what they export.
 bool IsPartOfLibc(const std::string& path) {
-  constexpr const char* kNames[] = {"/libpthread.so.0", "/librt.so.1",
-                                    "/libanl.so.1", "/libresolv.so.2"};
+  constexpr const char* kNames[] = {
+      "/libm.so.6",       "/libmvec.so.1", "/libdl.so.2",  "/libutil.so.1",
+      "/libpthread.so.0", "/librt.so.1",   "/libanl.so.1", "/libresolv.so.2"};
   for (const char* name : kNames) {
     const std::size_t length = std::strlen(name);
     if (path.size() >= length &&
