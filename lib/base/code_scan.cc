@@ -32,15 +32,23 @@ template <class Each>
 void EachPair(const std::uint8_t* bytes, std::size_t size, Each&& each) {
   const __m128i first = _mm_set1_epi8(kFirst);
   const __m128i second = _mm_set1_epi8(kSecond);
-  std::size_t i = 0;
-  for (; i + 17 <= size; i += 16) {
-    const auto* at = bytes + i;
+  const auto pairs = [&](const std::uint8_t* at) {
     const __m128i a = _mm_loadu_si128(reinterpret_cast<const __m128i*>(at));
     const __m128i b = _mm_loadu_si128(reinterpret_cast<const __m128i*>(at + 1));
-    auto found = static_cast<unsigned>(_mm_movemask_epi8(
-        _mm_and_si128(_mm_cmpeq_epi8(a, first), _mm_cmpeq_epi8(b, second))));
-    for (; found != 0; found &= found - 1) {
-      each(i + static_cast<std::size_t>(__builtin_ctz(found)));
+    return _mm_and_si128(_mm_cmpeq_epi8(a, first), _mm_cmpeq_epi8(b, second));
+  };
+  std::size_t i = 0;
+  for (; i + 65 <= size; i += 64) {
+    const __m128i found[] = {pairs(bytes + i), pairs(bytes + i + 16),
+                             pairs(bytes + i + 32), pairs(bytes + i + 48)};
+    const __m128i any = _mm_or_si128(_mm_or_si128(found[0], found[1]),
+                                     _mm_or_si128(found[2], found[3]));
+    if (_mm_movemask_epi8(any) == 0) continue;
+    for (std::size_t k = 0; k < 4; ++k) {
+      auto mask = static_cast<unsigned>(_mm_movemask_epi8(found[k]));
+      for (; mask != 0; mask &= mask - 1) {
+        each(i + 16 * k + static_cast<std::size_t>(__builtin_ctz(mask)));
+      }
     }
   }
   for (; i + 2 <= size; ++i) {

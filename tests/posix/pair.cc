@@ -39,6 +39,8 @@ std::vector<Registered>& Cases() {
 bool is_client = false;
 // What Warm does where it waits for nothing.
 int warm_turns = 20;
+// This case's connections warm until they are on a lane.
+bool warm_to_lane = false;
 int log_fd = 1;
 int to_other = -1;
 int from_other = -1;
@@ -281,7 +283,8 @@ void Warm(int fd) { WarmAs(fd, is_client); }
 
 void WarmAs(int fd, bool asks) {
   const char* warm = std::getenv("PAIR_WARM");
-  const bool lane = warm != nullptr && std::strcmp(warm, "lane") == 0;
+  const bool lane =
+      warm_to_lane || (warm != nullptr && std::strcmp(warm, "lane") == 0);
   char message[8] = "warming";
   if (!asks) {
     do {
@@ -403,7 +406,8 @@ int Accept(int listener) {
 
 namespace {
 
-// PAIR_TURNS: one number of its upper two thirds for each case, always the same.
+// PAIR_TURNS: one number of its upper two thirds for each case, always the
+// same.
 int WarmTurns(const char* name) {
   const char* most = std::getenv("PAIR_TURNS");
   if (most == nullptr) return 20;
@@ -547,10 +551,15 @@ int Main(int argc, char** argv) {
   bool ok = true;
   int ran = 0;
   const char* spare = std::getenv("PAIR_SKIP");
+  // PAIR_FIRST=lane: the first case that warms does so to the lane.
+  const char* first = std::getenv("PAIR_FIRST");
+  bool sought = first != nullptr && std::strcmp(first, "lane") == 0;
   for (const Registered& one : Cases()) {
     if (argc > 1 && std::strstr(one.name, argv[1]) == nullptr) continue;
     if (spare != nullptr && Lists(spare, one.name)) continue;
     ++ran;
+    warm_to_lane = sought && one.options.warm && one.options.connect;
+    sought = sought && !warm_to_lane;
     ok = Run(one) && ok;
   }
   if (ran == 0) {

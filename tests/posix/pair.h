@@ -64,7 +64,8 @@ void AwaitBytes(int fd, int wanted);
 // Logs what poll says once it says all of `wanted`.
 void AwaitPoll(int fd, short events, short wanted);
 // Round trips until the bytes no longer go through the kernel's TCP (with
-// PAIR_WARM=lane in the environment; else a few), then returns on both ends.
+// PAIR_WARM=lane in the environment, or in the first case with PAIR_FIRST=lane;
+// else a few), then returns on both ends.
 void Warm(int fd);
 // The same between other processes: one of them asks, the other answers.
 void WarmAs(int fd, bool asks);
