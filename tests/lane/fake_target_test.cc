@@ -307,7 +307,7 @@ TEST_P(TargetTest, TooLateForTheNextTarget) {
   one().source()->Drain();
   other().source()->Drain();
   EXPECT_NE(one().State(), base::Reason::kNone);
-  EXPECT_EQ(std::string(to_.data(), to_.size()), std::string(to_.size(), '-'));
+  EXPECT_EQ(std::count(to_.begin(), to_.end(), '-'), std::ssize(to_));
   std::string copy(50'000, '.');
   EXPECT_EQ(one().CopyUnacked(20'000, copy.data(), copy.size()), copy.size());
   EXPECT_EQ(copy, std::string(from_.data() + 20'000, copy.size()));
