@@ -4,10 +4,14 @@
 // The loader asks who has called it: RTLD_NEXT and RTLD_DEFAULT depend on it,
 // and so do the folders that dlopen searches.  So each function here begins as
 // an entry that can go on to the loader's own as if it had never been called.
+//
+// The first caller may be a sanitizer or a malloc library that has not begun,
+// and whose strcmp() or memory does not work yet.  So the way of a look-up
+// calls nothing but the loader and lib/base/image_symbols.h, and has no static
+// object that is initialised under a guard.  Sanitizers do not instrument this
+// file.
 
 #include <dlfcn.h>
-
-#include <cstring>
 
 #include "lib/base/image_symbols.h"
 #include "lib/base/internal.h"
@@ -74,21 +78,28 @@ ENTRY(dlmopen, "rcx");
 
 namespace {
 
+// Finds it once; threads that race here find the same.
+template <class T, class Find>
+T* Once(T** slot, Find&& find) {
+  T* found = __atomic_load_n(slot, __ATOMIC_ACQUIRE);
+  if (found == nullptr) {
+    found = find();
+    __atomic_store_n(slot, found, __ATOMIC_RELEASE);
+  }
+  return found;
+}
+
 const link_map* Ours() {
   static const char kHere = 0;
-  static const link_map* const image = base::ImageAt(&kHere);
-  return image;
+  static const link_map* image = nullptr;
+  return Once(&image, [] { return base::ImageAt(&kHere); });
 }
 
 // The loader's own function.
 template <class F>
 F* Next(void** slot, const char* name) {
-  void* found = __atomic_load_n(slot, __ATOMIC_ACQUIRE);
-  if (found == nullptr) {
-    found = base::FindBehind(Ours(), name);
-    __atomic_store_n(slot, found, __ATOMIC_RELEASE);
-  }
-  return reinterpret_cast<F*>(found);
+  return reinterpret_cast<F*>(
+      Once(slot, [=] { return base::FindBehind(Ours(), name); }));
 }
 #define NEXT(name)             \
   static void* slot = nullptr; \
@@ -98,14 +109,19 @@ F* Next(void** slot, const char* name) {
 bool IsLibcs(const void* function) {
   const link_map* image = base::ImageAt(function);
   if (image == nullptr || image->l_name == nullptr) return false;
-  static const link_map* const libc =
-      base::ImageAt(base::FindBehind(Ours(), "gnu_get_libc_version"));
-  if (image == libc) return true;
+  static const link_map* libc = nullptr;
+  if (image == Once(&libc, [] {
+        return base::ImageAt(base::FindBehind(Ours(), "gnu_get_libc_version"));
+      })) {
+    return true;
+  }
   // (Before glibc 2.34 it had several.)
-  const char* slash = std::strrchr(image->l_name, '/');
-  const char* name = slash != nullptr ? slash + 1 : image->l_name;
+  const char* name = image->l_name;
+  for (const char* at = name; *at != '\0'; ++at) {
+    if (*at == '/') name = at + 1;
+  }
   for (const char* one : {"libpthread.so.0", "librt.so.1", "libdl.so.2"}) {
-    if (std::strcmp(name, one) != 0) continue;
+    if (!base::SameText(name, one)) continue;
     for (const link_map* next = Ours(); next != nullptr; next = next->l_next) {
       if (next == image) return true;
     }
@@ -116,8 +132,7 @@ bool IsLibcs(const void* function) {
 // What a look-up of `name` that has found `found` is to say.
 void* Instead(void* found, const char* name, const void* caller) {
   if (found == nullptr) return nullptr;
-  static const base::ImageSymbols ours(Ours());
-  void* our_own = ours.Find(name);
+  void* our_own = base::ImageSymbols(Ours()).Find(name);
   if (our_own == nullptr || our_own == found || !IsLibcs(found)) return found;
   // One that stands before libc itself asks for what comes next.
   const link_map* image = base::ImageAt(caller);
@@ -133,7 +148,7 @@ bool IsPseudo(const void* handle) {
 
 // Whether the loader does the same for us as for the caller.
 bool AsForUs(const char* path, const void* caller) {
-  if (std::strchr(path, '$') != nullptr) return false;
+  if (base::HasCharacter(path, '$')) return false;
   const link_map* image = base::ImageAt(caller);
   if (image == nullptr) return false;
   Lmid_t space = LM_ID_NEWLM;
@@ -141,7 +156,7 @@ bool AsForUs(const char* path, const void* caller) {
       space != LM_ID_BASE) {
     return false;
   }
-  return std::strchr(path, '/') != nullptr || !base::HasSearchPath(image);
+  return base::HasCharacter(path, '/') || !base::HasSearchPath(image);
 }
 
 bool LoadsNothing(const char* path, int flags) {

@@ -2,8 +2,6 @@
 
 #include <dlfcn.h>
 
-#include <cstring>
-
 namespace rcsock::base {
 namespace {
 
@@ -55,7 +53,7 @@ bool ImageSymbols::Matches(std::uint32_t index, const char* name) const {
          ELF64_ST_TYPE(symbol.st_info) != STT_TLS &&
          ELF64_ST_TYPE(symbol.st_info) != STT_GNU_IFUNC &&
          (versions_ == nullptr || (versions_[index] & kHidden) == 0) &&
-         std::strcmp(strings_ + symbol.st_name, name) == 0;
+         SameText(strings_ + symbol.st_name, name);
 }
 
 void* ImageSymbols::Find(const char* name) const {
@@ -93,6 +91,21 @@ void* FindBehind(const link_map* image, const char* name) {
     if (void* found = ImageSymbols(one).Find(name)) return found;
   }
   return nullptr;
+}
+
+bool SameText(const char* one, const char* other) {
+  while (*one != '\0' && *one == *other) {
+    ++one;
+    ++other;
+  }
+  return *one == *other;
+}
+
+bool HasCharacter(const char* text, char one) {
+  for (; *text != '\0'; ++text) {
+    if (*text == one) return true;
+  }
+  return false;
 }
 
 bool HasSearchPath(const link_map* image) {

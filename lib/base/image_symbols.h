@@ -7,6 +7,11 @@
 
 namespace rcsock::base {
 
+// The interposed dlsym() uses what is here.  A sanitizer or a malloc library
+// calls dlsym() before its own functions work, and may define libc's names.  So
+// no function here calls a function of libc but dladdr1(), which nobody
+// replaces, and none waits.  Sanitizers do not instrument this file.
+
 // What a loaded program or library defines, read from its own tables: without
 // the loader's lock, its memory, or a trace in dlerror().
 class ImageSymbols {
@@ -33,6 +38,12 @@ const link_map* ImageAt(const void* address);
 // The definition of `name` that follows `image` in the order of loading: what
 // dlsym(RTLD_NEXT, name) says there.
 void* FindBehind(const link_map* image, const char* name);
+
+// strcmp() == 0.
+bool SameText(const char* one, const char* other);
+
+// strchr() != nullptr.
+bool HasCharacter(const char* text, char one);
 
 // It searches folders that it names itself (DT_RPATH, DT_RUNPATH).
 bool HasSearchPath(const link_map* image);

@@ -85,11 +85,25 @@ bool IsKnownLibrary(std::string_view path) {
   constexpr std::string_view kPrefixes[] = {
       "libasan.so.", "libtsan.so.", "liblsan.so.", "libubsan.so.",
       "libhwasan.so.", "libclang_rt.", "liburing.so.", "liburing-ffi.so.",
+      // The preload makes their calls.
+      "librcsock.so.", "librcsock_",
+      // The leak checker's, which stops the threads and looks at their memory.
+      "libtcmalloc.so.", "libtcmalloc_and_profiler.so.",
+      "libtcmalloc_debug.so.",
       // All their calls go through libc.
       "libstdc++.so.6", "libgcc_s.so.1"};
   for (const std::string_view prefix : kPrefixes) {
     if (name.starts_with(prefix)) return true;
   }
+  // What rcsock loads for RDMA: libibverbs, librdmacm, the copy of it that a
+  // child of fork has (lib/verbs/library_copy.cc), and the drivers of devices,
+  // which are named like libmlx5-rdmav34.so.  They use descriptors of their
+  // own.
+  for (const std::string_view prefix :
+       {"libibverbs.so.", "librdmacm.so.", "memfd:librdmacm (rcsock)"}) {
+    if (name.starts_with(prefix)) return true;
+  }
+  if (name.find("-rdmav") != std::string_view::npos) return true;
   // Two of its stressors call whatever there is, in processes of their own.
   if (name == "stress-ng") return true;
   // valgrind runs the program, and its own code beside it.

@@ -16,7 +16,8 @@ const char* NameOfCall(const SystemCall& call);
 
 // A library whose own system calls are known, by the last part of its path:
 // there are none (libstdc++), they use no stream (the sanitizers' own output),
-// or are followed otherwise (liburing).
+// are followed otherwise (liburing), or are made by the preload (rcsock's other
+// libraries).
 bool IsKnownLibrary(std::string_view path);
 
 }  // namespace rcsock::base

@@ -19,6 +19,7 @@ namespace rcsock::posix {
 namespace {
 
 constexpr std::uint64_t kMostNs = 200'000'000;
+constexpr int kMostAncestors = 64;
 
 int Open(int folder, const char* path, int flags) {
   return base::OpenHigh([&] {
@@ -59,6 +60,7 @@ struct Text {
 // Of a process whose descriptors may not be read.
 struct Stranger {
   bool kernels = false;  // a thread of the kernel's, which has no descriptors
+  long parent = 0;       // 0: it is of another PID namespace
   std::uint64_t began_ns = UINT64_MAX;
   uid_t users[4] = {};
   bool known = false;
@@ -75,9 +77,9 @@ Stranger Ask(int proc, const char* pid) {
   unsigned long long began = 0;
   if (name_end == nullptr ||
       std::sscanf(name_end + 1,
-                  " %*c %*d %*d %*d %*d %*d %u %*u %*u %*u %*u %*u %*u %*d "
+                  " %*c %ld %*d %*d %*d %*d %u %*u %*u %*u %*u %*u %*u %*d "
                   "%*d %*d %*d %*d %*d %llu",
-                  &flags, &began) != 2) {
+                  &is.parent, &flags, &began) != 3) {
     return is;
   }
   constexpr unsigned kKernelThread = 0x00200000;
@@ -216,13 +218,22 @@ bool SeesAllHolders(std::uint64_t born_ns) {
   // The inode number of the first PID namespace is fixed.
   const Link space(AT_FDCWD, "/proc/self/ns/pid");
   if (std::strcmp(space.text, "pid:[4026531836]") == 0) return true;
-  const long parent = ::syscall(SYS_getppid);
-  // (The first process of the namespace may have adopted this one.)
-  if (parent <= 1) return false;
   const base::UniqueFd proc(Open(AT_FDCWD, "/proc", O_DIRECTORY));
-  char name[24];
-  std::snprintf(name, sizeof name, "%ld", parent);
-  return proc.ok() && Before(Ask(proc.get(), name).began_ns, born_ns);
+  if (!proc.ok()) return false;
+  long ancestor = ::syscall(SYS_getppid);
+  std::uint64_t child_began_ns = UINT64_MAX;
+  // The first process of the namespace may have adopted the one below it.
+  for (int i = 0; i < kMostAncestors && ancestor > 1; ++i) {
+    char name[24];
+    std::snprintf(name, sizeof name, "%ld", ancestor);
+    const Stranger is = Ask(proc.get(), name);
+    // A younger process has the number of an ancestor that has ended.
+    if (is.began_ns > child_began_ns) return false;
+    if (Before(is.began_ns, born_ns)) return true;
+    child_began_ns = is.began_ns;
+    ancestor = is.parent;
+  }
+  return false;
 }
 
 bool LookForHolders(Sought* all, int count) {

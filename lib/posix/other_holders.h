@@ -27,9 +27,9 @@ bool LookForHolders(Sought* all, int count);
 
 // Whether this process sees all that may hold a connection which it has had
 // since it began.  They are all of the host's, or all of its PID namespace if
-// its parent is one of these and is older than the connection: then the parent
-// has not inherited it from elsewhere, and so the connection is of this
-// namespace.  `born_ns`: as above.
+// an ancestor of this process there is older than the connection.  Then neither
+// that ancestor nor a process between the two has inherited the connection from
+// outside the namespace.  `born_ns`: as above.
 bool SeesAllHolders(std::uint64_t born_ns);
 
 }  // namespace rcsock::posix

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <utility>
 
 #include "lib/base/config.h"
 #include "lib/base/no_cancel.h"
@@ -43,10 +44,12 @@ bool Worth(const QpLane& lane, const void* at, std::size_t length) {
 
 }  // namespace
 
-RecvRegistered::RecvRegistered() : outer_(tls_registered) {
-  tls_registered = true;
+bool SetRegistered(bool registered) {
+  return std::exchange(tls_registered, registered);
 }
-RecvRegistered::~RecvRegistered() { tls_registered = outer_; }
+
+RecvRegistered::RecvRegistered() : outer_(SetRegistered(true)) {}
+RecvRegistered::~RecvRegistered() { SetRegistered(outer_); }
 
 void RecvInPlace::Open(const iovec* first, std::size_t left, bool all) {
   sock_->rx_latch.AssertHeld();
@@ -71,9 +74,9 @@ void RecvInPlace::Open(const iovec* first, std::size_t left, bool all) {
   tls_signals.in_place = this;
 }
 
-bool RecvInPlace::StillGoesOn() const {
+bool RecvInPlace::StillGoesOn() {
   sock_->rx_latch.AssertHeld();
-  const QpLane* lane = sock_->LaneOfSerial(lane_);
+  QpLane* lane = sock_->LaneOfSerial(lane_);
   return lane != nullptr && lane->TargetGoesOn();
 }
 

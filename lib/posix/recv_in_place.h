@@ -39,14 +39,14 @@ class RecvInPlace {
   }
   // The peer's send that has brought what has been read goes on in this memory.
   // The rx latch is held.
-  bool GoesOn() const { return lane_ != 0 && StillGoesOn(); }
+  bool GoesOn() { return lane_ != 0 && StillGoesOn(); }
   // Behind it nothing writes to the memory any more.  No latch is held.
   void End();
 
  private:
   [[gnu::cold, gnu::noinline]] void Open(const iovec* first, std::size_t left,
                                          bool all);
-  [[gnu::cold, gnu::noinline]] bool StillGoesOn() const;
+  [[gnu::cold, gnu::noinline]] bool StillGoesOn();
   void EndLatched();
 
   Sock* const sock_;
@@ -57,6 +57,10 @@ class RecvInPlace {
 
 // What the innermost call of this thread has lent is its own again.
 void TakeBackMemory();
+
+// Whether this thread's calls are within RecvRegistered.  Returns whether they
+// were.  A handler begins outside, since it may jump away.
+bool SetRegistered(bool registered);
 
 // While it lives, this thread's calls may receive in registered memory whoever
 // has called them (rcs_recv_registered).

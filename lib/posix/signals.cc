@@ -151,6 +151,7 @@ void Wrapper(int number, siginfo_t* info, void* context) {
     errno = saved;
   }
   const void* const outer = self.handler;
+  const bool registered = SetRegistered(false);
   self.handler = __builtin_frame_address(0);
   // Without SA_SIGINFO too: the kernel passes all three to any, there are
   // programs that use them, and `flags` may be another handler's than `handler`
@@ -161,6 +162,7 @@ void Wrapper(int number, siginfo_t* info, void* context) {
                                                                 context);
   }
   self.handler = outer;
+  SetRegistered(registered);
   if (elsewhere) {
     self.counted =
         counted == nullptr || self.forks == forks ? counted : &parents_sleepers;

@@ -479,10 +479,10 @@ class Sock final : public SockLayout {
   // What the kernel has not got by then makes the end a reset: an orderly one
   // would hide that it is lost.  Without `last`, until TakeResetBack().
   void FlushAtExit(std::uint64_t deadline_ns, bool last = false);
-  // The same for the streams that are closed and not yet finished.
-  // One that has been closed still has this local port (network order), and its
-  // peer had ended before: it goes with the peer's answer.
+  // A closed stream may still have this local port (network order), though its
+  // peer has ended: it goes with the peer's answer, or is going.
   static bool EndsOnPort(std::uint16_t port);
+  // The same for the streams that are closed and not yet finished.
   static void FlushClosed(std::uint64_t deadline_ns, bool last);
   // There was no exec.
   void TakeResetBack();

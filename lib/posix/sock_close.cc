@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <cstdint>
 #include <ctime>
@@ -22,12 +23,14 @@
 #include "lib/base/no_cancel.h"
 #include "lib/base/real.h"
 #include "lib/base/unique_fd.h"
+#include "lib/posix/address_reuse.h"
 #include "lib/posix/epoll.h"
 #include "lib/posix/process.h"
 #include "lib/posix/signals.h"
 #include "lib/posix/sock.h"
 #include "lib/posix/spare.h"
 #include "lib/posix/table.h"
+#include "lib/posix/tcp_info.h"
 
 namespace rcsock::posix {
 
@@ -66,6 +69,24 @@ void SetLinger(int number, bool on, int seconds) {
 // locked under it.
 constinit base::Latch closed_latch;
 constinit Sock* closed_head RC_GUARDED_BY(closed_latch) = nullptr;
+// How many threads may have closed streams out of the list: one that walks the
+// list, and one that takes a stream from it and then closes its number.
+constinit std::atomic<int> unlisting{0};
+// A parent that had closed streams at the fork has ended them by then.
+constinit std::atomic<std::uint64_t> parents_until_ns{0};
+
+// The exit or exec that has this deadline waits until then for the ends of its
+// peers: once for all of them.
+constinit std::atomic<std::uint64_t> exits_deadline_ns{0};
+constinit std::atomic<std::uint64_t> exits_until_ns{0};
+
+bool MayAwaitEnds(std::uint64_t deadline_ns) {
+  const std::uint64_t now = base::NowNs();
+  if (exits_deadline_ns.exchange(deadline_ns) != deadline_ns) {
+    exits_until_ns.store(std::min(deadline_ns, now + kMostToEndNs));
+  }
+  return now < exits_until_ns.load();
+}
 
 }  // namespace
 
@@ -73,7 +94,13 @@ void ClosedForkLock() { closed_latch.LockForFork(); }
 
 void ClosedForkUnlock(bool child) {
   closed_latch.AssertUnshared();
-  if (child) closed_head = nullptr;  // the parent's to deliver
+  if (child) {
+    if (closed_head != nullptr || unlisting.load() != 0) {
+      parents_until_ns.store(base::NowNs() + kMostToEndNs);
+    }
+    closed_head = nullptr;  // the parent's to deliver
+    unlisting.store(0);
+  }
   closed_latch.UnlockAfterFork(child);
 }
 
@@ -95,6 +122,7 @@ template <class Each>
 void Sock::EachClosed(Each&& each) {
   Critical critical;
   Sock* done = nullptr;
+  unlisting.fetch_add(1);
   for (;;) {
     closed_latch.lock();
     Sock* sock = closed_head;
@@ -103,6 +131,7 @@ void Sock::EachClosed(Each&& each) {
       closed_head = done;
       if (done != nullptr) done->closed_link_ = &closed_head;
       closed_latch.unlock();
+      unlisting.fetch_sub(1);
       return;
     }
     sock->UnlistClosed();
@@ -148,7 +177,8 @@ bool Sock::EndsOnPort(std::uint16_t port) {
     found = ::syscall(SYS_getsockname, sock->fd(), &own, &length) == 0 &&
             reinterpret_cast<const sockaddr_in*>(&own)->sin_port == port;
   });
-  return found;
+  return found || unlisting.load() != 0 ||
+         base::NowNs() < parents_until_ns.load();
 }
 
 int Sock::CloseLast(int number, const Successor& next) {
@@ -396,6 +426,7 @@ void Sock::OnLinger() {
 
 void Sock::Finish(bool reset) {
   Critical critical;
+  unlisting.fetch_add(1);
   closed_latch.lock();
   UnlistClosed();
   closed_latch.unlock();
@@ -434,6 +465,7 @@ void Sock::Finish(bool reset) {
     CloseWithoutWaiting(number);
     KeepSpares();
   }
+  unlisting.fetch_sub(1);
   if (last) Unref();
 }
 
@@ -483,6 +515,7 @@ void Sock::FlushAtExit(std::uint64_t deadline_ns, bool last) {
     rx_latch.lock();
     bool owed = false;
     bool ahead = false;
+    bool second = false;
     if (mode() == Mode::kEngine && stream_ != nullptr && fd() >= 0) {
       // What is staged for a peer that has not agreed yet, and may never have
       // had the lane, is still TCP's to deliver.
@@ -493,6 +526,11 @@ void Sock::FlushAtExit(std::uint64_t deadline_ns, bool last) {
       // What comes once more is unread to the kernel, which would reset.
       owed = stream_->WantsAnchorWrite();
       ahead = stream_->Ahead() != 0;
+      // The kernel would end this end first, and keep its addresses for a
+      // minute.
+      second = stream_->PeerEnded() && !stream_->Untaken() && EndsHere() &&
+               AskTcpState(fd()) == kTcpEstablished &&
+               MayAwaitEnds(deadline_ns);
     }
     const bool late = base::NowNs() >= deadline_ns;
     if (owed && late && EndsHere()) {
@@ -505,8 +543,9 @@ void Sock::FlushAtExit(std::uint64_t deadline_ns, bool last) {
     }
     rx_latch.unlock();
     tx_latch.unlock();
-    if ((!owed && !ahead) || late) return;
-    pollfd one{fd(), static_cast<short>(owed ? POLLOUT : POLLIN), 0};
+    if ((!owed && !ahead && !second) || late) return;
+    const int awaited = owed ? POLLOUT : ahead ? POLLIN : POLLRDHUP;
+    pollfd one{fd(), static_cast<short>(awaited), 0};
     timespec left{0, 10'000'000};
     ::syscall(SYS_ppoll, &one, 1, &left, nullptr, 8);
   }

@@ -184,7 +184,16 @@ TEST(RawNumbers, WhatUsesStreams) {
     EXPECT_FALSE(MayUseStreams({0, number, SystemCall::kAny})) << number;
   }
   EXPECT_TRUE(IsKnownLibrary("/usr/lib/x86_64-linux-gnu/libasan.so.8.0.0"));
+  EXPECT_TRUE(IsKnownLibrary("/usr/lib/x86_64-linux-gnu/librcsock.so.0"));
+  EXPECT_TRUE(IsKnownLibrary("/opt/librcsock_posix.so.0.1 (deleted)"));
+  EXPECT_TRUE(IsKnownLibrary("/usr/lib/x86_64-linux-gnu/libtcmalloc.so.4"));
+  EXPECT_FALSE(IsKnownLibrary("/usr/lib/x86_64-linux-gnu/librcsock"));
   EXPECT_TRUE(IsKnownLibrary("/usr/lib/x86_64-linux-gnu/libstdc++.so.6.0.30"));
+  EXPECT_TRUE(IsKnownLibrary("/usr/lib/x86_64-linux-gnu/libibverbs.so.1"));
+  EXPECT_TRUE(IsKnownLibrary("/usr/lib/librdmacm.so.1.3.44.0"));
+  EXPECT_TRUE(IsKnownLibrary("/memfd:librdmacm (rcsock) (deleted)"));
+  EXPECT_TRUE(IsKnownLibrary("/usr/lib/libibverbs/libmlx5-rdmav34.so"));
+  EXPECT_FALSE(IsKnownLibrary("/memfd:other (deleted)"));
   EXPECT_FALSE(IsKnownLibrary("/usr/lib/x86_64-linux-gnu/libfoo.so"));
 }
 

@@ -2,6 +2,7 @@
 
 #include <dlfcn.h>
 #include <fcntl.h>
+#include <link.h>
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
@@ -15,6 +16,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <string_view>
 
 #include "tests/device/raw.h"
 
@@ -133,15 +135,39 @@ void* SleepForWork(void* argument) {
   }
 }
 
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+// A function of libc's own table: dlsym() gives the preload's in its place.
+// Null: libc has none of this name.
+void* FindInLibc(std::string_view name) {
+  void* const handle = ::dlopen("libc.so.6", RTLD_NOW | RTLD_NOLOAD);
+  const auto* const libc = static_cast<const link_map*>(handle);
+  if (libc == nullptr) return nullptr;
+  const ElfW(Sym)* symbol = nullptr;
+  const char* names = nullptr;
+  for (const ElfW(Dyn)* one = libc->l_ld; one->d_tag != DT_NULL; ++one) {
+    if (one->d_tag == DT_SYMTAB) {
+      symbol = reinterpret_cast<const ElfW(Sym)*>(one->d_un.d_ptr);
+    } else if (one->d_tag == DT_STRTAB) {
+      names = reinterpret_cast<const char*>(one->d_un.d_ptr);
+    }
+  }
+  // The names follow the symbols.
+  for (; reinterpret_cast<const char*>(symbol + 1) <= names; ++symbol) {
+    if (symbol->st_value != 0 && names + symbol->st_name == name) {
+      return reinterpret_cast<void*>(libc->l_addr + symbol->st_value);
+    }
+  }
+  return nullptr;
+}
+#endif
+
 // libc's own, where that can be: by the preload's name the program would count
 // as one that makes threads.
 int MakeThread(void* (*body)(void*), void* argument) {
   auto* create = &::pthread_create;
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
-  if (void* libc = ::dlopen("libc.so.6", RTLD_NOW | RTLD_NOLOAD)) {
-    if (void* found = ::dlsym(libc, "pthread_create")) {
-      create = reinterpret_cast<decltype(create)>(found);
-    }
+  if (void* found = FindInLibc("pthread_create")) {
+    create = reinterpret_cast<decltype(create)>(found);
   }
 #endif
   pthread_attr_t attributes;

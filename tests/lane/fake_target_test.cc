@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstdio>
@@ -44,6 +45,7 @@ class TargetTest : public testing::TestWithParam<Kind> {
     options.infiniband = GetParam().infiniband;
     options.unordered = GetParam().unordered;
     options.inline_max = GetParam().inline_max;
+    options.reuses_keys = true;
     made_ = MakeFakePair(options, 256 * 1024);
     ASSERT_NE(made_.pair, nullptr);
     from_.resize(2 * kBytes);
@@ -176,17 +178,17 @@ TEST_P(TargetTest, BehindWhatIsUnread) {
 
 TEST_P(TargetTest, ShortOnesGoIntoTheRing) {
   const std::uint64_t before = InPlace();
-  ASSERT_TRUE(Open(false));
-  SendAndRead(50'000, 700);
-  EXPECT_EQ(InPlace() - before, 0u);
-  other().CloseTarget(&window_);
-  ExpectSame(50'000);
   ASSERT_TRUE(Open(true));
   ASSERT_EQ(Send(0, 700), 700u);
   ASSERT_EQ(Send(700, 100'000), 100'000u);
   EXPECT_EQ(Read(0, kBytes), 100'700u);
   EXPECT_EQ(InPlace() - before, 0u) << "it was void";
   other().CloseTarget(&window_);
+  ASSERT_TRUE(Open(false));
+  SendAndRead(50'000, 700);
+  EXPECT_EQ(InPlace() - before, 0u);
+  other().CloseTarget(&window_);
+  ExpectSame(50'000);
 }
 
 // Registered memory at both ends: nobody copies.
@@ -284,6 +286,58 @@ TEST_P(TargetTest, TooLateIsTheLanesEnd) {
   EXPECT_EQ(copy, std::string(from_.data(), copy.size()));
 }
 
+// A write to a target that is on its way when its call ends comes to no memory
+// that is lent later: not by this lane, nor by another one of the process.
+TEST_P(TargetTest, TooLateForTheNextTarget) {
+  ASSERT_TRUE(Open(false));
+  ASSERT_EQ(Send(0, 20'000), 20'000u);
+  ASSERT_EQ(Read(0, 20'000), 20'000u);
+  made_.verbs->Hold(true);
+  ASSERT_EQ(Send(20'000, 50'000), 50'000u);
+  const std::uint32_t key = window_.key();
+  other().CloseTarget(&window_);
+  EXPECT_FALSE(Open(false)) << "the peer may still use the last one";
+  verbs::Error error;
+  const verbs::Pd pd = verbs::AllocPd(made_.verbs->context(), &error);
+  Window others;
+  ASSERT_TRUE(others.Open(made_.pair->side[1].domain, pd.get(), To(), kBytes));
+  EXPECT_NE(others.key(), key);
+  std::fill(to_.begin(), to_.end(), '-');
+  made_.verbs->Hold(false);
+  one().source()->Drain();
+  other().source()->Drain();
+  EXPECT_NE(one().State(), base::Reason::kNone);
+  EXPECT_EQ(std::count(to_.begin(), to_.end(), '-'), std::ssize(to_));
+  std::string copy(50'000, '.');
+  EXPECT_EQ(one().CopyUnacked(20'000, copy.data(), copy.size()), copy.size());
+  EXPECT_EQ(copy, std::string(from_.data() + 20'000, copy.size()));
+}
+
+// ... and when it cannot be on its way any more, there is a next one.
+TEST_P(TargetTest, TheNextTargetBehindAWithdrawal) {
+  ASSERT_TRUE(Open(true));
+  other().CloseTarget(&window_);
+  EXPECT_FALSE(Open(true));
+  ASSERT_EQ(Send(0, 1), 1u);
+  EXPECT_EQ(Read(0, 1), 1u);
+  constexpr std::size_t kHere = 300'000;
+  ASSERT_TRUE(Open(false, kHere));
+  other().CloseTarget(&window_);
+  SendAndRead(kHere - 1, 100'000);
+  EXPECT_FALSE(Open(true));
+  ASSERT_EQ(Send(0, 1), 1u);
+  EXPECT_EQ(Read(0, 1), 1u);
+  const std::uint64_t before = InPlace();
+  ASSERT_TRUE(Open(true));
+  ASSERT_EQ(Send(0, 100'000), 100'000u);
+  EXPECT_EQ(Read(0, kBytes), 100'000u);
+  EXPECT_EQ(InPlace() - before, 100'000u);
+  other().CloseTarget(&window_);  // it has ended
+  ASSERT_TRUE(Open(false));
+  other().CloseTarget(&window_);
+  EXPECT_EQ(other().State(), base::Reason::kNone);
+}
+
 TEST_P(TargetTest, TheLanesEndLeavesWhatHasLanded) {
   ASSERT_TRUE(Open(false));
   ASSERT_EQ(Send(0, 50'000), 50'000u);
@@ -378,6 +432,21 @@ TEST_P(TargetTest, PlacedBehindTheEnd) {
   other().source()->Drain();
   EXPECT_EQ(other().State(), base::Reason::kProtocol);
   EXPECT_EQ(Read(0, kBytes), 20'000u);
+}
+
+// A send that goes on for ever holds up no call for long.
+TEST_P(TargetTest, ASendWithoutAnEnd) {
+  ASSERT_TRUE(Open(true));
+  const std::uint32_t bits = ring::Encode({ring::Kind::kPlaced, 0, 20'000});
+  made_.verbs->Immediate(made_.id[0], bits, GetParam().iwarp);
+  EXPECT_EQ(Read(0, kBytes), 20'000u);
+  EXPECT_TRUE(other().TargetGoesOn());
+  ::usleep(110'000);
+  made_.verbs->Immediate(made_.id[0], bits, GetParam().iwarp);
+  EXPECT_EQ(Read(20'000, kBytes), 20'000u);
+  EXPECT_FALSE(other().TargetGoesOn());
+  other().CloseTarget(&window_);
+  EXPECT_EQ(other().State(), base::Reason::kNone);
 }
 
 // Words that are no target, or one that cannot be.

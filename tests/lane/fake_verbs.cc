@@ -103,6 +103,7 @@ void FakeVerbs::Install() {
     std::scoped_lock hold(g_fake->mutex_);
     --g_fake->counts_.objects;
     g_fake->mrs_.erase(mr->rkey);
+    if (g_fake->options_.reuses_keys) g_fake->free_keys_.push_back(mr->rkey);
     delete reinterpret_cast<Mr*>(mr);
     return 0;
   };
@@ -117,7 +118,9 @@ ibv_mr* FakeVerbs::NewMr(ibv_pd* pd, void* base, std::size_t length,
   mr->mr.pd = pd;
   mr->mr.addr = base;
   mr->mr.length = length;
-  mr->mr.lkey = mr->mr.rkey = next_key_++;
+  if (free_keys_.empty()) free_keys_.push_back(next_key_++);
+  mr->mr.lkey = mr->mr.rkey = free_keys_.back();
+  free_keys_.pop_back();
   mr->access = access;
   mrs_[mr->mr.rkey] = mr;
   return &mr->mr;

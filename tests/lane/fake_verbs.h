@@ -44,6 +44,8 @@ class FakeVerbs {
     // Which keys it grants.
     enum class Keys : std::uint8_t { kAll, kStrict, kRelaxed };
     Keys keys = Keys::kAll;
+    // The next region has the key of the last one that has gone, as with mlx5.
+    bool reuses_keys = false;
     // A connected QP fetches so many receives of its SRQ before messages come.
     std::uint32_t fetches = 1;
     // What a QP in error gives back comes with Flush(), and so does
@@ -245,6 +247,7 @@ class FakeVerbs {
   std::set<Qp*> qps_;
   std::vector<std::unique_ptr<rdma_cm_id>> ids_;
   std::uint32_t next_key_ = 1;
+  std::vector<std::uint32_t> free_keys_;
   std::uint32_t next_qp_ = 17;
   Counts counts_;
   bool held_ = false;

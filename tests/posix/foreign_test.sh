@@ -17,9 +17,10 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 export RCSOCK_PROMOTE_OPS=1 RCSOCK_NO_CONFIG=1 PRELOAD=$library
 cat >"$work/launcher.py" <<'EOF'
-"""usage: launcher.py accept|connect PORT|0 keep|close NUMBERS COMMAND...
+"""usage: launcher.py accept|connect PORT|0 close|young|keep|steal NUMBERS COMMAND...
 
-Runs COMMAND under rcsock with a connection as NUMBERS.  With `keep` it holds the
+Runs COMMAND under rcsock with a connection as NUMBERS.  With `young` it starts a
+process for that, which is younger than the connection.  With `keep` it holds the
 connection until it is told to let go, and with `steal` it then echoes by itself."""
 import os, signal, socket, sys
 how, port, what, numbers, *command = sys.argv[1:]
@@ -29,12 +30,15 @@ if how == "accept":
     one, _ = listener.accept()
 else:
     one = socket.create_connection(("127.0.0.1", int(port)))
+if what == "young" and (child := os.fork()):
+    one.close()
+    sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 child = os.fork()
 if child == 0:
     for number in numbers.split(","):
         os.dup2(one.fileno(), int(number))
     os.execvpe(command[0], command, {**os.environ, "LD_PRELOAD": os.environ["PRELOAD"]})
-if what == "close":
+if what in ("close", "young"):
     one.close()
 else:
     sys.stdin.readline()
@@ -84,7 +88,7 @@ def await_lane():
         if time.monotonic() > end:
             sys.exit("still on TCP")
 
-if what == "close":
+if what in ("close", "young"):
     await_lane()
 else:
     echo(3000)
@@ -117,10 +121,17 @@ try() {
     failed=1
   fi
 }
-# inetd's numbers, and systemd's.
-try accepted accept close 0,1 cat
-try as_number_3 accept close 3 sh -c 'exec cat <&3 >&3'
-try connected connect close 0,1 cat
-try let_go_later accept keep 0,1 cat
-try used_by_both accept steal 0,1 cat
-exit $failed
+# Some ancestor of the program must be older than the connection, by more than
+# clocks of 10 ms can tell: this process is.  (The first process of the namespace
+# does not count.)
+(
+  sleep 0.1
+  # inetd's numbers, and systemd's.
+  try accepted accept close 0,1 cat
+  try as_number_3 accept close 3 sh -c 'exec cat <&3 >&3'
+  try connected connect close 0,1 cat
+  try by_a_young_process accept young 0,1 cat
+  try let_go_later accept keep 0,1 cat
+  try used_by_both accept steal 0,1 cat
+  exit $failed
+)

@@ -4,7 +4,7 @@
 // must neither crash nor hang nor go on burning time, and goes on serving
 // others.
 //
-// usage: hostile_peer SHIM [FIRST_SEED [ROUNDS [threads|epoll]]]
+// usage: hostile_peer SHIM VICTIM [FIRST_SEED [ROUNDS [threads|epoll]]]
 
 #include <fcntl.h>
 #include <poll.h>
@@ -23,7 +23,6 @@
 #include <vector>
 
 #include "tests/posix/hostile_attacker.h"
-#include "tests/posix/hostile_victim.h"
 #include "tests/posix/under.h"
 
 namespace {
@@ -37,7 +36,12 @@ struct Child {
   int report = -1;  // we read
 };
 
-Child StartUnder(const std::string& shim, std::vector<std::string> args,
+struct Programs {
+  std::string shim;
+  std::string victim;
+};
+
+Child StartUnder(const Programs& programs, std::vector<std::string> args,
                  const std::vector<std::string>& settings) {
   int orders[2];
   int report[2];
@@ -48,7 +52,7 @@ Child StartUnder(const std::string& shim, std::vector<std::string> args,
     ::fcntl(fd, F_SETFD, FD_CLOEXEC);
   }
   Child child;
-  child.pid = under::Start(shim, args, settings);
+  child.pid = under::Start(programs.shim, args, settings, programs.victim);
   ::close(orders[0]);
   ::close(report[1]);
   child.orders = orders[1];
@@ -169,14 +173,14 @@ void Round(const Child& victim, int port, const Child& honest,
   ::close(up[0]);
 }
 
-void Run(const std::string& shim, const std::string& mode, std::uint64_t first,
+void Run(const Programs& programs, const std::string& mode, std::uint64_t first,
          int rounds) {
   const std::vector<std::string> settings = {"RCSOCK_PROMOTE_OPS=1"};
-  const Child victim = StartUnder(shim, {"victim", mode}, settings);
+  const Child victim = StartUnder(programs, {"victim", mode}, settings);
   int port;
   CHECK_THAT(::read(victim.report, &port, sizeof port) == sizeof port);
   const Child honest =
-      StartUnder(shim, {"honest", std::to_string(port)}, settings);
+      StartUnder(programs, {"honest", std::to_string(port)}, settings);
   CHECK_THAT(::write(honest.orders, "g", 1) == 1);
   Await(honest.report, 'k', "the honest one, before");
   Await(victim.report, 'e', "the victim, before");
@@ -211,22 +215,15 @@ void Run(const std::string& shim, const std::string& mode, std::uint64_t first,
 
 int main(int argc, char** argv) {
   ::signal(SIGPIPE, SIG_IGN);
-  const std::string what = argc > 1 ? argv[1] : "";
-  if (what == "victim" && argc == 5) {
-    return hostile::Victim(argv[2], std::atoi(argv[3]), std::atoi(argv[4]));
-  }
-  if (what == "honest" && argc == 5) {
-    return hostile::Honest(std::atoi(argv[2]), std::atoi(argv[3]),
-                           std::atoi(argv[4]));
-  }
-  if (what.empty()) return 2;
-  ::alarm(argc > 3 ? 600 : 60);
+  if (argc < 3) return 2;
+  const Programs programs{argv[1], argv[2]};
+  ::alarm(argc > 4 ? 600 : 60);
   const std::uint64_t first =
-      argc > 2 ? std::strtoull(argv[2], nullptr, 10) : 1;
-  const int rounds = argc > 3 ? std::atoi(argv[3]) : 15;
+      argc > 3 ? std::strtoull(argv[3], nullptr, 10) : 1;
+  const int rounds = argc > 4 ? std::atoi(argv[4]) : 15;
   for (const char* mode : {"threads", "epoll"}) {
-    if (argc > 4 && std::strcmp(argv[4], mode) != 0) continue;
-    Run(what, mode, first, rounds);
+    if (argc > 5 && std::strcmp(argv[5], mode) != 0) continue;
+    Run(programs, mode, first, rounds);
   }
   return 0;
 }

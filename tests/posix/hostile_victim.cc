@@ -1,4 +1,11 @@
-#include "tests/posix/hostile_victim.h"
+// The processes of hostile_peer under the preload: they know sockets, and
+// nothing of rcsock.  (rcsock's own code would keep them on TCP: it makes
+// system calls of its own.)
+//
+// usage: hostile_victim victim threads|epoll ORDERS REPORT
+//        hostile_victim honest PORT ORDERS REPORT
+//
+// ORDERS and REPORT are pipes from and to the test.
 
 #include <fcntl.h>
 #include <poll.h>
@@ -7,14 +14,16 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <csignal>
 #include <cstdint>
+#include <cstdlib>
 #include <map>
+#include <string>
 #include <thread>
 #include <vector>
 
 #include "tests/posix/under.h"
 
-namespace hostile {
 namespace {
 
 constexpr int kHonestTrips = 20;
@@ -132,8 +141,8 @@ void Trips(int fd, std::uint64_t seed, std::uint64_t* offset) {
   }
 }
 
-}  // namespace
-
+// An echo server, by threads or by epoll, that tells its port, and 'e' for each
+// connection that has ended.  Orders: 'c' and a port: connect to it; else: end.
 int Victim(const std::string& mode, int orders, int report) {
   int port;
   const int listener = under::Listen(&port);
@@ -146,6 +155,8 @@ int Victim(const std::string& mode, int orders, int report) {
   return 0;
 }
 
+// The victim's other client, for whom nothing may change.  For each 'g' it
+// makes round trips of one long connection and a new one, then says 'k'.
 int Honest(int port, int orders, int report) {
   const int fd = under::Connect(port);
   std::uint64_t offset = 0;
@@ -162,4 +173,15 @@ int Honest(int port, int orders, int report) {
   return 0;
 }
 
-}  // namespace hostile
+}  // namespace
+
+int main(int argc, char** argv) {
+  ::signal(SIGPIPE, SIG_IGN);
+  if (argc != 5) return 2;
+  const std::string what = argv[1];
+  const int orders = std::atoi(argv[3]);
+  const int report = std::atoi(argv[4]);
+  if (what == "victim") return Victim(argv[2], orders, report);
+  if (what == "honest") return Honest(std::atoi(argv[2]), orders, report);
+  return 2;
+}

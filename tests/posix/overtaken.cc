@@ -4,7 +4,9 @@
 // before it into the ring, a message at a time.  Whoever waits for them must be
 // told of each, and of the end.
 //
-// usage: overtaken SHIM [WAY]
+// usage: overtaken SHIM READER [WAY]
+
+#include "tests/posix/overtaken.h"
 
 #include <fcntl.h>
 #include <linux/sockios.h>
@@ -12,7 +14,6 @@
 #include <poll.h>
 #include <sched.h>
 #include <signal.h>
-#include <sys/epoll.h>
 #include <sys/ioctl.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
@@ -40,8 +41,8 @@ namespace {
 using namespace rcsock;  // NOLINT: a test of all rooms
 using under::Fail;
 
-constexpr std::size_t kPing = 8;
-constexpr std::uint64_t kSeed = 5;
+using overtaken::kPing;
+using overtaken::kSeed;
 // In a slot, in the byte ring, in several records.
 constexpr std::size_t kMessages[] = {20, 3000, 40'000};
 
@@ -50,65 +51,6 @@ std::size_t All() {
   for (const std::size_t each : kMessages) all += each;
   return all;
 }
-
-// --- The reader, under the preload -------------------------------------------
-
-// Until there is something to read, by `way`.
-void Await(int fd, const std::string& way, int set) {
-  if (way == "poll") {
-    pollfd one{fd, POLLIN, 0};
-    CHECK_THAT(::poll(&one, 1, -1) == 1);
-  } else if (set >= 0) {
-    epoll_event event;
-    CHECK_THAT(::epoll_wait(set, &event, 1, -1) == 1);
-  }
-}
-
-int Reader(const std::string& way, int report) {
-  int port;
-  const int listener = under::Listen(&port);
-  CHECK_THAT(::write(report, &port, sizeof port) == sizeof port);
-  const int fd = under::Accept(listener);
-  int set = -1;
-  if (way.rfind("epoll", 0) == 0) {
-    set = ::epoll_create1(0);
-    epoll_event event{};
-    event.events = way == "epoll_edge" ? EPOLLIN | EPOLLET : EPOLLIN;
-    CHECK_THAT(::epoll_ctl(set, EPOLL_CTL_ADD, fd, &event) == 0);
-  }
-  char ping[kPing];
-  do {
-    CHECK_THAT(::recv(fd, ping, kPing, MSG_WAITALL) == kPing);
-    CHECK_THAT(::send(fd, ping, kPing, 0) == kPing);
-  } while (ping[0] != 'g');
-  std::vector<std::uint8_t> bytes(64 * 1024);
-  const bool asks = way == "poll" || set >= 0;
-  std::uint64_t got = 0;
-  for (;;) {
-    Await(fd, way, set);
-    ssize_t n;
-    do {
-      // Of what an edge has told of all is taken; else a part, to be told anew.
-      const std::size_t most = way == "epoll_edge" ? bytes.size() : 1000;
-      n = ::recv(fd, bytes.data(), most,
-                 asks               ? MSG_DONTWAIT
-                 : way == "waitall" ? MSG_WAITALL
-                                    : 0);
-      for (ssize_t i = 0; i < n; ++i) {
-        CHECK_THAT(bytes[static_cast<std::size_t>(i)] ==
-                   under::ByteAt(kSeed, got + static_cast<std::uint64_t>(i)));
-      }
-      if (n > 0) got += static_cast<std::uint64_t>(n);
-    } while (n > 0 && way == "epoll_edge");
-    if (n == 0) break;
-    CHECK_THAT(n > 0 || (asks && errno == EAGAIN));
-  }
-  CHECK_THAT(::write(report, &got, sizeof got) == sizeof got);
-  // The test ends it.
-  for (;;) ::pause();
-}
-
-// --- The peer ----------------------------------------------------------------
 
 // One line of a file of /proc that has this key.
 std::string Field(const std::string& path, const std::string& key) {
@@ -243,13 +185,13 @@ class Peer {
   std::shared_ptr<under::Seeking> seeking_;
 };
 
-int Play(const std::string& shim, const std::string& way) {
+int Play(const std::string& shim, const std::string& program,
+         const std::string& way) {
   int report[2];
   CHECK_THAT(::pipe(report) == 0);
   ::fcntl(report[0], F_SETFD, FD_CLOEXEC);
-  const pid_t reader =
-      under::Start(shim, {"reader", way, std::to_string(report[1])},
-                   {"RCSOCK_PROMOTE_OPS=1"});
+  const pid_t reader = under::Start(shim, {way, std::to_string(report[1])},
+                                    {"RCSOCK_PROMOTE_OPS=1"}, program);
   ::close(report[1]);
   int port;
   CHECK_THAT(::read(report[0], &port, sizeof port) == sizeof port);
@@ -285,17 +227,15 @@ int Play(const std::string& shim, const std::string& way) {
 
 int main(int argc, char** argv) {
   ::signal(SIGPIPE, SIG_IGN);
-  const std::string what = argc > 1 ? argv[1] : "";
-  if (what == "reader" && argc == 4) return Reader(argv[2], std::atoi(argv[3]));
-  if (what.empty()) return 2;
+  if (argc < 3) return 2;
   for (const char* way : {"recv", "waitall", "poll", "epoll", "epoll_edge"}) {
-    if (argc > 2 && std::strcmp(argv[2], way) != 0) continue;
+    if (argc > 3 && std::strcmp(argv[3], way) != 0) continue;
     // Each with a conductor of its own.
     const pid_t child = ::fork();
     if (child == 0) {
       ::prctl(PR_SET_PDEATHSIG, SIGKILL);
       ::alarm(60);
-      ::_exit(Play(what, way));
+      ::_exit(Play(argv[1], argv[2], way));
     }
     under::Finish(child, 60, way);
   }

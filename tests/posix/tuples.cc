@@ -11,7 +11,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cerrno>
+#include <thread>
 
 #include "tests/posix/pair.h"
 
@@ -253,6 +255,174 @@ Case server_again_behind_the_killed(
         LogChild(child);
         Barrier();
       }
+    },
+    kAlone);
+
+// ... that has not read the end, and whose client has closed first.
+Case server_again_without_a_look(
+    "server_again_without_a_look",
+    [](int) {
+      int listener = ListenAndTell();
+      const int port = PortOf(listener);
+      for (int life = 0; life < kLives; ++life) {
+        const int fd = Accept(listener);
+        Talk(fd, life, false);
+        Barrier();  // the client has closed
+        ::close(listener);
+        CloseBy(kWays[life % 5], fd);
+        listener = Bound("bind again", port);
+        CHECK_THAT(listener >= 0);
+        Result("listen", ::listen(listener, 8));
+        Barrier();
+      }
+    },
+    [](int) {
+      const int to = HearPort();
+      for (int life = 0; life < kLives; ++life) {
+        const int fd = Connect(to);
+        Talk(fd, life, true);
+        ::close(fd);
+        Barrier();
+        Barrier();
+      }
+    },
+    kAlone);
+
+// ... as a child of the process that has closed.
+Case server_again_as_a_child(
+    "server_again_as_a_child",
+    [](int) {
+      int listener = ListenAndTell();
+      const int port = PortOf(listener);
+      for (int life = 0; life < 6; ++life) {
+        const int fd = Accept(listener);
+        Talk(fd, life, false);
+        LogDrain(fd);
+        ::close(listener);
+        ::close(fd);
+        const pid_t child = ::fork();
+        if (child == 0) ::_exit(Bound("bind again", port) < 0);
+        LogChild(child);
+        listener = Bound("bind again", port);
+        CHECK_THAT(listener >= 0);
+        Result("listen", ::listen(listener, 8));
+        Barrier();
+      }
+    },
+    [](int) {
+      const int to = HearPort();
+      for (int life = 0; life < 6; ++life) {
+        const int fd = Connect(to);
+        Talk(fd, life, true);
+        ::close(fd);
+        Barrier();
+      }
+    },
+    kAlone);
+
+// ... that ends, and is started again: by close and exit, by exit alone, by
+// exec of a program that ends.
+Case server_started_again(
+    "server_started_again",
+    [](int) {
+      int listener = ListenAndTell();
+      const int port = PortOf(listener);
+      for (int life = 0; life < 6; ++life) {
+        const pid_t child = ::fork();
+        if (child == 0) {
+          const int fd = Accept(listener);
+          WarmAs(fd, false);
+          LogDrain(fd);
+          if (life % 3 == 0) ::close(fd);
+          if (life % 3 == 2) {
+            ::fcntl(fd, F_SETFD, FD_CLOEXEC);
+            ::execl("/bin/true", "true", nullptr);
+          }
+          ::_exit(0);
+        }
+        ::close(listener);
+        LogChild(child);
+        listener = Bound("bind again", port);
+        CHECK_THAT(listener >= 0);
+        Result("listen", ::listen(listener, 8));
+        Barrier();
+      }
+    },
+    [](int) {
+      const int to = HearPort();
+      for (int life = 0; life < 6; ++life) {
+        const int fd = Connect(to);
+        WarmAs(fd, true);
+        ::close(fd);
+        Barrier();
+      }
+    },
+    kAlone);
+
+// --- The same client again, whose server has closed first
+
+Case client_again(
+    "client_again",
+    [](int) {
+      const int listener = ListenAndTell();
+      for (int life = 0; life < kLives; ++life) {
+        const int fd = Accept(listener);
+        Talk(fd, life, false);
+        CloseBy(kWays[life % 5], fd);
+      }
+      Barrier();
+    },
+    [](int) {
+      const int to = HearPort();
+      const int from = SourcePort(3);
+      for (int life = 0; life < kLives; ++life) {
+        const int fd = ConnectFrom(from, to);
+        CHECK_THAT(fd >= 0);
+        Talk(fd, life, true);
+        LogDrain(fd);
+        CloseBy(kWays[life % 5], fd);
+      }
+      Barrier();
+    },
+    kAlone);
+
+// Two threads, each with a port of its own.
+Case two_clients_again(
+    "two_clients_again",
+    [](int) {
+      const int listener = ListenAndTell();
+      for (int i = 0; i < 2 * kLives; ++i) {
+        const int fd = Accept(listener);
+        Talk(fd, 0, false);
+        ::close(fd);
+      }
+      Barrier();
+    },
+    [](int) {
+      const int to = HearPort();
+      std::atomic<int> made{0};
+      const auto live = [&](int from) {
+        for (int life = 0; life < kLives; ++life) {
+          const int fd = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+          sockaddr_in own = posix_test::Loopback(from);
+          sockaddr_in peer = posix_test::Loopback(to);
+          CHECK_THAT(
+              ::bind(fd, reinterpret_cast<sockaddr*>(&own), sizeof own) == 0);
+          CHECK_THAT(::connect(fd, reinterpret_cast<sockaddr*>(&peer),
+                               sizeof peer) == 0);
+          Talk(fd, 0, true);
+          int error = 0;
+          CHECK_THAT(Drain(fd, &error) == 0 && error == 0);
+          ::close(fd);
+          ++made;
+        }
+      };
+      std::thread one(live, SourcePort(4));
+      std::thread two(live, SourcePort(5));
+      one.join();
+      two.join();
+      Log("made %d", made.load());
+      Barrier();
     },
     kAlone);
 

@@ -33,17 +33,19 @@ void Fail(const char* format, ...) {
 }
 
 pid_t Start(const std::string& shim, const std::vector<std::string>& args,
-            const std::vector<std::string>& settings) {
+            const std::vector<std::string>& settings,
+            const std::string& program) {
   Work();
   std::fflush(nullptr);
   const pid_t pid = ::fork();
   CHECK_THAT(pid >= 0);
-  if (pid == 0) Become(shim, args, settings);
+  if (pid == 0) Become(shim, args, settings, program);
   return pid;
 }
 
 void Become(const std::string& shim, const std::vector<std::string>& args,
-            const std::vector<std::string>& settings) {
+            const std::vector<std::string>& settings,
+            const std::string& program) {
   const std::string stats = Work() + "/stats.%p";
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   const char* first = std::getenv("SANITIZER_PRELOAD");
@@ -61,7 +63,7 @@ void Become(const std::string& shim, const std::vector<std::string>& args,
     argv.push_back(const_cast<char*>(arg.c_str()));
   }
   argv.push_back(nullptr);
-  ::execv("/proc/self/exe", argv.data());
+  ::execv(program.c_str(), argv.data());
   Fail("exec: errno %d", errno);
 }
 

@@ -26,14 +26,21 @@ namespace under {
     }                                                                      \
   } while (0)
 
-// Runs this program with `args` under the preload `shim`; `settings` are of the
+constexpr const char* kSelf = "/proc/self/exe";
+
+// Runs `program` with `args` under the preload `shim`; `settings` are of the
 // environment (NAME=value).  It dies with its parent.
+//
+// A test that has code of rcsock needs another program than itself: that code
+// makes system calls of its own, which keep all connections on TCP.
 pid_t Start(const std::string& shim, const std::vector<std::string>& args,
-            const std::vector<std::string>& settings);
-// The same of this process.
+            const std::vector<std::string>& settings,
+            const std::string& program = kSelf);
+// This process becomes `program`, as Start says.
 [[noreturn]] void Become(const std::string& shim,
                          const std::vector<std::string>& args,
-                         const std::vector<std::string>& settings);
+                         const std::vector<std::string>& settings,
+                         const std::string& program = kSelf);
 // Waits for its end, `seconds` at most; Fail unless it ended with status 0.
 void Finish(pid_t pid, int seconds, const std::string& what);
 

@@ -250,9 +250,10 @@ int rcs_sent_done(int fd, struct rcs_sent* sent, int may_copy);
 /* As rcs_recv, into a registered buffer (EINVAL: `to` is not in one).  While
  * the call waits for 4 MiB and more, an RDMA device may write what comes
  * straight there; all else is copied.  When it returns nothing writes there any
- * more.  With MSG_WAITALL that holds for what is under way already, too.  No
- * handler may jump out of the call, unless it was installed by rcs_sigaction or
- * under the preload. */
+ * more.  The buffer behind the returned count may have been written to, also
+ * where the call returns -1.  With MSG_WAITALL what is under way already comes
+ * there, too.  No handler may jump out of the call, unless it was installed by
+ * rcs_sigaction or under the preload. */
 ssize_t rcs_recv_registered(int fd, void* to, size_t length, int flags);
 
 /* --- Direct placement, on an RDMA lane

@@ -4,6 +4,8 @@
 #include <new>
 #include <utility>
 
+#include "lib/lane/rdma/late_key.h"
+
 namespace rcsock::lane::rdma {
 namespace {
 
@@ -136,7 +138,9 @@ Block Memory::Get(std::size_t bytes, bool remote, verbs::Error* error) {
     error->code = ENOMEM;
     return block;
   }
-  verbs::Mr mr = verbs::Register(pd_, base, bytes, Access(pd_, remote), error);
+  const int access = Access(pd_, remote);
+  verbs::Mr mr = remote ? RegisterForPeers(pd_, base, bytes, access, error)
+                        : verbs::Register(pd_, base, bytes, access, error);
   if (mr == nullptr) {
     slabs_.Give(base, bytes);
     return block;

@@ -12,6 +12,7 @@
 #include "lib/base/latch.h"
 #include "lib/lane/board.h"
 #include "lib/lane/iov_cursor.h"
+#include "lib/lane/rdma/late_key.h"
 #include "lib/lane/rdma/layout.h"
 #include "lib/lane/rdma/memory.h"
 #include "lib/lane/rdma/pace.h"
@@ -134,8 +135,9 @@ class QpLane final : public RdmaLane {
   // --- Receiving into the caller's memory (qp_lane_target.cc), under the rx
   // latch.  Lets the peer write what it sends next to the `length` bytes at
   // `at`, where the next unread byte belongs.  False: a target is open, `exact`
-  // and something is unread, too little is left behind what is unread, or the
-  // lane cannot; then `window` is closed.  `window` outlives the target.
+  // and something is unread, too little is left behind what is unread, the peer
+  // may still use the last target, or the lane cannot; then `window` is closed.
+  // `window` outlives the target.
   bool OpenTarget(std::byte* at, std::size_t length, bool exact,
                   Window* window);
   bool TargetOpen() const { return target_.length != 0; }
@@ -154,7 +156,8 @@ class QpLane final : public RdmaLane {
            rx_.next() > target_end_.load(std::memory_order_relaxed);
   }
   // What has been read ends within a send that goes on in an exact target.
-  bool TargetGoesOn() const;
+  // False from some time after the first look on: the peer may say so for ever.
+  bool TargetGoesOn();
   // Closes the window.  Unread bytes of the target go where they would be
   // without it.
   void CloseTarget(Window* window);
@@ -370,6 +373,7 @@ class QpLane final : public RdmaLane {
   bool SayWithdrawn();
   void WithdrawTarget();
   bool MoveToRing();
+  void KeepLateKey();
   void NoteUse();
   void Take(std::uint32_t n);
   void Taken();
@@ -527,23 +531,18 @@ class QpLane final : public RdmaLane {
   bool credit_asked_ = false;  // for what was here and unread
   std::uint32_t longest_ = 0;  // record, since the last offer
   std::uint64_t read_bytes_ = 0;
-  // This end's own target: written under the rx latch and the drain latch, read
-  // under either; `landed` is the drain latch's.
-  struct OwnTarget {
-    std::byte* at = nullptr;
-    std::size_t length = 0;  // 0: there is none
-    std::size_t landed = 0;  // data bytes since it was opened
-    bool exact = false;
-    bool closing = false;
-  };
-  OwnTarget target_;
-  bool target_made_ = false;  // there has been one
-  bool target_used_ = false;
-  std::uint32_t target_misses_ = 0;  // in a row
-  std::uint32_t target_skips_ = 0;
   // How often the ring has been small since the last offer: see kGrowAfter.
   std::atomic<std::uint32_t> starves_{0};
   std::atomic<std::uint32_t> offered_bytes_{0};  // a ring not yet gone over to
+  // Written under the rx latch and the drain latch, read under either; `landed`
+  // is the drain latch's.
+  OwnTarget target_;
+  LateKey late_key_;  // of the last target, if the peer may still use it
+  std::uint64_t goes_on_until_ns_ = 0;  // 0: nobody has looked
+  bool target_made_ = false;            // there has been one
+  bool target_used_ = false;
+  std::uint32_t target_misses_ = 0;  // in a row
+  std::uint32_t target_skips_ = 0;
 
   // The drain latch's, but for the atomics.
   alignas(64) std::atomic<std::uint64_t> landed_{0};

@@ -8,6 +8,7 @@
 
 #include "lib/base/log.h"
 #include "lib/lane/rdma/chain.h"
+#include "lib/lane/rdma/late_key.h"
 #include "lib/lane/rdma/qp_lane.h"
 
 namespace rcsock::lane::rdma {
@@ -34,9 +35,9 @@ int QpLane::Expose(void* at, std::size_t length, std::uint32_t* key) {
     return -ENOBUFS;
   }
   verbs::Error error;
-  verbs::Mr mr =
-      verbs::Register(memory_->pd(), at, length,
-                      IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE, &error);
+  verbs::Mr mr = RegisterForPeers(
+      memory_->pd(), at, length,
+      IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE, &error);
   if (mr == nullptr) return error.code == EFAULT ? -EFAULT : -ENOMEM;
   *key = mr->rkey;
   exposed_.push_back({std::move(mr), std::move(pin)});

@@ -19,6 +19,8 @@ namespace {
 constexpr std::uint64_t kQuietNs = 100'000;
 // ... and no longer than this in all.
 constexpr std::uint64_t kPatienceNs = 20'000'000;
+// A plain call waits so long for the rest of a send.
+constexpr std::uint64_t kRestNs = 100'000'000;
 // After a row of so many unused targets, one of 2^n waits has one.
 constexpr std::uint32_t kMostMisses = 8;
 // Places in the send queue that a target may take.
@@ -51,6 +53,10 @@ bool QpLane::OpenTarget(std::byte* at, std::size_t length, bool exact,
   length = std::min(length, kMostTarget);
   const std::size_t here = Readable();
   if (here != 0 && (exact || length < here + kLeastTarget)) return false;
+  if (late_key_.kept()) {
+    if (read_bytes_ + here < late_key_.until()) return false;
+    late_key_.Release();
+  }
   if (!window->Open(domain_, memory_->pd(), at, length)) {
     NoteUse();
     return false;
@@ -60,10 +66,11 @@ bool QpLane::OpenTarget(std::byte* at, std::size_t length, bool exact,
     const std::size_t unread = UnreadOfRing();
     open = !latched_ && unread < length && (unread == 0 || !exact);
     if (!open) return;
-    target_ = {at, length, unread, exact, false};
+    target_ = {at, length, unread, exact, false, read_bytes_};
     target_made_ = true;
     target_end_.store(kNoEnd, std::memory_order_relaxed);
   });
+  goes_on_until_ns_ = 0;
   if (open &&
       SayTarget({reinterpret_cast<std::uintptr_t>(at), read_bytes_,
                  window->key(), static_cast<std::uint32_t>(length), exact})) {
@@ -158,10 +165,14 @@ const std::byte* QpLane::InTarget(const ring::Rx& rx) const {
   return at + (ring::Decode(bits).length - rx.left());
 }
 
-bool QpLane::TargetGoesOn() const {
-  return target_.length != 0 && target_.exact &&
-         State() == base::Reason::kNone &&
-         rx_.next() <= target_end_.load(std::memory_order_relaxed);
+bool QpLane::TargetGoesOn() {
+  const bool on = target_.length != 0 && target_.exact &&
+                  State() == base::Reason::kNone &&
+                  rx_.next() <= target_end_.load(std::memory_order_relaxed);
+  if (!on) return false;
+  const std::uint64_t now = base::NowNs();
+  if (goes_on_until_ns_ == 0) goes_on_until_ns_ = now + kRestNs;
+  return now < goes_on_until_ns_;
 }
 
 // As Read, but for bytes that are where they belong.
@@ -252,16 +263,32 @@ void QpLane::CloseTarget(Window* window) {
   }
   WithdrawTarget();
   // A write that comes later than this is refused by this device: then the lane
-  // ends, and the peer sends its bytes another way.
+  // ends, and the peer sends its bytes another way.  Until the peer cannot make
+  // one any more, no memory has this key.
+  late_key_.Keep(window->key(), kNoLimit);
   window->Close();
   bool moved = true;
   poller_->Settled([&] {
     target_.closing = true;
     moved = MoveToRing();
   });
+  KeepLateKey();
   poller_->Settled([this] { target_ = {}; });
   NoteUse();
   if (!moved) Lost(base::Reason::kLaneError);
+}
+
+// The rx latch is held, and the target is closing.  A target that has ended is
+// void for its sender.  Else the next message tells of an exact one: in the
+// ring it comes behind the withdrawal, and a placed one ends the lane.  One
+// that is not exact is void behind its end.
+void QpLane::KeepLateKey() {
+  if (target_end_.load(std::memory_order_relaxed) != kNoEnd) {
+    late_key_.Release();
+  } else {
+    late_key_.KeepUntil(target_.from +
+                        (target_.exact ? target_.landed + 1 : target_.length));
+  }
 }
 
 void QpLane::NoteUse() {

@@ -5,6 +5,7 @@
 #include "lib/base/log.h"
 #include "lib/base/no_cancel.h"
 #include "lib/lane/rdma/domain.h"
+#include "lib/lane/rdma/late_key.h"
 
 namespace rcsock::lane::rdma {
 namespace {
@@ -55,7 +56,7 @@ bool Window::Open(std::shared_ptr<Domain> domain, ibv_pd* pd, void* at,
   if (!pin_.Take(length)) return false;
   const base::NoCancel no_cancel;
   verbs::Error error;
-  mr_ = verbs::Register(
+  mr_ = RegisterForPeers(
       pd, at, length, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE, &error);
   if (mr_ == nullptr) {
     pin_.reset();

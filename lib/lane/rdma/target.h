@@ -35,6 +35,16 @@ struct Target {
   bool exact = false;
 };
 
+// What a lane knows of the target that it has named.
+struct OwnTarget {
+  std::byte* at = nullptr;
+  std::size_t length = 0;  // 0: there is none
+  std::size_t landed = 0;  // data bytes since it was opened
+  bool exact = false;
+  bool closing = false;
+  std::uint64_t from = 0;  // the data byte that belongs at `at`
+};
+
 constexpr std::size_t kTargetAt = 32;
 constexpr std::size_t kTargetWords = 4;
 constexpr std::size_t kTargetCheckAt =
