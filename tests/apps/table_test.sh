@@ -1,7 +1,7 @@
 #!/bin/bash
 # usage: table_test RUN PAGE MEASURE
 #
-# The table of programs in docs/compatibility.md has those that there are, and
+# The table of programs in docs/programs.md has those that there are, and
 # says what they do: RUN --table FILE prints it.
 set -euo pipefail
 columns() { sed -n 's/^\(| [^|]* | [^|]* |\).*/\1/p'; }
