@@ -40,7 +40,7 @@ def rows(path):
 
 SUBMITS = ("From liburing. Streams that requests name move to TCP first, for "
            "good. With RCSOCK_IO_URING=lane rcsock carries out requests on "
-           "streams that have a lane, or may get one; design.md says which. "
+           "streams that have a lane, or may get one; io-uring.md says which. "
            "Other requests move their streams to TCP. "
            "IORING_OP_EPOLL_CTL is as `epoll_ctl`.")
 REGISTERS = "From liburing. The streams among them move to TCP first, for good."
@@ -132,7 +132,7 @@ def docs(path):
           "current. A descriptor\nthat is no TCP stream passes straight to the "
           "kernel in every one of them. What glibc calls\ninside itself "
           "(`fork` in `forkpty`, for one) is followed by other means: see "
-          "`design.md`.")
+          "`hands.md`.")
     group = None
     for row_group, name, what in rows(path):
         if row_group != group:

@@ -548,6 +548,10 @@ bool Lists(std::string_view list, std::string_view name) {
 }  // namespace
 
 int Main(int argc, char** argv) {
+  if (argc > 1 && std::strcmp(argv[1], "--list") == 0) {
+    for (const Registered& one : Cases()) std::puts(one.name);
+    return 0;
+  }
   bool ok = true;
   int ran = 0;
   const char* spare = std::getenv("PAIR_SKIP");

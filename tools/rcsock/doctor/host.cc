@@ -43,7 +43,7 @@ bool Exists(const std::string& path) {
   return fs::exists(path, error);
 }
 
-// What a stream pins when it is promoted and idle; docs/design.md.
+// What a stream pins when it is promoted and idle; docs/rdma-lane.md.
 constexpr std::uint64_t kIdlePinned = 32 * 1024;
 
 void ExamineMemlock(Findings* findings) {
