@@ -36,9 +36,7 @@ int SelectTable(int count) {
   // (What may be called past a filter is not known; all is on TCP there.)
   if (ProcessPinned() == base::Reason::kSandboxed) return count;
   const int saved = errno;
-  const auto open = [](int fd) {
-    return !base::IsInternalFdOrGone(fd);
-  };
+  const auto open = [](int fd) { return !base::IsInternalFdOrGone(fd); };
   int top = fd_high.load(std::memory_order_relaxed);
   if (open(count - 1)) {
     top = count - 1;  // a set that is as large as it has to be

@@ -1,7 +1,7 @@
 // Round trips of 8 bytes between the two ends of a connection that one thread
 // holds, after it has left TCP.  For count_instructions: a breakpoint before
-// the round trips, one behind each 16 of them, and one at the end.  A wait looks
-// at the kernel each fourth and each sixteenth time.
+// the round trips, one behind each 16 of them, and one at the end.  A wait
+// looks at the kernel each fourth and each sixteenth time.
 //
 // usage: calls MODE SIXTEENS [CONNECTIONS]
 //

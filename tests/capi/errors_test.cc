@@ -36,25 +36,20 @@ namespace {
 // The calls of one face.
 struct Api {
 // (One that rcsock.h declares and that is in no table fails EveryCallIsTried.)
-#define CALLS(X)                                                               \
-  X(socket)                                                                    \
-  X(listen)                                                                    \
-  X(accept)                                                                    \
-  X(accept4) X(connect) X(shutdown) X(close) X(bind) X(getsockname) X(         \
-      getpeername) X(read) X(readv) X(recv) X(recvfrom) X(recvmsg) X(recvmmsg) \
-      X(write) X(writev) X(send) X(sendto) X(sendmsg) X(sendmmsg) X(sendfile)  \
-          X(splice) X(preadv2) X(pwritev2) X(poll) X(ppoll) X(select)          \
-              X(pselect) X(epoll_create) X(epoll_create1) X(epoll_ctl) X(      \
-                  epoll_wait) X(epoll_pwait) X(epoll_pwait2) X(fcntl) X(ioctl) \
-                  X(getsockopt) X(setsockopt) X(dup) X(dup2) X(dup3)           \
-                      X(close_range) X(sigaction) X(closefrom) X(dprintf)      \
-                          X(vdprintf) X(eventfd) X(timerfd_create) X(execl)    \
-                              X(execle) X(execlp) X(execv) X(execve) X(execvp) \
-                                  X(execvpe) X(fexecve) X(fdopen) X(popen)     \
-                                      X(posix_spawn) X(posix_spawnp)           \
-                                          X(posix_spawn_file_actions_adddup2)  \
-                                              X(signal) X(siginterrupt)        \
-                                                  X(system)
+// clang-format off
+#define CALLS(X) \
+  X(socket) X(listen) X(accept) X(accept4) X(connect) X(shutdown) X(close) \
+  X(bind) X(getsockname) X(getpeername) X(read) X(readv) X(recv) X(recvfrom) \
+  X(recvmsg) X(recvmmsg) X(write) X(writev) X(send) X(sendto) X(sendmsg) \
+  X(sendmmsg) X(sendfile) X(splice) X(preadv2) X(pwritev2) X(poll) X(ppoll) \
+  X(select) X(pselect) X(epoll_create) X(epoll_create1) X(epoll_ctl) \
+  X(epoll_wait) X(epoll_pwait) X(epoll_pwait2) X(fcntl) X(ioctl) \
+  X(getsockopt) X(setsockopt) X(dup) X(dup2) X(dup3) X(close_range) \
+  X(sigaction) X(closefrom) X(dprintf) X(vdprintf) X(eventfd) \
+  X(timerfd_create) X(execl) X(execle) X(execlp) X(execv) X(execve) X(execvp) \
+  X(execvpe) X(fexecve) X(fdopen) X(popen) X(posix_spawn) X(posix_spawnp) \
+  X(posix_spawn_file_actions_adddup2) X(signal) X(siginterrupt) X(system)
+// clang-format on
 #define X(name) decltype(&::name) name;
   CALLS(X)
 #undef X

@@ -5,8 +5,6 @@
 
 namespace {
 
-__attribute__((constructor)) void Mark() {
-  ::setenv("PROBE_LOADED", "yes", 1);
-}
+__attribute__((constructor)) void Mark() { ::setenv("PROBE_LOADED", "yes", 1); }
 
 }  // namespace

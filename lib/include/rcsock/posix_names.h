@@ -75,7 +75,8 @@
 #pragma redefine_extname posix_spawnp rcs_posix_spawnp
 #pragma redefine_extname system rcs_system
 #pragma redefine_extname popen rcs_popen
-#pragma redefine_extname posix_spawn_file_actions_adddup2 rcs_posix_spawn_file_actions_adddup2
+#pragma redefine_extname posix_spawn_file_actions_adddup2 \
+    rcs_posix_spawn_file_actions_adddup2
 #pragma redefine_extname quick_exit rcs_quick_exit
 #pragma redefine_extname sigaction rcs_sigaction
 #pragma redefine_extname siginterrupt rcs_siginterrupt
