@@ -215,7 +215,7 @@ def test_affinity():
                                capture_output=True, timeout=LIMIT)
         names = {p["pid"]: p["program"]
                  for p in json.loads(shown.stdout)["processes"]}
-        check({names[pid] for pid in workers} == {"rcsock-perf"}, names)
+        check({names[pid] for pid in workers} == {"rcsock"}, names)
         client.kill()
         client.communicate()
         eventually(lambda: list(ours()) == [server.process.pid], "the client")
