@@ -147,6 +147,12 @@ bool IsPseudo(const void* handle) {
 }
 
 // Whether the loader does the same for us as for the caller.
+//
+// A name without a slash is searched in the folders that the caller names, by
+// DT_RUNPATH or DT_RPATH.  It is searched, and so is what a file with or
+// without a slash needs, in the DT_RPATH of the caller, of the library that has
+// loaded the caller, and so on up to the program.  Who has loaded whom the
+// loader does not tell.  The program itself has loaded us.
 bool AsForUs(const char* path, const void* caller) {
   if (base::HasCharacter(path, '$')) return false;
   const link_map* image = base::ImageAt(caller);
@@ -156,7 +162,11 @@ bool AsForUs(const char* path, const void* caller) {
       space != LM_ID_BASE) {
     return false;
   }
-  return base::HasCharacter(path, '/') || !base::HasSearchPath(image);
+  if (!base::HasCharacter(path, '/') && base::HasSearchPath(image)) {
+    return false;
+  }
+  const bool program = image->l_prev == nullptr;
+  return program || !base::AnyInheritedPath();
 }
 
 bool LoadsNothing(const char* path, int flags) {

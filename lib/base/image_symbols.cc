@@ -2,6 +2,8 @@
 
 #include <dlfcn.h>
 
+#include <cstddef>
+
 namespace rcsock::base {
 namespace {
 
@@ -19,6 +21,20 @@ std::uint32_t Hash(const char* name) {
     hash = hash * 33 + static_cast<unsigned char>(*name);
   }
   return hash;
+}
+
+bool IsInheritedPath(const dl_phdr_info& info) {
+  bool old = false;
+  for (int i = 0; i < info.dlpi_phnum; ++i) {
+    if (info.dlpi_phdr[i].p_type != PT_DYNAMIC) continue;
+    const auto* one = reinterpret_cast<const ElfW(Dyn)*>(
+        info.dlpi_addr + info.dlpi_phdr[i].p_vaddr);
+    for (; one->d_tag != DT_NULL; ++one) {
+      if (one->d_tag == DT_RUNPATH) return false;
+      if (one->d_tag == DT_RPATH) old = true;
+    }
+  }
+  return old;
 }
 
 }  // namespace
@@ -106,6 +122,24 @@ bool HasCharacter(const char* text, char one) {
     if (*text == one) return true;
   }
   return false;
+}
+
+bool AnyInheritedPath() {
+  // Under the loader's lock: another thread may take a library away.  The
+  // program comes first.
+  struct Search {
+    bool first = true;
+    bool found = false;
+  } search;
+  ::dl_iterate_phdr(
+      [](dl_phdr_info* info, std::size_t, void* data) {
+        auto* const to = static_cast<Search*>(data);
+        if (!to->first && IsInheritedPath(*info)) to->found = true;
+        to->first = false;
+        return to->found ? 1 : 0;
+      },
+      &search);
+  return search.found;
 }
 
 bool HasSearchPath(const link_map* image) {

@@ -10,7 +10,8 @@ namespace rcsock::base {
 // The interposed dlsym() uses what is here.  A sanitizer or a malloc library
 // calls dlsym() before its own functions work, and may define libc's names.  So
 // no function here calls a function of libc but dladdr1(), which nobody
-// replaces, and none waits.  Sanitizers do not instrument this file.
+// replaces, and none waits.  AnyInheritedPath(), for dlopen(), does both.
+// Sanitizers do not instrument this file.
 
 // What a loaded program or library defines, read from its own tables: without
 // the loader's lock, its memory, or a trace in dlerror().
@@ -47,6 +48,11 @@ bool HasCharacter(const char* text, char one);
 
 // It searches folders that it names itself (DT_RPATH, DT_RUNPATH).
 bool HasSearchPath(const link_map* image);
+
+// Returns true if a library names folders that the loader searches for what
+// others load too: DT_RPATH without DT_RUNPATH.  The program's own are searched
+// for every library, and do not count.
+bool AnyInheritedPath();
 
 }  // namespace rcsock::base
 
