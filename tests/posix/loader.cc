@@ -608,17 +608,17 @@ Case plug(
 
 // The loader searches the DT_RPATH of a library for all that it loads, and for
 // what that loads.
-void UseSearcher(int fd, bool by_another, const std::string& plug) {
+void UseSearcher(int fd, bool by_another, const std::string& path) {
   Call(fd, 100);
   void* library = Handle(Beside("libsearcher.so").c_str());
   if (by_another) {
     // This one names no folders itself.
-    const std::string path = Beside("apart/libsearcher_plain.so");
-    library = Find<void*(const char*)>(library, "Load")(path.c_str());
+    const std::string plain = Beside("apart/libsearcher_plain.so");
+    library = Find<void*(const char*)>(library, "Load")(plain.c_str());
     CHECK_THAT(library != nullptr);
   }
   const auto through = Find<int(const char*)>(library, "Through");
-  Result("from the plug", through(plug.c_str()));
+  Result("from the plug", through(path.c_str()));
   Call(fd, 100);
   Result("close", ::close(fd));
 }
