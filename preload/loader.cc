@@ -132,11 +132,19 @@ bool IsLibcs(const void* function) {
 // What a look-up of `name` that has found `found` is to say.
 void* Instead(void* found, const char* name, const void* caller) {
   if (found == nullptr) return nullptr;
-  void* our_own = base::ImageSymbols(Ours()).Find(name);
+  const base::ImageSymbols ours(Ours());
+  void* our_own = ours.Find(name);
   if (our_own == nullptr || our_own == found || !IsLibcs(found)) return found;
   // One that stands before libc itself asks for what comes next.
   const link_map* image = base::ImageAt(caller);
-  if (image == nullptr || base::ImageSymbols(image).Find(name) != nullptr) {
+  if (image == nullptr) return found;
+  const base::ImageSymbols its(image);
+  if (its.Find(name) != nullptr) return found;
+  // A library behind us may define another name than this one, which our
+  // function would call: fcntl, say, where it looks for fcntl64.  (The program
+  // is before us: we call nothing of it.)
+  if (image->l_prev != nullptr &&
+      its.SharesNameWith(ours, base::ImageSymbols(base::ImageAt(found)))) {
     return found;
   }
   return our_own;

@@ -23,14 +23,27 @@ class ImageSymbols {
   // The default version of `name`; null: it defines none.
   void* Find(const char* name) const;
 
+  // Returns true if it defines a name, in any version, that `other` and `third`
+  // define too.
+  bool SharesNameWith(const ImageSymbols& other,
+                      const ImageSymbols& third) const;
+
  private:
-  bool Matches(std::uint32_t index, const char* name) const;
+  enum class Version : std::uint8_t { kDefault, kAny };
+  bool Defined(std::uint32_t index, Version version) const;
+  // The index of the definition; 0: it has none.
+  std::uint32_t Index(const char* name, Version version) const;
+  std::uint32_t IndexByGnuHash(const char* name, Version version) const;
+  std::uint32_t IndexByHash(const char* name, Version version) const;
+  // Behind the last index that a table names.
+  std::uint32_t End() const;
 
   ElfW(Addr) base_ = 0;
   const ElfW(Sym) * symbols_ = nullptr;
   const char* strings_ = nullptr;
   const std::uint16_t* versions_ = nullptr;
-  const std::uint32_t* hash_ = nullptr;  // DT_GNU_HASH
+  const std::uint32_t* gnu_hash_ = nullptr;  // DT_GNU_HASH
+  const std::uint32_t* hash_ = nullptr;      // DT_HASH
 };
 
 // The image that contains `address`; null: none of the loader's.
