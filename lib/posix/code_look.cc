@@ -9,6 +9,9 @@
 namespace rcsock::posix {
 namespace {
 
+// What cannot be read although it is in so many lists in a row is there.
+constexpr int kMostLists = 3;
+
 KnownCode::Seen SeenOf(const OwnCode::Range& one) {
   return {one.code.begin, one.code.end, one.device, one.inode,
           one.build_id.empty() ? one.stamp : one.build_id};
@@ -37,7 +40,7 @@ bool CodeLook::Begin(const KnownCode& known) {
 }
 
 bool CodeLook::Step(std::uint64_t most) {
-  while (index_ < parts_.size() && culprit_.empty()) {
+  while (culprit_.empty() && (index_ < parts_.size() || ListMissed())) {
     Part& part = parts_[index_];
     const base::CodeRange& code = part.range.code;
     const std::uint64_t to = std::min(code.end, at_ + most);
@@ -51,15 +54,37 @@ bool CodeLook::Step(std::uint64_t most) {
     }
     most -= std::min(most, to - at_);
     at_ = to;
-    if (!readable) missed_ = true;
+    if (!readable) missing_.push_back(code);
     if (!readable || at_ >= code.end) {
       part.read = readable;
       ++index_;
       if (index_ < parts_.size()) at_ = parts_[index_].range.code.begin;
     }
-    if (most == 0) break;
+    if (most == 0) return false;
   }
-  return index_ >= parts_.size() || !culprit_.empty();
+  return true;
+}
+
+// What could not be read has gone, or is listed again.  Returns true if there
+// is more to read.
+bool CodeLook::ListMissed() {
+  if (missing_.empty() || missed_) return false;
+  std::vector<OwnCode::Range> all;
+  if (++lists_ > kMostLists || !code_.List(&all)) {
+    missed_ = true;
+    return false;
+  }
+  for (OwnCode::Range& one : all) {
+    const auto overlaps = [&](const base::CodeRange& other) {
+      return one.code.begin < other.end && one.code.end > other.begin;
+    };
+    if (std::any_of(missing_.begin(), missing_.end(), overlaps)) {
+      parts_.push_back({std::move(one)});
+    }
+  }
+  missing_.clear();
+  if (index_ < parts_.size()) at_ = parts_[index_].range.code.begin;
+  return index_ < parts_.size();
 }
 
 void CodeLook::Remember(KnownCode* known) const {

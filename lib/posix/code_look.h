@@ -47,8 +47,8 @@ class CodeLook {
   std::uint64_t began_ns() const { return began_ns_; }
   // The code that uses streams and what it calls; empty: there is none.
   const std::string& culprit() const { return culprit_; }
-  // Returns true if some code could not be read: it has gone meanwhile, or it
-  // cannot be told what it is.
+  // Returns true if some code could not be read, each of the times that it was
+  // listed.
   bool missed() const { return missed_; }
 
  private:
@@ -56,6 +56,7 @@ class CodeLook {
     OwnCode::Range range;
     bool read = false;
   };
+  bool ListMissed();
   bool Alone(const OwnCode::Range& one) const;
   void Blame(const OwnCode::Range& one, const base::SystemCall& call);
 
@@ -65,6 +66,8 @@ class CodeLook {
   OwnCode code_;  // whose memory the ranges read
   std::vector<KnownCode::Seen> listed_;
   std::vector<Part> parts_;
+  std::vector<base::CodeRange> missing_;  // could not be read, of the last list
+  int lists_ = 1;
   std::size_t index_ = 0;
   std::uint64_t at_ = 0;
   bool missed_ = false;

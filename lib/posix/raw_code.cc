@@ -36,8 +36,6 @@ constexpr std::uint64_t kShare = 50;
 // So much is read in one turn of the conductor.
 constexpr std::uint64_t kTurn = 16 << 20;
 constexpr std::uint64_t kAll = std::uint64_t{1} << 46;
-// What cannot be read in so many looks in a row is there, and unreadable.
-constexpr int kMostMissed = 3;
 
 // Guards every change of the verdict, and what stands in Shared.
 constinit base::Latch latch;
@@ -54,8 +52,6 @@ struct Shared {
   // Whose next turn will come.  A conductor that has been stopped has dropped
   // it.
   Conductor* posted RC_GUARDED_BY(latch) = nullptr;
-  // Looks in a row that could not read all.
-  int missed RC_GUARDED_BY(latch) = 0;
 };
 
 // (Nothing here has a destructor.)
@@ -77,22 +73,16 @@ void CannotTellUnlatched() RC_EXCLUDES(latch) {
   CannotTell();
 }
 
-// What a look that is over says of the code it has seen.  Returns false if
-// another one must follow.
-bool Judge(const CodeLook& look) RC_REQUIRES(latch) {
-  Shared& shared = The();
+// What a look that is over says of the code it has seen.
+void Judge(const CodeLook& look) RC_REQUIRES(latch) {
   if (!look.culprit().empty()) {
     RCSOCK_LOG(1, "no lanes: %s", look.culprit().c_str());
     verdict.Condemn();
-    return true;
+  } else if (look.missed()) {
+    CannotTell();
+  } else {
+    look.Remember(&The().known);
   }
-  look.Remember(&shared.known);
-  shared.missed = look.missed() ? shared.missed + 1 : 0;
-  if (shared.missed == 0) return true;
-  // What has gone meanwhile is not listed again.
-  if (shared.missed < kMostMissed) return false;
-  CannotTell();
-  return true;
 }
 
 void Turn();
@@ -112,7 +102,7 @@ bool NextTurn(std::uint64_t wait_ns) RC_REQUIRES(latch) {
 
 // The place where kNone comes from.  Returns false if another look must follow.
 bool Conclude(const CodeLook& look) RC_REQUIRES(latch) {
-  if (!Judge(look)) return false;
+  Judge(look);
   const std::uint64_t now = base::NowNs();
   const std::uint64_t took = now - look.began_ns();
   if (!verdict.Acquit(look.ticket(), now, LoaderIsAtWork())) return false;
@@ -134,7 +124,10 @@ Turned TurnLatched(Socks* waiting) RC_REQUIRES(latch) {
   Turned turned = Turned::kAnswered;
   while (!NeverAnyMore()) {
     std::unique_ptr<CodeLook>& look = shared.look;
-    if (look != nullptr && verdict.IsStale(look->ticket())) look.reset();
+    if (look != nullptr && verdict.IsStale(look->ticket())) {
+      look->Remember(&shared.known);
+      look.reset();
+    }
     const std::uint64_t wait = verdict.WaitNs(base::NowNs(), LoaderIsAtWork());
     if (wait != 0) {
       turned = NextTurn(wait) ? Turned::kLater : Turned::kGaveUp;
@@ -199,12 +192,10 @@ void Turn() {
 
 // Reads what a library has brought, in the thread that has opened it.
 void LookAtFiles() RC_REQUIRES(latch) {
-  for (;;) {
-    CodeLook look(verdict.BeginLook(), CodeLook::At::kFiles);
-    if (!look.Begin(The().known)) return CannotTell();
-    look.Step(kAll);
-    if (Judge(look)) return;
-  }
+  CodeLook look(verdict.BeginLook(), CodeLook::At::kFiles);
+  if (!look.Begin(The().known)) return CannotTell();
+  look.Step(kAll);
+  Judge(look);
 }
 
 // Nothing is to be decided any more, or not yet.
