@@ -132,11 +132,19 @@ bool IsLibcs(const void* function) {
 // What a look-up of `name` that has found `found` is to say.
 void* Instead(void* found, const char* name, const void* caller) {
   if (found == nullptr) return nullptr;
-  void* our_own = base::ImageSymbols(Ours()).Find(name);
+  const base::ImageSymbols ours(Ours());
+  void* our_own = ours.Find(name);
   if (our_own == nullptr || our_own == found || !IsLibcs(found)) return found;
   // One that stands before libc itself asks for what comes next.
   const link_map* image = base::ImageAt(caller);
-  if (image == nullptr || base::ImageSymbols(image).Find(name) != nullptr) {
+  if (image == nullptr) return found;
+  const base::ImageSymbols its(image);
+  if (its.Find(name) != nullptr) return found;
+  // A library behind us may define another name than this one, which our
+  // function would call: fcntl, say, where it looks for fcntl64.  (The program
+  // is before us: we call nothing of it.)
+  if (image->l_prev != nullptr &&
+      its.SharesNameWith(ours, base::ImageSymbols(base::ImageAt(found)))) {
     return found;
   }
   return our_own;
@@ -147,6 +155,12 @@ bool IsPseudo(const void* handle) {
 }
 
 // Whether the loader does the same for us as for the caller.
+//
+// A name without a slash is searched in the folders that the caller names, by
+// DT_RUNPATH or DT_RPATH.  It is searched, and so is what a file with or
+// without a slash needs, in the DT_RPATH of the caller, of the library that has
+// loaded the caller, and so on up to the program.  Who has loaded whom the
+// loader does not tell.  The program itself has loaded us.
 bool AsForUs(const char* path, const void* caller) {
   if (base::HasCharacter(path, '$')) return false;
   const link_map* image = base::ImageAt(caller);
@@ -156,7 +170,11 @@ bool AsForUs(const char* path, const void* caller) {
       space != LM_ID_BASE) {
     return false;
   }
-  return base::HasCharacter(path, '/') || !base::HasSearchPath(image);
+  if (!base::HasCharacter(path, '/') && base::HasSearchPath(image)) {
+    return false;
+  }
+  const bool program = image->l_prev == nullptr;
+  return program || !base::AnyInheritedPath();
 }
 
 bool LoadsNothing(const char* path, int flags) {

@@ -84,13 +84,20 @@ class Finder {
       if (at + size == range_.end) break;
       at += size - 1;
     }
-    return true;
+    return readable_;
   }
 
  private:
   std::size_t Room(std::uint64_t at, std::size_t most) const {
     return static_cast<std::size_t>(
         std::min<std::uint64_t>(most, range_.end - at));
+  }
+
+  // Reads what lies around.
+  bool Again(std::uint64_t at, std::size_t size) {
+    const bool read = bytes_->Read(at, code_.data(), size);
+    readable_ = readable_ && read;
+    return read;
   }
 
   void Judge(std::uint64_t at) {
@@ -103,7 +110,7 @@ class Finder {
     }
     const auto size = static_cast<std::size_t>(function.end - function.begin);
     code_.resize(size);
-    if (!bytes_->Read(function.begin, code_.data(), size)) return;
+    if (!Again(function.begin, size)) return;
     const auto target = static_cast<std::size_t>(at - function.begin);
     switch (flow_.Follow(code_.data(), size, 0, target)) {
       case CodeFlow::Found::kYes:
@@ -125,7 +132,7 @@ class Finder {
     const std::size_t size =
         Room(from, static_cast<std::size_t>(at - from) + kAround);
     code_.resize(size);
-    if (!bytes_->Read(from, code_.data(), size)) return;
+    if (!Again(from, size)) return;
     const auto target = static_cast<std::size_t>(at - from);
     int hits = 0;
     int misses = 0;
@@ -173,6 +180,7 @@ class Finder {
   CodeBytes* const bytes_;
   const CodeRange& range_;
   std::vector<SystemCall>* const found_;
+  bool readable_ = true;
   std::vector<std::uint8_t> code_;
   CodeFlow flow_;
   std::vector<std::int64_t> values_;

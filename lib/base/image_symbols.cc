@@ -2,6 +2,8 @@
 
 #include <dlfcn.h>
 
+#include <cstddef>
+
 namespace rcsock::base {
 namespace {
 
@@ -13,12 +15,36 @@ const void* At(const link_map* image, ElfW(Addr) value) {
       value < image->l_addr ? value + image->l_addr : value);
 }
 
-std::uint32_t Hash(const char* name) {
+std::uint32_t GnuHash(const char* name) {
   std::uint32_t hash = 5381;
   for (; *name != '\0'; ++name) {
     hash = hash * 33 + static_cast<unsigned char>(*name);
   }
   return hash;
+}
+
+std::uint32_t Hash(const char* name) {
+  std::uint32_t hash = 0;
+  for (; *name != '\0'; ++name) {
+    hash = (hash << 4) + static_cast<unsigned char>(*name);
+    const std::uint32_t high = hash & 0xf0000000;
+    hash = (hash ^ (high >> 24)) & ~high;
+  }
+  return hash;
+}
+
+bool IsInheritedPath(const dl_phdr_info& info) {
+  bool old = false;
+  for (int i = 0; i < info.dlpi_phnum; ++i) {
+    if (info.dlpi_phdr[i].p_type != PT_DYNAMIC) continue;
+    const auto* one = reinterpret_cast<const ElfW(Dyn)*>(
+        info.dlpi_addr + info.dlpi_phdr[i].p_vaddr);
+    for (; one->d_tag != DT_NULL; ++one) {
+      if (one->d_tag == DT_RUNPATH) return false;
+      if (one->d_tag == DT_RPATH) old = true;
+    }
+  }
+  return old;
 }
 
 }  // namespace
@@ -39,6 +65,9 @@ ImageSymbols::ImageSymbols(const link_map* image) {
         versions_ = static_cast<const std::uint16_t*>(at);
         break;
       case DT_GNU_HASH:
+        gnu_hash_ = static_cast<const std::uint32_t*>(at);
+        break;
+      case DT_HASH:
         hash_ = static_cast<const std::uint32_t*>(at);
         break;
       default:
@@ -47,35 +76,94 @@ ImageSymbols::ImageSymbols(const link_map* image) {
   }
 }
 
-bool ImageSymbols::Matches(std::uint32_t index, const char* name) const {
+bool ImageSymbols::Defined(std::uint32_t index, Version version) const {
   const ElfW(Sym)& symbol = symbols_[index];
   return symbol.st_shndx != SHN_UNDEF && symbol.st_value != 0 &&
          ELF64_ST_TYPE(symbol.st_info) != STT_TLS &&
          ELF64_ST_TYPE(symbol.st_info) != STT_GNU_IFUNC &&
-         (versions_ == nullptr || (versions_[index] & kHidden) == 0) &&
-         SameText(strings_ + symbol.st_name, name);
+         (version == Version::kAny || versions_ == nullptr ||
+          (versions_[index] & kHidden) == 0);
 }
 
 void* ImageSymbols::Find(const char* name) const {
-  if (symbols_ == nullptr || strings_ == nullptr || hash_ == nullptr ||
-      hash_[0] == 0) {
-    return nullptr;
+  const std::uint32_t index = Index(name, Version::kDefault);
+  if (index == 0) return nullptr;
+  return reinterpret_cast<void*>(base_ + symbols_[index].st_value);
+}
+
+bool ImageSymbols::SharesNameWith(const ImageSymbols& other,
+                                  const ImageSymbols& third) const {
+  const std::uint32_t end = other.End();
+  for (std::uint32_t i = 1; i < end; ++i) {
+    const char* name = other.strings_ + other.symbols_[i].st_name;
+    if (other.Defined(i, Version::kDefault) &&
+        Index(name, Version::kAny) != 0 &&
+        third.Index(name, Version::kAny) != 0) {
+      return true;
+    }
   }
-  const std::uint32_t buckets = hash_[0];
-  const std::uint32_t first = hash_[1];
+  return false;
+}
+
+std::uint32_t ImageSymbols::Index(const char* name, Version version) const {
+  if (symbols_ == nullptr || strings_ == nullptr) return 0;
+  if (gnu_hash_ != nullptr) return IndexByGnuHash(name, version);
+  return hash_ != nullptr ? IndexByHash(name, version) : 0;
+}
+
+std::uint32_t ImageSymbols::IndexByGnuHash(const char* name,
+                                           Version version) const {
+  const std::uint32_t buckets = gnu_hash_[0];
+  if (buckets == 0) return 0;
+  const std::uint32_t first = gnu_hash_[1];
   const std::uint32_t* bucket =
-      hash_ + 4 + hash_[2] * (sizeof(ElfW(Addr)) / sizeof *hash_);
+      gnu_hash_ + 4 + gnu_hash_[2] * (sizeof(ElfW(Addr)) / sizeof *gnu_hash_);
   const std::uint32_t* chain = bucket + buckets;
-  const std::uint32_t hash = Hash(name);
+  const std::uint32_t hash = GnuHash(name);
   std::uint32_t index = bucket[hash % buckets];
-  if (index < first) return nullptr;
+  if (index < first) return 0;
   for (;; ++index) {
     const std::uint32_t its = chain[index - first];
-    if ((its | 1) == (hash | 1) && Matches(index, name)) {
-      return reinterpret_cast<void*>(base_ + symbols_[index].st_value);
+    if ((its | 1) == (hash | 1) && Defined(index, version) &&
+        SameText(strings_ + symbols_[index].st_name, name)) {
+      return index;
     }
-    if ((its & 1) != 0) return nullptr;
+    if ((its & 1) != 0) return 0;
   }
+}
+
+std::uint32_t ImageSymbols::IndexByHash(const char* name,
+                                        Version version) const {
+  const std::uint32_t buckets = hash_[0];
+  if (buckets == 0) return 0;
+  const std::uint32_t* bucket = hash_ + 2;
+  const std::uint32_t* chain = bucket + buckets;
+  for (std::uint32_t index = bucket[Hash(name) % buckets]; index != 0;
+       index = chain[index]) {
+    if (Defined(index, version) &&
+        SameText(strings_ + symbols_[index].st_name, name)) {
+      return index;
+    }
+  }
+  return 0;
+}
+
+std::uint32_t ImageSymbols::End() const {
+  if (symbols_ == nullptr || strings_ == nullptr) return 0;
+  if (gnu_hash_ == nullptr) return hash_ != nullptr ? hash_[1] : 0;
+  const std::uint32_t buckets = gnu_hash_[0];
+  const std::uint32_t first = gnu_hash_[1];
+  const std::uint32_t* bucket =
+      gnu_hash_ + 4 + gnu_hash_[2] * (sizeof(ElfW(Addr)) / sizeof *gnu_hash_);
+  std::uint32_t last = 0;
+  for (std::uint32_t i = 0; i < buckets; ++i) {
+    if (bucket[i] > last) last = bucket[i];
+  }
+  if (last < first) return 0;
+  // The last one of a chain says so.
+  const std::uint32_t* chain = bucket + buckets;
+  while ((chain[last - first] & 1) == 0) ++last;
+  return last + 1;
 }
 
 const link_map* ImageAt(const void* address) {
@@ -106,6 +194,24 @@ bool HasCharacter(const char* text, char one) {
     if (*text == one) return true;
   }
   return false;
+}
+
+bool AnyInheritedPath() {
+  // Under the loader's lock: another thread may take a library away.  The
+  // program comes first.
+  struct Search {
+    bool first = true;
+    bool found = false;
+  } search;
+  ::dl_iterate_phdr(
+      [](dl_phdr_info* info, std::size_t, void* data) {
+        auto* const to = static_cast<Search*>(data);
+        if (!to->first && IsInheritedPath(*info)) to->found = true;
+        to->first = false;
+        return to->found ? 1 : 0;
+      },
+      &search);
+  return search.found;
 }
 
 bool HasSearchPath(const link_map* image) {

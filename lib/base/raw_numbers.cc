@@ -28,6 +28,8 @@ constexpr Named kNamed[] = {
     ONE(close), ONE(close_range), ONE(dup), ONE(dup2), ONE(dup3), ONE(fcntl),
     ONE(ioctl), ONE(connect), ONE(shutdown), ONE(getsockopt), ONE(setsockopt),
     ONE(pidfd_getfd),
+    // Handlers of signals, which rcsock wraps (lib/posix/signals.h).
+    ONE(rt_sigaction),
     // Processes: who else has the connection, and its end.
     ONE(fork), ONE(vfork), ONE(clone), ONE(clone3), ONE(execve), ONE(execveat),
     ONE(exit_group), ONE(unshare)};

@@ -5,6 +5,7 @@
 #include <gnu/libc-version.h>
 #include <link.h>
 #include <sys/auxv.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
 #include <unistd.h>
@@ -65,7 +66,25 @@ bool IsPartOfLibc(const std::string& path) {
   return false;
 }
 
+// Changes with what the file at `path` holds, if that is the file `inode`.
+std::string StampOf(const char* path, std::uint64_t inode) {
+  struct stat status {};
+  if (::syscall(SYS_newfstatat, AT_FDCWD, path, &status, 0) != 0 ||
+      status.st_ino != inode) {
+    return "";
+  }
+  const std::int64_t parts[] = {status.st_size, status.st_mtim.tv_sec,
+                                status.st_mtim.tv_nsec, status.st_ctim.tv_sec,
+                                status.st_ctim.tv_nsec};
+  return std::string(reinterpret_cast<const char*>(parts), sizeof parts);
+}
+
 }  // namespace
+
+bool LoaderIsAtWork() {
+  return __atomic_load_n(&_r_debug.r_state, __ATOMIC_ACQUIRE) !=
+         r_debug::RT_CONSISTENT;
+}
 
 // (The first thread may have ended: by its number there is no memory then.)
 bool OwnMemory::Read(std::uint64_t address, void* to, std::size_t size) {
@@ -74,8 +93,8 @@ bool OwnMemory::Read(std::uint64_t address, void* to, std::size_t size) {
   const long n = ::syscall(SYS_process_vm_readv, ::syscall(SYS_gettid), &local,
                            1, &remote, 1, 0);
   if (n == static_cast<long>(size)) return true;
-  if (n >= 0 || (errno != ENOSYS && errno != EPERM)) return false;
-  // A container may forbid that call.
+  // A filter may forbid that call, with an errno of its choice.  And the call
+  // reads no mapping that is executable only, which this file does.
   const base::UniqueFd fd(base::OpenHigh([] {
     return ::syscall(SYS_openat, AT_FDCWD, "/proc/thread-self/mem",
                      O_RDONLY | O_CLOEXEC, 0);
@@ -111,7 +130,9 @@ bool OwnCode::List(std::vector<Range>* to) {
            mappings_[last + 1].offset != 0) {
       ++last;
     }
-    if (one.path.starts_with("[v") ||
+    // (The kernel keeps single instructions of the program for a tracer in
+    // [uprobes], which nobody can read.)
+    if (one.path.starts_with("[v") || one.path == "[uprobes]" ||
         IsExempt(mappings_[first].begin, mappings_[last].end) ||
         base::IsKnownLibrary(one.path) || IsPartOfLibc(one.path)) {
       continue;
@@ -125,8 +146,10 @@ bool OwnCode::List(std::vector<Range>* to) {
 void OwnCode::Add(const Mapping& one, std::uint64_t image,
                   std::vector<Range>* to) {
   Range range;
+  range.device = one.device;
   range.inode = one.inode;
   range.path = one.path;
+  range.writable = one.writable;
   base::ElfCode code;
   range.code.loose =
       one.inode == 0 || !base::ReadElfCode(&memory_, image, &code);
@@ -134,6 +157,9 @@ void OwnCode::Add(const Mapping& one, std::uint64_t image,
   range.code.end = one.end;
   range.code.functions = code.functions;
   range.build_id = code.build_id;
+  if (range.inode != 0 && range.build_id.empty()) {
+    range.stamp = StampOf(one.path.c_str(), one.inode);
+  }
   // What of the last page lies behind the file is not read.
   for (const base::CodeRange& segment : code.segments) {
     if (segment.begin < one.end && segment.end > one.begin) {
@@ -179,9 +205,13 @@ bool OwnCode::ParseLine(const char* line, Mapping* to) const {
   if (*at != '-') return false;
   to->end = std::strtoull(at + 1, &at, 16);
   if (*at != ' ' || std::strlen(at) < 6) return false;
+  to->writable = at[2] == 'w';
   to->executable = at[3] == 'x';
   to->offset = std::strtoull(at + 5, &at, 16);
-  at = std::strchr(at + 1, ' ');
+  to->device = std::strtoull(at, &at, 16) << 32;
+  if (*at != ':') return false;
+  to->device |= std::strtoull(at + 1, &at, 16);
+  at = std::strchr(at, ' ');
   if (at == nullptr) return false;
   to->inode = std::strtoull(at, &at, 10);
   while (*at == ' ') ++at;
@@ -208,7 +238,12 @@ bool OwnCode::ReadLinkMaps(std::vector<Range>* to) {
         !base::IsKnownLibrary(name) && !IsPartOfLibc(name)) {
       if (!IsExempt(image, code.end)) {
         for (const base::CodeRange& one : code.segments) {
-          to->push_back({one, image, name, code.build_id});
+          Range range;
+          range.code = one;
+          range.inode = image;
+          range.path = name;
+          range.build_id = code.build_id;
+          to->push_back(std::move(range));
         }
       }
     }

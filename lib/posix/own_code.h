@@ -22,17 +22,26 @@ class OwnCode {
  public:
   struct Range {
     base::CodeRange code;
+    std::uint64_t device = 0;
     std::uint64_t inode = 0;
     std::string path;  // empty: memory of no file
     std::string build_id;
+    // The size and the times of a file without a build id; empty: not known.
+    std::string stamp;
+    bool writable = false;
+
+    // Returns true if other code may lie there later, and nothing tells.
+    bool MayChange() const {
+      return inode == 0 || writable || (build_id.empty() && stamp.empty());
+    }
   };
   // False: it cannot be told.
   bool List(std::vector<Range>* to);
 
  private:
   struct Mapping {
-    std::uint64_t begin, end, offset, inode;
-    bool executable;
+    std::uint64_t begin, end, offset, device, inode;
+    bool executable, writable;
     std::string path;
   };
   bool ReadMaps();
@@ -47,6 +56,10 @@ class OwnCode {
   std::vector<Mapping> mappings_;
   std::vector<std::uint64_t> exempt_;  // addresses in such images
 };
+
+// Returns true while the loader adds an image to its list, or takes one from
+// it.
+bool LoaderIsAtWork();
 
 }  // namespace rcsock::posix
 

@@ -3,17 +3,18 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <memory>
 #include <new>
-#include <set>
-#include <string>
 #include <utility>
 #include <vector>
 
+#include "lib/base/barrier.h"
 #include "lib/base/clock.h"
 #include "lib/base/internal.h"
 #include "lib/base/latch.h"
 #include "lib/base/log.h"
-#include "lib/base/raw_numbers.h"
+#include "lib/posix/code_look.h"
+#include "lib/posix/code_verdict.h"
 #include "lib/posix/each_sock.h"
 #include "lib/posix/own_code.h"
 #include "lib/posix/process.h"
@@ -25,8 +26,8 @@ namespace rcsock::posix::raw_code {
 namespace {
 
 using rendezvous::Conductor;
-
-enum class Verdict : unsigned char { kUnknown, kNone, kMayUseStreams };
+using State = CodeVerdict::State;
+using Socks = std::vector<std::shared_ptr<Sock>>;
 
 // Between two looks at what is mapped; and looks take no more of the time than
 // one part in so many.
@@ -35,239 +36,216 @@ constexpr std::uint64_t kShare = 50;
 // So much is read in one turn of the conductor.
 constexpr std::uint64_t kTurn = 16 << 20;
 constexpr std::uint64_t kAll = std::uint64_t{1} << 46;
-// An open whose end is not seen is over by then.
-constexpr std::uint64_t kUnseenNs = 1'000'000'000;
 
-std::atomic<Verdict> verdict{Verdict::kUnknown};
-std::atomic<std::uint64_t> next_ns{0};
-// Until then no search begins.
-std::atomic<std::uint64_t> unseen_until_ns{0};
+// Guards every change of the verdict, and what stands in Shared.
+constinit base::Latch latch;
+constinit CodeVerdict verdict;
+constinit std::atomic<std::uint64_t> next_ns{0};
 // How many streams wait for the answer.
-std::atomic<int> waiting_count{0};
+constinit std::atomic<int> waiting_count{0};
 
-// What has been looked at.
-struct Seen {
-  std::uint64_t begin, end, inode;
-  auto operator<=>(const Seen&) const = default;
-};
-
-// One look, which may take several turns.
-class Look {
- public:
-  // `known`: what need not be read again.
-  bool Begin(const std::set<Seen>& known, const std::set<std::string>& ids) {
-    std::vector<OwnCode::Range> all;
-    if (!code_.List(&all)) return false;
-    for (OwnCode::Range& one : all) {
-      if (!known.contains(SeenOf(one)) && !ids.contains(one.build_id)) {
-        ranges_.push_back(std::move(one));
-      }
-    }
-    at_ = ranges_.empty() ? 0 : ranges_.front().code.begin;
-    return true;
-  }
-
-  // Reads on; true: that was all, or enough is known.
-  bool Step(std::uint64_t most) {
-    while (index_ < ranges_.size() && culprit_.empty()) {
-      const OwnCode::Range& one = ranges_[index_];
-      const std::uint64_t to = std::min(one.code.end, at_ + most);
-      std::vector<base::SystemCall> found;
-      OwnMemory memory;
-      // (What has gone meanwhile was a library, or is listed again.)
-      const bool readable =
-          base::FindSystemCalls(&memory, one.code, at_, to, &found);
-      for (const base::SystemCall& call : found) {
-        if (culprit_.empty() && base::MayUseStreams(call)) Blame(one, call);
-      }
-      most -= std::min(most, to - at_);
-      at_ = to;
-      if (!readable || at_ >= one.code.end) {
-        ++index_;
-        if (index_ < ranges_.size()) at_ = ranges_[index_].code.begin;
-      }
-      if (most == 0) break;
-    }
-    return index_ >= ranges_.size() || !culprit_.empty();
-  }
-
-  void Remember(std::set<Seen>* known, std::set<std::string>* ids) const {
-    for (const OwnCode::Range& one : ranges_) {
-      known->insert(SeenOf(one));
-      // (One that is cut into several segments has its name for each.)
-      if (!one.build_id.empty() && Alone(one)) ids->insert(one.build_id);
-    }
-  }
-  const std::string& culprit() const { return culprit_; }
-
- private:
-  static Seen SeenOf(const OwnCode::Range& one) {
-    return {one.code.begin, one.code.end, one.inode};
-  }
-  bool Alone(const OwnCode::Range& one) const {
-    return std::count_if(ranges_.begin(), ranges_.end(),
-                         [&](const auto& other) {
-                           return other.build_id == one.build_id;
-                         }) == 1;
-  }
-  void Blame(const OwnCode::Range& one, const base::SystemCall& call) {
-    culprit_ = one.path.empty() ? "code that it has made" : one.path;
-    culprit_ += " makes system calls of its own: ";
-    culprit_ += base::NameOfCall(call);
-  }
-
-  OwnCode code_;  // whose memory the ranges read
-  std::vector<OwnCode::Range> ranges_;
-  std::size_t index_ = 0;
-  std::uint64_t at_ = 0;
-  std::string culprit_;
-};
-
-struct State {
-  base::Latch latch;
-  std::set<Seen> known RC_GUARDED_BY(latch);
-  std::set<std::string> ids RC_GUARDED_BY(latch);
-  std::vector<std::shared_ptr<Sock>> waiting RC_GUARDED_BY(latch);
+struct Shared {
+  KnownCode known RC_GUARDED_BY(latch);
+  Socks waiting RC_GUARDED_BY(latch);
   // The conductor's, which is under way.
-  Look* look RC_GUARDED_BY(latch) = nullptr;
-  // Its next turn will come.
-  bool posted RC_GUARDED_BY(latch) = false;
-  // More has come since it began.
-  bool again RC_GUARDED_BY(latch) = false;
+  std::unique_ptr<CodeLook> look RC_GUARDED_BY(latch);
+  // Whose next turn will come.  A conductor that has been stopped has dropped
+  // it.
+  Conductor* posted RC_GUARDED_BY(latch) = nullptr;
 };
 
 // (Nothing here has a destructor.)
-State& Shared() {
-  static State* const state = new State;
-  return *state;
+Shared& The() {
+  static Shared* const shared = new Shared;
+  return *shared;
 }
 
-void Conclude(State& state, const Look& look, std::uint64_t began_ns)
-    RC_REQUIRES(state.latch) {
-  const std::uint64_t now = base::NowNs();
-  if (!look.culprit().empty()) {
-    RCSOCK_LOG(1, "no lanes: %s", look.culprit().c_str());
-    verdict.store(Verdict::kMayUseStreams, std::memory_order_release);
-    return;
-  }
-  look.Remember(&state.known, &state.ids);
-  next_ns.store(now + std::max(kApartNs, kShare * (now - began_ns)),
-                std::memory_order_relaxed);
-  verdict.store(Verdict::kNone, std::memory_order_release);
-}
+bool NeverAnyMore() { return verdict.state() == State::kMayUseStreams; }
 
 // Of code that cannot be told nothing is certain.
-void CannotTell() {
+void CannotTell() RC_REQUIRES(latch) {
   RCSOCK_LOG(1, "no lanes: what code the program has cannot be told");
-  verdict.store(Verdict::kMayUseStreams, std::memory_order_release);
+  verdict.Condemn();
+}
+void CannotTellUnlatched() RC_EXCLUDES(latch) {
+  const Critical critical;
+  const base::LatchGuard lock(latch);
+  CannotTell();
+}
+
+// What a look that is over says of the code it has seen.
+void Judge(const CodeLook& look) RC_REQUIRES(latch) {
+  if (!look.culprit().empty()) {
+    RCSOCK_LOG(1, "no lanes: %s", look.culprit().c_str());
+    verdict.Condemn();
+  } else if (look.missed()) {
+    CannotTell();
+  } else {
+    look.Remember(&The().known);
+  }
 }
 
 void Turn();
 
-void PostTurn(State& state) RC_REQUIRES(state.latch) {
-  Conductor* conductor = Conductor::IfRunning();
-  state.posted = conductor != nullptr;
-  if (conductor != nullptr) conductor->Post(&Turn);
+// Returns false if there will be no turn.
+bool NextTurn(std::uint64_t wait_ns) RC_REQUIRES(latch) {
+  Conductor* const conductor = Conductor::IfRunning();
+  if (conductor == nullptr) return false;
+  const bool comes =
+      wait_ns == 0 ? conductor->Post(&Turn)
+                   : conductor->After(
+                         static_cast<std::uint32_t>(wait_ns / 1'000'000) + 1,
+                         &Turn) != 0;
+  The().posted = comes ? conductor : nullptr;
+  return comes;
 }
 
-// True: it is over, and *waiting have their answer.
-bool TurnLatched(State& state, std::vector<std::shared_ptr<Sock>>* waiting)
-    RC_REQUIRES(state.latch) {
-  const std::uint64_t began = base::NowNs();
-  state.posted = false;
-  const std::uint64_t until = unseen_until_ns.load(std::memory_order_relaxed);
-  if (Conductor* conductor = Conductor::IfRunning();
-      began < until && conductor != nullptr) {
-    const auto ms = static_cast<std::uint32_t>((until - began) / 1'000'000);
-    state.posted = conductor->After(ms + 1, &Turn) != 0;
-    if (state.posted) return false;
-  }
-  bool can_tell = true;
-  if (verdict.load(std::memory_order_acquire) == Verdict::kMayUseStreams) {
-    // (Another look has said so.)
-    delete std::exchange(state.look, nullptr);
-    waiting->swap(state.waiting);
-    waiting_count.store(0, std::memory_order_relaxed);
-    return true;
-  }
-  if (state.look == nullptr || state.again) {
-    state.again = false;
-    delete std::exchange(state.look, new Look);
-    can_tell = state.look->Begin(state.known, state.ids);
-  }
-  if (!can_tell) {
-    CannotTell();
-  } else if (!state.look->Step(kTurn)) {
-    PostTurn(state);
-    return false;
-  } else {
-    Conclude(state, *state.look, began);
-  }
-  delete std::exchange(state.look, nullptr);
-  waiting->swap(state.waiting);
-  waiting_count.store(0, std::memory_order_relaxed);
+// The place where kNone comes from.  Returns false if another look must follow.
+bool Conclude(const CodeLook& look) RC_REQUIRES(latch) {
+  Judge(look);
+  const std::uint64_t now = base::NowNs();
+  const std::uint64_t took = now - look.began_ns();
+  if (!verdict.Acquit(look.ticket(), now, LoaderIsAtWork())) return false;
+  next_ns.store(now + std::max(kApartNs, kShare * took),
+                std::memory_order_relaxed);
   return true;
+}
+
+enum class Turned : std::uint8_t {
+  kLater,     // another turn will come
+  kAnswered,  // the verdict stands
+  kGaveUp,    // no memory for another turn
+};
+
+// One turn.  Unless another one will come, *waiting are those to be told.
+Turned TurnLatched(Socks* waiting) RC_REQUIRES(latch) {
+  Shared& shared = The();
+  shared.posted = nullptr;
+  Turned turned = Turned::kAnswered;
+  while (!NeverAnyMore()) {
+    std::unique_ptr<CodeLook>& look = shared.look;
+    if (look != nullptr && verdict.IsStale(look->ticket())) {
+      look->Remember(&shared.known);
+      look.reset();
+    }
+    const std::uint64_t wait = verdict.WaitNs(base::NowNs(), LoaderIsAtWork());
+    if (wait != 0) {
+      turned = NextTurn(wait) ? Turned::kLater : Turned::kGaveUp;
+      break;
+    }
+    if (look == nullptr) {
+      look =
+          std::make_unique<CodeLook>(verdict.BeginLook(), CodeLook::At::kAll);
+      if (!look->Begin(shared.known)) {
+        CannotTell();
+        break;
+      }
+    }
+    if (look->Step(kTurn)) {
+      const bool over = Conclude(*look);
+      look.reset();
+      if (over) break;
+    }
+    if (NextTurn(0)) {
+      turned = Turned::kLater;
+      break;
+    }
+    // (There is no memory for another turn: it is this one.)
+  }
+  if (turned == Turned::kLater) return turned;
+  shared.look.reset();
+  waiting->swap(shared.waiting);
+  waiting_count.store(0, std::memory_order_relaxed);
+  return turned;
 }
 
 // On the conductor's thread.
 void Turn() {
-  std::vector<std::shared_ptr<Sock>> waiting;
+  Socks waiting;
+  Turned turned = Turned::kAnswered;
   try {
-    State& state = Shared();
-    const base::LatchGuard lock(state.latch);
-    if (!TurnLatched(state, &waiting)) return;
+    const base::LatchGuard lock(latch);
+    turned = TurnLatched(&waiting);
   } catch (...) {
-    CannotTell();  // no memory
+    CannotTellUnlatched();  // no memory
+    const base::LatchGuard lock(latch);
+    waiting.swap(The().waiting);
+    waiting_count.store(0, std::memory_order_relaxed);
   }
-  Conductor* conductor = Conductor::IfRunning();
-  if (verdict.load(std::memory_order_acquire) == Verdict::kMayUseStreams) {
-    PinProcessFromConductor(base::Reason::kRawCalls);
-  }
+  if (turned == Turned::kLater) return;
+  Conductor* const conductor = Conductor::IfRunning();
+  if (NeverAnyMore()) PinProcessFromConductor(base::Reason::kRawCalls);
   for (const std::shared_ptr<Sock>& sock : waiting) {
-    if (verdict.load(std::memory_order_acquire) == Verdict::kMayUseStreams) {
+    if (NeverAnyMore()) {
       sock->SeekFailed(base::Reason::kRawCalls, true);
-    } else if (conductor != nullptr && sock->Engaged()) {
+    } else if (!sock->Engaged()) {
+      continue;  // it has given up
+    } else if (turned == Turned::kGaveUp) {
+      sock->SeekFailed(base::Reason::kNoMemory, false);
+    } else if (conductor == nullptr) {
+      sock->SeekFailed(base::Reason::kNoThread, false);
+    } else {
       conductor->Seek(sock);
     }
   }
 }
 
+// Reads what a library has brought, in the thread that has opened it.
+void LookAtFiles() RC_REQUIRES(latch) {
+  CodeLook look(verdict.BeginLook(), CodeLook::At::kFiles);
+  if (!look.Begin(The().known)) return CannotTell();
+  look.Step(kAll);
+  Judge(look);
+}
+
+// Nothing is to be decided any more, or not yet.
+bool IsIdle() {
+  return OwnPid() == 0 || NeverAnyMore() ||
+         ProcessPinned() != base::Reason::kNone;
+}
+
 }  // namespace
+
+bool MayAdopt() {
+  return OwnFace() != Face::kPreload || verdict.state() == State::kNone;
+}
 
 Answer MaySeek(const std::shared_ptr<Sock>& sock, Conductor* conductor) {
   if (OwnFace() != Face::kPreload) return Answer::kMay;
-  switch (verdict.load(std::memory_order_acquire)) {
-    case Verdict::kMayUseStreams:
+  switch (verdict.state()) {
+    case State::kMayUseStreams:
       return Answer::kNever;
-    case Verdict::kNone:
+    case State::kNone:
       if (base::NowNs() < next_ns.load(std::memory_order_relaxed)) {
         return Answer::kMay;
       }
       break;
-    case Verdict::kUnknown:
+    case State::kUnknown:
       break;
   }
   try {
-    State& state = Shared();
-    const base::LatchGuard lock(state.latch);
-    state.waiting.push_back(sock);
-    waiting_count.fetch_add(1, std::memory_order_relaxed);
-    if (!state.posted) {
-      state.posted = true;
-      conductor->Post(&Turn);
+    Shared& shared = The();
+    const base::LatchGuard lock(latch);
+    shared.waiting.push_back(sock);
+    if (shared.posted != conductor) {
+      if (!conductor->Post(&Turn)) {
+        shared.waiting.pop_back();
+        return Answer::kNotNow;
+      }
+      shared.posted = conductor;
     }
+    waiting_count.fetch_add(1, std::memory_order_relaxed);
     return Answer::kLater;
   } catch (...) {
-    return Answer::kNever;  // no memory
+    return Answer::kNotNow;  // no memory
   }
 }
 
 void Forget(const Sock* sock) {
   if (waiting_count.load(std::memory_order_relaxed) == 0) return;
-  State& state = Shared();
   std::shared_ptr<Sock> gone;  // given back without the latch
-  const base::LatchGuard lock(state.latch);
-  auto& all = state.waiting;
+  const base::LatchGuard lock(latch);
+  Socks& all = The().waiting;
   const auto one = std::find_if(all.begin(), all.end(), [&](const auto& other) {
     return other.get() == sock;
   });
@@ -278,48 +256,34 @@ void Forget(const Sock* sock) {
 }
 
 void AfterOpen() {
-  if (verdict.load(std::memory_order_acquire) != Verdict::kNone) {
-    // (A look that is under way, or the first one, has it.)
-    if (Conductor::IfRunning() != nullptr) {
-      const Critical critical;
-      State& state = Shared();
-      const base::LatchGuard lock(state.latch);
-      state.again = true;
-    }
-    return;
-  }
+  if (IsIdle()) return;
   const int saved = errno;
-  bool pin = false;
   try {
     const Critical critical;
     const base::InternalScope internal;
-    State& state = Shared();
-    const base::LatchGuard lock(state.latch);
-    const std::uint64_t began = base::NowNs();
-    Look look;
-    if (!look.Begin(state.known, state.ids)) {
-      CannotTell();
-    } else {
-      look.Step(kAll);
-      Conclude(state, look, began);
-    }
+    const base::LatchGuard lock(latch);
+    verdict.Opened();
+    // (Unless it is kNone, the look that makes it so lists this library.)
+    if (verdict.state() == State::kNone) LookAtFiles();
   } catch (...) {
-    CannotTell();  // no memory
+    CannotTellUnlatched();  // no memory
   }
-  pin = verdict.load(std::memory_order_acquire) == Verdict::kMayUseStreams;
-  if (pin) PinProcess(base::Reason::kRawCalls);
+  if (NeverAnyMore()) PinProcess(base::Reason::kRawCalls);
   errno = saved;
 }
 
 void BeforeUnseenOpen() {
-  if (verdict.load(std::memory_order_acquire) != Verdict::kNone) {
-    AfterOpen();
-    return;
-  }
+  if (IsIdle()) return;
   const int saved = errno;
-  unseen_until_ns.store(base::NowNs() + kUnseenNs, std::memory_order_relaxed);
-  auto none = Verdict::kNone;
-  verdict.compare_exchange_strong(none, Verdict::kUnknown);
+  {
+    const Critical critical;
+    const base::LatchGuard lock(latch);
+    verdict.UnseenOpen(base::NowNs());
+  }
+  // A stream sets seeking_ or its mode, and asks for the verdict behind that.
+  // Here the verdict has changed before the streams are looked at.  So one of
+  // the two sees the other.
+  base::FullFence();
   const std::uint64_t deadline = Sock::LeaveDeadline();
   ForEachSock([&](Sock* sock) {
     if (sock->Engaged()) sock->ToPlain(base::Reason::kRawCalls, deadline);
@@ -327,20 +291,20 @@ void BeforeUnseenOpen() {
   errno = saved;
 }
 
-void ForkLock() { Shared().latch.LockForFork(); }
+void ForkLock() { latch.LockForFork(); }
 
 void ForkUnlock(bool child) {
-  State& state = Shared();
-  state.latch.AssertHeld();
+  latch.AssertHeld();
   if (child) {
+    Shared& shared = The();
     // (The child has no conductor: its streams look anew.)
     // What they hold is counted anew in the child: they are not given back.
-    new (&state.waiting) std::vector<std::shared_ptr<Sock>>;
+    new (&shared.waiting) Socks;
     waiting_count.store(0, std::memory_order_relaxed);
-    state.posted = false;
-    delete std::exchange(state.look, nullptr);
+    shared.posted = nullptr;
+    shared.look.reset();
   }
-  state.latch.UnlockAfterFork(child);
+  latch.UnlockAfterFork(child);
 }
 
 }  // namespace rcsock::posix::raw_code

@@ -24,11 +24,15 @@ namespace rcsock::posix::raw_code {
 // A stream wants to look for its peer.
 enum class Answer : unsigned char {
   kMay,
-  kLater,  // the conductor begins the search when it knows
+  kLater,   // the conductor begins the search when it knows
+  kNotNow,  // no memory: it is to ask again
   kNever,
 };
 Answer MaySeek(const std::shared_ptr<Sock>& sock,
                rendezvous::Conductor* conductor);
+// Returns true if a stream that has looked for its peer may go on to a lane: no
+// unseen open has come since MaySeek.  Takes no latch.
+bool MayAdopt();
 // It has given up what MaySeek has put off.
 void Forget(const Sock* sock);
 

@@ -33,8 +33,7 @@ void Sock::PostSettle() {
   if (settle_posted_) return;
   Conductor* conductor = Conductor::IfRunning();
   if (conductor == nullptr) return;
-  settle_posted_ = true;
-  conductor->Post([self = Share()] { self->Settle(); });
+  settle_posted_ = conductor->Post([self = Share()] { self->Settle(); });
 }
 
 void Sock::Settle() {

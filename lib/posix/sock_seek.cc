@@ -166,6 +166,9 @@ void Sock::StartSeek() {
       break;
     case raw_code::Answer::kLater:
       break;
+    case raw_code::Answer::kNotNow:
+      SeekFailed(Reason::kNoMemory, false);
+      break;
     case raw_code::Answer::kNever:
       SeekFailed(Reason::kRawCalls, true);
       break;
@@ -319,8 +322,9 @@ bool Sock::TryAdopt() {
                       agreed_.load(std::memory_order_seq_cst) &&
                       mode() == Mode::kPlain;
   // The peer is not to wait for an adoption that does not come.
-  const bool refused = wanted && (pinned_.load(std::memory_order_relaxed) ||
-                                  half_closed_ || !SoleHolder());
+  const bool refused =
+      wanted && (pinned_.load(std::memory_order_relaxed) || half_closed_ ||
+                 !SoleHolder() || !raw_code::MayAdopt());
   bool foreign = false;
   if (wanted && !refused && seeking_.load(std::memory_order_relaxed) &&
       !closed_.load(std::memory_order_relaxed)) {
@@ -329,7 +333,7 @@ bool Sock::TryAdopt() {
     // after, with the fence of all threads between (inside.h), so one of the
     // two sees the other.
     SetMode(Mode::kEngine);
-    const bool alone = NobodyInside() && SoleHolder();
+    const bool alone = NobodyInside() && SoleHolder() && raw_code::MayAdopt();
     if (alone) HearMovedLatched();
     if (!alone || (Travels() && !TakeOffsetsLatched())) {
       SetMode(Mode::kPlain);

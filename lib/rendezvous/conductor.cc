@@ -218,8 +218,8 @@ void Conductor::Rewatch(int fd, std::uint32_t events) {
 }
 void Conductor::Unwatch(int fd) { core_->anchors.Unwatch(fd); }
 
-void Conductor::Post(std::function<void()> task) {
-  core_->PostTask(std::move(task));
+bool Conductor::Post(std::function<void()> task) {
+  return core_->PostTask(std::move(task));
 }
 std::uint64_t Conductor::After(std::uint32_t ms, std::function<void()> task) {
   try {

@@ -165,8 +165,9 @@ class Conductor {
   // the port is taken, and silent.)
   static void LeaveRdma();
 
-  // Runs `task` on the conductor thread.
-  void Post(std::function<void()> task);
+  // Runs `task` on the conductor thread.  Returns false if it will not run:
+  // there is no memory, or the conductor has been stopped.
+  bool Post(std::function<void()> task);
   // Runs `task` on the conductor thread after `ms`; returns a handle for
   // Cancel.
   std::uint64_t After(std::uint32_t ms, std::function<void()> task);

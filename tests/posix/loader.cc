@@ -31,6 +31,7 @@
 #include <vector>
 
 #include "tests/posix/pair.h"
+#include "tests/posix/past.h"
 
 namespace {
 
@@ -326,14 +327,8 @@ void CountFences() {
     unsigned long mask;
   } action = {OnFence, SA_SIGINFO | 0x04000000 /* SA_RESTORER */, LeaveHandler,
               0};
-  long result;
-  register long size asm("r10") = 8;
-  asm volatile("syscall"
-               : "=a"(result)
-               : "a"(SYS_rt_sigaction), "D"(SIGSYS), "S"(&action), "d"(0),
-                 "r"(size)
-               : "rcx", "r11", "memory");
-  CHECK_THAT(result == 0);
+  CHECK_THAT(PastCall(SYS_rt_sigaction, SIGSYS, reinterpret_cast<long>(&action),
+                      0, 8) == 0);
   Install({Load(offsetof(seccomp_data, nr)),
            BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_membarrier, 0, 5),
            Load(offsetof(seccomp_data, args[0])),
@@ -610,6 +605,38 @@ Case plug(
       while (::recv(fd, text, 16, MSG_WAITALL) == 16) SendAll(fd, text, 16);
     },
     UsePlug);
+
+// The loader searches the DT_RPATH of a library for all that it loads, and for
+// what that loads.
+void UseSearcher(int fd, bool by_another, const std::string& path) {
+  Call(fd, 100);
+  void* library = Handle(Beside("libsearcher.so").c_str());
+  if (by_another) {
+    // This one names no folders itself.
+    const std::string plain = Beside("apart/libsearcher_plain.so");
+    library = Find<void*(const char*)>(library, "Load")(plain.c_str());
+    CHECK_THAT(library != nullptr);
+  }
+  const auto through = Find<int(const char*)>(library, "Through");
+  Result("from the plug", through(path.c_str()));
+  Call(fd, 100);
+  Result("close", ::close(fd));
+}
+
+void EchoTwice(int fd) {
+  Echo(fd, 200);
+  LogDrain(fd);
+}
+
+Case by_rpath("dlopen_by_rpath", EchoTwice, [](int fd) {
+  UseSearcher(fd, false, Beside("apart/libsearched_plug.so"));
+});
+Case by_rpath_and_name("dlopen_by_rpath_and_name", EchoTwice, [](int fd) {
+  UseSearcher(fd, false, "libsearched_plug.so");
+});
+Case by_rpath_of_loader("dlopen_by_rpath_of_loader", EchoTwice, [](int fd) {
+  UseSearcher(fd, true, "libsearched_plug.so");
+});
 
 // --- Programs that no preload reaches
 

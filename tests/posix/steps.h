@@ -8,6 +8,7 @@
 #include <atomic>
 
 #include "tests/posix/pair.h"
+#include "tests/posix/past.h"
 
 // A thread that is traced by itself (the trap flag): a handler runs before each
 // of its instructions.
@@ -46,8 +47,8 @@ inline void HandleTraps(void (*handler)(int, siginfo_t*, void*)) {
     unsigned long mask;
   } action{handler, SA_SIGINFO | 0x04000000 /* SA_RESTORER */, &StepsRestorer,
            1ul << (SIGUSR1 - 1)};
-  CHECK_THAT(Raw(SYS_rt_sigaction, SIGTRAP, reinterpret_cast<long>(&action), 0,
-                 8) == 0);
+  CHECK_THAT(PastCall(SYS_rt_sigaction, SIGTRAP,
+                      reinterpret_cast<long>(&action), 0, 8) == 0);
 }
 
 // (Below the red zone.)

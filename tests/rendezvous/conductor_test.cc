@@ -169,7 +169,7 @@ TEST(Conductor, StopsAndStartsAgain) {
     // (pthread_join returns a moment before the kernel forgets the thread.)
     EXPECT_TRUE(Eventually([] { return Threads() == 1; }));
     // The old pointer does nothing, and hurts nothing.
-    first->Post([] { ADD_FAILURE(); });
+    EXPECT_FALSE(first->Post([] { ADD_FAILURE(); }));
     first->After(0, [] { ADD_FAILURE(); });
     first->ReturnLane(c, std::move(c->lane));
     first->ReturnLane(s, std::move(s->lane));

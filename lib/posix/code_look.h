@@ -1,0 +1,79 @@
+#ifndef RCSOCK_LIB_POSIX_CODE_LOOK_H_
+#define RCSOCK_LIB_POSIX_CODE_LOOK_H_
+
+#include <compare>
+#include <cstddef>
+#include <cstdint>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "lib/posix/own_code.h"
+
+namespace rcsock::posix {
+
+// What need not be read again.
+struct KnownCode {
+  struct Seen {
+    std::uint64_t begin, end, device, inode;
+    std::string identity;  // the build id, or the stamp
+    auto operator<=>(const Seen&) const = default;
+  };
+  std::set<Seen> mappings;
+  std::set<std::string> build_ids;
+};
+
+// One look at the code of this process, which may take several turns.  One
+// thread at a time may call it.
+class CodeLook {
+ public:
+  enum class At : std::uint8_t {
+    kAll,
+    kFiles,  // what a library brings; memory of no file may be much
+  };
+  // `ticket`: of CodeVerdict.
+  CodeLook(std::uint64_t ticket, At at) : ticket_(ticket), what_(at) {}
+
+  // Lists the mappings.  Returns false if that cannot be done.
+  bool Begin(const KnownCode& known);
+  // Reads on, `most` bytes at most.  Returns true if that was all, or enough is
+  // known.
+  bool Step(std::uint64_t most);
+  // Adds what has been read and does not change, and drops what is not mapped
+  // any more.
+  void Remember(KnownCode* known) const;
+
+  std::uint64_t ticket() const { return ticket_; }
+  std::uint64_t began_ns() const { return began_ns_; }
+  // The code that uses streams and what it calls; empty: there is none.
+  const std::string& culprit() const { return culprit_; }
+  // Returns true if some code could not be read, each of the times that it was
+  // listed.
+  bool missed() const { return missed_; }
+
+ private:
+  struct Part {
+    OwnCode::Range range;
+    bool read = false;
+  };
+  bool ListMissed();
+  bool Alone(const OwnCode::Range& one) const;
+  void Blame(const OwnCode::Range& one, const base::SystemCall& call);
+
+  const std::uint64_t ticket_;
+  const At what_;
+  std::uint64_t began_ns_ = 0;
+  OwnCode code_;  // whose memory the ranges read
+  std::vector<KnownCode::Seen> listed_;
+  std::vector<Part> parts_;
+  std::vector<base::CodeRange> missing_;  // could not be read, of the last list
+  int lists_ = 1;
+  std::size_t index_ = 0;
+  std::uint64_t at_ = 0;
+  bool missed_ = false;
+  std::string culprit_;
+};
+
+}  // namespace rcsock::posix
+
+#endif  // RCSOCK_LIB_POSIX_CODE_LOOK_H_
