@@ -285,6 +285,12 @@ void MirrorsForkChild() {
   if (set >= 0) base::CloseRaw(set);
   watch.bells = 0;
   watch.conductor = nullptr;
+  // A set that another thread was closing is in no table and in no pool, and
+  // its latch may be held for ever.
+  for (EpollSet* one = mirrored_sets.load(std::memory_order_relaxed);
+       one != nullptr; one = one->mirror()->next) {
+    Registry::ForkChild(one);
+  }
 }
 
 // --- What the set has, by a look that tells nothing and uses up no edge.
