@@ -141,6 +141,8 @@ bool Registry::OpenMirror(EpollSet* set) {
     if (fd < 0) return false;
     event.events = EPOLLIN;
     event.data.ptr = &mirror;
+    // A wait that is told of the mirror takes it out of what the program gets.
+    set->ever_user_.store(true, std::memory_order_release);
     if (real::epoll_ctl(set->fd_, EPOLL_CTL_ADD, fd, &event) != 0) {
       base::CloseRaw(fd);
       return false;

@@ -393,6 +393,34 @@ Case its_end(
       Barrier();
     });
 
+// A set whose object has had streams on lanes in another life, and has had none
+// since: all that a wait tells is the program's.
+Case unread_in_it(
+    "nested_unread_bytes_in_a_new_set", [](int fd) { SendAsked(fd); },
+    [](int fd) {
+      const int before = NewSet();
+      Ctl(before, EPOLL_CTL_ADD, fd, EPOLLIN);
+      LogWait("quiet", before, kQuiet);
+      ::close(before);
+      const int inner = NewSet();
+      const int outer = Chain(inner, 1)[0];
+      LogWait("empty", outer, 0);
+      Ask(1);
+      pollfd one{fd, POLLIN, 0};
+      Log("there %d", ::poll(&one, 1, kLong));
+      StayOnTcp(fd);
+      Ctl(inner, EPOLL_CTL_ADD, fd, EPOLLIN);
+      for (int i = 0; i < 3; ++i) {
+        LogWait("outer", outer, kLong);
+        epoll_event events[4];
+        const int n = ::epoll_wait(inner, events, 4, kLong);
+        Log("inner %d, the stream's %d", n, n > 0 && events[0].data.fd == fd);
+      }
+      Read(fd, 1);
+      LogWait("quiet", outer, kQuiet);
+      Ask(0);
+    });
+
 // The set becomes another's member while a thread sleeps in it.
 Case as_it_sleeps(
     "nested_while_a_thread_sleeps",
