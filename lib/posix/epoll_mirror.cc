@@ -40,7 +40,7 @@ struct Watch {
 constinit Watch watch;
 
 // An epoll set has another one with EPOLLET, at whatever depth: each arrival is
-// an edge.
+// an edge.  Written with the interest latch.
 constinit std::atomic<bool> edges_outside{false};
 
 void BellsRang() {
@@ -56,6 +56,25 @@ void BellsRang() {
        set != nullptr; set = set->mirror()->next) {
     if (set->mirror()->fd.load(std::memory_order_acquire) >= 0 &&
         (rang & lane::BellBit(set->bell())) != 0) {
+      set->UpdateMirror(true);
+    }
+  }
+}
+
+// A set may be raised already, and have rung for its generation: each set gets
+// a new generation, so that its next message is an edge.  A set that comes into
+// the list behind the interest latch here has a conductor that knows of edges;
+// a set that came before is in this walk.
+void HearEdges() {
+  if (edges_outside.load(std::memory_order_relaxed)) return;
+  {
+    const Critical critical;
+    const base::LatchGuard hold(interest_latch);
+    edges_outside.store(true, std::memory_order_relaxed);
+  }
+  for (EpollSet* set = mirrored_sets.load(std::memory_order_acquire);
+       set != nullptr; set = set->mirror()->next) {
+    if (set->mirror()->fd.load(std::memory_order_acquire) >= 0) {
       set->UpdateMirror(true);
     }
   }
@@ -187,7 +206,7 @@ void Registry::CloseMirror(EpollSet* set) {
 
 bool EpollSet::SeenFromOutside(bool edges) {
   if (outside_.load(std::memory_order_relaxed)) return true;
-  if (edges) edges_outside.store(true, std::memory_order_relaxed);
+  if (edges) HearEdges();
   if (mirror_.wanted.load(std::memory_order_relaxed)) return true;
   bool seen = true;
   {

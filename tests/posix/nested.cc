@@ -194,6 +194,30 @@ Case edges_far_outside(
     "nested_outermost_by_edges", [](int fd) { SendAsked(fd); },
     [](int fd) { HearEdges(fd, 3); });
 
+// Who waits by edges comes to a set that others have waited for before, and
+// that has something already.
+Case edges_later(
+    "nested_edges_that_come_later", [](int fd) { SendAsked(fd); },
+    [](int fd) {
+      const int inner = NewSet();
+      Ctl(inner, EPOLL_CTL_ADD, fd, EPOLLIN);
+      const int first = Chain(inner, 1)[0];
+      Ask(1);
+      LogWait("by level", first, kLong);
+      const int outer =
+          Chain(inner, 1, EPOLLIN | static_cast<std::uint32_t>(EPOLLET))[0];
+      LogWait("there", outer, kLong);
+      SkipEdges(outer);
+      for (int i = 0; i < 3; ++i) {
+        Ask(1);
+        LogWait("edge", outer, kLong);
+        SkipEdges(outer);
+      }
+      Read(fd, 4);
+      LogWait("quiet", first, kQuiet);
+      Ask(0);
+    });
+
 Case once_outside(
     "nested_outer_oneshot", [](int fd) { SendAsked(fd); },
     [](int fd) {
