@@ -283,6 +283,8 @@ class EpollSet final : public File {
   bool NoteAway() RC_EXCLUDES(wait_latch_);
   // Brings the mirror up to date; see epoll_mirror.cc.
   void UpdateMirror(bool rang) RC_EXCLUDES(wait_latch_, interest_latch);
+  // The conductor's, whose bell has rung.  False: a thread holds the set.
+  bool TryUpdateMirror() RC_EXCLUDES(wait_latch_, interest_latch);
   Mirror* mirror() { return &mirror_; }
 
   std::uint32_t moves() const { return moves_.load(std::memory_order_seq_cst); }
@@ -417,6 +419,8 @@ class EpollSet final : public File {
              std::uint64_t* data);
   bool FoundAnyway(const Interest* interest) RC_REQUIRES(interest_latch);
   bool SomethingReady() RC_REQUIRES(wait_latch_);
+  void UpdateMirrorLatched(bool rang) RC_REQUIRES(wait_latch_)
+      RC_EXCLUDES(interest_latch);
   bool HasEvents() RC_REQUIRES(wait_latch_);
   bool HasEvent(Interest* interest) RC_REQUIRES(wait_latch_);
   bool AnyListed() RC_REQUIRES(wait_latch_);

@@ -23,6 +23,7 @@ class AwaySets {
 
   static void Look(Conductor* conductor);
   static void Start(Conductor* conductor);
+  static void ForkChild();
 };
 constinit std::atomic<EpollSet*> AwaySets::all{nullptr};
 constinit std::atomic<Conductor*> AwaySets::looks{nullptr};
@@ -117,8 +118,15 @@ bool EpollSet::NoteAway() {
   return mixes && away_quiet_ < kQuietLooks;
 }
 
-void AwayForkChild() {
-  AwaySets::looks.store(nullptr, std::memory_order_relaxed);
+// (As MirrorsForkChild: a set that another thread was closing.)
+void AwaySets::ForkChild() {
+  looks.store(nullptr, std::memory_order_relaxed);
+  for (EpollSet* set = all.load(std::memory_order_relaxed); set != nullptr;
+       set = set->away_next_) {
+    Registry::ForkChild(set);
+  }
 }
+
+void AwayForkChild() { AwaySets::ForkChild(); }
 
 }  // namespace rcsock::posix

@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <memory>
 #include <new>
+#include <utility>
 
 #include "lib/base/real.h"
 #include "lib/base/unique_fd.h"
@@ -40,8 +41,44 @@ struct Watch {
 constinit Watch watch;
 
 // An epoll set has another one with EPOLLET, at whatever depth: each arrival is
-// an edge.
+// an edge.  Written with the interest latch.
 constinit std::atomic<bool> edges_outside{false};
+
+// A timer will look at the sets that the conductor has found busy; in its step.
+constinit bool late_posted = false;
+constexpr std::uint32_t kLateMs = 1;
+
+void LookLate();
+
+// (Without memory for the timer the conductor waits for the latches.)
+void LookLateSoon() {
+  if (late_posted) return;
+  Conductor* const conductor = Conductor::IfRunning();
+  late_posted = conductor != nullptr &&
+                conductor->After(kLateMs, [] { LookLate(); }) != 0;
+  if (late_posted) return;
+  for (EpollSet* set = mirrored_sets.load(std::memory_order_acquire);
+       set != nullptr; set = set->mirror()->next) {
+    if (std::exchange(set->mirror()->late, false)) set->UpdateMirror(true);
+  }
+}
+
+// The edge of the bell is gone: a set that a thread holds is looked at later.
+void LookAtRang(EpollSet* set) {
+  set->mirror()->late = !set->TryUpdateMirror();
+}
+
+void LookLate() {
+  const Critical critical;
+  late_posted = false;
+  bool busy = false;
+  for (EpollSet* set = mirrored_sets.load(std::memory_order_acquire);
+       set != nullptr; set = set->mirror()->next) {
+    if (set->mirror()->late) LookAtRang(set);
+    busy |= set->mirror()->late;
+  }
+  if (busy) LookLateSoon();
+}
 
 void BellsRang() {
   constexpr int kMost = 64;
@@ -52,10 +89,32 @@ void BellsRang() {
                 events, kMost, 0, nullptr, 8);
   lane::BellMask rang = 0;
   for (long i = 0; i < n; ++i) rang |= lane::BellBit(events[i].data.fd);
+  bool busy = false;
   for (EpollSet* set = mirrored_sets.load(std::memory_order_acquire);
        set != nullptr; set = set->mirror()->next) {
     if (set->mirror()->fd.load(std::memory_order_acquire) >= 0 &&
         (rang & lane::BellBit(set->bell())) != 0) {
+      LookAtRang(set);
+      busy |= set->mirror()->late;
+    }
+  }
+  if (busy) LookLateSoon();
+}
+
+// A set may be raised already, and have rung for its generation: each set gets
+// a new generation, so that its next message is an edge.  A set that comes into
+// the list behind the interest latch here has a conductor that knows of edges;
+// a set that came before is in this walk.
+void HearEdges() {
+  if (edges_outside.load(std::memory_order_relaxed)) return;
+  {
+    const Critical critical;
+    const base::LatchGuard hold(interest_latch);
+    edges_outside.store(true, std::memory_order_relaxed);
+  }
+  for (EpollSet* set = mirrored_sets.load(std::memory_order_acquire);
+       set != nullptr; set = set->mirror()->next) {
+    if (set->mirror()->fd.load(std::memory_order_acquire) >= 0) {
       set->UpdateMirror(true);
     }
   }
@@ -141,6 +200,8 @@ bool Registry::OpenMirror(EpollSet* set) {
     if (fd < 0) return false;
     event.events = EPOLLIN;
     event.data.ptr = &mirror;
+    // A wait that is told of the mirror takes it out of what the program gets.
+    set->ever_user_.store(true, std::memory_order_release);
     if (real::epoll_ctl(set->fd_, EPOLL_CTL_ADD, fd, &event) != 0) {
       base::CloseRaw(fd);
       return false;
@@ -185,7 +246,7 @@ void Registry::CloseMirror(EpollSet* set) {
 
 bool EpollSet::SeenFromOutside(bool edges) {
   if (outside_.load(std::memory_order_relaxed)) return true;
-  if (edges) edges_outside.store(true, std::memory_order_relaxed);
+  if (edges) HearEdges();
   if (mirror_.wanted.load(std::memory_order_relaxed)) return true;
   bool seen = true;
   {
@@ -243,8 +304,26 @@ bool EpollSet::HasUnread() {
 // before the look that lowers the mirror, or lets the conductor sleep: whoever
 // sends behind that look rings.
 void EpollSet::UpdateMirror(bool rang) {
-  Critical critical;
+  const Critical critical;
   const base::LatchGuard hold(wait_latch_);
+  UpdateMirrorLatched(rang);
+}
+
+// The conductor never sleeps for a latch that a thread of the program holds
+// while it spins, or has lost its processor.
+bool EpollSet::TryUpdateMirror() {
+  constexpr int kTries = 32;
+  const Critical critical;
+  for (int i = 0; !wait_latch_.try_lock(); ++i) {
+    if (i == kTries) return false;
+    base::CpuRelax();
+  }
+  UpdateMirrorLatched(true);
+  wait_latch_.unlock();
+  return true;
+}
+
+void EpollSet::UpdateMirrorLatched(bool rang) {
   if (mirror_.fd.load(std::memory_order_relaxed) < 0) return;
   const auto looks = [this] {
     wait_latch_.AssertHeld();
@@ -285,6 +364,14 @@ void MirrorsForkChild() {
   if (set >= 0) base::CloseRaw(set);
   watch.bells = 0;
   watch.conductor = nullptr;
+  late_posted = false;
+  // A set that another thread was closing is in no table and in no pool, and
+  // its latch may be held for ever.
+  for (EpollSet* one = mirrored_sets.load(std::memory_order_relaxed);
+       one != nullptr; one = one->mirror()->next) {
+    Registry::ForkChild(one);
+    one->mirror()->late = false;
+  }
 }
 
 // --- What the set has, by a look that tells nothing and uses up no edge.

@@ -33,6 +33,8 @@ struct Mirror {
   bool listed RC_GUARDED_BY(interest_latch) = false;
   // Written before the set is in the list.
   EpollSet* next = nullptr;
+  // Its bell has rung, and the conductor has found the set busy; in its step.
+  bool late = false;
 
   // Makes the set readable, and an edge where it is.
   void Raise() RC_EXCLUDES(latch);

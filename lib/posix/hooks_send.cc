@@ -406,11 +406,15 @@ int sendmmsg(int fd, mmsghdr* messages, unsigned count, int flags) {
     // (All of it, first: of a socket that is not on a lane the kernel says so.)
     if (!base::Readable(&messages[sent], sizeof *messages))
       return Faulted(sent);
-    if (sent > 0 && (flags & MSG_DONTWAIT) == 0 &&
+    // A handler has run behind the first message: what finds room still goes,
+    // and nothing sleeps any more, not for the rest of a message either.
+    const bool over = sent > 0 && tls_signals.any != signals;
+    if (sent > 0 && !over && (flags & MSG_DONTWAIT) == 0 &&
         !GoesOn(fd, POLLOUT, signals)) {
       return static_cast<int>(sent);
     }
-    const ssize_t n = hook::sendmsg(fd, &message, flags);
+    const ssize_t n =
+        hook::sendmsg(fd, &message, over ? flags | MSG_DONTWAIT : flags);
     if (n < 0) return sent > 0 ? static_cast<int>(sent) : -1;
     if (!base::TryStore(&messages[sent].msg_len, static_cast<unsigned>(n))) {
       return Faulted(sent);

@@ -270,6 +270,9 @@ void InterestsToKernel(Sock* sock) {
     if (result == 0) {
       Registry::SetInKernel(i, true);
       i->edge.store(true, std::memory_order_relaxed);
+      // Unread bytes were on neither side since the mode has changed: whoever
+      // has looked meanwhile looks again.
+      if (sock->mode() == Mode::kUnread) Registry::KickSleepers(set);
     } else if (set->fd() >= 0) {  // it is not about to be closed
       base::Log("fd %d can't go back into epoll set %d: errno %d", i->fd,
                 set->fd(), errno);

@@ -1,6 +1,8 @@
 // A promoted connection on which nothing moves costs nothing: no thread of
 // either process runs, its conductor included.  Counted in context switches,
-// not in time.
+// not in time: those by which a thread goes to sleep.  (That another program
+// takes its processor for a moment makes one of the other kind, on a busy
+// machine; who computes all the time is seen by his ticks.)
 //
 // usage: idle SHIM
 //
@@ -29,6 +31,8 @@ using under::Fail;
 
 constexpr int kWindowMs = 2000;
 // Of all threads of both processes in the window.  Reading /proc wakes nobody.
+// (Each conductor may wake once, for a timer of the meeting that has been taken
+// back meanwhile.)
 constexpr long kMost = 2;
 
 // How the server waits for a byte.  "restless" looks ten times a second: the
@@ -133,7 +137,9 @@ void Look(pid_t pid, Seen* seen) {
     for (std::string line; std::getline(status, line);) {
       if (line.rfind("Name:", 0) == 0) seen->text += "\n" + line;
       if (line.find("ctxt_switches:") != std::string::npos) {
-        seen->switches += std::atol(line.c_str() + line.find(':') + 1);
+        if (line.rfind("voluntary", 0) == 0) {
+          seen->switches += std::atol(line.c_str() + line.find(':') + 1);
+        }
         seen->text += " " + line.substr(line.find(':') + 1);
       } else if (line.rfind("State:", 0) == 0) {
         seen->running |= line.find('S') == std::string::npos ||

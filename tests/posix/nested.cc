@@ -194,6 +194,30 @@ Case edges_far_outside(
     "nested_outermost_by_edges", [](int fd) { SendAsked(fd); },
     [](int fd) { HearEdges(fd, 3); });
 
+// Who waits by edges comes to a set that others have waited for before, and
+// that has something already.
+Case edges_later(
+    "nested_edges_that_come_later", [](int fd) { SendAsked(fd); },
+    [](int fd) {
+      const int inner = NewSet();
+      Ctl(inner, EPOLL_CTL_ADD, fd, EPOLLIN);
+      const int first = Chain(inner, 1)[0];
+      Ask(1);
+      LogWait("by level", first, kLong);
+      const int outer =
+          Chain(inner, 1, EPOLLIN | static_cast<std::uint32_t>(EPOLLET))[0];
+      LogWait("there", outer, kLong);
+      SkipEdges(outer);
+      for (int i = 0; i < 3; ++i) {
+        Ask(1);
+        LogWait("edge", outer, kLong);
+        SkipEdges(outer);
+      }
+      Read(fd, 4);
+      LogWait("quiet", first, kQuiet);
+      Ask(0);
+    });
+
 Case once_outside(
     "nested_outer_oneshot", [](int fd) { SendAsked(fd); },
     [](int fd) {
@@ -391,6 +415,34 @@ Case its_end(
       ::close(fd);
       LogWait("closed", outer, kQuiet);
       Barrier();
+    });
+
+// A set whose object has had streams on lanes in another life, and has had none
+// since: all that a wait tells is the program's.
+Case unread_in_it(
+    "nested_unread_bytes_in_a_new_set", [](int fd) { SendAsked(fd); },
+    [](int fd) {
+      const int before = NewSet();
+      Ctl(before, EPOLL_CTL_ADD, fd, EPOLLIN);
+      LogWait("quiet", before, kQuiet);
+      ::close(before);
+      const int inner = NewSet();
+      const int outer = Chain(inner, 1)[0];
+      LogWait("empty", outer, 0);
+      Ask(1);
+      pollfd one{fd, POLLIN, 0};
+      Log("there %d", ::poll(&one, 1, kLong));
+      StayOnTcp(fd);
+      Ctl(inner, EPOLL_CTL_ADD, fd, EPOLLIN);
+      for (int i = 0; i < 3; ++i) {
+        LogWait("outer", outer, kLong);
+        epoll_event events[4];
+        const int n = ::epoll_wait(inner, events, 4, kLong);
+        Log("inner %d, the stream's %d", n, n > 0 && events[0].data.fd == fd);
+      }
+      Read(fd, 1);
+      LogWait("quiet", outer, kQuiet);
+      Ask(0);
     });
 
 // The set becomes another's member while a thread sleeps in it.

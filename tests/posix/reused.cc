@@ -400,6 +400,53 @@ Case sets(
     },
     &Nothing, kAlone);
 
+// A child of fork has what another thread was closing, and whose latches that
+// thread had: a set that others have waited for.
+Case forked(
+    "forked_while_a_set_is_closed",
+    [](int) {
+      const Maker maker;
+      const Ends ends = maker.Make();
+      WarmBoth(ends);
+      // (Its object is that of each set below.)
+      const int first = ::epoll_create1(EPOLL_CLOEXEC);
+      epoll_event event{};
+      event.events = EPOLLIN;
+      CHECK_THAT(::epoll_ctl(first, EPOLL_CTL_ADD, ends.a, &event) == 0);
+      ::close(first);
+      // Bytes that only this library knows of, in the child: its waits look at
+      // all sets.
+      SendAll(ends.b, "unread", 6);
+      const int other = ::epoll_create1(EPOLL_CLOEXEC);
+      for (int latch = 0; latch < 24; ++latch) {
+        const int set = ::epoll_create1(EPOLL_CLOEXEC);
+        pollfd one{set, POLLIN, 0};
+        CHECK_THAT(::poll(&one, 1, 0) == 0);
+        pid_t child;
+        {
+          const Held thread([&] { ::close(set); }, latch, false);
+          thread.Await();
+          std::atomic<bool> made{false};
+          // (It may have a latch that fork() waits for.)
+          std::thread lets_go([&] {
+            const std::uint64_t until = NowMs() + 100;
+            while (!made && NowMs() < until) std::this_thread::yield();
+            thread.Go();
+          });
+          child = ::fork();
+          if (child == 0) {
+            ::alarm(10);
+            ::_exit(::epoll_wait(other, &event, 1, 0));
+          }
+          made = true;
+          lets_go.join();
+        }
+        LogChild(child);
+      }
+      Close(ends);
+    },
+    &Nothing, kAlone);
+
 // The peer has said its end, behind bytes that a look has shown: who reads them
 // has them, or what the number names by then, but not the end.  (The object is
 // still that of the connection which is being closed: the conductor has others
