@@ -173,10 +173,10 @@ TEST(CodeScan, Noise) {
 }
 
 TEST(RawNumbers, WhatUsesStreams) {
-  for (const int number : {SYS_read, SYS_write, SYS_epoll_ctl, SYS_epoll_pwait2,
-                           SYS_poll, SYS_close, SYS_dup3, SYS_sendmsg,
-                           SYS_io_uring_enter, SYS_bpf, SYS_rt_sigaction,
-                           SystemCall::kAny}) {
+  for (const int number :
+       {SYS_read, SYS_write, SYS_epoll_ctl, SYS_epoll_pwait2, SYS_poll,
+        SYS_close, SYS_dup3, SYS_sendmsg, SYS_io_uring_enter, SYS_bpf,
+        SYS_rt_sigaction, SystemCall::kAny}) {
     EXPECT_TRUE(MayUseStreams({0, number, SystemCall::kAny})) << number;
   }
   for (const int number :
