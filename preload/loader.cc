@@ -157,10 +157,9 @@ bool IsPseudo(const void* handle) {
 // Whether the loader does the same for us as for the caller.
 //
 // A name without a slash is searched in the folders that the caller names, by
-// DT_RUNPATH or DT_RPATH.  It is searched, and so is what a file with or
-// without a slash needs, in the DT_RPATH of the caller, of the library that has
-// loaded the caller, and so on up to the program.  Who has loaded whom the
-// loader does not tell.  The program itself has loaded us.
+// DT_RUNPATH or DT_RPATH.  It is searched, too, in the DT_RPATH of the library
+// that needs the caller, of what needs that one, and so on.  Who needs whom the
+// loader does not tell.  Nobody needs the program.
 bool AsForUs(const char* path, const void* caller) {
   if (base::HasCharacter(path, '$')) return false;
   const link_map* image = base::ImageAt(caller);
@@ -170,11 +169,9 @@ bool AsForUs(const char* path, const void* caller) {
       space != LM_ID_BASE) {
     return false;
   }
-  if (!base::HasCharacter(path, '/') && base::HasSearchPath(image)) {
-    return false;
-  }
+  if (base::HasCharacter(path, '/')) return true;
   const bool program = image->l_prev == nullptr;
-  return program || !base::AnyInheritedPath();
+  return !base::HasSearchPath(image) && (program || !base::AnyInheritedPath());
 }
 
 bool LoadsNothing(const char* path, int flags) {

@@ -62,9 +62,9 @@ bool HasCharacter(const char* text, char one);
 // It searches folders that it names itself (DT_RPATH, DT_RUNPATH).
 bool HasSearchPath(const link_map* image);
 
-// Returns true if a library names folders that the loader searches for what
-// others load too: DT_RPATH without DT_RUNPATH.  The program's own are searched
-// for every library, and do not count.
+// Returns true if a library names folders that the loader searches for what the
+// libraries that it needs open: DT_RPATH without DT_RUNPATH.  The program's own
+// are searched for every library, and do not count.
 bool AnyInheritedPath();
 
 }  // namespace rcsock::base
