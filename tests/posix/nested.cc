@@ -445,6 +445,41 @@ Case unread_in_it(
       Ask(0);
     });
 
+// A set whose object has had streams on lanes in another life, and has had none
+// since: all that a wait tells is the program's.
+Case failed_in_it(
+    "nested_failed_stream_in_a_new_set",
+    [](int fd) {
+      Barrier();
+      const linger hard{1, 0};
+      ::setsockopt(fd, SOL_SOCKET, SO_LINGER, &hard, sizeof hard);
+      ::close(fd);
+      Barrier();
+    },
+    [](int fd) {
+      const int before = NewSet();
+      Ctl(before, EPOLL_CTL_ADD, fd, EPOLLIN);
+      LogWait("quiet", before, kQuiet);
+      ::close(before);
+      const int inner = NewSet();
+      const int outer = Chain(inner, 1)[0];
+      LogWait("empty", outer, 0);
+      Barrier();
+      AwaitPoll(fd, POLLIN, POLLERR | POLLHUP);
+      // (The stream goes back to TCP with the error that it has been told.)
+      const pid_t child = ::fork();
+      if (child == 0) ::_exit(0);
+      LogChild(child);
+      Ctl(inner, EPOLL_CTL_ADD, fd, EPOLLIN);
+      for (int i = 0; i < 3; ++i) {
+        LogWait("outer", outer, kLong);
+        epoll_event events[4];
+        const int n = ::epoll_wait(inner, events, 4, kLong);
+        Log("inner %d, the stream's %d", n, n > 0 && events[0].data.fd == fd);
+      }
+      Barrier();
+    });
+
 // The set becomes another's member while a thread sleeps in it.
 Case as_it_sleeps(
     "nested_while_a_thread_sleeps",
