@@ -16,6 +16,7 @@
 #include <cstdint>
 
 #include "lib/base/log.h"
+#include "lib/posix/fork.h"
 #include "lib/posix/holders.h"
 #include "lib/posix/notes.h"
 #include "lib/posix/process.h"
@@ -148,6 +149,10 @@ bool Sock::Travel(int number, std::uint64_t to, std::uint32_t tag) {
     if (!notes.SetRole(role_ == stream::Role::kAcceptor ? 1 : 0)) return false;
     set_inode(SocketInode(number));
     travels_.store(true, std::memory_order_seq_cst);
+    // A child that was forked before this knows of no share: it would take the
+    // connection for its own.  The caller's Pin tells it by the Holding.  (A
+    // fork that begins later copies the share.)
+    if (Forking() || !EndsOfFamily()) return false;
   }
   // First, so that TryAdopt sees it if this does not see what TryAdopt did.
   if (!notes.AddFlight(to, tag)) return false;

@@ -439,4 +439,67 @@ Case raw(
     },
     kByItself);
 
+// A child that was forked before has it, and knows of no message.
+Case family_then_passed(
+    "passed_after_a_fork",
+    [](int) {
+      const Channel channel;
+      const Channel go;
+      const pid_t worker = Worker([&] {
+        const int fd = Take(channel.ends[1]);
+        go.Await();
+        AnswerByTcp(fd);
+        LogDrain(fd);
+      });
+      const int fd = ::accept(ListenAndTell(), nullptr, nullptr);
+      const Channel closed;
+      const pid_t child = Worker([&] {
+        closed.Await();
+        AnswerByTcp(fd);
+        ::close(fd);
+      });
+      Pass(channel.ends[0], fd);
+      ::close(fd);
+      closed.Say();
+      LogChild(child);
+      go.Say();
+      LogChild(worker);
+    },
+    AskTwiceByTcp, kByItself);
+
+Case by_a_child(
+    "passed_by_a_child",
+    [](int) {
+      const Channel channel;
+      const Channel go;
+      const pid_t worker = Worker([&] {
+        const int fd = Take(channel.ends[1]);
+        go.Await();
+        AnswerByTcp(fd);
+        LogDrain(fd);
+      });
+      const int fd = ::accept(ListenAndTell(), nullptr, nullptr);
+      LogChild(Worker([&] { Pass(channel.ends[0], fd); }));
+      AnswerByTcp(fd);
+      ::close(fd);
+      go.Say();
+      LogChild(worker);
+    },
+    AskTwiceByTcp, kByItself);
+
+// It is two connections to the parent.
+Case back_to_parent(
+    "passed_by_a_child_to_its_parent",
+    [](int) {
+      const Channel channel;
+      const int fd = ::accept(ListenAndTell(), nullptr, nullptr);
+      LogChild(Worker([&] { Pass(channel.ends[0], fd); }));
+      const int other = Take(channel.ends[1]);
+      AnswerByTcp(fd);
+      ::close(fd);
+      AnswerByTcp(other);
+      LogDrain(other);
+    },
+    AskTwiceByTcp, kByItself);
+
 }  // namespace
