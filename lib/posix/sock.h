@@ -23,6 +23,7 @@ class QpLane;
 
 namespace rcsock::posix {
 
+struct Holding;
 struct Interest;
 struct SnapshotStream;
 struct Stats;
@@ -800,6 +801,7 @@ class Sock final : public SockLayout {
   void Linger(int number, int seconds);
   // Closes a number of the connection's, in a thread that others wait for.
   void CloseWithoutWaiting(int number) const;
+  void TellGivenAway(Holding* all) const;
   void LeaveHolders() RC_REQUIRES(tx_latch, rx_latch);
   void Spoil();
   // No other process of its fork's family has it.

@@ -173,6 +173,12 @@ bool Sock::Travel(int number, std::uint64_t to, std::uint32_t tag) {
 
 void Sock::LeaveShare(int number) {
   if (!Travels()) return;
+  if (given_away_.load(std::memory_order_seq_cst) != 0) {
+    // A program that is not followed has it, maybe for longer: the share stays
+    // in its name, and whoever has the connection by a message stays on TCP.
+    travels_.store(false, std::memory_order_seq_cst);
+    return;
+  }
   if (ProcessPinned() == Reason::kSandboxed || number < 0) {
     GivenAway();
   } else if (EndsOfFamily() && !AloneByNotes(false)) {
