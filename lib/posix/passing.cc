@@ -60,6 +60,9 @@ void Passing::Before(const msghdr* message) {
       // (Nor is a close here the end of it from now on.)
       sock->GivenAway();
       sock->Pin(base::Reason::kPinnedScmRights);
+      // What this process has done to it, or does not know of it, holds for
+      // whoever gets it, too.
+      if (ProcessPinned() != base::Reason::kSandboxed) Notes(fd).Spoil();
     } else if (EpollSet* set = LookupSet(fd)) {
       set->SetNested();  // its streams stay where the other process sees them
     }

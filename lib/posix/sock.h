@@ -436,6 +436,9 @@ class Sock final : public SockLayout {
   // --- For a program about to be executed that will follow it (handover.cc)
   // Whether it could.
   bool MayBequeath();
+  // It cannot.  Such a program still takes what it finds as `number`: what no
+  // lane can follow here holds there, too.
+  void SpoilForNext(int number) const;
   // ... in another process: one more holder.
   void Lend();
   // The number of the Holding; -1: it is not the kernel's yet.

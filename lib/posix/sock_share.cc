@@ -17,6 +17,7 @@
 #include "lib/posix/fork.h"
 #include "lib/posix/holders.h"
 #include "lib/posix/iov_rest.h"
+#include "lib/posix/notes.h"
 #include "lib/posix/process.h"
 #include "lib/posix/signals.h"
 #include "lib/posix/sock.h"
@@ -485,6 +486,13 @@ bool Sock::MayBequeath() {
          !IsHalfClosed() && (!pinned_.load() || exec_pinned_) &&
          !never_.load() && !zero_copy_on_.load() && !Travels() && Hold() &&
          HoldingsFd() >= 0 && !InterestsKept(this);
+}
+
+void Sock::SpoilForNext(int number) const {
+  if (pinned_.load() && !exec_pinned_ &&
+      ProcessPinned() != Reason::kSandboxed) {
+    Notes(number).Spoil();
+  }
 }
 
 void Sock::Lend() { FindHolding(holders_)->count.fetch_add(1); }

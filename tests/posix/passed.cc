@@ -2,15 +2,12 @@
 // one alone at the end has it on a lane (Warm fails if it is on TCP).
 #include "tests/posix/passed.h"
 
-#include <spawn.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <cstdint>
-#include <cstdlib>
-#include <string>
 
 namespace {
 
@@ -441,141 +438,5 @@ Case raw(
       ::close(fd);
     },
     kByItself);
-
-// A child that was forked before has it, and knows of no message.
-Case family_then_passed(
-    "passed_after_a_fork",
-    [](int) {
-      const Channel channel;
-      const Channel go;
-      const pid_t worker = Worker([&] {
-        const int fd = Take(channel.ends[1]);
-        go.Await();
-        AnswerByTcp(fd);
-        LogDrain(fd);
-      });
-      const int fd = ::accept(ListenAndTell(), nullptr, nullptr);
-      const Channel closed;
-      const pid_t child = Worker([&] {
-        closed.Await();
-        AnswerByTcp(fd);
-        ::close(fd);
-      });
-      Pass(channel.ends[0], fd);
-      ::close(fd);
-      closed.Say();
-      LogChild(child);
-      go.Say();
-      LogChild(worker);
-    },
-    AskTwiceByTcp, kByItself);
-
-Case by_a_child(
-    "passed_by_a_child",
-    [](int) {
-      const Channel channel;
-      const Channel go;
-      const pid_t worker = Worker([&] {
-        const int fd = Take(channel.ends[1]);
-        go.Await();
-        AnswerByTcp(fd);
-        LogDrain(fd);
-      });
-      const int fd = ::accept(ListenAndTell(), nullptr, nullptr);
-      LogChild(Worker([&] { Pass(channel.ends[0], fd); }));
-      AnswerByTcp(fd);
-      ::close(fd);
-      go.Say();
-      LogChild(worker);
-    },
-    AskTwiceByTcp, kByItself);
-
-// It is two connections to the parent.
-Case back_to_parent(
-    "passed_by_a_child_to_its_parent",
-    [](int) {
-      const Channel channel;
-      const int fd = ::accept(ListenAndTell(), nullptr, nullptr);
-      LogChild(Worker([&] { Pass(channel.ends[0], fd); }));
-      const int other = Take(channel.ends[1]);
-      AnswerByTcp(fd);
-      ::close(fd);
-      AnswerByTcp(other);
-      LogDrain(other);
-    },
-    AskTwiceByTcp, kByItself);
-
-// A program without rcsock: it echoes so many messages once it is told to.
-constexpr char kEcho[] =
-    "import socket, sys\n"
-    "tcp, go = (socket.socket(fileno=int(n)) for n in sys.argv[1:])\n"
-    "go.recv(1)\n"
-    "for i in range(50):\n"
-    "  tcp.sendall(tcp.recv(16, socket.MSG_WAITALL))\n"
-    "go.send(b'e')\n";
-
-pid_t SpawnEcho(int connection, int go) {
-  const std::string one = std::to_string(connection);
-  const std::string two = std::to_string(go);
-  const char* const arguments[] = {"python3",   "-c",        kEcho,
-                                   one.c_str(), two.c_str(), nullptr};
-  ::unsetenv("LD_PRELOAD");
-  pid_t child;
-  CHECK_THAT(::posix_spawnp(&child, "python3", nullptr, nullptr,
-                            const_cast<char**>(arguments), environ) == 0);
-  return child;
-}
-
-void AskAllThree(int) {
-  const int fd = Connect(HearPort());
-  AskByTcp(fd);
-  Call(fd, 50);
-  Call(fd, 100);
-  ::close(fd);
-}
-
-// The program has it for longer than the process that spawned it.
-Case then_spawned(
-    "passed_then_a_program_is_spawned",
-    [](int) {
-      const Channel channel;
-      const Channel closed;
-      const Channel go;
-      const Channel gone;
-      const pid_t worker = Worker([&] {
-        const int fd = Take(channel.ends[1]);
-        closed.Await();
-        AnswerByTcp(fd);
-        go.Say();
-        gone.Await();
-        Echo(fd, 100);
-        LogDrain(fd);
-      });
-      const int fd = ::accept(ListenAndTell(), nullptr, nullptr);
-      Pass(channel.ends[0], fd);
-      const pid_t program = SpawnEcho(fd, go.ends[1]);
-      ::close(fd);
-      closed.Say();
-      LogChild(program);
-      gone.Say();
-      LogChild(worker);
-    },
-    AskAllThree, kByItself);
-
-// Nor do those know of it that its maker leaves behind.
-Case spawned_by_a_child(
-    "spawned_by_a_child_that_ends",
-    [](int) {
-      const Channel go;
-      const int fd = ::accept(ListenAndTell(), nullptr, nullptr);
-      LogChild(Worker([&] { SpawnEcho(fd, go.ends[1]); }));
-      AnswerByTcp(fd);
-      go.Say();
-      char ended;
-      CHECK_THAT(::read(go.ends[0], &ended, 1) == 1);
-      Echo(fd, 100);
-      LogDrain(fd);
-    },
-    AskAllThree, kByItself);
 
 }  // namespace
