@@ -1,6 +1,7 @@
 #include "lib/posix/other_holders.h"
 
 #include <fcntl.h>
+#include <sys/socket.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -53,6 +54,11 @@ struct Text {
     text[length] = '\0';
   }
   bool whole() const { return length < kRoom - 1; }
+  // Of a socket of AF_UNIX: how many descriptors are under way to it.
+  long UnderWay() const {
+    const char* const at = std::strstr(text, "\nscm_fds:");
+    return at == nullptr ? 0 : std::atol(at + 9);
+  }
   std::size_t length = 0;
   char text[kRoom];
 };
@@ -175,9 +181,7 @@ class Look {
   // What is under way in a socket of AF_UNIX, or registered with an io_uring.
   void Holds(int tasks, const char* path, bool ring) {
     const Text<8192> info(tasks, path);
-    const char* const under_way = std::strstr(info.text, "\nscm_fds:");
-    if (!info.whole() || (ring && info.length == 0) ||
-        (under_way != nullptr && std::atol(under_way + 9) != 0)) {
+    if (!info.whole() || (ring && info.length == 0) || info.UnderWay() != 0) {
       RCSOCK_LOG(2, "descriptors under way: %s", path);
       return Everything();
     }
@@ -211,6 +215,27 @@ class Look {
   const int count_;
   const std::uint64_t deadline_;
 };
+
+// A message that nobody has taken yet may name a connection that this process
+// has already.  (What its rings hold is known.)
+bool UnderWayHere() {
+  bool any = false;
+  const bool all = base::EachDescriptor(0, [&any](int number) {
+    int domain = 0;
+    socklen_t size = sizeof domain;
+    if (any ||
+        ::syscall(SYS_getsockopt, number, SOL_SOCKET, SO_DOMAIN, &domain,
+                  &size) != 0 ||
+        domain != AF_UNIX) {
+      return;
+    }
+    char path[64];
+    std::snprintf(path, sizeof path, "/proc/thread-self/fdinfo/%d", number);
+    any = Text<2048>(AT_FDCWD, path).UnderWay() != 0;
+  });
+  if (any) RCSOCK_LOG(2, "descriptors are under way to this process");
+  return any || !all;
+}
 
 }  // namespace
 
@@ -254,7 +279,7 @@ bool LookForHolders(Sought* all, int count) {
     }
     return in_time;
   });
-  return listed && in_time;
+  return listed && in_time && !UnderWayHere();
 }
 
 }  // namespace rcsock::posix

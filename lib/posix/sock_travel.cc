@@ -208,14 +208,15 @@ static Sock* Twin(int number, const Notes& notes) {
 
 Sock* Sock::Arrived(int number, std::uint64_t to, bool peek) {
   const Notes notes(number);
-  const int role = notes.Role();
-  if (role < 0) return nullptr;
+  // (Of one whose sender has noted nothing, too.)
   if (Sock* twin = Twin(number, notes)) {
     // One more number of the connection, as by dup.
     if (!peek) notes.DropShare(notes.Arrive(to, false));
     CopyFd(twin->fd(), number);
     return twin;
   }
+  const int role = notes.Role();
+  if (role < 0) return nullptr;
   const std::uint64_t share = notes.Arrive(to, peek);
   if (share == 0) return nullptr;
   // (Without memory nobody takes the share back: all stay on TCP.)

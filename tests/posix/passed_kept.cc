@@ -1,6 +1,6 @@
-// Connections that are passed by SCM_RIGHTS while another process keeps them, or
-// a message that names them is still under way: no lane comes before the last
-// of them has let go.
+// Connections that are passed by SCM_RIGHTS while another process keeps them,
+// or a message that names them is still under way: no lane comes before the
+// last of them has let go.
 #include <linux/filter.h>
 #include <spawn.h>
 #include <sys/socket.h>
@@ -176,8 +176,8 @@ Case with_a_filter(
     },
     AskTwiceByTcp, kByItself);
 
-// The message goes through a socket that is not connected: nobody knows whose it
-// is.
+// The message goes through a socket that is not connected: nobody knows whose
+// it is.
 Case to_an_address(
     "passed_to_an_address",
     [](int) {
@@ -207,5 +207,47 @@ Case to_an_address(
       LogChild(worker);
     },
     AskTwiceByTcp, kByItself);
+
+// Two messages of a program without rcsock, and one of them is taken late: it
+// names what the receiver has already.
+constexpr char kTwice[] =
+    "import socket, sys\n"
+    "to, go = (socket.socket(fileno=int(n)) for n in sys.argv[1:])\n"
+    "tcp = socket.create_connection(('127.0.0.1', int(go.recv(8))))\n"
+    "socket.send_fds(to, [b'f'], [tcp.fileno()])\n"
+    "socket.send_fds(to, [b'f'], [tcp.fileno()])\n";
+
+Case taken_late(
+    "passed_twice_by_another_program",
+    [](int) {
+      const int fd = ::accept(ListenAndTell(), nullptr, nullptr);
+      AskByTcp(fd);
+      Call(fd, kManyTurns);
+      Call(fd, 50);
+      LogDrain(fd);
+    },
+    [](int) {
+      const Channel channel(SOCK_SEQPACKET);
+      const Channel go;
+      const std::string port = std::to_string(HearPort());
+      const std::string to = std::to_string(channel.ends[0]);
+      const std::string from = std::to_string(go.ends[1]);
+      const pid_t program = Worker([&] {
+        ::unsetenv("LD_PRELOAD");
+        ::execlp("python3", "python3", "-c", kTwice, to.c_str(), from.c_str(),
+                 static_cast<char*>(nullptr));
+      });
+      CHECK_THAT(::write(go.ends[0], port.data(), port.size()) ==
+                 static_cast<ssize_t>(port.size()));
+      LogChild(program);
+      const int fd = Take(channel.ends[1]);
+      AnswerByTcp(fd);
+      const int other = Take(channel.ends[1]);
+      Echo(fd, kManyTurns);
+      Echo(other, 50);
+      ::close(fd);
+      ::close(other);
+    },
+    kByItself);
 
 }  // namespace
