@@ -46,7 +46,8 @@ class Notes {
   std::uint64_t OwnShare() const;
 
   // A message with the connection is under way to the AF_UNIX socket that has
-  // this inode number.  `tag`: of the message.
+  // this inode number.  `tag`: of this one of the
+  // descriptors in messages to that socket.
   bool AddFlight(std::uint64_t to, std::uint32_t tag) const;
   void DropFlight(std::uint64_t to, std::uint32_t tag) const;
   // A message has been taken there, and becomes a share.  With `peek` it stays
@@ -56,6 +57,8 @@ class Notes {
 
   // A number that tells messages from each other.
   static std::uint32_t Tag();
+  // Another, so many behind it.
+  static std::uint32_t TagAfter(std::uint32_t tag, std::uint32_t index);
 
  private:
   bool Find(std::uint64_t from, std::uint64_t length, std::uint64_t* at,

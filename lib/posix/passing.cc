@@ -50,13 +50,15 @@ void EachPassed(const msghdr* message, Each&& each) {
 void Passing::Before(const msghdr* message) {
   const int saved = errno;
   EachPassed(message, [this](int fd) {
+    const std::uint32_t index = count_++;
     if (const SockAt sock(fd); sock) {
       if (!asked_ && fd_ >= 0) {
         to_ = UnixPeer(fd_);
         tag_ = Notes::Tag();
       }
       asked_ = true;
-      if (to_ != 0 && sock->Travel(fd, to_, tag_)) return;
+      if (to_ != 0 && sock->Travel(fd, to_, Notes::TagAfter(tag_, index)))
+        return;
       // (Nor is a close here the end of it from now on.)
       sock->GivenAway();
       sock->Pin(base::Reason::kPinnedScmRights);
@@ -70,12 +72,29 @@ void Passing::Before(const msghdr* message) {
   errno = saved;
 }
 
+std::uint32_t Passing::Drop(const msghdr* message, bool failed,
+                            std::uint32_t index) const {
+  EachPassed(message, [&](int fd) {
+    const std::uint32_t tag = Notes::TagAfter(tag_, index++);
+    if (failed && LookupSock(fd) != nullptr) Notes(fd).DropFlight(to_, tag);
+  });
+  return index;
+}
+
 void Passing::Failed(const msghdr* message) {
   if (to_ == 0) return;
   const int saved = errno;
-  EachPassed(message, [this](int fd) {
-    if (LookupSock(fd) != nullptr) Notes(fd).DropFlight(to_, tag_);
-  });
+  Drop(message, true, 0);
+  errno = saved;
+}
+
+void Passing::Failed(const mmsghdr* messages, unsigned sent, unsigned count) {
+  if (to_ == 0) return;
+  const int saved = errno;
+  std::uint32_t index = 0;
+  for (unsigned i = 0; i < count; ++i) {
+    index = Drop(&messages[i].msg_hdr, i >= sent, index);
+  }
   errno = saved;
 }
 

@@ -250,4 +250,87 @@ Case taken_late(
     },
     kByItself);
 
+// Each descriptor in each message lands by itself.
+struct TwoMessages {
+  TwoMessages(int fd, bool good) {
+    one.Put({fd});
+    two.Put({fd});
+    if (!good) two.part.iov_base = reinterpret_cast<void*>(8);
+    both[0].msg_hdr = one.header;
+    both[1].msg_hdr = two.header;
+  }
+  Message one;
+  Message two;
+  mmsghdr both[2] = {};
+};
+
+// The second is not sent: the first is under way all the same.
+Case half_sent(
+    "passed_by_a_message_before_one_that_fails",
+    [](int) {
+      const Channel channel(SOCK_SEQPACKET);
+      const Channel go;
+      const pid_t worker = Worker([&] {
+        go.Await();
+        Serve(Take(channel.ends[1]));
+      });
+      const int fd = ::accept(ListenAndTell(), nullptr, nullptr);
+      TwoMessages messages(fd, false);
+      Result("sendmmsg", ::sendmmsg(channel.ends[0], messages.both, 2, 0));
+      AnswerByTcp(fd);
+      ::close(fd);
+      go.Say();
+      LogChild(worker);
+    },
+    AskByTcpThenWarm, kByItself);
+
+// Two processes take from one socket.
+template <class Send>
+void ToOneSocket(Send&& send) {
+  const Channel channel(SOCK_SEQPACKET);
+  const Channel first_go;
+  const Channel second_go;
+  const pid_t first = Worker([&] {
+    Message message;
+    first_go.Await();
+    CHECK_THAT(::recvmsg(channel.ends[1], &message.header, 0) == 1);
+    const int fd = message.Got();
+    AnswerByTcp(fd);
+  });
+  const pid_t second = Worker([&] {
+    second_go.Await();
+    Serve(Take(channel.ends[1]));
+  });
+  const int fd = ::accept(ListenAndTell(), nullptr, nullptr);
+  send(channel.ends[0], fd);
+  ::close(fd);
+  first_go.Say();
+  LogChild(first);
+  second_go.Say();
+  LogChild(second);
+}
+
+Case by_two_messages(
+    "passed_by_sendmmsg_twice",
+    [](int) {
+      ToOneSocket([](int to, int fd) {
+        TwoMessages messages(fd, true);
+        Result("sendmmsg", ::sendmmsg(to, messages.both, 2, 0));
+      });
+    },
+    AskByTcpThenWarm, kByItself);
+
+// The first message names it twice, and the second stands for itself.
+Case twice_and_once(
+    "passed_twice_and_by_another_message",
+    [](int) {
+      ToOneSocket([](int to, int fd) {
+        Message message;
+        message.Put({fd, fd});
+        CHECK_THAT(::sendmsg(to, &message.header, 0) == 1);
+        Pass(to, fd);
+      });
+    },
+    AskByTcpThenWarm, kByItself);
+
 }  // namespace
