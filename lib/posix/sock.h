@@ -816,7 +816,7 @@ class Sock final : public SockLayout {
   // Of one that came from a program without rcsock (sock_foreign.cc): the role,
   // by what TCP has counted; -1: nobody can tell.
   static int RoleByTcp(int number);
-  static std::uint64_t BornNs(int number);  // by CLOCK_BOOTTIME; 0: not known
+  static std::uint64_t BornNs(int number);  // 0: not known
   // Later, and in another thread.
   void AskForHolders();
   static void LookForStrangers();

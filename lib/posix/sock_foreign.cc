@@ -78,7 +78,10 @@ std::uint64_t Sock::BornNs(int number) {
     return 0;
   }
   timespec now{};
-  ::clock_gettime(CLOCK_BOOTTIME, &now);
+  // The age stands still while the host is suspended, as this clock does.  A
+  // connection that is older than a suspension seems older than it is, which
+  // is the safe way: fewer processes began before it.
+  ::clock_gettime(CLOCK_MONOTONIC, &now);
   return static_cast<std::uint64_t>(now.tv_sec) * 1'000'000'000 +
          static_cast<std::uint64_t>(now.tv_nsec) -
          std::uint64_t{info.tcpi_last_data_sent} * 1'000'000;
@@ -93,8 +96,9 @@ Sock* Sock::Unknown(int number, bool exec) {
   const Notes notes(number);
   int role = notes.Role();
   if (role < 0) role = RoleByTcp(number);
-  // (What comes by SCM_RIGHTS may be older than this process.)
-  const std::uint64_t born = exec ? BornNs(number) : 0;
+  // What comes by SCM_RIGHTS may be older than this process.  And a socket that
+  // connects is older than its connection: who inherited it meanwhile has both.
+  const std::uint64_t born = exec && role == 1 ? BornNs(number) : 0;
   std::uint64_t share = 0;
   if (role >= 0 && SeesAllHolders(born)) {
     // (The program before this one in the same process may have noted it.)

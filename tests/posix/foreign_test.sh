@@ -17,7 +17,7 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 export RCSOCK_PROMOTE_OPS=1 RCSOCK_NO_CONFIG=1 PRELOAD=$library
 cat >"$work/launcher.py" <<'EOF'
-"""usage: launcher.py accept|connect PORT|0 close|young|keep|steal NUMBERS COMMAND...
+"""usage: launcher.py accept|connect PORT|0 close|stay|young|keep|steal NUMBERS COMMAND...
 
 Runs COMMAND under rcsock with a connection as NUMBERS.  With `young` it starts a
 process for that, which is younger than the connection.  With `keep` it holds the
@@ -38,7 +38,7 @@ if child == 0:
     for number in numbers.split(","):
         os.dup2(one.fileno(), int(number))
     os.execvpe(command[0], command, {**os.environ, "LD_PRELOAD": os.environ["PRELOAD"]})
-if what in ("close", "young"):
+if what in ("close", "stay", "young"):
     one.close()
 else:
     sys.stdin.readline()
@@ -95,11 +95,12 @@ else:
     before = tcp()
     echo(20)
     if tcp() == before:
-        sys.exit("a lane, while another process holds the connection")
-    print("go", file=started.stdin, flush=True)
+        sys.exit("a lane, while another process may hold the connection")
+    if what != "stay":
+        print("go", file=started.stdin, flush=True)
     if what == "keep":
         await_lane()
-    else:
+    elif what == "steal":
         # (What the program had taken would have gone with it.)
         started.stdout.readline()
         echo(100)
@@ -129,7 +130,8 @@ try() {
   # inetd's numbers, and systemd's.
   try accepted accept close 0,1 cat
   try as_number_3 accept close 3 sh -c 'exec cat <&3 >&3'
-  try connected connect close 0,1 cat
+  # (Who got the socket before it was connected may be outside of the namespace.)
+  try connected connect stay 0,1 cat
   try by_a_young_process accept young 0,1 cat
   try let_go_later accept keep 0,1 cat
   try used_by_both accept steal 0,1 cat
