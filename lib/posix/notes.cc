@@ -10,6 +10,7 @@
 #include "lib/base/clock.h"
 #include "lib/base/sleep.h"
 #include "lib/posix/process.h"
+#include "lib/posix/signals.h"
 
 namespace rcsock::posix {
 namespace {
@@ -79,6 +80,9 @@ class Turn {
 
  private:
   static constinit std::atomic<long> owner;
+  // No handler runs meanwhile: one that jumped out of the call would keep the
+  // turn for ever.
+  const Critical critical_;
   const int fd_;
   bool mine_ = false;
   bool taken_ = false;
