@@ -18,7 +18,10 @@ namespace rcsock::posix {
 // the connection stays on TCP.
 class Notes {
  public:
-  explicit Notes(int fd) : fd_(fd) {}
+  // A call that needs a turn waits for it until `until_ns`; 0: for kPatienceNs.
+  explicit Notes(int fd, std::uint64_t until_ns = 0)
+      : fd_(fd), until_ns_(until_ns) {}
+  static constexpr std::uint64_t kPatienceNs = 20'000'000;
 
   // The end of the connection that this is: 0 connected, 1 accepted it.
   bool SetRole(int role) const;
@@ -68,8 +71,10 @@ class Notes {
   bool Move(std::uint64_t region, std::int64_t value) const;
   std::int64_t Value(std::uint64_t region) const;
   std::uint64_t PutShare() const;
+  std::uint64_t Until() const;
 
   const int fd_;
+  const std::uint64_t until_ns_;
 };
 
 }  // namespace rcsock::posix

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstring>
 
+#include "lib/base/clock.h"
 #include "lib/base/guard.h"
 #include "lib/base/internal.h"
 #include "lib/posix/notes.h"
@@ -104,11 +105,15 @@ void AfterReceiving(int fd, const msghdr* message, int flags) {
     return;
   }
   const int saved = errno;
-  EachPassed(message, [fd, flags](int number) {
+  // Whoever holds turns back, or lets others hold them, delays a call once, not
+  // for each descriptor.
+  std::uint64_t until = 0;
+  EachPassed(message, [&](int number) {
     if (LookupSock(number) != nullptr || !Sock::IsTcp(number)) return;
+    if (until == 0) until = base::NowNs() + Notes::kPatienceNs;
     const bool peek = (flags & MSG_PEEK) != 0;
-    if (Sock::Arrived(number, SocketInode(fd), peek) != nullptr) return;
-    if (Sock* sock = Sock::Unknown(number, false)) Bind(number, sock);
+    if (Sock::Arrived(number, SocketInode(fd), peek, until) != nullptr) return;
+    if (Sock* sock = Sock::Unknown(number, false, until)) Bind(number, sock);
   });
   errno = saved;
 }

@@ -429,7 +429,9 @@ class Sock final : public SockLayout {
   // socket with the inode number `to`.  True: it is the kernel's, and noted.
   bool Travel(int number, std::uint64_t to, std::uint32_t tag);
   // One that has come to that socket, as `number`.  Null: nobody has noted it.
-  static Sock* Arrived(int number, std::uint64_t to, bool peek);
+  // `until_ns`: as of Notes.
+  static Sock* Arrived(int number, std::uint64_t to, bool peek,
+                       std::uint64_t until_ns);
   bool Travels() const { return travels_.load(std::memory_order_seq_cst); }
   // This process holds it no more, by any number; `number` is open still.
   void LeaveShare(int number);
@@ -447,7 +449,7 @@ class Sock final : public SockLayout {
   static Sock* Inherited(int number, int fd);
   // A connection that came with the program (`exec`) or by SCM_RIGHTS, from a
   // process that told nothing; Bind is the caller's.  Null: no memory.
-  static Sock* Unknown(int number, bool exec);
+  static Sock* Unknown(int number, bool exec, std::uint64_t until_ns = 0);
   void ForkChild();
   // In the child, behind all that: the calls that it was left to are the
   // parent's.

@@ -87,13 +87,13 @@ std::uint64_t Sock::BornNs(int number) {
          std::uint64_t{info.tcpi_last_data_sent} * 1'000'000;
 }
 
-Sock* Sock::Unknown(int number, bool exec) {
+Sock* Sock::Unknown(int number, bool exec, std::uint64_t until_ns) {
   // A listener, or a socket that may become one, is the kernel's: whatever it
   // accepts asks the kernel for the options that it has set.
   const int state = AskTcpState(number);
   if (state == kTcpListen || state == kTcpClose) return nullptr;
   const Reason reason = exec ? Reason::kPinnedExec : Reason::kPinnedScmRights;
-  const Notes notes(number);
+  const Notes notes(number, until_ns);
   int role = notes.Role();
   if (role < 0) role = RoleByTcp(number);
   // What comes by SCM_RIGHTS may be older than this process.  And a socket that

@@ -206,8 +206,9 @@ static Sock* Twin(int number, const Notes& notes) {
   return nullptr;
 }
 
-Sock* Sock::Arrived(int number, std::uint64_t to, bool peek) {
-  const Notes notes(number);
+Sock* Sock::Arrived(int number, std::uint64_t to, bool peek,
+                    std::uint64_t until_ns) {
+  const Notes notes(number, until_ns);
   // (Of one whose sender has noted nothing, too.)
   if (Sock* twin = Twin(number, notes)) {
     // One more number of the connection, as by dup.
