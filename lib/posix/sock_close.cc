@@ -22,6 +22,7 @@
 #include "lib/base/latch.h"
 #include "lib/base/no_cancel.h"
 #include "lib/base/real.h"
+#include "lib/base/sleep.h"
 #include "lib/base/unique_fd.h"
 #include "lib/posix/address_reuse.h"
 #include "lib/posix/epoll.h"
@@ -72,6 +73,8 @@ constinit Sock* closed_head RC_GUARDED_BY(closed_latch) = nullptr;
 // How many threads may have closed streams out of the list: one that walks the
 // list, and one that takes a stream from it and then closes its number.
 constinit std::atomic<int> unlisting{0};
+// How many threads have begun to walk the list.
+constinit std::atomic<std::uint32_t> walks{0};
 // A parent that had closed streams at the fork has ended them by then.
 constinit std::atomic<std::uint64_t> parents_until_ns{0};
 
@@ -123,6 +126,7 @@ void Sock::EachClosed(Each&& each) {
   Critical critical;
   Sock* done = nullptr;
   unlisting.fetch_add(1);
+  walks.fetch_add(1);
   for (;;) {
     closed_latch.lock();
     Sock* sock = closed_head;
@@ -144,7 +148,17 @@ void Sock::EachClosed(Each&& each) {
 }
 
 void Sock::FlushClosed(std::uint64_t deadline_ns, bool last) {
-  EachClosed([&](Sock* sock) { sock->FlushAtExit(deadline_ns, last); });
+  for (;;) {
+    // A thread that walks the list (bind, or another exec) has streams that
+    // this one does not find.  Either it is counted in `unlisting` here, or it
+    // had put all back before, or it begins later, which `walks` tells.
+    const std::uint32_t before = walks.load();
+    const bool alone = unlisting.load() == 0;
+    EachClosed([&](Sock* sock) { sock->FlushAtExit(deadline_ns, last); });
+    if (alone && walks.load() == before + 1) return;
+    if (base::NowNs() >= deadline_ns) return;
+    base::SleepThrough(100'000);
+  }
 }
 
 // The reset of a closed stream is due, and waits for nothing: the caller makes
