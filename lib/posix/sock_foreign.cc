@@ -10,6 +10,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -144,6 +145,20 @@ constinit std::atomic<long> look_posted{0};
 // When the next may be: they take a twentieth of the time at most.
 constinit std::atomic<std::uint64_t> next_look_ns{0};
 
+// Looks that have found nobody alone, one behind the other.
+constinit std::atomic<int> fruitless{0};
+
+// Until the next look.  (What makes one fail, a process that may not be looked
+// into or too many descriptors, mostly stays.)
+std::uint64_t PauseNs(std::uint64_t looked_ns, bool fruitful) {
+  constexpr std::uint64_t kMostNs = 60'000'000'000;
+  constexpr int kMostDoublings = 12;
+  const int before = fruitful ? 0 : fruitless.load(std::memory_order_relaxed);
+  fruitless.store(fruitful ? 0 : std::min(before + 1, kMostDoublings),
+                  std::memory_order_relaxed);
+  return std::min(kMostNs, (10'000'000 + 20 * looked_ns) << before);
+}
+
 void PostLook(Conductor* conductor, void (*look)()) {
   const long self = OwnPid();
   if (look_posted.exchange(self) == self) return;
@@ -188,6 +203,7 @@ void Sock::LookForStrangers() {
   const bool looked = LookForHolders(all, count);
   const std::uint64_t now = base::NowNs();
   bool more = false;
+  bool fruitful = false;
   for (int i = 0; i < count; ++i) {
     Sock* const sock = socks[i];
     // (Who holds it now may let go: its next calls ask again.)
@@ -197,6 +213,7 @@ void Sock::LookForStrangers() {
         2, "fd %d: %s", sock->fd(),
         alone ? "nobody else was found to hold it" : "others may hold it");
     if (left <= 0) sock->next_ops_.store(0);
+    fruitful |= alone;
     if (alone && left > 0) {
       more = true;
     } else {
@@ -206,7 +223,8 @@ void Sock::LookForStrangers() {
     sock->Unref();
   }
   // (The second look is made at once.)
-  next_look_ns.store(more ? 0 : now + 10'000'000 + 20 * (now - start));
+  const std::uint64_t pause = PauseNs(now - start, fruitful);
+  next_look_ns.store(more ? 0 : now + pause);
   Conductor* const conductor = Conductor::IfRunning();
   if (more && conductor != nullptr) PostLook(conductor, &LookForStrangers);
 }
