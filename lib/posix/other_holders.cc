@@ -5,6 +5,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cerrno>
 #include <cstdio>
 #include <cstdlib>
@@ -40,26 +41,31 @@ struct Link {
   int error;
 };
 
+constexpr char kUnderWay[] = "\nscm_fds:";
+
 // The beginning of a file of /proc, as text; empty: nothing.
 template <std::size_t kRoom>
 struct Text {
   Text(int folder, const char* path) {
     const base::UniqueFd file(Open(folder, path, 0));
+    if (!file.ok()) error = errno;
     while (file.ok() && length < kRoom - 1) {
       const long n =
           ::syscall(SYS_read, file.get(), text + length, kRoom - 1 - length);
+      if (n < 0) error = errno;
       if (n <= 0) break;
       length += static_cast<std::size_t>(n);
     }
     text[length] = '\0';
   }
   bool whole() const { return length < kRoom - 1; }
-  // Of a socket of AF_UNIX: how many descriptors are under way to it.
+  // Of a socket: how many descriptors are under way to it.
   long UnderWay() const {
-    const char* const at = std::strstr(text, "\nscm_fds:");
-    return at == nullptr ? 0 : std::atol(at + 9);
+    const char* const at = std::strstr(text, kUnderWay);
+    return at == nullptr ? 0 : std::atol(at + sizeof kUnderWay - 1);
   }
   std::size_t length = 0;
+  int error = 0;
   char text[kRoom];
 };
 
@@ -179,18 +185,17 @@ class Look {
   }
 
   // What is under way in a socket of AF_UNIX, or registered with an io_uring.
+  // (The kernel lists the files of a ring that nobody uses at this moment, by
+  // names that differ between versions.)
   void Holds(int tasks, const char* path, bool ring) {
     const Text<8192> info(tasks, path);
-    if (!info.whole() || (ring && info.length == 0) || info.UnderWay() != 0) {
-      RCSOCK_LOG(2, "descriptors under way: %s", path);
-      return Everything();
-    }
-    for (int i = 0; ring && i < count_; ++i) {
-      char name[40];
-      std::snprintf(name, sizeof name, "socket:[%llu]",
-                    static_cast<unsigned long long>(all_[i].inode));
-      if (std::strstr(info.text, name) != nullptr) all_[i].held = true;
-    }
+    if (info.error == ENOENT || info.error == ESRCH) return;
+    const bool none =
+        ring ? std::strstr(info.text, "\nUserFiles:\t0\n") != nullptr
+             : info.UnderWay() == 0;
+    if (info.error == 0 && info.whole() && none) return;
+    RCSOCK_LOG(2, "descriptors under way: %s", path);
+    Everything();
   }
 
   void Everything() {
@@ -216,6 +221,23 @@ class Look {
   const std::uint64_t deadline_;
 };
 
+// Whether the kernel says of sockets of AF_UNIX what is under way to them
+// (Linux 5.5).
+bool SaysUnderWay() {
+  static constinit std::atomic<bool> says{false};
+  if (says.load(std::memory_order_relaxed)) return true;
+  const base::UniqueFd one(base::OpenHigh([] {
+    return ::syscall(SYS_socket, AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+  }));
+  if (!one.ok()) return false;
+  char path[64];
+  std::snprintf(path, sizeof path, "/proc/thread-self/fdinfo/%d", one.get());
+  const Text<2048> info(AT_FDCWD, path);
+  if (std::strstr(info.text, kUnderWay) == nullptr) return false;
+  says.store(true, std::memory_order_relaxed);
+  return true;
+}
+
 // A message that nobody has taken yet may name a connection that this process
 // has already.  (What its rings hold is known.)
 bool UnderWayHere() {
@@ -231,7 +253,8 @@ bool UnderWayHere() {
     }
     char path[64];
     std::snprintf(path, sizeof path, "/proc/thread-self/fdinfo/%d", number);
-    any = Text<2048>(AT_FDCWD, path).UnderWay() != 0;
+    const Text<2048> info(AT_FDCWD, path);
+    any = info.UnderWay() != 0 || (info.error != 0 && info.error != ENOENT);
   });
   if (any) RCSOCK_LOG(2, "descriptors are under way to this process");
   return any || !all;
@@ -265,7 +288,8 @@ bool LookForHolders(Sought* all, int count) {
   // (proc's may be those of another namespace, or hide other users'.)
   const Link own(AT_FDCWD, "/proc/self");
   if (std::atol(own.text) != OwnPid() ||
-      ::syscall(SYS_faccessat, AT_FDCWD, "/proc/1/stat", R_OK) != 0) {
+      ::syscall(SYS_faccessat, AT_FDCWD, "/proc/1/stat", R_OK) != 0 ||
+      !SaysUnderWay()) {
     return false;
   }
   const base::UniqueFd proc(Open(AT_FDCWD, "/proc", O_DIRECTORY));
