@@ -488,7 +488,9 @@ class Sock final : public SockLayout {
   // A closed stream may still have this local port (network order), though its
   // peer has ended: it goes with the peer's answer, or is going.
   static bool EndsOnPort(std::uint16_t port);
-  // The same for the streams that are closed and not yet finished.
+  // An exit or exec begins to flush: 0.2 s from now its peers may end first.
+  static void BeginToEnd();
+  // As FlushAtExit, for the streams that are closed and not yet finished.
   static void FlushClosed(std::uint64_t deadline_ns, bool last);
   // There was no exec.
   void TakeResetBack();

@@ -78,17 +78,13 @@ constinit std::atomic<std::uint32_t> walks{0};
 // A parent that had closed streams at the fork has ended them by then.
 constinit std::atomic<std::uint64_t> parents_until_ns{0};
 
-// The exit or exec that has this deadline waits until then for the ends of its
-// peers: once for all of them.
-constinit std::atomic<std::uint64_t> exits_deadline_ns{0};
+// Until then an exit or exec waits for the ends of its peers: once for all of
+// them.
 constinit std::atomic<std::uint64_t> exits_until_ns{0};
 
 bool MayAwaitEnds(std::uint64_t deadline_ns) {
   const std::uint64_t now = base::NowNs();
-  if (exits_deadline_ns.exchange(deadline_ns) != deadline_ns) {
-    exits_until_ns.store(std::min(deadline_ns, now + kMostToEndNs));
-  }
-  return now < exits_until_ns.load();
+  return now < deadline_ns && now < exits_until_ns.load();
 }
 
 }  // namespace
@@ -146,6 +142,8 @@ void Sock::EachClosed(Each&& each) {
     sock->Unref();
   }
 }
+
+void Sock::BeginToEnd() { exits_until_ns.store(base::NowNs() + kMostToEndNs); }
 
 void Sock::FlushClosed(std::uint64_t deadline_ns, bool last) {
   for (;;) {
