@@ -100,17 +100,22 @@ void Passing::Failed(const mmsghdr* messages, unsigned sent, unsigned count) {
 }
 
 void AfterReceiving(int fd, const msghdr* message, int flags) {
-  if (OwnFace() != Face::kPreload || ProcessPinned() != base::Reason::kNone ||
-      InBorrowedMemory()) {
+  if (OwnFace() != Face::kPreload || ProcessPinned() != base::Reason::kNone) {
     return;
   }
   const int saved = errno;
   // Whoever holds turns back, or lets others hold them, delays a call once, not
   // for each descriptor.
   std::uint64_t until = 0;
+  bool borrowed = false;
   EachPassed(message, [&](int number) {
-    if (LookupSock(number) != nullptr || !Sock::IsTcp(number)) return;
-    if (until == 0) until = base::NowNs() + Notes::kPatienceNs;
+    if (until == 0) {
+      borrowed = InBorrowedMemory();
+      until = base::NowNs() + Notes::kPatienceNs;
+    }
+    // (The kernel has just given the number: what had it before is closed.)
+    if (!borrowed) Evict(number);
+    if (borrowed || !Sock::IsTcp(number)) return;
     const bool peek = (flags & MSG_PEEK) != 0;
     if (Sock::Arrived(number, SocketInode(fd), peek, until) != nullptr) return;
     if (Sock* sock = Sock::Unknown(number, false, until)) Bind(number, sock);
