@@ -528,6 +528,8 @@ Sock* Sock::Inherited(int number, int fd) {
   sock->inherited_ = true;
   sock->set_fd(fd);
   sock->set_inode(all->inode.load());
+  // (It may have been on a lane before.)
+  sock->drift_ = Notes(fd).GetDrift();
   sock->LearnOptions(fd);
   sock->SetPeer(fd, address, length);
   return sock;
