@@ -69,9 +69,8 @@ Case by_a_child(
 // It is two connections to the parent.
 Case back_to_parent(
     "passed_by_a_child_to_its_parent",
-    [](int) {
+    [](int fd) {
       const Channel channel;
-      const int fd = ::accept(ListenAndTell(), nullptr, nullptr);
       LogChild(Worker([&] { Pass(channel.ends[0], fd); }));
       const int other = Take(channel.ends[1]);
       AnswerByTcp(fd);
@@ -79,7 +78,11 @@ Case back_to_parent(
       AnswerByTcp(other);
       LogDrain(other);
     },
-    AskTwiceByTcp, kByItself);
+    [](int fd) {
+      AskByTcp(fd);
+      AskByTcp(fd);
+      ::close(fd);
+    });
 
 // A program without rcsock: it echoes so many messages once it is told to.
 constexpr char kEcho[] =
