@@ -13,16 +13,15 @@ namespace rcsock::posix {
 // How long bind and connect wait for a stream that ends.
 constexpr std::uint64_t kMostToEndNs = 200'000'000;
 
-// Makes `call`, which binds or connects.  Makes it again while `port` is
-// refused and a closed stream has it that TCP would have ended by now.  The
-// kernel ends the last of two ends within its close(); a stream's peer has to
-// answer first.  The last call is made when no such stream is left: the one
-// before it may have failed for a stream that has ended since.  `port`: in
-// network order; 0: none is asked for.  Returns what the last call has
+// `call`, which binds or connects, has returned `result`.  Makes it again while
+// `port` is refused and a closed stream has it that TCP would have ended by
+// now.  The kernel ends the last of two ends within its close(); a stream's
+// peer has to answer first.  The last call is made when no such stream is left:
+// the one before it may have failed for a stream that has ended since.  `port`:
+// in network order; 0: none is asked for.  Returns what the last call has
 // returned, with its errno.
 template <class Call>
-int WithPortOfEnded(std::uint16_t port, Call&& call) {
-  int result = call();
+int WithPortOfEnded(std::uint16_t port, int result, Call&& call) {
   if (result == 0 || port == 0) return result;
   std::uint64_t deadline = 0;
   bool awaited = true;

@@ -207,6 +207,7 @@ void Handover::FromOurs() {
     bool follows = false;
     if (kept) {
       follows = Follows(sock);
+      if (!follows) sock->SpoilForNext(fd);
       if (spawn_) {
         // First, so that LaneOpen and TryAdopt see it if this does not see what
         // they did.
@@ -246,6 +247,7 @@ void Handover::FromBorrowed() {
     if (Passed(sock->holding())) continue;
     // First, so that TryAdopt sees it if this does not see what TryAdopt did.
     bool follows = Follows(sock);
+    if (!follows) sock->SpoilForNext(fd);
     follows ? sock->Lend() : GiveAway(sock);
     for (int i = 0; sock->mode() == Mode::kEngine && i < 200; ++i) {
       if (i % 10 == 0) sock->AskFromBorrowed();

@@ -67,8 +67,9 @@ Holding* MakeTable() {
 
 void Holding::Leave() {
   // release: what was told before is seen by who is alone after.
-  // Without the mark it is free by that; with it nobody else can take it yet.
-  if (count.fetch_sub(1, std::memory_order_acq_rel) == (kSpoilt | 1)) {
+  // Without a mark it is free by that; with one nobody else can take it yet.
+  const std::uint32_t before = count.fetch_sub(1, std::memory_order_acq_rel);
+  if (before != 1 && (before & ~kMarks) == 1) {
     count.store(0, std::memory_order_release);
   }
 }

@@ -19,6 +19,9 @@ namespace rcsock::posix {
 struct Holding {
   // Bit 31: somebody has done to the connection what no lane can follow.
   static constexpr std::uint32_t kSpoilt = 1u << 31;
+  // Bit 30: a process that is not counted may hold it, for good.
+  static constexpr std::uint32_t kUncounted = 1u << 30;
+  static constexpr std::uint32_t kMarks = kSpoilt | kUncounted;
   std::atomic<std::uint32_t> count;  // 0: free
   std::atomic<std::uint32_t> role;
   std::atomic<std::uint64_t> inode;
@@ -26,7 +29,7 @@ struct Holding {
   std::atomic<std::uint64_t> rx;
   std::uint64_t unused[4];
 
-  // One holder, and unspoilt.
+  // One holder, and no mark.
   bool Alone() const { return count.load(std::memory_order_seq_cst) == 1; }
   // One holder, whatever has been done to the connection.
   bool OfOne() const {

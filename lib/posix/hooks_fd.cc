@@ -50,12 +50,16 @@ bool PastLimit(int to) {
   return Lookup(to) != nullptr && BeyondLimit(static_cast<rlim_t>(to) + 1);
 }
 
-// Of an address that the kernel has read, in network order; 0: of none.
+// Of an address that the kernel has read, in network order; 0: of none, or of
+// another family.
 std::uint16_t PortIn(const sockaddr* address, socklen_t length) {
   const auto* inet = reinterpret_cast<const sockaddr_in*>(address);
+  sa_family_t family = AF_UNSPEC;
   std::uint16_t port = 0;
-  return length >= sizeof *inet && base::TryLoad(&inet->sin_port, &port) ? port
-                                                                         : 0;
+  return length >= sizeof *inet && base::TryLoad(&inet->sin_family, &family) &&
+                 Inet(family) && base::TryLoad(&inet->sin_port, &port)
+             ? port
+             : 0;
 }
 
 // The port that a socket is bound to, or 0.
@@ -148,7 +152,11 @@ int timerfd_create(int clock, int flags) {
 int bind(int fd, const sockaddr* address, socklen_t length) {
   const int result = real::bind(fd, address, length);
   if (result == 0 || errno != EADDRINUSE) return result;
-  return WithPortOfEnded(PortIn(address, length),
+  // (UDP's ports are others.)
+  const std::uint16_t port =
+      LookupSock(fd) != nullptr ? PortIn(address, length) : 0;
+  errno = EADDRINUSE;
+  return WithPortOfEnded(port, result,
                          [&] { return real::bind(fd, address, length); });
 }
 
@@ -209,8 +217,9 @@ int connect(int fd, const sockaddr* address, socklen_t length) {
   }
   int result = real::connect(fd, address, length);
   if (result != 0 && errno == EADDRNOTAVAIL) {
-    result = WithPortOfEnded(
-        OwnPort(fd), [&] { return real::connect(fd, address, length); });
+    result = WithPortOfEnded(OwnPort(fd), result, [&] {
+      return real::connect(fd, address, length);
+    });
   }
   // (Who is interrupted may look for its end by poll, and never call again.)
   if (sock != nullptr &&

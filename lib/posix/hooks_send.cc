@@ -392,10 +392,8 @@ int sendmmsg(int fd, mmsghdr* messages, unsigned count, int flags) {
       }
     }
     const int sent = real::sendmmsg(fd, messages, count, flags);
-    for (unsigned i = sent < 0 ? 0 : static_cast<unsigned>(sent); i < looked;
-         ++i) {
-      passing.Failed(&messages[i].msg_hdr);
-    }
+    passing.Failed(messages, sent < 0 ? 0 : static_cast<unsigned>(sent),
+                   looked);
     return sent;
   }
   if (Null(messages)) return real::sendmmsg(fd, messages, count, flags);

@@ -5,11 +5,14 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 
 #include "lib/base/clock.h"
 #include "lib/base/sleep.h"
 #include "lib/posix/process.h"
+#include "lib/posix/signals.h"
+#include "lib/posix/unread.h"
 
 namespace rcsock::posix {
 namespace {
@@ -50,41 +53,48 @@ bool Fcntl(int fd, int command, struct flock64* lock) {
 // processes by a lock of the kernel's, which ends with its process.
 class Turn {
  public:
-  explicit Turn(int fd) : fd_(fd) {
-    constexpr int kLooks = 200;  // some 20 ms
+  // One try is made in any case.
+  Turn(int fd, std::uint64_t until_ns)
+      : fd_(fd), owner_(owners[SocketInode(fd) % kOwners]) {
     const long self = OwnPid();
-    for (int i = 0; i < kLooks; ++i) {
+    for (;;) {
       // (A parent's thread may have had it at a fork.)
-      long before = owner.load(std::memory_order_relaxed);
-      if (before != self && owner.compare_exchange_strong(before, self)) {
-        mine_ = true;
-        break;
-      }
+      long before = owner_.load(std::memory_order_relaxed);
+      mine_ = before != self && owner_.compare_exchange_strong(before, self);
+      if (mine_ || base::NowNs() >= until_ns) break;
       base::SleepThrough(100'000);
     }
     struct flock64 lock = LockOf(F_WRLCK, kTurn, 1);
-    for (int i = 0; mine_ && !taken_ && i < kLooks; ++i) {
+    while (mine_) {
       taken_ = Fcntl(fd_, F_SETLK, &lock);
-      if (!taken_) base::SleepThrough(100'000);
+      if (taken_ || base::NowNs() >= until_ns) break;
+      base::SleepThrough(100'000);
     }
   }
   ~Turn() {
     struct flock64 lock = LockOf(F_UNLCK, kTurn, 1);
     if (taken_) Fcntl(fd_, F_SETLK, &lock);
-    if (mine_) owner.store(0, std::memory_order_release);
+    if (mine_) owner_.store(0, std::memory_order_release);
   }
   Turn(const Turn&) = delete;
   Turn& operator=(const Turn&) = delete;
   explicit operator bool() const { return taken_; }
 
  private:
-  static constinit std::atomic<long> owner;
+  // One for each connection, nearly: a turn that another process keeps from
+  // this one delays no other connection.
+  static constexpr std::size_t kOwners = 64;
+  static constinit std::atomic<long> owners[kOwners];
+  // No handler runs meanwhile: one that jumped out of the call would keep the
+  // turn for ever.
+  const Critical critical_;
   const int fd_;
+  std::atomic<long>& owner_;
   bool mine_ = false;
   bool taken_ = false;
 };
 
-constinit std::atomic<long> Turn::owner{0};
+constinit std::atomic<long> Turn::owners[kOwners]{};
 
 std::uint64_t OwnShares() {
   return kShares + (static_cast<std::uint64_t>(OwnPid()) << kTagBits);
@@ -104,6 +114,12 @@ std::uint32_t Notes::Tag() {
     tag = static_cast<std::uint32_t>(base::NowNs() / 16) + ++more * 2654435761u;
   }
   return tag % kTags;
+}
+
+// (Locks that touch are one to the kernel: a step apart, each stands alone.)
+std::uint32_t Notes::TagAfter(std::uint32_t tag, std::uint32_t index) {
+  constexpr std::uint32_t kStep = 0x9e3779;  // odd: none comes twice
+  return (tag + index * kStep) % kTags;
 }
 
 // The first lock in this part, whosever it is.
@@ -164,6 +180,10 @@ Notes::Drift Notes::GetDrift() const {
 
 bool Notes::Spoil() const { return Put(kSpoilt); }
 
+std::uint64_t Notes::Until() const {
+  return until_ns_ != 0 ? until_ns_ : base::NowNs() + kPatienceNs;
+}
+
 std::uint64_t Notes::PutShare() const {
   std::uint64_t at, extent;
   for (int i = 0; i < 8; ++i) {
@@ -175,7 +195,7 @@ std::uint64_t Notes::PutShare() const {
 }
 
 std::uint64_t Notes::AddShare() const {
-  const Turn turn(fd_);
+  const Turn turn(fd_, Until());
   return turn ? PutShare() : 0;
 }
 
@@ -208,7 +228,7 @@ void Notes::DropFlight(std::uint64_t to, std::uint32_t tag) const {
 
 std::uint64_t Notes::Arrive(std::uint64_t to, bool peek) const {
   const std::uint64_t all = FlightsOf(to);
-  const Turn turn(fd_);
+  const Turn turn(fd_, Until());
   std::uint64_t at, extent;
   if (all == 0 || !turn || !Find(all, kTags, &at, &extent) || at < all) {
     return 0;

@@ -18,7 +18,10 @@ namespace rcsock::posix {
 // the connection stays on TCP.
 class Notes {
  public:
-  explicit Notes(int fd) : fd_(fd) {}
+  // A call that needs a turn waits for it until `until_ns`; 0: for kPatienceNs.
+  explicit Notes(int fd, std::uint64_t until_ns = 0)
+      : fd_(fd), until_ns_(until_ns) {}
+  static constexpr std::uint64_t kPatienceNs = 20'000'000;
 
   // The end of the connection that this is: 0 connected, 1 accepted it.
   bool SetRole(int role) const;
@@ -46,7 +49,8 @@ class Notes {
   std::uint64_t OwnShare() const;
 
   // A message with the connection is under way to the AF_UNIX socket that has
-  // this inode number.  `tag`: of the message.
+  // this inode number.  `tag`: of this one of the
+  // descriptors in messages to that socket.
   bool AddFlight(std::uint64_t to, std::uint32_t tag) const;
   void DropFlight(std::uint64_t to, std::uint32_t tag) const;
   // A message has been taken there, and becomes a share.  With `peek` it stays
@@ -56,6 +60,8 @@ class Notes {
 
   // A number that tells messages from each other.
   static std::uint32_t Tag();
+  // Another, so many behind it.
+  static std::uint32_t TagAfter(std::uint32_t tag, std::uint32_t index);
 
  private:
   bool Find(std::uint64_t from, std::uint64_t length, std::uint64_t* at,
@@ -65,8 +71,10 @@ class Notes {
   bool Move(std::uint64_t region, std::int64_t value) const;
   std::int64_t Value(std::uint64_t region) const;
   std::uint64_t PutShare() const;
+  std::uint64_t Until() const;
 
   const int fd_;
+  const std::uint64_t until_ns_;
 };
 
 }  // namespace rcsock::posix

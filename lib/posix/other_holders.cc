@@ -1,9 +1,11 @@
 #include "lib/posix/other_holders.h"
 
 #include <fcntl.h>
+#include <sys/socket.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cerrno>
 #include <cstdio>
 #include <cstdlib>
@@ -39,21 +41,31 @@ struct Link {
   int error;
 };
 
+constexpr char kUnderWay[] = "\nscm_fds:";
+
 // The beginning of a file of /proc, as text; empty: nothing.
 template <std::size_t kRoom>
 struct Text {
   Text(int folder, const char* path) {
     const base::UniqueFd file(Open(folder, path, 0));
+    if (!file.ok()) error = errno;
     while (file.ok() && length < kRoom - 1) {
       const long n =
           ::syscall(SYS_read, file.get(), text + length, kRoom - 1 - length);
+      if (n < 0) error = errno;
       if (n <= 0) break;
       length += static_cast<std::size_t>(n);
     }
     text[length] = '\0';
   }
   bool whole() const { return length < kRoom - 1; }
+  // Of a socket: how many descriptors are under way to it.
+  long UnderWay() const {
+    const char* const at = std::strstr(text, kUnderWay);
+    return at == nullptr ? 0 : std::atol(at + sizeof kUnderWay - 1);
+  }
   std::size_t length = 0;
+  int error = 0;
   char text[kRoom];
 };
 
@@ -173,20 +185,17 @@ class Look {
   }
 
   // What is under way in a socket of AF_UNIX, or registered with an io_uring.
+  // (The kernel lists the files of a ring that nobody uses at this moment, by
+  // names that differ between versions.)
   void Holds(int tasks, const char* path, bool ring) {
     const Text<8192> info(tasks, path);
-    const char* const under_way = std::strstr(info.text, "\nscm_fds:");
-    if (!info.whole() || (ring && info.length == 0) ||
-        (under_way != nullptr && std::atol(under_way + 9) != 0)) {
-      RCSOCK_LOG(2, "descriptors under way: %s", path);
-      return Everything();
-    }
-    for (int i = 0; ring && i < count_; ++i) {
-      char name[40];
-      std::snprintf(name, sizeof name, "socket:[%llu]",
-                    static_cast<unsigned long long>(all_[i].inode));
-      if (std::strstr(info.text, name) != nullptr) all_[i].held = true;
-    }
+    if (info.error == ENOENT || info.error == ESRCH) return;
+    const bool none =
+        ring ? std::strstr(info.text, "\nUserFiles:\t0\n") != nullptr
+             : info.UnderWay() == 0;
+    if (info.error == 0 && info.whole() && none) return;
+    RCSOCK_LOG(2, "descriptors under way: %s", path);
+    Everything();
   }
 
   void Everything() {
@@ -211,6 +220,45 @@ class Look {
   const int count_;
   const std::uint64_t deadline_;
 };
+
+// Whether the kernel says of sockets of AF_UNIX what is under way to them
+// (Linux 5.5).
+bool SaysUnderWay() {
+  static constinit std::atomic<bool> says{false};
+  if (says.load(std::memory_order_relaxed)) return true;
+  const base::UniqueFd one(base::OpenHigh([] {
+    return ::syscall(SYS_socket, AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+  }));
+  if (!one.ok()) return false;
+  char path[64];
+  std::snprintf(path, sizeof path, "/proc/thread-self/fdinfo/%d", one.get());
+  const Text<2048> info(AT_FDCWD, path);
+  if (std::strstr(info.text, kUnderWay) == nullptr) return false;
+  says.store(true, std::memory_order_relaxed);
+  return true;
+}
+
+// A message that nobody has taken yet may name a connection that this process
+// has already.  (What its rings hold is known.)
+bool UnderWayHere() {
+  bool any = false;
+  const bool all = base::EachDescriptor(0, [&any](int number) {
+    int domain = 0;
+    socklen_t size = sizeof domain;
+    if (any ||
+        ::syscall(SYS_getsockopt, number, SOL_SOCKET, SO_DOMAIN, &domain,
+                  &size) != 0 ||
+        domain != AF_UNIX) {
+      return;
+    }
+    char path[64];
+    std::snprintf(path, sizeof path, "/proc/thread-self/fdinfo/%d", number);
+    const Text<2048> info(AT_FDCWD, path);
+    any = info.UnderWay() != 0 || (info.error != 0 && info.error != ENOENT);
+  });
+  if (any) RCSOCK_LOG(2, "descriptors are under way to this process");
+  return any || !all;
+}
 
 }  // namespace
 
@@ -240,7 +288,8 @@ bool LookForHolders(Sought* all, int count) {
   // (proc's may be those of another namespace, or hide other users'.)
   const Link own(AT_FDCWD, "/proc/self");
   if (std::atol(own.text) != OwnPid() ||
-      ::syscall(SYS_faccessat, AT_FDCWD, "/proc/1/stat", R_OK) != 0) {
+      ::syscall(SYS_faccessat, AT_FDCWD, "/proc/1/stat", R_OK) != 0 ||
+      !SaysUnderWay()) {
     return false;
   }
   const base::UniqueFd proc(Open(AT_FDCWD, "/proc", O_DIRECTORY));
@@ -254,7 +303,7 @@ bool LookForHolders(Sought* all, int count) {
     }
     return in_time;
   });
-  return listed && in_time;
+  return listed && in_time && !UnderWayHere();
 }
 
 }  // namespace rcsock::posix

@@ -10,7 +10,7 @@ namespace rcsock::posix {
 // A connection whose other holders are looked for.
 struct Sought {
   std::uint64_t inode;
-  // When it was made, by CLOCK_BOOTTIME; 0: not known.
+  // When its file was made, by CLOCK_BOOTTIME, or earlier; 0: not known.
   std::uint64_t born_ns;
   uid_t owner;  // of the socket: whose process has made or accepted it
   // Another process has it, or may have it.

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstring>
 
+#include "lib/base/clock.h"
 #include "lib/base/guard.h"
 #include "lib/base/internal.h"
 #include "lib/posix/notes.h"
@@ -50,16 +51,21 @@ void EachPassed(const msghdr* message, Each&& each) {
 void Passing::Before(const msghdr* message) {
   const int saved = errno;
   EachPassed(message, [this](int fd) {
+    const std::uint32_t index = count_++;
     if (const SockAt sock(fd); sock) {
       if (!asked_ && fd_ >= 0) {
         to_ = UnixPeer(fd_);
         tag_ = Notes::Tag();
       }
       asked_ = true;
-      if (to_ != 0 && sock->Travel(fd, to_, tag_)) return;
+      if (to_ != 0 && sock->Travel(fd, to_, Notes::TagAfter(tag_, index)))
+        return;
       // (Nor is a close here the end of it from now on.)
       sock->GivenAway();
       sock->Pin(base::Reason::kPinnedScmRights);
+      // What this process has done to it, or does not know of it, holds for
+      // whoever gets it, too.
+      if (ProcessPinned() != base::Reason::kSandboxed) Notes(fd).Spoil();
     } else if (EpollSet* set = LookupSet(fd)) {
       set->SetNested();  // its streams stay where the other process sees them
     }
@@ -67,26 +73,52 @@ void Passing::Before(const msghdr* message) {
   errno = saved;
 }
 
+std::uint32_t Passing::Drop(const msghdr* message, bool failed,
+                            std::uint32_t index) const {
+  EachPassed(message, [&](int fd) {
+    const std::uint32_t tag = Notes::TagAfter(tag_, index++);
+    if (failed && LookupSock(fd) != nullptr) Notes(fd).DropFlight(to_, tag);
+  });
+  return index;
+}
+
 void Passing::Failed(const msghdr* message) {
   if (to_ == 0) return;
   const int saved = errno;
-  EachPassed(message, [this](int fd) {
-    if (LookupSock(fd) != nullptr) Notes(fd).DropFlight(to_, tag_);
-  });
+  Drop(message, true, 0);
+  errno = saved;
+}
+
+void Passing::Failed(const mmsghdr* messages, unsigned sent, unsigned count) {
+  if (to_ == 0) return;
+  const int saved = errno;
+  std::uint32_t index = 0;
+  for (unsigned i = 0; i < count; ++i) {
+    index = Drop(&messages[i].msg_hdr, i >= sent, index);
+  }
   errno = saved;
 }
 
 void AfterReceiving(int fd, const msghdr* message, int flags) {
-  if (OwnFace() != Face::kPreload || ProcessPinned() != base::Reason::kNone ||
-      InBorrowedMemory()) {
+  if (OwnFace() != Face::kPreload || ProcessPinned() != base::Reason::kNone) {
     return;
   }
   const int saved = errno;
-  EachPassed(message, [fd, flags](int number) {
-    if (LookupSock(number) != nullptr || !Sock::IsTcp(number)) return;
+  // Whoever holds turns back, or lets others hold them, delays a call once, not
+  // for each descriptor.
+  std::uint64_t until = 0;
+  bool borrowed = false;
+  EachPassed(message, [&](int number) {
+    if (until == 0) {
+      borrowed = InBorrowedMemory();
+      until = base::NowNs() + Notes::kPatienceNs;
+    }
+    // (The kernel has just given the number: what had it before is closed.)
+    if (!borrowed) Evict(number);
+    if (borrowed || !Sock::IsTcp(number)) return;
     const bool peek = (flags & MSG_PEEK) != 0;
-    if (Sock::Arrived(number, SocketInode(fd), peek) != nullptr) return;
-    if (Sock* sock = Sock::Unknown(number, false)) Bind(number, sock);
+    if (Sock::Arrived(number, SocketInode(fd), peek, until) != nullptr) return;
+    if (Sock* sock = Sock::Unknown(number, false, until)) Bind(number, sock);
   });
   errno = saved;
 }

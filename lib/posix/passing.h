@@ -15,15 +15,24 @@ class Passing {
   explicit Passing(int fd) : fd_(fd) {}
   // The message is about to be sent.
   void Before(const msghdr* message);
-  // It has not been.
+  // It has not been, nor was there another.
   void Failed(const msghdr* message);
+  // Of all `count` messages those from `sent` on have not been.
+  void Failed(const mmsghdr* messages, unsigned sent, unsigned count);
 
  private:
+  // The flights of one message are over; `index`: of its first descriptor.
+  // Returns that of the next message.
+  std::uint32_t Drop(const msghdr* message, bool failed,
+                     std::uint32_t index) const;
   const int fd_;
   bool asked_ = false;
   std::uint64_t to_ =
       0;  // the inode number of the receiving socket; 0: unknown
+  // Of the first descriptor; each has one of its own, since each is a flight
+  // that lands by itself.
   std::uint32_t tag_ = 0;
+  std::uint32_t count_ = 0;
 };
 
 // A message has come by the AF_UNIX socket `fd`.  `flags`: of the call.

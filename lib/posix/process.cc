@@ -170,6 +170,7 @@ void BeforeExec(bool followed) {
   Stats total;
   total.CopyFrom(stats);
   Sock::LeaveRemoteLanes(base::NowNs() + 5'000'000'000);
+  Sock::BeginToEnd();
   // (The kernel resets as its close would, once the stream is the kernel's.)
   const auto leaves = [](Sock* sock) {
     return KeptByExec(sock) || sock->ResetsAtClose();
@@ -265,6 +266,7 @@ void BeforePrctl(int option, unsigned long mode, unsigned long filter) {
   AwaitForks();
   const std::uint64_t deadline = base::NowNs() + 5'000'000'000;
   Sock::LeaveRemoteLanes(deadline);
+  Sock::BeginToEnd();
   ForEachSock([&](Sock* sock) {
     if (sock->mode() == Mode::kEngine) sock->FlushAtExit(deadline, true);
     sock->ResetAtExit();

@@ -23,6 +23,7 @@ class QpLane;
 
 namespace rcsock::posix {
 
+struct Holding;
 struct Interest;
 struct SnapshotStream;
 struct Stats;
@@ -428,13 +429,18 @@ class Sock final : public SockLayout {
   // socket with the inode number `to`.  True: it is the kernel's, and noted.
   bool Travel(int number, std::uint64_t to, std::uint32_t tag);
   // One that has come to that socket, as `number`.  Null: nobody has noted it.
-  static Sock* Arrived(int number, std::uint64_t to, bool peek);
+  // `until_ns`: as of Notes.
+  static Sock* Arrived(int number, std::uint64_t to, bool peek,
+                       std::uint64_t until_ns);
   bool Travels() const { return travels_.load(std::memory_order_seq_cst); }
   // This process holds it no more, by any number; `number` is open still.
   void LeaveShare(int number);
   // --- For a program about to be executed that will follow it (handover.cc)
   // Whether it could.
   bool MayBequeath();
+  // It cannot.  Such a program still takes what it finds as `number`: what no
+  // lane can follow here holds there, too.
+  void SpoilForNext(int number) const;
   // ... in another process: one more holder.
   void Lend();
   // The number of the Holding; -1: it is not the kernel's yet.
@@ -443,7 +449,7 @@ class Sock final : public SockLayout {
   static Sock* Inherited(int number, int fd);
   // A connection that came with the program (`exec`) or by SCM_RIGHTS, from a
   // process that told nothing; Bind is the caller's.  Null: no memory.
-  static Sock* Unknown(int number, bool exec);
+  static Sock* Unknown(int number, bool exec, std::uint64_t until_ns = 0);
   void ForkChild();
   // In the child, behind all that: the calls that it was left to are the
   // parent's.
@@ -482,7 +488,9 @@ class Sock final : public SockLayout {
   // A closed stream may still have this local port (network order), though its
   // peer has ended: it goes with the peer's answer, or is going.
   static bool EndsOnPort(std::uint16_t port);
-  // The same for the streams that are closed and not yet finished.
+  // An exit or exec begins to flush: 0.2 s from now its peers may end first.
+  static void BeginToEnd();
+  // As FlushAtExit, for the streams that are closed and not yet finished.
   static void FlushClosed(std::uint64_t deadline_ns, bool last);
   // There was no exec.
   void TakeResetBack();
@@ -800,6 +808,7 @@ class Sock final : public SockLayout {
   void Linger(int number, int seconds);
   // Closes a number of the connection's, in a thread that others wait for.
   void CloseWithoutWaiting(int number) const;
+  void TellGivenAway(Holding* all) const;
   void LeaveHolders() RC_REQUIRES(tx_latch, rx_latch);
   void Spoil();
   // No other process of its fork's family has it.
@@ -811,7 +820,7 @@ class Sock final : public SockLayout {
   // Of one that came from a program without rcsock (sock_foreign.cc): the role,
   // by what TCP has counted; -1: nobody can tell.
   static int RoleByTcp(int number);
-  static std::uint64_t BornNs(int number);  // by CLOCK_BOOTTIME; 0: not known
+  static std::uint64_t BornNs(int number);  // 0: not known
   // Later, and in another thread.
   void AskForHolders();
   static void LookForStrangers();

@@ -22,6 +22,7 @@
 #include "lib/base/latch.h"
 #include "lib/base/no_cancel.h"
 #include "lib/base/real.h"
+#include "lib/base/sleep.h"
 #include "lib/base/unique_fd.h"
 #include "lib/posix/address_reuse.h"
 #include "lib/posix/epoll.h"
@@ -72,20 +73,18 @@ constinit Sock* closed_head RC_GUARDED_BY(closed_latch) = nullptr;
 // How many threads may have closed streams out of the list: one that walks the
 // list, and one that takes a stream from it and then closes its number.
 constinit std::atomic<int> unlisting{0};
+// How many threads have begun to walk the list.
+constinit std::atomic<std::uint32_t> walks{0};
 // A parent that had closed streams at the fork has ended them by then.
 constinit std::atomic<std::uint64_t> parents_until_ns{0};
 
-// The exit or exec that has this deadline waits until then for the ends of its
-// peers: once for all of them.
-constinit std::atomic<std::uint64_t> exits_deadline_ns{0};
+// Until then an exit or exec waits for the ends of its peers: once for all of
+// them.
 constinit std::atomic<std::uint64_t> exits_until_ns{0};
 
 bool MayAwaitEnds(std::uint64_t deadline_ns) {
   const std::uint64_t now = base::NowNs();
-  if (exits_deadline_ns.exchange(deadline_ns) != deadline_ns) {
-    exits_until_ns.store(std::min(deadline_ns, now + kMostToEndNs));
-  }
-  return now < exits_until_ns.load();
+  return now < deadline_ns && now < exits_until_ns.load();
 }
 
 }  // namespace
@@ -123,6 +122,7 @@ void Sock::EachClosed(Each&& each) {
   Critical critical;
   Sock* done = nullptr;
   unlisting.fetch_add(1);
+  walks.fetch_add(1);
   for (;;) {
     closed_latch.lock();
     Sock* sock = closed_head;
@@ -143,8 +143,20 @@ void Sock::EachClosed(Each&& each) {
   }
 }
 
+void Sock::BeginToEnd() { exits_until_ns.store(base::NowNs() + kMostToEndNs); }
+
 void Sock::FlushClosed(std::uint64_t deadline_ns, bool last) {
-  EachClosed([&](Sock* sock) { sock->FlushAtExit(deadline_ns, last); });
+  for (;;) {
+    // A thread that walks the list (bind, or another exec) has streams that
+    // this one does not find.  Either it is counted in `unlisting` here, or it
+    // had put all back before, or it begins later, which `walks` tells.
+    const std::uint32_t before = walks.load();
+    const bool alone = unlisting.load() == 0;
+    EachClosed([&](Sock* sock) { sock->FlushAtExit(deadline_ns, last); });
+    if (alone && walks.load() == before + 1) return;
+    if (base::NowNs() >= deadline_ns) return;
+    base::SleepThrough(100'000);
+  }
 }
 
 // The reset of a closed stream is due, and waits for nothing: the caller makes

@@ -156,6 +156,24 @@ int OptionOf(int fd, int level, int name, int otherwise = 0) {
              : otherwise;
 }
 
+// A filter that only its maker can read is there, too.
+bool HasFilter(int fd) {
+  socklen_t instructions = 0;
+  return ::syscall(SYS_getsockopt, fd, SOL_SOCKET, SO_GET_FILTER, nullptr,
+                   &instructions) == 0
+             ? instructions > 0
+             : errno == EACCES;
+}
+
+// (kTLS, say.)
+bool HasUpperProtocol(int fd) {
+  char name[16];
+  socklen_t size = sizeof name;
+  return ::syscall(SYS_getsockopt, fd, IPPROTO_TCP, TCP_ULP, name, &size) ==
+             0 &&
+         size > 0;
+}
+
 }  // namespace
 
 void Sock::LearnOptions(int number) {
@@ -181,10 +199,13 @@ void Sock::LearnOptions(int number) {
                                is_on(SOL_SOCKET, SO_TIMESTAMPNS));
 }
 
+// What the hooks pin a stream for, as far as the kernel tells.
 bool Sock::OptionsPin(int number) {
   return OptionOf(number, SOL_SOCKET, SO_RCVLOWAT) > 1 ||
          OptionOf(number, SOL_SOCKET, SO_TIMESTAMPING) != 0 ||
-         OptionOf(number, SOL_SOCKET, SO_PEEK_OFF, -1) >= 0;
+         OptionOf(number, SOL_SOCKET, SO_PEEK_OFF, -1) >= 0 ||
+         OptionOf(number, SOL_SOCKET, SO_MAX_PACING_RATE, -1) != -1 ||
+         HasFilter(number) || HasUpperProtocol(number);
 }
 
 bool Sock::IsTcp(int number) {

@@ -10,6 +10,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -78,23 +79,27 @@ std::uint64_t Sock::BornNs(int number) {
     return 0;
   }
   timespec now{};
-  ::clock_gettime(CLOCK_BOOTTIME, &now);
+  // The age stands still while the host is suspended, as this clock does.  A
+  // connection that is older than a suspension seems older than it is, which
+  // is the safe way: fewer processes began before it.
+  ::clock_gettime(CLOCK_MONOTONIC, &now);
   return static_cast<std::uint64_t>(now.tv_sec) * 1'000'000'000 +
          static_cast<std::uint64_t>(now.tv_nsec) -
          std::uint64_t{info.tcpi_last_data_sent} * 1'000'000;
 }
 
-Sock* Sock::Unknown(int number, bool exec) {
+Sock* Sock::Unknown(int number, bool exec, std::uint64_t until_ns) {
   // A listener, or a socket that may become one, is the kernel's: whatever it
   // accepts asks the kernel for the options that it has set.
   const int state = AskTcpState(number);
   if (state == kTcpListen || state == kTcpClose) return nullptr;
   const Reason reason = exec ? Reason::kPinnedExec : Reason::kPinnedScmRights;
-  const Notes notes(number);
+  const Notes notes(number, until_ns);
   int role = notes.Role();
   if (role < 0) role = RoleByTcp(number);
-  // (What comes by SCM_RIGHTS may be older than this process.)
-  const std::uint64_t born = exec ? BornNs(number) : 0;
+  // What comes by SCM_RIGHTS may be older than this process.  And a socket that
+  // connects is older than its connection: who inherited it meanwhile has both.
+  const std::uint64_t born = exec && role == 1 ? BornNs(number) : 0;
   std::uint64_t share = 0;
   if (role >= 0 && SeesAllHolders(born)) {
     // (The program before this one in the same process may have noted it.)
@@ -140,6 +145,20 @@ constinit std::atomic<long> look_posted{0};
 // When the next may be: they take a twentieth of the time at most.
 constinit std::atomic<std::uint64_t> next_look_ns{0};
 
+// Looks that have found nobody alone, one behind the other.
+constinit std::atomic<int> fruitless{0};
+
+// Until the next look.  (What makes one fail, a process that may not be looked
+// into or too many descriptors, mostly stays.)
+std::uint64_t PauseNs(std::uint64_t looked_ns, bool fruitful) {
+  constexpr std::uint64_t kMostNs = 60'000'000'000;
+  constexpr int kMostDoublings = 12;
+  const int before = fruitful ? 0 : fruitless.load(std::memory_order_relaxed);
+  fruitless.store(fruitful ? 0 : std::min(before + 1, kMostDoublings),
+                  std::memory_order_relaxed);
+  return std::min(kMostNs, (10'000'000 + 20 * looked_ns) << before);
+}
+
 void PostLook(Conductor* conductor, void (*look)()) {
   const long self = OwnPid();
   if (look_posted.exchange(self) == self) return;
@@ -184,6 +203,7 @@ void Sock::LookForStrangers() {
   const bool looked = LookForHolders(all, count);
   const std::uint64_t now = base::NowNs();
   bool more = false;
+  bool fruitful = false;
   for (int i = 0; i < count; ++i) {
     Sock* const sock = socks[i];
     // (Who holds it now may let go: its next calls ask again.)
@@ -193,6 +213,7 @@ void Sock::LookForStrangers() {
         2, "fd %d: %s", sock->fd(),
         alone ? "nobody else was found to hold it" : "others may hold it");
     if (left <= 0) sock->next_ops_.store(0);
+    fruitful |= alone;
     if (alone && left > 0) {
       more = true;
     } else {
@@ -202,7 +223,8 @@ void Sock::LookForStrangers() {
     sock->Unref();
   }
   // (The second look is made at once.)
-  next_look_ns.store(more ? 0 : now + 10'000'000 + 20 * (now - start));
+  const std::uint64_t pause = PauseNs(now - start, fruitful);
+  next_look_ns.store(more ? 0 : now + pause);
   Conductor* const conductor = Conductor::IfRunning();
   if (more && conductor != nullptr) PostLook(conductor, &LookForStrangers);
 }

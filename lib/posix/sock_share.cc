@@ -17,6 +17,7 @@
 #include "lib/posix/fork.h"
 #include "lib/posix/holders.h"
 #include "lib/posix/iov_rest.h"
+#include "lib/posix/notes.h"
 #include "lib/posix/process.h"
 #include "lib/posix/signals.h"
 #include "lib/posix/sock.h"
@@ -314,11 +315,20 @@ void Sock::Spoil() {
   }
 }
 
+// A program that is not followed has it, and this process, which alone knows,
+// is about to leave the others.
+void Sock::TellGivenAway(Holding* all) const {
+  if (given_away_.load(std::memory_order_seq_cst) != 0) {
+    all->count.fetch_or(Holding::kMarks);
+  }
+}
+
 void Sock::LeaveHolders() {
   Holding* all = FindHolding(holders_);
   if (all == nullptr) return;
   // (Then its counts are for the statistics only.)
   if (never_.load(std::memory_order_relaxed)) Spoil();
+  TellGivenAway(all);
   TellMovedLatched();
   all->Leave();
   RCSOCK_LOG(2, "connection %d: now of %x", holders_.load(), all->count.load());
@@ -333,15 +343,16 @@ void Sock::LetGo() {
 
 void Sock::LeaveForExec() {
   if (const std::uint64_t share = share_.load();
-      Travels() && share != 0 && EndsOfFamily()) {
+      Travels() && share != 0 && EndsOfFamily() && given_away_.load() == 0) {
     Notes(fd()).DropShare(share);
     share_.store(0);
   }
   Holding* all = FindHolding(holders_);
   if (all == nullptr || exec_left_) return;
   // Nobody else is left to see it.
-  if ((all->count.load() & ~Holding::kSpoilt) < 2) return;
+  if ((all->count.load() & ~Holding::kMarks) < 2) return;
   MarkFork();
+  TellGivenAway(all);
   exec_left_ = true;
   all->Leave();
 }
@@ -477,6 +488,13 @@ bool Sock::MayBequeath() {
          HoldingsFd() >= 0 && !InterestsKept(this);
 }
 
+void Sock::SpoilForNext(int number) const {
+  if (pinned_.load() && !exec_pinned_ &&
+      ProcessPinned() != Reason::kSandboxed) {
+    Notes(number).Spoil();
+  }
+}
+
 void Sock::Lend() { FindHolding(holders_)->count.fetch_add(1); }
 
 int Sock::Bequeath(std::uint64_t inode) {
@@ -510,6 +528,8 @@ Sock* Sock::Inherited(int number, int fd) {
   sock->inherited_ = true;
   sock->set_fd(fd);
   sock->set_inode(all->inode.load());
+  // (It may have been on a lane before.)
+  sock->drift_ = Notes(fd).GetDrift();
   sock->LearnOptions(fd);
   sock->SetPeer(fd, address, length);
   return sock;

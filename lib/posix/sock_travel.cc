@@ -16,6 +16,7 @@
 #include <cstdint>
 
 #include "lib/base/log.h"
+#include "lib/posix/fork.h"
 #include "lib/posix/holders.h"
 #include "lib/posix/notes.h"
 #include "lib/posix/process.h"
@@ -148,6 +149,10 @@ bool Sock::Travel(int number, std::uint64_t to, std::uint32_t tag) {
     if (!notes.SetRole(role_ == stream::Role::kAcceptor ? 1 : 0)) return false;
     set_inode(SocketInode(number));
     travels_.store(true, std::memory_order_seq_cst);
+    // A child that was forked before this knows of no share: it would take the
+    // connection for its own.  The caller's Pin tells it by the Holding.  (A
+    // fork that begins later copies the share.)
+    if (Forking() || !EndsOfFamily()) return false;
   }
   // First, so that TryAdopt sees it if this does not see what TryAdopt did.
   if (!notes.AddFlight(to, tag)) return false;
@@ -168,6 +173,12 @@ bool Sock::Travel(int number, std::uint64_t to, std::uint32_t tag) {
 
 void Sock::LeaveShare(int number) {
   if (!Travels()) return;
+  if (given_away_.load(std::memory_order_seq_cst) != 0) {
+    // A program that is not followed has it, maybe for longer: the share stays
+    // in its name, and whoever has the connection by a message stays on TCP.
+    travels_.store(false, std::memory_order_seq_cst);
+    return;
+  }
   if (ProcessPinned() == Reason::kSandboxed || number < 0) {
     GivenAway();
   } else if (EndsOfFamily() && !AloneByNotes(false)) {
@@ -195,16 +206,18 @@ static Sock* Twin(int number, const Notes& notes) {
   return nullptr;
 }
 
-Sock* Sock::Arrived(int number, std::uint64_t to, bool peek) {
-  const Notes notes(number);
-  const int role = notes.Role();
-  if (role < 0) return nullptr;
+Sock* Sock::Arrived(int number, std::uint64_t to, bool peek,
+                    std::uint64_t until_ns) {
+  const Notes notes(number, until_ns);
+  // (Of one whose sender has noted nothing, too.)
   if (Sock* twin = Twin(number, notes)) {
     // One more number of the connection, as by dup.
     if (!peek) notes.DropShare(notes.Arrive(to, false));
     CopyFd(twin->fd(), number);
     return twin;
   }
+  const int role = notes.Role();
+  if (role < 0) return nullptr;
   const std::uint64_t share = notes.Arrive(to, peek);
   if (share == 0) return nullptr;
   // (Without memory nobody takes the share back: all stay on TCP.)

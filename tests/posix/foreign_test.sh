@@ -17,12 +17,12 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 export RCSOCK_PROMOTE_OPS=1 RCSOCK_NO_CONFIG=1 PRELOAD=$library
 cat >"$work/launcher.py" <<'EOF'
-"""usage: launcher.py accept|connect PORT|0 close|young|keep|steal NUMBERS COMMAND...
+"""usage: launcher.py accept|connect PORT|0 close|stay|filter|paced|young|keep|steal NUMBERS COMMAND...
 
 Runs COMMAND under rcsock with a connection as NUMBERS.  With `young` it starts a
 process for that, which is younger than the connection.  With `keep` it holds the
 connection until it is told to let go, and with `steal` it then echoes by itself."""
-import os, signal, socket, sys
+import ctypes, os, signal, socket, struct, sys
 how, port, what, numbers, *command = sys.argv[1:]
 if how == "accept":
     listener = socket.create_server(("127.0.0.1", 0))
@@ -30,6 +30,11 @@ if how == "accept":
     one, _ = listener.accept()
 else:
     one = socket.create_connection(("127.0.0.1", int(port)))
+if what == "filter":
+    everything = ctypes.create_string_buffer(struct.pack("HBBI", 6, 0, 0, 0xffffffff))
+    one.setsockopt(socket.SOL_SOCKET, 26, struct.pack("HP", 1, ctypes.addressof(everything)))
+elif what == "paced":
+    one.setsockopt(socket.SOL_SOCKET, 47, 1 << 30)
 if what == "young" and (child := os.fork()):
     one.close()
     sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
@@ -38,7 +43,7 @@ if child == 0:
     for number in numbers.split(","):
         os.dup2(one.fileno(), int(number))
     os.execvpe(command[0], command, {**os.environ, "LD_PRELOAD": os.environ["PRELOAD"]})
-if what in ("close", "young"):
+if what not in ("keep", "steal"):
     one.close()
 else:
     sys.stdin.readline()
@@ -95,11 +100,12 @@ else:
     before = tcp()
     echo(20)
     if tcp() == before:
-        sys.exit("a lane, while another process holds the connection")
-    print("go", file=started.stdin, flush=True)
+        sys.exit("a lane, while another process may hold the connection")
+    if what in ("keep", "steal"):
+        print("go", file=started.stdin, flush=True)
     if what == "keep":
         await_lane()
-    else:
+    elif what == "steal":
         # (What the program had taken would have gone with it.)
         started.stdout.readline()
         echo(100)
@@ -129,7 +135,11 @@ try() {
   # inetd's numbers, and systemd's.
   try accepted accept close 0,1 cat
   try as_number_3 accept close 3 sh -c 'exec cat <&3 >&3'
-  try connected connect close 0,1 cat
+  # (Who got the socket before it was connected may be outside of the namespace.)
+  try connected connect stay 0,1 cat
+  # What no lane follows, and only the kernel tells.
+  try with_a_filter accept filter 0,1 cat
+  try paced accept paced 0,1 cat
   try by_a_young_process accept young 0,1 cat
   try let_go_later accept keep 0,1 cat
   try used_by_both accept steal 0,1 cat

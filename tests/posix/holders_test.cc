@@ -48,6 +48,16 @@ TEST(HoldersTest, AFullTableRefusesAndWhatIsLetGoIsFoundAgain) {
   EXPECT_FALSE(other->Alone());
   other->Leave();
   EXPECT_EQ(other->count.load(), 0u);
+  // So with all marks.  One whose holders are not all counted is never ended
+  // by the last that is.
+  other->count.store(2 | Holding::kMarks);
+  other->Leave();
+  EXPECT_FALSE(other->OfOne());
+  other->count.fetch_and(~Holding::kUncounted);
+  EXPECT_TRUE(other->OfOne());
+  other->count.fetch_or(Holding::kUncounted);
+  other->Leave();
+  EXPECT_EQ(other->count.load(), 0u);
 
   // No call looks through all of a full table, but all of it is looked at.
   std::set<int> found;

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <cstring>
 #include <vector>
 
@@ -92,6 +93,33 @@ pid_t Worker(Body&& body) {
 inline void Serve(int fd) {
   WarmAs(fd, false);
   LogDrain(fd);
+  ::close(fd);
+}
+
+// Where another process may still use the connection: no lane comes, however
+// long it is used.
+inline constexpr int kManyTurns = 3000;
+
+inline void AskByTcp(int fd) {
+  Call(fd, kManyTurns);
+  const std::uint64_t before = TcpBytes(fd);
+  Call(fd, 20);
+  Log("by TCP: %d", TcpBytes(fd) != before);
+}
+
+inline void AnswerByTcp(int fd) { Echo(fd, kManyTurns + 20); }
+
+inline void AskTwiceByTcp(int) {
+  const int fd = Connect(HearPort());
+  AskByTcp(fd);
+  AskByTcp(fd);
+  ::close(fd);
+}
+
+inline void AskByTcpThenWarm(int) {
+  const int fd = Connect(HearPort());
+  AskByTcp(fd);
+  WarmAs(fd, true);
   ::close(fd);
 }
 
