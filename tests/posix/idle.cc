@@ -31,8 +31,8 @@ using under::Fail;
 
 constexpr int kWindowMs = 2000;
 // Of all threads of both processes in the window.  Reading /proc wakes nobody.
-// (Each conductor may wake once, for a timer of the meeting that has been taken
-// back meanwhile.)
+// (Each conductor may wake once, two seconds after the meeting, whose timer has
+// been taken back: the timerfd stays armed.)
 constexpr long kMost = 2;
 
 // How the server waits for a byte.  "restless" looks ten times a second: the

@@ -404,24 +404,28 @@ Case sets(
 // thread had: a set that others have waited for.
 Case forked(
     "forked_while_a_set_is_closed",
-    [](int) {
-      const Maker maker;
-      const Ends ends = maker.Make();
-      WarmBoth(ends);
+    [](int fd) {
+      Barrier();
+      const linger hard{1, 0};
+      ::setsockopt(fd, SOL_SOCKET, SO_LINGER, &hard, sizeof hard);
+      ::close(fd);
+      Barrier();
+    },
+    [](int fd) {
+      const int other = ::epoll_create1(EPOLL_CLOEXEC);
       // (Its object is that of each set below.)
       const int first = ::epoll_create1(EPOLL_CLOEXEC);
       epoll_event event{};
       event.events = EPOLLIN;
-      CHECK_THAT(::epoll_ctl(first, EPOLL_CTL_ADD, ends.a, &event) == 0);
+      CHECK_THAT(::epoll_ctl(first, EPOLL_CTL_ADD, fd, &event) == 0);
       ::close(first);
-      // Bytes that only this library knows of, in the child: its waits look at
+      // An error that only this library knows of, in a child: its waits look at
       // all sets.
-      SendAll(ends.b, "unread", 6);
-      const int other = ::epoll_create1(EPOLL_CLOEXEC);
+      Barrier();
+      AwaitPoll(fd, POLLIN, POLLERR | POLLHUP);
       for (int latch = 0; latch < 24; ++latch) {
         const int set = ::epoll_create1(EPOLL_CLOEXEC);
-        pollfd one{set, POLLIN, 0};
-        CHECK_THAT(::poll(&one, 1, 0) == 0);
+        CHECK_THAT(::epoll_ctl(other, EPOLL_CTL_ADD, set, &event) == 0);
         pid_t child;
         {
           const Held thread([&] { ::close(set); }, latch, false);
@@ -443,9 +447,9 @@ Case forked(
         }
         LogChild(child);
       }
-      Close(ends);
+      Barrier();
     },
-    &Nothing, kAlone);
+    {.seconds = 120});
 
 // The peer has said its end, behind bytes that a look has shown: who reads them
 // has them, or what the number names by then, but not the end.  (The object is
