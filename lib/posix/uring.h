@@ -21,7 +21,7 @@ namespace rcsock::posix::uring {
 
 // The beginning of liburing's struct io_uring, which its ABI has fixed since
 // version 2.0: the part that its inline functions use.
-// (tests/posix/raw.cc compares it with the real one.)
+// (tests/posix/raw_syscalls.cc compares it with the real one.)
 struct Ring {
   unsigned* khead;
   unsigned* ktail;

@@ -402,14 +402,15 @@ struct Hands {
   }
 };
 
-// tests/posix/waiters, epoll_threads_of_one_set.
+// tests/posix/many_waiters, epoll_threads_of_one_set.
 TEST(HandsModel, NobodyWaitsForEver) {
   EXPECT_FALSE(Hangs(Hands{}));
   EXPECT_FALSE(Hangs(Hands{.naps = true}));
   EXPECT_FALSE(Hangs(Hands{.naps = true, .leaves = true}));
 }
-// tests/posix/jumps, siglongjmp_of_waiters; steps, siglongjmp_at_each_step.
-// (Two threads: with a third there are too many states.)
+// tests/posix/handler_jumps, siglongjmp_of_waiters; steps,
+// siglongjmp_at_each_step. (Two threads: with a third there are too many
+// states.)
 TEST(HandsModel, AHandlerAboveAWaitJumpsOutOrReturns) {
   for (const bool naps : {false, true}) {
     for (const bool leaves : {false, true}) {

@@ -297,7 +297,7 @@ TEST(HotModel, NobodyWaitsForEver) {
   EXPECT_FALSE(Hangs(Hot{}));
   EXPECT_FALSE(Hangs(Hot{.moves = true}));
 }
-// tests/posix/hot.
+// tests/posix/hot_sets.
 TEST(HotModel, WhoIsLookedAtNoMoreIsMarked) {
   EXPECT_TRUE(Hangs(Hot{.no_wish = true}));
 }

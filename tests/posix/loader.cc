@@ -30,8 +30,8 @@
 #include <thread>
 #include <vector>
 
+#include "tests/posix/hidden_syscall.h"
 #include "tests/posix/pair.h"
-#include "tests/posix/past.h"
 
 namespace {
 

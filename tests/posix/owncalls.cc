@@ -4,7 +4,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "tests/posix/own_calls.h"
+#include "tests/posix/own_syscalls.h"
 
 // Gives back what comes until the end; returns how many bytes.
 extern "C" __attribute__((visibility("default"))) int EchoByOwnCalls(int fd) {

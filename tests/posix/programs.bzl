@@ -3,65 +3,65 @@
 load("//tests/device:device.bzl", "RARE")
 
 PROGRAMS = [
-    "arguments",
-    "arrives",
-    "asked",
-    "backlog",
-    "beside",
+    "address_reuse",
+    "arrival_steps",
+    "bad_arguments",
+    "bad_buffers",
+    "bad_pointers",
     "cancel",
-    "closed",
+    "close_beside_fork",
+    "concurrent_close",
+    "concurrent_cuts",
+    "connection_state",
     "connects",
     "corners",
     "crashes",
     "data",
     "descriptors",
-    "ends",
     "exec",
     "exits",
-    "faults",
-    "filed",
     "files",
     "flags",
     "fork",
-    "gale",
-    "handlers",
-    "held",
-    "hot",
+    "fork_epoll_churn",
+    "full_rings",
+    "handler_calls",
+    "handler_jumps",
+    "held_sends",
+    "hot_sets",
     "hung_up",
     "inherit",
     "inherit_exec",
-    "jumps",
     "kills",
-    "leaves",
-    "lent",
+    "leave_while_agreed",
     "loader",
+    "many_waiters",
     "modes",
-    "moves",
     "nested",
-    "parts",
+    "new_sessions",
+    "orderly_ends",
+    "partial_results",
     "passed",
     "passed_kept",
     "passed_lost",
     "peername",
-    "pointers",
-    "raw",
-    "ready",
+    "poll_select",
+    "rare_options",
+    "raw_syscalls",
+    "reporting",
     "resets",
-    "reused",
-    "ring_streams",
-    "rings",
-    "room",
-    "sessions",
+    "reused_numbers",
     "sets",
+    "signal_steps",
     "signals",
-    "steps",
-    "storm",
+    "stdio_streams",
+    "switch_backlog",
     "threads",
-    "told",
-    "tuned",
-    "tuples",
-    "waiters",
-    "waits",
+    "uring_calls",
+    "uring_streams",
+    "vfork_numbers",
+    "wait_masks",
+    "waits_while_moving",
     "zerocopy",
 ]
 
@@ -71,53 +71,53 @@ _EDGE = ["edge.h"]
 _PASSED = ["passed.h"]
 _STATE = ["state.h"]
 _STEPS = [
-    "past.h",
-    "steps.h",
+    "hidden_syscall.h",
+    "stepping.h",
 ]
-_STORM = ["storm.h"]
+_CHURN = ["churn.h"]
 _UNREAD = ["unread.h"]
 _WAITING = ["waiting.h"]
 
 HEADERS = {
-    "arrives": _STEPS,
-    "asked": _STATE,
-    "closed": _BULK,
+    "arrival_steps": _STEPS,
+    "bad_buffers": _EDGE,
+    "bad_pointers": _EDGE,
+    "concurrent_close": _BULK,
+    "concurrent_cuts": _CHURN,
+    "connection_state": _STATE,
     "connects": _WAITING,
-    "ends": _BULK,
     "exits": _BULK,
-    "faults": _EDGE,
-    "gale": _STORM,
+    "fork_epoll_churn": _CHURN,
+    "full_rings": _BULK,
     "hung_up": _WAITING,
     "inherit": _UNREAD,
     "inherit_exec": _UNREAD,
-    "loader": ["past.h"],
+    "loader": ["hidden_syscall.h"],
     "modes": _WAITING,
-    "moves": _WAITING,
     "nested": _WAITING,
+    "orderly_ends": _BULK,
     "passed": _PASSED,
     "passed_kept": _PASSED,
     "passed_lost": _PASSED,
     "peername": _STATE,
-    "pointers": _EDGE,
-    "ready": _WAITING,
+    "poll_select": _WAITING,
+    "reporting": _STATE,
     "resets": _BULK,
-    "reused": _STEPS,
-    "room": _BULK,
+    "reused_numbers": _STEPS,
     "sets": _WAITING,
-    "steps": _STEPS,
-    "storm": _STORM,
+    "signal_steps": _STEPS,
     "threads": _BULK,
-    "told": _STATE,
+    "waits_while_moving": _WAITING,
 }
 
 DEPS = {
-    "raw": [
+    "raw_syscalls": [
         "//lib/posix:uring",
         "//third_party:aio",
         "//third_party:uring",
     ],
-    "ring_streams": ["//third_party:uring"],
-    "rings": ["//third_party:uring"],
+    "uring_streams": ["//third_party:uring"],
+    "uring_calls": ["//third_party:uring"],
 }
 
 COPTIONS = {
@@ -142,55 +142,57 @@ SETTINGS = {
     # The program passes each connection on as soon as it is warm.  With 20 round
     # trips no promotion would come before that.
     "passed_lost": {"PAIR_TURNS": "2000"},
-    "ring_streams": {"RCSOCK_IO_URING": "lane"},
+    "uring_streams": {"RCSOCK_IO_URING": "lane"},
 }
 
-# held takes long and has nothing that the others lack.  parts moves gigabytes, and
-# ASan takes for written what it cuts off by MSG_TRUNC.  The sanitizers look at the
-# pointers of arguments, crashes, faults and pointers themselves.  The handlers of
-# handlers come amid the sanitizers' own allocations.
+# held_sends takes long and has nothing that the others lack.  partial_results moves
+# gigabytes, and ASan takes for written what it cuts off by MSG_TRUNC.  The sanitizers
+# look themselves at the pointers of bad_arguments, bad_buffers, bad_pointers and
+# crashes.  The handlers of handler_calls come amid the sanitizers' own allocations.
 _UNSANITIZED = [
-    "arguments",
+    "bad_arguments",
+    "bad_buffers",
+    "bad_pointers",
     "crashes",
-    "faults",
-    "handlers",
-    "held",
-    "parts",
-    "pointers",
+    "handler_calls",
+    "held_sends",
+    "partial_results",
 ]
 
-# ASan's own unwinding fails a check when a thread is cancelled.  arrives, reused and
-# steps hold a thread at an instruction, which may lie within ASan's own locks.
+# ASan's own unwinding fails a check when a thread is cancelled.  arrival_steps,
+# reused_numbers and signal_steps hold a thread at an instruction, which may lie within
+# ASan's own locks.
 _NOT_ASAN = _UNSANITIZED + [
-    "arrives",
+    "arrival_steps",
     "cancel",
-    "reused",
-    "steps",
+    "reused_numbers",
+    "signal_steps",
 ]
 
-# The threads of closed and gale close descriptors under each other, which TSan takes
-# for races.  TSan follows neither a siglongjmp out of a wait, as in jumps, nor the
-# single steps of arrives, reused and steps.
+# The threads of concurrent_close and concurrent_cuts close descriptors under each
+# other, which TSan takes for races.  TSan follows neither a siglongjmp out of a wait,
+# as in handler_jumps, nor the single steps of arrival_steps, reused_numbers and
+# signal_steps.
 _NOT_TSAN = _UNSANITIZED + [
-    "arrives",
-    "closed",
-    "gale",
-    "jumps",
-    "reused",
-    "steps",
+    "arrival_steps",
+    "concurrent_close",
+    "concurrent_cuts",
+    "handler_jumps",
+    "reused_numbers",
+    "signal_steps",
 ]
 
 # These take long, and what they look at happens on a lane.
 _ON_LANES = [
-    "arrives",
-    "parts",
-    "steps",
+    "arrival_steps",
+    "partial_results",
+    "signal_steps",
 ]
 
 # These step through calls on a lane.  Few of their steps meet a promotion.
 _RARE = [
-    ("arrives", "early"),
-    ("steps", "early"),
+    ("arrival_steps", "early"),
+    ("signal_steps", "early"),
 ]
 
 def modes(program):
@@ -204,7 +206,7 @@ def modes(program):
             "early",
             "lane",
         ]
-    if program == "told":  # its connections end too early for a promotion
+    if program == "reporting":  # its connections end too early for a promotion
         return [
             "default",
             "lane",
@@ -229,21 +231,21 @@ def tags(program, mode):
         (RARE if (program, mode) in _RARE else [])
     )
 
-# Over RDMA these have no tests: the children of fork of sessions and storm would
-# need a lane, arguments hangs in a guest over TCP as well, and the others count
-# instructions, move gigabytes or need more than a program.
+# Over RDMA these have no tests.  The children of fork of new_sessions and
+# fork_epoll_churn would need a lane, bad_arguments hangs in a guest over TCP as well,
+# and the others count instructions, move gigabytes or need more than a program.
 _NOT_ON_RDMA = [
-    "arguments",
-    "arrives",
+    "arrival_steps",
+    "bad_arguments",
+    "fork_epoll_churn",
     "loader",
-    "parts",
-    "raw",
-    "reused",
-    "ring_streams",
-    "rings",
-    "sessions",
-    "steps",
-    "storm",
+    "new_sessions",
+    "partial_results",
+    "raw_syscalls",
+    "reused_numbers",
+    "signal_steps",
+    "uring_calls",
+    "uring_streams",
 ]
 
 ON_RDMA = [program for program in PROGRAMS if program not in _NOT_ON_RDMA]

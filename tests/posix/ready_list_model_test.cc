@@ -459,7 +459,7 @@ struct Stash {
 };
 
 TEST(StashModel, NobodyWaitsForEver) { EXPECT_FALSE(Hangs(Stash{})); }
-// tests/posix/backlog.
+// tests/posix/switch_backlog.
 TEST(StashModel, StaysOnTheListWhileItHasAStash) {
   EXPECT_TRUE(Hangs(Stash{.leaves_the_list = true}));
 }

@@ -213,7 +213,7 @@ TEST(RoomModel, WishThenLookThenSleep) {
 TEST(RoomModel, TheWishIsTakenAwayBeforeTheBump) {
   EXPECT_TRUE(Hangs(Room{.bit_after_bump = true, .all = 9}));
 }
-// tests/posix/room, reader_pauses and both_write.
+// tests/posix/full_rings, reader_pauses and both_write.
 TEST(RoomModel, LittleRoomIsToldThoughTheReaderPauses) {
   EXPECT_TRUE(Hangs(Room{.timer_tells_nobody = true, .pauses = true}));
 }

@@ -1,6 +1,6 @@
 // The reader of overtaken, which runs under the preload.
 //
-// usage: overtaken_reader WAY REPORT
+// usage: fin_overtakes_reader WAY REPORT
 //
 // It writes its port to the pipe REPORT, answers pings until one begins with
 // 'g', reads to the end by WAY, and reports how many bytes came.
@@ -16,7 +16,7 @@
 #include <string>
 #include <vector>
 
-#include "tests/posix/overtaken.h"
+#include "tests/posix/fin_overtakes.h"
 #include "tests/posix/under.h"
 
 namespace {

@@ -4,9 +4,9 @@
 // before it into the ring, a message at a time.  Whoever waits for them must be
 // told of each, and of the end.
 //
-// usage: overtaken SHIM READER [WAY]
+// usage: fin_overtakes SHIM READER [WAY]
 
-#include "tests/posix/overtaken.h"
+#include "tests/posix/fin_overtakes.h"
 
 #include <fcntl.h>
 #include <linux/sockios.h>

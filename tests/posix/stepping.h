@@ -1,5 +1,5 @@
-#ifndef RCSOCK_TESTS_POSIX_STEPS_H_
-#define RCSOCK_TESTS_POSIX_STEPS_H_
+#ifndef RCSOCK_TESTS_POSIX_STEPPING_H_
+#define RCSOCK_TESTS_POSIX_STEPPING_H_
 
 #include <signal.h>
 #include <sys/syscall.h>
@@ -7,8 +7,8 @@
 
 #include <atomic>
 
+#include "tests/posix/hidden_syscall.h"
 #include "tests/posix/pair.h"
-#include "tests/posix/past.h"
 
 // A thread that is traced by itself (the trap flag): a handler runs before each
 // of its instructions.
@@ -119,4 +119,4 @@ struct Standing {
 
 }  // namespace steps
 
-#endif  // RCSOCK_TESTS_POSIX_STEPS_H_
+#endif  // RCSOCK_TESTS_POSIX_STEPPING_H_

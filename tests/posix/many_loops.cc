@@ -2,7 +2,7 @@
 // no thread that waits for others.  Counted in context switches of threads that
 // have nothing to do.
 //
-// usage: loops SHIM
+// usage: many_loops SHIM
 
 #include <poll.h>
 #include <pthread.h>

@@ -1,5 +1,5 @@
-#ifndef RCSOCK_TESTS_POSIX_OVERTAKEN_H_
-#define RCSOCK_TESTS_POSIX_OVERTAKEN_H_
+#ifndef RCSOCK_TESTS_POSIX_FIN_OVERTAKES_H_
+#define RCSOCK_TESTS_POSIX_FIN_OVERTAKES_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -13,4 +13,4 @@ constexpr std::uint64_t kSeed = 5;
 
 }  // namespace overtaken
 
-#endif  // RCSOCK_TESTS_POSIX_OVERTAKEN_H_
+#endif  // RCSOCK_TESTS_POSIX_FIN_OVERTAKES_H_

@@ -1,7 +1,5 @@
 // Signals that come between two instructions: the thread is traced by itself
 // (the trap flag), from the kernel's answer to its wait on.
-#include "tests/posix/steps.h"
-
 #include <setjmp.h>
 #include <signal.h>
 #include <sys/epoll.h>
@@ -18,6 +16,7 @@
 #include <thread>
 
 #include "tests/posix/pair.h"
+#include "tests/posix/stepping.h"
 
 namespace {
 

@@ -1,6 +1,6 @@
 // Programs that make some of their system calls by machine code of their own
 // and the others by libc's functions.
-#include "tests/posix/own_calls.h"
+#include "tests/posix/own_syscalls.h"
 
 #include <fcntl.h>
 #include <poll.h>

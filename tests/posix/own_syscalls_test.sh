@@ -1,5 +1,5 @@
 #!/bin/bash
-# usage: own_calls_test PROGRAM SHIM
+# usage: own_syscalls_test PROGRAM SHIM
 #
 # PROGRAM makes system calls by machine code of its own: it prints what it does
 # over plain TCP, no connection of its leaves TCP, and the reason is said.

@@ -146,8 +146,8 @@ Case pending("mask_and_pending", &Echo, [](int fd) {
   ::close(fd);
 });
 
-// A signal that comes as the sleep begins (tests/posix/between.cc; without it,
-// before the call).
+// A signal that comes as the sleep begins (tests/posix/signal_at_wait.cc;
+// without it, before the call).
 Case asleep("mask_and_sleep", &Echo, [](int fd) {
   auto* const between =
       static_cast<volatile int*>(::dlsym(RTLD_DEFAULT, "between_signal"));

@@ -19,7 +19,7 @@
 #include <vector>
 
 #include "tests/posix/pair.h"
-#include "tests/posix/steps.h"
+#include "tests/posix/stepping.h"
 
 namespace {
 

@@ -1,7 +1,8 @@
-#ifndef RCSOCK_TESTS_POSIX_STORM_H_
-#define RCSOCK_TESTS_POSIX_STORM_H_
+#ifndef RCSOCK_TESTS_POSIX_CHURN_H_
+#define RCSOCK_TESTS_POSIX_CHURN_H_
 
-// What storm and gale have in common: waits of every kind, and forks beside.
+// What fork_epoll_churn and concurrent_cuts share: waits of every kind, and
+// forks beside them.
 
 #include <poll.h>
 #include <sys/epoll.h>
@@ -20,7 +21,7 @@
 
 #include "tests/posix/pair.h"
 
-namespace storm {
+namespace churn {
 
 using pair::Fail;
 using pair::Random;
@@ -113,6 +114,6 @@ void Beside(bool forks, Function&& work) {
   forker.join();
 }
 
-}  // namespace storm
+}  // namespace churn
 
-#endif  // RCSOCK_TESTS_POSIX_STORM_H_
+#endif  // RCSOCK_TESTS_POSIX_CHURN_H_

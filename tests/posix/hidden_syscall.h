@@ -1,5 +1,5 @@
-#ifndef RCSOCK_TESTS_POSIX_PAST_H_
-#define RCSOCK_TESTS_POSIX_PAST_H_
+#ifndef RCSOCK_TESTS_POSIX_HIDDEN_SYSCALL_H_
+#define RCSOCK_TESTS_POSIX_HIDDEN_SYSCALL_H_
 
 #include <sys/mman.h>
 
@@ -31,4 +31,4 @@ inline long PastCall(long number, long a, long b, long c, long d) {
       number, a, b, c, d);
 }
 
-#endif  // RCSOCK_TESTS_POSIX_PAST_H_
+#endif  // RCSOCK_TESTS_POSIX_HIDDEN_SYSCALL_H_

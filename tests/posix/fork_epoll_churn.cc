@@ -2,8 +2,6 @@
 // threads of both processes fork, and whoever waits makes an epoll set of its
 // own and closes it: nothing is lost or doubled, no event is another set's, and
 // what a look has shown can be read.
-#include "tests/posix/storm.h"
-
 #include <poll.h>
 #include <sys/ioctl.h>
 #include <sys/socket.h>
@@ -15,12 +13,13 @@
 #include <thread>
 #include <vector>
 
+#include "tests/posix/churn.h"
 #include "tests/posix/pair.h"
 
 namespace {
 
 using namespace pair;
-using namespace storm;
+using namespace churn;
 
 constexpr int kThreads = 5;  // of the client; each has one connection at a time
 const int kEach = Scale(40);
@@ -194,15 +193,15 @@ void Client(bool forks) {
 constexpr Options kOptions{.warm = false, .connect = false, .seconds = 60};
 
 Case quiet(
-    "storm", [](int) { Server(false); }, [](int) { Client(false); }, kOptions);
+    "churn", [](int) { Server(false); }, [](int) { Client(false); }, kOptions);
 Case server_forks(
-    "storm_server_forks", [](int) { Server(true); }, [](int) { Client(false); },
+    "churn_server_forks", [](int) { Server(true); }, [](int) { Client(false); },
     kOptions);
 Case client_forks(
-    "storm_client_forks", [](int) { Server(false); }, [](int) { Client(true); },
+    "churn_client_forks", [](int) { Server(false); }, [](int) { Client(true); },
     kOptions);
 Case both_fork(
-    "storm_both_fork", [](int) { Server(true); }, [](int) { Client(true); },
+    "churn_both_fork", [](int) { Server(true); }, [](int) { Client(true); },
     kOptions);
 
 }  // namespace

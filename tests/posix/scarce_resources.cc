@@ -1,7 +1,7 @@
 // Programs that leave rcsock no descriptors, or no memory: their own traffic
 // does not notice, and the statistics say why it stayed on TCP.
 //
-// usage: scarce SHIM
+// usage: scarce_resources SHIM
 
 #include <fcntl.h>
 #include <signal.h>

@@ -23,13 +23,13 @@
 #include <thread>
 #include <vector>
 
+#include "tests/posix/churn.h"
 #include "tests/posix/pair.h"
-#include "tests/posix/storm.h"
 
 namespace {
 
 using namespace pair;
-using namespace storm;
+using namespace churn;
 
 constexpr int kThreads = 4;  // of the client; each has one connection at a time
 const int kEach = Scale(50);
@@ -110,7 +110,7 @@ struct Side {
 
 void Write(const Side& side, std::uint64_t seed, Random random) {
   std::vector<char> bytes(kLongest);
-  const int file = ::memfd_create("gale", MFD_CLOEXEC);
+  const int file = ::memfd_create("concurrent_cuts", MFD_CLOEXEC);
   CHECK_THAT(file >= 0);
   std::size_t at = 0;
   bool over = false;
@@ -479,8 +479,8 @@ void Client(bool forks, Shared* shared) {
 
 constexpr Options kOptions{.warm = false, .connect = false, .seconds = 60};
 
-struct Gale {
-  Gale(const char* name, bool server_forks, bool client_forks)
+struct Cuts {
+  Cuts(const char* name, bool server_forks, bool client_forks)
       : shared(Share()),
         one(
             name, [=, this](int) { Server(server_forks, shared); },
@@ -489,10 +489,10 @@ struct Gale {
   const Case one;
 };
 
-Gale quiet("gale", false, false);
-Gale server_forks("gale_server_forks", true, false);
-Gale client_forks("gale_client_forks", false, true);
-Gale both_fork("gale_both_fork", true, true);
+Cuts quiet("cuts", false, false);
+Cuts server_forks("cuts_server_forks", true, false);
+Cuts client_forks("cuts_client_forks", false, true);
+Cuts both_fork("cuts_both_fork", true, true);
 
 }  // namespace
 

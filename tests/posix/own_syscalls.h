@@ -1,5 +1,5 @@
-#ifndef RCSOCK_TESTS_POSIX_OWN_CALLS_H_
-#define RCSOCK_TESTS_POSIX_OWN_CALLS_H_
+#ifndef RCSOCK_TESTS_POSIX_OWN_SYSCALLS_H_
+#define RCSOCK_TESTS_POSIX_OWN_SYSCALLS_H_
 
 #include <cerrno>
 
@@ -28,4 +28,4 @@ long Word(T* pointer) {
   return reinterpret_cast<long>(pointer);
 }
 
-#endif  // RCSOCK_TESTS_POSIX_OWN_CALLS_H_
+#endif  // RCSOCK_TESTS_POSIX_OWN_SYSCALLS_H_

@@ -1,5 +1,5 @@
 #!/bin/bash
-# usage: lost_test LOST SHIM: what a program that is not followed does not get is
+# usage: lost_bytes_test LOST_BYTES SHIM: what a program that is not followed does not get is
 # said, and counted to the byte.
 set -euo pipefail
 lost=$1 shim=$2
