@@ -25,6 +25,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <iterator>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -589,12 +590,12 @@ Case by_calls("ring_by_liburings_calls", EchoAll, [](int fd) {
 
 // --- Numbers
 
-// A thread of rcsock that opens a file has the lowest number for a moment.
-void AwaitFree(int number) {
+// A thread of rcsock that opens a file has the lowest number for a moment:
+// `make` opens what it opens anew, until that is `number`.
+template <class Make>
+void MakeAt(int number, Make&& make) {
   for (int i = 0; i < 10'000; ++i) {
-    const int lowest = ::eventfd(0, EFD_CLOEXEC);
-    ::close(lowest);
-    if (lowest == number) return;
+    if (make() == number) return;
     ::usleep(100);
   }
 }
@@ -608,12 +609,12 @@ Case reused("ring_numbers_reused", EchoAll, [](int fd) {
   first.Control(1, set, EPOLL_CTL_ADD, fd, &in);
   first.Submit(1);
   first.Close();
-  AwaitFree(number);
   {
-    Ring second(8);
-    Log("the number again: %d", second.fd() == number);
-    second.Control(2, set, EPOLL_CTL_MOD, fd, &in);
-    second.Submit(1);
+    std::optional<Ring> second;
+    MakeAt(number, [&] { return second.emplace(8).fd(); });
+    Log("the number again: %d", second->fd() == number);
+    second->Control(2, set, EPOLL_CTL_MOD, fd, &in);
+    second->Submit(1);
     Talk(fd, true);
     // Onto it, past libc.
     Ring third(16);
@@ -624,8 +625,11 @@ Case reused("ring_numbers_reused", EchoAll, [](int fd) {
     Talk(fd, true);
   }
   // A file.
-  AwaitFree(number);
-  const int counter = ::eventfd(0, 0);
+  int counter = -1;
+  MakeAt(number, [&] {
+    ::close(counter);
+    return counter = ::eventfd(0, 0);
+  });
   Log("the number again: %d", counter == number);
   Result("enter", ::syscall(SYS_io_uring_enter, counter, 1, 0, 0, nullptr, 0));
   Result("enter", ::syscall(SYS_io_uring_enter, 1000, 1, 0, 0, nullptr, 0));
