@@ -93,8 +93,7 @@ class Connection : public CmOwner,
   bool connected_ = false;
   bool established_ = false;  // rdma_cm has said so
   bool turn_ = false;
-  lane::Source* drained_ =
-      nullptr;  // the source that this end has the conductor drain
+  lane::Source* drained_ = nullptr;  // the conductor drains it for this end
   std::atomic<bool> returned_{false};
   bool lost_ = false;
   bool gone_ = false;

@@ -621,8 +621,7 @@ bool PeerLink::HandleClosed(Packet& packet) {
   if (!slot->answered) return false;
   slot->theirs = false;
   if (auto session = slot->session.lock()) {
-    session->Fail(CheckedReason(message.reason),
-                  false);  // this sends our CLOSED
+    session->Fail(CheckedReason(message.reason), false);  // sends our CLOSED
   } else {
     FreeIfDone(static_cast<int>(index));
   }

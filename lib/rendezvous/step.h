@@ -12,8 +12,7 @@ class Core;
 class Step {
  public:
   explicit Step(Core* core);
-  Step(Core* core,
-       std::try_to_lock_t);  // tests as false if another turn is under way
+  Step(Core* core, std::try_to_lock_t);  // false: a turn is under way
   ~Step();
   explicit operator bool() const { return core_ != nullptr; }
   Step(const Step&) = delete;
