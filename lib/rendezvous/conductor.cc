@@ -188,7 +188,8 @@ void Conductor::ForkChild(bool asleep) {
   }
   lane::rdma::Memory::ForkChild();
   verbs::ForkChild();
-  // A handler that forks in a sleep goes back to that sleep, on one of these.
+  // A handler that forks in a sleep goes back to that sleep, which uses one of
+  // these descriptors.
   if (!asleep) base::CloseParentFds();
   // A fork from the conductor's own callbacks makes this an ordinary thread.
   tls_core = nullptr;

@@ -265,7 +265,7 @@ void Directory::OpenName() {
       rdma_->core(), name, length, kNameBacklog,
       [this](base::PeerSocket fd) { OnJoin(std::move(fd)); });
   // A process that is ending has the name, or a squatter has it.  Peers find
-  // the streams of this process all the same.
+  // the streams of this process nevertheless.
   if (name_ == nullptr) TryAgain();
 }
 

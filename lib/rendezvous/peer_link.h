@@ -51,9 +51,10 @@ class PeerLink : public ChannelOwner,
     return uid() != base::kNoUid && uid() == base::OwnUid();
   }
   // Whether eventfds go over the link.  A process that has an eventfd can empty
-  // it, fill it or make it blocking, and so hold up the threads that sleep on
-  // it or ring it.  A peer of our own uid could do as much by a signal.  Any
-  // other peer gets no eventfd, and this process does not write to the peer's.
+  // it, fill it or make it blocking.  So it can hold up threads that sleep on
+  // the eventfd or ring it.  A peer of our own uid could do as much by a
+  // signal.  Any other peer gets no eventfd, and this process does not write to
+  // the peer's.
   bool SharesBells() const { return OwnUid(); }
   bool decider() const { return link_->side() == 0; }
   bool dead() const { return dead_; }

@@ -15,8 +15,8 @@ namespace rcsock::rendezvous {
 class Core;
 
 // A connection that does not block, made before rdma_connect.  Some iWARP
-// drivers (siw, erdma) connect TCP inside rdma_connect, and return only when
-// the peer has answered, which may be never.  If the probe gets through,
+// drivers, siw and erdma, connect TCP inside rdma_connect.  They return only
+// when the peer has answered, which may be never.  If the probe gets through,
 // rdma_connect does too.
 //
 // Threads: only within a turn of the conductor (Step).

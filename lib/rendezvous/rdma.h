@@ -56,8 +56,8 @@ class Rdma {
   void LoseDevice(const ibv_context* context);
   // The device has gone.  Drops its listeners, and what waits there.
   void Forget(Device* device);
-  // Ends every lane of a context (null: of all contexts), of one of its ports,
-  // or of a QP.
+  // Ends every lane of a context, of one of its ports, or of a QP.  A null
+  // context means all of them.
   void LoseLanes(const ibv_context* context, base::Reason why);
   void LosePort(const ibv_context* context, int port, base::Reason why);
   void LoseQp(const ibv_context* context, std::uint32_t qp_num,
@@ -103,8 +103,8 @@ class Rdma {
   void Retire(Directory* directory);
   void OnRequest(Listener* listener, verbs::Id id, const CmEvent& event);
   void Reject(verbs::Id id, const stream::Nonce& nonce, Rej rej);
-  // The tuple waits now, in this process (port 0) or in the process that
-  // listens at `port`.  Answers the REQ that is held for it, if any.
+  // The tuple waits now in the process that listens at `port`; 0 means this
+  // process.  Answers the REQ that is held for it, if any.
   void Answer(const Tuple& tuple, std::uint16_t port);
   void DropHeld(const rdma_cm_id* id);
   // Drops the REQs that came to this listener.  The listener is about to go,

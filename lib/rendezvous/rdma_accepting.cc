@@ -49,7 +49,7 @@ void RdmaMeeting::OnRequest(verbs::Id id, const Req& req) {
     rdma_->Reject(std::move(id), req.nonce, {RejCode::kRefused, 0});
     return Fail(base::Reason::kDeviceLeftAlone, true);
   }
-  // Each REQ costs a QP and its memory, whoever sends it.
+  // Each REQ costs a QP and its memory, from any sender.
   if (++requests_ > kMostRequests) {
     return rdma_->Reject(std::move(id), req.nonce, {RejCode::kLater, 0});
   }

@@ -527,7 +527,7 @@ void RdmaMeeting::Deliver() {
   std::unique_ptr<lane::Lane> lane = connection->Deliver(seeker);
   core_->AddRdmaLane(lane.get(), connection);
   seeker->LaneOpen(std::move(lane), epoch_, mine, peers_, authenticated);
-  // Only now: the stream has named its own bell, and is counted itself.
+  // Only now: the stream has counted its own wish for the source, and itself.
   connection->StopDraining();
   if (place) seeker->LeavePlace();
 }

@@ -274,7 +274,8 @@ void Session::TryName() {
   if (base::OwnUid() == base::kNoUid) {
     return Fail(base::Reason::kPeerUid, false);
   }
-  // Each socket here is one more to be closed, and takes the files of others.
+  // A new socket is one more to close, and other processes can send files to
+  // it.
   if (base::ClosesPileUp()) return Fail(base::Reason::kNoFds, false);
   base::PeerSocket fd(base::UniqueFd(base::OpenHigh([&] {
     return ::syscall(SYS_socket, AF_UNIX,
@@ -365,7 +366,7 @@ void Session::WaitAccept() {
 void Session::OnAccept() {
   const bool waits = state_ == State::kBinder || state_ == State::kHello;
   if (!waits || !listener_fd_.ok()) return;
-  // The kernel keeps visitors whose files would still have to be closed.
+  // While closes of foreign files pile up, visitors wait in the kernel's queue.
   if (base::ClosesPileUp()) {
     core_->After(100, [weak = weak_from_this()] {
       if (const auto self = weak.lock()) self->OnAccept();

@@ -22,8 +22,8 @@ class Silent : private Recent {
 
   using Recent::Note;
 
-  // Returns whether a meeting may try the service now.  If it may, other
-  // meetings wait.
+  // Returns whether a meeting may try the service now.  After a vain try, only
+  // one meeting at a time may.
   bool MayTry(const Address& host, std::uint16_t port) {
     const auto it = until_.find({host, port});
     if (it == until_.end()) return true;

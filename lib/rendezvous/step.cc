@@ -1,5 +1,5 @@
-// Turns of the conductor, and what any thread asks of it: by a task for its own
-// thread, or in a turn that is taken here.
+// Turns of the conductor, and the calls that any thread makes to it.  A call
+// becomes a task for the conductor's thread, or a turn in the calling thread.
 
 #include "lib/rendezvous/step.h"
 

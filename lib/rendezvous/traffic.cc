@@ -77,7 +77,8 @@ bool CanBeOne(const Traffic* before, const Traffic& now,
       !AtMost(theirs.acked, now.received)) {
     return false;
   }
-  // The same order from `before` to the peer's sample.
+  // What this end had received at `before`, the peer had sent by its sample.
+  // What this end knew to be received, the peer had received.
   if (before != nullptr && Known(*before) &&
       (!AtMost(before->received, theirs.sent) ||
        !AtMost(before->acked, theirs.received))) {

@@ -221,7 +221,7 @@ std::vector<Transport> TransportsOf(const Options& options) {
 }
 
 // Counts system calls in a short run of its own: tracing slows everything down.
-// Returns why they could not be counted.  The figures stand all the same.
+// Returns why they could not be counted.  The figures stand nevertheless.
 std::string CountCalls(Client* client, Outcome* outcome) try {
   Spec spec = outcome->spec;
   spec.traced = true;

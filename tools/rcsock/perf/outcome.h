@@ -55,7 +55,7 @@ struct Outcome {
   // Why the lane was not used, in rcsock's words; "" if there are none.
   std::string WhyTcp() const;
   // The figure that counts for the mode: throughput, the median round trip or
-  // the rate.  MoreIsBetter says whether more of it is better.
+  // the rate.  MoreIsBetter says whether a larger figure is better.
   double Figure() const;
   bool MoreIsBetter() const;
   // CPU of one end, microseconds for each message.
