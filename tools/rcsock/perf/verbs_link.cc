@@ -48,8 +48,8 @@ void LoadLibraries() {
 
 }  // namespace
 
-// The memory holds the slots that the peer writes, then the copies that this end
-// sends, then the receives of iWARP.  Both ends have one layout.
+// The memory holds the slots that the peer writes, then the copies that this
+// end sends, then the receives of iWARP.  Both ends have one layout.
 Link::Link(Links* links, int index, rdma_cm_id* id)
     : links_(links), index_(index), id_(id), memory_(nullptr, &std::free) {
   links->Open(id->verbs);
