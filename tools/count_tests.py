@@ -37,7 +37,7 @@ def results(path):
         elif "testSummary" in ident:
             status = event["testSummary"]["overallStatus"]
             label = ident["testSummary"]["label"]
-            # FLAKY: it has passed, but not at once.
+            # FLAKY: it has passed, but not at the first try.
             tests[label] = status in ("PASSED", "FLAKY")
             if status == "FLAKY":
                 retried.append(label)

@@ -142,7 +142,7 @@ def nginx(connections):
 def iperf3(*options):
     def run(session, seconds):
         port = measure.free_port()
-        # One test, after which the server ends by itself.
+        # One test.  The server ends by itself after it.
         server = session.serve(port, "iperf3", "-s", "-1", "-B", "127.0.0.1",
                                "-p", port)
         text = session.output_of(
@@ -199,7 +199,7 @@ def measure_case(case, output, repetitions, seconds, label):
     figures = {False: [], True: []}
     lanes = Lanes()
     for repetition in range(repetitions):
-        # Plain first, then rcsock first, in turn: a drift hits both alike.
+        # Plain first, then rcsock first, in turn: a drift hits both.
         for under_rcsock in sorted(figures, reverse=repetition % 2 == 1):
             measure.progress(f"{label} {case.rows[0]}: run {repetition + 1} of "
                              f"{repetitions}, "

@@ -37,7 +37,7 @@ def free_port():
 
 
 def _listens(port):
-    # Not by connecting: some servers take the first connection seriously.
+    # Does not connect: some servers take the first connection seriously.
     for line in pathlib.Path("/proc/net/tcp").read_text().splitlines()[1:]:
         local, state = line.split()[1], line.split()[3]
         if state == "0A" and int(local.rsplit(":", 1)[1], 16) == port:
@@ -63,7 +63,7 @@ class Session:
     def __exit__(self, *_):
         for process, _ in self._processes:
             if process.poll() is None:
-                # Its group: what a hung server has forked goes too.
+                # Kills the group, since a hung server may have forked.
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
                 process.wait()

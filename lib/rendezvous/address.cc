@@ -23,7 +23,7 @@ constexpr std::uint8_t kMappedPrefix[12] = {0, 0, 0, 0, 0,    0,
 
 constexpr std::uint64_t kRefreshNs = 1'000'000'000;
 
-// An address that an interface has.
+// Reads the address of an interface from a message.
 bool AddressIn(const nlmsghdr* message, Address* address) {
   if (message->nlmsg_len < NLMSG_LENGTH(sizeof(ifaddrmsg))) return false;
   const auto* what = static_cast<const ifaddrmsg*>(NLMSG_DATA(message));
@@ -35,7 +35,7 @@ bool AddressIn(const nlmsghdr* message, Address* address) {
   for (const rtattr* one = IFA_RTA(what); RTA_OK(one, left);
        one = RTA_NEXT(one, left)) {
     if (RTA_PAYLOAD(one) < size) continue;
-    // Where there are both, the other is the far end's.
+    // A message with both has the far end's address in IFA_ADDRESS.
     if (one->rta_type == IFA_LOCAL) {
       found = RTA_DATA(one);
     } else if (one->rta_type == IFA_ADDRESS && found == nullptr) {
@@ -48,8 +48,8 @@ bool AddressIn(const nlmsghdr* message, Address* address) {
   return true;
 }
 
-// Whether the kernel would send from this address to it, as it does to an
-// address of its own.  Nothing is sent.
+// Whether the kernel would send to this address from this address, as it does
+// for its own addresses.  Sends nothing.
 bool IsOwnSource(const Address& address) {
   const sockaddr_storage to = ToSockaddr(address, 0, 9);
   const base::UniqueFd fd(base::OpenHigh([&] {
@@ -137,8 +137,9 @@ Tuple MakeTuple(stream::Role role, const Address& local,
 }
 
 std::size_t TupleHash::operator()(const Tuple& tuple) const {
-  // FNV-1a over all 36 bytes.  Who chooses the addresses and ports of many
-  // connections can make collisions; the tables that use it are bounded.
+  // FNV-1a over all 36 bytes.  A peer that chooses the addresses and ports of
+  // many connections can make collisions.  The tables that use the hash are
+  // bounded.
   std::uint64_t hash = 0xcbf29ce484222325u;
   std::uint8_t bytes[sizeof tuple];
   std::memcpy(bytes, &tuple, sizeof bytes);
@@ -150,7 +151,7 @@ socklen_t AbstractName(std::string_view prefix,
                        std::initializer_list<Endpoint> endpoints,
                        sockaddr_un* name) {
   static constexpr char kHex[] = "0123456789abcdef";
-  // The longest prefix that is used, and both ends.
+  // The longest prefix in use, and both ends.
   static_assert(1 + 14 + 2 * 36 <= sizeof name->sun_path);
   std::memset(name, 0, sizeof *name);
   name->sun_family = AF_UNIX;
@@ -208,8 +209,8 @@ bool HostAddresses::Has(const Address& address) {
   return has;
 }
 
-// The kernel has all of an answer at once, or makes the rest of it while the
-// first part is taken: nothing waits here.
+// Nothing waits here.  The kernel has all of an answer at once, or makes the
+// rest while the first part is read.
 bool HostAddresses::LookUp() {
   const base::UniqueFd fd(base::OpenHigh([] {
     return ::syscall(SYS_socket, AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC,
@@ -229,7 +230,7 @@ bool HostAddresses::LookUp() {
   }
   std::size_t count = 0;
   for (;;) {
-    // (No part is longer than a page: NLMSG_GOODSIZE.)
+    // No part is longer than a page (NLMSG_GOODSIZE).
     alignas(nlmsghdr) char text[4096];
     const long n = ::syscall(SYS_recvfrom, fd.get(), text, sizeof text,
                              MSG_DONTWAIT, nullptr, nullptr);

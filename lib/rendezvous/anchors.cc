@@ -12,8 +12,8 @@ namespace {
 
 constexpr int kBatch = 64;
 
-// An event taken from the kernel just before another thread's Unwatch is stale
-// once; a registration that nobody can remove is stale in every batch.
+// An event taken just before another thread's Unwatch is stale once.  A
+// registration that nobody can remove is stale in every batch.
 constexpr int kStaleBatches = 4;
 
 int NewSet() {
@@ -46,7 +46,8 @@ void Anchors::Close() {
 }
 
 void Anchors::CloseInherited() {
-  // Held: by a thread that is not here, in the midst of a change.
+  // If the latch is held, a thread that this process lacks was in the midst of
+  // a change.
   if (!latch_.try_lock()) return;
   for (const auto& [fd, entry] : entries_) {
     if (base::IsInternalFd(fd)) base::CloseRaw(fd);

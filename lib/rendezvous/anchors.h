@@ -11,19 +11,19 @@
 
 namespace rcsock::rendezvous {
 
-// The internal epoll set of every watched anchor, each under the application's
-// own descriptor number.  All calls on it are raw: the preload would take them
-// for the application's.
+// The internal epoll set of all watched anchors, each under the application's
+// own descriptor number.  All system calls on it are raw: the preload would
+// take them for the application's.
 //
-// Threads: Watch, Rewatch and Unwatch from any; Dispatch, Rebuild on one.
+// Threads: any for Watch, Rewatch and Unwatch; one for Dispatch and Rebuild.
 class Anchors {
  public:
-  bool Init();  // false: errno
-  // Forgets all; Watch fails from now on.
+  bool Init();  // false: sets errno
+  // Forgets all anchors.  Watch fails from now on.
   void Close();
-  // In a child of fork: the anchors under numbers of rcsock's own, of
-  // connections that the application had closed.  They would outlive the
-  // parent's end of them here, and the peer would not hear of it.
+  // Called in a child of fork.  Closes the anchors that have numbers of
+  // rcsock's own, of connections that the application had closed.  They would
+  // outlive the parent's end here, and the peer would not hear of it.
   void CloseInherited();
   int fd() const { return set_.get(); }
 
@@ -32,12 +32,13 @@ class Anchors {
   void Rewatch(int fd, std::uint32_t events);
   void Unwatch(int fd);
 
-  // Hands one batch of events to their watchers.  True if the set has to be
-  // built anew (see Rebuild).
+  // Hands one batch of events to their watchers.  Returns true if Rebuild is
+  // needed.
   bool Dispatch();
-  // A descriptor that was closed without Unwatch while a duplicate lives on
-  // reports for ever, and can't be removed: its number names something else.
-  // The only cure is a new set.  fd() changes; false: errno, the old one stays.
+  // Makes a new set.  A descriptor may be closed without Unwatch while a
+  // duplicate lives on.  Its registration then reports for ever, and cannot be
+  // removed: its number names another file. fd() changes.  Returns false and
+  // sets errno if it fails: the old set stays.
   bool Rebuild();
 
  private:
@@ -49,11 +50,11 @@ class Anchors {
   bool Add(int fd, const Entry& entry) RC_REQUIRES(latch_);
 
   base::Latch latch_;
-  // Replaced with the latch, by the thread of Dispatch.
+  // Replaced under the latch, by the thread that calls Dispatch.
   base::UniqueFd set_;
   std::unordered_map<int, Entry> entries_ RC_GUARDED_BY(latch_);
   std::uint32_t generation_ RC_GUARDED_BY(latch_) = 0;
-  int stale_ = 0;  // batches in a row that held an event of nobody
+  int stale_ = 0;  // batches in a row with an event of no entry
 };
 
 }  // namespace rcsock::rendezvous

@@ -32,18 +32,18 @@ void* BlockingConnects::Thread(void* argument) {
   ::pthread_setname_np(::pthread_self(), "rcsock-connect");
   base::tls_internal = true;
   const std::unique_ptr<Call> call(static_cast<Call*>(argument));
-  // Its private data is the call's own copy.
+  // The private data is the call's own copy.
   rdma_conn_param parameters = call->parameters;
   parameters.private_data = call->req.data();
   const int error =
       verbs::calls.rdma_connect(call->id, &parameters) == 0 ? 0 : errno;
-  Core* core = call->core;  // is never destroyed
+  Core* core = call->core;  // a core is never destroyed
   try {
     core->PostTask([core, number = call->number, error] {
       if (Rdma* rdma = core->rdma()) rdma->connects()->Returned(number, error);
     });
   } catch (...) {
-    // No memory: its connection stays among those that run.
+    // There is no memory: the connection stays in running_.
   }
   return nullptr;
 }
@@ -75,7 +75,7 @@ int BlockingConnects::Run(Entry entry) {
   auto call = std::make_unique<Call>(
       Call{core_, number, entry.connection->id(), entry.req,
            entry.connection->Parameters(entry.req.data(), entry.req.size())});
-  // It can report only after this turn, when its entry is there.
+  // The thread can report only after this turn, when its entry is there.
   const int error = base::StartHelper(&Thread, call.get());
   if (error != 0) return error;
   static_cast<void>(call.release());
@@ -89,7 +89,7 @@ void BlockingConnects::Returned(std::uint64_t number, int error) {
   const std::shared_ptr<Connection> connection =
       std::move(it->second.connection);
   running_.erase(it);
-  // A place for another, of this peer or of any.
+  // Another call gets the place, of this peer or of any.
   const auto next =
       std::find_if(waiting_.begin(), waiting_.end(),
                    [this](const Entry& entry) { return Room(entry.peer); });

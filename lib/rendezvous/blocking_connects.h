@@ -15,29 +15,32 @@ namespace rcsock::rendezvous {
 class Connection;
 class Core;
 
-// rdma_connect where it blocks (see ConnectBlocks): for as long as the kernel
-// tries, minutes where a filter swallows it.  So each call has a thread of its
-// own, which ends with it.  They are few, and fewer for each peer, so that one
-// behind a filter does not keep the others waiting.
+// Calls rdma_connect where it blocks (ConnectBlocks).  Where a filter swallows
+// the connection, the call lasts for minutes, as long as the kernel tries.  So
+// each call has a thread of its own, which ends with it.  Threads are few, and
+// fewer for each peer, so that a peer behind a filter does not keep others
+// waiting.
 //
-// Threads: the conductor's.  The threads it starts touch nothing of this: they
-// have copies, and post what has come of the call.
+// Threads: the conductor's.  The helper threads touch nothing of this object:
+// they have copies, and post the result of the call.
 class BlockingConnects {
  public:
   explicit BlockingConnects(Core* core) : core_(core) {}
 
-  // Whether calls to that peer hang that nobody waits for any more, as many as
-  // there may be.
+  // Whether as many calls to that peer hang as there may be, none of them
+  // wanted.
   bool Stuck(const Address& peer) const;
   // Calls rdma_connect, sooner or later, and then ConnectReturned.  Keeps the
-  // connection until then: the kernel is at work on its id.  0 or an errno.
+  // connection until then: the kernel is at work on its id.  Returns 0 or an
+  // errno.
   int Start(const Address& peer, std::shared_ptr<Connection> connection,
             const ReqBytes& req);
-  // Nobody wants it any more.  True: the call has not been made, and will not.
+  // Nothing wants the connection any more.  Returns true if the call has not
+  // been made, and will not be.
   bool Leave(const Connection* connection);
-  // Its call has not returned.
+  // Whether its call has not returned.
   bool Runs(const Connection* connection) const;
-  // No thread can report any more.
+  // The conductor ends: no thread can report any more.
   void Close();
   std::size_t size() const { return waiting_.size() + running_.size(); }
 

@@ -11,7 +11,8 @@
 
 namespace rcsock::rendezvous {
 
-// What the thread has: running_ keeps them, or nobody ever destroys them.
+// What the thread has. running_ keeps the connections, or nothing destroys
+// them.
 struct BlockingEnds::Call {
   Core* core;
   std::vector<Connection*> connections;
@@ -22,7 +23,7 @@ void* BlockingEnds::Thread(void* argument) {
   base::tls_internal = true;
   const std::unique_ptr<Call> call(static_cast<Call*>(argument));
   for (Connection* connection : call->connections) connection->End();
-  Core* core = call->core;  // is never destroyed
+  Core* core = call->core;  // a core is never destroyed
   core->PostTask([core] {
     if (Rdma* rdma = core->rdma()) rdma->ends()->Returned();
   });
@@ -39,10 +40,10 @@ void BlockingEnds::Run() {
   auto call = std::make_unique<Call>();
   call->core = core_;
   for (const auto& one : waiting_) call->connections.push_back(one.get());
-  // It can report only after this turn.
+  // The thread can report only after this turn.
   const int error = base::StartHelper(&Thread, call.get());
   if (error != 0) {
-    // They stay, until the next one comes.
+    // The connections stay until the next one comes.
     RCSOCK_LOG(1, "pthread_create: %d", error);
     return;
   }
@@ -51,7 +52,7 @@ void BlockingEnds::Run() {
 }
 
 void BlockingEnds::Returned() {
-  // With the last user of a device goes the device.
+  // The last connection of a device destroys the device.
   running_.clear();
   if (!waiting_.empty()) Run();
 }

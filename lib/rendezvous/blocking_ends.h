@@ -10,20 +10,20 @@ namespace rcsock::rendezvous {
 class Connection;
 class Core;
 
-// Connections whose device went amid an iWARP handshake.  Who destroys such an
-// id, or its QP, waits in the kernel for the end of the handshake, of which
-// nothing is said any more: so a thread does it, for all that there are, and
-// ends.
+// Connections whose device went during an iWARP handshake.  A thread that
+// destroys such an id, or its QP, waits in the kernel for the handshake's end,
+// which nothing reports any more.  So one helper thread destroys all such
+// connections, and ends.
 //
-// Threads: the conductor's.  Its own thread has the connections to itself while
-// it runs, and then posts that it has done.
+// Threads: the conductor's.  While the helper thread runs, it alone uses its
+// connections.  It posts when it has finished.
 class BlockingEnds {
  public:
   explicit BlockingEnds(Core* core) : core_(core) {}
 
-  // Nobody uses the connection, and no call on its id is under way.
+  // Takes a connection that nothing uses.  No call on its id is under way.
   void Add(std::shared_ptr<Connection> connection);
-  // No thread can report any more.
+  // The conductor ends: no thread can report any more.
   void Close();
   std::size_t size() const { return waiting_.size() + running_.size(); }
 

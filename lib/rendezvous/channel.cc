@@ -26,15 +26,15 @@ namespace {
 
 using boost::system::error_code;
 
-// Most messages taken in one turn, so that one peer's flood leaves the others
-// their turns.
+// The most messages taken in one turn, so that one peer's flood leaves the
+// others their turns.
 constexpr int kReadBatch = 32;
-// A socket buffer holds about 270 messages; a burst of new streams is more, and
-// the peer's thread may be off its CPU for a while.
+// A socket buffer holds about 270 messages.  A burst of new streams is more,
+// and the peer's thread may be off its CPU for a while.
 constexpr std::size_t kMaxQueued = 8192;
 constexpr std::chrono::seconds kStuckLimit{5};
 
-// As of when it made the connection.
+// Returns the peer's uid as of the moment when the peer connected.
 uid_t PeerUid(int fd) {
   ucred peer{};
   socklen_t length = sizeof peer;
@@ -76,7 +76,7 @@ Channel::Channel(Core* core, base::PeerSocket fd, bool accepted)
   name_length_ += sizeof space;
 }
 
-// (Neither call of Asio throws on a descriptor or a timer that is open.)
+// Neither call of Asio throws on a descriptor or a timer that is open.
 // NOLINTNEXTLINE(bugprone-exception-escape)
 Channel::~Channel() { Close(); }
 
@@ -137,7 +137,7 @@ void Channel::Take(int turns) {
     Packet packet;
     switch (Receive(fd_.get(), &packet)) {
       case Received::kPacket:
-        // Without an owner the packet, and its descriptors, are dropped.
+        // Without an owner the packet is dropped with its descriptors.
         if (auto owner = owner_.lock()) owner->OnPacket(packet);
         continue;
       case Received::kNothing:
@@ -157,8 +157,8 @@ void Channel::Send(const void* bytes, std::size_t length, const int* fds,
   if (!fd_.ok()) return;
   if (queue_.empty()) {
     const int r = SendPacket(fd_.get(), bytes, length, fds, fd_count);
-    // Of a peer that has gone there may be something left to read: OnReadable
-    // finds the end behind it.
+    // A peer that has gone may have left something to read.  OnReadable finds
+    // the end behind that.
     if (r == 0 || r == -EPIPE || r == -ECONNRESET) return;
     if (r != -EAGAIN && r != -ENOBUFS) return End(base::Reason::kPeerGone);
   }

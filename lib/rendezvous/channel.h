@@ -23,28 +23,28 @@ class ChannelOwner {
  public:
   virtual ~ChannelOwner() = default;
   virtual void OnPacket(Packet& packet) = 0;
-  // The channel has ended of itself (never because of Close).
+  // The channel has ended of itself, never because of Close.
   virtual void OnChannelEnd(base::Reason reason) = 0;
 };
 
-// A connected SOCK_SEQPACKET socket.  It begins as the meeting of two streams
-// and may become the link of two processes: hence the owner can change, even
-// while a packet is being handled.
+// A connected SOCK_SEQPACKET socket.  It begins as the meeting of two streams,
+// and may become the link of two processes.  So the owner can change, even
+// while it handles a packet.
 //
-// Threads: within turns of the conductor (Step).
+// Threads: only within a turn of the conductor (Step).
 class Channel : public std::enable_shared_from_this<Channel> {
  public:
-  // `accepted`: the other end has connected it.
+  // `accepted`: the other end has connected the socket.
   Channel(Core* core, base::PeerSocket fd, bool accepted = false);
   ~Channel();
 
   bool Start();
-  // Hands over what is there to be read, a turn's worth; or all that a peer can
-  // have sent of streams it waits for an answer for.
+  // Hands the packets that have come to the owner, at most `turns` turns'
+  // worth.  Four turns take all that a peer can send of its unanswered streams.
   void Take(int turns = 1);
   void SetOwner(std::weak_ptr<ChannelOwner> owner) { owner_ = owner; }
-  // Sends, or queues a bounded amount; a peer that does not read loses the
-  // channel.  The descriptors stay the caller's.
+  // Sends the message, or queues a bounded amount.  A peer that does not read
+  // loses the channel.  The caller keeps the descriptors.
   void Send(const void* bytes, std::size_t length, const int* fds = nullptr,
             int fd_count = 0);
   template <typename Message>
@@ -52,21 +52,23 @@ class Channel : public std::enable_shared_from_this<Channel> {
             int fd_count = 0) {
     Send(static_cast<const void*>(&message), sizeof message, fds, fd_count);
   }
-  // The link's ends ring each other by it (RUNG) until it is closed.
+  // Until it is closed, the two ends of the link ring each other by this socket
+  // (RUNG).
   void Lend(std::shared_ptr<lane::shm::Link> link);
   void Close();
   bool closed() const { return !fd_.ok(); }
-  // The peer has not read all for a while.
+  // The peer has not read everything for a while.
   bool backed_up() const { return !queue_.empty(); }
   int fd() const { return fd_.get(); }
-  // Whose process is at the other end, by the kernel's word.
+  // Returns the uid of the peer's process, as the kernel reports it.
   uid_t peer_uid() const { return peer_uid_; }
-  // A thread of that process, by its own word.
+  // Returns the number of a thread of the peer's process, as the peer reports
+  // it.
   std::uint32_t peer_thread() const { return peer_thread_; }
   void set_peer_thread(std::uint32_t thread) { peer_thread_ = thread; }
-  // The name that the connecting end's socket is bound to.  The kernel gives it
-  // to no other socket meanwhile: no two channels have one, and both ends know
-  // it.  Empty: that end has bound none.
+  // Returns the name that the connecting end's socket is bound to.  The kernel
+  // gives it to no other socket meanwhile, so no two channels share a name.
+  // Both ends know it.  Empty: the connecting end has bound none.
   std::span<const std::uint8_t> name() const { return {name_, name_length_}; }
 
  private:
@@ -80,7 +82,8 @@ class Channel : public std::enable_shared_from_this<Channel> {
   void Flush();
   void WaitWritable();
   void OnStuck() { End(base::Reason::kTimeout); }
-  // Closes, and tells the owner in a later turn: the caller may be the owner.
+  // Closes, and tells the owner in a later turn, because the caller may be the
+  // owner.
   void End(base::Reason reason);
 
   Core* core_;
@@ -96,9 +99,10 @@ class Channel : public std::enable_shared_from_this<Channel> {
   std::shared_ptr<lane::shm::Link> borrower_;
 };
 
-// Whether the process at the other end has our effective uid ...
+// Whether the peer's process has our effective uid.
 bool PeerHasOurUid(int fd);
-// ... or one of those that shared memory may be used with (Config::peers).
+// Whether the peer's uid may share memory with us: our own or one of
+// Config::peers.
 bool PeerIsTrusted(int fd);
 
 }  // namespace rcsock::rendezvous

@@ -19,13 +19,12 @@ using boost::asio::posix::stream_descriptor;
 using boost::system::error_code;
 
 constexpr int kEventsPerTurn = 64;
-// A lane has receives for all that its peer may send, so a peer that finds none
-// has a broken end before it.  At 20 ms each (verbs::SetRnrTimer), that end is
-// given up after 120 ms, and the stream goes on over TCP.
+// A lane has receives for all that its peer may send.  So a peer that finds
+// none has a broken end before it.  At 20 ms for each try (verbs::SetRnrTimer),
+// the peer gives that end up after 120 ms.  The stream goes on over TCP.
 constexpr std::uint8_t kRnrRetries = 6;
 
-// There is no device yet that could be named: the address says which it would
-// have been.
+// Names the address in the place of a device.  There is no device yet.
 void SetError(int code, const sockaddr_storage& local, verbs::Error* error) {
   *error = {"rdma_bind_addr", code, {}};
   char host[INET6_ADDRSTRLEN] = {};
@@ -76,7 +75,7 @@ verbs::Id Cm::Bind(CmOwner* owner, const Address& address, std::uint32_t scope,
   verbs::Id id = NewId(owner, error);
   if (id == nullptr) return id;
   sockaddr_storage local = ToSockaddr(address, scope, port);
-  // The first one of a device opens it.
+  // The first id of a device opens the device.
   const base::LibraryOpens opens;
   if (verbs::calls.rdma_bind_addr(id.get(),
                                   reinterpret_cast<sockaddr*>(&local)) != 0) {
@@ -100,8 +99,8 @@ void Cm::Wait() {
                             Step step(self->core_);
                             if (self->descriptor_ == nullptr) return;
                             self->OnReadable();
-                            // Waiting looks at the descriptor anew, so what a
-                            // full turn has left brings us back.
+                            // To wait looks at the descriptor anew, so what a
+                            // full turn has left brings this back.
                             if (self->descriptor_ != nullptr) self->Wait();
                           });
 }
@@ -110,7 +109,7 @@ void Cm::OnReadable() {
   for (int i = 0; i < kEventsPerTurn && descriptor_ != nullptr; ++i) {
     rdma_cm_event* event = nullptr;
     {
-      // One that tells of an address or a request may open its device.
+      // An event about an address or a request may open its device.
       const base::LibraryOpens opens;
       if (verbs::calls.rdma_get_cm_event(channel_.get(), &event) != 0) return;
       if (event->id->verbs != nullptr) verbs::AdoptContext(event->id->verbs);
@@ -145,7 +144,7 @@ rdma_conn_param ConnectParameters(const void* data, std::size_t length,
   rdma_conn_param parameters{};
   parameters.private_data = data;
   parameters.private_data_len = static_cast<std::uint8_t>(length);
-  // No atomics are used; iWARP devices want one of each.
+  // No atomics are used. iWARP devices want one of each.
   parameters.responder_resources = 1;
   parameters.initiator_depth = 1;
   parameters.retry_count = retries;

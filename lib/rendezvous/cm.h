@@ -14,8 +14,9 @@ namespace rcsock::rendezvous {
 
 class Core;
 
-// One event of rdma_cm, copied: it has been acknowledged before anybody handles
-// it, since an id whose event is not cannot be destroyed.
+// A copy of one event of rdma_cm.  The event is acknowledged before any owner
+// handles the copy: an id with an event that is not acknowledged cannot be
+// destroyed.
 struct CmEvent {
   rdma_cm_event_type type;
   int status;
@@ -24,30 +25,33 @@ struct CmEvent {
   std::size_t length;
 };
 
-// Whom an id's events go to (rdma_cm_id::context).  Destroys its ids before it
+// Handles an id's events (rdma_cm_id::context).  Destroys its ids before it
 // goes itself.
 class CmOwner {
  public:
   virtual ~CmOwner() = default;
   virtual void OnCm(const CmEvent& event) = 0;
-  // A listening id's: `id` is new, and rejected if it is dropped.
+  // A listening id has a request.  `id` is the new id.  To drop it is to
+  // reject.
   virtual void OnRequest(verbs::Id /*id*/, const CmEvent& /*event*/) {}
 };
 
 // The event channel of a conductor, and its ids.
 //
-// Threads: the conductor's; destroyed with the last id, by whoever has it then.
+// Threads: the conductor's.  The thread that destroys the last id destroys the
+// channel, too.
 class Cm : public std::enable_shared_from_this<Cm> {
  public:
   static std::shared_ptr<Cm> Make(Core* core, verbs::Error* error);
   Cm(Core* core, verbs::EventChannel channel);
 
-  // Null with *error.
+  // Returns null and sets *error if it fails.
   verbs::Id NewId(CmOwner* owner, verbs::Error* error);
-  // The same, bound to an address of this host, and so to a device.
+  // Returns an id bound to an address of this host, and so to a device.
+  // Returns null and sets *error if it fails.
   verbs::Id Bind(CmOwner* owner, const Address& address, std::uint32_t scope,
                  std::uint16_t port, verbs::Error* error);
-  // No event is handled from now on.
+  // Stops handling events.
   void Close();
   int fd() const { return channel_->fd; }
 
@@ -61,9 +65,9 @@ class Cm : public std::enable_shared_from_this<Cm> {
   std::unique_ptr<boost::asio::posix::stream_descriptor> descriptor_;
 };
 
-// Of an rdma_connect or rdma_accept with private data.  `retries`: how often
-// the lanes of both ends send again, as the connecting end says it; the
-// accepting end's is not looked at.
+// Returns the parameters of an rdma_connect or rdma_accept with private data.
+// `retries` says how often the lanes of both ends send again.  Both follow the
+// connecting end; nothing reads the accepting end's value.
 rdma_conn_param ConnectParameters(const void* data, std::size_t length,
                                   std::uint8_t retries);
 

@@ -21,7 +21,7 @@
 namespace rcsock::rendezvous {
 namespace {
 
-// What there is once in a process.  Nothing here has a destructor.
+// What a process has once.  Nothing here has a destructor.
 constinit std::atomic<Core*> g_core{nullptr};
 constinit std::atomic<bool> g_stopping{false};
 constinit base::Latch g_latch;  // starting and stopping
@@ -35,10 +35,10 @@ constinit bool g_clock_known RC_GUARDED_BY(g_latch) = false;
 constinit thread_local Core* tls_core = nullptr;    // on the conductor thread
 constinit thread_local Core* tls_forked = nullptr;  // held since ForkPrepare
 
-// A process without room for a thread or descriptors is not asked to try for
+// A process without room for a thread or descriptors does not try again for
 // each of its streams.
 constexpr std::uint64_t kRetryNs = 1'000'000'000;
-// Generous for what runs on it, small where stacks are accounted for.
+// Generous for what runs on this stack, small where stacks are accounted for.
 constexpr std::size_t kStackSize = 1 << 20;
 
 void* ThreadMain(void* argument) {
@@ -48,13 +48,14 @@ void* ThreadMain(void* argument) {
   return nullptr;
 }
 
-// Starts the thread and waits until it works; kNone, or why not.
+// Starts the thread and waits until it works.  Returns kNone, or why it does
+// not.
 base::Reason Start(Core* core) {
   pthread_attr_t attributes;
   if (::pthread_attr_init(&attributes) != 0) return base::Reason::kNoThread;
   ::pthread_attr_setstacksize(&attributes, kStackSize);
-  // Signals are the application's: the thread inherits a full mask, so that not
-  // even its first instruction can be chosen to run a handler.
+  // Signals are the application's.  The thread inherits a full mask, so that
+  // the kernel cannot run a handler even before its first instruction.
   sigset_t all;
   sigset_t before;
   ::sigfillset(&all);
@@ -86,8 +87,8 @@ Conductor::Conductor() : core_(new Core(this)) {}
 Conductor* Conductor::Get(base::Reason* why) {
   *why = base::Reason::kNoThread;
   if (Core* core = g_core.load(std::memory_order_acquire)) return Running(core);
-  // Not waiting for a Stop: it may wait for the conductor, which may wait for a
-  // latch that the caller holds.
+  // Does not wait for a Stop: that waits for the conductor, which may wait for
+  // a latch of this caller.
   if (g_stopping.load(std::memory_order_acquire)) return nullptr;
   base::LatchGuard lock(g_latch);
   if (Core* core = g_core.load(std::memory_order_acquire)) return Running(core);
@@ -113,7 +114,7 @@ Conductor* Conductor::Get(base::Reason* why) {
       conductor->core_->board = g_board;
       failed = Start(conductor->core_);
       if (failed == base::Reason::kNone) {
-        // Whoever finds a conductor may spin.
+        // A thread that finds a conductor may spin, which needs the clock.
         if (!g_clock_known) base::InitClock();
         g_clock_known = true;
         g_core.store(conductor->core_, std::memory_order_release);
@@ -175,7 +176,7 @@ void Conductor::ForkChild(bool asleep) {
   base::ForeignFdForkUnlock(true);
   if (Core* core = std::exchange(tls_forked, nullptr)) core->Abandon(asleep);
   lane::rdma::UserMemory::ForkChild();
-  // Another thread may have been starting or stopping it.
+  // Another thread may have been starting or stopping the conductor.
   g_latch.Reset();
   g_stopping.store(false, std::memory_order_relaxed);
   g_core.store(nullptr, std::memory_order_release);
@@ -187,10 +188,10 @@ void Conductor::ForkChild(bool asleep) {
   }
   lane::rdma::Memory::ForkChild();
   verbs::ForkChild();
-  // (A handler that forks in a sleep goes back to it, on one of these.)
+  // A handler that forks in a sleep goes back to that sleep, which uses one of
+  // these descriptors.
   if (!asleep) base::CloseParentFds();
-  // A fork from the conductor's own callbacks makes this thread an ordinary
-  // one.
+  // A fork from the conductor's own callbacks makes this an ordinary thread.
   tls_core = nullptr;
 }
 
@@ -198,7 +199,7 @@ void Conductor::Seek(const std::shared_ptr<Seeker>& seeker) {
   try {
     core_->Seek(seeker);
   } catch (...) {
-    // No memory to look for it: it stays on TCP.
+    // There is no memory for a search: the stream stays on TCP.
   }
 }
 void Conductor::Cancel(Seeker* seeker) { core_->Cancel(seeker); }
@@ -236,7 +237,7 @@ void Conductor::SetCompletionHandler(
   try {
     core_->SetHandler(std::move(handler));
   } catch (...) {
-    // No memory: the old one stays.
+    // There is no memory: the old handler stays.
   }
 }
 

@@ -11,8 +11,8 @@
 namespace rcsock::rendezvous {
 namespace {
 
-// A queue pair's time-out is 4.096 us * 2^n: the smallest n that is not below
-// `ms`.
+// Returns a QP's time-out n, which means 4.096 us * 2^n: the smallest that is
+// not below `ms`.
 std::uint8_t AckTimeout(std::uint16_t ms) {
   constexpr std::uint64_t kUnitNs = 4096;
   std::uint8_t n = 0;
@@ -22,7 +22,7 @@ std::uint8_t AckTimeout(std::uint16_t ms) {
 
 void SetAckTimeout(rdma_cm_id* id, std::uint16_t ms) {
   std::uint8_t timeout = AckTimeout(ms);
-  // Not every kernel and transport takes it.
+  // Some kernels and transports refuse it.
   verbs::calls.rdma_set_option(id, RDMA_OPTION_ID, RDMA_OPTION_ID_ACK_TIMEOUT,
                                &timeout, sizeof timeout);
 }
@@ -35,11 +35,11 @@ Connection::~Connection() {
   if (lane_ != nullptr) {
     if (Rdma* rdma = core_->rdma()) rdma->Remove(this);
   }
-  // The lane's end of the QP first; then the peer may know.
+  // The lane's end of the QP goes first.  Then the peer may know.
   held_.reset();
   if (connected_) verbs::calls.rdma_disconnect(id_.get());
   id_.reset();
-  // The last user of a device that has gone lets go of it here.
+  // The last user of a device that has gone lets go of the device here.
   device_.reset();
   GiveTurn();
 }
@@ -132,7 +132,7 @@ bool Connection::MakeLane(int bell, void* cookie, base::Reason* why) {
 void Connection::ConnectReturned(int error) {
   const auto keep = shared_from_this();
   if (error == 0) {
-    // There is an event to come, or it has been.
+    // An event is still to come, or has come.
     if (Rdma* rdma = core_->rdma()) rdma->EndIfGone(this);
     return;
   }
@@ -164,7 +164,7 @@ void Connection::Lost(base::Reason why) {
   if (meeting_ != nullptr) {
     meeting_->OnLost(why);
   } else if (seeker_ != nullptr) {
-    // Held no longer: it has the lane, and will return it.
+    // No longer held: the seeker has the lane, and will return it.
     std::shared_ptr<Seeker> seeker = std::move(seeker_);
     seeker->LinkLost(why);
   }
@@ -181,17 +181,17 @@ void Connection::OnCm(const CmEvent& event) {
       if (Rdma* rdma = core_->rdma()) rdma->EndIfGone(this);
       return;
     case RDMA_CM_EVENT_ADDR_CHANGE:
-      // The hardware address of this end has moved: a bond has failed over.
+      // This end's hardware address has moved: a bond has failed over.
       return Lost(base::Reason::kDeviceLost);
     case RDMA_CM_EVENT_ESTABLISHED:
       established_ = true;
       break;
     case RDMA_CM_EVENT_UNREACHABLE:
-      // After the handshake (since Linux 6.0): the peer's hardware address has
-      // moved.  The queue pair goes on sending to the old one, and would find
-      // out by its retries.  An accepting end whose lane is in use may not have
-      // heard the last packet of its handshake: to that end UNREACHABLE says
-      // nothing of the lane.
+      // Since Linux 6.0 UNREACHABLE after the handshake says that the peer's
+      // hardware address has moved.  The QP goes on sending to the old address,
+      // and would find out by its retries.  An accepting end whose lane is in
+      // use may have missed the last packet of its handshake.  To that end
+      // UNREACHABLE says nothing of the lane.
       if (established_) return Lost(base::Reason::kLaneError);
       break;
     case RDMA_CM_EVENT_TIMEWAIT_EXIT:
@@ -199,7 +199,7 @@ void Connection::OnCm(const CmEvent& event) {
     default:
       break;
   }
-  // Whatever it is, a handshake is over now but for the steps before it.
+  // Any event but these two steps ends a handshake.
   if (event.type != RDMA_CM_EVENT_ADDR_RESOLVED &&
       event.type != RDMA_CM_EVENT_ROUTE_RESOLVED) {
     handshake_ = false;

@@ -33,14 +33,16 @@ namespace {
 using boost::asio::posix::stream_descriptor;
 using boost::system::error_code;
 
-// Completions of bell 0 handled in one turn; a peer can produce them for ever.
+// Completions of bell 0 handled in one batch.  A peer can produce them for
+// ever.
 constexpr int kCompletionBatch = 64;
 constexpr int kBatchesPerTurn = 4;
 
 constexpr int kMaxBinders = 256;
 
-// Asio tells nobody the descriptors of its reactor, and a forked child has to
-// close them.  Access checks do not apply to an explicit instantiation.
+// A forked child has to close the descriptors of Asio's reactor, and Asio tells
+// nobody their numbers.  Access checks do not apply to an explicit
+// instantiation.
 template <auto Member, typename Tag>
 struct Reveal {
   friend auto Pointer(Tag) { return Member; }
@@ -88,7 +90,7 @@ void Core::Run() {
   try {
     TearDown();
   } catch (...) {
-    // Out of memory while giving things back: what is left is leaked.
+    // Memory ran out while giving things back.  What is left leaks.
   }
   state.store(running ? kEnded : kFailed, std::memory_order_release);
   base::FutexWake(&state, 1 << 30, false);
@@ -100,7 +102,7 @@ bool Core::SetUp() {
   rlimit limit{};
   if (::getrlimit(RLIMIT_NOFILE, &limit) == 0 &&
       limit.rlim_cur / 8 < kMaxBinders) {
-    // Small tables are the application's, not ours to fill.
+    // A small table is for the application's descriptors.
     max_binders = static_cast<int>(limit.rlim_cur / 8);
   } else {
     max_binders = kMaxBinders;
@@ -113,7 +115,8 @@ bool Core::SetUp() {
     why = ErrnoReason(errno);
     return false;
   }
-  // An epoll set's, for one whose first lane comes when no descriptor is left.
+  // An epoll set's bell, for a set whose first lane comes when no descriptor is
+  // left.
   bells->EnsureBell(lane::shm::kSetBells);
   poller_ = std::make_unique<lane::shm::ShmPoller>(bells, 0);
   bell_ = std::make_unique<stream_descriptor>(io);
@@ -134,8 +137,8 @@ bool Core::SetUp() {
 }
 
 bool Core::SharedMemoryIsSpent() {
-  // So little is within any limit: most processes never ask for theirs, which
-  // takes some files to read.
+  // Any limit exceeds this.  Most processes stay below it, and never ask for
+  // their limit, which takes some files to read.
   constexpr std::uint64_t kLittle = 4 << 20;
   const std::uint64_t configured = base::GetConfig().max_shared;
   const std::uint64_t total = lane::shm::Touched::Total();
@@ -169,7 +172,7 @@ void Core::TearDown() {
   rdma_.reset();
   timers_.clear();
   lanes.clear();
-  // Their descriptors belong to others.
+  // The descriptors of these two belong to other objects.
   if (bell_ != nullptr && bell_->is_open()) {
     bell_->release();
     bells->Disarm(0);
@@ -181,7 +184,7 @@ void Core::TearDown() {
   poller_.reset();
   sessions.clear();
   std::fill(std::begin(asio_fds_), std::end(asio_fds_), -1);
-  // With it goes every handler that has not run, and what it holds.
+  // Destroys every handler that has not run, with what it holds.
   io_holder.reset();
 }
 
@@ -215,13 +218,13 @@ void Core::Abandon(bool asleep) {
     }
   }
   {
-    // Another thread of the parent may have held it.
+    // Another thread of the parent may have held this latch.
     table_latch_.Reset();
     base::LatchGuard lock(table_latch_);
     abandoned_ = true;
   }
   if (rdma_ != nullptr) rdma_->CloseInherited();
-  // links_ is never destroyed, so nobody closes these numbers a second time.
+  // links_ is never destroyed, so these numbers are closed once.
   for (const auto& link : links_) {
     link->link()->ForgetSocket();
     close(link->fd());
@@ -241,20 +244,20 @@ void Core::WaitBell() {
 }
 
 void Core::OnBell() {
-  // Bell 0 alone is read: nobody but this thread sleeps on it.
+  // Only bell 0 is read: this thread alone sleeps on it.
   lane::shm::EmptyFd(bells->bell_fd(0));
-  // A peer that does not yet know the eventfd of bell k has kicked this one for
+  // A peer that does not know the eventfd of bell k yet has kicked bell 0 for
   // it.
   for (int k = 1; k < lane::kBells; ++k) {
     if (bells->bell_fd(k) >= 0 && bells->Armed(k)) bells->Kick(k);
   }
-  // Arm before the look, as ever: a new generation, so that whoever marks a bit
-  // that the drain below misses kicks again.  Armed twice for a moment rather
-  // than not at all.
+  // Arm, then look.  The new generation makes a thread kick again whose mark
+  // the drain misses.  The bell is armed twice for a moment rather than not at
+  // all.
   bells->Arm(0);
   bells->Disarm(0);
   if (DrainBell()) return WaitBell();
-  // More than a turn's worth: the others' turns first.
+  // More than a turn's worth: other turns go first.
   boost::asio::post(io, [this] {
     Step hold(this);
     OnBell();
@@ -354,7 +357,8 @@ std::shared_ptr<PeerLink> Core::FindOffer(const Tuple& tuple,
 void Core::EndVainLinks() {
   step.AssertHeld();
   constexpr auto kInVain = std::chrono::seconds(10);
-  // A link has about six descriptors: all of these take a fifth of them.
+  // A link has about six descriptors, so these links take a fifth of all
+  // numbers.
   constexpr rlim_t kPart = 32;
   rlimit limit{};
   if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
@@ -382,7 +386,7 @@ void Core::AddLink(std::shared_ptr<PeerLink> link) {
 
 void Core::RemoveLink(PeerLink* link) {
   step.AssertHeld();
-  // Kill has marked each open lane for the bell it names: let them all look.
+  // Link::Kill has marked each open lane for its bell: let all bells look.
   if (poller_ != nullptr) {
     DrainBell();
     poller_->RemoveLink(link->link().get());
@@ -400,8 +404,8 @@ void Core::RemoveLink(PeerLink* link) {
 
 void Core::LookAtSelf() {
   step.AssertHeld();
-  // What is taken has its answer, which is to be taken in turn: not from
-  // within, for the stack may be a small one.
+  // The answer to what a link takes is taken in turn, and not from within: the
+  // stack may be a small one.
   if (at_self_) return;
   struct Under {
     explicit Under(bool* way) : way_(way) { *way_ = true; }

@@ -35,64 +35,69 @@ class PeerLink;
 class Rdma;
 class Session;
 
-// What Conductor hides: the state of the one background thread.  It is never
-// destroyed: a raw Conductor pointer may be in use in any thread when it stops.
-// What costs something (descriptors, links) is let go of.
+// The state of the one background thread, which Conductor hides.  A core is
+// never destroyed: any thread may use a raw Conductor pointer when the
+// conductor stops.  A stop gives back what costs something, such as descriptors
+// and links.
 //
-// Threads: what is marked (any) under its latch; all else within a Step, by the
-// conductor thread or one that has taken its place (Here).
+// Threads: any thread may use what is marked (any), under its latch.
+// Everything else belongs to a Step, of the conductor thread or of a thread
+// that has taken its place (Here).
 class Core {
  public:
   explicit Core(Conductor* conductor);
 
-  // The thread's whole life; `state` and `why` say how it goes.
+  // The thread's whole life.  `state` and `why` report how it goes.
   void Run();
   void RequestStop();
   Conductor* conductor() const { return conductor_; }
 
   // --- Sessions and links
   Session* FindSession(const Tuple& tuple, stream::Role role);
-  bool AddSession(Session* session);  // false: its tuple is being sought
+  bool AddSession(Session* session);  // false: its tuple has a session
   void RemoveSession(Session* session);
-  // The live link with that process of that user, of which this end decides or
-  // not.
+  // Returns the live link with that process of that user, or null.  `decider`:
+  // this end decides on the link.
   std::shared_ptr<PeerLink> FindLink(const Uuid& uuid, uid_t uid, bool decider);
-  // The link whose peer has offered what this session looks for.
+  // Returns the link whose peer has offered what this session looks for.
   std::shared_ptr<PeerLink> FindOffer(const Tuple& tuple, stream::Role role);
   void AddLink(std::shared_ptr<PeerLink> link);
   void RemoveLink(PeerLink* link);
-  // Those of these bells that somebody sleeps by.
+  // Rings those of these bells that are armed.
   void RingBells(lane::BellMask which);
-  // Takes what this process has just said to itself, both ways: there and back,
-  // and the word that follows.
+  // Takes what this process has just sent itself over its own link: the
+  // message, its answer, and the message that follows.
   void LookAtSelf();
   std::uint32_t NextEpoch();
   bool RandomBytes(void* to, std::size_t length);
-  // The rings of this process have as much memory as they may (max_shared).
+  // Whether the rings of this process have all the memory that they may have
+  // (max_shared).
   bool SharedMemoryIsSpent();
   bool MayBind() const { return binders < max_binders; }
-  // Of sessions that may bind when fewer others do.
+  // Sessions that may bind once fewer others do.
   WaitingLine<Session> queue;
-  // A binder has gone.
+  // Called when a binder has gone.
   void NextInQueue();
 
   // --- RDMA
-  // Made on first use.  Null: *why_not.
+  // Makes the RDMA state on first use.  Returns null and sets *why_not if it
+  // cannot.
   Rdma* GetRdma(base::Reason* why_not);
   Rdma* rdma() const {
-    // (Not looked at: a connection that outlives the conductor finds none.)
+    // A connection that outlives the conductor finds null.
     step.AssertUnshared();
     return rdma_.get();
   }
-  // The stream has it until ReturnLane.
+  // Keeps the connection of a stream's lane until ReturnLane.
   void AddRdmaLane(const lane::Lane* lane,
                    std::shared_ptr<Connection> connection);
 
-  // Where a connector found nobody under rcsock.
+  // Services where a connector found no peer under rcsock.
   Recent plain{1'000'000'000};
-  // Where one found its peer: whoever is missing there is late, not plain.
+  // Services where a connector found its peer.  A peer that is missing there is
+  // late, not plain.
   Recent met{10'000'000'000};
-  // Where a handshake of RDMA got no answer.
+  // Services where an RDMA handshake got no answer.
   Silent silent{5'000'000'000, 5'000'000'000};
   Neighbours neighbours;
 
@@ -114,25 +119,26 @@ class Core {
   std::vector<std::shared_ptr<lane::shm::Link>> Links();
   void ForgetSeeker(const Seeker* seeker, const Session* session);
 
-  // A descriptor of what this process tells of itself, or -1.
+  // Returns a descriptor of what this process tells of itself, or -1.
   int Inspect() const {
     int (*inspector)() = inspector_.load(std::memory_order_acquire);
     return inspector == nullptr ? -1 : inspector();
   }
 
-  // In the child of fork.
+  // Called in the child of fork.
   void Abandon(bool asleep);
 
-  // Let go of when the thread ends, with its descriptors; posting is under
-  // table_latch_, so that nobody posts to one that is gone.
+  // Destroyed with its descriptors when the thread ends.  A thread posts under
+  // table_latch_, so that none posts to an io_context that has gone.
   std::optional<boost::asio::io_context> io_holder{std::in_place, 1};
   boost::asio::io_context& io = *io_holder;
-  // Held in each turn of the conductor: who holds it sees nothing mid-way.
+  // Held in each turn of the conductor.  Its holder sees nothing mid-way.
   base::Latch step;
   Uuid uuid{};
-  // One for the process's life: pollers outlive a conductor.
+  // The bells and the board last as long as the process: pollers outlive a
+  // conductor.
   lane::shm::Bells* bells = nullptr;
-  lane::Board* board = nullptr;  // likewise
+  lane::Board* board = nullptr;
   Sources sources{this};
   Anchors anchors;
   HostAddresses host;
@@ -147,7 +153,7 @@ class Core {
   };
   std::unordered_map<const lane::Lane*, LaneHome> lanes;
 
-  // On its own thread: whose the process is.
+  // Notes on its own thread which user owns the process.
   void NoteOwner();
 
   pthread_t thread{};
@@ -161,13 +167,14 @@ class Core {
   void TearDown();
   void WaitBell();
   void OnBell();
-  // True if nothing was left; false after a bounded number of completions.
+  // Returns true if nothing was left, and false after a bounded number of
+  // completions.
   bool DrainBell();
   void WaitAnchors();
   void NoteAsioFds();
-  // A process of our own uid, or of a named user, may begin links and never
-  // prove that it has a connection.  Each new link ends those that have waited
-  // for ten seconds, and the oldest of too many.
+  // Ends links in vain.  A process of our own uid, or of a named user, may
+  // begin links and never prove that it has a connection.  Each new link ends
+  // those that have waited for ten seconds, and the oldest of too many.
   void EndVainLinks();
   void ReturnRdmaLane(std::unique_ptr<lane::Lane> lane);
   template <typename Task>
@@ -185,11 +192,11 @@ class Core {
   std::unique_ptr<boost::asio::posix::stream_descriptor> anchor_set_;
   int asio_fds_[3] = {-1, -1, -1};
 
-  // One session per end of a connection: both may be ours.
+  // One session for each end of a connection.  This process may have both.
   std::unordered_map<Tuple, Session*, TupleHash> sessions_[2] RC_GUARDED_BY(
       step);
   std::vector<std::shared_ptr<PeerLink>> links_ RC_GUARDED_BY(step);
-  std::uint64_t max_shared_ = 0;  // once it was asked for
+  std::uint64_t max_shared_ = 0;  // once it has been read
   // LookAtSelf is under way.
   bool at_self_ RC_GUARDED_BY(step) = false;
   std::unique_ptr<Rdma> rdma_ RC_GUARDED_BY(step);
@@ -210,10 +217,10 @@ class Core {
   Handler handler_ RC_GUARDED_BY(table_latch_);
   std::vector<std::shared_ptr<lane::shm::Link>> live_links_
       RC_GUARDED_BY(table_latch_);
-  // Those that streams have.  They may outlive the thread.
+  // The lanes that streams have.  They may outlive the thread.
   std::unordered_map<const lane::Lane*, std::shared_ptr<Connection>> rdma_lanes_
       RC_GUARDED_BY(table_latch_);
-  // In a child of fork.
+  // Set in a child of fork.
   bool abandoned_ RC_GUARDED_BY(table_latch_) = false;
 };
 

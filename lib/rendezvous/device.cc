@@ -63,16 +63,16 @@ void LogError(const verbs::Error& error) {
              std::strerror(error.code));
 }
 
-// A stream has put something off in order to send it with more.  It must not
+// A stream has put something off, in order to send it with more.  It must not
 // wait for ever for a thread of the program to come by.
 static void OnPutOff(void* arg) {
-  auto* core = static_cast<Core*>(arg);  // is never destroyed
+  auto* core = static_cast<Core*>(arg);  // a core is never destroyed
   try {
     core->PostTask([core] {
       if (Rdma* rdma = core->rdma()) rdma->FlushSoon();
     });
   } catch (const std::bad_alloc&) {
-    // It waits for the next thread that looks, or sleeps.
+    // It waits for the next thread that looks or sleeps.
   }
 }
 
@@ -138,7 +138,7 @@ Device::Device(Core* core, std::shared_ptr<Cm> cm)
 
 Device::~Device() {
   Close();
-  // The conductor watches no source that nobody wants any more.
+  // The conductor stops watching sources that no lane wants.
   core_->sources.Sweep();
   domain_.reset();
   if (keeper_ == nullptr) return;
@@ -169,8 +169,8 @@ void Device::Lose() {
 
 void Device::OnCm(const CmEvent& event) {
   // The keeper's own address may move to another device (ADDR_CHANGE).  The
-  // keeper stays bound to this device, and that is all it is for: to keep the
-  // context, and to hear that the device goes.
+  // keeper stays bound to this device.  It only keeps the context, and hears
+  // that the device goes.
   if (event.type == RDMA_CM_EVENT_DEVICE_REMOVAL) Lose();
 }
 
@@ -190,11 +190,11 @@ bool Device::OnAsync() {
   for (int i = 0; i < kEventsPerTurn && async_ != nullptr; ++i) {
     ibv_async_event event;
     if (verbs::calls.ibv_get_async_event(context(), &event) != 0) {
-      // The file reports for ever once the kernel has taken the device away.
+      // Once the kernel has taken the device away, the file reports for ever.
       if (errno != EAGAIN && errno != EINTR) Lose();
       return false;
     }
-    // The QP of an event can't be destroyed before it is acknowledged.
+    // The QP of an event cannot be destroyed before the event is acknowledged.
     const std::uint32_t qp_num =
         event.event_type == IBV_EVENT_QP_FATAL ||
                 event.event_type == IBV_EVENT_QP_REQ_ERR ||
@@ -202,7 +202,7 @@ bool Device::OnAsync() {
                 event.event_type == IBV_EVENT_QP_LAST_WQE_REACHED
             ? event.element.qp->qp_num
             : 0;
-    // The queue of this event is there until then, too.
+    // Nor can the SRQ of this event.
     if (event.event_type == IBV_EVENT_SRQ_LIMIT_REACHED) {
       domain_->OnSrqLimit(event.element.srq);
     }
@@ -220,18 +220,18 @@ bool Device::OnAsync() {
         rdma->LastWqeReached(context(), qp_num);
         break;
       case IBV_EVENT_LID_CHANGE:
-        // The subnet manager has renamed the port.  The peers' queue pairs send
-        // to its old name: their packets come here no more.
+        // The subnet manager has renamed the port.  The peers' QPs send to the
+        // old name, so their packets come here no more.
       case IBV_EVENT_PORT_ERR:
         rdma->LosePort(context(), event.element.port_num,
                        base::Reason::kDeviceLost);
         break;
       case IBV_EVENT_GID_CHANGE:
       case IBV_EVENT_PORT_ACTIVE:
-        // An address may have come, gone, or moved to another device (a bond
-        // without RoCE LAG that fails over).  A queue pair whose address has
-        // gone sends packets that nobody answers, until its retries end.  While
-        // the port was down nothing was told.
+        // An address may have come, gone, or moved to another device: a bond
+        // without RoCE LAG fails over so.  A QP whose address has gone sends
+        // packets without an answer, until its retries end.  While the port was
+        // down, the kernel reported nothing.
         rdma->AddressesMayHaveMoved();
         break;
       case IBV_EVENT_CQ_ERR:
@@ -242,8 +242,8 @@ bool Device::OnAsync() {
       default:
         // SM_CHANGE and CLIENT_REREGISTER: another subnet manager asks for what
         // clients have registered with it.  Lanes register nothing, and their
-        // queue pairs know their paths.  PKEY_CHANGE comes with every sweep of
-        // some subnet managers: a lane that has lost its partition ends by its
+        // QPs know their paths.  PKEY_CHANGE comes with every sweep of some
+        // subnet managers.  A lane that has lost its partition ends by its
         // retries.
         break;
     }

@@ -12,14 +12,15 @@
 
 namespace rcsock::rendezvous {
 
-// One device that this process uses: its domain, the events of its context, and
-// an id bound to it, without which librdmacm may close the context of a device
-// that has gone while the domain still uses it.
+// One device that this process uses.  Owns the device's domain, the events of
+// its context, and an id bound to the device.  Without that id librdmacm may
+// close the context of a device that has gone, while the domain still uses it.
 //
-// Threads: the conductor's; destroyed with its last connection.
+// Threads: the conductor's.  Its last connection destroys it.
 class Device : public CmOwner, public std::enable_shared_from_this<Device> {
  public:
-  // The device that `id` is bound to.  Null: *why.
+  // Returns the device that `id` is bound to.  Returns null and sets *why if it
+  // fails.
   static std::shared_ptr<Device> Make(Core* core, std::shared_ptr<Cm> cm,
                                       const rdma_cm_id* id, base::Reason* why);
   Device(Core* core, std::shared_ptr<Cm> cm);
@@ -27,21 +28,22 @@ class Device : public CmOwner, public std::enable_shared_from_this<Device> {
 
   lane::rdma::Domain* domain() const { return domain_.get(); }
   ibv_context* context() const { return keeper_->verbs; }
-  // It has gone, or failed: every lane of it is dead, and no new one is made.
+  // The device has gone or failed.  All its lanes are dead, and no new lane is
+  // made.
   void Lose();
   bool lost() const { return lost_; }
-  // The conductor ends; lanes may live on for a while.
+  // The conductor ends.  Lanes may live on for a while.
   void Close();
   void OnCm(const CmEvent& event) override;
-  // Whether the device reports LAST_WQE_REACHED.  It does until it has been
-  // waited for in vain a few times, and again once one has come.
+  // Whether the device reports LAST_WQE_REACHED.  False after kInVain waits in
+  // vain in a row, until a report comes.
   bool Reports() const { return in_vain_ < kInVain; }
   void Reported() { in_vain_ = 0; }
   void NotReported() { ++in_vain_; }
-  // Handles the asynchronous events that are there, up to a bound.  True: there
-  // may be more.
+  // Handles asynchronous events, up to a bound.  Returns true if there may be
+  // more.
   bool OnAsync();
-  // Some lane has put something off: it goes out within Pace::flush_us.
+  // A lane has put something off.  Sends it within Pace::flush_us.
   void FlushSoon();
 
  private:
@@ -62,13 +64,13 @@ class Device : public CmOwner, public std::enable_shared_from_this<Device> {
   int in_vain_ = 0;
 };
 
-// Whether rdma_connect on this device does not return before the peer answers.
+// Whether rdma_connect on this device returns only once the peer has answered.
 bool ConnectBlocks(ibv_context* context);
 
-// Soft-RoCE, or a device that does not say what it is.
+// True for Soft-RoCE, and for a device that does not say what it is.
 bool IsRxe(ibv_context* context);
 
-// What a failed call means for a stream.
+// Returns the reason that a failed call gives a stream.
 base::Reason VerbsReason(const verbs::Error& error);
 void LogError(const verbs::Error& error);
 

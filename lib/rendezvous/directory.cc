@@ -22,17 +22,17 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// REQs that the kernel keeps while this thread is busy.
+// REQs that the kernel keeps while the conductor's thread is busy.
 constexpr int kRdmaBacklog = 128;
 constexpr int kNameBacklog = 64;
 constexpr std::size_t kMaxMembers = 1024;
 constexpr std::uint64_t kMomentNs = 1'000'000'000;
 constexpr std::size_t kMaxElsewhere = 1 << 18;
-// The holder of the port may be between taking it and opening its name, or be
-// ending: 1 ms, twice as long each time, a second at most.
+// The port's holder may be about to open its name, or be ending.  The pause is
+// 1 ms, then twice as long each time, a second at most.
 constexpr int kMaxDoublings = 10;
-// A server's next connection comes to the same port; one that is made for a
-// single connection is never used again.
+// A server's next connection comes to its old port.  A port made for a single
+// connection is never used again.
 constexpr std::chrono::seconds kIdleLimit{5};
 
 }  // namespace
@@ -65,8 +65,8 @@ std::uint16_t Listener::port() const {
   return ntohs(verbs::calls.rdma_get_src_port(id_.get()));
 }
 
-// A socket may have this port beside connections, which have been accepted
-// there, but not beside one that listens.
+// A socket may share this port with accepted connections, but not with a socket
+// that listens.
 bool Listener::Deaf() const {
   if (!ConnectBlocks(id_->verbs)) return false;
   const sockaddr_storage local = ToSockaddr(address_, scope_, port());
@@ -87,12 +87,12 @@ void Listener::OnCm(const CmEvent& event) {
     return rdma_->LoseDevice(event.id->verbs);  // and this with it
   }
   if (event.type == RDMA_CM_EVENT_ADDR_CHANGE && event.id == id_.get()) {
-    // A bond has failed over: this id still has the old hardware address, or
+    // A bond has failed over.  This id still has the old hardware address, or
     // the old device.
     stale_ = true;
     return rdma_->AddressesMayHaveMoved();
   }
-  // What a request that is held inherits.
+  // A request that is held inherits this owner.
   if (event.id != id_.get()) rdma_->DropHeld(event.id);
 }
 
@@ -117,7 +117,7 @@ class Directory::Member : public ChannelOwner {
  private:
   void Leave() {
     if (Directory* directory = std::exchange(directory_, nullptr)) {
-      directory->Drop(this);  // and this object goes
+      directory->Drop(this);  // destroys this object
     }
   }
   Directory* directory_;
@@ -134,7 +134,8 @@ Directory::Directory(Rdma* rdma, const Address& address, std::uint32_t scope,
       timer_(rdma->core()),
       idle_timer_(rdma->core()) {}
 
-// (Asio's cancel and release say that they throw; here they have nothing to.)
+// Asio's cancel and release say that they throw.  Here they have nothing to
+// throw.
 // NOLINTNEXTLINE(bugprone-exception-escape)
 Directory::~Directory() { Close(); }
 
@@ -237,7 +238,7 @@ void Directory::ListenAnew() {
   RCSOCK_LOG(1, "RDMA port %u was no longer listened to", port_);
   listener_.reset();
   if (Listen()) return;
-  // Another has it, who may take in what is known here.
+  // Another process has the port, and may take in what this one knows.
   LetGo();
   state_ = State::kIdle;
   Try();
@@ -263,8 +264,8 @@ void Directory::OpenName() {
   name_ = NameListener::Make(
       rdma_->core(), name, length, kNameBacklog,
       [this](base::PeerSocket fd) { OnJoin(std::move(fd)); });
-  // Taken by one that is ending, or by a squatter: streams of this process are
-  // found all the same.
+  // A process that is ending has the name, or a squatter has it.  Peers find
+  // the streams of this process nevertheless.
   if (name_ == nullptr) TryAgain();
 }
 
@@ -285,7 +286,7 @@ bool Directory::Take(Member* member, Packet& packet) {
     if (add.port == 0 || elsewhere_.size() >= kMaxElsewhere) return false;
     elsewhere_[tuple] = {add.port, member};
     rdma_->Answer(tuple, add.port);
-    MendHearing();  // which may have let go of the member
+    MendHearing();  // may drop the member
     return true;
   }
   if (packet.Read(&remove) && packet.fd_count == 0) {
@@ -346,7 +347,7 @@ bool Directory::TryJoin() {
 }
 
 void Directory::OnPacket(Packet& /*packet*/) {
-  // The holder of a directory says nothing: it is none.
+  // An owner says nothing, so the peer is no owner.
   channel_->Close();
   OnChannelEnd(base::Reason::kProtocol);
 }
@@ -354,9 +355,9 @@ void Directory::OnPacket(Packet& /*packet*/) {
 void Directory::OnChannelEnd(base::Reason /*reason*/) {
   channel_.reset();
   state_ = State::kIdle;
-  // All the others try at this moment too; those who find nothing wait longer
-  // each time, and so does one that was a member for a moment only: its owner
-  // has no place for it.
+  // All members try at this moment.  A process that finds nothing waits longer
+  // each time.  So does a process that was a member for a moment only: the
+  // owner has no place for it.
   if (joined_ns_ + kMomentNs > base::NowNs()) {
     if (!timer_runs_ && !waiting_.empty()) TryAgain();
     return;

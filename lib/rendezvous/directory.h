@@ -17,10 +17,11 @@ namespace rcsock::rendezvous {
 class Directory;
 class Rdma;
 
-// An RDMA port at which this process takes REQs.
+// An RDMA port at which this process takes REQs.  Belongs to the conductor's
+// turn.
 class Listener : public CmOwner {
  public:
-  // Port 0: any.  Null: *error.
+  // Port 0: any port.  Returns null and sets *error if it fails.
   static std::unique_ptr<Listener> Make(Rdma* rdma, Directory* directory,
                                         const Address& address,
                                         std::uint32_t scope, std::uint16_t port,
@@ -34,16 +35,16 @@ class Listener : public CmOwner {
   std::uint32_t scope() const { return scope_; }
   const rdma_cm_id* id() const { return id_.get(); }
   ibv_context* context() const { return id_->verbs; }
-  // The kernel no longer listens.  siw and erdma end a listener, without a
-  // word, when a connection ends that they have not accepted yet: who looks for
-  // open ports makes such.
+  // Whether the kernel no longer listens. siw and erdma end a listener without
+  // a word when a connection ends before they have accepted it.  Programs that
+  // look for open ports make such connections.
   bool Deaf() const;
-  // Its address has moved, or has gone: a new listener is needed.
+  // The address has moved or has gone, so a new listener is needed.
   void SetStale() { stale_ = true; }
   bool stale() const { return stale_; }
-  // Who connects to its port is heard.
+  // Whether a connection to the port reaches this listener.
   bool Hears() const { return !stale_ && !Deaf(); }
-  // Null: it is no directory's.
+  // Null: the listener is this process's own, of no directory.
   Directory* directory() const { return directory_; }
   void OnCm(const CmEvent& event) override;
   void OnRequest(verbs::Id id, const CmEvent& event) override;
@@ -57,13 +58,14 @@ class Listener : public CmOwner {
   verbs::Id id_;
 };
 
-// Who, of the processes of this user, has the accepted ends of the connections
-// to one port.  One process holds the port in the RDMA port space and keeps the
-// directory, under an abstract AF_UNIX name; the others tell it which of their
-// streams wait.  When it ends, one of them takes over.  A directory that nobody
-// needs for some seconds is given up: a server may use a port after the other.
+// Knows which processes of this user have the accepted ends of the connections
+// to one port.  One process, the owner, holds the port in the RDMA port space
+// and keeps the directory under an abstract AF_UNIX name.  The others, the
+// members, register those of their streams that wait.  When the owner ends, a
+// member takes over.  A directory that no stream needs for some seconds is
+// given up: a server may use one port after the other.
 //
-// Threads: within turns of the conductor (Step).
+// Threads: only within a turn of the conductor (Step).
 class Directory : public ChannelOwner,
                   public std::enable_shared_from_this<Directory> {
  public:
@@ -72,34 +74,34 @@ class Directory : public ChannelOwner,
   ~Directory() override;
   void Close();
 
-  // A stream of this process waits; it waits no more.
+  // A stream of this process begins to wait, or ends its wait.
   void Add(const Tuple& tuple);
   void Remove(const Tuple& tuple);
-  // The RDMA port of the other process in which the tuple waits; 0: none.
+  // Returns the RDMA port of the other process in which the tuple waits, or 0.
   std::uint16_t PortOf(const Tuple& tuple) const;
-  // A REQ has come to its port: whoever sends it will come again.
+  // A REQ has come to the port.  Its sender will come again.
   void Asked() { MayBeIdle(); }
-  // The port is held by a process of another user: nobody finds us.
+  // A process of another user holds the port: no peer finds this process.
   bool foreign() const { return state_ == State::kForeign; }
-  // The port is ours.
+  // This process holds the port.
   bool owner() const { return state_ == State::kOwner; }
-  // If it is, but nobody who connects there is heard any more: listens anew.
+  // Listens anew if this process owns the port, and its listener hears nobody.
   void MendHearing();
-  // Of an owner; null: it is none.
+  // The owner's listener, or null.
   Listener* listener() const { return listener_.get(); }
-  // An owner listens at its port once more, where its address leads now.
+  // Makes the owner listen again at its port, where its address leads now.
   void ListenAnew();
-  // Registered with whoever holds it.
+  // This process has registered with the owner.
   bool member() const { return state_ == State::kMember; }
 
   void OnPacket(Packet& packet) override;
   void OnChannelEnd(base::Reason reason) override;
-  // In a child of fork.
+  // Called in a child of fork.
   void CloseInherited() const;
 
  private:
   enum class State { kIdle, kOwner, kMember, kForeign };
-  // A process that has registered with us.
+  // A process that has registered with this one.
   class Member;
 
   void Try();
@@ -115,7 +117,7 @@ class Directory : public ChannelOwner,
   void SendAdd(const Tuple& tuple);
   bool Take(Member* member, Packet& packet);
   void Drop(Member* member);
-  // Of what an owner has but the port.
+  // Gives up all that an owner has, except the port.
   void LetGo();
   socklen_t Name(sockaddr_un* name) const;
 
@@ -125,7 +127,7 @@ class Directory : public ChannelOwner,
   const std::uint16_t port_;
   const std::uint16_t own_port_;  // of this process's own listener
   State state_ = State::kIdle;
-  std::unordered_set<Tuple, TupleHash> waiting_;  // here
+  std::unordered_set<Tuple, TupleHash> waiting_;  // streams of this process
   Timer timer_;
   bool timer_runs_ = false;
   int tries_ = 0;

@@ -15,7 +15,7 @@
 namespace rcsock::rendezvous {
 namespace {
 
-// Readers that wait while this thread is busy; one more is told to come again.
+// Readers that wait while the conductor is busy.  One more has to come again.
 constexpr int kBacklog = 8;
 
 socklen_t InspectionName(const Uuid& uuid, sockaddr_un* name) {

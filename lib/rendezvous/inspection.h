@@ -10,17 +10,17 @@ namespace rcsock::rendezvous {
 
 class Core;
 
-// Where `rcsock stat` asks this process what its streams do: an abstract
-// AF_UNIX name, "rcsock/1/stat/" and the conductor's uuid in hex, listed in
-// /proc/net/unix.  Who connects, and is this user or root, gets one record with
-// one descriptor, a sealed memfd, and then the end of the connection; the
-// record is in its socket's queue by then, so a slow reader holds up nobody.
+// Where `rcsock stat` asks this process what its streams do.  The abstract
+// AF_UNIX name is "rcsock/1/stat/" and the conductor's uuid in hex;
+// /proc/net/unix lists it.  A client of this user, or root, gets one record
+// with one descriptor, a sealed memfd.  Then the connection ends.  The record
+// is in the client's queue by then, so a slow reader holds up nobody.
 //
-// Threads: within turns of the conductor (Step).
+// Threads: only within a turn of the conductor (Step).
 class Inspection {
  public:
   explicit Inspection(Core* core) : core_(core) {}
-  // Without a descriptor for it nobody can ask, and that is all.
+  // Opens the name.  Without a descriptor for it, no client can ask.
   void Open();
   void Close();
   int fd() const { return listener_ == nullptr ? -1 : listener_->fd(); }

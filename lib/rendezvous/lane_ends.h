@@ -12,21 +12,22 @@ namespace rcsock::rendezvous {
 class Connection;
 class Core;
 
-// Connections whose lane has been given back.  Their QP is in error, their peer
-// knows, and the device has still to report LAST_WQE_REACHED: a QP that is
-// destroyed earlier may take a receive of its shared queue with it.  Each is
-// destroyed at that report, or kWait after it came here.
+// Connections whose lane has been given back.  The QP is in error, the peer
+// knows, and the device has still to report LAST_WQE_REACHED.  A QP that is
+// destroyed earlier may take a receive of its shared queue with it.  A
+// connection is destroyed at that report, or kWait after it came here, or when
+// too many wait.
 //
 // Threads: the conductor's.
 class LaneEnds {
  public:
   explicit LaneEnds(Core* core);
 
-  // Nobody uses the connection.  Destroys it, now or later.
+  // Destroys a connection that nothing uses, now or later.
   void Add(std::shared_ptr<Connection> connection);
-  // The report for this one has come.
+  // The report for this connection has come.
   void Reported(const Connection* connection);
-  // Nothing is reported of these any more.
+  // Drops the connections for which no report comes any more.
   template <typename Predicate>
   void DropIf(Predicate gone) {
     for (std::size_t i = 0; i < waiting_.size();) {
@@ -42,10 +43,10 @@ class LaneEnds {
   std::size_t size() const { return waiting_.size(); }
 
  private:
-  // Devices report within microseconds once a QP is in error; so long, for one
-  // whose event waits behind others.
+  // Devices report within microseconds once a QP is in error.  The limit leaves
+  // time for an event that waits behind others.
   static constexpr std::chrono::milliseconds kWait{500};
-  // More than so many lanes do not wait at once: what waits has memory.
+  // The most lanes that wait at once: a waiting lane has memory.
   static constexpr std::size_t kMost = 256;
 
   struct Waiting {
@@ -54,8 +55,8 @@ class LaneEnds {
   };
   void Wait();
   void OnTimer();
-  // Takes reports that have come, and of which the conductor has not heard yet:
-  // it may have been busy, or stopped.
+  // Takes reports that the conductor has not read yet.  It may have been busy,
+  // or stopped.
   void LookForReports();
 
   Core* const core_;

@@ -69,7 +69,7 @@ void NameListener::Wait() {
 
 void NameListener::OnReadable() {
   for (int i = 0; i < kPerTurn && fd_.ok(); ++i) {
-    // Those who wait there are the kernel's to keep.
+    // The kernel keeps the visitors meanwhile.
     if (base::ClosesPileUp()) {
       return pause_.Start(kPause, shared_from_this(), &NameListener::Wait);
     }
@@ -83,9 +83,9 @@ void NameListener::OnReadable() {
     } else if (errno == EAGAIN) {
       break;
     } else {
-      // No descriptors, or no memory.  Whoever waits is still there, and
-      // waiting looks at the queue anew: it would report them at once, for as
-      // long as that lasts.
+      // There are no descriptors, or there is no memory.  The visitor is still
+      // in the queue.  A new wait would report it at once, for as long as that
+      // lasts.
       return pause_.Start(kPause, shared_from_this(), &NameListener::Wait);
     }
   }

@@ -15,21 +15,21 @@ namespace rcsock::rendezvous {
 
 class Core;
 
-// An AF_UNIX name under which this process can be reached for as long as it
-// likes.  Where there is no descriptor for whoever comes, they wait in the
-// kernel's queue, and it is looked at ten times a second.
+// Listens at an AF_UNIX name for as long as this process likes.  While there is
+// no descriptor for a visitor, the visitor waits in the kernel's queue.  The
+// listener looks at the queue ten times a second then.
 //
-// Threads: within turns of the conductor.
+// Threads: only within a turn of the conductor.
 class NameListener : public std::enable_shared_from_this<NameListener> {
  public:
   using Visitor = std::function<void(base::PeerSocket)>;
 
-  // Null: the name is taken, or there is no descriptor.
+  // Returns null if the name is taken, or if there is no descriptor.
   static std::shared_ptr<NameListener> Make(Core* core, const sockaddr_un& name,
                                             socklen_t length, int backlog,
                                             Visitor visitor);
   NameListener(Core* core, base::PeerSocket fd, Visitor visitor);
-  // Whoever made it closes it; the visitor is not called any more.
+  // The maker of the listener closes it.  The visitor is not called any more.
   void Close();
   int fd() const { return fd_.get(); }
 

@@ -13,9 +13,10 @@
 
 namespace rcsock::rendezvous {
 
-// Which processes were met at which service, the last first: where the next
-// connection of the service is likely to have its other end.  The conductor's
-// alone.
+// Which processes this one has met at which service, the last first.  The next
+// connection of the service probably has its other end in one of them.
+//
+// Threads: only within a turn of the conductor.
 class Neighbours {
  public:
   const std::vector<Uuid>& At(const Address& address,
@@ -38,7 +39,7 @@ class Neighbours {
 
  private:
   static constexpr std::size_t kMostServices = 1024;
-  // A message to each for every connection, so a few.
+  // A few: every connection sends a message to each.
   static constexpr std::size_t kMostThere = 4;
   std::map<std::pair<Address, std::uint16_t>, std::vector<Uuid>> known_;
 };

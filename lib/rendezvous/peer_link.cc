@@ -24,15 +24,16 @@ using lane::shm::kMaxSegments;
 using lane::shm::kSegmentStreams;
 
 constexpr std::chrono::seconds kAckLimit{2};
-// As many as one peer may have us keep; it takes back each after a second.
+// The offers that one peer may have this process keep.  The peer takes each
+// back when its search ends.
 constexpr std::size_t kMostHeld = 256;
-// Side 0: with so many unanswered no more is offered: a peer that does not come
-// to answer is not to be flooded.
+// Side 0 offers no more while so many are unanswered: a peer that does not come
+// to answer must not be flooded.
 constexpr int kMostUnanswered = 32;
-// A number that has been free for so long is not likely to be used again at
-// once: its memory is given back.
+// A number that has been free for so long will hardly be used again at once.
+// Its memory is given back.
 constexpr std::chrono::seconds kTrimAfter{2};
-// At one time.
+// The most numbers that one thread trims.
 constexpr std::size_t kMostTrimmed = 256;
 
 struct Trim {
@@ -42,8 +43,9 @@ struct Trim {
   std::vector<int> numbers;
 };
 
-// In a thread of its own: a peer can hold up the kernel where it frees memory
-// that the peer has, too.  Such a peer keeps its own numbers out of use.
+// Runs in a thread of its own.  The peer maps this memory, too, and can hold up
+// the kernel where it frees the memory.  Such a peer keeps only its own numbers
+// out of use.
 void* TrimAll(void* argument) {
   ::pthread_setname_np(::pthread_self(), "rcsock-trim");
   base::tls_internal = true;
@@ -147,7 +149,7 @@ int PeerLink::NewBells(int* fds, BellMask* mask) {
 }
 
 bool PeerLink::TakeBells(BellMask mask, Packet& packet, int first) {
-  // A bell is given once: a second eventfd would put the first in use in doubt.
+  // A bell is given once: a second eventfd would cast doubt on the first.
   if (known_ & mask) return false;
   known_ |= mask;
   int i = first;
@@ -262,8 +264,8 @@ Proof PeerLink::Prove(const Session& session, const Claimed& claimed,
     return process_.Holds(claimed.claim.number, other) ? Proof::kSeen
                                                        : Proof::kNone;
   }
-  // Without a name of the channel's own, who was shown the token could also
-  // hand on what else proves the peer (BoundTo).
+  // The channel has no name, so the nonces are not bound to it (BoundTo).  A
+  // process that was shown the token could hand them on as well.
   return claimed.token == other && !name().empty() ? Proof::kToken
                                                    : Proof::kNone;
 }
@@ -286,8 +288,8 @@ void PeerLink::Delivered(int index, std::shared_ptr<Seeker> seeker) {
 PeerLink::Slot* PeerLink::Find(std::uint32_t index, std::uint32_t epoch) {
   if (index >= slots_.size()) return nullptr;
   Slot& slot = slots_[index];
-  // A side says nothing of a stream after its CLOSED, and the number is used
-  // again only after both: so every mismatch is the peer's fault.
+  // A side says nothing of a stream after its CLOSED.  A number is used again
+  // only after both CLOSED.  So every mismatch is the peer's fault.
   if (!slot.theirs || slot.epoch != epoch) return nullptr;
   return &slot;
 }
@@ -306,7 +308,7 @@ void PeerLink::TrimLater() {
   trim_timer_.Start(kTrimAfter, weak_from_this(), &PeerLink::TrimNow);
 }
 
-// Numbers that nobody has wanted for a while.
+// Has a thread trim the numbers that no stream has used for a while.
 void PeerLink::TrimNow() {
   trims_later_ = false;
   if (dead_ || trims_) return;
@@ -384,7 +386,7 @@ void PeerLink::Die(base::Reason reason) {
 void PeerLink::OnPacket(Packet& packet) {
   if (dead_) return;
   if (!Handle(packet)) return Die(base::Reason::kProtocol);
-  // After any message: where there was no room for RUNG, this is in its place.
+  // After any message, since it may stand for a RUNG that found no room.
   core_->RingBells(link_->TakeRung());
 }
 
@@ -524,7 +526,7 @@ bool PeerLink::HasOffer(const Tuple& tuple, stream::Role role) const {
 }
 
 bool PeerLink::TakeOffer(const std::shared_ptr<Session>& session) {
-  // The last: any other is being taken back.
+  // Takes the last offer: the peer is taking back any other.
   const auto it =
       std::find_if(held_.rbegin(), held_.rend(), [&session](const Held& h) {
         return h.role == session->role() && h.tuple == session->tuple();
@@ -555,7 +557,7 @@ bool PeerLink::HandleOpened(Packet& packet) {
   if (slot == nullptr || slot->answered) return false;
   slot->answered = true;
   --unanswered_;
-  // Without a session it was given up meanwhile; our CLOSED is on its way.
+  // If there is no session, it was given up.  Our CLOSED is on its way.
   if (auto session = slot->session.lock()) {
     const int index = static_cast<int>(message.index);
     const Proof proof = Prove(*session, claimed, true);
@@ -591,7 +593,7 @@ bool PeerLink::HandleReady(Packet& packet) {
   if (!packet.Read(&message) || packet.fd_count != 0) return false;
   Slot* slot = Find(message.index, message.epoch);
   if (slot == nullptr || !slot->answered) return false;
-  // Its lane delivered and READY again: nonsense, but harmless.
+  // A second READY, after the lane was delivered, is nonsense but harmless.
   if (auto session = slot->session.lock()) {
     session->PeerReady(static_cast<Proof>(std::uint32_t{message.proof}));
   }
@@ -607,7 +609,7 @@ bool PeerLink::HandleClosed(Packet& packet) {
   Slot* slot = Find(index, message.epoch);
   if (slot == nullptr) return false;
   if (!decider() && !slot->answered) {
-    // An offer is taken back.
+    // The decider takes an offer back.
     std::erase_if(held_, [index](const Held& held) {
       return held.index == static_cast<int>(index);
     });

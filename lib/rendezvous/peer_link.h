@@ -21,19 +21,21 @@ namespace rcsock::rendezvous {
 class Core;
 class Session;
 
-// This process's half of the link with one peer process: the channel, the
-// shared memory, and who uses which stream number.  Side 0, the decider, owns
-// the numbers.
+// This process's half of the link with one peer process.  Owns the channel and
+// the shared memory, and knows which stream has which number.  Side 0, the
+// decider, owns the numbers.
 //
-// Threads: within turns of the conductor (Step).
+// Threads: only within a turn of the conductor (Step).
 class PeerLink : public ChannelOwner,
                  public std::enable_shared_from_this<PeerLink> {
  public:
-  // Side 0: turns `channel` into a link.  Null: *why.
+  // Side 0: turns `channel` into a link.  Returns null and sets *why if it
+  // fails.
   static std::shared_ptr<PeerLink> Make(Core* core, const Uuid& uuid,
                                         std::shared_ptr<Channel> channel,
                                         base::Reason* why);
-  // Side 1: takes the LINK message that came on `channel`.  Null: *why.
+  // Side 1: takes the LINK message that came on `channel`.  Returns null and
+  // sets *why if it fails.
   static std::shared_ptr<PeerLink> Accept(Core* core, const Uuid& uuid,
                                           std::shared_ptr<Channel> channel,
                                           Packet& packet, base::Reason* why);
@@ -41,17 +43,18 @@ class PeerLink : public ChannelOwner,
            std::shared_ptr<lane::shm::Link> link);
 
   const Uuid& uuid() const { return uuid_; }
-  // The uuid is what the peer says, this is what the kernel says.
+  // Returns the uid that the kernel reports.  The uuid is the peer's own word.
   uid_t uid() const { return channel_->peer_uid(); }
-  // Only such a peer is as good as this process: any other may say that it has
-  // streams that it has not.
+  // Whether the peer has this process's uid.  A peer of another uid may claim
+  // streams that it does not have.
   bool OwnUid() const {
     return uid() != base::kNoUid && uid() == base::OwnUid();
   }
-  // Whether eventfds go over the link.  Everybody who has one can empty it, and
-  // fill it and make it blocking, and so hold up all who sleep by it or ring
-  // it.  Who could not do as much by a signal gets none, and his are not
-  // written to.
+  // Whether eventfds go over the link.  A process that has an eventfd can empty
+  // it, fill it or make it blocking.  So it can hold up threads that sleep on
+  // the eventfd or ring it.  A peer of our own uid could do as much by a
+  // signal.  Any other peer gets no eventfd, and this process does not write to
+  // the peer's.
   bool SharesBells() const { return OwnUid(); }
   bool decider() const { return link_->side() == 0; }
   bool dead() const { return dead_; }
@@ -59,28 +62,30 @@ class PeerLink : public ChannelOwner,
   int fd() const { return channel_->fd(); }
   std::span<const std::uint8_t> name() const { return channel_->name(); }
 
-  // Side 1: the session on whose channel the link came; it fails with the link.
+  // Side 1: names the session on whose channel the link came.  That session
+  // fails with the link.
   void SetFounder(std::weak_ptr<Session> founder) { founder_ = founder; }
-  // Side 0: gives the session a stream number and tells the peer, now or once
+  // Side 0: gives the session a stream number and sends OPEN, at once or when
   // the link is up.
   void Open(const std::shared_ptr<Session>& session);
-  // Side 0, for a session that has not met its peer: the same, if the link is
-  // up, and the peer may take its time.  False: it can't be, or the peer is
-  // behind with its answers.
+  // Side 0: offers a stream number to a peer that the session has not met.  The
+  // peer may take its time.  Returns false if the link is not up, or if the
+  // peer is behind with its answers.
   bool Offer(const std::shared_ptr<Session>& session);
-  // Side 1: whether the peer has offered that, and what takes it.  False: it
-  // was no peer of the session's.
+  // Side 1: HasOffer returns whether the peer has offered this tuple.
+  // TakeOffer answers that offer.  It returns false if there is none, or if the
+  // peer is not the session's.
   bool HasOffer(const Tuple& tuple, stream::Role role) const;
   bool TakeOffer(const std::shared_ptr<Session>& session);
-  // Takes what has come, without waiting for the conductor's turn.
+  // Takes the packets that have come, without waiting for the conductor's turn.
   void Look() { channel_->Take(4); }
   void SendReady(int index, std::uint32_t epoch, Proof proof);
-  // The session has its lane; the number stays in use until CloseOurs.
+  // The session has its lane.  The number stays in use until CloseOurs.
   void Delivered(int index, std::shared_ptr<Seeker> seeker);
-  // A stream has had a lane of it.
+  // Whether a stream has had a lane of this link.
   bool delivered() const { return delivered_; }
   std::chrono::steady_clock::time_point begun() const { return begun_; }
-  // This side has let go of the stream.
+  // This side has let go of the stream.  Sends CLOSED.
   void CloseOurs(int index, std::uint32_t epoch, base::Reason reason);
   void AnnounceBell(int k);
   void Die(base::Reason reason);
@@ -93,38 +98,38 @@ class PeerLink : public ChannelOwner,
  private:
   struct Slot {
     std::uint32_t epoch = 0;
-    bool ours = false;    // this side has not sent CLOSED (or REJECT)
-    bool theirs = false;  // the peer has not
+    bool ours = false;    // this side has sent neither CLOSED nor REJECT
+    bool theirs = false;  // the peer has sent neither
     bool answered = false;
     std::weak_ptr<Session> session;
-    // From Delivered until the lane is returned or the link dies: nobody else
-    // need hold what the pointer shares.
+    // Set from Delivered until the lane is returned or the link dies.  The
+    // pointer may be the only one to what it shares.
     std::shared_ptr<Seeker> seeker;
     bool used() const { return ours || theirs; }
   };
 
   void WaitForAck();
   void OnNoAck();
-  // Bells that exist here and that the peer has not been given.
+  // Collects the bells that exist here and that the peer has not been given.
   int NewBells(int* fds, lane::BellMask* mask);
   bool TakeBells(lane::BellMask mask, Packet& packet, int first);
-  // The used slot that a message speaks of; null: the peer broke the protocol.
+  // Returns the used slot that a message names.  Null: the peer broke the
+  // protocol.
   Slot* Find(std::uint32_t index, std::uint32_t epoch);
   void FreeIfDone(int index);
   void TrimLater();
   void TrimNow();
   base::Reason OpenNow(const std::shared_ptr<Session>& session, bool offer);
-  // What a peer has claimed: its word, and the inode number of its token (0:
-  // none).
+  // A peer's claim, and the inode number of its token.  0: there is no token.
   struct Claimed {
     Claim claim;
     std::uint32_t token;
   };
-  // As it came with a packet, whose only descriptor may be a token.  False: the
-  // peer broke the protocol.
+  // Takes a claim with its packet, whose only descriptor may be a token.
+  // Returns false if the peer broke the protocol.
   bool TakeClaim(const Claim& claim, Packet& packet, Claimed* claimed) const;
   Proof Prove(const Session& session, const Claimed& claimed, bool later) const;
-  // Sends OPEN or OPENED, with a token if the peer wants one.
+  // Sends OPEN or OPENED, with a token if the peer wants tokens.
   template <typename Message>
   void SendClaim(const Session& session, const Message& message);
   void Answer(const std::shared_ptr<Session>& session, int index,
@@ -149,34 +154,35 @@ class PeerLink : public ChannelOwner,
   std::shared_ptr<lane::shm::Link> link_;
   bool up_ = false;  // side 0: LINK_ACK has come; side 1: always
   bool dead_ = false;
-  lane::BellMask announced_ = 0;  // bells the peer has been given
-  lane::BellMask known_ = 0;      // bells of the peer that we have
+  lane::BellMask announced_ = 0;  // bells that the peer has been given
+  lane::BellMask known_ = 0;      // bells of the peer that this process has
   std::vector<Slot> slots_;
-  // Side 0: numbers that nobody uses.  The last one to be freed is the first to
-  // be used again, so the oldest are in front; of those the first `trimmed_`
-  // have no pages.
+  // Side 0: numbers that no stream uses.  The last number freed is the first
+  // used again, so the longest unused are in front.  The first `trimmed_`
+  // numbers have no pages.
   struct Free {
     int index;
     std::chrono::steady_clock::time_point since;
   };
   std::deque<Free> free_;
   std::size_t trimmed_ = 0;
-  bool trims_ = false;        // a thread does
-  bool trims_later_ = false;  // the timer runs
+  bool trims_ = false;        // a thread trims
+  bool trims_later_ = false;  // trim_timer_ runs
   Timer trim_timer_;
-  int unanswered_ = 0;                             // side 0: slots
-  std::vector<std::shared_ptr<Session>> pending_;  // side 0: until LINK_ACK
+  // Side 0: slots without an answer.
+  int unanswered_ = 0;
+  std::vector<std::shared_ptr<Session>> pending_;  // side 0: waits for LINK_ACK
   std::weak_ptr<Session> founder_;
   bool delivered_ = false;
   const std::chrono::steady_clock::time_point begun_ =
       std::chrono::steady_clock::now();
   const PeerProcess process_;
-  bool gives_tokens_ = false;  // the peer wants them
-  // Side 1: offers of streams that nobody looks for here, yet.  Their slots are
-  // used, and not answered.
+  bool gives_tokens_ = false;  // the peer wants tokens
+  // Side 1: an offer of a stream that no session here looks for yet.  Its slot
+  // is used, and not answered.
   struct Held {
     Tuple tuple;
-    stream::Role role;  // ours
+    stream::Role role;  // this end's
     int index;
     stream::Nonce peers;
     Claimed claimed;

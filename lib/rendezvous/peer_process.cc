@@ -21,8 +21,8 @@ namespace {
 #define SO_PEERPIDFD 77
 #endif
 
-// A link of /proc/PID/fd is read, not followed: nothing of the other process is
-// opened, and what it refers to is the kernel's word.
+// Reads a link of /proc/PID/fd and does not follow it.  So nothing of the other
+// process is opened, and the kernel says what the descriptor is.
 std::uint32_t InodeOfLink(int folder, const char* name) {
   char text[64];
   const long n = ::syscall(SYS_readlinkat, folder, name, text, sizeof text);
@@ -37,10 +37,9 @@ std::uint32_t InodeOfLink(int folder, const char* name) {
   return end.ec == std::errc() && link.starts_with(']') ? inode : 0;
 }
 
-// Whether the kernel lets us read a link in the folder: it may show which
-// numbers there are, and not what they are (a process of another user
-// namespace).  Nearly every process has one of the first numbers; to list them
-// takes much longer.
+// Whether the kernel lets this process read a link in the folder.  For a
+// process of another user namespace it may list the numbers only.  Nearly every
+// process has one of the first numbers.  To list them takes much longer.
 bool Readable(int folder) {
   for (int number = 0; number < 256; ++number) {
     char name[8];
@@ -68,9 +67,9 @@ base::UniqueFd OpenFolder(const char* path) {
   return folder;
 }
 
-// The number of a process that has ended may be another's by now: it is not, if
-// the process lives once its folder is open.  True where the kernel does not
-// tell (before Linux 6.5).
+// Whether the process lives now that its folder is open.  Otherwise its number
+// may be that of another process by now.  True where the kernel does not tell,
+// before Linux 6.5.
 bool StillLives(int channel) {
   const base::UniqueFd process(base::OpenHigh([channel] {
     int pidfd = -1;
@@ -91,7 +90,7 @@ PeerProcess::PeerProcess(int channel, std::uint32_t thread) {
   const int saved = errno;
   ucred peer{};
   socklen_t length = sizeof peer;
-  // (No number: it is of another PID namespace.)
+  // Without a number the peer is of another PID namespace.
   if (::getsockopt(channel, SOL_SOCKET, SO_PEERCRED, &peer, &length) == 0 &&
       peer.pid > 0) {
     char path[64];

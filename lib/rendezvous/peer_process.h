@@ -7,20 +7,20 @@
 
 namespace rcsock::rendezvous {
 
-// The process at the other end of a channel, as /proc shows its descriptors to
-// whoever may trace it.
+// The process at the other end of a channel. /proc shows its descriptors to a
+// process that may trace it.
 //
-// Threads: within turns of the conductor (Step).
+// Threads: only within a turn of the conductor (Step).
 class PeerProcess {
  public:
-  // `channel` is connected with it.  `thread` is the number of one of its
-  // threads, as it says itself: its first thread may have ended, and has no
-  // descriptors then.
+  // `channel` is connected with the process.  `thread` is the number of one of
+  // its threads, as the process reports it.  The first thread does not do: it
+  // may have ended, and has no descriptors then.
   PeerProcess(int channel, std::uint32_t thread);
 
-  // False: /proc does not show it to us.
+  // False: /proc does not show its descriptors to this process.
   bool visible() const { return descriptors_.ok(); }
-  // Whether its descriptor `number` is the socket of that inode number, now.
+  // Whether its descriptor `number` is now the socket with that inode number.
   bool Holds(std::uint32_t number, std::uint32_t inode) const;
 
  private:

@@ -14,21 +14,22 @@ namespace rcsock::rendezvous {
 
 class Core;
 
-// Some iWARP drivers (siw, erdma) connect TCP inside rdma_connect, and do not
-// return before the peer has answered, which may be never.  So a connection
-// that does not block goes first; where it gets through, rdma_connect does too.
+// A connection that does not block, made before rdma_connect.  Some iWARP
+// drivers, siw and erdma, connect TCP inside rdma_connect.  They return only
+// when the peer has answered, which may be never.  If the probe gets through,
+// rdma_connect does too.
 //
-// Threads: within turns of the conductor (Step).
+// Threads: only within a turn of the conductor (Step).
 class Probe : public std::enable_shared_from_this<Probe> {
  public:
   explicit Probe(Core* core);
   ~Probe();
-  // Calls `done` with 0 or an errno, in a later turn; never after Close. False:
-  // errno.
+  // Calls `done` with 0 or an errno in a later turn, but never after Retire.
+  // Returns false and sets errno if it cannot start.
   bool Start(const sockaddr_storage& local, const sockaddr_storage& peer,
              std::function<void(int)> done);
-  // Closes the connection after a while: siw gives up listening if one of its
-  // connections ends before it has accepted it.
+  // Closes the connection two seconds later. siw gives up listening if a
+  // connection ends before siw has accepted it.
   void Retire();
 
  private:

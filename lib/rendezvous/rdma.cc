@@ -20,13 +20,13 @@ namespace {
 using boost::system::error_code;
 using std::chrono::milliseconds;
 
-// Handshakes of ours under way at once.
+// Handshakes of this process under way at once.
 constexpr int kMaxConnecting = 16;
 // The other end of a busy connection may be about to look for its peer.
 constexpr milliseconds kHoldLimit{300};
 constexpr std::size_t kMaxHeld = 64;
 constexpr std::size_t kMaxUsed = 16384;
-// Binding these takes a privilege that servers drop before they accept.
+// To bind a lower port takes a privilege that servers drop before they accept.
 constexpr std::uint16_t kFirstFreePort = 1024;
 
 }  // namespace
@@ -99,8 +99,8 @@ void Rdma::CloseInherited() const {
 
 std::uint16_t Rdma::ServicePort(const ibv_context* context,
                                 std::uint16_t port) {
-  // The port space of iWARP is TCP's own: the application's port is taken, or
-  // will be wanted by it.
+  // iWARP's port space is TCP's own.  The application has the port already, or
+  // will want it.
   return verbs::IsIwarp(context) || port < kFirstFreePort
              ? base::GetConfig().rdma_port
              : port;
@@ -151,7 +151,7 @@ void Rdma::Forget(Device* device) {
       ++it;
       continue;
     }
-    // A directory of that address is one of the device's too.
+    // A directory of that address is on the device, too.
     CloseDirectories(it->first);
     it = own_.erase(it);
   }
@@ -271,13 +271,13 @@ Listener* Rdma::OwnListener(const Address& address, std::uint32_t scope,
   auto it = own_.find(key);
   if (it != own_.end()) {
     if (it->second->Hears()) return it->second.get();
-    // Others have been told its port.
+    // Peers have been told the port of the old listener.
     CloseDirectories(key);
     own_.erase(it);
   }
   verbs::Error error;
   std::unique_ptr<Listener> listener;
-  // iWARP's ports are TCP's: one picked at random may be in use there.
+  // iWARP's ports are TCP's: TCP may use a port that was picked at random.
   for (int i = 0; i < 8 && listener == nullptr; ++i) {
     listener = Listener::Make(this, nullptr, address, scope, 0, &error);
     if (listener == nullptr && error.code != EADDRINUSE) break;
@@ -287,7 +287,7 @@ Listener* Rdma::OwnListener(const Address& address, std::uint32_t scope,
     *why = VerbsReason(error);
     return nullptr;
   }
-  // Its device is watched from now on: else nobody would notice that it goes.
+  // From now on the device is watched: else nothing would notice that it goes.
   if (DeviceOf(listener->id(), why) == nullptr) return nullptr;
   return own_.emplace(key, std::move(listener)).first->second.get();
 }
@@ -399,7 +399,7 @@ void Rdma::DropHeldOf(const Listener* listener) {
 }
 
 void Rdma::WaitHeld() {
-  // All wait equally long, so the first is always the next.
+  // All are held for equally long, so the first is always the next.
   if (held_waiting_ || held_.empty()) return;
   held_waiting_ = true;
   held_timer_.expires_at(held_.front().until);

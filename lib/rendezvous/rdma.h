@@ -27,96 +27,100 @@ class Connection;
 class Device;
 class RdmaMeeting;
 
-// What a conductor has of RDMA: made by the first stream that looks for a lane
-// on it.
+// The RDMA state of a conductor.  The first stream that looks for an RDMA lane
+// makes it.
 //
 // Threads: the conductor's.
 class Rdma {
  public:
-  // Null: *why.
+  // Returns null and sets *why if it fails.
   static std::unique_ptr<Rdma> Make(Core* core, base::Reason* why);
   Rdma(Core* core, std::shared_ptr<Cm> cm);
   ~Rdma();
-  // The conductor ends.  Every lane is lost; the sessions have gone before.
+  // The conductor ends, and its sessions have gone.  Every lane is lost.
   void Close();
 
   Core* core() const { return core_; }
   const std::shared_ptr<Cm>& cm() const { return cm_; }
   const ClusterKey& key() const { return key_; }
-  // The RDMA port at which the streams of a TCP port are found.
+  // Returns the RDMA port at which peers find the streams of a TCP port.
   static std::uint16_t ServicePort(const ibv_context* context,
                                    std::uint16_t port);
 
   // --- Devices
-  // The one that `id` is bound to.  Null: *why.
+  // Returns the device that `id` is bound to.  Returns null and sets *why if it
+  // fails.
   std::shared_ptr<Device> DeviceOf(const rdma_cm_id* id, base::Reason* why);
-  // On some device something has been put off.
+  // Some lane of some device has put something off.
   void FlushSoon();
   void LoseDevice(const ibv_context* context);
-  // It is gone: so are its listeners, and what waits there.
+  // The device has gone.  Drops its listeners, and what waits there.
   void Forget(Device* device);
-  // Every lane of a context (null: of all), or those of one port of it, or the
-  // one of a QP.
+  // Ends every lane of a context, of one of its ports, or of a QP.  A null
+  // context means all of them.
   void LoseLanes(const ibv_context* context, base::Reason why);
   void LosePort(const ibv_context* context, int port, base::Reason why);
   void LoseQp(const ibv_context* context, std::uint32_t qp_num,
               base::Reason why);
-  // Device::OnAsync of each.  True: there may be more events.
+  // Calls OnAsync of each device.  Returns true if there may be more events.
   bool LookAtDevices();
   void LastWqeReached(const ibv_context* context, std::uint32_t qp_num);
-  // An address of a device may have gone, or lead to another device.  Soon
-  // after it, and for two seconds while an address leads nowhere: lanes end
-  // whose address has left their device; listeners go where theirs leads now,
-  // at the ports that others know.
+  // An address of a device may have gone, or may lead to another device.  A
+  // moment later, lanes end whose address has left their device.  Listeners
+  // move to where their address leads now, at the ports that peers know.  Looks
+  // again for two and a half seconds while an address leads nowhere.
   void AddressesMayHaveMoved();
   void Add(Connection* connection) { connections_.insert(connection); }
   void Remove(Connection* connection) { connections_.erase(connection); }
 
   // --- Connecting
-  // Handshakes under way at once are limited: each takes a QP, and in vain
-  // where the peer is plain.  False: the meeting will be told when it is its
-  // turn.
+  // Takes a turn to connect.  Turns are limited: each handshake takes a QP, and
+  // takes it in vain if the peer is plain.  Returns false if the meeting must
+  // wait: OnTurn is called later.
   bool TakeTurn(const std::shared_ptr<RdmaMeeting>& meeting);
   void EndTurn();
   BlockingConnects* connects() { return &connects_; }
-  // Keeps a connection nobody wants until it may be destroyed.
+  // Keeps a connection that nothing uses until it may be destroyed.
   void Park(std::shared_ptr<Connection> connection);
   void Unpark(Connection* connection);
-  // One that is parked, and whose handshake nothing will be heard of, is taken
-  // apart by a thread of its own.
+  // If the device of a parked connection has gone, a thread of its own destroys
+  // the connection: no event of its handshake will come.
   void EndIfGone(Connection* connection);
   BlockingEnds* ends() { return &ends_; }
   LaneEnds* lane_ends() { return &lane_ends_; }
 
   // --- Accepting
-  // Where this process is found at an address.  Null: *why.
+  // Returns this process's own listener at an address.  Returns null and sets
+  // *why if it fails.
   Listener* OwnListener(const Address& address, std::uint32_t scope,
                         base::Reason* why);
-  // Who knows the owners of the connections to a port.  Null: *why.
+  // Returns the directory of a port, which knows the owners of its connections.
+  // Returns null and sets *why if it fails.
   std::shared_ptr<Directory> DirectoryOf(const Address& address,
                                          std::uint32_t scope,
                                          std::uint16_t port, base::Reason* why);
-  // Nobody needs it: the port is free again.
+  // No stream needs the directory.  Frees its port.
   void Retire(Directory* directory);
   void OnRequest(Listener* listener, verbs::Id id, const CmEvent& event);
   void Reject(verbs::Id id, const stream::Nonce& nonce, Rej rej);
-  // The tuple waits now, here (port 0) or in the process that listens at
-  // `port`: answers the REQ that is held for it, if any.
+  // The tuple waits now in the process that listens at `port`; 0 means this
+  // process.  Answers the REQ that is held for it, if any.
   void Answer(const Tuple& tuple, std::uint16_t port);
   void DropHeld(const rdma_cm_id* id);
-  // Those that have come to this listener, which is about to go: their events
-  // would.
+  // Drops the REQs that came to this listener.  The listener is about to go,
+  // and handles their events.
   void DropHeldOf(const Listener* listener);
-  // Until a stream waits again: what is asked here is refused, and the ports
-  // are others' to take.
+  // Refuses the REQs that are held, and frees the ports for other processes.
+  // Listening begins again when a stream waits.
   void StopListening();
-  // A REQ is good for one lane.  False: this one has had its.
+  // Marks a REQ's nonce, which is good for one lane.  Returns false if it was
+  // used.
   bool UseNonce(const stream::Nonce& nonce);
 
   // --- Completions of lanes that no stream has yet
   void* NewCookie(RdmaMeeting* meeting);
   void DropCookie(void* cookie) { cookies_.erase(cookie); }
-  // Never a pointer: posix's cookies are.
+  // A cookie is odd.  The cookies of lib/posix are pointers.
   static bool IsCookie(const void* cookie) {
     return (reinterpret_cast<std::uintptr_t>(cookie) & 1) != 0;
   }
@@ -127,7 +131,8 @@ class Rdma {
         parked, calls, ending;
   };
   Counts counts() const;
-  // In a child of fork: the descriptors that are not rdma_cm's or verbs'.
+  // Called in a child of fork.  Closes the descriptors that are neither
+  // rdma_cm's nor verbs'.
   void CloseInherited() const;
 
  private:
@@ -142,9 +147,9 @@ class Rdma {
   void CloseDirectories(const Address& address);
   void WaitToLook(std::chrono::milliseconds pause);
   void LookAtAddresses();
-  // Where an address leads to now.
+  // Where an address leads now.
   struct Place {
-    // Null: nowhere, or (unknown) it could not be asked.
+    // Null: nowhere.  If `unknown`, rdma_cm could not answer.
     ibv_context* context = nullptr;
     int port = 0;
     bool unknown = false;
@@ -164,7 +169,7 @@ class Rdma {
   std::vector<std::shared_ptr<Device>> devices_;
   std::set<Connection*> connections_;  // those that have a lane
   std::vector<std::shared_ptr<Connection>> parked_;
-  // By Scoped addresses, as the directories.
+  // The keys of both maps are Scoped addresses.
   std::map<Address, std::unique_ptr<Listener>> own_;
   std::map<std::pair<Address, std::uint16_t>, std::shared_ptr<Directory>>
       directories_;

@@ -15,19 +15,19 @@ namespace {
 using std::chrono::milliseconds;
 
 constexpr milliseconds kAcceptLimit{3000};
-// How long the REP waits for its stream's adoption.
+// How long the REP waits for the stream's adoption.
 constexpr milliseconds kAdoptFirst{50};
-// For the REQ that comes after one that the connecting end has given up: it may
-// get lost as well.
+// How long to wait for the next REQ once the connecting end has given one up.
+// That REQ may get lost as well.
 constexpr milliseconds kAskedAgainLimit{1500};
 
-// Of one search: an honest peer asks six times, and each time twice more where
-// no answer comes.
+// The most REQs of one search.  An honest peer asks six times, and each time
+// twice more if no answer comes.
 constexpr int kMostRequests = 18;
 
-// Whether a REQ was sent before that of `than`.  On iWARP what is given up goes
-// on in the kernel's TCP, and may come after what was asked instead.  (Another
-// process begins anywhere.)
+// Whether a REQ was sent before the REQ of `than`.  On iWARP a REQ that is
+// given up goes on in the kernel's TCP, and may come after its successor.
+// Another process begins at any number.
 bool Earlier(std::uint32_t epoch, std::uint32_t than) {
   constexpr std::uint32_t kNear = 4096;
   return than - epoch - 1 < kNear;
@@ -49,19 +49,19 @@ void RdmaMeeting::OnRequest(verbs::Id id, const Req& req) {
     rdma_->Reject(std::move(id), req.nonce, {RejCode::kRefused, 0});
     return Fail(base::Reason::kDeviceLeftAlone, true);
   }
-  // Each one costs a QP and its memory, whoever sends it.
+  // Each REQ costs a QP and its memory, from any sender.
   if (++requests_ > kMostRequests) {
     return rdma_->Reject(std::move(id), req.nonce, {RejCode::kLater, 0});
   }
   if (state_ != State::kWaiting) Reopen();
-  // A REP that got lost may have told the one before.
+  // A REP that got lost may have told the old nonce.
   if (reopened_ && !session_->NewNonce()) {
     return Fail(base::Reason::kLaneError, false);
   }
   base::Reason full;
   if (!place_) place_ = session_->seeker()->TakePlace(&full);
   if (!place_) {
-    // One is about to leave: it will be different in a moment.
+    // A lane is about to leave: there will be a place in a moment.
     const RejCode code =
         full == base::Reason::kPending ? RejCode::kLater : RejCode::kFull;
     return rdma_->Reject(std::move(id), req.nonce, {code, 0});
@@ -78,16 +78,16 @@ void RdmaMeeting::OnRequest(verbs::Id id, const Req& req) {
     verbs::calls.rdma_reject(connection_->id(), bytes.data(), bytes.size());
     return Fail(why, false);
   }
-  // Who connects need not wait for a word on the lane if this end is ready for
-  // it before that: two messages, and two wake-ups of each process, less.
+  // If this end is adopted before REP, the connecting end need not wait for
+  // READY.  That saves two messages, and two wake-ups of each process.
   state_ = State::kRequested;
   if (adopted_) return SendRep();
   StartTimer(kAdoptFirst);
   session_->seeker()->Adopt();
 }
 
-// The connecting end has given up this handshake, of which a packet got lost,
-// and is about to ask again, or has just done so.
+// The connecting end has given up this handshake, of which a packet got lost.
+// It is about to ask again, or has just done so.
 void RdmaMeeting::Reopen() {
   LeaveConnection();
   reopened_ = true;

@@ -19,7 +19,7 @@ using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
 // The kernel takes an address from one device before it gives it to another,
-// and tells of each step.  Then after 40 ms, 80, and so on.
+// and reports each step.  Further looks come after 40 ms, 80, and so on.
 constexpr milliseconds kSettle{20};
 constexpr int kMostLooks = 7;
 
@@ -47,7 +47,7 @@ void Rdma::WaitToLook(milliseconds pause) {
   });
 }
 
-// As rdma_cm answers it for a new lane: it knows the tables of GIDs, bonds and
+// Asks rdma_cm, as for a new lane: it knows the tables of GIDs, bonds and
 // network namespaces.
 Rdma::Place Rdma::PlaceOf(const Address& address, std::uint32_t scope) {
   verbs::Error error;
@@ -93,7 +93,7 @@ void Rdma::LookAtAddresses() {
     const Address address = it->second->address();
     const std::uint32_t scope = it->second->scope();
     const bool iwarp = verbs::IsIwarp(it->second->context());
-    // The port is free for the new one only when the old one has gone.
+    // The new listener can have the port only when the old one has gone.
     it->second.reset();
     verbs::Error error;
     base::Reason why;
@@ -104,7 +104,7 @@ void Rdma::LookAtAddresses() {
       ++it;
       continue;
     }
-    // Others have been told a port that is no more, or the services of this
+    // Peers have been told a port that is no more, or the services of this
     // transport are elsewhere.  Streams that wait here look again.
     if (it->second == nullptr) LogError(error);
     CloseDirectories(it->first);

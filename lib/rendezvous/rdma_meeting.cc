@@ -16,49 +16,52 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// Waiting costs the accepting end a table entry, and the connecting one may
-// have to stand in a queue.
+// To wait costs the accepting end a table entry.  The connecting end may have
+// to stand in a queue.
 constexpr milliseconds kWaitLimit{5000};
 constexpr milliseconds kQueueLimit{60'000};
-// How long the connecting end looks for one that listens and waits: after 10
-// ms, 30, 90, 270 and 810.
+// How long the connecting end looks for a peer that listens and waits.  It asks
+// again after 10 ms, 30, 90, 270 and 810.
 constexpr milliseconds kMeetLimit{1500};
 constexpr milliseconds kFirstPause{10};
 // A little longer than a plain peer is remembered.
 constexpr milliseconds kPlainLimit{1010};
-// A handshake in a black hole: rdma_cm itself would go on for a minute.
+// A handshake in a black hole ends here. rdma_cm itself would go on for a
+// minute.
 constexpr milliseconds kConnectLimit{3000};
-// A REQ or REP that was lost: rdma_cm would send it again after four seconds.
-// So what a host that answers does not within this time is asked again, twice
-// (and then given kConnectLimit: it may be slow).  TCP, where it is connected
-// first, sends a SYN again after one second, then after two more: so the first
-// repetition is waited for.
+// How long a REQ may go without an answer from a host that does answer: the REQ
+// or its REP was lost. rdma_cm would repeat it only after four seconds.  So
+// this end asks twice more, and then waits for kConnectLimit, as the host may
+// be slow.
+//
+// Where TCP is connected first, TCP sends a SYN again after one second, then
+// after two more.  So the limit leaves time for the first repetition.
 constexpr milliseconds kAnswerLimit{1000};
 constexpr milliseconds kTcpAnswerLimit{1500};
 constexpr int kMostAsks = 3;
-// That the connecting end has given up a REQ.
+// The status of REJECTED when the connecting end has given up a REQ.
 constexpr int kIbGivenUp = 4;
-// As on the shm lane.
+// As for a shm lane (session.cc).
 constexpr milliseconds kAdoptLimit{2000};
-// See RdmaLane::Nudge: after 20 ms, 40, 80 and so on.
+// RdmaLane::Nudge comes after 20 ms, 40, 80 and so on.
 constexpr milliseconds kFirstNudge{20};
 constexpr int kResolveMs = 1500;
-// What the connection manager of IB says when nobody listens.
+// The status of IB's connection manager when nobody listens.
 constexpr int kIbNoListener = 8;
 
-// No private data; rxe gives zeros.
+// Whether there are no private data. rxe gives zeros.
 bool IsEmpty(const CmEvent& event) {
   return std::all_of(event.data.begin(),
                      event.data.begin() + static_cast<long>(event.length),
                      [](std::uint8_t byte) { return byte == 0; });
 }
 
-// It has heard no REP in time.
+// Whether the connecting end has heard no REP in time.
 bool GivenUp(const CmEvent& event) {
   return event.type == RDMA_CM_EVENT_REJECTED && event.status == kIbGivenUp;
 }
 
-// A transport may refuse it.
+// A transport may refuse the traffic class.
 void SetTrafficClass(rdma_cm_id* id, std::uint8_t value) {
   verbs::calls.rdma_set_option(id, RDMA_OPTION_ID, RDMA_OPTION_ID_TOS, &value,
                                sizeof value);
@@ -92,13 +95,13 @@ void RdmaMeeting::Begin(const Address& local, std::uint32_t scope,
   if (session_->role() == stream::Role::kConnector) {
     give_up_ = std::chrono::steady_clock::now() + kMeetLimit;
     if (!core_->plain.Has(peer_, peer_port_)) return Queue();
-    // One look, once that is forgotten.
+    // Looks once, when the plain peer is forgotten.
     give_up_ = {};
     state_ = State::kPausing;
     return StartTimer(kPlainLimit);
   }
   if (*fabric_.devices != '\0') {
-    // A device that is left alone gets no listener either.
+    // A device that is left alone gets no listener, either.
     verbs::Error error;
     const verbs::Id id = rdma_->cm()->Bind(nullptr, local_, scope_, 0, &error);
     if (id == nullptr) {
@@ -143,7 +146,7 @@ void RdmaMeeting::LeaveConnection() {
 void RdmaMeeting::Fail(base::Reason why, bool final) {
   if (session_ == nullptr) return;
   const auto keep = shared_from_this();
-  session_->Fail(why, final);  // which closes this
+  session_->Fail(why, final);  // closes this meeting
 }
 
 // --- Connecting
@@ -158,10 +161,10 @@ void RdmaMeeting::Queue() {
 
 void RdmaMeeting::OnTurn() {
   turn_ = true;
-  // It has not looked meanwhile.
+  // The time in the queue does not count: the session has not looked.
   give_up_ += std::chrono::steady_clock::now() - queued_;
   if (session_->cancelled()) return Fail(base::Reason::kNone, false);
-  // What stood before it in the queue may have found out.
+  // A meeting before it in the queue may have found out.
   if (core_->plain.Has(peer_, peer_port_)) {
     return Fail(base::Reason::kPeerPlain, false);
   }
@@ -170,7 +173,7 @@ void RdmaMeeting::OnTurn() {
 
 void RdmaMeeting::TakePlace() {
   if (!core_->silent.MayTry(peer_, peer_port_)) {
-    // Not at once: a busy stream would be back in no time.
+    // A pause first: a busy stream would be back in no time.
     if (std::exchange(turn_, false)) rdma_->EndTurn();
     state_ = State::kSilent;
     return StartTimer(kPlainLimit);
@@ -181,7 +184,7 @@ void RdmaMeeting::TakePlace() {
   Connect(0);
 }
 
-// Port 0: where the peer's directory is.
+// Port 0: the port where the peer's directory is.
 void RdmaMeeting::Connect(std::uint16_t port) {
   state_ = State::kConnecting;
   asks_again_ = false;
@@ -205,11 +208,11 @@ void RdmaMeeting::Connect(std::uint16_t port) {
     StartTimer(answer_limit_);
   }
   if (fabric_.traffic_class >= 0) {
-    // The administrator's word for RDMA; the socket's is for TCP.
+    // The administrator's class is for RDMA.  The socket's is for TCP.
     SetTrafficClass(id.get(), static_cast<std::uint8_t>(fabric_.traffic_class));
   } else if (const std::uint8_t asked =
                  session_->seeker()->TrafficClass(IsMapped(local_))) {
-    // If nothing is asked for, the default in rdma_cm's configfs holds.
+    // If the socket asks for nothing, the default in rdma_cm's configfs holds.
     SetTrafficClass(id.get(), asked);
   }
   rdma_cm_id* raw = id.get();
@@ -241,7 +244,7 @@ void RdmaMeeting::OnCm(const CmEvent& event) {
     case State::kAccepted:
       if (GivenUp(event)) return Reopen();
       if (event.type == RDMA_CM_EVENT_ESTABLISHED) return Established();
-      // The connecting end has gone, or did not like the REP.
+      // The connecting end has gone, or has refused the REP.
       return Fail(event.type == RDMA_CM_EVENT_UNREACHABLE
                       ? base::Reason::kRdmaTimeout
                       : base::Reason::kPeerRefused,
@@ -284,7 +287,7 @@ void RdmaMeeting::OnConnecting(const CmEvent& event) {
 void RdmaMeeting::AskAgain() {
   ++asks_;
   redirected_ = false;
-  // The other end may have heard of this one's end, and look anew.
+  // The peer may have heard of this search's end, and look anew.
   give_up_ += answer_limit_;
   Connect(0);
 }
@@ -319,13 +322,13 @@ void RdmaMeeting::ConnectFailed(const verbs::Error& error) {
     return TryAgain(base::Reason::kPeerPlain);
   }
   LogError(error);
-  // On iWARP, the port that rdma_cm has picked can be one that TCP uses.
+  // On iWARP, rdma_cm may pick a port that TCP uses.
   if (error.code == EADDRINUSE) return TryAgain(VerbsReason(error));
   Fail(VerbsReason(error), false);
 }
 
-// Nobody listens there, or nobody waits for this connection: the other end may
-// be about to.
+// Asks again after a pause: the peer may be about to listen, or to wait for
+// this connection.
 void RdmaMeeting::TryAgain(base::Reason if_late) {
   if (std::chrono::steady_clock::now() + pause_ < give_up_) {
     LeaveConnection();
@@ -347,7 +350,7 @@ void RdmaMeeting::SendReq() {
   if (!connection_->MakeLane(session_->seeker()->Bell(), cookie_, &why)) {
     return Fail(why, false);
   }
-  // A REQ is good once, and this may be the second one.
+  // A REQ is good for one lane, and this one may be a repetition.
   if (!session_->NewNonce()) return Fail(base::Reason::kLaneError, false);
   epoch_ = core_->NextEpoch();
   const ReqBytes req =
@@ -382,7 +385,7 @@ void RdmaMeeting::OnRep(const CmEvent& event) {
     case Parsed::kKey:
       return Fail(base::Reason::kPeerKey, true);
     case Parsed::kForeign:
-      // Some other program's listener.
+      // The listener belongs to another program.
       core_->plain.Note(peer_, peer_port_);
       return Fail(base::Reason::kPeerPlain, false);
   }
@@ -406,8 +409,9 @@ void RdmaMeeting::OnRejected(const CmEvent& event) {
     case Parsed::kKey:
       return Fail(base::Reason::kPeerKey, true);
     case Parsed::kForeign: {
-      // Nobody listens, or not one of us.  Without a word: from the kernel, for
-      // a directory whose process has just died; another is about to take over.
+      // Nobody listens, or a program that is not rcsock.  If the rejection is
+      // empty, the kernel sent it for a directory whose process has just died.
+      // Another process is about to take over.
       const bool nobody =
           event.status == kIbNoListener || event.status == -ECONNREFUSED;
       RCSOCK_LOG(2, "rejected by another than us: status %d", event.status);
@@ -473,7 +477,7 @@ void RdmaMeeting::OnCompletion() {
   if (connection_->lane()->State() != base::Reason::kNone) {
     return OnLost(connection_->lane()->State());
   }
-  // The connecting end's READY can be faster than rdma_cm's word for it.
+  // The connecting end's READY can be faster than rdma_cm's event.
   if (state_ == State::kAccepted && connection_->lane()->PeerReady()) {
     Established();
   }
@@ -484,13 +488,13 @@ void RdmaMeeting::Progress() {
   if (!adopted_) return;
   lane::rdma::RdmaLane* lane = connection_->lane();
   const bool peer_ready = lane->PeerReady();
-  // The connecting end speaks first, as iWARP demands.
+  // The connecting end sends first, as iWARP demands.
   if (!ready_sent_ &&
       (session_->role() == stream::Role::kConnector || peer_ready)) {
     if (!lane->SendReady()) return OnLost(base::Reason::kLaneError);
     ready_sent_ = true;
-    // (Where a message may be lost until the next one comes, only the peer's
-    // own READY says that there is somebody.)
+    // Here a message may stay unread until the next one comes.  So only the
+    // peer's own READY tells that it receives.
     if (!peer_ready && ConnectBlocks(connection_->id()->verbs)) {
       peer_adopted_ = false;
       nudge_pause_ = kFirstNudge;
@@ -519,11 +523,11 @@ void RdmaMeeting::Deliver() {
   const stream::Nonce mine = session_->nonce();
   const bool authenticated = rdma_->key().set;
   const bool place = std::exchange(place_, false);
-  session_->Delivered();  // which closes this
+  session_->Delivered();  // closes this meeting
   std::unique_ptr<lane::Lane> lane = connection->Deliver(seeker);
   core_->AddRdmaLane(lane.get(), connection);
   seeker->LaneOpen(std::move(lane), epoch_, mine, peers_, authenticated);
-  // Only now: the stream has counted its own wish by now, and itself.
+  // Only now: the stream has counted its own wish for the source, and itself.
   connection->StopDraining();
   if (place) seeker->LeavePlace();
 }

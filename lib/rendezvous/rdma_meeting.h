@@ -18,10 +18,10 @@ class Rdma;
 class Session;
 
 // How a session looks for its peer on another host.  The connecting end
-// connects to the RDMA port that goes with the peer's TCP port; the accepting
-// end waits until it does.
+// connects to the RDMA port that goes with the peer's TCP port.  The accepting
+// end waits for that.
 //
-// Threads: within turns of the conductor (Step).
+// Threads: only within a turn of the conductor (Step).
 class RdmaMeeting : public std::enable_shared_from_this<RdmaMeeting> {
  public:
   RdmaMeeting(Core* core, Session* session);
@@ -29,19 +29,19 @@ class RdmaMeeting : public std::enable_shared_from_this<RdmaMeeting> {
   // `local` is the anchor's own address.
   void Begin(const Address& local, std::uint32_t scope, const Address& peer,
              std::uint16_t peer_port);
-  // The session is over; it calls nothing any more.
+  // The session is over.  It calls nothing of the meeting any more.
   void Close();
   void Adopted();
 
-  // Accepting: ready for a REQ, the first one or one in place of another whose
-  // handshake has not come to its end: the peer has given that up (a REP was
-  // lost, say), whether or not its word for it has come.
+  // The accepting end: whether it takes a REQ.  A REQ may replace another whose
+  // handshake has not ended.  The peer has given up that handshake, for
+  // instance because a REP was lost.  Its rejection may not have come yet.
   bool waiting() const {
     return state_ == State::kWaiting || state_ == State::kRequested ||
            state_ == State::kAccepted;
   }
   void OnRequest(verbs::Id id, const Req& req);
-  // Connecting: there are too many handshakes under way.
+  // The connecting end: too many handshakes are under way.
   bool queued() const { return state_ == State::kQueued; }
   void OnTurn();
 
@@ -54,13 +54,13 @@ class RdmaMeeting : public std::enable_shared_from_this<RdmaMeeting> {
   enum class State {
     kStart,
     kQueued,
-    kPausing,     // nobody was there: again in a moment
-    kSilent,      // its host answers nobody: not again so soon
+    kPausing,     // nobody listened or waited: again in a moment
+    kSilent,      // the peer's host answers nobody: a longer pause
     kConnecting,  // from resolving the address to the REP
     kWaiting,
-    kRequested,  // REQ taken; adopting before it is answered
+    kRequested,  // REQ taken; the stream is to be adopted before REP
     kAccepted,   // REP sent
-    kAdopting,   // connected; waiting for both streams
+    kAdopting,   // connected; both streams are to be adopted
     kDone,
   };
 
@@ -81,7 +81,7 @@ class RdmaMeeting : public std::enable_shared_from_this<RdmaMeeting> {
   void OnRejected(const CmEvent& event);
   void SendRep();
   void Reopen();
-  // What each end's READY has to prove, once both nonces are known.
+  // Sets what each end's READY has to prove.  Both nonces are known.
   void AgreeOnReady();
   void Established();
   void Progress();
@@ -93,7 +93,7 @@ class RdmaMeeting : public std::enable_shared_from_this<RdmaMeeting> {
   void OnTimer();
 
   Core* const core_;
-  Session* session_;  // null: closed
+  Session* session_;  // null: the meeting is closed
   Rdma* rdma_ = nullptr;
   State state_ = State::kStart;
   Address local_{};
@@ -106,20 +106,20 @@ class RdmaMeeting : public std::enable_shared_from_this<RdmaMeeting> {
   std::chrono::milliseconds nudge_pause_;
   std::shared_ptr<Connection> connection_;
   std::shared_ptr<Probe> probe_;
-  std::uint16_t port_ = 0;  // the RDMA port connected to
+  std::uint16_t port_ = 0;  // the peer's RDMA port
   std::shared_ptr<Directory> directory_;
   void* cookie_ = nullptr;
   std::chrono::steady_clock::time_point give_up_{};
   std::chrono::steady_clock::time_point queued_{};
   std::chrono::milliseconds pause_;
-  bool turn_ = false;   // to connect, and not yet the connection's
-  bool place_ = false;  // of the stream's limit of lanes
+  bool turn_ = false;   // has a turn to connect; passed on to the connection
+  bool place_ = false;  // has a place in the stream's limit of lanes
   bool redirected_ = false;
-  bool asks_again_ = false;  // where nothing is heard, after
+  bool asks_again_ = false;  // if no answer comes within answer_limit_
   std::chrono::milliseconds answer_limit_{};
-  int asks_ = 0;           // that nothing was heard of
-  int requests_ = 0;       // that a lane was made for
-  bool reopened_ = false;  // accepting: a handshake was given up
+  int asks_ = 0;           // REQs without an answer
+  int requests_ = 0;       // REQs that came, counted against kMostRequests
+  bool reopened_ = false;  // accepting end: the peer gave up a handshake
   std::uint32_t epoch_ = 0;
   stream::Nonce peers_{};
   bool adopted_ = false;

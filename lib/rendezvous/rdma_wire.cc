@@ -51,8 +51,8 @@ Parsed CheckHeader(const std::uint8_t* bytes, std::size_t length, RdmaType type,
   return Parsed::kOk;
 }
 
-// The MAC of a message whose last bytes it will be.  `bound` is what else it
-// holds for.
+// Computes the MAC of a message, which ends with it.  `bound` is what the MAC
+// covers besides.
 void Mac(const std::uint8_t* message, std::size_t size, const void* bound,
          std::size_t bound_size, const stream::Nonce* req_nonce,
          const ClusterKey& key, std::uint8_t* to) {
@@ -62,7 +62,7 @@ void Mac(const std::uint8_t* message, std::size_t size, const void* bound,
   }
   crypto_generichash_state state;
   crypto_generichash_init(&state, key.bytes.data(), key.bytes.size(), kMacSize);
-  // Message types differ in the header and have one size each, so the parts
+  // Message types differ in the header, and each has one size.  So the parts
   // cannot run into each other.
   crypto_generichash_update(&state, message, size - kMacSize);
   if (bound_size != 0) {
@@ -80,8 +80,8 @@ bool MacIsRight(const std::uint8_t* message, std::size_t size,
                 const stream::Nonce* req_nonce, const ClusterKey& key) {
   std::uint8_t right[kMacSize];
   Mac(message, size, bound, bound_size, req_nonce, key, right);
-  // Without a key of our own the right MAC is zero, and who sends another has
-  // one that we lack.
+  // Without a key of this end the right MAC is zero.  A sender of another MAC
+  // has a key that this end lacks.
   return sodium_memcmp(right, message + size - kMacSize, kMacSize) == 0;
 }
 
@@ -197,7 +197,7 @@ lane::rdma::ReadyMac MacOfReady(stream::Role of, std::uint32_t epoch,
                                 const ClusterKey& key) {
   lane::rdma::ReadyMac mac{};
   if (!key.set) return mac;
-  // (No message of private data begins so, nor is as long.)
+  // No message of private data begins so, nor is as long.
   std::uint8_t text[5 + 1 + 4 + sizeof tuple + 2 * sizeof connectors];
   std::memcpy(text, "READY", 5);
   text[5] = static_cast<std::uint8_t>(of);

@@ -15,17 +15,17 @@ namespace rcsock::rendezvous {
 constexpr std::uint32_t kRdmaMagic = 0x72736372;  // "rcsr"
 constexpr std::uint8_t kRdmaVersion = 11;
 
-// RoCE leaves a connector 56 bytes.
+// RoCE leaves a connecting end 56 bytes.
 constexpr std::size_t kReqSize = 48;
 constexpr std::size_t kRepSize = 80;
 constexpr std::size_t kRejSize = 28;
 
-// Whoever has RCSOCK_KEY_FILE; without it the MACs are zero.
+// The key of a cluster (RCSOCK_KEY_FILE).  Without it the MACs are zero.
 struct ClusterKey {
   bool set = false;
   std::array<std::uint8_t, 32> bytes{};
 };
-// From the bytes of the key file; none: not set.
+// Makes the key from the bytes of the key file.  No bytes: the key is not set.
 ClusterKey MakeClusterKey(const std::uint8_t* bytes, std::size_t size);
 
 struct Req {
@@ -39,8 +39,8 @@ struct Rep {
   std::uint32_t epoch = 0;
   stream::Nonce nonce{};
   lane::rdma::Offer offer{};
-  // The sender's stream waits for the lane: no need to hear that from the lane
-  // itself.
+  // The sender's stream is adopted, so the receiver need not wait for READY on
+  // the lane.
   bool adopted = false;
 };
 
@@ -58,45 +58,45 @@ struct Rej {
   std::uint16_t port = 0;
 };
 
-// How a message turned out.
+// What a decoder found.
 enum class Parsed {
   kOk,
-  kForeign,  // not ours: magic, size, or a field that must be zero
+  kForeign,  // not rcsock's: magic, size, or a field that must be zero
   kOtherVersion,
-  kKey,  // the MAC is not the one that this key gives
+  kKey,  // the MAC is not that of this key
 };
 
 using ReqBytes = std::array<std::uint8_t, kReqSize>;
 using RepBytes = std::array<std::uint8_t, kRepSize>;
 using RejBytes = std::array<std::uint8_t, kRejSize>;
 
-// `tuple` as the encoder knows it; the MAC covers it, so that private data
-// taken from one connection is worth nothing on another.
+// `tuple` is the connection as the encoder knows it.  The MAC covers it, so
+// private data taken from one connection is worth nothing on another.
 ReqBytes EncodeReq(const Req& req, const Tuple& tuple, const ClusterKey& key);
 RepBytes EncodeRep(const Rep& rep, const Tuple& tuple,
                    const stream::Nonce& req_nonce, const ClusterKey& key);
 RejBytes EncodeRej(const Rej& rej, const stream::Nonce& req_nonce,
                    const ClusterKey& key);
 
-// `length` may be larger than what was sent (rxe pads with zeros).  The ports
-// of a REQ are needed to know its tuple, so its MAC is checked afterwards.
+// `length` may exceed what was sent: rxe pads with zeros.  A REQ's ports are
+// part of its tuple, so CheckReq checks the MAC afterwards.
 Parsed DecodeReq(const std::uint8_t* bytes, std::size_t length, Req* req);
 bool CheckReq(const std::uint8_t* bytes, const Tuple& tuple,
               const ClusterKey& key);
 Parsed DecodeRep(const std::uint8_t* bytes, std::size_t length,
                  const Tuple& tuple, const stream::Nonce& req_nonce,
                  const ClusterKey& key, Rep* rep);
-// What READY carries of the end `of` (lane::rdma::ReadyMac): over values that
-// are fresh from both ends, so that nobody who has recorded another handshake
-// can say it.  Without a key zeros.
+// Returns what READY carries of the end `of` (lane::rdma::ReadyMac).  It covers
+// fresh values of both ends, so a peer that has recorded another handshake
+// cannot say it.  Without a key it is zeros.
 lane::rdma::ReadyMac MacOfReady(stream::Role of, std::uint32_t epoch,
                                 const Tuple& tuple,
                                 const stream::Nonce& connectors,
                                 const stream::Nonce& acceptors,
                                 const ClusterKey& key);
-// A refusal that is not ours, or that its sender can't prove, is kForeign or
-// kKey: nothing to follow.  kOtherVersion and kKey codes need no MAC: who says
-// so may have no key.
+// Returns kForeign or kKey for a refusal that is not rcsock's, or that its
+// sender cannot prove.  The caller must not follow it.  The codes kOtherVersion
+// and kKey need no MAC: their sender may have no key.
 Parsed DecodeRej(const std::uint8_t* bytes, std::size_t length,
                  const stream::Nonce& req_nonce, const ClusterKey& key,
                  Rej* rej);

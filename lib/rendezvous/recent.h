@@ -11,7 +11,8 @@
 
 namespace rcsock::rendezvous {
 
-// Services of which something was learnt, for a while.  The conductor's alone.
+// Services of which this process has learnt something lately.  Threads: only
+// within a turn of the conductor.
 class Recent {
  public:
   explicit Recent(std::uint64_t span_ns) : span_ns_(span_ns) {}

@@ -24,20 +24,20 @@ namespace {
 using boost::system::error_code;
 using std::chrono::milliseconds;
 
-// How long a binder waits for its peer: both ends of a busy connection come to
-// look within milliseconds of each other.
+// How long a binder waits for its peer.  Both ends of a busy connection begin
+// to look within milliseconds of each other.
 constexpr milliseconds kMeetLimit{1000};
 constexpr milliseconds kTalkLimit{1000};
 // A burst of thousands passes by a few hundred at a time.
 constexpr milliseconds kQueueLimit{20000};
-// Who has accepted cannot know that it was a service under rcsock that
-// connected.
+// An accepting end cannot know whether its peer is under rcsock.
 constexpr milliseconds kAcceptorLimit{5000};
-// The other end's application may be in a kernel call that leaves no gap.
+// The peer's application may be in a kernel call that leaves no gap.
 constexpr milliseconds kAdoptLimit{2000};
-// Somebody is between bind and listen, or has just left: 1, 2, 4, 8, 16 ms.
+// A peer is between bind and listen, or has just left: 1, 2, 4, 8, 16 ms.
 constexpr int kMaxTries = 5;
-// For an answer over a link; then by the name, as if there were none.
+// How long an offer may go without an answer.  Then the session goes to the
+// name.
 constexpr milliseconds kOfferLimit{5};
 constexpr int kBacklog = 8;
 
@@ -46,8 +46,8 @@ stream::Role OtherRole(stream::Role role) {
                                           : stream::Role::kConnector;
 }
 
-// Takes what the links with these have brought.  (A copy of the names: they may
-// change with it.)  Neighbours are of our own uid.
+// Takes what the links with these processes have brought.  `peers` is a copy: a
+// packet may change the list.  Neighbours are of our own uid.
 void LookAtLinks(Core* core, std::vector<Uuid> peers) {
   for (const Uuid& peer : peers) {
     for (const bool decider : {false, true}) {
@@ -57,9 +57,9 @@ void LookAtLinks(Core* core, std::vector<Uuid> peers) {
   }
 }
 
-// The nonce for one channel alone.  A process between two others may hand the
-// nonces of the one on to the other, but not what each makes of them: the MAC
-// of rule 4 is another on each channel.
+// Binds the nonce to one channel.  A process between two others may hand on the
+// nonces of one channel to the other, but not these results.  So the MAC of
+// rule 4 differs on each channel.
 stream::Nonce BoundTo(std::span<const std::uint8_t> channel,
                       const stream::Nonce& nonce) {
   stream::Nonce bound;
@@ -78,8 +78,8 @@ Session::Session(Core* core, std::shared_ptr<Seeker> seeker)
       timer_(core) {}
 
 Session::~Session() {
-  // Only a session that never began, or that TearDown has cut short, has
-  // anything left here.
+  // Only a session that never began, or that TearDown has cut short, has a
+  // listener here.
   if (listener_.is_open()) listener_.release();
 }
 
@@ -93,12 +93,12 @@ void Session::Begin() {
   if (none != base::Reason::kNone) return Fail(none, true);
   const bool here =
       local_address == peer_address_ || core_->host.Has(peer_address_);
-  // Where shm is switched off, a device may connect a host to itself.
+  // If shm is switched off, a device may connect a host to itself.
   const bool by_shm = here && seeker_->MayShm();
   if (!by_shm && !seeker_->MayRdma()) {
     return Fail(base::Reason::kPolicy, true);
   }
-  // (It may be one again when it looks the next time.)
+  // The process may have one uid again when the stream looks the next time.
   if (by_shm && base::OwnUid() == base::kNoUid) {
     return Fail(base::Reason::kPeerUid, false);
   }
@@ -117,23 +117,22 @@ void Session::Begin() {
 base::Reason Session::ReadNames(sockaddr_storage* local,
                                 Address* local_address) {
   sockaddr_storage peer{};
-  // (Closed, or reset, already.)
+  // The anchor is closed or reset already.
   if (!seeker_->Names(local, &peer)) return base::Reason::kShortLived;
   scope_ = ScopeOf(*local);
   if (!Normalise(*local, local_address, &local_port_) ||
       !Normalise(peer, &peer_address_, &peer_port_)) {
     return base::Reason::kPolicy;
   }
-  // A socket connected to itself (simultaneous open) has but one end.
+  // A socket connected to itself by simultaneous open has but one end.
   return *local_address == peer_address_ && local_port_ == peer_port_
              ? base::Reason::kPolicy
              : base::Reason::kNone;
 }
 
 bool Session::List(const Address& local_address) {
-  // What these have sent, and the conductor has not read yet: before this
-  // session is found there, so that an offer that has been taken back is not
-  // taken for it.
+  // Takes what these links have brought, before a packet can find this session.
+  // Otherwise an offer that the peer has taken back could be answered.
   LookAtLinks(core_, core_->neighbours.At(peer_address_, ServicePort()));
   tuple_ =
       MakeTuple(role_, local_address, local_port_, peer_address_, peer_port_);
@@ -157,8 +156,8 @@ bool Session::BeginOverLink() {
       local_address != peer_address_) {
     return false;
   }
-  // One that has been cancelled goes in the conductor's next turn; this one
-  // comes after it then.
+  // A cancelled session of this tuple goes in the conductor's next turn.  This
+  // one begins after that.
   const Tuple tuple =
       MakeTuple(role_, local_address, local_port_, peer_address_, peer_port_);
   if (core_->FindSession(tuple, role_) != nullptr) return false;
@@ -192,12 +191,13 @@ bool Session::Decides(const Uuid& peer) const {
                              : core_->uuid < peer;
 }
 
-// Where two processes have met before, no third party is asked: the end that
-// decides offers a number at once.  The other, if it comes first, only waits
-// for that, and so does each of them if the guess is wrong.  Where the other
-// end looks for this one in this very process there is nothing to guess,
-// however new the service is: both are served at once, if the process has met
-// itself before.
+// Looks for the peer over the links of neighbours, with no third party.  The
+// deciding end offers a number at once.  The other end only waits for the
+// offer, and so do both ends if the guess is wrong.
+//
+// If the other end looks in this process, nothing is guessed, however new the
+// service is.  Both ends are served at once if the process has met itself
+// before.
 bool Session::TryLinks() {
   Session* const other = core_->FindSession(tuple_, OtherRole(role_));
   const bool self = other != nullptr;
@@ -274,20 +274,21 @@ void Session::TryName() {
   if (base::OwnUid() == base::kNoUid) {
     return Fail(base::Reason::kPeerUid, false);
   }
-  // Each socket here is one more to be closed, and takes others' files.
+  // A new socket is one more to close, and other processes can send files to
+  // it.
   if (base::ClosesPileUp()) return Fail(base::Reason::kNoFds, false);
   base::PeerSocket fd(base::UniqueFd(base::OpenHigh([&] {
     return ::syscall(SYS_socket, AF_UNIX,
                      SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
   })));
   if (!fd.ok()) return Fail(ErrnoReason(errno), false);
-  // Until it is known whose process comes.
+  // No files before the peer's process is known.
   fd.RefuseFiles();
   sockaddr_un name;
   const socklen_t length = MeetingName(tuple_, &name);
   const auto* address = reinterpret_cast<const sockaddr*>(&name);
-  // Where too many wait already, or waiting was in vain a moment ago, a stream
-  // may still find a peer that waits for it.
+  // Too many binders wait, or a wait was in vain a moment ago.  The peer may
+  // still wait for this stream.
   const bool may_bind = core_->MayBind() && !remembered_plain_;
   if (may_bind) {
     if (::bind(fd.get(), address, length) == 0) return Bound(std::move(fd));
@@ -298,7 +299,7 @@ void Session::TryName() {
   ::bind(fd.get(), reinterpret_cast<const sockaddr*>(&none),
          sizeof none.sun_family);
   if (::connect(fd.get(), address, length) != 0) {
-    // EAGAIN: its backlog is full, so somebody else knocks there too.
+    // EAGAIN: the backlog is full, so another process connects there, too.
     if (errno != ECONNREFUSED && errno != ENOENT && errno != EAGAIN) {
       return Fail(ErrnoReason(errno), false);
     }
@@ -360,12 +361,12 @@ void Session::WaitAccept() {
                        });
 }
 
-// Anybody may knock: strangers, and processes that say nothing.  So it goes on
-// accepting until its peer has said HELLO, and the last visitor counts.
+// Any process may connect here, and say nothing.  So the binder goes on
+// accepting until its peer has said HELLO.  The last visitor counts.
 void Session::OnAccept() {
   const bool waits = state_ == State::kBinder || state_ == State::kHello;
   if (!waits || !listener_fd_.ok()) return;
-  // Whose files are still to be closed is kept waiting by the kernel.
+  // While closes of foreign files pile up, visitors wait in the kernel's queue.
   if (base::ClosesPileUp()) {
     core_->After(100, [weak = weak_from_this()] {
       if (const auto self = weak.lock()) self->OnAccept();
@@ -385,7 +386,7 @@ void Session::OnAccept() {
     stranger_ = true;
     return WaitAccept();
   }
-  // The one before may have said it by now.
+  // The visitor before may have said HELLO by now.
   if (const auto before = channel_) before->Take();
   if (state_ != State::kBinder && state_ != State::kHello) return;
   CloseChannel();
@@ -445,7 +446,7 @@ void Session::OnHello(Packet& packet) {
   if (!sound || !packet.Read(&hello) || packet.fd_count != 0 ||
       std::memcmp(hello.tuple, &tuple_, sizeof hello.tuple) != 0 ||
       hello.role != 1 - static_cast<std::uint8_t>(role_)) {
-    // Not my peer.  Mine may still come if it is I who hold the name.
+    // The visitor is not the peer.  A binder's true peer may still come.
     CloseChannel();
     if (!from_binder_) return Fail(base::Reason::kPeerRefused, false);
     state_ = State::kBinder;
@@ -466,7 +467,7 @@ void Session::Decide() {
   }
   for (const Offer& offer : offers_) {
     if (offer.link->uuid() != peer_ || offer.link->uid() != peer_uid_) continue;
-    // It looks for this stream, so it answers that.
+    // The peer looks for this stream, so it answers that offer.
     state_ = State::kOpenSent;
     const Offer this_one = offer;
     TakeBackOffers(this_one.index, this_one.link.get());
@@ -505,7 +506,7 @@ bool Session::Expects(const PeerLink& link) const {
     case State::kBinder:
       return link.OwnUid();
     case State::kHello:
-      // It has our HELLO, and answers before its own has been read.
+      // The peer has this end's HELLO.  It may answer before its own is read.
       return link.OwnUid() || link.uid() == peer_uid_;
     case State::kWaitOpen:
       return peer_ == link.uuid() && peer_uid_ == link.uid();
@@ -549,7 +550,7 @@ void Session::Opened(std::shared_ptr<PeerLink> link, int index,
 }
 
 void Session::ClaimedInVain(const PeerLink& link) {
-  // (Any other process may claim what it likes: the true peer may still come.)
+  // Any other process may claim anything: the true peer may still come.
   if (state_ == State::kWaitOpen && link.uuid() == peer_) {
     Fail(base::Reason::kNotProven, false);
   }
@@ -569,7 +570,7 @@ void Session::Adopted() {
   if (core_->SharedMemoryIsSpent()) {
     return Fail(base::Reason::kSharedMemory, false);
   }
-  // The ring has to be there before the peer, told READY, posts.
+  // The ring must be there before the peer has READY: then the peer may post.
   errno = 0;
   lane_ = link_->link()->OpenLane(index_);
   if (lane_ == nullptr) {
@@ -589,7 +590,7 @@ void Session::PeerReady(Proof theirs) {
   if (adopted_) Deliver();
 }
 
-// (Not adopted yet: nothing to do before that, whoever asks.)
+// Before the stream is adopted there is nothing to do here.
 void Session::Look() {
   if (cancelled() || rdma_ != nullptr) return;
   if (state_ == State::kOffered) {
@@ -609,9 +610,9 @@ void Session::Deliver() {
   link->Delivered(index_, seeker_);
   core_->lanes[lane_.get()] = {link, index_, epoch_};
   core_->met.Note(peer_address_, ServicePort());
-  // Rule 2: another user may be met, and so may a process that cannot be seen
-  // into; they have yet to show that they know the connection.  Both ends must
-  // be of one mind about this.
+  // Rule 2.  The peer may be another user's, or a process whose descriptors
+  // this one cannot see.  Such a peer has yet to show that it knows the
+  // connection.  Both ends must be of one mind about this.
   const bool own = link->OwnUid();
   const bool authenticated =
       own && proof_ == Proof::kSeen && peers_proof_ == Proof::kSeen;
@@ -635,7 +636,7 @@ void Session::OnChannelEnd(base::Reason reason) {
     case State::kWaitOpen:
       return Fail(reason, false);
     default:
-      // The decider's business goes over the link.
+      // The deciding end goes on over the link.
       return CloseChannel();
   }
 }
@@ -655,7 +656,8 @@ void Session::OnTimer() {
       [[fallthrough]];
     case State::kBinder:
       if (core_->met.Has(peer_address_, ServicePort())) {
-        // It is late, or in its process's queue: to the end of ours.
+        // The peer is late, or in its process's queue.  Goes to the end of this
+        // queue.
         CloseChannel();
         CloseListener();
         Queue();

@@ -19,9 +19,9 @@ class Core;
 class PeerLink;
 class RdmaMeeting;
 
-// One attempt of one stream to find its peer and share a lane with it.
+// One attempt of one stream to find its peer and to share a lane with it.
 //
-// Threads: within turns of the conductor (Step), but for Cancel.
+// Threads: only within a turn of the conductor (Step), except for Cancel.
 class Session : public ChannelOwner,
                 public std::enable_shared_from_this<Session> {
  public:
@@ -29,46 +29,47 @@ class Session : public ChannelOwner,
   ~Session() override;
 
   void Begin();
-  // The same in a thread that has taken the conductor's place; false: Begin has
-  // to go on.
+  // Begins in a thread that has taken the conductor's place.  Returns false if
+  // Begin has to go on.
   bool BeginOverLink();
-  // Any thread: nothing of the seeker is called any more.
+  // Called from any thread.  The session calls nothing of the seeker any more.
   void Cancel() { cancelled_.store(true, std::memory_order_release); }
-  // Ends the attempt, with a word to the seeker unless it is cancelled.
+  // Ends the attempt.  Tells the seeker unless it is cancelled.
   void Fail(base::Reason reason, bool final);
   void Adopted();
-  // Somebody does not want to wait until the conductor reads the answer.
+  // Takes the peer's answer now: a thread does not want to wait until the
+  // conductor reads it.
   void Look();
   bool queued() const { return state_ == State::kQueued; }
-  // A place to wait at its name is free.
+  // The queue gives this session a place to wait at its name.
   void FromQueue();
 
   // --- For the link
-  // True if this process has introduced itself to that link's peer for this
-  // stream, and waits for it to decide; or, if it is of our own uid, may still
-  // do so.
+  // Whether this session accepts a stream that this link opens.  True if the
+  // session has said HELLO to that link's peer, which is to decide.  True also
+  // if the peer has our own uid, and the session may still say HELLO to it.
   bool Expects(const PeerLink& link) const;
   bool PrepareOpen(OpenMsg* message);
   void OpenSent(std::shared_ptr<PeerLink> link, int index, std::uint32_t epoch);
   void Opened(std::shared_ptr<PeerLink> link, int index, std::uint32_t epoch,
               const stream::Nonce& peers, Proof proof);
-  // The peer of that link, which was to open this stream, has not its other
+  // The peer of that link was to open this stream, and does not have its other
   // end.
   void ClaimedInVain(const PeerLink& link);
-  // What answers is not the other end of this connection.
+  // The end that has answered is not the other end of this connection.
   void NotProven(PeerLink* link, int index, std::uint32_t epoch);
-  // A number of that link has been offered to its peer.
+  // This end has offered a number of that link to its peer.
   void Offered(std::shared_ptr<PeerLink> link, int index, std::uint32_t epoch);
   void Rejected(const PeerLink* link, int index, base::Reason why);
   void LinkEnded(const PeerLink* link, base::Reason reason);
-  // `theirs`: what the peer knows of this end.
+  // `theirs`: the peer's proof of this end.
   void PeerReady(Proof theirs);
-  // What this end can show of its connection.
+  // Returns what this end can show of its connection.
   Claim OwnClaim() const;
-  // Whether the claim can be that of the other end.  `later`: it was made after
-  // this search had begun.
+  // Whether the claim can be that of the other end.  `later`: the peer made the
+  // claim after this search had begun.
   bool CanBePeer(const Claim& claim, bool later) const;
-  // The inode number of the other end's socket; 0: unknown.
+  // Returns the inode number of the other end's socket, or 0 if it is unknown.
   std::uint32_t OtherEnd() const;
   BorrowedNumber fd() const { return BorrowedNumber(seeker_.get()); }
 
@@ -78,7 +79,7 @@ class Session : public ChannelOwner,
   bool NewNonce();
   // The stream is about to get its lane.
   void Delivered() { Finish(); }
-  // Null: it meets on this host.
+  // Null: the session meets its peer on this host.
   RdmaMeeting* rdma() const { return rdma_.get(); }
 
   const stream::Nonce& nonce() const { return mine_; }
@@ -91,31 +92,35 @@ class Session : public ChannelOwner,
   void OnChannelEnd(base::Reason reason) override;
 
  private:
-  // In order: up to kHello it has met nobody, up to kWaitLink it may offer.
+  // In order.  Up to kHello the session has met no peer.  Up to kWaitLink it
+  // may offer.
   enum class State {
     kStart,
-    kOffered,   // to those processes that have met for such streams before
-    kQueued,    // too many are waited for
+    kOffered,   // to processes that this one has met at the service
+    kQueued,    // too many binders wait
     kBinder,    // listening at the name
     kHello,     // connected; HELLO sent
     kWaitLink,  // decider: the link is being made
-    kWaitOpen,  // the other decides
+    kWaitOpen,  // the peer decides
     kOpenSent,  // decider
-    kAdopting,  // a number is agreed; waiting for both streams
+    kAdopting,  // a number is agreed; both streams are to be adopted
     kDone,
   };
 
-  // Both ends; kNone, or why there can be no lane between them.
+  // Reads both addresses.  Returns kNone, or why there can be no lane between
+  // them.
   base::Reason ReadNames(sockaddr_storage* local, Address* local_address);
-  // Takes its place in the table; false: it has failed.
+  // Enters the session in the table of tuples.  Returns false if the session
+  // has failed.
   bool List(const Address& local_address);
-  // True: the peer's own offer was there, or one is made.
+  // Returns true if the peer's own offer was there, or if this end has made
+  // one.
   bool TryLinks();
-  // The connecting end, where the accepting one has just come to look in this
-  // very process.
+  // Called on the connecting end when the accepting end begins its search in
+  // this process.
   void OfferHere();
   bool Decides(const Uuid& peer) const;
-  // All but the one that has been taken up.
+  // Takes back all offers but one, number `but` of `link`.
   void TakeBackOffers(int but = -1, const PeerLink* link = nullptr);
   void OfferEnded(bool known, base::Reason reason);
   void TryName();
@@ -128,7 +133,7 @@ class Session : public ChannelOwner,
   void WaitAccept();
   void OnAccept();
   bool Connected(base::PeerSocket fd);
-  // Says HELLO to whom it may talk to.
+  // Says HELLO if this process may talk to the peer's.
   bool Talk(base::PeerSocket fd);
   void SendHello();
   void OnHello(Packet& packet);
@@ -153,17 +158,17 @@ class Session : public ChannelOwner,
   std::uint32_t scope_ = 0;        // of a link-local address
   Traffic before_{};               // when the search began
   bool listed_ = false;            // in the core's table of tuples
-  bool remembered_plain_ = false;  // nobody was there a moment ago: do not wait
+  bool remembered_plain_ = false;  // no peer was there lately: do not wait
   int tries_ = 0;
-  // How long it has to find its peer; none until it has queued.
+  // Until when the session may look for its peer.  Not set until it has queued.
   std::optional<std::chrono::steady_clock::time_point> patience_;
 
   base::PeerSocket listener_fd_;
   boost::asio::posix::stream_descriptor listener_;
   Timer timer_;
   std::shared_ptr<Channel> channel_;
-  bool from_binder_ = false;  // the channel was accepted at our name
-  bool stranger_ = false;     // another user has knocked there
+  bool from_binder_ = false;  // the channel was accepted at this end's name
+  bool stranger_ = false;     // a process of another user has connected there
 
   struct Offer {
     std::shared_ptr<PeerLink> link;
@@ -182,7 +187,7 @@ class Session : public ChannelOwner,
   bool adopted_ = false;
   bool peer_ready_ = false;
   Proof proof_ = Proof::kNone;        // of the peer
-  Proof peers_proof_ = Proof::kNone;  // that the peer has of this end
+  Proof peers_proof_ = Proof::kNone;  // the peer's proof of this end
   std::unique_ptr<lane::Lane> lane_;
 
   std::shared_ptr<RdmaMeeting> rdma_;

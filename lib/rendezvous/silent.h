@@ -9,19 +9,21 @@
 namespace rcsock::rendezvous {
 
 // Services whose host has not answered an RDMA handshake.  On RoCE that is
-// every host without a device: nobody there would refuse.  Each handshake in
-// vain takes a turn for seconds, and others stand in line behind it; so from
-// the first one on there is one at a time, and a pause between them.  The
-// conductor's alone.
+// every host without a device: nothing there would refuse.  Each vain handshake
+// holds a turn for seconds, and others stand in line behind it.  So after the
+// first vain one, one handshake at a time goes to the service, with pauses.
+//
+// Threads: only within a turn of the conductor.
 class Silent : private Recent {
  public:
-  // `pause_ns` behind a try, which takes `try_ns` at most.
+  // A try takes `try_ns` at most.  A pause of `pause_ns` follows it.
   Silent(std::uint64_t pause_ns, std::uint64_t try_ns)
       : Recent(pause_ns), try_ns_(try_ns) {}
 
   using Recent::Note;
 
-  // False: not now.  True: it is this one's to find out.
+  // Returns whether a meeting may try the service now.  After a vain try, only
+  // one meeting at a time may.
   bool MayTry(const Address& host, std::uint16_t port) {
     const auto it = until_.find({host, port});
     if (it == until_.end()) return true;
@@ -34,7 +36,8 @@ class Silent : private Recent {
     until_.erase({host, port});
     answering_.Note(host, port);
   }
-  // Whether it has lately: then it is a packet that got lost.
+  // Whether the service has answered lately.  A packet without an answer then
+  // was lost.
   bool Answers(const Address& host, std::uint16_t port) {
     return answering_.Has(host, port);
   }

@@ -29,15 +29,15 @@ namespace {
 #define SO_NETNS_COOKIE 71
 #endif
 
-// The loopback interface has this number in every network namespace.  The
-// packets between two sockets of one host pass through it, so a socket that is
-// bound to an interface is bound to this one.
+// The loopback interface has this number in every network namespace.  Packets
+// between two sockets of one host pass through it.  So a socket that is bound
+// to an interface is bound to this one.
 constexpr std::uint32_t kLoopbackIndex = 1;
 
-// At most so much of /proc/net/tcp is read for one connection: 25,000 sockets.
+// The most of /proc/net/tcp that one look reads: 25,000 sockets.
 constexpr std::size_t kMostText = 4 << 20;
 
-// 0: the kernel does not tell (before 5.12).
+// Returns 0 if the kernel does not tell, before 5.12.
 std::uint64_t NamespaceOf(int fd) {
   std::uint64_t cookie = 0;
   socklen_t length = sizeof cookie;
@@ -46,7 +46,7 @@ std::uint64_t NamespaceOf(int fd) {
   return r == 0 ? cookie : 0;
 }
 
-// The addresses and ports of one end, that end first.
+// The addresses and ports of a connection, as one of its ends sees them.
 struct Names {
   const std::uint8_t* local;
   const std::uint8_t* remote;
@@ -67,8 +67,9 @@ struct Names {
   }
 };
 
-// By what the kernel has at hand: a file system of the peer's own (FUSE) would
-// answer when it likes.  True of what says that it is a socket.
+// Reads what the kernel has at hand: a file system of the peer's own (FUSE)
+// would answer when it likes.  Returns true if the file says that it is a
+// socket.
 bool Identify(int fd, struct statx* identity) {
   return fd >= 0 &&
          ::syscall(SYS_statx, fd, "", AT_EMPTY_PATH | AT_STATX_DONT_SYNC,
@@ -83,8 +84,8 @@ stream::Role Other(stream::Role role) {
 
 // --- /proc/net/tcp, where netlink is refused
 
-// An address and a port as a line of /proc/net/tcp has them: words of 32 bits
-// in the host's order.
+// Prints an address and a port as a line of /proc/net/tcp has them: words of 32
+// bits in the host's order.
 std::size_t Print(const std::uint8_t* address, std::size_t size,
                   std::uint16_t port, char* to) {
   std::size_t done = 0;
@@ -109,8 +110,8 @@ struct Wanted {
   std::uint32_t inode = 0;
 };
 
-// A line: number, two ends, state, queues, timer, retransmissions, uid,
-// time-out, inode.
+// The fields of a line: number, two ends, state, queues, timer,
+// retransmissions, uid, time-out, inode.
 void ReadLine(std::string_view line, Wanted* wanted) {
   const std::size_t colon = line.find(": ");
   if (colon == line.npos) return;
@@ -126,7 +127,7 @@ void ReadLine(std::string_view line, Wanted* wanted) {
   std::from_chars(line.data(), line.data() + line.size(), wanted->inode);
 }
 
-// Looks for both in one of the two files.
+// Looks for both connections' lines in one of the two files.
 void ReadFile(const char* name, Wanted* one, Wanted* two) {
   const base::UniqueFd file(base::OpenHigh([name] {
     return ::syscall(SYS_openat, AT_FDCWD, name, O_RDONLY | O_CLOEXEC, 0);
@@ -153,20 +154,20 @@ void ReadFile(const char* name, Wanted* one, Wanted* two) {
       if (one->inode != 0 && two->inode != 0) return;
       left.remove_prefix(end + 1);
     }
-    if (left.size() == sizeof text) return;  // no such line is so long
+    if (left.size() == sizeof text) return;  // no line of this file is so long
     held = left.size();
     std::memmove(text, left.data(), held);
   }
 }
 
-// The other end of `fd`, if `fd` itself stands in the same lists: those of
-// another network namespace have it not.
+// Returns the other end of `fd` if the lists have `fd`, too.  Lists of another
+// network namespace do not have it.
 std::uint32_t OtherEndByProc(int fd, const Tuple& tuple, stream::Role role) {
   const Names own(tuple, role);
   const Names other(tuple, Other(role));
   std::uint32_t mine = 0;
   std::uint32_t theirs = 0;
-  // A socket of IPv6 with a mapped address stands in the second list.
+  // An IPv6 socket with a mapped address is in the second list.
   constexpr struct {
     const char* name;
     std::size_t address_size;
@@ -204,7 +205,8 @@ base::UniqueFd OpenToken(int fd) {
   base::UniqueFd token(base::OpenHigh([&path] {
     return ::syscall(SYS_openat, AT_FDCWD, path, O_PATH | O_CLOEXEC, 0);
   }));
-  // The number may be another file's by now, and a token of that one opens it.
+  // The number may be that of another file by now.  A token of that file would
+  // open it.
   if (SocketInode(token.get()) == 0) token.reset();
   return token;
 }
@@ -212,8 +214,8 @@ base::UniqueFd OpenToken(int fd) {
 bool SocketDiag::Open(int fd) {
   const std::uint64_t wanted = NamespaceOf(fd);
   if (netlink_.ok() && wanted != 0 && cookie_ == wanted) return true;
-  // Of another namespace than the last one, or the first; or the kernel does
-  // not say which it is, and this thread's may have changed.
+  // Opens the first socket, or one of another namespace.  Or the kernel does
+  // not name namespaces, and this thread's may have changed.
   netlink_.reset(base::OpenHighForParent([] {
     return ::syscall(SYS_socket, AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC,
                      NETLINK_SOCK_DIAG);
@@ -268,7 +270,7 @@ SocketDiag::Answer SocketDiag::Ask(const Tuple& tuple, stream::Role whose,
     return Answer::kUnavailable;
   }
   std::memcpy(&found, NLMSG_DATA(header), sizeof found);
-  // A listener answers for its port where there is no connection.
+  // If there is no connection, a listener answers for its port.
   if (found.id.idiag_sport != id.idiag_sport ||
       found.id.idiag_dport != id.idiag_dport || found.idiag_inode == 0) {
     return Answer::kNone;
@@ -294,8 +296,8 @@ std::uint32_t SocketDiag::OtherEnd(int fd, const Tuple& tuple,
     // A kernel without this kind of netlink says that there is no such socket.
     by_proc = answer == Answer::kUnavailable ||
               (answer == Answer::kNone && !IsOurs(fd, tuple, role, scope));
-    // Where namespaces have no name, a look at our own end tells whether the
-    // answer is of the right one.
+    // If namespaces have no name, a look at this end tells whether the answer
+    // is from the right one.
     if (answer == Answer::kFound && cookie_ == 0 &&
         !IsOurs(fd, tuple, role, scope)) {
       inode = 0;

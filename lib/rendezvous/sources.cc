@@ -29,15 +29,15 @@ void Sources::Want(lane::Source* source, int delta) {
       try {
         it = entries_.try_emplace(source).first;
       } catch (...) {
-        return;  // no memory: its lanes wait for somebody else's drain
+        return;  // no memory: a waiting thread drains for its lanes
       }
     }
     fresh = it->second.wanted <= 0 && delta > 0;
     it->second.wanted += delta;
   }
-  // The other way nothing is said: the source stays armed until it rings, which
-  // costs one wake-up, where a stream that is often picked up and put down
-  // would cost one each time.
+  // When the last lane goes, nothing happens: the source stays armed until it
+  // rings.  That costs one wake-up.  Otherwise a stream that is often picked up
+  // and put down would cost one each time.
   if (fresh) core_->PostTask([this, source] { Watch(source); });
 }
 
@@ -61,7 +61,7 @@ void Sources::Watch(lane::Source* source) {
   {
     base::LatchGuard lock(latch_);
     auto it = entries_.find(source);
-    // Counted down since: the source may be gone.
+    // The count has gone down since, so the source may be gone.
     if (it == entries_.end() || it->second.wanted <= 0) return;
     entry = &it->second;
   }
@@ -79,7 +79,7 @@ void Sources::Watch(lane::Source* source) {
     entry->fd = fd;
     source->Arm();
   }
-  // Armed, then drained: what came before rings bell 0 by the board, what comes
+  // Arm, then drain.  What came before rings bell 0 by the board.  What comes
   // after makes the descriptor readable.
   source->Drain();
 }
@@ -93,7 +93,7 @@ void Sources::Wait() {
                    });
 }
 
-// The edges are taken before the next wait: what comes after is a new one.
+// Takes the edges before the next wait.  What comes after is a new edge.
 void Sources::OnRings() {
   epoll_event events[16];
   const long n = ::syscall(SYS_epoll_pwait, set_->native_handle(), events,
@@ -123,7 +123,7 @@ void Sources::OnRing(std::uint64_t number) {
 void Sources::LetGo(lane::Source* source, Entry* entry) {
   if (entry->number == 0) return;
   epoll_event event{};
-  // (A descriptor that is closed already has left the set.)
+  // A descriptor that is closed has left the set already.
   ::syscall(SYS_epoll_ctl, set_->native_handle(), EPOLL_CTL_DEL, entry->fd,
             &event);
   source->Disarm(false);

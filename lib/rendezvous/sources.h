@@ -15,30 +15,30 @@ class Core;
 
 // The sources that the conductor drains: those of lanes that ring bell 0.
 //
-// They are watched by an epoll set of their own, edge-triggered: a source's
-// descriptor may stay readable, and Boost.Asio's wait would then end at once,
-// for ever.
+// An edge-triggered epoll set of its own watches them.  A source's descriptor
+// may stay readable, and a wait of Boost.Asio would then end at once, for ever.
 //
-// Threads: Want from any; all else on the conductor's.
+// Threads: any for Want; the conductor's for the rest.
 class Sources {
  public:
   explicit Sources(Core* core) : core_(core) {}
 
-  // Whoever counts up counts down before the lane goes.
+  // Counts the lanes that want `source` drained.  A caller that counts up
+  // counts down before its lane goes.
   void Want(lane::Source* source, int delta);
-  // Lets go of those that nobody wants: one may be about to go.
+  // Lets go of the sources that no lane wants.  One of them may be about to go.
   void Sweep();
   void Close();
-  // In a child of fork, where nothing else of this is called.
+  // Called in a child of fork, where nothing else of this object is called.
   void CloseInherited() const;
 
  private:
   struct Entry {
-    int wanted = 0;  // latch_'s, of the Sources
-    // The conductor's; 0: not armed.  It tells a ring from one that was on its
-    // way when the source was let go of.
+    int wanted = 0;  // under latch_ of the Sources
+    // The conductor's.  0: not armed.  Tells a new ring from a ring that was
+    // under way when the conductor let go of the source.
     std::uint64_t number = 0;
-    int fd = -1;  // in the set
+    int fd = -1;  // in the epoll set
   };
   bool EnsureSet();
   void Watch(lane::Source* source);
@@ -50,10 +50,10 @@ class Sources {
   Core* const core_;
   base::Latch latch_;
   bool closed_ RC_GUARDED_BY(latch_) = false;
-  // The conductor's.
+  // These two belong to the conductor.
   std::uint64_t last_number_ = 0;
   std::unique_ptr<boost::asio::posix::stream_descriptor> set_;
-  // Entries are erased on the conductor only.
+  // Only the conductor erases entries.
   std::unordered_map<lane::Source*, Entry> entries_ RC_GUARDED_BY(latch_);
 };
 

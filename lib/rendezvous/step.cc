@@ -1,5 +1,5 @@
-// Turns of the conductor, and what any thread asks of it: by a task for its own
-// thread, or in a turn that is taken here.
+// Turns of the conductor, and the calls that any thread makes to it.  A call
+// becomes a task for the conductor's thread, or a turn in the calling thread.
 
 #include "lib/rendezvous/step.h"
 
@@ -35,8 +35,8 @@ constinit thread_local bool tls_in_step = false;
 
 }  // namespace
 
-// (The analysis cannot follow a scope whose latch is one of another object that
-// may be none: who uses what the step guards asserts it.)
+// The analysis cannot follow a scope whose latch belongs to another object,
+// which may be null.  The users of what the step guards assert it.
 Step::Step(Core* core) RC_NO_LOCK_CHECK : core_(core) {
   core_->step.lock();
   tls_in_step = true;
@@ -68,18 +68,18 @@ bool Core::PostLocked(Task&& task) {
   return true;
 }
 
-// Runs `task` in this thread as a turn of the conductor's, so that nobody has
-// to be woken for it, if no other turn is under way.  It says whether it has
-// done what there was to do.
+// Runs `task` in this thread as a turn of the conductor, if no other turn is
+// under way.  So nobody has to be woken for it.  Returns false if the conductor
+// has to do it: there was no turn, or `task` has returned false.
 //
-// No deadlock: who waits for the step holds no latch (Conductor::ForkPrepare),
-// and here nobody waits for it.
+// There is no deadlock: a thread that waits for the step holds no latch
+// (Conductor::ForkPrepare), and this thread does not wait.
 template <typename Task>
 bool Core::Here(Task&& task, bool meets) {
   const base::Critical critical;
   const base::NoCancel no_cancel;
-  // A thread may be another user's for a moment, and what it connects or
-  // listens at then is that user's to the kernel.
+  // A thread may be another user's for a moment.  The kernel takes what it
+  // connects or listens at then for that user's.
   if (meets && base::OwnUid() != owner_.load(std::memory_order_relaxed)) {
     return false;
   }
@@ -113,7 +113,7 @@ void Core::Seek(const std::shared_ptr<Seeker>& seeker) {
   }
   if (old == nullptr && !tls_in_step && Here([this, &session] {
         step.AssertHeld();
-        // (Once all is torn down there are none.)
+        // After the teardown there are no links.
         return !links_.empty() && session->BeginOverLink();
       })) {
     return;
@@ -144,7 +144,7 @@ void Core::Adopted(Seeker* seeker) {
   if (session == nullptr) return;
   const auto now = [this, &session] {
     step.AssertHeld();
-    // (Once all is torn down there is neither.)
+    // After the teardown there are neither links nor RDMA.
     if (session->rdma() == nullptr ? links_.empty() : rdma_ == nullptr) {
       return false;
     }
@@ -184,7 +184,7 @@ void Core::LeaveRdma() {
     }
     return true;
   };
-  // A turn takes no time to speak of; but nothing here is worth a process that
+  // A turn takes next to no time.  But nothing here is worth a process that
   // does not end.
   constexpr std::uint64_t kMostNs = 1'000'000'000;
   const std::uint64_t until = base::NowNs() + kMostNs;
@@ -227,14 +227,15 @@ void Core::ReturnRdmaLane(std::unique_ptr<lane::Lane> lane) {
   base::LatchGuard lock(table_latch_);
   auto it = rdma_lanes_.find(lane.get());
   if (abandoned_ || it == rdma_lanes_.end()) {
-    // Its verbs objects are another process's, or its id is nobody's.
+    // The verbs objects are the parent's, or no connection has the id.
     static_cast<void>(lane.release());
     return;
   }
   std::shared_ptr<Connection> connection = std::move(it->second);
   rdma_lanes_.erase(it);
   connection->TakeBack(std::move(lane));
-  // On the conductor, where all else of it lives; after its end, here.
+  // On the conductor, where the connection's other state lives.  After the
+  // conductor's end, here.
   PostLocked([this, connection = std::move(connection)]() mutable {
     step.AssertHeld();
     if (rdma_ != nullptr) rdma_->lane_ends()->Add(std::move(connection));

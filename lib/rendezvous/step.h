@@ -7,12 +7,12 @@ namespace rcsock::rendezvous {
 
 class Core;
 
-// One turn of the conductor, by its thread, or in its place by one that finds
-// it free (Core::Here).
+// One turn of the conductor.  The conductor's thread takes it, or a thread that
+// finds the conductor free (Core::Here).
 class Step {
  public:
   explicit Step(Core* core);
-  Step(Core* core, std::try_to_lock_t);  // false: another is under way
+  Step(Core* core, std::try_to_lock_t);  // false: a turn is under way
   ~Step();
   explicit operator bool() const { return core_ != nullptr; }
   Step(const Step&) = delete;

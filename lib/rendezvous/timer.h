@@ -11,17 +11,18 @@
 
 namespace rcsock::rendezvous {
 
-// The timer of something that lives within turns of the conductor.
+// The timer of an object that lives within turns of the conductor.
 //
-// When its time has come it has to wait for a turn, and whoever has the turn
-// until then may set it anew or stop it; Asio's cancel no longer finds it.  So
-// the number is compared within the turn: `due` of an older setting never runs.
+// When the time has come, the handler waits for a turn.  Until then, the thread
+// that has the turn may set the timer anew or stop it, and Asio's cancel no
+// longer finds the handler.  So the handler compares the number within its
+// turn, and never runs `due` of an older setting.
 class Timer {
  public:
   explicit Timer(Core* core);
 
-  // A shared_ptr keeps the owner until then, or until it is set anew or
-  // stopped; a weak_ptr does not.
+  // A shared_ptr keeps the owner until then, or until the timer is stopped or
+  // set anew.  A weak_ptr does not.
   template <typename Holder, typename Owner>
   void Start(std::chrono::steady_clock::duration limit, Holder holder,
              void (Owner::*due)()) {
@@ -31,7 +32,7 @@ class Timer {
          number = ++number_](const boost::system::error_code& error) {
           if (error) return;
           Step step(core);
-          // Without its owner this timer is gone as well.
+          // Without its owner this timer is gone, too.
           const std::shared_ptr<Owner> owner = Lock(holder);
           if (owner == nullptr || number != number_) return;
           (owner.get()->*due)();

@@ -14,10 +14,10 @@ namespace rcsock::rendezvous {
 namespace {
 
 constexpr std::uint64_t kUnknown = ~std::uint64_t{0};
-// SYN and FIN count as a byte each, at one end and not always at the other.
+// SYN and FIN count as a byte each at one end, and not always at the other.
 constexpr std::uint64_t kControl = 2;
-// The kernel notes times by its tick, of which HZ=100 has the longest; each of
-// the two times may be one tick off.
+// The kernel notes times by its tick, 10 ms at most (HZ=100).  Each of the two
+// times may be one tick off.
 constexpr std::uint64_t kTicksMs = 20;
 
 std::uint64_t NowMs() {
@@ -29,12 +29,12 @@ std::uint64_t NowMs() {
 
 bool Known(const Traffic& traffic) { return traffic.acked != kUnknown; }
 
-// `a` is at most `b`, but for the control bytes.
+// Whether `a` is at most `b`, but for the control bytes.
 bool AtMost(std::uint64_t a, std::uint64_t b) {
   return a <= kControl || a - kControl <= b;
 }
 
-// What one end sent last, the other end has received, and no earlier.
+// Whether one end received no earlier what the other end sent last.
 // `received_all` says that nothing was under way.
 bool InOrder(bool received_all, std::uint64_t sent_ms,
              std::uint64_t received_ms) {
@@ -54,7 +54,7 @@ Traffic TrafficOf(int fd) {
   const std::uint64_t begun = NowMs();
   const long r =
       ::syscall(SYS_getsockopt, fd, IPPROTO_TCP, TCP_INFO, &info, &length);
-  // (tcpi_bytes_sent is of Linux 4.19, and behind the others.)
+  // Linux 4.19 added tcpi_bytes_sent, behind the other fields.
   if (r == 0 && length >= offsetof(tcp_info, tcpi_bytes_sent) +
                               sizeof info.tcpi_bytes_sent) {
     const std::uint64_t now = NowMs();
@@ -71,13 +71,14 @@ Traffic TrafficOf(int fd) {
 bool CanBeOne(const Traffic* before, const Traffic& now,
               const Traffic& theirs) {
   if (!Known(now) || !Known(theirs)) return true;
-  // What they had received and acknowledged by then, we have sent and received
-  // by now.
+  // What the peer had received by then, this end has sent by now.  What the
+  // peer knew to be received, this end has received by now.
   if (!AtMost(theirs.received, now.sent) ||
       !AtMost(theirs.acked, now.received)) {
     return false;
   }
-  // What we had received and knew to be received, they had sent and received.
+  // What this end had received at `before`, the peer had sent by its sample.
+  // What this end knew to be received, the peer had received.
   if (before != nullptr && Known(*before) &&
       (!AtMost(before->received, theirs.sent) ||
        !AtMost(before->acked, theirs.received))) {

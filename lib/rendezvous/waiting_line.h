@@ -7,8 +7,8 @@
 
 namespace rcsock::rendezvous {
 
-// Who waits for a turn, in the order of coming.  Who has found another end of
-// its waiting stays in it, and is passed over.
+// Waiters for a turn, in the order of coming.  A waiter whose wait has ended
+// otherwise stays in the line, and is passed over.
 template <class Waiter>
 class WaitingLine {
  public:
@@ -16,7 +16,7 @@ class WaitingLine {
   bool empty() const { return line_.empty(); }
   void clear() { line_.clear(); }
 
-  // `go` for one after the other, while there is `room`.
+  // Calls `go` for one waiter after the other, while there is `room`.
   template <class Room, class Go>
   void Advance(Room&& room, Go&& go) {
     while (room() && !line_.empty()) {

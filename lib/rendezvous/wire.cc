@@ -17,7 +17,7 @@ bool Packet::ReadHeader(Header* header) const {
 
 namespace {
 
-// Past a sanitizer, which does not see either that what comes is moved to
+// Bypasses a sanitizer, which cannot see that a received descriptor moves to
 // another number (RelocateHigh).
 ssize_t RecvRaw(int fd, msghdr* message) {
   return ::syscall(SYS_recvmsg, fd, message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
@@ -26,8 +26,8 @@ ssize_t RecvRaw(int fd, msghdr* message) {
 }  // namespace
 
 Received Receive(int fd, Packet* packet) {
-  // Room for all that a record can carry: the kernel closes, in this thread,
-  // what finds none.
+  // Room for all that a record can carry.  The kernel would close, in this
+  // thread, descriptors that find no room.
   alignas(cmsghdr) char control[CMSG_SPACE(kMostReceived * sizeof(int))];
   iovec iov{packet->bytes, sizeof packet->bytes};
   msghdr message{};
@@ -38,8 +38,8 @@ Received Receive(int fd, Packet* packet) {
   const base::LowNumber low;
   ssize_t n = RecvRaw(fd, &message);
   if (n < 0 && errno == ECONNRESET) {
-    // The peer died and had not read all of ours.  This is said once, and
-    // before what it had sent.
+    // The peer died before it had read all that this end sent.  The kernel says
+    // this once, and before what the peer had sent.
     n = RecvRaw(fd, &message);
   }
   if (n < 0) {
@@ -67,7 +67,7 @@ Received Receive(int fd, Packet* packet) {
   if (n == 0 && packet->fd_count == 0) return Received::kEnd;
   const bool too_many = packet->fd_count > kMaxFds;
   if (too_many || (message.msg_flags & MSG_TRUNC)) return Received::kMalformed;
-  // The control buffer had room: the kernel found none in our table.
+  // The control buffer had room, so this process's table has none.
   if (message.msg_flags & MSG_CTRUNC) return Received::kNoFds;
   return Received::kPacket;
 }

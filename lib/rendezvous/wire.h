@@ -12,23 +12,23 @@
 #include "lib/rendezvous/rendezvous.h"
 #include "lib/rendezvous/traffic.h"
 
-// The messages of docs/rendezvous.md: fixed size, little-endian, one per
-// SOCK_SEQPACKET record.
+// The messages of docs/rendezvous.md.  Each has a fixed size, is little-endian,
+// and fills one SOCK_SEQPACKET record.
 namespace rcsock::rendezvous {
 
 static_assert(std::endian::native == std::endian::little,
               "the structs below are the wire format");
 
 constexpr std::uint32_t kMagic = 0x6b736372;  // "rcsk"
-// Of the messages and of the memory that they lead to.
+// The version of the messages and of the memory that they lead to.
 constexpr std::uint8_t kVersion = lane::shm::kMemoryVersion;
 
 // A link's page, a bell page and all bells.
 constexpr int kMaxFds = 2 + lane::kBells;
-// What one record of AF_UNIX can carry: the kernel's SCM_MAX_FD.
+// The most descriptors that one record of AF_UNIX can carry: SCM_MAX_FD.
 constexpr int kMostReceived = 253;
 static_assert(kMaxFds <= kMostReceived);
-// No bit of a mask is to be refused.
+// Every bit of a mask names a bell, so no mask need be refused.
 static_assert(lane::kBells == 8 * sizeof(lane::BellMask));
 constexpr std::size_t kMaxPacket = 128;
 
@@ -62,11 +62,11 @@ struct [[gnu::packed]] Hello {
   static constexpr Type kType = Type::kHello;
   Header header;
   std::uint8_t uuid[16];
-  // Of the sender, as it numbers them: a thread that ends no earlier than the
-  // channel (PeerProcess).
+  // The number of a thread of the sender, as the sender numbers its threads.
+  // That thread ends no earlier than the channel (PeerProcess).
   std::uint32_t thread;
   std::uint8_t tuple[36];
-  std::uint8_t role;  // 0 connector, 1 acceptor: the sender's
+  std::uint8_t role;  // the sender's: 0 connector, 1 acceptor
   std::uint8_t zero[3];
 };
 
@@ -75,7 +75,7 @@ struct [[gnu::packed]] LinkMsg {
   static constexpr Type kType = Type::kLink;
   Header header;
   lane::BellMask bells;
-  // 1: the sender cannot see which descriptors the receiver has, and wants a
+  // 1: the sender cannot see which descriptors the receiver has.  It wants a
   // token (OpenToken) with each claim.
   std::uint32_t wants_tokens;
 };
@@ -102,9 +102,9 @@ struct [[gnu::packed]] SegmentMsg {
   std::uint32_t number;
 };
 
-// What the sender says to hold: an end of the connection.
+// An end of the connection, which the sender claims to hold.
 struct [[gnu::packed]] Claim {
-  std::uint32_t number;  // of its descriptor
+  std::uint32_t number;  // the number of its descriptor
   Traffic traffic;
 };
 
@@ -116,15 +116,16 @@ struct [[gnu::packed]] OpenMsg {
   std::uint32_t epoch;
   std::uint8_t tuple[36];
   std::uint8_t role;  // the sender's
-  // 1: an offer.  They have not met for this stream; who does not look for it
-  // yet keeps it until it does.  (An older peer rejects it.)
+  // 1: an offer.  The two ends have not met for this stream.  A receiver in
+  // which no end looks for the stream keeps the offer until one does.  An older
+  // peer rejects it.
   std::uint8_t offer;
   std::uint8_t zero[2];
   std::uint8_t nonce[16];
   Claim claim;
 };
 
-// Descriptor: as of OPEN.
+// Descriptor: a token, if the receiver wants them.
 struct [[gnu::packed]] OpenedMsg {
   static constexpr Type kType = Type::kOpened;
   Header header;
@@ -139,24 +140,24 @@ struct [[gnu::packed]] ReadyMsg {
   Header header;
   std::uint32_t index;
   std::uint32_t epoch;
-  std::uint32_t proof;  // the sender's of the receiver: Proof
+  std::uint32_t proof;  // the sender's Proof of the receiver
 };
 
-// What an end knows of the other one.  The order is that of strength.
+// What an end knows of the peer, the weakest first.
 enum class Proof : std::uint32_t {
   kNone,   // nothing: no lane
-  kToken,  // the process has, or had, the other end: it has shown a token,
-           // which whoever was shown one can pass on
+  kToken,  // the process has shown a token of the other end: it has that end,
+           // or had it, or another process has shown it the token
   kSeen,   // /proc shows that the process has the other end
 };
 
-// Look which bells were rung: the bits are in the link page.
+// Asks the receiver to take the bells that were rung, bits of the link page.
 struct [[gnu::packed]] RungMsg {
   static constexpr Type kType = Type::kRung;
   Header header;
 };
 
-// REJECT answers OPEN; CLOSED says that the sender has let go of the stream.
+// REJECT answers OPEN.  CLOSED says that the sender has let go of the stream.
 template <Type type>
 struct [[gnu::packed]] EndMsg {
   static constexpr Type kType = type;
@@ -168,8 +169,9 @@ struct [[gnu::packed]] EndMsg {
 using RejectMsg = EndMsg<Type::kReject>;
 using ClosedMsg = EndMsg<Type::kClosed>;
 
-// To the directory of a port: the acceptor of `tuple` waits in the sender's
-// process, which listens at the RDMA port `port`; it waits no more.
+// To the directory of a port.  ADD: the acceptor of `tuple` waits in the
+// sender's process, which listens at the RDMA port `port`.  REMOVE: it waits no
+// more.
 struct [[gnu::packed]] DirAdd {
   static constexpr Type kType = Type::kDirAdd;
   Header header;
@@ -184,8 +186,8 @@ struct [[gnu::packed]] DirRemove {
   std::uint8_t tuple[36];
 };
 
-// What a process answers `rcsock stat`, with one descriptor, a memfd
-// (posix::SnapshotHead), or none if it could not make one.
+// The answer to `rcsock stat`.  Its descriptor is a memfd
+// (posix::SnapshotHead).  It has none if the process could not make one.
 constexpr char kStatPrefix[] = "rcsock/1/stat/";
 struct [[gnu::packed]] StatMsg {
   static constexpr Type kType = Type::kStat;
@@ -195,7 +197,7 @@ struct [[gnu::packed]] StatMsg {
 static_assert(sizeof(Tuple) == 36 && sizeof(Hello) <= kMaxPacket &&
               sizeof(OpenMsg) <= kMaxPacket);
 
-// A message with all but the header zero.
+// Returns a message whose bytes behind the header are zero.
 template <typename Message>
 Message NewMessage() {
   Message message;
@@ -204,17 +206,16 @@ Message NewMessage() {
   return message;
 }
 
-// One record as it came.
+// One record as it was received.
 struct Packet {
   std::uint8_t bytes[kMaxPacket];
   std::size_t length = 0;
   std::array<base::ForeignFd, kMostReceived> fds;
   int fd_count = 0;
 
-  // True with the header's copy if the record has a sound header of any
-  // version.
+  // Copies the header.  Returns true if it is sound, of whatever version.
   bool ReadHeader(Header* header) const;
-  // True if the record is exactly a `Message` of this version.
+  // Returns true if the record is exactly a `Message` of this version.
   template <typename Message>
   bool Read(Message* message) const {
     if (length != sizeof(Message)) return false;
@@ -224,7 +225,7 @@ struct Packet {
            message->header.type == Message::kType &&
            message->header.length == sizeof(Message);
   }
-  // Memory, or an eventfd; none, where it is neither.
+  // Returns memory or an eventfd.  Returns none if the descriptor is neither.
   base::UniqueFd TakeFd(int i) {
     return fds[i].Harmless() ? fds[i].Vouch() : base::UniqueFd();
   }
@@ -235,18 +236,19 @@ enum class Received {
   kNothing,    // would block
   kEnd,        // end of file, or an error
   kMalformed,  // too long, or with more descriptors than any message has
-  kNoFds,      // this process has no room for the descriptors sent
+  kNoFds,      // this process has no room for the descriptors that came
 };
-// Never blocks.  Every descriptor that arrives is in the packet or closed.
+// Never blocks.  Each descriptor that arrives is in the packet, or closed.
 Received Receive(int fd, Packet* packet);
 
-// 0 or -errno (-EAGAIN: the peer does not read).
+// Returns 0 or -errno.  -EAGAIN: the peer does not read.
 int SendPacket(int fd, const void* bytes, std::size_t length, const int* fds,
                int fd_count);
 
-// What a failed system call means for a stream.
+// Returns the reason that a failed system call gives a stream.
 base::Reason ErrnoReason(int error);
-// A reason as a peer sent it: kPeerRefused if it is none.
+// Returns the reason that a peer sent, or kPeerRefused if there is no such
+// reason.
 base::Reason CheckedReason(std::uint32_t reason);
 
 }  // namespace rcsock::rendezvous

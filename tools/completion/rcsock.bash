@@ -17,7 +17,7 @@ _rcsock() {
     return
   fi
 
-  # What follows the options of `run` is a command with arguments of its own.
+  # A command with arguments of its own follows the options of `run`.
   if [[ $command == run ]]; then
     for ((i++; i < cword; i++)); do
       case ${words[i]} in
@@ -71,7 +71,7 @@ _rcsock() {
 
   case $command:$cur in
     *:-*)
-      # The options are those that the command itself tells of.
+      # The options are those that the command's --help prints.
       mapfile -t COMPREPLY < <(compgen -W "$("$1" "$command" --help 2>/dev/null |
         grep -oE -- '(^ +|,)--?[a-zA-Z][-a-zA-Z]*' | tr -d ' ,')" -- "$cur")
       ;;

@@ -45,9 +45,10 @@ The exit status is the command's; 127 if it was not found, 126 if it could not
 be run, 2 for wrong options, 1 for a missing library.
 )";
 
-// What is wrong, in one line.
+// Returns what is wrong, in one line.
 std::string Words(const CLI::App& app, const CLI::ParseError& error) {
-  // (What is missing may be so because what stands there is no option.)
+  // A required word may be missing because an unknown option stands in its
+  // place.
   if (dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr ||
       dynamic_cast<const CLI::RequiredError*>(&error) != nullptr) {
     for (const std::string& word : app.remaining(true)) {
@@ -60,7 +61,7 @@ std::string Words(const CLI::App& app, const CLI::ParseError& error) {
 }
 
 int Main(int argc, char** argv) {
-  // What `rcsock doctor` starts.
+  // `rcsock doctor` starts this command.
   if (argc > 1 && std::string(argv[1]) == "doctor-probe") {
     return rcsock::tools::ProbeMain(argc - 1, argv + 1);
   }

@@ -15,7 +15,7 @@
 namespace rcsock::tools {
 namespace {
 
-// Of a file that anybody may have made.
+// Bounds for a file that anybody may have made.
 constexpr unsigned kMostSegments = 64;
 constexpr std::uint64_t kMostEntries = 1024;
 
@@ -25,7 +25,8 @@ bool ReadAt(int fd, std::uint64_t at, T* to) {
          static_cast<ssize_t>(sizeof *to);
 }
 
-// What is there up to the next 0; "" where it is longer than any name of ours.
+// Returns the text up to the next 0.  Returns "" if it is longer than any name
+// of rcsock's.
 std::string TextAt(int fd, std::uint64_t at) {
   char text[64];
   const ssize_t n = ::pread(fd, text, sizeof text, static_cast<off_t>(at));
@@ -50,8 +51,8 @@ std::string Soname(int fd) {
     if (segment.p_type == PT_LOAD) loaded.push_back(segment);
     if (segment.p_type == PT_DYNAMIC) dynamic = segment;
   }
-  std::uint64_t strings = 0;  // as an address
-  std::uint64_t name = 0;     // in them
+  std::uint64_t strings = 0;  // an address
+  std::uint64_t name = 0;     // an offset in them
   const std::uint64_t entries =
       std::min(dynamic.p_filesz / sizeof(Elf64_Dyn), kMostEntries);
   for (std::uint64_t i = 0; i < entries; ++i) {
@@ -74,7 +75,7 @@ std::string Soname(int fd) {
 }  // namespace
 
 bool IsPreload(const std::string& path) {
-  // Nothing is opened but a plain file: a device may answer to that.
+  // Opens plain files only: a device may answer to an open.
   const base::UniqueFd found(::open(path.c_str(), O_PATH | O_CLOEXEC));
   struct stat info {};
   if (!found.ok() || ::fstat(found.get(), &info) != 0 ||

@@ -5,10 +5,10 @@
 
 namespace rcsock::tools {
 
-// What the preload is called, as a file and by the linker (its SONAME).
+// The preload's name, as a file and for the linker (SONAME).
 inline constexpr char kPreloadName[] = "librcsock_preload.so";
 
-// Whether the file at `path` is the preload, whatever it is called there.
+// Whether the file at `path` is the preload, whatever its name there.
 bool IsPreload(const std::string& path);
 
 }  // namespace rcsock::tools

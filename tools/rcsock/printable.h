@@ -5,7 +5,7 @@
 
 namespace rcsock::tools {
 
-// Without control characters, which a terminal would obey: '?' in their place.
+// Replaces control characters by '?': a terminal would obey them.
 inline std::string WithoutControls(std::string text) {
   for (char& c : text) {
     if (static_cast<unsigned char>(c) < 32 || c == 127) c = '?';
@@ -13,8 +13,8 @@ inline std::string WithoutControls(std::string text) {
   return text;
 }
 
-// Printable ASCII, and '?' in place of anything else: for names that have no
-// other.
+// Replaces all but printable ASCII by '?': for names that have no other
+// characters.
 inline std::string Printable(std::string text) {
   for (char& c : text) {
     if (c < ' ' || c > '~') c = '?';

@@ -23,8 +23,8 @@ bool Runnable(const std::string& path) {
          ::access(path.c_str(), X_OK) == 0;
 }
 
-// True if the kernel starts `path` with other rights than ours, for then the
-// loader takes nothing from the environment that names a path.
+// True if the kernel starts `path` with rights other than ours.  The loader
+// then takes no path from the environment.
 bool GainsRights(const std::string& path) {
   struct stat info;
   if (::stat(path.c_str(), &info) != 0) return false;
@@ -37,7 +37,7 @@ bool GainsRights(const std::string& path) {
          ::getxattr(path.c_str(), "security.capability", nullptr, 0) > 0;
 }
 
-// The interpreter on a script's first line, or "".
+// Returns the interpreter on a script's first line, or "".
 std::string Interpreter(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
   std::string line;

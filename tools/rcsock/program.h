@@ -5,15 +5,16 @@
 
 namespace rcsock::tools {
 
-// The file that execvp(3) would run for `command`, or "" if there is none.
+// Returns the file that execvp(3) would run for `command`, or "".
 std::string FindProgram(const std::string& command);
 
-// Why the loader will not put the preload into the program at `path` (in
-// words), or "" if it will, as far as can be seen from outside.
+// Returns why the loader will not put the preload into the program at `path`,
+// in words.  Returns "" if the loader will, as far as can be seen from outside.
 std::string WhyNotPreloadable(const std::string& path);
 
-// The loader that starts the program at `path`, or its interpreter, if it is
-// another libc's, which starts nothing with our library in LD_PRELOAD; or "".
+// Returns the loader that starts the program at `path`, or starts its
+// interpreter, if it belongs to another libc.  Such a loader starts nothing
+// with rcsock in LD_PRELOAD.  Returns "" otherwise.
 std::string OtherLoader(const std::string& path);
 
 }  // namespace rcsock::tools

@@ -39,8 +39,8 @@ std::string Environment(const char* name) {
   return value != nullptr ? value : "";
 }
 
-// Where the library may be, best first: installed (beside the tool, or in lib
-// beside its bin), Bazel's runfiles, Bazel's output tree.
+// Where the library may be, best first: installed beside the tool or in the lib
+// beside its bin, then Bazel's runfiles, then Bazel's output tree.
 std::vector<fs::path> Places() {
   const fs::path self = OwnFile();
   const fs::path here = self.parent_path();
@@ -58,7 +58,8 @@ std::vector<fs::path> Places() {
 
 }  // namespace
 
-// This program, as it was started where there is no /proc (a chroot).
+// Returns this program's file.  Without /proc, in a chroot, returns it as it
+// was started.
 std::string OwnFile() {
   std::error_code error;
   const fs::path self = fs::read_symlink("/proc/self/exe", error);
@@ -144,8 +145,8 @@ Policy ApplyConfig(const std::optional<std::string>& file) {
 
 namespace {
 
-// The uids of `users` (names or numbers, with commas between); returns what is
-// wrong with them.
+// Sets *uids to the uids of `users`: names or numbers, separated by commas.
+// Returns what is wrong with them.
 std::string Uids(const std::string& users, std::string* uids) {
   std::stringstream words(users);
   int count = 0;
@@ -171,17 +172,17 @@ std::string Uids(const std::string& users, std::string* uids) {
   return "";
 }
 
-// The file that `option` gives, or else the environment, into `variable`;
-// returns what is wrong with it.
+// Sets `variable` to the file that `option` gives, or else the environment.
+// Returns what is wrong with it.
 std::string SetPath(const char* variable, const std::string& option,
                     const std::optional<std::string>& given) {
-  // (`--stats -- CMD`: the name has been forgotten.)
+  // `--stats -- CMD` lacks the name.
   if (given && (given->empty() || *given == "--")) {
     return option + ": the name of a file is missing";
   }
   const std::string asked = given ? *given : Environment(variable);
   if (asked.empty()) return "";
-  // The command may change its directory before it is needed.
+  // The command may change its directory before it needs the path.
   const std::string path = fs::absolute(asked).string();
   if (given && path.size() > base::kLongestPath) {
     return option + ": the path is too long: " + path;
@@ -209,7 +210,7 @@ int Run(const RunOptions& options) {
   if (options.log) {
     ::setenv("RCSOCK_LOG", std::to_string(*options.log).c_str(), 1);
   } else if (options.log_file) {
-    ::setenv("RCSOCK_LOG", "1", 0);  // who names a file wants something in it
+    ::setenv("RCSOCK_LOG", "1", 0);  // else the log file would stay empty
   }
 
   if (options.peers) {
@@ -224,12 +225,12 @@ int Run(const RunOptions& options) {
     ::unsetenv("RCSOCK_RULES");
   } else if (const Policy policy = ApplyConfig(options.config);
              !policy.error.empty()) {
-    // Whatever is wrong with it, the command runs.
+    // The command runs, whatever is wrong with its configuration.
     std::cerr << "rcsock: " << policy.error << ": running over plain TCP\n";
   }
 
-  // Who asks for RDMA alone would else learn only by counters that nothing has
-  // left TCP.
+  // A user who allows RDMA alone would otherwise learn only from counters that
+  // no stream has left TCP.
   if (Environment("RCSOCK_LANES") == "rdma" && !verbs::AnyDevice()) {
     std::cerr << "rcsock: warning: there is no RDMA device, and no other lane "
                  "is allowed (RCSOCK_LANES=rdma): it runs over plain TCP; "

@@ -10,10 +10,10 @@
 namespace rcsock::tools {
 
 struct RunOptions {
-  // What is not set stays as the environment has it.
+  // An option that is not set stays as the environment has it.
   std::optional<std::string> lanes;
   std::optional<std::string> stats;
-  std::optional<std::string> peers;  // users, with commas between
+  std::optional<std::string> peers;  // users, separated by commas
   std::optional<int> log;
   std::optional<std::string> log_file;
   std::optional<std::string> config;  // a file, instead of the usual ones
@@ -21,24 +21,24 @@ struct RunOptions {
   std::vector<std::string> command;
 };
 
-// The absolute path of the preload, or "" after telling on stderr why there is
-// none.
+// Returns the absolute path of the preload.  If there is none, says why on
+// stderr and returns "".
 std::string OwnFile();
 
 std::string FindLibrary();
 
-// LD_PRELOAD for a process that is to run with `library` ("": without any of
-// ours): `list` with it in front, unless it is there already, and without
-// others of ours.
+// Returns the LD_PRELOAD of a process that is to run with `library`, or without
+// any preload of rcsock if `library` is "".  Puts `library` before `list`
+// unless it is there already, and drops other preloads of rcsock.
 std::string PreloadList(const std::string& library, const std::string& list);
 
 // Sets this process's environment as the configuration files say, for a program
-// that is to run in it; from `file`, or from the usual ones.  What is wrong
-// with them is in `error`, and then it is to run over plain TCP.
+// that is to run in it.  Reads `file`, or the usual files.  `error` tells what
+// is wrong with them.  The program is then to run over plain TCP.
 Policy ApplyConfig(const std::optional<std::string>& file);
 
 // Turns this process into the command, with the preload.  Returns only if that
-// failed, with the exit status for it, after one line on stderr.
+// has failed: writes a line to stderr and returns the exit status.
 int Run(const RunOptions& options);
 
 }  // namespace rcsock::tools

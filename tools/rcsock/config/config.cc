@@ -43,7 +43,7 @@ bool OneOf(std::string_view word, std::initializer_list<const char*> words) {
   return false;
 }
 
-// A string, or a list of strings.
+// Returns a string, or a list of strings.
 Strings StringsOf(const toml::node& node, const char* key) {
   Strings all;
   const auto add = [&](const toml::node& one) {
@@ -72,7 +72,7 @@ std::uint64_t NumberOf(const toml::node& node, const char* key,
   return static_cast<std::uint64_t>(*value);
 }
 
-// A number, or "64M".
+// Returns a number, or the bytes of "64M".
 std::uint64_t BytesOf(const toml::node& node, const char* key) {
   if (node.is_integer()) {
     return NumberOf(node, key, std::numeric_limits<std::int64_t>::max());
@@ -181,7 +181,7 @@ std::string PromoteOf(const toml::node& node) {
   return "promote=" + *text;
 }
 
-// A number from `least` to `most`, in `unit`.
+// Returns a number from `least` to `most`, in `unit`.
 std::uint64_t RangeOf(const toml::node& node, const char* key,
                       std::uint64_t least, std::uint64_t most,
                       const char* unit) {
@@ -204,17 +204,18 @@ std::string DevicesOf(const toml::node& node) {
     }
     devices += (devices.empty() ? "devices=" : "+") + one;
   }
-  // Beside others it may have to be shorter: see ReadPolicy.
+  // ReadPolicy has a bound for all lists together.
   if (devices.size() >= base::kDeviceBytes) {
     throw Wrong(node, "devices is too long a list");
   }
   return devices;
 }
 
-// The conditions of a rule are lists; it becomes a rule for each combination.
+// The conditions of a rule are lists.  The compiler makes a rule for each
+// combination.
 class Compiler {
  public:
-  // Adds to `lists` each list of devices that is not there yet.
+  // Adds to `lists` each list of devices that is not in it yet.
   Compiler(bool top, Strings* lists) : top_(top), lists_(lists) {}
 
   void Take(std::string_view key, const toml::node& node) {
@@ -366,7 +367,7 @@ void ReadFile(const std::string& path, Policy* policy, Strings* lists) {
       add(rule.Finish(one), one.source().begin.line);
     }
   }
-  // What is outside of rules holds where none does.
+  // Settings outside of rules hold where no rule does.
   add(top.Finish(file), top_line);
 }
 
@@ -423,7 +424,7 @@ Policy ReadPolicy(const std::optional<std::string>& file) {
     policy.error = fmt::format("{}: more than {} rules, lists multiplied out",
                                paths.front(), base::kMaxRules);
   }
-  // A program keeps all of them (base::AddDevices).
+  // A program keeps all lists (base::AddDevices).
   std::size_t bytes = 1;
   for (const std::string& list : lists) {
     bytes += list.size() - std::strlen("devices=") + 1;

@@ -11,13 +11,13 @@ namespace rcsock::tools {
 // (lib/base/policy.h).
 struct Policy {
   std::string rules;                // "": nothing
-  std::vector<std::string> places;  // of each of them: "FILE:LINE"
+  std::vector<std::string> places;  // "FILE:LINE" of each rule
   std::string error;                // "": none; else one line, "FILE:LINE: ..."
 };
 
-// The file, or else the user's and then the host's:
-// $XDG_CONFIG_HOME/rcsock.conf (or ~/.config) and /etc/rcsock.conf; where both
-// set the same, the user's holds.
+// Reads the file, or else the user's file and then the host's:
+// $XDG_CONFIG_HOME/rcsock.conf, or in ~/.config, and /etc/rcsock.conf.  Where
+// both set a thing, the user's file holds.
 Policy ReadPolicy(const std::optional<std::string>& file);
 
 }  // namespace rcsock::tools

@@ -18,12 +18,12 @@ struct Name {
   const char* file;
 };
 
-// The files of ports/N/hw_counters, by what they tell.  Where one driver has
-// two names of one event (an old and a new kernel's), only one of the files
-// exists. Of a whole and a part of it the whole is here: roce_adp_retrans_to is
-// within roce_adp_retrans.
+// The files of ports/N/hw_counters, by what they count.  If a driver has two
+// names of one event, of an old and of a new kernel, only one file exists.  If
+// one counter includes another, only the larger is here: roce_adp_retrans
+// includes roce_adp_retrans_to.
 constexpr Name kHwCounters[] = {
-    // mlx5; mlx4 and hns have some of these.
+    // mlx5. mlx4 and hns have some of these.
     {Loss::kTimeouts, "local_ack_timeout_err"},
     {Loss::kSequence, "out_of_sequence"},
     {Loss::kSequence, "packet_seq_err"},
@@ -49,7 +49,7 @@ constexpr Name kHwCounters[] = {
     {Loss::kMarks, "tx_cnp_pkts"},
     {Loss::kMarks, "rx_cnp_pkts"},
     {Loss::kMarks, "rx_ecn_marked_pkts"},
-    // irdma: of older kernels and of newer ones.
+    // irdma, of older and of newer kernels.
     {Loss::kRetransmits, "tcpRetransSegs"},
     {Loss::kRetransmits, "RetransSegs"},
     {Loss::kSequence, "Nak Sequence Error"},
@@ -79,7 +79,7 @@ constexpr Name kHwCounters[] = {
     {Loss::kExceeded, "retry_rnr_exceeded_err"},
     {Loss::kLinkErrors, "link_downed"},
 };
-// Those of ports/N/counters, which InfiniBand's specification names.
+// The files of ports/N/counters, which InfiniBand's specification names.
 constexpr Name kCounters[] = {
     {Loss::kDiscards, "port_xmit_discards"},
     {Loss::kLinkErrors, "port_rcv_errors"},
@@ -149,7 +149,8 @@ std::vector<PortCounters> CountersOf(const std::string& device,
   }
   std::sort(ports.begin(), ports.end(),
             [](const auto& a, const auto& b) { return a.port < b.port; });
-  // Some drivers count for the device; with one port that is the port's.
+  // Some drivers count for the device.  If it has one port, the counts are that
+  // port's.
   if (ports.size() == 1) Add(at / "hw_counters", kHwCounters, &ports[0].counts);
   return ports;
 }

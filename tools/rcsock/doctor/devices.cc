@@ -38,7 +38,8 @@ int MtuBytes(ibv_mtu mtu) {
                                                    : 0;
 }
 
-// The network devices of a port, by its GIDs; how many GIDs it has.
+// Returns the network devices of a port, by its GIDs.  Sets *gids to how many
+// GIDs it has.
 std::set<std::string> Netdevs(const fs::path& port, int* gids) {
   std::set<std::string> names;
   *gids = 0;
@@ -134,7 +135,7 @@ std::vector<DeviceAddress> ExamineDevices(Findings* findings) {
       ExaminePort(name, port.path(), context, findings);
     }
   }
-  // What rdma_cm says of each address is what decides for a stream, too.
+  // rdma_cm's answer for each address decides for a stream, too.
   std::vector<DeviceAddress> found;
   verbs::Error failed;
   const verbs::EventChannel channel = verbs::CreateEventChannel(&failed);
@@ -157,8 +158,8 @@ std::vector<DeviceAddress> ExamineDevices(Findings* findings) {
     }
     const int family = at->ifa_addr->sa_family;
     if (family != AF_INET && family != AF_INET6) continue;
-    // A link-local one names its interface too; a lane can use it, but to try
-    // the device any other does.
+    // A link-local address would need its interface.  A lane can use it, but
+    // any other address will do to try the device.
     if (family == AF_INET6 &&
         IN6_IS_ADDR_LINKLOCAL(
             &reinterpret_cast<const sockaddr_in6*>(at->ifa_addr)->sin6_addr)) {

@@ -47,21 +47,21 @@ bool Colour() {
          (terminal == nullptr || std::string_view(terminal) != "dumb");
 }
 
-// The lanes that the environment allows; "" if it does not say.
+// Returns the lanes that the environment allows, or "" if it does not say.
 std::string LanesAllowed() {
   const char* lanes = std::getenv("RCSOCK_LANES");
   return lanes == nullptr ? "" : lanes;
 }
 
-// The lanes of the loop on this host: shm, unless the environment or rules say
-// which.
+// Returns the lanes to try on this host: shm, unless the environment or rules
+// say which.
 std::string LanesHere(const std::string& rules) {
   return LanesAllowed().empty() && rules.find("lanes=") == std::string::npos
              ? "shm"
              : "";
 }
 
-// What helps against a reason; "" if nothing is to be done.
+// Returns what helps against a reason, or "" if nothing is to be done.
 std::string MendOf(const std::string& reason) {
   struct Entry {
     const char* reason;
@@ -95,7 +95,8 @@ std::string MendOf(const std::string& reason) {
   return "";
 }
 
-// What kept the other end from answering in time is what is to be mended.
+// Returns what is to be mended: if the other end did not answer in time, its
+// reason.
 std::string Cause(const ProbeResult& result) {
   return result.reason == "timeout" && !MendOf(result.peer_reason).empty() &&
                  result.peer_reason != "?"
@@ -103,8 +104,8 @@ std::string Cause(const ProbeResult& result) {
              : result.reason;
 }
 
-// `set`: RCSOCK_LANES, if the user has set it.  `rule`: what keeps lanes from
-// the connection, "" if nothing does.
+// `set` is RCSOCK_LANES, if the user has set it.  `rule` is what keeps lanes
+// from the connection, or "".
 void Report(const std::string& about, const std::string& wanted,
             const ProbeResult& result, const std::string& set,
             const std::string& rule, Findings* findings) {
@@ -183,7 +184,7 @@ bool SplitPeer(const std::string& text, std::string* host,
          *port != 0;
 }
 
-// An address of the peer, for the route alone.
+// Resolves an address of the peer, for the route alone.
 bool Resolve(const std::string& host, sockaddr_storage* address) {
   addrinfo hints{};
   hints.ai_socktype = SOCK_STREAM;
@@ -283,7 +284,7 @@ int Doctor(const DoctorOptions& options) {
     if (found) MappedAddress(address, peer);
     std::string rule;
     if (found) rule = rules.Against("", peer, port);
-    // To another host there is no other lane.
+    // To another host there is no lane but RDMA.
     if (found && rule.empty()) rule = rules.Against("rdma", peer, port);
     Report("to " + host, "", Probe(host, port, ""), set, rule, &findings);
   }

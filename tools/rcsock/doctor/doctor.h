@@ -15,12 +15,12 @@ struct DoctorOptions {
   bool listen = false;
   std::uint16_t port = 0;  // 0: the usual one
   bool json = false;
-  std::string program;  // is looked at, and nothing else
+  std::string program;  // the only thing to examine, if it is set
 };
 
 // Adds the subcommand and its options.
 CLI::App* AddDoctor(CLI::App* app, DoctorOptions* options);
-// The exit status.
+// Returns the exit status.
 int Doctor(const DoctorOptions& options);
 
 }  // namespace rcsock::tools

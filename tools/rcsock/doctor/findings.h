@@ -13,8 +13,8 @@ enum class Verdict {
   kBad,   // a lane that could be here is not
 };
 
-// One thing that was looked at: what it is, what was found, and the command
-// that mends it ("" if nothing is to be mended, or there is none).
+// A finding: what was examined, what was found, and the command that mends it.
+// `mend` is empty if nothing is to be mended, or if no command does it.
 struct Finding {
   std::string about;
   Verdict verdict;
@@ -36,7 +36,7 @@ class Findings {
   void Bad(std::string about, std::string words, std::string mend = "") {
     Add(std::move(about), Verdict::kBad, std::move(words), std::move(mend));
   }
-  // Shown at once as they come, unless it is to be JSON.
+  // Shows findings at once as they come, unless the output is JSON.
   void ShowAs(bool text, bool colour) {
     text_ = text;
     colour_ = colour;

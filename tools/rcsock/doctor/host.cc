@@ -43,7 +43,7 @@ bool Exists(const std::string& path) {
   return fs::exists(path, error);
 }
 
-// What a stream pins when it is promoted and idle; docs/rdma-lane.md.
+// What a promoted, idle stream pins: docs/rdma-lane.md.
 constexpr std::uint64_t kIdlePinned = 32 * 1024;
 
 void ExamineMemlock(Findings* findings) {
@@ -69,7 +69,7 @@ void ExamineMemlock(Findings* findings) {
 }
 
 void ExamineNamespaces(Findings* findings) {
-  // ib_core's own; absent where it is built without namespaces.
+  // A parameter of ib_core, absent where that is built without namespaces.
   const std::string mode =
       FirstLine("/sys/module/ib_core/parameters/netns_mode");
   if (mode == "N") {
@@ -136,7 +136,7 @@ void ExamineVariables(Findings* findings) {
     const bool known =
         std::any_of(std::begin(base::kVariables), std::end(base::kVariables),
                     [&](const char* variable) { return name == variable; });
-    // (Where the library is; what exec hands on; the tests' own.)
+    // The library's place, what exec hands on, and the variables of tests.
     if (name == "RCSOCK_PRELOAD" || name == "RCSOCK_INHERIT" ||
         name.rfind("RCSOCK_TEST_", 0) == 0 ||
         name.rfind("RCSOCK_GUEST_", 0) == 0) {
@@ -157,7 +157,7 @@ void ExamineKey(Findings* findings) {
   const char* path = std::getenv("RCSOCK_KEY_FILE");
   if (path == nullptr || *path == '\0') return;
   constexpr std::size_t kMost = sizeof base::Config::key;
-  // (A pipe that nobody writes to would keep us.)
+  // A pipe without a writer would block this process.
   const base::UniqueFd file(::open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   char key[kMost + 1];
   std::size_t size = 0;

@@ -14,32 +14,33 @@ namespace rcsock::tools {
 struct DeviceAddress {
   std::string device;
   unsigned port = 0;
-  std::string text;  // of the address
+  std::string text;  // the address as text
   sockaddr_storage address;
 };
 
-// What is set of RCSOCK_..., and what of it is no variable.
+// Reports which RCSOCK_... variables are set, and which of them do not exist.
 void ExamineVariables(Findings* findings);
 
-// The file of RCSOCK_KEY_FILE, if that is set.
+// Examines the file of RCSOCK_KEY_FILE, if that is set.
 void ExamineKey(Findings* findings);
 
-// Kernel, limits, permissions, namespaces.  True if there is a device whose
-// verbs may be used.
+// Examines kernel, limits, permissions and namespaces.  Returns true if there
+// is a device whose verbs may be used.
 bool ExamineHost(Findings* findings);
-// Each device and each of its ports; the addresses that lead to devices.
+// Examines each device and its ports.  Returns the addresses that lead to
+// devices.
 std::vector<DeviceAddress> ExamineDevices(Findings* findings);
-// Two QPs of this process on the device, connected through rdma_cm: SEND,
-// WRITE, READ and WRITE_WITH_IMM, each verified.  In a process of its own, for
-// a driver may block in such a call for minutes.
+// Connects two QPs of this process on the device through rdma_cm.  Verifies a
+// SEND, WRITE, READ and WRITE_WITH_IMM.  Runs in a process of its own, for a
+// driver may block in such a call for minutes.
 void ExamineVerbs(const DeviceAddress& address, Findings* findings);
-// That process: prints one line of JSON.
+// The body of that process: prints one line of JSON.
 int VerbsMain(const std::string& address);
-// Whether an RDMA device leads from here to the peer.
+// Reports whether an RDMA device leads from here to the peer.
 void ExamineRoute(const sockaddr_storage& peer, const std::string& name,
                   Findings* findings);
 
-// The text of an address, without its port.
+// Returns the text of an address, without its port.
 std::string HostText(const sockaddr_storage& address);
 
 }  // namespace rcsock::tools

@@ -19,12 +19,13 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// What 64 streams through shared memory lie in: lib/lane/shm/layout.h.
+// The memory of 64 streams through shared memory: lib/lane/shm/layout.h.
 constexpr std::uint64_t kSegmentBytes = std::uint64_t{40} << 20;
 constexpr std::uint64_t kFewThreads = 16;
 constexpr std::uint64_t kLittleMemory = std::uint64_t{64} << 20;
 
-// A number in a file; nothing for "max", or if there is none.
+// Returns the number in a file.  Returns nothing for "max", or if there is
+// none.
 std::optional<std::uint64_t> NumberIn(const fs::path& path) {
   std::ifstream file(path);
   std::uint64_t number = 0;
@@ -32,8 +33,9 @@ std::optional<std::uint64_t> NumberIn(const fs::path& path) {
   return std::nullopt;
 }
 
-// What `max` leaves beside `current` in this cgroup and all above it, least
-// first: the bound, and the directory that has it.
+// What `max` leaves beside `current` in this cgroup and all above it, at the
+// tightest one.  `most` is the bound there, and `where` the directory that has
+// it.
 struct Room {
   std::uint64_t left = UINT64_MAX;
   std::uint64_t most = 0;
@@ -57,7 +59,7 @@ Room RoomIn(const fs::path& mount, const std::string& group, const char* max,
   }
 }
 
-// Where this process is: of version 2, or of a controller of version 1.
+// Returns this process's group of version 2, or of a controller of version 1.
 std::string GroupOf(const fs::path& proc, const std::string& controller) {
   std::ifstream file(proc / "self" / "cgroup");
   for (std::string line; std::getline(file, line);) {
@@ -86,7 +88,7 @@ void ExamineThreads(const fs::path& root, Findings* findings) {
       "a process whose connections look for lanes has one thread more";
   rlimit limit{};
   ::getrlimit(RLIMIT_NPROC, &limit);
-  // Root is not held to it.
+  // The limit does not apply to root.
   if (::geteuid() != 0 && limit.rlim_cur != RLIM_INFINITY) {
     const std::uint64_t used = ThreadsOf(root / "proc", ::geteuid());
     const std::uint64_t left = limit.rlim_cur - std::min(limit.rlim_cur, used);
@@ -152,7 +154,7 @@ void ExamineMemory(const fs::path& root, Findings* findings) {
 }
 
 void ExamineDescriptors(Findings* findings) {
-  // What rcsock has open in a process beside its own: lib/rendezvous.
+  // The descriptors that lib/rendezvous opens in a process.
   constexpr std::uint64_t kOwn = 64;
   rlimit limit{};
   ::getrlimit(RLIMIT_NOFILE, &limit);
@@ -179,7 +181,7 @@ std::uint64_t ThreadsOf(const fs::path& proc, unsigned uid) {
       const std::size_t at = line.find_first_of("0123456789");
       if (at == std::string::npos) continue;
       std::from_chars(line.data() + at, line.data() + line.size(), number);
-      // The real user's are counted.
+      // The limit counts threads by real user.
       if (line.rfind("Uid:", 0) == 0) ours = number == uid;
       if (ours && line.rfind("Threads:", 0) == 0) threads += number;
     }

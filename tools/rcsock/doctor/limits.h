@@ -8,12 +8,12 @@
 
 namespace rcsock::tools {
 
-// What limits of this process and its cgroups keep lanes, or the background
-// thread that makes them, from being: only what is too small is told.  `root`:
-// where proc and sys are.
+// Looks for limits of this process and its cgroups that leave no room for
+// lanes, or for the background thread that makes them.  Reports only what is
+// too small.  `root` is where proc and sys are.
 void ExamineLimits(Findings* findings, const std::filesystem::path& root = "/");
 
-// The threads of all processes of that user.
+// Returns the number of threads of all processes of that user.
 std::uint64_t ThreadsOf(const std::filesystem::path& proc, unsigned uid);
 
 }  // namespace rcsock::tools

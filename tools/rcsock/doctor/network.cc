@@ -16,7 +16,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// What to do about the first of these that a port has counted.
+// Returns what to do about the first of these that a port has counted.
 const char* MendOf(const PortCounters& port) {
   const auto counted = [&](Loss loss) {
     const auto at = port.counts.find(loss);
@@ -159,7 +159,7 @@ void ExamineCounters(const std::filesystem::path& sysfs, Findings* findings) {
                                    CountersText(port, true)),
                        MendOf(port));
       } else if (marked) {
-        // Congestion control at work: nothing was lost.
+        // Congestion control is at work: nothing was lost.
         findings->Note(about, "nothing lost; " + CountersText(port, true));
       } else {
         findings->Good(about, CountersText(port, false));

@@ -9,12 +9,12 @@
 
 namespace rcsock::tools {
 
-// What the ports of all RDMA devices have counted of a network that loses
-// packets.
+// Reports what the ports of all RDMA devices have counted of a network that
+// loses packets.
 void ExamineCounters(const std::filesystem::path& sysfs, Findings* findings);
-// Whether the CPUs that this process may use (`allowed`) are near each device,
-// and where the interrupts of its completion vectors go.  A device in software
-// is nowhere.
+// Reports whether the CPUs that this process may use (`allowed`) are near each
+// device, and where the interrupts of its completion vectors go.  A device in
+// software is near no CPU.
 void ExaminePlaces(const std::filesystem::path& sysfs,
                    const std::filesystem::path& proc, const cpu_set_t& allowed,
                    Findings* findings);

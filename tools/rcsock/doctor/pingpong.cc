@@ -1,5 +1,5 @@
-// Two QPs of this process, connected through rdma_cm, and every operation that
-// a lane uses.
+// Connects two QPs of this process through rdma_cm, and tries every operation
+// that a lane uses.
 
 #include <arpa/inet.h>
 #include <fmt/format.h>
@@ -32,13 +32,13 @@ struct Side {
   verbs::Cq cq;
   alignas(4096) std::array<unsigned char, kBytes> memory{};
   verbs::Mr mr;
-  // Last: its QP goes first.
+  // The last member: its QP is destroyed first.
   verbs::Id id;
 };
 
 class PingPong {
  public:
-  // "" or what failed.
+  // Returns "", or what has failed.
   std::string Connect(const sockaddr_storage& at) {
     verbs::Error error;
     channel_ = verbs::CreateEventChannel(&error);
@@ -53,7 +53,7 @@ class PingPong {
     if (verbs::calls.rdma_listen(listener_.get(), 1) != 0) {
       return Call("rdma_listen");
     }
-    // The port is at the same place in both families.
+    // The port has one place in both families.
     reinterpret_cast<sockaddr_in*>(name)->sin_port =
         verbs::calls.rdma_get_src_port(listener_.get());
     client_.id = verbs::CreateId(channel_.get(), nullptr, &error);
@@ -85,7 +85,7 @@ class PingPong {
     server_.id.reset(requested_);
     bad = MakeQp(&server_);
     if (!bad.empty()) return bad;
-    // The first to speak is the client, which iWARP demands.
+    // The client speaks first, as iWARP demands.
     bad = PostRecv(&server_);
     if (!bad.empty()) return bad;
     if (verbs::calls.rdma_accept(server_.id.get(), &param) != 0) {
@@ -117,7 +117,8 @@ class PingPong {
     Clear(&server_);
     std::string bad = Post(&client_, IBV_WR_RDMA_WRITE);
     if (bad.empty()) bad = Complete(&client_, IBV_WC_RDMA_WRITE);
-    // A completion is not yet the peer's memory on every device.
+    // On some devices a completion does not mean that the peer's memory has the
+    // bytes.
     const std::uint64_t deadline = Deadline();
     while (bad.empty() && !Same().empty() && base::NowNs() < deadline) {
     }
@@ -251,7 +252,7 @@ class PingPong {
   }
   static void Clear(Side* side) { side->memory.fill(0); }
   std::string Same() const {
-    // Written by the device: look again each time.
+    // The device writes this memory: look again each time.
     std::atomic_signal_fence(std::memory_order_seq_cst);
     return client_.memory == server_.memory ? "" : "the bytes arrived changed";
   }
@@ -309,7 +310,7 @@ int VerbsMain(const std::string& address) {
   std::cout << told.dump(-1, ' ', false,
                          nlohmann::json::error_handler_t::replace)
             << std::endl;
-  // What is left of a broken device must not hold up the answer.
+  // A broken device must not hold up the answer.
   ::_exit(0);
 }
 
@@ -354,7 +355,7 @@ void ExamineRoute(const sockaddr_storage& peer, const std::string& name,
   const verbs::Id id = channel == nullptr
                            ? nullptr
                            : verbs::CreateId(channel.get(), nullptr, &error);
-  if (id == nullptr) return;  // said already
+  if (id == nullptr) return;  // the failure has been reported
   sockaddr_storage to = peer;
   const auto await = [&](rdma_cm_event_type wanted) -> std::string {
     pollfd fd{channel->fd, POLLIN, 0};

@@ -1,6 +1,5 @@
-// The two ends of a connection that is made to see whether it gets a lane. They
-// run under the preload, as any program does, so what they find is what any
-// program would find.
+// The two ends of a connection that is made to see whether it gets a lane.
+// They run under the preload, so they find what any program would find.
 
 #include "tools/rcsock/doctor/probe.h"
 
@@ -35,12 +34,12 @@
 namespace rcsock::tools {
 namespace {
 
-// All messages are of this size, both ways: a letter, and what it says.
+// The size of all messages, both ways: a letter, and its content.
 constexpr std::size_t kMessage = 64;
 // 'h' hello, 'e' echo, 'r' report.
 constexpr char kHello[] = "hrcsock-doctor 1";
 constexpr int kPatienceMs = 5000;
-// When to look whether there can be one at all.
+// When to look whether there can be a lane at all.
 constexpr int kFirstGuessMs = 200;
 constexpr int kRoundTrips = 500;
 constexpr std::uint8_t kUnknown = 0xff;  // in place of a base::Reason
@@ -84,7 +83,7 @@ CollectOptions OfThisProcess() {
   return options;
 }
 
-// What this process says of one of its connections.
+// Reads what this process reports of one of its connections.
 bool Look(int fd, posix::SnapshotStream* stream) {
   sockaddr_storage name{};
   socklen_t length = sizeof name;
@@ -104,16 +103,16 @@ bool Look(int fd, posix::SnapshotStream* stream) {
   return found;
 }
 
-// What is known of it from outside, if there is no thread to ask: it has never
+// Guesses from outside if there is no thread to ask: then the process has never
 // looked for a lane.
 void Guess(int fd, posix::SnapshotStream* stream) {
-  stream->reason = kUnknown;  // nor may there be descriptors to look with
+  stream->reason = kUnknown;  // there may be no descriptors to look with
   for (const ProcessPicture& process : Collect(OfThisProcess()).processes) {
     for (const StreamPicture& one : process.streams) {
       if (one.is.fd == fd) *stream = one.is;
     }
   }
-  // There has been enough traffic.
+  // Too little traffic cannot be the reason.
   if (stream->reason == static_cast<std::uint8_t>(base::Reason::kShortLived)) {
     stream->reason = kUnknown;
   }
@@ -165,7 +164,7 @@ int ListenOn(const std::string& host, std::uint16_t port) {
   }
   int four = fd;
   if (r != 0) {
-    // No IPv6 here, or loopback alone.
+    // There is no IPv6 here, or only on loopback.
     const int saved = errno;
     if (any && saved != EAFNOSUPPORT && saved != EADDRNOTAVAIL) {
       errno = saved;
@@ -190,7 +189,7 @@ int RunServer(const std::string& host, std::uint16_t port) {
   sockaddr_storage name{};
   socklen_t length = sizeof name;
   ::getsockname(listener, reinterpret_cast<sockaddr*>(&name), &length);
-  // The port is at the same place in both families.
+  // The port has one place in both families.
   const unsigned bound =
       ntohs(reinterpret_cast<const sockaddr_in&>(name).sin_port);
   if (port == 0) {
@@ -222,7 +221,7 @@ int RunServer(const std::string& host, std::uint16_t port) {
     try {
       std::thread(serve).detach();
     } catch (const std::system_error&) {
-      serve();  // no more threads: what comes next waits
+      serve();  // no more threads: the next client waits
     }
   }
 }
@@ -265,7 +264,8 @@ int ConnectTo(const std::string& host, std::uint16_t port,
   return fd;
 }
 
-// One round trip, verified; false with *error.
+// Makes one round trip and verifies it.  Returns false and sets *error on
+// failure.
 bool RoundTrip(int fd, std::uint32_t number, std::string* error) {
   Message sent;
   for (std::size_t i = 0; i < sent.size(); ++i) {
@@ -283,7 +283,7 @@ bool RoundTrip(int fd, std::uint32_t number, std::string* error) {
   return false;
 }
 
-// Traffic until the lane is there, or the time is over.
+// Makes traffic until the lane is there, or the time is over.
 void AwaitLane(int fd, ProbeResult* result) {
   const std::uint64_t start = base::NowNs();
   posix::SnapshotStream stream{};
@@ -303,7 +303,7 @@ void AwaitLane(int fd, ProbeResult* result) {
         guessed &&
         stream.reason == static_cast<std::uint8_t>(base::Reason::kPolicy);
     if (!on_lane && !hopeless && ms < kPatienceMs) {
-      ::usleep(2000);  // its peer's processor may be this one
+      ::usleep(2000);  // the peer may need this processor
       continue;
     }
     result->promoted_ms = ms;

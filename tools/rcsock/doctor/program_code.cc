@@ -15,8 +15,8 @@
 namespace rcsock::tools {
 namespace {
 
-// Where the loader looks, as distributions have it.  (A program may name other
-// folders; what is there is seen when it runs.)
+// Looks where distributions have the loader look.  A program may name other
+// folders.  The preload sees their libraries when the program runs.
 std::string PathOf(const std::string& library) {
   for (const char* folder :
        {"/lib/x86_64-linux-gnu/", "/usr/lib/x86_64-linux-gnu/", "/lib64/",
@@ -27,7 +27,7 @@ std::string PathOf(const std::string& library) {
   return "";
 }
 
-// glibc's own, whose calls the hooks know.
+// glibc's own libraries, whose calls the hooks know.
 bool IsLibcs(const std::string& library) {
   for (const char* name : {"libc.so.6", "libpthread.so.0", "librt.so.1",
                            "libanl.so.1", "libresolv.so.2"}) {
@@ -36,7 +36,7 @@ bool IsLibcs(const std::string& library) {
   return library.starts_with("ld-linux");
 }
 
-// The names of the calls that it makes by itself, in order.
+// Returns the names of the calls that the file makes by itself, in order.
 std::set<std::string> OwnCalls(base::ElfFile* file) {
   std::set<std::string> names;
   for (const base::CodeRange& one : file->code().segments) {

@@ -7,9 +7,9 @@
 
 namespace rcsock::tools {
 
-// Whether a program, or a library that it is linked with, makes system calls
-// by machine code of its own on connections: they then stay on TCP.  False: it
-// is no program.
+// Reports whether a program, or a library that it is linked with, makes system
+// calls on connections by machine code of its own.  Such connections stay on
+// TCP.  Returns false if `command` is no program.
 bool ExamineProgram(const std::string& command, Findings* findings);
 
 }  // namespace rcsock::tools

@@ -14,7 +14,7 @@
 namespace rcsock::tools {
 namespace {
 
-// What probes run as.
+// The name under which probes run.
 constexpr char kProgram[] = "rcsock";
 
 // "FILE:LINE" -> "FILE".
@@ -49,7 +49,7 @@ Reasons::Reasons(const Policy& policy, Findings* findings) {
   std::istringstream words(text_);
   for (std::string one; std::getline(words, one, ';');) {
     const std::size_t i = all_.size();
-    // From files, or from a `rcsock run` around this one.
+    // The rule is from a file, or from a `rcsock run` around this one.
     all_.push_back(
         {one, i < policy.places.size() ? policy.places[i] : "RCSOCK_RULES"});
   }
@@ -71,7 +71,7 @@ std::string Reasons::Against(const std::string& lane, const std::uint8_t* peer,
   config.lanes_given = std::getenv("RCSOCK_LANES") != nullptr;
   config.promote_given = std::getenv("RCSOCK_PROMOTE_OPS") != nullptr ||
                          std::getenv("RCSOCK_PROMOTE_BYTES") != nullptr;
-  // On this host the other end, which accepts, is doctor's too.
+  // On this host, doctor is also the end that accepts.
   const bool here = std::memcmp(peer, kLoopback, sizeof kLoopback) == 0;
   std::string so_far;
   for (const One& one : all_) {
@@ -98,7 +98,7 @@ bool Reasons::MayUseDevice(const std::string& device, unsigned port) const {
   if (!base::ParseRules(text_.c_str(), kProgram, kProgram, &config.rules)) {
     return true;
   }
-  // As LoadConfig has it.
+  // As in LoadConfig.
   const char* set = std::getenv("RCSOCK_DEVICES");
   if (set != nullptr && *set != '\0') {
     std::string list = set;
@@ -107,7 +107,7 @@ bool Reasons::MayUseDevice(const std::string& device, unsigned port) const {
         base::AddDevices(list.data(), list.data() + list.size(), &config.rules);
     if (config.devices == 0) return false;
   }
-  // A rule with conditions on the peer does not hold for this one.
+  // A rule with conditions on the peer does not hold for this address.
   const std::uint8_t nobody[16] = {};
   const base::Fabric fabric = base::FabricFor(config, nobody, 0, false);
   return base::MayUseDevice(fabric.devices, device.c_str(), port);

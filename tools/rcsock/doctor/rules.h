@@ -12,25 +12,27 @@
 
 namespace rcsock::tools {
 
-// 127.0.0.1, as rules have it.
+// 127.0.0.1, as rules write it.
 constexpr std::uint8_t kLoopback[16] = {0, 0, 0,    0,    0,   0, 0, 0,
                                         0, 0, 0xff, 0xff, 127, 0, 0, 1};
-// An address in that form.
+// Converts an address to that form.
 void MappedAddress(const sockaddr_storage& address, std::uint8_t* bytes);
 
-// The rules of the environment, and which of them decides about a connection.
+// Knows the rules of the environment, and which rule decides about a
+// connection.
 class Reasons {
  public:
-  // `policy`: what was applied.  Tells what is wrong with it, and where rules
-  // come from.
+  // `policy` is what was applied.  Reports what is wrong with it, and where the
+  // rules come from.
   Reasons(const Policy& policy, Findings* findings);
 
-  // The place of the rule that keeps that lane ("": every lane) from doctor's
-  // own connections to there; "" if none does.  Port 0: any.
+  // Returns the place of the rule that keeps a lane from doctor's own
+  // connections to `peer`, or "".  An empty `lane` means every lane, port 0 any
+  // port.
   std::string Against(const std::string& lane, const std::uint8_t* peer,
                       std::uint16_t port) const;
-  // Whether they allow a device's port to streams of doctor's own, whoever the
-  // peer is.
+  // Whether the rules allow a device's port to doctor's own streams, to any
+  // peer.
   bool MayUseDevice(const std::string& device, unsigned port) const;
   const std::string& text() const { return text_; }
 

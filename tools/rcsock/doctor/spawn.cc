@@ -29,8 +29,8 @@ namespace {
 // Longer than a probe takes at most.
 constexpr int kLimitMs = 40'000;
 
-// In the process that becomes a probe.  A second message serves to promote,
-// unless a rule says when: the environment comes before rules.
+// Called in the process that becomes a probe.  The second message promotes,
+// unless a rule says when: the environment has precedence over rules.
 void SetEnvironment(const Under& under) {
   const char* before = std::getenv("LD_PRELOAD");
   const std::string preload =

@@ -13,10 +13,11 @@ namespace rcsock::tools {
 // How a child is put under rcsock.
 struct Under {
   std::string library;
-  std::string lanes;  // RCSOCK_LANES, "" for the user's own
+  std::string lanes;  // RCSOCK_LANES; "": the user's own
 };
 
-// This program again, with these arguments; it does not outlive this process.
+// Runs this program again with these arguments.  The child does not outlive
+// this process.
 class Child {
  public:
   // `under` null: not under rcsock.
@@ -25,7 +26,8 @@ class Child {
   Child(const Child&) = delete;
   Child& operator=(const Child&) = delete;
 
-  // The first line that it writes, "" if it ends or takes too long.
+  // Returns the first line that the child writes.  Returns "" if the child ends
+  // or takes too long.
   std::string Line(int limit_ms);
 
  private:

@@ -47,7 +47,8 @@ std::vector<std::string> Environment(const Spec& spec, const Fd& stats) {
       Fail("{} needs the library to preload", Name(spec.transport));
     }
     result.push_back(std::string("RCSOCK_LANES=") + Name(spec.transport));
-    // The child writes into our memfd: no file to name, none to leave behind.
+    // The child writes into this process's memfd: no file to name, none to
+    // leave behind.
     result.push_back(
         fmt::format("RCSOCK_STATS=/proc/{}/fd/{}", ::getpid(), stats.get()));
   }
@@ -61,7 +62,8 @@ void WriteLine(int fd, const nlohmann::json& json) {
   if (::write(fd, line.data(), line.size()) < 0) return;
 }
 
-// In the child of fork: what it becomes, or has started.
+// Runs in the child of fork: becomes the worker, or has one started under
+// ptrace.
 [[noreturn]] void Become(const Spec& spec, char* const* environment) {
   char name[] = "rcsock";
   char command[] = "perf-worker";
@@ -113,7 +115,8 @@ Child::Child(const Spec& spec) {
     sigset_t none;
     ::sigemptyset(&none);
     ::sigprocmask(SIG_SETMASK, &none, nullptr);
-    // Ctrl-C is for who started it, who then tells.
+    // Ctrl-C is for the process that started this child.  That process then
+    // ends it.
     ::setpgid(0, 0);
     Become(spec, entries.data());
   }
@@ -129,7 +132,7 @@ Child::~Child() {
 }
 
 void Child::Tell(const nlohmann::json& line) {
-  // A child that is gone is noticed by its stdout.
+  // The end of a child shows on its stdout.
   WriteLine(in_.get(), line);
 }
 

@@ -13,24 +13,25 @@
 namespace rcsock::perf {
 
 // A process that measures: this program again, under the preload if the
-// transport wants it, told by lines of JSON on its stdin and telling on its
-// stdout.  It does not outlive this process.
+// transport wants it.  It is told by lines of JSON on its stdin, and tells on
+// its stdout.  It does not outlive this process.
 class Child {
  public:
   explicit Child(const Spec& spec);
-  // Kills it if it is still there.
+  // Kills the process if it still runs.
   ~Child();
   Child(const Child&) = delete;
   Child& operator=(const Child&) = delete;
 
   int fd() const { return out_.get(); }  // readable: Fill()
   void Tell(const nlohmann::json& line);
-  // Reads what has come, without waiting.  False once it is gone.
+  // Reads what has come, without waiting.  Returns false once the process is
+  // gone.
   bool Fill();
   std::optional<nlohmann::json> Take();
-  // After its end: how it ended, in words.
+  // After its end: returns how it ended, in words.
   std::string Ended();
-  // What the preload has counted, once the process has ended; null if
+  // Returns what the preload has counted, once the process has ended.  Null:
   // nothing.
   nlohmann::json Stats();
 

@@ -17,7 +17,7 @@ namespace {
 constexpr double kConnectSeconds = 5;
 constexpr std::int64_t kSecond = 1'000'000'000;
 constexpr std::int64_t kAnswer = 20 * kSecond;
-// A failure at one end soon shows at the other; the server's words are better.
+// A failure at one end soon shows at the other.  The server's words are better.
 constexpr std::int64_t kReconsider = kSecond / 2;
 
 std::string NewToken() {
@@ -48,10 +48,10 @@ struct Client::Test {
   Outcome outcome;
   std::unique_ptr<Child> child;
   std::uint16_t port = 0;
-  bool child_done = false;  // its result is here
+  bool child_done = false;  // the child's result has come
   bool child_gone = false;
   bool server_done = false;
-  std::string failure;  // the child's
+  std::string failure;  // in the child's words
 };
 
 Client::Client(const std::string& host, std::uint16_t port)
@@ -91,7 +91,7 @@ void Client::Tell(Test* test, const nlohmann::json& message) {
   try {
     wire_->Send(message);
   } catch (const Error&) {
-    // It has closed; perhaps it said why before.
+    // The server has closed.  Perhaps it has said why.
     TakeFromServer(test);
     Fail("the perf server at {} has gone away", wire_->peer());
   }
@@ -187,7 +187,7 @@ Outcome Client::Run(const Spec& spec, double interval,
        {"interval", interval},
        {"cpu", spec.client_cpu < 0 ? nlohmann::json()
                                    : nlohmann::json(spec.client_cpu)}});
-  // It gives up by itself when nothing moves any more.
+  // The child gives up by itself when nothing moves any more.
   while (!test.child_done) Pump(&test, 0, "");
   Tell(&test, {{"type", "finish"}});
   const std::int64_t deadline = NowNs() + kAnswer;

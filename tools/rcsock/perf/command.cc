@@ -115,7 +115,7 @@ Mode ModeOf(const Options& options) {
   return Mode::kStream;
 }
 
-// What options contradict each other.
+// Throws for options that contradict each other.
 void Check(const Options& options) {
   const Mode mode = ModeOf(options);
   if (options.server == !options.host.empty()) {
@@ -161,7 +161,7 @@ void Check(const Options& options) {
   }
 }
 
-// "1", "1,3": of the own process, and of the server's.
+// Parses "1" or "1,3": the CPU of this process, and of the server's.
 void TakeAffinity(const std::string& text, int* own, int* server) {
   const auto number = [&](std::string_view part) {
     int cpu = -1;
@@ -220,8 +220,8 @@ std::vector<Transport> TransportsOf(const Options& options) {
           Transport::kVerbs};
 }
 
-// Tracing slows everything down, so it gets a short run of its own.  Returns
-// why it could not be; the figures stand all the same.
+// Counts system calls in a short run of its own: tracing slows everything down.
+// Returns why they could not be counted.  The figures stand nevertheless.
 std::string CountCalls(Client* client, Outcome* outcome) try {
   Spec spec = outcome->spec;
   spec.traced = true;
@@ -286,7 +286,7 @@ int RunOnce(const Options& options) {
               kNotOnLane);
 }
 
-// What was named must have worked.
+// Whether a transport that the user has named has failed.
 bool AnyNamedFailed(const Options& options, const std::vector<Row>& rows) {
   return !options.transports.empty() &&
          std::any_of(rows.begin(), rows.end(),
@@ -296,7 +296,7 @@ bool AnyNamedFailed(const Options& options, const std::vector<Row>& rows) {
 int RunCompare(const Options& options) {
   const Spec spec = SpecOf(options);
   Rounds rounds(options.host, options.port, TransportsOf(options));
-  // (On a terminal, too, only where it is asked for: there are many runs.)
+  // On a terminal, too, lines come only on request: there are many runs.
   rounds.Watch(options.interval.value_or(0), !options.json);
   std::vector<Row> rows = Compare(&rounds, spec, options.rounds);
   std::string uncounted;
@@ -318,20 +318,19 @@ int RunCompare(const Options& options) {
   return AnyNamedFailed(options, rows) ? kNotOnLane : 0;
 }
 
-// A file that is there as a whole or, unless Commit is called, as it was
-// before.
+// Writes a file as a whole.  Unless Commit is called, the old content stays.
 class NewFile {
  public:
-  // Throws at once if it cannot be written.
+  // Throws at once if the file cannot be written.
   explicit NewFile(const std::string& path) : path_(path), to_(path) {
     std::error_code error;
     const auto is = std::filesystem::status(path, error);
     if (std::filesystem::is_regular_file(is)) {
-      // What a link leads to, not the link.
+      // The target of a link, not the link.
       to_ = std::filesystem::canonical(path, error).string();
       if (::access(to_.c_str(), W_OK) != 0) FailErrno("cannot write {}", path);
     }
-    // A pipe or a device has no other content that could be spared.
+    // A pipe or a device has no old content to keep.
     if (!std::filesystem::exists(is) || std::filesystem::is_regular_file(is)) {
       temporary_ = to_ + ".new";
     }
@@ -363,7 +362,7 @@ class NewFile {
 };
 
 int RunReport(const Options& options) {
-  // Before the minutes, not after them.
+  // Before the minutes of measuring, not after them.
   NewFile file(options.report);
   Rounds rounds(options.host, options.port, TransportsOf(options));
   const Report report = Measure(&rounds, SpecOf(options), options.host);

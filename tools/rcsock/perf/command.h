@@ -14,7 +14,7 @@ class Command {
   explicit Command(CLI::App* app);
   ~Command();
 
-  // True if one of them was given: then *status is the exit status.
+  // Returns true if one of them was given.  Then *status is the exit status.
   bool Run(int* status);
 
  private:

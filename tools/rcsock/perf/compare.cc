@@ -21,7 +21,7 @@ std::string WhyNotUsed(const Outcome& outcome) {
                      why.empty() ? "" : " (" + why + ")");
 }
 
-// How often better than `base`.
+// Returns how many times better `row` is than `base`.
 double Ratio(const Row& row, const Row& base) {
   const double a = row.MedianFigure();
   const double b = base.MedianFigure();

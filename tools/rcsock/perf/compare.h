@@ -13,32 +13,33 @@
 
 namespace rcsock::perf {
 
-// What became of one transport in a comparison.
+// The runs of one transport in a comparison.
 struct Row {
   Transport transport = Transport::kTcp;
   std::vector<Outcome> runs;
-  std::string failed;  // why there is no figure; empty: there is one
+  std::string failed;  // why there is no figure; "": there is one
 
-  // The median figure, and the run that has it: of an even number the worse of
-  // the two in the middle, whose figure is not the median.
+  // The median figure, and the run that has it.  Of an even number, Median
+  // returns the worse run of the two in the middle, whose figure is not the
+  // median.
   double MedianFigure() const;
   const Outcome& Median() const;
   bool good() const { return failed.empty() && !runs.empty(); }
 };
 
-// Transports run in turn with one server.  One that fails, or that carries
-// nothing at all, is left out from then on, with the reason.
+// Runs transports in turn with one server.  A transport that fails, or that
+// carries no bytes, is left out from then on, with the reason.
 class Rounds {
  public:
   Rounds(std::string host, std::uint16_t port,
          const std::vector<Transport>& transports);
 
-  // From now on each run reports every `interval` seconds; with `lines` a line
-  // each, after one that says which run it is.
+  // From now on each run reports every `interval` seconds.  With `lines` it
+  // prints a line for each, after a line that names the run.
   void Watch(double interval, bool lines);
 
-  // One more run of each, as `spec` says.  `what` is for the progress line.
-  // Returns a row for each transport, with at most one run.
+  // Runs each transport once more, as `spec` says.  `what` is for the progress
+  // line.  Returns a row for each transport, with at most one run.
   std::vector<Row> Run(Spec spec, const std::string& what);
 
   Client* client();

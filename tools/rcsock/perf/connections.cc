@@ -33,7 +33,7 @@ struct Pending {
 
 enum class Known { kYes, kNotYet, kNo };
 
-// Reads on; nobody but our client knows the token.
+// Reads on.  Only this test's client knows the token.
 Known ReadToken(const std::string& token, Pending* pending) {
   char bytes[kTokenSize];
   const ssize_t n = ::recv(pending->fd.get(), bytes,
@@ -60,7 +60,7 @@ void Round(std::span<const Fd> connections, char what) {
   }
 }
 
-// False if they still use TCP at `end`.
+// Returns false if the connections still use TCP at `end`.
 bool Quieten(std::span<const Fd> connections, std::int64_t end) {
   std::uint64_t before = 0;
   int quiet = 0;
@@ -150,8 +150,8 @@ void Settle(const Job& job, const std::vector<Fd>& connections) {
   if (!UnderRcsock(job.spec.transport)) {
     for (int round = 0; round < kFewRounds; ++round) Round(all, kPing);
   } else {
-    // A few at a time: thousands that look for their lanes at once find that
-    // too many others do.
+    // A few at a time.  Thousands that look for lanes at once would exceed the
+    // limit of searches.
     for (std::size_t at = 0; at < all.size() && NowNs() < end; at += kGroup) {
       const auto group = all.subspan(at, std::min(kGroup, all.size() - at));
       if (!Quieten(group, std::min(end, NowNs() + patience))) {

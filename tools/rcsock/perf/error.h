@@ -13,11 +13,11 @@ namespace rcsock::perf {
 
 constexpr int kFailed = 1;
 constexpr int kUsage = 2;
-// The run went well, but its bytes did not go where they were asked to.
+// The run went well, but its bytes did not use the lane that was asked for.
 constexpr int kNotOnLane = 3;
 constexpr int kInterrupted = 130;
 
-// What ends a run: the one line that the user reads, and the exit status.
+// Ends a run.  Has the one line that the user reads, and the exit status.
 class Error : public std::runtime_error {
  public:
   explicit Error(const std::string& line, int exit_status = kFailed)
@@ -31,7 +31,7 @@ template <typename... Args>
   throw Error(fmt::format(format, std::forward<Args>(args)...));
 }
 
-// With the meaning of errno behind it.
+// Appends the meaning of errno.
 template <typename... Args>
 [[noreturn]] void FailErrno(fmt::format_string<Args...> format,
                             Args&&... args) {

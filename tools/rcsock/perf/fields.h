@@ -5,8 +5,8 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
-// What a peer has sent, looked at one field at a time: each must be there, of
-// the right kind and within its bounds.  Else an Error is thrown.
+// Checks what a peer has sent, one field at a time.  Each field must be there,
+// of the right kind and within its bounds.  Otherwise these throw Error.
 
 namespace rcsock::perf {
 
@@ -20,7 +20,7 @@ std::uint64_t NumberField(const nlohmann::json& object, const char* name,
 double RealField(const nlohmann::json& object, const char* name, double low,
                  double high);
 bool BoolField(const nlohmann::json& object, const char* name);
-// At most `most` bytes; what a terminal would obey becomes '?'.
+// Returns at most `most` bytes. '?' replaces what a terminal would obey.
 std::string TextField(const nlohmann::json& object, const char* name,
                       std::size_t most);
 

@@ -9,9 +9,9 @@
 
 namespace rcsock::perf {
 
-// A log-linear histogram of nanoseconds: exact below 128, then 64 buckets for
-// each power of two, so that a value is known to within 1.6%.  Of a fixed size,
-// and recording is a few instructions.
+// A log-linear histogram of nanoseconds.  It is exact below 128.  Above, each
+// power of two has 64 buckets, so a value is known to within 1.6%.  Its size is
+// fixed, and to record a value takes a few instructions.
 class Histogram {
  public:
   static constexpr std::size_t kBuckets = 57 * 64 + 128;
@@ -45,14 +45,14 @@ class Histogram {
   std::uint64_t min() const { return count_ == 0 ? 0 : min_; }
   std::uint64_t max() const { return max_; }
   double Mean() const;
-  // The value that a part `q` (0 to 1) of all values does not exceed: the
-  // middle of its bucket.  0 if there are none.
+  // Returns the value that a part `q` (0 to 1) of all values does not exceed,
+  // as the middle of its bucket.  Returns 0 if there are no values.
   std::uint64_t Percentile(double q) const;
   std::uint64_t bucket(std::size_t index) const { return buckets_[index]; }
 
   // {"count", "min", "max", "sum", "buckets": [[index, n], ...]}
   nlohmann::json ToJson() const;
-  // Throws Error for what no histogram looks like.
+  // Throws Error if the JSON is no histogram.
   static Histogram FromJson(const nlohmann::json& json);
 
  private:

@@ -6,11 +6,11 @@
 
 namespace rcsock::perf {
 
-// getppid(2) takes no argument.  With this one it is a mark; without, anybody's
-// (the preload calls it when a program starts).
+// getppid(2) takes no argument.  A call with this one is a mark.  A call
+// without it may be any: the preload makes one when a program starts.
 constexpr long kMark = 0x7263736f636b;
 
-// CountSyscalls counts from the first to the last of these.
+// CountSyscalls counts from the first mark to the last.
 inline void Mark() { ::syscall(SYS_getppid, kMark); }
 
 }  // namespace rcsock::perf

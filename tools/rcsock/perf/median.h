@@ -7,7 +7,8 @@
 
 namespace rcsock::perf {
 
-// The one in the middle, or halfway between the two that are; 0 of none.
+// Returns the middle figure, or halfway between the middle two.  0 if there is
+// none.
 inline double MedianOf(std::vector<double> figures) {
   if (figures.empty()) return 0;
   std::sort(figures.begin(), figures.end());

@@ -43,7 +43,7 @@ void Answer(const Spec& spec, int fd, Tally* tally) {
   }
 }
 
-// One loop over all connections, without waiting in any.
+// One loop over all connections, which waits in none of them.
 class Loop {
  public:
   Loop(const Spec& spec, const std::vector<Fd>& fds, Tally* tally)
@@ -62,8 +62,8 @@ class Loop {
  protected:
   struct State {
     int fd = -1;
-    std::size_t got = 0;   // of the message that comes
-    std::size_t left = 0;  // of the one that goes
+    std::size_t got = 0;   // bytes of the incoming message
+    std::size_t left = 0;  // bytes left of the outgoing message
     std::int64_t asked = 0;
     bool settled = false;
     bool watched = false;  // for room to send
@@ -96,7 +96,7 @@ class Loop {
     Push(i);
   }
 
-  // What is sent is always the same, so nothing needs to be kept.
+  // All messages have one content, so nothing needs to be kept.
   void Push(std::size_t i) {
     State& state = states_[i];
     while (state.left > 0) {
@@ -169,7 +169,7 @@ class AskLoop : public Loop {
   }
 
  private:
-  // The connection that has been idle longest.
+  // Asks on the connection that has been idle longest.
   void AskNext(std::int64_t now) {
     const std::size_t i = idle_.front();
     idle_.pop_front();

@@ -114,8 +114,8 @@ void Meter::ReadStdin(const std::function<void()>& on_finish) {
   char bytes[256];
   const ssize_t n = ::read(STDIN_FILENO, bytes, sizeof bytes);
   if (n < 0 && errno == EINTR) return;
-  if (n <= 0) ::_exit(1);  // who started us is gone
-  on_finish();             // the only thing that is ever said
+  if (n <= 0) ::_exit(1);  // the process that started this one is gone
+  on_finish();             // "finish" is the only message
 }
 
 Side Meter::Drive(const std::function<void()>& on_finish) {
@@ -126,7 +126,7 @@ Side Meter::Drive(const std::function<void()>& on_finish) {
   while (running_.load() > 0) {
     const std::int64_t now = NowNs();
     const std::int64_t begin = begin_.load(std::memory_order_acquire);
-    // It begins without telling.
+    // Nothing announces the beginning, so this looks for it.
     std::int64_t next = now + (begin == 0 ? 20'000'000 : 1'000'000'000);
     if (begin != 0) {
       if (reported_at_ == 0) reported_at_ = begin;
@@ -160,7 +160,7 @@ Side Meter::Drive(const std::function<void()>& on_finish) {
 
   const std::int64_t begin = begin_.load(std::memory_order_acquire);
   if (reported_at_ == 0) reported_at_ = begin;
-  // What is left after the last interval, if it is worth a line.
+  // Reports what is left after the last interval, if it is worth a line.
   if (!job_.server && interval > 0 && begin != 0 &&
       end - reported_at_ > interval / 10) {
     Report(end);

@@ -20,20 +20,20 @@ namespace rcsock::perf {
 struct Job {
   Spec spec;
   bool server = false;
-  std::string host;        // to bind, or to connect to
+  std::string host;        // to bind or to connect to
   std::uint16_t port = 0;  // client
-  std::string token;       // what each data connection begins with
+  std::string token;       // the first bytes of each data connection
   double interval = 1;     // client, seconds
-  int cpu = -1;            // to be bound to; -1: any
+  int cpu = -1;            // the CPU to be bound to; -1: any
 };
 
 constexpr std::size_t kTokenSize = 16;
 
-// One line for who has started this process.
+// Writes one line for the process that has started this one.
 void Emit(const nlohmann::json& line);
 
-// What one thread counts.  Only it writes; the counters are read meanwhile, the
-// rest after its end.
+// What one thread counts.  Only that thread writes.  Others read the counters
+// meanwhile, and the rest after its end.
 struct alignas(64) Tally {
   std::atomic<std::uint64_t> tx{0};
   std::atomic<std::uint64_t> rx{0};
@@ -56,13 +56,13 @@ class Meter {
 
   void StartThread(std::function<void(Tally*)> body);
 
-  // The measured time begins with the first call.  Any thread.
+  // Begins the measured time with the first call.  Any thread may call this.
   void Begin();
   bool stopped() const { return stop_.load(std::memory_order_relaxed); }
 
-  // Waits for all threads, reporting intervals; `on_finish` is called when the
-  // other end has finished.  Ends the process if one of them fails, if nothing
-  // moves, or if whoever has started the process is gone.
+  // Waits for all threads, and reports intervals.  Calls `on_finish` when the
+  // other end has finished.  Ends the process if a thread fails, if nothing
+  // moves, or if the process that has started this one is gone.
   Side Drive(const std::function<void()>& on_finish);
 
  private:
@@ -82,7 +82,7 @@ class Meter {
   std::atomic<std::int64_t> begin_{0};
   std::atomic<bool> stop_{false};
   std::atomic<std::size_t> running_{0};
-  double user_ = 0;  // CPU until the beginning
+  double user_ = 0;  // CPU used before the measured time
   double system_ = 0;
   std::uint64_t switches_ = 0;
   Sum reported_;
@@ -97,13 +97,14 @@ class Meter {
 std::vector<Fd> AcceptAll(int listener, const Job& job);
 std::vector<Fd> ConnectAll(const Job& job, Histogram* took);
 
-// Small messages go to and fro until the connections have found their lanes:
-// nothing of them moves over the kernel's TCP any more, or the time is up.  The
-// last one says that the measurement begins.
+// Sends small messages to and fro until the connections have found their lanes:
+// none of the bytes moves over the kernel's TCP any more, or the time is up.
+// The last message says that the measurement begins.
 constexpr std::size_t kSettleSize = 8;
 constexpr char kGo = 'g';
 void Settle(const Job& job, const std::vector<Fd>& connections);
-// The server's part, on one connection.  False if it has ended.
+// The server's part, on one connection.  Returns false if the connection has
+// ended.
 bool SettleEcho(int fd);
 
 std::uint64_t TcpBytes(const std::vector<Fd>& connections);
@@ -113,7 +114,7 @@ void MessageThreads(Meter* meter, const Job& job, const std::vector<Fd>& fds);
 void MessageLoop(Meter* meter, const Job& job, const std::vector<Fd>& fds);
 void ShortClient(Meter* meter, const Job& job);
 void ShortServer(Meter* meter, const Job& job, int listener);
-// The whole of it.
+// Run the whole job over verbs.
 Side RunVerbs(const Job& job);
 Side RunVerbsShort(const Job& job);
 

@@ -10,8 +10,8 @@
 #include <utility>
 #include <vector>
 
-// Plain sockets, as any program uses them: nothing here knows of lanes.
-// Whatever fails throws Error.
+// Plain sockets, as any program uses them: this file knows no lanes.  Whatever
+// fails throws Error.
 
 namespace rcsock::perf {
 
@@ -47,35 +47,36 @@ struct Address {
   }
   std::uint16_t port() const;
   void SetPort(std::uint16_t port);
-  // The numeric address alone; an IPv4 address that is mapped into IPv6 as
-  // IPv4.
+  // Returns the numeric address alone.  An IPv4 address that is mapped into
+  // IPv6 is shown as IPv4.
   std::string Host() const;
 };
 
-// The addresses of `host`, the best first; at least one.  An empty one is every
-// address of this host.
+// Returns the addresses of `host`, at least one, the best first.  An empty
+// `host` means every address of this host.
 std::vector<Address> ResolveAll(const std::string& host, std::uint16_t port);
 Address Resolve(const std::string& host, std::uint16_t port);  // the first
-// The local end, and the other end, of a socket.
+// Returns the local end, or the other end, of a socket.
 Address LocalAddress(int fd);
 Address PeerAddress(int fd);
 
 Fd Listen(const std::string& host, std::uint16_t port);
-// At most `seconds` for the handshake.  errno stays as it was on failure, and
-// the result is empty.
+// Waits `seconds` at most for the handshake.  On failure the result is empty,
+// and errno says why.
 Fd TryConnect(const Address& address, double seconds);
 
 void SetNoDelay(int fd);
 void SetNonBlocking(int fd);
-// How long a blocking send, receive or connect may take; 0: for ever.
+// Sets how long a blocking send, receive or connect may take.  0: for ever.
 void SetTimeout(int fd, double seconds);
 
-// For blocking sockets.
+// These two are for blocking sockets.
 void SendAll(int fd, const void* data, std::size_t size);
-// False if the stream ends before the first byte; an end in the middle throws.
+// Returns false if the stream ends before the first byte.  Throws if it ends
+// later.
 bool ReceiveAll(int fd, void* data, std::size_t size);
 
-// Bytes that the kernel's TCP has carried, both ways.
+// Returns the bytes that the kernel's TCP has carried, both ways.
 std::uint64_t TcpBytes(int fd);
 
 // Throws if this process cannot have `count` more descriptors.

@@ -30,32 +30,32 @@ struct Outcome {
   Side client;
   Side server;
   std::vector<Interval> intervals;
-  // By the preload's own count, of the client's process: bytes by lane, and
-  // why connections were on TCP.
+  // The preload's counts of the client's process: bytes by lane, and why
+  // connections were on TCP.
   std::map<std::string, std::uint64_t> lanes;
   std::map<std::string, std::uint64_t> reasons;
   std::optional<Calls> client_calls;
   std::optional<Calls> server_calls;
 
-  // Bytes a second, as received; both directions together.
+  // Bytes received a second, both directions together.
   double Throughput() const;
-  // Sent, both ways together, or round trips, or connections.
+  // Messages sent, both ways together.  Or round trips, or connections.
   std::uint64_t Messages() const;
   // Messages, round trips or connections a second.
   double Rate() const;
-  // The part of the measured bytes that did not move over the kernel's TCP: by
-  // the kernel's count, that of short connections by the preload's.  0 if it is
-  // not known, for want of that.
+  // The part of the measured bytes that did not move over the kernel's TCP, by
+  // the kernel's count.  For short connections, by the preload's count.  0 if
+  // that count is missing.
   double Share() const;
   bool ShareKnown() const;
-  // What carried them: "tcp", "shm", "rdma", "verbs", "shm+rdma".
+  // The lane that carried the bytes: "tcp", "shm", "rdma", "verbs", "shm+rdma".
   std::string Lane() const;
   // False if a lane was asked for by name and the bytes went over TCP.
   bool LaneUsed() const;
-  // Why not, in rcsock's words; "" if it has none.
+  // Why the lane was not used, in rcsock's words; "" if there are none.
   std::string WhyTcp() const;
-  // The figure that counts for the mode, in Unit(): throughput, the median
-  // round trip or the rate; and whether more is better.
+  // The figure that counts for the mode: throughput, the median round trip or
+  // the rate.  MoreIsBetter says whether a larger figure is better.
   double Figure() const;
   bool MoreIsBetter() const;
   // CPU of one end, microseconds for each message.
@@ -69,12 +69,12 @@ struct Outcome {
 // Below this share of its bytes a lane has not been measured.
 constexpr double kGoodShare = 0.95;
 
-// Reading the clock is left out: where there is no vDSO (in a guest) it is a
-// system call, and only who measures reads it.
+// Leaves out readings of the clock.  Without a vDSO, in a guest, each is a
+// system call, and only the measuring program makes them.
 double CallsPerMessage(const Calls& calls, std::uint64_t messages);
 Calls CallsFromJson(const nlohmann::json& json);
 
-// For people's programs: see docs/perf.md.
+// JSON for programs: see docs/perf.md.
 nlohmann::json ToJson(const Outcome& outcome);
 
 }  // namespace rcsock::perf

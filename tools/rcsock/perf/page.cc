@@ -1,5 +1,5 @@
-// The page of --report: HTML that needs nothing beside it, light and dark, for
-// a phone as well as for a talk.
+// The page of --report: HTML that needs no other file, light and dark, for a
+// phone as well as for a talk.
 
 #include <fmt/format.h>
 
@@ -106,7 +106,7 @@ std::string Card(const std::string& title, const std::string& note,
 
 std::string Cell(const std::string& text) { return "<td>" + text + "</td>"; }
 
-// `what` stands beside it where the table has no room for its head.
+// `what` stands beside the cell where the table has no room for its head.
 std::string Cell(const std::string& text, const std::string& what) {
   return fmt::format("<td data-what=\"{}\">{}</td>", what, text);
 }
@@ -180,7 +180,7 @@ std::string LatencyCard(const std::vector<Row>& rows) {
               x, y, all, table + "</table>");
 }
 
-// One plot and one table of what `value` says of each point.
+// Returns a card with one plot and one table of `value` at each point.
 template <typename Value, typename Text, typename Tick>
 std::string PointsCard(const std::string& title, const std::string& note,
                        const std::vector<Point>& points, Axis x,
@@ -242,7 +242,8 @@ const Row* Find(const std::vector<Row>& rows, Transport transport) {
   return nullptr;
 }
 
-// The figure of one transport and how often better than TCP's.
+// Returns the figure of one transport, and how many times better it is than
+// TCP's.
 std::string Summary(const std::vector<Row>& rows, Transport transport,
                     const std::string& what) {
   const Row* row = Find(rows, transport);
@@ -258,7 +259,8 @@ std::string Summary(const std::vector<Row>& rows, Transport transport,
   return Cell(Figure(run), what) + Cell("<b>" + Times(ratio) + "</b>");
 }
 
-// The smallest share over all of a transport's runs: none hides another.
+// Returns the smallest share over all of a transport's runs, so that none hides
+// another.
 double LeastShare(const Report& report, Transport transport) {
   double least = 1;
   const auto look = [&](const std::vector<Row>& rows) {

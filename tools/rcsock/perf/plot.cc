@@ -39,7 +39,7 @@ double Y(const Axis& axis, double value) {
   return Place(axis, value, kHeight - kBottom, kTop);
 }
 
-// Told apart by shape too, not by colour alone.
+// Shape, not only colour, tells the series apart.
 std::string Marker(const std::string& style, double x, double y,
                    const std::string& title) {
   const std::string inner =

@@ -8,7 +8,7 @@
 
 namespace rcsock::perf {
 
-// One line of a plot.  `style` is its class in the page's style sheet and
+// One line of a plot.  `style` is its class in the page's style sheet, and
 // chooses the marker.
 struct Series {
   std::string name;
@@ -20,24 +20,24 @@ struct Series {
 struct Axis {
   std::string label;
   bool log = false;
-  // Where the ticks are; the axis goes from the first to the last.
+  // The axis goes from the first tick to the last.
   std::vector<double> ticks;
   std::function<std::string(double)> text;
-  // On the axis, where there is little room; as `text` if there is none.
+  // The text on the axis, where there is little room.  Null: `text` writes it.
   std::function<std::string(double)> tick = nullptr;
 };
 
-// Ticks that hold all values of the axis: 1-2-5 steps from zero, or powers of
-// ten.
+// Return ticks that hold all values of the axis: 1-2-5 steps from zero, or
+// powers of ten.
 std::vector<double> LinearTicks(double max);
 std::vector<double> DecadeTicks(double min, double max);
 
-// An SVG for the middle of a page of HTML.  Its text is readable at the width
-// of a phone.  `title` is for who cannot see it.
+// Returns an SVG for the middle of a page of HTML.  Its text is readable at the
+// width of a phone.  `title` is for readers who cannot see it.
 std::string Plot(const std::string& title, const Axis& x, const Axis& y,
                  const std::vector<Series>& series);
 
-// A series' marker alone, for a legend.
+// Returns a series' marker alone, for a legend.
 std::string LegendKey(const std::string& style);
 
 std::string Escaped(const std::string& text);

@@ -105,7 +105,7 @@ std::string Micros(double us) {
 }
 
 std::string Percent(double part) {
-  // Never rounded up to all of it.
+  // Never rounded up to 100%.
   if (part < 1 && part > 0.9995) return "99.9%";
   return fmt::format("{:.1f}%", part * 100);
 }

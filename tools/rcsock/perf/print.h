@@ -15,7 +15,7 @@ std::string Count(double n);                // "346 k"
 std::string Micros(double us);              // "18.6 us", "1.2 ms"
 std::string Percent(double part);           // "99.5%"
 std::string Number(std::uint64_t n);        // "10,000"
-// What Outcome::Figure() is, with its unit, and what it is called.
+// Return Outcome::Figure() with its unit, and the figure's name.
 std::string Figure(const Outcome& outcome);
 std::string FigureOf(const Spec& spec, double value);
 std::string FigureName(const Spec& spec);
@@ -26,13 +26,14 @@ void PrintHeader(const std::string& host, std::uint16_t port, const Spec& spec);
 void PrintInterval(const Spec& spec, const Interval& interval);
 void PrintOutcome(const Outcome& outcome);
 
-// The server's.
+// What the server prints.
 void PrintListening(std::uint16_t port, bool json);
 void PrintServed(const std::string& client, const Spec& spec, const Side& side,
                  bool json);
 void PrintFailed(const std::string& client, const std::string& line, bool json);
 
-// A line on a terminal that the next one overwrites; nothing elsewhere.
+// A line on a terminal that the next line overwrites.  Prints nothing
+// elsewhere.
 class Progress {
  public:
   Progress();

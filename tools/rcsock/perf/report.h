@@ -26,11 +26,11 @@ struct Report {
   std::vector<Point> connections;  // round trips a second
 };
 
-// `spec` gives the duration and the settling; the rest is chosen here.
+// `spec` gives the duration and the settling.  Measure chooses the rest.
 Report Measure(Rounds* rounds, const Spec& spec, const std::string& host);
 void PrintReport(const Report& report);
 nlohmann::json ToJson(const Report& report);
-// One page of HTML that needs nothing beside it.
+// Returns one page of HTML that needs no other file.
 std::string Page(const Report& report);
 
 }  // namespace rcsock::perf

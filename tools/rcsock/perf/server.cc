@@ -19,11 +19,11 @@ namespace {
 
 constexpr std::int64_t kSecond = 1'000'000'000;
 constexpr std::int64_t kHello = 5 * kSecond;
-// A client that wants nothing is not to keep others waiting.
+// A client that wants nothing must not keep others waiting.
 constexpr std::int64_t kIdle = 60 * kSecond;
 constexpr std::int64_t kFinish = 30 * kSecond;
 
-// One client.  Throws Error when it is to be dropped.
+// One client.  Throws Error if the server should drop it.
 class Session {
  public:
   Session(Fd fd, const ServerOptions& options)
@@ -36,11 +36,11 @@ class Session {
 
   int wire_fd() const { return wire_.fd(); }
   int child_fd() const { return child_ ? child_->fd() : -1; }
-  // 0: none.
+  // 0: there is none.
   std::int64_t deadline() const { return deadline_; }
   const std::string& name() const { return name_; }
 
-  // False once the client has closed.
+  // Returns false once the client has closed.
   bool OnWire() {
     const bool open = wire_.Fill();
     if (!known_) known_ = wire_.TakeHello();
@@ -85,7 +85,7 @@ class Session {
       child_->Tell({{"finish", true}});
       deadline_ = NowNs() + kFinish;
     } else if (type == "finish" && result_) {
-      // It had ended by itself.
+      // The worker had ended by itself.
     } else {
       BadField("type");
     }
@@ -108,7 +108,7 @@ class Session {
   void Finish() {
     nlohmann::json message = {{"type", "result"}, {"side", ToJson(*result_)}};
     if (calls_) message["calls"] = *calls_;
-    // The client takes it when it has finished too.
+    // The client takes the result once it has finished, too.
     wire_.Send(message);
     PrintServed(name_, spec_, *result_, options_.json);
     child_.reset();
@@ -131,7 +131,7 @@ void TurnAway(Fd fd) {
     Wire wire(std::move(fd), "a client");
     wire.SendHello();
     wire.SendError("it is busy with another client");
-    // Closing with something unread would take the answer back.
+    // A close with unread bytes would take the answer back.
     ::shutdown(wire.fd(), SHUT_WR);
     wire.Fill();
   } catch (const Error&) {
@@ -147,7 +147,7 @@ int Serve(const ServerOptions& options) {
   PrintListening(options.port, options.json);
   std::unique_ptr<Session> session;
   bool served = false;
-  int status = 0;  // of the last client
+  int status = 0;  // status of the last client
   while (!(options.once && served && !session)) {
     pollfd fds[] = {{signals.get(), POLLIN, 0},
                     {listener.get(), POLLIN, 0},

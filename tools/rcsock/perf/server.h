@@ -11,11 +11,11 @@ struct ServerOptions {
   std::uint16_t port = 0;
   bool once = false;  // end after the first client
   bool json = false;  // a line of JSON for each test
-  int cpu = -1;       // where a client names none
+  int cpu = -1;       // if a client names none
 };
 
-// Serves one client at a time until a signal ends it.  Returns the exit status;
-// throws Error if it cannot listen.
+// Serves one client at a time until a signal ends it.  Returns the exit status.
+// Throws Error if it cannot listen.
 int Serve(const ServerOptions& options);
 
 }  // namespace rcsock::perf

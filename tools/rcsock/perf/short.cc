@@ -1,6 +1,6 @@
 // Short connections: each is made, carries one round trip and ends.  The server
-// ends it, as servers do, and keeps what TCP remembers of it (TIME_WAIT), so
-// the client does not run out of ports.
+// ends it, as servers do, and keeps TCP's TIME_WAIT.  So the client does not
+// run out of ports.
 
 #include <poll.h>
 
@@ -37,7 +37,7 @@ void Exchange(const Address& address, const std::vector<char>& question,
   Tally::Add(&tally->messages, 1);
 }
 
-// Strangers are closed without an answer.
+// Closes strangers without an answer.
 void Serve(const Job& job, int fd, std::vector<char>* question, Tally* tally) {
   try {
     if (!ReceiveAll(fd, question->data(), question->size()) ||
@@ -74,7 +74,7 @@ void ShortServer(Meter* meter, const Job& job, int listener) {
       std::vector<char> question(kTokenSize + job.spec.size);
       for (;;) {
         const Fd fd(::accept4(listener, nullptr, nullptr, SOCK_CLOEXEC));
-        // The listener is shut down when the client has finished.
+        // When the client has finished, the listener is shut down.
         if (!fd && errno == EINVAL) return;
         if (!fd && (errno == EMFILE || errno == ENFILE)) FailErrno("accept");
         if (!fd) continue;

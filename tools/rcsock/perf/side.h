@@ -15,12 +15,12 @@ struct Side {
   double rx_seconds = 0;  // until the last byte had come
   std::uint64_t tx_bytes = 0;
   std::uint64_t rx_bytes = 0;
-  std::uint64_t messages = 0;  // sent (a stream), or round trips
-  double user = 0;             // CPU, seconds, of the whole process
+  std::uint64_t messages = 0;  // sent in a stream, or round trips
+  double user = 0;             // CPU seconds of the whole process
   double system = 0;
   std::uint64_t switches = 0;  // context switches
-  // Of tx_bytes and rx_bytes together: what the kernel's TCP has carried, by
-  // its own count.
+  // The part of tx_bytes and rx_bytes that the kernel's TCP has carried, by the
+  // kernel's count.
   std::uint64_t tcp_bytes = 0;
   Histogram latency;  // of round trips, ns
   Histogram connect;  // of connect(), ns

@@ -9,8 +9,9 @@
 
 namespace rcsock::perf {
 
-// A descriptor that becomes readable when somebody wants this process to end,
-// which it then does in order.  Made before the first thread or child.
+// Returns a descriptor that becomes readable when a signal asks this process to
+// end.  The process then ends in order.  Call it before the first thread or
+// child.
 inline Fd CatchSignals() {
   ::signal(SIGPIPE, SIG_IGN);
   sigset_t set;

@@ -21,10 +21,10 @@ enum class Direction { kForward, kReverse, kBoth };
 const char* Name(Mode mode);
 const char* Name(Transport transport);
 const char* Name(Direction direction);
-// True and *transport, or false if it is none.
+// Returns true and sets *transport, or returns false if the name is unknown.
 bool FromName(const std::string& name, Transport* transport);
 
-// True if the measuring processes run under the preload.
+// Returns true if the measuring processes run under the preload.
 bool UnderRcsock(Transport transport);
 
 // One run, as both ends are told.
@@ -33,25 +33,25 @@ struct Spec {
   Transport transport = Transport::kAuto;
   Direction direction = Direction::kForward;  // kStream
   double seconds = 10;
-  std::uint64_t bytes = 0;  // kStream: so many instead of `seconds`; 0: none
+  std::uint64_t bytes = 0;         // kStream: in place of `seconds`; 0: unset
   std::uint64_t size = 128 << 10;  // of a message
   std::uint64_t connections = 1;   // kShort: threads that make them
   std::uint64_t active = 1;        // kMessages: round trips under way
-  double settle = 3;    // at most so long until the lane is there, seconds
-  bool traced = false;  // count system calls
-  // The CPU that the measuring process of each end is bound to; -1: any.
+  double settle = 3;               // most seconds to wait for the lane
+  bool traced = false;             // count system calls
+  // The CPU that each end's measuring process is bound to.  -1: any.
   int client_cpu = -1;
   int server_cpu = -1;
 
-  // One thread for each connection, or one epoll loop for all.
+  // Whether each connection has a thread.  Otherwise one epoll loop serves all.
   bool Threads() const;
-  // Bytes that one connection sends in one direction; 0: until the time is up.
+  // Bytes that one connection sends in one direction.  0: until the time is up.
   std::uint64_t BytesEach() const;
-  // Why the transport can't do it; "": it can.
+  // Returns why the transport cannot do it, or "".
   std::string WhyNot() const;
 };
 
-// Each option's bounds: for the command line, and for what a client asks.
+// Each option's bounds, for the command line and for what a client asks.
 constexpr double kMinSeconds = 0.05;
 constexpr double kMaxSeconds = 86400;
 constexpr std::uint64_t kMaxBytes = std::uint64_t{1} << 50;

@@ -11,7 +11,8 @@
 namespace rcsock::perf {
 namespace {
 
-// Until the time is up or all is sent; then tells the peer that it is over.
+// Sends until the time is up or all is sent.  Then tells the peer that it is
+// over.
 void Send(Meter* meter, const Spec& spec, int fd, Tally* tally) {
   const std::vector<char> message(spec.size, 'x');
   std::uint64_t left = spec.BytesEach();
@@ -42,8 +43,7 @@ void Receive(const Spec& spec, int fd, Tally* tally) {
   tally->rx_end = NowNs();
 }
 
-// An end that sends nothing says so when everything has come: then the sender
-// knows it.
+// Waits for the end that sends nothing: it closes when everything has come.
 void AwaitEnd(int fd) {
   char byte;
   while (::recv(fd, &byte, 1, 0) < 0) {

@@ -56,7 +56,7 @@ std::string Name(long number) {
                               : "syscall_" + std::to_string(number);
 }
 
-// What came since the last mark is added when the next one comes.
+// Counts calls.  A mark adds the calls since the mark before.
 class Counter {
  public:
   explicit Counter(SyscallCounts* counts) : counts_(*counts) {}
@@ -79,7 +79,7 @@ class Counter {
   std::map<long, long> since_;
 };
 
-// The signal to hand on to the thread that stopped.
+// Returns the signal to hand on to the thread that stopped.
 int OnStop(pid_t thread, int status, std::map<pid_t, bool>* inside,
            Counter* counter) {
   const int signal = WSTOPSIG(status);
@@ -141,7 +141,7 @@ int CountSyscalls(const std::function<void()>& start, SyscallCounts* counts,
   for (;;) {
     const pid_t thread = ::waitpid(-1, &status, __WALL);
     if (thread < 0 && errno == EINTR) continue;
-    if (thread < 0) break;  // all gone
+    if (thread < 0) break;  // no thread is left
     if (!WIFSTOPPED(status)) {
       inside.erase(thread);
       if (thread == child) {

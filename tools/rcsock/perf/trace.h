@@ -8,17 +8,19 @@
 namespace rcsock::perf {
 
 // What all threads of a command did between its first and its last Mark()
-// (mark.h): measured programs call that around what they measure.
+// (mark.h).  Measured programs call Mark() around what they measure.
 struct SyscallCounts {
   int marks = 0;
   long total = 0;
   std::map<std::string, long> calls;
 };
 
-// Runs `start` in a child, which should turn itself into the command, under
-// ptrace(2): for where neither strace nor perf_event is to be had.  Tracing
+// Runs `start` in a child under ptrace(2).  `start` should turn the child into
+// the command.  This is for hosts with neither strace nor perf_event.  Tracing
 // costs some microseconds for each call, so times measured meanwhile mean
-// nothing.  Returns the command's exit status as a shell has it; 125 and a
+// nothing.
+//
+// Returns the command's exit status as a shell has it.  Returns 125 and a
 // reason in *error if tracing is not allowed.
 int CountSyscalls(const std::function<void()>& start, SyscallCounts* counts,
                   std::string* error);

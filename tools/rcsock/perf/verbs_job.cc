@@ -1,5 +1,5 @@
-// The base line: the same patterns over raw verbs, without sockets and without
-// rcsock.  One thread for all connections.
+// The base line: the patterns of the other transports over raw verbs, without
+// sockets and without rcsock.  One thread serves all connections.
 
 #include <unistd.h>
 
@@ -14,7 +14,8 @@ namespace rcsock::perf {
 namespace {
 
 constexpr std::size_t kWindow = 1 << 20;
-// As rcsock: a short spin before a sleep, none where only one can run.
+// As in rcsock: a short spin before a sleep, but none where only one thread can
+// run.
 constexpr std::int64_t kSpinNs = 100'000;
 
 [[noreturn]] void Unexpected() { Fail("an unexpected message"); }
@@ -99,7 +100,7 @@ void SendNext(const Spec& spec, Link* link, Sender* sender, std::size_t slots,
   Tally::Add(&tally->messages, 1);
 }
 
-// `wait`: until the other end says go.
+// `wait`: waits until the other end says go.
 void Stream(const Spec& spec, bool wait, Links* links, Meter* meter,
             Tally* tally) {
   for (std::size_t missing = wait ? links->size() : 0; missing > 0;) {
@@ -131,14 +132,15 @@ void Stream(const Spec& spec, bool wait, Links* links, Meter* meter,
   SayBye(links, credit);
 }
 
-// Both ends send and receive, on the same connections.
+// Both ends send and receive, on each connection.
 void Exchange(const Spec& spec, bool wait, Links* links, Meter* meter,
               Tally* tally) {
   std::vector<Sender> senders = Senders(spec, *links);
   std::vector<std::uint64_t> received(links->size());
   std::vector<bool> said_bye(links->size());
   std::vector<bool> may_send(links->size(), !wait);
-  // Until the peer has said goodbye on each link, and has answered ours.
+  // Counts down until the peer has said goodbye on each link, and has answered
+  // this end's goodbye.
   std::size_t left = 2 * links->size();
   const auto take = [&](const Message& message) {
     const std::size_t i = IndexOf(message);
@@ -183,7 +185,7 @@ void Exchange(const Spec& spec, bool wait, Links* links, Meter* meter,
         sent = true;
       }
     }
-    // Who has nothing to send waits for what comes.
+    // An end that has nothing to send waits for what comes.
     for (const Message& message : sent ? links->Look() : links->Receive()) {
       take(message);
     }

@@ -18,7 +18,7 @@ namespace {
 using verbs::calls;
 
 constexpr std::size_t kPage = 4096;
-// Receives beyond the data slots: credits, and what ends a phase.
+// Receives beyond the data slots: for credits, and for what ends a phase.
 constexpr std::size_t kSpareReceives = 24;
 // iWARP has no immediate data: a small send carries it.
 constexpr std::size_t kReceiveSize = 16;
@@ -48,8 +48,8 @@ void LoadLibraries() {
 
 }  // namespace
 
-// The peer's slots, then our copies of them, then the receives of iWARP; the
-// same layout at both ends.
+// The memory holds the slots that the peer writes, then the copies that this
+// end sends, then the receives of iWARP.  Both ends have one layout.
 Link::Link(Links* links, int index, rdma_cm_id* id)
     : links_(links), index_(index), id_(id), memory_(nullptr, &std::free) {
   links->Open(id->verbs);
@@ -74,7 +74,7 @@ Link::Link(Links* links, int index, rdma_cm_id* id)
   attributes.cap.max_recv_wr = static_cast<std::uint32_t>(receives);
   attributes.cap.max_send_sge = 1;
   attributes.cap.max_recv_sge = 1;
-  // Providers refuse what is more than they have.
+  // Providers refuse more than they have.
   for (std::uint32_t wanted = 512;; wanted /= 2) {
     attributes.cap.max_inline_data = wanted;
     if (calls.rdma_create_qp(id_, links->domain_, &attributes) == 0) break;
@@ -182,8 +182,8 @@ void Link::Send(What what) {
   Post(&request, &request, 1, what == What::kBye || what == What::kEnd);
 }
 
-// One doorbell for the chain.  Its last request is signalled only as often as
-// the send queue needs it.
+// Rings one doorbell for the chain.  Its last request is signalled only as
+// often as the send queue needs it.
 void Link::Post(ibv_send_wr* first, ibv_send_wr* last, unsigned count,
                 bool flush) {
   const std::uint64_t room = links_->Requests() - 4;
@@ -224,10 +224,10 @@ Links::Links(const LinkOptions& options) : options_(options) {
   LoadLibraries();
 }
 
-// As in ~Link.
+// The kernel cleans up, as for ~Link.
 Links::~Links() = default;
 
-// At least 512: with 256, siw refuses the twelfth queue pair of a process.
+// At least 512: with 256, siw refuses the twelfth QP of a process.
 std::size_t Links::Requests() const {
   return std::max<std::size_t>(512, 4 * (options_.slots + kSpareReceives));
 }

@@ -11,28 +11,27 @@
 #include <string>
 #include <vector>
 
-// Reliable connections by rdma_cm and messages over them by writes with
-// immediate data, as a program made for verbs would send them.  Nothing of
-// rcsock is in here but the way libibverbs and librdmacm are loaded.  Whatever
-// fails throws Error.
+// Reliable connections by rdma_cm, and messages over them by writes with
+// immediate data, as a program made for verbs would send them.  Only the way of
+// loading libibverbs and librdmacm is rcsock's.  Whatever fails throws Error.
 
 namespace rcsock::perf {
 
-// What a message is, beside the bytes of its write.  After kBye and its answer,
-// kEnd, nothing comes.
-// kStart: the accepting end may send; on iWARP it must not be the first to.
+// What a message is, beside the bytes of its write.  No message follows kBye
+// and its answer, kEnd. kStart says that the accepting end may send: on iWARP
+// it must not send first.
 enum class What : std::uint32_t { kData, kCredit, kDone, kBye, kEnd, kStart };
 
 struct LinkOptions {
   std::size_t size = 64;  // of a message
   std::size_t slots = 1;  // messages under way, each way
   std::size_t connections = 1;
-  // Each end says goodbye: the peer's is not the last that comes from it.
+  // Both ends say goodbye, so the peer's is not the last message from it.
   bool both = false;
-  // How long a wait polls before it sleeps; negative: for ever.
+  // How long a wait polls before it sleeps.  Negative: for ever.
   std::int64_t spin_ns = 0;
 
-  // Slots for so many bytes under way: at least 4, at most 256.
+  // Returns the slots for so many bytes under way: at least 4, at most 256.
   static std::size_t SlotsFor(std::size_t window, std::size_t size);
 };
 
@@ -54,14 +53,15 @@ class Link {
   rdma_conn_param* Parameters();
   void Established(const rdma_cm_event* event);
 
-  // What SendData of this slot sends; what the peer has written to the slot.
+  // The bytes that SendData of this slot sends, and the bytes that the peer has
+  // written to the slot.
   std::byte* Outgoing(std::size_t slot);
   const std::byte* Incoming(std::size_t slot) const;
-  // Writes slot `slot` of the peer and tells it.
+  // Writes slot `slot` of the peer, and tells the peer.
   void SendData(std::size_t slot);
-  // Only tells.
+  // Tells the peer without a write.
   void Send(What what);
-  // Until the peer's device has everything.
+  // Waits until the peer's device has everything.
   void Flush();
   void PostReceive(std::size_t slot);
 
@@ -87,13 +87,13 @@ class Link {
   rdma_conn_param parameters_{};
   std::uint32_t inline_ = 0;
   std::uint64_t posted_ = 0;     // work requests
-  std::uint64_t signalled_ = 0;  // of them, up to the last signalled one
-  std::uint64_t reaped_ = 0;     // of them, known to be complete
+  std::uint64_t signalled_ = 0;  // work requests up to the last signalled one
+  std::uint64_t reaped_ = 0;     // work requests known to be complete
   bool ended_ = false;           // the peer has said goodbye
   friend class Links;
 };
 
-// All connections of one end; they share their completion queues.
+// All connections of one end.  They share their completion queues.
 class Links {
  public:
   explicit Links(const LinkOptions& options);
@@ -101,8 +101,8 @@ class Links {
   Links(const Links&) = delete;
   Links& operator=(const Links&) = delete;
 
-  // Accepts all connections; `listening` is told the port before the first
-  // (for `port` 0 it is chosen).
+  // Accepts all connections.  Calls `listening` with the port before the first.
+  // For `port` 0 the system chooses it.
   void Accept(const std::string& host, std::uint16_t port,
               const std::function<void(std::uint16_t)>& listening);
   void Connect(const std::string& host, std::uint16_t port);
@@ -111,15 +111,15 @@ class Links {
   std::size_t size() const { return links_.size(); }
   std::size_t slots() const { return options_.slots; }
 
-  // Messages that have come; waits for the first, asleep or spinning.  Valid
-  // until the next call.
+  // Returns the messages that have come.  Waits for the first, asleep or
+  // spinning.  The result is valid until the next call.
   const std::vector<Message>& Receive();
-  // The same without the wait.
+  // Returns the messages that have come, without waiting.
   const std::vector<Message>& Look();
 
  private:
   friend class Link;
-  // Work requests that a link's send queue holds.
+  // Returns how many work requests a link's send queue holds.
   std::size_t Requests() const;
   void Open(ibv_context* context);
   int Poll();
@@ -133,7 +133,7 @@ class Links {
   ibv_cq* sent_ = nullptr;
   bool iwarp_ = false;
   bool armed_ = false;
-  unsigned events_ = 0;  // not yet acknowledged
+  unsigned events_ = 0;  // not acknowledged yet
   std::vector<std::unique_ptr<Link>> links_;
   std::vector<Message> messages_;
 };

@@ -1,6 +1,7 @@
-// Short connections over raw verbs: each is made by rdma_cm, carries one round
-// trip (SEND and RECV: nobody has to learn an address first) and ends.  As with
-// sockets, -P N threads at each end make and take them.
+// Short connections over raw verbs.  Each is made by rdma_cm, carries one round
+// trip and ends.  The round trip uses SEND and RECV, so neither end has to
+// learn an address first.  As with sockets, -P N threads at each end make and
+// take connections.
 
 #include <poll.h>
 #include <rdma/rdma_cma.h>
@@ -24,11 +25,11 @@ using verbs::calls;
 
 constexpr int kResolveMs = 2000;
 constexpr int kBacklog = 256;
-// A connection that got no further for so long is given up.
+// A connection without progress for so long is given up.
 constexpr int kPatienceMs = 5000;
-// siw loses what comes while its rdma_accept is still at work (siw_accept sends
-// its reply before it has the socket's wake-ups), until more comes: one that
-// waits for so long on iWARP sends again, and again after twice that.
+// siw loses what comes while its rdma_accept is still at work, until more
+// comes: siw_accept sends its reply before it has the socket's wake-ups.  So on
+// iWARP an end that waits for kNudgeMs sends again, and again after twice that.
 constexpr int kNudgeMs = 20;
 constexpr int kNudges = 3;
 constexpr std::uint32_t kRequests = 1 + kNudges;
@@ -37,7 +38,7 @@ void Check(bool good, const char* what) {
   if (!good) FailErrno("{}", what);
 }
 
-// An id and its QP, taken apart at the end.
+// An id and its QP, destroyed together.
 class Id {
  public:
   explicit Id(rdma_cm_id* id = nullptr) : id_(id) {}
@@ -65,9 +66,9 @@ class Kit {
     Check(memory_ != nullptr, "memory");
     std::memset(memory_.get(), 'x', 2 * size);
   }
-  // What is registered stays until the process ends.
+  // Registered memory stays until the process ends.
 
-  // The QP of `id`, with receives that wait.
+  // Makes the QP of `id`, with receives that wait.
   void Prepare(rdma_cm_id* id) {
     Open(id->verbs);
     ibv_qp_init_attr attributes{};
@@ -104,8 +105,8 @@ class Kit {
     errno = ::ibv_post_send(id->qp, &request, &bad);
     Check(errno == 0, "ibv_post_send");
   }
-  // False: the connection has failed.  `nudged`: its peer may have missed what
-  // was sent.
+  // Returns false if the connection has failed.  `nudged`: its peer may have
+  // missed what was sent.
   bool Await(std::uint64_t what, rdma_cm_id* nudged = nullptr) {
     int nudges = nudged != nullptr ? kNudges : 0;
     int patience = nudged != nullptr ? kNudgeMs : kPatienceMs;
@@ -133,7 +134,7 @@ class Kit {
         calls.ibv_ack_cq_events(queue, 1);
         continue;
       }
-      // Left by one before, whose QP may have had the same number.
+      // From an earlier connection, whose QP may have had this number.
       if (done.wr_id >> 1 != number_) continue;
       if (done.status != IBV_WC_SUCCESS) return false;
       got_[done.wr_id & 1] = true;
@@ -168,7 +169,7 @@ class Kit {
   ibv_comp_channel* channel_ = nullptr;
   ibv_cq* queue_ = nullptr;
   ibv_mr* region_ = nullptr;
-  std::uint64_t number_ = 0;  // of the connection
+  std::uint64_t number_ = 0;  // the connection's
   bool got_[2] = {};
 };
 
@@ -216,8 +217,8 @@ void Connection(const Job& job, Address address, Kit* kit, Tally* tally) {
   Tally::Add(&tally->messages, 1);
 }
 
-// One connection that has been asked for.  What goes wrong with it is its
-// client's trouble.
+// Serves one connection that was asked for.  Its failures concern its client
+// alone.
 void Answer(const Job& job, rdma_cm_id* id, Kit* kit, Tally* tally) {
   const rdma_conn_param& asked = id->event->param.conn;
   if (asked.private_data_len < kTokenSize ||
@@ -230,7 +231,7 @@ void Answer(const Job& job, rdma_cm_id* id, Kit* kit, Tally* tally) {
   if (calls.rdma_accept(id, &parameters) != 0) return;
   if (!kit->Await(Kit::kReceive)) return;
   kit->Send(id);
-  // It has arrived; the client ends the connection.
+  // The answer has arrived.  The client ends the connection.
   if (!kit->Await(Kit::kSend)) return;
   calls.rdma_disconnect(id);
   Tally::Add(&tally->rx, job.spec.size);
@@ -253,7 +254,7 @@ class Listener {
   std::uint16_t port() const {
     return ntohs(calls.rdma_get_src_port(id_.get()));
   }
-  // Null: it is over.
+  // Null: the test is over.
   rdma_cm_id* Next() {
     std::scoped_lock hold(one_at_a_time_);
     for (;;) {

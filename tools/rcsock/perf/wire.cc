@@ -71,8 +71,8 @@ bool Wire::Fill() {
     const ssize_t n = ::recv(fd_.get(), bytes, sizeof bytes, MSG_DONTWAIT);
     if (n > 0) {
       buffer_.append(bytes, static_cast<std::size_t>(n));
-      // Take() empties it; whoever sends more than one message at a time is
-      // none of ours.
+      // Take() empties the buffer.  A peer that sends more than one message at
+      // a time is not rcsock's.
       if (buffer_.size() > 2 * kMaxMessage) Fail("{} sends too much", peer_);
       continue;
     }

@@ -11,9 +11,10 @@
 namespace rcsock::perf {
 
 // The control connection between the client and the server.  Each end first
-// sends a hello of 16 bytes: "RCSKPERF", the version and a zero (32 bits each,
-// the highest byte first).  Then messages follow, both ways: the length (32
-// bits, at most kMaxMessage), then that much JSON, an object with a "type".
+// sends a hello of 16 bytes: "RCSKPERF", the version and a zero.  Both numbers
+// have 32 bits, the highest byte first.  Then messages follow, both ways: the
+// length in 32 bits, at most kMaxMessage, and that much JSON.  The JSON is an
+// object with a "type".
 //
 //   client -> server  test    the spec and a token: get ready
 //   server -> client  ready   the port of the data connections
@@ -21,15 +22,15 @@ namespace rcsock::perf {
 //   server -> client  result  what the server has measured
 //   either            error   in words; nothing comes after it
 //
-// A connection carries any number of tests in turn.  What comes in is hostile
-// until it has been looked at.
+// A connection carries any number of tests in turn.  Each end takes what comes
+// for hostile until it has checked it.
 constexpr std::uint32_t kVersion = 2;
 constexpr std::size_t kMaxMessage = 1 << 20;
 constexpr std::uint16_t kDefaultPort = 18592;
 
 class Wire {
  public:
-  // `peer` is how messages call the other end.
+  // `peer` is the name of the other end in messages.
   Wire(Fd fd, std::string peer);
 
   int fd() const { return fd_.get(); }
@@ -37,15 +38,16 @@ class Wire {
 
   void SendHello();
   void Send(const nlohmann::json& message);
-  // Best effort: the peer may be gone.
+  // Sends if it can: the peer may be gone.
   void SendError(const std::string& line);
 
-  // Reads what has come, without waiting.  False once the peer has closed.
+  // Reads what has come, without waiting.  Returns false once the peer has
+  // closed.
   bool Fill();
-  // True once the hello has come; throws if it is not one, or of another
-  // version.
+  // Returns true once the hello has come.  Throws if it is no hello, or of
+  // another version.
   bool TakeHello();
-  // The next whole message; throws for what is none.
+  // Returns the next whole message.  Throws if it is no message.
   std::optional<nlohmann::json> Take();
 
  private:
@@ -54,7 +56,7 @@ class Wire {
   std::string buffer_;
 };
 
-// The "type" of a message.
+// Returns the "type" of a message.
 std::string TypeOf(const nlohmann::json& message);
 
 }  // namespace rcsock::perf

@@ -36,7 +36,7 @@ Job ReadJob() {
   return job;
 }
 
-// Before there are threads, which inherit it.
+// Called before there are threads, which inherit the CPU.
 void Bind(int cpu) {
   if (cpu < 0) return;
   cpu_set_t set;
@@ -94,7 +94,7 @@ Side RunClient(const Job& job) {
 
 int RunWorker() {
   ::signal(SIGPIPE, SIG_IGN);
-  // For ps and `rcsock stat`; it was started by another name, "exe".
+  // For ps and `rcsock stat`: exec has set the name to "exe".
   ::prctl(PR_SET_NAME, "rcsock-perf");
   try {
     const Job job = ReadJob();

@@ -3,11 +3,12 @@
 
 namespace rcsock::perf {
 
-// `rcsock perf-worker`: the process that measures, started by `rcsock perf`
-// (child.h).  Its job comes as a line of JSON on stdin; on stdout go, in lines:
+// `rcsock perf-worker`: the process that measures.  `rcsock perf` starts it
+// (child.h).  The job comes as a line of JSON on stdin.  These lines go to
+// stdout:
 //
 //   listening  the port of the data connections (server)
-//   interval   what has moved since the last one (client)
+//   interval   what has moved since the last interval (client)
 //   result     what has been measured
 //   error      in words; nothing comes after it
 int RunWorker();

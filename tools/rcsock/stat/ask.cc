@@ -26,17 +26,18 @@ namespace {
 using posix::SnapshotHead;
 using posix::SnapshotStream;
 
-// What a process may answer at most: a million streams.
+// The most that one process may answer: a million streams.
 constexpr std::uint32_t kMostStreams = 1 << 20;
-// Of an answer: who makes it long, of holes, makes us read and keep all of it.
+// Bounds of an answer.  A process may make its answer long, of holes, to have
+// this one read and keep it.
 constexpr std::uint64_t kMostEach = 4096;
 constexpr std::uint64_t kMostBytes = 256 << 20;
 // Descriptors that are open at one time.
 constexpr std::size_t kAtOnce = 256;
-// Time-outs, one after the other, that all of them together may take.
+// The time-outs that all processes together may take.
 constexpr int kMostTimes = 10;
 
-// The abstract names of those that can be asked.
+// Returns the abstract names of the processes that can be asked.
 std::vector<std::string> Names() {
   const std::string prefix = std::string("@") + rendezvous::kStatPrefix;
   std::vector<std::string> names;
@@ -45,7 +46,7 @@ std::vector<std::string> Names() {
     const std::size_t at = line.find(prefix);
     if (at != std::string::npos) names.push_back(line.substr(at + 1));
   }
-  // Connections to them are listed too, under the same name.
+  // Connections to a name are listed, too, under that name.
   std::sort(names.begin(), names.end());
   names.erase(std::unique(names.begin(), names.end()), names.end());
   return names;
@@ -54,8 +55,8 @@ std::vector<std::string> Names() {
 struct Question {
   base::PeerSocket fd;
   ProcessPicture process;
-  bool wanted = false;   // it is a process that this user may ask
-  bool waiting = false;  // for its answer
+  bool wanted = false;   // this user may ask the process
+  bool waiting = false;  // the answer has not come
   std::uint64_t deadline_ns = 0;
 };
 
@@ -72,8 +73,8 @@ Question Ask(const std::string& name, pid_t only, pid_t self) {
   if (!question.fd.ok()) return question;
   const int connected = ::connect(
       question.fd.get(), reinterpret_cast<sockaddr*>(&address), length);
-  // EAGAIN: others wait for it, and it does not answer.  It will be found among
-  // those under the preload.
+  // EAGAIN: clients wait for the process, and it does not answer.  It is found
+  // among the processes under the preload.
   if (connected != 0) return question;
   ucred peer{};
   socklen_t size = sizeof peer;
@@ -81,8 +82,8 @@ Question Ask(const std::string& name, pid_t only, pid_t self) {
       0) {
     return question;
   }
-  // (In a shell under `rcsock run` this is such a process, too; doctor's probe
-  // asks for itself.)
+  // In a shell under `rcsock run`, this process has a name, too. doctor's probe
+  // asks itself.
   if ((::geteuid() != 0 && peer.uid != ::geteuid()) ||
       (only != 0 ? peer.pid != only : peer.pid == self)) {
     return question;
@@ -99,10 +100,11 @@ bool ReadAt(int fd, void* to, std::size_t length, off_t at) {
   return ::pread(fd, to, length, at) == static_cast<ssize_t>(length);
 }
 
-// What is in the descriptor, or why it is not to be trusted.
-// `room`: how many connections there is memory for, of all processes together.
+// Takes the answer from the descriptor.  Returns why it cannot be trusted, or
+// "".  `room` is the number of connections of all processes that memory is left
+// for.
 std::string Take(int file, ProcessPicture* process, std::uint64_t* room) {
-  // Sealed: it is plain memory, which no reading can block on, and it stays as
+  // A sealed file is plain memory, so no reading can block on it.  It stays as
   // it is.
   constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_WRITE;
   const int seals = ::fcntl(file, F_GET_SEALS);
@@ -162,7 +164,7 @@ void OnReadable(Question* question, std::uint64_t* room) {
     case rendezvous::Received::kNothing:
       return;
     case rendezvous::Received::kPacket:
-      // Of any version: what is in the descriptor has one of its own.
+      // Any version will do: the contents of the descriptor have their own.
       if (!packet.ReadHeader(&header) ||
           header.type != rendezvous::StatMsg::kType) {
         question->process.trouble = "its answer is malformed";
@@ -180,7 +182,7 @@ void OnReadable(Question* question, std::uint64_t* room) {
   question->waiting = false;
 }
 
-// Takes what has come, or comes before the first of them is given up.
+// Takes the answers that come before the first process is given up.
 void AwaitAnswer(std::vector<Question>* questions, std::uint64_t* room) {
   std::vector<pollfd> polls;
   std::uint64_t deadline = ~std::uint64_t{0};
@@ -215,12 +217,12 @@ void AskAll(const CollectOptions& options, pid_t self,
   const std::vector<std::string> names = Names();
   std::vector<Question> open;
   std::uint64_t room = kMostStreams;
-  // Somebody may have made many names that answer nothing.
+  // A hostile process may have made many names that answer nothing.
   const std::uint64_t end =
       base::NowNs() +
       static_cast<std::uint64_t>(options.timeout_ms) * kMostTimes * 1'000'000;
-  // Each has its own time: those that are silent keep the others waiting, but
-  // take nothing from theirs.
+  // Each process has its own time.  Silent ones make the others wait, but take
+  // none of their time.
   for (std::size_t next = 0; next < names.size() || !open.empty();) {
     if (base::NowNs() > end) return;
     while (open.size() < kAtOnce && next < names.size()) {

@@ -9,9 +9,9 @@
 
 namespace rcsock::tools {
 
-// Asks every process that has a conductor, 256 at a time.  It asks `self` only
-// where the options name it.  `found` gets each process as soon as it has
-// answered or its time is over; where it returns false, no more are asked.
+// Asks every process that has a conductor, 256 at a time.  Asks `self` only if
+// the options name it.  Calls `found` for each process once it has answered or
+// its time is over.  Asks no more once `found` returns false.
 void AskAll(const CollectOptions& options, pid_t self,
             const std::function<bool(ProcessPicture)>& found);
 

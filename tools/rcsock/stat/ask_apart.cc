@@ -20,8 +20,8 @@ namespace {
 
 enum class What : std::uint8_t { kAnswer, kPreloaded, kAsked, kEnd };
 
-// What goes over the pipe for a process; of an answer its trouble and its
-// streams follow.
+// What goes over the pipe for a process.  The trouble and the streams of an
+// answer follow.
 struct Record {
   What what = What::kAnswer;
   pid_t pid = 0;
@@ -62,7 +62,7 @@ bool Tell(int fd, const ProcessPicture& process) {
   return true;
 }
 
-// The child.  It keeps no descriptor of its parent's, because somebody may wait
+// The child.  It keeps no descriptor of the parent's: another process may wait
 // for the end of the parent's output.
 [[noreturn]] void AskAndTell(const CollectOptions& options, pid_t self,
                              int pipe) {
@@ -94,7 +94,7 @@ class Hearing {
 
   bool gave_up() const { return gave_up_; }
 
-  // False: it has ended, or nothing has come for too long.
+  // Returns false if the child has ended, or if nothing has come for too long.
   bool Read(void* bytes, std::size_t length) {
     auto* at = static_cast<char*>(bytes);
     while (length > 0) {
@@ -142,17 +142,17 @@ class Hearing {
 Found FindApart(const CollectOptions& options) {
   const pid_t self = ::getpid();
   int ends[2];
-  // Without an answer each is shown as silent.
+  // Without an answer each process is shown as silent.
   if (::pipe2(ends, O_CLOEXEC) != 0) return {{}, PreloadedProcesses()};
   base::UniqueFd from(ends[0]);
   base::UniqueFd to(ends[1]);
-  // Nobody waits for it.
+  // Nothing waits for the child.
   ::signal(SIGCHLD, SIG_IGN);
   const pid_t child = ::fork();
   if (child < 0) return {{}, PreloadedProcesses()};
   if (child == 0) AskAndTell(options, self, to.get());
   to.reset();
-  // An answer takes its time-out; the look at files hardly any.
+  // An answer takes its time-out.  The look at files takes hardly any time.
   constexpr int kLookMs = 3000;
   Hearing hearing(from.get(), options.timeout_ms + kLookMs);
   Found found;

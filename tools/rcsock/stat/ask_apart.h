@@ -11,13 +11,13 @@ namespace rcsock::tools {
 
 struct Found {
   std::vector<ProcessPicture> answers;
-  std::vector<pid_t> preloaded;  // that have the preload in their memory
+  std::vector<pid_t> preloaded;  // processes with the preload in their memory
 };
 
-// Runs AskAll, and looks at the files that processes have mapped, in a child.
-// The parent waits for the child for some seconds at most.  A false process may
-// answer with a file of FUSE, or have one mapped, and such a file can block
-// whoever reads or closes it, past any signal.
+// Runs AskAll in a child, which also looks at the files that processes have
+// mapped.  The parent waits some seconds at most for the child.  A false
+// process may answer with a file of FUSE, or have such a file mapped.  That
+// file can block the process that reads or closes it, past any signal.
 Found FindApart(const CollectOptions& options);
 
 }  // namespace rcsock::tools

@@ -84,7 +84,7 @@ ordered_json TotalsJson(const posix::SnapshotHead& total) {
                      {"memory", total.evicted_memory},
                      {"idle_rings", total.evicted_idle}};
   json["pinned"] = {{"bytes", total.pinned_bytes}, {"peak", total.pinned_peak}};
-  // null: no bound of its own.
+  // null: there is no bound.
   const auto bound = [](std::uint64_t bytes) {
     return bytes == 0 ? ordered_json() : ordered_json(bytes);
   };
@@ -108,7 +108,7 @@ ordered_json TotalsJson(const posix::SnapshotHead& total) {
   return json;
 }
 
-// What the driver does not count is not there.
+// Leaves out what the driver does not count.
 ordered_json PortJson(const PortCounters& port) {
   ordered_json json;
   json["port"] = port.port;
@@ -161,7 +161,7 @@ std::string AsJson(const Picture& picture, bool pretty) {
     }
     json["devices"].push_back(std::move(device));
   }
-  // A program may call itself anything, UTF-8 or not.
+  // A program may have any name, UTF-8 or not.
   return json.dump(pretty ? 2 : -1, ' ', false,
                    ordered_json::error_handler_t::replace) +
          "\n";

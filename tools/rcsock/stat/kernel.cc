@@ -40,15 +40,15 @@ bool Number(const std::string& text, long* value) {
   return !text.empty() && std::from_chars(text.data(), end, *value).ptr == end;
 }
 
-// What each file is that has been looked at, by device and inode: most
-// processes have the same libraries.
+// Whether a file is the preload, by device and inode: most processes have
+// common libraries.
 using KnownFiles = std::unordered_map<std::string, bool>;
 
 bool HasPreload(pid_t pid, KnownFiles* known) {
   const std::string name = std::string("/") + kPreloadName;
   std::ifstream maps(Proc(pid, "maps"));
   for (std::string line; std::getline(maps, line);) {
-    // (One that has been replaced since is there by its name only.)
+    // A file that was replaced since is known by its name only.
     if (line.find(name) != std::string::npos) return true;
     std::istringstream words(line);
     std::string range, rights, offset, device, inode, path;
@@ -56,7 +56,7 @@ bool HasPreload(pid_t pid, KnownFiles* known) {
     std::getline(words, path);
     if (rights.size() < 3 || rights[2] != 'x' || path[0] != '/') continue;
     const auto [file, unknown] = known->try_emplace(device + " " + inode);
-    // (As the process sees the name.)
+    // The path as the process sees it.
     if (unknown) file->second = IsPreload(Proc(pid, "root") + path);
     if (file->second) return true;
   }
@@ -86,13 +86,13 @@ void CopyBytes(const rtattr* attribute, std::size_t length,
     tcp_info info{};
     std::memcpy(&info, RTA_DATA(attribute),
                 std::min<std::size_t>(RTA_PAYLOAD(attribute), sizeof info));
-    // (What is acknowledged counts the SYN too.)
+    // The count of acknowledged bytes would include the SYN.
     to->tcp_tx_bytes = info.tcpi_bytes_sent - info.tcpi_bytes_retrans;
     to->tcp_rx_bytes = info.tcpi_bytes_received;
   }
 }
 
-// Connected, or half closed: not listening, not TIME_WAIT.
+// Connected or half closed: not listening, not TIME_WAIT.
 constexpr std::uint32_t kListen = 1u << 10;
 constexpr std::uint32_t kConnected = ~(kListen | 1u << 6);
 
@@ -160,12 +160,12 @@ std::vector<pid_t> PreloadedProcesses() {
 
 namespace {
 
-// Whether exec gave the process this name: that of its file, or of the script
-// that an interpreter runs.  A program may call its first thread anything.
+// Whether exec gave the process this name: its file's name, or that of the
+// script which an interpreter runs.  A program may call its first thread
+// anything.
 bool IsNameOfExec(pid_t pid, const std::string& name) {
-  // (The kernel cuts it, and a server may put more behind its name:
-  // "redis-server
-  // *:6379", "nginx: worker process".)
+  // The kernel cuts the name.  A server may write more behind its own name, as
+  // "redis-server *:6379" and "nginx: worker process" do.
   constexpr std::size_t kMostKept = 15;
   const auto is = [&name](const std::string& path) {
     const std::string file = fs::path(path).filename().string();
@@ -194,7 +194,7 @@ std::string ProgramOf(pid_t pid) {
     const std::string path = FileOf(pid);
     if (!path.empty()) name = path;
   }
-  // Whatever a program calls itself.
+  // A program may have written anything here.
   name = WithoutControls(std::move(name));
   return name.empty() ? "?" : name;
 }
@@ -239,7 +239,8 @@ std::string ConductorInKernel(pid_t pid) {
     std::getline(wchan, where);
     if (where == "0") where.clear();
     if (state == 'D') return where.empty() ? "a call" : where;
-    // Asleep where it waits for work, or elsewhere: siw's connect, say.
+    // Asleep.  The thread waits for work in these, and in other calls it may be
+    // held up, for instance in siw's connect.
     for (const char* usual : {"epoll", "ep_poll", "futex", "um_"}) {
       if (where.find(usual) != std::string::npos) return "";
     }
@@ -251,7 +252,7 @@ std::string ConductorInKernel(pid_t pid) {
 bool InOurNetwork(pid_t pid) {
   std::error_code error;
   const fs::path theirs = fs::read_symlink(Proc(pid, "ns/net"), error);
-  if (error) return true;  // it cannot be told
+  if (error) return true;  // the namespace is unknown
   return theirs == fs::read_symlink("/proc/self/ns/net", error);
 }
 
@@ -272,7 +273,7 @@ std::unordered_map<std::uint64_t, SnapshotStream> TcpSockets() {
   std::unordered_map<std::uint64_t, SnapshotStream> sockets;
   Dump(AF_INET, kConnected, &sockets);
   Dump(AF_INET6, kConnected, &sockets);
-  // An end with the number of a port that listens was accepted.
+  // An end whose port has a listener was accepted.
   std::unordered_map<std::uint64_t, SnapshotStream> listening;
   Dump(AF_INET, kListen, &listening);
   Dump(AF_INET6, kListen, &listening);

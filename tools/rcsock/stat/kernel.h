@@ -7,30 +7,33 @@
 
 #include "tools/rcsock/stat/picture.h"
 
-// What the kernel knows of processes and their connections, for those that do
-// not tell it themselves.
+// What the kernel knows of processes that do not answer, and of their
+// connections.
 namespace rcsock::tools {
 
-// The processes with the preload in their memory that this user may look at.
+// Returns the processes with the preload in their memory that this user may
+// look at.
 std::vector<pid_t> PreloadedProcesses();
-std::string ProgramOf(pid_t pid);  // as ps(1) has it
+std::string ProgramOf(pid_t pid);  // as ps(1) shows it
 std::string FileOf(pid_t pid);     // the name of its file
-// The state letter of /proc/PID/stat ('T': stopped), 0 if there is none.
+// Returns the state letter of /proc/PID/stat ('T': stopped), or 0.
 char StateOf(pid_t pid);
 uid_t UserOf(pid_t pid);
-// It has the thread that answers, by its name.
+// Whether the process has the thread that answers, by the thread's name.
 bool HasConductor(pid_t pid);
-// The kernel's function where that thread waits, and not for work: a driver may
-// keep it while a connection is made or ends; "": it does not, or nobody tells.
+// Returns the kernel function in which that thread waits for something other
+// than work.  A driver may keep the thread while a connection is made or ends.
+// Returns "" if it does not wait so, or if that is unknown.
 std::string ConductorInKernel(pid_t pid);
 bool InOurNetwork(pid_t pid);
-// A variable of the environment that it was started with, or "".
+// Returns a variable of the environment with which the process was started, or
+// "".
 std::string VariableOf(pid_t pid, const std::string& name);
 
-// The connected TCP sockets of this network namespace, by inode, with the bytes
-// that TCP has carried.
+// Returns the connected TCP sockets of this network namespace by inode, with
+// the bytes that TCP has carried.
 std::unordered_map<std::uint64_t, posix::SnapshotStream> TcpSockets();
-// Those of one process.
+// Returns the sockets of one process.
 std::vector<StreamPicture> StreamsOf(
     pid_t pid,
     const std::unordered_map<std::uint64_t, posix::SnapshotStream>& all);

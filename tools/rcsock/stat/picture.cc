@@ -30,11 +30,11 @@ constexpr const char* kReasonTexts[] = {
 #undef X
 };
 
-// In place of a reason: nobody can tell.
+// In place of a reason: it is unknown.
 constexpr auto kUnknown = static_cast<base::Reason>(0xff);
 
-// Why a stream has not looked for a lane, as far as can be seen from outside:
-// the process has no thread that could say it.
+// Why a stream has not looked for a lane, as far as can be seen from outside.
+// The process has no thread that could say it.
 class Guess {
  public:
   explicit Guess(const ProcessPicture& process) {
@@ -47,7 +47,7 @@ class Guess {
     const std::string rules = VariableOf(process.pid, "RCSOCK_RULES");
     if (!base::ParseRules(rules.c_str(), FileOf(process.pid).c_str(),
                           process.program.c_str(), &config_.rules)) {
-      // As LoadConfig: it has none then.
+      // As in LoadConfig: the process has no lanes then.
       config_.terms.shm = config_.terms.rdma = false;
     }
   }
@@ -70,8 +70,9 @@ class Guess {
   }
 
  private:
-  // It would have looked for a lane, had nothing kept it: no thread could be
-  // started, say, or it is another process's as well.
+  // The stream would have looked for a lane if nothing had kept it.  For
+  // instance, no thread could be started, or another process has the stream as
+  // well.
   bool Hot(const posix::SnapshotStream& stream) const {
     return usual_bytes_ &&
            stream.tcp_tx_bytes + stream.tcp_rx_bytes >= config_.promote_bytes;
@@ -85,8 +86,8 @@ class Guess {
 
 Picture Collect(const CollectOptions& options) {
   Picture picture;
-  // doctor's probe asks itself.  It trusts its own answer, and a child of it
-  // would take its streams back to TCP.
+  // doctor's probe asks itself.  It trusts its own answer, and a child of the
+  // probe would take its streams back to TCP.
   Found found;
   if (options.pid == ::getpid()) {
     AskAll(options, options.pid, [&](ProcessPicture process) {
@@ -104,13 +105,14 @@ Picture Collect(const CollectOptions& options) {
   };
   for (const pid_t pid : found.preloaded) {
     if ((options.pid != 0 && pid != options.pid) || known(pid)) continue;
-    // (In a shell under `rcsock run` this is one, too; doctor asks for itself.)
+    // In a shell under `rcsock run`, this process is one, too. doctor asks
+    // itself.
     if (options.pid == 0 && pid == ::getpid()) continue;
     ProcessPicture process;
     process.pid = pid;
     process.uid = UserOf(pid);
-    // One with a conductor that was not asked: its queue is full, or it is of
-    // another version.
+    // A conductor that was not asked has a full queue, or is of another
+    // version.
     process.source = !InOurNetwork(pid)  ? Source::kElsewhere
                      : HasConductor(pid) ? Source::kSilent
                                          : Source::kTcpOnly;
@@ -153,7 +155,7 @@ Picture Collect(const CollectOptions& options) {
       }
     }
   }
-  // One that has ended meanwhile is not worth a line.
+  // A process that has ended meanwhile is not worth a line.
   std::erase_if(picture.processes, [](const ProcessPicture& process) {
     return process.source == Source::kSilent && StateOf(process.pid) == 0;
   });

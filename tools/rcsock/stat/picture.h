@@ -13,18 +13,18 @@
 
 namespace rcsock::tools {
 
-// Where what is known of a process comes from.
+// The source of what is known about a process.
 enum class Source {
-  kAnswer,     // it said so
-  kTcpOnly,    // the kernel: it has never looked for a lane
-  kSilent,     // the kernel: it should have answered, and did not
-  kElsewhere,  // nowhere: it is in another network namespace
+  kAnswer,     // the process has answered
+  kTcpOnly,    // the kernel: the process has never looked for a lane
+  kSilent,     // the kernel: the process should have answered, and did not
+  kElsewhere,  // nothing: the process is in another network namespace
 };
 
 struct StreamPicture {
   posix::SnapshotStream is{};
   bool has_rate = false;
-  double tx_rate = 0;  // bytes a second, whichever path
+  double tx_rate = 0;  // bytes a second, over all paths
   double rx_rate = 0;
 };
 
@@ -33,7 +33,7 @@ struct ProcessPicture {
   uid_t uid = 0;
   std::string program;
   Source source = Source::kTcpOnly;
-  std::string trouble;          // kSilent: what is known of why
+  std::string trouble;          // kSilent: the reason, if known
   posix::SnapshotHead total{};  // kAnswer
   std::vector<StreamPicture> streams;
 };
@@ -52,23 +52,24 @@ struct DeviceTotals {
 std::map<std::string, DeviceTotals> Devices(const Picture& picture);
 
 struct CollectOptions {
-  pid_t pid = 0;        // 0: all of them
-  std::string program;  // a glob of the file's name or ps(1)'s; "": any
+  pid_t pid = 0;        // 0: all processes
+  std::string program;  // a glob of the file's name or of ps(1)'s; "": any
   int timeout_ms = 500;
 };
-// Everything under rcsock that this user may ask; never waits longer than the
-// time-out for all of them together.
+// Returns all processes under rcsock that this user may ask.  Waits a time-out
+// for each answer, and ten of them for all together.
 Picture Collect(const CollectOptions& options);
 
-// Fills in the rates of `now`, for streams that `before` has too, and how much
-// the counters have changed.
+// Fills in the rates of `now` for streams that `before` has, too, and the
+// changes of the counters.
 void AddRates(const Picture& before, Picture* now);
 
-// Of enums as they came from another process: "?" if there is no such value.
+// Names of values that another process has sent.  "?" if there is no such
+// value.
 const char* LaneName(posix::SnapshotLane lane);
 const char* StateName(posix::SnapshotState state);
 const char* ReasonName(std::uint8_t reason);
-// In words; "" for one that is on a lane.
+// Returns the reason in words, or "" for a stream on a lane.
 std::string ReasonWords(std::uint8_t reason);
 // "1.2.3.4:80", "[::1]:80".
 std::string AddressText(const std::uint8_t* address, std::uint16_t port);

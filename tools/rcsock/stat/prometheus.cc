@@ -16,8 +16,8 @@ namespace {
 
 using Labels = std::vector<std::pair<std::string, std::string>>;
 
-// Totals of processes and devices; streams are counted by lane and reason, for
-// a label for each of them would be more than a collector can bear.
+// Totals of processes and devices.  Streams are counted by lane and reason: a
+// label for each stream would be more than a collector can bear.
 class Page {
  public:
   void Counter(const std::string& name, const char* help, const Labels& labels,
@@ -61,7 +61,7 @@ void AddProcess(const ProcessPicture& process, Page* page) {
     labels.emplace_back(key, value);
     return labels;
   };
-  // Of one in another network namespace nothing is known from here.
+  // Nothing is known here of a process in another network namespace.
   if (process.source == Source::kElsewhere) return;
   page->Gauge("rcsock_up", "1 if the process answers", who,
               process.source == Source::kSilent ? 0 : 1);
@@ -112,7 +112,7 @@ void AddProcess(const ProcessPicture& process, Page* page) {
                   "Connections asked to leave an RDMA lane, by why",
                   with("why", why), count);
   }
-  // (One of an open connection goes away when that gets a lane.)
+  // The count of an open connection goes away when that connection gets a lane.
   for (std::size_t r = 0; r < std::size(base::kReasonKeys); ++r) {
     if (total.reasons[r] == 0) continue;
     page->Gauge("rcsock_never_on_a_lane",

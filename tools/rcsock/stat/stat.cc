@@ -126,7 +126,7 @@ int Stat(const StatOptions& options) {
     picture = std::move(again);
   }
   for (;;) {
-    // Home, and each screen cleared as it is written: no flicker.
+    // Goes home and clears the screen in the write of each picture: no flicker.
     if (options.watch && Terminal() && !options.json) {
       std::cout << "\033[H\033[2J";
     }

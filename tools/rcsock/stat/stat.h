@@ -22,7 +22,7 @@ struct StatOptions {
 
 // Adds the subcommand and its options.
 CLI::App* AddStat(CLI::App* app, StatOptions* options);
-// The exit status.
+// Returns the exit status.
 int Stat(const StatOptions& options);
 
 }  // namespace rcsock::tools

@@ -99,8 +99,8 @@ std::string Several(std::uint64_t count, const char* what) {
   return fmt::format("{} {}{}", count, what, count == 1 ? "" : "s");
 }
 
-// Why some never had a lane, the most frequent reason first: those that are
-// closed have no line of their own.
+// Returns why some connections never had a lane, the most frequent reason
+// first.  Closed connections have no line of their own.
 std::string Reasons(const posix::SnapshotHead& total) {
   std::vector<std::pair<std::uint64_t, std::string>> all;
   for (std::uint8_t r = 0; r < std::size(base::kReasonKeys); ++r) {
@@ -147,7 +147,7 @@ std::string Totals(const ProcessPicture& process) {
   return text + Reasons(total) + "\n";
 }
 
-// One line, however many these are: a host may run many containers.
+// Returns one line for all of these: a host may run many containers.
 std::string Elsewhere(const std::vector<const ProcessPicture*>& processes) {
   if (processes.empty()) return "";
   const ProcessPicture& one = *processes.front();
