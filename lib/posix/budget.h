@@ -38,7 +38,7 @@ struct Remote {
   int queue = 1;                   // QueueOfThread() of the seeking thread
   Pace Take(std::uint64_t now, std::uint64_t bytes, std::uint32_t ops);
   // Whether a heartbeat is due for a stream that has sent so much.  On TCP a
-  // firewall would have seen some of it, and has not for a while.
+  // firewall would have seen traffic, and has seen none for a while.
   bool Beats(std::uint64_t now, std::uint64_t tx_off);
 };
 

@@ -123,7 +123,7 @@ class EpollSet final : public File {
   void Free();
 
   // A capacity outside these limits is an error: no program has room for more
-  // events, and a wait needs room for one.
+  // events, and a wait needs room for one event.
   static bool MayHold(int capacity) {
     return capacity > 0 &&
            capacity <= std::numeric_limits<int>::max() /
@@ -159,7 +159,7 @@ class EpollSet final : public File {
   // holds the bell.
   bool EverUser() const { return ever_user_.load(std::memory_order_acquire); }
   // Removes the bell, and what a lane has reported, from `events` of the
-  // kernel, and returns how many remain.  `before` is moves() at the begin of
+  // kernel, and returns how many remain.  `before` is moves() at the start of
   // the wait.  `ahead` is null, or kNoBell on entry; it then gets the number of
   // events before the bell.
   static constexpr int kNoBell = -1;
@@ -222,7 +222,7 @@ class EpollSet final : public File {
 
     // The thread has an edge, and no thread has made the look that it calls
     // for: behind a new generation, so that it sees the posts of all senders
-    // that saw the old one.
+    // that saw the old generation.
     bool unlooked = false;
     // How often the set had been closed before.
     const std::uint32_t life;
@@ -240,7 +240,7 @@ class EpollSet final : public File {
   class Stranger {
    public:
     // If a handler jumps away between the count and its note, the count stays
-    // one too high.  That costs a kick for nothing now and then.  `again`: see
+    // too high by 1.  That costs a kick for nothing now and then.  `again`: see
     // CountedWait.
     explicit Stranger(EpollSet* set, bool again = false) : set_(set) {
       set_->strangers_.fetch_add(1, std::memory_order_seq_cst);
@@ -273,7 +273,7 @@ class EpollSet final : public File {
   // `unlooked`: the thread has an edge of the bell, and no thread has looked
   // behind it.
   void HandOn(bool unlooked);
-  // Another process has the set, and cannot see readiness in this one.  The
+  // Another process has the set, and cannot see readiness in this process.  The
   // set's streams stay on TCP.
   void SetNested();
   // A thread is about to wait for the set by its number, with another epoll set
@@ -511,7 +511,7 @@ class EpollSet final : public File {
   // the interest latch.
   std::atomic<int> local_tcp_{0};
   // One of local_tcp_ has had news lately: it was added, it was armed anew, or
-  // the kernel told of it.  So a pool of silent connections costs the lanes no
+  // the kernel reported it.  So a pool of silent connections costs the lanes no
   // system calls.
   std::atomic<bool> local_recent_{false};
   // If there is room for one event: the ready list has its turn.
@@ -535,8 +535,8 @@ class EpollSet final : public File {
   Interest* ready_tail_ RC_GUARDED_BY(ready_latch_) = nullptr;
   Direct direct_[kMostDirect] RC_GUARDED_BY(wait_latch_);
   std::atomic<bool> ever_user_{false};
-  // Counts registrations that leave the kernel.  If one leaves during a wait,
-  // both sides could report it.
+  // Counts registrations that leave the kernel.  If a registration leaves
+  // during a wait, both sides could report it.
   std::atomic<std::uint32_t> moves_{0};
   std::atomic<std::uint32_t> once_moved_{0};  // the last move of a ONESHOT
   std::atomic<bool> nested_{false};

@@ -46,7 +46,7 @@ void EpollSet::NoLocalNews() {
     return;
   }
   // News of this moment are not lost.  All of this is seq_cst: either their own
-  // store comes behind this one, or this thread sees their time.
+  // store comes behind this exchange, or this thread sees their time.
   local_recent_.exchange(false, std::memory_order_seq_cst);
   if (local_news_at_.load(std::memory_order_seq_cst) != at) {
     local_recent_.store(true, std::memory_order_release);
@@ -109,11 +109,11 @@ bool EpollSet::LanesWereEmpty() const {
 }
 
 // `out` begins with `kernels` events of the kernel.  Returns the number of
-// events with those of the lanes.  `moves` is the count at the begin of this
+// events with those of the lanes.  `moves` is the count at the start of this
 // wait.
 //
 // What a peer did before a kernel event is reported no later: for instance, it
-// closed one connection before it made another.  So the lanes are looked at
+// closed a connection before it made the next.  So the lanes are looked at
 // after the kernel.  A lane has had its end since before the kernel's report
 // (Stream::SendFin).
 //

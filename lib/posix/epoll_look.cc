@@ -247,7 +247,7 @@ int EpollSet::TellInOrder(epoll_event* out, int capacity) {
 }
 
 // How many events may be direct.  If the list has some, streams that always
-// have something leave it a part.  If there is room for one, the two take
+// have something leave it a part.  If there is room for one event, the two take
 // turns.  If the list then yields nothing, the caller asks the direct streams.
 int EpollSet::DirectRoom(int room) {
   if (ready_count_.load(std::memory_order_relaxed) == 0) return room;

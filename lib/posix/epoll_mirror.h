@@ -47,8 +47,8 @@ struct Mirror {
 // All sets that have ever had a mirror.
 extern std::atomic<EpollSet*> mirrored_sets;
 
-// Called before a call asks the kernel about a descriptor that may be an epoll
-// set, or hold one.  The caller holds no latch.
+// Called before a call asks the kernel about a descriptor that may be, or hold,
+// an epoll set.  The caller holds no latch.
 void UpdateMirrorsNow();
 inline void UpdateMirrors() {
   if (mirrored_sets.load(std::memory_order_relaxed) != nullptr) [[unlikely]]

@@ -109,20 +109,20 @@ void RecountWait(const CountedWait& wait) {
 // from threads that have fenced in full: Mark, PublishCredit, the board,
 // KickSleepers.
 //
-// A sender may miss a napping thread, but misses no other because of it: the
-// nap makes a new generation, which only adds kicks.  An unlooked edge while
-// others sleep is different.  The thread must make sure of the others.  A
-// sender that this look misses may believe that it has kicked, in their
-// generation.  A nap may end with the kernel's news, and the thread then leaves
-// without another look.  So with such an edge the thread naps only if no other
-// sleeps here.  A thread that comes later arms and looks for itself.
+// A sender may miss a napping thread, but misses no other for that: the nap
+// makes a new generation, which only adds kicks.  An unlooked edge while others
+// sleep is different.  The thread must make sure of the others.  A sender that
+// this look misses may believe that it has kicked, in their generation.  A nap
+// may end with the kernel's news, and the thread then leaves without another
+// look.  So with such an edge the thread naps only if no other sleeps here.  A
+// thread that comes later arms and looks for itself.
 class EpollSet::Sleep {
  public:
   // Arm() is a full fence, and so is the sender's side between its post and its
   // look at the armed word. sleepers_ does this for what threads of this
   // process put on the ready list.  `unlooked`: see Leave.
   //
-  // `life` is the set's at the begin of the wait.  The closing thread changes
+  // `life` is the set's at the start of the wait.  The closing thread changes
   // it, then looks at sleepers_; all is sequentially consistent.  Either the
   // closing thread sees the count and leaves the poller, or the counted thread
   // sees the new life and touches nothing.
@@ -180,8 +180,8 @@ class EpollSet::Sleep {
 
 // Gives the other sleepers a new generation.  The kernel gives an edge to one
 // thread, and a sender kicks once in a generation.  So the edge has used up the
-// generation of all sleepers.  Without a new one the next message would kick
-// none of them.  Returns whether there is nothing for them.
+// generation of all sleepers.  Without a new generation the next message would
+// kick none of them.  Returns whether there is nothing for them.
 //
 // This comes only when a thread is about to leave with an edge.  While it
 // looks, it needs no kick.  If it goes to sleep, it makes a new generation and

@@ -71,7 +71,7 @@ inline int Faulted(unsigned done) {
 // ready for `events`.  False: the call ends with what it has done, as the
 // kernel's does where it would sleep.  Either a handler has run since the call
 // began, whatever its flags, or the socket's time is over.  `signals` is what
-// tls_signals.any was at the begin.
+// tls_signals.any was at the start.
 [[gnu::cold]] bool GoesOn(int fd, short events, std::uint32_t signals);
 
 // A length that read, write and sendfile refuse before they look at the socket.

@@ -127,7 +127,7 @@ int getsockopt(int fd, int level, int name, void* value, socklen_t* length) {
   if (result != 0) return result;
   if (level == SOL_SOCKET && name == SO_ERROR) {
     // The kernel's error is the anchor's.  The stream may keep an error of its
-    // own, or an equal one.  Each is reported once.
+    // own, equal or not.  Each is reported once.
     int error = 0;
     const SockAt sock(fd);
     if (sock && sock->mode() != Mode::kPlain) {

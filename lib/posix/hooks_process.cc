@@ -32,7 +32,7 @@ class Probe {
     const auto page = reinterpret_cast<std::uintptr_t>(at) / 4096;
     if (page == seen_) return true;
     // The kernel reads the set first, and then refuses this unknown change of
-    // the mask.  The test is at the page's end, since its begin may be null,
+    // the mask.  The test is at the page's end, since its start may be null,
     // which is no set.
     constexpr int kNoSuch = 1000;
     constexpr int kSet = 8;

@@ -46,9 +46,9 @@ bool QuickSends(const Sock* sock, const void* from, size_t length) {
 
 // Flags that only TCP needs to know.
 constexpr int kPlainSend = MSG_DONTWAIT | MSG_NOSIGNAL | MSG_MORE;
-// Flags that only the kernel can serve.  MSG_FASTOPEN makes a connection; if a
-// connection exists, the kernel reports it. kNotQuick adds the flag that asks
-// for a report of copies.
+// Flags that only the kernel can serve.  MSG_FASTOPEN makes a connection; if
+// the socket is connected, the kernel reports it. kNotQuick adds the flag that
+// asks for a report of copies.
 constexpr int kKernelSend = MSG_OOB | MSG_FASTOPEN;
 constexpr int kNotQuick = kKernelSend | MSG_ZEROCOPY;
 
@@ -405,8 +405,8 @@ int sendmmsg(int fd, mmsghdr* messages, unsigned count, int flags) {
   const std::uint32_t signals = tls_signals.any;
   for (unsigned sent = 0; sent < most; ++sent) {
     const msghdr& message = messages[sent].msg_hdr;
-    // All of it is checked first.  For a socket that is not on a lane the
-    // kernel reports it.
+    // The whole header is checked first.  For a socket that is not on a lane
+    // the kernel reports it.
     if (!base::Readable(&messages[sent], sizeof *messages))
       return Faulted(sent);
     // A handler has run behind the first message.  What finds room still goes,

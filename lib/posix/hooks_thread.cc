@@ -1,7 +1,7 @@
 // Calls that make a second thread of the program, or cancel a thread.  They are
-// passed on, after base::Alone() has ended. rcsock's own threads do not count.
+// passed on, after base::Alone() has ended.  rcsock's own threads do not count.
 //
-// Some calls make libc start threads by itself.  Those are here whose threads
+// Some calls make libc start threads by itself.  Here are those whose threads
 // may run the program's code, which could cancel.
 
 #include <aio.h>

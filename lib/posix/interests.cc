@@ -333,7 +333,7 @@ void InterestsPeer(Sock* sock) {
 }
 
 // Only the latch shows that there is no registration.  The kernel may know a
-// registration, and have told another thread of it, before it is listed here.
+// registration, and report it to another thread, before it is listed here.
 void InterestsDrop(Sock* sock, int fd, int kept) {
   Critical critical;
   Lookers lookers;
@@ -397,7 +397,7 @@ int InterestsUnread(Sock* sock, EpollSet* set, epoll_event* out, int capacity) {
       continue;
     }
     if ((events & EPOLLET) == 0) {
-      // If there is room for one report only, it has all else that holds, too.
+      // With room for one report only, it has all else that holds, too.
       pollfd one{i->fd, static_cast<short>(events & 0xffff), 0};
       // A raw system call: poll() of libc would be a cancellation point with
       // the latch held.

@@ -236,7 +236,7 @@ class Polling {
   }
 
   // The kernel has something.  What a peer did before is to be seen with it:
-  // for instance, it closed one connection before it made another.
+  // for instance, it closed a connection before it made the next.
   void LookBeside() {
     bool moved = false;
     LookStreams(&moved);
@@ -516,7 +516,7 @@ class Polling {
   WaitMask mask_;
   std::uint64_t deadline_ = 0;
   std::uint64_t kernel_look_ = 0;
-  std::uint64_t slept_since_ = 0;  // begin of the first sleep; 0: none
+  std::uint64_t slept_since_ = 0;  // start of the first sleep; 0: none
   bool rang_ = false;    // the last look at the kernel saw a bell or a source
   bool napped_ = false;  // the last nap reached its end
   const bool select_;

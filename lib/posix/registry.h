@@ -25,7 +25,7 @@ namespace rcsock::posix {
 // Forgotten registrations that waits of their sets may still be looking at.
 // Nothing reuses a registration before these waits have ended.  Otherwise a
 // wait would report what it found for the old stream with the data of the new
-// one.
+// stream.
 class Lookers {
  public:
   inline void Forget(Interest* interest) RC_REQUIRES(interest_latch);
@@ -151,8 +151,8 @@ struct Registry {
     if (bells->EnsureBell(bell) >= 0) {
       conductor->AnnounceBell(bell);
     } else {
-      // No descriptor is left.  The set takes the bell of another set, or the
-      // one that the conductor has made for this case.
+      // No descriptor is left.  The set takes the bell of another set, or a
+      // bell that the conductor has made for this case.
       GiveBell(bell);
       bell = lane::shm::kSetBells;
       while (bell < lane::kBells && bells->bell_fd(bell) < 0) ++bell;

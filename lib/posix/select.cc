@@ -111,9 +111,9 @@ int EngineSelect(int count, fd_set* in, fd_set* out, fd_set* except,
     }
   }
   const std::size_t words = (static_cast<std::size_t>(count) + 63) / 64;
-  // Sets are written one behind the other, as in the kernel.  If one array is
-  // named twice, the last set wins.  If a set cannot be written, the sets
-  // before it have their answer.
+  // Sets are written in turn, as in the kernel.  If one array is named twice,
+  // the last set wins.  If a set cannot be written, the sets before it have
+  // their answer.
   int bits = 0;
   const auto tell = [&](fd_set* set, int asked, int told) {
     auto* const word = reinterpret_cast<unsigned long*>(set);

@@ -136,9 +136,9 @@ bool IsSame(char* const list[], char* const with[], std::size_t strings) {
          std::strcmp(list[at], with[at]) == 0;
 }
 
-// Returns a kept list equal to `with`, or makes one.  All lists are kept,
-// linked by the word before their first string.  They differ in the names of
-// what is handed over, which are few.
+// Returns a kept list equal to `with`, or makes a new list.  All lists are
+// kept, linked by the word before their first string.  They differ in the names
+// of what is handed over, which are few.
 char** Kept(char* const with[], std::size_t strings) {
   static constinit char** all = nullptr;  // guarded by popen_latch
   for (char** list = all; list != nullptr;
@@ -172,9 +172,10 @@ void PutBack() {
 
 }  // namespace
 
-// A reader may read the list of one popen, and then the next popen's.  It takes
-// the first for the program's.  That list's strings stay for good, and the next
-// handover removes the name of an older one.
+// A reader may read `environ` during one popen, and popen_last during the next.
+// It then takes the first popen's list for the program's.  The strings of that
+// list stay for good.  Whatever hands over next removes the older handover's
+// name from the list.
 char** ProgramEnvironment() {
   char** const now = Variable().load(std::memory_order_acquire);
   if (now == nullptr || now != popen_last.load(std::memory_order_relaxed)) {

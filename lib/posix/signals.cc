@@ -217,8 +217,8 @@ bool IsWrapper(const struct sigaction& action) {
 
 // Stands in for the default action of SIGSEGV and SIGBUS.  A signal that it
 // does not fix meets the default action, as seen from outside.  A fault faults
-// again in that place, and dumps the same core.  A sent signal is sent again.
-// This writes nothing in memory, which may be a parent's (vfork).
+// again in that place, and dumps its core.  A sent signal is sent again.  This
+// writes nothing in memory, which may be a parent's (vfork).
 void DefaultFault(int number, siginfo_t* info, void* context) {
   if (Fixed(number, info, context)) return;
   const int saved = errno;
@@ -270,7 +270,7 @@ void GuardDefault(int number) {
   }
   struct sigaction ours {};
   ours.sa_sigaction = number == SIGPIPE ? &DefaultPipe : &DefaultFault;
-  // On the other stack, if there is one, since this stack may be at its end.
+  // On the other stack, if there is any, since this stack may be at its end.
   // If there is none, the kernel ends the program, as by default.
   ours.sa_flags = SA_SIGINFO | SA_ONSTACK;
   // No handler may see it half done.

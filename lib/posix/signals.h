@@ -45,7 +45,7 @@ struct ThreadSignals {
   const void* volatile frame = nullptr;
   // The counts of a wait on an epoll set.  They are taken back before a handler
   // runs, which may jump away, and told anew when it returns.  What a wait
-  // finds here at its begin is left by a jump out of something else.
+  // finds here at its start is left by a jump out of something else.
   CountedWait wait;
   // The RecvInPlace of a call into whose memory the peer may write.  It is
   // ended before a handler runs, which may jump out of the call.
@@ -69,8 +69,8 @@ struct ThreadSignals {
   // The list is all but full.  Every other signal is blocked until these are
   // delivered, and the kernel keeps them.
   volatile bool blocking = false;
-  // What `any` was at the begin of a call that sends one part after the other.
-  // Set while it sends a later part (Sock::kLater).
+  // What `any` was at the start of a call that sends part after part.  Set
+  // while it sends a later part (Sock::kLater).
   volatile std::uint32_t begun = 0;
   // The signals that were blocked before in all of the contexts whose signals
   // were put off.
@@ -86,7 +86,7 @@ CountedWait TakeBackWait();
 void RecountWait(const CountedWait& wait);
 
 // A later part of a call that sends by parts.  `signals` is what `any` was at
-// the begin.  A handler that makes such a call itself restores the value.  A
+// the start.  A handler that makes such a call itself restores the value.  A
 // handler that jumps out leaves a value that every call sets before it looks.
 class LaterPart {
  public:
@@ -191,7 +191,7 @@ bool InHandler();
 
 inline bool SignalsPending() { return tls_signals.pending != 0; }
 
-// Called at the begin, by the preload alone.
+// Called at the start, by the preload alone.
 void InitSignals();
 
 // From here on a fault of a guarded instruction (base/guard.h) does not end the

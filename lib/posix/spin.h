@@ -126,7 +126,7 @@ class Spinner {
   }
 
   // Learns from the sleep after a spin.  `since`: base::Ticks() at the sleep's
-  // begin.  Ticks, since without a vDSO the clock is a system call.
+  // start.  Ticks, since without a vDSO the clock is a system call.
   static void Slept(std::uint64_t since) {
     const std::uint64_t slept_us = (base::Ticks() - since) / base::ticks_per_us;
     const std::uint32_t most = base::GetConfig().spin_us;

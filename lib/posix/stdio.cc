@@ -3,10 +3,10 @@
 //
 // stdio reads and writes by calls of its own, which cannot be interposed.  What
 // it writes to an anchor under a lane ends the connection.  But it calls
-// through tables of functions that libc exports, one for narrow and one for
-// wide FILEs.  If a table holds libc's exported functions, it is what it seems
-// to be.  Then rcsock's functions take their places.  For a stream they call
-// the hooks, and for all else libc's functions.
+// through two tables of functions that libc exports, for narrow and for wide
+// FILEs.  If a table holds libc's exported functions, it is what it seems to
+// be.  Then rcsock's functions take their places.  For a stream they call the
+// hooks, and for all else libc's functions.
 //
 // This happens when a stream first gets such a number, or a FILE.  If it is
 // impossible, the stream stays on TCP.
@@ -121,7 +121,7 @@ class Table {
     auto* start = reinterpret_cast<void*>(from);
     if (::mprotect(start, to - from, PROT_READ | PROT_WRITE) != 0) return false;
     // Another thread may be about to call one of these.  For a FILE that is no
-    // stream, the old function and the new one are equally good.
+    // stream, the old and the new function are equally good.
     Put(read_, reinterpret_cast<void*>(&Read));
     Put(write_, reinterpret_cast<void*>(&Write));
     Put(close_, reinterpret_cast<void*>(&Close));

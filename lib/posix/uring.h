@@ -21,7 +21,7 @@
 // rcsock cannot map or does not know.
 namespace rcsock::posix::uring {
 
-// The begin of liburing's struct io_uring: the part that its inline functions
+// The start of liburing's struct io_uring: the part that its inline functions
 // use.  Its ABI has fixed this since version 2.0.  tests/posix/raw.cc compares
 // it with the real struct.
 struct Ring {

@@ -54,8 +54,8 @@ class Batch {
   bool linked_ = false;  // the request before must be done first
   bool closes_ = false;  // a request before closes a number
   bool drains_ = false;  // a request of this batch has IOSQE_IO_DRAIN
-  // The chain of links that the next request may continue: rcsock has done all
-  // of it, and its last request has failed.
+  // The chain of links that the next request may continue: whether rcsock has
+  // done every request, and whether the last has failed.
   bool chain_done_ = true;
   bool chain_failed_ = false;
 };

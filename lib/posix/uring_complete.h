@@ -23,7 +23,7 @@ struct Completion {
 // What this kernel can do.  The first call makes the private ring, and tries.
 struct Abilities {
   bool posts = false;   // Complete works: Linux 5.18
-  bool flags = false;   // ... and delivers flags: Linux 6.3
+  bool flags = false;   // Complete delivers flags: Linux 6.3
   bool inject = false;  // IORING_OP_NOP has a result: Linux 6.10
 };
 Abilities KernelAbilities();

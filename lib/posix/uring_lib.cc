@@ -132,7 +132,7 @@ bool CancelsByRegister(int fd, unsigned operation, const void* argument) {
   constexpr unsigned kAll = 1u << 0;    // IORING_ASYNC_CANCEL_*
   constexpr unsigned kFd = 1u << 1;
   constexpr unsigned kAny = 1u << 2;
-  // The begin of struct io_uring_sync_cancel_reg.
+  // The start of struct io_uring_sync_cancel_reg.
   struct {
     std::uint64_t data;
     std::int32_t fd;
