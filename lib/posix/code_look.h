@@ -66,8 +66,7 @@ class CodeLook {
   OwnCode code_;  // the ranges read its memory
   std::vector<KnownCode::Seen> listed_;
   std::vector<Part> parts_;
-  std::vector<base::CodeRange> missing_;  // code of the last list that could
-                                          // not be read
+  std::vector<base::CodeRange> missing_;  // unreadable, of the last list
   int lists_ = 1;
   std::size_t index_ = 0;
   std::uint64_t at_ = 0;

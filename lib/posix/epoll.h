@@ -236,7 +236,7 @@ class EpollSet final : public File {
   };
   // A thread that sleeps in the kernel's part alone, because no stream is in
   // user space.  It is no sleeper, and has armed nothing.  When the first
-  // stream comes, one such thread is woken.  Lives within a Leave.
+  // stream comes, only one such thread is woken.  Lives within a Leave.
   class Stranger {
    public:
     // If a handler jumps away between the count and its note, the count stays
@@ -303,7 +303,7 @@ class EpollSet final : public File {
     return user_count_.load(std::memory_order_acquire) > 0;
   }
   bool Heats() const { return heats_.load(std::memory_order_relaxed); }
-  // Bracket the move of a ONESHOT registration out of the kernel's set.
+  // These bracket the move of a ONESHOT registration out of the kernel's set.
   // ToldByLane checks what a wait brings back that began before the move.  The
   // caller holds the interest latch from the first call to the second.
   void BeginOnceMove() RC_REQUIRES(interest_latch) {
@@ -594,8 +594,7 @@ class EpollSet final : public File {
   int away_quiet_ = 0;
   // Written before the set is in the list.
   EpollSet* away_next_ = nullptr;
-  std::atomic<std::uint64_t> lanes_empty_at_{0};  // ticks of the last Peek that
-                                                  // found nothing
+  std::atomic<std::uint64_t> lanes_empty_at_{0};  // ticks; last empty Peek
   bool armed_awake_ RC_GUARDED_BY(wait_latch_) = false;
   std::atomic<std::uint64_t> local_news_at_{0};  // ticks
   // For each hash of data, how many of local_tcp_ have it.  The kernel names a

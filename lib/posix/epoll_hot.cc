@@ -66,9 +66,9 @@ void EpollSet::Heat(Interest* interest, Sock* sock) {
   interest_latch.unlock();
 }
 
-// Says whether the peer is to mark the stream, beside ringing the bell.  The
-// caller makes the fence behind this wish.  False: another thread has a latch
-// of the stream, or the stream is on its way elsewhere.
+// Says whether the peer is to mark the stream, beside ringing the bell.  Makes
+// no fence behind the wish.  False: another thread has a latch of the stream,
+// or the stream is on its way elsewhere.
 bool EpollSet::SetMarks(const Direct& direct, bool on) {
   Sock* const sock = direct.sock;
   const Interest* const interest = direct.interest;

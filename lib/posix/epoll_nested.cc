@@ -1,4 +1,4 @@
-// An epoll set inside an event loop of the program's. rcsock/asio.hpp has such
+// An epoll set inside an event loop of the program's.  rcsock/asio.hpp has such
 // a set in Asio's reactor.  The loop looks at the lanes while they are busy,
 // and arms the set before it sleeps in its own way.
 

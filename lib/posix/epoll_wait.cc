@@ -119,7 +119,7 @@ void RecountWait(const CountedWait& wait) {
 class EpollSet::Sleep {
  public:
   // Arm() is a full fence, and so is the sender's side between its post and its
-  // look at the armed word. sleepers_ does this for what threads of this
+  // look at the armed word.  sleepers_ does this for what threads of this
   // process put on the ready list.  `unlooked`: see Leave.
   //
   // `life` is the set's at the start of the wait.  The closing thread changes
@@ -171,8 +171,7 @@ class EpollSet::Sleep {
 
  private:
   EpollSet* const set_;
-  lane::shm::ShmPoller* poller_ = nullptr;  // the poller that this sleep has
-                                            // armed
+  lane::shm::ShmPoller* poller_ = nullptr;  // armed by this sleep
   bool naps_ = false;
   int count_ = 0;
   lane::Source* sources_[kMostSources];

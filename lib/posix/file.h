@@ -24,10 +24,10 @@ struct alignas(16) File {
 // Descriptors above this are never followed, and stay on TCP.  The table is
 // zero pages until it is touched.
 constexpr int kMaxFds = 1 << 20;
-// A file, with marks. kClaimed: a thread is closing the number, which is valid
-// until that is done. kLeft: a closing thread has seen to it that a file with
-// other numbers goes by another. kHeld: a thread is duplicating the number,
-// which is not closed before that is done (HeldNumber). kLaneMark: the file is
+// A file, with marks.  kClaimed: a thread is closing the number, which is valid
+// until that is done.  kLeft: a closing thread has seen to it that a file with
+// other numbers goes by another.  kHeld: a thread is duplicating the number,
+// which is not closed before that is done (HeldNumber).  kLaneMark: the file is
 // a stream that was on a lane in shared memory when this was noted.  It has no
 // other mark.  This is a hint.  With it a call does not read the cache line
 // that says what the file is; Sock::QuickRecv knows whether the hint still

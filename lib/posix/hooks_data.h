@@ -102,7 +102,7 @@ template <class Call>
   return call(cut.get(), pieces);
 }
 
-// A flag for the kernel's own callers. recvmsg and sendmsg refuse it before
+// A flag for the kernel's own callers.  recvmsg and sendmsg refuse it before
 // they look at anything.
 constexpr int kCompat = INT_MIN;  // MSG_CMSG_COMPAT
 

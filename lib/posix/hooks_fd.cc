@@ -44,7 +44,7 @@ bool RefuseTarget(int to) {
   return true;
 }
 
-// The number is at the limit or past it, and may be open. dup2 and dup3 then
+// The number is at the limit or past it, and may be open.  dup2 and dup3 then
 // fail, and it keeps what it names.
 bool PastLimit(int to) {
   return Lookup(to) != nullptr && BeyondLimit(static_cast<rlim_t>(to) + 1);

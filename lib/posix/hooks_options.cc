@@ -217,8 +217,7 @@ int setsockopt(int fd, int level, int name, const void* value,
       case SO_TIMESTAMPING_NEW:
         if (number != 0) sock->PinByOption();
         break;
-      case SO_MAX_PACING_RATE:  // ~0 is no rate; a program that sets a rate
-                                // wants it kept
+      case SO_MAX_PACING_RATE:  // ~0: no rate; a rate is to be kept
         if (!Unpaced(value, length)) sock->PinByOption();
         break;
       case SO_PEEK_OFF:  // -1 is no offset

@@ -47,7 +47,7 @@ bool QuickSends(const Sock* sock, const void* from, size_t length) {
 // Flags that only TCP needs to know.
 constexpr int kPlainSend = MSG_DONTWAIT | MSG_NOSIGNAL | MSG_MORE;
 // Flags that only the kernel can serve.  MSG_FASTOPEN makes a connection; if
-// the socket is connected, the kernel reports it. kNotQuick adds the flag that
+// the socket is connected, the kernel reports it.  kNotQuick adds the flag that
 // asks for a report of copies.
 constexpr int kKernelSend = MSG_OOB | MSG_FASTOPEN;
 constexpr int kNotQuick = kKernelSend | MSG_ZEROCOPY;
@@ -401,7 +401,6 @@ int sendmmsg(int fd, mmsghdr* messages, unsigned count, int flags) {
   }
   if (Null(messages)) return real::sendmmsg(fd, messages, count, flags);
   const unsigned most = std::min<unsigned>(count, IOV_MAX);  // as the kernel
-                                                             // does
   const std::uint32_t signals = tls_signals.any;
   for (unsigned sent = 0; sent < most; ++sent) {
     const msghdr& message = messages[sent].msg_hdr;

@@ -36,7 +36,7 @@ RCSOCK_START_DATA constinit std::atomic<int> raw_status{-1};
 constinit sigset_t blocked = {};
 
 // libc's own count of threads that have not ended, by which it decides when to
-// call exit. glibc shows it to debuggers.  Null: libc does not show it.
+// call exit.  glibc shows it to debuggers.  Null: libc does not show it.
 constinit std::atomic<const unsigned*> libc_threads{nullptr};
 
 // Whether the conductor and rcsock's helpers are the only threads left.  A

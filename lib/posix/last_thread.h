@@ -6,7 +6,7 @@
 namespace rcsock::posix {
 
 // If a process's first thread has left by pthread_exit, the process ends with
-// its last thread, by exit(0). libc counts the conductor among the threads, so
+// its last thread, by exit(0).  libc counts the conductor among the threads, so
 // the conductor ends the process.
 
 // Called in the first thread of the process, at start and in a child of fork.

@@ -12,8 +12,7 @@ struct Sought {
   std::uint64_t inode;
   // When its file was made, by CLOCK_BOOTTIME, or earlier; 0: not known.
   std::uint64_t born_ns;
-  uid_t owner;  // owner of the socket: the user whose process made or accepted
-                // it
+  uid_t owner;  // of the socket: whose process made or accepted it
   // Another process has it, or may have it.
   bool held = false;
 };

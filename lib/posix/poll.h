@@ -28,7 +28,7 @@ struct SelectSets {
 
 // poll(2) where the answer is easy: some streams on lanes have what they are
 // asked for.  Or, without `wait`, all are on lanes and have nothing.  `wait`:
-// it may spin for a moment. kPollLong: the caller polls the usual way.
+// it may spin for a moment.  kPollLong: the caller polls the usual way.
 constexpr int kPollLong = -1000;
 int QuickPoll(pollfd* fds, nfds_t count, bool wait);
 
@@ -39,7 +39,7 @@ int EnginePoll(pollfd* fds, nfds_t count, std::int64_t timeout_ns,
                const sigset_t* mask, bool select = false);
 
 // How many of `count` descriptors select(2) looks at.  The kernel reads and
-// writes its sets up to the size of the descriptor table. rcsock's own
+// writes its sets up to the size of the descriptor table.  rcsock's own
 // descriptors, at the top of the range, enlarge that table.  So this is the
 // size that the table would have without them.
 int SelectTable(int count);

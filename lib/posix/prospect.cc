@@ -86,7 +86,7 @@ constinit std::atomic<std::uint8_t> patiences[kPlaces];
 constexpr unsigned kMostPatience = 4;
 
 // What is known of streams that have gone back. kUntried: nothing, or it was in
-// vain. kOfUse: it was of use.  Otherwise, in milliseconds, since when the
+// vain.  kOfUse: it was of use.  Otherwise, in milliseconds, since when the
 // stream on trial has been gone.
 constexpr std::uint32_t kUntried = 0;
 constexpr std::uint32_t kOfUse = 1;

@@ -3,7 +3,7 @@
 
 namespace rcsock::posix {
 
-// system() with an environment of its own. libc's takes it from `environ`,
+// system() with an environment of its own.  libc's takes it from `environ`,
 // which belongs to all threads.
 int SystemWith(const char* command, char* const environment[]);
 

@@ -45,7 +45,7 @@ struct ThreadSignals {
   const void* volatile frame = nullptr;
   // The counts of a wait on an epoll set.  They are taken back before a handler
   // runs, which may jump away, and told anew when it returns.  What a wait
-  // finds here at its start is left by a jump out of something else.
+  // finds here at its start was left by some other jump.
   CountedWait wait;
   // The RecvInPlace of a call into whose memory the peer may write.  It is
   // ended before a handler runs, which may jump out of the call.

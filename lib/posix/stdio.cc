@@ -11,7 +11,7 @@
 // This happens when a stream first gets such a number, or a FILE.  If it is
 // impossible, the stream stays on TCP.
 //
-// Nothing else in a FILE moves bytes of its descriptor. libc's functions for
+// Nothing else in a FILE moves bytes of its descriptor.  libc's functions for
 // seeking, for the size and for a terminal ask the anchor, which answers as a
 // plain connection does.  The buffer, the orientation, the lock and pushed-back
 // bytes belong to the FILE alone.  A FILE of rcsock's own, by fopencookie,

@@ -61,8 +61,7 @@ class Unread {
 
   void* map_ = nullptr;
   std::size_t mapped_ = 0;
-  std::uint64_t length_ = 0;  // read once, since other processes can write to
-                              // the header
+  std::uint64_t length_ = 0;  // read once: other processes write there
   std::uint64_t socket_ = 0;
   base::UniqueFd fd_;
 };

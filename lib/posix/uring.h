@@ -107,7 +107,7 @@ bool CancelsByRegister(int fd, unsigned operation, const void* argument);
 // --- Rings that the program makes and fills by itself (uring_rings.cc).
 
 // io_uring_setup(2) has made ring `fd`, and filled in `parameters` (struct
-// io_uring_params). rcsock maps the ring's queue, to see what is submitted.
+// io_uring_params).  rcsock maps the ring's queue, to see what is submitted.
 void AfterSetup(int fd, const void* parameters);
 
 struct KnownRing;
@@ -163,10 +163,10 @@ class Submission {
   static long TimedOut();
 };
 
-// How many rings are known.
+// How many rings are mapped, plus how many hold requests.
 extern constinit std::atomic<int> known_rings;
 void ForgetRings(unsigned first, unsigned last);
-// These numbers are about to be closed, or to name something else. rcsock's
+// These numbers are about to be closed, or to name something else.  rcsock's
 // mapping would keep the ring alive.
 inline void BeforeClose(unsigned first, unsigned last) {
   if (known_rings.load(std::memory_order_relaxed) != 0) [[unlikely]] {

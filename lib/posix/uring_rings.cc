@@ -35,7 +35,7 @@ struct Identity {
   bool operator==(const Identity&) const = default;
 };
 
-// A ring that is mapped. rings_latch guards it, except the mapping and its
+// A ring that is mapped.  rings_latch guards it, except the mapping and its
 // measures.  These do not change while the ring is known or has users.
 struct KnownRing {
   int fd = -1;               // -1: not known, or not any more

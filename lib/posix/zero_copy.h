@@ -30,9 +30,8 @@ class ZeroCopy {
   }
   // The kernel has taken bytes of a call.
   void ByKernel();
-  // A call was copied.  It is reported in any case.  False: soon this stream's
-  // calls could no longer be told from the kernel's, so the caller should make
-  // no other.
+  // A call was copied.  It is reported in any case.  False: the list of
+  // completions is half full, so the caller should make no further such call.
   bool Copied();
   // Takes over what is on the error queue of `fd`.  False: nothing was there.
   bool Drain(int fd);
