@@ -8,8 +8,8 @@
 
 namespace rcsock::posix {
 
-// How much the arguments of execl and its like take as a list, with the null
-// that ends them.
+// The size of the arguments of execl and its like as a list, with the null that
+// ends them.
 inline std::size_t ArgumentBytes(const char* first, std::va_list* rest) {
   std::size_t count = 1;
   while (first != nullptr) {
@@ -27,8 +27,9 @@ inline void CopyArguments(const char* first, std::va_list* rest, char** to) {
 }  // namespace rcsock::posix
 
 // `list`: the arguments of a variadic function from `first` on; `rest`: what
-// follows them, to be ended.  On the stack, and no more of it than the caller
-// has used for them: it may be a child of vfork, or a thread with little.
+// follows them, to be ended.  The list is on the stack, and takes no more room
+// there than the caller's arguments took.  The caller may be a child of vfork,
+// or a thread with little stack.
 #define RCSOCK_COLLECT(list, first, rest)                        \
   va_list rest;                                                  \
   va_start(rest, first);                                         \

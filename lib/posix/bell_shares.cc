@@ -13,14 +13,14 @@ namespace {
 using lane::kBells;
 
 constexpr int kFirst = lane::shm::kSetBells;
-// Where descriptors are scarce, as many as these and no more.
+// If descriptors are scarce, so many bells and no more.
 constexpr int kLeast = 6;
 
 constinit std::atomic<int> holders[kBells] = {};
 
 constinit std::atomic<int> queue_holders[kBells] = {};
-// (Not of the initial-exec model: gold takes a local variable of that for the
-// library's first.)
+// Not of the initial-exec model: gold takes a local variable of that model for
+// the library's first.
 thread_local constinit int tls_queue = 0;
 
 // A `part` of the descriptors that the process may have.
@@ -31,9 +31,9 @@ int Most(rlim_t part) {
       std::clamp<rlim_t>(limit.rlim_cur / part, kLeast, kBells - kFirst));
 }
 
-// Of so many, from `first` on by `step`: one that nobody has, or the fewest.
-// (Two that come at once may take the same: the worst of that is a wake-up that
-// was the other's.)
+// Takes one of `most` bells, from `first` on by `step`: a free bell, or the
+// bell with the fewest holders.  Two threads at once may take one bell.  At
+// worst one of them is then woken for the other.
 int TakeFewest(std::atomic<int> (&counts)[kBells], int first, int step,
                int most) {
   int best = first;
@@ -63,7 +63,7 @@ void GiveBell(int bell) {
 }
 
 int QueueOfThread() {
-  // (A queue is three descriptors or four.)
+  // A queue takes three or four descriptors.
   if (tls_queue == 0) {
     tls_queue = TakeFewest(queue_holders, kBells - 1, -1, Most(64));
   }

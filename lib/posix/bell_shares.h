@@ -5,22 +5,22 @@
 
 namespace rcsock::posix {
 
-// Which of the process's bells an epoll set has, or a thread that polls: one
-// that nobody has, as long as there are any, or else one that the fewest have.
-// Sets take from the first ones up and threads from the last ones down, and
-// what is given back is taken again, so that no more are ever made than are
-// needed at a time: each is a descriptor here and one in each peer's process.
+// Chooses the bell of an epoll set, or of a thread that polls: a free bell if
+// there is any, else the bell with the fewest holders.  Sets take from the
+// first bells up, and threads from the last bells down.  A bell that is given
+// back is taken again.  So no more are made than are needed at a time.  Each
+// costs a descriptor here, and one in each peer's process.
 //
-// Threads: any; none waits.  In a handler, too.
+// Any thread may call these, also in a handler.  None waits.
 int TakeBell(bool thread);
 void GiveBell(int bell);
-// In a child of fork: nobody has any.
+// In a child of fork, where no bell has a holder.
 void ForgetBells();
 
-// The bell by which this thread's lanes are told apart from other threads' when
-// they are bound to a completion queue (rdma): one that no other thread has, as
-// long as there are any, from the last one down, and until the thread ends.
-// Nobody rings it for that, and nothing is taken from TakeBell.
+// The bell that tells this thread's lanes from other threads' when they are
+// bound to a completion queue (rdma).  It is free if there is any such bell,
+// from the last bell down, and is kept until the thread ends.  No sender rings
+// it for that, and TakeBell does not count it.
 int QueueOfThread();
 void GiveQueueOfThread();
 

@@ -1,5 +1,5 @@
-// Streams on rdma lanes: how many there may be, which of them leaves for a
-// hotter one, and what becomes of them when the process ends.
+// Streams on rdma lanes: how many there may be, which leaves for a hotter
+// stream, and what becomes of them when the process ends.
 
 #include "lib/posix/budget.h"
 
@@ -43,29 +43,29 @@ std::atomic<bool> probing{false};       // a look is arranged
 constexpr std::uint32_t kProbeMs = 250;
 
 // What an idle lane pins: the block that the peer writes to, and the mirror of
-// the peer's.
+// the peer's block.
 constexpr std::uint64_t kIdlePinned = 2 * lane::rdma::Memory::kSmall;
 
-// --- Who leaves for whom
+// --- Eviction
 //
-// A stream that finds no room has to be clearly hotter than one that has it: a
-// promotion costs both hosts a handshake of milliseconds, and where all are
-// equally active nobody's leaving is worth that.  Both are measured over a
-// second at least, and over enough calls that chance does not decide; and a
-// resident over about as long a time as the newcomer.
+// A stream that finds no room has to be clearly hotter than a stream that has
+// it.  A promotion costs both hosts a handshake of milliseconds.  If all are
+// equally active, no stream's leaving is worth that.  Both are measured over a
+// second at least, and over enough calls that chance does not decide.  A
+// resident is measured over about as long a time as the newcomer.
 constexpr std::uint64_t kSpanNs = 1'000'000'000;
 constexpr std::uint32_t kLeastOps = 32;
 constexpr std::uint64_t kHotter = 4;
-// Not oftener: each look visits every promoted stream.
+// The least time between two, since each visits every promoted stream.
 constexpr std::uint64_t kBetweenEvictionsNs = 5'000'000;
 std::atomic<std::uint64_t> last_eviction_ns{0};
-// For a while after that the place is not for just anybody.
+// For a while after an eviction only streams of such a rate may take the place.
 constexpr std::uint64_t kAdmissionNs = 2'000'000'000;
 std::atomic<std::uint64_t> admission_until_ns{0};
 std::atomic<std::uint64_t> admission_rate{0};
 
-// Calls `task` so much later, unless `arranged` says that it will be called
-// already; it is for the task to take that back.
+// Calls `task` after `ms`, unless `arranged` says that the call is arranged
+// already.  The task clears `arranged`.
 void Arrange(std::atomic<bool>* arranged, std::uint32_t ms, void (*task)()) {
   if (arranged->exchange(true, std::memory_order_acq_rel)) return;
   Conductor* conductor = Conductor::IfRunning();
@@ -74,9 +74,11 @@ void Arrange(std::atomic<bool>* arranged, std::uint32_t ms, void (*task)()) {
   }
 }
 
-// --- Memory: streams that have grown rings and are idle, or as good as idle,
-// give them back, sooner when others want some.  A ring does not shrink in its
-// place: it changes by a message of its sender's, and an idle one sends none.
+// --- Memory
+//
+// Streams with grown rings that are idle, or nearly idle, give them back,
+// sooner when other streams want some.  A ring cannot shrink in place: only a
+// message of its sender changes it, and an idle sender sends none.
 constexpr std::uint32_t kMemoryLookMs = 1000;
 constexpr std::uint64_t kIdleNs = 4'000'000'000;
 std::atomic<bool> memory_look{false};  // is arranged
@@ -163,7 +165,7 @@ void Sock::UnlistRemote() {
   if (std::exchange(remote_.leaving, false)) {
     leaving.fetch_sub(1, std::memory_order_relaxed);
   }
-  // What it was measured by there says nothing about its traffic on TCP.
+  // The looks on the lane say nothing about its traffic on TCP.
   remote_.looks[0] = remote_.looks[1] = {};
   remote_count.fetch_sub(1, std::memory_order_relaxed);
 }
@@ -181,7 +183,7 @@ std::shared_ptr<Sock> Sock::Hold(Sock* sock) {
   return Shared(sock, [](Sock* held) { held->Unref(); });
 }
 
-// A reference to each stream of the list that is not on its way out.
+// References to all streams of the list that are not on their way out.
 std::vector<Shared> Sock::Remotes() {
   std::vector<Shared> all;
   remote_latch.lock();
@@ -202,13 +204,13 @@ bool Remote::Beats(std::uint64_t now, std::uint64_t tx_off) {
   return true;
 }
 
-// A lane tells of its next message, and from then on it is asked now and then
-// whether all has landed, until it has: a silent one costs nothing.
+// A lane reports its next message.  From then on it is asked now and then
+// whether all has landed, until it has.  So a silent lane costs nothing.
 void Sock::ProbeSoon() { Arrange(&probing, kProbeMs, &ProbeRemotes); }
 
 void Sock::ProbeRemotes() {
   Critical critical;
-  // First, so that a lane that is told to tell may do so during the look.
+  // Cleared first, so that a lane may report during the look.
   probing.store(false, std::memory_order_release);
   bool again = false;
   const std::uint64_t now = base::NowNs();
@@ -216,8 +218,8 @@ void Sock::ProbeRemotes() {
     Latched latched(sock.get());
     if (sock->mode() == Mode::kEngine && sock->stream_ != nullptr &&
         sock->lane_ != nullptr && sock->lane_kind_ == lane::Kind::kRdma) {
-      // What comes from the peer needs our acknowledgements, so the way to it
-      // is there; and thousands of busy streams need not ask each.
+      // What comes from the peer needs this end's acknowledgements, so the way
+      // to the peer is there.  Thousands of busy streams need not ask each.
       const std::uint64_t rx = sock->stream_->rx_off();
       if (sock->remote_.Beats(now, sock->stream_->tx_off())) {
         sock->stream_->Beat();
@@ -257,7 +259,8 @@ Pace Remote::Take(std::uint64_t now, std::uint64_t bytes, std::uint32_t ops) {
   return pace;
 }
 
-// For the end that connects, before it asks its conductor; seeking_ is its own.
+// For the connecting end, before it asks its conductor.  The caller has set
+// seeking_.
 bool Sock::RoomForRemote() {
   if (role_ == stream::Role::kAcceptor) return true;
   const std::uint64_t now = base::NowNs();
@@ -274,12 +277,12 @@ bool Sock::RoomForRemote() {
   return mine.rate >= admission_rate.load(std::memory_order_relaxed);
 }
 
-// On the conductor thread, just before a lane is made.
+// Runs on the conductor, just before a lane is made.
 bool Sock::TakePlace(base::Reason* why) {
   const std::uint64_t now = base::NowNs();
   *why = Reason::kBudget;
   if (role_ == stream::Role::kConnector) {
-    // It has stood in the queue for long, and has nothing to say any more.
+    // It has waited in the queue for long, and has moved nothing meanwhile.
     if (RawBytes() == remote_.sought_bytes &&
         now - remote_.sought_ns > kSpanNs) {
       *why = Reason::kTimeout;
@@ -314,10 +317,11 @@ void Sock::Challenge(const Pace& mine) {
   }
 }
 
-// On the conductor thread.
+// Runs on the conductor.
 void Sock::EvictFor(const Pace& newcomer) {
   Critical critical;
-  // Enough are leaving already; or nobody has come for a place yet.
+  // Enough streams are leaving already, or no stream has taken the free place
+  // yet.
   if (RoomNow() || leaving.load(std::memory_order_relaxed) >
                        std::min(base::GetConfig().max_qps / 16, 16u)) {
     return;
@@ -334,7 +338,7 @@ void Sock::EvictFor(const Pace& newcomer) {
       const Pace pace = sock->remote_.Take(
           now, sock->stream_->tx_off() + sock->stream_->rx_off(), 0);
       const std::uint64_t active = sock->remote_.active_ns;
-      // A pause that the newcomer might have made too is no end.
+      // A pause that the newcomer might have made, too, is no end.
       const bool idle = pace.span_ns != 0 &&
                         now - active >= std::max(kSpanNs, 2 * newcomer.span_ns);
       const bool known = idle || (pace.span_ns != 0 && pace.rate != 0 &&
@@ -370,10 +374,10 @@ void Sock::Evict(Reason reason) {
   }
 }
 
-// On the conductor thread, while there are lanes with large rings.
+// Runs on the conductor, while there are lanes with large rings.
 void Sock::MemoryLook() {
   Critical critical;
-  // First, so that what grows during the look is seen by the next one.
+  // Cleared first, so that the next look sees what grows during this one.
   memory_look.store(false, std::memory_order_release);
   const bool wanted = memory_short.exchange(false, std::memory_order_relaxed);
   const std::uint64_t now = base::NowNs();
@@ -391,7 +395,7 @@ void Sock::MemoryLook() {
           sock->stream_->tx_off() + sock->stream_->rx_off();
       const Pace pace = its.Take(now, bytes, 0);
       hottest_rate = std::max(hottest_rate, pace.rate);
-      // What small rings would carry as well is no use of large ones.
+      // Traffic that small rings would carry as well is no use of large rings.
       if (bytes - its.grown_bytes > lane::rdma::Memory::kSmall) {
         its.grown_bytes = bytes;
         its.grown_ns = now;
@@ -424,11 +428,11 @@ void Sock::MemoryLook() {
   if (grown) LookAtMemorySoon();
 }
 
-// On the conductor thread, while there are lanes in shared memory that have
-// touched more of their ring than an idle one keeps.
+// Runs on the conductor, while lanes in shared memory have touched more of
+// their rings than an idle lane keeps.
 void Sock::SharedLook() {
   Critical critical;
-  // First, so that what grows during the look is seen by the next one.
+  // Cleared first, so that the next look sees what grows during this one.
   shared_look.store(false, std::memory_order_release);
   const std::uint64_t now = base::NowNs();
   std::vector<Shared> all;
@@ -466,13 +470,13 @@ void Sock::SharedLook() {
   if (grown) LookAtSharedSoon();
 }
 
-// What is still to be heard of the peer by a stream that leaves its lane: its
-// bytes, and one for the answer; 0: nothing.
+// What a stream that leaves its lane still expects from the peer: its bytes,
+// and one for the answer; 0: nothing.
 std::uint64_t Sock::OnItsWay() {
   Latched latched(this);
   if (mode() != Mode::kEngine || stream_ == nullptr || finished_) return 0;
   if (stream_->tx() == stream::Tx::kRaw) {
-    // The peer's RAW, left unread, would make the end a reset.
+    // If the peer's RAW were left unread, the end would be a reset.
     return stream_->rx() != stream::Rx::kRaw ? 1 : 0;
   }
   return stream_->Unacked() + (stream_->tx() == stream::Tx::kDown ? 1 : 0);
@@ -491,15 +495,16 @@ void Sock::LeaveRemoteLanes(std::uint64_t deadline_ns) {
         sock->lane_ != nullptr && !sock->stream_->AwaitsLanding() &&
         (sock->stream_->Unacked() > 0 ||
          sock->stream_->tx() == stream::Tx::kLane)) {
-      // Also where all of ours is acknowledged: our credit for what was read
-      // may die with the device, and LANE_DOWN says it by way of TCP.
+      // Also if the peer has acknowledged everything: this end's credit for
+      // what was read may die with the device.  LANE_DOWN says it over TCP.
       sock->stream_->Demote(Reason::kPolicy, false);
       sock->stream_->Progress();
       sock->HandleChanges();
     }
   }
-  // Together: what one peer answers says nothing of another's.  Where nothing
-  // has come from any of them for a second, they are stopped, or gone.
+  // All streams wait together, since one peer's answer says nothing of
+  // another's.  If nothing has come from any peer for a second, they are
+  // stopped, or gone.
   constexpr std::uint64_t kSilentNs = 1'000'000'000;
   std::vector<Shared> waiting = remotes;
   std::uint64_t left = ~std::uint64_t{0};

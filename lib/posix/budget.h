@@ -3,19 +3,19 @@
 
 #include <cstdint>
 
-// What the budget of rdma lanes keeps of each stream.
+// What the budget of rdma lanes keeps for each stream.
 namespace rcsock::posix {
 
 class Sock;
 
-// What a stream moves, over at least a second; span 0: not known yet.
+// What a stream moves, over at least a second. span 0: not known yet.
 struct Pace {
   std::uint64_t rate = 0;  // bytes a second
   std::uint64_t span_ns = 0;
   std::uint32_t ops = 0;
 };
 
-// A stream in the list of those on such a lane.
+// A stream in the list of streams on rdma lanes.
 struct Remote {
   Sock* next = nullptr;
   Sock* prev = nullptr;
@@ -28,21 +28,21 @@ struct Remote {
     std::uint32_t ops = 0;
   } looks[2];
   std::uint64_t active_ns = 0;     // the last look that found traffic
-  std::uint64_t grown_bytes = 0;   // when its rings were last of use
-  std::uint64_t grown_ns = 0;      // ... and when that was
+  std::uint64_t grown_bytes = 0;   // its bytes at the last use of large rings
+  std::uint64_t grown_ns = 0;      // when that was
   std::uint64_t probe_rx = 0;      // rx_off at the last ProbeRemotes
   std::uint64_t beat_off = 0;      // tx_off at the last heartbeat
-  std::uint64_t beat_ns = 0;       // ... and when that was
-  std::uint64_t sought_ns = 0;     // when it began to look for a lane
-  std::uint64_t sought_bytes = 0;  // ... and what it had moved by then
-  int queue = 1;                   // ... and QueueOfThread() of who asked
+  std::uint64_t beat_ns = 0;       // when that was
+  std::uint64_t sought_ns = 0;     // when it began to seek a lane
+  std::uint64_t sought_bytes = 0;  // what it had moved by then
+  int queue = 1;                   // QueueOfThread() of the seeking thread
   Pace Take(std::uint64_t now, std::uint64_t bytes, std::uint32_t ops);
-  // Whether a heartbeat is due, of a stream that has sent so much: TCP's way
-  // would have seen something of that, and has not for a while.
+  // Whether a heartbeat is due for a stream that has sent so much.  On TCP a
+  // firewall would have seen traffic, and has seen none for a while.
   bool Beats(std::uint64_t now, std::uint64_t tx_off);
 };
 
-// Lanes in shared memory that were busy, and are idle, give their rings back.
+// Has lanes in shared memory give back the rings that were busy and are idle.
 void WatchSharedRings();
 
 void RemoteForkLock();

@@ -3,8 +3,8 @@
 
 namespace rcsock::posix {
 
-// Around a fork that runs no handlers of pthread_atfork; `child` is what it has
-// returned.
+// Called around a fork that runs no handlers of pthread_atfork.  `child` is
+// what the fork has returned.
 void BeforeBareFork();
 void AfterBareFork(long child);
 
@@ -17,12 +17,12 @@ auto ForkWithoutHandlers(Call&& call) {
   return child;
 }
 
-// Whether a clone with these flags is a fork.  Others with memory of their own
-// (that share descriptors, have other thread variables, or whose parent waits)
-// are beyond what is followed.
+// Whether a clone with these flags is a fork.  Other clones with memory of
+// their own are not followed: they share descriptors, have other thread
+// variables, or have their parent wait.
 bool ClonesAsFork(unsigned long flags);
 
-// libc's clone(), of such flags.
+// libc's clone() with such flags.
 int CloneAsFork(int (*start)(void*), void* stack, int flags, void* argument,
                 void* const (&more)[3]);
 

@@ -9,7 +9,7 @@
 namespace rcsock::posix {
 namespace {
 
-// What cannot be read although it is in so many lists in a row is there.
+// If code is in so many lists in a row and cannot be read, it is really there.
 constexpr int kMostLists = 3;
 
 KnownCode::Seen SeenOf(const OwnCode::Range& one) {
@@ -65,8 +65,8 @@ bool CodeLook::Step(std::uint64_t most) {
   return true;
 }
 
-// What could not be read has gone, or is listed again.  Returns true if there
-// is more to read.
+// What could not be read is gone, or is listed again.  Returns true if there is
+// more to read.
 bool CodeLook::ListMissed() {
   if (missing_.empty() || missed_) return false;
   std::vector<OwnCode::Range> all;
@@ -94,7 +94,7 @@ void CodeLook::Remember(KnownCode* known) const {
   for (const Part& part : parts_) {
     if (!part.read || part.range.MayChange()) continue;
     known->mappings.insert(SeenOf(part.range));
-    // (One that is cut into several segments has its name for each.)
+    // An image with several segments has one build id for all of them.
     if (!part.range.build_id.empty() && Alone(part.range)) {
       known->build_ids.insert(part.range.build_id);
     }

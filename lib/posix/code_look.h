@@ -29,26 +29,26 @@ class CodeLook {
  public:
   enum class At : std::uint8_t {
     kAll,
-    kFiles,  // what a library brings; memory of no file may be much
+    kFiles,  // what a library brings; memory without a file may be large
   };
-  // `ticket`: of CodeVerdict.
+  // `ticket`: from CodeVerdict.
   CodeLook(std::uint64_t ticket, At at) : ticket_(ticket), what_(at) {}
 
-  // Lists the mappings.  Returns false if that cannot be done.
+  // Lists the mappings.  Returns false if that is impossible.
   bool Begin(const KnownCode& known);
-  // Reads on, `most` bytes at most.  Returns true if that was all, or enough is
-  // known.
+  // Reads on, `most` bytes at most.  Returns true if that was all, or if enough
+  // is known.
   bool Step(std::uint64_t most);
-  // Adds what has been read and does not change, and drops what is not mapped
-  // any more.
+  // Adds what has been read and does not change.  Drops what is not mapped any
+  // more.
   void Remember(KnownCode* known) const;
 
   std::uint64_t ticket() const { return ticket_; }
   std::uint64_t began_ns() const { return began_ns_; }
-  // The code that uses streams and what it calls; empty: there is none.
+  // The code that uses streams, and what it calls; empty: there is none.
   const std::string& culprit() const { return culprit_; }
-  // Returns true if some code could not be read, each of the times that it was
-  // listed.
+  // Returns true if some code was listed several times, and could never be
+  // read.
   bool missed() const { return missed_; }
 
  private:
@@ -63,10 +63,10 @@ class CodeLook {
   const std::uint64_t ticket_;
   const At what_;
   std::uint64_t began_ns_ = 0;
-  OwnCode code_;  // whose memory the ranges read
+  OwnCode code_;  // the ranges read its memory
   std::vector<KnownCode::Seen> listed_;
   std::vector<Part> parts_;
-  std::vector<base::CodeRange> missing_;  // could not be read, of the last list
+  std::vector<base::CodeRange> missing_;  // unreadable, of the last list
   int lists_ = 1;
   std::size_t index_ = 0;
   std::uint64_t at_ = 0;

@@ -9,22 +9,21 @@ namespace rcsock::posix {
 
 // What is known of the program's machine code (lib/posix/raw_code.h).
 //
-// A look reads the list of mappings once and the code of these mappings later.
-// The loader may map a library in between.  So the looks and the opens are
-// ordered by one count of opens, and one latch of the owner guards every
-// change:
+// A look reads the list of mappings once, and the code of these mappings later.
+// The loader may map a library in between.  So one count of opens orders looks
+// and opens, and one latch of the owner guards every change:
 //
 // - kNone is stored in one place, Acquit.  Acquit refuses it if an open has
-//   been counted since the look read the list, or if one is under way.
+//   been counted since the look read the list, or is under way.
 // - An open that is seen is counted behind its end, when its library is in the
-//   list.  Its thread looks again if it finds kNone then.  If it finds
+//   list.  If its thread then finds kNone, it looks again.  If it finds
 //   kUnknown, every look that may end with kNone begins behind the count.
 // - An open whose end is not seen is counted before it begins, and takes kNone
 //   back.  No look begins before the open's time is over and the loader is at
 //   rest.
 //
-// An unseen open that takes longer than its time before it maps anything, on a
-// slow file system say, is not noticed before the next look.
+// If an unseen open takes longer than its time before it maps anything, for
+// instance on a slow file system, only the next look notices it.
 class CodeVerdict {
  public:
   enum class State : std::uint8_t {
@@ -33,7 +32,7 @@ class CodeVerdict {
     kMayUseStreams,  // for good
   };
 
-  // For any thread, without the latch.
+  // Any thread may call this without the latch.
   State state() const { return state_.load(std::memory_order_seq_cst); }
 
   // The rest requires the owner's latch.
@@ -60,7 +59,7 @@ class CodeVerdict {
       loading_ = 0;
       return 0;
     }
-    // (In a child of fork the loader may seem at work for ever.)
+    // In a child of fork the loader may seem at work for ever.
     return kLoadingNs << std::min(loading_++, kMostDoublings);
   }
 

@@ -9,8 +9,7 @@
 
 namespace rcsock::posix {
 
-// The control messages of `message`, one behind the other, as the kernel's
-// put_cmsg leaves them.
+// Appends control messages to `message`, as the kernel's put_cmsg does.
 class ControlMessages {
  public:
   explicit ControlMessages(msghdr* message)
@@ -34,7 +33,7 @@ class ControlMessages {
     header.cmsg_type = type;
     auto* to =
         static_cast<char*>(message_->msg_control) + message_->msg_controllen;
-    // (As the kernel: what does not go there is not told.)
+    // As in the kernel, a message that cannot be stored is not told.
     if (!base::TryPut(to, &header, sizeof header) ||
         !base::TryPut(to + sizeof header, data, length - sizeof header)) {
       return;
@@ -50,7 +49,7 @@ class ControlMessages {
   std::size_t room_;
 };
 
-// The only one.
+// Stores the only control message.
 inline void PutControlMessage(msghdr* message, int level, int type,
                               const void* data, std::size_t size) {
   ControlMessages(message).Put(level, type, data, size);

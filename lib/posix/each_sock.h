@@ -9,9 +9,9 @@
 
 namespace rcsock::posix {
 
-// What is done to every stream of the process.
+// Loops over all streams of the process.
 
-// With the latches of a fork held it waits for nobody.
+// `latched`: the caller has the latches of a fork, and waits for no thread.
 template <class Each>
 void ForEachSock(Each&& each, bool latched = false) {
   const int top = fd_high.load(std::memory_order_relaxed);
@@ -23,12 +23,13 @@ void ForEachSock(Each&& each, bool latched = false) {
                file != nullptr && file->kind == FileKind::kSock) {
       sock = static_cast<Sock*>(file);
     }
-    // (fds: another thread is closing it.)
+    // fds: another thread is closing it.
     if (sock != nullptr && sock->fd() == fd && sock->fds.load() > 0) each(sock);
   }
 }
 
-// All are asked first and waited for after, so that the round trips overlap.
+// Asks all streams first, and waits for them afterwards, so that the round
+// trips overlap.
 template <class Ask, class Await>
 void AskThenAwait(Ask&& ask, Await&& await) {
   ForEachSock(ask);

@@ -20,7 +20,7 @@ namespace rcsock::posix {
 
 namespace {
 
-// All that the kernel lets EPOLLEXCLUSIVE go with.
+// All flags that the kernel accepts beside EPOLLEXCLUSIVE.
 constexpr std::uint32_t kWithExclusive =
     EPOLLIN | EPOLLOUT | EPOLLERR | EPOLLHUP | EPOLLWAKEUP |
     static_cast<std::uint32_t>(EPOLLET) | EPOLLEXCLUSIVE;
@@ -54,13 +54,13 @@ void EpollSet::LoseFd(int number) {
 void EpollSet::Free() {
   Critical critical;
   DisarmOutside();
-  // First: another thread's wait may be looking at the lanes of its streams,
-  // and who takes one of these away waits for the looks of those sets alone
-  // that the stream is in (InterestsRefresh); and what it would tell of a
-  // registration that is another set's by then is not its own.
+  // The wait latch comes first, since another thread's wait may be looking at
+  // the lanes of this set's streams.  A thread that takes a lane away waits
+  // only for looks of the sets that the stream is in (InterestsRefresh).  And
+  // the wait must not report a registration that is another set's by then.
   wait_latch_.lock();
   interest_latch.lock();
-  // Registrations of streams that are still open; found through the table,
+  // Registrations of streams that are still open.  They are found by the table,
   // since the kernel's part of the set has no list here.
   while (members_ != nullptr) Registry::Forget(members_);
   const int top = fd_high.load(std::memory_order_relaxed);
@@ -88,12 +88,12 @@ void EpollSet::Free() {
   interest_latch.unlock();
   DisarmAwake();
   life_.fetch_add(1, std::memory_order_seq_cst);
-  // A thread that sleeps in it takes itself off its counts and its bell when it
-  // wakes: until then they are no other set's.
+  // A thread that sleeps in the set takes itself off the set's counts and bell
+  // when it wakes.  Until then no other set may use them.
   const bool left = sleepers_.load(std::memory_order_seq_cst) > 0 ||
                     strangers_.load(std::memory_order_seq_cst) > 0;
-  // (The poller stays: a thread may be on its way to sleep by it, and it does
-  // as well for the next life.)
+  // The poller stays.  A thread may be on its way to sleep by it, and the next
+  // life of the set can use it.
   if (poller_) poller_->RemoveLinks();
   bell_in_kernel_ = false;
   source_count_.store(0, std::memory_order_relaxed);
@@ -108,9 +108,10 @@ void EpollSet::Free() {
   interest_latch.unlock();
 }
 
-// It asks for input alone, whenever there is some, of a stream that each wait
-// looks at directly and that has nothing else to tell now: what it has need not
-// be on the list.  The interest latch held.
+// Whether every wait finds what the registration has without the list.  It must
+// ask for level-triggered input alone, its stream must be looked at directly,
+// and the stream must have nothing else to tell now.  The caller holds
+// interest_latch.
 bool EpollSet::FoundAnyway(const Interest* interest) {
   const std::uint32_t events = interest->events.load(std::memory_order_relaxed);
   return interest->direct.load(std::memory_order_relaxed) &&
@@ -122,7 +123,7 @@ bool EpollSet::FoundAnyway(const Interest* interest) {
 }
 
 int EpollSet::Ctl(int number, int op, int fd, Sock* sock, epoll_event* event) {
-  // (It is read while latches are held, and may go away meanwhile.)
+  // A copy: `event` is read while latches are held, and may go away meanwhile.
   epoll_event told{};
   if (op != EPOLL_CTL_DEL) {
     if (Null(event) || !base::TrySmall(&told, event, sizeof told)) {
@@ -135,14 +136,14 @@ int EpollSet::Ctl(int number, int op, int fd, Sock* sock, epoll_event* event) {
   }
   Critical critical;
   interest_latch.lock();
-  // Another thread has closed the number since it was looked up, or the set's;
-  // the object may be another's.
+  // Since the look-up another thread has closed this number, or the set's.  The
+  // object may be another stream by now.
   if ((Named(fd) != sock || !IsAt(number)) && !InBorrowedMemory()) {
     interest_latch.unlock();
     return kStale;
   }
-  // (Whoever closes it last has dropped its registrations, or is about to.  The
-  // number is closed, or another file's, when he has.)
+  // The thread that closes the stream last has dropped its registrations, or is
+  // about to.  After that the number is closed, or names another file.
   if (op == EPOLL_CTL_ADD && sock->Closed()) {
     interest_latch.unlock();
     return kStale;
@@ -202,12 +203,12 @@ int EpollSet::Ctl(int number, int op, int fd, Sock* sock, epoll_event* event) {
         interest->edge.store(true, std::memory_order_relaxed);
         interest->direct.store(false, std::memory_order_relaxed);
         interest->told_by_kernel = false;
-        interest->told = 0;  // of another set's waits
+        interest->told = 0;  // belongs to another set's waits
         interest->next_of_sock = sock->interests;
         sock->interests = interest;
         ++registered_;
         notify = true;
-        // One that has moved here from another set is not to be told there.
+        // The stream has moved here from another set, which must not report it.
         for (Interest* i = interest->next_of_sock; i != nullptr;) {
           Interest* next = i->next_of_sock;
           if (i->set != this && i->dormant.load(std::memory_order_relaxed)) {
@@ -236,7 +237,7 @@ int EpollSet::Ctl(int number, int op, int fd, Sock* sock, epoll_event* event) {
     if (found->in_kernel) {
       result = real::epoll_ctl(fd_, op, fd, event);
     } else if (!found->in_user.load(std::memory_order_relaxed)) {
-      // A spent ONESHOT that came back from a lane, and was on no side since.
+      // A spent ONESHOT that came back from a lane was on neither side since.
       if (!engine) {
         result = real::epoll_ctl(fd_, EPOLL_CTL_ADD, fd, event);
         if (result == 0) Registry::SetInKernel(found, true);
@@ -251,8 +252,9 @@ int EpollSet::Ctl(int number, int op, int fd, Sock* sock, epoll_event* event) {
       result = -1;
     }
     if (result == 0) {
-      // It asks for nothing while its data change: a look without the latch,
-      // which reads the data first, has one arming's of both, or looks again.
+      // While its data change, the registration asks for nothing.  A look
+      // without the latch reads the data first.  It has both values of one
+      // arming, or looks again.
       found->events.store(0, std::memory_order_relaxed);
       Registry::SetData(found, event->data.u64);
       found->events.store(event->events, std::memory_order_release);
@@ -262,7 +264,7 @@ int EpollSet::Ctl(int number, int op, int fd, Sock* sock, epoll_event* event) {
       found->edge.store(true, std::memory_order_relaxed);
       if (found->in_user.load(std::memory_order_relaxed)) {
         if (FoundAnyway(found)) {
-          // What has just been stored -> the sleepers are looked at.
+          // Orders what has just been stored before the look at the sleepers.
           base::FullFence();
         } else {
           Registry::MakeReady(found);
@@ -294,8 +296,8 @@ int EpollSet::Ctl(int number, int op, int fd, Sock* sock, epoll_event* event) {
   lookers.WaitOut();
   if (kick) {
     Registry::KickSleepers(this);
-    // A thread that sleeps since before the set had a stream in user space does
-    // not count as a sleeper; the bell is in its set by now.
+    // A thread that has slept since before the set had a stream in user space
+    // is not counted as a sleeper.  The bell is in its set by now.
     if (!had_user) KickBell();
   }
   if (result == 0 && engine && notify) InterestsNotify(sock);
@@ -305,7 +307,7 @@ int EpollSet::Ctl(int number, int op, int fd, Sock* sock, epoll_event* event) {
 void EpollSet::SetNested() {
   if (outside_.load(std::memory_order_relaxed)) return;
   nested_.store(true, std::memory_order_relaxed);
-  // On either side; those that come later are pinned when they are added.
+  // Streams on either side.  Streams that are added later are pinned then.
   const int top = fd_high.load(std::memory_order_relaxed);
   for (int fd = 0; fd <= top; ++fd) {
     Sock* member = nullptr;
@@ -325,7 +327,8 @@ void EpollSet::SetNested() {
     }
     if (member == nullptr) continue;
     member->Pin(base::Reason::kPinnedOption);
-    // Another thread may have taken it from its lane, and be about to say so.
+    // Another thread may have taken the stream from its lane, and not yet have
+    // moved its registrations.
     InterestsToKernel(member);
     member->Unref();
   }

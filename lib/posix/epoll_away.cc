@@ -1,4 +1,5 @@
-// What comes to a set while its thread is elsewhere: the order of coming.
+// What arrives at a set while its thread is outside every wait, and in which
+// order.
 
 #include "lib/posix/epoll_away.h"
 
@@ -18,7 +19,7 @@ class AwaySets {
  public:
   // Every set that has ever been watched.
   static constinit std::atomic<EpollSet*> all;
-  // Who looks at them; null: nobody.
+  // The conductor that looks at them.  Null: none looks.
   static constinit std::atomic<Conductor*> looks;
 
   static void Look(Conductor* conductor);
@@ -31,7 +32,7 @@ constinit std::atomic<Conductor*> AwaySets::looks{nullptr};
 namespace {
 
 constexpr std::uint32_t kLookMs = 4;
-// Looks at a set in which no wait has been meanwhile.
+// The looks at a set without a wait in between.
 constexpr int kQuietLooks = 8;
 
 }  // namespace
@@ -55,8 +56,8 @@ void AwaySets::Look(Conductor* conductor) {
   }
   if (!more) {
     looks.store(nullptr, std::memory_order_seq_cst);
-    // One that has been added since either sees that nobody looks, or is seen
-    // here.
+    // A set that was added since then either sees that no conductor looks, or
+    // is seen here.
     for (EpollSet* set = all.load(std::memory_order_seq_cst); set != nullptr;
          set = set->away_next_) {
       more |= set->away_watched_.load(std::memory_order_seq_cst);
@@ -67,7 +68,7 @@ void AwaySets::Look(Conductor* conductor) {
   Start(conductor);
 }
 
-// At the end of a wait: the thread goes to the program.
+// Called at the end of a wait, before the thread returns to the program.
 void EpollSet::WatchAwayNow() {
   Conductor* const conductor = Conductor::IfRunning();
   if (conductor == nullptr ||
@@ -90,11 +91,11 @@ void EpollSet::WatchAwayNow() {
   }
 }
 
-// While no thread is in a wait of the set, senders are to say when they have
-// sent the first message (ShmLane::Stamp), and to ring the bell: its place in
-// the kernel's list of what is ready is that of the first of them.  Arming at
-// the end of each wait would cost each message that; so this is done a moment
-// later, for a thread that does not come back soon.
+// While no thread waits in the set, a sender says when it has sent the first
+// message (ShmLane::Stamp), and rings the bell.  The bell's place in the
+// kernel's ready list is then that of the first message.  Arming at the end of
+// each wait would cost each message a stamp and a ring.  So the conductor arms
+// a moment later, for a thread that does not come back soon.
 bool EpollSet::NoteAway() {
   const Critical critical;
   if (!wait_latch_.try_lock()) {
@@ -109,16 +110,16 @@ bool EpollSet::NoteAway() {
                       strangers_.load(std::memory_order_seq_cst) > 0;
   if (mixes && !inside && !armed_awake_) {
     ArmAwake();
-    // What lanes have had so far comes before what the kernel gets from now on.
+    // What lanes already have comes before what the kernel gets from now on.
     if (came_before_ != 0) KickBell();
-    // (Until the kernel has been asked: NoLocalNews.)
+    // Until the kernel has been asked (NoLocalNews).
     local_recent_.store(true, std::memory_order_release);
   }
   wait_latch_.unlock();
   return mixes && away_quiet_ < kQuietLooks;
 }
 
-// (As MirrorsForkChild: a set that another thread was closing.)
+// A set that another thread was closing is in no table (MirrorsForkChild).
 void AwaySets::ForkChild() {
   looks.store(nullptr, std::memory_order_relaxed);
   for (EpollSet* set = all.load(std::memory_order_relaxed); set != nullptr;

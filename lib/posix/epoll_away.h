@@ -3,7 +3,7 @@
 
 namespace rcsock::posix {
 
-// In a child of fork: nobody looks at the sets of threads that are elsewhere.
+// In a child of fork: no conductor looks at the sets of absent threads.
 void AwayForkChild();
 
 }  // namespace rcsock::posix

@@ -1,5 +1,5 @@
-// The hot streams of a large set: those that are reported again and again, and
-// so are looked at directly beside the thousands that have their bits.
+// The hot streams of a large set: they are reported again and again.  Waits
+// look at them directly, beside the thousands of streams that have bits.
 
 #include <sys/epoll.h>
 
@@ -20,8 +20,8 @@ bool Marks(const Sock* sock) {
 
 }  // namespace
 
-// The set has outgrown direct looks: each direct stream gets its bit instead.
-// No latch held.
+// The set has outgrown direct looks.  Each direct stream gets its bit instead.
+// The caller holds no latch.
 void EpollSet::LeaveDirect() {
   for (;;) {
     Sock* sock = nullptr;
@@ -40,8 +40,9 @@ void EpollSet::LeaveDirect() {
   }
 }
 
-// It has been reported, and not long before: the next report may come by a
-// direct look.  (Level-triggered input alone, in shared memory.)
+// The stream has been reported twice within a short time.  The next report may
+// come by a direct look.  Only level-triggered input in shared memory
+// qualifies.
 void EpollSet::Heat(Interest* interest, Sock* sock) {
   if (rests_) {
     if (wait_number_ - rest_from_ < kRestWaits) return;
@@ -65,9 +66,9 @@ void EpollSet::Heat(Interest* interest, Sock* sock) {
   interest_latch.unlock();
 }
 
-// Whether the peer marks the stream, beside ringing the bell.  Without the
-// fence behind a wish for that.  False: not now, since another thread has one
-// of its latches, or it is on its way elsewhere.
+// Says whether the peer is to mark the stream, beside ringing the bell.  Makes
+// no fence behind the wish.  False: another thread has a latch of the stream,
+// or the stream is on its way elsewhere.
 bool EpollSet::SetMarks(const Direct& direct, bool on) {
   Sock* const sock = direct.sock;
   const Interest* const interest = direct.interest;
@@ -78,7 +79,7 @@ bool EpollSet::SetMarks(const Direct& direct, bool on) {
   }
   const std::uint32_t bits = sock->notify_bits() & ~lane::kNotifyRxBits;
   interest_latch.lock();
-  // (A lane that has a source was never hot.)
+  // A lane with a source was never hot.
   const bool can = sock->lane() == direct.lane && sock->OnLane() &&
                    sock->source() == nullptr && sock->interests == interest &&
                    interest->next_of_sock == nullptr && interest->set == this &&
@@ -92,21 +93,23 @@ bool EpollSet::SetMarks(const Direct& direct, bool on) {
   return can;
 }
 
-// Hot streams that are so no longer make room.  If the looks find hardly
-// anything, because the traffic is spread over many, they are given up for a
+// Streams that are no longer hot make room.  If direct looks find hardly
+// anything, because many streams share the traffic, all are given up for a
 // while.
 //
-// Those that stay need no bits: the peer, for whom a mark is a locked
-// operation on a line that goes to and fro, is told to make none, as with the
-// streams of a small set.  Who is to have bits again is looked at directly
-// until the fence behind the wish has been made, and is on the list behind it:
-// a sender that has not seen the wish has posted before the look.  (Nobody else
-// takes what is on the list meanwhile: the wait latch.)
+// Streams that stay hot need no bits.  A mark costs the peer a locked operation
+// on a cache line that goes to and fro.  So the peer is told to make none, as
+// with the streams of a small set.
+//
+// A stream that is to have bits again is looked at directly until the fence
+// behind the wish.  Then it goes on the list.  A sender that has not seen the
+// wish has posted before that look.  The wait latch keeps other threads from
+// taking the list's entries meanwhile.
 void EpollSet::Cool() {
   const bool all = hot_hits_ < kCoolWaits / 4;
   hot_hits_ = 0;
   cooled_ = wait_number_;
-  // (What was direct while the set was small is not by now.)
+  // Streams that were direct while the set was small have left by now.
   Rebuild();
   if (direct_count_ == 0) return;
   const auto cools = [&](const Interest* interest) RC_REQUIRES(wait_latch_) {
@@ -128,14 +131,14 @@ void EpollSet::Cool() {
   interest_latch.lock();
   for (int d = direct_used_; d-- > 0;) {
     Interest* interest = direct_members_[d];
-    // (Another thread that has just taken its latches keeps it hot a little
-    // longer.)
+    // If another thread has just taken the stream's latches, the stream stays
+    // hot a little longer.
     if (cools(interest) && Marks(interest->sock)) {
       Registry::DropDirect(interest);
     }
   }
   interest_latch.unlock();
-  // One that has got another registration meanwhile found its wish, but no
+  // A stream that has got another registration meanwhile found the wish, but no
   // fence.
   for (int i = 0; i < wishes; ++i) InterestsReady(wished[i]);
   if (all) {
@@ -144,8 +147,8 @@ void EpollSet::Cool() {
   }
 }
 
-// Input of a hot stream needs no bit: it is found by every wait.  With the
-// interest latch.
+// Whether every wait finds the input of a hot stream, so that it needs no bit.
+// The caller holds interest_latch.
 bool EpollSet::LooksAt(const Interest* interest, const Sock* sock) const {
   return interest->direct.load(std::memory_order_relaxed) &&
          heats_.load(std::memory_order_relaxed) &&

@@ -1,5 +1,5 @@
-// The kernel's part of a set's wait: what the kernel tells, and in which order
-// that and what the lanes have are told.
+// The kernel's part of a set's wait: what the kernel reports, and the order of
+// these reports and those of the lanes.
 
 #include <signal.h>
 #include <sys/epoll.h>
@@ -35,26 +35,26 @@ void EpollSet::LocalNews() {
   local_recent_.store(true, std::memory_order_release);
 }
 
-// The kernel has told of none.  (By what makes a system call anyway: no look at
-// the lanes reads a clock for this.)
+// The kernel has reported none of them.  Only code that makes a system call
+// anyway calls this, so that no look at the lanes reads a clock.
 void EpollSet::NoLocalNews() {
   if (!local_recent_.load(std::memory_order_relaxed)) return;
   const std::uint64_t at = local_news_at_.load(std::memory_order_acquire);
-  // (It may be another processor's, and a little ahead.)
+  // The time may be another processor's, and a little ahead.
   if (static_cast<std::int64_t>(base::Ticks() - at) <=
       static_cast<std::int64_t>(kRecentUs * base::ticks_per_us)) {
     return;
   }
-  // News of this moment are not lost: seq_cst, so that either their own store
-  // comes behind this one, or their time is seen.
+  // News of this moment are not lost.  All of this is seq_cst: either their own
+  // store comes behind this exchange, or this thread sees their time.
   local_recent_.exchange(false, std::memory_order_seq_cst);
   if (local_news_at_.load(std::memory_order_seq_cst) != at) {
     local_recent_.store(true, std::memory_order_release);
   }
 }
 
-// Whether something may be told of the lanes, by a look that takes nothing off.
-// (An edge that has been told of may be one once more.)
+// Whether the lanes may have something to report.  The look takes nothing off.
+// An edge that has been reported may count once more.
 bool EpollSet::Peek(bool all) {
   if (ready_count_.load(std::memory_order_relaxed) > 0) return true;
   for (int d = 0; d < direct_count_; ++d) {
@@ -75,11 +75,11 @@ bool EpollSet::Peek(bool all) {
   return false;
 }
 
-// While nobody looks at the lanes, their senders ring the bell all the same, so
-// that the kernel knows when they had something.  (As for a nap: of a message
-// that comes at this moment it does not.)
+// While no thread looks at the lanes, their senders ring the bell, so that the
+// kernel knows when they had something.  A message that is on its way at this
+// moment does not ring, as for a nap.
 //
-// What a lane has already came before what its sender will stamp.
+// What a lane has already came before anything that its sender will stamp.
 void EpollSet::ArmAwake() {
   if (armed_awake_ || !poller_) return;
   armed_awake_ = true;
@@ -99,24 +99,28 @@ void EpollSet::DisarmAwake() {
   poller_->Disarm();
 }
 
-// Just now: what they have came behind that, and whoever has sent it has not
-// had the time to send something by the kernel too.  So all that the kernel has
-// told in a look since came first; it may have had it for long.
+// Whether the lanes were empty just now.  What they have came after that, and
+// its senders have had no time to send something by the kernel, too.  So all
+// that the kernel reported in a look since then came first.  The kernel may
+// have had it for long.
 bool EpollSet::LanesWereEmpty() const {
   return base::Ticks() - lanes_empty_at_.load(std::memory_order_relaxed) <=
          kSoonUs * base::ticks_per_us;
 }
 
-// `out` begins with `kernels` events that the kernel has told.  What a peer did
-// before that is to be told no later: that it has closed one connection before
-// it made another, say.  So the lanes are looked at after the kernel, where the
-// end has been since before it told (Stream::SendFin).  How many there are,
-// then.  `moves`: as it was when this wait began.
+// `out` begins with `kernels` events of the kernel.  Returns the number of
+// events with those of the lanes.  `moves` is the count at the start of this
+// wait.
 //
-// The kernel tells in the order of coming, and the bell's place there is that
-// of the first news that a lane had since this thread has armed: so the
-// kernel's first `ahead` events are told before the lanes, the rest behind
-// them.  Where nobody knows (kNoBell) the lanes come first.
+// What a peer did before a kernel event is reported no later: for instance, it
+// closed a connection before it made the next.  So the lanes are looked at
+// after the kernel.  A lane has had its end since before the kernel's report
+// (Stream::SendFin).
+//
+// The kernel reports in the order of arrival.  The bell has the place of the
+// first news that a lane had since this thread armed.  So the kernel's first
+// `ahead` events come before those of the lanes, and the rest behind them.  If
+// the order is unknown (kNoBell), the lanes come first.
 int EpollSet::WithLanes(epoll_event* out, int kernels, int capacity, int ahead,
                         std::uint32_t moves, Leave* leave) {
   int count = kernels;
@@ -125,15 +129,15 @@ int EpollSet::WithLanes(epoll_event* out, int kernels, int capacity, int ahead,
     Critical critical;
     wait_latch_.lock();
     if (HasUser() && life_.load(std::memory_order_relaxed) == leave->life) {
-      // (What another thread's wait has told meanwhile is none of this one's.)
+      // What another thread's wait has reported meanwhile does not count here.
       ++wait_number_;
       Rebuild();
-      // What the conductor takes from a ring it lists before it lets go of the
-      // latch; who is not looked at directly has his bit still.
+      // The conductor lists what it takes from a ring before it releases the
+      // latch.  A stream that is not looked at directly still has its bit.
       for (int d = 0; d < direct_count_; ++d) {
         if (direct_[d].lane->RxPendingQuick()) continue;
-        // (Who has found the ring empty because of him sees his latch, too: he
-        // has taken it before.)
+        // The conductor took the latch before it emptied the ring.  So a look
+        // that finds the ring empty for this reason sees the latch, too.
         std::atomic_signal_fence(std::memory_order_seq_cst);
         base::Latch& latch = direct_[d].sock->rx_latch;
         if (!latch.Held()) continue;
@@ -158,7 +162,7 @@ int EpollSet::WithLanes(epoll_event* out, int kernels, int capacity, int ahead,
     leave->Looked();
   }
   if (count == kernels) return count;
-  // (A stream that has moved in the wait may be there twice.)
+  // A stream that has moved during the wait may be there twice.
   if (moves_.load(std::memory_order_seq_cst) != moves) {
     count = MergeEvents(out, kernels, count - kernels);
   }
@@ -167,8 +171,8 @@ int EpollSet::WithLanes(epoll_event* out, int kernels, int capacity, int ahead,
   return count;
 }
 
-// epoll_wait of the kernel's part of the set, without the bell.  kOnlyBell if
-// nothing else was there.
+// epoll_wait of the kernel's part of the set.  Removes the bell, and returns
+// kOnlyBell if nothing else was there.
 int EpollSet::KernelWait(epoll_event* out, int capacity,
                          std::int64_t timeout_ns, const sigset_t* mask,
                          bool* bell, int* ahead) {
@@ -189,8 +193,8 @@ int EpollSet::KernelWait(epoll_event* out, int capacity,
     return n;
   }
   int kept = OfKernel(out, n, before, bell, ahead);
-  // The bell may have taken the room of others, and a source too: edges all, so
-  // the answer behind them is theirs.
+  // The bell, or a source, may have taken the room of other events.  Both are
+  // edges, so the answer behind them belongs to the others.
   const timespec now{};
   const bool mirrored = mirror_.fd.load(std::memory_order_relaxed) >= 0;
   const int most = mirrored ? 0 : kMostSources;
@@ -199,8 +203,8 @@ int EpollSet::KernelWait(epoll_event* out, int capacity,
     if (n <= 0) break;
     kept = OfKernel(out, n, before, bell);
   }
-  // The mirror of another process, which has the set since a fork: it tells
-  // this one of nothing, and does not go away by a look.
+  // The mirror belongs to another process that has shared the set since a fork.
+  // It tells this process nothing, and a look does not clear it.
   if (kept == kOnlyBell && timeout_ns != 0 && out[0].data.ptr == &mirror_ &&
       !mirror_.raised.load(std::memory_order_relaxed)) {
     constexpr timespec kBrief{0, 1'000'000};
@@ -209,8 +213,7 @@ int EpollSet::KernelWait(epoll_event* out, int capacity,
   return kept;
 }
 
-// The array that the program has named is not there, and of what the kernel had
-// for it a bell is nothing.
+// The program's array is not accessible.  A bell alone is no event for it.
 int EpollSet::FaultOfKernel(std::uint32_t before, bool* bell) {
   epoll_event unseen;
   const timespec now{};
@@ -234,7 +237,7 @@ int EpollSet::OfKernel(epoll_event* events, int count, std::uint32_t before,
       if (ahead != nullptr && *ahead == kNoBell) *ahead = kept;
       continue;
     }
-    // (It stays until the lanes have nothing.)
+    // The mirror stays until the lanes have nothing.
     if (events[i].data.ptr == &mirror_) [[unlikely]] {
       if (ahead != nullptr && *ahead == kNoBell) *ahead = kept;
       continue;
@@ -253,12 +256,15 @@ int EpollSet::OfKernel(epoll_event* events, int count, std::uint32_t before,
   return kept > 0 ? kept : kOnlyBell;
 }
 
-// A ONESHOT registration that moves out of the kernel is looked up in /proc and
-// then deleted there.  What the kernel tells between the two the lane would
-// tell another thread once more: the first of them spends it.  (Who is told by
-// the kernel has begun to wait before the deletion, and looks at once_moved_
-// after: it finds the mark of BeginOnceMove, and waits here for the end of the
-// move, or the count of EndOnceMove, which is past the one that it began with.)
+// A ONESHOT registration that leaves the kernel is looked up in /proc, and then
+// deleted there.  What the kernel reports between the two, the lane would
+// report again to another thread.  The first of the two reports spends the
+// registration.
+//
+// A thread with the kernel's report began to wait before the deletion, and
+// looks at once_moved_ after it.  If it finds the mark of BeginOnceMove, it
+// waits here for the end of the move.  Otherwise it finds the count of
+// EndOnceMove, which is past the count that its wait began with.
 bool EpollSet::ToldByLane(const epoll_event& event, std::uint32_t before) {
   Critical critical;
   interest_latch.lock();
@@ -275,10 +281,11 @@ bool EpollSet::ToldByLane(const epoll_event& event, std::uint32_t before) {
     only = i;
   }
   bool told = false;
-  // (Which of several it is that have the same data, nobody can tell: rather
-  // twice than never.)
+  // If several registrations have this data, the event may be of any.  Twice is
+  // better than never.
   if (only != nullptr && !several) {
-    // (Armed again meanwhile: the lane has told what there was, or will.)
+    // If it has been armed again meanwhile, the lane has reported what there
+    // was, or will.
     told = only->armed_here ||
            (!only->told_by_kernel &&
             only->spent.exchange(true, std::memory_order_relaxed));

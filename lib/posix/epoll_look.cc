@@ -1,5 +1,5 @@
-// How a wait looks for what the streams of a set have on their lanes: at the
-// few rings that are looked at directly, and then at the ready list.
+// How a wait finds what the streams of a set have on their lanes.  It looks at
+// a few rings directly, and then at the ready list.
 
 #include <sys/epoll.h>
 
@@ -17,9 +17,9 @@
 
 namespace rcsock::posix {
 
-// Chooses the few streams whose rings are looked at in every wait: a spinner
-// that looks at the ring itself sees a message one cache line earlier than one
-// that waits for its bit.
+// Chooses the few streams whose rings every wait looks at.  A spinner that
+// looks at the ring sees a message one cache line earlier than a spinner that
+// waits for a bit.
 void EpollSet::RebuildNow() {
   dirty_.store(false, std::memory_order_seq_cst);
   interest_latch.lock();
@@ -34,9 +34,9 @@ void EpollSet::RebuildNow() {
   interest_latch.unlock();
 }
 
-// The next message of a direct stream has landed (or its lane is not in memory,
-// and says that it has something, or is dead): what is reported of it
-// past the ready list, and with which data; 0: nothing.
+// A direct stream has its next message.  Or its lane is not in memory, and says
+// that it has something, or is dead.  Returns the events that are reported past
+// the ready list, with their data; 0: none.
 std::uint32_t EpollSet::Tells(const Direct& direct, std::uint64_t* data) {
   Interest* const interest = direct.interest;
   *data = interest->data.load(std::memory_order_acquire);
@@ -49,7 +49,7 @@ std::uint32_t EpollSet::Tells(const Direct& direct, std::uint64_t* data) {
   constexpr std::uint32_t kInput = EPOLLIN | EPOLLRDNORM;
   constexpr std::uint32_t kRoom = EPOLLOUT | EPOLLWRNORM;
   const bool by_edges = (events & static_cast<std::uint32_t>(EPOLLET)) != 0;
-  // (What comes with the peer's end is the list's to tell.)
+  // The ready list reports what comes with the peer's end.
   bool by_list = (events & EPOLLRDHUP) != 0 || !sock->TellsInputAlone();
   if (by_list || by_edges) {
     sock->rx_latch.lock();
@@ -62,15 +62,15 @@ std::uint32_t EpollSet::Tells(const Direct& direct, std::uint64_t* data) {
   } else if ((events & kInput) == 0) {
     return 0;
   }
-  // (A lane that says it has something may only be dead, if it is not in
-  // memory.  One that is put on the list just now is told of here: `told`
-  // keeps the list from telling it again.)
+  // If a lane is not in memory, and says that it has something, it may only be
+  // dead.  A registration that is put on the list just now is reported here.
+  // `told` keeps the list from reporting it again.
   if (!by_list && !interest->ready.load(std::memory_order_relaxed) &&
       sock->OnLane() &&
       (sock->source() == nullptr ||
        direct.lane->State() == base::Reason::kNone)) {
-    // As the kernel, an edge is told of with all that holds; and without one,
-    // room is what the list looks at in every wait.
+    // As in the kernel, an edge is reported with all that holds.  Without an
+    // edge, the list looks at room in every wait.
     const bool room = by_edges && (events & kRoom) != 0;
     if (((events & (kRoom | EPOLLONESHOT)) == 0 ||
          (room && (events & EPOLLONESHOT) == 0 &&
@@ -91,8 +91,8 @@ std::uint32_t EpollSet::Tells(const Direct& direct, std::uint64_t* data) {
 
 thread_local constinit bool tls_untold = false;
 
-// The array that the program has named is not there: the edge of a look, and
-// the one report, are used up by it.
+// The program's array is not accessible.  Undoes the look, which has used up
+// the edge and the ONESHOT report.
 void EpollSet::Untold(Interest* interest) {
   tls_untold = true;
   const std::uint32_t events = interest->events.load(std::memory_order_relaxed);
@@ -106,7 +106,7 @@ void EpollSet::Untold(Interest* interest) {
 }
 
 // Reports the direct streams that have something to read, past the ready list.
-// What else holds for them (EPOLLOUT, the end) comes by the list.
+// The list reports their other events, such as EPOLLOUT and the end.
 int EpollSet::TellDirect(epoll_event* out, int capacity) {
   if (slept_since_ != 0) [[unlikely]]
     return TellInOrder(out, capacity);
@@ -135,8 +135,9 @@ int EpollSet::TellDirect(epoll_event* out, int capacity) {
   return filled;
 }
 
-// The next message of `direct` has landed: false, or what this wait says of it.
-// For who only wants to be told of input: what Tells() asks, in line.
+// The next message of `direct` has landed.  Returns whether this wait reports
+// it, and stores the event.  For a stream that asks for input alone it has the
+// tests of Tells() in line.
 [[gnu::always_inline]] inline bool EpollSet::TellOne(const Direct& direct,
                                                      epoll_event* out) {
   Interest* const interest = direct.interest;
@@ -160,18 +161,18 @@ int EpollSet::TellDirect(epoll_event* out, int capacity) {
   return true;
 }
 
-// TellDirect for the first that is told behind a sleep, in which any number of
-// streams may have got something: by when it came, as the kernel tells. Whoever
-// writes to one connection and then to another has a server that sleeps see
-// them in this order.
+// TellDirect for the first report after a sleep.  Several streams may have
+// received something meanwhile.  They are reported by time of arrival, as in
+// the kernel: a peer writes to one connection and then to another, and a server
+// that slept sees them in this order.
 //
-// The senders say when (ShmLane::Stamp).  A message that has no time of this
-// sleep came before it was armed, or after it had been, and its stream is told
-// last.  (A time that is a lie puts the liar's own stream elsewhere; what has
-// no room for it is the first in the next look.)
+// The senders give the times (ShmLane::Stamp).  A message without a time from
+// this sleep came before the sleep was armed, or after it.  Its stream is
+// reported last.  A false time misplaces the liar's own stream alone.  A stream
+// without room is the first in the next look.
 //
-// Where there is room for some of them, the next wait goes on behind these:
-// what has been told, and is still there, comes behind the rest.
+// If only some of them find room, the next wait goes on behind these.  A stream
+// that has been reported, and still has something, comes behind the rest.
 int EpollSet::TellInOrder(epoll_event* out, int capacity) {
   struct Pending {
     std::uint64_t came;
@@ -185,8 +186,8 @@ int EpollSet::TellInOrder(epoll_event* out, int capacity) {
   const int first = direct_next_ < direct_count_ ? direct_next_ : 0;
   const int direct = direct_count_;
   const auto at = [&](int turn) { return (first + turn) % direct; };
-  // Twice: what came before something that the first round has found, and the
-  // look at its own stream had been too early for, the second one finds.
+  // Two rounds.  The first may look at a stream too early for a message that
+  // came before what it finds elsewhere.  The second finds that message.
   for (int round = 0; round < 2; ++round) {
     for (int turn = 0; turn < direct_count_; ++turn) {
       const Direct& one = direct_[at(turn)];
@@ -228,7 +229,7 @@ int EpollSet::TellInOrder(epoll_event* out, int capacity) {
   return filled;
 }
 
-// TellDirect for the set of few streams.
+// TellDirect for a set with few streams.
 [[gnu::always_inline]] inline int EpollSet::TellFew(epoll_event* out,
                                                     int capacity) {
   if (direct_next_ != 0 || slept_since_ != 0) [[unlikely]]
@@ -245,10 +246,9 @@ int EpollSet::TellInOrder(epoll_event* out, int capacity) {
   return static_cast<int>(at - out);
 }
 
-// How many of the events that there is room for may be direct ones: where the
-// list has some, those that always have something must leave it a part.  (Of
-// one, every other time all: what is on the list may have nothing after all,
-// and then the direct ones are asked.)
+// How many events may be direct.  If the list has some, streams that always
+// have something leave it a part.  If there is room for one event, the two take
+// turns.  If the list then yields nothing, the caller asks the direct streams.
 int EpollSet::DirectRoom(int room) {
   if (ready_count_.load(std::memory_order_relaxed) == 0) return room;
   if (room > 1) return room - room / 2;
@@ -256,11 +256,11 @@ int EpollSet::DirectRoom(int room) {
   return list_turn_ ? 0 : room;
 }
 
-// What this wait leaves behind for another thread: on the list, where the end
-// of the wait finds it, or (true) in a direct stream.  A kick that has come for
-// several wakes one thread; and what is level-triggered is left even if it has
-// just been told, since whoever was told need not read all of it, or any: the
-// kernel puts it back, too, and wakes the next one at once.
+// Whether this wait leaves a direct stream behind for another thread.  Listed
+// registrations the end of the wait finds.  A kick that has come for several
+// streams wakes one thread.  A level-triggered stream is left even if it has
+// just been reported, since its reader may leave bytes.  The kernel, too, puts
+// it back and wakes the next thread at once.
 bool EpollSet::LeavesSome() {
   if (undrained_ > 0) {
     undrained_ = 0;
@@ -272,8 +272,8 @@ bool EpollSet::LeavesSome() {
         interest->events.load(std::memory_order_relaxed);
     if ((events & (EPOLLIN | EPOLLRDNORM)) == 0 ||
         interest->spent.load(std::memory_order_relaxed) ||
-        // (What was told at its edge may lie there for long; what there was no
-        // room for has its edge still.)
+        // A reported edge may lie there for long.  A stream without room still
+        // has its edge.
         ((events & EPOLLET) != 0 &&
          (direct_next_ == 0 || interest->told == wait_number_))) {
       continue;
@@ -296,11 +296,11 @@ bool EpollSet::AnyDirect() {
     Sock* sock = direct_[d].sock;
     if ((events & EPOLLET) == 0) {
       if ((events & (EPOLLIN | EPOLLRDNORM)) != 0) return true;
-      // Only the end is asked for.
+      // It asks for the end only.
       if (sock->EndNext()) return true;
       continue;
     }
-    // An edge is used up by the look: it goes to the list.
+    // The look uses up an edge, so this goes to the list.
     sock->rx_latch.lock();
     const bool edge =
         sock->lane() == direct_[d].lane && direct_[d].lane->Arrived();
@@ -332,14 +332,14 @@ bool EpollSet::TimeForKernel() {
   return true;
 }
 
-// Several threads may miss each other's count: then one of them looks later.
+// Threads may miss each other's counts.  Then the look comes later.
 bool EpollSet::KernelDue() {
   const std::uint32_t waits = waits_.load(std::memory_order_relaxed) + 1;
   waits_.store(waits, std::memory_order_relaxed);
   return (waits & 3) == 0 && TimeForKernel();
 }
 
-// What KernelDue() would say.
+// The answer that KernelDue() would give.
 bool EpollSet::KernelDueNext() const {
   return (waits_.load(std::memory_order_relaxed) & 3) == 3 &&
          base::Ticks() - kernel_look_.load(std::memory_order_relaxed) >
@@ -364,7 +364,8 @@ bool EpollSet::KernelDueNext() const {
     Rebuild();
     const bool cold = first && cold_ > 0;
     first = false;
-    // Few streams are looked at several times for each look at all the rest.
+    // With few streams, each is looked at several times for one look at all
+    // others.
     const bool few = direct_count_ > 0 && direct_count_ <= 4 && turns > 0;
     for (int look = 1; look < kLooks && few && !cold; ++look) {
       bool pending = false;
@@ -396,7 +397,7 @@ bool EpollSet::KernelDueNext() const {
     }
   } while (--turns > 0 && !wait_latch_.Contended());
   wait_latch_.unlock();
-  // As in Wait.
+  // As at the end of Wait.
   if (leaves ||
       (filled > 0 && ready_count_.load(std::memory_order_seq_cst) > 0)) {
     Registry::KickSleepers(this);
@@ -412,8 +413,8 @@ int EpollSet::QuickMany(int fd, epoll_event* out, int capacity, int timeout) {
   return hook::LongEpoll(fd, out, capacity, timeout);
 }
 
-// LookAtHot of a set all of whose streams are direct: what a loop with one
-// connection needs between a message's coming and its report, and no more.
+// LookAtHot for a set all of whose streams are direct.  It does only what a
+// loop with one connection needs between a message and its report.
 [[gnu::always_inline]] inline int EpollSet::LookAtFew(int fd, epoll_event* out,
                                                       int capacity,
                                                       bool may_wait) {
@@ -431,8 +432,9 @@ int EpollSet::QuickMany(int fd, epoll_event* out, int capacity, int timeout) {
       break;
     }
     Rebuild();
-    // One stream is looked at several times for each look at all the rest, and
-    // told of at once: nobody can take it off the list while the latch is held.
+    // With one stream, several looks at it go before one look at the rest.  Its
+    // message is reported at once: while this thread has the latch, no other
+    // takes it off the list.
     const bool one = direct_count_ == 1 && direct_[0].lane->InMemory();
     if (one) [[likely]] {
       const lane::Lane* const lane = direct_[0].lane;
@@ -468,7 +470,7 @@ int EpollSet::QuickMany(int fd, epoll_event* out, int capacity, int timeout) {
     }
   }
   wait_latch_.unlock();
-  // As in Wait.
+  // As at the end of Wait.
   if (leaves || (filled > 0 && ready_count_.load(std::memory_order_seq_cst) >
                                    0)) [[unlikely]] {
     Registry::KickSleepers(this);

@@ -1,4 +1,4 @@
-// An epoll set that is waited for by the kernel: see Mirror.
+// An epoll set for which the kernel waits (see Mirror).
 
 #include "lib/posix/epoll_mirror.h"
 
@@ -31,8 +31,8 @@ constinit std::atomic<EpollSet*> mirrored_sets{nullptr};
 
 namespace {
 
-// The bells of all sets that have a mirror, in an epoll set of rcsock's own,
-// edge-triggered, which the conductor watches.
+// An epoll set of rcsock's own, which has the bells of all mirrored sets,
+// edge-triggered.  The conductor watches it.
 struct Watch {
   std::atomic<int> set{-1};
   lane::BellMask bells RC_GUARDED_BY(interest_latch) = 0;
@@ -40,17 +40,18 @@ struct Watch {
 };
 constinit Watch watch;
 
-// An epoll set has another one with EPOLLET, at whatever depth: each arrival is
-// an edge.  Written with the interest latch.
+// Some epoll set has another set with EPOLLET, at any depth.  Then each arrival
+// is an edge.  Written with interest_latch.
 constinit std::atomic<bool> edges_outside{false};
 
-// A timer will look at the sets that the conductor has found busy; in its step.
+// A timer will look at the sets that the conductor has found busy.  Belongs to
+// the conductor's turn.
 constinit bool late_posted = false;
 constexpr std::uint32_t kLateMs = 1;
 
 void LookLate();
 
-// (Without memory for the timer the conductor waits for the latches.)
+// If there is no memory for the timer, the conductor waits for the latches.
 void LookLateSoon() {
   if (late_posted) return;
   Conductor* const conductor = Conductor::IfRunning();
@@ -63,7 +64,8 @@ void LookLateSoon() {
   }
 }
 
-// The edge of the bell is gone: a set that a thread holds is looked at later.
+// The edge of the bell is used up.  If a thread holds the set, the conductor
+// looks later.
 void LookAtRang(EpollSet* set) {
   set->mirror()->late = !set->TryUpdateMirror();
 }
@@ -101,10 +103,10 @@ void BellsRang() {
   if (busy) LookLateSoon();
 }
 
-// A set may be raised already, and have rung for its generation: each set gets
-// a new generation, so that its next message is an edge.  A set that comes into
-// the list behind the interest latch here has a conductor that knows of edges;
-// a set that came before is in this walk.
+// A set may be raised already, and have rung for its generation.  Each set gets
+// a new generation, so that its next message is an edge.  This thread stores
+// the flag with interest_latch.  If a set enters the list after that, its
+// conductor knows of edges.  A set that entered before is in this walk.
 void HearEdges() {
   if (edges_outside.load(std::memory_order_relaxed)) return;
   {
@@ -184,8 +186,8 @@ void Mirror::Close() {
   raised.store(false, std::memory_order_relaxed);
 }
 
-// From now on the conductor hears the bell, and the kernel's part of the set
-// has the mirror in place of the bell and the sources.
+// From here on the conductor hears the bell.  The kernel's part of the set has
+// the mirror in place of the bell and the sources.
 bool Registry::OpenMirror(EpollSet* set) {
   Mirror& mirror = set->mirror_;
   Conductor* const conductor = Conductor::IfRunning();
@@ -200,7 +202,7 @@ bool Registry::OpenMirror(EpollSet* set) {
     if (fd < 0) return false;
     event.events = EPOLLIN;
     event.data.ptr = &mirror;
-    // A wait that is told of the mirror takes it out of what the program gets.
+    // A wait that the mirror wakes removes it from what the program gets.
     set->ever_user_.store(true, std::memory_order_release);
     if (real::epoll_ctl(set->fd_, EPOLL_CTL_ADD, fd, &event) != 0) {
       base::CloseRaw(fd);
@@ -253,7 +255,7 @@ bool EpollSet::SeenFromOutside(bool edges) {
     Critical critical;
     interest_latch.lock();
     mirror_.wanted.store(true, std::memory_order_relaxed);
-    // (Else it comes with the first stream.)
+    // Without a poller the mirror comes with the first stream.
     if (poller_ != nullptr) {
       seen = Registry::OpenMirror(this);
       if (!seen && !HasUser()) {
@@ -263,7 +265,7 @@ bool EpollSet::SeenFromOutside(bool edges) {
     }
     interest_latch.unlock();
   }
-  // Armed, then looked at.
+  // Arms, then looks.
   if (seen) UpdateMirror(false);
   return seen;
 }
@@ -278,7 +280,7 @@ bool EpollSet::HasUnread() {
         (sock->UnreadBytes() == 0 && !sock->HasError())) {
       continue;
     }
-    // (Before the interest latch is taken: it takes the stream's.)
+    // Called before interest_latch, since it takes the stream's latch.
     const bool failed = sock->HasError();
     bool has = false;
     interest_latch.lock();
@@ -296,21 +298,21 @@ bool EpollSet::HasUnread() {
   return false;
 }
 
-// The conductor (`rang`: it has taken an edge of the bell) or a thread that is
-// about to ask the kernel.
+// Called by the conductor when it has taken an edge of the bell (`rang`), or by
+// a thread that is about to ask the kernel.
 //
-// A sender rings once in a generation of the bell.  While the mirror is raised
-// nobody needs to hear more, but who waits for edges.  A new generation comes
-// before the look that lowers the mirror, or lets the conductor sleep: whoever
-// sends behind that look rings.
+// A sender rings once in a generation of the bell.  While the mirror is raised,
+// only threads that wait for edges need more rings.  A new generation begins
+// before the look that lowers the mirror or lets the conductor sleep.  So a
+// sender that posts behind that look rings.
 void EpollSet::UpdateMirror(bool rang) {
   const Critical critical;
   const base::LatchGuard hold(wait_latch_);
   UpdateMirrorLatched(rang);
 }
 
-// The conductor never sleeps for a latch that a thread of the program holds
-// while it spins, or has lost its processor.
+// A thread of the program may hold the latch while it spins, or has lost its
+// processor.  The conductor never sleeps for that latch.
 bool EpollSet::TryUpdateMirror() {
   constexpr int kTries = 32;
   const Critical critical;
@@ -365,8 +367,8 @@ void MirrorsForkChild() {
   watch.bells = 0;
   watch.conductor = nullptr;
   late_posted = false;
-  // A set that another thread was closing is in no table and in no pool, and
-  // its latch may be held for ever.
+  // A set that another thread was closing is in no table and in no pool.  Its
+  // latch may be held for ever.
   for (EpollSet* one = mirrored_sets.load(std::memory_order_relaxed);
        one != nullptr; one = one->mirror()->next) {
     Registry::ForkChild(one);
@@ -374,11 +376,11 @@ void MirrorsForkChild() {
   }
 }
 
-// --- What the set has, by a look that tells nothing and uses up no edge.
+// --- What the set has: these looks report nothing, and use up no edge.
 
-// The ready list.  Who has nothing after all leaves it, as by Collect; the rest
-// keeps its order.  (The count is changed at the end: to others the list is
-// never empty meanwhile.)
+// Whether the ready list has an event.  Registrations without events leave the
+// list, as in Collect.  The others keep their order.  The count changes at the
+// end, so that other threads never see the list empty meanwhile.
 bool EpollSet::AnyListed() {
   Interest* batch[64];
   for (bool found = false; !found;) {
@@ -407,7 +409,7 @@ bool EpollSet::AnyListed() {
   return false;
 }
 
-// What a wait would tell of one that is on the list.
+// Whether a wait would report this registration of the list.
 bool EpollSet::HasEvent(Interest* interest) {
   Sock* const sock = interest->sock;
   const std::uint32_t events = interest->events.load(std::memory_order_relaxed);
@@ -429,7 +431,7 @@ bool EpollSet::HasEvent(Interest* interest) {
       sock->Readiness(-1, (events & 0xffff) | EPOLLERR | EPOLLHUP | EPOLLRDHUP,
                       &plain) &
       ((events & 0xffff) | EPOLLERR | EPOLLHUP);
-  // Armed anew meanwhile: that is for the next look.
+  // If it has been armed anew meanwhile, the next look answers.
   const bool anew =
       interest->events.load(std::memory_order_relaxed) != events ||
       interest->sock != sock;
@@ -453,7 +455,7 @@ bool EpollSet::HasEvents() {
     }
     if (HasEvent(interest)) return true;
   }
-  // (It puts the edges of direct streams onto the list.)
+  // This puts the edges of direct streams onto the list.
   SomethingReady();
   return AnyListed();
 }

@@ -11,32 +11,34 @@ namespace rcsock::posix {
 class EpollSet;
 
 // An eventfd in the kernel's part of an epoll set.  It is readable while the
-// streams that the set has on lanes have events.  So the kernel knows whether
-// the set is readable, for whoever waits for the set: another epoll set, poll,
-// select, an io_uring, or another process.
+// set's streams on lanes have events.  So the kernel knows whether the set is
+// readable, for all that wait for the set: another epoll set, poll, select, an
+// io_uring, or another process.
 //
 // The conductor watches the bell of such a set, looks at the set, and raises
 // the mirror.  Each wait of this process looks before it asks the kernel
 // (UpdateMirrors), and raises or lowers the mirror.
 struct Mirror {
-  // Somebody may wait for the set.  Written with the interest latch.
+  // A thread may wait for the set.  Written with interest_latch.
   std::atomic<bool> wanted{false};
-  // -1: there is none.  Written with the wait latch or before the conductor
-  // knows of it.
+  // -1: there is none.  Written with the wait latch, or before the conductor
+  // knows the mirror.
   std::atomic<int> fd{-1};
-  // The eventfd's counter is not 0.  Written with `latch`, which is taken last.
+  // The eventfd's counter is not 0.  Written with `latch`, which comes last in
+  // the order of latches.
   std::atomic<bool> raised{false};
   base::Latch latch;
-  // Who watches the bell, and the sources.
+  // The conductor that watches the bell and the sources.
   const void* watched_by RC_GUARDED_BY(interest_latch) = nullptr;
-  // In the list of all sets that have ever had one.
+  // In the list of all sets that have ever had a mirror.
   bool listed RC_GUARDED_BY(interest_latch) = false;
   // Written before the set is in the list.
   EpollSet* next = nullptr;
-  // Its bell has rung, and the conductor has found the set busy; in its step.
+  // The bell has rung, and the conductor has found the set busy.  Belongs to
+  // the conductor's turn.
   bool late = false;
 
-  // Makes the set readable, and an edge where it is.
+  // Makes the set readable.  If it is readable, this is a new edge.
   void Raise() RC_EXCLUDES(latch);
   void Lower() RC_EXCLUDES(latch);
   void Close() RC_EXCLUDES(latch);
@@ -45,15 +47,15 @@ struct Mirror {
 // All sets that have ever had a mirror.
 extern std::atomic<EpollSet*> mirrored_sets;
 
-// A call is about to ask the kernel whether something is readable that may be,
-// or hold, an epoll set.  No latch held.
+// Called before a call asks the kernel about a descriptor that may be, or hold,
+// an epoll set.  The caller holds no latch.
 void UpdateMirrorsNow();
 inline void UpdateMirrors() {
   if (mirrored_sets.load(std::memory_order_relaxed) != nullptr) [[unlikely]]
     UpdateMirrorsNow();
 }
 
-// In a child of fork; the bells are the parent's.
+// In a child of fork.  The bells are the parent's.
 void MirrorsForkChild();
 
 }  // namespace rcsock::posix

@@ -1,6 +1,6 @@
-// An epoll set inside an event loop that is not ours (rcsock/asio.hpp has one
-// in Asio's reactor): the loop looks at the lanes while they are busy, and arms
-// the set before it goes to sleep in its own way.
+// An epoll set inside an event loop of the program's.  rcsock/asio.hpp has such
+// a set in Asio's reactor.  The loop looks at the lanes while they are busy,
+// and arms the set before it sleeps in its own way.
 
 #include <sched.h>
 
@@ -60,9 +60,9 @@ int EpollSet::LookFor(epoll_event* out, int capacity, std::uint64_t ticks,
 }
 
 int EpollSet::Look(epoll_event* out, int capacity, std::uint32_t spin_us) {
-  // A yield that takes so long has let somebody run, ...
+  // A longer yield has let another thread run.
   constexpr std::uint64_t kSomebodyUs = 1;
-  // ... who has work of his own.
+  // A yield longer than this has let a thread run that has other work.
   constexpr std::uint64_t kBusyUs = 8;
   constexpr std::uint64_t kPureUs = 10;
   if (!HasUser()) {
@@ -72,7 +72,7 @@ int EpollSet::Look(epoll_event* out, int capacity, std::uint32_t spin_us) {
   std::uint64_t now = 0;
   const bool shared = shares_cpu_.load(std::memory_order_relaxed);
   const std::uint64_t ticks = spin_us * base::ticks_per_us;
-  // (One tick: sixteen looks.)
+  // One tick makes sixteen looks.
   int filled = LookFor(out, capacity, shared && ticks != 0 ? 1 : ticks, &now);
   if (filled > 0 || now == 0) return filled;
   if (idle_since_.load(std::memory_order_relaxed) == 0) {
@@ -88,8 +88,8 @@ int EpollSet::Look(epoll_event* out, int capacity, std::uint32_t spin_us) {
     tls_spin.Lost(away, after);
     if (away > kSomebodyUs * base::ticks_per_us) {
       filled = LookFor(out, capacity, 0, &now);
-      // Then the one who ran here is the one who is waited for, and spinning
-      // only keeps him from it.
+      // This thread waits for the thread that ran here.  Spinning would only
+      // keep it from running.
       shares_cpu_.store(filled > 0, std::memory_order_relaxed);
       if (filled > 0) return filled;
       over = away > kBusyUs * base::ticks_per_us;
@@ -108,9 +108,9 @@ bool EpollSet::ArmOutside() {
   if (armed_outside_) return true;
   armed_outside_ = true;
   armed_since_ = base::Ticks();
-  // Arm, look, sleep, as Wait does.  seq_cst, and Arm() is a full fence: who
-  // makes something ready after our look sees the count, or the armed word, and
-  // rings the bell, which is in the kernel's set.
+  // Arm, look, sleep, as in Wait.  The count is seq_cst, and Arm() is a full
+  // fence.  A thread that makes something ready after this look sees the count,
+  // or the armed word.  It then rings the bell, which is in the kernel's set.
   sleepers_.fetch_add(1, std::memory_order_seq_cst);
   armed_poller_ = poller_ != nullptr;
   if (armed_poller_) poller_->Arm();
@@ -124,7 +124,7 @@ bool EpollSet::ArmOutside() {
     wait_latch_.lock();
     Rebuild();
     ready = HasUser() && SomethingReady();
-    // A first stream has come since: its bell was not armed.
+    // A first stream has come since.  Its bell was not armed.
     ready |= !armed_poller_ && poller_ != nullptr;
     wait_latch_.unlock();
   }
@@ -137,8 +137,9 @@ void EpollSet::DisarmOutside() {
   if (!armed_outside_) return;
   armed_outside_ = false;
   idle_since_.store(0, std::memory_order_relaxed);
-  // The bell first: what is drained on the way need not ring for us.  Whether a
-  // source has rung only the caller's loop knows: as if it had.
+  // The bell comes first: what the sources drain need not ring for this thread.
+  // Only the caller's loop knows whether a source has rung, so this assumes
+  // that it has.
   if (armed_poller_) poller_->Disarm();
   for (int i = 0; i < armed_sources_; ++i) armed_source_[i]->Disarm(true);
   sleepers_.fetch_sub(1, std::memory_order_seq_cst);

@@ -1,5 +1,5 @@
-// The ready list of a set, and what comes onto it: by the bits of the poller
-// and by the sources.
+// The ready list of a set, and how registrations come onto it: by the bits of
+// the poller, and by the sources.
 
 #include <sys/epoll.h>
 
@@ -26,7 +26,7 @@ int EpollSet::Enlist(Interest* interest) {
   return 1;
 }
 
-// Before all others.
+// Puts it before all others.
 int EpollSet::EnlistFirst(Interest* interest) {
   if (interest->ready.load(std::memory_order_relaxed)) return 0;
   interest->ready.store(true, std::memory_order_relaxed);
@@ -73,7 +73,7 @@ void EpollSet::AddSource(lane::Source* source) {
     if (one == source) return;
     if (one->fd() < 0) at = i;  // its device has gone
   }
-  if (at == kMostSources) return;  // more devices than that: by the bell
+  if (at == kMostSources) return;  // further devices report by the bell
   if (mirror_.fd.load(std::memory_order_relaxed) >= 0) {
     if (auto* const conductor = rendezvous::Conductor::IfRunning()) {
       conductor->SourceWanted(source, 1);
@@ -148,17 +148,17 @@ int EpollSet::DrainPoller(Fresh* fresh) {
     all += listed;
     if (n < 64) return all;
   }
-  // What was too much has been put back: not seen by who has looked meanwhile
-  // for another set that has the same bell.
+  // What was too much has been put back.  A thread that looked meanwhile, for
+  // another set with this bell, did not see it.
   KickBell();
   return all;
 }
 
-// The one report of `interest` is this thread's: not if ToldByLane has come
-// first, nor if it is the registration of another stream by now, nor if it has
-// been armed for others than these events: that is another report, which is on
-// the list, or found by the next look.  `data` is what it was armed with: an
-// arming that comes now is told of behind it.
+// Takes the one report of a ONESHOT registration for this thread.  False:
+// ToldByLane came first, or the registration is another stream's by now, or it
+// has been armed for other events.  Such a new arming is on the list, or the
+// next look finds it.  `data` gets what it was armed with.  If it is armed anew
+// after this, a later report tells.
 bool EpollSet::Spend(Interest* interest, const Sock* sock, std::uint32_t events,
                      std::uint64_t* data) {
   interest_latch.lock();
@@ -171,9 +171,9 @@ bool EpollSet::Spend(Interest* interest, const Sock* sock, std::uint32_t events,
   return mine;
 }
 
-// This wait tells of it.  One that is told again and again becomes hot; not by
-// two reports that are close by chance, as some of thousands that are active in
-// turn always are.
+// This wait reports the registration.  Many reports in a row make it hot.  Two
+// close reports do not: among thousands of active streams some are always close
+// by chance.
 inline void EpollSet::Report(Interest* interest, Sock* sock) {
   const std::uint32_t ago = wait_number_ - interest->told;
   interest->told = wait_number_;
@@ -189,15 +189,15 @@ inline void EpollSet::Report(Interest* interest, Sock* sock) {
 }
 
 int EpollSet::Collect(epoll_event* out, int capacity) {
-  // Taken off first and put back at the end if still ready: level-triggered
-  // streams take turns, as in the kernel.
+  // Registrations are taken off first, and put back at the end if still ready.
+  // So level-triggered streams take turns, as in the kernel.
   Interest* batch[64];
   int filled = 0;
   int looked = 0;
   const int most = ready_count_.load(std::memory_order_relaxed);
   while (filled < capacity && looked < most) {
     int n = 0;
-    int kept = 0;  // of the batch, at its front: what is put back
+    int kept = 0;  // how many of the batch are put back; they are at its front
     ready_latch_.lock();
     while (n < 64 && n < capacity - filled && ready_head_ != nullptr) {
       batch[n] = ready_head_;
@@ -220,18 +220,21 @@ int EpollSet::Collect(epoll_event* out, int capacity) {
           interest->spent.load(std::memory_order_relaxed)) {
         continue;
       }
-      // Reported already: no descriptor twice in one wait.  It stays listed.
+      // This wait has reported it already, and reports no descriptor twice.  It
+      // stays listed.
       if (interest->told == wait_number_) {
         batch[kept++] = interest;
         continue;
       }
-      // (The end is an edge of its own when it is taken: before this one.)
+      // The peer's end makes an edge of its own when it is taken, so it is
+      // taken before this edge.
       if (events & EPOLLET) sock->TakeEnd();
       if ((events & EPOLLET) &&
           !interest->edge.exchange(false, std::memory_order_relaxed)) {
         continue;
       }
-      // Closed since, and made for another stream meanwhile, whose edge it was.
+      // The registration has been closed since, and made for another stream.
+      // The edge was that stream's.
       if ((events & EPOLLET) && interest->sock != sock) [[unlikely]] {
         interest_latch.lock();
         if (interest->set != nullptr &&
@@ -242,7 +245,7 @@ int EpollSet::Collect(epoll_event* out, int capacity) {
         interest_latch.unlock();
         continue;
       }
-      // EPOLL* and POLL* have the same values for what a socket can be.
+      // For all that a socket can be, EPOLL* and POLL* have equal values.
       bool plain = false;
       const std::uint32_t holds = sock->Readiness(
           -1,
@@ -250,7 +253,8 @@ int EpollSet::Collect(epoll_event* out, int capacity) {
           &plain);
       const std::uint32_t ready =
           holds & ((events & 0xffff) | EPOLLERR | EPOLLHUP);
-      // Armed anew meanwhile: the edge that was taken may be that one's.
+      // It has been armed anew meanwhile.  The edge that was taken may belong
+      // to the new arming.
       if (!interest->Is(events, data)) [[unlikely]] {
         interest->edge.store(true, std::memory_order_relaxed);
         --b;
@@ -261,13 +265,14 @@ int EpollSet::Collect(epoll_event* out, int capacity) {
         continue;
       }
       if (!base::TryTell(out + filled, ready, data)) [[unlikely]] {
-        // As the kernel: it stays as it was, and so do those behind it.
+        // As in the kernel, this registration stays as it was, and so do those
+        // behind it.
         Untold(interest);
         for (++b; b < n; ++b) batch[kept++] = batch[b];
         capacity = filled;
         break;
       }
-      // The list may have become shorter meanwhile: what has been put back
+      // The list may have become shorter meanwhile.  What has been put back
       // would come again.
       Report(interest, sock);
       ++filled;
@@ -276,9 +281,9 @@ int EpollSet::Collect(epoll_event* out, int capacity) {
             sock->OnLane() && (events & (EPOLLOUT | EPOLLWRNORM)) == 0 &&
             (holds & ~std::uint32_t{EPOLLRDNORM}) ==
                 (EPOLLIN | Sock::kInRing))) {
-        // (A direct stream that only has something to read in its ring is
-        // looked at anyway; the look does not see the stash, nor the end, nor
-        // its own SHUT_RD.)
+        // Every wait looks at a direct stream that only has something to read
+        // in its ring.  That look does not see the stash, the end, or this
+        // end's SHUT_RD.
         batch[kept++] = interest;
       }
     }
@@ -296,9 +301,9 @@ int EpollSet::Collect(epoll_event* out, int capacity) {
   return filled;
 }
 
-// Tells of those that have come onto the list just now, and stay on it, without
-// taking them off and putting them back.  What is asked of the others, or holds
-// for them, Collect finds out.
+// Reports registrations that have come onto the list just now, and leaves them
+// there.  This saves taking them off and putting them back.  Collect handles
+// those that ask for more, or have more.
 int EpollSet::TellFresh(const Fresh& fresh, epoll_event* out, int capacity) {
   int filled = 0;
   for (int k = 0; k < fresh.count && filled < capacity; ++k) {
@@ -325,7 +330,7 @@ int EpollSet::TellFresh(const Fresh& fresh, epoll_event* out, int capacity) {
   return filled;
 }
 
-// What is due and listed, besides what is looked at directly.  What was on the
+// Reports what is due and listed, beside the direct streams.  What was on the
 // list before has its turn first.
 int EpollSet::DrainAndCollect(epoll_event* out, int capacity) {
   int filled = 0;
@@ -334,8 +339,8 @@ int EpollSet::DrainAndCollect(epoll_event* out, int capacity) {
   }
   Fresh fresh;
   const int listed = DrainPoller(&fresh);
-  // (Another thread may have listed one in between, whose bit says no more
-  // then: who tells of nothing has looked at all.)
+  // Another thread may have listed a registration in between, which used up its
+  // bit.  A wait that reports nothing has to have looked at all.
   if (listed == 0 &&
       (filled > 0 || ready_count_.load(std::memory_order_seq_cst) == 0)) {
     return filled;

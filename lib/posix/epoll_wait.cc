@@ -1,5 +1,5 @@
-// epoll_wait of a set that has streams on lanes: looks, spins, sleeps in the
-// kernel, and puts together what both sides have.
+// epoll_wait of a set that has streams on lanes.  It looks, spins, sleeps in
+// the kernel, and puts together what both sides have.
 
 #include <sched.h>
 #include <signal.h>
@@ -28,19 +28,23 @@
 
 namespace rcsock::posix {
 
-// No wake-up is lost to a stranger: while streams are in user space and
-// strangers sleep, there is a sleeper who counts, or a thread awake in a wait
-// that will hand on when it leaves, or an edge of the bell that nobody has
-// taken.
-// - The first stream's coming makes an edge behind its count (InterestsToUser,
-//   Ctl); a stranger counts itself, then looks at that count (all sequentially
-//   consistent): it sees the stream, or whoever takes the edge sees it.
-// - Whoever takes an edge, by whatever call, or counts as a sleeper, comes here
-//   when it leaves, and the last of the sleepers has taken itself off before.
-// (The kernel wakes the thread first that has come last, so edges alone reach
-// the same one again and again.)
-// Without a stream in user space there is nothing to hand on but an edge: the
-// first to come makes its own, behind its count.
+// No stranger misses a wake-up.  While streams are in user space and strangers
+// sleep, one of three holds:
+// - A counted sleeper exists.
+// - A thread is awake in a wait, and will hand on when it leaves.
+// - No thread has yet taken an edge of the bell.
+//
+// The coming of the first stream makes an edge behind its count
+// (InterestsToUser, Ctl).  A stranger counts itself, then looks at that count.
+// All of this is sequentially consistent.  So the stranger sees the stream, or
+// the thread that takes the edge sees the stranger.
+//
+// A thread that takes an edge, by any call, or counts as a sleeper, comes here
+// when it leaves.  The last sleeper has taken itself off the count before.
+//
+// The kernel first wakes the thread that came last, so edges alone reach one
+// thread again and again.  Without a stream in user space only an edge is to be
+// handed on.  The first stream that comes makes its own edge, behind its count.
 void EpollSet::HandOn(bool unlooked) {
   const bool asleep = sleepers_.load(std::memory_order_seq_cst) > 0;
   const bool strangers = strangers_.load(std::memory_order_seq_cst) > 0;
@@ -51,8 +55,8 @@ void EpollSet::HandOn(bool unlooked) {
   }
 }
 
-// What the kernel has given the thread on its way out goes on too:
-// HandOn(true).
+// HandOn(true), since an edge that the kernel gives the thread on its way out
+// goes on, too.
 void EpollSet::TakeBack(const CountedWait& wait) {
   if (wait.stranger) strangers_.fetch_sub(1, std::memory_order_seq_cst);
   if (wait.sleeper) {
@@ -62,10 +66,10 @@ void EpollSet::TakeBack(const CountedWait& wait) {
   HandOn(true);
 }
 
-// The sleep may only begin now, and its look was before: an edge ends it, or
-// makes another thread look, which does as well.  (A stranger looks, at the
-// count of streams, as MaySleep does; at signals too where it has been woken
-// before, since the kernel does not remember those of that time.)
+// The sleep may begin only now, and its look was before.  So an edge ends the
+// sleep, or makes another thread look, which is as good.  A stranger looks at
+// the count of streams, as MaySleep does.  If it has been woken before, it
+// looks at signals, too: the kernel does not remember those of that time.
 void EpollSet::Recount(const CountedWait& wait) {
   if (wait.stranger) strangers_.fetch_add(1, std::memory_order_seq_cst);
   if (wait.sleeper) {
@@ -95,31 +99,33 @@ void RecountWait(const CountedWait& wait) {
   static_cast<EpollSet*>(wait.set)->Recount(wait);
 }
 
-// A thread on its way into the kernel, and there: counted, and all is armed.
-// By cancellation too.
+// A thread on its way into the kernel, and there: it is counted, and all is
+// armed.  Its end undoes both, on cancellation too.
 //
-// Its first part is a nap of kNapNs at most, as ShmLane::SleepRx has it: armed
-// without the heavy fence, so a sender whose message was still in its store
-// buffer when it looked at the armed word kicks nobody; the nap ends by itself,
-// and the look behind its end finds the message.  (All other news is told by
-// who has fenced in full: Mark, PublishCredit, the board, KickSleepers.)
+// Its first part is a nap of kNapNs at most, as in ShmLane::SleepRx.  A nap is
+// armed without the heavy fence.  A sender may look at the armed word while its
+// message is still in its store buffer, and then kicks nobody.  The nap ends by
+// itself, and the look behind its end finds the message.  All other news comes
+// from threads that have fenced in full: Mark, PublishCredit, the board,
+// KickSleepers.
 //
-// Who naps may be missed, and nobody by him: to the others he makes a new
-// generation, and that only kicks more.  But who has an edge that nobody has
-// looked behind, while others sleep, must make sure of them: what he does not
-// see a sender may believe he has kicked for, in their generation, and a nap
-// may end in the kernel's news, on which the thread leaves without another
-// look.  So he naps only if nobody else sleeps here; who comes later arms, and
-// looks, for himself.
+// A sender may miss a napping thread, but misses no other for that: the nap
+// makes a new generation, which only adds kicks.  An unlooked edge while others
+// sleep is different.  The thread must make sure of the others.  A sender that
+// this look misses may believe that it has kicked, in their generation.  A nap
+// may end with the kernel's news, and the thread then leaves without another
+// look.  So with such an edge the thread naps only if no other sleeps here.  A
+// thread that comes later arms and looks for itself.
 class EpollSet::Sleep {
  public:
   // Arm() is a full fence, and so is the sender's side between its post and its
-  // look at the armed word; sleepers_ does the same for what this process's own
-  // threads put on the ready list.  `unlooked`: see Leave.
+  // look at the armed word.  sleepers_ does this for what threads of this
+  // process put on the ready list.  `unlooked`: see Leave.
   //
-  // `life`: the set's when the wait began.  Who closes it changes that, then
-  // looks at sleepers_ (all sequentially consistent): it leaves the poller to
-  // who is counted, or who is counted sees the new life, and touches nothing.
+  // `life` is the set's at the start of the wait.  The closing thread changes
+  // it, then looks at sleepers_; all is sequentially consistent.  Either the
+  // closing thread sees the count and leaves the poller, or the counted thread
+  // sees the new life and touches nothing.
   Sleep(EpollSet* set, std::uint32_t life, bool unlooked) : set_(set) {
     Critical critical;
     const int others = set_->sleepers_.fetch_add(1, std::memory_order_seq_cst);
@@ -138,9 +144,10 @@ class EpollSet::Sleep {
   }
   ~Sleep() {
     Critical critical;
-    // (Else a handler ends the thread.)
+    // Otherwise a handler ends the thread.
     if (tls_signals.wait.sleeper) {
-      // The bell first: what is drained on the way need not ring for us.
+      // The bell comes first: what the sources drain need not ring for this
+      // thread.
       if (poller_ != nullptr) poller_->Disarm();
     }
     for (int i = 0; i < count_; ++i) sources_[i]->Disarm(rang);
@@ -152,7 +159,7 @@ class EpollSet::Sleep {
   Sleep& operator=(const Sleep&) = delete;
 
   bool naps() const { return naps_; }
-  // The nap is over, and has found nothing: armed for good, with a new
+  // The nap is over, and has found nothing.  Arms for good, with a new
   // generation.  Then the caller looks.
   void Deepen() {
     Critical critical;
@@ -164,29 +171,29 @@ class EpollSet::Sleep {
 
  private:
   EpollSet* const set_;
-  lane::shm::ShmPoller* poller_ = nullptr;  // that this one has armed
+  lane::shm::ShmPoller* poller_ = nullptr;  // armed by this sleep
   bool naps_ = false;
   int count_ = 0;
   lane::Source* sources_[kMostSources];
 };
 
-// The kernel gives an edge to one thread, and a sender kicks once a generation.
-// So with the edge of those who sleep their generation is used up, whoever has
-// taken it: they get another, or the next message would kick nobody.  True if
-// there is nothing for them.
+// Gives the other sleepers a new generation.  The kernel gives an edge to one
+// thread, and a sender kicks once in a generation.  So the edge has used up the
+// generation of all sleepers.  Without a new generation the next message would
+// kick none of them.  Returns whether there is nothing for them.
 //
-// Not before a thread is about to leave with an edge: while it looks it needs
-// no kick, if it goes to sleep it makes a new generation and looks again
-// (Sleep), and if it kicks one of them that one takes all this upon him.  So a
-// thread that is woken in vain fences once, not twice.
+// This comes only when a thread is about to leave with an edge.  While it
+// looks, it needs no kick.  If it goes to sleep, it makes a new generation and
+// looks again (Sleep).  If it kicks a sleeper, that thread takes over this
+// duty.  So a thread that is woken in vain fences once, not twice.
 bool EpollSet::NothingBehind() {
   if (sleepers_.load(std::memory_order_seq_cst) == 0) return true;
   Critical critical;
   wait_latch_.lock();
-  // Renew() is a heavy fence between the new generation and the look: a sender
-  // that has kicked nobody, because it still saw the old one, has posted before
-  // it, and the look sees that, an edge too; who posts later sees the new one,
-  // and kicks.
+  // Renew() is a heavy fence between the new generation and the look.  A sender
+  // that saw the old generation, and kicked nobody, has posted before the
+  // fence.  The look sees that post, an edge too.  A sender that posts later
+  // sees the new generation, and kicks.
   if (poller_) poller_->Renew();
   Rebuild();
   const bool nothing = !SomethingReady();
@@ -217,11 +224,13 @@ int EpollSet::Wait(Leave* leave, epoll_event* out, int capacity,
                    std::int64_t timeout_ns, const sigset_t* mask) {
   std::uint32_t signals = leave->signals;
   const std::uint32_t life = leave->life;
-  // Closed meanwhile, and perhaps another set by now.  (TCP sleeps on.)
+  // The set was closed meanwhile, and may be another set by now.  On TCP a wait
+  // would sleep on.
   const auto gone = [&] {
     return life_.load(std::memory_order_seq_cst) != life;
   };
-  // Set when the first look has found nothing: what is ready costs no clock.
+  // Set when the first look has found nothing, so that a wait with ready
+  // streams reads no clock.
   std::uint64_t deadline = 0;
   const auto left = [&]() -> std::int64_t {
     if (timeout_ns <= 0) return timeout_ns;
@@ -236,8 +245,9 @@ int EpollSet::Wait(Leave* leave, epoll_event* out, int capacity,
   }
   WaitMask wait_mask(mask);
   while (!HasUser()) {
-    // (Of what an edge may have meant here, the first stream has not come, or
-    // will make another one; and the unread is looked for now.)
+    // The edge may have meant the first stream, which has not come, or will
+    // make another edge.  It may have meant unread bytes, for which this looks
+    // now.
     leave->Looked();
     if (AnyUnread()) {
       const int n = EpollFindsUnread(this, out, capacity);
@@ -263,7 +273,7 @@ int EpollSet::Wait(Leave* leave, epoll_event* out, int capacity,
     }
     if (n != kOnlyBell && !(n == 0 && interrupted)) return n;
     if (HasUser()) break;
-    // (A look that does not wait is no wait that a handler could end.)
+    // A look that does not wait cannot be ended by a handler.
     if (interrupted && timeout_ns != 0) {
       errno = EINTR;
       return -1;
@@ -273,11 +283,11 @@ int EpollSet::Wait(Leave* leave, epoll_event* out, int capacity,
   int result = 0;
   int error = 0;
   Spinner spin;
-  // However busy the lanes are, kernel descriptors get their look; first, so
-  // that ready streams cannot take all the room.
+  // However busy the lanes are, kernel descriptors get their look.  It comes
+  // first, so that ready streams cannot take all the room.
   const std::uint32_t moves = moves_.load(std::memory_order_seq_cst);
-  // (So do the bitmaps and the list, every fourth time: a direct stream that
-  // always has something would keep them waiting.)
+  // The bitmaps and the list get their look every fourth time, too.  Otherwise
+  // a direct stream that always has something would keep them waiting.
   bool due = false;
   if (!InOrderWithKernel(capacity) && KernelDue() && !gone()) {
     due = true;
@@ -321,8 +331,8 @@ int EpollSet::Wait(Leave* leave, epoll_event* out, int capacity,
           const int room = DirectRoom(capacity);
           filled = TellDirect(out, room);
           if (crowded) hot_hits_ += static_cast<std::uint32_t>(filled);
-          // The bitmaps and the list in few of the looks, where there are
-          // direct streams, so that these are met early.
+          // If there are direct streams, only a few looks include the bitmaps
+          // and the list.  So messages on direct streams are found early.
           undrained_ += due || (crowded && filled == 0) ? kColdLooks : 1;
           due = false;
           if (direct_count_ == 0 || undrained_ >= kDirectLooks ||
@@ -350,7 +360,7 @@ int EpollSet::Wait(Leave* leave, epoll_event* out, int capacity,
             break;
           }
         }
-        // (Who has the processor meanwhile may be who sends.)
+        // The thread that gets the processor meanwhile may be the sender.
         const auto yield = [this, capacity] {
           wait_latch_.AssertHeld();
           if (InOrderWithKernel(capacity)) ArmAwake();
@@ -370,7 +380,7 @@ int EpollSet::Wait(Leave* leave, epoll_event* out, int capacity,
     }
     if (kernel) {
       leave->Ask();
-      // (What the lanes have must find room.)
+      // Keeps room for what the lanes have.
       int ahead = kNoBell;
       const int more = KernelWait(out, peeked ? capacity / 2 : capacity, 0,
                                   nullptr, &leave->unlooked, &ahead);
@@ -398,7 +408,7 @@ int EpollSet::Wait(Leave* leave, epoll_event* out, int capacity,
     }
     if (timeout_ns == 0) break;
     if (left() == 0) {
-      // It may have lost its CPU for longer than that: one last look.
+      // The thread may have lost its CPU for longer than that: one last look.
       timeout_ns = 0;
       continue;
     }
@@ -409,7 +419,7 @@ int EpollSet::Wait(Leave* leave, epoll_event* out, int capacity,
       break;
     }
     if (!over) continue;
-    // Arm, look, sleep; a nap first.
+    // Arm, look, sleep.  A nap comes first.
     leave->Owe();
     const std::uint64_t armed_at = base::Ticks();
     std::optional<Sleep> sleep(std::in_place, this, life, leave->unlooked);
@@ -418,10 +428,10 @@ int EpollSet::Wait(Leave* leave, epoll_event* out, int capacity,
     int ahead = kNoBell;
     while (!gone()) {
       const bool ready = LookBeforeSleep(sleep->naps(), armed_at);
-      // (Armed anew before.)
+      // It has armed anew before this look.
       leave->Looked();
-      // A stream that has gone to the kernel since leaves that list, and maybe
-      // bytes that the kernel does not know of.
+      // A stream that has gone to the kernel since leaves the ready list.  It
+      // may have bytes that the kernel does not know of.
       if (!ready && AnyUnread()) {
         result = EpollFindsUnread(this, out, capacity);
       }
@@ -449,8 +459,9 @@ int EpollSet::Wait(Leave* leave, epoll_event* out, int capacity,
     error = errno;
     if (start != 0) Spinner::Slept(start);
     sleep->rang = leave->unlooked;
-    // Nobody has rung: no lane had anything before that, but for what a sender
-    // had who has seen nobody armed (of whom naps alone are missed).
+    // No sender has rung.  So no lane had anything before the kernel's events,
+    // except from a sender that saw no armed thread.  Only naps are missed in
+    // this way.
     if (n > 0 && ahead == kNoBell) ahead = sleep->naps() ? 0 : n;
     sleep.reset();
     if (gone()) return leave->Closed();
@@ -465,12 +476,13 @@ int EpollSet::Wait(Leave* leave, epoll_event* out, int capacity,
     }
     spin = Spinner();
   }
-  // Who leaves work behind wakes the next.
+  // A thread that leaves work behind wakes the next thread.
   if (result > 0 && ready_count_.load(std::memory_order_seq_cst) > 0) {
     Registry::KickSleepers(this);
     leave->Looked();
   }
-  // (Of what has come to streams that are the kernel's, who is woken looks.)
+  // A woken thread looks itself at what has come to streams that are the
+  // kernel's.
   if (leave->unlooked && HasUser() && !AnyUnread() && NothingBehind()) {
     leave->Looked();
   }

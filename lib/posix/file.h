@@ -6,38 +6,38 @@
 
 namespace rcsock::posix {
 
-// kBetween: in the table alone, where a number is that the kernel is closing at
+// kBetween is in the table alone, at a number that the kernel is closing at
 // this moment.
 enum class FileKind : std::uint8_t { kSock, kEpoll, kBetween };
 
-// An open description that rcsock follows.  The objects come from pools and are
-// never given back to the heap, so a pointer read from the table stays readable
-// although another thread closes the descriptor meanwhile; what it names is
-// checked under the object's own latch.
+// An open description that rcsock follows.  The objects come from pools, and
+// never go back to the heap.  So a pointer from the table stays readable while
+// another thread closes the descriptor.  Whether the object is still the
+// number's is checked with its own latch held (I-LIFE-1).
 struct alignas(16) File {
   constexpr explicit File(FileKind k) : kind(k) {}
   const FileKind kind;
-  // Numbers of this process that name it; 0: in the pool or closing.
+  // How many numbers of this process name it; 0: in the pool, or closing.
   std::atomic<int> fds{0};
 };
 
-// Descriptors above this are never followed, so they stay on TCP.  (The table
-// is zero pages until touched.)
+// Descriptors above this are never followed, and stay on TCP.  The table is
+// zero pages until it is touched.
 constexpr int kMaxFds = 1 << 20;
-// A file; kClaimed beside it: somebody is closing the number, which is good
-// until he has.  kLeft: he has, where the file has other numbers, seen to it
-// that it goes by another one.  kHeld: somebody makes another number of it, and
-// it is not closed before he has (HeldNumber).  kLaneMark: it is a stream that
-// was on a lane in shared memory when this was noted, and has no other of these
-// beside it.  A hint: such a call finds what it needs without a look at the
-// line that says what the file is (Sock::QuickRecv knows whether it is still
-// true).
+// A file, with marks.  kClaimed: a thread is closing the number, which is valid
+// until that is done.  kLeft: a closing thread has seen to it that a file with
+// other numbers goes by another.  kHeld: a thread is duplicating the number,
+// which is not closed before that is done (HeldNumber).  kLaneMark: the file is
+// a stream that was on a lane in shared memory when this was noted.  It has no
+// other mark.  This is a hint.  With it a call does not read the cache line
+// that says what the file is; Sock::QuickRecv knows whether the hint still
+// holds.
 //
-// While an entry names a file, the file is in no pool: whoever closes a number
-// keeps it until he has taken it out of here.  So who has found it here, and
-// then asks again with a latch of the file's held, knows that it is what the
-// number names until he lets go of the latch; who has not asked again may hold
-// the latch of what is another connection by now.
+// While an entry names a file, the file is in no pool: the closing thread keeps
+// it until the entry is gone.  A thread that finds a file here takes a latch of
+// the file's, and asks the table again.  If the entry still names the file,
+// that holds until the thread releases the latch.  A thread that does not ask
+// again may hold the latch of another connection by now.
 extern std::atomic<std::uintptr_t> fd_table[kMaxFds];
 constexpr std::uintptr_t kClaimed = 1;
 constexpr std::uintptr_t kLaneMark = 2;
@@ -57,10 +57,10 @@ inline std::uintptr_t WholeEntry(int fd) {
              : 0;
 }
 
-// To be compared or looked at by its kind.
+// For comparison, or to look at its kind.
 inline File* Entry(int fd) { return FileIn(WholeEntry(fd)); }
 
-// Where that stands; null: nowhere.
+// The address of that entry; null: there is none.
 inline const void* TablePlace(int fd) {
   return static_cast<unsigned>(fd) < static_cast<unsigned>(kMaxFds)
              ? &fd_table[fd]
@@ -70,7 +70,8 @@ inline const void* TablePlace(int fd) {
 // What the number names when the kernel is done with it.
 [[gnu::noinline]] File* Settled(int fd);
 
-// Not with a latch held: it may wait for who closes the number.
+// What the number names.  It may wait for a closing thread, so the caller holds
+// no latch.
 inline File* Lookup(int fd) {
   File* file = Entry(fd);
   return __builtin_expect(file != nullptr && file->kind == FileKind::kBetween,
@@ -79,8 +80,9 @@ inline File* Lookup(int fd) {
              : file;
 }
 
-// What it names for the caller, for those that look at all numbers: waits for
-// nobody, and finds nothing where the kernel is not done.
+// What the number names for the caller.  For threads that look at all numbers:
+// it does not wait, and finds nothing at numbers with which the kernel is not
+// done.
 [[gnu::noinline]] File* NamedInBetween(int fd);
 inline File* Named(int fd) {
   File* file = Entry(fd);

@@ -24,7 +24,7 @@ namespace rcsock::posix {
 namespace {
 
 constexpr unsigned long kAttachToKcm = 0x89e0;  // SIOCKCMATTACH
-// SECCOMP_IOCTL_NOTIF_ADDFD: another process gets the descriptor.
+// SECCOMP_IOCTL_NOTIF_ADDFD gives the descriptor to another process.
 constexpr unsigned long kAddToNotified = 0x40182103;
 constexpr std::size_t kAddedAt = 12;
 constexpr std::uint64_t kMostInBatch = 1 << 16;
@@ -45,7 +45,7 @@ const void* Pointer(std::uint64_t address) {
   return reinterpret_cast<const void*>(address);
 }
 
-// How long the values of a map of sockets are; 0: it is another map.
+// The size of the values of a map of sockets; 0: it is another map.
 std::uint32_t ValueSize(std::uint32_t map) {
   bpf_map_info info{};
   bpf_attr attributes{};
@@ -80,7 +80,7 @@ void BeforeGivingIoctl(unsigned long request, const void* argument) {
 void BeforeBpf(long command, const void* attributes, unsigned long size) {
   if (command != BPF_MAP_UPDATE_ELEM && command != BPF_MAP_UPDATE_BATCH) return;
   const int saved = errno;
-  // (Shorter ones have zeros for the rest.)
+  // A shorter argument has zeros for the rest.
   bpf_attr what{};
   BeforeLooking();
   if (Null(attributes) ||
@@ -103,8 +103,8 @@ void BeforeBpf(long command, const void* attributes, unsigned long size) {
 
 void AfterNetlink(int protocol) {
   const int saved = errno;
-  // (Programs ask many things by the general protocol; connections are named
-  // to this one module.)
+  // Programs ask many things by the general protocol.  They name connections to
+  // this one module.
   if (protocol == NETLINK_ISCSI ||
       (protocol == NETLINK_GENERIC &&
        ::syscall(SYS_access, "/sys/module/nbd", F_OK) == 0)) {

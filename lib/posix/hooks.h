@@ -3,8 +3,8 @@
 
 #include "lib/base/real.h"
 
-// What each interposed symbol does: rcsock::posix::hook::recv(...) and so on,
-// with the signatures of lib/base/calls.def.
+// What each interposed symbol does, as rcsock::posix::hook::recv(...) and so
+// on. lib/base/calls.def has the signatures.
 namespace rcsock::posix::hook {
 
 #define CALL(group, result, name, params, args, doc) result name params;
@@ -17,15 +17,15 @@ namespace rcsock::posix::hook {
 #undef VARIADIC
 #undef ALIAS
 
-// The variadic ones, their argument already fetched.
+// The variadic calls, with their argument fetched.
 int Fcntl(int fd, int command, long argument);
 int Ioctl(int fd, unsigned long request, void* argument);
 int Prctl(int option, const unsigned long (&arguments)[4]);
 void BeforeStdio(int fd);
-// By the call, whatever its name, with these CLONE_... .
+// Called before any clone call, with its CLONE_ flags.
 void BeforeClone(unsigned long flags);
 
-// Whether the kernel takes it for a time.
+// Whether the kernel accepts it as a time.
 inline bool Valid(const timespec* timeout) {
   return timeout->tv_sec >= 0 && timeout->tv_nsec >= 0 &&
          timeout->tv_nsec < 1'000'000'000;

@@ -20,17 +20,17 @@
 
 // What the hooks of hooks_recv.cc, hooks_send.cc and hooks_sendfile.cc share.
 //
-// read, recv, write and send take the short way of a stream on a lane, or that
-// of one on TCP: few instructions and fewer cache lines, since after a sleep in
-// the kernel each is a miss.  They are "hot": the compiler puts such functions
-// together (.text.hot).  Each of the ways that a hook may go on is a function
-// that it ends with (Real..., Kernel..., Plain..., Lane..., Long...), so that
-// it saves no registers itself.
+// read, recv, write and send have a short way for a stream on a lane, and
+// another for a stream on TCP.  It takes few instructions and fewer cache
+// lines, since after a sleep in the kernel each is a miss.  These functions are
+// "hot": the compiler puts them together (.text.hot).  Each further way is a
+// function that the hook ends with (Real..., Kernel..., Plain..., Lane...,
+// Long...), so that the hook saves no registers.
 namespace rcsock::posix::hook {
 
-// False where the kernel refuses the vector, and says why better than we could.
-// (What lies around the lengths is on the pages of these, but for what is
-// before the first.)
+// Sums up the lengths.  False: the kernel refuses the vector, and reports why.
+// What lies around a length is on the page of that length; only iov_base of the
+// first lies before it.
 inline bool Total(const iovec* iov, long count, std::size_t* total) {
   if (count < 0 || count > IOV_MAX || (count > 0 && Null(iov))) return false;
   void* first;
@@ -49,7 +49,7 @@ inline bool Total(const iovec* iov, long count, std::size_t* total) {
   return true;
 }
 
-// The same of a message's.
+// Total of a message's vector.
 inline bool Total(const msghdr* message, std::size_t* total) {
   const iovec* iov;
   std::size_t count;
@@ -59,30 +59,31 @@ inline bool Total(const msghdr* message, std::size_t* total) {
          Total(iov, static_cast<long>(count), total);
 }
 
-// What a call of several messages says where the next one is a bad pointer.
+// What a call with several messages returns if the next message is a bad
+// pointer.
 inline int Faulted(unsigned done) {
   if (done > 0) return static_cast<int>(done);
   errno = EFAULT;
   return -1;
 }
 
-// Before a later part of a call that does one after the other: waits until `fd`
-// is ready for `events`.  False: the call ends with what it has done, as the
-// kernel's does where it would sleep: a handler has run since it began
-// (`signals` is what tls_signals.any was), whatever that handler's flags, or
-// the socket's time is over.
+// Called before a later part of a call that works by parts: waits until `fd` is
+// ready for `events`.  False: the call ends with what it has done, as the
+// kernel's does where it would sleep.  Either a handler has run since the call
+// began, whatever its flags, or the socket's time is over.  `signals` is what
+// tls_signals.any was at the start.
 [[gnu::cold]] bool GoesOn(int fd, short events, std::uint32_t signals);
 
 // A length that read, write and sendfile refuse before they look at the socket.
 inline bool Negative(size_t length) { return static_cast<ssize_t>(length) < 0; }
 
-// What send and recv, which refuse no length, take at most (MAX_RW_COUNT).
+// The most that send and recv, which refuse no length, take (MAX_RW_COUNT).
 constexpr std::size_t kMostMoved = 0x7ffff000;
 inline size_t Capped(size_t length) {
   return length < kMostMoved ? length : kMostMoved;
 }
 
-// A vector of more than that, cut as the kernel cuts it: `call(iov, count)`.
+// Cuts a longer vector as the kernel does, and runs `call(iov, count)`.
 template <class Call>
 [[gnu::cold, gnu::noinline]] ssize_t WithCut(const iovec* iov, int count,
                                              Call&& call) {
@@ -101,28 +102,28 @@ template <class Call>
   return call(cut.get(), pieces);
 }
 
-// A flag that only the kernel's own callers may set: recvmsg and sendmsg
-// refuse it before they look at anything.
+// A flag for the kernel's own callers.  recvmsg and sendmsg refuse it before
+// they look at anything.
 constexpr int kCompat = INT_MIN;  // MSG_CMSG_COMPAT
 
-// Of preadv2 and pwritev2: those that mean nothing to a socket, and RWF_NOWAIT.
-// What the kernel makes of any other is its business.
+// The flags of preadv2 and pwritev2 that mean nothing to a socket, and
+// RWF_NOWAIT.  Any other flag is left to the kernel.
 constexpr int kVectorFlags =
     RWF_HIPRI | RWF_DSYNC | RWF_SYNC | RWF_APPEND | RWF_NOWAIT;
 
 inline bool Engine(const Sock* sock) { return sock->mode() == Mode::kEngine; }
 
-// Of an entry with kLaneMark, which has no other.
+// For an entry with kLaneMark and no other mark.
 inline Sock* LaneSock(std::uintptr_t entry) {
   return &static_cast<Sock&>(*reinterpret_cast<File*>(entry - kLaneMark));
 }
 
-// Whether it stands there still.
+// Whether `entry` still stands in the table.
 [[gnu::always_inline]] inline auto Stands(const std::atomic<std::uintptr_t>* at,
                                           std::uintptr_t entry) {
   return [=] { return at->load(std::memory_order_relaxed) == entry; };
 }
-// Whether the number is still the stream's that has been found there.
+// Whether the number still names the stream that was found there.
 [[gnu::always_inline]] inline auto StillAt(int fd, const Sock* sock) {
   return [=] { return sock->IsAt(fd); };
 }

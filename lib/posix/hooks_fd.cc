@@ -1,4 +1,4 @@
-// Making, closing and copying descriptors.
+// Descriptors are made, closed and copied here.
 
 #include <fcntl.h>
 #include <linux/close_range.h>
@@ -44,14 +44,14 @@ bool RefuseTarget(int to) {
   return true;
 }
 
-// A number at the limit or past it, which may be open: dup2 and dup3 fail, and
-// it keeps what it names.
+// The number is at the limit or past it, and may be open.  dup2 and dup3 then
+// fail, and it keeps what it names.
 bool PastLimit(int to) {
   return Lookup(to) != nullptr && BeyondLimit(static_cast<rlim_t>(to) + 1);
 }
 
-// Of an address that the kernel has read, in network order; 0: of none, or of
-// another family.
+// The port of an address that the kernel has read, in network order.  0: no
+// address, or of another family.
 std::uint16_t PortIn(const sockaddr* address, socklen_t length) {
   const auto* inet = reinterpret_cast<const sockaddr_in*>(address);
   sa_family_t family = AF_UNSPEC;
@@ -72,7 +72,7 @@ std::uint16_t OwnPort(int fd) {
   return known ? PortIn(reinterpret_cast<sockaddr*>(&own), length) : 0;
 }
 
-// The rest of accept: the connection is new and ours to follow.
+// The rest of accept, for a new connection that rcsock may follow.
 int Accepted(int listener, int fd, const sockaddr_storage& peer,
              socklen_t length, bool nonblock) {
   if (fd < 0) return fd;
@@ -81,7 +81,7 @@ int Accepted(int listener, int fd, const sockaddr_storage& peer,
   if (Inet(peer.ss_family) && !InBorrowedMemory()) {
     bool tcp = LookupSock(listener) != nullptr;
     if (!tcp) {
-      // A listener that this process was started with.
+      // The process was started with this listener.
       tcp = Sock::IsTcp(fd);
     }
     if (tcp) BeforeLooking();
@@ -105,7 +105,8 @@ int Accepted(int listener, int fd, const sockaddr_storage& peer,
 }  // namespace
 
 int socket(int domain, int type, int protocol) {
-  // (As epoll_create1: librdmacm keeps its connection to ibacm for good.)
+  // Moved up as in epoll_create1: librdmacm keeps its connection to ibacm for
+  // good.
   if (base::tls_internal) {
     return base::OpenHighForParent(
         [&] { return ::syscall(SYS_socket, domain, type, protocol); });
@@ -127,7 +128,7 @@ int socket(int domain, int type, int protocol) {
 }
 
 int eventfd(unsigned initial, int flags) {
-  // (As epoll_create1.)
+  // As in epoll_create1.
   if (base::tls_internal) {
     return base::OpenHigh(
         [&] { return ::syscall(SYS_eventfd2, initial, flags); });
@@ -152,7 +153,7 @@ int timerfd_create(int clock, int flags) {
 int bind(int fd, const sockaddr* address, socklen_t length) {
   const int result = real::bind(fd, address, length);
   if (result == 0 || errno != EADDRINUSE) return result;
-  // (UDP's ports are others.)
+  // UDP has ports of its own.
   const std::uint16_t port =
       LookupSock(fd) != nullptr ? PortIn(address, length) : 0;
   errno = EADDRINUSE;
@@ -176,7 +177,7 @@ int accept4(int fd, sockaddr* address, socklen_t* length, int flags) {
     accepted =
         real::accept4(fd, reinterpret_cast<sockaddr*>(&peer), &size, flags);
   } else {
-    // The kernel writes there, or says why it can't.
+    // The kernel writes there, or reports why it cannot.
     socklen_t capacity = 0;
     BeforeLooking();
     if (Null(length) || !base::TryLoad(length, &capacity)) {
@@ -201,12 +202,12 @@ int accept(int fd, sockaddr* address, socklen_t* length) {
 
 int connect(int fd, const sockaddr* address, socklen_t length) {
   Sock* sock = LookupSock(fd);
-  // To no address: the end of a connection, whose descriptor may have another.
+  // AF_UNSPEC ends a connection.  The descriptor may get another.
   sa_family_t family = AF_INET;
   if (sock != nullptr && !Null(address) &&
       length >= static_cast<socklen_t>(sizeof family) &&
       base::TryLoad(&address->sa_family, &family) && family == AF_UNSPEC) {
-    // (A peer that hangs does not let go of the lane.)
+    // A peer that hangs does not let go of the lane.
     if (!sock->Pin(base::Reason::kPinnedOption)) {
       errno = EBUSY;
       return -1;
@@ -221,16 +222,17 @@ int connect(int fd, const sockaddr* address, socklen_t length) {
       return real::connect(fd, address, length);
     });
   }
-  // (Who is interrupted may look for its end by poll, and never call again.)
+  // An interrupted caller may poll for the end of connect, and never call
+  // again.
   if (sock != nullptr &&
       (result == 0 || errno == EINPROGRESS || errno == EINTR)) {
     const int saved = errno;
-    // (Closed in a call that may have waited long.)
+    // The call may have waited long, and the number been closed meanwhile.
     const SockAt still(fd);
     if (!still || &*still != sock) return result;
     if (sock->listening.load(std::memory_order_relaxed)) {
-      // Until shutdown().  What was asked of it meanwhile, the kernel alone
-      // knows.
+      // It was listening until shutdown().  The kernel alone knows the options
+      // of that time.
       sock->listening.store(false, std::memory_order_relaxed);
       sock->Pin(base::Reason::kPinnedOption);
     }
@@ -254,7 +256,7 @@ int close(int fd) {
       base::CloseRaw(fd);
       return 0;
     }
-    // (In a child of vfork too: it may have to wake the conductor.)
+    // Also in a child of vfork, which may have to wake the conductor.
     errno = EBADF;
     return -1;
   }
@@ -266,18 +268,19 @@ int close_range(unsigned first, unsigned last, int flags) {
   if ((flags & CLOSE_RANGE_CLOEXEC) != 0 || first > last) {
     return real::close_range(first, last, flags);
   }
-  // A kernel without it, or that does not know the flags, closes nothing.
-  // (There is no such number.)
+  // A kernel without close_range, or that does not know the flags, closes
+  // nothing.  No descriptor has this number.
   if (real::close_range(~0u, ~0u, flags & ~CLOSE_RANGE_UNSHARE) != 0) return -1;
   if ((flags & CLOSE_RANGE_UNSHARE) != 0 && !InBorrowedMemory()) {
-    // The thread parts from the others, whose numbers these are still.
+    // The thread leaves the shared table.  These numbers still belong to the
+    // other threads.
     if (::syscall(SYS_unshare, CLONE_FILES) != 0) return -1;
     flags = 0;
   } else {
     CloseFollowed(first, last);
   }
   uring::BeforeClose(first, last);
-  // Around our own.
+  // Closes around rcsock's own descriptors.
   constexpr unsigned kHighest = 65536;
   unsigned from = first;
   for (unsigned fd = first; fd <= last && fd < kHighest; ++fd) {
@@ -294,7 +297,7 @@ void closefrom(int first) {
   const auto close_other = [](int fd) {
     if (!base::IsInternalFdOrGone(fd)) hook::close(fd);
   };
-  // As libc without close_range: of a million numbers few are open.
+  // As libc does without close_range.  Of a million numbers few are open.
   if (base::EachDescriptor(from, close_other)) return;
   const long top = std::min<long>(::sysconf(_SC_OPEN_MAX), kMaxFds);
   for (int fd = from; fd < top; ++fd) close_other(fd);

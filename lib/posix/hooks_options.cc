@@ -1,4 +1,4 @@
-// What a descriptor is asked and told: fcntl, ioctl, options.
+// What the program asks and sets on a descriptor: fcntl, ioctl, options.
 
 #include <fcntl.h>
 #include <linux/sockios.h>
@@ -24,21 +24,21 @@
 namespace rcsock::posix::hook {
 namespace {
 
-// After it nothing of the way back to TCP need come through.
+// After these options nothing of the way back to TCP may come through.
 bool Blinds(int level, int name) {
   return (level == SOL_SOCKET &&
           (name == SO_ATTACH_FILTER || name == SO_ATTACH_BPF)) ||
          (level == IPPROTO_TCP && name == TCP_REPAIR);
 }
 
-// No rate of SO_MAX_PACING_RATE, which takes 8 bytes or 4.
+// Whether SO_MAX_PACING_RATE, with 8 bytes or 4, sets no rate.
 bool Unpaced(const void* value, socklen_t length) {
   std::uint64_t rate = 0;
   std::memcpy(&rate, value, length < sizeof rate ? 4 : sizeof rate);
   return rate == (length < sizeof rate ? ~std::uint32_t{0} : ~std::uint64_t{0});
 }
 
-// To where the program wants it: 0, or -1 with errno.
+// Stores it where the program wants it.  Returns 0, or -1 with errno.
 int Put(void* to, const void* from, std::size_t length) {
   if (length == 0 || (!Null(to) && base::TryPut(to, from, length))) return 0;
   errno = EFAULT;
@@ -90,7 +90,7 @@ int Ioctl(int fd, unsigned long request, void* argument) {
   const int result = RCSOCK_REAL(ioctl)(fd, request, argument);
   if (sock && result == 0) {
     if (request == SIOCATMARK) {
-      // What was read ahead lies before it.
+      // Bytes that were read ahead lie before the mark.
       int* const at = static_cast<int*>(argument);
       if (*at != 0 && sock->HasReadAhead()) *at = 0;
     } else if (request == FIONBIO) {
@@ -102,7 +102,7 @@ int Ioctl(int fd, unsigned long request, void* argument) {
   return result;
 }
 
-// (libc's makes the ioctl by a call of its own.)
+// libc's sockatmark makes the ioctl by a call of its own.
 int sockatmark(int fd) {
   int at = 0;
   return Ioctl(fd, SIOCATMARK, &at) < 0 ? -1 : at;
@@ -116,18 +116,18 @@ int getsockopt(int fd, int level, int name, void* value, socklen_t* length) {
     int kept = 0;
     if (sock && sock->KeptOption(name, &kept)) {
       room = std::min<socklen_t>(room, sizeof kept);
-      // (Of no bytes none are written, wherever that is.)
+      // Without room nothing is written, so any address is right.
       return Put(length, &room, sizeof room) != 0 ? -1
                                                   : Put(value, &kept, room);
     }
-    // It receives.
+    // This option receives.
     if (sock && name == TCP_ZEROCOPY_RECEIVE) sock->PinByOption();
   }
   const int result = real::getsockopt(fd, level, name, value, length);
   if (result != 0) return result;
   if (level == SOL_SOCKET && name == SO_ERROR) {
-    // The kernel's error is of the anchor; the stream may keep one of its own,
-    // or the same, and each is told once.
+    // The kernel's error is the anchor's.  The stream may keep an error of its
+    // own, equal or not.  Each is reported once.
     int error = 0;
     const SockAt sock(fd);
     if (sock && sock->mode() != Mode::kPlain) {
@@ -148,8 +148,8 @@ int getsockopt(int fd, int level, int name, void* value, socklen_t* length) {
   return result;
 }
 
-// (Before it looks at what it is given, as the kernel does.  Of a connection
-// that TCP knows to be over the kernel says it.)
+// Asks before it looks at its arguments, as the kernel does.  If TCP knows that
+// the connection is over, the kernel reports that.
 int getpeername(int fd, sockaddr* address, socklen_t* length) {
   {
     const SockAt sock(fd);
@@ -200,7 +200,7 @@ int setsockopt(int fd, int level, int name, const void* value,
       case SO_SNDBUFFORCE:
         sock->BoundSends();
         break;
-      case SO_RCVLOWAT:  // less than none is all that there is room for
+      case SO_RCVLOWAT:  // a negative mark is all that there is room for
         if (number > 1 || number < 0) sock->PinByOption();
         break;
       case SO_ZEROCOPY:
@@ -208,7 +208,7 @@ int setsockopt(int fd, int level, int name, const void* value,
         break;
       case SO_TIMESTAMP:
       case SO_TIMESTAMPNS:
-        // (Each replaces the other.)
+        // Each replaces the other.
         sock->SetAncillary(Sock::kTellsTime, number != 0);
         break;
       case SO_TIMESTAMPING:
@@ -217,10 +217,10 @@ int setsockopt(int fd, int level, int name, const void* value,
       case SO_TIMESTAMPING_NEW:
         if (number != 0) sock->PinByOption();
         break;
-      case SO_MAX_PACING_RATE:  // ~0 is none; whoever asks wants it kept
+      case SO_MAX_PACING_RATE:  // ~0: no rate; a rate is to be kept
         if (!Unpaced(value, length)) sock->PinByOption();
         break;
-      case SO_PEEK_OFF:  // -1 is none
+      case SO_PEEK_OFF:  // -1 is no offset
         if (number >= 0) sock->PinByOption();
         break;
       default:

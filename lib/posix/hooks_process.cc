@@ -24,15 +24,16 @@
 namespace rcsock::posix::hook {
 namespace {
 
-// Whether the kernel can read what exec is given, as far as it is read here: it
-// looks at each page once.
+// Whether the kernel can read what exec is given, as far as rcsock reads it.
+// It looks at each page once.
 class Probe {
  public:
   bool Readable(const void* at) {
     const auto page = reinterpret_cast<std::uintptr_t>(at) / 4096;
     if (page == seen_) return true;
-    // It reads the set first, and then knows no such change of the mask.  (Of
-    // the page's end: its beginning may be the null that is no set.)
+    // The kernel reads the set first, and then refuses this unknown change of
+    // the mask.  The test is at the page's end, since its start may be null,
+    // which is no set.
     constexpr int kNoSuch = 1000;
     constexpr int kSet = 8;
     if (::syscall(SYS_rt_sigprocmask, kNoSuch, (page + 1) * 4096 - kSet,
@@ -62,12 +63,12 @@ bool Mapped(const char* program, char* const environment[]) {
   return mapped;
 }
 
-// Runs `call` with the environment that the new program is to find.  It returns
+// Runs `call` with the environment for the new program.  `call` returns
 // something else than 0 if there is no new program.
 template <class Call>
 int WithHandover(bool spawn, const Executed& program, char* const environment[],
                  Call&& call) {
-  // The kernel refuses it; nothing may have come of it here by then.
+  // The kernel refuses the call, so rcsock changes nothing for it.
   if (!Mapped(program.path, environment)) return call(environment);
   Handover over(spawn, program, environment);
   int result;
@@ -76,7 +77,7 @@ int WithHandover(bool spawn, const Executed& program, char* const environment[],
     if (!spawn || result != 0) over.TakeBack();
     return result;
   }
-  // On the stack: the caller may be a child of vfork.
+  // On the stack, since the caller may be a child of vfork.
   auto** extended = static_cast<char**>(
       ::alloca(Handover::Room(environment) * sizeof(char*)));
   auto* text = static_cast<char*>(::alloca(over.Text(environment) + 1));
@@ -158,7 +159,8 @@ int posix_spawnp(pid_t* pid, const char* file,
   });
 }
 
-// These two take the environment from the variable, past any argument.
+// system and popen take the environment from `environ`, and not from an
+// argument.
 int system(const char* command) {
   if (command == nullptr) return real::system(command);
   const int saved = errno;
@@ -168,7 +170,7 @@ int system(const char* command) {
     errno = 0;
     status = environment == environ ? real::system(command)
                                     : SystemWith(command, environment);
-    // What the command says is not that there was none.
+    // A command's own status does not mean that no command ran.
     return errno == EAGAIN || errno == ENOMEM ? -1 : 0;
   });
   if (errno == 0) errno = saved;
@@ -202,13 +204,14 @@ void _Exit(int status) {
   real::_Exit(status);
 }
 
-// (AtExit() is the last of its handlers: InitProcess.)
+// AtExit() is the last of its handlers (InitProcess).
 void quick_exit(int status) { real::quick_exit(status); }
 
-// --- What libc makes of calls of its own, which come past the hooks
+// --- libc makes these of calls of its own, which do not pass the hooks
 
-// A child of it is often about to become a program without rcsock: what it has
-// not been seen to let go, the connection's other holders would count for ever.
+// A child of login_tty is often about to become a program without rcsock.  If
+// it were not seen to close its connections, their other holders would count it
+// for ever.
 int login_tty(int fd) {
   ::setsid();
   if (::syscall(SYS_ioctl, fd, TIOCSCTTY, 0) != 0) return -1;
@@ -226,7 +229,7 @@ int forkpty(int* master, char* name, const termios* settings,
   const int child = RCSOCK_REAL(forkpty)(master, name, settings, size);
   const int saved = errno;
   if (child == 0) {
-    // They are the terminal's now.
+    // These numbers are the terminal's now.
     for (int number = 0; number < 3; ++number) Evict(number);
   } else if (child < 0 && LastFork() != before) {
     ForkFailed();
@@ -235,7 +238,7 @@ int forkpty(int* master, char* name, const termios* settings,
   return child;
 }
 
-// (libc's parent ends without a word, and would hold its connections for ever.)
+// libc's parent ends without a hook, and would hold its connections for ever.
 int daemon(int nochdir, int noclose) {
   const pid_t child = hook::fork();
   if (child < 0) return -1;

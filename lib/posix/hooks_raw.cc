@@ -44,13 +44,13 @@ std::size_t Size(long argument) { return static_cast<std::size_t>(argument); }
 
 bool Ours(long argument) { return Lookup(Fd(argument)) != nullptr; }
 
-// ... or a descriptor of the library's, which is closed to the program, however
-// it asks.
+// A followed descriptor, or a descriptor of the library's, which is closed to
+// the program, however it asks.
 bool OursToClose(long argument) {
   return Ours(argument) || base::IsInternalFd(Fd(argument));
 }
 
-// A connection of this process under a new number, which no table knows.
+// A connection of this process has a new number, which no table knows.
 void Taken(int fd) {
   struct stat what {};
   if (::fstat(fd, &what) != 0 || !S_ISSOCK(what.st_mode)) return;
@@ -62,7 +62,7 @@ long Refused(int error) {
   return -1;
 }
 
-// What a raw call points to, read as the kernel reads it.  False: EFAULT.
+// Reads what a raw call points to, as the kernel reads it.  False: EFAULT.
 template <class T>
 bool Get(long argument, T* to) {
   BeforeLooking();
@@ -104,7 +104,7 @@ class TimeLeft {
     return 0;
   }
   const timespec* get() const { return at_ != nullptr ? &limit_ : nullptr; }
-  // (A time that can't be written the kernel leaves as it is.)
+  // If the time cannot be written, the kernel leaves it as it is.
   long Write(long result) const {
     if (at_ == nullptr || (limit_.tv_sec == 0 && limit_.tv_nsec == 0)) {
       return result;
@@ -148,7 +148,7 @@ long Select(const long (&a)[kArguments]) {
 }
 
 long Pselect(const long (&a)[kArguments]) {
-  // (Six arguments are all that the kernel takes: the last one points to two.)
+  // The kernel takes six arguments at most.  The last points to two.
   long masks[2] = {0, 0};
   if (a[5] != 0 && !Get(a[5], &masks)) return Refused(EFAULT);
   TimeLeft time;
@@ -166,7 +166,7 @@ long EpollPwait(const long (&a)[kArguments]) {
                            mask.get());
 }
 
-// (What is left of the time the kernel does not tell here.)
+// Here the kernel does not report what is left of the time.
 long EpollPwait2(const long (&a)[kArguments]) {
   TimeLeft time;
   if (const int error = time.Read(a[3])) return Refused(error);
@@ -176,8 +176,8 @@ long EpollPwait2(const long (&a)[kArguments]) {
                             time.get(), mask.get());
 }
 
-// Calls on one descriptor, the first argument, which is followed.  False: not
-// one of these.
+// Calls on a followed descriptor, the first argument.  False: the call is none
+// of these.
 bool OnDescriptor(long number, const long (&a)[kArguments], long* result) {
   const int fd = Fd(a[0]);
   switch (number) {
@@ -214,7 +214,7 @@ bool OnDescriptor(long number, const long (&a)[kArguments], long* result) {
     case SYS_sendmmsg:
       *result = hook::sendmmsg(fd, At<mmsghdr>(a[1]), Word(a[2]), Fd(a[3]));
       return true;
-    // (The offset comes in two halves; the upper one means nothing here.)
+    // The offset comes in two halves.  The upper half means nothing here.
     case SYS_preadv2:
       *result = hook::preadv2(fd, At<iovec>(a[1]), Fd(a[2]), a[3], Fd(a[5]));
       return true;
@@ -335,7 +335,7 @@ long Syscall(long number, const long (&a)[kArguments]) {
       hook::BeforeClone(static_cast<unsigned long>(a[0]));
       break;
     case SYS_clone3:
-      // (What is not there, or too short, the kernel refuses.)
+      // What is not accessible, or too short, the kernel refuses.
       if (std::uint64_t asked[CLONE_ARGS_SIZE_VER0 / sizeof(std::uint64_t)];
           Size(a[1]) >= sizeof asked && Get(a[0], &asked)) {
         const std::uint64_t flags =
@@ -358,13 +358,13 @@ long Syscall(long number, const long (&a)[kArguments]) {
                   static_cast<unsigned long>(a[2]));
       break;
     case SYS_seccomp:
-      // (Without a filter it only asks what the kernel knows.)
+      // Without a filter the call only asks what the kernel knows.
       if (a[0] == SECCOMP_SET_MODE_STRICT ||
           (a[0] == SECCOMP_SET_MODE_FILTER && a[2] != 0)) {
         EnterSandbox();
       }
       break;
-    // (liburing's functions do not come here.)
+    // liburing's functions do not come here.
     case SYS_io_uring_setup: {
       const long fd = kernel();
       if (fd >= 0) uring::AfterSetup(Fd(fd), At<void>(a[1]));
@@ -399,7 +399,7 @@ long Syscall(long number, const long (&a)[kArguments]) {
       errno = saved;
       return fd;
     }
-    // (Descriptors may be passed by what is no stream.)
+    // Sockets that are no streams may pass descriptors.
     case SYS_sendmsg:
     case SYS_recvmsg:
     case SYS_sendmmsg:
@@ -419,7 +419,7 @@ void BeforeAio(long count, void** blocks) {
   if (count <= 0 || Null(blocks)) return;
   BeforeLooking();
   for (long i = 0; i < count; ++i) {
-    // (The kernel says so.)
+    // The kernel reports that.
     void* block;
     std::uint32_t number;
     if (!base::TryLoad(&blocks[i], &block) || Null(block) ||

@@ -6,11 +6,11 @@ namespace rcsock::posix::raw {
 
 constexpr int kArguments = 6;
 
-// As the call of that name where a followed descriptor is concerned; else the
-// kernel's.
+// If a followed descriptor is concerned, acts as the named call.  Otherwise
+// calls the kernel.
 long Syscall(long number, const long (&a)[kArguments]);
 
-// `blocks` (struct iocb) are about to be submitted: streams that they name go
+// `blocks` (struct iocb) are about to be submitted.  Streams that they name go
 // to TCP for good.
 void BeforeAio(long count, void** blocks);
 

@@ -21,18 +21,20 @@
 namespace rcsock::posix::hook {
 namespace {
 
-// What may go the short way: of a stream that is noted to be on a lane;
+// Whether a receive may go the short way: for a stream that is noted to be on a
+// lane.
 bool QuickRecvs(std::uintptr_t entry, const void* to, size_t length) {
   return (entry & kLaneMark) != 0 && static_cast<ssize_t>(length) > 0 &&
          !Null(to);
 }
-// and of another.
+// Whether it may, for another stream.
 bool QuickRecvs(const Sock* sock, const void* to, size_t length) {
   return static_cast<ssize_t>(length) > 0 && sock->mode() == Mode::kEngine &&
          !Null(to);
 }
 
-// What TCP is told and no lane: MSG_PEEK among others moves nothing.
+// Flags that only TCP needs to know.  MSG_PEEK moves nothing, so it is not
+// among them.
 constexpr int kPlainRecv = MSG_DONTWAIT | MSG_WAITALL;
 
 [[gnu::noinline]] ssize_t LongRead(int fd, void* to, size_t length,
@@ -115,7 +117,7 @@ constexpr int kPlainRecv = MSG_DONTWAIT | MSG_WAITALL;
   return LongRecv(fd, to, length, flags, sock);
 }
 
-// Of a number that has no mark: a copy, say.
+// For a number without the mark, such as a copy.
 [[gnu::noinline]] ssize_t EngineRead(int fd, void* to, size_t length,
                                      Sock* sock) {
   const ssize_t n = sock->QuickRecv(StillAt(fd, sock), to, length, 0);
@@ -128,7 +130,8 @@ constexpr int kPlainRecv = MSG_DONTWAIT | MSG_WAITALL;
   return n != 0 ? n : LongRecv(fd, to, length, flags, sock);
 }
 
-// Descriptors may have come with a message that the kernel has just filled in.
+// The kernel has just filled in the message.  Descriptors may have come with
+// it.
 void LookForPassed(int fd, const msghdr* message, int flags) {
   BeforeLooking();
   std::size_t length = 0;
@@ -146,8 +149,8 @@ void LookForPassed(int fd, const msghdr* message, int flags) {
   if (QuickRecvs(entry, to, length))
     return LaneRead(fd, to, length, entry, &fd_table[fd]);
   Sock* sock = SockIn(entry, fd);
-  // (The kernel's read of nothing looks at nothing; recv of nothing does.  What
-  // is no length it refuses.)
+  // The kernel's read of nothing looks at nothing; its recv of nothing does
+  // look.  An invalid length it refuses.
   if (sock == nullptr || static_cast<ssize_t>(length) <= 0)
     return RealRead(fd, to, length);
   if (!Engine(sock)) {
@@ -256,7 +259,7 @@ void LookForPassed(int fd, const msghdr* message, int flags) {
                    return direct::recvmsg(fd, message, flags);
                  });
   if (n >= 0 && !raw) {
-    // (As the kernel: what has come is lost.)
+    // As in the kernel, what has come is lost.
     if ((name != nullptr &&
          !base::TryStore(&message->msg_namelen, socklen_t{0})) ||
         !base::TryStore(&message->msg_flags, flags & MSG_CMSG_CLOEXEC)) {
@@ -274,7 +277,7 @@ void LookForPassed(int fd, const msghdr* message, int flags) {
 int recvmmsg(int fd, mmsghdr* messages, unsigned count, int flags,
              timespec* timeout) {
   Sock* sock = LookupSock(fd);
-  // (What is no time the kernel refuses before it looks at the socket.)
+  // The kernel refuses an invalid time before it looks at the socket.
   timespec limit;
   if (sock == nullptr || Null(messages) || Astray(timeout) ||
       (timeout != nullptr &&
@@ -313,7 +316,7 @@ int recvmmsg(int fd, mmsghdr* messages, unsigned count, int flags,
       return Faulted(got);
     }
     ++got;
-    // As the kernel: only between messages.
+    // As in the kernel, only between messages.
     if (timeout != nullptr && end != kNever) {
       const std::int64_t at = now();
       const std::int64_t left = end > at ? end - at : 0;
@@ -351,8 +354,8 @@ ssize_t preadv64v2(int fd, const iovec* iov, int count, off64_t offset,
   return hook::preadv2(fd, iov, count, offset, flags);
 }
 
-// The checked calls of FORTIFY: glibc ends the program on an overflow, so it
-// makes that judgement itself.
+// The checked calls of FORTIFY.  On an overflow glibc ends the program, so
+// glibc decides that.
 ssize_t __read_chk(int fd, void* to, size_t length, size_t size) {
   if (length > size || LookupSock(fd) == nullptr) {
     return real::__read_chk(fd, to, length, size);

@@ -32,27 +32,30 @@
 namespace rcsock::posix::hook {
 namespace {
 
-// What may go the short way: of a stream that is noted to be on a lane;
+// Whether a send may go the short way: for a stream that is noted to be on a
+// lane.
 bool QuickSends(std::uintptr_t entry, const void* from, size_t length) {
   return (entry & kLaneMark) != 0 && length - 1 < Sock::kQuickMost &&
          !Null(from);
 }
-// and of another.
+// Whether it may, for another stream.
 bool QuickSends(const Sock* sock, const void* from, size_t length) {
   return length - 1 < Sock::kQuickMost && sock->mode() == Mode::kEngine &&
          !Null(from);
 }
 
-// What TCP is told and no lane.
+// Flags that only TCP needs to know.
 constexpr int kPlainSend = MSG_DONTWAIT | MSG_NOSIGNAL | MSG_MORE;
-// What the kernel alone can do: it, and what says how many have been copied.
-// (MSG_FASTOPEN makes a connection.  Where there is one, it says so.)
+// Flags that only the kernel can serve.  MSG_FASTOPEN makes a connection; if
+// the socket is connected, the kernel reports it.  kNotQuick adds the flag that
+// asks for a report of copies.
 constexpr int kKernelSend = MSG_OOB | MSG_FASTOPEN;
 constexpr int kNotQuick = kKernelSend | MSG_ZEROCOPY;
 
-// What is beside the bytes means nothing to TCP, but it is read, and refused
-// before any of them is taken: the kernel is asked, by a call that sends none.
-// Of a stream on TCP that may take its lane in the midst of the call, too.
+// Control data and names mean nothing to TCP.  The kernel still reads them, and
+// refuses bad ones before it takes a byte.  So the kernel is asked by a call
+// that sends nothing.  This covers a stream on TCP, too, which may take its
+// lane amid the call.
 [[gnu::cold, gnu::noinline]] bool Refused(const Sock* sock, int fd,
                                           const msghdr* message, int flags) {
   const bool engine = Engine(sock);
@@ -67,13 +70,13 @@ constexpr int kNotQuick = kKernelSend | MSG_ZEROCOPY;
       case EINVAL:
       case ENOBUFS:
         return true;
-      case EAGAIN:       // it is not made yet
-      case EINPROGRESS:  // nor was it begun
-      case EPIPE:        // which the call says again, and by a signal
+      case EAGAIN:       // not connected yet
+      case EINPROGRESS:  // not connected, nor begun
+      case EPIPE:        // the call itself reports it, with a signal
         break;
       default:
-        // Of the connection: the kernel says it once; the lane may see it in
-        // another way.
+        // An error of the connection.  The kernel reports it once.  On a lane
+        // the stream may see it otherwise.
         if (!engine) return true;
         break;
     }
@@ -121,14 +124,14 @@ constexpr int kNotQuick = kKernelSend | MSG_ZEROCOPY;
   return LongWrite(fd, from, length, sock);
 }
 
-// Of a number that has no mark: a copy, say.
+// For a number without the mark, such as a copy.
 [[gnu::noinline]] ssize_t EngineWrite(int fd, const void* from, size_t length,
                                       Sock* sock) {
   const ssize_t n = sock->QuickSend(StillAt(fd, sock), from, length);
   return n != 0 ? n : LongWrite(fd, from, length, sock);
 }
 
-// With the flags that a lane does not know.
+// Sends with flags that a lane does not know.
 template <class Raw>
 ssize_t SendFlagged(Sock* sock, int fd, const iovec* iov, int count,
                     std::size_t total, int flags, Raw&& raw) {
@@ -139,12 +142,12 @@ ssize_t SendFlagged(Sock* sock, int fd, const iovec* iov, int count,
   ZeroCopy* const zero_copy =
       flags & MSG_ZEROCOPY ? sock->ForZeroCopy() : nullptr;
   bool by_kernel = false;
-  // (What TCP takes of a call of which a lane has taken some is copied too.)
+  // If a lane has taken a part of the call, TCP copies its part, too.
   const ssize_t n =
       sock->Send(fd, iov, count, total, flags & ~MSG_ZEROCOPY, [&] {
         by_kernel = true;
         const ssize_t taken = raw();
-        // Here, where no lane can come in between.
+        // Here no lane can come in between.
         if (taken > 0 && zero_copy != nullptr) zero_copy->ByKernel();
         return taken;
       });
@@ -198,8 +201,8 @@ ssize_t SendFlagged(Sock* sock, int fd, const iovec* iov, int count,
   return n != 0 ? n : LongSend(fd, from, length, flags, sock);
 }
 
-// The short way of a vector, as QuickSend: several pieces are put together here
-// first if they are few bytes, which costs less than to take them one by one.
+// The short way of a vector, as QuickSend.  If the pieces have few bytes, they
+// are put together first, which costs less than sending each.
 [[gnu::noinline, gnu::hot]] ssize_t GatherSend(int fd, Sock* sock,
                                                const iovec* iov, int count,
                                                size_t total) {
@@ -214,7 +217,7 @@ ssize_t SendFlagged(Sock* sock, int fd, const iovec* iov, int count,
   char* to = all;
   for (const iovec* end = iov + count; iov != end; ++iov) {
     if (iov->iov_len == 0) continue;
-    // (A vector that another thread changes may be longer by now.)
+    // Another thread may change the vector, which may be longer by now.
     if (Null(iov->iov_base) ||
         iov->iov_len > static_cast<std::size_t>(all + kMost - to)) {
       return 0;
@@ -342,8 +345,8 @@ ssize_t SendFlagged(Sock* sock, int fd, const iovec* iov, int count,
                      [&] { return direct::sendmsg(fd, message, flags); });
 }
 
-// (Made of parts, the call would sleep in the kernel's own sendmsg, which
-// knows nothing of what went before, and is restarted.)
+// Without this, a call by parts would sleep in the kernel's own sendmsg, which
+// knows nothing of the parts before, and is restarted.
 bool GoesOn(int fd, short events, std::uint32_t signals) {
   pollfd one{fd, events, 0};
   if (hook::poll(&one, 1, 0) != 0) return true;
@@ -356,8 +359,8 @@ bool GoesOn(int fd, short events, std::uint32_t signals) {
                    &length);
   const timespec limit{most.tv_sec, most.tv_usec * 1000};
   const bool limited = most.tv_sec != 0 || most.tv_usec != 0;
-  // No handler runs between the look at their count and the sleep, which alone
-  // lets the signals through.
+  // No handler may run between the look at `any` and the sleep.  So only the
+  // sleep lets signals through.
   class Blocked {
    public:
     Blocked() {
@@ -397,15 +400,16 @@ int sendmmsg(int fd, mmsghdr* messages, unsigned count, int flags) {
     return sent;
   }
   if (Null(messages)) return real::sendmmsg(fd, messages, count, flags);
-  const unsigned most = std::min<unsigned>(count, IOV_MAX);  // as the kernel's
+  const unsigned most = std::min<unsigned>(count, IOV_MAX);  // as the kernel
   const std::uint32_t signals = tls_signals.any;
   for (unsigned sent = 0; sent < most; ++sent) {
     const msghdr& message = messages[sent].msg_hdr;
-    // (All of it, first: of a socket that is not on a lane the kernel says so.)
+    // The whole header is checked first.  For a socket that is not on a lane
+    // the kernel reports it.
     if (!base::Readable(&messages[sent], sizeof *messages))
       return Faulted(sent);
-    // A handler has run behind the first message: what finds room still goes,
-    // and nothing sleeps any more, not for the rest of a message either.
+    // A handler has run behind the first message.  What finds room still goes,
+    // but nothing sleeps any more, not even for the rest of a message.
     const bool over = sent > 0 && tls_signals.any != signals;
     if (sent > 0 && !over && (flags & MSG_DONTWAIT) == 0 &&
         !GoesOn(fd, POLLOUT, signals)) {
@@ -419,7 +423,7 @@ int sendmmsg(int fd, mmsghdr* messages, unsigned count, int flags) {
     }
     std::size_t left = static_cast<std::size_t>(n);
     for (std::size_t i = 0; i < message.msg_iovlen; ++i) {
-      // After a message that went in part the next one would follow its part.
+      // If a message went in part, the next would follow that part.
       if (message.msg_iov[i].iov_len > left) return static_cast<int>(sent) + 1;
       left -= message.msg_iov[i].iov_len;
     }

@@ -28,9 +28,10 @@
 namespace rcsock::posix::hook {
 namespace {
 
-// What read() can read sendfile may not, and the errors differ: of a file that
-// is no file of bytes with a size (of /proc, say) the kernel is asked, by a
-// call that sends nothing.  `got`: what has been read of it, and is put back.
+// sendfile may refuse what read() can read, and errors differ.  A regular file
+// with a size is not refused.  For other files, such as those of /proc, the
+// kernel is asked by a call that sends nothing.  `got` bytes have been read
+// from the file, and are put back.
 [[gnu::cold]] bool RefusedBySendfile(int in, const off_t* offset, ssize_t got) {
   const int saved = errno;
   struct stat what {};
@@ -55,10 +56,10 @@ namespace {
   return false;
 }
 
-// What sendfile copies by.  The stack of a thread or a coroutine may be no
-// larger than 16 KiB, so few threads at a time have one of these; the others,
-// and those that come after a handler has jumped out of sendfile, a small piece
-// of their stack.
+// The buffer by which sendfile copies.  The stack of a thread or coroutine may
+// be no larger than 16 KiB.  So few threads at a time have a large buffer.  The
+// others use a small piece of their stack.  So do later threads once handlers
+// have jumped out of sendfile with the buffers.
 class SendBuffer {
  public:
   static constexpr std::size_t kLarge = 16384;
@@ -66,7 +67,7 @@ class SendBuffer {
   SendBuffer() {
     unsigned taken = taken_.load(std::memory_order_relaxed);
     while (taken != kAll) {
-      const unsigned mine = ~taken & (taken + 1);  // the lowest that is free
+      const unsigned mine = ~taken & (taken + 1);  // the lowest free bit
       if (taken_.compare_exchange_weak(taken, taken | mine,
                                        std::memory_order_acquire,
                                        std::memory_order_relaxed)) {
@@ -92,12 +93,12 @@ class SendBuffer {
   unsigned mine_ = 0;
 };
 
-// From bytes that were read ahead and are shared: the kernel does not have
-// them. 0: there are none (any more).
+// Splices bytes that were read ahead and are shared, which the kernel does not
+// have.  0: there are none, or none any more.
 ssize_t SpliceUnread(Sock* sock, int in, int out, size_t length,
                      unsigned flags) {
   std::size_t most = sock->UnreadBytes();
-  char piece[4096];  // what a pipe with any room takes as one
+  char piece[4096];  // any pipe with room takes so much at once
   if (most > sizeof piece) most = sizeof piece;
   if (most > length) most = length;
   if (most == 0) return 0;
@@ -113,8 +114,8 @@ ssize_t SpliceUnread(Sock* sock, int in, int out, size_t length,
   return n;
 }
 
-// What comes from a stream the kernel sends to a pipe, as splice does, and to
-// nothing else.  0: it is to be asked.
+// The kernel sends from a stream to a pipe, as splice does, and to nothing
+// else.  0: ask the kernel.
 [[gnu::cold]] ssize_t SendfileFrom(Sock* sock, int in, int out, size_t count) {
   struct stat what {};
   if (::fstat(out, &what) != 0 || !S_ISFIFO(what.st_mode)) return 0;
@@ -135,7 +136,8 @@ struct Filing {
 };
 enum Way { kOver, kOtherWay };
 
-// It ends: with what has been sent, or else with what its last part says.
+// Ends the call: with what has been sent, or else with the result of its last
+// part.
 Way Over(Filing& filing, ssize_t n) {
   filing.result = filing.done > 0 ? static_cast<ssize_t>(filing.done) : n;
   return kOver;
@@ -143,16 +145,16 @@ Way Over(Filing& filing, ssize_t n) {
 
 bool ByBuffer(const Sock* sock) { return Engine(sock) || sock->AwaitsLane(); }
 
-// A stream that may leave TCP yet is not left in the kernel until all of a
-// large file is sent: it could not be adopted, and would never leave.  So it
-// is sent by parts, and by `send`, which may wait for it, where a lane is
-// about to come.
+// If a stream may still leave TCP, it does not stay in the kernel until all of
+// a large file is sent: it could not be adopted, and would never leave.  So the
+// file is sent by parts.  If a lane is about to come, it is sent by `send`,
+// which may wait for the lane.
 Way SendByKernel(Filing& filing) {
   constexpr std::size_t kPart = 64 << 10;
   Sock* const sock = filing.sock;
   while (!ByBuffer(sock)) {
     if (filing.done > 0) {
-      const base::NoCancel no_cancel;  // sendfile is no place for it
+      const base::NoCancel no_cancel;  // sendfile is no cancellation point
       if (!GoesOn(filing.out, POLLOUT, filing.signals)) return Over(filing, 0);
     }
     const std::size_t left = filing.count - filing.done;
@@ -165,7 +167,7 @@ Way SendByKernel(Filing& filing) {
     if (!raw) continue;  // it was promoted a moment ago
     if (n < 0) return Over(filing, n);
     filing.done += static_cast<std::size_t>(n);
-    // (As in the kernel, a handler that has run ends a call that has sent.)
+    // As in the kernel, a handler that has run ends a call that has sent.
     if (static_cast<std::size_t>(n) < part || filing.done == filing.count ||
         tls_signals.any != filing.signals) {
       return Over(filing, 0);
@@ -174,8 +176,9 @@ Way SendByKernel(Filing& filing) {
   return kOtherWay;
 }
 
-// One piece, which a handler ends where it would sleep if others have gone
-// before; not of a stream that has just come back to TCP: *other.
+// Sends one piece.  Behind other pieces, a handler ends the call where it would
+// sleep. *other: the stream has just come back to TCP, where this does not
+// hold.
 ssize_t SendPiece(const Filing& filing, const char* from, std::size_t length,
                   bool* other) {
   if (filing.done == 0) return send(filing.out, from, length, 0);
@@ -192,15 +195,15 @@ ssize_t SendPiece(const Filing& filing, const char* from, std::size_t length,
   });
 }
 
-// By way of a buffer: the page cache can't be mapped into a ring.  What the
-// stream did not take is read again next time: only the offset counts.
-// No place for cancellation, and not to be unwound: sendfile throws nothing.
+// Sends by a buffer, since the page cache cannot be mapped into a ring.  What
+// the stream did not take is read again next time; only the offset counts.
+// sendfile is no cancellation point and throws nothing, so this is not unwound.
 Way SendByBuffer(Filing& filing) {
   Sock* const sock = filing.sock;
   const int in = filing.in;
   off_t* const offset = filing.offset;
-  // What has no place to go back to is refused, as by the kernel; where there
-  // is an offset, pread refuses it.
+  // Without an offset, a file that cannot seek back is refused, as by the
+  // kernel.  With an offset, pread refuses it.
   if (offset == nullptr) {
     struct stat what {};
     if (::fstat(in, &what) != 0) return Over(filing, -1);
@@ -216,7 +219,7 @@ Way SendByBuffer(Filing& filing) {
   const std::size_t most =
       large.at() != nullptr ? SendBuffer::kLarge : sizeof small;
   while (filing.done < filing.count) {
-    // No lane has come, or it has gone: the kernel needs no buffer.
+    // No lane has come, or it has gone.  The kernel needs no buffer.
     if (!ByBuffer(sock)) return kOtherWay;
     const std::size_t want = std::min(filing.count - filing.done, most);
     const ssize_t got = offset != nullptr ? ::pread(in, piece, want, *offset)
@@ -272,13 +275,13 @@ ssize_t sendfile(int out, int in, off_t* offset, size_t count) {
     return real::sendfile(out, in, offset, count);
   }
   if (count > kMostMoved) [[unlikely]] {
-    // (Too much for where the file stands the kernel refuses before it looks at
-    // where it is to go.)
+    // If the range is too long for the file's position, the kernel refuses it
+    // before it looks at the target.
     if (real::sendfile(-1, in, offset, count) < 0 && errno == EINVAL) return -1;
     count = kMostMoved;
   }
   Filing filing{sock, out, in, offset, count};
-  // It may move from one to the other meanwhile, and back.
+  // The stream may move between the two ways meanwhile, and back.
   while (SendByKernel(filing) == kOtherWay &&
          SendByBuffer(filing) == kOtherWay) {
   }

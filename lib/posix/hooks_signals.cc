@@ -1,5 +1,5 @@
-// The ways to set a handler, which is wrapped (lib/posix/signals.h), and those
-// to block signals, which are noticed (lib/base/no_sigpipe.h).
+// The calls that set a handler, which is wrapped (lib/posix/signals.h), and
+// those that block signals, which are noticed (lib/base/no_sigpipe.h).
 
 #include <signal.h>
 

@@ -1,4 +1,4 @@
-// What gives a descriptor to stdio, or takes it away (lib/posix/stdio.h).
+// Calls that give a descriptor to stdio, or take it away (lib/posix/stdio.h).
 
 #include <fcntl.h>
 #include <gnu/libc-version.h>
@@ -25,13 +25,13 @@ void BeforeStdio(int fd) {
   if (const SockAt sock(fd); sock) sock->Pin(base::Reason::kPinnedFdopen);
 }
 
-// It gives the number to another file by a dup3 of its own.
+// freopen gives the number to another file by a dup3 of its own.
 static void BeforeReopening(FILE* file) {
   if (file == nullptr) return;
   const int saved = errno;
   const int fd = ::fileno(file);
   if (LookupSock(fd) != nullptr && !InBorrowedMemory()) {
-    // (What it has buffered goes first.)
+    // What the FILE has buffered goes first.
     ::fflush(file);
     const int none = ::open("/dev/null", O_RDWR | O_CLOEXEC);
     if (none >= 0) {
@@ -71,7 +71,7 @@ namespace {
 
 constinit std::atomic<bool> log_to_standard_error{false};
 
-// Before 2.37 glibc makes a FILE of a descriptor that it prints to, and that
+// Before 2.37 glibc makes a FILE of a descriptor that it prints to.  That FILE
 // comes to the hooks.
 bool PrintsPastFiles() {
   static const bool past = [] {
@@ -115,8 +115,9 @@ void psiginfo(const siginfo_t* signal, const char* text) {
   real::psiginfo(signal, text);
 }
 
-// libc writes it by calls of its own, line by line; so to memory first.  (As
-// libc's, it takes none from malloc, in a handler that reports a crash, say.)
+// libc writes line by line, by calls of its own, so it writes to memory first.
+// As libc's, this takes nothing from malloc: a handler that reports a crash may
+// call it.
 void backtrace_symbols_fd(void* const* frames, int count, int fd) {
   const bool follows = LookupSock(fd) != nullptr && !InBorrowedMemory();
   const int saved = errno;

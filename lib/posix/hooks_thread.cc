@@ -1,8 +1,8 @@
-// What makes a second thread of the program, or cancels one: passed on, after
-// base::Alone() has ended.  (Not where it is rcsock's own.)
+// Calls that make a second thread of the program, or cancel a thread.  They are
+// passed on, after base::Alone() has ended.  rcsock's own threads do not count.
 //
-// Of what libc makes threads for by itself, those are here that may run the
-// program's code: it could cancel from there.
+// Some calls make libc start threads by itself.  Here are those whose threads
+// may run the program's code, which could cancel.
 
 #include <aio.h>
 #include <sched.h>
@@ -30,7 +30,7 @@ void EndAlone() {
 }
 
 // The threads of libc's asynchronous I/O read and write by calls of their own.
-// (And that is what they do to a socket, which pread does not know.)
+// They do so to a socket, too, where pread would fail.
 template <class Block>
 void BeforeAsynchronous(const Block* block) {
   EndAlone();
@@ -84,12 +84,12 @@ void BeforeClone(unsigned long flags) {
     }
     return;
   }
-  // (Who made it waits for a child of vfork.)
+  // The maker of a child of vfork waits for that child.
   if ((flags & CLONE_VFORK) != 0) return;
   EndAlone();
-  // What is a thread's own here (inside.h, signals.h) is two threads' then.
-  // (One that is made past libc's names is not seen.  It has its maker's errno,
-  // so it can't well use libc either.)
+  // The thread-local data of rcsock (inside.h, signals.h) then belongs to two
+  // threads.  A thread that is made past libc's names is not seen.  It has its
+  // maker's errno, so it cannot well use libc either.
   if ((flags & CLONE_SETTLS) == 0 && !base::tls_internal &&
       !InBorrowedMemory()) {
     base::ForgetHeldLatches();

@@ -33,7 +33,8 @@ std::int64_t FromMs(int timeout) {
   return timeout < 0 ? -1 : static_cast<std::int64_t>(timeout) * 1'000'000;
 }
 
-// Of a descriptor that is not followed.  Where /proc says nothing: it may be.
+// Whether a descriptor that is not followed may be an epoll set.  If /proc says
+// nothing, it may.
 bool MayBeSet(int fd) {
   const int saved = errno;
   char path[32];
@@ -53,10 +54,10 @@ std::int64_t FromSpec(const timespec* timeout) {
          timeout->tv_nsec;
 }
 
-// The rest of a wait in the kernel's part that began when `moves` had been
-// counted, of a set that has, or has had, streams on lanes; n: as the kernel
-// told it, or kOnlyBell where it has not been asked.  left(): what there is
-// still of the time.
+// The rest of a wait in the kernel's part of a set that has, or has had,
+// streams on lanes.  The wait began when moves() was `moves`.  `n` is the
+// kernel's result, or kOnlyBell if the kernel was not asked. left() returns
+// what is left of the time.
 template <class Left>
 [[gnu::noinline]] int AfterKernel(EpollSet::Leave* leave, EpollSet* set,
                                   epoll_event* events, int capacity,
@@ -69,8 +70,8 @@ template <class Left>
   return set->Wait(leave, events, capacity, left(), mask);
 }
 
-// `wait()` is the kernel's, for a set that has no stream on a lane; one may
-// come meanwhile.
+// Waits on a set.  `wait()` is the kernel's wait, for a set without a stream on
+// a lane; a stream may come meanwhile.
 template <class Wait>
 int WaitOn(int fd, epoll_event* events, int capacity, std::int64_t timeout_ns,
            const sigset_t* mask, EpollSet* set, Wait&& wait) {
@@ -97,15 +98,16 @@ int WaitOn(int fd, epoll_event* events, int capacity, std::int64_t timeout_ns,
   });
 }
 
-// More than any process may ask for: the kernel refuses it before it looks.
+// More descriptors than any process may ask for.  The kernel refuses them
+// before it looks.
 bool TooMany(nfds_t count) {
   constexpr nfds_t kFew = 256;
   return __builtin_expect(count > kFew, 0) &&
          BeyondLimit(static_cast<unsigned>(count));
 }
 
-// Whether that is all that is asked, and by who can wait; a moment may pass.
-// False: a handler has run.
+// Holds a poll that asks for room alone for a moment, if its stream awaits a
+// lane and the caller can wait.  False: a handler has run.
 bool HeldForRoom(const pollfd* fds, nfds_t count, int timeout) {
   constexpr int kOutput = POLLOUT | POLLWRNORM | POLLWRBAND;
   short events;
@@ -119,7 +121,7 @@ bool HeldForRoom(const pollfd* fds, nfds_t count, int timeout) {
 }
 
 int PollNow(pollfd* fds, nfds_t count, int timeout) {
-  // (As the kernel: what is ready is told, signal or not.)
+  // As in the kernel, what is ready is reported, signal or not.
   if (timeout != 0 && !HeldForRoom(fds, count, timeout)) {
     const int n = PollNow(fds, count, 0);
     if (n != 0) return n;
@@ -169,7 +171,7 @@ int SelectNow(int count, fd_set* in, fd_set* out, fd_set* except,
         return real::select(count, in, out, except, timeout);
       }
     }
-    // Promoted a moment ago, and perhaps back by now.
+    // A stream was promoted a moment ago, and may be back by now.
     n = EngineSelect(count, in, out, except, ns, nullptr, &left, true);
   }
   if (timeout != nullptr && ns >= 0) {
@@ -199,7 +201,7 @@ int PselectNow(int count, fd_set* in, fd_set* out, fd_set* except,
   return n;
 }
 
-// The same of what the number names, as long as it does when the wait begins.
+// WaitOn for what the number names, if it still does so when the wait begins.
 template <class Wait>
 int WaitAt(int fd, epoll_event* events, int capacity, std::int64_t timeout_ns,
            const sigset_t* mask, Wait&& wait) {
@@ -234,7 +236,7 @@ int EpollPwait2Now(int fd, epoll_event* events, int capacity,
   });
 }
 
-// (It need not be looked at here.)
+// Whether rcsock cannot read the mask, and the kernel has to judge it.
 bool AstrayMask(const sigset_t* mask) {
   constexpr std::size_t kKernels = 8;
   return mask != nullptr && (Null(mask) || !base::Readable(mask, kKernels));
@@ -246,8 +248,8 @@ constexpr timespec kNoTime{0, 0};
 template <class Wait>
 int WithUnread(int fd, epoll_event* events, int capacity, Wait&& wait) {
   if (Null(events)) [[unlikely]] {
-    // That nothing can be put there the kernel finds out when there is
-    // something (of its own half at once), and a bell is nothing.
+    // The kernel finds an inaccessible array when it has something to store;
+    // for an address in its own half, at once.  A bell is nothing.
     const bool half = reinterpret_cast<std::intptr_t>(events) < 0;
     if (half || LookupSet(fd) == nullptr || !EpollSet::MayHold(capacity)) {
       return wait(events, capacity, false);
@@ -260,7 +262,7 @@ int WithUnread(int fd, epoll_event* events, int capacity, Wait&& wait) {
   }
   if (!AnyUnread()) return wait(events, capacity, false);
   EpollSet* set = LookupSet(fd);
-  // A level-triggered registration has something at each call: once such
+  // A level-triggered registration has something at each call.  So once such
   // registrations have filled the room, the rest of the set is asked first.
   static thread_local bool rest_first = false;
   if (rest_first) {
@@ -288,7 +290,8 @@ bool QuickWaits(const EpollSet* set, const epoll_event* events, int capacity) {
          !Null(events) && !AnyUnread();
 }
 
-// A set without a stream on a lane: the kernel's, unless one comes meanwhile.
+// Whether a set has no stream on a lane.  The kernel waits, unless a stream
+// comes meanwhile.
 bool KernelWaits(const EpollSet* set, const epoll_event* events) {
   return set != nullptr && !set->HasUser() && !Null(events) && !AnyUnread();
 }
@@ -316,7 +319,7 @@ bool KernelWaits(const EpollSet* set, const epoll_event* events) {
     return n;
   return AfterKernel(&leave, set, events, capacity, nullptr, n, moves, [&] {
     if (timeout <= 0) return FromMs(timeout);
-    // (The clock's rate is known where there is a lane.)
+    // Where there is a lane, the clock's rate is known.
     const std::uint64_t spent =
         (base::Ticks() - start) / base::ticks_per_us / 1000;
     return spent < static_cast<std::uint64_t>(timeout)
@@ -327,7 +330,7 @@ bool KernelWaits(const EpollSet* set, const epoll_event* events) {
 
 }  // namespace
 
-// (Not in line: the short way would make room for what this one keeps.)
+// Not in line: the short way would save registers for it.
 [[gnu::noinline]] int LongEpoll(int fd, epoll_event* events, int capacity,
                                 int timeout) {
   return WithUnread(fd, events, capacity,
@@ -351,7 +354,7 @@ int ppoll(pollfd* fds, nfds_t count, const timespec* timeout,
   if (Null(fds) || Astray(timeout) || AstrayMask(mask) || TooMany(count)) {
     return real::ppoll(fds, count, timeout, mask);
   }
-  // (The mask is for what has to wait.)
+  // The mask is for calls that have to wait.
   if (AnyUnread() && PollFindsUnread(fds, count)) {
     return AddUnread(fds, count, PpollNow(fds, count, &kNoTime, nullptr));
   }
@@ -409,8 +412,8 @@ int __ppoll_chk(pollfd* fds, nfds_t count, const timespec* timeout,
 }
 
 int epoll_create1(int flags) {
-  // (As its low number is closed: past TSan, which would take the next one who
-  // has it for a race.)
+  // rcsock's own sets get a high number, and the low number is closed.  The raw
+  // call goes past TSan, which would take the number's next owner for a race.
   if (base::tls_internal) {
     return base::OpenHigh([&] { return ::syscall(SYS_epoll_create1, flags); });
   }
@@ -430,7 +433,7 @@ int epoll_create(int size) {
 
 namespace {
 
-// Another epoll set is about to have it.
+// Another epoll set is about to hold this set.
 void SeenBySet(EpollSet* set, int op, const epoll_event* event) {
   epoll_event told{};
   if (op == EPOLL_CTL_DEL || Null(event) ||
@@ -442,7 +445,7 @@ void SeenBySet(EpollSet* set, int op, const epoll_event* event) {
   UpdateMirrors();
 }
 
-// EpollSet::kStale: the stream or the set is another one by now.
+// Returns EpollSet::kStale if the stream or the set is another by now.
 int ControlOnce(int number, int op, int fd, epoll_event* event) {
   EpollSet* set = LookupSet(number);
   File* file = Lookup(fd);
@@ -453,10 +456,10 @@ int ControlOnce(int number, int op, int fd, epoll_event* event) {
   }
   if (set == nullptr && file != nullptr && file->kind == FileKind::kSock &&
       !base::tls_internal) {
-    // A set that came from another process, say.  The kernel alone waits there,
-    // and knows nothing of lanes.
+    // The set may come from another process, for instance.  Only the kernel
+    // waits there, and it knows nothing of lanes.
     auto* sock = static_cast<Sock*>(file);
-    // (First, or frames would be edges.)
+    // Pins first.  Otherwise frames would be edges.
     if (op != EPOLL_CTL_DEL && MayBeSet(number) &&
         !sock->listening.load(std::memory_order_relaxed)) {
       sock->Pin(base::Reason::kPinnedOption);
@@ -465,8 +468,8 @@ int ControlOnce(int number, int op, int fd, epoll_event* event) {
   }
   if (set == nullptr || file == nullptr || base::tls_internal) {
     const int result = real::epoll_ctl(number, op, fd, event);
-    // A set that was made past the hooks, or comes with the program: who waits
-    // there sees the kernel's events alone.
+    // The set was made past the hooks, or came with the program.  A thread that
+    // waits there sees the kernel's events alone.
     if (result == 0 && op == EPOLL_CTL_ADD && file != nullptr &&
         file->kind == FileKind::kSock && !base::tls_internal) {
       static_cast<Sock*>(file)->Pin(base::Reason::kRawCalls);
@@ -488,7 +491,7 @@ int ControlOnce(int number, int op, int fd, epoll_event* event) {
 }  // namespace
 
 int epoll_ctl(int number, int op, int fd, epoll_event* event) {
-  // (A set or a stream that goes while it is named is another thread's doing.)
+  // A stale set or stream means that another thread closes it at this moment.
   for (base::Backoff backoff;; backoff.Wait()) {
     const int result = ControlOnce(number, op, fd, event);
     if (result != EpollSet::kStale) return result;

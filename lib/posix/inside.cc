@@ -22,8 +22,8 @@ constinit std::atomic<bool> given{false};
 RCSOCK_START_DATA constinit std::atomic<bool> possible{false};
 RCSOCK_START_DATA constinit pthread_key_t key = 0;  // written before `possible`
 
-// A call that comes later in the end of this thread takes marks again, and
-// libc calls us again; but not for ever: then they stay taken.
+// A later call at the end of this thread takes marks again, and libc calls this
+// again, but not for ever.  After the last time they stay taken.
 void ThreadEnds(void* own) {
   GiveQueueOfThread();
   auto* calls = static_cast<ThreadCalls*>(own);
@@ -48,14 +48,15 @@ ThreadCalls* Take() {
   if (at == nullptr) return nullptr;
   auto* const calls = new (at) ThreadCalls{{}, nullptr, true};
   calls->next = all.load(std::memory_order_relaxed);
-  // seq_cst: a full fence before the first mark.  Who fences later finds these.
+  // seq_cst: a full fence before the first mark.  A thread that fences later
+  // finds these marks.
   while (!all.compare_exchange_weak(calls->next, calls,
                                     std::memory_order_seq_cst)) {
   }
   return calls;
 }
 
-// No handler meanwhile: it would come here, too.
+// No handler runs meanwhile, since it could come here, too.
 ThreadCalls* Begin() {
   Critical critical;
   given.store(true, std::memory_order_seq_cst);
@@ -88,8 +89,8 @@ CallMark* MarkMore(const Sock* sock) {
 }
 
 bool FenceCalls() {
-  // seq_cst: a thread sets it before its first mark, and looks at what forbids
-  // its call after.
+  // seq_cst: a thread sets this before its first mark, and then looks at what
+  // forbids its call.
   if (!given.load(std::memory_order_seq_cst)) {
     base::FullFence();
     return true;
@@ -119,7 +120,7 @@ void ForEachCall(void (*each)(Sock* sock)) {
 }
 
 [[gnu::cold]] void InitCalls() {
-  // (Where libc has to allocate a key's value, no handler may set one.)
+  // If libc has to allocate a key's value, no handler may set it.
   constexpr pthread_key_t kOfThread = 32;
   possible.store(base::barriers.threads.load(std::memory_order_relaxed) &&
                      ::pthread_key_create(&key, &ThreadEnds) == 0 &&

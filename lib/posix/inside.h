@@ -9,43 +9,46 @@ namespace rcsock::posix {
 
 class Sock;
 
-// Which streams the threads of this process are in the kernel with: each thread
-// has marks of its own, and writes a stream there before such a call and null
-// after it, by plain stores.  Whoever must know that nobody is inside fences
-// for all (FenceCalls) and looks at the marks of all threads (CallIn).
+// Which streams the threads of this process are in the kernel with (I-MARK-1).
+// Each thread has marks of its own.  It writes a stream there before such a
+// call and null after it, by plain stores.  A thread that must know that no
+// call is inside fences for all threads (FenceCalls), then looks at their marks
+// (CallIn).
 //
 // The argument is Dekker's.  A call stores its mark, then looks at what forbids
-// it (Sock::mode_, the table); who forbids it stores that, fences, then looks
-// for marks.  The fence, membarrier's, falls into the call's thread either
-// before its store, so that what it looks at is as the other has left it; or
-// after, and then the mark is seen.  The same at the end: a mark is cleared,
-// and then wanted_ looked at, which has been set before the fence.
+// it (Sock::mode_, the table).  The forbidding thread stores that, fences, then
+// looks at marks.  Its fence, membarrier's, falls into the calling thread
+// either before its store or after.  If before, the call sees what the
+// forbidding thread stored.  If after, the forbidding thread sees the mark.
+// The end of a call is alike: it clears its mark, then looks at wanted_, which
+// was set before the fence.
 //
-// Marks are their thread's own, as errno is.  Where a thread shares that with
-// the one that made it (clone() without CLONE_SETTLS), either could clear the
-// other's, so then no stream is adopted any more (hook::BeforeClone).  A child
-// of vfork uses the marks of its parent's thread, which is stopped meanwhile.
-// A thread that is in more calls than it has marks is counted by locked
-// additions (Sock::gate_): handlers within handlers, or calls that handlers
-// have jumped out of, whose marks stay for good.
+// Marks are their thread's own, as errno is.  If two threads share thread-local
+// storage (clone() without CLONE_SETTLS), either could clear the other's marks.
+// So no stream is adopted any more then (hook::BeforeClone).  A child of vfork
+// uses the marks of its parent's thread, which is stopped meanwhile.  If a
+// thread is in more calls than it has marks, locked additions count it
+// (Sock::gate_).  This happens for handlers within handlers.  It also happens
+// after handlers have jumped out of calls, whose marks stay for good.
 using CallMark = std::atomic<const void*>;
 
 struct alignas(64) ThreadCalls {
   static constexpr int kDepth = 6;
-  CallMark in[kDepth];  // innermost last, but where one was jumped out of
-  ThreadCalls* next;    // of all that there are; none is ever removed
+  CallMark in[kDepth];  // innermost last, unless a handler jumped out of a call
+  ThreadCalls* next;    // list of all; none is ever removed
   std::atomic<bool> taken;
 };
 
-// What a thread without marks has: no place.
+// The marks of a thread that has none: no place is free.
 extern constinit ThreadCalls no_calls;
 extern thread_local constinit ThreadCalls* tls_calls
     __attribute__((tls_model("initial-exec")));
 
-// Not the first place, or the thread's first call; null: there is none.
+// For a thread whose first place is taken, or for its first call.  Null: there
+// is no place.
 [[gnu::noinline]] CallMark* MarkMore(const Sock* sock);
 
-// A handler that interrupts this between look and store leaves the place free
+// If a handler interrupts this between look and store, it leaves the place free
 // again.
 inline CallMark* MarkCall(const Sock* sock) {
   CallMark* mark = tls_calls->in;
@@ -57,23 +60,23 @@ inline CallMark* MarkCall(const Sock* sock) {
   return mark;
 }
 
-// release: what the call has counted is seen by who finds it gone.
+// release: a thread that finds the mark gone sees what the call has counted.
 inline void UnmarkCall(CallMark* mark) {
   mark->store(nullptr, std::memory_order_release);
   base::LightFence();
 }
 
-// False: marks may stand unseen (membarrier is refused), for all time to come.
+// False: marks may stand unseen, since membarrier is refused, for all time.
 bool FenceCalls();
-// After FenceCalls, if it is to be exact.
+// Whether a call is inside with `sock`.  Exact after FenceCalls alone.
 bool CallIn(const Sock* sock);
-// Each stream that a mark stands for, maybe several times.
+// Calls `each` for every stream with a mark, maybe several times.
 void ForEachCall(void (*each)(Sock* sock));
 
-// After InitBarriers.
+// Called after InitBarriers.
 void InitCalls();
-// No other thread is left.  Those of this one stay: a handler that forked may
-// return to the calls.
+// In the child no other thread is left.  This thread's marks stay, since a
+// handler that forked may return to its calls.
 void CallsForkChild();
 
 }  // namespace rcsock::posix

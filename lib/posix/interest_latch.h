@@ -5,7 +5,7 @@
 
 namespace rcsock::posix {
 
-// Guards Sock::interests, EpollSet::members_ and which side, kernel or user,
+// Guards Sock::interests, EpollSet::members_ and the side, kernel or user, that
 // has an interest.
 inline constinit base::Latch interest_latch{base::LatchRank::kInterest};
 

@@ -1,5 +1,5 @@
-// What happens to the registrations of a stream when the stream itself changes
-// sides, has something to tell, or goes.
+// What happens to the registrations of a stream when the stream changes sides,
+// has something to report, or is closed.
 
 #include <fcntl.h>
 #include <poll.h>
@@ -30,16 +30,16 @@ namespace rcsock::posix {
 
 namespace {
 
-// Streams whose registrations are to leave the kernel's sets.  Linked through
+// Streams whose registrations are to leave the kernel's sets, linked by
 // Sock::moving_next.
 constinit Sock* moving RC_GUARDED_BY(interest_latch) = nullptr;
-// /proc is not asked before.
+// The time before which /proc is not asked.
 constinit std::uint64_t ask_from_ns RC_GUARDED_BY(interest_latch) = 0;
 
-// Of the registrations of `set` that are asked about, /proc says which the
-// kernel has already reported: only the flag bits of their events are left.
-// The kernel writes a line for each that is in the set, from the first on,
-// whatever is read of them: as dear for one as for all.  False: /proc does not
+// Asks /proc which of the registrations of `set` that are marked `asked` the
+// kernel has already reported.  Such a line has only the flag bits of the
+// events.  Whatever is read, the kernel writes a line for each member from the
+// first on.  So one registration costs as much as all.  False: /proc does not
 // say.
 bool AskKernel(EpollSet* set) RC_REQUIRES(interest_latch) {
   char path[64];
@@ -48,7 +48,7 @@ bool AskKernel(EpollSet* set) RC_REQUIRES(interest_latch) {
     return ::syscall(SYS_openat, AT_FDCWD, path, O_RDONLY | O_CLOEXEC);
   }));
   if (!file.ok()) return false;
-  static char text[16384];  // interest_latch's
+  static char text[16384];  // guarded by interest_latch
   std::size_t length = 0;
   for (;;) {
     const long n = ::syscall(SYS_read, file.get(), text + length,
@@ -75,7 +75,7 @@ bool AskKernel(EpollSet* set) RC_REQUIRES(interest_latch) {
           named != nullptr && named->kind == FileKind::kSock
               ? Registry::Find(static_cast<Sock*>(named), set, number)
               : nullptr;
-      // (Its number may have been closed since, and a copy be left.)
+      // The number may have been closed since, and a copy be left.
       for (Sock* sock = moving; one == nullptr && sock != nullptr;
            sock = sock->moving_next) {
         one = Registry::Find(sock, set, number);
@@ -103,7 +103,8 @@ void AskKernelOf(Sock* first) RC_REQUIRES(interest_latch) {
           if (k->set != set || !std::exchange(k->asked, false) || known) {
             continue;
           }
-          // Told or armed, nobody can say: the kernel, which knows, keeps it.
+          // It is unknown whether the kernel has reported this registration.
+          // The kernel knows, and keeps it.
           Registry::LeaveUser(k);
           other->interests_stay = base::Reason::kPinnedOption;
         }
@@ -111,10 +112,10 @@ void AskKernelOf(Sock* first) RC_REQUIRES(interest_latch) {
       if (!known) set->EndOnceMove();
     }
   }
-  // Streams of a large set that come one by one would ask for all of it each
-  // time: those that come too soon wait, and are asked about together, so that
-  // this is a tenth of the time at most, however large the set is.  (A small
-  // one is soon asked.)
+  // Streams of a large set that move one by one would each ask for the whole
+  // set.  Streams that come too soon wait, and are asked about together.  So
+  // asking takes a tenth of the time at most, however large the set is.  A
+  // small set is soon asked.
   constexpr std::uint64_t kSoonNs = 100'000;
   constexpr std::uint64_t kMostNs = 200'000'000;
   const std::uint64_t end = base::NowNs();
@@ -122,11 +123,11 @@ void AskKernelOf(Sock* first) RC_REQUIRES(interest_latch) {
   ask_from_ns = took < kSoonNs ? end : end + std::min(9 * took, kMostNs);
 }
 
-// All streams of `moving`.
+// Moves all streams of `moving`.
 void MoveAll() RC_REQUIRES(interest_latch) {
   bool asks = false;
   for (Sock* sock = moving; sock != nullptr; sock = sock->moving_next) {
-    // It may have gone back meanwhile.
+    // The stream may have gone back meanwhile.
     if (sock->mode() != Mode::kEngine) continue;
     sock->interests_user = true;
     for (Interest* i = sock->interests; i != nullptr; i = i->next_of_sock) {
@@ -149,19 +150,19 @@ void MoveAll() RC_REQUIRES(interest_latch) {
       }
       epoll_event unused{};
       real::epoll_ctl(i->set->fd(), EPOLL_CTL_DEL, i->fd, &unused);
-      // Again: a wait that has begun since the first may have it from the
-      // kernel and will have it from here.
+      // The second count: a wait that began after the first may get it from the
+      // kernel, and then from the lane.
       i->set->Moved();
       Registry::SetInKernel(i, false);
       i->asked = (i->events.load() & EPOLLONESHOT) != 0;
       Registry::MakeReady(i);
       Registry::KickSleepers(i->set);
-      // A thread that sleeps in the kernel since before the bell was in its set
-      // does not count as a sleeper.
+      // A thread that has slept in the kernel since before the set had the bell
+      // is not counted as a sleeper.
       i->set->KickBell();
     }
   }
-  // Not before all of them have left.
+  // Only after all of them have left.
   for (Sock* sock = moving; sock != nullptr && asks; sock = sock->moving_next) {
     for (Interest* i = sock->interests; i != nullptr; i = i->next_of_sock) {
       if (std::exchange(i->asked, false)) i->moved_at = i->set->EndOnceMove();
@@ -169,7 +170,7 @@ void MoveAll() RC_REQUIRES(interest_latch) {
   }
 }
 
-// The conductor's, when those that wait may be asked about.
+// Runs in the conductor when the waiting streams may be asked about.
 void MoveWaiting() {
   Critical critical;
   interest_latch.lock();
@@ -182,7 +183,7 @@ void MoveWaiting() {
     sock->moves = false;
     const base::Reason stay =
         std::exchange(sock->interests_stay, base::Reason::kNone);
-    // Since MoveAll it has been to TCP and back.
+    // Since MoveAll the stream has been to TCP and back.
     const bool anew = sock->mode() == Mode::kEngine && !sock->interests_user;
     interest_latch.unlock();
     if (stay != base::Reason::kNone) sock->LeaveForGood(stay);
@@ -224,7 +225,7 @@ bool InterestsToUser(Sock* sock) {
   const base::Reason stay =
       std::exchange(sock->interests_stay, base::Reason::kNone);
   interest_latch.unlock();
-  // A registration can't leave the kernel, which sees TCP alone.
+  // A registration cannot leave the kernel, which sees TCP alone.
   if (stay != base::Reason::kNone) sock->LeaveForGood(stay);
   return true;
 }
@@ -260,18 +261,19 @@ void InterestsToKernel(Sock* sock) {
     epoll_event event{};
     event.events = i->events.load(std::memory_order_relaxed);
     event.data.u64 = i->data.load(std::memory_order_relaxed);
-    // Its number may have been closed since, and a copy be left.
+    // The number may have been closed since, and a copy be left.
     if (Named(i->fd) != sock) i->fd = sock->fd();
     int result = real::epoll_ctl(set->fd(), EPOLL_CTL_ADD, i->fd, &event);
-    // (By another process that has the set since a fork: InterestsForkChild.)
+    // EEXIST: another process that has shared the set since a fork has added it
+    // (InterestsForkChild).
     if (result != 0 && errno == EEXIST) {
       result = real::epoll_ctl(set->fd(), EPOLL_CTL_MOD, i->fd, &event);
     }
     if (result == 0) {
       Registry::SetInKernel(i, true);
       i->edge.store(true, std::memory_order_relaxed);
-      // Unread bytes were on neither side since the mode has changed: whoever
-      // has looked meanwhile looks again.
+      // Since the mode changed, the unread bytes were on neither side.  A
+      // thread that has looked meanwhile looks again.
       if (sock->mode() == Mode::kUnread) Registry::KickSleepers(set);
     } else if (set->fd() >= 0) {  // it is not about to be closed
       base::Log("fd %d can't go back into epoll set %d: errno %d", i->fd,
@@ -298,9 +300,9 @@ void InterestsRefresh(Sock* sock, bool barrier) {
 }
 
 void InterestsReady(Sock* sock, bool room) {
-  // Without the latch: what is to be reported was stored with one of the
-  // stream's latches held, and a registration looks for it, by the same latch,
-  // after it has put itself here.  So one of the two sees the other.
+  // No latch is needed here.  The caller stored what is to be reported with one
+  // of the stream's latches held.  A registration first puts itself into the
+  // list, then looks with that latch.  So one of the two sees the other.
   if (sock->interests == nullptr) return;
   interest_latch.lock();
   for (Interest* i = sock->interests; i != nullptr; i = i->next_of_sock) {
@@ -330,8 +332,8 @@ void InterestsPeer(Sock* sock) {
   interest_latch.unlock();
 }
 
-// (By the latch alone it is seen that there is none: a registration that the
-// kernel knows of, and has told another thread of, may not be here yet.)
+// Only the latch shows that there is no registration.  The kernel may know a
+// registration, and report it to another thread, before it is listed here.
 void InterestsDrop(Sock* sock, int fd, int kept) {
   Critical critical;
   Lookers lookers;
@@ -380,7 +382,7 @@ bool InterestsKept(Sock* sock) {
 
 int InterestsUnread(Sock* sock, EpollSet* set, epoll_event* out, int capacity) {
   const bool unread = sock->UnreadBytes() > 0;
-  // (Before the interest latch is taken: it takes the stream's.)
+  // Called before interest_latch, since it takes the stream's latch.
   const bool failed = sock->HasError();
   Critical critical;
   int found = 0;
@@ -395,10 +397,10 @@ int InterestsUnread(Sock* sock, EpollSet* set, epoll_event* out, int capacity) {
       continue;
     }
     if ((events & EPOLLET) == 0) {
-      // What else holds belongs into this report, if there is room for one
-      // only.
+      // With room for one report only, it has all else that holds, too.
       pollfd one{i->fd, static_cast<short>(events & 0xffff), 0};
-      // (By libc it would be a cancellation point, with the latch held.)
+      // A raw system call: poll() of libc would be a cancellation point with
+      // the latch held.
       ::syscall(SYS_poll, &one, 1, 0);
       holds |= static_cast<std::uint16_t>(one.revents);
     }
@@ -427,7 +429,7 @@ void InterestsNotifyLatched(Sock* sock) {
   int bell = 0;
   EpollSet* only = nullptr;
   bool several = false;
-  bool looked_at = false;  // from now on
+  bool looked_at = false;  // direct from now on
   for (Interest* i = sock->interests; i != nullptr; i = i->next_of_sock) {
     if (!i->in_user.load(std::memory_order_relaxed)) continue;
     if (only != nullptr && only != i->set) several = true;
@@ -442,20 +444,22 @@ void InterestsNotifyLatched(Sock* sock) {
   }
   sock->ReportedBy(sock->interests);
   interest_latch.unlock();
-  // The stream rings one bell.  Of several sets nobody may be waiting on the
-  // one whose bell it is: the conductor's then, who tells them all.
+  // The stream rings one bell.  With several sets, perhaps no thread waits on
+  // the set of that bell.  So the stream rings the conductor's, which tells all
+  // sets.
   if (several) bell = 0;
-  // Nobody watches now: an epoll set's bell stays, since a wish costs the
-  // peer's line and a heavy fence, and the next registration will want the
-  // same.  (The conductor's bell is that of the switch, which is over.)
+  // No set watches now.  The bell of an epoll set stays: a wish costs the
+  // peer's line and a heavy fence, and the next registration will want this
+  // bell again.  The conductor's bell does not stay; it was for the switch,
+  // which is over.
   if (bits == 0 && sock->bell() != 0) return;
   if (bits != sock->notify_bits() || bell != sock->bell()) {
     sock->SetNotify(bits, bell);
   } else if (!looked_at) {
     return;
   }
-  // What came between the look and the new bits, or before it was direct, has
-  // rung nobody's bell: a thread that sleeps has not looked at it.
+  // What came before the new bits, or before the stream was direct, has rung no
+  // bell.  A thread that sleeps has not looked at it.
   InterestsReady(sock);
 }
 
@@ -480,7 +484,8 @@ void InterestsNotify(Sock* sock) {
 void InterestsForkLock() { interest_latch.LockForFork(); }
 void InterestsForkUnlock(bool child) { interest_latch.UnlockAfterFork(child); }
 
-// Those in sets that another thread was closing, which nobody has here.
+// Forgets registrations in sets that another thread of the parent was closing.
+// No thread has these sets in the child.
 static void ForgetLostSets(Sock* sock) {
   Critical critical;
   interest_latch.lock();
@@ -513,7 +518,7 @@ void InterestsForkChild() {
   MirrorsForkChild();
   AwayForkChild();
   ForgetBells();
-  // They were asked to go to TCP before, or are the parent's.
+  // They were asked to go to TCP before the fork, or are the parent's.
   moving = nullptr;
   ask_from_ns = 0;
   for (int fd = 0; fd <= top; ++fd) {
@@ -521,7 +526,7 @@ void InterestsForkChild() {
     if (file == nullptr || file->kind != FileKind::kSock) continue;
     auto* sock = static_cast<Sock*>(file);
     ForgetLostSets(sock);
-    // Another thread may have been about to move them.
+    // Another thread of the parent may have been about to move them.
     if (sock->mode() != Mode::kEngine) InterestsToKernel(sock);
   }
 }

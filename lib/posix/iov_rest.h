@@ -13,12 +13,12 @@ class IovRest {
   IovRest(const iovec* iov, int count) : iov_(iov), count_(count) {}
   const iovec* iov() const { return first_ ? local_ : iov_; }
   int count() const { return first_ ? local_count_ : count_; }
-  // Built in pieces of kPiece elements: a caller with more of them goes round
-  // once for each piece.
+  // Builds at most kPiece elements.  A caller with more elements repeats this
+  // for each piece.
   void Skip(std::size_t skip) {
     if (skip > 0) Limit(skip, ~std::size_t{0});
   }
-  // No more than `most` bytes from `skip` on.
+  // Takes no more than `most` bytes from `skip` on.
   void Limit(std::size_t skip, std::size_t most) {
     first_ = true;
     local_count_ = 0;

@@ -32,7 +32,7 @@ bool KernelHold::Enter(int fd, Sock* sock) {
       list_[count_++] = {sock, entered};
       break;
   }
-  // (What the number names instead would not be held.)
+  // Whatever the number names instead would not be held.
   return sock->IsAt(fd);
 }
 
@@ -40,7 +40,7 @@ bool KernelHold::EnterAll(const pollfd* fds, nfds_t count) {
   std::size_t socks = 0;
   for (nfds_t i = 0; i < count; ++i) {
     int fd;
-    // (The kernel says so.)
+    // The kernel reports that.
     if (!base::TryLoad(&fds[i].fd, &fd)) return true;
     File* file = Lookup(fd);
     if (file != nullptr && file->kind == FileKind::kSock) ++socks;

@@ -12,17 +12,17 @@ namespace rcsock::posix {
 
 class Sock;
 
-// What a thread holds while it waits in the kernel for streams that are on TCP:
-// they stay there until it returns.
+// A thread holds this while it waits in the kernel for streams that are on TCP.
+// They stay on TCP until it returns.
 class KernelHold {
  public:
   KernelHold() = default;
   ~KernelHold() { Release(); }
   KernelHold(const KernelHold&) = delete;
   KernelHold& operator=(const KernelHold&) = delete;
-  // Room for so many.  False: no memory.
+  // Makes room for so many.  False: no memory.
   bool Reserve(std::size_t count);
-  // False: the stream is not on TCP any more, or not what the number names.
+  // False: the stream is not on TCP any more, or the number names another file.
   bool Enter(int fd, Sock* sock);
   bool EnterAll(const pollfd* fds, nfds_t count);
   bool EnterAll(int count, const fd_set* in, const fd_set* out,

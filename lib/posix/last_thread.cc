@@ -28,28 +28,30 @@ constexpr std::uint32_t kLastLookMs = 64;
 RCSOCK_START_DATA constinit pthread_key_t key = 0;
 RCSOCK_START_DATA constinit bool known = false;
 RCSOCK_START_DATA constinit std::atomic<bool> ended{false};
-// What it has given to SYS_exit, if it has: the process ends with that, and
-// runs no handlers of atexit.
+// What the first thread has given to SYS_exit, if it has.  The process then
+// ends with this status, and runs no handlers of atexit.
 RCSOCK_START_DATA constinit std::atomic<int> raw_status{-1};
-// What the first thread had blocked in the end: exit runs with that.
+// The signals that the first thread had blocked at its end. exit runs with
+// these blocked.
 constinit sigset_t blocked = {};
 
-// libc's own count of threads that have not ended, which says to it when to
-// call exit; null: it does not show it.  (glibc does, to debuggers.)
+// libc's own count of threads that have not ended, by which it decides when to
+// call exit.  glibc shows it to debuggers.  Null: libc does not show it.
 constinit std::atomic<const unsigned*> libc_threads{nullptr};
 
-// A thread of rcsock's that waits for a device is short-lived: it is one more
-// until then.
+// Whether the conductor and rcsock's helpers are the only threads left.  A
+// thread of rcsock's that waits for a device is short-lived.  Until its end it
+// counts as a thread of the program.
 bool Alone() {
-  // (Who has left by SYS_exit is still in libc's count, and so are the parent's
-  // threads in a child of clone: then it never falls to one.)
+  // A thread that left by SYS_exit stays in libc's count.  So do the parent's
+  // threads in a child of clone.  The count then never falls to 1.
   const unsigned* count = libc_threads.load(std::memory_order_relaxed);
   const auto helpers = static_cast<unsigned>(uring::HelperThreads());
   if (count != nullptr && raw_status.load(std::memory_order_relaxed) < 0 &&
       __atomic_load_n(count, __ATOMIC_RELAXED) == 1 + helpers) {
     return true;
   }
-  // The first thread is there, or a zombie until the others have ended, and a
+  // The first thread is there, or is a zombie until the others have ended.  A
   // directory has two links of its own.
   constexpr nlink_t kFirstAndConductor = 2 + 2;
   struct stat status {};
@@ -66,8 +68,8 @@ void* End(void*) {
   std::exit(0);
 }
 
-// Nobody is left who could make a thread, or connect.  The conductor goes on
-// meanwhile: exit may need it, for what is still owed to peers.
+// No thread is left that could make a thread, or connect.  The conductor goes
+// on meanwhile, since exit may need it for what is still owed to peers.
 bool EndProcess() {
   pthread_t thread;
   if (real::pthread_create(&thread, nullptr, &End, nullptr) != 0) return false;
@@ -75,8 +77,8 @@ bool EndProcess() {
   return true;
 }
 
-// Nothing tells that a thread has ended: a look, soon at first, then 16 times a
-// second.
+// Nothing reports that a thread has ended.  So the conductor looks soon at
+// first, then 16 times a second.
 void LookAfter(Conductor* conductor, std::uint32_t ms) {
   conductor->After(ms, [conductor, ms] {
     if (!ended.load(std::memory_order_relaxed)) return;
@@ -85,16 +87,16 @@ void LookAfter(Conductor* conductor, std::uint32_t ms) {
   });
 }
 
-// Runs in pthread_exit, and not where main returns or calls exit.
+// Runs in pthread_exit, but not when main returns or calls exit.
 void FirstThreadEnds(void*) {
   ::pthread_sigmask(SIG_SETMASK, nullptr, &blocked);
-  // (This thread is still one of them, and is counted until it has left libc.)
+  // This thread still counts until it has left libc.
   libc_threads.store(
       static_cast<const unsigned*>(::dlsym(RTLD_DEFAULT, "__nptl_nthreads")),
       std::memory_order_relaxed);
-  // seq_cst, as the conductor's beginning: either this finds the conductor, or
-  // who has begun it finds this.  (Both: two rows of looks, of which one ends
-  // the process.)
+  // seq_cst, as the start of the conductor.  Either this thread finds the
+  // conductor, or the thread that has begun it finds `ended`.  If both do, two
+  // rows of looks run, and one of them ends the process.
   ended.store(true, std::memory_order_seq_cst);
   if (Conductor* conductor = Conductor::IfRunning()) WatchLastThread(conductor);
 }
@@ -110,7 +112,7 @@ void FirstThreadEnds(void*) {
 }
 
 bool LastThreadEnds(int status) {
-  // (First: a filter may know none of these calls.)
+  // Checked first: a filter may allow none of these calls.
   if (ProcessPinned() == base::Reason::kSandboxed || InBorrowedMemory() ||
       ::syscall(SYS_gettid) != ::syscall(SYS_getpid)) {
     return false;

@@ -5,16 +5,17 @@
 
 namespace rcsock::posix {
 
-// A process whose first thread has left by pthread_exit ends with the last of
-// its threads, by exit(0).  libc counts the conductor among them, so the
-// conductor sees to it.
+// If a process's first thread has left by pthread_exit, the process ends with
+// its last thread, by exit(0).  libc counts the conductor among the threads, so
+// the conductor ends the process.
 
-// In the first thread of the process: at start, and in a child of fork.
+// Called in the first thread of the process, at start and in a child of fork.
 void KnowFirstThread();
 
 // The calling thread ends past libc, by SYS_exit.  True: the program has no
-// other, so the process is to end with it.  (Never in a child of vfork, nor
-// behind a filter of system calls, which may know no call but that.)
+// other thread, so the process is to end with this thread.  Always false in a
+// child of vfork, and behind a filter of system calls, which may allow only
+// SYS_exit.
 bool LastThreadEnds(int status);
 
 // A conductor has begun, perhaps after the first thread's end.

@@ -22,11 +22,11 @@ constexpr int kHighest = SIGTERM;
 
 RCSOCK_START_DATA constinit DeferSignal defer_signal = nullptr;
 RCSOCK_START_DATA constinit std::atomic<bool> hiding{false};
-// The process that a thread of is at it.  (The child of a fork beside it is
-// not.)
+// The process in which a thread is writing.  A child of a fork made meanwhile
+// is another process.
 constinit std::atomic<long> ending{0};
-// As the program has set them (or whoever started it).  The latch of
-// HookedSigaction's.
+// The actions as the program, or its parent, has set them.  Guarded by
+// HookedSigaction's latch.
 struct sigaction defaults[kHighest + 1];
 
 bool IsEnding(int number) {
@@ -43,7 +43,7 @@ bool IsHidden(const struct sigaction& action) {
          action.sa_sigaction == &LastWords;
 }
 
-// As the kernel would have ended it.
+// Ends the process as the kernel would have.
 [[noreturn]] void End(int number) {
   struct sigaction action {};
   action.sa_handler = SIG_DFL;
@@ -51,15 +51,15 @@ bool IsHidden(const struct sigaction& action) {
   const std::uint64_t none = 0;
   ::syscall(SYS_tgkill, ::syscall(SYS_getpid), ::syscall(SYS_gettid), number);
   ::syscall(SYS_rt_sigprocmask, SIG_SETMASK, &none, nullptr, 8);
-  // (Another thread has set a handler meanwhile.)
+  // Reached if another thread has set a handler meanwhile.
   for (;;) real::_exit(128 + number);
 }
 
 void LastWords(int number, siginfo_t* info, void* context) {
   if (defer_signal(number, info, context)) return;
-  // A child of vfork has its parent's memory, and nothing to say.
+  // A child of vfork has its parent's memory, and no statistics of its own.
   if (InBorrowedMemory()) End(number);
-  // Another signal has come to another thread.
+  // Waits if another thread has got another of these signals.
   while (ending.exchange(OwnPid()) == OwnPid()) {
     base::SleepThrough(1'000'000'000);
   }
@@ -98,13 +98,14 @@ void EndLastWords() {
 void HideDefault(int number) {
   if (!hiding.load(std::memory_order_relaxed) || !IsEnding(number) ||
       InBorrowedMemory() ||
-      // Its flags as the kernel gives them, restorer and all.
+      // The flags as the kernel gives them, with the restorer.
       real::sigaction(number, nullptr, &defaults[number]) != 0) {
     return;
   }
   struct sigaction action {};
   action.sa_sigaction = &LastWords;
-  // It comes back only to be called again, at the end of a critical section.
+  // The handler returns only to be called again, at the end of a critical
+  // section.
   action.sa_flags = SA_SIGINFO | SA_RESTART | SA_ONSTACK;
   ::sigfillset(&action.sa_mask);
   real::sigaction(number, &action, nullptr);

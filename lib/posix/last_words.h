@@ -5,30 +5,30 @@
 
 namespace rcsock::posix {
 
-// A process that a signal ends writes its statistics first, where any are asked
-// for: SIGHUP, SIGINT and SIGTERM, by which people and service managers end
-// programs, as long as the program leaves them to their default action.  The
-// kernel has a handler then, which the program does not see: sigaction() shows
-// it what it has set itself.
+// If statistics are asked for, a process that a signal ends writes them first.
+// These signals are SIGHUP, SIGINT and SIGTERM, by which people and service
+// managers end programs.  The program must leave them to their default action.
+// The kernel then has a handler that the program does not see: sigaction()
+// shows the program what it has set.
 //
-// What is different for all that: the handler runs in a thread of the program,
-// on its stack, so a process whose threads all wait where only SIGKILL gets
-// through (a dead file server) ends no sooner than that.  So not without
-// RCSOCK_STATS, nor for the first process of a PID namespace, which the kernel
-// spares default actions.
+// One thing is different.  The handler runs in a thread of the program, on its
+// stack.  If all threads wait where only SIGKILL gets through, such as on a
+// dead file server, the process ends no sooner than the wait.  So this is off
+// without RCSOCK_STATS.  It is off for the first process of a PID namespace,
+// too, which the kernel spares default actions.
 
-// At the beginning.  `defer` puts a signal off to the end of the critical
-// section that its thread is in, if it is in one, and says so.
+// Called at the start.  If the thread is in a critical section, `defer` puts a
+// signal off to the section's end, and returns true.
 using DeferSignal = bool (*)(int number, const siginfo_t* info, void* context);
 void InitLastWords(DeferSignal defer);
-// Default actions are the kernel's again, for good: a filter of system calls is
-// coming, or this is a child that has become the first of a PID namespace.
+// Gives default actions back to the kernel for good.  A filter of system calls
+// is coming, or this is a child that has become the first of a PID namespace.
 void EndLastWords();
 
 // For HookedSigaction, with its latch held.  The program leaves `number` to its
-// default action, and the kernel has been told so.
+// default action, and the kernel knows that.
 void HideDefault(int number);
-// What the kernel said of `number`, as the program is to see it.
+// Changes what the kernel said of `number` into what the program is to see.
 void ShowDefault(int number, struct sigaction* action);
 
 }  // namespace rcsock::posix

@@ -17,8 +17,8 @@
 namespace rcsock::posix {
 namespace {
 
-// Where the notes stand.  The last three parts lie behind one another, so that
-// one look finds the first of them.
+// Where the notes stand.  The last three parts follow each other, so that one
+// look finds the first note of all three.
 constexpr std::uint64_t kBase = std::uint64_t{1} << 62;
 constexpr std::uint64_t kTurn = kBase;
 constexpr std::uint64_t kRole = kBase + 16;  // and the next byte
@@ -31,8 +31,8 @@ constexpr std::uint64_t kShares = kBase + 6 * kWidth;
 constexpr std::uint64_t kEnd = kBase + 7 * kWidth;
 // A drift of none is in the middle of its part.
 constexpr std::int64_t kNoDrift = std::int64_t{1} << 55;
-// Flights of one socket, and shares of one process, are numbers of so many
-// bits behind that socket or process.
+// A flight of a socket, or a share of a process, is a number of so many bits
+// behind that socket or process.
 constexpr int kTagBits = 24;
 constexpr std::uint64_t kTags = std::uint64_t{1} << kTagBits;
 
@@ -50,15 +50,15 @@ bool Fcntl(int fd, int command, struct flock64* lock) {
 }
 
 // One process at a time changes what is counted.  Threads take turns by a word,
-// processes by a lock of the kernel's, which ends with its process.
+// and processes by a lock of the kernel's, which ends with its process.
 class Turn {
  public:
-  // One try is made in any case.
+  // Makes one try in any case.
   Turn(int fd, std::uint64_t until_ns)
       : fd_(fd), owner_(owners[SocketInode(fd) % kOwners]) {
     const long self = OwnPid();
     for (;;) {
-      // (A parent's thread may have had it at a fork.)
+      // A thread of the parent may have had it at a fork.
       long before = owner_.load(std::memory_order_relaxed);
       mine_ = before != self && owner_.compare_exchange_strong(before, self);
       if (mine_ || base::NowNs() >= until_ns) break;
@@ -81,12 +81,12 @@ class Turn {
   explicit operator bool() const { return taken_; }
 
  private:
-  // One for each connection, nearly: a turn that another process keeps from
-  // this one delays no other connection.
+  // Nearly one word for each connection.  If another process keeps a turn from
+  // this process, hardly any other connection waits.
   static constexpr std::size_t kOwners = 64;
   static constinit std::atomic<long> owners[kOwners];
-  // No handler runs meanwhile: one that jumped out of the call would keep the
-  // turn for ever.
+  // No handler runs meanwhile: a handler that jumped out of the call would keep
+  // the turn for ever.
   const Critical critical_;
   const int fd_;
   std::atomic<long>& owner_;
@@ -100,7 +100,7 @@ std::uint64_t OwnShares() {
   return kShares + (static_cast<std::uint64_t>(OwnPid()) << kTagBits);
 }
 
-// (An inode number of more bits has no place: nobody finds the flight.)
+// A longer inode number has no place, so no process finds the flight.
 std::uint64_t FlightsOf(std::uint64_t to) {
   return to < (std::uint64_t{1} << 32) ? kFlights + (to << kTagBits) : 0;
 }
@@ -116,13 +116,13 @@ std::uint32_t Notes::Tag() {
   return tag % kTags;
 }
 
-// (Locks that touch are one to the kernel: a step apart, each stands alone.)
+// The kernel joins locks that touch.  A step apart, each stands alone.
 std::uint32_t Notes::TagAfter(std::uint32_t tag, std::uint32_t index) {
-  constexpr std::uint32_t kStep = 0x9e3779;  // odd: none comes twice
+  constexpr std::uint32_t kStep = 0x9e3779;  // odd, so that none comes twice
   return (tag + index * kStep) % kTags;
 }
 
-// The first lock in this part, whosever it is.
+// The first lock in this part, of any process.
 bool Notes::Find(std::uint64_t from, std::uint64_t length, std::uint64_t* at,
                  std::uint64_t* extent) const {
   struct flock64 lock = LockOf(F_WRLCK, from, length);
@@ -151,7 +151,7 @@ int Notes::Role() const {
              : -1;
 }
 
-// (No value is ever missing: the new one comes first.)
+// The new value comes first, so that no value is ever missing.
 bool Notes::Move(std::uint64_t region, std::int64_t value) const {
   if (value <= -kNoDrift + 1 || value >= kNoDrift - 1) return false;
   const std::uint64_t at =
@@ -233,7 +233,7 @@ std::uint64_t Notes::Arrive(std::uint64_t to, bool peek) const {
   if (all == 0 || !turn || !Find(all, kTags, &at, &extent) || at < all) {
     return 0;
   }
-  // The share first: at no moment is the connection nobody's.
+  // The share comes first, so that the connection has a holder at every moment.
   const std::uint64_t share = PutShare();
   if (share != 0 && !peek) Remove(at, 1);
   return share;

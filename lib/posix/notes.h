@@ -6,24 +6,25 @@
 namespace rcsock::posix {
 
 // What rcsock's processes tell each other of a connection that is passed by
-// SCM_RIGHTS.  The notes stand on the open file itself, so whoever gets the
-// connection has them, and nobody else can read or write them.
+// SCM_RIGHTS.  The notes stand on the open file itself.  So every process that
+// gets the connection has them, and no other process can read or write them.
 //
-// A note is a lock of the open file description (F_OFD_SETLK) on one byte far
+// A note is a lock of the open file description (F_OFD_SETLK) on one byte, far
 // above any that a program would lock.  The byte's place is the value.  The
 // kernel keeps such a lock until the last descriptor of the file is closed.
 // F_GETLK finds it from each process that has the file.
 //
-// A filter or a kernel may refuse locks on sockets: then every write fails, and
-// the connection stays on TCP.
+// A filter or a kernel may refuse locks on sockets.  Then every write fails,
+// and the connection stays on TCP.
 class Notes {
  public:
-  // A call that needs a turn waits for it until `until_ns`; 0: for kPatienceNs.
+  // If a call needs a turn, it waits for it until `until_ns`; 0: for
+  // kPatienceNs.
   explicit Notes(int fd, std::uint64_t until_ns = 0)
       : fd_(fd), until_ns_(until_ns) {}
   static constexpr std::uint64_t kPatienceNs = 20'000'000;
 
-  // The end of the connection that this is: 0 connected, 1 accepted it.
+  // Which end of the connection this is: 0 has connected, 1 has accepted.
   bool SetRole(int role) const;
   int Role() const;  // -1: no note
 
@@ -35,32 +36,32 @@ class Notes {
   bool SetDrift(const Drift& drift) const;
   Drift GetDrift() const;
 
-  // Somebody has done to the connection what no lane can follow.
+  // Notes that a process has done to the connection what no lane can follow.
   bool Spoil() const;
 
-  // A share: one process (with those that it has forked) holds the connection.
-  // 0: no share could be noted.
+  // Adds a share: one process, with those that it has forked, holds the
+  // connection.  0: no share could be noted.
   std::uint64_t AddShare() const;
   void DropShare(std::uint64_t share) const;
-  // This share is there, and no other, nor any message under way.  With
-  // `unspoilt` nobody has spoilt the connection either.
+  // Whether this share is the only share, and no message is under way.  With
+  // `unspoilt`, the connection must not be spoilt either.
   bool Alone(std::uint64_t share, bool unspoilt) const;
-  // One that this process has added, maybe as another program; 0: none.
+  // A share that this process has added, maybe as another program; 0: none.
   std::uint64_t OwnShare() const;
 
-  // A message with the connection is under way to the AF_UNIX socket that has
-  // this inode number.  `tag`: of this one of the
-  // descriptors in messages to that socket.
+  // A message with the connection is under way to the AF_UNIX socket with this
+  // inode number.  `tag` tells this descriptor from the others in messages to
+  // that socket.
   bool AddFlight(std::uint64_t to, std::uint32_t tag) const;
   void DropFlight(std::uint64_t to, std::uint32_t tag) const;
-  // A message has been taken there, and becomes a share.  With `peek` it stays
-  // where it is, and a share comes all the same.  0: no such message is noted,
-  // so whoever has passed the connection on is not known.
+  // A message has been taken at that socket, and becomes a share.  With `peek`
+  // the message stays, and the share is added.  0: no such message is noted, so
+  // the sender of the connection is not known.
   std::uint64_t Arrive(std::uint64_t to, bool peek) const;
 
   // A number that tells messages from each other.
   static std::uint32_t Tag();
-  // Another, so many behind it.
+  // The tag of the descriptor `index` behind that of `tag`.
   static std::uint32_t TagAfter(std::uint32_t tag, std::uint32_t index);
 
  private:

@@ -29,7 +29,7 @@ int Open(int folder, const char* path, int flags) {
   });
 }
 
-// What a link of /proc says; empty: nothing.
+// The target of a link of /proc; empty: nothing.
 struct Link {
   Link(int folder, const char* path) {
     const long n =
@@ -43,7 +43,7 @@ struct Link {
 
 constexpr char kUnderWay[] = "\nscm_fds:";
 
-// The beginning of a file of /proc, as text; empty: nothing.
+// The start of a file of /proc, as text; empty: nothing.
 template <std::size_t kRoom>
 struct Text {
   Text(int folder, const char* path) {
@@ -59,7 +59,7 @@ struct Text {
     text[length] = '\0';
   }
   bool whole() const { return length < kRoom - 1; }
-  // Of a socket: how many descriptors are under way to it.
+  // For a socket: how many descriptors are under way to it.
   long UnderWay() const {
     const char* const at = std::strstr(text, kUnderWay);
     return at == nullptr ? 0 : std::atol(at + sizeof kUnderWay - 1);
@@ -69,10 +69,10 @@ struct Text {
   char text[kRoom];
 };
 
-// Of a process whose descriptors may not be read.
+// A process whose descriptors may not be read.
 struct Stranger {
   bool kernels = false;  // a thread of the kernel's, which has no descriptors
-  long parent = 0;       // 0: it is of another PID namespace
+  long parent = 0;       // 0: the parent is in another PID namespace
   std::uint64_t began_ns = UINT64_MAX;
   uid_t users[4] = {};
   bool known = false;
@@ -83,7 +83,7 @@ Stranger Ask(int proc, const char* pid) {
   char path[64];
   std::snprintf(path, sizeof path, "%.16s/stat", pid);
   const Text<1024> stat(proc, path);
-  // What stands between the parentheses may have anything in it.
+  // What stands between the parentheses may have any characters.
   const char* const name_end = std::strrchr(stat.text, ')');
   unsigned flags = 0;
   unsigned long long began = 0;
@@ -108,7 +108,7 @@ Stranger Ask(int proc, const char* pid) {
   return is;
 }
 
-// (Both clocks are coarse.)
+// With a margin, since both clocks are coarse.
 bool Before(std::uint64_t began_ns, std::uint64_t born_ns) {
   constexpr std::uint64_t kMarginNs = 30'000'000;
   return born_ns > kMarginNs && began_ns < born_ns - kMarginNs;
@@ -150,7 +150,7 @@ class Look {
   }
 
  private:
-  // False: it may not be read.
+  // False: its descriptors may not be read.
   bool Task(int tasks, const char* task) {
     bool readable = true;
     char path[64];
@@ -184,9 +184,9 @@ class Look {
     }
   }
 
-  // What is under way in a socket of AF_UNIX, or registered with an io_uring.
-  // (The kernel lists the files of a ring that nobody uses at this moment, by
-  // names that differ between versions.)
+  // Looks at what is under way in a socket of AF_UNIX, or registered with an
+  // io_uring.  The kernel lists a ring's files only while no thread uses the
+  // ring, by names that differ between versions.
   void Holds(int tasks, const char* path, bool ring) {
     const Text<8192> info(tasks, path);
     if (info.error == ENOENT || info.error == ESRCH) return;
@@ -221,8 +221,8 @@ class Look {
   const std::uint64_t deadline_;
 };
 
-// Whether the kernel says of sockets of AF_UNIX what is under way to them
-// (Linux 5.5).
+// Whether the kernel reports what is under way to sockets of AF_UNIX (Linux
+// 5.5).
 bool SaysUnderWay() {
   static constinit std::atomic<bool> says{false};
   if (says.load(std::memory_order_relaxed)) return true;
@@ -238,8 +238,8 @@ bool SaysUnderWay() {
   return true;
 }
 
-// A message that nobody has taken yet may name a connection that this process
-// has already.  (What its rings hold is known.)
+// Whether an untaken message to this process may name a connection that the
+// process already has.  What its rings hold is known.
 bool UnderWayHere() {
   bool any = false;
   const bool all = base::EachDescriptor(0, [&any](int number) {
@@ -270,7 +270,7 @@ bool SeesAllHolders(std::uint64_t born_ns) {
   if (!proc.ok()) return false;
   long ancestor = ::syscall(SYS_getppid);
   std::uint64_t child_began_ns = UINT64_MAX;
-  // The first process of the namespace may have adopted the one below it.
+  // The first process of the namespace may have adopted the process below it.
   for (int i = 0; i < kMostAncestors && ancestor > 1; ++i) {
     char name[24];
     std::snprintf(name, sizeof name, "%ld", ancestor);
@@ -285,7 +285,7 @@ bool SeesAllHolders(std::uint64_t born_ns) {
 }
 
 bool LookForHolders(Sought* all, int count) {
-  // (proc's may be those of another namespace, or hide other users'.)
+  // /proc may belong to another namespace, or hide other users' processes.
   const Link own(AT_FDCWD, "/proc/self");
   if (std::atol(own.text) != OwnPid() ||
       ::syscall(SYS_faccessat, AT_FDCWD, "/proc/1/stat", R_OK) != 0 ||

@@ -21,7 +21,7 @@
 namespace rcsock::posix {
 namespace {
 
-// A file of this size has a million mappings.
+// A file of this size lists a million mappings.
 constexpr std::size_t kMostOfMaps = 128 << 20;
 constexpr int kMostLinkMaps = 100'000;
 
@@ -49,9 +49,9 @@ bool ReadFile(const char* path, std::vector<char>* to) {
   return true;
 }
 
-// Parts of glibc that are libraries of their own.  libm and libmvec make no
-// system calls.  The others are of versions before 2.34, and the hooks stand
-// before what they export.
+// Parts of glibc that are libraries of their own. libm and libmvec make no
+// system calls.  The others are of versions before 2.34, and the hooks cover
+// what they export.
 bool IsPartOfLibc(const std::string& path) {
   constexpr const char* kNames[] = {
       "/libm.so.6",       "/libmvec.so.1", "/libdl.so.2",  "/libutil.so.1",
@@ -66,7 +66,8 @@ bool IsPartOfLibc(const std::string& path) {
   return false;
 }
 
-// Changes with what the file at `path` holds, if that is the file `inode`.
+// A value that changes with the content of the file at `path`; empty if that is
+// not the file `inode`.
 std::string StampOf(const char* path, std::uint64_t inode) {
   struct stat status {};
   if (::syscall(SYS_newfstatat, AT_FDCWD, path, &status, 0) != 0 ||
@@ -86,15 +87,16 @@ bool LoaderIsAtWork() {
          r_debug::RT_CONSISTENT;
 }
 
-// (The first thread may have ended: by its number there is no memory then.)
+// The number of the calling thread: the first thread may have ended, and then
+// its number has no memory.
 bool OwnMemory::Read(std::uint64_t address, void* to, std::size_t size) {
   const iovec local{to, size};
   const iovec remote{reinterpret_cast<void*>(address), size};
   const long n = ::syscall(SYS_process_vm_readv, ::syscall(SYS_gettid), &local,
                            1, &remote, 1, 0);
   if (n == static_cast<long>(size)) return true;
-  // A filter may forbid that call, with an errno of its choice.  And the call
-  // reads no mapping that is executable only, which this file does.
+  // A filter may forbid that call, with any errno.  And that call reads no
+  // mapping that is only executable.  This file does.
   const base::UniqueFd fd(base::OpenHigh([] {
     return ::syscall(SYS_openat, AT_FDCWD, "/proc/thread-self/mem",
                      O_RDONLY | O_CLOEXEC, 0);
@@ -112,14 +114,14 @@ bool OwnCode::List(std::vector<Range>* to) {
     errno = saved;
     return ok;
   }
-  // The mappings of one image follow each other, from the one of its headers.
+  // The mappings of one image follow each other, from that of its headers on.
   std::size_t first = 0;
   for (std::size_t i = 0; i < mappings_.size(); ++i) {
     const Mapping& one = mappings_[i];
     const Mapping& head = mappings_[first];
     const bool same = i > first && one.inode != 0 && one.inode == head.inode &&
                       one.offset != 0 && one.path == head.path;
-    // (A part of an image without a file: its zeroed memory.)
+    // The zeroed memory of an image has no file.
     const bool within = i > first && head.inode != 0 && one.inode == 0 &&
                         one.path.empty() && !one.executable;
     if (!same && !within) first = i;
@@ -130,8 +132,8 @@ bool OwnCode::List(std::vector<Range>* to) {
            mappings_[last + 1].offset != 0) {
       ++last;
     }
-    // (The kernel keeps single instructions of the program for a tracer in
-    // [uprobes], which nobody can read.)
+    // The kernel keeps single instructions of the program for a tracer in
+    // [uprobes], which no process can read.
     if (one.path.starts_with("[v") || one.path == "[uprobes]" ||
         IsExempt(mappings_[first].begin, mappings_[last].end) ||
         base::IsKnownLibrary(one.path) || IsPartOfLibc(one.path)) {
@@ -160,7 +162,7 @@ void OwnCode::Add(const Mapping& one, std::uint64_t image,
   if (range.inode != 0 && range.build_id.empty()) {
     range.stamp = StampOf(one.path.c_str(), one.inode);
   }
-  // What of the last page lies behind the file is not read.
+  // What lies on the last page behind the file is not read.
   for (const base::CodeRange& segment : code.segments) {
     if (segment.begin < one.end && segment.end > one.begin) {
       range.code.end = std::min(one.end, segment.end);
@@ -230,7 +232,7 @@ bool OwnCode::ReadLinkMaps(std::vector<Range>* to) {
         break;
       }
     }
-    // (A program that does not move begins where its own headers say.)
+    // A program that does not move begins where its own headers say.
     std::uint64_t image = copy.l_addr;
     if (image == 0) image = ::getauxval(AT_PHDR) & ~std::uint64_t{4095};
     base::ElfCode code;

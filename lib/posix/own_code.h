@@ -10,13 +10,13 @@
 
 namespace rcsock::posix {
 
-// The memory of this process.  A read of what is not there fails.
+// The memory of this process.  A read of memory that is not there fails.
 class OwnMemory : public base::CodeBytes {
  public:
   bool Read(std::uint64_t address, void* to, std::size_t size) override;
 };
 
-// The executable mappings of this process, but for those whose system calls the
+// The executable mappings of this process, without those whose system calls the
 // hooks know: libc's, the loader's, the kernel's and rcsock's own.
 class OwnCode {
  public:
@@ -24,18 +24,18 @@ class OwnCode {
     base::CodeRange code;
     std::uint64_t device = 0;
     std::uint64_t inode = 0;
-    std::string path;  // empty: memory of no file
+    std::string path;  // empty: memory without a file
     std::string build_id;
     // The size and the times of a file without a build id; empty: not known.
     std::string stamp;
     bool writable = false;
 
-    // Returns true if other code may lie there later, and nothing tells.
+    // Returns true if other code may lie there later, and nothing would tell.
     bool MayChange() const {
       return inode == 0 || writable || (build_id.empty() && stamp.empty());
     }
   };
-  // False: it cannot be told.
+  // Lists the mappings.  False: that is impossible.
   bool List(std::vector<Range>* to);
 
  private:
@@ -46,7 +46,7 @@ class OwnCode {
   };
   bool ReadMaps();
   bool ParseLine(const char* line, Mapping* to) const;
-  // Where /proc is not mounted.
+  // For systems where /proc is not mounted.
   bool ReadLinkMaps(std::vector<Range>* to);
   void Add(const Mapping& one, std::uint64_t image, std::vector<Range>* to);
   bool IsExempt(std::uint64_t begin, std::uint64_t end) const;
@@ -54,11 +54,10 @@ class OwnCode {
 
   OwnMemory memory_;
   std::vector<Mapping> mappings_;
-  std::vector<std::uint64_t> exempt_;  // addresses in such images
+  std::vector<std::uint64_t> exempt_;  // addresses in exempt images
 };
 
-// Returns true while the loader adds an image to its list, or takes one from
-// it.
+// Returns true while the loader adds an image to its list, or removes an image.
 bool LoaderIsAtWork();
 
 }  // namespace rcsock::posix

@@ -20,9 +20,9 @@ namespace {
 // Calls each(number) for the descriptors in `message`.
 template <class Each>
 void EachPassed(const msghdr* message, Each&& each) {
-  // (CMSG_NXTHDR wants a message that may be changed, and does not.)
+  // CMSG_NXTHDR asks for a message that it may change, and does not change it.
   auto* const all = const_cast<msghdr*>(message);
-  // (The kernel says so.)
+  // The kernel reports that.
   if (Null(all->msg_control) || all->msg_controllen == 0 ||
       !base::Readable(all->msg_control, all->msg_controllen)) {
     return;
@@ -60,11 +60,11 @@ void Passing::Before(const msghdr* message) {
       asked_ = true;
       if (to_ != 0 && sock->Travel(fd, to_, Notes::TagAfter(tag_, index)))
         return;
-      // (Nor is a close here the end of it from now on.)
+      // From now on a close here is not the connection's end.
       sock->GivenAway();
       sock->Pin(base::Reason::kPinnedScmRights);
-      // What this process has done to it, or does not know of it, holds for
-      // whoever gets it, too.
+      // What this process has done to the connection, or does not know, holds
+      // for its next holder, too.
       if (ProcessPinned() != base::Reason::kSandboxed) Notes(fd).Spoil();
     } else if (EpollSet* set = LookupSet(fd)) {
       set->SetNested();  // its streams stay where the other process sees them
@@ -104,8 +104,8 @@ void AfterReceiving(int fd, const msghdr* message, int flags) {
     return;
   }
   const int saved = errno;
-  // Whoever holds turns back, or lets others hold them, delays a call once, not
-  // for each descriptor.
+  // Other processes that keep turns delay the call once, and not for each
+  // descriptor.
   std::uint64_t until = 0;
   bool borrowed = false;
   EachPassed(message, [&](int number) {
@@ -113,7 +113,7 @@ void AfterReceiving(int fd, const msghdr* message, int flags) {
       borrowed = InBorrowedMemory();
       until = base::NowNs() + Notes::kPatienceNs;
     }
-    // (The kernel has just given the number: what had it before is closed.)
+    // The kernel has just given out the number, so its last owner is closed.
     if (!borrowed) Evict(number);
     if (borrowed || !Sock::IsTcp(number)) return;
     const bool peek = (flags & MSG_PEEK) != 0;

@@ -11,26 +11,26 @@ namespace rcsock::posix {
 // descriptors on by SCM_RIGHTS.  Their streams leave their lanes.
 class Passing {
  public:
-  // `fd` -1: nobody tells what becomes of the messages.
+  // `fd` -1: nothing reports what becomes of the messages.
   explicit Passing(int fd) : fd_(fd) {}
-  // The message is about to be sent.
+  // Called before the message is sent.
   void Before(const msghdr* message);
-  // It has not been, nor was there another.
+  // The call's only message has not been sent.
   void Failed(const msghdr* message);
-  // Of all `count` messages those from `sent` on have not been.
+  // Of all `count` messages those from `sent` on have not been sent.
   void Failed(const mmsghdr* messages, unsigned sent, unsigned count);
 
  private:
-  // The flights of one message are over; `index`: of its first descriptor.
-  // Returns that of the next message.
+  // The flights of one message are over.  `index` is that of its first
+  // descriptor.  Returns the index of the next message.
   std::uint32_t Drop(const msghdr* message, bool failed,
                      std::uint32_t index) const;
   const int fd_;
   bool asked_ = false;
   std::uint64_t to_ =
       0;  // the inode number of the receiving socket; 0: unknown
-  // Of the first descriptor; each has one of its own, since each is a flight
-  // that lands by itself.
+  // The tag of the first descriptor.  Each descriptor has a tag of its own,
+  // since each is a flight that lands by itself.
   std::uint32_t tag_ = 0;
   std::uint32_t count_ = 0;
 };

@@ -1,5 +1,5 @@
-// poll(2) over kernel descriptors and streams: split, look, spin, arm, look
-// again, sleep.
+// poll(2) over kernel descriptors and streams: it splits, looks, spins, arms,
+// looks again, and sleeps.
 
 #include "lib/posix/poll.h"
 
@@ -34,16 +34,16 @@ using rendezvous::Conductor;
 namespace {
 
 constexpr nfds_t kOnStack = 64;
-// In place of what the kernel says of a descriptor: it is not asked again soon.
+// Marks a descriptor that the kernel is not asked about again soon.
 constexpr short kAside = 0x4000;
 constexpr std::int64_t kAsideNs = 100'000'000;
-// Streams that are looked at in no time.
+// So few streams take no time to look at.
 constexpr nfds_t kFew = 4;
 
 File* Followed(int fd) { return fd < 0 ? nullptr : Lookup(fd); }
 
-// What select() tells of.  poll() tells of a hung-up or failed connection
-// whatever it was asked for.
+// What select() reports. poll() reports a hung-up or failed connection whatever
+// it was asked for.
 short SelectTells(int events) {
   int tells = POLLNVAL;
   if (events & POLLIN) tells |= SelectSets::kIn;
@@ -52,7 +52,7 @@ short SelectTells(int events) {
   return static_cast<short>(tells);
 }
 
-// The part of a poll set that is ours.
+// A member of the poll set that poll looks at itself.
 struct Member {
   nfds_t at;
   File* file;
@@ -78,8 +78,8 @@ class Polling {
       members_ = heap_members_.get();
     }
   }
-  // The whole sleep is what a spin might have saved, however often it was
-  // interrupted in vain.
+  // The whole sleep is what a spin might have saved, even if it was interrupted
+  // in vain many times.
   ~Polling() {
     if (slept_since_ == 0) return;
     Spinner::Slept(slept_since_);
@@ -97,7 +97,7 @@ class Polling {
     Spinner spin = NewSpin();
     bool in_vain = false;
     for (;;) {
-      // One that was ours a moment ago may have left some.
+      // A stream that was the engine's a moment ago may have left unread bytes.
       const bool unread = AnyUnread() && PollFindsUnread(fds_, count_, select_);
       bool again = false;
       int found = LookStreams(&again);
@@ -111,11 +111,11 @@ class Polling {
         LookBeside();
         return AddUnread(fds_, count_, Merge());
       }
-      // (A mere look, without waiting, is complete.)
+      // A mere look, without waiting, is complete.
       const bool look = found > 0 ? timeout_ns_ == 0 || OweLook() : KernelDue();
       if (look) {
-        // (With the call's mask only if it is the last: poll, unlike
-        // epoll_wait, ends with EINTR if nothing but a signal is there.)
+        // Only the last look uses the call's mask: poll, unlike epoll_wait,
+        // ends with EINTR only if nothing but a signal is there.
         const int n = LookKernel(
             0, false, found == 0 && timeout_ns_ == 0 ? mask_.get() : nullptr);
         if (n < 0 && found == 0) return -1;
@@ -138,8 +138,9 @@ class Polling {
       if (!in_vain && spin.Go()) continue;
       const int n = Sleep(signals);
       if (n < 0) return -1;
-      // Should this look find nothing, the bell has rung for another thread, or
-      // the nap is over: no reason to spin.  (A source tells of many things.)
+      // If this look finds nothing, the bell has rung for another thread, or
+      // the nap is over.  That is no reason to spin.  A source tells of many
+      // things.
       in_vain = source_count_ == 0;
       if (!in_vain) spin = NewSpin();
       if (!Split()) return Faulted();
@@ -162,8 +163,9 @@ class Polling {
     return -1;
   }
 
-  // Streams of the engine, and epoll sets that have some, out of the kernel's
-  // array.  False: that is a bad pointer.  (In line, so that nobody asks.)
+  // Takes streams of the engine, and epoll sets that have some, out of the
+  // kernel's array.  False: a bad pointer.  In line, so that the common case
+  // makes no call.
   [[gnu::always_inline]] bool Split() {
     mine_ = 0;
     kernels_ = 0;
@@ -203,7 +205,7 @@ class Polling {
                            drained);
   }
 
-  // *again: one has gone back to the kernel.
+  // *again: a stream has gone back to the kernel.
   int LookStreams(bool* again) {
     int found = 0;
     lane::Source* drained = nullptr;
@@ -233,8 +235,8 @@ class Polling {
     return found;
   }
 
-  // The kernel has something, and what a peer did before that is to be seen
-  // with it: that it has closed one connection before it made another.
+  // The kernel has something.  What a peer did before is to be seen with it:
+  // for instance, it closed a connection before it made the next.
   void LookBeside() {
     bool moved = false;
     LookStreams(&moved);
@@ -252,14 +254,15 @@ class Polling {
     return true;
   }
 
-  // `mask` as ppoll's.
+  // `mask` as in ppoll.
   int LookKernel(std::int64_t timeout_ns, bool with_bells,
                  const sigset_t* mask) {
     UpdateMirrors();
     timespec limit{static_cast<time_t>(timeout_ns / 1'000'000'000),
                    static_cast<long>(timeout_ns % 1'000'000'000)};
     if (kernels_ == 0) {
-      // Nothing but streams: the bells' own set tells, and forgets it.
+      // Nothing but streams: the wait on the set of bells reports the edge, and
+      // clears it.
       if (!with_bells) {
         return mask == nullptr ? 0 : real::ppoll(nullptr, 0, &limit, mask);
       }
@@ -281,15 +284,16 @@ class Polling {
       --r;
       const int saved = errno;
       constexpr timespec kNow{0, 0};
-      WaitBells(&kNow, nullptr);  // only to forget it
+      WaitBells(&kNow, nullptr);  // clears the edge
       errno = saved;
     }
     return select_ && r > 0 ? PutAside() : r;
   }
 
-  // The kernel's select() sleeps on where poll() has told what was not asked
-  // for.  As that hardly ever changes, such a descriptor is asked again after
-  // kAsideNs only.  How many remain.
+  // Puts aside descriptors for which poll() has reported what was not asked
+  // for, where the kernel's select() sleeps on.  That hardly ever changes, so
+  // the kernel is asked about these again after kAsideNs only.  Returns how
+  // many descriptors remain ready.
   int PutAside() {
     int count = 0;
     for (nfds_t i = 0; i < count_; ++i) {
@@ -314,8 +318,8 @@ class Polling {
     return Merge();
   }
 
-  // A place of the kernel's array that it is not asked about: one more than the
-  // program has may be more than the kernel takes.
+  // A free place of the kernel's array.  The kernel may not take more
+  // descriptors than the program has.
   pollfd* Free() {
     for (nfds_t m = 0; m < mine_; ++m) {
       if (kernel_[members_[m].at].fd < 0) return &kernel_[members_[m].at];
@@ -323,7 +327,7 @@ class Polling {
     return nullptr;
   }
 
-  // Slow, but right.  0: look again; -1: errno.
+  // Slow, but right.  Returns 0: look again; -1: errno.
   int Nap(long ns) {
     const timespec brief{0, ns};
     return real::ppoll(nullptr, 0, &brief, mask_.get());
@@ -339,7 +343,8 @@ class Polling {
     return ready;
   }
 
-  // The only member, if it is a stream in plain memory that is to be read.
+  // The only member, if it is a stream in plain memory that is asked for input.
+  // Otherwise null.
   Sock* Reader() const {
     constexpr int kInput = POLLIN | POLLRDNORM;
     constexpr int kOutput = POLLOUT | POLLWRNORM | POLLWRBAND;
@@ -348,13 +353,13 @@ class Polling {
     if ((fds_[0].events & kInput) == 0 || (fds_[0].events & kOutput) != 0) {
       return nullptr;
     }
-    // (A futex takes no mask.)
+    // A futex takes no mask.
     if (mask_.get() != nullptr) return nullptr;
     auto* sock = static_cast<Sock*>(members_[0].file);
     return sock->source() == nullptr ? sock : nullptr;
   }
 
-  // Arm, look, sleep.  0: look again; -1: errno.
+  // Arm, look, sleep.  Returns 0: look again; -1: errno.
   int Sleep(std::uint32_t signals) {
     if (Sock* reader = Reader();
         reader != nullptr &&
@@ -364,7 +369,7 @@ class Polling {
     }
     Conductor* conductor = Conductor::IfRunning();
     if (conductor == nullptr) {
-      // The engine is being taken down: its streams are about to be plain.
+      // The engine is being taken down.  Its streams are about to be plain.
       return Nap(100'000);
     }
     lane::BellMask wanted = 0;
@@ -385,8 +390,8 @@ class Polling {
       }
     }
     if (!complete) return Nap(1'000'000);  // out of descriptors
-    // (An edge of a kick that was meant for a look already taken ends the sleep
-    // too early, once.)
+    // The edge of a kick for a look that is already over ends the sleep too
+    // early, once.
     for (nfds_t m = 0; m < mine_; ++m) {
       if (members_[m].file->kind != FileKind::kSock) continue;
       auto* sock = static_cast<Sock*>(members_[m].file);
@@ -398,12 +403,12 @@ class Polling {
       for (int i = 0; i < source_count_; ++i) sources_[i]->Arm();
     }
     const Undo undo{this, conductor, wanted, OwnPid()};
-    // Counted, then looked at: whoever lets a stream go or gives it another
-    // bell does so first and looks at the count after.
+    // Counted, then looked at.  A thread that lets a stream go, or gives it
+    // another bell, does so first and looks at the count after.
     std::atomic_thread_fence(std::memory_order_seq_cst);
-    // The first part of a sleep is a nap, as ShmLane::SleepRx has it: without
-    // the heavy fence, and with an end that makes up for a kick that is missed.
-    // (One that ends soon anyway is nothing else.)
+    // The first part of a sleep is a nap, as in ShmLane::SleepRx: without the
+    // heavy fence, and with an end that makes up for a missed kick.  A sleep
+    // that ends soon is a nap as a whole.
     const std::int64_t left = Left();
     const bool brief = left >= 0 && left <= base::kNapNs;
     const bool nap = brief || !napped_;
@@ -420,8 +425,8 @@ class Polling {
     bool bells_still = true;
     for (nfds_t m = 0; m < mine_; ++m) {
       const int bell = BellOf(members_[m].file);
-      // Bell 0 is the conductor's, who tells of a change by the poll bell,
-      // armed or not.
+      // Bell 0 is the conductor's.  The conductor tells of a change by the poll
+      // bell, armed or not.
       if (bell > 0 && (wanted & lane::BellBit(bell)) == 0) bells_still = false;
       if (members_[m].file->kind == FileKind::kSock &&
           !Wanted(static_cast<Sock*>(members_[m].file)->source())) {
@@ -440,9 +445,9 @@ class Polling {
         if (aside && (limit < 0 || limit > kAsideNs)) limit = kAsideNs;
         const int n = LookKernel(limit, true, mask_.get());
         if (n == 0 && aside) aside_ = false;
-        // (It has looked at the kernel's descriptors, too.)
+        // This look included the kernel's descriptors.
         if (n == 0) kernel_look_ = tls_look.at = base::Ticks();
-        // Woken before its end: the next one may be a nap again.
+        // Woken before its end: the next sleep may begin with a nap again.
         napped_ = nap && !rang_;
         // SIGCONT ends the wait of an epoll set, but not poll().
         const bool stopped = n < 0 && errno == EINTR && kernels_ == 0 &&
@@ -469,18 +474,20 @@ class Polling {
     sources_[source_count_++] = source;
     return true;
   }
-  // The end of Sleep, by cancellation in the kernel's poll too.
+  // The end of Sleep, on cancellation in the kernel's poll too.
   struct Undo {
     Polling* polling;
     Conductor* conductor;
     lane::BellMask wanted;
     long process;
     ~Undo() {
-      // A handler has forked meanwhile, and this is the child: it has neither
-      // bells nor sources, and its streams were told that nobody sleeps here.
+      // A handler has forked meanwhile, and this is the child.  It has neither
+      // bells nor sources, and its streams were told that no thread sleeps
+      // here.
       if (OwnPid() != process) return;
       const int saved = errno;
-      // The bells first: what is drained on the way need not ring for us.
+      // The bells come first: what the sources drain need not ring for this
+      // thread.
       for (lane::BellMask more = wanted; more != 0; more &= more - 1) {
         conductor->bells()->Disarm(std::countr_zero(more));
       }
@@ -509,11 +516,11 @@ class Polling {
   WaitMask mask_;
   std::uint64_t deadline_ = 0;
   std::uint64_t kernel_look_ = 0;
-  std::uint64_t slept_since_ = 0;  // when the first sleep began; 0: none has
+  std::uint64_t slept_since_ = 0;  // start of the first sleep; 0: none
   bool rang_ = false;    // the last look at the kernel saw a bell or a source
-  bool napped_ = false;  // to the end
+  bool napped_ = false;  // the last nap reached its end
   const bool select_;
-  bool aside_ = false;  // some are
+  bool aside_ = false;  // some descriptors are put aside
   lane::Source* sources_[kThreadSources];
   int source_count_ = 0;
   nfds_t mine_ = 0;
@@ -532,7 +539,7 @@ class Polling {
 bool PollNeedsEngine(const pollfd* fds, nfds_t count) {
   for (nfds_t i = 0; i < count; ++i) {
     int fd;
-    // (The kernel says so.)
+    // The kernel reports that.
     if (!base::TryLoad(&fds[i].fd, &fd)) return false;
     File* file = Followed(fd);
     if (file == nullptr) continue;

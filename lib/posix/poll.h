@@ -9,15 +9,15 @@
 
 namespace rcsock::posix {
 
-// The bell on which every poll() and select() of the process sleeps, besides
-// those that its streams ring: it tells of what happens to a stream here, and
-// rings for the lanes to other hosts.
+// The bell on which every poll() and select() of the process sleeps, beside the
+// bells that its streams ring.  It tells of what happens to a stream in this
+// process, and rings for the lanes to other hosts.
 constexpr int kPollBell = 1;
 
-// True if poll() of these must look at streams itself.
+// Whether poll() of these must look at streams itself.
 bool PollNeedsEngine(const pollfd* fds, nfds_t count);
 
-// What puts a descriptor into each of select's sets, as in the kernel: HUP
+// What puts a descriptor into each of select's sets, as in the kernel.  HUP
 // reads, an error reads and writes, and neither is an exception.
 struct SelectSets {
   static constexpr int kIn =
@@ -26,28 +26,29 @@ struct SelectSets {
   static constexpr int kExcept = POLLPRI;
 };
 
-// What poll(2) says where that is easily told: streams on lanes have what they
-// are asked for, or (without `wait`) all are on lanes and have nothing. `wait`:
-// it may spin for a moment.  kPollLong: it is to be asked as it always is.
+// poll(2) where the answer is easy: some streams on lanes have what they are
+// asked for.  Or, without `wait`, all are on lanes and have nothing.  `wait`:
+// it may spin for a moment.  kPollLong: the caller polls the usual way.
 constexpr int kPollLong = -1000;
 int QuickPoll(pollfd* fds, nfds_t count, bool wait);
 
-// poll(2) over kernel descriptors and streams of the engine.  timeout_ns < 0:
-// none.  `select`: only by what would put one into the set that asked.
+// poll(2) over kernel descriptors and streams of the engine. timeout_ns < 0: no
+// time-out.  `select`: reports only what puts a descriptor into a set that
+// asked.
 int EnginePoll(pollfd* fds, nfds_t count, std::int64_t timeout_ns,
                const sigset_t* mask, bool select = false);
 
-// How far select(2) looks of what it is asked: the kernel reads and writes its
-// sets up to the size of the descriptor table, which rcsock's own descriptors,
-// at the top of the range, enlarge.  So this is the size that the table would
-// have without them.
+// How many of `count` descriptors select(2) looks at.  The kernel reads and
+// writes its sets up to the size of the descriptor table.  rcsock's own
+// descriptors, at the top of the range, enlarge that table.  So this is the
+// size that the table would have without them.
 int SelectTable(int count);
 inline int SelectEnd(int count) {
   return count <= FD_SETSIZE ? count : SelectTable(count);
 }
 
-// select(2) the same way, of what SelectEnd() gives.  kNotMine: no stream of
-// the engine is in the sets, and none `may` be.
+// select(2) in the manner of EnginePoll, for a count from SelectEnd().
+// kNotMine: the sets have no stream of the engine, and none `may` be.
 constexpr int kNotMine = -1000;
 int EngineSelect(int count, fd_set* in, fd_set* out, fd_set* except,
                  std::int64_t timeout_ns, const sigset_t* mask,

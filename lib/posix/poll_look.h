@@ -8,20 +8,20 @@
 namespace rcsock::posix {
 
 // When a poll of this thread last looked at the kernel's descriptors, and
-// whether that told of any.
+// whether that found any ready.
 struct KernelLook {
-  // So long a ready stream may keep a poll from asking the kernel.
+  // For so long a ready stream may keep a poll from asking the kernel.
   static constexpr std::uint64_t kLatelyUs = 100;
 
   std::uint64_t at = 0;  // ticks
   bool told = false;
   std::uint64_t chance = 0;
 
-  // Where streams are ready: whether the kernel is to be asked all the same,
-  // because it had something the last time (a number that is closed, say), or
-  // was not asked lately, or by chance; of polls that a thread makes in turn
-  // every 16th may always be the same one.  Once it is owed it stays so until
-  // somebody has looked.
+  // Whether a poll with ready streams asks the kernel, too: because the kernel
+  // had something the last time, such as a closed number, or was not asked
+  // lately, or by chance.  A fixed turn would not do: of polls that a thread
+  // makes in turn, every 16th may always be for one set.  A look that is owed
+  // stays so until a poll has looked.
   bool Owed() {
     chance = chance * 6364136223846793005 + 1442695040888963407;
     if (chance >> 60 == 0) at = 0;

@@ -1,5 +1,5 @@
-// The short way of poll(2): of streams on lanes that are asked for input, and
-// of which some have it.
+// The short way of poll(2), for streams on lanes that are asked for input, if
+// some have it.
 
 #include "lib/base/guard.h"
 #include "lib/posix/poll.h"
@@ -14,12 +14,12 @@ namespace {
 
 struct Looked {
   int found = 0;
-  nfds_t kernels = 0;  // not ours: what they have is not known
+  nfds_t kernels = 0;  // the kernel's: what they have is not known
   bool remote = false;
 };
 
-// One that has no kLaneMark, or not any more: what it has of `events`, or
-// kNotLooked.
+// A file without kLaneMark, or without it by now.  Returns what it has of
+// `events`, or kNotLooked.
 [[gnu::noinline]] int LookAtOther(File* file, int fd, int events,
                                   lane::Source** drained, Looked* looked) {
   if (file->kind != FileKind::kSock) return Sock::kNotLooked;
@@ -36,8 +36,8 @@ struct Looked {
   return sock->QuickLook(fd, events, true);
 }
 
-// False: there is more to it than this way knows of.  (A function of its own,
-// which has the registers for itself.)
+// False: the set needs more than this way does.  Not in line, so that it has
+// the registers for itself.
 [[gnu::noinline]] bool LookAtAll(pollfd* fds, nfds_t count, Looked* looked) {
   lane::Source* drained = nullptr;
   for (pollfd* one = fds; one != fds + count; ++one) {
@@ -51,7 +51,7 @@ struct Looked {
     if (file == nullptr) {
       if (fd >= 0) ++looked->kernels;
     } else {
-      // (With the mark nothing is looked at that a look does not need.)
+      // With the mark, this look reads nothing that it does not need.
       found = Sock::kNotLooked;
       if ((entry & kLaneMark) != 0) {
         found = static_cast<Sock*>(file)->QuickLook(fd, events, false);
@@ -70,7 +70,7 @@ struct Looked {
 }  // namespace
 
 int QuickPoll(pollfd* fds, nfds_t count, bool wait) {
-  constexpr nfds_t kSpins = 8;  // more take too long for a turn
+  constexpr nfds_t kSpins = 8;  // a turn over more takes too long
   if (count == 0) return kPollLong;
   const Critical critical;
   int turns = wait && count <= kSpins
@@ -80,7 +80,7 @@ int QuickPoll(pollfd* fds, nfds_t count, bool wait) {
     Looked looked;
     if (!LookAtAll(fds, count, &looked)) return kPollLong;
     if (looked.found > 0) {
-      // (A mere look, without waiting, is complete.)
+      // A mere look, without waiting, is complete.
       const bool owed = looked.kernels > 0 && (!wait || tls_look.Owed());
       return owed ? kPollLong : looked.found;
     }

@@ -10,23 +10,23 @@
 namespace rcsock::posix {
 namespace {
 
-// A place may be shared by several services: a wrong guess costs time, no more.
+// Several services may share a place.  A wrong guess costs time, and no more.
 constexpr std::size_t kPlaces = 1024;
 constinit std::atomic<std::uint32_t> places[kPlaces];
 
 // A call on TCP takes as long as this many bytes.
 constexpr std::uint64_t kCallBytes = 8192;
-// What a lane saves for less does not pay for making it.
+// A lane saves less than it costs for fewer bytes than this.
 constexpr unsigned kLittleBits = 17;
 constexpr unsigned kMuchBits = 19;
-// Before that nothing is taken for a rule.
+// Fewer connections make no rule.
 constexpr unsigned kFewest = 4;
-// Of 255; below, too few of them get one.
+// Of 255.  Below, too few connections get a lane.
 constexpr unsigned kLeastLanes = 8;
 
-// A place: the mean of the logarithms (so that one large transfer among many
-// requests does not count for all of them), how many, how many of those lately
-// had lanes.
+// A place: the mean of the logarithms, the number of connections, and how many
+// of late had lanes.  With logarithms one large transfer does not outweigh many
+// requests.
 struct View {
   unsigned mean;   // log2, in 1/256
   unsigned count;  // up to 255
@@ -54,11 +54,11 @@ unsigned Towards(unsigned from, unsigned to, unsigned part) {
                    : from - (from - to + part - 1) / part;
 }
 
-// How far a service is trusted to bring its lanes soon.  A hold that was in
-// vain halves the credit; without any, ever more connections do without a hold.
+// How far a service is trusted to bring its lanes soon.  A hold in vain halves
+// the credit.  Without credit, more and more connections get no hold.
 struct Trust {
-  unsigned skip;    // so many still; 16 bits
-  unsigned lost;    // log2 of how many it will be after the next loss
+  unsigned skip;    // so many more get no hold; 16 bits
+  unsigned lost;    // log2 of `skip` after the next loss
   unsigned credit;  // holds that were not in vain
 };
 constexpr unsigned kMostLost = 12;
@@ -72,20 +72,22 @@ std::uint32_t PackTrust(const Trust& trust) {
   return trust.skip | trust.lost << 16 | trust.credit << 24;
 }
 
-// What a hold that was not in vain has taken, of late; of all services, for it
-// is the machine's affair.
+// How long a successful hold has taken of late.  One value for all services,
+// since it depends on the machine.
 constexpr std::uint64_t kLeastHoldNs = 300'000;
 constexpr std::uint64_t kMostHoldNs = 1'000'000;
 constinit std::atomic<std::uint32_t> hold_mean_ns{250'000};
 
-// Log2 of how many looks a receiver that takes nothing has.  One that waits for
-// its disk now and then is as slow over TCP; one that cannot read before its
-// peer has written all, in a program that talks to itself, only needs room.
+// Log2 of the looks that a receiver has that takes nothing.  A receiver that
+// waits for its disk now and then is as slow over TCP.  In a program that talks
+// to itself, a receiver cannot read before its peer has written all, and only
+// needs room.
 constinit std::atomic<std::uint8_t> patiences[kPlaces];
 constexpr unsigned kMostPatience = 4;
 
-// What is known of those that have gone back: nothing, or that it was in vain;
-// that it was not; or, in milliseconds, since when the one on trial has gone.
+// What is known of streams that have gone back. kUntried: nothing, or it was in
+// vain.  kOfUse: it was of use.  Otherwise, in milliseconds, since when the
+// stream on trial has been gone.
 constexpr std::uint32_t kUntried = 0;
 constexpr std::uint32_t kOfUse = 1;
 constexpr std::uint32_t kTrialMs = 1000;
@@ -161,8 +163,8 @@ void Prospect::Held(std::uint16_t service, std::uint64_t ns, bool vain) {
   place.store(PackTrust(trust), std::memory_order_relaxed);
 }
 
-// The next one is held, too.  (Where connections are over before they get their
-// lanes nothing comes late, and ever more do without.)
+// The next connection is held, too.  If connections end before they get their
+// lanes, nothing comes late, and more and more get no hold.
 void Prospect::CameLate(std::uint16_t service) {
   std::atomic<std::uint32_t>& place = trusts[service];
   Trust trust = UnpackTrust(place.load(std::memory_order_relaxed));

@@ -9,40 +9,43 @@
 
 namespace rcsock::posix {
 
-// What connections of a service come to, learnt from those that have ended
-// here: whether it pays to give the next one a lane, and how soon.
+// What connections of a service come to, learnt from those that have ended in
+// this process.  It tells whether a lane pays for the next connection, and how
+// soon.
 //
-// Any thread; a learner may lose what another one learns at the same moment.
+// Any thread may call this.  A learner may lose what another thread learns at
+// that moment.
 class Prospect {
  public:
   enum class Promise : std::uint8_t {
     kUnknown,
     kLittle,  // over before a lane would have paid for itself
-    kMuch,    // worth one from the first byte on, and its peers have lanes
+    kMuch,    // worth a lane from the first byte on, and its peers have lanes
   };
 
-  // Of the service at `address`, as seen from that end; 0: of none.
+  // The service at `address`, as that end sees it; 0: none.
   static std::uint16_t ServiceAt(const sockaddr* address, socklen_t length,
                                  stream::Role role);
   static Promise Of(std::uint16_t service);
   // How long a send may wait for the lane of such a connection; 0: not at all.
-  // Asked once for each, and followed by Held.
+  // Asked once for each connection.  Held follows.
   static std::uint64_t HoldNs(std::uint16_t service);
-  // It waited so long, and in vain (or not).
+  // The send waited for `ns`.  `vain`: no lane came.
   static void Held(std::uint16_t service, std::uint64_t ns, bool vain);
-  // What was awaited in vain has come soon after: nobody is plain there.
+  // A lane that was awaited in vain has come soon after.  So the peer has
+  // lanes.
   static void CameLate(std::uint16_t service);
-  // How many looks in a row find a receiver that takes nothing before its
+  // How many looks in a row must find that a receiver takes nothing before its
   // stream goes back to TCP, whose buffers are larger: 1 to 16.
   static int StarvedLooks(std::uint16_t service);
-  // One went back, and that was in vain (TCP was as full soon after), or not.
+  // A stream went back.  `vain`: TCP was as full soon after.
   static void Starved(std::uint16_t service, bool vain);
-  // Whether one may go back at `now`: not while another one of the service has
-  // gone and it is not known yet whether that was in vain.  (A process that
-  // waits for its disk reads none of them, and TCP takes megabytes of each.)
-  // Followed by Starved; one that never is counts for a second.
+  // Whether a stream may go back at `now`.  It may not while another stream of
+  // the service has gone and its result is not known.  A process that waits for
+  // its disk reads no stream, and TCP would take megabytes of each.  Starved
+  // follows.  If it does not, the trial counts for a second.
   static bool MayLeaveStarved(std::uint16_t service, std::uint64_t now_ns);
-  // One has ended, after so much in both directions.
+  // A connection has ended, after so much in both directions.
   static void Learn(std::uint16_t service, std::uint64_t bytes,
                     std::uint64_t calls, bool promoted);
 };

@@ -14,8 +14,8 @@
 
 namespace rcsock::posix {
 
-// A call of this thread's names its memory itself.  (In no anonymous namespace:
-// see lib/lane/rdma/sleepers.cc.)
+// A call of this thread names its memory itself.  In no anonymous namespace
+// (lib/lane/rdma/sleepers.cc).
 extern thread_local constinit bool tls_registered
     __attribute__((tls_model("initial-exec")));
 thread_local constinit bool tls_registered = false;
@@ -26,12 +26,12 @@ using base::InPlace;
 using lane::rdma::QpLane;
 using lane::rdma::UserMemory;
 
-// Each target is registered for its call.  On paper that pays from here on
-// (tests/lane/fake_time_test).
+// Each target is registered for its call.  By calculation that pays from here
+// on (tests/lane/fake_time_test).
 constexpr std::size_t kLeastAuto = 4 * 1024 * 1024;
 
-// Whether `length` bytes at `at` are worth it, and may be written to while the
-// call sleeps.
+// Whether `length` bytes at `at` are worth a target, and may be written to
+// while the call sleeps.
 bool Worth(const QpLane& lane, const void* at, std::size_t length) {
   const InPlace mode = base::GetConfig().in_place;
   if (mode == InPlace::kOff || length < RecvInPlace::kLeast) return false;

@@ -12,12 +12,12 @@ namespace rcsock::posix {
 
 class Sock;
 
-// One receiving call whose memory the peer's device may write to while the call
-// waits.  It lives in the frame of the call, so that cancellation ends it too.
-// A handler that interrupts the wait may jump out of the call: the wrapper of
-// handlers ends it first (TakeBackMemory).
+// One receiving call into whose memory the peer's device may write while the
+// call waits.  It lives in the frame of the call, so that cancellation ends it,
+// too.  If a handler interrupts the wait, it may jump out of the call.  So the
+// wrapper of handlers ends this first (TakeBackMemory).
 //
-// Threads: the one that makes the call.
+// Only the thread of the call uses it.
 class RecvInPlace {
  public:
   static constexpr std::size_t kLeast = lane::rdma::kLeastTarget;
@@ -31,16 +31,17 @@ class RecvInPlace {
   RecvInPlace& operator=(const RecvInPlace&) = delete;
 
   // The call is about to wait for the next of `left` bytes, which belong to
-  // `first` and what follows it.  `all`: it returns when all are there.  The rx
-  // latch is held.
+  // `first` and what follows it.  `all`: it returns when all are there.  The
+  // caller holds the rx latch.
   void Begin(const iovec* first, std::size_t left, bool all) {
     if (left >= kLeast) [[unlikely]]
       Open(first, left, all);
   }
-  // The peer's send that has brought what has been read goes on in this memory.
-  // The rx latch is held.
+  // The peer's send that has brought what was read goes on in this memory.  The
+  // caller holds the rx latch.
   bool GoesOn() { return lane_ != 0 && StillGoesOn(); }
-  // Behind it nothing writes to the memory any more.  No latch is held.
+  // Behind it nothing writes to the memory any more.  The caller holds no
+  // latch.
   void End();
 
  private:
@@ -50,20 +51,20 @@ class RecvInPlace {
   void EndLatched();
 
   Sock* const sock_;
-  std::uint32_t lane_ = 0;  // its serial number; 0: none has the memory
+  std::uint32_t lane_ = 0;  // its serial number; 0: no lane has the memory
   unsigned forks_ = 0;
   lane::rdma::Window window_;
 };
 
-// What the innermost call of this thread has lent is its own again.
+// Ends what the innermost call of this thread has lent.
 void TakeBackMemory();
 
-// Whether this thread's calls are within RecvRegistered.  Returns whether they
-// were.  A handler begins outside, since it may jump away.
+// Says whether this thread's calls are within RecvRegistered, and returns
+// whether they were.  A handler begins outside, since it may jump away.
 bool SetRegistered(bool registered);
 
-// While it lives, this thread's calls may receive in registered memory whoever
-// has called them (rcs_recv_registered).
+// While this lives, this thread's calls may receive in registered memory,
+// whatever has called them (rcs_recv_registered).
 class RecvRegistered {
  public:
   RecvRegistered();

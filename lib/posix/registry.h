@@ -1,8 +1,8 @@
 #ifndef RCSOCK_LIB_POSIX_REGISTRY_H_
 #define RCSOCK_LIB_POSIX_REGISTRY_H_
 
-// The registrations of streams in epoll sets: who is in which, and on which
-// side, the kernel's or ours.
+// The registrations of streams in epoll sets: which stream is in which set, and
+// whether the kernel or rcsock has the registration.
 
 #include <sys/epoll.h>
 
@@ -22,24 +22,25 @@
 
 namespace rcsock::posix {
 
-// Registrations that have been forgotten while waits of their sets may be
-// looking at them, and are nobody else's until these have: a wait that has
-// found what the stream of one has would tell it with the data of another.
+// Forgotten registrations that waits of their sets may still be looking at.
+// Nothing reuses a registration before these waits have ended.  Otherwise a
+// wait would report what it found for the old stream with the data of the new
+// stream.
 class Lookers {
  public:
   inline void Forget(Interest* interest) RC_REQUIRES(interest_latch);
   inline void WaitOut() RC_EXCLUDES(interest_latch);
 
  private:
-  Interest* forgotten_ = nullptr;  // through next_of_set
+  Interest* forgotten_ = nullptr;  // linked by next_of_set
 };
 
-// What needs the private parts of a set.
+// The functions that need the private parts of a set.
 struct Registry {
-  // Through next_of_set.
+  // Linked by next_of_set.
   static inline Interest* free_interests RC_GUARDED_BY(interest_latch) =
       nullptr;
-  // Through pool_next_.
+  // Linked by pool_next_.
   static inline EpollSet* free_sets RC_GUARDED_BY(interest_latch) = nullptr;
   static inline EpollSet* left_sets RC_GUARDED_BY(interest_latch) = nullptr;
 
@@ -54,7 +55,7 @@ struct Registry {
     return interest;
   }
 
-  // Also one that is dormant.
+  // Finds a dormant registration, too.
   static Interest* Find(Sock* sock, EpollSet* set, int fd)
       RC_REQUIRES(interest_latch) {
     for (Interest* i = sock->interests; i != nullptr; i = i->next_of_sock) {
@@ -63,9 +64,9 @@ struct Registry {
     return nullptr;
   }
 
-  // `dirty` first: a wait that leaves the stream off its list because it is
-  // direct (Collect, without the interest latch) makes the next one Rebuild,
-  // which comes in behind us by that latch.
+  // `dirty_` is stored first.  Collect leaves a direct stream off the list
+  // without the interest latch.  The next wait then rebuilds, and takes that
+  // latch behind this thread.
   static void MakeDirect(Interest* interest) RC_REQUIRES(interest_latch) {
     EpollSet* set = interest->set;
     set->dirty_.store(true, std::memory_order_seq_cst);
@@ -73,8 +74,9 @@ struct Registry {
     set->direct_members_[set->direct_used_++] = interest;
   }
 
-  // The streams of a small set are looked at in every wait and need no bits;
-  // one that is in several sets always does.  Whether it has become direct.
+  // Every wait looks at the streams of a small set, so these need no bits.  A
+  // stream in several sets always needs bits.  Returns whether the registration
+  // has become direct.
   static bool ChooseDirect(Interest* interest) RC_REQUIRES(interest_latch) {
     EpollSet* set = interest->set;
     const bool wanted = interest->sock->interests == interest &&
@@ -91,7 +93,7 @@ struct Registry {
     return true;
   }
 
-  // It is not, and there is room again.
+  // Whether the registration is not direct, and the set has room for it.
   static bool MayBeDirect(const Interest* interest)
       RC_REQUIRES(interest_latch) {
     const EpollSet* set = interest->set;
@@ -103,10 +105,11 @@ struct Registry {
   static void DropDirect(Interest* interest) RC_REQUIRES(interest_latch) {
     if (!interest->direct.load(std::memory_order_relaxed)) return;
     EpollSet* set = interest->set;
-    // (A Collect that still sees it direct has taken it off the list before
-    // whoever drops it puts it there.)
+    // A Collect that still sees it direct has taken it off the list before the
+    // dropping thread puts it there.
     interest->direct.store(false, std::memory_order_relaxed);
-    // What it has is told by nobody else; its next message has its bit.
+    // No other path reports what the stream has now.  Its next message sets its
+    // bit.
     if (set->heats_.load(std::memory_order_relaxed)) MakeReady(interest);
     for (int i = 0; i < set->direct_used_; ++i) {
       if (set->direct_members_[i] != interest) continue;
@@ -128,7 +131,7 @@ struct Registry {
     interest->set->CountLocal(interest->data.load(std::memory_order_relaxed),
                               counts);
   }
-  // Armed anew.
+  // The program has armed the registration anew.
   static void SetData(Interest* interest, std::uint64_t data)
       RC_REQUIRES(interest_latch) {
     EpollSet* const set = interest->set;
@@ -148,8 +151,8 @@ struct Registry {
     if (bells->EnsureBell(bell) >= 0) {
       conductor->AnnounceBell(bell);
     } else {
-      // No descriptor is left: another set's, or the one that the conductor has
-      // made for this.
+      // No descriptor is left.  The set takes the bell of another set, or a
+      // bell that the conductor has made for this case.
       GiveBell(bell);
       bell = lane::shm::kSetBells;
       while (bell < lane::kBells && bells->bell_fd(bell) < 0) ++bell;
@@ -167,7 +170,7 @@ struct Registry {
     const bool mirrored = set->mirror_.wanted.load(std::memory_order_relaxed);
     if (mirrored && !OpenMirror(set)) return false;
     if (!set->bell_in_kernel_ && !mirrored) {
-      // Its data is an address that no program can know.
+      // The data is an address that no program can know.
       epoll_event event{};
       event.events = EPOLLIN | EPOLLET;
       event.data.ptr = set;
@@ -177,7 +180,7 @@ struct Registry {
       }
       set->bell_in_kernel_ = true;
     }
-    // (Nobody has looked at what the kernel told while there was no lane.)
+    // While no stream was on a lane, no thread looked at what the kernel told.
     if (!set->HasUser()) set->LocalNews();
     set->moves_.fetch_add(1, std::memory_order_seq_cst);
     interest->in_user.store(true, std::memory_order_relaxed);
@@ -194,8 +197,8 @@ struct Registry {
     return true;
   }
 
-  // Of a set that others look at and that has no stream on a lane, nor will
-  // have: nobody needs it any more, and it would look like something to read.
+  // Requires a set that others look at, and that never again has a stream on a
+  // lane.  The bell is of no use there, and would look like something to read.
   static void DropBell(EpollSet* set) RC_REQUIRES(interest_latch) {
     if (!set->bell_in_kernel_ || set->fd_ < 0) return;
     epoll_event unused{};
@@ -217,7 +220,7 @@ struct Registry {
       set->crowded_.store(false, std::memory_order_relaxed);
       set->heats_.store(false, std::memory_order_relaxed);
       if (set->nested_.load(std::memory_order_relaxed)) DropBell(set);
-      // What the mirror told of is gone.
+      // The mirror has told of something that is gone.
       if (set->mirror_.fd.load(std::memory_order_relaxed) >= 0) set->KickBell();
     }
     set->ready_latch_.lock();
@@ -231,7 +234,7 @@ struct Registry {
     free_interests = interest;
   }
 
-  // The same, but for its memory.
+  // Forgets the registration, but keeps its memory.
   static void Unlist(Interest* interest) RC_REQUIRES(interest_latch) {
     LeaveUser(interest);
     SetInKernel(interest, false);
@@ -269,7 +272,7 @@ struct Registry {
     set->ready_latch_.unlock();
   }
 
-  // (Readiness that does not depend on edges is looked at anyway.)
+  // Every wait looks at readiness that does not depend on edges.
   static bool NoEdgeOfRoom(const Interest* interest) {
     return (interest->events.load(std::memory_order_relaxed) &
             (EPOLLOUT | EPOLLWRNORM | EPOLLWRBAND |
@@ -282,10 +285,10 @@ struct Registry {
       RC_REQUIRES(set->wait_latch_, interest_latch);
 
   static void KickSleepers(EpollSet* set) {
-    // seq_cst, all four: a sleeper counts itself and then looks at
-    // ready_count_; LinkReady has changed ready_count_ before the count is
-    // looked at here.  (Of what was on the list already, whoever linked it
-    // tells the sleepers.)
+    // All four operations are seq_cst.  A sleeper counts itself, then looks at
+    // ready_count_. LinkReady has changed ready_count_ before this thread looks
+    // at the count of sleepers.  If a registration was already on the list, the
+    // thread that linked it tells the sleepers.
     if ((set->sleepers_.load(std::memory_order_seq_cst) > 0 ||
          set->mirror_.fd.load(std::memory_order_relaxed) >= 0) &&
         set->poller_) {
@@ -299,7 +302,7 @@ struct Registry {
   }
 
   static EpollSet* Take() RC_REQUIRES(interest_latch) {
-    // Of those that were closed while a thread slept in them.
+    // First put back the sets that were closed while a thread slept in them.
     for (EpollSet** at = &left_sets; *at != nullptr;) {
       EpollSet* const set = *at;
       if (set->sleepers_.load(std::memory_order_seq_cst) > 0 ||
@@ -337,7 +340,7 @@ struct Registry {
     set->sleepers_.store(0);
     set->strangers_.store(0);
     set->dirty_.store(true);
-    (void)set->poller_.release();  // the parent's bell: abandoned
+    (void)set->poller_.release();  // the parent's bell, abandoned
     set->source_count_.store(0);
     set->bell_in_kernel_ = false;
     set->armed_outside_ = false;
@@ -347,7 +350,7 @@ struct Registry {
     set->mirror_.Close();
     set->mirror_.watched_by = nullptr;
   }
-  // The same, of those that are in no table.
+  // Resets the latches and states of the sets that are in no table.
   static void ForkChildOfPool() {
     interest_latch.AssertUnshared();
     for (EpollSet* pool : {free_sets, left_sets}) {
@@ -358,9 +361,9 @@ struct Registry {
   }
 };
 
-// (One that has left user space a wait may have taken off its list before: the
-// look that is waited for when a lane is given back (InterestsRefresh) is not
-// the last, for its streams leave after that.)
+// A wait may still hold a registration that it took off its list before that
+// left user space.  InterestsRefresh waits for a look when a lane is given
+// back.  That look is not the last, since the set's streams leave after it.
 inline void Lookers::Forget(Interest* interest) {
   if (!interest->was_user) {
     Registry::Forget(interest);

@@ -29,17 +29,18 @@ constexpr int kFewDescriptors = 64;
 }  // namespace
 
 int SelectTable(int count) {
-  // The table never shrinks.  (The largest that has been seen.)
+  // The largest size that has been seen.  The table never shrinks.
   static std::atomic<int> size{FD_SETSIZE};
   const int known = size.load(std::memory_order_relaxed);
   if (count <= known) return count;
-  // (What may be called past a filter is not known; all is on TCP there.)
+  // It is not known which calls a filter lets pass.  All streams are on TCP
+  // there.
   if (ProcessPinned() == base::Reason::kSandboxed) return count;
   const int saved = errno;
   const auto open = [](int fd) { return !base::IsInternalFdOrGone(fd); };
   int top = fd_high.load(std::memory_order_relaxed);
   if (open(count - 1)) {
-    top = count - 1;  // a set that is as large as it has to be
+    top = count - 1;  // the set is as large as it has to be
   } else if (!base::EachDescriptor(known, [&](int fd) {
                if (fd > top && !base::IsInternalFdOrGone(fd)) top = fd;
              })) {
@@ -49,7 +50,7 @@ int SelectTable(int count) {
   }
   errno = saved;
   int now = known;
-  while (now <= top) now *= 2;  // as the kernel's grows
+  while (now <= top) now *= 2;  // as the kernel's table grows
   for (int before = known; before < now;) {
     if (size.compare_exchange_weak(before, now)) break;
   }
@@ -71,7 +72,7 @@ int EngineSelect(int count, fd_set* in, fd_set* out, fd_set* except,
                ? static_cast<Sock*>(file)->mode() == Mode::kEngine
                : static_cast<EpollSet*>(file)->LookedAtFromOutside();
   });
-  // (Of a bad pointer the kernel says so.)
+  // The kernel reports a bad pointer.
   if (!mine || !there) return kNotMine;
   pollfd stack[kFewDescriptors];
   std::unique_ptr<pollfd[]> heap;
@@ -91,7 +92,7 @@ int EngineSelect(int count, fd_set* in, fd_set* out, fd_set* except,
     if (i & bit) events |= POLLIN | POLLRDNORM | POLLRDBAND;
     if (o & bit) events |= POLLOUT | POLLWRNORM | POLLWRBAND;
     if (e & bit) events |= POLLPRI;
-    // (Another thread may add to them meanwhile.)
+    // Another thread may add to the sets meanwhile.
     if (n < wanted) fds[n++] = {fd, events, 0};
   });
   const bool timed = left_ns != nullptr && timeout_ns > 0;
@@ -110,8 +111,9 @@ int EngineSelect(int count, fd_set* in, fd_set* out, fd_set* except,
     }
   }
   const std::size_t words = (static_cast<std::size_t>(count) + 63) / 64;
-  // One set behind the other, as the kernel: one that is there twice is as the
-  // last has it, and those before one that can't be written have their answer.
+  // Sets are written in turn, as in the kernel.  If one array is named twice,
+  // the last set wins.  If a set cannot be written, the sets before it have
+  // their answer.
   int bits = 0;
   const auto tell = [&](fd_set* set, int asked, int told) {
     auto* const word = reinterpret_cast<unsigned long*>(set);

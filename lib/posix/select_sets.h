@@ -9,17 +9,17 @@
 
 namespace rcsock::posix {
 
-// The sets of a select(2), which the program has named; each may be null.  They
-// are arrays of words, which programs enlarge past FD_SETSIZE, and are read
-// word by word: most of their bits are not set.
+// The sets of a select(2), as the program names them.  Each may be null.  They
+// are arrays of words, which programs enlarge past FD_SETSIZE.  They are read
+// word by word, since most bits are not set.
 struct SelectInput {
   int count;
   const fd_set* in;
   const fd_set* out;
   const fd_set* except;
 
-  // each(fd, bit, word of in, of out, of except) for all that are in one of
-  // them.  False: some of the memory is not there, and counts as empty.
+  // Calls each(fd, bit, word of in, of out, of except) for all descriptors in a
+  // set.  False: some of the memory is not accessible, and counts as empty.
   template <class Each>
   bool ForEach(Each&& each) const {
     bool there = true;

@@ -19,7 +19,8 @@
 namespace rcsock::posix {
 namespace {
 
-// Several may run; the signals are ignored from the first to the last.
+// Several commands may run.  The signals are ignored from the first to the
+// last.
 constinit base::Latch latch;
 constinit int count RC_GUARDED_BY(latch) = 0;
 constinit struct sigaction interrupt RC_GUARDED_BY(latch) {};
@@ -30,7 +31,7 @@ class Waiting {
   Waiting() {
     ::sigemptyset(&defaults_);
     {
-      // (A handler may call system(), too.)
+      // A handler may call system(), too.
       const Critical critical;
       latch.lock();
       if (count++ == 0) {
@@ -48,7 +49,7 @@ class Waiting {
     ::sigaddset(&child, SIGCHLD);
     ::pthread_sigmask(SIG_BLOCK, &child, &mask_);
   }
-  // By cancellation too: then nobody waits for the command any more.
+  // On cancellation too: then no thread waits for the command any more.
   ~Waiting() {
     const int saved = errno;
     if (child_ > 0) {
@@ -85,7 +86,7 @@ class Waiting {
                                         const_cast<char**>(words), environment);
     ::posix_spawnattr_destroy(&how);
     constexpr int kNoShell = 127 << 8;
-    if (error != 0) {  // as glibc says it, for want of a process too
+    if (error != 0) {  // glibc's answer, also for want of a process
       errno = error;
       return kNoShell;
     }
@@ -116,11 +117,11 @@ int SystemWith(const char* command, char* const environment[]) {
 
 namespace {
 
-// popen's, and the thread that holds it (0: none), which a handler may have
-// interrupted that calls popen as well.
+// The latch of popen, and the thread that holds it (0: none).  A handler that
+// calls popen may have interrupted that thread.
 constinit base::Latch popen_latch;
 constinit std::atomic<long> popen_owner{0};
-// While the variable is changed, what it was before; and the last that it was
+// While `environ` is changed: what it was before, and the last list that it was
 // changed to.
 constinit std::atomic<bool> popen_changes{false};
 constinit std::atomic<char**> popen_before{nullptr};
@@ -135,16 +136,16 @@ bool IsSame(char* const list[], char* const with[], std::size_t strings) {
          std::strcmp(list[at], with[at]) == 0;
 }
 
-// With what it was changed to before, all of which are kept: linked by what is
-// before their first string.  (They differ by the names of what is handed over,
-// which are few.)
+// Returns a kept list equal to `with`, or makes a new list.  All lists are
+// kept, linked by the word before their first string.  They differ in the names
+// of what is handed over, which are few.
 char** Kept(char* const with[], std::size_t strings) {
-  static constinit char** all = nullptr;  // popen_latch's
+  static constinit char** all = nullptr;  // guarded by popen_latch
   for (char** list = all; list != nullptr;
        list = reinterpret_cast<char**>(list[-1])) {
     if (IsSame(list, with, strings)) return list;
   }
-  // The last string is on the stack: it goes behind the array.
+  // The last string is on the stack, so a copy goes behind the array.
   const std::size_t array = (strings + 1) * sizeof(char*);
   const std::size_t length = std::strlen(with[strings - 1]) + 1;
   auto* block =
@@ -161,7 +162,7 @@ char** Kept(char* const with[], std::size_t strings) {
 
 void PutBack() {
   if (!popen_changes.load(std::memory_order_relaxed)) return;
-  // (A program that has set variables meanwhile has another list by now.)
+  // A program that has set variables meanwhile has another list by now.
   char** changed = popen_last.load(std::memory_order_relaxed);
   Variable().compare_exchange_strong(
       changed, popen_before.load(std::memory_order_relaxed));
@@ -171,9 +172,10 @@ void PutBack() {
 
 }  // namespace
 
-// (A reader that finds the list of one popen and then the next one's takes the
-// former for the program's: its strings are there for good, and the name of a
-// handover in it is taken out by whoever hands over.)
+// A reader may read `environ` during one popen, and popen_last during the next.
+// It then takes the first popen's list for the program's.  The strings of that
+// list stay for good.  Whatever hands over next removes the older handover's
+// name from the list.
 char** ProgramEnvironment() {
   char** const now = Variable().load(std::memory_order_acquire);
   if (now == nullptr || now != popen_last.load(std::memory_order_relaxed)) {
@@ -182,11 +184,11 @@ char** ProgramEnvironment() {
   return popen_before.load(std::memory_order_relaxed);
 }
 
-// (The latch is held from here to the destructor, unless a handler has
-// interrupted its holder.)
+// The latch is held from here to the destructor, unless a handler has
+// interrupted its holder.
 PopenEnvironment::PopenEnvironment(char* const with[]) RC_NO_LOCK_CHECK {
   {
-    // No handler finds the latch held and nobody who holds it.
+    // No handler may find the latch held without an owner.
     const Critical critical;
     const long self = ::syscall(SYS_gettid);
     within_ = popen_owner.load(std::memory_order_relaxed) == self;
@@ -197,8 +199,8 @@ PopenEnvironment::PopenEnvironment(char* const with[]) RC_NO_LOCK_CHECK {
   }
   own_ = ProgramEnvironment();
   if (within_) {
-    // Wherever the other popen was interrupted, it finds all as it was.  What
-    // it hands over is not this command's.
+    // Wherever the outer popen was interrupted, it finds all as it was.  What
+    // it hands over is not for this command.
     found_ = {Variable().load(std::memory_order_relaxed),
               popen_before.load(std::memory_order_relaxed),
               popen_last.load(std::memory_order_relaxed),
@@ -229,12 +231,12 @@ PopenEnvironment::~PopenEnvironment() RC_NO_LOCK_CHECK {
     std::atomic_signal_fence(std::memory_order_seq_cst);
     popen_changes.store(found_.changes, std::memory_order_relaxed);
     std::atomic_signal_fence(std::memory_order_seq_cst);
-    // (As in PutBack.)
+    // As in PutBack.
     Variable().compare_exchange_strong(own_, found_.variable);
     return;
   }
   const Critical critical;
-  // (In the child of a fork meanwhile nobody has it.)
+  // In a child of a fork made meanwhile, no thread holds it.
   if (popen_owner.load(std::memory_order_relaxed) != ::syscall(SYS_gettid)) {
     return;
   }

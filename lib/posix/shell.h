@@ -3,21 +3,21 @@
 
 namespace rcsock::posix {
 
-// What system() does, with an environment of its own: the variable that it
-// takes it from is all threads'.
+// system() with an environment of its own.  libc's takes it from `environ`,
+// which belongs to all threads.
 int SystemWith(const char* command, char* const environment[]);
 
 // The program's `environ`, also while another thread's popen has changed it.
 char** ProgramEnvironment();
 
-// What `environ` is while popen() runs: it takes it from the variable.  One at
-// a time, so that what is put back is the program's, and that nobody's command
-// finds another's.  (glibc's popen has a lock of its own for that long.)  Other
-// threads may look at it then, and after: so it is never freed, but the next
-// popen takes the same again.  `with` null: as it is.
+// Sets `environ` while popen() runs, which takes its environment from there.
+// One thread at a time does this.  So what is put back is the program's, and no
+// command finds another command's environment. glibc's popen has such a lock of
+// its own.  Other threads may read a list then, and after.  So a list is never
+// freed, and the next popen uses it again.  `with` null: `environ` stays.
 //
-// A handler that has interrupted popen() may call it too: the latch is its
-// thread's then, and the one popen is over before the other goes on.
+// A handler that has interrupted popen() may call popen() too.  Its thread has
+// the latch already, and the inner popen ends before the outer goes on.
 class PopenEnvironment {
  public:
   explicit PopenEnvironment(char* const with[]);
@@ -26,14 +26,14 @@ class PopenEnvironment {
   PopenEnvironment& operator=(const PopenEnvironment&) = delete;
 
  private:
-  bool within_ = false;   // another one of this thread
-  char** own_ = nullptr;  // the program's
+  bool within_ = false;   // within another popen of this thread
+  char** own_ = nullptr;  // the program's list
   struct {
     char** variable = nullptr;
     char** before = nullptr;
     char** last = nullptr;
     bool changes = false;
-  } found_;  // the other's
+  } found_;  // the outer popen's state
 };
 
 // Around fork.

@@ -24,8 +24,8 @@ namespace {
 
 constexpr int kSignals = 65;
 
-// What the program installed.  Read by handlers: a slot is written before the
-// kernel can deliver to it, and fields are lone words.
+// What the program installed.  Handlers read it.  A slot is written before the
+// kernel can deliver to it, and its fields are single words.
 struct Installed {
   std::atomic<void*> handler{nullptr};  // null: not wrapped
   std::atomic<int> flags{0};
@@ -37,18 +37,18 @@ constexpr std::uint64_t Bit(int number) {
   return std::uint64_t{1} << (number - 1);
 }
 
-// What siginterrupt() has asked for: handlers that signal() installs later
+// The signals of siginterrupt(): handlers that signal() installs later
 // interrupt calls, too.
 constinit std::atomic<std::uint64_t> interrupting{0};
 
 constexpr std::uint64_t kFaults = Bit(SIGSEGV) | Bit(SIGBUS) | Bit(SIGFPE) |
                                   Bit(SIGILL) | Bit(SIGTRAP) | Bit(SIGSYS);
 
-// All but faults, which end the program where they are blocked, and (32 and 33)
-// libc's own, for cancellation and setuid.
+// All signals but two groups.  Blocked faults end the program. libc uses 32 and
+// 33 itself, for cancellation and setuid.
 constexpr std::uint64_t kPutOff = ~(kFaults | Bit(SIGABRT) | Bit(32) | Bit(33));
 
-// Faults belong to the instruction that made them: never put off.
+// Faults belong to the instruction that made them, and are never put off.
 bool Synchronous(int number, const siginfo_t* info) {
   return (Bit(number) & kFaults) != 0 ? info->si_code > 0 : number == SIGABRT;
 }
@@ -56,29 +56,31 @@ bool Synchronous(int number, const siginfo_t* info) {
 void QueueAgain(int number, siginfo_t info) {
   const long pid = ::syscall(SYS_getpid);
   const long tid = ::syscall(SYS_gettid);
-  // The kernel refuses to forge some codes: a plain tgkill then.
+  // The kernel refuses to forge some codes.  Those go by a plain tgkill.
   if (::syscall(SYS_rt_tgsigqueueinfo, pid, tid, number, &info) != 0) {
     ::syscall(SYS_tgkill, pid, tid, number);
   }
 }
 
-// False: no room.  Others may interrupt this, anywhere; and of several that
-// have come at once, the one whose frame is the lowest runs last.
+// Puts a signal off.  False: no room.  Other handlers may interrupt this
+// anywhere.  Of several that come at once, the handler with the lowest frame
+// runs last.
 bool Defer(int number, const siginfo_t* info, void* context) {
   ThreadSignals& self = tls_signals;
-  // What the interrupted code goes on with.  The kernel's word, 8 bytes.
+  // The mask that the interrupted code goes on with: the kernel's word, 8
+  // bytes.
   auto* const word = reinterpret_cast<unsigned char*>(
       &static_cast<ucontext_t*>(context)->uc_sigmask);
   std::uint64_t mask;
   std::memcpy(&mask, word, sizeof mask);
   const bool blocked = (~mask & kPutOff) == 0;
-  // Only signals that are faults elsewhere, and are sent by somebody here, come
-  // then: of those the kernel, too, keeps one of each.
+  // With all signals blocked, only signals come that are faults elsewhere, and
+  // that a process has sent.  The kernel, too, keeps one of each of these.
   for (std::uint32_t i = 0; blocked && i < self.pending; ++i) {
     if (self.deferred[i].number == number) return true;
   }
-  // What lies above has this mask and more: the critical section's own is what
-  // all have.
+  // A handler frame above has this mask and more.  The critical section's own
+  // mask is their intersection.
   self.mask = self.mask & base::WithoutNoSigpipe(mask);
   const std::uint32_t at =
       __atomic_fetch_add(&self.pending, 1u, __ATOMIC_RELAXED);
@@ -104,16 +106,17 @@ bool Defer(int number, const siginfo_t* info, void* context) {
   return true;
 }
 
-// SA_RESETHAND is ours to obey: the kernel would take the wrapper away when a
-// signal is merely put off.  Returns the handler to run, null if another thread
-// was first.
+// rcsock itself obeys SA_RESETHAND: the kernel would remove the wrapper when a
+// signal is merely put off.  Returns the handler to run, or null if another
+// thread was first.
 void* TakeOnce(int number, int* flags);
 // With the latch held.
 void HideHandler(int number);
 
-// A pointer of the program's that the kernel would say EFAULT to.  (To its
-// handlers, too, which would not have heard of it: one that unprotects what it
-// has protected must do that before a call, as it must without rcsock.)
+// A pointer of the program's for which the kernel would report EFAULT.  The
+// program's handlers do not run for it, as in the kernel.  A handler that
+// unprotects pages on a fault must do so before a call, with rcsock or without
+// it.
 bool Guarded(int number) { return number == SIGSEGV || number == SIGBUS; }
 bool Fixed(int number, const siginfo_t* info, void* context) {
   return Guarded(number) && info->si_code > 0 && base::FixFault(context);
@@ -132,7 +135,8 @@ void Wrapper(int number, siginfo_t* info, void* context) {
   }
   int flags = installed[number].flags.load(std::memory_order_relaxed);
   void* handler = installed[number].handler.load(std::memory_order_relaxed);
-  // On a stack of its own its addresses say nothing about who is inside whom.
+  // The addresses of a handler's own stack do not tell which frame is inside
+  // which.
   const bool elsewhere = (flags & SA_ONSTACK) != 0;
   std::atomic<int>* const counted = self.counted;
   const std::uint32_t forks = self.forks;
@@ -142,7 +146,7 @@ void Wrapper(int number, siginfo_t* info, void* context) {
   if ((flags & SA_RESTART) == 0) self.interrupts = self.interrupts + 1;
   if (auto* word = self.word) word->fetch_add(1, std::memory_order_relaxed);
   if (auto* lane = self.lane) lane->WakeLocal();
-  // (In a critical section it is a fault, and no sleep.)
+  // In a critical section this is a fault, and no sleep.
   if (self.in_place != nullptr && self.depth == 0) TakeBackMemory();
   CountedWait wait;
   if (self.wait.set != nullptr && self.depth == 0) {
@@ -153,9 +157,9 @@ void Wrapper(int number, siginfo_t* info, void* context) {
   const void* const outer = self.handler;
   const bool registered = SetRegistered(false);
   self.handler = __builtin_frame_address(0);
-  // Without SA_SIGINFO too: the kernel passes all three to any, there are
-  // programs that use them, and `flags` may be another handler's than `handler`
-  // (where one has just taken the other's place).
+  // All handlers get three arguments, also those without SA_SIGINFO.  The
+  // kernel passes them, and programs use them.  And if another handler has just
+  // taken its place, `flags` may belong to that handler.
   if (handler != nullptr) {
     const base::OutsidePost outside_post;
     reinterpret_cast<void (*)(int, siginfo_t*, void*)>(handler)(number, info,
@@ -174,12 +178,13 @@ void Wrapper(int number, siginfo_t* info, void* context) {
   }
 }
 
-// (A thread that is alone with the handlers does not take the latch.)
+// A thread in a critical section is alone with the handlers, and does not take
+// the latch.
 void* TakeOnce(int number, int* flags) RC_NO_LOCK_CHECK {
   const int saved = errno;
   ThreadSignals& self = tls_signals;
-  // A fault inside a critical section may have come with the latch held; nobody
-  // installs handlers at that moment then but this thread.
+  // A fault inside a critical section may come with the latch held.  Then only
+  // this thread installs handlers at that moment.
   const bool alone = self.depth != 0;
   Critical critical;
   if (!alone) latch.lock();
@@ -201,7 +206,7 @@ void* TakeOnce(int number, int* flags) RC_NO_LOCK_CHECK {
 }
 
 bool IsDefault(const struct sigaction& action) {
-  // (SIG_DFL is null, which is no handler with SA_SIGINFO either.)
+  // SIG_DFL is null, which is no handler with SA_SIGINFO either.
   return (action.sa_flags & SA_SIGINFO) != 0 ? action.sa_sigaction == nullptr
                                              : action.sa_handler == SIG_DFL;
 }
@@ -210,24 +215,25 @@ bool IsWrapper(const struct sigaction& action) {
   return (action.sa_flags & SA_SIGINFO) != 0 && action.sa_sigaction == &Wrapper;
 }
 
-// In place of the default action of SIGSEGV and SIGBUS.  What is not fixed goes
-// on to that, in each thing that others see of it: what has faulted faults
-// again, in the same place, and dumps the same core; what has been sent is sent
-// again.  It writes nothing in memory, which may be a parent's (vfork).
+// Stands in for the default action of SIGSEGV and SIGBUS.  A signal that it
+// does not fix meets the default action, as seen from outside.  A fault faults
+// again in that place, and dumps its core.  A sent signal is sent again.  This
+// writes nothing in memory, which may be a parent's (vfork).
 void DefaultFault(int number, siginfo_t* info, void* context) {
   if (Fixed(number, info, context)) return;
   const int saved = errno;
   struct sigaction fallback {};
   fallback.sa_handler = SIG_DFL;
   real::sigaction(number, &fallback, nullptr);
-  // (Blocked here: it comes when this has returned.)
+  // Blocked here: it comes when this has returned.
   const bool sent = info->si_code <= 0 ||
                     (number == SIGBUS && info->si_code == BUS_MCEERR_AO);
   if (sent) QueueAgain(number, *info);
   errno = saved;
 }
 
-// The same of SIGPIPE, of which not all are the program's.
+// Stands in for the default action of SIGPIPE.  Some of these signals are
+// rcsock's.
 void DefaultPipe(int number, siginfo_t* info, void*) {
   if (Nobodys(number, info)) return;
   const int saved = errno;
@@ -244,18 +250,18 @@ bool IsHidden(const struct sigaction& action) {
           action.sa_sigaction == &DefaultPipe);
 }
 
-// With the latch held.
+// Both are guarded by the latch.
 bool guarding = false;
 enum class Pipes : std::uint8_t { kUnasked, kHandled, kUnknown };
 constinit std::atomic<Pipes> pipes{Pipes::kUnasked};
-// The default action as the program has set it, with flags and mask.
+// The default actions as the program has set them, with flags and mask.
 struct sigaction defaults[3];
 struct sigaction& DefaultOf(int number) {
   return defaults[number == SIGBUS ? 1 : number == SIGPIPE ? 2 : 0];
 }
 
-// Where the default action is in force.  (A program that ignores a fault, or
-// has a handler that we do not know, keeps what it has, and ends by it.)
+// Replaces the default action, where it is in force.  A program that ignores a
+// fault, or has an unknown handler, keeps that, and ends by it.
 void GuardDefault(int number) {
   struct sigaction now {};
   if (real::sigaction(number, nullptr, &now) != 0 ||
@@ -264,12 +270,12 @@ void GuardDefault(int number) {
   }
   struct sigaction ours {};
   ours.sa_sigaction = number == SIGPIPE ? &DefaultPipe : &DefaultFault;
-  // On the other stack, if there is one: this one may have come to its end.
-  // (If there is none the kernel ends the program then, as by default.)
+  // On the other stack, if there is any, since this stack may be at its end.
+  // If there is none, the kernel ends the program, as by default.
   ours.sa_flags = SA_SIGINFO | SA_ONSTACK;
-  // Nobody is to see what it does half done.
+  // No handler may see it half done.
   ::sigfillset(&ours.sa_mask);
-  // First: a handler that is asked for is taken for what is here.
+  // Stored first: a program that asks for its handler gets what is here.
   DefaultOf(number) = now;
   real::sigaction(number, &ours, nullptr);
 }
@@ -283,8 +289,8 @@ void HideHandler(int number) {
 }
 
 #if RCSOCK_GUARDS
-// (Where the program ignores SIGPIPE, it ignores these.  A handler that we do
-// not know would run.)
+// If the program ignores SIGPIPE, it ignores rcsock's, too.  An unknown handler
+// would run.
 bool HandleSigpipe() {
   const Pipes known = pipes.load(std::memory_order_acquire);
   if (known != Pipes::kUnasked) return known == Pipes::kHandled;
@@ -320,8 +326,8 @@ bool HandleSigpipe() {
 bool InHandler() {
   const auto* const frame = static_cast<const char*>(tls_signals.handler);
   if (frame == nullptr) return false;
-  // A handler that has jumped away has left it; who it called is further down
-  // its stack, and not far.
+  // A handler that has jumped away has left this pointer.  Code that a running
+  // handler calls is further down the stack, and not far.
   constexpr std::ptrdiff_t kFar = 1 << 20;
   const std::ptrdiff_t below =
       frame - static_cast<const char*>(__builtin_frame_address(0));
@@ -376,8 +382,8 @@ void SignalsForkChild() {
 void DeliverDeferred() {
   const int saved = errno;
   ThreadSignals& self = tls_signals;
-  // Blocked while the list is read, so that a handler cannot add to it
-  // meanwhile.
+  // Signals are blocked while the list is read, so that a handler cannot add to
+  // it.
   std::uint64_t all = ~std::uint64_t{0};
   std::uint64_t before = 0;
   ::syscall(SYS_rt_sigprocmask, SIG_SETMASK, &all, &before, 8);
@@ -423,7 +429,7 @@ void GuardFaults() {
 #endif
 }
 
-// A child of vfork has the memory, in which it says that this is done, and
+// A child of vfork shares the memory that would say that this is done, but has
 // handlers of its own.
 void GuardFaultsEarly() {
   if (OwnFace() != Face::kPreload || InBorrowedMemory()) return;
@@ -466,7 +472,7 @@ int HookedSigaction(int number, const struct sigaction* action,
             ? copy.sa_sigaction != nullptr
             : copy.sa_handler != SIG_DFL && copy.sa_handler != SIG_IGN;
     if (wrap) {
-      // SA_SIGINFO and plain handlers share one field of the structure.
+      // SA_SIGINFO handlers and plain handlers share one field.
       slot.flags.store(copy.sa_flags, std::memory_order_relaxed);
       slot.handler.store(reinterpret_cast<void*>(copy.sa_sigaction),
                          std::memory_order_relaxed);

@@ -12,79 +12,82 @@ class Lane;
 
 namespace rcsock::posix {
 
-// What a thread that waits in an epoll set has told the others of itself.
+// What a thread that waits in an epoll set has counted for itself there.
 struct CountedWait {
-  void* set = nullptr;    // an EpollSet, on which it must hand on, ...
-  bool stranger = false;  // ... is one of its strangers, ...
-  bool sleeper = false;   // ... or its sleepers
-  bool again = false;     // a stranger who has been woken in this wait before
+  void* set = nullptr;    // the EpollSet on which it must hand on
+  bool stranger = false;  // it is one of that set's strangers
+  bool sleeper = false;   // it is one of that set's sleepers
+  bool again = false;     // a stranger that has been woken in this wait before
 };
 
-// What a signal handler must know of the thread it interrupts.
+// What a signal handler must know of the thread that it interrupts.  The thread
+// itself and its handlers alone use it.
 //
-// The kernel ends a sleeping call with EINTR; a spin would not notice.  And a
-// handler that runs while this thread holds a latch could call back into the
-// same stream, or longjmp away with the latch held.  So handlers are wrapped at
-// sigaction: inside a critical section the signal is put off until its end;
-// otherwise it is counted, and a sleep that is about to begin is called off.
+// The kernel ends a sleeping call with EINTR, but a spin would not notice.  And
+// a handler that runs while its thread holds a latch could call back into that
+// stream, or longjmp away with the latch held.  So sigaction wraps handlers.
+// Within a critical section the signal is put off until the section's end.
+// Otherwise it is counted, and a sleep that is about to begin is called off.
 struct ThreadSignals {
   volatile std::uint32_t depth = 0;       // critical sections entered
   volatile std::uint32_t pending = 0;     // signals put off
   volatile std::uint32_t interrupts = 0;  // handlers run without SA_RESTART
   volatile std::uint32_t any = 0;         // handlers run
-  // The futex word this thread is about to sleep on: the handler bumps it, so
-  // that the sleep does not begin.
+  // The futex word on which this thread is about to sleep.  The handler
+  // increments it, so that the sleep does not begin.
   std::atomic<std::uint32_t>* volatile word = nullptr;
-  // The same for a sleep on a lane's own word.
+  // As `word`, for a sleep on a lane's own word.
   lane::Lane* volatile lane = nullptr;
   // The count of sleepers that this thread's sleep has raised, and an address
   // in the sleeping frame.  A handler that jumps out of the sleep leaves them
   // here.
   std::atomic<int>* volatile counted = nullptr;
   const void* volatile frame = nullptr;
-  // The like of an epoll set: taken back before a handler runs, which may jump
-  // away, and told anew when it returns.  So what is here at the beginning of a
-  // wait was left by somebody who jumped otherwise.
+  // The counts of a wait on an epoll set.  They are taken back before a handler
+  // runs, which may jump away, and told anew when it returns.  What a wait
+  // finds here at its start was left by some other jump.
   CountedWait wait;
-  // The RecvInPlace of a call whose memory the peer may write to.  Ended before
-  // a handler runs, as that may jump out of the call.
+  // The RecvInPlace of a call into whose memory the peer may write.  It is
+  // ended before a handler runs, which may jump out of the call.
   void* volatile in_place = nullptr;
   // The frame that has called the innermost handler.
   const void* volatile handler = nullptr;
-  // Sleeps that have begun and not ended: more than one where a handler sleeps.
-  // (Too many, for a while, after a handler that has jumped out of them.)
+  // Sleeps that have begun and not ended.  If a handler sleeps, this is more
+  // than one.  After a handler has jumped out of sleeps, it is too high for a
+  // while.
   volatile std::uint32_t asleep = 0;
-  // Forks that this thread is the child of.  A handler may have made the last
-  // one within a sleep, whose count is the parent's then.
+  // The forks that this thread is the child of.  If a handler forked within a
+  // sleep, the sleep's count is the parent's.
   volatile std::uint32_t forks = 0;
-  // (More of them would be more of the static TLS that libc keeps for libraries
-  // that are loaded late: 1,664 bytes.)
+  // More would take more of the static TLS that libc keeps for libraries loaded
+  // late: 1,664 bytes.
   static constexpr std::uint32_t kMostDeferred = 6;
   struct Deferred {
     int number;
     siginfo_t info;
   } deferred[kMostDeferred] = {};
-  // The list is all but full: every other signal is blocked until it is
+  // The list is all but full.  Every other signal is blocked until these are
   // delivered, and the kernel keeps them.
   volatile bool blocking = false;
-  // What `any` was as the call began that sends one part after the other, if it
-  // sends a later one of them (Sock::kLater).
+  // What `any` was at the start of a call that sends part after part.  Set
+  // while it sends a later part (Sock::kLater).
   volatile std::uint32_t begun = 0;
-  // What was blocked before: of all that were put off, what each found.
+  // The signals that were blocked before in all of the contexts whose signals
+  // were put off.
   volatile std::uint64_t mask = ~std::uint64_t{0};
 };
 
 extern thread_local constinit ThreadSignals tls_signals
     __attribute__((tls_model("initial-exec")));
 
-// Takes it back (tls_signals.wait is none then), and tells it anew
-// (epoll_wait.cc).
+// TakeBackWait takes the counts back, and leaves tls_signals.wait empty.
+// RecountWait counts anew (epoll_wait.cc).
 CountedWait TakeBackWait();
 void RecountWait(const CountedWait& wait);
 
-// A call that sends by parts: `signals` is what `any` was as it began.  (A
-// handler that makes such a call itself gives the place back; one that jumps
-// out of it leaves there what no call looks at that has not set it.)
+// A later part of a call that sends by parts.  `signals` is what `any` was at
+// the start.  A handler that makes such a call itself restores the value.  A
+// handler that jumps out leaves a value that every call sets before it looks.
 class LaterPart {
  public:
   explicit LaterPart(std::uint32_t signals) : before_(tls_signals.begun) {
@@ -98,20 +101,21 @@ class LaterPart {
   const std::uint32_t before_;
 };
 
-// Queues what was put off to this thread again; the handlers run before it
+// Queues what was put off to this thread again.  Its handlers run before this
 // returns.
 void DeliverDeferred();
 
-// In place of a count of sleepers that is the parent's; nobody's.
+// Takes the place of a count of sleepers that is the parent's.  No thread reads
+// it.
 inline constinit std::atomic<int> parents_sleepers{0};
 
-// Undoes what a sleep has left that a handler jumped out of.  `here` is an
-// address in the caller's frame: a handler that runs during the sleep is
-// further down the stack and must not undo it.
+// Undoes what is left of a sleep that a handler jumped out of.  `here` is an
+// address in the caller's frame.  A handler that runs during the sleep is
+// further down the stack, and must not undo it.
 [[gnu::access(none, 1)]] void UndoSleep(const void* here);
 
-// One sleep's count: raised already, taken back at the end; by cancellation
-// too.
+// The count of one sleep.  The caller has raised it.  The end takes it back, on
+// cancellation too.
 class CountedSleep {
  public:
   explicit CountedSleep(std::atomic<int>* count)
@@ -161,12 +165,12 @@ class Critical {
   Critical& operator=(const Critical&) = delete;
 };
 
-// The same for the rooms below (base/critical.h), whose critical sections may
+// The form for the rooms below (base/critical.h), whose critical sections may
 // lie inside a sleep of the caller's.
 void EnterCritical();
 void LeaveCritical();
 
-// The inside of a sleep: handlers run.  Undone by cancellation too.
+// The inside of a sleep, where handlers run.  Cancellation undoes it, too.
 class OutsideCritical {
  public:
   OutsideCritical() {
@@ -182,39 +186,38 @@ class OutsideCritical {
   OutsideCritical& operator=(const OutsideCritical&) = delete;
 };
 
-// Whether the caller was called by a handler, which may have interrupted
-// malloc.
+// Whether a handler, which may have interrupted malloc, called the caller.
 bool InHandler();
 
 inline bool SignalsPending() { return tls_signals.pending != 0; }
 
-// At the beginning, by the preload alone.
+// Called at the start, by the preload alone.
 void InitSignals();
 
-// From here on a fault of an instruction that may fault (base/guard.h) ends
-// nobody.  Takes SIGSEGV and SIGBUS where they have the default action, which
-// is what the program goes on to see of them.
+// From here on a fault of a guarded instruction (base/guard.h) does not end the
+// process.  Takes SIGSEGV and SIGBUS if they have the default action.  The
+// program still sees the default action.
 void GuardFaults();
 extern constinit std::atomic<bool> faults_guarded;
-// The same, before a call looks at what the program points to: by the preload
-// alone.
+// GuardFaults before a call looks at what the program points to.  The preload
+// alone calls it.
 [[gnu::cold]] void GuardFaultsEarly();
 inline void BeforeLooking() {
   if (!faults_guarded.load(std::memory_order_relaxed)) [[unlikely]]
     GuardFaultsEarly();
 }
 
-// A filter of system calls is coming: the default action of SIGPIPE is the
-// kernel's again, for good (base/no_sigpipe.h).
+// A filter of system calls is coming.  Gives the default action of SIGPIPE back
+// to the kernel for good (base/no_sigpipe.h).
 void EndSigpipeHandler();
 
 int HookedSigaction(int number, const struct sigaction* action,
                     struct sigaction* old);
-// `flags`: what of sigaction the old calls mean by it.
+// `flags`: the flags of sigaction that the old call stands for.
 sighandler_t HookedSignal(int number, sighandler_t handler, int flags);
 int HookedSiginterrupt(int number, bool interrupt);
 
-// Around fork: Lock is a critical section, which Unlock ends.
+// Around fork.  Lock begins a critical section, and Unlock ends it.
 void SignalsForkLock();
 void SignalsForkUnlock(bool child);
 // In the child, whether it was locked or not.

@@ -12,8 +12,8 @@
 namespace rcsock::posix {
 namespace {
 
-// As many connections may be closed, and not yet delivered, where there is no
-// other number.
+// So many connections may be closed and not yet delivered, if no other number
+// is left.
 constinit std::atomic<int> spares[] = {-1, -1, -1, -1};
 
 }  // namespace
@@ -21,7 +21,7 @@ constinit std::atomic<int> spares[] = {-1, -1, -1, -1};
 void KeepSpares() {
   for (auto& spare : spares) {
     if (spare.load(std::memory_order_relaxed) >= 0) continue;
-    // Anything that keeps nothing else alive, in a child of fork too.
+    // A kind of file that keeps nothing else alive, in a child of fork too.
     const int fd = base::OpenHigh([&] {
       return ::syscall(SYS_socket, AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
     });
@@ -35,7 +35,7 @@ int UseSpare(int fd) {
   for (auto& spare : spares) {
     const int number = spare.exchange(-1);
     if (number < 0) continue;
-    // (The kernel closes what was there.)
+    // The kernel closes what was there.
     if (::syscall(SYS_dup3, fd, number, O_CLOEXEC) == number) return number;
     base::CloseRaw(number);
   }

@@ -3,14 +3,14 @@
 
 namespace rcsock::posix {
 
-// A few descriptors that nobody uses: whose numbers connections get that are
-// closed where the process may open no other, so that what they owe is still
-// delivered.
+// A few spare descriptors.  If a connection is closed where the process can
+// open no other number, it gets the number of a spare.  So what it owes is
+// still delivered.
 
-// Makes those that there are not.
+// Makes the spares that are missing.
 void KeepSpares();
-// Puts what `fd` names under the number of one, which is returned, and is the
-// caller's now; -1: there is none.
+// Puts what `fd` names at the number of a spare.  Returns that number, which is
+// the caller's now; -1: there is no spare.
 int UseSpare(int fd);
 
 }  // namespace rcsock::posix

@@ -28,8 +28,8 @@ Stats stats;
 
 namespace {
 
-// What WriteStats puts together.  Not on the stack, which a thread, a handler
-// or a child of clone() may have little of.
+// What WriteStats puts together.  Not on the stack: a thread, a handler or a
+// child of clone() may have little stack.
 struct Report {
   char path[base::kExpandedPath];
   char program[128];
@@ -56,12 +56,13 @@ unsigned long long Get(const std::atomic<std::uint64_t>& value) {
 
 }  // namespace
 
-// Written by hand and not by a library: this runs inside a program that is
-// ending, perhaps in _exit after a fork, where the heap may be unusable.
+// Written by hand, and not by a library: this runs in a program that is ending,
+// perhaps in _exit after a fork, where the heap may be unusable.
 void WriteStats(const Stats& from) {
   const char* pattern = base::GetConfig().stats;
   if (*pattern == '\0') return;
-  // (A handler that ends the process runs before or after, never within.)
+  // A handler that ends the process runs before or after this, and never
+  // within.
   const Critical critical;
   const base::LatchGuard hold(report_latch);
   auto& [path, program, text] = report;
@@ -124,7 +125,7 @@ void WriteStats(const Stats& from) {
     base::Log("can't write statistics to %s: the file size limit", path);
     return;
   }
-  // (A pipe that nobody reads, or that is full, holds no process back.)
+  // A pipe without a reader, or a full pipe, holds no process back.
   const char* why = nullptr;
   const int out = base::OpenToWrite(path, false, &why);
   if (out < 0) {
@@ -189,7 +190,7 @@ void CountLost(Sock* sock, std::size_t bytes, Stats* in) {
       1, std::memory_order_relaxed);
 }
 
-// (Another thread may have held it.)
+// Another thread of the parent may have held it.
 void StatsForkChild() { report_latch.Reset(); }
 
 }  // namespace rcsock::posix

@@ -12,8 +12,8 @@ namespace rcsock::posix {
 
 class Sock;
 
-// What the process has counted, of streams that have ended and of what happens
-// to those that have not.
+// What the process has counted: of streams that have ended, and of events on
+// streams that have not.
 struct LaneCounts {
   std::atomic<std::uint64_t> streams{0};
   std::atomic<std::uint64_t> tx_bytes{0};
@@ -24,12 +24,12 @@ struct Stats {
   std::atomic<std::uint64_t> promoted{0};
   std::atomic<std::uint64_t> demotions{0};
   std::atomic<std::uint64_t> failovers{0};
-  // Streams that were asked to leave an rdma lane: for hotter ones, for others
-  // that want larger rings, because they were idle and had large ones.
+  // Streams that were asked to leave an rdma lane: for hotter streams, for
+  // streams that want larger rings, or because they were idle with large rings.
   std::atomic<std::uint64_t> evicted_budget{0};
   std::atomic<std::uint64_t> evicted_memory{0};
   std::atomic<std::uint64_t> evicted_idle{0};
-  // That were read ahead, and that a program without rcsock can't be told of.
+  // Bytes that were read ahead, and that a program without rcsock cannot get.
   std::atomic<std::uint64_t> lost_bytes{0};
   LaneCounts tcp;
   LaneCounts shm;
@@ -40,13 +40,13 @@ struct Stats {
   void CopyFrom(const Stats& other);
 };
 extern Stats stats;
-// With the streams that are still open; null when out of memory.
+// Counts open streams, too.  Null: out of memory.
 std::unique_ptr<Stats> CountAll();
 
-// So many are lost: said, and counted.
+// Logs and counts so many lost bytes.
 void CountLost(Sock* sock, std::size_t bytes, Stats* in);
 
-// Into the file that the configuration names, if any.
+// Writes to the file that the configuration names, if any.
 void WriteStats(const Stats& from);
 // In the child of fork.
 void StatsForkChild();

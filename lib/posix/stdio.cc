@@ -1,21 +1,21 @@
 // What libc's stdio does to a stream: at 0, 1 or 2, by fdopen(), and where
 // dup2() has put it under a FILE.
 //
-// It reads and writes by calls of its own, which cannot be interposed; and what
-// it puts on an anchor under a lane ends the connection.  But it makes them
-// through tables of functions, one for narrow and one for wide FILEs, which
-// libc exports.  Where these hold the functions that libc exports as well (so
-// they are what they are taken for), ours take their places: for a stream they
-// make the call by the hooks, for all else they are libc's.
+// stdio reads and writes by calls of its own, which cannot be interposed.  What
+// it writes to an anchor under a lane ends the connection.  But it calls
+// through two tables of functions that libc exports, for narrow and for wide
+// FILEs.  If a table holds libc's exported functions, it is what it seems to
+// be.  Then rcsock's functions take their places.  For a stream they call the
+// hooks, and for all else libc's functions.
 //
-// That is done when a stream first gets such a number, or a FILE, not before.
-// Where it can't be, the stream stays on TCP.
+// This happens when a stream first gets such a number, or a FILE.  If it is
+// impossible, the stream stays on TCP.
 //
-// Nothing else of a FILE moves bytes of its descriptor: libc's functions for
-// seeking, for its size and for a terminal ask the anchor, which answers as
-// that of a plain connection does; a buffer, an orientation, a lock and what
-// has been pushed back are of the FILE alone.  (So no FILE of our own making,
-// fopencookie's say: its fileno() would be -1.)
+// Nothing else in a FILE moves bytes of its descriptor.  libc's functions for
+// seeking, for the size and for a terminal ask the anchor, which answers as a
+// plain connection does.  The buffer, the orientation, the lock and pushed-back
+// bytes belong to the FILE alone.  A FILE of rcsock's own, by fopencookie,
+// would not do: its fileno() would be -1.
 
 #include "lib/posix/stdio.h"
 
@@ -39,7 +39,7 @@
 #include "lib/posix/unread.h"
 
 extern "C" {
-// (Weak: another libc has none of them.)
+// Weak: another libc has none of them.
 [[gnu::weak]] extern void* _IO_file_jumps[];
 [[gnu::weak]] extern void* _IO_wfile_jumps[];
 [[gnu::weak]] ssize_t _IO_file_read(FILE* file, void* to, ssize_t length);
@@ -51,7 +51,7 @@ extern "C" {
 namespace rcsock::posix {
 namespace {
 
-// The number by which the hooks know what the FILE's means, or -1.
+// The number by which the hooks know what the FILE's number names, or -1.
 int Followed(const FILE* file) {
   const int fd = file->_fileno;
   const Sock* sock = LookupSock(fd);
@@ -62,8 +62,8 @@ int Followed(const FILE* file) {
     sock = LookupSock(STDERR_FILENO);
     if (sock == nullptr) return -1;
   }
-  // (libc has closed the number or put another file there, past the hooks:
-  // daemon(), say.)
+  // libc may have closed the number past the hooks, or put another file there,
+  // as in daemon().
   const int saved = errno;
   const std::uint64_t inode = SocketInode(fd);
   const bool same =
@@ -102,8 +102,7 @@ int Close(FILE* file) {
   return fd < 0 || fd != file->_fileno ? _IO_file_close(file) : hook::close(fd);
 }
 
-// One of libc's tables.  It is in memory that is read-only once the program has
-// been loaded.
+// One of libc's tables.  Once the program is loaded, its memory is read-only.
 class Table {
  public:
   explicit Table(void** table) : table_(table) {
@@ -113,7 +112,7 @@ class Table {
       if (table[i] == reinterpret_cast<void*>(&_IO_file_close)) close_ = i;
     }
   }
-  // All three are there.
+  // Whether all three are there.
   bool Known() const { return read_ != 0 && write_ != 0 && close_ != 0; }
   bool Replace() {
     const auto page = static_cast<std::uintptr_t>(::sysconf(_SC_PAGESIZE));
@@ -121,8 +120,8 @@ class Table {
     const auto to = reinterpret_cast<std::uintptr_t>(table_ + kEntries);
     auto* start = reinterpret_cast<void*>(from);
     if (::mprotect(start, to - from, PROT_READ | PROT_WRITE) != 0) return false;
-    // Another thread may be about to call any of them: each is as good as the
-    // other to a FILE that is no stream.
+    // Another thread may be about to call one of these.  For a FILE that is no
+    // stream, the old and the new function are equally good.
     Put(read_, reinterpret_cast<void*>(&Read));
     Put(write_, reinterpret_cast<void*>(&Write));
     Put(close_, reinterpret_cast<void*>(&Close));
@@ -160,7 +159,7 @@ State Try() {
   return seen ? State::kSeen : State::kUnseen;
 }
 
-// Whether stdio's calls come here.
+// Whether stdio's calls come to the hooks.
 bool Seen() {
   State now = state.load(std::memory_order_acquire);
   if (now != State::kUntried) return now == State::kSeen;
@@ -181,7 +180,7 @@ bool Seen() {
 
 void BeforeStandardNumber(Sock* sock, int to) {
   if (static_cast<unsigned>(to) > 2 || sock == nullptr) return;
-  // (In a sandbox no stream leaves TCP, and no new call is made.)
+  // In a sandbox no stream leaves TCP, and rcsock makes no new call.
   if (ProcessPinned() == base::Reason::kSandboxed) return;
   if (!Seen()) sock->Pin(base::Reason::kPinnedFdopen);
 }
@@ -189,8 +188,8 @@ void BeforeStandardNumber(Sock* sock, int to) {
 void BeforeReplacing(Sock* sock, int to) {
   if (static_cast<unsigned>(to) <= 2) return BeforeStandardNumber(sock, to);
   if (sock == nullptr || ProcessPinned() == base::Reason::kSandboxed) return;
-  // (Where it can't be seen the stream stays where it is all the same: hardly
-  // any number that is open is a FILE's.)
+  // If stdio's calls are unseen, the stream stays where it is.  Hardly any open
+  // number is a FILE's.
   if (::syscall(SYS_fcntl, to, F_GETFD) >= 0) Seen();
 }
 

@@ -5,19 +5,19 @@ namespace rcsock::posix {
 
 class Sock;
 
-// `sock` is about to have the number `to`.  stdin, stdout and stderr use 0, 1
-// and 2 without an fdopen() that could be seen, by calls inside libc: these
-// come to the hooks from now on, or the stream stays on TCP for good.
+// Called before `sock` gets the number `to`. stdin, stdout and stderr use 0, 1
+// and 2 by calls inside libc, without an fdopen() that could be seen.  From now
+// on these calls come to the hooks, or the stream stays on TCP for good.
 void BeforeStandardNumber(Sock* sock, int to);
-// dup2() and dup3() are about to put `sock` (or null) onto `to`.  A FILE may
-// have any number that is open, and goes on with what is there now.
+// Called before dup2() or dup3() puts `sock`, or null, onto `to`.  A FILE may
+// have any open number, and goes on with what is there then.
 void BeforeReplacing(Sock* sock, int to);
 // Whether the calls that libc makes for a FILE of fdopen(, `mode`) come to the
-// hooks from now on.  (Not those that are no cancellation points, `c`, as the
-// hooks' are; nor, to be safe, where it asks for a map, `m`.)
+// hooks from now on.  Not with `c`, since such calls are no cancellation
+// points, and the hooks' are.  Not with `m`, which asks for a map, to be safe.
 bool FollowsFileOf(const char* mode);
-// Another thread of the parent may have been about that.  (If it was half done,
-// what it has not finished is not what it is looked for: TCP.)
+// In the child of fork.  Another thread of the parent may have been within
+// this.  If it was half done, what remains undone affects TCP alone.
 void StdioForkChild();
 
 }  // namespace rcsock::posix

@@ -28,14 +28,16 @@ void Raise(int fd) {
   }
 }
 
-// A number that the kernel closes, or gives to another file, while the anchor
-// under it stays open: a call that found nothing here would go to the kernel,
-// and take frames of the anchor for bytes of the application, or put its own
-// between them; one that still found the stream might mean the file that the
-// number names by then.  So it finds this, and waits.
+// Stands in the table while the kernel closes a number, or gives it to another
+// file, and the anchor under it stays open.  A call that found nothing here
+// would go to the kernel.  It would take the anchor's frames for bytes of the
+// application, or put its own bytes between them.  A call that still found the
+// stream might mean the file that the number names by then.  So a call finds
+// this entry, and waits.
 constinit File between{FileKind::kBetween};
-// Held while it stands there.  Its holder waits for nothing but the kernel's
-// close of what is not the last descriptor, which does not block.
+// Held while `between` stands in the table.  Its holder waits for nothing but
+// the kernel's close of a descriptor that is not the last, which does not
+// block.
 constinit base::Latch between_latch;
 
 void Put(int fd, File* file) {
@@ -43,7 +45,7 @@ void Put(int fd, File* file) {
                      std::memory_order_release);
 }
 
-// kNo: another thread is closing it, or has.  kHeld: another thread copies it.
+// kNo: another thread is closing it, or has. kIsHeld: another thread copies it.
 enum class Claimed : std::uint8_t { kYes, kNo, kIsHeld };
 Claimed Claim(int fd, File* file) {
   std::uintptr_t entry = fd_table[fd].load(std::memory_order_relaxed);
@@ -59,21 +61,21 @@ bool IsClaimed(int fd) {
   return (fd_table[fd].load(std::memory_order_relaxed) & kClaimed) != 0;
 }
 
-// In place of a file whose number a child of vfork has closed, or has put
-// something else on: the table is the parent's too, who has the number still.
-// (It is no stream and no set, so who looks it up takes the slow way, and asks
-// who he is.)
+// Stands in for a file whose number a child of vfork has closed, or reused.
+// The table is the parent's, too, which still has the number.  This is no
+// stream and no set, so a look-up takes the slow way, and asks which process is
+// running.
 constinit File lent{FileKind::kBetween};
 struct Lent {
   std::atomic<std::uintptr_t> entry;
   std::atomic<int> borrower;
 };
-// By the number, 64 Ki of them together; mapped when the first of these is
-// lent, by a child, and kept.
+// Indexed by number, in blocks of 64 Ki.  A child maps a block when it lends
+// the block's first number.  The block is kept.
 constexpr int kLentBits = 16;
 constinit std::atomic<Lent*> lent_files[kMaxFds >> kLentBits] = {};
 
-// Of a number that is lent.
+// Requires that the number is lent.
 Lent& LentAt(int fd) {
   return lent_files[fd >> kLentBits].load(
       std::memory_order_acquire)[fd & ((1 << kLentBits) - 1)];
@@ -97,7 +99,7 @@ bool MakeLent(int fd) {
   return true;
 }
 
-// In the parent: the entry is as before.
+// In the parent: restores the entry.
 void Recall(int fd) {
   if (Entry(fd) != &lent) return;
   auto entry = reinterpret_cast<std::uintptr_t>(&lent);
@@ -105,8 +107,8 @@ void Recall(int fd) {
       entry, LentAt(fd).entry.load(std::memory_order_relaxed));
 }
 
-// Whether who has borrowed it has ended, or is another program by now.  (Where
-// nobody may compare, it may be.)
+// Whether the borrowing child has ended, or is another program by now.  If kcmp
+// is forbidden, the answer is true.
 bool Returned(int fd) {
   constexpr int kSameMemory = 1;  // KCMP_VM
   const int saved = errno;
@@ -118,7 +120,7 @@ bool Returned(int fd) {
   return !same;
 }
 
-// What a number that is lent names for the caller.
+// What a lent number names for the caller.
 File* LentFile(int fd) {
   const long pid = ::syscall(SYS_getpid);
   if (pid == LentAt(fd).borrower.load(std::memory_order_relaxed)) {
@@ -131,13 +133,13 @@ File* LentFile(int fd) {
 
 int KernelClose(int fd, const Successor& next) {
   if (next.from < 0) return real::close(fd);
-  // (A filter of system calls may know only the older.)
+  // A filter of system calls may know only the older call.
   return next.flags == 0 ? real::dup2(next.from, fd)
                          : real::dup3(next.from, fd, next.flags);
 }
 
-// Onto a number that may be free: what is closed here may linger, and only if
-// nothing is can rcsock have been about to go from there.
+// The number may be free.  A close here may linger.  Only if the number is free
+// can rcsock have been about to leave it.
 int KernelReplace(int fd, const Successor& next) {
   {
     const base::FreeNumber number;
@@ -146,18 +148,19 @@ int KernelReplace(int fd, const Successor& next) {
   return KernelClose(fd, next);
 }
 
-// One more number for it, which is held.  With between_latch, and until that
-// number is in the table: see LeaveNumber.
+// Counts one more number for a held file.  The caller has between_latch until
+// that number is in the table (LeaveNumber).
 File* Another(File* file) {
   if (file == nullptr) return nullptr;
-  // (None: it is closing.)
+  // None: the file is closing.
   int fds = file->fds.load(std::memory_order_relaxed);
   while (fds > 0 && !file->fds.compare_exchange_weak(fds, fds + 1)) {
   }
   return fds > 0 ? file : nullptr;
 }
 
-// Another number that names `file`, and will not be left for this one, or -1.
+// Another number that names `file`, and is not being left itself.  -1: there is
+// none.
 int OtherFd(const File* file, int except) {
   const int top = fd_high.load(std::memory_order_relaxed);
   for (int fd = 0; fd <= top; ++fd) {
@@ -176,17 +179,17 @@ void Lend(int fd) {
   auto entry = fd_table[fd].load(std::memory_order_acquire);
   do {
     const File* const file = FileIn(entry);
-    // (What another thread closes at this moment will be nobody's soon.)
+    // Another thread is closing it.  Soon it names nothing.
     if (file == nullptr || file->kind == FileKind::kBetween ||
         (entry & kClaimed) != 0 || !MakeLent(fd)) {
       return;
     }
     LentAt(fd).borrower.store(static_cast<int>(::syscall(SYS_getpid)),
                               std::memory_order_relaxed);
-    // (Who holds it in the parent finds it lent, and lets go of nothing.)
+    // If the parent holds it, the holder finds it lent, and releases nothing.
     LentAt(fd).entry.store(entry & ~kHeld, std::memory_order_relaxed);
-    // (The parent's conductor may have put the mark there, or taken it away.
-    // It comes back as it was here, true or not.)
+    // The parent's conductor may have set or cleared the mark.  The entry
+    // returns as it was here, up to date or not.
   } while (!fd_table[fd].compare_exchange_weak(
       entry, reinterpret_cast<std::uintptr_t>(&lent)));
 }
@@ -210,7 +213,7 @@ void GoOnBy(int hidden, File* file) {
 int LeaveNumberForAny(int fd, const File* file) {
   int other = LeaveNumber(fd, file);
   if (other >= 0) return other;
-  // One that is counted already is about to come into the table.
+  // A number that is counted already is about to enter the table.
   between_latch.lock();
   other = OtherFd(file, fd);
   between_latch.unlock();
@@ -273,7 +276,7 @@ void Bind(int fd, File* file) {
     sock.set_fd(fd);
     BeforeStandardNumber(&sock, fd);
   }
-  // (Not while another thread forks: see ForkPrepare.)
+  // Not while another thread forks (ForkPrepare).
   Critical critical;
   between_latch.lock();
   Raise(fd);
@@ -322,19 +325,19 @@ EpollSet* SettledSet(int fd) {
 void Evict(int fd) {
   File* file = Lookup(fd);
   if (file == nullptr) return;
-  // (In a child of vfork the number is the child's, and the entry the
-  // parent's.)
+  // In a child of vfork the number is the child's, and the entry the parent's.
   if (InBorrowedMemory()) return Lend(fd);
   const bool claimed = IsClaimed(fd);
   if (file->kind == FileKind::kSock) {
     auto* const sock = static_cast<Sock*>(file);
     sock->Ref();  // see fd_table
     Put(fd, nullptr);
-    // (Who closes it twice, say: the other thread sees to it.)
+    // If two threads close it at once, for instance, the other thread does
+    // this.
     if (!claimed && file->fds.fetch_sub(1) != 1) {
       sock->LoseFd(fd);
     } else if (!claimed) {
-      // The connection is gone already; only what we keep about it is left.
+      // The connection is gone already.  Only rcsock's state for it is left.
       sock->Vanished();
     }
     sock->Unref();
@@ -354,8 +357,8 @@ int CloseNumber(int fd, const Successor& next, bool held) {
   const bool follows = next.held != nullptr && next.held->file() != nullptr;
   int last = -1;
   if (!held && follows) {
-    // A stream that comes into its place has an anchor, too.  What this closes
-    // for the last time may linger: not with the latch held.
+    // A stream that takes its place has an anchor, too.  The last close of a
+    // file may linger, so it must not come with the latch held.
     last = base::CopyHighForParent(fd);
     held = true;
   }
@@ -367,8 +370,8 @@ int CloseNumber(int fd, const Successor& next, bool held) {
   Put(fd, &between);
   const int result = anchor ? KernelClose(fd, next) : KernelReplace(fd, next);
   const int error = errno;
-  // (A filter of system calls may refuse it, say.)  The number still names the
-  // anchor, and nobody knows of it any more.
+  // For instance, a filter of system calls refuses it.  The number still names
+  // the anchor, and no code knows it any more.
   if (anchor && result < 0 && next.from >= 0) ::syscall(SYS_close, fd);
   Put(fd, result >= 0 && follows ? Another(next.held->file()) : nullptr);
   between_latch.unlock();
@@ -380,8 +383,8 @@ int CloseNumber(int fd, const Successor& next, bool held) {
 
 namespace {
 
-// What is closed is kept until its number is out of the table, though all its
-// other numbers be closed before.
+// The stream is kept until its number is out of the table, even if all its
+// other numbers are closed before.
 int CloseSock(Sock* sock, bool last, int fd, const Successor& next) {
   if (last) return sock->CloseLast(fd, next);
   sock->Ref();
@@ -407,7 +410,7 @@ int CloseSet(EpollSet* set, bool last, int fd, const Successor& next) {
   return result;
 }
 
-// Of a number that is claimed.
+// Requires that the number is claimed.
 int CloseClaimed(int fd, File* file, const Successor& next) {
   int only = 1;
   const bool last = file->fds.compare_exchange_strong(only, 0);
@@ -445,8 +448,8 @@ int ReplaceFd(int fd, int from, int flags) {
     Recall(fd);
     HeldNumber held(from);
     Successor next{from, flags, &held};
-    // What the kernel would refuse changes nothing.  (A number that is not
-    // followed another thread may close at any moment.)
+    // What the kernel would refuse changes nothing.  If `from` is not followed,
+    // another thread may close it at any moment.
     base::UniqueFd copy;
     if (held.file() == nullptr && ProcessPinned() != base::Reason::kSandboxed) {
       copy.reset(base::CopyHighForParent(from));
@@ -470,7 +473,7 @@ int ReplaceFd(int fd, int from, int flags) {
       if (result >= 0) CopyHeld(held, fd);
       return result;
     }
-    // (Whoever holds it may wait for this one.)
+    // The holder of `fd` may be waiting for `from`.
     held.Release();
   }
 }
@@ -501,14 +504,15 @@ void TableForkUnlock(bool child) {
   between_latch.UnlockAfterFork(child);
   if (!child) return;
   StdioForkChild();
-  // Who was closing a number here is no more: what the kernel has there is
-  // nobody's.
+  // The thread that was closing a number is not in the child.  What the kernel
+  // has there belongs to no file here.
   const int top = fd_high.load(std::memory_order_relaxed);
   for (int fd = 0; fd <= top; ++fd) {
     const std::uintptr_t entry = fd_table[fd].load(std::memory_order_relaxed);
     if ((entry & (kClaimed | kHeld)) == 0) continue;
     File* const file = Named(fd);
-    // (Who was making another number of it has not: that is nobody's either.)
+    // A thread that was duplicating this number has lost the race.  Its new
+    // number refers to nothing.
     const bool claimed = (entry & kClaimed) != 0;
     if (claimed) {
       Put(fd, nullptr);
@@ -516,8 +520,8 @@ void TableForkUnlock(bool child) {
       fd_table[fd].store(entry & ~kHeld, std::memory_order_relaxed);
     }
     if (file == nullptr) continue;
-    // One of several: the others are left, and whoever looks for the stream
-    // (Sock::ForkChild, to begin with) finds it by one of them.
+    // If the file has other numbers, these remain.  Code that looks for the
+    // stream, such as Sock::ForkChild, finds it by one of them.
     int others = 0;
     for (int i = 0; i <= top; ++i) others += Named(i) == file ? 1 : 0;
     file->fds.store(others, std::memory_order_relaxed);

@@ -10,11 +10,12 @@
 
 namespace rcsock::posix {
 
-// The same for what is no stream, or set, at first sight.
+// LookupSock() and LookupSet() for an entry that is not plainly a stream or a
+// set.
 [[gnu::noinline]] Sock* SettledSock(int fd);
 [[gnu::noinline]] EpollSet* SettledSet(int fd);
 
-// Lookup() by one look at the kind.
+// Lookup() with one look at the kind.
 inline Sock* SockIn(std::uintptr_t entry, int fd) {
   File* file = FileIn(entry);
   if (file == nullptr) return nullptr;
@@ -32,25 +33,26 @@ inline EpollSet* LookupSet(int fd) {
              : SettledSet(fd);
 }
 
-// Descriptor `fd`, just made by the kernel, names `file` from now on; whatever
-// the table still had there was closed past us and is dropped.
+// From now on `fd`, just made by the kernel, names `file`.  If the table still
+// had something there, that was closed past rcsock, and is dropped.
 void Bind(int fd, File* file);
-// The number is `sock`'s, which is (not) on a lane in shared memory: kLaneMark.
+// Sets or clears kLaneMark for `fd`, a number of `sock`: whether the stream is
+// on a lane in shared memory.
 void NoteOnLane(int fd, Sock* sock, bool on);
-// A stale entry of a number that the kernel has just given out.
+// Drops a stale entry of a number that the kernel has just given out.
 void Evict(int fd);
-// In a child of vfork, which is about to close the number or to put something
-// else there: from now on it names nothing of ours for the child.
+// In a child of vfork that is about to close the number, or to put something
+// else there.  From now on it names nothing of rcsock's for the child.
 void Lend(int fd);
-// What the number names for the process whose memory the child has.
+// What the number names for the process whose memory the child borrows.
 Sock* OwnersSock(int fd);
-// A number of which another one is made: as long as this lives nobody closes
-// it, or puts something else there, so that what the kernel has copied is what
-// the table says.  (Without it the last of two numbers could be closed, and the
-// stream with it, between the kernel's copy and the table's.)  Nothing, where
-// the number is not followed.
+// A number that is being duplicated.  While this lives, no thread closes the
+// number or puts something else there.  So the kernel's copy is what the table
+// says.  Without it another thread could close the number, and the stream with
+// it, between the kernel's copy and the table's.  Holds nothing if the number
+// is not followed.
 //
-// Who has one waits for nobody's claim, and runs no handler.
+// The holder waits for no claim, and runs no handler.
 class HeldNumber {
  public:
   explicit HeldNumber(int fd);
@@ -58,41 +60,42 @@ class HeldNumber {
   HeldNumber(const HeldNumber&) = delete;
   HeldNumber& operator=(const HeldNumber&) = delete;
   void Release();
-  // What it names; null: it is not followed.
+  // What the number names.  Null: it is not followed.
   File* file() const { return file_; }
 
  private:
   const Critical critical_;
   const int fd_;
   File* file_ = nullptr;
-  bool marked_ = false;  // it had kLaneMark
+  bool marked_ = false;  // the number had kLaneMark
 };
-// What takes the place of a number that is closed: dup2, dup3.
+// What takes the place of a number that is closed (dup2, dup3).
 struct Successor {
-  int from = -1;  // the kernel's; -1: nothing does
+  int from = -1;  // the kernel's number; -1: nothing follows
   int flags = 0;
-  HeldNumber* held = nullptr;  // `from`, where it is followed
+  HeldNumber* held = nullptr;  // `from`, if it is followed
 };
-// close(): the descriptor goes, and with the last one what it names.
+// close(): the descriptor goes, and with the last of them what it names.
 int CloseFd(int fd);
-// dup3(from, fd, flags), of two numbers that differ: the number is never free,
-// for another thread's new descriptor may have it then.  (Not in a child of
-// vfork.)
+// dup3(from, fd, flags) of two different numbers.  The number is never free
+// meanwhile, since another thread's new descriptor could take it.  Not for a
+// child of vfork.
 int ReplaceFd(int fd, int from, int flags);
-// The kernel's part of that, and the table's, of a number that is claimed.
-// `held`: nobody finds the number meanwhile, on neither side; who looks for it
-// waits.
+// Closes a claimed number in the kernel and in the table.  `held`: meanwhile no
+// thread finds the number on either side; look-ups wait.
 int CloseNumber(int fd, const Successor& next, bool held);
-// `fd`, which is being closed and is the last, is not: `file` goes on by
-// `hidden`, a number of ours that the table has from now on.
+// `fd` is being closed and is the last number, but `file` lives on.  From now
+// on the table names it by `hidden`, a number of rcsock's own.
 void GoOnBy(int hidden, File* file);
-// `fd`, which is being closed, is left for another number of the file's; -1:
-// none.  With the latch by which the file knows its number: who closes that one
-// asks later whether it is the file's.
+// Leaves `fd`, which is being closed, and returns another number of the file;
+// -1: none.  The caller holds the latch by which the file knows its number.  So
+// a thread that closes that number later asks whether it is the file's.
 int LeaveNumber(int fd, const File* file);
-// The same where there is another, which may not be in the table yet.
+// LeaveNumber for a file that has another number, which may not be in the table
+// yet.
 int LeaveNumberForAny(int fd, const File* file);
-// `to` is another number for what `from` names (0, or a copy's number).
+// From now on `to` also names what `from` names.  `to` is 0, or a copy's
+// number.
 void CopyHeld(const HeldNumber& from, int to);
 void CopyFd(int from, int to);
 // Around fork.

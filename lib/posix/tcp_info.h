@@ -8,11 +8,11 @@
 
 #include <cstdint>
 
-// The kernel's TCP_INFO, past every wrapper: for where latches are held, too.
+// The kernel's TCP_INFO, past every wrapper, so that callers may hold latches.
 namespace rcsock::posix {
 
-// Of linux/tcp.h and netinet/tcp.h, which can't be had beside each other; only
-// the second one names states, and only the first one all of tcp_info.
+// Values of linux/tcp.h and netinet/tcp.h, which cannot be included together.
+// Only the second names states, and only the first has all of tcp_info.
 inline constexpr int kTcpInfo = 11;
 inline constexpr int kTcpEstablished = 1;
 inline constexpr int kTcpFinWait1 = 4;
@@ -20,8 +20,8 @@ inline constexpr int kTcpFinWait2 = 5;
 inline constexpr int kTcpClose = 7;
 inline constexpr int kTcpListen = 10;
 
-// As much of it as the kernel knows and *info has room for: so many bytes, or
-// 0, and errno.
+// Asks for as much as the kernel knows and *info has room for.  Returns how
+// many bytes that is, or 0 with errno.
 template <class Info>
 socklen_t AskTcpInfo(int fd, Info* info) {
   socklen_t size = sizeof *info;
@@ -30,7 +30,7 @@ socklen_t AskTcpInfo(int fd, Info* info) {
              : 0;
 }
 
-// Its state alone, which is its first byte; -1, and errno.
+// The state alone, which is the first byte; or -1 with errno.
 inline int AskTcpState(int fd) {
   std::uint8_t state = 0;
   return AskTcpInfo(fd, &state) > 0 ? state : -1;

@@ -23,7 +23,7 @@ namespace {
 
 struct ThreadBells {
   int set = -1;
-  lane::BellMask bells = 0;  // those already in it
+  lane::BellMask bells = 0;  // bells that are in the set
   int own = 0;               // 0: not chosen yet
   lane::Source* sources[kThreadSources] = {};
   int source_count = 0;
@@ -31,10 +31,10 @@ struct ThreadBells {
 };
 thread_local constinit ThreadBells tls_bells;
 
-// Its end, by a key of libc's: an object with a destructor would take memory
-// when a thread first sleeps here, and that may be a handler that has
-// interrupted malloc.  (Other keys' destructors may poll after this, and it
-// comes again.)
+// A key of libc's gives the set up at the thread's end.  An object with a
+// destructor would take memory when a thread first sleeps here, perhaps in a
+// handler that has interrupted malloc.  If another key's destructor polls after
+// this, BellsEnd runs again.
 RCSOCK_START_DATA constinit pthread_key_t bells_key = 0;
 RCSOCK_START_DATA constinit bool bells_key_made = false;
 
@@ -48,7 +48,7 @@ void BellsEnd(void* of) {
   mine->own = 0;
 }
 
-// In a critical section.  False: no descriptor is left.
+// Requires a critical section.  False: no descriptor is left.
 bool MakeBell(Conductor* conductor, int k) {
   if (conductor->bells()->bell_fd(k) >= 0) return true;
   if (conductor->bells()->EnsureBell(k) < 0) return false;
@@ -59,7 +59,7 @@ bool MakeBell(Conductor* conductor, int k) {
 }  // namespace
 
 bool EnsureBells(Conductor* conductor, lane::BellMask wanted) {
-  Critical critical;  // the bells' latch, and the conductor's
+  Critical critical;  // for the latches of the bells and of the conductor
   ThreadBells& mine = tls_bells;
   const int pid = static_cast<int>(OwnPid());
   if (mine.set >= 0 && mine.pid != pid) {
@@ -133,9 +133,10 @@ int WaitBells(const timespec* timeout, const sigset_t* mask) {
 
 int ThreadBellsSet() { return tls_bells.set; }
 
-// EPOLL_CTL_MOD makes the kernel look at a descriptor again.  Nobody reads a
-// bell, so one that has rung is readable.  A source that the handler's wait has
-// not drained is readable, and one that it has drained has rung the bells.
+// EPOLL_CTL_MOD makes the kernel look at a descriptor again.  No thread reads a
+// bell, so a bell that has rung is readable.  A source that the handler's wait
+// has not drained is readable.  A source that it has drained has rung the
+// bells.
 [[gnu::cold]] void RingAgain() {
   Critical critical;
   const int saved = errno;

@@ -90,8 +90,8 @@ int TypeOf(int fd) {
 std::uint64_t UnixPeer(int fd) {
   const std::uint64_t inode = SocketInode(fd);
   if (inode == 0 || inode > UINT32_MAX) return 0;
-  // Streams keep their peer for life, so its number need not be asked for
-  // again: both numbers in one word.
+  // A stream socket keeps its peer for life, so its number is cached: both
+  // numbers in one word.
   static constinit std::atomic<std::uint64_t> known[64] = {};
   auto& place = known[inode % 64];
   const std::uint64_t before = place.load(std::memory_order_relaxed);

@@ -5,8 +5,8 @@
 
 namespace rcsock::posix {
 
-// The inode number of the socket that the AF_UNIX socket `fd` is connected to,
-// by the kernel's sock_diag.  0: there is none, or nobody tells.
+// The inode number of the peer of the AF_UNIX socket `fd`, by the kernel's
+// sock_diag.  0: there is none, or it is not known.
 std::uint64_t UnixPeer(int fd);
 
 }  // namespace rcsock::posix

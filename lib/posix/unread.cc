@@ -51,7 +51,7 @@ bool Unread::Make(const void* bytes, std::size_t count, std::uint64_t socket,
                        MFD_CLOEXEC | MFD_ALLOW_SEALING);
     }));
   }
-  // Without a descriptor the pages can still be had, for fork alone.
+  // Without a descriptor the pages are still possible, for fork alone.
   if (fd.ok() && (::syscall(SYS_ftruncate, fd.get(), length) != 0 ||
                   ::syscall(SYS_fcntl, fd.get(), F_ADD_SEALS, kSeals) != 0)) {
     fd.reset();
@@ -83,7 +83,7 @@ bool Unread::Open(int fd) {
       status.st_uid != ::geteuid()) {
     return false;
   }
-  // Without the seals a read of it could end in SIGBUS.
+  // Without the seals a read could end in SIGBUS.
   const long seals = ::syscall(SYS_fcntl, fd, F_GET_SEALS);
   if (seals < 0 || (seals & kSeals) != kSeals) return false;
   const auto length = static_cast<std::uint64_t>(status.st_size);
@@ -134,7 +134,7 @@ int Unread::TakeError() {
   if (map_ == nullptr) return 0;
   const std::uint32_t error =
       header()->error.exchange(0, std::memory_order_acq_rel);
-  // (What shares the memory may have written anything.)
+  // Another process that shares the memory may have written anything.
   return error == 0 ? 0 : error < 134 ? static_cast<int>(error) : ECONNRESET;
 }
 
@@ -172,7 +172,7 @@ std::size_t Unread::Take(const iovec* iov, int count, std::size_t total,
         n += part;
       }
     }
-    // The bytes never change, so a copy made before the head has moved is good.
+    // The bytes never change, so a copy made before the head moved is good.
     if (peek || header()->head.compare_exchange_strong(
                     head, head + n, std::memory_order_acq_rel)) {
       return n;
@@ -181,9 +181,10 @@ std::size_t Unread::Take(const iovec* iov, int count, std::size_t total,
 }
 
 std::uint64_t SocketInode(int fd) {
-  // The kernel's own answer, not an interposer's (fakeroot); and TSan takes a
-  // look by number for a use of what a close ends, though who looks without a
-  // latch asks afterwards whether the number was still the stream's.
+  // fstat by the raw call gives the kernel's own answer, and not an
+  // interposer's, such as fakeroot's.  And TSan takes a look by number for a
+  // use of what a close ends.  A caller without a latch asks afterwards whether
+  // the number was still the stream's.
   struct stat status {};
   if (fd < 0 || ::syscall(SYS_fstat, fd, &status) != 0 ||
       !S_ISSOCK(status.st_mode)) {

@@ -29,7 +29,7 @@ bool IsSet(const fd_set* set, int fd) {
 bool PollFindsUnread(const pollfd* fds, nfds_t count, bool select) {
   for (nfds_t i = 0; i < count; ++i) {
     if ((fds[i].events & kReadable) != 0 && HasUnread(fds[i].fd)) return true;
-    // (An error is no exception.)
+    // An error is no exception.
     if (select && (fds[i].events & (POLLIN | POLLOUT)) == 0) continue;
     if (HasError(fds[i].fd)) return true;
   }
@@ -80,7 +80,7 @@ int SelectUnread::Add(fd_set* in, fd_set* out, int found) const {
 
 int EpollFindsUnread(EpollSet* set, epoll_event* events, int capacity) {
   if (events == nullptr) return 0;
-  // Where the last look of this thread ran out of room: each stream has its
+  // Where the last look of this thread ran out of room.  So each stream has its
   // turn.
   static thread_local int first = 0;
   int found = 0;

@@ -9,19 +9,19 @@ namespace rcsock::posix {
 
 class EpollSet;
 
-// Streams with shared unread bytes are the kernel's, which does not know that
-// they are readable.  Unread bytes only ever become fewer, so nobody has to be
-// woken for them: a call that waits looks once, and if it finds some it asks
-// the kernel without waiting and adds them.  Call these only if AnyUnread().
-// The same of completions of MSG_ZEROCOPY that the kernel does not know of,
-// which are an error to whoever waits.
+// Streams with shared unread bytes are the kernel's, but the kernel does not
+// know that they are readable.  Unread bytes only ever become fewer, so no
+// thread has to be woken for them.  A call that waits looks once.  If it finds
+// some, it asks the kernel without waiting, and adds them.  Completions of
+// MSG_ZEROCOPY that the kernel does not know of are handled likewise: to a
+// waiting call they are an error.  Call these functions only if AnyUnread().
 
-// Whether poll, or `select`, would find some; and then, after it has been
-// called without a time-out, adds them to its answer.
+// PollFindsUnread says whether poll, or `select`, would find some.  If so, the
+// caller polls without a time-out, and AddUnread adds them to that answer.
 bool PollFindsUnread(const pollfd* fds, nfds_t count, bool select = false);
 int AddUnread(pollfd* fds, nfds_t count, int found);
 
-// The same for select: the sets as they were asked, for Add.
+// The form for select.  It keeps the sets as they were asked, for Add.
 class SelectUnread {
  public:
   // False: there are none.
@@ -39,11 +39,12 @@ class SelectUnread {
   int found_ = 0;
 };
 
-// Fills in what an epoll set should report of them; how many.
+// Fills in what an epoll set should report of them, and returns how many.
 int EpollFindsUnread(EpollSet* set, epoll_event* events, int capacity);
-// `more` events of the other side, the kernel's or the lanes', stand behind the
-// `found` ones: makes one of two that are of the same registration, for a
-// program may close a descriptor at its first event.  How many there are.
+// Behind the `found` events, `more` events of the other side stand, the
+// kernel's or the lanes'. If two are of one registration, this joins them,
+// since a program may close a descriptor at its first event.  Returns how many
+// remain.
 int MergeEvents(epoll_event* events, int found, int more);
 
 }  // namespace rcsock::posix

@@ -32,8 +32,8 @@ namespace {
 // The newest liburing whose submitting functions are all in preload/uring.cc.
 constexpr int kNewestKnown = 2008;
 
-// Flags under which a submission is what struct Ring says, as of
-// IORING_SETUP_NO_SQARRAY, the newest in that liburing.
+// The flags with which a submission is as struct Ring says.
+// IORING_SETUP_NO_SQARRAY is the newest in that liburing.
 constexpr unsigned kKnownFlags = (1u << 17) - 1;
 
 // IORING_OP_*, newer than the headers of Debian 12.
@@ -53,13 +53,14 @@ void Leave(int fd) {
       sock->Pin(base::Reason::kPinnedIoUring);
     }
   } else {
-    // A set of ours: what else is asked of it than POLL_ADD, the kernel cannot
-    // answer for the lanes.
+    // One of rcsock's epoll sets.  POLL_ADD can be answered.  For any other
+    // request the kernel cannot answer for the lanes.
     PinAll();
   }
 }
 
-// The ring waits for a set of ours, and for nothing that leaves its lane.
+// Whether the ring waits for a set of rcsock's, so that no stream leaves its
+// lane.
 bool SeenByRing(const io_uring_sqe& request) {
   if (request.opcode != IORING_OP_POLL_ADD ||
       (request.flags & IOSQE_FIXED_FILE) != 0) {
@@ -78,7 +79,7 @@ void Look(const io_uring_sqe& request) {
     case IORING_OP_TIMEOUT_REMOVE:
     case IORING_OP_ASYNC_CANCEL:
     case IORING_OP_POLL_REMOVE:
-    // What stands in the place of the descriptor is something else.
+    // In these, something else stands in place of the descriptor.
     case IORING_OP_PROVIDE_BUFFERS:
     case IORING_OP_REMOVE_BUFFERS:
     case IORING_OP_SETXATTR:
@@ -100,7 +101,7 @@ void Look(const io_uring_sqe& request) {
       BeforeConnect(request);
       return;
     case IORING_OP_FILES_UPDATE:
-      // An array of descriptors, which the kernel reads later.
+      // The kernel reads this array of descriptors later.
       PinAll();
       return;
     case IORING_OP_SPLICE:
@@ -130,7 +131,8 @@ void Look(const io_uring_sqe& request) {
 
 constexpr unsigned kInjectResult = 1u << 0;  // IORING_NOP_INJECT_RESULT
 
-// Whether IORING_OP_NOP completes with the result that it is given: Linux 6.10.
+// Whether IORING_OP_NOP completes with the result that it is given (Linux
+// 6.10).
 bool NopHasResult() {
   static constinit std::atomic<int> known{-1};
   int has = known.load(std::memory_order_relaxed);
@@ -146,8 +148,8 @@ bool NopHasResult() {
   return has != 0;
 }
 
-// An epoll set of rcsock's own and its only member, a pair that ADD answers
-// with EEXIST; false: none can be made.
+// An epoll set of rcsock's own and its only member.  ADD answers this pair with
+// EEXIST.  False: none can be made.
 struct Pair {
   int set = -1;
   int member = -1;
@@ -174,8 +176,8 @@ bool FindPair(Pair* found) {
   return found->set >= 0;
 }
 
-// A request that the kernel is to see in place of another one keeps in its last
-// word, which the kernel does not read, what the other one was.
+// If the kernel is to see another request, the original is kept in the last
+// word, which the kernel does not read.
 constexpr std::uint64_t kRemade = 0x7c5e;
 struct Was {
   std::uint64_t is : 16;
@@ -188,7 +190,7 @@ static_assert(kMaxFds <= 1 << 20);
 constexpr std::size_t kLastWord = 56;
 static_assert(sizeof(io_uring_sqe) == kLastWord + sizeof(Was));
 
-// These are in the ring, where a fault is the program's doing.
+// These write into the ring.  A fault there is the program's doing.
 template <class T>
 void Write(io_uring_sqe* at, std::size_t offset, T value) {
   base::TryStore(reinterpret_cast<T*>(reinterpret_cast<char*>(at) + offset),
@@ -200,20 +202,21 @@ std::uint64_t LastWord(const io_uring_sqe& request) {
               sizeof word);
   return word;
 }
-// Whether the last word says nothing to the program.
+// Whether the last word means nothing to the program. liburing may leave
+// rcsock's word there.
 bool MayChange(const io_uring_sqe& request) {
   const std::uint64_t last = LastWord(request);
   Was was;
   std::memcpy(&was, &last, sizeof was);
-  return MayBeRemade(request) || was.is == kRemade;  // (liburing may leave it.)
+  return MayBeRemade(request) || was.is == kRemade;  // liburing may leave it
 }
 void WriteOpcode(io_uring_sqe* at, std::uint8_t opcode, std::uint8_t flags) {
-  // (The first word: opcode, flags, ioprio, of which the last is 0.)
+  // The first word: opcode, flags, and ioprio, which is 0.
   Write(at, 0, static_cast<std::uint32_t>(opcode | flags << 8));
 }
 
-// The kernel is to complete `*at` with -`error`, or 0.  False: it can't be made
-// to.
+// Makes the kernel complete `*at` with -`error`, or 0.  False: it cannot be
+// made to.
 bool Answer(const io_uring_sqe& request, int error, io_uring_sqe* at) {
   const auto number = static_cast<unsigned>(request.fd);
   const auto target = static_cast<unsigned>(request.off);
@@ -233,7 +236,7 @@ bool Answer(const io_uring_sqe& request, int error, io_uring_sqe* at) {
   switch (error) {
     case EEXIST:
     case EINVAL: {
-      // (A set is refused as a member of itself.)
+      // A set is refused as a member of itself.
       Pair of;
       if (!FindPair(&of)) return false;
       const int member = error == EEXIST ? of.member : of.set;
@@ -246,7 +249,7 @@ bool Answer(const io_uring_sqe& request, int error, io_uring_sqe* at) {
     case EBADF:
     case EPERM:
     case ELOOP:
-      // It is the kernel that has said so, and will again.
+      // The kernel has said this, and will again.
       return true;
     default:
       return false;
@@ -255,15 +258,14 @@ bool Answer(const io_uring_sqe& request, int error, io_uring_sqe* at) {
   return true;
 }
 
-// Does what the request asks for, if that is about a stream or a set within a
-// set, and has `*at` answered.  `alone`: nothing that was submitted before it
-// must be done first.
+// Carries out a request about a stream, or about a set within a set, and has
+// `*at` answered.  `alone`: no earlier request has to be done first.
 bool Control(const io_uring_sqe& request, bool alone, io_uring_sqe* at) {
   const int number = request.fd;
   const int fd = static_cast<int>(request.off);
   const auto op = static_cast<int>(request.len);
   File* const file = Lookup(fd);
-  if (file == nullptr) return false;  // the kernel knows all of it
+  if (file == nullptr) return false;  // the kernel can do it alone
   if (number < 0 ||
       (op != EPOLL_CTL_ADD && op != EPOLL_CTL_MOD && op != EPOLL_CTL_DEL)) {
     return false;  // it refuses that
@@ -354,7 +356,7 @@ void Restore(io_uring_sqe* at) {
 void PairForkChild() {
   pair_latch.Reset();
   pair_latch.AssertUnshared();
-  pair = {};  // closed, as all of rcsock's
+  pair = {};  // closed, as all descriptors of rcsock
 }
 
 void PinAll() {
@@ -367,8 +369,8 @@ void AfterMaking(unsigned flags, int version) {
 
 void BeforeRegister(const int* fds, unsigned count) {
   if (Null(fds) || InBorrowedMemory()) return;
-  // The kernel answers EFAULT to an array that is not there: so it is read by
-  // it, too.
+  // For an inaccessible array the kernel reports EFAULT.  So the kernel reads
+  // it here, too.
   int some[64];
   for (unsigned from = 0; from < count;) {
     const unsigned n = std::min<unsigned>(count - from, std::size(some));
@@ -376,7 +378,7 @@ void BeforeRegister(const int* fds, unsigned count) {
     const iovec there{const_cast<int*>(fds + from), here.iov_len};
     const ssize_t got = ::process_vm_readv(::getpid(), &here, 1, &there, 1, 0);
     if (got < 0) {
-      if (errno != EFAULT) PinAll();  // a filter forbids to look
+      if (errno != EFAULT) PinAll();  // a filter forbids this read
       return;
     }
     // Up to a fault the kernel, too, takes what there is.
@@ -388,7 +390,7 @@ void BeforeRegister(const int* fds, unsigned count) {
 }
 
 void BeforeRegister(int fd, unsigned operation) {
-  // Named by its place in a table of the kernel's, the ring may be any.
+  // With a place in a table of the kernel's, the ring may be any.
   constexpr unsigned kByPlace = 1u
                                 << 31;   // IORING_REGISTER_USE_REGISTERED_RING
   constexpr unsigned kResizeRings = 33;  // IORING_REGISTER_RESIZE_RINGS
@@ -404,7 +406,7 @@ void BeforeRegister(int fd, unsigned operation) {
       Restrict(any ? -1 : fd);
       break;
     case kResizeRings:
-      // It has other memory from then on.
+      // From then on it has other memory.
       if (any) {
         BeforeClose(0, ~0u);
       } else {

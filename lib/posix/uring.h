@@ -12,16 +12,18 @@
 
 // io_uring.  Requests go into memory that the kernel reads, but only a call of
 // liburing's or io_uring_enter(2) submits them.  rcsock looks at each
-// submission first.  The streams that its requests name go to TCP for good;
-// epoll_ctl by a request is done by rcsock, and the stream stays where it is.
+// submission first.  The streams that its requests name go to TCP for good.
+// rcsock itself does an epoll_ctl by request, and that stream stays where it
+// is.
 //
-// All streams of the process go to TCP where requests cannot be seen: a ring
-// whose queue the kernel polls, or that rcsock cannot map or does not know.
+// If rcsock cannot see the requests of a ring, all streams of the process go to
+// TCP.  That is so if the kernel polls the ring's queue, and for a ring that
+// rcsock cannot map or does not know.
 namespace rcsock::posix::uring {
 
-// The beginning of liburing's struct io_uring, which its ABI has fixed since
-// version 2.0: the part that its inline functions use.
-// (tests/posix/raw_syscalls.cc compares it with the real one.)
+// The start of liburing's struct io_uring: the part that its inline functions
+// use.  Its ABI has fixed this since version 2.0.  tests/posix/raw_syscalls.cc
+// compares it with the real struct.
 struct Ring {
   unsigned* khead;
   unsigned* ktail;
@@ -47,8 +49,8 @@ struct Ring {
   int fd;
 };
 
-// Submissions of this process cannot all be seen: no stream of it may be on a
-// lane from now on.
+// Not all submissions of this process can be seen.  From now on no stream of
+// the process may be on a lane.
 void PinAll();
 
 // liburing has made a ring with `flags` (IORING_SETUP_*).
@@ -65,13 +67,13 @@ void BeforeResizing(const Ring* ring);
 // liburing restricts what the ring takes.
 void BeforeRestricting(const Ring* ring);
 
-// One call of liburing's that submits what has been filled in, from before it
-// to its end.
+// One call of liburing's that submits what has been filled in.  Lives from
+// before the call to its end.
 class LibSubmission {
  public:
-  // `submits`: the call submits them in any case.  Else it may leave them to a
-  // later one, which the program may still change: none is carried out.
-  // `waits`: it then waits for a completion.
+  // `submits`: the call submits the requests in any case.  Otherwise it may
+  // leave them to a later call, and the program may still change them; none is
+  // carried out.  `waits`: the call then waits for a completion.
   explicit LibSubmission(const Ring* ring, bool submits = true,
                          bool waits = false);
   ~LibSubmission();
@@ -84,35 +86,34 @@ class LibSubmission {
   unsigned tail_ = 0;
 };
 
-// Whether rcsock holds requests of the ring: then LibAwait waits for them.
+// Whether rcsock holds requests of the ring.  LibAwait waits for these.
 bool LibHolds(const Ring* ring);
-// Waits until `count` completions are there.  0: the call of liburing's that
-// waits for them may be made.  -ETIME, or -EINTR.
+// Waits until `count` completions are there.  Returns 0 if the call of
+// liburing's that waits for them may be made, else -ETIME or -EINTR.
 int LibAwait(const Ring* ring, unsigned count, const timespec* timeout,
              const sigset_t* mask);
 
-// `count` descriptors are about to be registered: requests may name them by
-// their place from then on.
+// `count` descriptors are about to be registered.  From then on requests may
+// name them by their place.
 void BeforeRegister(const int* fds, unsigned count);
-// io_uring_register(2) is about to do this operation (IORING_REGISTER_*) with
+// io_uring_register(2) is about to do this operation (IORING_REGISTER_*) on
 // ring `fd`.
 void BeforeRegister(int fd, unsigned operation);
 
 // io_uring_register(2) is about to do this operation with `argument`.  True: it
-// asked to cancel a request that rcsock held, and has been done.
+// asked to cancel a request that rcsock held, and rcsock has done so.
 bool CancelsByRegister(int fd, unsigned operation, const void* argument);
 
 // --- Rings that the program makes and fills by itself (uring_rings.cc).
 
-// io_uring_setup(2) has made ring `fd`; the kernel has filled in `parameters`
-// (struct io_uring_params).  rcsock maps the ring's queue, to see what is
-// submitted.
+// io_uring_setup(2) has made ring `fd`, and filled in `parameters` (struct
+// io_uring_params).  rcsock maps the ring's queue, to see what is submitted.
 void AfterSetup(int fd, const void* parameters);
 
 struct KnownRing;
 
 // One io_uring_enter(2) of the program, from before the call to its end.  The
-// kernel is asked with count() and flags(): it then takes no request that the
+// kernel is asked with count() and flags(), so it takes no request that the
 // constructor has not seen.
 class Submission {
  public:
@@ -149,8 +150,8 @@ class Submission {
   KnownRing* ring_ = nullptr;  // null: nothing was looked at
   unsigned count_;
   unsigned flags_;
-  std::uint64_t serial_ = 0;  // the ring's
-  unsigned head_ = 0;         // of the queue, before
+  std::uint64_t serial_ = 0;  // of the ring
+  unsigned head_ = 0;         // of the queue, before the call
   unsigned turn_ = 0;
   bool remade_ = false;
   int fd_;
@@ -162,7 +163,7 @@ class Submission {
   static long TimedOut();
 };
 
-// How many rings are mapped.
+// How many rings are mapped, plus how many hold requests.
 extern constinit std::atomic<int> known_rings;
 void ForgetRings(unsigned first, unsigned last);
 // These numbers are about to be closed, or to name something else.  rcsock's

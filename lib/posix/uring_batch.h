@@ -5,7 +5,7 @@
 
 namespace rcsock::posix::uring {
 
-// IORING_SETUP_*, of which some are newer than the headers of Debian 12.
+// IORING_SETUP_*. Some are newer than the headers of Debian 12.
 constexpr unsigned kIoPoll = 1u << 0;
 constexpr unsigned kSqPoll = 1u << 1;
 constexpr unsigned kSqe128 = 1u << 10;
@@ -18,22 +18,23 @@ class Batch {
  public:
   // `carries`: the ring whose requests rcsock may complete, or -1.
   // `refuses_control`: the kernel refuses IORING_OP_EPOLL_CTL on this ring.
-  // `restricted`: it may refuse others than those that the program uses.
+  // `restricted`: the kernel may refuse requests other than the program's.
   Batch(int carries, bool refuses_control, bool restricted)
       : carries_(carries),
         refuses_control_(refuses_control),
         restricted_(restricted) {}
-  // Looks at a request: `request` is a copy of `*at`, which is in memory that
+  // Looks at a request.  `request` is a copy of `*at`, which is in memory that
   // the program may change.  Returns whether `*at` has become another request,
   // until Restore().
   bool See(const io_uring_sqe& request, io_uring_sqe* at);
 
-  // Before all of See, with the flags of each request.
+  // Called before the first See, with the flags of each request.
   void Foresee(std::uint8_t flags) {
     if ((flags & IOSQE_IO_DRAIN) != 0) drains_ = true;
   }
 
-  // A request has waited for all that were before it, and others may for it.
+  // A request has waited for all requests before it, and others may wait for
+  // it.
   bool drained = false;
   // The thread waits next, and the batch has one request.
   bool patient = false;
@@ -50,24 +51,24 @@ class Batch {
   const int carries_;
   const bool refuses_control_;
   const bool restricted_;
-  bool linked_ = false;  // the request before wants to be done first
+  bool linked_ = false;  // the request before must be done first
   bool closes_ = false;  // a request before closes a number
-  bool drains_ = false;  // one of this batch is drained
-  // Of the chain of links that the next request may go on with: rcsock has
-  // done all of it; and the last one has failed.
+  bool drains_ = false;  // a request of this batch has IOSQE_IO_DRAIN
+  // The chain of links that the next request may continue: whether rcsock has
+  // done every request, and whether the last has failed.
   bool chain_done_ = true;
   bool chain_failed_ = false;
 };
 
-// Whether the last word of a request says nothing to the program.
+// Whether the last word of a request means nothing to the program.
 bool MayBeRemade(const io_uring_sqe& request);
 // The kernel is to complete `*at` with `result`, or not at all (`silent`).
 void Replace(const io_uring_sqe& request, int result, bool silent,
              io_uring_sqe* at);
-// If Replace has changed `*at`: it is again what it was.
+// Undoes Replace, and returns whether Replace had changed `*at`.
 bool RestoreReplaced(const io_uring_sqe& request, io_uring_sqe* at);
 
-// The kernel has taken `*at`: it is what it was before Batch::See.
+// The kernel has taken `*at`.  Makes it what it was before Batch::See.
 void Restore(io_uring_sqe* at);
 
 // Ring `fd` (-1: any) takes only some requests from now on.

@@ -84,7 +84,7 @@ const Abilities& Able() {
   return able;
 }
 
-// `*at` is done: the kernel completes it with `result`, or rcsock does.
+// `*at` is done.  The kernel completes it with `result`, or rcsock does.
 void Finish(const io_uring_sqe& request, int ring, int result,
             std::uint32_t flags, io_uring_sqe* at) {
   const bool linked = (request.flags & kLinks) != 0;
@@ -99,8 +99,8 @@ void Finish(const io_uring_sqe& request, int ring, int result,
   Replace(request, 0, true, at);
 }
 
-// The thread is about to wait for this request alone: a lane's bytes that come
-// within some microseconds cost no completion of rcsock's own.
+// The thread is about to wait for this request alone.  If the lane's bytes come
+// within some microseconds, rcsock posts no completion of its own.
 void LookAWhile(const Request& request) {
   constexpr std::uint64_t kLookNs = 20'000;
   constexpr unsigned kSeldom = 32;  // looks behind misses in a row
@@ -235,7 +235,7 @@ Batch::Seen Batch::CarryOut(const io_uring_sqe& request, io_uring_sqe* at) {
     case Fate::kDone:
       break;
   }
-  // (A hard link goes on.)
+  // A hard link goes on.
   chain_failed_ =
       verdict.result < 0 && (request.flags & IOSQE_IO_HARDLINK) == 0;
   Finish(request, carries_, verdict.result, verdict.flags, at);

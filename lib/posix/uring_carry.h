@@ -4,7 +4,7 @@
 namespace rcsock::posix::uring {
 
 // Whether rcsock may complete requests of a ring that was made with these
-// IORING_SETUP_*.
+// IORING_SETUP_* flags.
 bool MayCarry(unsigned flags);
 
 }  // namespace rcsock::posix::uring

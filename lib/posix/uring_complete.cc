@@ -96,7 +96,8 @@ void Submit(unsigned tail) RC_REQUIRES(private_latch) {
   }
 }
 
-// Forgets the private completions: each is a failure.  Returns the last one.
+// Discards the private completions, each of which is a failure.  Returns the
+// last.
 io_uring_cqe Drain() RC_REQUIRES(private_latch) {
   io_uring_cqe last{};
   std::atomic_ref head(own.At(own.of.cq_off.head));
@@ -120,7 +121,7 @@ void Fill(io_uring_sqe* request, const Completion& completion, bool flags) {
   }
 }
 
-// Sends the private ring a completion, to see what comes.
+// Sends a completion to the private ring, and checks what arrives.
 bool Try(std::int32_t result, std::uint32_t flags) RC_REQUIRES(private_latch) {
   const unsigned tail = own.At(own.of.sq_off.tail);
   constexpr std::uint64_t kData = 0x7c5e;

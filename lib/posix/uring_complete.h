@@ -8,7 +8,7 @@
 // The kernel alone writes a ring's completion queue, and keeps its tail to
 // itself.  So rcsock asks the kernel: a private ring submits
 // IORING_OP_MSG_RING, which posts a completion of any content to another ring.
-// It wakes who waits there, as every completion does.
+// As every completion, it wakes the threads that wait there.
 //
 // Any thread may call these functions.
 namespace rcsock::posix::uring {
@@ -23,7 +23,7 @@ struct Completion {
 // What this kernel can do.  The first call makes the private ring, and tries.
 struct Abilities {
   bool posts = false;   // Complete works: Linux 5.18
-  bool flags = false;   // ... and delivers flags: Linux 6.3
+  bool flags = false;   // Complete delivers flags: Linux 6.3
   bool inject = false;  // IORING_OP_NOP has a result: Linux 6.10
 };
 Abilities KernelAbilities();
@@ -31,7 +31,7 @@ Abilities KernelAbilities();
 // Posts `count` completions, in this order.  A ring that is gone gets none.
 void Complete(const Completion* completions, int count);
 
-// In the child of fork: the parent's private ring is not the child's.
+// In the child of fork.  The parent's private ring is not the child's.
 void CompleteForkChild();
 
 }  // namespace rcsock::posix::uring

@@ -81,12 +81,13 @@ bool MakeSet(HeldRing* ring) RC_REQUIRES(held_latch) {
   }
   Bind(fd, set);
   ring->set = fd;
-  // Edges: a thread that waits for more completions looks at each change once.
+  // Edges, so that a thread that waits for more completions looks at each
+  // change once.
   epoll_event event{.events = EPOLLIN | EPOLLET, .data = {.u64 = kRingItself}};
   return ::syscall(SYS_epoll_ctl, fd, EPOLL_CTL_ADD, ring->fd, &event) == 0;
 }
 
-// The ring, made if need be; null: it cannot be served.
+// Finds or makes the ring.  Null: it cannot be served.
 HeldRing* FindOrMake(int fd) RC_REQUIRES(held_latch) {
   if (HeldRing* const ring = Find(fd)) return ring;
   for (HeldRing& ring : held_rings) {
@@ -107,7 +108,7 @@ HeldRing* FindOrMake(int fd) RC_REQUIRES(held_latch) {
   return nullptr;
 }
 
-// The set tells of the stream once more, if it is ready.
+// If the stream is ready, the set reports it once more.
 bool Arm(HeldRing* ring, int fd) RC_REQUIRES(held_latch) {
   std::uint32_t events = EPOLLONESHOT;
   for (const Held* h = *BucketOf(ring, fd); h != nullptr; h = h->next) {
@@ -147,7 +148,7 @@ struct Posts {
   }
 };
 
-// Numbers of rcsock's own whose last request has gone; to be closed without the
+// Numbers of rcsock's own without a request.  They are closed without the
 // latch.
 struct Closing {
   int count = 0;
@@ -171,8 +172,8 @@ void Unhold(HeldRing* ring, Held** at, Closing* closing)
   }
 }
 
-// Tries all requests of the stream.  A request that waits
-// keeps those behind it waiting that move bytes in its direction.
+// Tries all requests of the stream.  A request that has to wait holds up the
+// later ones that move bytes in its direction.
 void Retry(HeldRing* ring, int fd, Posts* posts, Closing* closing)
     RC_REQUIRES(held_latch) {
   bool reads_wait = false;
@@ -221,8 +222,8 @@ bool Matches(const Match& match, const Held& held) {
 
 namespace {
 
-// What ends a stream, or a direction of it, never waits.  Without the latch:
-// a held request may keep the stream by another number.
+// A request that ends a stream, or a direction, never waits.  It runs without
+// the latch.  A held request may keep the stream by another number.
 Verdict End(Request request) {
   const int saved = errno;
   Verdict verdict;
@@ -235,8 +236,7 @@ Verdict End(Request request) {
   return verdict;
 }
 
-// Whether a held request moves bytes of this stream in this
-// direction.
+// Whether a held request moves bytes of this stream in this direction.
 bool Behind(HeldRing* ring, const Request& request) RC_REQUIRES(held_latch) {
   if (ring == nullptr || IsPoll(request)) return false;
   for (const Held* h = *BucketOf(ring, request.fd); h != nullptr; h = h->next) {
@@ -286,7 +286,7 @@ Verdict Carry(int ring_fd, Request request, std::uint64_t data, bool quiet,
     bool waits = Behind(ring, request);
     Sock* const sock = waits ? LookupSock(request.fd) : Carried(request.fd);
     if (sock != nullptr) {
-      // Those before it have their turn.
+      // Earlier requests have their turn.
       if (waits) {
         Retry(ring, request.fd, &posts, &closing);
         posts.Post();
@@ -303,7 +303,7 @@ Verdict Carry(int ring_fd, Request request, std::uint64_t data, bool quiet,
                                             .data = data})) {
         verdict.fate = Fate::kHeld;
       } else if (request.done > 0) {
-        // Part of it is done, which is its result.
+        // A part is done, which is the result.
         verdict = {Fate::kDone, static_cast<int>(request.done), 0};
       }
     }
@@ -509,7 +509,7 @@ Held* TakeAll(HeldRing* ring, int fd) RC_REQUIRES(held_latch) {
   return all;
 }
 
-// Another number of the stream, rcsock's own; -1: none.
+// Another number of the stream, for rcsock alone; -1: none.
 int OwnNumber(int fd) RC_REQUIRES(held_latch) {
   HeldNumber number(fd);
   const int copy = base::CopyHigh(fd);
@@ -543,8 +543,8 @@ void Keep(HeldRing* ring, int fd) RC_REQUIRES(held_latch) {
   Arm(ring, copy);
 }
 
-// A number in [first, last] that a held request has and the
-// program may close; -1: none.
+// A number in [first, last] that a held request has and that the program may
+// close; -1: none.
 int NumberWithin(const HeldRing& ring, unsigned first, unsigned last)
     RC_REQUIRES(held_latch) {
   for (const Held* bucket : ring.bucket) {

@@ -11,11 +11,11 @@
 
 // Requests that wait for their streams, and that rcsock completes.
 //
-// The kernel has seen a request that does nothing in the place of each.  A
-// ring with held requests has an epoll set of rcsock's own, whose members are
-// their streams and the ring.  The thread of the program that waits for
-// completions waits in that set and completes what has become ready.  While no
-// thread waits so, a helper thread does it.
+// In place of each, the kernel has seen a request that does nothing.  A ring
+// with held requests has an epoll set of rcsock's own, whose members are the
+// requests' streams and the ring.  A thread of the program that waits for
+// completions waits in that set, and completes what has become ready.  While no
+// thread waits so, a helper thread does this.
 namespace rcsock::posix::uring {
 
 // A ring of the program, as a waiting thread sees it.
@@ -36,8 +36,8 @@ struct Verdict {
   std::uint32_t flags = 0;
 };
 
-// Carries out `request`, or holds it if `may_hold`; a request of `ring` whose
-// completion has `data`.  `quiet`: a success has no completion.
+// Carries out `request` of `ring`, or holds it if `may_hold`.  Its completion
+// has `data`.  `quiet`: a success has no completion.
 Verdict Carry(int ring, Request request, std::uint64_t data, bool quiet,
               bool may_hold);
 
@@ -50,12 +50,12 @@ struct Match {
   int fd = -1;
   std::uint64_t data = 0;
 };
-// Cancels held requests of `ring`; returns how many.  Their completions come
-// with the next call of PostCancelled.
+// Cancels held requests of `ring`, and returns how many.  The next
+// PostCancelled posts their completions.
 int CancelHeld(int ring, const Match& match);
 void PostCancelled(int ring);
 
-// Replaces what a held poll waits for, or its data.  Returns whether there is
+// Changes what a held poll waits for, or its data.  Returns whether there is
 // such a poll.
 bool UpdatePoll(int ring, const io_uring_sqe& request);
 
@@ -79,7 +79,7 @@ void DropHeldRing(int ring);
 void DropHeldRings(unsigned first, unsigned last);
 // The program is about to close the ring's number, and goes on using the ring.
 void KeepHeldRing(int ring);
-// These numbers are about to be closed or to name something else.  Streams of
+// These numbers are about to be closed, or to name something else.  Streams of
 // held requests go on by numbers of rcsock's own.
 void KeepHeldStreams(unsigned first, unsigned last);
 
@@ -89,14 +89,14 @@ int HelperThreads();
 // Rings that hold requests.
 int HeldRings();
 
-// A filter of system calls is about to forbid what rcsock does: all held
+// A filter of system calls is about to forbid what rcsock does.  All held
 // requests complete with ECANCELED, and the helper threads end.
 void EndHolding();
 
 // Around fork.
 void HeldForkLock();
 void HeldForkUnlock(bool child);
-// In the child, without the latch: it has none of this.
+// In the child, without the latch.  The child has no held requests.
 void HeldForkChild();
 
 }  // namespace rcsock::posix::uring

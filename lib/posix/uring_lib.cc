@@ -20,8 +20,8 @@
 namespace rcsock::posix::uring {
 namespace {
 
-// Rings that are restricted, by their numbers.  Beyond them every ring counts
-// as restricted that may be.
+// Restricted rings, by their numbers.  Beyond kMostNumbers, every ring that may
+// be restricted counts as restricted.
 constexpr unsigned kMostNumbers = 4096;
 constinit std::atomic<std::uint64_t> restricted[kMostNumbers / 64] = {};
 
@@ -117,7 +117,7 @@ LibSubmission::~LibSubmission() {
   const int saved = errno;
   unsigned taken = 0;
   if (base::TryLoad(ring_->khead, &taken)) {
-    // (The kernel may not have taken all that was before.)
+    // The kernel may not have taken all earlier requests.
     const auto count = static_cast<int>(std::min(taken, tail_) - head_);
     for (int i = 0; i < count; ++i) {
       Restore(At(ring_, head_ + static_cast<unsigned>(i)));
@@ -132,7 +132,7 @@ bool CancelsByRegister(int fd, unsigned operation, const void* argument) {
   constexpr unsigned kAll = 1u << 0;    // IORING_ASYNC_CANCEL_*
   constexpr unsigned kFd = 1u << 1;
   constexpr unsigned kAny = 1u << 2;
-  // How struct io_uring_sync_cancel_reg begins.
+  // The start of struct io_uring_sync_cancel_reg.
   struct {
     std::uint64_t data;
     std::int32_t fd;

@@ -51,7 +51,7 @@ bool ReadMessage(const io_uring_sqe& from, bool sends, Request* request) {
       from.addr2 != 0) {
     return false;
   }
-  // A short one ends a chain of requests.
+  // A short transfer ends a chain of requests.
   if ((flags & MSG_WAITALL) != 0 &&
       (Linked(from) || (flags & (MSG_PEEK | MSG_TRUNC)) != 0 ||
        from.opcode == IORING_OP_SENDMSG || from.opcode == IORING_OP_RECVMSG)) {
@@ -77,7 +77,7 @@ bool ReadPoll(const io_uring_sqe& from, Request* request) {
   return true;
 }
 
-// What the call says: bytes, or -errno.
+// The result of a call: bytes, or -errno.
 int Result(ssize_t n) { return n >= 0 ? static_cast<int>(n) : -errno; }
 
 int Receive(const Request& request, std::uint32_t flags) {
@@ -93,7 +93,7 @@ int Send(const Request& request, std::uint32_t flags) {
       static_cast<int>(flags | MSG_DONTWAIT), nullptr, 0));
 }
 
-// By parts, if it wants all.
+// Runs `part` until all is done, if the request wants all.
 template <class Part>
 int Whole(Request* request, Part&& part) {
   const bool all = (request->flags & MSG_WAITALL) != 0;
@@ -132,7 +132,7 @@ int Poll(const Request& request) {
   return n < 0 ? -errno : static_cast<std::uint16_t>(one.revents);
 }
 
-// Whether a connection of TCP has moved bytes that nobody has counted.
+// Whether a connection of TCP has moved bytes that rcsock has not counted.
 bool HasMoved(int fd) {
   struct tcp_info info {};
   int unread = 0;
@@ -145,8 +145,8 @@ bool HasMoved(int fd) {
          info.tcpi_bytes_received > static_cast<unsigned>(unread) + 2;
 }
 
-// What the kernel tells of a socket behind bytes that it has given: there are
-// more, or the end.
+// Whether more bytes, or the end, follow what the kernel has given.  The kernel
+// reports this of a socket.
 bool MoreFollows(int fd, int result) {
   int left = 0;
   if (result == 0) return true;
@@ -158,7 +158,7 @@ bool MoreFollows(int fd, int result) {
 
 constinit std::atomic<bool> accepts{false};
 
-// The descriptor names a socket of TCP that is connected.
+// `fd` names a connected socket of TCP.
 Sock* NewSock(int fd, stream::Role role) {
   const long status = ::syscall(SYS_fcntl, fd, F_GETFL);
   if (status < 0) return nullptr;
@@ -184,7 +184,7 @@ bool Read(const io_uring_sqe& from, Request* request) {
     case IORING_OP_RECVMSG:
       return from.len <= 1 && ReadMessage(from, false, request);
     case IORING_OP_SENDMSG: {
-      // What it passes on beside the bytes is the kernel's business.
+      // Control data and names are the kernel's business.
       msghdr copy;
       const auto* const message = reinterpret_cast<const msghdr*>(from.addr);
       BeforeLooking();

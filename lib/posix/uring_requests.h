@@ -13,7 +13,8 @@ class Sock;
 // calls that a program would make.
 namespace rcsock::posix::uring {
 
-// One request.  Plain data: the submission's memory is the program's again.
+// One request.  It is plain data, since the submission's memory is the
+// program's again.
 struct Request {
   std::uint8_t opcode = 0;
   int fd = -1;
@@ -24,24 +25,24 @@ struct Request {
 };
 
 // Whether rcsock can carry out the request as the kernel would.  Sets
-// `*request`.  The request is not looked at further: its stream may be any.
+// `*request`.  Its stream is not looked at, and may be any.
 bool Read(const io_uring_sqe& from, Request* request);
 
 // Carries out the request without waiting.  Returns the result that its
 // completion has, or -EAGAIN if it has to wait.  Sets the completion's flags.
 int Attempt(Request* request, std::uint32_t* flags);
 
-// It does not wait, but completes with EAGAIN (MSG_DONTWAIT).
+// Whether the request completes with EAGAIN instead of waiting (MSG_DONTWAIT).
 bool NeverWaits(const Request& request);
 
 // EPOLL* for which the request waits.
 std::uint32_t Awaits(const Request& request);
 
 // The stream that `fd` names, if its requests are worth carrying out: it is on
-// a lane, or may get one.  Null: they are the kernel's.
+// a lane, or may get a lane.  Null: they are the kernel's.
 Sock* Carried(int fd);
 
-// The kernel connects this stream, by a request.
+// The kernel is about to connect this stream by a request.
 void BeforeConnect(const io_uring_sqe& request);
 // The kernel accepts connections by a request.  Their descriptors are found
 // when requests name them.

@@ -27,27 +27,27 @@
 
 namespace rcsock::posix::uring {
 
-// What names the file behind a number.  (On Linux 5.12 and later each ring has
-// an inode of its own.)
+// Identifies the file behind a number.  On Linux 5.12 and later each ring has
+// an inode of its own.
 struct Identity {
   dev_t device = 0;
   ino_t inode = 0;
   bool operator==(const Identity&) const = default;
 };
 
-// A ring that is mapped.  rings_latch guards it, but for the mapping and its
-// measures, which do not change while the ring is known or has users.
+// A ring that is mapped.  rings_latch guards it, except the mapping and its
+// measures.  These do not change while the ring is known or has users.
 struct KnownRing {
-  int fd = -1;               // -1: not known (any more)
+  int fd = -1;               // -1: not known, or not any more
   int users = 0;             // threads that read the mapping
   std::uint64_t serial = 0;  // no other ring has it
   Identity identity;
   bool poll = false;        // IORING_SETUP_IOPOLL
   bool restricted = false;  // IORING_REGISTER_RESTRICTIONS
-  bool drained = false;     // a request has been submitted with IOSQE_IO_DRAIN
-  bool carries = false;     // rcsock may complete requests of it
+  bool drained = false;     // a request with IOSQE_IO_DRAIN has been submitted
+  bool carries = false;     // rcsock may complete its requests
 
-  // The mapping.  What is read there the program may have changed: the sizes
+  // The mapping.  The program may have changed what is read there.  The sizes
   // here are the kernel's.
   void* queue = nullptr;
   std::size_t queue_size = 0;
@@ -59,10 +59,10 @@ struct KnownRing {
   unsigned array_at = 0;  // 0: there is none
   unsigned cq_head_at = 0;
   unsigned cq_tail_at = 0;
-  unsigned shift = 0;  // requests of twice the size
+  unsigned shift = 0;  // 1: requests of twice the size
 
-  // A thread has looked at what it submits.  The kernel has taken all of that
-  // when the head is `end`.
+  // A thread has looked at what it submits.  When the head is `end`, the kernel
+  // has taken all of that.
   bool busy = false;
   bool looking = false;  // `end` is not known yet
   unsigned turn = 0;
@@ -73,7 +73,7 @@ struct KnownRing {
         reinterpret_cast<const unsigned*>(static_cast<const char*>(queue) + at),
         to);
   }
-  // Null: the kernel drops what stands there.
+  // Null: the kernel drops this position.
   io_uring_sqe* Request(unsigned position) const {
     unsigned index = position & (entries - 1);
     if (array_at != 0 &&
@@ -91,7 +91,7 @@ namespace {
 
 constexpr int kMostRings = 256;
 constexpr unsigned kMostEntries = 32768;  // IORING_MAX_ENTRIES
-// All of liburing 2.8's but those under which rcsock cannot see the queue.
+// All flags of liburing 2.8 but those under which rcsock cannot see the queue.
 constexpr unsigned kSeenFlags =
     ((1u << 17) - 1) & ~(kSqPoll | kNoMmap | kRegisteredFdOnly);
 constexpr unsigned kByPlace = 1u << 4;    // IORING_ENTER_REGISTERED_RING
@@ -99,7 +99,7 @@ constexpr unsigned kGetEvents = 1u << 0;  // IORING_ENTER_GETEVENTS
 
 constinit base::Latch rings_latch;
 constinit KnownRing rings[kMostRings];
-// None is known beyond.
+// No ring is known from here on.
 constinit int rings_top RC_GUARDED_BY(rings_latch) = 0;
 constinit std::uint64_t last_serial RC_GUARDED_BY(rings_latch) = 0;
 
@@ -146,7 +146,7 @@ KnownRing* Find(int fd) RC_REQUIRES(rings_latch) {
   return nullptr;
 }
 
-// The last one that needs the mapping takes it along.
+// The last user takes the mapping along.
 [[nodiscard]] KnownRing TakeIfLast(KnownRing* ring) RC_REQUIRES(rings_latch) {
   if (ring->users != 0 || ring->fd >= 0) return {};
   const KnownRing last = *ring;
@@ -165,7 +165,8 @@ KnownRing* Find(int fd) RC_REQUIRES(rings_latch) {
   return TakeIfLast(ring);
 }
 
-// What the kernel says of a ring, or nothing that it could say: false.
+// Takes the measures that the kernel reports of a ring.  False: the kernel
+// cannot have reported this.
 bool Measure(const io_uring_params& kernels, KnownRing* ring) {
   constexpr unsigned kMostOffset = 1 << 20;
   const unsigned entries = kernels.sq_entries;
@@ -202,11 +203,11 @@ void AfterSetup(int fd, const void* parameters) {
   if (InBorrowedMemory()) return;
   const int saved = errno;
   Evict(fd);
-  BeforeClose(fd);  // whatever had the number was closed past rcsock
+  BeforeClose(fd);  // the number's last owner was closed past rcsock
   io_uring_params kernels;
   KnownRing ring;
   if (ProcessPinned() == base::Reason::kSandboxed) {
-    // Nothing will be on a lane, and the filter may not know these calls.
+    // No stream will be on a lane, and the filter may not know these calls.
   } else if (!base::TryGet(&kernels, parameters, sizeof kernels) ||
              (kernels.flags & ~kSeenFlags) != 0 || !Measure(kernels, &ring)) {
     PinAll();
@@ -229,7 +230,7 @@ void AfterSetup(int fd, const void* parameters) {
     } else {
       PinAll();
     }
-    // (A ring that finds no room is one that is not known.)
+    // A ring that finds no room stays unknown.
     if (!known) Unmap(ring);
   }
   errno = saved;
@@ -311,7 +312,7 @@ int Submission::Wait(unsigned count, const void* argument,
       timeout = &limit;
     }
   }
-  // Flags beyond: the time is another one, and the helper thread serves.
+  // With other flags, the time means something else.  The helper thread serves.
   constexpr unsigned kTimes = IORING_ENTER_GETEVENTS | IORING_ENTER_EXT_ARG;
   if ((flags_ & ~kTimes) != 0) return 0;
   sigset_t signals;
@@ -355,8 +356,8 @@ Submission::Submission(int fd, unsigned count, unsigned flags)
     return;
   }
   const int saved = errno;
-  // This thread waits for another one that submits to the ring, but not for
-  // long: it may be in a handler that has interrupted that one.
+  // If another thread is submitting to the ring, this thread waits, but not for
+  // long.  It may be in a handler that has interrupted the other submission.
   constexpr int kTurns = 16;
   base::Backoff backoff;
   Identity identity;
@@ -397,7 +398,7 @@ Submission::Submission(int fd, unsigned count, unsigned flags)
   unsigned tail = head_;
   ring_->Load(ring_->tail_at, &tail);
   count_ = std::min({count, tail - head_, ring_->entries});
-  // The kernel does not wait where it gets less than it was told.
+  // The kernel does not wait if it gets fewer requests than it was told.
   if (count_ < count) flags_ &= ~kGetEvents;
   Batch batch(ring_->carries ? fd : -1, ring_->poll, ring_->restricted);
   batch.drained = ring_->drained;
@@ -415,7 +416,7 @@ Submission::Submission(int fd, unsigned count, unsigned flags)
       continue;
     remade_ |= batch.See(request, at);
   }
-  // A handler may jump out of the kernel's wait: the thread holds nothing
+  // A handler may jump out of the kernel's wait.  So the thread holds nothing
   // there.
   KnownRing gone;
   {
@@ -441,7 +442,7 @@ Submission::~Submission() {
   bool mine;
   {
     const Latched held;
-    // (Not if the ring was closed meanwhile.)
+    // Not if the ring was closed meanwhile.
     mine = ring_->serial == serial_ && ring_->fd >= 0 && ring_->turn == turn_;
     if (mine) {
       // No other thread has looked at a request since, nor does until the end.

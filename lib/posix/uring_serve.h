@@ -31,18 +31,19 @@ struct HeldQueue {
   Held** last = &first;
 };
 
-// It comes before every latch of a stream or a set.
+// Precedes every latch of a stream or a set (I-LATCH-2).
 inline constinit base::Latch held_latch;
 
 struct HeldRing {
   static constexpr unsigned kBuckets = 256;
 
-  // -1: free.  Written with held_latch; who looks without it looks again.
+  // -1: free.  Written with held_latch.  A thread that looks without it looks
+  // again with it.
   int fd = -1;
   // The epoll set.  Written with held_latch, or by a helper that ends.
   int set = -1;
   std::uint32_t serial RC_GUARDED_BY(held_latch) = 0;
-  // By the number of the stream, in the order of coming.
+  // In buckets by the stream's number, in order of arrival.
   Held* bucket[kBuckets] RC_GUARDED_BY(held_latch) = {};
   Held* cancelled RC_GUARDED_BY(held_latch) = nullptr;
   std::atomic<int> count{0};
@@ -66,9 +67,9 @@ constexpr int kMostEvents = 32;
 int Serve(HeldRing* ring, std::uint32_t serial, const epoll_event* events,
           int count);
 
-// A thread of the program that waits in a ring's set, while this lives.
-// Cancellation ends it too.  A signal handler that jumps away leaves it: then
-// the thread's next wait takes its place.
+// A thread of the program waits in a ring's set while this lives.  Cancellation
+// ends it, too.  If a signal handler jumps out, it stays, and the thread's next
+// wait takes its place.
 class Serving {
  public:
   explicit Serving(int fd);
@@ -89,7 +90,7 @@ class Serving {
 // Wakes the helper thread from its deep sleep.
 void WakeHelper(HeldRing* ring);
 bool StartHelper(HeldRing* ring) RC_REQUIRES(held_latch);
-// The helper thread of a ring that is gone ends.
+// Frees a ring that is gone.  Its helper thread calls this at its end.
 void FreeRing(HeldRing* ring);
 
 }  // namespace rcsock::posix::uring

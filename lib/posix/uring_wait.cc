@@ -36,7 +36,7 @@ unsigned Ready(const RingView& ring) {
   return tail - head;
 }
 
-// The kernel does what it has put off until somebody waits.
+// Has the kernel do what it puts off until a thread waits.
 void Flush(int ring) {
   ::syscall(SYS_io_uring_enter, ring, 0, 0, IORING_ENTER_GETEVENTS, nullptr, 0);
 }
@@ -47,7 +47,7 @@ constinit std::atomic<int> helpers{0};
 
 // A nap, while threads of the program wait by themselves.
 constexpr std::uint64_t kNapNs = 2'000'000;
-// After so many naps in which nothing has changed it sleeps until it is woken.
+// After so many naps without a change it sleeps until it is woken.
 constexpr int kNaps = 200;
 // How long it waits before it looks whether the ring is gone.
 constexpr int kServeMs = 50;
@@ -70,9 +70,9 @@ void SleepHelper(HeldRing* ring, bool deep) {
   ring->deep.store(false, std::memory_order_seq_cst);
 }
 
-// The helper may have taken the edge of the ring's completions, which the
-// thread that waits beside it needs.  (A thread that comes later looks at the
-// ring after it has become the server.)
+// The helper may have taken the edge of the ring's completions that a waiting
+// thread needs.  A thread that comes later becomes the server first, and looks
+// at the ring then.
 void PassOn(HeldRing* ring, std::uint32_t serial) {
   std::atomic_thread_fence(std::memory_order_seq_cst);
   if (ring->server.load(std::memory_order_seq_cst) == nullptr) return;
@@ -160,14 +160,15 @@ bool StartHelper(HeldRing* ring) {
 
 Waited Await(const RingView& ring, unsigned count, const timespec* timeout,
              const sigset_t* mask) {
-  // (In a sandbox the kernel's wait may be the only one: the helper serves.)
+  // In a sandbox only the kernel's wait may be allowed.  The helper serves
+  // then.
   if (Ready(ring) >= count || ProcessPinned() == base::Reason::kSandboxed) {
     return Waited::kEnough;
   }
   const Serving serving(ring.fd);
   HeldRing* const held = serving.ring();
   if (held == nullptr) return Waited::kEnough;
-  // What the helper thread has taken the edge of before this one was known.
+  // The helper may have taken an edge before it knew this thread.
   std::atomic_thread_fence(std::memory_order_seq_cst);
   if (Ready(ring) >= count) return Waited::kEnough;
   const int saved = errno;

@@ -14,14 +14,14 @@
 // else.
 namespace rcsock::posix {
 
-// Null, what lies beside it, or the kernel's half: what no program can have
-// mapped.  (The kernel says EFAULT for any bad address; with any other one the
-// program ends here, as it does in memcpy, but for what is read and written by
-// base/guard.h.)
+// Whether no program can have mapped the address: null, what lies beside it, or
+// the kernel's half.  The kernel answers EFAULT for any bad address.  For other
+// bad addresses the program ends here, as in memcpy, unless base/guard.h does
+// the access.
 inline bool Null(const void* pointer) {
   return reinterpret_cast<std::intptr_t>(pointer) < 4096;
 }
-// The same of an argument that may be left out.
+// Null() for an argument that may be left out.
 inline bool Astray(const void* pointer) {
   return pointer != nullptr && Null(pointer);
 }
@@ -35,15 +35,15 @@ inline bool Null(const iovec* iov, int count) {
   return false;
 }
 
-// What sendto reads of a name that means nothing to TCP.  False: the kernel
+// Reads a name as sendto does; it means nothing to TCP.  False: the kernel
 // refuses it.
 inline bool MayName(const sockaddr* name, socklen_t length) {
   return name == nullptr || length == 0 ||
          (length <= sizeof(sockaddr_storage) && !Null(name) &&
           base::Readable(name, length));
 }
-// The length of the name that TCP has for who has sent it, none, told as the
-// kernel tells it: when the bytes are taken.  0, or -1 with errno.
+// Stores the length of a sender's name on TCP, which is 0, as the kernel does:
+// when the bytes are taken.  Returns 0, or -1 with errno.
 inline int TellNoName(socklen_t* length) {
   socklen_t room;
   int error = EFAULT;
@@ -58,9 +58,9 @@ inline int TellNoName(socklen_t* length) {
   return -1;
 }
 
-// What SO_RCVTIMEO or SO_SNDTIMEO says, in nanoseconds; 0: no limit, which a
-// time that a clock's would overflow with is as well.  Less than none is, as
-// the kernel has it, no wait at all.
+// SO_RCVTIMEO or SO_SNDTIMEO in nanoseconds; 0: no limit.  A time that would
+// overflow a clock is no limit, too.  A negative time is no wait at all, as in
+// the kernel.
 inline std::uint64_t TimeoutNs(const timeval& time) {
   constexpr std::int64_t kEver = 1'000'000'000;
   if (time.tv_sec < 0) return 1;

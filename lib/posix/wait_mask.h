@@ -12,9 +12,10 @@
 
 namespace rcsock::posix {
 
-// A call's signal mask, which only the kernel's wait puts in force, and takes
-// back, together with the wait: a signal that it lets through ends the wait, or
-// has not been delivered.  Meanwhile what it blocks is blocked too.
+// A call's signal mask.  The kernel puts it in force only together with the
+// wait, and takes it back with the wait.  So a signal that it lets through ends
+// the wait, or is not delivered.  Meanwhile the signals that it blocks are
+// blocked.
 class WaitMask {
  public:
   explicit WaitMask(const sigset_t* mask) : mask_(mask) {}
@@ -28,16 +29,16 @@ class WaitMask {
   WaitMask& operator=(const WaitMask&) = delete;
   // Null: there is none.
   const sigset_t* get() const { return mask_; }
-  // Whether what it blocks is blocked.
+  // Whether its signals are blocked.
   bool InForce() const { return mask_ == nullptr || blocked_; }
-  // (A first look that finds something needs no system call.)
-  // True: only now, so that what has interrupted the thread so far has come
-  // before the wait.
+  // Blocks the mask's signals.  Not before the first look, which needs no
+  // system call if it finds something.  True: they are blocked from now on, and
+  // what interrupted the thread before came before the wait.
   bool Block() {
     if (mask_ == nullptr || blocked_) return false;
-    // The kernel's word alone, which the caller has looked at.  But for faults:
-    // what is ready is told meanwhile, and where the program has no room for it
-    // that is EFAULT (base/guard.h), which a blocked fault would not be.
+    // Only the kernel's word, which the caller has looked at.  Faults stay
+    // unblocked: if the program has no room for what is ready, that is EFAULT
+    // (base/guard.h), which a blocked fault would not become.
     sigset_t mask;
     ::sigemptyset(&mask);
     std::memcpy(&mask, mask_, sizeof(std::uint64_t));

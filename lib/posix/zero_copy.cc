@@ -13,7 +13,8 @@
 namespace rcsock::posix {
 namespace {
 
-// What the kernel puts behind the error: whom it is about; here nobody.
+// Behind the error the kernel puts the address that it is about.  Here it is
+// empty.
 template <class Address>
 struct Told {
   sock_extended_err error;
@@ -48,7 +49,7 @@ void ZeroCopy::Add(std::uint32_t first, std::uint32_t last, std::uint8_t code) {
   const int n = waiting_.load(std::memory_order_relaxed);
   if (n > 0) {
     Range& tail = range_[n - 1];
-    // (With no room the truth about copies is what is given up.)
+    // Without room, whether a call was copied is no longer told right.
     if (tail.last + 1 == first && (tail.code == code || n == kMost)) {
       tail.last = last;
       return;
@@ -78,17 +79,17 @@ bool ZeroCopy::Copied() {
   return room;
 }
 
-// Those before a shift and those behind it are not neighbours any more.
+// Completions before a shift and behind it are no longer neighbours.
 void ZeroCopy::AddKernels(std::uint32_t first, std::uint32_t last,
                           std::uint8_t code) {
-  // Numbers go round, so only differences are compared.
+  // Numbers wrap, so only differences are compared.
   const auto reaches = [](std::uint32_t number, std::uint32_t from) {
     return static_cast<std::int32_t>(number - from) >= 0;
   };
   for (;;) {
     int i = shifts_ - 1;
     while (i >= 0 && !reaches(first, shift_[i].from)) --i;
-    // (Of one that has been forgotten: as the oldest that is known.)
+    // A forgotten shift counts as the oldest known shift.
     const std::uint32_t by = i >= 0 ? shift_[i].by : 0;
     std::uint32_t end = last;
     if (i + 1 < shifts_ && reaches(last, shift_[i + 1].from)) {

@@ -10,34 +10,34 @@
 
 namespace rcsock::posix {
 
-// MSG_ZEROCOPY of one stream.  The kernel numbers the calls that it carries out
-// and says by number, on the socket's error queue, which of them it has done
-// with.  A call that goes over a lane is a copy and done at once, but it has
-// its place among the numbers: so those of the kernel's that come after it are
-// told as one more, and its own completion waits here to be read as if it were
-// on the error queue.
+// MSG_ZEROCOPY of one stream.  The kernel numbers the calls that it carries
+// out.  On the socket's error queue it reports by number which calls it has
+// finished.  A call over a lane is a copy, and is done at once, but it takes
+// its place among the numbers.  So the numbers of later calls by the kernel are
+// shifted.  The completion of a lane's call waits here, to be read as if it
+// were on the error queue.
 //
-// Threads: any; its latch is the last one taken.
+// Any thread may call this.  Its latch is the last taken.
 class ZeroCopy {
  public:
-  // Of another connection from now on.
+  // The object serves another connection from now on.
   void Reset();
-  // In the child: what waits is told by the parent, whose threads may have held
-  // the latch.
+  // In the child of fork.  The parent reports what waits.  One of its threads
+  // may have held the latch.
   void ForkChild() {
     latch_.Reset();
     waiting_.store(0, std::memory_order_relaxed);
   }
-  // A call that the kernel has taken bytes of.
+  // The kernel has taken bytes of a call.
   void ByKernel();
-  // One that was copied.  False: that can't be told apart from the kernel's any
-  // more, so there should be no other (it is told all the same).
+  // A call was copied.  It is reported in any case.  False: the list of
+  // completions is half full, so the caller should make no further such call.
   bool Copied();
-  // Takes over what is on the error queue of `fd`.  False: nothing was.
+  // Takes over what is on the error queue of `fd`.  False: nothing was there.
   bool Drain(int fd);
   bool empty() const { return waiting_.load(std::memory_order_acquire) == 0; }
-  // The first, as recvmsg(MSG_ERRQUEUE) gives it: 0, and `message` filled in.
-  // False: there is none.
+  // Takes the first completion, in the form of recvmsg(MSG_ERRQUEUE): returns
+  // true, with `message` filled in.  False: there is none.
   bool Take(int fd, msghdr* message);
 
  private:
@@ -47,7 +47,7 @@ class ZeroCopy {
     std::uint32_t last;
     std::uint8_t code;
   };
-  // From the kernel's number `from` on, so much is to be added.
+  // From the kernel's number `from` on, `by` is to be added.
   struct Shift {
     std::uint32_t from;
     std::uint32_t by;
@@ -59,7 +59,7 @@ class ZeroCopy {
       RC_REQUIRES(latch_);
 
   base::Latch latch_;
-  // Calls of the kernel's so far.
+  // How many calls the kernel has taken so far.
   std::uint32_t kernels_ RC_GUARDED_BY(latch_) = 0;
   int shifts_ RC_GUARDED_BY(latch_) = 0;
   Shift shift_[kMost] RC_GUARDED_BY(latch_);  // in order
