@@ -21,9 +21,9 @@ inline bool Alone() {
   return __builtin_expect(alone.load(std::memory_order_relaxed), 1);
 }
 
-// BeginAlone requires that the calls that make threads and cancel come here
-// from now on, and that no such call has been made already. It is not for a
-// library whose own blocking calls come behind rcsock.
+// BeginAlone requires that each call that makes a thread or cancels now comes
+// to EndAlone. It does nothing if such a call has come already, or if a library
+// behind rcsock has blocking calls of its own.
 void BeginAlone();
 void EndAlone();
 
