@@ -20,7 +20,7 @@ class Library {
     void* found = __atomic_load_n(&found_, __ATOMIC_ACQUIRE);
     if (found == nullptr) {
       found = Look();
-      // Two threads that race here store the same value.
+      // Two threads that race here store equal values.
       __atomic_store_n(&found_, found, __ATOMIC_RELEASE);
     }
     return reinterpret_cast<F*>(found);

@@ -45,7 +45,7 @@ extern constinit std::atomic<bool> cancels
 namespace {
 
 // The calls here that are cancellation points and may return without libc's
-// call. Other calls are such points where libc makes them one.
+// call. If libc makes another call a point, it remains a point.
 constexpr bool Point(std::string_view group, std::string_view name) {
   if (group == "waiting") {
     return name != "epoll_create" && name != "epoll_create1" &&
@@ -139,7 +139,7 @@ RCSOCK_EXPORT int ioctl(int fd, unsigned long request, ...) {
   BODY(descriptors, ioctl, hook::Ioctl(fd, request, argument));
 }
 
-// Arguments that are not passed are read all the same, as in libc's clone.
+// Arguments that are not passed are read, too, as in libc's clone.
 RCSOCK_EXPORT __attribute__((no_sanitize("address"))) int clone(
     int (*start)(void*), void* stack, int flags, void* argument, ...) noexcept {
   void* more[3];

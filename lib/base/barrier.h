@@ -81,7 +81,7 @@ inline void HeavyFenceProcesses() {
   errno = saved;
 }
 
-// The data path's side, if the other side's fence is the heavy one.
+// The data path's side. Requires that the other side's fence is the heavy one.
 inline void LightFence() {
   std::atomic_signal_fence(std::memory_order_seq_cst);
 }

@@ -34,12 +34,12 @@ yes:
 
 // Runs `call()`, which the program has made, in a thread that may be cancelled:
 //
-// - If the call is a cancellation point, this is one, although the call may
-//   find at once what it is asked for, and reach none of libc's points.
+// - If the call is a cancellation point, this function is a point, too. The
+//   call may find at once what it is asked for, and reach none of libc's
+//   points.
 // - A thread that may be cancelled anywhere (PTHREAD_CANCEL_ASYNCHRONOUS) would
 //   leave a latch locked. Inside the call it is cancelled where other threads
-//   are. If nothing else came of the call, it is cancelled when the call is
-//   over.
+//   are. Otherwise it is cancelled when the call is over.
 //
 // The caller must have nothing to unwind. Before the type is set, and after,
 // the thread may be unwound from any instruction (lib/base/sleep.cc). So if a

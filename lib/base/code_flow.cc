@@ -13,7 +13,7 @@ bool IsCall(const Instruction& one) {
   return one.map == Map::kOne && one.opcode == 0xe8;
 }
 
-// Returns true if the instruction always puts the one value into the register.
+// Returns true if the instruction puts a constant into the register.
 bool IsConstant(const Instruction& one, int number, std::int64_t* value) {
   if (one.map != Map::kOne) return false;
   const bool moves = one.opcode >= 0xb8 && one.opcode < 0xc0;

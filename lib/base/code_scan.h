@@ -64,7 +64,7 @@ struct CodeRange {
 };
 
 // Finds the `syscall` instructions of `range` that begin in [from, to), and
-// their numbers. Returns false if not all of it can be read.
+// their numbers. Returns false if a part of the range cannot be read.
 bool FindSystemCalls(CodeBytes* bytes, const CodeRange& range,
                      std::uint64_t from, std::uint64_t to,
                      std::vector<SystemCall>* found);

@@ -32,7 +32,8 @@ namespace {
 
 // The most threads that wait in a close at one time.
 constexpr int kMostThreads = 4;
-// The most numbers that wait for a thread. A further one stays open for good.
+// The most numbers that wait for a thread. A further number stays open for
+// good.
 constexpr int kMostWaiting = 1024;
 // With this many, no more files are taken from strangers.
 constexpr int kPileUp = 64;

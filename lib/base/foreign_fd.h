@@ -9,8 +9,8 @@ namespace rcsock::base {
 
 // A close may wait: the last close of a TCP socket that lingers for its peer;
 // any close of a file of FUSE or NFS, for a daemon or a server. The file's
-// maker decides how long. So no thread that others wait for, such as the
-// conductor or a holder of a latch, closes another process's file before it is
+// maker decides how long. Other threads wait for the conductor, and for the
+// holder of a latch. So these close another process's file only when it is
 // known to be harmless.
 
 // Closes the number in a thread that no other waits for. Numbers stay open

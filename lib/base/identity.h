@@ -14,7 +14,7 @@ uid_t OwnUid();
 
 // Returns a uid that the kernel has named, or kNoUid. In a user namespace the
 // kernel names all users without a number there by one uid (overflowuid,
-// 65534). So where some users have no number, that uid is nobody's.
+// 65534). So where some users have no number, that uid stands for no user.
 uid_t Known(uid_t uid);
 
 // Reads which users have a number here. Call it before OwnUid and Known, and

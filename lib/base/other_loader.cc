@@ -115,7 +115,7 @@ bool FindLoader(const Head& head, char* name, std::size_t size) {
 
 // The interpreter on the first line of a script.
 bool FindInterpreter(const Head& head, char* path, std::size_t size) {
-  char line[256];  // as much as the kernel reads of it
+  char line[256];  // as many bytes as the kernel reads
   if (!head.Line(line, sizeof line)) return false;
   const char* begin = line + 2 + std::strspn(line + 2, " \t");
   const std::size_t length = std::strcspn(begin, " \t");

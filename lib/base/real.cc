@@ -65,7 +65,7 @@ SignalsBlocked::~SignalsBlocked() {
     found = reinterpret_cast<void*>(&Missing);
     base::Log("libc has no %s", name);
   }
-  // Two threads that race here store the same value.
+  // Two threads that race here store equal values.
   __atomic_store_n(slot, found, __ATOMIC_RELEASE);
   return found;
 }

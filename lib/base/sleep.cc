@@ -29,7 +29,7 @@ namespace {
   register long fourth asm("r10") = d;
   register long fifth asm("r8") = e;
   register long sixth asm("r9") =
-      8;  // a signal mask's size, had there been one
+      8;  // a signal mask's size, if there were a mask
   asm volatile("syscall"
                : "+a"(result)
                : "D"(a), "S"(b), "d"(c), "r"(fourth), "r"(fifth), "r"(sixth)

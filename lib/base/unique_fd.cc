@@ -69,7 +69,7 @@ LowNumber::~LowNumber() RC_NO_LOCK_CHECK { low_latch.unlock(); }
 
 LibraryOpens::LibraryOpens() {
   // The holder of a FreeNumber has filled its number before this goes on. A
-  // later one sees the count.
+  // later holder sees the count.
   const LowNumber low;
   library_opens.fetch_add(1, std::memory_order_relaxed);
 }
@@ -170,7 +170,7 @@ int RelocateHighForParent(int fd) {
 int CopyHigh(int fd) {
   const LowNumber unmarked;
   long copy = ::syscall(SYS_fcntl, fd, F_DUPFD_CLOEXEC, Top());
-  // No number is free above Top(); one may be below.
+  // No number is free above Top(); below it there may be one.
   if (copy < 0) copy = ::syscall(SYS_fcntl, fd, F_DUPFD_CLOEXEC, 0);
   Mark(internal_fds, static_cast<int>(copy), true);
   return static_cast<int>(copy);

@@ -64,8 +64,8 @@ class Tx {
       : table_(table), slots_(geometry.slots), geometry_(geometry) {}
 
   // Returns the slot of a message that is not yet credited. A message that is
-  // sent when all others have been credited goes to slot 0, the next to slot 1,
-  // and so on, round and round. So light traffic stays in the first slots.
+  // sent when all others are credited goes to slot 0. The next go to slot 1 and
+  // so on, round and round. So light traffic stays in the first slots.
   std::uint32_t At(std::uint64_t number) const {
     return (static_cast<std::uint32_t>(number) - first_) & (slots_ - 1);
   }
@@ -126,8 +126,8 @@ class Tx {
   }
 
   // Lengthens the last message by up to `want` bytes, if it is data in the byte
-  // ring. Requires that its immediate has not been sent. Returns how many
-  // bytes; they follow those that are there.
+  // ring. Requires that its immediate has not been sent. Returns how many bytes
+  // it has added behind the message's own.
   std::uint32_t ExtendLast(std::size_t want);
 
   // ReserveData of what fits in a slot, without its checks. Requires 0 < length

@@ -45,8 +45,8 @@ bool Stream::FlushOut() {
         const bool more =
             rx_ != Rx::kRaw || waiting_ != Waiting::kNothing || !limbo_.empty();
         if (n == -ECONNRESET && more && !pfin_known_) {
-          // The kernel tells of a reset once, and told the writer. What is on
-          // the lane came before the reset.
+          // The kernel reports a reset once, and has reported it to the writer.
+          // What is on the lane came before the reset.
           send_error_ = static_cast<int>(-n);
         } else {
           so_error_ = pfin_known_ ? EPIPE : static_cast<int>(-n);
@@ -153,7 +153,7 @@ std::size_t Stream::WantedAhead() const {
   }
   // One byte is enough to answer with RST.
   if (closed_) return stash_.empty() ? 1 : 0;
-  // One byte behind X tells a peer that went raw from one that died staging.
+  // One byte behind X tells a peer that went raw from a peer that died staging.
   if (!limbo_.empty()) return up_to_x() + 1;
   // Only the end of TCP is to come.
   if (pfin_known_ && in == pfin_) return 1;

@@ -236,8 +236,8 @@ void Stream::GoRaw(std::uint64_t from, bool with_frame) {
   const bool copied = tx_ == Tx::kProp && Copies();
   tx_ = Tx::kRaw;
   // What goes to TCP now is in the ring, too. What comes later is not. If a
-  // process is killed with a frame unread, the peer loses what its kernel
-  // holds.
+  // process is killed with a frame unread, its kernel drops what it has not
+  // sent.
   awaits_raw_ = with_frame && rx_ == Rx::kFrames && lane_ != nullptr &&
                 lane_->Outlives() && (broken_ & kWriteBehindRaw) == 0;
   Emit(kTxReady);

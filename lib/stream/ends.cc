@@ -136,9 +136,9 @@ void Stream::SendFin() {
   fin_sent_ = true;
   fin_second_ = pfin_known_;
   // A client that has closed may connect again at once. TCP would show that
-  // connection behind this one's end. A thread may read the frame FIN too late
-  // for that. So the lane carries the end, too, behind the last byte. To
-  // another host the lane is not ahead of the anchor.
+  // connection behind the end of this stream. A thread may read the frame FIN
+  // too late for that. So the lane carries the end, too, behind the last byte.
+  // To another host the lane is not ahead of the anchor.
   if (LaneUsable() && lane_->kind() != lane::Kind::kRdma) {
     Ctl end;
     end.kind = CtlKind::kEnd;
@@ -149,8 +149,8 @@ void Stream::SendFin() {
   SendFrame(FrameKind::kFin, tx_off(), closed_ ? kFrameClosed : 0);
 }
 
-// All bytes before END have been taken, so what is accepted is all there is.
-// FIN comes all the same, and what is done to TCP waits for FIN.
+// All bytes before END have been taken, so all of them are accepted. FIN still
+// comes, and what is done to TCP waits for FIN.
 void Stream::OnEnd(const Ctl& ctl) {
   // The COMMIT before that FIN is still under way.
   if (!accept_ && waiting_ == Waiting::kGot && rx_ == Rx::kArmF) return;
@@ -341,8 +341,9 @@ void Stream::PeerDied(int error) {
   const bool tcp_reset = error != 0;
   const bool by_reset = error == 0 || error == ECONNRESET || error == EPIPE;
   if (!raw_tx && lane_ != nullptr) {
-    // The peer's ACK covers all bytes, too. So does what it says has landed
-    // after it has closed: the last credit may have died with its device.
+    // The peer's ACK covers all bytes, too. So do the bytes that it has named
+    // as landed after it has closed: the last credit may have died with its
+    // device.
     const std::uint64_t acked = fin_acked_ ? tx_off()
                                 : pclosed_ ? std::max(AckedOff(), probe_landed_)
                                            : AckedOff();

@@ -83,8 +83,8 @@ void Stream::Hurry() {
 }
 
 void Stream::OnPing() {
-  // An honest peer sends one a minute at most. A peer that was stopped may send
-  // some at once. Frames that move nothing must not keep us busy.
+  // An honest peer sends a PING a minute at most. A peer that was stopped may
+  // send some at once. Frames that move nothing must not keep us busy.
   constexpr std::uint32_t kMostAtOnce = 64;
   constexpr std::uint64_t kEachNs = 1'000'000'000;
   const std::uint64_t now = base::NowNs();

@@ -217,7 +217,7 @@ ssize_t Stream::ReadSlow(const iovec* iov, int count, std::size_t total,
     }
     if (got != 0 && got < total && rx_ == Rx::kRaw && ahead_ == 0 && !eof_ &&
         !failed_) {
-      // What the kernel has goes along, as it would in one queue: a reader may
+      // What the kernel has goes along, as if both were one queue: a reader may
       // take a short answer for the end of what there is.
       got += RecvRest(iov, count, got, peek);
     }
@@ -226,8 +226,8 @@ ssize_t Stream::ReadSlow(const iovec* iov, int count, std::size_t total,
       break;
     }
     // Behind the peer's FIN there is only the end, whatever came after. EPIPE
-    // is a reset after the peer's end. The writer hears of it by write,
-    // SO_ERROR and poll; a reader does not.
+    // is a reset after the peer's end. The writer gets it by write, SO_ERROR
+    // and poll; a reader does not.
     const bool past_fin =
         pfin_known_ ? rx_off() == pfin_ : eof_ && so_error_ == EPIPE;
     if (so_error_ != 0 && !past_fin) {

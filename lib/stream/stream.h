@@ -40,10 +40,10 @@ class Anchor {
 };
 
 struct Limits {
-  // The most bytes read ahead from TCP (rules 4, 7, 21), and one more. A bulk
-  // sender has as much on its way as the kernel's buffers hold: 6 MiB by
-  // default. With less, the receiver would refuse such a stream its lane again
-  // and again.
+  // The most bytes read ahead from TCP (rules 4, 7, 21); one byte more is
+  // allowed. A bulk sender has as much on its way as the kernel's buffers hold:
+  // 6 MiB by default. With less, the receiver would refuse such a stream its
+  // lane again and again.
   std::size_t stash = 8 * 1024 * 1024;
 };
 
@@ -154,11 +154,11 @@ class Stream {
   // Takes over a connection that the owner has used directly so far.
   void Adopt(std::uint64_t tx_off, std::uint64_t rx_off);
   // Both ends have adopted the stream and hold this lane: rule 1. `lane` stays
-  // valid until ReleaseLane. `mine` is the nonce that the peer's COMMIT must
-  // show; `peers` is the one that this end shows. `min_tail` is for a lane
-  // whose other end is not known to be the peer. Before it gets COMMIT or a
-  // byte of the application's, the peer must then prove to know that many raw
-  // bytes sent after this call, 64 at most.
+  // valid until ReleaseLane. The peer's COMMIT must show the nonce `mine`; this
+  // end shows `peers`. `min_tail` serves a lane whose other end is not known to
+  // be the peer. That end gets COMMIT, or a byte of the application's, only
+  // when it has proved to know that many raw bytes sent after this call, 64 at
+  // most.
   void LaneUp(lane::Lane* lane, std::uint32_t epoch, const Nonce& mine,
               const Nonce& peers, bool may_propose, std::uint8_t min_tail = 0);
   // Call it when the anchor may be readable or writable, or the lane has news.
@@ -194,9 +194,9 @@ class Stream {
   // the peer.
   void Demote(base::Reason reason, bool leave = false);
   // Returns true if only Read may take what TCP has, so the owner must ask the
-  // kernel what there is. Only what a switch waits for is read ahead. Bytes in
-  // the kernel's queue are reset by the kernel if this process dies, are
-  // subject to its flow control, and may be followed by urgent data.
+  // kernel what there is. Only what a switch waits for is read ahead. If this
+  // process dies, the kernel resets the bytes in its queue. They are subject to
+  // its flow control, and urgent data may follow them.
   bool AtKernel() const {
     return rx_ == Rx::kRaw && ahead_ == 0 && !eof_ && !failed_ && !closed_;
   }
@@ -446,9 +446,9 @@ class Stream {
   bool may_propose_ = false;
   std::uint8_t min_tail_ = 0;
   std::uint64_t tail_from_ = 0;  // earlier raw bytes do not count
-  // Probe: the offset confirmed so far, the offset last asked about, what the
-  // last answer said of landed and of acknowledged bytes, and how many answers
-  // have said no more.
+  // Probe: the offset confirmed so far, and the offset last asked about. Then
+  // what the last answer said of landed and of acknowledged bytes, and how many
+  // answers have said no more.
   std::uint64_t probed_ = 0;
   std::uint64_t probe_at_ = 0;
   std::uint64_t probe_landed_ = 0;
@@ -476,9 +476,9 @@ class Stream {
   std::uint64_t x_ = 0;            // own X_p or X_r
   std::uint64_t posted_base_ = 0;  // lane_->Posted() at x_
   std::uint64_t rx_x_ = 0;         // the peer's X, while waiting_ != kNothing
-  // The staged bytes while in PROP, if Copies(). Of an unproven peer nothing
-  // may be in the ring: its credit would be a stranger's word. On a tie C drops
-  // S's bytes from the ring, before S knows of the tie.
+  // The staged bytes while in PROP, if Copies(). An unproven peer gets none
+  // into the ring: its credit would be a stranger's word. On a tie C drops S's
+  // bytes from the ring, before S knows of the tie.
   ByteQueue copy_;
   // What waited in the ring, not trusted, when the lane was frozen, or what a
   // tie dropped. It is delivered only if TCP ends exactly at rx_x_: then the

@@ -1,5 +1,5 @@
-// Sends the messages of the switch (docs/protocol.md), and hands those that
-// come to their rules.
+// Sends the messages of the switch (docs/protocol.md), and hands the peer's
+// messages to their rules.
 
 #include <cstring>
 

@@ -8,8 +8,8 @@ namespace rcsock::verbs {
 // memory. The libraries that it needs are shared. Returns null where this
 // cannot be: no memfd_create, no /proc, a policy against executing memory
 // files. Not for a library that the program may have linked too: the copy's
-// calls of its own functions would go to that one. Never unloaded. For a forked
-// child, while no other thread loads.
+// calls of its own functions would go to the program's. Never unloaded. For a
+// forked child, while no other thread loads.
 void* OpenCopy(void* library);
 
 }  // namespace rcsock::verbs

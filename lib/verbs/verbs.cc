@@ -386,9 +386,9 @@ void CloseGone(int cmd_fd, int async_fd) {
     return;
   }
   // If no device is left, librdmacm does not compare, and keeps what it had
-  // open until there is one. The context must not be touched: it may have been
-  // freed after all. So its numbers, which librdmacm will close, become those
-  // of a file that keeps nothing.
+  // open until a device comes. The context must not be touched: it may have
+  // been freed after all. So its numbers, which librdmacm will close, become
+  // those of a file that keeps nothing.
   if (g_shared) return;
   const base::UniqueFd nothing(
       base::OpenHigh([] { return ::syscall(SYS_eventfd2, 0, EFD_CLOEXEC); }));

@@ -76,9 +76,9 @@ bool ResolveRoute(rdma_cm_id* id, int timeout_ms);
 // the top of the range, unless they are there. The descriptor of asynchronous
 // events becomes non-blocking.
 void AdoptContext(ibv_context* context);
-// Makes librdmacm look which devices there are, and close the context of one
-// that has gone. That context had these two descriptors, and is used no more.
-// Some drivers' devices can't go before.
+// Makes librdmacm look which devices there are, and close the context of a
+// device that has gone. That context had these two descriptors, and is used no
+// more. Some drivers' devices can't go before.
 void CloseGone(int cmd_fd, int async_fd);
 // The QP belongs to the id. Asks for the inline size in *inline_ask, and for
 // less until the provider grants it. *inline_ask is then the size last asked

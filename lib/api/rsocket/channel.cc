@@ -167,7 +167,8 @@ void Channel::StepLatched() {
     return;
   }
   if (n < static_cast<ssize_t>(sizeof hello)) {
-    // A hello in pieces, or a peer without one that begins like it and waits.
+    // A hello in pieces; or a peer without a hello, whose bytes begin like it
+    // and which waits.
     const std::int64_t ms = NowMs();
     if (begun_ms_ == 0) begun_ms_ = ms;
     if (ms - begun_ms_ < kMostPieceMs) return;
@@ -241,7 +242,7 @@ bool Channel::TakeRecord() {
           return true;
         }
       }
-      return true;  // unmapped while it was under way
+      return true;  // unmapped while the record was under way
     }
     case kAsk:
       // All that came before it is in its place by now.
@@ -456,8 +457,8 @@ int Channel::Map(void* buffer, std::size_t length, off_t* offset) {
 bool Channel::Revoke(Local& local) {
   // The peer sets its busy word, then looks at `valid`. Here `valid` changes
   // first, and the busy word is looked at after. Both are sequentially
-  // consistent, and the system call orders as well. So one sees the other: no
-  // write goes on after this returns.
+  // consistent, and the system call orders as well. So one end sees the other's
+  // word: no write goes on after this returns.
   local.valid->store(0, std::memory_order_seq_cst);
   if (peer_pid_ > 0 && !child_) {
     std::uint32_t busy = 0;

@@ -87,7 +87,7 @@ ssize_t Channel::WriteDirect(const Remote& to, const void* from,
   return n > 0 ? n : 0;
 }
 
-// A direct write must not overtake one that went as a record.
+// A direct write must not overtake a write that went as a record.
 bool Channel::CaughtUp() {
   if (writes_taken_ == writes_sent_) return true;
   if (asks_left_ == 0) return false;

@@ -447,7 +447,8 @@ class basic_stream_socket : public net::socket_base {
   friend class basic_stream_socket;
   using service_type = detail::engine_service;
 
-  // Each operation has one. get_executor makes it the handler's default.
+  // Each operation has an initiation. get_executor makes it the handler's
+  // default.
   struct initiation {
     using executor_type = Executor;
     basic_stream_socket* self;

@@ -433,8 +433,9 @@ class engine_service
   int set_ = -1;
   std::atomic<int> pending_{0};  // operations in the descriptors' queues
 
-  // Guards all that follows. A thread holds it in no call of the engine's but
-  // the one that disarms, and takes it after a descriptor's, never before.
+  // Guards all that follows. Of the engine's calls, a thread makes only the
+  // disarming one with it held. A thread takes it after a descriptor's, never
+  // before.
   mutex mutex_;
   pump_op pump_;
   bool queued_ = false;   // pump_ is in the scheduler's queue
