@@ -140,8 +140,7 @@ class Rx {
   std::uint32_t due_slots_;
   std::uint32_t slots_;
   std::uint32_t offset_ = 0;
-  std::uint32_t ring_length_ = 0;  // bytes of the byte ring in the current
-                                   // message
+  std::uint32_t ring_length_ = 0;  // of the current message, in the byte ring
   std::uint32_t position_ = 0;  // of the byte ring, for the next message there
   std::uint32_t next_bytes_ = 0;  // size of the offered ring; 0: none
   std::uint8_t ring_ = 0;

@@ -36,8 +36,8 @@ void Stream::Close(bool reset) {
   Settle();
 }
 
-// In PROP, STG and RAW no RESET is needed. Either the peer has no unread frame
-// of ours, or it has unread bytes of ours, which mean a reset anyway.
+// In PROP, STG and RAW no RESET is needed. Either no frame of the peer's can be
+// unread here, or bytes of the peer's are, which mean a reset anyway.
 void Stream::TellReset() {
   if (kshut_ || tx_broken_ || failed_) return;
   if (tx_ != Tx::kComm && tx_ != Tx::kLane && tx_ != Tx::kDown) return;

@@ -19,8 +19,8 @@ bool Stream::Probe() {
     return true;
   }
   if (probe_out_) {
-    probe_asked_ = false;  // its answer counts: an owner that asks all the time
-                           // hides it
+    probe_asked_ = false;  // its answer counts, or frequent questions would
+                           // hide it
   } else {
     SendProbe();
     FlushOut();

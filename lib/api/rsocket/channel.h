@@ -28,11 +28,10 @@ namespace rcsock::rsocket {
 // Elsewhere they are a record that the peer copies from its receive ring into
 // the mapping.
 //
-// Any thread may call it. Latches: rx before tx; `maps` is under rx. A call
-// sleeps with one held only in three cases: until a device acknowledges what
-// has been placed; until the peer says that it has taken what went before a
-// direct write (10 ms); and until a direct write of the peer's has ended when
-// its mapping ends (5 s).
+// Any thread may call it. Latches: rx before tx; the mappings are under rx. A
+// call sleeps with a latch held only until a device acknowledges what has been
+// placed; until the peer has taken what went before a direct write (10 ms); and
+// until a direct write of the peer's to an ending mapping is over (5 s).
 class Channel {
  public:
   enum class Phase : std::uint8_t {
@@ -71,17 +70,15 @@ class Channel {
   // POLLIN of the data. Requires a Progress() before.
   bool Readable();
   bool SendOwed();  // returns true if something still waits to be sent
-  // Bytes were taken from the application and not sent: a caller must send
-  // them.
+  // Bytes taken from the application wait: a caller must send them.
   bool owes() const { return owes_.load(std::memory_order_acquire); }
   // What has been placed may be lost with its lane: a caller must call
-  // LookPlaced, which sends it again. StartedPlacing is true once for each time
-  // that this begins.
+  // LookPlaced, which sends it again. StartedPlacing is true once each time
+  // this begins.
   bool placing() const { return placing_.load(std::memory_order_acquire); }
   bool StartedPlacing() { return started_.exchange(false); }
   void LookPlaced();
-  // Returns when what has been placed is known to have arrived, or is owed as
-  // records.
+  // Returns when all placed bytes have arrived, or are owed as records.
   void SettlePlaced();
 
   // Returns -1 with errno on failure; EAGAIN: nothing now. No sleep.
@@ -100,8 +97,7 @@ class Channel {
   // Ends the use of the descriptor's number: the pump must not touch it.
   void Close();
 
-  // Around a fork. TryHold takes both latches or none; InChild adapts the
-  // child's copy.
+  // Around a fork. TryHold takes both latches or none; InChild is the child's.
   bool TryHold();
   void LetGo();
   void InChild();
@@ -138,8 +134,7 @@ class Channel {
   bool TakeRecord() RC_REQUIRES(rx_);
   void ProgressLatched() RC_REQUIRES(rx_);
   bool FlushLatched() RC_REQUIRES(tx_);
-  // Returns how many bytes of payload were taken; the rest of the record is
-  // owed.
+  // Returns how many bytes of payload it took; the rest of the record is owed.
   ssize_t SendRecord(const Record& record, const iovec* iov, int count,
                      std::size_t length) RC_REQUIRES(tx_);
   bool PeerReachable(int lane) RC_REQUIRES(rx_);
@@ -150,11 +145,9 @@ class Channel {
   void DropCounter() RC_REQUIRES(rx_);
   void Hide(Local& local) RC_REQUIRES(rx_);
   Remote* FindRemote(std::uint64_t offset) RC_REQUIRES(rx_);
-  // Returns how many bytes are owed.
   std::size_t Owed() RC_EXCLUDES(tx_);
   bool RefusesToPlace() RC_EXCLUDES(tx_);
-  // Returns true if the key for the present lane is here; asks for it, once a
-  // lane.
+  // Returns true if the present lane's key is here; asks for it, once a lane.
   bool Placeable(Remote& to, const rcs_stream_info& info) RC_REQUIRES(rx_);
   ssize_t Place(const Remote& to, const void* from, std::size_t length,
                 std::uint64_t offset) RC_REQUIRES(rx_);
@@ -162,8 +155,8 @@ class Channel {
   void SettleFirst() RC_REQUIRES(tx_);
   void SettlePlacedLatched() RC_REQUIRES(tx_);
   void Redo() RC_REQUIRES(tx_);
-  // Returns true if every record for a mapping has been taken; asks the peer,
-  // and waits a little.
+  // Returns true if the peer has taken every record for a mapping; waits a
+  // little.
   bool CaughtUp() RC_REQUIRES(rx_);
   // Returns false if a write of the peer's there has not ended.
   bool Revoke(Local& local) RC_REQUIRES(rx_);
@@ -178,13 +171,11 @@ class Channel {
 
   int fd_;
   std::atomic<Phase> phase_{Phase::kIdle};
-  std::atomic<std::int64_t> begun_ms_{0};  // when a hello in pieces began; 0:
-                                           // none has
+  std::atomic<std::int64_t> begun_ms_{0};  // of a hello in pieces; 0: none
   std::atomic<bool> mapped_{false};
   bool end_ RC_GUARDED_BY(rx_) = false;  // nothing more comes
   int error_ RC_GUARDED_BY(rx_) = 0;     // of what comes, not reported yet
-  // The peer knows the pid of another process: this process came from it by
-  // fork.
+  // The peer knows the pid of the parent that this process was forked from.
   bool child_ = false;
 
   base::Mutex rx_;
